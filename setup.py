@@ -1,0 +1,37 @@
+from pathlib import Path
+
+from setuptools import find_packages, setup
+
+REPORT = ['plotly>=6.0', 'matplotlib>=3.8']
+TENSORBOARD = ['tensorboardX>=2.6']
+
+setup(
+    name='sinklab',
+    version='0.1.0',
+    description='Train language models, watch attention sinks emerge, and find out why.',
+    long_description=Path(__file__).with_name('README.md').read_text(encoding='utf-8'),
+    long_description_content_type='text/markdown',
+    license='MIT',
+    python_requires='>=3.11',
+    packages=find_packages(include=['sinklab*', 'configs']),
+    entry_points={'console_scripts': ['sinklab = sinklab.cli.main:main']},
+    install_requires=[
+        'jax>=0.10.2',
+        'flax>=0.12.8',
+        'optax>=0.2.8',
+        'orbax-checkpoint>=0.12.8',
+        'grain>=0.2.18',
+        'ml-collections>=1.1.0',
+        'numpy>=2.0',
+        'rich>=13.0',
+        'tokenizers>=0.21',
+    ],
+    extras_require={
+        'report': REPORT,
+        'tensorboard': TENSORBOARD,
+        'tpu': ['jax[tpu]>=0.10.2'],
+        'gpu': ['jax[cuda13]>=0.10.2'],
+        'hf': ['transformers>=5.0', 'torch>=2.6'],
+        'test': [*REPORT, *TENSORBOARD, 'tensorboard>=2.17', 'pytest>=8.0', 'hypothesis>=6.100', 'ruff>=0.12'],
+    },
+)

@@ -1,0 +1,115 @@
+"""The run folder: what a run leaves behind, and who may go on in it.
+
+    config.json     the resolved config
+    row.json        config file, row, diff, published numbers, source
+    environment.json  versions, devices, layout, commit: of the latest attempt
+    metrics.jsonl   {"step", "seconds", name: number} a line; appended, never rewritten
+    probe/          STEP.npz, the arrays of one probe
+    checkpoints/    Orbax
+"""
+
+import dataclasses
+import json
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from sinklab.spec import Refusal, Spec
+
+
+def flat(tree: dict, at: str = '') -> dict[str, Any]:
+    """{'a': {'b': 1}} -> {'a.b': 1}."""
+    if not isinstance(tree, dict):
+        return {at: tree}
+    return {key: value for name, part in tree.items() for key, value in flat(part, f'{at}.{name}'.strip('.')).items()}
+
+
+class Folder:
+    def __init__(self, path: str | os.PathLike):
+        if '://' in str(path):
+            raise Refusal(f'--workdir={path} is not a local folder, and only those can be written')
+        self.path = Path(path)
+
+    def __str__(self) -> str:
+        return str(self.path)
+
+    @property
+    def checkpoints(self) -> Path:
+        return self.path / 'checkpoints'
+
+    @property
+    def probes(self) -> list[Path]:
+        """The probes taken, in the order of their steps."""
+        return sorted((self.path / 'probe').glob('*.npz'))
+
+    def probe(self, step: int) -> Path:
+        return self.path / 'probe' / f'{step:08}.npz'
+
+    def read(self, name: str) -> dict:
+        """config, row or environment."""
+        return json.loads((self.path / f'{name}.json').read_text(encoding='utf-8'))
+
+    def check(self, spec: Spec) -> None:
+        """Refuses a folder that holds another run, or something that is none."""
+        if not self.path.exists():
+            return
+        if not self.path.is_dir():
+            raise Refusal(f'{self} is a file; give a folder as --workdir')
+        if not (self.path / 'config.json').exists():
+            if any(self.path.iterdir()):
+                raise Refusal(f'{self} holds files and no run; give a new folder, e.g. --workdir={self}/run')
+            return
+        ours, theirs = flat(dataclasses.asdict(spec)), flat(self.read('config'))
+        differ = [f'{key} {theirs.get(key)} -> {ours.get(key)}' for key in ours | theirs if ours.get(key) != theirs.get(key)]
+        if differ:
+            raise Refusal(
+                f'{self} holds another run ({"; ".join(differ)}); give a new folder, e.g. --workdir={self}-2'
+            )
+
+    def claim(self, spec: Spec, row: dict, environment: dict) -> None:
+        """Writes what the run is; `check` has let it pass."""
+        (self.path / 'probe').mkdir(parents=True, exist_ok=True)
+        for name, content in (('environment', environment), ('row', row), ('config', dataclasses.asdict(spec))):
+            unfinished = self.path / f'{name}.unfinished'
+            unfinished.write_text(json.dumps(content, indent=2) + '\n', encoding='utf-8')
+            unfinished.replace(self.path / f'{name}.json')
+
+    def records(self) -> list[dict]:
+        """metrics.jsonl by step. A resumed run says the steps after its checkpoint again; the last word counts."""
+        steps: dict[int, dict] = {}
+        for record in self.lines():
+            steps[record['step']] = record
+        return [steps[step] for step in sorted(steps)]
+
+    def seconds(self, step: int) -> float:
+        """What the run had taken when it came to a step."""
+        return max((record['seconds'] for record in self.records() if record['step'] <= step), default=0.0)
+
+    def lines(self) -> Iterator[dict]:
+        """Whole lines of metrics.jsonl as written; one cut off by a crash is passed over."""
+        file = self.path / 'metrics.jsonl'
+        for line in file.read_text(encoding='utf-8').splitlines() if file.exists() else ():
+            try:
+                yield json.loads(line)
+            except json.JSONDecodeError:
+                continue
+
+
+class Metrics:
+    """Appends to metrics.jsonl."""
+
+    def __init__(self, folder: Folder):
+        self.file = (folder.path / 'metrics.jsonl').open('ab')
+        if self.file.tell() and not (folder.path / 'metrics.jsonl').read_bytes().endswith(b'\n'):
+            self.file.write(b'\n')  # a crash cut the last line off
+
+    def append(self, record: dict) -> None:
+        self.file.write(json.dumps(record).encode() + b'\n')
+        self.file.flush()
+
+    def sync(self) -> None:
+        os.fsync(self.file.fileno())
+
+    def close(self) -> None:
+        self.file.close()

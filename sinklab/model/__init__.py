@@ -1,0 +1,1 @@
+"""The language model: flax.nnx modules that hold parameters and name their axes."""

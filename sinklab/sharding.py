@@ -1,0 +1,67 @@
+"""Where arrays live: one mesh, and one table from the logical axes of arrays to its axes."""
+
+import jax
+import numpy as np
+from flax import nnx
+from jax.sharding import AxisType, NamedSharding, PartitionSpec
+
+from sinklab.spec import Hardware, Refusal
+
+AXES = ('data', 'fsdp', 'tensor')
+
+RULES = {
+    'batch': ('data', 'fsdp'),
+    'layer': None,
+    'embed': 'fsdp',
+    'heads': 'tensor',
+    'head_width': None,
+    'ffn': 'tensor',
+    'vocabulary': 'tensor',
+    'length': None,
+}
+
+
+def mesh(hardware: Hardware) -> jax.sharding.Mesh:
+    shape = tuple(getattr(hardware, axis) for axis in AXES)
+    wanted, found = int(np.prod(shape)), jax.device_count()
+    if wanted > found:
+        given = ' '.join(f'--{axis}={size}' for axis, size in zip(AXES, shape, strict=True))
+        raise Refusal(f'{given} wants {wanted} devices and {found} are here; lower one of them')
+    return jax.make_mesh(shape, AXES, axis_types=(AxisType.Auto,) * len(AXES), devices=jax.devices()[:wanted])
+
+
+def partition(*logical: str | None) -> PartitionSpec:
+    """The logical axes of an array, one name a dimension, as mesh axes."""
+    physical = [RULES[name] if name else None for name in logical]
+    used = [axis for entry in physical for axis in ([entry] if isinstance(entry, str) else entry or ())]
+    if len(set(used)) < len(used):
+        raise ValueError(f'two of the axes {logical} land on one mesh axis: {physical}')
+    return PartitionSpec(*physical)
+
+
+def place(array: jax.Array, *logical: str | None) -> jax.Array:
+    """Tells the compiler where an array lives; nothing outside a mesh."""
+    if jax.sharding.get_abstract_mesh().empty:
+        return array
+    return jax.lax.with_sharding_constraint(array, partition(*logical))
+
+
+def variable(leaf: nnx.Variable) -> PartitionSpec:
+    """A parameter names its axes; stacking layers puts one more in front."""
+    axes = leaf.get_metadata()['axes']
+    return partition(*('layer',) * (len(leaf.shape) - len(axes)), *axes)
+
+
+def of_parameters(mesh: jax.sharding.Mesh, state: nnx.State) -> dict:
+    """A NamedSharding for each parameter, as a tree of plain dicts."""
+    is_variable = lambda leaf: isinstance(leaf, nnx.Variable)  # noqa: E731
+    named = jax.tree.map(lambda leaf: NamedSharding(mesh, variable(leaf)), state, is_leaf=is_variable)
+    return nnx.to_pure_dict(named)
+
+
+def of_batch(mesh: jax.sharding.Mesh) -> NamedSharding:
+    return NamedSharding(mesh, partition('batch'))
+
+
+def replicated(mesh: jax.sharding.Mesh) -> NamedSharding:
+    return NamedSharding(mesh, PartitionSpec())

@@ -1,0 +1,52 @@
+"""Checkpoints: Orbax, asynchronous, of the whole state, with the digest of the data that it was trained on."""
+
+from orbax.checkpoint import v1 as ocp
+
+from sinklab.folder import Folder
+from sinklab.spec import Refusal
+
+
+class Checkpoints:
+    """The checkpoints of one run folder. An error of a save in the background is raised by the next call."""
+
+    def __init__(self, folder: Folder, keep: int, data: str):
+        self.folder, self.data, self.pending = folder, data, None
+        self.checkpointer = ocp.training.Checkpointer(
+            folder.checkpoints.absolute(),
+            preservation_policy=ocp.training.preservation_policies.LatestN(keep),
+            cleanup_tmp_directories=True,
+        )
+
+        self.newest = self.latest()  # begun, if not yet finished
+
+    def latest(self) -> int | None:
+        """The step of the newest finished checkpoint."""
+        newest = self.checkpointer.latest
+        return newest.step if newest else None
+
+    def save(self, step: int, state: dict) -> None:
+        self.wait()
+        self.newest = step
+        self.pending = self.checkpointer.save_async(step, state, custom_metadata={'data': self.data})
+
+    def wait(self) -> None:
+        """Until nothing is being written."""
+        pending, self.pending = self.pending, None
+        if pending:
+            pending.result()
+
+    def restore(self, step: int, abstract: dict) -> dict:
+        """The state of a step, each leaf where `abstract` says."""
+        data = self.checkpointer.metadata(step).custom_metadata['data']
+        if data != self.data:
+            raise Refusal(
+                f'{self.folder} was trained on other data (digest {data}; now {self.data}): its source or '
+                'tokenizer has changed; bring the old ones back, or give a new --workdir'
+            )
+        return self.checkpointer.load(step, abstract)
+
+    def close(self) -> None:
+        try:
+            self.wait()
+        finally:
+            self.checkpointer.close()

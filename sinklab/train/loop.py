@@ -1,0 +1,247 @@
+"""The training loop: steps, and what is due between them."""
+
+import contextlib
+import errno
+import math
+import os
+import shutil
+import signal
+import time
+from collections.abc import Callable, Iterator
+
+import jax
+import jax.numpy as jnp
+
+from sinklab import sharding
+from sinklab.data.batches import Sequences, sequences
+from sinklab.folder import Folder, Metrics
+from sinklab.spec import Hardware, Refusal, Spec
+from sinklab.train import probe, state, step
+from sinklab.train.checkpoint import Checkpoints
+
+Listener = Callable[[dict], None]
+
+
+class Diverged(ArithmeticError):
+    """The loss, or its gradient, is no longer finite."""
+
+
+class Stopped(Exception):
+    """A signal asked for the end, and the state is saved."""
+
+    def __init__(self, number: int, at: int):
+        super().__init__(f'saved at step {at}')
+        self.signal = signal.Signals(number)
+
+
+def ignore(record: dict) -> None:
+    pass
+
+
+def train(
+    spec: Spec,
+    hardware: Hardware,
+    folder: Folder,
+    row: dict,
+    environment: dict,
+    progress: Listener = ignore,
+    mirror: Listener = ignore,
+) -> list[dict]:
+    """Trains in `folder`, going on from its newest checkpoint, and returns all its records.
+
+    `progress` hears of every step, `mirror` of every line written. Raises Refusal (nothing compiled, nothing
+    written), Diverged, or Stopped.
+    """
+    mesh = check(spec, hardware, folder)
+    data = sequences(spec)
+    with jax.set_mesh(mesh), room(folder):
+        folder.claim(spec, row, environment)
+        with contextlib.closing(Checkpoints(folder, spec.checkpoint.keep, data.digest)) as checkpoints:
+            Run(spec, hardware, mesh, folder, data, checkpoints, progress, mirror).train()
+    return folder.records()
+
+
+def check(spec: Spec, hardware: Hardware, folder: Folder) -> jax.sharding.Mesh:
+    """All that can be refused before the data is read."""
+    folder.check(spec)
+    step.check(spec, hardware)
+    mesh = sharding.mesh(hardware)
+    probe.check(spec, memory())
+    copies = spec.checkpoint.keep + 1  # one more while the newest is being written
+    needed = copies * state.size(state.abstract(spec, mesh))
+    existing = next(path for path in (folder.path.absolute(), *folder.path.absolute().parents) if path.exists())
+    if needed > (free := shutil.disk_usage(existing).free):
+        raise Refusal(
+            f'{folder} has {free / 1e9:.2f} GB of room, and {copies} checkpoints take {needed / 1e9:.2f} GB; '
+            'make room, choose another --workdir, or lower config.checkpoint.keep'
+        )
+    return mesh
+
+
+def memory() -> int:
+    """Bytes of memory of the first device."""
+    limit = (jax.devices()[0].memory_stats() or {}).get('bytes_limit')
+    return limit or os.sysconf('SC_PHYS_PAGES') * os.sysconf('SC_PAGE_SIZE')
+
+
+class Run:
+    """One attempt at a run: its compiled functions, and what has to be done after a step."""
+
+    def __init__(
+        self,
+        spec: Spec,
+        hardware: Hardware,
+        mesh: jax.sharding.Mesh,
+        folder: Folder,
+        data: Sequences,
+        checkpoints: Checkpoints,
+        progress: Listener,
+        mirror: Listener,
+    ):
+        self.spec, self.hardware, self.mesh, self.folder, self.data = spec, hardware, mesh, folder, data
+        self.checkpoints, self.progress, self.mirror = checkpoints, progress, mirror
+        self.step = step.train_step(spec, hardware, mesh)
+        self.valid = step.evaluation(spec, hardware, mesh)
+        self.observe = probe.observer(spec, mesh)
+
+    def train(self) -> None:
+        first = self.checkpoints.latest() or 0
+        self.stopwatch = Stopwatch(self.folder.seconds(first))
+        with contextlib.closing(Metrics(self.folder)) as self.metrics, signals() as received:
+            self.steps(self.begin(first), first, received)
+
+    def begin(self, first: int) -> dict:
+        """The state to go on from; that of a fresh run is measured."""
+        if first:
+            return self.checkpoints.restore(first, state.abstract(self.spec, self.mesh))
+        now = state.create(self.spec, self.mesh)
+        self.write({'step': 0, 'seconds': self.stopwatch.seconds(), **self.measure(0, now['params'])})
+        return now
+
+    def steps(self, now: dict, first: int, received: list[int]) -> None:
+        """A step is settled while the devices work on the next, or at once where something is due after it."""
+        unsettled = None
+        advance = self.compiled(now)
+        for number in range(first + 1, self.spec.optimizer.steps + 1):
+            now, numbers = advance(now, self.batch(number))
+            if unsettled:
+                self.settle(*unsettled)
+            unsettled = number, numbers
+            if received or self.due(number):
+                self.settle(number, numbers, now)
+                unsettled = None
+            if received:
+                self.save(number, now)
+                self.checkpoints.wait()
+                raise Stopped(received[0], number)
+        self.checkpoints.wait()
+
+    def compiled(self, now: dict) -> Callable:
+        compiled = self.step.lower(now, self.batch(1)).compile()
+        self.stopwatch.restart()
+        return compiled
+
+    def batch(self, number: int) -> jax.Array:
+        return step.put(self.data.batches[number - 1], self.hardware, self.mesh)
+
+    def due(self, number: int) -> bool:
+        """Whether something after this step needs its state."""
+        often = (self.spec.valid, self.spec.probe, self.spec.checkpoint)
+        return self.last(number) or any(is_due(number, part.every_steps) for part in often)
+
+    def last(self, number: int) -> bool:
+        return number == self.spec.optimizer.steps
+
+    def settle(self, number: int, numbers: dict[str, jax.Array], now: dict | None = None) -> None:
+        """Reads a step's numbers, and does what is due after it; `now` is given where that needs the state."""
+        numbers = {name: float(value) for name, value in jax.device_get(numbers).items()}
+        if not all(map(math.isfinite, numbers.values())):
+            raise Diverged(f'{", ".join(f"{name} {value}" for name, value in numbers.items())} at step {number}')
+        self.stopwatch.steps += 1
+        record = {'step': number, 'seconds': self.stopwatch.seconds(), **numbers}
+        self.progress(record)
+        logged = is_due(number, self.spec.log.every_steps)
+        if logged:
+            tokens = self.spec.optimizer.batch_size * self.spec.data.length
+            record['speed/tokens_per_second'] = self.stopwatch.pace() * tokens
+        measured = self.measure(number, now['params']) if now else {}
+        if logged or measured:
+            self.write(record | measured)
+        if now and (self.last(number) or is_due(number, self.spec.checkpoint.every_steps)):
+            self.save(number, now)
+        if logged or now:
+            self.stopwatch.restart()
+
+    def measure(self, number: int, params: dict) -> dict[str, float]:
+        """Validation and probe, where due: at their steps, before the first and after the last."""
+        numbers, edge = {}, number == 0 or self.last(number)
+        if edge or is_due(number, self.spec.valid.every_steps):
+            numbers['valid/loss'] = self.valid(params, self.data.valid_NT)
+        if edge or is_due(number, self.spec.probe.every_steps):
+            observed = jax.device_get(self.observe(params, jnp.asarray(self.data.probe_PT)))
+            probe.save(self.folder.probe(number), observed)
+            numbers |= probe.numbers(observed)
+        return numbers
+
+    def write(self, record: dict) -> None:
+        self.metrics.append(record)
+        self.mirror(record)
+        self.progress(record)
+
+    def save(self, number: int, now: dict) -> None:
+        if self.checkpoints.newest != number:
+            self.metrics.sync()
+            self.checkpoints.save(number, now)
+
+
+def is_due(number: int, every_steps: int) -> bool:
+    return every_steps > 0 and number % every_steps == 0
+
+
+class Stopwatch:
+    """Seconds of a run over all its attempts, and the pace of its steps."""
+
+    def __init__(self, earlier: float):
+        self.start = time.perf_counter() - earlier
+        self.restart()
+
+    def seconds(self) -> float:
+        return time.perf_counter() - self.start
+
+    def restart(self) -> None:
+        self.lap, self.steps = time.perf_counter(), 0
+
+    def pace(self) -> float:
+        """Steps a second since the last restart."""
+        return self.steps / (time.perf_counter() - self.lap)
+
+
+@contextlib.contextmanager
+def signals() -> Iterator[list[int]]:
+    """Collects SIGINT and SIGTERM, so that a step can end; a second one acts at once."""
+    received = []
+
+    def note(number, frame):
+        received.append(number)
+        signal.signal(number, before[number])
+
+    before = {number: signal.signal(number, note) for number in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        yield received
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+@contextlib.contextmanager
+def room(folder: Folder) -> Iterator[None]:
+    """Says in words that the disk is full; Orbax has its own way of saying it."""
+    try:
+        yield
+    except (OSError, ValueError) as error:
+        if getattr(error, 'errno', None) != errno.ENOSPC and 'RESOURCE_EXHAUSTED' not in str(error):
+            raise
+        raise Refusal(
+            f'no room is left on the disk of {folder}; its last whole checkpoint is intact: make room and run '
+            'the same command again'
+        ) from error

@@ -1,0 +1,102 @@
+"""One update, and the loss without one, each a jitted function on plain trees."""
+
+from collections.abc import Callable
+
+import jax
+import jax.numpy as jnp
+import optax
+from flax import nnx
+
+from sinklab import sharding
+from sinklab.spec import Hardware, Refusal, Spec
+from sinklab.train import state
+from sinklab.train.loss import cross_entropy
+from sinklab.train.optimizer import schedule, transformation
+
+
+def check(spec: Spec, hardware: Hardware) -> None:
+    """Refuses a layout that a run cannot be divided into."""
+    batch, micro = spec.optimizer.batch_size, hardware.micro_batch or spec.optimizer.batch_size
+    ways = hardware.data * hardware.fsdp
+    if batch % micro:
+        raise Refusal(f'--micro_batch={micro} does not divide config.optimizer.batch_size, which is {batch}')
+    if micro % ways:
+        raise Refusal(
+            f'a micro-batch of {micro} sequences cannot be divided over {ways} devices '
+            f'(--data={hardware.data} x --fsdp={hardware.fsdp}); use a multiple of {ways}, or fewer devices'
+        )
+    divided = (('width', 'fsdp'), ('heads', 'tensor'), ('ffn_width', 'tensor'), ('vocabulary', 'tensor'))
+    for field, axis in divided:
+        value, parts = getattr(spec.model, field), getattr(hardware, axis)
+        if value % parts:
+            raise Refusal(f'config.model.{field} is {value}, which --{axis}={parts} does not divide')
+
+
+def loss_of(spec: Spec, remat: bool = False) -> Callable:
+    """loss(params, ids_BT of T + 1) -> the mean cross-entropy of the T tokens that have one before them."""
+    structure, _ = state.architecture(spec.model)
+
+    def loss(params: dict, ids_BT: jax.Array) -> jax.Array:
+        model = nnx.merge(structure, params)
+        hidden_BTD, _ = model.hidden(ids_BT[:, :-1], remat=remat)
+        return cross_entropy(hidden_BTD, model.head_VD[...], ids_BT[:, 1:])
+
+    return loss
+
+
+def accumulated(loss: Callable, params: dict, ids_BT: jax.Array, parts: int) -> tuple[jax.Array, dict]:
+    """Loss and gradient of the whole batch, `parts` micro-batches one after another."""
+    if parts == 1:
+        return jax.value_and_grad(loss)(params, ids_BT)
+
+    def body(total, ids_BT):
+        return jax.tree.map(jnp.add, total, jax.value_and_grad(loss)(params, ids_BT)), None
+
+    micro = sharding.place(ids_BT.reshape(parts, -1, ids_BT.shape[-1]), None, 'batch', None)
+    zero = (jnp.zeros(()), jax.tree.map(jnp.zeros_like, params))
+    total, _ = jax.lax.scan(body, zero, micro)
+    return jax.tree.map(lambda x: x / parts, total)
+
+
+def train_step(spec: Spec, hardware: Hardware, mesh: jax.sharding.Mesh) -> Callable:
+    """step(state, ids_BT) -> (state, {train/loss, train/grad_norm, train/learning_rate}); the state is donated."""
+    loss, optimizer, rate = (
+        loss_of(spec, hardware.remat),
+        transformation(spec.optimizer),
+        schedule(spec.optimizer),
+    )
+    parts = spec.optimizer.batch_size // (hardware.micro_batch or spec.optimizer.batch_size)
+
+    def step(state: dict, ids_BT: jax.Array) -> tuple[dict, dict]:
+        value, gradient = accumulated(loss, state['params'], ids_BT, parts)
+        updates, opt_state = optimizer.update(gradient, state['opt_state'], state['params'])
+        params = optax.apply_updates(state['params'], updates)
+        numbers = {
+            'train/loss': value,
+            'train/grad_norm': optax.global_norm(gradient),
+            'train/learning_rate': rate(state['step']),
+        }
+        return dict(step=state['step'] + 1, params=params, opt_state=opt_state), numbers
+
+    where = state.shardings(spec, mesh)
+    return jax.jit(step, donate_argnums=0, out_shardings=(where, sharding.replicated(mesh)))
+
+
+def evaluation(spec: Spec, hardware: Hardware, mesh: jax.sharding.Mesh) -> Callable:
+    """valid(params, ids_NT) -> mean loss over N windows, a micro-batch at a time."""
+    loss = jax.jit(loss_of(spec), out_shardings=sharding.replicated(mesh))
+    rows = hardware.micro_batch or spec.optimizer.batch_size
+
+    def valid(params, ids_NT) -> float:
+        parts = [ids_NT[start : start + rows] for start in range(0, len(ids_NT), rows)]
+        losses = [len(part) * loss(params, put(part, hardware, mesh)) for part in parts]
+        return float(sum(losses)) / len(ids_NT)
+
+    return valid
+
+
+def put(ids_BT, hardware: Hardware, mesh: jax.sharding.Mesh) -> jax.Array:
+    """A batch on the devices that share it; every process holds the whole of it and gives its part."""
+    divides = len(ids_BT) % (hardware.data * hardware.fsdp) == 0
+    where = sharding.of_batch(mesh) if divides else sharding.replicated(mesh)
+    return jax.make_array_from_callback(ids_BT.shape, where, lambda index: ids_BT[index])
