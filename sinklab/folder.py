@@ -82,6 +82,13 @@ class Folder:
             steps[record['step']] = record
         return [steps[step] for step in sorted(steps)]
 
+    def kept(self) -> str:
+        """Which finished checkpoint is the newest, in words."""
+        steps = [int(path.name) for path in self.checkpoints.glob('*') if path.name.isdigit()]
+        if not steps:
+            return 'no checkpoint had been saved yet'
+        return f'the last good checkpoint is {self.checkpoints / str(max(steps))}'
+
     def seconds(self, step: int) -> float:
         """What the run had taken when it came to a step."""
         return max((record['seconds'] for record in self.records() if record['step'] <= step), default=0.0)

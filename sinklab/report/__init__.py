@@ -1,0 +1,1 @@
+"""Run folders -> a table, a page, and pictures."""

@@ -159,14 +159,15 @@ class Run:
             raise Diverged(f'{", ".join(f"{name} {value}" for name, value in numbers.items())} at step {number}')
         self.stopwatch.steps += 1
         record = {'step': number, 'seconds': self.stopwatch.seconds(), **numbers}
-        self.progress(record)
         logged = is_due(number, self.spec.log.every_steps)
         if logged:
             tokens = self.spec.optimizer.batch_size * self.spec.data.length
             record['speed/tokens_per_second'] = self.stopwatch.pace() * tokens
         measured = self.measure(number, now['params']) if now else {}
+        record |= measured
         if logged or measured:
-            self.write(record | measured)
+            self.write(record)
+        self.progress(record)
         if now and (self.last(number) or is_due(number, self.spec.checkpoint.every_steps)):
             self.save(number, now)
         if logged or now:
@@ -186,7 +187,6 @@ class Run:
     def write(self, record: dict) -> None:
         self.metrics.append(record)
         self.mirror(record)
-        self.progress(record)
 
     def save(self, number: int, now: dict) -> None:
         if self.checkpoints.newest != number:

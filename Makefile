@@ -1,0 +1,40 @@
+PYTHON ?= python3
+BIN := .venv/bin
+ROWS := softmax sigmoid
+RUNS ?= runs/quickstart
+export JAX_PLATFORMS ?= cpu
+
+.PHONY: quickstart test test-fast lint clean
+
+quickstart: .venv/quickstart
+	@for row in $(ROWS); do \
+	  $(BIN)/sinklab train --config=configs/quickstart.py:$$row --workdir=$(RUNS)/$$row || exit $$?; \
+	done
+	@$(BIN)/sinklab report $(addprefix $(RUNS)/,$(ROWS)) --png
+
+test: .venv/test
+	$(BIN)/pytest
+
+test-fast: .venv/test
+	$(BIN)/pytest -m 'not slow'
+
+lint: .venv/test
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+
+# uv resolves and installs in seconds what takes pip a minute.
+.venv/uv:
+	$(PYTHON) -m venv .venv
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check uv
+	@touch $@
+
+.venv/quickstart: .venv/uv setup.py
+	$(BIN)/uv pip install --quiet --python $(BIN)/python -e '.[report]'
+	@touch $@
+
+.venv/test: .venv/uv setup.py
+	$(BIN)/uv pip install --quiet --python $(BIN)/python -e '.[test]'
+	@touch $@ .venv/quickstart
+
+clean:
+	rm -rf .venv runs *.egg-info

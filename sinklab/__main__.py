@@ -1,0 +1,5 @@
+import sys
+
+from sinklab.cli.main import main
+
+sys.exit(main())

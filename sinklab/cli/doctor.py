@@ -1,0 +1,132 @@
+"""doctor: versions, devices, and what works here; exits 1 where something needed does not
+
+example:
+  sinklab doctor --json
+"""
+
+import argparse
+import json
+import platform
+import sys
+import tempfile
+from collections.abc import Callable
+
+from sinklab.spec import Refusal
+
+EXTRAS = {
+    'plotly': 'report',
+    'matplotlib': 'report',
+    'tensorboardX': 'tensorboard',
+    'libtpu': 'tpu',
+    'jax-cuda13-plugin': 'gpu',
+    'transformers': 'hf',
+}
+
+
+def arguments(verb: argparse.ArgumentParser) -> None:
+    verb.add_argument('--json', action='store_true', help='print one JSON document')
+
+
+def run(given: argparse.Namespace, rest: list[str]) -> int:
+    if rest:
+        raise Refusal(f'{rest[0]} is unknown; see sinklab doctor --help')
+    checks = {name: attempt(check) for name, check in CHECKS.items()}
+    found = dict(python=platform.python_version(), **described(), checks=checks)
+    broken = [name for name, outcome in checks.items() if outcome != 'ok']
+    if given.json:
+        print(json.dumps(found, indent=2))
+    else:
+        show(found)
+    for name in broken:
+        print(f'sinklab doctor: {name} does not work here: {checks[name]}', file=sys.stderr)
+    return 1 if broken else 0
+
+
+def attempt(check: Callable[[], None]) -> str:
+    """ok, or why not."""
+    try:
+        check()
+    except Exception as error:  # whatever is broken here is what was asked for
+        return f'{type(error).__name__}: {error}'.splitlines()[0]
+    return 'ok'
+
+
+def described() -> dict:
+    from sinklab.train.environment import PACKAGES, versions
+
+    return dict(versions=versions(PACKAGES), extras=versions(EXTRAS))
+
+
+def devices() -> None:
+    import jax
+
+    if not jax.devices():
+        raise RuntimeError('jax finds no device')
+
+
+def attention() -> None:
+    """Every similarity and normalizer that go together: finite, forward and backward."""
+    import jax
+    import jax.numpy as jnp
+
+    from sinklab.attend import dense
+    from sinklab.attend.mask import causal
+    from sinklab.spec import PAIRS, Attention
+
+    x = jax.random.normal(jax.random.key(0), (1, 8, 2, 4))
+    for similarity, normalizers in PAIRS.items():
+        for normalizer in normalizers:
+            operation = Attention(similarity, normalizer)
+            gradient = jax.grad(lambda x, operation=operation: dense.attend(x, x, x, operation, causal(8))[0].sum())(x)
+            if not jnp.isfinite(gradient).all():
+                raise FloatingPointError(f'{similarity}/{normalizer} has a gradient that is not finite')
+
+
+def documents() -> None:
+    from sinklab.data.documents import read
+
+    read('stdlib')
+
+
+def cache() -> None:
+    from sinklab.data.tokens import cache
+
+    cache().mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryFile(dir=cache()):
+        pass
+
+
+def checkpoint() -> None:
+    import jax.numpy as jnp
+    from orbax.checkpoint import v1 as ocp
+
+    with tempfile.TemporaryDirectory() as folder:
+        ocp.save(f'{folder}/state', {'x': jnp.arange(3)})
+        if ocp.load(f'{folder}/state', {'x': jnp.zeros(3, int)})['x'][2] != 2:
+            raise ValueError('a checkpoint came back with other numbers')
+
+
+CHECKS = {
+    'devices': devices,
+    'attention, forward and backward': attention,
+    'standard library as a corpus': documents,
+    'token cache': cache,
+    'checkpoints': checkpoint,
+}
+
+
+def show(found: dict) -> None:
+    import jax
+    from rich.console import Console
+    from rich.table import Table
+
+    console, table = Console(highlight=False), Table(box=None, show_header=False)
+    table.add_row('python', found['python'])
+    for name, version in found['versions'].items():
+        table.add_row(name, version)
+    for name, version in found['extras'].items():
+        table.add_row(name, version or f'[dim]absent: pip install "sinklab[{EXTRAS[name]}]"[/]'.replace('lab[', 'lab\\['))
+    table.add_row('devices', ', '.join(device.device_kind for device in jax.devices()))
+    for name, outcome in found['checks'].items():
+        table.add_row(name, '[green]ok[/]' if outcome == 'ok' else '[red]broken[/]')
+    console.print(table)

@@ -1,0 +1,39 @@
+import argparse
+import sys
+from collections.abc import Sequence
+
+import sinklab
+from sinklab.cli import doctor, report, train
+from sinklab.spec import Refusal
+
+VERBS = {'train': train, 'report': report, 'doctor': doctor}
+
+
+def parser() -> argparse.ArgumentParser:
+    top = argparse.ArgumentParser(prog='sinklab', description=sinklab.__doc__, allow_abbrev=False)
+    top.add_argument('--version', action='version', version=f'sinklab {sinklab.__version__}')
+    verbs = top.add_subparsers(dest='verb', metavar='VERB', required=True)
+    for name, module in VERBS.items():
+        summary, _, example = module.__doc__.partition('\n')
+        verb = verbs.add_parser(
+            name,
+            help=summary,
+            description=summary,
+            epilog=example.strip('\n'),
+            formatter_class=argparse.RawDescriptionHelpFormatter,
+            allow_abbrev=False,
+        )
+        module.arguments(verb)
+    return top
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Runs one verb. Exit codes: 0 done, 1 refused, 3 diverged, 42 saved after SIGTERM, 130 saved after Ctrl-C."""
+    given, rest = parser().parse_known_args(arguments)
+    try:
+        return VERBS[given.verb].run(given, rest)
+    except Refusal as refusal:
+        print(f'sinklab {given.verb}: {refusal}', file=sys.stderr)
+        return 1
+    except KeyboardInterrupt:
+        return 130

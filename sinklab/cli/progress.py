@@ -1,0 +1,62 @@
+"""What a person sees of a training run: one live line on a terminal, a line now and then in a log."""
+
+import time
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeRemainingColumn
+from rich.progress import Progress as Bar
+
+from sinklab.spec import Spec
+
+QUIET = 10.0  # seconds between two lines of a log
+
+
+class Progress:
+    """A listener to the records of a run. As a context it shows the line and takes it away."""
+
+    def __init__(self, name: str, spec: Spec):
+        self.console = Console(stderr=True, highlight=False)
+        self.bar = Bar(
+            TextColumn('{task.description}'),
+            BarColumn(bar_width=20),
+            MofNCompleteColumn(),
+            TextColumn('loss {task.fields[loss]}  {task.fields[pace]} tokens/s  Sink_1 {task.fields[sink]}'),
+            TimeRemainingColumn(compact=True),
+            console=self.console,
+            transient=True,
+            disable=not self.console.is_terminal,
+        )
+        shown = dict(loss='  -  ', pace='-', sink='-')
+        self.task = self.bar.add_task(name, total=spec.optimizer.steps, **shown)
+        self.name, self.steps, self.spoke = name, spec.optimizer.steps, 0.0
+
+    def __enter__(self) -> 'Progress':
+        self.bar.start()
+        return self
+
+    def __exit__(self, *_) -> None:
+        self.bar.stop()
+
+    def __call__(self, record: dict) -> None:
+        fields = {}
+        if 'train/loss' in record:
+            fields['loss'] = f'{record["train/loss"]:.3f}'
+        if 'speed/tokens_per_second' in record:
+            fields['pace'] = f'{record["speed/tokens_per_second"]:,.0f}'
+        if 'sink/1' in record:
+            fields['sink'] = f'{record["sink/1"]:.1f} %'
+        self.bar.update(self.task, completed=record['step'], **fields)
+        if not self.console.is_terminal:
+            self.log(record['step'])
+
+    def log(self, step: int) -> None:
+        if step == self.steps or time.monotonic() - self.spoke > QUIET:
+            self.spoke = time.monotonic()
+            shown = self.bar.tasks[0].fields
+            self.say(
+                f'{self.name}  step {step}/{self.steps}  loss {shown["loss"]}  {shown["pace"]} tokens/s  '
+                f'Sink_1 {shown["sink"]}'
+            )
+
+    def say(self, text: str) -> None:
+        self.console.print(text, soft_wrap=True, markup=False)

@@ -1,0 +1,60 @@
+"""train a language model, measuring its sinks on the way; goes on by itself in a folder that holds its run
+
+example:
+  sinklab train --config=configs/quickstart.py:softmax --workdir=runs/softmax --config.optimizer.steps=500
+"""
+
+import argparse
+import shlex
+import signal
+import sys
+
+from sinklab.spec import Hardware, Refusal
+
+
+def arguments(verb: argparse.ArgumentParser) -> None:
+    verb.add_argument('--config', required=True, metavar='FILE:ROW', help='a config file and one of its rows')
+    verb.add_argument('--workdir', required=True, metavar='DIR', help='the run folder, new or to be gone on with')
+    verb.add_argument('--data', type=int, default=1, metavar='N', help='devices that split the batch')
+    verb.add_argument('--fsdp', type=int, default=1, metavar='N', help='... and the parameters too')
+    verb.add_argument('--tensor', type=int, default=1, metavar='N', help='devices that split heads, FFN and vocabulary')
+    verb.add_argument('--micro_batch', type=int, metavar='N', help='sequences at once; gradients are accumulated')
+    verb.add_argument('--remat', action='store_true', help='recompute activations in the backward pass')
+    verb.add_argument('--tensorboard', action='store_true', help='write TensorBoard events beside metrics.jsonl')
+    verb.add_argument('--config.PATH', metavar='VALUE', help='any field of the config, e.g. --config.seed=1')
+
+
+def run(given: argparse.Namespace, rest: list[str]) -> int:
+    from sinklab.cli.config import load
+
+    spec, row = load(given.config, rest)
+    hardware = layout(given)
+    from sinklab.cli.progress import Progress
+    from sinklab.folder import Folder
+    from sinklab.train import loop, tensorboard
+    from sinklab.train.environment import environment
+
+    folder = Folder(given.workdir)
+    mirror = tensorboard.mirror(folder) if given.tensorboard else loop.ignore
+    with Progress(row['row'] or row['config'], spec) as progress:
+        try:
+            last = loop.train(spec, hardware, folder, row, environment(hardware), progress, mirror)[-1]
+        except loop.Diverged as error:
+            progress.say(f'sinklab train: {error}: the run has diverged; {folder.kept()}')
+            return 3
+        except loop.Stopped as stop:
+            progress.say(f'{stop}; go on with: {shlex.join(["sinklab", *sys.argv[1:]])}')
+            return 42 if stop.signal == signal.SIGTERM else 128 + stop.signal
+        progress.say(
+            f'{folder}: step {last["step"]}, valid loss {last["valid/loss"]:.3f}, Sink_1 {last["sink/1"]:.1f} %, '
+            f'alpha_1 {last["alpha/1"]:.3f} (uniform {last["alpha/floor"]:.3f}), {last["seconds"]:.0f} s'
+        )
+    return 0
+
+
+def layout(given: argparse.Namespace) -> Hardware:
+    for name in ('data', 'fsdp', 'tensor', 'micro_batch'):
+        size = getattr(given, name)
+        if size is not None and size < 1:
+            raise Refusal(f'--{name}={size} must be a whole number of at least 1')
+    return Hardware(given.data, given.fsdp, given.tensor, given.micro_batch, given.remat)

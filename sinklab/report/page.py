@@ -1,0 +1,157 @@
+"""report.html: one file that needs no network, the pictures to be played with (plotly)."""
+
+import html
+from pathlib import Path
+
+import numpy as np
+import plotly.graph_objects as go
+from plotly.subplots import make_subplots
+
+from sinklab.measure import activations
+from sinklab.report.runs import Run, table
+
+COLOURS = ('#0072B2', '#D55E00', '#009E73', '#CC79A7', '#E69F00', '#56B4E9', '#000000')  # Okabe and Ito
+HEADS = 4  # shown of each run
+COLUMNS = 4  # of a grid of runs
+
+STYLE = """
+body { font: 16px/1.5 system-ui, sans-serif; color: #222; max-width: 1080px; margin: 2rem auto; padding: 0 1rem }
+h1 { font-size: 1.6rem } h2 { font-size: 1.15rem; margin: 2.2rem 0 .2rem } p { margin: .3rem 0 .6rem; color: #555 }
+table { border-collapse: collapse; font-variant-numeric: tabular-nums }
+th, td { padding: .25rem .9rem; text-align: right; border-bottom: 1px solid #ddd }
+th:first-child, td:first-child { text-align: left }
+"""
+
+
+def write(path: Path, runs: list[Run]) -> None:
+    figures = [
+        ('Sink and loss', f'Sink_1 is the share of heads and sequences whose first token gets alpha_1 above 0.3. '
+         f'Uniform attention would give alpha_1 = {runs[0].last("alpha/floor"):.3f}.', curves(runs)),
+        ('Where the sinks are', 'Mean alpha_1 of each layer and head. Drag the slider to watch them come.',
+         heads(runs)),
+        ('What attention looks like', f'One held-out sequence, the {HEADS} heads of each run that give most to its '
+         'first token; query down, key across, every row scaled to sum to 1.', matrices(runs)),
+        ('Massive activations', 'Norm of the first hidden state over the mean of the others, after each block.',
+         ratios(runs)),
+    ]  # fmt: skip
+    parts = [
+        f'<h2>{title}</h2><p>{text}</p>'
+        + figure.to_html(full_html=False, include_plotlyjs=first, auto_play=False, config=dict(displaylogo=False))
+        for first, (title, text, figure) in zip([True, False, False, False], figures, strict=True)
+    ]
+    page = (
+        f'<!doctype html><html lang="en"><head><meta charset="utf-8"><title>sinklab report</title>'
+        f'<style>{STYLE}</style></head><body><h1>Attention sinks: {html.escape(", ".join(run.name for run in runs))}'
+        f'</h1>{summary(runs)}{"".join(parts)}</body></html>'
+    )
+    unfinished = path.with_suffix('.unfinished')
+    unfinished.write_text(page, encoding='utf-8')
+    unfinished.replace(path)
+
+
+def summary(runs: list[Run]) -> str:
+    head = ('arm', 'step', 'Sink_1 %', 'mean alpha_1', 'uniform', 'raw row mass', 'valid loss', 'seconds')
+    body = ''.join(
+        f'<tr><td>{html.escape(row["arm"])}</td><td>{row["step"]}</td><td>{row["sink/1"]:.1f}</td>'
+        f'<td>{row["alpha/1"]:.3f}</td><td>{row["alpha/floor"]:.3f}</td><td>{row["mass/row"]:.2f}</td>'
+        f'<td>{row["valid/loss"]:.3f}</td><td>{row["seconds"]:.0f}</td></tr>'
+        for row in table(runs)
+    )
+    return f'<table><tr>{"".join(f"<th>{name}</th>" for name in head)}</tr>{body}</table>'
+
+
+def colour(number: int) -> str:
+    return COLOURS[number % len(COLOURS)]
+
+
+def curves(runs: list[Run]) -> go.Figure:
+    figure = make_subplots(1, 2, subplot_titles=('Sink_1 (%)', 'loss'))
+    shown = ((1, 'sink/1', 'solid'), (2, 'valid/loss', 'solid'), (2, 'train/loss', 'dot'))
+    for number, run in enumerate(runs):
+        for column, name, dash in shown:
+            steps, values = run.curve(name)
+            line = dict(color=colour(number), dash=dash, width=1 if dash == 'dot' else 2)
+            label = run.name if column == 1 else f'{run.name}, {name}'
+            figure.add_scatter(
+                x=steps, y=values, name=label, line=line, legendgroup=run.name, showlegend=column == 1, row=1, col=column
+            )
+    figure.update_xaxes(title='step')
+    return figure.update_layout(template='simple_white', height=380, margin=dict(l=50, r=20, t=40, b=45))
+
+
+def grid(runs: list[Run]) -> tuple[int, int]:
+    columns = min(COLUMNS, len(runs))
+    return -(-len(runs) // columns), columns
+
+
+def heads(runs: list[Run]) -> go.Figure:
+    """A heat map a run, all moved by one slider over the steps that any of them was probed at."""
+    rows, columns = grid(runs)
+    figure = make_subplots(rows, columns, subplot_titles=[run.name for run in runs])
+    steps = sorted({step for run in runs for step in run.probe_steps})
+    for number in range(len(runs)):
+        figure.add_trace(heat(runs[number], steps[-1]), row=number // columns + 1, col=number % columns + 1)
+    figure.frames = [go.Frame(name=str(step), data=[heat(run, step) for run in runs]) for step in steps]
+    move = dict(mode='immediate', frame=dict(duration=0, redraw=True), transition=dict(duration=0))
+    slider = dict(
+        active=len(steps) - 1,
+        currentvalue=dict(prefix='step '),
+        pad=dict(t=45),
+        steps=[dict(label=str(step), method='animate', args=[[str(step)], move]) for step in steps],
+    )
+    figure.update_xaxes(title='head', dtick=1)
+    figure.update_yaxes(title='layer', dtick=1)
+    return figure.update_layout(
+        template='simple_white',
+        height=130 + 290 * rows,
+        sliders=[slider],
+        coloraxis=dict(cmin=0, cmax=1, colorscale='Viridis', colorbar=dict(title='alpha_1')),
+        margin=dict(l=50, r=20, t=40, b=45),
+    )
+
+
+def heat(run: Run, step: int) -> go.Heatmap:
+    """The newest probe at or before a step."""
+    before = [number for number, probed in enumerate(run.probe_steps) if probed <= step]
+    alpha_LH = run.alpha_NLH[before[-1] if before else 0]
+    layers, heads = alpha_LH.shape
+    return go.Heatmap(
+        z=np.round(alpha_LH, 4),
+        x=list(range(1, heads + 1)),
+        y=list(range(1, layers + 1)),
+        coloraxis='coloraxis',
+        hovertemplate='layer %{y}, head %{x}: alpha_1 %{z:.3f}<extra></extra>',
+    )
+
+
+def matrices(runs: list[Run]) -> go.Figure:
+    picked = [(run, layer, head) for run in runs for layer, head in run.strongest(HEADS)]
+    titles = [f'{run.name}, layer {layer + 1} head {head + 1}' for run, layer, head in picked]
+    rows = -(-len(picked) // HEADS)
+    figure = make_subplots(rows, HEADS, subplot_titles=titles, horizontal_spacing=0.03, vertical_spacing=0.14 / rows)
+    for number, (run, layer, head) in enumerate(picked):
+        image = go.Heatmap(z=np.round(run.attention_LHTS[layer, head], 3), coloraxis='coloraxis')
+        image.hovertemplate = 'query %{y}, key %{x}: %{z:.3f}<extra></extra>'
+        image.x0 = image.y0 = 1
+        figure.add_trace(image, row=number // HEADS + 1, col=number % HEADS + 1)
+    figure.update_annotations(font_size=12)
+    figure.update_yaxes(autorange='reversed')
+    return figure.update_layout(
+        template='simple_white',
+        height=60 + 270 * rows,
+        coloraxis=dict(cmin=0, cmax=1, colorscale='Viridis', colorbar=dict(title='A')),
+        margin=dict(l=30, r=20, t=40, b=30),
+    )
+
+
+def ratios(runs: list[Run]) -> go.Figure:
+    figure = go.Figure()
+    for number, run in enumerate(runs):
+        ratio_L = activations.ratio(run.norm_LT)
+        layers = list(range(1, len(ratio_L) + 1))
+        figure.add_scatter(x=layers, y=ratio_L, name=run.name, mode='lines+markers', line_color=colour(number))
+    figure.add_hline(1, line_dash='dot', line_color='#999')
+    figure.update_xaxes(title='block', dtick=1)
+    return figure.update_layout(
+        template='simple_white', height=340, yaxis_title='norm ratio', margin=dict(l=50, r=20, t=20, b=45)
+    )

@@ -1,0 +1,83 @@
+"""A run as a report wants it: read once, in plain arrays, the same for the page and for the pictures."""
+
+import dataclasses
+import json
+import zipfile
+from pathlib import Path
+
+import numpy as np
+
+from sinklab.folder import Folder
+from sinklab.measure import sink
+from sinklab.spec import Refusal
+
+
+@dataclasses.dataclass(frozen=True)
+class Run:
+    name: str
+    config: dict
+    records: list[dict]
+    probe_steps: list[int]
+    alpha_NLH: np.ndarray  # importance of the first token, mean over sequences, of each of N probes
+    attention_LHTS: np.ndarray  # of one sequence, at the last probe; rows sum to 1
+    norm_LT: np.ndarray  # at the last probe
+
+    def curve(self, name: str) -> tuple[list[int], list[float]]:
+        """(steps, values) where a number was recorded."""
+        found = [(record['step'], record[name]) for record in self.records if name in record]
+        return [step for step, _ in found], [value for _, value in found]
+
+    def last(self, name: str) -> float:
+        """The newest value of a number; NaN if there is none."""
+        return next((record[name] for record in reversed(self.records) if name in record), float('nan'))
+
+    def strongest(self, count: int) -> list[tuple[int, int]]:
+        """(layer, head) of the heads that give most to the first token, in the last probe."""
+        alpha_LH = self.alpha_NLH[-1]
+        order = np.argsort(-alpha_LH, axis=None)[:count]
+        return [(int(layer), int(head)) for layer, head in zip(*np.unravel_index(order, alpha_LH.shape), strict=True)]
+
+
+def read(paths: list[str]) -> list[Run]:
+    """The runs in these folders, each named by its row, or by its folder where two rows are the same."""
+    folders = [Folder(path) for path in dict.fromkeys(paths)]
+    rows = [row_of(folder) for folder in folders]
+    names = [row if row and rows.count(row) == 1 else str(folder) for row, folder in zip(rows, folders, strict=True)]
+    return [run(folder, name) for folder, name in zip(folders, names, strict=True)]
+
+
+def row_of(folder: Folder) -> str:
+    try:
+        return folder.read('row')['row']
+    except (OSError, json.JSONDecodeError, KeyError) as error:
+        raise Refusal(f'{folder} holds no run; give folders that `sinklab train` has written') from error
+
+
+def run(folder: Folder, name: str) -> Run:
+    probes = [(int(path.stem), opened(path)) for path in folder.probes]
+    if not probes:
+        raise Refusal(f'{folder} holds no probe yet; wait for step 0, or go on with the training')
+    last = probes[-1][1]
+    return Run(
+        name=name,
+        config=folder.read('config'),
+        records=folder.records(),
+        probe_steps=[step for step, _ in probes],
+        alpha_NLH=np.stack([probe['alpha_LPHK'][..., 0].mean(1) for _, probe in probes]),
+        attention_LHTS=np.asarray(sink.proxy(last['attention_LHTS'].astype(np.float32))),
+        norm_LT=last['norm_LT'],
+    )
+
+
+def opened(path: Path) -> dict[str, np.ndarray]:
+    try:
+        with np.load(path) as arrays:
+            return dict(arrays)
+    except (OSError, ValueError, zipfile.BadZipFile) as error:
+        raise Refusal(f'{path} is damaged ({error}); delete it, and the report does without it') from error
+
+
+def table(runs: list[Run]) -> list[dict]:
+    """The closing table: a row a run."""
+    columns = ('sink/1', 'alpha/1', 'alpha/floor', 'mass/row', 'valid/loss', 'seconds')
+    return [dict(arm=run.name, step=run.last('step'), **{name: run.last(name) for name in columns}) for run in runs]

@@ -1,0 +1,53 @@
+"""Where a run takes place: versions, devices, layout, commit."""
+
+import dataclasses
+import platform
+import subprocess
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+
+import jax
+
+import sinklab
+from sinklab.spec import Hardware
+
+PACKAGES = ('jax', 'jaxlib', 'flax', 'optax', 'orbax-checkpoint', 'grain', 'ml-collections', 'tokenizers', 'numpy')
+
+
+def versions(packages=PACKAGES) -> dict[str, str | None]:
+    """Installed versions; None for what is not installed."""
+
+    def of(package: str) -> str | None:
+        try:
+            return version(package)
+        except PackageNotFoundError:
+            return None
+
+    return {package: of(package) for package in packages}
+
+
+def commit() -> str | None:
+    """The commit of the source tree that runs, with + where it has been changed; None outside one."""
+
+    def git(*arguments: str) -> str:
+        command = ['git', '-C', str(Path(__file__).parent), *arguments]
+        return subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
+
+    try:
+        return git('rev-parse', 'HEAD') + ('+' if git('status', '--porcelain', '--untracked-files=no') else '')
+    except (OSError, subprocess.CalledProcessError):
+        return None
+
+
+def environment(hardware: Hardware) -> dict:
+    return dict(
+        sinklab=sinklab.__version__,
+        commit=commit(),
+        python=platform.python_version(),
+        platform=platform.platform(),
+        versions=versions(),
+        devices=[device.device_kind for device in jax.devices()],
+        processes=jax.process_count(),
+        layout=dataclasses.asdict(hardware),
+        attention='dense',
+    )
