@@ -1,9 +1,10 @@
 """Where arrays live: one mesh, and one table from the logical axes of arrays to its axes."""
 
+import math
+
 import jax
-import numpy as np
 from flax import nnx
-from jax.sharding import AxisType, NamedSharding, PartitionSpec
+from jax.sharding import AbstractMesh, AxisType, NamedSharding, PartitionSpec
 
 from sinklab.spec import Hardware, Refusal
 
@@ -23,7 +24,7 @@ RULES = {
 
 def mesh(hardware: Hardware) -> jax.sharding.Mesh:
     shape = tuple(getattr(hardware, axis) for axis in AXES)
-    wanted, found = int(np.prod(shape)), jax.device_count()
+    wanted, found = math.prod(shape), jax.device_count()
     if wanted > found:
         given = ' '.join(f'--{axis}={size}' for axis, size in zip(AXES, shape, strict=True))
         raise Refusal(f'{given} wants {wanted} devices and {found} are here; lower one of them')
@@ -40,10 +41,17 @@ def partition(*logical: str | None) -> PartitionSpec:
 
 
 def place(array: jax.Array, *logical: str | None) -> jax.Array:
-    """Tells the compiler where an array lives; nothing outside a mesh."""
-    if jax.sharding.get_abstract_mesh().empty:
+    """Tells the compiler where an array lives: nothing outside a mesh, and whole along what does not divide."""
+    mesh = jax.sharding.get_abstract_mesh()
+    if mesh.empty:
         return array
-    return jax.lax.with_sharding_constraint(array, partition(*logical))
+    return jax.lax.with_sharding_constraint(array, dividing(mesh, array.shape, partition(*logical)))
+
+
+def dividing(mesh: jax.sharding.Mesh | AbstractMesh, shape: tuple[int, ...], axes: PartitionSpec) -> PartitionSpec:
+    """The partition, without the axes of dimensions that they do not divide (100 probe sequences, 8 devices)."""
+    ways = [math.prod(mesh.shape[axis] for axis in ([entry] if isinstance(entry, str) else entry or ())) for entry in axes]
+    return PartitionSpec(*(entry if size % way == 0 else None for entry, size, way in zip(axes, shape, ways, strict=True)))
 
 
 def variable(leaf: nnx.Variable) -> PartitionSpec:
@@ -59,8 +67,8 @@ def of_parameters(mesh: jax.sharding.Mesh, state: nnx.State) -> dict:
     return nnx.to_pure_dict(named)
 
 
-def of_batch(mesh: jax.sharding.Mesh) -> NamedSharding:
-    return NamedSharding(mesh, partition('batch'))
+def of_batch(mesh: jax.sharding.Mesh, shape: tuple[int, ...]) -> NamedSharding:
+    return NamedSharding(mesh, dividing(mesh, shape, partition('batch', None)))
 
 
 def replicated(mesh: jax.sharding.Mesh) -> NamedSharding:

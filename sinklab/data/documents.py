@@ -72,11 +72,20 @@ def plain(path: Path) -> Iterator[Document]:
 
 
 def jsonl(path: Path) -> Iterator[Document]:
-    for number, line in enumerate(path.read_text(encoding='utf-8').splitlines(), 1):
-        try:
-            yield Document(f'{path.as_posix()}:{number}', json.loads(line)['text'])
-        except (json.JSONDecodeError, KeyError, TypeError) as error:
-            raise Refusal(f'{path}, line {number}, is not an object with a "text"; mend or drop it') from error
+    with path.open(encoding='utf-8', newline='\n') as file:
+        for number, line in enumerate(file, 1):
+            if line.strip():
+                yield Document(f'{path.as_posix()}:{number}', field(line, path, number))
+
+
+def field(line: str, path: Path, number: int) -> str:
+    try:
+        text = json.loads(line)['text']
+    except (json.JSONDecodeError, KeyError, TypeError):
+        text = None
+    if not isinstance(text, str):
+        raise Refusal(f'{path}, line {number}, is not an object with a "text"; mend or drop it')
+    return text
 
 
 SOURCES = {'stdlib': stdlib, 'text': text}

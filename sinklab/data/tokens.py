@@ -60,7 +60,7 @@ def build(folder: Path, documents: list[Document], data: spec.Data, vocabulary: 
     train, held_out = split(documents, data.held_out)
     size = sum(len(document.text) for document in documents) / 1e6
     print(f'tokenizing {len(documents)} documents, {size:.1f} MB, into {folder}', file=sys.stderr)
-    tokenizer = learn(train, vocabulary) if data.tokenizer == 'train' else Tokenizer.from_file(data.tokenizer)
+    tokenizer = learn(train, vocabulary) if data.tokenizer == 'train' else given(data.tokenizer)
     try:
         folder.parent.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(dir=folder.parent, ignore_cleanup_errors=True) as unfinished:
@@ -71,6 +71,13 @@ def build(folder: Path, documents: list[Document], data: spec.Data, vocabulary: 
             raise Refusal(
                 f'{folder} cannot be written ({error.strerror}); make room, or set SINKLAB_CACHE to another folder'
             ) from error
+
+
+def given(file: str) -> Tokenizer:
+    try:
+        return Tokenizer.from_file(file)
+    except Exception as error:  # the library raises nothing narrower
+        raise Refusal(f'{file} is no tokenizer ({error}); give a tokenizer.json of Hugging Face tokenizers') from error
 
 
 def learn(documents: list[Document], vocabulary: int) -> Tokenizer:

@@ -10,7 +10,6 @@ import time
 from collections.abc import Callable, Iterator
 
 import jax
-import jax.numpy as jnp
 
 from sinklab import sharding
 from sinklab.data.batches import Sequences, sequences
@@ -98,7 +97,7 @@ class Run:
         progress: Listener,
         mirror: Listener,
     ):
-        self.spec, self.hardware, self.mesh, self.folder, self.data = spec, hardware, mesh, folder, data
+        self.spec, self.mesh, self.folder, self.data = spec, mesh, folder, data
         self.checkpoints, self.progress, self.mirror = checkpoints, progress, mirror
         self.step = step.train_step(spec, hardware, mesh)
         self.valid = step.evaluation(spec, hardware, mesh)
@@ -142,7 +141,7 @@ class Run:
         return compiled
 
     def batch(self, number: int) -> jax.Array:
-        return step.put(self.data.batches[number - 1], self.hardware, self.mesh)
+        return step.put(self.data.batches[number - 1], self.mesh)
 
     def due(self, number: int) -> bool:
         """Whether something after this step needs its state."""
@@ -179,7 +178,7 @@ class Run:
         if edge or is_due(number, self.spec.valid.every_steps):
             numbers['valid/loss'] = self.valid(params, self.data.valid_NT)
         if edge or is_due(number, self.spec.probe.every_steps):
-            observed = jax.device_get(self.observe(params, jnp.asarray(self.data.probe_PT)))
+            observed = jax.device_get(self.observe(params, step.put(self.data.probe_PT, self.mesh)))
             probe.save(self.folder.probe(number), observed)
             numbers |= probe.numbers(observed)
         return numbers

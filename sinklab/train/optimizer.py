@@ -6,7 +6,9 @@ from sinklab import spec
 
 
 def constant(optimizer: spec.Optimizer) -> optax.Schedule:
-    return optax.warmup_constant_schedule(0.0, optimizer.peak_learning_rate, optimizer.warmup_steps)
+    climb = optax.linear_schedule(0.0, optimizer.peak_learning_rate, optimizer.warmup_steps)
+    stay = optax.constant_schedule(optimizer.peak_learning_rate)
+    return optax.join_schedules([climb, stay], [optimizer.warmup_steps])
 
 
 def cosine(optimizer: spec.Optimizer) -> optax.Schedule:

@@ -4,6 +4,7 @@ from collections.abc import Callable
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import optax
 from flax import nnx
 
@@ -73,7 +74,7 @@ def train_step(spec: Spec, hardware: Hardware, mesh: jax.sharding.Mesh) -> Calla
         params = optax.apply_updates(state['params'], updates)
         numbers = {
             'train/loss': value,
-            'train/grad_norm': optax.global_norm(gradient),
+            'train/grad_norm': optax.tree.norm(gradient),
             'train/learning_rate': rate(state['step']),
         }
         return dict(step=state['step'] + 1, params=params, opt_state=opt_state), numbers
@@ -87,16 +88,14 @@ def evaluation(spec: Spec, hardware: Hardware, mesh: jax.sharding.Mesh) -> Calla
     loss = jax.jit(loss_of(spec), out_shardings=sharding.replicated(mesh))
     rows = hardware.micro_batch or spec.optimizer.batch_size
 
-    def valid(params, ids_NT) -> float:
+    def valid(params: dict, ids_NT: np.ndarray) -> float:
         parts = [ids_NT[start : start + rows] for start in range(0, len(ids_NT), rows)]
-        losses = [len(part) * loss(params, put(part, hardware, mesh)) for part in parts]
-        return float(sum(losses)) / len(ids_NT)
+        return float(sum(len(part) * loss(params, put(part, mesh)) for part in parts)) / len(ids_NT)
 
     return valid
 
 
-def put(ids_BT, hardware: Hardware, mesh: jax.sharding.Mesh) -> jax.Array:
+def put(ids_BT: np.ndarray, mesh: jax.sharding.Mesh) -> jax.Array:
     """A batch on the devices that share it; every process holds the whole of it and gives its part."""
-    divides = len(ids_BT) % (hardware.data * hardware.fsdp) == 0
-    where = sharding.of_batch(mesh) if divides else sharding.replicated(mesh)
+    where = sharding.of_batch(mesh, ids_BT.shape)
     return jax.make_array_from_callback(ids_BT.shape, where, lambda index: ids_BT[index])

@@ -1,0 +1,72 @@
+"""The house: imports only go down, and no file or function grows a tail."""
+
+import ast
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+FLOORS = {
+    'spec': 0,
+    'sharding': 1,
+    'folder': 1,
+    'attend': 1,
+    'model': 2,
+    'data': 2,
+    'measure': 3,
+    'train': 4,
+    'report': 4,
+    'cli': 5,
+}
+BLIND = {'model': {'data'}, 'data': {'model'}, 'measure': {'model', 'data'}, 'report': {'model', 'data', 'train'}}
+FILES = sorted(path for folder in ('sinklab', 'configs', 'tests', 'benchmarks') for path in (ROOT / folder).rglob('*.py'))
+
+
+def imports(path):
+    """(name, whether at the top of the file) of everything that a file imports."""
+    tree = ast.parse(path.read_text())
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            yield from ((alias.name, node in tree.body) for alias in node.names)
+        if isinstance(node, ast.ImportFrom):
+            yield from ((f'{node.module}.{alias.name}', node in tree.body) for alias in node.names)
+
+
+def room(dotted):
+    parts = dotted.split('.')
+    return parts[1] if parts[0] == 'sinklab' and len(parts) > 1 and parts[1] in FLOORS else None
+
+
+@pytest.mark.parametrize('path', [p for p in FILES if p.is_relative_to(ROOT / 'sinklab')], ids=lambda p: p.name)
+def test_a_file_imports_from_its_own_room_and_from_lower_floors_only(path):
+    here = room('.'.join(path.relative_to(ROOT).with_suffix('').parts))
+    if here is None:
+        return
+    for name, _ in imports(path):
+        there = room(name)
+        if there and there != here:
+            assert FLOORS[there] < FLOORS[here] or {here, there} <= {'attend', 'sharding'}, f'{path} imports {name}'
+            assert there not in BLIND.get(here, ()), f'{path} imports {name}'
+
+
+def test_configs_import_ml_collections_and_their_siblings_only():
+    for path in (ROOT / 'configs').glob('*.py'):
+        for name, _ in imports(path):
+            assert name.split('.')[0] in ('ml_collections', 'configs', 'difflib'), f'{path} imports {name}'
+
+
+def test_the_command_line_imports_nothing_heavy_before_a_verb_is_chosen():
+    for path in (ROOT / 'sinklab' / 'cli').glob('*.py'):
+        if path.stem == 'progress':  # itself imported by a verb
+            continue
+        for name, top in imports(path):
+            assert not (top and name.split('.')[0] in ('jax', 'flax', 'orbax', 'grain', 'rich', 'ml_collections')), name
+
+
+@pytest.mark.parametrize('path', FILES, ids=lambda p: f'{p.parent.name}/{p.name}')
+def test_files_and_functions_stay_short(path):
+    text = path.read_text()
+    assert text.count('\n') <= 300, f'{path} is too long; find the two rooms in it'
+    for node in ast.walk(ast.parse(text)):
+        if isinstance(node, ast.FunctionDef):
+            assert node.end_lineno - node.lineno < 60, f'{path}: {node.name} is too long'

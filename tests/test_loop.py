@@ -1,0 +1,217 @@
+"""Runs: what they leave behind, how they die, and how they go on."""
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+
+import jax
+import numpy as np
+import pytest
+from conftest import operation, tiny
+from orbax.checkpoint import v1 as ocp
+
+from sinklab.folder import Folder, flat
+from sinklab.spec import Hardware, Refusal
+from sinklab.train import loop
+
+CLOCK = ('seconds', 'speed/tokens_per_second')
+
+
+def spec(corpus, **changes):
+    return tiny(**{'data__source': corpus, 'checkpoint__every_steps': 4, 'probe__every_steps': 3, **changes})
+
+
+def train(spec, path, **listeners):
+    return loop.train(spec, Hardware(), Folder(path), dict(row='tiny'), dict(versions={}), **listeners)
+
+
+def timeless(records, after=0):
+    return [
+        {name: value for name, value in record.items() if name not in CLOCK} for record in records if record['step'] > after
+    ]
+
+
+def parameters(path, step):
+    return jax.tree.leaves(ocp.load(path / 'checkpoints' / str(step), checkpointable_name='state')['params'])
+
+
+@pytest.fixture(scope='module')
+def whole(corpus, tmp_path_factory):
+    """A run that nothing happened to."""
+    path = tmp_path_factory.mktemp('runs') / 'whole'
+    os.environ['SINKLAB_CACHE'] = str(path.parent / 'cache')
+    return path, train(spec(corpus), path)
+
+
+def test_a_run_leaves_what_the_contract_says(whole, corpus):
+    path, records = whole
+    assert json.loads((path / 'config.json').read_text())['data']['source'] == corpus
+    assert json.loads((path / 'row.json').read_text()) == {'row': 'tiny'}
+    assert [record['step'] for record in records] == list(range(9))
+    assert sorted(int(file.stem) for file in (path / 'probe').glob('*.npz')) == [0, 3, 6, 8]
+    assert sorted(int(folder.name) for folder in (path / 'checkpoints').iterdir()) == [4, 8]
+    assert {'train/loss', 'train/grad_norm', 'train/learning_rate', 'speed/tokens_per_second'} < set(records[5])
+    assert {'valid/loss', 'sink/1', 'sink/3', 'sink/1@0.2', 'alpha/1', 'alpha/floor', 'mass/row', 'norm/ratio/02'} < set(
+        records[-1]
+    )
+    assert 'sink/1' in records[3]
+    assert 'valid/loss' not in records[3]
+    assert records[-1]['valid/loss'] < records[0]['valid/loss']
+    arrays = dict(np.load(path / 'probe' / '00000008.npz'))
+    assert {name: array.shape for name, array in arrays.items()} == {
+        'alpha_LPHK': (2, 5, 4, 3),
+        'mass_LH': (2, 4),
+        'norm_LT': (2, 12),
+        'attention_LHTS': (2, 4, 12, 12),
+    }
+
+
+class Died(Exception):
+    pass
+
+
+def dying(at):
+    def listener(record):
+        if record['step'] == at:
+            raise Died
+
+    return listener
+
+
+@pytest.mark.parametrize('at', [2, 6])  # before the first checkpoint, and between two
+def test_a_run_that_died_goes_on_bit_for_bit(whole, corpus, tmp_path, at):
+    with pytest.raises(Died):
+        train(spec(corpus), tmp_path / 'run', progress=dying(at))
+    with (tmp_path / 'run' / 'metrics.jsonl').open('a') as file:
+        file.write('{"step": 7, "sec')  # what a crash may leave of a line
+    records = train(spec(corpus), tmp_path / 'run')
+    assert timeless(records) == timeless(whole[1])
+    for ours, theirs in zip(parameters(tmp_path / 'run', 8), parameters(whole[0], 8), strict=True):
+        np.testing.assert_array_equal(ours, theirs)
+    seconds = [record['seconds'] for record in records]
+    assert seconds == sorted(seconds), 'the clock of a run goes on over its attempts'
+
+
+def test_a_finished_run_is_left_as_it_is(whole, corpus):
+    before = (whole[0] / 'metrics.jsonl').read_bytes()
+    assert train(spec(corpus), whole[0]) == whole[1]
+    assert (whole[0] / 'metrics.jsonl').read_bytes() == before
+
+
+def test_another_run_is_refused_with_the_difference(whole, corpus):
+    before = {path: path.stat().st_mtime_ns for path in whole[0].rglob('*')}
+    other = operation(spec(corpus, optimizer__steps=20), 'sigmoid', 'none')
+    with pytest.raises(Refusal) as refusal:
+        train(other, whole[0])
+    for words in ('optimizer.steps 8 -> 20', 'similarity exp -> sigmoid', f'--workdir={whole[0]}-2'):
+        assert words in str(refusal.value)
+    assert {path: path.stat().st_mtime_ns for path in whole[0].rglob('*')} == before
+
+
+def test_a_folder_of_something_else_and_a_file_are_refused(corpus, tmp_path):
+    (tmp_path / 'letter').write_text('dear')
+    with pytest.raises(Refusal, match='holds files and no run'):
+        train(spec(corpus), tmp_path)
+    with pytest.raises(Refusal, match='is a file'):
+        train(spec(corpus), tmp_path / 'letter')
+    with pytest.raises(Refusal, match='not a local folder'):
+        Folder('gs://bucket/run')
+
+
+def test_other_data_under_the_same_name_is_refused(tmp_path):
+    for number in range(30):
+        (tmp_path / f'{number}.txt').write_text(f'{number} words ' * 40)
+    source = f'text:{tmp_path}/*.txt'
+    with pytest.raises(Died):
+        train(spec(source), tmp_path / 'run', progress=dying(6))
+    (tmp_path / '3.txt').write_text('something else ' * 40)
+    with pytest.raises(Refusal, match='was trained on other data'):
+        train(spec(source), tmp_path / 'run')
+
+
+def test_divergence_stops_the_run_and_keeps_the_last_good_checkpoint(corpus, tmp_path):
+    wild = spec(corpus, optimizer__peak_learning_rate=1e30, optimizer__warmup_steps=5, checkpoint__every_steps=1)
+    with pytest.raises(loop.Diverged, match=r'train/loss .* at step \d'):
+        train(wild, tmp_path / 'run')
+    folder = Folder(tmp_path / 'run')
+    kept = folder.kept().rpartition('/')[2]
+    assert int(kept) == folder.records()[-1]['step']
+    assert all(np.isfinite(leaf).all() for leaf in parameters(folder.path, int(kept)))
+
+
+def test_too_little_room_is_refused_before_anything_is_written(corpus, tmp_path, monkeypatch):
+    usage = shutil.disk_usage(tmp_path)
+    monkeypatch.setattr(shutil, 'disk_usage', lambda path: usage._replace(free=100_000))
+    with pytest.raises(Refusal, match='lower config.checkpoint.keep'):
+        train(spec(corpus), tmp_path / 'run')
+    assert not (tmp_path / 'run').exists()
+
+
+def test_a_probe_that_does_not_fit_is_refused_with_its_size(corpus, tmp_path, monkeypatch):
+    monkeypatch.setattr(loop, 'memory', lambda: 50_000)
+    with pytest.raises(Refusal, match='a probe would capture 0.0 GiB'):
+        train(spec(corpus), tmp_path / 'run')
+
+
+@pytest.fixture
+def small_disk(tmp_path):
+    """A file system of 600 kB."""
+    path = tmp_path / 'disk'
+    path.mkdir()
+    mounted = subprocess.run(['mount', '-t', 'tmpfs', '-o', 'size=600k', 'tmpfs', path], capture_output=True)
+    if mounted.returncode:
+        pytest.skip('only root may mount the small file system that this test fills')
+    yield path
+    subprocess.run(['umount', '-l', path], check=True)
+
+
+def test_a_disk_that_fills_up_is_said_in_words_and_the_run_goes_on_when_there_is_room(
+    whole, corpus, small_disk, monkeypatch
+):
+    monkeypatch.setattr(shutil, 'disk_usage', lambda path: os.statvfs_result or None) if False else None
+
+    def filler(record):
+        if record['step'] == 6:
+            with (small_disk / 'ballast').open('wb') as file, pytest.raises(OSError, match='No space'):
+                while True:
+                    file.write(b'x' * 4096)
+
+    with pytest.raises(Refusal, match='make room and run the same command again'):
+        train(spec(corpus), small_disk / 'run', progress=filler)
+    (small_disk / 'ballast').unlink()
+    assert timeless(train(spec(corpus), small_disk / 'run')) == timeless(whole[1])
+
+
+def test_flat_names_every_leaf():
+    assert flat({'a': {'b': 1, 'c': {'d': None}}, 'e': 2}) == {'a.b': 1, 'a.c.d': None, 'e': 2}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(('signal', 'code'), [('INT', 130), ('TERM', 42), ('KILL', -9)])
+def test_a_signal_to_the_real_program(whole, corpus, tmp_path, signal, code):
+    """Ctrl-C and SIGTERM save and say how to go on; nothing survives SIGKILL but what was saved. Then the same
+    command finishes the run, equal to the one that nothing happened to."""
+    script = tmp_path / 'row.py'
+    changes = dict(data__source=corpus, checkpoint__every_steps=4, probe__every_steps=3)
+    script.write_text(
+        f'import sys; sys.path.insert(0, {os.path.dirname(__file__)!r})\n'
+        'from conftest import tiny_config\n'
+        f'def get_config(row=None):\n    return tiny_config(**{changes!r})\n'
+    )
+    command = [sys.executable, '-m', 'sinklab', 'train', f'--config={script}', f'--workdir={tmp_path}/run']
+    slowed = 'import os, signal, sys, sinklab.train.loop as loop\n'
+    slowed += 'def note(run, record, old=loop.Run.write):\n'
+    slowed += f'    old(run, record)\n    if record["step"] == 6: os.kill(os.getpid(), signal.SIG{signal})\n'
+    slowed += 'loop.Run.write = note\nfrom sinklab.cli.main import main\nsys.exit(main(sys.argv[1:]))\n'
+    first = subprocess.run([sys.executable, '-c', slowed, *command[3:]], capture_output=True, text=True, timeout=120)
+    assert first.returncode == code, first.stderr
+    if signal != 'KILL':
+        assert 'saved at step' in first.stderr
+        assert f'go on with: sinklab train --config={script} --workdir={tmp_path}/run' in first.stderr
+    second = subprocess.run(command, capture_output=True, text=True, timeout=120)
+    assert second.returncode == 0, second.stderr
+    assert timeless(Folder(tmp_path / 'run').records()) == timeless(whole[1])
+    for ours, theirs in zip(parameters(tmp_path / 'run', 8), parameters(whole[0], 8), strict=True):
+        np.testing.assert_array_equal(ours, theirs)

@@ -1,0 +1,117 @@
+"""One update: the same on every mesh, in every number of micro-batches, with or without remat."""
+
+import jax
+import numpy as np
+import pytest
+from conftest import operation, tiny
+from jax.sharding import PartitionSpec
+
+from sinklab import sharding
+from sinklab.spec import Hardware, Refusal
+from sinklab.train import state, step
+
+IDS = np.random.default_rng(0).integers(0, 300, (4, 17)).astype(np.int32)
+
+
+def updated(spec, hardware, times=2):
+    """(numbers, state) after a few steps on one batch."""
+    mesh = sharding.mesh(hardware)
+    with jax.set_mesh(mesh):
+        now = state.create(spec, mesh)
+        advance = step.train_step(spec, hardware, mesh)
+        for _ in range(times):
+            now, numbers = advance(now, step.put(IDS, mesh))
+        return jax.device_get(numbers), now
+
+
+LAYOUTS = [
+    Hardware(data=4),
+    Hardware(fsdp=4),
+    Hardware(tensor=4),
+    Hardware(data=2, tensor=2),
+    Hardware(fsdp=2, tensor=2),
+    Hardware(data=2, fsdp=2),
+    Hardware(micro_batch=1),
+    Hardware(micro_batch=2, data=2),
+    Hardware(remat=True),
+]
+
+
+@pytest.fixture(scope='module', params=['exp', 'sigmoid'])
+def alone(request):
+    spec = operation(tiny(), request.param, {'exp': 'sum', 'sigmoid': 'none'}[request.param])
+    return spec, *updated(spec, Hardware())
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize('hardware', LAYOUTS, ids=str)
+def test_a_layout_changes_neither_loss_nor_parameters(alone, hardware):
+    spec, numbers, now = alone
+    found, there = updated(spec, hardware)
+    for name in numbers:
+        np.testing.assert_allclose(found[name], numbers[name], rtol=1e-5)
+    ours, theirs = (jax.tree.leaves(jax.device_get(tree['params'])) for tree in (there, now))
+    for our, their in zip(ours, theirs, strict=True):
+        np.testing.assert_allclose(our, their, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize('hardware', [Hardware(data=4), Hardware(fsdp=2, tensor=2)], ids=str)
+def test_a_fresh_state_is_the_same_on_every_mesh(hardware):
+    made = [state.create(tiny(), sharding.mesh(layout)) for layout in (Hardware(), hardware)]
+    for one, other in zip(*map(jax.tree.leaves, made), strict=True):
+        np.testing.assert_array_equal(one, other)
+
+
+def test_moments_live_where_their_parameters_do_and_a_step_leaves_them_there():
+    spec, hardware = tiny(), Hardware(fsdp=2, tensor=2)
+    where = state.shardings(spec, sharding.mesh(hardware))
+    moments = where['opt_state'][1][0]
+    assert moments.mu == moments.nu == where['params']
+    assert where['params']['blocks']['ffn']['out_FD'].spec == PartitionSpec(None, 'tensor', 'fsdp')
+    _, now = updated(spec, hardware, times=1)
+    for leaf, place in zip(jax.tree.leaves(now), jax.tree.leaves(where), strict=True):
+        assert leaf.sharding.is_equivalent_to(place, leaf.ndim)
+    shard = now['params']['blocks']['ffn']['out_FD'].addressable_shards[0].data
+    assert shard.shape == (2, 12, 8), 'a quarter of it on each device'
+
+
+def test_seeds_differ():
+    one, other = (state.initial(tiny(seed=seed))['params']['embedding_VD'] for seed in (0, 1))
+    assert not np.allclose(one, other)
+
+
+def test_the_evaluation_is_the_mean_over_windows_whatever_the_batch():
+    spec, hardware = tiny(), Hardware(data=2)
+    mesh = sharding.mesh(hardware)
+    ids_NT = np.random.default_rng(1).integers(0, 300, (7, 17)).astype(np.int32)
+    with jax.set_mesh(mesh):
+        params = state.create(spec, mesh)['params']
+        loss = step.loss_of(spec)
+        each = [float(loss(params, ids_NT[i : i + 1])) for i in range(7)]
+        found = step.evaluation(spec, hardware, mesh)(params, ids_NT)
+    np.testing.assert_allclose(found, np.mean(each), rtol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ('hardware', 'words'),
+    [
+        (Hardware(micro_batch=3), 'does not divide config.optimizer.batch_size, which is 4'),
+        (Hardware(data=3), 'cannot be divided over 3 devices'),
+        (Hardware(data=2, micro_batch=1), 'use a multiple of 2'),
+        (Hardware(tensor=3), 'config.model.heads is 4, which --tensor=3 does not divide'),
+    ],
+    ids=str,
+)
+def test_a_layout_that_does_not_divide_is_refused(hardware, words):
+    with pytest.raises(Refusal, match=words):
+        step.check(tiny(), hardware)
+
+
+def test_more_devices_than_there_are_is_refused():
+    with pytest.raises(Refusal, match='wants 8 devices and 4 are here'):
+        sharding.mesh(Hardware(data=8))
+
+
+def test_two_logical_axes_on_one_mesh_axis_collide():
+    with pytest.raises(ValueError, match='land on one mesh axis'):
+        sharding.partition('batch', 'embed')
