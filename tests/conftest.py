@@ -1,5 +1,6 @@
 import dataclasses
 import os
+import tempfile
 
 os.environ['JAX_PLATFORMS'] = 'cpu'
 
@@ -11,7 +12,11 @@ from ml_collections import ConfigDict
 from configs import default
 from sinklab.spec import Spec, parse
 
+COMPILED = tempfile.TemporaryDirectory()
 jax.config.update('jax_num_cpu_devices', 4)
+# Most tests compile the same few programs again: let them find each other's, in this session alone.
+jax.config.update('jax_compilation_cache_dir', COMPILED.name)
+jax.config.update('jax_persistent_cache_min_compile_time_secs', 0.1)
 
 TINY = {
     'model.layers': 2,

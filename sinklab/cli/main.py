@@ -9,8 +9,14 @@ from sinklab.spec import Refusal
 VERBS = {'train': train, 'report': report, 'doctor': doctor}
 
 
-def parser() -> argparse.ArgumentParser:
-    top = argparse.ArgumentParser(prog='sinklab', description=sinklab.__doc__, allow_abbrev=False)
+class Parser(argparse.ArgumentParser):
+    def error(self, message: str) -> None:
+        print(f'{self.prog}: {message}; see {self.prog} --help', file=sys.stderr)
+        raise SystemExit(1)
+
+
+def parser() -> Parser:
+    top = Parser(prog='sinklab', description=sinklab.__doc__, allow_abbrev=False)
     top.add_argument('--version', action='version', version=f'sinklab {sinklab.__version__}')
     verbs = top.add_subparsers(dest='verb', metavar='VERB', required=True)
     for name, module in VERBS.items():

@@ -1,0 +1,171 @@
+"""The program as a person meets it: one clear line, and the right exit code."""
+
+import json
+import os
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+
+from sinklab.cli.config import load
+from sinklab.cli.main import main
+from sinklab.spec import Refusal
+
+QUICK = 'configs/quickstart.py:softmax'
+
+
+@pytest.fixture
+def config(tmp_path, corpus):
+    """A config file of a user's own, tiny."""
+    path = tmp_path / 'mine.py'
+    path.write_text(
+        f'import sys; sys.path.insert(0, {os.path.dirname(__file__)!r})\n'
+        'from conftest import tiny_config\n'
+        f'def get_config(row=None):\n    return tiny_config(data__source={corpus!r})\n'
+    )
+    return str(path)
+
+
+def refused(capsys, *arguments):
+    assert main(arguments) == 1
+    printed = capsys.readouterr()
+    assert printed.out == ''
+    lines = printed.err.strip().splitlines()
+    assert len(lines) == 1, printed.err
+    return lines[0]
+
+
+@pytest.mark.parametrize(
+    ('arguments', 'words'),
+    [
+        (['--config.optimizer.stps=5'], 'config.optimizer.stps is unknown; did you mean steps?'),
+        (['--config.optimzer.steps=5'], 'config.optimzer is unknown; did you mean optimizer?'),
+        (['--config.optimizer=5'], 'config.optimizer holds fields (batch_size, beta1'),
+        (['--config.seed.x=5'], 'config.seed holds a value'),
+        (['--config.optimizer.steps=many'], 'config.optimizer.steps=many is no int; its value here is'),
+        (['--config.optimizer.steps=1.5'], 'is no int'),
+        (['--config.optimizer.steps=-5'], 'it must be a whole number of at least 1'),
+        (['--config.model.attention.similarity=softmax'], 'allowed: exp, sigmoid'),
+        (['--config.model.attention.normalizer=none'], 'exp goes with: sum'),
+        (['--config.data.length=8'], 'config.probe.length is 64, longer than a window'),
+        (['--config.data.source=text:/nowhere/*.txt'], 'matches no file'),
+        (['--config.data.source=web:x'], 'sources: stdlib, text:GLOB'),
+        (['--data=3'], 'cannot be divided over 3 devices'),
+        (['--data=0'], '--data=0 must be a whole number of at least 1'),
+        (['--micro_batch=5'], '--micro_batch=5 does not divide'),
+        (['--tensor=8'], 'config.model.heads is 4, which --tensor=8 does not divide'),
+        (['--data=8'], 'wants 8 devices and 4 are here'),
+        (['--steps=5'], '--steps=5 is unknown; overrides read --config.optimizer.steps=100'),
+        (['--config.seed'], '--config.seed is unknown'),
+    ],
+)
+def test_a_wrong_input_is_one_line_and_leaves_nothing(capsys, tmp_path, arguments, words):
+    line = refused(capsys, 'train', f'--config={QUICK}', f'--workdir={tmp_path}/run', *arguments)
+    assert words in line
+    assert not (tmp_path / 'run').exists()
+
+
+@pytest.mark.parametrize(
+    ('given', 'words'),
+    [
+        ('configs/quickstart.py', 'no row was named (rows: softmax, sigmoid)'),
+        ('configs/quickstart.py:sigmod', "no row 'sigmod'; did you mean sigmoid?"),
+        ('configs/default.py:x', 'has no rows'),
+        ('configs/quickstat.py:softmax', 'is no config file; there are configs/default.py, configs/quickstart.py'),
+        ('README.md', 'is no config file'),
+        ('configs/table.py:x', 'has no get_config(row)'),
+    ],
+)
+def test_a_config_that_is_not_there_is_named(capsys, tmp_path, given, words):
+    assert words in refused(capsys, 'train', f'--config={given}', f'--workdir={tmp_path}/run')
+
+
+def test_overrides_keep_the_type_that_a_field_has():
+    spec, row = load(
+        QUICK,
+        [
+            '--config.optimizer.peak_learning_rate=1',
+            '--config.optimizer.steps=200',
+            '--config.data.fixed_position=None',
+            '--config.data.source=text:a=b',
+            '--config.optimizer.final_learning_rate=1e-4',
+        ],
+    )
+    assert spec.optimizer.peak_learning_rate == 1.0
+    assert spec.optimizer.steps == 200
+    assert spec.data.fixed_position is None
+    assert spec.data.source == 'text:a=b'
+    assert row['row'] == 'softmax'
+    assert row['overrides']['optimizer.steps'] == '200'
+    assert row['published']['sink/1'] == 18.18
+
+
+def test_a_config_is_found_from_any_folder(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    assert load(QUICK, [])[1]['row'] == 'softmax'
+    with pytest.raises(Refusal, match='is no config file'):
+        load('quickstart.py:softmax', [])
+
+
+def test_train_then_report(capsys, tmp_path, config):
+    assert main(['train', f'--config={config}', f'--workdir={tmp_path}/run', '--tensorboard']) == 0
+    assert 'step 8, valid loss' in capsys.readouterr().err
+    assert main(['report', f'{tmp_path}/run', '--json', f'--out={tmp_path}/out']) == 0
+    (row,) = json.loads(capsys.readouterr().out)
+    assert row['step'] == 8
+    assert (tmp_path / 'out' / 'report.html').exists()
+    events = scalars(tmp_path / 'run' / 'tensorboard')
+    written = [json.loads(line) for line in (tmp_path / 'run' / 'metrics.jsonl').read_text().splitlines()]
+    np.testing.assert_allclose(events['train/loss'], [line['train/loss'] for line in written[1:]], rtol=1e-6)
+
+
+def scalars(folder):
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    events = EventAccumulator(str(folder))
+    events.Reload()
+    return {name: [event.value for event in events.Scalars(name)] for name in events.Tags()['scalars']}
+
+
+def test_divergence_exits_with_3_and_names_the_checkpoint(capsys, tmp_path, config):
+    wild = ['--config.optimizer.peak_learning_rate=1e30', '--config.checkpoint.every_steps=1']
+    assert main(['train', f'--config={config}', f'--workdir={tmp_path}/run', *wild]) == 3
+    assert f'the last good checkpoint is {tmp_path}/run/checkpoints/' in capsys.readouterr().err
+
+
+@pytest.mark.parametrize('arguments', [['report', '/nowhere'], ['report', 'configs']])
+def test_a_report_of_no_run_is_refused(capsys, arguments):
+    assert 'holds no run' in refused(capsys, *arguments)
+
+
+def test_doctor_says_what_works_and_fails_with_the_reason(capsys, monkeypatch):
+    assert main(['doctor', '--json']) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert set(found['checks'].values()) == {'ok'}
+    assert found['versions']['jax']
+    monkeypatch.setenv('SINKLAB_CACHE', '/proc/nowhere')
+    assert main(['doctor']) == 1
+    assert 'token cache does not work here: ' in capsys.readouterr().err
+
+
+def test_no_verb_and_a_wrong_verb_print_the_usage(capsys):
+    for arguments in ([], ['tran']):
+        with pytest.raises(SystemExit) as exit:
+            main(arguments)
+        assert exit.value.code == 1
+        assert 'sinklab' in capsys.readouterr().err
+
+
+@pytest.mark.parametrize('verb', ['train', 'report', 'doctor'])
+def test_every_verb_explains_itself_with_an_example(capsys, verb):
+    with pytest.raises(SystemExit) as exit:
+        main([verb, '--help'])
+    assert exit.value.code == 0
+    assert f'example:\n  sinklab {verb}' in capsys.readouterr().out
+
+
+def test_help_needs_no_accelerator_library():
+    code = 'import sys, sinklab.cli.main as m\ntry: m.main(["--help"])\nexcept SystemExit: pass\n'
+    code += 'assert not {"jax", "flax", "grain", "numpy"} & set(sys.modules), sys.modules.keys()'
+    subprocess.run([sys.executable, '-c', code], check=True, capture_output=True)

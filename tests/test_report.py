@@ -1,0 +1,101 @@
+"""The page in a real browser, and the pictures."""
+
+import json
+import re
+import shutil
+import subprocess
+
+import numpy as np
+import pytest
+
+from sinklab.folder import Folder
+from sinklab.report import page, pictures, runs
+from sinklab.spec import Refusal
+
+BROWSER = next(filter(None, map(shutil.which, ('chromium', 'chromium-browser', 'google-chrome', 'chrome'))), None)
+HEADLESS = '--headless --no-sandbox --disable-gpu --disable-background-networking --virtual-time-budget=20000'.split()
+
+
+def made_up(path, row, layers=3, heads=2, steps=(0, 10, 20), seed=0):
+    """A run folder with random numbers in it."""
+    rng = np.random.default_rng(seed)
+    (path / 'probe').mkdir(parents=True)
+    (path / 'config.json').write_text('{}')
+    (path / 'row.json').write_text(json.dumps(dict(row=row)))
+    with (path / 'metrics.jsonl').open('w') as file:
+        for step in steps:
+            record = {'step': step, 'seconds': step / 2, 'train/loss': 5 - step / 10, 'valid/loss': 5 - step / 12}
+            record |= {'sink/1': 2.0 * step, 'alpha/1': 0.3, 'alpha/floor': 0.074, 'mass/row': 1.0}
+            file.write(json.dumps(record) + '\n')
+            np.savez(
+                Folder(path).probe(step),
+                alpha_LPHK=rng.random((layers, 5, heads, 3), np.float32),
+                mass_LH=rng.random((layers, heads)),
+                norm_LT=rng.random((layers, 8)),
+                attention_LHTS=np.tril(rng.random((layers, heads, 8, 8))).astype(np.float16),
+            )
+    return str(path)
+
+
+@pytest.fixture
+def found(tmp_path):
+    paths = [made_up(tmp_path / 'a', 'softmax'), made_up(tmp_path / 'b', 'a<b & "c"', steps=(0, 20), seed=1)]
+    return runs.read(paths)
+
+
+def test_a_run_is_read_as_it_was_written(found, tmp_path):
+    run = found[0]
+    assert run.probe_steps == [0, 10, 20]
+    assert run.curve('train/loss') == ([0, 10, 20], [5.0, 4.0, 3.0])
+    assert run.curve('nothing') == ([], [])
+    with np.load(Folder(tmp_path / 'a').probe(20)) as arrays:
+        alpha_LH = arrays['alpha_LPHK'][..., 0].mean(1)
+    np.testing.assert_allclose(run.alpha_NLH[2], alpha_LH)
+    (layer, head), *_ = run.strongest(4)
+    assert alpha_LH[layer, head] == alpha_LH.max()
+    np.testing.assert_allclose(run.attention_LHTS.sum(-1), 1, atol=1e-2)
+    assert runs.table(found)[0] | {'arm': ''} == {
+        'arm': '', 'step': 20, 'sink/1': 40.0, 'alpha/1': 0.3, 'alpha/floor': 0.074, 'mass/row': 1.0,
+        'valid/loss': pytest.approx(5 - 20 / 12), 'seconds': 10.0,
+    }  # fmt: skip
+
+
+def test_rows_of_one_name_are_told_apart_by_their_folders(tmp_path):
+    paths = [made_up(tmp_path / name, 'softmax') for name in 'ab']
+    assert [run.name for run in runs.read(paths)] == paths
+
+
+def test_a_damaged_probe_is_named(tmp_path):
+    path = made_up(tmp_path / 'a', 'softmax')
+    Folder(path).probe(10).write_bytes(b'PK nothing')
+    with pytest.raises(Refusal, match=r'00000010\.npz is damaged'):
+        runs.read([path])
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(BROWSER is None, reason='needs a browser: install chromium (Debian: apt-get install chromium)')
+def test_the_page_draws_itself_in_a_browser_without_a_network(found, tmp_path):
+    page.write(tmp_path / 'report.html', found)
+    html = (tmp_path / 'report.html').read_text()
+    assert not re.search(r'<(script|link|img)[^>]+(src|href)=["\']?(https?:)?//', html), 'loads something from a network'
+    assert 'a&lt;b &amp; &quot;c&quot;' in html
+    command = [BROWSER, *HEADLESS, f'--user-data-dir={tmp_path}/profile', '--enable-logging=stderr', '--dump-dom']
+    drawn = subprocess.run([*command, f'file://{tmp_path}/report.html'], capture_output=True, text=True, timeout=120)
+    dom = drawn.stdout
+    assert 'CONSOLE' not in drawn.stderr or 'Uncaught' not in drawn.stderr
+    assert dom.count('class="main-svg"') >= 4, 'a figure was not drawn'
+    assert dom.count('class="slider-container"') == 1
+    assert dom.count('class="scatterlayer') >= 2
+    assert dom.count('class="heatmaplayer') >= 2
+    for title in ('Sink and loss', 'Where the sinks are', 'What attention looks like', 'Massive activations'):
+        assert title in dom
+
+
+@pytest.mark.slow
+def test_the_pictures_are_png_files_of_some_size(found, tmp_path):
+    written = pictures.write(tmp_path, found)
+    assert [path.name for path in written] == ['curves.png', 'heads.png', 'attention.png', 'norms.png']
+    for path in written:
+        head = path.read_bytes()[:24]
+        assert head.startswith(b'\x89PNG')
+        assert int.from_bytes(head[16:20], 'big') > 600
