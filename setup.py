@@ -32,6 +32,13 @@ setup(
         'tpu': ['jax[tpu]>=0.10.2'],
         'gpu': ['jax[cuda13]>=0.10.2'],
         'hf': ['transformers>=5.0', 'torch>=2.6'],
-        'test': [*REPORT, *TENSORBOARD, 'tensorboard>=2.17', 'pytest>=8.0', 'hypothesis>=6.100', 'ruff>=0.12'],
+        'test': [
+            *REPORT,
+            *TENSORBOARD,
+            'tensorboard>=2.17',
+            'pytest>=8.0',
+            'hypothesis>=6.100',
+            'ruff>=0.12',
+        ],
     },
 )

@@ -1,33 +1,123 @@
 """What the loop and the probe cost over the bare jitted step, on the quickstart's shapes, in one process.
 
-    python benchmarks/loop.py [--steps=200] [--rounds=5]
+    python benchmarks/loop.py [--steps=120] [--rounds=5]
 
-Each round runs, one after another, the bare step on one batch and the loop of `sinklab train` without anything due
-(data, metrics every 10 steps, progress), then a probe. Prints medians and the spread over rounds.
+A round times, in turn, the bare step on one fixed batch, `sinklab train`'s own loop with nothing due but its
+metrics (data, transfer, metrics.jsonl, progress), and a probe with its numbers and its file.
 """
 
 import argparse
+import json
+import os
 import platform
 import statistics
 import tempfile
 import time
+from collections.abc import Callable
+from pathlib import Path
 
 import jax
 
 from configs import quickstart
 from sinklab import sharding
+from sinklab.cli.progress import Progress
 from sinklab.data.batches import sequences
-from sinklab.folder import Folder, Metrics
-from sinklab.spec import Hardware, parse
-from sinklab.train import loop, state, step
-from sinklab.train.checkpoint import Checkpoints
+from sinklab.folder import Folder
+from sinklab.spec import Hardware, Spec, parse
+from sinklab.train import loop, probe, state, step
 from sinklab.train.environment import versions
 
+HARDWARE = Hardware(remat=True)  # as `make quickstart`
+WARM = 20  # steps of each loop that are not counted
+EVERY = 100  # steps between two probes
 
-def never_due(steps: int) -> dict:
-    """The quickstart with nothing between its steps but metrics."""
+
+def undisturbed(steps: int) -> Spec:
+    """The quickstart with nothing due between its steps but metrics."""
     config = quickstart.get_config('softmax')
     for part in ('valid', 'probe', 'checkpoint'):
         config[part].every_steps = 0
-    config.optimizer.steps = steps + 10**6
-    return config.to_dict()
+    config.optimizer.steps = steps
+    return parse(config.to_dict())
+
+
+def bare(spec: Spec) -> Callable[[int], float]:
+    """Seconds a step of the jitted function alone."""
+    mesh = sharding.mesh(HARDWARE)
+    with jax.set_mesh(mesh):
+        now = state.create(spec, mesh)
+        batch = step.put(sequences(spec).batches[0], mesh)
+        advance = step.train_step(spec, HARDWARE, mesh).lower(now, batch).compile()
+
+    def timed(count: int) -> float:
+        nonlocal now
+        now, _ = advance(now, batch)
+        jax.block_until_ready(now)
+        start = time.perf_counter()
+        for _ in range(count):
+            now, _ = advance(now, batch)
+        jax.block_until_ready(now)
+        return (time.perf_counter() - start) / count
+
+    return timed
+
+
+def looped(spec: Spec) -> float:
+    """Seconds a step of the real loop, between its step WARM and the one before its last."""
+    ticks = {}
+    with tempfile.TemporaryDirectory() as folder, Progress('softmax', spec) as progress:
+
+        def listener(record: dict) -> None:
+            progress(record)
+            ticks[record['step']] = time.perf_counter()
+
+        loop.train(spec, HARDWARE, Folder(Path(folder) / 'run'), {}, {}, listener)
+    last = spec.optimizer.steps - 1
+    return (ticks[last] - ticks[WARM]) / (last - WARM)
+
+
+def probed(spec: Spec) -> Callable[[], float]:
+    """Seconds of a probe: its computation, its numbers and its file."""
+    mesh = sharding.mesh(HARDWARE)
+    with jax.set_mesh(mesh):
+        params = state.create(spec, mesh)['params']
+        ids_PT = step.put(sequences(spec).probe_PT, mesh)
+        observe = probe.observer(spec, mesh)
+        jax.block_until_ready(observe(params, ids_PT))
+
+    def timed() -> float:
+        start = time.perf_counter()
+        observed = jax.device_get(observe(params, ids_PT))
+        probe.numbers(observed)
+        with tempfile.TemporaryDirectory() as folder:
+            probe.save(Path(folder) / '1.npz', observed)
+        return time.perf_counter() - start
+
+    return timed
+
+
+def spread(values: list[float]) -> str:
+    return f'{statistics.median(values):.2f} ({min(values):.2f} to {max(values):.2f})'
+
+
+def main() -> None:
+    arguments = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    arguments.add_argument('--steps', type=int, default=120)
+    arguments.add_argument('--rounds', type=int, default=5)
+    given = arguments.parse_args()
+    spec = undisturbed(given.steps)
+    step_alone, probe_alone = bare(spec), probed(spec)
+    step_alone(WARM)
+    rounds = [(step_alone(given.steps - WARM), looped(spec), probe_alone()) for _ in range(given.rounds)]
+    alone, whole, one = ([1e3 * value for value in column] for column in zip(*rounds, strict=True))
+    print(f'{platform.processor() or platform.machine()}, {os.cpu_count()} cores, python {platform.python_version()}')
+    print(json.dumps(versions(('jax', 'jaxlib', 'flax', 'optax', 'grain'))))
+    print(f'bare step, ms:              {spread(alone)}')
+    print(f'step of the loop, ms:       {spread(whole)}')
+    print(f'one probe, ms:              {spread(one)}')
+    print(f'loop over step, %:          {spread([100 * (w / a - 1) for a, w in zip(alone, whole, strict=True)])}')
+    print(f'a probe every {EVERY} steps, %: {spread([o / a for a, o in zip(alone, one, strict=True)])}')
+
+
+if __name__ == '__main__':
+    main()

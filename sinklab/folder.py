@@ -1,11 +1,11 @@
 """The run folder: what a run leaves behind, and who may go on in it.
 
-    config.json     the resolved config
-    row.json        config file, row, diff, published numbers, source
-    environment.json  versions, devices, layout, commit: of the latest attempt
-    metrics.jsonl   {"step", "seconds", name: number} a line; appended, never rewritten
-    probe/          STEP.npz, the arrays of one probe
-    checkpoints/    Orbax
+config.json     the resolved config
+row.json        config file, row, diff, published numbers, source
+environment.json  versions, devices, layout, commit: of the latest attempt
+metrics.jsonl   {"step", "seconds", name: number} a line; appended, never rewritten
+probe/          STEP.npz, the arrays of one probe
+checkpoints/    Orbax
 """
 
 import dataclasses
@@ -61,7 +61,9 @@ class Folder:
                 raise Refusal(f'{self} holds files and no run; give a new folder, e.g. --workdir={self}/run')
             return
         ours, theirs = flat(dataclasses.asdict(spec)), flat(self.read('config'))
-        differ = [f'{key} {theirs.get(key)} -> {ours.get(key)}' for key in ours | theirs if ours.get(key) != theirs.get(key)]
+        differ = [
+            f'{key} {theirs.get(key)} -> {ours.get(key)}' for key in ours | theirs if ours.get(key) != theirs.get(key)
+        ]
         if differ:
             raise Refusal(
                 f'{self} holds another run ({"; ".join(differ)}); give a new folder, e.g. --workdir={self}-2'
@@ -70,7 +72,11 @@ class Folder:
     def claim(self, spec: Spec, row: dict, environment: dict) -> None:
         """Writes what the run is; `check` has let it pass."""
         (self.path / 'probe').mkdir(parents=True, exist_ok=True)
-        for name, content in (('environment', environment), ('row', row), ('config', dataclasses.asdict(spec))):
+        for name, content in (
+            ('environment', environment),
+            ('row', row),
+            ('config', dataclasses.asdict(spec)),
+        ):
             unfinished = self.path / f'{name}.unfinished'
             unfinished.write_text(json.dumps(content, indent=2) + '\n', encoding='utf-8')
             unfinished.replace(self.path / f'{name}.json')

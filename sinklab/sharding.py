@@ -50,8 +50,12 @@ def place(array: jax.Array, *logical: str | None) -> jax.Array:
 
 def dividing(mesh: jax.sharding.Mesh | AbstractMesh, shape: tuple[int, ...], axes: PartitionSpec) -> PartitionSpec:
     """The partition, without the axes of dimensions that they do not divide (100 probe sequences, 8 devices)."""
-    ways = [math.prod(mesh.shape[axis] for axis in ([entry] if isinstance(entry, str) else entry or ())) for entry in axes]
-    return PartitionSpec(*(entry if size % way == 0 else None for entry, size, way in zip(axes, shape, ways, strict=True)))
+    ways = [
+        math.prod(mesh.shape[axis] for axis in ([entry] if isinstance(entry, str) else entry or ())) for entry in axes
+    ]
+    return PartitionSpec(
+        *(entry if size % way == 0 else None for entry, size, way in zip(axes, shape, ways, strict=True))
+    )
 
 
 def variable(leaf: nnx.Variable) -> PartitionSpec:

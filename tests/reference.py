@@ -34,7 +34,6 @@ def rotate(x_TK):
 
 def forward(params, token_T, model):
     """(logits_TV, attention_LHTT, residual_LTD) of one sequence."""
-    params = {name: value for name, value in params.items()}
     length = len(token_T)
     visible = np.tril(np.ones((length, length), bool))
     x = np.float64(params['embedding_VD'])[token_T]
@@ -64,5 +63,6 @@ def forward(params, token_T, model):
 def take(tree, layer):
     """One layer of stacked parameters, in float64."""
     return {
-        name: take(value, layer) if isinstance(value, dict) else np.float64(value)[layer] for name, value in tree.items()
+        name: take(value, layer) if isinstance(value, dict) else np.float64(value)[layer]
+        for name, value in tree.items()
     }

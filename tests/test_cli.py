@@ -72,7 +72,10 @@ def test_a_wrong_input_is_one_line_and_leaves_nothing(capsys, tmp_path, argument
         ('configs/quickstart.py', 'no row was named (rows: softmax, sigmoid)'),
         ('configs/quickstart.py:sigmod', "no row 'sigmod'; did you mean sigmoid?"),
         ('configs/default.py:x', 'has no rows'),
-        ('configs/quickstat.py:softmax', 'is no config file; there are configs/default.py, configs/quickstart.py'),
+        (
+            'configs/quickstat.py:softmax',
+            'is no config file; there are configs/default.py, configs/quickstart.py',
+        ),
         ('README.md', 'is no config file'),
         ('configs/table.py:x', 'has no get_config(row)'),
     ],

@@ -32,7 +32,9 @@ def test_the_standard_library_is_a_corpus_of_its_sources_without_its_tests():
 
 def test_text_files_and_json_lines_are_documents(tmp_path):
     (tmp_path / 'a.txt').write_text('first\nfile', encoding='utf-8')
-    (tmp_path / 'b.jsonl').write_text('{"text": "one", "id": 1}\n{"text": "zwei ü"}\n{"text": " "}\n', encoding='utf-8')
+    (tmp_path / 'b.jsonl').write_text(
+        '{"text": "one", "id": 1}\n{"text": "zwei ü"}\n{"text": " "}\n', encoding='utf-8'
+    )
     documents = read(f'text:{tmp_path}/*')
     assert [document.text for document in documents] == ['first\nfile', 'one', 'zwei ü']
 
@@ -145,7 +147,7 @@ def test_probe_sequences_are_the_starts_of_held_out_documents_then_their_next_to
     for number in range(count):
         np.testing.assert_array_equal(sequences[number], documents[number][:10])
     np.testing.assert_array_equal(sequences[count], documents[0][10:20])
-    with pytest.raises(Refusal, match='lower config.probe.sequences'):
+    with pytest.raises(Refusal, match=r'lower config\.probe\.sequences'):
         first_tokens(found, 10_000, 10)
 
 

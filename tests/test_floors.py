@@ -18,8 +18,15 @@ FLOORS = {
     'report': 4,
     'cli': 5,
 }
-BLIND = {'model': {'data'}, 'data': {'model'}, 'measure': {'model', 'data'}, 'report': {'model', 'data', 'train'}}
-FILES = sorted(path for folder in ('sinklab', 'configs', 'tests', 'benchmarks') for path in (ROOT / folder).rglob('*.py'))
+BLIND = {
+    'model': {'data'},
+    'data': {'model'},
+    'measure': {'model', 'data'},
+    'report': {'model', 'data', 'train'},
+}
+FILES = sorted(
+    path for folder in ('sinklab', 'configs', 'tests', 'benchmarks') for path in (ROOT / folder).rglob('*.py')
+)
 
 
 def imports(path):
@@ -60,7 +67,9 @@ def test_the_command_line_imports_nothing_heavy_before_a_verb_is_chosen():
         if path.stem == 'progress':  # itself imported by a verb
             continue
         for name, top in imports(path):
-            assert not (top and name.split('.')[0] in ('jax', 'flax', 'orbax', 'grain', 'rich', 'ml_collections')), name
+            assert not (top and name.split('.')[0] in ('jax', 'flax', 'orbax', 'grain', 'rich', 'ml_collections')), (
+                name
+            )
 
 
 @pytest.mark.parametrize('path', FILES, ids=lambda p: f'{p.parent.name}/{p.name}')

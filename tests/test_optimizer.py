@@ -27,9 +27,12 @@ def test_adamw_clips_decouples_its_decay_and_spares_no_parameter():
     spec = tiny(optimizer__warmup_steps=0, optimizer__weight_decay=0.5, optimizer__clip_norm=1.0).optimizer
     optimizer = transformation(spec)
     params = {'gain': jnp.array([1.0, -2.0]), 'weight': jnp.array([[3.0]])}
-    gradients = [{'gain': jnp.array([3.0, 0.0]), 'weight': jnp.array([[4.0]])}, {'gain': jnp.array([0.1, 0.2]), 'weight': jnp.array([[0.3]])}]
+    gradients = [
+        {'gain': jnp.array([3.0, 0.0]), 'weight': jnp.array([[4.0]])},
+        {'gain': jnp.array([0.1, 0.2]), 'weight': jnp.array([[0.3]])},
+    ]
     state, expected = optimizer.init(params), {name: np.float64(value) for name, value in params.items()}
-    mean, square = ({name: 0.0 for name in params} for _ in range(2))
+    mean, square = (dict.fromkeys(params, 0.0) for _ in range(2))
     for step, gradient in enumerate(gradients, 1):
         updates, state = optimizer.update(gradient, state, params)
         params = optax.apply_updates(params, updates)

@@ -13,7 +13,8 @@ from sinklab.report import page, pictures, runs
 from sinklab.spec import Refusal
 
 BROWSER = next(filter(None, map(shutil.which, ('chromium', 'chromium-browser', 'google-chrome', 'chrome'))), None)
-HEADLESS = '--headless --no-sandbox --disable-gpu --disable-background-networking --virtual-time-budget=20000'.split()
+HEADLESS = ['--headless', '--no-sandbox', '--disable-gpu', '--disable-background-networking']
+HEADLESS += ['--virtual-time-budget=20000']
 
 
 def made_up(path, row, layers=3, heads=2, steps=(0, 10, 20), seed=0):
@@ -24,7 +25,12 @@ def made_up(path, row, layers=3, heads=2, steps=(0, 10, 20), seed=0):
     (path / 'row.json').write_text(json.dumps(dict(row=row)))
     with (path / 'metrics.jsonl').open('w') as file:
         for step in steps:
-            record = {'step': step, 'seconds': step / 2, 'train/loss': 5 - step / 10, 'valid/loss': 5 - step / 12}
+            record = {
+                'step': step,
+                'seconds': step / 2,
+                'train/loss': 5 - step / 10,
+                'valid/loss': 5 - step / 12,
+            }
             record |= {'sink/1': 2.0 * step, 'alpha/1': 0.3, 'alpha/floor': 0.074, 'mass/row': 1.0}
             file.write(json.dumps(record) + '\n')
             np.savez(
@@ -77,9 +83,17 @@ def test_a_damaged_probe_is_named(tmp_path):
 def test_the_page_draws_itself_in_a_browser_without_a_network(found, tmp_path):
     page.write(tmp_path / 'report.html', found)
     html = (tmp_path / 'report.html').read_text()
-    assert not re.search(r'<(script|link|img)[^>]+(src|href)=["\']?(https?:)?//', html), 'loads something from a network'
+    assert not re.search(r'<(script|link|img)[^>]+(src|href)=["\']?(https?:)?//', html), (
+        'loads something from a network'
+    )
     assert 'a&lt;b &amp; &quot;c&quot;' in html
-    command = [BROWSER, *HEADLESS, f'--user-data-dir={tmp_path}/profile', '--enable-logging=stderr', '--dump-dom']
+    command = [
+        BROWSER,
+        *HEADLESS,
+        f'--user-data-dir={tmp_path}/profile',
+        '--enable-logging=stderr',
+        '--dump-dom',
+    ]
     drawn = subprocess.run([*command, f'file://{tmp_path}/report.html'], capture_output=True, text=True, timeout=120)
     dom = drawn.stdout
     assert 'CONSOLE' not in drawn.stderr or 'Uncaught' not in drawn.stderr

@@ -21,9 +21,7 @@ def attend(
     Returns (output_BTHK in the values' dtype, attention_BHTS in float32).
     """
     scale = query_BTHK.shape[-1] ** -0.5
-    score_BHTS = scale * jnp.einsum(
-        'BTHK,BSHK->BHTS', query_BTHK, key_BSHK, preferred_element_type=jnp.float32
-    )
+    score_BHTS = scale * jnp.einsum('BTHK,BSHK->BHTS', query_BTHK, key_BSHK, preferred_element_type=jnp.float32)
     visible_TS = mask.visible(key_BSHK.shape[1])
     attention_BHTS = weights(score_BHTS, visible_TS, attention)
     output_BTHK = jnp.einsum('BHTS,BSHK->BTHK', attention_BHTS.astype(value_BSHK.dtype), value_BSHK)

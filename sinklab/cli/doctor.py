@@ -77,7 +77,9 @@ def attention() -> None:
     for similarity, normalizers in PAIRS.items():
         for normalizer in normalizers:
             operation = Attention(similarity, normalizer)
-            gradient = jax.grad(lambda x, operation=operation: dense.attend(x, x, x, operation, causal(8))[0].sum())(x)
+            gradient = jax.grad(lambda x, operation=operation: dense.attend(x, x, x, operation, causal(8))[0].sum())(
+                x
+            )
             if not jnp.isfinite(gradient).all():
                 raise FloatingPointError(f'{similarity}/{normalizer} has a gradient that is not finite')
 
@@ -125,7 +127,10 @@ def show(found: dict) -> None:
     for name, version in found['versions'].items():
         table.add_row(name, version)
     for name, version in found['extras'].items():
-        table.add_row(name, version or f'[dim]absent: pip install "sinklab[{EXTRAS[name]}]"[/]'.replace('lab[', 'lab\\['))
+        table.add_row(
+            name,
+            version or f'[dim]absent: pip install "sinklab[{EXTRAS[name]}]"[/]'.replace('lab[', 'lab\\['),
+        )
     table.add_row('devices', ', '.join(device.device_kind for device in jax.devices()))
     for name, outcome in found['checks'].items():
         table.add_row(name, '[green]ok[/]' if outcome == 'ok' else '[red]broken[/]')

@@ -17,7 +17,9 @@ def arguments(verb: argparse.ArgumentParser) -> None:
     verb.add_argument('--workdir', required=True, metavar='DIR', help='the run folder, new or to be gone on with')
     verb.add_argument('--data', type=int, default=1, metavar='N', help='devices that split the batch')
     verb.add_argument('--fsdp', type=int, default=1, metavar='N', help='... and the parameters too')
-    verb.add_argument('--tensor', type=int, default=1, metavar='N', help='devices that split heads, FFN and vocabulary')
+    verb.add_argument(
+        '--tensor', type=int, default=1, metavar='N', help='devices that split heads, FFN and vocabulary'
+    )
     verb.add_argument('--micro_batch', type=int, metavar='N', help='sequences at once; gradients are accumulated')
     verb.add_argument('--remat', action='store_true', help='recompute activations in the backward pass')
     verb.add_argument('--tensorboard', action='store_true', help='write TensorBoard events beside metrics.jsonl')

@@ -77,7 +77,9 @@ def given(file: str) -> Tokenizer:
     try:
         return Tokenizer.from_file(file)
     except Exception as error:  # the library raises nothing narrower
-        raise Refusal(f'{file} is no tokenizer ({error}); give a tokenizer.json of Hugging Face tokenizers') from error
+        raise Refusal(
+            f'{file} is no tokenizer ({error}); give a tokenizer.json of Hugging Face tokenizers'
+        ) from error
 
 
 def learn(documents: list[Document], vocabulary: int) -> Tokenizer:

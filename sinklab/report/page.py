@@ -73,7 +73,14 @@ def curves(runs: list[Run]) -> go.Figure:
             line = dict(color=colour(number), dash=dash, width=1 if dash == 'dot' else 2)
             label = run.name if column == 1 else f'{run.name}, {name}'
             figure.add_scatter(
-                x=steps, y=values, name=label, line=line, legendgroup=run.name, showlegend=column == 1, row=1, col=column
+                x=steps,
+                y=values,
+                name=label,
+                line=line,
+                legendgroup=run.name,
+                showlegend=column == 1,
+                row=1,
+                col=column,
             )
     figure.update_xaxes(title='step')
     return figure.update_layout(template='simple_white', height=380, margin=dict(l=50, r=20, t=40, b=45))

@@ -42,7 +42,13 @@ def heads(runs: list[Run]) -> plt.Figure:
         layers, count = run.alpha_NLH[-1].shape
         extent = (0.5, count + 0.5, 0.5, layers + 0.5)
         image = axis.imshow(run.alpha_NLH[-1], origin='lower', vmin=0, vmax=1, aspect='auto', extent=extent)
-        axis.set(title=run.name, xlabel='head', ylabel='layer', xticks=range(1, count + 1), yticks=range(1, layers + 1))
+        axis.set(
+            title=run.name,
+            xlabel='head',
+            ylabel='layer',
+            xticks=range(1, count + 1),
+            yticks=range(1, layers + 1),
+        )
     figure.colorbar(image, ax=axes, label=r'$\alpha_1$')
     return figure
 

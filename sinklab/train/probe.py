@@ -16,7 +16,10 @@ from sinklab.train import state
 def capture_bytes(spec: Spec) -> int:
     """Memory of the captured matrices and residuals."""
     model, probe = spec.model, spec.probe
-    token = 4 * model.heads * probe.length + np.dtype('float32' if model.dtype == 'float32' else 'uint16').itemsize * model.width
+    token = (
+        4 * model.heads * probe.length
+        + np.dtype('float32' if model.dtype == 'float32' else 'uint16').itemsize * model.width
+    )
     return model.layers * probe.sequences * probe.length * token
 
 

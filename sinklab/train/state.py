@@ -17,9 +17,7 @@ def architecture(model: spec.Model) -> tuple[nnx.GraphDef, nnx.State]:
 
 def initial(spec: spec.Spec) -> dict:
     params = nnx.to_pure_dict(nnx.state(Transformer(spec.model, nnx.Rngs(spec.seed))))
-    return dict(
-        step=jnp.zeros((), jnp.int32), params=params, opt_state=transformation(spec.optimizer).init(params)
-    )
+    return dict(step=jnp.zeros((), jnp.int32), params=params, opt_state=transformation(spec.optimizer).init(params))
 
 
 def create(spec: spec.Spec, mesh: jax.sharding.Mesh) -> dict:
