@@ -8,7 +8,7 @@ export JAX_PLATFORMS ?= cpu
 
 quickstart: .venv/quickstart
 	@for row in $(ROWS); do \
-	  $(BIN)/sinklab train --config=configs/quickstart.py:$$row --workdir=$(RUNS)/$$row || exit $$?; \
+	  $(BIN)/sinklab train --config=configs/quickstart.py:$$row --workdir=$(RUNS)/$$row --remat || exit $$?; \
 	done
 	@$(BIN)/sinklab report $(addprefix $(RUNS)/,$(ROWS)) --png
 

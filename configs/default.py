@@ -26,6 +26,7 @@ def get_config(row=None):
             vocabulary=50432,
             position='rotary',
             norm_epsilon=1e-5,
+            initialization='released',
             dtype='bfloat16',
             attention=dict(similarity='exp', normalizer='sum'),
         )

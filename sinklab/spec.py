@@ -51,6 +51,7 @@ class Model:
     vocabulary: Count
     position: Literal['none', 'rotary']
     norm_epsilon: Positive
+    initialization: Literal['released', 'gpt2']
     dtype: Literal['bfloat16', 'float32']  # of the computation; parameters and statistics are float32
     attention: Attention
 

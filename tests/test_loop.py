@@ -141,6 +141,16 @@ def test_other_data_under_the_same_name_is_refused(tmp_path):
         train(spec(source), tmp_path / 'run')
 
 
+def test_a_damaged_checkpoint_is_named_and_the_run_goes_on_without_it(whole, corpus, tmp_path):
+    shutil.copytree(whole[0], tmp_path / 'run')
+    newest = tmp_path / 'run' / 'checkpoints' / '8'
+    shutil.rmtree(newest / 'state')
+    with pytest.raises(Refusal, match=r'checkpoints/8 cannot be restored .* delete it'):
+        train(spec(corpus), tmp_path / 'run')
+    shutil.rmtree(newest)
+    assert timeless(train(spec(corpus), tmp_path / 'run')) == timeless(whole[1])
+
+
 def test_divergence_stops_the_run_and_keeps_the_last_good_checkpoint(corpus, tmp_path):
     wild = spec(corpus, optimizer__peak_learning_rate=1e30, optimizer__warmup_steps=5, checkpoint__every_steps=1)
     with pytest.raises(loop.Diverged, match=r'train/loss .* at step \d'):
@@ -219,7 +229,7 @@ def test_a_signal_to_the_real_program(whole, corpus, tmp_path, signal, code):
     assert first.returncode == code, first.stderr
     if signal != 'KILL':
         assert 'saved at step' in first.stderr
-        assert f'go on with: sinklab train --config={script} --workdir={tmp_path}/run' in first.stderr
+        assert f'-m sinklab train --config={script} --workdir={tmp_path}/run' in first.stderr
     second = subprocess.run(command, capture_output=True, text=True, timeout=120)
     assert second.returncode == 0, second.stderr
     assert timeless(Folder(tmp_path / 'run').records()) == timeless(whole[1])

@@ -73,7 +73,7 @@ def test_rotary_scores_depend_on_the_distance_alone():
         np.testing.assert_allclose(diagonal, diagonal[0], atol=1e-5)
 
 
-def test_released_initialisation():
+def test_the_released_initialization():
     spec = tiny(model__layers=3, model__width=64, model__ffn_width=96, model__heads=8)
     params = nnx.to_pure_dict(nnx.state(Transformer(spec.model, nnx.Rngs(0))))
     attention, ffn = params['blocks']['attention'], params['blocks']['ffn']
@@ -88,6 +88,18 @@ def test_released_initialisation():
         np.testing.assert_allclose(weight.std(), std, rtol=0.05)
     assert not np.allclose(attention['query_DHK'][0], attention['query_DHK'][1]), 'layers start alike'
     assert (params['blocks']['ffn_norm']['gain_D'] == 1).all()
+
+
+def test_the_initialization_of_gpt2():
+    spec = tiny(model__initialization='gpt2', model__layers=8, model__width=64, model__ffn_width=96)
+    params = nnx.to_pure_dict(nnx.state(Transformer(spec.model, nnx.Rngs(0))))
+    for weight, std in [
+        (params['embedding_VD'], 0.02),
+        (params['blocks']['ffn']['in_DF'], 0.02),
+        (params['blocks']['attention']['output_HKD'], 0.005),
+        (params['blocks']['ffn']['out_FD'], 0.005),
+    ]:
+        np.testing.assert_allclose(weight.std(), std, rtol=0.05)
 
 
 def test_half_precision_follows_single_precision():

@@ -8,6 +8,7 @@ import argparse
 import shlex
 import signal
 import sys
+from pathlib import Path
 
 from sinklab.spec import Hardware, Refusal
 
@@ -45,13 +46,19 @@ def run(given: argparse.Namespace, rest: list[str]) -> int:
             progress.say(f'sinklab train: {error}: the run has diverged; {folder.kept()}')
             return 3
         except loop.Stopped as stop:
-            progress.say(f'{stop}; go on with: {shlex.join(["sinklab", *sys.argv[1:]])}')
+            progress.say(f'{stop}; go on with: {again()}')
             return 42 if stop.signal == signal.SIGTERM else 128 + stop.signal
         progress.say(
             f'{folder}: step {last["step"]}, valid loss {last["valid/loss"]:.3f}, Sink_1 {last["sink/1"]:.1f} %, '
             f'alpha_1 {last["alpha/1"]:.3f} (uniform {last["alpha/floor"]:.3f}), {last["seconds"]:.0f} s'
         )
     return 0
+
+
+def again() -> str:
+    """The command line that was given, to be given again."""
+    program = [sys.argv[0]] if Path(sys.argv[0]).name == 'sinklab' else [sys.executable, '-m', 'sinklab']
+    return shlex.join([*program, *sys.argv[1:]])
 
 
 def layout(given: argparse.Namespace) -> Hardware:

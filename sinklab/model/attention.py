@@ -5,7 +5,7 @@ from flax import nnx
 from sinklab import spec
 from sinklab.attend import dense
 from sinklab.attend.mask import Mask
-from sinklab.model.parameter import fan_in, normal
+from sinklab.model.initialization import INITIALIZATIONS, normal
 from sinklab.model.positions import POSITIONS
 from sinklab.sharding import place
 
@@ -15,12 +15,14 @@ class SelfAttention(nnx.Module):
 
     def __init__(self, model: spec.Model, rngs: nnx.Rngs):
         self.model = model
-        inward = (model.width, model.heads, model.head_width), fan_in(model.width)
+        init = INITIALIZATIONS[model.initialization]
+        inward = (model.width, model.heads, model.head_width), init.linear(model, model.width)
         self.query_DHK = normal(rngs, *inward, ('embed', 'heads', 'head_width'))
         self.key_DHK = normal(rngs, *inward, ('embed', 'heads', 'head_width'))
         self.value_DHK = normal(rngs, *inward, ('embed', 'heads', 'head_width'))
-        outward = (model.heads, model.head_width, model.width), fan_in(model.heads * model.head_width)
-        self.output_HKD = normal(rngs, *outward, ('heads', 'head_width', 'embed'))
+        outward = (model.heads, model.head_width, model.width)
+        std = init.attention_output(model, model.heads * model.head_width)
+        self.output_HKD = normal(rngs, outward, std, ('heads', 'head_width', 'embed'))
 
     def __call__(self, x_BTD: jax.Array, mask: Mask) -> tuple[jax.Array, jax.Array]:
         """(output_BTD, attention_BHTS)."""

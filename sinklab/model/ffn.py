@@ -2,18 +2,19 @@ import jax
 from flax import nnx
 
 from sinklab import spec
-from sinklab.model.parameter import fan_in, normal
+from sinklab.model.initialization import INITIALIZATIONS, normal
 from sinklab.sharding import place
 
 
 class SwiGLU(nnx.Module):
-    """(swish(x W_gate) * x W_in) W_out; W_out starts at 1 / (sqrt(F) L), as released."""
+    """(swish(x W_gate) * x W_in) W_out."""
 
     def __init__(self, model: spec.Model, rngs: nnx.Rngs):
-        inward = (model.width, model.ffn_width), fan_in(model.width), ('embed', 'ffn')
+        init = INITIALIZATIONS[model.initialization]
+        inward = (model.width, model.ffn_width), init.linear(model, model.width), ('embed', 'ffn')
         self.gate_DF = normal(rngs, *inward)
         self.in_DF = normal(rngs, *inward)
-        std = model.ffn_width**-0.5 / model.layers
+        std = init.ffn_output(model, model.ffn_width)
         self.out_FD = normal(rngs, (model.ffn_width, model.width), std, ('ffn', 'embed'))
 
     def __call__(self, x_BTD: jax.Array) -> jax.Array:

@@ -7,7 +7,7 @@ from sinklab.attend.mask import causal
 from sinklab.model.block import Block
 from sinklab.model.capture import Capture
 from sinklab.model.norm import RMSNorm
-from sinklab.model.parameter import fan_in, normal
+from sinklab.model.initialization import INITIALIZATIONS, normal
 from sinklab.sharding import place
 
 
@@ -16,7 +16,8 @@ class Transformer(nnx.Module):
 
     def __init__(self, model: spec.Model, rngs: nnx.Rngs):
         self.dtype = jnp.dtype(model.dtype)
-        table = (model.vocabulary, model.width), fan_in(model.width)
+        std = INITIALIZATIONS[model.initialization].linear(model, model.width)
+        table = (model.vocabulary, model.width), std
         self.embedding_VD = normal(rngs, *table, ('vocabulary', 'embed'))
 
         @nnx.split_rngs(splits=model.layers)

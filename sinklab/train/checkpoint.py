@@ -37,13 +37,20 @@ class Checkpoints:
 
     def restore(self, step: int, abstract: dict) -> dict:
         """The state of a step, each leaf where `abstract` says."""
-        data = self.checkpointer.metadata(step).custom_metadata['data']
+        try:
+            data = self.checkpointer.metadata(step).custom_metadata['data']
+            state = self.checkpointer.load(step, abstract)
+        except (OSError, ValueError, KeyError, TypeError) as error:
+            raise Refusal(
+                f'{self.folder.checkpoints / str(step)} cannot be restored ({str(error).splitlines()[0]}); delete it, '
+                'and the same command goes on from the one before'
+            ) from error
         if data != self.data:
             raise Refusal(
                 f'{self.folder} was trained on other data (digest {data}; now {self.data}): its source or '
                 'tokenizer has changed; bring the old ones back, or give a new --workdir'
             )
-        return self.checkpointer.load(step, abstract)
+        return state
 
     def close(self) -> None:
         try:

@@ -1,0 +1,46 @@
+"""Initialisations, as the standard deviations of their normal distributions, and parameters with named axes."""
+
+import dataclasses
+from collections.abc import Callable
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+
+from sinklab import spec
+
+Deviation = Callable[[spec.Model, int], float]  # of a map with so many inputs
+
+
+@dataclasses.dataclass(frozen=True)
+class Initialization:
+    linear: Deviation  # the embedding too, whose inputs are its width
+    attention_output: Deviation
+    ffn_output: Deviation
+
+
+def fan_in(model: spec.Model, inputs: int) -> float:
+    return (2 / (5 * inputs)) ** 0.5
+
+
+def shallow(model: spec.Model, inputs: int) -> float:
+    return inputs**-0.5 / model.layers
+
+
+def fixed(model: spec.Model, inputs: int) -> float:
+    return 0.02
+
+
+def residual(model: spec.Model, inputs: int) -> float:
+    return 0.02 / (2 * model.layers) ** 0.5
+
+
+INITIALIZATIONS = {
+    'released': Initialization(fan_in, fan_in, shallow),  # sail-sg/Attention-Sink, model.py
+    'gpt2': Initialization(fixed, residual, residual),  # Radford et al., 2019
+}
+
+
+def normal(rngs: nnx.Rngs, shape: tuple[int, ...], std: float, axes: tuple[str | None, ...]) -> nnx.Param:
+    """N(0, std^2) of `shape`, each dimension named by a logical axis of sharding.RULES."""
+    return nnx.Param(std * jax.random.normal(rngs.params(), shape, jnp.float32), axes=axes)
