@@ -1,15 +1,17 @@
+import re
 from pathlib import Path
 
 from setuptools import find_packages, setup
 
+HERE = Path(__file__).parent
 REPORT = ['plotly>=6.0', 'matplotlib>=3.8']
 TENSORBOARD = ['tensorboardX>=2.6']
 
 setup(
     name='sinklab',
-    version='0.1.0',
+    version=re.search(r"__version__ = '(.+)'", (HERE / 'sinklab' / '__init__.py').read_text()).group(1),
     description='Train language models, watch attention sinks emerge, and find out why.',
-    long_description=Path(__file__).with_name('README.md').read_text(encoding='utf-8'),
+    long_description=(HERE / 'README.md').read_text(encoding='utf-8'),
     long_description_content_type='text/markdown',
     license='MIT',
     python_requires='>=3.11',

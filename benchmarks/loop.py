@@ -71,7 +71,7 @@ def looped(spec: Spec) -> float:
             progress(record)
             ticks[record['step']] = time.perf_counter()
 
-        loop.train(spec, HARDWARE, Folder(Path(folder) / 'run'), {}, {}, listener)
+        loop.train(spec, HARDWARE, Folder(Path(folder) / 'run'), {}, listener)
     last = spec.optimizer.steps - 1
     return (ticks[last] - ticks[WARM]) / (last - WARM)
 

@@ -8,6 +8,7 @@ probe/          STEP.npz, the arrays of one probe
 checkpoints/    Orbax
 """
 
+import contextlib
 import dataclasses
 import json
 import os
@@ -23,6 +24,17 @@ def flat(tree: dict, at: str = '') -> dict[str, Any]:
     if not isinstance(tree, dict):
         return {at: tree}
     return {key: value for name, part in tree.items() for key, value in flat(part, f'{at}.{name}'.strip('.')).items()}
+
+
+BEGUN = ('probe', 'row.json', 'row.json.unfinished', 'config.json.unfinished')  # a claim that was cut short
+
+
+@contextlib.contextmanager
+def whole(path: Path) -> Iterator[Path]:
+    """A file to write, which takes the name `path` once it is whole."""
+    unfinished = path.with_name(f'{path.name}.unfinished')
+    yield unfinished
+    unfinished.replace(path)
 
 
 class Folder:
@@ -57,8 +69,10 @@ class Folder:
         if not self.path.is_dir():
             raise Refusal(f'{self} is a file; give a folder as --workdir')
         if not (self.path / 'config.json').exists():
-            if any(self.path.iterdir()):
-                raise Refusal(f'{self} holds files and no run; give a new folder, e.g. --workdir={self}/run')
+            if others := [path.name for path in self.path.iterdir() if path.name not in BEGUN]:
+                raise Refusal(
+                    f'{self} holds files and no run ({others[0]}); give a new folder, e.g. --workdir={self}/run'
+                )
             return
         ours, theirs = flat(dataclasses.asdict(spec)), flat(self.read('config'))
         differ = [
@@ -69,17 +83,20 @@ class Folder:
                 f'{self} holds another run ({"; ".join(differ)}); give a new folder, e.g. --workdir={self}-2'
             )
 
-    def claim(self, spec: Spec, row: dict, environment: dict) -> None:
-        """Writes what the run is; `check` has let it pass."""
-        (self.path / 'probe').mkdir(parents=True, exist_ok=True)
-        for name, content in (
-            ('environment', environment),
-            ('row', row),
-            ('config', dataclasses.asdict(spec)),
-        ):
-            unfinished = self.path / f'{name}.unfinished'
+    def claim(self, spec: Spec, row: dict) -> None:
+        """Makes a new folder this run's; one that `check` has let pass is left as it is."""
+        if (self.path / 'config.json').exists():
+            return
+        try:
+            (self.path / 'probe').mkdir(parents=True, exist_ok=True)
+            self.write('row', row)
+            self.write('config', dataclasses.asdict(spec))
+        except OSError as error:
+            raise Refusal(f'{self} cannot be written ({error.strerror}); choose another --workdir') from error
+
+    def write(self, name: str, content: dict) -> None:
+        with whole(self.path / f'{name}.json') as unfinished:
             unfinished.write_text(json.dumps(content, indent=2) + '\n', encoding='utf-8')
-            unfinished.replace(self.path / f'{name}.json')
 
     def records(self) -> list[dict]:
         """metrics.jsonl by step. A resumed run says the steps after its checkpoint again; the last word counts."""
@@ -88,12 +105,9 @@ class Folder:
             steps[record['step']] = record
         return [steps[step] for step in sorted(steps)]
 
-    def kept(self) -> str:
-        """Which finished checkpoint is the newest, in words."""
-        steps = [int(path.name) for path in self.checkpoints.glob('*') if path.name.isdigit()]
-        if not steps:
-            return 'no checkpoint had been saved yet'
-        return f'the last good checkpoint is {self.checkpoints / str(max(steps))}'
+    def saved(self) -> list[int]:
+        """The steps of the finished checkpoints."""
+        return sorted(int(path.name) for path in self.checkpoints.glob('*') if path.name.isdigit())
 
     def seconds(self, step: int) -> float:
         """What the run had taken when it came to a step."""
@@ -118,7 +132,7 @@ class Metrics:
             self.file.write(b'\n')  # a crash cut the last line off
 
     def append(self, record: dict) -> None:
-        self.file.write(json.dumps(record).encode() + b'\n')
+        self.file.write(json.dumps(record, allow_nan=False).encode() + b'\n')
         self.file.flush()
 
     def sync(self) -> None:

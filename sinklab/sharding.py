@@ -18,13 +18,15 @@ RULES = {
     'head_width': None,
     'ffn': 'tensor',
     'vocabulary': 'tensor',
-    'length': None,
 }
 
 
 def mesh(hardware: Hardware) -> jax.sharding.Mesh:
     shape = tuple(getattr(hardware, axis) for axis in AXES)
-    wanted, found = math.prod(shape), jax.device_count()
+    try:
+        wanted, found = math.prod(shape), jax.device_count()
+    except (RuntimeError, AssertionError) as error:
+        raise Refusal(f'jax finds no device ({error}); set JAX_PLATFORMS, or see sinklab doctor') from error
     if wanted > found:
         given = ' '.join(f'--{axis}={size}' for axis, size in zip(AXES, shape, strict=True))
         raise Refusal(f'{given} wants {wanted} devices and {found} are here; lower one of them')

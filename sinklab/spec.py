@@ -28,6 +28,7 @@ Positive = Annotated[float, Domain('a finite number above 0', lambda x: 0 < x < 
 Nonnegative = Annotated[float, Domain('a finite number of at least 0', lambda x: 0 <= x < math.inf)]
 Fraction = Annotated[float, Domain('a number between 0 and 1, both excluded', lambda x: 0 < x < 1)]
 Momentum = Annotated[float, Domain('a number from 0 up to, but not, 1', lambda x: 0 <= x < 1)]
+Seed = Annotated[int, Domain('a whole number from 0 to 2^32 - 1', lambda x: 0 <= x < 2**32)]
 Text = Annotated[str, Domain('a text that is not empty', bool)]
 
 Similarity = Literal['exp', 'sigmoid']
@@ -79,12 +80,12 @@ class Data:
     length: Count
     held_out: Fraction
     fixed_position: Count | None  # this place of every sequence holds the token FIXED_TOKEN
-    seed: Natural
+    seed: Seed
 
 
 @dataclasses.dataclass(frozen=True)
 class Valid:
-    every_steps: Natural  # 0: only at the end, here and in Probe
+    every_steps: Natural  # 0: only at the start and the end, here and in Probe
     windows: Count
 
 
@@ -92,14 +93,14 @@ class Valid:
 class Probe:
     every_steps: Natural
     sequences: Count
-    length: Count
+    length: Annotated[int, Domain('at least 2', lambda x: x >= 2)]
     keys: Count  # importance is reported for keys 1..keys
 
 
 @dataclasses.dataclass(frozen=True)
 class Checkpoint:
-    every_steps: Natural
-    keep: Count
+    every_steps: Natural  # 0: only at the end
+    keep: Annotated[int, Domain('at least 2, so that there is one before the newest', lambda x: x >= 2)]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -116,7 +117,7 @@ class Spec:
     probe: Probe
     checkpoint: Checkpoint
     log: Log
-    seed: Natural
+    seed: Seed
 
 
 @dataclasses.dataclass(frozen=True)

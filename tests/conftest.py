@@ -10,13 +10,15 @@ import pytest
 from ml_collections import ConfigDict
 
 from configs import default
-from sinklab.spec import Spec, parse
+from sinklab.spec import PAIRS, Spec, parse
 
 COMPILED = tempfile.TemporaryDirectory()
 jax.config.update('jax_num_cpu_devices', 4)
 # Most tests compile the same few programs again: let them find each other's, in this session alone.
 jax.config.update('jax_compilation_cache_dir', COMPILED.name)
 jax.config.update('jax_persistent_cache_min_compile_time_secs', 0.1)
+
+OPERATIONS = [(similarity, normalizer) for similarity, normalizers in PAIRS.items() for normalizer in normalizers]
 
 TINY = {
     'model.layers': 2,

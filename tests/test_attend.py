@@ -4,6 +4,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from conftest import OPERATIONS
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from jax.test_util import check_grads
@@ -11,9 +12,7 @@ from reference import attention as textbook
 
 from sinklab.attend import dense
 from sinklab.attend.mask import Mask, causal
-from sinklab.spec import PAIRS, Attention
-
-OPERATIONS = [(similarity, normalizer) for similarity, normalizers in PAIRS.items() for normalizer in normalizers]
+from sinklab.spec import Attention
 
 
 def random(seed, *shape):

@@ -45,6 +45,8 @@ def refused(capsys, *arguments):
         (['--config.seed.x=5'], 'config.seed holds a value'),
         (['--config.optimizer.steps=many'], 'config.optimizer.steps=many is no int; its value here is'),
         (['--config.optimizer.steps=1.5'], 'is no int'),
+        (['--config.optimizer.steps=100k'], 'is no int'),
+        (['--config.optimizer.steps=['], 'is no int'),
         (['--config.optimizer.steps=-5'], 'it must be a whole number of at least 1'),
         (['--config.model.attention.similarity=softmax'], 'allowed: exp, sigmoid'),
         (['--config.model.attention.normalizer=none'], 'exp goes with: sum'),

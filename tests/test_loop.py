@@ -13,9 +13,10 @@ import pytest
 from conftest import operation, tiny
 from orbax.checkpoint import v1 as ocp
 
+from sinklab.data.batches import sequences
 from sinklab.folder import Folder, flat
 from sinklab.spec import Hardware, Refusal
-from sinklab.train import loop
+from sinklab.train import loop, step
 
 CLOCK = ('seconds', 'speed/tokens_per_second')
 
@@ -25,7 +26,7 @@ def spec(corpus, **changes):
 
 
 def train(spec, path, **listeners):
-    return loop.train(spec, Hardware(), Folder(path), dict(row='tiny'), dict(versions={}), **listeners)
+    return loop.train(spec, Hardware(), Folder(path), dict(row='tiny'), **listeners)
 
 
 def timeless(records, after=0):
@@ -44,8 +45,9 @@ def parameters(path, step):
 def whole(corpus, tmp_path_factory):
     """A run that nothing happened to."""
     path = tmp_path_factory.mktemp('runs') / 'whole'
-    os.environ['SINKLAB_CACHE'] = str(path.parent / 'cache')
-    return path, train(spec(corpus), path)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv('SINKLAB_CACHE', str(path.parent / 'cache'))
+        return path, train(spec(corpus), path)
 
 
 def test_a_run_leaves_what_the_contract_says(whole, corpus):
@@ -78,6 +80,10 @@ def test_a_run_leaves_what_the_contract_says(whole, corpus):
     }
 
 
+def contents(path):
+    return {file: file.read_bytes() for file in path.rglob('*') if file.is_file()}
+
+
 class Died(Exception):
     pass
 
@@ -105,19 +111,19 @@ def test_a_run_that_died_goes_on_bit_for_bit(whole, corpus, tmp_path, at):
 
 
 def test_a_finished_run_is_left_as_it_is(whole, corpus):
-    before = (whole[0] / 'metrics.jsonl').read_bytes()
+    before = contents(whole[0])
     assert train(spec(corpus), whole[0]) == whole[1]
-    assert (whole[0] / 'metrics.jsonl').read_bytes() == before
+    assert contents(whole[0]) == before
 
 
 def test_another_run_is_refused_with_the_difference(whole, corpus):
-    before = {path: path.stat().st_mtime_ns for path in whole[0].rglob('*')}
+    before = contents(whole[0])
     other = operation(spec(corpus, optimizer__steps=20), 'sigmoid', 'none')
     with pytest.raises(Refusal) as refusal:
         train(other, whole[0])
     for words in ('optimizer.steps 8 -> 20', 'similarity exp -> sigmoid', f'--workdir={whole[0]}-2'):
         assert words in str(refusal.value)
-    assert {path: path.stat().st_mtime_ns for path in whole[0].rglob('*')} == before
+    assert contents(whole[0]) == before
 
 
 def test_a_folder_of_something_else_and_a_file_are_refused(corpus, tmp_path):
@@ -137,28 +143,46 @@ def test_other_data_under_the_same_name_is_refused(tmp_path):
     with pytest.raises(Died):
         train(spec(source), tmp_path / 'run', progress=dying(6))
     (tmp_path / '3.txt').write_text('something else ' * 40)
+    before = contents(tmp_path / 'run')
     with pytest.raises(Refusal, match='was trained on other data'):
         train(spec(source), tmp_path / 'run')
+    assert contents(tmp_path / 'run') == before
 
 
 def test_a_damaged_checkpoint_is_named_and_the_run_goes_on_without_it(whole, corpus, tmp_path):
     shutil.copytree(whole[0], tmp_path / 'run')
-    newest = tmp_path / 'run' / 'checkpoints' / '8'
+    shutil.rmtree(tmp_path / 'run' / 'checkpoints' / '8')
+    newest = tmp_path / 'run' / 'checkpoints' / '4'
     shutil.rmtree(newest / 'state')
-    with pytest.raises(Refusal, match=r'checkpoints/8 cannot be restored .* delete it'):
+    with pytest.raises(Refusal, match=r'checkpoints/4 cannot be restored .* delete it'):
         train(spec(corpus), tmp_path / 'run')
     shutil.rmtree(newest)
     assert timeless(train(spec(corpus), tmp_path / 'run')) == timeless(whole[1])
 
 
-def test_divergence_stops_the_run_and_keeps_the_last_good_checkpoint(corpus, tmp_path):
+def test_divergence_stops_the_run_and_names_a_checkpoint_that_training_can_go_on_from(corpus, tmp_path):
     wild = spec(corpus, optimizer__peak_learning_rate=1e30, optimizer__warmup_steps=5, checkpoint__every_steps=1)
-    with pytest.raises(loop.Diverged, match=r'train/loss .* at step \d'):
+    with pytest.raises(loop.Diverged, match=r'train/\w+ is \w+ at step \d'):
         train(wild, tmp_path / 'run')
     folder = Folder(tmp_path / 'run')
-    kept = folder.kept().rpartition('/')[2]
-    assert int(kept) == folder.records()[-1]['step']
-    assert all(np.isfinite(leaf).all() for leaf in parameters(folder.path, int(kept)))
+    kept = ocp.load(folder.checkpoints / str(folder.saved()[-1]), checkpointable_name='state')
+    batch = sequences(wild).batches[int(kept['step'])]
+    value, gradient = jax.value_and_grad(step.loss_of(wild))(kept['params'], batch)
+    assert np.isfinite(value)
+    assert all(np.isfinite(leaf).all() for leaf in jax.tree.leaves(gradient))
+
+
+def test_a_measurement_that_is_not_finite_is_divergence_and_is_not_saved(corpus, tmp_path, monkeypatch):
+    monkeypatch.setattr(loop.probe, 'numbers', lambda observed: {'sink/1': float('nan')})
+    with pytest.raises(loop.Diverged, match='sink/1 is nan at step 3'):
+        train(spec(corpus, checkpoint__every_steps=3), tmp_path / 'run')
+    assert Folder(tmp_path / 'run').saved() == []
+
+
+def test_a_folder_that_cannot_be_made_is_refused(corpus, tmp_path):
+    (tmp_path / 'file').write_text('in the way')
+    with pytest.raises(Refusal, match=r'cannot be written \(Not a directory\)'):
+        train(spec(corpus), tmp_path / 'file' / 'run')
 
 
 def test_too_little_room_is_refused_before_anything_is_written(corpus, tmp_path, monkeypatch):

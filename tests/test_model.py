@@ -5,15 +5,13 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 import reference
-from conftest import operation, tiny
+from conftest import OPERATIONS, operation, tiny
 from flax import nnx
 
 from sinklab.model.positions import Rotary
 from sinklab.model.transformer import Transformer
-from sinklab.spec import PAIRS
 from sinklab.train import state
 
-OPERATIONS = [(similarity, normalizer) for similarity, normalizers in PAIRS.items() for normalizer in normalizers]
 TOKENS = np.random.default_rng(0).integers(0, 300, (3, 12))
 
 

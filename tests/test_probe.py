@@ -4,7 +4,7 @@ import jax
 import numpy as np
 import pytest
 import reference
-from conftest import operation, tiny
+from conftest import OPERATIONS, operation, tiny
 
 from sinklab import sharding
 from sinklab.spec import Hardware
@@ -22,7 +22,7 @@ def sharpened(spec, mesh):
     return params
 
 
-@pytest.mark.parametrize(('similarity', 'normalizer'), [('exp', 'sum'), ('sigmoid', 'none'), ('sigmoid', 'sum')])
+@pytest.mark.parametrize(('similarity', 'normalizer'), OPERATIONS)
 @pytest.mark.parametrize('hardware', [Hardware(), Hardware(data=2, tensor=2)], ids=str)
 def test_the_hook_says_what_numpy_says(similarity, normalizer, hardware):
     spec = operation(tiny(), similarity, normalizer)

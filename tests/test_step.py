@@ -3,7 +3,7 @@
 import jax
 import numpy as np
 import pytest
-from conftest import operation, tiny
+from conftest import OPERATIONS, operation, tiny
 from jax.sharding import PartitionSpec
 
 from sinklab import sharding
@@ -37,9 +37,9 @@ LAYOUTS = [
 ]
 
 
-@pytest.fixture(scope='module', params=['exp', 'sigmoid'])
+@pytest.fixture(scope='module', params=OPERATIONS, ids='-'.join)
 def alone(request):
-    spec = operation(tiny(), request.param, {'exp': 'sum', 'sigmoid': 'none'}[request.param])
+    spec = operation(tiny(), *request.param)
     return spec, *updated(spec, Hardware())
 
 

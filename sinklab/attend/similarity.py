@@ -1,7 +1,7 @@
 """Similarities: score -> (weight, mass), the numerator of attention and what its normalizer sums.
 
-`shift` is the largest visible score of the row where a similarity asks for one: exponentials are taken of
-score - shift, so that they stay finite, and a literal 1 in a formula then stands as `unit` = exp(-shift).
+A shifted similarity is given scores less the largest visible one of their row, so that exponentials stay finite;
+the factor that this takes out of weight and mass alike cancels in their ratio.
 """
 
 import dataclasses

@@ -14,8 +14,8 @@ def load(given: str, rest: list[str]) -> tuple[Spec, dict]:
     module = imported(file)
     try:
         config = module.get_config(row or None)
-    except (ValueError, KeyError, TypeError) as error:
-        raise Refusal(f'--config={given}: {error.args[0]}') from error
+    except Exception as error:  # a config file is its author's program: what it raises is what there is to say
+        raise Refusal(f'--config={given}: {one_line(error)}') from error
     overrides = [override(argument) for argument in rest]
     for path, text in overrides:
         assign(config, path, text)
@@ -34,10 +34,18 @@ def imported(file: str) -> Any:
         raise Refusal(f'--config={file} is no config file; there are {there}')
     specification = importlib.util.spec_from_file_location(path.stem, path)
     module = importlib.util.module_from_spec(specification)
-    specification.loader.exec_module(module)
+    try:
+        specification.loader.exec_module(module)
+    except Exception as error:
+        raise Refusal(f'--config={file} does not run: {one_line(error)}') from error
     if not hasattr(module, 'get_config'):
         raise Refusal(f'--config={file} has no get_config(row); see configs/quickstart.py for one')
     return module
+
+
+def one_line(error: Exception) -> str:
+    kind = '' if type(error) is ValueError else f'{type(error).__name__}: '
+    return kind + ' '.join(str(error).split())
 
 
 def installed_configs() -> list[Path]:
@@ -66,7 +74,7 @@ def assign(config: Any, path: str, text: str) -> None:
     kind = config.get_type(last)
     try:
         config[last] = value(text, kind)
-    except (TypeError, ValueError) as error:
+    except (TypeError, ValueError, SyntaxError) as error:
         raise Refusal(f'{at}.{last}={text} is no {kind.__name__}; its value here is {config[last]!r}') from error
 
 
@@ -82,7 +90,7 @@ def value(text: str, kind: type) -> Any:
     """A command line's text as a value of `kind`; None empties a field that may be empty."""
     if kind is str or text == 'None':
         return None if text == 'None' else text
-    parsed = ast.literal_eval(text.title() if kind is bool else text)
+    parsed = ast.literal_eval(text)
     if kind is float and type(parsed) is int:
         return float(parsed)
     if type(parsed) is not kind:

@@ -31,7 +31,8 @@ def run(given: argparse.Namespace, rest: list[str]) -> int:
     if rest:
         raise Refusal(f'{rest[0]} is unknown; see sinklab doctor --help')
     checks = {name: attempt(check) for name, check in CHECKS.items()}
-    found = dict(python=platform.python_version(), **described(), checks=checks)
+    here = devices() if checks['devices'] == 'ok' else []
+    found = dict(python=platform.python_version(), **described(), devices=here, checks=checks)
     broken = [name for name, outcome in checks.items() if outcome != 'ok']
     if given.json:
         print(json.dumps(found, indent=2))
@@ -42,7 +43,7 @@ def run(given: argparse.Namespace, rest: list[str]) -> int:
     return 1 if broken else 0
 
 
-def attempt(check: Callable[[], None]) -> str:
+def attempt(check: Callable[[], object]) -> str:
     """ok, or why not."""
     try:
         check()
@@ -57,11 +58,10 @@ def described() -> dict:
     return dict(versions=versions(PACKAGES), extras=versions(EXTRAS))
 
 
-def devices() -> None:
+def devices() -> list[str]:
     import jax
 
-    if not jax.devices():
-        raise RuntimeError('jax finds no device')
+    return [device.device_kind for device in jax.devices()]
 
 
 def attention() -> None:
@@ -118,8 +118,8 @@ CHECKS = {
 
 
 def show(found: dict) -> None:
-    import jax
     from rich.console import Console
+    from rich.markup import escape
     from rich.table import Table
 
     console, table = Console(highlight=False), Table(box=None, show_header=False)
@@ -127,11 +127,8 @@ def show(found: dict) -> None:
     for name, version in found['versions'].items():
         table.add_row(name, version)
     for name, version in found['extras'].items():
-        table.add_row(
-            name,
-            version or f'[dim]absent: pip install "sinklab[{EXTRAS[name]}]"[/]'.replace('lab[', 'lab\\['),
-        )
-    table.add_row('devices', ', '.join(device.device_kind for device in jax.devices()))
+        table.add_row(name, version or escape(f'absent; if you want it: pip install "sinklab[{EXTRAS[name]}]"'))
+    table.add_row('devices', ', '.join(found['devices']))
     for name, outcome in found['checks'].items():
         table.add_row(name, '[green]ok[/]' if outcome == 'ok' else '[red]broken[/]')
     console.print(table)

@@ -42,4 +42,5 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print(f'sinklab {given.verb}: {refusal}', file=sys.stderr)
         return 1
     except KeyboardInterrupt:
+        print(f'sinklab {given.verb}: stopped at once; what was saved before is intact', file=sys.stderr)
         return 130

@@ -6,7 +6,6 @@ example:
 
 import argparse
 import json
-import os
 import sys
 from pathlib import Path
 
@@ -15,7 +14,7 @@ from sinklab.spec import Refusal
 
 def arguments(verb: argparse.ArgumentParser) -> None:
     verb.add_argument('runs', nargs='+', metavar='DIR', help='run folders')
-    verb.add_argument('--out', metavar='DIR', help='where report.html goes; without it, beside the runs')
+    verb.add_argument('--out', metavar='DIR', help='where report.html goes; without it, where the runs are')
     verb.add_argument('--png', action='store_true', help='write the pictures as PNG files too')
     verb.add_argument('--json', action='store_true', help='print the table as JSON')
 
@@ -26,14 +25,20 @@ def run(given: argparse.Namespace, rest: list[str]) -> int:
     from sinklab.report import runs
 
     found = runs.read(given.runs)
-    folder = Path(given.out or os.path.commonpath([Path(path).absolute() for path in given.runs]))
-    page = write(folder, found, given.png)
+    page = write(Path(given.out) if given.out else beside(given.runs), found, given.png)
     if given.json:
-        print(json.dumps(runs.table(found), indent=2))
+        print(json.dumps(runs.table(found), indent=2, allow_nan=False))
     else:
         show(runs.table(found))
     print(f'report: {page}', file=sys.stderr if given.json else sys.stdout)
     return 0
+
+
+def beside(runs: list[str]) -> Path:
+    """A single run's own folder, the folder that several lie in, or this one where they lie in different ones."""
+    paths = [Path(path).absolute() for path in runs]
+    parents = {path.parent for path in paths}
+    return paths[0] if len(paths) == 1 else parents.pop() if len(parents) == 1 else Path()
 
 
 def write(folder: Path, found: list, png: bool) -> Path:
@@ -55,17 +60,11 @@ def show(rows: list[dict]) -> None:
     from rich.console import Console
     from rich.table import Table
 
-    table = Table('arm', box=None)
-    for name in ('Sink_1', 'mean alpha_1', 'uniform', 'raw row mass', 'valid loss', 'seconds'):
-        table.add_column(name, justify='right')
+    from sinklab.report.runs import COLUMNS, formatted
+
+    table = Table(box=None)
+    for heading, _, _ in COLUMNS:
+        table.add_column(heading, justify='left' if heading == 'arm' else 'right')
     for row in rows:
-        table.add_row(
-            row['arm'],
-            f'{row["sink/1"]:.1f} %',
-            f'{row["alpha/1"]:.3f}',
-            f'{row["alpha/floor"]:.3f}',
-            f'{row["mass/row"]:.2f}',
-            f'{row["valid/loss"]:.3f}',
-            f'{row["seconds"]:.0f}',
-        )
+        table.add_row(*formatted(row))
     Console(highlight=False).print(table)

@@ -9,6 +9,7 @@ import shlex
 import signal
 import sys
 from pathlib import Path
+from typing import Any
 
 from sinklab.spec import Hardware, Refusal
 
@@ -24,7 +25,7 @@ def arguments(verb: argparse.ArgumentParser) -> None:
     verb.add_argument('--micro_batch', type=int, metavar='N', help='sequences at once; gradients are accumulated')
     verb.add_argument('--remat', action='store_true', help='recompute activations in the backward pass')
     verb.add_argument('--tensorboard', action='store_true', help='write TensorBoard events beside metrics.jsonl')
-    verb.add_argument('--config.PATH', metavar='VALUE', help='any field of the config, e.g. --config.seed=1')
+    verb.usage = '%(prog)s --config FILE:ROW --workdir DIR [--config.PATH=VALUE ...] [options]'
 
 
 def run(given: argparse.Namespace, rest: list[str]) -> int:
@@ -35,15 +36,14 @@ def run(given: argparse.Namespace, rest: list[str]) -> int:
     from sinklab.cli.progress import Progress
     from sinklab.folder import Folder
     from sinklab.train import loop, tensorboard
-    from sinklab.train.environment import environment
 
     folder = Folder(given.workdir)
     mirror = tensorboard.mirror(folder) if given.tensorboard else loop.ignore
     with Progress(row['row'] or row['config'], spec) as progress:
         try:
-            last = loop.train(spec, hardware, folder, row, environment(hardware), progress, mirror)[-1]
+            last = loop.train(spec, hardware, folder, row, progress, mirror)[-1]
         except loop.Diverged as error:
-            progress.say(f'sinklab train: {error}: the run has diverged; {folder.kept()}')
+            progress.say(f'sinklab train: {error}: the run has diverged; {last_good(folder)}')
             return 3
         except loop.Stopped as stop:
             progress.say(f'{stop}; go on with: {again()}')
@@ -53,6 +53,13 @@ def run(given: argparse.Namespace, rest: list[str]) -> int:
             f'alpha_1 {last["alpha/1"]:.3f} (uniform {last["alpha/floor"]:.3f}), {last["seconds"]:.0f} s'
         )
     return 0
+
+
+def last_good(folder: Any) -> str:
+    saved = folder.saved()
+    return (
+        f'the last good checkpoint is {folder.checkpoints / str(saved[-1])}' if saved else 'no checkpoint was saved'
+    )
 
 
 def again() -> str:

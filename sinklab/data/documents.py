@@ -11,6 +11,8 @@ from pathlib import Path
 
 from sinklab.spec import Refusal, unknown
 
+LEFT_OUT = {'site-packages', 'test', 'tests', 'idle_test'}
+
 
 @dataclasses.dataclass(frozen=True)
 class Document:
@@ -46,7 +48,7 @@ def stdlib(_: str) -> Iterator[Document]:
     root = Path(sysconfig.get_path('stdlib'))
     for path in root.rglob('*.py'):
         name = path.relative_to(root)
-        if not any(part == 'site-packages' or 'test' in part for part in name.parts):
+        if not LEFT_OUT & set(name.parts):
             with tokenize.open(path) as file:  # honours a coding cookie
                 yield Document(name.as_posix(), file.read())
 
@@ -72,19 +74,20 @@ def plain(path: Path) -> Iterator[Document]:
 
 
 def jsonl(path: Path) -> Iterator[Document]:
-    with path.open(encoding='utf-8', newline='\n') as file:
+    with path.open('rb') as file:
         for number, line in enumerate(file, 1):
             if line.strip():
                 yield Document(f'{path.as_posix()}:{number}', field(line, path, number))
 
 
-def field(line: str, path: Path, number: int) -> str:
+def field(line: bytes, path: Path, number: int) -> str:
     try:
         text = json.loads(line)['text']
-    except (json.JSONDecodeError, KeyError, TypeError):
-        text = None
-    if not isinstance(text, str):
-        raise Refusal(f'{path}, line {number}, is not an object with a "text"; mend or drop it')
+        text.encode()
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise Refusal(
+            f'{path}, line {number}, is not an object with a "text" in UTF-8; mend it, or leave it out'
+        ) from error
     return text
 
 

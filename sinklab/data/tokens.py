@@ -75,11 +75,17 @@ def build(folder: Path, documents: list[Document], data: spec.Data, vocabulary: 
 
 def given(file: str) -> Tokenizer:
     try:
-        return Tokenizer.from_file(file)
+        tokenizer = Tokenizer.from_file(file)
     except Exception as error:  # the library raises nothing narrower
         raise Refusal(
             f'{file} is no tokenizer ({error}); give a tokenizer.json of Hugging Face tokenizers'
         ) from error
+    if (found := [tokenizer.id_to_token(number) for number in range(2)]) != SPECIAL_TOKENS:
+        raise Refusal(
+            f'{file} has {found} as its tokens 0 and 1, and documents end with 0 and are fixed with 1: give one that '
+            f'has {SPECIAL_TOKENS} there, as GPT-NeoX and those trained here have'
+        )
+    return tokenizer
 
 
 def learn(documents: list[Document], vocabulary: int) -> Tokenizer:
@@ -101,7 +107,8 @@ def write(folder: Path, tokenizer: Tokenizer, train: list[Document], held_out: l
     dtype = np.uint16 if tokenizer.get_vocab_size() <= 2**16 else np.uint32
     tokenizer.save(str(folder / 'tokenizer.json'))
     for name, documents in (('train', train), ('held_out', held_out)):
-        encodings = tokenizer.encode_batch_fast([document.text for document in documents])
+        texts = [document.text for document in documents]
+        encodings = tokenizer.encode_batch_fast(texts, add_special_tokens=False)
         rows = [np.array([*encoding.ids, END_OF_TEXT], dtype) for encoding in encodings]
         np.save(folder / f'{name}.npy', np.concatenate(rows))
         np.save(folder / f'{name}_starts.npy', np.cumsum([0, *map(len, rows)]))
@@ -109,7 +116,10 @@ def write(folder: Path, tokenizer: Tokenizer, train: list[Document], held_out: l
 
 def load(folder: Path, vocabulary: int) -> Tokens:
     names = ('train', 'held_out', 'held_out_starts')
-    arrays = {name: np.load(folder / f'{name}.npy', mmap_mode='r') for name in names}
+    try:
+        arrays = {name: np.load(folder / f'{name}.npy', mmap_mode='r') for name in names}
+    except (OSError, ValueError, EOFError) as error:
+        raise Refusal(f'the tokens in {folder} are damaged ({error}); delete it, and they are made anew') from error
     largest = int(max(arrays['train'].max(), arrays['held_out'].max()))
     if largest >= vocabulary:
         raise Refusal(

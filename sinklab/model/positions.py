@@ -19,8 +19,8 @@ class Rotary(Position):
     def rotate(self, query_BTHK, key_BTHK):
         length, width = query_BTHK.shape[1], query_BTHK.shape[-1]
         frequency = self.base ** (-jnp.arange(0, width, 2) / width)
-        angle_TK = jnp.arange(length)[:, None] * frequency
-        cos, sin = jnp.cos(angle_TK)[:, None], jnp.sin(angle_TK)[:, None]
+        angle = jnp.arange(length)[:, None] * frequency
+        cos, sin = jnp.cos(angle)[:, None], jnp.sin(angle)[:, None]
         return turn(query_BTHK, cos, sin), turn(key_BTHK, cos, sin)
 
 

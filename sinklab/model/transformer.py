@@ -6,8 +6,8 @@ from sinklab import spec
 from sinklab.attend.mask import causal
 from sinklab.model.block import Block
 from sinklab.model.capture import Capture
-from sinklab.model.norm import RMSNorm
 from sinklab.model.initialization import INITIALIZATIONS, normal
+from sinklab.model.norm import RMSNorm
 from sinklab.sharding import place
 
 

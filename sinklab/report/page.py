@@ -7,12 +7,13 @@ import numpy as np
 import plotly.graph_objects as go
 from plotly.subplots import make_subplots
 
+from sinklab.folder import whole
 from sinklab.measure import activations
-from sinklab.report.runs import Run, table
+from sinklab.report.runs import COLUMNS, Run, formatted, table
 
 COLOURS = ('#0072B2', '#D55E00', '#009E73', '#CC79A7', '#E69F00', '#56B4E9', '#000000')  # Okabe and Ito
 HEADS = 4  # shown of each run
-COLUMNS = 4  # of a grid of runs
+PER_ROW = 4  # runs, in a grid of them
 
 STYLE = """
 body { font: 16px/1.5 system-ui, sans-serif; color: #222; max-width: 1080px; margin: 2rem auto; padding: 0 1rem }
@@ -25,8 +26,8 @@ th:first-child, td:first-child { text-align: left }
 
 def write(path: Path, runs: list[Run]) -> None:
     figures = [
-        ('Sink and loss', f'Sink_1 is the share of heads and sequences whose first token gets alpha_1 above 0.3. '
-         f'Uniform attention would give alpha_1 = {runs[0].last("alpha/floor"):.3f}.', curves(runs)),
+        ('Sink and loss', 'Sink_1 is the share of heads and sequences whose first token gets alpha_1 above 0.3; '
+         'the table shows what alpha_1 would be under uniform attention.', curves(runs)),
         ('Where the sinks are', 'Mean alpha_1 of each layer and head. Drag the slider to watch them come.',
          heads(runs)),
         ('What attention looks like', f'One held-out sequence, the {HEADS} heads of each run that give most to its '
@@ -44,20 +45,15 @@ def write(path: Path, runs: list[Run]) -> None:
         f'<style>{STYLE}</style></head><body><h1>Attention sinks: {html.escape(", ".join(run.name for run in runs))}'
         f'</h1>{summary(runs)}{"".join(parts)}</body></html>'
     )
-    unfinished = path.with_suffix('.unfinished')
-    unfinished.write_text(page, encoding='utf-8')
-    unfinished.replace(path)
+    with whole(path) as unfinished:
+        unfinished.write_text(page, encoding='utf-8')
 
 
 def summary(runs: list[Run]) -> str:
-    head = ('arm', 'step', 'Sink_1 %', 'mean alpha_1', 'uniform', 'raw row mass', 'valid loss', 'seconds')
-    body = ''.join(
-        f'<tr><td>{html.escape(row["arm"])}</td><td>{row["step"]}</td><td>{row["sink/1"]:.1f}</td>'
-        f'<td>{row["alpha/1"]:.3f}</td><td>{row["alpha/floor"]:.3f}</td><td>{row["mass/row"]:.2f}</td>'
-        f'<td>{row["valid/loss"]:.3f}</td><td>{row["seconds"]:.0f}</td></tr>'
-        for row in table(runs)
+    rows = ''.join(
+        f'<tr>{"".join(f"<td>{html.escape(cell)}</td>" for cell in formatted(row))}</tr>' for row in table(runs)
     )
-    return f'<table><tr>{"".join(f"<th>{name}</th>" for name in head)}</tr>{body}</table>'
+    return f'<table><tr>{"".join(f"<th>{heading}</th>" for heading, _, _ in COLUMNS)}</tr>{rows}</table>'
 
 
 def colour(number: int) -> str:
@@ -87,7 +83,7 @@ def curves(runs: list[Run]) -> go.Figure:
 
 
 def grid(runs: list[Run]) -> tuple[int, int]:
-    columns = min(COLUMNS, len(runs))
+    columns = min(PER_ROW, len(runs))
     return -(-len(runs) // columns), columns
 
 

@@ -15,7 +15,6 @@ from sinklab.spec import Refusal
 @dataclasses.dataclass(frozen=True)
 class Run:
     name: str
-    config: dict
     records: list[dict]
     probe_steps: list[int]
     alpha_NLH: np.ndarray  # importance of the first token, mean over sequences, of each of N probes
@@ -27,9 +26,9 @@ class Run:
         found = [(record['step'], record[name]) for record in self.records if name in record]
         return [step for step, _ in found], [value for _, value in found]
 
-    def last(self, name: str) -> float:
-        """The newest value of a number; NaN if there is none."""
-        return next((record[name] for record in reversed(self.records) if name in record), float('nan'))
+    def last(self, name: str) -> float | None:
+        """The newest value of a number."""
+        return next((record[name] for record in reversed(self.records) if name in record), None)
 
     def strongest(self, count: int) -> list[tuple[int, int]]:
         """(layer, head) of the heads that give most to the first token, in the last probe."""
@@ -60,7 +59,6 @@ def run(folder: Folder, name: str) -> Run:
     last = probes[-1][1]
     return Run(
         name=name,
-        config=folder.read('config'),
         records=folder.records(),
         probe_steps=[step for step, _ in probes],
         alpha_NLH=np.stack([probe['alpha_LPHK'][..., 0].mean(1) for _, probe in probes]),
@@ -77,7 +75,24 @@ def opened(path: Path) -> dict[str, np.ndarray]:
         raise Refusal(f'{path} is damaged ({error}); delete it, and the report does without it') from error
 
 
+COLUMNS = (
+    ('arm', 'arm', '{}'),
+    ('step', 'step', '{}'),
+    ('Sink_1', 'sink/1', '{:.1f} %'),
+    ('mean alpha_1', 'alpha/1', '{:.3f}'),
+    ('uniform', 'alpha/floor', '{:.3f}'),
+    ('raw row mass', 'mass/row', '{:.2f}'),
+    ('valid loss', 'valid/loss', '{:.3f}'),
+    ('seconds', 'seconds', '{:.0f}'),
+)
+
+
 def table(runs: list[Run]) -> list[dict]:
-    """The closing table: a row a run."""
-    columns = ('sink/1', 'alpha/1', 'alpha/floor', 'mass/row', 'valid/loss', 'seconds')
-    return [dict(arm=run.name, step=run.last('step'), **{name: run.last(name) for name in columns}) for run in runs]
+    """The closing table: a row a run, None where a number was never recorded."""
+    names = [name for _, name, _ in COLUMNS[1:]]
+    return [dict(arm=run.name, **{name: run.last(name) for name in names}) for run in runs]
+
+
+def formatted(row: dict) -> list[str]:
+    """The cells of a row, as a person reads them."""
+    return ['-' if row[name] is None else form.format(row[name]) for _, name, form in COLUMNS]

@@ -35,6 +35,13 @@ class Checkpoints:
         if pending:
             pending.result()
 
+    def drop(self, step: int) -> None:
+        """Deletes a checkpoint that turns out to lead nowhere."""
+        if self.newest == step:
+            self.wait()
+            self.checkpointer.delete(step)
+            self.newest = self.latest()
+
     def restore(self, step: int, abstract: dict) -> dict:
         """The state of a step, each leaf where `abstract` says."""
         try:
@@ -42,12 +49,12 @@ class Checkpoints:
             state = self.checkpointer.load(step, abstract)
         except (OSError, ValueError, KeyError, TypeError) as error:
             raise Refusal(
-                f'{self.folder.checkpoints / str(step)} cannot be restored ({str(error).splitlines()[0]}); delete it, '
-                'and the same command goes on from the one before'
+                f'{self.folder.checkpoints / str(step)} cannot be restored ({str(error).splitlines()[0]}); delete '
+                'it, and the same command goes on from the one before'
             ) from error
         if data != self.data:
             raise Refusal(
-                f'{self.folder} was trained on other data (digest {data}; now {self.data}): its source or '
+                f'{self.folder} was trained on other data (digest {data}, now {self.data}): source or '
                 'tokenizer has changed; bring the old ones back, or give a new --workdir'
             )
         return state

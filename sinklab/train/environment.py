@@ -37,13 +37,14 @@ def versions(packages=PACKAGES) -> dict[str, str | None]:
 
 
 def commit() -> str | None:
-    """The commit of the source tree that runs, with + where it has been changed; None outside one."""
+    """The commit of the source tree that runs, with + where it has been changed; None for an installed copy."""
 
     def git(*arguments: str) -> str:
         command = ['git', '-C', str(Path(__file__).parent), *arguments]
         return subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
 
     try:
+        git('ls-files', '--error-unmatch', __file__)
         return git('rev-parse', 'HEAD') + ('+' if git('status', '--porcelain', '--untracked-files=no') else '')
     except (OSError, subprocess.CalledProcessError):
         return None

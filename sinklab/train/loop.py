@@ -17,12 +17,17 @@ from sinklab.folder import Folder, Metrics
 from sinklab.spec import Hardware, Refusal, Spec
 from sinklab.train import probe, state, step
 from sinklab.train.checkpoint import Checkpoints
+from sinklab.train.environment import environment
 
 Listener = Callable[[dict], None]
 
 
 class Diverged(ArithmeticError):
-    """The loss, or its gradient, is no longer finite."""
+    """The loss, its gradient, or what was measured is no longer finite."""
+
+    def __init__(self, number: int, numbers: dict[str, float]):
+        wild = ', '.join(f'{name} is {value}' for name, value in numbers.items() if not math.isfinite(value))
+        super().__init__(f'{wild} at step {number}')
 
 
 class Stopped(Exception):
@@ -42,19 +47,18 @@ def train(
     hardware: Hardware,
     folder: Folder,
     row: dict,
-    environment: dict,
     progress: Listener = ignore,
     mirror: Listener = ignore,
 ) -> list[dict]:
     """Trains in `folder`, going on from its newest checkpoint, and returns all its records.
 
-    `progress` hears of every step, `mirror` of every line written. Raises Refusal (nothing compiled, nothing
-    written), Diverged, or Stopped.
+    `progress` hears of every step, `mirror` of every line written. Raises Refusal (a folder that holds a run is then
+    as it was, and no step has been compiled), Diverged, or Stopped.
     """
     mesh = check(spec, hardware, folder)
     data = sequences(spec)
     with jax.set_mesh(mesh), room(folder):
-        folder.claim(spec, row, environment)
+        folder.claim(spec, row)
         with contextlib.closing(Checkpoints(folder, spec.checkpoint.keep, data.digest)) as checkpoints:
             Run(spec, hardware, mesh, folder, data, checkpoints, progress, mirror).train()
     return folder.records()
@@ -66,12 +70,13 @@ def check(spec: Spec, hardware: Hardware, folder: Folder) -> jax.sharding.Mesh:
     step.check(spec, hardware)
     mesh = sharding.mesh(hardware)
     probe.check(spec, memory())
-    copies = spec.checkpoint.keep + 1  # one more while the newest is being written
-    needed = copies * state.size(state.abstract(spec, mesh))
+    saved, copies = folder.saved(), spec.checkpoint.keep + 1  # one more while the newest is being written
+    needed = max(0, copies - len(saved)) * state.size(state.abstract(spec, mesh))
     existing = next(path for path in (folder.path.absolute(), *folder.path.absolute().parents) if path.exists())
-    if needed > (free := shutil.disk_usage(existing).free):
+    free = shutil.disk_usage(existing).free
+    if needed > free and spec.optimizer.steps not in saved:
         raise Refusal(
-            f'{folder} has {free / 1e9:.2f} GB of room, and {copies} checkpoints take {needed / 1e9:.2f} GB; '
+            f'{folder} has {free / 1e9:.2f} GB of room, and {copies} checkpoints take {needed / 1e9:.2f} GB more; '
             'make room, choose another --workdir, or lower config.checkpoint.keep'
         )
     return mesh
@@ -97,7 +102,7 @@ class Run:
         progress: Listener,
         mirror: Listener,
     ):
-        self.spec, self.mesh, self.folder, self.data = spec, mesh, folder, data
+        self.spec, self.hardware, self.mesh, self.folder, self.data = spec, hardware, mesh, folder, data
         self.checkpoints, self.progress, self.mirror = checkpoints, progress, mirror
         self.step = step.train_step(spec, hardware, mesh)
         self.valid = step.evaluation(spec, hardware, mesh)
@@ -105,9 +110,13 @@ class Run:
 
     def train(self) -> None:
         first = self.checkpoints.latest() or 0
+        if self.last(first):
+            return
         self.stopwatch = Stopwatch(self.folder.seconds(first))
         with contextlib.closing(Metrics(self.folder)) as self.metrics, signals() as received:
-            self.steps(self.begin(first), first, received)
+            now = self.begin(first)
+            self.folder.write('environment', environment(self.hardware))
+            self.steps(now, first, received)
 
     def begin(self, first: int) -> dict:
         """The state to go on from; that of a fresh run is measured."""
@@ -155,7 +164,8 @@ class Run:
         """Reads a step's numbers, and does what is due after it; `now` is given where that needs the state."""
         numbers = {name: float(value) for name, value in jax.device_get(numbers).items()}
         if not all(map(math.isfinite, numbers.values())):
-            raise Diverged(f'{", ".join(f"{name} {value}" for name, value in numbers.items())} at step {number}')
+            self.checkpoints.drop(number - 1)  # these numbers are of the parameters that it holds
+            raise Diverged(number, numbers)
         self.stopwatch.steps += 1
         record = {'step': number, 'seconds': self.stopwatch.seconds(), **numbers}
         logged = is_due(number, self.spec.log.every_steps)
@@ -163,6 +173,8 @@ class Run:
             tokens = self.spec.optimizer.batch_size * self.spec.data.length
             record['speed/tokens_per_second'] = self.stopwatch.pace() * tokens
         measured = self.measure(number, now['params']) if now else {}
+        if not all(map(math.isfinite, measured.values())):
+            raise Diverged(number, measured)
         record |= measured
         if logged or measured:
             self.write(record)

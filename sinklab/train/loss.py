@@ -7,11 +7,11 @@ import optax
 CHUNK_ROWS = 512  # rows of logits alive at once, on each device
 
 
-def total(hidden_RD: jax.Array, head_VD: jax.Array, target_R: jax.Array, weight_R: jax.Array) -> jax.Array:
-    """Summed cross-entropy of R rows, through their logits in float32."""
-    head_VD = head_VD.astype(hidden_RD.dtype)
-    logits_RV = jnp.einsum('...D,VD->...V', hidden_RD, head_VD, preferred_element_type=jnp.float32)
-    return jnp.sum(weight_R * optax.softmax_cross_entropy_with_integer_labels(logits_RV, target_R))
+def total(hidden_BTD: jax.Array, head_VD: jax.Array, target_BT: jax.Array, weight_BT: jax.Array) -> jax.Array:
+    """Summed cross-entropy of a chunk, through its logits in float32."""
+    head_VD = head_VD.astype(hidden_BTD.dtype)
+    logits_BTV = jnp.einsum('BTD,VD->BTV', hidden_BTD, head_VD, preferred_element_type=jnp.float32)
+    return jnp.sum(weight_BT * optax.softmax_cross_entropy_with_integer_labels(logits_BTV, target_BT))
 
 
 @jax.custom_vjp

@@ -8,6 +8,7 @@ import numpy as np
 from flax import nnx
 
 from sinklab import sharding
+from sinklab.folder import whole
 from sinklab.measure import activations, sink
 from sinklab.spec import Refusal, Spec
 from sinklab.train import state
@@ -59,8 +60,7 @@ def numbers(observed: dict[str, np.ndarray]) -> dict[str, float]:
 
 def save(path: Path, observed: dict[str, np.ndarray]) -> None:
     """One .npz: alpha in full, means over sequences of the rest, one sequence's attention in half precision."""
-    unfinished = path.with_suffix('.unfinished')
-    with unfinished.open('wb') as file:
+    with whole(path) as unfinished, unfinished.open('wb') as file:
         np.savez_compressed(
             file,
             alpha_LPHK=observed['alpha_LPHK'],
@@ -68,4 +68,3 @@ def save(path: Path, observed: dict[str, np.ndarray]) -> None:
             norm_LT=observed['norm_LPT'].mean(1),
             attention_LHTS=observed['attention_LHTS'].astype(np.float16),
         )
-    unfinished.replace(path)
