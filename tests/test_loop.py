@@ -173,7 +173,8 @@ def test_divergence_stops_the_run_and_names_a_checkpoint_that_training_can_go_on
 
 
 def test_a_measurement_that_is_not_finite_is_divergence_and_is_not_saved(corpus, tmp_path, monkeypatch):
-    monkeypatch.setattr(loop.probe, 'numbers', lambda observed: {'sink/1': float('nan')})
+    values = iter([0.0, float('nan')])
+    monkeypatch.setattr(loop.probe, 'numbers', lambda observed: {'sink/1': next(values)})
     with pytest.raises(loop.Diverged, match='sink/1 is nan at step 3'):
         train(spec(corpus, checkpoint__every_steps=3), tmp_path / 'run')
     assert Folder(tmp_path / 'run').saved() == []

@@ -173,8 +173,6 @@ class Run:
             tokens = self.spec.optimizer.batch_size * self.spec.data.length
             record['speed/tokens_per_second'] = self.stopwatch.pace() * tokens
         measured = self.measure(number, now['params']) if now else {}
-        if not all(map(math.isfinite, measured.values())):
-            raise Diverged(number, measured)
         record |= measured
         if logged or measured:
             self.write(record)
@@ -193,6 +191,8 @@ class Run:
             observed = jax.device_get(self.observe(params, step.put(self.data.probe_PT, self.mesh)))
             probe.save(self.folder.probe(number), observed)
             numbers |= probe.numbers(observed)
+        if not all(map(math.isfinite, numbers.values())):
+            raise Diverged(number, numbers)
         return numbers
 
     def write(self, record: dict) -> None:
