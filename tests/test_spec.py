@@ -40,7 +40,7 @@ def changed(path, value):
         ('data.fixed_position', 17, 'windows have 16 places'),
         ('probe.length', 17, 'longer than a window'),
         ('probe.keys', 13, '12 keys'),
-        ('seed', -1, 'at least 0'),
+        ('seed', -1, 'from 0 to 2^32 - 1'),
     ],
 )
 def test_what_cannot_be_is_refused_in_words_that_name_it(path, value, words):
