@@ -23,15 +23,15 @@ BASE = {
     'optimizer.peak_learning_rate': 2e-2,
     'optimizer.schedule': 'cosine',
     'optimizer.final_learning_rate': 2e-3,
-    'optimizer.steps': 1600,
+    'optimizer.steps': 1500,
     'optimizer.batch_size': 32,
     'optimizer.weight_decay': 0.5,
     'data.length': 64,
     'data.fixed_position': 1,
-    'valid.every_steps': 400,
+    'valid.every_steps': 500,
     'valid.windows': 512,
     'probe.every_steps': 100,
-    'checkpoint.every_steps': 400,
+    'checkpoint.every_steps': 500,
 }
 
 ROWS = {
