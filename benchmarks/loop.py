@@ -37,7 +37,7 @@ def undisturbed(steps: int) -> Spec:
     config = quickstart.get_config('softmax')
     for part in ('valid', 'probe', 'checkpoint'):
         config[part].every_steps = 0
-    config.optimizer.steps = steps
+    config.optimizer.steps, config.optimizer.warmup_steps = steps, 0
     return parse(config.to_dict())
 
 

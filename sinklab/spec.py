@@ -35,6 +35,8 @@ Similarity = Literal['exp', 'sigmoid']
 Normalizer = Literal['sum', 'none']
 PAIRS: dict[str, tuple[str, ...]] = {'exp': ('sum',), 'sigmoid': ('none', 'sum')}
 
+SMALLEST_TRAINED = 258
+
 
 @dataclasses.dataclass(frozen=True)
 class Attention:
@@ -188,6 +190,11 @@ def refusals(spec: Spec) -> Iterator[str]:
         )
     if spec.model.position == 'rotary' and spec.model.head_width % 2:
         yield f'config.model.head_width is {spec.model.head_width}; rotary positions need an even one'
+    if data.tokenizer == 'train' and spec.model.vocabulary < SMALLEST_TRAINED:
+        yield (
+            f'config.model.vocabulary is {spec.model.vocabulary}; a tokenizer trained here has at least '
+            f'{SMALLEST_TRAINED} ids, two special ones and the bytes'
+        )
     if optimizer.warmup_steps >= optimizer.steps:
         yield (
             f'config.optimizer.warmup_steps is {optimizer.warmup_steps}, but the run has {optimizer.steps} '

@@ -68,7 +68,7 @@ def test_a_run_is_read_as_it_was_written(found, tmp_path):
 
 def test_rows_of_one_name_are_told_apart_by_their_folders(tmp_path):
     paths = [made_up(tmp_path / name, 'softmax') for name in 'ab']
-    assert [run.name for run in runs.read(paths)] == paths
+    assert [run.name for run in runs.read(paths)] == [f'softmax ({path})' for path in paths]
 
 
 def test_a_damaged_probe_is_named(tmp_path):

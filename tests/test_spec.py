@@ -29,6 +29,7 @@ def changed(path, value):
         ('model.attention.similarity', 'sigmod', 'did you mean sigmoid?'),
         ('model.attention.normalizer', 'none', 'exp goes with: sum'),
         ('model.head_width', 5, 'even'),
+        ('model.vocabulary', 257, 'at least 258 ids'),
         ('optimizer.peak_learning_rate', float('nan'), 'finite number above 0'),
         ('optimizer.peak_learning_rate', '1e-3', 'finite number above 0'),
         ('optimizer.beta2', 1.0, 'from 0 up to, but not, 1'),

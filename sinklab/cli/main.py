@@ -1,4 +1,5 @@
 import argparse
+import os
 import sys
 from collections.abc import Sequence
 
@@ -43,4 +44,5 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return 1
     except KeyboardInterrupt:
         print(f'sinklab {given.verb}: stopped at once; what was saved before is intact', file=sys.stderr)
-        return 130
+        sys.stderr.flush()
+        os._exit(130)  # an orderly end would wait for what is being compiled

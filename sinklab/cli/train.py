@@ -15,7 +15,12 @@ from sinklab.spec import Hardware, Refusal
 
 
 def arguments(verb: argparse.ArgumentParser) -> None:
-    verb.add_argument('--config', required=True, metavar='FILE:ROW', help='a config file and one of its rows')
+    verb.add_argument(
+        '--config',
+        required=True,
+        metavar='FILE[:ROW]',
+        help='a config file and one of its rows; configs/default.py has every field',
+    )
     verb.add_argument('--workdir', required=True, metavar='DIR', help='the run folder, new or to be gone on with')
     verb.add_argument('--data', type=int, default=1, metavar='N', help='devices that split the batch')
     verb.add_argument('--fsdp', type=int, default=1, metavar='N', help='... and the parameters too')
@@ -25,7 +30,7 @@ def arguments(verb: argparse.ArgumentParser) -> None:
     verb.add_argument('--micro_batch', type=int, metavar='N', help='sequences at once; gradients are accumulated')
     verb.add_argument('--remat', action='store_true', help='recompute activations in the backward pass')
     verb.add_argument('--tensorboard', action='store_true', help='write TensorBoard events beside metrics.jsonl')
-    verb.usage = '%(prog)s --config FILE:ROW --workdir DIR [--config.PATH=VALUE ...] [options]'
+    verb.usage = '%(prog)s --config FILE[:ROW] --workdir DIR [--config.PATH=VALUE ...] [options]'
 
 
 def run(given: argparse.Namespace, rest: list[str]) -> int:

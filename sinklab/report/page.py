@@ -61,7 +61,7 @@ def colour(number: int) -> str:
 
 
 def curves(runs: list[Run]) -> go.Figure:
-    figure = make_subplots(1, 2, subplot_titles=('Sink_1 (%)', 'loss'))
+    figure = make_subplots(1, 2, subplot_titles=('Sink_1 (%)', 'loss (solid: valid, dotted: train)'))
     shown = ((1, 'sink/1', 'solid'), (2, 'valid/loss', 'solid'), (2, 'train/loss', 'dot'))
     for number, run in enumerate(runs):
         for column, name, dash in shown:

@@ -38,11 +38,14 @@ class Run:
 
 
 def read(paths: list[str]) -> list[Run]:
-    """The runs in these folders, each named by its row, or by its folder where two rows are the same."""
+    """The runs in these folders, each named by its row, and by its folder too where two rows are the same."""
     folders = [Folder(path) for path in dict.fromkeys(paths)]
     rows = [row_of(folder) for folder in folders]
-    names = [row if row and rows.count(row) == 1 else str(folder) for row, folder in zip(rows, folders, strict=True)]
-    return [run(folder, name) for folder, name in zip(folders, names, strict=True)]
+    return [run(folder, name(folder, row, rows.count(row) == 1)) for folder, row in zip(folders, rows, strict=True)]
+
+
+def name(folder: Folder, row: str, alone: bool) -> str:
+    return row if row and alone else f'{row} ({folder})' if row else str(folder)
 
 
 def row_of(folder: Folder) -> str:

@@ -123,7 +123,9 @@ class Run:
         if first:
             return self.checkpoints.restore(first, state.abstract(self.spec, self.mesh))
         now = state.create(self.spec, self.mesh)
-        self.write({'step': 0, 'seconds': self.stopwatch.seconds(), **self.measure(0, now['params'])})
+        record = {'step': 0, 'seconds': self.stopwatch.seconds(), **self.measure(0, now['params'])}
+        self.write(record)
+        self.progress(record)
         return now
 
     def steps(self, now: dict, first: int, received: list[int]) -> None:
@@ -235,6 +237,7 @@ def signals() -> Iterator[list[int]]:
     def note(number, frame):
         received.append(number)
         signal.signal(number, before[number])
+        os.write(2, b'\nstopping after this step; once more to stop at once\n')
 
     before = {number: signal.signal(number, note) for number in (signal.SIGINT, signal.SIGTERM)}
     try:
