@@ -13,10 +13,10 @@ quickstart: .venv/quickstart
 	@$(BIN)/sinklab report $(addprefix $(RUNS)/,$(ROWS)) --png
 
 test: .venv/test
-	$(BIN)/pytest
+	$(BIN)/pytest -n 2
 
 test-fast: .venv/test
-	$(BIN)/pytest -m 'not slow'
+	$(BIN)/pytest -n 2 -m 'not slow'
 
 lint: .venv/test
 	$(BIN)/ruff check .

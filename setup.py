@@ -39,6 +39,7 @@ setup(
             *TENSORBOARD,
             'tensorboard>=2.17',
             'pytest>=8.0',
+            'pytest-xdist>=3.6',
             'hypothesis>=6.100',
             'ruff>=0.12',
         ],

@@ -23,7 +23,8 @@ from sinklab import sharding
 from sinklab.cli.progress import Progress
 from sinklab.data.batches import sequences
 from sinklab.folder import Folder
-from sinklab.spec import Hardware, Spec, parse
+from sinklab.parse import parse
+from sinklab.spec import Hardware, Spec
 from sinklab.train import loop, probe, state, step
 from sinklab.train.environment import versions
 

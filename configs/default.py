@@ -16,26 +16,12 @@ def get_config(row=None):
     if row is not None:
         raise ValueError(f'configs/default.py has no rows, so no row {row!r}: give the file alone')
     config = ConfigDict()
-    config.model = ConfigDict(
-        dict(
-            layers=10,
-            width=768,
-            heads=8,
-            head_width=96,
-            ffn_width=1536,
-            vocabulary=50432,
-            position='rotary',
-            norm_epsilon=1e-5,
-            initialization='released',
-            dtype='bfloat16',
-            attention=dict(similarity='exp', normalizer='sum'),
-        )
-    )
+    config.model = model()
     config.optimizer = ConfigDict(
         dict(
             name='adamw',
             peak_learning_rate=4e-4,
-            final_learning_rate=placeholder(float),
+            final_share=placeholder(float),
             schedule='constant',
             warmup_steps=100,
             steps=20_000,
@@ -49,17 +35,59 @@ def get_config(row=None):
     )
     config.data = ConfigDict(
         dict(
+            task='text',
             source='stdlib',
             tokenizer='train',
             length=2048,
             held_out=0.15,
+            share=1.0,
+            bos='none',
             fixed_position=placeholder(int),
+            fixed_held_out=True,
+            random_first=placeholder(int),
+            random_last=placeholder(int),
+            positions='continued',
+            triggers=placeholder(int),
             seed=0,
         )
     )
     config.valid = ConfigDict(dict(every_steps=1000, windows=800))
-    config.probe = ConfigDict(dict(every_steps=250, sequences=100, length=64, keys=10))
+    config.probe = ConfigDict(dict(every_steps=250, sequences=100, length=64, keys=10, prepend='none'))
     config.checkpoint = ConfigDict(dict(every_steps=1000, keep=3))
     config.log = ConfigDict(dict(every_steps=10))
     config.seed = 0
     return config.lock()
+
+
+def model():
+    return ConfigDict(
+        dict(
+            layers=10,
+            width=768,
+            heads=8,
+            head_width=96,
+            ffn_width=1536,
+            vocabulary=50432,
+            position='rotary',
+            columns='none',
+            ffn='swiglu',
+            norm='pre',
+            qk_norm=False,
+            head_norm=False,
+            combination='concatenate',
+            gate='none',
+            norm_epsilon=1e-5,
+            initialization='released',
+            dtype='bfloat16',
+            attention=dict(
+                similarity='exp',
+                normalizer='sum',
+                feature_map='identity',
+                gain=1.0,
+                power=placeholder(float),
+                offset=0.0,
+            ),
+            mask=dict(prefix=placeholder(int), window=placeholder(int), block=placeholder(int), document=False),
+            bias=dict(shared=False, key_width=placeholder(int), value='learned', value_norm=placeholder(float)),
+        )
+    )

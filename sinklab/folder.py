@@ -6,6 +6,7 @@ environment.json  versions, devices, layout, commit: of the latest attempt
 metrics.jsonl   {"step", "seconds", name: number} a line; appended, never rewritten
 probe/          STEP.npz, the arrays of one probe
 checkpoints/    Orbax
+outcome.json    how a sweep has seen it end
 """
 
 import contextlib
@@ -16,7 +17,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from sinklab.spec import Refusal, Spec
+from sinklab.record import Refusal
+from sinklab.spec import Spec
 
 
 def flat(tree: dict, at: str = '') -> dict[str, Any]:

@@ -6,7 +6,8 @@ import jax
 from flax import nnx
 from jax.sharding import AbstractMesh, AxisType, NamedSharding, PartitionSpec
 
-from sinklab.spec import Hardware, Refusal
+from sinklab.record import Refusal
+from sinklab.spec import Hardware
 
 AXES = ('data', 'fsdp', 'tensor')
 

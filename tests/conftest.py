@@ -3,14 +3,19 @@ import os
 import tempfile
 
 os.environ['JAX_PLATFORMS'] = 'cpu'
+# Tests compile for minutes and compute for seconds.
+os.environ['XLA_FLAGS'] = f'{os.environ.get("XLA_FLAGS", "")} --xla_backend_optimization_level=0'
 
 import jax
 import numpy as np
 import pytest
+from flax import nnx
 from ml_collections import ConfigDict
 
 from configs import default
-from sinklab.spec import PAIRS, Spec, parse
+from sinklab.parse import parse
+from sinklab.spec import PAIRS, Attention, Spec
+from sinklab.train import state
 
 COMPILED = tempfile.TemporaryDirectory()
 jax.config.update('jax_num_cpu_devices', 4)
@@ -55,9 +60,28 @@ def tiny(**changes) -> Spec:
     return parse(tiny_config(**changes).to_dict())
 
 
+def attention(similarity: str, normalizer: str, power: float = 2.0) -> Attention:
+    """The plain operation of a pair, with what it cannot do without."""
+    feature_map = 'elu1' if (similarity, normalizer) == ('identity', 'sum') else 'identity'
+    power = power if normalizer == 'p_norm' else None
+    return Attention(similarity, normalizer, feature_map, gain=1.0, power=power, offset=0.0)
+
+
 def operation(spec: Spec, similarity: str, normalizer: str) -> Spec:
-    attention = dataclasses.replace(spec.model.attention, similarity=similarity, normalizer=normalizer)
-    return dataclasses.replace(spec, model=dataclasses.replace(spec.model, attention=attention))
+    return dataclasses.replace(
+        spec, model=dataclasses.replace(spec.model, attention=attention(similarity, normalizer))
+    )
+
+
+def drawn(spec: Spec, deviation: float = 0.4) -> dict:
+    """Parameters that leave no part of a model without effect: scores far from 0, gains that are not 1."""
+    rng = np.random.default_rng(0)
+
+    def leaf(path, abstract):
+        gain = path[-1].key == 'gain_D'
+        return np.float32(gain + (0.3 if gain else deviation) * rng.normal(size=abstract.shape))
+
+    return jax.tree_util.tree_map_with_path(leaf, nnx.to_pure_dict(state.architecture(spec)[1]))
 
 
 @pytest.fixture(autouse=True)

@@ -1,80 +1,260 @@
-"""Attention against its textbook formulas, in NumPy and float64."""
+"""Attention against its textbook formulas, in NumPy and float64: forward, backward, and what it must not see."""
 
+import dataclasses
+import functools
+
+import formulas
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from conftest import OPERATIONS
+from conftest import OPERATIONS, attention
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from jax.test_util import check_grads
-from reference import attention as textbook
 
 from sinklab.attend import dense
-from sinklab.attend.mask import Mask, causal
+from sinklab.attend.mask import Mask, block, causal, document, prefix, window
 from sinklab.spec import Attention
+from sinklab.spec import Mask as Visible
+
+POWERS = (0.25, 0.5, 2.0, 3.0)
+ATTENTIONS = [
+    attention(similarity, normalizer, power)
+    for similarity, normalizer in OPERATIONS
+    for power in (POWERS if normalizer == 'p_norm' else (1.0,))
+]
 
 
-def random(seed, *shape):
-    return jax.random.normal(jax.random.key(seed), shape)
+def name(value):
+    if isinstance(value, Attention):
+        return '-'.join(str(part) for part in (value.similarity, value.normalizer, value.power) if part)
+    return str(value)
 
 
-@pytest.mark.parametrize(('similarity', 'normalizer'), OPERATIONS)
+every_operation = pytest.mark.parametrize('operation', ATTENTIONS, ids=name)
+
+
+def given_to(operation, scale=1.0, batch=1, columns=0):
+    """(query, key, value, bias) whose scores deviate by `scale`, positive where the operation needs that."""
+    rng, length, heads = np.random.default_rng(0), 4, 2
+    normal = lambda *shape: rng.normal(size=shape).astype(np.float32)  # noqa: E731
+    query, key = (normal(batch, length + more, heads, 4) * scale**0.5 for more in (0, columns))
+    value, bias = normal(batch, length + columns, heads, 3), normal(batch, heads, length, length + columns)
+    if operation.feature_map == 'elu1':
+        return formulas.elu1(query), formulas.elu1(key), value, abs(bias)
+    return query, key, value, bias
+
+
+def textbook(query, key, value, bias, visible_TS, operation, columns=0):
+    """(output_BTHK, attention_BHTS), one query at a time."""
+    score = np.einsum('bthk,bshk->bhts', np.float64(query), key) / np.sqrt(query.shape[-1]) + bias
+    weigh = functools.partial(formulas.weights, visible_TS=visible_TS, attention=operation, columns=columns)
+    found = np.stack([[weigh(head) for head in heads] for heads in score])
+    return np.einsum('bhts,bshk->bthk', found, value), found
+
+
+def attend(arrays, operation, mask, **how):
+    *arrays, bias = (jnp.asarray(array, jnp.float32) for array in arrays)
+    return dense.attend(*arrays, operation, mask, bias_BHTS=bias, **how)
+
+
+@every_operation
 @pytest.mark.parametrize('scale', [1.0, 30.0])
-def test_every_operation_equals_its_formula(similarity, normalizer, scale):
-    query, key, value = (scale**0.5 * random(seed, 2, 7, 3, 4) for seed in range(3))
-    output, attention = dense.attend(query, key, value, Attention(similarity, normalizer), causal(7))
-    visible = np.tril(np.ones((7, 7), bool))
-    for b in range(2):
-        for h in range(3):
-            q, k, v = (np.float64(x[b, :, h]) for x in (query, key, value))
-            expected = textbook(q @ k.T / 2, visible, similarity, normalizer)
-            np.testing.assert_allclose(attention[b, h], expected, atol=2e-6)
-            np.testing.assert_allclose(output[b, :, h], expected @ v, atol=2e-5)
+@pytest.mark.parametrize('columns', [0, 1])
+def test_an_operation_equals_its_formula(operation, scale, columns):
+    arrays = given_to(operation, scale, batch=3, columns=columns)
+    output, found = attend(arrays, operation, causal(4), columns=columns)
+    visible_TS = np.insert(np.tri(4, dtype=bool), [0] * columns, True, axis=1)
+    for ours, theirs in zip((output, found), textbook(*arrays, visible_TS, operation, columns), strict=True):
+        np.testing.assert_allclose(ours, theirs, rtol=2e-4, atol=2e-6)
 
 
-@pytest.mark.parametrize(('similarity', 'normalizer'), OPERATIONS)
-def test_every_gradient_equals_the_numerical_one(similarity, normalizer):
-    def output(query, key, value):
-        return dense.attend(query, key, value, Attention(similarity, normalizer), causal(5))[0]
+@every_operation
+@pytest.mark.parametrize('scale', [1.0, 30.0])
+def test_a_gradient_equals_the_numerical_one(operation, scale):
+    arrays = [np.float64(array) for array in given_to(operation, scale, columns=1)]
+    weight = np.random.default_rng(1).normal(size=(1, 4, 2, 3))
+    visible_TS = np.insert(np.tri(4, dtype=bool), 0, True, axis=1)
+    ours = jax.grad(lambda arrays: jnp.sum(weight * attend(arrays, operation, causal(4), columns=1)[0]))(
+        [jnp.float32(array) for array in arrays]
+    )
+    for number, found in enumerate(ours):
 
-    check_grads(output, [random(seed, 1, 5, 2, 4) for seed in range(3)], order=1, modes=['rev'], rtol=2e-2)
+        def total(array, number=number):
+            given = [*arrays[:number], array, *arrays[number + 1 :]]
+            return np.sum(weight * textbook(*given, visible_TS, operation, columns=1)[0])
+
+        expected = numerical(total, arrays[number])
+        np.testing.assert_allclose(found, expected, rtol=2e-3, atol=1e-4 * max(1e-2, np.abs(expected).max()))
 
 
-@pytest.mark.parametrize(('similarity', 'normalizer'), OPERATIONS)
-def test_a_query_that_sees_nothing_gets_zeros_and_finite_gradients(similarity, normalizer):
-    mask = Mask(jnp.array([0, 2, 0]), jnp.array([1, 2, 3]))
-
-    def output(x):
-        return dense.attend(x, x, x, Attention(similarity, normalizer), mask)[0]
-
-    x = 50 * random(0, 1, 3, 2, 4)
-    assert (output(x)[:, 1] == 0).all()
-    assert jnp.isfinite(jax.grad(lambda x: output(x).sum())(x)).all()
+def numerical(function, x, step=1e-5):
+    """The gradient of a function of an array by central differences."""
+    gradient = np.zeros(x.shape)
+    for place in np.ndindex(x.shape):
+        moved = np.zeros(x.shape)
+        moved[place] = step
+        gradient[place] = (function(x + moved) - function(x - moved)) / (2 * step)
+    return gradient
 
 
-@pytest.mark.parametrize(('similarity', 'normalizer'), OPERATIONS)
-def test_hidden_scores_of_any_size_change_nothing(similarity, normalizer):
-    query, key, value = (random(seed, 1, 4, 1, 2) for seed in range(3))
-    huge = key.at[:, 3].set(1e4 * jnp.sign(query[:, 0]))
-    attend = lambda key: dense.attend(query, key, value, Attention(similarity, normalizer), causal(4))[0]  # noqa: E731
-    np.testing.assert_array_equal(attend(key)[:, :3], attend(huge)[:, :3])
-    assert jnp.isfinite(jax.grad(lambda key: attend(key)[:, :3].sum())(huge)).all()
+@every_operation
+def test_a_query_that_sees_nothing_gets_zeros_and_finite_gradients(operation):
+    mask = Mask(jnp.array([[0, 2, 0, 0]]), jnp.array([[1, 2, 3, 4]]))
+    arrays = [jnp.asarray(array) for array in given_to(operation, scale=50.0)]
+    (output, found), pull = jax.vjp(lambda *arrays: attend(arrays, operation, mask), *arrays)
+    assert (output[:, 1] == 0).all()
+    assert (found[:, :, 1] == 0).all()
+    assert all(jnp.isfinite(gradient).all() for gradient in pull((jnp.ones_like(output), jnp.ones_like(found))))
+
+
+@every_operation
+def test_hidden_scores_of_any_size_change_nothing(operation):
+    query, key, value, bias = given_to(operation)
+    for hidden in (1e4, -1e4, 1e30):
+        hiding = np.where(np.tri(4, dtype=bool), bias, hidden).astype(np.float32)
+        (plain, _), (output, _) = (attend((query, key, value, b), operation, causal(4)) for b in (bias, hiding))
+        np.testing.assert_array_equal(plain, output)
+        total = lambda *arrays: attend(arrays, operation, causal(4))[0].sum()  # noqa: E731
+        gradients = jax.grad(total, (0, 1, 2, 3))(query, key, value, hiding)
+        assert all(jnp.isfinite(gradient).all() for gradient in gradients)
+        assert (np.asarray(gradients[3])[..., ~np.tri(4, dtype=bool)] == 0).all()
+
+
+@every_operation
+def test_a_gain_multiplies_what_is_attended(operation):
+    arrays = given_to(operation)
+    plain, scaled = (attend(arrays, dataclasses.replace(operation, gain=gain), causal(4)) for gain in (1.0, 0.1))
+    for one, tenth in zip(plain, scaled, strict=True):
+        np.testing.assert_allclose(tenth, 0.1 * one, rtol=1e-5, atol=1e-7)
+
+
+@pytest.mark.parametrize('similarity', ['exp', 'sigmoid', 'elu1'])
+def test_the_norm_of_power_one_is_the_sum(similarity):
+    plain, power = attention(similarity, 'sum'), attention(similarity, 'p_norm', 1.0)
+    for ours, theirs in zip(*(attend(given_to(plain), kind, causal(4)) for kind in (plain, power)), strict=True):
+        np.testing.assert_allclose(ours, theirs, rtol=1e-4, atol=1e-7)
+
+
+@pytest.mark.parametrize('operation', [operation for operation in ATTENTIONS if operation.power], ids=name)
+@pytest.mark.parametrize('scale', [1.0, 30.0])
+def test_a_row_of_a_p_norm_has_that_norm_one(operation, scale):
+    _, found = attend(given_to(operation, scale), operation, causal(4))
+    np.testing.assert_allclose((np.float64(found) ** operation.power).sum(-1), 1, rtol=1e-3)
+
+
+@pytest.mark.parametrize('operation', [operation for operation in ATTENTIONS if operation.power], ids=name)
+def test_a_p_norm_gives_everything_to_an_only_key_whatever_its_score(operation):
+    score_S = jnp.array([-60.0, -30.0, -16.0, -1.0, 0.0, 1.0, 30.0, 60.0])
+    found = dense.weights(score_S[:, None], jnp.ones((8, 1), bool), operation)
+    np.testing.assert_allclose(found, 1, rtol=1e-5)
+
+
+@pytest.mark.parametrize('operation', [attention('exp', 'sum'), attention('exp', 'p_norm', 2.0)], ids=name)
+def test_what_is_added_to_all_scores_divides_out(operation):
+    query, key, value, bias = given_to(operation)
+    plain, moved = (attend((query, key, value, b), operation, causal(4)) for b in (bias, bias + 7))
+    for ours, theirs in zip(plain, moved, strict=True):
+        np.testing.assert_allclose(ours, theirs, rtol=1e-4, atol=1e-7)
+
+
+@pytest.mark.parametrize(('normalizer', 'degree'), [('none', 1), ('count', 1), ('sum', 0)])
+def test_relu_attention_grows_with_its_scores_unless_they_are_divided_out(normalizer, degree):
+    operation = attention('relu', normalizer)
+    query, key, value, bias = given_to(operation)
+    plain, tripled = (attend((factor * query, key, value, factor * bias), operation, causal(4)) for factor in (1, 3))
+    for ours, theirs in zip(tripled, plain, strict=True):
+        np.testing.assert_allclose(ours, 3**degree * theirs, rtol=1e-4, atol=1e-6)
+
+
+def test_a_bias_of_one_entry_is_the_same_for_all():
+    *arrays, _ = given_to(attention('sigmoid', 'none'))
+    outputs = (
+        attend((*arrays, np.full(shape, -1.5)), attention('sigmoid', 'none'), causal(4))[0]
+        for shape in [(1, 1, 1, 1), (1, 2, 4, 4), (1, 1, 4, 1)]
+    )
+    one, *others = outputs
+    for other in others:
+        np.testing.assert_array_equal(one, other)
+
+
+def test_attention_is_computed_in_single_precision_and_given_in_that_of_the_values():
+    arrays = [jnp.asarray(array, jnp.bfloat16) for array in given_to(attention('exp', 'sum'))[:3]]
+    output, found = dense.attend(*arrays, attention('exp', 'sum'), causal(4))
+    assert (output.dtype, found.dtype) == (jnp.bfloat16, jnp.float32)
+    np.testing.assert_allclose(found.sum(-1), 1, rtol=1e-6)
+
+
+lengths, places = st.sampled_from([1, 4, 9]), st.integers(1, 12)
+few = settings(max_examples=25, deadline=None)
+
+
+def shown(mask, length):
+    return np.asarray(mask.visible(length))[0]
+
+
+@few
+@given(lengths)
+def test_causal_shows_each_query_itself_and_what_is_before_it(length):
+    np.testing.assert_array_equal(shown(causal(length), length), np.tri(length, dtype=bool))
+
+
+@few
+@given(lengths, places)
+def test_a_prefix_is_seen_by_all(length, tokens):
+    t, s = np.indices((length, length))
+    np.testing.assert_array_equal(shown(prefix(length, tokens), length), (s <= t) | (s < tokens))
+
+
+@few
+@given(lengths, places)
+def test_a_causal_window_shows_so_many_keys_up_to_the_querys_own(length, keys):
+    expected = [[t - keys < s <= t for s in range(length)] for t in range(length)]
+    np.testing.assert_array_equal(shown(window(length, keys) & causal(length), length), expected)
+
+
+@few
+@given(lengths, places)
+def test_a_block_shows_the_keys_of_the_querys_own(length, keys):
+    expected = [[t // keys == s // keys for s in range(length)] for t in range(length)]
+    np.testing.assert_array_equal(shown(block(length, keys), length), expected)
+
+
+@few
+@given(st.lists(st.booleans(), min_size=9, max_size=9))
+def test_a_causal_document_shows_what_is_since_its_start(opens):
+    number_T = np.cumsum(opens)
+    start_T = [list(number_T).index(number) for number in number_T]
+    found = shown(document(jnp.array([start_T])) & causal(len(opens)), len(opens))
+    expected = Visible(prefix=None, window=None, block=None, document=True)
+    np.testing.assert_array_equal(found, formulas.visible(len(opens), expected, number_T))
 
 
 intervals = st.lists(st.tuples(st.integers(0, 9), st.integers(0, 9)), min_size=3, max_size=3)
 
 
-@settings(max_examples=50, deadline=None)
+def interval(pairs):
+    start, end = zip(*pairs, strict=True)
+    return Mask(jnp.array([start]), jnp.array([end]))
+
+
+@few
 @given(intervals, intervals)
 def test_an_intersection_of_masks_shows_what_both_show(one, other):
-    def mask(pairs):
-        start, end = zip(*pairs, strict=True)
-        return Mask(jnp.array(start), jnp.array(end))
-
-    both = np.asarray(mask(one).visible(9)) & np.asarray(mask(other).visible(9))
-    np.testing.assert_array_equal((mask(one) & mask(other)).visible(9), both)
+    both = shown(interval(one), 9) & shown(interval(other), 9)
+    np.testing.assert_array_equal(shown(interval(one) & interval(other), 9), both)
 
 
-def test_causal_shows_each_query_itself_and_what_is_before_it():
-    np.testing.assert_array_equal(causal(6).visible(6), np.tril(np.ones((6, 6), bool)))
+@few
+@given(intervals, st.integers(0, 3))
+def test_queries_before_a_mask_see_no_key(pairs, queries):
+    found = shown(interval(pairs).after(queries), 9)
+    np.testing.assert_array_equal(found, np.concatenate([np.zeros((queries, 9), bool), shown(interval(pairs), 9)]))
+
+
+def test_an_intersection_meets_the_masks_of_every_sequence():
+    starts = jnp.array([[0, 0, 2, 2], [0, 1, 1, 1]])
+    found = (causal(4) & document(starts)).visible(4)
+    for number, start_T in enumerate(np.asarray(starts)):
+        expected = [[start_T[t] <= s <= t for s in range(4)] for t in range(4)]
+        np.testing.assert_array_equal(found[number], expected)

@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 
 from sinklab.cli.config import load
-from sinklab.cli.main import main
-from sinklab.spec import Refusal
+from sinklab.cli.main import VERBS, main
+from sinklab.record import Refusal
 
 QUICK = 'configs/quickstart.py:softmax'
 
@@ -48,7 +48,7 @@ def refused(capsys, *arguments):
         (['--config.optimizer.steps=100k'], 'is no int'),
         (['--config.optimizer.steps=['], 'is no int'),
         (['--config.optimizer.steps=-5'], 'it must be a whole number of at least 1'),
-        (['--config.model.attention.similarity=softmax'], 'allowed: exp, sigmoid'),
+        (['--config.model.attention.similarity=softmax'], 'allowed: exp, softpick'),
         (['--config.model.attention.normalizer=none'], 'exp goes with: sum'),
         (['--config.data.length=8'], 'config.probe.length is 64, longer than a window'),
         (['--config.data.source=text:/nowhere/*.txt'], 'matches no file'),
@@ -71,12 +71,12 @@ def test_a_wrong_input_is_one_line_and_leaves_nothing(capsys, tmp_path, argument
 @pytest.mark.parametrize(
     ('given', 'words'),
     [
-        ('configs/quickstart.py', 'no row was named (rows: softmax, sigmoid)'),
+        ('configs/quickstart.py', 'no row was named (rows: softmax, sigmoid'),
         ('configs/quickstart.py:sigmod', "no row 'sigmod'; did you mean sigmoid?"),
         ('configs/default.py:x', 'has no rows'),
         (
             'configs/quickstat.py:softmax',
-            'is no config file; there are configs/default.py, configs/quickstart.py',
+            'is no config file; there are configs/',
         ),
         ('README.md', 'is no config file'),
         ('configs/table.py:x', 'has no get_config(row)'),
@@ -94,7 +94,7 @@ def test_overrides_keep_the_type_that_a_field_has():
             '--config.optimizer.steps=200',
             '--config.data.fixed_position=None',
             '--config.data.source=text:a=b',
-            '--config.optimizer.final_learning_rate=1e-4',
+            '--config.optimizer.final_share=0.1',
         ],
     )
     assert spec.optimizer.peak_learning_rate == 1.0
@@ -104,6 +104,56 @@ def test_overrides_keep_the_type_that_a_field_has():
     assert row['row'] == 'softmax'
     assert row['overrides']['optimizer.steps'] == '200'
     assert row['published']['sink/1'] == 18.18
+    assert row['size'] == 'quickstart'
+    assert load('configs/attention.py:softmax', [])[1]['size'] == 'paper'
+
+
+def test_a_size_changes_the_run_and_not_what_its_row_is_about():
+    (plain, usual), (small, smoke) = load(QUICK, []), load(QUICK, ['--config.optimizer.steps=5'], 'smoke')
+    assert (small.model.layers, small.optimizer.steps) == (2, 5)
+    assert small.model.attention == plain.model.attention
+    assert {name for name in usual if usual[name] != smoke[name]} == {'size', 'overrides'}
+
+
+def test_a_config_without_sizes_is_trained_where_none_is_asked_for(capsys, tmp_path, config):
+    assert load(config, [])[1]['size'] is None
+    line = refused(capsys, 'train', f'--config={config}', '--size=smoke', f'--workdir={tmp_path}/run')
+    assert f'--size=smoke: get_config of --config={config} takes no size; leave --size out' in line
+    line = refused(capsys, 'train', f'--config={QUICK}', '--size=smoek', f'--workdir={tmp_path}/run')
+    assert "there is no size 'smoek'; did you mean smoke? (sizes: paper, quickstart, smoke" in line
+
+
+def test_rows_are_listed_with_what_was_published(capsys):
+    assert main(['rows', '--json']) == 0
+    rows = json.loads(capsys.readouterr().out)
+    for row in rows:
+        assert set(row) - {'note'} == {'config', 'row', 'diff', 'published', 'source'}
+    assert main(['rows', '--config=configs/quickstart.py', '--json']) == 0
+    table = json.loads(capsys.readouterr().out)
+    assert table == [row for row in rows if row['config'] == 'configs/quickstart.py']
+    softmax, sigmoid = table[:2]
+    assert (softmax['row'], softmax['published']) == ('softmax', {'sink/1': 18.18, 'valid/loss': 3.73})
+    assert sigmoid['diff'] == {'model.attention.similarity': 'sigmoid', 'model.attention.normalizer': 'none'}
+
+
+def test_rows_are_read_at_100_columns(capsys):
+    assert main(['rows']) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert max(map(len, lines)) <= 100
+    assert any('softmax' in line and 'Sink_1 18.18  loss 3.73' in line for line in lines)
+
+
+def test_rows_of_a_file_of_ones_own_and_of_a_file_without(capsys, tmp_path, config):
+    mine = tmp_path / 'table.py'
+    row = "dict(diff={'seed': 1}, published={'fails': True}, source='me', note='not so sure [1]')"
+    mine.write_text(f"from configs.table import table\nROWS = {{'one': {row}}}\nget_config = table(ROWS)\n")
+    assert main(['rows', f'--config={mine}']) == 0
+    printed = capsys.readouterr().out
+    assert 'one  seed=1   fails      me ' in printed
+    assert 'not so sure [1]' in printed
+    assert 'has no rows; sinklab rows lists' in refused(capsys, 'rows', f'--config={config}')
+    assert 'is no config file; there are' in refused(capsys, 'rows', '--config=nowhere.py')
+    assert '--row=x is unknown' in refused(capsys, 'rows', '--row=x')
 
 
 def test_a_config_is_found_from_any_folder(tmp_path, monkeypatch):
@@ -162,7 +212,7 @@ def test_no_verb_and_a_wrong_verb_print_the_usage(capsys):
         assert 'sinklab' in capsys.readouterr().err
 
 
-@pytest.mark.parametrize('verb', ['train', 'report', 'doctor'])
+@pytest.mark.parametrize('verb', VERBS)
 def test_every_verb_explains_itself_with_an_example(capsys, verb):
     with pytest.raises(SystemExit) as exit:
         main([verb, '--help'])

@@ -8,12 +8,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tokenizers import Tokenizer
 
-from sinklab.data.batches import Batches, sequences
+from sinklab.data.batches import Shuffled, sequences
 from sinklab.data.documents import Document, read, split
-from sinklab.data.interventions import intervene
-from sinklab.data.tokens import END_OF_TEXT, FIXED_TOKEN, cache, tokens
+from sinklab.data.interventions import Intervened, fixed
+from sinklab.data.structure import starts
+from sinklab.data.tokens import BEGIN, END_OF_TEXT, FIXED_TOKEN, cache, tokens
 from sinklab.data.windows import Windows, first_tokens
-from sinklab.spec import Refusal
+from sinklab.record import Refusal
 
 
 @pytest.fixture
@@ -169,29 +170,106 @@ def test_a_fixed_position_holds_the_fixed_token_everywhere_and_nothing_else_move
 
 def test_an_intervention_leaves_its_input_alone(data):
     ids = np.full((2, 17), 7)
-    intervene(ids, dataclasses.replace(data, fixed_position=2))
+    fixed(ids, dataclasses.replace(data, fixed_position=2))
     assert (ids == 7).all()
+
+
+def test_held_out_sequences_may_be_left_as_they_are(corpus):
+    plain, spec = (tiny(data__source=corpus, **more) for more in ({}, FIXED_IN_TRAINING))
+    natural, found = sequences(plain), sequences(spec)
+    assert (found.batches[0][:, 0] == FIXED_TOKEN).all()
+    np.testing.assert_array_equal(found.valid_NT, natural.valid_NT)
+    np.testing.assert_array_equal(found.probe_PT, natural.probe_PT)
+
+
+FIXED_IN_TRAINING = dict(data__fixed_position=1, data__fixed_held_out=False)
+
+
+@pytest.mark.parametrize(('first', 'last'), [(1, 1), (1, 2), (2, 2), (1, 10)])
+def test_random_tokens_stand_where_they_are_asked_for_the_same_in_every_epoch(corpus, first, last):
+    plain = sequences(tiny(data__source=corpus))
+    spec = tiny(data__source=corpus, data__random_first=first, data__random_last=last)
+    found, again = sequences(spec), sequences(spec)
+    places = slice(first - 1, last)
+    for ours, theirs in ((found.batches[3], plain.batches[3]), (found.valid_NT, plain.valid_NT)):
+        assert (ours[:, places] != theirs[:, places]).mean() > 0.7
+        assert ours[:, places].max() > 200  # of 300 ids
+        np.testing.assert_array_equal(np.delete(ours, places, 1), np.delete(theirs, places, 1))
+    np.testing.assert_array_equal(found.probe_PT, plain.probe_PT)
+    np.testing.assert_array_equal(found.batches[3], again.batches[3])
+    other = sequences(dataclasses.replace(spec, data=dataclasses.replace(spec.data, seed=1)))
+    assert found.valid_NT[:, places].tolist() != other.valid_NT[:, places].tolist()
+
+
+def test_random_tokens_belong_to_a_window_and_not_to_a_step():
+    windows = Windows(np.arange(17 * 8), 16, 'training')
+    data = dataclasses.replace(tiny().data, random_first=1, random_last=3)
+    batches = Shuffled(Intervened(windows, data, 300, fix=True), 0, 8)
+    one, other = (sorted(batches[epoch].tolist(), key=lambda row: row[-1]) for epoch in range(2))
+    assert one == other
+
+
+@settings(max_examples=30, deadline=None)
+@given(st.floats(0.01, 1), st.integers(20, 400), st.integers(0, 3))
+def test_a_share_of_the_windows_is_exact_disjoint_and_drawn_by_the_seed(share, count, seed):
+    ids = np.arange(17 * count)
+    windows = Windows(ids, 16, 'training', share, seed)
+    firsts = [int(windows[index][0]) for index in range(len(windows))]
+    assert len(windows) == max(1, round(share * count))
+    assert len(set(firsts)) == len(firsts)
+    assert all(first % 17 == 0 for first in firsts)
+    assert firsts == [int(Windows(ids, 16, 'training', share, seed)[index][0]) for index in range(len(windows))]
+
+
+def test_documents_are_opened_where_that_is_asked(data):
+    plain, found = tokens(data, 300), tokens(dataclasses.replace(data, bos='documents'), 300)
+    documents = np.split(found.held_out, found.held_out_starts[1:-1])
+    expected = np.split(plain.held_out, plain.held_out_starts[1:-1])
+    for ours, theirs in zip(documents, expected, strict=True):
+        np.testing.assert_array_equal(ours, [BEGIN, *theirs])
+    np.testing.assert_array_equal(first_tokens(found, 3, 10), first_tokens(plain, 3, 10))
+
+
+@pytest.mark.parametrize(('prepend', 'token'), [('bos', BEGIN), ('eos', END_OF_TEXT)])
+def test_a_probe_may_have_a_token_before_its_text(corpus, prepend, token):
+    plain = sequences(tiny(data__source=corpus)).probe_PT
+    found = sequences(tiny(data__source=corpus, probe__prepend=prepend)).probe_PT
+    assert (found[:, 0] == token).all()
+    np.testing.assert_array_equal(found[:5, 1:], plain[:5, :-1])
+
+
+@settings(max_examples=50, deadline=None)
+@given(st.lists(st.lists(st.integers(0, 2), min_size=12, max_size=12), min_size=1, max_size=3))
+def test_a_document_starts_after_the_end_of_the_one_before(rows):
+    expected = np.zeros((len(rows), 12), int)
+    for number, row in enumerate(rows):
+        for place in range(1, 12):
+            expected[number, place] = place if row[place - 1] == END_OF_TEXT else expected[number, place - 1]
+    np.testing.assert_array_equal(starts(np.array(rows)), expected)
+
+
+def plain_windows(count):
+    return Intervened(Windows(np.arange(17 * count), 16, 'training'), tiny().data, 300, fix=True)
 
 
 @settings(max_examples=20, deadline=None)
 @given(st.integers(1, 9), st.integers(0, 5), st.integers(0, 40))
 def test_a_batch_is_a_pure_function_of_seed_and_step(batch_size, seed, step):
-    windows = Windows(np.arange(17 * 23), 16, 'training')
-    data = dataclasses.replace(tiny().data, seed=seed)
-    one, other = (Batches(windows, data, batch_size) for _ in range(2))
+    windows = plain_windows(23)
+    one, other = (Shuffled(windows, seed, batch_size) for _ in range(2))
     for earlier in range(min(step, 3)):
         other[earlier]  # having read something before changes nothing
     np.testing.assert_array_equal(one[step], other[step])
 
 
 def test_an_epoch_shows_every_window_once_and_the_next_one_in_another_order():
-    windows = Windows(np.arange(17 * 24), 16, 'training')
-    batches = Batches(windows, tiny().data, 4)
+    windows = plain_windows(24)
+    batches = Shuffled(windows, 0, 4)
     first, second = (np.concatenate([batches[epoch * 6 + i][:, 0] for i in range(6)]) for epoch in range(2))
     assert sorted(first) == sorted(second) == [17 * i for i in range(24)]
     assert first.tolist() != second.tolist()
     assert first.tolist() != sorted(first)
-    other = Batches(windows, dataclasses.replace(tiny().data, seed=1), 4)
+    other = Shuffled(windows, 1, 4)
     assert batches[0].tolist() != other[0].tolist()
 
 

@@ -7,7 +7,9 @@ import pytest
 
 ROOT = Path(__file__).parents[1]
 FLOORS = {
-    'spec': 0,
+    'record': -2,
+    'spec': -1,
+    'parse': 0,
     'sharding': 1,
     'folder': 1,
     'attend': 1,

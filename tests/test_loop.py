@@ -15,7 +15,8 @@ from orbax.checkpoint import v1 as ocp
 
 from sinklab.data.batches import sequences
 from sinklab.folder import Folder, flat
-from sinklab.spec import Hardware, Refusal
+from sinklab.record import Refusal
+from sinklab.spec import Hardware
 from sinklab.train import loop, step
 
 CLOCK = ('seconds', 'speed/tokens_per_second')
@@ -174,7 +175,7 @@ def test_divergence_stops_the_run_and_names_a_checkpoint_that_training_can_go_on
 
 def test_a_measurement_that_is_not_finite_is_divergence_and_is_not_saved(corpus, tmp_path, monkeypatch):
     values = iter([0.0, float('nan')])
-    monkeypatch.setattr(loop.probe, 'numbers', lambda observed: {'sink/1': next(values)})
+    monkeypatch.setattr(loop.probe, 'numbers', lambda *_: {'sink/1': next(values)})
     with pytest.raises(loop.Diverged, match='sink/1 is nan at step 3'):
         train(spec(corpus, checkpoint__every_steps=3), tmp_path / 'run')
     assert Folder(tmp_path / 'run').saved() == []

@@ -7,21 +7,56 @@ from hypothesis.extra.numpy import arrays
 from sinklab.measure import activations, sink
 
 
-def importance_by_hand(A, k, columns=0):
+def importance_by_hand(A, k, columns=0, prefix=1):
     """alpha_k (k from 1): the mean of column k over the queries that can see it."""
     length = A.shape[0]
-    return sum(A[i, columns + k - 1] for i in range(k - 1, length)) / (length - k + 1)
+    queries = range(length) if k <= prefix else range(k - 1, length)
+    return sum(A[i, columns + k - 1] for i in queries) / len(queries)
+
+
+def attention(length, columns, seed, prefix=1):
+    """Two matrices whose queries see the columns, the prefix and what is not after them."""
+    A = np.random.default_rng(seed).random((2, length, columns + length))
+    t, s = np.indices((length, length))
+    A[..., columns:] *= (s <= t) | (s < prefix)
+    return A
 
 
 @settings(max_examples=30, deadline=None)
-@given(st.integers(2, 12), st.integers(0, 2), st.integers(0, 2**31))
-def test_importance_is_a_mean_over_the_queries_that_see_a_key(length, columns, seed):
-    A = np.random.default_rng(seed).random((2, length, length + columns))
-    A[..., columns:] *= np.tril(np.ones((length, length)))
-    keys = min(length, 4)
-    found = sink.importance(A, keys, columns)
-    expected = [[importance_by_hand(a, k, columns) for k in range(1, keys + 1)] for a in A]
+@given(st.integers(2, 12), st.integers(0, 2), st.integers(1, 4), st.integers(0, 2**31))
+def test_importance_is_a_mean_over_the_queries_that_see_a_key(length, columns, prefix, seed):
+    A, keys = attention(length, columns, seed, prefix), min(length, 4)
+    found = sink.importance(A, keys, columns, prefix)
+    expected = [[importance_by_hand(a, k, columns, prefix) for k in range(1, keys + 1)] for a in A]
     np.testing.assert_allclose(found, expected, rtol=1e-5)
+
+
+@settings(max_examples=30, deadline=None)
+@given(st.integers(2, 12), st.integers(1, 2), st.integers(0, 2**31))
+def test_the_importance_of_a_column_as_released_counts_a_query_of_its_own(length, columns, seed):
+    A = attention(length, columns, seed)
+    clean = sink.star(A, columns)
+    for a, found, released in zip(A, clean, sink.with_own_query(clean, length), strict=True):
+        for column in range(columns):
+            total = sum(a[i, column] for i in range(length))
+            np.testing.assert_allclose(found[column], total / length, rtol=1e-5)
+            np.testing.assert_allclose(released[column], (1 + total) / (length + 1), rtol=1e-5)
+
+
+@settings(max_examples=30, deadline=None)
+@given(st.integers(3, 12), st.integers(0, 2), st.data(), st.integers(0, 2**31))
+def test_a_window_has_its_first_key_and_the_queries_that_see_the_first_token(length, columns, data, seed):
+    A, window = attention(length, columns, seed), data.draw(st.integers(1, length - 1))
+    for a, within, edge in zip(A, sink.within(A, window, columns), sink.edge(A, window, columns), strict=True):
+        first = [a[t - 1, columns] for t in range(1, window + 1)]
+        oldest = [a[t - 1, columns + t - window] for t in range(window + 1, length + 1)]
+        np.testing.assert_allclose(within, np.mean(first), rtol=1e-5)
+        np.testing.assert_allclose(edge, np.mean(oldest), rtol=1e-5)
+
+
+def test_the_window_of_which_a_query_is_alone_has_the_querys_own_key_at_its_edge():
+    A = attention(6, 1, 0)
+    np.testing.assert_allclose(sink.edge(A, 1, 1), np.mean([A[:, t, 1 + t] for t in range(1, 6)], 0))
 
 
 def test_uniform_attention_stands_on_the_floor():
@@ -54,11 +89,19 @@ def test_the_proxy_of_a_normalized_row_is_itself():
 def test_numbers_name_what_they_are():
     alpha_LPHK = np.zeros((2, 3, 4, 5))
     alpha_LPHK[0, :, :, 0] = 0.45
-    found = sink.numbers(alpha_LPHK, np.full((2, 3, 4), 7.0), 64)
+    found = sink.numbers(alpha_LPHK, np.full((2, 3, 4), 7.0), 0.25)
     assert (found['sink/1'], found['sink/1@0.4'], found['sink/1@0.5'], found['sink/2']) == (50, 50, 0, 0)
     assert found['alpha/1'] == pytest.approx(0.225)
     assert found['mass/row'] == 7
     assert 'sink/6' not in found
+
+
+def test_a_star_is_that_of_the_strongest_column():
+    star_LPHC = np.array([[[[0.1, 0.35]], [[0.2, 0.29]]]])  # one layer, two sequences, one head, two columns
+    found = sink.star_numbers(star_LPHC, 64)
+    assert (found['sink/star'], found['sink/star/clean']) == (100, 50)  # (1 + 64 * 0.29) / 65 is 0.301
+    assert found['alpha/star/clean'] == pytest.approx(0.32)
+    assert found['alpha/star'] == pytest.approx((1 + 64 * 0.32) / 65)
 
 
 def test_the_norm_ratio_is_a_ratio_of_means_over_sequences():
@@ -69,3 +112,17 @@ def test_the_norm_ratio_is_a_ratio_of_means_over_sequences():
     for layer in range(2):
         expected = norm[layer, :, 0].mean() / norm[layer, :, 1:].mean()
         assert found[f'norm/ratio/{layer + 1:02}'] == pytest.approx(expected)
+
+
+@pytest.mark.parametrize(
+    ('columns', 'prefix', 'reach'), [(0, 1, None), (1, 1, None), (0, 4, None), (2, 3, 5), (0, 1, 20)]
+)
+def test_the_floor_is_the_importance_of_uniform_attention(columns, prefix, reach):
+    length, attention_TS = 12, np.zeros((12, columns + 12))
+    for query in range(length):
+        seen = [True] * columns + [key < max(query + 1, prefix) for key in range(length)]
+        attention_TS[query] = np.array(seen) / sum(seen)
+        if reach and query >= reach:
+            attention_TS[query, columns] = 0
+    expected = sink.importance(attention_TS, 1, columns)[0]
+    np.testing.assert_allclose(sink.floor(length, columns, prefix, reach), expected, rtol=1e-6)

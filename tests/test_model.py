@@ -1,79 +1,236 @@
-"""The whole model against the one in reference.py, and what must hold for any weights."""
+"""The whole model against the one in reference.py, option by option, and what must hold for any weights."""
 
+import functools
+from typing import Literal, get_args, get_origin, get_type_hints
+
+import formulas
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 import reference
-from conftest import OPERATIONS, operation, tiny
+from conftest import OPERATIONS, attention, drawn, tiny
 from flax import nnx
 
-from sinklab.model.positions import Rotary
+from configs import default
+from sinklab import spec
+from sinklab.data.structure import structure
 from sinklab.model.transformer import Transformer
+from sinklab.parse import parse
 from sinklab.train import state
 
-TOKENS = np.random.default_rng(0).integers(0, 300, (3, 12))
+LENGTH = 12
+pytestmark = pytest.mark.slow  # each case has a program of its own to compile
+TOKENS = 1 + np.random.default_rng(0).permutation(299)[: 2 * LENGTH].reshape(2, LENGTH).astype(np.int32)
+TOKENS[0, 4], TOKENS[1, 6] = 0, 0  # an end of text
 
 
-def model(spec):
-    """A model whose norm gains are not all 1, so that a forgotten one shows."""
-    built = Transformer(spec.model, nnx.Rngs(1))
-    params = jax.tree.map(lambda x: x + 0.1 * jnp.cos(jnp.arange(x.size)).reshape(x.shape), nnx.state(built))
-    nnx.update(built, params)
-    return built, nnx.to_pure_dict(params)
+def of_operation(similarity, normalizer, **more):
+    given = attention(similarity, normalizer, **more)
+    names = ('similarity', 'normalizer', 'feature_map', 'power')
+    return {f'model__attention__{name}': getattr(given, name) for name in names}
 
 
-@pytest.mark.parametrize(('similarity', 'normalizer'), OPERATIONS)
-@pytest.mark.parametrize('position', ['rotary', 'none'])
-def test_logits_and_capture_equal_the_reference(similarity, normalizer, position):
-    spec = operation(tiny(model__position=position), similarity, normalizer)
-    built, params = model(spec)
-    logits, captured = built(TOKENS, capture=True)
+def option(**changes):
+    """Fields of the model; of its parts, with __ for the dot."""
+    return {f'model__{name}': value for name, value in changes.items()}
+
+
+POSITIONS = (
+    *('none', 'absolute', 'learned', 'relative_paper_code', 'relative_paper_printed'),
+    *('relative_t5', 'alibi', 'rotary'),
+)
+RESET = dict(model__mask__document=True, data__positions='reset')
+K_ZERO = option(columns='k', bias__value='zero')
+SIGMOID = of_operation('sigmoid', 'none')
+OPTIONS = {
+    **{f'{similarity}-{normalizer}': of_operation(similarity, normalizer) for similarity, normalizer in OPERATIONS},
+    'p_norm of a third': of_operation('exp', 'p_norm', power=1 / 3),
+    'kernel elu1': option(attention__feature_map='elu1'),
+    'kernel mlp': of_operation('identity', 'none') | option(attention__feature_map='mlp'),
+    'kernel mlp, clamped': of_operation('identity', 'clamped') | option(attention__feature_map='mlp'),
+    'gain': option(attention__gain=0.1),
+    'offset': SIGMOID | option(attention__offset=-1.0),
+    **{f'position {kind}': option(position=kind) for kind in POSITIONS},
+    'alibi of 6 heads': option(position='alibi', heads=6),
+    **{f'ffn {kind}': option(ffn=kind) for kind in ('relu', 'gelu', 'swish', 'reglu', 'geglu', 'swiglu')},
+    **{f'norm {kind}': option(norm=kind) for kind in ('pre', 'post', 'sandwich')},
+    'norm_epsilon': option(norm_epsilon=0.5),
+    'qk_norm': option(qk_norm=True),
+    'head_norm': option(head_norm=True),
+    **{f'heads {kind}': option(combination=kind) for kind in ('add', 'add_wide')},
+    **{f'gate {kind}': option(gate=kind) for kind in ('elementwise', 'headwise', 'shared', 'value', 'value_state')},
+    'sink token': option(columns='sink_token'),
+    'k, zero': K_ZERO,
+    'k, first': option(columns='k', bias__value='first', bias__value_norm=2.0),
+    'k, uniform': option(columns='k', bias__value='uniform', bias__value_norm=2.0),
+    'k, shared': K_ZERO | option(bias__shared=True),
+    'k, 2 dimensions': K_ZERO | option(bias__key_width=2),
+    'kv': option(columns='kv'),
+    'kv, shared': option(columns='kv', bias__shared=True),
+    'kv, 1 dimension': option(columns='kv', bias__key_width=1),
+    'v': option(columns='v'),
+    'v, shared': option(columns='v', bias__shared=True),
+    'logit': option(columns='logit'),
+    'logit, shared': option(columns='logit', bias__shared=True),
+    'prefix': option(mask__prefix=3),
+    'window': option(mask__window=3),
+    'block': option(mask__block=5),
+    'documents': option(mask__document=True),
+}
+COMBINATIONS = {
+    'sigmoid, kv': SIGMOID | option(columns='kv'),
+    'linear, kv, add_wide': of_operation('identity', 'none') | option(columns='kv', combination='add_wide'),
+    'softpick, logit': of_operation('softpick', 'sum') | option(columns='logit'),
+    'off by one, k, offset': of_operation('exp', 'plus_one') | K_ZERO | option(attention__offset=0.5),
+    'relu by its count, kv, window': of_operation('relu', 'count') | option(columns='kv', mask__window=4),
+    'kernel elu1, k': option(attention__feature_map='elu1') | K_ZERO,
+    'alibi, k': option(position='alibi') | K_ZERO,
+    't5, logit': option(position='relative_t5', columns='logit'),
+    'none, logit': option(position='none', columns='logit'),
+    'learned, sink token': option(position='learned', columns='sink_token'),
+    'alibi, sink token, documents': option(position='alibi', columns='sink_token', mask__document=True),
+    'post, sink token, prefix': option(norm='post', columns='sink_token', mask__prefix=3),
+    'window, kv, qk_norm': option(columns='kv', qk_norm=True, mask__window=3),
+    'prefix, window': option(mask__prefix=3, mask__window=5),
+    'head norm, v, value gate': option(head_norm=True, columns='v', gate='value'),
+    'add, kv shared, gate of values': option(
+        combination='add', columns='kv', bias__shared=True, gate='value_state', norm='sandwich'
+    ),
+    **{f'documents, reset, {kind}': RESET | option(position=kind) for kind in ('absolute', 'learned')},
+    **{f'reset, {kind}': option(position=kind) | dict(data__positions='reset') for kind in ('absolute', 'rotary')},
+    'documents, reset, sink token': RESET | option(columns='sink_token'),
+    'kernel elu1 normalized, k': of_operation('identity', 'sum') | K_ZERO,
+}
+
+
+@pytest.fixture(scope='module', params=[*OPTIONS, *COMBINATIONS])
+def name(request):
+    return request.param
+
+
+@pytest.fixture(scope='module', autouse=True)
+def forgotten():
+    """Operation by operation, a gigabyte of small programs is compiled."""
+    yield
+    passed.cache_clear()
+    jax.clear_caches()
+
+
+@functools.cache
+def case(name):
+    """(spec, structure of the model, parameters)."""
+    spec = tiny(**{**OPTIONS, **COMBINATIONS}[name])
+    return spec, state.architecture(spec)[0], drawn(spec)
+
+
+def run(name, params, token_BT, **how):
+    spec, graph, _ = case(name)
+    return nnx.merge(graph, params)(token_BT, **structure(jnp.asarray(token_BT), spec), **how)
+
+
+@functools.lru_cache(1)
+def passed(name):
+    """(logits, pull of their gradient back to all parameters, Capture) for TOKENS, operation by operation."""
+    with jax.disable_jit():
+        return jax.vjp(lambda params: run(name, params, TOKENS, capture=True), case(name)[2], has_aux=True)
+
+
+def pulled(pull, logits_BTV):
+    with jax.disable_jit():
+        return pull(jnp.asarray(logits_BTV, jnp.float32))[0]
+
+
+def test_logits_attention_and_residual_equal_the_reference(name):
+    spec, _, params = case(name)
+    logits, _, captured = passed(name)
+    assert captured.columns == (spec.model.columns in reference.COLUMN)
     for number, tokens in enumerate(TOKENS):
-        expected = reference.forward(params, tokens, spec.model)
+        expected = reference.forward(params, tokens, spec)
         found = (logits[number], captured.attention_BHTS[:, number], captured.residual_BTD[:, number])
         for ours, theirs in zip(found, expected, strict=True):
             np.testing.assert_allclose(ours, theirs, rtol=1e-4, atol=1e-4 * np.abs(theirs).max())
 
 
+def test_the_gradient_of_each_parameter_equals_the_numerical_one(name):
+    """Along one direction each."""
+    spec, _, params = case(name)
+    rng = np.random.default_rng(1)
+    weight_TV = rng.normal(size=(LENGTH, 300))
+    gradient = pulled(passed(name)[1], np.stack([weight_TV, 0 * weight_TV]))
+    leaves, tree = jax.tree.flatten(params)
+    for at, found in enumerate(jax.tree.leaves(gradient)):
+        direction, step = rng.normal(size=found.shape), 1e-6
+
+        def total(distance, at=at, direction=direction):
+            moved = jax.tree.unflatten(tree, [*leaves[:at], leaves[at] + distance * direction, *leaves[at + 1 :]])
+            return np.sum(weight_TV * reference.forward(moved, TOKENS[0], spec)[0])
+
+        expected = (total(step) - total(-step)) / (2 * step)
+        norm = np.linalg.norm(found)
+        assert norm > 0, 'a parameter without effect'
+        np.testing.assert_allclose(np.sum(found * direction), expected, atol=2e-3 * norm)
+
+
+PLACES = (0, 4, 10)
+
+
+def reached(name):
+    """Whose embeddings the logits at PLACES can depend on, by the definition of the mask, through all layers."""
+    spec, token_T = case(name)[0], TOKENS[0]
+    document_T = np.cumsum(token_T == 0) - (token_T == 0)
+    seen_TS = formulas.visible(LENGTH, spec.model.mask, document_T)
+    return np.linalg.matrix_power(seen_TS.astype(int), spec.model.layers)[PLACES, :] > 0
+
+
+def moved(pull):
+    """Which embeddings move the logits at PLACES; all tokens are different, so each has a row of its own."""
+    weight_V = np.linspace(-1, 1, 300)
+    gradients = (pull(np.einsum('b,t,v->btv', np.eye(2)[0], np.eye(LENGTH)[at], weight_V)) for at in PLACES)
+    return np.stack([np.abs(gradient['embedding_VD'][TOKENS[0]]).max(-1) > 0 for gradient in gradients])
+
+
+def test_a_logit_depends_on_the_tokens_that_it_may_see_and_on_no_other(name):
+    pull = passed(name)[1]
+    np.testing.assert_array_equal(moved(functools.partial(pulled, pull)), reached(name))
+
+
+@pytest.mark.parametrize('name', ['exp-sum', 'alibi, sink token, documents'])
+def test_a_logit_of_a_compiled_model_does_so_too(name):
+    _, pull = jax.vjp(jax.jit(lambda params: run(name, params, TOKENS)[0]), case(name)[2])
+    np.testing.assert_array_equal(moved(lambda weight: pull(jnp.float32(weight))[0]), reached(name))
+
+
+@pytest.mark.parametrize('name', ['exp-sum', 'post, sink token, prefix'])
+@pytest.mark.parametrize('remat', [False, True])
+def test_compiled_it_says_the_same(name, remat):
+    found, _ = jax.jit(functools.partial(run, name, remat=remat))(case(name)[2], TOKENS)
+    np.testing.assert_allclose(found, passed(name)[0], rtol=1e-4, atol=1e-4)
+
+
+def test_options_name_every_value_of_every_menu():
+    seen = [tiny(**changes).model for changes in {**OPTIONS, **COMBINATIONS}.values()]
+    for kind, part in ((spec.Model, None), (spec.Attention, 'attention'), (spec.Bias, 'bias')):
+        for field, hint in get_type_hints(kind).items():
+            if get_origin(hint) is Literal and field not in ('dtype', 'initialization'):
+                of = lambda model, part=part: getattr(model, part) if part else model  # noqa: E731
+                assert {getattr(of(model), field) for model in seen} == set(get_args(hint)), field
+
+
 def test_without_being_asked_nothing_is_captured():
-    _, captured = model(tiny())[0](TOKENS)
+    with jax.disable_jit():
+        _, captured = run('exp-sum', case('exp-sum')[2], TOKENS)
     assert jax.tree.leaves(captured) == []
 
 
-@pytest.mark.parametrize('jit', [False, True])
-@pytest.mark.parametrize(('similarity', 'normalizer'), OPERATIONS)
-def test_no_logit_depends_on_a_later_token(similarity, normalizer, jit):
-    spec = operation(tiny(), similarity, normalizer)
-    built, params = model(spec)
-    structure = nnx.graphdef(built)
-    table_TD = params['embedding_VD'][: spec.data.length]  # token t is row t: a gradient for every place
-
-    def logit(table_TD, at):
-        tree = {**params, 'embedding_VD': params['embedding_VD'].at[: len(table_TD)].set(table_TD)}
-        logits, _ = nnx.merge(structure, tree)(jnp.arange(spec.data.length)[None])
-        return logits[0, at].sum()
-
-    gradient = jax.grad(logit)
-    gradient = jax.jit(gradient, static_argnums=1) if jit else gradient
-    for at in (0, 7, 15):
-        moved = np.abs(gradient(table_TD, at)).max(-1)
-        assert (moved[: at + 1] > 0).all()
-        assert (moved[at + 1 :] == 0).all()
-
-
-def test_rotary_scores_depend_on_the_distance_alone():
-    query, key = (jax.random.normal(jax.random.key(seed), (1, 1, 1, 8)) for seed in range(2))
-    queries, keys = Rotary().rotate(jnp.tile(query, (1, 10, 1, 1)), jnp.tile(key, (1, 10, 1, 1)))
-    score = np.einsum('tk,sk->ts', queries[0, :, 0], keys[0, :, 0])
-    for distance in range(-9, 10):
-        diagonal = np.diagonal(score, distance)
-        np.testing.assert_allclose(diagonal, diagonal[0], atol=1e-5)
+def fresh(**changes):
+    """Parameters as initialized."""
+    spec = tiny(**changes)
+    return nnx.to_pure_dict(nnx.state(Transformer(spec.model, spec.data.length, nnx.Rngs(0))))
 
 
 def test_the_released_initialization():
-    spec = tiny(model__layers=3, model__width=64, model__ffn_width=96, model__heads=8)
-    params = nnx.to_pure_dict(nnx.state(Transformer(spec.model, nnx.Rngs(0))))
+    params = fresh(**option(layers=3, width=64, ffn_width=96, heads=8, columns='kv'))
     attention, ffn = params['blocks']['attention'], params['blocks']['ffn']
     for weight, std in [
         (params['embedding_VD'], (2 / (5 * 64)) ** 0.5),
@@ -85,12 +242,25 @@ def test_the_released_initialization():
     ]:
         np.testing.assert_allclose(weight.std(), std, rtol=0.05)
     assert not np.allclose(attention['query_DHK'][0], attention['query_DHK'][1]), 'layers start alike'
-    assert (params['blocks']['ffn_norm']['gain_D'] == 1).all()
+    assert (params['blocks']['ffn_norms']['before']['gain_D'] == 1).all()
+    np.testing.assert_allclose(attention['columns']['key_HK'].std(), 0.02, rtol=0.3)
+
+
+@pytest.mark.parametrize(
+    ('ffn', 'initialization', 'std'),
+    [
+        ('relu', 'released', (2 / (5 * 96)) ** 0.5),
+        ('geglu', 'released', (2 / (5 * 96)) ** 0.5),
+        ('relu', 'released_even', 96**-0.5 / 2),
+    ],
+)
+def test_the_released_initialization_scales_by_depth_under_swiglu_alone(ffn, initialization, std):
+    params = fresh(**option(ffn=ffn, initialization=initialization, width=64, ffn_width=96))
+    np.testing.assert_allclose(params['blocks']['ffn']['out_FD'].std(), std, rtol=0.05)
 
 
 def test_the_initialization_of_gpt2():
-    spec = tiny(model__initialization='gpt2', model__layers=8, model__width=64, model__ffn_width=96)
-    params = nnx.to_pure_dict(nnx.state(Transformer(spec.model, nnx.Rngs(0))))
+    params = fresh(**option(initialization='gpt2', layers=8, width=64, ffn_width=96))
     for weight, std in [
         (params['embedding_VD'], 0.02),
         (params['blocks']['ffn']['in_DF'], 0.02),
@@ -100,21 +270,29 @@ def test_the_initialization_of_gpt2():
         np.testing.assert_allclose(weight.std(), std, rtol=0.05)
 
 
+def test_the_initialization_of_torch():
+    params = fresh(**option(initialization='torch', width=64, ffn_width=96))
+    for weight, std in [
+        (params['embedding_VD'], 1.0),
+        (params['head_VD'], (3 * 64) ** -0.5),
+        (params['blocks']['attention']['query_DHK'], (3 * 64) ** -0.5),
+        (params['blocks']['ffn']['out_FD'], (3 * 96) ** -0.5),
+    ]:
+        np.testing.assert_allclose(weight.std(), std, rtol=0.05)
+
+
 def test_half_precision_follows_single_precision():
-    single, half = tiny(), tiny(model__dtype='bfloat16')
-    params = model(single)[1]
-    exact, _ = nnx.merge(state.architecture(single.model)[0], params)(TOKENS)
-    rough, captured = nnx.merge(state.architecture(half.model)[0], params)(TOKENS, capture=True)
+    params = case('exp-sum')[2]
+    exact, _ = run('exp-sum', params, TOKENS)
+    half = state.architecture(tiny(model__dtype='bfloat16'))[0]
+    rough, captured = nnx.merge(half, params)(TOKENS, capture=True)
     assert rough.dtype == captured.attention_BHTS.dtype == jnp.float32
     np.testing.assert_allclose(rough, exact, atol=0.05 * np.abs(exact).max())
     np.testing.assert_allclose(captured.attention_BHTS.sum(-1), 1, atol=1e-5)
 
 
 def test_the_60m_baseline_has_the_published_number_of_parameters():
-    from configs import default
-    from sinklab.spec import parse
-
-    _, abstract = state.architecture(parse(default.get_config().to_dict()).model)
+    _, abstract = state.architecture(parse(default.get_config().to_dict()))
     params = nnx.to_pure_dict(abstract)
     maps = {name: params['blocks'][name] for name in ('attention', 'ffn')}
     assert round(sum(leaf.size for leaf in jax.tree.leaves(maps)) / 1e6, 2) == 58.98

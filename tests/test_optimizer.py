@@ -1,8 +1,10 @@
+import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
 from conftest import tiny
 
+from sinklab.train import state
 from sinklab.train.optimizer import schedule, transformation
 
 
@@ -17,7 +19,7 @@ def test_a_constant_schedule_climbs_from_zero_and_stays():
 
 
 def test_a_cosine_schedule_climbs_and_falls_to_its_end():
-    found = rates(steps=20, warmup_steps=4, peak_learning_rate=0.8, schedule='cosine', final_learning_rate=0.1)
+    found = rates(steps=20, warmup_steps=4, peak_learning_rate=0.8, schedule='cosine', final_share=0.125)
     angle = np.pi * (np.arange(21) - 4) / 16
     falling = 0.1 + 0.7 * (1 + np.cos(angle)) / 2
     np.testing.assert_allclose(found, np.where(np.arange(21) < 4, 0.2 * np.arange(21), falling), rtol=1e-5)
@@ -45,3 +47,37 @@ def test_adamw_clips_decouples_its_decay_and_spares_no_parameter():
             expected[name] = expected[name] - 1e-2 * (direction + 0.5 * expected[name])
     for name in expected:
         np.testing.assert_allclose(params[name], expected[name], rtol=1e-5)
+
+
+def test_sgd_adds_momentum_to_the_gradient_and_decay_to_that():
+    spec = tiny(**SGD, optimizer__warmup_steps=0, optimizer__weight_decay=0.5, optimizer__clip_norm=1e9).optimizer
+    optimizer = transformation(spec)
+    params, trace, expected = jnp.array([1.0, -2.0]), np.zeros(2), np.array([1.0, -2.0])
+    state = optimizer.init(params)
+    for gradient in (jnp.array([3.0, 0.5]), jnp.array([0.1, 0.2])):
+        updates, state = optimizer.update(gradient, state, params)
+        params = optax.apply_updates(params, updates)
+        trace = 0.9 * trace + np.float64(gradient)
+        expected = expected - 1e-2 * (trace + 0.5 * expected)
+    np.testing.assert_allclose(params, expected, rtol=1e-5)
+
+
+SGD = dict(optimizer__name='sgd', optimizer__beta2=None, optimizer__epsilon=None)
+
+
+def test_muon_turns_every_map_inside_blocks_into_a_rotation_and_leaves_the_rest_to_adam():
+    spec = tiny(optimizer__name='muon', optimizer__warmup_steps=0, optimizer__weight_decay=0.0)
+    params = state.initial(spec)['params']
+    gradient = jax.tree.map(lambda x: jax.random.normal(jax.random.key(x.size), x.shape), params)
+
+    def first_update(optimizer):
+        return optimizer.update(gradient, optimizer.init(params), params)[0]
+
+    clip, adam = optax.clip_by_global_norm(1.0), optax.adamw(1e-2, b2=0.95, weight_decay=0.0, nesterov=True)
+    adam, found = first_update(optax.chain(clip, adam)), first_update(transformation(spec.optimizer))
+    for name in ('embedding_VD', 'head_VD'):
+        np.testing.assert_allclose(found[name], adam[name], rtol=1e-4, atol=1e-6)
+    for room, name, rows in (('attention', 'query_DHK', 16), ('attention', 'output_HKD', 16), ('ffn', 'in_DF', 16)):
+        update, given = (np.asarray(tree['blocks'][room][name][0]).reshape(rows, -1) for tree in (found, gradient))
+        values, before = (np.linalg.svd(matrix, compute_uv=False) for matrix in (update, given))
+        assert values.max() / values.min() < min(3.5, before.max() / before.min())

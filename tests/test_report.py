@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 
 from sinklab.folder import Folder
+from sinklab.record import Refusal
 from sinklab.report import page, pictures, runs
-from sinklab.spec import Refusal
 
 BROWSER = next(filter(None, map(shutil.which, ('chromium', 'chromium-browser', 'google-chrome', 'chrome'))), None)
 HEADLESS = ['--headless', '--no-sandbox', '--disable-gpu', '--disable-background-networking']
@@ -61,8 +61,8 @@ def test_a_run_is_read_as_it_was_written(found, tmp_path):
     assert alpha_LH[layer, head] == alpha_LH.max()
     np.testing.assert_allclose(run.attention_LHTS.sum(-1), 1, atol=1e-2)
     assert runs.table(found)[0] | {'arm': ''} == {
-        'arm': '', 'step': 20, 'sink/1': 40.0, 'alpha/1': 0.3, 'alpha/floor': 0.074, 'mass/row': 1.0,
-        'valid/loss': pytest.approx(5 - 20 / 12), 'seconds': 10.0,
+        'arm': '', 'step': 20, 'sink/1': 40.0, 'sink/star': None, 'alpha/1': 0.3, 'alpha/floor': 0.074,
+        'mass/row': 1.0, 'valid/loss': pytest.approx(5 - 20 / 12), 'seconds': 10.0,
     }  # fmt: skip
 
 

@@ -1,16 +1,59 @@
-"""Normalizers: total mass of a row -> Z, what its weights are divided by."""
+"""Normalizers: Z, what the weights of a row are divided by, from sums over its masses."""
 
+import dataclasses
+from collections.abc import Callable
+
+import jax
 import jax.numpy as jnp
 
 EPSILON = 1e-8  # of the released code
 
 
-def sum(total):
-    return total + EPSILON
+@dataclasses.dataclass(frozen=True)
+class Row:
+    """What a normalizer may look at: sums over the visible keys of each query."""
+
+    total: jax.Array  # of mass, or of its powers
+    count: jax.Array  # of keys that are no columns
+    unit: jax.Array  # what 1 is beside the shifted mass
+    power: float | None
 
 
-def none(total):
-    return jnp.ones_like(total)
+@dataclasses.dataclass(frozen=True)
+class Normalizer:
+    close: Callable[[Row], jax.Array]
+    uses_unit: bool = False
 
 
-NORMALIZERS = {'sum': sum, 'none': none}
+def sum(row):
+    return row.total + EPSILON
+
+
+def p_norm(row):
+    return jnp.where(row.total > 0, row.total, 1.0) ** (1 / row.power)
+
+
+def plus_one(row):
+    return row.total + row.unit
+
+
+def clamped(row):
+    return jnp.maximum(jnp.abs(row.total), row.unit)
+
+
+def count(row):
+    return jnp.maximum(row.count, 1).astype(row.total.dtype)
+
+
+def none(row):
+    return jnp.ones_like(row.total)
+
+
+NORMALIZERS = {
+    'sum': Normalizer(sum),
+    'p_norm': Normalizer(p_norm),
+    'plus_one': Normalizer(plus_one, uses_unit=True),
+    'clamped': Normalizer(clamped, uses_unit=True),
+    'count': Normalizer(count),
+    'none': Normalizer(none),
+}

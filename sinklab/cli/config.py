@@ -1,26 +1,51 @@
-"""--config=FILE:ROW and --config.PATH=VALUE, read into a spec."""
+"""--config=FILE:ROW, --size=SIZE and --config.PATH=VALUE, read into a spec."""
 
 import ast
 import importlib.util
+import inspect
 from pathlib import Path
 from typing import Any
 
-from sinklab.spec import Refusal, Spec, parse, unknown
+from sinklab.parse import parse
+from sinklab.record import Refusal, unknown
+from sinklab.spec import Spec
 
 
-def load(given: str, rest: list[str]) -> tuple[Spec, dict]:
-    """(spec, what row.json holds) for --config=`given`, with the overrides in `rest` applied."""
+def load(given: str, rest: list[str], size: str | None = None) -> tuple[Spec, dict]:
+    """(spec, what row.json holds) for --config=`given` at a size, with the overrides in `rest` applied."""
     file, _, row = given.partition(':')
     module = imported(file)
-    try:
-        config = module.get_config(row or None)
-    except Exception as error:  # a config file is its author's program: what it raises is what there is to say
-        raise Refusal(f'--config={given}: {one_line(error)}') from error
+    config, size = built(module, given, row or None, size)
     overrides = [override(argument) for argument in rest]
     for path, text in overrides:
         assign(config, path, text)
-    about = getattr(module, 'ROWS', {}).get(row, dict(diff={}, published={}, source=''))
-    return parse(config.to_dict()), dict(config=file, row=row, overrides=dict(overrides), **about)
+    return parse(config.to_dict()), {**about(module, file, row), 'size': size, 'overrides': dict(overrides)}
+
+
+def built(module: Any, given: str, row: str | None, size: str | None) -> tuple[Any, str | None]:
+    """A row's ConfigDict, and the size that it has: the one given, or else what get_config takes by itself."""
+    parameter = inspect.signature(module.get_config).parameters.get('size')
+    if size is not None and parameter is None:
+        raise Refusal(
+            f'--size={size}: get_config of --config={given} takes no size; leave --size out, or make it with table() '
+            'of configs/table.py'
+        )
+    asked = {} if size is None else dict(size=size)
+    try:
+        return module.get_config(row, **asked), size or (parameter and parameter.default)
+    except Exception as error:  # a config file is its author's program: what it raises is what there is to say
+        raise Refusal(f'--config={given}{f" --size={size}" if size else ""}: {one_line(error)}') from error
+
+
+def about(module: Any, file: str, row: str) -> dict:
+    """Where a row is, its diff, its published numbers and their source."""
+    return dict(config=file, row=row, diff={}, published={}, source='') | getattr(module, 'ROWS', {}).get(row, {})
+
+
+def rows(file: str) -> dict[str, dict]:
+    """What the rows of a config file are about; none where it has no table."""
+    module = imported(file)
+    return {row: about(module, file, row) for row in getattr(module, 'ROWS', {})}
 
 
 def imported(file: str) -> Any:
@@ -30,8 +55,7 @@ def imported(file: str) -> Any:
     installed = Path(configs.__file__).parents[1] / file
     path = next((path for path in (Path(file), installed) if path.is_file()), None)
     if path is None or path.suffix != '.py':
-        there = ', '.join(sorted(f'configs/{path.name}' for path in installed_configs()))
-        raise Refusal(f'--config={file} is no config file; there are {there}')
+        raise Refusal(f'--config={file} is no config file; there are {", ".join(installed_configs())}')
     specification = importlib.util.spec_from_file_location(path.stem, path)
     module = importlib.util.module_from_spec(specification)
     try:
@@ -48,11 +72,13 @@ def one_line(error: Exception) -> str:
     return kind + ' '.join(str(error).split())
 
 
-def installed_configs() -> list[Path]:
+def installed_configs() -> list[str]:
+    """The config files that came with sinklab, as --config takes them."""
     import configs
 
     files = Path(configs.__file__).parent.glob('*.py')
-    return [path for path in files if 'get_config' in path.read_text(encoding='utf-8') and path.stem != 'table']
+    found = [path.name for path in files if 'get_config' in path.read_text(encoding='utf-8') and path.stem != 'table']
+    return [f'configs/{name}' for name in sorted(found)]
 
 
 def override(argument: str) -> tuple[str, str]:

@@ -4,10 +4,10 @@ import sys
 from collections.abc import Sequence
 
 import sinklab
-from sinklab.cli import doctor, report, train
-from sinklab.spec import Refusal
+from sinklab.cli import doctor, report, rows, sweep, train
+from sinklab.record import Refusal
 
-VERBS = {'train': train, 'report': report, 'doctor': doctor}
+VERBS = {'train': train, 'rows': rows, 'sweep': sweep, 'report': report, 'doctor': doctor}
 
 
 class Parser(argparse.ArgumentParser):
@@ -42,6 +42,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except Refusal as refusal:
         print(f'sinklab {given.verb}: {refusal}', file=sys.stderr)
         return 1
+    except BrokenPipeError:  # whoever read has enough
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 0
     except KeyboardInterrupt:
         print(f'sinklab {given.verb}: stopped at once; what was saved before is intact', file=sys.stderr)
         sys.stderr.flush()

@@ -6,10 +6,11 @@ example:
 
 import argparse
 import json
+import os
 import sys
 from pathlib import Path
 
-from sinklab.spec import Refusal
+from sinklab.record import Refusal
 
 
 def arguments(verb: argparse.ArgumentParser) -> None:
@@ -35,10 +36,9 @@ def run(given: argparse.Namespace, rest: list[str]) -> int:
 
 
 def beside(runs: list[str]) -> Path:
-    """A single run's own folder, the folder that several lie in, or this one where they lie in different ones."""
+    """A single run's own folder, or the innermost one that all of several lie in."""
     paths = [Path(path).absolute() for path in runs]
-    parents = {path.parent for path in paths}
-    return paths[0] if len(paths) == 1 else parents.pop() if len(parents) == 1 else Path()
+    return paths[0] if len(paths) == 1 else Path(os.path.commonpath([path.parent for path in paths]))
 
 
 def write(folder: Path, found: list, png: bool) -> Path:
@@ -67,4 +67,4 @@ def show(rows: list[dict]) -> None:
         table.add_column(heading, justify='left' if heading == 'arm' else 'right')
     for row in rows:
         table.add_row(*formatted(row))
-    Console(highlight=False).print(table)
+    Console(highlight=False, width=None if sys.stdout.isatty() else 200).print(table)

@@ -11,7 +11,8 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from sinklab.spec import Hardware, Refusal
+from sinklab.record import Refusal
+from sinklab.spec import Hardware
 
 
 def arguments(verb: argparse.ArgumentParser) -> None:
@@ -21,7 +22,22 @@ def arguments(verb: argparse.ArgumentParser) -> None:
         metavar='FILE[:ROW]',
         help='a config file and one of its rows; configs/default.py has every field',
     )
+    size_argument(verb)
     verb.add_argument('--workdir', required=True, metavar='DIR', help='the run folder, new or to be gone on with')
+    hardware_arguments(verb)
+    verb.add_argument('--tensorboard', action='store_true', help='write TensorBoard events beside metrics.jsonl')
+    verb.usage = '%(prog)s --config FILE[:ROW] [--size SIZE] --workdir DIR [--config.PATH=VALUE ...] [options]'
+
+
+def size_argument(verb: argparse.ArgumentParser) -> None:
+    verb.add_argument(
+        '--size',
+        metavar='SIZE',
+        help='paper, quickstart or smoke: model, lengths and step counts of configs/sizes.py; else what FILE says',
+    )
+
+
+def hardware_arguments(verb: argparse.ArgumentParser) -> None:
     verb.add_argument('--data', type=int, default=1, metavar='N', help='devices that split the batch')
     verb.add_argument('--fsdp', type=int, default=1, metavar='N', help='... and the parameters too')
     verb.add_argument(
@@ -29,14 +45,12 @@ def arguments(verb: argparse.ArgumentParser) -> None:
     )
     verb.add_argument('--micro_batch', type=int, metavar='N', help='sequences at once; gradients are accumulated')
     verb.add_argument('--remat', action='store_true', help='recompute activations in the backward pass')
-    verb.add_argument('--tensorboard', action='store_true', help='write TensorBoard events beside metrics.jsonl')
-    verb.usage = '%(prog)s --config FILE[:ROW] --workdir DIR [--config.PATH=VALUE ...] [options]'
 
 
 def run(given: argparse.Namespace, rest: list[str]) -> int:
     from sinklab.cli.config import load
 
-    spec, row = load(given.config, rest)
+    spec, row = load(given.config, rest, given.size)
     hardware = layout(given)
     from sinklab.cli.progress import Progress
     from sinklab.folder import Folder
@@ -69,8 +83,11 @@ def last_good(folder: Any) -> str:
 
 def again() -> str:
     """The command line that was given, to be given again."""
-    program = [sys.argv[0]] if Path(sys.argv[0]).name == 'sinklab' else [sys.executable, '-m', 'sinklab']
-    return shlex.join([*program, *sys.argv[1:]])
+    return shlex.join([*program(), *sys.argv[1:]])
+
+
+def program() -> list[str]:
+    return [sys.argv[0]] if Path(sys.argv[0]).name == 'sinklab' else [sys.executable, '-m', 'sinklab']
 
 
 def layout(given: argparse.Namespace) -> Hardware:

@@ -9,7 +9,7 @@ import tokenize
 from collections.abc import Iterator
 from pathlib import Path
 
-from sinklab.spec import Refusal, unknown
+from sinklab.record import Refusal, unknown
 
 LEFT_OUT = {'site-packages', 'test', 'tests', 'idle_test'}
 

@@ -13,21 +13,28 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
 from sinklab import spec
 from sinklab.data.documents import Document, read, split
-from sinklab.spec import Refusal
+from sinklab.record import Refusal
 
 END_OF_TEXT, FIXED_TOKEN = 0, 1  # the ids that GPT-NeoX's tokenizer gives these
+BEGIN = FIXED_TOKEN  # the BOS of rows that have one
 SPECIAL_TOKENS = ['<|endoftext|>', '<|padding|>']
-FORMAT = 1
+FORMAT = 2
 
 
 @dataclasses.dataclass(frozen=True)
 class Tokens:
-    """Ids of the documents on each side of the split, each document closed by END_OF_TEXT."""
+    """Ids of the documents on each side of the split, each closed by END_OF_TEXT and, if asked, opened by BEGIN."""
 
     digest: str
     train: np.ndarray
     held_out: np.ndarray
     held_out_starts: np.ndarray  # where each held-out document starts, and where the last one ends
+    opened: bool
+
+    @property
+    def text_starts(self) -> np.ndarray:
+        """Where the text of each held-out document starts, after its BEGIN."""
+        return self.held_out_starts[:-1] + self.opened
 
 
 def tokens(data: spec.Data, vocabulary: int) -> Tokens:
@@ -38,7 +45,11 @@ def tokens(data: spec.Data, vocabulary: int) -> Tokens:
     folder = cache() / digest(documents, data, vocabulary)
     if not folder.exists():
         build(folder, documents, data, vocabulary)
-    return load(folder, vocabulary)
+    return load(folder, vocabulary, opened(data))
+
+
+def opened(data: spec.Data) -> bool:
+    return data.bos == 'documents'
 
 
 def cache() -> Path:
@@ -49,7 +60,7 @@ def cache() -> Path:
 
 def digest(documents: list[Document], data: spec.Data, vocabulary: int) -> str:
     recipe = vocabulary if data.tokenizer == 'train' else Path(data.tokenizer).read_text(encoding='utf-8')
-    sha = hashlib.sha256(json.dumps([FORMAT, data.held_out, recipe]).encode())
+    sha = hashlib.sha256(json.dumps([FORMAT, data.held_out, recipe, data.bos]).encode())
     for document in documents:
         sha.update(json.dumps([document.name, document.text]).encode())
     return sha.hexdigest()[:16]
@@ -64,7 +75,7 @@ def build(folder: Path, documents: list[Document], data: spec.Data, vocabulary: 
     try:
         folder.parent.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(dir=folder.parent, ignore_cleanup_errors=True) as unfinished:
-            write(Path(unfinished), tokenizer, train, held_out)
+            write(Path(unfinished), tokenizer, train, held_out, [BEGIN] * opened(data))
             os.rename(unfinished, folder)
     except OSError as error:
         if not folder.exists():  # where it does, another process was faster
@@ -103,18 +114,20 @@ def learn(documents: list[Document], vocabulary: int) -> Tokenizer:
     return tokenizer
 
 
-def write(folder: Path, tokenizer: Tokenizer, train: list[Document], held_out: list[Document]) -> None:
+def write(
+    folder: Path, tokenizer: Tokenizer, train: list[Document], held_out: list[Document], opening: list[int]
+) -> None:
     dtype = np.uint16 if tokenizer.get_vocab_size() <= 2**16 else np.uint32
     tokenizer.save(str(folder / 'tokenizer.json'))
     for name, documents in (('train', train), ('held_out', held_out)):
         texts = [document.text for document in documents]
         encodings = tokenizer.encode_batch_fast(texts, add_special_tokens=False)
-        rows = [np.array([*encoding.ids, END_OF_TEXT], dtype) for encoding in encodings]
+        rows = [np.array([*opening, *encoding.ids, END_OF_TEXT], dtype) for encoding in encodings]
         np.save(folder / f'{name}.npy', np.concatenate(rows))
         np.save(folder / f'{name}_starts.npy', np.cumsum([0, *map(len, rows)]))
 
 
-def load(folder: Path, vocabulary: int) -> Tokens:
+def load(folder: Path, vocabulary: int, opened: bool) -> Tokens:
     names = ('train', 'held_out', 'held_out_starts')
     try:
         arrays = {name: np.load(folder / f'{name}.npy', mmap_mode='r') for name in names}
@@ -126,4 +139,4 @@ def load(folder: Path, vocabulary: int) -> Tokens:
             f'config.model.vocabulary is {vocabulary}, but the tokenizer gives ids up to {largest}; '
             f'set config.model.vocabulary to at least {largest + 1}'
         )
-    return Tokens(folder.name, **arrays)
+    return Tokens(folder.name, **arrays, opened=opened)

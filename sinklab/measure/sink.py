@@ -1,4 +1,8 @@
-"""Attention sinks (Gu et al., ICLR 2025, section 3; science of the indicator: per sequence, then averaged)."""
+"""Attention sinks (Gu et al., ICLR 2025, section 3; science of the indicator: per sequence, then averaged).
+
+Attention is of T queries and columns + T keys: the columns, if there are any, stand left of the text, and its first
+token is column number `columns`.
+"""
 
 import jax.numpy as jnp
 import numpy as np
@@ -16,11 +20,33 @@ def proxy(attention_TS):
     return jnp.abs(attention_TS) / (mass(attention_TS)[..., None] + EPSILON)
 
 
-def importance(attention_TS, keys: int, columns: int = 0):
-    """alpha_k = sum_{i >= k} A_ik / (T - k + 1) for the tokens k = 1..keys; token 1 is column number `columns`."""
+def importance(attention_TS, keys: int, columns: int = 0, prefix: int = 1):
+    """alpha_k = sum_i A_ik / (queries that may see k) for the tokens k = 1..keys: T - k + 1, or T within a prefix."""
     length = attention_TS.shape[-2]
     received_K = attention_TS[..., columns : columns + keys].sum(-2)
-    return received_K / (length - jnp.arange(keys))
+    place_K = np.arange(keys)
+    return received_K / (length - np.where(place_K < prefix, 0, place_K))
+
+
+def star(attention_TS, columns: int):
+    """alpha_* of each column: its mean over the T queries of the text."""
+    return attention_TS[..., :columns].mean(-2)
+
+
+def with_own_query(alpha, length: int):
+    """alpha_* as released: over T + 1 queries, the first of which is the column's own and sees itself alone."""
+    return (1 + length * alpha) / (length + 1)
+
+
+def within(attention_TS, reach: int, columns: int = 0):
+    """alpha_1 over the queries 1..reach, where a window or block hides it from the others."""
+    return attention_TS[..., :reach, columns].mean(-1)
+
+
+def edge(attention_TS, window: int, columns: int = 0):
+    """Mean of A_i,i-w+1 over the queries i > w: what the first key of a window gets, wherever that is."""
+    query_T = np.arange(window, attention_TS.shape[-2])
+    return attention_TS[..., query_T, columns + query_T - window + 1].mean(-1)
 
 
 def rate(alpha, threshold: float = 0.3) -> float:
@@ -28,18 +54,43 @@ def rate(alpha, threshold: float = 0.3) -> float:
     return 100 * float(np.mean(np.asarray(alpha) > threshold))
 
 
-def floor(length: int) -> float:
-    """alpha_1 of uniform causal attention: the harmonic number of T, over T (0.0741 at T = 64)."""
-    return float(np.sum(1 / np.arange(1, length + 1)) / length)
+def floor(length: int, columns: int = 0, prefix: int = 1, reach: int | None = None) -> float:
+    """alpha_1 of uniform attention: the harmonic number of T, over T (0.0741 at T = 64), where that is causal.
+
+    The i-th query sees max(i, prefix) tokens and the columns; those after the `reach` first ones do not see token 1.
+    """
+    seen_T = np.maximum(np.arange(1, length + 1), prefix) + columns
+    return float(np.sum(1 / seen_T[:reach]) / length)
 
 
-def numbers(alpha_LPHK, mass_LPH, length: int, thresholds=(0.2, 0.4, 0.5)) -> dict[str, float]:
+def numbers(alpha_LPHK, mass_LPH, uniform: float, thresholds=(0.2, 0.4, 0.5)) -> dict[str, float]:
     """sink/k and alpha/k for every key given, Sink_1 at other thresholds, alpha_1's floor, the mean row mass."""
     keys = range(alpha_LPHK.shape[-1])
     return {
         **{f'sink/{k + 1}': rate(alpha_LPHK[..., k]) for k in keys},
         **{f'sink/1@{threshold}': rate(alpha_LPHK[..., 0], threshold) for threshold in thresholds},
         **{f'alpha/{k + 1}': float(np.mean(alpha_LPHK[..., k])) for k in keys},
-        'alpha/floor': floor(length),
+        'alpha/floor': uniform,
         'mass/row': float(np.mean(mass_LPH)),
+    }
+
+
+def named(name: str, alpha) -> dict[str, float]:
+    """The rate and the mean of one importance: sink/NAME and alpha/NAME."""
+    return {f'sink/{name}': rate(alpha), f'alpha/{name}': float(np.mean(alpha))}
+
+
+def star_numbers(star_LPHC, length: int) -> dict[str, float]:
+    """sink/star as released, sink/star/clean over the text alone, of the strongest column."""
+    strongest_LPH = np.asarray(star_LPHC).max(-1)
+    return named('star', with_own_query(strongest_LPH, length)) | named('star/clean', strongest_LPH)
+
+
+def prefix_numbers(alpha_LPHK) -> dict[str, float]:
+    """sink/prefix, Sink_k of its strongest token, and argmax/k: how often (%) alpha_k is the largest within it."""
+    tokens = np.shape(alpha_LPHK)[-1]
+    largest = np.argmax(alpha_LPHK, -1)
+    return {
+        'sink/prefix': max(rate(alpha_LPHK[..., k]) for k in range(tokens)),
+        **{f'argmax/{k + 1}': 100 * float(np.mean(largest == k)) for k in range(tokens)},
     }

@@ -1,3 +1,6 @@
+import dataclasses
+from collections.abc import Callable
+
 import jax
 import jax.numpy as jnp
 from flax import nnx
@@ -5,31 +8,85 @@ from flax import nnx
 from sinklab import spec
 from sinklab.attend import dense
 from sinklab.attend.mask import Mask
+from sinklab.model.columns import COLUMNS
+from sinklab.model.feature_map import FEATURE_MAPS
+from sinklab.model.gate import Gate
 from sinklab.model.initialization import INITIALIZATIONS, normal
-from sinklab.model.positions import POSITIONS
+from sinklab.model.norm import norm
 from sinklab.sharding import place
 
 
+@dataclasses.dataclass(frozen=True)
+class View:
+    """What all layers share: who sees whom, and from where."""
+
+    mask: Mask
+    rotate: Callable[[jax.Array], jax.Array]
+    bias_BHTS: jax.Array  # of the text
+    offset: float  # of every score
+
+
+@dataclasses.dataclass(frozen=True)
+class Combination:
+    """How heads become one vector: each through its own part of W_O, or their sum through all of it."""
+
+    added: bool
+    wide: bool = False  # values as wide as the model
+
+
+COMBINATIONS = {
+    'concatenate': Combination(added=False),
+    'add': Combination(added=True),
+    'add_wide': Combination(added=True, wide=True),
+}
+
+
 class SelfAttention(nnx.Module):
-    """x -> sum over heads of attend(x W_Q, x W_K, x W_V) W_O, without biases."""
+    """x -> sum over heads of attend(x W_Q, x W_K, x W_V) W_O, without biases but those of `columns`."""
 
     def __init__(self, model: spec.Model, rngs: nnx.Rngs):
-        self.model = model
-        init = INITIALIZATIONS[model.initialization]
-        inward = (model.width, model.heads, model.head_width), init.linear(model, model.width)
-        self.query_DHK = normal(rngs, *inward, ('embed', 'heads', 'head_width'))
-        self.key_DHK = normal(rngs, *inward, ('embed', 'heads', 'head_width'))
-        self.value_DHK = normal(rngs, *inward, ('embed', 'heads', 'head_width'))
-        outward = (model.heads, model.head_width, model.width)
-        std = init.attention_output(model, model.heads * model.head_width)
-        self.output_HKD = normal(rngs, outward, std, ('heads', 'head_width', 'embed'))
+        self.attention = model.attention
+        init, width = INITIALIZATIONS[model.initialization], model.head_width
+        self.combination = COMBINATIONS[model.combination]
+        value_width = model.width if self.combination.wide else width
+        axes, std = ('embed', 'heads', 'head_width'), init.linear(model, model.width)
+        self.query_DHK = normal(rngs, (model.width, model.heads, width), std, axes)
+        self.key_DHK = normal(rngs, (model.width, model.heads, width), std, axes)
+        self.value_DHK = normal(rngs, (model.width, model.heads, value_width), std, axes)
+        heads, axis = (1, None) if self.combination.added else (model.heads, 'heads')
+        std = init.attention_output(model, heads * value_width)
+        self.output_HKD = normal(rngs, (heads, value_width, model.width), std, (axis, 'head_width', 'embed'))
+        self.query_norm, self.key_norm = norm(model.qk_norm, model, width), norm(model.qk_norm, model, width)
+        self.feature_map = FEATURE_MAPS[model.attention.feature_map](model, rngs)
+        self.columns = COLUMNS[model.columns](model, value_width, rngs)
+        self.head_norm = norm(model.head_norm, model, value_width)
+        self.gate = Gate(model, value_width, rngs)
 
-    def __call__(self, x_BTD: jax.Array, mask: Mask) -> tuple[jax.Array, jax.Array]:
+    def __call__(self, x_BTD: jax.Array, view: View) -> tuple[jax.Array, jax.Array]:
         """(output_BTD, attention_BHTS)."""
         query_BTHK, key_BTHK, value_BTHK = (
             place(jnp.einsum('BTD,DHK->BTHK', x_BTD, w[...].astype(x_BTD.dtype)), 'batch', None, 'heads', None)
             for w in (self.query_DHK, self.key_DHK, self.value_DHK)
         )
-        query_BTHK, key_BTHK = POSITIONS[self.model.position].rotate(query_BTHK, key_BTHK)
-        head_BTHK, attention_BHTS = dense.attend(query_BTHK, key_BTHK, value_BTHK, self.model.attention, mask)
-        return jnp.einsum('BTHK,HKD->BTD', head_BTHK, self.output_HKD[...].astype(x_BTD.dtype)), attention_BHTS
+        query_BTHK = view.rotate(self.query_norm(query_BTHK))
+        key_BTHK = view.rotate(self.key_norm(key_BTHK))
+        gated_BTHK = self.gate('value', value_BTHK, x_BTD, value_BTHK)
+        key_BSHK, value_BSHK = self.columns.attach(key_BTHK, gated_BTHK)
+        bias_BHTS = self.columns.bias(view.bias_BHTS, key_BTHK.shape[1]) + view.offset
+        head_BTHK, attention_BHTS = dense.attend(
+            self.feature_map(query_BTHK),
+            self.feature_map(key_BSHK),
+            value_BSHK,
+            self.attention,
+            view.mask,
+            columns=self.columns.count,
+            bias_BHTS=bias_BHTS,
+        )
+        head_BTHK = self.head_norm(self.columns.add(head_BTHK))
+        head_BTHK = self.gate('output', head_BTHK, x_BTD, value_BTHK)
+        return self.combine(head_BTHK), attention_BHTS
+
+    def combine(self, head_BTHK: jax.Array) -> jax.Array:
+        if self.combination.added:
+            head_BTHK = head_BTHK.sum(2, keepdims=True)
+        return jnp.einsum('BTHK,HKD->BTD', head_BTHK, self.output_HKD[...].astype(head_BTHK.dtype))

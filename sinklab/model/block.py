@@ -2,25 +2,26 @@ import jax
 from flax import nnx
 
 from sinklab import spec
-from sinklab.attend.mask import Mask
-from sinklab.model.attention import SelfAttention
+from sinklab.model.attention import SelfAttention, View
 from sinklab.model.capture import Capture
-from sinklab.model.ffn import SwiGLU
-from sinklab.model.norm import RMSNorm
+from sinklab.model.ffn import FFN
+from sinklab.model.norm import Norms
 from sinklab.sharding import place
 
 
 class Block(nnx.Module):
-    """x + attention(norm(x)), then x + ffn(norm(x))."""
+    """Attention, then the FFN, each a branch of the residual stream."""
 
     def __init__(self, model: spec.Model, rngs: nnx.Rngs):
-        self.attention_norm = RMSNorm(model.width, model.norm_epsilon)
+        self.attention_norms = Norms(model)
         self.attention = SelfAttention(model, rngs)
-        self.ffn_norm = RMSNorm(model.width, model.norm_epsilon)
-        self.ffn = SwiGLU(model, rngs)
+        self.ffn_norms = Norms(model)
+        self.ffn = FFN(model, rngs)
 
-    def __call__(self, x_BTD: jax.Array, mask: Mask, capture: bool) -> tuple[jax.Array, Capture]:
-        attended_BTD, attention_BHTS = self.attention(self.attention_norm(x_BTD), mask)
-        x_BTD = place(x_BTD + attended_BTD, 'batch', None, None)
-        x_BTD = place(x_BTD + self.ffn(self.ffn_norm(x_BTD)), 'batch', None, None)
-        return x_BTD, Capture(attention_BHTS, x_BTD) if capture else Capture()
+    def __call__(self, x_BTD: jax.Array, view: View, capture: bool) -> tuple[jax.Array, Capture]:
+        norms = self.attention_norms
+        attended_BTD, attention_BHTS = self.attention(norms.before(x_BTD), view)
+        x_BTD = norms.joined(place(x_BTD + norms.after(attended_BTD), 'batch', None, None))
+        norms = self.ffn_norms
+        sum_BTD = place(x_BTD + norms.after(self.ffn(norms.before(x_BTD))), 'batch', None, None)
+        return norms.joined(sum_BTD), Capture(attention_BHTS, sum_BTD) if capture else Capture()

@@ -1,3 +1,5 @@
+import functools
+
 import jax
 from flax import nnx
 
@@ -5,19 +7,33 @@ from sinklab import spec
 from sinklab.model.initialization import INITIALIZATIONS, normal
 from sinklab.sharding import place
 
+gelu = functools.partial(jax.nn.gelu, approximate=False)
+FFNS = {  # activation, whether it is a gate
+    'relu': (jax.nn.relu, False),
+    'gelu': (gelu, False),
+    'swish': (jax.nn.silu, False),
+    'reglu': (jax.nn.relu, True),
+    'geglu': (gelu, True),
+    'swiglu': (jax.nn.silu, True),
+}
 
-class SwiGLU(nnx.Module):
-    """(swish(x W_gate) * x W_in) W_out."""
+
+class FFN(nnx.Module):
+    """activation(x W_in) W_out, or gated: (activation(x W_gate) * x W_in) W_out (Shazeer, 2020)."""
 
     def __init__(self, model: spec.Model, rngs: nnx.Rngs):
         init = INITIALIZATIONS[model.initialization]
         inward = (model.width, model.ffn_width), init.linear(model, model.width), ('embed', 'ffn')
-        self.gate_DF = normal(rngs, *inward)
+        self.activation, gated = FFNS[model.ffn]
+        self.gate_DF = normal(rngs, *inward) if gated else None
         self.in_DF = normal(rngs, *inward)
         std = init.ffn_output(model, model.ffn_width)
         self.out_FD = normal(rngs, (model.ffn_width, model.width), std, ('ffn', 'embed'))
 
     def __call__(self, x_BTD: jax.Array) -> jax.Array:
-        gate, inner = (x_BTD @ w[...].astype(x_BTD.dtype) for w in (self.gate_DF, self.in_DF))
-        hidden_BTF = place(jax.nn.silu(gate) * inner, 'batch', None, 'ffn')
-        return hidden_BTF @ self.out_FD[...].astype(x_BTD.dtype)
+        hidden_BTF = x_BTD @ self.in_DF[...].astype(x_BTD.dtype)
+        if self.gate_DF is None:
+            hidden_BTF = self.activation(hidden_BTF)
+        else:
+            hidden_BTF *= self.activation(x_BTD @ self.gate_DF[...].astype(x_BTD.dtype))
+        return place(hidden_BTF, 'batch', None, 'ffn') @ self.out_FD[...].astype(x_BTD.dtype)

@@ -14,7 +14,8 @@ Deviation = Callable[[spec.Model, int], float]  # of a map with so many inputs
 
 @dataclasses.dataclass(frozen=True)
 class Initialization:
-    linear: Deviation  # the embedding too, whose inputs are its width
+    embedding: Deviation  # its inputs are its width
+    linear: Deviation
     attention_output: Deviation
     ffn_output: Deviation
 
@@ -27,6 +28,19 @@ def shallow(model: spec.Model, inputs: int) -> float:
     return inputs**-0.5 / model.layers
 
 
+def as_released(model: spec.Model, inputs: int) -> float:
+    """The released code scales by depth where the FFN is SwiGLU, and only there."""
+    return shallow(model, inputs) if model.ffn == 'swiglu' else fan_in(model, inputs)
+
+
+def torch_linear(model: spec.Model, inputs: int) -> float:
+    return (3 * inputs) ** -0.5
+
+
+def one(model: spec.Model, inputs: int) -> float:
+    return 1.0
+
+
 def fixed(model: spec.Model, inputs: int) -> float:
     return 0.02
 
@@ -36,8 +50,10 @@ def residual(model: spec.Model, inputs: int) -> float:
 
 
 INITIALIZATIONS = {
-    'released': Initialization(fan_in, fan_in, shallow),  # sail-sg/Attention-Sink, model.py
-    'gpt2': Initialization(fixed, residual, residual),  # Radford et al., 2019
+    'released': Initialization(fan_in, fan_in, fan_in, as_released),  # sail-sg/Attention-Sink, model.py
+    'released_even': Initialization(fan_in, fan_in, fan_in, shallow),
+    'gpt2': Initialization(fixed, fixed, residual, residual),  # Radford et al., 2019
+    'torch': Initialization(one, torch_linear, torch_linear, torch_linear),  # the deviations of PyTorch's defaults
 }
 
 

@@ -1,10 +1,16 @@
+"""Norms, and where a block has them."""
+
+import dataclasses
+
 import jax
 import jax.numpy as jnp
 from flax import nnx
 
+from sinklab import spec
+
 
 class RMSNorm(nnx.Module):
-    """x / sqrt(mean(x^2) + epsilon) * gain, computed in float32, returned in the dtype of x."""
+    """x / sqrt(mean(x^2) + epsilon) * gain over the last axis, computed in float32, returned in the dtype of x."""
 
     def __init__(self, width: int, epsilon: float):
         self.epsilon = epsilon
@@ -14,3 +20,38 @@ class RMSNorm(nnx.Module):
         x = x_BTD.astype(jnp.float32)
         x *= jax.lax.rsqrt(jnp.mean(x**2, -1, keepdims=True) + self.epsilon)
         return (x * self.gain_D[...]).astype(x_BTD.dtype)
+
+
+class Nothing(nnx.Module):
+    """Stands where a placement has no norm."""
+
+    def __call__(self, x_BTD: jax.Array) -> jax.Array:
+        return x_BTD
+
+
+@dataclasses.dataclass(frozen=True)
+class Placement:
+    before: bool = False  # of what a branch reads
+    after: bool = False  # of what it gives
+    joined: bool = False  # of its sum with the stream
+    final: bool = True  # of the stream that the head reads
+
+
+PLACEMENTS = {
+    'pre': Placement(before=True),
+    'post': Placement(joined=True, final=False),
+    'sandwich': Placement(before=True, after=True),
+}
+
+
+def norm(present: bool, model: spec.Model, width: int | None = None) -> RMSNorm | Nothing:
+    return RMSNorm(width or model.width, model.norm_epsilon) if present else Nothing()
+
+
+class Norms(nnx.Module):
+    """The norms of one branch: joined(x + after(f(before(x))))."""
+
+    def __init__(self, model: spec.Model):
+        placement = PLACEMENTS[model.norm]
+        self.before, self.after = norm(placement.before, model), norm(placement.after, model)
+        self.joined = norm(placement.joined, model)

@@ -1,14 +1,53 @@
-"""Positions: what tells a query where a key stands. A position acts at one or more of the hooks below."""
+"""Positions: what tells a query where a key stands. A position acts at one or more of the three hooks below."""
 
 import jax
 import jax.numpy as jnp
+import numpy as np
+from flax import nnx
+
+from sinklab import spec
+from sinklab.model.initialization import INITIALIZATIONS, normal
+
+BUCKETS, FARTHEST = 32, 128  # of the relative positions: those of T5 and of the released code
 
 
-class Position:
-    """No position: every hook returns what it was given."""
+class Position(nnx.Module):
+    """No position: every hook leaves things as they are. B of position_BT is 1 or the batch."""
 
-    def rotate(self, query_BTHK: jax.Array, key_BTHK: jax.Array) -> tuple[jax.Array, jax.Array]:
-        return query_BTHK, key_BTHK
+    def __init__(self, model: spec.Model, length: int, rngs: nnx.Rngs):
+        pass
+
+    def embed(self, x_BTD: jax.Array, position_BT: jax.Array) -> jax.Array:
+        return x_BTD
+
+    def rotate(self, x_BTHK: jax.Array, position_BT: jax.Array) -> jax.Array:
+        """Queries and keys alike."""
+        return x_BTHK
+
+    def bias(self, position_BT: jax.Array) -> jax.Array:
+        """What is added to the scaled scores, in float32."""
+        return jnp.zeros((1, 1, 1, 1))
+
+
+class Absolute(Position):
+    """Sinusoids (Vaswani et al., 2017), all sines left of all cosines, as released."""
+
+    base = 10_000.0
+
+    def embed(self, x_BTD, position_BT):
+        angle = angles(position_BT, x_BTD.shape[-1], self.base)
+        return x_BTD + jnp.concatenate([jnp.sin(angle), jnp.cos(angle)], -1).astype(x_BTD.dtype)
+
+
+class Learned(Position):
+    """A vector for each place."""
+
+    def __init__(self, model, length, rngs):
+        std = INITIALIZATIONS[model.initialization].embedding(model, model.width)
+        self.table_TD = normal(rngs, (length, model.width), std, (None, 'embed'))
+
+    def embed(self, x_BTD, position_BT):
+        return x_BTD + self.table_TD[...].astype(x_BTD.dtype)[position_BT]
 
 
 class Rotary(Position):
@@ -16,18 +55,84 @@ class Rotary(Position):
 
     base = 10_000.0
 
-    def rotate(self, query_BTHK, key_BTHK):
-        length, width = query_BTHK.shape[1], query_BTHK.shape[-1]
-        frequency = self.base ** (-jnp.arange(0, width, 2) / width)
-        angle = jnp.arange(length)[:, None] * frequency
-        cos, sin = jnp.cos(angle)[:, None], jnp.sin(angle)[:, None]
-        return turn(query_BTHK, cos, sin), turn(key_BTHK, cos, sin)
+    def rotate(self, x_BTHK, position_BT):
+        angle = angles(position_BT, x_BTHK.shape[-1], self.base)[:, :, None]
+        cos, sin = jnp.cos(angle), jnp.sin(angle)
+        left, right = jnp.split(x_BTHK.astype(jnp.float32), 2, -1)
+        turned = jnp.concatenate([left * cos - right * sin, right * cos + left * sin], -1)
+        return turned.astype(x_BTHK.dtype)
 
 
-def turn(x_BTHK: jax.Array, cos: jax.Array, sin: jax.Array) -> jax.Array:
-    left, right = jnp.split(x_BTHK.astype(jnp.float32), 2, -1)
-    turned = jnp.concatenate([left * cos - right * sin, right * cos + left * sin], -1)
-    return turned.astype(x_BTHK.dtype)
+class Alibi(Position):
+    """-slope_h * distance (Press et al., 2022), slope_h = 2^(-8h/H) where H is a power of 2."""
+
+    def __init__(self, model, length, rngs):
+        self.heads = model.heads
+
+    def bias(self, position_BT):
+        slope_H = jnp.asarray(slopes(self.heads))
+        return -slope_H[:, None, None] * distances(position_BT)[:, None].astype(jnp.float32)
 
 
-POSITIONS = {'none': Position(), 'rotary': Rotary()}
+class RelativePaperCode(Position):
+    """The number of the distance's bucket, 0 to 31, unlearned (sail-sg/Attention-Sink, model_relpos.py)."""
+
+    def bias(self, position_BT):
+        return buckets(distances(position_BT))[:, None].astype(jnp.float32)
+
+
+class RelativePaperPrinted(Position):
+    """Equation 7 of the paper, whose floor is taken before the multiplication."""
+
+    def bias(self, position_BT):
+        return buckets(distances(position_BT), floor_first=True)[:, None].astype(jnp.float32)
+
+
+class RelativeT5(Position):
+    """A learned number for each bucket and head, the same in all layers (Raffel et al., 2020)."""
+
+    def __init__(self, model, length, rngs):
+        std = INITIALIZATIONS[model.initialization].linear(model, model.width)
+        self.table_RH = normal(rngs, (BUCKETS, model.heads), std, (None, 'heads'))
+
+    def bias(self, position_BT):
+        return jnp.moveaxis(self.table_RH[...][buckets(distances(position_BT))], -1, 1)
+
+
+def angles(position_BT: jax.Array, width: int, base: float) -> jax.Array:
+    """position * base^(-2i/width) for i below width/2, along a new last axis."""
+    return position_BT[..., None] * base ** (-jnp.arange(0, width, 2) / width)
+
+
+def distances(position_BT: jax.Array) -> jax.Array:
+    """How far each key lies before each query; 0 where it does not."""
+    return jnp.maximum(position_BT[:, :, None] - position_BT[:, None, :], 0)
+
+
+def buckets(distance: jax.Array, floor_first: bool = False) -> jax.Array:
+    """Each distance below 16 by itself, those up to 128 by their logarithm, the rest together."""
+    exact = BUCKETS // 2
+    octave = jnp.log(jnp.maximum(distance, exact) / exact) / np.log(FARTHEST / exact)
+    beyond = jnp.floor(octave) * exact if floor_first else jnp.floor(octave * exact)
+    far = jnp.minimum(exact + beyond.astype(jnp.int32), BUCKETS - 1)
+    return jnp.where(distance < exact, distance, far)
+
+
+def slopes(heads: int) -> np.ndarray:
+    """2^(-8h/H); other H take those of the power of 2 below, then every other one of the power above."""
+    power = 2 ** int(np.log2(heads))
+    own = 2.0 ** (-8 * np.arange(1, power + 1) / power)
+    between = 2.0 ** (-8 * np.arange(1, 2 * power, 2) / (2 * power))
+    return np.concatenate([own, between[: heads - power]]).astype(np.float32)
+
+
+POSITIONS = {
+    'none': Position,
+    'absolute': Absolute,
+    'learned': Learned,
+    'relative_paper_code': RelativePaperCode,
+    'relative_paper_printed': RelativePaperPrinted,
+    'relative_t5': RelativeT5,
+    'alibi': Alibi,
+    'rotary': Rotary,
+}

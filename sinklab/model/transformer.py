@@ -1,24 +1,32 @@
+import math
+
 import jax
 import jax.numpy as jnp
 from flax import nnx
 
 from sinklab import spec
-from sinklab.attend.mask import causal
+from sinklab.attend import mask
+from sinklab.model.attention import View
 from sinklab.model.block import Block
 from sinklab.model.capture import Capture
+from sinklab.model.columns import COLUMNS, count
 from sinklab.model.initialization import INITIALIZATIONS, normal
-from sinklab.model.norm import RMSNorm
+from sinklab.model.norm import PLACEMENTS, norm
+from sinklab.model.positions import POSITIONS
 from sinklab.sharding import place
 
 
 class Transformer(nnx.Module):
-    """LLaMA-style decoder: pre-norm blocks, scanned; untied embedding and head; no biases, no dropout."""
+    """LLaMA-style decoder for up to `length` tokens: blocks, scanned; untied embedding and head; no dropout."""
 
-    def __init__(self, model: spec.Model, rngs: nnx.Rngs):
-        self.dtype = jnp.dtype(model.dtype)
-        std = INITIALIZATIONS[model.initialization].linear(model, model.width)
-        table = (model.vocabulary, model.width), std
-        self.embedding_VD = normal(rngs, *table, ('vocabulary', 'embed'))
+    def __init__(self, model: spec.Model, length: int, rngs: nnx.Rngs):
+        self.model, self.length, self.dtype = model, length, jnp.dtype(model.dtype)
+        init = INITIALIZATIONS[model.initialization]
+        embedding, linear = init.embedding(model, model.width), init.linear(model, model.width)
+        shape, axes = (model.vocabulary, model.width), ('vocabulary', 'embed')
+        self.embedding_VD = normal(rngs, shape, embedding, axes)
+        self.sinks = COLUMNS[model.columns].tokens
+        self.sink_TD = normal(rngs, (self.sinks, model.width), embedding, (None, 'embed')) if self.sinks else None
 
         @nnx.split_rngs(splits=model.layers)
         @nnx.vmap
@@ -26,19 +34,66 @@ class Transformer(nnx.Module):
             return Block(model, rngs)
 
         self.blocks = stack(rngs)
-        self.norm = RMSNorm(model.width, model.norm_epsilon)
-        self.head_VD = normal(rngs, *table, ('vocabulary', 'embed'))
+        self.norm = norm(PLACEMENTS[model.norm].final, model)
+        self.head_VD = normal(rngs, shape, linear, axes)
+        self.position = POSITIONS[model.position](model, length + self.sinks, rngs)
 
-    def hidden(self, token_BT: jax.Array, *, capture: bool = False, remat: bool = False):
-        """(hidden_BTD after the last norm, Capture with a leading L; empty unless asked for)."""
-        mask = causal(token_BT.shape[1])
-        block = lambda x_BTD, block: block(x_BTD, mask, capture)  # noqa: E731
-        x_BTD = place(self.embedding_VD[...].astype(self.dtype)[token_BT], 'batch', None, None)
+    def hidden(
+        self,
+        token_BT: jax.Array,
+        *,
+        start_BT: jax.Array | None = None,
+        position_BT: jax.Array | None = None,
+        capture: bool = False,
+        remat: bool = False,
+    ):
+        """(hidden_BTD after the last norm, Capture with a leading L; empty unless asked for).
+
+        start_BT: where the document of each token starts, wanted by a mask of documents alone. Positions count from 0
+        unless given.
+        """
+        if position_BT is None:
+            position_BT = jnp.arange(token_BT.shape[1])[None]
+        x_BTD = self.embedding_VD[...].astype(self.dtype)[token_BT]
+        x_BTD, position_BT = self.with_sink(x_BTD, position_BT)
+        view = self.view(token_BT.shape[1], position_BT, start_BT)
+        block = lambda x_BTD, block: block(x_BTD, view, capture)  # noqa: E731
+        x_BTD = place(self.position.embed(x_BTD, position_BT), 'batch', None, None)
         x_BTD, captured = jax.lax.scan(jax.checkpoint(block) if remat else block, x_BTD, self.blocks)
-        return self.norm(x_BTD), captured
+        return self.norm(x_BTD)[:, self.sinks :], captured.of_text(self.sinks, count(self.model))
 
-    def __call__(self, token_BT: jax.Array, *, capture: bool = False) -> tuple[jax.Array, Capture]:
+    def with_sink(self, x_BTD: jax.Array, position_BT: jax.Array) -> tuple[jax.Array, jax.Array]:
+        """A sink token, if there is one, stands before the text, at position 0."""
+        if not self.sinks:
+            return x_BTD, position_BT
+        sink_BTD = jnp.broadcast_to(self.sink_TD[...].astype(x_BTD.dtype), (len(x_BTD), 1, x_BTD.shape[-1]))
+        return jnp.concatenate([sink_BTD, x_BTD], 1), jnp.pad(position_BT + 1, ((0, 0), (1, 0)))
+
+    def view(self, length: int, position_BT: jax.Array, start_BT: jax.Array | None) -> View:
+        return View(
+            mask=self.mask(length, start_BT).after(self.sinks),
+            rotate=lambda x_BTHK: self.position.rotate(x_BTHK, position_BT),
+            bias_BHTS=self.position.bias(position_BT),
+            offset=self.model.attention.offset * math.log(self.length),
+        )
+
+    def mask(self, length: int, start_BT: jax.Array | None) -> mask.Mask:
+        given = self.model.mask
+        seen = mask.prefix(length, given.prefix or 1)
+        if given.window:
+            seen &= mask.window(length, given.window)
+        if given.block:
+            seen &= mask.block(length, given.block)
+        if given.document:
+            seen &= mask.document(start_BT)
+        return seen
+
+    def __call__(self, token_BT: jax.Array, *, capture: bool = False, **where) -> tuple[jax.Array, Capture]:
         """(logits_BTV in float32, Capture)."""
-        hidden_BTD, captured = self.hidden(token_BT, capture=capture)
-        head_VD = self.head_VD[...].astype(hidden_BTD.dtype)
-        return jnp.einsum('BTD,VD->BTV', hidden_BTD, head_VD, preferred_element_type=jnp.float32), captured
+        hidden_BTD, captured = self.hidden(token_BT, capture=capture, **where)
+        return logits(hidden_BTD, self.head_VD[...]), captured
+
+
+def logits(hidden_BTD: jax.Array, head_VD: jax.Array) -> jax.Array:
+    """logits_BTV in float32."""
+    return jnp.einsum('BTD,VD->BTV', hidden_BTD, head_VD.astype(hidden_BTD.dtype), preferred_element_type=jnp.float32)

@@ -135,7 +135,7 @@ def matrices(runs: list[Run]) -> go.Figure:
     for number, (run, layer, head) in enumerate(picked):
         image = go.Heatmap(z=np.round(run.attention_LHTS[layer, head], 3), coloraxis='coloraxis')
         image.hovertemplate = 'query %{y}, key %{x}: %{z:.3f}<extra></extra>'
-        image.x0 = image.y0 = 1
+        image.x0, image.y0 = run.first_key, 1
         figure.add_trace(image, row=number // HEADS + 1, col=number % HEADS + 1)
     figure.update_annotations(font_size=12)
     figure.update_yaxes(autorange='reversed')

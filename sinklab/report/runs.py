@@ -9,7 +9,7 @@ import numpy as np
 
 from sinklab.folder import Folder
 from sinklab.measure import sink
-from sinklab.spec import Refusal
+from sinklab.record import Refusal
 
 
 @dataclasses.dataclass(frozen=True)
@@ -18,8 +18,14 @@ class Run:
     records: list[dict]
     probe_steps: list[int]
     alpha_NLH: np.ndarray  # importance of the first token, mean over sequences, of each of N probes
-    attention_LHTS: np.ndarray  # of one sequence, at the last probe; rows sum to 1
+    attention_LHTS: np.ndarray  # of one sequence, at the last probe; rows sum to 1, columns left of the text
     norm_LT: np.ndarray  # at the last probe
+
+    @property
+    def first_key(self) -> int:
+        """The number of the leftmost key, the first token being 1: 0 where there is a column."""
+        queries, keys = self.attention_LHTS.shape[-2:]
+        return 1 - (keys - queries)
 
     def curve(self, name: str) -> tuple[list[int], list[float]]:
         """(steps, values) where a number was recorded."""
@@ -52,7 +58,8 @@ def row_of(folder: Folder) -> str:
     try:
         return folder.read('row')['row']
     except (OSError, json.JSONDecodeError, KeyError) as error:
-        raise Refusal(f'{folder} holds no run; give folders that `sinklab train` has written') from error
+        runs = f'the runs of this sweep: {folder}/*/' if (folder.path / 'sweep.json').exists() else 'folders of runs'
+        raise Refusal(f'{folder} holds no run that `sinklab train` has written; give {runs}') from error
 
 
 def run(folder: Folder, name: str) -> Run:
@@ -82,6 +89,7 @@ COLUMNS = (
     ('arm', 'arm', '{}'),
     ('step', 'step', '{}'),
     ('Sink_1', 'sink/1', '{:.1f} %'),
+    ('Sink_*', 'sink/star', '{:.1f} %'),
     ('mean alpha_1', 'alpha/1', '{:.3f}'),
     ('uniform', 'alpha/floor', '{:.3f}'),
     ('raw row mass', 'mass/row', '{:.2f}'),

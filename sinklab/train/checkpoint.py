@@ -3,7 +3,7 @@
 from orbax.checkpoint import v1 as ocp
 
 from sinklab.folder import Folder
-from sinklab.spec import Refusal
+from sinklab.record import Refusal
 
 
 class Checkpoints:

@@ -14,7 +14,8 @@ import jax
 from sinklab import sharding
 from sinklab.data.batches import Sequences, sequences
 from sinklab.folder import Folder, Metrics
-from sinklab.spec import Hardware, Refusal, Spec
+from sinklab.record import Refusal
+from sinklab.spec import Hardware, Spec
 from sinklab.train import probe, state, step
 from sinklab.train.checkpoint import Checkpoints
 from sinklab.train.environment import environment
@@ -188,11 +189,11 @@ class Run:
         """Validation and probe, where due: at their steps, before the first and after the last."""
         numbers, edge = {}, number == 0 or self.last(number)
         if edge or is_due(number, self.spec.valid.every_steps):
-            numbers['valid/loss'] = self.valid(params, self.data.valid_NT)
+            numbers |= self.valid(params, self.data.valid_NT, self.data.triggered(self.data.valid_NT[:, :-1]))
         if edge or is_due(number, self.spec.probe.every_steps):
             observed = jax.device_get(self.observe(params, step.put(self.data.probe_PT, self.mesh)))
             probe.save(self.folder.probe(number), observed)
-            numbers |= probe.numbers(observed)
+            numbers |= probe.numbers(observed, self.spec, self.data.triggered(self.data.probe_PT))
         if not all(map(math.isfinite, numbers.values())):
             raise Diverged(number, numbers)
         return numbers

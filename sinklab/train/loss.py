@@ -4,13 +4,14 @@ import jax
 import jax.numpy as jnp
 import optax
 
+from sinklab.model.transformer import logits
+
 CHUNK_ROWS = 512  # rows of logits alive at once, on each device
 
 
 def total(hidden_BTD: jax.Array, head_VD: jax.Array, target_BT: jax.Array, weight_BT: jax.Array) -> jax.Array:
     """Summed cross-entropy of a chunk, through its logits in float32."""
-    head_VD = head_VD.astype(hidden_BTD.dtype)
-    logits_BTV = jnp.einsum('BTD,VD->BTV', hidden_BTD, head_VD, preferred_element_type=jnp.float32)
+    logits_BTV = logits(hidden_BTD, head_VD)
     return jnp.sum(weight_BT * optax.softmax_cross_entropy_with_integer_labels(logits_BTV, target_BT))
 
 

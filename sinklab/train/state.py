@@ -2,7 +2,6 @@
 
 import jax
 import jax.numpy as jnp
-import optax
 from flax import nnx
 
 from sinklab import sharding, spec
@@ -10,13 +9,14 @@ from sinklab.model.transformer import Transformer
 from sinklab.train.optimizer import transformation
 
 
-def architecture(model: spec.Model) -> tuple[nnx.GraphDef, nnx.State]:
+def architecture(spec: spec.Spec) -> tuple[nnx.GraphDef, nnx.State]:
     """(structure, abstract parameters): nnx.merge(structure, params) is the model again."""
-    return nnx.split(nnx.eval_shape(lambda: Transformer(model, nnx.Rngs(0))))
+    return nnx.split(nnx.eval_shape(lambda: Transformer(spec.model, spec.data.length, nnx.Rngs(0))))
 
 
 def initial(spec: spec.Spec) -> dict:
-    params = nnx.to_pure_dict(nnx.state(Transformer(spec.model, nnx.Rngs(spec.seed))))
+    model = Transformer(spec.model, spec.data.length, nnx.Rngs(spec.seed))
+    params = nnx.to_pure_dict(nnx.state(model))
     return dict(step=jnp.zeros((), jnp.int32), params=params, opt_state=transformation(spec.optimizer).init(params))
 
 
@@ -27,16 +27,21 @@ def create(spec: spec.Spec, mesh: jax.sharding.Mesh) -> dict:
 
 def shardings(spec: spec.Spec, mesh: jax.sharding.Mesh) -> dict:
     """A NamedSharding for every leaf; moments live with the parameter that they belong to."""
-    params = sharding.of_parameters(mesh, architecture(spec.model)[1])
+    params = sharding.of_parameters(mesh, architecture(spec)[1])
     replicated = sharding.replicated(mesh)
-    opt_state = optax.tree.map_params(
-        transformation(spec.optimizer),
-        lambda _, where: where,
-        jax.eval_shape(lambda: initial(spec))['opt_state'],
-        params,
-        transform_non_params=lambda _: replicated,
-    )
+    places = {names(path): where for path, where in jax.tree_util.tree_leaves_with_path(params)}
+
+    def moment(path: tuple, _: jax.ShapeDtypeStruct) -> jax.sharding.NamedSharding:
+        """An optimizer's state holds trees like the parameters', whole or in part, somewhere inside its own."""
+        own = names(path)
+        return next((places[own[at:]] for at in range(len(own)) if own[at:] in places), replicated)
+
+    opt_state = jax.tree_util.tree_map_with_path(moment, jax.eval_shape(lambda: initial(spec))['opt_state'])
     return dict(step=replicated, params=params, opt_state=opt_state)
+
+
+def names(path: tuple) -> tuple[str, ...]:
+    return tuple(entry.key for entry in path if isinstance(entry, jax.tree_util.DictKey))
 
 
 def abstract(spec: spec.Spec, mesh: jax.sharding.Mesh) -> dict:

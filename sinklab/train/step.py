@@ -6,11 +6,14 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
-from flax import nnx
 
 from sinklab import sharding
-from sinklab.spec import Hardware, Refusal, Spec
+from sinklab.measure import backcopy
+from sinklab.model.transformer import logits
+from sinklab.record import Refusal
+from sinklab.spec import Hardware, Spec
 from sinklab.train import state
+from sinklab.train.forward import forward
 from sinklab.train.loss import cross_entropy
 from sinklab.train.optimizer import schedule, transformation
 
@@ -33,14 +36,13 @@ def check(spec: Spec, hardware: Hardware) -> None:
             raise Refusal(f'config.model.{field} is {value}, which --{axis}={parts} does not divide')
 
 
-def loss_of(spec: Spec, remat: bool = False) -> Callable:
-    """loss(params, ids_BT of T + 1) -> the mean cross-entropy of the T tokens that have one before them."""
-    structure, _ = state.architecture(spec.model)
+def loss_of(spec: Spec, first: int = 1, remat: bool = False) -> Callable:
+    """loss(params, ids_BT of T + 1) -> the mean cross-entropy of what follows the tokens first..T."""
+    run = forward(spec, remat=remat)
 
     def loss(params: dict, ids_BT: jax.Array) -> jax.Array:
-        model = nnx.merge(structure, params)
-        hidden_BTD, _ = model.hidden(ids_BT[:, :-1], remat=remat)
-        return cross_entropy(hidden_BTD, model.head_VD[...], ids_BT[:, 1:])
+        hidden_BTD, head_VD, _ = run(params, ids_BT[:, :-1])
+        return cross_entropy(hidden_BTD[:, first - 1 :], head_VD, ids_BT[:, first:])
 
     return loss
 
@@ -61,11 +63,8 @@ def accumulated(loss: Callable, params: dict, ids_BT: jax.Array, parts: int) -> 
 
 def train_step(spec: Spec, hardware: Hardware, mesh: jax.sharding.Mesh) -> Callable:
     """step(state, ids_BT) -> (state, {train/loss, train/grad_norm, train/learning_rate}); the state is donated."""
-    loss, optimizer, rate = (
-        loss_of(spec, hardware.remat),
-        transformation(spec.optimizer),
-        schedule(spec.optimizer),
-    )
+    loss = loss_of(spec, spec.model.mask.prefix or 1, hardware.remat)  # a prefix is seen, not predicted
+    optimizer, rate = transformation(spec.optimizer), schedule(spec.optimizer)
     parts = spec.optimizer.batch_size // (hardware.micro_batch or spec.optimizer.batch_size)
 
     def step(state: dict, ids_BT: jax.Array) -> tuple[dict, dict]:
@@ -84,15 +83,34 @@ def train_step(spec: Spec, hardware: Hardware, mesh: jax.sharding.Mesh) -> Calla
 
 
 def evaluation(spec: Spec, hardware: Hardware, mesh: jax.sharding.Mesh) -> Callable:
-    """valid(params, ids_NT) -> mean loss over N windows, a micro-batch at a time."""
+    """valid(params, ids_NT, trigger_NT) -> {valid/loss}, over all tokens; with triggers, each kind apart as well."""
     loss = jax.jit(loss_of(spec), out_shardings=sharding.replicated(mesh))
+    by_token = tokenwise(spec, mesh)
     rows = hardware.micro_batch or spec.optimizer.batch_size
 
-    def valid(params: dict, ids_NT: np.ndarray) -> float:
+    def valid(params: dict, ids_NT: np.ndarray, trigger_NT: np.ndarray | None = None) -> dict[str, float]:
         parts = [ids_NT[start : start + rows] for start in range(0, len(ids_NT), rows)]
-        return float(sum(len(part) * loss(params, put(part, mesh)) for part in parts)) / len(ids_NT)
+        if trigger_NT is None:
+            total = sum(len(part) * loss(params, put(part, mesh)) for part in parts)
+            return {'valid/loss': float(total) / len(ids_NT)}
+        said = jax.device_get([by_token(params, put(part, mesh)) for part in parts])
+        loss_NT, right_NT = map(np.concatenate, zip(*said, strict=True))
+        return {'valid/loss': float(loss_NT.mean())} | backcopy.losses(loss_NT, right_NT, trigger_NT)
 
     return valid
+
+
+def tokenwise(spec: Spec, mesh: jax.sharding.Mesh) -> Callable:
+    """by_token(params, ids_BT of T + 1) -> (loss_BT, whether the likeliest token was the next one)."""
+    run = forward(spec)
+
+    def by_token(params: dict, ids_BT: jax.Array) -> tuple[jax.Array, jax.Array]:
+        hidden_BTD, head_VD, _ = run(params, ids_BT[:, :-1])
+        logits_BTV = logits(hidden_BTD, head_VD)
+        loss_BT = optax.softmax_cross_entropy_with_integer_labels(logits_BTV, ids_BT[:, 1:])
+        return loss_BT, logits_BTV.argmax(-1) == ids_BT[:, 1:]
+
+    return jax.jit(by_token, out_shardings=sharding.replicated(mesh))
 
 
 def put(ids_BT: np.ndarray, mesh: jax.sharding.Mesh) -> jax.Array:

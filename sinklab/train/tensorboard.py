@@ -3,7 +3,7 @@
 from collections.abc import Callable
 
 from sinklab.folder import Folder
-from sinklab.spec import Refusal
+from sinklab.record import Refusal
 
 
 def mirror(folder: Folder) -> Callable[[dict], None]:

@@ -1,0 +1,103 @@
+"""Does the block bear on the sink? FFNs, norms, heads, gates.
+
+    sinklab train --config=configs/blocks.py:post_norm --workdir=runs/post_norm
+
+The baseline is also pre-norm, 8 heads, their outputs concatenated. Decided: the released code scales the last map of
+an FFN by depth only in SwiGLU, so Table 8 compares initializations, too; the rows `_even` scale it in all. All FFNs
+have d_ff = 1536, so that those without a gate have two thirds of its parameters. Heads are added by reading A, values
+as wide as a head; `add_wide` is reading B. The quickstart has 8 heads here, to be divided as in the paper. Norms and
+gates are of other papers, whose sink numbers have other thresholds and models.
+"""
+
+from configs.sizes import QUICKSTART, SIZES, SMOKE
+from configs.table import table
+
+EIGHT = {'model.heads': 8, 'model.head_width': 8}
+
+
+def row(diff, sink, loss, source, **more):
+    return dict(diff=diff, published={'sink/1': sink, 'valid/loss': loss}, source=source, **more)
+
+
+def ffn(name, sink, loss):
+    return row({'model.ffn': name}, sink, loss, 'Gu et al., Table 8')
+
+
+def even(name):
+    return dict(
+        diff={'model.ffn': name, 'model.initialization': 'released_even'},
+        published={},
+        source='none: Gu et al., Table 8, without its confound',
+        note='Nothing was published: the last map is scaled by depth here, as only that of SwiGLU is in the table.',
+    )
+
+
+def heads(count, width, sink, loss):
+    return row({'model.heads': count, 'model.head_width': width}, sink, loss, 'Gu et al., Table 9')
+
+
+def gate(name, attention, activation, mean, perplexity):
+    published = dict(
+        first_token_attention=attention, max_activation=activation, mean_gate=mean, perplexity=perplexity
+    )
+    return dict(diff={'model.gate': name}, published=published, source=QIU, note=UNGATED)
+
+
+SUN = 'Sun et al., 2603.05498 (sink ratio by a threshold of their own)'
+PRE_NORM = 'Pre-norm has a sink ratio of 46.0 and a spike of 3818 there.'
+QIU = 'Qiu et al., 2505.06708 (mixture of experts 15A2B, 400B tokens)'
+UNGATED = 'Without a gate: first-token attention 0.467, largest activation 1053, perplexity 6.026.'
+
+ROWS = {
+    'swiglu': row({}, 18.18, 3.73, 'Gu et al., Tables 8 and 9'),
+    'relu': ffn('relu', 16.90, 3.82),
+    'gelu': ffn('gelu', 14.76, 3.79),
+    'swish': ffn('swish', 17.89, 3.80),
+    'reglu': ffn('reglu', 13.88, 3.75),
+    'geglu': ffn('geglu', 17.86, 3.73),
+    **{f'{name}_even': even(name) for name in ('relu', 'gelu', 'swish', 'reglu', 'geglu')},
+    'post_norm': dict(
+        diff={'model.norm': 'post'},
+        published={'sink/1': 13.54},
+        source='Gu et al., appendix D.3',
+        note='No loss was published.',
+    ),
+    'sandwich_norm': dict(
+        diff={'model.norm': 'sandwich'}, published={'sink_ratio': 44.7, 'spike': 520}, source=SUN, note=PRE_NORM
+    ),
+    'qk_norm': dict(
+        diff={'model.qk_norm': True}, published={'sink_ratio': 42.0, 'spike': 92}, source=SUN, note=PRE_NORM
+    ),
+    'head_norm': dict(
+        diff={'model.head_norm': True},
+        published={'loss_at_152m': 2.742},
+        source='2605.06611 (152M, 4 seeds)',
+        note='Without it 2.781; the sink and its spikes are suppressed.',
+    ),
+    'heads_4': heads(4, 192, 10.68, 3.74),
+    'heads_2': heads(2, 384, 12.95, 3.76),
+    'heads_1': heads(1, 768, 19.50, 3.78),
+    'add': row({'model.combination': 'add'}, 21.76, 3.74, 'Gu et al., Table 9'),
+    'add_wide': row(
+        {'model.combination': 'add_wide'},
+        21.76,
+        3.74,
+        'Gu et al., Table 9',
+        note='Reading B of the same row, values as wide as the model; the code was not released.',
+    ),
+    'gate_elementwise': gate('elementwise', 0.048, 94, 0.116, 5.761),
+    'gate_headwise': gate('headwise', 0.073, 98, 0.172, 5.792),
+    'gate_shared': gate('shared', 0.301, 286, 0.271, 5.801),
+    'gate_value': gate('value', 0.297, 125, 0.221, 5.820),
+    'gate_value_state': dict(
+        diff={'model.gate': 'value_state'},
+        published={'perplexity': 15.49, 'kurtosis': 34.8},
+        source='2510.09017 (OPT-125m)',
+        note='Without it perplexity 15.95 and kurtosis 2177.',
+    ),
+}
+
+get_config = table(
+    ROWS,
+    sizes=SIZES | {'quickstart': QUICKSTART | EIGHT, 'smoke': SMOKE | {'model.heads': 8, 'model.head_width': 2}},
+)

@@ -1,0 +1,63 @@
+"""Does a sink of its own take the sink from the first token? Sink token, KV, K and V biases, and what K biases need.
+
+    sinklab train --config=configs/columns.py:kv --workdir=runs/kv
+
+Sink_* is of the column, over the queries of the text and, as released, a query of its own. Its key is not rotated,
+and every query sees it. The value of `k` is zero, that of `k_first_M` M e_1, that of `k_uniform_M`
+M (1, ..., 1) / sqrt(K), all of them fixed; of `k_width_N` only the first N dimensions of the key are learned (at the
+quickstart's head width of 16, rows 1 to 8 are one). Decided: the header of Table 11 is misprinted, its order is not
+shared, shared, not shared, shared, as Table 3 shows; a sink token stands at position 0 and the text from 1.
+"""
+
+from configs.table import table
+
+
+def row(columns, star, sink, loss, source='Gu et al., Table 3', **bias):
+    diff = {'model.columns': columns} | {f'model.bias.{name}': value for name, value in bias.items()}
+    return dict(diff=diff, published={'sink/star': star, 'sink/1': sink, 'valid/loss': loss}, source=source)
+
+
+def shared(columns, star, sink, loss, **bias):
+    return row(columns, star, sink, loss, 'Gu et al., Table 11 (its header is misprinted)', shared=True, **bias)
+
+
+def fixed(value, norm, star, sink, loss):
+    return row('k', star, sink, loss, 'Gu et al., Table 10', value=value, value_norm=norm)
+
+
+def narrow(width, star, sink, loss):
+    return row('k', star, sink, loss, 'Gu et al., ICLR Table 13', value='zero', key_width=width)
+
+
+ROWS = {
+    'none': dict(diff={}, published={'sink/1': 18.18, 'valid/loss': 3.73}, source='Gu et al., Table 3'),
+    'sink_token': row('sink_token', 74.12, 0.00, 3.72),
+    'kv': row('kv', 72.76, 0.04, 3.72),
+    'k': row('k', 73.34, 0.00, 3.72, value='zero'),
+    'v': dict(
+        diff={'model.columns': 'v'}, published={'sink/1': 17.53, 'valid/loss': 3.73}, source='Gu et al., Table 3'
+    ),
+    'kv_shared': shared('kv', 56.61, 12.44, 3.72),
+    'k_shared': shared('k', 68.31, 0.23, 3.72, value='zero'),
+    'k_first_1': fixed('first', 1.0, 70.03, 0.06, 3.72),
+    'k_first_5': fixed('first', 5.0, 44.43, 3.71, 3.72),
+    'k_first_20': fixed('first', 20.0, 1.51, 25.88, 3.71),
+    'k_uniform_1': fixed('uniform', 1.0, 69.74, 2.15, 3.72),
+    'k_uniform_5': fixed('uniform', 5.0, 27.99, 5.93, 3.72),
+    'k_uniform_20': fixed('uniform', 20.0, 0.00, 11.21, 3.73),
+    'k_width_1': narrow(1, 32.18, 4.74, 3.73),
+    'k_width_2': narrow(2, 30.88, 4.96, 3.72),
+    'k_width_4': narrow(4, 30.94, 4.39, 3.72),
+    'k_width_8': narrow(8, 31.39, 4.54, 3.73),
+    'k_width_16': narrow(16, 23.30, 2.19, 3.73),
+    'k_width_32': narrow(32, 51.23, 1.94, 3.73),
+    'k_width_64': narrow(64, 69.19, 0.04, 3.72),
+    'logit': dict(
+        diff={'model.columns': 'logit'},
+        published={},
+        source='gpt-oss (OpenAI, 2025)',
+        note='A learned score with no key and no value; nothing was published on its sinks.',
+    ),
+}
+
+get_config = table(ROWS)

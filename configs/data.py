@@ -1,0 +1,47 @@
+"""How does the data bear on the sink? The amount of it, random first tokens, a token that is always the same.
+
+    sinklab train --config=configs/data.py:fixed_2 --workdir=runs/fixed_2
+
+Amounts are shares of the baseline's 5B tokens, at the same number of steps. Random tokens are drawn from all ids,
+once for each window; probes are natural text. The fixed token is id 1, in training, validation and probe sequences.
+Decided: random and fixed tokens are targets like others, as released. A size may fix the first token; every row but
+`fixed_K` frees it.
+"""
+
+from configs.table import table
+
+FIGURE = 'Gu et al., Figure 2C'
+FREE = {'data.fixed_position': None}  # lest a size fix the first token
+
+
+def amount(share, note):
+    return dict(diff=FREE | {'data.share': share}, published={}, source=FIGURE, note=note)
+
+
+def random(first, last, published, note=None):
+    diff = FREE | {'data.random_first': first, 'data.random_last': last}
+    return dict(diff=diff, published=published, source='Gu et al., section 5') | ({'note': note} if note else {})
+
+
+def fixed(position, *sinks):
+    published = {f'sink/{k}': sink for k, sink in enumerate(sinks, 1)}
+    return dict(diff={'data.fixed_position': position}, published=published, source='Gu et al., Table 7')
+
+
+ROWS = {
+    'amount_5b': dict(diff=FREE, published={'sink/1': 18.18, 'valid/loss': 3.73}, source=FIGURE),
+    'amount_2.5b': amount(0.5, 'A figure only.'),
+    'amount_500m': amount(0.1, 'A figure only, which was read as Sink_1 near 4 % and a loss near 3.8.'),
+    'amount_200m': amount(0.04, 'A figure only.'),
+    'amount_100m': amount(0.02, 'A figure only: overfits between 1k and 2k steps, Sink_1 below 1 % up to 5k steps.'),
+    'amount_50m': amount(0.01, 'A figure only: overfits between 1k and 2k steps, Sink_1 below 1 %, loss near 4.5.'),
+    'random_1': random(1, 1, {'sink/1': 27.03}),
+    'random_1_2': random(1, 2, {'sink/1': 1.98, 'sink/2': 14.08}),
+    'random_2': random(2, 2, {'sink/1': 20.99}),
+    **{f'random_1_{last}': random(1, last, {}, 'In words only: the sink tends to disappear.') for last in (3, 5, 10)},
+    'fixed_1': fixed(1, 74.11, 0.00, 0.00, 0.01),
+    'fixed_2': fixed(2, 0.00, 69.03, 0.00, 0.01),
+    'fixed_3': fixed(3, 0.00, 0.00, 69.64, 0.00),
+}
+
+get_config = table(ROWS)

@@ -1,0 +1,56 @@
+"""list every row: what it changes, what was published of it, and where
+
+example:
+  sinklab rows --config=configs/quickstart.py
+"""
+
+import argparse
+import json
+import sys
+
+from sinklab.record import Refusal
+
+
+def arguments(verb: argparse.ArgumentParser) -> None:
+    verb.add_argument('--config', metavar='FILE', help='of this config file alone, which may be your own')
+    verb.add_argument('--json', action='store_true', help='print one JSON list')
+
+
+def run(given: argparse.Namespace, rest: list[str]) -> int:
+    if rest:
+        raise Refusal(f'{rest[0]} is unknown; see sinklab rows --help')
+    from sinklab.cli.config import installed_configs, rows
+
+    files = installed_configs() if given.config is None else [given.config]
+    tables = {file: found for file in files if (found := list(rows(file).values()))}
+    if not tables:
+        raise Refusal(f'--config={given.config} has no rows; sinklab rows lists the files that have')
+    if given.json:
+        print(json.dumps([row for table in tables.values() for row in table], indent=2, allow_nan=False))
+    else:
+        show(tables)
+    return 0
+
+
+def show(tables: dict[str, list[dict]]) -> None:
+    from rich.console import Console
+    from rich.markup import escape
+    from rich.table import Table
+
+    from sinklab.report.sweep import published
+
+    console = Console(highlight=False, width=None if sys.stdout.isatty() else 100)
+    for file, rows in tables.items():
+        table = Table(box=None, title=escape(file), title_justify='left')
+        for heading in ('row', 'changes', 'published', 'source'):
+            table.add_column(heading, overflow='fold', no_wrap=heading == 'row')
+        for row in rows:
+            source = '\n'.join(filter(None, [row['source'], row.get('note')]))
+            table.add_row(*map(escape, (row['row'], short(row['diff']), published(row['published']), source)))
+        console.print(table, '')
+
+
+def short(diff: dict) -> str:
+    """A diff by the last names of its fields."""
+    said = (f'{value:.4g}' if isinstance(value, float) else str(value) for value in diff.values())
+    return ', '.join(f'{path.rpartition(".")[2]}={value}' for path, value in zip(diff, said, strict=True)) or '-'

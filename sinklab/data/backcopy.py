@@ -1,0 +1,62 @@
+"""Bigram-Backcopy (Guo et al., 2024): characters of a Markov chain, but after a trigger comes what stood before it.
+
+z_1 is `<s>`; z_2 is drawn from the characters that are no triggers; then z_n+1 = z_n-1 where z_n is a trigger, and is
+drawn from P(. | z_n), the bigrams of a text, where it is none. The triggers are its most frequent characters. Ids are
+characters in the order of their frequency, so that the triggers come first, and `<s>` last.
+"""
+
+import dataclasses
+import hashlib
+
+import numpy as np
+
+from sinklab.data.documents import Document
+from sinklab.record import Refusal
+
+
+@dataclasses.dataclass(frozen=True)
+class Chain:
+    unigram_V: np.ndarray
+    bigram_VV: np.ndarray  # P(column | row)
+    triggers: int  # the ids below it
+
+    @property
+    def begin(self) -> int:
+        return len(self.unigram_V)
+
+    @property
+    def digest(self) -> str:
+        return hashlib.sha256(self.bigram_VV.tobytes()).hexdigest()[:16]
+
+
+def chain(documents: list[Document], vocabulary: int, triggers: int) -> Chain:
+    """The statistics of the documents' vocabulary - 1 most frequent characters, or of all if they are fewer."""
+    text = '\n'.join(document.text for document in documents)
+    points = np.frombuffer(text.encode('utf-32-le'), np.uint32)
+    found, ids, counts = np.unique(points, return_inverse=True, return_counts=True)
+    rank = np.empty_like(counts)
+    rank[np.lexsort((found, -counts))] = np.arange(len(counts))
+    ids = rank[ids]
+    ids = ids[ids < vocabulary - 1]
+    size = int(ids.max()) + 1
+    if size < triggers + 2:
+        raise Refusal(f'config.data.triggers is {triggers}, and the text has {size} characters; lower it')
+    unigram_V = np.bincount(ids, minlength=size) / len(ids)
+    pairs_VV = np.bincount(ids[:-1] * size + ids[1:], minlength=size**2).reshape(size, size)
+    follows_V = pairs_VV.sum(1, keepdims=True)
+    bigram_VV = np.where(follows_V > 0, pairs_VV / np.maximum(follows_V, 1), unigram_V)
+    return Chain(unigram_V, bigram_VV, triggers)
+
+
+def sample(chain: Chain, count: int, length: int, rng: np.random.Generator) -> np.ndarray:
+    """int32 of shape (count, length)."""
+    up_to_VV = chain.bigram_VV.cumsum(1)
+    calm_V = np.where(np.arange(chain.begin) < chain.triggers, 0, chain.unigram_V)
+    ids_BT = np.empty((count, length), np.int32)
+    ids_BT[:, 0] = chain.begin
+    ids_BT[:, 1] = rng.choice(chain.begin, count, p=calm_V / calm_V.sum())
+    for t in range(2, length):
+        last_B = ids_BT[:, t - 1]
+        drawn_B = (up_to_VV[last_B] < rng.random((count, 1))).sum(1).clip(max=chain.begin - 1)
+        ids_BT[:, t] = np.where(last_B < chain.triggers, ids_BT[:, t - 2], drawn_B)
+    return ids_BT

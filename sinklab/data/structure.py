@@ -1,0 +1,24 @@
+"""Where documents lie in windows of tokens; NumPy or JAX arrays in, JAX arrays out."""
+
+import jax
+import jax.numpy as jnp
+
+from sinklab import spec
+from sinklab.data.tokens import END_OF_TEXT
+
+
+def starts(ids_BT: jax.Array) -> jax.Array:
+    """start_BT: the place where the document of each token starts, in its window."""
+    place_T = jnp.arange(ids_BT.shape[1])
+    opens_BT = jnp.pad(ids_BT[:, :-1] == END_OF_TEXT, ((0, 0), (1, 0)), constant_values=True)
+    return jax.lax.cummax(jnp.where(opens_BT, place_T, 0), axis=1)
+
+
+def structure(ids_BT: jax.Array, spec: spec.Spec) -> dict[str, jax.Array]:
+    """What a model has to be told about its tokens, beside the tokens: nothing, in most rows."""
+    told = {}
+    if spec.model.mask.document:
+        told['start_BT'] = starts(ids_BT)
+    if spec.data.positions == 'reset':
+        told['position_BT'] = jnp.arange(ids_BT.shape[1]) - starts(ids_BT)
+    return told

@@ -1,0 +1,23 @@
+"""Bigram-Backcopy: triggers and other queries apart, for they want different things of attention."""
+
+import numpy as np
+
+
+def attention(first_LPHT, trigger_PT) -> dict[str, float]:
+    """Mean attention to the first token, from triggers and from the others; the first query has no choice."""
+    first_PT = np.asarray(first_LPHT).mean((0, 2))[:, 1:]
+    return {f'alpha/1/{side}': mean(first_PT, where) for side, where in sides(trigger_PT[:, 1:])}
+
+
+def losses(loss_NT, right_NT, trigger_NT) -> dict[str, float]:
+    """Mean loss after triggers and after others, and how often the likeliest token after a trigger is the next."""
+    split = {f'valid/loss/{side}': mean(loss_NT, where) for side, where in sides(trigger_NT)}
+    return split | {'valid/accuracy/trigger': mean(right_NT, trigger_NT)}
+
+
+def sides(trigger_NT):
+    return ('trigger', trigger_NT), ('other', ~trigger_NT)
+
+
+def mean(values_NT, where_NT) -> float:
+    return float(np.mean(np.asarray(values_NT), where=where_NT))

@@ -1,0 +1,145 @@
+"""Columns: keys and values left of the text that every query sees (the attention biases of Table 3).
+
+They are never rotated and never part of a mask. Whoever reads a captured matrix finds the first token at column
+number `count(model)`.
+"""
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+
+from sinklab import spec
+from sinklab.model.initialization import normal
+
+DEVIATION = 0.02  # of the released code
+
+
+class Columns(nnx.Module):
+    """No column."""
+
+    count = 0
+    tokens = 0  # how many of them are tokens, and so come with the sequence
+
+    def __init__(self, model: spec.Model, value_width: int, rngs: nnx.Rngs):
+        pass
+
+    def attach(self, key_BSHK: jax.Array, value_BSHK: jax.Array) -> tuple[jax.Array, jax.Array]:
+        """The keys and values of the text, with those of the columns left of them."""
+        return key_BSHK, value_BSHK
+
+    def bias(self, bias_BHTS: jax.Array, keys: int) -> jax.Array:
+        """The bias of a text of so many keys, with those of the columns left of it."""
+        return bias_BHTS
+
+    def add(self, output_BTHK: jax.Array) -> jax.Array:
+        """V bias acts here, on what heads have aggregated."""
+        return output_BTHK
+
+
+class SinkToken(Columns):
+    """A learned token before the text: it is embedded, rotated and asks; here it is a column to be seen by all."""
+
+    count = tokens = 1
+
+
+class Key(Columns):
+    """K bias: a learned key whose value is fixed: zero, m e_1, or m (1, ..., 1) / sqrt(K)."""
+
+    count = 1
+
+    def __init__(self, model, value_width, rngs):
+        self.key_HK = vector(model, model.bias.key_width or model.head_width, rngs)
+        self.direction, self.norm = DIRECTIONS[model.bias.value], model.bias.value_norm or 0.0
+
+    def attach(self, key_BSHK, value_BSHK):
+        value_HK = self.norm * self.direction(value_BSHK.shape[-1])[None]
+        return before(self.key_HK[...], key_BSHK), before(value_HK, value_BSHK)
+
+    def bias(self, bias_BHTS, keys):
+        return unbiased(bias_BHTS)
+
+
+class KeyValue(Columns):
+    """KV bias: a learned key with a learned value."""
+
+    count = 1
+
+    def __init__(self, model, value_width, rngs):
+        self.key_HK = vector(model, model.bias.key_width or model.head_width, rngs)
+        self.value_HK = vector(model, value_width, rngs)
+
+    def attach(self, key_BSHK, value_BSHK):
+        return before(self.key_HK[...], key_BSHK), before(self.value_HK[...], value_BSHK)
+
+    def bias(self, bias_BHTS, keys):
+        return unbiased(bias_BHTS)
+
+
+class Logit(Columns):
+    """A learned score of its own, beside those of the keys, with no value (gpt-oss)."""
+
+    count = 1
+
+    def __init__(self, model, value_width, rngs):
+        self.score_H, self.heads = vector(model, 1, rngs), model.heads
+
+    def attach(self, key_BSHK, value_BSHK):
+        nothing_HK = jnp.zeros((1, 1))
+        return before(nothing_HK, key_BSHK), before(nothing_HK, value_BSHK)
+
+    def bias(self, bias_BHTS, keys):
+        batch, _, queries, _ = bias_BHTS.shape
+        own = jnp.broadcast_to(self.score_H[...][:, :, None], (batch, self.heads, queries, 1))
+        text = jnp.broadcast_to(bias_BHTS, (batch, self.heads, queries, keys))
+        return jnp.concatenate([own, text], -1)
+
+
+class Value(Columns):
+    """V bias: a learned vector, added to what each head has aggregated."""
+
+    def __init__(self, model, value_width, rngs):
+        self.value_HK = vector(model, value_width, rngs)
+
+    def add(self, output_BTHK):
+        return output_BTHK + self.value_HK[...].astype(output_BTHK.dtype)
+
+
+def vector(model: spec.Model, width: int, rngs: nnx.Rngs) -> nnx.Param:
+    """One vector a head, or one for all of them."""
+    heads, axis = (1, None) if model.bias.shared else (model.heads, 'heads')
+    return normal(rngs, (heads, width), DEVIATION, (axis, None))
+
+
+def before(column_HK: jax.Array, text_BSHK: jax.Array) -> jax.Array:
+    """The text with a column left of it, whose missing dimensions are 0."""
+    batch, _, heads, width = text_BSHK.shape
+    column_HK = jnp.pad(column_HK.astype(text_BSHK.dtype), ((0, 0), (0, width - column_HK.shape[-1])))
+    return jnp.concatenate([jnp.broadcast_to(column_HK, (batch, 1, heads, width)), text_BSHK], 1)
+
+
+def unbiased(bias_BHTS: jax.Array) -> jax.Array:
+    """The bias of a text with a column that has none."""
+    return bias_BHTS if bias_BHTS.shape[-1] == 1 else jnp.pad(bias_BHTS, ((0, 0), (0, 0), (0, 0), (1, 0)))
+
+
+def first(width: int) -> jax.Array:
+    return jnp.zeros(width).at[0].set(1.0)
+
+
+def uniform(width: int) -> jax.Array:
+    return jnp.full(width, width**-0.5)
+
+
+DIRECTIONS = {'zero': jnp.zeros, 'first': first, 'uniform': uniform}
+COLUMNS = {
+    'none': Columns,
+    'sink_token': SinkToken,
+    'k': Key,
+    'kv': KeyValue,
+    'v': Value,
+    'logit': Logit,
+}
+
+
+def count(model: spec.Model) -> int:
+    return COLUMNS[model.columns].count

@@ -1,0 +1,199 @@
+"""A config, parsed once into a spec: field by field, then the rules between fields."""
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from sinklab.record import Refusal, record
+from sinklab.spec import PAIRS, Attention, Data, Model, Optimizer, Spec
+
+SMALLEST_TRAINED = 258
+UNMEASURED = ('none', 'count')  # normalizers that do not look at the mass of a row
+VALUES = {'k': ('zero', 'first', 'uniform'), 'kv': ('learned',), 'v': ('learned',)}
+
+
+def parse(config: Mapping[str, Any]) -> Spec:
+    """The spec that a config (nested mapping) describes; `Refusal` names the first thing wrong with it."""
+    spec = record(Spec, config, 'config')
+    for refusal in refusals(spec):
+        raise Refusal(refusal)
+    return spec
+
+
+def refusals(spec: Spec) -> Iterator[str]:
+    """What each field allows and the fields together do not."""
+    yield from of_attention(spec.model.attention)
+    yield from of_columns(spec.model)
+    yield from of_model(spec.model)
+    yield from of_masks(spec)
+    yield from of_optimizer(spec.optimizer)
+    yield from of_data(spec.data, spec.model)
+    yield from of_probe(spec)
+
+
+def of_attention(attention: Attention) -> Iterator[str]:
+    similarity, normalizer, at = attention.similarity, attention.normalizer, 'config.model.attention'
+    if normalizer not in PAIRS[similarity]:
+        yield (
+            f'{at} pairs similarity {similarity} with normalizer {normalizer}, which means nothing; {similarity} '
+            f'goes with: {", ".join(PAIRS[similarity])}'
+        )
+    if (similarity, normalizer) == ('identity', 'sum') and attention.feature_map != 'elu1':
+        yield (
+            f'{at} divides signed scores by their sum, which may be 0; make them positive with '
+            f'{at}.feature_map=elu1, or use {at}.normalizer=clamped'
+        )
+    if (normalizer == 'p_norm') != (attention.power is not None):
+        yield (
+            f'{at}.power is {attention.power} with normalizer {normalizer}; p_norm needs a power, and the others '
+            'have no use for one (None)'
+        )
+    if attention.offset and (similarity, normalizer) in (('exp', 'sum'), ('exp', 'p_norm')):
+        yield f'{at}.offset is {attention.offset}, which exp with {normalizer} divides out again; leave it at 0'
+
+
+def of_columns(model: Model) -> Iterator[str]:
+    columns, bias, attention, at = model.columns, model.bias, model.attention, 'config.model.bias'
+    if columns in ('none', 'sink_token') and (bias.shared or bias.key_width):
+        yield f'{at} has no use in columns {columns}; leave it, or set config.model.columns to k, kv, v or logit'
+    if columns in VALUES and bias.value not in VALUES[columns]:
+        yield f'{at}.value is {bias.value}; columns {columns} allow: {", ".join(VALUES[columns])}'
+    if columns not in VALUES and bias.value != 'learned':
+        yield f'{at}.value is {bias.value}, for which columns {columns} have no use; leave it at learned'
+    if (bias.value in ('first', 'uniform')) != (bias.value_norm is not None):
+        yield f'{at}.value_norm is {bias.value_norm} with value {bias.value}; first and uniform need one, others None'
+    if bias.key_width and (columns not in ('k', 'kv') or bias.key_width >= model.head_width):
+        yield (
+            f'{at}.key_width is {bias.key_width} with columns {columns} and head_width {model.head_width}; it is for '
+            'k and kv, and below the head width (None: all dimensions)'
+        )
+    empty = columns == 'logit' or (columns == 'k' and bias.value == 'zero')
+    if empty and attention.normalizer in UNMEASURED:
+        yield (
+            f'config.model.columns={columns} adds no value, and normalizer {attention.normalizer} has no use for its '
+            'mass, so it changes nothing; use columns kv, or normalizer sum'
+        )
+    if columns == 'logit' and (attention.feature_map != 'identity' or attention.similarity == 'identity'):
+        yield (
+            'config.model.columns=logit is a score of its own, beside feature map identity and a similarity that '
+            'weighs scores; use columns k here'
+        )
+
+
+def of_model(model: Model) -> Iterator[str]:
+    if model.heads == 1 and (model.bias.shared or model.gate == 'shared'):
+        yield 'config.model.heads is 1, so there is nothing to share; set bias.shared=False, or gate=elementwise'
+    if model.attention.gain != 1 and (model.head_norm or model.norm == 'sandwich'):
+        yield (
+            f'config.model.attention.gain is {model.attention.gain}, and a norm of what heads give divides it out '
+            'again; leave it at 1, or set head_norm=False and norm=pre'
+        )
+    if model.ffn == 'swiglu' and model.initialization == 'released_even':
+        yield 'config.model.initialization=released_even is released where the ffn is swiglu; set it to released'
+    if model.position == 'rotary' and model.head_width % 2:
+        yield f'config.model.head_width is {model.head_width}; rotary positions need an even one'
+    if model.position == 'absolute' and model.width % 2:
+        yield f'config.model.width is {model.width}; absolute positions need an even one'
+
+
+def of_masks(spec: Spec) -> Iterator[str]:
+    mask, length, at = spec.model.mask, spec.data.length, 'config.model.mask'
+    for name in ('prefix', 'window', 'block'):
+        given = getattr(mask, name)
+        if given and given >= length:
+            yield f'{at}.{name} is {given}, but windows have {length} tokens; below that, or None'
+    for name in ('window', 'block'):
+        if getattr(mask, name) == 1:
+            yield f'{at}.{name} is 1, so that every query sees itself alone; 2 or more, or None'
+    if mask.prefix == 1:
+        yield f'{at}.prefix is 1, which every query sees already; 2 or more, or None'
+    if mask.prefix and mask.document:
+        yield f'{at}.prefix shows the first document to all others; set {at}.document to False, or prefix to None'
+    if spec.data.task != 'text' and (mask.document or spec.data.positions == 'reset'):
+        yield f'config.data.task={spec.data.task} has no documents; set {at}.document=False and positions=continued'
+    if spec.data.positions == 'reset':
+        yield from of_reset(spec.model)
+
+
+def of_reset(model: Model) -> Iterator[str]:
+    """Positions that begin anew where a document does."""
+    told = f'config.data.positions=reset with position {model.position}'
+    if model.position == 'none':
+        yield f'{told} does nothing; set it to continued'
+    if model.position == 'alibi' or model.position.startswith('relative'):
+        yield f'{told} has no distance to another document; set it to continued, and mask.document=True'
+    if model.position == 'rotary' and model.mask.document and model.columns != 'sink_token':
+        yield f'{told} changes no distance within a document; set it to continued, or position to learned'
+
+
+def of_optimizer(optimizer: Optimizer) -> Iterator[str]:
+    at = 'config.optimizer'
+    if optimizer.warmup_steps >= optimizer.steps:
+        yield (
+            f'{at}.warmup_steps is {optimizer.warmup_steps}, but the run has {optimizer.steps} '
+            f'steps; warm up for fewer, or raise {at}.steps'
+        )
+    if (optimizer.schedule == 'cosine') != (optimizer.final_share is not None):
+        yield (
+            f'{at}.final_share is {optimizer.final_share} with the schedule {optimizer.schedule}; cosine needs one, '
+            'constant has no use for it (None)'
+        )
+    for name in ('beta2', 'epsilon'):
+        value = getattr(optimizer, name)
+        if (optimizer.name == 'sgd') != (value is None):
+            yield f'{at}.{name} is {value}; adamw and muon need one, sgd has no use for it (None)'
+
+
+def of_data(data: Data, model: Model) -> Iterator[str]:
+    at = 'config.data'
+    if data.task == 'text' and data.tokenizer == 'train' and model.vocabulary < SMALLEST_TRAINED:
+        yield (
+            f'config.model.vocabulary is {model.vocabulary}; a tokenizer trained here has at least '
+            f'{SMALLEST_TRAINED} ids, two special ones and the bytes'
+        )
+    for name in ('fixed_position', 'random_last'):
+        place = getattr(data, name)
+        if place and place > data.length:
+            yield f'{at}.{name} is {place}; windows have {data.length} places'
+    if data.fixed_position is None and not data.fixed_held_out:
+        yield f'{at}.fixed_held_out=False does nothing without {at}.fixed_position; leave it at True'
+    first, last = data.random_first, data.random_last
+    if (first is None) != (last is None) or (first or 0) > (last or 0):
+        yield f'{at}.random_first and random_last are {first} and {last}; give both, in this order, or neither'
+    if first and data.fixed_position and first <= data.fixed_position <= last:
+        yield (
+            f'{at}.fixed_position is {data.fixed_position}, among the random ones ({first} to {last}); '
+            'set one of them to None'
+        )
+    if (data.task == 'backcopy') != (data.triggers is not None):
+        yield f'{at}.triggers is {data.triggers} with task {data.task}; backcopy needs it, text has no use for it'
+    if data.triggers and data.triggers > model.vocabulary - 2:
+        yield f'{at}.triggers is {data.triggers}; with {model.vocabulary} ids, at most {model.vocabulary - 2} can be'
+    if data.task == 'backcopy':
+        plain = dict(bos='none', fixed_position=None, random_first=None, share=1.0, tokenizer='train')
+        for name, value in plain.items():
+            if getattr(data, name) != value:
+                yield f'{at}.{name} is {getattr(data, name)}, for which backcopy has no use; leave it at {value}'
+
+
+def of_probe(spec: Spec) -> Iterator[str]:
+    probe, data = spec.probe, spec.data
+    if probe.length > data.length:
+        yield (
+            f'config.probe.length is {probe.length}, longer than a window (config.data.length is '
+            f'{data.length}); probe at most that many tokens'
+        )
+    if probe.keys > probe.length:
+        yield f'config.probe.keys is {probe.keys}; a probe sequence has {probe.length} keys'
+    if spec.model.mask.prefix and spec.model.mask.prefix > probe.keys:
+        yield f'config.probe.keys is {probe.keys}, fewer than the {spec.model.mask.prefix} of the prefix; raise it'
+    if data.fixed_position and data.fixed_held_out and data.fixed_position > probe.length:
+        yield (
+            f'config.data.fixed_position is {data.fixed_position}, after the {probe.length} tokens of a probe; '
+            'raise config.probe.length'
+        )
+    if probe.prepend == 'eos' and data.fixed_position == 1 and data.fixed_held_out:
+        yield 'config.data.fixed_position=1 overwrites config.probe.prepend=eos; set one of them to None or none'
+    if probe.prepend == 'eos' and (spec.model.mask.document or data.positions == 'reset'):
+        yield 'config.probe.prepend=eos ends a document before the text, which then does not see it; set it to bos'
+    if probe.prepend != 'none' and data.task != 'text':
+        yield f'config.probe.prepend is {probe.prepend}, for which {data.task} has no use; leave it at none'

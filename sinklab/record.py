@@ -1,0 +1,72 @@
+"""Frozen records read from nested mappings, each field checked against its type.
+
+A field's type is its whole rule: a `Literal` is a menu, an `Annotated` carries its domain.
+"""
+
+import dataclasses
+import difflib
+import math
+import types
+from collections.abc import Callable, Iterable, Mapping
+from typing import Annotated, Any, Literal, Union, get_args, get_origin, get_type_hints
+
+
+class Refusal(ValueError):
+    """What was asked cannot be done. The message says what was given, what is allowed and what to do."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Domain:
+    words: str
+    holds: Callable[[Any], bool]
+
+
+Count = Annotated[int, Domain('a whole number of at least 1', lambda x: x >= 1)]
+Natural = Annotated[int, Domain('a whole number of at least 0', lambda x: x >= 0)]
+Flag = Annotated[bool, Domain('True or False', lambda x: True)]
+Finite = Annotated[float, Domain('a finite number', math.isfinite)]
+Positive = Annotated[float, Domain('a finite number above 0', lambda x: 0 < x < math.inf)]
+Nonnegative = Annotated[float, Domain('a finite number of at least 0', lambda x: 0 <= x < math.inf)]
+Fraction = Annotated[float, Domain('a number between 0 and 1, both excluded', lambda x: 0 < x < 1)]
+Share = Annotated[float, Domain('a number above 0 and at most 1', lambda x: 0 < x <= 1)]
+Momentum = Annotated[float, Domain('a number from 0 up to, but not, 1', lambda x: 0 <= x < 1)]
+Seed = Annotated[int, Domain('a whole number from 0 to 2^32 - 1', lambda x: 0 <= x < 2**32)]
+Text = Annotated[str, Domain('a text that is not empty', bool)]
+
+
+def record(kind: type, given: Any, at: str) -> Any:
+    if not isinstance(given, Mapping):
+        raise Refusal(f'{at} is {given!r}; it must hold the fields {", ".join(names(kind))}')
+    for name in given:
+        if name not in names(kind):
+            raise Refusal(unknown(f'{at}.{name}', name, names(kind)))
+    if missing := [name for name in names(kind) if name not in given]:
+        raise Refusal(f'{at}.{missing[0]} is missing; start from configs/default.py, which has every field')
+    hints = get_type_hints(kind, include_extras=True)
+    return kind(**{name: field(hints[name], given[name], f'{at}.{name}') for name in names(kind)})
+
+
+def field(hint: Any, given: Any, at: str) -> Any:
+    if dataclasses.is_dataclass(hint):
+        return record(hint, given, at)
+    if isinstance(hint, types.UnionType) or get_origin(hint) is Union:
+        return None if given is None else field(get_args(hint)[0], given, at)
+    if get_origin(hint) is Literal:
+        if given not in get_args(hint):
+            raise Refusal(unknown(f'{at} = {given!r}', str(given), get_args(hint), 'allowed'))
+        return given
+    kind, domain = get_args(hint)
+    value = float(given) if kind is float and type(given) is int else given
+    if type(value) is not kind or not domain.holds(value):
+        raise Refusal(f'{at} is {given!r}; it must be {domain.words}')
+    return value
+
+
+def names(kind: type) -> list[str]:
+    return [field.name for field in dataclasses.fields(kind)]
+
+
+def unknown(what: str, name: str, allowed: Iterable[str], label: str = 'fields here') -> str:
+    allowed = list(allowed)
+    near = difflib.get_close_matches(name, allowed, 1)
+    return f'{what} is unknown{f"; did you mean {near[0]}?" if near else ""} ({label}: {", ".join(allowed)})'

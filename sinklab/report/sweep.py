@@ -1,0 +1,124 @@
+"""A sweep as a table: ours against published, as mean and spread over seeds, and paired with the first row."""
+
+import dataclasses
+
+import numpy as np
+
+from sinklab.folder import Folder
+
+FIRST = ('sink/1', 'sink/1/window', 'sink/prefix', 'sink/star')
+LAST = ('valid/loss', 'mass/row')
+PAIRED = ('sink/1', 'valid/loss')
+LABELS = {'sink/star': 'Sink_*', 'valid/loss': 'loss', 'mass/row': 'row mass'}
+
+
+@dataclasses.dataclass(frozen=True)
+class Arm:
+    """One row with all its seeds."""
+
+    about: dict  # config, row, diff, published, source
+    outcomes: dict[int, str]  # by seed: done, diverged, refused, crashed, to do
+    reasons: dict[int, str]  # by seed, where an outcome has one
+    numbers: dict[int, dict[str, float]]  # by seed, of the runs that are done
+
+
+def newest(folder: Folder) -> dict[str, float]:
+    """The last value of every number that a run recorded."""
+    return {name: value for record in folder.records() for name, value in record.items()}
+
+
+def table(arms: list[Arm]) -> list[dict]:
+    """What each row is about, and its outcome, ours {name: spread}, and the difference from the first row."""
+    first, *others = arms
+    return [entry(first, None), *(entry(arm, first) for arm in others)]
+
+
+def entry(arm: Arm, first: Arm | None) -> dict:
+    measured = {name: values(arm, name) for name in names(arm)}
+    return dict(
+        arm.about,
+        outcome=outcome(list(arm.outcomes.values()), bool(arm.about['published'].get('fails'))),
+        seeds=arm.outcomes,
+        reasons=arm.reasons,
+        ours={name: spread(list(found.values())) for name, found in measured.items() if found},
+        difference=first and dict({'from': first.about['row']}, **differences(arm, first)),
+    )
+
+
+def names(arm: Arm) -> list[str]:
+    """What is compared: the sinks, whatever else is published of the row, the loss, and what a proxy hides."""
+    return list(dict.fromkeys([*FIRST, *arm.about['published'], *LAST]))
+
+
+def values(arm: Arm, name: str) -> dict[int, float]:
+    return {seed: numbers[name] for seed, numbers in arm.numbers.items() if name in numbers}
+
+
+def differences(arm: Arm, first: Arm) -> dict[str, dict]:
+    """The spread of (this row - the first one) over the seeds that both have."""
+    found = {}
+    for name in PAIRED:
+        ours, theirs = values(arm, name), values(first, name)
+        if both := [ours[seed] - theirs[seed] for seed in ours if seed in theirs]:
+            found[name] = spread(both)
+    return found
+
+
+def spread(numbers: list[float]) -> dict[str, float | int | None]:
+    """Mean and sample standard deviation; that of one number is unknown."""
+    sd = float(np.std(numbers, ddof=1)) if len(numbers) > 1 else None
+    return dict(mean=float(np.mean(numbers)), sd=sd, n=len(numbers))
+
+
+def outcome(outcomes: list[str], fails: bool) -> str:
+    """How often each, and whether it is what was published."""
+    kinds = dict.fromkeys(outcomes)
+    words = ', '.join(f'{kind} {outcomes.count(kind)}/{len(outcomes)}' for kind in kinds)
+    if not fails or not {'done', 'diverged'} & set(kinds):
+        return words
+    if set(kinds) == {'done'}:
+        return 'trained, published: fails'
+    return f'{words}, as published' if set(kinds) == {'diverged'} else f'{words}, published: fails'
+
+
+def label(name: str) -> str:
+    return LABELS.get(name, name.replace('sink/', 'Sink_'))
+
+
+def published(numbers: dict) -> str:
+    """Published numbers, as a person reads them."""
+    said = (label(name) if value is True else f'{label(name)} {number(value)}' for name, value in numbers.items())
+    return '  '.join(said)
+
+
+def number(value: object) -> str:
+    return f'{value:.2f}' if isinstance(value, float) else str(value)
+
+
+def formatted(rows: list[dict]) -> tuple[list[str], list[list[str]]]:
+    """Headings and cells, as a person reads them; a column in which nothing stands is left out."""
+    columns = {'row': [row['row'] for row in rows], 'n': [str(done(row)) for row in rows]}
+    for name in measures(rows):
+        columns[label(name)] = [compared(row['ours'].get(name), row['published'].get(name)) for row in rows]
+        if name == 'sink/1':
+            columns[f'Sink_1 - {rows[0]["row"]}'] = [compared((row['difference'] or {}).get(name)) for row in rows]
+    columns['outcome'] = [row['outcome'] for row in rows]
+    kept = {heading: cells for heading, cells in columns.items() if any(cells)}
+    return list(kept), [list(cells) for cells in zip(*kept.values(), strict=True)]
+
+
+def measures(rows: list[dict]) -> list[str]:
+    """What is shown of some row: the usual numbers, and between them what else was published and is measured here."""
+    others = dict.fromkeys(name for row in rows for name in row['ours'] if name not in FIRST + LAST)
+    return [*FIRST, *others, *LAST]
+
+
+def done(row: dict) -> int:
+    return list(row['seeds'].values()).count('done')
+
+
+def compared(ours: dict | None, theirs: object = None) -> str:
+    """mean ± spread (published)."""
+    spread = f' ± {ours["sd"]:.2f}' if ours and ours['sd'] is not None else ''
+    mine = f'{ours["mean"]:.2f}{spread}' if ours else ''
+    return f'{mine or "-"} ({number(theirs)})' if theirs is not None else mine

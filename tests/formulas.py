@@ -1,0 +1,145 @@
+"""The formulas of the papers, in NumPy and float64, each as it is printed and not as the code under test has it."""
+
+import math
+
+import numpy as np
+from scipy.special import erf
+
+EPSILON = 1e-8  # of the released code
+
+
+def relu(x):
+    return np.maximum(x, 0)
+
+
+def sigmoid(x):
+    return 1 / (1 + np.exp(-x))
+
+
+def elu1(x):
+    """elu(x) + 1."""
+    return np.where(x > 0, x + 1, np.exp(np.minimum(x, 0)))
+
+
+def logsumexp(x):
+    return np.logaddexp.reduce(x)
+
+
+def p_norm(weight, p):
+    """(sum of weight^p)^(1/p), through logarithms."""
+    return np.exp(logsumexp(p * np.log(weight)) / p)
+
+
+# (similarity, normalizer): the weights of one query, of its scores s with the keys that it sees.
+OPERATIONS = {
+    ('exp', 'sum'): lambda s: np.exp(s) / np.exp(s).sum(),
+    ('exp', 'p_norm'): lambda s, p: np.exp(s - logsumexp(p * s) / p),
+    ('exp', 'plus_one'): lambda s: np.exp(s) / (1 + np.exp(s).sum()),
+    ('softpick', 'sum'): lambda s: relu(np.exp(s) - 1) / (np.abs(np.exp(s) - 1).sum() + EPSILON),
+    ('sigmoid', 'none'): lambda s: sigmoid(s),
+    ('sigmoid', 'sum'): lambda s: sigmoid(s) / (sigmoid(s).sum() + EPSILON),
+    ('sigmoid', 'p_norm'): lambda s, p: sigmoid(s) / p_norm(sigmoid(s), p),
+    ('sigmoid', 'count'): lambda s, n: sigmoid(s) / n,
+    ('elu1', 'none'): lambda s: elu1(s),
+    ('elu1', 'sum'): lambda s: elu1(s) / (elu1(s).sum() + EPSILON),
+    ('elu1', 'p_norm'): lambda s, p: elu1(s) / p_norm(elu1(s), p),
+    ('elu1', 'count'): lambda s, n: elu1(s) / n,
+    ('relu', 'count'): lambda s, n: relu(s) / n,
+    ('relu', 'none'): lambda s: relu(s),
+    ('relu', 'sum'): lambda s: relu(s) / (relu(s).sum() + EPSILON),
+    ('identity', 'none'): lambda s: s,
+    ('identity', 'clamped'): lambda s: s / max(abs(s.sum()), 1),
+    ('identity', 'count'): lambda s, n: s / n,
+    ('identity', 'sum'): lambda s: s / (s.sum() + EPSILON),
+}
+
+
+def weights(score_TS, visible_TS, attention, columns=0):
+    """Attention of one head, a query at a time, over what it sees; the rest is 0. The first keys are columns."""
+    formula = OPERATIONS[attention.similarity, attention.normalizer]
+    attention_TS = np.zeros(score_TS.shape)
+    for row, score, visible in zip(attention_TS, score_TS, visible_TS, strict=True):
+        more = {'p_norm': [attention.power], 'count': [max(visible[columns:].sum(), 1)]}
+        if visible.any():
+            row[visible] = attention.gain * formula(score[visible], *more.get(attention.normalizer, []))
+    return attention_TS
+
+
+ACTIVATIONS = {
+    'relu': relu,
+    'gelu': lambda x: x * (1 + erf(x / math.sqrt(2))) / 2,
+    'swish': lambda x: x * sigmoid(x),
+}
+GATED = {'reglu': 'relu', 'geglu': 'gelu', 'swiglu': 'swish'}
+
+
+def ffn(x, weights, kind):
+    if kind in GATED:
+        return (ACTIVATIONS[GATED[kind]](x @ weights['gate_DF']) * (x @ weights['in_DF'])) @ weights['out_FD']
+    return ACTIVATIONS[kind](x @ weights['in_DF']) @ weights['out_FD']
+
+
+def rms_norm(x, gain, epsilon):
+    return x / np.sqrt((x**2).mean(-1, keepdims=True) + epsilon) * gain
+
+
+def sinusoids(position_T, width):
+    """All sines, then all cosines: position / 10000^(2i/D)."""
+    angle = [[t / 10_000 ** (2 * i / width) for i in range(width // 2)] for t in position_T]
+    return np.concatenate([np.sin(angle), np.cos(angle)], -1)
+
+
+def rotate(x_TK, position_T):
+    """RoPE as a turn of complex numbers: dimension i is the real part, i + K/2 the imaginary one."""
+    half = x_TK.shape[-1] // 2
+    angle = np.asarray(position_T)[:, None] / 10_000 ** (np.arange(half) / half)
+    turned = (x_TK[:, :half] + 1j * x_TK[:, half:]) * np.exp(1j * angle)
+    return np.concatenate([turned.real, turned.imag], -1)
+
+
+def slopes(heads):
+    """Press et al., get_slopes: a geometric series; others take that of a smaller power of 2 and part of the next."""
+    if math.log2(heads).is_integer():
+        start = 2 ** (-(2 ** -(math.log2(heads) - 3)))
+        return [start * start**i for i in range(heads)]
+    closest = 2 ** math.floor(math.log2(heads))
+    return slopes(closest) + slopes(2 * closest)[0::2][: heads - closest]
+
+
+def bucket(distance):
+    """T5's, of 32 up to 128, for keys before the query; what the released code adds to the scores."""
+    if distance < 16:
+        return distance
+    return min(31, 16 + math.floor(math.log(distance / 16) / math.log(128 / 16) * 16))
+
+
+def printed(distance):
+    """Equation 7 of the paper: B/2 + floor(log(distance / (B/2)) / log(D / (B/2))) * B/2 between B/2 and D."""
+    if distance < 16:
+        return distance
+    return 31 if distance >= 128 else 16 + math.floor(math.log(distance / 16) / math.log(128 / 16)) * 16
+
+
+def position_bias(kind, position_T, heads, table_RH=None):
+    """bias_HTS for keys at or before a query."""
+    distance = {
+        'alibi': lambda d: [-slope * d for slope in slopes(heads)],
+        'relative_paper_code': lambda d: [bucket(d)] * heads,
+        'relative_paper_printed': lambda d: [printed(d)] * heads,
+        'relative_t5': lambda d: table_RH[bucket(d)],
+    }.get(kind, lambda d: [0.0] * heads)
+    rows = [[distance(max(int(t - s), 0)) for s in position_T] for t in position_T]
+    return np.moveaxis(np.array(rows, float), -1, 0)
+
+
+def visible(length, mask, document_T):
+    """Who sees whom, by the definition of each mask."""
+    t, s = np.indices((length, length))
+    seen = (s <= t) | (s < (mask.prefix or 0))
+    if mask.window:
+        seen &= t - s < mask.window
+    if mask.block:
+        seen &= t // mask.block == s // mask.block
+    if mask.document:
+        seen &= np.equal.outer(document_T, document_T)
+    return seen

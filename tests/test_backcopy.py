@@ -1,0 +1,91 @@
+"""Bigram-Backcopy: the sequences against their definition, and its numbers against NumPy."""
+
+import dataclasses
+
+import numpy as np
+import pytest
+from conftest import tiny
+
+from sinklab.data import backcopy
+from sinklab.data.batches import sequences
+from sinklab.data.documents import Document
+from sinklab.measure import backcopy as measure
+from sinklab.record import Refusal
+
+TEXT = 'ab ab abc ba  cab  a b c d'
+TASK = dict(data__task='backcopy', data__triggers=2, model__vocabulary=5, model__position='learned')
+
+
+def chain(vocabulary=9, triggers=2):
+    return backcopy.chain([Document('a', TEXT[:10]), Document('b', TEXT[11:])], vocabulary, triggers)
+
+
+def test_ids_are_the_most_frequent_characters_in_their_order():
+    found = chain()
+    text = TEXT[:10] + '\n' + TEXT[11:]
+    counts = sorted((-text.count(c), c) for c in set(text))
+    np.testing.assert_allclose(found.unigram_V, [-count / len(text) for count, _ in counts])
+    ids = {c: number for number, (_, c) in enumerate(counts)}
+    for a, number in ids.items():
+        follows = [text[place + 1] for place in range(len(text) - 1) if text[place] == a]
+        for b, other in ids.items():
+            expected = follows.count(b) / len(follows) if follows else found.unigram_V[other]
+            np.testing.assert_allclose(found.bigram_VV[number, other], expected)
+
+
+def test_rare_characters_are_left_out_and_too_few_refused():
+    found = chain(vocabulary=5)
+    assert found.begin == 4
+    np.testing.assert_allclose(found.bigram_VV.sum(1), 1)
+    with pytest.raises(Refusal, match=r'config\.data\.triggers is 4, and the text has 5 characters'):
+        chain(vocabulary=6, triggers=4)
+
+
+def test_after_a_trigger_comes_what_stood_before_it():
+    found = chain()
+    ids_BT = backcopy.sample(found, 200, 40, np.random.default_rng(0))
+    assert (ids_BT[:, 0] == found.begin).all()
+    assert (ids_BT[:, 1:] < found.begin).all()
+    assert (ids_BT[:, 1] >= found.triggers).all()
+    before, trigger, after = ids_BT[:, :-2], ids_BT[:, 1:-1] < found.triggers, ids_BT[:, 2:]
+    np.testing.assert_array_equal(before[trigger], after[trigger])
+    last = ids_BT[:, 1:-1]
+    for number in range(found.triggers, found.begin):
+        follows = after[last == number]
+        share = np.bincount(follows, minlength=found.begin) / len(follows)
+        np.testing.assert_allclose(share, found.bigram_VV[number], atol=4 / np.sqrt(len(follows)))
+
+
+def test_sequences_are_a_pure_function_of_seed_and_step(corpus):
+    spec = tiny(data__source=corpus, **TASK)
+    one, again = sequences(spec), sequences(spec)
+    np.testing.assert_array_equal(one.batches[7], again.batches[7])
+    assert one.batches[7].tolist() != one.batches[8].tolist()
+    other = sequences(dataclasses.replace(spec, data=dataclasses.replace(spec.data, seed=1)))
+    assert one.valid_NT.tolist() != other.valid_NT.tolist()
+    assert one.digest == other.digest
+    assert one.batches[0].shape == (4, 17)
+    assert one.valid_NT.shape == (6, 17)
+    assert one.probe_PT.shape == (5, 12)
+    np.testing.assert_array_equal(one.triggered(one.probe_PT), one.probe_PT < 2)
+
+
+def test_triggers_and_others_are_averaged_apart():
+    rng = np.random.default_rng(0)
+    first_LPHT, trigger_PT = rng.random((2, 3, 4, 5)), rng.random((3, 5)) < 0.4
+    found = measure.attention(first_LPHT, trigger_PT)
+    for side, wanted in (('trigger', True), ('other', False)):
+        values = [
+            first_LPHT[layer, p, h, t]
+            for layer in range(2)
+            for p in range(3)
+            for h in range(4)
+            for t in range(1, 5)
+            if trigger_PT[p, t] == wanted
+        ]
+        np.testing.assert_allclose(found[f'alpha/1/{side}'], np.mean(values))
+    loss_NT, right_NT = rng.random((3, 5)), rng.random((3, 5)) < 0.5
+    found = measure.losses(loss_NT, right_NT, trigger_PT)
+    np.testing.assert_allclose(found['valid/loss/trigger'], loss_NT[trigger_PT].mean())
+    np.testing.assert_allclose(found['valid/loss/other'], loss_NT[~trigger_PT].mean())
+    np.testing.assert_allclose(found['valid/accuracy/trigger'], right_NT[trigger_PT].mean())

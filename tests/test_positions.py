@@ -1,0 +1,114 @@
+"""Positions alone, against what their papers print."""
+
+import formulas
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from conftest import tiny
+from flax import nnx
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from sinklab.model.positions import POSITIONS, buckets, slopes
+
+PLACES = np.array([[0, 1, 2, 0, 1, 5, 150], [3, 3, 4, 90, 7, 0, 1]])  # of two sequences; any order will do
+
+
+def position(kind, length=200, **changes):
+    """Only what a position is made from: its kind, heads and width."""
+    return POSITIONS[kind](tiny(model__position=kind, **changes).model, length, nnx.Rngs(0))
+
+
+@pytest.mark.parametrize('width', [2, 4, 10])
+def test_rotary_turns_pairs_of_dimensions_as_complex_numbers(width):
+    x_BTHK = np.random.default_rng(0).normal(size=(2, 7, 3, width)).astype(np.float32)
+    found = position('rotary').rotate(x_BTHK, jnp.asarray(PLACES))
+    for b, h in np.ndindex(2, 3):
+        expected = formulas.rotate(np.float64(x_BTHK[b, :, h]), PLACES[b])
+        np.testing.assert_allclose(found[b, :, h], expected, atol=1e-4)
+
+
+def test_rotary_scores_depend_on_the_distance_alone():
+    query, key = np.random.default_rng(0).normal(size=(2, 1, 1, 1, 8)).astype(np.float32)
+    places = jnp.arange(10)[None]
+    queries, keys = (position('rotary').rotate(jnp.tile(x, (1, 10, 1, 1)), places) for x in (query, key))
+    score = np.einsum('tk,sk->ts', queries[0, :, 0], keys[0, :, 0])
+    for distance in range(-9, 10):
+        diagonal = np.diagonal(score, distance)
+        np.testing.assert_allclose(diagonal, diagonal[0], atol=1e-5)
+    assert np.ptp(score) > 0.1
+
+
+@pytest.mark.parametrize('heads', [1, 2, 3, 4, 6, 8, 12, 16, 20])
+def test_alibi_has_the_slopes_of_press(heads):
+    np.testing.assert_allclose(slopes(heads), formulas.slopes(heads), rtol=1e-6)
+
+
+def test_alibi_of_eight_heads_goes_from_a_half_to_a_256th():
+    np.testing.assert_array_equal(slopes(8), 0.5 ** np.arange(1, 9))
+
+
+@pytest.mark.parametrize('kind', ['none', 'relative_paper_code', 'relative_paper_printed', 'relative_t5', 'alibi'])
+def test_a_bias_is_that_of_the_distance(kind):
+    made = position(kind, model__heads=6)
+    table_RH = np.asarray(made.table_RH[...]) if kind == 'relative_t5' else None
+    found = np.asarray(made.bias(jnp.asarray(PLACES)))
+    for b, place_T in enumerate(PLACES):
+        expected = formulas.position_bias(kind, place_T, 6, table_RH)
+        np.testing.assert_allclose(np.broadcast_to(found, (2, 6, 7, 7))[b], expected, rtol=1e-6)
+
+
+def test_buckets_are_those_of_t5_and_of_the_released_code():
+    distances = np.arange(400)
+    np.testing.assert_array_equal(buckets(jnp.asarray(distances)), [formulas.bucket(d) for d in distances])
+
+
+def test_buckets_as_printed_leap_at_half_and_at_the_farthest():
+    distances = np.arange(400)
+    found = buckets(jnp.asarray(distances), floor_first=True)
+    np.testing.assert_array_equal(found, [formulas.printed(d) for d in distances])
+    assert sorted(set(np.asarray(found).tolist())) == [*range(17), 31]
+
+
+@settings(max_examples=20, deadline=None)
+@given(st.lists(st.integers(0, 1000), min_size=5, max_size=5))
+def test_a_bucket_never_falls_with_the_distance(distances):
+    for floor_first in (False, True):
+        assert (np.diff(buckets(jnp.sort(jnp.asarray(distances)), floor_first)) >= 0).all()
+
+
+def test_sinusoids_stand_all_sines_left_of_all_cosines():
+    x_BTD = np.random.default_rng(0).normal(size=(2, 7, 16)).astype(np.float32)
+    found = position('absolute').embed(x_BTD, jnp.asarray(PLACES))
+    for b, place_T in enumerate(PLACES):
+        np.testing.assert_allclose(found[b], x_BTD[b] + formulas.sinusoids(place_T, 16), atol=1e-4)
+    np.testing.assert_allclose((found - x_BTD)[:, PLACES[0] == 0][0], [[0] * 8 + [1] * 8] * 2, atol=1e-6)
+
+
+def test_a_learned_position_is_its_row_of_a_table_as_long_as_a_sequence():
+    made = position('learned')
+    x_BTD = jnp.ones((2, 7, 16))
+    table_TD = np.asarray(made.table_TD[...])
+    assert table_TD.shape == (200, 16)
+    np.testing.assert_allclose(made.embed(x_BTD, jnp.asarray(PLACES)), 1 + table_TD[PLACES], rtol=1e-6)
+
+
+@pytest.mark.parametrize('kind', POSITIONS)
+def test_a_position_acts_where_it_says_and_leaves_the_rest_as_it_is(kind):
+    made = position(kind)
+    embeds, rotates = kind in ('absolute', 'learned'), kind == 'rotary'
+    x = np.random.default_rng(0).normal(size=(2, 7, 4, 16)).astype(np.float32)
+    places = jnp.asarray(PLACES)
+    assert np.array_equal(made.embed(x[:, :, 0], places), x[:, :, 0]) is not embeds
+    assert np.array_equal(made.rotate(x, places), x) is not rotates
+    if embeds or rotates or kind == 'none':
+        assert not made.bias(places).any()
+
+
+@pytest.mark.parametrize('kind', POSITIONS)
+def test_positions_have_the_parameters_that_they_learn_and_no_others(kind):
+    learned = {'learned': ['table_TD'], 'relative_t5': ['table_RH']}
+    assert list(nnx.to_pure_dict(nnx.state(position(kind), nnx.Param))) == learned.get(kind, [])
+    leaves = jax.tree.leaves(nnx.to_pure_dict(nnx.state(position(kind))))
+    assert len(leaves) == len(learned.get(kind, []))

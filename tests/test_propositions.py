@@ -1,0 +1,197 @@
+"""What holds for any weights: Propositions 1-4 of the paper, of one token repeated, and identities of operations."""
+
+import math
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+from conftest import OPERATIONS, drawn, operation, tiny
+from flax import nnx
+
+from sinklab.measure import sink
+from sinklab.train import state, step
+
+pytestmark = pytest.mark.slow  # each case has a program of its own to compile
+T = 64
+REPEATED = np.full((1, T), 7)
+RELATIVE = ('relative_paper_code', 'relative_paper_printed', 'relative_t5')
+
+
+def passed(spec, params, tokens):
+    """(logits, Capture), operation by operation."""
+    with jax.disable_jit():
+        return nnx.merge(state.architecture(spec)[0], params)(tokens, capture=True)
+
+
+def repeated(position, pair=('exp', 'sum'), **changes):
+    """(attention_LHTS, residual_LTD, parameters) of one token repeated."""
+    spec = operation(tiny(model__position=position, data__length=T, **changes), *pair)
+    params = drawn(spec)
+    _, captured = passed(spec, params, REPEATED)
+    return *(np.float64(x[:, 0]) for x in (captured.attention_BHTS, captured.residual_BTD)), params
+
+
+@pytest.mark.parametrize('position', ['none', *RELATIVE, 'alibi', 'rotary'])
+def test_hidden_states_of_a_repeated_token_are_equal_after_every_block(position):
+    _, residual_LTD, _ = repeated(position)
+    np.testing.assert_allclose(residual_LTD, residual_LTD[:, :1].repeat(T, 1), rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize('position', ['learned', 'absolute'])
+def test_hidden_states_of_a_repeated_token_differ_where_positions_are_embedded(position):
+    _, residual_LTD, _ = repeated(position)
+    assert (np.abs(residual_LTD - residual_LTD[:, :1]).max(-1)[:, 1:] > 1e-2).all()
+
+
+def test_proposition_1_without_positions_a_repeated_token_is_attended_uniformly():
+    attention_LHTS, _, _ = repeated('none')
+    uniform_TS = np.tri(T) / np.arange(1, T + 1)[:, None]
+    np.testing.assert_allclose(attention_LHTS, np.broadcast_to(uniform_TS, attention_LHTS.shape), atol=1e-6)
+    np.testing.assert_allclose(sink.importance(attention_LHTS, 1), sink.floor(T), rtol=1e-5)
+    assert round(sink.floor(T), 4) == 0.0741
+
+
+@pytest.mark.parametrize(('kind', 'alpha'), [('code', 0.334), ('printed', 0.225)])
+def test_proposition_2_relative_positions_alone_make_the_sink_of_a_repeated_token(kind, alpha):
+    attention_LHTS, _, _ = repeated(f'relative_paper_{kind}')
+    assert np.ptp(attention_LHTS, axis=(0, 1)).max() < 1e-5, 'it depends on weights'
+    found = np.asarray(sink.importance(attention_LHTS, 1))
+    np.testing.assert_allclose(found, alpha, atol=5e-4)
+    if kind == 'code':
+        np.testing.assert_allclose(attention_LHTS[:, :, 1, 0], 0.731, atol=5e-4)
+        np.testing.assert_allclose(attention_LHTS[:, :, 63, 0], 0.113, atol=5e-4)
+
+
+def test_proposition_3_alibi_prefers_the_nearest_of_a_repeated_token():
+    attention_LHTS, _, _ = repeated('alibi', model__heads=8)
+    for head, slope in enumerate(0.5 ** np.arange(1, 9)):
+        for t in range(T):
+            weight_S = np.exp(-slope * (t - np.arange(t + 1)))
+            found = attention_LHTS[:, head, t, : t + 1]
+            np.testing.assert_allclose(found, [weight_S / weight_S.sum()] * 2, rtol=1e-4)
+            assert (np.diff(found) > 0).all()
+            assert (found[:, 0] <= (1 + 1e-5) / (t + 1)).all()
+    alpha_LH = np.asarray(sink.importance(attention_LHTS, 1))[..., 0]
+    for slope, alpha in ((1 / 2, 0.028), (1 / 16, 0.054), (1 / 256, 0.072)):
+        np.testing.assert_allclose(alpha_LH[:, round(-math.log2(slope)) - 1], alpha, atol=5e-4)
+    assert (alpha_LH < sink.floor(T)).all()
+
+
+def test_proposition_4_rotary_attention_to_a_repeated_token_is_bounded():
+    """A_ti <= e^2xi / (e^2xi + t - 1), xi = |q| |k| / sqrt(K)."""
+    attention_LHTS, residual_LTD, params = repeated('rotary')
+    stream_LD = np.stack([params['embedding_VD'][7], residual_LTD[0, 0]])
+    weights = params['blocks']['attention']
+    gain_LD = params['blocks']['attention_norms']['before']['gain_D']
+    for layer, stream_D in enumerate(stream_LD):
+        x_D = stream_D / np.sqrt((stream_D**2).mean() + 1e-5) * gain_LD[layer]
+        for head in range(4):
+            query, key = (x_D @ weights[name][layer, :, head] for name in ('query_DHK', 'key_DHK'))
+            xi = np.linalg.norm(query) * np.linalg.norm(key) / 2
+            for t in range(1, T + 1):
+                bound = 1 / (1 + (t - 1) * np.exp(-2 * xi))
+                assert (attention_LHTS[layer, head, t - 1] <= bound + 1e-5).all()
+    assert np.abs(attention_LHTS[..., 63, :] - 1 / 64).max() > 0.01, 'nothing to bound'
+
+
+ONE_LAYER = dict(model__layers=1)  # where rows differ in their mass of text, hidden states are equal no longer
+
+
+@pytest.mark.parametrize(('columns', 'value'), [('k', 'zero'), ('logit', 'learned')])
+def test_a_column_beside_a_repeated_token_gets_its_score_against_theirs_and_not_an_equal_share(columns, value):
+    attention_LHTS, _, _ = repeated('none', model__columns=columns, model__bias__value=value, **ONE_LAYER)
+    t = np.arange(1, T + 1)
+    star_LHT, first_LHT = attention_LHTS[..., 0], attention_LHTS[..., 1]
+    odds_LH1 = star_LHT[..., :1] / first_LHT[..., :1]
+    np.testing.assert_allclose(star_LHT, odds_LH1 / (odds_LH1 + t), rtol=1e-4)
+    assert (np.abs(star_LHT - 1 / (t + 1)).max(-1) > 0.01).all()
+
+
+def test_sigmoid_scores_of_a_repeated_token_are_all_equal_and_its_proxy_stands_on_the_floor():
+    attention_LHTS, _, _ = repeated('none', ('sigmoid', 'none'), **ONE_LAYER)
+    np.testing.assert_allclose(attention_LHTS, np.tri(T) * attention_LHTS[..., :1, :1], rtol=1e-5)
+    np.testing.assert_allclose(sink.importance(sink.proxy(attention_LHTS), 1), sink.floor(T), rtol=1e-4)
+
+
+TOKENS = np.random.default_rng(0).integers(0, 300, (2, 12))
+NORMALIZED = [pair for pair in OPERATIONS if pair[1] == 'sum' and pair[0] != 'softpick']
+
+
+@pytest.mark.parametrize('pair', NORMALIZED, ids='-'.join)
+def test_the_proxy_of_a_normalized_operation_is_itself(pair):
+    spec = operation(tiny(), *pair)
+    attention = passed(spec, drawn(spec), TOKENS)[1].attention_BHTS
+    empty = np.asarray(attention).sum(-1, keepdims=True) < 0.5  # relu may see nothing above 0
+    np.testing.assert_allclose(sink.proxy(attention), np.where(empty, 0, attention), rtol=1e-4, atol=1e-7)
+    assert empty.mean() < 0.2
+
+
+def test_the_sum_of_one_head_is_its_concatenation():
+    one = dict(model__heads=1, model__head_width=16)
+    plain, params = tiny(**one), drawn(tiny(**one))
+    for combination in ('add', 'add_wide'):
+        added = tiny(**one, model__combination=combination)
+        np.testing.assert_array_equal(passed(plain, params, TOKENS)[0], passed(added, params, TOKENS)[0])
+
+
+def test_the_sum_of_heads_is_a_concatenation_whose_parts_of_the_output_map_are_one():
+    added = tiny(model__combination='add')
+    params = drawn(added)
+    repeated = jax.tree.map(lambda leaf: leaf, params)
+    output_LHKD = params['blocks']['attention']['output_HKD']
+    repeated['blocks']['attention']['output_HKD'] = output_LHKD.repeat(4, 1)
+    ours, theirs = (passed(spec, given, TOKENS)[0] for spec, given in ((added, params), (tiny(), repeated)))
+    np.testing.assert_allclose(ours, theirs, rtol=1e-4, atol=1e-4)
+
+
+ALPHA = 0.25
+
+
+def of_output(path, _):
+    return path[-1].key == 'output_HKD'
+
+
+def optimizers(name):
+    """What trains attention times alpha, and the same of W_O alone that starts alpha times as large."""
+    rate, epsilon, decay = 1e-2, 1e-3, 0.1
+    if name == 'adamw':
+        make = lambda rate, epsilon, decay: optax.adamw(rate, 0.9, 0.95, epsilon, weight_decay=decay)  # noqa: E731
+        return make(rate, epsilon, decay), make(rate * ALPHA, epsilon / ALPHA, decay / ALPHA)
+    return optax.sgd(rate, 0.9), optax.sgd(rate * ALPHA**2, 0.9)
+
+
+def losses(spec, params, optimizer, steps=4):
+    """(losses of a few steps, parameters after them), operation by operation."""
+    loss, opt_state, found = step.loss_of(spec), optimizer.init(params), []
+    ids = jnp.asarray(np.random.default_rng(1).integers(0, 300, (4, 13)))
+    with jax.disable_jit():
+        for _ in range(steps):
+            value, gradient = jax.value_and_grad(loss)(params, ids)
+            updates, opt_state = optimizer.update(gradient, opt_state, params)
+            params = optax.apply_updates(params, updates)
+            found.append(float(value))
+    return found, params
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize('name', ['adamw', 'sgd'])
+def test_to_scale_attention_is_to_scale_its_output_map_and_how_that_is_trained(name):
+    """AdamW: W_O alpha with rate alpha, epsilon and decay over alpha; SGD: with rate alpha^2 (appendix D.4)."""
+    scaled = tiny(model__attention__gain=ALPHA)
+    params = drawn(scaled)
+    every, output = optimizers(name)
+    gained, after = losses(scaled, params, every)
+
+    smaller = jax.tree_util.tree_map_with_path(lambda p, x: x * (ALPHA if of_output(p, x) else 1), params)
+    labels = jax.tree_util.tree_map_with_path(lambda p, x: 'output' if of_output(p, x) else 'rest', params)
+    apart = optax.partition({'output': output, 'rest': every}, labels)
+    mapped, other = losses(tiny(), smaller, apart)
+    np.testing.assert_allclose(gained, mapped, rtol=1e-4)
+    assert gained[0] - gained[-1] > 0.1, 'nothing was learned'
+    ours, theirs = (tree['blocks']['attention']['output_HKD'] for tree in (after, other))
+    np.testing.assert_allclose(ALPHA * ours, theirs, atol=1e-4)
+
+    same_rate, _ = losses(tiny(), smaller, every)
+    assert abs(same_rate[-1] - gained[-1]) > 1e-3, 'the rate of W_O has no say'

@@ -1,0 +1,298 @@
+"""Sweeps: every row with every seed, whatever becomes of one of them, and what their table says."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+from conftest import COMPILED
+
+from sinklab.cli.main import main
+from sinklab.cli.sweep import ending
+from sinklab.folder import Folder
+from sinklab.report import sweep
+from sinklab.report.sweep import Arm
+
+CLOCK = ('seconds', 'speed/tokens_per_second')
+TABLE = """
+import os, signal, sys, time
+from configs.table import table
+
+ROWS = {
+    'softmax': dict(diff={}, published={'sink/1': 18.18, 'valid/loss': 3.73}, source='here'),
+    'wild': dict(diff={'optimizer.peak_learning_rate': 1e30}, published={'fails': True}, source='here'),
+    'powerless': dict(diff={'model.attention.power': 2.0}, published={'sink/1': 1}, source='here', note='unlikely'),
+    'killed': dict(diff={'optimizer.weight_decay': 0.3}, published={'sink/1': 1.0}, source='here'),
+    'sigmoid': dict(
+        diff={'model.attention.similarity': 'sigmoid', 'model.attention.normalizer': 'none'},
+        published={'sink/1': 0.44, 'sink/2': 2.5},
+        source='here',
+    ),
+}
+get_config = table(ROWS, {'data.source': SOURCE})
+
+if 'train' in sys.argv and ':killed' in ' '.join(sys.argv):
+    os.kill(os.getpid(), signal.SIGKILL)
+
+if 'train' in sys.argv and 'INTERRUPT' in os.environ:
+    from sinklab.train import loop
+
+    def write(run, record, write=loop.Run.write):
+        write(run, record)
+        if record['step'] == 2:
+            eval(os.environ['INTERRUPT'])
+            time.sleep(2)
+
+    loop.Run.write = write
+"""
+
+
+@pytest.fixture(scope='module')
+def table(tmp_path_factory, corpus):
+    path = tmp_path_factory.mktemp('table') / 'mine.py'
+    path.write_text(TABLE.replace('SOURCE', repr(corpus)))
+    return path
+
+
+def program(table, workdir, *arguments, **environment):
+    """The real program; its processes find each other's compiled functions and tokens."""
+    command = [sys.executable, '-m', 'sinklab', 'sweep', f'--config={table}', '--size=smoke', f'--workdir={workdir}']
+    shared = {'JAX_COMPILATION_CACHE_DIR': COMPILED.name, 'JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS': '0.1'}
+    environment = {**os.environ, **shared, 'SINKLAB_CACHE': f'{table.parent}/cache', **environment}
+    return subprocess.run(
+        [*command, *arguments],
+        capture_output=True,
+        text=True,
+        timeout=500,
+        env=environment,
+        start_new_session=True,
+    )
+
+
+@pytest.fixture(scope='module')
+def swept(table, tmp_path_factory):
+    """(DIR, the process that has filled it)."""
+    path = tmp_path_factory.mktemp('sweep') / 'runs'
+    return path, program(table, path, '--seeds=0,7', '--json')
+
+
+def timeless(path):
+    return [{k: v for k, v in record.items() if k not in CLOCK} for record in Folder(path).records()]
+
+
+def stamps(path):
+    return {file: file.stat().st_mtime_ns for file in path.rglob('*') if file.name != 'sweep.json' and file != path}
+
+
+@pytest.mark.slow
+def test_every_row_gets_its_outcome_and_none_takes_the_others_down(swept):
+    path, process = swept
+    assert process.returncode == 1, process.stderr
+    rows = json.loads(process.stdout)
+    assert {row['row']: row['outcome'] for row in rows} == {
+        'softmax': 'done 2/2',
+        'wild': 'diverged 2/2, as published',
+        'powerless': 'refused 2/2',
+        'killed': 'crashed 2/2',
+        'sigmoid': 'done 2/2',
+    }
+    assert rows == json.loads((path / 'sweep.json').read_text())
+    assert 'sinklab sweep: powerless refused: config.model.attention.power is 2.0' in process.stderr
+    assert 'sinklab sweep: killed crashed: killed by SIGKILL' in process.stderr
+    assert rows[1]['reasons']['7'].startswith('train/')
+    assert rows[2]['note'] == 'unlikely'
+    assert process.stderr.index('[4/10] killed, seed 0') < process.stderr.index('[6/10] softmax, seed 7'), (
+        'a whole table comes before the next seed'
+    )
+
+
+@pytest.mark.slow
+def test_the_arms_of_a_seed_see_the_same_data(swept):
+    for seed in (0, 7):
+        configs = [Folder(swept[0] / f'{row}-{seed}').read('config') for row in ('softmax', 'wild', 'sigmoid')]
+        assert [config['seed'] for config in configs] == [seed] * 3
+        assert all(config['data'] == configs[0]['data'] for config in configs)
+        assert configs[0]['data']['seed'] == seed
+        assert Folder(swept[0] / f'sigmoid-{seed}').read('row')['size'] == 'smoke'
+
+
+@pytest.mark.slow
+def test_the_table_is_what_numpy_makes_of_the_metrics(swept):
+    softmax, *_, sigmoid = json.loads(swept[1].stdout)
+    last = {
+        (row, seed): json.loads((swept[0] / f'{row}-{seed}' / 'metrics.jsonl').read_text().splitlines()[-1])
+        for row in ('softmax', 'sigmoid')
+        for seed in (0, 7)
+    }
+    for row in (softmax, sigmoid):
+        for name in ('sink/1', 'valid/loss', 'mass/row'):
+            numbers = [last[row['row'], seed][name] for seed in (0, 7)]
+            expected = dict(mean=np.mean(numbers), sd=abs(numbers[0] - numbers[1]) / np.sqrt(2), n=2)
+            assert row['ours'][name] == pytest.approx(expected)
+    assert sigmoid['ours']['sink/2']['n'] == 2
+    assert softmax['difference'] is None
+    assert sigmoid['difference']['from'] == 'softmax'
+    apart = [last['sigmoid', seed]['sink/1'] - last['softmax', seed]['sink/1'] for seed in (0, 7)]
+    expected = dict(mean=np.mean(apart), sd=np.std(apart, ddof=1), n=2)
+    assert sigmoid['difference']['sink/1'] == pytest.approx(expected)
+
+
+@pytest.mark.slow
+def test_what_is_done_or_diverged_is_passed_over(table, swept):
+    before = stamps(swept[0])
+    again = program(table, swept[0], '--rows=softmax,wild,sigmoid', '--seeds=0,7')
+    assert again.returncode == 0, again.stderr
+    assert stamps(swept[0]) == before
+    assert again.stderr.count('done before') == 4
+    assert again.stderr.count('diverged before; to run it again, delete') == 2
+    assert 'diverged 2/2, as published' in again.stdout
+
+
+@pytest.mark.slow
+def test_a_folder_of_another_run_is_a_refusal_of_that_run_alone(table, swept):
+    before = stamps(swept[0] / 'softmax-0')
+    other = program(table, swept[0], '--rows=softmax', '--config.optimizer.steps=3', '--json')
+    assert other.returncode == 1
+    (row,) = json.loads(other.stdout)
+    assert row['outcome'] == 'refused 1/1'
+    assert (row['size'], row['overrides']) == ('smoke', {'optimizer.steps': '3'})
+    assert 'holds another run (optimizer.steps 4 -> 3)' in row['reasons']['0']
+    assert stamps(swept[0] / 'softmax-0') == before
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ('interrupt', 'code'),
+    [
+        ('os.killpg(0, signal.SIGINT)', 130),  # Ctrl-C: to all processes of the terminal
+        ('os.kill(os.getppid(), signal.SIGTERM)', 42),  # to the sweep alone
+        ('os.killpg(0, signal.SIGTERM)', 42),
+    ],
+)
+def test_an_interrupted_sweep_saves_its_run_and_goes_on(table, swept, tmp_path, interrupt, code):
+    arguments = ['--rows=softmax,sigmoid', '--seeds=7']
+    first = program(table, tmp_path, *arguments, INTERRUPT=interrupt)
+    assert first.returncode == code, first.stderr
+    assert 'saved at step' in first.stderr
+    assert f'sinklab sweep: stopped; go on with: {sys.executable} -m sinklab sweep --config={table}' in first.stderr
+    assert [row['outcome'] for row in json.loads((tmp_path / 'sweep.json').read_text())] == ['to do 1/1'] * 2
+    assert not (tmp_path / 'sigmoid-7').exists()
+    second = program(table, tmp_path, '--rows=softmax', '--seeds=7')
+    assert second.returncode == 0, second.stderr
+    assert timeless(tmp_path / 'softmax-7') == timeless(swept[0] / 'softmax-7')
+
+
+@pytest.mark.parametrize(
+    ('arguments', 'words'),
+    [
+        (['--rows=softmax,sigmod'], "row 'sigmod' is unknown; did you mean sigmoid? (rows of "),
+        (['--rows='], "row '' is unknown (rows of "),
+        (['--seeds=0,x'], '--seeds=0,x: give whole numbers from 0 to 2^32 - 1, each once'),
+        (['--seeds=1,1'], 'each once'),
+        (['--seeds=-1'], 'give whole numbers'),
+        (
+            ['--size=smke'],
+            "--size=smke: there is no size 'smke'; did you mean smoke? (sizes: paper, quickstart, smoke",
+        ),
+        (['--config.optimizer.stps=5'], 'config.optimizer.stps is unknown; did you mean steps?'),
+        (['--config.data.seed=5'], 'a sweep sets both seeds of a run; give --seeds'),
+        (['--tensorboard'], '--tensorboard is unknown'),
+        (['--rows=powerless'], 'config.model.attention.power is 2.0'),
+        (['--fsdp=0'], '--fsdp=0 must be a whole number'),
+        (['--config=configs/default.py'], 'has no rows; sinklab rows lists the files that have'),
+        (['--config=configs/quickstart.py:softmax'], 'give --config=configs/quickstart.py --rows=softmax'),
+        (['--config=configs/quickstat.py'], 'is no config file; there are'),
+    ],
+)
+def test_what_no_row_can_do_is_refused_at_once(capsys, table, tmp_path, arguments, words):
+    assert main(['sweep', f'--config={table}', f'--workdir={tmp_path}/runs', *arguments]) == 1
+    printed = capsys.readouterr()
+    assert printed.out == ''
+    (line,) = printed.err.strip().splitlines()
+    assert words in line
+    assert not (tmp_path / 'runs').exists()
+
+
+def test_a_workdir_that_cannot_be_is_refused(capsys, table, tmp_path):
+    (tmp_path / 'file').write_text('in the way')
+    for workdir, words in (
+        (f'{tmp_path}/file/runs', 'cannot be made (Not a directory)'),
+        ('gs://b/x', 'not a local'),
+    ):
+        assert main(['sweep', f'--config={table}', f'--workdir={workdir}', '--rows=softmax']) == 1
+        assert words in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ('code', 'said', 'expected'),
+    [
+        (0, 'step 4/4', ('done', '')),
+        (3, 'x\nsinklab train: loss is nan\nbar', ('diverged', 'loss is nan')),
+        (1, 'sinklab train: no room\n', ('refused', 'no room')),
+        (1, 'Traceback (most recent call last):\n  f()\nKeyError: 3\n', ('crashed', 'exit code 1: KeyError: 3')),
+        (1, '', ('crashed', 'exit code 1: without a word')),
+        (-signal.SIGKILL, 'step 2/4', ('crashed', 'killed by SIGKILL')),
+    ],
+)
+def test_an_exit_code_and_the_last_words_make_an_outcome(code, said, expected):
+    assert ending(code, said) == expected
+
+
+@pytest.mark.parametrize(
+    ('outcomes', 'fails', 'words'),
+    [
+        ('done done done', False, 'done 3/3'),
+        ('done diverged done', False, 'done 2/3, diverged 1/3'),
+        ('diverged diverged', True, 'diverged 2/2, as published'),
+        ('diverged diverged', False, 'diverged 2/2'),
+        ('done done', True, 'trained, published: fails'),
+        ('done diverged', True, 'done 1/2, diverged 1/2, published: fails'),
+        ('diverged crashed', True, 'diverged 1/2, crashed 1/2, published: fails'),
+        ('refused', True, 'refused 1/1'),
+        ('done,to do', False, 'done 1/2, to do 1/2'),
+    ],
+)
+def test_an_outcome_is_said_beside_what_was_published(outcomes, fails, words):
+    assert sweep.outcome(outcomes.split(',' if ',' in outcomes else ' '), fails) == words
+
+
+def arm(row, published, outcomes=('done', 'done'), **numbers):
+    """An arm whose seeds 0, 1, ... have these numbers, named with _ for the slash."""
+    done = {
+        seed: {name.replace('_', '/'): values[seed] for name, values in numbers.items()}
+        for seed, outcome in enumerate(outcomes)
+        if outcome == 'done'
+    }
+    return Arm(dict(config='x.py', row=row, published=published), dict(enumerate(outcomes)), {}, done)
+
+
+def test_a_difference_is_taken_over_the_seeds_that_both_rows_have():
+    first = arm('a', {}, ('done', 'crashed', 'done'), sink_1=[10.0, 0.0, 30.0])
+    other = arm('b', {}, ('done', 'done', 'done'), sink_1=[11.0, 50.0, 34.0])
+    rows = sweep.table([first, other, arm('c', {}, ('diverged', 'done', 'refused'), sink_1=[1.0, 2.0, 3.0])])
+    assert rows[1]['ours']['sink/1'] == pytest.approx(dict(mean=95 / 3, sd=np.std([11, 50, 34], ddof=1), n=3))
+    assert rows[1]['difference'] == {'from': 'a', 'sink/1': pytest.approx(dict(mean=2.5, sd=1.5 * 2**0.5, n=2))}
+    assert rows[2]['difference'] == {'from': 'a'}
+    assert rows[2]['ours']['sink/1'] == dict(mean=2.0, sd=None, n=1)
+
+
+def test_the_table_of_a_person_has_ours_and_published_in_one_cell():
+    first = arm('plain', {'sink/1': 18.18, 'valid/loss': 3.7}, sink_1=[10.0, 20.0], valid_loss=[3.0, 3.5])
+    others = {'sink/2': 69.03, 'not measured here': 5}
+    moved = arm('moved', others, sink_1=[0.0, 1.0], sink_2=[60.0, 60.0], sink_star=[1.0, 3.0])
+    fails = arm('fails', {'fails': True}, ('diverged', 'diverged'))
+    headings, rows = sweep.formatted(sweep.table([first, moved, fails]))
+    assert headings == ['row', 'n', 'Sink_1', 'Sink_1 - plain', 'Sink_*', 'Sink_2', 'loss', 'outcome']
+    assert rows == [
+        ['plain', '2', '15.00 ± 7.07 (18.18)', '', '', '', '3.25 ± 0.35 (3.70)', 'done 2/2'],
+        ['moved', '2', '0.50 ± 0.71', '-14.50 ± 6.36', '2.00 ± 1.41', '60.00 ± 0.00 (69.03)', '', 'done 2/2'],
+        ['fails', '0', '', '', '', '', '', 'diverged 2/2, as published'],
+    ]
+    assert sweep.published({'fails': True}) == 'fails'
+    assert (
+        sweep.published({'sink/star': 74.12, 'sink/1': 0.0, 'valid/loss': 3.72})
+        == 'Sink_* 74.12  Sink_1 0.00  loss 3.72'
+    )
