@@ -6,6 +6,8 @@ from setuptools import find_packages, setup
 HERE = Path(__file__).parent
 REPORT = ['plotly>=6.0', 'matplotlib>=3.8']
 TENSORBOARD = ['tensorboardX>=2.6']
+# tensorflow-datasets needs importlib_resources and does not say so.
+DATA = ['pyarrow>=15.0', 'zstandard>=0.22', 'tensorflow-datasets>=4.9.8', 'importlib_resources>=6.0']
 
 setup(
     name='sinklab',
@@ -25,18 +27,22 @@ setup(
         'grain>=0.2.18',
         'ml-collections>=1.1.0',
         'numpy>=2.0',
+        'etils[epath]>=1.9',
         'rich>=13.0',
         'tokenizers>=0.21',
     ],
     extras_require={
         'report': REPORT,
         'tensorboard': TENSORBOARD,
+        'data': DATA,
+        'gcs': ['gcsfs>=2024.2'],
         'tpu': ['jax[tpu]>=0.10.2'],
         'gpu': ['jax[cuda13]>=0.10.2'],
         'hf': ['transformers>=5.0', 'torch>=2.6'],
         'test': [
             *REPORT,
             *TENSORBOARD,
+            *DATA,
             'tensorboard>=2.17',
             'pytest>=8.0',
             'pytest-xdist>=3.6',

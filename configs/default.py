@@ -38,10 +38,13 @@ def get_config(row=None):
             task='text',
             source='stdlib',
             tokenizer='train',
+            end_token=0,
+            fixed_token=1,
             length=2048,
             held_out=0.15,
             share=1.0,
             bos='none',
+            loss='all',
             fixed_position=placeholder(int),
             fixed_held_out=True,
             random_first=placeholder(int),
@@ -52,7 +55,17 @@ def get_config(row=None):
         )
     )
     config.valid = ConfigDict(dict(every_steps=1000, windows=800))
-    config.probe = ConfigDict(dict(every_steps=250, sequences=100, length=64, keys=10, prepend='none'))
+    config.probe = ConfigDict(
+        dict(
+            every_steps=250,
+            sequences=100,
+            length=64,
+            keys=10,
+            inputs='natural',
+            domain=placeholder(str),
+            prepend='none',
+        )
+    )
     config.checkpoint = ConfigDict(dict(every_steps=1000, keep=3))
     config.log = ConfigDict(dict(every_steps=10))
     config.seed = 0

@@ -11,6 +11,7 @@ outcome.json    how a sweep has seen it end
 
 import contextlib
 import dataclasses
+import errno
 import json
 import os
 from collections.abc import Iterator
@@ -28,6 +29,7 @@ def flat(tree: dict, at: str = '') -> dict[str, Any]:
     return {key: value for name, part in tree.items() for key, value in flat(part, f'{at}.{name}'.strip('.')).items()}
 
 
+UNWRITABLE = (errno.ENOSPC, errno.EDQUOT, errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOTDIR, errno.EEXIST)
 BEGUN = ('probe', 'row.json', 'row.json.unfinished', 'config.json.unfinished')  # a claim that was cut short
 
 
@@ -37,6 +39,21 @@ def whole(path: Path) -> Iterator[Path]:
     unfinished = path.with_name(f'{path.name}.unfinished')
     yield unfinished
     unfinished.replace(path)
+
+
+@contextlib.contextmanager
+def writable(folder: Path) -> Iterator[None]:
+    """A folder to write in, made if need be; says in words when that cannot be."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        yield
+    except OSError as error:
+        if error.errno not in UNWRITABLE:
+            raise
+        raise Refusal(
+            f'{folder} cannot be written ({error.strerror}); what was finished there is kept: make room, or choose '
+            'another folder, and give the same command again'
+        ) from error
 
 
 class Folder:

@@ -150,6 +150,8 @@ def of_data(data: Data, model: Model) -> Iterator[str]:
             f'config.model.vocabulary is {model.vocabulary}; a tokenizer trained here has at least '
             f'{SMALLEST_TRAINED} ids, two special ones and the bytes'
         )
+    if data.task == 'text':
+        yield from of_special_tokens(data, model)
     for name in ('fixed_position', 'random_last'):
         place = getattr(data, name)
         if place and place > data.length:
@@ -169,10 +171,21 @@ def of_data(data: Data, model: Model) -> Iterator[str]:
     if data.triggers and data.triggers > model.vocabulary - 2:
         yield f'{at}.triggers is {data.triggers}; with {model.vocabulary} ids, at most {model.vocabulary - 2} can be'
     if data.task == 'backcopy':
-        plain = dict(bos='none', fixed_position=None, random_first=None, share=1.0, tokenizer='train')
+        plain = dict(bos='none', loss='all', fixed_position=None, random_first=None, share=1.0)
+        plain |= dict(tokenizer='train', end_token=0, fixed_token=1)
         for name, value in plain.items():
             if getattr(data, name) != value:
                 yield f'{at}.{name} is {getattr(data, name)}, for which backcopy has no use; leave it at {value}'
+
+
+def of_special_tokens(data: Data, model: Model) -> Iterator[str]:
+    ids, at = (data.end_token, data.fixed_token), 'config.data.end_token and fixed_token'
+    if data.end_token == data.fixed_token or max(ids) >= model.vocabulary:
+        yield f'{at} are {ids[0]} and {ids[1]}; they must be two ids below config.model.vocabulary={model.vocabulary}'
+    if data.tokenizer == 'train' and not data.source.startswith('store:') and ids != (0, 1):
+        yield f'{at} are {ids[0]} and {ids[1]}; a tokenizer trained here has them at 0 and 1'
+    if data.loss == 'assistant' and not data.source.startswith(('chat:', 'mixture:', 'store:')):
+        yield f'config.data.loss is assistant, and config.data.source={data.source} tells nobody apart; set it to all'
 
 
 def of_probe(spec: Spec) -> Iterator[str]:
@@ -195,5 +208,8 @@ def of_probe(spec: Spec) -> Iterator[str]:
         yield 'config.data.fixed_position=1 overwrites config.probe.prepend=eos; set one of them to None or none'
     if probe.prepend == 'eos' and (spec.model.mask.document or data.positions == 'reset'):
         yield 'config.probe.prepend=eos ends a document before the text, which then does not see it; set it to bos'
-    if probe.prepend != 'none' and data.task != 'text':
-        yield f'config.probe.prepend is {probe.prepend}, for which {data.task} has no use; leave it at none'
+    if probe.domain and probe.inputs != 'natural':
+        yield f'config.probe.domain is {probe.domain}, and {probe.inputs} inputs are of none; set it to None'
+    for name, plain in (('prepend', 'none'), ('inputs', 'natural'), ('domain', None)):
+        if data.task != 'text' and (given := getattr(probe, name)) != plain:
+            yield f'config.probe.{name} is {given}, for which {data.task} has no use; leave it at {plain}'

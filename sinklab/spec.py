@@ -112,13 +112,16 @@ class Optimizer:
 @dataclasses.dataclass(frozen=True)
 class Data:
     task: Literal['text', 'backcopy']
-    source: Text  # stdlib | text:GLOB
+    source: Text  # stdlib | text:GLOB | chat:GLOB | tfds:NAME | mixture:FILE | store:DIR
     tokenizer: Text  # train | path of a tokenizer.json
+    end_token: Natural  # the id that ends a document
+    fixed_token: Natural  # the id that stands at a fixed place, and as BOS
     length: Count
-    held_out: Fraction
+    held_out: Fraction  # of the documents
     share: Share  # of the training windows, the others being left out
     bos: Literal['none', 'documents']  # BOS at the start of every document
-    fixed_position: Count | None  # this place of every sequence holds the token FIXED_TOKEN
+    loss: Literal['all', 'assistant']  # on every token, or on those of the assistant in a chat
+    fixed_position: Count | None  # this place of every sequence holds fixed_token
     fixed_held_out: Flag  # of validation and probe sequences, too
     random_first: Count | None  # these places of every training and validation window hold random tokens
     random_last: Count | None
@@ -139,6 +142,8 @@ class Probe:
     sequences: Count
     length: Annotated[int, Domain('at least 2', lambda x: x >= 2)]
     keys: Count  # importance is reported for keys 1..keys
+    inputs: Literal['natural', 'random', 'repeated']  # held-out texts; ids drawn from the vocabulary; one id each
+    domain: Text | None  # of natural inputs: this one of a corpus that has several
     prepend: Literal['none', 'bos', 'eos']  # a token before each text
 
 

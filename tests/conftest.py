@@ -1,5 +1,6 @@
 import dataclasses
 import os
+import subprocess
 import tempfile
 
 os.environ['JAX_PLATFORMS'] = 'cpu'
@@ -100,3 +101,15 @@ def corpus(tmp_path_factory) -> str:
         text = ' '.join(rng.choice(words, 120, p=np.arange(1, 81) / 3240))
         (folder / f'{number:02}.txt').write_text(text, encoding='utf-8')
     return f'text:{folder}/*.txt'
+
+
+@pytest.fixture
+def small_disk(tmp_path):
+    """A file system of 2 MB."""
+    path = tmp_path / 'disk'
+    path.mkdir()
+    mounted = subprocess.run(['mount', '-t', 'tmpfs', '-o', 'size=2m', 'tmpfs', path], capture_output=True)
+    if mounted.returncode:
+        pytest.skip('only root may mount the small file system that this test fills')
+    yield path
+    subprocess.run(['umount', '-l', path], check=True)

@@ -8,7 +8,6 @@ from conftest import tiny
 
 from sinklab.data import backcopy
 from sinklab.data.batches import sequences
-from sinklab.data.documents import Document
 from sinklab.measure import backcopy as measure
 from sinklab.record import Refusal
 
@@ -17,7 +16,7 @@ TASK = dict(data__task='backcopy', data__triggers=2, model__vocabulary=5, model_
 
 
 def chain(vocabulary=9, triggers=2):
-    return backcopy.chain([Document('a', TEXT[:10]), Document('b', TEXT[11:])], vocabulary, triggers)
+    return backcopy.chain([TEXT[:10], TEXT[11:]], vocabulary, triggers)
 
 
 def test_ids_are_the_most_frequent_characters_in_their_order():
@@ -59,12 +58,12 @@ def test_after_a_trigger_comes_what_stood_before_it():
 def test_sequences_are_a_pure_function_of_seed_and_step(corpus):
     spec = tiny(data__source=corpus, **TASK)
     one, again = sequences(spec), sequences(spec)
-    np.testing.assert_array_equal(one.batches[7], again.batches[7])
-    assert one.batches[7].tolist() != one.batches[8].tolist()
+    np.testing.assert_array_equal(one.batches.rows(7, range(4)), again.batches.rows(7, range(4)))
+    assert one.batches.rows(7, range(4)).tolist() != one.batches.rows(8, range(4)).tolist()
     other = sequences(dataclasses.replace(spec, data=dataclasses.replace(spec.data, seed=1)))
     assert one.valid_NT.tolist() != other.valid_NT.tolist()
-    assert one.digest == other.digest
-    assert one.batches[0].shape == (4, 17)
+    assert one.fingerprint['bigrams'] == other.fingerprint['bigrams']
+    assert one.batches.rows(0, range(4)).shape == (4, 17)
     assert one.valid_NT.shape == (6, 17)
     assert one.probe_PT.shape == (5, 12)
     np.testing.assert_array_equal(one.triggered(one.probe_PT), one.probe_PT < 2)

@@ -31,11 +31,12 @@ def test_a_row_takes_steps_and_a_probe(name, corpus):
         optimizer=dataclasses.replace(spec.optimizer, weight_decay=0.0),  # it would move what has no gradient
     )
     data, mesh = sequences(spec), sharding.mesh(Hardware())
+    one, other = (data.batches.rows(step, range(spec.optimizer.batch_size)) for step in range(2))
     with jax.set_mesh(mesh), jax.disable_jit():  # compiling all rows would take a quarter of an hour
         before = state.initial(spec)
         advance = step.train_step(spec, Hardware(), mesh)
-        after, _ = advance(before, data.batches[0])  # where there is a warm-up, its rate is 0
-        after, numbers = advance(after, data.batches[1])
+        after, _ = advance(before, one)  # where there is a warm-up, its rate is 0
+        after, numbers = advance(after, other)
         observed = jax.device_get(probe.observer(spec, mesh)(after['params'], data.probe_PT))
     found = numbers | probe.numbers(observed, spec, data.triggered(data.probe_PT))
     assert all(np.isfinite(value) for value in found.values())

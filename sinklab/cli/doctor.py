@@ -20,6 +20,10 @@ EXTRAS = {
     'libtpu': 'tpu',
     'jax-cuda13-plugin': 'gpu',
     'transformers': 'hf',
+    'pyarrow': 'data',
+    'zstandard': 'data',
+    'tensorflow-datasets': 'data',
+    'gcsfs': 'gcs',
 }
 
 
@@ -84,13 +88,13 @@ def attention() -> None:
 
 
 def documents() -> None:
-    from sinklab.data.documents import read
+    from sinklab.data.corpus import texts
 
-    read('stdlib')
+    texts('stdlib')
 
 
 def cache() -> None:
-    from sinklab.data.tokens import cache
+    from sinklab.data.store import cache
 
     cache().mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryFile(dir=cache()):

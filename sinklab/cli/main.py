@@ -4,10 +4,17 @@ import sys
 from collections.abc import Sequence
 
 import sinklab
-from sinklab.cli import doctor, report, rows, sweep, train
+from sinklab.cli import doctor, prepare, report, rows, sweep, train
 from sinklab.record import Refusal
 
-VERBS = {'train': train, 'rows': rows, 'sweep': sweep, 'report': report, 'doctor': doctor}
+VERBS = {
+    'prepare': prepare,
+    'train': train,
+    'rows': rows,
+    'sweep': sweep,
+    'report': report,
+    'doctor': doctor,
+}
 
 
 class Parser(argparse.ArgumentParser):

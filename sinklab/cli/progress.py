@@ -28,7 +28,7 @@ class Progress:
         )
         shown = dict(loss='  -  ', pace='-', sink='-')
         self.task = self.bar.add_task(name, total=spec.optimizer.steps, **shown)
-        self.name, self.steps, self.spoke = name, spec.optimizer.steps, 0.0
+        self.name, self.steps, self.spoke, self.epochs = name, spec.optimizer.steps, 0.0, None
 
     def __enter__(self) -> 'Progress':
         self.bar.start()
@@ -46,6 +46,9 @@ class Progress:
         if 'sink/1' in record:
             fields['sink'] = f'{record["sink/1"]:.1f} %'
         self.bar.update(self.task, completed=record['step'], **fields)
+        if self.epochs is None and 'data/epoch' in record:
+            self.epochs = record['data/epoch'] * self.steps / record['step']
+            self.say(f'{self.name}  {self.steps} steps read the data {self.epochs:.3g} times')
         if not self.console.is_terminal:
             self.log(record['step'])
 

@@ -10,7 +10,6 @@ import hashlib
 
 import numpy as np
 
-from sinklab.data.documents import Document
 from sinklab.record import Refusal
 
 
@@ -29,9 +28,9 @@ class Chain:
         return hashlib.sha256(self.bigram_VV.tobytes()).hexdigest()[:16]
 
 
-def chain(documents: list[Document], vocabulary: int, triggers: int) -> Chain:
-    """The statistics of the documents' vocabulary - 1 most frequent characters, or of all if they are fewer."""
-    text = '\n'.join(document.text for document in documents)
+def chain(texts: list[str], vocabulary: int, triggers: int) -> Chain:
+    """The statistics of the texts' vocabulary - 1 most frequent characters, or of all if they are fewer."""
+    text = '\n'.join(texts)
     points = np.frombuffer(text.encode('utf-32-le'), np.uint32)
     found, ids, counts = np.unique(points, return_inverse=True, return_counts=True)
     rank = np.empty_like(counts)

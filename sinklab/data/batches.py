@@ -1,36 +1,50 @@
-"""Batches: the sequences of a step, a pure function of (seed, step)."""
+"""Batches: the sequences of a step, a pure function of (seed, step), whole or the rows that a process needs."""
 
 import dataclasses
+from collections.abc import Mapping
 from typing import Protocol
 
 import grain
 import numpy as np
 
 from sinklab import spec
-from sinklab.data import backcopy
-from sinklab.data.documents import read
+from sinklab.data import backcopy, probes
+from sinklab.data.corpus import corpus, texts
 from sinklab.data.interventions import Intervened, fixed
-from sinklab.data.tokens import BEGIN, END_OF_TEXT, tokens
-from sinklab.data.windows import Windows, first_tokens
+from sinklab.data.windows import Windows
 from sinklab.record import Refusal
-
-PREPENDED = {'none': None, 'bos': BEGIN, 'eos': END_OF_TEXT}
 
 
 class Batches(Protocol):
-    """batches[step] is int32_BT of T + 1 ids; there is no last one."""
+    """Batches of int32_BT of T + 1 ids, by step from 0; there is no last one."""
 
-    def __getitem__(self, step: int) -> np.ndarray: ...
+    def rows(self, step: int, rows: range) -> np.ndarray: ...
+
+    def epochs(self, step: int) -> dict[str, float]:
+        """How often the data has been read before a step; of a mixture, what is read most, and each domain."""
+        ...
 
 
 class Shuffled:
-    """Batches of windows, each epoch shuffled anew."""
+    """Batches of windows, each epoch shuffled anew; with weights, of several sets of windows in those shares."""
 
-    def __init__(self, windows: Intervened, seed: int, batch_size: int):
-        self.dataset = grain.MapDataset.source(windows).seed(seed).shuffle().repeat().batch(batch_size)
+    def __init__(
+        self, windows: list[Intervened], seed: int, batch_size: int, weights: Mapping[str, float] | None = None
+    ):
+        self.windows, self.batch_size, self.weights = windows, batch_size, weights
+        orders = [grain.MapDataset.source(part).seed(seed).shuffle().repeat() for part in windows]
+        self.dataset = grain.MapDataset.mix(orders, list(weights.values())) if weights else orders[0]
 
-    def __getitem__(self, step: int) -> np.ndarray:
-        return self.dataset[step]
+    def rows(self, step: int, rows: range) -> np.ndarray:
+        return np.stack([self.dataset[step * self.batch_size + row] for row in rows])
+
+    def epochs(self, step: int) -> dict[str, float]:
+        read = step * self.batch_size
+        if not self.weights:
+            return {'data/epoch': read / len(self.windows[0])}
+        shares = zip(self.weights.items(), self.windows, strict=True)
+        epochs = {name: read * share / len(part) for (name, share), part in shares}
+        return {'data/epoch': max(epochs.values()), **{f'data/epoch/{name}': of for name, of in epochs.items()}}
 
 
 class Drawn:
@@ -39,8 +53,12 @@ class Drawn:
     def __init__(self, chain: backcopy.Chain, seed: int, batch_size: int, length: int):
         self.chain, self.seed, self.shape = chain, seed, (batch_size, length)
 
-    def __getitem__(self, step: int) -> np.ndarray:
-        return backcopy.sample(self.chain, *self.shape, np.random.default_rng([self.seed, TRAINING, step]))
+    def rows(self, step: int, rows: range) -> np.ndarray:
+        rng = np.random.default_rng([self.seed, TRAINING, step])
+        return backcopy.sample(self.chain, *self.shape, rng)[rows.start : rows.stop]
+
+    def epochs(self, step: int) -> dict[str, float]:
+        return {}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -50,7 +68,7 @@ class Sequences:
     batches: Batches
     valid_NT: np.ndarray  # held-out windows of T + 1 ids
     probe_PT: np.ndarray
-    digest: str  # of the documents, their split and their tokenizer
+    fingerprint: dict[str, str | int]  # of what decides the batches
     triggers: int | None = None  # the ids below it are triggers of Bigram-Backcopy
 
     def triggered(self, ids_NT: np.ndarray) -> np.ndarray | None:
@@ -64,34 +82,48 @@ def sequences(spec: spec.Spec) -> Sequences:
     return TASKS[spec.data.task](spec)
 
 
+def fingerprint(spec: spec.Spec, **more: str) -> dict[str, str | int]:
+    return dict(**more, seed=spec.data.seed, batch_size=spec.optimizer.batch_size, length=spec.data.length)
+
+
 def text(spec: spec.Spec) -> Sequences:
     data, vocabulary = spec.data, spec.model.vocabulary
-    corpus = tokens(data, vocabulary)
-    training = Windows(corpus.train, data.length, 'training', data.share, data.seed)
-    batches = Shuffled(Intervened(training, data, vocabulary, fix=True), data.seed, spec.optimizer.batch_size)
-    held_out = Windows(corpus.held_out, data.length, 'held-out')
-    if len(held_out) < spec.valid.windows:
+    store = corpus(data, vocabulary)
+    weights, masked = store.meta['weights'], data.loss == 'assistant'
+    sets = [[name] for name in weights] or [store.domains]  # windows are shuffled together, or mixed by weight
+
+    def windows(side: str, share: float, fix: bool) -> list[Intervened]:
+        rows = [[store.row(side, name) for name in names] for names in sets]
+        found = [Windows(part, data.length, side, share, data.seed, masked) for part in rows]
+        return [Intervened(part, data, vocabulary, fix) for part in found]
+
+    held_out = windows('held_out', 1.0, data.fixed_held_out)
+    if (count := sum(map(len, held_out))) < spec.valid.windows:
         raise Refusal(
-            f'config.valid.windows is {spec.valid.windows} and the held-out documents have {len(held_out)} '
+            f'config.valid.windows is {spec.valid.windows} and the held-out documents have {count} '
             f'windows of {data.length + 1} tokens; lower it, or raise config.data.held_out'
         )
-    valid = Intervened(held_out, data, vocabulary, data.fixed_held_out)
-    valid_NT = np.stack([valid[i] for i in range(spec.valid.windows)])
-    probe_PT = first_tokens(corpus, spec.probe.sequences, spec.probe.length, PREPENDED[spec.probe.prepend])
-    return Sequences(batches, valid_NT, fixed(probe_PT, data) if data.fixed_held_out else probe_PT, corpus.digest)
+    probe_PT = probes.INPUTS[spec.probe.inputs](store, spec.probe, PREPENDED[spec.probe.prepend](data))
+    return Sequences(
+        Shuffled(windows('train', data.share, True), data.seed, spec.optimizer.batch_size, weights),
+        valid_NT=Shuffled(held_out, 0, spec.valid.windows, weights).rows(0, range(spec.valid.windows)),
+        probe_PT=fixed(probe_PT, data) if data.fixed_held_out else probe_PT,
+        fingerprint=fingerprint(spec, store=store.digest, tokenizer=store.meta['tokenizer'][:16]),
+    )
 
 
 def bigrams(spec: spec.Spec) -> Sequences:
     data, valid, probe = spec.data, spec.valid, spec.probe
-    chain = backcopy.chain(read(data.source), spec.model.vocabulary, data.triggers)
+    chain = backcopy.chain(texts(data.source), spec.model.vocabulary, data.triggers)
     draw = lambda stream, *shape: backcopy.sample(chain, *shape, np.random.default_rng([data.seed, stream]))  # noqa: E731
     return Sequences(
         batches=Drawn(chain, data.seed, spec.optimizer.batch_size, data.length + 1),
         valid_NT=draw(VALIDATION, valid.windows, data.length + 1),
         probe_PT=draw(PROBE, probe.sequences, probe.length),
-        digest=chain.digest,
+        fingerprint=fingerprint(spec, bigrams=chain.digest),
         triggers=chain.triggers,
     )
 
 
 TASKS = {'text': text, 'backcopy': bigrams}
+PREPENDED = {'none': lambda data: [], 'bos': lambda data: [data.fixed_token], 'eos': lambda data: [data.end_token]}

@@ -1,95 +1,299 @@
-"""Documents: named texts from a source, and which of them are held out."""
+"""Documents: named texts from a source, read one at a time."""
 
 import dataclasses
-import glob
-import hashlib
+import itertools
 import json
+import math
+import os
 import sysconfig
 import tokenize
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
+from typing import Any
 
+from sinklab.data import catalog, files
+from sinklab.data.files import Fault
 from sinklab.record import Refusal, unknown
 
 LEFT_OUT = {'site-packages', 'test', 'tests', 'idle_test'}
+ROLES = ('system', 'user', 'assistant')
+PIECES = 64  # of a data set of the catalogue
 
 
 @dataclasses.dataclass(frozen=True)
 class Document:
+    name: str  # unique within its source, and the same wherever the source lies
+    parts: tuple[tuple[str, bool], ...]  # (text, whether it is to be predicted)
+    domain: str  # '' where the source names none
+    size: int  # bytes of the source that it stands for
+
+    @property
+    def text(self) -> str:
+        return ''.join(text for text, _ in self.parts)
+
+
+@dataclasses.dataclass(frozen=True)
+class Damaged:
+    where: str  # 'pile/03.jsonl.zst, line 17'
+    why: str  # 'is not UTF-8 (byte 3)'
+    size: int
+
+
+@dataclasses.dataclass(frozen=True)
+class Piece:
+    """What can be read by itself: a file, a range of a data set."""
+
     name: str
-    text: str
+    size: int  # bytes, on disk
+    read: Callable[[], Iterator[Document | Damaged]]  # lazily, in the memory of a document
 
 
-def read(source: str) -> list[Document]:
-    """The documents of `stdlib` or `text:GLOB`, sorted by name, those without a letter left out."""
-    kind, _, rest = source.partition(':')
-    if kind not in SOURCES:
-        raise Refusal(unknown(f'config.data.source = {source!r}', kind, ('stdlib', 'text:GLOB'), 'sources'))
-    documents = [document for document in SOURCES[kind](rest) if document.text.strip()]
-    if not documents:
-        raise Refusal(f'config.data.source = {source!r} holds no text; give files that do')
-    return sorted(documents, key=lambda document: document.name)
+@dataclasses.dataclass(frozen=True)
+class Source:
+    pieces: tuple[Piece, ...]  # in a fixed order
+    identity: tuple  # changes whenever the content may have; fit for JSON
+    weights: tuple[tuple[str, float], ...] | None = None  # (domain, share) of a mixture that has them; they sum to 1
+    masked: bool = False  # whether its documents tell predicted parts from others
+
+    @property
+    def size(self) -> int:
+        return sum(piece.size for piece in self.pieces)
 
 
-def split(documents: list[Document], held_out: float) -> tuple[list[Document], list[Document]]:
-    """(train, held out): the share with the smallest hashes of their names is held out, in that order."""
-    if len(documents) < 2:
-        raise Refusal(
-            f'the corpus is one document ({documents[0].name}) and a part of it must be held out; '
-            'split it into several files, or into lines of a .jsonl'
-        )
-    ranked = sorted(documents, key=lambda document: hashlib.sha256(document.name.encode()).digest())
-    count = min(max(1, round(held_out * len(ranked))), len(ranked) - 1)
-    return sorted(ranked[count:], key=lambda document: document.name), ranked[:count]
+@dataclasses.dataclass(frozen=True)
+class Fields:
+    """Where in a record the content and the domain are; the domain may be nowhere, ''."""
+
+    content: str
+    domain: str
+
+    @property
+    def columns(self) -> list[str]:
+        return sorted({name.partition('.')[0] for name in (self.content, self.domain) if name})
 
 
-def stdlib(_: str) -> Iterator[Document]:
+Parts = tuple[tuple[str, bool], ...]
+Content = Callable[[dict[str, Any], str], Parts]
+
+
+def source(given: str) -> Source:
+    kinds = {form.partition(':')[0]: kind for form, kind in SOURCES.items()}
+    kind, _, rest = given.partition(':')
+    if kind not in kinds:
+        raise Refusal(unknown(given, kind, SOURCES, 'sources'))
+    return kinds[kind](given, rest)
+
+
+def documents(source: Source) -> Iterator[Document | Damaged]:
+    for piece in source.pieces:
+        yield from piece.read()
+
+
+def stdlib(given: str, rest: str) -> Source:
     """The Python sources of the running interpreter's standard library, its tests aside."""
+    if rest:
+        raise Refusal(f'{given} is more than stdlib, which is the whole library; leave :{rest} out')
     root = Path(sysconfig.get_path('stdlib'))
-    for path in root.rglob('*.py'):
-        name = path.relative_to(root)
-        if not LEFT_OUT & set(name.parts):
-            with tokenize.open(path) as file:  # honours a coding cookie
-                yield Document(name.as_posix(), file.read())
+    names = sorted(path.relative_to(root).as_posix() for path in root.rglob('*.py'))
+    found = [(name, root / name) for name in names if not LEFT_OUT & set(name.split('/'))]
+    return of_files('stdlib', found, lambda name, path: module(name, path))
 
 
-def text(pattern: str) -> Iterator[Document]:
-    """Each .txt is a document, and so is the field "text" of each line of a .jsonl."""
-    paths = [Path(path) for path in glob.glob(pattern, recursive=True)]
-    if not paths:
-        raise Refusal(f'config.data.source = text:{pattern} matches no file; quote the pattern, check the path')
-    for path in paths:
-        if path.suffix not in READERS:
-            raise Refusal(f'{path} cannot be read as text; allowed: {", ".join(READERS)}')
-        try:
-            yield from READERS[path.suffix](path)
-        except UnicodeDecodeError as error:
-            raise Refusal(f'{path} is not UTF-8 (byte {error.start}); convert it, or leave it out') from error
-        except OSError as error:
-            raise Refusal(f'{path} cannot be read: {error.strerror}') from error
-
-
-def plain(path: Path) -> Iterator[Document]:
-    yield Document(path.as_posix(), path.read_text(encoding='utf-8'))
-
-
-def jsonl(path: Path) -> Iterator[Document]:
-    with path.open('rb') as file:
-        for number, line in enumerate(file, 1):
-            if line.strip():
-                yield Document(f'{path.as_posix()}:{number}', field(line, path, number))
-
-
-def field(line: bytes, path: Path, number: int) -> str:
+def module(name: str, path: Path) -> Iterator[Document | Damaged]:
+    size = path.stat().st_size
     try:
-        text = json.loads(line)['text']
-        text.encode()
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        with files.reading(path), tokenize.open(path) as file:  # honours a coding cookie
+            yield Document(name, ((file.read(), True),), '', size)
+    except (UnicodeDecodeError, SyntaxError) as error:
+        yield Damaged(str(path), f'is not Python ({files.line(error)})', size)
+
+
+def text(given: str, rest: str) -> Source:
+    """Each .txt is a document, and so is a field of each line of a .jsonl and of each row of a .parquet."""
+    pattern, fields = options(given, rest, 'text')
+    found = matching(given, pattern, files.FORMATS)
+    for _, path in found:
+        if form(path) is files.TEXT and fields != Fields('text', ''):
+            raise Refusal(
+                f'{given} names fields, and {path} has none; leave out what follows #, or match other files'
+            )
+    return of_records('text', found, fields, plain)
+
+
+def chat(given: str, rest: str) -> Source:
+    """Each line or row is a conversation, of which the words of the assistant are to be predicted."""
+    pattern, fields = options(given, rest, 'messages')
+    allowed = [suffix for suffix, format in files.FORMATS.items() if format is not files.TEXT]
+    return of_records('chat', matching(given, pattern, allowed), fields, conversation, masked=True)
+
+
+def tfds(given: str, rest: str) -> Source:
+    """Each example of a split of a data set of the catalogue of TensorFlow Datasets is a document."""
+    name, fields = options(given, rest, '')
+    split = catalog.split(given, name)
+    fields = Fields(fields.content or split.only_text(), fields.domain)
+    split.check(fields.content, fields.domain)
+    count = min(PIECES, len(split))
+    bounds = [len(split) * number // count for number in range(count + 1)]
+    pieces = []
+    for start, stop in itertools.pairwise(bounds):
+        read = lambda start=start, stop=stop: told(split.records(start, stop), dict, fields, plain)
+        pieces.append(Piece(f'{name}:{start}-{stop}', split.behind(stop) - split.behind(start), read))
+    return Source(tuple(pieces), ('tfds', *dataclasses.astuple(fields), *split.identity))
+
+
+def mixture(given: str, rest: str) -> Source:
+    """Sources that are a domain each, with shares for all of them or for none."""
+    components = mapping(given, Path(rest))
+    sources = {name: component(f'{given}, {name},', name, value) for name, value in components.items()}
+    weights = {name: value['weight'] for name, value in components.items() if 'weight' in value}
+    if without := weights and [name for name in components if name not in weights]:
+        raise Refusal(f'{given} has no weight for {", ".join(without)}; give a weight to all, or to none')
+    if len({part.masked for part in sources.values()}) > 1:
         raise Refusal(
-            f'{path}, line {number}, is not an object with a "text" in UTF-8; mend it, or leave it out'
-        ) from error
-    return text
+            f'{given} mixes chat: with others, and only a chat tells predicted parts; make a mixture of each'
+        )
+    total = math.fsum(weights.values())
+    return Source(
+        pieces=tuple(labelled(piece, name) for name, part in sources.items() for piece in part.pieces),
+        identity=('mixture', *((name, weights.get(name), part.identity) for name, part in sources.items())),
+        weights=tuple((name, weight / total) for name, weight in weights.items()) or None,
+        masked=all(part.masked for part in sources.values()),
+    )
 
 
-SOURCES = {'stdlib': stdlib, 'text': text}
-READERS = {'.txt': plain, '.jsonl': jsonl}
+def mapping(given: str, path: Path) -> dict[str, Any]:
+    try:
+        with files.reading(path):
+            components = files.parsed(path.read_bytes())
+    except Fault as fault:
+        raise Refusal(
+            f'{given} {fault}; write {{"domain": {{"source": "text:GLOB", "weight": 0.3}}, ...}}'
+        ) from fault
+    if not components:
+        raise Refusal(f'{given} has no component; write {{"domain": {{"source": "text:GLOB", "weight": 0.3}}, ...}}')
+    return components
+
+
+def component(at: str, name: str, given: Any) -> Source:
+    if not name or '/' in name:
+        raise Refusal(f'{at} is the name of a domain; it must be a text without /')
+    if not isinstance(given, dict) or not isinstance(given.get('source'), str):
+        raise Refusal(f'{at} has no source; give it {{"source": "text:GLOB"}}')
+    for key in given:
+        if key not in ('source', 'weight'):
+            raise Refusal(unknown(f'{at} {key!r}', key, ('source', 'weight')))
+    weight = given.get('weight', 1)
+    if type(weight) not in (int, float) or not 0 < weight < math.inf:
+        raise Refusal(f'{at} has the weight {weight!r}; it must be a finite number above 0')
+    if given['source'].startswith('mixture:'):
+        raise Refusal(f'{at} is a mixture itself; name its components here')
+    try:
+        return source(given['source'])
+    except Refusal as error:
+        raise Refusal(f'{at} {error}') from error
+
+
+def labelled(piece: Piece, name: str) -> Piece:
+    def read() -> Iterator[Document | Damaged]:
+        for found in piece.read():
+            if isinstance(found, Document):
+                yield dataclasses.replace(found, name=f'{name}/{found.name}', domain=name)
+            else:
+                yield found
+
+    return dataclasses.replace(piece, name=f'{name}/{piece.name}', read=read)
+
+
+def options(given: str, rest: str, content: str) -> tuple[str, Fields]:
+    """(what stands before #, the fields that are named behind it)"""
+    head, _, tail = rest.rpartition('#')
+    if not head or '=' not in tail:
+        return rest, Fields(content, '')
+    pairs = [pair.partition('=')[::2] for pair in tail.split(',')]
+    for key, value in pairs:
+        if key not in ('field', 'domain') or not value:
+            raise Refusal(f'{given} has the option {key}={value}; allowed behind #: field=NAME,domain=NAME')
+    named = dict(pairs)
+    return head, Fields(named.get('field', content), named.get('domain', ''))
+
+
+def matching(given: str, pattern: str, suffixes: Iterable[str]) -> list[tuple[str, Path]]:
+    found = files.found(pattern)
+    if not found:
+        raise Refusal(f'{given} matches no file; quote the pattern, check the path')
+    for _, path in found:
+        if not str(path).endswith(tuple(suffixes)):
+            raise Refusal(f'{given} matches {path}, which cannot be read; allowed: {", ".join(suffixes)}')
+    return found
+
+
+def form(path: Path) -> files.Format:
+    return next(format for suffix, format in files.FORMATS.items() if str(path).endswith(suffix))
+
+
+def of_files(kind: str, found: list[tuple[str, Path]], read: Callable, *also: str, masked: bool = False) -> Source:
+    pieces, identity = [], [kind, *also]
+    for name, path in found:
+        with files.reading(path):
+            status = os.stat(path)
+        identity.append((name, status.st_size, status.st_mtime_ns))
+        pieces.append(Piece(name, status.st_size, lambda name=name, path=path: read(name, path)))
+    return Source(tuple(pieces), tuple(identity), masked=masked)
+
+
+def of_records(
+    kind: str, found: list[tuple[str, Path]], fields: Fields, content: Content, masked: bool = False
+) -> Source:
+    def read(name: str, path: Path) -> Iterator[Document | Damaged]:
+        format = form(path)
+        records = (
+            (f'{name}:{number}', f'{path}, {format.unit} {number}', record, size)
+            if number
+            else (name, str(path), record, size)
+            for number, record, size in format.records(path, fields.columns)
+        )
+        return told(records, format.fields, fields, content)
+
+    return of_files(kind, found, read, fields.content, fields.domain, masked=masked)
+
+
+def told(records: Iterable, opened: Callable, fields: Fields, content: Content) -> Iterator[Document | Damaged]:
+    for name, where, record, size in records:
+        try:
+            values = opened(record)
+            domain = files.string(values, fields.domain) if fields.domain else ''
+            yield Document(name, content(values, fields.content), domain, size)
+        except Fault as fault:
+            yield Damaged(where, str(fault), size)
+
+
+def plain(values: dict[str, Any], path: str) -> Parts:
+    return ((files.string(values, path), True),)
+
+
+def conversation(values: dict[str, Any], path: str) -> Parts:
+    """<|user|>, newline, words, newline, <|assistant|>, newline, words that are predicted, newline, ..."""
+    messages = files.at(values, path)
+    if not isinstance(messages, list):
+        raise Fault(f'has a "{path}" that is no list of messages')
+    said = []
+    for message in messages:
+        role, words = files.string(message, 'role'), files.string(message, 'content')
+        if role not in ROLES:
+            raise Fault(f'has a message of the role {role[:40]!r} (allowed: {", ".join(ROLES)})')
+        said += [('\n' if said else '', False), (f'<|{role}|>\n', False), (words, role == 'assistant')]
+    runs = itertools.groupby(filter(lambda part: part[0], said), key=lambda part: part[1])
+    parts = tuple((''.join(text for text, _ in run), predicted) for predicted, run in runs)
+    if not any(predicted for _, predicted in parts):
+        raise Fault('has no words of an assistant')
+    return parts
+
+
+SOURCES = {
+    'stdlib': stdlib,
+    'text:GLOB': text,
+    'chat:GLOB': chat,
+    'tfds:NAME[:SPLIT]': tfds,
+    'mixture:FILE': mixture,
+}

@@ -3,7 +3,6 @@
 import numpy as np
 
 from sinklab import spec
-from sinklab.data.tokens import FIXED_TOKEN
 from sinklab.data.windows import Windows
 
 
@@ -22,11 +21,11 @@ class Intervened:
 
 
 def fixed(ids_T: np.ndarray, data: spec.Data) -> np.ndarray:
-    """x_k is FIXED_TOKEN for k = data.fixed_position (Table 7)."""
+    """x_k is data.fixed_token for k = data.fixed_position (Table 7)."""
     if data.fixed_position is None:
         return ids_T
     ids_T = ids_T.copy()
-    ids_T[..., data.fixed_position - 1] = FIXED_TOKEN
+    ids_T[..., data.fixed_position - 1] = data.fixed_token
     return ids_T
 
 

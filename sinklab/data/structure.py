@@ -4,13 +4,12 @@ import jax
 import jax.numpy as jnp
 
 from sinklab import spec
-from sinklab.data.tokens import END_OF_TEXT
 
 
-def starts(ids_BT: jax.Array) -> jax.Array:
+def starts(ids_BT: jax.Array, end_token: int) -> jax.Array:
     """start_BT: the place where the document of each token starts, in its window."""
     place_T = jnp.arange(ids_BT.shape[1])
-    opens_BT = jnp.pad(ids_BT[:, :-1] == END_OF_TEXT, ((0, 0), (1, 0)), constant_values=True)
+    opens_BT = jnp.pad(ids_BT[:, :-1] == end_token, ((0, 0), (1, 0)), constant_values=True)
     return jax.lax.cummax(jnp.where(opens_BT, place_T, 0), axis=1)
 
 
@@ -18,7 +17,7 @@ def structure(ids_BT: jax.Array, spec: spec.Spec) -> dict[str, jax.Array]:
     """What a model has to be told about its tokens, beside the tokens: nothing, in most rows."""
     told = {}
     if spec.model.mask.document:
-        told['start_BT'] = starts(ids_BT)
+        told['start_BT'] = starts(ids_BT, spec.data.end_token)
     if spec.data.positions == 'reset':
-        told['position_BT'] = jnp.arange(ids_BT.shape[1]) - starts(ids_BT)
+        told['position_BT'] = jnp.arange(ids_BT.shape[1]) - starts(ids_BT, spec.data.end_token)
     return told

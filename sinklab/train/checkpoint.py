@@ -1,4 +1,4 @@
-"""Checkpoints: Orbax, asynchronous, of the whole state, with the digest of the data that it was trained on."""
+"""Checkpoints: Orbax, asynchronous, of the whole state, with the fingerprint of the data that it was trained on."""
 
 from orbax.checkpoint import v1 as ocp
 
@@ -9,7 +9,7 @@ from sinklab.record import Refusal
 class Checkpoints:
     """The checkpoints of one run folder. An error of a save in the background is raised by the next call."""
 
-    def __init__(self, folder: Folder, keep: int, data: str):
+    def __init__(self, folder: Folder, keep: int, data: dict[str, str | int]):
         self.folder, self.data, self.pending = folder, data, None
         self.checkpointer = ocp.training.Checkpointer(
             folder.checkpoints.absolute(),
@@ -52,10 +52,16 @@ class Checkpoints:
                 f'{self.folder.checkpoints / str(step)} cannot be restored ({str(error).splitlines()[0]}); delete '
                 'it, and the same command goes on from the one before'
             ) from error
-        if data != self.data:
+        names = dict.fromkeys([*self.data, *data])
+        differ = [
+            f'{name} {data.get(name)} -> {self.data.get(name)}'
+            for name in names
+            if data.get(name) != self.data.get(name)
+        ]
+        if differ:
             raise Refusal(
-                f'{self.folder} was trained on other data (digest {data}, now {self.data}): source or '
-                'tokenizer has changed; bring the old ones back, or give a new --workdir'
+                f'{self.folder} was trained on other data ({", ".join(differ)}); bring the old ones back, or give a '
+                'new --workdir'
             )
         return state
 

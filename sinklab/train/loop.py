@@ -2,6 +2,7 @@
 
 import contextlib
 import errno
+import functools
 import math
 import os
 import shutil
@@ -60,7 +61,7 @@ def train(
     data = sequences(spec)
     with jax.set_mesh(mesh), room(folder):
         folder.claim(spec, row)
-        with contextlib.closing(Checkpoints(folder, spec.checkpoint.keep, data.digest)) as checkpoints:
+        with contextlib.closing(Checkpoints(folder, spec.checkpoint.keep, data.fingerprint)) as checkpoints:
             Run(spec, hardware, mesh, folder, data, checkpoints, progress, mirror).train()
     return folder.records()
 
@@ -153,7 +154,8 @@ class Run:
         return compiled
 
     def batch(self, number: int) -> jax.Array:
-        return step.put(self.data.batches[number - 1], self.mesh)
+        shape = self.spec.optimizer.batch_size, self.spec.data.length + 1
+        return step.shared(functools.partial(self.data.batches.rows, number - 1), shape, self.mesh)
 
     def due(self, number: int) -> bool:
         """Whether something after this step needs its state."""
@@ -175,6 +177,7 @@ class Run:
         if logged:
             tokens = self.spec.optimizer.batch_size * self.spec.data.length
             record['speed/tokens_per_second'] = self.stopwatch.pace() * tokens
+            record |= self.data.batches.epochs(number)
         measured = self.measure(number, now['params']) if now else {}
         record |= measured
         if logged or measured:

@@ -12,12 +12,13 @@ CHUNK_ROWS = 512  # rows of logits alive at once, on each device
 def total(hidden_BTD: jax.Array, head_VD: jax.Array, target_BT: jax.Array, weight_BT: jax.Array) -> jax.Array:
     """Summed cross-entropy of a chunk, through its logits in float32."""
     logits_BTV = logits(hidden_BTD, head_VD)
-    return jnp.sum(weight_BT * optax.softmax_cross_entropy_with_integer_labels(logits_BTV, target_BT))
+    losses_BT = optax.softmax_cross_entropy_with_integer_labels(logits_BTV, jnp.maximum(target_BT, 0))
+    return jnp.sum(weight_BT * losses_BT)
 
 
 @jax.custom_vjp
 def cross_entropy(hidden_BTD: jax.Array, head_VD: jax.Array, target_BT: jax.Array) -> jax.Array:
-    """Mean of -log softmax(hidden head^T)[target], chunk by chunk along T."""
+    """Mean of -log softmax(hidden head^T)[target], 0 where the target is below 0, chunk by chunk along T."""
     losses = jax.lax.map(lambda chunk: total(chunk[0], head_VD, *chunk[1:]), chunks(hidden_BTD, target_BT))
     return jnp.sum(losses) / target_BT.size
 
@@ -54,4 +55,4 @@ def chunks(hidden_BTD: jax.Array, target_BT: jax.Array) -> tuple[jax.Array, jax.
         padded = jnp.pad(array, [(0, 0), (0, padding)] + [(0, 0)] * (array.ndim - 2))
         return jnp.moveaxis(padded.reshape(batch, -1, positions, *array.shape[2:]), 1, 0)
 
-    return cut(hidden_BTD), cut(target_BT), cut(jnp.ones(target_BT.shape, jnp.float32))
+    return cut(hidden_BTD), cut(target_BT), cut((target_BT >= 0).astype(jnp.float32))

@@ -1,5 +1,6 @@
 """One update, and the loss without one, each a jitted function on plain trees."""
 
+import functools
 from collections.abc import Callable
 
 import jax
@@ -37,14 +38,23 @@ def check(spec: Spec, hardware: Hardware) -> None:
 
 
 def loss_of(spec: Spec, first: int = 1, remat: bool = False) -> Callable:
-    """loss(params, ids_BT of T + 1) -> the mean cross-entropy of what follows the tokens first..T."""
+    """loss(params, ids_BT of T + 1) -> the mean cross-entropy of what follows the tokens first..T.
+
+    Complements of ids, below 0, are read and not predicted; they count for the mean, with a loss of 0.
+    """
     run = forward(spec, remat=remat)
 
     def loss(params: dict, ids_BT: jax.Array) -> jax.Array:
-        hidden_BTD, head_VD, _ = run(params, ids_BT[:, :-1])
+        hidden_BTD, head_VD, _ = run(params, jnp.where(ids_BT < 0, ~ids_BT, ids_BT)[:, :-1])
         return cross_entropy(hidden_BTD[:, first - 1 :], head_VD, ids_BT[:, first:])
 
     return loss
+
+
+def predicted(ids_BT: jax.Array, first: int = 1) -> jax.Array:
+    """The share of targets that are predicted; with none, 1, so that it can divide."""
+    share = jnp.mean((ids_BT[:, first:] >= 0).astype(jnp.float32))
+    return jnp.where(share > 0, share, 1.0)
 
 
 def accumulated(loss: Callable, params: dict, ids_BT: jax.Array, parts: int) -> tuple[jax.Array, dict]:
@@ -63,12 +73,15 @@ def accumulated(loss: Callable, params: dict, ids_BT: jax.Array, parts: int) -> 
 
 def train_step(spec: Spec, hardware: Hardware, mesh: jax.sharding.Mesh) -> Callable:
     """step(state, ids_BT) -> (state, {train/loss, train/grad_norm, train/learning_rate}); the state is donated."""
-    loss = loss_of(spec, spec.model.mask.prefix or 1, hardware.remat)  # a prefix is seen, not predicted
+    first = spec.model.mask.prefix or 1  # a prefix is seen, not predicted
+    loss = loss_of(spec, first, hardware.remat)
     optimizer, rate = transformation(spec.optimizer), schedule(spec.optimizer)
     parts = spec.optimizer.batch_size // (hardware.micro_batch or spec.optimizer.batch_size)
 
     def step(state: dict, ids_BT: jax.Array) -> tuple[dict, dict]:
         value, gradient = accumulated(loss, state['params'], ids_BT, parts)
+        if spec.data.loss != 'all':
+            value, gradient = jax.tree.map(lambda x: x / predicted(ids_BT, first), (value, gradient))
         updates, opt_state = optimizer.update(gradient, state['opt_state'], state['params'])
         params = optax.apply_updates(state['params'], updates)
         numbers = {
@@ -92,7 +105,7 @@ def evaluation(spec: Spec, hardware: Hardware, mesh: jax.sharding.Mesh) -> Calla
         parts = [ids_NT[start : start + rows] for start in range(0, len(ids_NT), rows)]
         if trigger_NT is None:
             total = sum(len(part) * loss(params, put(part, mesh)) for part in parts)
-            return {'valid/loss': float(total) / len(ids_NT)}
+            return {'valid/loss': float(total) / len(ids_NT) / float(predicted(ids_NT))}
         said = jax.device_get([by_token(params, put(part, mesh)) for part in parts])
         loss_NT, right_NT = map(np.concatenate, zip(*said, strict=True))
         return {'valid/loss': float(loss_NT.mean())} | backcopy.losses(loss_NT, right_NT, trigger_NT)
@@ -115,5 +128,11 @@ def tokenwise(spec: Spec, mesh: jax.sharding.Mesh) -> Callable:
 
 def put(ids_BT: np.ndarray, mesh: jax.sharding.Mesh) -> jax.Array:
     """A batch on the devices that share it; every process holds the whole of it and gives its part."""
-    where = sharding.of_batch(mesh, ids_BT.shape)
-    return jax.make_array_from_callback(ids_BT.shape, where, lambda index: ids_BT[index])
+    return shared(lambda rows: ids_BT[rows.start : rows.stop], ids_BT.shape, mesh)
+
+
+def shared(read: Callable[[range], np.ndarray], shape: tuple[int, int], mesh: jax.sharding.Mesh) -> jax.Array:
+    """A batch on the devices that share it; every process reads the rows of its own devices, each once."""
+    read = functools.cache(read)
+    where = sharding.of_batch(mesh, shape)
+    return jax.make_array_from_callback(shape, where, lambda index: read(range(*index[0].indices(shape[0]))))

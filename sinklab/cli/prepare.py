@@ -1,0 +1,198 @@
+"""prepare: documents -> a token store that any run can read, in parallel; given again, it goes on where it stopped
+
+SOURCE is one of
+  stdlib                     the sources of this Python's standard library
+  text:GLOB                  .txt, .jsonl, .parquet, also .gz and .zst
+  chat:GLOB                  .jsonl of {"messages": [{"role", "content"}, ...]}; the assistant's words are marked
+  tfds:NAME[:SPLIT]          a data set of TensorFlow Datasets in ArrayRecord, by name or folder
+  mixture:FILE               a JSON file {"domain": {"source": SOURCE, "weight": 0.3}, ...}, weights for all or none
+and #field=NAME,domain=NAME behind it tells other fields than "text" or "messages", and one with the domain
+
+example:
+  sinklab prepare --source='text:pile/*.jsonl.zst#domain=meta.pile_set_name' --tokenizer=neox/tokenizer.json \\
+    --held_out=0.001 --out=stores/pile
+  sinklab prepare --check stores/pile --batch_size=512 --hosts=64
+  sinklab train --config=configs/default.py --config.data.source=store:stores/pile --config.data.held_out=0.001 \\
+    --workdir=runs/pile
+"""
+
+import argparse
+import json
+import shlex
+import sys
+from pathlib import Path
+from typing import Any, get_type_hints
+
+from sinklab import spec
+from sinklab.record import Count, Refusal, field
+
+RECIPE = ('tokenizer', 'held_out', 'bos', 'end_token', 'fixed_token')  # fields of config.data that a store has, too
+
+
+def arguments(verb: argparse.ArgumentParser) -> None:
+    verb.add_argument('--source', metavar='SOURCE', help='of the documents')
+    verb.add_argument('--out', metavar='DIR', help='the store, new or to be gone on with')
+    verb.add_argument('--check', metavar='DIR', help='verify a store instead, and say what it gives')
+    verb.add_argument(
+        '--tokenizer', metavar='FILE', help='a tokenizer.json; train (the usual) learns one from a sample'
+    )
+    verb.add_argument(
+        '--vocabulary', type=int, metavar='N', help='ids of a tokenizer trained here; with --check: allowed'
+    )
+    verb.add_argument('--held_out', type=float, metavar='SHARE', help='of the documents, for validation and probes')
+    verb.add_argument('--bos', choices=('none', 'documents'), help='whether each document begins with BOS')
+    verb.add_argument('--end_token', type=int, metavar='ID', help='ends a document (0, as in GPT-NeoX)')
+    verb.add_argument('--fixed_token', type=int, metavar='ID', help='BOS, and stands at fixed places (1)')
+    verb.add_argument(
+        '--lenient', action='store_true', help='drop and count damaged documents; usually they are refused'
+    )
+    verb.add_argument('--shard_tokens', type=int, metavar='N', help='tokens of a shard, about')
+    verb.add_argument('--processes', type=int, metavar='N', help='that tokenize; all cores, where nothing is given')
+    verb.add_argument('--length', type=int, metavar='T', help='with --check: of windows')
+    verb.add_argument('--batch_size', type=int, metavar='B', help='with --check: windows of a step, over all hosts')
+    verb.add_argument('--hosts', type=int, metavar='N', help='with --check: that share a batch')
+    verb.add_argument('--json', action='store_true', help='print one JSON document')
+    verb.usage = '%(prog)s --source SOURCE --out DIR [options]\n       %(prog)s --check DIR [options]'
+
+
+def run(given: argparse.Namespace, rest: list[str]) -> int:
+    if rest:
+        raise Refusal(f'{rest[0]} is unknown; see sinklab prepare --help')
+    if given.check is None and not (given.source and given.out):
+        raise Refusal('give --source and --out to prepare a store, or --check to verify one')
+    if given.check is not None and (given.source or given.out):
+        raise Refusal('--check verifies a store, and --source and --out make one; give one of the two')
+    fields = defaults(given)
+    return check(given, fields) if given.check is not None else make(given, fields)
+
+
+def defaults(given: argparse.Namespace) -> dict[str, Any]:
+    """What is given, each in the domain of its field; and the values of configs/default.py for what is not."""
+    plain, fields = usual(), {}
+    for owner, names in ((spec.Data, (*RECIPE, 'source', 'length')), (spec.Model, ('vocabulary',))):
+        hints = get_type_hints(owner, include_extras=True)
+        fields |= {name: value(given, name, hints[name], plain[name]) for name in names}
+    for name, default in (('batch_size', plain['batch_size']), ('hosts', 1), ('shard_tokens', 1 << 24)):
+        fields[name] = value(given, name, Count, default)
+    fields['processes'] = value(given, 'processes', Count | None, None)
+    return fields
+
+
+def value(given: argparse.Namespace, name: str, domain: Any, default: Any) -> Any:
+    asked = getattr(given, name)
+    return default if asked is None else field(domain, asked, f'--{name}')
+
+
+def usual() -> dict[str, Any]:
+    """The values of configs/default.py."""
+    from sinklab.cli.config import load
+
+    plain, _ = load('configs/default.py', [])
+    return {**vars(plain.data), 'vocabulary': plain.model.vocabulary, 'batch_size': plain.optimizer.batch_size}
+
+
+def make(given: argparse.Namespace, fields: dict[str, Any]) -> int:
+    from sinklab.data.prepare import prepare
+    from sinklab.data.store import Store
+    from sinklab.data.survey import Recipe
+
+    recipe = Recipe(
+        source=fields['source'],
+        vocabulary=fields['vocabulary'] if fields['tokenizer'] == 'train' else None,
+        **{name: fields[name] for name in RECIPE},
+        lenient=given.lenient,
+        shard_tokens=fields['shard_tokens'],
+    )
+    with Bar() as bar:
+        prepare(recipe, Path(given.out), fields['processes'], bar)
+    store = Store(given.out)
+    tell(given, fields, store, [])
+    if not given.json:
+        print(f'train on it by: {train(given.out, fields)}')
+    return 0
+
+
+def train(folder: str, fields: dict[str, Any]) -> str:
+    """A command that trains on the store."""
+    plain = usual()
+    names = [name for name in RECIPE if name != 'tokenizer' and fields[name] != plain[name]]
+    changed = [f'--config.data.{name}={fields[name]}' for name in names]
+    if fields['vocabulary'] != plain['vocabulary']:
+        changed.append(f'--config.model.vocabulary={fields["vocabulary"]}')
+    words = ['sinklab', 'train', '--config=configs/default.py', f'--config.data.source=store:{folder}', *changed]
+    return shlex.join([*words, '--workdir=runs/new'])
+
+
+def check(given: argparse.Namespace, fields: dict[str, Any]) -> int:
+    from sinklab.data.check import problems
+    from sinklab.data.store import Store
+
+    store = Store(given.check)
+    allowed = given.vocabulary or store.meta['vocabulary']
+    found = list(problems(store, allowed))
+    if fields['batch_size'] % fields['hosts']:
+        found.append(f'a batch of {fields["batch_size"]} windows cannot be divided over {fields["hosts"]} hosts')
+    tell(given, fields, store, found)
+    for problem in found:
+        print(f'sinklab prepare: {store}: {problem}', file=sys.stderr)
+    return 1 if found else 0
+
+
+def tell(given: argparse.Namespace, fields: dict[str, Any], store: Any, found: list[str]) -> None:
+    from sinklab.data.check import samples, summary
+
+    about = summary(store, fields['length'], fields['batch_size'], fields['hosts'])
+    if given.json:
+        print(json.dumps(about | dict(problems=found), indent=2))
+    else:
+        show(store, about, samples(store, 2))
+
+
+def show(store: Any, about: dict, texts: list[str]) -> None:
+    from rich.console import Console
+    from rich.markup import escape
+    from rich.table import Table
+
+    table = Table(box=None)
+    for heading in ('domain', 'side', 'documents', 'tokens', 'MB of text', 'bytes a token', 'windows'):
+        table.add_column(heading, justify='left' if heading in ('domain', 'side') else 'right')
+    for domain in about['domains']:
+        for side, windows in about['windows'].items():
+            counts = domain[side]
+            cells = [f'{counts["documents"]:,}', f'{counts["tokens"]:,}', f'{counts["bytes"] / 1e6:,.1f}']
+            cells.append(f'{counts["bytes"] / max(1, counts["tokens"]):.2f}')
+            table.add_row(escape(domain['name'] or '-'), side, *cells, f'{windows[domain["name"]]:,}')
+    console = Console(highlight=False, width=None if sys.stdout.isatty() else 120)
+    console.print(table)
+    dropped = ', '.join(f'{count:,} {why}' for why, count in about['dropped'].items())
+    for line in (
+        f'{store}: digest {about["digest"]}, {about["shards"]} shards, dropped: {dropped or "nothing"}',
+        f'windows of {about["length"]} + 1 tokens; batches of {about["batch_size"]}: {about["batches"]:,} an epoch',
+        *texts,
+    ):
+        console.print(line, markup=False, soft_wrap=True)
+
+
+class Bar:
+    """A listener to a preparation: a live line on a terminal, a line now and then in a log."""
+
+    def __init__(self):
+        from rich.console import Console
+        from rich.progress import BarColumn, Progress, TextColumn
+
+        self.console = Console(stderr=True, highlight=False)
+        text, bar = TextColumn('{task.description}'), BarColumn(bar_width=20)
+        self.bar = Progress(bar, text, console=self.console, transient=True, disable=not self.console.is_terminal)
+        self.task = self.bar.add_task('', total=None)
+
+    def __enter__(self) -> Any:
+        from sinklab.data.corpus import Lines
+
+        self.bar.start()
+        return self if self.console.is_terminal else Lines()
+
+    def __exit__(self, *_) -> None:
+        self.bar.stop()
+
+    def __call__(self, progress: Any) -> None:
+        self.bar.update(self.task, completed=progress.read, total=progress.size, description=str(progress))

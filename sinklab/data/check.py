@@ -1,0 +1,69 @@
+"""What can be wrong with a store, and what it gives to runs."""
+
+from collections.abc import Iterator
+
+import numpy as np
+
+from sinklab.data.prepare import SIDES
+from sinklab.data.shards import DOCUMENTS, IDS, Shard
+from sinklab.data.store import Store
+
+SHOWN = 160  # characters of a sample
+
+
+def problems(store: Store, vocabulary: int) -> Iterator[str]:
+    """Every file by its digest, every count and every id by what must hold; shard by shard."""
+    for shard in store.shards:
+        if damage := shard.damage(store.read):
+            yield damage
+        else:
+            yield from (f'{shard.name}: {problem}' for problem in inside(store, shard, vocabulary))
+    probe = store.probes()
+    if max(int(ids.max()) for ids in probe.values()) >= store.meta['vocabulary']:
+        yield 'probe.npz has ids beyond the tokenizer'
+
+
+def inside(store: Store, shard: Shard, vocabulary: int) -> Iterator[str]:
+    ids, starts = store.map(shard, IDS), store.map(shard, DOCUMENTS)['start'].astype(np.int64)
+    if len(ids) != shard.tokens or len(starts) != shard.documents:
+        yield f'{len(ids)} tokens of {len(starts)} documents, recorded are {shard.tokens} of {shard.documents}'
+        return
+    ends = np.append(starts[1:], len(ids)) - 1
+    if starts[0] != 0 or not (ends >= starts).all():
+        yield 'its documents do not follow each other'
+    elif not np.array_equal(np.flatnonzero(ids == store.meta['end_token']), ends):
+        yield f'its documents do not end with token {store.meta["end_token"]}, each and nowhere else'
+    if store.opened and not (ids[starts] == store.meta['fixed_token']).all():
+        yield f'not all of its documents begin with token {store.meta["fixed_token"]}'
+    if (largest := int(ids.max())) != shard.largest or largest >= vocabulary:
+        yield f'its largest id is {largest}; recorded is {shard.largest}, and below {vocabulary} is allowed'
+
+
+def summary(store: Store, length: int, batch_size: int, hosts: int) -> dict:
+    """Counts, and how many windows and batches they make."""
+    windows = {side: {name: len(store.row(side, name)) // (length + 1) for name in store.domains} for side in SIDES}
+    names = ('source', 'digest', 'vocabulary', 'bos', 'end_token', 'fixed_token', 'held_out', 'masked', 'weights')
+    return dict(
+        **{name: store.meta[name] for name in names},
+        domains=store.meta['domains'],
+        dropped=store.meta['dropped'],
+        shards=len(store.shards),
+        length=length,
+        windows=windows,
+        batch_size=batch_size,
+        batches=sum(windows['train'].values()) // batch_size,
+        rows_per_host=batch_size / hosts,
+    )
+
+
+def samples(store: Store, count: int) -> list[str]:
+    """The beginnings of the first documents of each side, decoded."""
+    tokenizer, texts = store.tokenizer(), []
+    for side in SIDES:
+        row = next(row for row in (store.row(side, name) for name in store.domains) if len(row))
+        starts, _ = row.documents()
+        for start, end in zip(starts[:count], [*starts[1:], len(row)], strict=False):
+            ids = row.ids(int(start), min(int(end), int(start) + SHOWN)).tolist()
+            text = tokenizer.decode(ids, skip_special_tokens=False)
+            texts.append(f'{side}: {" ".join(text.split())[:SHOWN]}')
+    return texts

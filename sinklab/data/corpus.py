@@ -1,0 +1,91 @@
+"""The store that a run reads: one that was prepared, or one made now and kept in the cache."""
+
+import hashlib
+import json
+import sys
+import time
+
+from sinklab import spec
+from sinklab.data import documents
+from sinklab.data.prepare import Progress, prepare
+from sinklab.data.shards import FORMAT
+from sinklab.data.store import Store, cache
+from sinklab.data.survey import Recipe, intact
+from sinklab.data.tokenizer import given
+from sinklab.record import Refusal
+
+QUIET = 10.0  # seconds between two lines
+
+
+def corpus(data: spec.Data, vocabulary: int) -> Store:
+    kind, _, rest = data.source.partition(':')
+    store = Store(rest) if kind == 'store' else cached(data, vocabulary)
+    check(store, data, vocabulary)
+    return store
+
+
+def check(store: Store, data: spec.Data, vocabulary: int) -> None:
+    """Refuses a store that was made for other runs than this."""
+    for name in ('bos', 'held_out', 'end_token', 'fixed_token'):
+        theirs, ours = store.meta[name], getattr(data, name)
+        if theirs != ours:
+            raise Refusal(
+                f'{store} was prepared with {name} {theirs}, and config.data.{name} is {ours}; set it to {theirs}, '
+                'or prepare another store'
+            )
+    named = data.tokenizer != 'train'
+    if named and hashlib.sha256(given(data.tokenizer).encode()).hexdigest() != store.meta['tokenizer']:
+        raise Refusal(
+            f'{store} was made by another tokenizer than config.data.tokenizer={data.tokenizer}; leave that at train '
+            'to take the store as it is, or prepare another'
+        )
+    largest = max(shard.largest for shard in store.shards)
+    if largest >= vocabulary:
+        raise Refusal(
+            f'config.model.vocabulary is {vocabulary}, but the tokenizer gives ids up to {largest}; '
+            f'set config.model.vocabulary to at least {largest + 1}'
+        )
+    if data.loss == 'assistant' and not store.meta['masked']:
+        raise Refusal(
+            f'config.data.loss is assistant, and {store} tells nobody apart; set it to all, or prepare a chat: source'
+        )
+
+
+def cached(data: spec.Data, vocabulary: int) -> Store:
+    """The store of a source that is named itself, by all that it was made of."""
+    train = data.tokenizer == 'train'
+    recipe = Recipe(
+        source=data.source,
+        tokenizer=data.tokenizer,
+        vocabulary=vocabulary if train else None,
+        held_out=data.held_out,
+        bos=data.bos,
+        end_token=data.end_token,
+        fixed_token=data.fixed_token,
+    )
+    identity = documents.source(data.source).identity
+    what = [FORMAT, identity, vocabulary if train else given(data.tokenizer), data.held_out, data.bos]
+    what += [data.source, data.end_token, data.fixed_token]
+    folder = cache() / 'stores' / hashlib.sha256(json.dumps(what).encode()).hexdigest()[:16]
+    if not (folder / 'meta.json').exists():
+        print(f'preparing {data.source} in {folder}', file=sys.stderr, flush=True)
+        prepare(recipe, folder, listen=Lines())
+    return Store(folder)
+
+
+def texts(source: str) -> list[str]:
+    """The texts of a small corpus, as they are."""
+    found = (intact(document).text for document in documents.documents(documents.source(source)))
+    return [text for text in found if text.strip()]
+
+
+class Lines:
+    """Says now and then how far a preparation is."""
+
+    def __init__(self):
+        self.spoke = time.monotonic()
+
+    def __call__(self, progress: Progress) -> None:
+        if time.monotonic() - self.spoke > QUIET:
+            self.spoke = time.monotonic()
+            print(progress, file=sys.stderr, flush=True)

@@ -1,0 +1,79 @@
+"""Probe sequences: what every run on a store is measured on."""
+
+from pathlib import Path
+
+import numpy as np
+
+from sinklab import spec
+from sinklab.data.store import Store
+from sinklab.record import Refusal, unknown
+
+SEQUENCES, LENGTH = 128, 2048  # of the sequences without a text
+
+
+def write(path: Path, vocabulary: int) -> None:
+    """Draws the sequences that are no text, once for all runs: ids uniform over the vocabulary."""
+    rng = np.random.default_rng(0)
+    with path.open('wb') as file:
+        np.savez(
+            file,
+            random_PT=rng.integers(vocabulary, size=(SEQUENCES, LENGTH), dtype=np.int32),
+            repeated_P=rng.integers(vocabulary, size=SEQUENCES, dtype=np.int32),
+        )
+
+
+def natural(store: Store, probe: spec.Probe, before: list[int]) -> np.ndarray:
+    """The first ids of held-out texts, in the order of their keys; then, if those are too few, their next ones.
+
+    With ids `before`, those stand before each text, and the last of its `length` ids make room for them.
+    """
+    names = [name for name in store.domains if probe.domain in (None, name)]
+    if not names:
+        raise Refusal(unknown(f'config.probe.domain = {probe.domain!r}', str(probe.domain), store.domains, 'domains'))
+    taken = probe.length - len(before)
+    spans = [span for name in names for span in chunks(store, name, taken)]
+    if len(spans) < probe.sequences:
+        raise Refusal(
+            f'config.probe wants {probe.sequences} sequences of {probe.length} tokens and the held-out documents '
+            f'have {len(spans)}; lower config.probe.sequences, or raise config.data.held_out'
+        )
+    first = sorted(spans)[: probe.sequences]
+    texts = [store.row('held_out', name).ids(start, start + taken) for _, _, name, start in first]
+    return np.stack([np.array([*before, *text], np.int32) for text in texts])
+
+
+def chunks(store: Store, domain: str, taken: int) -> list[tuple[int, int, str, int]]:
+    """(number in its document, key of that, domain, start) of all whole chunks of held-out texts."""
+    row = store.row('held_out', domain)
+    starts, keys = row.documents()
+    ends = [*starts[1:], len(row)]
+    return [
+        (number, int(key), domain, start)
+        for first, end, key in zip(starts + store.opened, ends, keys, strict=True)
+        for number, start in enumerate(range(int(first), int(end) - taken + 1, taken))
+    ]
+
+
+def random(store: Store, probe: spec.Probe, before: list[int]) -> np.ndarray:
+    return headed(stored(store, 'random_PT', probe)[:, : probe.length], before)
+
+
+def repeated(store: Store, probe: spec.Probe, before: list[int]) -> np.ndarray:
+    return headed(np.repeat(stored(store, 'repeated_P', probe)[:, None], probe.length, axis=1), before)
+
+
+def stored(store: Store, name: str, probe: spec.Probe) -> np.ndarray:
+    if probe.sequences > SEQUENCES or probe.length > LENGTH:
+        raise Refusal(
+            f'config.probe wants {probe.sequences} sequences of {probe.length} tokens, and of {probe.inputs} ones a '
+            f'store has {SEQUENCES} of {LENGTH}; lower config.probe.sequences or length'
+        )
+    return store.probes()[name][: probe.sequences]
+
+
+def headed(ids_PT: np.ndarray, before: list[int]) -> np.ndarray:
+    """With ids before them, at the cost of the last."""
+    return np.insert(ids_PT, [0] * len(before), before, axis=1)[:, : ids_PT.shape[1]]
+
+
+INPUTS = {'natural': natural, 'random': random, 'repeated': repeated}

@@ -1,0 +1,93 @@
+"""Tokenizers: a given tokenizer.json, or a byte-level BPE trained here."""
+
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+
+from sinklab.record import Refusal
+
+SPECIAL_TOKENS = ['<|endoftext|>', '<|padding|>']  # ids 0 and 1, as in GPT-NeoX's
+LONGEST = 1 << 20  # characters tokenized at once
+SEEN, TRIES = 256, 200  # characters on each side of a cut that are compared, and places that are tried
+
+
+def loaded(text: str, name: str) -> Tokenizer:
+    """The tokenizer of a tokenizer.json, in which no text spells a special token, and nothing is cut or padded."""
+    try:
+        tokenizer = Tokenizer.from_str(text)
+    except Exception as error:  # the library raises nothing narrower
+        raise Refusal(
+            f'{name} is no tokenizer ({error}); give a tokenizer.json of Hugging Face tokenizers'
+        ) from error
+    tokenizer.encode_special_tokens = True
+    tokenizer.no_truncation()
+    tokenizer.no_padding()
+    return tokenizer
+
+
+def given(file: str) -> str:
+    """The text of a tokenizer.json."""
+    try:
+        return Path(file).read_text(encoding='utf-8')
+    except (OSError, UnicodeDecodeError) as error:
+        raise Refusal(f'the tokenizer {file!r} cannot be read ({error}); give a tokenizer.json, or train') from error
+
+
+def check(tokenizer: Tokenizer, end: int, fixed: int, name: str) -> None:
+    """Refuses ids that cannot end documents, or stand at fixed places and as BOS."""
+    special = {number: token.content for number, token in tokenizer.get_added_tokens_decoder().items()}
+    if end not in special:
+        few = ', '.join(f'{number} {content}' for number, content in sorted(special.items())[:8])
+        raise Refusal(
+            f'{name} has {tokenizer.id_to_token(end)!r} as its token {end}, which is to end documents and must be a '
+            f'special one; set end_token to one of: {few or "(it has none)"}'
+        )
+    if tokenizer.id_to_token(fixed) is None or fixed == end:
+        raise Refusal(f'{name} has no token {fixed} beside its end {end}, to be fixed and BOS; set fixed_token')
+
+
+def learned(texts: Iterable[str], vocabulary: int) -> str:
+    """The tokenizer.json of a byte-level BPE of at most `vocabulary` ids."""
+    tokenizer = Tokenizer(models.BPE())
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    trainer = trainers.BpeTrainer(
+        vocab_size=vocabulary,
+        special_tokens=SPECIAL_TOKENS,
+        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
+        show_progress=False,
+    )
+    tokenizer.train_from_iterator(texts, trainer)
+    return tokenizer.to_str(pretty=True)
+
+
+def cut(text: str, tokenizer: Tokenizer, name: str) -> Iterator[str]:
+    """A long text in pieces that give the same ids one by one as in one: memory is kept for one piece at a time."""
+    start = 0
+    while len(text) - start > LONGEST:
+        end = next((place for place in places(text, start + LONGEST) if parts(tokenizer, text, place)), None)
+        if end is None:
+            raise Refusal(
+                f'{name} has {len(text):,} characters, too many at once, and its tokenizer lets it be cut nowhere '
+                f'near character {start + LONGEST:,}; split the document'
+            )
+        yield text[start:end]
+        start = end
+    yield text[start:]
+
+
+def places(text: str, end: int) -> Iterator[int]:
+    """Borders of words before a place, the nearest first."""
+    borders = (
+        place for place in range(end, end - LONGEST // 2, -1) if text[place - 1].isalnum() > text[place].isalnum()
+    )
+    for _, place in zip(range(TRIES), borders, strict=False):
+        yield place
+
+
+def parts(tokenizer: Tokenizer, text: str, place: int) -> bool:
+    """Whether the ids around a place are those of both sides."""
+    around = (text[place - SEEN : place + SEEN], text[place - SEEN : place], text[place : place + SEEN])
+    whole, left, right = (tokenizer.encode(side, add_special_tokens=False).ids for side in around)
+    return whole == left + right

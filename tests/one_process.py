@@ -1,0 +1,59 @@
+"""One process of several that train together on four devices: python one_process.py NUMBER COUNT PORT ARGUMENTS.
+
+ARGUMENTS is JSON: config (changes to the tiny spec), folder (of checkpoints), last (step), out (a file). It goes on
+from the newest checkpoint, saves at the last step, and writes what it read and what came of it.
+"""
+
+import functools
+import hashlib
+import json
+import sys
+from pathlib import Path
+
+import jax
+from conftest import tiny
+from jax.experimental import multihost_utils
+
+from sinklab import sharding
+from sinklab.data.batches import sequences
+from sinklab.folder import Folder
+from sinklab.spec import Hardware
+from sinklab.train import state, step
+from sinklab.train.checkpoint import Checkpoints
+
+NUMBER, COUNT, PORT = map(int, sys.argv[1:4])
+GIVEN = json.loads(sys.argv[4])
+jax.config.update('jax_num_cpu_devices', 4 // COUNT)
+timeouts = dict(initialization_timeout=120, heartbeat_timeout_seconds=20, shutdown_timeout_seconds=60)
+jax.distributed.initialize(f'127.0.0.1:{PORT}', COUNT, NUMBER, **timeouts)
+
+
+def main() -> None:
+    spec, hardware = tiny(**GIVEN['config']), Hardware(data=4)
+    mesh, data = sharding.mesh(hardware), sequences(spec)
+    checkpoints, found = (
+        Checkpoints(Folder(GIVEN['folder']), 3, data.fingerprint),
+        dict(batches={}, losses={}, read=[]),
+    )
+    with jax.set_mesh(mesh):
+        first = checkpoints.latest() or 0
+        now = checkpoints.restore(first, state.abstract(spec, mesh)) if first else state.create(spec, mesh)
+        advance = step.train_step(spec, hardware, mesh)
+        shape = spec.optimizer.batch_size, spec.data.length + 1
+        for number in range(first + 1, GIVEN['last'] + 1):
+            batch = step.shared(functools.partial(read, found['read'], data.batches, number - 1), shape, mesh)
+            whole = multihost_utils.process_allgather(batch, tiled=True)
+            found['batches'][number] = hashlib.sha256(whole.tobytes()).hexdigest()
+            now, numbers = advance(now, batch)
+            found['losses'][number] = float(numbers['train/loss']).hex()
+        checkpoints.save(GIVEN['last'], now)
+        checkpoints.close()
+    Path(f'{GIVEN["out"]}-{NUMBER}.json').write_text(json.dumps(found))
+
+
+def read(noted, batches, step, rows):
+    noted.append([step, rows.start, rows.stop])
+    return batches.rows(step, rows)
+
+
+main()

@@ -1,0 +1,67 @@
+"""Small corpora, and the stores that are made of them."""
+
+import dataclasses
+import json
+import random
+
+from tokenizers import Tokenizer, models, pre_tokenizers, trainers
+
+from sinklab.data.prepare import prepare
+from sinklab.data.store import Store
+from sinklab.data.survey import Recipe
+
+END, BEGIN = 0, 1
+WORDS = ['sink', ' token', ' Ünïcode 中文', '\n\n', '<|endoftext|>', ' 1234', '\t', 'λ', '\u2028', ' a' * 40]
+
+
+def recipe(source, **changes):
+    plain = Recipe(source, 'train', 300, held_out=0.2, bos='none', end_token=END, fixed_token=BEGIN)
+    return dataclasses.replace(plain, **changes)
+
+
+def written(path, texts, field='text'):
+    """A source of these texts, and how prepare names them."""
+    path.write_text(''.join(json.dumps({field: text}) + '\n' for text in texts), encoding='utf-8')
+    return f'text:{path}'
+
+
+def made(folder, source, processes=1, **changes):
+    prepare(recipe(source, **changes), folder, processes)
+    return Store(folder)
+
+
+def documents(store, side, domain=''):
+    """The ids of each document, without what opens and closes it."""
+    row = store.row(side, domain)
+    starts, _ = row.documents()
+    ids = [row.ids(int(start), int(end)) for start, end in zip(starts, [*starts[1:], len(row)], strict=True)]
+    assert all(row[-1] == END for row in ids)
+    assert all(row[0] == BEGIN for row in ids) or not store.opened
+    return [row[store.opened : -1].tolist() for row in ids]
+
+
+def texts_of(store, side, domain=''):
+    return [store.tokenizer().decode(ids, skip_special_tokens=False) for ids in documents(store, side, domain)]
+
+
+def corpus_of(count, seed=0, words=30):
+    rng = random.Random(seed)
+    return [f'{number} ' + ''.join(rng.choices(WORDS, k=rng.randint(1, words))) for number in range(count)]
+
+
+def chat(path, conversations):
+    lines = [{'messages': [dict(role=role, content=content) for role, content in turns]} for turns in conversations]
+    path.write_text(''.join(json.dumps(line) + '\n' for line in lines))
+    return f'chat:{path}'
+
+
+def other_tokenizer(path, **special):
+    """A tokenizer of someone else's, with its special tokens at the end."""
+    found = Tokenizer(models.BPE())
+    found.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    found.train_from_iterator(
+        ['a text'], trainers.BpeTrainer(initial_alphabet=pre_tokenizers.ByteLevel.alphabet(), show_progress=False)
+    )
+    found.add_special_tokens(['</s>', '<s>'])
+    found.save(str(path))
+    return found.get_vocab_size()

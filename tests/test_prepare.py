@@ -1,0 +1,195 @@
+"""Preparation: documents in, their tokens out, whatever happens on the way."""
+
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from stores import END, chat, corpus_of, documents, made, recipe, texts_of, written
+
+from sinklab.cli.main import main
+from sinklab.data.prepare import prepare
+from sinklab.data.shards import PREDICTED
+from sinklab.data.store import Store
+from sinklab.data.survey import exact, key
+from sinklab.record import Refusal
+
+
+@settings(max_examples=15, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(
+    st.lists(st.text(st.characters(exclude_categories=['Cs']), max_size=60), min_size=2, max_size=12),
+    st.sampled_from(['none', 'documents']),
+    st.integers(1, 200),
+)
+def test_a_store_holds_every_text_that_is_not_empty_once_on_the_side_of_its_key(tmp_path_factory, texts, bos, size):
+    folder = tmp_path_factory.mktemp('store')
+    source, full = written(folder / 'a.jsonl', texts), [text for text in texts if text.strip()]
+    if len(full) < 2:
+        with pytest.raises(Refusal, match='give more files'):
+            made(folder / 'store', source)
+        return
+    store = made(folder / 'store', source, bos=bos, shard_tokens=size)
+    assert sorted(texts_of(store, 'train') + texts_of(store, 'held_out')) == sorted(full)
+    names = [f'a.jsonl:{number}' for number, text in enumerate(texts, 1) if text.strip()]
+    limit = exact([key(name) for name in names], 0.2)
+    assert texts_of(store, 'held_out') == [text for text, name in zip(full, names, strict=True) if key(name) < limit]
+    assert store.meta['dropped'] == ({'empty': len(texts) - len(full)} if len(full) < len(texts) else {})
+
+
+@settings(max_examples=50, deadline=None)
+@given(st.sets(st.integers(0, 2**64 - 1), min_size=2, max_size=40), st.floats(0.01, 0.99))
+def test_a_split_is_exact_and_leaves_no_side_empty(keys, held_out):
+    below = sum(number < exact(list(keys), held_out) for number in keys)
+    assert below == min(max(1, round(held_out * len(keys))), len(keys) - 1)
+
+
+def test_the_store_does_not_depend_on_processes_and_its_digest_not_on_where_it_lies(tmp_path):
+    texts = corpus_of(60)
+    stores = []
+    for number, processes in enumerate((1, 2, 3)):
+        (tmp_path / str(number)).mkdir()
+        source = written(tmp_path / str(number) / 'a.jsonl', texts)
+        stores.append(made(tmp_path / str(number) / 'store', source, processes, shard_tokens=200))
+    assert len({store.digest for store in stores}) == 1
+    assert len(stores[0].shards) > 10
+    other = written(tmp_path / 'b.jsonl', [*texts[:-1], 'another'])
+    assert made(tmp_path / 'other', other, shard_tokens=200).digest != stores[0].digest
+
+
+def test_the_words_of_the_assistant_and_the_end_after_them_are_to_be_predicted(tmp_path):
+    turns = [
+        [('user', f'hello {n}'), ('assistant', f'good day {n}'), ('user', 'more'), ('assistant', 'no')]
+        for n in range(5)
+    ]
+    store = made(tmp_path / 'store', chat(tmp_path / 'a.jsonl', [*turns, [('assistant', 'yes'), ('user', 'thanks')]]))
+    assert store.meta['masked']
+    said = []
+    for side in ('train', 'held_out'):
+        row = store.row(side, '')
+        ids, predicted = row.ids(0, len(row)), row.predicted(0, len(row)).astype(bool)
+        said.append(store.tokenizer().decode(ids[predicted].tolist(), skip_special_tokens=False))
+        for end in np.flatnonzero(ids == END):
+            assert predicted[end] == predicted[end - 1]
+    both = ''.join(said)
+    assert all(f'good day {n}' in both for n in range(5))
+    assert not any(word in both for word in ('hello', 'more', 'thanks', 'user'))
+    assert both.count('<|endoftext|>') == 5
+
+
+def command(source, folder):
+    words = [sys.executable, '-m', 'sinklab', 'prepare', f'--source={source}', f'--out={folder}', '--json']
+    return [*words, '--vocabulary=300', '--shard_tokens=20000', '--processes=2', '--held_out=0.2']
+
+
+@pytest.mark.slow
+def test_killed_at_ten_moments_it_goes_on_to_the_same_store(tmp_path):
+    source = written(tmp_path / 'a.jsonl', corpus_of(3000, words=300))
+    started = time.monotonic()
+    subprocess.run(command(source, tmp_path / 'whole'), check=True, capture_output=True)
+    took, rng = time.monotonic() - started, random.Random(0)
+    for moment in range(10):
+        running = subprocess.Popen(command(source, tmp_path / 'killed'), stdout=subprocess.DEVNULL)
+        time.sleep(took * rng.uniform(0.2, 0.9) / (1 + moment % 2))
+        running.send_signal(signal.SIGKILL)
+        running.wait()
+        if (tmp_path / 'killed' / 'meta.json').exists():
+            (tmp_path / 'killed' / 'meta.json').unlink()  # killed too late: what was recorded has gone with it
+    finished = subprocess.run(command(source, tmp_path / 'killed'), check=True, capture_output=True)
+    whole, killed = Store(tmp_path / 'whole'), Store(tmp_path / 'killed')
+    assert json.loads(finished.stdout)['digest'] == whole.digest == killed.digest
+    for file in sorted(path.name for path in (tmp_path / 'whole').iterdir()):
+        assert (tmp_path / 'whole' / file).read_bytes() == (tmp_path / 'killed' / file).read_bytes(), file
+    assert len(list((tmp_path / 'whole').iterdir())) == len(list((tmp_path / 'killed').iterdir()))
+
+
+def test_finished_shards_are_kept_and_damaged_ones_made_anew(tmp_path, monkeypatch):
+    source = written(tmp_path / 'a.jsonl', corpus_of(60))
+    whole = made(tmp_path / 'whole', source, shard_tokens=300)
+    prepare(recipe(source, shard_tokens=300), tmp_path / 'again', 1)
+    kept = tmp_path / 'again' / 'train-000-00000.ids'
+    before = kept.stat().st_mtime_ns
+    damaged = tmp_path / 'again' / 'train-000-00002.ids'
+    damaged.write_bytes(damaged.read_bytes()[:-1])
+    with pytest.raises(Refusal, match=r'train-000-00002\.ids has .* bytes of'):
+        Store(tmp_path / 'again')
+    assert made(tmp_path / 'again', source, shard_tokens=300).digest == whole.digest
+    assert kept.stat().st_mtime_ns == before
+
+
+def test_a_folder_of_something_else_is_left_alone(tmp_path):
+    source = written(tmp_path / 'a.jsonl', corpus_of(20))
+    (tmp_path / 'mine').mkdir()
+    (tmp_path / 'mine' / 'file').write_text('precious')
+    with pytest.raises(Refusal, match='holds files and no token store'):
+        made(tmp_path / 'mine', source)
+    assert [path.name for path in (tmp_path / 'mine').iterdir()] == ['file']
+    made(tmp_path / 'store', source)
+    with pytest.raises(Refusal, match=r'begun from something else \(held_out 0\.2 -> 0\.3\)'):
+        made(tmp_path / 'store', source, held_out=0.3)
+    written(tmp_path / 'a.jsonl', corpus_of(21))
+    with pytest.raises(Refusal, match='identity'):
+        made(tmp_path / 'store', source)
+
+
+def test_damaged_documents_are_refused_or_counted(tmp_path):
+    lines = [json.dumps({'text': text}).encode() for text in corpus_of(9)]
+    (tmp_path / 'a.jsonl').write_bytes(
+        b'\n'.join([*lines, b'{"text": "caf\xe9"}', b'{"body": "x"}', b'{"text": " "}'])
+    )
+    with pytest.raises(Refusal, match=r'line 10 .*--lenient'):
+        made(tmp_path / 'store', f'text:{tmp_path}/a.jsonl')
+    store = made(tmp_path / 'store', f'text:{tmp_path}/a.jsonl', lenient=True)
+    assert store.meta['dropped'] == {'damaged': 2, 'empty': 1}
+    assert len(documents(store, 'train') + documents(store, 'held_out')) == 9
+
+
+def test_a_full_disk_is_said_in_one_line_and_what_is_finished_is_kept(tmp_path, small_disk):
+    source, folder = written(tmp_path / 'a.jsonl', corpus_of(3000, words=300)), small_disk / 'store'
+    with pytest.raises(Refusal, match=r'No space left.*give the same command again') as refusal:
+        made(folder, source, shard_tokens=100_000)
+    assert '\n' not in str(refusal.value)
+    assert not list(folder.glob('*.unfinished'))
+    before = {path.name: path.stat().st_mtime_ns for path in folder.glob('*.ids')}
+    assert before
+    subprocess.run(['mount', '-o', 'remount,size=40m', small_disk], check=True)
+    store = made(folder, source, shard_tokens=100_000)
+    assert before.items() <= {path.name: path.stat().st_mtime_ns for path in folder.glob('*.ids')}.items()
+    assert store.digest == made(tmp_path / 'whole', source, shard_tokens=100_000).digest
+
+
+def test_a_dead_tokenizing_process_is_said_in_one_line(tmp_path, monkeypatch):
+    source = written(tmp_path / 'a.jsonl', corpus_of(20))
+    (tmp_path / 'python').write_text('#!/bin/sh\nexit 9\n')
+    os.chmod(tmp_path / 'python', 0o755)
+    monkeypatch.setattr(sys, 'executable', str(tmp_path / 'python'))
+    with pytest.raises(Refusal, match=r'has died \(exit code 9\)'):
+        made(tmp_path / 'store', source, processes=2)
+
+
+def test_masks_are_written_where_documents_tell_them_alone(tmp_path):
+    store = made(tmp_path / 'store', written(tmp_path / 'a.jsonl', corpus_of(9)))
+    assert not any(PREDICTED in shard.sha256 for shard in store.shards)
+
+
+def test_the_verb_says_what_was_made_and_how_to_train_on_it(tmp_path, capsys):
+    source = written(tmp_path / 'a.jsonl', corpus_of(30))
+    arguments = ['prepare', f'--source={source}', f'--out={tmp_path}/store', '--vocabulary=300', '--held_out=0.2']
+    assert main(arguments) == 0
+    printed = capsys.readouterr().out
+    assert 'held_out' in printed
+    assert f'--config.data.source=store:{tmp_path}/store --config.data.held_out=0.2' in printed
+    assert (
+        main(['prepare', '--check', f'{tmp_path}/store', '--length=16', '--batch_size=4', '--hosts=2', '--json']) == 0
+    )
+    about = json.loads(capsys.readouterr().out)
+    assert about['problems'] == []
+    assert about['batches'] == about['windows']['train'][''] // 4
+    assert main(['prepare', '--check', f'{tmp_path}/store', '--batch_size=4', '--hosts=3']) == 1
+    assert 'cannot be divided over 3 hosts' in capsys.readouterr().err

@@ -1,0 +1,246 @@
+"""Stores: what is read is what was written, from wherever, and damage is said."""
+
+import json
+import shutil
+
+import fsspec
+import numpy as np
+import pytest
+from conftest import tiny
+from fsspec.implementations.memory import MemoryFileSystem
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from stores import BEGIN, END, corpus_of, made, other_tokenizer, recipe, texts_of, written
+
+from sinklab.cli.main import main
+from sinklab.data import store as store_room
+from sinklab.data.check import problems, samples
+from sinklab.data.corpus import corpus
+from sinklab.data.prepare import prepare
+from sinklab.data.shards import IDS
+from sinklab.data.store import Store
+from sinklab.record import Refusal
+
+
+@pytest.fixture(scope='module')
+def store(tmp_path_factory):
+    """Of many small shards, in two domains."""
+    folder = tmp_path_factory.mktemp('made')
+    parts = {}
+    for number, name in enumerate(('prose', 'code')):
+        source = written(folder / f'{name}.jsonl', corpus_of(40 * (number + 1), seed=number))
+        parts[name] = dict(source=source)
+    (folder / 'mixture.json').write_text(json.dumps(parts))
+    return made(folder / 'store', f'mixture:{folder}/mixture.json', shard_tokens=150, bos='documents')
+
+
+@pytest.fixture
+def copied(store, tmp_path):
+    shutil.copytree(store.path, tmp_path / 'store')
+    return tmp_path / 'store'
+
+
+@settings(max_examples=100, deadline=None)
+@given(st.data())
+def test_a_row_reads_as_if_its_shards_were_one_array(store, data):
+    row = store.row('train', data.draw(st.sampled_from(store.domains)))
+    whole = np.concatenate([np.fromfile(store.path / f'{shard.name}.{IDS}', store.dtype) for shard in row.shards])
+    assert len(row) == len(whole)
+    start = data.draw(st.integers(0, len(whole) - 1))
+    end = data.draw(st.integers(start + 1, len(whole)))
+    np.testing.assert_array_equal(row.ids(start, end), whole[start:end])
+
+
+def test_every_document_keeps_its_domain(store):
+    assert store.domains == ['prose', 'code']
+    for number, name in enumerate(store.domains):
+        found = texts_of(store, 'train', name) + texts_of(store, 'held_out', name)
+        assert sorted(found) == sorted(corpus_of(40 * (number + 1), seed=number))
+
+
+def test_what_the_meta_file_counts_is_what_is_there(store):
+    for domain in store.meta['domains']:
+        for side in ('train', 'held_out'):
+            row = store.row(side, domain['name'])
+            starts, _ = row.documents()
+            texts = texts_of(store, side, domain['name'])
+            assert domain[side] == dict(
+                documents=len(starts), tokens=len(row), bytes=sum(len(text.encode()) for text in texts)
+            )
+    assert list(problems(store, 300)) == []
+
+
+DAMAGE = {
+    'truncated': lambda path: path.write_bytes(path.read_bytes()[:-2]),
+    'flipped': lambda path: path.write_bytes(bytes([path.read_bytes()[0] ^ 1]) + path.read_bytes()[1:]),
+    'missing': lambda path: path.unlink(),
+    'longer': lambda path: path.write_bytes(path.read_bytes() + b'xx'),
+}
+
+
+def contents(folder):
+    return {path.name: path.read_bytes() for path in folder.iterdir()}
+
+
+@pytest.mark.parametrize('suffix', ['ids', 'documents'])
+@pytest.mark.parametrize('kind', DAMAGE)
+def test_a_damaged_shard_is_refused_by_name_and_nothing_is_touched(copied, kind, suffix, capsys):
+    name = f'train-001-00001.{suffix}'
+    DAMAGE[kind](copied / name)
+    before = contents(copied)
+    assert main(['prepare', f'--check={copied}']) == 1
+    lines = capsys.readouterr().err.strip().splitlines()
+    assert len(lines) == 1
+    assert name in lines[0]
+    assert contents(copied) == before
+
+
+@pytest.mark.parametrize('suffix', ['ids', 'documents'])
+def test_a_large_store_is_refused_by_size_and_its_digests_are_left_to_the_check(copied, suffix, monkeypatch):
+    monkeypatch.setattr(store_room, 'VERIFIED', 0)
+    name = f'train-001-00001.{suffix}'
+    DAMAGE['flipped'](copied / name)
+    assert any(name in problem for problem in problems(Store(copied), 300))
+    DAMAGE['truncated'](copied / name)
+    with pytest.raises(Refusal, match=name):
+        Store(copied)
+
+
+def test_the_wrong_tokenizer_is_refused(copied, tmp_path):
+    other_tokenizer(tmp_path / 'other.json')
+    with pytest.raises(Refusal, match='was made by another tokenizer'):
+        chosen(copied, tokenizer=str(tmp_path / 'other.json'))
+    assert chosen(copied, tokenizer=str(copied / 'tokenizer.json'))
+    shutil.copy(tmp_path / 'other.json', copied / 'tokenizer.json')
+    with pytest.raises(Refusal, match=r'tokenizer\.json is not the one'):
+        Store(copied)
+
+
+def chosen(path, vocabulary=300, **changes):
+    plain = dict(source=f'store:{path}', bos='documents', held_out=0.2)
+    data = tiny(**{f'data__{name}': value for name, value in (plain | changes).items()}).data
+    return corpus(data, vocabulary)
+
+
+@pytest.mark.parametrize(
+    ('changes', 'words'),
+    [
+        (dict(bos='none'), 'was prepared with bos documents, and config.data.bos is none'),
+        (dict(held_out=0.1), 'set it to 0.2, or prepare another store'),
+        (dict(end_token=7), 'was prepared with end_token 0'),
+        (dict(fixed_token=7), 'was prepared with fixed_token 1'),
+        (dict(loss='assistant'), 'tells nobody apart'),
+        (dict(vocabulary=260), 'but the tokenizer gives ids up to'),
+    ],
+)
+def test_a_store_that_was_made_for_other_runs_is_refused(store, changes, words):
+    with pytest.raises(Refusal) as refusal:
+        chosen(store.path, **changes)
+    assert words in str(refusal.value)
+
+
+def test_what_is_no_store_is_refused(tmp_path):
+    with pytest.raises(Refusal, match='no finished token store; make one by sinklab prepare'):
+        Store(tmp_path)
+    (tmp_path / 'recipe.json').write_text('{}')
+    with pytest.raises(Refusal, match='give its prepare command again'):
+        Store(tmp_path)
+    (tmp_path / 'meta.json').write_text('{')
+    with pytest.raises(Refusal, match='cannot be read'):
+        Store(tmp_path)
+    (tmp_path / 'meta.json').write_text('{"format": 1}')
+    with pytest.raises(Refusal, match='has format 1'):
+        Store(tmp_path)
+
+
+LIES = {
+    'an end within a document': (IDS, 3, END, 'do not end with token 0'),
+    'no BOS': (IDS, 0, 5, 'begin with token 1'),
+    'an id beyond': (IDS, 3, 65535, 'its largest id is 65535'),
+}
+
+
+@pytest.mark.parametrize('lie', LIES)
+def test_the_check_looks_into_the_tokens_and_not_at_digests_alone(copied, lie):
+    """A store whose digests agree with tokens that cannot be."""
+    import hashlib
+
+    suffix, place, value, words = LIES[lie]
+    path, meta = copied / f'train-000-00000.{suffix}', json.loads((copied / 'meta.json').read_text())
+    ids = np.fromfile(path, np.uint16)
+    ids[place] = value
+    ids.tofile(path)
+    shard = next(shard for shard in meta['shards'] if shard['name'] == 'train-000-00000')
+    shard['sha256'][suffix] = hashlib.sha256(path.read_bytes()).hexdigest()
+    (copied / 'meta.json').write_text(json.dumps(meta))
+    assert any(words in problem for problem in problems(Store(copied), 300))
+
+
+def test_samples_are_decoded(store):
+    shown = samples(store, 2)
+    assert len(shown) == 4
+    assert shown[0].startswith('train: <|padding|>')
+
+
+@pytest.fixture
+def bucket(monkeypatch):
+    """gs:// in memory."""
+    fsspec.register_implementation('gcs', MemoryFileSystem, clobber=True)
+    monkeypatch.setenv('EPATH_USE_TF', 'false')
+    yield
+    MemoryFileSystem.store.clear()
+
+
+def test_a_store_is_read_from_a_bucket_and_each_file_once(store, bucket, tmp_path, monkeypatch):
+    monkeypatch.setenv('SINKLAB_CACHE', str(tmp_path))
+    files = fsspec.filesystem('gcs')
+    for path in store.path.iterdir():
+        files.pipe(f'gs://bucket/store/{path.name}', path.read_bytes())
+    far = Store('gs://bucket/store')
+    assert far.digest == store.digest
+    near, there = (found.row('train', 'code') for found in (store, far))
+    np.testing.assert_array_equal(near.ids(0, len(near)), there.ids(0, len(there)))
+    np.testing.assert_array_equal(far.probes()['random_PT'], store.probes()['random_PT'])
+    held = files.cat(f'gs://bucket/store/{near.shards[0].name}.ids')
+    files.rm(f'gs://bucket/store/{near.shards[0].name}.ids')
+    np.testing.assert_array_equal(Store('gs://bucket/store').row('train', 'code').ids(0, 9), near.ids(0, 9))
+    monkeypatch.setenv('SINKLAB_CACHE', str(tmp_path / 'empty'))
+    with pytest.raises(Refusal, match=r'00000\.ids cannot be read'):
+        Store('gs://bucket/store').row('train', 'code').ids(0, 9)
+    files.pipe(f'gs://bucket/store/{near.shards[0].name}.ids', held[:-1] + b'x')
+    with pytest.raises(Refusal, match='is not as it was written'):
+        Store('gs://bucket/store').row('train', 'code').ids(0, 9)
+
+
+def test_documents_are_opened_by_bos_where_that_is_asked(store, tmp_path):
+    row = store.row('train', 'prose')
+    starts, _ = row.documents()
+    assert all(row.ids(int(start), int(start) + 1)[0] == BEGIN for start in starts)
+
+
+def test_nothing_is_prepared_twice(tmp_path, capsys):
+    source = written(tmp_path / 'a.jsonl', corpus_of(20))
+    data = tiny(data__source=source).data
+    first = corpus(data, 300)
+    assert 'preparing text:' in capsys.readouterr().err
+    assert corpus(data, 300).digest == first.digest
+    assert capsys.readouterr().err == ''
+    written(tmp_path / 'a.jsonl', corpus_of(21))
+    assert corpus(data, 300).digest != first.digest
+    assert len({first.digest, corpus(data, 290).digest}) == 2
+
+
+def test_a_cache_that_cannot_be_written_is_refused(tmp_path, monkeypatch):
+    (tmp_path / 'file').write_text('in the way')
+    monkeypatch.setenv('SINKLAB_CACHE', str(tmp_path / 'file'))
+    with pytest.raises(Refusal, match='cannot be written'):
+        corpus(tiny(data__source=written(tmp_path / 'a.jsonl', corpus_of(20))).data, 300)
+
+
+def test_two_processes_may_prepare_one_store(tmp_path):
+    from concurrent.futures import ThreadPoolExecutor
+
+    source = written(tmp_path / 'a.jsonl', corpus_of(60))
+    with ThreadPoolExecutor(4) as pool:
+        list(pool.map(lambda _: prepare(recipe(source), tmp_path / 'store', 1), range(4)))
+    assert list(problems(Store(tmp_path / 'store'), 300)) == []
