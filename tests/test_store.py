@@ -14,6 +14,7 @@ from stores import BEGIN, END, corpus_of, made, other_tokenizer, recipe, texts_o
 
 from sinklab.cli.main import main
 from sinklab.data import store as store_room
+from sinklab.data.batches import sequences
 from sinklab.data.check import problems, samples
 from sinklab.data.corpus import corpus
 from sinklab.data.prepare import prepare
@@ -244,3 +245,25 @@ def test_two_processes_may_prepare_one_store(tmp_path):
     with ThreadPoolExecutor(4) as pool:
         list(pool.map(lambda _: prepare(recipe(source), tmp_path / 'store', 1), range(4)))
     assert list(problems(Store(tmp_path / 'store'), 300)) == []
+
+
+def test_a_domain_may_have_no_document_on_one_side(tmp_path):
+    parts = {
+        name: dict(source=written(tmp_path / f'{name}.jsonl', texts))
+        for name, texts in dict(one=corpus_of(60), other=['alone']).items()
+    }
+    (tmp_path / 'mixture.json').write_text(json.dumps(parts))
+    found = made(tmp_path / 'store', f'mixture:{tmp_path}/mixture.json')
+    sides = {side: len(found.row(side, 'other')) for side in ('train', 'held_out')}
+    assert min(sides.values()) == 0
+    assert max(sides.values()) > 0
+    assert list(problems(found, 300)) == []
+    assert len(samples(found, 1)) == 2
+    spec = tiny(data__source=f'store:{tmp_path}/store', data__held_out=0.2)
+    assert sequences(spec).probe_PT.shape == (5, 12)
+    with pytest.raises(Refusal, match=r"config\.probe\.domain = 'none' is unknown"):
+        sequences(tiny(data__source=f'store:{tmp_path}/store', data__held_out=0.2, probe__domain='none'))
+    parts = {name: part | dict(weight=1) for name, part in parts.items()}
+    (tmp_path / 'mixture.json').write_text(json.dumps(parts))
+    with pytest.raises(Refusal, match="'other'"):
+        sequences(tiny(data__source=f'mixture:{tmp_path}/mixture.json', data__held_out=0.2))

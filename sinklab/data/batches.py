@@ -93,8 +93,11 @@ def text(spec: spec.Spec) -> Sequences:
     sets = [[name] for name in weights] or [store.domains]  # windows are shuffled together, or mixed by weight
 
     def windows(side: str, share: float, fix: bool) -> list[Intervened]:
-        rows = [[store.row(side, name) for name in names] for names in sets]
-        found = [Windows(part, data.length, side, share, data.seed, masked) for part in rows]
+        found = []
+        for names in sets:
+            name = repr(names[0]) if weights else 'the corpus'
+            rows = [store.row(side, name) for name in names]
+            found.append(Windows(rows, data.length, side, share, data.seed, masked, name))
         return [Intervened(part, data, vocabulary, fix) for part in found]
 
     held_out = windows('held_out', 1.0, data.fixed_held_out)

@@ -75,8 +75,8 @@ def cached(data: spec.Data, vocabulary: int) -> Store:
 
 def texts(source: str) -> list[str]:
     """The texts of a small corpus, as they are."""
-    found = (intact(document).text for document in documents.documents(documents.source(source)))
-    return [text for text in found if text.strip()]
+    found = (intact(document) for document in documents.documents(documents.source(source)))
+    return [document.text for document in found if not document.blank]
 
 
 class Lines:

@@ -31,6 +31,10 @@ class Document:
     def text(self) -> str:
         return ''.join(text for text, _ in self.parts)
 
+    @property
+    def blank(self) -> bool:
+        return all(not text or text.isspace() for text, _ in self.parts)
+
 
 @dataclasses.dataclass(frozen=True)
 class Damaged:

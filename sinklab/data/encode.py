@@ -81,7 +81,7 @@ class Workers:
             return pickle.load(process.stdout)
         except (OSError, EOFError, pickle.UnpicklingError) as error:
             raise Refusal(
-                f'a tokenizing process has died (exit code {process.wait()}); what is done is kept, and the same '
+                f'a tokenizing process has died (exit code {ended(process)}); what is done is kept, and the same '
                 'command goes on: with fewer --processes, if memory was short'
             ) from error
 
@@ -89,6 +89,13 @@ class Workers:
         for process in self.all:
             process.kill()
             process.wait()
+
+
+def ended(process: subprocess.Popen) -> int | str:
+    try:
+        return process.wait(timeout=1)
+    except subprocess.TimeoutExpired:
+        return 'none: it does not answer'
 
 
 def serve(file: str) -> None:

@@ -5,6 +5,7 @@ import contextlib
 import dataclasses
 import fcntl
 import hashlib
+import itertools
 import json
 import os
 import time
@@ -31,7 +32,7 @@ class Progress:
     """Bytes of the source, and tokens, that are behind."""
 
     size: int
-    read: int = 0
+    read: float = 0
     tokens: int = 0
     started: float = dataclasses.field(default_factory=time.monotonic)
 
@@ -83,7 +84,8 @@ def locked(folder: Path) -> Iterator[None]:
     """One process at a time; the others wait, and find the work done."""
     handle = os.open(folder, os.O_RDONLY)
     try:
-        fcntl.flock(handle, fcntl.LOCK_EX)
+        with contextlib.suppress(OSError):  # some network file systems have no locks
+            fcntl.flock(handle, fcntl.LOCK_EX)
         yield
     finally:
         os.close(handle)
@@ -104,7 +106,8 @@ def begin(recipe: Recipe, source: Source, folder: Path) -> dict:
                 f'{folder} was begun from something else ({"; ".join(differ)}); give another folder, or delete it'
             )
         return begun
-    if others := sorted(path.name for path in folder.iterdir() if path.name != 'tokenizer.json'):
+    ours = ('tokenizer.json', 'recipe.json.unfinished')
+    if others := sorted(path.name for path in folder.iterdir() if path.name not in ours):
         raise Refusal(f'{folder} holds files and no token store ({others[0]}); give a new folder')
     limit, texts = survey(recipe, source)
     text = (
@@ -131,8 +134,16 @@ class Text:
 
     stream: Stream
     predicted: bool
-    opens: Entry | None = None
-    closes: bool = False
+    opens: Entry | None  # its first text
+    closes: bool  # its last
+    size: float  # bytes of the source that it stands for
+
+
+def noted(document: Document) -> Entry:
+    content = document.text.encode()
+    sha = hashlib.sha256(document.name.encode() + b'\n')
+    sha.update(content)
+    return Entry(key(document.name), sha.digest(), len(content))
 
 
 class Work:
@@ -169,34 +180,33 @@ class Work:
 
     def texts(self) -> Iterator[tuple[str, Text]]:
         for document in documents.documents(self.source):
+            if self.kept(document):
+                entry = noted(document)
+                stream = self.stream(document.domain, SIDES[entry.key < self.limit])
+                if not stream.passes(entry):
+                    yield from self.cut(document, stream, entry)
+                    continue
             self.progress.read += document.size
-            if not self.kept(document):
-                continue
-            content = document.text.encode()
-            entry = Entry(
-                key(document.name), hashlib.sha256(document.name.encode() + b'\n' + content).digest(), len(content)
-            )
-            stream = self.stream(document.domain, SIDES[entry.key < self.limit])
-            if not stream.passes(entry):
-                yield from self.cut(document, stream, entry)
 
     def kept(self, document: Document | Damaged) -> bool:
         if isinstance(document, Damaged) and self.recipe.lenient:
             self.dropped['damaged'] += 1
             return False
-        if not intact(document).text.strip():
+        if intact(document).blank:
             self.dropped['empty'] += 1
             return False
         return True
 
     def cut(self, document: Document, stream: Stream, entry: Entry) -> Iterator[tuple[str, Text]]:
-        pieces = [
+        pieces = (
             (piece, predicted)
             for text, predicted in document.parts
             for piece in tokenizer.cut(text, self.tokenizer, document.name)
-        ]
-        for number, (piece, predicted) in enumerate(pieces):
-            yield piece, Text(stream, predicted, entry if number == 0 else None, number == len(pieces) - 1)
+        )
+        opens, share = entry, document.size / len(document.text)
+        for (piece, predicted), later in itertools.pairwise(itertools.chain(pieces, [None])):
+            yield piece, Text(stream, predicted, opens, closes=later is None, size=share * len(piece))
+            opens = None
 
     def stream(self, domain: str, side: str) -> Stream:
         if (side, domain) not in self.streams:
@@ -216,6 +226,7 @@ class Work:
                 text.stream.add(np.array([self.recipe.fixed_token], self.dtype), False)
         text.stream.add(ids, text.predicted)
         self.progress.tokens += len(ids)
+        self.progress.read += text.size
         if text.closes:
             text.stream.add(np.array([self.recipe.end_token], self.dtype), text.predicted)
             text.stream.end()

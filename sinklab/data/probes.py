@@ -46,7 +46,7 @@ def chunks(store: Store, domain: str, taken: int) -> list[tuple[int, int, str, i
     """(number in its document, key of that, domain, start) of all whole chunks of held-out texts."""
     row = store.row('held_out', domain)
     starts, keys = row.documents()
-    ends = [*starts[1:], len(row)]
+    ends = np.append(starts, len(row))[1:]
     return [
         (number, int(key), domain, start)
         for first, end, key in zip(starts + store.opened, ends, keys, strict=True)

@@ -49,7 +49,8 @@ class Row:
         """(start, key) of each document."""
         parts = [self.store.mapped(shard, DOCUMENTS) for shard in self.shards]
         starts = [part['start'].astype(np.int64) + first for part, first in zip(parts, self.starts[:-1], strict=True)]
-        return np.concatenate(starts), np.concatenate([part['key'] for part in parts])
+        keys = [part['key'] for part in parts]
+        return np.concatenate([np.zeros(0, np.int64), *starts]), np.concatenate([np.zeros(0, np.uint64), *keys])
 
 
 class Store:

@@ -50,7 +50,7 @@ def sample(found: Iterator[Document | Damaged], size: int, recipe: Recipe) -> tu
     for document in found:
         if isinstance(document, Damaged) and recipe.lenient:
             continue
-        if intact(document).text.strip():
+        if not intact(document).blank:
             seen.append(document)
             taken += len(document.text)
         if taken > size:

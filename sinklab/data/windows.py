@@ -16,14 +16,21 @@ class Windows:
     """
 
     def __init__(
-        self, rows: list[Row], length: int, side: str, share: float = 1.0, seed: int = 0, masked: bool = False
+        self,
+        rows: list[Row],
+        length: int,
+        side: str,
+        share: float = 1.0,
+        seed: int = 0,
+        masked: bool = False,
+        name: str = 'the corpus',
     ):
         self.rows, self.size, self.side, self.masked = rows, length + 1, side, masked
         self.ends = list(itertools.accumulate(len(row) // self.size for row in rows))
         count = self.ends[-1]
         if count < 1:
             raise Refusal(
-                f'the {side} side of the corpus has {sum(map(len, rows))} tokens and a window takes {self.size}; '
+                f'the {side} side of {name} has {sum(map(len, rows))} tokens and a window takes {self.size}; '
                 'lower config.data.length, or bring more text'
             )
         self.count = max(1, round(share * count))
