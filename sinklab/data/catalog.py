@@ -143,7 +143,7 @@ def strings(tfds: ModuleType, features: Any, at: str = '') -> Iterator[tuple[str
     for name, feature in features.items():
         if isinstance(feature, tfds.features.FeaturesDict):
             yield from strings(tfds, feature, f'{at}{name}.')
-        elif feature.shape == () and feature.np_dtype == object:
+        elif feature.shape == () and feature.np_dtype == object:  # noqa: E721
             yield f'{at}{name}', isinstance(feature, tfds.features.Text)
 
 

@@ -2,7 +2,6 @@
 
 import dataclasses
 import itertools
-import json
 import math
 import os
 import sysconfig
@@ -139,11 +138,13 @@ def tfds(given: str, rest: str) -> Source:
     split.check(fields.content, fields.domain)
     count = min(PIECES, len(split))
     bounds = [len(split) * number // count for number in range(count + 1)]
-    pieces = []
-    for start, stop in itertools.pairwise(bounds):
-        read = lambda start=start, stop=stop: told(split.records(start, stop), dict, fields, plain)
-        pieces.append(Piece(f'{name}:{start}-{stop}', split.behind(stop) - split.behind(start), read))
-    return Source(tuple(pieces), ('tfds', *dataclasses.astuple(fields), *split.identity))
+
+    def piece(start: int, stop: int) -> Piece:
+        read = lambda: told(split.records(start, stop), dict, fields, plain)  # noqa: E731
+        return Piece(f'{name}:{start}-{stop}', split.behind(stop) - split.behind(start), read)
+
+    pieces = tuple(itertools.starmap(piece, itertools.pairwise(bounds)))
+    return Source(pieces, ('tfds', *dataclasses.astuple(fields), *split.identity))
 
 
 def mixture(given: str, rest: str) -> Source:

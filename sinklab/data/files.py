@@ -33,7 +33,7 @@ class Format:
 
 
 def found(pattern: str) -> list[tuple[str, Path]]:
-    """(name, path) of the files that match, sorted by their names, which are relative to the pattern's fixed folder."""
+    """(name, path) of the files that match, sorted by name, which is relative to the pattern's fixed folder."""
     if os.path.isfile(pattern):
         paths, root = [pattern], os.path.dirname(pattern)
     else:
@@ -141,7 +141,8 @@ def rows(path: Path, columns: list[str]) -> Iterator[tuple[int, Any, int]]:
         for name in columns:
             if name not in table.schema_arrow.names:
                 raise Refusal(f'{path} has no column {name!r} (columns: {", ".join(table.schema_arrow.names)})')
-        batches = table.iter_batches(ROWS, columns=columns)
+        groups = range(table.num_row_groups)  # one by one: asked for all, it reads the whole file first
+        batches = (batch for group in groups for batch in table.iter_batches(ROWS, [group], columns))
         count = table.metadata.num_rows
         for number, row in enumerate(itertools.chain.from_iterable(batch.to_struct_array() for batch in batches)):
             yield number + 1, row, size * (number + 1) // count - size * number // count

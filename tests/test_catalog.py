@@ -1,0 +1,101 @@
+"""A data set of TensorFlow Datasets, built here, without TensorFlow and without a network."""
+
+import json
+import os
+import subprocess
+import sys
+import textwrap
+from pathlib import Path
+
+import pytest
+
+from sinklab.data.documents import documents, source
+from sinklab.record import Refusal
+
+ROOT = Path(__file__).parents[1]
+TEXTS = [f'text number {number}: ' + 'wörd ' * (number % 7) for number in range(50)]
+BUILDER = """
+    import numpy as np
+    import tensorflow_datasets as tfds
+
+    class Builder(tfds.core.GeneratorBasedBuilder):
+        VERSION = tfds.core.Version('1.0.0')
+
+        def _info(self):
+            strings = dict(story=tfds.features.Text(), kind=tfds.features.Tensor(shape=(), dtype=np.object_))
+            return tfds.core.DatasetInfo(builder=self, features=tfds.features.FeaturesDict(strings))
+
+        def _split_generators(self, dl_manager):
+            return {'train': self._generate_examples(0), 'test': self._generate_examples(40)}
+
+        def _generate_examples(self, first):
+            for number, text in list(enumerate(TEXTS))[first:]:
+                yield number, dict(story=text, kind='even' if number % 2 == 0 else 'odd')
+
+    builder = Builder(data_dir=FOLDER, file_format='array_record')
+    builder.download_and_prepare()
+    print(builder.data_dir)
+"""
+READER = """
+    import json, sys
+    from sinklab.data.documents import documents, source
+    found = [(d.name, d.text, d.domain, d.size) for d in documents(source(sys.argv[1]))]
+    assert 'tensorflow' not in sys.modules
+    print(json.dumps(found))
+"""
+
+
+def alone(program, *arguments):
+    """What a program prints, in a process without a network."""
+    environment = {
+        **os.environ,
+        'PYTHONPATH': str(ROOT),
+        'http_proxy': 'http://localhost:9',
+        'https_proxy': 'http://localhost:9',
+    }
+    command = [sys.executable, '-c', textwrap.dedent(program), *arguments]
+    done = subprocess.run(command, capture_output=True, text=True, env=environment)
+    assert done.returncode == 0, done.stderr[-2000:]
+    return done.stdout.strip().splitlines()[-1]
+
+
+@pytest.fixture(scope='module')
+def built(tmp_path_factory):
+    folder = tmp_path_factory.mktemp('tfds')
+    (folder / 'stories').mkdir()
+    (folder / 'stories' / '__init__.py').touch()
+    program = f'TEXTS = {TEXTS!r}\nFOLDER = {str(folder / "data")!r}\n' + textwrap.dedent(BUILDER)
+    (folder / 'stories' / 'stories_dataset_builder.py').write_text(program)
+    return alone(f'import sys; sys.path.insert(0, {str(folder)!r}); import stories.stories_dataset_builder')
+
+
+def test_every_example_is_a_document_without_tensorflow(built):
+    found = json.loads(alone(READER, f'tfds:{built}:train#domain=kind'))
+    assert sorted(text for _, text, _, _ in found) == sorted(TEXTS)
+    assert {(text, domain) for _, text, domain, _ in found} == {
+        (text, 'even' if number % 2 == 0 else 'odd') for number, text in enumerate(TEXTS)
+    }
+    assert len({name for name, *_ in found}) == len(TEXTS)
+    assert sum(size for *_, size in found) == source(f'tfds:{built}:train').size > 0
+
+
+def test_splits_and_parts_of_them_are_read(built):
+    whole = [document.text for document in documents(source(f'tfds:{built}'))]
+    assert [document.text for document in documents(source(f'tfds:{built}:train[:50%]'))] == whole[:25]
+    assert [document.text for document in documents(source(f'tfds:{built}:train[10:20]'))] == whole[10:20]
+    assert sorted(document.text for document in documents(source(f'tfds:{built}:test'))) == sorted(TEXTS[40:])
+
+
+@pytest.mark.parametrize(
+    ('behind', 'words'),
+    [
+        (':valid', 'the split valid is unknown'),
+        ('#field=body', 'the field body is unknown (strings: '),
+        (':train[', 'valid'),
+    ],
+)
+def test_what_a_data_set_does_not_have_is_refused(built, behind, words):
+    with pytest.raises(Refusal) as refusal:
+        list(documents(source(f'tfds:{built}{behind}')))
+    assert '\n' not in str(refusal.value)
+    assert words in str(refusal.value) or behind == ':train['

@@ -1,0 +1,263 @@
+"""Sources: whatever a file is packed in, its documents are the same; and what cannot be read is said."""
+
+import gzip
+import json
+import os
+import random
+import tracemalloc
+
+import pyarrow
+import pyarrow.parquet
+import pytest
+import zstandard
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from sinklab.data.documents import Damaged, Document, documents, source
+from sinklab.record import Refusal
+
+TEXTS = ['first\nfile', 'zwei ü 中文 😀', '\u2028 \u0085 \x00', '', ' \n', 'a "quoted" \\ line']
+
+
+def lines(texts, field='text', **more):
+    return ''.join(json.dumps({field: text, **more}, ensure_ascii=False) + '\n' for text in texts).encode()
+
+
+def halves(content):
+    middle = len(content) // 2
+    return content[:middle], content[middle:]
+
+
+def parquet(path, texts, rows=2):
+    pyarrow.parquet.write_table(
+        pyarrow.table({'text': texts, 'id': list(range(len(texts)))}), path, row_group_size=rows
+    )
+
+
+WRITERS = {
+    'a.jsonl': lambda path, texts: path.write_bytes(lines(texts)),
+    'a.jsonl.gz': lambda path, texts: path.write_bytes(b''.join(map(gzip.compress, halves(lines(texts))))),
+    'a.jsonl.zst': lambda path, texts: path.write_bytes(b''.join(map(zstandard.compress, halves(lines(texts))))),
+    'a.parquet': parquet,
+}
+
+
+def found(given):
+    return list(documents(source(given)))
+
+
+def texts_of(given):
+    return [document.text for document in found(given)]
+
+
+@pytest.mark.parametrize('name', WRITERS)
+@settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(texts=st.lists(st.text(st.characters(exclude_categories=['Cs']), max_size=50), min_size=1, max_size=9))
+def test_documents_are_the_same_in_every_packing_and_their_sizes_add_up(tmp_path, name, texts):
+    WRITERS[name](tmp_path / name, texts)
+    read = found(f'text:{tmp_path}/a.*')
+    assert [document.text for document in read] == texts
+    assert len({document.name for document in read}) == len(texts)
+    assert 0 < sum(document.size for document in read) <= (tmp_path / name).stat().st_size
+
+
+@pytest.mark.parametrize(
+    ('name', 'pack'), [('.txt', bytes), ('.txt.gz', gzip.compress), ('.txt.zst', zstandard.compress)]
+)
+def test_a_text_file_is_a_document(tmp_path, name, pack):
+    for number, text in enumerate(TEXTS):
+        (tmp_path / f'{number}{name}').write_bytes(pack(text.encode()))
+    assert texts_of(f'text:{tmp_path}/*{name}') == TEXTS
+
+
+def test_names_do_not_depend_on_where_the_files_lie(tmp_path, monkeypatch):
+    for place in ('here', 'there'):
+        (tmp_path / place / 'deep').mkdir(parents=True)
+        (tmp_path / place / 'deep' / 'a.jsonl').write_bytes(lines(TEXTS))
+        (tmp_path / place / 'b.txt').write_text('text')
+    monkeypatch.chdir(tmp_path / 'there')
+    globs = (f'text:{tmp_path}/here/**/*.*', f'text:{tmp_path}/there/**/*.*', 'text:**/*.*', 'text:./**/*.*')
+    names = [[document.name for document in found(glob)] for glob in globs]
+    assert names[0] == names[1] == names[2] == names[3]
+    assert names[0][:2] == ['b.txt', 'deep/a.jsonl:1']
+
+
+def test_the_standard_library_is_a_corpus_of_its_sources_without_its_tests():
+    names = [document.name for document in found('stdlib')]
+    assert 'json/decoder.py' in names
+    assert 'unittest/case.py' in names
+    assert not any(part in ('test', 'tests') for name in names for part in name.split('/'))
+    assert len(names) > 300
+    assert names == sorted(names)
+
+
+@pytest.mark.parametrize(
+    ('name', 'content', 'words'),
+    [
+        ('a.txt', b'caf\xe9', 'is not UTF-8 (byte 3)'),
+        ('a.jsonl', b'{"text": "x"}\n{"body": "y"}\n', 'line 2 has no field "text"'),
+        ('a.jsonl', b'{"text": 3}\n', 'line 1 has a "text" that is no text'),
+        ('a.jsonl', b'{"text": "x"', 'line 1 is not JSON'),
+        ('a.jsonl', b'["x"]\n', 'line 1 is not a JSON object'),
+        ('a.jsonl', b'{"text": "x"}\n{"text": "caf\xe9"}\n', 'line 2 is not UTF-8'),
+        ('a.jsonl', b'{"text": "\\ud800"}\n', 'line 1 has half a character'),
+    ],
+)
+def test_a_damaged_document_is_told_by_its_place_and_the_others_are_read(tmp_path, name, content, words):
+    (tmp_path / name).write_bytes(content)
+    read = found(f'text:{tmp_path}/*')
+    damaged = [document for document in read if isinstance(document, Damaged)]
+    assert [words in f'{document.where} {document.why}' for document in damaged] == [True]
+    assert all(document.text == 'x' for document in read if isinstance(document, Document))
+
+
+def refused(given):
+    with pytest.raises(Refusal) as refusal:
+        found(given)
+    assert '\n' not in str(refusal.value)
+    return str(refusal.value)
+
+
+@pytest.mark.parametrize('name', ['a.jsonl.gz', 'a.jsonl.zst', 'a.parquet'])
+def test_a_file_that_is_cut_off_or_damaged_is_refused_by_name(tmp_path, name):
+    WRITERS[name](tmp_path / name, TEXTS * 200)
+    whole = (tmp_path / name).read_bytes()
+    for content in (whole[:-3], whole[: len(whole) // 3], b'nothing of the kind'):
+        (tmp_path / name).write_bytes(content)
+        assert f'{tmp_path}/{name} is cut off or damaged' in refused(f'text:{tmp_path}/a.*')
+
+
+@pytest.mark.parametrize(
+    ('given', 'words'),
+    [
+        ('text:/nowhere/*.txt', 'text:/nowhere/*.txt matches no file; quote the pattern'),
+        ('txt:a', 'txt:a is unknown (sources: stdlib, text:GLOB'),
+        ('stdlib:x', 'leave :x out'),
+        ('text:{}/*', 'which cannot be read; allowed: .txt'),
+        ('text:{}/a.parquet#field=body', "has no column 'body' (columns: text, id)"),
+        ('text:{}/a.parquet#fild=body', 'has the option fild=body; allowed behind #'),
+        ('chat:{}/b.pdf', 'cannot be read'),
+        ('tfds:{}', 'holds no data set'),
+        ('tfds:no_such_data_set', 'is neither a folder nor in the catalogue'),
+        ('mixture:{}/none.json', 'cannot be read'),
+    ],
+)
+def test_a_source_that_is_not_there_is_refused(tmp_path, given, words):
+    parquet(tmp_path / 'a.parquet', ['x'])
+    (tmp_path / 'b.pdf').write_bytes(b'%PDF')
+    assert words in refused(given.format(tmp_path))
+
+
+def test_fields_may_have_other_names_and_lie_deep(tmp_path):
+    records = [{'body': {'text': 'one'}, 'meta': {'set': 'A'}}, {'body': {'text': 'two'}, 'meta': {'set': 'B'}}]
+    (tmp_path / 'a.jsonl').write_text(''.join(json.dumps(record) + '\n' for record in records))
+    read = found(f'text:{tmp_path}/a.jsonl#field=body.text,domain=meta.set')
+    assert [(document.text, document.domain) for document in read] == [('one', 'A'), ('two', 'B')]
+    pyarrow.parquet.write_table(pyarrow.Table.from_pylist(records), tmp_path / 'a.parquet')
+    again = found(f'text:{tmp_path}/a.parquet#field=body.text,domain=meta.set')
+    assert [(document.text, document.domain) for document in again] == [('one', 'A'), ('two', 'B')]
+
+
+def test_what_is_read_is_held_a_document_at_a_time(tmp_path):
+    rng = random.Random(0)
+    texts = [f'{rng.getrandbits(40_000):x}' for _ in range(3000)]  # nothing that a compressor makes small
+    for name, pack in (('a.jsonl', bytes), ('a.jsonl.gz', gzip.compress), ('a.jsonl.zst', zstandard.compress)):
+        (tmp_path / name).write_bytes(pack(lines(texts)))
+    parquet(tmp_path / 'a.parquet', texts, rows=500)
+    for path in tmp_path.iterdir():
+        tracemalloc.start()
+        assert sum(1 for _ in documents(source(f'text:{path}'))) == 3000
+        peak = tracemalloc.get_traced_memory()[1]
+        tracemalloc.stop()
+        assert peak < 6e6, path  # of 30 MB
+
+
+def talk(*turns):
+    return {'messages': [dict(role=role, content=content) for role, content in turns]}
+
+
+def test_a_chat_tells_the_words_of_the_assistant(tmp_path):
+    turns = talk(('system', 'be kind'), ('user', 'hello'), ('assistant', 'good day'), ('user', 'bye'))
+    (tmp_path / 'a.jsonl').write_text(json.dumps(turns))
+    chat = source(f'chat:{tmp_path}/a.jsonl')
+    assert chat.masked
+    (document,) = documents(chat)
+    assert document.parts == (
+        ('<|system|>\nbe kind\n<|user|>\nhello\n<|assistant|>\n', False),
+        ('good day', True),
+        ('\n<|user|>\nbye', False),
+    )
+
+
+@pytest.mark.parametrize(
+    ('record', 'words'),
+    [
+        (talk(('user', 'hello')), 'has no words of an assistant'),
+        (
+            talk(('robot', 'hello'), ('assistant', 'x')),
+            "a message of the role 'robot' (allowed: system, user, assistant)",
+        ),
+        ({'messages': 'hello'}, 'no list of messages'),
+        ({'messages': [{'role': 'assistant'}]}, 'has no field "content"'),
+        ({'text': 'hello'}, 'has no field "messages"'),
+    ],
+)
+def test_what_is_no_chat_is_damaged(tmp_path, record, words):
+    (tmp_path / 'a.jsonl').write_text(json.dumps(record))
+    (damaged,) = found(f'chat:{tmp_path}/a.jsonl')
+    assert words in damaged.why
+
+
+def mixed(path, **components):
+    (path / 'mixture.json').write_text(json.dumps(components))
+    return f'mixture:{path}/mixture.json'
+
+
+@pytest.fixture
+def parts(tmp_path):
+    (tmp_path / 'a.jsonl').write_bytes(lines(['one', 'two']))
+    (tmp_path / 'b.txt').write_text('three')
+    (tmp_path / 'c.jsonl').write_text(json.dumps(talk(('assistant', 'x'))))
+    return tmp_path
+
+
+def test_a_mixture_keeps_the_domain_of_every_document_and_its_weights_sum_to_one(parts):
+    a, b = (dict(source=f'text:{parts}/{name}') for name in ('a.jsonl', 'b.txt'))
+    given = mixed(parts, A=a | dict(weight=3), B=b | dict(weight=1))
+    assert source(given).weights == (('A', 0.75), ('B', 0.25))
+    assert [(document.domain, document.name, document.text) for document in found(given)] == [
+        ('A', 'A/a.jsonl:1', 'one'),
+        ('A', 'A/a.jsonl:2', 'two'),
+        ('B', 'B/b.txt', 'three'),
+    ]
+    assert source(mixed(parts, A=a, B=b)).weights is None
+
+
+@pytest.mark.parametrize(
+    ('components', 'words'),
+    [
+        ({}, 'has no component'),
+        (dict(A=dict(source='text:{}/a.jsonl', weight=1), B=dict(source='text:{}/b.txt')), 'has no weight for B'),
+        (dict(A=dict(source='text:{}/a.jsonl', weight=-1)), 'the weight -1; it must be'),
+        (dict(A=dict(sorce='text:{}/a.jsonl')), 'A, has no source'),
+        (dict(A=dict(source='text:{}/a.jsonl', wight=1)), 'did you mean weight?'),
+        (dict(A=dict(source='text:{}/none')), 'A, text:'),
+        (dict(A=dict(source='mixture:{}/m.json')), 'is a mixture itself'),
+        (dict(A=dict(source='text:{}/a.jsonl'), B=dict(source='chat:{}/c.jsonl')), 'mixes chat: with others'),
+    ],
+)
+def test_a_mixture_that_means_nothing_is_refused(parts, components, words):
+    for component in components.values():
+        if 'source' in component:
+            component['source'] = component['source'].format(parts)
+    assert words in refused(mixed(parts, **components))
+
+
+def test_the_identity_changes_with_the_files_and_with_what_is_asked_of_them(tmp_path):
+    (tmp_path / 'a.jsonl').write_bytes(lines(['one'], body='two'))
+    given = f'text:{tmp_path}/a.jsonl'
+    first = source(given).identity
+    assert json.loads(json.dumps(first)) == json.loads(json.dumps(source(given).identity))
+    assert source(f'{given}#field=body').identity != first
+    os.utime(tmp_path / 'a.jsonl', (1, 1))
+    assert source(given).identity != first
