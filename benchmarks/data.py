@@ -25,7 +25,7 @@ import numpy as np
 from tokenizers import Tokenizer
 
 from configs import default
-from sinklab.data import documents, tokenizer
+from sinklab.data import sources, tokenizer
 from sinklab.data.batches import Shuffled
 from sinklab.data.interventions import Intervened
 from sinklab.data.prepare import prepare
@@ -42,7 +42,7 @@ VOCABULARY = 8192
 
 def corpus(folder: Path, size: int) -> Path:
     """A .jsonl of the standard library, over and over until it has `size` bytes of text."""
-    texts = [document.text for document in documents.documents(documents.source('stdlib'))]
+    texts = [document.text for document in sources.source('stdlib').documents()]
     path, written, number = folder / f'{size}.jsonl', 0, 0
     with path.open('w') as file:
         while written < size:
@@ -170,7 +170,7 @@ def main() -> None:
     given = options.parse_args()
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
-        sample = [document.text for document in documents.documents(documents.source('stdlib'))]
+        sample = [document.text for document in sources.source('stdlib').documents()]
         (folder / 'tokenizer.json').write_text(tokenizer.learned(sample, VOCABULARY))
         found = dict(
             machine=platform.processor() or platform.machine(),

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from sinklab.data.documents import documents, source
+from sinklab.data.sources import source
 from sinklab.record import Refusal
 
 ROOT = Path(__file__).parents[1]
@@ -38,8 +38,8 @@ BUILDER = """
 """
 READER = """
     import json, sys
-    from sinklab.data.documents import documents, source
-    found = [(d.name, d.text, d.domain, d.size) for d in documents(source(sys.argv[1]))]
+    from sinklab.data.sources import source
+    found = [(d.name, d.text, d.domain, d.size) for d in source(sys.argv[1]).documents()]
     assert 'tensorflow' not in sys.modules
     print(json.dumps(found))
 """
@@ -80,10 +80,10 @@ def test_every_example_is_a_document_without_tensorflow(built):
 
 
 def test_splits_and_parts_of_them_are_read(built):
-    whole = [document.text for document in documents(source(f'tfds:{built}'))]
-    assert [document.text for document in documents(source(f'tfds:{built}:train[:50%]'))] == whole[:25]
-    assert [document.text for document in documents(source(f'tfds:{built}:train[10:20]'))] == whole[10:20]
-    assert sorted(document.text for document in documents(source(f'tfds:{built}:test'))) == sorted(TEXTS[40:])
+    whole = [document.text for document in source(f'tfds:{built}').documents()]
+    assert [document.text for document in source(f'tfds:{built}:train[:50%]').documents()] == whole[:25]
+    assert [document.text for document in source(f'tfds:{built}:train[10:20]').documents()] == whole[10:20]
+    assert sorted(document.text for document in source(f'tfds:{built}:test').documents()) == sorted(TEXTS[40:])
 
 
 @pytest.mark.parametrize(
@@ -96,6 +96,6 @@ def test_splits_and_parts_of_them_are_read(built):
 )
 def test_what_a_data_set_does_not_have_is_refused(built, behind, words):
     with pytest.raises(Refusal) as refusal:
-        list(documents(source(f'tfds:{built}{behind}')))
+        list(source(f'tfds:{built}{behind}').documents())
     assert '\n' not in str(refusal.value)
     assert words in str(refusal.value) or behind == ':train['

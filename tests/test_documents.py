@@ -13,7 +13,8 @@ import zstandard
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from sinklab.data.documents import Damaged, Document, documents, source
+from sinklab.data.documents import Damaged, Document
+from sinklab.data.sources import source
 from sinklab.record import Refusal
 
 TEXTS = ['first\nfile', 'zwei ü 中文 😀', '\u2028 \u0085 \x00', '', ' \n', 'a "quoted" \\ line']
@@ -43,7 +44,7 @@ WRITERS = {
 
 
 def found(given):
-    return list(documents(source(given)))
+    return list(source(given).documents())
 
 
 def texts_of(given):
@@ -166,7 +167,7 @@ def test_what_is_read_is_held_a_document_at_a_time(tmp_path):
     parquet(tmp_path / 'a.parquet', texts, rows=500)
     for path in tmp_path.iterdir():
         tracemalloc.start()
-        assert sum(1 for _ in documents(source(f'text:{path}'))) == 3000
+        assert sum(1 for _ in source(f'text:{path}').documents()) == 3000
         peak = tracemalloc.get_traced_memory()[1]
         tracemalloc.stop()
         assert peak < 6e6, path  # of 30 MB
@@ -181,7 +182,7 @@ def test_a_chat_tells_the_words_of_the_assistant(tmp_path):
     (tmp_path / 'a.jsonl').write_text(json.dumps(turns))
     chat = source(f'chat:{tmp_path}/a.jsonl')
     assert chat.masked
-    (document,) = documents(chat)
+    (document,) = chat.documents()
     assert document.parts == (
         ('<|system|>\nbe kind\n<|user|>\nhello\n<|assistant|>\n', False),
         ('good day', True),

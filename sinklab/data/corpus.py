@@ -6,7 +6,7 @@ import sys
 import time
 
 from sinklab import spec
-from sinklab.data import documents
+from sinklab.data import sources
 from sinklab.data.prepare import Progress, prepare
 from sinklab.data.shards import FORMAT
 from sinklab.data.store import Store, cache
@@ -63,7 +63,7 @@ def cached(data: spec.Data, vocabulary: int) -> Store:
         end_token=data.end_token,
         fixed_token=data.fixed_token,
     )
-    identity = documents.source(data.source).identity
+    identity = sources.source(data.source).identity
     what = [FORMAT, identity, vocabulary if train else given(data.tokenizer), data.held_out, data.bos]
     what += [data.source, data.end_token, data.fixed_token]
     folder = cache() / 'stores' / hashlib.sha256(json.dumps(what).encode()).hexdigest()[:16]
@@ -75,7 +75,7 @@ def cached(data: spec.Data, vocabulary: int) -> Store:
 
 def texts(source: str) -> list[str]:
     """The texts of a small corpus, as they are."""
-    found = (intact(document) for document in documents.documents(documents.source(source)))
+    found = (intact(document) for document in sources.source(source).documents())
     return [document.text for document in found if not document.blank]
 
 

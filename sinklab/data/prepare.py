@@ -14,7 +14,7 @@ from pathlib import Path
 
 import numpy as np
 
-from sinklab.data import documents, probes, tokenizer
+from sinklab.data import probes, sources, tokenizer
 from sinklab.data.documents import Damaged, Document, Source
 from sinklab.data.encode import dtype, encoded
 from sinklab.data.shards import FORMAT, Entry, Shard, Stream
@@ -52,7 +52,7 @@ def prepare(
     recipe: Recipe, folder: Path, processes: int | None = None, listen: Listener = lambda progress: None
 ) -> None:
     """Makes `folder` the store of a recipe; what an earlier attempt has finished is verified and kept."""
-    source = documents.source(recipe.source)
+    source = sources.source(recipe.source)
     with writable(folder), locked(folder):
         begun = begin(recipe, source, folder)
         if whole_already(folder):
@@ -179,7 +179,7 @@ class Work:
             yield texts
 
     def texts(self) -> Iterator[tuple[str, Text]]:
-        for document in documents.documents(self.source):
+        for document in self.source.documents():
             if self.kept(document):
                 entry = noted(document)
                 stream = self.stream(document.domain, SIDES[entry.key < self.limit])

@@ -4,7 +4,6 @@ import dataclasses
 import hashlib
 from collections.abc import Iterator
 
-from sinklab.data import documents
 from sinklab.data.documents import Damaged, Document, Source
 from sinklab.record import Refusal
 
@@ -33,7 +32,7 @@ def survey(recipe: Recipe, source: Source) -> tuple[int, list[str]]:
     """
     seen, whole = [], recipe.tokenizer == 'train' or source.size <= SAMPLE
     if whole:
-        seen, whole = sample(documents.documents(source), SAMPLE, recipe)
+        seen, whole = sample(source.documents(), SAMPLE, recipe)
     if whole:
         limit = exact([key(document.name) for document in seen], recipe.held_out)
     else:
