@@ -28,9 +28,9 @@ from configs import default
 from sinklab.data import sources, tokenizer
 from sinklab.data.batches import Shuffled
 from sinklab.data.interventions import Intervened
+from sinklab.data.plan import Recipe
 from sinklab.data.prepare import prepare
 from sinklab.data.store import Store
-from sinklab.data.survey import Recipe
 from sinklab.data.windows import Windows
 from sinklab.parse import parse
 from sinklab.train.environment import versions

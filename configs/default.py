@@ -11,10 +11,14 @@ bring: --config.data.source=text:'pile/*.jsonl' --config.data.tokenizer=neox/tok
 from ml_collections import ConfigDict
 from ml_collections.config_dict import placeholder
 
+from configs.sizes import SIZES
 
-def get_config(row=None):
+
+def get_config(row=None, size='paper'):
     if row is not None:
         raise ValueError(f'configs/default.py has no rows, so no row {row!r}: give the file alone')
+    if size not in SIZES:
+        raise ValueError(f'there is no size {size!r} (sizes: {", ".join(SIZES)})')
     config = ConfigDict()
     config.model = model()
     config.optimizer = ConfigDict(
@@ -33,27 +37,7 @@ def get_config(row=None):
             epsilon=1e-8,
         )
     )
-    config.data = ConfigDict(
-        dict(
-            task='text',
-            source='stdlib',
-            tokenizer='train',
-            end_token=0,
-            fixed_token=1,
-            length=2048,
-            held_out=0.15,
-            share=1.0,
-            bos='none',
-            loss='all',
-            fixed_position=placeholder(int),
-            fixed_held_out=True,
-            random_first=placeholder(int),
-            random_last=placeholder(int),
-            positions='continued',
-            triggers=placeholder(int),
-            seed=0,
-        )
-    )
+    config.data = data()
     config.valid = ConfigDict(dict(every_steps=1000, windows=800))
     config.probe = ConfigDict(
         dict(
@@ -69,6 +53,7 @@ def get_config(row=None):
     config.checkpoint = ConfigDict(dict(every_steps=1000, keep=3))
     config.log = ConfigDict(dict(every_steps=10))
     config.seed = 0
+    config.update_from_flattened_dict(SIZES[size])
     return config.lock()
 
 
@@ -102,5 +87,29 @@ def model():
             ),
             mask=dict(prefix=placeholder(int), window=placeholder(int), block=placeholder(int), document=False),
             bias=dict(shared=False, key_width=placeholder(int), value='learned', value_norm=placeholder(float)),
+        )
+    )
+
+
+def data():
+    return ConfigDict(
+        dict(
+            task='text',
+            source='stdlib',
+            tokenizer='train',
+            end_token=0,
+            fixed_token=1,
+            length=2048,
+            held_out=0.15,
+            share=1.0,
+            bos='none',
+            loss='all',
+            fixed_position=placeholder(int),
+            fixed_held_out=True,
+            random_first=placeholder(int),
+            random_last=placeholder(int),
+            positions='continued',
+            triggers=placeholder(int),
+            seed=0,
         )
     )

@@ -14,6 +14,7 @@ import dataclasses
 import errno
 import json
 import os
+import uuid
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -30,15 +31,21 @@ def flat(tree: dict, at: str = '') -> dict[str, Any]:
 
 
 UNWRITABLE = (errno.ENOSPC, errno.EDQUOT, errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOTDIR, errno.EEXIST)
-BEGUN = ('probe', 'row.json', 'row.json.unfinished', 'config.json.unfinished')  # a claim that was cut short
+BEGUN = ('probe', 'row.json')  # a claim that was cut short
+UNFINISHED = '.unfinished'
 
 
 @contextlib.contextmanager
 def whole(path: Path) -> Iterator[Path]:
-    """A file to write, which takes the name `path` once it is whole."""
-    unfinished = path.with_name(f'{path.name}.unfinished')
-    yield unfinished
-    unfinished.replace(path)
+    """A file to write, which takes the name `path` once it is whole and lies on the disk."""
+    unfinished = path.with_name(f'{path.name}.{uuid.uuid4().hex[:8]}{UNFINISHED}')  # others may be at the same
+    try:
+        yield unfinished
+        with unfinished.open('rb') as file:
+            os.fsync(file.fileno())
+        unfinished.replace(path)
+    finally:
+        unfinished.unlink(missing_ok=True)
 
 
 @contextlib.contextmanager
@@ -46,13 +53,16 @@ def writable(folder: Path) -> Iterator[None]:
     """A folder to write in, made if need be; says in words when that cannot be."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise Refusal(f'{folder} cannot be made ({error.strerror}); choose another folder') from error
+    try:
         yield
     except OSError as error:
         if error.errno not in UNWRITABLE:
             raise
         raise Refusal(
-            f'{folder} cannot be written ({error.strerror}); what was finished there is kept: make room, or choose '
-            'another folder, and give the same command again'
+            f'{folder} cannot be written ({error.strerror}); choose another folder, or make room and give the same '
+            'command again: what is finished there is kept'
         ) from error
 
 
@@ -88,12 +98,17 @@ class Folder:
         if not self.path.is_dir():
             raise Refusal(f'{self} is a file; give a folder as --workdir')
         if not (self.path / 'config.json').exists():
-            if others := [path.name for path in self.path.iterdir() if path.name not in BEGUN]:
+            others = [path for path in self.path.iterdir() if path.name not in BEGUN and path.suffix != UNFINISHED]
+            if others:
                 raise Refusal(
-                    f'{self} holds files and no run ({others[0]}); give a new folder, e.g. --workdir={self}/run'
+                    f'{self} holds files and no run ({others[0].name}); give a new folder, e.g. --workdir={self}/run'
                 )
             return
         ours, theirs = flat(dataclasses.asdict(spec)), flat(self.read('config'))
+        if all(str(data.get('data.source')).startswith('store:') for data in (ours, theirs)):
+            theirs['data.source'] = ours[
+                'data.source'
+            ]  # a checkpoint knows the store by its digest, wherever it lies
         differ = [
             f'{key} {theirs.get(key)} -> {ours.get(key)}' for key in ours | theirs if ours.get(key) != theirs.get(key)
         ]

@@ -145,7 +145,8 @@ def of_optimizer(optimizer: Optimizer) -> Iterator[str]:
 
 def of_data(data: Data, model: Model) -> Iterator[str]:
     at = 'config.data'
-    if data.task == 'text' and data.tokenizer == 'train' and model.vocabulary < SMALLEST_TRAINED:
+    made = data.tokenizer == 'train' and not data.source.startswith('store:')
+    if data.task == 'text' and made and model.vocabulary < SMALLEST_TRAINED:
         yield (
             f'config.model.vocabulary is {model.vocabulary}; a tokenizer trained here has at least '
             f'{SMALLEST_TRAINED} ids, two special ones and the bytes'

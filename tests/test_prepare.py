@@ -134,7 +134,7 @@ def test_a_folder_of_something_else_is_left_alone(tmp_path):
     with pytest.raises(Refusal, match=r'begun from something else \(held_out 0\.2 -> 0\.3\)'):
         made(tmp_path / 'store', source, held_out=0.3)
     written(tmp_path / 'a.jsonl', corpus_of(21))
-    with pytest.raises(Refusal, match='identity'):
+    with pytest.raises(Refusal, match='the files have changed since'):
         made(tmp_path / 'store', source)
 
 

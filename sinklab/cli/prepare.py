@@ -20,12 +20,16 @@ import argparse
 import json
 import shlex
 import sys
+import time
 from pathlib import Path
 from typing import Any, get_type_hints
 
 from sinklab import spec
+from sinklab.parse import SMALLEST_TRAINED
 from sinklab.record import Count, Refusal, field
 
+MAKING = ('source', 'out', 'held_out', 'bos', 'end_token', 'fixed_token', 'lenient', 'shard_tokens', 'processes')
+CHECKING = ('length', 'batch_size', 'hosts')
 RECIPE = ('tokenizer', 'held_out', 'bos', 'end_token', 'fixed_token')  # fields of config.data that a store has, too
 
 
@@ -39,17 +43,21 @@ def arguments(verb: argparse.ArgumentParser) -> None:
     verb.add_argument(
         '--vocabulary', type=int, metavar='N', help='ids of a tokenizer trained here; with --check: allowed'
     )
-    verb.add_argument('--held_out', type=float, metavar='SHARE', help='of the documents, for validation and probes')
+    verb.add_argument(
+        '--held_out', type=float, metavar='SHARE', help='of the documents, for validation and probes (0.15)'
+    )
     verb.add_argument('--bos', choices=('none', 'documents'), help='whether each document begins with BOS')
     verb.add_argument('--end_token', type=int, metavar='ID', help='ends a document (0, as in GPT-NeoX)')
     verb.add_argument('--fixed_token', type=int, metavar='ID', help='BOS, and stands at fixed places (1)')
     verb.add_argument(
         '--lenient', action='store_true', help='drop and count damaged documents; usually they are refused'
     )
-    verb.add_argument('--shard_tokens', type=int, metavar='N', help='tokens of a shard, about')
+    verb.add_argument('--shard_tokens', type=int, metavar='N', help='tokens of a shard, about (16777216)')
     verb.add_argument('--processes', type=int, metavar='N', help='that tokenize; all cores, where nothing is given')
-    verb.add_argument('--length', type=int, metavar='T', help='with --check: of windows')
-    verb.add_argument('--batch_size', type=int, metavar='B', help='with --check: windows of a step, over all hosts')
+    verb.add_argument('--length', type=int, metavar='T', help='with --check: of windows (2048)')
+    verb.add_argument(
+        '--batch_size', type=int, metavar='B', help='with --check: windows of a step, over all hosts (512)'
+    )
     verb.add_argument('--hosts', type=int, metavar='N', help='with --check: that share a batch')
     verb.add_argument('--json', action='store_true', help='print one JSON document')
     verb.usage = '%(prog)s --source SOURCE --out DIR [options]\n       %(prog)s --check DIR [options]'
@@ -60,10 +68,18 @@ def run(given: argparse.Namespace, rest: list[str]) -> int:
         raise Refusal(f'{rest[0]} is unknown; see sinklab prepare --help')
     if given.check is None and not (given.source and given.out):
         raise Refusal('give --source and --out to prepare a store, or --check to verify one')
-    if given.check is not None and (given.source or given.out):
-        raise Refusal('--check verifies a store, and --source and --out make one; give one of the two')
+    unused = MAKING if given.check is not None else CHECKING
+    for name in unused:
+        if getattr(given, name) not in (None, False):
+            raise Refusal(
+                f'--{name} has no use {"with" if given.check is not None else "without"} --check; leave it out'
+            )
+    if given.vocabulary is not None and given.tokenizer not in (None, 'train') and given.check is None:
+        raise Refusal(f'--vocabulary={given.vocabulary} is for a tokenizer trained here; leave it out')
     fields = defaults(given)
-    return check(given, fields) if given.check is not None else make(given, fields)
+    if given.check is not None:
+        return check(given, fields)
+    return make(given, fields)
 
 
 def defaults(given: argparse.Namespace) -> dict[str, Any]:
@@ -75,6 +91,10 @@ def defaults(given: argparse.Namespace) -> dict[str, Any]:
     for name, default in (('batch_size', plain['batch_size']), ('hosts', 1), ('shard_tokens', 1 << 24)):
         fields[name] = value(given, name, Count, default)
     fields['processes'] = value(given, 'processes', Count | None, None)
+    if fields['tokenizer'] == 'train' and fields['vocabulary'] < SMALLEST_TRAINED and given.check is None:
+        raise Refusal(
+            f'--vocabulary={fields["vocabulary"]}: a tokenizer trained here has at least {SMALLEST_TRAINED} ids'
+        )
     return fields
 
 
@@ -92,9 +112,9 @@ def usual() -> dict[str, Any]:
 
 
 def make(given: argparse.Namespace, fields: dict[str, Any]) -> int:
+    from sinklab.data.plan import Recipe
     from sinklab.data.prepare import prepare
     from sinklab.data.store import Store
-    from sinklab.data.survey import Recipe
 
     recipe = Recipe(
         source=fields['source'],
@@ -104,34 +124,54 @@ def make(given: argparse.Namespace, fields: dict[str, Any]) -> int:
         shard_tokens=fields['shard_tokens'],
     )
     with Bar() as bar:
-        prepare(recipe, Path(given.out), fields['processes'], bar)
+        prepare(recipe, given.out if '://' in given.out else Path(given.out), fields['processes'], bar)
     store = Store(given.out)
     tell(given, fields, store, [])
     if not given.json:
-        print(f'train on it by: {train(given.out, fields)}')
+        print(f'train on it by: {train(given.out, fields, store)}')
     return 0
 
 
-def train(folder: str, fields: dict[str, Any]) -> str:
-    """A command that trains on the store."""
+def train(folder: str, fields: dict[str, Any], store: Any) -> str:
+    """A command that trains on the store, at the largest size that it has windows for."""
+    from sinklab.cli.config import load
+
     plain = usual()
     names = [name for name in RECIPE if name != 'tokenizer' and fields[name] != plain[name]]
     changed = [f'--config.data.{name}={fields[name]}' for name in names]
-    if fields['vocabulary'] != plain['vocabulary']:
-        changed.append(f'--config.model.vocabulary={fields["vocabulary"]}')
-    words = ['sinklab', 'train', '--config=configs/default.py', f'--config.data.source=store:{folder}', *changed]
-    return shlex.join([*words, '--workdir=runs/new'])
+    for size in ('paper', 'quickstart', 'smoke'):
+        spec, _ = load('configs/default.py', [], size)
+        if fits(store, spec):
+            break
+    if spec.model.vocabulary != store.meta['vocabulary'] and (size != 'paper' or fields['tokenizer'] == 'train'):
+        changed.append(f'--config.model.vocabulary={max(store.meta["vocabulary"], SMALLEST_TRAINED)}')
+    words = ['sinklab', 'train', '--config=configs/default.py', *([] if size == 'paper' else [f'--size={size}'])]
+    return shlex.join([*words, f'--config.data.source=store:{folder}', *changed, '--workdir=runs/new'])
+
+
+def fits(store: Any, spec: Any) -> bool:
+    def windows(side: str) -> int:
+        return sum(len(store.row(side, name)) // (spec.data.length + 1) for name in store.domains)
+
+    return windows('train') >= spec.optimizer.batch_size and windows('held_out') >= spec.valid.windows
 
 
 def check(given: argparse.Namespace, fields: dict[str, Any]) -> int:
-    from sinklab.data.check import problems
+    from sinklab.data.check import problems, summary
     from sinklab.data.store import Store
+    from sinklab.data.tokenizer import digest
 
     store = Store(given.check)
     allowed = given.vocabulary or store.meta['vocabulary']
     found = list(problems(store, allowed))
-    if fields['batch_size'] % fields['hosts']:
-        found.append(f'a batch of {fields["batch_size"]} windows cannot be divided over {fields["hosts"]} hosts')
+    if fields['tokenizer'] != 'train' and digest(given.tokenizer) != store.meta['tokenizer']:
+        found.append(f'it was made by another tokenizer than {given.tokenizer}')
+    length, batch, hosts = fields['length'], fields['batch_size'], fields['hosts']
+    for side, windows in summary(store, length, batch, hosts)['windows'].items():
+        if not any(windows.values()):
+            found.append(f'its {side} side has no window of {length} + 1 tokens')
+    if batch % hosts:
+        found.append(f'a batch of {batch} windows cannot be divided over {hosts} hosts; use a multiple')
     tell(given, fields, store, found)
     for problem in found:
         print(f'sinklab prepare: {store}: {problem}', file=sys.stderr)
@@ -159,7 +199,7 @@ def show(store: Any, about: dict, texts: list[str]) -> None:
     for domain in about['domains']:
         for side, windows in about['windows'].items():
             counts = domain[side]
-            cells = [f'{counts["documents"]:,}', f'{counts["tokens"]:,}', f'{counts["bytes"] / 1e6:,.1f}']
+            cells = [f'{counts["documents"]:,}', f'{counts["tokens"]:,}', f'{counts["bytes"] / 1e6:,.3f}']
             cells.append(f'{counts["bytes"] / max(1, counts["tokens"]):.2f}')
             table.add_row(escape(domain['name'] or '-'), side, *cells, f'{windows[domain["name"]]:,}')
     console = Console(highlight=False, width=None if sys.stdout.isatty() else 120)
@@ -167,7 +207,8 @@ def show(store: Any, about: dict, texts: list[str]) -> None:
     dropped = ', '.join(f'{count:,} {why}' for why, count in about['dropped'].items())
     for line in (
         f'{store}: digest {about["digest"]}, {about["shards"]} shards, dropped: {dropped or "nothing"}',
-        f'windows of {about["length"]} + 1 tokens; batches of {about["batch_size"]}: {about["batches"]:,} an epoch',
+        f'windows of {about["length"]} + 1 tokens; batches of {about["batch_size"]}: {about["batches"]:,} an epoch, '
+        f'{about["rows_per_host"]:g} windows of each for every one of {about["hosts"]} hosts',
         *texts,
     ):
         console.print(line, markup=False, soft_wrap=True)
@@ -183,10 +224,10 @@ class Bar:
         self.console = Console(stderr=True, highlight=False)
         text, bar = TextColumn('{task.description}'), BarColumn(bar_width=20)
         self.bar = Progress(bar, text, console=self.console, transient=True, disable=not self.console.is_terminal)
-        self.task = self.bar.add_task('', total=None)
+        self.task, self.spoke = self.bar.add_task('reading a sample', total=None), 0.0
 
     def __enter__(self) -> Any:
-        from sinklab.data.corpus import Lines
+        from sinklab.data.prepare import Lines
 
         self.bar.start()
         return self if self.console.is_terminal else Lines()
@@ -195,4 +236,7 @@ class Bar:
         self.bar.stop()
 
     def __call__(self, progress: Any) -> None:
+        if time.monotonic() - self.spoke < 0.1:
+            return
+        self.spoke = time.monotonic()
         self.bar.update(self.task, completed=progress.read, total=progress.size, description=str(progress))

@@ -1,6 +1,7 @@
 """Batches: the sequences of a step, a pure function of (seed, step), whole or the rows that a process needs."""
 
 import dataclasses
+import math
 from collections.abc import Mapping
 from typing import Protocol
 
@@ -95,17 +96,12 @@ def text(spec: spec.Spec) -> Sequences:
     def windows(side: str, share: float, fix: bool) -> list[Intervened]:
         found = []
         for names in sets:
-            name = repr(names[0]) if weights else 'the corpus'
             rows = [store.row(side, name) for name in names]
-            found.append(Windows(rows, data.length, side, share, data.seed, masked, name))
+            found.append(Windows(rows, data.length, side, share, data.seed, masked, names[0] if weights else ''))
         return [Intervened(part, data, vocabulary, fix) for part in found]
 
     held_out = windows('held_out', 1.0, data.fixed_held_out)
-    if (count := sum(map(len, held_out))) < spec.valid.windows:
-        raise Refusal(
-            f'config.valid.windows is {spec.valid.windows} and the held-out documents have {count} '
-            f'windows of {data.length + 1} tokens; lower it, or raise config.data.held_out'
-        )
+    enough(spec, held_out, weights)
     probe_PT = probes.INPUTS[spec.probe.inputs](store, spec.probe, PREPENDED[spec.probe.prepend](data))
     return Sequences(
         Shuffled(windows('train', data.share, True), data.seed, spec.optimizer.batch_size, weights),
@@ -113,6 +109,19 @@ def text(spec: spec.Spec) -> Sequences:
         probe_PT=fixed(probe_PT, data) if data.fixed_held_out else probe_PT,
         fingerprint=fingerprint(spec, store=store.digest, tokenizer=store.meta['tokenizer'][:16]),
     )
+
+
+def enough(spec: spec.Spec, held_out: list[Intervened], weights: Mapping[str, float]) -> None:
+    """Refuses validation that would read a window twice."""
+    for part, name in zip(held_out, weights or [''], strict=True):
+        wanted = math.ceil(spec.valid.windows * weights.get(name, 1.0))
+        if len(part) < wanted:
+            documents = f'documents of {name}' if name else 'documents'
+            raise Refusal(
+                f'config.valid.windows is {spec.valid.windows} and the held-out {documents} have {len(part)} '
+                f'windows of {spec.data.length + 1} tokens, of which it takes {wanted}; lower it, lower '
+                'config.data.length, or hold out more'
+            )
 
 
 def bigrams(spec: spec.Spec) -> Sequences:

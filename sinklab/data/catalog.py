@@ -4,6 +4,7 @@ import bisect
 import contextlib
 import dataclasses
 import difflib
+import functools
 import os
 import re
 import sys
@@ -21,7 +22,7 @@ FORM = re.compile(rf'(?P<name>.+?(:[\d*]+\.[\d*]+\.[\d*]+)?)(:(?P<split>{PART}(\
 
 
 @dataclasses.dataclass(frozen=True)
-class Shard:
+class File:
     path: str
     skip: int  # examples at its head that are not of the split
     start: int  # place of its first example in the split
@@ -36,7 +37,7 @@ class Split:
     split: str
     texts: Mapping[str, bool]  # paths of features that are strings, and whether they are for texts
     examples: Sequence[Any]
-    shards: tuple[Shard, ...]
+    shards: tuple[File, ...]
 
     def __len__(self) -> int:
         return len(self.examples)
@@ -46,9 +47,13 @@ class Split:
         shards = [(os.path.basename(shard.path), shard.skip, shard.size, shard.written) for shard in self.shards]
         return self.full_name, self.split, len(self), *shards
 
+    @functools.cached_property
+    def size(self) -> int:
+        return sum(shard.size for shard in self.shards)
+
     def behind(self, count: int) -> int:
         """Bytes of the first examples."""
-        return sum(shard.size for shard in self.shards) * count // len(self)
+        return self.size * count // len(self)
 
     def only_text(self) -> str:
         texts = [path for path, meant in self.texts.items() if meant]
@@ -147,7 +152,7 @@ def strings(tfds: ModuleType, features: Any, at: str = '') -> Iterator[tuple[str
             yield f'{at}{name}', isinstance(feature, tfds.features.Text)
 
 
-def shards(given: str, instructions: Sequence[Any]) -> Iterator[Shard]:
+def shards(given: str, instructions: Sequence[Any]) -> Iterator[File]:
     start = 0
     for part in instructions:
         try:
@@ -155,5 +160,5 @@ def shards(given: str, instructions: Sequence[Any]) -> Iterator[Shard]:
         except OSError as error:
             raise Refusal(f'{given} lacks {part.filename} ({error.strerror}); prepare it again') from error
         size = status.st_size * part.take // part.examples_in_shard
-        yield Shard(part.filename, part.skip, start, size, status.st_mtime_ns)
+        yield File(part.filename, part.skip, start, size, status.st_mtime_ns)
         start += part.take

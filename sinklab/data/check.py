@@ -4,8 +4,7 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from sinklab.data.prepare import SIDES
-from sinklab.data.shards import DOCUMENTS, IDS, Shard
+from sinklab.data.shards import DOCUMENTS, IDS, SIDES, Shard
 from sinklab.data.store import Store
 
 SHOWN = 160  # characters of a sample
@@ -52,6 +51,7 @@ def summary(store: Store, length: int, batch_size: int, hosts: int) -> dict:
         windows=windows,
         batch_size=batch_size,
         batches=sum(windows['train'].values()) // batch_size,
+        hosts=hosts,
         rows_per_host=batch_size / hosts,
     )
 

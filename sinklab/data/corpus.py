@@ -3,22 +3,23 @@
 import hashlib
 import json
 import sys
-import time
 
 from sinklab import spec
 from sinklab.data import sources
-from sinklab.data.prepare import Progress, prepare
+from sinklab.data.plan import Recipe
+from sinklab.data.prepare import Lines, prepare
 from sinklab.data.shards import FORMAT
 from sinklab.data.store import Store, cache
-from sinklab.data.survey import Recipe, intact
-from sinklab.data.tokenizer import given
-from sinklab.record import Refusal
-
-QUIET = 10.0  # seconds between two lines
+from sinklab.data.survey import intact
+from sinklab.data.tokenizer import digest, given
+from sinklab.record import Refusal, unknown
 
 
 def corpus(data: spec.Data, vocabulary: int) -> Store:
     kind, _, rest = data.source.partition(':')
+    kinds = [*sources.SOURCES, 'store:DIR']
+    if kind not in [form.partition(':')[0] for form in kinds]:
+        raise Refusal(unknown(f'config.data.source = {data.source!r}', kind, kinds, 'sources'))
     store = Store(rest) if kind == 'store' else cached(data, vocabulary)
     check(store, data, vocabulary)
     return store
@@ -31,19 +32,18 @@ def check(store: Store, data: spec.Data, vocabulary: int) -> None:
         if theirs != ours:
             raise Refusal(
                 f'{store} was prepared with {name} {theirs}, and config.data.{name} is {ours}; set it to {theirs}, '
-                'or prepare another store'
+                f'or prepare another store with --{name}={ours}'
             )
     named = data.tokenizer != 'train'
-    if named and hashlib.sha256(given(data.tokenizer).encode()).hexdigest() != store.meta['tokenizer']:
+    if named and digest(data.tokenizer) != store.meta['tokenizer']:
         raise Refusal(
             f'{store} was made by another tokenizer than config.data.tokenizer={data.tokenizer}; leave that at train '
             'to take the store as it is, or prepare another'
         )
-    largest = max(shard.largest for shard in store.shards)
-    if largest >= vocabulary:
+    if (size := store.meta['vocabulary']) > vocabulary:
         raise Refusal(
-            f'config.model.vocabulary is {vocabulary}, but the tokenizer gives ids up to {largest}; '
-            f'set config.model.vocabulary to at least {largest + 1}'
+            f'config.model.vocabulary is {vocabulary}, but the tokenizer gives ids up to {size - 1}; '
+            f'set config.model.vocabulary to at least {size}'
         )
     if data.loss == 'assistant' and not store.meta['masked']:
         raise Refusal(
@@ -77,15 +77,3 @@ def texts(source: str) -> list[str]:
     """The texts of a small corpus, as they are."""
     found = (intact(document) for document in sources.source(source).documents())
     return [document.text for document in found if not document.blank]
-
-
-class Lines:
-    """Says now and then how far a preparation is."""
-
-    def __init__(self):
-        self.spoke = time.monotonic()
-
-    def __call__(self, progress: Progress) -> None:
-        if time.monotonic() - self.spoke > QUIET:
-            self.spoke = time.monotonic()
-            print(progress, file=sys.stderr, flush=True)

@@ -5,6 +5,7 @@ pickled lists of ids go out. It ends when its stdin does, so that none outlives 
 """
 
 import collections
+import functools
 import os
 import pickle
 import subprocess
@@ -17,7 +18,7 @@ from pathlib import Path
 import numpy as np
 from tokenizers import Tokenizer
 
-from sinklab.data.tokenizer import given, loaded
+from sinklab.data.tokenizer import given, loaded, size
 from sinklab.record import Refusal
 
 AHEAD = 3  # tasks under way for each process
@@ -25,19 +26,19 @@ AHEAD = 3  # tasks under way for each process
 
 def dtype(tokenizer: Tokenizer) -> np.dtype:
     """The smallest that holds every id."""
-    return np.dtype('<u2' if tokenizer.get_vocab_size() <= 2**16 else '<u4')
+    return np.dtype('<u2' if size(tokenizer) <= 2**16 else '<u4')
 
 
-def encode(tokenizer: Tokenizer, texts: list[str]) -> list[np.ndarray]:
+def encode(tokenizer: Tokenizer, kind: np.dtype, texts: list[str]) -> list[np.ndarray]:
     encodings = tokenizer.encode_batch_fast(texts, add_special_tokens=False)
-    return [np.array(encoding.ids, dtype(tokenizer)) for encoding in encodings]
+    return [np.array(encoding.ids, kind) for encoding in encodings]
 
 
 def encoded(file: Path, tasks: Iterable[list[str]], processes: int) -> Iterator[list[np.ndarray]]:
     """The ids of each task, in order; few tasks are under way at once."""
     if processes == 1:
         tokenizer = loaded(given(str(file)), str(file))
-        yield from (encode(tokenizer, texts) for texts in tasks)
+        yield from map(functools.partial(encode, tokenizer, dtype(tokenizer)), tasks)
         return
     workers = Workers(file)
     with ThreadPoolExecutor(processes, initializer=workers.start) as pool:
@@ -100,13 +101,17 @@ def ended(process: subprocess.Popen) -> int | str:
 
 def serve(file: str) -> None:
     tokenizer = loaded(given(file), file)
+    kind = dtype(tokenizer)
     while True:
         try:
             texts = pickle.load(sys.stdin.buffer)
         except EOFError:
             return
-        pickle.dump(encode(tokenizer, texts), sys.stdout.buffer)
-        sys.stdout.buffer.flush()
+        try:
+            pickle.dump(encode(tokenizer, kind, texts), sys.stdout.buffer)
+            sys.stdout.buffer.flush()
+        except BrokenPipeError:  # whoever asked is dead
+            os._exit(1)
 
 
 if __name__ == '__main__':

@@ -181,7 +181,8 @@ def values(row: Any) -> dict[str, Any]:
 def at(values: Any, path: str) -> Any:
     for name in path.split('.'):
         if not isinstance(values, dict) or name not in values:
-            raise Fault(f'has no field "{path}"')
+            here = ', '.join(values) if isinstance(values, dict) else 'none'
+            raise Fault(f'has no field "{path}" (fields: {here}; name one by #field=NAME behind the source)')
         values = values[name]
     return values
 

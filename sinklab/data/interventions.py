@@ -1,4 +1,4 @@
-"""Interventions: what an experiment writes into its sequences, a pure function of (seed, index)."""
+"""Interventions: what an experiment writes into its sequences, a pure function of (seed, window)."""
 
 import numpy as np
 
@@ -7,7 +7,7 @@ from sinklab.data.windows import Windows
 
 
 class Intervened:
-    """Windows as a row wants them, the same in every epoch: random tokens are drawn by the seed, side and index."""
+    """Windows as a row wants them, the same in every epoch; what is random is drawn by the seed and the window."""
 
     def __init__(self, windows: Windows, data: spec.Data, vocabulary: int, fix: bool):
         self.windows, self.data, self.vocabulary, self.fix = windows, data, vocabulary, fix
@@ -16,7 +16,8 @@ class Intervened:
         return len(self.windows)
 
     def __getitem__(self, index: int) -> np.ndarray:
-        ids_T = randomized(self.windows[index], self.data, self.vocabulary, f'{self.windows.side} {index}')
+        name = f'{self.windows.label} {self.windows.number(index)}'
+        ids_T = randomized(self.windows[index], self.data, self.vocabulary, name)
         return fixed(ids_T, self.data) if self.fix else ids_T
 
 
@@ -25,7 +26,8 @@ def fixed(ids_T: np.ndarray, data: spec.Data) -> np.ndarray:
     if data.fixed_position is None:
         return ids_T
     ids_T = ids_T.copy()
-    ids_T[..., data.fixed_position - 1] = data.fixed_token
+    place = (..., data.fixed_position - 1)
+    ids_T[place] = marked(data.fixed_token, ids_T[place])
     return ids_T
 
 
@@ -36,5 +38,10 @@ def randomized(ids_T: np.ndarray, data: spec.Data, vocabulary: int, name: str) -
     rng = np.random.default_rng([data.seed, *name.encode()])
     ids_T = ids_T.copy()
     places = slice(data.random_first - 1, data.random_last)
-    ids_T[places] = rng.integers(vocabulary, size=ids_T[places].shape)
+    ids_T[places] = marked(rng.integers(vocabulary, size=ids_T[places].shape), ids_T[places])
     return ids_T
+
+
+def marked(ids: np.ndarray | int, before: np.ndarray) -> np.ndarray:
+    """The ids, as complements where those before them were: what is not predicted stays so."""
+    return np.where(before < 0, ~np.asarray(ids), ids)

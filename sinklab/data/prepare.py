@@ -8,6 +8,7 @@ import hashlib
 import itertools
 import json
 import os
+import sys
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -17,14 +18,16 @@ import numpy as np
 from sinklab.data import probes, sources, tokenizer
 from sinklab.data.documents import Damaged, Document, Source
 from sinklab.data.encode import dtype, encoded
-from sinklab.data.shards import FORMAT, Entry, Shard, Stream
-from sinklab.data.survey import Recipe, intact, key, survey
+from sinklab.data.plan import Recipe, agreed, hashed, made, settled
+from sinklab.data.shards import FORMAT, PROBE, SIDES, TOKENIZER, Entry, Shard, Stream, content
+from sinklab.data.survey import intact, key
 from sinklab.folder import whole, writable
 from sinklab.record import Refusal
 
-SIDES = ('train', 'held_out')
 TASK = 1 << 20  # characters tokenized by one process at once
 SMALL = 1 << 22  # bytes of source that are not worth another process
+QUIET = 10.0  # seconds between two lines
+DOMAINS = 200  # of which shards are open at once
 
 
 @dataclasses.dataclass
@@ -48,30 +51,55 @@ class Progress:
 Listener = Callable[[Progress], None]
 
 
+class Lines:
+    """A listener that says now and then how far a preparation is."""
+
+    def __init__(self):
+        self.spoke = time.monotonic()
+
+    def __call__(self, progress: Progress) -> None:
+        if time.monotonic() - self.spoke > QUIET:
+            self.spoke = time.monotonic()
+            print(progress, file=sys.stderr, flush=True)
+
+
 def prepare(
     recipe: Recipe, folder: Path, processes: int | None = None, listen: Listener = lambda progress: None
 ) -> None:
     """Makes `folder` the store of a recipe; what an earlier attempt has finished is verified and kept."""
+    if '://' in str(folder):
+        raise Refusal(f'{folder} is no local folder, and only those can be written; prepare there and copy it')
     source = sources.source(recipe.source)
+    fresh = None if agreed(recipe, source, folder) else made(recipe, source)
     with writable(folder), locked(folder):
-        begun = begin(recipe, source, folder)
-        if whole_already(folder):
+        plan = settled(recipe, source, folder, fresh)
+        if finished(folder):
             return
-        processes = processes or min(len(os.sched_getaffinity(0)), 1 + source.size // SMALL)
+        processes = processes or min(cores(), 1 + source.size // SMALL)
         try:
-            Work(recipe, source, folder, begun).run(processes, listen)
+            Work(recipe, source, folder, plan['limit'], listen).run(processes)
         finally:
             for unfinished in folder.glob('*.unfinished'):
                 unfinished.unlink()
 
 
-def whole_already(folder: Path) -> bool:
-    """Whether a store is finished; where a shard of one is damaged, it is no longer."""
+def cores() -> int:
+    return len(os.sched_getaffinity(0)) if hasattr(os, 'sched_getaffinity') else os.cpu_count() or 1
+
+
+def finished(folder: Path) -> bool:
+    """Whether a store is whole; where a file of one is damaged, it is no longer, and its other shards are kept."""
     file = folder / 'meta.json'
     if not file.exists():
         return False
-    shards = [Shard(**record) for record in json.loads(file.read_text(encoding='utf-8'))['shards']]
-    if not any(shard.damage(lambda name: (folder / name).read_bytes()) for shard in shards):
+    try:
+        meta = json.loads(file.read_text(encoding='utf-8'))
+        shards = [Shard(**record) for record in meta['shards']]
+        probe = meta['probe']
+    except (ValueError, KeyError, TypeError) as error:
+        raise Refusal(f'{file} is damaged ({error}); delete {folder}, or give another folder') from error
+    damaged = [shard for shard in shards if shard.damage(lambda name: (folder / name).read_bytes())]
+    if not damaged and hashlib.sha256(content(folder / PROBE)).hexdigest() == probe:
         return True
     for shard in shards:
         shard.write(folder)
@@ -82,50 +110,17 @@ def whole_already(folder: Path) -> bool:
 @contextlib.contextmanager
 def locked(folder: Path) -> Iterator[None]:
     """One process at a time; the others wait, and find the work done."""
-    handle = os.open(folder, os.O_RDONLY)
-    try:
-        with contextlib.suppress(OSError):  # some network file systems have no locks
-            fcntl.flock(handle, fcntl.LOCK_EX)
-        yield
-    finally:
-        os.close(handle)
-
-
-def begin(recipe: Recipe, source: Source, folder: Path) -> dict:
-    """What recipe.json holds: the recipe, and what follows from it and the source; made once."""
-    asked = {**dataclasses.asdict(recipe), 'format': FORMAT, 'identity': hashed(source.identity)}
-    if recipe.tokenizer != 'train':
-        asked['tokenizer'] = hashed(tokenizer.given(recipe.tokenizer))
-    file = folder / 'recipe.json'
-    if file.exists():
-        begun = json.loads(file.read_text(encoding='utf-8'))
-        if differ := [
-            f'{name} {begun.get(name)} -> {value}' for name, value in asked.items() if begun.get(name) != value
-        ]:
+    with (folder / '.lock').open('w') as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            print(f'another process prepares {folder}; waiting for it', file=sys.stderr, flush=True)
+            fcntl.flock(file, fcntl.LOCK_EX)
+        except OSError as error:
             raise Refusal(
-                f'{folder} was begun from something else ({"; ".join(differ)}); give another folder, or delete it'
-            )
-        return begun
-    ours = ('tokenizer.json', 'recipe.json.unfinished')
-    if others := sorted(path.name for path in folder.iterdir() if path.name not in ours):
-        raise Refusal(f'{folder} holds files and no token store ({others[0]}); give a new folder')
-    limit, texts = survey(recipe, source)
-    text = (
-        tokenizer.learned(texts, recipe.vocabulary)
-        if recipe.tokenizer == 'train'
-        else tokenizer.given(recipe.tokenizer)
-    )
-    name = 'the tokenizer trained here' if recipe.tokenizer == 'train' else recipe.tokenizer
-    tokenizer.check(tokenizer.loaded(text, name), recipe.end_token, recipe.fixed_token, name)
-    (folder / 'tokenizer.json').write_text(text, encoding='utf-8')
-    begun = {**asked, 'limit': limit}
-    with whole(file) as unfinished:
-        unfinished.write_text(json.dumps(begun, indent=2) + '\n', encoding='utf-8')
-    return begun
-
-
-def hashed(content) -> str:
-    return hashlib.sha256(json.dumps(content).encode()).hexdigest()
+                f'{folder} lies where no file can be locked ({error.strerror}); prepare on another disk, and copy'
+            ) from error
+        yield
 
 
 @dataclasses.dataclass(frozen=True)
@@ -149,20 +144,20 @@ def noted(document: Document) -> Entry:
 class Work:
     """A preparation: documents are read and routed to streams at one end, and their ids written at the other."""
 
-    def __init__(self, recipe: Recipe, source: Source, folder: Path, begun: dict):
-        self.recipe, self.source, self.folder, self.limit = recipe, source, folder, begun['limit']
-        self.tokenizer = tokenizer.loaded(tokenizer.given(folder / 'tokenizer.json'), str(folder / 'tokenizer.json'))
+    def __init__(self, recipe: Recipe, source: Source, folder: Path, limit: int, listen: Listener):
+        self.recipe, self.source, self.folder, self.limit, self.listen = recipe, source, folder, limit, listen
+        self.tokenizer = tokenizer.loaded(tokenizer.given(folder / TOKENIZER), str(folder / TOKENIZER))
         self.dtype = dtype(self.tokenizer)
         self.streams: dict[tuple[str, str], Stream] = {}
         self.dropped: collections.Counter[str] = collections.Counter()
         self.waiting: collections.deque[Text] = collections.deque()
         self.progress = Progress(source.size)
 
-    def run(self, processes: int, listen: Listener) -> None:
-        for task in encoded(self.folder / 'tokenizer.json', self.tasks(), processes):
+    def run(self, processes: int) -> None:
+        for task in encoded(self.folder / TOKENIZER, self.tasks(), processes):
             for ids in task:
                 self.write(self.waiting.popleft(), ids)
-            listen(self.progress)
+            self.listen(self.progress)
         self.finish()
 
     def tasks(self) -> Iterator[list[str]]:
@@ -187,6 +182,7 @@ class Work:
                     yield from self.cut(document, stream, entry)
                     continue
             self.progress.read += document.size
+            self.listen(self.progress)
 
     def kept(self, document: Document | Damaged) -> bool:
         if isinstance(document, Damaged) and self.recipe.lenient:
@@ -211,9 +207,10 @@ class Work:
     def stream(self, domain: str, side: str) -> Stream:
         if (side, domain) not in self.streams:
             domains = list(dict.fromkeys([*(name for _, name in self.streams), domain]))
-            if len(domains) > 1000:
+            if len(domains) > DOMAINS:
                 raise Refusal(
-                    f'{self.recipe.source} has over 1000 domains, such as {domains[:3]}; name another field'
+                    f'{self.recipe.source} has over {DOMAINS} domains ({", ".join(domains[:3])}, ...), each of which '
+                    'gets shards of its own; name another field'
                 )
             arguments = domains.index(domain), self.recipe.shard_tokens, self.source.masked
             self.streams[side, domain] = Stream(self.folder, side, domain, *arguments)
@@ -240,12 +237,12 @@ class Work:
             if not any(shard.side == side for shard in shards):
                 raise Refusal(
                     f'{self.recipe.source} has no document on the {side} side, with held_out {self.recipe.held_out}; '
-                    'give more documents, or another share'
+                    'give more documents, or another share in another folder'
                 )
-        meta = self.meta(shards)
-        probes.write(self.folder / 'probe.npz', self.tokenizer.get_vocab_size())
+        with whole(self.folder / PROBE) as unfinished:
+            probes.write(unfinished, tokenizer.size(self.tokenizer))
         with whole(self.folder / 'meta.json') as unfinished:
-            unfinished.write_text(json.dumps(meta, indent=1) + '\n', encoding='utf-8')
+            unfinished.write_text(json.dumps(self.meta(shards), indent=1) + '\n', encoding='utf-8')
         for shard in shards:
             (self.folder / f'{shard.name}.json').unlink()
 
@@ -253,8 +250,8 @@ class Work:
         recipe = self.recipe
         what = dict(
             format=FORMAT,
-            tokenizer=hashlib.sha256((self.folder / 'tokenizer.json').read_bytes()).hexdigest(),
-            vocabulary=self.tokenizer.get_vocab_size(),
+            tokenizer=hashlib.sha256(content(self.folder / TOKENIZER)).hexdigest(),
+            vocabulary=tokenizer.size(self.tokenizer),
             dtype=self.dtype.str,
             bos=recipe.bos,
             end_token=recipe.end_token,
@@ -270,6 +267,7 @@ class Work:
             **what,
             domains=[self.counted(domain, shards) for domain in dict.fromkeys(shard.domain for shard in shards)],
             dropped=dict(self.dropped),
+            probe=hashlib.sha256(content(self.folder / PROBE)).hexdigest(),
             shards=[dataclasses.asdict(shard) for shard in shards],
         )
 

@@ -31,27 +31,31 @@ def natural(store: Store, probe: spec.Probe, before: list[int]) -> np.ndarray:
     if not names:
         raise Refusal(unknown(f'config.probe.domain = {probe.domain!r}', str(probe.domain), store.domains, 'domains'))
     taken = probe.length - len(before)
-    spans = [span for name in names for span in chunks(store, name, taken)]
-    if len(spans) < probe.sequences:
+    parts = [texts(store, name) for name in names]
+    owner, first, length, key = (np.concatenate(column) for column in zip(*parts, strict=True))
+    if (count := int(np.sum(length // taken))) < probe.sequences:
         raise Refusal(
             f'config.probe wants {probe.sequences} sequences of {probe.length} tokens and the held-out documents '
-            f'have {len(spans)}; lower config.probe.sequences, or raise config.data.held_out'
+            f'have {count}; lower config.probe.sequences or length, or hold out more'
         )
-    first = sorted(spans)[: probe.sequences]
-    texts = [store.row('held_out', name).ids(start, start + taken) for _, _, name, start in first]
-    return np.stack([np.array([*before, *text], np.int32) for text in texts])
+    chosen, number = [], 0
+    while len(chosen) < probe.sequences:
+        long = np.flatnonzero(length >= (number + 1) * taken)
+        long = long[np.argsort(key[long])][: probe.sequences - len(chosen)]
+        chosen += [(store.domains[owner[i]], int(first[i]) + number * taken) for i in long]
+        number += 1
+    rows = {name: store.row('held_out', name) for name in names}
+    ids = [rows[name].ids(start, start + taken) for name, start in chosen]
+    return np.stack([np.array([*before, *text], np.int32) for text in ids])
 
 
-def chunks(store: Store, domain: str, taken: int) -> list[tuple[int, int, str, int]]:
-    """(number in its document, key of that, domain, start) of all whole chunks of held-out texts."""
+def texts(store: Store, domain: str) -> tuple[np.ndarray, ...]:
+    """(number of the domain, start, length, key) of every held-out text, its BOS left out."""
     row = store.row('held_out', domain)
     starts, keys = row.documents()
-    ends = np.append(starts, len(row))[1:]
-    return [
-        (number, int(key), domain, start)
-        for first, end, key in zip(starts + store.opened, ends, keys, strict=True)
-        for number, start in enumerate(range(int(first), int(end) - taken + 1, taken))
-    ]
+    first = starts + store.opened
+    owner = np.full(len(keys), store.domains.index(domain))
+    return owner, first, np.append(starts, len(row))[1:] - first, keys
 
 
 def random(store: Store, probe: spec.Probe, before: list[int]) -> np.ndarray:

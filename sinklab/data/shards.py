@@ -6,6 +6,7 @@ SIDE-DOMAIN-NUMBER.predicted  a byte a token, where documents tell what is to be
 SIDE-DOMAIN-NUMBER.json       the record, until meta.json holds it
 """
 
+import array
 import dataclasses
 import hashlib
 import json
@@ -18,6 +19,8 @@ import numpy as np
 from sinklab.record import Refusal
 
 FORMAT = 3  # of all that a store holds
+SIDES = ('train', 'held_out')
+RECIPE, TOKENIZER, PROBE = 'recipe.json', 'tokenizer.json', 'probe.npz'
 IDS, DOCUMENTS, PREDICTED = 'ids', 'documents', 'predicted'
 DOCUMENT = np.dtype([('start', '<u8'), ('key', '<u8')])
 
@@ -91,12 +94,14 @@ class Open:
         self.folder, self.name = folder, name
         suffixes = (IDS, PREDICTED) if masked else (IDS,)
         self.files = {suffix: Growing(folder / f'{name}.{suffix}') for suffix in suffixes}
-        self.entries, self.starts = [], []
-        self.tokens = self.largest = 0
+        self.keys, self.starts, self.said = array.array('Q'), array.array('Q'), hashlib.sha256()
+        self.tokens = self.bytes = self.largest = 0
 
     def begin(self, entry: Entry) -> None:
-        self.entries.append(entry)
+        self.keys.append(entry.key)
         self.starts.append(self.tokens)
+        self.said.update(entry.digest)
+        self.bytes += entry.bytes
 
     def add(self, ids: np.ndarray, predicted: bool) -> None:
         self.files[IDS].write(ids.tobytes())
@@ -107,25 +112,21 @@ class Open:
 
     def finish(self, side: str, domain: str) -> Shard:
         self.files[DOCUMENTS] = Growing(self.folder / f'{self.name}.{DOCUMENTS}')
-        keys = [entry.key for entry in self.entries]
-        self.files[DOCUMENTS].write(np.rec.fromarrays([self.starts, keys], dtype=DOCUMENT).tobytes())
+        columns = [np.frombuffer(column, np.uint64) for column in (self.starts, self.keys)]
+        self.files[DOCUMENTS].write(np.rec.fromarrays(columns, dtype=DOCUMENT).tobytes())
         shard = Shard(
             name=self.name,
             side=side,
             domain=domain,
             tokens=self.tokens,
-            documents=len(self.entries),
-            bytes=sum(entry.bytes for entry in self.entries),
+            documents=len(self.keys),
+            bytes=self.bytes,
             largest=self.largest,
-            said=said(entry.digest for entry in self.entries),
+            said=self.said.hexdigest(),
             sha256={suffix: file.finish() for suffix, file in self.files.items()},
         )
         shard.write(self.folder)
         return shard
-
-
-def said(digests) -> str:
-    return hashlib.sha256(b''.join(digests)).hexdigest()
 
 
 class Stream:
@@ -139,7 +140,7 @@ class Stream:
         self.size, self.masked, self.open = size, masked, None
         self.shards = self.kept()
         self.before = list(self.shards)  # finished shards whose documents are still to come by
-        self.coming: list[bytes] = []
+        self.coming, self.said = 0, hashlib.sha256()
 
     def name(self, number: int) -> str:
         return f'{self.side}-{self.number:03}-{number:05}'
@@ -161,15 +162,16 @@ class Stream:
         """Whether a finished shard has the document."""
         if not self.before:
             return False
-        self.coming.append(entry.digest)
-        if len(self.coming) == self.before[0].documents:
-            if said(self.coming) != self.before[0].said:
+        self.coming += 1
+        self.said.update(entry.digest)
+        if self.coming == self.before[0].documents:
+            if self.said.hexdigest() != self.before[0].said:
                 raise Refusal(
                     f'the source has changed since {self.folder / self.before[0].name} was made of it; delete '
                     f'{self.folder}, or give another folder'
                 )
             self.before.pop(0)
-            self.coming = []
+            self.coming, self.said = 0, hashlib.sha256()
         return True
 
     def begin(self, entry: Entry) -> None:
@@ -189,3 +191,8 @@ class Stream:
         if self.open:
             self.shards.append(self.open.finish(self.side, self.domain))
             self.open = None
+
+
+def content(file: Path) -> bytes:
+    """Nothing, where there is no file."""
+    return file.read_bytes() if file.exists() else b''

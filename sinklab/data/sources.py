@@ -40,7 +40,8 @@ def source(given: str) -> Source:
     kinds = {form.partition(':')[0]: kind for form, kind in SOURCES.items()}
     kind, _, rest = given.partition(':')
     if kind not in kinds:
-        raise Refusal(unknown(given, kind, SOURCES, 'sources'))
+        file = f'; for the file, give text:{given}' if os.path.exists(given) else ''
+        raise Refusal(unknown(given, kind, SOURCES, 'sources') + file)
     return kinds[kind](given, rest)
 
 
@@ -143,6 +144,8 @@ def component(at: str, name: str, given: Any) -> Source:
     weight = given.get('weight', 1)
     if type(weight) not in (int, float) or not 0 < weight < math.inf:
         raise Refusal(f'{at} has the weight {weight!r}; it must be a finite number above 0')
+    if 'domain=' in given['source'].rpartition('#')[2]:
+        raise Refusal(f'{at} names another domain behind #, and its documents have this one; leave domain= out')
     if given['source'].startswith('mixture:'):
         raise Refusal(f'{at} is a mixture itself; name its components here')
     try:
@@ -178,6 +181,8 @@ def options(given: str, rest: str, content: str) -> tuple[str, Fields]:
 def matching(given: str, pattern: str, suffixes: Iterable[str]) -> list[tuple[str, Path]]:
     found = files.found(pattern)
     if not found:
+        if os.path.isdir(pattern):
+            raise Refusal(f'{given} is a folder; name its files, as in {pattern}/*.txt, and quote the pattern')
         raise Refusal(f'{given} matches no file; quote the pattern, check the path')
     for _, path in found:
         if not str(path).endswith(tuple(suffixes)):

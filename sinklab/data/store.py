@@ -7,18 +7,30 @@ import io
 import itertools
 import json
 import os
+import resource
 from pathlib import Path
 
 import numpy as np
 from etils import epath
 
-from sinklab.data.shards import DOCUMENT, DOCUMENTS, FORMAT, IDS, PREDICTED, Shard
+from sinklab.data.shards import (
+    DOCUMENT,
+    DOCUMENTS,
+    FORMAT,
+    IDS,
+    PREDICTED,
+    PROBE,
+    RECIPE,
+    TOKENIZER,
+    Shard,
+    content,
+)
 from sinklab.data.tokenizer import Tokenizer, loaded
 from sinklab.folder import whole, writable
 from sinklab.record import Refusal
 
 VERIFIED = 1 << 30  # bytes of ids that are verified whenever they are opened; `prepare --check` verifies more
-OPEN = 256  # files that are mapped at once
+OPEN = 1 << 14  # files that are mapped at once, where the system allows it
 
 
 class Row:
@@ -62,7 +74,7 @@ class Store:
         self.meta = self.read_meta()
         self.shards = [Shard(**record) for record in self.meta['shards']]
         self.dtype = np.dtype(self.meta['dtype'])
-        self.mapped = functools.lru_cache(OPEN)(self.map)
+        self.mapped = functools.lru_cache(openable())(self.map)
         if not self.remote:
             self.verify(digests=sum(shard.tokens for shard in self.shards) * self.dtype.itemsize <= VERIFIED)
 
@@ -74,7 +86,7 @@ class Store:
         try:
             meta = json.loads(file.read_text())
         except FileNotFoundError as error:
-            begun = (self.path / 'recipe.json').exists()
+            begun = (self.path / RECIPE).exists()
             remedy = 'give its prepare command again, and it goes on' if begun else 'make one by sinklab prepare'
             raise Refusal(f'{self} holds no finished token store; {remedy}') from error
         except (OSError, ValueError, ImportError) as error:
@@ -100,10 +112,10 @@ class Store:
         return Row(self, [shard for shard in self.shards if (shard.side, shard.domain) == (side, domain)])
 
     def tokenizer(self) -> Tokenizer:
-        return loaded(self.read('tokenizer.json').decode(), str(self.path / 'tokenizer.json'))
+        return loaded(self.read(TOKENIZER).decode(), str(self.path / TOKENIZER))
 
     def probes(self) -> dict[str, np.ndarray]:
-        return dict(np.load(io.BytesIO(self.read('probe.npz'))))
+        return dict(np.load(io.BytesIO(self.read(PROBE))))
 
     def read(self, file: str) -> bytes:
         return (self.path / file).read_bytes()
@@ -117,7 +129,7 @@ class Store:
     def fetched(self, file: str, digest: str) -> Path:
         """A copy on this machine of a remote file."""
         path = cache() / 'remote' / self.digest / file
-        if path.exists():
+        if path.exists():  # whole, for it got its name when it was
             return path
         try:
             content = self.read(file)
@@ -138,8 +150,9 @@ class Store:
                 self.sized(f'{shard.name}.{suffix}', sizes[suffix])
             if digests and (damage := shard.damage(self.read)):
                 self.refuse(damage)
-        if hashlib.sha256(self.read('tokenizer.json')).hexdigest() != self.meta['tokenizer']:
-            self.refuse('tokenizer.json is not the one that it was made with')
+        for file, digest in ((TOKENIZER, self.meta['tokenizer']), (PROBE, self.meta['probe'])):
+            if hashlib.sha256(content(self.path / file)).hexdigest() != digest:
+                self.refuse(f'{file} is not the one that it was made with')
 
     def sized(self, file: str, size: int) -> None:
         try:
@@ -159,4 +172,16 @@ class Store:
 def cache() -> Path:
     """$SINKLAB_CACHE, or sinklab in the user's cache folder."""
     home = os.environ.get('XDG_CACHE_HOME') or Path.home() / '.cache'
-    return Path(os.environ.get('SINKLAB_CACHE') or Path(home) / 'sinklab')
+    chosen = os.environ.get('SINKLAB_CACHE') or Path(home) / 'sinklab'
+    if '://' in str(chosen):
+        raise Refusal(f'SINKLAB_CACHE={chosen} is no local folder; name one')
+    return Path(chosen)
+
+
+def openable() -> int:
+    """How many files may be mapped at once: half of those that may be open, which are made as many as can be."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = 2 * OPEN if hard == resource.RLIM_INFINITY else min(2 * OPEN, hard)
+    if soft != resource.RLIM_INFINITY and soft < wanted:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
+    return OPEN if soft == resource.RLIM_INFINITY else min(OPEN, max(soft, wanted) // 2)

@@ -1,5 +1,6 @@
 """Tokenizers: a given tokenizer.json, or a byte-level BPE trained here."""
 
+import hashlib
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
@@ -34,14 +35,25 @@ def given(file: str) -> str:
         raise Refusal(f'the tokenizer {file!r} cannot be read ({error}); give a tokenizer.json, or train') from error
 
 
+def size(tokenizer: Tokenizer) -> int:
+    """One more than its largest id, which may be more than it has tokens."""
+    return 1 + max(tokenizer.get_vocab().values())
+
+
+def digest(file: str) -> str:
+    return hashlib.sha256(given(file).encode()).hexdigest()
+
+
 def check(tokenizer: Tokenizer, end: int, fixed: int, name: str) -> None:
     """Refuses ids that cannot end documents, or stand at fixed places and as BOS."""
-    special = {number: token.content for number, token in tokenizer.get_added_tokens_decoder().items()}
+    added = tokenizer.get_added_tokens_decoder().items()
+    special = {number: token.content for number, token in added if token.special}
     if end not in special:
         few = ', '.join(f'{number} {content}' for number, content in sorted(special.items())[:8])
+        remedy = f'set end_token to one of: {few}' if few else 'it has none: add one, by add_special_tokens'
         raise Refusal(
             f'{name} has {tokenizer.id_to_token(end)!r} as its token {end}, which is to end documents and must be a '
-            f'special one; set end_token to one of: {few or "(it has none)"}'
+            f'special one; {remedy}'
         )
     if tokenizer.id_to_token(fixed) is None or fixed == end:
         raise Refusal(f'{name} has no token {fixed} beside its end {end}, to be fixed and BOS; set fixed_token')

@@ -23,15 +23,16 @@ class Windows:
         share: float = 1.0,
         seed: int = 0,
         masked: bool = False,
-        name: str = 'the corpus',
+        domain: str = '',
     ):
-        self.rows, self.size, self.side, self.masked = rows, length + 1, side, masked
+        self.rows, self.size, self.masked = rows, length + 1, masked
+        self.label = f'{side} {domain}' if domain else side
         self.ends = list(itertools.accumulate(len(row) // self.size for row in rows))
         count = self.ends[-1]
         if count < 1:
             raise Refusal(
-                f'the {side} side of {name} has {sum(map(len, rows))} tokens and a window takes {self.size}; '
-                'lower config.data.length, or bring more text'
+                f'the {side} side of {domain or "the corpus"} has {sum(map(len, rows))} tokens and a window takes '
+                f'{self.size}; lower config.data.length, or bring more text'
             )
         self.count = max(1, round(share * count))
         self.drawn = np.random.default_rng(seed).permutation(count)[: self.count] if share < 1 else range(count)
@@ -39,10 +40,14 @@ class Windows:
     def __len__(self) -> int:
         return self.count
 
+    def number(self, index: int) -> int:
+        """Which window of the whole side it is."""
+        return int(self.drawn[index])
+
     def __getitem__(self, index: int) -> np.ndarray:
-        number = int(self.drawn[index])
-        domain = bisect.bisect_right(self.ends, number)
-        start = (number - (self.ends[domain - 1] if domain else 0)) * self.size
-        row, end = self.rows[domain], start + self.size
+        number = self.number(index)
+        part = bisect.bisect_right(self.ends, number)
+        start = (number - (self.ends[part - 1] if part else 0)) * self.size
+        row, end = self.rows[part], start + self.size
         ids_T = row.ids(start, end).astype(np.int32)
         return np.where(row.predicted(start, end), ids_T, ~ids_T) if self.masked else ids_T
