@@ -4,6 +4,7 @@ import dataclasses
 import json
 import random
 
+import numpy as np
 from tokenizers import Tokenizer, models, pre_tokenizers, trainers
 
 from sinklab.data.plan import Recipe
@@ -55,7 +56,7 @@ def chat(path, conversations):
     return f'chat:{path}'
 
 
-def other_tokenizer(path, **special):
+def other_tokenizer(path):
     """A tokenizer of someone else's, with its special tokens at the end."""
     found = Tokenizer(models.BPE())
     found.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
@@ -65,3 +66,19 @@ def other_tokenizer(path, **special):
     found.add_special_tokens(['</s>', '<s>'])
     found.save(str(path))
     return found.get_vocab_size()
+
+
+class Array:
+    """A row of tokens in memory."""
+
+    def __init__(self, ids, predicted=None):
+        self.tokens, self.told = np.asarray(ids), predicted
+
+    def __len__(self):
+        return len(self.tokens)
+
+    def ids(self, start, end):
+        return self.tokens[start:end]
+
+    def predicted(self, start, end):
+        return self.told[start:end]

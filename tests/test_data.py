@@ -7,6 +7,8 @@ import pytest
 from conftest import tiny
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from stores import BEGIN as FIXED
+from stores import END, Array
 
 from sinklab.data.batches import Shuffled, sequences
 from sinklab.data.corpus import corpus as stored
@@ -15,24 +17,6 @@ from sinklab.data.probes import INPUTS, natural
 from sinklab.data.structure import starts
 from sinklab.data.windows import Windows
 from sinklab.record import Refusal
-
-END, FIXED = 0, 1
-
-
-class Array:
-    """A row of tokens in memory."""
-
-    def __init__(self, ids, predicted=None):
-        self.tokens, self.told = np.asarray(ids), predicted
-
-    def __len__(self):
-        return len(self.tokens)
-
-    def ids(self, start, end):
-        return self.tokens[start:end]
-
-    def predicted(self, start, end):
-        return self.told[start:end]
 
 
 @pytest.fixture
@@ -219,58 +203,24 @@ def test_a_document_starts_after_the_end_of_the_one_before(rows):
     np.testing.assert_array_equal(starts(np.array(rows), END), expected)
 
 
-def plain_windows(count):
-    return Intervened(Windows([Array(np.arange(17 * count))], 16, 'training'), tiny().data, 300, fix=True)
+def test_what_is_not_predicted_stays_so_under_an_intervention():
+    told = np.arange(34) % 2 == 0
+    windows = Windows([Array(np.arange(34), told)], 16, 'train', masked=True)
+    for changes in (dict(random_first=1, random_last=4), dict(fixed_position=2)):
+        data = dataclasses.replace(tiny().data, **changes)
+        for index in range(2):
+            found = Intervened(windows, data, 300, fix=True)[index]
+            np.testing.assert_array_equal(found >= 0, told[17 * index : 17 * index + 17])
 
 
-@settings(max_examples=20, deadline=None)
-@given(st.integers(1, 9), st.integers(0, 5), st.integers(0, 40))
-def test_a_batch_is_a_pure_function_of_seed_and_step(batch_size, seed, step):
-    windows, rows = plain_windows(23), range(batch_size)
-    one, other = (Shuffled([windows], seed, batch_size) for _ in range(2))
-    for earlier in range(min(step, 3)):
-        other.rows(earlier, rows)  # having read something before changes nothing
-    np.testing.assert_array_equal(one.rows(step, rows), other.rows(step, rows))
+def test_random_tokens_differ_between_domains_and_do_not_depend_on_the_share():
+    data, rows = dataclasses.replace(tiny().data, random_first=1, random_last=8), [Array(np.zeros(17 * 50, int))]
 
+    def drawn(share, domain):
+        windows = Windows(rows, 16, 'train', share, 0, domain=domain)
+        found = Intervened(windows, data, 300, fix=True)
+        return {windows.number(index): found[index].tolist() for index in range(len(windows))}
 
-@settings(max_examples=40, deadline=None)
-@given(st.integers(1, 6), st.sampled_from([1, 2, 4, 8, 256]), st.integers(0, 50), st.booleans())
-def test_the_slices_of_any_number_of_processes_are_one_global_batch(each, processes, step, mixed):
-    parts = [plain_windows(23), plain_windows(5)] if mixed else [plain_windows(23)]
-    weights = dict(one=0.7, other=0.3) if mixed else None
-    size = each * processes
-    whole = Shuffled(parts, 3, size, weights).rows(step, range(size))
-    slices = [
-        Shuffled(parts, 3, size, weights).rows(step, range(number * each, (number + 1) * each))
-        for number in range(processes)
-    ]
-    assert np.concatenate(slices).tobytes() == whole.tobytes()
-
-
-def test_an_epoch_shows_every_window_once_and_the_next_one_in_another_order():
-    batches = Shuffled([plain_windows(24)], 0, 4)
-    first, second = (
-        np.concatenate([batches.rows(epoch * 6 + i, range(4))[:, 0] for i in range(6)]) for epoch in range(2)
-    )
-    assert sorted(first) == sorted(second) == [17 * i for i in range(24)]
-    assert first.tolist() != second.tolist()
-    assert first.tolist() != sorted(first)
-    other = Shuffled([plain_windows(24)], 1, 4)
-    assert batches.rows(0, range(4)).tolist() != other.rows(0, range(4)).tolist()
-
-
-@settings(max_examples=20, deadline=None)
-@given(st.floats(0.05, 0.95), st.integers(0, 3))
-def test_a_mixture_has_its_shares_and_counts_the_epochs_of_each(share, seed):
-    one, other = (Windows([Array(1000 * number + np.zeros(17 * 40, int))], 16, 'x') for number in range(2))
-    parts = [Intervened(part, tiny().data, 300, fix=True) for part in (one, other)]
-    batches = Shuffled(parts, seed, 20, dict(one=share, other=1 - share))
-    found = np.concatenate([batches.rows(step, range(20))[:, 0] for step in range(10)])
-    assert abs((found == 0).mean() - share) <= 2 / 200
-    assert batches.epochs(10)['data/epoch/one'] == pytest.approx(200 * share / 40)
-    assert batches.epochs(10)['data/epoch/other'] == pytest.approx(200 * (1 - share) / 40)
-
-
-def test_epochs_are_counted():
-    batches = Shuffled([plain_windows(24)], 0, 4)
-    assert [batches.epochs(step) for step in (0, 3, 6, 9)] == [{'data/epoch': epoch} for epoch in (0, 0.5, 1, 1.5)]
+    whole, part, other = drawn(1.0, 'a'), drawn(0.5, 'a'), drawn(1.0, 'b')
+    assert all(whole[number] == ids for number, ids in part.items())
+    assert all(whole[number] != other[number] for number in whole)

@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 from stores import END, chat, corpus_of, documents, made, recipe, texts_of, written
 
 from sinklab.cli.main import main
+from sinklab.data import sources, survey
 from sinklab.data.prepare import prepare
 from sinklab.data.shards import PREDICTED
 from sinklab.data.store import Store
@@ -89,24 +90,68 @@ def command(source, folder):
 
 
 @pytest.mark.slow
-def test_killed_at_ten_moments_it_goes_on_to_the_same_store(tmp_path):
-    source = written(tmp_path / 'a.jsonl', corpus_of(3000, words=300))
-    started = time.monotonic()
+def test_killed_at_ten_moments_it_keeps_what_was_finished_and_ends_in_the_same_store(tmp_path):
+    source, folder = written(tmp_path / 'a.jsonl', corpus_of(3000, words=300)), tmp_path / 'killed'
     subprocess.run(command(source, tmp_path / 'whole'), check=True, capture_output=True)
-    took, rng = time.monotonic() - started, random.Random(0)
+    shards, rng = len(Store(tmp_path / 'whole').shards), random.Random(0)
+    assert shards > 30
+    kept = {}
     for moment in range(10):
-        running = subprocess.Popen(command(source, tmp_path / 'killed'), stdout=subprocess.DEVNULL)
-        time.sleep(took * rng.uniform(0.2, 0.9) / (1 + moment % 2))
+        running = subprocess.Popen(command(source, folder), stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+        wanted = (moment + 1) * (shards - 10) // 10  # shards finished, all attempts together
+        while len(list(folder.glob('*-*.json'))) < wanted:
+            assert running.poll() is None
+            time.sleep(0.005)
+        time.sleep(rng.uniform(0, 0.1))
         running.send_signal(signal.SIGKILL)
         running.wait()
-        if (tmp_path / 'killed' / 'meta.json').exists():
-            (tmp_path / 'killed' / 'meta.json').unlink()  # killed too late: what was recorded has gone with it
-    finished = subprocess.run(command(source, tmp_path / 'killed'), check=True, capture_output=True)
-    whole, killed = Store(tmp_path / 'whole'), Store(tmp_path / 'killed')
+        there = {path.stem: path.with_suffix('.ids').stat().st_mtime_ns for path in folder.glob('*-*.json')}
+        assert kept.items() <= there.items()  # none was made twice
+        kept = there
+    finished = subprocess.run(command(source, folder), check=True, capture_output=True)
+    whole, killed = Store(tmp_path / 'whole'), Store(folder)
     assert json.loads(finished.stdout)['digest'] == whole.digest == killed.digest
-    for file in sorted(path.name for path in (tmp_path / 'whole').iterdir()):
-        assert (tmp_path / 'whole' / file).read_bytes() == (tmp_path / 'killed' / file).read_bytes(), file
-    assert len(list((tmp_path / 'whole').iterdir())) == len(list((tmp_path / 'killed').iterdir()))
+    assert all((folder / f'{name}.ids').stat().st_mtime_ns == time for name, time in kept.items())
+    assert sorted(path.name for path in folder.iterdir()) == sorted(path.name for path in whole.path.iterdir())
+    for path in whole.path.iterdir():
+        assert path.read_bytes() == (folder / path.name).read_bytes(), path
+
+
+def test_damaged_companions_are_made_again_or_refused(tmp_path):
+    source, folder = written(tmp_path / 'a.jsonl', corpus_of(60)), tmp_path / 'store'
+    digest = made(folder, source).digest
+    for name in ('tokenizer.json', 'probe.npz'):
+        for damage in (lambda path: path.unlink(), lambda path: path.write_bytes(path.read_bytes()[:-9])):
+            damage(folder / name)
+            with pytest.raises(Refusal, match=rf'{name} is not the one that it was made with'):
+                Store(folder)
+            assert made(folder, source).digest == digest
+    for name in ('meta.json', 'recipe.json'):
+        (folder / name).write_text('{')
+        with pytest.raises(Refusal, match=rf'{name} is damaged.*delete'):
+            made(folder, source)
+
+
+def test_a_refused_preparation_leaves_nothing_behind(tmp_path):
+    (tmp_path / 'a.jsonl').write_text('{"body": "x"}')
+    for source in (f'text:{tmp_path}/a.jsonl', f'text:{tmp_path}/none', 'web:x'):
+        with pytest.raises(Refusal):
+            made(tmp_path / 'store', source)
+    with pytest.raises(Refusal, match='is no local folder'):
+        prepare(recipe('stdlib'), 'gs://bucket/store')
+    assert not (tmp_path / 'store').exists()
+    assert [path.name for path in tmp_path.iterdir()] == ['a.jsonl']
+
+
+def test_a_large_corpus_gives_its_tokenizer_a_sample_from_all_over(tmp_path, monkeypatch):
+    (tmp_path / 'texts').mkdir()
+    for number in range(50):
+        (tmp_path / 'texts' / f'{number:02}.txt').write_text(f'{number} ' + 'a word ' * 1000)
+    monkeypatch.setattr(survey, 'SAMPLE', 40_000)
+    limit, texts = survey.survey(sources.source(f'text:{tmp_path}/texts/*.txt'), 0.2, lenient=False, texts=True)
+    assert limit == int(0.2 * 2**64)
+    assert 20_000 < sum(map(len, texts)) < 60_000
+    assert len({text.split()[0] for text in texts}) == len(texts) > 20
 
 
 def test_finished_shards_are_kept_and_damaged_ones_made_anew(tmp_path, monkeypatch):

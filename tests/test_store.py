@@ -1,7 +1,9 @@
 """Stores: what is read is what was written, from wherever, and damage is said."""
 
+import hashlib
 import json
 import shutil
+from concurrent.futures import ThreadPoolExecutor
 
 import fsspec
 import numpy as np
@@ -164,8 +166,6 @@ LIES = {
 @pytest.mark.parametrize('lie', LIES)
 def test_the_check_looks_into_the_tokens_and_not_at_digests_alone(copied, lie):
     """A store whose digests agree with tokens that cannot be."""
-    import hashlib
-
     suffix, place, value, words = LIES[lie]
     path, meta = copied / f'train-000-00000.{suffix}', json.loads((copied / 'meta.json').read_text())
     ids = np.fromfile(path, np.uint16)
@@ -213,7 +213,7 @@ def test_a_store_is_read_from_a_bucket_and_each_file_once(store, bucket, tmp_pat
         Store('gs://bucket/store').row('train', 'code').ids(0, 9)
 
 
-def test_documents_are_opened_by_bos_where_that_is_asked(store, tmp_path):
+def test_documents_are_opened_by_bos_where_that_is_asked(store):
     row = store.row('train', 'prose')
     starts, _ = row.documents()
     assert all(row.ids(int(start), int(start) + 1)[0] == BEGIN for start in starts)
@@ -238,9 +238,29 @@ def test_a_cache_that_cannot_be_written_is_refused(tmp_path, monkeypatch):
         corpus(tiny(data__source=written(tmp_path / 'a.jsonl', corpus_of(20))).data, 300)
 
 
-def test_two_processes_may_prepare_one_store(tmp_path):
-    from concurrent.futures import ThreadPoolExecutor
+def test_a_bucket_is_read_by_several_at_once(store, bucket, tmp_path, monkeypatch):
+    monkeypatch.setenv('SINKLAB_CACHE', str(tmp_path))
+    for path in store.path.iterdir():
+        fsspec.filesystem('gcs').pipe(f'gs://bucket/store/{path.name}', path.read_bytes())
+    whole = store.row('train', 'code').ids(0, 100)
+    with ThreadPoolExecutor(8) as pool:
+        found = list(pool.map(lambda _: Store('gs://bucket/store').row('train', 'code').ids(0, 100), range(16)))
+    assert all(np.array_equal(ids, whole) for ids in found)
 
+
+def test_validation_never_reads_a_window_twice(tmp_path):
+    parts = {
+        name: dict(source=written(tmp_path / f'{name}.jsonl', corpus_of(count)), weight=1)
+        for name, count in dict(one=100, other=10).items()
+    }
+    (tmp_path / 'mixture.json').write_text(json.dumps(parts))
+    given = dict(data__source=f'mixture:{tmp_path}/mixture.json', data__held_out=0.3)
+    assert len(sequences(tiny(**given, valid__windows=4)).valid_NT) == 4
+    with pytest.raises(Refusal, match=r'held-out documents of other have \d+ windows .* of which it takes 250'):
+        sequences(tiny(**given, valid__windows=500))
+
+
+def test_several_may_prepare_one_store(tmp_path):
     source = written(tmp_path / 'a.jsonl', corpus_of(60))
     with ThreadPoolExecutor(4) as pool:
         list(pool.map(lambda _: prepare(recipe(source), tmp_path / 'store', 1), range(4)))

@@ -44,6 +44,16 @@ def test_a_tokenizer_of_someone_else_is_taken_with_its_own_special_tokens(tmp_pa
     assert (row.ids(0, len(row)) == size - 2).sum() == len(row.documents()[0])
 
 
+def test_a_token_that_texts_can_spell_cannot_end_documents(tmp_path):
+    other_tokenizer(tmp_path / 'other.json')
+    found = Tokenizer.from_file(str(tmp_path / 'other.json'))
+    found.add_tokens(['<|im_end|>'])
+    found.save(str(tmp_path / 'other.json'))
+    asked = dict(tokenizer=str(tmp_path / 'other.json'), vocabulary=None, end_token=found.token_to_id('<|im_end|>'))
+    with pytest.raises(Refusal, match='must be a special one'):
+        made(tmp_path / 'store', written(tmp_path / 'a.jsonl', corpus_of(9)), **asked)
+
+
 def test_large_vocabularies_take_four_bytes(tmp_path):
     other_tokenizer(tmp_path / 'other.json')
     wide = Tokenizer.from_file(str(tmp_path / 'other.json'))

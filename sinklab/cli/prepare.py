@@ -65,7 +65,7 @@ def arguments(verb: argparse.ArgumentParser) -> None:
 
 def run(given: argparse.Namespace, rest: list[str]) -> int:
     if rest:
-        raise Refusal(f'{rest[0]} is unknown; see sinklab prepare --help')
+        raise Refusal(f'{rest[0]} is unknown (a pattern must be quoted); see sinklab prepare --help')
     if given.check is None and not (given.source and given.out):
         raise Refusal('give --source and --out to prepare a store, or --check to verify one')
     unused = MAKING if given.check is not None else CHECKING

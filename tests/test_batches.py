@@ -1,0 +1,106 @@
+"""Batches: a pure function of seed and step, whoever reads them."""
+
+import dataclasses
+
+import numpy as np
+import pytest
+from conftest import tiny
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from stores import BEGIN as FIXED
+from stores import Array
+
+from sinklab.data.batches import Shuffled
+from sinklab.data.interventions import Intervened
+from sinklab.data.windows import Windows
+
+
+def plain_windows(count):
+    return Intervened(Windows([Array(np.arange(17 * count))], 16, 'training'), tiny().data, 300, fix=True)
+
+
+@settings(max_examples=20, deadline=None)
+@given(st.integers(1, 9), st.integers(0, 5), st.integers(0, 40))
+def test_a_batch_is_a_pure_function_of_seed_and_step(batch_size, seed, step):
+    windows, rows = plain_windows(23), range(batch_size)
+    one, other = (Shuffled([windows], seed, batch_size) for _ in range(2))
+    for earlier in range(min(step, 3)):
+        other.rows(earlier, rows)  # having read something before changes nothing
+    np.testing.assert_array_equal(one.rows(step, rows), other.rows(step, rows))
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    length=st.integers(1, 30),
+    sizes=st.lists(st.integers(40, 900), min_size=1, max_size=3),
+    share=st.sampled_from([1.0, 0.5, 0.1]),
+    places=st.sampled_from([(None, None), (1, 1), (1, 2)]),
+    fixed_position=st.sampled_from([None, 1]),
+    masked=st.booleans(),
+    weighted=st.booleans(),
+    each=st.integers(1, 4),
+    processes=st.sampled_from([1, 2, 4, 256]),
+    seed=st.integers(0, 9),
+    step=st.integers(0, 40),
+)
+def test_the_slices_of_any_number_of_processes_are_what_one_reader_finds_from_the_start(
+    length, sizes, share, places, fixed_position, masked, weighted, each, processes, seed, step
+):
+    """Read at random by many, and in order by Grain's own iterator over all that comes before, in one process."""
+    rng = np.random.default_rng(seed)
+    rows = [Array(rng.integers(2, 300, size), rng.random(size) < 0.5) for size in sizes]
+    first, last = (None, None) if fixed_position else places
+    data = dataclasses.replace(
+        tiny().data, seed=seed, random_first=first, random_last=last, fixed_position=fixed_position, share=share
+    )
+    sets = [[row] for row in rows] if weighted else [rows]
+    weights = {str(number): 1 / len(rows) for number in range(len(rows))} if weighted else None
+
+    def read():
+        named = [str(number) if weighted else '' for number in range(len(sets))]
+        windows = [
+            Windows(part, length, 'train', share, seed, masked, name) for part, name in zip(sets, named, strict=True)
+        ]
+        return Shuffled([Intervened(part, data, 300, fix=True) for part in windows], seed, each * processes, weights)
+
+    chosen = sorted({0, processes // 2, processes - 1})
+    slices = [read().rows(step % 4, range(number * each, (number + 1) * each)) for number in chosen]
+    stream = iter(read().dataset.to_iter_dataset())
+    before = [next(stream) for _ in range((step % 4 + 1) * each * processes)]
+    batch = np.stack(before[-each * processes :])
+    for number, found in zip(chosen, slices, strict=True):
+        assert found.tobytes() == batch[number * each : (number + 1) * each].tobytes()
+    plain = np.where(batch < 0, ~batch, batch)
+    if fixed_position:
+        assert (plain[:, 0] == FIXED).all()
+    if not masked:
+        assert (batch >= 0).all()
+
+
+def test_an_epoch_shows_every_window_once_and_the_next_one_in_another_order():
+    batches = Shuffled([plain_windows(24)], 0, 4)
+    first, second = (
+        np.concatenate([batches.rows(epoch * 6 + i, range(4))[:, 0] for i in range(6)]) for epoch in range(2)
+    )
+    assert sorted(first) == sorted(second) == [17 * i for i in range(24)]
+    assert first.tolist() != second.tolist()
+    assert first.tolist() != sorted(first)
+    other = Shuffled([plain_windows(24)], 1, 4)
+    assert batches.rows(0, range(4)).tolist() != other.rows(0, range(4)).tolist()
+
+
+@settings(max_examples=20, deadline=None)
+@given(st.floats(0.05, 0.95), st.integers(0, 3))
+def test_a_mixture_has_its_shares_and_counts_the_epochs_of_each(share, seed):
+    one, other = (Windows([Array(1000 * number + np.zeros(17 * 40, int))], 16, 'x') for number in range(2))
+    parts = [Intervened(part, tiny().data, 300, fix=True) for part in (one, other)]
+    batches = Shuffled(parts, seed, 20, dict(one=share, other=1 - share))
+    found = np.concatenate([batches.rows(step, range(20))[:, 0] for step in range(10)])
+    assert abs((found == 0).mean() - share) <= 2 / 200
+    assert batches.epochs(10)['data/epoch/one'] == pytest.approx(200 * share / 40)
+    assert batches.epochs(10)['data/epoch/other'] == pytest.approx(200 * (1 - share) / 40)
+
+
+def test_epochs_are_counted():
+    batches = Shuffled([plain_windows(24)], 0, 4)
+    assert [batches.epochs(step) for step in (0, 3, 6, 9)] == [{'data/epoch': epoch} for epoch in (0, 0.5, 1, 1.5)]
