@@ -256,8 +256,8 @@ def test_validation_never_reads_a_window_twice(tmp_path):
     (tmp_path / 'mixture.json').write_text(json.dumps(parts))
     given = dict(data__source=f'mixture:{tmp_path}/mixture.json', data__held_out=0.3)
     assert len(sequences(tiny(**given, valid__windows=4)).valid_NT) == 4
-    with pytest.raises(Refusal, match=r'held-out documents of other have \d+ windows .* of which it takes 250'):
-        sequences(tiny(**given, valid__windows=500))
+    with pytest.raises(Refusal, match=r'held-out documents of other have \d+ windows .* of which it takes 100'):
+        sequences(tiny(**given, valid__windows=200))
 
 
 def test_several_may_prepare_one_store(tmp_path):
