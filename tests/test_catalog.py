@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 import subprocess
 import sys
 import textwrap
@@ -86,16 +87,37 @@ def test_splits_and_parts_of_them_are_read(built):
     assert sorted(document.text for document in source(f'tfds:{built}:test').documents()) == sorted(TEXTS[40:])
 
 
+def test_what_would_need_tensorflow_is_refused(built, tmp_path):
+    shutil.copytree(built, tmp_path / 'other')
+    info = tmp_path / 'other' / 'dataset_info.json'
+    info.write_text(info.read_text().replace('array_record', 'tfrecord'))
+    with pytest.raises(Refusal, match='lies in tfrecord, which needs TensorFlow; tfds build'):
+        source(f'tfds:{tmp_path}/other')
+
+
+def test_a_data_set_that_cannot_be_made_here_is_refused_with_the_remedy(tmp_path, monkeypatch):
+    tfds = pytest.importorskip('tensorflow_datasets')
+
+    def fail(_):
+        raise ConnectionError('no\nroute')
+
+    monkeypatch.setattr(tfds.core.DatasetBuilder, 'download_and_prepare', fail)
+    monkeypatch.setattr(tfds.core.DatasetBuilder, 'is_prepared', lambda _: False)
+    with pytest.raises(Refusal, match=r'ConnectionError: no route\); run tfds build tiny_shakespeare'):
+        source('tfds:tiny_shakespeare')
+
+
 @pytest.mark.parametrize(
     ('behind', 'words'),
     [
         (':valid', 'the split valid is unknown'),
         ('#field=body', 'the field body is unknown (strings: '),
-        (':train[', 'valid'),
+        (':train[', 'holds no data set'),
+        (':train+train', 'twice'),
     ],
 )
 def test_what_a_data_set_does_not_have_is_refused(built, behind, words):
     with pytest.raises(Refusal) as refusal:
         list(source(f'tfds:{built}{behind}').documents())
     assert '\n' not in str(refusal.value)
-    assert words in str(refusal.value) or behind == ':train['
+    assert words in str(refusal.value)

@@ -4,6 +4,7 @@ import gzip
 import json
 import os
 import random
+import sys
 import tracemalloc
 
 import pyarrow
@@ -240,6 +241,8 @@ def test_a_mixture_keeps_the_domain_of_every_document_and_its_weights_sum_to_one
         ({}, 'has no component'),
         (dict(A=dict(source='text:{}/a.jsonl', weight=1), B=dict(source='text:{}/b.txt')), 'has no weight for B'),
         (dict(A=dict(source='text:{}/a.jsonl', weight=-1)), 'the weight -1; it must be'),
+        (dict(A=dict(source='text:{}/a.jsonl', weight=10**400)), 'the weight 1000'),
+        ({'A\nB': dict(source='text:{}/a.jsonl')}, 'must be a printable text'),
         (dict(A=dict(sorce='text:{}/a.jsonl')), 'A, has no source'),
         (dict(A=dict(source='text:{}/a.jsonl', wight=1)), 'did you mean weight?'),
         (dict(A=dict(source='text:{}/none')), 'A, text:'),
@@ -252,6 +255,34 @@ def test_a_mixture_that_means_nothing_is_refused(parts, components, words):
         if 'source' in component:
             component['source'] = component['source'].format(parts)
     assert words in refused(mixed(parts, **components))
+
+
+def test_a_component_that_is_given_twice_is_refused(parts):
+    one = f'"A": {{"source": "text:{parts}/a.jsonl"}}'
+    (parts / 'mixture.json').write_text(f'{{{one}, {one}}}')
+    assert "has 'A' twice" in refused(f'mixture:{parts}/mixture.json')
+
+
+def test_a_null_and_bytes_that_are_no_text_are_damaged_rows(tmp_path):
+    damaged = pyarrow.array([b'ok', None, b'\xff'], pyarrow.binary()).view(pyarrow.string())
+    pyarrow.parquet.write_table(pyarrow.table({'text': damaged}), tmp_path / 'a.parquet')
+    first, null, bytes_ = found(f'text:{tmp_path}/a.parquet')
+    assert (first.text, null.why, bytes_.why) == ('ok', 'has a "text" that is no text', 'is not UTF-8 (byte 0)')
+
+
+def test_what_is_wrong_with_a_record_is_said_in_a_line(tmp_path):
+    (tmp_path / 'a.jsonl').write_text(json.dumps({f'field\n{number}': 1 for number in range(5000)}))
+    (damaged,) = found(f'text:{tmp_path}/a.jsonl')
+    assert '\n' not in damaged.why
+    assert len(damaged.why) < 400
+
+
+@pytest.mark.parametrize(('name', 'missing'), [('a.jsonl.zst', 'zstandard'), ('a.parquet', 'pyarrow')])
+def test_a_library_that_is_missing_is_named(tmp_path, monkeypatch, name, missing):
+    WRITERS[name](tmp_path / name, TEXTS)
+    monkeypatch.setitem(sys.modules, missing, None)
+    monkeypatch.setitem(sys.modules, f'{missing}.parquet', None)
+    assert f'{name} needs {missing}; pip install "sinklab[data]"' in refused(f'text:{tmp_path}/{name}')
 
 
 def test_the_identity_changes_with_the_files_and_with_what_is_asked_of_them(tmp_path):

@@ -5,6 +5,7 @@ import contextlib
 import dataclasses
 import difflib
 import functools
+import itertools
 import os
 import re
 import sys
@@ -95,6 +96,8 @@ def split(given: str, rest: str) -> Split:
         instructions = builder.info.splits[part].file_instructions
     except (ValueError, KeyError) as error:
         raise Refusal(unknown(f'{given}: the split {part}', part, builder.info.splits, 'splits')) from error
+    if overlap(instructions):
+        raise Refusal(f'{given} has examples of {part} twice; name each part of a split once')
     if not instructions:
         raise Refusal(f'{given} has no example in its split {part}; name another')
     try:
@@ -150,6 +153,11 @@ def strings(tfds: ModuleType, features: Any, at: str = '') -> Iterator[tuple[str
             yield from strings(tfds, feature, f'{at}{name}.')
         elif feature.shape == () and feature.np_dtype == object:  # noqa: E721
             yield f'{at}{name}', isinstance(feature, tfds.features.Text)
+
+
+def overlap(instructions: Sequence[Any]) -> bool:
+    spans = sorted((part.filename, part.skip, part.skip + part.take) for part in instructions)
+    return any(one[0] == two[0] and two[1] < one[2] for one, two in itertools.pairwise(spans))
 
 
 def shards(given: str, instructions: Sequence[Any]) -> Iterator[File]:

@@ -54,8 +54,8 @@ def library(name: str, what: object) -> ModuleType:
         raise Refusal(f'{what} needs {name.split(".")[0]}; pip install "sinklab[data]"') from error
 
 
-def line(error: Exception) -> str:
-    return ' '.join(str(error).split())[:200]
+def line(words: object) -> str:
+    return ' '.join(str(words).split())[:200]
 
 
 @contextlib.contextmanager
@@ -159,9 +159,9 @@ def text(content: bytes) -> dict[str, Any]:
     return {'text': decoded(content)}
 
 
-def parsed(content: bytes) -> dict[str, Any]:
+def parsed(content: bytes, objects: Callable | None = None) -> dict[str, Any]:
     try:
-        fields = json.loads(decoded(content).removeprefix('\ufeff'))
+        fields = json.loads(decoded(content).removeprefix('\ufeff'), object_pairs_hook=objects)
     except Fault:
         raise
     except (ValueError, RecursionError) as error:
@@ -181,7 +181,7 @@ def values(row: Any) -> dict[str, Any]:
 def at(values: Any, path: str) -> Any:
     for name in path.split('.'):
         if not isinstance(values, dict) or name not in values:
-            here = ', '.join(values) if isinstance(values, dict) else 'none'
+            here = line(', '.join(values)) if isinstance(values, dict) else 'none'
             raise Fault(f'has no field "{path}" (fields: {here}; name one by #field=NAME behind the source)')
         values = values[name]
     return values

@@ -18,6 +18,7 @@ from sinklab.record import Refusal, unknown
 LEFT_OUT = {'site-packages', 'test', 'tests', 'idle_test'}
 ROLES = ('system', 'user', 'assistant')
 PIECES = 64  # of a data set of the catalogue
+HEAVIEST = 1e100  # weight, so that a sum of them is finite
 
 
 @dataclasses.dataclass(frozen=True)
@@ -103,7 +104,10 @@ def tfds(given: str, rest: str) -> Source:
 def mixture(given: str, rest: str) -> Source:
     """Sources that are a domain each, with shares for all of them or for none."""
     components = mapping(given, Path(rest))
-    sources = {name: component(f'{given}, {name},', name, value) for name, value in components.items()}
+    sources = {
+        name: component(f'{given}, {files.line(repr(name))[1:-1]},', name, value)
+        for name, value in components.items()
+    }
     weights = {name: value['weight'] for name, value in components.items() if 'weight' in value}
     if without := weights and [name for name in components if name not in weights]:
         raise Refusal(f'{given} has no weight for {", ".join(without)}; give a weight to all, or to none')
@@ -123,7 +127,7 @@ def mixture(given: str, rest: str) -> Source:
 def mapping(given: str, path: Path) -> dict[str, Any]:
     try:
         with files.reading(path):
-            components = files.parsed(path.read_bytes())
+            components = files.parsed(path.read_bytes(), once)
     except Fault as fault:
         raise Refusal(
             f'{given} {fault}; write {{"domain": {{"source": "text:GLOB", "weight": 0.3}}, ...}}'
@@ -133,17 +137,26 @@ def mapping(given: str, path: Path) -> dict[str, Any]:
     return components
 
 
+def once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """An object of JSON whose keys are different: of two that are the same, json keeps the last and says nothing."""
+    names = [name for name, _ in pairs]
+    if twice := [name for name in names if names.count(name) > 1]:
+        raise Fault(f'has {twice[0]!r} twice')
+    return dict(pairs)
+
+
 def component(at: str, name: str, given: Any) -> Source:
-    if not name or '/' in name:
-        raise Refusal(f'{at} is the name of a domain; it must be a text without /')
+    if not name.isprintable() or not name or '/' in name:
+        raise Refusal(f'{at} is the name of a domain; it must be a printable text without /')
     if not isinstance(given, dict) or not isinstance(given.get('source'), str):
         raise Refusal(f'{at} has no source; give it {{"source": "text:GLOB"}}')
     for key in given:
         if key not in ('source', 'weight'):
             raise Refusal(unknown(f'{at} {key!r}', key, ('source', 'weight')))
     weight = given.get('weight', 1)
-    if type(weight) not in (int, float) or not 0 < weight < math.inf:
-        raise Refusal(f'{at} has the weight {weight!r}; it must be a finite number above 0')
+    if type(weight) not in (int, float) or not 0 < weight <= HEAVIEST:
+        shown = files.line(repr(weight))
+        raise Refusal(f'{at} has the weight {shown}; it must be a number above 0 and at most {HEAVIEST:g}')
     if 'domain=' in given['source'].rpartition('#')[2]:
         raise Refusal(f'{at} names another domain behind #, and its documents have this one; leave domain= out')
     if given['source'].startswith('mixture:'):
