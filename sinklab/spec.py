@@ -156,6 +156,7 @@ class Checkpoint:
 @dataclasses.dataclass(frozen=True)
 class Log:
     every_steps: Count
+    sinks: Flag  # also those of the training batch, over its whole length
 
 
 @dataclasses.dataclass(frozen=True)
@@ -179,3 +180,4 @@ class Hardware:
     tensor: Count = 1
     micro_batch: Count | None = None  # sequences at once, over all devices; None: the whole batch
     remat: bool = False
+    attention: Literal['auto', 'dense', 'chunked', 'tpu', 'gpu', 'cudnn'] = 'auto'

@@ -8,6 +8,7 @@ from conftest import attention, operation, tiny
 from flax import nnx
 
 from sinklab.attend import dense
+from sinklab.attend.bias import Bias, Curve
 from sinklab.attend.mask import causal
 from sinklab.model.columns import COLUMNS, count
 from sinklab.model.transformer import Transformer
@@ -91,21 +92,32 @@ def test_a_fixed_value_is_no_parameter_of_the_model():
     assert shapes[0] == shapes[1] == shapes[2]
 
 
-def test_a_bias_of_positions_is_zero_at_the_column():
-    bias_BHTS = jnp.ones((1, 4, 5, 5))
+PLACES = np.arange(5)[None]
+CURVES = {
+    'none': None,
+    'distance': Curve(lambda slope, distance: slope[0] * distance, np.array([[1.0], [2.0], [3.0], [4.0]])),
+}
+
+
+def matrix(columns, curve):
+    """bias_BHTS of five tokens, with those of the columns left of it."""
+    given = Bias(CURVES[curve], PLACES, np.pad(PLACES, ((0, 0), (1, 0))), made(columns).score_HC(), offset=0.5)
+    return np.broadcast_to(given.matrix(PLACES, 1, 0, 5), (1, 4, 5, 6))
+
+
+@pytest.mark.parametrize('curve', CURVES)
+def test_a_bias_of_positions_is_zero_at_the_column_and_an_offset_is_not(curve):
+    distance_TS = np.maximum(np.subtract.outer(np.arange(5), np.arange(5)), 0)
+    text_HTS = 0.5 + distance_TS * np.arange(1, 5)[:, None, None] * (curve != 'none')
     for columns in ('k', 'kv'):
-        found = made(columns).bias(bias_BHTS, 5)
-        np.testing.assert_array_equal(found, np.insert(bias_BHTS, 0, 0, axis=-1))
+        np.testing.assert_allclose(matrix(columns, curve)[0], np.insert(text_HTS, 0, 0.5, axis=-1))
 
 
-@pytest.mark.parametrize('shape', [(1, 1, 1, 1), (1, 1, 5, 5), (2, 4, 5, 5)])
-def test_a_logit_is_a_score_of_its_own_beside_those_of_positions(shape):
-    logit, bias_BHTS = made('logit'), np.random.default_rng(1).normal(size=shape)
-    found = np.broadcast_to(logit.bias(jnp.asarray(bias_BHTS), 5), (2, 4, shape[2], 6))
-    np.testing.assert_allclose(
-        found[..., 0], np.broadcast_to(logit.score_H[...], found.shape[1:3])[None].repeat(2, 0)
-    )
-    np.testing.assert_allclose(found[..., 1:], np.broadcast_to(bias_BHTS, found[..., 1:].shape), rtol=1e-6)
+@pytest.mark.parametrize('curve', CURVES)
+def test_a_logit_is_a_score_of_its_own_beside_those_of_positions(curve):
+    logit, found = made('logit'), matrix('logit', curve)[0]
+    np.testing.assert_allclose(found[..., 0], np.broadcast_to(logit.score_H[...] + 0.5, (4, 5)), rtol=1e-6)
+    np.testing.assert_array_equal(found[..., 1:], matrix('k', curve)[0][..., 1:])
 
 
 def test_the_first_token_is_column_number_count():
@@ -170,7 +182,7 @@ def test_a_sink_logit_multiplies_the_output_by_the_sigmoid_of_how_far_it_lies_be
     query, logit = scale * query, made('logit')
     logit.score_H[...] = scale * jnp.asarray(rng.normal(size=(4, 1)), jnp.float32)
     keys, values = logit.attach(key, value)
-    bias = logit.bias(jnp.zeros((1, 1, 1, 1)), 6)
+    bias = Bias(column_HC=logit.score_HC()).matrix(None, 1, 0, 6)
     found, _ = dense.attend(query, keys, values, attention('exp', 'sum'), causal(6), columns=1, bias_BHTS=bias)
     plain, _ = dense.attend(query, key, value, attention('exp', 'sum'), causal(6))
     score = np.einsum('bthk,bshk->bths', np.float64(query), np.float64(key)) / 2

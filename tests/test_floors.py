@@ -12,6 +12,7 @@ FLOORS = {
     'parse': 0,
     'sharding': 1,
     'folder': 1,
+    'topology': 1,
     'attend': 1,
     'model': 2,
     'data': 2,

@@ -1,67 +1,257 @@
+"""The loss in chunks: the definition's value and gradients, on every mesh, in memory and messages that stay small."""
+
+import functools
+import math
+import re
+
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from jax.sharding import NamedSharding
 
+from sinklab import sharding
+from sinklab.spec import Hardware
 from sinklab.train import loss
 from sinklab.train.loss import cross_entropy
 
+LAYOUTS = [
+    Hardware(data=4),
+    Hardware(fsdp=4),
+    Hardware(tensor=4),
+    Hardware(data=2, tensor=2),
+    Hardware(fsdp=2, tensor=2),
+    Hardware(data=2, fsdp=2),
+]
+AXES = (('batch', None, None), ('vocabulary', 'embed'), ('batch', None))  # of hidden, head and target
+both = jax.value_and_grad(cross_entropy, (0, 1))
 
-def arrays(batch=3, length=10, width=5, vocabulary=11, dtype=jnp.float32):
-    keys = jax.random.split(jax.random.key(0), 3)
+
+def arrays(batch=4, length=10, width=8, vocabulary=12, dtype=jnp.float32):
+    """(hidden_BTD, head_VD, target_BT), a third of the targets below 0."""
+    rng = np.random.default_rng(0)
+    target_BT = rng.integers(0, vocabulary, (batch, length))
     return (
-        jax.random.normal(keys[0], (batch, length, width), dtype),
-        jax.random.normal(keys[1], (vocabulary, width)),
-        jax.random.randint(keys[2], (batch, length), 0, vocabulary),
+        jnp.asarray(rng.normal(size=(batch, length, width)), dtype),
+        jnp.asarray(rng.normal(size=(vocabulary, width)), jnp.float32),
+        jnp.asarray(np.where(rng.random((batch, length)) < 1 / 3, ~target_BT, target_BT), jnp.int32),
     )
 
 
-def whole(hidden, head, target):
-    """The definition, through all logits."""
-    log_p = jax.nn.log_softmax(jnp.einsum('btd,vd->btv', hidden.astype(jnp.float32), head))
-    return -jnp.take_along_axis(log_p, target[..., None], -1).mean()
+def definition(hidden_BTD, head_VD, target_BT):
+    """(loss, d_hidden_BTD, d_head_VD) in float64, through all logits."""
+    hidden_BTD, head_VD = (np.asarray(array, np.float64) for array in (hidden_BTD, head_VD))
+    logits_BTV = np.einsum('btd,vd->btv', hidden_BTD, head_VD)
+    logits_BTV -= logits_BTV.max(-1, keepdims=True)
+    log_p_BTV = logits_BTV - np.log(np.exp(logits_BTV).sum(-1, keepdims=True))
+    right_BTV = np.asarray(target_BT)[..., None] == np.arange(len(head_VD))
+    read_BT1 = np.asarray(target_BT)[..., None] >= 0
+    d_logits_BTV = read_BT1 * (np.exp(log_p_BTV) - right_BTV) / target_BT.size
+    d_head_VD = np.einsum('btv,btd->vd', d_logits_BTV, hidden_BTD)
+    return -(right_BTV * log_p_BTV).sum() / target_BT.size, d_logits_BTV @ head_VD, d_head_VD
 
 
-@pytest.mark.parametrize('rows', [1, 3, 12, 21, 512])  # one place at a time, some that do not divide, all
+def close(found, expected, dtype=jnp.float32):
+    """Each to a few roundings of the dtype of the computation, in units of its largest entry; losses in float32."""
+    fine = (1e-6, 2e-6, 2e-6)
+    coarse = (1e-6, 8e-3, 4e-3)
+    (value, gradients), tolerances = found, fine if dtype == jnp.float32 else coarse
+    for ours, theirs, tolerance in zip((value, *gradients), expected, tolerances, strict=True):
+        difference = np.abs(np.asarray(ours, np.float64) - theirs).max()
+        assert difference <= tolerance * np.abs(theirs).max(), f'{difference} of {np.abs(theirs).max()}'
+
+
+def rounded(head_VD, dtype):
+    """The head that a computation in this dtype sees."""
+    return head_VD.astype(dtype).astype(jnp.float32)
+
+
+def placed(mesh, given):
+    """As a run places them."""
+    return [
+        jax.device_put(array, NamedSharding(mesh, sharding.dividing(mesh, array.shape, sharding.partition(*names))))
+        for array, names in zip(given, AXES, strict=True)
+    ]
+
+
+@pytest.mark.parametrize('rows', [1, 3, 13, 20, 39, 512])  # one row at a time, some that do not divide, all
 def test_chunks_give_the_loss_and_the_gradients_of_the_whole(rows, monkeypatch):
     monkeypatch.setattr(loss, 'CHUNK_ROWS', rows)
-    hidden, head, target = arrays()
     jax.clear_caches()
-    for function in (cross_entropy, jax.jit(cross_entropy)):
-        value, gradients = jax.value_and_grad(function, (0, 1))(hidden, head, target)
-        expected, theirs = jax.value_and_grad(whole, (0, 1))(hidden, head, target)
-        np.testing.assert_allclose(value, expected, rtol=1e-6)
-        np.testing.assert_allclose(function(hidden, head, target), expected, rtol=1e-6)
-        for ours, their in zip(gradients, theirs, strict=True):
-            np.testing.assert_allclose(ours, their, atol=1e-7, rtol=1e-5)
+    given = arrays(batch=3, length=13)
+    expected = definition(*given)
+    for transform in (lambda function: function, jax.jit):
+        close(transform(both)(*given), expected)
+        np.testing.assert_allclose(transform(cross_entropy)(*given), expected[0], rtol=1e-6)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize('dtype', [jnp.float32, jnp.bfloat16])
+@pytest.mark.parametrize('layout', LAYOUTS, ids=str)
+@pytest.mark.parametrize(
+    'sizes',
+    [dict(), dict(length=7, width=5, vocabulary=13), dict(batch=3, length=11)],
+    ids=['all_divided', 'batch_alone', 'all_but_batch'],
+)
+def test_a_mesh_changes_neither_loss_nor_gradients_whatever_it_divides(sizes, layout, dtype, monkeypatch):
+    monkeypatch.setattr(loss, 'CHUNK_ROWS', 3)
+    jax.clear_caches()
+    hidden, head, target = arrays(**sizes, dtype=dtype)
+    mesh = sharding.mesh(layout)
+    with jax.set_mesh(mesh):
+        given = placed(mesh, (hidden, head, target))
+        found, value = jax.jit(both)(*given), jax.jit(cross_entropy)(*given)
+    expected = definition(hidden, rounded(head, dtype), target)
+    close(found, expected, dtype)
+    np.testing.assert_allclose(value, expected[0], rtol=1e-6)
+
+
+@pytest.mark.parametrize('layout', LAYOUTS, ids=str)
+def test_gradients_live_where_their_arrays_do(layout):
+    mesh = sharding.mesh(layout)
+    with jax.set_mesh(mesh):
+        given = placed(mesh, arrays())
+        _, gradients = jax.jit(both)(*given)
+    for array, gradient in zip(given[:2], gradients, strict=True):
+        assert gradient.sharding.is_equivalent_to(array.sharding, array.ndim)
+
+
+def test_a_mesh_serves_arrays_of_no_sharding_outside_jit():
+    given = arrays()
+    with jax.set_mesh(sharding.mesh(Hardware(fsdp=2, tensor=2))):
+        close(both(*given), definition(*given))
 
 
 def test_half_precision_keeps_a_gradient_in_float32_for_the_head():
     hidden, head, target = arrays(dtype=jnp.bfloat16)
-    d_hidden, d_head = jax.grad(cross_entropy, (0, 1))(hidden, head, target)
+    _, (d_hidden, d_head) = both(hidden, head, target)
     assert (d_hidden.dtype, d_head.dtype) == (jnp.bfloat16, jnp.float32)
-    np.testing.assert_allclose(d_head, jax.grad(whole, 1)(hidden, head, target), atol=5e-3)
+    close(both(hidden, head, target), definition(hidden, rounded(head, jnp.bfloat16), target), jnp.bfloat16)
 
 
-def test_a_scaled_loss_scales_its_gradient():
+def test_the_gradient_of_the_head_sums_in_float32_over_any_number_of_chunks(monkeypatch):
+    monkeypatch.setattr(loss, 'CHUNK_ROWS', 1)
+    jax.clear_caches()
+    rows = 4096  # a sum of ones stays at 256 in bfloat16
+    hidden_BTD = jnp.ones((1, rows, 1), jnp.bfloat16)
+    d_head_VD = jax.grad(cross_entropy, 1)(hidden_BTD, jnp.zeros((4, 1)), jnp.zeros((1, rows), int))
+    np.testing.assert_array_equal(d_head_VD[:, 0], [-0.75, 0.25, 0.25, 0.25])
+
+
+def test_a_scaled_loss_scales_its_gradients():
     hidden, head, target = arrays()
-    one = jax.grad(cross_entropy)(hidden, head, target)
-    np.testing.assert_allclose(jax.grad(lambda h: 3 * cross_entropy(h, head, target))(hidden), 3 * one, rtol=1e-6)
+    _, ones = both(hidden, head, target)
+    tripled = jax.grad(lambda *given: 3 * cross_entropy(*given, target), (0, 1))(hidden, head)
+    for three, one in zip(tripled, ones, strict=True):
+        np.testing.assert_allclose(three, 3 * one, rtol=1e-6)
 
 
-def shapes(jaxpr):
-    """Of everything that a program computes, inner programs included."""
+def test_a_target_below_zero_counts_for_the_mean_with_a_loss_of_zero():
+    hidden, head, _ = arrays()
+    target = jnp.zeros((4, 10), int).at[1:].set(-5)
+    value, (d_hidden, _) = both(hidden, jnp.zeros_like(head), target)
+    np.testing.assert_allclose(value, math.log(12) / 4, rtol=1e-6)
+    assert not d_hidden[1:].any()
+    value, gradients = both(hidden, head, jnp.full_like(target, -1))
+    assert not any(array.any() for array in (value, *gradients))
+
+
+@pytest.mark.parametrize('layout', [Hardware(), Hardware(tensor=4)], ids=str)
+def test_a_target_beyond_the_vocabulary_is_no_number(layout):
+    hidden, head, target = arrays()
+    with jax.set_mesh(sharding.mesh(layout)):
+        assert jnp.isnan(cross_entropy(hidden, head, target.at[2, 3].set(12)))
+
+
+def test_logits_of_any_size_do_not_overflow():
+    hidden_BTD, head_VD = jnp.ones((1, 2, 1)), jnp.array([[1e30], [-1e30]])
+    for mesh in (sharding.mesh(Hardware()), sharding.mesh(Hardware(tensor=2))):
+        with jax.set_mesh(mesh):
+            value, (_, d_head_VD) = both(hidden_BTD, head_VD, jnp.array([[0, 1]]))
+        np.testing.assert_allclose(value, 1e30, rtol=1e-6)
+        np.testing.assert_array_equal(d_head_VD, [[0.5], [-0.5]])
+
+
+def products(jaxpr):
+    """Matrix products that a program names, inner programs included."""
     for equation in jaxpr.eqns:
-        yield from (variable.aval.shape for variable in equation.outvars)
+        yield from [equation] * (equation.primitive.name == 'dot_general')
         for inner in jax.tree.leaves(list(equation.params.values()), is_leaf=lambda x: hasattr(x, 'eqns')):
             inner = getattr(inner, 'jaxpr', inner)
             if hasattr(inner, 'eqns'):
-                yield from shapes(inner)
+                yield from products(inner)
 
 
-@pytest.mark.parametrize('gradient', [False, True])
-def test_the_logits_of_a_batch_never_exist_whole(gradient):
-    hidden, head, target = arrays(batch=4, length=256, width=5, vocabulary=1000)
-    function = jax.grad(cross_entropy, (0, 1)) if gradient else cross_entropy
-    largest = max(int(np.prod(shape)) for shape in shapes(jax.make_jaxpr(function)(hidden, head, target).jaxpr))
-    assert largest <= loss.CHUNK_ROWS * 1000 < target.size * 1000
+@pytest.mark.parametrize(('function', 'count'), [(cross_entropy, 1), (both, 3)], ids=['loss', 'gradients'])
+def test_logits_are_computed_once_and_without_gradients_nothing_else_is(function, count):
+    assert len(list(products(jax.make_jaxpr(function)(*arrays()).jaxpr))) == count
+
+
+BATCH, LENGTH, WIDTH, VOCABULARY = 4, 4096, 20, 1004  # sizes that nothing else in a program has
+
+
+@functools.cache
+def compiled(layout, function=both):
+    mesh = sharding.mesh(layout)
+    shapes = ((BATCH, LENGTH, WIDTH), jnp.float32), ((VOCABULARY, WIDTH), jnp.float32), ((BATCH, LENGTH), jnp.int32)
+    with jax.set_mesh(mesh):
+        where = [NamedSharding(mesh, sharding.partition(*names)) for names in AXES]
+        given = [jax.ShapeDtypeStruct(*shape, sharding=s) for shape, s in zip(shapes, where, strict=True)]
+        return jax.jit(function).lower(*given).compile()
+
+
+def sizes_of(text):
+    """The dimensions of every array that a compiled program mentions."""
+    return [tuple(map(int, found.split(','))) for found in re.findall(r'\b(?:pred|[a-z]+\d+)\[([\d,]+)\]', text)]
+
+
+def inside_loops(text):
+    """The lines of a compiled program that run in a loop, and those that do not."""
+    computations = dict(re.findall(r'^(?:ENTRY )?(%[\w.-]+) .*?{\n(.*?)^}', text, re.MULTILINE | re.DOTALL))
+    reached, waiting = set(), re.findall(r'body=(%[\w.-]+)', text)
+    while waiting:
+        name = waiting.pop()
+        if name not in reached:
+            reached.add(name)
+            waiting += [called for called in re.findall(r'%[\w.-]+', computations[name]) if called in computations]
+    inside = ''.join(computations[name] for name in reached)
+    return inside.splitlines(), ''.join(computations[name] for name in computations.keys() - reached).splitlines()
+
+
+def messages(lines, kind):
+    """The dimensions of each array that such a collective results in."""
+    found = [re.search(rf'= (.*?) {kind}(-start)?\(', line) for line in lines]
+    return [dimensions for match in found if match for dimensions in sizes_of(match[1])]
+
+
+@pytest.mark.parametrize('function', [cross_entropy, both], ids=['loss', 'gradients'])
+@pytest.mark.parametrize('layout', [Hardware(), *LAYOUTS], ids=str)
+def test_the_logits_of_a_batch_never_exist(layout, function):
+    program = compiled(layout, function)
+    assert max(map(math.prod, sizes_of(program.as_text()))) == loss.CHUNK_ROWS * VOCABULARY
+    logits_bytes = 4 * BATCH * LENGTH * VOCABULARY / math.prod((layout.data, layout.fsdp, layout.tensor))
+    assert program.memory_analysis().temp_size_in_bytes < logits_bytes / 2
+
+
+@pytest.mark.parametrize('layout', [layout for layout in LAYOUTS if layout.tensor > 1], ids=str)
+def test_no_device_meets_the_whole_vocabulary_where_the_mesh_divides_it(layout):
+    sizes = sizes_of(compiled(layout).as_text())
+    assert (loss.CHUNK_ROWS * layout.tensor, VOCABULARY // layout.tensor) in sizes
+    assert not any(VOCABULARY in dimensions for dimensions in sizes)
+
+
+@pytest.mark.parametrize('layout', LAYOUTS, ids=str)
+def test_devices_exchange_rows_alone_chunk_by_chunk_and_the_rest_once(layout):
+    inside, outside = inside_loops(compiled(layout).as_text())
+    kinds = 'all-reduce', 'all-gather', 'reduce-scatter', 'all-to-all', 'collective-permute'
+    within = {kind: messages(inside, kind) for kind in kinds}
+    assert any('dot(' in line or 'custom-call(' in line for line in inside), 'the chunks are in a loop'
+    assert within.pop('all-reduce') == [(loss.CHUNK_ROWS * layout.tensor,)] * 3 * (layout.tensor > 1)
+    assert not any(within.values())
+    once = {kind: [found for found in messages(outside, kind) if found] for kind in kinds}  # () is the loss
+    rows, part = VOCABULARY // layout.tensor, WIDTH // layout.fsdp
+    assert once['all-gather'] == [(rows, WIDTH)] * (layout.fsdp > 1)
+    assert once['reduce-scatter'] == [(rows, part)] * (layout.fsdp > 1)
+    d_head, d_hidden = (rows, part), (BATCH // layout.data // layout.fsdp, LENGTH, WIDTH)
+    assert sorted(once['all-reduce']) == sorted([d_head] * (layout.data > 1) + [d_hidden] * (layout.tensor > 1))
+    assert not once['all-to-all'] + once['collective-permute']

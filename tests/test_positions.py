@@ -10,6 +10,7 @@ from flax import nnx
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from sinklab.attend.bias import Bias
 from sinklab.model.positions import POSITIONS, buckets, slopes
 
 PLACES = np.array([[0, 1, 2, 0, 1, 5, 150], [3, 3, 4, 90, 7, 0, 1]])  # of two sequences; any order will do
@@ -53,7 +54,7 @@ def test_alibi_of_eight_heads_goes_from_a_half_to_a_256th():
 def test_a_bias_is_that_of_the_distance(kind):
     made = position(kind, model__heads=6)
     table_RH = np.asarray(made.table_RH[...]) if kind == 'relative_t5' else None
-    found = np.asarray(made.bias(jnp.asarray(PLACES)))
+    found = Bias(made.curve(), jnp.asarray(PLACES), jnp.asarray(PLACES)).text(jnp.asarray(PLACES), 0)
     for b, place_T in enumerate(PLACES):
         expected = formulas.position_bias(kind, place_T, 6, table_RH)
         np.testing.assert_allclose(np.broadcast_to(found, (2, 6, 7, 7))[b], expected, rtol=1e-6)
@@ -102,8 +103,7 @@ def test_a_position_acts_where_it_says_and_leaves_the_rest_as_it_is(kind):
     places = jnp.asarray(PLACES)
     assert np.array_equal(made.embed(x[:, :, 0], places), x[:, :, 0]) is not embeds
     assert np.array_equal(made.rotate(x, places), x) is not rotates
-    if embeds or rotates or kind == 'none':
-        assert not made.bias(places).any()
+    assert (made.curve() is None) is (embeds or rotates or kind == 'none')
 
 
 @pytest.mark.parametrize('kind', POSITIONS)

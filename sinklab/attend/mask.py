@@ -4,53 +4,81 @@ import dataclasses
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 
 @dataclasses.dataclass(frozen=True)
 class Mask:
-    """Query t sees the keys start[t] <= s < end[t]; the leading axis is the batch, or 1 for all of it."""
+    """Query t sees the keys start[t] <= s < end[t]; the leading axis is the batch, or 1 for all of it.
 
-    start_BT: jax.Array
-    end_BT: jax.Array
+    `hull` is known before anything is traced: for each query the start and end of an interval that holds its own.
+    """
+
+    start_BT: jax.Array | np.ndarray
+    end_BT: jax.Array | np.ndarray
+    hull_2T: np.ndarray
 
     def __and__(self, other: 'Mask') -> 'Mask':
-        return Mask(jnp.maximum(self.start_BT, other.start_BT), jnp.minimum(self.end_BT, other.end_BT))
+        start, end = np.maximum(self.hull_2T[0], other.hull_2T[0]), np.minimum(self.hull_2T[1], other.hull_2T[1])
+        if self.static and other.static:
+            return static(start, end)
+        start_BT = jnp.maximum(self.start_BT, other.start_BT)
+        return Mask(start_BT, jnp.minimum(self.end_BT, other.end_BT), np.stack([start, end]))
+
+    @property
+    def static(self) -> bool:
+        return isinstance(self.start_BT, np.ndarray)
+
+    @property
+    def length(self) -> int:
+        return self.hull_2T.shape[1]
 
     def visible(self, keys: int) -> jax.Array:
         """bool_BTS over `keys` keys."""
         key_S = jnp.arange(keys)
         return (self.start_BT[..., None] <= key_S) & (key_S < self.end_BT[..., None])
 
-    def after(self, queries: int) -> 'Mask':
-        """The mask with so many queries before the first, which see no key."""
-        pad = lambda x: jnp.pad(x, ((0, 0), (queries, 0)))  # noqa: E731
-        return Mask(pad(self.start_BT), pad(self.end_BT))
+    def padded(self, before: int = 0, after: int = 0) -> 'Mask':
+        """The mask with so many queries before the first and after the last, which see no key."""
+        module = np if self.static else jnp
+        pad = lambda x_BT: module.pad(x_BT, ((0, 0), (before, after)))  # noqa: E731
+        return Mask(pad(self.start_BT), pad(self.end_BT), np.pad(self.hull_2T, ((0, 0), (before, after))))
 
 
-def queries(length: int) -> jax.Array:
-    return jnp.arange(length)[None]
+def static(start_T: np.ndarray, end_T: np.ndarray) -> Mask:
+    """The same intervals for every sequence, known before anything is traced."""
+    return Mask(start_T[None], end_T[None], np.stack([start_T, end_T]))
+
+
+def queries(length: int) -> np.ndarray:
+    return np.arange(length, dtype=np.int32)
+
+
+def full(length: int) -> Mask:
+    return static(np.zeros_like(queries(length)), np.full_like(queries(length), length))
 
 
 def causal(length: int) -> Mask:
-    return Mask(jnp.zeros_like(queries(length)), queries(length) + 1)
+    return prefix(length, 1)
 
 
 def prefix(length: int, tokens: int) -> Mask:
     """Causal, and the first `tokens` are seen by all."""
-    return Mask(jnp.zeros_like(queries(length)), jnp.maximum(queries(length) + 1, tokens))
+    return static(np.zeros_like(queries(length)), np.minimum(np.maximum(queries(length) + 1, tokens), length))
 
 
 def window(length: int, keys: int) -> Mask:
     """The `keys` keys that end with the query's own: the paper's shifted window."""
-    return Mask(jnp.maximum(queries(length) - keys + 1, 0), jnp.full((1, length), length))
+    return static(np.maximum(queries(length) - keys + 1, 0), np.full_like(queries(length), length))
 
 
 def block(length: int, keys: int) -> Mask:
     """The query's own block, of those that cut the sequence every `keys` keys."""
     start = queries(length) // keys * keys
-    return Mask(start, jnp.minimum(start + keys, length))
+    return static(start, np.minimum(start + keys, length))
 
 
 def document(start_BT: jax.Array) -> Mask:
     """Nothing before the start of the query's document."""
-    return Mask(start_BT, jnp.full_like(start_BT, start_BT.shape[-1]))
+    length = start_BT.shape[-1]
+    return Mask(start_BT, jnp.full_like(start_BT, length), full(length).hull_2T)

@@ -23,6 +23,14 @@ class Row:
 class Normalizer:
     close: Callable[[Row], jax.Array]
     uses_unit: bool = False
+    uses_total: bool = True
+
+
+def raised(mass: jax.Array, power: float | None) -> jax.Array:
+    """mass^power, 0 where there is no mass: 0^p has no finite gradient."""
+    if power is None:
+        return mass
+    return jnp.where(mass > 0, jnp.where(mass > 0, mass, 1.0) ** power, 0.0)
 
 
 def sum(row):
@@ -54,6 +62,6 @@ NORMALIZERS = {
     'p_norm': Normalizer(p_norm),
     'plus_one': Normalizer(plus_one, uses_unit=True),
     'clamped': Normalizer(clamped, uses_unit=True),
-    'count': Normalizer(count),
-    'none': Normalizer(none),
+    'count': Normalizer(count, uses_total=False),
+    'none': Normalizer(none, uses_total=False),
 }

@@ -20,6 +20,8 @@ class Similarity:
     weigh: Weigh  # (score, unit) -> (weight, mass)
     shifted: bool = False
     uses_unit: bool = False
+    signed: bool = False  # weights may be below 0
+    rounded: Weigh | None = None  # a faster one, right to 6e-8: for weights that are not divided by their sum
 
 
 def exp(score, unit):
@@ -36,6 +38,23 @@ def softpick(score, unit):
 def sigmoid(score, unit):
     weight = jax.nn.sigmoid(score)
     return weight, weight
+
+
+def sigmoid_by_tanh(score, unit):
+    weight = half_tanh(score)
+    return weight, weight
+
+
+@jax.custom_jvp
+def half_tanh(x: jax.Array) -> jax.Array:
+    """The sigmoid, right to 6e-8 and not to as much of itself; its derivative costs three operations."""
+    return 0.5 * jnp.tanh(0.5 * x) + 0.5
+
+
+@half_tanh.defjvp
+def _(given, moved):
+    weight = half_tanh(*given)
+    return weight, (weight - weight * weight) * moved[0]
 
 
 def elu1(score, unit):
@@ -60,8 +79,8 @@ def identity(score, unit):
 SIMILARITIES = {
     'exp': Similarity(exp, shifted=True),
     'softpick': Similarity(softpick, shifted=True, uses_unit=True),
-    'sigmoid': Similarity(sigmoid),
+    'sigmoid': Similarity(sigmoid, rounded=sigmoid_by_tanh),
     'elu1': Similarity(elu1),
     'relu': Similarity(relu),
-    'identity': Similarity(identity),
+    'identity': Similarity(identity, signed=True),
 }

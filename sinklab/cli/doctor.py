@@ -2,6 +2,7 @@
 
 example:
   sinklab doctor --json
+  sinklab doctor --kernels
 """
 
 import argparse
@@ -11,6 +12,7 @@ import sys
 import tempfile
 from collections.abc import Callable
 
+from sinklab.cli import kernels
 from sinklab.record import Refusal
 
 EXTRAS = {
@@ -29,11 +31,14 @@ EXTRAS = {
 
 def arguments(verb: argparse.ArgumentParser) -> None:
     verb.add_argument('--json', action='store_true', help='print one JSON document')
+    verb.add_argument('--kernels', action='store_true', help='hold every attention backend to the definition, here')
 
 
 def run(given: argparse.Namespace, rest: list[str]) -> int:
     if rest:
         raise Refusal(f'{rest[0]} is unknown; see sinklab doctor --help')
+    if given.kernels:
+        return kernels.run(given.json)
     checks = {name: attempt(check) for name, check in CHECKS.items()}
     here = devices() if checks['devices'] == 'ok' else []
     found = dict(python=platform.python_version(), **described(), devices=here, checks=checks)

@@ -45,6 +45,12 @@ def hardware_arguments(verb: argparse.ArgumentParser) -> None:
     )
     verb.add_argument('--micro_batch', type=int, metavar='N', help='sequences at once; gradients are accumulated')
     verb.add_argument('--remat', action='store_true', help='recompute activations in the backward pass')
+    verb.add_argument(
+        '--attention',
+        default='auto',
+        metavar='BACKEND',
+        help='auto, dense, chunked, tpu, gpu or cudnn; sinklab doctor --kernels shows what each does here',
+    )
 
 
 def run(given: argparse.Namespace, rest: list[str]) -> int:
@@ -95,4 +101,4 @@ def layout(given: argparse.Namespace) -> Hardware:
         size = getattr(given, name)
         if size is not None and size < 1:
             raise Refusal(f'--{name}={size} must be a whole number of at least 1')
-    return Hardware(given.data, given.fsdp, given.tensor, given.micro_batch, given.remat)
+    return Hardware(given.data, given.fsdp, given.tensor, given.micro_batch, given.remat, given.attention)

@@ -21,11 +21,15 @@ def proxy(attention_TS):
 
 
 def importance(attention_TS, keys: int, columns: int = 0, prefix: int = 1):
-    """alpha_k = sum_i A_ik / (queries that may see k) for the tokens k = 1..keys: T - k + 1, or T within a prefix."""
-    length = attention_TS.shape[-2]
+    """alpha_k = sum_i A_ik / (queries that may see k) for the tokens k = 1..keys."""
     received_K = attention_TS[..., columns : columns + keys].sum(-2)
+    return received_K / seen_by(attention_TS.shape[-2], keys, prefix)
+
+
+def seen_by(length: int, keys: int, prefix: int = 1):
+    """How many of T queries may see the tokens 1..keys: T - k + 1, or T within a prefix."""
     place_K = np.arange(keys)
-    return received_K / (length - np.where(place_K < prefix, 0, place_K))
+    return length - np.where(place_K < prefix, 0, place_K)
 
 
 def star(attention_TS, columns: int):
@@ -94,3 +98,23 @@ def prefix_numbers(alpha_LPHK) -> dict[str, float]:
         'sink/prefix': max(rate(alpha_LPHK[..., k]) for k in range(tokens)),
         **{f'argmax/{k + 1}': 100 * float(np.mean(largest == k)) for k in range(tokens)},
     }
+
+
+def context(received, length: int, prefix: int = 1) -> dict:
+    """Rates and means over the whole context of a training batch, from what its first keys have received.
+
+    sink/k/context and alpha/k/context by proxy, of alpha_1 raw too, and the mean row mass; nothing of None.
+    """
+    if received is None:
+        return {}
+    columns = received.columns
+    share_K, raw_K = (sums[..., columns:] for sums in (received.share_BHS, received.raw_BHS))
+    seen_K = seen_by(length, share_K.shape[-1], prefix)
+    alpha_K, raw_1 = share_K / seen_K, raw_K[..., :1] / seen_K[:1]
+    found = {f'{k + 1}/context': alpha_K[..., k] for k in range(alpha_K.shape[-1])}
+    found |= {'1/raw/context': raw_1[..., 0]}
+    if columns:
+        found |= {'star/context': received.share_BHS[..., :columns].max(-1) / length}
+    rates = {f'sink/{name}': 100 * jnp.mean(alpha > 0.3) for name, alpha in found.items()}
+    means = {f'alpha/{name}': jnp.mean(alpha) for name, alpha in found.items()}
+    return rates | means | {'mass/row/context': jnp.mean(received.mass_BH)}

@@ -1,3 +1,5 @@
+import dataclasses
+
 import jax
 from flax import nnx
 
@@ -18,10 +20,12 @@ class Block(nnx.Module):
         self.ffn_norms = Norms(model)
         self.ffn = FFN(model, rngs)
 
-    def __call__(self, x_BTD: jax.Array, view: View, capture: bool) -> tuple[jax.Array, Capture]:
+    def __call__(self, x_BTD: jax.Array, view: View) -> tuple[jax.Array, Capture]:
         norms = self.attention_norms
-        attended_BTD, attention_BHTS = self.attention(norms.before(x_BTD), view)
+        attended_BTD, captured = self.attention(norms.before(x_BTD), view)
         x_BTD = norms.joined(place(x_BTD + norms.after(attended_BTD), 'batch', None, None))
         norms = self.ffn_norms
         sum_BTD = place(x_BTD + norms.after(self.ffn(norms.before(x_BTD))), 'batch', None, None)
-        return norms.joined(sum_BTD), Capture(attention_BHTS, sum_BTD) if capture else Capture()
+        return norms.joined(sum_BTD), dataclasses.replace(
+            captured, residual_BTD=sum_BTD
+        ) if view.capture else captured

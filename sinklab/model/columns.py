@@ -27,9 +27,9 @@ class Columns(nnx.Module):
         """The keys and values of the text, with those of the columns left of them."""
         return key_BSHK, value_BSHK
 
-    def bias(self, bias_BHTS: jax.Array, keys: int) -> jax.Array:
-        """The bias of a text of so many keys, with those of the columns left of it."""
-        return bias_BHTS
+    def score_HC(self) -> jax.Array | None:
+        """What is added to the scores of columns that stand nowhere; None: they have positions, as text has."""
+        return None
 
     def add(self, output_BTHK: jax.Array) -> jax.Array:
         """V bias acts here, on what heads have aggregated."""
@@ -55,8 +55,8 @@ class Key(Columns):
         value_HK = self.norm * self.direction(value_BSHK.shape[-1])[None]
         return before(self.key_HK[...], key_BSHK), before(value_HK, value_BSHK)
 
-    def bias(self, bias_BHTS, keys):
-        return unbiased(bias_BHTS)
+    def score_HC(self):
+        return jnp.zeros((1, 1))
 
 
 class KeyValue(Columns):
@@ -71,8 +71,8 @@ class KeyValue(Columns):
     def attach(self, key_BSHK, value_BSHK):
         return before(self.key_HK[...], key_BSHK), before(self.value_HK[...], value_BSHK)
 
-    def bias(self, bias_BHTS, keys):
-        return unbiased(bias_BHTS)
+    def score_HC(self):
+        return jnp.zeros((1, 1))
 
 
 class Logit(Columns):
@@ -87,11 +87,8 @@ class Logit(Columns):
         nothing_HK = jnp.zeros((1, 1))
         return before(nothing_HK, key_BSHK), before(nothing_HK, value_BSHK)
 
-    def bias(self, bias_BHTS, keys):
-        batch, _, queries, _ = bias_BHTS.shape
-        own = jnp.broadcast_to(self.score_H[...][:, :, None], (batch, self.heads, queries, 1))
-        text = jnp.broadcast_to(bias_BHTS, (batch, self.heads, queries, keys))
-        return jnp.concatenate([own, text], -1)
+    def score_HC(self):
+        return jnp.broadcast_to(self.score_H[...], (self.heads, 1))
 
 
 class Value(Columns):
@@ -115,11 +112,6 @@ def before(column_HK: jax.Array, text_BSHK: jax.Array) -> jax.Array:
     batch, _, heads, width = text_BSHK.shape
     column_HK = jnp.pad(column_HK.astype(text_BSHK.dtype), ((0, 0), (0, width - column_HK.shape[-1])))
     return jnp.concatenate([jnp.broadcast_to(column_HK, (batch, 1, heads, width)), text_BSHK], 1)
-
-
-def unbiased(bias_BHTS: jax.Array) -> jax.Array:
-    """The bias of a text with a column that has none."""
-    return bias_BHTS if bias_BHTS.shape[-1] == 1 else jnp.pad(bias_BHTS, ((0, 0), (0, 0), (0, 0), (1, 0)))
 
 
 def first(width: int) -> jax.Array:

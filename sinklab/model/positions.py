@@ -1,11 +1,14 @@
 """Positions: what tells a query where a key stands. A position acts at one or more of the three hooks below."""
 
+from collections.abc import Sequence
+
 import jax
 import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 
 from sinklab import spec
+from sinklab.attend.bias import Curve
 from sinklab.model.initialization import INITIALIZATIONS, normal
 
 BUCKETS, FARTHEST = 32, 128  # of the relative positions: those of T5 and of the released code
@@ -24,9 +27,9 @@ class Position(nnx.Module):
         """Queries and keys alike."""
         return x_BTHK
 
-    def bias(self, position_BT: jax.Array) -> jax.Array:
-        """What is added to the scaled scores, in float32."""
-        return jnp.zeros((1, 1, 1, 1))
+    def curve(self) -> Curve | None:
+        """What is added to the scaled scores, as a function of distance: how far a key lies before a query, or 0."""
+        return None
 
 
 class Absolute(Position):
@@ -69,23 +72,22 @@ class Alibi(Position):
     def __init__(self, model, length, rngs):
         self.heads = model.heads
 
-    def bias(self, position_BT):
-        slope_H = jnp.asarray(slopes(self.heads))
-        return -slope_H[:, None, None] * distances(position_BT)[:, None].astype(jnp.float32)
+    def curve(self):
+        return Curve(lambda slope, distance: -slope[0] * distance, slopes(self.heads)[:, None])
 
 
 class RelativePaperCode(Position):
     """The number of the distance's bucket, 0 to 31, unlearned (sail-sg/Attention-Sink, model_relpos.py)."""
 
-    def bias(self, position_BT):
-        return buckets(distances(position_BT))[:, None].astype(jnp.float32)
+    def curve(self):
+        return Curve(lambda _, distance: buckets(distance), np.zeros((1, 0)))
 
 
 class RelativePaperPrinted(Position):
     """Equation 7 of the paper, whose floor is taken before the multiplication."""
 
-    def bias(self, position_BT):
-        return buckets(distances(position_BT), floor_first=True)[:, None].astype(jnp.float32)
+    def curve(self):
+        return Curve(lambda _, distance: buckets(distance, floor_first=True), np.zeros((1, 0)))
 
 
 class RelativeT5(Position):
@@ -95,8 +97,12 @@ class RelativeT5(Position):
         std = INITIALIZATIONS[model.initialization].linear(model, model.width)
         self.table_RH = normal(rngs, (BUCKETS, model.heads), std, (None, 'heads'))
 
-    def bias(self, position_BT):
-        return jnp.moveaxis(self.table_RH[...][buckets(distances(position_BT))], -1, 1)
+    def curve(self):
+        def look_up(number_R: Sequence[jax.Array], distance_B1TS: jax.Array) -> jax.Array:
+            table_RH = jnp.stack(number_R)[:, :, 0, 0]
+            return jnp.moveaxis(table_RH[buckets(distance_B1TS[:, 0]).astype(jnp.int32)], -1, 1)
+
+        return Curve(look_up, self.table_RH[...].T, elementwise=False)
 
 
 def angles(position_BT: jax.Array, width: int, base: float) -> jax.Array:
@@ -104,18 +110,12 @@ def angles(position_BT: jax.Array, width: int, base: float) -> jax.Array:
     return position_BT[..., None] * base ** (-jnp.arange(0, width, 2) / width)
 
 
-def distances(position_BT: jax.Array) -> jax.Array:
-    """How far each key lies before each query; 0 where it does not."""
-    return jnp.maximum(position_BT[:, :, None] - position_BT[:, None, :], 0)
-
-
 def buckets(distance: jax.Array, floor_first: bool = False) -> jax.Array:
-    """Each distance below 16 by itself, those up to 128 by their logarithm, the rest together."""
+    """Each distance below 16 by itself, those up to 128 by their logarithm, the rest together; in float32."""
     exact = BUCKETS // 2
     octave = jnp.log(jnp.maximum(distance, exact) / exact) / np.log(FARTHEST / exact)
     beyond = jnp.floor(octave) * exact if floor_first else jnp.floor(octave * exact)
-    far = jnp.minimum(exact + beyond.astype(jnp.int32), BUCKETS - 1)
-    return jnp.where(distance < exact, distance, far)
+    return jnp.where(distance < exact, distance, jnp.minimum(exact + beyond, BUCKETS - 1))
 
 
 def slopes(heads: int) -> np.ndarray:

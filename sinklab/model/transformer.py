@@ -2,10 +2,12 @@ import math
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from flax import nnx
 
 from sinklab import spec
 from sinklab.attend import mask
+from sinklab.attend.bias import Bias
 from sinklab.model.attention import View
 from sinklab.model.block import Block
 from sinklab.model.capture import Capture
@@ -44,20 +46,23 @@ class Transformer(nnx.Module):
         *,
         start_BT: jax.Array | None = None,
         position_BT: jax.Array | None = None,
+        backend: str = 'chunked',
         capture: bool = False,
+        keys: int = 0,
         remat: bool = False,
     ):
-        """(hidden_BTD after the last norm, Capture with a leading L; empty unless asked for).
+        """(hidden_BTD after the last norm, Capture with a leading L: of matrices and residuals if asked to `capture`,
+        else of the mass on so many first `keys`).
 
         start_BT: where the document of each token starts, wanted by a mask of documents alone. Positions count from 0
         unless given.
         """
         if position_BT is None:
-            position_BT = jnp.arange(token_BT.shape[1])[None]
+            position_BT = np.arange(token_BT.shape[1])[None]
         x_BTD = self.embedding_VD[...].astype(self.dtype)[token_BT]
         x_BTD, position_BT = self.with_sink(x_BTD, position_BT)
-        view = self.view(token_BT.shape[1], position_BT, start_BT)
-        block = lambda x_BTD, block: block(x_BTD, view, capture)  # noqa: E731
+        view = self.view(token_BT.shape[1], position_BT, start_BT, backend=backend, capture=capture, keys=keys)
+        block = lambda x_BTD, block: block(x_BTD, view)  # noqa: E731
         x_BTD = place(self.position.embed(x_BTD, position_BT), 'batch', None, None)
         x_BTD, captured = jax.lax.scan(jax.checkpoint(block) if remat else block, x_BTD, self.blocks)
         return self.norm(x_BTD)[:, self.sinks :], captured.of_text(self.sinks, count(self.model))
@@ -67,15 +72,19 @@ class Transformer(nnx.Module):
         if not self.sinks:
             return x_BTD, position_BT
         sink_BTD = jnp.broadcast_to(self.sink_TD[...].astype(x_BTD.dtype), (len(x_BTD), 1, x_BTD.shape[-1]))
-        return jnp.concatenate([sink_BTD, x_BTD], 1), jnp.pad(position_BT + 1, ((0, 0), (1, 0)))
+        module = np if isinstance(position_BT, np.ndarray) else jnp
+        return jnp.concatenate([sink_BTD, x_BTD], 1), module.pad(position_BT + 1, ((0, 0), (1, 0)))
 
-    def view(self, length: int, position_BT: jax.Array, start_BT: jax.Array | None) -> View:
-        return View(
-            mask=self.mask(length, start_BT).after(self.sinks),
-            rotate=lambda x_BTHK: self.position.rotate(x_BTHK, position_BT),
-            bias_BHTS=self.position.bias(position_BT),
+    def view(self, length: int, position_BT: jax.Array, start_BT: jax.Array | None, **how) -> View:
+        nowhere = count(self.model) - self.sinks
+        bias = Bias(
+            curve=self.position.curve(),
+            query_BT=position_BT,
+            key_BS=jnp.pad(position_BT, ((0, 0), (nowhere, 0))),
             offset=self.model.attention.offset * math.log(self.length),
         )
+        rotate = lambda x_BTHK: self.position.rotate(x_BTHK, position_BT)  # noqa: E731
+        return View(self.mask(length, start_BT).padded(before=self.sinks), rotate, bias, **how)
 
     def mask(self, length: int, start_BT: jax.Array | None) -> mask.Mask:
         given = self.model.mask

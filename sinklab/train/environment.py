@@ -50,7 +50,7 @@ def commit() -> str | None:
         return None
 
 
-def environment(hardware: Hardware) -> dict:
+def environment(hardware: Hardware, attention: str) -> dict:
     return dict(
         sinklab=sinklab.__version__,
         commit=commit(),
@@ -60,5 +60,5 @@ def environment(hardware: Hardware) -> dict:
         devices=[device.device_kind for device in jax.devices()],
         processes=jax.process_count(),
         layout=dataclasses.asdict(hardware),
-        attention='dense',
+        attention=attention,
     )

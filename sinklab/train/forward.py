@@ -10,7 +10,7 @@ from sinklab.spec import Spec
 from sinklab.train import state
 
 
-def forward(spec: Spec, **how: bool) -> Callable:
+def forward(spec: Spec, **how) -> Callable:
     """run(params, ids_BT) -> (hidden_BTD, head_VD, Capture)."""
     graph, _ = state.architecture(spec)
 

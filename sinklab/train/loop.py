@@ -106,8 +106,9 @@ class Run:
     ):
         self.spec, self.hardware, self.mesh, self.folder, self.data = spec, hardware, mesh, folder, data
         self.checkpoints, self.progress, self.mirror = checkpoints, progress, mirror
-        self.step = step.train_step(spec, hardware, mesh)
-        self.valid = step.evaluation(spec, hardware, mesh)
+        self.attention = step.attention(spec, hardware)
+        self.step = step.train_step(spec, hardware, mesh, self.attention.backend)
+        self.valid = step.evaluation(spec, hardware, mesh, self.attention.backend)
         self.observe = probe.observer(spec, mesh)
 
     def train(self) -> None:
@@ -117,7 +118,7 @@ class Run:
         self.stopwatch = Stopwatch(self.folder.seconds(first))
         with contextlib.closing(Metrics(self.folder)) as self.metrics, signals() as received:
             now = self.begin(first)
-            self.folder.write('environment', environment(self.hardware))
+            self.folder.write('environment', environment(self.hardware, str(self.attention)))
             self.steps(now, first, received)
 
     def begin(self, first: int) -> dict:

@@ -9,7 +9,10 @@ import numpy as np
 import optax
 
 from sinklab import sharding
-from sinklab.measure import backcopy
+from sinklab.attend import fused
+from sinklab.measure import backcopy, sink
+from sinklab.model.attention import case
+from sinklab.model.capture import Capture
 from sinklab.model.transformer import logits
 from sinklab.record import Refusal
 from sinklab.spec import Hardware, Spec
@@ -37,16 +40,27 @@ def check(spec: Spec, hardware: Hardware) -> None:
             raise Refusal(f'config.model.{field} is {value}, which --{axis}={parts} does not divide')
 
 
-def loss_of(spec: Spec, first: int = 1, remat: bool = False) -> Callable:
-    """loss(params, ids_BT of T + 1) -> the mean cross-entropy of what follows the tokens first..T.
+def attention(spec: Spec, hardware: Hardware) -> fused.Choice:
+    """What will compute attention here, chosen once; raises Refusal."""
+    return fused.choose(hardware.attention, jax.default_backend(), case(spec.model, spec.data.length))
+
+
+def loss_of(spec: Spec, first: int = 1, **how) -> Callable:
+    """loss(params, ids_BT of T + 1) -> the mean cross-entropy of what follows the tokens first..T."""
+    loss = seeing_loss(spec, first, **how)
+    return lambda params, ids_BT: loss(params, ids_BT)[0]
+
+
+def seeing_loss(spec: Spec, first: int = 1, **how) -> Callable:
+    """loss(params, ids_BT of T + 1) -> (the mean cross-entropy of what follows the tokens first..T, Capture).
 
     Complements of ids, below 0, are read and not predicted; they count for the mean, with a loss of 0.
     """
-    run = forward(spec, remat=remat)
+    run = forward(spec, **how)
 
-    def loss(params: dict, ids_BT: jax.Array) -> jax.Array:
-        hidden_BTD, head_VD, _ = run(params, jnp.where(ids_BT < 0, ~ids_BT, ids_BT)[:, :-1])
-        return cross_entropy(hidden_BTD[:, first - 1 :], head_VD, ids_BT[:, first:])
+    def loss(params: dict, ids_BT: jax.Array) -> tuple[jax.Array, Capture]:
+        hidden_BTD, head_VD, captured = run(params, jnp.where(ids_BT < 0, ~ids_BT, ids_BT)[:, :-1])
+        return cross_entropy(hidden_BTD[:, first - 1 :], head_VD, ids_BT[:, first:]), captured
 
     return loss
 
@@ -57,29 +71,33 @@ def predicted(ids_BT: jax.Array, first: int = 1) -> jax.Array:
     return jnp.where(share > 0, share, 1.0)
 
 
-def accumulated(loss: Callable, params: dict, ids_BT: jax.Array, parts: int) -> tuple[jax.Array, dict]:
-    """Loss and gradient of the whole batch, `parts` micro-batches one after another."""
+def accumulated(loss: Callable, params: dict, ids_BT: jax.Array, parts: int) -> tuple[tuple[jax.Array, dict], dict]:
+    """((loss, numbers), gradient) of the whole batch, `parts` micro-batches one after another."""
+    take = jax.value_and_grad(loss, has_aux=True)
     if parts == 1:
-        return jax.value_and_grad(loss)(params, ids_BT)
-
-    def body(total, ids_BT):
-        return jax.tree.map(jnp.add, total, jax.value_and_grad(loss)(params, ids_BT)), None
+        return take(params, ids_BT)
 
     micro = sharding.place(ids_BT.reshape(parts, -1, ids_BT.shape[-1]), None, 'batch', None)
-    zero = (jnp.zeros(()), jax.tree.map(jnp.zeros_like, params))
-    total, _ = jax.lax.scan(body, zero, micro)
+    zero = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), jax.eval_shape(take, params, micro[0]))
+    total, _ = jax.lax.scan(
+        lambda total, ids_BT: (jax.tree.map(jnp.add, total, take(params, ids_BT)), None), zero, micro
+    )
     return jax.tree.map(lambda x: x / parts, total)
 
 
-def train_step(spec: Spec, hardware: Hardware, mesh: jax.sharding.Mesh) -> Callable:
-    """step(state, ids_BT) -> (state, {train/loss, train/grad_norm, train/learning_rate}); the state is donated."""
+def train_step(spec: Spec, hardware: Hardware, mesh: jax.sharding.Mesh, backend: str = 'chunked') -> Callable:
+    """step(state, ids_BT) -> (state, {train/loss, train/grad_norm, ...}); the state is donated."""
     first = spec.model.mask.prefix or 1  # a prefix is seen, not predicted
-    loss = loss_of(spec, first, hardware.remat)
+    seeing = seeing_loss(spec, first, remat=hardware.remat, backend=backend, keys=spec.probe.keys * spec.log.sinks)
     optimizer, rate = transformation(spec.optimizer), schedule(spec.optimizer)
     parts = spec.optimizer.batch_size // (hardware.micro_batch or spec.optimizer.batch_size)
 
+    def loss(params: dict, ids_BT: jax.Array) -> tuple[jax.Array, dict]:
+        value, captured = seeing(params, ids_BT)
+        return value, sink.context(captured.received, spec.data.length, spec.model.mask.prefix or 1)
+
     def step(state: dict, ids_BT: jax.Array) -> tuple[dict, dict]:
-        value, gradient = accumulated(loss, state['params'], ids_BT, parts)
+        (value, sinks), gradient = accumulated(loss, state['params'], ids_BT, parts)
         if spec.data.loss != 'all':
             value, gradient = jax.tree.map(lambda x: x / predicted(ids_BT, first), (value, gradient))
         updates, opt_state = optimizer.update(gradient, state['opt_state'], state['params'])
@@ -88,6 +106,7 @@ def train_step(spec: Spec, hardware: Hardware, mesh: jax.sharding.Mesh) -> Calla
             'train/loss': value,
             'train/grad_norm': optax.tree.norm(gradient),
             'train/learning_rate': rate(state['step']),
+            **sinks,
         }
         return dict(step=state['step'] + 1, params=params, opt_state=opt_state), numbers
 
@@ -95,10 +114,10 @@ def train_step(spec: Spec, hardware: Hardware, mesh: jax.sharding.Mesh) -> Calla
     return jax.jit(step, donate_argnums=0, out_shardings=(where, sharding.replicated(mesh)))
 
 
-def evaluation(spec: Spec, hardware: Hardware, mesh: jax.sharding.Mesh) -> Callable:
+def evaluation(spec: Spec, hardware: Hardware, mesh: jax.sharding.Mesh, backend: str = 'chunked') -> Callable:
     """valid(params, ids_NT, trigger_NT) -> {valid/loss}, over all tokens; with triggers, each kind apart as well."""
-    loss = jax.jit(loss_of(spec), out_shardings=sharding.replicated(mesh))
-    by_token = tokenwise(spec, mesh)
+    loss = jax.jit(loss_of(spec, backend=backend), out_shardings=sharding.replicated(mesh))
+    by_token = tokenwise(spec, mesh, backend)
     rows = hardware.micro_batch or spec.optimizer.batch_size
 
     def valid(params: dict, ids_NT: np.ndarray, trigger_NT: np.ndarray | None = None) -> dict[str, float]:
@@ -113,9 +132,9 @@ def evaluation(spec: Spec, hardware: Hardware, mesh: jax.sharding.Mesh) -> Calla
     return valid
 
 
-def tokenwise(spec: Spec, mesh: jax.sharding.Mesh) -> Callable:
+def tokenwise(spec: Spec, mesh: jax.sharding.Mesh, backend: str = 'chunked') -> Callable:
     """by_token(params, ids_BT of T + 1) -> (loss_BT, whether the likeliest token was the next one)."""
-    run = forward(spec)
+    run = forward(spec, backend=backend)
 
     def by_token(params: dict, ids_BT: jax.Array) -> tuple[jax.Array, jax.Array]:
         hidden_BTD, head_VD, _ = run(params, ids_BT[:, :-1])

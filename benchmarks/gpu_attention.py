@@ -1,0 +1,140 @@
+"""Attention on one GPU: our sigmoid and softmax kernels against cuDNN's softmax and plain XLA, in one process.
+
+    python benchmarks/gpu_attention.py [--tokens=16384] [--lengths=1024,4096,16384] [--widths=64,128] [--rounds=20]
+
+Needs jax with its CUDA plugin, flax and nothing else. Random bfloat16 data, 2048 wide, causal; every kernel is held
+to the definition on a short sequence first, and one that is wrong or fails is named and left out. Kernels
+take turns, call by call; a figure is the median of `rounds`, in TFLOP/s of the visible half of the matrix (4 T^2 K / 2
+forward, 3.5 times that with the backward pass), with the range from the first to the third quartile, and its ratio to
+cuDNN. The last lines are what sink scores at every step add.
+"""
+
+import argparse
+import json
+import platform
+import statistics
+import sys
+import time
+from collections.abc import Callable
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from sinklab.attend import columns_mass, fused
+from sinklab.attend.bias import Bias
+from sinklab.attend.mask import causal
+from sinklab.spec import Attention
+
+WIDTH = 2048  # of the model: its heads fill it
+SOFTMAX = Attention('exp', 'sum', 'identity', gain=1.0, power=None, offset=0.0)
+SIGMOID = Attention('sigmoid', 'none', 'identity', gain=1.0, power=None, offset=0.0)
+RUNS = {
+    'cuDNN softmax': ('cudnn', SOFTMAX),
+    'our softmax': ('gpu', SOFTMAX),
+    'our sigmoid': ('gpu', SIGMOID),
+    'XLA softmax': ('dense', SOFTMAX),
+    'XLA sigmoid': ('dense', SIGMOID),
+    'chunked sigmoid': ('chunked', SIGMOID),
+}
+KEYS = 4  # whose importance is measured
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument('--tokens', type=int, default=16384, help='of a batch: sequences times their length')
+    parser.add_argument('--lengths', default='1024,4096,16384')
+    parser.add_argument('--widths', default='64,128')
+    parser.add_argument('--rounds', type=int, default=20)
+    parser.add_argument('--json', metavar='FILE', help='write all figures there too')
+    given = parser.parse_args()
+    if jax.default_backend() != 'gpu':
+        print(f'gpu_attention: wants a GPU, and jax finds {jax.default_backend()} here', file=sys.stderr)
+        return 1
+    here = jax.devices()[0].device_kind, f'jax {jax.__version__}', f'Python {platform.python_version()}'
+    print(f'{", ".join(here)}; {" ".join(sys.argv)}')
+    found = []
+    for width in map(int, given.widths.split(',')):
+        for length in map(int, given.lengths.split(',')):
+            found += compared(length, width, given)
+    if given.json:
+        with open(given.json, 'w') as file:
+            json.dump(found, file, indent=2)
+    return 0
+
+
+def compared(length: int, width: int, given: argparse.Namespace) -> list[dict]:
+    shape = max(given.tokens // length, 1), length, WIDTH // width, width
+    rng = np.random.default_rng(0)
+    arrays = [jnp.asarray(rng.normal(size=shape), jnp.bfloat16) for _ in range(4)]
+    found = []
+    for direction in ('forward', 'forward and backward'):
+        runs = dict(compiled(direction, arrays, length, width))
+        seconds = in_turns(runs, arrays, given.rounds)
+        flops = 2 * shape[0] * shape[2] * length**2 * width * (3.5 if direction.endswith('backward') else 1)
+        cudnn = statistics.median(seconds['cuDNN softmax']) if 'cuDNN softmax' in seconds else None
+        for name, each in seconds.items():
+            low, middle, high = statistics.quantiles(each, n=4)
+            ratio = cudnn and cudnn / middle
+            record = dict(name=name, direction=direction, length=length, width=width, seconds=each, over_cudnn=ratio)
+            found.append(record)
+            speed = ' '.join(f'{flops / second / 1e12:6.0f}' for second in (middle, high, low))
+            over = f'{ratio:6.2f} x cuDNN' if ratio else ''
+            print(f'T={length:6} K={width:4} {direction:21} {name:26} {speed} TFLOP/s {over}', flush=True)
+    return found
+
+
+def compiled(direction: str, arrays: list[jax.Array], length: int, width: int):
+    """(name, compiled function) of whatever compiles and is right."""
+    for name, (backend, attention) in RUNS.items():
+        case = fused.Case(attention, length, WIDTH // width, width, width, 'bfloat16')
+        if reason := fused.lacks(backend, 'gpu', case):
+            print(f'T={length:6} K={width:4} {direction:21} {name:26} left out: {reason}')
+            continue
+        for measured in (False, True) if backend != 'dense' else (False,):
+            function = jax.jit(directed(direction, backend, attention, length, measured))
+            try:
+                jax.block_until_ready(function(*arrays))
+            except Exception as error:  # the plain matrix of 16k tokens does not fit, for one
+                print(
+                    f'T={length:6} K={width:4} {direction:21} {name:26} left out: {str(error).splitlines()[0][:90]}'
+                )
+                continue
+            yield name + measured * ' + sink scores', function
+
+
+def directed(direction: str, backend: str, attention: Attention, length: int, measured: bool) -> Callable:
+    mask, bias = causal(length), Bias()
+
+    def forward(query, key, value, cotangent):
+        output, rows = fused.attend(backend, query, key, value, attention, mask, measured=measured)
+        scores = (
+            columns_mass.received(query, key, rows, attention, mask, 0, bias, KEYS).share_BHS if measured else 0.0
+        )
+        return output, scores
+
+    def both(query, key, value, cotangent):
+        def total(query, key, value):
+            output, scores = forward(query, key, value, cotangent)
+            return jnp.sum(output.astype(jnp.float32) * cotangent.astype(jnp.float32)), scores
+
+        return jax.grad(total, (0, 1, 2), has_aux=True)(query, key, value)
+
+    return forward if direction == 'forward' else both
+
+
+def in_turns(runs: dict[str, Callable], arrays: list[jax.Array], rounds: int) -> dict[str, list[float]]:
+    """Seconds of every call; ten calls are timed at once, so that launching them does not count."""
+    seconds = {name: [] for name in runs}
+    for _ in range(rounds):
+        for name, function in runs.items():
+            start = time.perf_counter()
+            for _ in range(10):
+                found = function(*arrays)
+            jax.block_until_ready(found)
+            seconds[name].append((time.perf_counter() - start) / 10)
+    return seconds
+
+
+if __name__ == '__main__':
+    sys.exit(main())

@@ -1,0 +1,60 @@
+"""What is added to scaled scores, as a function of positions: no matrix before somebody asks for one."""
+
+import dataclasses
+from collections.abc import Callable, Sequence
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+
+@dataclasses.dataclass(frozen=True)
+class Curve:
+    """b_ij of head h = function(parameters of h, max(position_i - position_j, 0)).
+
+    The function is given P arrays _H11, one for each parameter, and distance_B1TS in float32; a kernel traces it
+    with P scalars and a block of distances, if it is elementwise.
+    """
+
+    function: Callable[[Sequence[jax.Array], jax.Array], jax.Array]
+    parameter_HP: jax.Array | np.ndarray
+    elementwise: bool = True
+
+    def __call__(self, query_BT: jax.Array, key_BS: jax.Array) -> jax.Array:
+        """bias_BHTS, in float32."""
+        distance_BTS = jnp.maximum(query_BT[:, :, None] - key_BS[:, None, :], 0)
+        parameters = [jnp.asarray(one_H)[:, None, None] for one_H in self.parameter_HP.T]
+        return jnp.asarray(self.function(parameters, distance_BTS[:, None].astype(jnp.float32)), jnp.float32)
+
+
+@dataclasses.dataclass(frozen=True)
+class Bias:
+    """A curve, and the same `offset` for every score."""
+
+    curve: Curve | None = None
+    query_BT: jax.Array | np.ndarray | None = None  # positions, wanted by a curve; B is 1 or the batch
+    key_BS: jax.Array | np.ndarray | None = None  # of columns and text
+    column_HC: jax.Array | None = None  # what columns have instead of a curve; H may be 1
+    offset: float = 0.0
+
+    def text(self, query_BT: jax.Array, columns: int, low: int = 0, high: int | None = None) -> jax.Array | float:
+        """bias_BHTS of these queries and the keys low..high of the text."""
+        if self.curve is None:
+            return self.offset
+        return self.curve(query_BT, self.key_BS[:, columns:][:, low:high]) + self.offset
+
+    def column(self, query_BT: jax.Array, columns: int) -> jax.Array | float:
+        """bias_BHTC of these queries."""
+        if self.column_HC is not None:
+            return self.column_HC[None, :, None] + self.offset
+        return self.offset if self.curve is None else self.curve(query_BT, self.key_BS[:, :columns]) + self.offset
+
+    def matrix(self, query_BT: jax.Array, columns: int, low: int, high: int) -> jax.Array:
+        """bias_BHTS of columns and text, left to right; where all keys have the same, S is 1."""
+        text, column = self.text(query_BT, columns, low, high), self.column(query_BT, columns)
+        if not columns or (self.curve is None and self.column_HC is None):
+            return jnp.broadcast_to(text, (1,) * (4 - jnp.ndim(text)) + jnp.shape(text))
+        shape = np.broadcast_shapes(jnp.shape(text)[:-1] or (1, 1, 1), jnp.shape(column)[:-1] or (1, 1, 1))
+        return jnp.concatenate(
+            [jnp.broadcast_to(column, (*shape, columns)), jnp.broadcast_to(text, (*shape, high - low))], -1
+        )

@@ -1,0 +1,88 @@
+"""Kernels through the real compiler for TPUs that are not here."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from conftest import attention, tiny
+from jax.sharding import AxisType, Mesh, SingleDeviceSharding
+
+from sinklab import sharding, topology
+from sinklab.attend import fused
+from sinklab.attend import mask as masks
+from sinklab.attend.bias import Bias, Curve
+from sinklab.model.positions import buckets, slopes
+from sinklab.spec import Hardware
+from sinklab.train import state, step
+
+pytestmark = pytest.mark.skipif(
+    topology.library() is None, reason='libtpu, which has the compiler, could not be installed; pip install libtpu'
+)
+LENGTH, HEADS = 4096, 2
+PLACES = np.arange(LENGTH)[None]
+CURVES = {
+    'none': None,
+    'alibi': Curve(lambda slope, distance: -slope[0] * distance, slopes(HEADS)[:, None]),
+    'buckets': Curve(lambda _, distance: buckets(distance), np.zeros((1, 0))),
+}
+OPERATIONS = [('exp', 'plus_one'), ('sigmoid', 'none'), ('elu1', 'p_norm')]
+
+
+def compiled(chip, operation, backend='tpu', width=128, dtype=jnp.bfloat16, curve='none', documents=False):
+    """Forward and backward for one chip."""
+    where = SingleDeviceSharding(topology.devices(chip)[0])
+    array = lambda shape, dtype: jax.ShapeDtypeStruct(shape, dtype, sharding=where)  # noqa: E731
+    bias = Bias(CURVES[curve], PLACES, PLACES)
+
+    def total(query, key, value, start_BT):
+        mask = masks.causal(LENGTH) & masks.document(start_BT) if documents else masks.causal(LENGTH)
+        return jnp.sum(fused.attend(backend, query, key, value, attention(*operation), mask, 0, bias)[0] ** 2)
+
+    head = array((1, LENGTH, HEADS, width), dtype)
+    return jax.jit(jax.grad(total, (0, 1, 2))).lower(head, head, head, array((1, LENGTH), jnp.int32)).compile()
+
+
+def square(compiled):
+    """Memory beside arguments and results, in units of one head's matrix of bytes."""
+    return compiled.memory_analysis().temp_size_in_bytes / LENGTH**2
+
+
+@pytest.mark.parametrize('chip', ['v5e:2x2', 'v5p:2x2x1', 'v6e:2x2'])
+@pytest.mark.parametrize('operation', OPERATIONS, ids='-'.join)
+def test_kernels_compile_for_a_chip_without_a_square_matrix(chip, operation):
+    assert square(compiled(chip, operation)) < 1
+
+
+@pytest.mark.parametrize(('width', 'dtype'), [(64, jnp.bfloat16), (96, jnp.bfloat16), (128, jnp.float32)])
+def test_kernels_of_every_width_and_precision_compile(width, dtype):
+    for operation in (('exp', 'sum'), ('sigmoid', 'none')):
+        assert square(compiled('v5e:2x2', operation, width=width, dtype=dtype)) < 1
+
+
+@pytest.mark.parametrize(('curve', 'documents'), [('none', True), ('alibi', True), ('buckets', False)])
+def test_kernels_of_every_mask_and_curve_compile(curve, documents):
+    for operation in (('exp', 'sum'), ('sigmoid', 'none')):
+        assert square(compiled('v5e:2x2', operation, curve=curve, documents=documents)) < 1
+
+
+def test_the_whole_matrix_is_seen_by_the_measure_of_memory():
+    assert square(compiled('v5e:2x2', ('exp', 'sum'), backend='dense')) > 1
+
+
+def test_a_training_step_compiles_for_a_mesh_of_chips():
+    hardware = Hardware(data=1, fsdp=2, tensor=2, attention='tpu')
+    spec = tiny(model__head_width=64, model__width=256, model__dtype='bfloat16', data__length=256)
+    chips = np.array(topology.devices('v5e:2x2')).reshape(1, 2, 2)
+    mesh = Mesh(chips, sharding.AXES, axis_types=(AxisType.Auto,) * 3)
+    with jax.set_mesh(mesh):
+        batch = jax.ShapeDtypeStruct((4, 257), jnp.int32, sharding=sharding.of_batch(mesh, (4, 257)))
+        text = (
+            step.train_step(spec, hardware, mesh, 'tpu').lower(state.abstract(spec, mesh), batch).compile().as_text()
+        )
+    assert 'sinklab_softmax_forward' in text
+    assert 'sinklab_softmax_backward' in text
+
+
+def test_a_topology_that_is_none_is_refused():
+    with pytest.raises(topology.Refusal, match='no topology'):
+        topology.devices('v5e:3x3')
