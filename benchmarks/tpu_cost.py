@@ -87,12 +87,23 @@ def cost(chip: str, kernel: str, given: argparse.Namespace) -> dict:
     with tempfile.TemporaryDirectory() as folder:
         run(chip, kernel, given, f'--xla_jf_dump_to={folder} {BUNDLES}', check=True)
         found = body(Path(folder))
+        found['bundles'] = round(found['bundles'] * 2**20 / scores(kernel, given.length))
     with tempfile.TemporaryDirectory() as folder:
         if not kernel.startswith('splash'):
             run(chip, kernel, given, f'--xla_jf_dump_static_llo_profile_to={folder}', check=False)
         profiles = [path.read_text() for path in Path(folder).iterdir()]
     estimates = [int(number) for text in profiles for number in re.findall(r'estimated_cycles: (\d+)', text)[:1]]
     return found | dict(cycles=max(estimates, default=None))
+
+
+def scores(kernel: str, length: int) -> int:
+    """How many a body computes."""
+    from sinklab.attend import tpu
+
+    queries, keys = (
+        (1024, 1024) if kernel.startswith('splash') else (tpu.block(length, tpu.BLOCKS[0] // 2), tpu.block(length))
+    )
+    return queries * keys
 
 
 def run(chip: str, kernel: str, given: argparse.Namespace, flags: str, check: bool) -> None:

@@ -1,5 +1,6 @@
 """One update: the same on every mesh, in every number of micro-batches, with or without remat."""
 
+import dataclasses
 import functools
 
 import jax
@@ -12,6 +13,7 @@ from sinklab import sharding
 from sinklab.record import Refusal
 from sinklab.spec import Hardware
 from sinklab.train import state, step
+from sinklab.train.forward import forward
 
 IDS = np.random.default_rng(0).integers(0, 300, (4, 17)).astype(np.int32)
 
@@ -155,3 +157,25 @@ def test_more_devices_than_there_are_is_refused():
 def test_two_logical_axes_on_one_mesh_axis_collide():
     with pytest.raises(ValueError, match='land on one mesh axis'):
         sharding.partition('batch', 'embed')
+
+
+@pytest.mark.parametrize('columns', ['none', 'k', 'sink_token'])
+@pytest.mark.parametrize('pair', [('exp', 'sum'), ('sigmoid', 'none')], ids='-'.join)
+def test_sinks_of_a_training_batch_are_those_of_its_matrices(columns, pair):
+    """By micro-batches, too; the state is the one that is trained without looking."""
+    spec = operation(tiny(model__columns=columns, model__position='alibi', log__sinks=True), *pair)
+    numbers, seen = updated(spec, Hardware(micro_batch=2), times=1)
+    _, unseen = updated(dataclasses.replace(spec, log=dataclasses.replace(spec.log, sinks=False)), Hardware(), times=1)
+    jax.tree.map(functools.partial(np.testing.assert_allclose, rtol=1e-4, atol=1e-5), seen, unseen)
+    first = state.create(spec, sharding.mesh(Hardware()))['params']
+    _, _, captured = forward(spec, capture=True)(first, IDS[:, :-1])
+    attention_LBHTS = np.float64(captured.attention_BHTS)
+    share_LBHTS = attention_LBHTS / attention_LBHTS.sum(-1, keepdims=True)
+    for k in range(spec.probe.keys):
+        alpha_LBH = share_LBHTS[..., captured.columns + k].sum(-1) / (16 - k)
+        np.testing.assert_allclose(numbers[f'alpha/{k + 1}/context'], alpha_LBH.mean(), rtol=1e-4)
+        np.testing.assert_allclose(numbers[f'sink/{k + 1}/context'], 100 * (alpha_LBH > 0.3).mean(), rtol=1e-4)
+    np.testing.assert_allclose(numbers['mass/row/context'], attention_LBHTS.sum(-1).mean(), rtol=1e-4)
+    if columns != 'none':
+        star_LBH = share_LBHTS[..., 0].mean(-1)
+        np.testing.assert_allclose(numbers['alpha/star/context'], star_LBH.mean(), rtol=1e-4)

@@ -65,8 +65,8 @@ def anything(case: Case) -> None:
 def by_kernels_if(name: str, case: Case) -> str | None:
     """None, or what the kernels of a platform cannot do."""
     similarity = SIMILARITIES[case.attention.similarity]
-    if similarity.shifted and similarity.uses_unit:
-        return f'{case.attention.similarity}, which is no sum over keys that a maximum shifts'
+    if similarity.shifted and similarity is not SIMILARITIES['exp']:
+        return f'{case.attention.similarity}: of what a maximum shifts, kernels know exp alone'
     if not case.elementwise:
         return 'a learned table of relative positions'
     array = lambda width: jax.ShapeDtypeStruct((1, case.heads, case.length, width), case.dtype)  # noqa: E731
