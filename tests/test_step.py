@@ -159,13 +159,15 @@ def test_two_logical_axes_on_one_mesh_axis_collide():
         sharding.partition('batch', 'embed')
 
 
-@pytest.mark.parametrize('columns', ['none', 'k', 'sink_token'])
+@pytest.mark.parametrize('columns', ['none', 'kv', 'sink_token'])
 @pytest.mark.parametrize('pair', [('exp', 'sum'), ('sigmoid', 'none')], ids='-'.join)
 def test_sinks_of_a_training_batch_are_those_of_its_matrices(columns, pair):
     """By micro-batches, too; the state is the one that is trained without looking."""
     spec = operation(tiny(model__columns=columns, model__position='alibi', log__sinks=True), *pair)
     numbers, seen = updated(spec, Hardware(micro_batch=2), times=1)
-    _, unseen = updated(dataclasses.replace(spec, log=dataclasses.replace(spec.log, sinks=False)), Hardware(), times=1)
+    _, unseen = updated(
+        dataclasses.replace(spec, log=dataclasses.replace(spec.log, sinks=False)), Hardware(), times=1
+    )
     jax.tree.map(functools.partial(np.testing.assert_allclose, rtol=1e-4, atol=1e-5), seen, unseen)
     first = state.create(spec, sharding.mesh(Hardware()))['params']
     _, _, captured = forward(spec, capture=True)(first, IDS[:, :-1])

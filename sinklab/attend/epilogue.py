@@ -10,7 +10,7 @@ from sinklab.attend import dense
 from sinklab.attend.bias import Bias
 from sinklab.attend.mask import Mask
 from sinklab.attend.normalizer import NORMALIZERS, Row, raised
-from sinklab.attend.primitive import Scores, Weigh, primitive
+from sinklab.attend.primitive import NOTHING, Scores, Weigh, primitive
 from sinklab.attend.similarity import SIMILARITIES, Similarity
 
 
@@ -52,6 +52,7 @@ def exponentials(kernels, scores, text, attention, column_BHTC, measured):
     output_BTHK, (lse_BHT,) = primitive(kernels, scores, None, *text)
     lse = lse_BHT[..., None]
     shift = jnp.max(jnp.concatenate([lse, column_BHTC], -1), -1, keepdims=True)
+    shift = jnp.where(shift > NOTHING / 2, shift, 0.0)
     shift = jax.lax.stop_gradient(jnp.maximum(shift, 0.0) if NORMALIZERS[attention.normalizer].uses_unit else shift)
     mass = total = jnp.exp(lse - shift)
     if attention.power is not None:
