@@ -10,6 +10,7 @@ with benchmarks/tpu_cost.json and exits 1 where bundles or cycles are more than 
 """
 
 import argparse
+import itertools
 import json
 import os
 import re
@@ -92,7 +93,7 @@ def cost(chip: str, kernel: str, given: argparse.Namespace) -> dict:
         if not kernel.startswith('splash'):
             run(chip, kernel, given, f'--xla_jf_dump_static_llo_profile_to={folder}', check=False)
         profiles = [path.read_text() for path in Path(folder).iterdir()]
-    estimates = [int(number) for text in profiles for number in re.findall(r'estimated_cycles: (\d+)', text)[:1]]
+    estimates = [int(re.search(r'estimated_cycles: (\d+)', text)[1]) for text in profiles if 'sinklab_' in text]
     return found | dict(cycles=max(estimates, default=None))
 
 
@@ -134,7 +135,7 @@ def body(folder: Path) -> dict:
         ]
         capacity = dict(zip((unit.strip() for unit in units), capacity, strict=True))
         edges = sorted({0, len(used), *breaks(text.read_text())})
-        stretches += [(end - start, used[start:end], capacity) for start, end in zip(edges, edges[1:], strict=False)]
+        stretches += [(end - start, used[start:end], capacity) for start, end in itertools.pairwise(edges)]
     length, bundles, capacity = max(stretches, key=lambda stretch: stretch[0])
     shares = {name: sum(row[unit] for row in bundles) / capacity[unit] / length for name, unit in UNITS.items()}
     return dict(bundles=length, **shares)

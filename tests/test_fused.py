@@ -310,6 +310,13 @@ def test_a_kernel_that_computes_something_else_is_passed_over_and_said(monkeypat
     assert 'wrong on these devices' in str(choice)
 
 
+@pytest.mark.parametrize('platform', ['tpu', 'gpu'])
+@pytest.mark.parametrize('operation', KERNELS, ids='-'.join)
+def test_kernels_say_that_they_cover_every_operation_but_softpick(operation, platform):
+    case = fused.Case(attention(*operation), 4096, 8, 128, 128, 'bfloat16', columns=1, curve=True)
+    assert fused.cannot(platform, platform, case) is None
+
+
 def doubled(attend):
     def twice(*given):
         output, rows = attend(*given)
