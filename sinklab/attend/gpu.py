@@ -10,6 +10,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from sinklab.attend import blocks
 from sinklab.attend.gpu_block import LOG2E, Linear, Softmax, unknown
 from sinklab.attend.mask import Mask
 from sinklab.attend.primitive import Scores, Weigh
@@ -123,7 +124,9 @@ def plan(mask: Mask, keys: int, size: tuple[int, int], by_key: bool):
     What is seen is between bounds 0 and 3 of its outer block, and whatever is between 1 and 2 is seen entirely.
     """
     module = np if mask.static else jnp
-    seen, inside = (one.swapaxes(1, 2) if by_key else one for one in pairs(module, mask, keys, size))
+    kind_BIJ, *_ = blocks.kinds(module, (mask.start_BT, mask.end_BT), keys, size)
+    kind_BIJ = kind_BIJ.swapaxes(1, 2) if by_key else kind_BIJ
+    seen, inside = kind_BIJ != blocks.HIDDEN, kind_BIJ == blocks.INTERIOR
     number_J, count = np.arange(seen.shape[2]), seen.shape[2]
     first = lambda chosen_BIJ: module.where(chosen_BIJ, number_J, count).min(-1)  # noqa: E731
     end_BI = module.where(seen, number_J + 1, 0).max(-1)
@@ -135,14 +138,3 @@ def plan(mask: Mask, keys: int, size: tuple[int, int], by_key: bool):
     if mask.static:
         segments = [one for one in segments if (bound_BI4[..., one[0]] < bound_BI4[..., one[1]]).any()]
     return bound_BI4.astype(module.int32), segments
-
-
-def pairs(module, mask: Mask, keys: int, size: tuple[int, int]):
-    """Of every pair of blocks: whether a query may see a key of the other, and whether all see all."""
-    start_BIQ, end_BIQ = (edge.reshape(len(edge), -1, size[0]) for edge in (mask.start_BT, mask.end_BT))
-    first_J = np.arange(0, keys, size[1])
-    last_J = first_J + size[1]
-    sees = start_BIQ < end_BIQ
-    low_BI, high_BI = module.where(sees, start_BIQ, keys).min(-1), module.where(sees, end_BIQ, 0).max(-1)
-    seen = (low_BI[..., None] < last_J) & (first_J < high_BI[..., None])
-    return seen, (start_BIQ.max(-1)[..., None] <= first_J) & (last_J <= end_BIQ.min(-1)[..., None])

@@ -1,0 +1,82 @@
+"""Attention in chunks against the whole matrix on this machine, in one process, in turns.
+
+    python benchmarks/attention.py [--lengths=512,2048,4096] [--rounds=7] [--matrix=4096]
+
+One sequence, 4 heads of 64, causal, float32. A line is the median time of a call and its quartiles, and the memory of
+the program beside its arguments and results; from lengths above --matrix on, chunks alone. `+ sinks` adds the scores
+of the first four keys.
+"""
+
+import argparse
+import statistics
+import time
+from collections.abc import Callable
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from sinklab.attend import columns_mass, fused
+from sinklab.attend.bias import Bias
+from sinklab.attend.mask import causal
+from sinklab.spec import Attention
+from sinklab.train.environment import versions
+
+OPERATIONS = {
+    f'{similarity}/{normalizer}': Attention(similarity, normalizer, 'identity', gain=1.0, power=None, offset=0.0)
+    for similarity, normalizer in (('exp', 'sum'), ('sigmoid', 'none'), ('softpick', 'sum'))
+}
+RUNS = {'dense': ('dense', False), 'chunked': ('chunked', False), 'chunked + sinks': ('chunked', True)}
+HEADS, WIDTH, KEYS = 4, 64, 4
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument('--lengths', default='512,2048,4096')
+    parser.add_argument('--rounds', type=int, default=7)
+    parser.add_argument('--matrix', type=int, default=4096, help='the longest of which the matrix is made')
+    given = parser.parse_args()
+    print(f'{jax.devices()[0].device_kind}, {versions(("jax", "jaxlib"))}')
+    for length in map(int, given.lengths.split(',')):
+        for name, attention in OPERATIONS.items():
+            for gradient in (False, True):
+                runs = {
+                    run: compiled(backend, attention, length, gradient, sinks)
+                    for run, (backend, sinks) in RUNS.items()
+                    if backend != 'dense' or length <= given.matrix
+                }
+                report(f'T={length:6} {name:13} {"with gradients" if gradient else "forward":15}', runs, given.rounds)
+
+
+def compiled(backend: str, attention: Attention, length: int, gradient: bool, sinks: bool) -> tuple[Callable, float]:
+    """(call, MiB)."""
+    rng = np.random.default_rng(0)
+    arrays = [jnp.asarray(rng.normal(size=(1, length, HEADS, WIDTH)), jnp.float32) for _ in range(3)]
+    mask = causal(length)
+
+    def total(query, key, value):
+        output, rows = fused.attend(backend, query, key, value, attention, mask, measured=sinks)
+        found = columns_mass.received(query, key, rows, attention, mask, 0, Bias(), KEYS).share_BHS if sinks else 0.0
+        return jnp.sum(output), found
+
+    function = jax.grad(total, (0, 1, 2), has_aux=True) if gradient else total
+    program = jax.jit(function).lower(*arrays).compile()
+    return lambda: jax.block_until_ready(program(*arrays)), program.memory_analysis().temp_size_in_bytes / 2**20
+
+
+def report(what: str, runs: dict, rounds: int) -> None:
+    seconds = {name: [] for name in runs}
+    for _ in range(rounds + 1):  # the first is not counted
+        for name, (call, _) in runs.items():
+            start = time.perf_counter()
+            call()
+            seconds[name].append(time.perf_counter() - start)
+    for name, each in seconds.items():
+        low, middle, high = statistics.quantiles(each[1:], n=4)
+        base = statistics.median(seconds.get('dense', each)[1:])
+        spread = f'{1e3 * middle:8.1f} ms ({1e3 * low:.1f}-{1e3 * high:.1f})'
+        print(f'{what} {name:16} {spread:28} {middle / base:6.2f} x{runs[name][1]:9.1f} MiB', flush=True)
+
+
+if __name__ == '__main__':
+    main()
