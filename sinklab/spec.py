@@ -25,6 +25,7 @@ Position = Literal[
     'none', 'absolute', 'learned', 'relative_paper_code', 'relative_paper_printed', 'relative_t5', 'alibi', 'rotary'
 ]
 FFN = Literal['relu', 'gelu', 'swish', 'reglu', 'geglu', 'swiglu']
+Backend = Literal['auto', 'dense', 'chunked', 'tpu', 'gpu', 'cudnn']
 Gate = Literal['none', 'elementwise', 'headwise', 'shared', 'value', 'value_state']
 
 PAIRS: dict[str, tuple[str, ...]] = {
@@ -180,4 +181,4 @@ class Hardware:
     tensor: Count = 1
     micro_batch: Count | None = None  # sequences at once, over all devices; None: the whole batch
     remat: bool = False
-    attention: Literal['auto', 'dense', 'chunked', 'tpu', 'gpu', 'cudnn'] = 'auto'
+    attention: Backend = 'auto'

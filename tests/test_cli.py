@@ -54,6 +54,8 @@ def refused(capsys, *arguments):
         (['--config.data.source=text:/nowhere/*.txt'], 'matches no file'),
         (['--config.data.source=web:x'], 'sources: stdlib, text:GLOB'),
         (['--data=3'], 'cannot be divided over 3 devices'),
+        (['--attention=tpu'], 'it is for tpu, and the devices here are cpu; here are auto, dense, chunked'),
+        (['--attention=flash'], '--attention=flash is unknown; it is one of auto, dense, chunked, tpu, gpu, cudnn'),
         (['--data=0'], '--data=0 must be a whole number of at least 1'),
         (['--micro_batch=5'], '--micro_batch=5 does not divide'),
         (['--tensor=8'], 'config.model.heads is 4, which --tensor=8 does not divide'),

@@ -62,9 +62,16 @@ def elu1(score, unit):
     return weight, weight
 
 
+@jax.custom_jvp
 def elu_plus_one(x: jax.Array) -> jax.Array:
-    """x + 1 above 0 and e^x below, where (e^x - 1) + 1 would lose all digits."""
+    """x + 1 above 0 and e^x below, where (e^x - 1) + 1 would lose all digits; its derivative is min(itself, 1)."""
     return jnp.where(x > 0, x + 1, jnp.exp(jnp.minimum(x, 0)))
+
+
+@elu_plus_one.defjvp
+def _(given, moved):
+    weight = elu_plus_one(*given)
+    return weight, jnp.minimum(weight, 1) * moved[0]
 
 
 def relu(score, unit):

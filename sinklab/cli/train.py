@@ -9,10 +9,10 @@ import shlex
 import signal
 import sys
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 from sinklab.record import Refusal
-from sinklab.spec import Hardware
+from sinklab.spec import Backend, Hardware
 
 
 def arguments(verb: argparse.ArgumentParser) -> None:
@@ -101,4 +101,6 @@ def layout(given: argparse.Namespace) -> Hardware:
         size = getattr(given, name)
         if size is not None and size < 1:
             raise Refusal(f'--{name}={size} must be a whole number of at least 1')
+    if given.attention not in get_args(Backend):
+        raise Refusal(f'--attention={given.attention} is unknown; it is one of {", ".join(get_args(Backend))}')
     return Hardware(given.data, given.fsdp, given.tensor, given.micro_batch, given.remat, given.attention)

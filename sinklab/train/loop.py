@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterator
 import jax
 
 from sinklab import sharding
+from sinklab.attend.fused import Choice
 from sinklab.data.batches import Sequences, sequences
 from sinklab.folder import Folder, Metrics
 from sinklab.record import Refusal
@@ -58,11 +59,12 @@ def train(
     as it was, and no step has been compiled), Diverged, or Stopped.
     """
     mesh = check(spec, hardware, folder)
+    attention = step.attention(spec, hardware)
     data = sequences(spec)
     with jax.set_mesh(mesh), room(folder):
         folder.claim(spec, row)
         with contextlib.closing(Checkpoints(folder, spec.checkpoint.keep, data.fingerprint)) as checkpoints:
-            Run(spec, hardware, mesh, folder, data, checkpoints, progress, mirror).train()
+            Run(spec, hardware, mesh, attention, folder, data, checkpoints, progress, mirror).train()
     return folder.records()
 
 
@@ -98,6 +100,7 @@ class Run:
         spec: Spec,
         hardware: Hardware,
         mesh: jax.sharding.Mesh,
+        attention: Choice,
         folder: Folder,
         data: Sequences,
         checkpoints: Checkpoints,
@@ -106,9 +109,9 @@ class Run:
     ):
         self.spec, self.hardware, self.mesh, self.folder, self.data = spec, hardware, mesh, folder, data
         self.checkpoints, self.progress, self.mirror = checkpoints, progress, mirror
-        self.attention = step.attention(spec, hardware)
-        self.step = step.train_step(spec, hardware, mesh, self.attention.backend)
-        self.valid = step.evaluation(spec, hardware, mesh, self.attention.backend)
+        self.attention = attention
+        self.step = step.train_step(spec, hardware, mesh, attention.backend)
+        self.valid = step.evaluation(spec, hardware, mesh, attention.backend)
         self.observe = probe.observer(spec, mesh)
 
     def train(self) -> None:
