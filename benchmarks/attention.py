@@ -59,7 +59,7 @@ def compiled(backend: str, attention: Attention, length: int, gradient: bool, si
         found = columns_mass.received(query, key, rows, attention, mask, 0, Bias(), KEYS).share_BHS if sinks else 0.0
         return jnp.sum(output), found
 
-    function = jax.grad(total, (0, 1, 2), has_aux=True) if gradient else total
+    function = jax.value_and_grad(total, (0, 1, 2), has_aux=True) if gradient else total
     program = jax.jit(function).lower(*arrays).compile()
     return lambda: jax.block_until_ready(program(*arrays)), program.memory_analysis().temp_size_in_bytes / 2**20
 

@@ -14,6 +14,7 @@ from flax import nnx
 from ml_collections import ConfigDict
 
 from configs import default
+from sinklab.attend import chunked, tpu
 from sinklab.parse import parse
 from sinklab.spec import PAIRS, Attention, Spec
 from sinklab.train import state
@@ -89,6 +90,13 @@ def drawn(spec: Spec, deviation: float = 0.4) -> dict:
 def token_cache(tmp_path_factory, monkeypatch):
     """One cache for all tests, none of the user's."""
     monkeypatch.setenv('SINKLAB_CACHE', str(tmp_path_factory.getbasetemp() / 'cache'))
+
+
+@pytest.fixture
+def small_blocks(monkeypatch):
+    """Attention by blocks of 128, so that short sequences have several."""
+    monkeypatch.setattr(tpu, 'BLOCKS', (128,))
+    monkeypatch.setattr(chunked, 'CHUNK', 48)
 
 
 @pytest.fixture(scope='session')
