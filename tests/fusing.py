@@ -49,10 +49,11 @@ def interpreted():
 def drawn(
     width=64, columns=0, heads=HEADS, groups=HEADS, dtype=jnp.float32, value_width=None, length=LENGTH, batch=1
 ):
-    """(query, key, value), positive so that a sum of scores is far from 0."""
+    """(query, key, value), of which queries and keys are positive so that a sum of scores is far from 0."""
     rng = np.random.default_rng(0)
-    shapes = (0, heads, width), (columns, groups, width), (columns, groups, value_width or width)
-    return [jnp.asarray(rng.uniform(0, 1, (batch, length + more, n, k)), dtype) for more, n, k in shapes]
+    query, key = (rng.uniform(0, 1, (batch, length + more, n, width)) for more, n in ((0, heads), (columns, groups)))
+    value = rng.normal(size=(batch, length + columns, groups, value_width or width))
+    return [jnp.asarray(array, dtype) for array in (query, key, value)]
 
 
 def alibi(slope_H=SLOPES, columns=0):
@@ -61,7 +62,7 @@ def alibi(slope_H=SLOPES, columns=0):
 
 
 def compared(backend, operation, mask, arrays, bias=lambda: Bias(), columns=0, more=(), atol=5e-5):
-    """Output, statistics and gradients with respect to the arrays and what the bias is made of."""
+    """Output, statistics and gradients with respect to the arrays and what the bias is made of, near float32's."""
     cotangent = np.random.default_rng(1).normal(size=(*arrays[0].shape[:3], arrays[2].shape[-1])).astype(np.float32)
 
     def total(arrays, more, backend):
@@ -69,19 +70,20 @@ def compared(backend, operation, mask, arrays, bias=lambda: Bias(), columns=0, m
         output, rows = fused.attend(backend, *arrays, operation, mask, columns, made, measured=True)
         return jnp.sum(cotangent * output.astype(jnp.float32)), (output, rows)
 
-    def found(backend):
+    def found(backend, arrays):
         with interpreted():
             (_, aux), gradients = jax.jit(jax.value_and_grad(total, (0, 1), has_aux=True), static_argnums=2)(
                 arrays, more, backend
             )
         return aux, gradients
 
-    ((output, rows), gradients), ((ours, our_rows), our_gradients) = found('dense'), found(backend)
-    close(ours, output, atol)
-    for one, other in zip(jax.tree.leaves(our_gradients), jax.tree.leaves(gradients), strict=True):
-        close(one, other, atol)
+    (ours, our_rows), (our_d_arrays, our_d_more) = found(backend, arrays)
+    (output, rows), (d_arrays, d_more) = found('dense', [array.astype(jnp.float32) for array in arrays])
     close(our_rows.mass_BHT, rows.mass_BHT, 10 * atol)
-    return our_rows, rows
+    for one, other in zip((ours, *our_d_arrays), (output, *d_arrays), strict=True):
+        close(one, other, atol)
+    for one, other in zip(our_d_more, d_more, strict=True):  # sums over all pairs
+        close(one, other, 3 * atol)
 
 
 def close(ours, theirs, atol):

@@ -23,7 +23,7 @@ def test_chunks_are_the_definition_under_every_mask_with_columns_and_alibi(opera
     compared('chunked', attention(*operation), every(LENGTH), arrays, bias, 1, (jnp.asarray(SLOPES),), 5e-5)
 
 
-PRECISIONS = {'float32': (jnp.float32, 5e-5), 'bfloat16': (jnp.bfloat16, 3e-2)}
+PRECISIONS = {'float32': (jnp.float32, 5e-5), 'bfloat16': (jnp.bfloat16, 1.5e-2)}
 
 
 @pytest.mark.slow
