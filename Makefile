@@ -32,10 +32,11 @@ lint: .venv/test
 	$(BIN)/uv pip install --quiet --python $(BIN)/python -e '.[report]'
 	@touch $@
 
-# libtpu, for its compiler, stands apart: beside jax it would look for a chip at every start.
+# libtpu, for its compiler, stands apart: beside jax it would look for a chip at every start. The figures of
+# benchmarks/tpu_cost.json are of this version.
 .venv/test: .venv/uv setup.py
 	$(BIN)/uv pip install --quiet --python $(BIN)/python -e '.[test]'
-	$(BIN)/uv pip install --quiet --python $(BIN)/python --no-deps --target .venv/libtpu libtpu \
+	$(BIN)/uv pip install --quiet --python $(BIN)/python --no-deps --target .venv/libtpu libtpu==0.0.52 \
 	  || echo 'libtpu cannot be installed here: kernels are not compiled for TPUs'
 	@touch $@ .venv/quickstart
 

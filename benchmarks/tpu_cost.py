@@ -26,7 +26,7 @@ KERNELS = [
     for direction in ('forward', 'backward')
     for kind in ('softmax', 'sigmoid', 'sigmoid normalized', 'elu1', 'splash')
 ]
-UNITS = {'matrix': 'MXU', 'vector': 'VALU'}
+UNITS = {'matrix': ('MXU', 'MATMUL'), 'vector': ('VALU',)}  # as one libtpu or another names them
 BUNDLES = '--xla_jf_dump_llo_text=true --xla_jf_dump_llo_pass_label_regex=final_bundles|final_hlo-static'
 
 
@@ -44,6 +44,7 @@ def main() -> int:
     if given.one:
         return compile_kernel(*given.one, given)
     found = {}
+    print(versions())
     print(f'{"":34}{"bundles":>9}{"matrix":>8}{"vector":>8}{"cycles":>10}   a body of 1024 x 1024; T={given.length}')
     for chip in given.chips.split(','):
         for kernel in given.kernels.split(','):
@@ -137,8 +138,12 @@ def body(folder: Path) -> dict:
         edges = sorted({0, len(used), *breaks(text.read_text())})
         stretches += [(end - start, used[start:end], capacity) for start, end in itertools.pairwise(edges)]
     length, bundles, capacity = max(stretches, key=lambda stretch: stretch[0])
-    shares = {name: sum(row[unit] for row in bundles) / capacity[unit] / length for name, unit in UNITS.items()}
-    return dict(bundles=length, **shares)
+
+    def share(names: tuple[str, ...]) -> float:
+        unit = next(name for name in names if name in capacity)
+        return sum(row[unit] for row in bundles) / capacity[unit] / length
+
+    return dict(bundles=length, **{name: share(names) for name, names in UNITS.items()})
 
 
 def breaks(text: str) -> list[int]:
@@ -152,9 +157,10 @@ def breaks(text: str) -> list[int]:
 
 
 def versions() -> dict:
+    from sinklab import topology
     from sinklab.train.environment import versions
 
-    return versions(('jax', 'libtpu'))
+    return versions(('jax',)) | dict(libtpu=topology.version())
 
 
 def compile_kernel(chip: str, kernel: str, given: argparse.Namespace) -> int:

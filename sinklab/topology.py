@@ -24,6 +24,12 @@ def library() -> str | None:
     return str(Path(found.origin).parent / 'libtpu.so') if found else None
 
 
+def version() -> str | None:
+    """Of the library, as its installer has written beside it."""
+    installed = Path(path).parents[1].glob('libtpu-*.dist-info') if (path := library()) else ()
+    return next((folder.stem.removeprefix('libtpu-') for folder in installed), None)
+
+
 def devices(topology: str) -> list[jax.Device]:
     """Those of a topology such as v5e:2x2, to compile for; raises Refusal."""
     if (path := library()) is None:

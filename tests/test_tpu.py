@@ -1,5 +1,10 @@
 """Kernels through the real compiler for TPUs that are not here."""
 
+import json
+import subprocess
+import sys
+from pathlib import Path
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -81,6 +86,29 @@ def test_a_training_step_compiles_for_a_mesh_of_chips():
         )
     assert 'sinklab_softmax_forward' in text
     assert 'sinklab_softmax_backward' in text
+
+
+COST = Path(__file__).parents[1] / 'benchmarks' / 'tpu_cost.py'
+FIGURES = json.loads(COST.with_suffix('.json').read_text())
+KINDS = [f'{kind} {direction}' for kind in ('softmax', 'sigmoid') for direction in ('forward', 'backward')]
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(topology.version() != FIGURES['versions']['libtpu'], reason='the figures are of another libtpu')
+def test_kernels_cost_what_is_committed():
+    command = [sys.executable, COST, '--check', '--chips=v6e', f'--kernels={",".join(KINDS)}']
+    found = subprocess.run(command, capture_output=True, text=True)
+    assert found.returncode == 0, found.stderr
+
+
+@pytest.mark.parametrize('chip', ['v5e', 'v6e'])
+def test_committed_costs_keep_their_ratios(chip):
+    cost = lambda kernel: FIGURES['costs'][f'{chip} {kernel}']  # noqa: E731
+    for direction in ('forward', 'backward'):
+        softmax, sigmoid, splash = (cost(f'{kind} {direction}') for kind in ('softmax', 'sigmoid', 'splash'))
+        assert softmax['bundles'] <= 1.1 * splash['bundles']
+        assert sigmoid['bundles'] <= (1.0 if direction == 'forward' else 1.03) * softmax['bundles']
+        assert direction == 'forward' or min(softmax['matrix'], sigmoid['matrix']) >= 0.9
 
 
 def test_a_topology_that_is_none_is_refused():
