@@ -32,12 +32,12 @@ HEADS, WIDTH, KEYS = 4, 64, 4
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument('--lengths', default='512,2048,4096')
-    parser.add_argument('--rounds', type=int, default=7)
+    parser.add_argument('--lengths', type=lengths, default='512,2048,4096', help='such as 512,2048 (default)')
+    parser.add_argument('--rounds', type=int, default=7, choices=range(2, 100), metavar='N', help='2 to 99; 7')
     parser.add_argument('--matrix', type=int, default=4096, help='the longest of which the matrix is made')
     given = parser.parse_args()
     print(f'{jax.devices()[0].device_kind}, {versions(("jax", "jaxlib"))}')
-    for length in map(int, given.lengths.split(',')):
+    for length in given.lengths:
         for name, attention in OPERATIONS.items():
             for gradient in (False, True):
                 runs = {
@@ -46,6 +46,13 @@ def main() -> None:
                     if backend != 'dense' or length <= given.matrix
                 }
                 report(f'T={length:6} {name:13} {"with gradients" if gradient else "forward":15}', runs, given.rounds)
+
+
+def lengths(given: str) -> list[int]:
+    found = [int(one) for one in given.split(',')]
+    if min(found) < 1:
+        raise ValueError
+    return found
 
 
 def compiled(backend: str, attention: Attention, length: int, gradient: bool, sinks: bool) -> tuple[Callable, float]:

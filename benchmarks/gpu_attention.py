@@ -1,6 +1,7 @@
 """Attention on one GPU: our sigmoid and softmax kernels against cuDNN's softmax and plain XLA, in one process.
 
-    python benchmarks/gpu_attention.py [--tokens=16384] [--lengths=1024,4096,16384] [--widths=64,128] [--rounds=20]
+    PYTHONPATH=. python benchmarks/gpu_attention.py [--tokens=16384] [--lengths=1024,4096,16384] [--widths=64,128]
+        [--rounds=20]
 
 Needs jax with its CUDA plugin, flax and nothing else. Random bfloat16 data, 2048 wide, causal; every kernel is held
 to the definition on a short sequence first, and one that is wrong or fails is named and left out. Kernels

@@ -26,6 +26,7 @@ KERNELS = [
     for direction in ('forward', 'backward')
     for kind in ('softmax', 'sigmoid', 'sigmoid normalized', 'elu1', 'splash')
 ]
+SIZE = 4096, 128, 4  # length, width, heads
 UNITS = {'matrix': ('MXU', 'MATMUL'), 'vector': ('VALU',)}  # as one libtpu or another names them
 BUNDLES = '--xla_jf_dump_llo_text=true --xla_jf_dump_llo_pass_label_regex=final_bundles|final_hlo-static'
 
@@ -34,7 +35,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument('--chips', default='v5e,v6e')
     parser.add_argument('--kernels', default=','.join(KERNELS))
-    for name, value in (('length', 4096), ('width', 128), ('heads', 4)):
+    for name, value in zip(('length', 'width', 'heads'), SIZE, strict=True):
         parser.add_argument(f'--{name}', type=int, default=value)
     what = parser.add_mutually_exclusive_group()
     what.add_argument('--check', action='store_true')
@@ -43,6 +44,8 @@ def main() -> int:
     given = parser.parse_args()
     if given.one:
         return compile_kernel(*given.one, given)
+    if reason := refused(given):
+        sys.exit(f'tpu_cost: {reason}')
     found = {}
     print(versions())
     print(f'{"":34}{"bundles":>9}{"matrix":>8}{"vector":>8}{"cycles":>10}   a body of 1024 x 1024; T={given.length}')
@@ -62,6 +65,19 @@ def main() -> int:
     return moved(found) if given.check else 0
 
 
+def refused(given: argparse.Namespace) -> str | None:
+    """Why nothing can be compiled."""
+    from sinklab import topology
+
+    for option, names in (('chips', CHIPS), ('kernels', KERNELS)):
+        for name in getattr(given, option).split(','):
+            if name not in names:
+                return f'--{option}: {name!r} is unknown; give some of {", ".join(names)}'
+    if (given.check or given.write) and (given.length, given.width, given.heads) != SIZE:
+        return 'committed figures are of --length={} --width={} --heads={}'.format(*SIZE)
+    return None if topology.library() else 'wants the compiler of libtpu; make .venv/test installs it'
+
+
 def ratios(found: dict) -> None:
     """Each kernel over softmax of the same chip and direction, in whatever both have."""
     for name, one in found.items():
@@ -77,8 +93,8 @@ def moved(found: dict) -> int:
     committed, code = json.loads(FIGURES.read_text())['costs'], 0
     for name, one in found.items():
         for key in ('bundles', 'cycles'):
-            before, now = committed.get(name, one)[key], one[key]
-            if before and now and abs(now / before - 1) > 0.1:
+            before, now = committed.get(name, {}).get(key), one[key]
+            if before != now and not (before and now and abs(now / before - 1) <= 0.1):
                 print(f'{name}: {now} {key}, and {before} are committed in {FIGURES.name}', file=sys.stderr)
                 code = 1
     return code
@@ -103,7 +119,9 @@ def scores(kernel: str, length: int) -> int:
     from sinklab.attend import tpu
 
     queries, keys = (
-        (1024, 1024) if kernel.startswith('splash') else (tpu.block(length, tpu.BLOCKS[0] // 2), tpu.block(length))
+        (1024, 1024)
+        if kernel.startswith('splash')
+        else (tpu.dividing(length, tpu.BLOCKS[0] // 2), tpu.dividing(length, tpu.BLOCKS[0]))
     )
     return queries * keys
 

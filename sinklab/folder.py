@@ -2,7 +2,7 @@
 
 config.json     the resolved config
 row.json        config file, row, diff, published numbers, source
-environment.json  versions, devices, layout, commit: of the latest attempt
+environment.json  versions, devices, layout, commit of the latest attempt; what computed attention in each
 metrics.jsonl   {"step", "seconds", name: number} a line; appended, never rewritten
 probe/          STEP.npz, the arrays of one probe
 checkpoints/    Orbax
@@ -90,6 +90,13 @@ class Folder:
     def read(self, name: str) -> dict:
         """config, row or environment."""
         return json.loads((self.path / f'{name}.json').read_text(encoding='utf-8'))
+
+    def attempts(self) -> list[dict]:
+        """(step, attention) of every attempt at this run; nothing of what cannot be read."""
+        try:
+            return self.read('environment')['attempts']
+        except (OSError, ValueError, KeyError):
+            return []
 
     def check(self, spec: Spec) -> None:
         """Refuses a folder that holds another run, or something that is none."""

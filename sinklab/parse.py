@@ -32,10 +32,11 @@ def refusals(spec: Spec) -> Iterator[str]:
 
 def of_attention(attention: Attention) -> Iterator[str]:
     similarity, normalizer, at = attention.similarity, attention.normalizer, 'config.model.attention'
-    if normalizer not in PAIRS[similarity]:
+    pairs = PAIRS.get(similarity, ())
+    if normalizer not in pairs:
         yield (
             f'{at} pairs similarity {similarity} with normalizer {normalizer}, which means nothing; {similarity} '
-            f'goes with: {", ".join(PAIRS[similarity])}'
+            f'goes with: {", ".join(pairs) or "nothing; it has no line in PAIRS of sinklab/spec.py"}'
         )
     if (similarity, normalizer) == ('identity', 'sum') and attention.feature_map != 'elu1':
         yield (

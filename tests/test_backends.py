@@ -31,7 +31,7 @@ def test_a_backend_that_cannot_is_refused_with_what_can(wanted, platform, case, 
 
 
 def test_a_kernel_that_computes_something_else_is_passed_over_and_said(monkeypatch):
-    case = fused.Case(attention('exp', 'sum'), 256, 2, 64, 64, 'bfloat16')
+    case = fused.Case(attention('exp', 'p_norm'), 384, 2, 64, 64, 'bfloat16', columns=1, curve=True, mask='window')
     with interpreted():
         assert fused.choose('auto', 'tpu', case) == fused.Choice('tpu')
         monkeypatch.setattr(epilogue, 'attend', doubled(epilogue.attend))

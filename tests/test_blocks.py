@@ -1,12 +1,17 @@
 """Which blocks of scores a kernel visits, and which of them it masks."""
 
+import jax
 import jax.numpy as jnp
 import numpy as np
+import pytest
+from conftest import attention
+from fusing import close, drawn, interpreted
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from sinklab.attend import blocks
+from sinklab.attend import blocks, dense, epilogue, tpu
 from sinklab.attend import mask as masks
+from sinklab.attend.bias import Bias
 
 intervals = st.lists(st.tuples(st.integers(0, 64), st.integers(0, 64)), min_size=64, max_size=64)
 
@@ -27,3 +32,33 @@ def test_a_plan_visits_what_is_seen_and_masks_what_is_seen_in_part(pairs, block,
         kind_IJ[query_N, key_N] = np.asarray(plan.kind_BN)[0]
         assert (visible_IJ.all((1, 3)) == (kind_IJ == blocks.INTERIOR)).all()
         assert not (visible_IJ.any((1, 3)) & (kind_IJ == blocks.HIDDEN)).any()
+
+
+@given(st.integers(1, 100_000))
+def test_blocks_divide_what_a_length_is_padded_to(length):
+    padded = length + -length % tpu.block(length)
+    assert padded <= max(1.125 * length, length + 127)
+    for most in (tpu.BLOCKS[0] // 2, tpu.BLOCKS[0]):
+        assert padded % tpu.dividing(padded, most) == 0
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize('length', [1025, 2049, 4096])
+@pytest.mark.parametrize('operation', [('exp', 'sum'), ('sigmoid', 'none')], ids='-'.join)
+def test_kernels_in_the_blocks_of_a_chip_are_the_definition(operation, length):
+    """2304 queries in blocks of 256; and blocks of 1024 by 2048, in strips."""
+    operation, arrays = attention(*operation), drawn(64, heads=1, groups=1, length=length)
+    start_BT = jnp.where(jnp.arange(length)[None] < 900, 0, 900)
+    mask = masks.causal(length) & masks.document(start_BT)
+
+    def total(arrays, run):
+        output = run(*arrays)
+        return jnp.sum(jnp.sin(output)), output
+
+    ours = lambda *arrays: epilogue.attend(tpu, *arrays, operation, mask, 0, Bias(), False)[0]  # noqa: E731
+    run = jax.jit(jax.grad(total, has_aux=True), static_argnums=1)
+    with interpreted():
+        found = run(arrays, ours)
+    expected = run(arrays, lambda *arrays: dense.attend(*arrays, operation, mask)[0])
+    for one, other in zip(jax.tree.leaves(found), jax.tree.leaves(expected), strict=True):
+        close(one, other, 5e-5)

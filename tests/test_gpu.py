@@ -204,17 +204,18 @@ def test_a_block_is_differentiated_as_the_definition_is(name):
 
 def test_what_kernels_do_not_know_is_said_in_other_words():
     def function(x, p):
-        return jnp.tanh(x) + jax.nn.sigmoid(x) + jnp.floor(3 * x) + jnp.abs(x) ** p + jnp.expm1(x) + jax.nn.relu(x)
+        return jnp.tanh(x) + jax.nn.sigmoid(x) + jnp.floor(3 * x) + x**p + jnp.expm1(x) + jnp.log1p(x + 3)
 
     x = np.linspace(-3, 3, 100, dtype=np.float32)
-    rewritten = jax.make_jaxpr(gpu_block.lowerable(function))(x, 1.5)
+    rewritten = jax.make_jaxpr(gpu_block.lowerable(function))(x, 3.0)
     assert not {equation.primitive.name for equation in rewritten.eqns} & gpu_block.REWRITTEN.keys()
-    np.testing.assert_allclose(gpu_block.lowerable(function)(x, 1.5), function(x, 1.5), rtol=1e-5, atol=1e-5)
+    np.testing.assert_allclose(gpu_block.lowerable(function)(x, 3.0), function(x, 3.0), rtol=1e-5, atol=1e-5)
 
 
-def test_small_sigmoids_keep_their_digits():
-    x = np.linspace(-40, 40, 100, dtype=np.float32)
-    np.testing.assert_allclose(gpu_block.lowerable(jax.nn.sigmoid)(x), jax.nn.sigmoid(x), rtol=1e-5)
+@pytest.mark.parametrize('function', [jax.nn.sigmoid, jax.nn.softplus, jnp.expm1, lambda x: x ** jnp.float32(3.0)])
+def test_small_values_keep_their_digits(function):
+    x = np.concatenate([np.linspace(-30, 30, 100), [1e-3, -1e-3, 1e-7, -1e-7]]).astype(np.float32)
+    np.testing.assert_allclose(gpu_block.lowerable(function)(x), function(x), rtol=2e-5)
 
 
 @pytest.mark.parametrize(
@@ -225,6 +226,7 @@ def test_small_sigmoids_keep_their_digits():
         ('float32', 64, None, 'no wgmma'),
         ('bfloat16', 48, None, 'heads of 48'),
         ('bfloat16', 64, lambda score: (jnp.cumsum(score, 1), ()), 'cumsum'),
+        ('bfloat16', 64, lambda score: (jax.lax.fori_loop(0, 3, lambda _, x: 2 * x, score), ()), 'scan'),
         ('bfloat16', 64, lambda score: (score * np.arange(1.0, 3.0)[:1], ()), 'an array'),
     ],
 )

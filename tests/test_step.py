@@ -177,7 +177,9 @@ def test_sinks_of_a_training_batch_are_those_of_its_matrices(columns, pair):
         alpha_LBH = share_LBHTS[..., captured.columns + k].sum(-1) / (16 - k)
         np.testing.assert_allclose(numbers[f'alpha/{k + 1}/context'], alpha_LBH.mean(), rtol=1e-4)
         np.testing.assert_allclose(numbers[f'sink/{k + 1}/context'], 100 * (alpha_LBH > 0.3).mean(), rtol=1e-4)
+    uniform = sum(1 / (i + captured.columns) for i in range(1, 17)) / 16
+    np.testing.assert_allclose(numbers['alpha/floor/context'], uniform, rtol=1e-4)
     np.testing.assert_allclose(numbers['mass/row/context'], attention_LBHTS.sum(-1).mean(), rtol=1e-4)
     if columns != 'none':
         star_LBH = share_LBHTS[..., 0].mean(-1)
-        np.testing.assert_allclose(numbers['alpha/star/context'], star_LBH.mean(), rtol=1e-4)
+        np.testing.assert_allclose(numbers['alpha/star/clean/context'], star_LBH.mean(), rtol=1e-4)

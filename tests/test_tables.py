@@ -12,6 +12,7 @@ from configs import default, quickstart
 from configs.table import flat, reading, scaled, table
 from sinklab import spec
 from sinklab.parse import parse
+from sinklab.train import step
 
 TABLES = [
     module
@@ -31,6 +32,11 @@ def name(value):
 @pytest.mark.parametrize(('module', 'row'), ROWS, ids=name)
 def test_a_row_parses_at_every_size(module, row, size):
     parse(module.get_config(row, size).to_dict())
+
+
+@pytest.mark.parametrize(('module', 'row'), ROWS, ids=name)
+def test_attention_is_chosen_for_every_row(module, row):
+    assert step.attention(parse(module.get_config(row, 'smoke').to_dict()), spec.Hardware()).backend == 'chunked'
 
 
 @pytest.mark.parametrize(('module', 'row'), ROWS, ids=name)

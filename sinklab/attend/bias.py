@@ -8,6 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 
 
+@jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class Curve:
     """b_ij of head h = function(parameters of h, max(position_i - position_j, 0)).
@@ -16,9 +17,13 @@ class Curve:
     with P scalars and a block of distances, if it is elementwise.
     """
 
-    function: Callable[[Sequence[jax.Array], jax.Array], jax.Array]
+    function: Callable[[Sequence[jax.Array], jax.Array], jax.Array] = dataclasses.field(metadata=dict(static=True))
     parameter_HP: jax.Array | np.ndarray
-    elementwise: bool = True
+    elementwise: bool = dataclasses.field(default=True, metadata=dict(static=True))
+
+    @property
+    def learned(self) -> bool:
+        return not isinstance(self.parameter_HP, np.ndarray)
 
     def __call__(self, query_BT: jax.Array, key_BS: jax.Array) -> jax.Array:
         """bias_BHTS, in float32."""

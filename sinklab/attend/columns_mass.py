@@ -9,6 +9,7 @@ from sinklab import spec
 from sinklab.attend import dense
 from sinklab.attend.bias import Bias
 from sinklab.attend.mask import Mask
+from sinklab.attend.normalizer import EPSILON
 from sinklab.attend.similarity import SIMILARITIES
 
 
@@ -21,9 +22,6 @@ class Received:
     share_BHS: jax.Array
     mass_BH: jax.Array
     columns: int = dataclasses.field(metadata=dict(static=True))
-
-
-EPSILON = 1e-8  # of the released code, in a proxy's denominator
 
 
 def received(

@@ -28,7 +28,8 @@ def attend(
     """(output_BTHK, Rows) by the kernels of a module; the mass of rows is summed only if `measured`."""
     similarity, normalizer = SIMILARITIES[attention.similarity], NORMALIZERS[attention.normalizer]
     text = query_BTHK, key_BSGK[:, columns:], value_BSGK[:, columns:], mask, bias
-    scores = Scores(query_BTHK.shape[-1] ** -0.5, bias.offset, bias.curve and bias.curve.function)
+    curve = (None,) if bias.curve is None else (bias.curve.function, bias.curve.learned)
+    scores = Scores(query_BTHK.shape[-1] ** -0.5, bias.offset, *curve)
     column_BHTC = column_scores(query_BTHK, key_BSGK[:, :columns], columns, bias)
     summed = exponentials if similarity.shifted else weights
     numerator, total, mass, shift = summed(kernels, scores, text, attention, column_BHTC, measured)
@@ -47,17 +48,19 @@ def attend(
     return output_BTHK, jax.lax.stop_gradient(dense.Rows(*rows))
 
 
-def exponentials(kernels, scores, text, attention, column_BHTC, measured):
+def exponentials(kernels, scores, text, attention, column_BHTC, _):
     """(numerator_BTHK, total_BHT1, mass_BHT1, shift_BHT1) of the text, from softmax: o and lse less the shift."""
     output_BTHK, (lse_BHT,) = primitive(kernels, scores, None, *text)
-    lse = lse_BHT[..., None]
-    shift = jnp.max(jnp.concatenate([lse, column_BHTC], -1), -1, keepdims=True)
-    shift = jnp.where(shift > NOTHING / 2, shift, 0.0)
-    shift = jax.lax.stop_gradient(jnp.maximum(shift, 0.0) if NORMALIZERS[attention.normalizer].uses_unit else shift)
-    mass = total = jnp.exp(lse - shift)
+    power, lse = attention.power or 1.0, lse_BHT[..., None]
+    powers = lse
     if attention.power is not None:
-        _, (raised_BHT,) = primitive(kernels, scores * attention.power, None, *text)
-        total = jnp.exp(raised_BHT[..., None] - attention.power * shift)
+        _, (raised_BHT,) = primitive(kernels, scores * power, None, *text)
+        powers = raised_BHT[..., None]
+    # The total is then between 1 and the number of columns + 1, whatever the power.
+    shift = jnp.max(jnp.concatenate([powers / power, column_BHTC], -1), -1, keepdims=True)
+    shift = jnp.where((lse > NOTHING / 2) | (column_BHTC.shape[-1] > 0), shift, 0.0)
+    shift = jax.lax.stop_gradient(jnp.maximum(shift, 0.0) if NORMALIZERS[attention.normalizer].uses_unit else shift)
+    mass, total = jnp.exp(lse - shift), jnp.exp(powers - power * shift)
     return output_BTHK.astype(jnp.float32) * jnp.swapaxes(mass, 1, 2), total, mass, shift
 
 

@@ -3,6 +3,7 @@
 import dataclasses
 import functools
 import importlib
+import operator
 from collections.abc import Callable
 
 import jax
@@ -20,6 +21,7 @@ from sinklab.attend.similarity import SIMILARITIES
 from sinklab.record import Refusal
 
 ACCURACY = 2e-2  # of the largest entry, in bfloat16, for a kernel to be trusted
+SHOWN = 4096  # a length at which every kernel has several blocks, interior ones too
 
 
 @dataclasses.dataclass(frozen=True)
@@ -35,7 +37,7 @@ class Case:
     columns: int = 0
     curve: bool = False  # whether positions add to scores
     elementwise: bool = True  # and a kernel can compute that
-    mask: str = 'causal'  # causal, window, or another
+    mask: str = 'causal'  # names of MASKS, joined by ' and '
 
 
 def whole(query_BTHK, key_BSGK, value_BSGK, attention, mask, columns, bias, measured):
@@ -132,7 +134,7 @@ def choose(wanted: str, platform: str, case: Case) -> Choice:
         if reason is None:
             return Choice(name, passed)
         passed[name] = reason
-    others = ', '.join(name for name in BACKENDS if name != wanted and cannot(name, platform, case) is None)
+    others = ', '.join(name for name in BACKENDS if name not in passed and cannot(name, platform, case) is None)
     raise Refusal(f'--attention={wanted} is not to be had: {passed[wanted]}; here are auto, {others}')
 
 
@@ -142,7 +144,7 @@ def lacks(name: str, platform: str, case: Case) -> str | None:
     if reason or BACKENDS[name].platform is None:
         return reason
     try:
-        found = error(name, dataclasses.replace(case, length=min(case.length, 512), heads=2))
+        found = error(name, dataclasses.replace(case, length=min(case.length, SHOWN), heads=2))
     except Exception as failure:  # a compiler that gives up is a reason as good as any
         return f'it fails on these devices ({type(failure).__name__}: {str(failure).splitlines()[0]})'
     return None if found <= ACCURACY else f'wrong on these devices by {found:.1e} of the largest entry'
@@ -156,38 +158,46 @@ def cannot(name: str, platform: str, case: Case) -> str | None:
     return backend.lacks(case)
 
 
-def error(name: str, case: Case, mask: str = 'causal') -> float:
-    """How far a backend is from the definition, forward and backward, in units of the largest entry."""
+def error(name: str, case: Case) -> float:
+    """How far a backend is from the definition in float32, forward and backward, in units of the largest entry."""
     rng = np.random.default_rng(0)
-    widths = case.width, case.width, case.value_width
-    arrays = [jnp.asarray(rng.uniform(0.0, 1.0, (1, case.length, case.heads, width)), case.dtype) for width in widths]
-    cotangent = jnp.asarray(rng.normal(size=(1, case.length, case.heads, case.value_width)), jnp.float32)
-    seen, bias = EXAMPLES[mask](case.length)
+    keys, heads = case.columns + case.length, case.heads
+    shapes = (case.length, case.width), (keys, case.width), (keys, case.value_width)
+    drawn = (rng.uniform(size=(1, n, heads, width)) - (at == 2) / 2 for at, (n, width) in enumerate(shapes))
+    arrays = [jnp.asarray(array, case.dtype) for array in drawn]
+    cotangent = jnp.asarray(rng.normal(size=(1, case.length, heads, case.value_width)), jnp.float32)
+    mask, bias = (
+        functools.reduce(operator.and_, [MASKS[part](case.length) for part in case.mask.split(' and ')]),
+        Bias(),
+    )
+    if case.curve:
+        place_BT = np.arange(case.length)[None]
+        curve = Curve(lambda _, distance: -distance / 64, np.zeros((1, 0)))
+        bias = Bias(curve, place_BT, np.pad(place_BT, ((0, 0), (case.columns, 0))))
 
     def total(arrays, backend):
-        output, _ = attend(backend, *arrays, case.attention, seen, bias=bias)
-        return jnp.sum(cotangent * output.astype(jnp.float32)), output
+        output, rows = attend(backend, *arrays, case.attention, mask, case.columns, bias, measured=True)
+        return jnp.sum(cotangent * output.astype(jnp.float32)), (output, rows.mass_BHT)
 
-    found = [jax.jit(jax.grad(total, has_aux=True), static_argnums=1)(arrays, one) for one in ('dense', name)]
-    far = jax.tree.map(lambda x, y: float(jnp.abs(x - y).max() / jnp.maximum(jnp.abs(x).max(), 1e-9)), *found)
+    run = jax.jit(jax.grad(total, has_aux=True), static_argnums=1)
+    with jax.default_matmul_precision('highest'):
+        right = run([array.astype(jnp.float32) for array in arrays], 'dense')
+    far = jax.tree.map(
+        lambda x, y: float(jnp.abs(x - y).max() / jnp.maximum(jnp.abs(x).max(), 1e-9)), right, run(arrays, name)
+    )
     worst = max(jax.tree.leaves(far))
     return worst if np.isfinite(worst) else float('inf')
 
 
-def documents(length: int) -> tuple[Mask, Bias]:
+def documents(length: int) -> Mask:
     starts_T = np.maximum.accumulate(np.where(np.arange(length) % (length // 3 + 1) == 0, np.arange(length), 0))
-    return masks.causal(length) & masks.document(jnp.asarray(starts_T[None])), Bias()
+    return masks.causal(length) & masks.document(jnp.asarray(starts_T[None]))
 
 
-def alibi(length: int) -> tuple[Mask, Bias]:
-    place_BT = np.arange(length)[None]
-    return masks.causal(length), Bias(Curve(lambda _, distance: -distance / 64, np.zeros((1, 0))), place_BT, place_BT)
-
-
-EXAMPLES = {
-    'causal': lambda length: (masks.causal(length), Bias()),
-    'prefix': lambda length: (masks.prefix(length, length // 3), Bias()),
-    'window': lambda length: (masks.causal(length) & masks.window(length, length // 3), Bias()),
-    'documents': documents,
-    'alibi': alibi,
+MASKS = {  # examples, by the names that a Case has for them
+    'causal': masks.causal,
+    'prefix': lambda length: masks.prefix(length, length // 3),
+    'window': lambda length: masks.causal(length) & masks.window(length, -(-length // 3)),
+    'block': lambda length: masks.causal(length) & masks.block(length, -(-length // 3)),
+    'document': documents,
 }

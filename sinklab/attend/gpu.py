@@ -94,7 +94,7 @@ def backward(
         outer=of_query,
         inner=of_key,
         made=[query_BHTK.dtype],
-        rows=0 if scores.curve is None else parameter_HP.shape[1],
+        rows=parameter_HP.shape[1] if scores.learned else 0,
         statistics=statistics,
     )
     d_key, d_value = Call('key', *arrays)(

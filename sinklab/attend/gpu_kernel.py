@@ -50,7 +50,7 @@ def toward_queries(kind, team: Team) -> None:
         keys.free(slot)
         return total_QK, rows
 
-    start = rows_of(jnp.zeros((ROWS,), jnp.float32) for _ in range(team.call.parameters))
+    start = rows_of(jnp.zeros((ROWS,), jnp.float32) for _ in range(team.call.slopes))
     total_QK, rows = team.walk(step, (block_of_zeros(query.shape), start))
     team.write([kind.scores.scale * total_QK], rows)
 

@@ -98,8 +98,8 @@ class Pair:
         return None if places is None else lowerable(self.team.call.curve)(self.team.parameters(), distance(*places))
 
     def slopes(self, places) -> list[jax.Array]:
-        """d curve / d parameter, for each."""
-        given = self.team.parameters()
+        """d curve / d parameter, for each that is learned."""
+        given = self.team.parameters()[: self.team.call.slopes]
         curve = lambda p, x, distance: self.team.call.curve([*given[:p], x, *given[p + 1 :]], distance)  # noqa: E731
         slope = lambda p, x, distance: slopes(lambda x: curve(p, x, distance), x)[1]  # noqa: E731
         return [lowerable(functools.partial(slope, p))(one, distance(*places)) for p, one in enumerate(given)]
@@ -187,6 +187,7 @@ class Call:
         self.grid = (*query_BHTK.shape[:2], bound_BI4.shape[1])
         self.curve, self.positions = kind.scores.curve, positions is not None
         self.parameters = 0 if self.curve is None else parameter_HP.shape[1]
+        self.slopes = self.parameters if kind.scores.learned else 0
         rows = [mask.start_BT, mask.end_BT, *([] if positions is None else positions[:1])]
         many = max(len(row) for row in rows)
         row_BRT = jnp.stack([jnp.broadcast_to(jnp.asarray(row, jnp.int32), (many, row.shape[1])) for row in rows], 1)

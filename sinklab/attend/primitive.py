@@ -28,10 +28,11 @@ class Scores:
     scale: float
     offset: float
     curve: Callable | None
+    learned: bool = False  # whether the parameters of the curve want a gradient
 
     def __mul__(self, factor: float) -> 'Scores':
         curve = self.curve and (lambda parameters, distance: factor * self.curve(parameters, distance))
-        return Scores(self.scale * factor, self.offset * factor, curve)
+        return Scores(self.scale * factor, self.offset * factor, curve, self.learned)
 
 
 def primitive(
@@ -44,7 +45,10 @@ def primitive(
     mask: Mask,
     bias: Bias,
 ) -> tuple[jax.Array, tuple[jax.Array, ...]]:
-    """(output_BTHV, statistics_BHT of the text): softmax without `weigh`, else linear. Padded, laid out, sharded."""
+    """(output_BTHV, statistics_BHT of the text): softmax without `weigh`, else linear. Padded, laid out, sharded.
+
+    The output is in float32 where kernels leave it so.
+    """
     length, keys = query_BTHK.shape[1], key_BSGK.shape[1]
     more, extra = -length % kernels.block(length), -keys % kernels.block(keys)
     mask = mask.padded(after=more)
@@ -83,7 +87,16 @@ def differentiable(kernels: ModuleType, scores: Scores, weigh: Weigh | None, mas
             dot_BHT = jnp.sum(d_output.astype(jnp.float32) * output.astype(jnp.float32), -1)
             d_statistics = (d_statistics[0] - dot_BHT,)
         *gradients, d_parameter_HP = kernels.backward(
-            scores, weigh, query, key, value, *placed(rows), parameter_HP, shift, d_output, d_statistics
+            scores,
+            weigh,
+            query,
+            key,
+            value,
+            *placed(rows),
+            parameter_HP,
+            shift,
+            d_output.astype(value.dtype),
+            d_statistics,
         )
         return *gradients, d_parameter_HP, None
 

@@ -22,10 +22,14 @@ STRIP = 256  # keys whose scores are alive at once
 VMEM = 100 * 2**20  # of the 128 MiB of v5e and v6e
 
 
-def block(length: int, most: int = BLOCKS[0]) -> int:
-    """The largest block that pads so many queries or keys by an eighth at most."""
-    fits = lambda size: size <= most and 8 * (-length % size) <= length  # noqa: E731
-    return next(size for size in BLOCKS if fits(size) or size == BLOCKS[-1])
+def block(length: int) -> int:
+    """What so many queries or keys are padded to a multiple of: the largest block that adds an eighth at most."""
+    return next(size for size in BLOCKS if 8 * (-length % size) <= length or size == BLOCKS[-1])
+
+
+def dividing(length: int, most: int) -> int:
+    """The largest block up to `most` that divides a padded length."""
+    return next(size for size in BLOCKS if size <= most and length % size == 0)
 
 
 def covers(scores: Scores, weigh: Weigh | None, query_BHTK, key_BGSK, value_BGSV) -> str | None:
@@ -56,7 +60,7 @@ def forward(
             (value_BGSV, (keys, value_width), call.inner_group),
         ],
         parameter_HP=parameter_HP,
-        made=[((*query_BHTK.shape[:3], value_width), value_BGSV.dtype, (queries, value_width), call.outer)]
+        made=[((*query_BHTK.shape[:3], value_width), jnp.float32, (queries, value_width), call.outer)]
         + [((*query_BHTK.shape[:2], 1, query_BHTK.shape[2]), jnp.float32, (1, queries), call.outer_row)]
         * kind.statistics,
         scratch=[(queries, value_width), *[(queries, LANES)] * kind.rows],
@@ -112,7 +116,8 @@ class Call:
     """A pallas_call over (sequence, head, pair of blocks), and where the blocks of such a step lie."""
 
     def __init__(self, planned: Callable, query_BHTK, key_BGSK, mask: Mask, positions):
-        self.size = block(query_BHTK.shape[2], BLOCKS[0] // 2), block(key_BGSK.shape[2])
+        most = max(BLOCKS[0] // 2, BLOCKS[-1])
+        self.size = dividing(query_BHTK.shape[2], most), dividing(key_BGSK.shape[2], BLOCKS[0])
         self.strip = min(STRIP, self.size[1])
         self.plan = plan = planned(mask, key_BGSK.shape[2], self.size)
         self.query_outer = planned is blocks.by_query

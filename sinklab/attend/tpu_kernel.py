@@ -194,7 +194,8 @@ def backward_kernel(
         found = differentiated(weigh, score_SQ, d_weight_SQ, [row[...] for row in statistics])
         weight_SQ, d_score_SQ = map(hide, found)
         of_value[keys, :] += dot(weight_SQ.astype(d_output.dtype), d_output[...], PLAIN)
-        add_parameters(d_parameter, step, scores.curve, keys, d_score_SQ)
+        if scores.learned:
+            add_parameters(d_parameter, step, scores.curve, keys, d_score_SQ)
         d_score_SQ = d_score_SQ.astype(query.dtype)
         of_key[keys, :] += dot(d_score_SQ, query[...], PLAIN)
         return dot(d_score_SQ, key[keys, :], BY_ROWS)
@@ -221,10 +222,8 @@ def differentiated(weigh: Weigh | None, score_SQ, d_weight_SQ, rows):
     return weight_SQ, pull((d_weight_SQ, d_masses))[0]
 
 
-def add_parameters(d_parameter, step: Step, curve: Callable | None, keys: pl.Slice, d_score_SQ) -> None:
+def add_parameters(d_parameter, step: Step, curve: Callable, keys: pl.Slice, d_score_SQ) -> None:
     """sum dS * d curve / d parameter, as a tile of partial sums for each parameter of the head."""
-    if curve is None:
-        return
     given = step.parameters
     for p, parameter in enumerate(given):
         moved = lambda x, p=p: step.curved(curve, [*given[:p], x, *given[p + 1 :]], keys)  # noqa: E731

@@ -38,6 +38,9 @@ class Progress:
         self.bar.stop()
 
     def __call__(self, record: dict) -> None:
+        if 'attention' in record:
+            self.say(f'{self.name}  attention: {record["attention"]}')
+            return
         fields = {}
         if 'train/loss' in record:
             fields['loss'] = f'{record["train/loss"]:.3f}'

@@ -8,6 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 
 EPSILON = 1e-8  # of the released code
+THRESHOLD = 0.3  # of the paper: a head whose alpha is above it has a sink
 
 
 def mass(attention_TS):
@@ -53,7 +54,7 @@ def edge(attention_TS, window: int, columns: int = 0):
     return attention_TS[..., query_T, columns + query_T - window + 1].mean(-1)
 
 
-def rate(alpha, threshold: float = 0.3) -> float:
+def rate(alpha, threshold: float = THRESHOLD) -> float:
     """Sink_k in percent: how often alpha_k is above (strictly) a threshold over sequences, layers and heads."""
     return 100 * float(np.mean(np.asarray(alpha) > threshold))
 
@@ -100,10 +101,11 @@ def prefix_numbers(alpha_LPHK) -> dict[str, float]:
     }
 
 
-def context(received, length: int, prefix: int = 1) -> dict:
+def context(received, length: int, prefix: int = 1, reach: int | None = None) -> dict:
     """Rates and means over the whole context of a training batch, from what its first keys have received.
 
-    sink/k/context and alpha/k/context by proxy, of alpha_1 raw too, and the mean row mass; nothing of None.
+    sink/k/context and alpha/k/context by proxy, of alpha_1 raw too, of the strongest column over the text, the floor
+    of alpha_1 at this length, and the mean row mass; nothing of None.
     """
     if received is None:
         return {}
@@ -114,7 +116,8 @@ def context(received, length: int, prefix: int = 1) -> dict:
     found = {f'{k + 1}/context': alpha_K[..., k] for k in range(alpha_K.shape[-1])}
     found |= {'1/raw/context': raw_1[..., 0]}
     if columns:
-        found |= {'star/context': received.share_BHS[..., :columns].max(-1) / length}
-    rates = {f'sink/{name}': 100 * jnp.mean(alpha > 0.3) for name, alpha in found.items()}
+        found |= {'star/clean/context': received.share_BHS[..., :columns].max(-1) / length}
+    rates = {f'sink/{name}': 100 * jnp.mean(alpha > THRESHOLD) for name, alpha in found.items()}
     means = {f'alpha/{name}': jnp.mean(alpha) for name, alpha in found.items()}
-    return rates | means | {'mass/row/context': jnp.mean(received.mass_BH)}
+    uniform = jnp.float32(floor(length, columns, prefix, reach))
+    return rates | means | {'alpha/floor/context': uniform, 'mass/row/context': jnp.mean(received.mass_BH)}

@@ -106,7 +106,7 @@ class SelfAttention(nnx.Module):
 def case(model: spec.Model, length: int) -> fused.Case:
     """What a model over so many tokens asks of a backend."""
     columns, mask = COLUMNS[model.columns], model.mask
-    curve = nnx.eval_shape(lambda: POSITIONS[model.position](model, length, nnx.Rngs(0))).curve()
+    curve = jax.eval_shape(lambda: POSITIONS[model.position](model, length, nnx.Rngs(0)).curve())
     masks = [name for name in ('prefix', 'window', 'block', 'document') if getattr(mask, name)]
     return fused.Case(
         attention=model.attention,

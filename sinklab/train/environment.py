@@ -50,7 +50,8 @@ def commit() -> str | None:
         return None
 
 
-def environment(hardware: Hardware, attention: str) -> dict:
+def environment(hardware: Hardware, attention: str, attempts: list[dict]) -> dict:
+    """Of the newest of a run's attempts, and what computed attention in each."""
     return dict(
         sinklab=sinklab.__version__,
         commit=commit(),
@@ -61,4 +62,5 @@ def environment(hardware: Hardware, attention: str) -> dict:
         processes=jax.process_count(),
         layout=dataclasses.asdict(hardware),
         attention=attention,
+        attempts=attempts,
     )

@@ -121,8 +121,15 @@ class Run:
         self.stopwatch = Stopwatch(self.folder.seconds(first))
         with contextlib.closing(Metrics(self.folder)) as self.metrics, signals() as received:
             now = self.begin(first)
-            self.folder.write('environment', environment(self.hardware, str(self.attention)))
+            self.note(first)
             self.steps(now, first, received)
+
+    def note(self, first: int) -> None:
+        """Writes where this attempt takes place, and says what computes attention."""
+        attempts = [*self.folder.attempts(), {'step': first, 'attention': str(self.attention)}]
+        self.folder.write('environment', environment(self.hardware, str(self.attention), attempts))
+        said = dict.fromkeys(attempt['attention'] for attempt in reversed(attempts))
+        self.progress({'step': first, 'attention': ', earlier '.join(said)})
 
     def begin(self, first: int) -> dict:
         """The state to go on from; that of a fresh run is measured."""

@@ -94,7 +94,9 @@ def train_step(spec: Spec, hardware: Hardware, mesh: jax.sharding.Mesh, backend:
 
     def loss(params: dict, ids_BT: jax.Array) -> tuple[jax.Array, dict]:
         value, captured = seeing(params, ids_BT)
-        return value, sink.context(captured.received, spec.data.length, spec.model.mask.prefix or 1)
+        mask, length = spec.model.mask, spec.data.length
+        reach = min(mask.window or length, mask.block or length)
+        return value, sink.context(captured.received, length, mask.prefix or 1, reach)
 
     def step(state: dict, ids_BT: jax.Array) -> tuple[dict, dict]:
         (value, sinks), gradient = accumulated(loss, state['params'], ids_BT, parts)
