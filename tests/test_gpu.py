@@ -1,4 +1,4 @@
-"""GPU kernels: their plan, their blocks against the definition in float64, whole ones on a simulated GPU."""
+"""GPU kernels: their plan, and their blocks against the definition in float64."""
 
 import functools
 
@@ -98,7 +98,7 @@ def problem(name, shown, width=64, length=LENGTH, curve=alibi, groups=1, seed=0)
     shapes = (batch, heads, length, width), (batch, groups, length, width), (batch, groups, length, width)
     arrays = [jnp.asarray(rng.standard_normal(shape), jnp.bfloat16) for shape in shapes]
     parameter_HP = jnp.asarray(rng.uniform(0.01, 0.1, (heads, int(curve is not None))), jnp.float32)
-    return Scores(width**-0.5, -0.5, curve), WEIGHTS[name], [*arrays, parameter_HP]
+    return Scores(width**-0.5, -0.5, curve, learned=True), WEIGHTS[name], [*arrays, parameter_HP]
 
 
 def dense(scores, weigh, shown, query, key, value, parameter_HP, positions=None):
@@ -234,62 +234,3 @@ def test_what_is_not_covered_is_said(dtype, width, weigh, reason):
     array = jax.ShapeDtypeStruct((1, 2, 128, width), dtype)
     found = gpu.covers(Scores(1.0, 0.0, alibi), weigh, array, array, array)
     assert found is None if reason is None else reason in found
-
-
-@pytest.fixture
-def simulated(monkeypatch):
-    """jax's interpreter of GPU kernels: barriers and copies as they are, accumulators that are added to by hand."""
-    plgpu = pytest.importorskip('jax.experimental.pallas.mosaic_gpu')
-    if not hasattr(plgpu, 'InterpretGPUParams'):
-        pytest.skip(f'jax {jax.__version__} does not interpret GPU kernels')
-    from sinklab.attend import gpu_kernel
-
-    def added(totals, *factors):
-        return tuple(total + product(*one) for total, one in zip(totals, factors, strict=True))
-
-    def product(left, right):
-        if isinstance(left, jax.Array):  # in registers
-            return jnp.dot(left, right[...], preferred_element_type=jnp.float32)
-        return gpu_kernel.multiplied(left, right)
-
-    monkeypatch.setattr(gpu_kernel, 'added', added)
-    with plgpu.force_gpu_interpret_mode(plgpu.InterpretGPUParams()):
-        yield
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    ('name', 'shown', 'width', 'curve', 'placed'),
-    [
-        ('softmax', 'documents', 64, alibi, True),
-        ('softmax', 'padded', 96, None, False),
-        ('sigmoid', 'full', 128, alibi, False),
-        ('squares', 'window', 64, None, False),
-    ],
-)
-def test_kernels_are_right_on_a_simulated_gpu(simulated, name, shown, width, curve, placed):
-    shown = MASKS[shown]()
-    scores, weigh, arrays = problem(name, shown, width, curve=curve)
-    position_BT = np.arange(LENGTH)[None] - documents()
-    positions = (position_BT, position_BT) if placed else None
-    expected, pull = jax.vjp(
-        functools.partial(dense, scores, weigh, shown, positions=positions),
-        *(one.astype(jnp.float32) for one in arrays),
-    )
-    *split, parameter_HP = arrays
-    found = jax.jit(lambda *given: gpu.forward(scores, weigh, *given, shown, positions, parameter_HP))(*split)
-    assert_near(found, expected, 1e-2)
-    output, statistics = expected
-    rng = np.random.default_rng(2)
-    d_output, *d_statistics = (
-        jnp.asarray(rng.standard_normal(one.shape), jnp.float32) for one in (output, *statistics)
-    )
-    d_output = d_output.astype(jnp.bfloat16)
-    gradients = pull((d_output.astype(jnp.float32), tuple(d_statistics)))
-    shift, moved = (None, d_statistics) if weigh else (statistics[0], [d_statistics[0] - (d_output * output).sum(-1)])
-    found = jax.jit(
-        lambda *given: gpu.backward(scores, weigh, *given, shown, positions, parameter_HP, shift, d_output, moved)
-    )(*split)
-    assert_near(found[:3], gradients[:3], 2e-2)
-    if curve is not None:
-        assert_near(found[3], gradients[3], 1e-3)

@@ -158,6 +158,7 @@ def menu(record, field):
 
 
 def test_every_menu_has_its_function():
+    from sinklab.attend.fused import BACKENDS
     from sinklab.attend.normalizer import NORMALIZERS
     from sinklab.attend.similarity import SIMILARITIES
     from sinklab.data.batches import PREPENDED, TASKS
@@ -174,6 +175,7 @@ def test_every_menu_has_its_function():
     assert set(get_args(spec.Similarity)) == set(SIMILARITIES) == set(spec.PAIRS)
     pairs = {name for pair in spec.PAIRS.values() for name in pair}
     assert set(get_args(spec.Normalizer)) == set(NORMALIZERS) == pairs
+    assert set(get_args(spec.Backend)) == {'auto', *BACKENDS}
     assert menu(spec.Attention, 'feature_map') == set(FEATURE_MAPS)
     assert menu(spec.Model, 'position') == set(POSITIONS)
     assert menu(spec.Model, 'columns') == set(COLUMNS)
@@ -195,6 +197,13 @@ def test_a_shifted_similarity_goes_with_no_normalizer_that_would_keep_the_shift(
 
     for name, similarity in SIMILARITIES.items():
         assert not (similarity.shifted and set(UNMEASURED) & set(spec.PAIRS[name])), name
+
+
+def test_what_does_not_look_at_mass_is_not_given_any():
+    from sinklab.attend.normalizer import NORMALIZERS
+    from sinklab.parse import UNMEASURED
+
+    assert set(UNMEASURED) == {name for name, one in NORMALIZERS.items() if not one.uses_total}
 
 
 def test_every_value_of_a_menu_is_in_some_row():

@@ -23,7 +23,7 @@ from sinklab.train import state, step
 pytestmark = pytest.mark.skipif(
     topology.library() is None, reason='libtpu, which has the compiler, could not be installed; pip install libtpu'
 )
-LENGTH, HEADS = 4096, 2
+LENGTH, HEADS = 8192, 2
 PLACES = np.arange(LENGTH)[None]
 CURVES = {
     'none': None,
@@ -52,18 +52,21 @@ def square(compiled):
     return compiled.memory_analysis().temp_size_in_bytes / LENGTH**2
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize('chip', ['v5e:2x2', 'v5p:2x2x1', 'v6e:2x2'])
 @pytest.mark.parametrize('operation', OPERATIONS, ids='-'.join)
 def test_kernels_compile_for_a_chip_without_a_square_matrix(chip, operation):
     assert square(compiled(chip, operation)) < 1
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(('width', 'dtype'), [(64, jnp.bfloat16), (96, jnp.bfloat16), (128, jnp.float32)])
 def test_kernels_of_every_width_and_precision_compile(width, dtype):
     for operation in (('exp', 'sum'), ('sigmoid', 'none')):
         assert square(compiled('v5e:2x2', operation, width=width, dtype=dtype)) < 1
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(('curve', 'documents'), [('none', True), ('alibi', True), ('buckets', False)])
 def test_kernels_of_every_mask_and_curve_compile(curve, documents):
     for operation in (('exp', 'sum'), ('sigmoid', 'none')):
