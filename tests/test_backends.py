@@ -6,7 +6,8 @@ import pytest
 from conftest import attention
 from fusing import KERNELS, interpreted
 
-from sinklab.attend import epilogue, fused
+from sinklab.attend import cudnn, epilogue, fused
+from sinklab.attend import mask as masks
 from sinklab.record import Refusal
 
 pytestmark = pytest.mark.usefixtures('small_blocks')
@@ -19,6 +20,7 @@ pytestmark = pytest.mark.usefixtures('small_blocks')
         ('cudnn', 'gpu', dict(attention=attention('sigmoid', 'none')), 'it knows softmax alone'),
         ('tpu', 'tpu', dict(attention=attention('softpick', 'sum')), 'softpick'),
         ('tpu', 'tpu', dict(elementwise=False), 'a learned table'),
+        ('tpu', 'tpu', dict(attention=attention('sigmoid', 'p_norm', power=5.0)), 'may underflow'),
         ('tpu', 'tpu', dict(width=512, value_width=512), 'heads wider than 256'),
         ('tpu', 'tpu', dict(length=2**20), 'does not stay on the chip'),
     ],
@@ -28,6 +30,13 @@ def test_a_backend_that_cannot_is_refused_with_what_can(wanted, platform, case, 
     with pytest.raises(Refusal, match=message) as refused:
         fused.choose(wanted, platform, dataclasses.replace(plain, **case))
     assert 'auto, dense, chunked' in str(refused.value)
+
+
+def test_a_causal_window_is_given_to_cudnn_as_one():
+    assert cudnn.window(masks.causal(8)) is None
+    assert cudnn.window(masks.causal(8) & masks.window(8, 3)) == (2, 0)
+    with pytest.raises(AssertionError):
+        cudnn.window(masks.prefix(8, 3))
 
 
 def test_a_kernel_that_computes_something_else_is_passed_over_and_said(monkeypatch):

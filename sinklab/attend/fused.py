@@ -21,6 +21,7 @@ from sinklab.attend.similarity import SIMILARITIES
 from sinklab.record import Refusal
 
 ACCURACY = 2e-2  # of the largest entry, in bfloat16, for a kernel to be trusted
+POWER = 4  # of masses that no maximum scales: those from 3e-10 on are then above float32's least
 SHOWN = 4096  # a length at which every kernel has several blocks, interior ones too
 
 
@@ -69,6 +70,8 @@ def by_kernels_if(name: str, case: Case) -> str | None:
     similarity = SIMILARITIES[case.attention.similarity]
     if similarity.shifted and similarity is not SIMILARITIES['exp']:
         return f'{case.attention.similarity}: of what a maximum shifts, kernels know exp alone'
+    if not similarity.shifted and (case.attention.power or 0) > POWER:
+        return f'powers of masses above {POWER}, of which whole rows may underflow'
     if not case.elementwise:
         return 'a learned table of relative positions'
     array = lambda width: jax.ShapeDtypeStruct((1, case.heads, case.length, width), case.dtype)  # noqa: E731

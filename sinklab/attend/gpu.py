@@ -11,7 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from sinklab.attend import blocks
-from sinklab.attend.gpu_block import LOG2E, Linear, Softmax, unknown
+from sinklab.attend.gpu_block import LOG2E, Linear, Softmax, sums, unknown
 from sinklab.attend.mask import Mask
 from sinklab.attend.primitive import Scores, Weigh
 
@@ -53,7 +53,7 @@ def forward(
     from sinklab.attend.gpu_kernel import attend
     from sinklab.attend.gpu_walk import Call
 
-    kind = Softmax(scores) if weigh is None else Linear(scores, weigh)
+    kind = sums(scores, weigh)
     call = Call('forward', kind, query_BHTK, key_BGSK, mask, positions, parameter_HP)
     output, *statistics = call(
         lambda team: attend(kind, team),
@@ -84,7 +84,7 @@ def backward(
     from sinklab.attend.gpu_kernel import toward_keys, toward_queries
     from sinklab.attend.gpu_walk import Call
 
-    kind = Softmax(scores) if weigh is None else Linear(scores, weigh)
+    kind = sums(scores, weigh)
     statistics = [*([] if shift_BHT is None else [LOG2E * shift_BHT]), *(d.astype(jnp.float32) for d in d_statistics)]
     arrays = kind, query_BHTK, key_BGSK, mask, positions, parameter_HP
     of_query, of_key = [query_BHTK, d_output_BHTV.astype(value_BGSV.dtype)], [key_BGSK, value_BGSV]

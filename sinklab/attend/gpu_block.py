@@ -204,3 +204,8 @@ class Linear:
             return hide(sum(given, d_score), 0.0)
 
         return hide(weight, 0.0), differentiate
+
+
+def sums(scores: Scores, weigh: Weigh | None) -> Softmax | Linear:
+    """What a primitive sums: softmax without `weigh`."""
+    return Softmax(scores) if weigh is None else Linear(scores, weigh)

@@ -12,16 +12,16 @@ from collections.abc import Callable
 import jax
 import jax.numpy as jnp
 
-Weigh = Callable[[jax.Array, jax.Array], tuple[jax.Array, jax.Array]]
+Formula = Callable[[jax.Array, jax.Array], tuple[jax.Array, jax.Array]]
 
 
 @dataclasses.dataclass(frozen=True)
 class Similarity:
-    weigh: Weigh  # (score, unit) -> (weight, mass)
+    weigh: Formula  # (score, unit) -> (weight, mass)
     shifted: bool = False
     uses_unit: bool = False
     signed: bool = False  # weights may be below 0
-    rounded: Weigh | None = None  # a faster one, right to 6e-8: for weights that are not divided by their sum
+    rounded: Formula | None = None  # a faster one, right to 6e-8: for weights that are not divided by their sum
 
 
 def exp(score, unit):

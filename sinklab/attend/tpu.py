@@ -15,7 +15,7 @@ from jax.experimental.pallas import tpu as pltpu
 from sinklab.attend import blocks
 from sinklab.attend.mask import Mask
 from sinklab.attend.primitive import Scores, Weigh
-from sinklab.attend.tpu_kernel import LANES, Linear, Softmax, backward_kernel, forward_kernel
+from sinklab.attend.tpu_kernel import LANES, backward_kernel, forward_kernel, sums
 
 BLOCKS = 2048, 1024, 512, 256, 128  # of keys, and of half as many queries; see `block`
 STRIP = 256  # keys whose scores are alive at once
@@ -49,11 +49,11 @@ def forward(
 ):
     """(output_BHTV, statistics_BHT): softmax and its lse without `weigh`, else weighted values and sums of masses."""
     call = Call(blocks.by_query, query_BHTK, key_BGSK, mask, positions)
-    width, value_width, kind = query_BHTK.shape[-1], value_BGSV.shape[-1], Linear(weigh) if weigh else Softmax()
+    width, value_width, summed = query_BHTK.shape[-1], value_BGSV.shape[-1], sums(weigh)
     queries, keys = call.size
     found = call(
-        functools.partial(forward_kernel, scores, kind),
-        name=f'sinklab_{"linear" if weigh else "softmax"}_forward',
+        functools.partial(forward_kernel, scores, summed),
+        name=f'sinklab_{summed.name}_forward',
         given=[
             (query_BHTK, (queries, width), call.outer),
             (key_BGSK, (keys, width), call.inner_group),
@@ -62,8 +62,8 @@ def forward(
         parameter_HP=parameter_HP,
         made=[((*query_BHTK.shape[:3], value_width), jnp.float32, (queries, value_width), call.outer)]
         + [((*query_BHTK.shape[:2], 1, query_BHTK.shape[2]), jnp.float32, (1, queries), call.outer_row)]
-        * kind.statistics,
-        scratch=[(queries, value_width), *[(queries, LANES)] * kind.rows],
+        * summed.statistics,
+        scratch=[(queries, value_width), *[(queries, LANES)] * summed.rows],
     )
     return found[0], tuple(row[:, :, 0] for row in found[1:])
 
@@ -84,12 +84,12 @@ def backward(
     """(d_query, d_key, d_value, d_parameter): dS = w' dO V^T + sum_n m_n' c_n, c being `d_statistics`."""
     call = Call(blocks.by_key, query_BHTK, key_BGSK, mask, positions)
     (batch, heads, length, width), (_, groups, count, value_width) = query_BHTK.shape, value_BGSV.shape
-    queries, keys = call.size
+    (queries, keys), summed = call.size, sums(weigh)
     rows = [row[:, :, None] for row in (*([] if shift_BHT is None else [shift_BHT]), *d_statistics)]
     whole = lambda b, h, n, *_: (b, h, 0, 0)  # noqa: E731
     *found, partial_BH8L = call(
-        functools.partial(backward_kernel, scores, weigh, len(rows)),
-        name=f'sinklab_{"linear" if weigh else "softmax"}_backward',
+        functools.partial(backward_kernel, scores, summed, len(rows)),
+        name=f'sinklab_{summed.name}_backward',
         given=[
             (query_BHTK, (queries, width), call.inner),
             (key_BGSK, (keys, width), call.outer_group),
@@ -108,8 +108,10 @@ def backward(
     )
     d_parameter_HP = partial_BH8L.reshape(batch, heads, -1, 8 * LANES).sum((0, 3))[:, : parameter_HP.shape[1]]
     d_query, *shared = found
-    summed = (d.reshape(batch, groups, -1, *d.shape[2:]).astype(jnp.float32).sum(2).astype(d.dtype) for d in shared)
-    return d_query, *(shared if groups == heads else summed), d_parameter_HP
+    if groups != heads:
+        of_group = lambda d: d.reshape(batch, groups, -1, *d.shape[2:]).astype(jnp.float32).sum(2)  # noqa: E731
+        shared = [of_group(d).astype(d.dtype) for d in shared]
+    return d_query, *shared, d_parameter_HP
 
 
 class Call:

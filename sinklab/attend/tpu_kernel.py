@@ -93,28 +93,28 @@ def split(call, parameters: int, refs):
     return Step(call, scalars, parameter_HP, parameters, rest[:rows]), rest[rows:]
 
 
-def forward_kernel(scores: Scores, kind, call, parameters: int, made: int, *refs) -> None:
+def forward_kernel(scores: Scores, summed: 'Softmax | Linear', call, parameters: int, made: int, *refs) -> None:
     step, (query, key, value, *rest) = split(call, parameters, refs)
     (output, *statistics), scratch = rest[:made], rest[made:]
 
     def visit(strips, masked):
         for keys in strips:
             score = step.scored(dot(query[...], key[keys, :], BY_WIDTH), scores, keys)
-            kind.add(scratch, score, step.visible(keys) if masked else None, value[keys, :])
+            summed.add(scratch, score, step.visible(keys) if masked else None, value[keys, :])
 
     def finish():
-        summed, *found = kind.finish(*scratch)
-        output[...] = summed.astype(output.dtype)
+        sum_QV, *found = summed.finish(*scratch)
+        output[...] = sum_QV.astype(output.dtype)
         for row, one in zip(statistics, found, strict=True):
             row[...] = jnp.transpose(one)[:1]
 
-    step.run(lambda: kind.start(*scratch), visit, finish)
+    step.run(lambda: summed.start(*scratch), visit, finish)
 
 
 class Softmax:
     """o = sum e^(s - lse) v and lse, online."""
 
-    statistics, rows = 1, 2
+    name, statistics, rows = 'softmax', 1, 2
 
     def start(self, sum_QV, largest_QL, total_QL):
         sum_QV[...] = jnp.zeros_like(sum_QV)
@@ -141,9 +141,16 @@ class Softmax:
         output = jnp.where(lanes(sees, width), sum_QV[...] / lanes(total, width), 0.0)
         return output, jnp.where(sees, largest_QL[...] + jnp.log(total), NOTHING)
 
+    def differentiated(self, score_SQ, d_weight_SQ, lse_1Q, d_mass_1Q):
+        """(weight, dS)."""
+        weight_SQ = jnp.exp(score_SQ - lse_1Q)
+        return weight_SQ, weight_SQ * (d_weight_SQ + d_mass_1Q)
+
 
 class Linear:
     """sum w(s) v, and sum m(s) for each mass."""
+
+    name = 'linear'
 
     def __init__(self, weigh: Weigh):
         self.weigh = weigh
@@ -166,9 +173,20 @@ class Linear:
             jnp.broadcast_to(jnp.sum(total_QL[...], 1, keepdims=True), total_QL.shape) for total_QL in totals
         )
 
+    def differentiated(self, score_SQ, d_weight_SQ, *d_mass_1Q):
+        """(weight, dS)."""
+        (weight_SQ, masses), pull = jax.vjp(self.weigh, score_SQ)
+        d_masses = type(masses)(jnp.broadcast_to(row, score_SQ.shape) for row in d_mass_1Q)
+        return weight_SQ, pull((d_weight_SQ, d_masses))[0]
+
+
+def sums(weigh: Weigh | None) -> Softmax | Linear:
+    """What a primitive sums: softmax without `weigh`."""
+    return Softmax() if weigh is None else Linear(weigh)
+
 
 def backward_kernel(
-    scores: Scores, weigh: Weigh | None, row_count: int, call, parameters: int, made: int, *refs
+    scores: Scores, summed: Softmax | Linear, row_count: int, call, parameters: int, made: int, *refs
 ) -> None:
     step, (query, key, value, d_output, *rest) = split(call, parameters, refs)
     statistics, (d_query, d_key, d_value, d_parameter, *scratch) = rest[:row_count], rest[row_count:]
@@ -191,7 +209,7 @@ def backward_kernel(
         hide = lambda x: jnp.where(step.visible(keys), x, 0.0) if masked else x  # noqa: E731
         score_SQ = step.scored(dot(key[keys, :], query[...], BY_WIDTH), scores, keys)
         d_weight_SQ = dot(value[keys, :], d_output[...], BY_WIDTH)
-        found = differentiated(weigh, score_SQ, d_weight_SQ, [row[...] for row in statistics])
+        found = summed.differentiated(score_SQ, d_weight_SQ, *(row[...] for row in statistics))
         weight_SQ, d_score_SQ = map(hide, found)
         of_value[keys, :] += dot(weight_SQ.astype(d_output.dtype), d_output[...], PLAIN)
         if scores.learned:
@@ -209,17 +227,6 @@ def backward_kernel(
     @pl.when(step.last)
     def _():
         d_query[...] = (scores.scale * of_query[...]).astype(d_query.dtype)
-
-
-def differentiated(weigh: Weigh | None, score_SQ, d_weight_SQ, rows):
-    """(weight, dS) from the rows: lse and one cotangent for softmax, else the cotangent of each mass."""
-    if weigh is None:
-        lse_1Q, d_mass_1Q = rows
-        weight_SQ = jnp.exp(score_SQ - lse_1Q)
-        return weight_SQ, weight_SQ * (d_weight_SQ + d_mass_1Q)
-    (weight_SQ, masses), pull = jax.vjp(weigh, score_SQ)
-    d_masses = type(masses)(jnp.broadcast_to(row, score_SQ.shape) for row in rows)
-    return weight_SQ, pull((d_weight_SQ, d_masses))[0]
 
 
 def add_parameters(d_parameter, step: Step, curve: Callable, keys: pl.Slice, d_score_SQ) -> None:

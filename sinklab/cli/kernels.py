@@ -79,6 +79,8 @@ def show(platform: str, found: list[dict]) -> None:
     for (backend, reason), cells in lacking.items():
         every = len(cells) == len(rows) // len({name for name, _ in rows}) * len(MASKS)
         console.print(f'{backend} lacks {"everything" if every else f"{len(cells)} cells"}: {reason}')
+    if lacking:
+        console.print('what another lacks, dense and chunked have')
     for cell in found:
         if 'error' not in cell and cell['outcome'] == 'wrong':
             operation = f'{cell["similarity"]}/{cell["normalizer"]}'
