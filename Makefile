@@ -13,7 +13,7 @@ quickstart: .venv/quickstart
 	@$(BIN)/sinklab report $(addprefix $(RUNS)/,$(ROWS)) --png
 
 test: .venv/test
-	$(BIN)/pytest -n 2
+	$(BIN)/pytest -n 2 --dist worksteal --durations=30
 
 test-fast: .venv/test
 	$(BIN)/pytest -n 2 -m 'not slow'

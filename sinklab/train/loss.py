@@ -46,7 +46,7 @@ def divided(hidden_BTD: jax.Array, head_VD: jax.Array, target_BT: jax.Array, gra
     """`summed` on every device for its rows and its part of the vocabulary; the head is gathered along its width."""
     head_VD = sharding.place(head_VD.astype(hidden_BTD.dtype), 'vocabulary', 'embed')  # or float32 is gathered
     mesh = jax.sharding.get_abstract_mesh()
-    if mesh.empty:
+    if mesh.empty or mesh.size == 1:
         return summed(hidden_BTD, head_VD, target_BT, Cut(), gradient)
     batch, vocabulary, embed = map(
         functools.partial(axes, mesh), ('batch', 'vocabulary', 'embed'), (len(target_BT), *head_VD.shape)
