@@ -52,13 +52,18 @@ def place(array: jax.Array, *logical: str | None) -> jax.Array:
 
 
 def dividing(mesh: jax.sharding.Mesh | AbstractMesh, shape: tuple[int, ...], axes: PartitionSpec) -> PartitionSpec:
-    """The partition, without the axes of dimensions that they do not divide (100 probe sequences, 8 devices)."""
-    ways = [
-        math.prod(mesh.shape[axis] for axis in ([entry] if isinstance(entry, str) else entry or ())) for entry in axes
-    ]
+    """The partition, without the axes of dimensions that they do not divide; a batch is never laid whole on all."""
+    for entry, size in zip(axes, shape, strict=True):
+        if entry == RULES['batch'] and size % ways(mesh, entry):
+            raise ValueError(f'a batch of {size} sequences cannot be divided over {ways(mesh, entry)} devices')
     return PartitionSpec(
-        *(entry if size % way == 0 else None for entry, size, way in zip(axes, shape, ways, strict=True))
+        *(None if size % ways(mesh, entry) else entry for entry, size in zip(axes, shape, strict=True))
     )
+
+
+def ways(mesh: jax.sharding.Mesh | AbstractMesh, axes: str | tuple[str, ...] | None = RULES['batch']) -> int:
+    """Into how many parts these axes of the mesh divide something; a batch, if nothing else is said."""
+    return math.prod(mesh.shape[axis] for axis in ([axes] if isinstance(axes, str) else axes or ()))
 
 
 def variable(leaf: nnx.Variable) -> PartitionSpec:

@@ -37,7 +37,7 @@ def test_a_row_takes_steps_and_a_probe(name, corpus):
         advance = step.train_step(spec, Hardware(), mesh)
         after, _ = advance(before, one)  # where there is a warm-up, its rate is 0
         after, numbers = advance(after, other)
-        observed = jax.device_get(probe.observer(spec, mesh)(after['params'], data.probe_PT))
+        observed = probe.observer(spec, mesh)(after['params'], data.probe_PT)
     found = numbers | probe.numbers(observed, spec, data.triggered(data.probe_PT))
     assert all(np.isfinite(value) for value in found.values())
     assert ('sink/star' in found) == (spec.model.columns in ('sink_token', 'k', 'kv', 'logit'))

@@ -128,9 +128,9 @@ def test_the_evaluation_is_the_mean_over_windows_whatever_the_batch():
     ids_NT = np.random.default_rng(1).integers(0, 300, (7, 17)).astype(np.int32)
     with jax.set_mesh(mesh):
         params = state.create(spec, mesh)['params']
-        loss = step.loss_of(spec)
-        each = [float(loss(params, ids_NT[i : i + 1])) for i in range(7)]
         found = step.evaluation(spec, hardware, mesh)(params, ids_NT)
+    loss, alone = step.loss_of(spec), jax.device_get(params)
+    each = [float(loss(alone, ids_NT[i : i + 1])) for i in range(7)]
     np.testing.assert_allclose(found['valid/loss'], np.mean(each), rtol=1e-5)
 
 

@@ -34,18 +34,20 @@ def attend(
     position_BT = jnp.pad(position_BT, ((0, 0), (0, after)))
     query_BTHK = jnp.pad(query_BTHK, ((0, 0), (0, after), (0, 0), (0, 0)))
     queries = [cut(array, chunks) for array in (query_BTHK, mask.start_BT, mask.end_BT, position_BT)]
+    wide = [array.astype(jnp.float32) for array in (key_BSGK, value_BSGK)]  # chunk after chunk adds to their gradients
 
     def stripe(first: int, last: int) -> tuple[jax.Array, dense.Rows]:
         """The chunks first..last, which see no text before key `low` and none from `high` on."""
         low, high = hull(mask.hull_2T[:, first * chunk : last * chunk], keys)
-        key, value = (seen(array, columns, low, high) for array in (key_BSGK, value_BSGK))
+        key, value = (seen(array, columns, low, high) for array in wide)
 
         @jax.checkpoint
         def attended(query, start_BT, end_BT, position_BT):
             key_S = jnp.arange(low, high)
             visible_BTS = (start_BT[..., None] <= key_S) & (key_S < end_BT[..., None])
             bias_BHTS = bias.matrix(position_BT, columns, low, high)
-            output, _, rows = dense.attended(query, key, value, attention, visible_BTS, columns, bias_BHTS)
+            arrays = query, key.astype(key_BSGK.dtype), value.astype(value_BSGK.dtype)
+            output, _, rows = dense.attended(*arrays, attention, visible_BTS, columns, bias_BHTS)
             return output, jax.lax.stop_gradient(rows)
 
         return jax.lax.map(lambda chunk: attended(*chunk), [array[first:last] for array in queries])

@@ -2,7 +2,6 @@ import dataclasses
 from collections.abc import Callable
 
 import jax
-import jax.numpy as jnp
 from flax import nnx
 
 from sinklab import spec
@@ -15,6 +14,7 @@ from sinklab.model.feature_map import FEATURE_MAPS
 from sinklab.model.gate import Gate
 from sinklab.model.initialization import INITIALIZATIONS, normal
 from sinklab.model.norm import norm
+from sinklab.model.parameter import product
 from sinklab.model.positions import POSITIONS
 from sinklab.sharding import place
 
@@ -69,8 +69,8 @@ class SelfAttention(nnx.Module):
 
     def __call__(self, x_BTD: jax.Array, view: View) -> tuple[jax.Array, Capture]:
         query_BTHK, key_BTHK, value_BTHK = (
-            place(jnp.einsum('BTD,DHK->BTHK', x_BTD, w[...].astype(x_BTD.dtype)), 'batch', None, 'heads', None)
-            for w in (self.query_DHK, self.key_DHK, self.value_DHK)
+            place(product('BTD,DHK->BTHK', x_BTD, weight[...]), 'batch', None, 'heads', None)
+            for weight in (self.query_DHK, self.key_DHK, self.value_DHK)
         )
         query_BTHK = self.feature_map(view.rotate(self.query_norm(query_BTHK)))
         key_BTHK = view.rotate(self.key_norm(key_BTHK))
@@ -100,7 +100,7 @@ class SelfAttention(nnx.Module):
     def combine(self, head_BTHK: jax.Array) -> jax.Array:
         if self.combination.added:
             head_BTHK = head_BTHK.sum(2, keepdims=True)
-        return jnp.einsum('BTHK,HKD->BTD', head_BTHK, self.output_HKD[...].astype(head_BTHK.dtype))
+        return product('BTHK,HKD->BTD', head_BTHK, self.output_HKD[...])
 
 
 def case(model: spec.Model, length: int) -> fused.Case:

@@ -10,6 +10,7 @@ from flax import nnx
 
 from sinklab import spec
 from sinklab.model.initialization import normal
+from sinklab.model.parameter import spread
 
 DEVIATION = 0.02  # of the released code
 
@@ -98,7 +99,7 @@ class Value(Columns):
         self.value_HK = vector(model, value_width, rngs)
 
     def add(self, output_BTHK):
-        return output_BTHK + self.value_HK[...].astype(output_BTHK.dtype)
+        return output_BTHK + spread(self.value_HK[...], output_BTHK.shape, output_BTHK.dtype)
 
 
 def vector(model: spec.Model, width: int, rngs: nnx.Rngs) -> nnx.Param:
@@ -110,8 +111,8 @@ def vector(model: spec.Model, width: int, rngs: nnx.Rngs) -> nnx.Param:
 def before(column_HK: jax.Array, text_BSHK: jax.Array) -> jax.Array:
     """The text with a column left of it, whose missing dimensions are 0."""
     batch, _, heads, width = text_BSHK.shape
-    column_HK = jnp.pad(column_HK.astype(text_BSHK.dtype), ((0, 0), (0, width - column_HK.shape[-1])))
-    return jnp.concatenate([jnp.broadcast_to(column_HK, (batch, 1, heads, width)), text_BSHK], 1)
+    column_HK = jnp.pad(column_HK, ((0, 0), (0, width - column_HK.shape[-1])))
+    return jnp.concatenate([spread(column_HK, (batch, 1, heads, width), text_BSHK.dtype), text_BSHK], 1)
 
 
 def first(width: int) -> jax.Array:

@@ -6,6 +6,7 @@ from flax import nnx
 from sinklab import spec
 from sinklab.attend.similarity import elu_plus_one
 from sinklab.model.initialization import INITIALIZATIONS, normal
+from sinklab.model.parameter import product
 
 
 class Identity(nnx.Module):
@@ -33,7 +34,8 @@ class MLP(Identity):
         self.out_KK = normal(rngs, shape, std, (None, None))
 
     def __call__(self, x_BTHK):
-        return jax.nn.relu(x_BTHK @ self.in_KK[...].astype(x_BTHK.dtype)) @ self.out_KK[...].astype(x_BTHK.dtype)
+        hidden_BTHJ = jax.nn.relu(product('BTHK,KJ->BTHJ', x_BTHK, self.in_KK[...]))
+        return product('BTHJ,JK->BTHK', hidden_BTHJ, self.out_KK[...])
 
 
 FEATURE_MAPS = {'identity': Identity, 'elu1': Elu1, 'mlp': MLP}

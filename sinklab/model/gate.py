@@ -4,11 +4,11 @@ import dataclasses
 from typing import Literal
 
 import jax
-import jax.numpy as jnp
 from flax import nnx
 
 from sinklab import spec
 from sinklab.model.initialization import INITIALIZATIONS, normal
+from sinklab.model.parameter import product
 
 
 @dataclasses.dataclass(frozen=True)
@@ -44,9 +44,8 @@ class Gate(nnx.Module):
         """`given` times the gate, if that is what this one multiplies."""
         if self.kind is None or self.kind.on != on:
             return given_BTHK
-        weight_DHK = self.weight_DHK[...].astype(x_BTD.dtype)
         if self.kind.of == 'x':
-            score_BTHK = jnp.einsum('BTD,DHK->BTHK', x_BTD, weight_DHK)
+            score_BTHK = product('BTD,DHK->BTHK', x_BTD, self.weight_DHK[...])
         else:
-            score_BTHK = jnp.einsum('BTHD,DHK->BTHK', value_BTHK, weight_DHK)
+            score_BTHK = product('BTHD,DHK->BTHK', value_BTHK, self.weight_DHK[...])
         return given_BTHK * jax.nn.sigmoid(score_BTHK)

@@ -10,6 +10,7 @@ from flax import nnx
 from sinklab import spec
 from sinklab.attend.bias import Curve
 from sinklab.model.initialization import INITIALIZATIONS, normal
+from sinklab.model.parameter import spread
 
 BUCKETS, FARTHEST = 32, 128  # of the relative positions: those of T5 and of the released code
 
@@ -50,7 +51,7 @@ class Learned(Position):
         self.table_TD = normal(rngs, (length, model.width), std, (None, 'embed'))
 
     def embed(self, x_BTD, position_BT):
-        return x_BTD + self.table_TD[...].astype(x_BTD.dtype)[position_BT]
+        return x_BTD + spread(self.table_TD[...][position_BT], x_BTD.shape, x_BTD.dtype)
 
 
 class Rotary(Position):

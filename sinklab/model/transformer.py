@@ -14,6 +14,7 @@ from sinklab.model.capture import Capture
 from sinklab.model.columns import COLUMNS, count
 from sinklab.model.initialization import INITIALIZATIONS, normal
 from sinklab.model.norm import PLACEMENTS, norm
+from sinklab.model.parameter import product, spread
 from sinklab.model.positions import POSITIONS
 from sinklab.sharding import place
 
@@ -59,7 +60,7 @@ class Transformer(nnx.Module):
         """
         if position_BT is None:
             position_BT = np.arange(token_BT.shape[1])[None]
-        x_BTD = self.embedding_VD[...].astype(self.dtype)[token_BT]
+        x_BTD = self.embedding_VD[...][token_BT].astype(self.dtype)
         x_BTD, position_BT = self.with_sink(x_BTD, position_BT)
         view = self.view(token_BT.shape[1], position_BT, start_BT, backend=backend, capture=capture, keys=keys)
         block = lambda x_BTD, block: block(x_BTD, view)  # noqa: E731
@@ -71,7 +72,7 @@ class Transformer(nnx.Module):
         """A sink token, if there is one, stands before the text, at position 0."""
         if not self.sinks:
             return x_BTD, position_BT
-        sink_BTD = jnp.broadcast_to(self.sink_TD[...].astype(x_BTD.dtype), (len(x_BTD), 1, x_BTD.shape[-1]))
+        sink_BTD = spread(self.sink_TD[...], (len(x_BTD), 1, x_BTD.shape[-1]), x_BTD.dtype)
         module = np if isinstance(position_BT, np.ndarray) else jnp
         return jnp.concatenate([sink_BTD, x_BTD], 1), module.pad(position_BT + 1, ((0, 0), (1, 0)))
 
@@ -105,4 +106,4 @@ class Transformer(nnx.Module):
 
 def logits(hidden_BTD: jax.Array, head_VD: jax.Array) -> jax.Array:
     """logits_BTV in float32."""
-    return jnp.einsum('BTD,VD->BTV', hidden_BTD, head_VD.astype(hidden_BTD.dtype), preferred_element_type=jnp.float32)
+    return product('BTD,VD->BTV', hidden_BTD, head_VD, jnp.float32)

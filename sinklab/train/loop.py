@@ -205,7 +205,7 @@ class Run:
         if edge or is_due(number, self.spec.valid.every_steps):
             numbers |= self.valid(params, self.data.valid_NT, self.data.triggered(self.data.valid_NT[:, :-1]))
         if edge or is_due(number, self.spec.probe.every_steps):
-            observed = jax.device_get(self.observe(params, step.put(self.data.probe_PT, self.mesh)))
+            observed = self.observe(params, self.data.probe_PT)
             probe.save(self.folder.probe(number), observed)
             numbers |= probe.numbers(observed, self.spec, self.data.triggered(self.data.probe_PT))
         if not all(map(math.isfinite, numbers.values())):

@@ -12,6 +12,7 @@ from sinklab.measure import activations, backcopy, sink
 from sinklab.model.columns import count
 from sinklab.record import Refusal
 from sinklab.spec import Spec
+from sinklab.train import step
 from sinklab.train.forward import forward
 
 
@@ -33,16 +34,26 @@ def check(spec: Spec, memory: int) -> None:
         )
 
 
+OF_ONE = 'attention_LHTS'  # of the first sequence
+
+
 def observer(spec: Spec, mesh: jax.sharding.Mesh) -> Callable[[dict, np.ndarray], dict[str, np.ndarray]]:
     """observe(params, ids_PT) -> what `observed` has, and norm_LPT."""
     run = forward(spec, capture=True)
 
-    def observe(params: dict, ids_PT: jax.Array) -> dict[str, jax.Array]:
+    def traced(params: dict, ids_PT: jax.Array) -> dict[str, jax.Array]:
         _, _, captured = run(params, ids_PT)
         seen = observed(captured.attention_BHTS, captured.columns, spec)
         return seen | dict(norm_LPT=activations.norms(captured.residual_BTD))
 
-    return jax.jit(observe, out_shardings=sharding.replicated(mesh))
+    compiled = jax.jit(traced, out_shardings=sharding.replicated(mesh))
+
+    def observe(params: dict, ids_PT: np.ndarray) -> dict[str, np.ndarray]:
+        (filled_PT,) = step.equal(ids_PT, len(ids_PT), sharding.ways(mesh))
+        seen = jax.device_get(compiled(params, step.put(filled_PT.clip(0), mesh)))
+        return {name: array if name == OF_ONE else array[:, : len(ids_PT)] for name, array in seen.items()}
+
+    return observe
 
 
 def observed(attention_LPHTS: jax.Array, columns: int, spec: Spec) -> dict[str, jax.Array]:

@@ -120,15 +120,15 @@ def evaluation(spec: Spec, hardware: Hardware, mesh: jax.sharding.Mesh, backend:
     """valid(params, ids_NT, trigger_NT) -> {valid/loss}, over all tokens; with triggers, each kind apart as well."""
     loss = jax.jit(loss_of(spec, backend=backend), out_shardings=sharding.replicated(mesh))
     by_token = tokenwise(spec, mesh, backend)
-    rows = hardware.micro_batch or spec.optimizer.batch_size
+    most = hardware.micro_batch or spec.optimizer.batch_size
 
     def valid(params: dict, ids_NT: np.ndarray, trigger_NT: np.ndarray | None = None) -> dict[str, float]:
-        parts = [ids_NT[start : start + rows] for start in range(0, len(ids_NT), rows)]
+        parts = [put(part, mesh) for part in equal(ids_NT, most, sharding.ways(mesh))]
         if trigger_NT is None:
-            total = sum(len(part) * loss(params, put(part, mesh)) for part in parts)
+            total = sum(len(part) * loss(params, part) for part in parts)
             return {'valid/loss': float(total) / len(ids_NT) / float(predicted(ids_NT))}
-        said = jax.device_get([by_token(params, put(part, mesh)) for part in parts])
-        loss_NT, right_NT = map(np.concatenate, zip(*said, strict=True))
+        said = jax.device_get([by_token(params, part) for part in parts])
+        loss_NT, right_NT = (np.concatenate(arrays)[: len(ids_NT)] for arrays in zip(*said, strict=True))
         return {'valid/loss': float(loss_NT.mean())} | backcopy.losses(loss_NT, right_NT, trigger_NT)
 
     return valid
@@ -139,12 +139,24 @@ def tokenwise(spec: Spec, mesh: jax.sharding.Mesh, backend: str = 'chunked') -> 
     run = forward(spec, backend=backend)
 
     def by_token(params: dict, ids_BT: jax.Array) -> tuple[jax.Array, jax.Array]:
+        ids_BT = jnp.where(ids_BT < 0, ~ids_BT, ids_BT)
         hidden_BTD, head_VD, _ = run(params, ids_BT[:, :-1])
         logits_BTV = logits(hidden_BTD, head_VD)
         loss_BT = optax.softmax_cross_entropy_with_integer_labels(logits_BTV, ids_BT[:, 1:])
         return loss_BT, logits_BTV.argmax(-1) == ids_BT[:, 1:]
 
     return jax.jit(by_token, out_shardings=sharding.replicated(mesh))
+
+
+def equal(ids_NT: np.ndarray, most: int, ways: int) -> list[np.ndarray]:
+    """The sequences in equal parts of at most so many, each a multiple of `ways`, for one program to read.
+
+    Complements of the id 0, which are not predicted, fill up the last ones.
+    """
+    number = -(-len(ids_NT) // most)
+    rows = -(-len(ids_NT) // (number * ways)) * ways
+    filled_NT = np.pad(ids_NT, ((0, number * rows - len(ids_NT)), (0, 0)), constant_values=-1)
+    return np.split(filled_NT, number)
 
 
 def put(ids_BT: np.ndarray, mesh: jax.sharding.Mesh) -> jax.Array:
