@@ -1,0 +1,176 @@
+"""The authors' own modules, on random weights: their logits and attention are ours, by the matrix and by chunks."""
+
+import dataclasses
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from conftest import attention, tiny
+from flax import nnx
+
+from sinklab.attend import chunked
+from sinklab.measure import sink
+from sinklab.model.positions import Absolute
+from sinklab.model.transformer import logits
+from sinklab.train import state
+
+pytestmark = pytest.mark.slow  # the shapes of every operation are compiled
+FOLDER = Path(__file__).with_name('released')
+LENGTH, HEADS = 24, 4
+SIZES = {
+    'model__width': 32,
+    'model__head_width': 8,
+    'model__ffn_width': 48,
+    'model__vocabulary': 64,
+    'data__length': LENGTH,
+    'data__tokenizer': 'neox.json',  # one trained here has more ids
+}
+BY_PROXY = ('none', 'clamped')  # normalizers whose attention was released so
+
+
+def shaped(**changes):
+    return tiny(**SIZES, **changes)
+
+
+def operation(*pair, feature_map='identity'):
+    plain, given = shaped(), dataclasses.replace(attention(*pair), feature_map=feature_map)
+    return dataclasses.replace(plain, model=dataclasses.replace(plain.model, attention=given))
+
+
+VARIANTS = {
+    'default': shaped(),
+    'nope': shaped(model__position='none'),
+    'absolute': shaped(model__position='absolute'),
+    'learnable': shaped(model__position='learned'),
+    'relative': shaped(model__position='relative_paper_code'),
+    'alibi': shaped(model__position='alibi'),
+    'prefix3': shaped(model__mask__prefix=3),
+    'relu': shaped(model__ffn='relu'),
+    'gelu': shaped(model__ffn='gelu'),
+    'geglu': shaped(model__ffn='geglu'),
+    'k_head_bias': shaped(model__columns='k', model__bias__value='zero'),
+    'kv_bias': shaped(model__columns='kv', model__bias__shared=True),
+    'v_bias': shaped(model__columns='v', model__bias__shared=True),
+    'sim_sigmoid_norm': operation('sigmoid', 'sum'),
+    'sim_sigmoid_no_norm': operation('sigmoid', 'none'),
+    'sim_elu_no_norm': operation('elu1', 'none'),
+    'elu_norm': operation('identity', 'sum', feature_map='elu1'),
+    'elu_no_norm': operation('identity', 'none', feature_map='elu1'),
+    'linear_no_norm': operation('identity', 'none'),
+    'mlp_norm': operation('identity', 'clamped', feature_map='mlp'),
+}
+
+
+def released(name):
+    """Everything of a variant; the weights that all have are in one file."""
+    found = {}
+    for file in ('default', name):
+        with np.load(FOLDER / f'{file}.npz') as arrays:
+            found |= dict(arrays)
+    return found
+
+
+def parameters(given, spec):
+    """The released weights as ours."""
+    layers = [layer(given, number, spec) for number in range(2)]
+    found = dict(
+        embedding_VD=given['transformer.wte.weight'],
+        head_VD=given['lm_head.weight'],
+        norm=dict(gain_D=given['transformer.ln_f.weight']),
+        blocks=jax.tree.map(lambda *leaves: np.stack(leaves), *layers),
+    )
+    return found | ({'position': dict(table_TD=given['wpe.weight'])} if spec.model.position == 'learned' else {})
+
+
+def layer(given, number, spec):
+    at = f'transformer.h.{number}.'
+    one = {name.removeprefix(at): array for name, array in given.items() if name.startswith(at)}
+    norms = {
+        f'{branch}_norms': dict(before=dict(gain_D=one[f'norm_{place}.weight']))
+        for place, branch in enumerate(('attention', 'ffn'), 1)
+    }
+    # Out of a linear map of PyTorch come its rows: for each head those of the query, of the key and of the value.
+    query, key, value = np.moveaxis(one['attn.attn.weight'].reshape(HEADS, 3, 8, 32), (1, 3), (0, 1))
+    heads = dict(query_DHK=query, key_DHK=key, value_DHK=value)
+    heads |= dict(output_HKD=one['attn.proj.weight'].T.reshape(HEADS, 8, 32))
+    columns = {
+        f'{ours}_HK': one[f'attn.{theirs}_bias'].reshape(-1, 8)
+        for ours, theirs in (('key', 'k'), ('value', 'v'))
+        if f'attn.{theirs}_bias' in one
+    }
+    maps = {
+        ours: one[f'attn.kernel_{theirs}.weight'].T for ours, theirs in MLP if f'attn.kernel_{theirs}.weight' in one
+    }
+    heads |= ({'columns': columns} if columns else {}) | ({'feature_map': maps} if maps else {})
+    ffn = {ours: one[f'mlp.{theirs}.weight'].T for ours, theirs in FFNS[spec.model.ffn].items()}
+    return dict(attention=heads, ffn=ffn, **norms)
+
+
+MLP = (('in_KK', 'mlp1'), ('out_KK', 'mlp2'))
+PLAIN = dict(in_DF='fc', out_FD='proj')
+FFNS = {
+    'swiglu': dict(gate_DF='swiglu.w1', in_DF='swiglu.w2', out_FD='swiglu.w3'),
+    'geglu': dict(gate_DF='fc_1', in_DF='fc_2', out_FD='proj'),
+    'relu': PLAIN,
+    'gelu': PLAIN,
+}
+
+
+def model(spec, given):
+    """Ours with the released weights."""
+    structure, abstract = state.architecture(spec)
+    params = jax.tree.map(jnp.asarray, parameters(given, spec))
+    assert jax.tree.map(jnp.shape, params) == jax.tree.map(jnp.shape, nnx.to_pure_dict(abstract))
+    return nnx.merge(structure, params)
+
+
+def rounded(given):
+    """A table of the sinusoids as the released code keeps them, in bfloat16."""
+    exact = Absolute(None, LENGTH, None).embed(jnp.zeros((1, LENGTH, 32)), np.arange(LENGTH)[None])[0]
+    return given | {'wpe.weight': np.float32(exact.astype(jnp.bfloat16))}
+
+
+def case(name):
+    """(spec, what was released) of a variant; that with rounded sinusoids is one of a table."""
+    spec, given = VARIANTS[name], released(name)
+    return (VARIANTS['learnable'], rounded(given)) if name == 'absolute' else (spec, given)
+
+
+def equal(ours, theirs):
+    np.testing.assert_allclose(ours, theirs, rtol=0, atol=1e-4)
+
+
+@pytest.mark.parametrize('name', VARIANTS)
+def test_the_definition_has_the_released_logits_and_attention(name):
+    spec, given = case(name)
+    with jax.disable_jit():
+        logits_BTV, captured = model(spec, given)(given['ids'], capture=True)
+    attention_LBHTS = captured.attention_BHTS
+    proxied = spec.model.attention.normalizer in BY_PROXY
+    equal(logits_BTV, given['logits'])
+    equal(sink.proxy(attention_LBHTS) if proxied else attention_LBHTS, given['attn'][..., -LENGTH:, :])
+
+
+@pytest.mark.parametrize('name', VARIANTS)
+def test_chunks_have_the_released_logits_and_attention_to_every_key(name, monkeypatch):
+    monkeypatch.setattr(chunked, 'CHUNK', 8)
+    spec, given = case(name)
+    with jax.disable_jit():
+        ours = model(spec, given)
+        hidden_BTD, captured = ours.hidden(given['ids'], backend='chunked', keys=LENGTH)
+        equal(logits(hidden_BTD, ours.head_VD[...]), given['logits'])
+    received = captured.received
+    proxied = spec.model.attention.normalizer in BY_PROXY
+    found_LBHS = received.share_BHS if proxied else received.raw_BHS
+    equal(found_LBHS / LENGTH, given['attn'][..., -LENGTH:, :].mean(-2))
+
+
+def test_exact_sinusoids_are_as_far_from_the_released_logits_as_the_rounding_of_their_table():
+    """At most 2^-9 of an entry, in an embedding whose entries are of the order of 1/4."""
+    given = released('absolute')
+    with jax.disable_jit():
+        logits_BTV, _ = model(VARIANTS['absolute'], given)(given['ids'])
+    far = np.abs(logits_BTV - given['logits']).max()
+    assert 1e-4 < far < 2e-2
