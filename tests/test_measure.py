@@ -104,6 +104,25 @@ def test_a_star_is_that_of_the_strongest_column():
     assert found['alpha/star'] == pytest.approx((1 + 64 * 0.32) / 65)
 
 
+def test_the_sink_of_a_prefix_is_that_of_each_sequence_wherever_it_lies():
+    """One head whose sink is the second token in half of the texts and the third in the others."""
+    alpha_LPHK = np.array([[[[0.1, 0.5, 0.0]], [[0.1, 0.0, 0.6]]]])
+    found = sink.prefix_numbers(alpha_LPHK)
+    assert found == {'sink/prefix': 100, 'argmax/1': 0, 'argmax/2': 50, 'argmax/3': 50}
+
+
+def test_the_largest_of_a_prefix_is_counted_without_a_threshold():
+    found = sink.prefix_numbers(np.array([[[[0.1, 0.2]], [[0.4, 0.0]]]]))
+    assert found == {'sink/prefix': 50, 'argmax/1': 50, 'argmax/2': 50}
+
+
+def test_a_token_of_the_prefix_that_gets_all_attention_has_an_importance_of_one():
+    """Its queries are all T; over the T - k + 1 from it on, the sum would be above 1."""
+    A = np.zeros((12, 12))
+    A[:, 3] = 1
+    np.testing.assert_allclose(sink.importance(A, 5, prefix=4), [0, 0, 0, 1, 0], rtol=1e-6)
+
+
 def test_the_norm_ratio_is_a_ratio_of_means_over_sequences():
     residual_LPTD = np.random.default_rng(0).normal(size=(2, 5, 6, 3))
     norm = np.sqrt((residual_LPTD**2).sum(-1))

@@ -11,8 +11,10 @@ from hypothesis import strategies as st
 from sinklab import sharding
 from sinklab.spec import Hardware
 from sinklab.train import probe, state, step
+from sinklab.train.forward import forward
 
 IDS_PT = np.random.default_rng(0).integers(1, 300, (5, 12)).astype(np.int32)
+IDS_BT = np.random.default_rng(1).integers(1, 300, (4, 16)).astype(np.int32)
 LENGTH, KEYS = 12, 3  # of conftest.TINY
 
 
@@ -57,7 +59,7 @@ def expected_numbers(attention_LPHTS, spec, columns):
     if prefix:
         within = [found[str(k)] for k in range(1, prefix + 1)]
         strongest = [max(range(prefix), key=lambda k: within[k][i]) for i in range(len(read))]
-        numbers['sink/prefix'] = max(map(rate, within))
+        numbers['sink/prefix'] = rate(np.max(within, 0))
         numbers |= {f'argmax/{k + 1}': 100 * strongest.count(k) / len(read) for k in range(prefix)}
     return numbers
 
@@ -95,6 +97,29 @@ def test_the_hook_says_what_numpy_says(name, hardware):
     np.testing.assert_allclose(observed['attention_LHTS'], share_LPHTS[:, 0], atol=1e-3)
     np.testing.assert_allclose(observed['first_LPHT'], share_LPHTS[..., columns], atol=1e-3)
     assert 0 < found['sink/1'] < 100, 'nothing to count'
+
+
+OFF_BY_ONE = dict(model__attention__normalizer='plus_one')
+COLUMN_OF_ZERO = dict(model__columns='k', model__bias__value='zero')
+
+
+@pytest.mark.slow
+def test_softmax_off_by_one_and_a_column_of_zero_are_one_model_with_one_set_of_numbers():
+    """In the probe, and over the context of a training batch; the gain is one that a proxy takes out again."""
+    found, params = [], drawn(tiny(**OFF_BY_ONE, model__layers=1))
+    with_column = jax.tree.map(np.asarray, params)
+    with_column['blocks']['attention']['columns'] = dict(key_HK=np.zeros((1, 4, 4), np.float32))
+    for changes, given in ((OFF_BY_ONE, params), (COLUMN_OF_ZERO, with_column)):
+        spec = tiny(**changes, model__layers=1, model__attention__gain=0.5)
+        mesh = sharding.mesh(Hardware())
+        with jax.set_mesh(mesh), jax.disable_jit():
+            observed = jax.device_get(probe.observer(spec, mesh)(given, IDS_PT))
+            _, _, captured = forward(spec, keys=3)(given, IDS_BT)
+        context = {name: float(value) for name, value in step.sinks(captured, spec).items()}
+        found.append(probe.numbers(observed, spec) | context)
+    assert found[0] == pytest.approx(found[1], rel=1e-4, abs=1e-5)
+    assert found[0]['alpha/star/clean'] > 0.05
+    assert {'sink/1', 'sink/1/context', 'alpha/star/clean/context', 'mass/row/context'} <= set(found[0])
 
 
 @settings(max_examples=15, deadline=None)

@@ -1,14 +1,17 @@
-"""Attention sinks (Gu et al., ICLR 2025, section 3; science of the indicator: per sequence, then averaged).
+"""Attention sinks (Gu et al., ICLR 2025, section 3), by the decisions of docs/measuring.md.
 
 Attention is of T queries and columns + T keys: the columns, if there are any, stand left of the text, and its first
 token is column number `columns`.
 """
+
+import dataclasses
 
 import jax.numpy as jnp
 import numpy as np
 
 EPSILON = 1e-8  # of the released code
 THRESHOLD = 0.3  # of the paper: a head whose alpha is above it has a sink
+IMPLICIT = ('plus_one',)  # normalizers that are softmax with a column whose key and value are zero
 
 
 def mass(attention_TS):
@@ -21,8 +24,14 @@ def proxy(attention_TS):
     return jnp.abs(attention_TS) / (mass(attention_TS)[..., None] + EPSILON)
 
 
+def completed(attention_TS, gain: float = 1.0):
+    """With the implicit column, left of all others: what the rows lack of a sum of `gain`."""
+    column_T1 = jnp.maximum(gain - attention_TS.sum(-1, keepdims=True), 0)
+    return jnp.concatenate([column_T1, attention_TS], -1)
+
+
 def importance(attention_TS, keys: int, columns: int = 0, prefix: int = 1):
-    """alpha_k = sum_i A_ik / (queries that may see k) for the tokens k = 1..keys."""
+    """alpha_k = sum_i A_ik / (queries that may see k) for the tokens k = 1..keys, so never above 1."""
     received_K = attention_TS[..., columns : columns + keys].sum(-2)
     return received_K / seen_by(attention_TS.shape[-2], keys, prefix)
 
@@ -92,23 +101,37 @@ def star_numbers(star_LPHC, length: int) -> dict[str, float]:
 
 
 def prefix_numbers(alpha_LPHK) -> dict[str, float]:
-    """sink/prefix, Sink_k of its strongest token, and argmax/k: how often (%) alpha_k is the largest within it."""
+    """sink/prefix: how often max_k alpha_k is above the threshold; argmax/k: how often alpha_k is that maximum.
+
+    Both in percent, of each sequence, layer and head; argmax/k has no threshold, it counts heads without a sink too.
+    """
     tokens = np.shape(alpha_LPHK)[-1]
     largest = np.argmax(alpha_LPHK, -1)
     return {
-        'sink/prefix': max(rate(alpha_LPHK[..., k]) for k in range(tokens)),
+        'sink/prefix': rate(np.max(alpha_LPHK, -1)),
         **{f'argmax/{k + 1}': 100 * float(np.mean(largest == k)) for k in range(tokens)},
     }
+
+
+def completed_sums(received, gain: float, length: int):
+    """What `completed` would have received of a training batch, over so many queries."""
+    lacked_BH1 = length * (gain - received.mass_BH)[..., None]
+    raw_BHS = jnp.concatenate([lacked_BH1, received.raw_BHS], -1)
+    return dataclasses.replace(
+        received,
+        raw_BHS=raw_BHS,
+        share_BHS=raw_BHS / gain,
+        mass_BH=jnp.full_like(received.mass_BH, gain),
+        columns=received.columns + 1,
+    )
 
 
 def context(received, length: int, prefix: int = 1, reach: int | None = None) -> dict:
     """Rates and means over the whole context of a training batch, from what its first keys have received.
 
     sink/k/context and alpha/k/context by proxy, of alpha_1 raw too, of the strongest column over the text, the floor
-    of alpha_1 at this length, and the mean row mass; nothing of None.
+    of alpha_1 at this length, and the mean row mass.
     """
-    if received is None:
-        return {}
     columns = received.columns
     share_K, raw_K = (sums[..., columns:] for sums in (received.share_BHS, received.raw_BHS))
     seen_K = seen_by(length, share_K.shape[-1], prefix)

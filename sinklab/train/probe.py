@@ -58,6 +58,8 @@ def observer(spec: Spec, mesh: jax.sharding.Mesh) -> Callable[[dict, np.ndarray]
 
 def observed(attention_LPHTS: jax.Array, columns: int, spec: Spec) -> dict[str, jax.Array]:
     """Importances by proxy, raw_LPH without one, the mass of rows, and attention_LHTS of the first sequence."""
+    if spec.model.attention.normalizer in sink.IMPLICIT:
+        attention_LPHTS, columns = sink.completed(attention_LPHTS, spec.model.attention.gain), columns + 1
     share_LPHTS = sink.proxy(attention_LPHTS)
     seen = dict(
         alpha_LPHK=sink.importance(share_LPHTS, spec.probe.keys, columns, spec.model.mask.prefix or 1),

@@ -85,6 +85,15 @@ def accumulated(loss: Callable, params: dict, ids_BT: jax.Array, parts: int) -> 
     return jax.tree.map(lambda x: x / parts, total)
 
 
+def sinks(captured: Capture, spec: Spec) -> dict[str, jax.Array]:
+    """The sinks of a training batch, over its whole length."""
+    mask, attention, length = spec.model.mask, spec.model.attention, spec.data.length
+    received, reach = captured.received, min(mask.window or length, mask.block or length)
+    if attention.normalizer in sink.IMPLICIT:
+        received = sink.completed_sums(received, attention.gain, length)
+    return sink.context(received, length, mask.prefix or 1, reach)
+
+
 def train_step(spec: Spec, hardware: Hardware, mesh: jax.sharding.Mesh, backend: str = 'chunked') -> Callable:
     """step(state, ids_BT) -> (state, {train/loss, train/grad_norm, ...}); the state is donated."""
     first = spec.model.mask.prefix or 1  # a prefix is seen, not predicted
@@ -94,12 +103,10 @@ def train_step(spec: Spec, hardware: Hardware, mesh: jax.sharding.Mesh, backend:
 
     def loss(params: dict, ids_BT: jax.Array) -> tuple[jax.Array, dict]:
         value, captured = seeing(params, ids_BT)
-        mask, length = spec.model.mask, spec.data.length
-        reach = min(mask.window or length, mask.block or length)
-        return value, sink.context(captured.received, length, mask.prefix or 1, reach)
+        return value, sinks(captured, spec) if spec.log.sinks else {}
 
     def step(state: dict, ids_BT: jax.Array) -> tuple[dict, dict]:
-        (value, sinks), gradient = accumulated(loss, state['params'], ids_BT, parts)
+        (value, measured), gradient = accumulated(loss, state['params'], ids_BT, parts)
         if spec.data.loss != 'all':
             value, gradient = jax.tree.map(lambda x: x / predicted(ids_BT, first), (value, gradient))
         updates, opt_state = optimizer.update(gradient, state['opt_state'], state['params'])
@@ -108,7 +115,7 @@ def train_step(spec: Spec, hardware: Hardware, mesh: jax.sharding.Mesh, backend:
             'train/loss': value,
             'train/grad_norm': optax.tree.norm(gradient),
             'train/learning_rate': rate(state['step']),
-            **sinks,
+            **measured,
         }
         return dict(step=state['step'] + 1, params=params, opt_state=opt_state), numbers
 
