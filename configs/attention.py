@@ -3,10 +3,12 @@
     sinklab train --config=configs/attention.py:sigmoid --workdir=runs/sigmoid
 
 Where rows do not sum to 1 the sink is of proxy scores, |A_ij| / sum_j |A_ij|, which mean nothing where there is next
-to no mass: read `mass/row` beside them. Rows named `_normalized` divide by the sum, with signed scores by
-max(|sum|, 1). `elu1` is a similarity; `kernel_elu1`, `linear` and `mlp` are products of feature maps. `_p_P` divides
-by the p-norm, alpha_A multiplies softmax by A. Decided: the last alpha is 0.02, where the ICLR version prints 0.05,
-and the sinks of all alphas are of rows rescaled to a sum of 1.
+to no mass: read `mass/row` beside them. Rows named `_normalized` divide by the sum, with signed scores by max(|sum|,
+1). `elu1` is a similarity; `kernel_elu1`, `linear` and `mlp` are products of feature maps. `_p_P` divides by the
+p-norm, alpha_A multiplies softmax by A. Decided: the last alpha is 0.02, where the ICLR version prints 0.05, and the
+sinks of all alphas are of rows rescaled to a sum of 1. softmax_off_by_one is softmax with a column of zero key and
+value, and is measured as that: its 1 is a column, `sink/star` is its share, and no row is rescaled. A row fails that
+is published so where its runs diverge, or end above 0.6 log V (report/sweep.py, `failed`).
 """
 
 from configs.table import table
@@ -18,20 +20,20 @@ def operation(similarity='exp', normalizer='sum', feature_map='identity', **rest
     return {f'model.attention.{name}': value for name, value in given.items() if value != default.get(name)}
 
 
-def row(diff, sink, loss, source='Gu et al., Tables 4 and 13'):
+def row(diff, sink, loss, source='Gu et al. (v1), Tables 4 and 13'):
     return dict(diff=diff, published={'sink/1': sink, 'valid/loss': loss}, source=source)
 
 
-def proxy(diff, sink, loss, source='Gu et al., Tables 4 and 13'):
+def proxy(diff, sink, loss, source='Gu et al. (v1), Tables 4 and 13'):
     return row(diff, sink, loss, f'{source} (proxy scores)')
 
 
-def fails(diff, source='Gu et al., Table 13'):
-    return dict(diff=diff, published={'fails': True}, source=source, note='Diverges, as published.')
+def fails(diff, source='Gu et al. (v1), Table 13'):
+    return dict(diff=diff, published={'fails': True}, source=source, note='Published as a failure of training.')
 
 
 def alpha(gain, sink, loss):
-    return row(operation(gain=gain), sink, loss, 'Gu et al., Table 12')
+    return row(operation(gain=gain), sink, loss, 'Gu et al. (v1), Table 12')
 
 
 def said(diff, source, note, **published):
@@ -39,7 +41,7 @@ def said(diff, source, note, **published):
 
 
 def softmax_p(power):
-    note = 'Trains, no sink number; the massive activations fall with p, in a figure.'
+    note = 'Trains, no sink number; the massive activations fall with p, in Figure 29.'
     return said(operation(normalizer='p_norm', power=power), P_NORM, note)
 
 
@@ -53,8 +55,8 @@ def swept(**rest):
     return SIGMOID | {f'optimizer.{name}': value for name, value in rest.items()}
 
 
-P_NORM = 'Gu et al., ICLR appendix D.4'
-SWEEP = 'Gu et al., Table 14'
+P_NORM = 'Gu et al. (ICLR), appendix D.4'
+SWEEP = 'Gu et al. (v1), Table 14'
 SIGMOID = operation('sigmoid', 'none')
 
 ROWS = {
@@ -77,7 +79,9 @@ ROWS = {
     'softmax_p_0.33': softmax_p(1 / 3),
     'softmax_p_0.5': softmax_p(1 / 2),
     **{f'softmax_p_{p}': fails(operation(normalizer='p_norm', power=float(p)), P_NORM) for p in (2, 3, 4)},
-    **{f'sigmoid_p_{p}': sigmoid_p(float(p)) for p in (1, 2, 3, 4)},
+    'sigmoid_p_1': row(operation('sigmoid', 'p_norm', power=1.0), 30.24, 3.74, f'Gu et al. (v1), Table 4; {P_NORM}')
+    | dict(note='sigmoid_normalized by another name: the 1-norm of what is positive is its sum.'),
+    **{f'sigmoid_p_{p}': sigmoid_p(float(p)) for p in (2, 3, 4)},
     'sigmoid_decay_0': proxy(swept(weight_decay=0.0), 0.64, 3.77, SWEEP),
     'sigmoid_decay_0.5': proxy(swept(weight_decay=0.5), 0.18, 3.76, SWEEP),
     'sigmoid_decay_1': proxy(swept(weight_decay=1.0), 0.30, 4.06, SWEEP),

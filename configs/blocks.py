@@ -5,8 +5,9 @@
 The baseline is also pre-norm, 8 heads, their outputs concatenated. Decided: the released code scales the last map of
 an FFN by depth only in SwiGLU, so Table 8 compares initializations, too; the rows `_even` scale it in all. All FFNs
 have d_ff = 1536, so that those without a gate have two thirds of its parameters. Heads are added by reading A, values
-as wide as a head; `add_wide` is reading B. The quickstart has 8 heads here, to be divided as in the paper. Norms and
-gates are of other papers, whose sink numbers have other thresholds and models.
+as wide as a head, whose shapes are those printed, so that the published number is of `add`; `add_wide` is reading B.
+The quickstart has 8 heads here, to be divided as in the paper. Norms and gates are of other papers, whose sink
+numbers have other thresholds and models.
 """
 
 from configs.sizes import QUICKSTART, SIZES, SMOKE
@@ -20,20 +21,20 @@ def row(diff, sink, loss, source, **more):
 
 
 def ffn(name, sink, loss):
-    return row({'model.ffn': name}, sink, loss, 'Gu et al., Table 8')
+    return row({'model.ffn': name}, sink, loss, 'Gu et al. (v1), Table 8')
 
 
 def even(name):
     return dict(
         diff={'model.ffn': name, 'model.initialization': 'released_even'},
         published={},
-        source='none: Gu et al., Table 8, without its confound',
+        source='none: Gu et al. (v1), Table 8, without its confound',
         note='Nothing was published: the last map is scaled by depth here, as only that of SwiGLU is in the table.',
     )
 
 
 def heads(count, width, sink, loss):
-    return row({'model.heads': count, 'model.head_width': width}, sink, loss, 'Gu et al., Table 9')
+    return row({'model.heads': count, 'model.head_width': width}, sink, loss, 'Gu et al. (v1), Table 9')
 
 
 def gate(name, attention, activation, mean, perplexity):
@@ -49,7 +50,7 @@ QIU = 'Qiu et al., 2505.06708 (mixture of experts 15A2B, 400B tokens)'
 UNGATED = 'Without a gate: first-token attention 0.467, largest activation 1053, perplexity 6.026.'
 
 ROWS = {
-    'swiglu': row({}, 18.18, 3.73, 'Gu et al., Tables 8 and 9'),
+    'swiglu': row({}, 18.18, 3.73, 'Gu et al. (v1), Tables 8 and 9'),
     'relu': ffn('relu', 16.90, 3.82),
     'gelu': ffn('gelu', 14.76, 3.79),
     'swish': ffn('swish', 17.89, 3.80),
@@ -59,7 +60,7 @@ ROWS = {
     'post_norm': dict(
         diff={'model.norm': 'post'},
         published={'sink/1': 13.54},
-        source='Gu et al., appendix D.3',
+        source='Gu et al. (v1), appendix D.3',
         note='No loss was published.',
     ),
     'sandwich_norm': dict(
@@ -77,13 +78,12 @@ ROWS = {
     'heads_4': heads(4, 192, 10.68, 3.74),
     'heads_2': heads(2, 384, 12.95, 3.76),
     'heads_1': heads(1, 768, 19.50, 3.78),
-    'add': row({'model.combination': 'add'}, 21.76, 3.74, 'Gu et al., Table 9'),
-    'add_wide': row(
-        {'model.combination': 'add_wide'},
-        21.76,
-        3.74,
-        'Gu et al., Table 9',
-        note='Reading B of the same row, values as wide as the model; the code was not released.',
+    'add': row({'model.combination': 'add'}, 21.76, 3.74, 'Gu et al. (v1), Table 9'),
+    'add_wide': dict(
+        diff={'model.combination': 'add_wide'},
+        published={},
+        source='the other reading of Gu et al. (v1), Table 9',
+        note='Values as wide as the model; the code was not released, and the one number stands beside `add`.',
     ),
     'gate_elementwise': gate('elementwise', 0.048, 94, 0.116, 5.761),
     'gate_headwise': gate('headwise', 0.073, 98, 0.172, 5.792),

@@ -3,39 +3,41 @@
     sinklab train --config=configs/columns.py:kv --workdir=runs/kv
 
 Sink_* is of the column, over the queries of the text and, as released, a query of its own. Its key is not rotated,
-and every query sees it. The value of `k` is zero, that of `k_first_M` M e_1, that of `k_uniform_M`
-M (1, ..., 1) / sqrt(K), all of them fixed; of `k_width_N` only the first N dimensions of the key are learned (at the
-quickstart's head width of 16, rows 1 to 8 are one). Decided: the header of Table 11 is misprinted, its order is not
-shared, shared, not shared, shared, as Table 3 shows; a sink token stands at position 0 and the text from 1.
+and every query sees it. The value of `k` is zero, that of `k_first_M` M e_1, that of `k_uniform_M` M (1, ..., 1) /
+sqrt(K), all of them fixed; of `k_width_N` only the first N dimensions of the key are learned (at the quickstart's
+head width of 16, rows 1 to 8 are one). Decided: those are the first N as they lie, under the released half-split
+rotation, where dimension i turns with i + K/2: N different frequencies of the queries, the fastest ones, up to K/2;
+in the interleaved layout of equation 10 they would be N/2 pairs. The header of Table 11 is misprinted, its order is
+not shared, shared, not shared, shared, as Table 3 shows; a sink token stands at position 0 and the text from 1.
 """
 
 from configs.table import table
 
 
-def row(columns, star, sink, loss, source='Gu et al., Table 3', **bias):
+def row(columns, star, sink, loss, source='Gu et al. (v1), Table 3', **bias):
     diff = {'model.columns': columns} | {f'model.bias.{name}': value for name, value in bias.items()}
     return dict(diff=diff, published={'sink/star': star, 'sink/1': sink, 'valid/loss': loss}, source=source)
 
 
 def shared(columns, star, sink, loss, **bias):
-    return row(columns, star, sink, loss, 'Gu et al., Table 11 (its header is misprinted)', shared=True, **bias)
+    return row(columns, star, sink, loss, 'Gu et al. (v1), Table 11 (its header is misprinted)', shared=True, **bias)
 
 
 def fixed(value, norm, star, sink, loss):
-    return row('k', star, sink, loss, 'Gu et al., Table 10', value=value, value_norm=norm)
+    return row('k', star, sink, loss, 'Gu et al. (v1), Table 10', value=value, value_norm=norm)
 
 
 def narrow(width, star, sink, loss):
-    return row('k', star, sink, loss, 'Gu et al., ICLR Table 13', value='zero', key_width=width)
+    return row('k', star, sink, loss, 'Gu et al. (ICLR), Table 13', value='zero', key_width=width)
 
 
 ROWS = {
-    'none': dict(diff={}, published={'sink/1': 18.18, 'valid/loss': 3.73}, source='Gu et al., Table 3'),
+    'none': dict(diff={}, published={'sink/1': 18.18, 'valid/loss': 3.73}, source='Gu et al. (v1), Table 3'),
     'sink_token': row('sink_token', 74.12, 0.00, 3.72),
     'kv': row('kv', 72.76, 0.04, 3.72),
     'k': row('k', 73.34, 0.00, 3.72, value='zero'),
     'v': dict(
-        diff={'model.columns': 'v'}, published={'sink/1': 17.53, 'valid/loss': 3.73}, source='Gu et al., Table 3'
+        diff={'model.columns': 'v'}, published={'sink/1': 17.53, 'valid/loss': 3.73}, source='Gu et al. (v1), Table 3'
     ),
     'kv_shared': shared('kv', 56.61, 12.44, 3.72),
     'k_shared': shared('k', 68.31, 0.23, 3.72, value='zero'),

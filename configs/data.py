@@ -10,31 +10,36 @@ Decided: random and fixed tokens are targets like others, as released. A size ma
 
 from configs.table import table
 
-FIGURE = 'Gu et al., Figure 2C'
+FIGURE = 'Gu et al. (v1), Figure 2C'
+CURVES = f'{FIGURE}; (ICLR), Figure 28'
 FREE = {'data.fixed_position': None}  # lest a size fix the first token
 
 
-def amount(share, note):
-    return dict(diff=FREE | {'data.share': share}, published={}, source=FIGURE, note=note)
+def amount(share, note, source=FIGURE):
+    return dict(diff=FREE | {'data.share': share}, published={}, source=source, note=note)
 
 
 def random(first, last, published, note=None):
     diff = FREE | {'data.random_first': first, 'data.random_last': last}
-    return dict(diff=diff, published=published, source='Gu et al., section 5') | ({'note': note} if note else {})
+    return dict(diff=diff, published=published, source='Gu et al. (v1), section 5') | ({'note': note} if note else {})
 
 
 def fixed(position, *sinks):
     published = {f'sink/{k}': sink for k, sink in enumerate(sinks, 1)}
-    return dict(diff={'data.fixed_position': position}, published=published, source='Gu et al., Table 7')
+    return dict(diff={'data.fixed_position': position}, published=published, source='Gu et al. (v1), Table 7')
 
 
 ROWS = {
     'amount_5b': dict(diff=FREE, published={'sink/1': 18.18, 'valid/loss': 3.73}, source=FIGURE),
     'amount_2.5b': amount(0.5, 'A figure only.'),
-    'amount_500m': amount(0.1, 'A figure only, which was read as Sink_1 near 4 % and a loss near 3.8.'),
+    'amount_500m': amount(0.1, 'A figure only, read by others as Sink_1 near 4 % and a loss near 3.8.'),
     'amount_200m': amount(0.04, 'A figure only.'),
-    'amount_100m': amount(0.02, 'A figure only: overfits between 1k and 2k steps, Sink_1 below 1 % up to 5k steps.'),
-    'amount_50m': amount(0.01, 'A figure only: overfits between 1k and 2k steps, Sink_1 below 1 %, loss near 4.5.'),
+    'amount_100m': amount(
+        0.02, 'Figures only: overfits between 1k and 2k steps, Sink_1 below 1 % up to 5k steps.', CURVES
+    ),
+    'amount_50m': amount(
+        0.01, 'Figures only: overfits between 1k and 2k steps, Sink_1 below 1 %, loss near 4.5.', CURVES
+    ),
     'random_1': random(1, 1, {'sink/1': 27.03}),
     'random_1_2': random(1, 2, {'sink/1': 1.98, 'sink/2': 14.08}),
     'random_2': random(2, 2, {'sink/1': 20.99}),

@@ -3,9 +3,11 @@
     sinklab train --config=configs/objective.py:window_256 --workdir=runs/window_256
 
 Weight decay, the third regularizer of Table 1, is in optimization.py. The loss of a prefix row leaves the prefix out;
-its validation loss does not, as released. A window of w holds w keys, the query's own among them. At T = 64 a window
-of 32 hides x_1 from half of the queries, so that alpha_1 <= 0.5: the probe reports `sink/1/window` beside it, over
-the queries that see it.
+its validation loss does not, as released. Decided: a token of the prefix is seen by all T queries, so its alpha_k is
+their mean, where section 3 divides by T - k + 1, by which it could be above 1; `sink/prefix` is of the strongest
+token of each sequence, layer and head, and `argmax/k` says how often that is x_k, with a sink or without. A window of
+w holds w keys, the query's own among them. At T = 64 a window of 32 hides x_1 from half of the queries, so that
+alpha_1 <= 0.5: the probe reports `sink/1/window` beside it, over the queries that see it.
 """
 
 from configs.table import table
@@ -13,15 +15,15 @@ from configs.table import table
 
 def prefix(tokens):
     note = 'A figure only (p = 5): the sink sits on one of the prefix tokens, which one varies; see sink/prefix.'
-    return dict(diff={'model.mask.prefix': tokens}, published={}, source='Gu et al., Figure 3B', note=note)
+    return dict(diff={'model.mask.prefix': tokens}, published={}, source='Gu et al. (v1), Figure 3B', note=note)
 
 
 def window(keys, note='A figure only: small windows prevent the sink, those from about 256 have it.'):
-    return dict(diff={'model.mask.window': keys}, published={}, source='Gu et al., Figure 2D', note=note)
+    return dict(diff={'model.mask.window': keys}, published={}, source='Gu et al. (v1), Figure 2D', note=note)
 
 
 ROWS = {
-    'full': dict(diff={}, published={'sink/1': 18.18, 'valid/loss': 3.73}, source='Gu et al., Table 1'),
+    'full': dict(diff={}, published={'sink/1': 18.18, 'valid/loss': 3.73}, source='Gu et al. (v1), Table 1'),
     **{f'prefix_{tokens}': prefix(tokens) for tokens in (2, 3, 4, 5, 10)},
     'window_32': window(
         32, 'A figure only: no sink; confounded at T = 64, where half of the queries do not see x_1.'

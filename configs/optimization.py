@@ -3,10 +3,10 @@
     sinklab train --config=configs/optimization.py:rate_8e-4_10k --workdir=runs/rate_8e-4_10k
 
 The baseline is also the batch of 512 and the weight decay of 0.1. Its probes are the curve over steps of Figure 2A:
-the sink emerges between 1k and 2k steps (about 7 % at 5k, read off a figure). Decided: the rate stays at its peak, as
-in the released configs, where the text says cosine (the row `cosine`); step counts are the table's, not those of the
-released configs; weight decay is AdamW's, decoupled, where the text writes it into the loss. The rate does not follow
-the batch.
+the sink emerges between 1k and 2k steps (about 7 % at 5k, read off ICLR Figure 28). Decided: the rate stays at its
+peak, as in the released configs, where the text says cosine (the row `cosine`); step counts are the table's, not
+those of the released configs; weight decay is AdamW's, decoupled, where the text writes it into the loss. The rate
+does not follow the batch.
 """
 
 from configs.table import table
@@ -17,15 +17,15 @@ def row(diff, sink, loss, source):
 
 
 def rate(diff, sink, loss):
-    return row(diff, sink, loss, 'Gu et al., ICLR Table 9')
+    return row(diff, sink, loss, 'Gu et al. (ICLR), Table 9')
 
 
 def batch(size, sink, loss):
-    return row({'optimizer.batch_size': size}, sink, loss, 'Gu et al., Table 6')
+    return row({'optimizer.batch_size': size}, sink, loss, 'Gu et al. (v1), Table 6')
 
 
 def decay(gamma, sink, loss):
-    return row({'optimizer.weight_decay': gamma}, sink, loss, 'Gu et al., Table 1')
+    return row({'optimizer.weight_decay': gamma}, sink, loss, 'Gu et al. (v1), Table 1')
 
 
 ROWS = {
@@ -55,8 +55,9 @@ ROWS = {
     'cosine': dict(
         diff={'optimizer.schedule': 'cosine', 'optimizer.final_share': 0.1},
         published={},
-        source='Gu et al., the text of section 3',
-        note='The text says cosine, the released runs are flat; at the quickstart size the baseline is this row.',
+        source='Gu et al. (v1), section 4',
+        note='The text says cosine, the released runs are flat; where it ends is not stated, final_share is of this '
+        'project. At the quickstart size the baseline is this row.',
     ),
     'sgd': dict(
         diff={

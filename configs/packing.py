@@ -4,13 +4,24 @@
 
 From "Why do LLMs attend to the first token?" (Barbero et al.; a model of 120M, 30B tokens). `causal` sees across
 documents, `document` does not. BOS stands before every document (`bos`), or there and at the start of every window
-(`fixed`). Sink and loss are of BOS + text; in rows that end in `_text`, of text alone, the training being that of
-the row before. Decided: threshold and length, which the source does not state, are the usual ones (0.3, T = 64), and
-positions go on over documents. A token that a row prepends is prepended in the probe alone; validation windows are
-packed as in training.
+(`fixed`). Sink and loss are of BOS + text; in rows that end in `_text`, of text alone, the training being that of the
+row before. Decided: the base is LLaMA-2's block at 12 layers of 768, 124M parameters with one of its two tables, and
+28,610 steps of the default's 2^20 tokens; shapes, batch and rate are not stated, so they are chosen, the rest being
+the default. Threshold and length, which are not stated either, are the usual ones (0.3, T = 64), and positions go on
+over documents. `fixed` is both, for the slides write "fix a BOS in the first position" beside "bos: yes"; a BOS at
+the first place alone is the other reading, --config.data.bos=none. A token that a row prepends is prepended in the
+probe alone; validation windows are packed as in training.
 """
 
 from configs.table import table
+
+BASE = {
+    'model.layers': 12,
+    'model.heads': 12,
+    'model.head_width': 64,
+    'model.ffn_width': 2048,
+    'optimizer.steps': 28_610,
+}
 
 CAUSAL = {'data.fixed_position': None}  # lest a size fix the first token
 DOCUMENT = CAUSAL | {'model.mask.document': True}
@@ -50,4 +61,4 @@ ROWS = {
     ),
 }
 
-get_config = table(ROWS)
+get_config = table(ROWS, BASE)

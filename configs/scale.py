@@ -24,10 +24,10 @@ def row(diff, sink, loss, source):
 
 
 ROWS = {
-    'softmax_60m': row({}, 18.18, 3.73, 'Gu et al., Table 4'),
-    'sigmoid_60m': row(SIGMOID, 0.44, 3.70, 'Gu et al., Table 4 (proxy scores)'),
-    'softmax_1b': row(BILLION, 45.11, 3.07, 'Gu et al., section 7.3'),
-    'sigmoid_1b': row(BILLION | SIGMOID, 2.46, 3.10, 'Gu et al., section 7.3 (proxy scores)'),
+    'softmax_60m': row({}, 18.18, 3.73, 'Gu et al. (v1), Table 4'),
+    'sigmoid_60m': row(SIGMOID, 0.44, 3.70, 'Gu et al. (v1), Table 4 (proxy scores)'),
+    'softmax_1b': row(BILLION, 45.11, 3.07, 'Gu et al. (v1), section 7.3'),
+    'sigmoid_1b': row(BILLION | SIGMOID, 2.46, 3.10, 'Gu et al. (v1), section 7.3 (proxy scores)'),
 }
 
 get_config = table(ROWS)

@@ -5,9 +5,9 @@ factor at every size: see table.scaled.
 """
 
 # A sink emerges on a laptop in minutes, by the levers of the paper turned up: a first token that is always the same
-# (Table 7), a learning rate and a weight decay far above the default (Tables 9 and 1). The vocabulary is small as a
-# sink waits until tokens are known: in 2000 steps, 2048 ids gave 6 % and 1024 gave 8 %. So is the width: a step at
-# 128 took nearly twice as long.
+# (Table 7), a learning rate and a weight decay far above the default (ICLR Table 9, Table 1). The vocabulary is small
+# as a sink waits until tokens are known: in 2000 steps, 2048 ids gave 6 % and 1024 gave 8 %. So is the width: a step
+# at 128 took nearly twice as long.
 QUICKSTART = {
     'model.layers': 4,
     'model.width': 64,

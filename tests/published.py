@@ -70,7 +70,6 @@ heads_4    10.68  3.74
 heads_2    12.95  3.76
 heads_1    19.50  3.78
 add        21.76  3.74
-add_wide   21.76  3.74
 = blocks: sink_ratio spike
 sandwich_norm  44.7  520
 qk_norm        42.0  92
@@ -110,6 +109,7 @@ k_width_64    69.19   0.04  3.72
 softmax                 18.18  3.73
 sigmoid                  0.44  3.70
 sigmoid_normalized      30.24  3.74
+sigmoid_p_1             30.24  3.74
 elu1                     0.80  3.69
 kernel_elu1_normalized  53.65  4.19
 linear                   0.00  3.99

@@ -109,12 +109,12 @@ def test_softmax_off_by_one_and_a_column_of_zero_are_one_model_with_one_set_of_n
     found, params = [], drawn(tiny(**OFF_BY_ONE, model__layers=1))
     with_column = jax.tree.map(np.asarray, params)
     with_column['blocks']['attention']['columns'] = dict(key_HK=np.zeros((1, 4, 4), np.float32))
-    for changes, given in ((OFF_BY_ONE, params), (COLUMN_OF_ZERO, with_column)):
+    for changes, weights in ((OFF_BY_ONE, params), (COLUMN_OF_ZERO, with_column)):
         spec = tiny(**changes, model__layers=1, model__attention__gain=0.5)
         mesh = sharding.mesh(Hardware())
         with jax.set_mesh(mesh), jax.disable_jit():
-            observed = jax.device_get(probe.observer(spec, mesh)(given, IDS_PT))
-            _, _, captured = forward(spec, keys=3)(given, IDS_BT)
+            observed = jax.device_get(probe.observer(spec, mesh)(weights, IDS_PT))
+            _, _, captured = forward(spec, keys=3)(weights, IDS_BT)
         context = {name: float(value) for name, value in step.sinks(captured, spec).items()}
         found.append(probe.numbers(observed, spec) | context)
     assert found[0] == pytest.approx(found[1], rel=1e-4, abs=1e-5)

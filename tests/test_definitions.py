@@ -1,0 +1,190 @@
+"""Readings of the papers that docs/measuring.md decides, each against the other one."""
+
+import dataclasses
+import json
+import math
+import re
+from types import SimpleNamespace
+
+import formulas
+import jax
+import numpy as np
+import pytest
+from conftest import tiny
+from flax import nnx
+from test_tables import PAPER, ROWS, name
+
+from configs import packing
+from configs.unmeasured import UNMEASURED
+from sinklab.data.batches import sequences
+from sinklab.folder import Folder
+from sinklab.measure import sink
+from sinklab.model.columns import COLUMNS
+from sinklab.model.positions import Rotary
+from sinklab.model.transformer import Transformer
+from sinklab.parse import parse
+from sinklab.report import sweep
+from sinklab.train import probe
+
+
+def spec_of(module, row, size='paper'):
+    return parse(module.get_config(row, size).to_dict())
+
+
+def same_model(spec):
+    """The spec by another name, where an operation has two: the 1-norm of what is positive is its sum."""
+    attention = spec.model.attention
+    if attention.normalizer != 'p_norm' or attention.power != 1:
+        return spec
+    plain = dataclasses.replace(attention, normalizer='sum', power=None)
+    return dataclasses.replace(spec, model=dataclasses.replace(spec.model, attention=plain))
+
+
+def test_equal_specs_publish_equal_numbers():
+    truths = {}
+    for module, row in ROWS:
+        published = module.ROWS[row]['published']
+        assert truths.setdefault(same_model(spec_of(module, row)), published) == published, f'{name(module)}:{row}'
+
+
+def test_one_published_number_is_of_one_reading():
+    """Heads are added by one of two readings; the table has one row for them."""
+    numbers = [about['published'] for module in PAPER for row, about in module.ROWS.items() if row.startswith('add')]
+    assert sorted(map(bool, numbers)) == [False, True]
+
+
+def test_packing_trains_120m_parameters_on_30b_tokens():
+    spec = spec_of(packing, 'causal')
+    shapes = nnx.state(nnx.eval_shape(lambda: Transformer(spec.model, spec.data.length, nnx.Rngs(0))))
+    every = sum(math.prod(leaf.shape) for leaf in jax.tree.leaves(shapes))
+    table = spec.model.vocabulary * spec.model.width
+    assert every - table == pytest.approx(120e6, rel=0.05)
+    tokens = spec.optimizer.steps * spec.optimizer.batch_size * spec.data.length
+    assert tokens == pytest.approx(30e9, rel=1e-3)
+
+
+@pytest.mark.parametrize('row', ['causal_fixed', 'document_fixed'])
+def test_a_fixed_bos_stands_at_the_first_place_and_before_every_document(row, corpus):
+    spec = spec_of(packing, row, 'smoke')
+    data = sequences(dataclasses.replace(spec, data=dataclasses.replace(spec.data, source=corpus, length=16)))
+    ids_BT = np.concatenate([data.batches.rows(step, range(4)) for step in range(60)])
+    opens = np.roll(ids_BT == spec.data.end_token, 1, axis=1)[:, 1:]
+    assert opens.any(), 'no document begins within a window'
+    assert (ids_BT[:, 0] == 1).all()
+    assert (ids_BT[:, 1:][opens] == 1).all()
+
+
+def bias_alone(kind, scale):
+    """alpha_1 of the mean head where scores are a position's bias times a scale, at T = 64 and 8 heads."""
+    score_HTS = scale * formulas.position_bias(kind, np.arange(64), 8)
+    weight_HTS = np.where(np.tri(64) > 0, np.exp(score_HTS), 0)
+    return float(sink.importance(weight_HTS / weight_HTS.sum(-1, keepdims=True), 1).mean())
+
+
+@pytest.mark.parametrize(('kind', 'after', 'before'), [('code', 0.334, 0.103), ('printed', 0.225, 0.094)])
+def test_a_bias_of_relative_positions_is_not_divided_by_the_root_of_the_head_width(kind, after, before):
+    """Ours, of a model whose queries are zero, has the number after the division; before it, it would be another."""
+    kind = f'relative_paper_{kind}'
+    assert bias_alone(kind, 1) == pytest.approx(after, abs=5e-4)
+    assert bias_alone(kind, 96**-0.5) == pytest.approx(before, abs=5e-4)
+    assert ours(kind) == pytest.approx(after, abs=5e-4)
+
+
+def test_a_bias_of_alibi_is_not_divided_by_the_root_of_the_head_width():
+    assert ours('alibi') == pytest.approx(bias_alone('alibi', 1), abs=5e-4)
+    assert abs(bias_alone('alibi', 1) - bias_alone('alibi', 0.5)) > 5e-3
+
+
+def ours(position):
+    """alpha_1 of a model whose scores are its positions' bias alone."""
+    spec = tiny(model__position=position, model__layers=1, model__heads=8, data__length=64)
+    model = Transformer(spec.model, 64, nnx.Rngs(0))
+    model.blocks.attention.query_DHK[...] *= 0
+    with jax.disable_jit():
+        captured = model(np.ones((1, 64), np.int32), capture=True)[1]
+    return float(sink.importance(captured.attention_BHTS, 1).mean())
+
+
+NOTHING_BSHK = np.zeros((1, 1, 4, 16), np.float32)
+
+
+def test_the_learned_dimensions_of_a_narrow_key_are_as_many_frequencies():
+    """Half-split: e_i turns to cos(t f_i) e_i + sin(t f_i) e_(i + K/2); interleaved, two of them would share one."""
+    spec = tiny(model__columns='k', model__bias__value='zero', model__head_width=16, model__bias__key_width=4)
+    column = COLUMNS['k'](spec.model, 16, nnx.Rngs(0))
+    key_BSHK, _ = column.attach(NOTHING_BSHK, NOTHING_BSHK)
+    learned = np.flatnonzero(np.abs(key_BSHK[0, 0]).sum(0))
+    assert learned.tolist() == [0, 1, 2, 3]
+    unit_B1HK = np.eye(16, dtype=np.float32)[learned][:, None, None]
+    turned_BK = np.asarray(Rotary(spec.model, 8, nnx.Rngs(0)).rotate(unit_B1HK, np.array([[1]])))[:, 0, 0]
+    frequency = np.arccos(turned_BK[np.arange(4), learned])
+    np.testing.assert_allclose(frequency, 10_000.0 ** (-2 * np.arange(4) / 16), rtol=1e-4)
+
+
+@pytest.mark.parametrize(
+    ('loss', 'vocabulary', 'fails'),
+    [
+        (5.45, 50432, False),  # relative positions, the worst that was published with a number
+        (5.24, 50432, False),  # a weight decay of 5
+        (7.3, 50432, True),  # about what token frequencies alone give
+        (2.93, 512, False),  # sigmoid at the quickstart's size
+        (5.43, 512, True),  # token frequencies there
+        (3.79, 512, True),  # those of pairs
+        (math.inf, 512, True),
+        (math.nan, 512, True),
+    ],
+)
+def test_a_run_fails_that_is_not_finite_or_knows_no_context(loss, vocabulary, fails):
+    assert sweep.failed(loss, vocabulary) == fails
+
+
+def ended(folder, loss, vocabulary=512):
+    """A folder of a run that is done."""
+    folder.mkdir()
+    (folder / 'config.json').write_text(json.dumps(dict(model=dict(vocabulary=vocabulary))))
+    lines = [dict(step=0, seconds=0, **{'valid/loss': 6.3}), dict(step=9, seconds=1, **{'valid/loss': loss})]
+    (folder / 'metrics.jsonl').write_text(''.join(json.dumps(line) + '\n' for line in lines))
+    return sweep.newest(Folder(folder))
+
+
+@pytest.mark.parametrize(
+    ('published', 'losses', 'outcomes', 'words'),
+    [
+        ({'fails': True}, (5.5, 5.6), 'done done', 'failed 2/2, as published'),
+        ({'fails': True}, (5.5,), 'done diverged', 'failed 1/2, diverged 1/2, as published'),
+        ({'fails': True}, (5.5, 2.8), 'done done', 'failed 1/2, done 1/2, published: fails'),
+        ({'fails': True}, (2.9, 2.8), 'done done', 'trained, published: fails'),
+        ({'sink/1': 1.0}, (5.5, 5.6), 'done done', 'done 2/2'),
+    ],
+)
+def test_a_row_published_as_failing_counts_runs_that_end_finite_and_bad(tmp_path, published, losses, outcomes, words):
+    numbers = {seed: ended(tmp_path / str(seed), loss) for seed, loss in enumerate(losses)}
+    about = dict(config='x.py', row='a', published=published)
+    [row] = sweep.table([sweep.Arm(about, dict(enumerate(outcomes.split())), {}, numbers)])
+    assert row['outcome'] == words
+    assert 'fails' not in row['ours']
+
+
+def reported():
+    """The names of all numbers that a probe and an evaluation give, and the outcome."""
+    seen = SimpleNamespace(
+        alpha_LPHK=np.ones((1, 1, 1, 10)), mass_LPH=np.ones((1, 1, 1)), norm_LPT=np.ones((1, 1, 4))
+    )
+    seen = vars(seen) | dict(raw_LPH=np.ones((1, 1, 1)), star_LPHC=np.ones((1, 1, 1, 1)))
+    return {*probe.numbers(seen, tiny()), 'valid/loss', 'fails'}
+
+
+def test_a_published_name_is_measured_or_said_why_it_is_not():
+    names = {number for module, row in ROWS for number in module.ROWS[row]['published']}
+    assert names - reported() == set(UNMEASURED)
+    assert all(UNMEASURED.values())
+
+
+def test_a_source_says_which_version_of_the_paper_numbers_it():
+    sources = {about['source'] for module in PAPER for about in module.ROWS.values()}
+    numbered = [
+        source for source in sources if re.search('Gu et al.*(Table|Figure|section|appendix|equation)', source)
+    ]
+    assert numbered
+    for source in numbered:
+        assert re.search(r'Gu et al\. \((v1|ICLR)\), (Tables?|Figure|section|appendix|equation) ', source), source
