@@ -67,8 +67,9 @@ def seeing_loss(spec: Spec, first: int = 1, **how) -> Callable:
 
 def predicted(ids_BT: jax.Array, first: int = 1) -> jax.Array:
     """The share of targets that are predicted; with none, 1, so that it can divide."""
-    share = jnp.mean((ids_BT[:, first:] >= 0).astype(jnp.float32))
-    return jnp.where(share > 0, share, 1.0)
+    module = np if isinstance(ids_BT, np.ndarray) else jnp
+    share = module.mean((ids_BT[:, first:] >= 0).astype(np.float32))
+    return module.where(share > 0, share, 1.0)
 
 
 def accumulated(loss: Callable, params: dict, ids_BT: jax.Array, parts: int) -> tuple[tuple[jax.Array, dict], dict]:
@@ -132,7 +133,8 @@ def evaluation(spec: Spec, hardware: Hardware, mesh: jax.sharding.Mesh, backend:
     def valid(params: dict, ids_NT: np.ndarray, trigger_NT: np.ndarray | None = None) -> dict[str, float]:
         parts = [put(part, mesh) for part in equal(ids_NT, most, sharding.ways(mesh))]
         if trigger_NT is None:
-            total = sum(len(part) * loss(params, part) for part in parts)
+            losses = jax.device_get([loss(params, part) for part in parts])
+            total = sum(len(part) * value for part, value in zip(parts, losses, strict=True))
             return {'valid/loss': float(total) / len(ids_NT) / float(predicted(ids_NT))}
         said = jax.device_get([by_token(params, part) for part in parts])
         loss_NT, right_NT = (np.concatenate(arrays)[: len(ids_NT)] for arrays in zip(*said, strict=True))
