@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 from conftest import COMPILED
 
+from sinklab.cli.config import load
 from sinklab.cli.main import main
 from sinklab.cli.sweep import ending
 from sinklab.folder import Folder
@@ -24,7 +25,7 @@ from configs.table import table
 ROWS = {
     'softmax': dict(diff={}, published={'sink/1': 18.18, 'valid/loss': 3.73}, source='here'),
     'wild': dict(diff={'optimizer.peak_learning_rate': 1e30}, published={'fails': True}, source='here'),
-    'powerless': dict(diff={'model.attention.power': 2.0}, published={'sink/1': 1}, source='here', note='unlikely'),
+    'late': dict(diff={'optimizer.weight_decay': 0.2}, published={'sink/1': 1}, source='here', note='unlikely'),
     'killed': dict(diff={'optimizer.weight_decay': 0.3}, published={'sink/1': 1.0}, source='here'),
     'sigmoid': dict(
         diff={'model.attention.similarity': 'sigmoid', 'model.attention.normalizer': 'none'},
@@ -36,6 +37,8 @@ get_config = table(ROWS, {'data.source': SOURCE})
 
 if 'train' in sys.argv and ':killed' in ' '.join(sys.argv):
     os.kill(os.getpid(), signal.SIGKILL)
+if 'train' in sys.argv and ':late' in ' '.join(sys.argv):
+    raise ValueError('what only its own process can see')
 
 if 'train' in sys.argv and 'INTERRUPT' in os.environ:
     from sinklab.train import loop
@@ -76,7 +79,16 @@ def program(table, workdir, *arguments, **environment):
 def swept(table, tmp_path_factory):
     """(DIR, the process that has filled it)."""
     path = tmp_path_factory.mktemp('sweep') / 'runs'
-    return path, program(table, path, '--seeds=0,7', '--json')
+    return path, program(table, path, '--seeds=0,7', '--config.log.every_steps=1', '--json')
+
+
+def refused(capsys, table, workdir, *arguments):
+    """The one line that a sweep is refused with."""
+    assert main(['sweep', f'--config={table}', f'--workdir={workdir}', *arguments]) == 1
+    printed = capsys.readouterr()
+    assert printed.out == ''
+    (line,) = printed.err.strip().splitlines()
+    return line
 
 
 def timeless(path):
@@ -95,15 +107,17 @@ def test_every_row_gets_its_outcome_and_none_takes_the_others_down(swept):
     assert {row['row']: row['outcome'] for row in rows} == {
         'softmax': 'done 2/2',
         'wild': 'diverged 2/2, as published',
-        'powerless': 'refused 2/2',
+        'late': 'refused 2/2',
         'killed': 'crashed 2/2',
         'sigmoid': 'done 2/2',
     }
     assert rows == json.loads((path / 'sweep.json').read_text())
-    assert 'sinklab sweep: powerless refused: config.model.attention.power is 2.0' in process.stderr
+    assert 'sinklab sweep: late refused: ' in process.stderr
+    assert 'does not run: what only its own process can see' in process.stderr
     assert 'sinklab sweep: killed crashed: killed by SIGKILL' in process.stderr
     assert rows[1]['reasons']['7'].startswith('train/')
     assert rows[2]['note'] == 'unlikely'
+    assert (rows[0]['size'], rows[0]['overrides']) == ('smoke', {'log.every_steps': '1'})
     assert process.stderr.index('[4/10] killed, seed 0') < process.stderr.index('[6/10] softmax, seed 7'), (
         'a whole table comes before the next seed'
     )
@@ -151,16 +165,45 @@ def test_what_is_done_or_diverged_is_passed_over(table, swept):
     assert 'diverged 2/2, as published' in again.stdout
 
 
-@pytest.mark.slow
-def test_a_folder_of_another_run_is_a_refusal_of_that_run_alone(table, swept):
-    before = stamps(swept[0] / 'softmax-0')
-    other = program(table, swept[0], '--rows=softmax', '--config.optimizer.steps=3', '--json')
-    assert other.returncode == 1
-    (row,) = json.loads(other.stdout)
-    assert row['outcome'] == 'refused 1/1'
-    assert (row['size'], row['overrides']) == ('smoke', {'optimizer.steps': '3'})
-    assert 'holds another run (optimizer.steps 4 -> 3)' in row['reasons']['0']
-    assert stamps(swept[0] / 'softmax-0') == before
+def test_a_folder_of_another_run_is_a_refusal_of_all_and_is_left_as_it_is(capsys, table, tmp_path):
+    folder = Folder(tmp_path / 'runs' / 'sigmoid-0')
+    folder.claim(load(f'{table}:softmax', [], 'smoke')[0], {})
+    before = stamps(tmp_path)
+    line = refused(capsys, table, tmp_path / 'runs', '--size=smoke', '--rows=softmax,sigmoid')
+    assert 'row sigmoid is refused: ' in line
+    assert 'holds another run (model.attention.similarity exp -> sigmoid' in line
+    assert stamps(tmp_path) == before
+
+
+BROKEN = {
+    'misspelt': {'optimizer.stps': 5},
+    'powerless': {'model.attention.power': 2.0},
+    'narrow': {'model.heads': 2, 'model.head_width': 2},
+}
+
+
+@pytest.mark.parametrize(
+    ('row', 'arguments', 'words'),
+    [
+        ('misspelt', [], 'row misspelt is refused: '),
+        ('misspelt', [], 'optimizer.stps is no field of configs/default.py; did you mean optimizer.steps?'),
+        ('powerless', [], 'row powerless is refused: config.model.attention.power is 2.0'),
+        ('powerless,misspelt', [], 'row powerless is refused (and so are misspelt): config.model.attention.power'),
+        (
+            'narrow',
+            ['--tensor=4'],
+            'row narrow is refused: config.model.heads is 2, which --tensor=4 does not divide',
+        ),
+    ],
+)
+def test_a_row_that_cannot_be_is_refused_before_the_first_one_trains(capsys, tmp_path, row, arguments, words):
+    rows = {'plain': {}, **BROKEN}
+    rows = {name: dict(diff=diff, published={}, source='here') for name, diff in rows.items()}
+    (tmp_path / 'mine.py').write_text(f'from configs.table import table\nROWS = {rows!r}\nget_config = table(ROWS)\n')
+    line = refused(capsys, tmp_path / 'mine.py', tmp_path / 'runs', f'--rows=plain,{row}', *arguments)
+    assert words in line
+    assert 'nothing was trained: mend that, or name other --rows' in line
+    assert not (tmp_path / 'runs').exists()
 
 
 @pytest.mark.slow
@@ -200,7 +243,8 @@ def test_an_interrupted_sweep_saves_its_run_and_goes_on(table, swept, tmp_path, 
         (['--config.optimizer.stps=5'], 'config.optimizer.stps is unknown; did you mean steps?'),
         (['--config.data.seed=5'], 'a sweep sets both seeds of a run; give --seeds'),
         (['--tensorboard'], '--tensorboard is unknown'),
-        (['--rows=powerless'], 'config.model.attention.power is 2.0'),
+        (['--config.model.attention.power=2'], 'config.model.attention.power is 2.0'),
+        (['--tensor=64'], 'which --tensor=64 does not divide'),
         (['--fsdp=0'], '--fsdp=0 must be a whole number'),
         (['--config=configs/default.py'], 'has no rows; sinklab rows lists the files that have'),
         (['--config=configs/quickstart.py:softmax'], 'give --config=configs/quickstart.py --rows=softmax'),
@@ -208,11 +252,7 @@ def test_an_interrupted_sweep_saves_its_run_and_goes_on(table, swept, tmp_path, 
     ],
 )
 def test_what_no_row_can_do_is_refused_at_once(capsys, table, tmp_path, arguments, words):
-    assert main(['sweep', f'--config={table}', f'--workdir={tmp_path}/runs', *arguments]) == 1
-    printed = capsys.readouterr()
-    assert printed.out == ''
-    (line,) = printed.err.strip().splitlines()
-    assert words in line
+    assert words in refused(capsys, table, tmp_path / 'runs', *arguments)
     assert not (tmp_path / 'runs').exists()
 
 

@@ -61,9 +61,10 @@ def arguments(verb: argparse.ArgumentParser) -> None:
 
 
 def run(given: argparse.Namespace, rest: list[str]) -> int:
-    options = [*laid(layout(given)), *([f'--size={given.size}'] if given.size else []), *rest]
+    hardware = layout(given)
+    options = [*laid(hardware), *([f'--size={given.size}'] if given.size else []), *rest]
     table = chosen(given)
-    runs = planned(given, rest, table)
+    runs = planned(given, rest, table, hardware)
     stopped = train(runs, lambda run: command(given.config, run, options))
     summary(given, rest, table, runs)
     failed = [f'{run.row} {run.outcome}: {run.reason}' for run in runs if run.outcome in ('refused', 'crashed')]
@@ -94,16 +95,18 @@ def chosen(given: argparse.Namespace) -> dict[str, dict]:
     return {name: table[name] for name in names}
 
 
-def planned(given: argparse.Namespace, rest: list[str], table: dict[str, dict]) -> list[Run]:
-    """Every run, a whole table seed by seed. A row may be refused and the others run, but not all of them."""
+def planned(given: argparse.Namespace, rest: list[str], table: dict[str, dict], hardware: Hardware) -> list[Run]:
+    """Every run, a whole table seed by seed; none of them where one is refused."""
     for argument in rest:
         if argument.startswith(('--config.seed=', '--config.data.seed=')):
             raise Refusal(f'{argument}: a sweep sets both seeds of a run; give --seeds')
-    runs = [read(given, rest, row, seed) for seed in seeds(given.seeds) for row in table]
-    if all(run.spec is None for run in runs):
-        raise Refusal(runs[0].reason)
     if (Path(given.workdir) / 'config.json').exists():
         raise Refusal(f'--workdir={given.workdir} holds a run; give a folder for the runs of a sweep')
+    runs = [read(given, rest, row, seed) for seed in seeds(given.seeds) for row in table]
+    together(runs)
+    for run in runs:
+        look(run, hardware)
+    together(runs)
     tell_twins(runs)
     try:
         Path(given.workdir).mkdir(parents=True, exist_ok=True)
@@ -112,12 +115,24 @@ def planned(given: argparse.Namespace, rest: list[str], table: dict[str, dict]) 
     return runs
 
 
+def together(runs: list[Run]) -> None:
+    """Refuses all runs where one is refused, so that no typo is met after hours of training."""
+    reasons = {run.row: run.reason for run in runs if run.outcome == 'refused'}
+    if not reasons:
+        return
+    (row, reason), *others = reasons.items()
+    if len(reasons) == len({run.row for run in runs}) and len(set(reasons.values())) == 1:
+        raise Refusal(reason)
+    too = f' (and so are {", ".join(other for other, _ in others)})' if others else ''
+    raise Refusal(f'row {row} is refused{too}: {reason}; nothing was trained: mend that, or name other --rows')
+
+
 def tell_twins(runs: list[Run]) -> None:
     """Rows that differ at the paper's size may not at a smaller one."""
     rows = {}
     for run in runs:
         rows.setdefault(run.spec, []).append(run.row)
-    for same in dict.fromkeys(tuple(names) for spec, names in rows.items() if spec and len(names) > 1):
+    for same in dict.fromkeys(tuple(names) for names in rows.values() if len(names) > 1):
         say(f'sinklab sweep: {" and ".join(same)} are the same run at size {runs[0].size}')
 
 
@@ -133,7 +148,7 @@ def seeded(seed: int) -> list[str]:
 
 
 def read(given: argparse.Namespace, rest: list[str], row: str, seed: int) -> Run:
-    """A run, with what its folder knows of it."""
+    """A run as it is asked for, refused where that cannot be."""
     from sinklab.cli.config import load
 
     folder = Folder(f'{given.workdir}/{row}-{seed}')
@@ -141,13 +156,26 @@ def read(given: argparse.Namespace, rest: list[str], row: str, seed: int) -> Run
         spec, about = load(f'{given.config}:{row}', [*rest, *seeded(seed)], given.size)
     except Refusal as refusal:
         return Run(row, seed, folder, given.size, None, 'refused', str(refusal))
-    run = Run(row, seed, folder, about['size'], spec)
+    return Run(row, seed, folder, about['size'], spec)
+
+
+def look(run: Run, hardware: Hardware) -> None:
+    """What its folder knows of a run; if that is not its end, all that `train` refuses without devices and data."""
+    from sinklab.train import step
+
     if run.begun():
-        if folder.saved()[-1:] == [spec.optimizer.steps]:
+        if run.folder.saved()[-1:] == [run.spec.optimizer.steps]:
             run.outcome = 'done'
-        elif (folder.path / 'outcome.json').exists() and (before := folder.read('outcome'))['outcome'] == 'diverged':
+            return
+        path = run.folder.path / 'outcome.json'
+        if path.exists() and (before := run.folder.read('outcome'))['outcome'] == 'diverged':
             run.outcome, run.reason = 'diverged', before['reason']
-    return run
+            return
+    try:
+        run.folder.check(run.spec)
+        step.check(run.spec, hardware)
+    except Refusal as refusal:
+        run.outcome, run.reason = 'refused', str(refusal)
 
 
 def laid(hardware: Hardware) -> list[str]:
@@ -168,7 +196,7 @@ def train(runs: list[Run], command: Callable[[Run], list[str]]) -> int | None:
         for number, run in enumerate(runs, 1):
             at = f'[{number}/{len(runs)}] {run}'
             if run.outcome != 'to do':
-                say(f'{at}: {before(run)}')
+                say(f'{at}: {run.outcome} before; to run it again, delete {run.folder}')
                 continue
             if received:
                 break
@@ -179,13 +207,6 @@ def train(runs: list[Run], command: Callable[[Run], list[str]]) -> int | None:
             if code in (0, 3) or not received:
                 settle(run, code, said)
     return received[0] if received and any(run.outcome == 'to do' for run in runs) else None
-
-
-def before(run: Run) -> str:
-    """Why a run is passed over."""
-    if run.outcome == 'refused':
-        return f'refused: {run.reason}'
-    return f'{run.outcome} before; to run it again, delete {run.folder}'
 
 
 def settle(run: Run, code: int, said: str) -> None:
