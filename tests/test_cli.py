@@ -158,6 +158,47 @@ def test_rows_of_a_file_of_ones_own_and_of_a_file_without(capsys, tmp_path, conf
     assert '--row=x is unknown' in refused(capsys, 'rows', '--row=x')
 
 
+def test_a_row_that_does_not_parse_is_shown_as_refused(capsys, tmp_path):
+    diffs = {'fine': {}, 'misspelt': {'optimizer.stps': 5}, 'powerless': {'model.attention.power': 2.0}}
+    rows = {name: dict(diff=diff, published={}, source='me') for name, diff in diffs.items()}
+    mine = tmp_path / 'mine.py'
+    mine.write_text(f'from configs.table import table\nROWS = {rows!r}\nget_config = table(ROWS)\n')
+    assert main(['rows', f'--config={mine}', '--json']) == 1
+    printed = capsys.readouterr()
+    fine, misspelt, powerless = json.loads(printed.out)
+    assert 'refused' not in fine
+    assert 'optimizer.stps is no field of configs/default.py' in misspelt['refused']
+    assert powerless['refused'].startswith('config.model.attention.power is 2.0 with normalizer sum')
+    assert f'sinklab rows: {mine}:powerless is refused: config.model' in printed.err
+    assert len(printed.err.splitlines()) == 2
+    assert main(['rows', f'--config={mine}']) == 1
+    assert 'misspelt is refused' in capsys.readouterr().err
+    mine.write_text('ROWS = dict(one=5)\ndef get_config(row):\n    return None\n')
+    assert 'row one is 5; it must be dict(diff=' in refused(capsys, 'rows', f'--config={mine}')
+
+
+@pytest.mark.parametrize(
+    ('lines', 'words'),
+    [
+        (
+            ['x = 1', "x = int('many')"],
+            "does not run: invalid literal for int() with base 10: 'many' (mine.py, line 2)",
+        ),
+        (
+            ['def get_config(row=None):', '    return undone'],
+            "NameError: name 'undone' is not defined (mine.py, line 2)",
+        ),
+        (['def get_config(row=None:', '    return 1'], '(mine.py, line 1)'),
+        (['def get_config(row=None):', "    raise ValueError('none is left')"], 'none is left\n'),
+    ],
+)
+def test_a_config_file_that_raises_is_told_by_its_line(capsys, tmp_path, monkeypatch, lines, words):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / 'mine.py').write_text('\n'.join(lines) + '\n')
+    for file in ('mine.py', f'{tmp_path}/mine.py'):
+        assert words in refused(capsys, 'train', f'--config={file}', '--workdir=run') + '\n'
+
+
 def test_a_config_is_found_from_any_folder(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     assert load(QUICK, [])[1]['row'] == 'softmax'

@@ -3,6 +3,7 @@
 import ast
 import importlib.util
 import inspect
+import traceback
 from pathlib import Path
 from typing import Any
 
@@ -34,12 +35,17 @@ def built(module: Any, given: str, row: str | None, size: str | None) -> tuple[A
     try:
         return module.get_config(row, **asked), size or (parameter and parameter.default)
     except Exception as error:  # a config file is its author's program: what it raises is what there is to say
-        raise Refusal(f'--config={given}{f" --size={size}" if size else ""}: {one_line(error)}') from error
+        asked = f'--config={given}{f" --size={size}" if size else ""}'
+        raise Refusal(f'{asked}: {one_line(error, module.__file__)}') from error
 
 
 def about(module: Any, file: str, row: str) -> dict:
     """Where a row is, its diff, its published numbers and their source."""
-    return dict(config=file, row=row, diff={}, published={}, source='') | getattr(module, 'ROWS', {}).get(row, {})
+    told = getattr(module, 'ROWS', {}).get(row, {})
+    whole = isinstance(told, dict) and all(isinstance(told.get(name, {}), dict) for name in ('diff', 'published'))
+    if not whole:
+        raise Refusal(f'{file}: row {row} is {told!r}; it must be dict(diff={{...}}, published={{...}}, source=...)')
+    return dict(config=file, row=row, diff={}, published={}, source='') | told
 
 
 def rows(file: str) -> dict[str, dict]:
@@ -61,15 +67,21 @@ def imported(file: str) -> Any:
     try:
         specification.loader.exec_module(module)
     except Exception as error:
-        raise Refusal(f'--config={file} does not run: {one_line(error)}') from error
+        raise Refusal(f'--config={file} does not run: {one_line(error, path)}') from error
     if not hasattr(module, 'get_config'):
         raise Refusal(f'--config={file} has no get_config(row); see configs/quickstart.py for one')
     return module
 
 
-def one_line(error: Exception) -> str:
+def one_line(error: Exception, file: str | Path) -> str:
+    """What a config file has raised, and where in it; what it says itself, by raise ValueError, is said alone."""
+    file = Path(file).absolute()
+    steps = [step for step in traceback.extract_tb(error.__traceback__) if Path(step.filename).absolute() == file]
     kind = '' if type(error) is ValueError else f'{type(error).__name__}: '
-    return kind + ' '.join(str(error).split())
+    said = kind + ' '.join(str(error).split())
+    if not steps or steps[-1].line.startswith('raise ValueError'):
+        return said
+    return f'{said} ({file.name}, line {steps[-1].lineno})'
 
 
 def installed_configs() -> list[str]:

@@ -1,4 +1,4 @@
-"""list every row: what it changes, what was published of it, and where
+"""what each row of a table changes, what was published of it, and where; exits 1 where a row cannot be run
 
 example:
   sinklab rows --config=configs/quickstart.py
@@ -22,14 +22,30 @@ def run(given: argparse.Namespace, rest: list[str]) -> int:
     from sinklab.cli.config import installed_configs, rows
 
     files = installed_configs() if given.config is None else [given.config]
-    tables = {file: found for file in files if (found := list(rows(file).values()))}
+    tables = {file: [row | refused(row) for row in rows(file).values()] for file in files}
+    tables = {file: found for file, found in tables.items() if found}
     if not tables:
         raise Refusal(f'--config={given.config} has no rows; sinklab rows lists the files that have')
+    found = [row for table in tables.values() for row in table]
+    wrong = [row for row in found if 'refused' in row]
     if given.json:
-        print(json.dumps([row for table in tables.values() for row in table], indent=2, allow_nan=False))
+        print(json.dumps(found, indent=2, allow_nan=False))
     else:
         show(tables)
-    return 0
+    for row in wrong:
+        print(f'sinklab rows: {row["config"]}:{row["row"]} is refused: {row["refused"]}', file=sys.stderr)
+    return 1 if wrong else 0
+
+
+def refused(row: dict) -> dict:
+    """Why `train` would refuse a row, where it would."""
+    from sinklab.cli.config import load
+
+    try:
+        load(f'{row["config"]}:{row["row"]}', [])
+    except Refusal as refusal:
+        return dict(refused=str(refusal))
+    return {}
 
 
 def show(tables: dict[str, list[dict]]) -> None:
@@ -46,7 +62,8 @@ def show(tables: dict[str, list[dict]]) -> None:
             table.add_column(heading, overflow='fold', no_wrap=heading == 'row')
         for row in rows:
             source = '\n'.join(filter(None, [row['source'], row.get('note')]))
-            table.add_row(*map(escape, (row['row'], short(row['diff']), published(row['published']), source)))
+            cells = map(escape, (row['row'], short(row['diff']), published(row['published']), source))
+            table.add_row(*cells, style='red' if 'refused' in row else None)
         console.print(table, '')
 
 
