@@ -14,6 +14,7 @@ import dataclasses
 import errno
 import json
 import os
+import shlex
 import uuid
 from collections.abc import Iterator
 from pathlib import Path
@@ -108,7 +109,8 @@ class Folder:
             others = [path for path in self.path.iterdir() if path.name not in BEGUN and path.suffix != UNFINISHED]
             if others:
                 raise Refusal(
-                    f'{self} holds files and no run ({others[0].name}); give a new folder, e.g. --workdir={self}/run'
+                    f'{self} holds files and no run ({others[0].name}); give a new folder, e.g. '
+                    f'{shlex.quote(f"--workdir={self}/run")}'
                 )
             return
         ours, theirs = flat(dataclasses.asdict(spec)), flat(self.read('config'))
@@ -121,7 +123,8 @@ class Folder:
         ]
         if differ:
             raise Refusal(
-                f'{self} holds another run ({"; ".join(differ)}); give a new folder, e.g. --workdir={self}-2'
+                f'{self} holds another run ({"; ".join(differ)}); give a new folder, e.g. '
+                f'{shlex.quote(f"--workdir={self}-2")}'
             )
 
     def claim(self, spec: Spec, row: dict) -> None:

@@ -2,14 +2,18 @@
 
 import json
 import os
+import shlex
 import subprocess
 import sys
 
 import numpy as np
 import pytest
+from conftest import tiny
 
+from sinklab.cli import progress
 from sinklab.cli.config import load
 from sinklab.cli.main import VERBS, main
+from sinklab.folder import Folder
 from sinklab.record import Refusal
 
 QUICK = 'configs/quickstart.py:softmax'
@@ -218,6 +222,37 @@ def test_train_then_report(capsys, tmp_path, config):
     np.testing.assert_allclose(events['train/loss'], [line['train/loss'] for line in written[1:]], rtol=1e-6)
 
 
+def shown(capsys, records, **changes):
+    """The lines that a log has of these records."""
+    listener = progress.Progress('mine', tiny(**changes))
+    for record in records:
+        listener(record)
+    return capsys.readouterr().err.splitlines()
+
+
+def test_a_sink_that_was_measured_before_is_told_with_its_step(capsys, monkeypatch):
+    monkeypatch.setattr(progress, 'QUIET', -1.0)
+    losses = [{'step': step, 'train/loss': 5.0} for step in range(1, 5)]
+    losses[2] |= {'sink/1': 20.0}
+    lines = shown(capsys, [{'step': 0, 'sink/1': 10.0}, *losses])
+    assert [line.partition('Sink_1 ')[2] for line in lines] == [
+        '10.0 %',
+        '10.0 % at step 0',
+        '10.0 % at step 0',
+        '20.0 %',
+        '20.0 % at step 3',
+    ]
+    assert shown(capsys, losses[:1])[0].endswith('Sink_1 -')
+
+
+@pytest.mark.parametrize(
+    ('every', 'step', 'told'), [(0, 0, True), (8, 0, True), (4, 0, False), (4, 3, False), (4, 4, True), (3, 4, False)]
+)
+def test_a_run_that_saves_nothing_before_its_end_says_so_at_its_start(capsys, every, step, told):
+    lines = shown(capsys, [{'step': step, 'attention': 'chunked'}], checkpoint__every_steps=every)
+    assert any('saves no checkpoint before its end' in line for line in lines) == told
+
+
 def scalars(folder):
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
@@ -261,6 +296,24 @@ def test_every_verb_explains_itself_with_an_example(capsys, verb):
         main([verb, '--help'])
     assert exit.value.code == 0
     assert f'example:\n  sinklab {verb}' in capsys.readouterr().out
+
+
+@pytest.mark.parametrize('verb', VERBS)
+def test_the_list_of_verbs_says_no_verb_twice(verb):
+    summary = VERBS[verb].__doc__.splitlines()[0]
+    assert not summary.startswith(verb)
+
+
+def test_a_folder_that_is_suggested_can_be_given_to_a_shell(capsys, tmp_path):
+    folder = tmp_path / 'my runs'
+    folder.mkdir()
+    (folder / 'letter').write_text('dear')
+    line = refused(capsys, 'train', f'--config={QUICK}', f'--workdir={folder}')
+    assert shlex.split(line.partition('e.g. ')[2]) == [f'--workdir={folder}/run']
+    (folder / 'letter').rename(folder / 'row.json')
+    Folder(folder).write('config', {'seed': 5})
+    line = refused(capsys, 'train', f'--config={QUICK}', f'--workdir={folder}')
+    assert shlex.split(line.partition('e.g. ')[2]) == [f'--workdir={folder}-2']
 
 
 def test_help_needs_no_accelerator_library():

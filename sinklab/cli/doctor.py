@@ -1,4 +1,4 @@
-"""doctor: versions, devices, and what works here; exits 1 where something needed does not
+"""versions, devices, and what works here; exits 1 where something needed does not
 
 example:
   sinklab doctor --json
@@ -21,7 +21,6 @@ EXTRAS = {
     'tensorboardX': 'tensorboard',
     'libtpu': 'tpu',
     'jax-cuda13-plugin': 'gpu',
-    'transformers': 'hf',
     'pyarrow': 'data',
     'zstandard': 'data',
     'tensorflow-datasets': 'data',

@@ -1,4 +1,4 @@
-"""prepare: documents -> a token store that any run can read, in parallel; given again, it goes on where it stopped
+"""documents -> a token store that any run can read, in parallel; given again, it goes on where it stopped
 
 SOURCE is one of
   stdlib                     the sources of this Python's standard library
@@ -205,13 +205,20 @@ def show(store: Any, about: dict, texts: list[str]) -> None:
     console = Console(highlight=False, width=None if sys.stdout.isatty() else 120)
     console.print(table)
     dropped = ', '.join(f'{count:,} {why}' for why, count in about['dropped'].items())
-    for line in (
-        f'{store}: digest {about["digest"]}, {about["shards"]} shards, dropped: {dropped or "nothing"}',
-        f'windows of {about["length"]} + 1 tokens; batches of {about["batch_size"]}: {about["batches"]:,} an epoch, '
-        f'{about["rows_per_host"]:g} windows of each for every one of {about["hosts"]} hosts',
-        *texts,
-    ):
+    made = f'{store}: digest {about["digest"]}, {about["shards"]} shards, dropped: {dropped or "nothing"}'
+    for line in (made, f'windows of {about["length"]} + 1 tokens; {batches(about)}', *texts):
         console.print(line, markup=False, soft_wrap=True)
+
+
+def batches(about: dict) -> str:
+    """How the windows make batches, and what a host reads of them."""
+    size, hosts, windows = about['batch_size'], about['hosts'], sum(about['windows']['train'].values())
+    said = f'batches of {size}: {about["batches"]:,} an epoch'
+    if not about['batches']:
+        said += f' (train has {windows:,} windows, so that one batch reads some more than once; lower --batch_size)'
+    if about['rows_per_host']:
+        said += f', {about["rows_per_host"]} windows of each for every one of {hosts} hosts'
+    return said
 
 
 class Bar:

@@ -29,6 +29,7 @@ class Progress:
         shown = dict(loss='  -  ', pace='-', sink='-')
         self.task = self.bar.add_task(name, total=spec.optimizer.steps, **shown)
         self.name, self.steps, self.spoke, self.epochs = name, spec.optimizer.steps, 0.0, None
+        self.every_steps, self.measured = spec.checkpoint.every_steps, None
 
     def __enter__(self) -> 'Progress':
         self.bar.start()
@@ -39,21 +40,36 @@ class Progress:
 
     def __call__(self, record: dict) -> None:
         if 'attention' in record:
-            self.say(f'{self.name}  attention: {record["attention"]}')
+            self.begin(record)
             return
-        fields = {}
+        fields = dict(sink=self.sink(record))
         if 'train/loss' in record:
             fields['loss'] = f'{record["train/loss"]:.3f}'
         if 'speed/tokens_per_second' in record:
             fields['pace'] = f'{record["speed/tokens_per_second"]:,.0f}'
-        if 'sink/1' in record:
-            fields['sink'] = f'{record["sink/1"]:.1f} %'
         self.bar.update(self.task, completed=record['step'], **fields)
         if self.epochs is None and 'data/epoch' in record:
             self.epochs = record['data/epoch'] * self.steps / record['step']
             self.say(f'{self.name}  {self.steps} steps read the data {self.epochs:.3g} times')
         if not self.console.is_terminal:
             self.log(record['step'])
+
+    def begin(self, record: dict) -> None:
+        self.say(f'{self.name}  attention: {record["attention"]}')
+        step, every = record['step'], self.every_steps
+        if not every or step + every - step % every >= self.steps:
+            self.say(
+                f'{self.name}  saves no checkpoint before its end, but for Ctrl-C and SIGTERM '
+                f'(config.checkpoint.every_steps is {every})'
+            )
+
+    def sink(self, record: dict) -> str:
+        """The newest Sink_1, with its step where that is not this record's."""
+        step = record['step']
+        if 'sink/1' in record:
+            self.measured = step, f'{record["sink/1"]:.1f} %'
+        at, shown = self.measured or (step, '-')
+        return shown if at == step else f'{shown} at step {at}'
 
     def log(self, step: int) -> None:
         if step == self.steps or time.monotonic() - self.spoke > QUIET:

@@ -1,4 +1,4 @@
-"""report runs as a table, and as one page that needs no network
+"""runs as a table, and as one page that needs no network
 
 example:
   sinklab report runs/quickstart/* --png

@@ -1,4 +1,4 @@
-"""train the rows of a table one after another, and compare them with what was published
+"""the rows of a table trained one after another, and compared with what was published
 
 Each row runs with each seed, of model and data alike, so that the arms of a seed see the same batches. Given once
 more, the command passes over what is done or has diverged, goes on with the rest, and tries again what failed.

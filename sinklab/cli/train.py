@@ -1,4 +1,4 @@
-"""train a language model, measuring its sinks on the way; goes on by itself in a folder that holds its run
+"""a language model, its sinks measured on the way; goes on by itself in a folder that holds its run
 
 example:
   sinklab train --config=configs/quickstart.py:softmax --workdir=runs/softmax --config.optimizer.steps=500

@@ -39,7 +39,7 @@ def inside(store: Store, shard: Shard, vocabulary: int) -> Iterator[str]:
 
 
 def summary(store: Store, length: int, batch_size: int, hosts: int) -> dict:
-    """Counts, and how many windows and batches they make."""
+    """Counts, and how many windows and batches they make; no rows per host where hosts do not divide a batch."""
     windows = {side: {name: len(store.row(side, name)) // (length + 1) for name in store.domains} for side in SIDES}
     names = ('source', 'digest', 'vocabulary', 'bos', 'end_token', 'fixed_token', 'held_out', 'masked', 'weights')
     return dict(
@@ -52,7 +52,7 @@ def summary(store: Store, length: int, batch_size: int, hosts: int) -> dict:
         batch_size=batch_size,
         batches=sum(windows['train'].values()) // batch_size,
         hosts=hosts,
-        rows_per_host=batch_size / hosts,
+        rows_per_host=None if batch_size % hosts else batch_size // hosts,
     )
 
 
