@@ -6,7 +6,7 @@ from typing import Any
 from sinklab.record import Refusal, record
 from sinklab.spec import PAIRS, Attention, Data, Model, Optimizer, Spec
 
-SMALLEST_TRAINED = 258
+SMALLEST_TRAINED, LARGEST_TRAINED = 258, 1 << 20  # ids: two special ones and the bytes; what fits in memory
 UNMEASURED = ('none', 'count')  # normalizers that do not look at the mass of a row
 VALUES = {'k': ('zero', 'first', 'uniform'), 'kv': ('learned',), 'v': ('learned',)}
 
@@ -147,10 +147,10 @@ def of_optimizer(optimizer: Optimizer) -> Iterator[str]:
 def of_data(data: Data, model: Model) -> Iterator[str]:
     at = 'config.data'
     made = data.tokenizer == 'train' and not data.source.startswith('store:')
-    if data.task == 'text' and made and model.vocabulary < SMALLEST_TRAINED:
+    if data.task == 'text' and made and not SMALLEST_TRAINED <= model.vocabulary <= LARGEST_TRAINED:
         yield (
             f'config.model.vocabulary is {model.vocabulary}; a tokenizer trained here has at least '
-            f'{SMALLEST_TRAINED} ids, two special ones and the bytes'
+            f'{SMALLEST_TRAINED} ids, two special ones and the bytes, and at most {LARGEST_TRAINED}'
         )
     if data.task == 'text':
         yield from of_special_tokens(data, model)

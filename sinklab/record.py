@@ -21,8 +21,9 @@ class Domain:
     holds: Callable[[Any], bool]
 
 
-Count = Annotated[int, Domain('a whole number of at least 1', lambda x: x >= 1)]
-Natural = Annotated[int, Domain('a whole number of at least 0', lambda x: x >= 0)]
+# Steps and places in arrays are int32.
+Count = Annotated[int, Domain('a whole number of at least 1, below 2^31', lambda x: 1 <= x < 2**31)]
+Natural = Annotated[int, Domain('a whole number of at least 0, below 2^31', lambda x: 0 <= x < 2**31)]
 Flag = Annotated[bool, Domain('True or False', lambda x: True)]
 Finite = Annotated[float, Domain('a finite number', math.isfinite)]
 Positive = Annotated[float, Domain('a finite number above 0', lambda x: 0 < x < math.inf)]

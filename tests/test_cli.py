@@ -52,6 +52,8 @@ def refused(capsys, *arguments):
         (['--config.optimizer.steps=100k'], 'is no int'),
         (['--config.optimizer.steps=['], 'is no int'),
         (['--config.optimizer.steps=-5'], 'it must be a whole number of at least 1'),
+        ([f'--config.optimizer.steps={10**20}'], 'it must be a whole number of at least 1, below 2^31'),
+        ([f'--config.model.vocabulary={(1 << 20) + 1}'], 'and at most 1048576'),
         (['--config.model.attention.similarity=softmax'], 'allowed: exp, softpick'),
         (['--config.model.attention.normalizer=none'], 'exp goes with: sum'),
         (['--config.data.length=8'], 'config.probe.length is 64, longer than a window'),

@@ -84,6 +84,24 @@ def test_names_do_not_depend_on_where_the_files_lie(tmp_path, monkeypatch):
     assert names[0][:2] == ['b.txt', 'deep/a.jsonl:1']
 
 
+def test_braces_stand_for_each_of_their_parts(tmp_path, monkeypatch):
+    for name in ('a/one.txt', 'a/two.jsonl', 'b/one.txt', 'b/deep/{x}.txt', 'c,d.txt', '{a,b}.txt'):
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_bytes(lines(['text']))
+    monkeypatch.chdir(tmp_path)
+    for pattern, names in {
+        'a/*.{txt,jsonl}': ['one.txt', 'two.jsonl:1'],
+        'a/{one.txt,two.jsonl,none.txt}': ['one.txt', 'two.jsonl:1'],
+        '{a,b}/one.txt': ['a/one.txt', 'b/one.txt'],
+        '{a,{b,c}}/*.{txt,jsonl}': ['a/one.txt', 'a/two.jsonl:1', 'b/one.txt'],
+        'b/deep/{x}.txt': ['{x}.txt'],
+        '{a,b}.txt': ['{a,b}.txt'],
+    }.items():
+        assert [document.name for document in found(f'text:{pattern}')] == names, pattern
+        assert [document.name for document in found(f'text:{tmp_path}/{pattern}')] == names, pattern
+    assert 'matches no file' in refused('text:a/*.{md,rst}')
+
+
 def test_the_standard_library_is_a_corpus_of_its_sources_without_its_tests():
     names = [document.name for document in found('stdlib')]
     assert 'json/decoder.py' in names

@@ -237,4 +237,19 @@ def test_the_verb_says_what_was_made_and_how_to_train_on_it(tmp_path, capsys):
     assert about['problems'] == []
     assert about['batches'] == about['windows']['train'][''] // 4
     assert main(['prepare', '--check', f'{tmp_path}/store', '--batch_size=4', '--hosts=3']) == 1
-    assert 'cannot be divided over 3 hosts' in capsys.readouterr().err
+    printed = capsys.readouterr()
+    assert 'cannot be divided over 3 hosts' in printed.err
+    assert 'for every one of 3 hosts' not in printed.out
+    assert main(['prepare', '--check', f'{tmp_path}/store', '--length=16', '--batch_size=999', '--hosts=3']) == 0
+    windows = sum(about['windows']['train'].values())
+    said = f'batches of 999: 0 an epoch (train has {windows} windows, so that one batch reads some more than once'
+    assert said in capsys.readouterr().out
+
+
+@pytest.mark.parametrize('vocabulary', [257, (1 << 20) + 1, 99999999999, -1])
+def test_a_vocabulary_that_no_tokenizer_can_have_is_refused(tmp_path, capsys, vocabulary):
+    source = written(tmp_path / 'a.jsonl', corpus_of(3))
+    assert main(['prepare', f'--source={source}', f'--out={tmp_path}/store', f'--vocabulary={vocabulary}']) == 1
+    (line,) = capsys.readouterr().err.splitlines()
+    assert f'--vocabulary={vocabulary}' in line or f'--vocabulary is {vocabulary}' in line
+    assert not (tmp_path / 'store').exists()

@@ -25,7 +25,7 @@ from pathlib import Path
 from typing import Any, get_type_hints
 
 from sinklab import spec
-from sinklab.parse import SMALLEST_TRAINED
+from sinklab.parse import LARGEST_TRAINED, SMALLEST_TRAINED
 from sinklab.record import Count, Refusal, field
 
 MAKING = ('source', 'out', 'held_out', 'bos', 'end_token', 'fixed_token', 'lenient', 'shard_tokens', 'processes')
@@ -91,9 +91,11 @@ def defaults(given: argparse.Namespace) -> dict[str, Any]:
     for name, default in (('batch_size', plain['batch_size']), ('hosts', 1), ('shard_tokens', 1 << 24)):
         fields[name] = value(given, name, Count, default)
     fields['processes'] = value(given, 'processes', Count | None, None)
-    if fields['tokenizer'] == 'train' and fields['vocabulary'] < SMALLEST_TRAINED and given.check is None:
+    trained = fields['tokenizer'] == 'train' and given.check is None
+    if trained and not SMALLEST_TRAINED <= fields['vocabulary'] <= LARGEST_TRAINED:
         raise Refusal(
-            f'--vocabulary={fields["vocabulary"]}: a tokenizer trained here has at least {SMALLEST_TRAINED} ids'
+            f'--vocabulary={fields["vocabulary"]}: a tokenizer trained here has from {SMALLEST_TRAINED} to '
+            f'{LARGEST_TRAINED} ids'
         )
     return fields
 

@@ -9,6 +9,7 @@ import io
 import itertools
 import json
 import os
+import re
 import zlib
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
@@ -19,6 +20,7 @@ from sinklab.record import Refusal
 
 FED = 1 << 14  # bytes of a .zst given to its decoder at once: what comes out may be much more
 ROWS = 256  # of a table, held at once
+BRACES = re.compile(r'\{([^{}]*,[^{}]*)\}')
 
 
 class Fault(ValueError):
@@ -34,12 +36,24 @@ class Format:
 
 def found(pattern: str) -> list[tuple[str, Path]]:
     """(name, path) of the files that match, sorted by name, which is relative to the pattern's fixed folder."""
-    if os.path.isfile(pattern):
-        paths, root = [pattern], os.path.dirname(pattern)
-    else:
-        paths = [path for path in set(glob.glob(pattern, recursive=True)) if not os.path.isdir(path)]
-        root = Path(*itertools.takewhile(lambda part: not glob.has_magic(part), Path(pattern).parts))
-    return sorted((shown(os.path.relpath(path, root or '.')), Path(path)) for path in paths)
+    paths, roots = set(), []
+    for plain in [pattern] if os.path.isfile(pattern) else alternatives(pattern):
+        if os.path.isfile(plain) or not glob.has_magic(plain):
+            paths |= {plain} if os.path.isfile(plain) else set()
+            roots.append(os.path.dirname(plain))
+        else:
+            paths |= {path for path in glob.glob(plain, recursive=True) if not os.path.isdir(path)}
+            roots.append(Path(*itertools.takewhile(lambda part: not glob.has_magic(part), Path(plain).parts)))
+    root = os.path.commonpath([os.path.abspath(root) for root in roots])
+    return sorted((shown(os.path.relpath(path, root)), Path(path)) for path in paths)
+
+
+def alternatives(pattern: str) -> list[str]:
+    """a.{txt,jsonl} -> a.txt, a.jsonl, as a shell has it."""
+    if not (braces := BRACES.search(pattern)):
+        return [pattern]
+    before, after = pattern[: braces.start()], pattern[braces.end() :]
+    return [plain for part in braces[1].split(',') for plain in alternatives(f'{before}{part}{after}')]
 
 
 def shown(path: str) -> str:
