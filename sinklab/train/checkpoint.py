@@ -1,5 +1,13 @@
 """Checkpoints: Orbax, asynchronous, of the whole state, with the fingerprint of the data that it was trained on."""
 
+import contextlib
+import logging
+import sys
+import traceback
+import types
+import warnings
+from collections.abc import Iterator
+
 from orbax.checkpoint import v1 as ocp
 
 from sinklab.folder import Folder
@@ -11,17 +19,28 @@ class Checkpoints:
 
     def __init__(self, folder: Folder, keep: int, data: dict[str, str | int]):
         self.folder, self.data, self.pending = folder, data, None
-        self.checkpointer = ocp.training.Checkpointer(
-            folder.checkpoints.absolute(),
-            preservation_policy=ocp.training.preservation_policies.LatestN(keep),
-            cleanup_tmp_directories=True,
-        )
-
+        self.checkpointer = self.opened(keep)
         self.newest = self.latest()  # begun, if not yet finished
+
+    def opened(self, keep: int) -> ocp.training.Checkpointer:
+        path = self.folder.checkpoints.absolute()
+        try:
+            with quiet():
+                return ocp.training.Checkpointer(
+                    path,
+                    preservation_policy=ocp.training.preservation_policies.LatestN(keep),
+                    cleanup_tmp_directories=True,
+                )
+        except Exception:  # it reads what all of them say of themselves, and does not say which it cannot
+            for step in self.folder.saved():
+                with self.told(step):
+                    ocp.checkpointables_metadata(path / str(step))
+            raise
 
     def latest(self) -> int | None:
         """The step of the newest finished checkpoint."""
-        newest = self.checkpointer.latest
+        with quiet():
+            newest = self.checkpointer.latest
         return newest.step if newest else None
 
     def save(self, step: int, state: dict) -> None:
@@ -44,14 +63,9 @@ class Checkpoints:
 
     def restore(self, step: int, abstract: dict) -> dict:
         """The state of a step, each leaf where `abstract` says."""
-        try:
-            data = self.checkpointer.metadata(step).custom_metadata['data']
+        with self.told(step):
+            data = dict(self.checkpointer.metadata(step).custom_metadata['data'])
             state = self.checkpointer.load(step, abstract)
-        except (OSError, ValueError, KeyError, TypeError) as error:
-            raise Refusal(
-                f'{self.folder.checkpoints / str(step)} cannot be restored ({str(error).splitlines()[0]}); delete '
-                'it, and the same command goes on from the one before'
-            ) from error
         names = dict.fromkeys([*self.data, *data])
         differ = [
             f'{name} {data.get(name)} -> {self.data.get(name)}'
@@ -65,8 +79,52 @@ class Checkpoints:
             )
         return state
 
+    @contextlib.contextmanager
+    def told(self, step: int) -> Iterator[None]:
+        """Says in one line what Orbax says of a checkpoint in thousands of characters."""
+        try:
+            with quiet():
+                yield
+        except Exception as error:  # of any kind: what a damaged file raises depends on where it is damaged
+            earlier = [saved for saved in self.folder.saved() if saved < step]
+            raise Refusal(
+                f'{self.folder.checkpoints / str(step)} cannot be restored (its files are damaged, or of another '
+                f'version: {reason(error)}); delete it, and the same command '
+                f'{f"goes on from step {earlier[-1]}" if earlier else "begins anew"}'
+            ) from error
+
     def close(self) -> None:
         try:
             self.wait()
         finally:
             self.checkpointer.close()
+
+
+@contextlib.contextmanager
+def quiet() -> Iterator[None]:
+    """Without what Orbax says beside what it raises; where it fails, also what its threads and tasks say later."""
+    loggers, hook = [logging.getLogger(name) for name in (None, 'absl', 'asyncio')], sys.unraisablehook
+    for logger in loggers:
+        logger.addFilter(heard)
+    warnings.filterwarnings('ignore', 'coroutine .* was never awaited', RuntimeWarning)
+    sys.unraisablehook = lambda told: None if of_orbax(told.exc_traceback) else hook(told)
+    yield
+    sys.unraisablehook = hook
+    for logger in loggers:
+        logger.removeFilter(heard)
+
+
+def of_orbax(trace: types.TracebackType | None) -> bool:
+    files = (frame.f_code.co_filename for frame, _ in traceback.walk_tb(trace))
+    return any('orbax' in file or 'uvloop' in file for file in files)
+
+
+def heard(record: logging.LogRecord) -> bool:
+    return 'orbax' not in record.pathname and 'never retrieved' not in record.getMessage()
+
+
+def reason(error: BaseException) -> str:
+    """The beginning of what it all came from."""
+    while error.__cause__:
+        error = error.__cause__
+    return f'{type(error).__name__}: {" ".join(str(error).split())[:80]}'
