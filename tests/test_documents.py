@@ -228,59 +228,6 @@ def test_what_is_no_chat_is_damaged(tmp_path, record, words):
     assert words in damaged.why
 
 
-def mixed(path, **components):
-    (path / 'mixture.json').write_text(json.dumps(components))
-    return f'mixture:{path}/mixture.json'
-
-
-@pytest.fixture
-def parts(tmp_path):
-    (tmp_path / 'a.jsonl').write_bytes(lines(['one', 'two']))
-    (tmp_path / 'b.txt').write_text('three')
-    (tmp_path / 'c.jsonl').write_text(json.dumps(talk(('assistant', 'x'))))
-    return tmp_path
-
-
-def test_a_mixture_keeps_the_domain_of_every_document_and_its_weights_sum_to_one(parts):
-    a, b = (dict(source=f'text:{parts}/{name}') for name in ('a.jsonl', 'b.txt'))
-    given = mixed(parts, A=a | dict(weight=3), B=b | dict(weight=1))
-    assert source(given).weights == (('A', 0.75), ('B', 0.25))
-    assert [(document.domain, document.name, document.text) for document in found(given)] == [
-        ('A', 'A/a.jsonl:1', 'one'),
-        ('A', 'A/a.jsonl:2', 'two'),
-        ('B', 'B/b.txt', 'three'),
-    ]
-    assert source(mixed(parts, A=a, B=b)).weights is None
-
-
-@pytest.mark.parametrize(
-    ('components', 'words'),
-    [
-        ({}, 'has no component'),
-        (dict(A=dict(source='text:{}/a.jsonl', weight=1), B=dict(source='text:{}/b.txt')), 'has no weight for B'),
-        (dict(A=dict(source='text:{}/a.jsonl', weight=-1)), 'the weight -1; it must be'),
-        (dict(A=dict(source='text:{}/a.jsonl', weight=10**400)), 'the weight 1000'),
-        ({'A\nB': dict(source='text:{}/a.jsonl')}, 'must be a printable text'),
-        (dict(A=dict(sorce='text:{}/a.jsonl')), 'A, has no source'),
-        (dict(A=dict(source='text:{}/a.jsonl', wight=1)), 'did you mean weight?'),
-        (dict(A=dict(source='text:{}/none')), 'A, text:'),
-        (dict(A=dict(source='mixture:{}/m.json')), 'is a mixture itself'),
-        (dict(A=dict(source='text:{}/a.jsonl'), B=dict(source='chat:{}/c.jsonl')), 'mixes chat: with others'),
-    ],
-)
-def test_a_mixture_that_means_nothing_is_refused(parts, components, words):
-    for component in components.values():
-        if 'source' in component:
-            component['source'] = component['source'].format(parts)
-    assert words in refused(mixed(parts, **components))
-
-
-def test_a_component_that_is_given_twice_is_refused(parts):
-    one = f'"A": {{"source": "text:{parts}/a.jsonl"}}'
-    (parts / 'mixture.json').write_text(f'{{{one}, {one}}}')
-    assert "has 'A' twice" in refused(f'mixture:{parts}/mixture.json')
-
-
 def test_a_null_and_bytes_that_are_no_text_are_damaged_rows(tmp_path):
     damaged = pyarrow.array([b'ok', None, b'\xff'], pyarrow.binary()).view(pyarrow.string())
     pyarrow.parquet.write_table(pyarrow.table({'text': damaged}), tmp_path / 'a.parquet')

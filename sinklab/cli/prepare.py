@@ -2,7 +2,7 @@
 
 SOURCE is one of
   stdlib                     the sources of this Python's standard library
-  text:GLOB                  .txt, .jsonl, .parquet, also .gz and .zst
+  text:GLOB                  .txt, .jsonl, .parquet, also .gz and .zst; as in 'text:corpus/*.{txt,jsonl}'
   chat:GLOB                  .jsonl of {"messages": [{"role", "content"}, ...]}; the assistant's words are marked
   tfds:NAME[:SPLIT]          a data set of TensorFlow Datasets in ArrayRecord, by name or folder
   mixture:FILE               a JSON file {"domain": {"source": SOURCE, "weight": 0.3}, ...}, weights for all or none
@@ -50,7 +50,7 @@ def arguments(verb: argparse.ArgumentParser) -> None:
     verb.add_argument('--end_token', type=int, metavar='ID', help='ends a document (0, as in GPT-NeoX)')
     verb.add_argument('--fixed_token', type=int, metavar='ID', help='BOS, and stands at fixed places (1)')
     verb.add_argument(
-        '--lenient', action='store_true', help='drop and count damaged documents; usually they are refused'
+        '--lenient', action='store_true', help='drop, name and count damaged documents; usually they are refused'
     )
     verb.add_argument('--shard_tokens', type=int, metavar='N', help='tokens of a shard, about (16777216)')
     verb.add_argument('--processes', type=int, metavar='N', help='that tokenize; all cores, where nothing is given')

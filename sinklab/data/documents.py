@@ -42,6 +42,7 @@ class Source:
     identity: tuple  # changes whenever the content may have; fit for JSON
     weights: tuple[tuple[str, float], ...] | None = None  # (domain, share) of a mixture that has them; they sum to 1
     masked: bool = False  # whether its documents tell predicted parts from others
+    limit: int | None = None  # below which a document's key holds it out, where the source says so itself
 
     @property
     def size(self) -> int:

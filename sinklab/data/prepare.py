@@ -20,7 +20,7 @@ from sinklab.data.documents import Damaged, Document, Source
 from sinklab.data.encode import dtype, encoded
 from sinklab.data.plan import Recipe, agreed, hashed, made, settled
 from sinklab.data.shards import FORMAT, PROBE, SIDES, TOKENIZER, Entry, Shard, Stream, content
-from sinklab.data.survey import intact, key
+from sinklab.data.survey import intact, key, two_sided
 from sinklab.folder import whole, writable
 from sinklab.record import Refusal
 
@@ -28,6 +28,7 @@ TASK = 1 << 20  # characters tokenized by one process at once
 SMALL = 1 << 22  # bytes of source that are not worth another process
 QUIET = 10.0  # seconds between two lines
 DOMAINS = 200  # of which shards are open at once
+NAMED = 10  # of the damaged documents that are dropped
 
 
 @dataclasses.dataclass
@@ -51,6 +52,10 @@ class Progress:
 Listener = Callable[[Progress], None]
 
 
+def said(words: object) -> None:
+    print(words, file=sys.stderr, flush=True)
+
+
 class Lines:
     """A listener that says now and then how far a preparation is."""
 
@@ -60,7 +65,7 @@ class Lines:
     def __call__(self, progress: Progress) -> None:
         if time.monotonic() - self.spoke > QUIET:
             self.spoke = time.monotonic()
-            print(progress, file=sys.stderr, flush=True)
+            said(progress)
 
 
 def prepare(
@@ -69,12 +74,14 @@ def prepare(
     """Makes `folder` the store of a recipe; what an earlier attempt has finished is verified and kept."""
     if '://' in str(folder):
         raise Refusal(f'{folder} is no local folder, and only those can be written; prepare there and copy it')
-    source = sources.source(recipe.source)
+    source = two_sided(sources.source(recipe.source), recipe.held_out)
     fresh = None if agreed(recipe, source, folder) else made(recipe, source)
     with writable(folder), locked(folder):
         plan = settled(recipe, source, folder, fresh)
         if finished(folder):
             return
+        if source.limit is not None:
+            said(f'{recipe.source} is one text; {recipe.held_out:.3g} of it, cut off between words, are held out')
         processes = processes or min(cores(), 1 + source.size // SMALL)
         try:
             Work(recipe, source, folder, plan['limit'], listen).run(processes)
@@ -114,7 +121,7 @@ def locked(folder: Path) -> Iterator[None]:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
-            print(f'another process prepares {folder}; waiting for it', file=sys.stderr, flush=True)
+            said(f'another process prepares {folder}; waiting for it')
             fcntl.flock(file, fcntl.LOCK_EX)
         except OSError as error:
             raise Refusal(
@@ -187,6 +194,8 @@ class Work:
     def kept(self, document: Document | Damaged) -> bool:
         if isinstance(document, Damaged) and self.recipe.lenient:
             self.dropped['damaged'] += 1
+            if self.dropped['damaged'] <= NAMED:
+                said(f'dropped: {document.where} {document.why}')
             return False
         if intact(document).blank:
             self.dropped['empty'] += 1
@@ -230,6 +239,8 @@ class Work:
 
     def finish(self) -> None:
         """meta.json, whose presence says that the store is whole."""
+        if (more := self.dropped['damaged'] - NAMED) > 0:
+            said(f'dropped: {more:,} more that are damaged')
         for stream in self.streams.values():
             stream.finish()
         shards = [shard for stream in self.streams.values() for shard in stream.shards]

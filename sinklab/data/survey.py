@@ -1,12 +1,16 @@
 """What is known of a corpus before it is tokenized: its split, and a sample of its texts."""
 
+import dataclasses
 import hashlib
+import itertools
+import re
 from collections.abc import Iterator
 
-from sinklab.data.documents import Damaged, Document, Source
+from sinklab.data.documents import Damaged, Document, Piece, Source
 from sinklab.record import Refusal
 
 SAMPLE = 1 << 26  # characters
+BORDER, NEAR = re.compile(r'(?<=\S)\s+(?=\S)'), 1000  # of two words, so many characters away
 
 
 def survey(source: Source, held_out: float, lenient: bool, texts: bool) -> tuple[int, list[str]]:
@@ -14,13 +18,45 @@ def survey(source: Source, held_out: float, lenient: bool, texts: bool) -> tuple
 
     A corpus that is seen whole is split exactly; of a larger one, the share is that of the keys.
     """
-    if texts or source.size <= SAMPLE:
+    if source.limit is None and (texts or source.size <= SAMPLE):
         seen, whole = sample(source.documents(), SAMPLE, lenient)
         if whole:
             limit = exact([key(document.name) for document in seen], held_out)
             return limit, [document.text for document in seen if key(document.name) >= limit]
-    limit = int(held_out * 2**64)
+    limit = int(held_out * 2**64) if source.limit is None else source.limit
     return limit, spread(source, limit, lenient) if texts else []
+
+
+def two_sided(source: Source, held_out: float) -> Source:
+    """A source of one text as two documents, one a side; any other as it is, and one that is too short."""
+    full = (document for document in source.documents() if isinstance(document, Document) and not document.blank)
+    alone = list(itertools.islice(full, 2))
+    sides = halves(alone[0], held_out) if len(alone) == 1 and not source.masked else None
+    if sides is None:
+        return source
+
+    def read() -> Iterator[Document | Damaged]:
+        for found in source.documents():
+            yield from (found,) if isinstance(found, Damaged) or found.blank else halves(found, held_out)
+
+    return dataclasses.replace(source, pieces=(Piece(alone[0].name, source.size, read),), limit=key(sides[0].name))
+
+
+def halves(document: Document, held_out: float) -> tuple[Document, Document] | None:
+    """(what is trained on, what is held out) of a text, cut between words: the smaller key is of what is held out."""
+    text, names = document.text, [f'{document.name}#{number}' for number in (1, 2)]
+    if len(text) < 2 * NEAR:
+        return None
+    first = key(names[0]) < key(names[1])
+    end = int((held_out if first else 1 - held_out) * len(text))
+    if border := BORDER.search(text, end, end + NEAR):
+        end = border.start()
+    size = document.size * end // len(text)
+    one = Document(names[0], ((text[:end], True),), document.domain, size)
+    two = Document(names[1], ((text[end:], True),), document.domain, document.size - size)
+    if one.blank or two.blank:
+        return None
+    return (two, one) if first else (one, two)
 
 
 def spread(source: Source, limit: int, lenient: bool) -> list[str]:

@@ -1,0 +1,64 @@
+"""What is known of a corpus before it is tokenized: its split, and a sample of its texts."""
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from stores import corpus_of, made, texts_of
+
+from sinklab.data import sources, survey
+from sinklab.data.documents import Document, Piece, Source
+from sinklab.data.survey import exact, key
+
+
+@settings(max_examples=40, deadline=None)
+@given(
+    st.text(st.characters(exclude_categories=['Cs']), min_size=1, max_size=80).map(lambda text: text * 2000),
+    st.floats(0.01, 0.99),
+    st.text('ab'),
+)
+def test_a_single_text_is_cut_into_a_side_that_is_trained_on_and_one_that_is_held_out(text, held_out, name):
+    document = Document(name, ((text, True),), '', 1000)
+    source = survey.two_sided(Source((Piece(name, 1000, lambda: iter([document])),), ()), held_out)
+    found = sorted(source.documents(), key=lambda document: document.name)
+    assert ''.join(document.text for document in found) == text
+    assert sum(document.size for document in found) == 1000
+    if not text.strip():
+        assert source.limit is None
+        return
+    held = [document for document in found if key(document.name) < source.limit]
+    assert len(held) == 1
+    assert not any(document.blank for document in found)
+
+
+@pytest.mark.parametrize('sample', [1 << 26, 1000])  # characters: more than the text has, and fewer
+def test_a_store_of_one_long_text_has_both_of_its_sides(tmp_path, monkeypatch, capsys, sample):
+    monkeypatch.setattr(survey, 'SAMPLE', sample)
+    text = ' '.join(corpus_of(200))
+    (tmp_path / 'long.txt').write_text(text)
+    (tmp_path / 'blank.txt').write_text(' ')
+    store = made(tmp_path / 'store', f'text:{tmp_path}/*.txt')
+    (trained,), (held,) = texts_of(store, 'train'), texts_of(store, 'held_out')
+    cut = len(trained) if text == trained + held else len(held)
+    assert (text[:cut], text[cut:]) in ((trained, held), (held, trained))
+    assert text[cut].isspace()
+    assert len(held) / len(text) == pytest.approx(0.2, abs=0.01)
+    assert store.meta['dropped'] == {'empty': 1}
+    assert 'is one text; 0.2 of it, cut off between words, are held out' in capsys.readouterr().err
+
+
+@settings(max_examples=50, deadline=None)
+@given(st.sets(st.integers(0, 2**64 - 1), min_size=2, max_size=40), st.floats(0.01, 0.99))
+def test_a_split_is_exact_and_leaves_no_side_empty(keys, held_out):
+    below = sum(number < exact(list(keys), held_out) for number in keys)
+    assert below == min(max(1, round(held_out * len(keys))), len(keys) - 1)
+
+
+def test_a_large_corpus_gives_its_tokenizer_a_sample_from_all_over(tmp_path, monkeypatch):
+    (tmp_path / 'texts').mkdir()
+    for number in range(50):
+        (tmp_path / 'texts' / f'{number:02}.txt').write_text(f'{number} ' + 'a word ' * 1000)
+    monkeypatch.setattr(survey, 'SAMPLE', 40_000)
+    limit, texts = survey.survey(sources.source(f'text:{tmp_path}/texts/*.txt'), 0.2, lenient=False, texts=True)
+    assert limit == int(0.2 * 2**64)
+    assert 20_000 < sum(map(len, texts)) < 60_000
+    assert len({text.split()[0] for text in texts}) == len(texts) > 20
