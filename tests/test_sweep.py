@@ -14,8 +14,6 @@ from sinklab.cli.config import load
 from sinklab.cli.main import main
 from sinklab.cli.sweep import ending
 from sinklab.folder import Folder
-from sinklab.report import sweep
-from sinklab.report.sweep import Arm
 
 CLOCK = ('seconds', 'speed/tokens_per_second')
 TABLE = """
@@ -279,60 +277,3 @@ def test_a_workdir_that_cannot_be_is_refused(capsys, table, tmp_path):
 )
 def test_an_exit_code_and_the_last_words_make_an_outcome(code, said, expected):
     assert ending(code, said) == expected
-
-
-@pytest.mark.parametrize(
-    ('outcomes', 'fails', 'words'),
-    [
-        ('done done done', False, 'done 3/3'),
-        ('done diverged done', False, 'done 2/3, diverged 1/3'),
-        ('diverged diverged', True, 'diverged 2/2, as published'),
-        ('diverged diverged', False, 'diverged 2/2'),
-        ('done done', True, 'trained, published: fails'),
-        ('done diverged', True, 'done 1/2, diverged 1/2, published: fails'),
-        ('diverged crashed', True, 'diverged 1/2, crashed 1/2, published: fails'),
-        ('refused', True, 'refused 1/1'),
-        ('done,to do', False, 'done 1/2, to do 1/2'),
-    ],
-)
-def test_an_outcome_is_said_beside_what_was_published(outcomes, fails, words):
-    assert sweep.outcome(outcomes.split(',' if ',' in outcomes else ' '), fails) == words
-
-
-def arm(row, published, outcomes=('done', 'done'), **numbers):
-    """An arm whose seeds 0, 1, ... have these numbers, named with _ for the slash."""
-    done = {
-        seed: {name.replace('_', '/'): values[seed] for name, values in numbers.items()}
-        for seed, outcome in enumerate(outcomes)
-        if outcome == 'done'
-    }
-    return Arm(dict(config='x.py', row=row, published=published), dict(enumerate(outcomes)), {}, done)
-
-
-def test_a_difference_is_taken_over_the_seeds_that_both_rows_have():
-    first = arm('a', {}, ('done', 'crashed', 'done'), sink_1=[10.0, 0.0, 30.0])
-    other = arm('b', {}, ('done', 'done', 'done'), sink_1=[11.0, 50.0, 34.0])
-    rows = sweep.table([first, other, arm('c', {}, ('diverged', 'done', 'refused'), sink_1=[1.0, 2.0, 3.0])])
-    assert rows[1]['ours']['sink/1'] == pytest.approx(dict(mean=95 / 3, sd=np.std([11, 50, 34], ddof=1), n=3))
-    assert rows[1]['difference'] == {'from': 'a', 'sink/1': pytest.approx(dict(mean=2.5, sd=1.5 * 2**0.5, n=2))}
-    assert rows[2]['difference'] == {'from': 'a'}
-    assert rows[2]['ours']['sink/1'] == dict(mean=2.0, sd=None, n=1)
-
-
-def test_the_table_of_a_person_has_ours_and_published_in_one_cell():
-    first = arm('plain', {'sink/1': 18.18, 'valid/loss': 3.7}, sink_1=[10.0, 20.0], valid_loss=[3.0, 3.5])
-    others = {'sink/2': 69.03, 'not measured here': 5}
-    moved = arm('moved', others, sink_1=[0.0, 1.0], sink_2=[60.0, 60.0], sink_star=[1.0, 3.0])
-    fails = arm('fails', {'fails': True}, ('diverged', 'diverged'))
-    headings, rows = sweep.formatted(sweep.table([first, moved, fails]))
-    assert headings == ['row', 'n', 'Sink_1', 'Sink_1 - plain', 'Sink_*', 'Sink_2', 'loss', 'outcome']
-    assert rows == [
-        ['plain', '2', '15.00 ± 7.07 (18.18)', '', '', '', '3.25 ± 0.35 (3.70)', 'done 2/2'],
-        ['moved', '2', '0.50 ± 0.71', '-14.50 ± 6.36', '2.00 ± 1.41', '60.00 ± 0.00 (69.03)', '', 'done 2/2'],
-        ['fails', '0', '', '', '', '', '', 'diverged 2/2, as published'],
-    ]
-    assert sweep.published({'fails': True}) == 'fails'
-    assert (
-        sweep.published({'sink/star': 74.12, 'sink/1': 0.0, 'valid/loss': 3.72})
-        == 'Sink_* 74.12  Sink_1 0.00  loss 3.72'
-    )

@@ -1,0 +1,37 @@
+"""What a person sees of a run under way."""
+
+import pytest
+from conftest import tiny
+
+from sinklab.cli import progress
+
+
+def shown(capsys, records, **changes):
+    """The lines that a log has of these records."""
+    listener = progress.Progress('mine', tiny(**changes))
+    for record in records:
+        listener(record)
+    return capsys.readouterr().err.splitlines()
+
+
+def test_a_sink_that_was_measured_before_is_told_with_its_step(capsys, monkeypatch):
+    monkeypatch.setattr(progress, 'QUIET', -1.0)
+    losses = [{'step': step, 'train/loss': 5.0} for step in range(1, 5)]
+    losses[2] |= {'sink/1': 20.0}
+    lines = shown(capsys, [{'step': 0, 'sink/1': 10.0}, *losses])
+    assert [line.partition('Sink_1 ')[2] for line in lines] == [
+        '10.0 %',
+        '10.0 % at step 0',
+        '10.0 % at step 0',
+        '20.0 %',
+        '20.0 % at step 3',
+    ]
+    assert shown(capsys, losses[:1])[0].endswith('Sink_1 -')
+
+
+@pytest.mark.parametrize(
+    ('every', 'step', 'told'), [(0, 0, True), (8, 0, True), (4, 0, False), (4, 3, False), (4, 4, True), (3, 4, False)]
+)
+def test_a_run_that_saves_nothing_before_its_end_says_so_at_its_start(capsys, every, step, told):
+    lines = shown(capsys, [{'step': step, 'attention': 'chunked'}], checkpoint__every_steps=every)
+    assert any('saves no checkpoint before its end' in line for line in lines) == told

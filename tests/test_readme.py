@@ -1,0 +1,27 @@
+"""The README: what it shows is so."""
+
+import json
+import re
+from pathlib import Path
+
+from sinklab.cli.config import load
+from sinklab.cli.doctor import EXTRAS
+from sinklab.cli.main import main
+
+README = Path(__file__).parents[1] / 'README.md'
+
+
+def test_the_config_file_of_the_readme_has_rows_that_parse(capsys, tmp_path):
+    (block,) = re.findall(r'^```python\n(.*?)^```', README.read_text(encoding='utf-8'), re.MULTILINE | re.DOTALL)
+    (tmp_path / 'mine.py').write_text(block)
+    assert main(['rows', f'--config={tmp_path}/mine.py', '--json']) == 0
+    plain, other = json.loads(capsys.readouterr().out)
+    assert plain['diff'] == {}
+    (changed,) = other['diff']
+    assert load(f'{tmp_path}/mine.py:{other["row"]}', [])[0].optimizer.warmup_steps == other['diff'][changed]
+
+
+def test_every_extra_that_doctor_offers_is_told_in_the_readme():
+    told = README.read_text(encoding='utf-8').partition('from a clone')[2].partition('## From there')[0]
+    for extra in set(EXTRAS.values()):
+        assert re.search(rf'[`\[,]{extra}[`\],]', told), extra
