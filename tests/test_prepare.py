@@ -235,7 +235,7 @@ def test_the_verb_says_what_was_made_and_how_to_train_on_it(tmp_path, capsys):
     assert 'for every one of 3 hosts' not in printed.out
     assert main(['prepare', '--check', f'{tmp_path}/store', '--length=16', '--batch_size=999', '--hosts=3']) == 0
     windows = sum(about['windows']['train'].values())
-    said = f'batches of 999: 0 an epoch (train has {windows} windows, so that one batch reads some more than once'
+    said = f'batches of 999: 0 an epoch (windows to train on: {windows}; a smaller batch would not read one twice)'
     assert said in capsys.readouterr().out
 
 

@@ -217,7 +217,7 @@ def batches(about: dict) -> str:
     size, hosts, windows = about['batch_size'], about['hosts'], sum(about['windows']['train'].values())
     said = f'batches of {size}: {about["batches"]:,} an epoch'
     if not about['batches']:
-        said += f' (train has {windows:,} windows, so that one batch reads some more than once; lower --batch_size)'
+        said += f' (windows to train on: {windows:,}; a smaller batch would not read one twice)'
     if about['rows_per_host']:
         said += f', {about["rows_per_host"]} windows of each for every one of {hosts} hosts'
     return said
