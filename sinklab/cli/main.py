@@ -1,4 +1,5 @@
 import argparse
+import gc
 import os
 import sys
 from collections.abc import Sequence
@@ -43,6 +44,7 @@ def parser() -> Parser:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Runs one verb. Exit codes: 0 done, 1 refused, 3 diverged, 42 saved after SIGTERM, 130 saved after Ctrl-C."""
+    gc.set_threshold(100_000)  # what a start makes stays: to look through it again and again takes a second
     given, rest = parser().parse_known_args(arguments)
     try:
         return VERBS[given.verb].run(given, rest)

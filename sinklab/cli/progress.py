@@ -12,9 +12,12 @@ QUIET = 10.0  # seconds between two lines of a log
 
 
 class Progress:
-    """A listener to the records of a run. As a context it shows the line and takes it away."""
+    """A listener to the records of a run. As a context it shows the line and takes it away.
 
-    def __init__(self, name: str, spec: Spec):
+    `programs` says what was compiled, once it is asked after the first step.
+    """
+
+    def __init__(self, name: str, spec: Spec, programs: object = None):
         self.console = Console(stderr=True, highlight=False)
         self.bar = Bar(
             TextColumn('{task.description}'),
@@ -29,7 +32,7 @@ class Progress:
         shown = dict(loss='  -  ', pace='-', sink='-')
         self.task = self.bar.add_task(name, total=spec.optimizer.steps, **shown)
         self.name, self.steps, self.spoke, self.epochs = name, spec.optimizer.steps, 0.0, None
-        self.every_steps, self.measured = spec.checkpoint.every_steps, None
+        self.every_steps, self.measured, self.programs = spec.checkpoint.every_steps, None, programs
 
     def __enter__(self) -> 'Progress':
         self.bar.start()
@@ -48,6 +51,9 @@ class Progress:
         if 'speed/tokens_per_second' in record:
             fields['pace'] = f'{record["speed/tokens_per_second"]:,.0f}'
         self.bar.update(self.task, completed=record['step'], **fields)
+        if self.programs and 'train/loss' in record:
+            self.say(f'{self.name}  {self.programs}')
+            self.programs = None
         if self.epochs is None and 'data/epoch' in record:
             self.epochs = record['data/epoch'] * self.steps / record['step']
             self.say(f'{self.name}  {self.steps} steps read the data {self.epochs:.3g} times')

@@ -18,6 +18,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from sinklab.cli import programs
 from sinklab.cli.process import STOPPED, followed, signals
 from sinklab.cli.train import again, hardware_arguments, layout, program, size_argument
 from sinklab.folder import Folder, whole
@@ -56,13 +57,14 @@ def arguments(verb: argparse.ArgumentParser) -> None:
     verb.add_argument('--seeds', default='0', metavar='N,...', help='such as 0,1,2; 0 where none is given')
     verb.add_argument('--workdir', required=True, metavar='DIR', help='of the run folders ROW-SEED, and sweep.json')
     hardware_arguments(verb)
+    programs.argument(verb)
     verb.add_argument('--json', action='store_true', help='print the table as one JSON list')
     verb.usage = '%(prog)s --config FILE [--rows ROW,...] --workdir DIR [--config.PATH=VALUE ...] [options]'
 
 
 def run(given: argparse.Namespace, rest: list[str]) -> int:
     hardware = layout(given)
-    options = [*laid(hardware), *([f'--size={given.size}'] if given.size else []), *rest]
+    options = [*laid(hardware), *(f'--{name}={value}' for name, value in passed_on(given)), *rest]
     table = chosen(given)
     runs = planned(given, rest, table, hardware)
     stopped = train(runs, lambda run: command(given.config, run, options))
@@ -74,6 +76,10 @@ def run(given: argparse.Namespace, rest: list[str]) -> int:
         say(f'sinklab sweep: stopped; go on with: {again()}')
         return 42 if stopped == signal.SIGTERM else 130
     return 1 if failed else 0
+
+
+def passed_on(given: argparse.Namespace) -> list[tuple[str, str]]:
+    return [(name, value) for name in ('size', 'compiled') if (value := getattr(given, name))]
 
 
 def chosen(given: argparse.Namespace) -> dict[str, dict]:

@@ -11,6 +11,7 @@ import sys
 from pathlib import Path
 from typing import Any, get_args
 
+from sinklab.cli import programs
 from sinklab.record import Refusal
 from sinklab.spec import Backend, Hardware
 
@@ -25,6 +26,7 @@ def arguments(verb: argparse.ArgumentParser) -> None:
     size_argument(verb)
     verb.add_argument('--workdir', required=True, metavar='DIR', help='the run folder, new or to be gone on with')
     hardware_arguments(verb)
+    programs.argument(verb)
     verb.add_argument('--tensorboard', action='store_true', help='write TensorBoard events beside metrics.jsonl')
     verb.usage = '%(prog)s --config FILE[:ROW] [--size SIZE] --workdir DIR [--config.PATH=VALUE ...] [options]'
 
@@ -58,13 +60,15 @@ def run(given: argparse.Namespace, rest: list[str]) -> int:
 
     spec, row = load(given.config, rest, given.size)
     hardware = layout(given)
+    programs.hasten(row['size'])
     from sinklab.cli.progress import Progress
     from sinklab.folder import Folder
     from sinklab.train import loop, tensorboard
 
     folder = Folder(given.workdir)
     mirror = tensorboard.mirror(folder) if given.tensorboard else loop.ignore
-    with Progress(row['row'] or row['config'], spec) as progress:
+    compiled = programs.Programs(given.compiled)
+    with Progress(row['row'] or row['config'], spec, compiled) as progress:
         try:
             last = loop.train(spec, hardware, folder, row, progress, mirror)[-1]
         except loop.Diverged as error:

@@ -51,9 +51,15 @@ def stdlib(given: str, rest: str) -> Source:
     if rest:
         raise Refusal(f'{given} is more than stdlib, which is the whole library; leave :{rest} out')
     root = Path(sysconfig.get_path('stdlib'))
-    names = sorted(path.relative_to(root).as_posix() for path in root.rglob('*.py'))
-    found = [(name, root / name) for name in names if not LEFT_OUT & set(name.split('/'))]
-    return of_files('stdlib', found, lambda name, path: module(name, path))
+    names = sorted(path.relative_to(root).as_posix() for path in modules(root))
+    return of_files('stdlib', [(name, root / name) for name in names], lambda name, path: module(name, path))
+
+
+def modules(root: Path) -> Iterator[Path]:
+    """The .py files below a folder, what is left out never being entered: installed packages are ten times as many."""
+    for folder, folders, names in os.walk(root):
+        folders[:] = set(folders) - LEFT_OUT
+        yield from (Path(folder, name) for name in set(names) - LEFT_OUT if name.endswith('.py'))
 
 
 def module(name: str, path: Path) -> Iterator[Document | Damaged]:

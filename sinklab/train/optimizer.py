@@ -2,6 +2,7 @@
 
 import jax
 import optax
+from optax import contrib
 
 from sinklab import spec
 
@@ -42,8 +43,6 @@ def sgd(optimizer: spec.Optimizer) -> optax.GradientTransformation:
 
 def muon(optimizer: spec.Optimizer) -> optax.GradientTransformation:
     """Muon for the maps inside blocks; embeddings, head, gains and vectors take AdamW with Nesterov's momentum."""
-    from optax import contrib  # half a second that nobody else waits for
-
     return contrib.muon(
         schedule(optimizer),
         beta=optimizer.beta1,
@@ -67,9 +66,8 @@ MAPS = {
 
 def maps(params: dict) -> dict:
     """The axes that the maps inside blocks read and write, layers being their axis 0; None is for Adam."""
-    from optax import contrib
 
-    def of(path: tuple, _: jax.Array):
+    def of(path: tuple, _: jax.Array) -> contrib.MuonDimensionNumbers | None:
         keys = [entry.key for entry in path]
         return contrib.MuonDimensionNumbers(*MAPS[keys[-1]]) if keys[0] == 'blocks' and keys[-1] in MAPS else None
 

@@ -1,0 +1,68 @@
+"""Compiled programs: kept from one run to the next, and told."""
+
+import argparse
+import hashlib
+import os
+import platform
+from pathlib import Path
+
+NONE = 'none'
+# XLA's quickest: half the time of a start, and steps of twice or more.
+HASTE = '--xla_backend_optimization_level=0 --xla_backend_extra_options=xla_cpu_disable_new_fusion_emitters'
+HASTY = ('smoke',)  # sizes whose programs run for less time than they take to compile
+
+
+def argument(verb: argparse.ArgumentParser) -> None:
+    verb.add_argument(
+        '--compiled',
+        metavar='DIR',
+        help='keep compiled programs here, for the next run to find (in the cache of the user); none: keep none',
+    )
+
+
+def hasten(size: str | None) -> None:
+    """Sizes that learn nothing are compiled in haste; to be said before jax is at work."""
+    given = os.environ.get('XLA_FLAGS', '')
+    if size in HASTY and HASTE not in given:
+        os.environ['XLA_FLAGS'] = f'{given} {HASTE}'.strip()
+
+
+class Programs:
+    """Keeps what this process compiles in a folder, finds what others have, and counts both."""
+
+    def __init__(self, folder: str | None):
+        import jax
+
+        self.asked = self.found = 0
+        self.folder = folder or jax.config.jax_compilation_cache_dir or str(usual())
+        jax.monitoring.register_event_listener(self.hear)
+        if self.folder == NONE:
+            jax.config.update('jax_enable_compilation_cache', False)
+            return
+        jax.config.update('jax_compilation_cache_dir', self.folder)
+        jax.config.update('jax_persistent_cache_min_compile_time_secs', 0.0)
+
+    def hear(self, event: str, **_) -> None:
+        self.asked += event == '/jax/compilation_cache/compile_requests_use_cache'
+        self.found += event == '/jax/compilation_cache/cache_hits'
+
+    def __str__(self) -> str:
+        if self.folder == NONE:
+            return 'programs: all compiled, none kept'
+        return f'programs: {self.asked - self.found} compiled, {self.found} found in {self.folder}'
+
+
+def usual() -> Path:
+    """In the user's cache, by the kind of processor: a program for a CPU holds instructions that others may lack."""
+    from sinklab.data.store import cache
+
+    return cache() / 'programs' / hashlib.sha256(processor().encode()).hexdigest()[:8]
+
+
+def processor() -> str:
+    try:
+        lines = Path('/proc/cpuinfo').read_text(encoding='utf-8').splitlines()
+    except OSError:
+        lines = [platform.processor()]
+    told = {line.partition(':')[0].strip(): line for line in lines}
+    return ' '.join([platform.machine(), *(told.get(name, '') for name in ('model name', 'flags', 'Features'))])
