@@ -4,7 +4,8 @@
 
 Sums: the gradient of the whole batch against the mean, in float64, of those of its parts. A part adds few numbers, so
 that sums of many in few digits show. Rounding: the same gradient against that of the model in float32. Both are the
-largest error of an entry over the largest entry of its array, and four models have every kind of parameter.
+largest error of an entry over the largest entry of its array, and four models have every kind of parameter. Compiled
+without XLA's excess precision, by which some intermediates are not rounded, others in each program.
 """
 
 import argparse
@@ -12,6 +13,7 @@ import functools
 import json
 import os
 import platform
+from collections.abc import Callable
 
 import jax
 import numpy as np
@@ -73,34 +75,41 @@ def gradient(spec: Spec, params: dict, ids_BT: np.ndarray) -> dict:
 
 
 @functools.cache
-def compiled(spec: Spec):
-    return jax.jit(jax.grad(step.loss_of(spec)))
+def compiled(spec: Spec) -> Callable:
+    return jax.jit(jax.grad(step.loss_of(spec)), compiler_options={'xla_allow_excess_precision': False})
 
 
-def errors(changes: dict, sequences: int, part: int) -> tuple[dict[str, float], dict[str, float]]:
-    """(of sums, of rounding), by parameter."""
+def given(spec: Spec, sequences: int) -> tuple[dict, np.ndarray]:
+    """(parameters, ids_BT)."""
+    ids_BT = np.random.default_rng(1).integers(2, spec.model.vocabulary, (sequences, spec.data.length + 1))
+    ids_BT[:, 0] = spec.data.fixed_token
+    return drawn(spec), ids_BT
+
+
+def sums(changes: dict, sequences: int, part: int) -> dict[str, float]:
+    spec = built(changes, 'bfloat16')
+    params, ids_BT = given(spec, sequences)
+    parts = [gradient(spec, params, ids_BT[at : at + part]) for at in range(0, sequences, part)]
+    return far(gradient(spec, params, ids_BT), jax.tree.map(lambda *arrays: np.mean(arrays, 0), *parts))
+
+
+def rounding(changes: dict, sequences: int) -> dict[str, float]:
     half, single = (built(changes, dtype) for dtype in ('bfloat16', 'float32'))
-    params = drawn(half)
-    ids_BT = np.random.default_rng(1).integers(2, half.model.vocabulary, (sequences, half.data.length + 1))
-    ids_BT[:, 0] = half.data.fixed_token
-    whole = gradient(half, params, ids_BT)
-    parts = [gradient(half, params, ids_BT[at : at + part]) for at in range(0, sequences, part)]
-    mean = jax.tree.map(lambda *arrays: np.mean(arrays, 0), *parts)
-    return far(whole, mean), far(whole, gradient(single, params, ids_BT))
+    return far(*(gradient(spec, *given(half, sequences)) for spec in (half, single)))
 
 
 def main() -> None:
     arguments = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     arguments.add_argument('--sequences', type=int, default=4096)
     arguments.add_argument('--part', type=int, default=8)
-    given = arguments.parse_args()
+    asked = arguments.parse_args()
     print(f'{platform.processor() or platform.machine()}, {os.cpu_count()} cores, python {platform.python_version()}')
     print(json.dumps(versions(('jax', 'jaxlib', 'flax'))))
     print(f'{"model":15} {"parameter":42} {"sums":>8} {"rounding":>8}')
     for name, changes in MODELS.items():
-        sums, rounding = errors(changes, given.sequences, given.part)
-        for parameter in sums:
-            print(f'{name:15} {parameter:42} {sums[parameter]:8.1e} {rounding[parameter]:8.1e}')
+        rounded = rounding(changes, asked.sequences)
+        for parameter, summed in sums(changes, asked.sequences, asked.part).items():
+            print(f'{name:15} {parameter:42} {summed:8.1e} {rounded[parameter]:8.1e}')
 
 
 if __name__ == '__main__':

@@ -34,7 +34,8 @@ def attend(
     position_BT = jnp.pad(position_BT, ((0, 0), (0, after)))
     query_BTHK = jnp.pad(query_BTHK, ((0, 0), (0, after), (0, 0), (0, 0)))
     queries = [cut(array, chunks) for array in (query_BTHK, mask.start_BT, mask.end_BT, position_BT)]
-    wide = [array.astype(jnp.float32) for array in (key_BSGK, value_BSGK)]  # chunk after chunk adds to their gradients
+    # Chunk after chunk adds to their gradients.
+    wide = [array.astype(jnp.float32) for array in (key_BSGK, value_BSGK)]
 
     def stripe(first: int, last: int) -> tuple[jax.Array, dense.Rows]:
         """The chunks first..last, which see no text before key `low` and none from `high` on."""

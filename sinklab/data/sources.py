@@ -56,7 +56,7 @@ def stdlib(given: str, rest: str) -> Source:
 
 
 def modules(root: Path) -> Iterator[Path]:
-    """The .py files below a folder, what is left out never being entered: installed packages are ten times as many."""
+    """The .py files below a folder; installed packages, ten times as many, are never entered."""
     for folder, folders, names in os.walk(root):
         folders[:] = set(folders) - LEFT_OUT
         yield from (Path(folder, name) for name in set(names) - LEFT_OUT if name.endswith('.py'))

@@ -11,7 +11,7 @@ import jax.numpy as jnp
 
 
 def spread(array: jax.Array, shape: tuple[int, ...], dtype: jnp.dtype) -> jax.Array:
-    """What serves many rows, broadcast first and rounded after, so that the gradients of the rows are added in float32."""
+    """What serves many rows, broadcast first and rounded after: gradients of the rows are added in float32."""
     return jnp.broadcast_to(array, shape).astype(dtype)
 
 

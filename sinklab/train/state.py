@@ -10,7 +10,6 @@ from sinklab import sharding, spec
 from sinklab.model.transformer import Transformer
 from sinklab.train.optimizer import transformation
 
-
 # On a CPU, what runs once is made of the same bits in a fifth of the time. Other platforms have options of their own.
 ONCE = {'cpu': {'xla_backend_optimization_level': 1}}
 

@@ -1,0 +1,201 @@
+"""bfloat16: sums over many rows are float32's, and what is rounded is rounded a few times.
+
+Programs are compiled without XLA's excess precision, by which each rounds other intermediates.
+"""
+
+import dataclasses
+import functools
+import importlib.util
+import unittest.mock
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import reference
+from conftest import attention, drawn, tiny
+from flax import nnx
+from test_model import COMBINATIONS, OPTIONS, TOKENS
+
+from sinklab import sharding
+from sinklab.attend import chunked
+from sinklab.attend import mask as masks
+from sinklab.data.structure import structure
+from sinklab.model.parameter import product
+from sinklab.spec import Hardware
+from sinklab.train import state, step
+
+UNIT = 2.0**-8  # of a rounding to bfloat16, relative
+STRICT = {'xla_allow_excess_precision': False}
+EXHAUSTIVE = pytest.mark.exhaustive
+pytestmark = pytest.mark.slow
+
+
+def loaded(name):
+    path = Path(__file__).parents[1] / 'benchmarks' / f'{name}.py'
+    specification = importlib.util.spec_from_file_location(name, path)
+    module = importlib.util.module_from_spec(specification)
+    specification.loader.exec_module(module)
+    return module
+
+
+gradients = loaded('gradients')
+
+
+def named(tree):
+    return {'.'.join(entry.key for entry in path): leaf for path, leaf in jax.tree_util.tree_leaves_with_path(tree)}
+
+
+def error(ours, theirs):
+    """The norm of the difference over that of the array."""
+    ours, theirs = np.float64(ours), np.float64(theirs)
+    return np.linalg.norm(ours - theirs) / np.linalg.norm(theirs)
+
+
+def worst(ours, theirs):
+    """(error, name) of the parameter that is worst."""
+    theirs = named(theirs)
+    return max((error(leaf, theirs[name]), name) for name, leaf in named(ours).items())
+
+
+@pytest.mark.parametrize(
+    'equation', ['BTD,DHK->BTHK', 'BTHK,HKD->BTD', 'BTD,DF->BTF', 'BTHD,DHK->BTHK', 'BTHK,KJ->BTHJ']
+)
+def test_the_gradient_of_a_product_is_summed_in_float32(equation):
+    """Of whole numbers whose sums bfloat16 does not have."""
+    of_x, of_weight, of_y = equation.replace('->', ',').split(',')
+    rng, size = np.random.default_rng(0), dict(B=64, T=16, D=4, H=2, K=3, F=5, J=3)
+    x, weight, d_y = (rng.integers(1, 9, [size[axis] for axis in axes]) for axes in (of_x, of_weight, of_y))
+    x[0] *= 16
+    y, pull = jax.vjp(lambda *given: product(equation, *given), jnp.bfloat16(x), jnp.float32(weight))
+    d_x, d_weight = pull(jnp.bfloat16(d_y))
+    assert (y.dtype, d_x.dtype, d_weight.dtype) == (jnp.bfloat16, jnp.bfloat16, jnp.float32)
+    np.testing.assert_array_equal(d_weight, np.einsum(f'{of_x},{of_y}->{of_weight}', x, d_y))
+    np.testing.assert_allclose(np.float64(y), np.einsum(equation, x, weight), rtol=UNIT)
+    np.testing.assert_allclose(np.float64(d_x), np.einsum(f'{of_y},{of_weight}->{of_x}', d_y, weight), rtol=UNIT)
+
+
+@pytest.mark.parametrize(
+    'model', [pytest.param(name, marks=() if name == 'kv, learned' else [EXHAUSTIVE]) for name in gradients.MODELS]
+)
+def test_the_gradient_of_a_batch_is_the_mean_of_those_of_its_parts(model):
+    """Every kind of parameter, and a first token that is always the same.
+
+    What is left are sums in another order, after which some values are rounded to the other side: of a few in 2^15.
+    """
+    spec = gradients.built(gradients.MODELS[model], 'bfloat16')
+    params, ids_BT = gradients.given(spec, sequences=2048)
+    parts = [gradients.gradient(spec, params, ids_BT[at : at + 8]) for at in range(0, 2048, 8)]
+    mean = jax.tree.map(lambda *arrays: np.mean(arrays, 0), *parts)
+    assert worst(gradients.gradient(spec, params, ids_BT), mean) < (UNIT / 4, '')
+
+
+def test_a_token_that_is_seen_100_000_times_has_the_gradient_of_float32():
+    """Of so many equal sequences it is that of one; n equal addends in float32 are right to n / 2^25 of their sum."""
+    spec = tiny(model__dtype='bfloat16', model__layers=1)
+    gradient = jax.jit(jax.grad(step.loss_of(spec)), compiler_options=STRICT)
+    one = np.full((1, 17), 7, np.int32)
+    found, expected = gradient(drawn(spec), np.repeat(one, 8192, 0)), gradient(drawn(spec), one)
+    assert error(found['embedding_VD'][7], expected['embedding_VD'][7]) < 16 * 8192 / 2**25
+
+
+SGD = dict(optimizer__name='sgd', optimizer__beta2=None, optimizer__epsilon=None, optimizer__clip_norm=None)
+WHOLE = tiny(model__dtype='bfloat16', model__columns='kv', model__position='learned', optimizer__batch_size=8, **SGD)
+IDS = np.random.default_rng(0).integers(0, 300, (8, 17)).astype(np.int32)
+
+
+@functools.cache
+def momentum(hardware, dtype='bfloat16'):
+    """The gradient of a batch, as the first step leaves it in SGD's momentum."""
+    spec, mesh = (
+        dataclasses.replace(WHOLE, model=dataclasses.replace(WHOLE.model, dtype=dtype)),
+        sharding.mesh(hardware),
+    )
+    with jax.set_mesh(mesh):
+        now, batch = state.create(spec, mesh), step.put(IDS, mesh)
+        advance = step.train_step(spec, hardware, mesh).lower(now, batch).compile(compiler_options=STRICT)
+        (trace,) = (leaf.trace for leaf in advance(now, batch)[0]['opt_state'][1] if hasattr(leaf, 'trace'))
+        return jax.device_get(trace)
+
+
+@pytest.mark.parametrize('hardware', [Hardware(data=4), Hardware(data=2, fsdp=2), Hardware(micro_batch=2)], ids=str)
+def test_a_layout_changes_no_gradient(hardware):
+    assert worst(momentum(hardware), momentum(Hardware())) < (UNIT / 8, '')
+
+
+def test_parts_that_are_rounded_before_they_are_added_leave_gradients_as_near_to_those_of_float32():
+    """Where a tensor is divided: four sums in a layer, forward and back, so 8 roundings beside 32."""
+    exact, alone = (named(momentum(Hardware(), dtype)) for dtype in ('float32', 'bfloat16'))
+    for name, leaf in named(momentum(Hardware(tensor=2))).items():
+        assert error(leaf, exact[name]) < 2**0.5 * max(error(alone[name], exact[name]), UNIT), name
+
+
+def test_chunks_add_gradients_of_keys_in_float32():
+    """A key that every query sees gets as much from 64 chunks as from one, but for a last rounding."""
+    operation, rng = attention('sigmoid', 'none'), np.random.default_rng(0)
+    arrays = [jnp.bfloat16(rng.uniform(size=(1, 512, 1, 4))) for _ in range(3)]
+
+    def d_arrays(chunk):
+        def total(arrays):
+            return chunked.attend(*arrays, operation, masks.full(512))[0].astype(jnp.float32).sum()
+
+        with unittest.mock.patch.object(chunked, 'CHUNK', chunk):
+            return jax.jit(jax.grad(total), compiler_options=STRICT)(arrays)
+
+    for ours, theirs in zip(d_arrays(8), d_arrays(512), strict=True):
+        np.testing.assert_allclose(np.float64(ours), np.float64(theirs), rtol=2 * UNIT)
+
+
+CASES = {**OPTIONS, **COMBINATIONS}
+DRAWS = 4
+# Of what a parameter makes, in two layers: itself, what it multiplies, their product, its activation, what gates it,
+# the norm, the head's sum, the stream. Independent roundings add up as their root.
+ROUNDINGS = 16
+SOME = ('exp-sum', 'softpick-sum', 'sigmoid-none', 'identity-clamped', 'kv', 'logit', 'sink token', 'v', 'norm post')
+SOME += ('position learned', 'position relative_t5', 'position alibi')
+
+
+def perturbed(params, seed):
+    """Every parameter moved as a rounding moves it, at random."""
+    rng = np.random.default_rng(seed)
+    return jax.tree.map(lambda leaf: np.float32(leaf * (1 + UNIT / 3**0.5 * rng.uniform(-1, 1, leaf.shape))), params)
+
+
+def moved(function, params):
+    """(what a function makes of parameters, how far one rounding of each moves that, as a norm by array)."""
+    exact = jax.tree.map(np.float64, function(params))
+    draws = [function(perturbed(params, seed)) for seed in range(DRAWS)]
+    norms = [jax.tree.map(lambda one, other: np.linalg.norm(one - other), exact, draw) for draw in draws]
+    return exact, jax.tree.map(lambda *norms: np.mean(norms), *norms)
+
+
+def compiled(spec):
+    """run(params) -> (gradient of a sum of logits, logits_BTV)."""
+    graph = state.architecture(spec)[0]
+    weight_BTV = np.random.default_rng(1).normal(size=(*TOKENS.shape, 300)).astype(np.float32)
+
+    def total(params):
+        logits_BTV, _ = nnx.merge(graph, params)(TOKENS, **structure(jnp.asarray(TOKENS), spec))
+        return jnp.sum(weight_BTV * logits_BTV), logits_BTV
+
+    return jax.jit(jax.grad(total, has_aux=True), compiler_options=STRICT)
+
+
+@pytest.mark.parametrize('name', [pytest.param(name, marks=[] if name in SOME else [EXHAUSTIVE]) for name in CASES])
+def test_logits_and_gradients_are_within_their_roundings_of_the_reference(name):
+    """Logits, of NumPy's float64; gradients, of the float32 ones that test_model.py holds to NumPy."""
+    single, half = (tiny(**CASES[name], model__dtype=dtype) for dtype in ('float32', 'bfloat16'))
+    params = drawn(single)
+    gradient, logits_BTV = compiled(half)(params)
+    assert logits_BTV.dtype == jnp.float32
+
+    expected, far = moved(
+        lambda params: np.stack([reference.forward(params, one, single)[0] for one in TOKENS]), params
+    )
+    assert np.linalg.norm(logits_BTV - expected) < ROUNDINGS**0.5 * far
+
+    run = compiled(single)
+    expected, far = map(named, moved(lambda params: run(params)[0], params))
+    for name, leaf in named(gradient).items():  # there and back
+        assert np.linalg.norm(leaf - expected[name]) < (2 * ROUNDINGS) ** 0.5 * far[name], name

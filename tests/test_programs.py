@@ -1,0 +1,55 @@
+"""Compiled programs are found again, and told."""
+
+import os
+import subprocess
+import sys
+
+import pytest
+
+from sinklab.cli import programs
+
+SCRIPT = """
+import sys
+from sinklab.cli.programs import Programs
+compiled = Programs(sys.argv[1])
+import jax
+jax.jit(lambda x: x + 1)(1.0)
+print(compiled)
+"""
+
+
+def said(folder):
+    """By a process of its own."""
+    environment = {name: value for name, value in os.environ.items() if 'CACHE' not in name}
+    command = [sys.executable, '-c', SCRIPT, str(folder)]
+    return subprocess.run(command, env=environment, capture_output=True, text=True, check=True).stdout.strip()
+
+
+@pytest.mark.slow
+def test_the_second_process_finds_what_the_first_has_compiled(tmp_path):
+    assert said(tmp_path) == f'programs: 1 compiled, 0 found in {tmp_path}'
+    assert said(tmp_path) == f'programs: 0 compiled, 1 found in {tmp_path}'
+
+
+@pytest.mark.slow
+def test_none_are_kept_where_none_are_wanted():
+    assert said('none') == 'programs: all compiled, none kept'
+
+
+def test_only_what_learns_nothing_is_compiled_in_haste(monkeypatch):
+    monkeypatch.setenv('XLA_FLAGS', '--xla_dump_to=somewhere')
+    for size in (None, 'paper', 'quickstart'):
+        programs.hasten(size)
+    assert os.environ['XLA_FLAGS'] == '--xla_dump_to=somewhere'
+    programs.hasten('smoke')
+    programs.hasten('smoke')
+    assert os.environ['XLA_FLAGS'] == f'--xla_dump_to=somewhere {programs.HASTE}'
+
+
+def test_programs_of_other_processors_lie_elsewhere(monkeypatch, tmp_path):
+    monkeypatch.setenv('SINKLAB_CACHE', str(tmp_path))
+    here = programs.usual()
+    assert here == programs.usual()
+    assert here.parent == tmp_path / 'programs'
+    monkeypatch.setattr(programs, 'processor', lambda: 'another')
+    assert programs.usual() != here
