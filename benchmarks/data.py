@@ -1,6 +1,6 @@
 """What the token store costs: batches against plain NumPy, `sinklab prepare` against bare `tokenizers`.
 
-    python benchmarks/data.py [--read_tokens=100000000] [--text_mb=24] [--rounds=3]
+    python benchmarks/data.py [--read_tokens=100000000] [--text_mb=24] [--rounds=3] [--seconds=2] [--vocabulary=8192]
 
 Batches of 16 x 2048 are read on one core, from a store in page cache, in alternation with as many rows that NumPy
 alone takes from one memory map. `sinklab prepare` runs as a user runs it, from a .jsonl to a finished store, with a
@@ -36,13 +36,20 @@ from sinklab.parse import parse
 from sinklab.train.environment import versions
 
 BATCH, LENGTH = 16, 2048
-SECONDS = 2.0  # of one measurement of reading
-VOCABULARY = 8192
+
+
+def library(size: int) -> Iterator[str]:
+    """Texts of the standard library until there are `size` bytes or no more."""
+    for document in sources.source('stdlib').documents():
+        if size <= 0:
+            return
+        yield document.text
+        size -= len(document.text.encode())
 
 
 def corpus(folder: Path, size: int) -> Path:
     """A .jsonl of the standard library, over and over until it has `size` bytes of text."""
-    texts = [document.text for document in sources.source('stdlib').documents()]
+    texts = list(library(size))
     path, written, number = folder / f'{size}.jsonl', 0, 0
     with path.open('w') as file:
         while written < size:
@@ -52,11 +59,11 @@ def corpus(folder: Path, size: int) -> Path:
     return path
 
 
-def reading(store: Store) -> tuple[Callable[[int], object], Callable[[int], object]]:
+def reading(store: Store, vocabulary: int) -> tuple[Callable[[int], object], Callable[[int], object]]:
     """(our batch of a number, the same amount of rows by NumPy from one memory map)."""
     windows = Windows([store.row('train', '')], LENGTH, 'training')
     data = parse(default.get_config().to_dict()).data
-    batches = Shuffled([Intervened(windows, data, VOCABULARY, fix=True)], 0, BATCH)
+    batches = Shuffled([Intervened(windows, data, vocabulary, fix=True)], 0, BATCH)
     largest = max((shard for shard in store.shards if shard.side == 'train'), key=lambda shard: shard.tokens)
     ids = np.memmap(store.path / f'{largest.name}.ids', store.dtype, 'r')
     rows = np.random.default_rng(0).integers(len(ids) // (LENGTH + 1), size=(1000, BATCH))
@@ -68,10 +75,10 @@ def reading(store: Store) -> tuple[Callable[[int], object], Callable[[int], obje
     return lambda number: batches.rows(number, range(BATCH)), bare
 
 
-def pace(read: Callable[[int], object]) -> float:
+def pace(read: Callable[[int], object], seconds: float) -> float:
     """Million tokens a second."""
     number, start = 0, time.perf_counter()
-    while time.perf_counter() - start < SECONDS:
+    while time.perf_counter() - start < seconds:
         read(number)
         number += 1
     return number * BATCH * LENGTH / (time.perf_counter() - start) / 1e6
@@ -126,14 +133,14 @@ def spread(values: list[float]) -> dict[str, float]:
     return dict(median=statistics.median(values), least=min(values), most=max(values))
 
 
-def read_rounds(folder: Path, tokens: int, rounds: int) -> dict:
-    source, given = corpus(folder, 3 * tokens), folder / 'tokenizer.json'
+def read_rounds(folder: Path, options: argparse.Namespace) -> dict:
+    source, given = corpus(folder, 3 * options.read_tokens), folder / 'tokenizer.json'
     prepare(Recipe(f'text:{source}', str(given), None, 0.01, 'none', 0, 1), folder / 'read')
     cores = os.sched_getaffinity(0)
     os.sched_setaffinity(0, {min(cores)})
     store = Store(folder / 'read')  # which reads every byte once
-    ours, plain = reading(store)
-    found = [(pace(ours), pace(plain)) for _ in range(rounds)]
+    ours, plain = reading(store, options.vocabulary)
+    found = [(pace(ours, options.seconds), pace(plain, options.seconds)) for _ in range(options.rounds)]
     os.sched_setaffinity(0, cores)
     return dict(
         tokens=sum(shard.tokens for shard in store.shards),
@@ -165,20 +172,22 @@ def prepare_rounds(folder: Path, size: int, rounds: int) -> dict:
 def main() -> None:
     options = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     options.add_argument('--read_tokens', type=int, default=100_000_000)
-    options.add_argument('--text_mb', type=int, default=24)
+    options.add_argument('--text_mb', type=float, default=24)
     options.add_argument('--rounds', type=int, default=3)
+    options.add_argument('--seconds', type=float, default=2, help='of one measurement of reading')
+    options.add_argument('--vocabulary', type=int, default=8192)
     given = options.parse_args()
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
-        sample = [document.text for document in sources.source('stdlib').documents()]
-        (folder / 'tokenizer.json').write_text(tokenizer.learned(sample, VOCABULARY))
+        size = int(given.text_mb * 1e6)
+        (folder / 'tokenizer.json').write_text(tokenizer.learned(list(library(size)), given.vocabulary))
         found = dict(
             machine=platform.processor() or platform.machine(),
             cores=len(os.sched_getaffinity(0)),
             python=platform.python_version(),
             versions=versions(('numpy', 'grain', 'tokenizers')),
-            prepare=prepare_rounds(folder, given.text_mb * 10**6, given.rounds),
-            read=read_rounds(folder, given.read_tokens, given.rounds),
+            prepare=prepare_rounds(folder, size, given.rounds),
+            read=read_rounds(folder, given),
         )
     print(json.dumps(found, indent=2))
 

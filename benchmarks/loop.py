@@ -1,9 +1,10 @@
 """What the loop and the probe cost over the bare jitted step, on the quickstart's shapes, in one process.
 
-    python benchmarks/loop.py [--steps=120] [--rounds=5]
+    python benchmarks/loop.py [--steps=120] [--rounds=5] [--size=quickstart]
 
 A round times, in turn, the bare step on one fixed batch, `sinklab train`'s own loop with nothing due but its
-metrics (data, transfer, metrics.jsonl, progress), and a probe with its numbers and its file.
+metrics (data, transfer, metrics.jsonl, progress), and a probe with its numbers and its file. The first sixth of the
+steps is not counted.
 """
 
 import argparse
@@ -19,6 +20,7 @@ from pathlib import Path
 import jax
 
 from configs import quickstart
+from configs.sizes import SIZES
 from sinklab import sharding
 from sinklab.cli.progress import Progress
 from sinklab.data.batches import sequences
@@ -29,13 +31,12 @@ from sinklab.train import loop, probe, state, step
 from sinklab.train.environment import versions
 
 HARDWARE = Hardware(remat=True)  # as `make quickstart`
-WARM = 20  # steps of each loop that are not counted
 EVERY = 100  # steps between two probes
 
 
-def undisturbed(steps: int) -> Spec:
-    """The quickstart with nothing due between its steps but metrics."""
-    config = quickstart.get_config('softmax')
+def undisturbed(steps: int, size: str) -> Spec:
+    """The quickstart's row with nothing due between its steps but metrics."""
+    config = quickstart.get_config('softmax', size)
     for part in ('valid', 'probe', 'checkpoint'):
         config[part].every_steps = 0
     config.optimizer.steps, config.optimizer.warmup_steps = steps, 0
@@ -63,8 +64,8 @@ def bare(spec: Spec) -> Callable[[int], float]:
     return timed
 
 
-def looped(spec: Spec) -> float:
-    """Seconds a step of the real loop, between its step WARM and the one before its last."""
+def looped(spec: Spec, warm: int) -> float:
+    """Seconds a step of the real loop, between its step `warm` and the one before its last."""
     ticks = {}
     with tempfile.TemporaryDirectory() as folder, Progress('softmax', spec) as progress:
 
@@ -74,7 +75,7 @@ def looped(spec: Spec) -> float:
 
         loop.train(spec, HARDWARE, Folder(Path(folder) / 'run'), {}, listener)
     last = spec.optimizer.steps - 1
-    return (ticks[last] - ticks[WARM]) / (last - WARM)
+    return (ticks[last] - ticks[warm]) / (last - warm)
 
 
 def probed(spec: Spec) -> Callable[[], float]:
@@ -83,13 +84,12 @@ def probed(spec: Spec) -> Callable[[], float]:
     with jax.set_mesh(mesh):
         params = state.create(spec, mesh)['params']
         ids_PT = step.put(sequences(spec).probe_PT, mesh)
-        observe = probe.observer(spec, mesh)
-        jax.block_until_ready(observe(params, ids_PT))
+        observe = probe.observer(spec, mesh).lower(params, ids_PT).compile()
 
     def timed() -> float:
         start = time.perf_counter()
         observed = jax.device_get(observe(params, ids_PT))
-        probe.numbers(observed)
+        probe.numbers(observed, spec)
         with tempfile.TemporaryDirectory() as folder:
             probe.save(Path(folder) / '1.npz', observed)
         return time.perf_counter() - start
@@ -103,13 +103,14 @@ def spread(values: list[float]) -> str:
 
 def main() -> None:
     arguments = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    arguments.add_argument('--steps', type=int, default=120)
+    arguments.add_argument('--steps', type=int, default=120, choices=range(6, 100_000), metavar='N', help='from 6 on')
     arguments.add_argument('--rounds', type=int, default=5)
+    arguments.add_argument('--size', default='quickstart', choices=SIZES)
     given = arguments.parse_args()
-    spec = undisturbed(given.steps)
+    spec, warm = undisturbed(given.steps, given.size), given.steps // 6
     step_alone, probe_alone = bare(spec), probed(spec)
-    step_alone(WARM)
-    rounds = [(step_alone(given.steps - WARM), looped(spec), probe_alone()) for _ in range(given.rounds)]
+    step_alone(warm)
+    rounds = [(step_alone(given.steps - warm), looped(spec, warm), probe_alone()) for _ in range(given.rounds)]
     alone, whole, one = ([1e3 * value for value in column] for column in zip(*rounds, strict=True))
     print(f'{platform.processor() or platform.machine()}, {os.cpu_count()} cores, python {platform.python_version()}')
     print(json.dumps(versions(('jax', 'jaxlib', 'flax', 'optax', 'grain'))))

@@ -1,0 +1,104 @@
+"""Every benchmark once, at sizes that take seconds: what it prints can be read. No time is asserted."""
+
+import json
+import re
+import runpy
+import sys
+from pathlib import Path
+
+import jax
+import pytest
+
+from sinklab import topology
+
+BENCHMARKS = Path(__file__).parents[1] / 'benchmarks'
+NUMBER = r'-?[\d.]+'
+
+
+@pytest.fixture
+def told(monkeypatch, capsys):
+    """told(benchmark, *options) -> what it prints."""
+
+    def run(name, *options):
+        monkeypatch.setattr(sys, 'argv', [f'{name}.py', *options])
+        capsys.readouterr()
+        try:
+            runpy.run_path(str(BENCHMARKS / f'{name}.py'), run_name='__main__')
+        except SystemExit as end:
+            if end.code:
+                raise
+        return capsys.readouterr().out
+
+    return run
+
+
+@pytest.mark.slow
+def test_the_loop_tells_what_a_step_and_a_probe_cost(told):
+    text = told('loop', '--size=smoke', '--steps=6', '--rounds=1')
+    named = dict(re.findall(rf'^(.+?): +({NUMBER}) \({NUMBER} to {NUMBER}\)$', text, re.MULTILINE))
+    milliseconds = {float(named[name]) > 0 for name in ('bare step, ms', 'step of the loop, ms', 'one probe, ms')}
+    assert milliseconds == {True}
+    assert {'loop over step, %', 'a probe every 100 steps, %'} < named.keys()
+
+
+@pytest.mark.slow
+def test_the_data_is_prepared_and_read_beside_what_does_it_bare(told):
+    size = '--read_tokens=100000', '--text_mb=0.2', '--vocabulary=300'
+    found = json.loads(told('data', *size, '--rounds=1', '--seconds=0.01'))
+    assert found['read']['tokens'] >= 100_000
+    paces = found['read']['million_tokens_a_second'], found['read']['numpy_alone'], found['prepare']['pace_over_bare']
+    assert all(0 < pace['least'] <= pace['median'] <= pace['most'] for pace in paces)
+    assert min(found['prepare']['resident_mb'], found['prepare']['ten_times']['resident_mb']) > 0
+
+
+@pytest.mark.slow
+def test_the_loss_is_timed_in_chunks_and_whole(told):
+    text = told('loss', '--batch=2', '--length=32', '--width=16', '--vocabulary=64', '--rounds=2')
+    line = rf'^(\w+) +(d )?(\w+) +{NUMBER} ms \({NUMBER} to {NUMBER}\), {NUMBER} MiB$'
+    lines = re.findall(line, text, re.MULTILINE)
+    assert len(set(lines)) == 2 * 2 * 2
+    assert {dtype for dtype, *_ in lines} == {'float32', 'bfloat16'}
+    assert {name for *_, name in lines} == {'chunks', 'whole'}
+
+
+@pytest.mark.slow
+def test_attention_is_timed_with_and_without_its_matrix(told):
+    text = told('attention', '--lengths=16,32', '--matrix=16', '--rounds=2')
+    what = r'T= *(\d+) (\S+) +(forward|with gradients) +(\S+(?: \+ sinks)?)'
+    line = rf'^{what} +{NUMBER} ms .* {NUMBER} x +{NUMBER} MiB$'
+    lines = re.findall(line, text, re.MULTILINE)
+    assert len(set(lines)) == 3 * 2 * (3 + 2)
+    assert {length for length, _, _, name in lines if name == 'dense'} == {'16'}
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(topology.library() is None, reason='libtpu, which has the compiler, could not be installed')
+def test_a_kernel_is_weighed_by_the_compiler_of_chips_that_are_not_here(told):
+    text = told('tpu_cost', '--chips=v5e', '--kernels=softmax forward', '--length=1024', '--heads=1')
+    line = r'^v5e +softmax forward +(\d+) +(\d+)% +(\d+)% +(\d+)$'
+    bundles, matrix, vector, cycles = re.search(line, text, re.MULTILINE).groups()
+    assert min(map(int, (bundles, cycles))) > 1000
+    assert 0 < int(matrix) <= 100
+    assert 0 < int(vector) <= 100
+
+
+def test_a_gpu_is_wanted_where_there_is_none(told, capsys):
+    with pytest.raises(SystemExit, match=r'^1$'):
+        told('gpu_attention')
+    assert 'wants a GPU, and jax finds cpu here' in capsys.readouterr().err
+
+
+@pytest.mark.slow
+def test_what_needs_no_gpu_is_timed_and_the_rest_is_left_out_with_its_reason(told, monkeypatch, tmp_path):
+    monkeypatch.setattr(jax, 'default_backend', lambda: 'gpu')
+    file = tmp_path / 'found.json'
+    text = told('gpu_attention', '--tokens=16', '--lengths=16', '--widths=1024', '--rounds=2', f'--json={file}')
+    found = json.loads(file.read_text())
+    names = {'XLA softmax', 'XLA sigmoid', 'chunked sigmoid', 'chunked sigmoid + sink scores'}
+    assert {(one['name'], one['direction']) for one in found} == {
+        (name, direction) for name in names for direction in ('forward', 'forward and backward')
+    }
+    assert all(len(one['seconds']) == 2 for one in found)
+    assert text.count('TFLOP/s') == len(found)
+    for name in ('cuDNN softmax', 'our softmax', 'our sigmoid'):
+        assert len(re.findall(rf'{name} +left out: .+', text)) >= 2
