@@ -10,7 +10,6 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from conftest import COMPILED
 
 ROOT = Path(__file__).parents[1]
 PAGE = ROOT / 'docs' / 'add_an_operation.md'
@@ -67,9 +66,8 @@ def copy(tree):
 
 def ran(tree, command, given=None):
     """Runs a command of the page in the tree; its processes find each other's compiled functions and tokens."""
-    shared = {'JAX_COMPILATION_CACHE_DIR': COMPILED.name, 'JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS': '0.1'}
     here = {'PYTHONPATH': str(tree), 'JAX_PLATFORMS': 'cpu', 'GIT_CEILING_DIRECTORIES': str(tree.parent)}
-    environment = {**os.environ, **shared, **here}
+    environment = {**os.environ, **here}
     process = subprocess.run(
         command, shell=True, cwd=tree, env=environment, input=given, capture_output=True, text=True, timeout=1800
     )

@@ -32,10 +32,11 @@ def test_a_row_takes_steps_and_a_probe(name, corpus):
     )
     data, mesh = sequences(spec), sharding.mesh(Hardware())
     one, other = (data.batches.rows(step, range(spec.optimizer.batch_size)) for step in range(2))
-    with jax.set_mesh(mesh), jax.disable_jit():  # compiling all rows would take a quarter of an hour
-        before = state.initial(spec)
+    with jax.set_mesh(mesh):
+        first = state.create(spec, mesh)
+        before = jax.device_get(first)
         advance = step.train_step(spec, Hardware(), mesh)
-        after, _ = advance(before, one)  # where there is a warm-up, its rate is 0
+        after, _ = advance(first, one)  # where there is a warm-up, its rate is 0
         after, numbers = advance(after, other)
         observed = probe.observer(spec, mesh)(after['params'], data.probe_PT)
     found = numbers | probe.numbers(observed, spec, data.triggered(data.probe_PT))

@@ -8,7 +8,6 @@ import sys
 
 import numpy as np
 import pytest
-from conftest import COMPILED
 
 from sinklab.cli.config import load
 from sinklab.cli.main import main
@@ -61,8 +60,7 @@ def table(tmp_path_factory, corpus):
 def program(table, workdir, *arguments, **environment):
     """The real program; its processes find each other's compiled functions and tokens."""
     command = [sys.executable, '-m', 'sinklab', 'sweep', f'--config={table}', '--size=smoke', f'--workdir={workdir}']
-    shared = {'JAX_COMPILATION_CACHE_DIR': COMPILED.name, 'JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS': '0.1'}
-    environment = {**os.environ, **shared, 'SINKLAB_CACHE': f'{table.parent}/cache', **environment}
+    environment = {**os.environ, 'SINKLAB_CACHE': f'{table.parent}/cache', **environment}
     return subprocess.run(
         [*command, *arguments],
         capture_output=True,
