@@ -2,9 +2,14 @@ PYTHON ?= python3
 BIN := .venv/bin
 ROWS := softmax sigmoid
 RUNS ?= runs/quickstart
-export JAX_PLATFORMS ?= cpu
+# Versions that are known to work together, one file for each minor version of Python.
+MINORS := 3.11 3.12 3.13
+MINOR := $(shell $(PYTHON) -c 'import sys; print("%d.%d" % sys.version_info[:2])')
+PINS := $(wildcard tests/constraints/$(MINOR).txt)
+INSTALL := $(BIN)/uv pip install --quiet --python $(BIN)/python $(foreach kind,constraints build-constraints,$(PINS:%=--$(kind) %))
+PYTEST := $(BIN)/pytest -n 2 --dist worksteal
 
-.PHONY: quickstart test test-fast lint clean
+.PHONY: quickstart test test-fast test-all lint constraints clean
 
 quickstart: .venv/quickstart
 	@for row in $(ROWS); do \
@@ -13,30 +18,42 @@ quickstart: .venv/quickstart
 	@$(BIN)/sinklab report $(addprefix $(RUNS)/,$(ROWS)) --png
 
 test: .venv/test
-	$(BIN)/pytest -n 2 --dist worksteal --durations=30
+	$(PYTEST) -m 'not exhaustive' --durations=10
 
 test-fast: .venv/test
-	$(BIN)/pytest -n 2 -m 'not slow'
+	$(PYTEST) -m 'not slow and not exhaustive'
+
+test-all: .venv/test
+	$(PYTEST) --durations=30
 
 lint: .venv/test
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 
+constraints: .venv/uv
+	@for minor in $(MINORS); do \
+	  printf 'setuptools>=68\nuv\n' | $(BIN)/uv pip compile --quiet --upgrade --no-header --no-annotate \
+	    --no-emit-index-url --python-version $$minor --extra test -o tests/constraints/$$minor.txt setup.py - || exit; \
+	done
+
 # uv resolves and installs in seconds what takes pip a minute.
 .venv/uv:
+	$(if $(PINS),,@echo 'Python $(MINOR) has no file in tests/constraints: the newest versions are installed')
 	$(PYTHON) -m venv .venv
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check uv
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check $(PINS:%=--constraint %) uv
 	@touch $@
 
-.venv/quickstart: .venv/uv setup.py
-	$(BIN)/uv pip install --quiet --python $(BIN)/python -e '.[report]'
+# Bytecode is written once, also where PYTHONDONTWRITEBYTECODE would have every start compile what it imports.
+.venv/quickstart: .venv/uv setup.py $(PINS)
+	$(INSTALL) -e '.[report]'
+	@PYTHONDONTWRITEBYTECODE= $(BIN)/python -c 'import sinklab.cli.sweep, sinklab.report.page, sinklab.train.loop'
 	@touch $@
 
 # libtpu, for its compiler, stands apart: beside jax it would look for a chip at every start. The figures of
 # benchmarks/tpu_cost.json are of this version.
-.venv/test: .venv/uv setup.py
-	$(BIN)/uv pip install --quiet --python $(BIN)/python -e '.[test]'
-	$(BIN)/uv pip install --quiet --python $(BIN)/python --no-deps --target .venv/libtpu libtpu==0.0.52 \
+.venv/test: .venv/uv setup.py $(PINS)
+	$(INSTALL) --compile-bytecode -e '.[test]'
+	$(INSTALL) --no-deps --target .venv/libtpu libtpu==0.0.52 \
 	  || echo 'libtpu cannot be installed here: kernels are not compiled for TPUs'
 	@touch $@ .venv/quickstart
 

@@ -38,7 +38,6 @@ setup(
         'gcs': ['gcsfs>=2024.2'],
         'tpu': ['jax[tpu]>=0.10.2'],
         'gpu': ['jax[cuda13]>=0.10.2'],
-        'hf': ['transformers>=5.0', 'torch>=2.6'],
         'test': [
             *REPORT,
             *TENSORBOARD,
