@@ -5,18 +5,7 @@ import shutil
 import subprocess
 import tempfile
 
-# Tests compile for minutes and compute for seconds. The older emitters compile in a third of the time (jax 0.10; later
-# ones pass over an extra option that they do not know).
-FLAGS = '--xla_backend_optimization_level=0 --xla_backend_extra_options=xla_cpu_disable_new_fusion_emitters'
 os.environ['JAX_PLATFORMS'] = 'cpu'
-if FLAGS not in os.environ.get('XLA_FLAGS', ''):
-    os.environ['XLA_FLAGS'] = f'{os.environ.get("XLA_FLAGS", "")} {FLAGS}'
-# Most tests compile the same few programs again: let them, and all processes that they start, find each other's.
-if 'SINKLAB_TESTS_COMPILED' not in os.environ:
-    os.environ['SINKLAB_TESTS_COMPILED'] = tempfile.mkdtemp()
-    atexit.register(shutil.rmtree, os.environ['SINKLAB_TESTS_COMPILED'], ignore_errors=True)
-os.environ['JAX_COMPILATION_CACHE_DIR'] = os.environ['SINKLAB_TESTS_COMPILED']
-os.environ['JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS'] = '0.1'
 
 import jax
 import numpy as np
@@ -30,7 +19,20 @@ from sinklab.parse import parse
 from sinklab.spec import PAIRS, Attention, Spec
 from sinklab.train import state
 
+# Tests compile for minutes and compute for seconds. Older emitters, where there are some (jax 0.10), take a third of
+# those minutes; an extra option that is unknown is passed over.
+FLAGS = '--xla_backend_optimization_level=0 --xla_backend_extra_options=xla_cpu_disable_new_fusion_emitters'
+os.environ['XLA_FLAGS'] = f'{os.environ.get("XLA_FLAGS", "")} {FLAGS}'
 jax.config.update('jax_num_cpu_devices', 4)
+# Most tests compile the same few programs again: let them, and the processes that they start, find each other's.
+if 'SINKLAB_TESTS_COMPILED' not in os.environ:
+    os.environ['SINKLAB_TESTS_COMPILED'] = tempfile.mkdtemp()
+    atexit.register(shutil.rmtree, os.environ['SINKLAB_TESTS_COMPILED'], ignore_errors=True)
+for name, value in dict(
+    jax_compilation_cache_dir=os.environ['SINKLAB_TESTS_COMPILED'], jax_persistent_cache_min_compile_time_secs=0.1
+).items():
+    os.environ[name.upper()] = str(value)
+    jax.config.update(name, value)
 
 OPERATIONS = [(similarity, normalizer) for similarity, normalizers in PAIRS.items() for normalizer in normalizers]
 

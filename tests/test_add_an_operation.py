@@ -29,21 +29,41 @@ for row in ('softplus', 'softplus_unnormalized'):
 """
 
 
-@pytest.mark.slow
-@pytest.mark.skipif(shutil.which('git') is None, reason='the edits of the page are applied by git, which is not here')
-def test_the_page_adds_an_operation_that_trains_probes_and_sweeps(tmp_path):
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(
+        shutil.which('git') is None, reason='the edits of the page are applied by git, which is not here'
+    ),
+]
+
+
+@pytest.fixture
+def tree(tmp_path):
+    """A copy of this tree with the edits of the page."""
     tree = copy(tmp_path / 'sinklab')
     assert blocks('diff')
     for edit in blocks('diff'):
         ran(tree, 'git apply --verbose -', edit)
-    commands = [line for block in blocks('sh') for line in block.splitlines()]
-    for verb in ('pytest', 'sinklab rows', 'sinklab train', 'sinklab sweep'):
-        assert any(f'{verb} ' in command for command in commands), f'the page does without {verb}'
-    for command in commands:
-        ran(tree, command)
+    return tree
+
+
+def test_the_page_adds_an_operation_whose_rows_are_listed_and_whose_weights_are_the_formulas(tree):
+    assert all(row in ran(tree, commands('sinklab rows')[0]) for row in ('softplus', 'softplus_unnormalized'))
     check_weights(tree)
+
+
+@pytest.mark.exhaustive
+def test_the_page_adds_an_operation_that_is_tested_trains_probes_and_sweeps(tree):
+    for verb in ('pytest', 'sinklab rows', 'sinklab train', 'sinklab sweep'):
+        assert commands(verb), f'the page does without {verb}'
+    for command in commands():
+        ran(tree, command)
     check_run(tree / 'runs' / 'softplus')
     check_sweep(tree / 'runs' / 'sweep')
+
+
+def commands(verb=''):
+    return [line for block in blocks('sh') for line in block.splitlines() if f'{verb} ' in line]
 
 
 def blocks(kind):

@@ -24,12 +24,21 @@ def test_chunks_are_the_definition_under_every_mask_with_columns_and_alibi(opera
 
 
 PRECISIONS = {'float32': (jnp.float32, 5e-5), 'bfloat16': (jnp.bfloat16, 1.5e-2)}
+WIDTHS = 64, 96, 128
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize('precision', PRECISIONS)
-@pytest.mark.parametrize('width', [64, 96, 128])
-@pytest.mark.parametrize('operation', KERNELS, ids='-'.join)
+def cases():
+    """Every operation in both precisions, at widths that take turns; all three of them are exhaustive."""
+    for number, operation in enumerate(KERNELS):
+        for shift, precision in enumerate(PRECISIONS):
+            for width in WIDTHS:
+                mark = pytest.mark.slow if width == WIDTHS[(number + shift) % 3] else pytest.mark.exhaustive
+                yield pytest.param(
+                    operation, width, precision, id=f'{"-".join(operation)}-{width}-{precision}', marks=mark
+                )
+
+
+@pytest.mark.parametrize(('operation', 'width', 'precision'), cases())
 def test_kernels_are_the_definition_under_every_mask_with_columns_and_alibi(operation, width, precision):
     dtype, atol = PRECISIONS[precision]
     bias = lambda slope_H: alibi(slope_H, columns=1)  # noqa: E731

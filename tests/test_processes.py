@@ -54,12 +54,22 @@ def trained(count, folder, last, config):
     return [json.loads(Path(f'{folder}-{count}-{last}-{number}.json').read_text()) for number in range(count)]
 
 
-@pytest.mark.slow
-def test_any_number_of_processes_reads_the_same_global_batches_and_a_run_goes_on_with_another_one(config, tmp_path):
-    whole = trained(1, tmp_path / 'whole', 7, config)[0]
-    assert len(set(whole['batches'].values())) == 7
+# One run, saved and gone on with: how many processes, up to which step.
+STAGES = [
+    pytest.param(((2, 3), (1, 5)), id='2-1', marks=pytest.mark.slow),
+    pytest.param(((2, 3), (4, 6), (1, 7)), id='2-4-1', marks=pytest.mark.exhaustive),
+]
+
+
+@pytest.mark.parametrize('stages', STAGES)
+def test_any_number_of_processes_reads_the_same_global_batches_and_a_run_goes_on_with_another_one(
+    stages, config, tmp_path
+):
+    steps = stages[-1][1]
+    whole = trained(1, tmp_path / 'whole', steps, config)[0]
+    assert len(set(whole['batches'].values())) == steps
     first = 0
-    for count, last in ((2, 3), (4, 6), (1, 7)):  # one run, saved and gone on with
+    for count, last in stages:
         for number, process in enumerate(trained(count, tmp_path / 'changing', last, config)):
             steps = [str(step) for step in range(first + 1, last + 1)]
             assert process['batches'] == {step: whole['batches'][step] for step in steps}

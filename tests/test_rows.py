@@ -1,67 +1,103 @@
 """Every row of every table trains and is probed, and none but those with a prefix looks ahead."""
 
 import dataclasses
+import functools
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
 import pytest
+from conftest import drawn
 from flax import nnx
 from test_tables import ROWS
 
 from sinklab import sharding
 from sinklab.data.batches import sequences
-from sinklab.model.transformer import Transformer
 from sinklab.parse import parse
 from sinklab.spec import Hardware
 from sinklab.train import probe, state, step
+from sinklab.train.optimizer import transformation
 
 SPECS = {f'{module.__name__}:{row}': parse(module.get_config(row, 'smoke').to_dict()) for module, row in ROWS}
-MODELS = {spec.model: name for name, spec in reversed(SPECS.items())}
-DOCUMENT = dict(start_BT=jnp.array([[0] * 6 + [6] * 10]))
+
+
+def distinct(part):
+    """{name: spec} of the first row of each value of a part of its spec."""
+    return {name: SPECS[name] for name in {part(spec): name for name, spec in reversed(SPECS.items())}.values()}
+
+
+def program(spec):
+    """What the compiled functions of a row depend on, but for numbers of its optimizer: those have a test below."""
+    return spec.model, spec.probe, spec.data.length, spec.optimizer.name, spec.optimizer.batch_size
+
+
+def reading(spec, corpus):
+    return dataclasses.replace(spec, data=dataclasses.replace(spec.data, source=corpus))
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize('name', SPECS)
+@pytest.mark.parametrize('name', distinct(program))
 def test_a_row_takes_steps_and_a_probe(name, corpus):
-    spec = SPECS[name]
-    spec = dataclasses.replace(
-        spec,
-        data=dataclasses.replace(spec.data, source=corpus),
-        optimizer=dataclasses.replace(spec.optimizer, weight_decay=0.0),  # it would move what has no gradient
-    )
+    spec = reading(SPECS[name], corpus)
+    undecayed = dataclasses.replace(spec.optimizer, weight_decay=0.0)  # it would move what has no gradient
+    spec = dataclasses.replace(spec, optimizer=undecayed)
     data, mesh = sequences(spec), sharding.mesh(Hardware())
     one, other = (data.batches.rows(step, range(spec.optimizer.batch_size)) for step in range(2))
     with jax.set_mesh(mesh):
-        first = state.create(spec, mesh)
-        before = jax.device_get(first)
+        now = state.create(spec, mesh)
+        before = jax.device_get(now['params'])
         advance = step.train_step(spec, Hardware(), mesh)
-        after, _ = advance(first, one)  # where there is a warm-up, its rate is 0
-        after, numbers = advance(after, other)
-        observed = probe.observer(spec, mesh)(after['params'], data.probe_PT)
-    found = numbers | probe.numbers(observed, spec, data.triggered(data.probe_PT))
+        now, _ = advance(now, one)  # where there is a warm-up, its rate is 0
+        now, numbers = advance(now, other)
+        observed = probe.observer(spec, mesh)(now['params'], data.probe_PT)
+    found = jax.device_get(numbers) | probe.numbers(observed, spec, data.triggered(data.probe_PT))
     assert all(np.isfinite(value) for value in found.values())
     column = spec.model.columns in ('sink_token', 'k', 'kv', 'logit')
     assert ('sink/star' in found) == (column or spec.model.attention.normalizer == 'plus_one')
     assert {'train/loss', 'sink/1', 'alpha/1', 'mass/row', 'norm/ratio/01'} <= set(found)
-    moved = jax.tree.map(lambda one, other: bool((one != other).any()), before['params'], after['params'])
+    moved = jax.tree.map(lambda one, other: bool((one != other).any()), before, jax.device_get(now['params']))
     assert all(jax.tree.leaves(moved)), moved
 
 
+@pytest.mark.parametrize('name', distinct(lambda spec: spec.data))
+def test_the_data_of_a_row_are_batches_and_a_probe_of_its_ids(name, corpus):
+    spec = reading(SPECS[name], corpus)
+    data, size = sequences(spec), spec.optimizer.batch_size
+    ids_BT = data.batches.rows(0, range(size))
+    assert ids_BT.shape == (size, spec.data.length + 1)
+    assert data.probe_PT.shape == (spec.probe.sequences, spec.probe.length)
+    for ids in (np.where(ids_BT < 0, ~ids_BT, ids_BT), data.probe_PT):
+        assert 0 <= ids.min() < ids.max() < spec.model.vocabulary
+
+
+@pytest.mark.parametrize('name', distinct(lambda spec: spec.optimizer))
+def test_the_optimizer_of_a_row_takes_steps_downhill(name):
+    """Within its warm-up and after it, from where decay alone would move nothing."""
+    optimizer = SPECS[name].optimizer
+    transform, params = transformation(optimizer), dict(weight=jnp.zeros((2, 3)))
+    gradient, now = dict(weight=jnp.ones((2, 3))), transform.init(params)
+    for _ in range(optimizer.warmup_steps + 1):
+        updates, now = transform.update(gradient, now, params)
+        params = optax.apply_updates(params, updates)
+    assert (params['weight'] < 0).all()
+    assert np.isfinite(params['weight']).all()
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize('model', MODELS, ids=MODELS.get)
-def test_a_row_is_causal_but_for_its_prefix(model):
-    graph, params = nnx.split(Transformer(model, 16, nnx.Rngs(0)))
-    params = nnx.to_pure_dict(params)
-    where = DOCUMENT if model.mask.document else {}
-
-    def logit(embedding_VD, at):
-        built = nnx.merge(graph, params | {'embedding_VD': embedding_VD})
-        return built(jnp.arange(16)[None], **where)[0][0, at].sum()
-
-    with jax.disable_jit():
-        for at in ((model.mask.prefix or 1) - 1, 11):
-            moved = np.abs(jax.grad(logit)(params['embedding_VD'], at)[:16]).max(-1)
-            assert moved[at] > 0
-            assert (moved[max(at + 1, model.mask.prefix or 0) :] == 0).all()
-            assert (moved[: model.mask.prefix or 0] > 0).all()
+@pytest.mark.parametrize('name', distinct(lambda spec: spec.model))
+def test_a_row_is_causal_but_for_its_prefix(name):
+    """What another id at one place changes, bit for bit: that place, later ones, and from a prefix all of it."""
+    spec = dataclasses.replace(SPECS[name], data=dataclasses.replace(SPECS[name].data, length=16))
+    graph, params = state.architecture(spec)[0], drawn(spec)
+    where = dict(start_BT=jnp.array([[0] * 6 + [6] * 10])) if spec.model.mask.document else {}
+    run = jax.jit(lambda params, ids_T: nnx.merge(graph, params)(ids_T[None], **where)[0][0])
+    logits = functools.partial(run, params)
+    ids_T, places, prefix = np.arange(16), np.arange(16), spec.model.mask.prefix or 0
+    plain_TV = logits(ids_T)
+    changed_TT = np.array([(logits(np.where(places == at, 99, ids_T)) != plain_TV).any(-1) for at in places])
+    seen_TT = (places[:, None] <= places) | (places[:, None] < prefix) & (places < prefix)
+    assert not changed_TT[~seen_TT].any()
+    assert changed_TT.diagonal().all()
+    assert changed_TT[:prefix, : max(prefix, 1)].all()
+    assert changed_TT[:prefix, 11].all()
