@@ -150,8 +150,8 @@ def test_chunks_add_gradients_of_keys_in_float32():
 CASES = {**OPTIONS, **COMBINATIONS}
 DRAWS = 4
 # Of what a parameter makes, in two layers: itself, what it multiplies, their product, its activation, what gates it,
-# the norm, the head's sum, the stream. Independent roundings add up as their root.
-ROUNDINGS = 16
+# the norm twice, the head's sum, the stream. Independent roundings add up as their root.
+ROUNDINGS = 20
 SOME = ('exp-sum', 'softpick-sum', 'sigmoid-none', 'identity-clamped', 'kv', 'logit', 'sink token', 'v', 'norm post')
 SOME += ('position learned', 'position relative_t5', 'position alibi')
 
