@@ -1,6 +1,6 @@
 """What bfloat16 does to the gradient of each parameter, over many sequences that begin with the same token.
 
-    python benchmarks/gradients.py [--sequences=4096] [--part=8]
+    python benchmarks/gradients.py [--sequences=4096] [--part=8] [--models='logit, post;v, mlp']
 
 Sums: the gradient of the whole batch against the mean, in float64, of those of its parts. A part adds few numbers, so
 that sums of many in few digits show. Rounding: the same gradient against that of the model in float32. Both are the
@@ -102,11 +102,13 @@ def main() -> None:
     arguments = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     arguments.add_argument('--sequences', type=int, default=4096)
     arguments.add_argument('--part', type=int, default=8)
+    arguments.add_argument('--models', default=';'.join(MODELS))
     asked = arguments.parse_args()
     print(f'{platform.processor() or platform.machine()}, {os.cpu_count()} cores, python {platform.python_version()}')
     print(json.dumps(versions(('jax', 'jaxlib', 'flax'))))
     print(f'{"model":15} {"parameter":42} {"sums":>8} {"rounding":>8}')
-    for name, changes in MODELS.items():
+    for name in asked.models.split(';'):
+        changes = MODELS[name]
         rounded = rounding(changes, asked.sequences)
         for parameter, summed in sums(changes, asked.sequences, asked.part).items():
             print(f'{name:15} {parameter:42} {summed:8.1e} {rounded[parameter]:8.1e}')

@@ -83,12 +83,13 @@ def probed(spec: Spec) -> Callable[[], float]:
     mesh = sharding.mesh(HARDWARE)
     with jax.set_mesh(mesh):
         params = state.create(spec, mesh)['params']
-        ids_PT = step.put(sequences(spec).probe_PT, mesh)
-        observe = probe.observer(spec, mesh).lower(params, ids_PT).compile()
+        ids_PT, observe = sequences(spec).probe_PT, probe.observer(spec, mesh)
+        observe(params, ids_PT)
 
     def timed() -> float:
         start = time.perf_counter()
-        observed = jax.device_get(observe(params, ids_PT))
+        with jax.set_mesh(mesh):
+            observed = observe(params, ids_PT)
         probe.numbers(observed, spec)
         with tempfile.TemporaryDirectory() as folder:
             probe.save(Path(folder) / '1.npz', observed)

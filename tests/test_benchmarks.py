@@ -102,3 +102,23 @@ def test_what_needs_no_gpu_is_timed_and_the_rest_is_left_out_with_its_reason(tol
     assert text.count('TFLOP/s') == len(found)
     for name in ('cuDNN softmax', 'our softmax', 'our sigmoid'):
         assert len(re.findall(rf'{name} +left out: .+', text)) >= 2
+
+
+@pytest.mark.slow
+def test_gradients_tell_their_sums_and_roundings_by_parameter(told):
+    text = told('gradients', '--sequences=16', '--part=8', '--models=logit, post')
+    lines = re.findall(rf'^(logit, post) +([\w.]+) +({NUMBER}e{NUMBER}) +({NUMBER}e{NUMBER})$', text, re.MULTILINE)
+    assert {'embedding_VD', 'blocks.attention.columns.score_H'} < {name for _, name, *_ in lines}
+    assert all(float(sums) < float(rounding) for *_, sums, rounding in lines)
+
+
+@pytest.mark.slow
+def test_a_start_is_told_by_its_parts_cold_and_warm(told):
+    text = told('start', '--rounds=1')
+    spread = rf'({NUMBER}) \({NUMBER} to {NUMBER}\)'
+    found = {
+        name: (float(cold), float(warm))
+        for name, cold, warm in re.findall(rf'^(\w[\w ]+?) +cold +{spread}  warm +{spread}$', text, re.M)
+    }
+    assert {'imports', 'data', 'initial state', 'validation', 'probe', 'step', 'checkpoints'} < found.keys()
+    assert all(first < end for first, end in zip(found['first step'], found['end'], strict=True))
