@@ -1,0 +1,58 @@
+"""Batches and devices: every sequence on some device, none of them on all."""
+
+import jax
+import numpy as np
+import pytest
+from conftest import drawn, tiny
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from sinklab import sharding
+from sinklab.spec import Hardware
+from sinklab.train import step
+
+
+@settings(max_examples=200, deadline=None)
+@given(st.integers(1, 900), st.integers(1, 64), st.integers(1, 16))
+def test_parts_are_equal_divide_over_the_devices_and_lose_nothing(sequences, per_device, ways):
+    ids_NT = np.arange(2 * sequences).reshape(-1, 2)
+    parts = step.equal(ids_NT, per_device * ways, ways)
+    (rows,) = {len(part) for part in parts}
+    assert rows % ways == 0
+    assert rows <= per_device * ways
+    joined_NT = np.concatenate(parts)
+    np.testing.assert_array_equal(joined_NT[:sequences], ids_NT)
+    assert (joined_NT[sequences:] == -1).all(), 'what fills up is not to be predicted'
+    assert len(joined_NT) - sequences < len(parts) * ways, 'and no more of it than needed'
+
+
+def test_a_batch_that_does_not_divide_is_an_error_and_not_laid_on_every_device():
+    mesh = sharding.mesh(Hardware(data=2, fsdp=2))
+    assert sharding.of_batch(mesh, (8, 17)).shard_shape((8, 17)) == (2, 17)
+    with pytest.raises(ValueError, match='a batch of 6 sequences cannot be divided over 4 devices'):
+        sharding.of_batch(mesh, (6, 17))
+    with jax.set_mesh(mesh), pytest.raises(ValueError, match='a batch of 6'):
+        jax.jit(lambda x: sharding.place(x, 'batch', None))(np.zeros((6, 17)))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize('loss', ['all', 'assistant'])
+def test_validation_that_does_not_divide_is_one_program_and_the_plain_mean(loss):
+    """11 windows in batches of 8 over 4 devices; of a chat, some tokens are not predicted."""
+    spec = tiny(optimizer__batch_size=8, **({} if loss == 'all' else dict(data__loss=loss, data__source='chat:x')))
+    mesh, params = sharding.mesh(Hardware(data=4)), drawn(spec)
+    rng = np.random.default_rng(0)
+    ids_NT = rng.integers(0, 300, (11, 17)).astype(np.int32)
+    if loss == 'assistant':
+        ids_NT = np.where(rng.uniform(size=ids_NT.shape) < 0.3, ~ids_NT, ids_NT)
+    read_NT = np.where(ids_NT < 0, ~ids_NT, ids_NT)
+    loss_NT, _ = step.tokenwise(spec, sharding.mesh(Hardware()))(params, read_NT)
+    asked = []
+    jax.monitoring.register_event_duration_secs_listener(
+        lambda event, _, **more: asked.append(more.get('fun_name')) if 'backend_compile' in event else None
+    )
+    with jax.set_mesh(mesh):
+        found = step.evaluation(spec, Hardware(data=4), mesh)(params, ids_NT)
+    assert len(asked) == 1, asked
+    expected = np.mean(np.asarray(loss_NT), where=ids_NT[:, 1:] >= 0)
+    np.testing.assert_allclose(found['valid/loss'], expected, rtol=1e-5)
