@@ -4,6 +4,7 @@ import os
 import shutil
 import subprocess
 import tempfile
+from collections.abc import Iterable
 
 os.environ['JAX_PLATFORMS'] = 'cpu'
 
@@ -35,6 +36,20 @@ for name, value in dict(
     jax.config.update(name, value)
 
 OPERATIONS = [(similarity, normalizer) for similarity, normalizers in PAIRS.items() for normalizer in normalizers]
+# Some of them, in which every similarity occurs, and every normalizer.
+COVERING = [
+    *(('exp', 'sum'), ('exp', 'plus_one'), ('softpick', 'sum'), ('sigmoid', 'none'), ('elu1', 'p_norm')),
+    *(('relu', 'count'), ('identity', 'clamped')),
+]
+
+
+def in_turn(pairs: Iterable[tuple]) -> list:
+    """Of the pairs of a product in which two values alternate, one for each of the first; the rest is exhaustive."""
+    return [
+        pytest.param(*pair, marks=pytest.mark.exhaustive if number % 4 in (1, 2) else ())
+        for number, pair in enumerate(pairs)
+    ]
+
 
 TINY = {
     'model.layers': 2,

@@ -62,7 +62,7 @@ def alibi(slope_H=SLOPES, columns=0):
 
 
 def compared(backend, operation, mask, arrays, bias=lambda: Bias(), columns=0, more=(), atol=5e-5):
-    """Output, statistics and gradients with respect to the arrays and what the bias is made of, near float32's."""
+    """(output, gradients), which are near float32's, as are statistics and gradients of what the bias is made of."""
     cotangent = np.random.default_rng(1).normal(size=(*arrays[0].shape[:3], arrays[2].shape[-1])).astype(np.float32)
 
     def total(arrays, more, backend):
@@ -84,6 +84,7 @@ def compared(backend, operation, mask, arrays, bias=lambda: Bias(), columns=0, m
         close(one, other, atol)
     for one, other in zip(our_d_more, d_more, strict=True):  # sums over all pairs
         close(one, other, 3 * atol)
+    return ours, our_d_arrays
 
 
 def close(ours, theirs, atol):

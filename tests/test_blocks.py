@@ -4,7 +4,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from conftest import attention
+from conftest import attention, in_turn
 from fusing import close, drawn, interpreted
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -43,8 +43,10 @@ def test_blocks_divide_what_a_length_is_padded_to(length):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize('length', [1025, 2049, 4096])
-@pytest.mark.parametrize('operation', [('exp', 'sum'), ('sigmoid', 'none')], ids='-'.join)
+@pytest.mark.parametrize(
+    ('length', 'operation'),
+    in_turn((length, pair) for length in (1025, 2049, 4096) for pair in (('exp', 'sum'), ('sigmoid', 'none'))),
+)
 def test_kernels_in_the_blocks_of_a_chip_are_the_definition(operation, length):
     """2304 queries in blocks of 256; and blocks of 1024 by 2048, in strips."""
     operation, arrays = attention(*operation), drawn(64, heads=1, groups=1, length=length)

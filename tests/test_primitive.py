@@ -4,7 +4,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from conftest import attention
+from conftest import attention, in_turn
 from fusing import HEADS, LENGTH, MASKS, alibi, close, drawn, every, interpreted
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
@@ -88,8 +88,10 @@ def races(run, *arrays) -> bool:
     return interpreter.races.races_found
 
 
-@pytest.mark.parametrize('mask', ['causal', 'documents'])
-@pytest.mark.parametrize('weigher', WEIGHERS)
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ('weigher', 'mask'), in_turn((weigher, mask) for weigher in WEIGHERS for mask in ('causal', 'documents'))
+)
 def test_kernels_have_no_race(weigher, mask):
     scores, mask = Scores(0.125, 0.0, None), MASKS[mask](LENGTH)
     run = lambda *arrays: primitive(tpu, scores, WEIGHERS[weigher], *arrays, mask, Bias())[0].sum()  # noqa: E731
@@ -113,8 +115,11 @@ def test_a_race_would_be_seen():
     assert races(run, jnp.ones((16, 128)))
 
 
-@pytest.mark.parametrize('axes', [(4, 1, 1), (2, 1, 2), (1, 2, 2)])
-@pytest.mark.parametrize('mask', ['causal', 'documents'])
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ('axes', 'mask'),
+    in_turn((axes, mask) for axes in ((4, 1, 1), (2, 1, 2), (1, 2, 2)) for mask in ('causal', 'documents')),
+)
 def test_kernels_under_a_mesh_give_what_they_give_without(axes, mask):
     mesh = jax.make_mesh(axes, ('data', 'fsdp', 'tensor'), axis_types=(AxisType.Auto,) * 3)
     operation, mask, arrays = attention('exp', 'plus_one'), MASKS[mask](LENGTH), drawn(64, batch=4)

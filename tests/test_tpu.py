@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from conftest import attention, tiny
+from conftest import attention, in_turn, tiny
 from jax.sharding import AxisType, Mesh, SingleDeviceSharding
 
 from sinklab import sharding, topology
@@ -52,25 +52,44 @@ def square(compiled):
     return compiled.memory_analysis().temp_size_in_bytes / LENGTH**2
 
 
+PRIMITIVES = ('exp', 'sum'), ('sigmoid', 'none')
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize('chip', ['v5e:2x2', 'v5p:2x2x1', 'v6e:2x2'])
-@pytest.mark.parametrize('operation', OPERATIONS, ids='-'.join)
+@pytest.mark.parametrize(
+    ('chip', 'operation'),
+    [
+        pytest.param(chip, operation, marks=() if number == at else pytest.mark.exhaustive)
+        for number, chip in enumerate(('v5e:2x2', 'v5p:2x2x1', 'v6e:2x2'))
+        for at, operation in enumerate(OPERATIONS)
+    ],
+)
 def test_kernels_compile_for_a_chip_without_a_square_matrix(chip, operation):
     assert square(compiled(chip, operation)) < 1
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(('width', 'dtype'), [(64, jnp.bfloat16), (96, jnp.bfloat16), (128, jnp.float32)])
-def test_kernels_of_every_width_and_precision_compile(width, dtype):
-    for operation in (('exp', 'sum'), ('sigmoid', 'none')):
-        assert square(compiled('v5e:2x2', operation, width=width, dtype=dtype)) < 1
+@pytest.mark.parametrize(
+    ('width_dtype', 'operation'),
+    in_turn(
+        (given, operation)
+        for given in ((64, jnp.bfloat16), (96, jnp.bfloat16), (128, jnp.float32))
+        for operation in PRIMITIVES
+    ),
+)
+def test_kernels_of_every_width_and_precision_compile(width_dtype, operation):
+    width, dtype = width_dtype
+    assert square(compiled('v5e:2x2', operation, width=width, dtype=dtype)) < 1
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(('curve', 'documents'), [('none', True), ('alibi', True), ('buckets', False)])
-def test_kernels_of_every_mask_and_curve_compile(curve, documents):
-    for operation in (('exp', 'sum'), ('sigmoid', 'none')):
-        assert square(compiled('v5e:2x2', operation, curve=curve, documents=documents)) < 1
+@pytest.mark.parametrize(
+    ('curve_documents', 'operation'),
+    in_turn((given, pair) for given in (('none', True), ('alibi', True), ('buckets', False)) for pair in PRIMITIVES),
+)
+def test_kernels_of_every_mask_and_curve_compile(curve_documents, operation):
+    curve, documents = curve_documents
+    assert square(compiled('v5e:2x2', operation, curve=curve, documents=documents)) < 1
 
 
 def test_the_whole_matrix_is_seen_by_the_measure_of_memory():
@@ -96,7 +115,7 @@ FIGURES = json.loads(COST.with_suffix('.json').read_text())
 KINDS = [f'{kind} {direction}' for kind in ('softmax', 'sigmoid') for direction in ('forward', 'backward')]
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive  # one of them is in test_benchmarks
 @pytest.mark.skipif(topology.version() != FIGURES['versions']['libtpu'], reason='the figures are of another libtpu')
 def test_kernels_cost_what_is_committed():
     command = [sys.executable, COST, '--check', '--chips=v6e', f'--kernels={",".join(KINDS)}']
