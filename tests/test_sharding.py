@@ -6,10 +6,11 @@ import pytest
 from conftest import drawn, tiny
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from jax._src import test_util as jtu
 
 from sinklab import sharding
 from sinklab.spec import Hardware
-from sinklab.train import step
+from sinklab.train import state, step
 
 
 @settings(max_examples=200, deadline=None)
@@ -47,12 +48,18 @@ def test_validation_that_does_not_divide_is_one_program_and_the_plain_mean(loss)
         ids_NT = np.where(rng.uniform(size=ids_NT.shape) < 0.3, ~ids_NT, ids_NT)
     read_NT = np.where(ids_NT < 0, ~ids_NT, ids_NT)
     loss_NT, _ = step.tokenwise(spec, sharding.mesh(Hardware()))(params, read_NT)
-    asked = []
-    jax.monitoring.register_event_duration_secs_listener(
-        lambda event, _, **more: asked.append(more.get('fun_name')) if 'backend_compile' in event else None
-    )
-    with jax.set_mesh(mesh):
+    with jax.set_mesh(mesh), jtu.count_jit_compilation_cache_miss() as compiled:
         found = step.evaluation(spec, Hardware(data=4), mesh)(params, ids_NT)
-    assert len(asked) == 1, asked
+    assert compiled() == 1
     expected = np.mean(np.asarray(loss_NT), where=ids_NT[:, 1:] >= 0)
     np.testing.assert_allclose(found['valid/loss'], expected, rtol=1e-5)
+
+
+@pytest.mark.slow
+def test_what_runs_once_is_made_of_the_same_bits_as_at_full_optimization():
+    spec = tiny()
+    program = jax.jit(lambda: state.initial(spec)).lower()
+    (quick,) = state.ONCE.values()
+    made = [program.compile(compiler_options=options)() for options in (quick, {'xla_backend_optimization_level': 3})]
+    for one, other in zip(*map(jax.tree.leaves, made), strict=True):
+        np.testing.assert_array_equal(one, other)

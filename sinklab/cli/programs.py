@@ -2,13 +2,17 @@
 
 import argparse
 import hashlib
+import importlib.util
 import os
 import platform
 from pathlib import Path
 
+from sinklab.record import Refusal
+
 NONE = 'none'
 # XLA's quickest: half the time of a start, and steps of twice or more.
 HASTE = '--xla_backend_optimization_level=0 --xla_backend_extra_options=xla_cpu_disable_new_fusion_emitters'
+ACCELERATORS = ('libtpu', 'jax_cuda12_plugin', 'jax_cuda13_plugin', 'jax_rocm7_plugin')
 HASTY = ('smoke',)  # sizes whose programs run for less time than they take to compile
 
 
@@ -21,9 +25,9 @@ def argument(verb: argparse.ArgumentParser) -> None:
 
 
 def hasten(size: str | None) -> None:
-    """Sizes that learn nothing are compiled in haste; to be said before jax is at work."""
+    """What learns nothing is compiled in haste, where jax knows the CPU alone; to be said before it is at work."""
     given = os.environ.get('XLA_FLAGS', '')
-    if size in HASTY and HASTE not in given:
+    if size in HASTY and '--xla_backend' not in given and not any(map(importlib.util.find_spec, ACCELERATORS)):
         os.environ['XLA_FLAGS'] = f'{given} {HASTE}'.strip()
 
 
@@ -36,9 +40,13 @@ class Programs:
         self.asked = self.found = 0
         self.folder = folder or jax.config.jax_compilation_cache_dir or str(usual())
         jax.monitoring.register_event_listener(self.hear)
+        if not folder and not writable(self.folder):
+            self.folder = NONE
         if self.folder == NONE:
             jax.config.update('jax_enable_compilation_cache', False)
             return
+        if not writable(self.folder):
+            raise Refusal(f'--compiled={folder} cannot be written; give another folder, or none')
         jax.config.update('jax_compilation_cache_dir', self.folder)
         jax.config.update('jax_persistent_cache_min_compile_time_secs', 0.0)
 
@@ -50,6 +58,14 @@ class Programs:
         if self.folder == NONE:
             return 'programs: all compiled, none kept'
         return f'programs: {self.asked - self.found} compiled, {self.found} found in {self.folder}'
+
+
+def writable(folder: str) -> bool:
+    try:
+        Path(folder).mkdir(parents=True, exist_ok=True)
+    except OSError:
+        return False
+    return os.access(folder, os.W_OK)
 
 
 def usual() -> Path:

@@ -166,7 +166,7 @@ def read(given: argparse.Namespace, rest: list[str], row: str, seed: int) -> Run
 
 
 def look(run: Run, hardware: Hardware) -> None:
-    """What its folder knows of a run; if that is not its end, all that `train` refuses without devices and data."""
+    """What its folder knows of a run; if that is not its end, what `train` refuses of its folder and its layout."""
     from sinklab.train import step
 
     if run.begun():

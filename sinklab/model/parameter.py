@@ -15,14 +15,23 @@ def spread(array: jax.Array, shape: tuple[int, ...], dtype: jnp.dtype) -> jax.Ar
     return jnp.broadcast_to(array, shape).astype(dtype)
 
 
-@functools.partial(jax.custom_vjp, nondiff_argnums=(0, 3))
 def product(equation: str, x: jax.Array, weight: jax.Array, dtype: jnp.dtype | None = None) -> jax.Array:
-    """einsum(equation, x, weight) in the dtype of x, given in `dtype` or that of x; d_weight is summed in float32."""
+    """einsum(equation, x, weight) of what is rounded to the dtype of x, given in `dtype` or that of x.
+
+    Its gradient is rounded to the dtype of x, too, before it is multiplied; that of the weight is summed in its own.
+    """
+    if x.dtype == weight.dtype:
+        return jnp.einsum(equation, x, weight, preferred_element_type=dtype)
+    return rounded(equation, x, weight, dtype)
+
+
+@functools.partial(jax.custom_vjp, nondiff_argnums=(0, 3))
+def rounded(equation, x, weight, dtype):
     return jnp.einsum(equation, x, weight.astype(x.dtype), preferred_element_type=dtype or x.dtype)
 
 
 def forward(equation, x, weight, dtype):
-    return product(equation, x, weight, dtype), (x, weight)
+    return rounded(equation, x, weight, dtype), (x, weight)
 
 
 def backward(equation, dtype, saved, d_y):
@@ -30,8 +39,8 @@ def backward(equation, dtype, saved, d_y):
     of_x, of_weight, of_y = equation.replace('->', ',').split(',')
     d_y = d_y.astype(x.dtype)
     d_x = jnp.einsum(f'{of_y},{of_weight}->{of_x}', d_y, weight.astype(x.dtype))
-    d_weight = jnp.einsum(f'{of_x},{of_y}->{of_weight}', x, d_y, preferred_element_type=jnp.float32)
+    d_weight = jnp.einsum(f'{of_x},{of_y}->{of_weight}', x, d_y, preferred_element_type=weight.dtype)
     return d_x, d_weight
 
 
-product.defvjp(forward, backward)
+rounded.defvjp(forward, backward)

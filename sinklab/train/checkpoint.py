@@ -8,10 +8,13 @@ import types
 import warnings
 from collections.abc import Iterator
 
+import jax
 from orbax.checkpoint import v1 as ocp
 
 from sinklab.folder import Folder
 from sinklab.record import Refusal
+
+HEALTHY = (MemoryError, PermissionError, TimeoutError, jax.errors.JaxRuntimeError)  # says nothing of a checkpoint
 
 
 class Checkpoints:
@@ -85,6 +88,8 @@ class Checkpoints:
         try:
             with quiet():
                 yield
+        except HEALTHY:
+            raise
         except Exception as error:  # of any kind: what a damaged file raises depends on where it is damaged
             earlier = [saved for saved in self.folder.saved() if saved < step]
             raise Refusal(

@@ -12,7 +12,7 @@ from sinklab.measure import activations, backcopy, sink
 from sinklab.model.columns import count
 from sinklab.record import Refusal
 from sinklab.spec import Spec
-from sinklab.train import step
+from sinklab.train import state, step
 from sinklab.train.forward import forward
 
 
@@ -46,11 +46,11 @@ def observer(spec: Spec, mesh: jax.sharding.Mesh) -> Callable[[dict, np.ndarray]
         seen = observed(captured.attention_BHTS, captured.columns, spec)
         return seen | dict(norm_LPT=activations.norms(captured.residual_BTD))
 
-    compiled = jax.jit(traced, out_shardings=sharding.replicated(mesh))
+    compiled = jax.jit(traced, out_shardings=sharding.replicated(mesh), compiler_options=state.rounded(spec))
 
     def observe(params: dict, ids_PT: np.ndarray) -> dict[str, np.ndarray]:
         (filled_PT,) = step.equal(ids_PT, len(ids_PT), sharding.ways(mesh))
-        seen = jax.device_get(compiled(params, step.put(filled_PT.clip(0), mesh)))
+        seen = jax.device_get(compiled(params, step.put(np.where(filled_PT < 0, ~filled_PT, filled_PT), mesh)))
         return {name: array if name == OF_ONE else array[:, : len(ids_PT)] for name, array in seen.items()}
 
     return observe

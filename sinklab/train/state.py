@@ -14,6 +14,11 @@ from sinklab.train.optimizer import transformation
 ONCE = {'cpu': {'xla_backend_optimization_level': 1}}
 
 
+# By default XLA leaves out roundings within what it fuses, and what it fuses depends on shapes: then a batch and its
+# parts, or two layouts, are rounded in other places.
+ROUNDED = {'bfloat16': {'xla_allow_excess_precision': False}}
+
+
 @functools.cache
 def architecture(spec: spec.Spec) -> tuple[nnx.GraphDef, nnx.State]:
     """(structure, abstract parameters): nnx.merge(structure, params) is the model again."""
@@ -51,6 +56,11 @@ def shardings(spec: spec.Spec, mesh: jax.sharding.Mesh) -> dict:
 def shapes(spec: spec.Spec) -> dict:
     """Shape and dtype of every leaf."""
     return jax.eval_shape(lambda: initial(spec))
+
+
+def rounded(spec: spec.Spec) -> dict[str, bool] | None:
+    """Options of a compiler, by which intermediates are rounded as the program says."""
+    return ROUNDED.get(spec.model.dtype)
 
 
 def names(path: tuple) -> tuple[str, ...]:

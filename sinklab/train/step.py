@@ -121,12 +121,14 @@ def train_step(spec: Spec, hardware: Hardware, mesh: jax.sharding.Mesh, backend:
         return dict(step=state['step'] + 1, params=params, opt_state=opt_state), numbers
 
     where = state.shardings(spec, mesh)
-    return jax.jit(step, donate_argnums=0, out_shardings=(where, sharding.replicated(mesh)))
+    places, options = (where, sharding.replicated(mesh)), state.rounded(spec)
+    return jax.jit(step, donate_argnums=0, out_shardings=places, compiler_options=options)
 
 
 def evaluation(spec: Spec, hardware: Hardware, mesh: jax.sharding.Mesh, backend: str = 'chunked') -> Callable:
     """valid(params, ids_NT, trigger_NT) -> {valid/loss}, over all tokens; with triggers, each kind apart as well."""
-    loss = jax.jit(loss_of(spec, backend=backend), out_shardings=sharding.replicated(mesh))
+    how = dict(out_shardings=sharding.replicated(mesh), compiler_options=state.rounded(spec))
+    loss = jax.jit(loss_of(spec, backend=backend), **how)
     by_token = tokenwise(spec, mesh, backend)
     most = hardware.micro_batch or spec.optimizer.batch_size
 
@@ -154,7 +156,7 @@ def tokenwise(spec: Spec, mesh: jax.sharding.Mesh, backend: str = 'chunked') -> 
         loss_BT = optax.softmax_cross_entropy_with_integer_labels(logits_BTV, ids_BT[:, 1:])
         return loss_BT, logits_BTV.argmax(-1) == ids_BT[:, 1:]
 
-    return jax.jit(by_token, out_shardings=sharding.replicated(mesh))
+    return jax.jit(by_token, out_shardings=sharding.replicated(mesh), compiler_options=state.rounded(spec))
 
 
 def equal(ids_NT: np.ndarray, most: int, ways: int) -> list[np.ndarray]:
