@@ -52,7 +52,10 @@ def named(name, menu, kind):
 
 def assign(config, path, value):
     known(path, list(flat(config)))
-    config.update_from_flattened_dict({path: value})
+    try:
+        config.update_from_flattened_dict({path: value})
+    except TypeError as error:
+        raise ValueError(f'{path} is {value!r}, where a value is like {reading(config, path)!r}') from error
 
 
 def known(path, fields):

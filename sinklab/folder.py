@@ -90,7 +90,11 @@ class Folder:
 
     def read(self, name: str) -> dict:
         """config, row or environment."""
-        return json.loads((self.path / f'{name}.json').read_text(encoding='utf-8'))
+        file = self.path / f'{name}.json'
+        try:
+            return json.loads(file.read_text(encoding='utf-8'))
+        except ValueError as error:
+            raise Refusal(f'{file} is damaged ({error}); bring it back, or give a new --workdir') from error
 
     def attempts(self) -> list[dict]:
         """(step, attention) of every attempt at this run; nothing of what cannot be read."""
@@ -152,6 +156,14 @@ class Folder:
     def saved(self) -> list[int]:
         """The steps of the finished checkpoints."""
         return sorted(int(path.name) for path in self.checkpoints.glob('*') if path.name.isdigit())
+
+    def check_end(self, step: int) -> None:
+        """Refuses a finished run that has lost what was measured at its end."""
+        if not any(record['step'] == step and 'valid/loss' in record for record in self.records()):
+            raise Refusal(
+                f'{self.path / "metrics.jsonl"} has lost what was measured at step {step}, the last one; delete '
+                f'{self.checkpoints / str(step)}, and the run ends anew'
+            )
 
     def seconds(self, step: int) -> float:
         """What the run had taken when it came to a step."""

@@ -58,6 +58,7 @@ def refused(capsys, *arguments):
         (['--config.data.source=text:/nowhere/*.txt'], 'matches no file'),
         (['--config.data.source=web:x'], 'sources: stdlib, text:GLOB'),
         (['--data=3'], 'cannot be divided over 3 devices'),
+        (['--config.optimizer.batch_size=1000000000'], 'holds at least 61035.2 GiB on a device'),
         (['--attention=tpu'], 'it is for tpu, and the devices here are cpu; here are auto, dense, chunked'),
         (['--attention=flash'], '--attention=flash is unknown; it is one of auto, dense, chunked, tpu, gpu, cudnn'),
         (['--data=0'], '--data=0 must be a whole number of at least 1'),

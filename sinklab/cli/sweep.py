@@ -171,7 +171,7 @@ def look(run: Run, hardware: Hardware) -> None:
 
     if run.begun():
         if run.folder.saved()[-1:] == [run.spec.optimizer.steps]:
-            run.outcome = 'done'
+            run.outcome, run.reason = ended(run)
             return
         path = run.folder.path / 'outcome.json'
         if path.exists() and (before := run.folder.read('outcome'))['outcome'] == 'diverged':
@@ -182,6 +182,15 @@ def look(run: Run, hardware: Hardware) -> None:
         step.check(run.spec, hardware)
     except Refusal as refusal:
         run.outcome, run.reason = 'refused', str(refusal)
+
+
+def ended(run: Run) -> tuple[str, str]:
+    """(outcome, reason) of a run whose last step is saved."""
+    try:
+        run.folder.check_end(run.spec.optimizer.steps)
+    except Refusal as refusal:
+        return 'refused', str(refusal)
+    return 'done', ''
 
 
 def laid(hardware: Hardware) -> list[str]:

@@ -74,6 +74,7 @@ def check(spec: Spec, hardware: Hardware, folder: Folder) -> jax.sharding.Mesh:
     step.check(spec, hardware)
     mesh = sharding.mesh(hardware)
     probe.check(spec, memory())
+    step.check_memory(spec, hardware, memory())
     saved, copies = folder.saved(), spec.checkpoint.keep + 1  # one more while the newest is being written
     needed = max(0, copies - len(saved)) * state.size(state.abstract(spec, mesh))
     existing = next(path for path in (folder.path.absolute(), *folder.path.absolute().parents) if path.exists())
@@ -117,6 +118,7 @@ class Run:
     def train(self) -> None:
         first = self.checkpoints.latest() or 0
         if self.last(first):
+            self.folder.check_end(first)
             return
         self.stopwatch = Stopwatch(self.folder.seconds(first))
         with contextlib.closing(Metrics(self.folder)) as self.metrics, signals() as received:

@@ -40,6 +40,18 @@ def check(spec: Spec, hardware: Hardware) -> None:
             raise Refusal(f'config.model.{field} is {value}, which --{axis}={parts} does not divide')
 
 
+def check_memory(spec: Spec, hardware: Hardware, memory: int) -> None:
+    """Refuses a batch of which a device could not even hold the stream between its layers."""
+    model, micro = spec.model, hardware.micro_batch or spec.optimizer.batch_size
+    tokens = micro * spec.data.length // (hardware.data * hardware.fsdp)
+    least = tokens * model.layers * model.width * jnp.dtype(model.dtype).itemsize
+    if least > memory:
+        raise Refusal(
+            f'a step of {micro} sequences holds at least {least / 2**30:.1f} GiB on a device of '
+            f'{memory / 2**30:.1f} GiB; lower config.optimizer.batch_size, or give --micro_batch'
+        )
+
+
 def attention(spec: Spec, hardware: Hardware) -> fused.Choice:
     """What will compute attention here, chosen once; raises Refusal."""
     return fused.choose(hardware.attention, jax.default_backend(), case(spec.model, spec.data.length))

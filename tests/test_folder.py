@@ -1,0 +1,40 @@
+"""The run folder: what is damaged in it is said, and nothing old is taken for its end."""
+
+import json
+
+import pytest
+from conftest import tiny
+
+from sinklab.cli import sweep
+from sinklab.folder import Folder
+from sinklab.record import Refusal
+
+
+@pytest.fixture
+def folder(tmp_path):
+    """Of a run whose 8 steps are done."""
+    folder, spec = Folder(tmp_path / 'run'), tiny()
+    folder.claim(spec, {})
+    (folder.checkpoints / '8').mkdir(parents=True)
+    records = [{'step': step, 'seconds': 1.0, 'valid/loss': loss} for step, loss in ((0, 5.9), (8, 5.1))]
+    (folder.path / 'metrics.jsonl').write_text(''.join(json.dumps(record) + '\n' for record in records))
+    return folder
+
+
+def test_a_run_that_has_lost_the_numbers_of_its_end_is_not_done(folder):
+    run = sweep.Run('softmax', 0, folder, None, tiny())
+    assert sweep.ended(run) == ('done', '')
+    metrics = folder.path / 'metrics.jsonl'
+    metrics.write_bytes(metrics.read_bytes()[:-20])
+    with pytest.raises(Refusal, match=r'has lost what was measured at step 8, the last one; delete .*checkpoints/8'):
+        folder.check_end(8)
+    outcome, reason = sweep.ended(run)
+    assert outcome == 'refused'
+    assert 'has lost what was measured' in reason
+
+
+def test_a_damaged_config_is_named(folder):
+    folder.check(tiny())
+    (folder.path / 'config.json').write_text('{"a":')
+    with pytest.raises(Refusal, match=r'config\.json is damaged .* bring it back, or give a new --workdir'):
+        folder.check(tiny())
