@@ -39,6 +39,7 @@ def test_a_causal_window_is_given_to_cudnn_as_one():
         cudnn.window(masks.prefix(8, 3))
 
 
+@pytest.mark.slow
 def test_a_kernel_that_computes_something_else_is_passed_over_and_said(monkeypatch):
     case = fused.Case(attention('exp', 'p_norm'), 384, 2, 64, 64, 'bfloat16', columns=1, curve=True, mask='window')
     with interpreted():

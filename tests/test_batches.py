@@ -19,6 +19,7 @@ def plain_windows(count):
     return Intervened(Windows([Array(np.arange(17 * count))], 16, 'training'), tiny().data, 300, fix=True)
 
 
+@pytest.mark.slow
 @settings(max_examples=20, deadline=None)
 @given(st.integers(1, 9), st.integers(0, 5), st.integers(0, 40))
 def test_a_batch_is_a_pure_function_of_seed_and_step(batch_size, seed, step):
@@ -29,6 +30,7 @@ def test_a_batch_is_a_pure_function_of_seed_and_step(batch_size, seed, step):
     np.testing.assert_array_equal(one.rows(step, rows), other.rows(step, rows))
 
 
+@pytest.mark.slow
 @settings(max_examples=40, deadline=None)
 @given(
     length=st.integers(1, 30),
@@ -89,6 +91,7 @@ def test_an_epoch_shows_every_window_once_and_the_next_one_in_another_order():
     assert batches.rows(0, range(4)).tolist() != other.rows(0, range(4)).tolist()
 
 
+@pytest.mark.slow
 @settings(max_examples=20, deadline=None)
 @given(st.floats(0.05, 0.95), st.integers(0, 3))
 def test_a_mixture_has_its_shares_and_counts_the_epochs_of_each(share, seed):

@@ -16,6 +16,7 @@ from sinklab.attend.bias import Bias
 intervals = st.lists(st.tuples(st.integers(0, 64), st.integers(0, 64)), min_size=64, max_size=64)
 
 
+@pytest.mark.slow
 @settings(max_examples=50, deadline=None)
 @given(intervals, st.sampled_from([(8, 8), (16, 8), (8, 32), (64, 64)]), st.booleans())
 def test_a_plan_visits_what_is_seen_and_masks_what_is_seen_in_part(pairs, block, transposed):

@@ -70,6 +70,7 @@ def built(tmp_path_factory):
     return alone(f'import sys; sys.path.insert(0, {str(folder)!r}); import stories.stories_dataset_builder')
 
 
+@pytest.mark.slow
 def test_every_example_is_a_document_without_tensorflow(built):
     found = json.loads(alone(READER, f'tfds:{built}:train#domain=kind'))
     assert sorted(text for _, text, _, _ in found) == sorted(TEXTS)

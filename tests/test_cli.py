@@ -211,6 +211,7 @@ def test_a_config_is_found_from_any_folder(tmp_path, monkeypatch):
         load('quickstart.py:softmax', [])
 
 
+@pytest.mark.slow
 def test_train_then_report(capsys, tmp_path, config):
     assert main(['train', f'--config={config}', f'--workdir={tmp_path}/run', '--tensorboard']) == 0
     assert 'step 8, valid loss' in capsys.readouterr().err
@@ -231,6 +232,7 @@ def scalars(folder):
     return {name: [event.value for event in events.Scalars(name)] for name in events.Tags()['scalars']}
 
 
+@pytest.mark.slow
 def test_divergence_exits_with_3_and_names_the_checkpoint(capsys, tmp_path, config):
     wild = ['--config.optimizer.peak_learning_rate=1e30', '--config.checkpoint.every_steps=1']
     assert main(['train', f'--config={config}', f'--workdir={tmp_path}/run', *wild]) == 3
@@ -242,6 +244,7 @@ def test_a_report_of_no_run_is_refused(capsys, arguments):
     assert 'holds no run' in refused(capsys, *arguments)
 
 
+@pytest.mark.slow
 def test_doctor_says_what_works_and_fails_with_the_reason(capsys, monkeypatch):
     assert main(['doctor', '--json']) == 0
     found = json.loads(capsys.readouterr().out)

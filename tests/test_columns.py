@@ -83,6 +83,7 @@ def test_a_shared_column_is_one_for_all_heads():
     assert not np.allclose(value[0, 0], value[0, 1])
 
 
+@pytest.mark.slow
 def test_a_fixed_value_is_no_parameter_of_the_model():
     learned = {
         value: nnx.state(Transformer(model('k', value=value, value_norm=norm), 16, nnx.Rngs(0)))
@@ -157,6 +158,7 @@ def same(one, other):
     np.testing.assert_allclose(text, theirs, rtol=1e-4, atol=1e-6)
 
 
+@pytest.mark.slow
 def test_softmax_off_by_one_is_a_k_bias_whose_key_is_zero():
     same(built('none', 'plus_one'), built('k', key_HK=np.zeros((1, 4, 4))))
 

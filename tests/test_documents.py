@@ -178,6 +178,7 @@ def test_fields_may_have_other_names_and_lie_deep(tmp_path):
     assert [(document.text, document.domain) for document in again] == [('one', 'A'), ('two', 'B')]
 
 
+@pytest.mark.slow
 def test_what_is_read_is_held_a_document_at_a_time(tmp_path):
     rng = random.Random(0)
     texts = [f'{rng.getrandbits(40_000):x}' for _ in range(3000)]  # nothing that a compressor makes small

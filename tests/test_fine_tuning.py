@@ -41,6 +41,7 @@ def expected(spec, params, ids_BT):
     return float(np.asarray(losses)[ids_BT[:, 1:] >= 0].mean())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize('micro_batch', [None, 2])
 def test_the_loss_is_the_mean_over_the_words_of_the_assistant(source, micro_batch):
     spec, hardware = tuned(source), Hardware(micro_batch=micro_batch)
@@ -56,6 +57,7 @@ def test_the_loss_is_the_mean_over_the_words_of_the_assistant(source, micro_batc
         np.testing.assert_allclose(valid, expected(spec, params, data.valid_NT), rtol=1e-5)
 
 
+@pytest.mark.slow
 def test_what_the_user_says_has_no_gradient_and_is_read_all_the_same(source):
     spec = tuned(source)
     batch, params = sequences(spec).batches.rows(0, range(8)), drawn(tuned(source))

@@ -15,6 +15,7 @@ pytestmark = pytest.mark.usefixtures('small_blocks')
 every_mask = pytest.mark.parametrize('mask', MASKS)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize('operation', OPERATIONS, ids='-'.join)
 def test_chunks_are_the_definition_under_every_mask_with_columns_and_alibi(operation):
     bias = lambda slope_H: alibi(slope_H, columns=1)  # noqa: E731
@@ -47,6 +48,7 @@ def test_kernels_are_the_definition_under_every_mask_with_columns_and_alibi(oper
     compared('tpu', attention(*operation), every(LENGTH), arrays, bias, 1, (jnp.asarray(SLOPES),), atol)
 
 
+@pytest.mark.slow
 @every_mask
 @pytest.mark.parametrize('backend', ['chunked', 'tpu'])
 def test_a_mask_known_before_tracing_is_the_definition(backend, mask):
@@ -54,6 +56,7 @@ def test_a_mask_known_before_tracing_is_the_definition(backend, mask):
     compared(backend, attention(*operation), MASKS[mask](LENGTH), drawn())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize('backend', ['chunked', 'tpu'])
 @pytest.mark.parametrize('operation', [('exp', 'plus_one'), ('elu1', 'sum')], ids='-'.join)
 def test_key_heads_may_serve_several_query_heads_and_values_be_wider(backend, operation):
@@ -61,6 +64,7 @@ def test_key_heads_may_serve_several_query_heads_and_values_be_wider(backend, op
     compared(backend, attention(*operation), masks.causal(LENGTH), arrays)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize('backend', ['chunked', 'tpu'])
 @pytest.mark.parametrize('length', [1, 100, 257])
 def test_a_length_that_blocks_do_not_divide_is_padded_and_cut(backend, length):
@@ -68,6 +72,7 @@ def test_a_length_that_blocks_do_not_divide_is_padded_and_cut(backend, length):
         compared(backend, attention(*operation), masks.causal(length), drawn(64, length=length))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize('backend', ['chunked', 'tpu'])
 @pytest.mark.parametrize(
     'operation', [('exp', 'sum'), ('exp', 'p_norm'), ('exp', 'plus_one'), ('elu1', 'sum')], ids='-'.join

@@ -202,6 +202,7 @@ def test_a_block_is_differentiated_as_the_definition_is(name):
     assert_near((found, differentiate(d_weight)), (weight, d_score), 1e-5)
 
 
+@pytest.mark.slow
 def test_what_kernels_do_not_know_is_said_in_other_words():
     def function(x, p):
         return jnp.tanh(x) + jax.nn.sigmoid(x) + jnp.floor(3 * x) + x**p + jnp.expm1(x) + jnp.log1p(x + 3)

@@ -51,6 +51,7 @@ def whole(corpus, tmp_path_factory):
         return path, train(spec(corpus), path)
 
 
+@pytest.mark.slow
 def test_a_run_leaves_what_the_contract_says(whole, corpus):
     path, records = whole
     assert json.loads((path / 'config.json').read_text())['data']['source'] == corpus
@@ -97,6 +98,7 @@ def dying(at):
     return listener
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize('at', [2, 6])  # before the first checkpoint, and between two
 def test_a_run_that_died_goes_on_bit_for_bit(whole, corpus, tmp_path, at):
     with pytest.raises(Died):
@@ -137,6 +139,7 @@ def test_a_folder_of_something_else_and_a_file_are_refused(corpus, tmp_path):
         Folder('gs://bucket/run')
 
 
+@pytest.mark.slow
 def test_other_data_under_the_same_name_is_refused(tmp_path):
     for number in range(30):
         (tmp_path / f'{number}.txt').write_text(f'{number} words ' * 40)
@@ -150,6 +153,7 @@ def test_other_data_under_the_same_name_is_refused(tmp_path):
     assert contents(tmp_path / 'run') == before
 
 
+@pytest.mark.slow
 def test_a_damaged_checkpoint_is_named_and_the_run_goes_on_without_it(whole, corpus, tmp_path):
     shutil.copytree(whole[0], tmp_path / 'run')
     shutil.rmtree(tmp_path / 'run' / 'checkpoints' / '8')
@@ -161,6 +165,7 @@ def test_a_damaged_checkpoint_is_named_and_the_run_goes_on_without_it(whole, cor
     assert timeless(train(spec(corpus), tmp_path / 'run')) == timeless(whole[1])
 
 
+@pytest.mark.slow
 def test_divergence_stops_the_run_and_names_a_checkpoint_that_training_can_go_on_from(corpus, tmp_path):
     wild = spec(corpus, optimizer__peak_learning_rate=1e30, optimizer__warmup_steps=5, checkpoint__every_steps=1)
     with pytest.raises(loop.Diverged, match=r'train/\w+ is \w+ at step \d'):
@@ -173,6 +178,7 @@ def test_divergence_stops_the_run_and_names_a_checkpoint_that_training_can_go_on
     assert all(np.isfinite(leaf).all() for leaf in jax.tree.leaves(gradient))
 
 
+@pytest.mark.slow
 def test_a_measurement_that_is_not_finite_is_divergence_and_is_not_saved(corpus, tmp_path, monkeypatch):
     values = iter([0.0, float('nan')])
     monkeypatch.setattr(loop.probe, 'numbers', lambda *_: {'sink/1': next(values)})
@@ -207,6 +213,7 @@ def fill(path):
             pass
 
 
+@pytest.mark.slow
 def test_a_disk_that_fills_up_is_said_in_words_and_the_run_goes_on_when_there_is_room(whole, corpus, small_disk):
     def filler(record):
         if record['step'] == 6:
@@ -239,12 +246,12 @@ def test_a_signal_to_the_real_program(whole, corpus, tmp_path, signal, code):
     slowed += 'def note(run, record, old=loop.Run.write):\n'
     slowed += f'    old(run, record)\n    if record["step"] == 6: os.kill(os.getpid(), signal.SIG{signal})\n'
     slowed += 'loop.Run.write = note\nfrom sinklab.cli.main import main\nsys.exit(main(sys.argv[1:]))\n'
-    first = subprocess.run([sys.executable, '-c', slowed, *command[3:]], capture_output=True, text=True, timeout=120)
+    first = subprocess.run([sys.executable, '-c', slowed, *command[3:]], capture_output=True, text=True, timeout=600)
     assert first.returncode == code, first.stderr
     if signal != 'KILL':
         assert 'saved at step' in first.stderr
         assert f'-m sinklab train --config={script} --workdir={tmp_path}/run' in first.stderr
-    second = subprocess.run(command, capture_output=True, text=True, timeout=120)
+    second = subprocess.run(command, capture_output=True, text=True, timeout=600)
     assert second.returncode == 0, second.stderr
     assert timeless(Folder(tmp_path / 'run').records()) == timeless(whole[1])
     for ours, theirs in zip(parameters(tmp_path / 'run', 8), parameters(whole[0], 8), strict=True):

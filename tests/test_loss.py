@@ -74,6 +74,7 @@ def placed(mesh, given):
     ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize('rows', [1, 3, 13, 20, 39, 512])  # one row at a time, some that do not divide, all
 def test_chunks_give_the_loss_and_the_gradients_of_the_whole(rows, monkeypatch):
     monkeypatch.setattr(loss, 'CHUNK_ROWS', rows)

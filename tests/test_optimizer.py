@@ -2,6 +2,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
+import pytest
 from conftest import tiny
 
 from sinklab.train import state
@@ -25,6 +26,7 @@ def test_a_cosine_schedule_climbs_and_falls_to_its_end():
     np.testing.assert_allclose(found, np.where(np.arange(21) < 4, 0.2 * np.arange(21), falling), rtol=1e-5)
 
 
+@pytest.mark.slow
 def test_adamw_clips_decouples_its_decay_and_spares_no_parameter():
     spec = tiny(optimizer__warmup_steps=0, optimizer__weight_decay=0.5, optimizer__clip_norm=1.0).optimizer
     optimizer = transformation(spec)
@@ -65,6 +67,7 @@ def test_sgd_adds_momentum_to_the_gradient_and_decay_to_that():
 SGD = dict(optimizer__name='sgd', optimizer__beta2=None, optimizer__epsilon=None)
 
 
+@pytest.mark.slow
 def test_muon_turns_every_map_inside_blocks_into_a_rotation_and_leaves_the_rest_to_adam():
     spec = tiny(optimizer__name='muon', optimizer__warmup_steps=0, optimizer__weight_decay=0.0)
     params = state.initial(spec)['params']

@@ -188,6 +188,7 @@ def test_damaged_documents_are_refused_or_named_and_counted(tmp_path, capsys):
     assert len(documents(store, 'train') + documents(store, 'held_out')) == 9
 
 
+@pytest.mark.slow
 def test_a_full_disk_is_said_in_one_line_and_what_is_finished_is_kept(tmp_path, small_disk):
     source, folder = written(tmp_path / 'a.jsonl', corpus_of(3000, words=300)), small_disk / 'store'
     with pytest.raises(Refusal, match=r'No space left.*give the same command again') as refusal:

@@ -40,6 +40,7 @@ WEIGHERS = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize('weigher', WEIGHERS)
 def test_cotangents_of_the_statistics_reach_queries_and_keys_under_every_mask(weigher):
     arrays, mask, weigh = drawn(64, batch=len(MASKS)), every(LENGTH), WEIGHERS[weigher]
@@ -57,6 +58,7 @@ def test_cotangents_of_the_statistics_reach_queries_and_keys_under_every_mask(we
         close(one, other, 2e-5)
 
 
+@pytest.mark.slow
 def test_a_large_power_leaves_something_of_every_row():
     operation, mask, bias = attention('exp', 'p_norm', power=16.0), masks.causal(1024), Bias()
     arrays = drawn(64, length=1024)

@@ -94,7 +94,7 @@ def test_the_page_draws_itself_in_a_browser_without_a_network(found, tmp_path):
         '--enable-logging=stderr',
         '--dump-dom',
     ]
-    drawn = subprocess.run([*command, f'file://{tmp_path}/report.html'], capture_output=True, text=True, timeout=120)
+    drawn = subprocess.run([*command, f'file://{tmp_path}/report.html'], capture_output=True, text=True, timeout=600)
     dom = drawn.stdout
     assert 'CONSOLE' not in drawn.stderr or 'Uncaught' not in drawn.stderr
     assert dom.count('class="main-svg"') >= 4, 'a figure was not drawn'

@@ -21,7 +21,9 @@ IDS = np.random.default_rng(0).integers(0, 300, (4, 17)).astype(np.int32)
 @functools.cache
 def fresh(spec):
     """A state as initialized on one device: it is the same on every mesh, by a test below."""
-    return jax.device_get(state.create(spec, sharding.mesh(Hardware())))
+    mesh = sharding.mesh(Hardware())
+    with jax.set_mesh(mesh):
+        return jax.device_get(state.create(spec, mesh))
 
 
 def updated(spec, hardware, times=2):
@@ -94,6 +96,7 @@ def test_a_layout_changes_neither_loss_nor_parameters(spec, hardware):
         np.testing.assert_allclose(our, their, rtol=1e-4, atol=1e-4)  # a hundredth of one step of Adam
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize('hardware', [Hardware(data=4), Hardware(fsdp=2, tensor=2)], ids=str)
 def test_a_fresh_state_is_the_same_on_every_mesh(hardware):
     made = [state.create(tiny(), sharding.mesh(layout)) for layout in (Hardware(), hardware)]
@@ -114,6 +117,7 @@ def test_moments_live_where_their_parameters_do_and_a_step_leaves_them_there():
     assert shard.shape == (2, 12, 8), 'a quarter of it on each device'
 
 
+@pytest.mark.slow
 def test_a_prefix_is_not_predicted_in_training_but_in_validation():
     spec = tiny(model__mask__prefix=4, probe__keys=4)
     params = fresh(spec)['params']
@@ -126,11 +130,13 @@ def test_a_prefix_is_not_predicted_in_training_but_in_validation():
     np.testing.assert_allclose(numbers['train/loss'], loss_BT[:, 3:].mean(), rtol=1e-5)
 
 
+@pytest.mark.slow
 def test_seeds_differ():
     one, other = (fresh(tiny(seed=seed))['params']['embedding_VD'] for seed in (0, 1))
     assert not np.allclose(one, other)
 
 
+@pytest.mark.slow
 def test_the_evaluation_is_the_mean_over_windows_whatever_the_batch():
     spec, hardware = tiny(), Hardware(data=2)
     mesh = sharding.mesh(hardware)

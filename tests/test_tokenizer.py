@@ -54,6 +54,7 @@ def test_a_token_that_texts_can_spell_cannot_end_documents(tmp_path):
         made(tmp_path / 'store', written(tmp_path / 'a.jsonl', corpus_of(9)), **asked)
 
 
+@pytest.mark.slow
 def test_large_vocabularies_take_four_bytes(tmp_path):
     other_tokenizer(tmp_path / 'other.json')
     wide = Tokenizer.from_file(str(tmp_path / 'other.json'))

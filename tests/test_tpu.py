@@ -92,10 +92,12 @@ def test_kernels_of_every_mask_and_curve_compile(curve_documents, operation):
     assert square(compiled('v5e:2x2', operation, curve=curve, documents=documents)) < 1
 
 
+@pytest.mark.slow
 def test_the_whole_matrix_is_seen_by_the_measure_of_memory():
     assert square(compiled('v5e:2x2', ('exp', 'sum'), backend='dense')) > 1
 
 
+@pytest.mark.slow
 def test_a_training_step_compiles_for_a_mesh_of_chips():
     hardware = Hardware(data=1, fsdp=2, tensor=2, attention='tpu')
     spec = tiny(model__head_width=64, model__width=256, model__dtype='bfloat16', data__length=256)
