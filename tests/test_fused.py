@@ -40,7 +40,7 @@ def cases():
                 )
 
 
-@pytest.mark.parametrize(('operation', 'width', 'precision'), cases())
+@pytest.mark.parametrize(('operation', 'width', 'precision'), list(cases()))
 def test_kernels_are_the_definition_under_every_mask_with_columns_and_alibi(operation, width, precision):
     dtype, atol = PRECISIONS[precision]
     bias = lambda slope_H: alibi(slope_H, columns=1)  # noqa: E731

@@ -49,7 +49,7 @@ def in_kinds():
         yield pytest.param(name, marks=pytest.mark.slow if name in often else pytest.mark.exhaustive)
 
 
-@pytest.mark.parametrize('name', in_kinds())
+@pytest.mark.parametrize('name', list(in_kinds()))
 def test_a_row_takes_steps_and_a_probe(name, corpus):
     spec = reading(SPECS[name], corpus)
     undecayed = dataclasses.replace(spec.optimizer, weight_decay=0.0)  # it would move what has no gradient
