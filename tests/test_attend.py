@@ -71,6 +71,7 @@ def test_an_operation_equals_its_formula(operation, scale, columns):
 
 @every_operation
 @pytest.mark.parametrize('scale', [1.0, 30.0])
+@pytest.mark.slow
 def test_a_gradient_equals_the_numerical_one(operation, scale):
     arrays = [np.float64(array) for array in given_to(operation, scale, columns=1)]
     weight = np.random.default_rng(1).normal(size=(1, 4, 2, 3))

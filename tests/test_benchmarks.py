@@ -115,7 +115,7 @@ def test_gradients_tell_their_sums_and_roundings_by_parameter(told):
     assert all(float(sums) < float(rounding) for *_, sums, rounding in lines)
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_a_start_is_told_by_its_parts_cold_and_warm(told):
     text = told('start', '--rounds=1')
     spread = rf'({NUMBER}) \({NUMBER} to {NUMBER}\)'

@@ -73,6 +73,7 @@ def files(folder):
 
 
 @pytest.mark.parametrize('way', WAYS)
+@pytest.mark.slow
 def test_whatever_is_damaged_is_said_in_one_line_and_nothing_else_is(saved, tmp_path, way, caplog, capfd):
     assert restored(saved) is None
     refused = set()

@@ -82,6 +82,7 @@ def bias_alone(kind, scale):
 
 
 @pytest.mark.parametrize(('kind', 'after', 'before'), [('code', 0.334, 0.103), ('printed', 0.225, 0.094)])
+@pytest.mark.slow
 def test_a_bias_of_relative_positions_is_not_divided_by_the_root_of_the_head_width(kind, after, before):
     """Ours, of a model whose queries are zero, has the number after the division; before it, it would be another."""
     kind = f'relative_paper_{kind}'

@@ -90,6 +90,7 @@ def test_queries_that_see_nothing_get_zeros_and_finite_gradients(backend, operat
 @pytest.mark.parametrize(
     'operation', [('exp', 'sum'), ('exp', 'p_norm'), ('sigmoid', 'none'), ('identity', 'clamped')], ids='-'.join
 )
+@pytest.mark.slow
 def test_the_mass_on_first_keys_is_that_of_the_whole_matrix_under_every_mask(backend, operation):
     operation, mask = dataclasses.replace(attention(*operation), gain=0.5), every(LENGTH)
     arrays, bias, keys = drawn(64, columns=1, batch=len(MASKS)), alibi(columns=1), 5

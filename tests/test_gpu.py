@@ -165,6 +165,7 @@ def assert_near(found, expected, tolerance):
 
 @pytest.mark.parametrize('shown', ['full', 'window', 'padded'])
 @pytest.mark.parametrize('name', WEIGHTS)
+@pytest.mark.slow
 def test_blocks_add_up_to_the_definition(name, shown):
     scores, weigh, arrays = problem(name, MASKS[shown]())
     kind = Softmax(scores) if weigh is None else Linear(scores, weigh)
