@@ -67,17 +67,17 @@ def expected_numbers(attention_LPHTS, spec, columns):
 CASES = {
     'softmax': tiny(),
     'sigmoid': operation(tiny(), 'sigmoid', 'none'),
-    'linear, kv': operation(tiny(model__columns='kv'), 'identity', 'none'),
-    'window, k': tiny(model__mask__window=4, model__columns='k', model__bias__value='zero'),
-    'prefix, logit': tiny(model__mask__prefix=2, model__columns='logit'),
-    'sink token': tiny(model__columns='sink_token'),
+    'linear, kv': operation(tiny(model__columns__kind='kv'), 'identity', 'none'),
+    'window, k': tiny(model__mask__window=4, model__columns__kind='k', model__columns__value='zero'),
+    'prefix, logit': tiny(model__mask__prefix=2, model__columns__kind='logit'),
+    'sink token': tiny(model__columns__kind='sink_token'),
 }
 
 
 @pytest.mark.parametrize('name', CASES)
 @pytest.mark.parametrize('hardware', [Hardware(), pytest.param(Hardware(data=2, tensor=2), marks=pytest.mark.slow)])
 def test_the_hook_says_what_numpy_says(name, hardware):
-    spec, columns = CASES[name], int(CASES[name].model.columns != 'none')
+    spec, columns = CASES[name], int(CASES[name].model.columns.kind != 'none')
     params, mesh = drawn(spec), sharding.mesh(hardware)
     with jax.set_mesh(mesh):
         placed = jax.device_put(params, state.shardings(spec, mesh)['params'])
@@ -100,7 +100,7 @@ def test_the_hook_says_what_numpy_says(name, hardware):
 
 
 OFF_BY_ONE = dict(model__attention__normalizer='plus_one')
-COLUMN_OF_ZERO = dict(model__columns='k', model__bias__value='zero')
+COLUMN_OF_ZERO = dict(model__columns__kind='k', model__columns__value='zero')
 
 
 @pytest.mark.slow
@@ -169,4 +169,4 @@ def test_what_is_saved_is_what_was_seen(tmp_path, columns):
 def test_the_memory_of_a_capture_is_counted_before_it_is_taken(columns):
     keys = 12 + (columns == 'kv')
     attention, residual = 2 * 5 * 4 * 12 * keys * 4, 2 * 5 * 12 * 16 * 4
-    assert probe.capture_bytes(tiny(model__columns=columns)) == attention + residual
+    assert probe.capture_bytes(tiny(model__columns__kind=columns)) == attention + residual

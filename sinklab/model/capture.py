@@ -4,7 +4,7 @@ import dataclasses
 
 import jax
 
-from sinklab.attend.columns_mass import Received
+from sinklab.attend.received import Received
 
 
 @jax.tree_util.register_dataclass
@@ -17,5 +17,8 @@ class Capture:
 
     def of_text(self, first: int, columns: int) -> 'Capture':
         """Without the `first` queries, which are no text; its keys that are none are `columns` in number."""
-        text = lambda array: None if array is None else array[..., first:, :]  # noqa: E731
+
+        def text(array_TX):
+            return None if array_TX is None else array_TX[..., first:, :]
+
         return Capture(text(self.attention_BHTS), text(self.residual_BTD), self.received, columns)
