@@ -26,16 +26,16 @@ from sinklab.train.environment import versions
 
 MODELS = {
     'kv, learned': {
-        'columns': 'kv',
+        'columns.kind': 'kv',
         'position': 'learned',
         'qk_norm': True,
         'head_norm': True,
         'gate': 'elementwise',
     },
-    'sink token, T5': {'columns': 'sink_token', 'position': 'relative_t5', 'norm': 'sandwich', 'gate': 'headwise'},
-    'logit, post': {'columns': 'logit', 'norm': 'post', 'ffn': 'gelu', 'gate': 'value_state'},
+    'sink token, T5': {'columns.kind': 'sink_token', 'position': 'relative_t5', 'norm': 'sandwich', 'gate': 'headwise'},
+    'logit, post': {'columns.kind': 'logit', 'norm': 'post', 'ffn': 'gelu', 'gate': 'value_state'},
     'v, mlp': {
-        'columns': 'v',
+        'columns.kind': 'v',
         'attention.similarity': 'identity',
         'attention.normalizer': 'none',
         'attention.feature_map': 'mlp',

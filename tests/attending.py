@@ -38,7 +38,7 @@ MASKS = {
     'window': lambda length: masks.causal(length) & masks.window(length, 50),
     'documents': documents,
     'all of them': lambda length: masks.prefix(length, 40) & masks.window(length, 150) & documents(length),
-    'padded': lambda length: masks.causal(length - 150).padded(after=150),
+    'padded': lambda length: masks.causal(length - 150).pad(after=150),
 }
 
 

@@ -249,7 +249,7 @@ def test_an_intersection_of_masks_shows_what_both_show(one, other):
 @few
 @given(intervals, st.integers(0, 3))
 def test_queries_before_a_mask_see_no_key(pairs, queries):
-    found = shown(interval(pairs).padded(before=queries), 9)
+    found = shown(interval(pairs).pad(before=queries), 9)
     np.testing.assert_array_equal(found, np.concatenate([np.zeros((queries, 9), bool), shown(interval(pairs), 9)]))
 
 

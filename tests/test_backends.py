@@ -88,9 +88,9 @@ def test_a_backend_is_verified_under_the_mask_and_the_curve_of_the_run(changes):
     seen = np.asarray(whole.rule.visible(16))[:, :, :length]
     np.testing.assert_array_equal(shown.rule.visible(keys), seen[..., : columns + keys])
     assert not seen[..., columns + keys :].any()
-    added = np.broadcast_to(whole.rule.added(16), (1, 4, whole.length, columns + 16))
+    added = np.broadcast_to(whole.rule.score_bias(16), (1, 4, whole.length, columns + 16))
     expected = added[:, : shown.heads, :length, : columns + keys]
-    np.testing.assert_array_equal(np.broadcast_to(shown.rule.added(keys), expected.shape), expected)
+    np.testing.assert_array_equal(np.broadcast_to(shown.rule.score_bias(keys), expected.shape), expected)
 
 
 @pytest.mark.parametrize('platform', ['tpu', 'gpu'])

@@ -110,7 +110,7 @@ def matrix(columns, curve):
     bias = Bias(CURVES[curve], PLACES, np.pad(PLACES, ((0, 0), (1, 0))), made(columns).score_HC())
     plain = rule(attention('exp', 'sum'), causal(5), 1, bias)
     moved = dataclasses.replace(plain, operation=dataclasses.replace(plain.operation, offset=0.5))
-    return np.broadcast_to(moved.added(5), (1, 4, 5, 6))
+    return np.broadcast_to(moved.score_bias(5), (1, 4, 5, 6))
 
 
 @pytest.mark.parametrize('curve', CURVES)

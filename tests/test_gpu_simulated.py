@@ -23,15 +23,15 @@ def simulated(monkeypatch):
         pytest.skip(f'jax {jax.__version__} does not interpret GPU kernels')
     from sinklab.attend.kernels import gpu_kernel
 
-    def added(totals, *factors):
+    def accumulate(totals, *factors):
         return tuple(total + product(*one) for total, one in zip(totals, factors, strict=True))
 
     def product(left, right):
         if isinstance(left, jax.Array):  # in registers
             return jnp.dot(left, right[...], preferred_element_type=jnp.float32)
-        return gpu_kernel.multiplied(left, right)
+        return gpu_kernel.product(left, right)
 
-    monkeypatch.setattr(gpu_kernel, 'added', added)
+    monkeypatch.setattr(gpu_kernel, 'accumulate', accumulate)
     with plgpu.force_gpu_interpret_mode(plgpu.InterpretGPUParams()):
         yield
 

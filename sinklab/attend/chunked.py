@@ -24,7 +24,7 @@ def attend(query_BTHK: jax.Array, key_BSGK: jax.Array, value_BSGK: jax.Array, ru
     after = chunks * chunk - length
     position_BT = np.zeros((1, length), np.int32) if rule.bias.query_BT is None else rule.bias.query_BT
     position_BT = jnp.pad(position_BT, ((0, 0), (0, after)))
-    mask = rule.mask.padded(after=after)
+    mask = rule.mask.pad(after=after)
     query_BTHK = jnp.pad(query_BTHK, ((0, 0), (0, after), (0, 0), (0, 0)))
     queries = [in_chunks(array, chunks) for array in (query_BTHK, mask.start_BT, mask.end_BT, position_BT)]
     # Chunk after chunk adds to their gradients.
@@ -37,17 +37,17 @@ def attend(query_BTHK: jax.Array, key_BSGK: jax.Array, value_BSGK: jax.Array, ru
         keys = rule.cut(low, high)
 
         @jax.checkpoint
-        def attended(query, start_BT, end_BT, position_BT):
+        def of_chunk(query, start_BT, end_BT, position_BT):
             mask = masks.unknown(start_BT - low, end_BT - low, high - low)
             bias = dataclasses.replace(keys.bias, query_BT=position_BT)
             arrays = query, key.astype(key_BSGK.dtype), value.astype(value_BSGK.dtype)
             return dense.attend(*arrays, dataclasses.replace(keys, mask=mask, bias=bias))[:2]
 
-        return jax.lax.map(lambda chunk: attended(*chunk), [array[first:last] for array in queries])
+        return jax.lax.map(lambda chunk: of_chunk(*chunk), [array[first:last] for array in queries])
 
     parts = [stripe(*edges) for edges in stripes(chunks)]
     output, rows = jax.tree.map(lambda *arrays: jnp.concatenate(arrays), *parts)
-    return Attended(joined(output, 1, length), jax.tree.map(lambda array: joined(array, 2, length), rows))
+    return Attended(join(output, 1, length), jax.tree.map(lambda array: join(array, 2, length), rows))
 
 
 def stripes(chunks: int) -> list[tuple[int, int]]:
@@ -67,7 +67,7 @@ def in_chunks(array_BT: jax.Array, chunks: int) -> jax.Array:
     return jnp.moveaxis(array.reshape(len(array), chunks, -1, *array.shape[2:]), 1, 0)
 
 
-def joined(array: jax.Array, axis: int, length: int) -> jax.Array:
+def join(array: jax.Array, axis: int, length: int) -> jax.Array:
     """The first `length` queries along an axis, from chunks along the first."""
     array = jnp.moveaxis(array, 0, axis)
     shape = (*array.shape[:axis], -1, *array.shape[axis + 2 :])

@@ -6,7 +6,7 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 
-from sinklab.attend.normalizer import Row, raised
+from sinklab.attend.normalizer import Row, to_power
 from sinklab.attend.operation import Operation
 from sinklab.attend.rule import Rule
 
@@ -35,8 +35,8 @@ def attend(query_BTHK: jax.Array, key_BSGK: jax.Array, value_BSGK: jax.Array, ru
     G key heads serve H / G query heads each.
     """
     keys = key_BSGK.shape[1] - rule.columns
-    key_BSHK, value_BSHK = (grouped(array, query_BTHK.shape[2]) for array in (key_BSGK, value_BSGK))
-    score_BHTS = scores(query_BTHK, key_BSHK) + rule.added(keys)
+    key_BSHK, value_BSHK = (per_query_head(array, query_BTHK.shape[2]) for array in (key_BSGK, value_BSGK))
+    score_BHTS = scores(query_BTHK, key_BSHK) + rule.score_bias(keys)
     attention_BHTS, rows = weights(score_BHTS, rule.visible(keys), rule.operation, rule.columns)
     output_BTHK = jnp.einsum('BHTS,BSHK->BTHK', attention_BHTS.astype(value_BSHK.dtype), value_BSHK)
     return Attended(output_BTHK, jax.lax.stop_gradient(rows), attention_BHTS)
@@ -48,7 +48,7 @@ def scores(query_BTHK: jax.Array, key_BSHK: jax.Array) -> jax.Array:
     return query_BTHK.shape[-1] ** -0.5 * product_BHTS
 
 
-def grouped(array_BSGK: jax.Array, heads: int) -> jax.Array:
+def per_query_head(array_BSGK: jax.Array, heads: int) -> jax.Array:
     """Each of the G key heads once for every query head that it serves."""
     groups = array_BSGK.shape[2]
     return array_BSGK if groups == heads else jnp.repeat(array_BSGK, heads // groups, 2)
@@ -81,4 +81,4 @@ def power_sum(mass: jax.Array, visible: jax.Array, power: float | None) -> tuple
         return jnp.sum(mass, -1, keepdims=True, where=visible), 1.0
     largest = jax.lax.stop_gradient(jnp.max(mass, -1, keepdims=True, where=visible, initial=0.0))
     scale = jnp.where(largest > 0, largest, 1.0)
-    return jnp.sum(raised(mass / scale, power), -1, keepdims=True, where=visible), scale
+    return jnp.sum(to_power(mass / scale, power), -1, keepdims=True, where=visible), scale

@@ -10,7 +10,7 @@ from sinklab.attend import dense
 from sinklab.attend.dense import Attended
 from sinklab.attend.kernels.primitive import NOTHING, Kernels, Linear, Problem, Scores, Softmax, Sums, primitive
 from sinklab.attend.mask import Mask
-from sinklab.attend.normalizer import Row, raised
+from sinklab.attend.normalizer import Row, to_power
 from sinklab.attend.operation import Operation
 from sinklab.attend.rule import Rule
 
@@ -40,9 +40,9 @@ def attend(
 
     unit = jnp.exp(-shift)
     weight_BHTC, mass_BHTC = operation.similarity.weigh(column_BHTC - shift, unit)
-    value_BCHK = dense.grouped(value_BSGK[:, :columns], query_BTHK.shape[2])
+    value_BCHK = dense.per_query_head(value_BSGK[:, :columns], query_BTHK.shape[2])
     numerator += jnp.einsum('BHTC,BCHK->BTHK', weight_BHTC, value_BCHK.astype(jnp.float32))
-    total += raised(mass_BHTC, power).sum(-1, keepdims=True)
+    total += to_power(mass_BHTC, power).sum(-1, keepdims=True)
     mass += jnp.abs(weight_BHTC).sum(-1, keepdims=True)
 
     row = Row(total, count(rule.mask, key_BSGK.shape[1] - columns), unit, power)
@@ -61,7 +61,7 @@ def sums(operation: Operation, measured: bool = False) -> Sums:
 
     def masses(score):
         weight, mass = weigh(score, 1.0)
-        wanted = ((total, lambda: raised(mass, operation.power)), (measured, lambda: jnp.abs(weight)))
+        wanted = ((total, lambda: to_power(mass, operation.power)), (measured, lambda: jnp.abs(weight)))
         return weight, tuple(make() for is_wanted, make in wanted if is_wanted)
 
     return Linear(masses)
@@ -108,7 +108,7 @@ def column_scores(query_BTHK: jax.Array, key_BCGK: jax.Array, rule: Rule) -> jax
     batch, queries, heads, _ = query_BTHK.shape
     if not rule.columns:
         return jnp.zeros((batch, heads, queries, 0))
-    score_BHTC = dense.scores(query_BTHK, dense.grouped(key_BCGK, heads))
+    score_BHTC = dense.scores(query_BTHK, dense.per_query_head(key_BCGK, heads))
     return score_BHTC + (rule.bias.column(rule.columns) + rule.operation.offset)
 
 

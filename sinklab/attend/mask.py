@@ -45,7 +45,7 @@ class Mask:
         key_S = jnp.arange(keys)
         return (self.start_BT[..., None] <= key_S) & (key_S < self.end_BT[..., None])
 
-    def padded(self, before: int = 0, after: int = 0) -> 'Mask':
+    def pad(self, before: int = 0, after: int = 0) -> 'Mask':
         """The mask with so many queries before the first and after the last, which see no key."""
         module, width = np if self.static else jnp, ((0, 0), (before, after))
         edges = (module.pad(edge_BT, width) for edge_BT in (self.start_BT, self.end_BT))

@@ -26,7 +26,7 @@ class Normalizer:
     uses_total: bool = True
 
 
-def raised(mass: jax.Array, power: float | None) -> jax.Array:
+def to_power(mass: jax.Array, power: float | None) -> jax.Array:
     """mass^power, 0 where there is no mass: 0^p has no finite gradient."""
     if power is None:
         return mass

@@ -27,8 +27,8 @@ def received(
     """What the columns and the first `keys` keys of the text get from the queries from number `first` on."""
     columns, operation = rule.columns, rule.operation
     query_BTHK, key_BSGK, rows = jax.lax.stop_gradient((query_BTHK, key_BSGK[:, : columns + keys], rows))
-    added_BHTS = jax.lax.stop_gradient(rule.cut(0, keys).added(keys))
-    score_BHTS = dense.scores(query_BTHK, dense.grouped(key_BSGK, query_BTHK.shape[2])) + added_BHTS
+    added_BHTS = jax.lax.stop_gradient(rule.cut(0, keys).score_bias(keys))
+    score_BHTS = dense.scores(query_BTHK, dense.per_query_head(key_BSGK, query_BTHK.shape[2])) + added_BHTS
     visible_B1TS = rule.visible(keys)
     shift_BHT1, z_BHT1, mass_BHT1 = (row[..., None] for row in (rows.shift_BHT, rows.z_BHT, rows.mass_BHT))
     score_BHTS = jnp.where(visible_B1TS, score_BHTS - shift_BHT1, 0.0)

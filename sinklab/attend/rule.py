@@ -24,7 +24,7 @@ class Rule:
         columns = (0, 0), (0, 0), (self.columns, 0)
         return jnp.pad(self.mask.visible(keys), columns, constant_values=True)[:, None]
 
-    def added(self, keys: int) -> jax.Array | float:
+    def score_bias(self, keys: int) -> jax.Array | float:
         """What is added to the scaled scores of the same, as BHTS; any axis may be 1."""
         return self.bias.matrix(self.columns, keys) + self.operation.offset
 

@@ -41,7 +41,7 @@ def one(model: spec.Model, inputs: int) -> float:
     return 1.0
 
 
-def fixed(model: spec.Model, inputs: int) -> float:
+def constant(model: spec.Model, inputs: int) -> float:
     return 0.02
 
 
@@ -52,7 +52,7 @@ def residual(model: spec.Model, inputs: int) -> float:
 INITIALIZATIONS = {
     'released': Initialization(fan_in, fan_in, fan_in, as_released),  # sail-sg/Attention-Sink, model.py
     'released_even': Initialization(fan_in, fan_in, fan_in, shallow),
-    'gpt2': Initialization(fixed, fixed, residual, residual),  # Radford et al., 2019
+    'gpt2': Initialization(constant, constant, residual, residual),  # Radford et al., 2019
     'torch': Initialization(one, torch_linear, torch_linear, torch_linear),  # the deviations of PyTorch's defaults
 }
 

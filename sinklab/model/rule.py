@@ -25,7 +25,7 @@ def rule(model: spec.Model, length: int, curve: Curve | None, position_BT: jax.A
     query_BT = columns.token.positions(position_BT)
     module = np if isinstance(query_BT, np.ndarray) else jnp
     key_BS = module.pad(query_BT, ((0, 0), (columns.count - columns.token.count, 0)))
-    mask = mask.padded(before=columns.token.count)
+    mask = mask.pad(before=columns.token.count)
     return Rule(operation(model.attention, length), mask, columns.count, Bias(curve, query_BT, key_BS))
 
 

@@ -52,7 +52,7 @@ def forward(sums: Sums, problem: Problem, query_BHTK, key_BGSK, value_BGSV):
 def backward(sums: Sums, problem: Problem, query_BHTK, key_BGSK, value_BGSV, d_output_BHTV, rows_BHT):
     """(d_query, d_key, d_value, d_parameter_HP)."""
     block, parameter_HP = block_of(sums, problem.scores), problem.parameter_HP
-    statistics = block.scaled([row.astype(jnp.float32) for row in rows_BHT])
+    statistics = block.scale_rows([row.astype(jnp.float32) for row in rows_BHT])
     of_query, of_key = [query_BHTK, d_output_BHTV.astype(value_BGSV.dtype)], [key_BGSK, value_BGSV]
     d_query, *d_parameters = Call('query', block, problem, query_BHTK, key_BGSK)(
         functools.partial(toward_queries, block),

@@ -26,7 +26,7 @@ class SoftmaxBlock:
     def __init__(self, sums: Softmax, scores: Scores):
         self.scores, self.scale, self.crowded = scores, scores.scale * LOG2E, scores.curve is not None
 
-    def scaled(self, rows):
+    def scale_rows(self, rows):
         lse, d_mass = rows
         return [LOG2E * lse, d_mass]
 
@@ -70,7 +70,7 @@ class LinearBlock:
         self.scores, self.weigh, self.functions, self.statistics = scores, sums.weigh, (sums.weigh,), sums.statistics
         self.crowded = self.statistics > 1 or scores.curve is not None  # the registers
 
-    def scaled(self, rows):
+    def scale_rows(self, rows):
         return rows
 
     def score(self, product, bias):

@@ -18,14 +18,14 @@ def attend(block, team: Team) -> None:
     def step(pair: Pair, slot, carry):
         total_QV, rows = carry
         places = pair.places()
-        product_QS = multiplied(query, keys.wait(slot).transpose((1, 0)), team.meet)
+        product_QS = product(query, keys.wait(slot).transpose((1, 0)), team.meet)
         keys.free(slot)
         weight_QS, kept, rows = block.add(product_QS, rows, pair.bias(places), pair.hide)
         if kept is not None:
             total_QV *= across(kept, total_QV.shape, 0)
         weight_QS = weight_QS.astype(values.buffer.dtype)
         total_QV, rows, weight_QS = lax.optimization_barrier((total_QV, rows, weight_QS))
-        total_QV = added((total_QV,), (weight_QS, team.meet(lambda: values.wait(slot))))[0]
+        total_QV = accumulate((total_QV,), (weight_QS, team.meet(lambda: values.wait(slot))))[0]
         values.free(slot)
         return total_QV, rows
 
@@ -40,13 +40,13 @@ def toward_queries(block, team: Team) -> None:
     def step(pair: Pair, slot, carry):
         total_QK, rows = carry
         places, row = pair.places(), lambda n: across(statistics[n], pair.shape, 0)
-        product_QS = multiplied(query, keys.wait(slot).transpose((1, 0)))
+        product_QS = product(query, keys.wait(slot).transpose((1, 0)))
         _, differentiate = block.gradients(product_QS, pair.bias(places), row, pair.hide)
-        d_weight_QS = multiplied(d_output, values.wait(slot).transpose((1, 0)))
+        d_weight_QS = product(d_output, values.wait(slot).transpose((1, 0)))
         values.free(slot)
         d_score_QS = differentiate(d_weight_QS)
         rows = tuple(row + (d_score_QS * slope).sum(1) for row, slope in zip(rows, pair.slopes(places), strict=True))
-        total_QK = added((total_QK,), (d_score_QS.astype(query.dtype), keys.buffer.at[slot]))[0]
+        total_QK = accumulate((total_QK,), (d_score_QS.astype(query.dtype), keys.buffer.at[slot]))[0]
         keys.free(slot)
         return total_QK, rows
 
@@ -63,17 +63,17 @@ def toward_keys(block, team: Team) -> None:
         of_key, of_value = carry
         places, row = pair.places(), lambda n: across(statistics[n].take(slot), pair.shape, 1)
         query = queries.wait(slot)
-        product_SQ = multiplied(key, query.transpose((1, 0)))
+        product_SQ = product(key, query.transpose((1, 0)))
         weight_SQ, differentiate = block.gradients(product_SQ, pair.bias(places), row, pair.hide)
         d_output = d_outputs.wait(slot)
-        of_value, d_weight_SQ = added(
+        of_value, d_weight_SQ = accumulate(
             (of_value, block_of_zeros(product_SQ.shape)),
             (weight_SQ.astype(value.dtype), d_output),
             (value, d_output.transpose((1, 0))),
         )
         d_outputs.free(slot)
         d_score_SQ = differentiate(d_weight_SQ).astype(key.dtype)
-        of_key = added((of_key,), (d_score_SQ, query))[0]
+        of_key = accumulate((of_key,), (d_score_SQ, query))[0]
         queries.free(slot)
         return of_key, of_value
 
@@ -89,7 +89,7 @@ def rows_of(rows) -> tuple:
     return tuple(plgpu.layout_cast(row, plgpu.Layout.WGMMA.reduce(1)) for row in rows)
 
 
-def multiplied(left, right, meanwhile: Callable | None = None):
+def product(left, right, meanwhile: Callable | None = None):
     """left @ right; `meanwhile` comes before its end is awaited."""
 
     def run(sum_ref):
@@ -101,7 +101,7 @@ def multiplied(left, right, meanwhile: Callable | None = None):
     return pl.run_scoped(run, plgpu.ACC((left.shape[0], right.shape[1]), jnp.float32))
 
 
-def added(totals: Sequence[jax.Array], *factors):
+def accumulate(totals: Sequence[jax.Array], *factors):
     """total + left @ right for each total and (left, right)."""
 
     def run(total_refs):

@@ -103,16 +103,16 @@ def primitive(
 ) -> tuple[jax.Array, tuple[jax.Array, ...]]:
     """(output_BTHV, statistics_BHT) of the text. Padded, laid out, sharded."""
     length, keys, heads = query_BTHK.shape[1], key_BSGK.shape[1], query_BTHK.shape[2]
-    more, extra = -length % kernels.block(length), -keys % kernels.block(keys)
-    mask, parameter_HP = problem.mask.padded(after=more), problem.parameter_HP
+    after = more, extra = -length % kernels.block(length), -keys % kernels.block(keys)
+    mask, parameter_HP = problem.mask.pad(after=more), problem.parameter_HP
     parameter_HP = jnp.zeros((1, 0)) if parameter_HP is None else jnp.asarray(parameter_HP, jnp.float32)
     parameter_HP = jnp.broadcast_to(parameter_HP, (heads, parameter_HP.shape[1]))
+    positions = zip(problem.positions or (), after, strict=False)
     rows = [] if mask.static else [mask.start_BT, mask.end_BT]
-    for at_BT, n in zip(problem.positions or (), (more, extra), strict=False):
-        rows.append(jnp.pad(jnp.asarray(at_BT, jnp.int32), ((0, 0), (0, n))))
+    rows += [jnp.pad(jnp.asarray(at_BT, jnp.int32), ((0, 0), (0, n))) for at_BT, n in positions]
     arrays = [heads_first(query_BTHK, more), heads_first(key_BSGK, extra), heads_first(value_BSGV, extra)]
-    run = sharded(differentiable(kernels, sums, dataclasses.replace(problem, mask=mask)), arrays, parameter_HP, rows)
-    output_BHTV, statistics = run(*arrays, parameter_HP, rows)
+    run = differentiable(kernels, sums, dataclasses.replace(problem, mask=mask))
+    output_BHTV, statistics = over_mesh(run, arrays, parameter_HP, rows)(*arrays, parameter_HP, rows)
     return jnp.swapaxes(output_BHTV[:, :, :length], 1, 2), tuple(row[..., :length] for row in statistics)
 
 
@@ -125,14 +125,14 @@ def differentiable(kernels: Kernels, sums: Sums, problem: Problem) -> Callable:
     """run(query_BHTK, key_BGSK, value_BGSV, parameter_HP, rows) -> (output_BHTV, statistics), with its gradient."""
     static, hull_2T = problem.mask.static, problem.mask.hull_2T
 
-    def traced(parameter_HP, rows) -> Problem:
+    def with_arrays(parameter_HP, rows) -> Problem:
         """With this device's mask and positions; a static mask is closed over, so that kernels can look at it."""
         edges, positions = ((), rows) if static else (rows[:2], rows[2:])
         mask = problem.mask if static else Mask(*edges, hull_2T)
         return Problem(problem.scores, mask, tuple(positions) or None, parameter_HP)
 
     def forward(query, key, value, parameter_HP, rows):
-        output, statistics = kernels.forward(sums, traced(parameter_HP, rows), query, key, value)
+        output, statistics = kernels.forward(sums, with_arrays(parameter_HP, rows), query, key, value)
         residuals = query, key, value, parameter_HP, rows, sums.saved(output, statistics)
         return (output, statistics), residuals
 
@@ -141,7 +141,7 @@ def differentiable(kernels: Kernels, sums: Sums, problem: Problem) -> Callable:
         d_output, d_statistics = cotangents
         of_rows = sums.rows(saved, d_output, d_statistics)
         d_output = d_output.astype(value.dtype)
-        return *kernels.backward(sums, traced(parameter_HP, rows), query, key, value, d_output, of_rows), None
+        return *kernels.backward(sums, with_arrays(parameter_HP, rows), query, key, value, d_output, of_rows), None
 
     @jax.custom_vjp
     def run(*arrays):
@@ -151,7 +151,7 @@ def differentiable(kernels: Kernels, sums: Sums, problem: Problem) -> Callable:
     return run
 
 
-def sharded(
+def over_mesh(
     run: Callable, arrays: Sequence[jax.Array], parameter_HP: jax.Array, rows: Sequence[jax.Array]
 ) -> Callable:
     """`run` on every device's own sequences and heads, under a mesh; kernels know of none."""
