@@ -7,9 +7,9 @@ import random
 import numpy as np
 from tokenizers import Tokenizer, models, pre_tokenizers, trainers
 
-from sinklab.data.plan import Recipe
 from sinklab.data.prepare import prepare
-from sinklab.data.store import Store
+from sinklab.data.store.recipe import Recipe
+from sinklab.data.store.store import Store
 
 END, BEGIN = 0, 1
 WORDS = ['sink', ' token', ' Ünïcode 中文', '\n\n', '<|endoftext|>', ' 1234', '\t', 'λ', '\u2028', ' a' * 40]

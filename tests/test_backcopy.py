@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 from conftest import tiny
 
-from sinklab.data import backcopy
 from sinklab.data.batches import sequences
+from sinklab.data.sequences import backcopy
 from sinklab.measure import backcopy as measure
 from sinklab.record import Refusal
 

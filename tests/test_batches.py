@@ -11,8 +11,8 @@ from stores import BEGIN as FIXED
 from stores import Array
 
 from sinklab.data.batches import Shuffled
-from sinklab.data.interventions import Intervened
-from sinklab.data.windows import Windows
+from sinklab.data.sequences.interventions import Intervened
+from sinklab.data.sequences.windows import Windows
 
 
 def plain_windows(count):

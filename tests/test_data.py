@@ -12,10 +12,10 @@ from stores import END, Array
 
 from sinklab.data.batches import Shuffled, sequences
 from sinklab.data.corpus import corpus as stored
-from sinklab.data.interventions import Intervened, fixed
-from sinklab.data.probes import INPUTS, natural
+from sinklab.data.sequences.interventions import Intervened, fixed
+from sinklab.data.sequences.probes import INPUTS, natural
+from sinklab.data.sequences.windows import Windows
 from sinklab.data.structure import starts
-from sinklab.data.windows import Windows
 from sinklab.record import Refusal
 
 

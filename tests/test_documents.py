@@ -14,8 +14,8 @@ import zstandard
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from sinklab.data.documents import Damaged, Document
-from sinklab.data.sources import source
+from sinklab.data.documents.document import Damaged, Document
+from sinklab.data.documents.sources import source
 from sinklab.record import Refusal
 
 TEXTS = ['first\nfile', 'zwei ü 中文 😀', '\u2028 \u0085 \x00', '', ' \n', 'a "quoted" \\ line']

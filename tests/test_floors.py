@@ -13,6 +13,7 @@ FLOORS = {
     'sharding': 1,
     'folder': 1,
     'topology': 1,
+    'cache': 1,
     'attend': 1,
     'model': 2,
     'data': 2,

@@ -5,7 +5,7 @@ import json
 import pytest
 from test_documents import found, lines, refused, talk
 
-from sinklab.data.sources import source
+from sinklab.data.documents.sources import source
 
 
 def mixed(path, **components):

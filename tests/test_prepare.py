@@ -15,10 +15,10 @@ from hypothesis import strategies as st
 from stores import END, chat, corpus_of, documents, made, recipe, texts_of, written
 
 from sinklab.cli.main import main
+from sinklab.data.documents.split import exact, key
 from sinklab.data.prepare import prepare
-from sinklab.data.shards import PREDICTED
-from sinklab.data.store import Store
-from sinklab.data.survey import exact, key
+from sinklab.data.store.shard import PREDICTED
+from sinklab.data.store.store import Store
 from sinklab.record import Refusal
 
 

@@ -15,13 +15,13 @@ from hypothesis import strategies as st
 from stores import BEGIN, END, corpus_of, made, other_tokenizer, recipe, texts_of, written
 
 from sinklab.cli.main import main
-from sinklab.data import store as store_room
 from sinklab.data.batches import sequences
-from sinklab.data.check import problems, samples
 from sinklab.data.corpus import corpus
 from sinklab.data.prepare import prepare
-from sinklab.data.shards import IDS
-from sinklab.data.store import Store
+from sinklab.data.store import store as store_room
+from sinklab.data.store.check import problems, samples
+from sinklab.data.store.shard import IDS
+from sinklab.data.store.store import Store
 from sinklab.record import Refusal
 
 

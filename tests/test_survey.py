@@ -5,9 +5,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from stores import corpus_of, made, texts_of
 
-from sinklab.data import sources, survey
-from sinklab.data.documents import Document, Piece, Source
-from sinklab.data.survey import exact, key
+from sinklab.data.documents import sources
+from sinklab.data.documents import split as survey
+from sinklab.data.documents.document import Document, Piece, Source
+from sinklab.data.documents.split import exact, key
 
 
 @settings(max_examples=40, deadline=None)

@@ -98,7 +98,7 @@ def documents() -> None:
 
 
 def cache() -> None:
-    from sinklab.data.store import cache
+    from sinklab.cache import cache
 
     cache().mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryFile(dir=cache()):

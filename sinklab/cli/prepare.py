@@ -114,9 +114,9 @@ def usual() -> dict[str, Any]:
 
 
 def make(given: argparse.Namespace, fields: dict[str, Any]) -> int:
-    from sinklab.data.plan import Recipe
     from sinklab.data.prepare import prepare
-    from sinklab.data.store import Store
+    from sinklab.data.store.recipe import Recipe
+    from sinklab.data.store.store import Store
 
     recipe = Recipe(
         source=fields['source'],
@@ -159,9 +159,9 @@ def fits(store: Any, spec: Any) -> bool:
 
 
 def check(given: argparse.Namespace, fields: dict[str, Any]) -> int:
-    from sinklab.data.check import problems, summary
-    from sinklab.data.store import Store
-    from sinklab.data.tokenizer import digest
+    from sinklab.data.store.check import problems, summary
+    from sinklab.data.store.store import Store
+    from sinklab.data.tokens.tokenizer import digest
 
     store = Store(given.check)
     allowed = given.vocabulary or store.meta['vocabulary']
@@ -181,7 +181,7 @@ def check(given: argparse.Namespace, fields: dict[str, Any]) -> int:
 
 
 def tell(given: argparse.Namespace, fields: dict[str, Any], store: Any, found: list[str]) -> None:
-    from sinklab.data.check import samples, summary
+    from sinklab.data.store.check import samples, summary
 
     about = summary(store, fields['length'], fields['batch_size'], fields['hosts'])
     if given.json:

@@ -9,10 +9,10 @@ import grain
 import numpy as np
 
 from sinklab import spec
-from sinklab.data import backcopy, probes
 from sinklab.data.corpus import corpus, texts
-from sinklab.data.interventions import Intervened, fixed
-from sinklab.data.windows import Windows
+from sinklab.data.sequences import backcopy, probes
+from sinklab.data.sequences.interventions import Intervened, fixed
+from sinklab.data.sequences.windows import Windows
 from sinklab.record import Refusal
 
 

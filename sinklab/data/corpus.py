@@ -5,13 +5,14 @@ import json
 import sys
 
 from sinklab import spec
-from sinklab.data import sources
-from sinklab.data.plan import Recipe
+from sinklab.cache import cache
+from sinklab.data.documents import sources
+from sinklab.data.documents.split import intact
 from sinklab.data.prepare import Lines, prepare
-from sinklab.data.shards import FORMAT
-from sinklab.data.store import Store, cache
-from sinklab.data.survey import intact
-from sinklab.data.tokenizer import digest, given
+from sinklab.data.store.recipe import Recipe
+from sinklab.data.store.shard import FORMAT
+from sinklab.data.store.store import Store
+from sinklab.data.tokens.tokenizer import digest, given
 from sinklab.record import Refusal, unknown
 
 

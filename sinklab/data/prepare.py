@@ -15,12 +15,14 @@ from pathlib import Path
 
 import numpy as np
 
-from sinklab.data import probes, sources, tokenizer
-from sinklab.data.documents import Damaged, Document, Source
-from sinklab.data.encode import dtype, encoded
-from sinklab.data.plan import Recipe, agreed, hashed, made, settled
-from sinklab.data.shards import FORMAT, PROBE, SIDES, TOKENIZER, Entry, Shard, Stream, content
-from sinklab.data.survey import intact, key, two_sided
+from sinklab.data.documents import sources
+from sinklab.data.documents.document import Damaged, Document, Source
+from sinklab.data.documents.split import intact, key, two_sided
+from sinklab.data.sequences import probes
+from sinklab.data.store.recipe import Recipe, agreed, hashed, made, settled
+from sinklab.data.store.shard import FORMAT, PROBE, SIDES, TOKENIZER, Entry, Shard, Stream, content
+from sinklab.data.tokens import tokenizer
+from sinklab.data.tokens.encode import dtype, encoded
 from sinklab.folder import whole, writable
 from sinklab.record import Refusal
 

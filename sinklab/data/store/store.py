@@ -13,7 +13,8 @@ from pathlib import Path
 import numpy as np
 from etils import epath
 
-from sinklab.data.shards import (
+from sinklab.cache import cache
+from sinklab.data.store.shard import (
     DOCUMENT,
     DOCUMENTS,
     FORMAT,
@@ -25,7 +26,7 @@ from sinklab.data.shards import (
     Shard,
     content,
 )
-from sinklab.data.tokenizer import Tokenizer, loaded
+from sinklab.data.tokens.tokenizer import Tokenizer, loaded
 from sinklab.folder import whole, writable
 from sinklab.record import Refusal
 
@@ -167,15 +168,6 @@ class Store:
             f'{self} is damaged: {damage}; bring the file anew, or give its prepare command again, which mends it (a '
             'store in the cache may be deleted)'
         )
-
-
-def cache() -> Path:
-    """$SINKLAB_CACHE, or sinklab in the user's cache folder."""
-    home = os.environ.get('XDG_CACHE_HOME') or Path.home() / '.cache'
-    chosen = os.environ.get('SINKLAB_CACHE') or Path(home) / 'sinklab'
-    if '://' in str(chosen):
-        raise Refusal(f'SINKLAB_CACHE={chosen} is no local folder; name one')
-    return Path(chosen)
 
 
 def openable() -> int:

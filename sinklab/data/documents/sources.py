@@ -10,9 +10,10 @@ from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
-from sinklab.data import catalog, files
-from sinklab.data.documents import Damaged, Document, Piece, Source
-from sinklab.data.files import Fault
+from sinklab.data.documents import catalog
+from sinklab.data.documents import formats as files
+from sinklab.data.documents.document import Damaged, Document, Piece, Source
+from sinklab.data.documents.formats import Fault
 from sinklab.record import Refusal, unknown
 
 LEFT_OUT = {'site-packages', 'test', 'tests', 'idle_test'}

@@ -1,7 +1,7 @@
 """Texts -> ids, in this process or in others beside it.
 
-`python -m sinklab.data.encode TOKENIZER.JSON` serves one of those: pickled lists of texts come in by stdin, and
-pickled lists of ids go out. It ends when its stdin does, so that none outlives whoever started it.
+`python -m sinklab.data.tokens.encode TOKENIZER.JSON` serves one of those: pickled lists of texts come in by stdin,
+and pickled lists of ids go out. It ends when its stdin does, so that none outlives whoever started it.
 """
 
 import collections
@@ -18,7 +18,7 @@ from pathlib import Path
 import numpy as np
 from tokenizers import Tokenizer
 
-from sinklab.data.tokenizer import given, loaded, size
+from sinklab.data.tokens.tokenizer import given, loaded, size
 from sinklab.record import Refusal
 
 AHEAD = 3  # tasks under way for each process
@@ -63,12 +63,12 @@ class Workers:
     """A process for each thread that starts one."""
 
     def __init__(self, file: Path):
-        self.command = [sys.executable, '-m', 'sinklab.data.encode', str(file)]
+        self.command = [sys.executable, '-m', 'sinklab.data.tokens.encode', str(file)]
         self.mine, self.all = threading.local(), []
 
     def start(self) -> None:
         # Whoever ends this process by Ctrl-C wants to say so himself, and its stdin ends then.
-        path = os.pathsep.join(filter(None, [str(Path(__file__).parents[2]), os.environ.get('PYTHONPATH')]))
+        path = os.pathsep.join(filter(None, [str(Path(__file__).parents[3]), os.environ.get('PYTHONPATH')]))
         environment = {**os.environ, 'PYTHONPATH': path, 'TOKENIZERS_PARALLELISM': 'false'}
         pipes = dict(stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=environment, start_new_session=True)
         self.mine.process = subprocess.Popen(self.command, **pipes)

@@ -13,7 +13,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from types import ModuleType
 from typing import Any
 
-from sinklab.data.files import library, line
+from sinklab.data.documents.formats import library, line
 from sinklab.record import Refusal, unknown
 
 HELD = 32  # examples read at once

@@ -5,7 +5,7 @@ from pathlib import Path
 import numpy as np
 
 from sinklab import spec
-from sinklab.data.store import Store
+from sinklab.data.store.store import Store
 from sinklab.record import Refusal, unknown
 
 SEQUENCES, LENGTH = 128, 2048  # of the sequences without a text

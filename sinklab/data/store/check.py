@@ -4,8 +4,8 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from sinklab.data.shards import DOCUMENTS, IDS, SIDES, Shard
-from sinklab.data.store import Store
+from sinklab.data.store.shard import DOCUMENTS, IDS, SIDES, Shard
+from sinklab.data.store.store import Store
 
 SHOWN = 160  # characters of a sample
 

@@ -6,10 +6,10 @@ import json
 from pathlib import Path
 from typing import Any
 
-from sinklab.data import tokenizer
-from sinklab.data.documents import Source
-from sinklab.data.shards import FORMAT, RECIPE, TOKENIZER, content
-from sinklab.data.survey import survey
+from sinklab.data.documents.document import Source
+from sinklab.data.documents.split import survey
+from sinklab.data.store.shard import FORMAT, RECIPE, TOKENIZER, content
+from sinklab.data.tokens import tokenizer
 from sinklab.folder import whole
 from sinklab.record import Refusal
 

@@ -5,7 +5,7 @@ import itertools
 
 import numpy as np
 
-from sinklab.data.store import Row
+from sinklab.data.store.store import Row
 from sinklab.record import Refusal
 
 

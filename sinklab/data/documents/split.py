@@ -6,7 +6,7 @@ import itertools
 import re
 from collections.abc import Iterator
 
-from sinklab.data.documents import Damaged, Document, Piece, Source
+from sinklab.data.documents.document import Damaged, Document, Piece, Source
 from sinklab.record import Refusal
 
 SAMPLE = 1 << 26  # characters

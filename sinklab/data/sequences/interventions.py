@@ -3,7 +3,7 @@
 import numpy as np
 
 from sinklab import spec
-from sinklab.data.windows import Windows
+from sinklab.data.sequences.windows import Windows
 
 
 class Intervened:
