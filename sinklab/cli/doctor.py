@@ -92,7 +92,7 @@ def attention() -> None:
 
 
 def documents() -> None:
-    from sinklab.data.corpus import texts
+    from sinklab.data.documents.sources import texts
 
     texts('stdlib')
 

@@ -9,7 +9,8 @@ import grain
 import numpy as np
 
 from sinklab import spec
-from sinklab.data.corpus import corpus, texts
+from sinklab.data.corpus import corpus
+from sinklab.data.documents.sources import texts
 from sinklab.data.sequences import backcopy, probes
 from sinklab.data.sequences.interventions import Intervened, fixed
 from sinklab.data.sequences.windows import Windows

@@ -7,7 +7,6 @@ import sys
 from sinklab import spec
 from sinklab.cache import cache
 from sinklab.data.documents import sources
-from sinklab.data.documents.split import intact
 from sinklab.data.prepare import Lines, prepare
 from sinklab.data.store.recipe import Recipe
 from sinklab.data.store.shard import FORMAT
@@ -72,9 +71,3 @@ def cached(data: spec.Data, vocabulary: int) -> Store:
         print(f'preparing {data.source} in {folder}', file=sys.stderr, flush=True)
         prepare(recipe, folder, listen=Lines())
     return Store(folder)
-
-
-def texts(source: str) -> list[str]:
-    """The texts of a small corpus, as they are."""
-    found = (intact(document) for document in sources.source(source).documents())
-    return [document.text for document in found if not document.blank]

@@ -16,8 +16,8 @@ from pathlib import Path
 import numpy as np
 
 from sinklab.data.documents import sources
-from sinklab.data.documents.document import Damaged, Document, Source
-from sinklab.data.documents.split import intact, key, two_sided
+from sinklab.data.documents.document import Damaged, Document, Source, intact
+from sinklab.data.documents.split import key, two_sided
 from sinklab.data.sequences import probes
 from sinklab.data.store.recipe import Recipe, agreed, hashed, made, settled
 from sinklab.data.store.shard import FORMAT, PROBE, SIDES, TOKENIZER, Entry, Shard, Stream, content

@@ -1,26 +1,17 @@
-"""Records of files - a whole text, lines of JSON, rows of a table - one at a time, whatever the size of the file."""
+"""Formats: a file -> its records (a whole text, lines of JSON, rows of a table), one at a time."""
 
-import contextlib
 import dataclasses
-import glob
-import gzip
-import importlib
-import io
 import itertools
 import json
 import os
-import re
-import zlib
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
-from types import ModuleType
-from typing import Any, BinaryIO
+from typing import Any
 
+from sinklab.data.documents.files import content, library, line, reading
 from sinklab.record import Refusal
 
-FED = 1 << 14  # bytes of a .zst given to its decoder at once: what comes out may be much more
 ROWS = 256  # of a table, held at once
-BRACES = re.compile(r'\{([^{}]*,[^{}]*)\}')
 
 
 class Fault(ValueError):
@@ -34,114 +25,20 @@ class Format:
     fields: Callable[[Any], dict[str, Any]]  # of a record, or a Fault
 
 
-def found(pattern: str) -> list[tuple[str, Path]]:
-    """(name, path) of the files that match, sorted by name, which is relative to the pattern's fixed folder."""
-    paths, roots = set(), []
-    for plain in [pattern] if os.path.isfile(pattern) else alternatives(pattern):
-        if os.path.isfile(plain) or not glob.has_magic(plain):
-            paths |= {plain} if os.path.isfile(plain) else set()
-            roots.append(os.path.dirname(plain))
-        else:
-            paths |= {path for path in glob.glob(plain, recursive=True) if not os.path.isdir(path)}
-            roots.append(Path(*itertools.takewhile(lambda part: not glob.has_magic(part), Path(plain).parts)))
-    root = os.path.commonpath([os.path.abspath(root) for root in roots])
-    return sorted((shown(os.path.relpath(path, root)), Path(path)) for path in paths)
-
-
-def alternatives(pattern: str) -> list[str]:
-    """a.{txt,jsonl} -> a.txt, a.jsonl, as a shell has it."""
-    if not (braces := BRACES.search(pattern)):
-        return [pattern]
-    before, after = pattern[: braces.start()], pattern[braces.end() :]
-    return [plain for part in braces[1].split(',') for plain in alternatives(f'{before}{part}{after}')]
-
-
-def shown(path: str) -> str:
-    """A path may hold any bytes; a name is UTF-8."""
-    return os.fsencode(Path(path).as_posix()).decode(errors='backslashreplace')
-
-
-def library(name: str, what: object) -> ModuleType:
-    try:
-        return importlib.import_module(name)
-    except ImportError as error:
-        raise Refusal(f'{what} needs {name.split(".")[0]}; pip install "sinklab[data]"') from error
-
-
-def line(words: object) -> str:
-    return ' '.join(str(words).split())[:200]
-
-
-@contextlib.contextmanager
-def reading(path: Path, *damage: type[Exception]) -> Iterator[None]:
-    try:
-        yield
-    except (EOFError, OSError, zlib.error, *damage) as error:
-        if getattr(error, 'strerror', None):
-            raise Refusal(f'{path} cannot be read: {error.strerror}') from error
-        raise Refusal(f'{path} is cut off or damaged ({line(error)}); fetch it again, or leave it out') from error
-
-
-@contextlib.contextmanager
-def opened(path: Path) -> Iterator[tuple[BinaryIO, BinaryIO]]:
-    """(the content, the file that it comes from)"""
-    with reading(path), path.open('rb') as file:
-        yield OPENERS.get(path.suffix, lambda file, path: file)(file, path), file
-
-
-def gunzipped(file: BinaryIO, _: Path) -> BinaryIO:
-    return io.BufferedReader(gzip.GzipFile(fileobj=file))
-
-
-def unzstd(file: BinaryIO, path: Path) -> BinaryIO:
-    return io.BufferedReader(Flow(frames(file, library('zstandard', path))), 1 << 17)
-
-
-def frames(file: BinaryIO, zstandard: ModuleType) -> Iterator[bytes]:
-    """zstandard's own reader of files takes a cut for the end."""
-    frame = None
-    while fed := file.read(FED):
-        while fed:
-            frame = frame or zstandard.ZstdDecompressor(max_window_size=1 << 31).decompressobj()
-            try:
-                yield frame.decompress(fed)
-            except zstandard.ZstdError as error:
-                raise EOFError(line(error)) from error
-            fed, frame = (frame.unused_data, None) if frame.eof else (b'', frame)
-    if frame:
-        raise EOFError('its last frame does not end')
-
-
-class Flow(io.RawIOBase):
-    """A file of what an iterator brings."""
-
-    def __init__(self, chunks: Iterable[bytes]):
-        self.chunks, self.chunk = iter(chunks), memoryview(b'')
-
-    def readable(self) -> bool:
-        return True
-
-    def readinto(self, buffer: memoryview) -> int:
-        while not self.chunk:
-            try:
-                self.chunk = memoryview(next(self.chunks))
-            except StopIteration:
-                return 0
-        taken = min(len(buffer), len(self.chunk))
-        buffer[:taken], self.chunk = self.chunk[:taken], self.chunk[taken:]
-        return taken
+def format_of(path: Path) -> Format:
+    return next(format for suffix, format in FORMATS.items() if str(path).endswith(suffix))
 
 
 def whole(path: Path, _: list[str]) -> Iterator[tuple[int, bytes, int]]:
-    with opened(path) as (content, file):
-        yield 0, content.read(), os.fstat(file.fileno()).st_size
+    with content(path) as (text, file):
+        yield 0, text.read(), os.fstat(file.fileno()).st_size
 
 
 def lines(path: Path, _: list[str]) -> Iterator[tuple[int, bytes, int]]:
     """Lines that are not blank; of a compressed file, the first line of a block stands for the block."""
     behind = 0
-    with opened(path) as (content, file):
-        for number, text in enumerate(content, 1):
+    with content(path) as (texts, file):
+        for number, text in enumerate(texts, 1):
             if text.strip():
                 behind, before = file.tell(), behind
                 yield number, text, behind - before
@@ -162,20 +59,17 @@ def rows(path: Path, columns: list[str]) -> Iterator[tuple[int, Any, int]]:
             yield number + 1, row, size * (number + 1) // count - size * number // count
 
 
-def decoded(content: bytes) -> str:
+def utf8(decode: Callable[[], Any]) -> Any:
+    """What decodes, or a Fault."""
     try:
-        return content.decode()
+        return decode()
     except UnicodeDecodeError as error:
         raise Fault(f'is not UTF-8 (byte {error.start})') from error
 
 
-def text(content: bytes) -> dict[str, Any]:
-    return {'text': decoded(content)}
-
-
-def parsed(content: bytes, objects: Callable | None = None) -> dict[str, Any]:
+def json_object(content: bytes, hook: Callable | None = None) -> dict[str, Any]:
     try:
-        fields = json.loads(decoded(content).removeprefix('\ufeff'), object_pairs_hook=objects)
+        fields = json.loads(utf8(content.decode).removeprefix('\ufeff'), object_pairs_hook=hook)
     except Fault:
         raise
     except (ValueError, RecursionError) as error:
@@ -185,36 +79,8 @@ def parsed(content: bytes, objects: Callable | None = None) -> dict[str, Any]:
     return fields
 
 
-def values(row: Any) -> dict[str, Any]:
-    try:
-        return row.as_py()
-    except UnicodeDecodeError as error:
-        raise Fault(f'is not UTF-8 (byte {error.start})') from error
-
-
-def at(values: Any, path: str) -> Any:
-    for name in path.split('.'):
-        if not isinstance(values, dict) or name not in values:
-            here = line(', '.join(values)) if isinstance(values, dict) else 'none'
-            raise Fault(f'has no field "{path}" (fields: {here}; name one by #field=NAME behind the source)')
-        values = values[name]
-    return values
-
-
-def string(values: Any, path: str) -> str:
-    value = at(values, path)
-    text = decoded(value) if isinstance(value, bytes) else value
-    if not isinstance(text, str):
-        raise Fault(f'has a "{path}" that is no text')
-    try:
-        text.encode()
-    except UnicodeEncodeError as error:
-        raise Fault(f'has half a character in "{path}" (a lone surrogate)') from error
-    return text
-
-
-OPENERS = {'.gz': gunzipped, '.zst': unzstd}
-TEXT, LINES, TABLE = Format('', whole, text), Format('line', lines, parsed), Format('row', rows, values)
+TEXT = Format('', whole, lambda content: {'text': utf8(content.decode)})
+LINES = Format('line', lines, json_object)
 FORMATS = {
     '.txt': TEXT,
     '.txt.gz': TEXT,
@@ -222,5 +88,5 @@ FORMATS = {
     '.jsonl': LINES,
     '.jsonl.gz': LINES,
     '.jsonl.zst': LINES,
-    '.parquet': TABLE,
+    '.parquet': Format('row', rows, lambda row: utf8(row.as_py)),
 }

@@ -1,4 +1,4 @@
-"""What is known of a corpus before it is tokenized: its split, and a sample of its texts."""
+"""Which documents of a corpus are held out, and a sample of the others."""
 
 import dataclasses
 import hashlib
@@ -6,7 +6,7 @@ import itertools
 import re
 from collections.abc import Iterator
 
-from sinklab.data.documents.document import Damaged, Document, Piece, Source
+from sinklab.data.documents.document import Damaged, Document, Piece, Source, intact
 from sinklab.record import Refusal
 
 SAMPLE = 1 << 26  # characters
@@ -21,10 +21,10 @@ def survey(source: Source, held_out: float, lenient: bool, texts: bool) -> tuple
     if source.limit is None and (texts or source.size <= SAMPLE):
         seen, whole = sample(source.documents(), SAMPLE, lenient)
         if whole:
-            limit = exact([key(document.name) for document in seen], held_out)
+            limit = exact_limit([key(document.name) for document in seen], held_out)
             return limit, [document.text for document in seen if key(document.name) >= limit]
     limit = int(held_out * 2**64) if source.limit is None else source.limit
-    return limit, spread(source, limit, lenient) if texts else []
+    return limit, sample_of_pieces(source, limit, lenient) if texts else []
 
 
 def two_sided(source: Source, held_out: float) -> Source:
@@ -59,7 +59,7 @@ def halves(document: Document, held_out: float) -> tuple[Document, Document] | N
     return (two, one) if first else (one, two)
 
 
-def spread(source: Source, limit: int, lenient: bool) -> list[str]:
+def sample_of_pieces(source: Source, limit: int, lenient: bool) -> list[str]:
     """Texts from all over a large corpus: the beginnings of its pieces, in the order of their keys."""
     share, taken, texts = max(SAMPLE // len(source.pieces), SAMPLE >> 10), 0, []
     for piece in sorted(source.pieces, key=lambda piece: key(piece.name)):
@@ -85,15 +85,7 @@ def sample(found: Iterator[Document | Damaged], size: int, lenient: bool) -> tup
     return seen, True
 
 
-def intact(document: Document | Damaged) -> Document:
-    if isinstance(document, Damaged):
-        raise Refusal(
-            f'{document.where} {document.why}; mend it, leave it out, or let prepare --lenient drop and count those'
-        )
-    return document
-
-
-def exact(keys: list[int], held_out: float) -> int:
+def exact_limit(keys: list[int], held_out: float) -> int:
     """The limit that holds out a share of these keys, and leaves one at least on each side."""
     if len(keys) < 2:
         raise Refusal(
