@@ -181,7 +181,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         size = int(given.text_mb * 1e6)
-        (folder / 'tokenizer.json').write_text(tokenizer.learned(list(library(size)), given.vocabulary))
+        (folder / 'tokenizer.json').write_text(tokenizer.train(list(library(size)), given.vocabulary))
         found = dict(
             machine=platform.processor() or platform.machine(),
             cores=len(os.sched_getaffinity(0)),

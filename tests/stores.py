@@ -37,8 +37,8 @@ def documents(store, side, domain=''):
     starts, _ = row.documents()
     ids = [row.ids(int(start), int(end)) for start, end in zip(starts, [*starts[1:], len(row)], strict=True)]
     assert all(row[-1] == END for row in ids)
-    assert all(row[0] == BEGIN for row in ids) or not store.opened
-    return [row[store.opened : -1].tolist() for row in ids]
+    assert all(row[0] == BEGIN for row in ids) or not store.has_bos
+    return [row[store.has_bos : -1].tolist() for row in ids]
 
 
 def texts_of(store, side, domain=''):
@@ -80,5 +80,5 @@ class Array:
     def ids(self, start, end):
         return self.tokens[start:end]
 
-    def predicted(self, start, end):
+    def loss_mask(self, start, end):
         return self.told[start:end]

@@ -12,7 +12,7 @@ from stores import END, Array
 
 from sinklab.data.batches import Shuffled, sequences
 from sinklab.data.corpus import corpus as stored
-from sinklab.data.sequences.interventions import Intervened, fixed
+from sinklab.data.sequences.interventions import Intervened, with_fixed_token
 from sinklab.data.sequences.probes import INPUTS, natural
 from sinklab.data.sequences.windows import Windows
 from sinklab.data.structure import starts
@@ -122,7 +122,7 @@ def test_a_fixed_position_holds_the_fixed_token_everywhere_and_nothing_else_move
 
 def test_an_intervention_leaves_its_input_alone(data):
     ids = np.full((2, 17), 7)
-    fixed(ids, dataclasses.replace(data, fixed_position=2))
+    with_fixed_token(ids, dataclasses.replace(data, fixed_position=2))
     assert (ids == 7).all()
 
 

@@ -66,7 +66,7 @@ def test_the_words_of_the_assistant_and_the_end_after_them_are_to_be_predicted(t
     said = []
     for side in ('train', 'held_out'):
         row = store.row(side, '')
-        ids, predicted = row.ids(0, len(row)), row.predicted(0, len(row)).astype(bool)
+        ids, predicted = row.ids(0, len(row)), row.loss_mask(0, len(row)).astype(bool)
         said.append(store.tokenizer().decode(ids[predicted].tolist(), skip_special_tokens=False))
         for end in np.flatnonzero(ids == END):
             assert predicted[end] == predicted[end - 1]

@@ -9,10 +9,12 @@ from sinklab.cache import cache
 from sinklab.data.documents import sources
 from sinklab.data.prepare import Lines, prepare
 from sinklab.data.store.recipe import Recipe
-from sinklab.data.store.shard import FORMAT
+from sinklab.data.store.shard import FORMAT, META
 from sinklab.data.store.store import Store
-from sinklab.data.tokens.tokenizer import digest, given
+from sinklab.data.tokens.tokenizer import digest, read
 from sinklab.record import Refusal, unknown
+
+SETTINGS = ('bos', 'held_out', 'end_token', 'fixed_token')  # of config.data and of a store
 
 
 def corpus(data: spec.Data, vocabulary: int) -> Store:
@@ -20,14 +22,14 @@ def corpus(data: spec.Data, vocabulary: int) -> Store:
     kinds = [*sources.SOURCES, 'store:DIR']
     if kind not in [form.partition(':')[0] for form in kinds]:
         raise Refusal(unknown(f'config.data.source = {data.source!r}', kind, kinds, 'sources'))
-    store = Store(rest) if kind == 'store' else cached(data, vocabulary)
+    store = Store(rest) if kind == 'store' else store_in_cache(data, vocabulary)
     check(store, data, vocabulary)
     return store
 
 
 def check(store: Store, data: spec.Data, vocabulary: int) -> None:
     """Refuses a store that was made for other runs than this."""
-    for name in ('bos', 'held_out', 'end_token', 'fixed_token'):
+    for name in SETTINGS:
         theirs, ours = store.meta[name], getattr(data, name)
         if theirs != ours:
             raise Refusal(
@@ -51,23 +53,16 @@ def check(store: Store, data: spec.Data, vocabulary: int) -> None:
         )
 
 
-def cached(data: spec.Data, vocabulary: int) -> Store:
-    """The store of a source that is named itself, by all that it was made of."""
+def store_in_cache(data: spec.Data, vocabulary: int) -> Store:
+    """The store of a source that is named itself; its folder is named by all that it is made of."""
     train = data.tokenizer == 'train'
-    recipe = Recipe(
-        source=data.source,
-        tokenizer=data.tokenizer,
-        vocabulary=vocabulary if train else None,
-        held_out=data.held_out,
-        bos=data.bos,
-        end_token=data.end_token,
-        fixed_token=data.fixed_token,
-    )
+    settings = {name: getattr(data, name) for name in SETTINGS}
+    recipe = Recipe(data.source, data.tokenizer, vocabulary if train else None, **settings)
     identity = sources.source(data.source).identity
-    what = [FORMAT, identity, vocabulary if train else given(data.tokenizer), data.held_out, data.bos]
+    what = [FORMAT, identity, vocabulary if train else read(data.tokenizer), data.held_out, data.bos]
     what += [data.source, data.end_token, data.fixed_token]
     folder = cache() / 'stores' / hashlib.sha256(json.dumps(what).encode()).hexdigest()[:16]
-    if not (folder / 'meta.json').exists():
+    if not (folder / META).exists():
         print(f'preparing {data.source} in {folder}', file=sys.stderr, flush=True)
         prepare(recipe, folder, listen=Lines())
     return Store(folder)

@@ -50,4 +50,4 @@ class Windows:
         start = (number - (self.ends[part - 1] if part else 0)) * self.size
         row, end = self.rows[part], start + self.size
         ids_T = row.ids(start, end).astype(np.int32)
-        return np.where(row.predicted(start, end), ids_T, ~ids_T) if self.masked else ids_T
+        return np.where(row.loss_mask(start, end), ids_T, ~ids_T) if self.masked else ids_T

@@ -1,4 +1,4 @@
-"""Shards: the tokens of documents, in files that are written once, each with a record of what it holds.
+"""What a store holds: shards, which are the tokens of documents in files, each with a record.
 
 SIDE-DOMAIN-NUMBER.ids        the ids, little-endian, one document after another
 SIDE-DOMAIN-NUMBER.documents  where each document starts, and its key: two uint64 a document
@@ -6,21 +6,19 @@ SIDE-DOMAIN-NUMBER.predicted  a byte a token, where documents tell what is to be
 SIDE-DOMAIN-NUMBER.json       the record, until meta.json holds it
 """
 
-import array
 import dataclasses
 import hashlib
 import json
-import os
 from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
 
-from sinklab.record import Refusal
+from sinklab.folder import whole
 
 FORMAT = 3  # of all that a store holds
 SIDES = ('train', 'held_out')
-RECIPE, TOKENIZER, PROBE = 'recipe.json', 'tokenizer.json', 'probe.npz'
+RECIPE, TOKENIZER, PROBE, META = 'recipe.json', 'tokenizer.json', 'probe.npz', 'meta.json'
 IDS, DOCUMENTS, PREDICTED = 'ids', 'documents', 'predicted'
 DOCUMENT = np.dtype([('start', '<u8'), ('key', '<u8')])
 
@@ -53,146 +51,10 @@ class Shard:
 
     def write(self, folder: Path) -> None:
         """Its record, by which it counts as finished."""
-        record = Growing(folder / f'{self.name}.json')
-        record.write(json.dumps(dataclasses.asdict(self)).encode())
-        record.finish()
+        with whole(folder / f'{self.name}.json') as unfinished:
+            unfinished.write_text(json.dumps(dataclasses.asdict(self)), encoding='utf-8')
 
 
-class Growing:
-    """A file that is hashed as it grows, and gets its name when it is whole."""
-
-    def __init__(self, path: Path):
-        self.path, self.unfinished = path, path.with_name(f'{path.name}.unfinished')
-        self.file, self.sha = self.unfinished.open('wb'), hashlib.sha256()
-
-    def write(self, content: bytes) -> None:
-        self.file.write(content)
-        self.sha.update(content)
-
-    def finish(self) -> str:
-        """Its digest, when it lies on the disk."""
-        self.file.flush()
-        os.fsync(self.file.fileno())
-        self.file.close()
-        self.unfinished.replace(self.path)
-        return self.sha.hexdigest()
-
-
-@dataclasses.dataclass(frozen=True)
-class Entry:
-    """What a shard notes of a document, beside its tokens."""
-
-    key: int
-    digest: bytes
-    bytes: int
-
-
-class Open:
-    """A shard that documents are added to."""
-
-    def __init__(self, folder: Path, name: str, masked: bool):
-        self.folder, self.name = folder, name
-        suffixes = (IDS, PREDICTED) if masked else (IDS,)
-        self.files = {suffix: Growing(folder / f'{name}.{suffix}') for suffix in suffixes}
-        self.keys, self.starts, self.said = array.array('Q'), array.array('Q'), hashlib.sha256()
-        self.tokens = self.bytes = self.largest = 0
-
-    def begin(self, entry: Entry) -> None:
-        self.keys.append(entry.key)
-        self.starts.append(self.tokens)
-        self.said.update(entry.digest)
-        self.bytes += entry.bytes
-
-    def add(self, ids: np.ndarray, predicted: bool) -> None:
-        self.files[IDS].write(ids.tobytes())
-        if PREDICTED in self.files:
-            self.files[PREDICTED].write(bytes([predicted]) * len(ids))
-        self.tokens += len(ids)
-        self.largest = max(self.largest, int(ids.max(initial=0)))
-
-    def finish(self, side: str, domain: str) -> Shard:
-        self.files[DOCUMENTS] = Growing(self.folder / f'{self.name}.{DOCUMENTS}')
-        columns = [np.frombuffer(column, np.uint64) for column in (self.starts, self.keys)]
-        self.files[DOCUMENTS].write(np.rec.fromarrays(columns, dtype=DOCUMENT).tobytes())
-        shard = Shard(
-            name=self.name,
-            side=side,
-            domain=domain,
-            tokens=self.tokens,
-            documents=len(self.keys),
-            bytes=self.bytes,
-            largest=self.largest,
-            said=self.said.hexdigest(),
-            sha256={suffix: file.finish() for suffix, file in self.files.items()},
-        )
-        shard.write(self.folder)
-        return shard
-
-
-class Stream:
-    """The documents of one side of one domain, in shards; those that were finished before are kept.
-
-    One end of a pipeline asks `passes` of each document, and the other adds those that did not pass.
-    """
-
-    def __init__(self, folder: Path, side: str, domain: str, number: int, size: int, masked: bool):
-        self.folder, self.side, self.domain, self.number = folder, side, domain, number
-        self.size, self.masked, self.open = size, masked, None
-        self.shards = self.kept()
-        self.before = list(self.shards)  # finished shards whose documents are still to come by
-        self.coming, self.said = 0, hashlib.sha256()
-
-    def name(self, number: int) -> str:
-        return f'{self.side}-{self.number:03}-{number:05}'
-
-    def kept(self) -> list[Shard]:
-        """The finished shards up to the first that is missing or damaged; no later one counts as finished."""
-        shards = []
-        while (record := self.folder / f'{self.name(len(shards))}.json').exists():
-            shard = Shard(**json.loads(record.read_text(encoding='utf-8')))
-            if shard.damage(lambda file: (self.folder / file).read_bytes()):
-                break
-            shards.append(shard)
-        for late in sorted(self.folder.glob(f'{self.side}-{self.number:03}-*.json')):
-            if late.stem >= self.name(len(shards)):
-                late.unlink()
-        return shards
-
-    def passes(self, entry: Entry) -> bool:
-        """Whether a finished shard has the document."""
-        if not self.before:
-            return False
-        self.coming += 1
-        self.said.update(entry.digest)
-        if self.coming == self.before[0].documents:
-            if self.said.hexdigest() != self.before[0].said:
-                raise Refusal(
-                    f'the source has changed since {self.folder / self.before[0].name} was made of it; delete '
-                    f'{self.folder}, or give another folder'
-                )
-            self.before.pop(0)
-            self.coming, self.said = 0, hashlib.sha256()
-        return True
-
-    def begin(self, entry: Entry) -> None:
-        if self.open is None:
-            self.open = Open(self.folder, self.name(len(self.shards)), self.masked)
-        self.open.begin(entry)
-
-    def add(self, ids: np.ndarray, predicted: bool) -> None:
-        self.open.add(ids, predicted)
-
-    def end(self) -> None:
-        """A document is complete, and with it perhaps a shard."""
-        if self.open.tokens >= self.size:
-            self.finish()
-
-    def finish(self) -> None:
-        if self.open:
-            self.shards.append(self.open.finish(self.side, self.domain))
-            self.open = None
-
-
-def content(file: Path) -> bytes:
-    """Nothing, where there is no file."""
-    return file.read_bytes() if file.exists() else b''
+def digest(file: Path) -> str:
+    """Its sha256; of nothing, where there is no file."""
+    return hashlib.sha256(file.read_bytes() if file.exists() else b'').hexdigest()

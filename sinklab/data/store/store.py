@@ -19,14 +19,15 @@ from sinklab.data.store.shard import (
     DOCUMENTS,
     FORMAT,
     IDS,
+    META,
     PREDICTED,
     PROBE,
     RECIPE,
     TOKENIZER,
     Shard,
-    content,
+    digest,
 )
-from sinklab.data.tokens.tokenizer import Tokenizer, loaded
+from sinklab.data.tokens.tokenizer import Tokenizer, parse
 from sinklab.folder import whole, writable
 from sinklab.record import Refusal
 
@@ -47,7 +48,7 @@ class Row:
     def ids(self, start: int, end: int) -> np.ndarray:
         return self.read(IDS, start, end)
 
-    def predicted(self, start: int, end: int) -> np.ndarray:
+    def loss_mask(self, start: int, end: int) -> np.ndarray:
         return self.read(PREDICTED, start, end)
 
     def read(self, suffix: str, start: int, end: int) -> np.ndarray:
@@ -75,7 +76,7 @@ class Store:
         self.meta = self.read_meta()
         self.shards = [Shard(**record) for record in self.meta['shards']]
         self.dtype = np.dtype(self.meta['dtype'])
-        self.mapped = functools.lru_cache(openable())(self.map)
+        self.mapped = functools.lru_cache(mappable())(self.map)
         if not self.remote:
             self.verify(digests=sum(shard.tokens for shard in self.shards) * self.dtype.itemsize <= VERIFIED)
 
@@ -83,7 +84,7 @@ class Store:
         return str(self.path)
 
     def read_meta(self) -> dict:
-        file = self.path / 'meta.json'
+        file = self.path / META
         try:
             meta = json.loads(file.read_text())
         except FileNotFoundError as error:
@@ -101,7 +102,7 @@ class Store:
         return self.meta['digest']
 
     @property
-    def opened(self) -> bool:
+    def has_bos(self) -> bool:
         """Whether each document begins with BOS."""
         return self.meta['bos'] == 'documents'
 
@@ -113,7 +114,7 @@ class Store:
         return Row(self, [shard for shard in self.shards if (shard.side, shard.domain) == (side, domain)])
 
     def tokenizer(self) -> Tokenizer:
-        return loaded(self.read(TOKENIZER).decode(), str(self.path / TOKENIZER))
+        return parse(self.read(TOKENIZER).decode(), str(self.path / TOKENIZER))
 
     def probes(self) -> dict[str, np.ndarray]:
         return dict(np.load(io.BytesIO(self.read(PROBE))))
@@ -123,11 +124,11 @@ class Store:
 
     def map(self, shard: Shard, suffix: str) -> np.ndarray:
         file = f'{shard.name}.{suffix}'
-        path = self.fetched(file, shard.sha256[suffix]) if self.remote else self.path / file
+        path = self.local_copy(file, shard.sha256[suffix]) if self.remote else self.path / file
         kind = {IDS: self.dtype, DOCUMENTS: DOCUMENT, PREDICTED: np.dtype(np.uint8)}[suffix]
         return np.memmap(path, kind, 'r').view(np.ndarray)
 
-    def fetched(self, file: str, digest: str) -> Path:
+    def local_copy(self, file: str, sha256: str) -> Path:
         """A copy on this machine of a remote file."""
         path = cache() / 'remote' / self.digest / file
         if path.exists():  # whole, for it got its name when it was
@@ -136,7 +137,7 @@ class Store:
             content = self.read(file)
         except OSError as error:
             self.refuse(f'{file} cannot be read ({error.strerror or error})')
-        if hashlib.sha256(content).hexdigest() != digest:
+        if hashlib.sha256(content).hexdigest() != sha256:
             self.refuse(f'{file} is not as it was written (its sha256 differs)')
         with writable(path.parent), whole(path) as unfinished:
             unfinished.write_bytes(content)
@@ -148,14 +149,14 @@ class Store:
             sizes = {IDS: shard.tokens * self.dtype.itemsize, PREDICTED: shard.tokens}
             sizes[DOCUMENTS] = shard.documents * DOCUMENT.itemsize
             for suffix in shard.sha256:
-                self.sized(f'{shard.name}.{suffix}', sizes[suffix])
+                self.check_size(f'{shard.name}.{suffix}', sizes[suffix])
             if digests and (damage := shard.damage(self.read)):
                 self.refuse(damage)
-        for file, digest in ((TOKENIZER, self.meta['tokenizer']), (PROBE, self.meta['probe'])):
-            if hashlib.sha256(content(self.path / file)).hexdigest() != digest:
+        for file, wanted in ((TOKENIZER, self.meta['tokenizer']), (PROBE, self.meta['probe'])):
+            if digest(self.path / file) != wanted:
                 self.refuse(f'{file} is not the one that it was made with')
 
-    def sized(self, file: str, size: int) -> None:
+    def check_size(self, file: str, size: int) -> None:
         try:
             found = (self.path / file).stat().length
         except OSError as error:
@@ -170,7 +171,7 @@ class Store:
         )
 
 
-def openable() -> int:
+def mappable() -> int:
     """How many files may be mapped at once: half of those that may be open, which are made as many as can be."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     wanted = 2 * OPEN if hard == resource.RLIM_INFINITY else min(2 * OPEN, hard)
