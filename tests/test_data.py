@@ -217,7 +217,7 @@ def test_random_tokens_differ_between_domains_and_do_not_depend_on_the_share():
     data, rows = dataclasses.replace(tiny().data, random_first=1, random_last=8), [Array(np.zeros(17 * 50, int))]
 
     def drawn(share, domain):
-        windows = Windows(rows, 16, 'train', share, 0, domain=domain)
+        windows = Windows(rows, 16, f'train {domain}', share, 0)
         found = Intervened(windows, data, 300, fix=True)
         return {windows.number(index): found[index].tolist() for index in range(len(windows))}
 

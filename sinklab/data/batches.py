@@ -92,14 +92,15 @@ def text(spec: spec.Spec) -> Sequences:
     data, vocabulary = spec.data, spec.model.vocabulary
     store = corpus(data, vocabulary)
     weights, masked = store.meta['weights'], data.loss == 'assistant'
-    sets = [[name] for name in weights] or [store.domains]  # windows are shuffled together, or mixed by weight
+    parts = {name: [name] for name in weights} or {'': store.domains}  # mixed by weight, or shuffled together
 
     def windows(side: str, share: float, fix: bool) -> list[Intervened]:
         found = []
-        for names in sets:
-            rows = [store.row(side, name) for name in names]
-            found.append(Windows(rows, data.length, side, share, data.seed, masked, names[0] if weights else ''))
-        return [Intervened(part, data, vocabulary, fix) for part in found]
+        for name, domains in parts.items():
+            rows, label = [store.row(side, domain) for domain in domains], f'{side} {name}'.strip()
+            part = Windows(rows, data.length, label, share, data.seed, masked)
+            found.append(Intervened(part, data, vocabulary, fix))
+        return found
 
     held_out = windows('held_out', 1.0, data.fixed_held_out)
     enough(spec, held_out, weights)

@@ -8,13 +8,11 @@ from sinklab import spec
 from sinklab.cache import cache
 from sinklab.data.documents import sources
 from sinklab.data.prepare import Lines, prepare
-from sinklab.data.store.recipe import Recipe
+from sinklab.data.store.recipe import SETTINGS, Recipe
 from sinklab.data.store.shard import FORMAT, META
 from sinklab.data.store.store import Store
 from sinklab.data.tokens.tokenizer import digest, read
 from sinklab.record import Refusal, unknown
-
-SETTINGS = ('bos', 'held_out', 'end_token', 'fixed_token')  # of config.data and of a store
 
 
 def corpus(data: spec.Data, vocabulary: int) -> Store:
@@ -44,13 +42,10 @@ def check(store: Store, data: spec.Data, vocabulary: int) -> None:
         )
     if (size := store.meta['vocabulary']) > vocabulary:
         raise Refusal(
-            f'config.model.vocabulary is {vocabulary}, but the tokenizer gives ids up to {size - 1}; '
-            f'set config.model.vocabulary to at least {size}'
+            f'config.model.vocabulary is {vocabulary}, but the tokenizer gives ids up to {size - 1}; set it to {size}'
         )
     if data.loss == 'assistant' and not store.meta['masked']:
-        raise Refusal(
-            f'config.data.loss is assistant, and {store} tells nobody apart; set it to all, or prepare a chat: source'
-        )
+        raise Refusal(f'config.data.loss is assistant, and {store} tells nobody apart; set all, or prepare a chat:')
 
 
 def store_in_cache(data: spec.Data, vocabulary: int) -> Store:

@@ -106,9 +106,7 @@ def lock(folder: Path) -> Iterator[None]:
             say(f'another process prepares {folder}; waiting for it')
             fcntl.flock(file, fcntl.LOCK_EX)
         except OSError as error:
-            raise Refusal(
-                f'{folder} lies where no file can be locked ({error.strerror}); prepare on another disk, and copy'
-            ) from error
+            raise Refusal(f'{folder} cannot be locked ({error.strerror}); prepare elsewhere, and copy it') from error
         yield
 
 

@@ -119,9 +119,8 @@ def builder_in(tfds: ModuleType, given: str, path: str) -> Any:
     try:
         return tfds.builder_from_directory(path)
     except Exception as error:
-        raise Refusal(
-            f'{given}: the folder {path} holds no data set ({line(error)}); name the one with its dataset_info.json'
-        ) from error
+        words = f'{given}: the folder {path} holds no data set ({line(error)})'
+        raise Refusal(f'{words}; name the one with its dataset_info.json') from error
 
 
 def builder_of(tfds: ModuleType, given: str, name: str) -> Any:

@@ -57,7 +57,5 @@ class Source:
 
 def intact(document: Document | Damaged) -> Document:
     if isinstance(document, Damaged):
-        raise Refusal(
-            f'{document.where} {document.why}; mend it, leave it out, or let prepare --lenient drop and count those'
-        )
+        raise Refusal(f'{document.where} {document.why}; mend it, leave it out, or let prepare --lenient drop it')
     return document

@@ -26,9 +26,7 @@ def mixture(given: str, rest: str, source: Callable[[str], Source]) -> Source:
     if without := weights and [name for name in components if name not in weights]:
         raise Refusal(f'{given} has no weight for {", ".join(without)}; give a weight to all, or to none')
     if len({part.masked for part in sources.values()}) > 1:
-        raise Refusal(
-            f'{given} mixes chat: with others, and only a chat tells predicted parts; make a mixture of each'
-        )
+        raise Refusal(f'{given} mixes chat: with others, which mark no words; make a mixture of each')
     total = math.fsum(weights.values())
     return Source(
         pieces=tuple(in_domain(piece, name) for name, part in sources.items() for piece in part.pieces),

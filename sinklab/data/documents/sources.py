@@ -65,9 +65,7 @@ def text(given: str, rest: str) -> Source:
     found = matches(given, pattern, formats.FORMATS)
     for _, path in found:
         if formats.format_of(path) is formats.TEXT and fields != Fields('text', ''):
-            raise Refusal(
-                f'{given} names fields, and {path} has none; leave out what follows #, or match other files'
-            )
+            raise Refusal(f'{given} names fields, and {path} has none; leave them out, or match other files')
     return of_records('text', found, fields, records.text)
 
 

@@ -6,10 +6,11 @@ from collections.abc import Mapping
 from pathlib import Path
 
 import numpy as np
+from etils import epath
 
 from sinklab.data.documents.document import Source
-from sinklab.data.store.recipe import Recipe, hash_of
-from sinklab.data.store.shard import FORMAT, META, PROBE, SIDES, TOKENIZER, Shard, digest
+from sinklab.data.store.recipe import SETTINGS, Recipe, hash_of
+from sinklab.data.store.shard import FORMAT, META, PROBE, RECIPE, SIDES, TOKENIZER, Shard, digest
 from sinklab.data.tokens.encode import dtype
 from sinklab.data.tokens.tokenizer import load, size
 from sinklab.folder import whole
@@ -39,10 +40,7 @@ def write(folder: Path, recipe: Recipe, source: Source, shards: list[Shard], dro
         tokenizer=digest(folder / TOKENIZER),
         vocabulary=size(tokenizer),
         dtype=dtype(tokenizer).str,
-        bos=recipe.bos,
-        end_token=recipe.end_token,
-        fixed_token=recipe.fixed_token,
-        held_out=recipe.held_out,
+        **{name: getattr(recipe, name) for name in SETTINGS},
         masked=source.masked,
         weights=dict(source.weights or ()),
     )
@@ -59,6 +57,22 @@ def write(folder: Path, recipe: Recipe, source: Source, shards: list[Shard], dro
         unfinished.write_text(json.dumps(meta, indent=1) + '\n', encoding='utf-8')
     for shard in shards:
         (folder / f'{shard.name}.json').unlink()
+
+
+def read(folder: epath.Path) -> dict:
+    """meta.json of a store that may lie anywhere."""
+    file = folder / META
+    try:
+        meta = json.loads(file.read_text())
+    except FileNotFoundError as error:
+        begun = (folder / RECIPE).exists()
+        remedy = 'give its prepare command again, and it goes on' if begun else 'make one by sinklab prepare'
+        raise Refusal(f'{folder} holds no finished token store; {remedy}') from error
+    except (OSError, ValueError, ImportError) as error:
+        raise Refusal(f'{file} cannot be read ({error}); bring the store anew') from error
+    if meta.get('format') != FORMAT:
+        raise Refusal(f'{file} has format {meta.get("format")}, and {FORMAT} is read here; prepare it anew')
+    return meta
 
 
 def counts(domain: str, shards: list[Shard]) -> dict:

@@ -5,7 +5,6 @@ import functools
 import hashlib
 import io
 import itertools
-import json
 import os
 import resource
 from pathlib import Path
@@ -14,19 +13,8 @@ import numpy as np
 from etils import epath
 
 from sinklab.cache import cache
-from sinklab.data.store.shard import (
-    DOCUMENT,
-    DOCUMENTS,
-    FORMAT,
-    IDS,
-    META,
-    PREDICTED,
-    PROBE,
-    RECIPE,
-    TOKENIZER,
-    Shard,
-    digest,
-)
+from sinklab.data.store import meta
+from sinklab.data.store.shard import DOCUMENT, DOCUMENTS, IDS, PREDICTED, PROBE, TOKENIZER, Shard, digest
 from sinklab.data.tokens.tokenizer import Tokenizer, parse
 from sinklab.folder import whole, writable
 from sinklab.record import Refusal
@@ -73,7 +61,7 @@ class Store:
     def __init__(self, path: str | os.PathLike):
         self.path = epath.Path(path)
         self.remote = '://' in str(path)
-        self.meta = self.read_meta()
+        self.meta = meta.read(self.path)
         self.shards = [Shard(**record) for record in self.meta['shards']]
         self.dtype = np.dtype(self.meta['dtype'])
         self.mapped = functools.lru_cache(mappable())(self.map)
@@ -82,20 +70,6 @@ class Store:
 
     def __str__(self) -> str:
         return str(self.path)
-
-    def read_meta(self) -> dict:
-        file = self.path / META
-        try:
-            meta = json.loads(file.read_text())
-        except FileNotFoundError as error:
-            begun = (self.path / RECIPE).exists()
-            remedy = 'give its prepare command again, and it goes on' if begun else 'make one by sinklab prepare'
-            raise Refusal(f'{self} holds no finished token store; {remedy}') from error
-        except (OSError, ValueError, ImportError) as error:
-            raise Refusal(f'{file} cannot be read ({error}); bring the store anew') from error
-        if meta.get('format') != FORMAT:
-            raise Refusal(f'{file} has format {meta.get("format")}, and {FORMAT} is read here; prepare it anew')
-        return meta
 
     @property
     def digest(self) -> str:

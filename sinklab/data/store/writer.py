@@ -121,10 +121,7 @@ class Stream:
         self.said.update(entry.digest)
         if self.coming == self.before[0].documents:
             if self.said.hexdigest() != self.before[0].said:
-                raise Refusal(
-                    f'the source has changed since {self.folder / self.before[0].name} was made of it; delete '
-                    f'{self.folder}, or give another folder'
-                )
+                raise Refusal(f'the source has changed since {self.folder} was begun; delete that, or give another')
             self.before.pop(0)
             self.coming, self.said = 0, hashlib.sha256()
         return True

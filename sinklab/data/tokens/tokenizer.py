@@ -19,9 +19,7 @@ def parse(text: str, name: str) -> Tokenizer:
     try:
         tokenizer = Tokenizer.from_str(text)
     except Exception as error:  # the library raises nothing narrower
-        raise Refusal(
-            f'{name} is no tokenizer ({error}); give a tokenizer.json of Hugging Face tokenizers'
-        ) from error
+        raise Refusal(f'{name} is no tokenizer ({error}); give a tokenizer.json of Hugging Face') from error
     tokenizer.encode_special_tokens = True
     tokenizer.no_truncation()
     tokenizer.no_padding()
