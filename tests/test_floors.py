@@ -60,6 +60,16 @@ def test_a_file_imports_from_its_own_room_and_from_lower_floors_only(path):
             assert there not in BLIND.get(here, ()), f'{path} imports {name}'
 
 
+def test_a_stage_of_the_data_imports_from_those_before_it_only():
+    stages = ['documents', 'tokens', 'store', 'sequences', 'prepare', 'corpus', 'batches']
+    folder = ROOT / 'sinklab' / 'data'
+    assert {path.stem for path in folder.iterdir() if path.stem[0] != '_'} - {'structure'} == set(stages)
+    for path in folder.rglob('*.py'):
+        here = path.relative_to(folder).parts[0].removesuffix('.py')
+        there = {name.split('.')[2] for name, _ in imports(path) if name.startswith('sinklab.data.')}
+        assert here not in stages or all(stages.index(stage) <= stages.index(here) for stage in there), path
+
+
 def test_configs_import_ml_collections_and_their_siblings_only():
     for path in (ROOT / 'configs').glob('*.py'):
         for name, _ in imports(path):
