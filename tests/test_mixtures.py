@@ -3,7 +3,7 @@
 import json
 
 import pytest
-from test_documents import found, lines, refused, talk
+from stores import found, lines, refused, talk
 
 from sinklab.data.documents.sources import source
 
