@@ -34,8 +34,7 @@ def check(store: Store, data: spec.Data, vocabulary: int) -> None:
                 f'{store} was prepared with {name} {theirs}, and config.data.{name} is {ours}; set it to {theirs}, '
                 f'or prepare another store with --{name}={ours}'
             )
-    named = data.tokenizer != 'train'
-    if named and digest(data.tokenizer) != store.meta['tokenizer']:
+    if data.tokenizer != 'train' and digest(data.tokenizer) != store.meta['tokenizer']:
         raise Refusal(
             f'{store} was made by another tokenizer than config.data.tokenizer={data.tokenizer}; leave that at train '
             'to take the store as it is, or prepare another'
@@ -49,7 +48,7 @@ def check(store: Store, data: spec.Data, vocabulary: int) -> None:
 
 
 def store_in_cache(data: spec.Data, vocabulary: int) -> Store:
-    """The store of a source that is named itself; its folder is named by all that it is made of."""
+    """The store of a source; the name of its folder is a hash of all that it is made of."""
     train = data.tokenizer == 'train'
     settings = {name: getattr(data, name) for name in SETTINGS}
     recipe = Recipe(data.source, data.tokenizer, vocabulary if train else None, **settings)

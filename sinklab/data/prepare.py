@@ -1,4 +1,4 @@
-"""Documents -> a token store: in parallel, in constant memory, and again from where it stopped."""
+"""Documents -> a token store: in parallel, in constant memory, resumed where an earlier attempt was stopped."""
 
 import collections
 import contextlib
@@ -29,13 +29,13 @@ from sinklab.record import Refusal
 TASK = 1 << 20  # characters tokenized by one process at once
 SMALL = 1 << 22  # bytes of source that are not worth another process
 QUIET = 10.0  # seconds between two lines
-DOMAINS = 200  # of which shards are open at once
-NAMED = 10  # of the damaged documents that are dropped
+DOMAINS = 200  # at most, as each has shards open
+NAMED = 10  # damaged documents, at most, that are named when they are dropped
 
 
 @dataclasses.dataclass
 class Progress:
-    """Bytes of the source, and tokens, that are behind."""
+    """Bytes of the source that have been read, and tokens that have been written."""
 
     size: int
     read: float = 0
@@ -59,7 +59,7 @@ def say(words: object) -> None:
 
 
 class Lines:
-    """A listener that says now and then how far a preparation is."""
+    """A listener that prints a line of progress every QUIET seconds."""
 
     def __init__(self):
         self.spoke = time.monotonic()
@@ -70,9 +70,7 @@ class Lines:
             say(progress)
 
 
-def prepare(
-    recipe: Recipe, folder: Path, processes: int | None = None, listen: Listener = lambda progress: None
-) -> None:
+def prepare(recipe: Recipe, folder: Path, processes: int | None = None, listen: Listener = lambda _: None) -> None:
     """Makes `folder` the store of a recipe; what an earlier attempt has finished is verified and kept."""
     if '://' in str(folder):
         raise Refusal(f'{folder} is no local folder, and only those can be written; prepare there and copy it')
@@ -112,7 +110,7 @@ def lock(folder: Path) -> Iterator[None]:
 
 @dataclasses.dataclass(frozen=True)
 class Text:
-    """What a task has of a document: where its ids go."""
+    """Where the ids of a text go."""
 
     stream: Stream
     predicted: bool
@@ -146,7 +144,7 @@ class Work:
         self.finish()
 
     def tasks(self) -> Iterator[list[str]]:
-        """Texts of about TASK characters, of each of which `waiting` keeps where its ids go."""
+        """Texts of about TASK characters; `waiting` keeps where the ids of each go."""
         texts, size = [], 0
         for text, where in self.texts():
             texts.append(text)

@@ -24,12 +24,12 @@ def matches(pattern: str) -> list[tuple[str, Path]]:
     """(name, path) of the files that match, sorted by name, which is relative to the pattern's fixed folder."""
     paths, roots = set(), []
     for plain in [pattern] if os.path.isfile(pattern) else alternatives(pattern):
-        if os.path.isfile(plain) or not glob.has_magic(plain):
-            paths |= {plain} if os.path.isfile(plain) else set()
-            roots.append(os.path.dirname(plain))
-        else:
-            paths |= {path for path in glob.glob(plain, recursive=True) if not os.path.isdir(path)}
+        if glob.has_magic(plain) and not os.path.isfile(plain):
+            paths.update(path for path in glob.glob(plain, recursive=True) if not os.path.isdir(path))
             roots.append(Path(*itertools.takewhile(lambda part: not glob.has_magic(part), Path(plain).parts)))
+        else:
+            paths.update([plain] if os.path.isfile(plain) else [])
+            roots.append(os.path.dirname(plain))
     root = os.path.commonpath([os.path.abspath(root) for root in roots])
     return sorted((utf8_name(os.path.relpath(path, root)), Path(path)) for path in paths)
 
@@ -84,7 +84,7 @@ def unzstd(file: BinaryIO, path: Path) -> BinaryIO:
 
 
 def frames(file: BinaryIO, zstandard: ModuleType) -> Iterator[bytes]:
-    """zstandard's own reader of files takes a cut for the end."""
+    """The content of a .zst, frame by frame: zstandard's own reader takes a file that is cut off for a whole one."""
     frame = None
     while fed := file.read(FED):
         while fed:

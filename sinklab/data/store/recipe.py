@@ -1,4 +1,4 @@
-"""The plan of a store, in recipe.json: what was asked for, and what follows from that and the source."""
+"""The plan of a store, in recipe.json: what was asked for, its tokenizer, and which documents are held out."""
 
 import dataclasses
 import hashlib
@@ -80,7 +80,7 @@ def plan_in(folder: Path, recipe: Recipe, source: Source) -> Plan | None:
 
 
 def plan_with_tokenizer(folder: Path, recipe: Recipe, source: Source, fresh: tuple[Plan, str] | None) -> Plan:
-    """The plan of a folder, with its tokenizer.json as planned; `fresh` is one that was made for a new folder."""
+    """The plan of a folder, once its tokenizer.json is as planned; `fresh` is the new plan of an empty folder."""
     plan = plan_in(folder, recipe, source)
     if plan and digest(folder / TOKENIZER) == plan['tokenizer_sha256']:
         return plan

@@ -78,7 +78,7 @@ def train(texts: Iterable[str], vocabulary: int) -> str:
 
 
 def cut(text: str, tokenizer: Tokenizer, name: str) -> Iterator[str]:
-    """A long text in pieces that give the same ids one by one as in one: memory is kept for one piece at a time."""
+    """A long text in pieces, to be tokenized one at a time; their ids are those of the whole text."""
     start = 0
     while len(text) - start > LONGEST:
         end = next((place for place in word_ends(text, start + LONGEST) if separates(tokenizer, text, place)), None)
@@ -100,7 +100,7 @@ def word_ends(text: str, end: int) -> Iterator[int]:
 
 
 def separates(tokenizer: Tokenizer, text: str, place: int) -> bool:
-    """Whether the ids around a place are those of its two sides."""
+    """Whether the text around a place has the ids of its two sides, tokenized apart."""
     around = (text[place - SEEN : place + SEEN], text[place - SEEN : place], text[place : place + SEEN])
     whole, left, right = (tokenizer.encode(side, add_special_tokens=False).ids for side in around)
     return whole == left + right
