@@ -33,6 +33,12 @@ def written(path, texts, field='text'):
     return f'text:{path}'
 
 
+def mixture(folder, components):
+    """A source of sources, by domain."""
+    (folder / 'mixture.json').write_text(json.dumps(components))
+    return f'mixture:{folder}/mixture.json'
+
+
 def found(given):
     """The documents of a source."""
     return list(source(given).documents())
