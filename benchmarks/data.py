@@ -25,13 +25,14 @@ import numpy as np
 from tokenizers import Tokenizer
 
 from configs import default
-from sinklab.data import sources, tokenizer
 from sinklab.data.batches import Shuffled
-from sinklab.data.interventions import Intervened
-from sinklab.data.plan import Recipe
+from sinklab.data.documents import sources
 from sinklab.data.prepare import prepare
-from sinklab.data.store import Store
-from sinklab.data.windows import Windows
+from sinklab.data.sequences.interventions import Intervened
+from sinklab.data.sequences.windows import Windows
+from sinklab.data.store.recipe import Recipe
+from sinklab.data.store.store import Store
+from sinklab.data.tokens import tokenizer
 from sinklab.parse import parse
 from sinklab.train.environment import versions
 
@@ -180,7 +181,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         size = int(given.text_mb * 1e6)
-        (folder / 'tokenizer.json').write_text(tokenizer.learned(list(library(size)), given.vocabulary))
+        (folder / 'tokenizer.json').write_text(tokenizer.train(list(library(size)), given.vocabulary))
         found = dict(
             machine=platform.processor() or platform.machine(),
             cores=len(os.sched_getaffinity(0)),

@@ -32,7 +32,12 @@ MODELS = {
         'head_norm': True,
         'gate': 'elementwise',
     },
-    'sink token, T5': {'columns.kind': 'sink_token', 'position': 'relative_t5', 'norm': 'sandwich', 'gate': 'headwise'},
+    'sink token, T5': {
+        'columns.kind': 'sink_token',
+        'position': 'relative_t5',
+        'norm': 'sandwich',
+        'gate': 'headwise',
+    },
     'logit, post': {'columns.kind': 'logit', 'norm': 'post', 'ffn': 'gelu', 'gate': 'value_state'},
     'v, mlp': {
         'columns.kind': 'v',

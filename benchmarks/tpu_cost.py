@@ -6,7 +6,8 @@ A line is one kernel, without a mask, in bfloat16: VLIW bundles of its main body
 the matrix unit and of the vector unit they fill, and the compiler's own estimate of cycles for the whole kernel. The
 body is straight code, so its bundles are cycles but for what it waits for. The estimate counts a region under a
 predicate in part, so it is no use for splash; the estimator refuses v5e kernels that fetch scalars. --check compares
-with benchmarks/tpu_cost.json and exits 1 where bundles or cycles are more than 10 % off; --write makes that file.
+with benchmarks/tpu_cost.json and exits 1 where bundles or cycles are more than 10 % off, or a kernel costs more than
+its limit; --write makes that file.
 """
 
 import argparse
@@ -26,6 +27,13 @@ KERNELS = [
     for direction in ('forward', 'backward')
     for kind in ('softmax', 'sigmoid', 'sigmoid normalized', 'elu1', 'splash')
 ]
+LIMITS = {
+    ('softmax forward', 'splash forward'): 1.1,
+    ('softmax backward', 'splash backward'): 1.1,
+    ('sigmoid forward', 'softmax forward'): 1.0,
+    ('sigmoid backward', 'softmax backward'): 1.03,
+}
+FILLED = 0.9  # of the matrix unit, by a backward kernel of ours
 SIZE = 4096, 128, 4  # length, width, heads
 UNITS = {'matrix': ('MXU', 'MATMUL'), 'vector': ('VALU',)}  # as one libtpu or another names them
 BUNDLES = '--xla_jf_dump_llo_text=true --xla_jf_dump_llo_pass_label_regex=final_bundles|final_hlo-static'
@@ -62,7 +70,7 @@ def main() -> int:
         FIGURES.write_text(
             json.dumps(dict(command=' '.join(sys.argv), versions=versions(), costs=found), indent=2) + '\n'
         )
-    return moved(found) if given.check else 0
+    return max(moved(found), dear(found)) if given.check else 0
 
 
 def refused(given: argparse.Namespace) -> str | None:
@@ -97,6 +105,21 @@ def moved(found: dict) -> int:
             if before != now and not (before and now and abs(now / before - 1) <= 0.1):
                 print(f'{name}: {now} {key}, and {before} are committed in {FIGURES.name}', file=sys.stderr)
                 code = 1
+    return code
+
+
+def dear(found: dict) -> int:
+    """1 if a kernel takes more bundles than its limit times those of another one, or leaves the matrix unit idle."""
+    code = 0
+    for chip, (kernel, other) in itertools.product(CHIPS, LIMITS):
+        limit = LIMITS[kernel, other]
+        one, base = found.get(f'{chip} {kernel}'), found.get(f'{chip} {other}')
+        if one and base and one['bundles'] > limit * base['bundles']:
+            print(f'{chip} {kernel}: more than {limit} of the bundles of {other}', file=sys.stderr)
+            code = 1
+        if one and 'backward' in kernel and one['matrix'] < FILLED:
+            print(f'{chip} {kernel}: less than {FILLED:.0%} of the matrix unit', file=sys.stderr)
+            code = 1
     return code
 
 

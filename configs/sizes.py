@@ -1,13 +1,13 @@
-"""Sizes: what a sweep sets beneath the rows, so that the same experiments fit another machine.
+"""Sizes: values that replace those of the default, so that any row also runs on a smaller machine.
 
-A size changes the model, the lengths and the step counts. What a row changes by a factor is changed by the same
-factor at every size: see table.scaled.
+A size sets the model, the lengths and the step counts. A row that doubles a number of the default doubles it at every
+size: see table.scaled.
 """
 
-# A sink emerges on a laptop in minutes, by the levers of the paper turned up: a first token that is always the same
-# (Table 7), a learning rate and a weight decay far above the default (ICLR Table 9, Table 1). The vocabulary is small
-# as a sink waits until tokens are known: in 2000 steps, 2048 ids gave 6 % and 1024 gave 8 %. So is the width: a step
-# at 128 took nearly twice as long.
+# On a laptop, a sink emerges in minutes if what the paper found to help it is exaggerated: the first token is always
+# the same (Table 7), the learning rate and the weight decay are far above the default (ICLR Table 9, Table 1). The
+# vocabulary is small because a sink emerges only after the tokens are learned: after 2000 steps, 1024 ids gave a sink
+# of 8 %, and 2048 ids of 6 %. The width is small because a step at 128 took nearly twice as long.
 QUICKSTART = {
     'model.layers': 4,
     'model.width': 64,
@@ -30,7 +30,7 @@ QUICKSTART = {
     'checkpoint.every_steps': 500,
 }
 
-# A dry run of any row in seconds: nothing is learned, everything is executed.
+# A dry run of any row in seconds: everything is executed, nothing is learned.
 SMOKE = {
     'model.layers': 2,
     'model.width': 16,
@@ -54,10 +54,10 @@ SMOKE = {
 
 SIZES = {'paper': {}, 'quickstart': QUICKSTART, 'smoke': SMOKE}
 
-# Fields that a size leaves alone and whose numbers mean a part of another one that it sets.
+# Fields that no size sets, and the fields that they are a part of: a row's window is a share of its length.
 PART_OF = {
     'model.mask.window': 'data.length',
     'model.mask.block': 'data.length',
     'model.columns.key_width': 'model.head_width',
 }
-LEAST = {'model.mask.window': 2, 'model.mask.block': 2}  # of one key, queries would see themselves alone
+LEAST = {'model.mask.window': 2, 'model.mask.block': 2}  # with a window of 1, a query would see itself alone

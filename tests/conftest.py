@@ -15,6 +15,7 @@ from flax import nnx
 from ml_collections import ConfigDict
 
 from configs import default
+from configs.sizes import SMOKE
 from sinklab.attend import chunked
 from sinklab.attend.kernels import tpu
 from sinklab.parse import parse
@@ -53,26 +54,11 @@ def in_turn(pairs: Iterable[tuple]) -> list:
 
 
 TINY = {
-    'model.layers': 2,
-    'model.width': 16,
-    'model.heads': 4,
-    'model.head_width': 4,
-    'model.ffn_width': 24,
-    'model.vocabulary': 300,
-    'model.dtype': 'float32',
+    **SMOKE,
     'optimizer.peak_learning_rate': 1e-2,
     'optimizer.warmup_steps': 2,
     'optimizer.steps': 8,
-    'optimizer.batch_size': 4,
-    'data.length': 16,
-    'valid.every_steps': 0,
-    'valid.windows': 6,
-    'probe.every_steps': 0,
-    'probe.sequences': 5,
-    'probe.length': 12,
     'probe.keys': 3,
-    'checkpoint.every_steps': 0,
-    'log.every_steps': 1,
 }
 
 

@@ -1,15 +1,18 @@
-"""Small corpora, and the stores that are made of them."""
+"""Small corpora, what is read of them, and the stores that are made of them."""
 
 import dataclasses
 import json
 import random
 
 import numpy as np
+import pytest
 from tokenizers import Tokenizer, models, pre_tokenizers, trainers
 
-from sinklab.data.plan import Recipe
+from sinklab.data.documents.sources import source
 from sinklab.data.prepare import prepare
-from sinklab.data.store import Store
+from sinklab.data.store.recipe import Recipe
+from sinklab.data.store.store import Store
+from sinklab.record import Refusal
 
 END, BEGIN = 0, 1
 WORDS = ['sink', ' token', ' Ünïcode 中文', '\n\n', '<|endoftext|>', ' 1234', '\t', 'λ', '\u2028', ' a' * 40]
@@ -20,10 +23,33 @@ def recipe(source, **changes):
     return dataclasses.replace(plain, **changes)
 
 
+def lines(texts, field='text', **more):
+    return ''.join(json.dumps({field: text, **more}, ensure_ascii=False) + '\n' for text in texts).encode()
+
+
 def written(path, texts, field='text'):
     """A source of these texts, and how prepare names them."""
-    path.write_text(''.join(json.dumps({field: text}) + '\n' for text in texts), encoding='utf-8')
+    path.write_bytes(lines(texts, field))
     return f'text:{path}'
+
+
+def mixture(folder, components):
+    """A source of sources, by domain."""
+    (folder / 'mixture.json').write_text(json.dumps(components))
+    return f'mixture:{folder}/mixture.json'
+
+
+def found(given):
+    """The documents of a source."""
+    return list(source(given).documents())
+
+
+def refused(given):
+    """The line that refuses a source."""
+    with pytest.raises(Refusal) as refusal:
+        found(given)
+    assert '\n' not in str(refusal.value)
+    return str(refusal.value)
 
 
 def made(folder, source, processes=1, **changes):
@@ -37,8 +63,8 @@ def documents(store, side, domain=''):
     starts, _ = row.documents()
     ids = [row.ids(int(start), int(end)) for start, end in zip(starts, [*starts[1:], len(row)], strict=True)]
     assert all(row[-1] == END for row in ids)
-    assert all(row[0] == BEGIN for row in ids) or not store.opened
-    return [row[store.opened : -1].tolist() for row in ids]
+    assert all(row[0] == BEGIN for row in ids) or not store.has_bos
+    return [row[int(store.has_bos) : -1].tolist() for row in ids]
 
 
 def texts_of(store, side, domain=''):
@@ -50,9 +76,12 @@ def corpus_of(count, seed=0, words=30):
     return [f'{number} ' + ''.join(rng.choices(WORDS, k=rng.randint(1, words))) for number in range(count)]
 
 
+def talk(*turns):
+    return {'messages': [dict(role=role, content=content) for role, content in turns]}
+
+
 def chat(path, conversations):
-    lines = [{'messages': [dict(role=role, content=content) for role, content in turns]} for turns in conversations]
-    path.write_text(''.join(json.dumps(line) + '\n' for line in lines))
+    path.write_text(''.join(json.dumps(talk(*turns)) + '\n' for turns in conversations))
     return f'chat:{path}'
 
 
@@ -80,5 +109,5 @@ class Array:
     def ids(self, start, end):
         return self.tokens[start:end]
 
-    def predicted(self, start, end):
+    def loss_mask(self, start, end):
         return self.told[start:end]

@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 from conftest import tiny
 
-from sinklab.data import backcopy
 from sinklab.data.batches import sequences
+from sinklab.data.sequences import backcopy
 from sinklab.measure import backcopy as measure
 from sinklab.record import Refusal
 
@@ -66,7 +66,7 @@ def test_sequences_are_a_pure_function_of_seed_and_step(corpus):
     assert one.batches.rows(0, range(4)).shape == (4, 17)
     assert one.valid_NT.shape == (6, 17)
     assert one.probe_PT.shape == (5, 12)
-    np.testing.assert_array_equal(one.triggered(one.probe_PT), one.probe_PT < 2)
+    np.testing.assert_array_equal(one.is_trigger(one.probe_PT), one.probe_PT < 2)
 
 
 def test_triggers_and_others_are_averaged_apart():

@@ -11,8 +11,8 @@ from stores import BEGIN as FIXED
 from stores import Array
 
 from sinklab.data.batches import Shuffled
-from sinklab.data.interventions import Intervened
-from sinklab.data.windows import Windows
+from sinklab.data.sequences.interventions import Intervened
+from sinklab.data.sequences.windows import Windows
 
 
 def plain_windows(count):
@@ -59,9 +59,9 @@ def test_the_slices_of_any_number_of_processes_are_what_one_reader_finds_from_th
     weights = {str(number): 1 / len(rows) for number in range(len(rows))} if weighted else None
 
     def read():
-        named = [str(number) if weighted else '' for number in range(len(sets))]
+        labels = [f'train {number}' if weighted else 'train' for number in range(len(sets))]
         windows = [
-            Windows(part, length, 'train', share, seed, masked, name) for part, name in zip(sets, named, strict=True)
+            Windows(part, length, label, share, seed, masked) for part, label in zip(sets, labels, strict=True)
         ]
         return Shuffled([Intervened(part, data, 300, fix=True) for part in windows], seed, each * processes, weights)
 

@@ -85,6 +85,22 @@ def test_a_kernel_is_weighed_by_the_compiler_of_chips_that_are_not_here(told):
     assert 0 < int(vector) <= 100
 
 
+@pytest.mark.parametrize(
+    ('bundles', 'matrix', 'words'),
+    [
+        (103, 0.9, ''),
+        (104, 0.9, 'more than 1.03 of the bundles of softmax'),
+        (103, 0.89, 'less than 90% of the matrix'),
+    ],
+)
+def test_a_kernel_that_costs_more_than_its_limit_is_told(bundles, matrix, words, capsys):
+    dear = runpy.run_path(str(BENCHMARKS / 'tpu_cost.py'))['dear']
+    softmax, sigmoid = dict(bundles=100, matrix=1.0), dict(bundles=bundles, matrix=matrix)
+    assert dear({'v6e softmax backward': softmax, 'v6e sigmoid backward': sigmoid}) == bool(words)
+    err = capsys.readouterr().err
+    assert err.startswith(f'v6e sigmoid backward: {words}') if words else not err
+
+
 def test_a_gpu_is_wanted_where_there_is_none(told, capsys):
     with pytest.raises(SystemExit, match=r'^1$'):
         told('gpu_attention')

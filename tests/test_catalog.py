@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from sinklab.data.sources import source
+from sinklab.data.documents.sources import source
 from sinklab.record import Refusal
 
 ROOT = Path(__file__).parents[1]
@@ -39,7 +39,7 @@ BUILDER = """
 """
 READER = """
     import json, sys
-    from sinklab.data.sources import source
+    from sinklab.data.documents.sources import source
     found = [(d.name, d.text, d.domain, d.size) for d in source(sys.argv[1]).documents()]
     assert 'tensorflow' not in sys.modules
     print(json.dumps(found))

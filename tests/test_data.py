@@ -12,10 +12,10 @@ from stores import END, Array
 
 from sinklab.data.batches import Shuffled, sequences
 from sinklab.data.corpus import corpus as stored
-from sinklab.data.interventions import Intervened, fixed
-from sinklab.data.probes import INPUTS, natural
+from sinklab.data.sequences.interventions import Intervened, with_fixed_token
+from sinklab.data.sequences.probes import INPUTS, natural
+from sinklab.data.sequences.windows import Windows
 from sinklab.data.structure import starts
-from sinklab.data.windows import Windows
 from sinklab.record import Refusal
 
 
@@ -122,7 +122,7 @@ def test_a_fixed_position_holds_the_fixed_token_everywhere_and_nothing_else_move
 
 def test_an_intervention_leaves_its_input_alone(data):
     ids = np.full((2, 17), 7)
-    fixed(ids, dataclasses.replace(data, fixed_position=2))
+    with_fixed_token(ids, dataclasses.replace(data, fixed_position=2))
     assert (ids == 7).all()
 
 
@@ -217,7 +217,7 @@ def test_random_tokens_differ_between_domains_and_do_not_depend_on_the_share():
     data, rows = dataclasses.replace(tiny().data, random_first=1, random_last=8), [Array(np.zeros(17 * 50, int))]
 
     def drawn(share, domain):
-        windows = Windows(rows, 16, 'train', share, 0, domain=domain)
+        windows = Windows(rows, 16, f'train {domain}', share, 0)
         found = Intervened(windows, data, 300, fix=True)
         return {windows.number(index): found[index].tolist() for index in range(len(windows))}
 

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 from conftest import tiny
 from flax import nnx
-from test_tables import PAPER, ROWS, name
+from rows import PAPER, ROWS, name
 
 from configs import packing
 from configs.unmeasured import UNMEASURED

@@ -13,16 +13,12 @@ import pytest
 import zstandard
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from stores import found, lines, refused, talk
 
-from sinklab.data.documents import Damaged, Document
-from sinklab.data.sources import source
-from sinklab.record import Refusal
+from sinklab.data.documents.document import Damaged, Document
+from sinklab.data.documents.sources import source
 
 TEXTS = ['first\nfile', 'zwei ü 中文 😀', '\u2028 \u0085 \x00', '', ' \n', 'a "quoted" \\ line']
-
-
-def lines(texts, field='text', **more):
-    return ''.join(json.dumps({field: text, **more}, ensure_ascii=False) + '\n' for text in texts).encode()
 
 
 def halves(content):
@@ -42,10 +38,6 @@ WRITERS = {
     'a.jsonl.zst': lambda path, texts: path.write_bytes(b''.join(map(zstandard.compress, halves(lines(texts))))),
     'a.parquet': parquet,
 }
-
-
-def found(given):
-    return list(source(given).documents())
 
 
 def texts_of(given):
@@ -131,13 +123,6 @@ def test_a_damaged_document_is_told_by_its_place_and_the_others_are_read(tmp_pat
     assert all(document.text == 'x' for document in read if isinstance(document, Document))
 
 
-def refused(given):
-    with pytest.raises(Refusal) as refusal:
-        found(given)
-    assert '\n' not in str(refusal.value)
-    return str(refusal.value)
-
-
 @pytest.mark.parametrize('name', ['a.jsonl.gz', 'a.jsonl.zst', 'a.parquet'])
 def test_a_file_that_is_cut_off_or_damaged_is_refused_by_name(tmp_path, name):
     WRITERS[name](tmp_path / name, TEXTS * 200)
@@ -191,10 +176,6 @@ def test_what_is_read_is_held_a_document_at_a_time(tmp_path):
         peak = tracemalloc.get_traced_memory()[1]
         tracemalloc.stop()
         assert peak < 6e6, path  # of 30 MB
-
-
-def talk(*turns):
-    return {'messages': [dict(role=role, content=content) for role, content in turns]}
 
 
 def test_a_chat_tells_the_words_of_the_assistant(tmp_path):

@@ -13,6 +13,7 @@ FLOORS = {
     'sharding': 1,
     'folder': 1,
     'topology': 1,
+    'cache': 1,
     'attend': 1,
     'model': 2,
     'data': 2,
@@ -84,6 +85,16 @@ def test_no_file_imports_itself_by_way_of_others():
         for name in free:
             del left[name]
     assert not left, f'in a circle: {", ".join(sorted(left))}'
+
+
+def test_a_stage_of_the_data_imports_from_those_before_it_only():
+    stages = ['documents', 'tokens', 'store', 'sequences', 'prepare', 'corpus', 'batches']
+    folder = ROOT / 'sinklab' / 'data'
+    assert {path.stem for path in folder.iterdir() if path.stem[0] != '_'} - {'structure'} == set(stages)
+    for path in folder.rglob('*.py'):
+        here = path.relative_to(folder).parts[0].removesuffix('.py')
+        there = {name.split('.')[2] for name, _ in imports(path) if name.startswith('sinklab.data.')}
+        assert here not in stages or all(stages.index(stage) <= stages.index(here) for stage in there), path
 
 
 def test_configs_import_ml_collections_and_their_siblings_only():

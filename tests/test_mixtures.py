@@ -3,14 +3,9 @@
 import json
 
 import pytest
-from test_documents import found, lines, refused, talk
+from stores import found, lines, mixture, refused, talk
 
-from sinklab.data.sources import source
-
-
-def mixed(path, **components):
-    (path / 'mixture.json').write_text(json.dumps(components))
-    return f'mixture:{path}/mixture.json'
+from sinklab.data.documents.sources import source
 
 
 @pytest.fixture
@@ -23,14 +18,14 @@ def parts(tmp_path):
 
 def test_a_mixture_keeps_the_domain_of_every_document_and_its_weights_sum_to_one(parts):
     a, b = (dict(source=f'text:{parts}/{name}') for name in ('a.jsonl', 'b.txt'))
-    given = mixed(parts, A=a | dict(weight=3), B=b | dict(weight=1))
+    given = mixture(parts, dict(A=a | dict(weight=3), B=b | dict(weight=1)))
     assert source(given).weights == (('A', 0.75), ('B', 0.25))
     assert [(document.domain, document.name, document.text) for document in found(given)] == [
         ('A', 'A/a.jsonl:1', 'one'),
         ('A', 'A/a.jsonl:2', 'two'),
         ('B', 'B/b.txt', 'three'),
     ]
-    assert source(mixed(parts, A=a, B=b)).weights is None
+    assert source(mixture(parts, dict(A=a, B=b))).weights is None
 
 
 @pytest.mark.parametrize(
@@ -52,7 +47,7 @@ def test_a_mixture_that_means_nothing_is_refused(parts, components, words):
     for component in components.values():
         if 'source' in component:
             component['source'] = component['source'].format(parts)
-    assert words in refused(mixed(parts, **components))
+    assert words in refused(mixture(parts, components))
 
 
 def test_a_component_that_is_given_twice_is_refused(parts):

@@ -15,10 +15,10 @@ from hypothesis import strategies as st
 from stores import END, chat, corpus_of, documents, made, recipe, texts_of, written
 
 from sinklab.cli.main import main
+from sinklab.data.documents.split import exact_limit, key
 from sinklab.data.prepare import prepare
-from sinklab.data.shards import PREDICTED
-from sinklab.data.store import Store
-from sinklab.data.survey import exact, key
+from sinklab.data.store.shard import PREDICTED
+from sinklab.data.store.store import Store
 from sinklab.record import Refusal
 
 
@@ -38,7 +38,7 @@ def test_a_store_holds_every_text_that_is_not_empty_once_on_the_side_of_its_key(
     store = made(folder / 'store', source, bos=bos, shard_tokens=size)
     assert sorted(texts_of(store, 'train') + texts_of(store, 'held_out')) == sorted(full)
     names = [f'a.jsonl:{number}' for number, text in enumerate(texts, 1) if text.strip()]
-    limit = exact([key(name) for name in names], 0.2)
+    limit = exact_limit([key(name) for name in names], 0.2)
     assert texts_of(store, 'held_out') == [text for text, name in zip(full, names, strict=True) if key(name) < limit]
     assert store.meta['dropped'] == ({'empty': len(texts) - len(full)} if len(full) < len(texts) else {})
 
@@ -66,7 +66,7 @@ def test_the_words_of_the_assistant_and_the_end_after_them_are_to_be_predicted(t
     said = []
     for side in ('train', 'held_out'):
         row = store.row(side, '')
-        ids, predicted = row.ids(0, len(row)), row.predicted(0, len(row)).astype(bool)
+        ids, predicted = row.ids(0, len(row)), row.loss_mask(0, len(row)).astype(bool)
         said.append(store.tokenizer().decode(ids[predicted].tolist(), skip_special_tokens=False))
         for end in np.flatnonzero(ids == END):
             assert predicted[end] == predicted[end - 1]

@@ -10,7 +10,7 @@ import optax
 import pytest
 from conftest import drawn
 from flax import nnx
-from test_tables import ROWS
+from rows import ROWS
 
 from sinklab import sharding
 from sinklab.data.batches import sequences

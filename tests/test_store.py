@@ -12,16 +12,16 @@ from conftest import tiny
 from fsspec.implementations.memory import MemoryFileSystem
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from stores import BEGIN, END, corpus_of, made, other_tokenizer, recipe, texts_of, written
+from stores import BEGIN, END, corpus_of, made, mixture, other_tokenizer, recipe, texts_of, written
 
 from sinklab.cli.main import main
-from sinklab.data import store as store_room
 from sinklab.data.batches import sequences
-from sinklab.data.check import problems, samples
 from sinklab.data.corpus import corpus
 from sinklab.data.prepare import prepare
-from sinklab.data.shards import IDS
-from sinklab.data.store import Store
+from sinklab.data.store import store as store_room
+from sinklab.data.store.check import problems, samples
+from sinklab.data.store.shard import IDS
+from sinklab.data.store.store import Store
 from sinklab.record import Refusal
 
 
@@ -33,8 +33,7 @@ def store(tmp_path_factory):
     for number, name in enumerate(('prose', 'code')):
         source = written(folder / f'{name}.jsonl', corpus_of(40 * (number + 1), seed=number))
         parts[name] = dict(source=source)
-    (folder / 'mixture.json').write_text(json.dumps(parts))
-    return made(folder / 'store', f'mixture:{folder}/mixture.json', shard_tokens=150, bos='documents')
+    return made(folder / 'store', mixture(folder, parts), shard_tokens=150, bos='documents')
 
 
 @pytest.fixture
@@ -253,8 +252,7 @@ def test_validation_never_reads_a_window_twice(tmp_path):
         name: dict(source=written(tmp_path / f'{name}.jsonl', corpus_of(count)), weight=1)
         for name, count in dict(one=100, other=10).items()
     }
-    (tmp_path / 'mixture.json').write_text(json.dumps(parts))
-    given = dict(data__source=f'mixture:{tmp_path}/mixture.json', data__held_out=0.3)
+    given = dict(data__source=mixture(tmp_path, parts), data__held_out=0.3)
     assert len(sequences(tiny(**given, valid__windows=4)).valid_NT) == 4
     with pytest.raises(Refusal, match=r'held-out documents of other have \d+ windows .* of which it takes 100'):
         sequences(tiny(**given, valid__windows=200))
@@ -272,8 +270,7 @@ def test_a_domain_may_have_no_document_on_one_side(tmp_path):
         name: dict(source=written(tmp_path / f'{name}.jsonl', texts))
         for name, texts in dict(one=corpus_of(60), other=['alone']).items()
     }
-    (tmp_path / 'mixture.json').write_text(json.dumps(parts))
-    found = made(tmp_path / 'store', f'mixture:{tmp_path}/mixture.json')
+    found = made(tmp_path / 'store', mixture(tmp_path, parts))
     sides = {side: len(found.row(side, 'other')) for side in ('train', 'held_out')}
     assert min(sides.values()) == 0
     assert max(sides.values()) > 0
@@ -284,6 +281,5 @@ def test_a_domain_may_have_no_document_on_one_side(tmp_path):
     with pytest.raises(Refusal, match=r"config\.probe\.domain = 'none' is unknown"):
         sequences(tiny(data__source=f'store:{tmp_path}/store', data__held_out=0.2, probe__domain='none'))
     parts = {name: part | dict(weight=1) for name, part in parts.items()}
-    (tmp_path / 'mixture.json').write_text(json.dumps(parts))
-    with pytest.raises(Refusal, match='of other'):
-        sequences(tiny(data__source=f'mixture:{tmp_path}/mixture.json', data__held_out=0.2))
+    with pytest.raises(Refusal, match=r"side '(train|held_out) other' has 0 tokens"):
+        sequences(tiny(data__source=mixture(tmp_path, parts), data__held_out=0.2))

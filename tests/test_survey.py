@@ -5,9 +5,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from stores import corpus_of, made, texts_of
 
-from sinklab.data import sources, survey
-from sinklab.data.documents import Document, Piece, Source
-from sinklab.data.survey import exact, key
+from sinklab.data.documents import sources
+from sinklab.data.documents import split as survey
+from sinklab.data.documents.document import Document, Piece, Source
+from sinklab.data.documents.split import exact_limit, key
 
 
 @settings(max_examples=40, deadline=None)
@@ -49,7 +50,7 @@ def test_a_store_of_one_long_text_has_both_of_its_sides(tmp_path, monkeypatch, c
 @settings(max_examples=50, deadline=None)
 @given(st.sets(st.integers(0, 2**64 - 1), min_size=2, max_size=40), st.floats(0.01, 0.99))
 def test_a_split_is_exact_and_leaves_no_side_empty(keys, held_out):
-    below = sum(number < exact(list(keys), held_out) for number in keys)
+    below = sum(number < exact_limit(list(keys), held_out) for number in keys)
     assert below == min(max(1, round(held_out * len(keys))), len(keys) - 1)
 
 

@@ -1,31 +1,18 @@
-"""Every row of every config file."""
+"""The rows of every config file parse, differ, and say where their numbers are from."""
 
-import importlib
-from pathlib import Path
 from typing import get_args, get_type_hints
 
 import pytest
 from published import NUMBERS
+from rows import PAPER, ROWS, name
 
-import configs
 from configs import default, quickstart
 from configs.table import flat, reading, scaled, table
 from sinklab import spec
 from sinklab.parse import parse
 from sinklab.train import step
 
-TABLES = [
-    module
-    for path in sorted(Path(configs.__file__).parent.glob('*.py'))
-    if hasattr(module := importlib.import_module(f'configs.{path.stem}'), 'ROWS')
-]
-ROWS = [(module, row) for module in TABLES for row in module.ROWS]
-PAPER = [module for module in TABLES if module is not quickstart]
 FREED = 'data.fixed_position'  # which rows empty although it is, lest a size have filled it
-
-
-def name(value):
-    return value if isinstance(value, str) else value.__name__.removeprefix('configs.')
 
 
 @pytest.mark.parametrize('size', ['paper', 'quickstart', 'smoke'])
@@ -195,8 +182,8 @@ def test_a_shifted_similarity_goes_with_no_normalizer_that_would_keep_the_shift(
     from sinklab.attend.similarity import SIMILARITIES
     from sinklab.parse import UNMEASURED
 
-    for name, similarity in SIMILARITIES.items():
-        assert not (similarity.shifted and set(UNMEASURED) & set(spec.PAIRS[name])), name
+    for kind, similarity in SIMILARITIES.items():
+        assert not (similarity.shifted and set(UNMEASURED) & set(spec.PAIRS[kind])), kind
 
 
 def test_what_does_not_look_at_mass_is_not_given_any():

@@ -7,9 +7,9 @@ import pytest
 from stores import BEGIN, END, corpus_of, documents, made, other_tokenizer, recipe, written
 from tokenizers import Tokenizer
 
-from sinklab.data import tokenizer
 from sinklab.data.prepare import prepare
-from sinklab.data.store import Store
+from sinklab.data.store.store import Store
+from sinklab.data.tokens import tokenizer
 from sinklab.record import Refusal
 
 

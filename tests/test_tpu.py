@@ -116,12 +116,12 @@ def test_a_training_step_compiles_for_a_mesh_of_chips():
 
 COST = Path(__file__).parents[1] / 'benchmarks' / 'tpu_cost.py'
 FIGURES = json.loads(COST.with_suffix('.json').read_text())
-KINDS = [f'{kind} {direction}' for kind in ('softmax', 'sigmoid') for direction in ('forward', 'backward')]
+KINDS = [f'{kind} {direction}' for kind in ('softmax', 'sigmoid', 'splash') for direction in ('forward', 'backward')]
 
 
 @pytest.mark.exhaustive  # one of them is in test_benchmarks
 @pytest.mark.skipif(topology.version() != FIGURES['versions']['libtpu'], reason='the figures are of another libtpu')
-def test_kernels_cost_what_is_committed():
+def test_kernels_cost_what_is_committed_and_no_more_than_their_limits():
     command = [sys.executable, COST, '--check', '--chips=v6e', f'--kernels={",".join(KINDS)}']
     found = subprocess.run(command, capture_output=True, text=True)
     assert found.returncode == 0, found.stderr

@@ -90,13 +90,13 @@ def attention() -> None:
 
 
 def documents() -> None:
-    from sinklab.data.corpus import texts
+    from sinklab.data.documents.sources import texts
 
     texts('stdlib')
 
 
 def cache() -> None:
-    from sinklab.data.store import cache
+    from sinklab.cache import cache
 
     cache().mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryFile(dir=cache()):

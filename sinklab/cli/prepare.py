@@ -1,4 +1,4 @@
-"""documents -> a token store that any run can read, in parallel; given again, it goes on where it stopped
+"""documents -> a token store, which any number of runs read; the same command goes on where it was stopped
 
 SOURCE is one of
   stdlib                     the sources of this Python's standard library
@@ -6,7 +6,7 @@ SOURCE is one of
   chat:GLOB                  .jsonl of {"messages": [{"role", "content"}, ...]}; the assistant's words are marked
   tfds:NAME[:SPLIT]          a data set of TensorFlow Datasets in ArrayRecord, by name or folder
   mixture:FILE               a JSON file {"domain": {"source": SOURCE, "weight": 0.3}, ...}, weights for all or none
-and #field=NAME,domain=NAME behind it tells other fields than "text" or "messages", and one with the domain
+#field=NAME,domain=NAME behind it names the field of the text ("text" or "messages", if not named) and of the domain
 
 example:
   sinklab prepare --source='text:pile/*.jsonl.zst#domain=meta.pile_set_name' --tokenizer=neox/tokenizer.json \\
@@ -34,89 +34,61 @@ RECIPE = ('tokenizer', 'held_out', 'bos', 'end_token', 'fixed_token')  # fields 
 
 
 def arguments(verb: argparse.ArgumentParser) -> None:
-    verb.add_argument('--source', metavar='SOURCE', help='of the documents')
-    verb.add_argument('--out', metavar='DIR', help='the store, new or to be gone on with')
-    verb.add_argument('--check', metavar='DIR', help='verify a store instead, and say what it gives')
-    verb.add_argument(
-        '--tokenizer', metavar='FILE', help='a tokenizer.json; train (the usual) learns one from a sample'
-    )
-    verb.add_argument(
-        '--vocabulary', type=int, metavar='N', help='ids of a tokenizer trained here; with --check: allowed'
-    )
-    verb.add_argument(
-        '--held_out', type=float, metavar='SHARE', help='of the documents, for validation and probes (0.15)'
-    )
-    verb.add_argument('--bos', choices=('none', 'documents'), help='whether each document begins with BOS')
-    verb.add_argument('--end_token', type=int, metavar='ID', help='ends a document (0, as in GPT-NeoX)')
-    verb.add_argument('--fixed_token', type=int, metavar='ID', help='BOS, and stands at fixed places (1)')
-    verb.add_argument(
-        '--lenient', action='store_true', help='drop, name and count damaged documents; usually they are refused'
-    )
-    verb.add_argument('--shard_tokens', type=int, metavar='N', help='tokens of a shard, about (16777216)')
-    verb.add_argument('--processes', type=int, metavar='N', help='that tokenize; all cores, where nothing is given')
-    verb.add_argument('--length', type=int, metavar='T', help='with --check: of windows (2048)')
-    verb.add_argument(
-        '--batch_size', type=int, metavar='B', help='with --check: windows of a step, over all hosts (512)'
-    )
-    verb.add_argument('--hosts', type=int, metavar='N', help='with --check: that share a batch')
-    verb.add_argument('--json', action='store_true', help='print one JSON document')
+    add = verb.add_argument
+    add('--source', metavar='SOURCE', help='where the documents are')
+    add('--out', metavar='DIR', help='the folder of the store: a new one, or one to go on with')
+    add('--check', metavar='DIR', help='verify a store instead of making one, and say what it holds')
+    add('--tokenizer', metavar='FILE', help='a tokenizer.json; train (the default) trains one on a sample')
+    add('--vocabulary', type=int, metavar='N', help='ids of a tokenizer trained here; with --check: ids allowed')
+    add('--held_out', type=float, metavar='SHARE', help='of the documents, for validation and probes (0.15)')
+    add('--bos', choices=('none', 'documents'), help='whether each document begins with BOS')
+    add('--end_token', type=int, metavar='ID', help='ends a document (0, as in GPT-NeoX)')
+    add('--fixed_token', type=int, metavar='ID', help='BOS, and the token of fixed positions (1)')
+    add('--lenient', action='store_true', help='drop, name and count damaged documents instead of refusing them')
+    add('--shard_tokens', type=int, metavar='N', help='tokens of a shard, about (16777216)')
+    add('--processes', type=int, metavar='N', help='that tokenize (one a core)')
+    add('--length', type=int, metavar='T', help='with --check: tokens of a window (2048)')
+    add('--batch_size', type=int, metavar='B', help='with --check: windows of a step, over all hosts (512)')
+    add('--hosts', type=int, metavar='N', help='with --check: hosts that share a batch (1)')
+    add('--json', action='store_true', help='print one JSON document')
     verb.usage = '%(prog)s --source SOURCE --out DIR [options]\n       %(prog)s --check DIR [options]'
 
 
 def run(given: argparse.Namespace, rest: list[str]) -> int:
+    checking = given.check is not None
     if rest:
         raise Refusal(f'{rest[0]} is unknown (a pattern must be quoted); see sinklab prepare --help')
-    if given.check is None and not (given.source and given.out):
+    if not checking and not (given.source and given.out):
         raise Refusal('give --source and --out to prepare a store, or --check to verify one')
-    unused = MAKING if given.check is not None else CHECKING
-    for name in unused:
+    for name in MAKING if checking else CHECKING:
         if getattr(given, name) not in (None, False):
-            raise Refusal(
-                f'--{name} has no use {"with" if given.check is not None else "without"} --check; leave it out'
-            )
-    if given.vocabulary is not None and given.tokenizer not in (None, 'train') and given.check is None:
+            raise Refusal(f'--{name} has no use {"with" if checking else "without"} --check; leave it out')
+    if given.vocabulary is not None and given.tokenizer not in (None, 'train') and not checking:
         raise Refusal(f'--vocabulary={given.vocabulary} is for a tokenizer trained here; leave it out')
-    fields = defaults(given)
-    if given.check is not None:
-        return check(given, fields)
-    return make(given, fields)
+    fields = settings(given)
+    trained, ids = fields['tokenizer'] == 'train' and not checking, fields['vocabulary']
+    if trained and not SMALLEST_TRAINED <= ids <= LARGEST_TRAINED:
+        raise Refusal(f'--vocabulary={ids}: a tokenizer trained here has {SMALLEST_TRAINED} to {LARGEST_TRAINED} ids')
+    return check(given, fields) if checking else make(given, fields)
 
 
-def defaults(given: argparse.Namespace) -> dict[str, Any]:
+def settings(given: argparse.Namespace) -> dict[str, Any]:
     """What is given, each in the domain of its field; and the values of configs/default.py for what is not."""
-    plain, fields = usual(), {}
-    for owner, names in ((spec.Data, (*RECIPE, 'source', 'length')), (spec.Model, ('vocabulary',))):
-        hints = get_type_hints(owner, include_extras=True)
-        fields |= {name: value(given, name, hints[name], plain[name]) for name in names}
-    for name, default in (('batch_size', plain['batch_size']), ('hosts', 1), ('shard_tokens', 1 << 24)):
-        fields[name] = value(given, name, Count, default)
-    fields['processes'] = value(given, 'processes', Count | None, None)
-    trained = fields['tokenizer'] == 'train' and given.check is None
-    if trained and not SMALLEST_TRAINED <= fields['vocabulary'] <= LARGEST_TRAINED:
-        raise Refusal(
-            f'--vocabulary={fields["vocabulary"]}: a tokenizer trained here has from {SMALLEST_TRAINED} to '
-            f'{LARGEST_TRAINED} ids'
-        )
-    return fields
-
-
-def value(given: argparse.Namespace, name: str, domain: Any, default: Any) -> Any:
-    asked = getattr(given, name)
-    return default if asked is None else field(domain, asked, f'--{name}')
-
-
-def usual() -> dict[str, Any]:
-    """The values of configs/default.py."""
     from sinklab.cli.config import load
 
     plain, _ = load('configs/default.py', [])
-    return {**vars(plain.data), 'vocabulary': plain.model.vocabulary, 'batch_size': plain.optimizer.batch_size}
+    usual = vars(plain.data) | dict(vocabulary=plain.model.vocabulary, batch_size=plain.optimizer.batch_size)
+    usual |= dict(hosts=1, shard_tokens=1 << 24, processes=None)
+    hints = get_type_hints(spec.Model, include_extras=True) | get_type_hints(spec.Data, include_extras=True)
+    hints |= dict(batch_size=Count, hosts=Count, shard_tokens=Count, processes=Count | None)
+    asked = {name: value for name, value in vars(given).items() if name in usual and value is not None}
+    return usual | {name: field(hints[name], value, f'--{name}') for name, value in asked.items()}
 
 
 def make(given: argparse.Namespace, fields: dict[str, Any]) -> int:
-    from sinklab.data.plan import Recipe
     from sinklab.data.prepare import prepare
-    from sinklab.data.store import Store
+    from sinklab.data.store.recipe import Recipe
+    from sinklab.data.store.store import Store
 
     recipe = Recipe(
         source=fields['source'],
@@ -128,7 +100,7 @@ def make(given: argparse.Namespace, fields: dict[str, Any]) -> int:
     with Bar() as bar:
         prepare(recipe, given.out if '://' in given.out else Path(given.out), fields['processes'], bar)
     store = Store(given.out)
-    tell(given, fields, store, [])
+    tell(given, fields, store, found=[])
     if not given.json:
         print(f'train on it by: {train(given.out, fields, store)}')
     return 0
@@ -138,13 +110,12 @@ def train(folder: str, fields: dict[str, Any], store: Any) -> str:
     """A command that trains on the store, at the largest size that it has windows for."""
     from sinklab.cli.config import load
 
-    plain = usual()
-    names = [name for name in RECIPE if name != 'tokenizer' and fields[name] != plain[name]]
-    changed = [f'--config.data.{name}={fields[name]}' for name in names]
     for size in ('paper', 'quickstart', 'smoke'):
         spec, _ = load('configs/default.py', [], size)
         if fits(store, spec):
             break
+    names = [name for name in RECIPE if name != 'tokenizer' and fields[name] != getattr(spec.data, name)]
+    changed = [f'--config.data.{name}={fields[name]}' for name in names]
     if spec.model.vocabulary != store.meta['vocabulary'] and (size != 'paper' or fields['tokenizer'] == 'train'):
         changed.append(f'--config.model.vocabulary={max(store.meta["vocabulary"], SMALLEST_TRAINED)}')
     words = ['sinklab', 'train', '--config=configs/default.py', *([] if size == 'paper' else [f'--size={size}'])]
@@ -159,19 +130,19 @@ def fits(store: Any, spec: Any) -> bool:
 
 
 def check(given: argparse.Namespace, fields: dict[str, Any]) -> int:
-    from sinklab.data.check import problems, summary
-    from sinklab.data.store import Store
-    from sinklab.data.tokenizer import digest
+    from sinklab.data.store.check import problems, summary
+    from sinklab.data.store.store import Store
+    from sinklab.data.tokens.tokenizer import digest
 
     store = Store(given.check)
-    allowed = given.vocabulary or store.meta['vocabulary']
-    found = list(problems(store, allowed))
+    found = list(problems(store, given.vocabulary or store.meta['vocabulary']))
     if fields['tokenizer'] != 'train' and digest(given.tokenizer) != store.meta['tokenizer']:
         found.append(f'it was made by another tokenizer than {given.tokenizer}')
     length, batch, hosts = fields['length'], fields['batch_size'], fields['hosts']
-    for side, windows in summary(store, length, batch, hosts)['windows'].items():
-        if not any(windows.values()):
-            found.append(f'its {side} side has no window of {length} + 1 tokens')
+    windows = summary(store, length, batch, hosts)['windows']
+    found += [
+        f'its {side} side has no window of {length} + 1 tokens' for side in windows if not any(windows[side].values())
+    ]
     if batch % hosts:
         found.append(f'a batch of {batch} windows cannot be divided over {hosts} hosts; use a multiple')
     tell(given, fields, store, found)
@@ -181,7 +152,7 @@ def check(given: argparse.Namespace, fields: dict[str, Any]) -> int:
 
 
 def tell(given: argparse.Namespace, fields: dict[str, Any], store: Any, found: list[str]) -> None:
-    from sinklab.data.check import samples, summary
+    from sinklab.data.store.check import samples, summary
 
     about = summary(store, fields['length'], fields['batch_size'], fields['hosts'])
     if given.json:

@@ -70,7 +70,7 @@ def writable(folder: str) -> bool:
 
 def usual() -> Path:
     """In the user's cache, by the kind of processor: a program for a CPU holds instructions that others may lack."""
-    from sinklab.data.store import cache
+    from sinklab.cache import cache
 
     return cache() / 'programs' / hashlib.sha256(processor().encode()).hexdigest()[:8]
 

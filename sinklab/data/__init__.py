@@ -1,1 +1,1 @@
-"""Documents -> tokens -> windows -> batches."""
+"""The name of a source -> the batches of a run: documents -> tokens -> store -> sequences, a room for each."""

@@ -9,10 +9,11 @@ import grain
 import numpy as np
 
 from sinklab import spec
-from sinklab.data import backcopy, probes
-from sinklab.data.corpus import corpus, texts
-from sinklab.data.interventions import Intervened, fixed
-from sinklab.data.windows import Windows
+from sinklab.data.corpus import corpus
+from sinklab.data.documents.sources import texts
+from sinklab.data.sequences import backcopy, probes
+from sinklab.data.sequences.interventions import Intervened, with_fixed_token
+from sinklab.data.sequences.windows import Windows
 from sinklab.record import Refusal
 
 
@@ -72,7 +73,7 @@ class Sequences:
     fingerprint: dict[str, str | int]  # of what decides the batches
     triggers: int | None = None  # the ids below it are triggers of Bigram-Backcopy
 
-    def triggered(self, ids_NT: np.ndarray) -> np.ndarray | None:
+    def is_trigger(self, ids_NT: np.ndarray) -> np.ndarray | None:
         return None if self.triggers is None else ids_NT < self.triggers
 
 
@@ -91,14 +92,15 @@ def text(spec: spec.Spec) -> Sequences:
     data, vocabulary = spec.data, spec.model.vocabulary
     store = corpus(data, vocabulary)
     weights, masked = store.meta['weights'], data.loss == 'assistant'
-    sets = [[name] for name in weights] or [store.domains]  # windows are shuffled together, or mixed by weight
+    parts = {name: [name] for name in weights} or {'': store.domains}  # mixed by weight, or shuffled together
 
     def windows(side: str, share: float, fix: bool) -> list[Intervened]:
         found = []
-        for names in sets:
-            rows = [store.row(side, name) for name in names]
-            found.append(Windows(rows, data.length, side, share, data.seed, masked, names[0] if weights else ''))
-        return [Intervened(part, data, vocabulary, fix) for part in found]
+        for name, domains in parts.items():
+            rows, label = [store.row(side, domain) for domain in domains], f'{side} {name}'.strip()
+            part = Windows(rows, data.length, label, share, data.seed, masked)
+            found.append(Intervened(part, data, vocabulary, fix))
+        return found
 
     held_out = windows('held_out', 1.0, data.fixed_held_out)
     enough(spec, held_out, weights)
@@ -106,7 +108,7 @@ def text(spec: spec.Spec) -> Sequences:
     return Sequences(
         Shuffled(windows('train', data.share, True), data.seed, spec.optimizer.batch_size, weights),
         valid_NT=Shuffled(held_out, 0, spec.valid.windows, weights).rows(0, range(spec.valid.windows)),
-        probe_PT=fixed(probe_PT, data) if data.fixed_held_out else probe_PT,
+        probe_PT=with_fixed_token(probe_PT, data) if data.fixed_held_out else probe_PT,
         fingerprint=fingerprint(spec, store=store.digest, tokenizer=store.meta['tokenizer'][:16]),
     )
 
@@ -127,7 +129,10 @@ def enough(spec: spec.Spec, held_out: list[Intervened], weights: Mapping[str, fl
 def bigrams(spec: spec.Spec) -> Sequences:
     data, valid, probe = spec.data, spec.valid, spec.probe
     chain = backcopy.chain(texts(data.source), spec.model.vocabulary, data.triggers)
-    draw = lambda stream, *shape: backcopy.sample(chain, *shape, np.random.default_rng([data.seed, stream]))  # noqa: E731
+
+    def draw(stream: int, *shape: int) -> np.ndarray:
+        return backcopy.sample(chain, *shape, np.random.default_rng([data.seed, stream]))
+
     return Sequences(
         batches=Drawn(chain, data.seed, spec.optimizer.batch_size, data.length + 1),
         valid_NT=draw(VALIDATION, valid.windows, data.length + 1),

@@ -5,13 +5,13 @@ import json
 import sys
 
 from sinklab import spec
-from sinklab.data import sources
-from sinklab.data.plan import Recipe
+from sinklab.cache import cache
+from sinklab.data.documents import sources
 from sinklab.data.prepare import Lines, prepare
-from sinklab.data.shards import FORMAT
-from sinklab.data.store import Store, cache
-from sinklab.data.survey import intact
-from sinklab.data.tokenizer import digest, given
+from sinklab.data.store.recipe import SETTINGS, Recipe
+from sinklab.data.store.shard import FORMAT, META
+from sinklab.data.store.store import Store
+from sinklab.data.tokens.tokenizer import digest, read
 from sinklab.record import Refusal, unknown
 
 
@@ -20,60 +20,43 @@ def corpus(data: spec.Data, vocabulary: int) -> Store:
     kinds = [*sources.SOURCES, 'store:DIR']
     if kind not in [form.partition(':')[0] for form in kinds]:
         raise Refusal(unknown(f'config.data.source = {data.source!r}', kind, kinds, 'sources'))
-    store = Store(rest) if kind == 'store' else cached(data, vocabulary)
+    store = Store(rest) if kind == 'store' else store_in_cache(data, vocabulary)
     check(store, data, vocabulary)
     return store
 
 
 def check(store: Store, data: spec.Data, vocabulary: int) -> None:
     """Refuses a store that was made for other runs than this."""
-    for name in ('bos', 'held_out', 'end_token', 'fixed_token'):
+    for name in SETTINGS:
         theirs, ours = store.meta[name], getattr(data, name)
         if theirs != ours:
             raise Refusal(
                 f'{store} was prepared with {name} {theirs}, and config.data.{name} is {ours}; set it to {theirs}, '
                 f'or prepare another store with --{name}={ours}'
             )
-    named = data.tokenizer != 'train'
-    if named and digest(data.tokenizer) != store.meta['tokenizer']:
+    if data.tokenizer != 'train' and digest(data.tokenizer) != store.meta['tokenizer']:
         raise Refusal(
             f'{store} was made by another tokenizer than config.data.tokenizer={data.tokenizer}; leave that at train '
             'to take the store as it is, or prepare another'
         )
     if (size := store.meta['vocabulary']) > vocabulary:
         raise Refusal(
-            f'config.model.vocabulary is {vocabulary}, but the tokenizer gives ids up to {size - 1}; '
-            f'set config.model.vocabulary to at least {size}'
+            f'config.model.vocabulary is {vocabulary}, but the tokenizer gives ids up to {size - 1}; set it to {size}'
         )
     if data.loss == 'assistant' and not store.meta['masked']:
-        raise Refusal(
-            f'config.data.loss is assistant, and {store} tells nobody apart; set it to all, or prepare a chat: source'
-        )
+        raise Refusal(f'config.data.loss is assistant, and {store} tells nobody apart; set all, or prepare a chat:')
 
 
-def cached(data: spec.Data, vocabulary: int) -> Store:
-    """The store of a source that is named itself, by all that it was made of."""
+def store_in_cache(data: spec.Data, vocabulary: int) -> Store:
+    """The store of a source; the name of its folder is a hash of all that it is made of."""
     train = data.tokenizer == 'train'
-    recipe = Recipe(
-        source=data.source,
-        tokenizer=data.tokenizer,
-        vocabulary=vocabulary if train else None,
-        held_out=data.held_out,
-        bos=data.bos,
-        end_token=data.end_token,
-        fixed_token=data.fixed_token,
-    )
+    settings = {name: getattr(data, name) for name in SETTINGS}
+    recipe = Recipe(data.source, data.tokenizer, vocabulary if train else None, **settings)
     identity = sources.source(data.source).identity
-    what = [FORMAT, identity, vocabulary if train else given(data.tokenizer), data.held_out, data.bos]
+    what = [FORMAT, identity, vocabulary if train else read(data.tokenizer), data.held_out, data.bos]
     what += [data.source, data.end_token, data.fixed_token]
     folder = cache() / 'stores' / hashlib.sha256(json.dumps(what).encode()).hexdigest()[:16]
-    if not (folder / 'meta.json').exists():
+    if not (folder / META).exists():
         print(f'preparing {data.source} in {folder}', file=sys.stderr, flush=True)
         prepare(recipe, folder, listen=Lines())
     return Store(folder)
-
-
-def texts(source: str) -> list[str]:
-    """The texts of a small corpus, as they are."""
-    found = (intact(document) for document in sources.source(source).documents())
-    return [document.text for document in found if not document.blank]

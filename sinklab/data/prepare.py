@@ -1,4 +1,4 @@
-"""Documents -> a token store: in parallel, in constant memory, and again from where it stopped."""
+"""Documents -> a token store: in parallel, in constant memory, resumed where an earlier attempt was stopped."""
 
 import collections
 import contextlib
@@ -6,7 +6,6 @@ import dataclasses
 import fcntl
 import hashlib
 import itertools
-import json
 import os
 import sys
 import time
@@ -15,25 +14,28 @@ from pathlib import Path
 
 import numpy as np
 
-from sinklab.data import probes, sources, tokenizer
-from sinklab.data.documents import Damaged, Document, Source
-from sinklab.data.encode import dtype, encoded
-from sinklab.data.plan import Recipe, agreed, hashed, made, settled
-from sinklab.data.shards import FORMAT, PROBE, SIDES, TOKENIZER, Entry, Shard, Stream, content
-from sinklab.data.survey import intact, key, two_sided
-from sinklab.folder import whole, writable
+from sinklab.data.documents import sources
+from sinklab.data.documents.document import Damaged, Document, Source, intact
+from sinklab.data.documents.split import key, two_sided
+from sinklab.data.store import meta
+from sinklab.data.store.recipe import Recipe, new_plan, plan_in, plan_with_tokenizer
+from sinklab.data.store.shard import SIDES, TOKENIZER
+from sinklab.data.store.writer import Entry, Stream
+from sinklab.data.tokens import tokenizer
+from sinklab.data.tokens.encode import dtype, ids_of
+from sinklab.folder import writable
 from sinklab.record import Refusal
 
 TASK = 1 << 20  # characters tokenized by one process at once
 SMALL = 1 << 22  # bytes of source that are not worth another process
 QUIET = 10.0  # seconds between two lines
-DOMAINS = 200  # of which shards are open at once
-NAMED = 10  # of the damaged documents that are dropped
+DOMAINS = 200  # at most, as each has shards open
+NAMED = 10  # damaged documents, at most, that are named when they are dropped
 
 
 @dataclasses.dataclass
 class Progress:
-    """Bytes of the source, and tokens, that are behind."""
+    """Bytes of the source that have been read, and tokens that have been written."""
 
     size: int
     read: float = 0
@@ -52,12 +54,12 @@ class Progress:
 Listener = Callable[[Progress], None]
 
 
-def said(words: object) -> None:
+def say(words: object) -> None:
     print(words, file=sys.stderr, flush=True)
 
 
 class Lines:
-    """A listener that says now and then how far a preparation is."""
+    """A listener that prints a line of progress every QUIET seconds."""
 
     def __init__(self):
         self.spoke = time.monotonic()
@@ -65,23 +67,21 @@ class Lines:
     def __call__(self, progress: Progress) -> None:
         if time.monotonic() - self.spoke > QUIET:
             self.spoke = time.monotonic()
-            said(progress)
+            say(progress)
 
 
-def prepare(
-    recipe: Recipe, folder: Path, processes: int | None = None, listen: Listener = lambda progress: None
-) -> None:
+def prepare(recipe: Recipe, folder: Path, processes: int | None = None, listen: Listener = lambda _: None) -> None:
     """Makes `folder` the store of a recipe; what an earlier attempt has finished is verified and kept."""
     if '://' in str(folder):
         raise Refusal(f'{folder} is no local folder, and only those can be written; prepare there and copy it')
     source = two_sided(sources.source(recipe.source), recipe.held_out)
-    fresh = None if agreed(recipe, source, folder) else made(recipe, source)
-    with writable(folder), locked(folder):
-        plan = settled(recipe, source, folder, fresh)
-        if finished(folder):
+    fresh = None if plan_in(folder, recipe, source) else new_plan(recipe, source)
+    with writable(folder), lock(folder):
+        plan = plan_with_tokenizer(folder, recipe, source, fresh)
+        if meta.is_whole(folder):
             return
         if source.limit is not None:
-            said(f'{recipe.source} is one text; {recipe.held_out:.3g} of it, cut off between words, are held out')
+            say(f'{recipe.source} is one text; {recipe.held_out:.3g} of it, cut off between words, are held out')
         processes = processes or min(cores(), 1 + source.size // SMALL)
         try:
             Work(recipe, source, folder, plan['limit'], listen).run(processes)
@@ -94,45 +94,23 @@ def cores() -> int:
     return len(os.sched_getaffinity(0)) if hasattr(os, 'sched_getaffinity') else os.cpu_count() or 1
 
 
-def finished(folder: Path) -> bool:
-    """Whether a store is whole; where a file of one is damaged, it is no longer, and its other shards are kept."""
-    file = folder / 'meta.json'
-    if not file.exists():
-        return False
-    try:
-        meta = json.loads(file.read_text(encoding='utf-8'))
-        shards = [Shard(**record) for record in meta['shards']]
-        probe = meta['probe']
-    except (ValueError, KeyError, TypeError) as error:
-        raise Refusal(f'{file} is damaged ({error}); delete {folder}, or give another folder') from error
-    damaged = [shard for shard in shards if shard.damage(lambda name: (folder / name).read_bytes())]
-    if not damaged and hashlib.sha256(content(folder / PROBE)).hexdigest() == probe:
-        return True
-    for shard in shards:
-        shard.write(folder)
-    file.unlink()
-    return False
-
-
 @contextlib.contextmanager
-def locked(folder: Path) -> Iterator[None]:
+def lock(folder: Path) -> Iterator[None]:
     """One process at a time; the others wait, and find the work done."""
     with (folder / '.lock').open('w') as file:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
-            said(f'another process prepares {folder}; waiting for it')
+            say(f'another process prepares {folder}; waiting for it')
             fcntl.flock(file, fcntl.LOCK_EX)
         except OSError as error:
-            raise Refusal(
-                f'{folder} lies where no file can be locked ({error.strerror}); prepare on another disk, and copy'
-            ) from error
+            raise Refusal(f'{folder} cannot be locked ({error.strerror}); prepare elsewhere, and copy it') from error
         yield
 
 
 @dataclasses.dataclass(frozen=True)
 class Text:
-    """What a task has of a document: where its ids go."""
+    """Where the ids of a text go."""
 
     stream: Stream
     predicted: bool
@@ -141,11 +119,9 @@ class Text:
     size: float  # bytes of the source that it stands for
 
 
-def noted(document: Document) -> Entry:
+def entry_of(document: Document) -> Entry:
     content = document.text.encode()
-    sha = hashlib.sha256(document.name.encode() + b'\n')
-    sha.update(content)
-    return Entry(key(document.name), sha.digest(), len(content))
+    return Entry(key(document.name), hashlib.sha256(document.name.encode() + b'\n' + content).digest(), len(content))
 
 
 class Work:
@@ -153,7 +129,7 @@ class Work:
 
     def __init__(self, recipe: Recipe, source: Source, folder: Path, limit: int, listen: Listener):
         self.recipe, self.source, self.folder, self.limit, self.listen = recipe, source, folder, limit, listen
-        self.tokenizer = tokenizer.loaded(tokenizer.given(folder / TOKENIZER), str(folder / TOKENIZER))
+        self.tokenizer = tokenizer.load(folder / TOKENIZER)
         self.dtype = dtype(self.tokenizer)
         self.streams: dict[tuple[str, str], Stream] = {}
         self.dropped: collections.Counter[str] = collections.Counter()
@@ -161,14 +137,14 @@ class Work:
         self.progress = Progress(source.size)
 
     def run(self, processes: int) -> None:
-        for task in encoded(self.folder / TOKENIZER, self.tasks(), processes):
+        for task in ids_of(self.folder / TOKENIZER, self.tasks(), processes):
             for ids in task:
                 self.write(self.waiting.popleft(), ids)
             self.listen(self.progress)
         self.finish()
 
     def tasks(self) -> Iterator[list[str]]:
-        """Texts of about TASK characters, each noted in `waiting`."""
+        """Texts of about TASK characters; `waiting` keeps where the ids of each go."""
         texts, size = [], 0
         for text, where in self.texts():
             texts.append(text)
@@ -182,20 +158,20 @@ class Work:
 
     def texts(self) -> Iterator[tuple[str, Text]]:
         for document in self.source.documents():
-            if self.kept(document):
-                entry = noted(document)
-                stream = self.stream(document.domain, SIDES[entry.key < self.limit])
+            if self.is_usable(document):
+                entry = entry_of(document)
+                stream = self.stream(document.domain, 'held_out' if entry.key < self.limit else 'train')
                 if not stream.passes(entry):
                     yield from self.cut(document, stream, entry)
                     continue
             self.progress.read += document.size
             self.listen(self.progress)
 
-    def kept(self, document: Document | Damaged) -> bool:
+    def is_usable(self, document: Document | Damaged) -> bool:
         if isinstance(document, Damaged) and self.recipe.lenient:
             self.dropped['damaged'] += 1
             if self.dropped['damaged'] <= NAMED:
-                said(f'dropped: {document.where} {document.why}')
+                say(f'dropped: {document.where} {document.why}')
             return False
         if intact(document).blank:
             self.dropped['empty'] += 1
@@ -238,9 +214,9 @@ class Work:
             text.stream.end()
 
     def finish(self) -> None:
-        """meta.json, whose presence says that the store is whole."""
+        """Ends the last shards, and makes a store of all."""
         if (more := self.dropped['damaged'] - NAMED) > 0:
-            said(f'dropped: {more:,} more that are damaged')
+            say(f'dropped: {more:,} more that are damaged')
         for stream in self.streams.values():
             stream.finish()
         shards = [shard for stream in self.streams.values() for shard in stream.shards]
@@ -250,44 +226,4 @@ class Work:
                     f'{self.recipe.source} has no document on the {side} side, with held_out {self.recipe.held_out}; '
                     'give more documents, or another share in another folder'
                 )
-        with whole(self.folder / PROBE) as unfinished:
-            probes.write(unfinished, tokenizer.size(self.tokenizer))
-        with whole(self.folder / 'meta.json') as unfinished:
-            unfinished.write_text(json.dumps(self.meta(shards), indent=1) + '\n', encoding='utf-8')
-        for shard in shards:
-            (self.folder / f'{shard.name}.json').unlink()
-
-    def meta(self, shards: list[Shard]) -> dict:
-        recipe = self.recipe
-        what = dict(
-            format=FORMAT,
-            tokenizer=hashlib.sha256(content(self.folder / TOKENIZER)).hexdigest(),
-            vocabulary=tokenizer.size(self.tokenizer),
-            dtype=self.dtype.str,
-            bos=recipe.bos,
-            end_token=recipe.end_token,
-            fixed_token=recipe.fixed_token,
-            held_out=recipe.held_out,
-            masked=self.source.masked,
-            weights=dict(self.source.weights or ()),
-        )
-        told = [(shard.side, shard.domain, shard.sha256) for shard in shards]
-        return dict(
-            digest=hashed([what, told])[:16],
-            source=recipe.source,
-            **what,
-            domains=[self.counted(domain, shards) for domain in dict.fromkeys(shard.domain for shard in shards)],
-            dropped=dict(self.dropped),
-            probe=hashlib.sha256(content(self.folder / PROBE)).hexdigest(),
-            shards=[dataclasses.asdict(shard) for shard in shards],
-        )
-
-    def counted(self, domain: str, shards: list[Shard]) -> dict:
-        """Documents, tokens and bytes of a domain, by side."""
-        sums = {}
-        for side in SIDES:
-            mine = [shard for shard in shards if (shard.domain, shard.side) == (domain, side)]
-            sums[side] = {
-                name: sum(getattr(shard, name) for shard in mine) for name in ('documents', 'tokens', 'bytes')
-            }
-        return dict(name=domain, **sums)
+        meta.write(self.folder, self.recipe, self.source, shards, self.dropped)

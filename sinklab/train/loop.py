@@ -205,11 +205,11 @@ class Run:
         """Validation and probe, where due: at their steps, before the first and after the last."""
         numbers, edge = {}, number == 0 or self.last(number)
         if edge or is_due(number, self.spec.valid.every_steps):
-            numbers |= self.valid(params, self.data.valid_NT, self.data.triggered(self.data.valid_NT[:, :-1]))
+            numbers |= self.valid(params, self.data.valid_NT, self.data.is_trigger(self.data.valid_NT[:, :-1]))
         if edge or is_due(number, self.spec.probe.every_steps):
             observed = self.observe(params, self.data.probe_PT)
             probe.save(self.folder.probe(number), observed)
-            numbers |= probe.numbers(observed, self.spec, self.data.triggered(self.data.probe_PT))
+            numbers |= probe.numbers(observed, self.spec, self.data.is_trigger(self.data.probe_PT))
         if not all(map(math.isfinite, numbers.values())):
             raise Diverged(number, numbers)
         return numbers

@@ -1,4 +1,4 @@
-"""What is known of a corpus before it is tokenized: its split, and a sample of its texts."""
+"""Which documents of a corpus are held out, and a sample of the others."""
 
 import dataclasses
 import hashlib
@@ -6,29 +6,29 @@ import itertools
 import re
 from collections.abc import Iterator
 
-from sinklab.data.documents import Damaged, Document, Piece, Source
+from sinklab.data.documents.document import Damaged, Document, Piece, Source, intact
 from sinklab.record import Refusal
 
 SAMPLE = 1 << 26  # characters
-BORDER, NEAR = re.compile(r'(?<=\S)\s+(?=\S)'), 1000  # of two words, so many characters away
+BORDER, NEAR = re.compile(r'(?<=\S)\s+(?=\S)'), 1000  # of two words; the most characters to it
 
 
 def survey(source: Source, held_out: float, lenient: bool, texts: bool) -> tuple[int, list[str]]:
-    """(the limit below which keys are held out, a sample of the texts beyond it, where that is wanted).
+    """(the limit below which keys are held out, a sample of the other texts if `texts`).
 
-    A corpus that is seen whole is split exactly; of a larger one, the share is that of the keys.
+    A corpus that fits the sample is split exactly; of a larger one, a share of all possible keys is held out.
     """
     if source.limit is None and (texts or source.size <= SAMPLE):
         seen, whole = sample(source.documents(), SAMPLE, lenient)
         if whole:
-            limit = exact([key(document.name) for document in seen], held_out)
+            limit = exact_limit([key(document.name) for document in seen], held_out)
             return limit, [document.text for document in seen if key(document.name) >= limit]
     limit = int(held_out * 2**64) if source.limit is None else source.limit
-    return limit, spread(source, limit, lenient) if texts else []
+    return limit, sample_of_pieces(source, limit, lenient) if texts else []
 
 
 def two_sided(source: Source, held_out: float) -> Source:
-    """A source of one text as two documents, one a side; any other as it is, and one that is too short."""
+    """A source of one text as two documents, one to train on and one held out; any other source as it is."""
     full = (document for document in source.documents() if isinstance(document, Document) and not document.blank)
     alone = list(itertools.islice(full, 2))
     sides = halves(alone[0], held_out) if len(alone) == 1 and not source.masked else None
@@ -43,7 +43,7 @@ def two_sided(source: Source, held_out: float) -> Source:
 
 
 def halves(document: Document, held_out: float) -> tuple[Document, Document] | None:
-    """(what is trained on, what is held out) of a text, cut between words: the smaller key is of what is held out."""
+    """(what is trained on, what is held out) of a text that is cut between words; the smaller key is held out."""
     text, names = document.text, [f'{document.name}#{number}' for number in (1, 2)]
     if len(text) < 2 * NEAR:
         return None
@@ -59,7 +59,7 @@ def halves(document: Document, held_out: float) -> tuple[Document, Document] | N
     return (two, one) if first else (one, two)
 
 
-def spread(source: Source, limit: int, lenient: bool) -> list[str]:
+def sample_of_pieces(source: Source, limit: int, lenient: bool) -> list[str]:
     """Texts from all over a large corpus: the beginnings of its pieces, in the order of their keys."""
     share, taken, texts = max(SAMPLE // len(source.pieces), SAMPLE >> 10), 0, []
     for piece in sorted(source.pieces, key=lambda piece: key(piece.name)):
@@ -85,15 +85,7 @@ def sample(found: Iterator[Document | Damaged], size: int, lenient: bool) -> tup
     return seen, True
 
 
-def intact(document: Document | Damaged) -> Document:
-    if isinstance(document, Damaged):
-        raise Refusal(
-            f'{document.where} {document.why}; mend it, leave it out, or let prepare --lenient drop and count those'
-        )
-    return document
-
-
-def exact(keys: list[int], held_out: float) -> int:
+def exact_limit(keys: list[int], held_out: float) -> int:
     """The limit that holds out a share of these keys, and leaves one at least on each side."""
     if len(keys) < 2:
         raise Refusal(
@@ -105,5 +97,5 @@ def exact(keys: list[int], held_out: float) -> int:
 
 
 def key(name: str) -> int:
-    """A number by which documents are in no order of theirs."""
+    """A hash that decides whether a document is held out, whatever the order of the documents."""
     return int.from_bytes(hashlib.sha256(name.encode()).digest()[:8], 'big')

@@ -13,7 +13,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from types import ModuleType
 from typing import Any
 
-from sinklab.data.files import library, line
+import numpy as np
+
+from sinklab.data.documents.formats import library, line
 from sinklab.record import Refusal, unknown
 
 HELD = 32  # examples read at once
@@ -91,7 +93,7 @@ def split(given: str, rest: str) -> Split:
         raise Refusal(f'{given} names no data set; give tfds:NAME, tfds:NAME:SPLIT or tfds:FOLDER:SPLIT')
     name, part = form['name'], form['split'] or 'train'
     path_like = os.path.isdir(name) or name.startswith(('/', '.'))
-    builder = folder(tfds, given, name) if path_like else catalogued(tfds, given, name)
+    builder = builder_in(tfds, given, name) if path_like else builder_of(tfds, given, name)
     try:
         instructions = builder.info.splits[part].file_instructions
     except (ValueError, KeyError) as error:
@@ -113,19 +115,17 @@ def split(given: str, rest: str) -> Split:
     return Split(given, builder.info.full_name, part, texts, examples, tuple(shards(given, instructions)))
 
 
-def folder(tfds: ModuleType, given: str, path: str) -> Any:
+def builder_in(tfds: ModuleType, given: str, path: str) -> Any:
     try:
         return tfds.builder_from_directory(path)
     except Exception as error:
-        raise Refusal(
-            f'{given}: the folder {path} holds no data set ({line(error)}); name the one with its dataset_info.json'
-        ) from error
+        words = f'{given}: the folder {path} holds no data set ({line(error)})'
+        raise Refusal(f'{words}; name the one with its dataset_info.json') from error
 
 
-def catalogued(tfds: ModuleType, given: str, name: str) -> Any:
+def builder_of(tfds: ModuleType, given: str, name: str) -> Any:
     """The data set of this name, downloaded and prepared where it is not yet."""
-    import tensorflow_datasets.text  # noqa: F401  registers c4, wikipedia and others
-
+    library('tensorflow_datasets.text', given)  # registers c4, wikipedia and others
     try:
         builder = tfds.builder(name)
         if not builder.is_prepared():
@@ -151,7 +151,7 @@ def strings(tfds: ModuleType, features: Any, at: str = '') -> Iterator[tuple[str
     for name, feature in features.items():
         if isinstance(feature, tfds.features.FeaturesDict):
             yield from strings(tfds, feature, f'{at}{name}.')
-        elif feature.shape == () and feature.np_dtype == object:  # noqa: E721
+        elif feature.shape == () and np.issubdtype(feature.np_dtype, np.object_):
             yield f'{at}{name}', isinstance(feature, tfds.features.Text)
 
 

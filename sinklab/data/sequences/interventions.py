@@ -3,7 +3,7 @@
 import numpy as np
 
 from sinklab import spec
-from sinklab.data.windows import Windows
+from sinklab.data.sequences.windows import Windows
 
 
 class Intervened:
@@ -17,31 +17,31 @@ class Intervened:
 
     def __getitem__(self, index: int) -> np.ndarray:
         name = f'{self.windows.label} {self.windows.number(index)}'
-        ids_T = randomized(self.windows[index], self.data, self.vocabulary, name)
-        return fixed(ids_T, self.data) if self.fix else ids_T
+        ids_T = with_random_tokens(self.windows[index], self.data, self.vocabulary, name)
+        return with_fixed_token(ids_T, self.data) if self.fix else ids_T
 
 
-def fixed(ids_T: np.ndarray, data: spec.Data) -> np.ndarray:
+def with_fixed_token(ids_T: np.ndarray, data: spec.Data) -> np.ndarray:
     """x_k is data.fixed_token for k = data.fixed_position (Table 7)."""
     if data.fixed_position is None:
         return ids_T
     ids_T = ids_T.copy()
     place = (..., data.fixed_position - 1)
-    ids_T[place] = marked(data.fixed_token, ids_T[place])
+    ids_T[place] = replacement(data.fixed_token, ids_T[place])
     return ids_T
 
 
-def randomized(ids_T: np.ndarray, data: spec.Data, vocabulary: int, name: str) -> np.ndarray:
+def with_random_tokens(ids_T: np.ndarray, data: spec.Data, vocabulary: int, name: str) -> np.ndarray:
     """x_k is uniform over the vocabulary for k from data.random_first to random_last (section 5 of the paper)."""
     if data.random_first is None:
         return ids_T
     rng = np.random.default_rng([data.seed, *name.encode()])
     ids_T = ids_T.copy()
     places = slice(data.random_first - 1, data.random_last)
-    ids_T[places] = marked(rng.integers(vocabulary, size=ids_T[places].shape), ids_T[places])
+    ids_T[places] = replacement(rng.integers(vocabulary, size=ids_T[places].shape), ids_T[places])
     return ids_T
 
 
-def marked(ids: np.ndarray | int, before: np.ndarray) -> np.ndarray:
+def replacement(ids: np.ndarray | int, before: np.ndarray) -> np.ndarray:
     """The ids, as complements where those before them were: what is not predicted stays so."""
     return np.where(before < 0, ~np.asarray(ids), ids)

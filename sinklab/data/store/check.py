@@ -4,8 +4,8 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from sinklab.data.shards import DOCUMENTS, IDS, SIDES, Shard
-from sinklab.data.store import Store
+from sinklab.data.store.shard import DOCUMENTS, IDS, SIDES, Shard
+from sinklab.data.store.store import Store
 
 SHOWN = 160  # characters of a sample
 
@@ -32,7 +32,7 @@ def inside(store: Store, shard: Shard, vocabulary: int) -> Iterator[str]:
         yield 'its documents do not follow each other'
     elif not np.array_equal(np.flatnonzero(ids == store.meta['end_token']), ends):
         yield f'its documents do not end with token {store.meta["end_token"]}, each and nowhere else'
-    if store.opened and not (ids[starts] == store.meta['fixed_token']).all():
+    if store.has_bos and not (ids[starts] == store.meta['fixed_token']).all():
         yield f'not all of its documents begin with token {store.meta["fixed_token"]}'
     if (largest := int(ids.max())) != shard.largest or largest >= vocabulary:
         yield f'its largest id is {largest}; recorded is {shard.largest}, and below {vocabulary} is allowed'

@@ -5,7 +5,7 @@ import itertools
 
 import numpy as np
 
-from sinklab.data.store import Row
+from sinklab.data.store.store import Row
 from sinklab.record import Refusal
 
 
@@ -16,24 +16,14 @@ class Windows:
     """
 
     def __init__(
-        self,
-        rows: list[Row],
-        length: int,
-        side: str,
-        share: float = 1.0,
-        seed: int = 0,
-        masked: bool = False,
-        domain: str = '',
+        self, rows: list[Row], length: int, label: str, share: float = 1, seed: int = 0, masked: bool = False
     ):
-        self.rows, self.size, self.masked = rows, length + 1, masked
-        self.label = f'{side} {domain}' if domain else side
+        self.rows, self.size, self.label, self.masked = rows, length + 1, label, masked
         self.ends = list(itertools.accumulate(len(row) // self.size for row in rows))
         count = self.ends[-1]
         if count < 1:
-            raise Refusal(
-                f'the {side} side of {domain or "the corpus"} has {sum(map(len, rows))} tokens and a window takes '
-                f'{self.size}; lower config.data.length, or bring more text'
-            )
+            few = f'the side {label!r} has {sum(map(len, rows))} tokens and a window takes {self.size}'
+            raise Refusal(f'{few}; lower config.data.length, or bring more text')
         self.count = max(1, round(share * count))
         self.drawn = np.random.default_rng(seed).permutation(count)[: self.count] if share < 1 else range(count)
 
@@ -50,4 +40,4 @@ class Windows:
         start = (number - (self.ends[part - 1] if part else 0)) * self.size
         row, end = self.rows[part], start + self.size
         ids_T = row.ids(start, end).astype(np.int32)
-        return np.where(row.predicted(start, end), ids_T, ~ids_T) if self.masked else ids_T
+        return np.where(row.loss_mask(start, end), ids_T, ~ids_T) if self.masked else ids_T

@@ -1,61 +1,16 @@
-"""Shards: the tokens of documents, in files that are written once, each with a record of what it holds.
-
-SIDE-DOMAIN-NUMBER.ids        the ids, little-endian, one document after another
-SIDE-DOMAIN-NUMBER.documents  where each document starts, and its key: two uint64 a document
-SIDE-DOMAIN-NUMBER.predicted  a byte a token, where documents tell what is to be predicted from what is not
-SIDE-DOMAIN-NUMBER.json       the record, until meta.json holds it
-"""
+"""Documents, one at a time -> shards; those that an earlier attempt has finished are kept."""
 
 import array
 import dataclasses
 import hashlib
 import json
 import os
-from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
 
+from sinklab.data.store.shard import DOCUMENT, DOCUMENTS, IDS, PREDICTED, Shard
 from sinklab.record import Refusal
-
-FORMAT = 3  # of all that a store holds
-SIDES = ('train', 'held_out')
-RECIPE, TOKENIZER, PROBE = 'recipe.json', 'tokenizer.json', 'probe.npz'
-IDS, DOCUMENTS, PREDICTED = 'ids', 'documents', 'predicted'
-DOCUMENT = np.dtype([('start', '<u8'), ('key', '<u8')])
-
-
-@dataclasses.dataclass(frozen=True, eq=False)
-class Shard:
-    """The record of a finished shard."""
-
-    name: str
-    side: str  # train or held_out
-    domain: str
-    tokens: int
-    documents: int
-    bytes: int  # of their texts in UTF-8
-    largest: int  # id
-    said: str  # digest of the digests of its documents
-    sha256: dict[str, str]  # by suffix
-
-    def damage(self, read: Callable[[str], bytes]) -> str | None:
-        """What is wrong with its files, if anything is; `read` gives the content of a file by its name."""
-        for suffix, digest in self.sha256.items():
-            file = f'{self.name}.{suffix}'
-            try:
-                content = read(file)
-            except OSError as error:
-                return f'{file} cannot be read ({error.strerror or error})'
-            if hashlib.sha256(content).hexdigest() != digest:
-                return f'{file} is not as it was written (its sha256 differs)'
-        return None
-
-    def write(self, folder: Path) -> None:
-        """Its record, by which it counts as finished."""
-        record = Growing(folder / f'{self.name}.json')
-        record.write(json.dumps(dataclasses.asdict(self)).encode())
-        record.finish()
 
 
 class Growing:
@@ -138,14 +93,14 @@ class Stream:
     def __init__(self, folder: Path, side: str, domain: str, number: int, size: int, masked: bool):
         self.folder, self.side, self.domain, self.number = folder, side, domain, number
         self.size, self.masked, self.open = size, masked, None
-        self.shards = self.kept()
+        self.shards = self.whole_shards()
         self.before = list(self.shards)  # finished shards whose documents are still to come by
         self.coming, self.said = 0, hashlib.sha256()
 
     def name(self, number: int) -> str:
         return f'{self.side}-{self.number:03}-{number:05}'
 
-    def kept(self) -> list[Shard]:
+    def whole_shards(self) -> list[Shard]:
         """The finished shards up to the first that is missing or damaged; no later one counts as finished."""
         shards = []
         while (record := self.folder / f'{self.name(len(shards))}.json').exists():
@@ -166,10 +121,7 @@ class Stream:
         self.said.update(entry.digest)
         if self.coming == self.before[0].documents:
             if self.said.hexdigest() != self.before[0].said:
-                raise Refusal(
-                    f'the source has changed since {self.folder / self.before[0].name} was made of it; delete '
-                    f'{self.folder}, or give another folder'
-                )
+                raise Refusal(f'the source has changed since {self.folder} was begun; delete that, or give another')
             self.before.pop(0)
             self.coming, self.said = 0, hashlib.sha256()
         return True
@@ -191,8 +143,3 @@ class Stream:
         if self.open:
             self.shards.append(self.open.finish(self.side, self.domain))
             self.open = None
-
-
-def content(file: Path) -> bytes:
-    """Nothing, where there is no file."""
-    return file.read_bytes() if file.exists() else b''

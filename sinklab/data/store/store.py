@@ -5,7 +5,6 @@ import functools
 import hashlib
 import io
 import itertools
-import json
 import os
 import resource
 from pathlib import Path
@@ -13,19 +12,10 @@ from pathlib import Path
 import numpy as np
 from etils import epath
 
-from sinklab.data.shards import (
-    DOCUMENT,
-    DOCUMENTS,
-    FORMAT,
-    IDS,
-    PREDICTED,
-    PROBE,
-    RECIPE,
-    TOKENIZER,
-    Shard,
-    content,
-)
-from sinklab.data.tokenizer import Tokenizer, loaded
+from sinklab.cache import cache
+from sinklab.data.store import meta
+from sinklab.data.store.shard import DOCUMENT, DOCUMENTS, IDS, PREDICTED, PROBE, TOKENIZER, Shard, digest
+from sinklab.data.tokens.tokenizer import Tokenizer, parse
 from sinklab.folder import whole, writable
 from sinklab.record import Refusal
 
@@ -46,7 +36,7 @@ class Row:
     def ids(self, start: int, end: int) -> np.ndarray:
         return self.read(IDS, start, end)
 
-    def predicted(self, start: int, end: int) -> np.ndarray:
+    def loss_mask(self, start: int, end: int) -> np.ndarray:
         return self.read(PREDICTED, start, end)
 
     def read(self, suffix: str, start: int, end: int) -> np.ndarray:
@@ -71,36 +61,22 @@ class Store:
     def __init__(self, path: str | os.PathLike):
         self.path = epath.Path(path)
         self.remote = '://' in str(path)
-        self.meta = self.read_meta()
+        self.meta = meta.read(self.path)
         self.shards = [Shard(**record) for record in self.meta['shards']]
         self.dtype = np.dtype(self.meta['dtype'])
-        self.mapped = functools.lru_cache(openable())(self.map)
+        self.mapped = functools.lru_cache(mappable())(self.map)
         if not self.remote:
             self.verify(digests=sum(shard.tokens for shard in self.shards) * self.dtype.itemsize <= VERIFIED)
 
     def __str__(self) -> str:
         return str(self.path)
 
-    def read_meta(self) -> dict:
-        file = self.path / 'meta.json'
-        try:
-            meta = json.loads(file.read_text())
-        except FileNotFoundError as error:
-            begun = (self.path / RECIPE).exists()
-            remedy = 'give its prepare command again, and it goes on' if begun else 'make one by sinklab prepare'
-            raise Refusal(f'{self} holds no finished token store; {remedy}') from error
-        except (OSError, ValueError, ImportError) as error:
-            raise Refusal(f'{file} cannot be read ({error}); bring the store anew') from error
-        if meta.get('format') != FORMAT:
-            raise Refusal(f'{file} has format {meta.get("format")}, and {FORMAT} is read here; prepare it anew')
-        return meta
-
     @property
     def digest(self) -> str:
         return self.meta['digest']
 
     @property
-    def opened(self) -> bool:
+    def has_bos(self) -> bool:
         """Whether each document begins with BOS."""
         return self.meta['bos'] == 'documents'
 
@@ -112,7 +88,7 @@ class Store:
         return Row(self, [shard for shard in self.shards if (shard.side, shard.domain) == (side, domain)])
 
     def tokenizer(self) -> Tokenizer:
-        return loaded(self.read(TOKENIZER).decode(), str(self.path / TOKENIZER))
+        return parse(self.read(TOKENIZER).decode(), str(self.path / TOKENIZER))
 
     def probes(self) -> dict[str, np.ndarray]:
         return dict(np.load(io.BytesIO(self.read(PROBE))))
@@ -122,11 +98,11 @@ class Store:
 
     def map(self, shard: Shard, suffix: str) -> np.ndarray:
         file = f'{shard.name}.{suffix}'
-        path = self.fetched(file, shard.sha256[suffix]) if self.remote else self.path / file
+        path = self.local_copy(file, shard.sha256[suffix]) if self.remote else self.path / file
         kind = {IDS: self.dtype, DOCUMENTS: DOCUMENT, PREDICTED: np.dtype(np.uint8)}[suffix]
         return np.memmap(path, kind, 'r').view(np.ndarray)
 
-    def fetched(self, file: str, digest: str) -> Path:
+    def local_copy(self, file: str, sha256: str) -> Path:
         """A copy on this machine of a remote file."""
         path = cache() / 'remote' / self.digest / file
         if path.exists():  # whole, for it got its name when it was
@@ -135,7 +111,7 @@ class Store:
             content = self.read(file)
         except OSError as error:
             self.refuse(f'{file} cannot be read ({error.strerror or error})')
-        if hashlib.sha256(content).hexdigest() != digest:
+        if hashlib.sha256(content).hexdigest() != sha256:
             self.refuse(f'{file} is not as it was written (its sha256 differs)')
         with writable(path.parent), whole(path) as unfinished:
             unfinished.write_bytes(content)
@@ -147,14 +123,14 @@ class Store:
             sizes = {IDS: shard.tokens * self.dtype.itemsize, PREDICTED: shard.tokens}
             sizes[DOCUMENTS] = shard.documents * DOCUMENT.itemsize
             for suffix in shard.sha256:
-                self.sized(f'{shard.name}.{suffix}', sizes[suffix])
+                self.check_size(f'{shard.name}.{suffix}', sizes[suffix])
             if digests and (damage := shard.damage(self.read)):
                 self.refuse(damage)
-        for file, digest in ((TOKENIZER, self.meta['tokenizer']), (PROBE, self.meta['probe'])):
-            if hashlib.sha256(content(self.path / file)).hexdigest() != digest:
+        for file, wanted in ((TOKENIZER, self.meta['tokenizer']), (PROBE, self.meta['probe'])):
+            if digest(self.path / file) != wanted:
                 self.refuse(f'{file} is not the one that it was made with')
 
-    def sized(self, file: str, size: int) -> None:
+    def check_size(self, file: str, size: int) -> None:
         try:
             found = (self.path / file).stat().length
         except OSError as error:
@@ -169,16 +145,7 @@ class Store:
         )
 
 
-def cache() -> Path:
-    """$SINKLAB_CACHE, or sinklab in the user's cache folder."""
-    home = os.environ.get('XDG_CACHE_HOME') or Path.home() / '.cache'
-    chosen = os.environ.get('SINKLAB_CACHE') or Path(home) / 'sinklab'
-    if '://' in str(chosen):
-        raise Refusal(f'SINKLAB_CACHE={chosen} is no local folder; name one')
-    return Path(chosen)
-
-
-def openable() -> int:
+def mappable() -> int:
     """How many files may be mapped at once: half of those that may be open, which are made as many as can be."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     wanted = 2 * OPEN if hard == resource.RLIM_INFINITY else min(2 * OPEN, hard)

@@ -1,25 +1,11 @@
 """Probe sequences: what every run on a store is measured on."""
 
-from pathlib import Path
-
 import numpy as np
 
 from sinklab import spec
-from sinklab.data.store import Store
+from sinklab.data.store.meta import LENGTH, SEQUENCES
+from sinklab.data.store.store import Store
 from sinklab.record import Refusal, unknown
-
-SEQUENCES, LENGTH = 128, 2048  # of the sequences without a text
-
-
-def write(path: Path, vocabulary: int) -> None:
-    """Draws the sequences that are no text, once for all runs: ids uniform over the vocabulary."""
-    rng = np.random.default_rng(0)
-    with path.open('wb') as file:
-        np.savez(
-            file,
-            random_PT=rng.integers(vocabulary, size=(SEQUENCES, LENGTH), dtype=np.int32),
-            repeated_P=rng.integers(vocabulary, size=SEQUENCES, dtype=np.int32),
-        )
 
 
 def natural(store: Store, probe: spec.Probe, before: list[int]) -> np.ndarray:
@@ -53,20 +39,20 @@ def texts(store: Store, domain: str) -> tuple[np.ndarray, ...]:
     """(number of the domain, start, length, key) of every held-out text, its BOS left out."""
     row = store.row('held_out', domain)
     starts, keys = row.documents()
-    first = starts + store.opened
+    first = starts + int(store.has_bos)
     owner = np.full(len(keys), store.domains.index(domain))
     return owner, first, np.append(starts, len(row))[1:] - first, keys
 
 
 def random(store: Store, probe: spec.Probe, before: list[int]) -> np.ndarray:
-    return headed(stored(store, 'random_PT', probe)[:, : probe.length], before)
+    return prepend(ids_without_text(store, 'random_PT', probe)[:, : probe.length], before)
 
 
-def repeated(store: Store, probe: spec.Probe, before: list[int]) -> np.ndarray:
-    return headed(np.repeat(stored(store, 'repeated_P', probe)[:, None], probe.length, axis=1), before)
+def single_token(store: Store, probe: spec.Probe, before: list[int]) -> np.ndarray:
+    return prepend(np.repeat(ids_without_text(store, 'repeated_P', probe)[:, None], probe.length, axis=1), before)
 
 
-def stored(store: Store, name: str, probe: spec.Probe) -> np.ndarray:
+def ids_without_text(store: Store, name: str, probe: spec.Probe) -> np.ndarray:
     if probe.sequences > SEQUENCES or probe.length > LENGTH:
         raise Refusal(
             f'config.probe wants {probe.sequences} sequences of {probe.length} tokens, and of {probe.inputs} ones a '
@@ -75,9 +61,9 @@ def stored(store: Store, name: str, probe: spec.Probe) -> np.ndarray:
     return store.probes()[name][: probe.sequences]
 
 
-def headed(ids_PT: np.ndarray, before: list[int]) -> np.ndarray:
+def prepend(ids_PT: np.ndarray, before: list[int]) -> np.ndarray:
     """With ids before them, at the cost of the last."""
     return np.insert(ids_PT, [0] * len(before), before, axis=1)[:, : ids_PT.shape[1]]
 
 
-INPUTS = {'natural': natural, 'random': random, 'repeated': repeated}
+INPUTS = {'natural': natural, 'random': random, 'repeated': single_token}

@@ -1,6 +1,7 @@
 """Tokenizers: a given tokenizer.json, or a byte-level BPE trained here."""
 
 import hashlib
+import itertools
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
@@ -13,26 +14,28 @@ LONGEST = 1 << 20  # characters tokenized at once
 SEEN, TRIES = 256, 200  # characters on each side of a cut that are compared, and places that are tried
 
 
-def loaded(text: str, name: str) -> Tokenizer:
+def parse(text: str, name: str) -> Tokenizer:
     """The tokenizer of a tokenizer.json, in which no text spells a special token, and nothing is cut or padded."""
     try:
         tokenizer = Tokenizer.from_str(text)
     except Exception as error:  # the library raises nothing narrower
-        raise Refusal(
-            f'{name} is no tokenizer ({error}); give a tokenizer.json of Hugging Face tokenizers'
-        ) from error
+        raise Refusal(f'{name} is no tokenizer ({error}); give a tokenizer.json of Hugging Face') from error
     tokenizer.encode_special_tokens = True
     tokenizer.no_truncation()
     tokenizer.no_padding()
     return tokenizer
 
 
-def given(file: str) -> str:
+def read(file: str | Path) -> str:
     """The text of a tokenizer.json."""
     try:
         return Path(file).read_text(encoding='utf-8')
     except (OSError, UnicodeDecodeError) as error:
-        raise Refusal(f'the tokenizer {file!r} cannot be read ({error}); give a tokenizer.json, or train') from error
+        raise Refusal(f'the tokenizer {file} cannot be read ({error}); give a tokenizer.json, or train') from error
+
+
+def load(file: str | Path) -> Tokenizer:
+    return parse(read(file), str(file))
 
 
 def size(tokenizer: Tokenizer) -> int:
@@ -41,7 +44,7 @@ def size(tokenizer: Tokenizer) -> int:
 
 
 def digest(file: str) -> str:
-    return hashlib.sha256(given(file).encode()).hexdigest()
+    return hashlib.sha256(read(file).encode()).hexdigest()
 
 
 def check(tokenizer: Tokenizer, end: int, fixed: int, name: str) -> None:
@@ -59,7 +62,7 @@ def check(tokenizer: Tokenizer, end: int, fixed: int, name: str) -> None:
         raise Refusal(f'{name} has no token {fixed} beside its end {end}, to be fixed and BOS; set fixed_token')
 
 
-def learned(texts: Iterable[str], vocabulary: int) -> str:
+def train(texts: Iterable[str], vocabulary: int) -> str:
     """The tokenizer.json of a byte-level BPE of at most `vocabulary` ids."""
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
@@ -75,10 +78,10 @@ def learned(texts: Iterable[str], vocabulary: int) -> str:
 
 
 def cut(text: str, tokenizer: Tokenizer, name: str) -> Iterator[str]:
-    """A long text in pieces that give the same ids one by one as in one: memory is kept for one piece at a time."""
+    """A long text in pieces, to be tokenized one at a time; their ids are those of the whole text."""
     start = 0
     while len(text) - start > LONGEST:
-        end = next((place for place in places(text, start + LONGEST) if parts(tokenizer, text, place)), None)
+        end = next((place for place in word_ends(text, start + LONGEST) if separates(tokenizer, text, place)), None)
         if end is None:
             raise Refusal(
                 f'{name} has {len(text):,} characters, too many at once, and its tokenizer lets it be cut nowhere '
@@ -89,17 +92,15 @@ def cut(text: str, tokenizer: Tokenizer, name: str) -> Iterator[str]:
     yield text[start:]
 
 
-def places(text: str, end: int) -> Iterator[int]:
-    """Borders of words before a place, the nearest first."""
-    borders = (
-        place for place in range(end, end - LONGEST // 2, -1) if text[place - 1].isalnum() > text[place].isalnum()
-    )
-    for _, place in zip(range(TRIES), borders, strict=False):
-        yield place
+def word_ends(text: str, end: int) -> Iterator[int]:
+    """Ends of words before a place, the nearest first."""
+    before = range(end, end - LONGEST // 2, -1)
+    ends = (place for place in before if text[place - 1].isalnum() and not text[place].isalnum())
+    return itertools.islice(ends, TRIES)
 
 
-def parts(tokenizer: Tokenizer, text: str, place: int) -> bool:
-    """Whether the ids around a place are those of both sides."""
+def separates(tokenizer: Tokenizer, text: str, place: int) -> bool:
+    """Whether the text around a place has the ids of its two sides, tokenized apart."""
     around = (text[place - SEEN : place + SEEN], text[place - SEEN : place], text[place : place + SEEN])
     whole, left, right = (tokenizer.encode(side, add_special_tokens=False).ids for side in around)
     return whole == left + right

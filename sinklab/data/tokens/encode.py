@@ -1,7 +1,7 @@
 """Texts -> ids, in this process or in others beside it.
 
-`python -m sinklab.data.encode TOKENIZER.JSON` serves one of those: pickled lists of texts come in by stdin, and
-pickled lists of ids go out. It ends when its stdin does, so that none outlives whoever started it.
+`python -m sinklab.data.tokens.encode TOKENIZER.JSON` serves one of those: pickled lists of texts come in by stdin,
+and pickled lists of ids go out. It ends when its stdin does, so that none outlives whoever started it.
 """
 
 import collections
@@ -18,7 +18,7 @@ from pathlib import Path
 import numpy as np
 from tokenizers import Tokenizer
 
-from sinklab.data.tokenizer import given, loaded, size
+from sinklab.data.tokens.tokenizer import load, size
 from sinklab.record import Refusal
 
 AHEAD = 3  # tasks under way for each process
@@ -34,10 +34,10 @@ def encode(tokenizer: Tokenizer, kind: np.dtype, texts: list[str]) -> list[np.nd
     return [np.array(encoding.ids, kind) for encoding in encodings]
 
 
-def encoded(file: Path, tasks: Iterable[list[str]], processes: int) -> Iterator[list[np.ndarray]]:
+def ids_of(file: Path, tasks: Iterable[list[str]], processes: int) -> Iterator[list[np.ndarray]]:
     """The ids of each task, in order; few tasks are under way at once."""
     if processes == 1:
-        tokenizer = loaded(given(str(file)), str(file))
+        tokenizer = load(file)
         yield from map(functools.partial(encode, tokenizer, dtype(tokenizer)), tasks)
         return
     workers = Workers(file)
@@ -63,12 +63,12 @@ class Workers:
     """A process for each thread that starts one."""
 
     def __init__(self, file: Path):
-        self.command = [sys.executable, '-m', 'sinklab.data.encode', str(file)]
+        self.command = [sys.executable, '-m', 'sinklab.data.tokens.encode', str(file)]
         self.mine, self.all = threading.local(), []
 
     def start(self) -> None:
-        # Whoever ends this process by Ctrl-C wants to say so himself, and its stdin ends then.
-        path = os.pathsep.join(filter(None, [str(Path(__file__).parents[2]), os.environ.get('PYTHONPATH')]))
+        # In a session of its own, Ctrl-C reaches the parent alone; the end of stdin then ends this one.
+        path = os.pathsep.join(filter(None, [str(Path(__file__).parents[3]), os.environ.get('PYTHONPATH')]))
         environment = {**os.environ, 'PYTHONPATH': path, 'TOKENIZERS_PARALLELISM': 'false'}
         pipes = dict(stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=environment, start_new_session=True)
         self.mine.process = subprocess.Popen(self.command, **pipes)
@@ -82,7 +82,7 @@ class Workers:
             return pickle.load(process.stdout)
         except (OSError, EOFError, pickle.UnpicklingError) as error:
             raise Refusal(
-                f'a tokenizing process has died (exit code {ended(process)}); what is done is kept, and the same '
+                f'a tokenizing process has died (exit code {exit_code(process)}); what is done is kept, and the same '
                 'command goes on: with fewer --processes, if memory was short'
             ) from error
 
@@ -92,7 +92,7 @@ class Workers:
             process.wait()
 
 
-def ended(process: subprocess.Popen) -> int | str:
+def exit_code(process: subprocess.Popen) -> int | str:
     try:
         return process.wait(timeout=1)
     except subprocess.TimeoutExpired:
@@ -100,7 +100,7 @@ def ended(process: subprocess.Popen) -> int | str:
 
 
 def serve(file: str) -> None:
-    tokenizer = loaded(given(file), file)
+    tokenizer = load(file)
     kind = dtype(tokenizer)
     while True:
         try:

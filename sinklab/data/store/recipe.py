@@ -1,4 +1,4 @@
-"""The plan of a store, in recipe.json: what was asked for, and what follows from that and the source."""
+"""The plan of a store, in recipe.json: what was asked for, its tokenizer, and which documents are held out."""
 
 import dataclasses
 import hashlib
@@ -6,14 +6,16 @@ import json
 from pathlib import Path
 from typing import Any
 
-from sinklab.data import tokenizer
-from sinklab.data.documents import Source
-from sinklab.data.shards import FORMAT, RECIPE, TOKENIZER, content
-from sinklab.data.survey import survey
+from sinklab.data.documents.document import Source
+from sinklab.data.documents.split import survey
+from sinklab.data.store.shard import FORMAT, RECIPE, TOKENIZER, digest
+from sinklab.data.tokens import tokenizer
 from sinklab.folder import whole
 from sinklab.record import Refusal
 
 OURS = (TOKENIZER, '.unfinished', '.lock')  # what is there before recipe.json
+SETTINGS = ('bos', 'end_token', 'fixed_token', 'held_out')  # that a run's config.data must have, too
+Plan = dict[str, Any]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -31,31 +33,31 @@ class Recipe:
     shard_tokens: int = 1 << 24
 
 
-def hashed(content: Any) -> str:
+def hash_of(content: Any) -> str:
     return hashlib.sha256(json.dumps(content).encode()).hexdigest()
 
 
-def asked(recipe: Recipe, source: Source) -> dict[str, Any]:
-    """What two attempts must agree in; whether damaged documents are dropped is up to each."""
+def request(recipe: Recipe, source: Source) -> Plan:
+    """What two attempts must agree on; whether damaged documents are dropped is up to each."""
     fields = dataclasses.asdict(recipe)
     del fields['lenient']
     if recipe.tokenizer != 'train':
-        fields['tokenizer'] = hashed(tokenizer.given(recipe.tokenizer))
-    return {**fields, 'format': FORMAT, 'identity': hashed(source.identity)}
+        fields['tokenizer'] = hash_of(tokenizer.read(recipe.tokenizer))
+    return {**fields, 'format': FORMAT, 'identity': hash_of(source.identity)}
 
 
-def made(recipe: Recipe, source: Source) -> tuple[dict[str, Any], str]:
+def new_plan(recipe: Recipe, source: Source) -> tuple[Plan, str]:
     """(the plan, the text of its tokenizer.json)."""
     train = recipe.tokenizer == 'train'
-    what = asked(recipe, source)
+    what = request(recipe, source)
     limit, texts = survey(source, recipe.held_out, recipe.lenient, texts=train)
-    text = tokenizer.learned(texts, recipe.vocabulary) if train else tokenizer.given(recipe.tokenizer)
+    text = tokenizer.train(texts, recipe.vocabulary) if train else tokenizer.read(recipe.tokenizer)
     name = 'the tokenizer trained here' if train else recipe.tokenizer
-    tokenizer.check(tokenizer.loaded(text, name), recipe.end_token, recipe.fixed_token, name)
+    tokenizer.check(tokenizer.parse(text, name), recipe.end_token, recipe.fixed_token, name)
     return {**what, 'limit': limit, 'tokenizer_sha256': hashlib.sha256(text.encode()).hexdigest()}, text
 
 
-def agreed(recipe: Recipe, source: Source, folder: Path) -> dict[str, Any] | None:
+def plan_in(folder: Path, recipe: Recipe, source: Source) -> Plan | None:
     """The plan that a folder was begun with, if it was; refused where that is another, or something else is there."""
     file = folder / RECIPE
     if not file.exists():
@@ -67,23 +69,22 @@ def agreed(recipe: Recipe, source: Source, folder: Path) -> dict[str, Any] | Non
         plan = json.loads(file.read_text(encoding='utf-8'))
     except ValueError as error:
         raise Refusal(f'{file} is damaged ({error}); delete {folder}, or give another folder') from error
-    what = asked(recipe, source)
-    differ = [f'{name} {plan.get(name)} -> {value}' for name, value in what.items() if plan.get(name) != value]
-    if plan.get('identity') != what['identity']:
-        differ = [words for words in differ if not words.startswith('identity')] or ['the files have changed since']
+    what = request(recipe, source)
+    differ = {name: f'{name} {plan.get(name)} -> {value}' for name, value in what.items() if plan.get(name) != value}
+    if differ.pop('identity', None):
+        differ = differ or {'source': 'the files have changed since'}
     if differ:
-        raise Refusal(
-            f'{folder} was begun from something else ({"; ".join(differ)}); give another folder, or delete it'
-        )
+        changes = '; '.join(differ.values())
+        raise Refusal(f'{folder} was begun from something else ({changes}); give another folder, or delete it')
     return plan
 
 
-def settled(recipe: Recipe, source: Source, folder: Path, fresh: tuple[dict, str] | None) -> dict[str, Any]:
-    """The plan of a folder, with its tokenizer.json as planned; `fresh` is one that was made for a new folder."""
-    plan = agreed(recipe, source, folder)
-    if plan and hashlib.sha256(content(folder / TOKENIZER)).hexdigest() == plan['tokenizer_sha256']:
+def plan_with_tokenizer(folder: Path, recipe: Recipe, source: Source, fresh: tuple[Plan, str] | None) -> Plan:
+    """The plan of a folder, once its tokenizer.json is as planned; `fresh` is the new plan of an empty folder."""
+    plan = plan_in(folder, recipe, source)
+    if plan and digest(folder / TOKENIZER) == plan['tokenizer_sha256']:
         return plan
-    again, text = fresh or made(recipe, source)
+    again, text = fresh or new_plan(recipe, source)
     if plan and again != plan:
         raise Refusal(f'{folder / TOKENIZER} is damaged and cannot be made again; bring it anew, or delete {folder}')
     for name, said in ((TOKENIZER, text), (RECIPE, json.dumps(again, indent=2) + '\n')):

@@ -3,6 +3,8 @@
 import dataclasses
 from collections.abc import Callable, Iterator
 
+from sinklab.record import Refusal
+
 
 @dataclasses.dataclass(frozen=True)
 class Document:
@@ -51,3 +53,9 @@ class Source:
     def documents(self) -> Iterator[Document | Damaged]:
         for piece in self.pieces:
             yield from piece.read()
+
+
+def intact(document: Document | Damaged) -> Document:
+    if isinstance(document, Damaged):
+        raise Refusal(f'{document.where} {document.why}; mend it, leave it out, or let prepare --lenient drop it')
+    return document

@@ -1,0 +1,1 @@
+"""A store, or the statistics of a text -> sequences of ids: windows, interventions, probes."""

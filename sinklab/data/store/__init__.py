@@ -1,0 +1,1 @@
+"""Ids -> files that are written once, each with its digest -> arrays of ids."""

@@ -1,0 +1,104 @@
+"""meta.json and probe.npz, which make a store of finished shards."""
+
+import dataclasses
+import json
+from collections.abc import Mapping
+from pathlib import Path
+
+import numpy as np
+from etils import epath
+
+from sinklab.data.documents.document import Source
+from sinklab.data.store.recipe import SETTINGS, Recipe, hash_of
+from sinklab.data.store.shard import FORMAT, META, PROBE, RECIPE, SIDES, TOKENIZER, Shard, digest
+from sinklab.data.tokens.encode import dtype
+from sinklab.data.tokens.tokenizer import load, size
+from sinklab.folder import whole
+from sinklab.record import Refusal
+
+SEQUENCES, LENGTH = 128, 2048  # of the probe sequences that are no text
+
+
+def write_probe(path: Path, vocabulary: int) -> None:
+    """Draws the sequences that are no text, once for all runs: ids uniform over the vocabulary."""
+    rng = np.random.default_rng(0)
+    with path.open('wb') as file:
+        np.savez(
+            file,
+            random_PT=rng.integers(vocabulary, size=(SEQUENCES, LENGTH), dtype=np.int32),
+            repeated_P=rng.integers(vocabulary, size=SEQUENCES, dtype=np.int32),
+        )
+
+
+def write(folder: Path, recipe: Recipe, source: Source, shards: list[Shard], dropped: Mapping[str, int]) -> None:
+    """The files whose presence says that a store is whole; they take over the records of its shards."""
+    tokenizer = load(folder / TOKENIZER)
+    with whole(folder / PROBE) as unfinished:
+        write_probe(unfinished, size(tokenizer))
+    what = dict(
+        format=FORMAT,
+        tokenizer=digest(folder / TOKENIZER),
+        vocabulary=size(tokenizer),
+        dtype=dtype(tokenizer).str,
+        **{name: getattr(recipe, name) for name in SETTINGS},
+        masked=source.masked,
+        weights=dict(source.weights or ()),
+    )
+    meta = dict(
+        digest=hash_of([what, [(shard.side, shard.domain, shard.sha256) for shard in shards]])[:16],
+        source=recipe.source,
+        **what,
+        domains=[counts(domain, shards) for domain in dict.fromkeys(shard.domain for shard in shards)],
+        dropped=dict(dropped),
+        probe=digest(folder / PROBE),
+        shards=[dataclasses.asdict(shard) for shard in shards],
+    )
+    with whole(folder / META) as unfinished:
+        unfinished.write_text(json.dumps(meta, indent=1) + '\n', encoding='utf-8')
+    for shard in shards:
+        (folder / f'{shard.name}.json').unlink()
+
+
+def read(folder: epath.Path) -> dict:
+    """meta.json of a store that may lie anywhere."""
+    file = folder / META
+    try:
+        meta = json.loads(file.read_text())
+    except FileNotFoundError as error:
+        begun = (folder / RECIPE).exists()
+        remedy = 'give its prepare command again, and it goes on' if begun else 'make one by sinklab prepare'
+        raise Refusal(f'{folder} holds no finished token store; {remedy}') from error
+    except (OSError, ValueError, ImportError) as error:
+        raise Refusal(f'{file} cannot be read ({error}); bring the store anew') from error
+    if meta.get('format') != FORMAT:
+        raise Refusal(f'{file} has format {meta.get("format")}, and {FORMAT} is read here; prepare it anew')
+    return meta
+
+
+def counts(domain: str, shards: list[Shard]) -> dict:
+    """Documents, tokens and bytes of a domain, by side."""
+    sums = {}
+    for side in SIDES:
+        mine = [shard for shard in shards if (shard.domain, shard.side) == (domain, side)]
+        sums[side] = {name: sum(getattr(shard, name) for shard in mine) for name in ('documents', 'tokens', 'bytes')}
+    return dict(name=domain, **sums)
+
+
+def is_whole(folder: Path) -> bool:
+    """Whether a folder holds a store without damage; a damaged one becomes unfinished, its good shards kept."""
+    file = folder / META
+    if not file.exists():
+        return False
+    try:
+        meta = json.loads(file.read_text(encoding='utf-8'))
+        shards = [Shard(**record) for record in meta['shards']]
+        probe = meta['probe']
+    except (ValueError, KeyError, TypeError) as error:
+        raise Refusal(f'{file} is damaged ({error}); delete {folder}, or give another folder') from error
+    damaged = [shard for shard in shards if shard.damage(lambda name: (folder / name).read_bytes())]
+    if not damaged and digest(folder / PROBE) == probe:
+        return True
+    for shard in shards:
+        shard.write(folder)
+    file.unlink()
+    return False

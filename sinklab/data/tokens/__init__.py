@@ -1,0 +1,1 @@
+"""Texts -> ids of tokens."""
