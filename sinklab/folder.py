@@ -6,7 +6,7 @@ environment.json  versions, devices, layout, commit of the latest attempt; what 
 metrics.jsonl   {"step", "seconds", name: number} a line; appended, never rewritten
 probe/          STEP.npz, the arrays of one probe
 checkpoints/    Orbax
-outcome.json    how a sweep has seen it end
+outcome.json    how the latest attempt has ended: kind, step, checkpoint, message, exit_code
 """
 
 import contextlib

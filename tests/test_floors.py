@@ -19,7 +19,8 @@ FLOORS = {
     'measure': 3,
     'train': 4,
     'report': 4,
-    'cli': 5,
+    'sweep': 5,
+    'cli': 6,
 }
 BLIND = {
     'model': {'data'},

@@ -5,9 +5,10 @@ import json
 import pytest
 from conftest import tiny
 
-from sinklab.cli import sweep
 from sinklab.folder import Folder
 from sinklab.record import Refusal
+from sinklab.spec import Hardware
+from sinklab.sweep import plan
 
 
 @pytest.fixture
@@ -22,15 +23,16 @@ def folder(tmp_path):
 
 
 def test_a_run_that_has_lost_the_numbers_of_its_end_is_not_done(folder):
-    run = sweep.Run('softmax', 0, folder, None, tiny())
-    assert sweep.ended(run) == ('done', '')
+    run = plan.Run('softmax', 0, folder, None, tiny())
+    plan.look(run, Hardware())
+    assert (run.outcome, run.reason) == ('done', '')
     metrics = folder.path / 'metrics.jsonl'
     metrics.write_bytes(metrics.read_bytes()[:-20])
     with pytest.raises(Refusal, match=r'has lost what was measured at step 8, the last one; delete .*checkpoints/8'):
         folder.check_end(8)
-    outcome, reason = sweep.ended(run)
-    assert outcome == 'refused'
-    assert 'has lost what was measured' in reason
+    plan.look(run, Hardware())
+    assert run.outcome == 'refused'
+    assert 'has lost what was measured' in run.reason
 
 
 def test_a_damaged_config_is_named(folder):
