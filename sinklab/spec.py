@@ -37,6 +37,12 @@ PAIRS: dict[str, tuple[str, ...]] = {
     'identity': ('none', 'clamped', 'count', 'sum'),
 }
 
+# By a field of Optimizer, the other fields that its values have use for; those that none names are of use to all.
+HYPERPARAMETERS: dict[str, dict[str, tuple[str, ...]]] = {
+    'name': {'adamw': ('beta2', 'epsilon'), 'sgd': (), 'muon': ('beta2', 'epsilon')},
+    'schedule': {'constant': (), 'cosine': ('final_share',)},
+}
+
 
 @dataclasses.dataclass(frozen=True)
 class Attention:

@@ -4,11 +4,12 @@ import functools
 
 import jax
 import jax.numpy as jnp
+import optax
 from flax import nnx
 
 from sinklab import sharding, spec
 from sinklab.model.transformer import Transformer
-from sinklab.train.optimizer import transformation
+from sinklab.train.optimizer import maps, transformation
 
 # On a CPU, what runs once is made of the same bits in a fifth of the time. Other platforms have options of their own.
 ONCE = {'cpu': {'xla_backend_optimization_level': 1}}
@@ -25,10 +26,15 @@ def architecture(spec: spec.Spec) -> tuple[nnx.GraphDef, nnx.State]:
     return nnx.split(nnx.eval_shape(lambda: Transformer(spec.model, spec.data.length, nnx.Rngs(0))))
 
 
+@functools.cache
+def optimizer(spec: spec.Spec) -> optax.GradientTransformation:
+    return transformation(spec.optimizer, maps(architecture(spec)[1]))
+
+
 def initial(spec: spec.Spec) -> dict:
     model = Transformer(spec.model, spec.data.length, nnx.Rngs(spec.seed))
     params = nnx.to_pure_dict(nnx.state(model))
-    return dict(step=jnp.zeros((), jnp.int32), params=params, opt_state=transformation(spec.optimizer).init(params))
+    return dict(step=jnp.zeros((), jnp.int32), params=params, opt_state=optimizer(spec).init(params))
 
 
 def create(spec: spec.Spec, mesh: jax.sharding.Mesh) -> dict:

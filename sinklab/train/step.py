@@ -19,7 +19,7 @@ from sinklab.spec import Hardware, Spec
 from sinklab.train import state
 from sinklab.train.forward import forward
 from sinklab.train.loss import cross_entropy
-from sinklab.train.optimizer import schedule, transformation
+from sinklab.train.optimizer import schedule
 
 
 def check(spec: Spec, hardware: Hardware) -> None:
@@ -111,7 +111,7 @@ def train_step(spec: Spec, hardware: Hardware, mesh: jax.sharding.Mesh, backend:
     """step(state, ids_BT) -> (state, {train/loss, train/grad_norm, ...}); the state is donated."""
     first = spec.model.mask.prefix or 1  # a prefix is seen, not predicted
     seeing = seeing_loss(spec, first, remat=hardware.remat, backend=backend, keys=spec.probe.keys * spec.log.sinks)
-    optimizer, rate = transformation(spec.optimizer), schedule(spec.optimizer)
+    optimizer, rate = state.optimizer(spec), schedule(spec.optimizer)
     parts = spec.optimizer.batch_size // (hardware.micro_batch or spec.optimizer.batch_size)
 
     def loss(params: dict, ids_BT: jax.Array) -> tuple[jax.Array, dict]:
