@@ -49,7 +49,7 @@ def bare(spec: Spec) -> Callable[[int], float]:
     mesh = sharding.mesh(HARDWARE)
     with jax.set_mesh(mesh):
         now = state.create(spec, mesh)
-        batch = step.put(sequences(spec).batches.rows(0, range(spec.optimizer.batch_size)), mesh)
+        batch = sharding.put(sequences(spec).batches.rows(0, range(spec.optimizer.batch_size)), mesh)
         advance = step.train_step(spec, HARDWARE, mesh).lower(now, batch).compile()
 
     def timed(count: int) -> float:

@@ -14,9 +14,9 @@ from sinklab.data.batches import Shuffled, sequences
 from sinklab.data.corpus import corpus as stored
 from sinklab.data.interventions import Intervened, fixed
 from sinklab.data.probes import INPUTS, natural
-from sinklab.data.structure import starts
 from sinklab.data.windows import Windows
 from sinklab.record import Refusal
+from sinklab.train.structure import starts
 
 
 @pytest.fixture

@@ -11,6 +11,8 @@ FLOORS = {
     'spec': -1,
     'parse': 0,
     'sharding': 1,
+    'files': 0,
+    'targets': 0,
     'folder': 1,
     'topology': 1,
     'attend': 1,

@@ -17,7 +17,7 @@ from sinklab.data.batches import sequences
 from sinklab.folder import Folder, flat
 from sinklab.record import Refusal
 from sinklab.spec import Hardware
-from sinklab.train import loop, step
+from sinklab.train import loop, objective
 from sinklab.train.listener import Listener
 
 CLOCK = ('seconds', 'speed/tokens_per_second')
@@ -186,7 +186,7 @@ def test_divergence_stops_the_run_and_names_a_checkpoint_that_training_can_go_on
     folder = Folder(tmp_path / 'run')
     kept = ocp.load(folder.checkpoints / str(folder.saved()[-1]), checkpointable_name='state')
     batch = sequences(wild).batches.rows(int(kept['step']), range(4))
-    value, gradient = jax.value_and_grad(step.loss_of(wild))(kept['params'], batch)
+    value, gradient = jax.value_and_grad(objective.loss_of(wild))(kept['params'], batch)
     assert np.isfinite(value)
     assert all(np.isfinite(leaf).all() for leaf in jax.tree.leaves(gradient))
 

@@ -19,7 +19,7 @@ from typing import Any
 from sinklab.cli import hardware, programs
 from sinklab.cli.command import again, program
 from sinklab.cli.train import size_argument
-from sinklab.folder import whole
+from sinklab.files import whole
 from sinklab.record import Refusal, unknown
 from sinklab.spec import Spec
 from sinklab.sweep import plan

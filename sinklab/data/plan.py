@@ -10,7 +10,7 @@ from sinklab.data import tokenizer
 from sinklab.data.documents import Source
 from sinklab.data.shards import FORMAT, RECIPE, TOKENIZER, content
 from sinklab.data.survey import survey
-from sinklab.folder import whole
+from sinklab.files import whole
 from sinklab.record import Refusal
 
 OURS = (TOKENIZER, '.unfinished', '.lock')  # what is there before recipe.json

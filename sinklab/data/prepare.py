@@ -21,7 +21,7 @@ from sinklab.data.encode import dtype, encoded
 from sinklab.data.plan import Recipe, agreed, hashed, made, settled
 from sinklab.data.shards import FORMAT, PROBE, SIDES, TOKENIZER, Entry, Shard, Stream, content
 from sinklab.data.survey import intact, key, two_sided
-from sinklab.folder import whole, writable
+from sinklab.files import whole, writable
 from sinklab.record import Refusal
 
 TASK = 1 << 20  # characters tokenized by one process at once

@@ -26,7 +26,7 @@ from sinklab.data.shards import (
     content,
 )
 from sinklab.data.tokenizer import Tokenizer, loaded
-from sinklab.folder import whole, writable
+from sinklab.files import whole, writable
 from sinklab.record import Refusal
 
 VERIFIED = 1 << 30  # bytes of ids that are verified whenever they are opened; `prepare --check` verifies more

@@ -83,7 +83,7 @@ def check(runs: list[Run]) -> None:
 
 def look(run: Run, hardware: Hardware) -> None:
     """What its folder knows of a run; if that is not its end, what `train` refuses of its folder and its layout."""
-    from sinklab.train import step
+    from sinklab.train import layout
 
     end = run.spec.optimizer.steps
     try:
@@ -94,7 +94,7 @@ def look(run: Run, hardware: Hardware) -> None:
         elif (written := run.written()).get('kind') == 'diverged':
             run.outcome, run.reason = 'diverged', written['message']
         else:
-            step.check(run.spec, hardware)
+            layout.check(run.spec, hardware)
     except Refusal as refusal:
         run.outcome, run.reason = 'refused', str(refusal)
 

@@ -18,9 +18,10 @@ from sinklab.data.batches import Sequences, sequences
 from sinklab.folder import Folder, Metrics
 from sinklab.record import Refusal
 from sinklab.spec import Hardware, Spec
-from sinklab.train import probe, state, step
+from sinklab.train import layout, probe, state, step
 from sinklab.train.checkpoint import Checkpoints
 from sinklab.train.environment import environment
+from sinklab.train.evaluation import evaluation
 from sinklab.train.listener import Listener
 from sinklab.train.outcome import Diverged, Stopped, outcome
 
@@ -50,10 +51,10 @@ def train(spec: Spec, hardware: Hardware, folder: Folder, row: dict, *listeners:
 def check(spec: Spec, hardware: Hardware, folder: Folder) -> jax.sharding.Mesh:
     """All that can be refused before the data is read."""
     folder.check(spec)
-    step.check(spec, hardware)
+    layout.check(spec, hardware)
     mesh = sharding.mesh(hardware)
     probe.check(spec, memory())
-    step.check_memory(spec, hardware, memory())
+    layout.check_memory(spec, hardware, memory())
     saved, copies = folder.saved(), spec.checkpoint.keep + 1  # one more while the newest is being written
     needed = max(0, copies - len(saved)) * state.size(state.abstract(spec, mesh))
     existing = next(path for path in (folder.path.absolute(), *folder.path.absolute().parents) if path.exists())
@@ -89,7 +90,7 @@ class Run:
         self.spec, self.hardware, self.mesh, self.folder, self.data = spec, hardware, mesh, folder, data
         self.checkpoints, self.listeners, self.attention = checkpoints, listeners, attention
         self.step = step.train_step(spec, hardware, mesh, attention.backend)
-        self.valid = step.evaluation(spec, hardware, mesh, attention.backend)
+        self.valid = evaluation(spec, hardware, mesh, attention.backend)
         self.observe = probe.observer(spec, mesh)
 
     def train(self) -> None:
@@ -146,7 +147,7 @@ class Run:
 
     def batch(self, number: int) -> jax.Array:
         shape = self.spec.optimizer.batch_size, self.spec.data.length + 1
-        return step.shared(functools.partial(self.data.batches.rows, number - 1), shape, self.mesh)
+        return sharding.batch(functools.partial(self.data.batches.rows, number - 1), shape, self.mesh)
 
     def due(self, number: int) -> bool:
         """Whether something after this step needs its state."""

@@ -1,6 +1,7 @@
 """The training state: a plain pytree {step, params, opt_state}, and where each leaf lives."""
 
 import functools
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -46,16 +47,16 @@ def create(spec: spec.Spec, mesh: jax.sharding.Mesh) -> dict:
 def shardings(spec: spec.Spec, mesh: jax.sharding.Mesh) -> dict:
     """A NamedSharding for every leaf; moments live with the parameter that they belong to."""
     params = sharding.of_parameters(mesh, architecture(spec)[1])
-    replicated = sharding.replicated(mesh)
+    replicas = sharding.of_replicas(mesh)
     places = {names(path): where for path, where in jax.tree_util.tree_leaves_with_path(params)}
 
     def moment(path: tuple, _: jax.ShapeDtypeStruct) -> jax.sharding.NamedSharding:
         """An optimizer's state holds trees like the parameters', whole or in part, somewhere inside its own."""
         own = names(path)
-        return next((places[own[at:]] for at in range(len(own)) if own[at:] in places), replicated)
+        return next((places[own[at:]] for at in range(len(own)) if own[at:] in places), replicas)
 
     opt_state = jax.tree_util.tree_map_with_path(moment, shapes(spec)['opt_state'])
-    return dict(step=replicated, params=params, opt_state=opt_state)
+    return dict(step=replicas, params=params, opt_state=opt_state)
 
 
 @functools.cache
@@ -64,9 +65,14 @@ def shapes(spec: spec.Spec) -> dict:
     return jax.eval_shape(lambda: initial(spec))
 
 
-def rounded(spec: spec.Spec) -> dict[str, bool] | None:
-    """Options of a compiler, by which intermediates are rounded as the program says."""
+def compiler_options(spec: spec.Spec) -> dict[str, bool] | None:
+    """By which intermediates are rounded as the program says."""
     return ROUNDED.get(spec.model.dtype)
+
+
+def of_numbers(spec: spec.Spec, mesh: jax.sharding.Mesh) -> dict[str, Any]:
+    """How a program is compiled whose results every process reads."""
+    return dict(out_shardings=sharding.of_replicas(mesh), compiler_options=compiler_options(spec))
 
 
 def names(path: tuple) -> tuple[str, ...]:
