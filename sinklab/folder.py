@@ -61,6 +61,13 @@ class Folder:
         except ValueError as error:
             raise Refusal(f'{file} is damaged ({error}); bring it back, or give a new --workdir') from error
 
+    def commit(self) -> str:
+        """That of the newest attempt."""
+        try:
+            return f'commit {self.read("environment")["commit"]}'
+        except (OSError, ValueError, KeyError):
+            return 'its commit is unknown'
+
     def attempts(self) -> list[dict]:
         """(step, attention) of every attempt at this run; nothing of what cannot be read."""
         try:
@@ -83,18 +90,18 @@ class Folder:
                 )
             return
         ours, theirs = flat(dataclasses.asdict(spec)), flat(self.read('config'))
-        if all(str(data.get('data.source')).startswith('store:') for data in (ours, theirs)):
-            theirs['data.source'] = ours[
-                'data.source'
-            ]  # a checkpoint knows the store by its digest, wherever it lies
-        differ = [
-            f'{key} {theirs.get(key)} -> {ours.get(key)}' for key in ours | theirs if ours.get(key) != theirs.get(key)
-        ]
-        if differ:
+        another = f'give a new folder, e.g. {shlex.quote(f"--workdir={self}-2")}'
+        if ours.keys() != theirs.keys():
+            gone, new = (', '.join(sorted(one.keys() - other)) for one, other in ((theirs, ours), (ours, theirs)))
             raise Refusal(
-                f'{self} holds another run ({"; ".join(differ)}); give a new folder, e.g. '
-                f'{shlex.quote(f"--workdir={self}-2")}'
+                f'{self} holds a run of another version, whose config has {gone or "nothing"} that is unknown here, '
+                f'and lacks {new or "nothing"}; go on with its own ({self.commit()}), or {another}'
             )
+        if ours['data.source'].startswith('store:') and theirs['data.source'].startswith('store:'):
+            theirs['data.source'] = ours['data.source']  # a checkpoint knows the store by its digest, wherever it is
+        differ = [f'{key} {theirs[key]} -> {ours[key]}' for key in ours if ours[key] != theirs[key]]
+        if differ:
+            raise Refusal(f'{self} holds another run ({"; ".join(differ)}); {another}')
 
     def claim(self, spec: Spec, row: dict) -> None:
         """Makes a new folder this run's; one that `check` has let pass is left as it is."""

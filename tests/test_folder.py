@@ -40,3 +40,21 @@ def test_a_damaged_config_is_named(folder):
     (folder.path / 'config.json').write_text('{"a":')
     with pytest.raises(Refusal, match=r'config\.json is damaged .* bring it back, or give a new --workdir'):
         folder.check(tiny())
+
+
+def test_a_run_of_another_version_is_refused_with_what_differs_and_its_commit(folder):
+    config = folder.read('config')
+    config['model']['width_of_old'] = config['model'].pop('width')
+    folder.write('config', config)
+    folder.write('environment', dict(commit='0123abc'))
+    with pytest.raises(Refusal) as refusal:
+        folder.check(tiny())
+    line = str(refusal.value)
+    assert len(line.splitlines()) == 1
+    assert 'whose config has model.width_of_old that is unknown here, and lacks model.width;' in line
+    assert f'go on with its own (commit 0123abc), or give a new folder, e.g. --workdir={folder}-2' in line
+    config['model']['width'] = 16
+    folder.write('config', config)
+    (folder.path / 'environment.json').unlink()
+    with pytest.raises(Refusal, match=r'has model\.width_of_old .* and lacks nothing; .* \(its commit is unknown\)'):
+        folder.check(tiny())

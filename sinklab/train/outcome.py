@@ -27,6 +27,14 @@ class Stopped(Exception):
         self.signal, self.step = signal.Signals(number), step
 
 
+ENDINGS = {
+    type(None): ('done', 0),
+    Diverged: ('diverged', 3),
+    KeyboardInterrupt: ('stopped', 130),
+    Refusal: ('refused', 1),
+}
+
+
 @contextlib.contextmanager
 def outcome(folder: Folder) -> Iterator[None]:
     """Writes how what is done inside ends, in the place of how it ended before."""
@@ -59,16 +67,6 @@ def record(folder: Folder, error: BaseException | None) -> dict[str, str | int |
 
 def ending(error: BaseException | None) -> tuple[str, int]:
     """(kind, exit code) of what a run has raised."""
-    match error:
-        case None:
-            return 'done', 0
-        case Diverged():
-            return 'diverged', 3
-        case Stopped():
-            return 'stopped', 42 if error.signal == signal.SIGTERM else 128 + error.signal
-        case KeyboardInterrupt():
-            return 'stopped', 130
-        case Refusal():
-            return 'refused', 1
-        case _:
-            return 'crashed', 1
+    if isinstance(error, Stopped):
+        return 'stopped', 42 if error.signal == signal.SIGTERM else 128 + error.signal
+    return ENDINGS.get(type(error), ('crashed', 1))
