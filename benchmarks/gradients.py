@@ -21,7 +21,7 @@ from flax import nnx
 from configs import default
 from sinklab.parse import parse
 from sinklab.spec import Spec
-from sinklab.train import state, step
+from sinklab.train import objective, state
 from sinklab.train.environment import versions
 
 MODELS = {
@@ -80,7 +80,7 @@ def gradient(spec: Spec, params: dict, ids_BT: np.ndarray) -> dict:
 
 @functools.cache
 def compiled(spec: Spec) -> Callable:
-    return jax.jit(jax.grad(step.loss_of(spec)), compiler_options=state.ROUNDED['bfloat16'])
+    return jax.jit(jax.grad(objective.loss_of(spec)), compiler_options=state.ROUNDED['bfloat16'])
 
 
 def given(spec: Spec, sequences: int) -> tuple[dict, np.ndarray]:

@@ -29,6 +29,7 @@ from sinklab.parse import parse
 from sinklab.spec import Hardware, Spec
 from sinklab.train import loop, probe, state, step
 from sinklab.train.environment import versions
+from sinklab.train.listener import Listener
 
 HARDWARE = Hardware(remat=True)  # as `make quickstart`
 EVERY = 100  # steps between two probes
@@ -48,7 +49,7 @@ def bare(spec: Spec) -> Callable[[int], float]:
     mesh = sharding.mesh(HARDWARE)
     with jax.set_mesh(mesh):
         now = state.create(spec, mesh)
-        batch = step.put(sequences(spec).batches.rows(0, range(spec.optimizer.batch_size)), mesh)
+        batch = sharding.put(sequences(spec).batches.rows(0, range(spec.optimizer.batch_size)), mesh)
         advance = step.train_step(spec, HARDWARE, mesh).lower(now, batch).compile()
 
     def timed(count: int) -> float:
@@ -67,13 +68,13 @@ def bare(spec: Spec) -> Callable[[int], float]:
 def looped(spec: Spec, warm: int) -> float:
     """Seconds a step of the real loop, between its step `warm` and the one before its last."""
     ticks = {}
-    with tempfile.TemporaryDirectory() as folder, Progress('softmax', spec) as progress:
 
-        def listener(record: dict) -> None:
-            progress(record)
+    class Clock(Listener):
+        def step(self, record: dict) -> None:
             ticks[record['step']] = time.perf_counter()
 
-        loop.train(spec, HARDWARE, Folder(Path(folder) / 'run'), {}, listener)
+    with tempfile.TemporaryDirectory() as folder, Progress('softmax', spec) as progress:
+        loop.train(spec, HARDWARE, Folder(Path(folder) / 'run'), {}, progress, Clock())
     last = spec.optimizer.steps - 1
     return (ticks[last] - ticks[warm]) / (last - warm)
 

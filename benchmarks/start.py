@@ -43,10 +43,10 @@ def child(start: float, options: list[str]) -> None:
             parts.setdefault('first step', time.time() - start)
         heard(self, record)
 
-    heard, progress.Progress.__call__ = progress.Progress.__call__, listened
+    heard, progress.Progress.step = progress.Progress.step, listened
     loop.sequences = timed('data', loop.sequences)
     state.create = timed('initial state', state.create)
-    loop.step.evaluation = wrapped(timed, 'validation', loop.step.evaluation)
+    loop.evaluation = wrapped(timed, 'validation', loop.evaluation)
     loop.probe.observer = wrapped(timed, 'probe', loop.probe.observer)
     loop.Run.compiled = timed('step', loop.Run.compiled)
     for name in ('__init__', 'save', 'close'):

@@ -6,20 +6,18 @@ environment.json  versions, devices, layout, commit of the latest attempt; what 
 metrics.jsonl   {"step", "seconds", name: number} a line; appended, never rewritten
 probe/          STEP.npz, the arrays of one probe
 checkpoints/    Orbax
-outcome.json    how a sweep has seen it end
+outcome.json    how the latest attempt has ended: kind, step, checkpoint, message, exit_code
 """
 
-import contextlib
 import dataclasses
-import errno
 import json
 import os
 import shlex
-import uuid
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from sinklab.files import UNFINISHED, whole
 from sinklab.record import Refusal
 from sinklab.spec import Spec
 
@@ -31,40 +29,7 @@ def flat(tree: dict, at: str = '') -> dict[str, Any]:
     return {key: value for name, part in tree.items() for key, value in flat(part, f'{at}.{name}'.strip('.')).items()}
 
 
-UNWRITABLE = (errno.ENOSPC, errno.EDQUOT, errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOTDIR, errno.EEXIST)
 BEGUN = ('probe', 'row.json')  # a claim that was cut short
-UNFINISHED = '.unfinished'
-
-
-@contextlib.contextmanager
-def whole(path: Path) -> Iterator[Path]:
-    """A file to write, which takes the name `path` once it is whole and lies on the disk."""
-    unfinished = path.with_name(f'{path.name}.{uuid.uuid4().hex[:8]}{UNFINISHED}')  # others may be at the same
-    try:
-        yield unfinished
-        with unfinished.open('rb') as file:
-            os.fsync(file.fileno())
-        unfinished.replace(path)
-    finally:
-        unfinished.unlink(missing_ok=True)
-
-
-@contextlib.contextmanager
-def writable(folder: Path) -> Iterator[None]:
-    """A folder to write in, made if need be; says in words when that cannot be."""
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise Refusal(f'{folder} cannot be made ({error.strerror}); choose another folder') from error
-    try:
-        yield
-    except OSError as error:
-        if error.errno not in UNWRITABLE:
-            raise
-        raise Refusal(
-            f'{folder} cannot be written ({error.strerror}); choose another folder, or make room and give the same '
-            'command again: what is finished there is kept'
-        ) from error
 
 
 class Folder:
@@ -96,6 +61,13 @@ class Folder:
         except ValueError as error:
             raise Refusal(f'{file} is damaged ({error}); bring it back, or give a new --workdir') from error
 
+    def commit(self) -> str:
+        """That of the newest attempt."""
+        try:
+            return f'commit {self.read("environment")["commit"]}'
+        except (OSError, ValueError, KeyError):
+            return 'its commit is unknown'
+
     def attempts(self) -> list[dict]:
         """(step, attention) of every attempt at this run; nothing of what cannot be read."""
         try:
@@ -118,18 +90,18 @@ class Folder:
                 )
             return
         ours, theirs = flat(dataclasses.asdict(spec)), flat(self.read('config'))
-        if all(str(data.get('data.source')).startswith('store:') for data in (ours, theirs)):
-            theirs['data.source'] = ours[
-                'data.source'
-            ]  # a checkpoint knows the store by its digest, wherever it lies
-        differ = [
-            f'{key} {theirs.get(key)} -> {ours.get(key)}' for key in ours | theirs if ours.get(key) != theirs.get(key)
-        ]
-        if differ:
+        another = f'give a new folder, e.g. {shlex.quote(f"--workdir={self}-2")}'
+        if ours.keys() != theirs.keys():
+            gone, new = (', '.join(sorted(one.keys() - other)) for one, other in ((theirs, ours), (ours, theirs)))
             raise Refusal(
-                f'{self} holds another run ({"; ".join(differ)}); give a new folder, e.g. '
-                f'{shlex.quote(f"--workdir={self}-2")}'
+                f'{self} holds a run of another version, whose config has {gone or "nothing"} that is unknown here, '
+                f'and lacks {new or "nothing"}; go on with its own ({self.commit()}), or {another}'
             )
+        if ours['data.source'].startswith('store:') and theirs['data.source'].startswith('store:'):
+            theirs['data.source'] = ours['data.source']  # a checkpoint knows the store by its digest, wherever it is
+        differ = [f'{key} {theirs[key]} -> {ours[key]}' for key in ours if ours[key] != theirs[key]]
+        if differ:
+            raise Refusal(f'{self} holds another run ({"; ".join(differ)}); {another}')
 
     def claim(self, spec: Spec, row: dict) -> None:
         """Makes a new folder this run's; one that `check` has let pass is left as it is."""

@@ -4,7 +4,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from sinklab.record import Refusal, record
-from sinklab.spec import PAIRS, Attention, Data, Model, Optimizer, Spec
+from sinklab.spec import HYPERPARAMETERS, PAIRS, Attention, Data, Model, Optimizer, Spec
 
 SMALLEST_TRAINED, LARGEST_TRAINED = 258, 1 << 20  # ids: two special ones and the bytes; what fits in memory
 UNMEASURED = ('none', 'count')  # normalizers that do not look at the mass of a row
@@ -134,15 +134,14 @@ def of_optimizer(optimizer: Optimizer) -> Iterator[str]:
             f'{at}.warmup_steps is {optimizer.warmup_steps}, but the run has {optimizer.steps} '
             f'steps; warm up for fewer, or raise {at}.steps'
         )
-    if (optimizer.schedule == 'cosine') != (optimizer.final_share is not None):
-        yield (
-            f'{at}.final_share is {optimizer.final_share} with the schedule {optimizer.schedule}; cosine needs one, '
-            'constant has no use for it (None)'
-        )
-    for name in ('beta2', 'epsilon'):
-        value = getattr(optimizer, name)
-        if (optimizer.name == 'sgd') != (value is None):
-            yield f'{at}.{name} is {value}; adamw and muon need one, sgd has no use for it (None)'
+    for menu, uses in HYPERPARAMETERS.items():
+        chosen = getattr(optimizer, menu)
+        for name in dict.fromkeys(name for names in uses.values() for name in names):
+            value, users = getattr(optimizer, name), [user for user in uses if name in uses[user]]
+            if (value is None) == (chosen in users):
+                some, others = ' and '.join(users), ' and '.join(user for user in uses if user not in users)
+                given = f'{at}.{name} is {value} with {menu} {chosen}'
+                yield f'{given}; it is a number for {some}, and None for {others}'
 
 
 def of_data(data: Data, model: Model) -> Iterator[str]:

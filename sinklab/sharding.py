@@ -1,8 +1,11 @@
 """Where arrays live: one mesh, and one table from the logical axes of arrays to its axes."""
 
+import functools
 import math
+from collections.abc import Callable
 
 import jax
+import numpy as np
 from flax import nnx
 from jax.sharding import AbstractMesh, AxisType, NamedSharding, PartitionSpec
 
@@ -66,22 +69,36 @@ def ways(mesh: jax.sharding.Mesh | AbstractMesh, axes: str | tuple[str, ...] | N
     return math.prod(mesh.shape[axis] for axis in ([axes] if isinstance(axes, str) else axes or ()))
 
 
-def variable(leaf: nnx.Variable) -> PartitionSpec:
-    """A parameter names its axes; stacking layers puts one more in front."""
+def logical(leaf: nnx.Variable) -> tuple[str | None, ...]:
+    """The names of a parameter's axes; stacking layers puts one more in front."""
     axes = leaf.get_metadata()['axes']
-    return partition(*('layer',) * (len(leaf.shape) - len(axes)), *axes)
+    return ('layer',) * (len(leaf.shape) - len(axes)) + axes
 
 
 def of_parameters(mesh: jax.sharding.Mesh, state: nnx.State) -> dict:
     """A NamedSharding for each parameter, as a tree of plain dicts."""
-    is_variable = lambda leaf: isinstance(leaf, nnx.Variable)  # noqa: E731
-    named = jax.tree.map(lambda leaf: NamedSharding(mesh, variable(leaf)), state, is_leaf=is_variable)
-    return nnx.to_pure_dict(named)
+
+    def named(leaf: nnx.Variable) -> NamedSharding:
+        return NamedSharding(mesh, partition(*logical(leaf)))
+
+    return nnx.to_pure_dict(jax.tree.map(named, state, is_leaf=lambda leaf: isinstance(leaf, nnx.Variable)))
 
 
 def of_batch(mesh: jax.sharding.Mesh, shape: tuple[int, ...]) -> NamedSharding:
     return NamedSharding(mesh, dividing(mesh, shape, partition('batch', None)))
 
 
-def replicated(mesh: jax.sharding.Mesh) -> NamedSharding:
+def of_replicas(mesh: jax.sharding.Mesh) -> NamedSharding:
     return NamedSharding(mesh, PartitionSpec())
+
+
+def put(ids_BT: np.ndarray, mesh: jax.sharding.Mesh) -> jax.Array:
+    """A batch on the devices that share it; every process holds the whole of it and gives its part."""
+    return batch(lambda rows: ids_BT[rows.start : rows.stop], ids_BT.shape, mesh)
+
+
+def batch(read: Callable[[range], np.ndarray], shape: tuple[int, int], mesh: jax.sharding.Mesh) -> jax.Array:
+    """A batch on the devices that share it; every process reads the rows of its own devices, each once."""
+    read = functools.cache(read)
+    where = of_batch(mesh, shape)
+    return jax.make_array_from_callback(shape, where, lambda index: read(range(*index[0].indices(shape[0]))))

@@ -38,6 +38,12 @@ FFN = Literal['relu', 'gelu', 'swish', 'reglu', 'geglu', 'swiglu']
 Backend = Literal['auto', 'dense', 'chunked', 'tpu', 'gpu', 'cudnn']
 Gate = Literal['none', 'elementwise', 'headwise', 'shared', 'value', 'value_state']
 
+# By a field of Optimizer, the other fields that its values have use for; those that none names are of use to all.
+HYPERPARAMETERS: dict[str, dict[str, tuple[str, ...]]] = {
+    'name': {'adamw': ('beta2', 'epsilon'), 'sgd': (), 'muon': ('beta2', 'epsilon')},
+    'schedule': {'constant': (), 'cosine': ('final_share',)},
+}
+
 
 @dataclasses.dataclass(frozen=True)
 class Attention:

@@ -41,7 +41,7 @@ def main() -> None:
         advance = step.train_step(spec, hardware, mesh)
         shape = spec.optimizer.batch_size, spec.data.length + 1
         for number in range(first + 1, GIVEN['last'] + 1):
-            batch = step.shared(functools.partial(read, found['read'], data.batches, number - 1), shape, mesh)
+            batch = sharding.batch(functools.partial(read, found['read'], data.batches, number - 1), shape, mesh)
             whole = multihost_utils.process_allgather(batch, tiled=True)
             found['batches'][number] = hashlib.sha256(whole.tobytes()).hexdigest()
             now, numbers = advance(now, batch)

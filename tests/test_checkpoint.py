@@ -1,7 +1,10 @@
 """Checkpoints whose files are damaged: a line that says which, and what to do."""
 
+import logging
 import os
 import shutil
+import sys
+import warnings
 
 import jax
 import jax.numpy as jnp
@@ -115,3 +118,16 @@ def test_the_program_exits_with_that_line(saved, tmp_path, corpus, capfd):
     assert main(['train', f'--config={config}', f'--workdir={folder}']) == 1
     (line,) = (line for line in capfd.readouterr().err.splitlines() if not line.startswith('preparing'))
     assert line.startswith(f'sinklab train: {folder}/checkpoints/4 cannot be restored (')
+
+
+def test_a_failure_leaves_warnings_loggers_and_hooks_as_they_were(saved, tmp_path):
+    def around():
+        loggers = [logging.getLogger(name) for name in (None, 'absl', 'asyncio')]
+        return [list(logger.filters) for logger in loggers], sys.unraisablehook, list(warnings.filters)
+
+    before, folder = around(), Folder(tmp_path / 'run')
+    assert restored(saved) is None
+    shutil.copytree(saved.path, folder.path)
+    (folder.checkpoints / '4' / 'state' / '_METADATA').write_text('')
+    assert 'cannot be restored' in restored(folder)
+    assert around() == before

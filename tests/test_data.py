@@ -15,8 +15,8 @@ from sinklab.data.corpus import corpus as stored
 from sinklab.data.sequences.interventions import Intervened, with_fixed_token
 from sinklab.data.sequences.probes import INPUTS, natural
 from sinklab.data.sequences.windows import Windows
-from sinklab.data.structure import starts
 from sinklab.record import Refusal
+from sinklab.train.structure import starts
 
 
 @pytest.fixture

@@ -12,7 +12,7 @@ from sinklab.data.batches import sequences
 from sinklab.model.transformer import logits
 from sinklab.record import Refusal
 from sinklab.spec import Hardware
-from sinklab.train import state, step
+from sinklab.train import evaluation, objective, state, step
 from sinklab.train.forward import forward
 
 
@@ -53,7 +53,7 @@ def test_the_loss_is_the_mean_over_the_words_of_the_assistant(source, micro_batc
         before = state.initial(spec) | dict(params=jax.tree.map(jax.numpy.array, params))
         _, numbers = step.train_step(spec, hardware, mesh)(before, batch)
         np.testing.assert_allclose(float(numbers['train/loss']), expected(spec, params, batch), rtol=1e-5)
-        valid = step.evaluation(spec, hardware, mesh)(params, data.valid_NT)['valid/loss']
+        valid = evaluation.evaluation(spec, hardware, mesh)(params, data.valid_NT)['valid/loss']
         np.testing.assert_allclose(valid, expected(spec, params, data.valid_NT), rtol=1e-5)
 
 
@@ -62,17 +62,17 @@ def test_what_the_user_says_has_no_gradient_and_is_read_all_the_same(source):
     spec = tuned(source)
     batch, params = sequences(spec).batches.rows(0, range(8)), drawn(tuned(source))
     mine = batch[:, 1:] < 0
-    head = jax.grad(lambda p: step.loss_of(spec)(p, batch))(params)['head_VD']
+    head = jax.grad(lambda p: objective.loss_of(spec)(p, batch))(params)['head_VD']
     other = batch.copy()
     row, place = np.argwhere(mine & (np.arange(16) > 0))[0]
     other[row, place + 1] = ~((~other[row, place + 1] + 1) % 300)
-    changed = jax.grad(lambda p: step.loss_of(spec)(p, other))(params)['head_VD']
+    changed = jax.grad(lambda p: objective.loss_of(spec)(p, other))(params)['head_VD']
     assert np.isfinite(head).all()
     assert (head != changed).any()  # later words have seen another one
     alone = np.where(np.arange(17) == place + 1, np.abs(batch), -1)[row : row + 1]
     assert (alone[:, 1:] >= 0).sum() == 1
     nothing = np.where(batch < 0, batch, ~batch)
-    assert float(step.loss_of(spec)(params, nothing)) == 0
+    assert float(objective.loss_of(spec)(params, nothing)) == 0
 
 
 def test_the_same_chats_may_be_trained_on_in_full(source):

@@ -5,9 +5,10 @@ import json
 import pytest
 from conftest import tiny
 
-from sinklab.cli import sweep
 from sinklab.folder import Folder
 from sinklab.record import Refusal
+from sinklab.spec import Hardware
+from sinklab.sweep import plan
 
 
 @pytest.fixture
@@ -22,19 +23,38 @@ def folder(tmp_path):
 
 
 def test_a_run_that_has_lost_the_numbers_of_its_end_is_not_done(folder):
-    run = sweep.Run('softmax', 0, folder, None, tiny())
-    assert sweep.ended(run) == ('done', '')
+    run = plan.Run('softmax', 0, folder, None, tiny())
+    plan.look(run, Hardware())
+    assert (run.outcome, run.reason) == ('done', '')
     metrics = folder.path / 'metrics.jsonl'
     metrics.write_bytes(metrics.read_bytes()[:-20])
     with pytest.raises(Refusal, match=r'has lost what was measured at step 8, the last one; delete .*checkpoints/8'):
         folder.check_end(8)
-    outcome, reason = sweep.ended(run)
-    assert outcome == 'refused'
-    assert 'has lost what was measured' in reason
+    plan.look(run, Hardware())
+    assert run.outcome == 'refused'
+    assert 'has lost what was measured' in run.reason
 
 
 def test_a_damaged_config_is_named(folder):
     folder.check(tiny())
     (folder.path / 'config.json').write_text('{"a":')
     with pytest.raises(Refusal, match=r'config\.json is damaged .* bring it back, or give a new --workdir'):
+        folder.check(tiny())
+
+
+def test_a_run_of_another_version_is_refused_with_what_differs_and_its_commit(folder):
+    config = folder.read('config')
+    config['model']['width_of_old'] = config['model'].pop('width')
+    folder.write('config', config)
+    folder.write('environment', dict(commit='0123abc'))
+    with pytest.raises(Refusal) as refusal:
+        folder.check(tiny())
+    line = str(refusal.value)
+    assert len(line.splitlines()) == 1
+    assert 'whose config has model.width_of_old that is unknown here, and lacks model.width;' in line
+    assert f'go on with its own (commit 0123abc), or give a new folder, e.g. --workdir={folder}-2' in line
+    config['model']['width'] = 16
+    folder.write('config', config)
+    (folder.path / 'environment.json').unlink()
+    with pytest.raises(Refusal, match=r'has model\.width_of_old .* and lacks nothing; .* \(its commit is unknown\)'):
         folder.check(tiny())

@@ -17,7 +17,8 @@ from sinklab.data.batches import sequences
 from sinklab.folder import Folder, flat
 from sinklab.record import Refusal
 from sinklab.spec import Hardware
-from sinklab.train import loop, step
+from sinklab.train import loop, objective
+from sinklab.train.listener import Listener
 
 CLOCK = ('seconds', 'speed/tokens_per_second')
 
@@ -26,8 +27,8 @@ def spec(corpus, **changes):
     return tiny(**{'data__source': corpus, 'checkpoint__every_steps': 4, 'probe__every_steps': 3, **changes})
 
 
-def train(spec, path, **listeners):
-    return loop.train(spec, Hardware(), Folder(path), dict(row='tiny'), **listeners)
+def train(spec, path, *listeners):
+    return loop.train(spec, Hardware(), Folder(path), dict(row='tiny'), *listeners)
 
 
 def timeless(records, after=0):
@@ -56,6 +57,7 @@ def test_a_run_leaves_what_the_contract_says(whole, corpus):
     path, records = whole
     assert json.loads((path / 'config.json').read_text())['data']['source'] == corpus
     assert json.loads((path / 'row.json').read_text()) == {'row': 'tiny'}
+    assert outcome(path) == dict(kind='done', step=8, checkpoint=8, message='', exit_code=0)
     assert [record['step'] for record in records] == list(range(9))
     assert sorted(int(file.stem) for file in (path / 'probe').glob('*.npz')) == [0, 3, 6, 8]
     assert sorted(int(folder.name) for folder in (path / 'checkpoints').iterdir()) == [4, 8]
@@ -83,26 +85,32 @@ def test_a_run_leaves_what_the_contract_says(whole, corpus):
 
 
 def contents(path):
-    return {file: file.read_bytes() for file in path.rglob('*') if file.is_file()}
+    """Of every file but the outcome of the latest attempt."""
+    return {file: file.read_bytes() for file in path.rglob('*') if file.is_file() and file.stem != 'outcome'}
+
+
+def outcome(path):
+    return json.loads((path / 'outcome.json').read_text())
 
 
 class Died(Exception):
     pass
 
 
-def dying(at):
-    def listener(record):
-        if record['step'] == at:
-            raise Died
+class Dying(Listener):
+    def __init__(self, at, error=Died):
+        self.at, self.error = at, error
 
-    return listener
+    def step(self, record):
+        if record['step'] == self.at:
+            raise self.error
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize('at', [2, 6])  # before the first checkpoint, and between two
 def test_a_run_that_died_goes_on_bit_for_bit(whole, corpus, tmp_path, at):
     with pytest.raises(Died):
-        train(spec(corpus), tmp_path / 'run', progress=dying(at))
+        train(spec(corpus), tmp_path / 'run', Dying(at))
     with (tmp_path / 'run' / 'metrics.jsonl').open('a') as file:
         file.write('{"step": 7, "sec')  # what a crash may leave of a line
     records = train(spec(corpus), tmp_path / 'run')
@@ -145,12 +153,17 @@ def test_other_data_under_the_same_name_is_refused(tmp_path):
         (tmp_path / f'{number}.txt').write_text(f'{number} words ' * 40)
     source = f'text:{tmp_path}/*.txt'
     with pytest.raises(Died):
-        train(spec(source), tmp_path / 'run', progress=dying(6))
+        train(spec(source), tmp_path / 'run', Dying(6))
     (tmp_path / '3.txt').write_text('something else ' * 40)
     before = contents(tmp_path / 'run')
+    assert outcome(tmp_path / 'run') == dict(
+        kind='crashed', step=6, checkpoint=4, message='test_loop.Died', exit_code=1
+    )
     with pytest.raises(Refusal, match='was trained on other data'):
         train(spec(source), tmp_path / 'run')
     assert contents(tmp_path / 'run') == before
+    assert outcome(tmp_path / 'run')['kind'] == 'refused'
+    assert 'was trained on other data' in outcome(tmp_path / 'run')['message']
 
 
 @pytest.mark.slow
@@ -173,7 +186,7 @@ def test_divergence_stops_the_run_and_names_a_checkpoint_that_training_can_go_on
     folder = Folder(tmp_path / 'run')
     kept = ocp.load(folder.checkpoints / str(folder.saved()[-1]), checkpointable_name='state')
     batch = sequences(wild).batches.rows(int(kept['step']), range(4))
-    value, gradient = jax.value_and_grad(step.loss_of(wild))(kept['params'], batch)
+    value, gradient = jax.value_and_grad(objective.loss_of(wild))(kept['params'], batch)
     assert np.isfinite(value)
     assert all(np.isfinite(leaf).all() for leaf in jax.tree.leaves(gradient))
 
@@ -184,6 +197,8 @@ def test_a_measurement_that_is_not_finite_is_divergence_and_is_not_saved(corpus,
     monkeypatch.setattr(loop.probe, 'numbers', lambda *_: {'sink/1': next(values)})
     with pytest.raises(loop.Diverged, match='sink/1 is nan at step 3'):
         train(spec(corpus, checkpoint__every_steps=3), tmp_path / 'run')
+    expected = dict(kind='diverged', step=3, checkpoint=None, message='sink/1 is nan at step 3', exit_code=3)
+    assert outcome(tmp_path / 'run') == expected
     assert Folder(tmp_path / 'run').saved() == []
 
 
@@ -215,12 +230,13 @@ def fill(path):
 
 @pytest.mark.slow
 def test_a_disk_that_fills_up_is_said_in_words_and_the_run_goes_on_when_there_is_room(whole, corpus, small_disk):
-    def filler(record):
-        if record['step'] == 6:
-            fill(small_disk / 'ballast')
+    class Filler(Listener):
+        def step(self, record):
+            if record['step'] == 6:
+                fill(small_disk / 'ballast')
 
     with pytest.raises(Refusal, match='make room and run the same command again'):
-        train(spec(corpus), small_disk / 'run', progress=filler)
+        train(spec(corpus), small_disk / 'run', Filler())
     (small_disk / 'ballast').unlink()
     assert timeless(train(spec(corpus), small_disk / 'run')) == timeless(whole[1])
 
@@ -230,8 +246,8 @@ def test_flat_names_every_leaf():
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(('signal', 'code'), [('INT', 130), ('TERM', 42), ('KILL', -9)])
-def test_a_signal_to_the_real_program(whole, corpus, tmp_path, signal, code):
+@pytest.mark.parametrize(('name', 'code'), [('INT', 130), ('TERM', 42), ('KILL', -9)])
+def test_a_signal_to_the_real_program(whole, corpus, tmp_path, name, code):
     """Ctrl-C and SIGTERM save and say how to go on; nothing survives SIGKILL but what was saved. Then the same
     command finishes the run, equal to the one that nothing happened to."""
     script = tmp_path / 'row.py'
@@ -244,11 +260,15 @@ def test_a_signal_to_the_real_program(whole, corpus, tmp_path, signal, code):
     command = [sys.executable, '-m', 'sinklab', 'train', f'--config={script}', f'--workdir={tmp_path}/run']
     slowed = 'import os, signal, sys, sinklab.train.loop as loop\n'
     slowed += 'def note(run, record, old=loop.Run.write):\n'
-    slowed += f'    old(run, record)\n    if record["step"] == 6: os.kill(os.getpid(), signal.SIG{signal})\n'
+    slowed += f'    old(run, record)\n    if record["step"] == 6: os.kill(os.getpid(), signal.SIG{name})\n'
     slowed += 'loop.Run.write = note\nfrom sinklab.cli.main import main\nsys.exit(main(sys.argv[1:]))\n'
     first = subprocess.run([sys.executable, '-c', slowed, *command[3:]], capture_output=True, text=True, timeout=600)
     assert first.returncode == code, first.stderr
-    if signal != 'KILL':
+    if name == 'KILL':
+        assert not (tmp_path / 'run' / 'outcome.json').exists()
+    else:
+        expected = dict(kind='stopped', step=6, checkpoint=6, message='saved at step 6', exit_code=code)
+        assert outcome(tmp_path / 'run') == expected
         assert 'saved at step' in first.stderr
         assert f'-m sinklab train --config={script} --workdir={tmp_path}/run' in first.stderr
     second = subprocess.run(command, capture_output=True, text=True, timeout=600)

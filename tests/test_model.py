@@ -14,10 +14,10 @@ from flax import nnx
 
 from configs import default
 from sinklab import spec
-from sinklab.data.structure import structure
 from sinklab.model.transformer import Transformer
 from sinklab.parse import parse
 from sinklab.train import state
+from sinklab.train.structure import structure
 
 LENGTH = 12
 pytestmark = pytest.mark.slow  # each case has a program of its own to compile

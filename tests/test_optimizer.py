@@ -4,9 +4,11 @@ import numpy as np
 import optax
 import pytest
 from conftest import tiny
+from flax import nnx
 
+from sinklab.model.initialization import normal
 from sinklab.train import state
-from sinklab.train.optimizer import schedule, transformation
+from sinklab.train.optimizer import maps, schedule, transformation
 
 
 def rates(**changes):
@@ -29,7 +31,7 @@ def test_a_cosine_schedule_climbs_and_falls_to_its_end():
 @pytest.mark.slow
 def test_adamw_clips_decouples_its_decay_and_spares_no_parameter():
     spec = tiny(optimizer__warmup_steps=0, optimizer__weight_decay=0.5, optimizer__clip_norm=1.0).optimizer
-    optimizer = transformation(spec)
+    optimizer = transformation(spec, {})
     params = {'gain': jnp.array([1.0, -2.0]), 'weight': jnp.array([[3.0]])}
     gradients = [
         {'gain': jnp.array([3.0, 0.0]), 'weight': jnp.array([[4.0]])},
@@ -53,7 +55,7 @@ def test_adamw_clips_decouples_its_decay_and_spares_no_parameter():
 
 def test_sgd_adds_momentum_to_the_gradient_and_decay_to_that():
     spec = tiny(**SGD, optimizer__warmup_steps=0, optimizer__weight_decay=0.5, optimizer__clip_norm=1e9).optimizer
-    optimizer = transformation(spec)
+    optimizer = transformation(spec, {})
     params, trace, expected = jnp.array([1.0, -2.0]), np.zeros(2), np.array([1.0, -2.0])
     state = optimizer.init(params)
     for gradient in (jnp.array([3.0, 0.5]), jnp.array([0.1, 0.2])):
@@ -69,18 +71,58 @@ SGD = dict(optimizer__name='sgd', optimizer__beta2=None, optimizer__epsilon=None
 
 @pytest.mark.slow
 def test_muon_turns_every_map_inside_blocks_into_a_rotation_and_leaves_the_rest_to_adam():
-    spec = tiny(optimizer__name='muon', optimizer__warmup_steps=0, optimizer__weight_decay=0.0)
+    spec = tiny(
+        optimizer__name='muon', optimizer__warmup_steps=0, optimizer__weight_decay=0.0, optimizer__clip_norm=1e6
+    )
     params = state.initial(spec)['params']
     gradient = jax.tree.map(lambda x: jax.random.normal(jax.random.key(x.size), x.shape), params)
 
-    def first_update(optimizer):
-        return optimizer.update(gradient, optimizer.init(params), params)[0]
+    def second_update(optimizer):
+        _, now = optimizer.update(gradient, optimizer.init(params), params)
+        return optimizer.update(jax.tree.map(lambda x: x / 2, gradient), now, params)[0]
 
-    clip, adam = optax.clip_by_global_norm(1.0), optax.adamw(1e-2, b2=0.95, weight_decay=0.0, nesterov=True)
-    adam, found = first_update(optax.chain(clip, adam)), first_update(transformation(spec.optimizer))
+    clip, adam = optax.clip_by_global_norm(1e6), optax.adamw(1e-2, b2=0.95, weight_decay=0.0, nesterov=True)
+    adam, found = second_update(optax.chain(clip, adam)), second_update(state.optimizer(spec))
     for name in ('embedding_VD', 'head_VD'):
         np.testing.assert_allclose(found[name], adam[name], rtol=1e-4, atol=1e-6)
     for room, name, rows in (('attention', 'query_DHK', 16), ('attention', 'output_HKD', 16), ('ffn', 'in_DF', 16)):
         update, given = (np.asarray(tree['blocks'][room][name][0]).reshape(rows, -1) for tree in (found, gradient))
         values, before = (np.linalg.svd(matrix, compute_uv=False) for matrix in (update, given))
         assert values.max() / values.min() < min(3.5, before.max() / before.min())
+
+
+BLOCKS = [
+    dict(model__attention__feature_map='mlp', model__gate='elementwise', model__columns='kv'),
+    dict(model__gate='value_state', model__columns='v', model__ffn='gelu', model__qk_norm=True),
+    dict(model__combination='add_wide', model__columns='logit', model__head_norm=True),
+]
+VECTORS = {'key_HK', 'value_HK', 'score_H'}  # of columns: one a head
+
+
+@pytest.mark.parametrize('changes', BLOCKS, ids=lambda changes: next(iter(changes)))
+def test_every_map_inside_blocks_and_nothing_else_is_a_matrix_to_muon(changes):
+    abstract = nnx.to_pure_dict(state.architecture(tiny(**changes))[1])
+    found = maps(state.architecture(tiny(**changes))[1])
+    for path, leaf in jax.tree_util.tree_leaves_with_path(abstract):
+        names = [entry.key for entry in path]
+        own = found
+        for name in names:
+            own = own[name]
+        if names[0] != 'blocks' or leaf.ndim < 3 or names[-1] in VECTORS:
+            assert own is None, names
+        else:
+            reads, writes = own
+            assert (*reads, *writes) == tuple(range(1, leaf.ndim)), names
+            assert len(reads) == (2 if names[-1] == 'output_HKD' else 1), names
+
+
+def test_a_new_map_is_a_matrix_to_muon_and_a_new_vector_is_not():
+    class New(nnx.Module):
+        def __init__(self, rngs):
+            self.mine_HKDF = normal(rngs, (2, 3, 4, 5), 1.0, (None,) * 4, inputs=2)
+            self.other_HK = normal(rngs, (2, 3), 1.0, (None, None))
+
+    found = maps(nnx.state(New(nnx.Rngs(0))))
+    assert found == dict(mine_HKDF=((0, 1), (2, 3)), other_HK=None)
+    stacked = maps(nnx.state(nnx.split_rngs(splits=6)(nnx.vmap(New))(nnx.Rngs(0))))
+    assert stacked == dict(mine_HKDF=((1, 2), (3, 4)), other_HK=None)

@@ -22,10 +22,10 @@ from test_model import COMBINATIONS, OPTIONS, TOKENS
 from sinklab import sharding
 from sinklab.attend import chunked
 from sinklab.attend import mask as masks
-from sinklab.data.structure import structure
 from sinklab.model.parameter import product
 from sinklab.spec import Hardware
-from sinklab.train import state, step
+from sinklab.train import objective, state, step
+from sinklab.train.structure import structure
 
 UNIT = 2.0**-8  # of a rounding to bfloat16, relative
 STRICT = state.ROUNDED['bfloat16']
@@ -97,7 +97,7 @@ def test_the_gradient_of_a_batch_is_the_mean_of_those_of_its_parts(model):
 def test_a_token_that_is_seen_100_000_times_has_the_gradient_of_float32():
     """Of so many equal sequences it is that of one; n equal addends in float32 are right to n / 2^25 of their sum."""
     spec = tiny(model__dtype='bfloat16', model__layers=1)
-    gradient = jax.jit(jax.grad(step.loss_of(spec)), compiler_options=STRICT)
+    gradient = jax.jit(jax.grad(objective.loss_of(spec)), compiler_options=STRICT)
     one = np.full((1, 17), 7, np.int32)
     found, expected = gradient(drawn(spec), np.repeat(one, 8192, 0)), gradient(drawn(spec), one)
     assert error(found['embedding_VD'][7], expected['embedding_VD'][7]) < 16 * 8192 / 2**25
@@ -118,7 +118,7 @@ def momentum(hardware, dtype='bfloat16'):
         sharding.mesh(hardware),
     )
     with jax.set_mesh(mesh):
-        now, batch = state.create(spec, mesh), step.put(IDS, mesh)
+        now, batch = state.create(spec, mesh), sharding.put(IDS, mesh)
         advance = step.train_step(spec, hardware, mesh)
         (trace,) = (leaf.trace for leaf in advance(now, batch)[0]['opt_state'][1] if hasattr(leaf, 'trace'))
         return jax.device_get(trace)

@@ -10,7 +10,7 @@ def shown(capsys, records, **changes):
     """The lines that a log has of these records."""
     listener = progress.Progress('mine', tiny(**changes))
     for record in records:
-        listener(record)
+        listener.step(record)
     return capsys.readouterr().err.splitlines()
 
 
@@ -33,5 +33,7 @@ def test_a_sink_that_was_measured_before_is_told_with_its_step(capsys, monkeypat
     ('every', 'step', 'told'), [(0, 0, True), (8, 0, True), (4, 0, False), (4, 3, False), (4, 4, True), (3, 4, False)]
 )
 def test_a_run_that_saves_nothing_before_its_end_says_so_at_its_start(capsys, every, step, told):
-    lines = shown(capsys, [{'step': step, 'attention': 'chunked'}], checkpoint__every_steps=every)
+    progress.Progress('mine', tiny(checkpoint__every_steps=every)).begin(step, 'chunked, earlier dense')
+    lines = capsys.readouterr().err.splitlines()
+    assert lines[0] == 'mine  attention: chunked, earlier dense'
     assert any('saves no checkpoint before its end' in line for line in lines) == told

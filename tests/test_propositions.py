@@ -11,7 +11,7 @@ from conftest import OPERATIONS, drawn, operation, tiny
 from flax import nnx
 
 from sinklab.measure import sink
-from sinklab.train import state, step
+from sinklab.train import objective, state
 
 pytestmark = pytest.mark.slow  # each case has a program of its own to compile
 T = 64
@@ -164,7 +164,7 @@ def optimizers(name):
 
 def losses(spec, params, optimizer, steps=4):
     """(losses of a few steps, parameters after them), operation by operation."""
-    loss, opt_state, found = step.loss_of(spec), optimizer.init(params), []
+    loss, opt_state, found = objective.loss_of(spec), optimizer.init(params), []
     ids = jnp.asarray(np.random.default_rng(1).integers(0, 300, (4, 13)))
     with jax.disable_jit():
         for _ in range(steps):

@@ -87,7 +87,7 @@ def test_the_data_of_a_row_are_batches_and_a_probe_of_its_ids(name, corpus):
 def test_the_optimizer_of_a_row_takes_steps_downhill(name):
     """Within its warm-up and after it, from where decay alone would move nothing."""
     optimizer = SPECS[name].optimizer
-    transform, params = transformation(optimizer), dict(weight=jnp.zeros((2, 3)))
+    transform, params = transformation(optimizer, dict(weight=None)), dict(weight=jnp.zeros((2, 3)))
     gradient, now = dict(weight=jnp.ones((2, 3))), transform.init(params)
     for _ in range(optimizer.warmup_steps + 1):
         updates, now = transform.update(gradient, now, params)

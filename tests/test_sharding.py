@@ -10,14 +10,14 @@ from jax._src import test_util as jtu
 
 from sinklab import sharding
 from sinklab.spec import Hardware
-from sinklab.train import state, step
+from sinklab.train import evaluation, state
 
 
 @settings(max_examples=200, deadline=None)
 @given(st.integers(1, 900), st.integers(1, 64), st.integers(1, 16))
 def test_parts_are_equal_divide_over_the_devices_and_lose_nothing(sequences, per_device, ways):
     ids_NT = np.arange(2 * sequences).reshape(-1, 2)
-    parts = step.equal(ids_NT, per_device * ways, ways)
+    parts = evaluation.equal_parts(ids_NT, per_device * ways, ways)
     (rows,) = {len(part) for part in parts}
     assert rows % ways == 0
     assert rows <= per_device * ways
@@ -47,9 +47,9 @@ def test_validation_that_does_not_divide_is_one_program_and_the_plain_mean(loss)
     if loss == 'assistant':
         ids_NT = np.where(rng.uniform(size=ids_NT.shape) < 0.3, ~ids_NT, ids_NT)
     read_NT = np.where(ids_NT < 0, ~ids_NT, ids_NT)
-    loss_NT, _ = step.tokenwise(spec, sharding.mesh(Hardware()))(params, read_NT)
+    loss_NT, _ = evaluation.tokenwise(spec, sharding.mesh(Hardware()))(params, read_NT)
     with jax.set_mesh(mesh), jtu.count_jit_compilation_cache_miss() as compiled:
-        found = step.evaluation(spec, Hardware(data=4), mesh)(params, ids_NT)
+        found = evaluation.evaluation(spec, Hardware(data=4), mesh)(params, ids_NT)
     assert compiled() == 1
     expected = np.mean(np.asarray(loss_NT), where=ids_NT[:, 1:] >= 0)
     np.testing.assert_allclose(found['valid/loss'], expected, rtol=1e-5)

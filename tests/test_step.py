@@ -2,17 +2,19 @@
 
 import dataclasses
 import functools
+import itertools
 
 import jax
 import numpy as np
 import pytest
 from conftest import COVERING, OPERATIONS, in_turn, operation, tiny
-from jax.sharding import PartitionSpec
+from flax import nnx
+from jax.sharding import AbstractMesh, PartitionSpec
 
 from sinklab import sharding
 from sinklab.record import Refusal
 from sinklab.spec import Hardware
-from sinklab.train import state, step
+from sinklab.train import evaluation, layout, objective, state, step
 from sinklab.train.forward import forward
 
 IDS = np.random.default_rng(0).integers(0, 300, (4, 17)).astype(np.int32)
@@ -33,7 +35,7 @@ def updated(spec, hardware, times=2):
         now = jax.device_put(fresh(spec), state.shardings(spec, mesh))
         advance = step.train_step(spec, hardware, mesh)
         for _ in range(times):
-            now, numbers = advance(now, step.put(IDS, mesh))
+            now, numbers = advance(now, sharding.put(IDS, mesh))
         return jax.device_get(numbers), now
 
 
@@ -121,11 +123,11 @@ def test_moments_live_where_their_parameters_do_and_a_step_leaves_them_there():
 def test_a_prefix_is_not_predicted_in_training_but_in_validation():
     spec = tiny(model__mask__prefix=4, probe__keys=4)
     params = fresh(spec)['params']
-    loss_BT, _ = step.tokenwise(spec, sharding.mesh(Hardware()))(params, IDS)
-    np.testing.assert_allclose(step.loss_of(spec, first=4)(params, IDS), loss_BT[:, 3:].mean(), rtol=1e-5)
+    loss_BT, _ = evaluation.tokenwise(spec, sharding.mesh(Hardware()))(params, IDS)
+    np.testing.assert_allclose(objective.loss_of(spec, first=4)(params, IDS), loss_BT[:, 3:].mean(), rtol=1e-5)
     with jax.set_mesh(mesh := sharding.mesh(Hardware())):
-        valid = step.evaluation(spec, Hardware(), mesh)(params, IDS)['valid/loss']
-        _, numbers = step.train_step(spec, Hardware(), mesh)(fresh(spec), step.put(IDS, mesh))
+        valid = evaluation.evaluation(spec, Hardware(), mesh)(params, IDS)['valid/loss']
+        _, numbers = step.train_step(spec, Hardware(), mesh)(fresh(spec), sharding.put(IDS, mesh))
     np.testing.assert_allclose(valid, loss_BT.mean(), rtol=1e-5)
     np.testing.assert_allclose(numbers['train/loss'], loss_BT[:, 3:].mean(), rtol=1e-5)
 
@@ -143,8 +145,8 @@ def test_the_evaluation_is_the_mean_over_windows_whatever_the_batch():
     ids_NT = np.random.default_rng(1).integers(0, 300, (7, 17)).astype(np.int32)
     with jax.set_mesh(mesh):
         params = jax.device_put(fresh(spec)['params'], state.shardings(spec, mesh)['params'])
-        found = step.evaluation(spec, hardware, mesh)(params, ids_NT)
-    loss = jax.jit(step.loss_of(spec))
+        found = evaluation.evaluation(spec, hardware, mesh)(params, ids_NT)
+    loss = jax.jit(objective.loss_of(spec))
     each = [float(loss(fresh(spec)['params'], ids_NT[i : i + 1])) for i in range(7)]
     np.testing.assert_allclose(found['valid/loss'], np.mean(each), rtol=1e-5)
 
@@ -161,7 +163,30 @@ def test_the_evaluation_is_the_mean_over_windows_whatever_the_batch():
 )
 def test_a_layout_that_does_not_divide_is_refused(hardware, words):
     with pytest.raises(Refusal, match=words):
-        step.check(tiny(), hardware)
+        layout.check(tiny(), hardware)
+
+
+@pytest.mark.parametrize('changes', [{}, *OTHERS], ids=str)
+def test_a_layout_passes_where_every_parameter_divides_and_only_there(changes):
+    spec = tiny(**changes)
+    abstract = nnx.to_pure_dict(state.architecture(spec)[1])
+    for fsdp, tensor in itertools.product((1, 2, 3, 4, 8), repeat=2):
+        mesh = AbstractMesh((1, fsdp, tensor), sharding.AXES)
+        try:
+            jax.tree.map(
+                lambda leaf, where: where.shard_shape(leaf.shape),
+                abstract,
+                sharding.of_parameters(mesh, state.architecture(spec)[1]),
+            )
+            divides = 4 % fsdp == 0
+        except ValueError:
+            divides = False
+        try:
+            layout.check(spec, Hardware(fsdp=fsdp, tensor=tensor))
+            passes = True
+        except Refusal:
+            passes = False
+        assert passes == divides, (fsdp, tensor)
 
 
 def test_more_devices_than_there_are_is_refused():

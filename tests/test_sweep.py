@@ -2,7 +2,6 @@
 
 import json
 import os
-import signal
 import subprocess
 import sys
 
@@ -11,7 +10,6 @@ import pytest
 
 from sinklab.cli.config import load
 from sinklab.cli.main import main
-from sinklab.cli.sweep import ending
 from sinklab.folder import Folder
 
 CLOCK = ('seconds', 'speed/tokens_per_second')
@@ -112,6 +110,8 @@ def test_every_row_gets_its_outcome_and_none_takes_the_others_down(swept):
     assert 'does not run: what only its own process can see' in process.stderr
     assert 'sinklab sweep: killed crashed: killed by SIGKILL' in process.stderr
     assert rows[1]['reasons']['7'].startswith('train/')
+    kinds = {row: Folder(path / f'{row}-7').read('outcome')['kind'] for row in ('softmax', 'wild')}
+    assert kinds == {'softmax': 'done', 'wild': 'diverged'}
     assert rows[2]['note'] == 'unlikely'
     assert (rows[0]['size'], rows[0]['overrides']) == ('smoke', {'log.every_steps': '1'})
     assert process.stderr.index('[4/10] killed, seed 0') < process.stderr.index('[6/10] softmax, seed 7'), (
@@ -260,18 +260,3 @@ def test_a_workdir_that_cannot_be_is_refused(capsys, table, tmp_path):
     ):
         assert main(['sweep', f'--config={table}', f'--workdir={workdir}', '--rows=softmax']) == 1
         assert words in capsys.readouterr().err
-
-
-@pytest.mark.parametrize(
-    ('code', 'said', 'expected'),
-    [
-        (0, 'step 4/4', ('done', '')),
-        (3, 'x\nsinklab train: loss is nan\nbar', ('diverged', 'loss is nan')),
-        (1, 'sinklab train: no room\n', ('refused', 'no room')),
-        (1, 'Traceback (most recent call last):\n  f()\nKeyError: 3\n', ('crashed', 'exit code 1: KeyError: 3')),
-        (1, '', ('crashed', 'exit code 1: without a word')),
-        (-signal.SIGKILL, 'step 2/4', ('crashed', 'killed by SIGKILL')),
-    ],
-)
-def test_an_exit_code_and_the_last_words_make_an_outcome(code, said, expected):
-    assert ending(code, said) == expected

@@ -172,8 +172,8 @@ def test_every_menu_has_its_function():
     assert menu(spec.Model, 'gate') == set(GATES)
     assert menu(spec.Model, 'initialization') == set(INITIALIZATIONS)
     assert menu(spec.Columns, 'value') == {'learned', *DIRECTIONS}
-    assert menu(spec.Optimizer, 'name') == set(OPTIMIZERS)
-    assert menu(spec.Optimizer, 'schedule') == set(SCHEDULES)
+    assert menu(spec.Optimizer, 'name') == set(OPTIMIZERS) == set(spec.HYPERPARAMETERS['name'])
+    assert menu(spec.Optimizer, 'schedule') == set(SCHEDULES) == set(spec.HYPERPARAMETERS['schedule'])
     assert menu(spec.Data, 'task') == set(TASKS)
     assert menu(spec.Probe, 'prepend') == set(PREPENDED)
 

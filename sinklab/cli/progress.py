@@ -7,12 +7,13 @@ from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeRemaini
 from rich.progress import Progress as Bar
 
 from sinklab.spec import Spec
+from sinklab.train.listener import Listener
 
 QUIET = 10.0  # seconds between two lines of a log
 
 
-class Progress:
-    """A listener to the records of a run. As a context it shows the line and takes it away.
+class Progress(Listener):
+    """Shows how a run goes on. As a context it shows the line and takes it away.
 
     `programs` says what was compiled, once it is asked after the first step.
     """
@@ -41,10 +42,7 @@ class Progress:
     def __exit__(self, *_) -> None:
         self.bar.stop()
 
-    def __call__(self, record: dict) -> None:
-        if 'attention' in record:
-            self.begin(record)
-            return
+    def step(self, record: dict) -> None:
         fields = dict(sink=self.sink(record))
         if 'train/loss' in record:
             fields['loss'] = f'{record["train/loss"]:.3f}'
@@ -60,9 +58,9 @@ class Progress:
         if not self.console.is_terminal:
             self.log(record['step'])
 
-    def begin(self, record: dict) -> None:
-        self.say(f'{self.name}  attention: {record["attention"]}')
-        step, every = record['step'], self.every_steps
+    def begin(self, step: int, attention: str) -> None:
+        self.say(f'{self.name}  attention: {attention}')
+        every = self.every_steps
         if not every or step + every - step % every >= self.steps:
             self.say(
                 f'{self.name}  saves no checkpoint before its end, but for Ctrl-C and SIGTERM '

@@ -5,15 +5,10 @@ example:
 """
 
 import argparse
-import shlex
-import signal
-import sys
-from pathlib import Path
-from typing import Any, get_args
+from typing import Any
 
-from sinklab.cli import programs
-from sinklab.record import Refusal
-from sinklab.spec import Backend, Hardware
+from sinklab.cli import hardware, programs
+from sinklab.cli.command import again
 
 
 def arguments(verb: argparse.ArgumentParser) -> None:
@@ -25,7 +20,7 @@ def arguments(verb: argparse.ArgumentParser) -> None:
     )
     size_argument(verb)
     verb.add_argument('--workdir', required=True, metavar='DIR', help='the run folder, new or to be gone on with')
-    hardware_arguments(verb)
+    hardware.arguments(verb)
     programs.argument(verb)
     verb.add_argument('--tensorboard', action='store_true', help='write TensorBoard events beside metrics.jsonl')
     verb.usage = '%(prog)s --config FILE[:ROW] [--size SIZE] --workdir DIR [--config.PATH=VALUE ...] [options]'
@@ -39,44 +34,29 @@ def size_argument(verb: argparse.ArgumentParser) -> None:
     )
 
 
-def hardware_arguments(verb: argparse.ArgumentParser) -> None:
-    verb.add_argument('--data', type=int, default=1, metavar='N', help='devices that split the batch')
-    verb.add_argument('--fsdp', type=int, default=1, metavar='N', help='... and the parameters too')
-    verb.add_argument(
-        '--tensor', type=int, default=1, metavar='N', help='devices that split heads, FFN and vocabulary'
-    )
-    verb.add_argument('--micro_batch', type=int, metavar='N', help='sequences at once; gradients are accumulated')
-    verb.add_argument('--remat', action='store_true', help='recompute activations in the backward pass')
-    verb.add_argument(
-        '--attention',
-        default='auto',
-        metavar='BACKEND',
-        help='auto, dense, chunked, tpu, gpu or cudnn; sinklab doctor --kernels shows what each does here',
-    )
-
-
 def run(given: argparse.Namespace, rest: list[str]) -> int:
     from sinklab.cli.config import load
 
     spec, row = load(given.config, rest, given.size)
-    hardware = layout(given)
+    layout = hardware.hardware(given)
     programs.hasten(row['size'])
     from sinklab.cli.progress import Progress
     from sinklab.folder import Folder
     from sinklab.train import loop, tensorboard
+    from sinklab.train.outcome import Diverged, Stopped, ending
 
     folder = Folder(given.workdir)
-    mirror = tensorboard.mirror(folder) if given.tensorboard else loop.ignore
+    mirror = [tensorboard.Mirror(folder)] if given.tensorboard else []
     compiled = programs.Programs(given.compiled)
     with Progress(row['row'] or row['config'], spec, compiled) as progress:
         try:
-            last = loop.train(spec, hardware, folder, row, progress, mirror)[-1]
-        except loop.Diverged as error:
+            last = loop.train(spec, layout, folder, row, progress, *mirror)[-1]
+        except Diverged as error:
             progress.say(f'sinklab train: {error}: the run has diverged; {last_good(folder)}')
-            return 3
-        except loop.Stopped as stop:
+            return ending(error)[1]
+        except Stopped as stop:
             progress.say(f'{stop}; go on with: {again()}')
-            return 42 if stop.signal == signal.SIGTERM else 128 + stop.signal
+            return ending(stop)[1]
         progress.say(
             f'{folder}: step {last["step"]}, valid loss {last["valid/loss"]:.3f}, Sink_1 {last["sink/1"]:.1f} %, '
             f'alpha_1 {last["alpha/1"]:.3f} (uniform {last["alpha/floor"]:.3f}), {last["seconds"]:.0f} s'
@@ -89,22 +69,3 @@ def last_good(folder: Any) -> str:
     return (
         f'the last good checkpoint is {folder.checkpoints / str(saved[-1])}' if saved else 'no checkpoint was saved'
     )
-
-
-def again() -> str:
-    """The command line that was given, to be given again."""
-    return shlex.join([*program(), *sys.argv[1:]])
-
-
-def program() -> list[str]:
-    return [sys.argv[0]] if Path(sys.argv[0]).name == 'sinklab' else [sys.executable, '-m', 'sinklab']
-
-
-def layout(given: argparse.Namespace) -> Hardware:
-    for name in ('data', 'fsdp', 'tensor', 'micro_batch'):
-        size = getattr(given, name)
-        if size is not None and size < 1:
-            raise Refusal(f'--{name}={size} must be a whole number of at least 1')
-    if given.attention not in get_args(Backend):
-        raise Refusal(f'--attention={given.attention} is unknown; it is one of {", ".join(get_args(Backend))}')
-    return Hardware(given.data, given.fsdp, given.tensor, given.micro_batch, given.remat, given.attention)

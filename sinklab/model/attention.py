@@ -52,12 +52,13 @@ class SelfAttention(nnx.Module):
         self.combination = COMBINATIONS[model.combination]
         value_width = model.width if self.combination.wide else width
         axes, std = ('embed', 'heads', 'head_width'), init.linear(model, model.width)
-        self.query_DHK = normal(rngs, (model.width, model.heads, width), std, axes)
-        self.key_DHK = normal(rngs, (model.width, model.heads, width), std, axes)
-        self.value_DHK = normal(rngs, (model.width, model.heads, value_width), std, axes)
+        self.query_DHK = normal(rngs, (model.width, model.heads, width), std, axes, inputs=1)
+        self.key_DHK = normal(rngs, (model.width, model.heads, width), std, axes, inputs=1)
+        self.value_DHK = normal(rngs, (model.width, model.heads, value_width), std, axes, inputs=1)
         heads, axis = (1, None) if self.combination.added else (model.heads, 'heads')
         std = init.attention_output(model, heads * value_width)
-        self.output_HKD = normal(rngs, (heads, value_width, model.width), std, (axis, 'head_width', 'embed'))
+        outward = (heads, value_width, model.width), std, (axis, 'head_width', 'embed')
+        self.output_HKD = normal(rngs, *outward, inputs=2)
         self.query_norm, self.key_norm = norm(model.qk_norm, model, width), norm(model.qk_norm, model, width)
         self.feature_map = FEATURE_MAPS[model.attention.feature_map](model, rngs)
         self.columns = COLUMNS[model.columns.kind](model, value_width, rngs)

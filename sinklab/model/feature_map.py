@@ -30,8 +30,8 @@ class MLP(Identity):
     def __init__(self, model, rngs):
         std = INITIALIZATIONS[model.initialization].linear(model, model.head_width)
         shape = (model.head_width, model.head_width)
-        self.in_KK = normal(rngs, shape, std, (None, None))
-        self.out_KK = normal(rngs, shape, std, (None, None))
+        self.in_KK = normal(rngs, shape, std, (None, None), inputs=1)
+        self.out_KK = normal(rngs, shape, std, (None, None), inputs=1)
 
     def __call__(self, x_BTHK):
         hidden_BTHJ = jax.nn.relu(product('BTHK,KJ->BTHJ', x_BTHK, self.in_KK[...]))

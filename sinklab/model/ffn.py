@@ -26,10 +26,10 @@ class FFN(nnx.Module):
         init = INITIALIZATIONS[model.initialization]
         inward = (model.width, model.ffn_width), init.linear(model, model.width), ('embed', 'ffn')
         self.activation, gated = FFNS[model.ffn]
-        self.gate_DF = normal(rngs, *inward) if gated else None
-        self.in_DF = normal(rngs, *inward)
+        self.gate_DF = normal(rngs, *inward, inputs=1) if gated else None
+        self.in_DF = normal(rngs, *inward, inputs=1)
         std = init.ffn_output(model, model.ffn_width)
-        self.out_FD = normal(rngs, (model.ffn_width, model.width), std, ('ffn', 'embed'))
+        self.out_FD = normal(rngs, (model.ffn_width, model.width), std, ('ffn', 'embed'), inputs=1)
 
     def __call__(self, x_BTD: jax.Array) -> jax.Array:
         hidden_BTF = product('BTD,DF->BTF', x_BTD, self.in_DF[...])

@@ -38,7 +38,8 @@ class Gate(nnx.Module):
         heads = 1 if kind.shared else model.heads
         shape = (inputs, heads, value_width if kind.wide else 1)
         axes = ('embed' if kind.of == 'x' else None, None if kind.shared else 'heads', None)
-        self.weight_DHK = normal(rngs, shape, INITIALIZATIONS[model.initialization].linear(model, inputs), axes)
+        std = INITIALIZATIONS[model.initialization].linear(model, inputs)
+        self.weight_DHK = normal(rngs, shape, std, axes, inputs=1)
 
     def __call__(self, on: str, given_BTHK: jax.Array, x_BTD: jax.Array, value_BTHK: jax.Array) -> jax.Array:
         """`given` times the gate, if that is what this one multiplies."""

@@ -57,6 +57,12 @@ INITIALIZATIONS = {
 }
 
 
-def normal(rngs: nnx.Rngs, shape: tuple[int, ...], std: float, axes: tuple[str | None, ...]) -> nnx.Param:
-    """N(0, std^2) of `shape`, each dimension named by a logical axis of sharding.RULES."""
-    return nnx.Param(std * jax.random.normal(rngs.params(), shape, jnp.float32), axes=axes)
+def normal(
+    rngs: nnx.Rngs, shape: tuple[int, ...], std: float, axes: tuple[str | None, ...], inputs: int | None = None
+) -> nnx.Param:
+    """N(0, std^2) of `shape`, each dimension named by a logical axis of sharding.RULES.
+
+    A map says how many of its dimensions it reads, which are its first ones; what is no map (a vector, a table, the
+    head) says nothing.
+    """
+    return nnx.Param(std * jax.random.normal(rngs.params(), shape, jnp.float32), axes=axes, inputs=inputs)

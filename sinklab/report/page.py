@@ -7,7 +7,7 @@ import numpy as np
 import plotly.graph_objects as go
 from plotly.subplots import make_subplots
 
-from sinklab.folder import whole
+from sinklab.files import whole
 from sinklab.measure import activations
 from sinklab.report.runs import COLUMNS, Run, formatted, table
 

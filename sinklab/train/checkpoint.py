@@ -1,6 +1,7 @@
 """Checkpoints: Orbax, asynchronous, of the whole state, with the fingerprint of the data that it was trained on."""
 
 import contextlib
+import gc
 import logging
 import sys
 import traceback
@@ -22,10 +23,10 @@ class Checkpoints:
 
     def __init__(self, folder: Folder, keep: int, data: dict[str, str | int]):
         self.folder, self.data, self.pending = folder, data, None
-        self.checkpointer = self.opened(keep)
+        self.checkpointer = self.orbax(keep)
         self.newest = self.latest()  # begun, if not yet finished
 
-    def opened(self, keep: int) -> ocp.training.Checkpointer:
+    def orbax(self, keep: int) -> ocp.training.Checkpointer:
         path = self.folder.checkpoints.absolute()
         try:
             with quiet():
@@ -36,7 +37,7 @@ class Checkpoints:
                 )
         except Exception:  # it reads what all of them say of themselves, and does not say which it cannot
             for step in self.folder.saved():
-                with self.told(step):
+                with self.one_line(step):
                     ocp.checkpointables_metadata(path / str(step))
             raise
 
@@ -66,7 +67,7 @@ class Checkpoints:
 
     def restore(self, step: int, abstract: dict) -> dict:
         """The state of a step, each leaf where `abstract` says."""
-        with self.told(step):
+        with self.one_line(step):
             data = dict(self.checkpointer.metadata(step).custom_metadata['data'])
             state = self.checkpointer.load(step, abstract)
         names = dict.fromkeys([*self.data, *data])
@@ -83,7 +84,7 @@ class Checkpoints:
         return state
 
     @contextlib.contextmanager
-    def told(self, step: int) -> Iterator[None]:
+    def one_line(self, step: int) -> Iterator[None]:
         """Says in one line what Orbax says of a checkpoint in thousands of characters."""
         try:
             with quiet():
@@ -107,16 +108,27 @@ class Checkpoints:
 
 @contextlib.contextmanager
 def quiet() -> Iterator[None]:
-    """Without what Orbax says beside what it raises; where it fails, also what its threads and tasks say later."""
+    """Without what Orbax says beside what it raises, nor what the tasks say that it leaves behind."""
     loggers, hook = [logging.getLogger(name) for name in (None, 'absl', 'asyncio')], sys.unraisablehook
-    for logger in loggers:
-        logger.addFilter(heard)
-    warnings.filterwarnings('ignore', 'coroutine .* was never awaited', RuntimeWarning)
-    sys.unraisablehook = lambda told: None if of_orbax(told.exc_traceback) else hook(told)
-    yield
-    sys.unraisablehook = hook
-    for logger in loggers:
-        logger.removeFilter(heard)
+
+    def unraisable(given: object) -> None:
+        if not of_orbax(given.exc_traceback):
+            hook(given)
+
+    with warnings.catch_warnings():
+        warnings.filterwarnings('ignore', 'coroutine .* was never awaited', RuntimeWarning)
+        for logger in loggers:
+            logger.addFilter(is_audible)
+        sys.unraisablehook = unraisable
+        try:
+            yield
+        except BaseException:
+            gc.collect()  # the last that those tasks say
+            raise
+        finally:
+            sys.unraisablehook = hook
+            for logger in loggers:
+                logger.removeFilter(is_audible)
 
 
 def of_orbax(trace: types.TracebackType | None) -> bool:
@@ -124,7 +136,7 @@ def of_orbax(trace: types.TracebackType | None) -> bool:
     return any('orbax' in file or 'uvloop' in file for file in files)
 
 
-def heard(record: logging.LogRecord) -> bool:
+def is_audible(record: logging.LogRecord) -> bool:
     return 'orbax' not in record.pathname and 'never retrieved' not in record.getMessage()
 
 

@@ -5,9 +5,9 @@ from collections.abc import Callable
 import jax
 from flax import nnx
 
-from sinklab.data.structure import structure
 from sinklab.spec import Spec
 from sinklab.train import state
+from sinklab.train.structure import structure
 
 
 def forward(spec: Spec, **how) -> Callable:

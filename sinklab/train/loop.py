@@ -18,63 +18,43 @@ from sinklab.data.batches import Sequences, sequences
 from sinklab.folder import Folder, Metrics
 from sinklab.record import Refusal
 from sinklab.spec import Hardware, Spec
-from sinklab.train import probe, state, step
+from sinklab.train import layout, probe, state, step
 from sinklab.train.checkpoint import Checkpoints
 from sinklab.train.environment import environment
+from sinklab.train.evaluation import evaluation
+from sinklab.train.listener import Listener
+from sinklab.train.outcome import Diverged, Stopped, outcome
 
-Listener = Callable[[dict], None]
-
-
-class Diverged(ArithmeticError):
-    """The loss, its gradient, or what was measured is no longer finite."""
-
-    def __init__(self, number: int, numbers: dict[str, float]):
-        wild = ', '.join(f'{name} is {value}' for name, value in numbers.items() if not math.isfinite(value))
-        super().__init__(f'{wild} at step {number}')
+TOGETHER = 1.0  # seconds within which a terminal, a scheduler and a sweep send the same signal
 
 
-class Stopped(Exception):
-    """A signal asked for the end, and the state is saved."""
-
-    def __init__(self, number: int, at: int):
-        super().__init__(f'saved at step {at}')
-        self.signal = signal.Signals(number)
-
-
-def ignore(record: dict) -> None:
-    pass
-
-
-def train(
-    spec: Spec,
-    hardware: Hardware,
-    folder: Folder,
-    row: dict,
-    progress: Listener = ignore,
-    mirror: Listener = ignore,
-) -> list[dict]:
+def train(spec: Spec, hardware: Hardware, folder: Folder, row: dict, *listeners: Listener) -> list[dict]:
     """Trains in `folder`, going on from its newest checkpoint, and returns all its records.
 
-    `progress` hears of every step, `mirror` of every line written. Raises Refusal (a folder that holds a run is then
-    as it was, and no step has been compiled), Diverged, or Stopped.
+    Raises Refusal (a folder that holds a run is then as it was but for its outcome, and no step has been compiled),
+    Diverged, or Stopped.
     """
     mesh = check(spec, hardware, folder)
     attention = step.attention(spec, hardware)
     data = sequences(spec)
-    with jax.set_mesh(mesh), room(folder):
-        folder.claim(spec, row)
-        with contextlib.closing(Checkpoints(folder, spec.checkpoint.keep, data.fingerprint)) as checkpoints:
-            Run(spec, hardware, mesh, attention, folder, data, checkpoints, progress, mirror).train()
+    folder.claim(spec, row)
+    with (
+        outcome(folder),
+        room(folder),
+        jax.set_mesh(mesh),
+        contextlib.closing(Checkpoints(folder, spec.checkpoint.keep, data.fingerprint)) as checkpoints,
+    ):
+        Run(spec, hardware, mesh, attention, folder, data, checkpoints, listeners).train()
     return folder.records()
 
 
 def check(spec: Spec, hardware: Hardware, folder: Folder) -> jax.sharding.Mesh:
     """All that can be refused before the data is read."""
     folder.check(spec)
-    step.check(spec, hardware)
+    layout.check(spec, hardware)
     mesh = sharding.mesh(hardware)
     probe.check(spec, memory())
-    step.check_memory(spec, hardware, memory())
+    layout.check_memory(spec, hardware, memory())
     saved, copies = folder.saved(), spec.checkpoint.keep + 1  # one more while the newest is being written
     needed = max(0, copies - len(saved)) * state.size(state.abstract(spec, mesh))
     existing = next(path for path in (folder.path.absolute(), *folder.path.absolute().parents) if path.exists())
@@ -105,14 +85,12 @@ class Run:
         folder: Folder,
         data: Sequences,
         checkpoints: Checkpoints,
-        progress: Listener,
-        mirror: Listener,
+        listeners: tuple[Listener, ...],
     ):
         self.spec, self.hardware, self.mesh, self.folder, self.data = spec, hardware, mesh, folder, data
-        self.checkpoints, self.progress, self.mirror = checkpoints, progress, mirror
-        self.attention = attention
+        self.checkpoints, self.listeners, self.attention = checkpoints, listeners, attention
         self.step = step.train_step(spec, hardware, mesh, attention.backend)
-        self.valid = step.evaluation(spec, hardware, mesh, attention.backend)
+        self.valid = evaluation(spec, hardware, mesh, attention.backend)
         self.observe = probe.observer(spec, mesh)
 
     def train(self) -> None:
@@ -131,7 +109,8 @@ class Run:
         attempts = [*self.folder.attempts(), {'step': first, 'attention': str(self.attention)}]
         self.folder.write('environment', environment(self.hardware, str(self.attention), attempts))
         said = dict.fromkeys(attempt['attention'] for attempt in reversed(attempts))
-        self.progress({'step': first, 'attention': ', earlier '.join(said)})
+        for listener in self.listeners:
+            listener.begin(first, ', earlier '.join(said))
 
     def begin(self, first: int) -> dict:
         """The state to go on from; that of a fresh run is measured."""
@@ -140,7 +119,7 @@ class Run:
         now = state.create(self.spec, self.mesh)
         record = {'step': 0, 'seconds': self.stopwatch.seconds(), **self.measure(0, now['params'])}
         self.write(record)
-        self.progress(record)
+        self.tell(record)
         return now
 
     def steps(self, now: dict, first: int, received: list[int]) -> None:
@@ -168,7 +147,7 @@ class Run:
 
     def batch(self, number: int) -> jax.Array:
         shape = self.spec.optimizer.batch_size, self.spec.data.length + 1
-        return step.shared(functools.partial(self.data.batches.rows, number - 1), shape, self.mesh)
+        return sharding.batch(functools.partial(self.data.batches.rows, number - 1), shape, self.mesh)
 
     def due(self, number: int) -> bool:
         """Whether something after this step needs its state."""
@@ -195,7 +174,7 @@ class Run:
         record |= measured
         if logged or measured:
             self.write(record)
-        self.progress(record)
+        self.tell(record)
         if now and (self.last(number) or is_due(number, self.spec.checkpoint.every_steps)):
             self.save(number, now)
         if logged or now:
@@ -214,9 +193,14 @@ class Run:
             raise Diverged(number, numbers)
         return numbers
 
+    def tell(self, record: dict) -> None:
+        for listener in self.listeners:
+            listener.step(record)
+
     def write(self, record: dict) -> None:
         self.metrics.append(record)
-        self.mirror(record)
+        for listener in self.listeners:
+            listener.line(record)
 
     def save(self, number: int, now: dict) -> None:
         if self.checkpoints.newest != number:
@@ -248,15 +232,20 @@ class Stopwatch:
 
 @contextlib.contextmanager
 def signals() -> Iterator[list[int]]:
-    """Collects SIGINT and SIGTERM, so that a step can end; a second one acts at once."""
-    received = []
+    """Collects SIGINT and SIGTERM, so that a step can end; one that comes later than together acts at once."""
+    received, first = [], time.monotonic()
 
-    def note(number, frame):
-        received.append(number)
-        signal.signal(number, before[number])
-        os.write(2, b'\nstopping after this step; once more to stop at once\n')
+    def hear(number, frame):
+        nonlocal first
+        if not received:
+            received.append(number)
+            first = time.monotonic()
+            os.write(2, b'\nstopping after this step; once more to stop at once\n')
+        elif time.monotonic() - first > TOGETHER:
+            signal.signal(number, before[number])
+            signal.raise_signal(number)
 
-    before = {number: signal.signal(number, note) for number in (signal.SIGINT, signal.SIGTERM)}
+    before = {number: signal.signal(number, hear) for number in (signal.SIGINT, signal.SIGTERM)}
     try:
         yield received
     finally:

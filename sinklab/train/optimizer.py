@@ -2,6 +2,7 @@
 
 import jax
 import optax
+from flax import nnx
 from optax import contrib
 
 from sinklab import spec
@@ -23,7 +24,7 @@ def cosine(optimizer: spec.Optimizer) -> optax.Schedule:
     )
 
 
-def adamw(optimizer: spec.Optimizer) -> optax.GradientTransformation:
+def adamw(optimizer: spec.Optimizer, maps: dict) -> optax.GradientTransformation:
     return optax.adamw(
         schedule(optimizer),
         b1=optimizer.beta1,
@@ -33,7 +34,7 @@ def adamw(optimizer: spec.Optimizer) -> optax.GradientTransformation:
     )
 
 
-def sgd(optimizer: spec.Optimizer) -> optax.GradientTransformation:
+def sgd(optimizer: spec.Optimizer, maps: dict) -> optax.GradientTransformation:
     return optax.chain(
         optax.trace(optimizer.beta1),
         optax.add_decayed_weights(optimizer.weight_decay),
@@ -41,8 +42,8 @@ def sgd(optimizer: spec.Optimizer) -> optax.GradientTransformation:
     )
 
 
-def muon(optimizer: spec.Optimizer) -> optax.GradientTransformation:
-    """Muon for the maps inside blocks; embeddings, head, gains and vectors take AdamW with Nesterov's momentum."""
+def muon(optimizer: spec.Optimizer, maps: dict) -> optax.GradientTransformation:
+    """Muon for the maps; embeddings, head, gains and vectors take AdamW with Nesterov's momentum."""
     return contrib.muon(
         schedule(optimizer),
         beta=optimizer.beta1,
@@ -56,22 +57,20 @@ def muon(optimizer: spec.Optimizer) -> optax.GradientTransformation:
     )
 
 
-INTO_HEADS, OUT_OF_HEADS, PLAIN = ((1,), (2, 3)), ((1, 2), (3,)), ((1,), (2,))  # axes read, axes written
-MAPS = {
-    **dict.fromkeys(('query_DHK', 'key_DHK', 'value_DHK', 'weight_DHK'), INTO_HEADS),
-    'output_HKD': OUT_OF_HEADS,
-    **dict.fromkeys(('gate_DF', 'in_DF', 'out_FD', 'in_KK', 'out_KK'), PLAIN),
-}
+def maps(parameters: nnx.State) -> dict:
+    """The axes that each map reads and writes, stacked layers being neither; None for what is no map."""
 
+    def axes(leaf: nnx.Variable) -> contrib.MuonDimensionNumbers | None:
+        own = leaf.get_metadata()
+        if own.get('inputs') is None:
+            return None
+        stacked = len(leaf.shape) - len(own['axes'])
+        number = range(len(leaf.shape))
+        return contrib.MuonDimensionNumbers(
+            tuple(number[stacked : stacked + own['inputs']]), tuple(number[stacked + own['inputs'] :])
+        )
 
-def maps(params: dict) -> dict:
-    """The axes that the maps inside blocks read and write, layers being their axis 0; None is for Adam."""
-
-    def of(path: tuple, _: jax.Array) -> contrib.MuonDimensionNumbers | None:
-        keys = [entry.key for entry in path]
-        return contrib.MuonDimensionNumbers(*MAPS[keys[-1]]) if keys[0] == 'blocks' and keys[-1] in MAPS else None
-
-    return jax.tree_util.tree_map_with_path(of, params)
+    return nnx.to_pure_dict(jax.tree.map(axes, parameters, is_leaf=lambda leaf: isinstance(leaf, nnx.Variable)))
 
 
 SCHEDULES = {'constant': constant, 'cosine': cosine}
@@ -82,6 +81,7 @@ def schedule(optimizer: spec.Optimizer) -> optax.Schedule:
     return SCHEDULES[optimizer.schedule](optimizer)
 
 
-def transformation(optimizer: spec.Optimizer) -> optax.GradientTransformation:
+def transformation(optimizer: spec.Optimizer, maps: dict) -> optax.GradientTransformation:
+    """The rule of an update; `maps` says which parameters are matrices."""
     clip = optax.clip_by_global_norm(optimizer.clip_norm) if optimizer.clip_norm else optax.identity()
-    return optax.chain(clip, OPTIMIZERS[optimizer.name](optimizer))
+    return optax.chain(clip, OPTIMIZERS[optimizer.name](optimizer, maps))

@@ -7,12 +7,14 @@ import jax
 import numpy as np
 
 from sinklab import sharding
-from sinklab.folder import whole
+from sinklab.files import whole
 from sinklab.measure import activations, backcopy, sink
 from sinklab.model.columns import count
 from sinklab.record import Refusal
 from sinklab.spec import Spec
-from sinklab.train import state, step
+from sinklab.targets import readable
+from sinklab.train import state
+from sinklab.train.evaluation import equal_parts
 from sinklab.train.forward import forward
 
 
@@ -46,11 +48,11 @@ def observer(spec: Spec, mesh: jax.sharding.Mesh) -> Callable[[dict, np.ndarray]
         seen = observed(captured.attention_BHTS, captured.columns, spec)
         return seen | dict(norm_LPT=activations.norms(captured.residual_BTD))
 
-    compiled = jax.jit(traced, out_shardings=sharding.replicated(mesh), compiler_options=state.rounded(spec))
+    compiled = jax.jit(traced, **state.of_numbers(spec, mesh))
 
     def observe(params: dict, ids_PT: np.ndarray) -> dict[str, np.ndarray]:
-        (filled_PT,) = step.equal(ids_PT, len(ids_PT), sharding.ways(mesh))
-        seen = jax.device_get(compiled(params, step.put(np.where(filled_PT < 0, ~filled_PT, filled_PT), mesh)))
+        (filled_PT,) = equal_parts(ids_PT, len(ids_PT), sharding.ways(mesh))
+        seen = jax.device_get(compiled(params, sharding.put(readable(filled_PT), mesh)))
         return {name: array if name == OF_ONE else array[:, : len(ids_PT)] for name, array in seen.items()}
 
     return observe

@@ -1,14 +1,16 @@
 """The training state: a plain pytree {step, params, opt_state}, and where each leaf lives."""
 
 import functools
+from typing import Any
 
 import jax
 import jax.numpy as jnp
+import optax
 from flax import nnx
 
 from sinklab import sharding, spec
 from sinklab.model.transformer import Transformer
-from sinklab.train.optimizer import transformation
+from sinklab.train.optimizer import maps, transformation
 
 # On a CPU, what runs once is made of the same bits in a fifth of the time. Other platforms have options of their own.
 ONCE = {'cpu': {'xla_backend_optimization_level': 1}}
@@ -25,10 +27,15 @@ def architecture(spec: spec.Spec) -> tuple[nnx.GraphDef, nnx.State]:
     return nnx.split(nnx.eval_shape(lambda: Transformer(spec.model, spec.data.length, nnx.Rngs(0))))
 
 
+@functools.cache
+def optimizer(spec: spec.Spec) -> optax.GradientTransformation:
+    return transformation(spec.optimizer, maps(architecture(spec)[1]))
+
+
 def initial(spec: spec.Spec) -> dict:
     model = Transformer(spec.model, spec.data.length, nnx.Rngs(spec.seed))
     params = nnx.to_pure_dict(nnx.state(model))
-    return dict(step=jnp.zeros((), jnp.int32), params=params, opt_state=transformation(spec.optimizer).init(params))
+    return dict(step=jnp.zeros((), jnp.int32), params=params, opt_state=optimizer(spec).init(params))
 
 
 def create(spec: spec.Spec, mesh: jax.sharding.Mesh) -> dict:
@@ -40,16 +47,16 @@ def create(spec: spec.Spec, mesh: jax.sharding.Mesh) -> dict:
 def shardings(spec: spec.Spec, mesh: jax.sharding.Mesh) -> dict:
     """A NamedSharding for every leaf; moments live with the parameter that they belong to."""
     params = sharding.of_parameters(mesh, architecture(spec)[1])
-    replicated = sharding.replicated(mesh)
+    replicas = sharding.of_replicas(mesh)
     places = {names(path): where for path, where in jax.tree_util.tree_leaves_with_path(params)}
 
     def moment(path: tuple, _: jax.ShapeDtypeStruct) -> jax.sharding.NamedSharding:
         """An optimizer's state holds trees like the parameters', whole or in part, somewhere inside its own."""
         own = names(path)
-        return next((places[own[at:]] for at in range(len(own)) if own[at:] in places), replicated)
+        return next((places[own[at:]] for at in range(len(own)) if own[at:] in places), replicas)
 
     opt_state = jax.tree_util.tree_map_with_path(moment, shapes(spec)['opt_state'])
-    return dict(step=replicated, params=params, opt_state=opt_state)
+    return dict(step=replicas, params=params, opt_state=opt_state)
 
 
 @functools.cache
@@ -58,9 +65,14 @@ def shapes(spec: spec.Spec) -> dict:
     return jax.eval_shape(lambda: initial(spec))
 
 
-def rounded(spec: spec.Spec) -> dict[str, bool] | None:
-    """Options of a compiler, by which intermediates are rounded as the program says."""
+def compiler_options(spec: spec.Spec) -> dict[str, bool] | None:
+    """By which intermediates are rounded as the program says."""
     return ROUNDED.get(spec.model.dtype)
+
+
+def of_numbers(spec: spec.Spec, mesh: jax.sharding.Mesh) -> dict[str, Any]:
+    """How a program is compiled whose results every process reads."""
+    return dict(out_shardings=sharding.of_replicas(mesh), compiler_options=compiler_options(spec))
 
 
 def names(path: tuple) -> tuple[str, ...]:

@@ -1,25 +1,31 @@
 """TensorBoard events beside metrics.jsonl: a mirror of it, never the source."""
 
-from collections.abc import Callable
+import functools
+from typing import Any
 
 from sinklab.folder import Folder
 from sinklab.record import Refusal
+from sinklab.train.listener import Listener
 
 
-def mirror(folder: Folder) -> Callable[[dict], None]:
-    """A listener that repeats every number of a record as a scalar."""
-    try:
-        from tensorboardX import SummaryWriter
-    except ImportError as error:
-        raise Refusal('--tensorboard needs tensorboardX; install it: pip install "sinklab[tensorboard]"') from error
-    writer = None
+class Mirror(Listener):
+    """Repeats every number of a line as a scalar."""
 
-    def listener(record: dict) -> None:
-        nonlocal writer
-        writer = writer or SummaryWriter(str(folder.path / 'tensorboard'))  # not before the folder is a run's
+    def __init__(self, folder: Folder):
+        try:
+            from tensorboardX import SummaryWriter
+        except ImportError as error:
+            raise Refusal(
+                '--tensorboard needs tensorboardX; install it: pip install "sinklab[tensorboard]"'
+            ) from error
+        self.open = functools.partial(SummaryWriter, str(folder.path / 'tensorboard'))
+
+    @functools.cached_property
+    def writer(self) -> Any:
+        return self.open()  # not before the folder is a run's
+
+    def line(self, record: dict) -> None:
         for name, value in record.items():
             if name not in ('step', 'seconds'):
-                writer.add_scalar(name, value, record['step'])
-        writer.flush()
-
-    return listener
+                self.writer.add_scalar(name, value, record['step'])
+        self.writer.flush()

@@ -4,6 +4,7 @@ import numpy as np
 
 from sinklab import spec
 from sinklab.data.sequences.windows import Windows
+from sinklab.targets import is_predicted, unpredicted
 
 
 class Intervened:
@@ -44,4 +45,4 @@ def with_random_tokens(ids_T: np.ndarray, data: spec.Data, vocabulary: int, name
 
 def replacement(ids: np.ndarray | int, before: np.ndarray) -> np.ndarray:
     """The ids, as complements where those before them were: what is not predicted stays so."""
-    return np.where(before < 0, ~np.asarray(ids), ids)
+    return np.where(is_predicted(before), ids, unpredicted(np.asarray(ids)))

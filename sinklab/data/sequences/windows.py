@@ -7,12 +7,13 @@ import numpy as np
 
 from sinklab.data.store.store import Row
 from sinklab.record import Refusal
+from sinklab.targets import unpredicted
 
 
 class Windows:
     """Disjoint blocks of T + 1 ids of each domain's tokens, by index; of a share of them, drawn by the seed.
 
-    With `masked`, ids that are not to be predicted come as their complement, ~id, which is below 0.
+    With `masked`, ids that are not to be predicted stand as `targets` has them.
     """
 
     def __init__(
@@ -40,4 +41,4 @@ class Windows:
         start = (number - (self.ends[part - 1] if part else 0)) * self.size
         row, end = self.rows[part], start + self.size
         ids_T = row.ids(start, end).astype(np.int32)
-        return np.where(row.loss_mask(start, end), ids_T, ~ids_T) if self.masked else ids_T
+        return np.where(row.loss_mask(start, end), ids_T, unpredicted(ids_T)) if self.masked else ids_T

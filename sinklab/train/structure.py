@@ -14,10 +14,10 @@ def starts(ids_BT: jax.Array, end_token: int) -> jax.Array:
 
 
 def structure(ids_BT: jax.Array, spec: spec.Spec) -> dict[str, jax.Array]:
-    """What a model has to be told about its tokens, beside the tokens: nothing, in most rows."""
-    told = {}
+    """What a model reads beside its tokens: nothing, in most rows."""
+    found = {}
     if spec.model.mask.document:
-        told['start_BT'] = starts(ids_BT, spec.data.end_token)
+        found['start_BT'] = starts(ids_BT, spec.data.end_token)
     if spec.data.positions == 'reset':
-        told['position_BT'] = jnp.arange(ids_BT.shape[1]) - starts(ids_BT, spec.data.end_token)
-    return told
+        found['position_BT'] = jnp.arange(ids_BT.shape[1]) - starts(ids_BT, spec.data.end_token)
+    return found

@@ -1,0 +1,42 @@
+"""The options of a command that say how a run is laid on devices."""
+
+import argparse
+import dataclasses
+from typing import get_args
+
+from sinklab.record import Refusal
+from sinklab.spec import Backend, Hardware
+
+
+def arguments(verb: argparse.ArgumentParser) -> None:
+    verb.add_argument('--data', type=int, default=1, metavar='N', help='devices that split the batch')
+    verb.add_argument('--fsdp', type=int, default=1, metavar='N', help='... and the parameters too')
+    verb.add_argument(
+        '--tensor', type=int, default=1, metavar='N', help='devices that split heads, FFN and vocabulary'
+    )
+    verb.add_argument('--micro_batch', type=int, metavar='N', help='sequences at once; gradients are accumulated')
+    verb.add_argument('--remat', action='store_true', help='recompute activations in the backward pass')
+    verb.add_argument(
+        '--attention',
+        default='auto',
+        metavar='BACKEND',
+        help='auto, dense, chunked, tpu, gpu or cudnn; sinklab doctor --kernels shows what each does here',
+    )
+
+
+def hardware(given: argparse.Namespace) -> Hardware:
+    for name in ('data', 'fsdp', 'tensor', 'micro_batch'):
+        size = getattr(given, name)
+        if size is not None and size < 1:
+            raise Refusal(f'--{name}={size} must be a whole number of at least 1')
+    if given.attention not in get_args(Backend):
+        raise Refusal(f'--attention={given.attention} is unknown; it is one of {", ".join(get_args(Backend))}')
+    return Hardware(**{field.name: getattr(given, field.name) for field in dataclasses.fields(Hardware)})
+
+
+def options(hardware: Hardware) -> list[str]:
+    """What gives this hardware to a command."""
+    given = dataclasses.asdict(hardware)
+    remat = given.pop('remat')
+    options = [f'--{name}={value}' for name, value in given.items() if value is not None]
+    return [*options, *(['--remat'] if remat else [])]

@@ -1,0 +1,1 @@
+"""Sweeps: rows and seeds, each a run in its own process."""

@@ -1,0 +1,107 @@
+"""The runs of a sweep before it begins: every row with every seed, and what their folders know of them."""
+
+import dataclasses
+from collections.abc import Callable, Iterable
+from pathlib import Path
+
+from sinklab.folder import Folder
+from sinklab.record import Refusal
+from sinklab.spec import Hardware, Spec
+
+
+@dataclasses.dataclass
+class Run:
+    """One row with one seed, and what has become of it: to do, done, diverged, refused or crashed."""
+
+    row: str
+    seed: int
+    folder: Folder
+    size: str | None
+    spec: Spec | None
+    outcome: str = 'to do'
+    reason: str = ''
+
+    def __str__(self) -> str:
+        return f'{self.row}, seed {self.seed}'
+
+    def written(self) -> dict:
+        """Its outcome.json; nothing where the folder holds none, or another run."""
+        try:
+            self.folder.check(self.spec)
+            return self.folder.read('outcome')
+        except (OSError, ValueError):  # a Refusal, or a damaged file
+            return {}
+
+    def forget(self) -> None:
+        """How the last attempt has ended, before the next one."""
+        if self.written():
+            (self.folder.path / 'outcome.json').unlink()
+
+
+def runs(
+    rows: Iterable[str],
+    seeds: Iterable[int],
+    workdir: str,
+    load: Callable[[str, int], tuple[Spec, str | None]],
+    hardware: Hardware,
+) -> list[Run]:
+    """Every run, a whole table seed by seed; none of them where one is refused. `load` gives (spec, size)."""
+    if (Path(workdir) / 'config.json').exists():
+        raise Refusal(f'--workdir={workdir} holds a run; give a folder for the runs of a sweep')
+    found = [read(Folder(f'{workdir}/{row}-{seed}'), row, seed, load) for seed in seeds for row in rows]
+    check(found)
+    for run in found:
+        look(run, hardware)
+    check(found)
+    try:
+        Path(workdir).mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise Refusal(f'--workdir={workdir} cannot be made ({error.strerror}); choose another') from error
+    return found
+
+
+def read(folder: Folder, row: str, seed: int, load: Callable[[str, int], tuple[Spec, str | None]]) -> Run:
+    """A run as it is asked for, refused where that cannot be."""
+    try:
+        spec, size = load(row, seed)
+    except Refusal as refusal:
+        return Run(row, seed, folder, None, None, 'refused', str(refusal))
+    return Run(row, seed, folder, size, spec)
+
+
+def check(runs: list[Run]) -> None:
+    """Refuses all runs where one is refused, so that no typo is met after hours of training."""
+    reasons = {run.row: run.reason for run in runs if run.outcome == 'refused'}
+    if not reasons:
+        return
+    (row, reason), *others = reasons.items()
+    if len(reasons) == len({run.row for run in runs}) and len(set(reasons.values())) == 1:
+        raise Refusal(reason)
+    too = f' (and so are {", ".join(other for other, _ in others)})' if others else ''
+    raise Refusal(f'row {row} is refused{too}: {reason}; nothing was trained: mend that, or name other --rows')
+
+
+def look(run: Run, hardware: Hardware) -> None:
+    """What its folder knows of a run; if that is not its end, what `train` refuses of its folder and its layout."""
+    from sinklab.train import layout
+
+    end = run.spec.optimizer.steps
+    try:
+        run.folder.check(run.spec)
+        if run.folder.saved()[-1:] == [end]:
+            run.folder.check_end(end)
+            run.outcome = 'done'
+        elif (written := run.written()).get('kind') == 'diverged':
+            run.outcome, run.reason = 'diverged', written['message']
+        else:
+            layout.check(run.spec, hardware)
+    except Refusal as refusal:
+        run.outcome, run.reason = 'refused', str(refusal)
+
+
+def twins(runs: list[Run]) -> list[list[str]]:
+    """Rows that are the same run: what differs at the paper's size may not at a smaller one."""
+    rows = {}
+    for run in runs:
+        rows.setdefault(run.spec, []).append(run.row)
+    return [list(names) for names in dict.fromkeys(map(tuple, rows.values())) if len(names) > 1]

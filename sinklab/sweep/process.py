@@ -1,0 +1,39 @@
+"""A command as a process of its own, which gets at once every signal that comes here."""
+
+import os
+import signal
+import subprocess
+import sys
+
+
+class Relay:
+    """Collects SIGINT and SIGTERM as long as it is open, and passes them on to the command that runs."""
+
+    def __init__(self):
+        self.received, self.child = [], None
+
+    def __enter__(self) -> 'Relay':
+        self.earlier = {number: signal.signal(number, self.hear) for number in (signal.SIGINT, signal.SIGTERM)}
+        return self
+
+    def __exit__(self, *_) -> None:
+        for number, handler in self.earlier.items():
+            signal.signal(number, handler)
+
+    def hear(self, number: int, frame: object) -> None:
+        self.received.append(number)
+        if self.child:
+            self.child.send_signal(number)
+
+    def run(self, command: list[str]) -> tuple[int, str]:
+        """(exit code, the end of what it says); all that it says is shown."""
+        colors, said = {'FORCE_COLOR': '1'} if sys.stderr.isatty() else {}, b''
+        streams = dict(stdout=subprocess.PIPE, stderr=subprocess.STDOUT, bufsize=0)
+        with subprocess.Popen(command, env={**os.environ, **colors}, **streams) as self.child:
+            if self.received:  # between two commands
+                self.child.send_signal(self.received[-1])
+            while more := self.child.stdout.read(65536):
+                sys.stderr.buffer.write(more)
+                sys.stderr.buffer.flush()
+                said = (said + more)[-10_000:]
+        return self.child.returncode, said.decode(errors='replace')

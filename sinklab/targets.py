@@ -1,0 +1,18 @@
+"""Tokens that are read and not predicted: an id stands as its complement, which is below 0."""
+
+from typing import TypeVar
+
+Ids = TypeVar('Ids')  # NumPy or JAX arrays
+
+
+def unpredicted(ids: Ids) -> Ids:
+    return ~ids
+
+
+def is_predicted(ids: Ids) -> Ids:
+    return ids >= 0
+
+
+def readable(ids: Ids) -> Ids:
+    """The ids themselves, as a model reads them."""
+    return ids.__array_namespace__().where(ids < 0, ~ids, ids)

@@ -1,0 +1,60 @@
+"""The loss without an update, over sequences of any number."""
+
+from collections.abc import Callable
+
+import jax
+import numpy as np
+import optax
+
+from sinklab import sharding
+from sinklab.measure import backcopy
+from sinklab.model.transformer import logits
+from sinklab.spec import Hardware, Spec
+from sinklab.targets import readable, unpredicted
+from sinklab.train import state
+from sinklab.train.forward import forward
+from sinklab.train.objective import loss_of, predicted_share
+
+
+def evaluation(spec: Spec, hardware: Hardware, mesh: jax.sharding.Mesh, backend: str = 'chunked') -> Callable:
+    """valid(params, ids_NT, trigger_NT) -> {valid/loss}, over all tokens; with triggers, each kind apart as well."""
+    loss = jax.jit(loss_of(spec, backend=backend), **state.of_numbers(spec, mesh))
+    by_token = tokenwise(spec, mesh, backend)
+    most = hardware.micro_batch or spec.optimizer.batch_size
+
+    def valid(params: dict, ids_NT: np.ndarray, trigger_NT: np.ndarray | None = None) -> dict[str, float]:
+        parts = [sharding.put(part, mesh) for part in equal_parts(ids_NT, most, sharding.ways(mesh))]
+        if trigger_NT is None:
+            losses = jax.device_get([loss(params, part) for part in parts])
+            total = sum(len(part) * value for part, value in zip(parts, losses, strict=True))
+            return {'valid/loss': float(total) / len(ids_NT) / float(predicted_share(ids_NT))}
+        found = jax.device_get([by_token(params, part) for part in parts])
+        loss_NT, right_NT = (np.concatenate(arrays)[: len(ids_NT)] for arrays in zip(*found, strict=True))
+        return {'valid/loss': float(loss_NT.mean())} | backcopy.losses(loss_NT, right_NT, trigger_NT)
+
+    return valid
+
+
+def tokenwise(spec: Spec, mesh: jax.sharding.Mesh, backend: str = 'chunked') -> Callable:
+    """by_token(params, ids_BT of T + 1) -> (loss_BT, whether the likeliest token was the next one)."""
+    run = forward(spec, backend=backend)
+
+    def by_token(params: dict, ids_BT: jax.Array) -> tuple[jax.Array, jax.Array]:
+        ids_BT = readable(ids_BT)
+        hidden_BTD, head_VD, _ = run(params, ids_BT[:, :-1])
+        logits_BTV = logits(hidden_BTD, head_VD)
+        loss_BT = optax.softmax_cross_entropy_with_integer_labels(logits_BTV, ids_BT[:, 1:])
+        return loss_BT, logits_BTV.argmax(-1) == ids_BT[:, 1:]
+
+    return jax.jit(by_token, **state.of_numbers(spec, mesh))
+
+
+def equal_parts(ids_NT: np.ndarray, most: int, ways: int) -> list[np.ndarray]:
+    """The sequences in equal parts of at most so many, each a multiple of `ways`, for one program to read.
+
+    What is not predicted fills up the last ones.
+    """
+    number = -(-len(ids_NT) // most)
+    rows = -(-len(ids_NT) // (number * ways)) * ways
+    padding = (0, number * rows - len(ids_NT)), (0, 0)
+    return np.split(np.pad(ids_NT, padding, constant_values=unpredicted(0)), number)

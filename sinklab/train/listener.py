@@ -1,0 +1,11 @@
+class Listener:
+    """Hears of a run while it goes on; this one lets everything pass."""
+
+    def begin(self, step: int, attention: str) -> None:
+        """An attempt goes on from a step, with what computes attention now, and what did before."""
+
+    def step(self, record: dict) -> None:
+        """The numbers of every step."""
+
+    def line(self, record: dict) -> None:
+        """What was appended to metrics.jsonl."""

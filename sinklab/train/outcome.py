@@ -1,0 +1,72 @@
+"""How an attempt at a run has ended: outcome.json in its folder, for a sweep, a scheduler or a person to read."""
+
+import contextlib
+import math
+import signal
+import traceback
+from collections.abc import Iterator
+
+from sinklab.folder import Folder
+from sinklab.record import Refusal
+
+
+class Diverged(ArithmeticError):
+    """The loss, its gradient, or what was measured is no longer finite."""
+
+    def __init__(self, step: int, numbers: dict[str, float]):
+        wild = ', '.join(f'{name} is {value}' for name, value in numbers.items() if not math.isfinite(value))
+        super().__init__(f'{wild} at step {step}')
+        self.step = step
+
+
+class Stopped(Exception):
+    """A signal asked for the end, and the state is saved."""
+
+    def __init__(self, number: int, step: int):
+        super().__init__(f'saved at step {step}')
+        self.signal, self.step = signal.Signals(number), step
+
+
+ENDINGS = {
+    type(None): ('done', 0),
+    Diverged: ('diverged', 3),
+    KeyboardInterrupt: ('stopped', 130),
+    Refusal: ('refused', 1),
+}
+
+
+@contextlib.contextmanager
+def outcome(folder: Folder) -> Iterator[None]:
+    """Writes how what is done inside ends, in the place of how it ended before."""
+    error = None
+    with contextlib.suppress(OSError):
+        (folder.path / 'outcome.json').unlink()
+    try:
+        yield
+    except BaseException as raised:
+        error = raised
+        raise
+    finally:
+        with contextlib.suppress(OSError):  # the disk may be what has ended it
+            folder.write('outcome', record(folder, error))
+
+
+def record(folder: Folder, error: BaseException | None) -> dict[str, str | int | None]:
+    """What outcome.json holds; the checkpoint is the newest whole one."""
+    kind, exit_code = ending(error)
+    known = isinstance(error, Diverged | Stopped)
+    message = traceback.format_exception_only(error)[-1] if kind == 'crashed' else str(error or '')
+    return dict(
+        kind=kind,
+        step=error.step if known else next((line['step'] for line in reversed([*folder.lines()])), 0),
+        checkpoint=next(reversed(folder.saved()), None),
+        message=' '.join(message.split()),
+        exit_code=exit_code,
+    )
+
+
+def ending(error: BaseException | None) -> tuple[str, int]:
+    """(kind, exit code) of what a run has raised."""
+    if isinstance(error, Stopped):
+        return 'stopped', 42 if error.signal == signal.SIGTERM else 128 + error.signal
+    return ENDINGS.get(type(error), ('crashed', 1))

@@ -1,0 +1,105 @@
+"""How a run ends, in what it writes and in what others read: signals, outcome.json, exit codes."""
+
+import os
+import signal
+import sys
+import threading
+import time
+
+import pytest
+from conftest import tiny
+
+from sinklab.folder import Folder
+from sinklab.record import Refusal
+from sinklab.spec import Hardware
+from sinklab.sweep import plan
+from sinklab.sweep.process import Relay
+from sinklab.sweep.run import ending
+from sinklab.train import loop
+from sinklab.train.outcome import outcome
+
+
+@pytest.mark.parametrize(
+    ('written', 'code', 'said', 'expected'),
+    [
+        ({'kind': 'crashed', 'message': 'KeyError: 3'}, 1, 'sinklab train: no room', ('crashed', 'KeyError: 3')),
+        ({}, 1, 'preparing\nsinklab train: no room\n', ('refused', 'sinklab train: no room')),
+        ({}, 1, '', ('refused', 'exit code 1, without a word')),
+        ({}, 7, 'x\ny\n', ('crashed', 'y')),
+        ({}, -signal.SIGKILL, 'step 2/4', ('crashed', 'killed by SIGKILL')),
+        ({}, -signal.SIGTERM, '', ('stopped', 'exit code -15, without a word')),
+    ],
+)
+def test_what_a_run_has_written_goes_before_its_exit_code(written, code, said, expected):
+    assert ending(written, code, said) == expected
+
+
+def test_a_sweep_does_not_take_an_earlier_outcome_for_the_newest(tmp_path):
+    run = plan.Run('softmax', 0, Folder(tmp_path / 'run'), None, tiny())
+    run.folder.claim(run.spec, {})
+    run.folder.write('outcome', dict(kind='diverged', message='loss is nan'))
+    plan.look(run, Hardware())
+    assert (run.outcome, run.reason) == ('diverged', 'loss is nan')
+    run.forget()
+    assert run.written() == {}
+
+
+def test_a_signal_comes_to_the_process_under_way_at_once():
+    script = 'import signal, sys\nsignal.signal(signal.SIGTERM, lambda *_: sys.exit(42))\n'
+    script += 'print("ready", flush=True)\nsignal.pause()'
+    with Relay() as relay:
+        threading.Timer(2, os.kill, (os.getpid(), signal.SIGTERM)).start()
+        start = time.monotonic()
+        code, said = relay.run([sys.executable, '-c', script])
+    assert (code, said, relay.received) == (42, 'ready\n', [signal.SIGTERM])
+    assert time.monotonic() - start < 10
+
+
+def test_signals_that_come_together_are_one_and_a_later_one_acts_at_once(monkeypatch):
+    with loop.signals() as received:
+        for _ in range(3):
+            os.kill(os.getpid(), signal.SIGINT)
+        assert received == [signal.SIGINT]
+        monkeypatch.setattr(loop, 'TOGETHER', 0.0)
+        with pytest.raises(KeyboardInterrupt):
+            os.kill(os.getpid(), signal.SIGINT)
+
+
+def test_a_folder_that_was_refused_before_it_was_claimed_gets_no_outcome(tmp_path):
+    (tmp_path / 'letter').write_text('dear')
+    with pytest.raises(Refusal, match='holds files and no run'):
+        loop.train(tiny(), Hardware(), Folder(tmp_path), {})
+    assert [path.name for path in tmp_path.iterdir()] == ['letter']
+
+
+@pytest.mark.parametrize(
+    ('error', 'kind', 'code', 'message'),
+    [
+        (None, 'done', 0, ''),
+        (loop.Diverged(5, {'train/loss': float('nan'), 'x': 1.0}), 'diverged', 3, 'train/loss is nan at step 5'),
+        (loop.Stopped(signal.SIGTERM, 5), 'stopped', 42, 'saved at step 5'),
+        (loop.Stopped(signal.SIGINT, 5), 'stopped', 130, 'saved at step 5'),
+        (KeyboardInterrupt(), 'stopped', 130, ''),
+        (Refusal('no room'), 'refused', 1, 'no room'),
+        (KeyError(3), 'crashed', 1, 'KeyError: 3'),
+    ],
+    ids=str,
+)
+def test_every_end_is_written_and_passed_on(tmp_path, error, kind, code, message):
+    folder = Folder(tmp_path)
+    (folder.checkpoints / '4').mkdir(parents=True)
+    (folder.path / 'metrics.jsonl').write_text('{"step": 4}\n{"step": 5}\n{"st')
+    folder.write('outcome', dict(kind='of an earlier attempt'))
+
+    def attempt():
+        with outcome(folder):
+            assert not (folder.path / 'outcome.json').exists()
+            if error:
+                raise error
+
+    if error:
+        with pytest.raises(type(error)):
+            attempt()
+    else:
+        attempt()
+    assert folder.read('outcome') == dict(kind=kind, step=5, checkpoint=4, message=message, exit_code=code)

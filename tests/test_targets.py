@@ -1,0 +1,19 @@
+"""Ids that are read and not predicted, in NumPy, in JAX and under jit."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from sinklab.targets import is_predicted, readable, unpredicted
+
+IDS = np.array([[0, 1, 299], [7, 0, 2**31 - 1]], np.int32)
+
+
+@pytest.mark.parametrize('array', [np.asarray, jnp.asarray])
+@pytest.mark.parametrize('compiled', [lambda f: f, jax.jit])
+def test_what_is_not_predicted_is_read_as_it_was(array, compiled):
+    mixed = np.where(IDS > 5, np.array(unpredicted(array(IDS))), IDS)
+    np.testing.assert_array_equal(compiled(readable)(array(mixed)), IDS)
+    np.testing.assert_array_equal(compiled(is_predicted)(array(mixed)), IDS <= 5)
+    assert compiled(readable)(array(mixed)).dtype == np.int32
