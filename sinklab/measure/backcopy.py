@@ -2,6 +2,9 @@
 
 import numpy as np
 
+from sinklab.measure.measure import Measure, Number
+from sinklab.measure.sink import proxy
+
 
 def attention(first_LPHT, trigger_PT) -> dict[str, float]:
     """Mean attention to the first token, from triggers and from the others; the first query has no choice."""
@@ -21,3 +24,17 @@ def sides(trigger_NT):
 
 def mean(values_NT, where_NT) -> float:
     return float(np.mean(np.asarray(values_NT), where=where_NT))
+
+
+MEASURES = (
+    Measure(
+        reads=('attention_LPHTS',),
+        arrays=lambda attention, setting: dict(first_LPHT=proxy(attention)[..., setting.columns]),
+        numbers=lambda kept, setting: attention(kept['first_LPHT'], kept['trigger_PT']),
+        shown=(
+            Number('alpha/1/trigger', 'alpha_1 trigger', 'The mean attention of triggers to the first token.'),
+            Number('alpha/1/other', 'alpha_1 other', 'The mean attention of other queries to the first token.'),
+        ),
+        applies=lambda setting: setting.triggers,
+    ),
+)

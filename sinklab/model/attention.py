@@ -88,7 +88,7 @@ class SelfAttention(nnx.Module):
         if view.capture:
             bias_BHTS = bias.matrix(view.bias.query_BT, count, 0, key_BSHK.shape[1] - count)
             head_BTHK, attention_BHTS = dense.attend(*arrays, *how, columns=count, bias_BHTS=bias_BHTS)
-            return head_BTHK, Capture(attention_BHTS)
+            return head_BTHK, Capture(attention_BHTS, key_BSHK, value_BSHK, head_BTHK)
         head_BTHK, rows = fused.attend(view.backend, *arrays, *how, count, bias, view.keys > 0)
         if not view.keys:
             return head_BTHK, Capture()
