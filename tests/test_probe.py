@@ -26,7 +26,7 @@ LENGTH, KEYS = 12, 3  # of conftest.TINY
 
 
 def summed_by_hand(A, columns, mask):
-    """What the paper's code takes from one matrix of T queries over its columns and T keys."""
+    """(means, importances) of one matrix of T queries over its columns and T keys, as the paper's code takes them."""
     A = np.float64(A)
     P = np.array([np.abs(row) / (np.abs(row).sum() + 1e-8) for row in A])
     rows = range(LENGTH)
@@ -35,9 +35,11 @@ def summed_by_hand(A, columns, mask):
         may = LENGTH if k <= (mask.prefix or 1) else LENGTH - k + 1
         return sum(matrix[i, columns + k - 1] for i in rows) / may
 
-    found = {'mass': np.mean([np.abs(A[i]).sum() for i in rows]), 'raw': alpha(A, 1)}
-    found['entropy'] = np.mean([-sum(p * np.log(p) for p in P[i] if p > 0) for i in rows])
-    found |= {str(k): alpha(P, k) for k in range(1, KEYS + 1)}
+    means = {
+        'mass/row': np.mean([np.abs(A[i]).sum() for i in rows]),
+        'entropy/row': np.mean([-sum(p * np.log(p) for p in P[i] if p > 0) for i in rows]),
+    }
+    found = {'1/raw': alpha(A, 1), **{str(k): alpha(P, k) for k in range(1, KEYS + 1)}}
     if columns:
         strongest = max(sum(P[i, column] for i in rows) for column in range(columns))
         found |= {'star': (1 + strongest) / (LENGTH + 1), 'star/clean': strongest / LENGTH}
@@ -46,15 +48,15 @@ def summed_by_hand(A, columns, mask):
     if mask.window:
         late = range(mask.window + 1, LENGTH + 1)  # queries, from 1
         found['edge'] = sum(P[t - 1, columns + (t - mask.window + 1) - 1] for t in late) / len(late)
-    return found
+    return means, found
 
 
 def expected_numbers(attention_LPHTS, spec, columns):
     """metrics.jsonl of a probe, by name."""
     prefix = spec.model.mask.prefix
     matrices = np.reshape(attention_LPHTS, (-1, *np.shape(attention_LPHTS)[-2:]))
-    read = [summed_by_hand(A, columns, spec.model.mask) for A in matrices]
-    found = {name: np.array([one[name] for one in read]) for name in read[0]}
+    means, importances = zip(*(summed_by_hand(A, columns, spec.model.mask) for A in matrices), strict=True)
+    found = {name: np.array([one[name] for one in importances]) for name in importances[0]}
 
     def rate(alpha, threshold=0.3):
         return 100 * np.mean([one > threshold for one in alpha])
@@ -62,17 +64,15 @@ def expected_numbers(attention_LPHTS, spec, columns):
     mask = spec.model.mask
     reach = min(filter(None, [mask.window, mask.block]), default=LENGTH)
     floor = sum(1 / (max(t, prefix or 1) + columns) for t in range(1, LENGTH + 1) if t <= reach) / LENGTH
-    numbers = {'mass/row': found.pop('mass').mean(), 'alpha/floor': floor}
-    numbers['entropy/row'] = found.pop('entropy').mean()
-    found['1/raw'] = found.pop('raw')
+    numbers = {'alpha/floor': floor} | {name: np.mean([one[name] for one in means]) for name in means[0]}
     for name, alpha in found.items():
         numbers |= {f'sink/{name}': rate(alpha), f'alpha/{name}': alpha.mean()}
     numbers |= {f'sink/1@{threshold}': rate(found['1'], threshold) for threshold in (0.2, 0.4, 0.5)}
     if prefix:
         within = [found[str(k)] for k in range(1, prefix + 1)]
-        strongest = [max(range(prefix), key=lambda k: within[k][i]) for i in range(len(read))]
+        strongest = [max(range(prefix), key=lambda k: within[k][i]) for i in range(len(matrices))]
         numbers['sink/prefix'] = rate(np.max(within, 0))
-        numbers |= {f'argmax/{k + 1}': 100 * strongest.count(k) / len(read) for k in range(prefix)}
+        numbers |= {f'argmax/{k + 1}': 100 * strongest.count(k) / len(matrices) for k in range(prefix)}
     return numbers
 
 
@@ -243,11 +243,12 @@ def test_what_is_saved_is_what_was_seen(tmp_path, columns):
         np.testing.assert_array_equal(saved['alpha_LPHJ'], kept['alpha_LPHJ'])
         np.testing.assert_array_equal(saved['attention_LHTS'], kept['attention_LHTS'])
         assert saved['attention_LHTS'].dtype == np.float16
-        names = {'mass_LH', 'raw_LH', 'entropy_LH', 'contribution_LH', 'norm_LT', 'key_LT', 'value_LT'}
-        names |= {'star_LH'} if columns else set()
-        assert set(saved) == names | {'alpha_LPHJ', 'attention_LHTS'}
-        for name in names:
-            np.testing.assert_allclose(saved[name], kept[name.replace('L', 'LP')].mean(1), rtol=1e-6)
+        names = {name for measure in table.MEASURES if measure.applies(setting) for name in measure.saved}
+        assert set(saved) == names
+        assert {'mass_LH', 'raw_LH', 'entropy_LH', 'contribution_LH', 'norm_LT', 'key_LT', 'value_LT'} < names
+        assert ('star_LH' in names) == bool(columns)
+        for name in names - set(kept):
+            np.testing.assert_allclose(saved[name], kept[name.replace('_L', '_LP')].mean(1), rtol=1e-6)
 
 
 def test_every_number_of_a_probe_is_an_entry_for_people_and_every_entry_is_of_a_probe():

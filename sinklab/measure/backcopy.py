@@ -31,9 +31,9 @@ MEASURES = (
         reads=('attention_LPHTS',),
         arrays=lambda attention, setting: dict(first_LPHT=proxy(attention)[..., setting.columns]),
         numbers=lambda kept, setting: attention(kept['first_LPHT'], kept['trigger_PT']),
-        shown=(
-            Number('alpha/1/trigger', 'alpha_1 trigger', 'The mean attention of triggers to the first token.'),
-            Number('alpha/1/other', 'alpha_1 other', 'The mean attention of other queries to the first token.'),
+        shown=tuple(
+            Number(f'alpha/1/{side}', f'alpha_1 {side}', 'alpha_1 over triggers, and over other queries.')
+            for side in ('trigger', 'other')
         ),
         applies=lambda setting: setting.triggers,
     ),

@@ -51,6 +51,8 @@ def always(setting: Setting) -> bool:
 
 @dataclasses.dataclass(frozen=True)
 class Measure:
+    """An entry of the table; docs/add_a_measure.md goes through it."""
+
     reads: tuple[str, ...]  # arrays of the forward pass
     arrays: Callable[..., Arrays]  # (*those read, setting) -> what is kept of them, in the program of the probe
     numbers: Callable[[Arrays, Setting], dict[str, float]]  # of what is kept

@@ -35,11 +35,9 @@ def first_and_others(name: str, norm_LPT) -> dict[str, float]:
 
 
 def shown(name: str) -> tuple[Number, ...]:
-    return (
-        Number(f'norm/{name}/1', f'{name} norm 1', f'The mean norm of the {name} of the first token, as attended.'),
-        Number(f'norm/{name}/other', f'{name} norm', f'The mean norm of the {name}s of the other tokens.'),
-        Number(f'norm/{name}/ratio', f'{name} ratio', 'The former over the latter.'),
-    )
+    sentence = f'Mean norms of {name}s as attended: of the first token, of the others, and the one over the other.'
+    labels = {'1': f'{name} norm 1', 'other': f'{name} norm', 'ratio': f'{name} ratio'}
+    return tuple(Number(f'norm/{name}/{of}', label, sentence) for of, label in labels.items())
 
 
 MEASURES = (

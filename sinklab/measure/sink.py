@@ -147,16 +147,26 @@ MEASURES = (
             Number(
                 'sink/1',
                 'Sink_1',
-                'The share of sequences, layers and heads whose alpha_1 is above 0.3.',
+                'The share of sequences, layers and heads whose alpha_1 is above 0.3, counted before any mean.',
                 '%',
                 digits=1,
                 in_table=True,
                 in_sweep=True,
             ),
-            Number('alpha/1', 'alpha_1', 'The mean attention that queries give to the first token.', in_table=True),
-            Number('alpha/floor', 'uniform', 'alpha_1 of uniform attention.', in_table=True),
+            Number(
+                'alpha/1',
+                'alpha_1',
+                'alpha_1, the mean attention of queries to the first token, by proxy.',
+                in_table=True,
+            ),
+            Number(
+                'alpha/floor',
+                'uniform',
+                'alpha_1 of uniform attention: 0.074 at T = 64 where that is causal.',
+                in_table=True,
+            ),
             *pair('{k}', 'The same of token k, over the queries that may see it.'),
-            Number('sink/1@{k}', 'Sink_1 at {k}', 'Sink_1 by another threshold.', '%', digits=1),
+            Number('sink/1@{k}', 'Sink_1 at {k}', 'Sink_1 at another threshold.', '%', digits=1),
         ),
         saved=('alpha_LPHJ',),
         picture=Picture(
@@ -175,8 +185,13 @@ MEASURES = (
         'star',
         lambda attention, setting: star(proxy(attention), setting.columns).max(-1),
         (
-            *pair('star', 'Of the strongest column, over T + 1 queries with its own, as released.', True, True),
-            *pair('star/clean', 'Of the strongest column, over the T queries of the text.'),
+            *pair(
+                'star',
+                'Of the strongest column or sink token, over T + 1 queries with its own, as released.',
+                True,
+                True,
+            ),
+            *pair('star/clean', 'The same over the T queries of the text alone.'),
         ),
         numbers=lambda star_LPH, setting: star_numbers(star_LPH, setting.length),
         applies=lambda setting: setting.columns > 0,
@@ -187,7 +202,7 @@ MEASURES = (
     of_heads(
         'raw',
         lambda attention, setting: importance(attention, 1, setting.columns)[..., 0],
-        pair('1/raw', 'Of token 1, from A_ij itself, not over its row mass.'),
+        pair('1/raw', 'Of the first token, by A_ij itself instead of a proxy.'),
         numbers=lambda raw_LPH, setting: rate_and_mean('1/raw', raw_LPH),
         context=lambda received, setting: context_of(
             '1/raw', received.raw_BHS[..., setting.columns] / setting.length
@@ -196,7 +211,7 @@ MEASURES = (
     of_heads(
         'within',
         lambda attention, setting: within(proxy(attention), setting.reach, setting.columns),
-        pair('1/window', 'Of token 1, over the queries that a window or block lets see it.', in_sweep=True),
+        pair('1/window', 'Of the first token, over the queries that a window or block lets see it.', in_sweep=True),
         numbers=lambda within_LPH, setting: rate_and_mean('1/window', within_LPH),
         applies=lambda setting: setting.reach < setting.length,
     ),
@@ -231,7 +246,7 @@ MEASURES = (
             Number(
                 'mass/row',
                 'row mass',
-                'The mean of sum_j |A_ij|, by which a proxy divides.',
+                'The mean of sum_j |A_ij|, which a proxy hides: that of next to nothing is noise.',
                 digits=2,
                 in_table=True,
                 in_sweep=True,

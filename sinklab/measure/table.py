@@ -14,7 +14,7 @@ from sinklab.measure.setting import Setting, forward_arrays, received_sums
 MEASURES = (*sink.MEASURES, *entropy.MEASURES, *contribution.MEASURES, *norms.MEASURES, *backcopy.MEASURES)
 NUMBERS = [number for measure in MEASURES for number in measure.shown]
 PICTURES = [measure.picture for measure in MEASURES if measure.picture]
-HEADLINE, HEADS = NUMBERS[0], PICTURES[0]  # what is shown where there is room for one
+HEADLINE, HEADLINE_MAP = NUMBERS[0], PICTURES[0]  # what is shown where there is room for one
 
 
 def in_setting(setting: Setting) -> Iterator[Measure]:

@@ -31,7 +31,7 @@ class Run:
 
     def strongest(self, count: int) -> list[tuple[int, int]]:
         """(layer, head) of the heads that give most to the first token, in the last probe."""
-        alpha_LH = self.values[measures.HEADS.name][-1]
+        alpha_LH = self.values[measures.HEADLINE_MAP.name][-1]
         order = np.argsort(-alpha_LH, axis=None)[:count]
         return [(int(layer), int(head)) for layer, head in zip(*np.unravel_index(order, alpha_LH.shape), strict=True)]
 
