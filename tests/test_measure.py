@@ -1,10 +1,12 @@
 import numpy as np
 import pytest
+from conftest import tiny
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
 from sinklab.measure import norms, sink
+from sinklab.measure.setting import setting_of
 
 
 def importance_by_hand(A, k, columns=0, prefix=1):
@@ -98,7 +100,9 @@ def test_numbers_name_what_they_are():
 
 def test_a_star_is_counted_with_its_own_query_and_without():
     star_LPH = np.array([[[0.35], [0.29]]])  # one layer, two sequences, one head
-    found = sink.star_numbers(star_LPH, 64)
+    setting = setting_of(tiny(model__columns='kv', data__length=64), 64, 1)
+    (measure,) = (measure for measure in sink.MEASURES if 'star_LH' in measure.saved)
+    found = measure.numbers(dict(star_LPH=star_LPH), setting)
     assert (found['sink/star'], found['sink/star/clean']) == (100, 50)  # (1 + 64 * 0.29) / 65 is 0.301
     assert found['alpha/star/clean'] == pytest.approx(0.32)
     assert found['alpha/star'] == pytest.approx((1 + 64 * 0.32) / 65)

@@ -57,7 +57,7 @@ def test_a_run_is_read_as_it_was_written(found, tmp_path):
     assert run.curve('nothing') == ([], [])
     with np.load(Folder(tmp_path / 'a').probe(20)) as arrays:
         alpha_LH = arrays['alpha_LPHJ'][..., 0].mean(1)
-    np.testing.assert_allclose(run.values['heads'][2], alpha_LH)
+    np.testing.assert_allclose(run.values['alpha'][2], alpha_LH)
     (layer, head), *_ = run.strongest(4)
     assert alpha_LH[layer, head] == alpha_LH.max()
     np.testing.assert_allclose(run.values['attention'].sum(-1), 1, atol=1e-2)

@@ -85,7 +85,7 @@ def closing(record: dict) -> str:
     """The last record of a run, as a person reads it."""
     from sinklab.measure.table import NUMBERS
 
-    shown = [number for number in NUMBERS if number.in_table and number.name in record]
+    shown = [number for number in NUMBERS if number.table and number.name in record]
     measured = ', '.join(f'{number.label} {number.text(record[number.name])}' for number in shown)
     return f'step {record["step"]}, valid loss {record["valid/loss"]:.3f}, {measured}, {record["seconds"]:.0f} s'
 

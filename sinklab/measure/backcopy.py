@@ -26,15 +26,13 @@ def mean(values_NT, where_NT) -> float:
     return float(np.mean(np.asarray(values_NT), where=where_NT))
 
 
+SENTENCE = 'alpha_1 over triggers, and over other queries.'
 MEASURES = (
     Measure(
         reads=('attention_LPHTS',),
-        arrays=lambda attention, setting: dict(first_LPHT=proxy(attention)[..., setting.columns]),
+        arrays=lambda attention, setting: {'first_LPHT': proxy(attention)[..., setting.columns]},
         numbers=lambda kept, setting: attention(kept['first_LPHT'], kept['trigger_PT']),
-        shown=tuple(
-            Number(f'alpha/1/{side}', f'alpha_1 {side}', 'alpha_1 over triggers, and over other queries.')
-            for side in ('trigger', 'other')
-        ),
+        shown=tuple(Number(f'alpha/1/{side}', f'alpha_1 {side}', SENTENCE) for side in ('trigger', 'other')),
         applies=lambda setting: setting.triggers,
     ),
 )

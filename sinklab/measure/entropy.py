@@ -14,23 +14,7 @@ MEASURES = (
     of_rows(
         'entropy',
         row,
-        (
-            Number(
-                'entropy/row',
-                'entropy',
-                'The mean of -sum_j p_ij log p_ij, p = |A| / sum |A|, columns included.',
-                'nats',
-                digits=2,
-                in_table=True,
-            ),
-        ),
-        picture=Picture(
-            'heads',
-            'entropy',
-            'entropy_LH',
-            'How spread attention is',
-            'entropy',
-            'Mean entropy of the rows of each layer and head, in nats.',
-        ),
+        Number('entropy/row', 'entropy', 'Mean of -sum_j p_ij log p_ij, p = |A| / sum |A|.', 'nats', 2, table=True),
+        picture=Picture('heads', 'entropy_LH', 'How spread attention is', 'entropy'),
     ),
 )

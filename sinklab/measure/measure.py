@@ -1,7 +1,7 @@
 """What an entry of the table of measures says."""
 
 import dataclasses
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any, Literal
 
 import numpy as np
@@ -20,8 +20,8 @@ class Number:
     sentence: str
     unit: str = ''
     digits: int = 3
-    in_table: bool = False  # of runs, and at the end of `train`
-    in_sweep: bool = False  # compared between rows, published or not
+    table: bool = False  # of runs, and at the end of `train`
+    sweep: bool = False  # compared between rows, published or not
 
     @property
     def axis(self) -> str:
@@ -36,31 +36,39 @@ class Picture:
     """Of an array that every probe saves: values_LH (with a slider over steps), matrices_LHTS or ratios_L."""
 
     kind: Literal['heads', 'matrices', 'ratios']
-    name: str  # of its file
     array: str
     title: str
     label: str  # of its values
-    sentence: str
-    values: Callable[[np.ndarray], np.ndarray] = np.asarray
+    sentence: str = 'The mean of each layer and head.'
+    of: Callable[[np.ndarray], np.ndarray] = np.asarray  # the array
     largest: float | None = None  # of its scale; None: the largest value
+
+    @property
+    def name(self) -> str:
+        """Of its file."""
+        return self.array.partition('_')[0]
 
 
 def always(setting: Setting) -> bool:
     return True
 
 
+def nothing(*_: Any) -> Arrays:
+    return {}
+
+
 @dataclasses.dataclass(frozen=True)
 class Measure:
     """An entry of the table; docs/add_a_measure.md goes through it."""
 
-    reads: tuple[str, ...]  # arrays of the forward pass
-    arrays: Callable[..., Arrays]  # (*those read, setting) -> what is kept of them, in the program of the probe
-    numbers: Callable[[Arrays, Setting], dict[str, float]]  # of what is kept
+    reads: tuple[str, ...] = ()  # arrays of the forward pass
+    arrays: Callable[..., Arrays] = nothing  # (*those read, setting) -> what is kept, in the program of the probe
+    numbers: Callable[[Arrays, Setting], dict[str, float]] = nothing  # of what is kept
     shown: tuple[Number, ...] = ()
     saved: tuple[str, ...] = ()  # in a probe's file: what is kept, or of name_LP.. the mean over sequences, name_L..
     picture: Picture | None = None
     applies: Callable[[Setting], bool] = always
-    context: Callable[[Any, Setting], Arrays] | None = None  # numbers of Received sums over a training batch
+    context: Callable[[Any, Setting], Arrays] = nothing  # numbers of Received sums over a training batch
     row: Callable[[Any], Any] | None = None  # attention_BHTS of some queries -> a value of each of them
 
 
@@ -74,16 +82,17 @@ def of_heads(
 ) -> Measure:
     """value(*read, setting) -> name_LPH, saved as name_LH; without other numbers, its mean is the one shown."""
 
-    def arrays(*given: Any) -> Arrays:
-        return {f'{name}_LPH': value(*given)}
-
     def of_kept(kept: Arrays, setting: Setting) -> dict[str, float]:
         value_LPH = kept[f'{name}_LPH']
         return numbers(value_LPH, setting) if numbers else {shown[0].name: float(np.mean(value_LPH))}
 
-    return Measure(reads, arrays, of_kept, shown, saved=(f'{name}_LH',), **more)
+    return Measure(reads, lambda *given: {f'{name}_LPH': value(*given)}, of_kept, shown, (f'{name}_LH',), **more)
 
 
-def of_rows(name: str, row: Callable[[Any], Any], shown: tuple[Number, ...], **more: Any) -> Measure:
+def of_rows(name: str, row: Callable[[Any], Any], shown: Number, **more: Any) -> Measure:
     """The mean over queries of a value of each row."""
-    return of_heads(name, lambda attention, setting: row(attention).mean(-1), shown, row=row, **more)
+    return of_heads(name, lambda attention, setting: row(attention).mean(-1), (shown,), row=row, **more)
+
+
+def union(parts: Iterable[Arrays]) -> dict[str, Any]:
+    return {name: value for part in parts for name, value in part.items()}

@@ -2,8 +2,11 @@
 
 import numpy as np
 
-from sinklab.measure.measure import Measure, Number, Picture
+from sinklab.measure.measure import Measure, Number, Picture, union
 from sinklab.measure.setting import Setting
+
+HIDDEN = 'Norm of the first hidden state over the mean of the others, after each block.'
+VALUE = 'Norm of the first value over the mean of the others, in each block.'
 
 
 def norms(array_TD):
@@ -36,49 +39,24 @@ def first_and_others(name: str, norm_LPT) -> dict[str, float]:
 
 def shown(name: str) -> tuple[Number, ...]:
     sentence = f'Mean norms of {name}s as attended: of the first token, of the others, and the one over the other.'
-    labels = {'1': f'{name} norm 1', 'other': f'{name} norm', 'ratio': f'{name} ratio'}
-    return tuple(Number(f'norm/{name}/{of}', label, sentence) for of, label in labels.items())
+    return tuple(Number(f'norm/{name}/{of}', f'{name} norm {of}', sentence) for of in ('1', 'other', 'ratio'))
 
 
 MEASURES = (
     Measure(
         reads=('residual_LPTD',),
-        arrays=lambda residual, setting: dict(norm_LPT=norms(residual)),
+        arrays=lambda residual, setting: {'norm_LPT': norms(residual)},
         numbers=lambda kept, setting: of_blocks(kept['norm_LPT']),
-        shown=(
-            Number(
-                'norm/ratio/{k}',
-                'norm ratio {k}',
-                'Norm of the first hidden state over the mean of the others, after block k.',
-            ),
-        ),
+        shown=(Number('norm/ratio/{k}', 'norm ratio {k}', HIDDEN),),
         saved=('norm_LT',),
-        picture=Picture(
-            'ratios',
-            'norms',
-            'norm_LT',
-            'Massive activations',
-            'norm ratio',
-            'Norm of the first hidden state over the mean of the others, after each block.',
-            values=ratio,
-        ),
+        picture=Picture('ratios', 'norm_LT', 'Massive activations', 'norm ratio', HIDDEN, of=ratio),
     ),
     Measure(
         reads=('key_LPSHK', 'value_LPSHK'),
-        arrays=lambda key, value, setting: dict(key_LPT=of_text(key, setting), value_LPT=of_text(value, setting)),
-        numbers=lambda kept, setting: (
-            first_and_others('key', kept['key_LPT']) | first_and_others('value', kept['value_LPT'])
-        ),
+        arrays=lambda key, value, setting: {'key_LPT': of_text(key, setting), 'value_LPT': of_text(value, setting)},
+        numbers=lambda kept, setting: union(first_and_others(name, kept[f'{name}_LPT']) for name in ('key', 'value')),
         shown=(*shown('key'), *shown('value')),
         saved=('key_LT', 'value_LT'),
-        picture=Picture(
-            'ratios',
-            'values',
-            'value_LT',
-            'Values of the first token',
-            'norm ratio',
-            'Norm of the first value over the mean of the others, in each block.',
-            values=ratio,
-        ),
+        picture=Picture('ratios', 'value_LT', 'Values of the first token', 'norm ratio', VALUE, of=ratio),
     ),
 )

@@ -4,11 +4,12 @@ Attention is of T queries and columns + T keys: the columns, if there are any, s
 token is key number `columns`.
 """
 
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 
-from sinklab.measure.measure import Arrays, Measure, Number, Picture, of_heads, of_rows
+from sinklab.measure.measure import Arrays, Measure, Number, Picture, of_heads, of_rows, union
 from sinklab.measure.setting import Setting
 
 EPSILON = 1e-8  # of the released code
@@ -84,16 +85,9 @@ def uniform(setting: Setting) -> float:
 
 def numbers(alpha_LPHJ, uniform: float) -> dict[str, float]:
     """sink/k and alpha/k for every token given, Sink_1 at other thresholds, alpha_1's floor."""
-    of_tokens = {}
-    for k in range(alpha_LPHJ.shape[-1]):
-        of_tokens |= rate_and_mean(str(k + 1), alpha_LPHJ[..., k])
     others = {f'sink/1@{threshold}': rate(alpha_LPHJ[..., 0], threshold) for threshold in THRESHOLDS}
-    return of_tokens | others | {'alpha/floor': uniform}
-
-
-def star_numbers(star_LPH, length: int) -> dict[str, float]:
-    """sink/star as released, sink/star/clean over the text alone, of the strongest column."""
-    return rate_and_mean('star', with_own_query(star_LPH, length)) | rate_and_mean('star/clean', star_LPH)
+    tokens = (rate_and_mean(str(k + 1), alpha_LPHJ[..., k]) for k in range(alpha_LPHJ.shape[-1]))
+    return union(tokens) | others | {'alpha/floor': uniform}
 
 
 def prefix_numbers(alpha_LPHJ) -> dict[str, float]:
@@ -101,83 +95,55 @@ def prefix_numbers(alpha_LPHJ) -> dict[str, float]:
 
     Both in percent, of each sequence, layer and head; argmax/k has no threshold, it counts heads without a sink too.
     """
-    tokens = np.shape(alpha_LPHJ)[-1]
     largest = np.argmax(alpha_LPHJ, -1)
-    return {
-        'sink/prefix': rate(np.max(alpha_LPHJ, -1)),
-        **{f'argmax/{k + 1}': 100 * float(np.mean(largest == k)) for k in range(tokens)},
-    }
+    often = {f'argmax/{k + 1}': 100 * float(np.mean(largest == k)) for k in range(np.shape(alpha_LPHJ)[-1])}
+    return {'sink/prefix': rate(np.max(alpha_LPHJ, -1))} | often
 
 
-def context_of(name: str, alpha_BH) -> Arrays:
+def context(name: str, alpha_BH) -> Arrays:
+    """rate_and_mean over a training batch, traced."""
     return {f'sink/{name}': 100 * (alpha_BH > THRESHOLD).mean(), f'alpha/{name}': alpha_BH.mean()}
 
 
 def context_of_tokens(received: Any, setting: Setting) -> Arrays:
     share_BHJ = received.share_BHS[..., setting.columns :]
     alpha_BHJ = share_BHJ / queries(setting.length, share_BHJ.shape[-1], setting.prefix)
-    found = {'alpha/floor': np.float32(uniform(setting))}
-    for k in range(alpha_BHJ.shape[-1]):
-        found |= context_of(str(k + 1), alpha_BHJ[..., k])
-    return found
+    tokens = (context(str(k + 1), alpha_BHJ[..., k]) for k in range(alpha_BHJ.shape[-1]))
+    return union(tokens) | {'alpha/floor': np.float32(uniform(setting))}
 
 
-def matrices(attention_LHTS: np.ndarray) -> np.ndarray:
-    """Rows that sum to 1 again: half precision has rounded them."""
-    return proxy(attention_LHTS.astype(np.float32))
-
-
-def pair(name: str, sentence: str, in_sweep: bool = False, in_table: bool = False) -> tuple[Number, Number]:
-    """The rate and the mean of an importance."""
+def pair(name: str, sentence: str, **how: bool) -> tuple[Number, Number]:
+    """The rate and the mean of an importance, for people."""
     symbol = name.replace('star', '*')
     return (
-        Number(f'sink/{name}', f'Sink_{symbol}', sentence, '%', 1, in_table=in_table, in_sweep=in_sweep),
+        Number(f'sink/{name}', f'Sink_{symbol}', sentence, '%', 1, **how),
         Number(f'alpha/{name}', f'alpha_{symbol}', sentence),
     )
+
+
+def of_importance(kept: str, name: str, sentence: str, value: Callable, sweep: bool = False, **more: Any) -> Measure:
+    """The rate and the mean of one importance of each sequence, layer and head."""
+    shown = pair(name, sentence, sweep=sweep)
+    return of_heads(kept, value, shown, numbers=lambda alpha_LPH, _: rate_and_mean(name, alpha_LPH), **more)
 
 
 MEASURES = (
     Measure(
         reads=('attention_LPHTS',),
-        arrays=lambda attention, setting: dict(
-            alpha_LPHJ=importance(proxy(attention), setting.keys, setting.columns, setting.prefix)
-        ),
+        arrays=lambda attention, setting: {
+            'alpha_LPHJ': importance(proxy(attention), setting.keys, setting.columns, setting.prefix)
+        },
         numbers=lambda kept, setting: numbers(kept['alpha_LPHJ'], uniform(setting)),
         shown=(
-            Number(
-                'sink/1',
-                'Sink_1',
-                'The share of sequences, layers and heads whose alpha_1 is above 0.3, counted before any mean.',
-                '%',
-                digits=1,
-                in_table=True,
-                in_sweep=True,
-            ),
-            Number(
-                'alpha/1',
-                'alpha_1',
-                'alpha_1, the mean attention of queries to the first token, by proxy.',
-                in_table=True,
-            ),
-            Number(
-                'alpha/floor',
-                'uniform',
-                'alpha_1 of uniform attention: 0.074 at T = 64 where that is causal.',
-                in_table=True,
-            ),
+            Number('sink/1', 'Sink_1', 'How often alpha_1 is above 0.3.', '%', 1, table=True, sweep=True),
+            Number('alpha/1', 'alpha_1', 'Mean attention of the queries to the first token.', table=True),
+            Number('alpha/floor', 'uniform', 'alpha_1 of uniform attention.', table=True),
             *pair('{k}', 'The same of token k, over the queries that may see it.'),
-            Number('sink/1@{k}', 'Sink_1 at {k}', 'Sink_1 at another threshold.', '%', digits=1),
+            Number('sink/1@{k}', 'Sink_1 at {k}', 'Sink_1 at another threshold.', '%', 1),
         ),
         saved=('alpha_LPHJ',),
         picture=Picture(
-            'heads',
-            'heads',
-            'alpha_LPHJ',
-            'Where the sinks are',
-            'alpha_1',
-            'Mean alpha_1 of each layer and head.',
-            values=lambda alpha_LPHJ: alpha_LPHJ[..., 0].mean(1),
-            largest=1,
+            'heads', 'alpha_LPHJ', 'Where the sinks are', 'alpha_1', of=lambda alpha: alpha[..., 0].mean(1), largest=1
         ),
         context=context_of_tokens,
     ),
@@ -185,89 +151,64 @@ MEASURES = (
         'star',
         lambda attention, setting: star(proxy(attention), setting.columns).max(-1),
         (
-            *pair(
-                'star',
-                'Of the strongest column or sink token, over T + 1 queries with its own, as released.',
-                True,
-                True,
-            ),
-            *pair('star/clean', 'The same over the T queries of the text alone.'),
+            *pair('star', 'Of the strongest column, over T + 1 queries with its own.', table=True, sweep=True),
+            *pair('star/clean', 'Of the strongest column, over the T queries of the text.'),
         ),
-        numbers=lambda star_LPH, setting: star_numbers(star_LPH, setting.length),
+        numbers=lambda star_LPH, setting: (
+            rate_and_mean('star', with_own_query(star_LPH, setting.length)) | rate_and_mean('star/clean', star_LPH)
+        ),
         applies=lambda setting: setting.columns > 0,
-        context=lambda received, setting: context_of(
+        context=lambda received, setting: context(
             'star/clean', received.share_BHS[..., : setting.columns].max(-1) / setting.length
         ),
     ),
-    of_heads(
+    of_importance(
         'raw',
+        '1/raw',
+        'Of the first token, by A_ij itself instead of a proxy.',
         lambda attention, setting: importance(attention, 1, setting.columns)[..., 0],
-        pair('1/raw', 'Of the first token, by A_ij itself instead of a proxy.'),
-        numbers=lambda raw_LPH, setting: rate_and_mean('1/raw', raw_LPH),
-        context=lambda received, setting: context_of(
-            '1/raw', received.raw_BHS[..., setting.columns] / setting.length
-        ),
+        context=lambda received, setting: context('1/raw', received.raw_BHS[..., setting.columns] / setting.length),
     ),
-    of_heads(
+    of_importance(
         'within',
+        '1/window',
+        'Of the first token, over the queries that a window or block lets see it.',
         lambda attention, setting: within(proxy(attention), setting.reach, setting.columns),
-        pair('1/window', 'Of the first token, over the queries that a window or block lets see it.', in_sweep=True),
-        numbers=lambda within_LPH, setting: rate_and_mean('1/window', within_LPH),
+        sweep=True,
         applies=lambda setting: setting.reach < setting.length,
     ),
-    of_heads(
+    of_importance(
         'edge',
+        'edge',
+        "Of the first key in each query's window, wherever that is.",
         lambda attention, setting: edge(proxy(attention), setting.window, setting.columns),
-        pair('edge', "Of the first key in each query's window, wherever that is."),
-        numbers=lambda edge_LPH, setting: rate_and_mean('edge', edge_LPH),
         applies=lambda setting: setting.window is not None,
     ),
     Measure(
-        reads=(),
-        arrays=lambda setting: {},
         numbers=lambda kept, setting: prefix_numbers(kept['alpha_LPHJ'][..., : setting.prefix]),
         shown=(
-            Number(
-                'sink/prefix',
-                'Sink_prefix',
-                'The share of sequences, layers and heads in which some token of a prefix has alpha_k above 0.3.',
-                '%',
-                digits=1,
-                in_sweep=True,
-            ),
-            Number('argmax/{k}', 'argmax {k}', 'How often token k has the largest alpha of a prefix.', '%', digits=1),
+            Number('sink/prefix', 'Sink_prefix', 'How often a token of a prefix is above 0.3.', '%', 1, sweep=True),
+            Number('argmax/{k}', 'argmax {k}', 'How often token k has the largest alpha of a prefix.', '%', 1),
         ),
         applies=lambda setting: setting.prefix > 0,
     ),
     of_rows(
         'mass',
         mass,
-        (
-            Number(
-                'mass/row',
-                'row mass',
-                'The mean of sum_j |A_ij|, which a proxy hides: that of next to nothing is noise.',
-                digits=2,
-                in_table=True,
-                in_sweep=True,
-            ),
-        ),
+        Number('mass/row', 'row mass', 'Mean of sum_j |A_ij|, which a proxy hides.', '', 2, table=True, sweep=True),
         context=lambda received, setting: {'mass/row': received.mass_BH.mean()},
     ),
     Measure(
         reads=('attention_LPHTS',),
-        arrays=lambda attention, setting: dict(attention_LHTS=proxy(attention)[:, 0].astype(np.float16)),
-        numbers=lambda kept, setting: {},
+        arrays=lambda attention, setting: {'attention_LHTS': proxy(attention)[:, 0].astype(np.float16)},
         saved=('attention_LHTS',),
         picture=Picture(
             'matrices',
-            'attention',
             'attention_LHTS',
             'What attention looks like',
             'attention',
-            'One held-out sequence, the heads of each run that give most to its first token; query down, key '
-            'across, every row scaled to sum to 1.',
-            values=matrices,
+            'One held-out sequence, the heads of each run that give most to its first token; query down, key across.',
+            of=lambda attention_LHTS: proxy(attention_LHTS.astype(np.float32)),
             largest=1,
         ),
     ),

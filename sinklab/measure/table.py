@@ -2,13 +2,12 @@
 
 import dataclasses
 import re
-from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
 
 from sinklab.measure import backcopy, contribution, entropy, norms, sink
-from sinklab.measure.measure import Arrays, Measure, Number
+from sinklab.measure.measure import Arrays, Measure, Number, union
 from sinklab.measure.setting import Setting, forward_arrays, received_sums
 
 MEASURES = (*sink.MEASURES, *entropy.MEASURES, *contribution.MEASURES, *norms.MEASURES, *backcopy.MEASURES)
@@ -17,33 +16,25 @@ PICTURES = [measure.picture for measure in MEASURES if measure.picture]
 HEADLINE, HEADLINE_MAP = NUMBERS[0], PICTURES[0]  # what is shown where there is room for one
 
 
-def in_setting(setting: Setting) -> Iterator[Measure]:
-    return (measure for measure in MEASURES if measure.applies(setting))
+def in_setting(setting: Setting) -> list[Measure]:
+    return [measure for measure in MEASURES if measure.applies(setting)]
 
 
 def arrays(captured: Any, setting: Setting) -> Arrays:
     """What all measures keep of a Capture of L layers."""
-    read = forward_arrays(captured, setting)
-    found = {}
-    for measure in in_setting(setting):
-        found |= measure.arrays(*(read[name] for name in measure.reads), setting)
-    return found
+    forward = forward_arrays(captured, setting)
+    return union(m.arrays(*(forward[name] for name in m.reads), setting) for m in in_setting(setting))
 
 
 def numbers(kept: Arrays, setting: Setting) -> dict[str, float]:
     """What a probe adds to metrics.jsonl."""
-    found = {}
-    for measure in in_setting(setting):
-        found |= measure.numbers(kept, setting)
-    return found
+    return union(measure.numbers(kept, setting) for measure in in_setting(setting))
 
 
 def context(received: Any, setting: Setting) -> Arrays:
     """The same of a training batch, over its whole length: NAME/context, where sums over queries have it."""
-    received = received_sums(received, setting)
-    found = {}
-    for measure in in_setting(setting):
-        found |= measure.context(received, setting) if measure.context else {}
+    sums = received_sums(received, setting)
+    found = union(measure.context(sums, setting) for measure in in_setting(setting))
     return {f'{name}/context': value for name, value in found.items()}
 
 

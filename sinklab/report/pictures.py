@@ -45,11 +45,7 @@ def heads(runs: list[Run], picture: Picture) -> plt.Figure:
         extent = (0.5, count + 0.5, 0.5, layers + 0.5)
         image = axis.imshow(values_LH, origin='lower', vmin=0, vmax=top, aspect='auto', extent=extent)
         axis.set(
-            title=run.name,
-            xlabel='head',
-            ylabel='layer',
-            xticks=range(1, count + 1),
-            yticks=range(1, layers + 1),
+            title=run.name, xlabel='head', ylabel='layer', xticks=range(1, count + 1), yticks=range(1, layers + 1)
         )
     figure.colorbar(image, ax=axes, label=picture.label)
     return figure

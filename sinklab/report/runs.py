@@ -61,7 +61,7 @@ def run(folder: Folder, name: str) -> Run:
     values = {}
     for picture in measures.PICTURES:
         paths = probes if picture.kind == 'heads' else probes[-1:]
-        found = [picture.values(array(path, picture.array)) for path in paths]
+        found = [picture.of(array(path, picture.array)) for path in paths]
         values[picture.name] = np.stack(found) if picture.kind == 'heads' else found[0]
     return Run(name, folder.records(), [int(path.stem) for path in probes], values)
 
@@ -82,7 +82,7 @@ def array(path: Path, name: str) -> np.ndarray:
 
 NUMBERS = (
     Number('step', 'step', 'The newest that is recorded.', digits=0),
-    *(number for number in measures.NUMBERS if number.in_table),
+    *(number for number in measures.NUMBERS if number.table),
     Number('valid/loss', 'valid loss', 'The mean cross-entropy of held-out windows.'),
     Number('seconds', 'seconds', 'Of all attempts.', digits=0),
 )

@@ -8,7 +8,7 @@ import numpy as np
 from sinklab.folder import Folder
 from sinklab.measure.table import HEADLINE, NUMBERS, number
 
-COMPARED = [number.name for number in NUMBERS if number.in_sweep]
+COMPARED = [number.name for number in NUMBERS if number.sweep]
 LOSS = 'valid/loss'
 FAILING = 0.6  # of log V. The worst loss that was published of a run that trains is 0.50 of it, of 50,432 ids.
 FAILURES = {'diverged', 'failed'}
