@@ -135,7 +135,7 @@ MEASURES = (
         },
         numbers=lambda kept, setting: numbers(kept['alpha_LPHJ'], uniform(setting)),
         shown=(
-            Number('sink/1', 'Sink_1', 'How often alpha_1 is above 0.3.', '%', 1, table=True, sweep=True),
+            Number('sink/1', 'Sink_1', 'Heads and texts with alpha_1 above 0.3.', '%', 1, table=True, sweep=True),
             Number('alpha/1', 'alpha_1', 'Mean attention of the queries to the first token.', table=True),
             Number('alpha/floor', 'uniform', 'alpha_1 of uniform attention.', table=True),
             *pair('{k}', 'The same of token k, over the queries that may see it.'),
