@@ -1,10 +1,12 @@
 import numpy as np
 import pytest
+from conftest import tiny
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
-from sinklab.measure import activations, sink
+from sinklab.measure import norms, sink
+from sinklab.measure.setting import setting_of
 
 
 def importance_by_hand(A, k, columns=0, prefix=1):
@@ -87,18 +89,20 @@ def test_the_proxy_of_a_normalized_row_is_itself():
 
 
 def test_numbers_name_what_they_are():
-    alpha_LPHK = np.zeros((2, 3, 4, 5))
-    alpha_LPHK[0, :, :, 0] = 0.45
-    found = sink.numbers(alpha_LPHK, np.full((2, 3, 4), 7.0), 0.25)
+    alpha_LPHJ = np.zeros((2, 3, 4, 5))
+    alpha_LPHJ[0, :, :, 0] = 0.45
+    found = sink.numbers(alpha_LPHJ, 0.25)
     assert (found['sink/1'], found['sink/1@0.4'], found['sink/1@0.5'], found['sink/2']) == (50, 50, 0, 0)
     assert found['alpha/1'] == pytest.approx(0.225)
-    assert found['mass/row'] == 7
+    assert found['alpha/floor'] == 0.25
     assert 'sink/6' not in found
 
 
-def test_a_star_is_that_of_the_strongest_column():
-    star_LPHC = np.array([[[[0.1, 0.35]], [[0.2, 0.29]]]])  # one layer, two sequences, one head, two columns
-    found = sink.star_numbers(star_LPHC, 64)
+def test_a_star_is_counted_with_its_own_query_and_without():
+    star_LPH = np.array([[[0.35], [0.29]]])  # one layer, two sequences, one head
+    setting = setting_of(tiny(model__columns__kind='kv', data__length=64), 64, 1)
+    (measure,) = (measure for measure in sink.MEASURES if 'star_LH' in measure.saved)
+    found = measure.numbers(dict(star_LPH=star_LPH), setting)
     assert (found['sink/star'], found['sink/star/clean']) == (100, 50)  # (1 + 64 * 0.29) / 65 is 0.301
     assert found['alpha/star/clean'] == pytest.approx(0.32)
     assert found['alpha/star'] == pytest.approx((1 + 64 * 0.32) / 65)
@@ -106,8 +110,8 @@ def test_a_star_is_that_of_the_strongest_column():
 
 def test_the_sink_of_a_prefix_is_that_of_each_sequence_wherever_it_lies():
     """One head whose sink is the second token in half of the texts and the third in the others."""
-    alpha_LPHK = np.array([[[[0.1, 0.5, 0.0]], [[0.1, 0.0, 0.6]]]])
-    found = sink.prefix_numbers(alpha_LPHK)
+    alpha_LPHJ = np.array([[[[0.1, 0.5, 0.0]], [[0.1, 0.0, 0.6]]]])
+    found = sink.prefix_numbers(alpha_LPHJ)
     assert found == {'sink/prefix': 100, 'argmax/1': 0, 'argmax/2': 50, 'argmax/3': 50}
 
 
@@ -126,8 +130,8 @@ def test_a_token_of_the_prefix_that_gets_all_attention_has_an_importance_of_one(
 def test_the_norm_ratio_is_a_ratio_of_means_over_sequences():
     residual_LPTD = np.random.default_rng(0).normal(size=(2, 5, 6, 3))
     norm = np.sqrt((residual_LPTD**2).sum(-1))
-    np.testing.assert_allclose(activations.norms(residual_LPTD), norm, rtol=1e-5)
-    found = activations.numbers(norm)
+    np.testing.assert_allclose(norms.norms(residual_LPTD), norm, rtol=1e-5)
+    found = norms.of_blocks(norm)
     for layer in range(2):
         expected = norm[layer, :, 0].mean() / norm[layer, :, 1:].mean()
         assert found[f'norm/ratio/{layer + 1:02}'] == pytest.approx(expected)

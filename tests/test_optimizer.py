@@ -92,9 +92,9 @@ def test_muon_turns_every_map_inside_blocks_into_a_rotation_and_leaves_the_rest_
 
 
 BLOCKS = [
-    dict(model__attention__feature_map='mlp', model__gate='elementwise', model__columns='kv'),
-    dict(model__gate='value_state', model__columns='v', model__ffn='gelu', model__qk_norm=True),
-    dict(model__combination='add_wide', model__columns='logit', model__head_norm=True),
+    dict(model__attention__feature_map='mlp', model__gate='elementwise', model__columns__kind='kv'),
+    dict(model__gate='value_state', model__columns__kind='v', model__ffn='gelu', model__qk_norm=True),
+    dict(model__combination='add_wide', model__columns__kind='logit', model__head_norm=True),
 ]
 VECTORS = {'key_HK', 'value_HK', 'score_H'}  # of columns: one a head
 

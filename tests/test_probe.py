@@ -1,5 +1,9 @@
 """The hook against the reference model: every number, from matrices that NumPy computed and loops that read them."""
 
+import dataclasses
+from types import SimpleNamespace
+
+import formulas
 import jax
 import numpy as np
 import pytest
@@ -9,6 +13,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from sinklab import sharding
+from sinklab.measure import table
+from sinklab.measure.measure import always
+from sinklab.measure.setting import forward_arrays, setting_of
 from sinklab.spec import Hardware
 from sinklab.train import probe, state, step
 from sinklab.train.forward import forward
@@ -19,7 +26,7 @@ LENGTH, KEYS = 12, 3  # of conftest.TINY
 
 
 def summed_by_hand(A, columns, mask):
-    """What the paper's code takes from one matrix of T queries over its columns and T keys."""
+    """(means, importances) of one matrix of T queries over its columns and T keys, as the paper's code takes them."""
     A = np.float64(A)
     P = np.array([np.abs(row) / (np.abs(row).sum() + 1e-8) for row in A])
     rows = range(LENGTH)
@@ -28,8 +35,11 @@ def summed_by_hand(A, columns, mask):
         may = LENGTH if k <= (mask.prefix or 1) else LENGTH - k + 1
         return sum(matrix[i, columns + k - 1] for i in rows) / may
 
-    found = {'mass': np.mean([np.abs(A[i]).sum() for i in rows]), 'raw': alpha(A, 1)}
-    found |= {str(k): alpha(P, k) for k in range(1, KEYS + 1)}
+    means = {
+        'mass/row': np.mean([np.abs(A[i]).sum() for i in rows]),
+        'entropy/row': np.mean([-sum(p * np.log(p) for p in P[i] if p > 0) for i in rows]),
+    }
+    found = {'1/raw': alpha(A, 1), **{str(k): alpha(P, k) for k in range(1, KEYS + 1)}}
     if columns:
         strongest = max(sum(P[i, column] for i in rows) for column in range(columns))
         found |= {'star': (1 + strongest) / (LENGTH + 1), 'star/clean': strongest / LENGTH}
@@ -38,30 +48,48 @@ def summed_by_hand(A, columns, mask):
     if mask.window:
         late = range(mask.window + 1, LENGTH + 1)  # queries, from 1
         found['edge'] = sum(P[t - 1, columns + (t - mask.window + 1) - 1] for t in late) / len(late)
-    return found
+    return means, found
 
 
 def expected_numbers(attention_LPHTS, spec, columns):
     """metrics.jsonl of a probe, by name."""
     prefix = spec.model.mask.prefix
     matrices = np.reshape(attention_LPHTS, (-1, *np.shape(attention_LPHTS)[-2:]))
-    read = [summed_by_hand(A, columns, spec.model.mask) for A in matrices]
-    found = {name: np.array([one[name] for one in read]) for name in read[0]}
-    rate = lambda alpha, threshold=0.3: 100 * np.mean([one > threshold for one in alpha])  # noqa: E731
+    means, importances = zip(*(summed_by_hand(A, columns, spec.model.mask) for A in matrices), strict=True)
+    found = {name: np.array([one[name] for one in importances]) for name in importances[0]}
+
+    def rate(alpha, threshold=0.3):
+        return 100 * np.mean([one > threshold for one in alpha])
+
     mask = spec.model.mask
     reach = min(filter(None, [mask.window, mask.block]), default=LENGTH)
     floor = sum(1 / (max(t, prefix or 1) + columns) for t in range(1, LENGTH + 1) if t <= reach) / LENGTH
-    numbers = {'mass/row': found.pop('mass').mean(), 'alpha/floor': floor}
-    found['1/raw'] = found.pop('raw')
+    numbers = {'alpha/floor': floor} | {name: np.mean([one[name] for one in means]) for name in means[0]}
     for name, alpha in found.items():
         numbers |= {f'sink/{name}': rate(alpha), f'alpha/{name}': alpha.mean()}
     numbers |= {f'sink/1@{threshold}': rate(found['1'], threshold) for threshold in (0.2, 0.4, 0.5)}
     if prefix:
         within = [found[str(k)] for k in range(1, prefix + 1)]
-        strongest = [max(range(prefix), key=lambda k: within[k][i]) for i in range(len(read))]
+        strongest = [max(range(prefix), key=lambda k: within[k][i]) for i in range(len(matrices))]
         numbers['sink/prefix'] = rate(np.max(within, 0))
-        numbers |= {f'argmax/{k + 1}': 100 * strongest.count(k) / len(read) for k in range(prefix)}
+        numbers |= {f'argmax/{k + 1}': 100 * strongest.count(k) / len(matrices) for k in range(prefix)}
     return numbers
+
+
+def expected_norms(attention, key, value, head, columns):
+    """Those of keys and values, and what of a head's output comes from the first token; arrays as of a Capture."""
+    found, every = {}, [np.float64(array) for array in (attention, key, value, head)]
+    for name, array in (('key', every[1]), ('value', every[2])):
+        norm = np.sqrt((array[:, :, columns:] ** 2).sum(-1))
+        first, other = norm[:, :, 0].mean(), norm[:, :, 1:].mean()
+        found |= {f'norm/{name}/1': first, f'norm/{name}/other': other, f'norm/{name}/ratio': first / other}
+    shares = []
+    for layer, sequence, h, query in np.ndindex(every[0].shape[:4]):
+        if query > 0:
+            part = every[0][layer, sequence, h, query, columns] * every[2][layer, sequence, columns, h]
+            whole = np.linalg.norm(every[3][layer, sequence, query, h])
+            shares.append(np.linalg.norm(part) / whole if whole else 0.0)
+    return found | {'contribution/1': np.mean(shares)}
 
 
 CASES = {
@@ -91,11 +119,12 @@ def test_the_hook_says_what_numpy_says(name, hardware):
     norm_LPT = np.linalg.norm(residual_LPTD, axis=-1)
     for layer, norm_PT in enumerate(norm_LPT, 1):
         expected[f'norm/ratio/{layer:02}'] = norm_PT[:, 0].mean() / norm_PT[:, 1:].mean()
-    assert found == pytest.approx(expected, rel=1e-3, abs=1e-5)
+    of_norms = {name for name in found if name.startswith(('norm/key', 'norm/value', 'contribution'))}
+    assert len(of_norms) == 7
+    assert {name: found[name] for name in set(found) - of_norms} == pytest.approx(expected, rel=1e-3, abs=1e-5)
     share_LPHTS = np.abs(attention_LPHTS) / np.abs(attention_LPHTS).sum(-1, keepdims=True)
     np.testing.assert_allclose(observed['norm_LPT'], norm_LPT, rtol=1e-3)
     np.testing.assert_allclose(observed['attention_LHTS'], share_LPHTS[:, 0], atol=1e-3)
-    np.testing.assert_allclose(observed['first_LPHT'], share_LPHTS[..., columns], atol=1e-3)
     assert 0 < found['sink/1'] < 100, 'nothing to count'
 
 
@@ -133,40 +162,123 @@ def test_softmax_off_by_one_and_a_column_of_zero_are_one_model_with_one_set_of_n
 )
 def test_numbers_of_any_matrices_are_those_of_the_loops(columns, prefix, window, block, seed):
     spec = tiny(model__mask__prefix=prefix, model__mask__window=window, model__mask__block=block)
-    attention_LPHTS = np.random.default_rng(seed).normal(size=(2, 3, 2, LENGTH, LENGTH + columns)) ** 5
-    observed = jax.device_get(probe.observed(attention_LPHTS.astype(np.float32), columns, spec))
-    expected = expected_numbers(attention_LPHTS, spec, columns)
-    found = probe.numbers(observed | dict(norm_LPT=np.ones((2, 3, LENGTH))), spec)
-    found = {name: value for name, value in found.items() if not name.startswith('norm/')}
+    captured, setting = random_capture(columns, seed), setting_of(spec, LENGTH, columns)
+    found = table.numbers(jax.device_get(table.arrays(captured, setting)), setting)
+    arrays = captured.attention_BHTS, captured.key_BSHK, captured.value_BSHK, captured.head_BTHK
+    expected = expected_numbers(arrays[0], spec, columns) | expected_norms(*arrays, columns)
+    found = {name: value for name, value in found.items() if not name.startswith('norm/ratio')}
     assert found == pytest.approx(expected, rel=1e-3, abs=1e-5)
 
 
+def random_capture(columns, seed=0):
+    """Two layers of three sequences and two heads, of one that says nothing at its second query."""
+    draw = np.random.default_rng(seed).normal
+    keys = LENGTH + columns
+    head_LPTHK = draw(size=(2, 3, LENGTH, 2, 4))
+    head_LPTHK[0, 0, 1, 0] = 0
+    attention_LPHTS = draw(size=(2, 3, 2, LENGTH, keys)) ** 5
+    attention_LPHTS[0, 0, 0, 1] = 0
+    return SimpleNamespace(
+        attention_BHTS=np.float32(attention_LPHTS),
+        key_BSHK=np.float32(draw(size=(2, 3, keys, 2, 4))),
+        value_BSHK=np.float32(draw(size=(2, 3, keys, 2, 4))),
+        head_BTHK=np.float32(head_LPTHK),
+        residual_BTD=np.float32(draw(size=(2, 3, LENGTH, 8))),
+    )
+
+
 def test_a_window_as_long_as_the_probe_is_none():
-    spec = tiny(model__mask__window=12)
-    observed = probe.observed(np.ones((1, 1, 1, LENGTH, LENGTH), np.float32), 0, spec)
-    assert not {'within_LPH', 'edge_LPH'} & set(observed)
+    kept = table.arrays(random_capture(0), setting_of(tiny(model__mask__window=12), LENGTH, 0))
+    assert not {'within_LPH', 'edge_LPH'} & set(kept)
+
+
+def test_an_implicit_column_is_what_rows_lack_of_the_gain_with_a_key_and_value_of_zero():
+    captured, spec = random_capture(0), tiny(model__attention__normalizer='plus_one', model__attention__gain=0.5)
+    setting = setting_of(spec, LENGTH, 0)
+    arrays = forward_arrays(captured, setting)
+    assert setting.columns == 1
+    lacked = np.maximum(0.5 - captured.attention_BHTS.sum(-1), 0)
+    np.testing.assert_allclose(arrays['attention_LPHTS'][..., 0], lacked, rtol=1e-5)
+    np.testing.assert_array_equal(arrays['attention_LPHTS'][..., 1:], captured.attention_BHTS)
+    for name in ('key', 'value'):
+        assert not arrays[f'{name}_LPSHK'][:, :, 0].any()
+        np.testing.assert_array_equal(arrays[f'{name}_LPSHK'][:, :, 1:], getattr(captured, f'{name}_BSHK'))
+
+
+@pytest.mark.parametrize('columns', ['none', 'sink_token', 'kv', 'logit', 'v'])
+def test_a_capture_has_keys_and_values_as_attended_and_what_heads_make_of_them(columns):
+    """Of the first layer, whose input is known; V bias comes after."""
+    spec = tiny(model__columns__kind=columns, model__combination='add_wide', model__layers=1)
+    params = drawn(spec)
+    with jax.disable_jit():
+        _, _, captured = forward(spec, capture=True)(params, IDS_PT)
+    token_BTD, sinks = np.float64(params['embedding_VD'])[IDS_PT], columns == 'sink_token'
+    if sinks:
+        token_BTD = np.concatenate([np.broadcast_to(params['sink_TD'], (len(IDS_PT), 1, 16)), token_BTD], 1)
+    weights = jax.tree.map(lambda leaf: np.float64(leaf[0]), params['blocks'])
+    gain_D, maps = weights['attention_norms']['before']['gain_D'], weights['attention']
+    x_BTD = formulas.rms_norm(token_BTD, gain_D, spec.model.norm_epsilon)
+    for sequence, h in np.ndindex(len(IDS_PT), 4):
+        x_TD = x_BTD[sequence]
+        key_SK = formulas.rotate(x_TD @ maps['key_DHK'][:, h], np.arange(len(x_TD)))
+        value_SK = x_TD @ maps['value_DHK'][:, h]
+        if columns == 'kv':
+            key_SK = np.vstack([maps['columns']['key_HK'][h], key_SK])
+            value_SK = np.vstack([maps['columns']['value_HK'][h], value_SK])
+        if columns == 'logit':
+            key_SK, value_SK = (np.vstack([np.zeros(array.shape[-1]), array]) for array in (key_SK, value_SK))
+        np.testing.assert_allclose(captured.key_BSHK[0, sequence, :, h], key_SK, atol=1e-4)
+        np.testing.assert_allclose(captured.value_BSHK[0, sequence, :, h], value_SK, atol=1e-4)
+        head_TK = np.float64(captured.attention_BHTS[0, sequence, h]) @ value_SK
+        np.testing.assert_allclose(captured.head_BTHK[0, sequence, :, h], head_TK, atol=1e-4)
 
 
 @pytest.mark.parametrize('columns', [0, 1])
 def test_what_is_saved_is_what_was_seen(tmp_path, columns):
-    rng = np.random.default_rng(0)
-    shapes = dict(alpha_LPHK=(2, 5, 4, 3), mass_LPH=(2, 5, 4), norm_LPT=(2, 5, 12), attention_LHTS=(2, 4, 12, 13))
-    shapes |= dict(star_LPHC=(2, 5, 4, columns)) if columns else {}
-    observed = {name: rng.random(shape, np.float32) for name, shape in shapes.items()}
-    probe.save(tmp_path / '1.npz', observed)
+    setting = setting_of(tiny(), LENGTH, columns)
+    kept = jax.device_get(table.arrays(random_capture(columns), setting))
+    probe.save(tmp_path / '1.npz', kept)
     assert [path.name for path in tmp_path.iterdir()] == ['1.npz']
     with np.load(tmp_path / '1.npz') as saved:
-        np.testing.assert_array_equal(saved['alpha_LPHK'], observed['alpha_LPHK'])
-        np.testing.assert_allclose(saved['mass_LH'], observed['mass_LPH'].mean(1))
-        np.testing.assert_allclose(saved['attention_LHTS'], observed['attention_LHTS'], atol=1e-3)
-        if columns:
-            np.testing.assert_allclose(saved['star_LH'], observed['star_LPHC'][..., 0].mean(1))
-        else:
-            assert 'star_LH' not in saved
+        np.testing.assert_array_equal(saved['alpha_LPHJ'], kept['alpha_LPHJ'])
+        np.testing.assert_array_equal(saved['attention_LHTS'], kept['attention_LHTS'])
+        assert saved['attention_LHTS'].dtype == np.float16
+        names = {name for measure in table.MEASURES if measure.applies(setting) for name in measure.saved}
+        assert set(saved) == names
+        assert {'mass_LH', 'raw_LH', 'entropy_LH', 'contribution_LH', 'norm_LT', 'key_LT', 'value_LT'} < names
+        assert ('star_LH' in names) == bool(columns)
+        for name in names - set(kept):
+            np.testing.assert_allclose(saved[name], kept[name.replace('_L', '_LP')].mean(1), rtol=1e-6)
+
+
+def test_every_number_of_a_probe_is_an_entry_for_people_and_every_entry_is_of_a_probe():
+    found, trigger_PT = set(), np.random.default_rng(0).random((3, LENGTH)) < 0.4
+    for spec, columns in (
+        (tiny(model__mask__prefix=2, model__mask__window=4), 1),
+        (dataclasses.replace(tiny(), data=dataclasses.replace(tiny().data, task='backcopy')), 0),
+    ):
+        setting = setting_of(spec, LENGTH, columns)
+        kept = table.arrays(random_capture(columns), setting)
+        found |= set(table.numbers(dict(kept, trigger_PT=trigger_PT), setting))
+    entries = {name: table.number(name) for name in found}
+    assert all(entries.values()), [name for name, entry in entries.items() if entry is None]
+    assert {entry.sentence for entry in entries.values()} == {number.sentence for number in table.NUMBERS}
+    labels = [entry.label for entry in entries.values()]
+    assert len(set(labels)) == len(labels)
+
+
+def test_pictures_are_of_arrays_that_every_probe_saves():
+    assert all(measure.applies is always and measure.picture.array in measure.saved for measure in drawn_measures())
+
+
+def drawn_measures():
+    return [measure for measure in table.MEASURES if measure.picture]
 
 
 @pytest.mark.parametrize('columns', ['none', 'kv'])
 def test_the_memory_of_a_capture_is_counted_before_it_is_taken(columns):
     keys = 12 + (columns == 'kv')
     attention, residual = 2 * 5 * 4 * 12 * keys * 4, 2 * 5 * 12 * 16 * 4
-    assert probe.capture_bytes(tiny(model__columns__kind=columns)) == attention + residual
+    key, value, head = 2 * 5 * 4 * keys * 4 * 4, 2 * 5 * 4 * keys * 16 * 4, 2 * 5 * 4 * 12 * 16 * 4
+    spec = tiny(model__columns__kind=columns, model__combination='add_wide')
+    assert probe.capture_bytes(spec) == attention + residual + key + value + head

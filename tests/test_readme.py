@@ -2,13 +2,15 @@
 
 import json
 import re
+import runpy
 from pathlib import Path
 
 from sinklab.cli.config import load
 from sinklab.cli.doctor import EXTRAS
 from sinklab.cli.main import main
 
-README = Path(__file__).parents[1] / 'README.md'
+ROOT = Path(__file__).parents[1]
+README = ROOT / 'README.md'
 
 
 def test_the_config_file_of_the_readme_has_rows_that_parse(capsys, tmp_path):
@@ -25,3 +27,8 @@ def test_every_extra_that_doctor_offers_is_told_in_the_readme():
     told = README.read_text(encoding='utf-8').partition('from a clone')[2].partition('## From there')[0]
     for extra in set(EXTRAS.values()):
         assert re.search(rf'[`\[,]{extra}[`\],]', told), extra
+
+
+def test_the_table_of_numbers_is_that_of_the_measures():
+    text = README.read_text(encoding='utf-8')
+    assert runpy.run_path(str(ROOT / 'docs' / 'number_table.py'))['readme'](text) == text

@@ -65,7 +65,7 @@ def test_a_row_takes_steps_and_a_probe(name, corpus):
         observed = probe.observer(spec, mesh)(now['params'], data.probe_PT)
     found = jax.device_get(numbers) | probe.numbers(observed, spec, data.triggered(data.probe_PT))
     assert all(np.isfinite(value) for value in found.values())
-    column = spec.model.columns in ('sink_token', 'k', 'kv', 'logit')
+    column = spec.model.columns.kind in ('sink_token', 'k', 'kv', 'logit')
     assert ('sink/star' in found) == (column or spec.model.attention.normalizer == 'plus_one')
     assert {'train/loss', 'sink/1', 'alpha/1', 'mass/row', 'norm/ratio/01'} <= set(found)
     moved = jax.tree.map(lambda one, other: bool((one != other).any()), before, jax.device_get(now['params']))

@@ -6,6 +6,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeRemainingColumn
 from rich.progress import Progress as Bar
 
+from sinklab.measure.table import HEADLINE
 from sinklab.spec import Spec
 from sinklab.train.listener import Listener
 
@@ -24,13 +25,13 @@ class Progress(Listener):
             TextColumn('{task.description}'),
             BarColumn(bar_width=20),
             MofNCompleteColumn(),
-            TextColumn('loss {task.fields[loss]}  {task.fields[pace]} tokens/s  Sink_1 {task.fields[sink]}'),
+            TextColumn('loss {task.fields[loss]}  {task.fields[pace]} tokens/s  {task.fields[sink]}'),
             TimeRemainingColumn(compact=True),
             console=self.console,
             transient=True,
             disable=not self.console.is_terminal,
         )
-        shown = dict(loss='  -  ', pace='-', sink='-')
+        shown = dict(loss='  -  ', pace='-', sink=f'{HEADLINE.label} -')
         self.task = self.bar.add_task(name, total=spec.optimizer.steps, **shown)
         self.name, self.steps, self.spoke, self.epochs = name, spec.optimizer.steps, 0.0, None
         self.every_steps, self.measured, self.programs = spec.checkpoint.every_steps, None, programs
@@ -68,12 +69,12 @@ class Progress(Listener):
             )
 
     def sink(self, record: dict) -> str:
-        """The newest Sink_1, with its step where that is not this record's."""
+        """The newest number that stands for all that is measured, with its step where that is not this record's."""
         step = record['step']
-        if 'sink/1' in record:
-            self.measured = step, f'{record["sink/1"]:.1f} %'
+        if HEADLINE.name in record:
+            self.measured = step, HEADLINE.text(record[HEADLINE.name])
         at, shown = self.measured or (step, '-')
-        return shown if at == step else f'{shown} at step {at}'
+        return f'{HEADLINE.label} {shown}' + ('' if at == step else f' at step {at}')
 
     def log(self, step: int) -> None:
         if step == self.steps or time.monotonic() - self.spoke > QUIET:
@@ -81,7 +82,7 @@ class Progress(Listener):
             shown = self.bar.tasks[0].fields
             self.say(
                 f'{self.name}  step {step}/{self.steps}  loss {shown["loss"]}  {shown["pace"]} tokens/s  '
-                f'Sink_1 {shown["sink"]}'
+                f'{shown["sink"]}'
             )
 
     def say(self, text: str) -> None:

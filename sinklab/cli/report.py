@@ -60,11 +60,11 @@ def show(rows: list[dict]) -> None:
     from rich.console import Console
     from rich.table import Table
 
-    from sinklab.report.runs import COLUMNS, formatted
+    from sinklab.report.runs import NUMBERS, cells
 
-    table = Table(box=None)
-    for heading, _, _ in COLUMNS:
-        table.add_column(heading, justify='left' if heading == 'arm' else 'right')
+    table = Table('arm', box=None)
+    for number in NUMBERS:
+        table.add_column(number.label, justify='right')
     for row in rows:
-        table.add_row(*formatted(row))
+        table.add_row(*cells(row))
     Console(highlight=False, width=None if sys.stdout.isatty() else 200).print(table)

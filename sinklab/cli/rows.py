@@ -53,7 +53,7 @@ def show(tables: dict[str, list[dict]]) -> None:
     from rich.markup import escape
     from rich.table import Table
 
-    from sinklab.report.sweep import published
+    from sinklab.report.sweep import published_text
 
     console = Console(highlight=False, width=None if sys.stdout.isatty() else 100)
     for file, rows in tables.items():
@@ -62,7 +62,7 @@ def show(tables: dict[str, list[dict]]) -> None:
             table.add_column(heading, overflow='fold', no_wrap=heading == 'row')
         for row in rows:
             source = '\n'.join(filter(None, [row['source'], row.get('note')]))
-            cells = map(escape, (row['row'], short(row['diff']), published(row['published']), source))
+            cells = map(escape, (row['row'], short(row['diff']), published_text(row['published']), source))
             table.add_row(*cells, style='red' if 'refused' in row else None)
         console.print(table, '')
 

@@ -114,7 +114,7 @@ def summary(given: argparse.Namespace, rest: list[str], table: dict[str, dict], 
     if given.json:
         print(text)
     else:
-        show(*sweep.formatted(rows))
+        show(*sweep.cells(rows))
     try:
         with whole(Path(given.workdir) / 'sweep.json') as unfinished:
             unfinished.write_text(text + '\n', encoding='utf-8')

@@ -57,11 +57,17 @@ def run(given: argparse.Namespace, rest: list[str]) -> int:
         except Stopped as stop:
             progress.say(f'{stop}; go on with: {again()}')
             return ending(stop)[1]
-        progress.say(
-            f'{folder}: step {last["step"]}, valid loss {last["valid/loss"]:.3f}, Sink_1 {last["sink/1"]:.1f} %, '
-            f'alpha_1 {last["alpha/1"]:.3f} (uniform {last["alpha/floor"]:.3f}), {last["seconds"]:.0f} s'
-        )
+        progress.say(f'{folder}: {closing(last)}')
     return 0
+
+
+def closing(record: dict) -> str:
+    """The last record of a run, as a person reads it."""
+    from sinklab.measure.table import NUMBERS
+
+    shown = [number for number in NUMBERS if number.table and number.name in record]
+    measured = ', '.join(f'{number.label} {number.text(record[number.name])}' for number in shown)
+    return f'step {record["step"]}, valid loss {record["valid/loss"]:.3f}, {measured}, {record["seconds"]:.0f} s'
 
 
 def last_good(folder: Any) -> str:

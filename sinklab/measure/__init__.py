@@ -1,1 +1,1 @@
-"""Arrays of a capture -> numbers. Every function works on NumPy and on JAX arrays, with any leading axes."""
+"""Arrays of a forward pass -> named numbers, in NumPy and in JAX alike. `table` has all that is measured."""

@@ -2,6 +2,9 @@
 
 import numpy as np
 
+from sinklab.measure.measure import Measure, Number
+from sinklab.measure.sink import proxy
+
 
 def attention(first_LPHT, trigger_PT) -> dict[str, float]:
     """Mean attention to the first token, from triggers and from the others; the first query has no choice."""
@@ -21,3 +24,15 @@ def sides(trigger_NT):
 
 def mean(values_NT, where_NT) -> float:
     return float(np.mean(np.asarray(values_NT), where=where_NT))
+
+
+SENTENCE = 'alpha_1 over triggers, and over other queries.'
+MEASURES = (
+    Measure(
+        reads=('attention_LPHTS',),
+        arrays=lambda attention, setting: {'first_LPHT': proxy(attention)[..., setting.columns]},
+        numbers=lambda kept, setting: attention(kept['first_LPHT'], kept['trigger_PT']),
+        shown=tuple(Number(f'alpha/1/{side}', f'alpha_1 {side}', SENTENCE) for side in ('trigger', 'other')),
+        applies=lambda setting: setting.triggers,
+    ),
+)

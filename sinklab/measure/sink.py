@@ -1,45 +1,42 @@
 """Attention sinks (Gu et al., ICLR 2025, section 3), by the decisions of docs/measuring.md.
 
 Attention is of T queries and columns + T keys: the columns, if there are any, stand left of the text, and its first
-token is column number `columns`.
+token is key number `columns`.
 """
 
-import dataclasses
+from collections.abc import Callable
+from typing import Any
 
-import jax.numpy as jnp
 import numpy as np
+
+from sinklab.measure.measure import Arrays, Measure, Number, Picture, of_heads, of_rows, union
+from sinklab.measure.setting import Setting
 
 EPSILON = 1e-8  # of the released code
 THRESHOLD = 0.3  # of the paper: a head whose alpha is above it has a sink
-IMPLICIT = ('plus_one',)  # normalizers that are softmax with a column whose key and value are zero
+THRESHOLDS = (0.2, 0.4, 0.5)  # that Sink_1 is also reported at
 
 
 def mass(attention_TS):
     """Raw row sums _T: 1 under a normalizer `sum`; what a proxy hides."""
-    return jnp.abs(attention_TS).sum(-1)
+    return abs(attention_TS).sum(-1)
 
 
 def proxy(attention_TS):
     """|A_ij| / sum_j |A_ij|: rows that sum to 1, for operations whose rows do not; itself for those that do."""
-    return jnp.abs(attention_TS) / (mass(attention_TS)[..., None] + EPSILON)
+    return abs(attention_TS) / (mass(attention_TS)[..., None] + EPSILON)
 
 
-def completed(attention_TS, gain: float = 1.0):
-    """With the implicit column, left of all others: what the rows lack of a sum of `gain`."""
-    column_T1 = jnp.maximum(gain - attention_TS.sum(-1, keepdims=True), 0)
-    return jnp.concatenate([column_T1, attention_TS], -1)
-
-
-def importance(attention_TS, keys: int, columns: int = 0, prefix: int = 1):
+def importance(attention_TS, keys: int, columns: int = 0, prefix: int = 0):
     """alpha_k = sum_i A_ik / (queries that may see k) for the tokens k = 1..keys, so never above 1."""
-    received_K = attention_TS[..., columns : columns + keys].sum(-2)
-    return received_K / seen_by(attention_TS.shape[-2], keys, prefix)
+    received_J = attention_TS[..., columns : columns + keys].sum(-2)
+    return received_J / queries(attention_TS.shape[-2], keys, prefix)
 
 
-def seen_by(length: int, keys: int, prefix: int = 1):
+def queries(length: int, keys: int, prefix: int = 0):
     """How many of T queries may see the tokens 1..keys: T - k + 1, or T within a prefix."""
-    place_K = np.arange(keys)
-    return length - np.where(place_K < prefix, 0, place_K)
+    place_J = np.arange(keys)
+    return length - np.where(place_J < prefix, 0, place_J)
 
 
 def star(attention_TS, columns: int):
@@ -68,7 +65,12 @@ def rate(alpha, threshold: float = THRESHOLD) -> float:
     return 100 * float(np.mean(np.asarray(alpha) > threshold))
 
 
-def floor(length: int, columns: int = 0, prefix: int = 1, reach: int | None = None) -> float:
+def rate_and_mean(name: str, alpha) -> dict[str, float]:
+    """Of one importance: sink/NAME and alpha/NAME."""
+    return {f'sink/{name}': rate(alpha), f'alpha/{name}': float(np.mean(alpha))}
+
+
+def floor(length: int, columns: int = 0, prefix: int = 0, reach: int | None = None) -> float:
     """alpha_1 of uniform attention: the harmonic number of T, over T (0.0741 at T = 64), where that is causal.
 
     The i-th query sees max(i, prefix) tokens and the columns; those after the `reach` first ones do not see token 1.
@@ -77,70 +79,137 @@ def floor(length: int, columns: int = 0, prefix: int = 1, reach: int | None = No
     return float(np.sum(1 / seen_T[:reach]) / length)
 
 
-def numbers(alpha_LPHK, mass_LPH, uniform: float, thresholds=(0.2, 0.4, 0.5)) -> dict[str, float]:
-    """sink/k and alpha/k for every key given, Sink_1 at other thresholds, alpha_1's floor, the mean row mass."""
-    keys = range(alpha_LPHK.shape[-1])
-    return {
-        **{f'sink/{k + 1}': rate(alpha_LPHK[..., k]) for k in keys},
-        **{f'sink/1@{threshold}': rate(alpha_LPHK[..., 0], threshold) for threshold in thresholds},
-        **{f'alpha/{k + 1}': float(np.mean(alpha_LPHK[..., k])) for k in keys},
-        'alpha/floor': uniform,
-        'mass/row': float(np.mean(mass_LPH)),
-    }
+def uniform(setting: Setting) -> float:
+    return floor(setting.length, setting.columns, setting.prefix, setting.reach)
 
 
-def named(name: str, alpha) -> dict[str, float]:
-    """The rate and the mean of one importance: sink/NAME and alpha/NAME."""
-    return {f'sink/{name}': rate(alpha), f'alpha/{name}': float(np.mean(alpha))}
+def numbers(alpha_LPHJ, uniform: float) -> dict[str, float]:
+    """sink/k and alpha/k for every token given, Sink_1 at other thresholds, alpha_1's floor."""
+    others = {f'sink/1@{threshold}': rate(alpha_LPHJ[..., 0], threshold) for threshold in THRESHOLDS}
+    tokens = (rate_and_mean(str(k + 1), alpha_LPHJ[..., k]) for k in range(alpha_LPHJ.shape[-1]))
+    return union(tokens) | others | {'alpha/floor': uniform}
 
 
-def star_numbers(star_LPHC, length: int) -> dict[str, float]:
-    """sink/star as released, sink/star/clean over the text alone, of the strongest column."""
-    strongest_LPH = np.asarray(star_LPHC).max(-1)
-    return named('star', with_own_query(strongest_LPH, length)) | named('star/clean', strongest_LPH)
-
-
-def prefix_numbers(alpha_LPHK) -> dict[str, float]:
+def prefix_numbers(alpha_LPHJ) -> dict[str, float]:
     """sink/prefix: how often max_k alpha_k is above the threshold; argmax/k: how often alpha_k is that maximum.
 
     Both in percent, of each sequence, layer and head; argmax/k has no threshold, it counts heads without a sink too.
     """
-    tokens = np.shape(alpha_LPHK)[-1]
-    largest = np.argmax(alpha_LPHK, -1)
-    return {
-        'sink/prefix': rate(np.max(alpha_LPHK, -1)),
-        **{f'argmax/{k + 1}': 100 * float(np.mean(largest == k)) for k in range(tokens)},
-    }
+    largest = np.argmax(alpha_LPHJ, -1)
+    often = {f'argmax/{k + 1}': 100 * float(np.mean(largest == k)) for k in range(np.shape(alpha_LPHJ)[-1])}
+    return {'sink/prefix': rate(np.max(alpha_LPHJ, -1))} | often
 
 
-def completed_sums(received, gain: float, length: int):
-    """What `completed` would have received of a training batch, over so many queries."""
-    lacked_BH1 = length * (gain - received.mass_BH)[..., None]
-    raw_BHS = jnp.concatenate([lacked_BH1, received.raw_BHS], -1)
-    return dataclasses.replace(
-        received,
-        raw_BHS=raw_BHS,
-        share_BHS=raw_BHS / gain,
-        mass_BH=jnp.full_like(received.mass_BH, gain),
-        columns=received.columns + 1,
+def context(name: str, alpha_BH) -> Arrays:
+    """rate_and_mean over a training batch, traced."""
+    return {f'sink/{name}': 100 * (alpha_BH > THRESHOLD).mean(), f'alpha/{name}': alpha_BH.mean()}
+
+
+def context_of_tokens(received: Any, setting: Setting) -> Arrays:
+    share_BHJ = received.share_BHS[..., setting.columns :]
+    alpha_BHJ = share_BHJ / queries(setting.length, share_BHJ.shape[-1], setting.prefix)
+    tokens = (context(str(k + 1), alpha_BHJ[..., k]) for k in range(alpha_BHJ.shape[-1]))
+    return union(tokens) | {'alpha/floor': np.float32(uniform(setting))}
+
+
+def pair(name: str, sentence: str, **how: bool) -> tuple[Number, Number]:
+    """The rate and the mean of an importance, for people."""
+    symbol = name.replace('star', '*')
+    return (
+        Number(f'sink/{name}', f'Sink_{symbol}', sentence, '%', 1, **how),
+        Number(f'alpha/{name}', f'alpha_{symbol}', sentence),
     )
 
 
-def context(received, length: int, prefix: int = 1, reach: int | None = None) -> dict:
-    """Rates and means over the whole context of a training batch, from what its first keys have received.
+def of_importance(kept: str, name: str, sentence: str, value: Callable, sweep: bool = False, **more: Any) -> Measure:
+    """The rate and the mean of one importance of each sequence, layer and head."""
+    shown = pair(name, sentence, sweep=sweep)
+    return of_heads(kept, value, shown, numbers=lambda alpha_LPH, _: rate_and_mean(name, alpha_LPH), **more)
 
-    sink/k/context and alpha/k/context by proxy, of alpha_1 raw too, of the strongest column over the text, the floor
-    of alpha_1 at this length, and the mean row mass.
-    """
-    columns = received.columns
-    share_K, raw_K = (sums[..., columns:] for sums in (received.share_BHS, received.raw_BHS))
-    seen_K = seen_by(length, share_K.shape[-1], prefix)
-    alpha_K, raw_1 = share_K / seen_K, raw_K[..., :1] / seen_K[:1]
-    found = {f'{k + 1}/context': alpha_K[..., k] for k in range(alpha_K.shape[-1])}
-    found |= {'1/raw/context': raw_1[..., 0]}
-    if columns:
-        found |= {'star/clean/context': received.share_BHS[..., :columns].max(-1) / length}
-    rates = {f'sink/{name}': 100 * jnp.mean(alpha > THRESHOLD) for name, alpha in found.items()}
-    means = {f'alpha/{name}': jnp.mean(alpha) for name, alpha in found.items()}
-    uniform = jnp.float32(floor(length, columns, prefix, reach))
-    return rates | means | {'alpha/floor/context': uniform, 'mass/row/context': jnp.mean(received.mass_BH)}
+
+MEASURES = (
+    Measure(
+        reads=('attention_LPHTS',),
+        arrays=lambda attention, setting: {
+            'alpha_LPHJ': importance(proxy(attention), setting.keys, setting.columns, setting.prefix)
+        },
+        numbers=lambda kept, setting: numbers(kept['alpha_LPHJ'], uniform(setting)),
+        shown=(
+            Number('sink/1', 'Sink_1', 'Heads and texts with alpha_1 above 0.3.', '%', 1, table=True, sweep=True),
+            Number('alpha/1', 'alpha_1', 'Mean attention of the queries to the first token.', table=True),
+            Number('alpha/floor', 'uniform', 'alpha_1 of uniform attention.', table=True),
+            *pair('{k}', 'The same of token k, over the queries that may see it.'),
+            Number('sink/1@{k}', 'Sink_1 at {k}', 'Sink_1 at another threshold.', '%', 1),
+        ),
+        saved=('alpha_LPHJ',),
+        picture=Picture(
+            'heads', 'alpha_LPHJ', 'Where the sinks are', 'alpha_1', of=lambda alpha: alpha[..., 0].mean(1), largest=1
+        ),
+        context=context_of_tokens,
+    ),
+    of_heads(
+        'star',
+        lambda attention, setting: star(proxy(attention), setting.columns).max(-1),
+        (
+            *pair('star', 'Of the strongest column, over T + 1 queries with its own.', table=True, sweep=True),
+            *pair('star/clean', 'Of the strongest column, over the T queries of the text.'),
+        ),
+        numbers=lambda star_LPH, setting: (
+            rate_and_mean('star', with_own_query(star_LPH, setting.length)) | rate_and_mean('star/clean', star_LPH)
+        ),
+        applies=lambda setting: setting.columns > 0,
+        context=lambda received, setting: context(
+            'star/clean', received.share_BHS[..., : setting.columns].max(-1) / setting.length
+        ),
+    ),
+    of_importance(
+        'raw',
+        '1/raw',
+        'Of the first token, by A_ij itself instead of a proxy.',
+        lambda attention, setting: importance(attention, 1, setting.columns)[..., 0],
+        context=lambda received, setting: context('1/raw', received.raw_BHS[..., setting.columns] / setting.length),
+    ),
+    of_importance(
+        'within',
+        '1/window',
+        'Of the first token, over the queries that a window or block lets see it.',
+        lambda attention, setting: within(proxy(attention), setting.reach, setting.columns),
+        sweep=True,
+        applies=lambda setting: setting.reach < setting.length,
+    ),
+    of_importance(
+        'edge',
+        'edge',
+        "Of the first key in each query's window, wherever that is.",
+        lambda attention, setting: edge(proxy(attention), setting.window, setting.columns),
+        applies=lambda setting: setting.window is not None,
+    ),
+    Measure(
+        numbers=lambda kept, setting: prefix_numbers(kept['alpha_LPHJ'][..., : setting.prefix]),
+        shown=(
+            Number('sink/prefix', 'Sink_prefix', 'How often a token of a prefix is above 0.3.', '%', 1, sweep=True),
+            Number('argmax/{k}', 'argmax {k}', 'How often token k has the largest alpha of a prefix.', '%', 1),
+        ),
+        applies=lambda setting: setting.prefix > 0,
+    ),
+    of_rows(
+        'mass',
+        mass,
+        Number('mass/row', 'row mass', 'Mean of sum_j |A_ij|, which a proxy hides.', '', 2, table=True, sweep=True),
+        context=lambda received, setting: {'mass/row': received.mass_BH.mean()},
+    ),
+    Measure(
+        reads=('attention_LPHTS',),
+        arrays=lambda attention, setting: {'attention_LHTS': proxy(attention)[:, 0].astype(np.float16)},
+        saved=('attention_LHTS',),
+        picture=Picture(
+            'matrices',
+            'attention_LHTS',
+            'What attention looks like',
+            'attention',
+            'One held-out sequence, the heads of each run that give most to its first token; query down, key across.',
+            of=lambda attention_LHTS: proxy(attention_LHTS.astype(np.float32)),
+            largest=1,
+        ),
+    ),
+)

@@ -85,7 +85,7 @@ class SelfAttention(nnx.Module):
         rule, measured = dataclasses.replace(view.rule, bias=bias), view.keys > 0
         found = BACKENDS[view.backend].attend(query_BTHK, key_BSHK, value_BSHK, rule, measured)
         if view.capture:
-            return found.output_BTHK, Capture(found.attention_BHTS)
+            return found.output_BTHK, Capture(found.attention_BHTS, key_BSHK, value_BSHK, found.output_BTHK)
         first_keys = None
         if measured:
             first_keys = received(query_BTHK, key_BSHK, found.rows, rule, view.keys, first=self.columns.token.count)

@@ -11,6 +11,9 @@ from sinklab.attend.received import Received
 @dataclasses.dataclass(frozen=True)
 class Capture:
     attention_BHTS: jax.Array | None = None  # float32, before any proxy normalization; columns left of the text
+    key_BSHK: jax.Array | None = None  # as attended, columns left of the text, as all of S
+    value_BSHK: jax.Array | None = None
+    head_BTHK: jax.Array | None = None  # sum_j A_ij v_j, before what is added, normed or gated
     residual_BTD: jax.Array | None = None  # the stream after the block, before a norm that joins it
     received: Received | None = None  # by columns and first keys, from the queries of the text
     columns: int = dataclasses.field(default=0, metadata=dict(static=True))  # the first token is this number along S
@@ -18,7 +21,13 @@ class Capture:
     def of_text(self, first: int, columns: int) -> 'Capture':
         """Without the `first` queries, which are no text; its keys that are none are `columns` in number."""
 
-        def text(array_TX):
-            return None if array_TX is None else array_TX[..., first:, :]
+        def text(array: jax.Array | None, axis: int) -> jax.Array | None:
+            return None if array is None else jax.lax.slice_in_dim(array, first, None, axis=axis)
 
-        return Capture(text(self.attention_BHTS), text(self.residual_BTD), self.received, columns)
+        return dataclasses.replace(
+            self,
+            attention_BHTS=text(self.attention_BHTS, -2),
+            head_BTHK=text(self.head_BTHK, -3),
+            residual_BTD=text(self.residual_BTD, -2),
+            columns=columns,
+        )

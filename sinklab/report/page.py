@@ -8,8 +8,9 @@ import plotly.graph_objects as go
 from plotly.subplots import make_subplots
 
 from sinklab.files import whole
-from sinklab.measure import activations
-from sinklab.report.runs import COLUMNS, Run, formatted, table
+from sinklab.measure.measure import Picture
+from sinklab.measure.table import HEADLINE, PICTURES
+from sinklab.report.runs import NUMBERS, Run, cells, table
 
 COLOURS = ('#0072B2', '#D55E00', '#009E73', '#CC79A7', '#E69F00', '#56B4E9', '#000000')  # Okabe and Ito
 HEADS = 4  # shown of each run
@@ -25,20 +26,12 @@ th:first-child, td:first-child { text-align: left }
 
 
 def write(path: Path, runs: list[Run]) -> None:
-    figures = [
-        ('Sink and loss', 'Sink_1 is the share of heads and sequences whose first token gets alpha_1 above 0.3; '
-         'the table shows what alpha_1 would be under uniform attention.', curves(runs)),
-        ('Where the sinks are', 'Mean alpha_1 of each layer and head. Drag the slider to watch them come.',
-         heads(runs)),
-        ('What attention looks like', f'One held-out sequence, the {HEADS} heads of each run that give most to its '
-         'first token; query down, key across, every row scaled to sum to 1.', matrices(runs)),
-        ('Massive activations', 'Norm of the first hidden state over the mean of the others, after each block.',
-         ratios(runs)),
-    ]  # fmt: skip
+    figures = [('Sink and loss', f'{HEADLINE.label}: {HEADLINE.sentence}', curves(runs))]
+    figures += [(picture.title, picture.sentence, FIGURES[picture.kind](runs, picture)) for picture in PICTURES]
     parts = [
-        f'<h2>{title}</h2><p>{text}</p>'
-        + figure.to_html(full_html=False, include_plotlyjs=first, auto_play=False, config=dict(displaylogo=False))
-        for first, (title, text, figure) in zip([True, False, False, False], figures, strict=True)
+        f'<h2>{title}</h2><p>{html.escape(text)}</p>'
+        + figure.to_html(full_html=False, include_plotlyjs=not at, auto_play=False, config=dict(displaylogo=False))
+        for at, (title, text, figure) in enumerate(figures)
     ]
     page = (
         f'<!doctype html><html lang="en"><head><meta charset="utf-8"><title>sinklab report</title>'
@@ -51,9 +44,10 @@ def write(path: Path, runs: list[Run]) -> None:
 
 def summary(runs: list[Run]) -> str:
     rows = ''.join(
-        f'<tr>{"".join(f"<td>{html.escape(cell)}</td>" for cell in formatted(row))}</tr>' for row in table(runs)
+        f'<tr>{"".join(f"<td>{html.escape(cell)}</td>" for cell in cells(row))}</tr>' for row in table(runs)
     )
-    return f'<table><tr>{"".join(f"<th>{heading}</th>" for heading, _, _ in COLUMNS)}</tr>{rows}</table>'
+    headings = (f'<th title="{html.escape(number.sentence)}">{number.label}</th>' for number in NUMBERS)
+    return f'<table><tr><th>arm</th>{"".join(headings)}</tr>{rows}</table>'
 
 
 def colour(number: int) -> str:
@@ -61,8 +55,8 @@ def colour(number: int) -> str:
 
 
 def curves(runs: list[Run]) -> go.Figure:
-    figure = make_subplots(1, 2, subplot_titles=('Sink_1 (%)', 'loss (solid: valid, dotted: train)'))
-    shown = ((1, 'sink/1', 'solid'), (2, 'valid/loss', 'solid'), (2, 'train/loss', 'dot'))
+    figure = make_subplots(1, 2, subplot_titles=(HEADLINE.axis, 'loss (solid: valid, dotted: train)'))
+    shown = ((1, HEADLINE.name, 'solid'), (2, 'valid/loss', 'solid'), (2, 'train/loss', 'dot'))
     for number, run in enumerate(runs):
         for column, name, dash in shown:
             steps, values = run.curve(name)
@@ -87,14 +81,14 @@ def grid(runs: list[Run]) -> tuple[int, int]:
     return -(-len(runs) // columns), columns
 
 
-def heads(runs: list[Run]) -> go.Figure:
+def heads(runs: list[Run], picture: Picture) -> go.Figure:
     """A heat map a run, all moved by one slider over the steps that any of them was probed at."""
     rows, columns = grid(runs)
     figure = make_subplots(rows, columns, subplot_titles=[run.name for run in runs])
     steps = sorted({step for run in runs for step in run.probe_steps})
-    for number in range(len(runs)):
-        figure.add_trace(heat(runs[number], steps[-1]), row=number // columns + 1, col=number % columns + 1)
-    figure.frames = [go.Frame(name=str(step), data=[heat(run, step) for run in runs]) for step in steps]
+    for at, run in enumerate(runs):
+        figure.add_trace(heat(run, steps[-1], picture), row=at // columns + 1, col=at % columns + 1)
+    figure.frames = [go.Frame(name=str(step), data=[heat(run, step, picture) for run in runs]) for step in steps]
     move = dict(mode='immediate', frame=dict(duration=0, redraw=True), transition=dict(duration=0))
     slider = dict(
         active=len(steps) - 1,
@@ -108,53 +102,66 @@ def heads(runs: list[Run]) -> go.Figure:
         template='simple_white',
         height=130 + 290 * rows,
         sliders=[slider],
-        coloraxis=dict(cmin=0, cmax=1, colorscale='Viridis', colorbar=dict(title='alpha_1')),
+        coloraxis=scale(runs, picture),
         margin=dict(l=50, r=20, t=40, b=45),
     )
 
 
-def heat(run: Run, step: int) -> go.Heatmap:
+def largest(runs: list[Run], picture: Picture) -> float:
+    return picture.largest or max(float(run.values[picture.name].max()) for run in runs)
+
+
+def scale(runs: list[Run], picture: Picture) -> dict:
+    return dict(cmin=0, cmax=largest(runs, picture), colorscale='Viridis', colorbar=dict(title=picture.label))
+
+
+def heat(run: Run, step: int, picture: Picture) -> go.Heatmap:
     """The newest probe at or before a step."""
     before = [number for number, probed in enumerate(run.probe_steps) if probed <= step]
-    alpha_LH = run.alpha_NLH[before[-1] if before else 0]
-    layers, heads = alpha_LH.shape
+    values_LH = run.values[picture.name][before[-1] if before else 0]
+    layers, heads = values_LH.shape
     return go.Heatmap(
-        z=np.round(alpha_LH, 4),
+        z=np.round(values_LH, 4),
         x=list(range(1, heads + 1)),
         y=list(range(1, layers + 1)),
         coloraxis='coloraxis',
-        hovertemplate='layer %{y}, head %{x}: alpha_1 %{z:.3f}<extra></extra>',
+        hovertemplate=f'layer %{{y}}, head %{{x}}: {picture.label} %{{z:.3f}}<extra></extra>',
     )
 
 
-def matrices(runs: list[Run]) -> go.Figure:
+def matrices(runs: list[Run], picture: Picture) -> go.Figure:
     picked = [(run, layer, head) for run in runs for layer, head in run.strongest(HEADS)]
     titles = [f'{run.name}, layer {layer + 1} head {head + 1}' for run, layer, head in picked]
     rows = -(-len(picked) // HEADS)
     figure = make_subplots(rows, HEADS, subplot_titles=titles, horizontal_spacing=0.03, vertical_spacing=0.14 / rows)
     for number, (run, layer, head) in enumerate(picked):
-        image = go.Heatmap(z=np.round(run.attention_LHTS[layer, head], 3), coloraxis='coloraxis')
+        matrix_TS = run.values[picture.name][layer, head]
+        image = go.Heatmap(z=np.round(matrix_TS, 3), coloraxis='coloraxis')
         image.hovertemplate = 'query %{y}, key %{x}: %{z:.3f}<extra></extra>'
-        image.x0, image.y0 = run.first_key, 1
+        queries, keys = matrix_TS.shape
+        image.x0, image.y0 = 1 - (keys - queries), 1  # token 1 is the first of the text, and 0 is a column
         figure.add_trace(image, row=number // HEADS + 1, col=number % HEADS + 1)
     figure.update_annotations(font_size=12)
     figure.update_yaxes(autorange='reversed')
     return figure.update_layout(
         template='simple_white',
         height=60 + 270 * rows,
-        coloraxis=dict(cmin=0, cmax=1, colorscale='Viridis', colorbar=dict(title='A')),
+        coloraxis=scale(runs, picture),
         margin=dict(l=30, r=20, t=40, b=30),
     )
 
 
-def ratios(runs: list[Run]) -> go.Figure:
+def ratios(runs: list[Run], picture: Picture) -> go.Figure:
     figure = go.Figure()
     for number, run in enumerate(runs):
-        ratio_L = activations.ratio(run.norm_LT)
+        ratio_L = run.values[picture.name]
         layers = list(range(1, len(ratio_L) + 1))
         figure.add_scatter(x=layers, y=ratio_L, name=run.name, mode='lines+markers', line_color=colour(number))
     figure.add_hline(1, line_dash='dot', line_color='#999')
     figure.update_xaxes(title='block', dtick=1)
     return figure.update_layout(
-        template='simple_white', height=340, yaxis_title='norm ratio', margin=dict(l=50, r=20, t=20, b=45)
+        template='simple_white', height=340, yaxis_title=picture.label, margin=dict(l=50, r=20, t=20, b=45)
     )
+
+
+FIGURES = dict(heads=heads, matrices=matrices, ratios=ratios)

@@ -8,7 +8,8 @@ from pathlib import Path
 import numpy as np
 
 from sinklab.folder import Folder
-from sinklab.measure import sink
+from sinklab.measure import table as measures
+from sinklab.measure.measure import Number
 from sinklab.record import Refusal
 
 
@@ -17,15 +18,7 @@ class Run:
     name: str
     records: list[dict]
     probe_steps: list[int]
-    alpha_NLH: np.ndarray  # importance of the first token, mean over sequences, of each of N probes
-    attention_LHTS: np.ndarray  # of one sequence, at the last probe; rows sum to 1, columns left of the text
-    norm_LT: np.ndarray  # at the last probe
-
-    @property
-    def first_key(self) -> int:
-        """The number of the leftmost key, the first token being 1: 0 where there is a column."""
-        queries, keys = self.attention_LHTS.shape[-2:]
-        return 1 - (keys - queries)
+    values: dict[str, np.ndarray]  # by names of pictures: values_NLH of N probes for heads, else of the last probe
 
     def curve(self, name: str) -> tuple[list[int], list[float]]:
         """(steps, values) where a number was recorded."""
@@ -38,7 +31,7 @@ class Run:
 
     def strongest(self, count: int) -> list[tuple[int, int]]:
         """(layer, head) of the heads that give most to the first token, in the last probe."""
-        alpha_LH = self.alpha_NLH[-1]
+        alpha_LH = self.values[measures.HEADLINE_MAP.name][-1]
         order = np.argsort(-alpha_LH, axis=None)[:count]
         return [(int(layer), int(head)) for layer, head in zip(*np.unravel_index(order, alpha_LH.shape), strict=True)]
 
@@ -63,47 +56,44 @@ def row_of(folder: Folder) -> str:
 
 
 def run(folder: Folder, name: str) -> Run:
-    probes = [(int(path.stem), opened(path)) for path in folder.probes]
-    if not probes:
+    if not (probes := folder.probes):
         raise Refusal(f'{folder} holds no probe yet; wait for step 0, or go on with the training')
-    last = probes[-1][1]
-    return Run(
-        name=name,
-        records=folder.records(),
-        probe_steps=[step for step, _ in probes],
-        alpha_NLH=np.stack([probe['alpha_LPHK'][..., 0].mean(1) for _, probe in probes]),
-        attention_LHTS=np.asarray(sink.proxy(last['attention_LHTS'].astype(np.float32))),
-        norm_LT=last['norm_LT'],
-    )
+    values = {}
+    for picture in measures.PICTURES:
+        paths = probes if picture.kind == 'heads' else probes[-1:]
+        found = [picture.of(array(path, picture.array)) for path in paths]
+        values[picture.name] = np.stack(found) if picture.kind == 'heads' else found[0]
+    return Run(name, folder.records(), [int(path.stem) for path in probes], values)
 
 
-def opened(path: Path) -> dict[str, np.ndarray]:
+def array(path: Path, name: str) -> np.ndarray:
+    """One array of a probe's file."""
     try:
         with np.load(path) as arrays:
-            return dict(arrays)
+            return arrays[name]
+    except KeyError as error:
+        raise Refusal(
+            f'{path} has no {name}, for an earlier sinklab has written it; delete it, and the report does without '
+            'it, or train the run anew'
+        ) from error
     except (OSError, ValueError, zipfile.BadZipFile) as error:
         raise Refusal(f'{path} is damaged ({error}); delete it, and the report does without it') from error
 
 
-COLUMNS = (
-    ('arm', 'arm', '{}'),
-    ('step', 'step', '{}'),
-    ('Sink_1', 'sink/1', '{:.1f} %'),
-    ('Sink_*', 'sink/star', '{:.1f} %'),
-    ('mean alpha_1', 'alpha/1', '{:.3f}'),
-    ('uniform', 'alpha/floor', '{:.3f}'),
-    ('raw row mass', 'mass/row', '{:.2f}'),
-    ('valid loss', 'valid/loss', '{:.3f}'),
-    ('seconds', 'seconds', '{:.0f}'),
+NUMBERS = (
+    Number('step', 'step', 'The newest that is recorded.', digits=0),
+    *(number for number in measures.NUMBERS if number.table),
+    Number('valid/loss', 'valid loss', 'The mean cross-entropy of held-out windows.'),
+    Number('seconds', 'seconds', 'Of all attempts.', digits=0),
 )
 
 
 def table(runs: list[Run]) -> list[dict]:
     """The closing table: a row a run, None where a number was never recorded."""
-    names = [name for _, name, _ in COLUMNS[1:]]
-    return [dict(arm=run.name, **{name: run.last(name) for name in names}) for run in runs]
+    return [dict(arm=run.name, **{number.name: run.last(number.name) for number in NUMBERS}) for run in runs]
 
 
-def formatted(row: dict) -> list[str]:
-    """The cells of a row, as a person reads them."""
-    return ['-' if row[name] is None else form.format(row[name]) for _, name, form in COLUMNS]
+def cells(row: dict) -> list[str]:
+    """A row of it as a person reads it."""
+    values = [(number, row[number.name]) for number in NUMBERS]
+    return [row['arm'], *('-' if value is None else number.text(value) for number, value in values)]

@@ -6,13 +6,12 @@ import math
 import numpy as np
 
 from sinklab.folder import Folder
+from sinklab.measure.table import HEADLINE, NUMBERS, number
 
-FIRST = ('sink/1', 'sink/1/window', 'sink/prefix', 'sink/star')
-LAST = ('valid/loss', 'mass/row')
-PAIRED = ('sink/1', 'valid/loss')
+COMPARED = [number.name for number in NUMBERS if number.sweep]
+LOSS = 'valid/loss'
 FAILING = 0.6  # of log V. The worst loss that was published of a run that trains is 0.50 of it, of 50,432 ids.
 FAILURES = {'diverged', 'failed'}
-LABELS = {'sink/star': 'Sink_*', 'valid/loss': 'loss', 'mass/row': 'row mass'}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -28,12 +27,12 @@ class Arm:
 def newest(folder: Folder) -> dict[str, float]:
     """The last value of every number that a run recorded, and whether it fails (1) or not (0)."""
     numbers = {name: value for record in folder.records() for name, value in record.items()}
-    if 'valid/loss' in numbers:
-        numbers['fails'] = float(failed(numbers['valid/loss'], folder.read('config')['model']['vocabulary']))
+    if LOSS in numbers:
+        numbers['fails'] = float(has_failed(numbers[LOSS], folder.read('config')['model']['vocabulary']))
     return numbers
 
 
-def failed(loss: float, vocabulary: int) -> bool:
+def has_failed(loss: float, vocabulary: int) -> bool:
     """Whether a run has failed that ended with this validation loss: it is not finite, or above 0.6 log V."""
     return not loss <= FAILING * math.log(vocabulary)
 
@@ -57,9 +56,9 @@ def entry(arm: Arm, first: Arm | None) -> dict:
 
 
 def names(arm: Arm) -> list[str]:
-    """What is compared: the sinks, whatever else is published of the row, the loss, and what a proxy hides."""
+    """What is compared: the table's own, whatever else is published of the row, and the loss."""
     published = [name for name in arm.about['published'] if name != 'fails']  # stands in the outcome
-    return list(dict.fromkeys([*FIRST, *published, *LAST]))
+    return list(dict.fromkeys([*COMPARED, *published, LOSS]))
 
 
 def values(arm: Arm, name: str) -> dict[int, float]:
@@ -69,7 +68,7 @@ def values(arm: Arm, name: str) -> dict[int, float]:
 def differences(arm: Arm, first: Arm) -> dict[str, dict]:
     """The spread of (this row - the first one) over the seeds that both have."""
     found = {}
-    for name in PAIRED:
+    for name in (HEADLINE.name, LOSS):
         ours, theirs = values(arm, name), values(first, name)
         if both := [ours[seed] - theirs[seed] for seed in ours if seed in theirs]:
             found[name] = spread(both)
@@ -100,26 +99,29 @@ def outcome(outcomes: list[str], fails: bool) -> str:
 
 
 def label(name: str) -> str:
-    return LABELS.get(name, name.replace('sink/', 'Sink_'))
+    entry = number(name)
+    return 'loss' if name == LOSS else entry.label if entry else name
 
 
-def published(numbers: dict) -> str:
+def published_text(numbers: dict) -> str:
     """Published numbers, as a person reads them."""
-    said = (label(name) if value is True else f'{label(name)} {number(value)}' for name, value in numbers.items())
+    said = (label(name) if value is True else f'{label(name)} {text(value)}' for name, value in numbers.items())
     return '  '.join(said)
 
 
-def number(value: object) -> str:
+def text(value: object) -> str:
     return f'{value:.2f}' if isinstance(value, float) else str(value)
 
 
-def formatted(rows: list[dict]) -> tuple[list[str], list[list[str]]]:
+def cells(rows: list[dict]) -> tuple[list[str], list[list[str]]]:
     """Headings and cells, as a person reads them; a column in which nothing stands is left out."""
     columns = {'row': [row['row'] for row in rows], 'n': [str(done(row)) for row in rows]}
     for name in measures(rows):
-        columns[label(name)] = [compared(row['ours'].get(name), row['published'].get(name)) for row in rows]
-        if name == 'sink/1':
-            columns[f'Sink_1 - {rows[0]["row"]}'] = [compared((row['difference'] or {}).get(name)) for row in rows]
+        columns[label(name)] = [cell(row['ours'].get(name), row['published'].get(name)) for row in rows]
+        if name == HEADLINE.name:
+            columns[f'{HEADLINE.label} - {rows[0]["row"]}'] = [
+                cell((row['difference'] or {}).get(name)) for row in rows
+            ]
     columns['outcome'] = [row['outcome'] for row in rows]
     kept = {heading: cells for heading, cells in columns.items() if any(cells)}
     return list(kept), [list(cells) for cells in zip(*kept.values(), strict=True)]
@@ -127,16 +129,16 @@ def formatted(rows: list[dict]) -> tuple[list[str], list[list[str]]]:
 
 def measures(rows: list[dict]) -> list[str]:
     """What is shown of some row: the usual numbers, and between them what else was published and is measured here."""
-    others = dict.fromkeys(name for row in rows for name in row['ours'] if name not in FIRST + LAST)
-    return [*FIRST, *others, *LAST]
+    others = dict.fromkeys(name for row in rows for name in row['ours'] if name not in (*COMPARED, LOSS))
+    return [*COMPARED, *others, LOSS]
 
 
 def done(row: dict) -> int:
     return list(row['seeds'].values()).count('done')
 
 
-def compared(ours: dict | None, theirs: object = None) -> str:
+def cell(ours: dict | None, theirs: object = None) -> str:
     """mean ± spread (published)."""
     spread = f' ± {ours["sd"]:.2f}' if ours and ours['sd'] is not None else ''
     mine = f'{ours["mean"]:.2f}{spread}' if ours else ''
-    return f'{mine or "-"} ({number(theirs)})' if theirs is not None else mine
+    return f'{mine or "-"} ({text(theirs)})' if theirs is not None else mine

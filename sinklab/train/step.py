@@ -7,7 +7,8 @@ import optax
 
 from sinklab import sharding
 from sinklab.attend.choice import Choice, choose
-from sinklab.measure import sink
+from sinklab.measure import table
+from sinklab.measure.setting import setting_of
 from sinklab.model.capture import Capture
 from sinklab.model.rule import case
 from sinklab.spec import Hardware, Spec
@@ -23,11 +24,7 @@ def attention(spec: Spec, hardware: Hardware) -> Choice:
 
 def sinks(captured: Capture, spec: Spec) -> dict[str, jax.Array]:
     """The sinks of a training batch, over its whole length."""
-    mask, attention, length = spec.model.mask, spec.model.attention, spec.data.length
-    received, reach = captured.received, min(mask.window or length, mask.block or length)
-    if attention.normalizer in sink.IMPLICIT:
-        received = sink.completed_sums(received, attention.gain, length)
-    return sink.context(received, length, mask.prefix or 1, reach)
+    return table.context(captured.received, setting_of(spec, spec.data.length, captured.columns))
 
 
 def train_step(spec: Spec, hardware: Hardware, mesh: jax.sharding.Mesh, backend: str = 'chunked') -> Callable:

@@ -1,0 +1,62 @@
+"""Norms of the first token's hidden state, key and value against those of the others."""
+
+import numpy as np
+
+from sinklab.measure.measure import Measure, Number, Picture, union
+from sinklab.measure.setting import Setting
+
+HIDDEN = 'Norm of the first hidden state over the mean of the others, after each block.'
+VALUE = 'Norm of the first value over the mean of the others, in each block.'
+
+
+def norms(array_TD):
+    """||x_t||_2 of each token, in float32."""
+    return array_TD.__array_namespace__().linalg.norm(array_TD.astype('float32'), axis=-1)
+
+
+def ratio(norm_T) -> np.ndarray:
+    """||x_1|| / mean_{t > 1} ||x_t||."""
+    norm_T = np.asarray(norm_T)
+    return norm_T[..., 0] / norm_T[..., 1:].mean(-1)
+
+
+def of_blocks(norm_LPT) -> dict[str, float]:
+    """norm/ratio/LL after each block, a ratio of means over sequences as in the released code."""
+    ratios = ratio(np.mean(norm_LPT, 1))
+    return {f'norm/ratio/{layer:02}': float(value) for layer, value in enumerate(ratios, 1)}
+
+
+def of_text(array_LPSHK, setting: Setting):
+    """Means over heads of the norms of the text's keys or values, _LPT."""
+    return norms(array_LPSHK[:, :, setting.columns :]).mean(-1)
+
+
+def first_and_others(name: str, norm_LPT) -> dict[str, float]:
+    """norm/NAME/1 and norm/NAME/other, means over sequences, layers and heads, and norm/NAME/ratio, theirs."""
+    first, other = float(np.mean(norm_LPT[..., 0])), float(np.mean(norm_LPT[..., 1:]))
+    return {f'norm/{name}/1': first, f'norm/{name}/other': other, f'norm/{name}/ratio': first / other}
+
+
+def shown(name: str) -> tuple[Number, ...]:
+    sentence = f'Mean norms of {name}s as attended: of the first token, of the others, and the one over the other.'
+    return tuple(Number(f'norm/{name}/{of}', f'{name} norm {of}', sentence) for of in ('1', 'other', 'ratio'))
+
+
+MEASURES = (
+    Measure(
+        reads=('residual_LPTD',),
+        arrays=lambda residual, setting: {'norm_LPT': norms(residual)},
+        numbers=lambda kept, setting: of_blocks(kept['norm_LPT']),
+        shown=(Number('norm/ratio/{k}', 'norm ratio {k}', HIDDEN),),
+        saved=('norm_LT',),
+        picture=Picture('ratios', 'norm_LT', 'Massive activations', 'norm ratio', HIDDEN, of=ratio),
+    ),
+    Measure(
+        reads=('key_LPSHK', 'value_LPSHK'),
+        arrays=lambda key, value, setting: {'key_LPT': of_text(key, setting), 'value_LPT': of_text(value, setting)},
+        numbers=lambda kept, setting: union(first_and_others(name, kept[f'{name}_LPT']) for name in ('key', 'value')),
+        shown=(*shown('key'), *shown('value')),
+        saved=('key_LT', 'value_LT'),
+        picture=Picture('ratios', 'value_LT', 'Values of the first token', 'norm ratio', VALUE, of=ratio),
+    ),
+)
