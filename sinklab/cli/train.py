@@ -65,7 +65,7 @@ def run(given: argparse.Namespace, rest: list[str]) -> int:
 
 
 def last_good(folder: Any) -> str:
-    saved = folder.saved()
+    saved = folder.checkpoint_steps()
     return (
         f'the last good checkpoint is {folder.checkpoints / str(saved[-1])}' if saved else 'no checkpoint was saved'
     )
