@@ -70,7 +70,7 @@ def looped(spec: Spec, warm: int) -> float:
     ticks = {}
 
     class Clock(Listener):
-        def step(self, record: dict) -> None:
+        def record(self, record: dict, written: bool) -> None:
             ticks[record['step']] = time.perf_counter()
 
     with tempfile.TemporaryDirectory() as folder, Progress('softmax', spec) as progress:

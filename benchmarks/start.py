@@ -38,17 +38,17 @@ def child(start: float, options: list[str]) -> None:
 
         return run
 
-    def listened(self, record: dict) -> None:
+    def listened(self, record: dict, written: bool) -> None:
         if 'train/loss' in record:
             parts.setdefault('first step', time.time() - start)
-        heard(self, record)
+        heard(self, record, written)
 
-    heard, progress.Progress.step = progress.Progress.step, listened
+    heard, progress.Progress.record = progress.Progress.record, listened
     loop.sequences = timed('data', loop.sequences)
     state.create = timed('initial state', state.create)
     loop.evaluation = wrapped(timed, 'validation', loop.evaluation)
     loop.probe.observer = wrapped(timed, 'probe', loop.probe.observer)
-    loop.Run.compiled = timed('step', loop.Run.compiled)
+    loop.Run.executable = timed('step', loop.Run.executable)
     for name in ('__init__', 'save', 'close'):
         setattr(loop.Checkpoints, name, timed('checkpoints', getattr(loop.Checkpoints, name)))
     if main(options):

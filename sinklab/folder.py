@@ -61,19 +61,12 @@ class Folder:
         except ValueError as error:
             raise Refusal(f'{file} is damaged ({error}); bring it back, or give a new --workdir') from error
 
-    def commit(self) -> str:
-        """That of the newest attempt."""
+    def environment(self) -> dict:
+        """Of the newest attempt, with (step, attention) of all; nothing of what cannot be read."""
         try:
-            return f'commit {self.read("environment")["commit"]}'
-        except (OSError, ValueError, KeyError):
-            return 'its commit is unknown'
-
-    def attempts(self) -> list[dict]:
-        """(step, attention) of every attempt at this run; nothing of what cannot be read."""
-        try:
-            return self.read('environment')['attempts']
-        except (OSError, ValueError, KeyError):
-            return []
+            return self.read('environment')
+        except (OSError, ValueError):
+            return {}
 
     def check(self, spec: Spec) -> None:
         """Refuses a folder that holds another run, or something that is none."""
@@ -95,7 +88,7 @@ class Folder:
             gone, new = (', '.join(sorted(one.keys() - other)) for one, other in ((theirs, ours), (ours, theirs)))
             raise Refusal(
                 f'{self} holds a run of another version, whose config has {gone or "nothing"} that is unknown here, '
-                f'and lacks {new or "nothing"}; go on with its own ({self.commit()}), or {another}'
+                f'and lacks {new or "nothing"}; go on with commit {self.environment().get("commit")}, or {another}'
             )
         if ours['data.source'].startswith('store:') and theirs['data.source'].startswith('store:'):
             theirs['data.source'] = ours['data.source']  # a checkpoint knows the store by its digest, wherever it is
@@ -125,7 +118,7 @@ class Folder:
             steps[record['step']] = record
         return [steps[step] for step in sorted(steps)]
 
-    def saved(self) -> list[int]:
+    def checkpoint_steps(self) -> list[int]:
         """The steps of the finished checkpoints."""
         return sorted(int(path.name) for path in self.checkpoints.glob('*') if path.name.isdigit())
 

@@ -52,9 +52,9 @@ def test_a_run_of_another_version_is_refused_with_what_differs_and_its_commit(fo
     line = str(refusal.value)
     assert len(line.splitlines()) == 1
     assert 'whose config has model.width_of_old that is unknown here, and lacks model.width;' in line
-    assert f'go on with its own (commit 0123abc), or give a new folder, e.g. --workdir={folder}-2' in line
+    assert f'go on with commit 0123abc, or give a new folder, e.g. --workdir={folder}-2' in line
     config['model']['width'] = 16
     folder.write('config', config)
     (folder.path / 'environment.json').unlink()
-    with pytest.raises(Refusal, match=r'has model\.width_of_old .* and lacks nothing; .* \(its commit is unknown\)'):
+    with pytest.raises(Refusal, match=r'has model\.width_of_old .* and lacks nothing; .* commit None'):
         folder.check(tiny())

@@ -103,7 +103,7 @@ class Dying(Listener):
     def __init__(self, at, error=Died):
         self.at, self.error = at, error
 
-    def step(self, record):
+    def record(self, record, written):
         if record['step'] == self.at:
             raise self.error
 
@@ -186,7 +186,7 @@ def test_divergence_stops_the_run_and_names_a_checkpoint_that_training_can_go_on
     with pytest.raises(loop.Diverged, match=r'train/\w+ is \w+ at step \d'):
         train(wild, tmp_path / 'run')
     folder = Folder(tmp_path / 'run')
-    kept = ocp.load(folder.checkpoints / str(folder.saved()[-1]), checkpointable_name='state')
+    kept = ocp.load(folder.checkpoints / str(folder.checkpoint_steps()[-1]), checkpointable_name='state')
     batch = sequences(wild).batches.rows(int(kept['step']), range(4))
     value, gradient = jax.value_and_grad(objective.loss_of(wild))(kept['params'], batch)
     assert np.isfinite(value)
@@ -201,7 +201,7 @@ def test_a_measurement_that_is_not_finite_is_divergence_and_is_not_saved(corpus,
         train(spec(corpus, checkpoint__every_steps=3), tmp_path / 'run')
     expected = dict(kind='diverged', step=3, checkpoint=None, message='sink/1 is nan at step 3', exit_code=3)
     assert outcome(tmp_path / 'run') == expected
-    assert Folder(tmp_path / 'run').saved() == []
+    assert Folder(tmp_path / 'run').checkpoint_steps() == []
 
 
 def test_a_folder_that_cannot_be_made_is_refused(corpus, tmp_path):
@@ -233,7 +233,7 @@ def fill(path):
 @pytest.mark.slow
 def test_a_disk_that_fills_up_is_said_in_words_and_the_run_goes_on_when_there_is_room(whole, corpus, small_disk):
     class Filler(Listener):
-        def step(self, record):
+        def record(self, record, written):
             if record['step'] == 6:
                 fill(small_disk / 'ballast')
 
@@ -261,9 +261,9 @@ def test_a_signal_to_the_real_program(whole, corpus, tmp_path, name, code):
     )
     command = [sys.executable, '-m', 'sinklab', 'train', f'--config={script}', f'--workdir={tmp_path}/run']
     slowed = 'import os, signal, sys, sinklab.train.loop as loop\n'
-    slowed += 'def note(run, record, old=loop.Run.write):\n'
-    slowed += f'    old(run, record)\n    if record["step"] == 6: os.kill(os.getpid(), signal.SIG{name})\n'
-    slowed += 'loop.Run.write = note\nfrom sinklab.cli.main import main\nsys.exit(main(sys.argv[1:]))\n'
+    slowed += 'def note(run, record, written, old=loop.Run.record):\n'
+    slowed += f'    old(run, record, written)\n    if record["step"] == 6: os.kill(os.getpid(), signal.SIG{name})\n'
+    slowed += 'loop.Run.record = note\nfrom sinklab.cli.main import main\nsys.exit(main(sys.argv[1:]))\n'
     first = subprocess.run([sys.executable, '-c', slowed, *command[3:]], capture_output=True, text=True, timeout=600)
     assert first.returncode == code, first.stderr
     if name == 'KILL':

@@ -10,7 +10,7 @@ def shown(capsys, records, **changes):
     """The lines that a log has of these records."""
     listener = progress.Progress('mine', tiny(**changes))
     for record in records:
-        listener.step(record)
+        listener.record(record, written=True)
     return capsys.readouterr().err.splitlines()
 
 

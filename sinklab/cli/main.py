@@ -8,14 +8,7 @@ import sinklab
 from sinklab.cli import doctor, prepare, report, rows, sweep, train
 from sinklab.record import Refusal
 
-VERBS = {
-    'prepare': prepare,
-    'train': train,
-    'rows': rows,
-    'sweep': sweep,
-    'report': report,
-    'doctor': doctor,
-}
+VERBS = {'prepare': prepare, 'train': train, 'rows': rows, 'sweep': sweep, 'report': report, 'doctor': doctor}
 
 
 class Parser(argparse.ArgumentParser):

@@ -43,7 +43,7 @@ class Progress(Listener):
     def __exit__(self, *_) -> None:
         self.bar.stop()
 
-    def step(self, record: dict) -> None:
+    def record(self, record: dict, written: bool) -> None:
         fields = dict(sink=self.sink(record))
         if 'train/loss' in record:
             fields['loss'] = f'{record["train/loss"]:.3f}'

@@ -9,14 +9,13 @@ example:
 """
 
 import argparse
-import functools
 import json
 import signal
 import sys
 from pathlib import Path
 from typing import Any
 
-from sinklab.cli import hardware, programs
+from sinklab.cli import config, hardware, programs
 from sinklab.cli.command import again, program
 from sinklab.cli.train import size_argument
 from sinklab.files import whole
@@ -44,7 +43,10 @@ def run(given: argparse.Namespace, rest: list[str]) -> int:
     for argument in rest:
         if argument.startswith(('--config.seed=', '--config.data.seed=')):
             raise Refusal(f'{argument}: a sweep sets both seeds of a run; give --seeds')
-    load = functools.partial(spec_and_size, given, rest)
+
+    def load(row: str, seed: int) -> tuple[Spec, dict]:
+        return config.load(f'{given.config}:{row}', [*rest, *seed_options(seed)], given.size)
+
     runs = plan.runs(table, seeds(given.seeds), given.workdir, load, layout)
     for names in plan.twins(runs):
         say(f'sinklab sweep: {" and ".join(names)} are the same run at size {runs[0].size}')
@@ -63,8 +65,6 @@ def run(given: argparse.Namespace, rest: list[str]) -> int:
 
 def rows(given: argparse.Namespace) -> dict[str, dict]:
     """The rows to run, in their order, and what each is about."""
-    from sinklab.cli import config
-
     file, _, row = given.config.partition(':')
     if row:
         raise Refusal(f'--config={given.config} names a row; give --config={file} --rows={row}')
@@ -91,13 +91,6 @@ def seed_options(seed: int) -> list[str]:
     return [f'--config.seed={seed}', f'--config.data.seed={seed}']
 
 
-def spec_and_size(given: argparse.Namespace, rest: list[str], row: str, seed: int) -> tuple[Spec, str | None]:
-    from sinklab.cli.config import load
-
-    spec, about = load(f'{given.config}:{row}', [*rest, *seed_options(seed)], given.size)
-    return spec, about['size']
-
-
 def command(config: str, run: Run, options: list[str]) -> list[str]:
     row = [f'--config={config}:{run.row}', f'--workdir={run.folder}']
     return [*program(), 'train', *row, *options, *seed_options(run.seed)]
@@ -105,10 +98,9 @@ def command(config: str, run: Run, options: list[str]) -> list[str]:
 
 def summary(given: argparse.Namespace, rest: list[str], table: dict[str, dict], runs: list[Run]) -> None:
     """Prints the table, and writes sweep.json."""
-    from sinklab.cli.config import override
     from sinklab.report import sweep
 
-    overrides = dict(map(override, rest))
+    overrides = dict(map(config.override, rest))
     rows = sweep.table([arm(dict(about, overrides=overrides), runs) for about in table.values()])
     text = json.dumps(rows, indent=2, allow_nan=False)
     if given.json:

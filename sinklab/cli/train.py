@@ -71,7 +71,7 @@ def closing(record: dict) -> str:
 
 
 def last_good(folder: Any) -> str:
-    saved = folder.saved()
+    saved = folder.checkpoint_steps()
     return (
         f'the last good checkpoint is {folder.checkpoints / str(saved[-1])}' if saved else 'no checkpoint was saved'
     )

@@ -42,10 +42,10 @@ def runs(
     rows: Iterable[str],
     seeds: Iterable[int],
     workdir: str,
-    load: Callable[[str, int], tuple[Spec, str | None]],
+    load: Callable[[str, int], tuple[Spec, dict]],
     hardware: Hardware,
 ) -> list[Run]:
-    """Every run, a whole table seed by seed; none of them where one is refused. `load` gives (spec, size)."""
+    """Every run, a whole table seed by seed; none of them where one is refused. `load` is of a row and a seed."""
     if (Path(workdir) / 'config.json').exists():
         raise Refusal(f'--workdir={workdir} holds a run; give a folder for the runs of a sweep')
     found = [read(Folder(f'{workdir}/{row}-{seed}'), row, seed, load) for seed in seeds for row in rows]
@@ -60,13 +60,13 @@ def runs(
     return found
 
 
-def read(folder: Folder, row: str, seed: int, load: Callable[[str, int], tuple[Spec, str | None]]) -> Run:
+def read(folder: Folder, row: str, seed: int, load: Callable[[str, int], tuple[Spec, dict]]) -> Run:
     """A run as it is asked for, refused where that cannot be."""
     try:
-        spec, size = load(row, seed)
+        spec, about = load(row, seed)
     except Refusal as refusal:
         return Run(row, seed, folder, None, None, 'refused', str(refusal))
-    return Run(row, seed, folder, size, spec)
+    return Run(row, seed, folder, about['size'], spec)
 
 
 def check(runs: list[Run]) -> None:
@@ -88,7 +88,7 @@ def look(run: Run, hardware: Hardware) -> None:
     end = run.spec.optimizer.steps
     try:
         run.folder.check(run.spec)
-        if run.folder.saved()[-1:] == [end]:
+        if run.folder.checkpoint_steps()[-1:] == [end]:
             run.folder.check_end(end)
             run.outcome = 'done'
         elif (written := run.written()).get('kind') == 'diverged':

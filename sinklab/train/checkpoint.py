@@ -36,7 +36,7 @@ class Checkpoints:
                     cleanup_tmp_directories=True,
                 )
         except Exception:  # it reads what all of them say of themselves, and does not say which it cannot
-            for step in self.folder.saved():
+            for step in self.folder.checkpoint_steps():
                 with self.one_line(step):
                     ocp.checkpointables_metadata(path / str(step))
             raise
@@ -92,7 +92,7 @@ class Checkpoints:
         except HEALTHY:
             raise
         except Exception as error:  # of any kind: what a damaged file raises depends on where it is damaged
-            earlier = [saved for saved in self.folder.saved() if saved < step]
+            earlier = [saved for saved in self.folder.checkpoint_steps() if saved < step]
             raise Refusal(
                 f'{self.folder.checkpoints / str(step)} cannot be restored (its files are damaged, or of another '
                 f'version: {reason(error)}); delete it, and the same command '

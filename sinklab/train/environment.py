@@ -11,17 +11,7 @@ import jax
 import sinklab
 from sinklab.spec import Hardware
 
-PACKAGES = (
-    'jax',
-    'jaxlib',
-    'flax',
-    'optax',
-    'orbax-checkpoint',
-    'grain',
-    'ml-collections',
-    'tokenizers',
-    'numpy',
-)
+PACKAGES = ('jax', 'jaxlib', 'flax', 'optax', 'orbax-checkpoint', 'grain', 'ml-collections', 'tokenizers', 'numpy')
 
 
 def versions(packages=PACKAGES) -> dict[str, str | None]:

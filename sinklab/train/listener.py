@@ -4,8 +4,5 @@ class Listener:
     def begin(self, step: int, attention: str) -> None:
         """An attempt goes on from a step, with what computes attention now, and what did before."""
 
-    def step(self, record: dict) -> None:
-        """The numbers of every step."""
-
-    def line(self, record: dict) -> None:
-        """What was appended to metrics.jsonl."""
+    def record(self, record: dict, written: bool) -> None:
+        """The numbers of every step, and whether metrics.jsonl has them."""

@@ -1,6 +1,7 @@
 """The training loop: steps, and what is due between them."""
 
 import contextlib
+import dataclasses
 import errno
 import functools
 import math
@@ -55,7 +56,7 @@ def check(spec: Spec, hardware: Hardware, folder: Folder) -> jax.sharding.Mesh:
     mesh = sharding.mesh(hardware)
     probe.check(spec, memory())
     layout.check_memory(spec, hardware, memory())
-    saved, copies = folder.saved(), spec.checkpoint.keep + 1  # one more while the newest is being written
+    saved, copies = folder.checkpoint_steps(), spec.checkpoint.keep + 1  # one more while the newest is being written
     needed = max(0, copies - len(saved)) * state.size(state.abstract(spec, mesh))
     existing = next(path for path in (folder.path.absolute(), *folder.path.absolute().parents) if path.exists())
     free = shutil.disk_usage(existing).free
@@ -73,25 +74,23 @@ def memory() -> int:
     return limit or os.sysconf('SC_PHYS_PAGES') * os.sysconf('SC_PAGE_SIZE')
 
 
+@dataclasses.dataclass
 class Run:
     """One attempt at a run: its compiled functions, and what has to be done after a step."""
 
-    def __init__(
-        self,
-        spec: Spec,
-        hardware: Hardware,
-        mesh: jax.sharding.Mesh,
-        attention: Choice,
-        folder: Folder,
-        data: Sequences,
-        checkpoints: Checkpoints,
-        listeners: tuple[Listener, ...],
-    ):
-        self.spec, self.hardware, self.mesh, self.folder, self.data = spec, hardware, mesh, folder, data
-        self.checkpoints, self.listeners, self.attention = checkpoints, listeners, attention
-        self.step = step.train_step(spec, hardware, mesh, attention.backend)
-        self.valid = evaluation(spec, hardware, mesh, attention.backend)
-        self.observe = probe.observer(spec, mesh)
+    spec: Spec
+    hardware: Hardware
+    mesh: jax.sharding.Mesh
+    attention: Choice
+    folder: Folder
+    data: Sequences
+    checkpoints: Checkpoints
+    listeners: tuple[Listener, ...]
+
+    def __post_init__(self):
+        where = self.spec, self.hardware, self.mesh, self.attention.backend
+        self.step, self.valid = step.train_step(*where), evaluation(*where)
+        self.observe = probe.observer(self.spec, self.mesh)
 
     def train(self) -> None:
         first = self.checkpoints.latest() or 0
@@ -101,12 +100,12 @@ class Run:
         self.stopwatch = Stopwatch(self.folder.seconds(first))
         with contextlib.closing(Metrics(self.folder)) as self.metrics, signals() as received:
             now = self.begin(first)
-            self.note(first)
+            self.write_attempt(first)
             self.steps(now, first, received)
 
-    def note(self, first: int) -> None:
+    def write_attempt(self, first: int) -> None:
         """Writes where this attempt takes place, and says what computes attention."""
-        attempts = [*self.folder.attempts(), {'step': first, 'attention': str(self.attention)}]
+        attempts = [*self.folder.environment().get('attempts', []), {'step': first, 'attention': str(self.attention)}]
         self.folder.write('environment', environment(self.hardware, str(self.attention), attempts))
         said = dict.fromkeys(attempt['attention'] for attempt in reversed(attempts))
         for listener in self.listeners:
@@ -117,15 +116,13 @@ class Run:
         if first:
             return self.checkpoints.restore(first, state.abstract(self.spec, self.mesh))
         now = state.create(self.spec, self.mesh)
-        record = {'step': 0, 'seconds': self.stopwatch.seconds(), **self.measure(0, now['params'])}
-        self.write(record)
-        self.tell(record)
+        self.record({'step': 0, 'seconds': self.stopwatch.seconds(), **self.measure(0, now['params'])}, written=True)
         return now
 
     def steps(self, now: dict, first: int, received: list[int]) -> None:
         """A step is settled while the devices work on the next, or at once where something is due after it."""
         unsettled = None
-        advance = self.compiled(now)
+        advance = self.executable(now)
         for number in range(first + 1, self.spec.optimizer.steps + 1):
             now, numbers = advance(now, self.batch(number))
             if unsettled:
@@ -140,10 +137,11 @@ class Run:
                 raise Stopped(received[0], number)
         self.checkpoints.wait()
 
-    def compiled(self, now: dict) -> Callable:
-        compiled = self.step.lower(now, self.batch(1)).compile()
+    def executable(self, now: dict) -> Callable:
+        """The compiled step."""
+        advance = self.step.lower(now, self.batch(1)).compile()
         self.stopwatch.restart()
-        return compiled
+        return advance
 
     def batch(self, number: int) -> jax.Array:
         shape = self.spec.optimizer.batch_size, self.spec.data.length + 1
@@ -171,10 +169,7 @@ class Run:
             record['speed/tokens_per_second'] = self.stopwatch.pace() * tokens
             record |= self.data.batches.epochs(number)
         measured = self.measure(number, now['params']) if now else {}
-        record |= measured
-        if logged or measured:
-            self.write(record)
-        self.tell(record)
+        self.record(record | measured, written=bool(logged or measured))
         if now and (self.last(number) or is_due(number, self.spec.checkpoint.every_steps)):
             self.save(number, now)
         if logged or now:
@@ -193,14 +188,11 @@ class Run:
             raise Diverged(number, numbers)
         return numbers
 
-    def tell(self, record: dict) -> None:
+    def record(self, record: dict, written: bool) -> None:
+        if written:
+            self.metrics.append(record)
         for listener in self.listeners:
-            listener.step(record)
-
-    def write(self, record: dict) -> None:
-        self.metrics.append(record)
-        for listener in self.listeners:
-            listener.line(record)
+            listener.record(record, written)
 
     def save(self, number: int, now: dict) -> None:
         if self.checkpoints.newest != number:

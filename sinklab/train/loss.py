@@ -23,12 +23,12 @@ class Cut(NamedTuple):
 @jax.custom_vjp
 def cross_entropy(hidden_BTD: jax.Array, head_VD: jax.Array, target_BT: jax.Array) -> jax.Array:
     """Mean of -log softmax(hidden head^T)[target], 0 where the target is below 0, chunk by chunk."""
-    return divided(hidden_BTD, head_VD, target_BT, gradient=False)[0] / target_BT.size
+    return global_sums(hidden_BTD, head_VD, target_BT, gradient=False)[0] / target_BT.size
 
 
 def forward(hidden_BTD, head_VD, target_BT):
     """Takes each chunk's gradient while its logits are at hand, so that the backward pass needs none."""
-    total, d_hidden_BTD, d_head_VD = divided(hidden_BTD, head_VD, target_BT, gradient=True)
+    total, d_hidden_BTD, d_head_VD = global_sums(hidden_BTD, head_VD, target_BT, gradient=True)
     return total / target_BT.size, (d_hidden_BTD, d_head_VD.astype(head_VD.dtype), target_BT.size)
 
 
@@ -42,19 +42,19 @@ cross_entropy.defvjp(forward, backward)
 
 
 @functools.partial(jax.jit, static_argnames='gradient')
-def divided(hidden_BTD: jax.Array, head_VD: jax.Array, target_BT: jax.Array, gradient: bool) -> tuple:
-    """`summed` on every device for its rows and its part of the vocabulary; the head is gathered along its width."""
+def global_sums(hidden_BTD: jax.Array, head_VD: jax.Array, target_BT: jax.Array, gradient: bool) -> tuple:
+    """`local_sums` of every device's rows and part of the vocabulary, added; the head is gathered along its width."""
     head_VD = sharding.place(head_VD.astype(hidden_BTD.dtype), 'vocabulary', 'embed')  # or float32 is gathered
     mesh = jax.sharding.get_abstract_mesh()
     if mesh.empty or mesh.size == 1:
-        return summed(hidden_BTD, head_VD, target_BT, Cut(), gradient)
+        return local_sums(hidden_BTD, head_VD, target_BT, Cut(), gradient)
     batch, vocabulary, embed = map(
         functools.partial(axes, mesh), ('batch', 'vocabulary', 'embed'), (len(target_BT), *head_VD.shape)
     )
     cut = Cut(batch, vocabulary, tuple(axis for axis in embed if axis in batch))
     rows, columns = PartitionSpec(cut.batch), PartitionSpec(cut.vocabulary)
     return jax.shard_map(
-        functools.partial(summed, cut=cut, gradient=gradient),
+        functools.partial(local_sums, cut=cut, gradient=gradient),
         in_specs=(rows, columns, rows),
         out_specs=(PartitionSpec(), rows, PartitionSpec(cut.vocabulary, cut.embed)),
     )(hidden_BTD, head_VD, target_BT)
@@ -67,12 +67,12 @@ def axes(mesh: jax.sharding.AbstractMesh, name: str, size: int) -> tuple[str, ..
     return tuple(axis for axis in entry if mesh.shape[axis] > 1)
 
 
-def summed(hidden_BTD: jax.Array, head_VD: jax.Array, target_BT: jax.Array, cut: Cut, gradient: bool) -> tuple:
+def local_sums(hidden_BTD: jax.Array, head_VD: jax.Array, target_BT: jax.Array, cut: Cut, gradient: bool) -> tuple:
     """(sum of all losses, its d_hidden_BTD, its d_head_VD in float32); without `gradient`, two times None."""
 
     def body(d_head_DV, chunk):
         hidden_RD, target_R = chunk
-        total, d_logits_RV = scored(hidden_RD, head_VD, target_R, cut)
+        total, d_logits_RV = chunk_sum(hidden_RD, head_VD, target_R, cut)
         if not gradient:
             return None, (total, None)
         d_logits_RV = d_logits_RV.astype(hidden_RD.dtype)
@@ -93,7 +93,7 @@ def summed(hidden_BTD: jax.Array, head_VD: jax.Array, target_BT: jax.Array, cut:
     return total, d_hidden_BTD, over_batch(d_head_DV.T, cut)
 
 
-def scored(hidden_RD: jax.Array, head_VD: jax.Array, target_R: jax.Array, cut: Cut) -> tuple[jax.Array, jax.Array]:
+def chunk_sum(hidden_RD: jax.Array, head_VD: jax.Array, target_R: jax.Array, cut: Cut) -> tuple[jax.Array, jax.Array]:
     """(sum of the losses, its d_logits_RV); neither is finite where a target is beyond the vocabulary."""
     logits_RV = jnp.einsum('RD,VD->RV', hidden_RD, head_VD, preferred_element_type=jnp.float32)
     highest_R = logits_RV.max(-1)

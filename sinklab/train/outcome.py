@@ -59,7 +59,7 @@ def record(folder: Folder, error: BaseException | None) -> dict[str, str | int |
     return dict(
         kind=kind,
         step=error.step if known else next((line['step'] for line in reversed([*folder.lines()])), 0),
-        checkpoint=next(reversed(folder.saved()), None),
+        checkpoint=next(reversed(folder.checkpoint_steps()), None),
         message=' '.join(message.split()),
         exit_code=exit_code,
     )

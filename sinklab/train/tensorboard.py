@@ -24,8 +24,7 @@ class Mirror(Listener):
     def writer(self) -> Any:
         return self.open()  # not before the folder is a run's
 
-    def line(self, record: dict) -> None:
-        for name, value in record.items():
-            if name not in ('step', 'seconds'):
-                self.writer.add_scalar(name, value, record['step'])
+    def record(self, record: dict, written: bool) -> None:
+        for name in [name for name in record if written and name not in ('step', 'seconds')]:
+            self.writer.add_scalar(name, record[name], record['step'])
         self.writer.flush()
