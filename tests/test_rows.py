@@ -63,7 +63,7 @@ def test_a_row_takes_steps_and_a_probe(name, corpus):
         now, _ = advance(now, one)  # where there is a warm-up, its rate is 0
         now, numbers = advance(now, other)
         observed = probe.observer(spec, mesh)(now['params'], data.probe_PT)
-    found = jax.device_get(numbers) | probe.numbers(observed, spec, data.triggered(data.probe_PT))
+    found = jax.device_get(numbers) | probe.numbers(observed, spec, data.is_trigger(data.probe_PT))
     assert all(np.isfinite(value) for value in found.values())
     column = spec.model.columns.kind in ('sink_token', 'k', 'kv', 'logit')
     assert ('sink/star' in found) == (column or spec.model.attention.normalizer == 'plus_one')

@@ -1,12 +1,11 @@
-"""What is known of a corpus before it is tokenized: its split, and a sample of its texts."""
+"""Which documents are held out, and a sample of the others."""
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from stores import corpus_of, made, texts_of
 
-from sinklab.data.documents import sources
-from sinklab.data.documents import split as survey
+from sinklab.data.documents import sources, split
 from sinklab.data.documents.document import Document, Piece, Source
 from sinklab.data.documents.split import exact_limit, key
 
@@ -19,7 +18,7 @@ from sinklab.data.documents.split import exact_limit, key
 )
 def test_a_single_text_is_cut_into_a_side_that_is_trained_on_and_one_that_is_held_out(text, held_out, name):
     document = Document(name, ((text, True),), '', 1000)
-    source = survey.two_sided(Source((Piece(name, 1000, lambda: iter([document])),), ()), held_out)
+    source = split.two_sided(Source((Piece(name, 1000, lambda: iter([document])),), ()), held_out)
     found = sorted(source.documents(), key=lambda document: document.name)
     assert ''.join(document.text for document in found) == text
     assert sum(document.size for document in found) == 1000
@@ -33,7 +32,7 @@ def test_a_single_text_is_cut_into_a_side_that_is_trained_on_and_one_that_is_hel
 
 @pytest.mark.parametrize('sample', [1 << 26, 1000])  # characters: more than the text has, and fewer
 def test_a_store_of_one_long_text_has_both_of_its_sides(tmp_path, monkeypatch, capsys, sample):
-    monkeypatch.setattr(survey, 'SAMPLE', sample)
+    monkeypatch.setattr(split, 'SAMPLE', sample)
     text = ' '.join(corpus_of(200))
     (tmp_path / 'long.txt').write_text(text)
     (tmp_path / 'blank.txt').write_text(' ')
@@ -58,8 +57,8 @@ def test_a_large_corpus_gives_its_tokenizer_a_sample_from_all_over(tmp_path, mon
     (tmp_path / 'texts').mkdir()
     for number in range(50):
         (tmp_path / 'texts' / f'{number:02}.txt').write_text(f'{number} ' + 'a word ' * 1000)
-    monkeypatch.setattr(survey, 'SAMPLE', 40_000)
-    limit, texts = survey.survey(sources.source(f'text:{tmp_path}/texts/*.txt'), 0.2, lenient=False, texts=True)
+    monkeypatch.setattr(split, 'SAMPLE', 40_000)
+    limit, texts = split.survey(sources.source(f'text:{tmp_path}/texts/*.txt'), 0.2, lenient=False, texts=True)
     assert limit == int(0.2 * 2**64)
     assert 20_000 < sum(map(len, texts)) < 60_000
     assert len({text.split()[0] for text in texts}) == len(texts) > 20
