@@ -16,15 +16,16 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from sinklab.attend import columns_mass, fused
-from sinklab.attend.bias import Bias
+from sinklab.attend.backends import BACKENDS
+from sinklab.attend.examples import operations
 from sinklab.attend.mask import causal
-from sinklab.spec import Attention
+from sinklab.attend.operation import Operation
+from sinklab.attend.received import received
+from sinklab.attend.rule import Rule
 from sinklab.train.environment import versions
 
 OPERATIONS = {
-    f'{similarity}/{normalizer}': Attention(similarity, normalizer, 'identity', gain=1.0, power=None, offset=0.0)
-    for similarity, normalizer in (('exp', 'sum'), ('sigmoid', 'none'), ('softpick', 'sum'))
+    '/'.join(pair): operations()[pair] for pair in (('exp', 'sum'), ('sigmoid', 'none'), ('softpick', 'sum'))
 }
 RUNS = {'dense': ('dense', False), 'chunked': ('chunked', False), 'chunked + sinks': ('chunked', True)}
 HEADS, WIDTH, KEYS = 4, 64, 4
@@ -38,10 +39,10 @@ def main() -> None:
     given = parser.parse_args()
     print(f'{jax.devices()[0].device_kind}, {versions(("jax", "jaxlib"))}')
     for length in given.lengths:
-        for name, attention in OPERATIONS.items():
+        for name, operation in OPERATIONS.items():
             for gradient in (False, True):
                 runs = {
-                    run: compiled(backend, attention, length, gradient, sinks)
+                    run: compiled(backend, operation, length, gradient, sinks)
                     for run, (backend, sinks) in RUNS.items()
                     if backend != 'dense' or length <= given.matrix
                 }
@@ -55,15 +56,15 @@ def lengths(given: str) -> list[int]:
     return found
 
 
-def compiled(backend: str, attention: Attention, length: int, gradient: bool, sinks: bool) -> tuple[Callable, float]:
+def compiled(backend: str, operation: Operation, length: int, gradient: bool, sinks: bool) -> tuple[Callable, float]:
     """(call, MiB)."""
     rng = np.random.default_rng(0)
     arrays = [jnp.asarray(rng.normal(size=(1, length, HEADS, WIDTH)), jnp.float32) for _ in range(3)]
-    mask = causal(length)
+    rule = Rule(operation, causal(length))
 
     def total(query, key, value):
-        output, rows = fused.attend(backend, query, key, value, attention, mask, measured=sinks)
-        found = columns_mass.received(query, key, rows, attention, mask, 0, Bias(), KEYS).share_BHS if sinks else 0.0
+        output, rows, _ = BACKENDS[backend].attend(query, key, value, rule, measured=sinks)
+        found = received(query, key, rows, rule, KEYS).share_BHS if sinks else 0.0
         return jnp.sum(output), found
 
     function = jax.value_and_grad(total, (0, 1, 2), has_aux=True) if gradient else total

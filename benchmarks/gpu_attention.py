@@ -22,14 +22,15 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from sinklab.attend import columns_mass, fused
-from sinklab.attend.bias import Bias
+from sinklab.attend.backends import BACKENDS, Case
+from sinklab.attend.choice import lacks
+from sinklab.attend.examples import operations
 from sinklab.attend.mask import causal
-from sinklab.spec import Attention
+from sinklab.attend.received import received
+from sinklab.attend.rule import Rule
 
 WIDTH = 2048  # of the model: its heads fill it
-SOFTMAX = Attention('exp', 'sum', 'identity', gain=1.0, power=None, offset=0.0)
-SIGMOID = Attention('sigmoid', 'none', 'identity', gain=1.0, power=None, offset=0.0)
+SOFTMAX, SIGMOID = operations()['exp', 'sum'], operations()['sigmoid', 'none']
 RUNS = {
     'cuDNN softmax': ('cudnn', SOFTMAX),
     'our softmax': ('gpu', SOFTMAX),
@@ -87,13 +88,13 @@ def compared(length: int, width: int, given: argparse.Namespace) -> list[dict]:
 
 def compiled(direction: str, arrays: list[jax.Array], length: int, width: int):
     """(name, compiled function) of whatever compiles and is right."""
-    for name, (backend, attention) in RUNS.items():
-        case = fused.Case(attention, length, WIDTH // width, width, width, 'bfloat16')
-        if reason := fused.lacks(backend, 'gpu', case):
+    for name, (backend, operation) in RUNS.items():
+        rule = Rule(operation, causal(length))
+        if reason := lacks(backend, 'gpu', Case(rule, WIDTH // width, width, width, 'bfloat16')):
             print(f'T={length:6} K={width:4} {direction:21} {name:26} left out: {reason}')
             continue
         for measured in (False, True) if backend != 'dense' else (False,):
-            function = jax.jit(directed(direction, backend, attention, length, measured))
+            function = jax.jit(directed(direction, backend, rule, measured))
             try:
                 jax.block_until_ready(function(*arrays))
             except Exception as error:  # the plain matrix of 16k tokens does not fit, for one
@@ -104,15 +105,11 @@ def compiled(direction: str, arrays: list[jax.Array], length: int, width: int):
             yield name + measured * ' + sink scores', function
 
 
-def directed(direction: str, backend: str, attention: Attention, length: int, measured: bool) -> Callable:
-    mask, bias = causal(length), Bias()
+def directed(direction: str, backend: str, rule: Rule, measured: bool) -> Callable:
 
     def forward(query, key, value, cotangent):
-        output, rows = fused.attend(backend, query, key, value, attention, mask, measured=measured)
-        scores = (
-            columns_mass.received(query, key, rows, attention, mask, 0, bias, KEYS).share_BHS if measured else 0.0
-        )
-        return output, scores
+        output, rows, _ = BACKENDS[backend].attend(query, key, value, rule, measured=measured)
+        return output, received(query, key, rows, rule, KEYS).share_BHS if measured else 0.0
 
     def both(query, key, value, cotangent):
         def total(query, key, value):

@@ -116,7 +116,7 @@ def cost(chip: str, kernel: str, given: argparse.Namespace) -> dict:
 
 def scores(kernel: str, length: int) -> int:
     """How many a body computes."""
-    from sinklab.attend import tpu
+    from sinklab.attend.kernels import tpu
 
     queries, keys = (
         (1024, 1024)
@@ -198,26 +198,25 @@ def ours(kernel: str, given: argparse.Namespace):
     """(function, shapes): one kernel of the softmax or the linear primitive."""
     import jax.numpy as jnp
 
-    from sinklab.attend import epilogue, tpu
+    from sinklab.attend import epilogue
+    from sinklab.attend.examples import operations
+    from sinklab.attend.kernels import tpu
+    from sinklab.attend.kernels.primitive import Problem, Scores, Softmax
     from sinklab.attend.mask import full
-    from sinklab.attend.primitive import Scores
-    from sinklab.attend.similarity import SIMILARITIES
 
     name, *normalized, direction = kernel.split()
-    weigh = None if name == 'softmax' else epilogue.weigher(SIMILARITIES[name], None, bool(normalized), False)
-    how = Scores(given.width**-0.5, 0.0, None), weigh
-    rest = full(given.length), None, jnp.zeros((given.heads, 0))
+    pair = ('exp', 'sum') if name == 'softmax' else (name, 'sum' if normalized else 'none')
+    sums = epilogue.sums(operations()[pair])
+    how = sums, Problem(Scores(given.width**-0.5), full(given.length), None, jnp.zeros((given.heads, 0)))
     head = (1, given.heads, given.length, given.width), jnp.bfloat16
     row = head[0][:3], jnp.float32
     if direction == 'forward':
-        return lambda *arrays: tpu.forward(*how, *arrays, *rest), [head] * 3
-    lse = int(weigh is None)
+        return lambda *arrays: tpu.forward(*how, *arrays), [head] * 3
 
     def backward(query, key, value, d_output, *rows):
-        shift = rows[0] if lse else None
-        return tpu.backward(*how, query, key, value, *rest, shift, d_output, rows[lse:])
+        return tpu.backward(*how, query, key, value, d_output, rows)
 
-    return backward, [head] * 4 + [row] * (lse + bool(normalized) + lse)
+    return backward, [head] * 4 + [row] * (sums.statistics + (sums == Softmax()))
 
 
 def splash(kernel: str, given: argparse.Namespace):

@@ -68,7 +68,7 @@ ROWS = {
         note='The 29214 has been questioned (issue 44 of mit-han-lab/streaming-llm): published, no target.',
     ),
     'streaming_sink_token': streaming(
-        {'model.columns': 'sink_token'},
+        {'model.columns.kind': 'sink_token'},
         (1235, 18.01, 18.01, 18.02),
         (19.6, 45.6, 29.8, 39.9, 16.6, 62.6, 50.8),
         note='X counts the sink token.',

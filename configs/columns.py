@@ -14,13 +14,13 @@ not shared, shared, not shared, shared, as Table 3 shows; a sink token stands at
 from configs.table import table
 
 
-def row(columns, star, sink, loss, source='Gu et al. (v1), Table 3', **bias):
-    diff = {'model.columns': columns} | {f'model.bias.{name}': value for name, value in bias.items()}
+def row(kind, star, sink, loss, source='Gu et al. (v1), Table 3', **how):
+    diff = {f'model.columns.{name}': value for name, value in dict(kind=kind, **how).items()}
     return dict(diff=diff, published={'sink/star': star, 'sink/1': sink, 'valid/loss': loss}, source=source)
 
 
-def shared(columns, star, sink, loss, **bias):
-    return row(columns, star, sink, loss, 'Gu et al. (v1), Table 11 (its header is misprinted)', shared=True, **bias)
+def shared(kind, star, sink, loss, **how):
+    return row(kind, star, sink, loss, 'Gu et al. (v1), Table 11 (its header is misprinted)', shared=True, **how)
 
 
 def fixed(value, norm, star, sink, loss):
@@ -37,7 +37,9 @@ ROWS = {
     'kv': row('kv', 72.76, 0.04, 3.72),
     'k': row('k', 73.34, 0.00, 3.72, value='zero'),
     'v': dict(
-        diff={'model.columns': 'v'}, published={'sink/1': 17.53, 'valid/loss': 3.73}, source='Gu et al. (v1), Table 3'
+        diff={'model.columns.kind': 'v'},
+        published={'sink/1': 17.53, 'valid/loss': 3.73},
+        source='Gu et al. (v1), Table 3',
     ),
     'kv_shared': shared('kv', 56.61, 12.44, 3.72),
     'k_shared': shared('k', 68.31, 0.23, 3.72, value='zero'),
@@ -55,7 +57,7 @@ ROWS = {
     'k_width_32': narrow(32, 51.23, 1.94, 3.73),
     'k_width_64': narrow(64, 69.19, 0.04, 3.72),
     'logit': dict(
-        diff={'model.columns': 'logit'},
+        diff={'model.columns.kind': 'logit'},
         published={},
         source='gpt-oss (OpenAI, 2025)',
         note='A learned score with no key and no value; nothing was published on its sinks.',

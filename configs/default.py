@@ -67,7 +67,6 @@ def model():
             ffn_width=1536,
             vocabulary=50432,
             position='rotary',
-            columns='none',
             ffn='swiglu',
             norm='pre',
             qk_norm=False,
@@ -86,7 +85,13 @@ def model():
                 offset=0.0,
             ),
             mask=dict(prefix=placeholder(int), window=placeholder(int), block=placeholder(int), document=False),
-            bias=dict(shared=False, key_width=placeholder(int), value='learned', value_norm=placeholder(float)),
+            columns=dict(
+                kind='none',
+                shared=False,
+                key_width=placeholder(int),
+                value='learned',
+                value_norm=placeholder(float),
+            ),
         )
     )
 

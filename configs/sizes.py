@@ -58,6 +58,6 @@ SIZES = {'paper': {}, 'quickstart': QUICKSTART, 'smoke': SMOKE}
 PART_OF = {
     'model.mask.window': 'data.length',
     'model.mask.block': 'data.length',
-    'model.bias.key_width': 'model.head_width',
+    'model.columns.key_width': 'model.head_width',
 }
 LEAST = {'model.mask.window': 2, 'model.mask.block': 2}  # of one key, queries would see themselves alone

@@ -53,36 +53,37 @@ def of_attention(attention: Attention) -> Iterator[str]:
 
 
 def of_columns(model: Model) -> Iterator[str]:
-    columns, bias, attention, at = model.columns, model.bias, model.attention, 'config.model.bias'
-    if columns in ('none', 'sink_token') and (bias.shared or bias.key_width):
-        yield f'{at} has no use in columns {columns}; leave it, or set config.model.columns to k, kv, v or logit'
-    if columns in VALUES and bias.value not in VALUES[columns]:
-        yield f'{at}.value is {bias.value}; columns {columns} allow: {", ".join(VALUES[columns])}'
-    if columns not in VALUES and bias.value != 'learned':
-        yield f'{at}.value is {bias.value}, for which columns {columns} have no use; leave it at learned'
-    if (bias.value in ('first', 'uniform')) != (bias.value_norm is not None):
-        yield f'{at}.value_norm is {bias.value_norm} with value {bias.value}; first and uniform need one, others None'
-    if bias.key_width and (columns not in ('k', 'kv') or bias.key_width >= model.head_width):
+    columns, attention, at = model.columns, model.attention, 'config.model.columns'
+    kind, value = columns.kind, columns.value
+    if kind in ('none', 'sink_token') and (columns.shared or columns.key_width):
+        yield f'{at}.shared and key_width have no use in kind {kind}; leave them, or set kind to k, kv, v or logit'
+    if kind in VALUES and value not in VALUES[kind]:
+        yield f'{at}.value is {value}; kind {kind} allows: {", ".join(VALUES[kind])}'
+    if kind not in VALUES and value != 'learned':
+        yield f'{at}.value is {value}, for which kind {kind} has no use; leave it at learned'
+    if (value in ('first', 'uniform')) != (columns.value_norm is not None):
+        yield f'{at}.value_norm is {columns.value_norm} with value {value}; first and uniform need one, others None'
+    if columns.key_width and (kind not in ('k', 'kv') or columns.key_width >= model.head_width):
         yield (
-            f'{at}.key_width is {bias.key_width} with columns {columns} and head_width {model.head_width}; it is for '
+            f'{at}.key_width is {columns.key_width} with kind {kind} and head_width {model.head_width}; it is for '
             'k and kv, and below the head width (None: all dimensions)'
         )
-    empty = columns == 'logit' or (columns == 'k' and bias.value == 'zero')
+    empty = kind == 'logit' or (kind == 'k' and value == 'zero')
     if empty and attention.normalizer in UNMEASURED:
         yield (
-            f'config.model.columns={columns} adds no value, and normalizer {attention.normalizer} has no use for its '
-            'mass, so it changes nothing; use columns kv, or normalizer sum'
+            f'{at}.kind={kind} adds no value, and normalizer {attention.normalizer} has no use for its mass, so it '
+            'changes nothing; use kind kv, or normalizer sum'
         )
-    if columns == 'logit' and (attention.feature_map != 'identity' or attention.similarity == 'identity'):
+    if kind == 'logit' and (attention.feature_map != 'identity' or attention.similarity == 'identity'):
         yield (
-            'config.model.columns=logit is a score of its own, beside feature map identity and a similarity that '
-            'weighs scores; use columns k here'
+            f'{at}.kind=logit is a score of its own, beside feature map identity and a similarity that weighs '
+            'scores; use kind k here'
         )
 
 
 def of_model(model: Model) -> Iterator[str]:
-    if model.heads == 1 and (model.bias.shared or model.gate == 'shared'):
-        yield 'config.model.heads is 1, so there is nothing to share; set bias.shared=False, or gate=elementwise'
+    if model.heads == 1 and (model.columns.shared or model.gate == 'shared'):
+        yield 'config.model.heads is 1, so there is nothing to share; set columns.shared=False, or gate=elementwise'
     if model.attention.gain != 1 and (model.head_norm or model.norm == 'sandwich'):
         yield (
             f'config.model.attention.gain is {model.attention.gain}, and a norm of what heads give divides it out '
@@ -122,7 +123,7 @@ def of_reset(model: Model) -> Iterator[str]:
         yield f'{told} does nothing; set it to continued'
     if model.position == 'alibi' or model.position.startswith('relative'):
         yield f'{told} has no distance to another document; set it to continued, and mask.document=True'
-    if model.position == 'rotary' and model.mask.document and model.columns != 'sink_token':
+    if model.position == 'rotary' and model.mask.document and model.columns.kind != 'sink_token':
         yield f'{told} changes no distance within a document; set it to continued, or position to learned'
 
 

@@ -18,16 +18,7 @@ from sinklab.record import (
     Text,
 )
 
-Similarity = Literal['exp', 'softpick', 'sigmoid', 'elu1', 'relu', 'identity']
-Normalizer = Literal['sum', 'p_norm', 'plus_one', 'clamped', 'count', 'none']
-FeatureMap = Literal['identity', 'elu1', 'mlp']
-Position = Literal[
-    'none', 'absolute', 'learned', 'relative_paper_code', 'relative_paper_printed', 'relative_t5', 'alibi', 'rotary'
-]
-FFN = Literal['relu', 'gelu', 'swish', 'reglu', 'geglu', 'swiglu']
-Backend = Literal['auto', 'dense', 'chunked', 'tpu', 'gpu', 'cudnn']
-Gate = Literal['none', 'elementwise', 'headwise', 'shared', 'value', 'value_state']
-
+# Each similarity, with the normalizers that it goes with.
 PAIRS: dict[str, tuple[str, ...]] = {
     'exp': ('sum', 'p_norm', 'plus_one'),
     'softpick': ('sum',),
@@ -36,6 +27,16 @@ PAIRS: dict[str, tuple[str, ...]] = {
     'relu': ('count', 'none', 'sum'),
     'identity': ('none', 'clamped', 'count', 'sum'),
 }
+
+Similarity = Literal[*PAIRS]
+Normalizer = Literal[*dict.fromkeys(normalizer for pair in PAIRS.values() for normalizer in pair)]
+FeatureMap = Literal['identity', 'elu1', 'mlp']
+Position = Literal[
+    'none', 'absolute', 'learned', 'relative_paper_code', 'relative_paper_printed', 'relative_t5', 'alibi', 'rotary'
+]
+FFN = Literal['relu', 'gelu', 'swish', 'reglu', 'geglu', 'swiglu']
+Backend = Literal['auto', 'dense', 'chunked', 'tpu', 'gpu', 'cudnn']
+Gate = Literal['none', 'elementwise', 'headwise', 'shared', 'value', 'value_state']
 
 
 @dataclasses.dataclass(frozen=True)
@@ -61,9 +62,10 @@ class Mask:
 
 
 @dataclasses.dataclass(frozen=True)
-class Bias:
-    """How the columns k, kv and logit, and the bias v, are made."""
+class Columns:
+    """What every query sees beside the text (Table 3: attention biases), and how it is made."""
 
+    kind: Literal['none', 'sink_token', 'k', 'kv', 'v', 'logit']
     shared: Flag  # one for all heads of a layer
     key_width: Count | None  # how many of a key's first dimensions are learned, the others being 0; None: all
     value: Literal['learned', 'zero', 'first', 'uniform']  # of the column k: zero, or fixed along e_1 or (1, ..., 1)
@@ -79,7 +81,6 @@ class Model:
     ffn_width: Count
     vocabulary: Count
     position: Position
-    columns: Literal['none', 'sink_token', 'k', 'kv', 'v', 'logit']  # what every query sees beside the text
     ffn: FFN
     norm: Literal['pre', 'post', 'sandwich']
     qk_norm: Flag
@@ -91,7 +92,7 @@ class Model:
     dtype: Literal['bfloat16', 'float32']  # of the computation; parameters and statistics are float32
     attention: Attention
     mask: Mask
-    bias: Bias
+    columns: Columns
 
 
 @dataclasses.dataclass(frozen=True)

@@ -15,7 +15,8 @@ from flax import nnx
 from ml_collections import ConfigDict
 
 from configs import default
-from sinklab.attend import chunked, tpu
+from sinklab.attend import chunked
+from sinklab.attend.kernels import tpu
 from sinklab.parse import parse
 from sinklab.spec import PAIRS, Attention, Spec
 from sinklab.train import state

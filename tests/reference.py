@@ -19,12 +19,12 @@ class Place:
 
 def forward(params, token_T, spec):
     """(logits_TV, attention_LHTS with the column left of the text, residual_LTD) of one sequence of the text."""
-    model, sinks = spec.model, int(spec.model.columns == 'sink_token')
+    model, sinks = spec.model, int(spec.model.columns.kind == 'sink_token')
     params = double(params)
     place = placed(params, token_T, spec)
     x = params['embedding_VD'][token_T]
     if sinks:
-        x = np.concatenate([params['sink_TD'], x])
+        x = np.concatenate([params['sink']['vector_TD'], x])
     if model.position == 'absolute':
         x = x + formulas.sinusoids(place.position_T, model.width)
     if model.position == 'learned':
@@ -46,9 +46,9 @@ def placed(params, token_T, spec):
     if spec.data.positions == 'reset':
         position_T = np.array([t - list(document_T).index(document_T[t]) for t in range(length)])
     visible_TS = formulas.visible(length, model.mask, document_T)
-    if model.columns in COLUMN:
+    if model.columns.kind in COLUMN:
         visible_TS = np.insert(visible_TS, 0, True, axis=1)
-    if model.columns == 'sink_token':
+    if model.columns.kind == 'sink_token':
         position_T = np.insert(position_T + 1, 0, 0)
         visible_TS = np.insert(visible_TS, 0, np.arange(length + 1) == 0, axis=0)
     table_RH = params['position']['table_RH'] if model.position == 'relative_t5' else None
@@ -89,20 +89,20 @@ def head(h, weights, x, place, spec):
     own = x @ weights['value_DHK'][:, h]
     value = own * formulas.sigmoid(x @ weights['gate']['weight_DHK'][:, h]) if model.gate == 'value' else own
     bias_TS = place.bias_HTS[h]
-    if model.columns in ('k', 'kv'):
+    if model.columns.kind in ('k', 'kv'):
         column = column_of(h, weights['columns'], value.shape[-1], model)
         key, value = np.vstack([column[0], key]), np.vstack([column[1], value])
         bias_TS = np.insert(bias_TS, 0, 0.0, axis=1)
     query, key = (mapped(y, weights, model.attention.feature_map) for y in (query, key))
     score_TS = query @ key.T / math.sqrt(model.head_width) + bias_TS
-    if model.columns == 'logit':
+    if model.columns.kind == 'logit':
         score_TS = np.insert(score_TS, 0, one_of(weights['columns']['score_H'], h)[0], axis=1)
         value = np.vstack([np.zeros(value.shape[-1]), value])
     score_TS = score_TS + model.attention.offset * math.log(spec.data.length)
-    columns = int(model.columns in COLUMN)
+    columns = int(model.columns.kind in COLUMN)
     attention_TS = formulas.weights(score_TS, place.visible_TS, model.attention, columns)
     output_TK = attention_TS @ value
-    if model.columns == 'v':
+    if model.columns.kind == 'v':
         output_TK = output_TK + one_of(weights['columns']['value_HK'], h)
     if model.head_norm:
         output_TK = formulas.rms_norm(output_TK, weights['head_norm']['gain_D'], model.norm_epsilon)
@@ -132,15 +132,15 @@ def column_of(h, weights, value_width, model):
     key = np.zeros(model.head_width)
     learned = one_of(weights['key_HK'], h)
     key[: len(learned)] = learned
-    if model.columns == 'kv':
+    if model.columns.kind == 'kv':
         return key, one_of(weights['value_HK'], h)
-    norm = model.bias.value_norm
+    norm = model.columns.value_norm
     fixed = {
         'zero': lambda: np.zeros(value_width),
         'first': lambda: norm * np.eye(value_width)[0],
         'uniform': lambda: norm * np.ones(value_width) / math.sqrt(value_width),
     }
-    return key, fixed[model.bias.value]()
+    return key, fixed[model.columns.value]()
 
 
 def output_gate(h, weights, x, value, model):

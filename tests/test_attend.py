@@ -8,12 +8,14 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from attending import attend, rule
 from conftest import OPERATIONS, attention
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from sinklab.attend import dense
 from sinklab.attend.mask import block, causal, document, prefix, static, window
+from sinklab.attend.operation import operation as resolved
 from sinklab.spec import Attention
 from sinklab.spec import Mask as Visible
 
@@ -37,7 +39,10 @@ every_operation = pytest.mark.parametrize('operation', ATTENTIONS, ids=name)
 def given_to(operation, scale=1.0, batch=1, columns=0):
     """(query, key, value, bias) whose scores deviate by `scale`, positive where the operation needs that."""
     rng, length, heads = np.random.default_rng(0), 4, 2
-    normal = lambda *shape: rng.normal(size=shape).astype(np.float32)  # noqa: E731
+
+    def normal(*shape):
+        return rng.normal(size=shape).astype(np.float32)
+
     query, key = (normal(batch, length + more, heads, 4) * scale**0.5 for more in (0, columns))
     value, bias = normal(batch, length + columns, heads, 3), normal(batch, heads, length, length + columns)
     if operation.feature_map == 'elu1':
@@ -51,11 +56,6 @@ def textbook(query, key, value, bias, visible_TS, operation, columns=0):
     weigh = functools.partial(formulas.weights, visible_TS=visible_TS, attention=operation, columns=columns)
     found = np.stack([[weigh(head) for head in heads] for heads in score])
     return np.einsum('bhts,bshk->bthk', found, value), found
-
-
-def attend(arrays, operation, mask, **how):
-    *arrays, bias = (jnp.asarray(array, jnp.float32) for array in arrays)
-    return dense.attend(*arrays, operation, mask, bias_BHTS=bias, **how)
 
 
 @every_operation
@@ -116,8 +116,8 @@ def test_hidden_scores_of_any_size_change_nothing(operation):
         hiding = np.where(np.tri(4, dtype=bool), bias, hidden).astype(np.float32)
         (plain, _), (output, _) = (attend((query, key, value, b), operation, causal(4)) for b in (bias, hiding))
         np.testing.assert_array_equal(plain, output)
-        total = lambda *arrays: attend(arrays, operation, causal(4))[0].sum()  # noqa: E731
-        gradients = jax.grad(total, (0, 1, 2, 3))(query, key, value, hiding)
+        arrays = query, key, value, hiding
+        gradients = jax.grad(lambda arrays: attend(arrays, operation, causal(4))[0].sum())(arrays)
         assert all(jnp.isfinite(gradient).all() for gradient in gradients)
         assert (np.asarray(gradients[3])[..., ~np.tri(4, dtype=bool)] == 0).all()
 
@@ -147,7 +147,7 @@ def test_a_row_of_a_p_norm_has_that_norm_one(operation, scale):
 @pytest.mark.parametrize('operation', [operation for operation in ATTENTIONS if operation.power], ids=name)
 def test_a_p_norm_gives_everything_to_an_only_key_whatever_its_score(operation):
     score_S = jnp.array([-60.0, -30.0, -16.0, -1.0, 0.0, 1.0, 30.0, 60.0])
-    found, _ = dense.weights(score_S[:, None], jnp.ones((8, 1), bool), operation)
+    found, _ = dense.weights(score_S[:, None], jnp.ones((8, 1), bool), resolved(operation))
     np.testing.assert_allclose(found, 1, rtol=1e-5)
 
 
@@ -181,7 +181,7 @@ def test_a_bias_of_one_entry_is_the_same_for_all():
 
 def test_attention_is_computed_in_single_precision_and_given_in_that_of_the_values():
     arrays = [jnp.asarray(array, jnp.bfloat16) for array in given_to(attention('exp', 'sum'))[:3]]
-    output, found = dense.attend(*arrays, attention('exp', 'sum'), causal(4))
+    output, _, found = dense.attend(*arrays, rule(attention('exp', 'sum'), causal(4)))
     assert (output.dtype, found.dtype) == (jnp.bfloat16, jnp.float32)
     np.testing.assert_allclose(found.sum(-1), 1, rtol=1e-6)
 

@@ -2,64 +2,107 @@
 
 import dataclasses
 
+import jax.numpy as jnp
+import numpy as np
 import pytest
-from conftest import attention
-from fusing import KERNELS, interpreted
+from attending import KERNELS, MASKS, alibi, interpreted, rule
+from conftest import attention, tiny
 
-from sinklab.attend import cudnn, epilogue, fused
+from sinklab.attend import epilogue, verification
 from sinklab.attend import mask as masks
+from sinklab.attend.backends import Case
+from sinklab.attend.bias import Bias, Curve
+from sinklab.attend.choice import Choice, cannot, choose
+from sinklab.attend.kernels import cudnn
+from sinklab.model.rule import case as case_of
 from sinklab.record import Refusal
 
 pytestmark = pytest.mark.usefixtures('small_blocks')
+PLAIN = Case(rule(attention('exp', 'sum'), masks.causal(256)), 2, 64, 64, 'bfloat16')
+
+
+def of(*pair, length=256, power=2.0, **how):
+    return dict(rule=rule(attention(*pair, power=power), masks.causal(length), **how))
+
+
+TABLE = Bias(Curve(lambda table, distance: distance, np.zeros((1, 1)), elementwise=False))
 
 
 @pytest.mark.parametrize(
     ('wanted', 'platform', 'case', 'message'),
     [
         ('tpu', 'cpu', {}, 'it is for tpu, and the devices here are cpu'),
-        ('cudnn', 'gpu', dict(attention=attention('sigmoid', 'none')), 'it knows softmax alone'),
-        ('tpu', 'tpu', dict(attention=attention('softpick', 'sum')), 'softpick'),
-        ('tpu', 'tpu', dict(elementwise=False), 'a learned table'),
-        ('tpu', 'tpu', dict(attention=attention('sigmoid', 'p_norm', power=5.0)), 'may underflow'),
+        ('cudnn', 'gpu', of('sigmoid', 'none'), 'it knows softmax alone'),
+        (
+            'cudnn',
+            'gpu',
+            dict(rule=rule(attention('exp', 'sum'), masks.prefix(256, 3))),
+            'neither causal',
+        ),
+        ('tpu', 'tpu', of('softpick', 'sum'), 'softpick'),
+        ('tpu', 'tpu', of('exp', 'sum', bias=TABLE), 'a learned table'),
+        ('tpu', 'tpu', of('sigmoid', 'p_norm', power=5.0), 'may underflow'),
         ('tpu', 'tpu', dict(width=512, value_width=512), 'heads wider than 256'),
-        ('tpu', 'tpu', dict(length=2**20), 'does not stay on the chip'),
+        ('tpu', 'tpu', of('exp', 'sum', length=2**20), 'does not stay on the chip'),
     ],
 )
 def test_a_backend_that_cannot_is_refused_with_what_can(wanted, platform, case, message):
-    plain = fused.Case(attention('exp', 'sum'), 256, 2, 64, 64, 'bfloat16')
     with pytest.raises(Refusal, match=message) as refused:
-        fused.choose(wanted, platform, dataclasses.replace(plain, **case))
+        choose(wanted, platform, dataclasses.replace(PLAIN, **case))
     assert 'auto, dense, chunked' in str(refused.value)
 
 
 def test_a_causal_window_is_given_to_cudnn_as_one():
-    assert cudnn.window(masks.causal(8)) is None
-    assert cudnn.window(masks.causal(8) & masks.window(8, 3)) == (2, 0)
-    with pytest.raises(AssertionError):
-        cudnn.window(masks.prefix(8, 3))
+    assert cudnn.window(masks.causal(8)) == 7
+    assert cudnn.window(masks.causal(8) & masks.window(8, 3)) == 2
+    assert cudnn.window(masks.prefix(8, 3)) is None
+    assert cudnn.window(masks.causal(8) & masks.document(jnp.zeros((1, 8), int))) is None
 
 
 @pytest.mark.slow
 def test_a_kernel_that_computes_something_else_is_passed_over_and_said(monkeypatch):
-    case = fused.Case(attention('exp', 'p_norm'), 384, 2, 64, 64, 'bfloat16', columns=1, curve=True, mask='window')
+    asked = rule(attention('exp', 'p_norm'), MASKS['window'](256), 1, alibi(columns=1))
+    case = dataclasses.replace(PLAIN, rule=asked)
     with interpreted():
-        assert fused.choose('auto', 'tpu', case) == fused.Choice('tpu')
+        assert choose('auto', 'tpu', case) == Choice('tpu')
         monkeypatch.setattr(epilogue, 'attend', doubled(epilogue.attend))
-        choice = fused.choose('auto', 'tpu', case)
+        choice = choose('auto', 'tpu', case)
     assert choice.backend == 'chunked'
     assert 'wrong on these devices' in str(choice)
+
+
+@pytest.mark.parametrize(
+    'changes',
+    [
+        dict(model__mask__window=5, model__position='alibi'),
+        dict(model__mask__prefix=3, model__columns__kind='kv'),
+        dict(model__mask__document=True, model__columns__kind='sink_token', model__position='relative_paper_code'),
+    ],
+)
+def test_a_backend_is_verified_under_the_mask_and_the_curve_of_the_run(changes):
+    """The first queries and keys of what the model is trained with, and of its first heads."""
+    spec = tiny(**changes, model__attention__similarity='sigmoid', model__attention__normalizer='none')
+    whole, length = case_of(spec.model, 16), 12
+    shown = verification.beginning(whole, length)
+    keys, columns = shown.rule.mask.keys, whole.rule.columns
+    seen = np.asarray(whole.rule.visible(16))[:, :, :length]
+    np.testing.assert_array_equal(shown.rule.visible(keys), seen[..., : columns + keys])
+    assert not seen[..., columns + keys :].any()
+    added = np.broadcast_to(whole.rule.added(16), (1, 4, whole.length, columns + 16))
+    expected = added[:, : shown.heads, :length, : columns + keys]
+    np.testing.assert_array_equal(np.broadcast_to(shown.rule.added(keys), expected.shape), expected)
 
 
 @pytest.mark.parametrize('platform', ['tpu', 'gpu'])
 @pytest.mark.parametrize('operation', KERNELS, ids='-'.join)
 def test_kernels_say_that_they_cover_every_operation_but_softpick(operation, platform):
-    case = fused.Case(attention(*operation), 4096, 8, 128, 128, 'bfloat16', columns=1, curve=True)
-    assert fused.cannot(platform, platform, case) is None
+    asked = rule(attention(*operation), masks.causal(4096), 1, alibi(columns=1))
+    assert cannot(platform, platform, Case(asked, 8, 128, 128, 'bfloat16')) is None
 
 
 def doubled(attend):
     def twice(*given):
-        output, rows = attend(*given)
-        return 2 * output, rows
+        found = attend(*given)
+        return found._replace(output_BTHK=2 * found.output_BTHK)
 
     return twice

@@ -1,17 +1,19 @@
 """Which blocks of scores a kernel visits, and which of them it masks."""
 
+import functools
+
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from attending import close, drawn, interpreted, rule
 from conftest import attention, in_turn
-from fusing import close, drawn, interpreted
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from sinklab.attend import blocks, dense, epilogue, tpu
+from sinklab.attend import dense, epilogue
 from sinklab.attend import mask as masks
-from sinklab.attend.bias import Bias
+from sinklab.attend.kernels import blocks, tpu
 
 intervals = st.lists(st.tuples(st.integers(0, 64), st.integers(0, 64)), min_size=64, max_size=64)
 
@@ -50,18 +52,15 @@ def test_blocks_divide_what_a_length_is_padded_to(length):
 )
 def test_kernels_in_the_blocks_of_a_chip_are_the_definition(operation, length):
     """2304 queries in blocks of 256; and blocks of 1024 by 2048, in strips."""
-    operation, arrays = attention(*operation), drawn(64, heads=1, groups=1, length=length)
+    arrays = drawn(64, heads=1, groups=1, length=length)
     start_BT = jnp.where(jnp.arange(length)[None] < 900, 0, 900)
-    mask = masks.causal(length) & masks.document(start_BT)
+    asked = rule(attention(*operation), masks.causal(length) & masks.document(start_BT))
 
-    def total(arrays, run):
-        output = run(*arrays)
+    def total(arrays, attend):
+        output = attend(*arrays, asked).output_BTHK
         return jnp.sum(jnp.sin(output)), output
 
-    ours = lambda *arrays: epilogue.attend(tpu, *arrays, operation, mask, 0, Bias(), False)[0]  # noqa: E731
     run = jax.jit(jax.grad(total, has_aux=True), static_argnums=1)
     with interpreted():
-        found = run(arrays, ours)
-    expected = run(arrays, lambda *arrays: dense.attend(*arrays, operation, mask)[0])
-    for one, other in zip(jax.tree.leaves(found), jax.tree.leaves(expected), strict=True):
-        close(one, other, 5e-5)
+        found = run(arrays, functools.partial(epilogue.attend, tpu))
+    close(found, run(arrays, dense.attend), 5e-5)

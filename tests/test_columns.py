@@ -1,9 +1,12 @@
 """Columns alone: what every query sees beside the text, and who is who among them."""
 
+import dataclasses
+
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from attending import attend, rule
 from conftest import attention, operation, tiny
 from flax import nnx
 
@@ -20,7 +23,9 @@ KEY, VALUE = np.random.default_rng(0).normal(size=(2, 2, 5, 4, 4)).astype(np.flo
 def model(columns, **bias):
     """Of a K bias, that with the value 0."""
     bias = (dict(value='zero') if columns == 'k' else {}) | bias
-    return tiny(model__columns=columns, **{f'model__bias__{name}': value for name, value in bias.items()}).model
+    return tiny(
+        model__columns__kind=columns, **{f'model__columns__{name}': value for name, value in bias.items()}
+    ).model
 
 
 def made(columns, **bias):
@@ -102,8 +107,10 @@ CURVES = {
 
 def matrix(columns, curve):
     """bias_BHTS of five tokens, with those of the columns left of it."""
-    given = Bias(CURVES[curve], PLACES, np.pad(PLACES, ((0, 0), (1, 0))), made(columns).score_HC(), offset=0.5)
-    return np.broadcast_to(given.matrix(PLACES, 1, 0, 5), (1, 4, 5, 6))
+    bias = Bias(CURVES[curve], PLACES, np.pad(PLACES, ((0, 0), (1, 0))), made(columns).score_HC())
+    plain = rule(attention('exp', 'sum'), causal(5), 1, bias)
+    moved = dataclasses.replace(plain, operation=dataclasses.replace(plain.operation, offset=0.5))
+    return np.broadcast_to(moved.added(5), (1, 4, 5, 6))
 
 
 @pytest.mark.parametrize('curve', CURVES)
@@ -130,7 +137,7 @@ def test_the_first_token_is_column_number_count():
 def test_a_column_is_before_the_text_for_those_who_read_the_matrix():
     score_BHTS = jnp.asarray(np.random.default_rng(0).normal(size=(1, 1, 3, 4)), jnp.float32)
     zeros = jnp.zeros((1, 3, 1, 2)), jnp.zeros((1, 4, 1, 2)), jnp.zeros((1, 4, 1, 2))
-    _, found = dense.attend(*zeros, attention('exp', 'sum'), causal(3), columns=1, bias_BHTS=score_BHTS)
+    found = attend((*zeros, score_BHTS), attention('exp', 'sum'), causal(3), columns=1)[1]
     np.testing.assert_array_equal(found[0, 0] > 0, [[1, 1, 0, 0], [1, 1, 1, 0], [1, 1, 1, 1]])
 
 
@@ -139,7 +146,7 @@ TOKENS = np.random.default_rng(0).integers(0, 300, (2, 8))
 
 def built(columns, normalizer='sum', **vectors):
     """(logits, Capture of its one layer) of softmax with a column, whose learned vectors are given."""
-    spec = tiny(model__layers=1, model__columns=columns, model__bias__value=model(columns).bias.value)
+    spec = tiny(model__layers=1, model__columns__kind=columns, model__columns__value=model(columns).columns.value)
     graph, abstract = state.architecture(operation(spec, 'exp', normalizer))
     rng = np.random.default_rng(0)
     params = nnx.to_pure_dict(abstract)
@@ -184,9 +191,9 @@ def test_a_sink_logit_multiplies_the_output_by_the_sigmoid_of_how_far_it_lies_be
     query, logit = scale * query, made('logit')
     logit.score_H[...] = scale * jnp.asarray(rng.normal(size=(4, 1)), jnp.float32)
     keys, values = logit.attach(key, value)
-    bias = Bias(column_HC=logit.score_HC()).matrix(None, 1, 0, 6)
-    found, _ = dense.attend(query, keys, values, attention('exp', 'sum'), causal(6), columns=1, bias_BHTS=bias)
-    plain, _ = dense.attend(query, key, value, attention('exp', 'sum'), causal(6))
+    beside = rule(attention('exp', 'sum'), causal(6), 1, Bias(column_HC=logit.score_HC()))
+    found = dense.attend(query, keys, values, beside).output_BTHK
+    plain = dense.attend(query, key, value, rule(attention('exp', 'sum'), causal(6))).output_BTHK
     score = np.einsum('bthk,bshk->bths', np.float64(query), np.float64(key)) / 2
     for t in range(6):
         total = np.logaddexp.reduce(score[0, t, :, : t + 1], -1)

@@ -109,7 +109,9 @@ NOTHING_BSHK = np.zeros((1, 1, 4, 16), np.float32)
 
 def test_the_learned_dimensions_of_a_narrow_key_are_as_many_frequencies():
     """Half-split: e_i turns to cos(t f_i) e_i + sin(t f_i) e_(i + K/2); interleaved, two of them would share one."""
-    spec = tiny(model__columns='k', model__bias__value='zero', model__head_width=16, model__bias__key_width=4)
+    spec = tiny(
+        model__columns__kind='k', model__columns__value='zero', model__head_width=16, model__columns__key_width=4
+    )
     column = COLUMNS['k'](spec.model, 16, nnx.Rngs(0))
     key_BSHK, _ = column.attach(NOTHING_BSHK, NOTHING_BSHK)
     learned = np.flatnonzero(np.abs(key_BSHK[0, 0]).sum(0))

@@ -59,6 +59,33 @@ def test_a_file_imports_from_its_own_room_and_from_lower_floors_only(path):
             assert there not in BLIND.get(here, ()), f'{path} imports {name}'
 
 
+def modules():
+    """What each file of sinklab imports of the others, lazily or not: {dotted name: dotted names}."""
+    names = {
+        '.'.join(path.relative_to(ROOT).with_suffix('').parts): path
+        for path in FILES
+        if path.is_relative_to(ROOT / 'sinklab')
+    }
+    return {
+        here: {
+            there
+            for name, _ in imports(path)
+            for there in (name, name.rpartition('.')[0])
+            if there in names and there != here
+        }
+        for here, path in names.items()
+    }
+
+
+def test_no_file_imports_itself_by_way_of_others():
+    """Between rooms and inside them: files are taken away whose imports are all gone, until none is left."""
+    left = modules()
+    while free := [name for name, needs in left.items() if not needs & left.keys()]:
+        for name in free:
+            del left[name]
+    assert not left, f'in a circle: {", ".join(sorted(left))}'
+
+
 def test_configs_import_ml_collections_and_their_siblings_only():
     for path in (ROOT / 'configs').glob('*.py'):
         for name, _ in imports(path):

@@ -1,26 +1,31 @@
 """Attention without its matrix against its definition: outputs, gradients, row statistics, by every backend here."""
 
 import dataclasses
+import functools
 
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from attending import KERNELS, LENGTH, MASKS, SLOPES, alibi, close, compared, drawn, every, interpreted, rule
 from conftest import COVERING, OPERATIONS, attention
-from fusing import KERNELS, LENGTH, MASKS, PLACES, SLOPES, alibi, close, compared, drawn, every, interpreted
 
-from sinklab.attend import columns_mass, dense, fused
+from sinklab.attend import dense
 from sinklab.attend import mask as masks
+from sinklab.attend.backends import BACKENDS
+from sinklab.attend.received import received
 
 pytestmark = pytest.mark.usefixtures('small_blocks')
 every_mask = pytest.mark.parametrize('mask', MASKS)
+beside_a_column = functools.partial(alibi, columns=1)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize('operation', OPERATIONS, ids='-'.join)
 def test_chunks_are_the_definition_under_every_mask_with_columns_and_alibi(operation):
-    bias = lambda slope_H: alibi(slope_H, columns=1)  # noqa: E731
     arrays = drawn(16, columns=1, batch=len(MASKS))
-    compared('chunked', attention(*operation), every(LENGTH), arrays, bias, 1, (jnp.asarray(SLOPES),), 5e-5)
+    compared(
+        'chunked', attention(*operation), every(LENGTH), arrays, beside_a_column, 1, (jnp.asarray(SLOPES),), 5e-5
+    )
 
 
 PRECISIONS = {'float32': (jnp.float32, 5e-5), 'bfloat16': (jnp.bfloat16, 1.5e-2)}
@@ -43,9 +48,8 @@ def cases():
 @pytest.mark.parametrize(('operation', 'width', 'precision'), list(cases()))
 def test_kernels_are_the_definition_under_every_mask_with_columns_and_alibi(operation, width, precision):
     dtype, atol = PRECISIONS[precision]
-    bias = lambda slope_H: alibi(slope_H, columns=1)  # noqa: E731
     arrays = drawn(width, columns=1, dtype=dtype, batch=len(MASKS))
-    compared('tpu', attention(*operation), every(LENGTH), arrays, bias, 1, (jnp.asarray(SLOPES),), atol)
+    compared('tpu', attention(*operation), every(LENGTH), arrays, beside_a_column, 1, (jnp.asarray(SLOPES),), atol)
 
 
 @pytest.mark.slow
@@ -92,14 +96,12 @@ def test_queries_that_see_nothing_get_zeros_and_finite_gradients(backend, operat
 )
 @pytest.mark.slow
 def test_the_mass_on_first_keys_is_that_of_the_whole_matrix_under_every_mask(backend, operation):
-    operation, mask = dataclasses.replace(attention(*operation), gain=0.5), every(LENGTH)
-    arrays, bias, keys = drawn(64, columns=1, batch=len(MASKS)), alibi(columns=1), 5
+    arrays, keys = drawn(64, columns=1, batch=len(MASKS)), 5
+    asked = rule(dataclasses.replace(attention(*operation), gain=0.5), every(LENGTH), 1, alibi(columns=1))
     with interpreted():
-        _, rows = fused.attend(backend, *arrays, operation, mask, 1, bias, measured=True)
-    found = columns_mass.received(*arrays[:2], rows, operation, mask, 1, bias, keys, first=2)
-    matrix = bias.matrix(PLACES, 1, 0, LENGTH)
-    _, attention_BHTS = dense.attend(*arrays, operation, mask, columns=1, bias_BHTS=matrix)
-    attention_BHTS = np.float64(attention_BHTS)[:, :, 2:]
+        _, rows, _ = BACKENDS[backend].attend(*arrays, asked, measured=True)
+    found = received(*arrays[:2], rows, asked, keys, first=2)
+    attention_BHTS = np.float64(dense.attend(*arrays, asked).attention_BHTS)[:, :, 2:]
     mass = np.abs(attention_BHTS).sum(-1, keepdims=True)
     close(found.raw_BHS, attention_BHTS[..., : 1 + keys].sum(2), 2e-5)
     close(found.share_BHS, (np.abs(attention_BHTS) / (mass + 1e-8))[..., : 1 + keys].sum(2), 2e-5)

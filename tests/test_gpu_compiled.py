@@ -7,11 +7,11 @@ import pkgutil
 import jax
 import jax.numpy as jnp
 import pytest
-from test_gpu import WEIGHTS
+from gpu_problems import SUMS
 
-from sinklab.attend import gpu, mask
-from sinklab.attend.gpu_block import Linear
-from sinklab.attend.primitive import Scores
+from sinklab.attend import mask
+from sinklab.attend.kernels import gpu
+from sinklab.attend.kernels.primitive import Problem, Scores, Softmax
 
 PLUGINS = importlib.util.find_spec('jax_plugins') is not None
 H100 = """
@@ -44,26 +44,29 @@ def absent():
 
 @pytest.mark.slow
 @pytest.mark.parametrize(('shown', 'width'), [('full', 96), ('causal', 128), ('documents', 64)])
-@pytest.mark.parametrize('name', WEIGHTS)
+@pytest.mark.parametrize('name', SUMS)
 def test_kernels_compile_for_a_gpu_without_a_matrix_of_scores(absent, name, shown, width):
     sharding, mesh = absent
     length = 4096
-    of = lambda dtype, *shape: jax.ShapeDtypeStruct(shape, dtype, sharding=sharding)  # noqa: E731
+
+    def of(dtype, *shape):
+        return jax.ShapeDtypeStruct(shape, dtype, sharding=sharding)
+
     query, key = of(jnp.bfloat16, 1, 4, length, width), of(jnp.bfloat16, 1, 2, length, width)
     parameter_HP, row = of(jnp.float32, 4, 0), of(jnp.float32, 1, 4, length)
-    scores, weigh = Scores(width**-0.5, 0.0, None), WEIGHTS[name]
-    rows = [row] * (1 if weigh is None else Linear(scores, weigh).statistics)
+    sums = SUMS[name]
+    rows = [row] * (sums.statistics + (sums == Softmax()))
 
     def masked(start):
         causal = mask.causal(length)
         return {'full': mask.full(length), 'causal': causal, 'documents': causal & mask.document(start)}[shown]
 
-    def both(start, query, key, value, parameter_HP, shift, *d_statistics):
-        given = scores, weigh, query, key, value, masked(start), None, parameter_HP
+    def both(start, query, key, value, parameter_HP, *rows):
+        given = sums, Problem(Scores(width**-0.5), masked(start), None, parameter_HP), query, key, value
         output, statistics = gpu.forward(*given)
-        return output, statistics, gpu.backward(*given, shift if weigh is None else None, output, d_statistics)
+        return output, statistics, gpu.backward(*given, output, rows)
 
     with jax.sharding.use_abstract_mesh(mesh):
-        lowered = jax.jit(both).lower(of(jnp.int32, 1, length), query, key, key, parameter_HP, row, *rows)
+        lowered = jax.jit(both).lower(of(jnp.int32, 1, length), query, key, key, parameter_HP, *rows)
         memory = lowered.compile().memory_analysis()
     assert memory.temp_size_in_bytes < length * length

@@ -2,17 +2,17 @@
 
 import functools
 
-import fusing
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from attending import MASKS, alibi, close, compared, drawn, every, steep
 from conftest import attention
-from fusing import compared, drawn
-from test_gpu import LENGTH, MASKS, alibi, assert_near, dense, documents, problem
+from gpu_problems import LENGTH, SUMS, by_matrices, problem
 
-from sinklab.attend import gpu, mask
+from sinklab.attend import mask
 from sinklab.attend.bias import Bias
+from sinklab.attend.kernels import gpu
 
 
 @pytest.fixture
@@ -21,7 +21,7 @@ def simulated(monkeypatch):
     plgpu = pytest.importorskip('jax.experimental.pallas.mosaic_gpu')
     if not hasattr(plgpu, 'InterpretGPUParams'):
         pytest.skip(f'jax {jax.__version__} does not interpret GPU kernels')
-    from sinklab.attend import gpu_kernel
+    from sinklab.attend.kernels import gpu_kernel
 
     def added(totals, *factors):
         return tuple(total + product(*one) for total, one in zip(totals, factors, strict=True))
@@ -40,38 +40,34 @@ def simulated(monkeypatch):
 @pytest.mark.parametrize(
     ('name', 'shown', 'width', 'curve', 'placed'),
     [
-        ('softmax', 'documents', 64, alibi, True),
+        ('softmax', 'all of them', 64, steep, True),
         ('softmax', 'padded', 96, None, False),
-        ('sigmoid', 'full', 128, alibi, False),
+        ('sigmoid', 'full', 128, steep, False),
         ('squares', 'window', 64, None, False),
     ],
 )
 def test_kernels_are_right_on_a_simulated_gpu(simulated, name, shown, width, curve, placed):
-    shown = MASKS[shown]()
-    scores, weigh, arrays = problem(name, shown, width, curve=curve)
-    position_BT = np.arange(LENGTH)[None] - documents()
-    positions = (position_BT, position_BT) if placed else None
-    expected, pull = jax.vjp(
-        functools.partial(dense, scores, weigh, shown, positions=positions),
-        *(one.astype(jnp.float32) for one in arrays),
-    )
-    *split, parameter_HP = arrays
-    found = jax.jit(lambda *given: gpu.forward(scores, weigh, *given, shown, positions, parameter_HP))(*split)
-    assert_near(found, expected, 1e-2)
+    sums, positions, masks = SUMS[name], None, every(LENGTH, ['documents', shown])
+    if placed:
+        position_BT = np.arange(LENGTH)[None] - np.asarray(masks.start_BT)
+        positions = position_BT, position_BT
+    asked, arrays = problem(masks if placed else MASKS[shown](LENGTH), width, curve=curve, positions=positions)
+    exact = [one.astype(jnp.float32) for one in (*arrays, asked.parameter_HP)]
+    expected, pull = jax.vjp(functools.partial(by_matrices, sums, asked), *exact)
+    found = jax.jit(functools.partial(gpu.forward, sums, asked))(*arrays)
+    close(found, expected, 1e-2)
     output, statistics = expected
     rng = np.random.default_rng(2)
     d_output, *d_statistics = (
         jnp.asarray(rng.standard_normal(one.shape), jnp.float32) for one in (output, *statistics)
     )
     d_output = d_output.astype(jnp.bfloat16)
-    gradients = pull((d_output.astype(jnp.float32), tuple(d_statistics)))
-    shift, moved = (None, d_statistics) if weigh else (statistics[0], [d_statistics[0] - (d_output * output).sum(-1)])
-    found = jax.jit(
-        lambda *given: gpu.backward(scores, weigh, *given, shown, positions, parameter_HP, shift, d_output, moved)
-    )(*split)
-    assert_near(found[:3], gradients[:3], 2e-2)
+    *gradients, d_parameter_HP = pull((d_output.astype(jnp.float32), tuple(d_statistics)))
+    rows = sums.rows(sums.saved(output, statistics), d_output, d_statistics)
+    *found, found_HP = jax.jit(functools.partial(gpu.backward, sums, asked))(*arrays, d_output, rows)
+    close(found, gradients, 2e-2)
     if curve is not None:
-        assert_near(found[3], gradients[3], 1e-3)
+        close(found_HP, d_parameter_HP, 1e-3)
 
 
 @pytest.mark.slow
@@ -81,5 +77,5 @@ def test_kernels_are_right_on_a_simulated_gpu(simulated, name, shown, width, cur
 def test_attention_by_simulated_kernels_is_the_definition(simulated, operation, length, columns):
     """A length that is padded; columns and ALiBi."""
     arrays = drawn(64, columns, length=length, dtype=jnp.bfloat16)
-    bias = (lambda *_: fusing.alibi(columns=columns)) if columns else (lambda *_: Bias())
+    bias = functools.partial(alibi, columns=columns) if columns else Bias
     compared('gpu', attention(*operation), mask.causal(length), arrays, bias, columns, atol=1.5e-2)

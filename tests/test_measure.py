@@ -100,7 +100,7 @@ def test_numbers_name_what_they_are():
 
 def test_a_star_is_counted_with_its_own_query_and_without():
     star_LPH = np.array([[[0.35], [0.29]]])  # one layer, two sequences, one head
-    setting = setting_of(tiny(model__columns='kv', data__length=64), 64, 1)
+    setting = setting_of(tiny(model__columns__kind='kv', data__length=64), 64, 1)
     (measure,) = (measure for measure in sink.MEASURES if 'star_LH' in measure.saved)
     found = measure.numbers(dict(star_LPH=star_LPH), setting)
     assert (found['sink/star'], found['sink/star/clean']) == (100, 50)  # (1 + 64 * 0.29) / 65 is 0.301

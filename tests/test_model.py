@@ -41,7 +41,7 @@ POSITIONS = (
     *('relative_t5', 'alibi', 'rotary'),
 )
 RESET = dict(model__mask__document=True, data__positions='reset')
-K_ZERO = option(columns='k', bias__value='zero')
+K_ZERO = option(columns__kind='k', columns__value='zero')
 SIGMOID = of_operation('sigmoid', 'none')
 OPTIONS = {
     **{f'{similarity}-{normalizer}': of_operation(similarity, normalizer) for similarity, normalizer in OPERATIONS},
@@ -60,46 +60,46 @@ OPTIONS = {
     'head_norm': option(head_norm=True),
     **{f'heads {kind}': option(combination=kind) for kind in ('add', 'add_wide')},
     **{f'gate {kind}': option(gate=kind) for kind in ('elementwise', 'headwise', 'shared', 'value', 'value_state')},
-    'sink token': option(columns='sink_token'),
+    'sink token': option(columns__kind='sink_token'),
     'k, zero': K_ZERO,
-    'k, first': option(columns='k', bias__value='first', bias__value_norm=2.0),
-    'k, uniform': option(columns='k', bias__value='uniform', bias__value_norm=2.0),
-    'k, shared': K_ZERO | option(bias__shared=True),
-    'k, 2 dimensions': K_ZERO | option(bias__key_width=2),
-    'kv': option(columns='kv'),
-    'kv, shared': option(columns='kv', bias__shared=True),
-    'kv, 1 dimension': option(columns='kv', bias__key_width=1),
-    'v': option(columns='v'),
-    'v, shared': option(columns='v', bias__shared=True),
-    'logit': option(columns='logit'),
-    'logit, shared': option(columns='logit', bias__shared=True),
+    'k, first': option(columns__kind='k', columns__value='first', columns__value_norm=2.0),
+    'k, uniform': option(columns__kind='k', columns__value='uniform', columns__value_norm=2.0),
+    'k, shared': K_ZERO | option(columns__shared=True),
+    'k, 2 dimensions': K_ZERO | option(columns__key_width=2),
+    'kv': option(columns__kind='kv'),
+    'kv, shared': option(columns__kind='kv', columns__shared=True),
+    'kv, 1 dimension': option(columns__kind='kv', columns__key_width=1),
+    'v': option(columns__kind='v'),
+    'v, shared': option(columns__kind='v', columns__shared=True),
+    'logit': option(columns__kind='logit'),
+    'logit, shared': option(columns__kind='logit', columns__shared=True),
     'prefix': option(mask__prefix=3),
     'window': option(mask__window=3),
     'block': option(mask__block=5),
     'documents': option(mask__document=True),
 }
 COMBINATIONS = {
-    'sigmoid, kv': SIGMOID | option(columns='kv'),
-    'linear, kv, add_wide': of_operation('identity', 'none') | option(columns='kv', combination='add_wide'),
-    'softpick, logit': of_operation('softpick', 'sum') | option(columns='logit'),
+    'sigmoid, kv': SIGMOID | option(columns__kind='kv'),
+    'linear, kv, add_wide': of_operation('identity', 'none') | option(columns__kind='kv', combination='add_wide'),
+    'softpick, logit': of_operation('softpick', 'sum') | option(columns__kind='logit'),
     'off by one, k, offset': of_operation('exp', 'plus_one') | K_ZERO | option(attention__offset=0.5),
-    'relu by its count, kv, window': of_operation('relu', 'count') | option(columns='kv', mask__window=4),
+    'relu by its count, kv, window': of_operation('relu', 'count') | option(columns__kind='kv', mask__window=4),
     'kernel elu1, k': option(attention__feature_map='elu1') | K_ZERO,
     'alibi, k': option(position='alibi') | K_ZERO,
-    't5, logit': option(position='relative_t5', columns='logit'),
-    'none, logit': option(position='none', columns='logit'),
-    'learned, sink token': option(position='learned', columns='sink_token'),
-    'alibi, sink token, documents': option(position='alibi', columns='sink_token', mask__document=True),
-    'post, sink token, prefix': option(norm='post', columns='sink_token', mask__prefix=3),
-    'window, kv, qk_norm': option(columns='kv', qk_norm=True, mask__window=3),
+    't5, logit': option(position='relative_t5', columns__kind='logit'),
+    'none, logit': option(position='none', columns__kind='logit'),
+    'learned, sink token': option(position='learned', columns__kind='sink_token'),
+    'alibi, sink token, documents': option(position='alibi', columns__kind='sink_token', mask__document=True),
+    'post, sink token, prefix': option(norm='post', columns__kind='sink_token', mask__prefix=3),
+    'window, kv, qk_norm': option(columns__kind='kv', qk_norm=True, mask__window=3),
     'prefix, window': option(mask__prefix=3, mask__window=5),
-    'head norm, v, value gate': option(head_norm=True, columns='v', gate='value'),
+    'head norm, v, value gate': option(head_norm=True, columns__kind='v', gate='value'),
     'add, kv shared, gate of values': option(
-        combination='add', columns='kv', bias__shared=True, gate='value_state', norm='sandwich'
+        combination='add', columns__kind='kv', columns__shared=True, gate='value_state', norm='sandwich'
     ),
     **{f'documents, reset, {kind}': RESET | option(position=kind) for kind in ('absolute', 'learned')},
     **{f'reset, {kind}': option(position=kind) | dict(data__positions='reset') for kind in ('absolute', 'rotary')},
-    'documents, reset, sink token': RESET | option(columns='sink_token'),
+    'documents, reset, sink token': RESET | option(columns__kind='sink_token'),
     'kernel elu1 normalized, k': of_operation('identity', 'sum') | K_ZERO,
 }
 
@@ -144,7 +144,7 @@ def pulled(pull, logits_BTV):
 def test_logits_attention_and_residual_equal_the_reference(name):
     spec, _, params = case(name)
     logits, _, captured = passed(name)
-    assert captured.columns == (spec.model.columns in reference.COLUMN)
+    assert captured.columns == (spec.model.columns.kind in reference.COLUMN)
     for number, tokens in enumerate(TOKENS):
         expected = reference.forward(params, tokens, spec)
         found = (logits[number], captured.attention_BHTS[:, number], captured.residual_BTD[:, number])
@@ -210,11 +210,11 @@ def test_compiled_it_says_the_same(name, remat):
 
 def test_options_name_every_value_of_every_menu():
     seen = [tiny(**changes).model for changes in {**OPTIONS, **COMBINATIONS}.values()]
-    for kind, part in ((spec.Model, None), (spec.Attention, 'attention'), (spec.Bias, 'bias')):
+    for kind, part in ((spec.Model, None), (spec.Attention, 'attention'), (spec.Columns, 'columns')):
         for field, hint in get_type_hints(kind).items():
             if get_origin(hint) is Literal and field not in ('dtype', 'initialization'):
-                of = lambda model, part=part: getattr(model, part) if part else model  # noqa: E731
-                assert {getattr(of(model), field) for model in seen} == set(get_args(hint)), field
+                records = [getattr(model, part) if part else model for model in seen]
+                assert {getattr(record, field) for record in records} == set(get_args(hint)), field
 
 
 def test_without_being_asked_nothing_is_captured():
@@ -230,7 +230,7 @@ def fresh(**changes):
 
 
 def test_the_released_initialization():
-    params = fresh(**option(layers=3, width=64, ffn_width=96, heads=8, columns='kv'))
+    params = fresh(**option(layers=3, width=64, ffn_width=96, heads=8, columns__kind='kv'))
     attention, ffn = params['blocks']['attention'], params['blocks']['ffn']
     for weight, std in [
         (params['embedding_VD'], (2 / (5 * 64)) ** 0.5),

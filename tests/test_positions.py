@@ -54,7 +54,7 @@ def test_alibi_of_eight_heads_goes_from_a_half_to_a_256th():
 def test_a_bias_is_that_of_the_distance(kind):
     made = position(kind, model__heads=6)
     table_RH = np.asarray(made.table_RH[...]) if kind == 'relative_t5' else None
-    found = Bias(made.curve(), jnp.asarray(PLACES), jnp.asarray(PLACES)).text(jnp.asarray(PLACES), 0)
+    found = Bias(made.curve(), jnp.asarray(PLACES), jnp.asarray(PLACES)).matrix(0, 7)
     for b, place_T in enumerate(PLACES):
         expected = formulas.position_bias(kind, place_T, 6, table_RH)
         np.testing.assert_allclose(np.broadcast_to(found, (2, 6, 7, 7))[b], expected, rtol=1e-6)

@@ -14,6 +14,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 import reference
+from attending import rule
 from conftest import attention, drawn, tiny
 from flax import nnx
 from test_model import COMBINATIONS, OPTIONS, TOKENS
@@ -103,7 +104,9 @@ def test_a_token_that_is_seen_100_000_times_has_the_gradient_of_float32():
 
 
 SGD = dict(optimizer__name='sgd', optimizer__beta2=None, optimizer__epsilon=None, optimizer__clip_norm=None)
-WHOLE = tiny(model__dtype='bfloat16', model__columns='kv', model__position='learned', optimizer__batch_size=8, **SGD)
+WHOLE = tiny(
+    model__dtype='bfloat16', model__columns__kind='kv', model__position='learned', optimizer__batch_size=8, **SGD
+)
 IDS = np.random.default_rng(0).integers(0, 300, (8, 17)).astype(np.int32)
 
 
@@ -135,12 +138,12 @@ def test_parts_that_are_rounded_before_they_are_added_leave_gradients_as_near_to
 
 def test_chunks_add_gradients_of_keys_in_float32():
     """A key that every query sees gets as much from 64 chunks as from one, but for a last rounding."""
-    operation, rng = attention('sigmoid', 'none'), np.random.default_rng(0)
+    asked, rng = rule(attention('sigmoid', 'none'), masks.full(512)), np.random.default_rng(0)
     arrays = [jnp.bfloat16(rng.uniform(size=(1, 512, 1, 4))) for _ in range(3)]
 
     def d_arrays(chunk):
         def total(arrays):
-            return chunked.attend(*arrays, operation, masks.full(512))[0].astype(jnp.float32).sum()
+            return chunked.attend(*arrays, asked).output_BTHK.astype(jnp.float32).sum()
 
         with unittest.mock.patch.object(chunked, 'CHUNK', chunk):
             return jax.jit(jax.grad(total), compiler_options=STRICT)(arrays)

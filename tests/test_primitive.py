@@ -4,47 +4,47 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from attending import HEADS, LENGTH, MASKS, alibi, close, drawn, every, interpreted, rule
 from conftest import attention, in_turn
-from fusing import HEADS, LENGTH, MASKS, alibi, close, drawn, every, interpreted
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 from jax.sharding import AxisType
 
-from sinklab.attend import dense, epilogue, tpu
+from sinklab.attend import dense, epilogue
 from sinklab.attend import mask as masks
-from sinklab.attend.bias import Bias
-from sinklab.attend.primitive import NOTHING, Scores, primitive
+from sinklab.attend.kernels import tpu
+from sinklab.attend.kernels.primitive import NOTHING, Linear, Problem, Scores, Softmax, primitive
 from sinklab.model.positions import slopes
 
 pytestmark = pytest.mark.usefixtures('small_blocks')
 
 
-def text_sums(weigh, arrays, mask):
+def text_sums(sums, arrays, mask):
     """What the primitives sum, and their statistics, by the whole matrix."""
     score_BHTS = dense.scores(*arrays[:2])
     visible_BHTS = mask.visible(arrays[1].shape[1])[:, None]
     value_BSHV = arrays[2]
-    if weigh is None:
+    if sums == Softmax():
         score_BHTS = jnp.where(visible_BHTS, score_BHTS, -jnp.inf)
-        weight_BHTS, sums = jax.nn.softmax(score_BHTS), (jax.nn.logsumexp(score_BHTS, -1),)
+        weight_BHTS, statistics = jax.nn.softmax(score_BHTS), (jax.nn.logsumexp(score_BHTS, -1),)
     else:
-        weight_BHTS, masses = weigh(score_BHTS)
-        sums = tuple(jnp.where(visible_BHTS, mass, 0.0).sum(-1) for mass in masses)
-    return jnp.einsum('BHTS,BSHV->BTHV', jnp.where(visible_BHTS, weight_BHTS, 0.0), value_BSHV), sums
+        weight_BHTS, masses = sums.weigh(score_BHTS)
+        statistics = tuple(jnp.where(visible_BHTS, mass, 0.0).sum(-1) for mass in masses)
+    return jnp.einsum('BHTS,BSHV->BTHV', jnp.where(visible_BHTS, weight_BHTS, 0.0), value_BSHV), statistics
 
 
-WEIGHERS = {
-    'softmax': None,
-    'no statistic': lambda score: (jnp.tanh(score), ()),
-    'two statistics': lambda score: (jnp.exp(score), (score**2, jnp.cos(score))),
+SUMS = {
+    'softmax': Softmax(),
+    'no statistic': Linear(lambda score: (jnp.tanh(score), ())),
+    'two statistics': Linear(lambda score: (jnp.exp(score), (score**2, jnp.cos(score)))),
 }
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize('weigher', WEIGHERS)
-def test_cotangents_of_the_statistics_reach_queries_and_keys_under_every_mask(weigher):
-    arrays, mask, weigh = drawn(64, batch=len(MASKS)), every(LENGTH), WEIGHERS[weigher]
-    scores = Scores(64**-0.5, 0.0, None)
+@pytest.mark.parametrize('name', SUMS)
+def test_cotangents_of_the_statistics_reach_queries_and_keys_under_every_mask(name):
+    arrays, mask, sums = drawn(64, batch=len(MASKS)), every(LENGTH), SUMS[name]
+    problem = Problem(Scores(64**-0.5), mask)
 
     def total(arrays, summed):
         output, statistics = summed(arrays)
@@ -52,25 +52,23 @@ def test_cotangents_of_the_statistics_reach_queries_and_keys_under_every_mask(we
         return sum(jnp.sum(draw.normal(size=array.shape) * array) for array in (output, *statistics))
 
     with interpreted():
-        ours = jax.grad(total)(arrays, lambda arrays: primitive(tpu, scores, weigh, *arrays, mask, Bias()))
-    theirs = jax.grad(total)(arrays, lambda arrays: text_sums(weigh, arrays, mask))
-    for one, other in zip(ours, theirs, strict=True):
-        close(one, other, 2e-5)
+        ours = jax.grad(total)(arrays, lambda arrays: primitive(tpu, sums, problem, *arrays))
+    theirs = jax.grad(total)(arrays, lambda arrays: text_sums(sums, arrays, mask))
+    close(ours, theirs, 2e-5)
 
 
 @pytest.mark.slow
 def test_a_large_power_leaves_something_of_every_row():
-    operation, mask, bias = attention('exp', 'p_norm', power=16.0), masks.causal(1024), Bias()
-    arrays = drawn(64, length=1024)
+    asked, arrays = rule(attention('exp', 'p_norm', power=16.0), masks.causal(1024)), drawn(64, length=1024)
     with interpreted():
-        found = epilogue.attend(tpu, *arrays, operation, mask, 0, bias, False)[0]
-    close(found, dense.attend(*arrays, operation, mask)[0], 5e-5)
+        found = epilogue.attend(tpu, *arrays, asked).output_BTHK
+    close(found, dense.attend(*arrays, asked).output_BTHK, 5e-5)
 
 
 def test_a_softmax_that_sees_nothing_has_a_finite_lse():
     mask = masks.static(np.zeros(LENGTH, np.int32), np.zeros(LENGTH, np.int32))
     with interpreted():
-        output, (lse,) = primitive(tpu, Scores(0.125, 0.0, None), None, *drawn(64), mask, Bias())
+        output, (lse,) = primitive(tpu, Softmax(), Problem(Scores(0.125), mask), *drawn(64))
     assert (output == 0).all()
     assert (lse == np.float32(NOTHING)).all()
 
@@ -91,12 +89,13 @@ def races(run, *arrays) -> bool:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    ('weigher', 'mask'), in_turn((weigher, mask) for weigher in WEIGHERS for mask in ('causal', 'documents'))
-)
-def test_kernels_have_no_race(weigher, mask):
-    scores, mask = Scores(0.125, 0.0, None), MASKS[mask](LENGTH)
-    run = lambda *arrays: primitive(tpu, scores, WEIGHERS[weigher], *arrays, mask, Bias())[0].sum()  # noqa: E731
+@pytest.mark.parametrize(('name', 'mask'), in_turn((name, mask) for name in SUMS for mask in ('causal', 'documents')))
+def test_kernels_have_no_race(name, mask):
+    problem = Problem(Scores(0.125), MASKS[mask](LENGTH))
+
+    def run(*arrays):
+        return primitive(tpu, SUMS[name], problem, *arrays)[0].sum()
+
     assert not races(jax.grad(run, (0, 1, 2)), *drawn(64))
 
 
@@ -124,15 +123,15 @@ def test_a_race_would_be_seen():
 )
 def test_kernels_under_a_mesh_give_what_they_give_without(axes, mask):
     mesh = jax.make_mesh(axes, ('data', 'fsdp', 'tensor'), axis_types=(AxisType.Auto,) * 3)
-    operation, mask, arrays = attention('exp', 'plus_one'), MASKS[mask](LENGTH), drawn(64, batch=4)
+    mask, arrays = MASKS[mask](LENGTH), drawn(64, batch=4)
     slope_H = jnp.asarray(slopes(HEADS))
 
     def run(arrays, slope_H):
-        return jnp.sum(jnp.sin(epilogue.attend(tpu, *arrays, operation, mask, 0, alibi(slope_H), False)[0]))
+        asked = rule(attention('exp', 'plus_one'), mask, bias=alibi(slope_H))
+        return jnp.sum(jnp.sin(epilogue.attend(tpu, *arrays, asked).output_BTHK))
 
     with interpreted():
         alone = jax.jit(jax.value_and_grad(run, (0, 1)))(arrays, slope_H)
         with jax.set_mesh(mesh):
             shared = jax.jit(jax.value_and_grad(run, (0, 1)))(arrays, slope_H)
-    for one, other in zip(jax.tree.leaves(shared), jax.tree.leaves(alone), strict=True):
-        close(one, other, 2e-5)
+    close(shared, alone, 2e-5)

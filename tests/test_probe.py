@@ -95,17 +95,17 @@ def expected_norms(attention, key, value, head, columns):
 CASES = {
     'softmax': tiny(),
     'sigmoid': operation(tiny(), 'sigmoid', 'none'),
-    'linear, kv': operation(tiny(model__columns='kv'), 'identity', 'none'),
-    'window, k': tiny(model__mask__window=4, model__columns='k', model__bias__value='zero'),
-    'prefix, logit': tiny(model__mask__prefix=2, model__columns='logit'),
-    'sink token': tiny(model__columns='sink_token'),
+    'linear, kv': operation(tiny(model__columns__kind='kv'), 'identity', 'none'),
+    'window, k': tiny(model__mask__window=4, model__columns__kind='k', model__columns__value='zero'),
+    'prefix, logit': tiny(model__mask__prefix=2, model__columns__kind='logit'),
+    'sink token': tiny(model__columns__kind='sink_token'),
 }
 
 
 @pytest.mark.parametrize('name', CASES)
 @pytest.mark.parametrize('hardware', [Hardware(), pytest.param(Hardware(data=2, tensor=2), marks=pytest.mark.slow)])
 def test_the_hook_says_what_numpy_says(name, hardware):
-    spec, columns = CASES[name], int(CASES[name].model.columns != 'none')
+    spec, columns = CASES[name], int(CASES[name].model.columns.kind != 'none')
     params, mesh = drawn(spec), sharding.mesh(hardware)
     with jax.set_mesh(mesh):
         placed = jax.device_put(params, state.shardings(spec, mesh)['params'])
@@ -129,7 +129,7 @@ def test_the_hook_says_what_numpy_says(name, hardware):
 
 
 OFF_BY_ONE = dict(model__attention__normalizer='plus_one')
-COLUMN_OF_ZERO = dict(model__columns='k', model__bias__value='zero')
+COLUMN_OF_ZERO = dict(model__columns__kind='k', model__columns__value='zero')
 
 
 @pytest.mark.slow
@@ -208,13 +208,13 @@ def test_an_implicit_column_is_what_rows_lack_of_the_gain_with_a_key_and_value_o
 @pytest.mark.parametrize('columns', ['none', 'sink_token', 'kv', 'logit', 'v'])
 def test_a_capture_has_keys_and_values_as_attended_and_what_heads_make_of_them(columns):
     """Of the first layer, whose input is known; V bias comes after."""
-    spec = tiny(model__columns=columns, model__combination='add_wide', model__layers=1)
+    spec = tiny(model__columns__kind=columns, model__combination='add_wide', model__layers=1)
     params = drawn(spec)
     with jax.disable_jit():
         _, _, captured = forward(spec, capture=True)(params, IDS_PT)
     token_BTD, sinks = np.float64(params['embedding_VD'])[IDS_PT], columns == 'sink_token'
     if sinks:
-        token_BTD = np.concatenate([np.broadcast_to(params['sink_TD'], (len(IDS_PT), 1, 16)), token_BTD], 1)
+        token_BTD = np.concatenate([np.broadcast_to(params['sink']['vector_TD'], (len(IDS_PT), 1, 16)), token_BTD], 1)
     weights = jax.tree.map(lambda leaf: np.float64(leaf[0]), params['blocks'])
     gain_D, maps = weights['attention_norms']['before']['gain_D'], weights['attention']
     x_BTD = formulas.rms_norm(token_BTD, gain_D, spec.model.norm_epsilon)
@@ -280,5 +280,5 @@ def test_the_memory_of_a_capture_is_counted_before_it_is_taken(columns):
     keys = 12 + (columns == 'kv')
     attention, residual = 2 * 5 * 4 * 12 * keys * 4, 2 * 5 * 12 * 16 * 4
     key, value, head = 2 * 5 * 4 * keys * 4 * 4, 2 * 5 * 4 * keys * 16 * 4, 2 * 5 * 4 * 12 * 16 * 4
-    spec = tiny(model__columns=columns, model__combination='add_wide')
+    spec = tiny(model__columns__kind=columns, model__combination='add_wide')
     assert probe.capture_bytes(spec) == attention + residual + key + value + head

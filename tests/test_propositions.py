@@ -101,7 +101,7 @@ ONE_LAYER = dict(model__layers=1)  # where rows differ in their mass of text, hi
 
 @pytest.mark.parametrize(('columns', 'value'), [('k', 'zero'), ('logit', 'learned')])
 def test_a_column_beside_a_repeated_token_gets_its_score_against_theirs_and_not_an_equal_share(columns, value):
-    attention_LHTS, _, _ = repeated('none', model__columns=columns, model__bias__value=value, **ONE_LAYER)
+    attention_LHTS, _, _ = repeated('none', model__columns__kind=columns, model__columns__value=value, **ONE_LAYER)
     t = np.arange(1, T + 1)
     star_LHT, first_LHT = attention_LHTS[..., 0], attention_LHTS[..., 1]
     odds_LH1 = star_LHT[..., :1] / first_LHT[..., :1]

@@ -51,9 +51,9 @@ LAYOUTS = [
 
 
 OTHERS = [
-    dict(model__columns='kv', model__position='relative_t5'),
-    dict(model__columns='sink_token', model__position='learned', model__norm='sandwich'),
-    dict(model__columns='logit', model__position='alibi', model__ffn='gelu', model__norm='post'),
+    dict(model__columns__kind='kv', model__position='relative_t5'),
+    dict(model__columns__kind='sink_token', model__position='learned', model__norm='sandwich'),
+    dict(model__columns__kind='logit', model__position='alibi', model__ffn='gelu', model__norm='post'),
     dict(model__combination='add_wide', model__gate='value', model__head_norm=True),
     dict(model__gate='value_state', model__qk_norm=True, model__mask__document=True),
     dict(model__position='learned', data__positions='reset'),
@@ -62,8 +62,8 @@ OTHERS = [
         optimizer__name='sgd',
         optimizer__beta2=None,
         optimizer__epsilon=None,
-        model__bias__shared=True,
-        model__columns='v',
+        model__columns__shared=True,
+        model__columns__kind='v',
     ),
 ]
 
@@ -183,7 +183,7 @@ def test_two_logical_axes_on_one_mesh_axis_collide():
 )
 def test_sinks_of_a_training_batch_are_those_of_its_matrices(columns, pair):
     """By micro-batches, too; the state is the one that is trained without looking."""
-    spec = operation(tiny(model__columns=columns, model__position='alibi', log__sinks=True), *pair)
+    spec = operation(tiny(model__columns__kind=columns, model__position='alibi', log__sinks=True), *pair)
     numbers, seen = updated(spec, Hardware(micro_batch=2), times=1)
     _, unseen = updated(
         dataclasses.replace(spec, log=dataclasses.replace(spec.log, sinks=False)), Hardware(), times=1

@@ -120,13 +120,13 @@ def test_a_part_follows_what_it_is_a_part_of():
     rows = {
         'window': dict(diff={'model.mask.window': 512}),
         'block': dict(diff={'model.mask.block': 64}),
-        'width': dict(diff={'model.bias.key_width': 32, 'optimizer.steps': 40_000}),
+        'width': dict(diff={'model.columns.key_width': 32, 'optimizer.steps': 40_000}),
         'prefix': dict(diff={'model.mask.prefix': 10}),
     }
     get_config = table(rows, {'optimizer.steps': 10_000}, small)
     assert get_config('window', 'small').model.mask.window == 32
     assert get_config('block', 'small').model.mask.block == 4
-    assert get_config('width', 'small').model.bias.key_width == 8
+    assert get_config('width', 'small').model.columns.key_width == 8
     assert get_config('width', 'small').optimizer.steps == 800
     assert get_config('prefix', 'small').model.mask.prefix == 10
     assert get_config('width').optimizer.steps == 40_000
@@ -158,7 +158,7 @@ def menu(record, field):
 
 
 def test_every_menu_has_its_function():
-    from sinklab.attend.fused import BACKENDS
+    from sinklab.attend.backends import BACKENDS
     from sinklab.attend.normalizer import NORMALIZERS
     from sinklab.attend.similarity import SIMILARITIES
     from sinklab.data.batches import PREPENDED, TASKS
@@ -178,13 +178,13 @@ def test_every_menu_has_its_function():
     assert set(get_args(spec.Backend)) == {'auto', *BACKENDS}
     assert menu(spec.Attention, 'feature_map') == set(FEATURE_MAPS)
     assert menu(spec.Model, 'position') == set(POSITIONS)
-    assert menu(spec.Model, 'columns') == set(COLUMNS)
+    assert menu(spec.Columns, 'kind') == set(COLUMNS)
     assert menu(spec.Model, 'ffn') == set(FFNS)
     assert menu(spec.Model, 'norm') == set(PLACEMENTS)
     assert menu(spec.Model, 'combination') == set(COMBINATIONS)
     assert menu(spec.Model, 'gate') == set(GATES)
     assert menu(spec.Model, 'initialization') == set(INITIALIZATIONS)
-    assert menu(spec.Bias, 'value') == {'learned', *DIRECTIONS}
+    assert menu(spec.Columns, 'value') == {'learned', *DIRECTIONS}
     assert menu(spec.Optimizer, 'name') == set(OPTIMIZERS)
     assert menu(spec.Optimizer, 'schedule') == set(SCHEDULES)
     assert menu(spec.Data, 'task') == set(TASKS)
@@ -208,7 +208,12 @@ def test_what_does_not_look_at_mass_is_not_given_any():
 
 def test_every_value_of_a_menu_is_in_some_row():
     specs = [parse(module.get_config(row, 'paper').to_dict()) for module, row in ROWS]
-    for record, part in ((spec.Model, 'model'), (spec.Attention, 'model.attention'), (spec.Optimizer, 'optimizer')):
+    for record, part in (
+        (spec.Model, 'model'),
+        (spec.Columns, 'model.columns'),
+        (spec.Attention, 'model.attention'),
+        (spec.Optimizer, 'optimizer'),
+    ):
         for field, hint in get_type_hints(record).items():
             wanted = {value for value in get_args(hint) if isinstance(value, str)}
             found = {reading_of(one, f'{part}.{field}') for one in specs}

@@ -34,32 +34,26 @@ class Curve:
 
 @dataclasses.dataclass(frozen=True)
 class Bias:
-    """A curve, and the same `offset` for every score."""
+    """A curve over the positions of queries and keys, and what columns have instead of one."""
 
     curve: Curve | None = None
     query_BT: jax.Array | np.ndarray | None = None  # positions, wanted by a curve; B is 1 or the batch
     key_BS: jax.Array | np.ndarray | None = None  # of columns and text
-    column_HC: jax.Array | None = None  # what columns have instead of a curve; H may be 1
-    offset: float = 0.0
+    column_HC: jax.Array | None = None  # scores of columns that stand nowhere; H may be 1
 
-    def text(self, query_BT: jax.Array, columns: int, low: int = 0, high: int | None = None) -> jax.Array | float:
-        """bias_BHTS of these queries and the keys low..high of the text."""
-        if self.curve is None:
-            return self.offset
-        return self.curve(query_BT, self.key_BS[:, columns:][:, low:high]) + self.offset
-
-    def column(self, query_BT: jax.Array, columns: int) -> jax.Array | float:
-        """bias_BHTC of these queries."""
+    def column(self, columns: int) -> jax.Array | float:
+        """bias_BHTC."""
         if self.column_HC is not None:
-            return self.column_HC[None, :, None] + self.offset
-        return self.offset if self.curve is None else self.curve(query_BT, self.key_BS[:, :columns]) + self.offset
+            return self.column_HC[None, :, None]
+        return 0.0 if self.curve is None else self.curve(self.query_BT, self.key_BS[:, :columns])
 
-    def matrix(self, query_BT: jax.Array, columns: int, low: int, high: int) -> jax.Array:
-        """bias_BHTS of columns and text, left to right; where all keys have the same, S is 1."""
-        text, column = self.text(query_BT, columns, low, high), self.column(query_BT, columns)
+    def matrix(self, columns: int, keys: int) -> jax.Array | float:
+        """bias_BHTS of columns and so many keys of the text, left to right; any axis may be 1."""
+        text = 0.0 if self.curve is None else self.curve(self.query_BT, self.key_BS[:, columns:])
         if not columns or (self.curve is None and self.column_HC is None):
-            return jnp.broadcast_to(text, (1,) * (4 - jnp.ndim(text)) + jnp.shape(text))
-        shape = np.broadcast_shapes(jnp.shape(text)[:-1] or (1, 1, 1), jnp.shape(column)[:-1] or (1, 1, 1))
+            return text
+        column = self.column(columns)
+        shape = np.broadcast_shapes(jnp.shape(text)[:-1] or (1, 1, 1), jnp.shape(column)[:-1])
         return jnp.concatenate(
-            [jnp.broadcast_to(column, (*shape, columns)), jnp.broadcast_to(text, (*shape, high - low))], -1
+            [jnp.broadcast_to(column, (*shape, columns)), jnp.broadcast_to(text, (*shape, keys))], -1
         )

@@ -6,6 +6,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from sinklab import spec
+
 
 @dataclasses.dataclass(frozen=True)
 class Mask:
@@ -33,6 +35,11 @@ class Mask:
     def length(self) -> int:
         return self.hull_2T.shape[1]
 
+    @property
+    def keys(self) -> int:
+        """How many keys there are, if some query may see the last."""
+        return int(self.hull_2T[1].max())
+
     def visible(self, keys: int) -> jax.Array:
         """bool_BTS over `keys` keys."""
         key_S = jnp.arange(keys)
@@ -40,9 +47,15 @@ class Mask:
 
     def padded(self, before: int = 0, after: int = 0) -> 'Mask':
         """The mask with so many queries before the first and after the last, which see no key."""
+        module, width = np if self.static else jnp, ((0, 0), (before, after))
+        edges = (module.pad(edge_BT, width) for edge_BT in (self.start_BT, self.end_BT))
+        return Mask(*edges, np.pad(self.hull_2T, width))
+
+    def first(self, length: int) -> 'Mask':
+        """Of the first queries and keys."""
         module = np if self.static else jnp
-        pad = lambda x_BT: module.pad(x_BT, ((0, 0), (before, after)))  # noqa: E731
-        return Mask(pad(self.start_BT), pad(self.end_BT), np.pad(self.hull_2T, ((0, 0), (before, after))))
+        start_BT, end_BT = self.start_BT[:, :length], module.minimum(self.end_BT[:, :length], length)
+        return Mask(start_BT, end_BT, np.minimum(self.hull_2T[:, :length], length))
 
 
 def static(start_T: np.ndarray, end_T: np.ndarray) -> Mask:
@@ -81,4 +94,22 @@ def block(length: int, keys: int) -> Mask:
 def document(start_BT: jax.Array) -> Mask:
     """Nothing before the start of the query's document."""
     length = start_BT.shape[-1]
-    return Mask(start_BT, jnp.full_like(start_BT, length), full(length).hull_2T)
+    return unknown(start_BT, jnp.full_like(start_BT, length), length)
+
+
+def unknown(start_BT: jax.Array, end_BT: jax.Array, keys: int) -> Mask:
+    """Intervals of which nothing is known before they are traced."""
+    hull_2T = np.broadcast_to(np.array([[0], [keys]], np.int32), (2, start_BT.shape[-1]))
+    return Mask(start_BT, end_BT, hull_2T)
+
+
+def shown(mask: spec.Mask, length: int, start_BT: jax.Array | None = None) -> Mask:
+    """What a spec shows of so many tokens; start_BT is where the document of each begins, wanted by `document`."""
+    seen = prefix(length, mask.prefix or 1)
+    if mask.window:
+        seen &= window(length, mask.window)
+    if mask.block:
+        seen &= block(length, mask.block)
+    if mask.document:
+        seen &= document(start_BT)
+    return seen

@@ -77,18 +77,16 @@ def attention() -> None:
     import jax
     import jax.numpy as jnp
 
-    from sinklab.attend import dense
+    from sinklab.attend import dense, examples
     from sinklab.attend.mask import causal
-    from sinklab.spec import PAIRS, Attention
+    from sinklab.attend.rule import Rule
 
     x = jax.random.uniform(jax.random.key(0), (1, 8, 2, 4))  # scores above 0, as identity with sum needs them
-    for similarity, normalizers in PAIRS.items():
-        for normalizer in normalizers:
-            power = 2.0 if normalizer == 'p_norm' else None
-            operation = Attention(similarity, normalizer, 'identity', gain=1.0, power=power, offset=0.0)
-            output = lambda x, operation=operation: dense.attend(x, x, x, operation, causal(8))[0].sum()  # noqa: E731
-            if not jnp.isfinite(jax.grad(output)(x)).all():
-                raise FloatingPointError(f'{similarity}/{normalizer} has a gradient that is not finite')
+    for operation in examples.operations().values():
+        rule = Rule(operation, causal(8))
+        gradient = jax.grad(lambda x, rule=rule: dense.attend(x, x, x, rule).output_BTHK.sum())(x)
+        if not jnp.isfinite(gradient).all():
+            raise FloatingPointError(f'{operation.name} has a gradient that is not finite')
 
 
 def documents() -> None:

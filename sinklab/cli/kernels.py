@@ -1,60 +1,53 @@
 """The measured table of `sinklab doctor --kernels`: operation x mask x backend, on the devices here."""
 
-import dataclasses
 import json
 import sys
+from typing import Any
 
 LENGTH, HEADS, WIDTH = 256, 2, 64
-MASKS = 'causal', 'prefix', 'window', 'document', 'alibi'
+MASKS = 'causal', 'prefix', 'window', 'document', 'alibi'  # the rules of examples.py that are shown
 
 
 def run(as_json: bool) -> int:
     """Prints the table; 1 where a backend that auto may choose here is wrong or fails."""
     import jax
 
-    from sinklab.attend import fused
+    from sinklab.attend import examples
+    from sinklab.attend.backends import BACKENDS, Case
 
-    platform, found = jax.default_backend(), []
-    for name in (name for name in fused.BACKENDS if name != 'dense'):
-        for number, (similarity, normalizer) in enumerate(operations(), 1):
+    platform, operations, found = jax.default_backend(), examples.operations(), []
+    for name in (name for name in BACKENDS if name != 'dense'):
+        for number, ((similarity, normalizer), operation) in enumerate(operations.items(), 1):
+            rules = examples.rules(operation, HEADS, LENGTH)
             for mask in MASKS:
                 cell = dict(backend=name, similarity=similarity, normalizer=normalizer, mask=mask)
-                found.append(cell | measured(name, platform, similarity, normalizer, mask))
+                case = Case(rules[mask], HEADS, WIDTH, WIDTH, 'bfloat16')
+                found.append(cell | outcome(name, platform, case))
             if found[-1]['outcome'] != 'lacks':
-                print(f'{name} [{number}/{len(operations())}] {similarity}/{normalizer}', file=sys.stderr)
+                print(f'{name} [{number}/{len(operations)}] {similarity}/{normalizer}', file=sys.stderr)
     print(json.dumps(dict(platform=platform, kernels=found), indent=2)) if as_json else show(platform, found)
     return 1 if any(cell['outcome'] == 'wrong' for cell in found) else 0
 
 
-def operations() -> list[tuple[str, str]]:
-    from sinklab.spec import PAIRS
-
-    return [(similarity, normalizer) for similarity, normalizers in PAIRS.items() for normalizer in normalizers]
-
-
-def measured(name, platform, similarity, normalizer, mask) -> dict:
+def outcome(name: str, platform: str, case: Any) -> dict:
     """outcome: ok, wrong, or lacks; with the largest error or the reason."""
-    from sinklab.attend import fused
-    from sinklab.spec import Attention
+    from sinklab.attend.choice import cannot
+    from sinklab.attend.verification import ACCURACY, error
 
-    power = 2.0 if normalizer == 'p_norm' else None
-    attention = Attention(similarity, normalizer, 'identity', gain=1.0, power=power, offset=0.0)
-    case = fused.Case(attention, LENGTH, HEADS, WIDTH, WIDTH, 'bfloat16', curve=mask == 'alibi')
-    case = case if mask == 'alibi' else dataclasses.replace(case, mask=mask)
-    if reason := fused.cannot(name, platform, case):
+    if reason := cannot(name, platform, case):
         return dict(outcome='lacks', reason=reason)
     try:
-        error = fused.error(name, case)
+        found = error(name, case)
     except Exception as failure:  # whatever fails here is what was asked for
         return dict(outcome='wrong', reason=f'{type(failure).__name__}: {failure}'.splitlines()[0])
-    return dict(outcome='ok' if error <= fused.ACCURACY else 'wrong', error=error)
+    return dict(outcome='ok' if found <= ACCURACY else 'wrong', error=found)
 
 
 def show(platform: str, found: list[dict]) -> None:
     from rich.console import Console
     from rich.table import Table
 
-    from sinklab.attend import fused
+    from sinklab.attend.verification import ACCURACY
 
     console = Console(highlight=False)
     lacking = {}
@@ -64,7 +57,7 @@ def show(platform: str, found: list[dict]) -> None:
     table = Table(
         box=None,
         title=f"largest error on {platform}, forward and backward, over the largest entry of float32's definition; "
-        f'bfloat16, T={LENGTH}, {HEADS} heads of {WIDTH}; ok up to {fused.ACCURACY:.0e}',
+        f'bfloat16, T={LENGTH}, {HEADS} heads of {WIDTH}; ok up to {ACCURACY:.0e}',
         title_justify='left',
     )
     for heading in ('backend', 'operation', *MASKS):
@@ -74,7 +67,7 @@ def show(platform: str, found: list[dict]) -> None:
         rows.setdefault((cell['backend'], f'{cell["similarity"]}/{cell["normalizer"]}'), []).append(cell)
     for (backend, operation), cells in rows.items():
         if any(cell['outcome'] != 'lacks' for cell in cells):
-            table.add_row(backend, operation, *map(shown, cells))
+            table.add_row(backend, operation, *map(cell_text, cells))
     console.print(table)
     for (backend, reason), cells in lacking.items():
         every = len(cells) == len(rows) // len({name for name, _ in rows}) * len(MASKS)
@@ -87,7 +80,7 @@ def show(platform: str, found: list[dict]) -> None:
             console.print(f'[red]{cell["backend"]} {operation} {cell["mask"]}: {cell["reason"]}[/]')
 
 
-def shown(cell: dict) -> str:
+def cell_text(cell: dict) -> str:
     if cell['outcome'] == 'lacks':
         return '-'
     if 'error' not in cell:

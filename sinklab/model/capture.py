@@ -4,7 +4,7 @@ import dataclasses
 
 import jax
 
-from sinklab.attend.columns_mass import Received
+from sinklab.attend.received import Received
 
 
 @jax.tree_util.register_dataclass

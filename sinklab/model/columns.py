@@ -6,20 +6,54 @@ number `count(model)`.
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from flax import nnx
 
 from sinklab import spec
-from sinklab.model.initialization import normal
+from sinklab.model.initialization import INITIALIZATIONS, normal
 from sinklab.model.parameter import spread
 
 DEVIATION = 0.02  # of the released code
+
+
+class Token(nnx.Module):
+    """Nothing comes with the sequence but its text."""
+
+    count = 0
+
+    def __init__(self, model: spec.Model, rngs: nnx.Rngs):
+        pass
+
+    def attach(self, x_BTD: jax.Array) -> jax.Array:
+        """The stream, with the token at its left."""
+        return x_BTD
+
+    @classmethod
+    def positions(cls, position_BT: jax.Array) -> jax.Array:
+        """Those of token and text, from those of the text."""
+        module = np if isinstance(position_BT, np.ndarray) else jnp
+        return module.pad(position_BT + cls.count, ((0, 0), (cls.count, 0)))
+
+
+class SinkToken(Token):
+    """A learned token before the text, at position 0: it is embedded, rotated, and asks."""
+
+    count = 1
+
+    def __init__(self, model, rngs):
+        std = INITIALIZATIONS[model.initialization].embedding(model, model.width)
+        self.vector_TD = normal(rngs, (self.count, model.width), std, (None, 'embed'))
+
+    def attach(self, x_BTD):
+        sink_BTD = spread(self.vector_TD[...], (len(x_BTD), self.count, x_BTD.shape[-1]), x_BTD.dtype)
+        return jnp.concatenate([sink_BTD, x_BTD], 1)
 
 
 class Columns(nnx.Module):
     """No column."""
 
     count = 0
-    tokens = 0  # how many of them are tokens, and so come with the sequence
+    token = Token  # what of them comes with the sequence
 
     def __init__(self, model: spec.Model, value_width: int, rngs: nnx.Rngs):
         pass
@@ -37,10 +71,10 @@ class Columns(nnx.Module):
         return output_BTHK
 
 
-class SinkToken(Columns):
-    """A learned token before the text: it is embedded, rotated and asks; here it is a column to be seen by all."""
+class OfSinkToken(Columns):
+    """The sink token's own column, which comes with the keys and values of the sequence."""
 
-    count = tokens = 1
+    count, token = 1, SinkToken
 
 
 class Key(Columns):
@@ -49,8 +83,8 @@ class Key(Columns):
     count = 1
 
     def __init__(self, model, value_width, rngs):
-        self.key_HK = vector(model, model.bias.key_width or model.head_width, rngs)
-        self.direction, self.norm = DIRECTIONS[model.bias.value], model.bias.value_norm or 0.0
+        self.key_HK = vector(model, model.columns.key_width or model.head_width, rngs)
+        self.direction, self.norm = DIRECTIONS[model.columns.value], model.columns.value_norm or 0.0
 
     def attach(self, key_BSHK, value_BSHK):
         value_HK = self.norm * self.direction(value_BSHK.shape[-1])[None]
@@ -66,7 +100,7 @@ class KeyValue(Columns):
     count = 1
 
     def __init__(self, model, value_width, rngs):
-        self.key_HK = vector(model, model.bias.key_width or model.head_width, rngs)
+        self.key_HK = vector(model, model.columns.key_width or model.head_width, rngs)
         self.value_HK = vector(model, value_width, rngs)
 
     def attach(self, key_BSHK, value_BSHK):
@@ -104,7 +138,7 @@ class Value(Columns):
 
 def vector(model: spec.Model, width: int, rngs: nnx.Rngs) -> nnx.Param:
     """One vector a head, or one for all of them."""
-    heads, axis = (1, None) if model.bias.shared else (model.heads, 'heads')
+    heads, axis = (1, None) if model.columns.shared else (model.heads, 'heads')
     return normal(rngs, (heads, width), DEVIATION, (axis, None))
 
 
@@ -126,7 +160,7 @@ def uniform(width: int) -> jax.Array:
 DIRECTIONS = {'zero': jnp.zeros, 'first': first, 'uniform': uniform}
 COLUMNS = {
     'none': Columns,
-    'sink_token': SinkToken,
+    'sink_token': OfSinkToken,
     'k': Key,
     'kv': KeyValue,
     'v': Value,
@@ -135,4 +169,4 @@ COLUMNS = {
 
 
 def count(model: spec.Model) -> int:
-    return COLUMNS[model.columns].count
+    return COLUMNS[model.columns.kind].count

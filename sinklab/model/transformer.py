@@ -1,21 +1,19 @@
-import math
-
 import jax
 import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 
 from sinklab import spec
-from sinklab.attend import mask
-from sinklab.attend.bias import Bias
+from sinklab.attend.mask import shown
 from sinklab.model.attention import View
 from sinklab.model.block import Block
 from sinklab.model.capture import Capture
 from sinklab.model.columns import COLUMNS, count
 from sinklab.model.initialization import INITIALIZATIONS, normal
 from sinklab.model.norm import PLACEMENTS, norm
-from sinklab.model.parameter import product, spread
+from sinklab.model.parameter import product
 from sinklab.model.positions import POSITIONS
+from sinklab.model.rule import rule
 from sinklab.sharding import place
 
 
@@ -28,8 +26,7 @@ class Transformer(nnx.Module):
         embedding, linear = init.embedding(model, model.width), init.linear(model, model.width)
         shape, axes = (model.vocabulary, model.width), ('vocabulary', 'embed')
         self.embedding_VD = normal(rngs, shape, embedding, axes)
-        self.sinks = COLUMNS[model.columns].tokens
-        self.sink_TD = normal(rngs, (self.sinks, model.width), embedding, (None, 'embed')) if self.sinks else None
+        self.sink = COLUMNS[model.columns.kind].token(model, rngs)
 
         @nnx.split_rngs(splits=model.layers)
         @nnx.vmap
@@ -39,7 +36,7 @@ class Transformer(nnx.Module):
         self.blocks = stack(rngs)
         self.norm = norm(PLACEMENTS[model.norm].final, model)
         self.head_VD = normal(rngs, shape, linear, axes)
-        self.position = POSITIONS[model.position](model, length + self.sinks, rngs)
+        self.position = POSITIONS[model.position](model, length + self.sink.count, rngs)
 
     def hidden(
         self,
@@ -58,45 +55,24 @@ class Transformer(nnx.Module):
         start_BT: where the document of each token starts, wanted by a mask of documents alone. Positions count from 0
         unless given.
         """
+        length = token_BT.shape[1]
         if position_BT is None:
-            position_BT = np.arange(token_BT.shape[1])[None]
-        x_BTD = self.embedding_VD[...][token_BT].astype(self.dtype)
-        x_BTD, position_BT = self.with_sink(x_BTD, position_BT)
-        view = self.view(token_BT.shape[1], position_BT, start_BT, backend=backend, capture=capture, keys=keys)
-        block = lambda x_BTD, block: block(x_BTD, view)  # noqa: E731
+            position_BT = np.arange(length)[None]
+        mask = shown(self.model.mask, length, start_BT)
+        seen = rule(self.model, self.length, self.position.curve(), position_BT, mask)
+        position_BT = seen.bias.query_BT
+
+        def rotate(x_BTHK):
+            return self.position.rotate(x_BTHK, position_BT)
+
+        def layer(x_BTD, block):
+            return block(x_BTD, view)
+
+        view = View(seen, rotate, 'dense' if capture else backend, capture, keys)
+        x_BTD = self.sink.attach(self.embedding_VD[...][token_BT].astype(self.dtype))
         x_BTD = place(self.position.embed(x_BTD, position_BT), 'batch', None, None)
-        x_BTD, captured = jax.lax.scan(jax.checkpoint(block) if remat else block, x_BTD, self.blocks)
-        return self.norm(x_BTD)[:, self.sinks :], captured.of_text(self.sinks, count(self.model))
-
-    def with_sink(self, x_BTD: jax.Array, position_BT: jax.Array) -> tuple[jax.Array, jax.Array]:
-        """A sink token, if there is one, stands before the text, at position 0."""
-        if not self.sinks:
-            return x_BTD, position_BT
-        sink_BTD = spread(self.sink_TD[...], (len(x_BTD), 1, x_BTD.shape[-1]), x_BTD.dtype)
-        module = np if isinstance(position_BT, np.ndarray) else jnp
-        return jnp.concatenate([sink_BTD, x_BTD], 1), module.pad(position_BT + 1, ((0, 0), (1, 0)))
-
-    def view(self, length: int, position_BT: jax.Array, start_BT: jax.Array | None, **how) -> View:
-        nowhere = count(self.model) - self.sinks
-        bias = Bias(
-            curve=self.position.curve(),
-            query_BT=position_BT,
-            key_BS=jnp.pad(position_BT, ((0, 0), (nowhere, 0))),
-            offset=self.model.attention.offset * math.log(self.length),
-        )
-        rotate = lambda x_BTHK: self.position.rotate(x_BTHK, position_BT)  # noqa: E731
-        return View(self.mask(length, start_BT).padded(before=self.sinks), rotate, bias, **how)
-
-    def mask(self, length: int, start_BT: jax.Array | None) -> mask.Mask:
-        given = self.model.mask
-        seen = mask.prefix(length, given.prefix or 1)
-        if given.window:
-            seen &= mask.window(length, given.window)
-        if given.block:
-            seen &= mask.block(length, given.block)
-        if given.document:
-            seen &= mask.document(start_BT)
-        return seen
+        x_BTD, captured = jax.lax.scan(jax.checkpoint(layer) if remat else layer, x_BTD, self.blocks)
+        return self.norm(x_BTD)[:, self.sink.count :], captured.of_text(self.sink.count, count(self.model))
 
     def __call__(self, token_BT: jax.Array, *, capture: bool = False, **where) -> tuple[jax.Array, Capture]:
         """(logits_BTV in float32, Capture)."""

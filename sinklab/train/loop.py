@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator
 import jax
 
 from sinklab import sharding
-from sinklab.attend.fused import Choice
+from sinklab.attend.choice import Choice
 from sinklab.data.batches import Sequences, sequences
 from sinklab.folder import Folder, Metrics
 from sinklab.record import Refusal

@@ -9,11 +9,11 @@ import numpy as np
 import optax
 
 from sinklab import sharding
-from sinklab.attend import fused
+from sinklab.attend.choice import Choice, choose
 from sinklab.measure import backcopy, table
 from sinklab.measure.setting import setting_of
-from sinklab.model.attention import case
 from sinklab.model.capture import Capture
+from sinklab.model.rule import case
 from sinklab.model.transformer import logits
 from sinklab.record import Refusal
 from sinklab.spec import Hardware, Spec
@@ -53,9 +53,9 @@ def check_memory(spec: Spec, hardware: Hardware, memory: int) -> None:
         )
 
 
-def attention(spec: Spec, hardware: Hardware) -> fused.Choice:
+def attention(spec: Spec, hardware: Hardware) -> Choice:
     """What will compute attention here, chosen once; raises Refusal."""
-    return fused.choose(hardware.attention, jax.default_backend(), case(spec.model, spec.data.length))
+    return choose(hardware.attention, jax.default_backend(), case(spec.model, spec.data.length))
 
 
 def loss_of(spec: Spec, first: int = 1, **how) -> Callable:

@@ -13,9 +13,10 @@ from jax import lax
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import mosaic_gpu as plgpu
 
-from sinklab.attend.gpu import OUTER, inner, plan
-from sinklab.attend.gpu_block import across, lowerable, slopes
-from sinklab.attend.mask import Mask
+from sinklab.attend.kernels.gpu_block import across
+from sinklab.attend.kernels.gpu_lowering import lowerable, slopes
+from sinklab.attend.kernels.gpu_plan import OUTER, inner, plan
+from sinklab.attend.kernels.primitive import Problem
 
 ROWS = OUTER // 2  # of the outer block for one warpgroup: what wgmma multiplies at once
 STAGES = 2  # inner blocks on the chip
@@ -34,9 +35,11 @@ class Stream:
     def load(self, n, count, place) -> None:
         """Block n of `count`; at the end this waits until all are freed."""
         slot = lax.rem(n, jnp.int32(STAGES))
-        copy = lambda: plgpu.copy_gmem_to_smem(self.source.at[place], self.buffer.at[slot], self.full.at[slot])  # noqa: E731
         pl.when(n >= STAGES)(lambda: plgpu.barrier_wait(self.empty.at[slot]))
-        pl.when(n < count)(copy)
+
+        @pl.when(n < count)
+        def _():
+            plgpu.copy_gmem_to_smem(self.source.at[place], self.buffer.at[slot], self.full.at[slot])
 
     def wait(self, slot):
         plgpu.barrier_wait(self.full.at[slot])
@@ -99,9 +102,11 @@ class Pair:
 
     def slopes(self, places) -> list[jax.Array]:
         """d curve / d parameter, for each that is learned."""
-        given = self.team.parameters()[: self.team.call.slopes]
-        curve = lambda p, x, distance: self.team.call.curve([*given[:p], x, *given[p + 1 :]], distance)  # noqa: E731
-        slope = lambda p, x, distance: slopes(lambda x: curve(p, x, distance), x)[1]  # noqa: E731
+        given, curve = self.team.parameters()[: self.team.call.slopes], self.team.call.curve
+
+        def slope(p, x, distance):
+            return slopes(lambda x: curve([*given[:p], x, *given[p + 1 :]], distance), x)[1]
+
         return [lowerable(functools.partial(slope, p))(one, distance(*places)) for p, one in enumerate(given)]
 
 
@@ -179,15 +184,16 @@ class Team:
 class Call:
     """A kernel over (sequence, head, outer block)."""
 
-    def __init__(self, direction: str, kind, query_BHTK, key_BGSK, mask: Mask, positions, parameter_HP):
+    def __init__(self, direction: str, block, problem: Problem, query_BHTK, key_BGSK):
+        mask, positions, parameter_HP = problem.mask, problem.positions, problem.parameter_HP
         self.by_key = direction == 'key'
-        self.inner = inner(direction, kind, query_BHTK.shape[-1])
+        self.inner = inner(direction, block.crowded, query_BHTK.shape[-1])
         size = (self.inner, OUTER) if self.by_key else (OUTER, self.inner)
         bound_BI4, self.segments = plan(mask, key_BGSK.shape[2], size, self.by_key)
         self.grid = (*query_BHTK.shape[:2], bound_BI4.shape[1])
-        self.curve, self.positions = kind.scores.curve, positions is not None
+        self.curve, self.positions = problem.scores.curve, positions is not None
         self.parameters = 0 if self.curve is None else parameter_HP.shape[1]
-        self.slopes = self.parameters if kind.scores.learned else 0
+        self.slopes = self.parameters if problem.scores.learned else 0
         rows = [mask.start_BT, mask.end_BT, *([] if positions is None else positions[:1])]
         many = max(len(row) for row in rows)
         row_BRT = jnp.stack([jnp.broadcast_to(jnp.asarray(row, jnp.int32), (many, row.shape[1])) for row in rows], 1)
@@ -239,7 +245,9 @@ class Call:
         i = i if self.by_key else self.grid[2] - 1 - i  # under a causal mask the longest first
         bound = [small[0][b if small[0].shape[0] > 1 else 0, i, n] for n in range(4)]
         streams = [Stream(*one) for one in zip(inner, inner_buffers, inner_full, inner_empty, strict=True)]
-        place = lambda ref, at, size: (b, lax.div(h, jnp.int32(self.grid[1] // ref.shape[1])), pl.ds(at, size))  # noqa: E731
+
+        def place(ref, at, size):
+            return b, lax.div(h, jnp.int32(self.grid[1] // ref.shape[1])), pl.ds(at, size)
 
         @pl.when(number == 2)
         def _load():

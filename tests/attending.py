@@ -1,5 +1,6 @@
-"""Attention without its matrix beside the definition: masks, arrays, and their comparison."""
+"""Furniture of the tests of attention: masks, arrays, rules, and one comparison for all."""
 
+import dataclasses
 import functools
 import unittest.mock
 
@@ -9,19 +10,25 @@ import numpy as np
 from conftest import OPERATIONS
 from jax.experimental import pallas as pl
 
-from sinklab.attend import fused
+from sinklab.attend import dense
 from sinklab.attend import mask as masks
+from sinklab.attend.backends import BACKENDS
 from sinklab.attend.bias import Bias, Curve
+from sinklab.attend.kernels.primitive import NOTHING
+from sinklab.attend.operation import operation
+from sinklab.attend.rule import Rule
+from sinklab.spec import Attention
 
 LENGTH, HEADS = 256, 2
 PLACES = np.arange(LENGTH)[None]
-STARTS = np.array([0] * 70 + [70] * 100 + [170] * 86)
+STARTS = np.array([0, 70, 170])  # of documents
 KERNELS = [operation for operation in OPERATIONS if operation[0] != 'softpick']
 SLOPES = np.array([0.0, 0.002], np.float32)  # of ALiBi: one head has none
 
 
 def documents(length):
-    return masks.causal(length) & masks.document(jnp.asarray(STARTS[None, :length]))
+    start_T = STARTS[np.searchsorted(STARTS, np.arange(length), 'right') - 1]
+    return masks.causal(length) & masks.document(jnp.asarray(start_T[None], jnp.int32))
 
 
 MASKS = {
@@ -31,12 +38,13 @@ MASKS = {
     'window': lambda length: masks.causal(length) & masks.window(length, 50),
     'documents': documents,
     'all of them': lambda length: masks.prefix(length, 40) & masks.window(length, 150) & documents(length),
+    'padded': lambda length: masks.causal(length - 150).padded(after=150),
 }
 
 
-def every(length):
+def every(length, names=MASKS):
     """All masks, each of another sequence."""
-    made = [mask(length) for mask in MASKS.values()]
+    made = [MASKS[name](length) for name in names]
     start_BT, end_BT = (jnp.concatenate([getattr(mask, edge) for mask in made]) for edge in ('start_BT', 'end_BT'))
     return masks.Mask(start_BT, end_BT, masks.full(length).hull_2T)
 
@@ -56,18 +64,45 @@ def drawn(
     return [jnp.asarray(array, dtype) for array in (query, key, value)]
 
 
+def steep(slope, distance):
+    """The function of ALiBi's curve."""
+    return -slope[0] * distance
+
+
 def alibi(slope_H=SLOPES, columns=0):
     key_BS = np.pad(PLACES, ((0, 0), (columns, 0)))
-    return Bias(Curve(lambda slope, distance: -slope[0] * distance, slope_H[:, None]), PLACES, key_BS)
+    return Bias(Curve(steep, slope_H[:, None]), PLACES, key_BS)
 
 
-def compared(backend, operation, mask, arrays, bias=lambda: Bias(), columns=0, more=(), atol=5e-5):
+def rule(attention: Attention, mask: masks.Mask, columns: int = 0, bias: Bias | None = None) -> Rule:
+    return Rule(operation(attention), mask, columns, bias or Bias())
+
+
+@dataclasses.dataclass(frozen=True)
+class Matrix:
+    """A bias that is what it is, and no function of positions."""
+
+    bias_BHTS: jax.Array
+    curve = None
+
+    def matrix(self, columns, keys):
+        return self.bias_BHTS
+
+
+def attend(arrays, attention, mask, columns=0):
+    """(output_BTHK, attention_BHTS) of (query, key, value, bias), by the definition."""
+    *arrays, bias = (jnp.asarray(array, jnp.float32) for array in arrays)
+    found = dense.attend(*arrays, rule(attention, mask, columns, Matrix(bias)))
+    return found.output_BTHK, found.attention_BHTS
+
+
+def compared(backend, attention, mask, arrays, bias=lambda: Bias(), columns=0, more=(), atol=5e-5):
     """(output, gradients), which are near float32's, as are statistics and gradients of what the bias is made of."""
     cotangent = np.random.default_rng(1).normal(size=(*arrays[0].shape[:3], arrays[2].shape[-1])).astype(np.float32)
 
     def total(arrays, more, backend):
-        made = bias(*more)
-        output, rows = fused.attend(backend, *arrays, operation, mask, columns, made, measured=True)
+        asked = rule(attention, mask, columns, bias(*more))
+        output, rows, _ = BACKENDS[backend].attend(*arrays, asked, measured=True)
         return jnp.sum(cotangent * output.astype(jnp.float32)), (output, rows)
 
     def found(backend, arrays):
@@ -80,14 +115,14 @@ def compared(backend, operation, mask, arrays, bias=lambda: Bias(), columns=0, m
     (ours, our_rows), (our_d_arrays, our_d_more) = found(backend, arrays)
     (output, rows), (d_arrays, d_more) = found('dense', [array.astype(jnp.float32) for array in arrays])
     close(our_rows.mass_BHT, rows.mass_BHT, 10 * atol)
-    for one, other in zip((ours, *our_d_arrays), (output, *d_arrays), strict=True):
-        close(one, other, atol)
-    for one, other in zip(our_d_more, d_more, strict=True):  # sums over all pairs
-        close(one, other, 3 * atol)
+    close((ours, our_d_arrays), (output, d_arrays), atol)
+    close(our_d_more, d_more, 3 * atol)  # sums over all pairs
     return ours, our_d_arrays
 
 
 def close(ours, theirs, atol):
-    """Within a tolerance relative to the largest entry."""
-    ours, theirs = np.float64(np.asarray(ours, np.float32)), np.float64(np.asarray(theirs, np.float32))
-    np.testing.assert_allclose(ours, theirs, rtol=0, atol=atol * max(np.abs(theirs).max(), 1e-2))
+    """Trees within a tolerance relative to the largest entry of each array, whatever sees nothing left out."""
+    for one, other in zip(jax.tree.leaves(ours), jax.tree.leaves(theirs), strict=True):
+        one, other = np.float64(np.asarray(one, np.float32)), np.float64(np.asarray(other, np.float32))
+        largest = np.abs(other[np.abs(other) < -NOTHING / 2]).max(initial=1e-2)
+        np.testing.assert_allclose(one, other, rtol=0, atol=atol * largest)

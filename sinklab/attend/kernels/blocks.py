@@ -69,3 +69,11 @@ def last_loaded(module, kind_BN):
     """The number of the newest pair up to each that is not hidden."""
     number_BN = module.where(kind_BN != HIDDEN, np.arange(kind_BN.shape[-1]), 0)
     return np.maximum.accumulate(number_BN, -1) if module is np else jax.lax.cummax(number_BN, 1)
+
+
+def by_group(d_BHSK: jax.Array, array_BGSK: jax.Array) -> jax.Array:
+    """Gradients of the heads of a group in one."""
+    if d_BHSK.shape == array_BGSK.shape:
+        return d_BHSK
+    (batch, groups), rest = array_BGSK.shape[:2], d_BHSK.shape[2:]
+    return d_BHSK.reshape(batch, groups, -1, *rest).astype(jnp.float32).sum(2).astype(d_BHSK.dtype)

@@ -8,11 +8,11 @@ from jax import lax
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import mosaic_gpu as plgpu
 
-from sinklab.attend.gpu_block import across
-from sinklab.attend.gpu_walk import ROWS, Pair, Team
+from sinklab.attend.kernels.gpu_block import across
+from sinklab.attend.kernels.gpu_walk import ROWS, Pair, Team
 
 
-def attend(kind, team: Team) -> None:
+def attend(block, team: Team) -> None:
     (query,), (keys, values) = team.outer, team.inner
 
     def step(pair: Pair, slot, carry):
@@ -20,7 +20,7 @@ def attend(kind, team: Team) -> None:
         places = pair.places()
         product_QS = multiplied(query, keys.wait(slot).transpose((1, 0)), team.meet)
         keys.free(slot)
-        weight_QS, kept, rows = kind.add(product_QS, rows, pair.bias(places), pair.hide)
+        weight_QS, kept, rows = block.add(product_QS, rows, pair.bias(places), pair.hide)
         if kept is not None:
             total_QV *= across(kept, total_QV.shape, 0)
         weight_QS = weight_QS.astype(values.buffer.dtype)
@@ -29,11 +29,11 @@ def attend(kind, team: Team) -> None:
         values.free(slot)
         return total_QV, rows
 
-    output_QV, rows = kind.finish(*team.walk(step, (block_of_zeros(query.shape), rows_of(kind.start(ROWS)))))
+    output_QV, rows = block.finish(*team.walk(step, (block_of_zeros(query.shape), rows_of(block.start(ROWS)))))
     team.write([output_QV], rows)
 
 
-def toward_queries(kind, team: Team) -> None:
+def toward_queries(block, team: Team) -> None:
     (query, d_output), (keys, values) = team.outer, team.inner
     statistics = team.statistics()
 
@@ -41,7 +41,7 @@ def toward_queries(kind, team: Team) -> None:
         total_QK, rows = carry
         places, row = pair.places(), lambda n: across(statistics[n], pair.shape, 0)
         product_QS = multiplied(query, keys.wait(slot).transpose((1, 0)))
-        _, differentiate = kind.differentiated(product_QS, pair.bias(places), row, pair.hide)
+        _, differentiate = block.gradients(product_QS, pair.bias(places), row, pair.hide)
         d_weight_QS = multiplied(d_output, values.wait(slot).transpose((1, 0)))
         values.free(slot)
         d_score_QS = differentiate(d_weight_QS)
@@ -52,10 +52,10 @@ def toward_queries(kind, team: Team) -> None:
 
     start = rows_of(jnp.zeros((ROWS,), jnp.float32) for _ in range(team.call.slopes))
     total_QK, rows = team.walk(step, (block_of_zeros(query.shape), start))
-    team.write([kind.scores.scale * total_QK], rows)
+    team.write([block.scores.scale * total_QK], rows)
 
 
-def toward_keys(kind, team: Team) -> None:
+def toward_keys(block, team: Team) -> None:
     """Scores are transposed, so that they and what is multiplied with them stay in registers."""
     (key, value), (queries, d_outputs, *statistics) = team.outer, team.inner
 
@@ -64,7 +64,7 @@ def toward_keys(kind, team: Team) -> None:
         places, row = pair.places(), lambda n: across(statistics[n].take(slot), pair.shape, 1)
         query = queries.wait(slot)
         product_SQ = multiplied(key, query.transpose((1, 0)))
-        weight_SQ, differentiate = kind.differentiated(product_SQ, pair.bias(places), row, pair.hide)
+        weight_SQ, differentiate = block.gradients(product_SQ, pair.bias(places), row, pair.hide)
         d_output = d_outputs.wait(slot)
         of_value, d_weight_SQ = added(
             (of_value, block_of_zeros(product_SQ.shape)),
@@ -78,7 +78,7 @@ def toward_keys(kind, team: Team) -> None:
         return of_key, of_value
 
     of_key, of_value = team.walk(step, (block_of_zeros(key.shape), block_of_zeros(value.shape)))
-    team.write([kind.scores.scale * of_key, of_value], [])
+    team.write([block.scores.scale * of_key, of_value], [])
 
 
 def block_of_zeros(shape: tuple[int, int]):

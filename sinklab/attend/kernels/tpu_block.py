@@ -6,8 +6,8 @@ import jax
 import jax.numpy as jnp
 from jax.experimental import pallas as pl
 
-from sinklab.attend import blocks
-from sinklab.attend.primitive import NOTHING, Scores, Weigh
+from sinklab.attend.kernels import blocks
+from sinklab.attend.kernels.primitive import NOTHING, Linear, Scores, Softmax, Sums
 
 LANES = 128
 BY_WIDTH, PLAIN, BY_ROWS = ((1,), (1,)), ((1,), (0,)), ((0,), (0,))  # what a product sums over
@@ -46,32 +46,32 @@ class Step:
 
     def run(self, start: Callable, visit: Callable, finish: Callable) -> None:
         """start() first in an outer block, visit(strips, masked) at what is seen, finish() last."""
-        strips = self.call.size[1] // self.call.strip
-        at = lambda number: pl.ds(number * self.call.strip, self.call.strip)  # noqa: E731
+        strip, size = self.call.strip, self.call.size[1]
+
+        def interior():
+            visit([pl.ds(number * strip, strip) for number in range(size // strip)], False)
+
         pl.when(self.edge & 1 != 0)(start)
-        interior = lambda: visit([at(number) for number in range(strips)], False)  # noqa: E731
         if self.call.plan.kinds == {blocks.INTERIOR}:
             interior()
         else:
             pl.when(self.kind == blocks.INTERIOR)(interior)
-            seen = [
-                jnp.clip(edge - self.key * self.call.size[1], 0, self.call.size[1]) for edge in (self.low, self.high)
-            ]
-            low, high = jax.lax.div(seen[0], self.call.strip), pl.cdiv(seen[1], self.call.strip)
+            seen = [jnp.clip(edge - self.key * size, 0, size) for edge in (self.low, self.high)]
+            low, high = jax.lax.div(seen[0], strip), pl.cdiv(seen[1], strip)
 
             @pl.when(self.kind == blocks.BOUNDARY)
             def _():
-                jax.lax.fori_loop(low, high, lambda number, _: visit([at(number)], True), None)
+                jax.lax.fori_loop(low, high, lambda number, _: visit([pl.ds(number * strip, strip)], True), None)
 
         pl.when(self.edge & 2 != 0)(finish)
 
-    def scored(self, product, scores: Scores, keys: pl.Slice):
+    def score(self, product, scores: Scores, keys: pl.Slice):
         score = scores.scale * product
         if scores.curve is not None:
-            score += self.curved(scores.curve, self.parameters, keys)
+            score += self.curve(scores.curve, self.parameters, keys)
         return score + scores.offset if scores.offset else score
 
-    def curved(self, curve: Callable, parameters, keys: pl.Slice):
+    def curve(self, curve: Callable, parameters, keys: pl.Slice):
         query, key = self.rows[2][...], self.rows[3][:, keys]
         query, key = (column(query), key) if self.call.query_outer else (query, column(key))
         return curve(parameters, jnp.maximum(query - key, 0).astype(jnp.float32))
@@ -93,28 +93,31 @@ def split(call, parameters: int, refs):
     return Step(call, scalars, parameter_HP, parameters, rest[:rows]), rest[rows:]
 
 
-def forward_kernel(scores: Scores, summed: 'Softmax | Linear', call, parameters: int, made: int, *refs) -> None:
+def forward_kernel(scores: Scores, block: 'Block', call, parameters: int, made: int, *refs) -> None:
     step, (query, key, value, *rest) = split(call, parameters, refs)
     (output, *statistics), scratch = rest[:made], rest[made:]
 
     def visit(strips, masked):
         for keys in strips:
-            score = step.scored(dot(query[...], key[keys, :], BY_WIDTH), scores, keys)
-            summed.add(scratch, score, step.visible(keys) if masked else None, value[keys, :])
+            score = step.score(dot(query[...], key[keys, :], BY_WIDTH), scores, keys)
+            block.add(scratch, score, step.visible(keys) if masked else None, value[keys, :])
 
     def finish():
-        sum_QV, *found = summed.finish(*scratch)
+        sum_QV, *found = block.finish(*scratch)
         output[...] = sum_QV.astype(output.dtype)
         for row, one in zip(statistics, found, strict=True):
             row[...] = jnp.transpose(one)[:1]
 
-    step.run(lambda: summed.start(*scratch), visit, finish)
+    step.run(lambda: block.start(*scratch), visit, finish)
 
 
-class Softmax:
+class SoftmaxBlock:
     """o = sum e^(s - lse) v and lse, online."""
 
-    name, statistics, rows = 'softmax', 1, 2
+    name, running = 'softmax', 2  # rows that are kept from block to block
+
+    def __init__(self, sums: Softmax):
+        pass
 
     def start(self, sum_QV, largest_QL, total_QL):
         sum_QV[...] = jnp.zeros_like(sum_QV)
@@ -141,29 +144,31 @@ class Softmax:
         output = jnp.where(lanes(sees, width), sum_QV[...] / lanes(total, width), 0.0)
         return output, jnp.where(sees, largest_QL[...] + jnp.log(total), NOTHING)
 
-    def differentiated(self, score_SQ, d_weight_SQ, lse_1Q, d_mass_1Q):
+    def gradients(self, score_SQ, d_weight_SQ, lse_1Q, d_mass_1Q):
         """(weight, dS)."""
         weight_SQ = jnp.exp(score_SQ - lse_1Q)
         return weight_SQ, weight_SQ * (d_weight_SQ + d_mass_1Q)
 
 
-class Linear:
+class LinearBlock:
     """sum w(s) v, and sum m(s) for each mass."""
 
     name = 'linear'
 
-    def __init__(self, weigh: Weigh):
-        self.weigh = weigh
-        self.statistics = self.rows = len(jax.eval_shape(weigh, jax.ShapeDtypeStruct((1, 1), jnp.float32))[1])
+    def __init__(self, sums: Linear):
+        self.weigh, self.running = sums.weigh, sums.statistics
 
     def start(self, *scratch):
         for sums in scratch:
             sums[...] = jnp.zeros_like(sums)
 
     def add(self, scratch, score, visible, value):
-        hide = lambda x: x if visible is None else jnp.where(visible, x, 0.0)  # noqa: E731
         weight, masses = self.weigh(score)
         sum_QV, *totals = scratch
+
+        def hide(x):
+            return x if visible is None else jnp.where(visible, x, 0.0)
+
         for total_QL, mass in zip(totals, masses, strict=True):
             total_QL[...] += partial_sum(hide(mass))
         sum_QV[...] += dot(hide(weight).astype(value.dtype), value, PLAIN)
@@ -173,21 +178,22 @@ class Linear:
             jnp.broadcast_to(jnp.sum(total_QL[...], 1, keepdims=True), total_QL.shape) for total_QL in totals
         )
 
-    def differentiated(self, score_SQ, d_weight_SQ, *d_mass_1Q):
+    def gradients(self, score_SQ, d_weight_SQ, *d_mass_1Q):
         """(weight, dS)."""
         (weight_SQ, masses), pull = jax.vjp(self.weigh, score_SQ)
         d_masses = type(masses)(jnp.broadcast_to(row, score_SQ.shape) for row in d_mass_1Q)
         return weight_SQ, pull((d_weight_SQ, d_masses))[0]
 
 
-def sums(weigh: Weigh | None) -> Softmax | Linear:
-    """What a primitive sums: softmax without `weigh`."""
-    return Softmax() if weigh is None else Linear(weigh)
+Block = SoftmaxBlock | LinearBlock
+BLOCKS = {Softmax: SoftmaxBlock, Linear: LinearBlock}
 
 
-def backward_kernel(
-    scores: Scores, summed: Softmax | Linear, row_count: int, call, parameters: int, made: int, *refs
-) -> None:
+def block_of(sums: Sums) -> Block:
+    return BLOCKS[type(sums)](sums)
+
+
+def backward_kernel(scores: Scores, block: Block, row_count: int, call, parameters: int, made: int, *refs) -> None:
     step, (query, key, value, d_output, *rest) = split(call, parameters, refs)
     statistics, (d_query, d_key, d_value, d_parameter, *scratch) = rest[:row_count], rest[row_count:]
     of_query, of_key, of_value = scratch
@@ -206,10 +212,12 @@ def backward_kernel(
         of_query[queries, :] += sum(add(keys, masked) for keys in strips)
 
     def add(keys, masked):
-        hide = lambda x: jnp.where(step.visible(keys), x, 0.0) if masked else x  # noqa: E731
-        score_SQ = step.scored(dot(key[keys, :], query[...], BY_WIDTH), scores, keys)
+        def hide(x):
+            return jnp.where(step.visible(keys), x, 0.0) if masked else x
+
+        score_SQ = step.score(dot(key[keys, :], query[...], BY_WIDTH), scores, keys)
         d_weight_SQ = dot(value[keys, :], d_output[...], BY_WIDTH)
-        found = summed.differentiated(score_SQ, d_weight_SQ, *(row[...] for row in statistics))
+        found = block.gradients(score_SQ, d_weight_SQ, *(row[...] for row in statistics))
         weight_SQ, d_score_SQ = map(hide, found)
         of_value[keys, :] += dot(weight_SQ.astype(d_output.dtype), d_output[...], PLAIN)
         if scores.learned:
@@ -233,7 +241,10 @@ def add_parameters(d_parameter, step: Step, curve: Callable, keys: pl.Slice, d_s
     """sum dS * d curve / d parameter, as a tile of partial sums for each parameter of the head."""
     given = step.parameters
     for p, parameter in enumerate(given):
-        moved = lambda x, p=p: step.curved(curve, [*given[:p], x, *given[p + 1 :]], keys)  # noqa: E731
-        slope_SQ = jax.jvp(moved, (parameter,), (jnp.ones_like(parameter),))[1]
+
+        def of_parameter(x, p=p):
+            return step.curve(curve, [*given[:p], x, *given[p + 1 :]], keys)
+
+        slope_SQ = jax.jvp(of_parameter, (parameter,), (jnp.ones_like(parameter),))[1]
         tiles = (d_score_SQ * slope_SQ).reshape(d_score_SQ.shape[0] // 8, 8, -1, LANES)
         d_parameter[8 * p : 8 * (p + 1), :] += tiles.sum((0, 2))

@@ -5,17 +5,16 @@ columns are, so that what is known of a query is a row of lanes; a head's whole 
 """
 
 import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 
 import jax
 import jax.numpy as jnp
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 
-from sinklab.attend import blocks
-from sinklab.attend.mask import Mask
-from sinklab.attend.primitive import Scores, Weigh
-from sinklab.attend.tpu_kernel import LANES, backward_kernel, forward_kernel, sums
+from sinklab.attend.kernels import blocks
+from sinklab.attend.kernels.primitive import Problem, Scores, Sums
+from sinklab.attend.kernels.tpu_block import LANES, backward_kernel, block_of, forward_kernel
 
 BLOCKS = 2048, 1024, 512, 256, 128  # of keys, and of half as many queries; see `block`
 STRIP = 256  # keys whose scores are alive at once
@@ -32,7 +31,7 @@ def dividing(length: int, most: int) -> int:
     return next(size for size in BLOCKS if size <= most and length % size == 0)
 
 
-def covers(scores: Scores, weigh: Weigh | None, query_BHTK, key_BGSK, value_BGSV) -> str | None:
+def covers(sums: Sums, scores: Scores, query_BHTK, key_BGSK, value_BGSV) -> str | None:
     """None, or what these kernels cannot do."""
     length, width = query_BHTK.shape[2:]
     if query_BHTK.dtype not in (jnp.bfloat16, jnp.float32):
@@ -44,86 +43,71 @@ def covers(scores: Scores, weigh: Weigh | None, query_BHTK, key_BGSK, value_BGSV
     return None
 
 
-def forward(
-    scores: Scores, weigh: Weigh | None, query_BHTK, key_BGSK, value_BGSV, mask: Mask, positions, parameter_HP
-):
-    """(output_BHTV, statistics_BHT): softmax and its lse without `weigh`, else weighted values and sums of masses."""
-    call = Call(blocks.by_query, query_BHTK, key_BGSK, mask, positions)
-    width, value_width, summed = query_BHTK.shape[-1], value_BGSV.shape[-1], sums(weigh)
+def forward(sums: Sums, problem: Problem, query_BHTK, key_BGSK, value_BGSV):
+    """(output_BHTV, statistics_BHT), in float32."""
+    call = Call(blocks.by_query, problem, query_BHTK, key_BGSK)
+    (batch, heads, length, width), value_width, block = query_BHTK.shape, value_BGSV.shape[-1], block_of(sums)
     queries, keys = call.size
-    found = call(
-        functools.partial(forward_kernel, scores, summed),
-        name=f'sinklab_{summed.name}_forward',
+    row = (batch, heads, 1, length), jnp.float32, (1, queries), call.outer_row
+    output_BHTV, *rows = call(
+        functools.partial(forward_kernel, problem.scores, block),
+        name=f'sinklab_{block.name}_forward',
         given=[
             (query_BHTK, (queries, width), call.outer),
             (key_BGSK, (keys, width), call.inner_group),
             (value_BGSV, (keys, value_width), call.inner_group),
         ],
-        parameter_HP=parameter_HP,
-        made=[((*query_BHTK.shape[:3], value_width), jnp.float32, (queries, value_width), call.outer)]
-        + [((*query_BHTK.shape[:2], 1, query_BHTK.shape[2]), jnp.float32, (1, queries), call.outer_row)]
-        * summed.statistics,
-        scratch=[(queries, value_width), *[(queries, LANES)] * summed.rows],
+        made=[((batch, heads, length, value_width), jnp.float32, (queries, value_width), call.outer)]
+        + [row] * sums.statistics,
+        scratch=[(queries, value_width), *[(queries, LANES)] * block.running],
     )
-    return found[0], tuple(row[:, :, 0] for row in found[1:])
+    return output_BHTV, tuple(row[:, :, 0] for row in rows)
 
 
-def backward(
-    scores: Scores,
-    weigh: Weigh | None,
-    query_BHTK,
-    key_BGSK,
-    value_BGSV,
-    mask: Mask,
-    positions,
-    parameter_HP,
-    shift_BHT,
-    d_output_BHTV,
-    d_statistics: Sequence[jax.Array],
-):
-    """(d_query, d_key, d_value, d_parameter): dS = w' dO V^T + sum_n m_n' c_n, c being `d_statistics`."""
-    call = Call(blocks.by_key, query_BHTK, key_BGSK, mask, positions)
-    (batch, heads, length, width), (_, groups, count, value_width) = query_BHTK.shape, value_BGSV.shape
-    (queries, keys), summed = call.size, sums(weigh)
-    rows = [row[:, :, None] for row in (*([] if shift_BHT is None else [shift_BHT]), *d_statistics)]
-    whole = lambda b, h, n, *_: (b, h, 0, 0)  # noqa: E731
-    *found, partial_BH8L = call(
-        functools.partial(backward_kernel, scores, summed, len(rows)),
-        name=f'sinklab_{summed.name}_backward',
+def backward(sums: Sums, problem: Problem, query_BHTK, key_BGSK, value_BGSV, d_output_BHTV, rows_BHT):
+    """(d_query, d_key, d_value, d_parameter_HP)."""
+    call = Call(blocks.by_key, problem, query_BHTK, key_BGSK)
+    (batch, heads, length, width), (_, _, count, value_width) = query_BHTK.shape, value_BGSV.shape
+    (queries, keys), parameters = call.size, problem.parameter_HP.shape[1]
+    block = block_of(sums)
+    d_query, d_key, d_value, partial_BH8L = call(
+        functools.partial(backward_kernel, problem.scores, block, len(rows_BHT)),
+        name=f'sinklab_{block.name}_backward',
         given=[
             (query_BHTK, (queries, width), call.inner),
             (key_BGSK, (keys, width), call.outer_group),
             (value_BGSV, (keys, value_width), call.outer_group),
             (d_output_BHTV, (queries, value_width), call.inner),
-            *((row, (1, queries), call.inner_row) for row in rows),
+            *((row_BHT[:, :, None], (1, queries), call.inner_row) for row_BHT in rows_BHT),
         ],
-        parameter_HP=parameter_HP,
         made=[
-            (query_BHTK.shape, query_BHTK.dtype, (length, width), whole),
+            (query_BHTK.shape, query_BHTK.dtype, (length, width), whole_head),
             ((batch, heads, count, width), key_BGSK.dtype, (keys, width), call.outer),
             ((batch, heads, count, value_width), value_BGSV.dtype, (keys, value_width), call.outer),
-            ((batch, heads, 8 * max(parameter_HP.shape[1], 1), LANES), jnp.float32, None, whole),
+            ((batch, heads, 8 * max(parameters, 1), LANES), jnp.float32, None, whole_head),
         ],
         scratch=[(length, width), (keys, width), (keys, value_width)],
     )
-    d_parameter_HP = partial_BH8L.reshape(batch, heads, -1, 8 * LANES).sum((0, 3))[:, : parameter_HP.shape[1]]
-    d_query, *shared = found
-    if groups != heads:
-        of_group = lambda d: d.reshape(batch, groups, -1, *d.shape[2:]).astype(jnp.float32).sum(2)  # noqa: E731
-        shared = [of_group(d).astype(d.dtype) for d in shared]
-    return d_query, *shared, d_parameter_HP
+    d_parameter_HP = partial_BH8L.reshape(batch, heads, -1, 8 * LANES).sum((0, 3))[:, :parameters]
+    return d_query, blocks.by_group(d_key, key_BGSK), blocks.by_group(d_value, value_BGSV), d_parameter_HP
+
+
+def whole_head(b, h, n, *_):
+    return b, h, 0, 0
 
 
 class Call:
     """A pallas_call over (sequence, head, pair of blocks), and where the blocks of such a step lie."""
 
-    def __init__(self, planned: Callable, query_BHTK, key_BGSK, mask: Mask, positions):
+    def __init__(self, planned: Callable, problem: Problem, query_BHTK, key_BGSK):
+        mask, positions = problem.mask, problem.positions
         most = max(BLOCKS[0] // 2, BLOCKS[-1])
         self.size = dividing(query_BHTK.shape[2], most), dividing(key_BGSK.shape[2], BLOCKS[0])
         self.strip = min(STRIP, self.size[1])
         self.plan = plan = planned(mask, key_BGSK.shape[2], self.size)
         self.query_outer = planned is blocks.by_query
         self.grid = (*query_BHTK.shape[:2], len(plan.outer_N))
+        self.parameter_HP = problem.parameter_HP
         self.group, self.many = query_BHTK.shape[1] // key_BGSK.shape[1], len(plan.kind_BN) > 1
         arrays = plan.fetch_BN, plan.outer_N, plan.inner_N, plan.edge_N, plan.kind_BN, plan.low_BN, plan.high_BN
         self.scalars = [jnp.asarray(array, jnp.int32).reshape(-1) for array in arrays]
@@ -166,12 +150,14 @@ class Call:
         where = [(query, self.size[0])] * 3 + [(key, self.size[1])]
         return [spec(row, *one) for row, one in zip(self.rows, where, strict=False)]
 
-    def __call__(self, kernel: Callable, name: str, given, parameter_HP, made, scratch) -> list[jax.Array]:
+    def __call__(self, kernel: Callable, name: str, given, made, scratch) -> list[jax.Array]:
         """`given`: (array, block, index), `made`: (shape, dtype, block or None for all of a head, index)."""
-        spec = lambda block, index: pl.BlockSpec((None, None, *block), index)  # noqa: E731
-        parameters = parameter_HP if parameter_HP.size else jnp.zeros((1, 1))
+
+        def spec(block, index):
+            return pl.BlockSpec((None, None, *block), index)
+
         return pl.pallas_call(
-            functools.partial(kernel, self, parameter_HP.shape[1], len(made)),
+            functools.partial(kernel, self, self.parameter_HP.shape[1], len(made)),
             grid_spec=pltpu.PrefetchScalarGridSpec(
                 num_scalar_prefetch=len(self.scalars),
                 grid=self.grid,
@@ -190,7 +176,7 @@ class Call:
             name=name,
         )(
             *self.scalars,
-            parameters,
+            self.parameter_HP if self.parameter_HP.size else jnp.zeros((1, 1)),
             *self.rows,
             *(one[0] for one in given),
         )

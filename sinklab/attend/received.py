@@ -1,16 +1,13 @@
-"""Attention mass on the first keys, from what is known of every row: O(T K) work, and no gradient."""
+"""What the first keys receive, from what is known of every row: O(T J) work for J keys, and no gradient."""
 
 import dataclasses
 
 import jax
 import jax.numpy as jnp
 
-from sinklab import spec
 from sinklab.attend import dense
-from sinklab.attend.bias import Bias
-from sinklab.attend.mask import Mask
 from sinklab.attend.normalizer import EPSILON
-from sinklab.attend.similarity import SIMILARITIES
+from sinklab.attend.rule import Rule
 
 
 @jax.tree_util.register_dataclass
@@ -25,27 +22,18 @@ class Received:
 
 
 def received(
-    query_BTHK: jax.Array,
-    key_BSGK: jax.Array,
-    rows: dense.Rows,
-    attention: spec.Attention,
-    mask: Mask,
-    columns: int,
-    bias: Bias,
-    keys: int,
-    first: int = 0,
+    query_BTHK: jax.Array, key_BSGK: jax.Array, rows: dense.Rows, rule: Rule, keys: int, first: int = 0
 ) -> Received:
     """What the columns and the first `keys` keys of the text get from the queries from number `first` on."""
+    columns, operation = rule.columns, rule.operation
     query_BTHK, key_BSGK, rows = jax.lax.stop_gradient((query_BTHK, key_BSGK[:, : columns + keys], rows))
-    key_BSHK = dense.grouped(key_BSGK, query_BTHK.shape[2])
-    bias_BHTS = jax.lax.stop_gradient(bias.matrix(bias.query_BT, columns, 0, keys))
-    score_BHTS = dense.scores(query_BTHK, key_BSHK) + bias_BHTS
-    visible_BTS = jnp.pad(mask.visible(keys), ((0, 0), (0, 0), (columns, 0)), constant_values=True)
+    added_BHTS = jax.lax.stop_gradient(rule.cut(0, keys).added(keys))
+    score_BHTS = dense.scores(query_BTHK, dense.grouped(key_BSGK, query_BTHK.shape[2])) + added_BHTS
+    visible_B1TS = rule.visible(keys)
     shift_BHT1, z_BHT1, mass_BHT1 = (row[..., None] for row in (rows.shift_BHT, rows.z_BHT, rows.mass_BHT))
-    weigh = SIMILARITIES[attention.similarity].weigh
-    score_BHTS = jnp.where(visible_BTS[:, None], score_BHTS - shift_BHT1, 0.0)
-    weight_BHTS = weigh(score_BHTS, jnp.exp(-shift_BHT1))[0]
-    attention_BHTS = (jnp.where(visible_BTS[:, None], weight_BHTS, 0.0) / z_BHT1)[:, :, first:]
+    score_BHTS = jnp.where(visible_B1TS, score_BHTS - shift_BHT1, 0.0)
+    weight_BHTS = operation.similarity.weigh(score_BHTS, jnp.exp(-shift_BHT1))[0]
+    attention_BHTS = (jnp.where(visible_B1TS, weight_BHTS, 0.0) / z_BHT1)[:, :, first:]
     share_BHTS = jnp.abs(attention_BHTS) / (mass_BHT1[:, :, first:] + EPSILON)
     mass_BH = rows.mass_BHT[:, :, first:].mean(-1)
     return Received(attention_BHTS.sum(2), share_BHTS.sum(2), mass_BH, columns)

@@ -1,0 +1,49 @@
+"""Everything about attention but its queries, keys and values."""
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+
+from sinklab.attend.bias import Bias
+from sinklab.attend.mask import Mask
+from sinklab.attend.operation import Operation
+
+
+@dataclasses.dataclass(frozen=True)
+class Rule:
+    """Who gives how much to whom: every query sees the first `columns` keys, and through the mask the text."""
+
+    operation: Operation
+    mask: Mask
+    columns: int = 0
+    bias: Bias = dataclasses.field(default_factory=Bias)
+
+    def visible(self, keys: int) -> jax.Array:
+        """bool_B1TS of the columns and so many keys of the text."""
+        columns = (0, 0), (0, 0), (self.columns, 0)
+        return jnp.pad(self.mask.visible(keys), columns, constant_values=True)[:, None]
+
+    def added(self, keys: int) -> jax.Array | float:
+        """What is added to the scaled scores of the same, as BHTS; any axis may be 1."""
+        return self.bias.matrix(self.columns, keys) + self.operation.offset
+
+    def cut(self, low: int, high: int) -> 'Rule':
+        """Of the keys low..high of the text, and the columns; the mask stays as it is."""
+        if self.bias.curve is None:
+            return self
+        bias = dataclasses.replace(self.bias, key_BS=part(self.bias.key_BS, self.columns, low, high))
+        return dataclasses.replace(self, bias=bias)
+
+    def first(self, length: int) -> 'Rule':
+        """Of the first queries and keys of the text."""
+        mask, query_BT = self.mask.first(length), self.bias.query_BT
+        cut = self.cut(0, mask.keys)
+        bias = dataclasses.replace(cut.bias, query_BT=None if query_BT is None else query_BT[:, :length])
+        return dataclasses.replace(cut, mask=mask, bias=bias)
+
+
+def part(array_BS: jax.Array, columns: int, low: int, high: int) -> jax.Array:
+    """The columns, and the keys low..high of the text, along the second axis."""
+    text = array_BS[:, columns + low : columns + high]
+    return jnp.concatenate([array_BS[:, :columns], text], 1) if columns else text
