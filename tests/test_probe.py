@@ -214,7 +214,7 @@ def test_a_capture_has_keys_and_values_as_attended_and_what_heads_make_of_them(c
         _, _, captured = forward(spec, capture=True)(params, IDS_PT)
     token_BTD, sinks = np.float64(params['embedding_VD'])[IDS_PT], columns == 'sink_token'
     if sinks:
-        token_BTD = np.concatenate([np.broadcast_to(params['sink_TD'], (len(IDS_PT), 1, 16)), token_BTD], 1)
+        token_BTD = np.concatenate([np.broadcast_to(params['sink']['vector_TD'], (len(IDS_PT), 1, 16)), token_BTD], 1)
     weights = jax.tree.map(lambda leaf: np.float64(leaf[0]), params['blocks'])
     gain_D, maps = weights['attention_norms']['before']['gain_D'], weights['attention']
     x_BTD = formulas.rms_norm(token_BTD, gain_D, spec.model.norm_epsilon)
