@@ -51,7 +51,7 @@ def get_config(row=None, size='paper'):
         )
     )
     config.checkpoint = ConfigDict(dict(every_steps=1000, keep=3))
-    config.log = ConfigDict(dict(every_steps=10, sinks=False))
+    config.log = ConfigDict(dict(every_steps=10, sinks=False, rows=False))
     config.seed = 0
     config.update_from_flattened_dict(SIZES[size])
     return config.lock()

@@ -165,6 +165,7 @@ class Checkpoint:
 class Log:
     every_steps: Count
     sinks: Flag  # also those of the training batch, over its whole length
+    rows: Flag  # and what is measured of whole rows, whose weights are computed once more
 
 
 @dataclasses.dataclass(frozen=True)

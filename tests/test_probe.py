@@ -17,7 +17,7 @@ from sinklab.measure import table
 from sinklab.measure.measure import always
 from sinklab.measure.setting import forward_arrays, setting_of
 from sinklab.spec import Hardware
-from sinklab.train import probe, state, step
+from sinklab.train import probe, state
 from sinklab.train.forward import forward
 
 IDS_PT = np.random.default_rng(0).integers(1, 300, (5, 12)).astype(np.int32)
@@ -143,12 +143,13 @@ def test_softmax_off_by_one_and_a_column_of_zero_are_one_model_with_one_set_of_n
         mesh = sharding.mesh(Hardware())
         with jax.set_mesh(mesh), jax.disable_jit():
             observed = jax.device_get(probe.observer(spec, mesh)(weights, IDS_PT))
-            _, _, captured = forward(spec, keys=3)(weights, IDS_BT)
-        context = {name: float(value) for name, value in step.sinks(captured, spec).items()}
+            setting = setting_of(spec, IDS_BT.shape[1], int(changes is COLUMN_OF_ZERO))
+            _, _, captured = forward(spec, keys=3, rows=table.rows(setting))(weights, IDS_BT)
+        context = {name: float(value) for name, value in table.context(captured, setting).items()}
         found.append(probe.numbers(observed, spec) | context)
     assert found[0] == pytest.approx(found[1], rel=1e-4, abs=1e-5)
     assert found[0]['alpha/star/clean'] > 0.05
-    assert {'sink/1', 'sink/1/context', 'alpha/star/clean/context', 'mass/row/context'} <= set(found[0])
+    assert {'sink/1', 'sink/1/context', 'alpha/star/clean/context', 'entropy/row/context'} <= set(found[0])
 
 
 @pytest.mark.slow

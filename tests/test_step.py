@@ -10,6 +10,7 @@ import pytest
 from conftest import COVERING, OPERATIONS, in_turn, operation, tiny
 from flax import nnx
 from jax.sharding import AbstractMesh, PartitionSpec
+from scipy.stats import entropy
 
 from sinklab import sharding
 from sinklab.record import Refusal
@@ -199,6 +200,9 @@ def test_two_logical_axes_on_one_mesh_axis_collide():
         sharding.partition('batch', 'embed')
 
 
+LOOKING = dict(log__sinks=True, log__rows=True)
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ('columns', 'pair'),
@@ -206,13 +210,12 @@ def test_two_logical_axes_on_one_mesh_axis_collide():
         (columns, pair) for columns in ('none', 'kv', 'sink_token') for pair in (('exp', 'sum'), ('sigmoid', 'none'))
     ),
 )
-def test_sinks_of_a_training_batch_are_those_of_its_matrices(columns, pair):
+def test_sinks_and_rows_of_a_training_batch_are_those_of_its_matrices(columns, pair):
     """By micro-batches, too; the state is the one that is trained without looking."""
-    spec = operation(tiny(model__columns__kind=columns, model__position='alibi', log__sinks=True), *pair)
+    spec = operation(tiny(model__columns__kind=columns, model__position='alibi', **LOOKING), *pair)
     numbers, seen = updated(spec, Hardware(micro_batch=2), times=1)
-    _, unseen = updated(
-        dataclasses.replace(spec, log=dataclasses.replace(spec.log, sinks=False)), Hardware(), times=1
-    )
+    without = dataclasses.replace(spec, log=dataclasses.replace(spec.log, sinks=False, rows=False))
+    _, unseen = updated(without, Hardware(), times=1)
     jax.tree.map(functools.partial(np.testing.assert_allclose, rtol=1e-4, atol=1e-5), seen, unseen)
     _, _, captured = jax.jit(forward(spec, capture=True))(fresh(spec)['params'], IDS[:, :-1])
     attention_LBHTS = np.float64(captured.attention_BHTS)
@@ -224,6 +227,7 @@ def test_sinks_of_a_training_batch_are_those_of_its_matrices(columns, pair):
     uniform = sum(1 / (i + captured.columns) for i in range(1, 17)) / 16
     np.testing.assert_allclose(numbers['alpha/floor/context'], uniform, rtol=1e-4)
     np.testing.assert_allclose(numbers['mass/row/context'], attention_LBHTS.sum(-1).mean(), rtol=1e-4)
+    np.testing.assert_allclose(numbers['entropy/row/context'], entropy(share_LBHTS, axis=-1).mean(), rtol=1e-4)
     if columns != 'none':
         star_LBH = share_LBHTS[..., 0].mean(-1)
         np.testing.assert_allclose(numbers['alpha/star/clean/context'], star_LBH.mean(), rtol=1e-4)

@@ -2,6 +2,7 @@
 
 import dataclasses
 import itertools
+from collections.abc import Sequence
 
 import jax
 import jax.numpy as jnp
@@ -19,29 +20,22 @@ STRIPES = 8  # parts of the queries; each reads those keys alone that its mask c
 def attend(query_BTHK: jax.Array, key_BSGK: jax.Array, value_BSGK: jax.Array, rule: Rule) -> Attended:
     """dense.attend, one chunk of its matrix after another, forward and backward."""
     length, columns = query_BTHK.shape[1], rule.columns
-    chunk = min(CHUNK, length)
-    chunks = -(-length // chunk)
-    after = chunks * chunk - length
-    position_BT = np.zeros((1, length), np.int32) if rule.bias.query_BT is None else rule.bias.query_BT
-    position_BT = jnp.pad(position_BT, ((0, 0), (0, after)))
-    mask = rule.mask.pad(after=after)
-    query_BTHK = jnp.pad(query_BTHK, ((0, 0), (0, after), (0, 0), (0, 0)))
-    queries = [in_chunks(array, chunks) for array in (query_BTHK, mask.start_BT, mask.end_BT, position_BT)]
+    queries = in_chunks(query_BTHK, rule)
+    chunks, chunk = queries[0].shape[0], queries[0].shape[2]
+    hull_2T = rule.mask.pad(after=chunks * chunk - length).hull_2T
     # Chunk after chunk adds to their gradients.
     wide = [array.astype(jnp.float32) for array in (key_BSGK, value_BSGK)]
 
     def stripe(first: int, last: int) -> tuple[jax.Array, dense.Rows]:
         """The chunks first..last, which see no text before key `low` and none from `high` on."""
-        low, high = hull(mask.hull_2T[:, first * chunk : last * chunk], key_BSGK.shape[1] - columns)
+        low, high = hull(hull_2T[:, first * chunk : last * chunk], key_BSGK.shape[1] - columns)
         key, value = (part(array, columns, low, high) for array in wide)
         keys = rule.cut(low, high)
 
         @jax.checkpoint
         def of_chunk(query, start_BT, end_BT, position_BT):
-            mask = masks.unknown(start_BT - low, end_BT - low, high - low)
-            bias = dataclasses.replace(keys.bias, query_BT=position_BT)
             arrays = query, key.astype(key_BSGK.dtype), value.astype(value_BSGK.dtype)
-            return dense.attend(*arrays, dataclasses.replace(keys, mask=mask, bias=bias))[:2]
+            return dense.attend(*arrays, chunk_rule(keys, start_BT - low, end_BT - low, position_BT, high - low))[:2]
 
         return jax.lax.map(lambda chunk: of_chunk(*chunk), [array[first:last] for array in queries])
 
@@ -61,10 +55,27 @@ def hull(hull_2T: np.ndarray, keys: int) -> tuple[int, int]:
     return int(min(start)), int(min(max(end), keys))
 
 
-def in_chunks(array_BT: jax.Array, chunks: int) -> jax.Array:
-    """The queries in chunks along a new first axis."""
-    array = jnp.asarray(array_BT)
-    return jnp.moveaxis(array.reshape(len(array), chunks, -1, *array.shape[2:]), 1, 0)
+def in_chunks(query_BTHK: jax.Array, rule: Rule, rows_BHT: Sequence[jax.Array] = ()) -> list[jax.Array]:
+    """[query, start_BT, end_BT, position_BT, *rows] of chunks of queries, along a new first axis."""
+    length = query_BTHK.shape[1]
+    chunk = min(CHUNK, length)
+    chunks = -(-length // chunk)
+    position_BT = np.zeros((1, length), np.int32) if rule.bias.query_BT is None else rule.bias.query_BT
+    arrays = query_BTHK, rule.mask.start_BT, rule.mask.end_BT, position_BT
+
+    def cut(array: jax.Array, axis: int) -> jax.Array:
+        pads = [(0, 0)] * array.ndim
+        pads[axis] = 0, chunks * chunk - length
+        shape = *array.shape[:axis], chunks, chunk, *array.shape[axis + 1 :]
+        return jnp.moveaxis(jnp.pad(array, pads).reshape(shape), axis, 0)
+
+    return [cut(array, 1) for array in arrays] + [cut(row_BHT, 2) for row_BHT in rows_BHT]
+
+
+def chunk_rule(rule: Rule, start_BT: jax.Array, end_BT: jax.Array, position_BT: jax.Array, keys: int) -> Rule:
+    """Of a chunk's queries."""
+    bias = dataclasses.replace(rule.bias, query_BT=position_BT)
+    return dataclasses.replace(rule, mask=masks.unknown(start_BT, end_BT, keys), bias=bias)
 
 
 def join(array: jax.Array, axis: int, length: int) -> jax.Array:

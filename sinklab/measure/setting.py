@@ -40,15 +40,21 @@ def setting_of(spec: Spec, length: int, columns: int) -> Setting:
     )
 
 
+def with_implicit(attention_TS: Any, setting: Setting) -> Any:
+    """With the implicit column, if there is one, left of all others: what rows lack of a sum of the gain."""
+    if not setting.implicit:
+        return attention_TS
+    lacked = (setting.gain - attention_TS.sum(-1, keepdims=True)).clip(0)
+    return attention_TS.__array_namespace__().concatenate([lacked, attention_TS], -1)
+
+
 def forward_arrays(captured: Any, setting: Setting) -> dict[str, Any]:
-    """A Capture of L layers by names, the implicit column left of all others: what rows lack of a sum of the gain."""
+    """A Capture of L layers by names, with the implicit column."""
     found = {name.replace('_B', '_LP'): array for name, array in vars(captured).items() if '_B' in name}
     if setting.implicit:
-        attention = found['attention_LPHTS']
-        xp = attention.__array_namespace__()
-        lacked = (setting.gain - attention.sum(-1, keepdims=True)).clip(0)
-        found['attention_LPHTS'] = xp.concatenate([lacked, attention], -1)
+        found['attention_LPHTS'] = with_implicit(found['attention_LPHTS'], setting)
         for name in ('key_LPSHK', 'value_LPSHK'):
+            xp = found[name].__array_namespace__()
             found[name] = xp.pad(found[name], ((0, 0), (0, 0), (1, 0), (0, 0), (0, 0)))
     return found
 

@@ -2,13 +2,14 @@
 
 import dataclasses
 import re
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 
 from sinklab.measure import backcopy, contribution, entropy, norms, sink
-from sinklab.measure.measure import Arrays, Measure, Number, union
-from sinklab.measure.setting import Setting, forward_arrays, received_sums
+from sinklab.measure.measure import Arrays, Measure, Number, nothing, union
+from sinklab.measure.setting import Setting, forward_arrays, received_sums, with_implicit
 
 MEASURES = (*sink.MEASURES, *entropy.MEASURES, *contribution.MEASURES, *norms.MEASURES, *backcopy.MEASURES)
 NUMBERS = [number for measure in MEASURES for number in measure.shown]
@@ -31,10 +32,18 @@ def numbers(kept: Arrays, setting: Setting) -> dict[str, float]:
     return union(measure.numbers(kept, setting) for measure in in_setting(setting))
 
 
-def context(received: Any, setting: Setting) -> Arrays:
-    """The same of a training batch, over its whole length: NAME/context, where sums over queries have it."""
-    sums = received_sums(received, setting)
-    found = union(measure.context(sums, setting) for measure in in_setting(setting))
+def rows(setting: Setting) -> dict[str, Callable[[Any], Any]]:
+    """What is measured of whole rows and of nothing less: attention_BHTS of some queries -> a value of each."""
+    measures = [measure for measure in in_setting(setting) if measure.row and measure.context is nothing]
+    return {m.shown[0].name: lambda attention, m=m: m.row(with_implicit(attention, setting)) for m in measures}
+
+
+def context(captured: Any, setting: Setting) -> Arrays:
+    """NAME/context of a training batch, over its whole length: of first keys and of rows, where asked for."""
+    found = {name: value.mean() for name, value in (captured.row_means or {}).items()}
+    if captured.received is not None:
+        sums = received_sums(captured.received, setting)
+        found |= union(measure.context(sums, setting) for measure in in_setting(setting))
     return {f'{name}/context': value for name, value in found.items()}
 
 

@@ -6,7 +6,7 @@ from flax import nnx
 
 from sinklab import spec
 from sinklab.attend.backends import BACKENDS
-from sinklab.attend.received import received
+from sinklab.attend.received import Values, received, row_means
 from sinklab.attend.rule import Rule
 from sinklab.model.capture import Capture
 from sinklab.model.columns import COLUMNS
@@ -27,6 +27,7 @@ class View:
     backend: str  # of BACKENDS
     capture: bool  # the matrix, which the definition alone has
     keys: int  # the mass on so many first keys
+    rows: Values  # means of what is read of whole rows
 
 
 @dataclasses.dataclass(frozen=True)
@@ -82,14 +83,14 @@ class SelfAttention(nnx.Module):
     def attend(self, query_BTHK, key_BSHK, value_BSHK, view: View) -> tuple[jax.Array, Capture]:
         """(what each head aggregates, what is wanted of how)."""
         bias = dataclasses.replace(view.rule.bias, column_HC=self.columns.score_HC())
-        rule, measured = dataclasses.replace(view.rule, bias=bias), view.keys > 0
+        rule, measured = dataclasses.replace(view.rule, bias=bias), view.keys > 0 or bool(view.rows)
         found = BACKENDS[view.backend].attend(query_BTHK, key_BSHK, value_BSHK, rule, measured)
         if view.capture:
             return found.output_BTHK, Capture(found.attention_BHTS, key_BSHK, value_BSHK, found.output_BTHK)
-        first_keys = None
-        if measured:
-            first_keys = received(query_BTHK, key_BSHK, found.rows, rule, view.keys, first=self.columns.token.count)
-        return found.output_BTHK, Capture(received=first_keys)
+        of_rows, first = (query_BTHK, key_BSHK, found.rows, rule), self.columns.token.count
+        first_keys = received(*of_rows, view.keys, first) if view.keys else None
+        means = row_means(*of_rows, view.rows, first) if view.rows else None
+        return found.output_BTHK, Capture(received=first_keys, row_means=means)
 
     def combine(self, head_BTHK: jax.Array) -> jax.Array:
         if self.combination.added:

@@ -16,6 +16,7 @@ class Capture:
     head_BTHK: jax.Array | None = None  # sum_j A_ij v_j, before what is added, normed or gated
     residual_BTD: jax.Array | None = None  # the stream after the block, before a norm that joins it
     received: Received | None = None  # by columns and first keys, from the queries of the text
+    row_means: dict[str, jax.Array] | None = None  # _BH, over the queries of the text
     columns: int = dataclasses.field(default=0, metadata=dict(static=True))  # the first token is this number along S
 
     def of_text(self, first: int, columns: int) -> 'Capture':

@@ -1,3 +1,5 @@
+import types
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -5,6 +7,7 @@ from flax import nnx
 
 from sinklab import spec
 from sinklab.attend.mask import shown
+from sinklab.attend.received import Values
 from sinklab.model.attention import View
 from sinklab.model.block import Block
 from sinklab.model.capture import Capture
@@ -47,6 +50,7 @@ class Transformer(nnx.Module):
         backend: str = 'chunked',
         capture: bool = False,
         keys: int = 0,
+        rows: Values = types.MappingProxyType({}),
         remat: bool = False,
     ):
         """(hidden_BTD after the last norm, Capture with a leading L: of matrices and residuals if asked to `capture`,
@@ -68,7 +72,7 @@ class Transformer(nnx.Module):
         def layer(x_BTD, block):
             return block(x_BTD, view)
 
-        view = View(seen, rotate, 'dense' if capture else backend, capture, keys)
+        view = View(seen, rotate, 'dense' if capture else backend, capture, keys, rows)
         x_BTD = self.sink.attach(self.embedding_VD[...][token_BT].astype(self.dtype))
         x_BTD = place(self.position.embed(x_BTD, position_BT), 'batch', None, None)
         x_BTD, captured = jax.lax.scan(jax.checkpoint(layer) if remat else layer, x_BTD, self.blocks)

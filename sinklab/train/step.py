@@ -9,7 +9,7 @@ from sinklab import sharding
 from sinklab.attend.choice import Choice, choose
 from sinklab.measure import table
 from sinklab.measure.setting import setting_of
-from sinklab.model.capture import Capture
+from sinklab.model.columns import count
 from sinklab.model.rule import case
 from sinklab.spec import Hardware, Spec
 from sinklab.train import state
@@ -22,22 +22,18 @@ def attention(spec: Spec, hardware: Hardware) -> Choice:
     return choose(hardware.attention, jax.default_backend(), case(spec.model, spec.data.length))
 
 
-def sinks(captured: Capture, spec: Spec) -> dict[str, jax.Array]:
-    """The sinks of a training batch, over its whole length."""
-    return table.context(captured.received, setting_of(spec, spec.data.length, captured.columns))
-
-
 def train_step(spec: Spec, hardware: Hardware, mesh: jax.sharding.Mesh, backend: str = 'chunked') -> Callable:
     """step(state, ids_BT) -> (state, {train/loss, train/grad_norm, ...}); the state is donated."""
     first = spec.model.mask.prefix or 1  # a prefix is seen, not predicted
-    how = dict(remat=hardware.remat, backend=backend, keys=spec.probe.keys * spec.log.sinks)
-    seeing = loss_and_capture(spec, first, **how)
+    setting = setting_of(spec, spec.data.length, count(spec.model))
+    wanted = dict(keys=spec.probe.keys if spec.log.sinks else 0, rows=table.rows(setting) if spec.log.rows else {})
+    seeing = loss_and_capture(spec, first, remat=hardware.remat, backend=backend, **wanted)
     optimizer, rate = state.optimizer(spec), schedule(spec.optimizer)
     parts = spec.optimizer.batch_size // (hardware.micro_batch or spec.optimizer.batch_size)
 
     def loss(params: dict, ids_BT: jax.Array) -> tuple[jax.Array, dict]:
         value, captured = seeing(params, ids_BT)
-        return value, sinks(captured, spec) if spec.log.sinks else {}
+        return value, table.context(captured, setting)
 
     def step(state: dict, ids_BT: jax.Array) -> tuple[dict, dict]:
         (value, measured), gradient = value_and_gradient(loss, state['params'], ids_BT, parts)
