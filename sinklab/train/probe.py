@@ -48,7 +48,7 @@ def observer(spec: Spec, mesh: jax.sharding.Mesh) -> Callable[[dict, np.ndarray]
         seen = observed(captured.attention_BHTS, captured.columns, spec)
         return seen | dict(norm_LPT=activations.norms(captured.residual_BTD))
 
-    compiled = jax.jit(traced, **state.of_numbers(spec, mesh))
+    compiled = jax.jit(traced, **state.jit_options(spec, mesh))
 
     def observe(params: dict, ids_PT: np.ndarray) -> dict[str, np.ndarray]:
         (filled_PT,) = equal_parts(ids_PT, len(ids_PT), sharding.ways(mesh))
