@@ -29,6 +29,10 @@ def flat(tree: dict, at: str = '') -> dict[str, Any]:
     return {key: value for name, part in tree.items() for key, value in flat(part, f'{at}.{name}'.strip('.')).items()}
 
 
+def differences(old: dict, new: dict) -> list[str]:
+    return [f'{key} {old.get(key)} -> {new.get(key)}' for key in new | old if old.get(key) != new.get(key)]
+
+
 BEGUN = ('probe', 'row.json')  # a claim that was cut short
 
 
@@ -92,8 +96,7 @@ class Folder:
             )
         if ours['data.source'].startswith('store:') and theirs['data.source'].startswith('store:'):
             theirs['data.source'] = ours['data.source']  # a checkpoint knows the store by its digest, wherever it is
-        differ = [f'{key} {theirs[key]} -> {ours[key]}' for key in ours if ours[key] != theirs[key]]
-        if differ:
+        if differ := differences(theirs, ours):
             raise Refusal(f'{self} holds another run ({"; ".join(differ)}); {another}')
 
     def claim(self, spec: Spec, row: dict) -> None:

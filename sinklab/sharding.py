@@ -3,6 +3,7 @@
 import functools
 import math
 from collections.abc import Callable
+from typing import Any
 
 import jax
 import numpy as np
@@ -75,13 +76,14 @@ def logical(leaf: nnx.Variable) -> tuple[str | None, ...]:
     return ('layer',) * (len(leaf.shape) - len(axes)) + axes
 
 
-def of_parameters(mesh: jax.sharding.Mesh, state: nnx.State) -> dict:
-    """A NamedSharding for each parameter, as a tree of plain dicts."""
+def by_parameter(function: Callable[[nnx.Variable], Any], parameters: nnx.State) -> dict:
+    """What a function says of each parameter, which knows its axes, as a tree of plain dicts."""
+    return nnx.to_pure_dict(jax.tree.map(function, parameters, is_leaf=lambda leaf: isinstance(leaf, nnx.Variable)))
 
-    def named(leaf: nnx.Variable) -> NamedSharding:
-        return NamedSharding(mesh, partition(*logical(leaf)))
 
-    return nnx.to_pure_dict(jax.tree.map(named, state, is_leaf=lambda leaf: isinstance(leaf, nnx.Variable)))
+def of_parameters(mesh: jax.sharding.Mesh, parameters: nnx.State) -> dict:
+    """A NamedSharding for each parameter."""
+    return by_parameter(lambda leaf: NamedSharding(mesh, partition(*logical(leaf))), parameters)
 
 
 def of_batch(mesh: jax.sharding.Mesh, shape: tuple[int, ...]) -> NamedSharding:

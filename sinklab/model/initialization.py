@@ -62,7 +62,6 @@ def normal(
 ) -> nnx.Param:
     """N(0, std^2) of `shape`, each dimension named by a logical axis of sharding.RULES.
 
-    A map says how many of its dimensions it reads, which are its first ones; what is no map (a vector, a table, the
-    head) says nothing.
+    A map says how many of them it reads, which come first; what is no map (a vector, a table, the head) says nothing.
     """
     return nnx.Param(std * jax.random.normal(rngs.params(), shape, jnp.float32), axes=axes, inputs=inputs)

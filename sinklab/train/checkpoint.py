@@ -12,7 +12,7 @@ from collections.abc import Iterator
 import jax
 from orbax.checkpoint import v1 as ocp
 
-from sinklab.folder import Folder
+from sinklab.folder import Folder, differences
 from sinklab.record import Refusal
 
 HEALTHY = (MemoryError, PermissionError, TimeoutError, jax.errors.JaxRuntimeError)  # says nothing of a checkpoint
@@ -70,13 +70,7 @@ class Checkpoints:
         with self.one_line(step):
             data = dict(self.checkpointer.metadata(step).custom_metadata['data'])
             state = self.checkpointer.load(step, abstract)
-        names = dict.fromkeys([*self.data, *data])
-        differ = [
-            f'{name} {data.get(name)} -> {self.data.get(name)}'
-            for name in names
-            if data.get(name) != self.data.get(name)
-        ]
-        if differ:
+        if differ := differences(data, self.data):
             raise Refusal(
                 f'{self.folder} was trained on other data ({", ".join(differ)}); bring the old ones back, or give a '
                 'new --workdir'

@@ -18,7 +18,7 @@ from sinklab.train.objective import loss_of, predicted_share
 
 def evaluation(spec: Spec, hardware: Hardware, mesh: jax.sharding.Mesh, backend: str = 'chunked') -> Callable:
     """valid(params, ids_NT, trigger_NT) -> {valid/loss}, over all tokens; with triggers, each kind apart as well."""
-    loss = jax.jit(loss_of(spec, backend=backend), **state.of_numbers(spec, mesh))
+    loss = jax.jit(loss_of(spec, backend=backend), **state.jit_options(spec, mesh))
     by_token = tokenwise(spec, mesh, backend)
     most = hardware.micro_batch or spec.optimizer.batch_size
 
@@ -46,7 +46,7 @@ def tokenwise(spec: Spec, mesh: jax.sharding.Mesh, backend: str = 'chunked') -> 
         loss_BT = optax.softmax_cross_entropy_with_integer_labels(logits_BTV, ids_BT[:, 1:])
         return loss_BT, logits_BTV.argmax(-1) == ids_BT[:, 1:]
 
-    return jax.jit(by_token, **state.of_numbers(spec, mesh))
+    return jax.jit(by_token, **state.jit_options(spec, mesh))
 
 
 def equal_parts(ids_NT: np.ndarray, most: int, ways: int) -> list[np.ndarray]:

@@ -1,6 +1,7 @@
 """What is refused of how a run is laid on devices, before anything compiles."""
 
-import jax
+import functools
+
 import jax.numpy as jnp
 from flax import nnx
 
@@ -23,12 +24,15 @@ def check(spec: Spec, hardware: Hardware) -> None:
             f'a micro-batch of {micro} sequences cannot be divided over {ways} devices '
             f'(--data={hardware.data} x --fsdp={hardware.fsdp}); use a multiple of {ways}, or fewer devices'
         )
-    parameters = state.architecture(spec)[1]
-    for leaf in jax.tree.leaves(parameters, is_leaf=lambda leaf: isinstance(leaf, nnx.Variable)):
-        for name, size in zip(sharding.logical(leaf), leaf.shape, strict=True):
-            if (axis := name and sharding.RULES[name]) and size % getattr(hardware, axis):
-                given = f'config.model.{FIELDS.get(name, name)} is {size}'
-                raise Refusal(f'{given}, which --{axis}={getattr(hardware, axis)} does not divide')
+    sharding.by_parameter(functools.partial(check_parameter, hardware), state.architecture(spec)[1])
+
+
+def check_parameter(hardware: Hardware, leaf: nnx.Variable) -> None:
+    for name, size in zip(sharding.logical(leaf), leaf.shape, strict=True):
+        axis = sharding.RULES[name] if name else None
+        if axis and size % getattr(hardware, axis):
+            given = f'config.model.{FIELDS.get(name, name)} is {size}'
+            raise Refusal(f'{given}, which --{axis}={getattr(hardware, axis)} does not divide')
 
 
 def check_memory(spec: Spec, hardware: Hardware, memory: int) -> None:

@@ -99,24 +99,20 @@ class Run:
             return
         self.stopwatch = Stopwatch(self.folder.seconds(first))
         with contextlib.closing(Metrics(self.folder)) as self.metrics, signals() as received:
-            now = self.begin(first)
-            self.write_attempt(first)
-            self.steps(now, first, received)
+            self.steps(self.begin(first), first, received)
 
-    def write_attempt(self, first: int) -> None:
-        """Writes where this attempt takes place, and says what computes attention."""
+    def begin(self, first: int) -> dict:
+        """The state to go on from, and a note of where that happens; a fresh state is measured."""
+        now = self.checkpoints.restore(first, state.abstract(self.spec, self.mesh)) if first else None
         attempts = [*self.folder.environment().get('attempts', []), {'step': first, 'attention': str(self.attention)}]
         self.folder.write('environment', environment(self.hardware, str(self.attention), attempts))
         said = dict.fromkeys(attempt['attention'] for attempt in reversed(attempts))
         for listener in self.listeners:
             listener.begin(first, ', earlier '.join(said))
-
-    def begin(self, first: int) -> dict:
-        """The state to go on from; that of a fresh run is measured."""
-        if first:
-            return self.checkpoints.restore(first, state.abstract(self.spec, self.mesh))
-        now = state.create(self.spec, self.mesh)
-        self.record({'step': 0, 'seconds': self.stopwatch.seconds(), **self.measure(0, now['params'])}, written=True)
+        if not first:
+            now = state.create(self.spec, self.mesh)
+            numbers = self.measure(0, now['params'])
+            self.record({'step': 0, 'seconds': self.stopwatch.seconds(), **numbers}, written=True)
         return now
 
     def steps(self, now: dict, first: int, received: list[int]) -> None:

@@ -1,11 +1,11 @@
 """Optimizers and schedules, all optax's; weight decay is decoupled and acts on every parameter, as released."""
 
-import jax
 import optax
 from flax import nnx
 from optax import contrib
 
 from sinklab import spec
+from sinklab.sharding import by_parameter, logical
 
 
 def constant(optimizer: spec.Optimizer) -> optax.Schedule:
@@ -61,16 +61,14 @@ def maps(parameters: nnx.State) -> dict:
     """The axes that each map reads and writes, stacked layers being neither; None for what is no map."""
 
     def axes(leaf: nnx.Variable) -> contrib.MuonDimensionNumbers | None:
-        own = leaf.get_metadata()
-        if own.get('inputs') is None:
+        names, inputs = logical(leaf), leaf.get_metadata().get('inputs')
+        if inputs is None:
             return None
-        stacked = len(leaf.shape) - len(own['axes'])
-        number = range(len(leaf.shape))
-        return contrib.MuonDimensionNumbers(
-            tuple(number[stacked : stacked + own['inputs']]), tuple(number[stacked + own['inputs'] :])
-        )
+        first = names.count('layer')
+        reads, writes = range(first, first + inputs), range(first + inputs, len(names))
+        return contrib.MuonDimensionNumbers(tuple(reads), tuple(writes))
 
-    return nnx.to_pure_dict(jax.tree.map(axes, parameters, is_leaf=lambda leaf: isinstance(leaf, nnx.Variable)))
+    return by_parameter(axes, parameters)
 
 
 SCHEDULES = {'constant': constant, 'cosine': cosine}

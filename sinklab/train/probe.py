@@ -51,7 +51,7 @@ def observer(spec: Spec, mesh: jax.sharding.Mesh) -> Callable[[dict, np.ndarray]
         _, _, captured = run(params, ids_PT)
         return table.arrays(captured, at)
 
-    compiled = jax.jit(program, **state.of_numbers(spec, mesh))
+    compiled = jax.jit(program, **state.jit_options(spec, mesh))
 
     def observe(params: dict, ids_PT: np.ndarray) -> dict[str, np.ndarray]:
         (filled_PT,) = equal_parts(ids_PT, len(ids_PT), sharding.ways(mesh))

@@ -70,8 +70,8 @@ def compiler_options(spec: spec.Spec) -> dict[str, bool] | None:
     return ROUNDED.get(spec.model.dtype)
 
 
-def of_numbers(spec: spec.Spec, mesh: jax.sharding.Mesh) -> dict[str, Any]:
-    """How a program is compiled whose results every process reads."""
+def jit_options(spec: spec.Spec, mesh: jax.sharding.Mesh) -> dict[str, Any]:
+    """Of a program whose results every process reads."""
     return dict(out_shardings=sharding.of_replicas(mesh), compiler_options=compiler_options(spec))
 
 

@@ -1,8 +1,5 @@
 """TensorBoard events beside metrics.jsonl: a mirror of it, never the source."""
 
-import functools
-from typing import Any
-
 from sinklab.folder import Folder
 from sinklab.record import Refusal
 from sinklab.train.listener import Listener
@@ -18,11 +15,10 @@ class Mirror(Listener):
             raise Refusal(
                 '--tensorboard needs tensorboardX; install it: pip install "sinklab[tensorboard]"'
             ) from error
-        self.open = functools.partial(SummaryWriter, str(folder.path / 'tensorboard'))
+        self.folder, self.kind = folder, SummaryWriter
 
-    @functools.cached_property
-    def writer(self) -> Any:
-        return self.open()  # not before the folder is a run's
+    def begin(self, step: int, attention: str) -> None:
+        self.writer = self.kind(str(self.folder.path / 'tensorboard'))
 
     def record(self, record: dict, written: bool) -> None:
         for name in [name for name in record if written and name not in ('step', 'seconds')]:
