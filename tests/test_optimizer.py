@@ -120,7 +120,7 @@ def test_a_new_map_is_a_matrix_to_muon_and_a_new_vector_is_not():
     class New(nnx.Module):
         def __init__(self, rngs):
             self.mine_HKDF = normal(rngs, (2, 3, 4, 5), 1.0, (None,) * 4, inputs=2)
-            self.other_HK = normal(rngs, (2, 3), 1.0, (None, None))
+            self.other_HK = normal(rngs, (2, 3), 1.0, (None, None), inputs=None)
 
     found = maps(nnx.state(New(nnx.Rngs(0))))
     assert found == dict(mine_HKDF=((0, 1), (2, 3)), other_HK=None)

@@ -42,7 +42,7 @@ class SinkToken(Token):
 
     def __init__(self, model, rngs):
         std = INITIALIZATIONS[model.initialization].embedding(model, model.width)
-        self.vector_TD = normal(rngs, (self.count, model.width), std, (None, 'embed'))
+        self.vector_TD = normal(rngs, (self.count, model.width), std, (None, 'embed'), inputs=None)
 
     def attach(self, x_BTD):
         sink_BTD = spread(self.vector_TD[...], (len(x_BTD), self.count, x_BTD.shape[-1]), x_BTD.dtype)
@@ -139,7 +139,7 @@ class Value(Columns):
 def vector(model: spec.Model, width: int, rngs: nnx.Rngs) -> nnx.Param:
     """One vector a head, or one for all of them."""
     heads, axis = (1, None) if model.columns.shared else (model.heads, 'heads')
-    return normal(rngs, (heads, width), DEVIATION, (axis, None))
+    return normal(rngs, (heads, width), DEVIATION, (axis, None), inputs=None)
 
 
 def before(column_HK: jax.Array, text_BSHK: jax.Array) -> jax.Array:

@@ -58,10 +58,10 @@ INITIALIZATIONS = {
 
 
 def normal(
-    rngs: nnx.Rngs, shape: tuple[int, ...], std: float, axes: tuple[str | None, ...], inputs: int | None = None
+    rngs: nnx.Rngs, shape: tuple[int, ...], std: float, axes: tuple[str | None, ...], *, inputs: int | None
 ) -> nnx.Param:
     """N(0, std^2) of `shape`, each dimension named by a logical axis of sharding.RULES.
 
-    A map says how many of them it reads, which come first; what is no map (a vector, a table, the head) says nothing.
+    `inputs` says how many of them a map reads, which come first; None: no map (a vector, a table, the head).
     """
     return nnx.Param(std * jax.random.normal(rngs.params(), shape, jnp.float32), axes=axes, inputs=inputs)

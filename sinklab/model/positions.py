@@ -48,7 +48,7 @@ class Learned(Position):
 
     def __init__(self, model, length, rngs):
         std = INITIALIZATIONS[model.initialization].embedding(model, model.width)
-        self.table_TD = normal(rngs, (length, model.width), std, (None, 'embed'))
+        self.table_TD = normal(rngs, (length, model.width), std, (None, 'embed'), inputs=None)
 
     def embed(self, x_BTD, position_BT):
         return x_BTD + spread(self.table_TD[...][position_BT], x_BTD.shape, x_BTD.dtype)
@@ -96,7 +96,7 @@ class RelativeT5(Position):
 
     def __init__(self, model, length, rngs):
         std = INITIALIZATIONS[model.initialization].linear(model, model.width)
-        self.table_RH = normal(rngs, (BUCKETS, model.heads), std, (None, 'heads'))
+        self.table_RH = normal(rngs, (BUCKETS, model.heads), std, (None, 'heads'), inputs=None)
 
     def curve(self):
         def look_up(number_R: Sequence[jax.Array], distance_B1TS: jax.Array) -> jax.Array:

@@ -28,7 +28,7 @@ class Transformer(nnx.Module):
         init = INITIALIZATIONS[model.initialization]
         embedding, linear = init.embedding(model, model.width), init.linear(model, model.width)
         shape, axes = (model.vocabulary, model.width), ('vocabulary', 'embed')
-        self.embedding_VD = normal(rngs, shape, embedding, axes)
+        self.embedding_VD = normal(rngs, shape, embedding, axes, inputs=None)
         self.sink = COLUMNS[model.columns.kind].token(model, rngs)
 
         @nnx.split_rngs(splits=model.layers)
@@ -38,7 +38,7 @@ class Transformer(nnx.Module):
 
         self.blocks = stack(rngs)
         self.norm = norm(PLACEMENTS[model.norm].final, model)
-        self.head_VD = normal(rngs, shape, linear, axes)
+        self.head_VD = normal(rngs, shape, linear, axes, inputs=None)
         self.position = POSITIONS[model.position](model, length + self.sink.count, rngs)
 
     def hidden(
