@@ -17,7 +17,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from sinklab.files import UNFINISHED, whole
+from sinklab.files import UNFINISHED, whole, writable
 from sinklab.record import Refusal
 from sinklab.spec import Spec
 
@@ -103,12 +103,9 @@ class Folder:
         """Makes a new folder this run's; one that `check` has let pass is left as it is."""
         if (self.path / 'config.json').exists():
             return
-        try:
-            (self.path / 'probe').mkdir(parents=True, exist_ok=True)
+        with writable(self.path / 'probe'):
             self.write('row', row)
             self.write('config', dataclasses.asdict(spec))
-        except OSError as error:
-            raise Refusal(f'{self} cannot be written ({error.strerror}); choose another --workdir') from error
 
     def write(self, name: str, content: dict) -> None:
         with whole(self.path / f'{name}.json') as unfinished:

@@ -206,7 +206,7 @@ def test_a_measurement_that_is_not_finite_is_divergence_and_is_not_saved(corpus,
 
 def test_a_folder_that_cannot_be_made_is_refused(corpus, tmp_path):
     (tmp_path / 'file').write_text('in the way')
-    with pytest.raises(Refusal, match=r'cannot be written \(Not a directory\)'):
+    with pytest.raises(Refusal, match=r'cannot be made \(Not a directory\)'):
         train(spec(corpus), tmp_path / 'file' / 'run')
 
 

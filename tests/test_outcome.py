@@ -41,7 +41,7 @@ def test_a_sweep_does_not_take_an_earlier_outcome_for_the_newest(tmp_path):
     plan.look(run, Hardware())
     assert (run.outcome, run.reason) == ('diverged', 'loss is nan')
     run.forget()
-    assert run.written() == {}
+    assert run.last_outcome() == {}
 
 
 def test_a_signal_comes_to_the_process_under_way_at_once():

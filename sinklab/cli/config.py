@@ -15,15 +15,15 @@ from sinklab.spec import Spec
 def load(given: str, rest: list[str], size: str | None = None) -> tuple[Spec, dict]:
     """(spec, what row.json holds) for --config=`given` at a size, with the overrides in `rest` applied."""
     file, _, row = given.partition(':')
-    module = imported(file)
-    config, size = built(module, given, row or None, size)
+    module = module_of(file)
+    config, size = config_and_size(module, given, row or None, size)
     overrides = [override(argument) for argument in rest]
     for path, text in overrides:
         assign(config, path, text)
     return parse(config.to_dict()), {**about(module, file, row), 'size': size, 'overrides': dict(overrides)}
 
 
-def built(module: Any, given: str, row: str | None, size: str | None) -> tuple[Any, str | None]:
+def config_and_size(module: Any, given: str, row: str | None, size: str | None) -> tuple[Any, str | None]:
     """A row's ConfigDict, and the size that it has: the one given, or else what get_config takes by itself."""
     parameter = inspect.signature(module.get_config).parameters.get('size')
     if size is not None and parameter is None:
@@ -50,18 +50,18 @@ def about(module: Any, file: str, row: str) -> dict:
 
 def rows(file: str) -> dict[str, dict]:
     """What the rows of a config file are about; none where it has no table."""
-    module = imported(file)
+    module = module_of(file)
     return {row: about(module, file, row) for row in getattr(module, 'ROWS', {})}
 
 
-def imported(file: str) -> Any:
+def module_of(file: str) -> Any:
     """The module of a config file: a path from here, or else one of those installed with sinklab."""
     import configs
 
     installed = Path(configs.__file__).parents[1] / file
     path = next((path for path in (Path(file), installed) if path.is_file()), None)
     if path is None or path.suffix != '.py':
-        raise Refusal(f'--config={file} is no config file; there are {", ".join(installed_configs())}')
+        raise Refusal(f'--config={file} is no config file; there are {", ".join(config_files())}')
     specification = importlib.util.spec_from_file_location(path.stem, path)
     module = importlib.util.module_from_spec(specification)
     try:
@@ -84,7 +84,7 @@ def one_line(error: Exception, file: str | Path) -> str:
     return f'{said} ({file.name}, line {steps[-1].lineno})'
 
 
-def installed_configs() -> list[str]:
+def config_files() -> list[str]:
     """The config files that came with sinklab, as --config takes them."""
     import configs
 

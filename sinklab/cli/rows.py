@@ -19,10 +19,10 @@ def arguments(verb: argparse.ArgumentParser) -> None:
 def run(given: argparse.Namespace, rest: list[str]) -> int:
     if rest:
         raise Refusal(f'{rest[0]} is unknown; see sinklab rows --help')
-    from sinklab.cli.config import installed_configs, rows
+    from sinklab.cli.config import config_files, rows
 
-    files = installed_configs() if given.config is None else [given.config]
-    tables = {file: [row | refused(row) for row in rows(file).values()] for file in files}
+    files = config_files() if given.config is None else [given.config]
+    tables = {file: [row | refusal(row) for row in rows(file).values()] for file in files}
     tables = {file: found for file, found in tables.items() if found}
     if not tables:
         raise Refusal(f'--config={given.config} has no rows; sinklab rows lists the files that have')
@@ -37,14 +37,14 @@ def run(given: argparse.Namespace, rest: list[str]) -> int:
     return 1 if wrong else 0
 
 
-def refused(row: dict) -> dict:
+def refusal(row: dict) -> dict:
     """Why `train` would refuse a row, where it would."""
     from sinklab.cli.config import load
 
     try:
         load(f'{row["config"]}:{row["row"]}', [])
-    except Refusal as refusal:
-        return dict(refused=str(refusal))
+    except Refusal as error:
+        return dict(refused=str(error))
     return {}
 
 

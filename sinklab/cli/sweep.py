@@ -18,7 +18,7 @@ from typing import Any
 from sinklab.cli import config, hardware, programs
 from sinklab.cli.command import again, program
 from sinklab.cli.train import size_argument
-from sinklab.files import whole
+from sinklab.files import whole, writable
 from sinklab.record import Refusal, unknown
 from sinklab.spec import Spec
 from sinklab.sweep import plan
@@ -107,11 +107,9 @@ def summary(given: argparse.Namespace, rest: list[str], table: dict[str, dict], 
         print(text)
     else:
         show(*sweep.cells(rows))
-    try:
-        with whole(Path(given.workdir) / 'sweep.json') as unfinished:
-            unfinished.write_text(text + '\n', encoding='utf-8')
-    except OSError as error:
-        raise Refusal(f'{given.workdir}/sweep.json cannot be written ({error.strerror}); make room for it') from error
+    folder = Path(given.workdir)
+    with writable(folder), whole(folder / 'sweep.json') as unfinished:
+        unfinished.write_text(text + '\n', encoding='utf-8')
 
 
 def arm(about: dict, runs: list[Run]) -> Any:

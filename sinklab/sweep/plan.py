@@ -4,6 +4,7 @@ import dataclasses
 from collections.abc import Callable, Iterable
 from pathlib import Path
 
+from sinklab.files import writable
 from sinklab.folder import Folder
 from sinklab.record import Refusal
 from sinklab.spec import Hardware, Spec
@@ -24,7 +25,7 @@ class Run:
     def __str__(self) -> str:
         return f'{self.row}, seed {self.seed}'
 
-    def written(self) -> dict:
+    def last_outcome(self) -> dict:
         """Its outcome.json; nothing where the folder holds none, or another run."""
         try:
             self.folder.check(self.spec)
@@ -34,7 +35,7 @@ class Run:
 
     def forget(self) -> None:
         """How the last attempt has ended, before the next one."""
-        if self.written():
+        if self.last_outcome():
             (self.folder.path / 'outcome.json').unlink()
 
 
@@ -53,11 +54,8 @@ def runs(
     for run in found:
         look(run, hardware)
     check(found)
-    try:
-        Path(workdir).mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise Refusal(f'--workdir={workdir} cannot be made ({error.strerror}); choose another') from error
-    return found
+    with writable(Path(workdir)):
+        return found
 
 
 def read(folder: Folder, row: str, seed: int, load: Callable[[str, int], tuple[Spec, dict]]) -> Run:
@@ -91,8 +89,8 @@ def look(run: Run, hardware: Hardware) -> None:
         if run.folder.checkpoint_steps()[-1:] == [end]:
             run.folder.check_end(end)
             run.outcome = 'done'
-        elif (written := run.written()).get('kind') == 'diverged':
-            run.outcome, run.reason = 'diverged', written['message']
+        elif (last := run.last_outcome()).get('kind') == 'diverged':
+            run.outcome, run.reason = 'diverged', last['message']
         else:
             layout.check(run.spec, hardware)
     except Refusal as refusal:

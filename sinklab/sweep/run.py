@@ -23,7 +23,7 @@ def train(runs: list[Run], command: Callable[[Run], list[str]], say: Callable[[s
             say(at)
             run.forget()
             code, said = relay.run(command(run))
-            kind, message = ending(run.written(), code, said)
+            kind, message = ending(run.last_outcome(), code, said)
             if kind == 'stopped':
                 relay.received.append(STOPPED.get(code, signal.SIGINT))
             elif kind in ('done', 'diverged') or not relay.received:
