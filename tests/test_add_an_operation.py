@@ -13,12 +13,15 @@ import numpy as np
 from configs.softplus import get_config
 from sinklab.attend.dense import attend
 from sinklab.attend.mask import causal
+from sinklab.attend.operation import operation
+from sinklab.attend.rule import Rule
 from sinklab.parse import parse
 
 given = np.load('given.npy')
 for row in ('softplus', 'softplus_unnormalized'):
-    attention = parse(get_config(row).to_dict()).model.attention
-    np.savez(f'{row}.npz', *attend(*given, attention, causal(given.shape[2])))
+    asked = Rule(operation(parse(get_config(row).to_dict()).model.attention), causal(given.shape[2]))
+    found = attend(*given, asked)
+    np.savez(f'{row}.npz', found.output_BTHK, found.attention_BHTS)
 """
 
 
