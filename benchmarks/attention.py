@@ -20,7 +20,7 @@ from sinklab.attend.backends import BACKENDS
 from sinklab.attend.examples import operations
 from sinklab.attend.mask import causal
 from sinklab.attend.operation import Operation
-from sinklab.attend.received import received
+from sinklab.attend.received import of_first_keys
 from sinklab.attend.rule import Rule
 from sinklab.train.environment import versions
 
@@ -64,7 +64,7 @@ def compiled(backend: str, operation: Operation, length: int, gradient: bool, si
 
     def total(query, key, value):
         output, rows, _ = BACKENDS[backend].attend(query, key, value, rule, measured=sinks)
-        found = received(query, key, rows, rule, KEYS).share_BHS if sinks else 0.0
+        found = of_first_keys(query, key, rows, rule, KEYS).share_BHS if sinks else 0.0
         return jnp.sum(output), found
 
     function = jax.value_and_grad(total, (0, 1, 2), has_aux=True) if gradient else total

@@ -26,7 +26,7 @@ from sinklab.attend.backends import BACKENDS, Case
 from sinklab.attend.choice import lacks
 from sinklab.attend.examples import operations
 from sinklab.attend.mask import causal
-from sinklab.attend.received import received
+from sinklab.attend.received import of_first_keys
 from sinklab.attend.rule import Rule
 
 WIDTH = 2048  # of the model: its heads fill it
@@ -109,7 +109,7 @@ def directed(direction: str, backend: str, rule: Rule, measured: bool) -> Callab
 
     def forward(query, key, value, cotangent):
         output, rows, _ = BACKENDS[backend].attend(query, key, value, rule, measured=measured)
-        return output, received(query, key, rows, rule, KEYS).share_BHS if measured else 0.0
+        return output, of_first_keys(query, key, rows, rule, KEYS).share_BHS if measured else 0.0
 
     def both(query, key, value, cotangent):
         def total(query, key, value):

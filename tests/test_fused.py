@@ -12,7 +12,7 @@ from conftest import COVERING, OPERATIONS, attention
 from sinklab.attend import dense
 from sinklab.attend import mask as masks
 from sinklab.attend.backends import BACKENDS
-from sinklab.attend.received import received
+from sinklab.attend.received import of_first_keys
 
 pytestmark = pytest.mark.usefixtures('small_blocks')
 every_mask = pytest.mark.parametrize('mask', MASKS)
@@ -100,7 +100,7 @@ def test_the_mass_on_first_keys_is_that_of_the_whole_matrix_under_every_mask(bac
     asked = rule(dataclasses.replace(attention(*operation), gain=0.5), every(LENGTH), 1, alibi(columns=1))
     with interpreted():
         _, rows, _ = BACKENDS[backend].attend(*arrays, asked, measured=True)
-    found = received(*arrays[:2], rows, asked, keys, first=2)
+    found = of_first_keys(*arrays[:2], rows, asked, keys, first=2)
     attention_BHTS = np.float64(dense.attend(*arrays, asked).attention_BHTS)[:, :, 2:]
     mass = np.abs(attention_BHTS).sum(-1, keepdims=True)
     close(found.raw_BHS, attention_BHTS[..., : 1 + keys].sum(2), 2e-5)

@@ -103,7 +103,7 @@ def unknown(start_BT: jax.Array, end_BT: jax.Array, keys: int) -> Mask:
     return Mask(start_BT, end_BT, hull_2T)
 
 
-def shown(mask: spec.Mask, length: int, start_BT: jax.Array | None = None) -> Mask:
+def mask_of(mask: spec.Mask, length: int, start_BT: jax.Array | None = None) -> Mask:
     """What a spec shows of so many tokens; start_BT is where the document of each begins, wanted by `document`."""
     seen = prefix(length, mask.prefix or 1)
     if mask.window:

@@ -24,7 +24,7 @@ class Received:
     columns: int = dataclasses.field(metadata=dict(static=True))
 
 
-def received(
+def of_first_keys(
     query_BTHK: jax.Array, key_BSGK: jax.Array, rows: dense.Rows, rule: Rule, keys: int, first: int = 0
 ) -> Received:
     """What the columns and the first `keys` keys of the text get from the queries from number `first` on."""

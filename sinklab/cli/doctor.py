@@ -40,7 +40,7 @@ def run(given: argparse.Namespace, rest: list[str]) -> int:
         return kernels.run(given.json)
     checks = {name: attempt(check) for name, check in CHECKS.items()}
     here = devices() if checks['devices'] == 'ok' else []
-    found = dict(python=platform.python_version(), **described(), devices=here, checks=checks)
+    found = dict(python=platform.python_version(), **packages(), devices=here, checks=checks)
     broken = [name for name, outcome in checks.items() if outcome != 'ok']
     if given.json:
         print(json.dumps(found, indent=2))
@@ -60,7 +60,7 @@ def attempt(check: Callable[[], object]) -> str:
     return 'ok'
 
 
-def described() -> dict:
+def packages() -> dict:
     from sinklab.train.environment import PACKAGES, versions
 
     return dict(versions=versions(PACKAGES), extras=versions(EXTRAS))

@@ -6,7 +6,7 @@ from flax import nnx
 
 from sinklab import spec
 from sinklab.attend.backends import BACKENDS
-from sinklab.attend.received import Values, received, row_means
+from sinklab.attend.received import Values, of_first_keys, row_means
 from sinklab.attend.rule import Rule
 from sinklab.model.capture import Capture
 from sinklab.model.columns import COLUMNS
@@ -88,7 +88,7 @@ class SelfAttention(nnx.Module):
         if view.capture:
             return found.output_BTHK, Capture(found.attention_BHTS, key_BSHK, value_BSHK, found.output_BTHK)
         of_rows, first = (query_BTHK, key_BSHK, found.rows, rule), self.columns.token.count
-        first_keys = received(*of_rows, view.keys, first) if view.keys else None
+        first_keys = of_first_keys(*of_rows, view.keys, first) if view.keys else None
         means = row_means(*of_rows, view.rows, first) if view.rows else None
         return found.output_BTHK, Capture(received=first_keys, row_means=means)
 

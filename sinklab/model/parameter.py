@@ -22,16 +22,16 @@ def product(equation: str, x: jax.Array, weight: jax.Array, dtype: jnp.dtype | N
     """
     if x.dtype == weight.dtype:
         return jnp.einsum(equation, x, weight, preferred_element_type=dtype)
-    return mixed(equation, x, weight, dtype)
+    return mixed_product(equation, x, weight, dtype)
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0, 3))
-def mixed(equation, x, weight, dtype):
+def mixed_product(equation, x, weight, dtype):
     return jnp.einsum(equation, x, weight.astype(x.dtype), preferred_element_type=dtype or x.dtype)
 
 
 def forward(equation, x, weight, dtype):
-    return mixed(equation, x, weight, dtype), (x, weight)
+    return mixed_product(equation, x, weight, dtype), (x, weight)
 
 
 def backward(equation, dtype, saved, d_y):
@@ -43,4 +43,4 @@ def backward(equation, dtype, saved, d_y):
     return d_x, d_weight
 
 
-mixed.defvjp(forward, backward)
+mixed_product.defvjp(forward, backward)

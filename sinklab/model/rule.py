@@ -11,7 +11,7 @@ from sinklab import spec
 from sinklab.attend import examples
 from sinklab.attend.backends import Case
 from sinklab.attend.bias import Bias, Curve
-from sinklab.attend.mask import Mask, shown
+from sinklab.attend.mask import Mask, mask_of
 from sinklab.attend.operation import operation
 from sinklab.attend.rule import Rule
 from sinklab.model.attention import COMBINATIONS
@@ -35,7 +35,7 @@ def case(model: spec.Model, length: int) -> Case:
     if model.mask.document:
         document_BT = jnp.asarray(examples.document_starts(length))
     curve = POSITIONS[model.position](model, 1, nnx.Rngs(0)).curve()
-    asked = rule(model, length, curve, np.arange(length)[None], shown(model.mask, length, document_BT))
+    asked = rule(model, length, curve, np.arange(length)[None], mask_of(model.mask, length, document_BT))
     if columns.count > columns.token.count:
         asked = dataclasses.replace(asked, bias=dataclasses.replace(asked.bias, column_HC=jnp.zeros((1, 1))))
     value_width = model.width if COMBINATIONS[model.combination].wide else model.head_width

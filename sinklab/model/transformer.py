@@ -6,7 +6,7 @@ import numpy as np
 from flax import nnx
 
 from sinklab import spec
-from sinklab.attend.mask import shown
+from sinklab.attend.mask import mask_of
 from sinklab.attend.received import Values
 from sinklab.model.attention import View
 from sinklab.model.block import Block
@@ -62,7 +62,7 @@ class Transformer(nnx.Module):
         length = token_BT.shape[1]
         if position_BT is None:
             position_BT = np.arange(length)[None]
-        mask = shown(self.model.mask, length, start_BT)
+        mask = mask_of(self.model.mask, length, start_BT)
         seen = rule(self.model, self.length, self.position.curve(), position_BT, mask)
         position_BT = seen.bias.query_BT
 

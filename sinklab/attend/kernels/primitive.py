@@ -26,7 +26,7 @@ class Softmax:
 
     statistics = 1
 
-    def saved(self, output: jax.Array, statistics: Sequence[jax.Array]) -> tuple[jax.Array, ...]:
+    def residuals(self, output: jax.Array, statistics: Sequence[jax.Array]) -> tuple[jax.Array, ...]:
         """What the backward pass wants of the forward one."""
         return output, *statistics
 
@@ -47,7 +47,7 @@ class Linear:
     def statistics(self) -> int:
         return len(jax.eval_shape(self.weigh, jax.ShapeDtypeStruct((1, 1), jnp.float32))[1])
 
-    def saved(self, output: jax.Array, statistics: Sequence[jax.Array]) -> tuple[jax.Array, ...]:
+    def residuals(self, output: jax.Array, statistics: Sequence[jax.Array]) -> tuple[jax.Array, ...]:
         return ()
 
     def rows(self, saved, d_output: jax.Array, d_statistics: Sequence[jax.Array]) -> list[jax.Array]:
@@ -133,7 +133,7 @@ def differentiable(kernels: Kernels, sums: Sums, problem: Problem) -> Callable:
 
     def forward(query, key, value, parameter_HP, rows):
         output, statistics = kernels.forward(sums, with_arrays(parameter_HP, rows), query, key, value)
-        residuals = query, key, value, parameter_HP, rows, sums.saved(output, statistics)
+        residuals = query, key, value, parameter_HP, rows, sums.residuals(output, statistics)
         return (output, statistics), residuals
 
     def backward(residuals, cotangents):
