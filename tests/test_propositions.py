@@ -157,8 +157,8 @@ def optimizers(name):
     """What trains attention times alpha, and the same of W_O alone that starts alpha times as large."""
     rate, epsilon, decay = 1e-2, 1e-3, 0.1
     if name == 'adamw':
-        make = lambda rate, epsilon, decay: optax.adamw(rate, 0.9, 0.95, epsilon, weight_decay=decay)  # noqa: E731
-        return make(rate, epsilon, decay), make(rate * ALPHA, epsilon / ALPHA, decay / ALPHA)
+        every = optax.adamw(rate, 0.9, 0.95, epsilon, weight_decay=decay)
+        return every, optax.adamw(rate * ALPHA, 0.9, 0.95, epsilon / ALPHA, weight_decay=decay / ALPHA)
     return optax.sgd(rate, 0.9), optax.sgd(rate * ALPHA**2, 0.9)
 
 

@@ -37,7 +37,7 @@ def first_and_others(name: str, norm_LPT) -> dict[str, float]:
     return {f'norm/{name}/1': first, f'norm/{name}/other': other, f'norm/{name}/ratio': first / other}
 
 
-def shown(name: str) -> tuple[Number, ...]:
+def numbers_of(name: str) -> tuple[Number, ...]:
     sentence = f'Mean norms of {name}s as attended: of the first token, of the others, and the one over the other.'
     return tuple(Number(f'norm/{name}/{of}', f'{name} norm {of}', sentence) for of in ('1', 'other', 'ratio'))
 
@@ -55,7 +55,7 @@ MEASURES = (
         reads=('key_LPSHK', 'value_LPSHK'),
         arrays=lambda key, value, setting: {'key_LPT': of_text(key, setting), 'value_LPT': of_text(value, setting)},
         numbers=lambda kept, setting: union(first_and_others(name, kept[f'{name}_LPT']) for name in ('key', 'value')),
-        shown=(*shown('key'), *shown('value')),
+        shown=(*numbers_of('key'), *numbers_of('value')),
         saved=('key_LT', 'value_LT'),
         picture=Picture('ratios', 'value_LT', 'Values of the first token', 'norm ratio', VALUE, of=ratio),
     ),

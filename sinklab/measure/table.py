@@ -47,7 +47,7 @@ def context(captured: Any, setting: Setting) -> Arrays:
     return {f'{name}/context': value for name, value in found.items()}
 
 
-def saved(kept: Arrays) -> dict[str, np.ndarray]:
+def file_arrays(kept: Arrays) -> dict[str, np.ndarray]:
     """The arrays of a probe's file."""
     found = {}
     for name in (name for measure in MEASURES for name in measure.saved):

@@ -68,4 +68,4 @@ def numbers(kept: dict[str, np.ndarray], spec: Spec, trigger_PT: np.ndarray | No
 
 def save(path: Path, kept: dict[str, np.ndarray]) -> None:
     with whole(path) as unfinished, unfinished.open('wb') as file:
-        np.savez_compressed(file, **table.saved(kept))
+        np.savez_compressed(file, **table.file_arrays(kept))
