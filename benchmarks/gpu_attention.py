@@ -22,12 +22,12 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from sinklab.attend.backends import BACKENDS, Case
+from sinklab.attend.backends import BACKENDS
 from sinklab.attend.choice import lacks
 from sinklab.attend.examples import operations
 from sinklab.attend.mask import causal
 from sinklab.attend.received import of_first_keys
-from sinklab.attend.rule import Rule
+from sinklab.attend.rule import Case, Rule
 
 WIDTH = 2048  # of the model: its heads fill it
 SOFTMAX, SIGMOID = operations()['exp', 'sum'], operations()['sigmoid', 'none']

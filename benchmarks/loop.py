@@ -91,9 +91,9 @@ def probed(spec: Spec) -> Callable[[], float]:
         start = time.perf_counter()
         with jax.set_mesh(mesh):
             observed = observe(params, ids_PT)
-        probe.numbers(observed, spec)
+        probe.numbers(observed, probe.setting(spec))
         with tempfile.TemporaryDirectory() as folder:
-            probe.save(Path(folder) / '1.npz', observed)
+            probe.save(Path(folder) / '1.npz', observed, probe.setting(spec))
         return time.perf_counter() - start
 
     return timed

@@ -63,7 +63,7 @@ class Folder:
         try:
             return json.loads(file.read_text(encoding='utf-8'))
         except ValueError as error:
-            raise Refusal(f'{file} is damaged ({error}); bring it back, or give a new --workdir') from error
+            raise Refusal(f'{file} is damaged ({error}); bring it back, or do without this folder') from error
 
     def environment(self) -> dict:
         """Of the newest attempt, with (step, attention) of all; nothing of what cannot be read."""
@@ -90,9 +90,10 @@ class Folder:
         another = f'give a new folder, e.g. {shlex.quote(f"--workdir={self}-2")}'
         if ours.keys() != theirs.keys():
             gone, new = (', '.join(sorted(one.keys() - other)) for one, other in ((theirs, ours), (ours, theirs)))
+            differ = filter(None, (gone and f'has {gone}, unknown here', new and f'lacks {new}'))
             raise Refusal(
-                f'{self} holds a run of another version, whose config has {gone or "nothing"} that is unknown here, '
-                f'and lacks {new or "nothing"}; go on with commit {self.environment().get("commit")}, or {another}'
+                f'{self} holds a run of another version, whose config {" and ".join(differ)}; go on with commit '
+                f'{self.environment().get("commit")}, or {another}'
             )
         if ours['data.source'].startswith('store:') and theirs['data.source'].startswith('store:'):
             theirs['data.source'] = ours['data.source']  # a checkpoint knows the store by its digest, wherever it is

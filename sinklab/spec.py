@@ -103,10 +103,10 @@ class Model:
 
 @dataclasses.dataclass(frozen=True)
 class Optimizer:
-    name: Literal['adamw', 'sgd', 'muon']
+    name: Literal[*HYPERPARAMETERS['name']]
     peak_learning_rate: Positive
     final_share: Share | None  # of the peak, where the cosine ends
-    schedule: Literal['constant', 'cosine']
+    schedule: Literal[*HYPERPARAMETERS['schedule']]
     warmup_steps: Natural
     steps: Count
     batch_size: Count

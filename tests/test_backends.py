@@ -2,18 +2,18 @@
 
 import dataclasses
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 from attending import KERNELS, MASKS, alibi, interpreted, rule
 from conftest import attention, tiny
 
-from sinklab.attend import epilogue, verification
+from sinklab.attend import cudnn, epilogue, verification
 from sinklab.attend import mask as masks
-from sinklab.attend.backends import Case
 from sinklab.attend.bias import Bias, Curve
 from sinklab.attend.choice import Choice, cannot, choose
-from sinklab.attend.kernels import cudnn
+from sinklab.attend.rule import Case
 from sinklab.model.rule import case as case_of
 from sinklab.record import Refusal
 
@@ -98,6 +98,25 @@ def test_a_backend_is_verified_under_the_mask_and_the_curve_of_the_run(changes):
 def test_kernels_say_that_they_cover_every_operation_but_softpick(operation, platform):
     asked = rule(attention(*operation), masks.causal(4096), 1, alibi(columns=1))
     assert cannot(platform, platform, Case(asked, 8, 128, 128, 'bfloat16')) is None
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize('poisoned', range(3))
+def test_a_kernel_that_gives_no_number_is_wrong(monkeypatch, poisoned):
+    """Of any of its gradients, whatever the others are."""
+
+    @jax.custom_vjp
+    def poison(*arrays):
+        return arrays
+
+    def backward(_, d_arrays):
+        return tuple(d if at != poisoned else jnp.full_like(d, jnp.nan) for at, d in enumerate(d_arrays))
+
+    poison.defvjp(lambda *arrays: (arrays, None), backward)
+    attend = epilogue.attend
+    monkeypatch.setattr(epilogue, 'attend', lambda kernels, q, k, v, *how: attend(kernels, *poison(q, k, v), *how))
+    with interpreted():
+        assert verification.error('tpu', PLAIN) == float('inf')
 
 
 def doubled(attend):

@@ -103,13 +103,22 @@ def test_no_file_imports_itself_by_way_of_others():
     assert not left, f'in a circle: {", ".join(sorted(left))}'
 
 
-def test_a_stage_of_the_data_imports_from_those_before_it_only():
-    stages = ['documents', 'tokens', 'store', 'sequences', 'prepare', 'corpus', 'batches']
-    folder = ROOT / 'sinklab' / 'data'
+STAGES = {
+    'data': ['documents', 'tokens', 'store', 'sequences', 'prepare', 'corpus', 'batches'],
+    'attend': [
+        *('similarity', 'normalizer', 'operation', 'mask', 'bias', 'rule', 'dense', 'chunked', 'received'),
+        *('kernels', 'epilogue', 'cudnn', 'backends', 'verification', 'choice', 'examples'),
+    ],
+}
+
+
+@pytest.mark.parametrize('house', STAGES)
+def test_a_stage_of_a_room_imports_from_those_before_it_only(house):
+    stages, folder = STAGES[house], ROOT / 'sinklab' / house
     assert {path.stem for path in folder.iterdir() if path.stem[0] != '_'} == set(stages)
     for path in folder.rglob('*.py'):
         here = path.relative_to(folder).parts[0].removesuffix('.py')
-        there = {name.split('.')[2] for name, _ in imports(path) if name.startswith('sinklab.data.')}
+        there = {name.split('.')[2] for name, _ in imports(path) if name.startswith(f'sinklab.{house}.')}
         assert here not in stages or all(stages.index(stage) <= stages.index(here) for stage in there), path
 
 

@@ -38,7 +38,7 @@ def test_a_run_that_has_lost_the_numbers_of_its_end_is_not_done(folder):
 def test_a_damaged_config_is_named(folder):
     folder.check(tiny())
     (folder.path / 'config.json').write_text('{"a":')
-    with pytest.raises(Refusal, match=r'config\.json is damaged .* bring it back, or give a new --workdir'):
+    with pytest.raises(Refusal, match=r'config\.json is damaged .* bring it back, or do without this folder'):
         folder.check(tiny())
 
 
@@ -51,10 +51,10 @@ def test_a_run_of_another_version_is_refused_with_what_differs_and_its_commit(fo
         folder.check(tiny())
     line = str(refusal.value)
     assert len(line.splitlines()) == 1
-    assert 'whose config has model.width_of_old that is unknown here, and lacks model.width;' in line
+    assert 'whose config has model.width_of_old, unknown here and lacks model.width;' in line
     assert f'go on with commit 0123abc, or give a new folder, e.g. --workdir={folder}-2' in line
     config['model']['width'] = 16
     folder.write('config', config)
     (folder.path / 'environment.json').unlink()
-    with pytest.raises(Refusal, match=r'has model\.width_of_old .* and lacks nothing; .* commit None'):
+    with pytest.raises(Refusal, match=r'has model\.width_of_old, unknown here; .* commit None'):
         folder.check(tiny())

@@ -25,7 +25,7 @@ from sinklab.train.outcome import outcome
         ({'kind': 'crashed', 'message': 'KeyError: 3'}, 1, 'sinklab train: no room', ('crashed', 'KeyError: 3')),
         ({}, 1, 'preparing\nsinklab train: no room\n', ('refused', 'sinklab train: no room')),
         ({}, 1, '', ('refused', 'exit code 1, without a word')),
-        ({}, 7, 'x\ny\n', ('crashed', 'y')),
+        ({}, 70, 'x\ny\n', ('crashed', 'y')),
         ({}, -signal.SIGKILL, 'step 2/4', ('crashed', 'killed by SIGKILL')),
         ({}, -signal.SIGTERM, '', ('stopped', 'exit code -15, without a word')),
     ],
@@ -81,7 +81,7 @@ def test_a_folder_that_was_refused_before_it_was_claimed_gets_no_outcome(tmp_pat
         (loop.Stopped(signal.SIGINT, 5), 'stopped', 130, 'saved at step 5'),
         (KeyboardInterrupt(), 'stopped', 130, ''),
         (Refusal('no room'), 'refused', 1, 'no room'),
-        (KeyError(3), 'crashed', 1, 'KeyError: 3'),
+        (KeyError(3), 'crashed', 70, 'KeyError: 3'),
     ],
     ids=str,
 )
@@ -89,6 +89,7 @@ def test_every_end_is_written_and_passed_on(tmp_path, error, kind, code, message
     folder = Folder(tmp_path)
     (folder.checkpoints / '4').mkdir(parents=True)
     (folder.path / 'metrics.jsonl').write_text('{"step": 4}\n{"step": 5}\n{"st')
+    folder.write('config', {})
     folder.write('outcome', dict(kind='of an earlier attempt'))
 
     def attempt():
@@ -103,3 +104,20 @@ def test_every_end_is_written_and_passed_on(tmp_path, error, kind, code, message
     else:
         attempt()
     assert folder.read('outcome') == dict(kind=kind, step=5, checkpoint=4, message=message, exit_code=code)
+
+
+def test_what_ends_before_the_data_is_read_takes_the_place_of_an_earlier_end(tmp_path, monkeypatch):
+    """A launcher that starts a run again on 42 would do so for ever."""
+    spec, folder = tiny(), Folder(tmp_path)
+    folder.claim(spec, {})
+    folder.write('outcome', dict(kind='stopped', exit_code=42))
+
+    def too_much(spec):
+        raise MemoryError('of the data')
+
+    monkeypatch.setattr(loop, 'sequences', too_much)
+    with pytest.raises(MemoryError):
+        loop.train(spec, Hardware(), folder, {})
+    assert folder.read('outcome') == dict(
+        kind='crashed', step=0, checkpoint=None, message='MemoryError: of the data', exit_code=70
+    )

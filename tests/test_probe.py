@@ -238,7 +238,7 @@ def test_a_capture_has_keys_and_values_as_attended_and_what_heads_make_of_them(c
 def test_what_is_saved_is_what_was_seen(tmp_path, columns):
     setting = setting_of(tiny(), LENGTH, columns)
     kept = jax.device_get(table.arrays(random_capture(columns), setting))
-    probe.save(tmp_path / '1.npz', kept)
+    probe.save(tmp_path / '1.npz', kept, setting)
     assert [path.name for path in tmp_path.iterdir()] == ['1.npz']
     with np.load(tmp_path / '1.npz') as saved:
         np.testing.assert_array_equal(saved['alpha_LPHJ'], kept['alpha_LPHJ'])

@@ -23,7 +23,7 @@ def test_a_row_parses_at_every_size(module, row, size):
 
 @pytest.mark.parametrize(('module', 'row'), ROWS, ids=name)
 def test_attention_is_chosen_for_every_row(module, row):
-    assert step.attention(parse(module.get_config(row, 'smoke').to_dict()), spec.Hardware()).backend == 'chunked'
+    assert step.choice(parse(module.get_config(row, 'smoke').to_dict()), spec.Hardware()).backend == 'chunked'
 
 
 @pytest.mark.parametrize(('module', 'row'), ROWS, ids=name)

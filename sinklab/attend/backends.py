@@ -7,29 +7,13 @@ from typing import Protocol
 
 import jax
 
-from sinklab.attend import chunked, dense, epilogue
+from sinklab.attend import chunked, cudnn, dense, epilogue
 from sinklab.attend.dense import Attended
-from sinklab.attend.kernels import cudnn
 from sinklab.attend.kernels.primitive import Kernels
-from sinklab.attend.rule import Rule
+from sinklab.attend.rule import Case, Rule
 from sinklab.attend.similarity import SIMILARITIES
 
 POWER = 4  # of masses that no maximum scales: those from 3e-10 on are then above float32's least
-
-
-@dataclasses.dataclass(frozen=True)
-class Case:
-    """What a backend is asked for: everything that decides whether it can, and is right."""
-
-    rule: Rule
-    heads: int
-    width: int
-    value_width: int
-    dtype: str
-
-    @property
-    def length(self) -> int:
-        return self.rule.mask.length
 
 
 class Backend(Protocol):

@@ -2,7 +2,8 @@
 
 import dataclasses
 
-from sinklab.attend.backends import BACKENDS, Case
+from sinklab.attend.backends import BACKENDS
+from sinklab.attend.rule import Case
 from sinklab.attend.verification import ACCURACY, error
 from sinklab.record import Refusal
 

@@ -30,9 +30,9 @@ class Attended(NamedTuple):
 
 
 def attend(query_BTHK: jax.Array, key_BSGK: jax.Array, value_BSGK: jax.Array, rule: Rule) -> Attended:
-    """o_i = sum_j A_ij v_j, A_ij = gain * weight(s_ij) / Z(sum_j mass(s_ij)), s_ij = <q_i, k_j> / sqrt(K) + bias_ij.
+    """o_i = sum_j A_ij v_j, A_ij = gain * weight(s_ij) / Z(sum_j mass(s_ij)).
 
-    G key heads serve H / G query heads each.
+    s_ij = <q_i, k_j> / sqrt(K) + b_ij + offset. G key heads serve H / G query heads each.
     """
     keys = key_BSGK.shape[1] - rule.columns
     key_BSHK, value_BSHK = (per_query_head(array, query_BTHK.shape[2]) for array in (key_BSGK, value_BSGK))

@@ -30,13 +30,11 @@ def attend(
     text = query_BTHK, key_BSGK[:, columns:], value_BSGK[:, columns:]
     column_BHTC = column_scores(query_BTHK, key_BSGK[:, :columns], rule)
 
-    def over_text(sums: Sums, problem: Problem):
-        return primitive(kernels, sums, problem, *text)
+    def over_text(kind: Sums, asked: Problem):
+        return primitive(kernels, kind, asked, *text)
 
-    parts = PARTS[type(sums(operation))]
-    numerator, total, mass, shift = parts(
-        over_text, problem(rule, query_BTHK.shape[-1]), operation, column_BHTC, measured
-    )
+    kind, asked = sums(operation, measured), problem(rule, query_BTHK.shape[-1])
+    numerator, total, mass, shift = PARTS[type(kind)](over_text, kind, asked, operation, column_BHTC)
 
     unit = jnp.exp(-shift)
     weight_BHTC, mass_BHTC = operation.similarity.weigh(column_BHTC - shift, unit)
@@ -76,13 +74,13 @@ def problem(rule: Rule, width: int) -> Problem:
     return Problem(scores, rule.mask, (bias.query_BT, bias.key_BS[:, rule.columns :]), bias.curve.parameter_HP)
 
 
-def exponentials(over_text: OverText, problem: Problem, operation: Operation, column_BHTC: jax.Array, measured: bool):
+def exponentials(over_text: OverText, kind: Softmax, asked: Problem, operation: Operation, column_BHTC: jax.Array):
     """(numerator_BTHK, total_BHT1, mass_BHT1, shift_BHT1) of the text, from softmax: o and lse less the shift."""
-    output_BTHK, (lse_BHT,) = over_text(Softmax(), problem)
+    output_BTHK, (lse_BHT,) = over_text(kind, asked)
     power, lse = operation.power or 1.0, lse_BHT[..., None]
     powers = lse
     if operation.power is not None:
-        _, (raised_BHT,) = over_text(Softmax(), dataclasses.replace(problem, scores=problem.scores * power))
+        _, (raised_BHT,) = over_text(kind, dataclasses.replace(asked, scores=asked.scores * power))
         powers = raised_BHT[..., None]
     # The total is then between 1 and the number of columns + 1, whatever the power.
     shift = jnp.max(jnp.concatenate([powers / power, column_BHTC], -1), -1, keepdims=True)
@@ -92,13 +90,13 @@ def exponentials(over_text: OverText, problem: Problem, operation: Operation, co
     return output_BTHK.astype(jnp.float32) * jnp.swapaxes(mass, 1, 2), total, mass, shift
 
 
-def weights(over_text: OverText, problem: Problem, operation: Operation, column_BHTC: jax.Array, measured: bool):
-    """The same from the linear primitive."""
-    output_BTHK, statistics = over_text(sums(operation, measured), problem)
+def weights(over_text: OverText, kind: Linear, asked: Problem, operation: Operation, column_BHTC: jax.Array):
+    """The same from the linear primitive, whose mass is 0 where nobody wants it."""
+    output_BTHK, statistics = over_text(kind, asked)
     nothing = jnp.zeros((*column_BHTC.shape[:-1], 1))
-    rows = [row_BHT[..., None] for row_BHT in statistics]
-    total = rows[0] if operation.normalizer.uses_total else nothing
-    return output_BTHK.astype(jnp.float32), total, rows[-1] if measured else nothing, nothing
+    rows = iter([row_BHT[..., None] for row_BHT in statistics])
+    total = next(rows) if operation.normalizer.uses_total else nothing
+    return output_BTHK.astype(jnp.float32), total, next(rows, nothing), nothing
 
 
 PARTS = {Softmax: exponentials, Linear: weights}
@@ -109,7 +107,7 @@ def column_scores(query_BTHK: jax.Array, key_BCGK: jax.Array, rule: Rule) -> jax
     if not rule.columns:
         return jnp.zeros((batch, heads, queries, 0))
     score_BHTC = dense.scores(query_BTHK, dense.per_query_head(key_BCGK, heads))
-    return score_BHTC + (rule.bias.column(rule.columns) + rule.operation.offset)
+    return score_BHTC + rule.column_bias()
 
 
 def count(mask: Mask, keys: int) -> jax.Array:

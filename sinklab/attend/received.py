@@ -21,17 +21,16 @@ class Received:
     raw_BHS: jax.Array  # columns, then keys
     share_BHS: jax.Array
     mass_BH: jax.Array
-    columns: int = dataclasses.field(metadata=dict(static=True))
 
 
 def of_first_keys(
     query_BTHK: jax.Array, key_BSGK: jax.Array, rows: dense.Rows, rule: Rule, keys: int, first: int = 0
 ) -> Received:
     """What the columns and the first `keys` keys of the text get from the queries from number `first` on."""
-    attention_BHTS = again(query_BTHK, key_BSGK, rows, rule, keys)[:, :, first:]
+    attention_BHTS = again(query_BTHK, key_BSGK, rows.shift_BHT, rows.z_BHT, rule, keys)[:, :, first:]
     mass_BHT = jax.lax.stop_gradient(rows.mass_BHT)[:, :, first:]
     share_BHTS = jnp.abs(attention_BHTS) / (mass_BHT[..., None] + EPSILON)
-    return Received(attention_BHTS.sum(2), share_BHTS.sum(2), mass_BHT.mean(-1), rule.columns)
+    return Received(attention_BHTS.sum(2), share_BHTS.sum(2), mass_BHT.mean(-1))
 
 
 def row_means(
@@ -45,8 +44,7 @@ def row_means(
 
     def of_chunk(chunk):
         query, *edges, shift_BHT, z_BHT = chunk
-        chunk_rows = dense.Rows(shift_BHT, z_BHT, z_BHT)
-        attention_BHTS = again(query, key_BSGK, chunk_rows, chunked.chunk_rule(rule, *edges, keys), keys)
+        attention_BHTS = again(query, key_BSGK, shift_BHT, z_BHT, chunked.chunk_rule(rule, *edges, keys), keys)
         return {name: value(attention_BHTS) for name, value in values.items()}
 
     queries = chunked.in_chunks(query_BTHK, rule, [rows.shift_BHT, rows.z_BHT])
@@ -55,14 +53,13 @@ def row_means(
     return {name: chunked.join(value, 2, length)[:, :, first:].mean(-1) for name, value in found.items()}
 
 
-def again(query_BTHK: jax.Array, key_BSGK: jax.Array, rows: dense.Rows, rule: Rule, keys: int) -> jax.Array:
+def again(query_BTHK, key_BSGK, shift_BHT, z_BHT, rule: Rule, keys: int) -> jax.Array:
     """attention_BHTS of the columns and the first `keys` keys, by what makes the rows' weights."""
-    given = query_BTHK, key_BSGK[:, : rule.columns + keys], rows
-    query_BTHK, key_BSGK, rows = jax.lax.stop_gradient(given)
+    given = query_BTHK, key_BSGK[:, : rule.columns + keys], shift_BHT[..., None], z_BHT[..., None]
+    query_BTHK, key_BSGK, shift_BHT1, z_BHT1 = jax.lax.stop_gradient(given)
     bias_BHTS = jax.lax.stop_gradient(rule.cut(0, keys).score_bias(keys))
     score_BHTS = dense.scores(query_BTHK, dense.per_query_head(key_BSGK, query_BTHK.shape[2])) + bias_BHTS
     visible_B1TS = rule.visible(keys)
-    shift_BHT1, z_BHT1 = rows.shift_BHT[..., None], rows.z_BHT[..., None]
     score_BHTS = jnp.where(visible_B1TS, score_BHTS - shift_BHT1, 0.0)
     weight_BHTS = rule.operation.similarity.weigh(score_BHTS, jnp.exp(-shift_BHT1))[0]
     return jnp.where(visible_B1TS, weight_BHTS, 0.0) / z_BHT1

@@ -25,8 +25,12 @@ class Rule:
         return jnp.pad(self.mask.visible(keys), columns, constant_values=True)[:, None]
 
     def score_bias(self, keys: int) -> jax.Array | float:
-        """What is added to the scaled scores of the same, as BHTS; any axis may be 1."""
+        """b_ij + offset of the same, as BHTS; any axis may be 1."""
         return self.bias.matrix(self.columns, keys) + self.operation.offset
+
+    def column_bias(self) -> jax.Array | float:
+        """The same of the columns alone."""
+        return self.bias.column(self.columns) + self.operation.offset
 
     def cut(self, low: int, high: int) -> 'Rule':
         """Of the keys low..high of the text, and the columns; the mask stays as it is."""
@@ -41,6 +45,21 @@ class Rule:
         cut = self.cut(0, mask.keys)
         bias = dataclasses.replace(cut.bias, query_BT=None if query_BT is None else query_BT[:, :length])
         return dataclasses.replace(cut, mask=mask, bias=bias)
+
+
+@dataclasses.dataclass(frozen=True)
+class Case:
+    """A rule, and what else decides whether a backend can."""
+
+    rule: Rule
+    heads: int
+    width: int
+    value_width: int
+    dtype: str
+
+    @property
+    def length(self) -> int:
+        return self.rule.mask.length
 
 
 def part(array_BS: jax.Array, columns: int, low: int, high: int) -> jax.Array:

@@ -13,7 +13,8 @@ def run(as_json: bool) -> int:
     import jax
 
     from sinklab.attend import examples
-    from sinklab.attend.backends import BACKENDS, Case
+    from sinklab.attend.backends import BACKENDS
+    from sinklab.attend.rule import Case
 
     platform, operations, found = jax.default_backend(), examples.operations(), []
     for name in (name for name in BACKENDS if name != 'dense'):

@@ -2,6 +2,7 @@ import argparse
 import gc
 import os
 import sys
+import traceback
 from collections.abc import Sequence
 
 import sinklab
@@ -36,7 +37,7 @@ def parser() -> Parser:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Runs one verb. Exit codes: 0 done, 1 refused, 3 diverged, 42 saved after SIGTERM, 130 saved after Ctrl-C."""
+    """Runs one verb. Exit codes: 0 done, 1 refused, 3 diverged, 70 crashed, 42 saved after SIGTERM, 130 after Ctrl-C."""
     gc.set_threshold(100_000)  # what a start makes stays: to look through it again and again takes a second
     given, rest = parser().parse_known_args(arguments)
     try:
@@ -47,6 +48,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except BrokenPipeError:  # whoever read has enough
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
+    except Exception:
+        traceback.print_exc()
+        return 70
     except KeyboardInterrupt:
         print(f'sinklab {given.verb}: stopped at once; what was saved before is intact', file=sys.stderr)
         sys.stderr.flush()

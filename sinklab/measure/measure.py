@@ -1,6 +1,7 @@
 """What an entry of the table of measures says."""
 
 import dataclasses
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, Literal
 
@@ -95,4 +96,8 @@ def of_rows(name: str, row: Callable[[Any], Any], shown: Number, **more: Any) ->
 
 
 def union(parts: Iterable[Arrays]) -> dict[str, Any]:
-    return {name: value for part in parts for name, value in part.items()}
+    """Of parts that share no name."""
+    pairs = [pair for part in parts for pair in part.items()]
+    if twice := [name for name, count in Counter(name for name, _ in pairs).items() if count > 1]:
+        raise ValueError(f'two measures give {", ".join(twice)}')
+    return dict(pairs)

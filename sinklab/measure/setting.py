@@ -71,5 +71,4 @@ def received_sums(received: Any, setting: Setting) -> Any:
         raw_BHS=raw_BHS,
         share_BHS=raw_BHS / setting.gain,
         mass_BH=xp.full_like(received.mass_BH, setting.gain),
-        columns=setting.columns,
     )

@@ -14,7 +14,9 @@ from sinklab.measure.setting import Setting, forward_arrays, received_sums, with
 MEASURES = (*sink.MEASURES, *entropy.MEASURES, *contribution.MEASURES, *norms.MEASURES, *backcopy.MEASURES)
 NUMBERS = [number for measure in MEASURES for number in measure.shown]
 PICTURES = [measure.picture for measure in MEASURES if measure.picture]
-HEADLINE, HEADLINE_MAP = NUMBERS[0], PICTURES[0]  # what is shown where there is room for one
+# What is shown where there is room for one.
+HEADLINE = next(number for number in NUMBERS if number.name == 'sink/1')
+HEADLINE_MAP = next(picture for picture in PICTURES if picture.array == 'alpha_LPHJ')
 
 
 def in_setting(setting: Setting) -> list[Measure]:
@@ -47,15 +49,10 @@ def context(captured: Any, setting: Setting) -> Arrays:
     return {f'{name}/context': value for name, value in found.items()}
 
 
-def file_arrays(kept: Arrays) -> dict[str, np.ndarray]:
-    """The arrays of a probe's file."""
-    found = {}
-    for name in (name for measure in MEASURES for name in measure.saved):
-        if name in kept:
-            found[name] = kept[name]
-        elif (whole := name.replace('_L', '_LP')) in kept:
-            found[name] = kept[whole].mean(1)
-    return found
+def file_arrays(kept: Arrays, setting: Setting) -> dict[str, np.ndarray]:
+    """The arrays of a probe's file: as kept, or their means over sequences."""
+    names = [name for measure in in_setting(setting) for name in measure.saved]
+    return {name: kept[name] if name in kept else kept[name.replace('_L', '_LP')].mean(1) for name in names}
 
 
 def number(name: str) -> Number | None:

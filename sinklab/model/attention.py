@@ -83,7 +83,7 @@ class SelfAttention(nnx.Module):
     def attend(self, query_BTHK, key_BSHK, value_BSHK, view: View) -> tuple[jax.Array, Capture]:
         """(what each head aggregates, what is wanted of how)."""
         bias = dataclasses.replace(view.rule.bias, column_HC=self.columns.score_HC())
-        rule, measured = dataclasses.replace(view.rule, bias=bias), view.keys > 0 or bool(view.rows)
+        rule, measured = dataclasses.replace(view.rule, bias=bias), view.keys > 0
         found = BACKENDS[view.backend].attend(query_BTHK, key_BSHK, value_BSHK, rule, measured)
         if view.capture:
             return found.output_BTHK, Capture(found.attention_BHTS, key_BSHK, value_BSHK, found.output_BTHK)

@@ -14,7 +14,7 @@ class RMSNorm(nnx.Module):
 
     def __init__(self, width: int, epsilon: float):
         self.epsilon = epsilon
-        self.gain_D = nnx.Param(jnp.ones(width), axes=(None,))
+        self.gain_D = nnx.Param(jnp.ones(width), axes=(None,), inputs=None)
 
     def __call__(self, x_BTD: jax.Array) -> jax.Array:
         x = x_BTD.astype(jnp.float32)

@@ -9,11 +9,10 @@ from flax import nnx
 
 from sinklab import spec
 from sinklab.attend import examples
-from sinklab.attend.backends import Case
 from sinklab.attend.bias import Bias, Curve
 from sinklab.attend.mask import Mask, mask_of
 from sinklab.attend.operation import operation
-from sinklab.attend.rule import Rule
+from sinklab.attend.rule import Case, Rule
 from sinklab.model.attention import COMBINATIONS
 from sinklab.model.columns import COLUMNS
 from sinklab.model.positions import POSITIONS

@@ -52,9 +52,9 @@ class Transformer(nnx.Module):
         keys: int = 0,
         rows: Values = types.MappingProxyType({}),
         remat: bool = False,
-    ):
+    ) -> tuple[jax.Array, Capture]:
         """(hidden_BTD after the last norm, Capture with a leading L: of matrices and residuals if asked to `capture`,
-        else of the mass on so many first `keys`).
+        else of the mass on so many first `keys`, and of the means of what `rows` read of whole rows).
 
         start_BT: where the document of each token starts, wanted by a mask of documents alone. Positions count from 0
         unless given.
@@ -69,10 +69,11 @@ class Transformer(nnx.Module):
         def rotate(x_BTHK):
             return self.position.rotate(x_BTHK, position_BT)
 
+        view = View(seen, rotate, 'dense' if capture else backend, capture, keys, rows)
+
         def layer(x_BTD, block):
             return block(x_BTD, view)
 
-        view = View(seen, rotate, 'dense' if capture else backend, capture, keys, rows)
         x_BTD = self.sink.attach(self.embedding_VD[...][token_BT].astype(self.dtype))
         x_BTD = place(self.position.embed(x_BTD, position_BT), 'batch', None, None)
         x_BTD, captured = jax.lax.scan(jax.checkpoint(layer) if remat else layer, x_BTD, self.blocks)

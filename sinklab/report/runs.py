@@ -1,7 +1,6 @@
 """A run as a report wants it: read once, in plain arrays, the same for the page and for the pictures."""
 
 import dataclasses
-import json
 import zipfile
 from pathlib import Path
 
@@ -50,7 +49,7 @@ def name(folder: Folder, row: str, alone: bool) -> str:
 def row_of(folder: Folder) -> str:
     try:
         return folder.read('row')['row']
-    except (OSError, json.JSONDecodeError, KeyError) as error:
+    except (OSError, KeyError) as error:
         runs = f'the runs of this sweep: {folder}/*/' if (folder.path / 'sweep.json').exists() else 'folders of runs'
         raise Refusal(f'{folder} holds no run that `sinklab train` has written; give {runs}') from error
 

@@ -1,7 +1,6 @@
 """What is refused of how a run is laid on devices, before anything compiles."""
 
-import functools
-
+import jax
 import jax.numpy as jnp
 from flax import nnx
 
@@ -24,7 +23,8 @@ def check(spec: Spec, hardware: Hardware) -> None:
             f'a micro-batch of {micro} sequences cannot be divided over {ways} devices '
             f'(--data={hardware.data} x --fsdp={hardware.fsdp}); use a multiple of {ways}, or fewer devices'
         )
-    sharding.by_parameter(functools.partial(check_parameter, hardware), state.architecture(spec)[1])
+    for leaf in jax.tree.leaves(state.architecture(spec)[1], is_leaf=lambda leaf: isinstance(leaf, nnx.Variable)):
+        check_parameter(hardware, leaf)
 
 
 def check_parameter(hardware: Hardware, leaf: nnx.Variable) -> None:

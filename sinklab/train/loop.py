@@ -35,23 +35,20 @@ def train(spec: Spec, hardware: Hardware, folder: Folder, row: dict, *listeners:
     Raises Refusal (a folder that holds a run is then as it was but for its outcome, and no step has been compiled),
     Diverged, or Stopped.
     """
-    mesh = check(spec, hardware, folder)
-    attention = step.attention(spec, hardware)
-    data = sequences(spec)
-    folder.claim(spec, row)
-    with (
-        outcome(folder),
-        room(folder),
-        jax.set_mesh(mesh),
-        contextlib.closing(Checkpoints(folder, spec.checkpoint.keep, data.fingerprint)) as checkpoints,
-    ):
-        Run(spec, hardware, mesh, attention, folder, data, checkpoints, listeners).train()
+    folder.check(spec)
+    with outcome(folder), room(folder):
+        mesh = check(spec, hardware, folder)
+        attention = step.choice(spec, hardware)
+        data = sequences(spec)
+        folder.claim(spec, row)
+        saved = Checkpoints(folder, spec.checkpoint.keep, data.fingerprint)
+        with jax.set_mesh(mesh), contextlib.closing(saved):
+            Run(spec, hardware, mesh, attention, folder, data, saved, listeners).train()
     return folder.records()
 
 
 def check(spec: Spec, hardware: Hardware, folder: Folder) -> jax.sharding.Mesh:
-    """All that can be refused before the data is read."""
-    folder.check(spec)
+    """All that can be refused of a run in its folder before the data is read."""
     layout.check(spec, hardware)
     mesh = sharding.mesh(hardware)
     probe.check(spec, memory())
@@ -178,7 +175,7 @@ class Run:
             numbers |= self.valid(params, self.data.valid_NT, self.data.is_trigger(self.data.valid_NT[:, :-1]))
         if edge or is_due(number, self.spec.probe.every_steps):
             observed = self.observe(params, self.data.probe_PT)
-            probe.save(self.folder.probe(number), observed)
+            probe.save(self.folder.probe(number), observed, probe.setting(self.spec))
             numbers |= probe.numbers(observed, self.spec, self.data.is_trigger(self.data.probe_PT))
         if not all(map(math.isfinite, numbers.values())):
             raise Diverged(number, numbers)

@@ -8,6 +8,7 @@ import jax.numpy as jnp
 from jax.sharding import PartitionSpec
 
 from sinklab import sharding
+from sinklab.targets import is_predicted, unpredicted
 
 CHUNK_ROWS = 512  # rows of logits, as wide as the whole vocabulary, that a device has room for
 
@@ -105,7 +106,7 @@ def chunk_sum(hidden_RD: jax.Array, head_VD: jax.Array, target_R: jax.Array, cut
     logit_R = at_target.get(mode='fill', fill_value=0, wrap_negative_indices=False)
     Z_R, logit_R = jax.lax.psum((exponential_RV.sum(-1), logit_R), cut.vocabulary)
     vocabulary = len(head_VD) * jax.lax.axis_size(cut.vocabulary)
-    weight_R = jnp.where(target_R < vocabulary, target_R >= 0, jnp.nan)
+    weight_R = jnp.where(target_R < vocabulary, is_predicted(target_R), jnp.nan)
     is_target_RV = column_R[:, None] == jnp.arange(len(head_VD))
     d_logits_RV = (weight_R / Z_R)[:, None] * exponential_RV - is_target_RV
     return (weight_R * (highest_R + jnp.log(Z_R) - logit_R)).sum(), d_logits_RV
@@ -119,9 +120,9 @@ def over_batch(d_head_VD: jax.Array, cut: Cut) -> jax.Array:
 
 
 def chunks(hidden_BTD: jax.Array, target_BT: jax.Array, rows: int) -> tuple[jax.Array, jax.Array]:
-    """(hidden_NRD, target_NR) of N equal chunks, of at most so many rows; targets of -1 fill up the last."""
+    """(hidden_NRD, target_NR) of N equal chunks, of at most so many rows; what is not predicted fills up the last."""
     number = max(1, -(-target_BT.size // rows))
     padding = -target_BT.size % number
     hidden_RD = jnp.pad(hidden_BTD.reshape(-1, hidden_BTD.shape[-1]), ((0, padding), (0, 0)))
-    target_R = jnp.pad(target_BT.reshape(-1), (0, padding), constant_values=-1)
+    target_R = jnp.pad(target_BT.reshape(-1), (0, padding), constant_values=unpredicted(0))
     return hidden_RD.reshape(number, -1, hidden_RD.shape[-1]), target_R.reshape(number, -1)

@@ -61,7 +61,7 @@ def maps(parameters: nnx.State) -> dict:
     """The axes that each map reads and writes, stacked layers being neither; None for what is no map."""
 
     def axes(leaf: nnx.Variable) -> contrib.MuonDimensionNumbers | None:
-        names, inputs = logical(leaf), leaf.get_metadata().get('inputs')
+        names, inputs = logical(leaf), leaf.get_metadata()['inputs']
         if inputs is None:
             return None
         first = names.count('layer')

@@ -37,7 +37,7 @@ ENDINGS = {
 
 @contextlib.contextmanager
 def outcome(folder: Folder) -> Iterator[None]:
-    """Writes how what is done inside ends, in the place of how it ended before."""
+    """Writes how what is done inside ends, in the place of how it ended before; only into the folder of a run."""
     error = None
     with contextlib.suppress(OSError):
         (folder.path / 'outcome.json').unlink()
@@ -47,8 +47,9 @@ def outcome(folder: Folder) -> Iterator[None]:
         error = raised
         raise
     finally:
-        with contextlib.suppress(OSError):  # the disk may be what has ended it
-            folder.write('outcome', record(folder, error))
+        if (folder.path / 'config.json').exists():
+            with contextlib.suppress(OSError):  # the disk may be what has ended it
+                folder.write('outcome', record(folder, error))
 
 
 def record(folder: Folder, error: BaseException | None) -> dict[str, str | int | None]:
@@ -69,4 +70,4 @@ def ending(error: BaseException | None) -> tuple[str, int]:
     """(kind, exit code) of what a run has raised."""
     if isinstance(error, Stopped):
         return 'stopped', 42 if error.signal == signal.SIGTERM else 128 + error.signal
-    return ENDINGS.get(type(error), ('crashed', 1))
+    return ENDINGS.get(type(error), ('crashed', 70))

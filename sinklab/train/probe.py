@@ -66,6 +66,6 @@ def numbers(kept: dict[str, np.ndarray], spec: Spec, trigger_PT: np.ndarray | No
     return table.numbers(dict(kept, trigger_PT=trigger_PT), setting(spec))
 
 
-def save(path: Path, kept: dict[str, np.ndarray]) -> None:
+def save(path: Path, kept: dict[str, np.ndarray], setting: Setting) -> None:
     with whole(path) as unfinished, unfinished.open('wb') as file:
-        np.savez_compressed(file, **table.file_arrays(kept))
+        np.savez_compressed(file, **table.file_arrays(kept, setting))

@@ -17,7 +17,7 @@ from sinklab.train.objective import loss_and_capture, predicted_share, value_and
 from sinklab.train.optimizer import schedule
 
 
-def attention(spec: Spec, hardware: Hardware) -> Choice:
+def choice(spec: Spec, hardware: Hardware) -> Choice:
     """What will compute attention here, chosen once; raises Refusal."""
     return choose(hardware.attention, jax.default_backend(), case(spec.model, spec.data.length))
 

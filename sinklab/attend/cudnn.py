@@ -7,13 +7,13 @@ import numpy as np
 from sinklab.attend.dense import Attended, Rows
 from sinklab.attend.mask import Mask
 from sinklab.attend.normalizer import NORMALIZERS
-from sinklab.attend.rule import Rule
+from sinklab.attend.rule import Case, Rule
 from sinklab.attend.similarity import SIMILARITIES
 
 platform = 'gpu'
 
 
-def lacks(case) -> str | None:
+def lacks(case: Case) -> str | None:
     operation = case.rule.operation
     if (operation.similarity, operation.normalizer) != (SIMILARITIES['exp'], NORMALIZERS['sum']):
         return f'{operation.name}: it knows softmax alone'
