@@ -61,15 +61,16 @@ def in_chunks(query_BTHK: jax.Array, rule: Rule, rows_BHT: Sequence[jax.Array] =
     chunk = min(CHUNK, length)
     chunks = -(-length // chunk)
     position_BT = np.zeros((1, length), np.int32) if rule.bias.query_BT is None else rule.bias.query_BT
-    arrays = query_BTHK, rule.mask.start_BT, rule.mask.end_BT, position_BT
+    mask = rule.mask.pad(after=chunks * chunk - length)
 
-    def cut(array: jax.Array, axis: int) -> jax.Array:
-        pads = [(0, 0)] * array.ndim
-        pads[axis] = 0, chunks * chunk - length
-        shape = *array.shape[:axis], chunks, chunk, *array.shape[axis + 1 :]
-        return jnp.moveaxis(jnp.pad(array, pads).reshape(shape), axis, 0)
+    def cut(array: jax.Array | np.ndarray, axis: int = 1) -> jax.Array:
+        array, after = jnp.asarray(array), chunks * chunk - array.shape[axis]
+        if after:
+            array = jnp.pad(array, [(0, after if n == axis else 0) for n in range(array.ndim)])
+        return jnp.moveaxis(array.reshape(*array.shape[:axis], chunks, chunk, *array.shape[axis + 1 :]), axis, 0)
 
-    return [cut(array, 1) for array in arrays] + [cut(row_BHT, 2) for row_BHT in rows_BHT]
+    arrays = query_BTHK, mask.start_BT, mask.end_BT, position_BT
+    return [cut(array) for array in arrays] + [cut(row_BHT, 2) for row_BHT in rows_BHT]
 
 
 def chunk_rule(rule: Rule, start_BT: jax.Array, end_BT: jax.Array, position_BT: jax.Array, keys: int) -> Rule:
