@@ -17,7 +17,7 @@ import reference
 from attending import rule
 from conftest import attention, drawn, tiny
 from flax import nnx
-from test_model import COMBINATIONS, OPTIONS, TOKENS
+from options import COMBINATIONS, OPTIONS, TOKENS
 
 from sinklab import sharding
 from sinklab.attend import chunked

@@ -1,0 +1,87 @@
+"""Furniture of the tests of a whole model: every option, combinations of them, and tokens."""
+
+import numpy as np
+from conftest import OPERATIONS, attention
+
+LENGTH = 12
+TOKENS = 1 + np.random.default_rng(0).permutation(299)[: 2 * LENGTH].reshape(2, LENGTH).astype(np.int32)
+TOKENS[0, 4], TOKENS[1, 6] = 0, 0  # an end of text
+
+
+def of_operation(similarity, normalizer, **more):
+    given = attention(similarity, normalizer, **more)
+    names = ('similarity', 'normalizer', 'feature_map', 'power')
+    return {f'model__attention__{name}': getattr(given, name) for name in names}
+
+
+def option(**changes):
+    """Fields of the model; of its parts, with __ for the dot."""
+    return {f'model__{name}': value for name, value in changes.items()}
+
+
+POSITIONS = (
+    *('none', 'absolute', 'learned', 'relative_paper_code', 'relative_paper_printed'),
+    *('relative_t5', 'alibi', 'rotary'),
+)
+RESET = dict(model__mask__document=True, data__positions='reset')
+K_ZERO = option(columns__kind='k', columns__value='zero')
+SIGMOID = of_operation('sigmoid', 'none')
+OPTIONS = {
+    **{f'{similarity}-{normalizer}': of_operation(similarity, normalizer) for similarity, normalizer in OPERATIONS},
+    'p_norm of a third': of_operation('exp', 'p_norm', power=1 / 3),
+    'kernel elu1': option(attention__feature_map='elu1'),
+    'kernel mlp': of_operation('identity', 'none') | option(attention__feature_map='mlp'),
+    'kernel mlp, clamped': of_operation('identity', 'clamped') | option(attention__feature_map='mlp'),
+    'gain': option(attention__gain=0.1),
+    'offset': SIGMOID | option(attention__offset=-1.0),
+    **{f'position {kind}': option(position=kind) for kind in POSITIONS},
+    'alibi of 6 heads': option(position='alibi', heads=6),
+    **{f'ffn {kind}': option(ffn=kind) for kind in ('relu', 'gelu', 'swish', 'reglu', 'geglu', 'swiglu')},
+    **{f'norm {kind}': option(norm=kind) for kind in ('pre', 'post', 'sandwich')},
+    'norm_epsilon': option(norm_epsilon=0.5),
+    'qk_norm': option(qk_norm=True),
+    'head_norm': option(head_norm=True),
+    **{f'heads {kind}': option(combination=kind) for kind in ('add', 'add_wide')},
+    **{f'gate {kind}': option(gate=kind) for kind in ('elementwise', 'headwise', 'shared', 'value', 'value_state')},
+    'sink token': option(columns__kind='sink_token'),
+    'k, zero': K_ZERO,
+    'k, first': option(columns__kind='k', columns__value='first', columns__value_norm=2.0),
+    'k, uniform': option(columns__kind='k', columns__value='uniform', columns__value_norm=2.0),
+    'k, shared': K_ZERO | option(columns__shared=True),
+    'k, 2 dimensions': K_ZERO | option(columns__key_width=2),
+    'kv': option(columns__kind='kv'),
+    'kv, shared': option(columns__kind='kv', columns__shared=True),
+    'kv, 1 dimension': option(columns__kind='kv', columns__key_width=1),
+    'v': option(columns__kind='v'),
+    'v, shared': option(columns__kind='v', columns__shared=True),
+    'logit': option(columns__kind='logit'),
+    'logit, shared': option(columns__kind='logit', columns__shared=True),
+    'prefix': option(mask__prefix=3),
+    'window': option(mask__window=3),
+    'block': option(mask__block=5),
+    'documents': option(mask__document=True),
+}
+COMBINATIONS = {
+    'sigmoid, kv': SIGMOID | option(columns__kind='kv'),
+    'linear, kv, add_wide': of_operation('identity', 'none') | option(columns__kind='kv', combination='add_wide'),
+    'softpick, logit': of_operation('softpick', 'sum') | option(columns__kind='logit'),
+    'off by one, k, offset': of_operation('exp', 'plus_one') | K_ZERO | option(attention__offset=0.5),
+    'relu by its count, kv, window': of_operation('relu', 'count') | option(columns__kind='kv', mask__window=4),
+    'kernel elu1, k': option(attention__feature_map='elu1') | K_ZERO,
+    'alibi, k': option(position='alibi') | K_ZERO,
+    't5, logit': option(position='relative_t5', columns__kind='logit'),
+    'none, logit': option(position='none', columns__kind='logit'),
+    'learned, sink token': option(position='learned', columns__kind='sink_token'),
+    'alibi, sink token, documents': option(position='alibi', columns__kind='sink_token', mask__document=True),
+    'post, sink token, prefix': option(norm='post', columns__kind='sink_token', mask__prefix=3),
+    'window, kv, qk_norm': option(columns__kind='kv', qk_norm=True, mask__window=3),
+    'prefix, window': option(mask__prefix=3, mask__window=5),
+    'head norm, v, value gate': option(head_norm=True, columns__kind='v', gate='value'),
+    'add, kv shared, gate of values': option(
+        combination='add', columns__kind='kv', columns__shared=True, gate='value_state', norm='sandwich'
+    ),
+    **{f'documents, reset, {kind}': RESET | option(position=kind) for kind in ('absolute', 'learned')},
+    **{f'reset, {kind}': option(position=kind) | dict(data__positions='reset') for kind in ('absolute', 'rotary')},
+    'documents, reset, sink token': RESET | option(columns__kind='sink_token'),
+    'kernel elu1 normalized, k': of_operation('identity', 'sum') | K_ZERO,
+}
