@@ -91,7 +91,7 @@ def probed(spec: Spec) -> Callable[[], float]:
         start = time.perf_counter()
         with jax.set_mesh(mesh):
             observed = observe(params, ids_PT)
-        probe.numbers(observed, probe.setting(spec))
+        probe.numbers(observed, spec)
         with tempfile.TemporaryDirectory() as folder:
             probe.save(Path(folder) / '1.npz', observed, probe.setting(spec))
         return time.perf_counter() - start

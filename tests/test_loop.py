@@ -159,7 +159,7 @@ def test_other_data_under_the_same_name_is_refused(tmp_path):
     (tmp_path / '3.txt').write_text('something else ' * 40)
     before = contents(tmp_path / 'run')
     assert outcome(tmp_path / 'run') == dict(
-        kind='crashed', step=6, checkpoint=4, message='test_loop.Died', exit_code=1
+        kind='crashed', step=6, checkpoint=4, message='test_loop.Died', exit_code=70
     )
     with pytest.raises(Refusal, match='was trained on other data'):
         train(spec(source), tmp_path / 'run')
