@@ -94,6 +94,18 @@ def test_a_probe_that_was_written_before_an_array_was_kept_is_refused(tmp_path):
         runs.read([path])
 
 
+def test_a_run_that_is_older_than_a_measure_is_shown_without_its_picture(tmp_path):
+    paths = [made_up(tmp_path / name, name) for name in ('old', 'new')]
+    probe = Folder(paths[0]).probe(10)
+    arrays = dict(np.load(probe))
+    del arrays['entropy_LH']
+    np.savez(probe, **arrays)
+    drawn = {picture.name for picture in runs.common_pictures(runs.read(paths))}
+    assert drawn == {picture.name for picture in runs.common_pictures(runs.read(paths[1:]))} - {'entropy'}
+    page.write(tmp_path / 'report.html', runs.read(paths))
+    assert 'How spread attention is' not in (tmp_path / 'report.html').read_text(encoding='utf-8')
+
+
 @pytest.mark.slow
 @pytest.mark.skipif(BROWSER is None, reason='needs a browser: install chromium (Debian: apt-get install chromium)')
 def test_the_page_draws_itself_in_a_browser_without_a_network(found, tmp_path):

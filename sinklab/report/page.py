@@ -9,8 +9,8 @@ from plotly.subplots import make_subplots
 
 from sinklab.files import whole
 from sinklab.measure.measure import Picture
-from sinklab.measure.table import HEADLINE, PICTURES
-from sinklab.report.runs import NUMBERS, Run, cells, table
+from sinklab.measure.table import HEADLINE
+from sinklab.report.runs import NUMBERS, Run, cells, common_pictures, table
 
 COLOURS = ('#0072B2', '#D55E00', '#009E73', '#CC79A7', '#E69F00', '#56B4E9', '#000000')  # Okabe and Ito
 HEADS = 4  # shown of each run
@@ -27,7 +27,9 @@ th:first-child, td:first-child { text-align: left }
 
 def write(path: Path, runs: list[Run]) -> None:
     figures = [('Sink and loss', f'{HEADLINE.label}: {HEADLINE.sentence}', curves(runs))]
-    figures += [(picture.title, picture.sentence, FIGURES[picture.kind](runs, picture)) for picture in PICTURES]
+    figures += [
+        (picture.title, picture.sentence, FIGURES[picture.kind](runs, picture)) for picture in common_pictures(runs)
+    ]
     parts = [
         f'<h2>{title}</h2><p>{html.escape(text)}</p>'
         + figure.to_html(full_html=False, include_plotlyjs=not at, auto_play=False, config=dict(displaylogo=False))

@@ -8,15 +8,15 @@ matplotlib.use('Agg')
 import matplotlib.pyplot as plt
 
 from sinklab.measure.measure import Picture
-from sinklab.measure.table import HEADLINE, PICTURES
+from sinklab.measure.table import HEADLINE
 from sinklab.report.page import HEADS, colour, grid, largest
-from sinklab.report.runs import Run
+from sinklab.report.runs import Run, common_pictures
 
 
 def write(folder: Path, runs: list[Run]) -> list[Path]:
     """curves.png and a file for each picture of the table of measures, at 200 dots an inch."""
     figures = {'curves': curves(runs)}
-    figures |= {picture.name: FIGURES[picture.kind](runs, picture) for picture in PICTURES}
+    figures |= {picture.name: FIGURES[picture.kind](runs, picture) for picture in common_pictures(runs)}
     for name, figure in figures.items():
         figure.savefig(folder / f'{name}.png', dpi=200, bbox_inches='tight')
         plt.close(figure)

@@ -8,7 +8,7 @@ import numpy as np
 
 from sinklab.folder import Folder
 from sinklab.measure import table as measures
-from sinklab.measure.measure import Number
+from sinklab.measure.measure import Number, Picture
 from sinklab.record import Refusal
 
 
@@ -60,23 +60,31 @@ def run(folder: Folder, name: str) -> Run:
     values = {}
     for picture in measures.PICTURES:
         paths = probes if picture.kind == 'heads' else probes[-1:]
-        found = [picture.of(array(path, picture.array)) for path in paths]
-        values[picture.name] = np.stack(found) if picture.kind == 'heads' else found[0]
+        found = [array(path, picture.array, picture is measures.HEADLINE_MAP) for path in paths]
+        if all(one is not None for one in found):
+            drawn = [picture.of(one) for one in found]
+            values[picture.name] = np.stack(drawn) if picture.kind == 'heads' else drawn[0]
     return Run(name, folder.records(), [int(path.stem) for path in probes], values)
 
 
-def array(path: Path, name: str) -> np.ndarray:
-    """One array of a probe's file."""
+def common_pictures(runs: list[Run]) -> list[Picture]:
+    """Those that can be drawn of all runs; one is older than a measure whose array its probes lack."""
+    return [picture for picture in measures.PICTURES if all(picture.name in run.values for run in runs)]
+
+
+def array(path: Path, name: str, needed: bool) -> np.ndarray | None:
+    """One array of a probe's file; None where it is lacking and not needed."""
     try:
         with np.load(path) as arrays:
-            return arrays[name]
-    except KeyError as error:
+            found = arrays.get(name)
+    except (OSError, ValueError, zipfile.BadZipFile) as error:
+        raise Refusal(f'{path} is damaged ({error}); delete it, and the report does without it') from error
+    if found is None and needed:
         raise Refusal(
             f'{path} has no {name}, for an earlier sinklab has written it; delete it, and the report does without '
             'it, or train the run anew'
-        ) from error
-    except (OSError, ValueError, zipfile.BadZipFile) as error:
-        raise Refusal(f'{path} is damaged ({error}); delete it, and the report does without it') from error
+        )
+    return found
 
 
 NUMBERS = (
