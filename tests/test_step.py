@@ -13,6 +13,7 @@ from jax.sharding import AbstractMesh, PartitionSpec
 from scipy.stats import entropy
 
 from sinklab import sharding
+from sinklab.model.columns import count
 from sinklab.record import Refusal
 from sinklab.spec import Hardware
 from sinklab.train import evaluation, layout, objective, state, step
@@ -221,10 +222,10 @@ def test_sinks_and_rows_of_a_training_batch_are_those_of_its_matrices(columns, p
     attention_LBHTS = np.float64(captured.attention_BHTS)
     share_LBHTS = attention_LBHTS / attention_LBHTS.sum(-1, keepdims=True)
     for k in range(spec.probe.keys):
-        alpha_LBH = share_LBHTS[..., captured.columns + k].sum(-1) / (16 - k)
+        alpha_LBH = share_LBHTS[..., count(spec.model) + k].sum(-1) / (16 - k)
         np.testing.assert_allclose(numbers[f'alpha/{k + 1}/context'], alpha_LBH.mean(), rtol=1e-4)
         np.testing.assert_allclose(numbers[f'sink/{k + 1}/context'], 100 * (alpha_LBH > 0.3).mean(), rtol=1e-4)
-    uniform = sum(1 / (i + captured.columns) for i in range(1, 17)) / 16
+    uniform = sum(1 / (i + count(spec.model)) for i in range(1, 17)) / 16
     np.testing.assert_allclose(numbers['alpha/floor/context'], uniform, rtol=1e-4)
     np.testing.assert_allclose(numbers['mass/row/context'], attention_LBHTS.sum(-1).mean(), rtol=1e-4)
     np.testing.assert_allclose(numbers['entropy/row/context'], entropy(share_LBHTS, axis=-1).mean(), rtol=1e-4)

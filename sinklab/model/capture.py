@@ -17,10 +17,9 @@ class Capture:
     residual_BTD: jax.Array | None = None  # the stream after the block, before a norm that joins it
     received: Received | None = None  # by columns and first keys, from the queries of the text
     row_means: dict[str, jax.Array] | None = None  # _BH, over the queries of the text
-    columns: int = dataclasses.field(default=0, metadata=dict(static=True))  # the first token is this number along S
 
-    def of_text(self, first: int, columns: int) -> 'Capture':
-        """Without the `first` queries, which are no text; its keys that are none are `columns` in number."""
+    def of_text(self, first: int) -> 'Capture':
+        """Without the `first` queries, which are no text."""
 
         def text(array: jax.Array | None, axis: int) -> jax.Array | None:
             return None if array is None else jax.lax.slice_in_dim(array, first, None, axis=axis)
@@ -30,5 +29,4 @@ class Capture:
             attention_BHTS=text(self.attention_BHTS, -2),
             head_BTHK=text(self.head_BTHK, -3),
             residual_BTD=text(self.residual_BTD, -2),
-            columns=columns,
         )

@@ -11,7 +11,7 @@ from sinklab.attend.received import Values
 from sinklab.model.attention import View
 from sinklab.model.block import Block
 from sinklab.model.capture import Capture
-from sinklab.model.columns import COLUMNS, count
+from sinklab.model.columns import COLUMNS
 from sinklab.model.initialization import INITIALIZATIONS, normal
 from sinklab.model.norm import PLACEMENTS, norm
 from sinklab.model.parameter import product
@@ -77,7 +77,7 @@ class Transformer(nnx.Module):
         x_BTD = self.sink.attach(self.embedding_VD[...][token_BT].astype(self.dtype))
         x_BTD = place(self.position.embed(x_BTD, position_BT), 'batch', None, None)
         x_BTD, captured = jax.lax.scan(jax.checkpoint(layer) if remat else layer, x_BTD, self.blocks)
-        return self.norm(x_BTD)[:, self.sink.count :], captured.of_text(self.sink.count, count(self.model))
+        return self.norm(x_BTD)[:, self.sink.count :], captured.of_text(self.sink.count)
 
     def __call__(self, token_BT: jax.Array, *, capture: bool = False, **where) -> tuple[jax.Array, Capture]:
         """(logits_BTV in float32, Capture)."""
