@@ -8,7 +8,8 @@ import numpy as np
 
 from sinklab.attend.mask import Mask
 
-HIDDEN, INTERIOR, BOUNDARY = 0, 1, 2  # no query of the block sees a key of the other; all see all; neither
+# Of a block of queries and one of keys: no query sees a key, every query sees every key, or some see some.
+HIDDEN, INTERIOR, BOUNDARY = 0, 1, 2
 
 
 @dataclasses.dataclass(frozen=True)

@@ -41,7 +41,7 @@ def floor(x):
     return jnp.where(toward_zero > x, toward_zero - 1, toward_zero)
 
 
-# What Mosaic GPU lowers, of what weights and curves are made of, and what is said in other words.
+# Of the primitives that weights and curves are made of: those that Mosaic GPU lowers, and those rewritten for it.
 KNOWN = {'abs', 'add', 'and', 'broadcast_in_dim', 'clamp', 'convert_element_type', 'cos', 'div', 'eq', 'erf', 'exp'}
 KNOWN |= {'exp2', 'ge', 'gt', 'integer_pow', 'le', 'log', 'log2', 'lt', 'max', 'min', 'mul', 'ne', 'neg', 'not', 'or'}
 KNOWN |= {'round', 'rsqrt', 'select_n', 'sign', 'sin', 'sqrt', 'square', 'sub'}
