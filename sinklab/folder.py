@@ -145,6 +145,16 @@ class Folder:
                 continue
 
 
+class Reading(Folder):
+    """The folder of a run as a process sees it that leaves the writing to another."""
+
+    def claim(self, spec: Spec, row: dict) -> None:
+        pass
+
+    def write(self, name: str, content: dict) -> None:
+        pass
+
+
 class Metrics:
     """Appends to metrics.jsonl."""
 

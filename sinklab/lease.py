@@ -1,0 +1,1 @@
+"""Who may write in a folder: one job at a time."""
