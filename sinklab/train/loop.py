@@ -2,7 +2,6 @@
 
 import contextlib
 import dataclasses
-import errno
 import functools
 import math
 import os
@@ -15,12 +14,13 @@ import jax
 
 from sinklab import sharding
 from sinklab.attend.choice import Choice
+from sinklab.checkpoint.checkpoints import Checkpoints
+from sinklab.checkpoint.storage import room
 from sinklab.data.batches import Sequences, sequences
 from sinklab.folder import Folder, Metrics
 from sinklab.record import Refusal
 from sinklab.spec import Hardware, Spec
 from sinklab.train import layout, probe, state, step
-from sinklab.train.checkpoint import Checkpoints
 from sinklab.train.environment import environment
 from sinklab.train.evaluation import evaluation
 from sinklab.train.listener import Listener
@@ -41,7 +41,7 @@ def train(spec: Spec, hardware: Hardware, folder: Folder, row: dict, *listeners:
         attention = step.choice(spec, hardware)
         data = sequences(spec)
         folder.claim(spec, row)
-        saved = Checkpoints(folder, spec.checkpoint.keep, data.fingerprint)
+        saved = Checkpoints(folder, spec.checkpoint, data.fingerprint)
         with jax.set_mesh(mesh), contextlib.closing(saved):
             Run(spec, hardware, mesh, attention, folder, data, saved, listeners).train()
     return folder.records()
@@ -90,7 +90,11 @@ class Run:
         self.observe = probe.observer(self.spec, self.mesh)
 
     def train(self) -> None:
-        first = self.checkpoints.latest() or 0
+        newest, passed = self.checkpoints.sound()
+        first = newest or 0
+        for line in passed:
+            for listener in self.listeners:
+                listener.note(line)
         if self.last(first):
             self.folder.check_end(first)
             return
@@ -165,6 +169,8 @@ class Run:
         self.record(record | measured, written=bool(logged or measured))
         if now and (self.last(number) or is_due(number, self.spec.checkpoint.every_steps)):
             self.save(number, now)
+        if logged:
+            self.checkpoints.poll()
         if logged or now:
             self.stopwatch.restart()
 
@@ -236,17 +242,3 @@ def signals() -> Iterator[list[int]]:
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
-
-
-@contextlib.contextmanager
-def room(folder: Folder) -> Iterator[None]:
-    """Says in words that the disk is full; Orbax has its own way of saying it."""
-    try:
-        yield
-    except (OSError, ValueError) as error:
-        if getattr(error, 'errno', None) != errno.ENOSPC and 'RESOURCE_EXHAUSTED' not in str(error):
-            raise
-        raise Refusal(
-            f'no room is left on the disk of {folder}; its last whole checkpoint is intact: make room and run '
-            'the same command again'
-        ) from error
