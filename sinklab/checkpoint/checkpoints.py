@@ -84,7 +84,7 @@ class Checkpoints:
         """Refuses a checkpoint of other data or of another model."""
         path = self.folder.checkpoints / str(step)
         saved = restore.metadata(path)
-        if differ := differences((saved.custom_metadata or {}).get('data', {}), self.data):
+        if differ := differences(saved.custom_metadata['data'], self.data):
             raise Refusal(
                 f'{self.folder} was trained on other data ({", ".join(differ)}); bring the old ones back, or give a '
                 'new --workdir'

@@ -18,7 +18,10 @@ from sinklab.record import Refusal
 def metadata(checkpoint: Path) -> Any:
     """What Orbax knows of a checkpoint without reading its arrays: `metadata`, a tree, and `custom_metadata`."""
     with one_line(checkpoint):
-        return ocp.metadata(checkpoint.absolute())
+        saved = ocp.metadata(checkpoint.absolute())
+        if not (saved.metadata and saved.custom_metadata):  # what is empty reads as that
+            raise ValueError('it does not say what it holds')
+    return saved
 
 
 def shapes(tree: Any) -> dict[str, tuple[int, ...]]:
