@@ -50,7 +50,7 @@ def get_config(row=None, size='paper'):
             prepend='none',
         )
     )
-    config.checkpoint = ConfigDict(dict(every_steps=1000, keep=3))
+    config.checkpoint = ConfigDict(dict(every_steps=1000, every_minutes=0.0, keep=3, keep_every_steps=0))
     config.log = ConfigDict(dict(every_steps=10, sinks=False, rows=False))
     config.seed = 0
     config.update_from_flattened_dict(SIZES[size])

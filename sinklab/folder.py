@@ -5,7 +5,9 @@ row.json        config file, row, diff, published numbers, source
 environment.json  versions, devices, layout, commit of the latest attempt; what computed attention in each
 metrics.jsonl   {"step", "seconds", name: number} a line; appended, never rewritten
 probe/          STEP.npz, the arrays of one probe
-checkpoints/    Orbax
+checkpoints/    STEP, a checkpoint of Orbax
+digests/        STEP/PROCESS.json, sha256 and size of what a process has written of a checkpoint
+damaged/        STEP, a checkpoint that was passed over, and its digests
 outcome.json    how the latest attempt has ended: kind, step, checkpoint, message, exit_code
 """
 
@@ -49,6 +51,14 @@ class Folder:
     @property
     def checkpoints(self) -> Path:
         return self.path / 'checkpoints'
+
+    @property
+    def digests(self) -> Path:
+        return self.path / 'digests'
+
+    @property
+    def damaged(self) -> Path:
+        return self.path / 'damaged'
 
     @property
     def probes(self) -> list[Path]:

@@ -4,7 +4,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from sinklab.record import Refusal, record
-from sinklab.spec import HYPERPARAMETERS, PAIRS, Attention, Data, Model, Optimizer, Spec
+from sinklab.spec import HYPERPARAMETERS, PAIRS, Attention, Checkpoint, Data, Model, Optimizer, Spec
 
 SMALLEST_TRAINED, LARGEST_TRAINED = 258, 1 << 20  # ids: two special ones and the bytes; what fits in memory
 UNMEASURED = ('none', 'count')  # normalizers that do not look at the mass of a row
@@ -28,6 +28,7 @@ def refusals(spec: Spec) -> Iterator[str]:
     yield from of_optimizer(spec.optimizer)
     yield from of_data(spec.data, spec.model)
     yield from of_probe(spec)
+    yield from of_checkpoint(spec.checkpoint)
 
 
 def of_attention(attention: Attention) -> Iterator[str]:
@@ -215,3 +216,12 @@ def of_probe(spec: Spec) -> Iterator[str]:
     for name, plain in (('prepend', 'none'), ('inputs', 'natural'), ('domain', None)):
         if data.task != 'text' and (given := getattr(probe, name)) != plain:
             yield f'config.probe.{name} is {given}, for which {data.task} has no use; leave it at {plain}'
+
+
+def of_checkpoint(checkpoint: Checkpoint) -> Iterator[str]:
+    kept, every, at = checkpoint.keep_every_steps, checkpoint.every_steps, 'config.checkpoint'
+    if kept and (not every or kept % every):
+        yield (
+            f'{at}.keep_every_steps is {kept}, and {at}.every_steps={every} saves none at some of these steps; '
+            'make it a multiple, or 0'
+        )

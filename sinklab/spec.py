@@ -158,7 +158,9 @@ class Probe:
 @dataclasses.dataclass(frozen=True)
 class Checkpoint:
     every_steps: Natural  # 0: only at the end
-    keep: Annotated[int, Domain('at least 2, so that there is one before the newest', lambda x: x >= 2)]
+    every_minutes: Nonnegative  # since the one before, by the clock of process 0; 0: by steps alone
+    keep: Annotated[int, Domain('at least 2, so that there is one before the newest', lambda x: x >= 2)]  # the last
+    keep_every_steps: Natural  # and those of these steps for ever; 0: none
 
 
 @dataclasses.dataclass(frozen=True)

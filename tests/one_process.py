@@ -11,15 +11,16 @@ import sys
 from pathlib import Path
 
 import jax
+import numpy as np
 from conftest import tiny
 from jax.experimental import multihost_utils
 
 from sinklab import sharding
+from sinklab.checkpoint.checkpoints import Checkpoints
 from sinklab.data.batches import sequences
 from sinklab.folder import Folder
 from sinklab.spec import Hardware
 from sinklab.train import state, step
-from sinklab.train.checkpoint import Checkpoints
 
 NUMBER, COUNT, PORT = map(int, sys.argv[1:4])
 GIVEN = json.loads(sys.argv[4])
@@ -28,15 +29,27 @@ timeouts = dict(initialization_timeout=120, heartbeat_timeout_seconds=20, shutdo
 jax.distributed.initialize(f'127.0.0.1:{PORT}', COUNT, NUMBER, **timeouts)
 
 
+class Collective:
+    """A group that talks in collectives, while none of its processes is doing anything else."""
+
+    index, count, longest = NUMBER, COUNT, 10_000
+
+    def gather(self, name, value):
+        said = np.frombuffer(json.dumps(value).encode().ljust(self.longest), np.uint8)
+        heard = multihost_utils.process_allgather(said).reshape(self.count, self.longest)
+        return [json.loads(row.tobytes()) for row in heard]
+
+    def at(self, place, step=0, usual=None):
+        pass
+
+
 def main() -> None:
     spec, hardware = tiny(**GIVEN['config']), Hardware(data=4)
     mesh, data = sharding.mesh(hardware), sequences(spec)
-    checkpoints, found = (
-        Checkpoints(Folder(GIVEN['folder']), 3, data.fingerprint),
-        dict(batches={}, losses={}, read=[]),
-    )
+    checkpoints = Checkpoints(Folder(GIVEN['folder']), spec.checkpoint, data.fingerprint, Collective())
+    found = dict(batches={}, losses={}, read=[])
     with jax.set_mesh(mesh):
-        first = checkpoints.latest() or 0
+        first = checkpoints.sound()[0] or 0
         now = checkpoints.restore(first, state.abstract(spec, mesh)) if first else state.create(spec, mesh)
         advance = step.train_step(spec, hardware, mesh)
         shape = spec.optimizer.batch_size, spec.data.length + 1

@@ -1,133 +1,279 @@
-"""Checkpoints whose files are damaged: a line that says which, and what to do."""
+"""Checkpoints: saved in the background, kept by rules, and read again; what goes wrong is said in a line."""
 
+import errno
 import logging
-import os
 import shutil
+import subprocess
 import sys
+import threading
 import warnings
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from conftest import tiny_config
+from conftest import tiny, tiny_config
 
-from sinklab.cli.main import main
+from sinklab.checkpoint import digests, restore, storage
+from sinklab.checkpoint.checkpoints import Checkpoints
 from sinklab.folder import Folder
 from sinklab.parse import parse
 from sinklab.record import Refusal
-from sinklab.train.checkpoint import Checkpoints
 
 pytestmark = pytest.mark.filterwarnings('ignore:coroutine .* was never awaited')
 DATA = dict(store='0123', seed=0)
-STATE = dict(step=np.int32(4), params={name: np.arange(6.0).reshape(2, 3) for name in 'abc'})
+RULES = tiny().checkpoint
+VALUES = {name: np.arange(6, dtype=np.float32).reshape(2, 3) + 1 / 3 for name in 'abc'}
+STATE = jax.tree.map(jnp.asarray, dict(step=4, params=VALUES))
+
+
+def opened(folder, rules=RULES, data=DATA):
+    return Checkpoints(folder, rules, data)
+
+
+def save(folder, *steps, rules=RULES):
+    checkpoints = opened(folder, rules)
+    for step in steps:
+        checkpoints.save(step, STATE)
+    checkpoints.close()
+    return checkpoints
 
 
 @pytest.fixture(scope='module')
 def saved(tmp_path_factory):
     """A folder with the checkpoints 2 and 4."""
     folder = Folder(tmp_path_factory.mktemp('run'))
-    checkpoints = Checkpoints(folder, 3, DATA)
-    for step in (2, 4):
-        checkpoints.save(step, jax.tree.map(jnp.asarray, STATE))
-    checkpoints.close()
+    save(folder, 2, 4)
     return folder
 
 
-def truncated(part):
-    return lambda path: os.truncate(path, int(part * path.stat().st_size))
+def abstract(state=STATE, sharding=None):
+    sharding = sharding or jax.sharding.SingleDeviceSharding(jax.devices()[0])
+    return jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=sharding), state)
 
 
-def flipped(part):
-    def damage(path):
-        content = bytearray(path.read_bytes())
-        content[int(part * len(content))] ^= 0x55
-        path.write_bytes(content)
-
-    return damage
-
-
-WAYS = {
-    'cut to nothing': truncated(0),
-    'cut in half': truncated(0.5),
-    'deleted': lambda path: path.unlink(),
-    'replaced': lambda path: path.write_bytes(b'nothing of the kind'),
-    'zeroed': lambda path: path.write_bytes(bytes(path.stat().st_size)),
-    **{f'flipped at {part}': flipped(part) for part in (0.1, 0.3, 0.5, 0.9)},
-}
+def test_a_state_comes_back_on_another_mesh_bit_for_bit(saved):
+    mesh = jax.make_mesh((2,), ('data',), devices=jax.devices()[:2], axis_types=(jax.sharding.AxisType.Auto,))
+    sharding = jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec())
+    split = jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec('data'))
+    wanted = abstract(sharding=sharding) | dict(params=abstract(STATE['params'], split))
+    restored = opened(saved).restore(4, wanted)
+    jax.tree.map(np.testing.assert_array_equal, restored, STATE)
+    assert {leaf.sharding for leaf in jax.tree.leaves(restored['params'])} == {split}
 
 
-def restored(folder):
-    """What restoring the newest checkpoint is refused with, if it is."""
-    abstract = jax.eval_shape(lambda: jax.tree.map(jnp.asarray, STATE))
-    sharding = jax.sharding.SingleDeviceSharding(jax.devices()[0])
-    abstract = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=sharding), abstract)
-    try:
-        checkpoints = Checkpoints(folder, 3, DATA)
-        checkpoints.restore(checkpoints.latest(), abstract)
-        checkpoints.close()
-    except Refusal as refusal:
-        return str(refusal)
+def test_a_checkpoint_of_other_data_is_refused_with_the_difference(saved):
+    with pytest.raises(Refusal, match=r'was trained on other data \(store 0123 -> 4567\)'):
+        opened(saved, data=DATA | dict(store='4567')).restore(4, abstract())
 
 
-def files(folder):
-    newest = folder.checkpoints / '4'
-    return sorted(path.relative_to(newest) for path in newest.rglob('*') if path.is_file())
+@pytest.mark.parametrize(
+    ('params', 'words'),
+    [
+        (dict(STATE['params'], a=jnp.zeros((2, 4))), r'params/a is \(2, 3\), and \(2, 4\) is wanted'),
+        (dict(STATE['params'], d=jnp.zeros(1)), r'params/d is not there, and \(1,\) is wanted'),
+        (dict(a=STATE['params']['a']), r'params/b is \(2, 3\), and nothing is wanted'),
+    ],
+)
+def test_a_checkpoint_of_another_model_is_said_to_be_that(saved, params, words):
+    with pytest.raises(Refusal, match=rf'checkpoints/4 is of another model: {words}'):
+        opened(saved).restore(4, abstract(STATE | dict(params=params)))
 
 
-@pytest.mark.parametrize('way', WAYS)
-@pytest.mark.slow
-def test_whatever_is_damaged_is_said_in_one_line_and_nothing_else_is(saved, tmp_path, way, caplog, capfd):
-    assert restored(saved) is None
-    refused = set()
-    for number, file in enumerate(files(saved)):
-        folder = Folder(tmp_path / str(number))
-        shutil.copytree(saved.path, folder.path)
-        WAYS[way](folder.checkpoints / '4' / file)
-        if line := restored(folder):
-            refused.add(file.name)
-            assert len(line.splitlines()) == 1
-            assert len(line) < 300 + len(str(folder))
-            assert line.startswith(f'{folder.checkpoints}/4 ')
+def test_the_newest_is_known_as_soon_as_it_is_begun_and_its_seconds_when_it_is_done(tmp_path):
+    checkpoints = opened(Folder(tmp_path))
+    assert (checkpoints.newest, checkpoints.seconds) == (None, None)
+    checkpoints.save(3, STATE)
+    assert checkpoints.newest == 3
+    checkpoints.wait()
+    assert 0 < checkpoints.seconds < 60
+    assert opened(Folder(tmp_path)).newest == 3
+
+
+def test_a_dropped_checkpoint_is_gone_with_its_digests(tmp_path):
+    folder, checkpoints = Folder(tmp_path), opened(Folder(tmp_path))
+    for step in (1, 2):
+        checkpoints.save(step, STATE)
+    checkpoints.wait()
+    checkpoints.drop(1)  # not the newest: nothing is known against it
+    assert folder.checkpoint_steps() == [1, 2]
+    checkpoints.drop(2)
+    assert checkpoints.newest == 1
+    assert checkpoints.sound() == (1, [])
+    assert [path.name for path in folder.digests.iterdir()] == ['1']
+
+
+def test_the_digests_are_written_in_the_background(tmp_path, monkeypatch):
+    held, write = threading.Event(), digests.write
+    monkeypatch.setattr(digests, 'write', lambda *given: (held.wait(60), write(*given)))
+    checkpoints = opened(Folder(tmp_path))
+    checkpoints.save(1, STATE)
+    checkpoints.poll()
+    assert not (tmp_path / 'digests' / '1' / '0.json').exists()
+    held.set()
+    checkpoints.wait()
+    assert (tmp_path / 'digests' / '1' / '0.json').exists()
+
+
+class Unwritable(Exception):
+    pass
+
+
+@pytest.mark.parametrize('call', [Checkpoints.poll, Checkpoints.wait, lambda saves: saves.save(2, STATE)])
+def test_the_next_call_raises_once_what_a_save_in_the_background_has_raised(tmp_path, monkeypatch, call):
+    def fail(*_):
+        raise Unwritable
+
+    monkeypatch.setattr(digests, 'write', fail)
+    checkpoints = opened(Folder(tmp_path))
+    checkpoints.save(1, STATE)
+    checkpoints.pending.exception()
+    with pytest.raises(Unwritable):
+        call(checkpoints)
+    checkpoints.close()
+
+
+@pytest.mark.parametrize(
+    ('keep', 'every', 'left'), [(2, 0, [5, 6]), (3, 0, [4, 5, 6]), (2, 2, [2, 4, 5, 6]), (2, 3, [3, 5, 6])]
+)
+def test_the_last_are_kept_and_those_of_every_so_many_steps(tmp_path, keep, every, left):
+    rules = parse(
+        tiny_config(
+            checkpoint__keep=keep, checkpoint__keep_every_steps=every, checkpoint__every_steps=every or 1
+        ).to_dict()
+    ).checkpoint
+    save(Folder(tmp_path), *range(1, 7), rules=rules)
+    assert Folder(tmp_path).checkpoint_steps() == left
+    assert sorted(int(path.name) for path in (tmp_path / 'digests').iterdir()) == left
+    assert [step for step in left if digests.fault(Folder(tmp_path), step)] == []
+
+
+@pytest.mark.parametrize(('every', 'kept'), [(0, 4), (4, 6)])
+def test_steps_that_are_to_be_kept_and_never_saved_are_refused(every, kept):
+    with pytest.raises(Refusal, match=f'keep_every_steps is {kept}, and .*every_steps={every} saves none'):
+        tiny(checkpoint__every_steps=every, checkpoint__keep_every_steps=kept)
+
+
+def test_what_an_earlier_process_left_half_done_is_taken_away_and_nothing_else(saved, tmp_path):
+    folder = Folder(shutil.copytree(saved.path, tmp_path / 'run'))
+    before = {path for path in folder.path.rglob('*') if path.is_file()}
+    for left in ('checkpoints/6.orbax-checkpoint-tmp/state', 'checkpoints/1.deleted', 'digests/6'):
+        (folder.path / left).mkdir(parents=True)
+        (folder.path / left / 'half').write_text('of it')
+    opened(folder)
+    assert {path for path in folder.path.rglob('*') if path.is_file()} == before
+    save(folder, 6)
+    assert opened(folder).sound() == (6, [])
+
+
+def fill(path):
+    with path.open('wb', buffering=0) as file:
+        while file.write(b'x' * 4096) == 4096:
+            pass
+
+
+def test_a_full_disk_is_said_in_words_and_the_earlier_checkpoint_is_sound(small_disk):
+    folder, checkpoints = Folder(small_disk / 'run'), opened(Folder(small_disk / 'run'))
+    checkpoints.save(1, STATE)
+    checkpoints.wait()
+    with pytest.raises(OSError, match='No space'):
+        fill(small_disk / 'ballast')
+    with pytest.raises(Refusal, match='make room and run the same command again'):
+        save_and_wait(checkpoints)
+    checkpoints.close()
+    (small_disk / 'ballast').unlink()
+    checkpoints = save(folder, 2)
+    assert checkpoints.sound() == (2, [])
+    assert digests.fault(folder, 1) is None
+
+
+def save_and_wait(checkpoints):
+    checkpoints.save(2, STATE)
+    checkpoints.wait()
+
+
+def remount(disk, how):
+    subprocess.run(['mount', '-o', f'remount,{how}', disk], check=True)
+
+
+def test_a_read_only_disk_is_said_in_words(small_disk):
+    checkpoints = opened(Folder(small_disk / 'run'))
+    checkpoints.save(1, STATE)
+    checkpoints.wait()
+    remount(small_disk, 'ro')
+    with pytest.raises(Refusal, match=r'can no longer be read or written \(Read-only file system\)'):
+        save_and_wait(checkpoints)
+    remount(small_disk, 'rw')
+    assert opened(Folder(small_disk / 'run')).sound() == (1, [])
+
+
+def test_a_folder_that_vanishes_before_a_save_is_said_in_words_and_not_made_anew(tmp_path):
+    checkpoints = opened(Folder(tmp_path / 'run'))
+    (tmp_path / 'run').rename(tmp_path / 'away')
+    with pytest.raises(Refusal, match='run is no longer there; bring it back'):
+        checkpoints.save(1, STATE)
+    assert not (tmp_path / 'run').exists()
+
+
+def test_a_folder_that_vanishes_during_a_save_is_said_in_words(tmp_path, monkeypatch):
+    checkpoints, write = opened(Folder(tmp_path / 'run')), digests.write
+    monkeypatch.setattr(
+        digests, 'write', lambda *given: ((tmp_path / 'run').rename(tmp_path / 'away'), write(*given))
+    )
+    checkpoints.save(1, STATE)
+    with pytest.raises(Refusal, match='run is no longer there; bring it back'):
+        checkpoints.wait()
+
+
+def test_an_error_that_is_not_of_the_folder_is_left_as_it_is(tmp_path):
+    with pytest.raises(FileNotFoundError), storage.room(Folder(tmp_path / 'run')):
+        (tmp_path / 'corpus').read_text()
+    with pytest.raises(PermissionError), storage.room(Folder(tmp_path / 'run')):
+        raise PermissionError(errno.EACCES, 'Permission denied', str(tmp_path / 'corpus'))
+    with pytest.raises(Refusal), storage.room(Folder(tmp_path / 'run')):
+        raise PermissionError(errno.EACCES, 'Permission denied', str(tmp_path / 'run' / 'probe'))
+
+
+@pytest.mark.parametrize('dtype', [None, 'bfloat16'])
+def test_parameters_alone_come_back_on_the_host_in_a_dtype(saved, dtype):
+    found = restore.parameters(saved.path, 4, dtype)
+    assert found.keys() == VALUES.keys()
+    for name, leaf in found.items():
+        assert type(leaf) is np.ndarray
+        np.testing.assert_array_equal(leaf, VALUES[name].astype(dtype or np.float32))
+
+
+def test_parameters_alone_come_back_where_they_are_wanted(saved):
+    mesh = jax.make_mesh((2,), ('data',), devices=jax.devices()[:2], axis_types=(jax.sharding.AxisType.Auto,))
+    split = jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec('data'))
+    found = restore.parameters(saved.path, 4, 'bfloat16', abstract(STATE['params'], split))
+    assert {(leaf.sharding, leaf.dtype) for leaf in found.values()} == {(split, jnp.dtype('bfloat16'))}
+
+
+def test_parameters_of_a_damaged_checkpoint_are_not_loaded(saved, tmp_path):
+    folder = Folder(shutil.copytree(saved.path, tmp_path / 'run'))
+    (folder.checkpoints / '4' / 'state' / '_sharding').write_text('{}')
+    with pytest.raises(Refusal, match=r'checkpoints/4 is not sound: state/_sharding has 2 bytes'):
+        restore.parameters(folder.path, 4)
+
+
+def around():
+    loggers = [logging.getLogger(name) for name in (None, 'absl', 'asyncio')]
+    return [list(logger.filters) for logger in loggers], sys.unraisablehook, list(warnings.filters)
+
+
+@pytest.mark.parametrize('file', ['state/_METADATA', '_CHECKPOINT_METADATA'])
+def test_what_changes_after_it_was_verified_is_said_in_one_line_and_nothing_else_is(
+    saved, tmp_path, file, caplog, capfd
+):
+    folder, before = Folder(shutil.copytree(saved.path, tmp_path / 'run')), around()
+    checkpoints = opened(folder)
+    assert checkpoints.sound() == (4, [])
+    (folder.checkpoints / '4' / file).write_text('')
+    with pytest.raises(Refusal, match=r'checkpoints/4 cannot be read \(') as refusal:
+        checkpoints.restore(4, abstract())
+    assert len(str(refusal.value).splitlines()) == 1
+    assert len(str(refusal.value)) < 300 + len(str(folder))
     assert caplog.records == []
     assert capfd.readouterr().err == ''
-    if 'flipped' not in way:
-        assert {'_CHECKPOINT_METADATA', '_METADATA', 'manifest.ocdbt'} <= refused
-
-
-def test_the_line_says_where_the_run_goes_on(saved, tmp_path):
-    folder = Folder(tmp_path / 'run')
-    shutil.copytree(saved.path, folder.path)
-    (folder.checkpoints / '4' / '_CHECKPOINT_METADATA').write_text('{"metrics": 5}')
-    assert 'delete it, and the same command goes on from step 2' in restored(folder)
-    shutil.rmtree(folder.checkpoints / '2')
-    assert 'delete it, and the same command begins anew' in restored(folder)
-
-
-def test_the_program_exits_with_that_line(saved, tmp_path, corpus, capfd):
-    folder = Folder(tmp_path / 'run')
-    shutil.copytree(saved.path, folder.path)
-    folder.claim(parse(tiny_config(data__source=corpus).to_dict()), {})
-    (folder.checkpoints / '4' / 'state' / '_METADATA').write_text('')
-    config = tmp_path / 'mine.py'
-    config.write_text(
-        f'import sys; sys.path.insert(0, {os.path.dirname(__file__)!r})\n'
-        'from conftest import tiny_config\n'
-        f'def get_config(row=None):\n    return tiny_config(data__source={corpus!r})\n'
-    )
-    assert main(['train', f'--config={config}', f'--workdir={folder}']) == 1
-    (line,) = (line for line in capfd.readouterr().err.splitlines() if not line.startswith('preparing'))
-    assert line.startswith(f'sinklab train: {folder}/checkpoints/4 cannot be restored (')
-
-
-def test_a_failure_leaves_warnings_loggers_and_hooks_as_they_were(saved, tmp_path):
-    def around():
-        loggers = [logging.getLogger(name) for name in (None, 'absl', 'asyncio')]
-        return [list(logger.filters) for logger in loggers], sys.unraisablehook, list(warnings.filters)
-
-    before, folder = around(), Folder(tmp_path / 'run')
-    assert restored(saved) is None
-    shutil.copytree(saved.path, folder.path)
-    (folder.checkpoints / '4' / 'state' / '_METADATA').write_text('')
-    assert 'cannot be restored' in restored(folder)
     assert around() == before

@@ -168,15 +168,34 @@ def test_other_data_under_the_same_name_is_refused(tmp_path):
     assert 'was trained on other data' in outcome(tmp_path / 'run')['message']
 
 
+class Hearing(Listener):
+    def __init__(self):
+        self.lines = []
+
+    def note(self, line):
+        self.lines.append(line)
+
+
 @pytest.mark.slow
-def test_a_damaged_checkpoint_is_named_and_the_run_goes_on_without_it(whole, corpus, tmp_path):
+def test_a_damaged_checkpoint_is_named_and_the_run_goes_on_from_the_one_before(whole, corpus, tmp_path):
     shutil.copytree(whole[0], tmp_path / 'run')
-    shutil.rmtree(tmp_path / 'run' / 'checkpoints' / '8')
-    newest = tmp_path / 'run' / 'checkpoints' / '4'
-    shutil.rmtree(newest / 'state')
-    with pytest.raises(Refusal, match=r'checkpoints/4 cannot be restored .* delete it'):
+    shutil.rmtree(tmp_path / 'run' / 'checkpoints' / '8' / 'state')
+    hearing = Hearing()
+    assert timeless(train(spec(corpus), tmp_path / 'run', hearing)) == timeless(whole[1])
+    (line,) = hearing.lines
+    assert line.startswith(f'{tmp_path}/run/checkpoints/8 is passed over: state/')
+    assert Folder(tmp_path / 'run').checkpoint_steps() == [4, 8]
+
+
+@pytest.mark.slow
+def test_a_run_whose_checkpoints_are_all_damaged_is_refused_and_begins_anew_without_them(whole, corpus, tmp_path):
+    shutil.copytree(whole[0], tmp_path / 'run')
+    saved = tmp_path / 'run' / 'checkpoints'
+    for step in (4, 8):
+        shutil.rmtree(saved / str(step) / 'state')
+    with pytest.raises(Refusal, match=r'has no sound checkpoint .* delete the folder'):
         train(spec(corpus), tmp_path / 'run')
-    shutil.rmtree(newest)
+    shutil.rmtree(saved)
     assert timeless(train(spec(corpus), tmp_path / 'run')) == timeless(whole[1])
 
 

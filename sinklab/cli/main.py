@@ -6,10 +6,18 @@ import traceback
 from collections.abc import Sequence
 
 import sinklab
-from sinklab.cli import doctor, prepare, report, rows, sweep, train
+from sinklab.cli import checkpoint, doctor, prepare, report, rows, sweep, train
 from sinklab.record import Refusal
 
-VERBS = {'prepare': prepare, 'train': train, 'rows': rows, 'sweep': sweep, 'report': report, 'doctor': doctor}
+VERBS = {
+    'prepare': prepare,
+    'train': train,
+    'rows': rows,
+    'sweep': sweep,
+    'report': report,
+    'checkpoint': checkpoint,
+    'doctor': doctor,
+}
 
 
 class Parser(argparse.ArgumentParser):

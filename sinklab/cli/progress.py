@@ -34,7 +34,7 @@ class Progress(Listener):
         shown = dict(loss='  -  ', pace='-', sink=f'{HEADLINE.label} -')
         self.task = self.bar.add_task(name, total=spec.optimizer.steps, **shown)
         self.name, self.steps, self.spoke, self.epochs = name, spec.optimizer.steps, 0.0, None
-        self.every_steps, self.measured, self.programs = spec.checkpoint.every_steps, None, programs
+        self.checkpoint, self.measured, self.programs = spec.checkpoint, None, programs
 
     def __enter__(self) -> 'Progress':
         self.bar.start()
@@ -59,10 +59,13 @@ class Progress(Listener):
         if not self.console.is_terminal:
             self.log(record['step'])
 
+    def note(self, line: str) -> None:
+        self.say(f'{self.name}  {line}')
+
     def begin(self, step: int, attention: str) -> None:
         self.say(f'{self.name}  attention: {attention}')
-        every = self.every_steps
-        if not every or step + every - step % every >= self.steps:
+        every = self.checkpoint.every_steps
+        if not self.checkpoint.every_minutes and (not every or step + every - step % every >= self.steps):
             self.say(
                 f'{self.name}  saves no checkpoint before its end, but for Ctrl-C and SIGTERM '
                 f'(config.checkpoint.every_steps is {every})'

@@ -1,6 +1,9 @@
 class Listener:
     """Hears of a run while it goes on; this one lets everything pass."""
 
+    def note(self, line: str) -> None:
+        """Something that whoever reads the terminal should know."""
+
     def begin(self, step: int, attention: str) -> None:
         """An attempt goes on from a step, with what computes attention now, and what did before."""
 

@@ -12,19 +12,20 @@ import jax
 
 from sinklab import sharding
 from sinklab.attend.choice import Choice
+from sinklab.checkpoint.checkpoints import Checkpoints
+from sinklab.checkpoint.storage import room
 from sinklab.data.batches import Sequences
 from sinklab.folder import Folder
 from sinklab.group import Alone, Group, difference, once
 from sinklab.measure.table import HEADLINE
 from sinklab.spec import Hardware, Spec
 from sinklab.train import probe, state, step
-from sinklab.train.checkpoint import Checkpoints
 from sinklab.train.environment import environment
 from sinklab.train.evaluation import evaluation
 from sinklab.train.listener import Listener
 from sinklab.train.outcome import Disagreement, Diverged, Stopped, outcome
 from sinklab.train.signals import signals
-from sinklab.train.start import room, start
+from sinklab.train.start import start
 
 # What a process may wish of all; the largest counts. Above these: the number of a signal that ends the run.
 NOTHING, SAVE = 0, 1
@@ -46,7 +47,7 @@ def train(
     with outcome(folder), room(folder):
         mesh, attention, data = start(spec, hardware, folder, group)
         once(group, 'claim', lambda: folder.claim(spec, row))
-        saved = Checkpoints(folder, spec.checkpoint.keep, data.fingerprint)
+        saved = Checkpoints(folder, spec.checkpoint, data.fingerprint, group)
         with jax.set_mesh(mesh), contextlib.closing(saved), signals() as received:
             Run(spec, hardware, mesh, attention, folder, data, saved, listeners, group, received).train()
     return folder.records()
@@ -71,10 +72,14 @@ class Run:
         where = self.spec, self.hardware, self.mesh, self.attention.backend
         self.step, self.valid = step.train_step(*where), evaluation(*where)
         self.observe = probe.observer(self.spec, self.mesh)
+        self.saved = time.monotonic()
         self.wishes = functools.cache(functools.partial(sharding.of_each_device, mesh=self.mesh))
 
     def train(self) -> None:
-        first = self.checkpoints.latest() or 0
+        newest, passed = self.checkpoints.sound()
+        first = newest or 0
+        for line in passed:
+            self.note(line)
         owed = once(self.group, 'owed', lambda: self.owed(first))
         if self.last(first) and not owed:
             return
@@ -124,7 +129,10 @@ class Run:
         return sharding.batch(functools.partial(self.data.batches.rows, number - 1), shape, self.mesh)
 
     def wish(self) -> int:
-        return self.received[0] if self.received else NOTHING
+        """What this process wishes: the end, if it was told to; a checkpoint, by the clock of process 0."""
+        minutes = self.spec.checkpoint.every_minutes
+        overdue = minutes and self.group.index == 0 and time.monotonic() - self.saved > 60 * minutes
+        return self.received[0] if self.received else SAVE if overdue else NOTHING
 
     def due(self, number: int) -> bool:
         """Whether something after this step needs its state."""
@@ -167,6 +175,8 @@ class Run:
         self.record(record, written=bool(logged or measured))
         if now:
             self.after(number, now, numbers, wish)
+        if logged:
+            self.checkpoints.poll()
         if logged or now:
             self.stopwatch.restart()
         return wish
@@ -199,12 +209,17 @@ class Run:
         for listener in self.listeners:
             listener.record(record, written)
 
+    def note(self, line: str) -> None:
+        for listener in self.listeners:
+            listener.note(line)
+
     def save(self, number: int, now: dict, numbers: dict[str, float]) -> None:
         if self.checkpoints.newest != number:
             self.compare(number, numbers)
             self.group.at('saving', number)
             self.metrics.sync()
             self.checkpoints.save(number, now)
+            self.saved = time.monotonic()
 
     def compare(self, number: int, numbers: dict[str, float]) -> None:
         """Sees that all processes have come to the same: a process of its own data, or a chip that errs, is found."""

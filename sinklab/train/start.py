@@ -1,10 +1,7 @@
 """What is decided before the first step, by all processes alike: what is refused, where, by what and on what data."""
 
-import contextlib
-import errno
 import os
 import shutil
-from collections.abc import Iterator
 
 import jax
 
@@ -12,7 +9,7 @@ from sinklab import sharding
 from sinklab.attend.choice import Choice
 from sinklab.data.batches import Sequences, sequences
 from sinklab.folder import Folder
-from sinklab.group import Group, once, same, together
+from sinklab.group import Group, once, same, unanimous
 from sinklab.record import Refusal
 from sinklab.spec import Hardware, Spec
 from sinklab.train import layout, probe, state, step
@@ -22,11 +19,11 @@ def start(
     spec: Spec, hardware: Hardware, folder: Folder, group: Group
 ) -> tuple[jax.sharding.Mesh, Choice, Sequences]:
     """(mesh, what computes attention, data), the same on all processes; what one of them refuses, all refuse."""
-    mesh = together(group, 'devices', lambda: check(spec, hardware))
+    mesh = unanimous(group, 'devices', lambda: check(spec, hardware))
     once(group, 'room', lambda: check_room(spec, folder, mesh))
-    attention = together(group, 'attention', lambda: step.choice(spec, hardware))
+    attention = unanimous(group, 'attention', lambda: step.choice(spec, hardware))
     same(group, 'backend', {'what computes attention': attention.backend})
-    data = together(group, 'data', lambda: sequences(spec))
+    data = unanimous(group, 'data', lambda: sequences(spec))
     same(group, 'fingerprint', {f'the data ({name})': value for name, value in data.fingerprint.items()})
     return mesh, attention, data
 
@@ -56,17 +53,3 @@ def check_room(spec: Spec, folder: Folder, mesh: jax.sharding.Mesh) -> None:
             f'{folder} has {free / 1e9:.2f} GB of room, and {copies} checkpoints take {needed / 1e9:.2f} GB more; '
             'make room, choose another --workdir, or lower config.checkpoint.keep'
         )
-
-
-@contextlib.contextmanager
-def room(folder: Folder) -> Iterator[None]:
-    """Says in words that the disk is full; Orbax has its own way of saying it."""
-    try:
-        yield
-    except (OSError, ValueError) as error:
-        if getattr(error, 'errno', None) != errno.ENOSPC and 'RESOURCE_EXHAUSTED' not in str(error):
-            raise
-        raise Refusal(
-            f'no room is left on the disk of {folder}; its last whole checkpoint is intact: make room and run '
-            'the same command again'
-        ) from error

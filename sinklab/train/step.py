@@ -51,8 +51,8 @@ def train_step(spec: Spec, hardware: Hardware, mesh: jax.sharding.Mesh, backend:
             'train/learning_rate': rate(state['step']),
             **measured,
         }
-        # No wish where numbers are wrong; and so its collective waits for theirs. On CPUs one inside of a loop and one
-        # outside, with nothing between them, are met in another order by each device, and all wait for ever.
+        # No wish where numbers are wrong; and so its collective waits for theirs. On CPUs, of two collectives of which
+        # neither waits for the other and one is in a loop, devices begin with different ones, and wait for ever.
         right = jnp.isfinite(jnp.stack(jax.tree.leaves(numbers))).all()
         numbers['wish'] = jnp.where(right, wish_D, 0).max()
         return dict(step=state['step'] + 1, params=params, opt_state=opt_state), numbers

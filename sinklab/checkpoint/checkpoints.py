@@ -1,0 +1,138 @@
+"""Checkpoints: asynchronous, of the whole state, with the fingerprint of the data that it was trained on."""
+
+import dataclasses
+import time
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import Any
+
+from orbax.checkpoint import v1 as ocp
+
+from sinklab.checkpoint import digests, restore, steps
+from sinklab.checkpoint.digests import Fault
+from sinklab.checkpoint.orbax import one_line, quiet
+from sinklab.checkpoint.storage import room
+from sinklab.folder import Folder, differences
+from sinklab.group import Alone, Group, once, together
+from sinklab.record import Refusal
+from sinklab.spec import Checkpoint
+
+
+class Checkpoints:
+    """The checkpoints of one run folder, to which all processes of its group come alike."""
+
+    def __init__(self, folder: Folder, rules: Checkpoint, data: dict[str, str | int], group: Group | None = None):
+        self.folder, self.rules, self.data, self.group = folder, rules, data, group or Alone()
+        self.pool, self.pending = ThreadPoolExecutor(1, 'checkpoint'), None
+        self.seconds: float | None = None  # of the latest finished save, until its digests lay on the disk
+        once(self.group, 'folder of checkpoints', lambda: steps.tidy(folder))
+        steps.check_shared(folder, self.group)
+        self.newest = self.latest()  # begun, if not yet finished
+
+    def latest(self) -> int | None:
+        """The step of the newest finished checkpoint, sound or not."""
+        return once(self.group, 'newest checkpoint', lambda: max(self.folder.checkpoint_steps(), default=None))
+
+    def sound(self) -> tuple[int | None, list[str]]:
+        """The newest checkpoint that is whole, and a line for each newer one that was passed over and set aside."""
+        passed: dict[int, Fault] = {}
+        for step in reversed(once(self.group, 'checkpoints', self.folder.checkpoint_steps)):
+            if not (fault := self.fault(step)):
+                return step, self.set_aside(passed, step)
+            passed[step] = fault
+        if len(passed) > 1 or any(not fault.cut_short for fault in passed.values()):
+            faults = '; '.join(f'{step}: {fault.why}' for step, fault in passed.items())
+            raise Refusal(
+                f'{self.folder.checkpoints} has no sound checkpoint ({faults}); bring the files back, or delete the '
+                'folder, and the same command begins anew'
+            )
+        return None, self.set_aside(passed, None)
+
+    def fault(self, step: int) -> Fault | None:
+        """What any process finds in its share of the files."""
+        self.group.at('verifying a checkpoint', step)
+
+        def own() -> dict | None:
+            with room(self.folder):
+                fault = digests.fault(self.folder, step, self.group.index, self.group.count)
+            return dataclasses.asdict(fault) if fault else None
+
+        faults = together(self.group, f'faults of checkpoint {step}', own)
+        return next((Fault(**fault) for fault in faults if fault), None)
+
+    def set_aside(self, passed: dict[int, Fault], newest: int | None) -> list[str]:
+        """Moves what was passed over out of the way, so that its steps can be saved anew."""
+        self.newest = newest
+
+        def move() -> list[str]:
+            with room(self.folder):
+                return [str(steps.set_aside(self.folder, step)) for step in passed]
+
+        places = once(self.group, 'set aside', move) if passed else []
+        return [
+            f'{self.folder.checkpoints / str(step)} is passed over: {fault.why}; it lies in {place} now'
+            for (step, fault), place in zip(passed.items(), places, strict=True)
+        ]
+
+    def restore(self, step: int, abstract: dict) -> dict:
+        """The state of a sound step, each leaf where `abstract` says."""
+        once(self.group, f'content of checkpoint {step}', lambda: self.check(step, abstract))
+        path = self.folder.checkpoints / str(step)
+        with one_line(path):
+            return ocp.load(path.absolute(), abstract)
+
+    def check(self, step: int, abstract: dict) -> None:
+        """Refuses a checkpoint of other data or of another model."""
+        path = self.folder.checkpoints / str(step)
+        saved = restore.metadata(path)
+        if differ := differences(saved.custom_metadata['data'], self.data):
+            raise Refusal(
+                f'{self.folder} was trained on other data ({", ".join(differ)}); bring the old ones back, or give a '
+                'new --workdir'
+            )
+        restore.check_model(path, saved.metadata, abstract)
+
+    def save(self, step: int, state: dict) -> None:
+        """Begins to save; raises first what an earlier save has raised."""
+        self.wait()
+        begun = time.perf_counter()
+        with room(self.folder), quiet():
+            if self.group.index == 0:
+                (self.folder.digests / str(step)).mkdir(exist_ok=True)
+            path = (self.folder.checkpoints / str(step)).absolute()
+            response = ocp.save_async(path, state, custom_metadata={'data': self.data})
+        self.newest, self.pending = step, self.pool.submit(self.finish, step, response, begun)
+
+    def finish(self, step: int, response: Any, begun: float) -> float:
+        """In the background: the commit, the digests, and what is no longer kept."""
+        response.result()
+        digests.write(self.folder, step, self.group.index, self.group.count, time.perf_counter() - begun)
+        seconds = time.perf_counter() - begun
+        if self.group.index == 0:
+            steps.retain(self.folder, self.rules)
+        return seconds
+
+    def poll(self) -> None:
+        """Raises what a save in the background has ended with."""
+        if self.pending and self.pending.done():
+            self.wait()
+
+    def wait(self) -> None:
+        """Until nothing is being written."""
+        pending: Future[float] | None
+        pending, self.pending = self.pending, None
+        if pending:
+            with room(self.folder):
+                self.seconds = pending.result()
+
+    def drop(self, step: int) -> None:
+        """Deletes a checkpoint that turns out to lead nowhere."""
+        if self.newest == step:
+            self.wait()
+            once(self.group, f'drop {step}', lambda: steps.remove(self.folder, step))
+            self.newest = self.latest()
+
+    def close(self) -> None:
+        try:
+            self.wait()
+        finally:
+            self.pool.shutdown()

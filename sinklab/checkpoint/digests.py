@@ -1,0 +1,138 @@
+"""The digests of a checkpoint: sha256 and size of its files, written after its commit, verified before it is read.
+
+They lie in `digests/STEP/PROCESS.json` beside `checkpoints/`, which is Orbax's: what empties or swaps a folder there
+leaves them as they were. A process digests what it has written, so that nothing is read over a network; the folder of
+a step is made before its save begins, so that a save that was cut short is told from digests that were lost.
+"""
+
+import dataclasses
+import datetime
+import hashlib
+import json
+import os
+import re
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+from sinklab.files import whole
+from sinklab.folder import Folder
+
+THREADS = min(4, os.cpu_count() or 1)  # hashing holds no lock, and more of them would take the loop's cores
+OWN = re.compile(r'(?:^|\.)process_(\d+)$')  # in Orbax's names of what one process writes
+
+
+@dataclasses.dataclass(frozen=True)
+class Fault:
+    """Why a checkpoint is not sound."""
+
+    why: str
+    cut_short: bool = False  # its save, as far as the digests tell
+
+
+@dataclasses.dataclass(frozen=True)
+class Digests:
+    """What is known of a checkpoint's files: {name: (bytes, sha256)}."""
+
+    files: dict[str, tuple[int, str]]
+    written: str
+    seconds: float
+
+
+def files(checkpoint: Path) -> list[str]:
+    """The names of all files of a checkpoint, by their paths in it."""
+    found = (Path(folder, name) for folder, _, names in os.walk(checkpoint) for name in names)
+    return sorted(path.relative_to(checkpoint).as_posix() for path in found)
+
+
+def size(checkpoint: Path) -> int:
+    """Bytes of all files of a checkpoint."""
+    return sum((checkpoint / name).stat().st_size for name in files(checkpoint))
+
+
+def owner(name: str, count: int) -> int:
+    """Which of `count` processes has written a file."""
+    numbers = [int(match[1]) for part in name.split('/') if (match := OWN.search(part))]
+    return numbers[0] if numbers and numbers[0] < count else 0
+
+
+def sha256(path: Path) -> str:
+    with path.open('rb') as file:
+        return hashlib.file_digest(file, 'sha256').hexdigest()
+
+
+def file_of(folder: Folder, step: int, process: int) -> Path:
+    return folder.digests / str(step) / f'{process}.json'
+
+
+def write(folder: Folder, step: int, process: int, count: int, seconds: float) -> None:
+    """Digests what one of `count` processes has written of a committed checkpoint, whose save took so long."""
+    checkpoint = folder.checkpoints / str(step)
+    own = [name for name in files(checkpoint) if owner(name, count) == process]
+    with ThreadPoolExecutor(THREADS) as pool:
+        digests = pool.map(lambda name: ((checkpoint / name).stat().st_size, sha256(checkpoint / name)), own)
+        content = dict(
+            step=step,
+            process=process,
+            processes=count,
+            written=datetime.datetime.now(datetime.UTC).isoformat(timespec='seconds'),
+            seconds=round(seconds, 3),
+            files=dict(zip(own, digests, strict=True)),
+        )
+    with whole(file_of(folder, step, process)) as unfinished:
+        unfinished.write_text(json.dumps(content, indent=1) + '\n', encoding='utf-8')
+
+
+def read(folder: Folder, step: int) -> Digests | Fault:
+    """What all processes have digested of a step."""
+    own = folder.digests / str(step)
+    if not own.is_dir():
+        return Fault(f'it has no digests ({own} is missing)')
+    parts, count = [], 1
+    while len(parts) < count:
+        part = part_of(folder, step, len(parts))
+        if isinstance(part, Fault):
+            return part
+        parts.append(part)
+        count = parts[0]['processes']
+    together = {name: tuple(digest) for part in parts for name, digest in part['files'].items()}
+    return Digests(together, max(part['written'] for part in parts), max(part['seconds'] for part in parts))
+
+
+def part_of(folder: Folder, step: int, process: int) -> dict | Fault:
+    """What one process has digested."""
+    file = file_of(folder, step, process)
+    try:
+        part = json.loads(file.read_text(encoding='utf-8'))
+        said = part['step'], part['process']
+        ordered = part['processes'] > process and part['written'] and part['seconds'] >= 0
+        ordered = ordered and all(len(digest) == 2 for digest in part['files'].values())
+    except FileNotFoundError:
+        return Fault(f'its digests are incomplete ({file} is missing): its save was cut short', cut_short=True)
+    except (ValueError, KeyError, TypeError, AttributeError):
+        return Fault(f'its digests are damaged ({file})')
+    if said != (step, process) or not ordered:
+        return Fault(f'its digests are of another step or process ({file} says step {said[0]}, process {said[1]})')
+    return part
+
+
+def fault(folder: Folder, step: int, process: int = 0, count: int = 1) -> Fault | None:
+    """What is wrong with a checkpoint, as far as the share of one of `count` processes shows it."""
+    checkpoint, digests = folder.checkpoints / str(step), read(folder, step)
+    if isinstance(digests, Fault):
+        return digests
+    if process == 0 and (extra := set(files(checkpoint)) - digests.files.keys()):
+        return Fault(f'{min(extra)} is there and was never saved')
+    share = sorted(digests.files, key=lambda name: (-digests.files[name][0], name))[process::count]
+    with ThreadPoolExecutor(THREADS) as pool:
+        found = pool.map(lambda name: changed(checkpoint / name, *digests.files[name]), share)
+        return next((Fault(f'{name} {change}') for name, change in zip(share, found, strict=True) if change), None)
+
+
+def changed(path: Path, size: int, digest: str) -> str | None:
+    try:
+        found = path.stat().st_size
+        if found != size:
+            return f'has {found} bytes, and {size} were saved'
+        return None if sha256(path) == digest else 'does not hold what was saved'
+    except (FileNotFoundError, NotADirectoryError, IsADirectoryError):
+        return 'is missing'

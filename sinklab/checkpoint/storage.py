@@ -1,0 +1,56 @@
+"""What a folder says when it can no longer be written, in words."""
+
+import contextlib
+import errno
+from collections.abc import Iterator
+from pathlib import Path
+
+from sinklab.folder import Folder
+from sinklab.record import Refusal
+
+# By the numbers of the system, or by what Orbax, which has none, says instead.
+CAUSES = (
+    (
+        (errno.ENOSPC, errno.EDQUOT),
+        ('RESOURCE_EXHAUSTED', 'No space left', 'quota exceeded'),
+        'no room is left on the disk of {folder}; its last whole checkpoint is intact: make room and run the same '
+        'command again',
+    ),
+    (
+        (errno.EROFS, errno.EACCES, errno.EPERM),
+        ('Read-only file system', 'PERMISSION_DENIED', 'Permission denied'),
+        '{folder} can no longer be read or written ({error}); its last whole checkpoint is intact: make it '
+        'accessible and run the same command again',
+    ),
+)
+VANISHED = '{folder} is no longer there; bring it back and run the same command again'
+
+
+@contextlib.contextmanager
+def room(folder: Folder) -> Iterator[None]:
+    """Refuses, in words, what the disk of a run's folder no longer takes."""
+    try:
+        yield
+    except Refusal:
+        raise
+    except (OSError, ValueError) as error:
+        if words := words_of(folder, error):
+            raise Refusal(words.format(folder=folder, error=line(error))) from error
+        raise
+
+
+def words_of(folder: Folder, error: Exception) -> str | None:
+    """What to say of an error; None where it is not about the folder."""
+    file = getattr(error, 'filename', None)
+    if isinstance(file, str) and not Path(file).absolute().is_relative_to(folder.path.absolute()):
+        return None
+    number, said = getattr(error, 'errno', None), str(error)
+    for numbers, texts, words in CAUSES:
+        if number in numbers or any(text in said for text in texts):
+            return words
+    lost = number == errno.ENOENT or 'NOT_FOUND' in said
+    return VANISHED if lost and not folder.checkpoints.exists() else None
+
+
+def line(error: Exception) -> str:
+    return getattr(error, 'strerror', None) or ' '.join(str(error).split())[:80]

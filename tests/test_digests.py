@@ -1,0 +1,209 @@
+"""Digests: whatever happens to the files of a checkpoint is noticed, named, and never loaded."""
+
+import json
+import shutil
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from conftest import tiny
+from damages import WAYS, flip, lose, no_digests, poison, swap, truncate
+from threads import alike
+
+from sinklab.checkpoint import digests, steps
+from sinklab.checkpoint.checkpoints import Checkpoints
+from sinklab.folder import Folder
+from sinklab.record import Refusal
+
+DATA = dict(store='0123', seed=0)
+RULES = tiny().checkpoint
+RNG = np.random.default_rng(0)
+VALUES = {name: RNG.normal(size=(8, 16)).astype(np.float32) for name in 'abc'}
+
+
+def state(step):
+    return jax.tree.map(lambda x: jnp.asarray(x) + step, dict(step=jnp.int32(0), params=VALUES))
+
+
+def abstract():
+    here = jax.sharding.SingleDeviceSharding(jax.devices()[0])
+    return jax.tree.map(
+        lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=here), jax.eval_shape(lambda: state(0))
+    )
+
+
+@pytest.fixture(scope='module')
+def saved(tmp_path_factory):
+    """A folder with the checkpoints 2 and 4."""
+    folder = Folder(tmp_path_factory.mktemp('run'))
+    checkpoints = Checkpoints(folder, RULES, DATA)
+    for step in (2, 4):
+        checkpoints.save(step, state(step))
+    checkpoints.close()
+    return folder
+
+
+def copied(saved, path):
+    shutil.copytree(saved.path, path)
+    return Folder(path)
+
+
+def opened(folder, group=None):
+    return Checkpoints(folder, RULES, DATA, group)
+
+
+DAMAGES = [
+    pytest.param(number, marks=pytest.mark.exhaustive if number >= 2 * len(WAYS) else ()) for number in range(200)
+]
+
+
+def is_named(names, why):
+    return any(name in why for name in ([names] if isinstance(names, str) else names))
+
+
+@pytest.mark.parametrize('number', DAMAGES)
+def test_a_damage_is_named_and_the_newest_sound_checkpoint_is_restored(saved, tmp_path, number):
+    folder, rng = copied(saved, tmp_path / 'run'), np.random.default_rng(number)
+    names = WAYS[number % len(WAYS)](folder, 4, rng)
+    checkpoints = opened(folder)
+    newest, (line,) = checkpoints.sound()
+    assert newest == 2
+    assert line.startswith(f'{folder.checkpoints}/4 is passed over: ')
+    assert len(line.splitlines()) == 1
+    assert is_named(names, line)
+    restored = checkpoints.restore(newest, abstract())
+    jax.tree.map(np.testing.assert_array_equal, restored, state(2))
+    checkpoints.close()
+
+
+@pytest.mark.parametrize('ways', [(flip, lose), (swap, truncate), (poison, poison), (no_digests, no_digests)])
+def test_where_none_is_sound_all_are_named_and_nothing_is_changed(saved, tmp_path, ways):
+    folder, rng = copied(saved, tmp_path / 'run'), np.random.default_rng(0)
+    names = {step: way(folder, step, rng) for step, way in zip((2, 4), ways, strict=True)}
+    before = {path: path.read_bytes() for path in folder.path.rglob('*') if path.is_file()}
+    with pytest.raises(Refusal, match='has no sound checkpoint') as refusal:
+        opened(folder).sound()
+    line = str(refusal.value)
+    assert len(line.splitlines()) == 1
+    assert all(is_named(of, line) for of in names.values())
+    assert {path: path.read_bytes() for path in folder.path.rglob('*') if path.is_file()} == before
+
+
+def test_what_was_passed_over_is_kept_with_its_digests_and_its_step_is_saved_anew(saved, tmp_path):
+    folder = copied(saved, tmp_path / 'run')
+    for name in ('4', '4.1'):
+        flip(folder, 4, np.random.default_rng(0))
+        damaged = {path.name: path.read_bytes() for path in (folder.checkpoints / '4').rglob('*') if path.is_file()}
+        checkpoints = opened(folder)
+        assert checkpoints.sound()[1][0].endswith(f'; it lies in {folder.damaged}/{name} now')
+        aside = folder.damaged / name
+        assert {
+            path.name: path.read_bytes() for path in (aside / 'checkpoint').rglob('*') if path.is_file()
+        } == damaged
+        assert json.loads((aside / 'digests' / '0.json').read_text())['step'] == 4
+        checkpoints.save(4, state(4))
+        checkpoints.close()
+        assert opened(folder).sound() == (4, [])
+
+
+def test_an_older_checkpoint_is_not_looked_at_while_a_newer_one_is_sound(saved, tmp_path):
+    folder = copied(saved, tmp_path / 'run')
+    flip(folder, 2, np.random.default_rng(0))
+    assert opened(folder).sound() == (4, [])
+
+
+def cut_short(folder, step):
+    """What is left where the digests of a save were not written any more."""
+    for file in (folder.digests / str(step)).iterdir():
+        file.unlink()
+
+
+def test_a_save_that_was_cut_short_is_passed_over_also_where_it_was_the_first(saved, tmp_path):
+    folder = copied(saved, tmp_path / 'run')
+    cut_short(folder, 4)
+    newest, (line,) = opened(folder).sound()
+    assert newest == 2
+    assert 'its save was cut short' in line
+    cut_short(folder, 2)
+    newest, (line,) = opened(folder).sound()
+    assert newest is None
+    assert line.startswith(f'{folder.checkpoints}/2 is passed over: ')
+    assert opened(folder).sound() == (None, [])
+
+
+def test_two_checkpoints_without_whole_digests_are_not_one_save_that_was_cut_short(saved, tmp_path):
+    folder = copied(saved, tmp_path / 'run')
+    for step in (2, 4):
+        cut_short(folder, step)
+    with pytest.raises(Refusal, match='has no sound checkpoint'):
+        opened(folder).sound()
+
+
+FILES = [
+    '_METADATA',
+    'state/manifest.ocdbt',
+    *(f'state/ocdbt.process_{process}/d/{name}' for process in range(3) for name in 'ab'),
+    'state/array_metadatas/process_1',
+]
+
+
+@pytest.fixture
+def of_three(tmp_path):
+    """The checkpoint of three processes, each of which has digested what it wrote."""
+    folder = Folder(tmp_path / 'run')
+    for name in FILES:
+        file = folder.checkpoints / '4' / name
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_text(name)
+    (folder.digests / '4').mkdir(parents=True)
+    for process in range(3):
+        digests.write(folder, 4, process, 3, seconds=1.0)
+    return folder
+
+
+def test_a_process_digests_what_it_wrote_and_all_of_them_together_everything(of_three):
+    parts = [json.loads(digests.file_of(of_three, 4, process).read_text())['files'] for process in range(3)]
+    assert sorted(name for part in parts for name in part) == sorted(FILES)
+    assert all(f'process_{process}' in name for process in (1, 2) for name in parts[process])
+
+
+@pytest.mark.parametrize('count', [1, 2, 5])
+@pytest.mark.parametrize('name', FILES)
+def test_any_number_of_processes_finds_each_damage_together(of_three, name, count):
+    assert not any(digests.fault(of_three, 4, process, count) for process in range(count))
+    (of_three.checkpoints / '4' / name).write_text(name[::-1])
+    faults = [fault for process in range(count) if (fault := digests.fault(of_three, 4, process, count))]
+    assert faults == [digests.Fault(f'{name} does not hold what was saved')]
+
+
+def test_the_verdict_of_one_process_is_that_of_all(of_three):
+    (of_three.checkpoints / '4' / FILES[-1]).unlink()
+    lines = alike(2, lambda group: str(Checkpoints(of_three, RULES, DATA, group).fault(4).why))
+    assert lines == [f'{FILES[-1]} is missing'] * 2
+
+
+def test_all_processes_pass_over_the_same_and_one_of_them_sets_it_aside(saved, tmp_path):
+    folder = copied(saved, tmp_path / 'run')
+    flip(folder, 4, np.random.default_rng(0))
+    one, other = alike(2, lambda group: opened(folder, group).sound())
+    assert one == other
+    assert one[0] == 2
+    assert [path.name for path in folder.damaged.iterdir()] == ['4']
+
+
+def test_a_process_with_a_disk_of_its_own_is_refused_by_all(tmp_path):
+    folders = [Folder(tmp_path / name) for name in ('here', 'there')]
+    for folder in folders:
+        steps.tidy(folder)
+    one, other = alike(2, lambda group: opened(folders[group.index], group))
+    for refusal, folder in ((one, folders[0]), (other, folders[1])):
+        assert isinstance(refusal, Refusal)
+        assert f'process 1 does not see in {folder} what process 0 writes' in str(refusal)
+
+
+@pytest.mark.parametrize('content', ['', '{}', '[]', 'null', '{"step": 4, "process": 0, "processes": "x"}'])
+def test_digests_that_are_none_are_said_to_be_damaged(saved, tmp_path, content):
+    folder = copied(saved, tmp_path / 'run')
+    digests.file_of(folder, 4, 0).write_text(content)
+    assert digests.read(folder, 4) == digests.Fault(f'its digests are damaged ({folder.digests}/4/0.json)')
