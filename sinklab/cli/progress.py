@@ -59,8 +59,10 @@ class Progress(Listener):
         if not self.console.is_terminal:
             self.log(record['step'])
 
-    def begin(self, step: int, attention: str) -> None:
+    def begin(self, step: int, attention: str, changes: list[str]) -> None:
         self.say(f'{self.name}  attention: {attention}')
+        if changes:
+            self.say(f'{self.name}  since step {step}: {"; ".join(changes)}')
         every = self.every_steps
         if not every or step + every - step % every >= self.steps:
             self.say(

@@ -17,9 +17,10 @@ from sinklab import sharding
 from sinklab.attend.choice import Choice
 from sinklab.data.batches import Sequences, sequences
 from sinklab.folder import Folder, Metrics
+from sinklab.lease import Lease, lease
 from sinklab.record import Refusal
 from sinklab.spec import Hardware, Spec
-from sinklab.train import layout, probe, state, step
+from sinklab.train import fork, layout, probe, state, step
 from sinklab.train.checkpoint import Checkpoints
 from sinklab.train.environment import environment
 from sinklab.train.evaluation import evaluation
@@ -29,22 +30,47 @@ from sinklab.train.outcome import Diverged, Stopped, outcome
 TOGETHER = 1.0  # seconds within which a terminal, a scheduler and a sweep send the same signal
 
 
-def train(spec: Spec, hardware: Hardware, folder: Folder, row: dict, *listeners: Listener) -> list[dict]:
-    """Trains in `folder`, going on from its newest checkpoint, and returns all its records.
+def train(
+    spec: Spec,
+    hardware: Hardware,
+    folder: Folder,
+    row: dict,
+    *listeners: Listener,
+    origin: fork.Origin | None = None,
+) -> list[dict]:
+    """Trains in `folder`, going on from its newest checkpoint or from its origin's, and returns all its records.
 
     Raises Refusal (a folder that holds a run is then as it was but for its outcome, and no step has been compiled),
     Diverged, or Stopped.
     """
     folder.check(spec)
+    with lease(folder.path) as held:
+        folder.check(spec)  # as the job has left it that was waited for
+        attempt(spec, hardware, folder, row, listeners, origin, held)
+    return folder.records()
+
+
+def attempt(
+    spec: Spec,
+    hardware: Hardware,
+    folder: Folder,
+    row: dict,
+    listeners: tuple[Listener, ...],
+    origin: fork.Origin | None,
+    held: Lease,
+) -> None:
+    """Trains in a folder that no other job is at work in."""
     with outcome(folder), room(folder):
         mesh = check(spec, hardware, folder)
         attention = step.choice(spec, hardware)
         data = sequences(spec)
+        if origin and not folder.is_claimed():
+            row = row | {'from': fork.lineage(origin, spec, folder, data.fingerprint)}
         folder.claim(spec, row)
         saved = Checkpoints(folder, spec.checkpoint.keep, data.fingerprint)
         with jax.set_mesh(mesh), contextlib.closing(saved):
-            Run(spec, hardware, mesh, attention, folder, data, saved, listeners).train()
-    return folder.records()
+            fork.begin(origin, spec, mesh, folder, saved)
+            Run(spec, hardware, mesh, attention, folder, data, saved, listeners, held).train()
 
 
 def check(spec: Spec, hardware: Hardware, folder: Folder) -> jax.sharding.Mesh:
@@ -83,8 +109,10 @@ class Run:
     data: Sequences
     checkpoints: Checkpoints
     listeners: tuple[Listener, ...]
+    lease: Lease
 
     def __post_init__(self):
+        self.start = self.folder.start()
         where = self.spec, self.hardware, self.mesh, self.attention.backend
         self.step, self.valid = step.train_step(*where), evaluation(*where)
         self.observe = probe.observer(self.spec, self.mesh)
@@ -99,17 +127,22 @@ class Run:
             self.steps(self.begin(first), first, received)
 
     def begin(self, first: int) -> dict:
-        """The state to go on from, and a note of where that happens; a fresh state is measured."""
+        """The state to go on from, and a note of where that happens; where the run starts it is measured."""
         now = self.checkpoints.restore(first, state.abstract(self.spec, self.mesh)) if first else None
-        attempts = [*self.folder.environment().get('attempts', []), {'step': first, 'attention': str(self.attention)}]
+        changes, note = self.folder.changes(self.spec), {'step': first, 'attention': str(self.attention)}
+        attempts = [*self.folder.environment().get('attempts', []), note | ({'changes': changes} if changes else {})]
+        self.lease.check()
         self.folder.write('environment', environment(self.hardware, str(self.attention), attempts))
+        if changes:
+            self.folder.write('config', dataclasses.asdict(self.spec))
         said = dict.fromkeys(attempt['attention'] for attempt in reversed(attempts))
+        begun = fork.words(self.folder.lineage()) if first == self.start else []
         for listener in self.listeners:
-            listener.begin(first, ', earlier '.join(said))
-        if not first:
-            now = state.create(self.spec, self.mesh)
-            numbers = self.measure(0, now['params'])
-            self.record({'step': 0, 'seconds': self.stopwatch.seconds(), **numbers}, written=True)
+            listener.begin(first, ', earlier '.join(said), [*begun, *changes])
+        if first == self.start:
+            now = now or state.create(self.spec, self.mesh)
+            numbers = self.measure(first, now['params'])
+            self.record({'step': first, 'seconds': self.stopwatch.seconds(), **numbers}, written=True)
         return now
 
     def steps(self, now: dict, first: int, received: list[int]) -> None:
@@ -121,6 +154,8 @@ class Run:
             if unsettled:
                 self.settle(*unsettled)
             unsettled = number, numbers
+            if received:
+                self.lease.stopping()
             if received or self.due(number):
                 self.settle(number, numbers, now)
                 unsettled = None
@@ -150,6 +185,7 @@ class Run:
 
     def settle(self, number: int, numbers: dict[str, jax.Array], now: dict | None = None) -> None:
         """Reads a step's numbers, and does what is due after it; `now` is given where that needs the state."""
+        self.lease.check()
         numbers = {name: float(value) for name, value in jax.device_get(numbers).items()}
         if not all(map(math.isfinite, numbers.values())):
             self.checkpoints.drop(number - 1)  # these numbers are of the parameters that it holds
@@ -170,7 +206,7 @@ class Run:
 
     def measure(self, number: int, params: dict) -> dict[str, float]:
         """Validation and probe, where due: at their steps, before the first and after the last."""
-        numbers, edge = {}, number == 0 or self.last(number)
+        numbers, edge = {}, number == self.start or self.last(number)
         if edge or is_due(number, self.spec.valid.every_steps):
             numbers |= self.valid(params, self.data.valid_NT, self.data.is_trigger(self.data.valid_NT[:, :-1]))
         if edge or is_due(number, self.spec.probe.every_steps):
@@ -183,12 +219,14 @@ class Run:
 
     def record(self, record: dict, written: bool) -> None:
         if written:
+            self.lease.check()
             self.metrics.append(record)
         for listener in self.listeners:
             listener.record(record, written)
 
     def save(self, number: int, now: dict) -> None:
         if self.checkpoints.newest != number:
+            self.lease.check()
             self.metrics.sync()
             self.checkpoints.save(number, now)
 
