@@ -2,7 +2,7 @@
 
 config.json     the resolved config
 row.json        config file, row, diff, published numbers, source; of a fork, what it comes from
-environment.json  versions, devices, layout, commit of the latest attempt; what computed attention in each, and changes
+environment.json  versions, devices, layout, commit of the latest attempt; of each, its attention and what it changed
 metrics.jsonl   {"step", "seconds", name: number} a line; appended, never rewritten
 probe/          STEP.npz, the arrays of one probe
 checkpoints/    Orbax
@@ -33,6 +33,15 @@ def flat(tree: dict, at: str = '') -> dict[str, Any]:
 
 def differences(old: dict, new: dict) -> list[str]:
     return [f'{key} {old.get(key)} -> {new.get(key)}' for key in new | old if old.get(key) != new.get(key)]
+
+
+def ancestry(lineage: dict) -> list[str]:
+    """What a fork comes from and has otherwise, as a person reads it; nothing of a run that is none."""
+    if not lineage:
+        return []
+    lists = {'new': lineage['new'], 'dropped': lineage['dropped'], 'reads other data': lineage['data']}
+    told = [f'{name}: {", ".join(found)}' for name, found in lists.items() if found]
+    return [f'from {lineage["run"]}@{lineage["step"]}', *lineage['config'], *told]
 
 
 # What may lie in a folder before its config does: of the job that is at work, and of a claim that was cut short.

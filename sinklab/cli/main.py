@@ -7,6 +7,7 @@ from collections.abc import Sequence
 
 import sinklab
 from sinklab.cli import doctor, prepare, report, rows, sweep, train
+from sinklab.lease import Superseded
 from sinklab.record import Refusal
 
 VERBS = {'prepare': prepare, 'train': train, 'rows': rows, 'sweep': sweep, 'report': report, 'doctor': doctor}
@@ -42,6 +43,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     given, rest = parser().parse_known_args(arguments)
     try:
         return VERBS[given.verb].run(given, rest)
+    except Superseded as superseded:
+        print(f'sinklab {given.verb}: {superseded}', file=sys.stderr, flush=True)
+        os._exit(1)  # an orderly end would write to its end what is still being written
     except Refusal as refusal:
         print(f'sinklab {given.verb}: {refusal}', file=sys.stderr)
         return 1

@@ -31,29 +31,34 @@ class Origin:
         return f'--from={self.folder}@{self.step}'
 
 
-def lineage(origin: Origin, spec: Spec, folder: Folder, data: dict[str, str | int]) -> dict:
-    """What row.json says of a fork in a folder that reads this data; refuses what cannot be carried over."""
-    theirs, ours = (flat(dataclasses.asdict(config)) for config in (origin.spec, spec))
+def check(origin: Origin, spec: Spec) -> None:
+    """Refuses what cannot be carried over, before any data is read."""
     if (steps := spec.optimizer.steps) <= origin.step:
         raise Refusal(f'{origin} leaves nothing to train of config.optimizer.steps={steps}; give more of them')
+    theirs, ours = fields(origin.spec), fields(spec)
     for name in KEPT:
         if theirs[name] != ours[name]:
             raise Refusal(f'config.{name} is {theirs[name]} in {origin} and {ours[name]} here; a fork keeps it')
-    changes, before, now = differences(theirs, ours), parameters(origin.spec), parameters(spec)
-    for name in before.keys() & now.keys():
-        if before[name] != now[name]:
+    before, now = parameters(origin.spec), parameters(spec)
+    for name in before:
+        if now.get(name, before[name]) != before[name]:
             raise Refusal(
-                f'{name} has the shape {before[name]} in {origin} and {now[name]} here ({"; ".join(changes)}); '
-                'what a fork carries over keeps its shape'
+                f'{name} has the shape {before[name]} in {origin} and {now[name]} here '
+                f'({"; ".join(differences(theirs, ours))}); what a fork carries over keeps its shape'
             )
+
+
+def lineage(origin: Origin, spec: Spec, folder: Folder, data: dict[str, str | int]) -> dict:
+    """What row.json says of a fork in a folder that reads this data."""
+    changes, before, now = differences(fields(origin.spec), fields(spec)), parameters(origin.spec), parameters(spec)
     return dict(
         run=os.path.relpath(origin.folder.path, folder.path),
         step=origin.step,
         row=origin.folder.read('row').get('row') or origin.folder.path.name,
         commit=origin.folder.environment().get('commit'),
         config=changes,
-        new=sorted(now.keys() - before.keys()),
-        dropped=sorted(before.keys() - now.keys()),
+        new=[name for name in now if name not in before],
+        dropped=[name for name in before if name not in now],
         data=other_data(origin, changes, data),
     )
 
@@ -68,15 +73,6 @@ def other_data(origin: Origin, changes: list[str], data: dict[str, str | int]) -
     if differ and not any(change.startswith(READING) for change in changes):
         raise Refusal(f'{origin} was trained on other data ({"; ".join(differ)}); bring the old ones back')
     return differ
-
-
-def words(lineage: dict) -> list[str]:
-    """A lineage, as a person reads it."""
-    if not lineage:
-        return []
-    named = {'new': lineage['new'], 'dropped': lineage['dropped'], 'reads other data': lineage['data']}
-    lists = [f'{name}: {", ".join(found)}' for name, found in named.items() if found]
-    return [f'from {lineage["run"]}@{lineage["step"]}', *lineage['config'], *lists]
 
 
 def begin(origin: Origin | None, spec: Spec, mesh: jax.sharding.Mesh, folder: Folder, saved: Checkpoints) -> None:
@@ -117,6 +113,10 @@ def fresh(spec: Spec, mesh: jax.sharding.Mesh, new: dict[str, jax.sharding.Named
 
 def leaves(tree: Any) -> dict[str, Any]:
     return {jax.tree_util.keystr(at): leaf for at, leaf in jax.tree_util.tree_leaves_with_path(tree)}
+
+
+def fields(spec: Spec) -> dict[str, Any]:
+    return flat(dataclasses.asdict(spec))
 
 
 def parameters(spec: Spec) -> dict[str, tuple[int, ...]]:

@@ -16,8 +16,8 @@ import jax
 from sinklab import sharding
 from sinklab.attend.choice import Choice
 from sinklab.data.batches import Sequences, sequences
-from sinklab.folder import Folder, Metrics
-from sinklab.lease import Lease, lease
+from sinklab.folder import Folder, Metrics, ancestry
+from sinklab.lease import Lease, Superseded, lease
 from sinklab.record import Refusal
 from sinklab.spec import Hardware, Spec
 from sinklab.train import fork, layout, probe, state, step
@@ -61,16 +61,23 @@ def attempt(
 ) -> None:
     """Trains in a folder that no other job is at work in."""
     with outcome(folder), room(folder):
+        if forks := origin and not folder.is_claimed():
+            fork.check(origin, spec)
         mesh = check(spec, hardware, folder)
         attention = step.choice(spec, hardware)
         data = sequences(spec)
-        if origin and not folder.is_claimed():
+        if forks:
             row = row | {'from': fork.lineage(origin, spec, folder, data.fingerprint)}
         folder.claim(spec, row)
         saved = Checkpoints(folder, spec.checkpoint.keep, data.fingerprint)
-        with jax.set_mesh(mesh), contextlib.closing(saved):
-            fork.begin(origin, spec, mesh, folder, saved)
-            Run(spec, hardware, mesh, attention, folder, data, saved, listeners, held).train()
+        with jax.set_mesh(mesh), contextlib.ExitStack() as after:
+            after.callback(saved.close)
+            try:
+                fork.begin(origin, spec, mesh, folder, saved)
+                Run(spec, hardware, mesh, attention, folder, data, saved, listeners, held).train()
+            except Superseded:
+                after.pop_all()  # what is still being written is not waited for
+                raise
 
 
 def check(spec: Spec, hardware: Hardware, folder: Folder) -> jax.sharding.Mesh:
@@ -136,7 +143,7 @@ class Run:
         if changes:
             self.folder.write('config', dataclasses.asdict(self.spec))
         said = dict.fromkeys(attempt['attention'] for attempt in reversed(attempts))
-        begun = fork.words(self.folder.lineage()) if first == self.start else []
+        begun = ancestry(self.folder.lineage()) if first == self.start else []
         for listener in self.listeners:
             listener.begin(first, ', earlier '.join(said), [*begun, *changes])
         if first == self.start:
