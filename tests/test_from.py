@@ -51,6 +51,7 @@ def test_without_a_config_the_parent_has_it_and_fields_that_it_leaves_empty_can_
     config = folder.read('config')
     assert (config['model']['mask']['window'], config['optimizer']['clip_norm']) == (6, 0.5)
     assert folder.read('row')['overrides']['model.mask.window'] == '6'
+    assert folder.read('row')['row'] == 'fork'
     assert folder.lineage()['commit'] == parent.environment()['commit']
     assert [record['step'] for record in folder.records()] == [4, 5, 6, 7, 8]
 

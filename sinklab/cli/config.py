@@ -23,14 +23,14 @@ def load(given: str, rest: list[str], size: str | None = None) -> tuple[Spec, di
     return parse(config.to_dict()), {**about(module, file, row), 'size': size, 'overrides': overrides}
 
 
-def of_run(folder: Folder, rest: list[str]) -> tuple[Spec, dict]:
-    """The same of a run's own config, with the overrides in `rest` applied to it."""
+def of_run(folder: Folder, name: str, rest: list[str]) -> tuple[Spec, dict]:
+    """The same of a run's own config under a new name, with the overrides in `rest` applied to it."""
     from configs import default
 
     config, row = default.get_config(), dict(config='', row='', size=None, overrides={}) | folder.read('row')
     config.update_from_flattened_dict(flat(dataclasses.asdict(spec_of(folder))))
     overrides = overridden(config, rest)
-    return parse(config.to_dict()), row | dict(overrides=row['overrides'] | overrides)
+    return parse(config.to_dict()), row | dict(row=name, overrides=row['overrides'] | overrides)
 
 
 def spec_of(folder: Folder) -> Spec:

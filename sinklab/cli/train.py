@@ -86,7 +86,8 @@ def asked(
         raise Refusal(
             f'--size={given.size} is for a row of --config; leave it out, the size of a run is carried over'
         )
-    return config.of_run(parent.folder if parent.folder.is_claimed() else folder, rest)
+    known = parent.folder if parent.folder.is_claimed() else folder
+    return config.of_run(known, folder.path.absolute().name, rest)
 
 
 def closing(record: dict) -> str:

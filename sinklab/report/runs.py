@@ -31,10 +31,10 @@ class Run:
         """The newest value of a number."""
         return next((record[name] for record in reversed(self.records) if name in record), None)
 
-    def value_at(self, name: str, step: int) -> float | None:
-        """The newest value of a number at or before a step."""
-        earlier = [value for at, value in zip(*self.curve(name), strict=True) if at <= step]
-        return earlier[-1] if earlier else None
+    def height(self, name: str, step: int) -> float | None:
+        """Where the curve of a number is drawn at a step."""
+        steps, values = self.curve(name)
+        return float(np.interp(step, steps, values)) if steps else None
 
     def strongest(self, count: int) -> list[tuple[int, int]]:
         """(layer, head) of the heads that give most to the first token, in the last probe."""
@@ -56,7 +56,7 @@ def branches(runs: list[Run], number: str) -> list[tuple[int, list[int], list[fl
     for place, run in enumerate(runs):
         lineage = run.folder.lineage()
         parent = at.get((run.folder.path / lineage['run']).resolve()) if lineage else None
-        if parent and (before := parent.value_at(number, run.folder.start())) is not None:
+        if parent and (before := parent.height(number, run.folder.start())) is not None:
             steps, values = run.curve(number)
             found.append((place, [run.folder.start(), *steps[:1]], [before, *values[:1]]))
     return found
