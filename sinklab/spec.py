@@ -44,6 +44,11 @@ HYPERPARAMETERS: dict[str, dict[str, tuple[str, ...]]] = {
     'schedule': {'constant': (), 'cosine': ('final_share',)},
 }
 
+# What a run may have otherwise from one attempt on: no parameter and no batch depends on these parts.
+CHANGEABLE = ('valid', 'probe', 'checkpoint', 'log')
+# Schedules whose steps are the same however many follow, so that a run may be given more.
+OPEN_ENDED = ('constant',)
+
 
 @dataclasses.dataclass(frozen=True)
 class Attention:

@@ -50,6 +50,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     given, rest = parser().parse_known_args(arguments)
     try:
         return VERBS[given.verb].run(given, rest)
+    except Superseded as superseded:
+        print(f'sinklab {given.verb}: {superseded}', file=sys.stderr, flush=True)
+        os._exit(1)  # an orderly end would write to its end what is still being written
     except Refusal as refusal:
         print(f'sinklab {given.verb}: {refusal}', file=sys.stderr)
         return 1

@@ -69,6 +69,7 @@ class Run:
     received: list[int]  # signals
 
     def __post_init__(self):
+        self.start = self.folder.start()
         where = self.spec, self.hardware, self.mesh, self.attention.backend
         self.step, self.valid = step.train_step(*where), evaluation(*where)
         self.observe = probe.observer(self.spec, self.mesh)
@@ -91,9 +92,14 @@ class Run:
         """The state to go on from, and a note of where that happens; what is not yet measured of it is."""
         self.group.at('restoring', first)
         now = self.checkpoints.restore(first, state.abstract(self.spec, self.mesh)) if first else None
-        attempts = [*self.folder.environment().get('attempts', []), {'step': first, 'attention': str(self.attention)}]
+        changes, note = self.folder.changes(self.spec), {'step': first, 'attention': str(self.attention)}
+        attempts = [*self.folder.environment().get('attempts', []), note | ({'changes': changes} if changes else {})]
+        self.lease.check()
         self.folder.write('environment', environment(self.hardware, str(self.attention), attempts))
+        if changes:
+            self.folder.write('config', dataclasses.asdict(self.spec))
         said = dict.fromkeys(attempt['attention'] for attempt in reversed(attempts))
+        begun = ancestry(self.folder.lineage()) if first == self.start else []
         for listener in self.listeners:
             listener.begin(first, ', earlier '.join(said))
         now = now or state.create(self.spec, self.mesh)
@@ -205,6 +211,7 @@ class Run:
 
     def record(self, record: dict, written: bool) -> None:
         if written:
+            self.lease.check()
             self.metrics.append(record)
         for listener in self.listeners:
             listener.record(record, written)
