@@ -17,6 +17,7 @@ import dataclasses
 import json
 import os
 import shlex
+import unicodedata
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any

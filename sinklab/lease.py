@@ -119,6 +119,16 @@ class Lease:
         os.close(self.file)
 
 
+class Elsewhere:
+    """A lease that another process of the run has."""
+
+    def check(self) -> None:
+        pass
+
+    def stopping(self) -> None:
+        pass
+
+
 class Watch:
     """What can be known of the owner of a folder by looking at its lease again and again."""
 

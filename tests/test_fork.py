@@ -11,13 +11,13 @@ from conftest import operation, tiny
 from test_loop import Died, Dying, timeless
 
 from sinklab import sharding
+from sinklab.checkpoint.checkpoints import Checkpoints
 from sinklab.data.batches import sequences
 from sinklab.folder import Folder
 from sinklab.record import Refusal
 from sinklab.report import page, runs
 from sinklab.spec import Hardware
 from sinklab.train import fork, loop, state
-from sinklab.train.checkpoint import Checkpoints
 
 pytestmark = pytest.mark.slow
 KV = dict(model__columns__kind='kv')

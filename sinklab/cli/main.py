@@ -7,6 +7,7 @@ from collections.abc import Sequence
 
 import sinklab
 from sinklab.cli import checkpoint, doctor, prepare, report, rows, sweep, train
+from sinklab.lease import Superseded
 from sinklab.record import Refusal
 
 VERBS = {

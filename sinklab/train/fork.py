@@ -9,11 +9,13 @@ from typing import Any
 import jax
 from orbax.checkpoint import v1 as ocp
 
+from sinklab.checkpoint import digests
+from sinklab.checkpoint.checkpoints import Checkpoints
+from sinklab.checkpoint.orbax import HEALTHY, quiet, reason
 from sinklab.folder import Folder, differences, flat
 from sinklab.record import Refusal
 from sinklab.spec import Spec
 from sinklab.train import state
-from sinklab.train.checkpoint import HEALTHY, Checkpoints, quiet, reason
 
 KEPT = ('optimizer.name', 'data.task')  # what says of what kind the numbers of a state are
 READING = ('data.', 'optimizer.batch_size ')  # what says which tokens a step reads
@@ -35,6 +37,8 @@ def check(origin: Origin, spec: Spec) -> None:
     """Refuses what cannot be carried over, before any data is read."""
     if (steps := spec.optimizer.steps) <= origin.step:
         raise Refusal(f'{origin} leaves nothing to train of config.optimizer.steps={steps}; give more of them')
+    if fault := digests.fault(origin.folder, origin.step):
+        raise Refusal(f'{path(origin)} is not sound: {fault.why}; give another step, see sinklab checkpoint ls')
     theirs, ours = fields(origin.spec), fields(spec)
     for name in KEPT:
         if theirs[name] != ours[name]:

@@ -41,6 +41,7 @@ ENDINGS = {
     Diverged: ('diverged', 3),
     KeyboardInterrupt: ('stopped', 130),
     Refusal: ('refused', 1),
+    Superseded: ('refused', 1),
     Disagreement: ('lost', 42),
 }
 

@@ -51,8 +51,8 @@ def train_step(spec: Spec, hardware: Hardware, mesh: jax.sharding.Mesh, backend:
             'train/learning_rate': rate(state['step']),
             **measured,
         }
-        # No wish where numbers are wrong; and so its collective waits for theirs. On CPUs, of two collectives of which
-        # neither waits for the other and one is in a loop, devices begin with different ones, and wait for ever.
+        # No wish where numbers are wrong; and so its collective waits for theirs. Of two collectives, one in a loop,
+        # of which neither waits for the other, devices of a CPU begin with different ones, and wait for ever.
         right = jnp.isfinite(jnp.stack(jax.tree.leaves(numbers))).all()
         numbers['wish'] = jnp.where(right, wish_D, 0).max()
         return dict(step=state['step'] + 1, params=params, opt_state=opt_state), numbers
