@@ -50,15 +50,16 @@ def bare(spec: Spec) -> Callable[[int], float]:
     with jax.set_mesh(mesh):
         now = state.create(spec, mesh)
         batch = sharding.put(sequences(spec).batches.rows(0, range(spec.optimizer.batch_size)), mesh)
-        advance = step.train_step(spec, HARDWARE, mesh).lower(now, batch).compile()
+        nothing = sharding.of_each_device(0, mesh)
+        advance = step.train_step(spec, HARDWARE, mesh).lower(now, batch, nothing).compile()
 
     def timed(count: int) -> float:
         nonlocal now
-        now, _ = advance(now, batch)
+        now, _ = advance(now, batch, nothing)
         jax.block_until_ready(now)
         start = time.perf_counter()
         for _ in range(count):
-            now, _ = advance(now, batch)
+            now, _ = advance(now, batch, nothing)
         jax.block_until_ready(now)
         return (time.perf_counter() - start) / count
 

@@ -11,11 +11,12 @@ damaged/        STEP, a checkpoint that was passed over, and its digests
 outcome.json    how the latest attempt has ended: kind, step, checkpoint, message, exit_code
 """
 
+import contextlib
 import dataclasses
 import json
 import os
 import shlex
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -118,28 +119,43 @@ class Folder:
             self.write('row', row)
             self.write('config', dataclasses.asdict(spec))
 
+    def read_only(self) -> 'Folder':
+        """The same folder for a process that leaves the writing to another."""
+        return Reading(self.path)
+
+    def metrics(self) -> 'Metrics':
+        return Metrics(self)
+
+    def keep(self, step: int, save: Callable[[Path], None]) -> None:
+        """Has the arrays of a probe saved."""
+        save(self.probe(step))
+
+    def forget(self, name: str) -> None:
+        with contextlib.suppress(OSError):
+            (self.path / f'{name}.json').unlink()
+
     def write(self, name: str, content: dict) -> None:
         with whole(self.path / f'{name}.json') as unfinished:
             unfinished.write_text(json.dumps(content, indent=2) + '\n', encoding='utf-8')
 
     def records(self) -> list[dict]:
-        """metrics.jsonl by step. A resumed run says the steps after its checkpoint again; the last word counts."""
+        """metrics.jsonl by step. A resumed run says the steps after its checkpoint again; the last word counts.
+
+        What a stopped run has left to its next attempt to measure stands in a line of its own.
+        """
         steps: dict[int, dict] = {}
         for record in self.lines():
-            steps[record['step']] = record
+            steps.setdefault(record['step'], {}).update(record)
         return [steps[step] for step in sorted(steps)]
 
     def checkpoint_steps(self) -> list[int]:
         """The steps of the finished checkpoints."""
         return sorted(int(path.name) for path in self.checkpoints.glob('*') if path.name.isdigit())
 
-    def check_end(self, step: int) -> None:
-        """Refuses a finished run that has lost what was measured at its end."""
-        if not any(record['step'] == step and 'valid/loss' in record for record in self.records()):
-            raise Refusal(
-                f'{self.path / "metrics.jsonl"} has lost what was measured at step {step}, the last one; delete '
-                f'{self.checkpoints / str(step)}, and the run ends anew'
-            )
+    def is_done(self, step: int) -> bool:
+        """Whether a run of so many steps is finished, and measured at its end."""
+        measured = any(record['step'] == step and 'valid/loss' in record for record in self.records())
+        return measured and self.checkpoint_steps()[-1:] == [step]
 
     def seconds(self, step: int) -> float:
         """What the run had taken when it came to a step."""
@@ -155,10 +171,32 @@ class Folder:
                 continue
 
 
+class Unwritten:
+    """Metrics that another process writes."""
+
+    def append(self, record: dict) -> None:
+        pass
+
+    def sync(self) -> None:
+        pass
+
+    def close(self) -> None:
+        pass
+
+
 class Reading(Folder):
     """The folder of a run as a process sees it that leaves the writing to another."""
 
+    def metrics(self) -> Unwritten:
+        return Unwritten()
+
     def claim(self, spec: Spec, row: dict) -> None:
+        pass
+
+    def keep(self, step: int, save: Callable[[Path], None]) -> None:
+        pass
+
+    def forget(self, name: str) -> None:
         pass
 
     def write(self, name: str, content: dict) -> None:
@@ -169,8 +207,9 @@ class Metrics:
     """Appends to metrics.jsonl."""
 
     def __init__(self, folder: Folder):
-        self.file = (folder.path / 'metrics.jsonl').open('ab')
-        if self.file.tell() and not (folder.path / 'metrics.jsonl').read_bytes().endswith(b'\n'):
+        path = folder.path / 'metrics.jsonl'
+        self.file = path.open('ab')
+        if self.file.tell() and not path.read_bytes().endswith(b'\n'):
             self.file.write(b'\n')  # a crash cut the last line off
 
     def append(self, record: dict) -> None:

@@ -1,9 +1,11 @@
 """What the processes of a run say to each other beside their collectives: decisions, which all of them take alike."""
 
 from collections.abc import Callable
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar
 
 from sinklab.record import Refusal
+
+T = TypeVar('T')
 
 
 class Group(Protocol):
@@ -33,33 +35,41 @@ class Alone:
         pass
 
 
-def together(group: Group, name: str, function: Callable[[], Any]) -> list[Any]:
-    """What a function returns on each process; what one of them refuses, all refuse."""
+def together(group: Group, name: str, function: Callable[[], T]) -> T:
+    """What a function returns on this process; what it refuses on one of them, all refuse."""
+    value, refused = None, None
     try:
-        mine = dict(value=function())
+        value = function()
     except Refusal as refusal:
-        mine = dict(refused=str(refusal))
-    answers = group.gather(name, mine)
-    refused = {answer['refused']: index for index, answer in reversed([*enumerate(answers)]) if 'refused' in answer}
-    if refused:
-        words, index = list(refused.items())[-1]
-        alike = sum(answer.get('refused') == words for answer in answers) == group.count
-        raise Refusal(words if alike else f'process {index}: {words}')
-    return [answer['value'] for answer in answers]
+        refused = str(refusal)
+    pass_on(group.gather(name, refused))
+    return value
 
 
-def once(group: Group, name: str, function: Callable[[], Any]) -> Any:
-    """What a function returns on process 0, which alone calls it."""
-    return together(group, name, function if group.index == 0 else lambda: None)[0]
+def once(group: Group, name: str, function: Callable[[], T]) -> T:
+    """What a function returns on process 0, which alone calls it: a value that JSON has."""
+    value = together(group, name, function if group.index == 0 else lambda: None)
+    return group.gather(f'{name}: result', value)[0]
+
+
+def pass_on(refusals: list[str | None]) -> None:
+    """Refuses what any process has refused, in its words; of one that is not alone with it, the first's."""
+    index, words = next(((index, words) for index, words in enumerate(refusals) if words), (0, None))
+    if words:
+        raise Refusal(words if set(refusals) == {words} else f'process {index}: {words}')
 
 
 def same(group: Group, name: str, values: dict[str, Any]) -> None:
-    """Refuses what differs from process to process, by its name."""
-    first, *others = group.gather(name, values)
-    for index, other in enumerate(others, 1):
+    """Refuses what differs from process to process."""
+    if differ := difference(group.gather(name, values)):
+        raise Refusal(f'{differ}; start all of them alike')
+
+
+def difference(values: list[dict[str, Any]]) -> str | None:
+    """Where the first process that differs from process 0 does."""
+    first = values[0]
+    for index, other in enumerate(values):
         for key in first | other:
             if (ours := first.get(key)) != (theirs := other.get(key)):
-                raise Refusal(
-                    f'process {index} differs from process 0 in {key}: {theirs} there, {ours} on process 0; '
-                    'start all of them alike'
-                )
+                return f'process {index} differs from process 0 in {key}: {theirs} there, {ours} on process 0'
+    return None

@@ -32,9 +32,14 @@ def mesh(hardware: Hardware) -> jax.sharding.Mesh:
         wanted, found = math.prod(shape), jax.device_count()
     except (RuntimeError, AssertionError) as error:
         raise Refusal(f'jax finds no device ({error}); set JAX_PLATFORMS, or see sinklab doctor') from error
+    given = ' '.join(f'--{axis}={size}' for axis, size in zip(AXES, shape, strict=True))
     if wanted > found:
-        given = ' '.join(f'--{axis}={size}' for axis, size in zip(AXES, shape, strict=True))
         raise Refusal(f'{given} wants {wanted} devices and {found} are here; lower one of them')
+    if wanted < found and jax.process_count() > 1:
+        raise Refusal(
+            f'{given} wants {wanted} devices of the {found} of {jax.process_count()} processes; the others would '
+            f'stand idle: give a layout of all {found}, such as --fsdp={found}'
+        )
     return jax.make_mesh(shape, AXES, axis_types=(AxisType.Auto,) * len(AXES), devices=jax.devices()[:wanted])
 
 
@@ -94,9 +99,19 @@ def of_replicas(mesh: jax.sharding.Mesh) -> NamedSharding:
     return NamedSharding(mesh, PartitionSpec())
 
 
+def of_devices(mesh: jax.sharding.Mesh) -> NamedSharding:
+    """Of an array with one entry for each device."""
+    return NamedSharding(mesh, PartitionSpec(AXES))
+
+
 def put(ids_BT: np.ndarray, mesh: jax.sharding.Mesh) -> jax.Array:
     """A batch on the devices that share it; every process holds the whole of it and gives its part."""
     return batch(lambda rows: ids_BT[rows.start : rows.stop], ids_BT.shape, mesh)
+
+
+def of_each_device(value: int, mesh: jax.sharding.Mesh) -> jax.Array:
+    """int32_D, in which every process gives the value of its own devices."""
+    return jax.make_array_from_callback((mesh.size,), of_devices(mesh), lambda _: np.full(1, value, np.int32))
 
 
 def batch(read: Callable[[range], np.ndarray], shape: tuple[int, int], mesh: jax.sharding.Mesh) -> jax.Array:

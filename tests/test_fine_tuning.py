@@ -51,7 +51,7 @@ def test_the_loss_is_the_mean_over_the_words_of_the_assistant(source, micro_batc
     assert len(set(counted.tolist())) > 1  # micro-batches differ in it
     with jax.set_mesh(mesh):
         before = state.initial(spec) | dict(params=jax.tree.map(jax.numpy.array, params))
-        _, numbers = step.train_step(spec, hardware, mesh)(before, batch)
+        _, numbers = step.train_step(spec, hardware, mesh)(before, batch, sharding.of_each_device(0, mesh))
         np.testing.assert_allclose(float(numbers['train/loss']), expected(spec, params, batch), rtol=1e-5)
         valid = evaluation.evaluation(spec, hardware, mesh)(params, data.valid_NT)['valid/loss']
         np.testing.assert_allclose(valid, expected(spec, params, data.valid_NT), rtol=1e-5)

@@ -28,11 +28,9 @@ def test_a_run_that_has_lost_the_numbers_of_its_end_is_not_done(folder):
     assert (run.outcome, run.reason) == ('done', '')
     metrics = folder.path / 'metrics.jsonl'
     metrics.write_bytes(metrics.read_bytes()[:-20])
-    with pytest.raises(Refusal, match=r'has lost what was measured at step 8, the last one; delete .*checkpoints/8'):
-        folder.check_end(8)
+    run = plan.Run('softmax', 0, folder, None, tiny())
     plan.look(run, Hardware())
-    assert run.outcome == 'refused'
-    assert 'has lost what was measured' in run.reason
+    assert run.outcome == 'to do'
 
 
 def test_a_damaged_config_is_named(folder):

@@ -10,33 +10,15 @@ import sys
 import jax
 import numpy as np
 import pytest
-from conftest import operation, tiny
+from conftest import operation
 from orbax.checkpoint import v1 as ocp
+from runs import spec, timeless, train
 
 from sinklab.data.batches import sequences
 from sinklab.folder import Folder, flat
 from sinklab.record import Refusal
-from sinklab.spec import Hardware
-from sinklab.train import loop, objective
+from sinklab.train import loop, objective, start
 from sinklab.train.listener import Listener
-
-CLOCK = ('seconds', 'speed/tokens_per_second')
-
-
-def spec(corpus, **changes):
-    return tiny(**{'data__source': corpus, 'checkpoint__every_steps': 4, 'probe__every_steps': 3, **changes})
-
-
-def train(spec, path, *listeners):
-    return loop.train(spec, Hardware(), Folder(path), dict(row='tiny'), *listeners)
-
-
-def timeless(records, after=0):
-    return [
-        {name: value for name, value in record.items() if name not in CLOCK}
-        for record in records
-        if record['step'] > after
-    ]
 
 
 def parameters(path, step):
@@ -168,37 +150,6 @@ def test_other_data_under_the_same_name_is_refused(tmp_path):
     assert 'was trained on other data' in outcome(tmp_path / 'run')['message']
 
 
-class Hearing(Listener):
-    def __init__(self):
-        self.lines = []
-
-    def note(self, line):
-        self.lines.append(line)
-
-
-@pytest.mark.slow
-def test_a_damaged_checkpoint_is_named_and_the_run_goes_on_from_the_one_before(whole, corpus, tmp_path):
-    shutil.copytree(whole[0], tmp_path / 'run')
-    shutil.rmtree(tmp_path / 'run' / 'checkpoints' / '8' / 'state')
-    hearing = Hearing()
-    assert timeless(train(spec(corpus), tmp_path / 'run', hearing)) == timeless(whole[1])
-    (line,) = hearing.lines
-    assert line.startswith(f'{tmp_path}/run/checkpoints/8 is passed over: state/')
-    assert Folder(tmp_path / 'run').checkpoint_steps() == [4, 8]
-
-
-@pytest.mark.slow
-def test_a_run_whose_checkpoints_are_all_damaged_is_refused_and_begins_anew_without_them(whole, corpus, tmp_path):
-    shutil.copytree(whole[0], tmp_path / 'run')
-    saved = tmp_path / 'run' / 'checkpoints'
-    for step in (4, 8):
-        shutil.rmtree(saved / str(step) / 'state')
-    with pytest.raises(Refusal, match=r'has no sound checkpoint .* delete the folder'):
-        train(spec(corpus), tmp_path / 'run')
-    shutil.rmtree(saved)
-    assert timeless(train(spec(corpus), tmp_path / 'run')) == timeless(whole[1])
-
-
 @pytest.mark.slow
 def test_divergence_stops_the_run_and_names_a_checkpoint_that_training_can_go_on_from(corpus, tmp_path):
     wild = spec(corpus, optimizer__peak_learning_rate=1e30, optimizer__warmup_steps=5, checkpoint__every_steps=1)
@@ -238,7 +189,7 @@ def test_too_little_room_is_refused_before_anything_is_written(corpus, tmp_path,
 
 
 def test_a_probe_that_does_not_fit_is_refused_with_its_size(corpus, tmp_path, monkeypatch):
-    monkeypatch.setattr(loop, 'memory', lambda: 50_000)
+    monkeypatch.setattr(start, 'memory', lambda: 50_000)
     with pytest.raises(Refusal, match=r'a probe would capture 0\.0 GiB'):
         train(spec(corpus), tmp_path / 'run')
 
@@ -267,10 +218,13 @@ def test_flat_names_every_leaf():
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(('name', 'code'), [('INT', 130), ('TERM', 42), ('KILL', -9)])
-def test_a_signal_to_the_real_program(whole, corpus, tmp_path, name, code):
+@pytest.mark.parametrize(
+    ('name', 'at', 'saved', 'code'),
+    [('INT', 1, 3, 130), ('TERM', 3, 4, 42), ('TERM', 6, 8, 42), ('KILL', 6, None, -9)],
+)
+def test_a_signal_to_the_real_program(whole, corpus, tmp_path, name, at, saved, code):
     """Ctrl-C and SIGTERM save and say how to go on; nothing survives SIGKILL but what was saved. Then the same
-    command finishes the run, equal to the one that nothing happened to."""
+    command finishes the run, and measures what was due where it was stopped: 3 (probe), 8 (all)."""
     script = tmp_path / 'row.py'
     changes = dict(data__source=corpus, checkpoint__every_steps=4, probe__every_steps=3)
     script.write_text(
@@ -281,14 +235,18 @@ def test_a_signal_to_the_real_program(whole, corpus, tmp_path, name, code):
     command = [sys.executable, '-m', 'sinklab', 'train', f'--config={script}', f'--workdir={tmp_path}/run']
     slowed = 'import os, signal, sys, sinklab.train.loop as loop\n'
     slowed += 'def note(run, record, written, old=loop.Run.record):\n'
-    slowed += f'    old(run, record, written)\n    if record["step"] == 6: os.kill(os.getpid(), signal.SIG{name})\n'
+    slowed += (
+        f'    old(run, record, written)\n    if record["step"] == {at}: os.kill(os.getpid(), signal.SIG{name})\n'
+    )
     slowed += 'loop.Run.record = note\nfrom sinklab.cli.main import main\nsys.exit(main(sys.argv[1:]))\n'
     first = subprocess.run([sys.executable, '-c', slowed, *command[3:]], capture_output=True, text=True, timeout=600)
     assert first.returncode == code, first.stderr
     if name == 'KILL':
         assert not (tmp_path / 'run' / 'outcome.json').exists()
     else:
-        expected = dict(kind='stopped', step=6, checkpoint=6, message='saved at step 6', exit_code=code)
+        expected = dict(
+            kind='stopped', step=saved, checkpoint=saved, message=f'saved at step {saved}', exit_code=code
+        )
         assert outcome(tmp_path / 'run') == expected
         assert 'saved at step' in first.stderr
         assert f'-m sinklab train --config={script} --workdir={tmp_path}/run' in first.stderr
@@ -297,3 +255,14 @@ def test_a_signal_to_the_real_program(whole, corpus, tmp_path, name, code):
     assert timeless(Folder(tmp_path / 'run').records()) == timeless(whole[1])
     for ours, theirs in zip(parameters(tmp_path / 'run', 8), parameters(whole[0], 8), strict=True):
         np.testing.assert_array_equal(ours, theirs)
+
+
+@pytest.mark.slow
+def test_a_finished_run_that_has_lost_the_numbers_of_its_end_measures_them_again(whole, corpus, tmp_path):
+    shutil.copytree(whole[0], tmp_path / 'run')
+    metrics = tmp_path / 'run' / 'metrics.jsonl'
+    metrics.write_bytes(metrics.read_bytes()[:-20])
+    again = train(spec(corpus), tmp_path / 'run')
+    measured = {name for name in whole[1][-1] if not name.startswith(('train', 'data', 'speed', 'seconds'))}
+    assert {name: again[-1][name] for name in measured} == {name: whole[1][-1][name] for name in measured}
+    assert timeless(again[:-1]) == timeless(whole[1][:-1])

@@ -15,7 +15,7 @@ from sinklab.spec import Hardware
 from sinklab.sweep import plan
 from sinklab.sweep.process import Relay
 from sinklab.sweep.run import ending
-from sinklab.train import loop
+from sinklab.train import loop, signals, start
 from sinklab.train.outcome import outcome
 
 
@@ -56,11 +56,11 @@ def test_a_signal_comes_to_the_process_under_way_at_once():
 
 
 def test_signals_that_come_together_are_one_and_a_later_one_acts_at_once(monkeypatch):
-    with loop.signals() as received:
+    with signals.signals() as received:
         for _ in range(3):
             os.kill(os.getpid(), signal.SIGINT)
         assert received == [signal.SIGINT]
-        monkeypatch.setattr(loop, 'TOGETHER', 0.0)
+        monkeypatch.setattr(signals, 'TOGETHER', 0.0)
         with pytest.raises(KeyboardInterrupt):
             os.kill(os.getpid(), signal.SIGINT)
 
@@ -115,7 +115,7 @@ def test_what_ends_before_the_data_is_read_takes_the_place_of_an_earlier_end(tmp
     def too_much(spec):
         raise MemoryError('of the data')
 
-    monkeypatch.setattr(loop, 'sequences', too_much)
+    monkeypatch.setattr(start, 'sequences', too_much)
     with pytest.raises(MemoryError):
         loop.train(spec, Hardware(), folder, {})
     assert folder.read('outcome') == dict(

@@ -120,7 +120,8 @@ def momentum(hardware, dtype='bfloat16'):
     with jax.set_mesh(mesh):
         now, batch = state.create(spec, mesh), sharding.put(IDS, mesh)
         advance = step.train_step(spec, hardware, mesh)
-        (trace,) = (leaf.trace for leaf in advance(now, batch)[0]['opt_state'][1] if hasattr(leaf, 'trace'))
+        after, _ = advance(now, batch, sharding.of_each_device(0, mesh))
+        (trace,) = (leaf.trace for leaf in after['opt_state'][1] if hasattr(leaf, 'trace'))
         return jax.device_get(trace)
 
 

@@ -60,8 +60,9 @@ def test_a_row_takes_steps_and_a_probe(name, corpus):
         now = state.create(spec, mesh)
         before = jax.device_get(now['params'])
         advance = step.train_step(spec, Hardware(), mesh)
-        now, _ = advance(now, one)  # where there is a warm-up, its rate is 0
-        now, numbers = advance(now, other)
+        nothing = sharding.of_each_device(0, mesh)
+        now, _ = advance(now, one, nothing)  # where there is a warm-up, its rate is 0
+        now, numbers = advance(now, other, nothing)
         observed = probe.observer(spec, mesh)(now['params'], data.probe_PT)
     found = jax.device_get(numbers) | probe.numbers(observed, spec, data.is_trigger(data.probe_PT))
     assert all(np.isfinite(value) for value in found.values())

@@ -37,7 +37,7 @@ def updated(spec, hardware, times=2):
         now = jax.device_put(fresh(spec), state.shardings(spec, mesh))
         advance = step.train_step(spec, hardware, mesh)
         for _ in range(times):
-            now, numbers = advance(now, sharding.put(IDS, mesh))
+            now, numbers = advance(now, sharding.put(IDS, mesh), sharding.of_each_device(0, mesh))
         return jax.device_get(numbers), now
 
 
@@ -129,7 +129,8 @@ def test_a_prefix_is_not_predicted_in_training_but_in_validation():
     np.testing.assert_allclose(objective.loss_of(spec, first=4)(params, IDS), loss_BT[:, 3:].mean(), rtol=1e-5)
     with jax.set_mesh(mesh := sharding.mesh(Hardware())):
         valid = evaluation.evaluation(spec, Hardware(), mesh)(params, IDS)['valid/loss']
-        _, numbers = step.train_step(spec, Hardware(), mesh)(fresh(spec), sharding.put(IDS, mesh))
+        given = fresh(spec), sharding.put(IDS, mesh), sharding.of_each_device(0, mesh)
+        _, numbers = step.train_step(spec, Hardware(), mesh)(*given)
     np.testing.assert_allclose(valid, loss_BT.mean(), rtol=1e-5)
     np.testing.assert_allclose(numbers['train/loss'], loss_BT[:, 3:].mean(), rtol=1e-5)
 

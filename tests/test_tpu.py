@@ -107,9 +107,9 @@ def test_a_training_step_compiles_for_a_mesh_of_chips():
     mesh = Mesh(chips, sharding.AXES, axis_types=(AxisType.Auto,) * 3)
     with jax.set_mesh(mesh):
         batch = jax.ShapeDtypeStruct((4, 257), jnp.int32, sharding=sharding.of_batch(mesh, (4, 257)))
-        text = (
-            step.train_step(spec, hardware, mesh, 'tpu').lower(state.abstract(spec, mesh), batch).compile().as_text()
-        )
+        wish = jax.ShapeDtypeStruct((4,), jnp.int32, sharding=sharding.of_devices(mesh))
+        advance = step.train_step(spec, hardware, mesh, 'tpu')
+        text = advance.lower(state.abstract(spec, mesh), batch, wish).compile().as_text()
     assert 'sinklab_softmax_forward' in text
     assert 'sinklab_softmax_backward' in text
 

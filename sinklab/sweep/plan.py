@@ -86,8 +86,7 @@ def look(run: Run, hardware: Hardware) -> None:
     end = run.spec.optimizer.steps
     try:
         run.folder.check(run.spec)
-        if run.folder.checkpoint_steps()[-1:] == [end]:
-            run.folder.check_end(end)
+        if run.folder.is_done(end):
             run.outcome = 'done'
         elif (last := run.last_outcome()).get('kind') == 'diverged':
             run.outcome, run.reason = 'diverged', last['message']

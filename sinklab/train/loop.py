@@ -3,12 +3,10 @@
 import contextlib
 import dataclasses
 import functools
+import hashlib
 import math
-import os
-import shutil
-import signal
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 
 import jax
 
@@ -16,59 +14,43 @@ from sinklab import sharding
 from sinklab.attend.choice import Choice
 from sinklab.checkpoint.checkpoints import Checkpoints
 from sinklab.checkpoint.storage import room
-from sinklab.data.batches import Sequences, sequences
-from sinklab.folder import Folder, Metrics
-from sinklab.record import Refusal
+from sinklab.data.batches import Sequences
+from sinklab.folder import Folder
+from sinklab.group import Alone, Group, difference, once
+from sinklab.measure.table import HEADLINE
 from sinklab.spec import Hardware, Spec
-from sinklab.train import layout, probe, state, step
+from sinklab.train import probe, state, step
 from sinklab.train.environment import environment
 from sinklab.train.evaluation import evaluation
 from sinklab.train.listener import Listener
-from sinklab.train.outcome import Diverged, Stopped, outcome
+from sinklab.train.outcome import Disagreement, Diverged, Stopped, outcome
+from sinklab.train.signals import signals
+from sinklab.train.start import start
 
-TOGETHER = 1.0  # seconds within which a terminal, a scheduler and a sweep send the same signal
+# What a process may wish of all; the largest counts. Above these: the number of a signal that ends the run.
+NOTHING, SAVE = 0, 1
+# What is measured of a state beside its steps, and a number that every one of them leaves in its record.
+MEASURED = {'valid': 'valid/loss', 'probe': HEADLINE.name}
 
 
-def train(spec: Spec, hardware: Hardware, folder: Folder, row: dict, *listeners: Listener) -> list[dict]:
+def train(
+    spec: Spec, hardware: Hardware, folder: Folder, row: dict, *listeners: Listener, group: Group | None = None
+) -> list[dict]:
     """Trains in `folder`, going on from its newest checkpoint, and returns all its records.
 
     Raises Refusal (a folder that holds a run is then as it was but for its outcome, and no step has been compiled),
-    Diverged, or Stopped.
+    Diverged, Stopped, or Disagreement.
     """
-    folder.check(spec)
+    group = group or Alone()
+    folder = folder if group.index == 0 else folder.read_only()
+    once(group, 'folder', lambda: folder.check(spec))
     with outcome(folder), room(folder):
-        mesh = check(spec, hardware, folder)
-        attention = step.choice(spec, hardware)
-        data = sequences(spec)
-        folder.claim(spec, row)
-        saved = Checkpoints(folder, spec.checkpoint, data.fingerprint)
-        with jax.set_mesh(mesh), contextlib.closing(saved):
-            Run(spec, hardware, mesh, attention, folder, data, saved, listeners).train()
+        mesh, attention, data = start(spec, hardware, folder, group)
+        once(group, 'claim', lambda: folder.claim(spec, row))
+        saved = Checkpoints(folder, spec.checkpoint, data.fingerprint, group)
+        with jax.set_mesh(mesh), contextlib.closing(saved), signals() as received:
+            Run(spec, hardware, mesh, attention, folder, data, saved, listeners, group, received).train()
     return folder.records()
-
-
-def check(spec: Spec, hardware: Hardware, folder: Folder) -> jax.sharding.Mesh:
-    """All that can be refused of a run in its folder before the data is read."""
-    layout.check(spec, hardware)
-    mesh = sharding.mesh(hardware)
-    probe.check(spec, memory())
-    layout.check_memory(spec, hardware, memory())
-    saved, copies = folder.checkpoint_steps(), spec.checkpoint.keep + 1  # one more while the newest is being written
-    needed = max(0, copies - len(saved)) * state.size(state.abstract(spec, mesh))
-    existing = next(path for path in (folder.path.absolute(), *folder.path.absolute().parents) if path.exists())
-    free = shutil.disk_usage(existing).free
-    if needed > free and spec.optimizer.steps not in saved:
-        raise Refusal(
-            f'{folder} has {free / 1e9:.2f} GB of room, and {copies} checkpoints take {needed / 1e9:.2f} GB more; '
-            'make room, choose another --workdir, or lower config.checkpoint.keep'
-        )
-    return mesh
-
-
-def memory() -> int:
-    """Bytes of memory of the first device."""
-    limit = (jax.devices()[0].memory_stats() or {}).get('bytes_limit')
-    return limit or os.sysconf('SC_PHYS_PAGES') * os.sysconf('SC_PAGE_SIZE')
 
 
 @dataclasses.dataclass
@@ -83,11 +65,14 @@ class Run:
     data: Sequences
     checkpoints: Checkpoints
     listeners: tuple[Listener, ...]
+    group: Group
+    received: list[int]  # signals
 
     def __post_init__(self):
         where = self.spec, self.hardware, self.mesh, self.attention.backend
         self.step, self.valid = step.train_step(*where), evaluation(*where)
         self.observe = probe.observer(self.spec, self.mesh)
+        self.wishes = functools.cache(functools.partial(sharding.of_each_device, mesh=self.mesh))
 
     def train(self) -> None:
         newest, passed = self.checkpoints.sound()
@@ -95,66 +80,82 @@ class Run:
         for line in passed:
             for listener in self.listeners:
                 listener.note(line)
-        if self.last(first):
-            self.folder.check_end(first)
+        owed = once(self.group, 'owed', lambda: self.owed(first))
+        if self.last(first) and not owed:
             return
         self.stopwatch = Stopwatch(self.folder.seconds(first))
-        with contextlib.closing(Metrics(self.folder)) as self.metrics, signals() as received:
-            self.steps(self.begin(first), first, received)
+        with contextlib.closing(self.folder.metrics()) as self.metrics:
+            self.steps(self.begin(first, owed), first)
 
-    def begin(self, first: int) -> dict:
-        """The state to go on from, and a note of where that happens; a fresh state is measured."""
+    def begin(self, first: int, owed: list[str]) -> dict:
+        """The state to go on from, and a note of where that happens; what is not yet measured of it is."""
+        self.group.at('restoring', first)
         now = self.checkpoints.restore(first, state.abstract(self.spec, self.mesh)) if first else None
         attempts = [*self.folder.environment().get('attempts', []), {'step': first, 'attention': str(self.attention)}]
         self.folder.write('environment', environment(self.hardware, str(self.attention), attempts))
         said = dict.fromkeys(attempt['attention'] for attempt in reversed(attempts))
         for listener in self.listeners:
             listener.begin(first, ', earlier '.join(said))
-        if not first:
-            now = state.create(self.spec, self.mesh)
-            numbers = self.measure(0, now['params'])
-            self.record({'step': 0, 'seconds': self.stopwatch.seconds(), **numbers}, written=True)
+        now = now or state.create(self.spec, self.mesh)
+        if owed:
+            numbers = self.measure(first, now['params'], owed)
+            self.record({'step': first, 'seconds': self.stopwatch.seconds(), **numbers}, written=True)
         return now
 
-    def steps(self, now: dict, first: int, received: list[int]) -> None:
+    def steps(self, now: dict, first: int) -> None:
         """A step is settled while the devices work on the next, or at once where something is due after it."""
-        unsettled = None
+        unsettled, wish = None, NOTHING
         advance = self.executable(now)
         for number in range(first + 1, self.spec.optimizer.steps + 1):
-            now, numbers = advance(now, self.batch(number))
+            now, numbers = advance(now, self.batch(number), self.wishes(self.wish()))
             if unsettled:
-                self.settle(*unsettled)
+                wish = self.settle(*unsettled)
             unsettled = number, numbers
-            if received or self.due(number):
-                self.settle(number, numbers, now)
-                unsettled = None
-            if received:
-                self.save(number, now)
-                self.checkpoints.wait()
-                raise Stopped(received[0], number)
+            if wish or self.due(number):
+                self.settle(number, numbers, now, wish)
+                unsettled, wish = None, NOTHING
         self.checkpoints.wait()
 
     def executable(self, now: dict) -> Callable:
         """The compiled step."""
-        advance = self.step.lower(now, self.batch(1)).compile()
+        self.group.at('compiling')
+        advance = self.step.lower(now, self.batch(1), self.wishes(NOTHING)).compile()
         self.stopwatch.restart()
         return advance
 
     def batch(self, number: int) -> jax.Array:
+        self.group.at('reading its batch', number)
         shape = self.spec.optimizer.batch_size, self.spec.data.length + 1
         return sharding.batch(functools.partial(self.data.batches.rows, number - 1), shape, self.mesh)
 
+    def wish(self) -> int:
+        return self.received[0] if self.received else NOTHING
+
     def due(self, number: int) -> bool:
         """Whether something after this step needs its state."""
-        often = (self.spec.valid, self.spec.probe, self.spec.checkpoint)
-        return self.last(number) or any(is_due(number, part.every_steps) for part in often)
+        return bool(self.measured(number)) or is_due(number, self.spec.checkpoint.every_steps)
+
+    def measured(self, number: int) -> list[str]:
+        """What is measured after a step: what is due, and all of it before the first and after the last."""
+        edge = number == 0 or self.last(number)
+        return [name for name in MEASURED if edge or is_due(number, getattr(self.spec, name).every_steps)]
+
+    def owed(self, number: int) -> list[str]:
+        """What should have been measured after a step, and was not: a run that is stopped does not wait for it."""
+        known = next((record for record in self.folder.records() if record['step'] == number), {})
+        return [name for name in self.measured(number) if MEASURED[name] not in known]
 
     def last(self, number: int) -> bool:
         return number == self.spec.optimizer.steps
 
-    def settle(self, number: int, numbers: dict[str, jax.Array], now: dict | None = None) -> None:
-        """Reads a step's numbers, and does what is due after it; `now` is given where that needs the state."""
+    def settle(self, number: int, numbers: dict[str, jax.Array], now: dict | None = None, wish: int = NOTHING) -> int:
+        """Reads a step's numbers, and does what is due after it; `now` is given where that needs the state.
+
+        Returns what has been wished, of which all processes learn here.
+        """
+        self.group.at('step', number, self.stopwatch.usual)
         numbers = {name: float(value) for name, value in jax.device_get(numbers).items()}
+        wish = max(wish, int(numbers.pop('wish')))
         if not all(map(math.isfinite, numbers.values())):
             self.checkpoints.drop(number - 1)  # these numbers are of the parameters that it holds
             raise Diverged(number, numbers)
@@ -165,23 +166,35 @@ class Run:
             tokens = self.spec.optimizer.batch_size * self.spec.data.length
             record['speed/tokens_per_second'] = self.stopwatch.pace() * tokens
             record |= self.data.batches.epochs(number)
-        measured = self.measure(number, now['params']) if now else {}
-        self.record(record | measured, written=bool(logged or measured))
-        if now and (self.last(number) or is_due(number, self.spec.checkpoint.every_steps)):
-            self.save(number, now)
+        measured = self.measured(number) if now else []
+        if wish <= SAVE:
+            record |= self.measure(number, now['params'], measured) if measured else {}
+        self.record(record, written=bool(logged or measured))
+        if now:
+            self.after(number, now, numbers, wish)
         if logged:
             self.checkpoints.poll()
         if logged or now:
             self.stopwatch.restart()
+        return wish
 
-    def measure(self, number: int, params: dict) -> dict[str, float]:
-        """Validation and probe, where due: at their steps, before the first and after the last."""
-        numbers, edge = {}, number == 0 or self.last(number)
-        if edge or is_due(number, self.spec.valid.every_steps):
+    def after(self, number: int, now: dict, numbers: dict[str, float], wish: int) -> None:
+        """Saves, where that is due or wished; ends, where that is wished."""
+        if wish or self.last(number) or is_due(number, self.spec.checkpoint.every_steps):
+            self.save(number, now, numbers)
+        if wish > SAVE:
+            self.checkpoints.wait()
+            raise Stopped(wish, number)
+
+    def measure(self, number: int, params: dict, what: list[str]) -> dict[str, float]:
+        """Validation and probe."""
+        self.group.at('measuring', number)
+        numbers = {}
+        if 'valid' in what:
             numbers |= self.valid(params, self.data.valid_NT, self.data.is_trigger(self.data.valid_NT[:, :-1]))
-        if edge or is_due(number, self.spec.probe.every_steps):
+        if 'probe' in what:
             observed = self.observe(params, self.data.probe_PT)
-            probe.save(self.folder.probe(number), observed, probe.setting(self.spec))
+            self.folder.keep(number, functools.partial(probe.save, kept=observed, setting=probe.setting(self.spec)))
             numbers |= probe.numbers(observed, self.spec, self.data.is_trigger(self.data.probe_PT))
         if not all(map(math.isfinite, numbers.values())):
             raise Diverged(number, numbers)
@@ -193,10 +206,20 @@ class Run:
         for listener in self.listeners:
             listener.record(record, written)
 
-    def save(self, number: int, now: dict) -> None:
+    def save(self, number: int, now: dict, numbers: dict[str, float]) -> None:
         if self.checkpoints.newest != number:
+            self.compare(number, numbers)
+            self.group.at('saving', number)
             self.metrics.sync()
             self.checkpoints.save(number, now)
+
+    def compare(self, number: int, numbers: dict[str, float]) -> None:
+        """Sees that all processes have come to the same: a process of its own data, or a chip that errs, is found."""
+        batch = self.data.batches.rows(number - 1, range(self.spec.optimizer.batch_size))
+        mine = {'batch': hashlib.sha256(batch.tobytes()).hexdigest()[:16]}
+        mine |= {name: value.hex() for name, value in numbers.items()}
+        if differ := difference(self.group.gather(f'step {number}', mine)):
+            raise Disagreement(number, differ)
 
 
 def is_due(number: int, every_steps: int) -> bool:
@@ -206,39 +229,20 @@ def is_due(number: int, every_steps: int) -> bool:
 class Stopwatch:
     """Seconds of a run over all its attempts, and the pace of its steps."""
 
+    usual = None  # seconds a step has lately taken
+
     def __init__(self, earlier: float):
-        self.start = time.perf_counter() - earlier
+        self.start, self.steps = time.perf_counter() - earlier, 0
         self.restart()
 
     def seconds(self) -> float:
         return time.perf_counter() - self.start
 
     def restart(self) -> None:
+        if self.steps:
+            self.usual = 1 / self.pace()
         self.lap, self.steps = time.perf_counter(), 0
 
     def pace(self) -> float:
         """Steps a second since the last restart."""
         return self.steps / (time.perf_counter() - self.lap)
-
-
-@contextlib.contextmanager
-def signals() -> Iterator[list[int]]:
-    """Collects SIGINT and SIGTERM, so that a step can end; one that comes later than together acts at once."""
-    received, first = [], time.monotonic()
-
-    def hear(number, frame):
-        nonlocal first
-        if not received:
-            received.append(number)
-            first = time.monotonic()
-            os.write(2, b'\nstopping after this step; once more to stop at once\n')
-        elif time.monotonic() - first > TOGETHER:
-            signal.signal(number, before[number])
-            signal.raise_signal(number)
-
-    before = {number: signal.signal(number, hear) for number in (signal.SIGINT, signal.SIGTERM)}
-    try:
-        yield received
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)

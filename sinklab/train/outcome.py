@@ -27,11 +27,20 @@ class Stopped(Exception):
         self.signal, self.step = signal.Signals(number), step
 
 
+class Disagreement(RuntimeError):
+    """Processes have come to different numbers where they must be the same."""
+
+    def __init__(self, step: int, difference: str):
+        super().__init__(f'{difference}, at step {step}; the run goes on from the checkpoint before it')
+        self.step = step
+
+
 ENDINGS = {
     type(None): ('done', 0),
     Diverged: ('diverged', 3),
     KeyboardInterrupt: ('stopped', 130),
     Refusal: ('refused', 1),
+    Disagreement: ('lost', 42),
 }
 
 
@@ -39,8 +48,7 @@ ENDINGS = {
 def outcome(folder: Folder) -> Iterator[None]:
     """Writes how what is done inside ends, in the place of how it ended before; only into the folder of a run."""
     error = None
-    with contextlib.suppress(OSError):
-        (folder.path / 'outcome.json').unlink()
+    folder.forget('outcome')
     try:
         yield
     except BaseException as raised:

@@ -23,7 +23,10 @@ def choice(spec: Spec, hardware: Hardware) -> Choice:
 
 
 def train_step(spec: Spec, hardware: Hardware, mesh: jax.sharding.Mesh, backend: str = 'chunked') -> Callable:
-    """step(state, ids_BT) -> (state, {train/loss, train/grad_norm, ...}); the state is donated."""
+    """step(state, ids_BT, wish_D) -> (state, {train/loss, train/grad_norm, ..., wish}); the state is donated.
+
+    The wish is the largest of those of all devices, so that every process learns of each other's.
+    """
     first = spec.model.mask.prefix or 1  # a prefix is seen, not predicted
     setting = setting_of(spec, spec.data.length, count(spec.model))
     wanted = dict(keys=spec.probe.keys if spec.log.sinks else 0, rows=table.rows(setting) if spec.log.rows else {})
@@ -35,7 +38,7 @@ def train_step(spec: Spec, hardware: Hardware, mesh: jax.sharding.Mesh, backend:
         value, captured = seeing(params, ids_BT)
         return value, table.context(captured, setting)
 
-    def step(state: dict, ids_BT: jax.Array) -> tuple[dict, dict]:
+    def step(state: dict, ids_BT: jax.Array, wish_D: jax.Array) -> tuple[dict, dict]:
         (value, measured), gradient = value_and_gradient(loss, state['params'], ids_BT, parts)
         if spec.data.loss != 'all':
             value, gradient = jax.tree.map(lambda x: x / predicted_share(ids_BT, first), (value, gradient))
@@ -45,6 +48,7 @@ def train_step(spec: Spec, hardware: Hardware, mesh: jax.sharding.Mesh, backend:
             'train/loss': value,
             'train/grad_norm': optax.tree.norm(gradient),
             'train/learning_rate': rate(state['step']),
+            'wish': wish_D.max(),
             **measured,
         }
         return dict(step=state['step'] + 1, params=params, opt_state=opt_state), numbers

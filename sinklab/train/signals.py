@@ -1,0 +1,33 @@
+"""What asks for the end of a run from outside."""
+
+import contextlib
+import os
+import signal
+import sys
+import time
+from collections.abc import Iterator
+
+TOGETHER = 1.0  # seconds within which a terminal, a scheduler and a sweep send the same signal
+
+
+@contextlib.contextmanager
+def signals() -> Iterator[list[int]]:
+    """Collects SIGINT and SIGTERM, so that a step can end; one that comes later than together acts at once."""
+    received, first = [], time.monotonic()
+
+    def hear(number, frame):
+        nonlocal first
+        if not received:
+            received.append(number)
+            first = time.monotonic()
+            os.write(sys.stderr.fileno(), b'\nstopping after this step; once more to stop at once\n')
+        elif time.monotonic() - first > TOGETHER:
+            signal.signal(number, before[number])
+            signal.raise_signal(number)
+
+    before = {number: signal.signal(number, hear) for number in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        yield received
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
