@@ -50,7 +50,7 @@ def train(spec, path, origin, *listeners, row='fork'):
 
 
 def restored(folder, spec, step):
-    checkpoints = Checkpoints(folder, 2, sequences(spec).fingerprint)
+    checkpoints = Checkpoints(folder, spec.checkpoint, sequences(spec).fingerprint)
     found = checkpoints.restore(step, state.abstract(spec, sharding.mesh(Hardware())))
     checkpoints.close()
     return found

@@ -10,33 +10,15 @@ import sys
 import jax
 import numpy as np
 import pytest
-from conftest import operation, tiny
+from conftest import operation
 from orbax.checkpoint import v1 as ocp
+from runs import spec, timeless, train
 
 from sinklab.data.batches import sequences
 from sinklab.folder import Folder, flat
 from sinklab.record import Refusal
-from sinklab.spec import Hardware
 from sinklab.train import loop, objective, start
 from sinklab.train.listener import Listener
-
-CLOCK = ('seconds', 'speed/tokens_per_second')
-
-
-def spec(corpus, **changes):
-    return tiny(**{'data__source': corpus, 'checkpoint__every_steps': 4, 'probe__every_steps': 3, **changes})
-
-
-def train(spec, path, *listeners):
-    return loop.train(spec, Hardware(), Folder(path), dict(row='tiny'), *listeners)
-
-
-def timeless(records, after=0):
-    return [
-        {name: value for name, value in record.items() if name not in CLOCK}
-        for record in records
-        if record['step'] > after
-    ]
 
 
 def parameters(path, step):
@@ -166,37 +148,6 @@ def test_other_data_under_the_same_name_is_refused(tmp_path):
     assert contents(tmp_path / 'run') == before
     assert outcome(tmp_path / 'run')['kind'] == 'refused'
     assert 'was trained on other data' in outcome(tmp_path / 'run')['message']
-
-
-class Hearing(Listener):
-    def __init__(self):
-        self.lines = []
-
-    def note(self, line):
-        self.lines.append(line)
-
-
-@pytest.mark.slow
-def test_a_damaged_checkpoint_is_named_and_the_run_goes_on_from_the_one_before(whole, corpus, tmp_path):
-    shutil.copytree(whole[0], tmp_path / 'run')
-    shutil.rmtree(tmp_path / 'run' / 'checkpoints' / '8' / 'state')
-    hearing = Hearing()
-    assert timeless(train(spec(corpus), tmp_path / 'run', hearing)) == timeless(whole[1])
-    (line,) = hearing.lines
-    assert line.startswith(f'{tmp_path}/run/checkpoints/8 is passed over: state/')
-    assert Folder(tmp_path / 'run').checkpoint_steps() == [4, 8]
-
-
-@pytest.mark.slow
-def test_a_run_whose_checkpoints_are_all_damaged_is_refused_and_begins_anew_without_them(whole, corpus, tmp_path):
-    shutil.copytree(whole[0], tmp_path / 'run')
-    saved = tmp_path / 'run' / 'checkpoints'
-    for step in (4, 8):
-        shutil.rmtree(saved / str(step) / 'state')
-    with pytest.raises(Refusal, match=r'has no sound checkpoint .* delete the folder'):
-        train(spec(corpus), tmp_path / 'run')
-    shutil.rmtree(saved)
-    assert timeless(train(spec(corpus), tmp_path / 'run')) == timeless(whole[1])
 
 
 @pytest.mark.slow

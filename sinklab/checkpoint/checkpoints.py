@@ -56,7 +56,8 @@ class Checkpoints:
                 fault = digests.fault(self.folder, step, self.group.index, self.group.count)
             return dataclasses.asdict(fault) if fault else None
 
-        faults = together(self.group, f'faults of checkpoint {step}', own)
+        name = f'checkpoint {step}'
+        faults = self.group.gather(f'{name}: faults', together(self.group, name, own))
         return next((Fault(**fault) for fault in faults if fault), None)
 
     def set_aside(self, passed: dict[int, Fault], newest: int | None) -> list[str]:
