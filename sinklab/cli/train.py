@@ -5,12 +5,19 @@ example:
 """
 
 import argparse
+import contextlib
+import dataclasses
+import functools
+import platform
+import sys
 from typing import Any
 
 from sinklab.cli import hardware, processes, programs
-from sinklab.cli.command import again
+from sinklab.cli.command import program
+from sinklab.folder import Folder, flat
 from sinklab.group import Alone, Group, same, together
 from sinklab.processes import link
+from sinklab.processes.ending import OF_SIGNAL, End
 
 
 def arguments(verb: argparse.ArgumentParser) -> None:
@@ -39,13 +46,103 @@ def size_argument(verb: argparse.ArgumentParser) -> None:
 
 def run(given: argparse.Namespace, rest: list[str]) -> int:
     if link.supervised():
-        child(given, rest)
-    seat, patience = processes.seat(given), processes.patience(given)
+        processes.child(functools.partial(train, given, rest))
+    seat = processes.seat(given)
     if seat.count > 1 or given.supervise or given.restarts:
-        return processes.supervise(given, rest, seat, patience)
-    from sinklab.train.outcome import Diverged, Stopped, ending
+        command = [*program(), *sys.argv[1:]]
+        ours = functools.partial(holds_it, given, rest)
+        return processes.supervise(
+            command, seat, processes.patience(given), Folder(given.workdir), ours, given.restarts
+        )
+    return train(given, rest, Alone()).code
+
+
+def holds_it(given: argparse.Namespace, rest: list[str]) -> bool:
+    """Whether the folder holds the run that is asked for."""
+    from sinklab.cli.config import load
 
     try:
-        print_last(train(given, rest, Alone()))
-    except (Diverged, Stopped) as error:
-        ...
+        Folder(given.workdir).check(load(given.config, rest, given.size)[0])
+    except (OSError, ValueError):
+        return False
+    return (Folder(given.workdir).path / 'config.json').exists()
+
+
+def train(given: argparse.Namespace, rest: list[str], group: Group) -> End:
+    """Trains as one of a group, as the only one or one that a supervisor speaks for."""
+    from sinklab.cli.config import load
+
+    spec, row = together(group, 'config', lambda: load(given.config, rest, given.size))
+    layout = together(group, 'layout', lambda: hardware.hardware(given))
+    programs.hasten(row['size'])
+
+    same(group, 'run', likeness(spec, layout))
+    folder = together(group, 'workdir', lambda: Folder(given.workdir))
+    compiled = together(group, 'programs', lambda: programs.Programs(given.compiled))
+    link.join(group)
+    with contextlib.ExitStack() as stack:
+        progress = shown(row, spec, compiled, stack) if group.index == 0 else None
+        mirror = mirrored(folder) if given.tensorboard and progress else []
+        end = trained(spec, layout, folder, row, *([progress] if progress else []), *mirror, group=group)
+        if end.code == 0 and progress:
+            progress.say(end.words)
+        elif isinstance(group, Alone):
+            progress.say(f'sinklab train: {processes.line(end)}')
+    return end
+
+
+def trained(spec: Any, layout: Any, folder: Folder, row: dict, *listeners: Any, group: Group) -> End:
+    """How a run ends on which all processes are agreed."""
+    from sinklab.train import loop
+    from sinklab.train.outcome import Disagreement, Diverged, Stopped
+
+    try:
+        last = loop.train(spec, layout, folder, row, *listeners, group=group)[-1]
+    except Diverged as error:
+        return End('diverged', f'{error}: the run has diverged; {last_good(folder)}', orderly=True)
+    except Disagreement as error:
+        return End('disagreed', str(error), orderly=True)
+    except Stopped as stop:
+        return End(OF_SIGNAL[stop.signal], str(stop), orderly=True)
+    return End('done', f'{folder}: {closing(last)}')
+
+
+def shown(row: dict, spec: Any, compiled: Any, stack: contextlib.ExitStack) -> Any:
+    """The line that goes on as the run does."""
+    from sinklab.cli.progress import Progress
+
+    return stack.enter_context(Progress(row['row'] or row['config'], spec, compiled))
+
+
+def mirrored(folder: Folder) -> list:
+    from sinklab.train import tensorboard
+
+    return [tensorboard.Mirror(folder)]
+
+
+def likeness(spec: Any, layout: Any) -> dict[str, Any]:
+    """What must be alike on all processes. A store may lie elsewhere on each: its digest is compared."""
+    import sinklab
+    from sinklab.train.environment import commit, versions
+
+    config = flat(dataclasses.asdict(spec), 'config')
+    if str(config['config.data.source']).startswith('store:'):
+        del config['config.data.source']
+    code = dict(sinklab=sinklab.__version__, commit=commit(), python=platform.python_version())
+    return code | versions() | flat(dataclasses.asdict(layout), 'layout') | config
+
+
+def closing(record: dict) -> str:
+    """The last record of a run, as a person reads it."""
+    from sinklab.measure.table import NUMBERS
+
+    shown = [number for number in NUMBERS if number.table and number.name in record]
+    measured = ', '.join(f'{number.label} {number.text(record[number.name])}' for number in shown)
+    return f'step {record["step"]}, valid loss {record["valid/loss"]:.3f}, {measured}, {record["seconds"]:.0f} s'
+
+
+def last_good(folder: Folder) -> str:
+    saved = folder.checkpoint_steps()
+    return (
+        f'the last good checkpoint is {folder.checkpoints / str(saved[-1])}' if saved else 'no checkpoint was saved'
+    )

@@ -9,6 +9,7 @@ from typing import Any
 CAUSES = {
     'refused': ('refused', 1),
     'diverged': ('diverged', 3),
+    'disagreed': ('lost', 42),
     'killed': ('lost', 42),
     'lost': ('lost', 42),
     'frozen': ('lost', 42),

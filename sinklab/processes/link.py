@@ -71,9 +71,7 @@ class Link:
             self.wake.set()
 
     def join(self) -> None:
-        """Makes one of the devices of all processes, which have met before: jax aborts where one is missing."""
-        if self.count == 1:
-            return
+        """All processes have met before: jax aborts where one is missing."""
         import jax
 
         jax.distributed.initialize(
@@ -113,6 +111,12 @@ class Link:
                 'at', place=place, step=step, usual=usual, seconds=time.monotonic() - since, listens=self.heard
             )
             self.wake.wait(self.beat)
+
+
+def join(group: Group) -> None:
+    """Makes the devices of all processes those of one run; an only process has none but its own."""
+    if isinstance(group, Link) and group.count > 1:
+        group.join()
 
 
 def listens() -> bool:

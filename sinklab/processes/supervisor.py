@@ -24,7 +24,8 @@ RETRY = 0.2  # seconds between two attempts to reach process 0
 class Supervisor:
     """All it does happens in one thread; the others, and signals, put into `events` what it is to do.
 
-    `judge` says whether all begin again after an end; `failed` is told of an end, and of the noise that came before.
+    `failed` is told of an end, and of the noise that came before it; `judge`, of process 0, says whether all begin
+    again.
     """
 
     def __init__(
@@ -32,9 +33,9 @@ class Supervisor:
         seat: Seat,
         command: list[str],
         patience: Patience,
-        judge: Judge,
         failed: Callable[[End, str], None],
         say: Callable[[str], None],
+        judge: Judge | None = None,
     ):
         self.seat, self.command, self.patience, self.failed, self.say = seat, command, patience, failed, say
         self.hub = Hub(seat.count, patience, judge) if seat.index == 0 else None
