@@ -1,10 +1,11 @@
 """One supervisor and its child, without jax: python supervised.py JSON.
 
-JSON holds index, count, port, patience (fields), folder, restarts, and the script of the child, which knows its `group`,
-and may set `end`.
+JSON holds index, count, port, patience (fields), folder, restarts, and the script of the child, which knows its
+`group`, and may set `end`.
 """
 
 import json
+import os
 import signal
 import sys
 import time
@@ -21,15 +22,17 @@ GIVEN = json.loads(sys.argv[1])
 
 
 def trained(group: Group) -> End:
-    known = dict(
-        group=group, index=group.index, time=time, signal=signal, sys=sys, End=End, folder=Folder(GIVEN['folder'])
-    )
+    known = dict(group=group, index=group.index, folder=Folder(GIVEN['folder']), time=time, signal=signal, os=os)
+    known |= dict(End=End, Refusal=Refusal, end=End('done'))
     exec(GIVEN['script'], known)
-    return known.get('end', End('done'))
+    return known['end']
 
 
 if link.supervised():
     child(trained)
 seat = Seat(GIVEN['index'], GIVEN['count'], '127.0.0.1', GIVEN['port'])
 command, folder = [sys.executable, *sys.argv], Folder(GIVEN['folder'])
-sys.exit(supervise(command, seat, Patience(**GIVEN['patience']), folder, lambda: True, GIVEN['restarts']))
+try:
+    sys.exit(supervise(command, seat, Patience(**GIVEN['patience']), folder, lambda: True, GIVEN['restarts']))
+except Refusal as refusal:
+    sys.exit(f'sinklab train: {refusal}')

@@ -106,9 +106,9 @@ ENDS = [
         'process 1 .*: .*gloo; start',
         'lost',
     ),
-    ('import os, signal; os.kill(os.getpid(), signal.SIGKILL)', 42, 'process 1 .*: killed by SIGKILL; start', 'lost'),
-    ('import os; os.abort()', 42, 'process 1 .*: aborted by the runtime of jax; start', 'lost'),
-    ('import os; os._exit(9)', 70, 'process 1 .*: exit code 9, without a word', 'crashed'),
+    ('os.kill(os.getpid(), signal.SIGKILL)', 42, 'process 1 .*: killed by SIGKILL; start', 'lost'),
+    ('os.abort()', 42, 'process 1 .*: aborted by the runtime of jax; start', 'lost'),
+    ('os._exit(9)', 70, 'process 1 .*: exit code 9, without a word', 'crashed'),
 ]
 
 
@@ -117,7 +117,8 @@ def test_all_end_as_the_one_that_fails_and_say_so_in_one_line(run, act, code, wo
     start = time.monotonic()
     said = run.start(f'if index: {act}\nelse:\n  while True: time.sleep(0.1)', orderly=1.0).ended()
     assert [ended for ended, _ in said] == [code] * 2
-    assert re.match(words, only(said)) and said[0][1] == said[1][1]
+    assert re.match(words, only(said))
+    assert said[0][1] == said[1][1]
     assert time.monotonic() - start < 15
     if kind:
         assert {'kind': kind, 'exit_code': code}.items() <= Folder(run.folder).read('outcome').items()
@@ -133,21 +134,30 @@ def test_what_all_refuse_is_said_as_one_has_said_it(run):
 def test_a_bug_is_70_with_its_traceback_at_process_0_and_in_the_log(run):
     first, second = run.start('if index: 1 / 0\n' + FOREVER).ended()
     assert first[0] == second[0] == 70
-    assert 'ZeroDivisionError' in '\n'.join(first[1][:-1]) and len(second[1]) == 1
+    assert 'ZeroDivisionError' in '\n'.join(first[1][:-1])
+    assert len(second[1]) == 1
     assert 'ZeroDivisionError' in (run.folder / 'processes' / '1.log').read_text()
     assert 'File' in (run.folder / 'processes' / '0.log').read_text()  # where the other was
 
 
 def test_of_several_ends_the_cause_is_told_and_not_what_came_of_it(run):
     """Process 0 sees first that process 1 is gone, as its collectives do."""
-    script = 'import os\nif index:\n  group.gather("x", 0); time.sleep(0.3); os.kill(os.getpid(), signal.SIGKILL)\n'
+    script = 'if index:\n  group.gather("x", 0); time.sleep(0.3); os.kill(os.getpid(), signal.SIGKILL)\n'
     script += 'else:\n  group.gather("x", 0); raise OSError("Connection closed by peer")'
     assert 'process 1' in only(run.start(script).ended())
 
 
+def gone(pid):
+    """Whether a process ends within seconds."""
+    for _ in range(50):
+        if not Path(f'/proc/{pid}').exists():
+            return True
+        time.sleep(0.1)
+    return False
+
+
 def test_the_death_of_a_supervisor_ends_its_child_and_all_others(run):
     for victim in (0, 1):
-        (run.folder / 'processes').exists()
         again = Run(run.folder)
         again.start(TOUCH + FOREVER)
         for index in (0, 1):
@@ -156,11 +166,9 @@ def test_the_death_of_a_supervisor_ends_its_child_and_all_others(run):
         child = pid_of_child(again.started[victim])
         again.started[victim].kill()
         code, lines = again.ended(10)[1 - victim]
-        assert code == 42 and re.search(f'process {victim} .*gone; start the same command again', lines[0]), lines
-        with pytest.raises(ProcessLookupError):
-            for _ in range(50):
-                os.kill(child, 0)
-                time.sleep(0.1)
+        assert code == 42
+        assert re.search(f'process {victim} .*gone; start the same command again', lines[0])
+        assert gone(child)
 
 
 def test_a_child_that_is_stopped_is_named(run):
@@ -177,8 +185,9 @@ def test_a_supervisor_that_is_stopped_is_named(run):
     run.start(TOUCH + FOREVER)
     run.wait_for('here-1')
     run.started[1].send_signal(signal.SIGSTOP)
-    code, lines = Run.ended(run_of(run.started[:1]))[0]
-    assert code == 42 and re.search(r'process 1 .*: not heard of for 2 s; start', lines[0])
+    code, lines = run_of(run.started[:1]).ended()[0]
+    assert code == 42
+    assert re.search(r'process 1 .*: not heard of for 2 s; start', lines[0])
 
 
 def run_of(started):
@@ -204,7 +213,7 @@ def test_a_step_that_does_not_end_names_who_did_not_arrive_but_a_save_may_take_i
         assert said == [(0, [])] * 2
         return
     assert {code for code, _ in said} == {42}
-    assert re.match(rf'in step 3 has taken \d s, usual 0.05 s: {STEPS[act]}; start', only(said))
+    assert re.match(rf'in step 3 for \d s, usual 0.05 s: {STEPS[act]}; start', only(said))
     assert 'gather' in (run.folder / 'processes' / '0.log').read_text()  # the stacks
 
 
@@ -282,9 +291,8 @@ def test_a_number_that_is_taken_and_another_count_are_turned_away_and_the_run_go
 
 def test_a_port_that_is_taken_and_nobody_who_answers_are_refused_in_one_line(run):
     with socket.create_server(('', run.port)):
-        assert 'cannot be opened for the other processes (Address already in use)' in only(
-            run.start('', (0,)).ended()
-        )
+        line = only(run.start('', (0,)).ended())
+    assert 'cannot be opened for the other processes (Address already in use)' in line
     started = Run(run.folder).start('', (1,), join=1.0).ended()
     assert started[0][0] == 1
     assert re.match(r'nobody answers at 127.0.0.1:\d+ for 1 s .*; start process 0 on that host', only(started))
@@ -298,6 +306,7 @@ def test_who_did_not_come_is_named(run):
 
 def test_strangers_do_not_disturb_the_meeting(run):
     run.start('group.gather("x", 0)', (0,))
+    address = '127.0.0.1', run.port
     for said in (b'GET / HTTP/1.1\r\n\r\n', b'{"kind": "hello"}\n', b'{"kind": "end"}\n', b'[]\n', b'\xff\n'):
         for _ in range(100):
             with (

@@ -73,7 +73,7 @@ def supervise(
     if account:
         account.close(end)
         show_cursor()
-        sys.stderr.write(end.trace)
+        sys.stderr.write(end.trace if end.kind == 'crashed' else '')
     if end.code:
         say(line(end))
     return end.code

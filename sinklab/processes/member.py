@@ -58,16 +58,14 @@ class Member:
 
 
 def hung(waiting: list[Member], patience: Patience) -> End | None:
-    """Whether some wait too long, and for whom."""
-    late = [member for member in waiting if member.place.late(patience)]
-    if not late:
+    """Whether some wait too long, and for whom. Who is at something that takes its time is waited for."""
+    if not any(member.place.late(patience) for member in waiting):
         return None
-    furthest = max(late, key=lambda member: member.place.reached)
-    behind = [member for member in waiting if member.place.reached < furthest.place.reached]
-    if behind and not any(member.place.late(patience) or member.place.name not in APART for member in behind):
-        return None  # they are at something that takes its time
-    place = furthest.place
-    usual = '' if place.usual is None else f', usual {place.usual:.2g} s'
+    front = max((member.place for member in waiting), key=lambda place: place.reached)
+    behind = [member for member in waiting if member.place.reached < front.reached]
+    if behind and all(member.place.name in APART and not member.place.late(patience) for member in behind):
+        return None
+    usual = '' if front.usual is None else f', usual {front.usual:.2g} s'
     who = [f'{member} did not arrive ({member.place} for {member.place.seconds:.0f} s)' for member in behind]
     found = '; '.join(who) or ('all are there' if len(waiting) > 1 else 'it has hung')
-    return End('hung', f'{place} has taken {place.seconds:.0f} s{usual}: {found}')
+    return End('hung', f'{front} for {front.seconds:.0f} s{usual}: {found}')
