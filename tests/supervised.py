@@ -17,6 +17,7 @@ from sinklab.processes import link
 from sinklab.processes.cluster import Seat
 from sinklab.processes.ending import End
 from sinklab.processes.patience import Patience
+from sinklab.record import Refusal
 
 GIVEN = json.loads(sys.argv[1])
 

@@ -311,7 +311,7 @@ def test_strangers_do_not_disturb_the_meeting(run):
         for _ in range(100):
             with (
                 contextlib.suppress(ConnectionRefusedError),
-                socket.create_connection(('127.0.0.1', run.port)) as other,
+                socket.create_connection(address) as other,
             ):
                 other.sendall(said)
                 break

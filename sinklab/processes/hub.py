@@ -3,6 +3,8 @@
 import contextlib
 import itertools
 import math
+import os
+import os
 import queue
 import socket
 import threading
@@ -43,7 +45,7 @@ class Hub:
             )
         except OSError as error:
             raise Refusal(
-                f'port {port} cannot be opened for the other processes ({error.strerror}); give another port in '
+                f'port {port} cannot be opened for the other processes ({os.strerror(error.errno)}); give another port in '
                 '--coordinator to all of them, or end what has it'
             ) from error
         self.port = port
