@@ -1,80 +1,21 @@
-"""Supervisors that meet, children that talk through them, and how all of them end: real processes, without jax."""
+"""How all processes of a run end as one does: real supervisors and children, without jax."""
 
-import contextlib
-import json
 import os
 import re
 import signal
-import socket
-import subprocess
-import sys
 import time
-from pathlib import Path
 
 import pytest
+from processes import FOREVER, LISTENING, TOUCH, Run, gone, only, pid_of_child, run_of, started
 
 from sinklab.folder import Folder
 
-HERE = Path(__file__).parent
-QUICK = dict(join=20.0, silence=2.0, busy=20.0, settle=0.5, beat=0.2, orderly=10.0, parting=2.0)
-FOREVER = "group.at('step', 1, None)\nwhile True: time.sleep(0.1)\n"
-LISTENING = 'heard = []\nsignal.signal(signal.SIGTERM, lambda number, _: heard.append(number))\n'
-
-
-def free_port():
-    with socket.socket() as listener:
-        listener.bind(('127.0.0.1', 0))
-        return listener.getsockname()[1]
-
-
-class Run:
-    """Some processes of one run, started as a scheduler starts them."""
-
-    def __init__(self, folder):
-        self.folder, self.port, self.started = folder, free_port(), []
-
-    def start(self, script, indices=(0, 1), count=2, restarts=0, **patience):
-        for index in indices:
-            given = dict(index=index, count=count, port=self.port, folder=str(self.folder), script=script)
-            given |= dict(patience={**QUICK, **patience}, restarts=restarts)
-            process = subprocess.Popen(
-                [sys.executable, str(HERE / 'supervised.py'), json.dumps(given)],
-                env={**os.environ, 'PYTHONPATH': str(HERE.parent)},
-                stderr=subprocess.PIPE,
-                text=True,
-            )
-            self.started.append(process)
-        return self
-
-    def ended(self, timeout=30):
-        """[(exit code, lines of stderr)] of each."""
-        said = [process.communicate(timeout=timeout)[1].splitlines() for process in self.started]
-        return [(process.returncode, lines) for process, lines in zip(self.started, said, strict=True)]
-
-    def wait_for(self, name, seconds=20):
-        """Until the children have touched a file."""
-        start = time.monotonic()
-        while not (self.folder / name).exists():
-            assert time.monotonic() - start < seconds, name
-            time.sleep(0.05)
+pytestmark = pytest.mark.slow
 
 
 @pytest.fixture
 def run(tmp_path):
-    (tmp_path / 'config.json').write_text('{}')
-    run = Run(tmp_path)
-    yield run
-    for process in run.started:
-        with contextlib.suppress(ProcessLookupError):
-            process.kill()
-        process.wait()
-
-
-TOUCH = "(folder.path / f'here-{index}').touch()\n"
-
-
-def pid_of_child(process):
-    return int(Path(f'/proc/{process.pid}/task/{process.pid}/children').read_text().split()[0])
+    yield from started(tmp_path)
 
 
 def test_all_gather_what_each_has_and_end_well(run):
@@ -86,13 +27,6 @@ def test_all_gather_what_each_has_and_end_well(run):
         texts = {(run.folder / f'{index}-{turn}').read_text() for index in range(3)}
         assert texts == {repr([[0, turn], [1, turn], [2, turn]])}
     assert not (run.folder / 'processes').exists()
-
-
-def only(said):
-    """The one line that each process has said."""
-    assert all(len(lines) == 1 for _, lines in said), said
-    assert all(lines[0].startswith('sinklab train: ') for _, lines in said), said
-    return said[0][1][0].removeprefix('sinklab train: ')
 
 
 # What process 1 does while process 0 waits -> exit code, what all say of it, kind in outcome.json.
@@ -147,15 +81,6 @@ def test_of_several_ends_the_cause_is_told_and_not_what_came_of_it(run):
     assert 'process 1' in only(run.start(script).ended())
 
 
-def gone(pid):
-    """Whether a process ends within seconds."""
-    for _ in range(50):
-        if not Path(f'/proc/{pid}').exists():
-            return True
-        time.sleep(0.1)
-    return False
-
-
 def test_the_death_of_a_supervisor_ends_its_child_and_all_others(run):
     for victim in (0, 1):
         again = Run(run.folder)
@@ -188,12 +113,6 @@ def test_a_supervisor_that_is_stopped_is_named(run):
     code, lines = run_of(run.started[:1]).ended()[0]
     assert code == 42
     assert re.search(r'process 1 .*: not heard of for 2 s; start', lines[0])
-
-
-def run_of(started):
-    part = Run(None)
-    part.started = started
-    return part
 
 
 # What process 1 does in the time in which process 0 waits in step 3 -> what is said of it; None: all end well.
@@ -275,46 +194,3 @@ def test_a_scheduler_is_told_after_starts_without_a_new_checkpoint_that_it_is_a_
         codes.append(code)
     assert codes == [42, 42, 42, 42, 70]
     assert Folder(run.folder).read('outcome')['fruitless'] == 5
-
-
-def test_a_number_that_is_taken_and_another_count_are_turned_away_and_the_run_goes_on(run):
-    run.start(TOUCH + "while not (folder.path / 'go').exists(): time.sleep(0.1)")
-    run.wait_for('here-1')
-    strangers = run_of([*Run.start(run, '', (1,)).started[2:], *Run.start(run, '', (2,), 3).started[3:]])
-    (code, lines), (other, others) = strangers.ended()
-    assert (code, other) == (1, 1)
-    assert re.search(r'--process=1 is taken by process 1 \(host .*, pid \d+\); give', lines[0])
-    assert 'came with --processes=3, process 0 with 2; give the same number to all' in others[0]
-    (run.folder / 'go').touch()
-    assert run_of(run.started[:2]).ended() == [(0, [])] * 2
-
-
-def test_a_port_that_is_taken_and_nobody_who_answers_are_refused_in_one_line(run):
-    with socket.create_server(('', run.port)):
-        line = only(run.start('', (0,)).ended())
-    assert 'cannot be opened for the other processes (Address already in use)' in line
-    started = Run(run.folder).start('', (1,), join=1.0).ended()
-    assert started[0][0] == 1
-    assert re.match(r'nobody answers at 127.0.0.1:\d+ for 1 s .*; start process 0 on that host', only(started))
-
-
-def test_who_did_not_come_is_named(run):
-    said = run.start('', (0, 2), 4, join=2.0).ended()
-    assert {code for code, _ in said} == {1}
-    assert only(said) == 'process 1, 3 of 4 did not come within 2 s; start all of them'
-
-
-def test_strangers_do_not_disturb_the_meeting(run):
-    run.start('group.gather("x", 0)', (0,))
-    address = '127.0.0.1', run.port
-    for said in (b'GET / HTTP/1.1\r\n\r\n', b'{"kind": "hello"}\n', b'{"kind": "end"}\n', b'[]\n', b'\xff\n'):
-        for _ in range(100):
-            with (
-                contextlib.suppress(ConnectionRefusedError),
-                socket.create_connection(address) as other,
-            ):
-                other.sendall(said)
-                break
-            time.sleep(0.1)
-    run.start('group.gather("x", 0)', (1,))
-    assert run.ended() == [(0, [])] * 2

@@ -28,10 +28,10 @@ class Child:
     def __init__(self, command: list[str], seat: Seat, coordinator: str | None, patience: Patience, hear: Callable):
         ours, theirs = socket.socketpair()
         self.noise = tempfile.TemporaryFile()  # noqa: SIM115 - as long as the child
-        terminal = [] if seat.index else [os.dup(2)]
+        terminal = [] if seat.index else [os.dup(1), os.dup(2)]
         given = dict(
             link=theirs.fileno(),
-            terminal=next(iter(terminal), None),
+            terminal=terminal,
             index=seat.index,
             count=seat.count,
             coordinator=coordinator,
@@ -44,7 +44,7 @@ class Child:
             command,
             env={**os.environ, VARIABLE: json.dumps(given)},
             pass_fds=[theirs.fileno(), *terminal],
-            stdout=self.noise if seat.index else None,
+            stdout=self.noise,
             stderr=self.noise,
             process_group=0,  # a terminal's Ctrl-C comes by way of the parent
         )

@@ -4,7 +4,6 @@ import contextlib
 import itertools
 import math
 import os
-import os
 import queue
 import socket
 import threading
@@ -45,8 +44,8 @@ class Hub:
             )
         except OSError as error:
             raise Refusal(
-                f'port {port} cannot be opened for the other processes ({os.strerror(error.errno)}); give another port in '
-                '--coordinator to all of them, or end what has it'
+                f'port {port} cannot be opened for the other processes ({os.strerror(error.errno)}); give another '
+                'port in --coordinator to all of them, or end what has it'
             ) from error
         self.port = port
         threading.Thread(target=self.accept, daemon=True).start()

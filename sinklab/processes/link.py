@@ -18,6 +18,8 @@ from sinklab.processes.ending import End
 from sinklab.processes.wire import Wire
 
 VARIABLE = 'SINKLAB_SUPERVISED'
+# XLA for CPUs otherwise begins independent collectives in any order, and processes meet in different ones.
+IN_ORDER = '--xla_cpu_enable_concurrency_optimized_scheduler=false'
 DIE_WITH_PARENT = 1  # PR_SET_PDEATHSIG of Linux
 
 
@@ -37,7 +39,7 @@ class Link:
     def __init__(
         self,
         link: int,
-        terminal: int | None,
+        terminal: list[int],
         index: int,
         count: int,
         coordinator: str | None,
@@ -54,8 +56,8 @@ class Link:
             ctypes.CDLL(None).prctl(DIE_WITH_PARENT, signal.SIGKILL)
         faulthandler.enable(file=2)
         faulthandler.register(signal.SIGUSR1, file=2)
-        if terminal is not None:
-            sys.stderr = os.fdopen(terminal, 'w', buffering=1, errors='backslashreplace')
+        for name, descriptor in zip(('stdout', 'stderr'), terminal, strict=False):
+            setattr(sys, name, os.fdopen(descriptor, 'w', buffering=1, errors='backslashreplace'))
         self.wire = Wire(socket.socket(fileno=link), silence)
         for target in (self.listen, self.tell):
             threading.Thread(target=target, daemon=True).start()
@@ -73,6 +75,10 @@ class Link:
     def join(self) -> None:
         """All processes have met before: jax aborts where one is missing."""
         import jax
+
+        flags = os.environ.get('XLA_FLAGS', '')
+        if IN_ORDER.partition('=')[0] not in flags:
+            os.environ['XLA_FLAGS'] = f'{flags} {IN_ORDER}'.strip()
 
         jax.distributed.initialize(
             self.coordinator,
