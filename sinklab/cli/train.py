@@ -7,13 +7,15 @@ example:
 
 import argparse
 import contextlib
+import dataclasses
 import functools
+import platform
 import sys
 from typing import Any
 
 from sinklab.cli import config, fork, hardware, processes, programs
 from sinklab.cli.command import program
-from sinklab.folder import Folder
+from sinklab.folder import Folder, flat
 from sinklab.group import Alone, Group, same, unanimous
 from sinklab.processes import link
 from sinklab.processes.ending import OF_SIGNAL, End
