@@ -49,7 +49,7 @@ def ancestry(lineage: dict) -> list[str]:
 
 # What may lie in a folder before its config does: of the job that is at work, and of a claim that was cut short.
 BEGUN = ('lease.json', 'lease.lock', 'processes', 'digests', 'damaged', 'probe', 'row.json')
-STEPS = 'optimizer.steps'
+STEPS, FREE = 'optimizer.steps', tuple(f'{name}.' for name in CHANGEABLE)
 
 
 class Folder:
@@ -121,7 +121,7 @@ class Folder:
                 f'{self} holds a run of another version, whose config {" and ".join(differ)}; go on with commit '
                 f'{self.environment().get("commit")}, or {another}'
             )
-        differ = [key for key in ours if ours[key] != theirs[key] and key.partition('.')[0] not in CHANGEABLE]
+        differ = [key for key in ours if ours[key] != theirs[key] and not f'{key}.'.startswith(FREE)]
         if differ == [STEPS]:
             self.check_steps(spec, theirs[STEPS])
         elif differ:

@@ -167,9 +167,10 @@ def test_a_job_that_has_slept_looks_before_it_goes_on(tmp_path):
             held.check()
 
 
-def test_one_of_many_newcomers_gets_what_a_dead_job_has_left(tmp_path):
+@pytest.mark.parametrize('owner', [dict(machine=lease.machine(), pid=2**30), {}], ids=['here', 'elsewhere'])
+def test_one_of_many_newcomers_gets_what_a_dead_job_has_left(tmp_path, owner):
     for _ in range(5):
-        written(tmp_path, machine=lease.machine(), pid=2**30)
+        written(tmp_path, **owner)
         ready, done, got = threading.Barrier(8), threading.Event(), []
 
         def come(ready=ready, done=done, got=got):

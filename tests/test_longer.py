@@ -57,15 +57,25 @@ def test_a_finished_run_of_more_steps_is_the_run_that_had_them_from_the_start(co
 
 @pytest.mark.slow
 def test_what_has_changed_is_noted_at_the_step_where_it_has(corpus, tmp_path):
+    folder, hearing = Folder(tmp_path / 'run'), Hearing()
     with pytest.raises(Died):
-        train(spec(corpus), tmp_path, Dying(6))
-    hearing = Hearing()
-    train(spec(corpus, probe__every_steps=3), tmp_path, hearing)
+        train(spec(corpus), folder.path, Dying(6))
+    train(spec(corpus, probe__every_steps=3), folder.path, hearing)
     assert hearing.heard == (4, ['probe.every_steps 0 -> 3'])
-    first, second = Folder(tmp_path).environment()['attempts']
+    first, second = folder.environment()['attempts']
     assert 'changes' not in first
     assert (second['step'], second['changes']) == (4, ['probe.every_steps 0 -> 3'])
-    assert 'sink/1' in Folder(tmp_path).records()[6]
+    assert 'sink/1' in folder.records()[6]
+
+
+@pytest.mark.slow
+def test_what_may_change_changes_no_bit_of_a_parameter(corpus, tmp_path):
+    often = dict(
+        probe__every_steps=3, probe__keys=2, valid__every_steps=2, log__every_steps=3, checkpoint__every_steps=3
+    )
+    for name, changes in (('seldom', {}), ('often', often)):
+        train(spec(corpus, **changes), tmp_path / name)
+    jax.tree.map(np.testing.assert_array_equal, parameters(tmp_path / 'seldom', 8), parameters(tmp_path / 'often', 8))
 
 
 def settled(path):

@@ -76,7 +76,7 @@ def row_of(folder: Folder) -> str:
     """The name of its row; of a fork, with what it comes from."""
     try:
         row, lineage = folder.read('row')['row'], folder.lineage()
-        return f'{row} from {lineage["row"]}@{lineage["step"]}' if lineage else row
+        return f'{row or folder.path.name} from {lineage["row"]}@{lineage["step"]}' if lineage else row
     except (OSError, KeyError) as error:
         runs = (
             f'the runs of this sweep: {shlex.quote(str(folder))}/*/'
