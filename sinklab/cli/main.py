@@ -46,7 +46,7 @@ def parser() -> Parser:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Runs one verb. Exit codes: 0 done, 1 refused, 3 diverged, 42 and 130 saved after a signal, 70 crashed."""
+    """Runs one verb. Exit codes: 0 done, 1 refused, 3 diverged, 42 start it again, 130 after Ctrl-C, 70 crashed."""
     gc.set_threshold(100_000)  # what a start makes stays: to look through it again and again takes a second
     given, rest = parser().parse_known_args(arguments)
     try:

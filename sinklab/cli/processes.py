@@ -2,6 +2,7 @@
 
 import argparse
 import functools
+import math
 import sys
 import traceback
 from collections.abc import Callable
@@ -25,10 +26,20 @@ def arguments(verb: argparse.ArgumentParser) -> None:
         '--processes', type=int, metavar='N', help='how many there are; 1: alone, whatever a cluster says'
     )
     verb.add_argument('--process', type=int, metavar='I', help='the number of this one, from 0')
-    verb.add_argument('--join_timeout', type=float, metavar='SECONDS', help='... for all of them to come')
-    verb.add_argument('--patience', metavar='TIMES[,SECONDS]', help='... its usual duration that a step may take')
     verb.add_argument(
-        '--grace', type=float, default=30.0, metavar='SECONDS', help='... from SIGTERM to SIGKILL, in which to save'
+        '--join_timeout',
+        type=float,
+        default=Patience.join,
+        metavar='SECONDS',
+        help='how long to wait for all of them',
+    )
+    verb.add_argument(
+        '--patience',
+        metavar='TIMES[,SECONDS]',
+        help='how many times its usual duration a step may take before it is ended, and at least so long',
+    )
+    verb.add_argument(
+        '--grace', type=float, default=30.0, metavar='SECONDS', help='from SIGTERM to SIGKILL, in which to save'
     )
     verb.add_argument('--supervise', action='store_true', help='look after a single process, too')
     verb.add_argument('--restarts', type=int, default=0, metavar='N', help='begin again by itself after a failure')
@@ -42,20 +53,26 @@ def patience(given: argparse.Namespace) -> Patience:
     """As the options say."""
     if given.restarts < 0:
         raise Refusal(f'--restarts={given.restarts} must be a whole number of at least 0')
-    if given.grace <= 0:
-        raise Refusal(f'--grace={given.grace:g} must be a number of seconds above 0')
-    changes = {} if given.join_timeout is None else dict(join=given.join_timeout)
-    try:
-        named = zip(('multiple', 'floor'), (given.patience or '').split(','), strict=False)
-        changes |= {name: float(value) for name, value in named if value or given.patience is not None}
-    except ValueError:
-        changes['multiple'] = 0.0
-    if any(not value > 0 for value in changes.values()):
+    times, _, least = (given.patience or '').partition(',')
+    texts = dict(multiple=times, floor=least or None) if given.patience is not None else {}
+    numbers = {name: number(text) for name, text in texts.items() if text is not None}
+    if not all(numbers.values()) or (given.patience or '').endswith(','):
         raise Refusal(
-            f'--patience={given.patience} and --join_timeout={given.join_timeout} must be numbers above 0, e.g. '
-            '--patience=20,60 for 20 times the usual and no less than 60 seconds'
+            f'--patience={given.patience} must be one or two numbers above 0, e.g. --patience=20,60 for 20 times the '
+            'usual and no less than 60 seconds'
         )
-    return Patience(**changes)
+    for name in ('join_timeout', 'grace'):
+        if not number(getattr(given, name)):
+            raise Refusal(f'--{name}={getattr(given, name):g} must be a number of seconds above 0')
+    return Patience(join=given.join_timeout, **numbers)
+
+
+def number(given: str | float) -> float | None:
+    """A finite number above 0, if that is what is given."""
+    try:
+        return float(given) if 0 < float(given) < math.inf else None
+    except ValueError:
+        return None
 
 
 def supervise(

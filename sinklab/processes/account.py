@@ -47,17 +47,13 @@ class Account:
         """Writes the outcome where process 0 could not, or does not know what the others know."""
         if end.kind == 'refused' or not self.ours():
             return
+        counted = dict(fruitless=self.total) if end.kind == 'lost' or end.cause == 'fruitless' else {}
         with contextlib.suppress(OSError, ValueError):
-            written = {}
-            with contextlib.suppress(OSError, ValueError):
-                written = self.folder.read('outcome')
-            if (written.get('kind'), written.get('exit_code')) == (end.kind, end.code) and not self.total:
-                return
-            step = next((line['step'] for line in reversed([*self.folder.lines()])), 0)
-            outcome = dict(
-                kind=end.kind, step=step, checkpoint=self.checkpoint(), message=end.words, exit_code=end.code
-            )
-            self.folder.write('outcome', outcome | (dict(fruitless=self.total) if self.total else {}))
+            written = self.folder.read('outcome') if (self.folder.path / 'outcome.json').exists() else {}
+            if counted or (written.get('kind'), written.get('exit_code')) != (end.kind, end.code):
+                step = next((line['step'] for line in reversed([*self.folder.lines()])), 0)
+                what = dict(kind=end.kind, step=step, checkpoint=self.checkpoint(), message=end.words)
+                self.folder.write('outcome', what | dict(exit_code=end.code) | counted)
 
 
 def log(folder: Folder, index: int, end: End, noise: str) -> None:

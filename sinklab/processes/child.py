@@ -19,6 +19,7 @@ from sinklab.processes.patience import Patience
 from sinklab.processes.wire import Wire
 
 TAIL = 100_000  # bytes of what it says beside its words
+AT_WORK = 'RSD'  # runs, waits, waits for a disk; and is not stopped
 STACKS = 0.5  # seconds to write where all of its threads are
 
 
@@ -71,8 +72,9 @@ class Child:
     def silent(self, patience: Patience) -> End | None:
         """Whether it gives no sign of life. One that computes in C++ may keep the interpreter for a while."""
         seconds = time.monotonic() - self.since
-        at_work = state(self.process.pid) in 'RS'
-        if seconds < (patience.busy if at_work else patience.silence):
+        at_work = state(self.process.pid) in AT_WORK
+        bound = patience.silence if not at_work else patience.busy if self.speaks else patience.join
+        if seconds < bound:
             return None
         return End('frozen', f'not heard of for {seconds:.0f} s{"" if at_work else ", as if it were stopped"}')
 
@@ -103,7 +105,7 @@ class Child:
 
 
 def state(pid: int) -> str:
-    """What the system says of a process: R runs, S waits, T is stopped; ? where it does not say."""
+    """What the system says of a process, in its letters; ? where it says nothing."""
     try:
         return Path(f'/proc/{pid}/stat').read_text().rpartition(')')[2].split()[0]
     except (OSError, IndexError):

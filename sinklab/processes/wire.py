@@ -41,7 +41,7 @@ class Wire:
         except OSError:
             self.why = 'gone'
         except (ValueError, KeyError, TypeError):
-            self.why = 'speaks another language'
+            self.why = 'no process of a run'
         finally:
             self.close()
 

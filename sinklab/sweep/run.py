@@ -41,7 +41,7 @@ def train(
 def ending(written: dict, code: int, said: str) -> tuple[str, str]:
     """(kind, message) as the run has written them; of one that could not, its exit code and its last line."""
     if written:
-        return written['kind'], written['message']
+        return 'crashed' if written['kind'] == 'lost' else written['kind'], written['message']
     if code < 0 and code not in STOPPED:
         return 'crashed', f'killed by {signal.Signals(-code).name}'
     lines = [line.strip() for line in said.splitlines() if line.strip()]
