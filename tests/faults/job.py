@@ -1,16 +1,20 @@
 """`sinklab train` on several processes of this machine, as a scheduler starts it."""
 
+import contextlib
 import json
 import os
+import signal
 import socket
 import subprocess
 import sys
+import threading
 import time
 from pathlib import Path
 
+import jax
 import numpy as np
-from orbax.checkpoint import v1 as ocp
 
+from sinklab.checkpoint import restore
 from sinklab.folder import Folder
 
 HERE = Path(__file__).parent
@@ -50,27 +54,48 @@ class Job:
                 **own,
             }
             streams = dict(stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True, start_new_session=True)
-            self.processes.append(subprocess.Popen(command, env=environment, **streams))
+            where = own.pop('CWD', None)
+            self.processes.append(subprocess.Popen(command, env=environment, cwd=where, **streams))
 
     def wait(self, timeout=120):
         """(exit codes, what each said); `ended` has the seconds since the start at which each did."""
         deadline, self.ended = time.monotonic() + timeout, {}
+        said = {}
+        readers = [threading.Thread(target=read, args=(said, index, one)) for index, one in enumerate(self.processes)]
+        for reader in readers:
+            reader.start()
         while len(self.ended) < len(self.processes) and time.monotonic() < deadline:
             for index, process in enumerate(self.processes):
                 if index not in self.ended and process.poll() is not None:
-                    self.ended[index] = time.monotonic() - self.start
+                    self.ended[index] = time.monotonic()
             time.sleep(0.05)
         hung = [index for index in range(len(self.processes)) if index not in self.ended]
+        self.kill()
+        for reader in readers:
+            reader.join()
+        assert not hung, f'processes {hung} did not end in {timeout} s:\n' + '\n'.join(said.values())
+        return [process.returncode for process in self.processes], [said[index] for index in sorted(said)]
+
+    def kill(self):
         for process in self.processes:
-            process.kill()
-        said = [process.communicate()[1] for process in self.processes]
-        assert not hung, f'processes {hung} did not end in {timeout} s:\n' + '\n'.join(said)
-        return [process.returncode for process in self.processes], said
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
+
+    def signal(self, pid, number):
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, number)
 
     def child(self, index):
-        """The process id of the one that trains, under its supervisor."""
-        children = Path(f'/proc/{self.processes[index].pid}/task/{self.processes[index].pid}/children')
-        return int(children.read_text().split()[0])
+        """The process id of the one that trains, under its supervisor; None where there is none yet, or no more."""
+        pid = self.processes[index].pid
+        with contextlib.suppress(OSError, IndexError):
+            return int(Path(f'/proc/{pid}/task/{pid}/children').read_text().split()[0])
+        return None
+
+
+def read(said, index, process):
+    said[index] = process.stderr.read()
+    process.wait()
 
 
 def words(said):
@@ -83,17 +108,23 @@ def timeless(workdir):
 
 
 def parameters(workdir):
-    step = Folder(workdir).checkpoint_steps()[-1]
-    state = ocp.load(Path(workdir) / 'checkpoints' / str(step), checkpointable_name='state')
-    return {'/'.join(map(str, path)): np.asarray(leaf) for path, leaf in leaves(state)}
+    """The parameters of the newest checkpoint, by name; its digests are verified."""
+    found = restore.parameters(workdir, Folder(workdir).checkpoint_steps()[-1])
+    return {jax.tree_util.keystr(path): leaf for path, leaf in jax.tree_util.tree_leaves_with_path(found)}
 
 
-def leaves(tree, at=()):
-    for name, part in tree.items() if isinstance(tree, dict) else enumerate(tree or ()):
-        if isinstance(part, dict | list | tuple):
-            yield from leaves(part, (*at, name))
-        elif part is not None:
-            yield (*at, name), part
+def assert_same(one, other, exactly=True):
+    """The numbers of two runs, but those of their clocks, and their parameters."""
+    ours, theirs = timeless(one), timeless(other)
+    assert [record.keys() for record in ours] == [record.keys() for record in theirs]
+    pairs = [(record[name], other[name]) for record, other in zip(ours, theirs, strict=True) for name in record]
+    params, others = parameters(one), parameters(other)
+    assert params.keys() == others.keys()
+    if exactly:
+        assert all(a == b for a, b in pairs)
+        assert all(np.array_equal(params[name], others[name]) for name in params)
+    else:
+        np.testing.assert_allclose(*zip(*pairs, strict=True), rtol=2e-4, atol=2e-4)
 
 
 def outcome(workdir):
