@@ -8,7 +8,7 @@ from sinklab.processes.patience import Patience
 from sinklab.processes.wire import Wire
 
 APART = ('starting', 'compiling', 'measuring', 'saving', 'restoring', 'ending')
-WORDS = {'step': 'in step {step}', 'reading': 'reading its batch of step {step}'}
+WORDS = {'step': 'in step {step}', 'reading its batch': 'reading its batch of step {step}'}
 
 
 @dataclasses.dataclass
