@@ -90,7 +90,8 @@ def supervise(
     if account:
         account.close(end)
         show_cursor()
-        sys.stderr.write(end.trace if end.kind == 'crashed' else '')
+        if end.kind == 'crashed':
+            print(end.trace.rstrip(), file=sys.stderr)
     if end.code:
         say(line(end))
     return end.code

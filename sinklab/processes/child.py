@@ -45,6 +45,7 @@ class Child:
             command,
             env={**os.environ, VARIABLE: json.dumps(given)},
             pass_fds=[theirs.fileno(), *terminal],
+            stdin=subprocess.DEVNULL,
             stdout=self.noise,
             stderr=self.noise,
             process_group=0,  # a terminal's Ctrl-C comes by way of the parent
@@ -85,7 +86,7 @@ class Child:
         except subprocess.TimeoutExpired:
             self.process.kill()
             code = self.process.wait()
-        return self.said or of_exit(code, self.begun)
+        return self.said or of_exit(code, self.begun, self.tail())
 
     def kill(self, stacks: bool) -> None:
         """Ends it at once; writes before where all its threads are."""

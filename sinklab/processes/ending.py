@@ -56,7 +56,7 @@ class End:
         return dataclasses.asdict(self)
 
 
-def of_exit(code: int, begun: bool) -> End:
+def of_exit(code: int, begun: bool, noise: str) -> End:
     """Of a process that has left without a word; `code` is minus a signal where one has killed it."""
     if -code in OF_SIGNAL:
         return at_once(-code) if begun else before(-code)
@@ -64,7 +64,7 @@ def of_exit(code: int, begun: bool) -> End:
         return End('aborted', 'aborted by the runtime of jax')
     if code < 0:
         return End('killed', f'killed by {signal.Signals(-code).name}')
-    return End('crashed', f'exit code {code}, without a word')
+    return End('crashed', f'exit code {code}, without a word', noise)
 
 
 def before(number: int) -> End:

@@ -117,9 +117,9 @@ class Hub:
         elif self.over:
             words = 'the run has ended in the meantime; start all of its processes again'
         if words:
-            self.turned_away[process] = words
-            wire.send('refused', words=words)
-            wire.close()
+            if process in range(self.count):
+                self.turned_away[process] = words
+            wire.send('refused', words=words)  # and leaves it to the other end to close: a reset could overtake this
             return
         self.members[process] = newcomer
         wire.send('beat')

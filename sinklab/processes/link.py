@@ -79,7 +79,6 @@ class Link:
         flags = os.environ.get('XLA_FLAGS', '')
         if IN_ORDER.partition('=')[0] not in flags:
             os.environ['XLA_FLAGS'] = f'{flags} {IN_ORDER}'.strip()
-
         jax.distributed.initialize(
             self.coordinator,
             self.count,

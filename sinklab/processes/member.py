@@ -8,7 +8,7 @@ from sinklab.processes.patience import Patience
 from sinklab.processes.wire import Wire
 
 APART = ('starting', 'compiling', 'measuring', 'saving', 'restoring', 'ending')
-WORDS = {'step': 'in step {step}', 'reading': 'reading its batch of step {step}'}
+WORDS = {'step': 'in step {step}', 'reading its batch': 'reading its batch of step {step}'}
 
 
 @dataclasses.dataclass
@@ -29,9 +29,10 @@ class Place:
         """Further on is greater; who computes a step has arrived at it."""
         return self.step, self.name == 'step'
 
-    def late(self, patience: Patience) -> bool:
+    def bound(self, patience: Patience) -> float:
+        """Seconds that it may take."""
         judged = self.usual is not None and self.name not in APART
-        return self.seconds > (patience.of_step(self.usual) if judged else patience.apart)
+        return patience.of_step(self.usual) if judged else patience.apart
 
     def __str__(self) -> str:
         words = WORDS.get(self.name, f'{self.name} at step {{step}}' if self.step else self.name)
@@ -46,6 +47,7 @@ class Member:
     wire: Wire
     child: int | None = None
     place: Place = dataclasses.field(default_factory=Place)
+    excused: float = 0.0  # when it last waited for who was at something that takes its time
 
     def __str__(self) -> str:
         return f'process {self.index} (host {self.host}, pid {self.child or self.pid})'
@@ -53,17 +55,21 @@ class Member:
     def hear(self, child: int, place: str, step: int, usual: float | None, seconds: float) -> None:
         self.child, self.place = child, Place(place, step, usual, time.monotonic() - seconds)
 
+    def late(self, patience: Patience) -> bool:
+        return time.monotonic() - max(self.place.since, self.excused) > self.place.bound(patience)
+
     def begin(self) -> None:
         self.child, self.place = None, Place()
 
 
 def hung(waiting: list[Member], patience: Patience) -> End | None:
     """Whether some wait too long, and for whom. Who is at something that takes its time is waited for."""
-    if not any(member.place.late(patience) for member in waiting):
-        return None
-    front = max((member.place for member in waiting), key=lambda place: place.reached)
+    front = max((member.place for member in waiting), key=lambda place: place.reached, default=Place())
     behind = [member for member in waiting if member.place.reached < front.reached]
-    if behind and all(member.place.name in APART and not member.place.late(patience) for member in behind):
+    if behind and all(member.place.name in APART and not member.late(patience) for member in behind):
+        for member in waiting:
+            member.excused = member.excused if member in behind else time.monotonic()
+    if not any(member.late(patience) for member in waiting):
         return None
     usual = '' if front.usual is None else f', usual {front.usual:.2g} s'
     who = [f'{member} did not arrive ({member.place} for {member.place.seconds:.0f} s)' for member in behind]
