@@ -124,7 +124,7 @@ def test_a_save_that_was_cut_short_is_passed_over_also_where_it_was_the_first(sa
     cut_short(folder, 4)
     newest, (line,) = opened(folder).sound()
     assert newest == 2
-    assert 'its save was cut short' in line
+    assert 'its save was cut short, or goes on' in line
     cut_short(folder, 2)
     newest, (line,) = opened(folder).sound()
     assert newest is None
