@@ -1,14 +1,15 @@
 """The run folder: what a run leaves behind, and who may go on in it.
 
 config.json     the resolved config
-row.json        config file, row, diff, published numbers, source
-environment.json  versions, devices, layout, commit of the latest attempt; what computed attention in each
+row.json        config file, row, diff, published numbers, source; of a fork, what it comes from
+environment.json  versions, devices, layout, commit of the latest attempt; of each, its attention and what it changed
 metrics.jsonl   {"step", "seconds", name: number} a line; appended, never rewritten
 probe/          STEP.npz, the arrays of one probe
 checkpoints/    STEP, a checkpoint of Orbax
 digests/        STEP/PROCESS.json, sha256 and size of what a process has written of a checkpoint
 damaged/        STEP, a checkpoint that was passed over, and its digests
 outcome.json    how the latest attempt has ended: kind, step, checkpoint, message, exit_code
+lease.json      the job that is at work here
 """
 
 import contextlib
@@ -16,13 +17,14 @@ import dataclasses
 import json
 import os
 import shlex
+import unicodedata
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 from sinklab.files import UNFINISHED, whole, writable
 from sinklab.record import Refusal
-from sinklab.spec import Spec
+from sinklab.spec import CHANGEABLE, OPEN_ENDED, Spec
 
 
 def flat(tree: dict, at: str = '') -> dict[str, Any]:
@@ -36,13 +38,26 @@ def differences(old: dict, new: dict) -> list[str]:
     return [f'{key} {old.get(key)} -> {new.get(key)}' for key in new | old if old.get(key) != new.get(key)]
 
 
-BEGUN = ('probe', 'row.json')  # a claim that was cut short
+def ancestry(lineage: dict) -> list[str]:
+    """What a fork comes from and has otherwise, as a person reads it; nothing of a run that is none."""
+    if not lineage:
+        return []
+    lists = {'new': lineage['new'], 'dropped': lineage['dropped'], 'reads other data': lineage['data']}
+    told = [f'{name}: {", ".join(found)}' for name, found in lists.items() if found]
+    return [f'from {lineage["run"]}@{lineage["step"]}', *lineage['config'], *told]
+
+
+# What may lie in a folder before its config does: of the job that is at work, and of a claim that was cut short.
+BEGUN = ('lease.json', 'lease.lock', 'processes', 'digests', 'damaged', 'probe', 'row.json')
+STEPS, FREE = 'optimizer.steps', tuple(f'{name}.' for name in CHANGEABLE)
 
 
 class Folder:
     def __init__(self, path: str | os.PathLike):
         if '://' in str(path):
             raise Refusal(f'--workdir={path} is not a local folder, and only those can be written')
+        if any(unicodedata.category(letter) == 'Cc' for letter in str(path)):
+            raise Refusal(f'{str(path)!r} has a control character in its name; give a folder without')
         self.path = Path(path)
 
     def __str__(self) -> str:
@@ -85,11 +100,11 @@ class Folder:
 
     def check(self, spec: Spec) -> None:
         """Refuses a folder that holds another run, or something that is none."""
-        if not self.path.exists():
+        if not os.path.exists(self.path):
             return
         if not self.path.is_dir():
             raise Refusal(f'{self} is a file; give a folder as --workdir')
-        if not (self.path / 'config.json').exists():
+        if not self.is_claimed():
             others = [path for path in self.path.iterdir() if path.name not in BEGUN and path.suffix != UNFINISHED]
             if others:
                 raise Refusal(
@@ -97,7 +112,7 @@ class Folder:
                     f'{shlex.quote(f"--workdir={self}/run")}'
                 )
             return
-        ours, theirs = flat(dataclasses.asdict(spec)), flat(self.read('config'))
+        theirs, ours = self.configs(spec)
         another = f'give a new folder, e.g. {shlex.quote(f"--workdir={self}-2")}'
         if ours.keys() != theirs.keys():
             gone, new = (', '.join(sorted(one.keys() - other)) for one, other in ((theirs, ours), (ours, theirs)))
@@ -106,14 +121,50 @@ class Folder:
                 f'{self} holds a run of another version, whose config {" and ".join(differ)}; go on with commit '
                 f'{self.environment().get("commit")}, or {another}'
             )
-        if ours['data.source'].startswith('store:') and theirs['data.source'].startswith('store:'):
+        differ = [key for key in ours if ours[key] != theirs[key] and not f'{key}.'.startswith(FREE)]
+        if differ == [STEPS]:
+            self.check_steps(spec, theirs[STEPS])
+        elif differ:
+            raise Refusal(f'{self} holds another run ({"; ".join(differences(theirs, ours))}); {another}')
+
+    def configs(self, spec: Spec) -> tuple[dict, dict]:
+        """(the run's, this one), flat."""
+        theirs, ours = flat(self.read('config')), flat(dataclasses.asdict(spec))
+        if all(config.get('data.source', '').startswith('store:') for config in (theirs, ours)):
             theirs['data.source'] = ours['data.source']  # a checkpoint knows the store by its digest, wherever it is
-        if differ := differences(theirs, ours):
-            raise Refusal(f'{self} holds another run ({"; ".join(differ)}); {another}')
+        return theirs, ours
+
+    def changes(self, spec: Spec) -> list[str]:
+        """What is no longer as in the run's latest attempt."""
+        return differences(*self.configs(spec))
+
+    def check_steps(self, spec: Spec, before: int) -> None:
+        """Refuses another number of steps where it would change those that are done."""
+        steps, schedule, saved = spec.optimizer.steps, spec.optimizer.schedule, self.checkpoint_steps()
+        reached = max([*saved, *(record['step'] for record in self.records())], default=0)
+        if schedule in OPEN_ENDED and steps < reached:
+            raise Refusal(f'{self} is at step {reached}, and config.{STEPS} is {steps}; give at least {reached}')
+        if schedule not in OPEN_ENDED:
+            fork = [f'--from={self}@{saved[-1]}', f'--config.{STEPS}={steps}'] if saved else []
+            raise Refusal(
+                f'{self} holds a run of {before} steps, and {steps} change every step of a {schedule} schedule; '
+                f'{"fork it" if saved else "give a new folder"}: {shlex.join([*fork, f"--workdir={self}-2"])}'
+            )
+
+    def is_claimed(self) -> bool:
+        return (self.path / 'config.json').exists()
+
+    def lineage(self) -> dict:
+        """Of a fork: the run and the step that it comes from, and what it changed there."""
+        return self.read('row').get('from', {}) if (self.path / 'row.json').exists() else {}
+
+    def start(self) -> int:
+        """The step that the run begins after."""
+        return self.lineage().get('step', 0)
 
     def claim(self, spec: Spec, row: dict) -> None:
         """Makes a new folder this run's; one that `check` has let pass is left as it is."""
-        if (self.path / 'config.json').exists():
+        if self.is_claimed():
             return
         with writable(self.path / 'probe'):
             self.write('row', row)

@@ -35,21 +35,27 @@ class Alone:
         pass
 
 
-def together(group: Group, name: str, function: Callable[[], T]) -> T:
-    """What a function returns on this process; what it refuses on one of them, all refuse."""
-    value, refused = None, None
+def together(group: Group, name: str, function: Callable[[], Any]) -> list[Any]:
+    """What a function returns on each process, as JSON has it; what one of them refuses, all refuse."""
     try:
-        value = function()
+        mine = dict(value=function(), refused=None)
     except Refusal as refusal:
-        refused = str(refusal)
-    pass_on(group.gather(name, refused))
-    return value
+        mine = dict(value=None, refused=str(refusal))
+    answers = group.gather(name, mine)
+    pass_on([answer['refused'] for answer in answers])
+    return [answer['value'] for answer in answers]
 
 
-def once(group: Group, name: str, function: Callable[[], T]) -> T:
-    """What a function returns on process 0, which alone calls it: a value that JSON has."""
-    value = together(group, name, function if group.index == 0 else lambda: None)
-    return group.gather(f'{name}: result', value)[0]
+def unanimous(group: Group, name: str, function: Callable[[], T]) -> T:
+    """What a function returns on this process, be it what it may; what one of them refuses, all refuse."""
+    kept = []
+    together(group, name, lambda: kept.append(function()))
+    return kept[0]
+
+
+def once(group: Group, name: str, function: Callable[[], Any]) -> Any:
+    """What a function returns on process 0, which alone calls it."""
+    return together(group, name, function if group.index == 0 else lambda: None)[0]
 
 
 def pass_on(refusals: list[str | None]) -> None:

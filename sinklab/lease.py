@@ -1,1 +1,259 @@
-"""Who may write in a folder: one job at a time."""
+"""Who may write in a folder: one job at a time, as its lease.json says.
+
+Its owner says every BEAT seconds that it lives, in the file that it holds open: once another job has put its own in
+the place, that reaches nobody. Clocks of hosts are never compared: whoever's beat changes while we look is alive.
+"""
+
+import contextlib
+import json
+import os
+import socket
+import sys
+import threading
+import time
+import uuid
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+
+from sinklab.files import whole, writable
+from sinklab.record import Refusal
+
+NAME, LOCK = 'lease.json', 'lease.lock'
+BEAT = 2.0  # seconds between two beats
+PATIENCE = 10.0  # seconds without a beat, of our own clock, until an owner out of sight is taken for dead
+GRACE = 30.0  # seconds that a job which was told to stop may take
+LOOK = 0.1  # seconds between two looks
+SIZE = 1024  # bytes of the file: written over in one piece, it can be read at any time, and kept on a full disk
+
+# The variables by which a cluster names a job, and counts its starts.
+JOBS = (
+    (('SLURM_CLUSTER_NAME', 'SLURM_JOB_ID'), 'SLURM_RESTART_COUNT'),
+    (('JOBSET_NAMESPACE', 'JOBSET_NAME'), 'JOBSET_RESTART_ATTEMPT'),
+)
+UNREADABLE = dict(token='', host='?', pid=0, machine='', born='', job='', attempt=0, beat=0.0, state='running')
+
+
+class Superseded(Refusal):
+    """The folder is another job's now: nothing more may be written there, not even how this one has ended."""
+
+
+class Lease:
+    """A folder that this job alone may write in."""
+
+    def __init__(self, folder: Path):
+        self.path, self.token = folder / NAME, uuid.uuid4().hex
+        self.content = identity() | dict(token=self.token, beat=0.0, state='running')
+        self.since = self.looked = time.monotonic()
+        self.lost = ''
+        self.ended = threading.Event()
+        self.thread = threading.Thread(target=self.live, daemon=True)
+
+    def acquire(self, grace: float) -> None:
+        """Waits for an owner that is stopping, takes the place of one that is dead, and refuses one that works."""
+        watch, told = Watch(self.path), False
+        while True:
+            owner = watch.look()
+            if watch.is_free(self.content, grace):
+                if self.swap(owner):
+                    break
+            elif watch.is_stopping(grace):
+                told = told or not print(f'waiting until {named(owner)} has stopped', file=sys.stderr, flush=True)
+            elif watch.is_alive():
+                raise Refusal(
+                    f'{self.path.parent} is in use: {named(owner)} has worked there for {owner["beat"]:.0f} s; wait '
+                    'for it, stop it, or give another --workdir'
+                )
+            time.sleep(LOOK)
+        self.thread.start()
+
+    def swap(self, owner: dict | None) -> bool:
+        """Puts this lease in the place of an owner's; False where that is no longer there."""
+        with locked(self.path.with_name(LOCK)):
+            if token(read(self.path)) != token(owner):
+                return False
+            with whole(self.path) as unfinished:
+                self.file = os.open(unfinished, os.O_RDWR | os.O_CREAT)
+                self.write()
+        return True
+
+    def write(self) -> None:
+        self.content['beat'] = round(time.monotonic() - self.since, 1)
+        os.pwrite(self.file, f'{json.dumps(self.content):{SIZE - 1}}\n'.encode(), 0)
+        os.fsync(self.file)
+
+    def live(self) -> None:
+        while not self.ended.wait(BEAT):
+            self.look()
+            if self.lost:
+                return
+            with contextlib.suppress(OSError):  # what cannot be read of us for long enough is taken from us
+                self.write()
+
+    def look(self) -> None:
+        """Whether the lease is still this job's."""
+        with contextlib.suppress(OSError):
+            owner = read(self.path)
+            self.looked = time.monotonic()
+            if token(owner) != self.token:
+                self.lost = f'{named(owner)} has taken over {self.path.parent}' if owner else f'{self.path} is gone'
+
+    def check(self) -> None:
+        """Raises Superseded once the folder is no longer this job's; to be asked before anything is written."""
+        if time.monotonic() - self.looked > BEAT:  # this process may have been asleep as a whole
+            self.look()
+        if self.lost:
+            raise Superseded(f'{self.lost}; this job has stopped, and has left the folder as it is')
+
+    def stopping(self) -> None:
+        """Tells the job that comes next to wait for this one."""
+        self.content['state'] = 'stopping'
+        with contextlib.suppress(OSError):
+            self.write()
+
+    def release(self) -> None:
+        self.ended.set()
+        self.thread.join()
+        with contextlib.suppress(OSError), locked(self.path.with_name(LOCK)):
+            if token(read(self.path)) == self.token:
+                self.path.unlink()
+        os.close(self.file)
+
+
+class Elsewhere:
+    """A lease that another process of the run has."""
+
+    def check(self) -> None:
+        pass
+
+    def stopping(self) -> None:
+        pass
+
+
+class Watch:
+    """What can be known of the owner of a folder by looking at its lease again and again."""
+
+    def __init__(self, path: Path):
+        self.path, self.since, self.owner = path, time.monotonic(), read(path)
+        self.changed, self.beats = self.since, False
+
+    def look(self) -> dict | None:
+        before, self.owner = self.owner, read(self.path)
+        if self.owner != before:
+            self.beats = token(self.owner) == token(before)
+            self.changed = time.monotonic()
+        return self.owner
+
+    def is_free(self, ours: dict, grace: float) -> bool:
+        owner = self.owner
+        if owner is None or (is_near(owner) and born(owner['pid']) != owner['born']):
+            return True
+        if self.is_stopping(grace):
+            return False
+        is_requeued = owner['job'] and owner['job'] == ours['job'] and owner['attempt'] < ours['attempt']
+        return is_requeued or (not is_near(owner) and time.monotonic() - self.changed > PATIENCE)
+
+    def is_stopping(self, grace: float) -> bool:
+        """Whether it may still take the time that it has been given to stop."""
+        silent = not is_near(self.owner) and time.monotonic() - self.changed > PATIENCE
+        return self.owner['state'] == 'stopping' and not silent and time.monotonic() - self.since < grace + PATIENCE
+
+    def is_alive(self) -> bool:
+        return self.beats or is_near(self.owner)
+
+
+@contextlib.contextmanager
+def lease(folder: Path, grace: float = GRACE) -> Iterator[Lease]:
+    """A folder for one job; it is made if need be, and taken away again where nothing else has come into it."""
+    made = [path for path in (folder, *folder.parents) if not os.path.exists(path)]
+    held = Lease(folder)
+    try:
+        with writable(folder):
+            held.acquire(grace)
+        try:
+            yield held
+        finally:
+            held.release()
+    finally:
+        with contextlib.suppress(OSError):  # not empty
+            for path in made:
+                path.rmdir()
+
+
+def seen(folder: Path) -> str | None:
+    """The token of the job that has the folder, as it is seen from here."""
+    return token(read(folder / NAME))
+
+
+@contextlib.contextmanager
+def locked(path: Path) -> Iterator[None]:
+    """A few milliseconds in which nobody else changes owners; whoever dies in them is waited for in vain once."""
+    since = time.monotonic()
+    while True:
+        try:
+            os.close(os.open(path, os.O_CREAT | os.O_EXCL))
+            break
+        except FileExistsError:
+            if time.monotonic() - since > PATIENCE:
+                path.unlink(missing_ok=True)
+                since = time.monotonic()
+            time.sleep(LOOK / 10)
+    try:
+        yield
+    finally:
+        path.unlink(missing_ok=True)
+
+
+def read(path: Path) -> dict | None:
+    """A lease; None where there is none."""
+    try:
+        text = path.read_text(encoding='utf-8')
+    except FileNotFoundError:
+        return None
+    try:
+        return UNREADABLE | json.loads(text)
+    except (ValueError, TypeError):
+        return UNREADABLE | dict(token=text)
+
+
+def token(owner: dict | None) -> str | None:
+    return owner['token'] if owner else None
+
+
+def named(owner: dict) -> str:
+    return f'another job (process {owner["pid"]} on {owner["host"]})'
+
+
+def identity() -> dict:
+    """Which process this is, of which job of a cluster."""
+    pid, (job, attempt) = os.getpid(), job_of(os.environ)
+    return dict(host=socket.gethostname(), pid=pid, machine=machine(), born=born(pid), job=job, attempt=attempt)
+
+
+def job_of(variables: Mapping[str, str]) -> tuple[str, int]:
+    """(name, start) of a cluster's job; '' where this is none."""
+    for names, count in JOBS:
+        if names[-1] in variables:
+            return '/'.join(variables.get(name, '') for name in names), int(variables.get(count) or 0)
+    return '', 0
+
+
+def is_near(owner: dict) -> bool:
+    """Whether its process can be looked at from here."""
+    return bool(owner['machine']) and owner['machine'] == machine()
+
+
+def machine() -> str:
+    """This boot of this machine, and what numbers processes in it; '' where the system does not say."""
+    try:
+        return f'{Path("/proc/sys/kernel/random/boot_id").read_text().strip()} {os.readlink("/proc/self/ns/pid")}'
+    except OSError:
+        return ''
+
+
+def born(pid: int) -> str:
+    """When a process began, in ticks: numbers of processes are given again. '' once it has ended."""
+    try:
+        state, *fields = Path(f'/proc/{pid}/stat').read_text().rpartition(')')[2].split()
+    except OSError:
+        return ''
+    return '' if state in 'ZX' else fields[18]

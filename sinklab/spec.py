@@ -44,6 +44,12 @@ HYPERPARAMETERS: dict[str, dict[str, tuple[str, ...]]] = {
     'schedule': {'constant': (), 'cosine': ('final_share',)},
 }
 
+# What a run may have otherwise from one attempt on: no bit of a parameter depends on it. On the rest of log the last
+# bits do, for what is logged of a step is compiled with it.
+CHANGEABLE = ('valid', 'probe', 'checkpoint', 'log.every_steps')
+# Schedules whose steps are the same however many follow, so that a run may be given more.
+OPEN_ENDED = ('constant',)
+
 
 @dataclasses.dataclass(frozen=True)
 class Attention:

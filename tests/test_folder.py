@@ -1,13 +1,15 @@
 """The run folder: what is damaged in it is said, and nothing old is taken for its end."""
 
+import dataclasses
 import json
+import shlex
 
 import pytest
 from conftest import tiny
 
 from sinklab.folder import Folder
 from sinklab.record import Refusal
-from sinklab.spec import Hardware
+from sinklab.spec import CHANGEABLE, Hardware, Spec
 from sinklab.sweep import plan
 
 
@@ -56,3 +58,65 @@ def test_a_run_of_another_version_is_refused_with_what_differs_and_its_commit(fo
     (folder.path / 'environment.json').unlink()
     with pytest.raises(Refusal, match=r'has model\.width_of_old, unknown here; .* commit None'):
         folder.check(tiny())
+
+
+@pytest.mark.parametrize(
+    ('changes', 'said'),
+    [
+        ({}, []),
+        (dict(probe__every_steps=4, probe__keys=2), ['probe.every_steps 0 -> 4', 'probe.keys 3 -> 2']),
+        (dict(log__every_steps=2, valid__windows=5), ['valid.windows 6 -> 5', 'log.every_steps 1 -> 2']),
+        (dict(checkpoint__keep=9), ['checkpoint.keep 3 -> 9']),
+        (dict(optimizer__steps=20), ['optimizer.steps 8 -> 20']),
+    ],
+)
+def test_what_touches_no_number_may_change_and_is_named(folder, changes, said):
+    folder.check(tiny(**changes))
+    assert sorted(folder.changes(tiny(**changes))) == sorted(said)
+
+
+@pytest.mark.parametrize('part', [field.name for field in dataclasses.fields(Spec) if field.name not in CHANGEABLE])
+def test_nothing_else_may_change(folder, part):
+    changes = dict(model=dict(model__norm='post'), optimizer=dict(optimizer__weight_decay=0.3), seed=dict(seed=1))
+    changes |= dict(data=dict(data__seed=1), log=dict(log__rows=True))
+    with pytest.raises(Refusal, match=f'holds another run \\({part}'):
+        folder.check(tiny(**changes[part]))
+
+
+def test_fewer_steps_than_are_done_are_refused(folder):
+    with pytest.raises(Refusal, match=r'is at step 8, and config\.optimizer\.steps is 7; give at least 8'):
+        folder.check(tiny(optimizer__steps=7))
+
+
+def test_more_steps_of_a_schedule_that_ends_are_refused_with_the_fork_to_give(tmp_path):
+    folder, cosine = Folder(tmp_path / "an o'dd run"), dict(optimizer__schedule='cosine', optimizer__final_share=0.1)
+    folder.claim(tiny(**cosine), {})
+    with pytest.raises(Refusal) as refusal:
+        folder.check(tiny(**cosine, optimizer__steps=20))
+    assert shlex.split(str(refusal.value).partition('give a new folder: ')[2]) == [f'--workdir={folder}-2']
+    (folder.checkpoints / '8').mkdir(parents=True)
+    with pytest.raises(Refusal, match='holds a run of 8 steps, and 20 change every step of a cosine') as refusal:
+        folder.check(tiny(**cosine, optimizer__steps=20))
+    options = [f'--from={folder}@8', '--config.optimizer.steps=20', f'--workdir={folder}-2']
+    assert shlex.split(str(refusal.value).partition('fork it: ')[2]) == options
+
+
+@pytest.mark.parametrize('name', ['a\nb', 'a\tb', 'a\x7f', 'a\x1b[2J', 'a\x85b'])
+def test_a_name_with_a_control_character_is_refused_in_one_line(name):
+    with pytest.raises(Refusal, match='has a control character') as refusal:
+        Folder(name)
+    assert str(refusal.value).isprintable()
+
+
+@pytest.mark.parametrize('name', ['a b', 'a"b', "a'b", 'a;b', 'Größe', 'x/../a', 'a@5'])
+def test_other_names_are_names(tmp_path, name):
+    (tmp_path / 'x').mkdir()
+    folder = Folder(f'{tmp_path}/{name}')
+    folder.claim(tiny(), {})
+    folder.check(tiny())
+
+
+@pytest.mark.parametrize('name', ['lease.json', 'processes', 'digests', 'damaged', 'probe', 'x.unfinished'])
+def test_what_a_job_leaves_before_its_config_is_no_stranger(tmp_path, name):
+    (tmp_path / name).touch()
+    Folder(tmp_path).check(tiny())

@@ -11,6 +11,9 @@ import pytest
 from sinklab.cli.config import load
 from sinklab.cli.main import main
 from sinklab.folder import Folder
+from sinklab.lease import Superseded, lease
+from sinklab.sweep.plan import Run
+from sinklab.sweep.run import train
 
 CLOCK = ('seconds', 'speed/tokens_per_second')
 TABLE = """
@@ -164,11 +167,11 @@ def test_what_is_done_or_diverged_is_passed_over(table, swept):
 def test_a_folder_of_another_run_is_a_refusal_of_all_and_is_left_as_it_is(capsys, table, tmp_path):
     folder = Folder(tmp_path / 'runs' / 'sigmoid-0')
     folder.claim(load(f'{table}:softmax', [], 'smoke')[0], {})
-    before = stamps(tmp_path)
+    before = stamps(tmp_path / 'runs')
     line = refused(capsys, table, tmp_path / 'runs', '--size=smoke', '--rows=softmax,sigmoid')
     assert 'row sigmoid is refused: ' in line
     assert 'holds another run (model.attention.similarity exp -> sigmoid' in line
-    assert stamps(tmp_path) == before
+    assert stamps(tmp_path / 'runs') == before
 
 
 BROKEN = {
@@ -260,3 +263,23 @@ def test_a_workdir_that_cannot_be_is_refused(capsys, table, tmp_path):
     ):
         assert main(['sweep', f'--config={table}', f'--workdir={workdir}', '--rows=softmax']) == 1
         assert words in capsys.readouterr().err
+
+
+def test_a_sweep_that_is_started_twice_is_refused(capsys, table, tmp_path):
+    with lease(tmp_path / 'runs'):
+        words = refused(capsys, table, tmp_path / 'runs', '--rows=softmax')
+    assert words.startswith(f'sinklab sweep: {tmp_path}/runs is in use: another job (process {os.getpid()} on ')
+    assert not (tmp_path / 'runs').exists()
+
+
+def test_a_sweep_in_a_folder_that_another_has_taken_over_starts_nothing_more(tmp_path):
+    class Lost:
+        def stopping(self):
+            raise AssertionError
+
+        def check(self):
+            raise Superseded('another job has taken over')
+
+    runs = [Run('softmax', 0, Folder(tmp_path), None, None)]
+    with pytest.raises(Superseded):
+        train(runs, lambda run: pytest.fail('a run was started'), lambda text: None, Lost())

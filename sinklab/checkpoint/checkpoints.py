@@ -25,7 +25,6 @@ class Checkpoints:
         self.pool, self.pending = ThreadPoolExecutor(1, 'checkpoint'), None
         self.seconds: float | None = None  # of the latest finished save, until its digests lay on the disk
         once(self.group, 'folder of checkpoints', lambda: steps.tidy(folder))
-        steps.check_shared(folder, self.group)
         self.newest = self.latest()  # begun, if not yet finished
 
     def latest(self) -> int | None:
@@ -56,8 +55,7 @@ class Checkpoints:
                 fault = digests.fault(self.folder, step, self.group.index, self.group.count)
             return dataclasses.asdict(fault) if fault else None
 
-        name = f'checkpoint {step}'
-        faults = self.group.gather(f'{name}: faults', together(self.group, name, own))
+        faults = together(self.group, f'faults of checkpoint {step}', own)
         return next((Fault(**fault) for fault in faults if fault), None)
 
     def set_aside(self, passed: dict[int, Fault], newest: int | None) -> list[str]:

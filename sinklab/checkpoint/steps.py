@@ -3,15 +3,12 @@
 import contextlib
 import itertools
 import shutil
-import uuid
 from collections.abc import Iterable
 from pathlib import Path
 
 from sinklab.checkpoint.orbax import TEMPORARY
 from sinklab.files import UNFINISHED, writable
 from sinklab.folder import Folder
-from sinklab.group import Group, once
-from sinklab.record import Refusal
 from sinklab.spec import Checkpoint
 
 GOING = '.deleted'  # a name in one stroke, since files go one by one
@@ -63,17 +60,3 @@ def set_aside(folder: Folder, step: int) -> Path:
     with contextlib.suppress(FileNotFoundError):
         (folder.digests / str(step)).replace(aside / 'digests')
     return aside
-
-
-def check_shared(folder: Folder, group: Group) -> None:
-    """Refuses a folder that is another one on another host."""
-    token = folder.checkpoints / f'{once(group, "name of a file", lambda: uuid.uuid4().hex)}{UNFINISHED}'
-    once(group, 'a file is there', token.touch)
-    seen = group.gather('a file is seen', token.exists())
-    if group.index == 0:
-        token.unlink()
-    if not all(seen):
-        raise Refusal(
-            f'process {seen.index(False)} does not see in {folder} what process 0 writes there; give all of them '
-            'one shared folder as --workdir'
-        )

@@ -1,12 +1,14 @@
 """--config=FILE:ROW, --size=SIZE and --config.PATH=VALUE, read into a spec."""
 
 import ast
+import dataclasses
 import importlib.util
 import inspect
 import traceback
 from pathlib import Path
 from typing import Any
 
+from sinklab.folder import Folder, flat
 from sinklab.parse import parse
 from sinklab.record import Refusal, unknown
 from sinklab.spec import Spec
@@ -17,10 +19,39 @@ def load(given: str, rest: list[str], size: str | None = None) -> tuple[Spec, di
     file, _, row = given.partition(':')
     module = module_of(file)
     config, size = config_and_size(module, given, row or None, size)
+    overrides = overridden(config, rest)
+    return parse(config.to_dict()), {**about(module, file, row), 'size': size, 'overrides': overrides}
+
+
+def of_run(folder: Folder, name: str, rest: list[str]) -> tuple[Spec, dict]:
+    """The same of a run's own config under a new name, with the overrides in `rest` applied to it."""
+    from configs import default
+
+    config, row = default.get_config(), dict(config='', row='', size=None, overrides={}) | folder.read('row')
+    config.update_from_flattened_dict(flat(dataclasses.asdict(spec_of(folder))))
+    overrides = overridden(config, rest)
+    return parse(config.to_dict()), row | dict(row=name, overrides=row['overrides'] | overrides)
+
+
+def spec_of(folder: Folder) -> Spec:
+    """The spec of a run."""
+    try:
+        return parse(folder.read('config'))
+    except FileNotFoundError as error:
+        raise Refusal(f'{folder} holds no run') from error
+    except Refusal as refusal:
+        commit = folder.environment().get('commit')
+        raise Refusal(
+            f'{folder} holds a run of another version ({refusal}); go on from it with commit {commit}'
+        ) from refusal
+
+
+def overridden(config: Any, rest: list[str]) -> dict[str, str]:
+    """Applies --config.PATH=VALUE to a ConfigDict; {PATH: VALUE}."""
     overrides = [override(argument) for argument in rest]
     for path, text in overrides:
         assign(config, path, text)
-    return parse(config.to_dict()), {**about(module, file, row), 'size': size, 'overrides': dict(overrides)}
+    return dict(overrides)
 
 
 def config_and_size(module: Any, given: str, row: str | None, size: str | None) -> tuple[Any, str | None]:

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 
 import sinklab
 from sinklab.cli import checkpoint, doctor, prepare, report, rows, sweep, train
+from sinklab.lease import Superseded
 from sinklab.record import Refusal
 
 VERBS = {
@@ -45,11 +46,14 @@ def parser() -> Parser:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Runs one verb. Exit codes: 0 done, 1 refused, 3 diverged, 42 and 130 saved after a signal, 70 crashed."""
+    """Runs one verb. Exit codes: 0 done, 1 refused, 3 diverged, 42 start it again, 130 after Ctrl-C, 70 crashed."""
     gc.set_threshold(100_000)  # what a start makes stays: to look through it again and again takes a second
     given, rest = parser().parse_known_args(arguments)
     try:
         return VERBS[given.verb].run(given, rest)
+    except Superseded as superseded:
+        print(f'sinklab {given.verb}: {superseded}', file=sys.stderr, flush=True)
+        os._exit(1)  # an orderly end would write to its end what is still being written
     except Refusal as refusal:
         print(f'sinklab {given.verb}: {refusal}', file=sys.stderr)
         return 1

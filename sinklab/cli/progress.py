@@ -62,8 +62,10 @@ class Progress(Listener):
     def note(self, line: str) -> None:
         self.say(f'{self.name}  {line}')
 
-    def begin(self, step: int, attention: str) -> None:
+    def begin(self, step: int, attention: str, changes: list[str]) -> None:
         self.say(f'{self.name}  attention: {attention}')
+        if changes:
+            self.say(f'{self.name}  since step {step}: {"; ".join(changes)}')
         every = self.checkpoint.every_steps
         if not self.checkpoint.every_minutes and (not every or step + every - step % every >= self.steps):
             self.say(

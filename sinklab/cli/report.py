@@ -67,4 +67,8 @@ def show(rows: list[dict]) -> None:
         table.add_column(number.label, justify='right')
     for row in rows:
         table.add_row(*cells(row))
-    Console(highlight=False, width=None if sys.stdout.isatty() else 200).print(table)
+    console = Console(highlight=False, width=None if sys.stdout.isatty() else 200)
+    console.print(table)
+    for row in rows:
+        for note in row['notes']:
+            console.print(f'{row["arm"]}: {note}', soft_wrap=True, markup=False)

@@ -10,6 +10,7 @@ example:
 
 import argparse
 import json
+import shlex
 import signal
 import sys
 from pathlib import Path
@@ -19,6 +20,8 @@ from sinklab.cli import config, hardware, programs
 from sinklab.cli.command import again, program
 from sinklab.cli.train import size_argument
 from sinklab.files import whole, writable
+from sinklab.folder import Folder
+from sinklab.lease import lease
 from sinklab.record import Refusal, unknown
 from sinklab.spec import Spec
 from sinklab.sweep import plan
@@ -47,13 +50,15 @@ def run(given: argparse.Namespace, rest: list[str]) -> int:
     def load(row: str, seed: int) -> tuple[Spec, dict]:
         return config.load(f'{given.config}:{row}', [*rest, *seed_options(seed)], given.size)
 
-    runs = plan.runs(table, seeds(given.seeds), given.workdir, load, layout)
-    for names in plan.twins(runs):
-        say(f'sinklab sweep: {" and ".join(names)} are the same run at size {runs[0].size}')
     options = [f'--{name}={value}' for name in ('size', 'compiled') if (value := getattr(given, name))]
     options = [*hardware.options(layout), *options, *rest]
-    stopped = train(runs, lambda run: command(given.config, run, options), say)
-    summary(given, rest, table, runs)
+    with lease(Folder(given.workdir).path) as held:
+        runs = plan.runs(table, seeds(given.seeds), given.workdir, load, layout)
+        for names in plan.twins(runs):
+            say(f'sinklab sweep: {" and ".join(names)} are the same run at size {runs[0].size}')
+        stopped = train(runs, lambda run: command(given.config, run, options), say, held)
+        held.check()
+        summary(given, rest, table, runs)
     failed = [f'{run.row} {run.outcome}: {run.reason}' for run in runs if run.outcome in ('refused', 'crashed')]
     for words in dict.fromkeys(failed):
         say(f'sinklab sweep: {words}')
@@ -67,7 +72,8 @@ def rows(given: argparse.Namespace) -> dict[str, dict]:
     """The rows to run, in their order, and what each is about."""
     file, _, row = given.config.partition(':')
     if row:
-        raise Refusal(f'--config={given.config} names a row; give --config={file} --rows={row}')
+        instead = shlex.join([f'--config={file}', f'--rows={row}'])
+        raise Refusal(f'--config={given.config} names a row; give {instead}')
     table = config.rows(file)
     if not table:
         raise Refusal(f'--config={file} has no rows; sinklab rows lists the files that have')

@@ -2,28 +2,49 @@
 
 example:
   sinklab train --config=configs/quickstart.py:softmax --workdir=runs/softmax --config.optimizer.steps=500
+  sinklab train --from=runs/softmax@500 --config.optimizer.steps=900 --workdir=runs/longer
 """
 
 import argparse
+import contextlib
+import dataclasses
+import functools
+import platform
+import sys
 from typing import Any
 
-from sinklab.cli import hardware, programs
-from sinklab.cli.command import again
+from sinklab.cli import config, fork, hardware, processes, programs
+from sinklab.cli.command import program
+from sinklab.folder import Folder, flat
+from sinklab.group import Alone, Group, same, unanimous
+from sinklab.processes import link
+from sinklab.processes.ending import OF_SIGNAL, End
+from sinklab.record import Refusal
+from sinklab.spec import Hardware, Spec
 
 
 def arguments(verb: argparse.ArgumentParser) -> None:
     verb.add_argument(
         '--config',
-        required=True,
         metavar='FILE[:ROW]',
         help='a config file and one of its rows; configs/default.py has every field',
+    )
+    verb.add_argument(
+        '--from',
+        dest='origin',
+        metavar='RUN[@STEP]',
+        help="a new run from a checkpoint of another, the newest if no step is given; without --config by that run's",
     )
     size_argument(verb)
     verb.add_argument('--workdir', required=True, metavar='DIR', help='the run folder, new or to be gone on with')
     hardware.arguments(verb)
     programs.argument(verb)
     verb.add_argument('--tensorboard', action='store_true', help='write TensorBoard events beside metrics.jsonl')
-    verb.usage = '%(prog)s --config FILE[:ROW] [--size SIZE] --workdir DIR [--config.PATH=VALUE ...] [options]'
+    processes.arguments(verb)
+    verb.usage = (
+        '%(prog)s (--config FILE[:ROW] [--size SIZE] | --from RUN[@STEP]) --workdir DIR [--config.PATH=VALUE ...] '
+        '[options]'
+    )
 
 
 def size_argument(verb: argparse.ArgumentParser) -> None:
@@ -35,30 +56,109 @@ def size_argument(verb: argparse.ArgumentParser) -> None:
 
 
 def run(given: argparse.Namespace, rest: list[str]) -> int:
-    from sinklab.cli.config import load
+    if link.supervised():
+        processes.child(functools.partial(train, given, rest))
+    seat = processes.seat(given)
+    if seat.count > 1 or given.supervise or given.restarts:
+        command = [*program(), *sys.argv[1:]]
+        ours = functools.partial(holds_it, given, rest)
+        return processes.supervise(
+            command, seat, processes.patience(given), Folder(given.workdir), ours, given.restarts
+        )
+    return train(given, rest, Alone()).code
 
-    spec, row = load(given.config, rest, given.size)
-    layout = hardware.hardware(given)
-    programs.hasten(row['size'])
-    from sinklab.cli.progress import Progress
-    from sinklab.folder import Folder
-    from sinklab.train import loop, tensorboard
-    from sinklab.train.outcome import Diverged, Stopped, ending
 
+def holds_it(given: argparse.Namespace, rest: list[str]) -> bool:
+    """Whether the folder holds the run that is asked for."""
     folder = Folder(given.workdir)
-    mirror = [tensorboard.Mirror(folder)] if given.tensorboard else []
-    compiled = programs.Programs(given.compiled)
-    with Progress(row['row'] or row['config'], spec, compiled) as progress:
-        try:
-            last = loop.train(spec, layout, folder, row, progress, *mirror)[-1]
-        except Diverged as error:
-            progress.say(f'sinklab train: {error}: the run has diverged; {last_good(folder)}')
-            return ending(error)[1]
-        except Stopped as stop:
-            progress.say(f'{stop}; go on with: {again()}')
-            return ending(stop)[1]
-        progress.say(f'{folder}: {closing(last)}')
-    return 0
+    try:
+        folder.check(asked(given, rest)[0])
+    except (OSError, ValueError):
+        return False
+    return folder.is_claimed()
+
+
+def train(given: argparse.Namespace, rest: list[str], group: Group) -> End:
+    """Trains as one of a group, as the only one or one that a supervisor speaks for."""
+    spec, row, parent = unanimous(group, 'config', lambda: asked(given, rest))
+    layout = unanimous(group, 'layout', lambda: hardware.hardware(given))
+    programs.hasten(row['size'])
+    same(group, 'run', likeness(spec, layout))
+    folder = Folder(given.workdir)
+    compiled = unanimous(group, 'programs', lambda: programs.Programs(given.compiled))
+    link.join(group)
+    origin = unanimous(group, 'origin', lambda: fork.origin(parent)) if parent else None
+    with contextlib.ExitStack() as stack:
+        progress = shown(row, spec, compiled, stack) if group.index == 0 else None
+        mirror = mirrored(folder) if given.tensorboard and progress else []
+        listeners = [*([progress] if progress else []), *mirror]
+        end = trained(spec, layout, folder, row, *listeners, group=group, origin=origin, grace=given.grace)
+        if end.code == 0 and progress:
+            progress.say(end.words)
+        elif isinstance(group, Alone):
+            progress.say(f'sinklab train: {processes.line(end)}')
+    return end
+
+
+def asked(given: argparse.Namespace, rest: list[str]) -> tuple[Spec, dict, fork.Parent | None]:
+    """The spec that is asked for, its row, of a config file or of the run that it comes from, and that."""
+    folder = Folder(given.workdir)
+    parent = fork.parent(given.origin, folder) if given.origin else None
+    if given.config:
+        return *config.load(given.config, rest, given.size), parent
+    if not parent:
+        raise Refusal(
+            'neither --config nor --from is given; give --config=FILE[:ROW], such as configs/quickstart.py:softmax'
+        )
+    if given.size:
+        raise Refusal(
+            f'--size={given.size} is for a row of --config; leave it out, the size of a run is carried over'
+        )
+    known = parent.folder if parent.folder.is_claimed() else folder
+    return *config.of_run(known, folder.path.absolute().name, rest), parent
+
+
+def trained(
+    spec: Spec, layout: Hardware, folder: Folder, row: dict, *listeners: Any, group: Group, origin: Any, grace: float
+) -> End:
+    """How a run ends on which all processes are agreed."""
+    from sinklab.train import loop
+    from sinklab.train.outcome import Disagreement, Diverged, Stopped
+
+    try:
+        last = loop.train(spec, layout, folder, row, *listeners, group=group, origin=origin, grace=grace)[-1]
+    except Diverged as error:
+        return End('diverged', f'{error}: the run has diverged; {last_good(folder)}', orderly=True)
+    except Disagreement as error:
+        return End('disagreed', str(error), orderly=True)
+    except Stopped as stop:
+        return End(OF_SIGNAL[stop.signal], str(stop), orderly=True)
+    return End('done', f'{folder}: {closing(last)}')
+
+
+def shown(row: dict, spec: Any, compiled: Any, stack: contextlib.ExitStack) -> Any:
+    """The line that goes on as the run does."""
+    from sinklab.cli.progress import Progress
+
+    return stack.enter_context(Progress(row['row'] or row['config'], spec, compiled))
+
+
+def mirrored(folder: Folder) -> list:
+    from sinklab.train import tensorboard
+
+    return [tensorboard.Mirror(folder)]
+
+
+def likeness(spec: Any, layout: Any) -> dict[str, Any]:
+    """What must be alike on all processes. A store may lie elsewhere on each: its digest is compared."""
+    import sinklab
+    from sinklab.train.environment import commit, versions
+
+    config = flat(dataclasses.asdict(spec), 'config')
+    if str(config['config.data.source']).startswith('store:'):
+        del config['config.data.source']
+    code = dict(sinklab=sinklab.__version__, commit=commit(), python=platform.python_version())
+    return code | versions() | flat(dataclasses.asdict(layout), 'layout') | config
 
 
 def closing(record: dict) -> str:
@@ -70,7 +170,7 @@ def closing(record: dict) -> str:
     return f'step {record["step"]}, valid loss {record["valid/loss"]:.3f}, {measured}, {record["seconds"]:.0f} s'
 
 
-def last_good(folder: Any) -> str:
+def last_good(folder: Folder) -> str:
     saved = folder.checkpoint_steps()
     return (
         f'the last good checkpoint is {folder.checkpoints / str(saved[-1])}' if saved else 'no checkpoint was saved'

@@ -10,7 +10,7 @@ from plotly.subplots import make_subplots
 from sinklab.files import whole
 from sinklab.measure.measure import Picture
 from sinklab.measure.table import HEADLINE
-from sinklab.report.runs import NUMBERS, Run, cells, common_pictures, table
+from sinklab.report.runs import NUMBERS, Run, branches, cells, common_pictures, table
 
 COLOURS = ('#0072B2', '#D55E00', '#009E73', '#CC79A7', '#E69F00', '#56B4E9', '#000000')  # Okabe and Ito
 HEADS = 4  # shown of each run
@@ -49,7 +49,8 @@ def summary(runs: list[Run]) -> str:
         f'<tr>{"".join(f"<td>{html.escape(cell)}</td>" for cell in cells(row))}</tr>' for row in table(runs)
     )
     headings = (f'<th title="{html.escape(number.sentence)}">{number.label}</th>' for number in NUMBERS)
-    return f'<table><tr><th>arm</th>{"".join(headings)}</tr>{rows}</table>'
+    notes = ''.join(f'<p>{html.escape(f"{run.name}: {note}")}</p>' for run in runs for note in run.notes)
+    return f'<table><tr><th>arm</th>{"".join(headings)}</tr>{rows}</table>{notes}'
 
 
 def colour(number: int) -> str:
@@ -71,6 +72,19 @@ def curves(runs: list[Run]) -> go.Figure:
                 line=line,
                 legendgroup=run.name,
                 showlegend=column == 1,
+                row=1,
+                col=column,
+            )
+    for column, name, _ in shown:
+        for number, steps, values in branches(runs, name):
+            figure.add_scatter(
+                x=steps,
+                y=values,
+                line=dict(color=colour(number), dash='dot', width=1),
+                mode='lines+markers',
+                legendgroup=runs[number].name,
+                showlegend=False,
+                hoverinfo='skip',
                 row=1,
                 col=column,
             )

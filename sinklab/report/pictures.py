@@ -10,7 +10,7 @@ import matplotlib.pyplot as plt
 from sinklab.measure.measure import Picture
 from sinklab.measure.table import HEADLINE
 from sinklab.report.page import HEADS, colour, grid, largest
-from sinklab.report.runs import Run, common_pictures
+from sinklab.report.runs import Run, branches, common_pictures
 
 
 def write(folder: Path, runs: list[Run]) -> list[Path]:
@@ -29,6 +29,9 @@ def curves(runs: list[Run]) -> plt.Figure:
         left.plot(*run.curve(HEADLINE.name), color=colour(number), label=run.name)
         right.plot(*run.curve('valid/loss'), color=colour(number), label=run.name)
         right.plot(*run.curve('train/loss'), color=colour(number), alpha=0.3, linewidth=0.8)
+    for axis, name in ((left, HEADLINE.name), (right, 'valid/loss')):
+        for number, steps, values in branches(runs, name):
+            axis.plot(steps, values, ':', marker='.', color=colour(number))
     left.set(xlabel='step', ylabel=HEADLINE.axis, ylim=(-2, None))
     right.set(xlabel='step', ylabel='loss (line: valid, pale: train)')
     left.legend(frameon=False)

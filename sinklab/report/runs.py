@@ -1,12 +1,13 @@
 """A run as a report wants it: read once, in plain arrays, the same for the page and for the pictures."""
 
 import dataclasses
+import shlex
 import zipfile
 from pathlib import Path
 
 import numpy as np
 
-from sinklab.folder import Folder
+from sinklab.folder import Folder, ancestry
 from sinklab.measure import table as measures
 from sinklab.measure.measure import Number, Picture
 from sinklab.record import Refusal
@@ -18,6 +19,8 @@ class Run:
     records: list[dict]
     probe_steps: list[int]
     values: dict[str, np.ndarray]  # by names of pictures: values_NLH of N probes for heads, else of the last probe
+    folder: Folder
+    notes: list[str]  # what it comes from, and what has changed on its way
 
     def curve(self, name: str) -> tuple[list[int], list[float]]:
         """(steps, values) where a number was recorded."""
@@ -27,6 +30,11 @@ class Run:
     def last(self, name: str) -> float | None:
         """The newest value of a number."""
         return next((record[name] for record in reversed(self.records) if name in record), None)
+
+    def height(self, name: str, step: int) -> float | None:
+        """Where the curve of a number is drawn at a step."""
+        steps, values = self.curve(name)
+        return float(np.interp(step, steps, values)) if steps else None
 
     def strongest(self, count: int) -> list[tuple[int, int]]:
         """(layer, head) of the heads that give most to the first token, in the last probe."""
@@ -42,15 +50,39 @@ def read(paths: list[str]) -> list[Run]:
     return [run(folder, name(folder, row, rows.count(row) == 1)) for folder, row in zip(folders, rows, strict=True)]
 
 
+def branches(runs: list[Run], number: str) -> list[tuple[int, list[int], list[float]]]:
+    """(place of a fork, steps, values): from its parent's curve to its own, where both are among the runs."""
+    found, at = [], {run.folder.path.resolve(): run for run in runs}
+    for place, run in enumerate(runs):
+        lineage = run.folder.lineage()
+        parent = at.get((run.folder.path / lineage['run']).resolve()) if lineage else None
+        if parent and (before := parent.height(number, run.folder.start())) is not None:
+            steps, values = run.curve(number)
+            found.append((place, [run.folder.start(), *steps[:1]], [before, *values[:1]]))
+    return found
+
+
+def notes(folder: Folder) -> list[str]:
+    attempts = folder.environment().get('attempts', [])
+    changed = [f'since step {one["step"]}: {"; ".join(one["changes"])}' for one in attempts if 'changes' in one]
+    return [*filter(None, ['; '.join(ancestry(folder.lineage()))]), *changed]
+
+
 def name(folder: Folder, row: str, alone: bool) -> str:
     return row if row and alone else f'{row} ({folder})' if row else str(folder)
 
 
 def row_of(folder: Folder) -> str:
+    """The name of its row; of a fork, with what it comes from."""
     try:
-        return folder.read('row')['row']
+        row, lineage = folder.read('row')['row'], folder.lineage()
+        return f'{row or folder.path.name} from {lineage["row"]}@{lineage["step"]}' if lineage else row
     except (OSError, KeyError) as error:
-        runs = f'the runs of this sweep: {folder}/*/' if (folder.path / 'sweep.json').exists() else 'folders of runs'
+        runs = (
+            f'the runs of this sweep: {shlex.quote(str(folder))}/*/'
+            if (folder.path / 'sweep.json').exists()
+            else 'folders of runs'
+        )
         raise Refusal(f'{folder} holds no run that `sinklab train` has written; give {runs}') from error
 
 
@@ -64,7 +96,7 @@ def run(folder: Folder, name: str) -> Run:
         if all(one is not None for one in found):
             drawn = [picture.of(one) for one in found]
             values[picture.name] = np.stack(drawn) if picture.kind == 'heads' else drawn[0]
-    return Run(name, folder.records(), [int(path.stem) for path in probes], values)
+    return Run(name, folder.records(), [int(path.stem) for path in probes], values, folder, notes(folder))
 
 
 def common_pictures(runs: list[Run]) -> list[Picture]:
@@ -97,7 +129,10 @@ NUMBERS = (
 
 def table(runs: list[Run]) -> list[dict]:
     """The closing table: a row a run, None where a number was never recorded."""
-    return [dict(arm=run.name, **{number.name: run.last(number.name) for number in NUMBERS}) for run in runs]
+    return [
+        dict(arm=run.name, notes=run.notes, **{number.name: run.last(number.name) for number in NUMBERS})
+        for run in runs
+    ]
 
 
 def cells(row: dict) -> list[str]:

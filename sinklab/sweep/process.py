@@ -4,13 +4,14 @@ import os
 import signal
 import subprocess
 import sys
+from collections.abc import Callable
 
 
 class Relay:
     """Collects SIGINT and SIGTERM as long as it is open, and passes them on to the command that runs."""
 
-    def __init__(self):
-        self.received, self.child = [], None
+    def __init__(self, stopping: Callable[[], None] = lambda: None):
+        self.received, self.child, self.stopping = [], None, stopping
 
     def __enter__(self) -> 'Relay':
         self.earlier = {number: signal.signal(number, self.hear) for number in (signal.SIGINT, signal.SIGTERM)}
@@ -22,6 +23,7 @@ class Relay:
 
     def hear(self, number: int, frame: object) -> None:
         self.received.append(number)
+        self.stopping()
         if self.child:
             self.child.send_signal(number)
 

@@ -3,6 +3,7 @@
 import signal
 from collections.abc import Callable
 
+from sinklab.lease import Lease
 from sinklab.sweep.plan import Run
 from sinklab.sweep.process import Relay
 
@@ -10,9 +11,14 @@ STOPPED = {42: signal.SIGTERM, -signal.SIGTERM: signal.SIGTERM, 130: signal.SIGI
 KINDS = {0: 'done', 1: 'refused', 3: 'diverged', **dict.fromkeys(STOPPED, 'stopped')}
 
 
-def train(runs: list[Run], command: Callable[[Run], list[str]], say: Callable[[str], None]) -> int | None:
+def train(
+    runs: list[Run],
+    command: Callable[[Run], list[str]],
+    say: Callable[[str], None],
+    held: Lease,
+) -> int | None:
     """Runs what is to do, each in its own process; returns the signal that has ended it before its time."""
-    with Relay() as relay:
+    with Relay(held.stopping) as relay:
         for number, run in enumerate(runs, 1):
             at = f'[{number}/{len(runs)}] {run}'
             if run.outcome != 'to do':
@@ -20,6 +26,7 @@ def train(runs: list[Run], command: Callable[[Run], list[str]], say: Callable[[s
                 continue
             if relay.received:
                 break
+            held.check()
             say(at)
             run.forget()
             code, said = relay.run(command(run))
@@ -34,7 +41,7 @@ def train(runs: list[Run], command: Callable[[Run], list[str]], say: Callable[[s
 def ending(written: dict, code: int, said: str) -> tuple[str, str]:
     """(kind, message) as the run has written them; of one that could not, its exit code and its last line."""
     if written:
-        return written['kind'], written['message']
+        return 'crashed' if written['kind'] == 'lost' else written['kind'], written['message']
     if code < 0 and code not in STOPPED:
         return 'crashed', f'killed by {signal.Signals(-code).name}'
     lines = [line.strip() for line in said.splitlines() if line.strip()]

@@ -4,8 +4,8 @@ class Listener:
     def note(self, line: str) -> None:
         """Something that whoever reads the terminal should know."""
 
-    def begin(self, step: int, attention: str) -> None:
-        """An attempt goes on from a step, with what computes attention now, and what did before."""
+    def begin(self, step: int, attention: str, changes: list[str]) -> None:
+        """An attempt goes on from a step: what computes attention now, and did before; what has changed there."""
 
     def record(self, record: dict, written: bool) -> None:
         """The numbers of every step, and whether metrics.jsonl has them."""

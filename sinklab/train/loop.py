@@ -6,7 +6,7 @@ import functools
 import hashlib
 import math
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 import jax
 
@@ -15,17 +15,18 @@ from sinklab.attend.choice import Choice
 from sinklab.checkpoint.checkpoints import Checkpoints
 from sinklab.checkpoint.storage import room
 from sinklab.data.batches import Sequences
-from sinklab.folder import Folder
+from sinklab.folder import Folder, ancestry
 from sinklab.group import Alone, Group, difference, once
+from sinklab.lease import GRACE, Elsewhere, Lease, Superseded
 from sinklab.measure.table import HEADLINE
 from sinklab.spec import Hardware, Spec
-from sinklab.train import probe, state, step
+from sinklab.train import fork, probe, state, step
 from sinklab.train.environment import environment
 from sinklab.train.evaluation import evaluation
 from sinklab.train.listener import Listener
 from sinklab.train.outcome import Disagreement, Diverged, Stopped, outcome
 from sinklab.train.signals import signals
-from sinklab.train.start import start
+from sinklab.train.start import forked, held, start
 
 # What a process may wish of all; the largest counts. Above these: the number of a signal that ends the run.
 NOTHING, SAVE = 0, 1
@@ -34,23 +35,47 @@ MEASURED = {'valid': 'valid/loss', 'probe': HEADLINE.name}
 
 
 def train(
-    spec: Spec, hardware: Hardware, folder: Folder, row: dict, *listeners: Listener, group: Group | None = None
+    spec: Spec,
+    hardware: Hardware,
+    folder: Folder,
+    row: dict,
+    *listeners: Listener,
+    group: Group | None = None,
+    origin: fork.Origin | None = None,
+    grace: float = GRACE,
 ) -> list[dict]:
-    """Trains in `folder`, going on from its newest checkpoint, and returns all its records.
+    """Trains in `folder`, going on from its newest checkpoint or from its origin's, and returns all its records.
 
-    Raises Refusal (a folder that holds a run is then as it was but for its outcome, and no step has been compiled),
-    Diverged, Stopped, or Disagreement.
+    `grace` is how many seconds are left to a run that is told to stop. Raises Refusal (a folder that holds a run is
+    then as it was but for its outcome, and no step has been compiled), Diverged, Stopped, or Disagreement.
     """
     group = group or Alone()
     folder = folder if group.index == 0 else folder.read_only()
     once(group, 'folder', lambda: folder.check(spec))
-    with outcome(folder), room(folder):
-        mesh, attention, data = start(spec, hardware, folder, group)
-        once(group, 'claim', lambda: folder.claim(spec, row))
-        saved = Checkpoints(folder, spec.checkpoint, data.fingerprint, group)
-        with jax.set_mesh(mesh), contextlib.closing(saved), signals() as received:
-            Run(spec, hardware, mesh, attention, folder, data, saved, listeners, group, received).train()
+    with held(folder, group, grace) as lease:
+        once(group, 'folder, held', lambda: folder.check(spec))  # as the job has left it that was waited for
+        with outcome(folder), room(folder):
+            mesh, attention, data = start(spec, hardware, folder, group)
+            row = forked(origin, spec, folder, row, data, group)
+            once(group, 'claim', lambda: folder.claim(spec, row))
+            saved = Checkpoints(folder, spec.checkpoint, data.fingerprint, group)
+            with jax.set_mesh(mesh), closing(saved), signals() as received:
+                fork.begin(origin, spec, mesh, folder, saved)
+                given = spec, hardware, mesh, attention, folder, data, saved, listeners, group, lease, received, grace
+                Run(*given).train()
     return folder.records()
+
+
+@contextlib.contextmanager
+def closing(saved: Checkpoints) -> Iterator[None]:
+    """Waits at the end for what is being written, but where the folder is another job's by now."""
+    with contextlib.ExitStack() as after:
+        after.callback(saved.close)
+        try:
+            yield
+        except Superseded:
+            after.pop_all()
+            raise
 
 
 @dataclasses.dataclass
@@ -66,20 +91,23 @@ class Run:
     checkpoints: Checkpoints
     listeners: tuple[Listener, ...]
     group: Group
+    lease: Lease | Elsewhere
     received: list[int]  # signals
+    grace: float
 
     def __post_init__(self):
+        self.start = once(self.group, 'start', self.folder.start)
         where = self.spec, self.hardware, self.mesh, self.attention.backend
         self.step, self.valid = step.train_step(*where), evaluation(*where)
         self.observe = probe.observer(self.spec, self.mesh)
+        self.saved = time.monotonic()
         self.wishes = functools.cache(functools.partial(sharding.of_each_device, mesh=self.mesh))
 
     def train(self) -> None:
         newest, passed = self.checkpoints.sound()
         first = newest or 0
         for line in passed:
-            for listener in self.listeners:
-                listener.note(line)
+            self.note(line)
         owed = once(self.group, 'owed', lambda: self.owed(first))
         if self.last(first) and not owed:
             return
@@ -91,11 +119,16 @@ class Run:
         """The state to go on from, and a note of where that happens; what is not yet measured of it is."""
         self.group.at('restoring', first)
         now = self.checkpoints.restore(first, state.abstract(self.spec, self.mesh)) if first else None
-        attempts = [*self.folder.environment().get('attempts', []), {'step': first, 'attention': str(self.attention)}]
+        changes, note = self.folder.changes(self.spec), {'step': first, 'attention': str(self.attention)}
+        attempts = [*self.folder.environment().get('attempts', []), note | ({'changes': changes} if changes else {})]
+        self.lease.check()
         self.folder.write('environment', environment(self.hardware, str(self.attention), attempts))
+        if changes:
+            self.folder.write('config', dataclasses.asdict(self.spec))
         said = dict.fromkeys(attempt['attention'] for attempt in reversed(attempts))
+        begun = ancestry(self.folder.lineage()) if first == self.start else []
         for listener in self.listeners:
-            listener.begin(first, ', earlier '.join(said))
+            listener.begin(first, ', earlier '.join(said), [*begun, *changes])
         now = now or state.create(self.spec, self.mesh)
         if owed:
             numbers = self.measure(first, now['params'], owed)
@@ -129,7 +162,10 @@ class Run:
         return sharding.batch(functools.partial(self.data.batches.rows, number - 1), shape, self.mesh)
 
     def wish(self) -> int:
-        return self.received[0] if self.received else NOTHING
+        """What this process wishes: the end, if it was told to; a checkpoint, by the clock of process 0."""
+        minutes = self.spec.checkpoint.every_minutes
+        overdue = minutes and self.group.index == 0 and time.monotonic() - self.saved > 60 * minutes
+        return self.received[0] if self.received else SAVE if overdue else NOTHING
 
     def due(self, number: int) -> bool:
         """Whether something after this step needs its state."""
@@ -137,7 +173,7 @@ class Run:
 
     def measured(self, number: int) -> list[str]:
         """What is measured after a step: what is due, and all of it before the first and after the last."""
-        edge = number == 0 or self.last(number)
+        edge = number == self.start or self.last(number)
         return [name for name in MEASURED if edge or is_due(number, getattr(self.spec, name).every_steps)]
 
     def owed(self, number: int) -> list[str]:
@@ -153,6 +189,7 @@ class Run:
 
         Returns what has been wished, of which all processes learn here.
         """
+        self.lease.check()
         self.group.at('step', number, self.stopwatch.usual)
         numbers = {name: float(value) for name, value in jax.device_get(numbers).items()}
         wish = max(wish, int(numbers.pop('wish')))
@@ -183,6 +220,7 @@ class Run:
         if wish or self.last(number) or is_due(number, self.spec.checkpoint.every_steps):
             self.save(number, now, numbers)
         if wish > SAVE:
+            self.lease.stopping()
             self.checkpoints.wait()
             raise Stopped(wish, number)
 
@@ -202,9 +240,14 @@ class Run:
 
     def record(self, record: dict, written: bool) -> None:
         if written:
+            self.lease.check()
             self.metrics.append(record)
         for listener in self.listeners:
             listener.record(record, written)
+
+    def note(self, line: str) -> None:
+        for listener in self.listeners:
+            listener.note(line)
 
     def save(self, number: int, now: dict, numbers: dict[str, float]) -> None:
         if self.checkpoints.newest != number:
@@ -212,6 +255,7 @@ class Run:
             self.group.at('saving', number)
             self.metrics.sync()
             self.checkpoints.save(number, now)
+            self.saved = time.monotonic()
 
     def compare(self, number: int, numbers: dict[str, float]) -> None:
         """Sees that all processes have come to the same: a process of its own data, or a chip that errs, is found."""

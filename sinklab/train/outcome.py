@@ -7,6 +7,7 @@ import traceback
 from collections.abc import Iterator
 
 from sinklab.folder import Folder
+from sinklab.lease import Superseded
 from sinklab.record import Refusal
 
 
@@ -40,6 +41,7 @@ ENDINGS = {
     Diverged: ('diverged', 3),
     KeyboardInterrupt: ('stopped', 130),
     Refusal: ('refused', 1),
+    Superseded: ('refused', 1),
     Disagreement: ('lost', 42),
 }
 
@@ -55,7 +57,7 @@ def outcome(folder: Folder) -> Iterator[None]:
         error = raised
         raise
     finally:
-        if (folder.path / 'config.json').exists():
+        if folder.is_claimed() and not isinstance(error, Superseded):
             with contextlib.suppress(OSError):  # the disk may be what has ended it
                 folder.write('outcome', record(folder, error))
 

@@ -1,7 +1,10 @@
 """What is decided before the first step, by all processes alike: what is refused, where, by what and on what data."""
 
+import contextlib
 import os
 import shutil
+import time
+from collections.abc import Iterator
 
 import jax
 
@@ -9,23 +12,68 @@ from sinklab import sharding
 from sinklab.attend.choice import Choice
 from sinklab.data.batches import Sequences, sequences
 from sinklab.folder import Folder
-from sinklab.group import Group, once, same, together
+from sinklab.group import Group, once, same, unanimous
+from sinklab.lease import Elsewhere, Lease, lease, seen
 from sinklab.record import Refusal
 from sinklab.spec import Hardware, Spec
-from sinklab.train import layout, probe, state, step
+from sinklab.train import fork, layout, probe, state, step
+
+SHARED = 5.0  # seconds until a network's disk shows everywhere what is written on it
 
 
 def start(
     spec: Spec, hardware: Hardware, folder: Folder, group: Group
 ) -> tuple[jax.sharding.Mesh, Choice, Sequences]:
     """(mesh, what computes attention, data), the same on all processes; what one of them refuses, all refuse."""
-    mesh = together(group, 'devices', lambda: check(spec, hardware))
+    mesh = unanimous(group, 'devices', lambda: check(spec, hardware))
     once(group, 'room', lambda: check_room(spec, folder, mesh))
-    attention = together(group, 'attention', lambda: step.choice(spec, hardware))
+    attention = unanimous(group, 'attention', lambda: step.choice(spec, hardware))
     same(group, 'backend', {'what computes attention': attention.backend})
-    data = together(group, 'data', lambda: sequences(spec))
+    data = unanimous(group, 'data', lambda: sequences(spec))
     same(group, 'fingerprint', {f'the data ({name})': value for name, value in data.fingerprint.items()})
     return mesh, attention, data
+
+
+@contextlib.contextmanager
+def held(folder: Folder, group: Group, grace: float) -> Iterator[Lease | Elsewhere]:
+    """The lease of a folder, which process 0 takes for all of them, and all see."""
+    with contextlib.ExitStack() as stack:
+        own = []
+
+        def take() -> str:
+            own.append(stack.enter_context(lease(folder.path, grace)))
+            return own[0].token
+
+        token = once(group, 'lease', take)
+        sees = group.gather('lease is seen', is_seen(folder, token))
+        if not all(sees):
+            raise Refusal(
+                f'process {sees.index(False)} does not see in {folder} what process 0 writes there; give all of them '
+                'one shared folder as --workdir'
+            )
+        yield own[0] if own else Elsewhere()
+
+
+def is_seen(folder: Folder, token: str) -> bool:
+    """Whether the folder's lease is seen here, as it is after some seconds on a network's disk."""
+    until = time.monotonic() + SHARED
+    while seen(folder.path) != token:
+        if time.monotonic() > until:
+            return False
+        time.sleep(0.2)
+    return True
+
+
+def forked(origin: fork.Origin | None, spec: Spec, folder: Folder, row: dict, data: Sequences, group: Group) -> dict:
+    """What row.json is to hold: of a run that is about to begin as a fork, what it comes from as well."""
+
+    def lineage() -> dict:
+        if origin is None or folder.is_claimed():
+            return {}
+        fork.check(origin, spec)
+        return {'from': fork.lineage(origin, spec, folder, data.fingerprint)}
+
+    return row | once(group, 'lineage', lineage)
 
 
 def check(spec: Spec, hardware: Hardware) -> jax.sharding.Mesh:

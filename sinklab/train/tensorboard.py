@@ -17,7 +17,7 @@ class Mirror(Listener):
             ) from error
         self.folder, self.kind = folder, SummaryWriter
 
-    def begin(self, step: int, attention: str) -> None:
+    def begin(self, step: int, attention: str, changes: list[str]) -> None:
         self.writer = self.kind(str(self.folder.path / 'tensorboard'))
 
     def record(self, record: dict, written: bool) -> None:

@@ -1,0 +1,140 @@
+"""The options of a command that is one of several processes, and its way into their group and out of it."""
+
+import argparse
+import functools
+import math
+import sys
+import traceback
+from collections.abc import Callable
+
+from sinklab.cli.command import again
+from sinklab.folder import Folder
+from sinklab.group import Group
+from sinklab.processes import cluster, link
+from sinklab.processes.account import Account, log
+from sinklab.processes.ending import End
+from sinklab.processes.patience import Patience
+from sinklab.processes.supervisor import Supervisor
+from sinklab.record import Refusal
+
+HINTS = {'stopped': '; go on with: {again}', 'lost': '; start the same command again'}
+
+
+def arguments(verb: argparse.ArgumentParser) -> None:
+    verb.add_argument('--coordinator', metavar='HOST:PORT', help='where process 0 of several is to be found')
+    verb.add_argument(
+        '--processes', type=int, metavar='N', help='how many there are; 1: alone, whatever a cluster says'
+    )
+    verb.add_argument('--process', type=int, metavar='I', help='the number of this one, from 0')
+    verb.add_argument(
+        '--join_timeout',
+        type=float,
+        default=Patience.join,
+        metavar='SECONDS',
+        help='how long to wait for all of them',
+    )
+    verb.add_argument(
+        '--patience',
+        metavar='TIMES[,SECONDS]',
+        help='how many times its usual duration a step may take before it is ended, and at least so long',
+    )
+    verb.add_argument(
+        '--grace', type=float, default=30.0, metavar='SECONDS', help='from SIGTERM to SIGKILL, in which to save'
+    )
+    verb.add_argument('--supervise', action='store_true', help='look after a single process, too')
+    verb.add_argument('--restarts', type=int, default=0, metavar='N', help='begin again by itself after a failure')
+
+
+def seat(given: argparse.Namespace) -> cluster.Seat:
+    return cluster.seat(given.coordinator, given.processes, given.process, patience(given).join)
+
+
+def patience(given: argparse.Namespace) -> Patience:
+    """As the options say."""
+    if given.restarts < 0:
+        raise Refusal(f'--restarts={given.restarts} must be a whole number of at least 0')
+    times, _, least = (given.patience or '').partition(',')
+    texts = dict(multiple=times, floor=least or None) if given.patience is not None else {}
+    numbers = {name: number(text) for name, text in texts.items() if text is not None}
+    if not all(numbers.values()) or (given.patience or '').endswith(','):
+        raise Refusal(
+            f'--patience={given.patience} must be one or two numbers above 0, e.g. --patience=20,60 for 20 times the '
+            'usual and no less than 60 seconds'
+        )
+    for name in ('join_timeout', 'grace'):
+        if not number(getattr(given, name)):
+            raise Refusal(f'--{name}={getattr(given, name):g} must be a number of seconds above 0')
+    return Patience(join=given.join_timeout, **numbers)
+
+
+def number(given: str | float) -> float | None:
+    """A finite number above 0, if that is what is given."""
+    try:
+        return float(given) if 0 < float(given) < math.inf else None
+    except ValueError:
+        return None
+
+
+def supervise(
+    command: list[str],
+    seat: cluster.Seat,
+    patience: Patience,
+    folder: Folder,
+    ours: Callable[[], bool],
+    restarts: int,
+) -> int:
+    """Has a command run in a child, and ends as those of all processes do. `ours`: the folder holds this run."""
+    account = None if seat.index else Account(folder, ours, restarts)
+    failed = functools.partial(log, folder, seat.index)
+    end = Supervisor(seat, command, patience, failed, say, account and account.judge).run()
+    if account:
+        account.close(end)
+        show_cursor()
+        sys.stderr.write(end.trace if end.kind == 'crashed' else '')
+    if end.code:
+        say(line(end))
+    return end.code
+
+
+def line(end: End) -> str:
+    """What a person reads of an end, and can do."""
+    return end.words + HINTS.get(end.kind, '').format(again=again())
+
+
+def say(text: str) -> None:
+    print(f'sinklab train: {text}', file=sys.stderr, flush=True)
+
+
+def show_cursor() -> None:
+    """A line that was live when its process was killed has left none."""
+    if sys.stderr.isatty():
+        sys.stderr.write('\r\x1b[K\x1b[?25h')
+
+
+def child(function: Callable[[Group], End]) -> None:
+    """Runs a function as one of a group, and leaves as it ends."""
+    group = link.group()
+    try:
+        end = function(group)
+    except BaseException as error:
+        end = of_error(error)
+    group.end(end)
+
+
+def of_error(error: BaseException) -> End:
+    """What is raised in a process: by what was asked of it, by its machine, or by its code."""
+    from jax.errors import JaxRuntimeError
+
+    words = ' '.join(traceback.format_exception_only(error)[-1].split())
+    trace = ''.join(traceback.format_exception(error))
+    match error:
+        case Refusal():
+            return End('refused', str(error))
+        case KeyboardInterrupt():
+            return End('interrupted', 'stopped at once; what was saved before is intact')
+        case JaxRuntimeError():
+            return End('runtime', words, trace)
+        case OSError():
+            return End('storage', words, trace)
+        case _:
+            return End('crashed', words, trace)

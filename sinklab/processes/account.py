@@ -1,0 +1,66 @@
+"""What a group of processes leaves in the folder of a run when it ends: outcome.json, and logs of what went wrong."""
+
+import contextlib
+import time
+from collections.abc import Callable
+
+from sinklab.folder import Folder
+from sinklab.processes.ending import End
+
+FRUITLESS = 5  # attempts in a row that came to no new checkpoint, each started by a scheduler
+FRUITLESS_HERE = 3  # or by the supervisors themselves
+
+
+class Account:
+    """Of process 0. `ours` says whether the folder holds this run: into no other is anything written."""
+
+    def __init__(self, folder: Folder, ours: Callable[[], bool], restarts: int):
+        self.folder, self.ours, self.restarts = folder, ours, restarts
+        self.total = self.here = 0
+        self.newest = self.checkpoint()
+        with contextlib.suppress(OSError, ValueError):
+            before = folder.read('outcome')
+            if before.get('checkpoint') == self.newest:
+                self.total = before.get('fruitless', 0)
+
+    def checkpoint(self) -> int | None:
+        return next(reversed(self.folder.checkpoint_steps()), None)
+
+    def judge(self, end: End, able: bool) -> tuple[End, bool]:
+        """Whether all begin again after an end; in vain they do so a few times only."""
+        if end.kind != 'lost':
+            return end, False
+        newest = self.checkpoint()
+        if newest != self.newest:
+            self.newest, self.total, self.here = newest, 0, 0
+        self.total, self.here = self.total + 1, self.here + 1
+        if self.total >= FRUITLESS or self.here >= FRUITLESS_HERE:
+            return End(
+                'fruitless',
+                f'{end.words}; that was attempt {max(self.total, self.here)} in a row without a new checkpoint',
+            ), False
+        again = able and self.restarts > 0
+        self.restarts -= again
+        return end, again
+
+    def close(self, end: End) -> None:
+        """Writes the outcome where process 0 could not, or does not know what the others know."""
+        if end.kind == 'refused' or not self.ours():
+            return
+        counted = dict(fruitless=self.total) if end.kind == 'lost' or end.cause == 'fruitless' else {}
+        with contextlib.suppress(OSError, ValueError):
+            written = self.folder.read('outcome') if (self.folder.path / 'outcome.json').exists() else {}
+            if counted or (written.get('kind'), written.get('exit_code')) != (end.kind, end.code):
+                step = next((line['step'] for line in reversed([*self.folder.lines()])), 0)
+                what = dict(kind=end.kind, step=step, checkpoint=self.checkpoint(), message=end.words)
+                self.folder.write('outcome', what | dict(exit_code=end.code) | counted)
+
+
+def log(folder: Folder, index: int, end: End, noise: str) -> None:
+    """Appends to the log of a process what went wrong, and what its threads and libraries said before."""
+    with contextlib.suppress(OSError):
+        if not (folder.path / 'config.json').exists():
+            return
+        (folder.path / 'processes').mkdir(exist_ok=True)
+        with (folder.path / 'processes' / f'{index}.log').open('a', encoding='utf-8') as file:
+            file.write(f'{time.strftime("%Y-%m-%dT%H:%M:%S%z")} {end.words}\n{noise}\n')

@@ -1,0 +1,110 @@
+"""Which process of how many this is: as the command line says, or the environment of a cluster."""
+
+import dataclasses
+import glob
+import os
+import re
+import warnings
+from collections.abc import Mapping
+
+from sinklab.record import Refusal
+
+BY_HAND = 'give --coordinator=HOST:PORT --processes=N --process=I to each process, or --processes=1 to be alone'
+# Variables, of which all are there -> what is started by jax's own detection. A look at them spares its import.
+MARKS = [
+    ('SLURM_JOB_ID', 'SLURM_STEP_NODELIST'),
+    ('KUBERNETES_SERVICE_HOST', 'JOB_COMPLETION_INDEX'),
+    ('OMPI_MCA_orte_hnp_uri',),
+    ('TPU_WORKER_HOSTNAMES',),
+    ('TPU_PROCESS_ADDRESSES',),
+    ('MEGASCALE_COORDINATOR_ADDRESS',),
+]
+TPU_DEVICES = '/dev/accel[0-9]*', '/dev/vfio/[0-9]*'
+# Of a host with a single process, all devices are its own; jax would take the first.
+ONE_PER_HOST = {'SLURM_STEP_TASKS_PER_NODE': r'1(\(x\d+\))?', 'OMPI_COMM_WORLD_LOCAL_SIZE': '1'}
+
+
+@dataclasses.dataclass(frozen=True)
+class Seat:
+    """The number of a process among all, where process 0 is to be found, and which devices are its own."""
+
+    index: int = 0
+    count: int = 1
+    host: str = ''
+    port: int = 0
+    devices: list[int] | None = None  # all that there are
+
+    @property
+    def address(self) -> str:
+        return self.beside(self.port)
+
+    def beside(self, port: int) -> str:
+        """Another port of the host of process 0."""
+        return f'[{self.host}]:{port}' if ':' in self.host else f'{self.host}:{port}'
+
+
+def seat(coordinator: str | None, processes: int | None, process: int | None, timeout: float) -> Seat:
+    """As given, or as found."""
+    given = {'--coordinator': coordinator, '--processes': processes, '--process': process}
+    if processes == 1 and coordinator is None and process in (None, 0):
+        return Seat()
+    if all(value is None for value in given.values()):
+        return found(os.environ, timeout)
+    if missing := [name for name, value in given.items() if value is None]:
+        there = ' '.join(f'{name}={value}' for name, value in given.items() if value is not None)
+        raise Refusal(f'{there} without {" and ".join(missing)}; give all three, or none')
+    if processes < 1:
+        raise Refusal(f'--processes={processes} must be a whole number of at least 1')
+    if not 0 <= process < processes:
+        raise Refusal(f'--process={process} must be a whole number from 0 to {processes - 1}, below --processes')
+    return Seat(process, processes, *address('--coordinator', coordinator))
+
+
+def address(name: str, given: str) -> tuple[str, int]:
+    parts = re.fullmatch(r'(\[[0-9a-fA-F:.]+\]|[^\s:\[\]]+):(\d{1,5})', given)
+    if not parts or not 0 < int(parts[2]) < 65536:
+        raise Refusal(f'{name}={given} is no HOST:PORT with a port from 1 to 65535, e.g. {name}=10.0.0.1:8476')
+    return parts[1].strip('[]'), int(parts[2])
+
+
+def found(environment: Mapping[str, str], timeout: float) -> Seat:
+    """What a cluster says, in jax's own reading; alone where there is none."""
+    refuse_one_of_many(environment)
+    if not any(set(mark) <= environment.keys() for mark in MARKS) and not any(map(glob.glob, TPU_DEVICES)):
+        return Seat()
+    from jax._src.clusters import ClusterEnv
+
+    try:
+        with warnings.catch_warnings(action='ignore'):
+            where, count, index, devices = ClusterEnv.auto_detect_unset_distributed_params(
+                None, None, None, None, None, int(timeout)
+            )
+    except Exception as error:  # of any kind: it asks servers, through packages of their own
+        reason = f'{type(error).__name__}: {" ".join(str(error).split())}'
+        raise Refusal(f'the environment of this cluster cannot be read ({reason}); {BY_HAND}') from error
+    if where is None or count == 1:
+        return Seat()
+    whole = any(re.fullmatch(pattern, environment.get(name, '')) for name, pattern in ONE_PER_HOST.items())
+    return Seat(index, count, *address('the address of process 0', where), None if whole else devices)
+
+
+def refuse_one_of_many(environment: Mapping[str, str]) -> None:
+    """Where a cluster has started many processes, or is about to, none of them takes itself for the only one."""
+    tasks = max(int(environment.get(name, 1)) for name in ('SLURM_NTASKS', 'SLURM_JOB_NUM_NODES'))
+    if 'SLURM_JOB_ID' in environment and 'SLURM_STEP_NODELIST' not in environment and tasks > 1:
+        raise Refusal(
+            f'SLURM has {tasks} processes or hosts for this job, and this command is not one of a step; start it by '
+            'srun, or give --processes=1 to be alone'
+        )
+    ranks = int(environment.get('OMPI_COMM_WORLD_SIZE', 1))
+    if ranks > 1 and 'OMPI_MCA_orte_hnp_uri' not in environment:
+        raise Refusal(f'this Open MPI has {ranks} processes and does not say where the first is; {BY_HAND}')
+    indexed = {'KUBERNETES_SERVICE_HOST', 'JOB_COMPLETION_INDEX'} <= environment.keys()
+    if indexed and not {'TPU_WORKER_HOSTNAMES', 'TPU_PROCESS_ADDRESSES'} & environment.keys():
+        try:
+            import kubernetes  # noqa: F401
+        except ImportError as error:
+            raise Refusal(
+                'this is a pod of an indexed job, and the package that asks for the others is missing; pip install '
+                f'kubernetes, or {BY_HAND}'
+            ) from error

@@ -1,0 +1,71 @@
+"""One process as the hub knows it, and who keeps the others waiting."""
+
+import dataclasses
+import time
+
+from sinklab.processes.ending import End
+from sinklab.processes.patience import Patience
+from sinklab.processes.wire import Wire
+
+APART = ('starting', 'compiling', 'measuring', 'saving', 'restoring', 'ending')
+WORDS = {'step': 'in step {step}', 'reading': 'reading its batch of step {step}'}
+
+
+@dataclasses.dataclass
+class Place:
+    """Where a process is: what it does, at which step, since when, and how long that usually takes."""
+
+    name: str = 'starting'
+    step: int = 0
+    usual: float | None = None
+    since: float = dataclasses.field(default_factory=time.monotonic)
+
+    @property
+    def seconds(self) -> float:
+        return time.monotonic() - self.since
+
+    @property
+    def reached(self) -> tuple[int, bool]:
+        """Further on is greater; who computes a step has arrived at it."""
+        return self.step, self.name == 'step'
+
+    def late(self, patience: Patience) -> bool:
+        judged = self.usual is not None and self.name not in APART
+        return self.seconds > (patience.of_step(self.usual) if judged else patience.apart)
+
+    def __str__(self) -> str:
+        words = WORDS.get(self.name, f'{self.name} at step {{step}}' if self.step else self.name)
+        return words.format(step=self.step)
+
+
+@dataclasses.dataclass
+class Member:
+    index: int
+    host: str
+    pid: int
+    wire: Wire
+    child: int | None = None
+    place: Place = dataclasses.field(default_factory=Place)
+
+    def __str__(self) -> str:
+        return f'process {self.index} (host {self.host}, pid {self.child or self.pid})'
+
+    def hear(self, child: int, place: str, step: int, usual: float | None, seconds: float) -> None:
+        self.child, self.place = child, Place(place, step, usual, time.monotonic() - seconds)
+
+    def begin(self) -> None:
+        self.child, self.place = None, Place()
+
+
+def hung(waiting: list[Member], patience: Patience) -> End | None:
+    """Whether some wait too long, and for whom. Who is at something that takes its time is waited for."""
+    if not any(member.place.late(patience) for member in waiting):
+        return None
+    front = max((member.place for member in waiting), key=lambda place: place.reached)
+    behind = [member for member in waiting if member.place.reached < front.reached]
+    if behind and all(member.place.name in APART and not member.place.late(patience) for member in behind):
+        return None
+    usual = '' if front.usual is None else f', usual {front.usual:.2g} s'
+    who = [f'{member} did not arrive ({member.place} for {member.place.seconds:.0f} s)' for member in behind]
+    found = '; '.join(who) or ('all are there' if len(waiting) > 1 else 'it has hung')
+    return End('hung', f'{front} for {front.seconds:.0f} s{usual}: {found}')

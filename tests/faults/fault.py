@@ -1,0 +1,116 @@
+"""A run that notes where it is, pauses at every step, and does itself an injury where it is told to.
+
+FAULT is JSON: process, event (the number of a note), seconds after it, what (a signal, FILL or VANISH). NOTES is a
+folder for notes; ONCE: no second injury. OTHER makes this process differ from the others in something.
+"""
+
+import dataclasses
+import json
+import os
+import signal
+import sys
+import threading
+import time
+from pathlib import Path
+
+from configs import default
+from configs.sizes import SMOKE
+
+PAUSE = float(os.environ.get('PAUSE', 0.05))  # seconds a step
+NOTES = Path(os.environ.get('NOTES', '/nowhere'))
+
+
+def get_config(row=None):
+    config = default.get_config()
+    changes = {
+        'optimizer.steps': 12,
+        'optimizer.batch_size': 8,
+        'optimizer.peak_learning_rate': 1e-2,
+        'optimizer.warmup_steps': 2,
+        'valid.every_steps': 5,
+        'probe.every_steps': 3,
+        'checkpoint.every_steps': 4,
+    }
+    config.update_from_flattened_dict({**SMOKE, **changes})
+    return config
+
+
+class Noting:
+    """A group that tells where it is, and meets its fault there."""
+
+    def __init__(self, group, folder):
+        self.group, self.index, self.count, self.gather = group, group.index, group.count, group.gather
+        self.folder, self.notes = folder, 0
+        self.fault = json.loads(os.environ.get('FAULT', '{}'))
+
+    def at(self, place, step=0, usual=None):
+        self.group.at(place, step, usual)
+        if place == 'reading its batch':
+            time.sleep(PAUSE)
+        if NOTES.is_dir():
+            with (NOTES / f'{self.index}').open('a') as file:
+                file.write(f'{place} {step}\n')
+        here = (self.fault.get('process'), self.fault.get('event')) == (self.index, self.notes)
+        if here and not ('ONCE' in os.environ and (NOTES / 'harmed').exists()):
+            threading.Timer(self.fault['seconds'], self.harm).start() if self.fault['seconds'] else self.harm()
+        self.notes += 1
+
+    def harm(self):
+        (NOTES / 'harmed').write_text(f'{time.monotonic()}')
+        dict(FILL=self.fill, VANISH=self.vanish).get(self.fault['what'], self.kill)()
+
+    def kill(self):
+        os.kill(os.getpid(), getattr(signal, self.fault['what']))
+
+    def fill(self):
+        with (self.folder / 'ballast').open('wb', buffering=0) as file:
+            try:
+                while file.write(b'x' * 4096):
+                    pass
+            except OSError:
+                return
+
+    def vanish(self):
+        self.folder.rename(self.folder.with_name('gone'))
+
+
+def versions():
+    from sinklab.train import environment
+
+    environment.versions = lambda: {'jax': '0.0'}
+
+
+def commit():
+    from sinklab.train import environment
+
+    environment.commit = lambda: 'another'
+
+
+def data():
+    from sinklab.train import start
+
+    def other(spec, sequences=start.sequences):
+        found = sequences(spec)
+        return dataclasses.replace(found, fingerprint=found.fingerprint | {'store': 'another'})
+
+    start.sequences = other
+
+
+def backend():
+    from sinklab.attend.choice import Choice
+    from sinklab.train import step
+
+    step.choice = lambda spec, hardware: Choice('dense')
+
+
+OTHERS = dict(versions=versions, commit=commit, data=data, backend=backend)
+OTHERS.get(os.environ.get('OTHER'), lambda: None)()
+
+if 'train' in sys.argv and {'NOTES', 'FAULT', 'PAUSE'} & os.environ.keys():
+    from sinklab.train import loop
+
+    def noting(run, begin=loop.Run.__post_init__):
+        run.group = Noting(run.group, run.folder.path)
+        begin(run)
+
+    loop.Run.__post_init__ = noting

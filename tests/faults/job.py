@@ -1,0 +1,131 @@
+"""`sinklab train` on several processes of this machine, as a scheduler starts it."""
+
+import contextlib
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+
+import jax
+import numpy as np
+
+from sinklab.checkpoint import restore
+from sinklab.folder import Folder
+
+HERE = Path(__file__).parent
+CLOCK = ('seconds', 'speed/tokens_per_second')
+DEVICES = 4
+
+
+def free_port():
+    with socket.socket() as listener:
+        listener.bind(('127.0.0.1', 0))
+        return listener.getsockname()[1]
+
+
+class Job:
+    """Some processes of one run, and what they say."""
+
+    def __init__(self, workdir, source, count, *options, variables=None, each=None, port=None, config=None):
+        self.port = port or free_port()
+        self.start = time.monotonic()
+        self.processes = []
+        for index in range(count):
+            place = [f'--coordinator=127.0.0.1:{self.port}', f'--processes={count}', f'--process={index}']
+            own = (each or {}).get(index, {})
+            command = [sys.executable, '-m', 'sinklab', 'train', f'--config={config or HERE / "fault.py"}']
+            command += [
+                f'--config.data.source={source}',
+                f'--workdir={own.pop("WORKDIR", workdir)}',
+                f'--data={DEVICES}',
+            ]
+            command += [*options, *own.pop('OPTIONS', []), *(place if count > 1 and own.pop('PLACED', True) else [])]
+            environment = {
+                **os.environ,
+                'JAX_PLATFORMS': 'cpu',
+                'JAX_NUM_CPU_DEVICES': str(DEVICES // count),
+                'PYTHONPATH': str(HERE.parents[1]),
+                **(variables or {}),
+                **own,
+            }
+            streams = dict(stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True, start_new_session=True)
+            where = own.pop('CWD', None)
+            self.processes.append(subprocess.Popen(command, env=environment, cwd=where, **streams))
+
+    def wait(self, timeout=120):
+        """(exit codes, what each said); `ended` has the seconds since the start at which each did."""
+        deadline, self.ended = time.monotonic() + timeout, {}
+        said = {}
+        readers = [threading.Thread(target=read, args=(said, index, one)) for index, one in enumerate(self.processes)]
+        for reader in readers:
+            reader.start()
+        while len(self.ended) < len(self.processes) and time.monotonic() < deadline:
+            for index, process in enumerate(self.processes):
+                if index not in self.ended and process.poll() is not None:
+                    self.ended[index] = time.monotonic()
+            time.sleep(0.05)
+        hung = [index for index in range(len(self.processes)) if index not in self.ended]
+        self.kill()
+        for reader in readers:
+            reader.join()
+        assert not hung, f'processes {hung} did not end in {timeout} s:\n' + '\n'.join(said.values())
+        return [process.returncode for process in self.processes], [said[index] for index in sorted(said)]
+
+    def kill(self):
+        for process in self.processes:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
+
+    def signal(self, pid, number):
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, number)
+
+    def child(self, index):
+        """The process id of the one that trains, under its supervisor; None where there is none yet, or no more."""
+        pid = self.processes[index].pid
+        with contextlib.suppress(OSError, IndexError):
+            return int(Path(f'/proc/{pid}/task/{pid}/children').read_text().split()[0])
+        return None
+
+
+def read(said, index, process):
+    said[index] = process.stderr.read()
+    process.wait()
+
+
+def words(said):
+    """The lines of a supervisor, without those of progress."""
+    return [line for line in said.splitlines() if line.startswith('sinklab train: ')]
+
+
+def timeless(workdir):
+    return [{k: v for k, v in record.items() if k not in CLOCK} for record in Folder(workdir).records()]
+
+
+def parameters(workdir):
+    """The parameters of the newest checkpoint, by name; its digests are verified."""
+    found = restore.parameters(workdir, Folder(workdir).checkpoint_steps()[-1])
+    return {jax.tree_util.keystr(path): leaf for path, leaf in jax.tree_util.tree_leaves_with_path(found)}
+
+
+def assert_same(one, other, exactly=True):
+    """The numbers of two runs, but those of their clocks, and their parameters."""
+    ours, theirs = timeless(one), timeless(other)
+    assert [record.keys() for record in ours] == [record.keys() for record in theirs]
+    pairs = [(record[name], other[name]) for record, other in zip(ours, theirs, strict=True) for name in record]
+    params, others = parameters(one), parameters(other)
+    assert params.keys() == others.keys()
+    if exactly:
+        assert all(a == b for a, b in pairs)
+        assert all(np.array_equal(params[name], others[name]) for name in params)
+    else:
+        np.testing.assert_allclose(*zip(*pairs, strict=True), rtol=2e-4, atol=2e-4)
+
+
+def outcome(workdir):
+    return json.loads((Path(workdir) / 'outcome.json').read_text())

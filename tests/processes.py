@@ -1,0 +1,93 @@
+"""Processes of a run without jax, for tests to start, to stop and to kill."""
+
+import contextlib
+import json
+import os
+import socket
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+HERE = Path(__file__).parent
+QUICK = dict(join=20.0, silence=2.0, busy=20.0, settle=0.5, beat=0.2, orderly=10.0, parting=2.0)
+FOREVER = "group.at('step', 1, None)\nwhile True: time.sleep(0.1)\n"
+LISTENING = 'heard = []\nsignal.signal(signal.SIGTERM, lambda number, _: heard.append(number))\n'
+
+
+def free_port():
+    with socket.socket() as listener:
+        listener.bind(('127.0.0.1', 0))
+        return listener.getsockname()[1]
+
+
+class Run:
+    """Some processes of one run, started as a scheduler starts them."""
+
+    def __init__(self, folder):
+        self.folder, self.port, self.started = folder, free_port(), []
+
+    def start(self, script, indices=(0, 1), count=2, restarts=0, **patience):
+        for index in indices:
+            given = dict(index=index, count=count, port=self.port, folder=str(self.folder), script=script)
+            given |= dict(patience={**QUICK, **patience}, restarts=restarts)
+            process = subprocess.Popen(
+                [sys.executable, str(HERE / 'supervised.py'), json.dumps(given)],
+                env={**os.environ, 'PYTHONPATH': str(HERE.parent)},
+                stderr=subprocess.PIPE,
+                text=True,
+            )
+            self.started.append(process)
+        return self
+
+    def ended(self, timeout=30):
+        """[(exit code, lines of stderr)] of each."""
+        said = [process.communicate(timeout=timeout)[1].splitlines() for process in self.started]
+        return [(process.returncode, lines) for process, lines in zip(self.started, said, strict=True)]
+
+    def wait_for(self, name, seconds=20):
+        """Until the children have touched a file."""
+        start = time.monotonic()
+        while not (self.folder / name).exists():
+            assert time.monotonic() - start < seconds, name
+            time.sleep(0.05)
+
+
+def started(folder):
+    """A run in a folder, whose processes do not outlive a test."""
+    (folder / 'config.json').write_text('{}')
+    run = Run(folder)
+    yield run
+    for process in run.started:
+        with contextlib.suppress(ProcessLookupError):
+            process.kill()
+        process.communicate()
+
+
+TOUCH = "(folder.path / f'here-{index}').touch()\n"
+
+
+def pid_of_child(process):
+    return int(Path(f'/proc/{process.pid}/task/{process.pid}/children').read_text().split()[0])
+
+
+def only(said):
+    """The one line that each process has said."""
+    assert all(len(lines) == 1 for _, lines in said), said
+    assert all(lines[0].startswith('sinklab train: ') for _, lines in said), said
+    return said[0][1][0].removeprefix('sinklab train: ')
+
+
+def gone(pid):
+    """Whether a process ends within seconds."""
+    for _ in range(50):
+        if not Path(f'/proc/{pid}').exists():
+            return True
+        time.sleep(0.1)
+    return False
+
+
+def run_of(started):
+    part = Run(None)
+    part.started = started
+    return part

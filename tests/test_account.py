@@ -1,0 +1,109 @@
+"""What supervisors leave in a folder: an outcome where process 0 could write none, and logs of what went wrong."""
+
+import argparse
+
+import pytest
+
+from sinklab.cli import processes
+from sinklab.folder import Folder
+from sinklab.processes.account import Account, log
+from sinklab.processes.ending import CAUSES, End, of_group
+from sinklab.record import Refusal
+
+LOST = End('lost', 'gone')
+
+
+@pytest.fixture
+def folder(tmp_path):
+    (tmp_path / 'config.json').write_text('{}')
+    return Folder(tmp_path)
+
+
+def account(folder, ours=True, restarts=0):
+    return Account(folder, lambda: ours, restarts)
+
+
+def test_a_lost_run_has_an_outcome_with_its_step_and_checkpoint(folder):
+    (folder.checkpoints / '4').mkdir(parents=True)
+    (folder.path / 'metrics.jsonl').write_text('{"step": 4}\n{"step": 6}\n')
+    one = account(folder)
+    one.close(one.judge(LOST, True)[0])
+    expected = dict(kind='lost', step=6, checkpoint=4, message='gone', exit_code=42, fruitless=1)
+    assert folder.read('outcome') == expected
+
+
+@pytest.mark.parametrize(
+    ('end', 'ours'), [(LOST, False), (End('refused', 'no'), True)], ids=['another run', 'refused']
+)
+def test_no_outcome_is_written_of_what_did_not_take_place_there(folder, end, ours):
+    account(folder, ours).close(end)
+    assert not (folder.path / 'outcome.json').exists()
+
+
+def test_what_process_0_has_written_of_the_same_end_stays(folder):
+    folder.write('outcome', dict(kind='stopped', exit_code=42, message='saved at step 5'))
+    account(folder).close(End('stopped', 'process 1: saved at step 5'))
+    assert folder.read('outcome')['message'] == 'saved at step 5'
+
+
+def test_a_run_that_is_done_after_restarts_forgets_the_attempts_in_vain(folder):
+    one = account(folder, restarts=1)
+    assert one.judge(LOST, True) == (LOST, True)
+    folder.write('outcome', dict(kind='done', exit_code=0))
+    one.close(End('done'))
+    assert folder.read('outcome') == dict(kind='done', exit_code=0)
+
+
+def test_nothing_begins_again_where_a_supervisor_is_gone_or_all_is_well_or_it_would_end_alike(folder):
+    for end, able in [(LOST, False), (End('done'), True), (End('refused'), True), (End('crashed'), True)]:
+        assert account(folder, restarts=1).judge(end, able) == (end, False)
+
+
+def test_attempts_are_counted_anew_once_one_of_them_has_saved(folder):
+    one = account(folder, restarts=11)
+    for step in range(5):
+        (folder.checkpoints / str(step)).mkdir(parents=True)
+        assert [one.judge(LOST, True)[1] for _ in range(2)] == [True, True]
+    assert one.judge(LOST, True)[0].code == 70
+
+
+def test_a_log_is_for_runs_and_one_that_cannot_be_written_does_no_harm(folder, tmp_path):
+    log(folder, 1, LOST, 'thread 7')
+    assert (folder.path / 'processes' / '1.log').read_text().endswith(' gone\nthread 7\n')
+    log(Folder(tmp_path / 'none'), 1, LOST, '')
+    assert not (tmp_path / 'none').exists()
+    (folder.path / 'processes' / '2.log').mkdir()
+    log(folder, 2, LOST, '')
+
+
+def test_a_refusal_or_a_kill_is_a_cause_and_an_abort_is_what_comes_of_it():
+    """Whichever the hub hears of first."""
+    for cause, effect in [('refused', 'lost'), ('killed', 'aborted'), ('crashed', 'runtime'), ('hung', 'crashed')]:
+        assert of_group({0: End(effect), 1: End(cause)}, ['a', 'b']).cause == cause
+    assert {code for _, code in CAUSES.values()} == {0, 1, 3, 42, 70, 130}
+
+
+def options(*given):
+    parser = argparse.ArgumentParser()
+    processes.arguments(parser)
+    return parser.parse_args(given)
+
+
+def test_patience_is_as_given():
+    taken = processes.patience(options('--patience=5,30', '--join_timeout=7'))
+    assert (taken.multiple, taken.floor, taken.join) == (5, 30, 7)
+    assert (taken.of_step(1), taken.of_step(100)) == (30, 500)
+    assert processes.patience(options('--patience=5')).floor == processes.patience(options()).floor
+
+
+@pytest.mark.parametrize(
+    'given',
+    [
+        *('--patience=x', '--patience=', '--patience=1,2,3', '--patience=0', '--patience=nan', '--patience=5,'),
+        *('--join_timeout=-1', '--grace=0', '--grace=nan', '--restarts=-1'),
+    ],
+)
+def test_other_patience_is_refused_in_the_words_in_which_it_was_given(given):
+    with pytest.raises(Refusal) as refused:
+        processes.patience(options(given))
+    assert given.partition('=')[0] in str(refused.value)

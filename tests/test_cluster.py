@@ -1,0 +1,148 @@
+"""Who a process is: from options, or from the variables of a cluster, faked."""
+
+import os
+import subprocess
+import sys
+
+import pytest
+
+from sinklab.processes import cluster
+from sinklab.processes.cluster import Seat
+from sinklab.record import Refusal
+
+STEP = dict(
+    SLURM_JOB_ID='4711', SLURM_STEP_NODELIST='node[07-08]', SLURM_NTASKS='4', SLURM_PROCID='3', SLURM_LOCALID='1'
+)
+TPU = dict(TPU_WORKER_HOSTNAMES='a,b', TPU_WORKER_ID='1')
+POD = dict(KUBERNETES_SERVICE_HOST='10.0.0.1', JOB_COMPLETION_INDEX='1')
+RANK = dict(OMPI_COMM_WORLD_SIZE='2', OMPI_COMM_WORLD_RANK='1', OMPI_COMM_WORLD_LOCAL_RANK='1')
+ORTE = dict(OMPI_MCA_orte_hnp_uri='1531576320.0;tcp://10.96.0.1,10.148.0.1:34911')
+
+NOWHERE = 'a', 'a:', ':80', 'a:0', 'a:65536', 'a b:80', 'fe80::1:80', 'a:8x', ''
+
+
+@pytest.fixture(autouse=True)
+def environment(monkeypatch):
+    """Of no cluster."""
+    for name in os.environ:
+        if name.startswith(('SLURM_', 'OMPI_', 'TPU_', 'KUBERNETES_', 'JOB_', 'MEGASCALE_')):
+            monkeypatch.delenv(name)
+    monkeypatch.setattr(cluster, 'TPU_DEVICES', ())
+    return lambda **values: [monkeypatch.setenv(*item) for item in values.items()]
+
+
+def seat(coordinator=None, processes=None, process=None):
+    return cluster.seat(coordinator, processes, process, 5.0)
+
+
+def test_without_a_word_a_process_is_alone_and_jax_is_not_imported():
+    assert seat() == seat(None, 1) == Seat(0, 1)
+    code = 'import sys; from sinklab.processes import cluster; cluster.seat(None, None, None, 5.0)\n'
+    code += 'assert not {"jax", "numpy"} & sys.modules.keys()'
+    subprocess.run([sys.executable, '-c', code], check=True)
+
+
+@pytest.mark.parametrize(
+    ('given', 'address'),
+    [('10.0.0.1:80', '10.0.0.1:80'), ('node-1.local:8476', 'node-1.local:8476'), ('[fe80::1]:80', '[fe80::1]:80')],
+)
+def test_what_is_given_is_taken(given, address):
+    taken = seat(given, 4, 3)
+    assert (taken.index, taken.count, taken.address) == (3, 4, address)
+    assert taken.beside(81) == address.rpartition(':')[0] + ':81'
+
+
+@pytest.mark.parametrize(
+    ('given', 'words'),
+    [
+        (('a:80', None, None), '--coordinator=a:80 without --processes and --process; give all three, or none'),
+        ((None, 2, None), '--processes=2 without --coordinator and --process'),
+        ((None, None, 0), '--process=0 without --coordinator and --processes'),
+        (('a:80', 2, 2), '--process=2 must be a whole number from 0 to 1'),
+        (('a:80', 2, -1), '--process=-1 must be a whole number from 0 to 1'),
+        (('a:80', 0, 0), '--processes=0 must be a whole number of at least 1'),
+        *(((given, 2, 0), f'--coordinator={given} is no HOST:PORT') for given in NOWHERE),
+    ],
+)
+def test_what_is_given_in_part_or_wrong_is_refused(given, words):
+    with pytest.raises(Refusal) as refused:
+        seat(*given)
+    assert str(refused.value).startswith(words)
+
+
+def test_a_step_of_slurm_is_read_as_jax_reads_it(environment):
+    environment(**STEP)
+    assert seat() == Seat(3, 4, 'node07', 61440 + 4711 % 4096, [1])
+
+
+def test_the_only_process_of_a_host_has_all_its_devices(environment):
+    environment(**STEP, SLURM_STEP_TASKS_PER_NODE='1(x4)')
+    assert seat().devices is None
+    environment(SLURM_STEP_TASKS_PER_NODE='2(x2)')
+    assert seat().devices == [1]
+
+
+def test_one_rank_of_open_mpi_is_read_as_jax_reads_it(environment):
+    environment(**RANK, **ORTE)
+    assert seat() == Seat(1, 2, '10.96.0.1', 61440 + 1531576320 // 4096 % 4096, [1])
+
+
+KUBERNETES = """
+from types import SimpleNamespace as Thing
+
+class config:
+    load_incluster_config = staticmethod(lambda: None)
+
+labels = {"job-name": "run-workers-0", "jobset.sigs.k8s.io/jobset-name": "run"}
+owner = Thing(controller=True, kind="Job")
+pod = Thing(metadata=Thing(labels=labels, owner_references=[owner], name="pod"), spec=Thing(subdomain="run"))
+job = Thing(metadata=Thing(labels=labels, name="run-workers-0"), spec=Thing(parallelism=4))
+
+class client:
+    class exceptions:
+        ApiException = OSError
+
+    class CoreV1Api:
+        list_namespaced_pod = staticmethod(lambda **_: Thing(items=[pod]))
+
+    class BatchV1Api:
+        read_namespaced_job = staticmethod(lambda **_: job)
+"""
+NAMED = """
+import sys
+from jax._src.clusters import K8sCluster
+K8sCluster._namespace = classmethod(lambda cls: "default")  # a file that only a pod has
+K8sCluster._pod = classmethod(lambda cls: __import__("kubernetes").pod)  # found by the address of this host
+from sinklab.processes import cluster
+cluster.TPU_DEVICES = ()
+print(cluster.seat(None, None, None, 0))
+"""
+
+
+def test_a_pod_of_a_jobset_is_read_as_jax_reads_it(environment, tmp_path):
+    environment(**POD)
+    (tmp_path / 'kubernetes.py').write_text(KUBERNETES)
+    path = os.pathsep.join([str(tmp_path), *sys.path])
+    said = subprocess.run(
+        [sys.executable, '-c', NAMED], env={**os.environ, 'PYTHONPATH': path}, capture_output=True, text=True
+    )
+    assert said.stdout.strip() == str(Seat(1, 4, 'run-workers-0-0.run', 55527)), said.stderr
+
+
+@pytest.mark.parametrize(
+    ('variables', 'words'),
+    [
+        ({'SLURM_JOB_ID': '1', 'SLURM_NTASKS': '4'}, 'SLURM has 4 processes or hosts for this job'),
+        ({'SLURM_JOB_ID': '1', 'SLURM_JOB_NUM_NODES': '2'}, 'start it by srun, or give --processes=1 to be alone'),
+        (POD, 'pip install kubernetes, or give --coordinator=HOST:PORT'),
+        (RANK, 'this Open MPI has 2 processes and does not say where the first is; give --coordinator'),
+        (RANK | {'OMPI_MCA_orte_hnp_uri': 'x'}, 'cannot be read (ValueError'),
+    ],
+    ids=['tasks', 'hosts', 'pod', 'rank', 'unreadable'],
+)
+def test_one_of_many_does_not_take_itself_for_the_only_one(environment, variables, words):
+    environment(**variables)
+    with pytest.raises(Refusal) as refused:
+        seat()
+    assert words in str(refused.value)
+    assert seat(None, 1) == Seat()

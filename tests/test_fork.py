@@ -1,0 +1,172 @@
+"""A fork goes on from a step of another run: what it takes along, what is new, and what it is refused."""
+
+import dataclasses
+import json
+import shutil
+
+import jax
+import numpy as np
+import pytest
+from conftest import operation, tiny
+from test_loop import Died, Dying, timeless
+
+from sinklab import sharding
+from sinklab.checkpoint.checkpoints import Checkpoints
+from sinklab.data.batches import sequences
+from sinklab.folder import Folder
+from sinklab.record import Refusal
+from sinklab.report import page, runs
+from sinklab.spec import Hardware
+from sinklab.train import fork, loop, state
+
+pytestmark = pytest.mark.slow
+KV = dict(model__columns__kind='kv')
+
+
+@pytest.fixture(scope='module')
+def spec(corpus):
+    return tiny(data__source=corpus, checkpoint__every_steps=4)
+
+
+@pytest.fixture(scope='module')
+def parent(spec, tmp_path_factory):
+    """A run with checkpoints at 4 and 8, its end."""
+    folder = Folder(tmp_path_factory.mktemp('runs') / 'parent')
+    loop.train(spec, Hardware(), folder, dict(row='softmax'))
+    return folder
+
+
+@pytest.fixture
+def origin(parent, spec):
+    return fork.Origin(parent, 4, spec)
+
+
+def changed(spec, **changes):
+    return tiny(**{'data__source': spec.data.source, 'checkpoint__every_steps': 4, **changes})
+
+
+def train(spec, path, origin, *listeners, row='fork'):
+    return loop.train(spec, Hardware(), Folder(path), dict(row=row), *listeners, origin=origin)
+
+
+def restored(folder, spec, step):
+    checkpoints = Checkpoints(folder, spec.checkpoint, sequences(spec).fingerprint)
+    found = checkpoints.restore(step, state.abstract(spec, sharding.mesh(Hardware())))
+    checkpoints.close()
+    return found
+
+
+def assert_same(ours, theirs):
+    jax.tree.map(np.testing.assert_array_equal, ours, theirs)
+
+
+def test_a_fork_that_changes_nothing_goes_on_bit_for_bit_like_its_parent(parent, spec, origin, tmp_path):
+    records = train(spec, tmp_path / 'fork', origin)
+    after = timeless(parent.records(), after=4)
+    assert timeless(records, after=4) == after
+    assert [record['step'] for record in records] == [4, 5, 6, 7, 8]
+    assert 'valid/loss' in records[0], 'what it comes with is measured, as a fresh run is'
+    assert_same(restored(Folder(tmp_path / 'fork'), spec, 8), restored(parent, spec, 8))
+
+
+def test_a_fork_that_has_begun_needs_its_parent_no_more(parent, spec, origin, tmp_path):
+    shutil.copytree(parent.path, tmp_path / 'parent')
+    origin = dataclasses.replace(origin, folder=Folder(tmp_path / 'parent'))
+    with pytest.raises(Died):
+        train(spec, tmp_path / 'fork', origin, Dying(6))
+    shutil.rmtree(tmp_path / 'parent')
+    assert timeless(train(spec, tmp_path / 'fork', None), after=4) == timeless(parent.records(), after=4)
+    shutil.rmtree(tmp_path / 'fork' / 'checkpoints')
+    with pytest.raises(Refusal, match=r'has no checkpoint and begins at step 4 of \.\./parent; give --from again'):
+        train(spec, tmp_path / 'fork', None)
+
+
+def test_parameters_are_carried_over_by_name_and_new_ones_are_those_of_a_fresh_run(parent, spec, origin):
+    other, mesh = changed(spec, **KV, seed=5), sharding.mesh(Hardware())
+    with jax.set_mesh(mesh):
+        carried, fresh = (
+            fork.leaves(made) for made in (fork.carried(origin, other, mesh), state.create(other, mesh))
+        )
+    before = fork.leaves(restored(parent, spec, 4))
+    assert before.keys() < carried.keys() == fresh.keys()
+    for name, leaf in carried.items():
+        np.testing.assert_array_equal(leaf, before[name] if name in before else fresh[name])
+    new = carried.keys() - before.keys()
+    assert {name for name in new if np.any(carried[name])} == {name for name in new if 'params' in name}
+
+
+def test_what_is_new_and_dropped_and_otherwise_is_named(spec, origin, tmp_path):
+    other, folder = changed(spec, **KV, model__norm='post', optimizer__weight_decay=0.3), Folder(tmp_path / 'fork')
+    lineage = fork.lineage(origin, other, folder, sequences(other).fingerprint)
+    assert lineage['new'] == [
+        *('blocks.attention.columns.key_HK', 'blocks.attention.columns.value_HK'),
+        *('blocks.attention_norms.joined.gain_D', 'blocks.ffn_norms.joined.gain_D'),
+    ]
+    norms = ['blocks.attention_norms.before.gain_D', 'blocks.ffn_norms.before.gain_D', 'norm.gain_D']
+    assert lineage['dropped'] == norms
+    assert 'optimizer.weight_decay 0.1 -> 0.3' in lineage['config']
+    assert (folder.path / lineage['run']).resolve() == origin.folder.path.resolve()
+    assert (lineage['row'], lineage['step'], lineage['data']) == ('softmax', 4, [])
+
+
+def test_a_fork_of_other_batches_says_so(spec, origin, tmp_path):
+    other = changed(spec, data__seed=3)
+    lineage = fork.lineage(origin, other, Folder(tmp_path / 'fork'), sequences(other).fingerprint)
+    assert lineage['data'] == ['seed 0 -> 3']
+
+
+@pytest.mark.parametrize(
+    ('changes', 'words'),
+    [
+        (
+            dict(model__width=32),
+            r'\w+ has the shape \(2, 16.*\) in --from=.*@4 and \(2, 32.*\) here \(model.width 16 -> 32',
+        ),
+        (dict(model__layers=3), r'has the shape \(2, .*model\.layers 2 -> 3'),
+        (dict(model__vocabulary=310), r'\(300, 16\) in .* and \(310, 16\) here'),
+        (dict(optimizer__name='sgd', optimizer__beta2=None, optimizer__epsilon=None), 'optimizer.name is adamw in'),
+        (dict(optimizer__steps=4), 'leaves nothing to train of config.optimizer.steps=4'),
+    ],
+)
+def test_what_cannot_be_carried_over_is_refused_and_nothing_is_made(spec, origin, tmp_path, changes, words):
+    with pytest.raises(Refusal, match=words):
+        train(changed(spec, **changes), tmp_path / 'fork', origin)
+    assert not (tmp_path / 'fork').exists()
+
+
+def test_data_that_has_changed_and_another_tokenizer_are_refused(spec, origin, tmp_path):
+    found = sequences(spec).fingerprint
+    for data, words in (
+        (dict(found, store='x'), 'on other data .*bring the old'),
+        (dict(found, tokenizer='x'), 'ids'),
+    ):
+        with pytest.raises(Refusal, match=words):
+            fork.lineage(origin, changed(spec, optimizer__steps=9), Folder(tmp_path / 'fork'), data)
+
+
+def test_a_fork_of_a_fork_and_the_way_back_are_shown_as_branches(parent, spec, origin, tmp_path):
+    sigmoid = operation(spec, 'sigmoid', 'none')
+    there = Folder(tmp_path / 'there')
+    train(sigmoid, there.path, origin, row='sigmoid')
+    longer = dataclasses.replace(spec.optimizer, steps=10)
+    back = dataclasses.replace(spec, optimizer=longer)
+    train(back, tmp_path / 'back', fork.Origin(there, 8, sigmoid), row='softmax')
+    found = runs.read([str(parent), str(there), str(tmp_path / 'back')])
+    assert [run.name for run in found] == ['softmax', 'sigmoid from softmax@4', 'softmax from sigmoid@8']
+    (first, steps, values), (second, *_) = runs.branches(found, 'sink/1')
+    assert (first, second, steps) == (1, 2, [4, 4])
+    sinks = dict(zip(*found[0].curve('sink/1'), strict=True))
+    assert values == [(sinks[0] + sinks[8]) / 2, found[1].curve('sink/1')[1][0]]
+    assert runs.branches(found[1:2], 'sink/1') == [], 'its parent is not shown'
+    page.write(tmp_path / 'report.html', found)
+    html = (tmp_path / 'report.html').read_text(encoding='utf-8')
+    assert 'model.attention.similarity exp -&gt; sigmoid' in html
+    assert json.loads((tmp_path / 'back' / 'row.json').read_text())['from']['run'] == '../there'
+
+
+def test_a_damaged_checkpoint_is_refused_with_the_others(parent, spec, origin, tmp_path):
+    shutil.copytree(parent.path, tmp_path / 'parent')
+    shutil.rmtree(tmp_path / 'parent' / 'checkpoints' / '4' / 'state')
+    damaged = dataclasses.replace(origin, folder=Folder(tmp_path / 'parent'))
+    with pytest.raises(Refusal, match=r'checkpoints/4 cannot be restored .* another step of .* \(\[8\]\)'):
+        train(spec, tmp_path / 'fork', damaged)

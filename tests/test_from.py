@@ -1,0 +1,136 @@
+"""sinklab train --from=RUN@STEP, as a person gives it."""
+
+import json
+import os
+import shutil
+
+import pytest
+
+from sinklab.cli import fork
+from sinklab.cli.main import main
+from sinklab.folder import Folder
+from sinklab.record import Refusal
+
+SIGMOID = ['--config.model.attention.similarity=sigmoid', '--config.model.attention.normalizer=none']
+
+
+@pytest.fixture(scope='module')
+def config(corpus, tmp_path_factory):
+    path = tmp_path_factory.mktemp('config') / 'mine.py'
+    path.write_text(
+        f'import sys; sys.path.insert(0, {os.path.dirname(__file__)!r})\n'
+        'from conftest import tiny_config\n'
+        f'def get_config(row=None):\n    return tiny_config(data__source={corpus!r}, checkpoint__every_steps=4)\n'
+    )
+    return path
+
+
+@pytest.fixture(scope='module')
+def parent(config, tmp_path_factory):
+    path = tmp_path_factory.mktemp('run') / "a @ 'run'"
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv('SINKLAB_CACHE', str(config.parent / 'cache'))
+        assert main(['train', f'--config={config}', f'--workdir={path}', '--compiled=none']) == 0
+    return Folder(path)
+
+
+def forked(capsys, *arguments):
+    code = main(['train', '--compiled=none', *arguments])
+    return code, capsys.readouterr().err
+
+
+@pytest.mark.slow
+def test_without_a_config_the_parent_has_it_and_fields_that_it_leaves_empty_can_be_set(capsys, parent, tmp_path):
+    given = [f'--from={parent}@4', f'--workdir={tmp_path}/fork', '--config.optimizer.clip_norm=0.5', *SIGMOID]
+    code, said = forked(capsys, *given, '--config.model.mask.window=6')
+    assert code == 0, said
+    (line,) = (line for line in said.splitlines() if 'since step 4: from ' in line)
+    for words in ('model.attention.similarity exp -> sigmoid', 'model.mask.window None -> 6', "a @ 'run'@4"):
+        assert words in line
+    folder = Folder(tmp_path / 'fork')
+    config = folder.read('config')
+    assert (config['model']['mask']['window'], config['optimizer']['clip_norm']) == (6, 0.5)
+    assert folder.read('row')['overrides']['model.mask.window'] == '6'
+    assert folder.read('row')['row'] == 'fork'
+    assert folder.lineage()['commit'] == parent.environment()['commit']
+    assert [record['step'] for record in folder.records()] == [4, 5, 6, 7, 8]
+
+
+@pytest.mark.slow
+def test_the_same_command_goes_on_without_the_parent(capsys, parent, tmp_path):
+    shutil.copytree(parent.path, tmp_path / 'parent')
+    given = [f'--from={tmp_path}/parent@4', f'--workdir={tmp_path}/fork', *SIGMOID]
+    assert forked(capsys, *given)[0] == 0
+    shutil.rmtree(tmp_path / 'parent')
+    shutil.rmtree(tmp_path / 'fork' / 'checkpoints' / '8')
+    code, said = forked(capsys, *given)
+    assert code == 0, said
+    assert Folder(tmp_path / 'fork').checkpoint_steps() == [4, 8]
+    code, said = forked(capsys, f'--from={tmp_path}/parent@8', *given[1:])
+    assert (code, len(said.splitlines())) == (1, 1)
+    assert f'holds a fork of {tmp_path}/parent@4, and --from={tmp_path}/parent@8 is given' in said
+
+
+@pytest.mark.slow
+def test_without_a_step_the_newest_is_taken_and_kept(capsys, parent, tmp_path):
+    given = [f'--from={parent}', f'--workdir={tmp_path}/fork', '--config.optimizer.steps=10']
+    assert forked(capsys, *given)[0] == 0
+    assert Folder(tmp_path / 'fork').lineage()['step'] == 8
+    assert fork.parent(str(parent), Folder(tmp_path / 'fork')).step == 8
+
+
+def made(path, *steps, lineage=None):
+    """A run folder with checkpoints that nobody reads."""
+    for step in steps:
+        (path / 'checkpoints' / str(step)).mkdir(parents=True)
+    path.mkdir(exist_ok=True)
+    (path / 'config.json').write_text('{}')
+    (path / 'row.json').write_text(json.dumps({'from': lineage} if lineage else {}))
+    return path
+
+
+@pytest.mark.parametrize(
+    ('given', 'words'),
+    [
+        ('nothing@4', 'holds no run; give a run folder'),
+        ('empty', 'has no checkpoint yet'),
+        ('run@5', 'has checkpoints of the steps 2, 4; give one'),
+        ('child', 'is the --workdir, too'),
+        ('child/../child@4', 'is the --workdir, too'),
+    ],
+)
+def test_what_is_no_checkpoint_is_refused(tmp_path, monkeypatch, given, words):
+    monkeypatch.chdir(tmp_path)
+    made(tmp_path / 'run', 2, 4)
+    made(tmp_path / 'empty')
+    with pytest.raises(Refusal, match=words):
+        fork.parent(given, Folder('child'))
+
+
+def test_a_run_that_is_no_fork_is_not_made_one(tmp_path):
+    made(tmp_path / 'run', 4)
+    with pytest.raises(Refusal, match='holds a run that is no fork'):
+        fork.parent(f'{tmp_path}/run@4', Folder(made(tmp_path / 'child', 4)))
+
+
+def test_a_folder_may_have_an_at_and_a_number_in_its_name(tmp_path):
+    made(tmp_path / 'run@5', 2, 4)
+    for given, step in (('run@5', 4), ('run@5@2', 2)):
+        parent = fork.parent(f'{tmp_path}/{given}', Folder(tmp_path / 'child'))
+        assert (parent.folder.path, parent.step) == (tmp_path / 'run@5', step)
+
+
+@pytest.mark.parametrize(
+    ('arguments', 'words'),
+    [
+        ([], 'neither --config nor --from is given'),
+        (['--from={run}@4', '--size=smoke'], '--size=smoke is for a row of --config'),
+        (['--from={run}@4'], 'holds a run of another version (config.model is missing'),
+    ],
+)
+def test_a_command_that_means_nothing_is_refused_in_one_line(capsys, tmp_path, arguments, words):
+    run = made(tmp_path / 'run', 4)
+    code, said = forked(capsys, f'--workdir={tmp_path}/new', *(given.format(run=run) for given in arguments))
+    assert (code, len(said.splitlines())) == (1, 1)
+    assert words in said
+    assert not (tmp_path / 'new').exists()

@@ -1,0 +1,208 @@
+"""One job at a time in a folder, whoever comes, dies, sleeps or is started twice."""
+
+import json
+import os
+import subprocess
+import sys
+import threading
+import time
+
+import pytest
+
+from sinklab import lease
+from sinklab.record import Refusal
+
+OTHER = dict(host='elsewhere', machine='another boot', pid=17, born='5', job='', attempt=0, token='theirs')
+LIVING = 'import sys, time; print("here", flush=True); time.sleep(600)'
+
+
+@pytest.fixture(autouse=True)
+def quick(monkeypatch):
+    """Seconds become hundredths."""
+    for name, seconds in dict(BEAT=0.05, PATIENCE=0.5, LOOK=0.01).items():
+        monkeypatch.setattr(lease, name, seconds)
+    for names, count in lease.JOBS:
+        for name in (*names, count):
+            monkeypatch.delenv(name, raising=False)
+
+
+def written(folder, beat=0.0, state='running', **changes):
+    """A lease of another job."""
+    folder.mkdir(exist_ok=True)
+    (folder / lease.NAME).write_text(json.dumps(OTHER | dict(beat=beat, state=state) | changes))
+
+
+class Owner:
+    """A job on another host, which beats as long as it is told to."""
+
+    def __init__(self, folder, state='running', seconds=60.0, **changes):
+        self.folder, self.state, self.changes, self.ended = folder, state, changes, threading.Event()
+        self.end = time.monotonic() + seconds
+        self.thread = threading.Thread(target=self.live)
+
+    def __enter__(self):
+        written(self.folder, state=self.state, **self.changes)
+        self.thread.start()
+
+    def __exit__(self, *_):
+        self.ended.set()
+        self.thread.join()
+
+    def live(self):
+        beat = 0.0
+        while time.monotonic() < self.end and not self.ended.wait(0.05):
+            beat += 0.05
+            if lease.seen(self.folder) != 'theirs':
+                return
+            written(self.folder, beat, self.state, **self.changes)
+
+
+def test_a_lease_is_there_while_it_is_held_and_gone_after(tmp_path):
+    folder = tmp_path / 'some' / 'run'
+    with lease.lease(folder) as held:
+        assert lease.seen(folder) == held.token
+        first = lease.read(folder / lease.NAME)
+        time.sleep(0.3)
+        assert lease.read(folder / lease.NAME)['beat'] > first['beat']
+        held.check()
+    assert list(tmp_path.iterdir()) == [], 'a folder that was made for nothing is taken away'
+    with lease.lease(folder):
+        (folder / 'config.json').write_text('{}')
+    assert [path.name for path in folder.iterdir()] == ['config.json']
+
+
+def test_a_second_job_is_refused_with_host_process_and_age_and_changes_nothing(tmp_path):
+    words = rf'in use: another job \(process {os.getpid()} on .*\) has worked there for \d+ s'
+    with lease.lease(tmp_path) as held:
+        with pytest.raises(Refusal, match=words), lease.lease(tmp_path):
+            pass
+        held.check()
+        assert lease.seen(tmp_path) == held.token
+
+
+def test_a_job_of_another_host_is_alive_while_it_beats_whatever_its_clock_says(tmp_path):
+    with Owner(tmp_path), pytest.raises(Refusal, match='process 17 on elsewhere'), lease.lease(tmp_path):
+        pass
+
+
+def test_a_job_of_another_host_that_beats_no_more_is_dead(tmp_path):
+    written(tmp_path, beat=1e9)
+    start = time.monotonic()
+    with lease.lease(tmp_path) as held:
+        assert 0.4 < time.monotonic() - start < 5
+        assert lease.seen(tmp_path) == held.token
+
+
+@pytest.mark.parametrize('recycled', [False, True])
+def test_a_dead_job_of_this_host_is_free_at_once_even_if_its_number_is_given_again(tmp_path, monkeypatch, recycled):
+    monkeypatch.setattr(lease, 'PATIENCE', 60.0)
+    with subprocess.Popen([sys.executable, '-c', LIVING], stdout=subprocess.PIPE) as process:
+        process.stdout.readline()
+        born = lease.born(process.pid)
+        written(tmp_path, machine=lease.machine(), pid=process.pid, born='1' if recycled else born)
+        if not recycled:
+            with pytest.raises(Refusal, match=f'process {process.pid}'), lease.lease(tmp_path):
+                pass
+            process.kill()
+            process.wait()
+        with lease.lease(tmp_path):
+            pass
+        process.kill()
+
+
+def test_a_job_that_is_stopping_is_waited_for(tmp_path, capsys):
+    start = time.monotonic()
+    with Owner(tmp_path, 'stopping', seconds=0.8), lease.lease(tmp_path, grace=5.0):
+        assert time.monotonic() - start > 0.7
+    assert capsys.readouterr().err == 'waiting until another job (process 17 on elsewhere) has stopped\n'
+
+
+def test_a_job_that_is_stopping_for_too_long_is_a_job_that_works(tmp_path):
+    with Owner(tmp_path, 'stopping'), pytest.raises(Refusal, match='in use'), lease.lease(tmp_path, grace=0.1):
+        pass
+
+
+@pytest.mark.parametrize(
+    ('variables', 'job', 'mine'),
+    [
+        (dict(SLURM_JOB_ID='7', SLURM_RESTART_COUNT='1'), '/7', True),
+        (dict(SLURM_JOB_ID='7', SLURM_CLUSTER_NAME='big', SLURM_RESTART_COUNT='1'), 'big/7', True),
+        (dict(JOBSET_NAME='a', JOBSET_NAMESPACE='n', JOBSET_RESTART_ATTEMPT='2'), 'n/a', True),
+        (dict(SLURM_JOB_ID='7'), '/7', False),  # two steps of one job
+        (dict(SLURM_JOB_ID='8', SLURM_RESTART_COUNT='1'), '/7', False),
+    ],
+)
+def test_the_later_start_of_a_job_takes_over_from_the_earlier_at_once(tmp_path, monkeypatch, variables, job, mine):
+    for name, value in variables.items():
+        monkeypatch.setenv(name, value)
+    with Owner(tmp_path, job=job, attempt=0):
+        if mine:
+            with lease.lease(tmp_path) as held:
+                assert lease.seen(tmp_path) == held.token
+        else:
+            with pytest.raises(Refusal, match='in use'), lease.lease(tmp_path):
+                pass
+
+
+def test_a_job_whose_folder_was_taken_over_stops_and_touches_nothing(tmp_path):
+    with lease.lease(tmp_path) as held:
+        (tmp_path / 'theirs').write_text(json.dumps(OTHER))
+        (tmp_path / 'theirs').replace(tmp_path / lease.NAME)
+        time.sleep(0.2)
+        with pytest.raises(
+            lease.Superseded, match=r'17 on elsewhere\) has taken over .*has left the folder as it is'
+        ):
+            held.check()
+    assert (tmp_path / lease.NAME).read_text() == json.dumps(OTHER)
+
+
+def test_a_job_that_has_slept_looks_before_it_goes_on(tmp_path):
+    """Its thread has slept, too, and has not yet seen anything."""
+    with lease.lease(tmp_path) as held:
+        held.ended.set()
+        held.thread.join()
+        (tmp_path / lease.NAME).unlink()
+        held.looked -= 60
+        with pytest.raises(lease.Superseded, match='is gone'):
+            held.check()
+
+
+@pytest.mark.parametrize('owner', [dict(machine=lease.machine(), pid=2**30), {}], ids=['here', 'elsewhere'])
+def test_one_of_many_newcomers_gets_what_a_dead_job_has_left(tmp_path, owner):
+    for _ in range(5):
+        written(tmp_path, **owner)
+        ready, done, got = threading.Barrier(8), threading.Event(), []
+
+        def come(ready=ready, done=done, got=got):
+            ready.wait()
+            try:
+                with lease.lease(tmp_path) as held:
+                    got.append(held)
+                    done.wait(30)
+                    held.check()
+            except lease.Superseded:
+                got.append('superseded')
+            except Refusal:
+                got.append('refused')
+            if got.count('refused') == 7:
+                done.set()
+
+        threads = [threading.Thread(target=come) for _ in range(8)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        assert got.count('refused') == 7
+
+
+def test_whoever_died_while_owners_changed_is_waited_for_once(tmp_path):
+    (tmp_path / lease.LOCK).touch()
+    with lease.lease(tmp_path) as held:
+        assert lease.seen(tmp_path) == held.token
+
+
+@pytest.mark.parametrize('content', ['', '{"tok', '{}', '[]', '5'])
+def test_a_damaged_lease_holds_nobody_off_for_long(tmp_path, content):
+    (tmp_path / lease.NAME).write_text(content)
+    with lease.lease(tmp_path) as held:
+        assert lease.seen(tmp_path) == held.token

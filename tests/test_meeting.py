@@ -1,0 +1,59 @@
+"""How the supervisors of a run meet, and whom they turn away."""
+
+import contextlib
+import re
+import socket
+import time
+
+import pytest
+from processes import TOUCH, Run, only, run_of, started
+
+pytestmark = pytest.mark.slow
+
+
+@pytest.fixture
+def run(tmp_path):
+    yield from started(tmp_path)
+
+
+def test_a_number_that_is_taken_and_another_count_are_turned_away_and_the_run_goes_on(run):
+    run.start(TOUCH + "while not (folder.path / 'go').exists(): time.sleep(0.1)")
+    run.wait_for('here-1')
+    strangers = run_of([*Run.start(run, '', (1,)).started[2:], *Run.start(run, '', (2,), 3).started[3:]])
+    (code, lines), (other, others) = strangers.ended()
+    assert (code, other) == (1, 1)
+    assert re.search(r'--process=1 is taken by process 1 \(host .*, pid \d+\); give', lines[0])
+    assert 'came with --processes=3, process 0 with 2; give the same number to all' in others[0]
+    (run.folder / 'go').touch()
+    assert run_of(run.started[:2]).ended() == [(0, [])] * 2
+
+
+def test_a_port_that_is_taken_and_nobody_who_answers_are_refused_in_one_line(run):
+    with socket.create_server(('', run.port)):
+        line = only(run.start('', (0,)).ended())
+    assert 'cannot be opened for the other processes (Address already in use)' in line
+    started = Run(run.folder).start('', (1,), join=1.0).ended()
+    assert started[0][0] == 1
+    assert re.match(r'nobody answers at 127.0.0.1:\d+ for 1 s .*; start process 0 on that host', only(started))
+
+
+def test_who_did_not_come_is_named(run):
+    said = run.start('', (0, 2), 4, join=2.0).ended()
+    assert {code for code, _ in said} == {1}
+    assert only(said) == 'process 1, 3 of 4 did not come within 2 s; start all of them'
+
+
+def test_strangers_do_not_disturb_the_meeting(run):
+    run.start('group.gather("x", 0)', (0,))
+    address = '127.0.0.1', run.port
+    for said in (b'GET / HTTP/1.1\r\n\r\n', b'{"kind": "hello"}\n', b'{"kind": "end"}\n', b'[]\n', b'\xff\n'):
+        for _ in range(100):
+            with (
+                contextlib.suppress(ConnectionRefusedError),
+                socket.create_connection(address) as other,
+            ):
+                other.sendall(said)
+                break
+            time.sleep(0.1)
+    run.start('group.gather("x", 0)', (1,))
+    assert run.ended() == [(0, [])] * 2

@@ -1,0 +1,196 @@
+"""How all processes of a run end as one does: real supervisors and children, without jax."""
+
+import os
+import re
+import signal
+import time
+
+import pytest
+from processes import FOREVER, LISTENING, TOUCH, Run, gone, only, pid_of_child, run_of, started
+
+from sinklab.folder import Folder
+
+pytestmark = pytest.mark.slow
+
+
+@pytest.fixture
+def run(tmp_path):
+    yield from started(tmp_path)
+
+
+def test_all_gather_what_each_has_and_end_well(run):
+    script = (
+        "for turn in range(3): (folder.path / f'{index}-{turn}').write_text(repr(group.gather('x', [index, turn])))"
+    )
+    assert run.start(script, (0, 1, 2), 3).ended() == [(0, [])] * 3
+    for turn in range(3):
+        texts = {(run.folder / f'{index}-{turn}').read_text() for index in range(3)}
+        assert texts == {repr([[0, turn], [1, turn], [2, turn]])}
+    assert not (run.folder / 'processes').exists()
+
+
+# What process 1 does while process 0 waits -> exit code, what all say of it, kind in outcome.json.
+ENDS = [
+    ("raise Refusal('no such row')", 1, r'process 1 \(host .*\): no such row', None),
+    ("end = End('diverged', 'loss is nan', orderly=True)", 3, 'process 1 .*: loss is nan', 'diverged'),
+    ("raise OSError(5, 'Input/output error')", 42, r'process 1 .*: OSError: \[Errno 5\] .*; start the same', 'lost'),
+    (
+        "from jax.errors import JaxRuntimeError; raise JaxRuntimeError('gloo')",
+        42,
+        'process 1 .*: .*gloo; start',
+        'lost',
+    ),
+    ('os.kill(os.getpid(), signal.SIGKILL)', 42, 'process 1 .*: killed by SIGKILL; start', 'lost'),
+    ('os.abort()', 42, 'process 1 .*: aborted by the runtime of jax; start', 'lost'),
+    ('os._exit(9)', 70, 'process 1 .*: exit code 9, without a word', 'crashed'),
+]
+
+
+@pytest.mark.parametrize(('act', 'code', 'words', 'kind'), ENDS, ids=[act.split(';')[-1][:30] for act, *_ in ENDS])
+def test_all_end_as_the_one_that_fails_and_say_so_in_one_line(run, act, code, words, kind):
+    start = time.monotonic()
+    said = run.start(f'if index: {act}\nelse:\n  while True: time.sleep(0.1)', orderly=1.0).ended()
+    assert [ended for ended, _ in said] == [code] * 2
+    assert re.match(words, only(said))
+    assert said[0][1] == said[1][1]
+    assert time.monotonic() - start < 15
+    if kind:
+        assert {'kind': kind, 'exit_code': code}.items() <= Folder(run.folder).read('outcome').items()
+    else:
+        assert not (run.folder / 'outcome.json').exists()
+
+
+def test_what_all_refuse_is_said_as_one_has_said_it(run):
+    said = run.start("group.gather('x', 0)\nraise Refusal('no such row')").ended()
+    assert (only(said), {code for code, _ in said}) == ('no such row', {1})
+
+
+def test_a_bug_is_70_with_its_traceback_at_process_0_and_in_the_log(run):
+    first, second = run.start('if index: 1 / 0\n' + FOREVER).ended()
+    assert first[0] == second[0] == 70
+    assert 'ZeroDivisionError' in '\n'.join(first[1][:-1])
+    assert len(second[1]) == 1
+    assert 'ZeroDivisionError' in (run.folder / 'processes' / '1.log').read_text()
+    assert 'File' in (run.folder / 'processes' / '0.log').read_text()  # where the other was
+
+
+def test_of_several_ends_the_cause_is_told_and_not_what_came_of_it(run):
+    """Process 0 sees first that process 1 is gone, as its collectives do."""
+    script = 'if index:\n  group.gather("x", 0); time.sleep(0.3); os.kill(os.getpid(), signal.SIGKILL)\n'
+    script += 'else:\n  group.gather("x", 0); raise OSError("Connection closed by peer")'
+    assert 'process 1' in only(run.start(script).ended())
+
+
+def test_the_death_of_a_supervisor_ends_its_child_and_all_others(run):
+    for victim in (0, 1):
+        again = Run(run.folder)
+        again.start(TOUCH + FOREVER)
+        for index in (0, 1):
+            again.wait_for(f'here-{index}')
+            (run.folder / f'here-{index}').unlink()
+        child = pid_of_child(again.started[victim])
+        again.started[victim].kill()
+        code, lines = again.ended(10)[1 - victim]
+        assert code == 42
+        assert re.search(f'process {victim} .*gone; start the same command again', lines[0])
+        assert gone(child)
+
+
+def test_a_child_that_is_stopped_is_named(run):
+    run.start(TOUCH + FOREVER)
+    run.wait_for('here-1')
+    child = pid_of_child(run.started[1])
+    os.kill(child, signal.SIGSTOP)
+    said = run.ended()
+    assert {code for code, _ in said} == {42}
+    assert re.match(rf'process 1 \(host .*, pid {child}\): not heard of for . s, as if it were stopped;', only(said))
+
+
+def test_a_supervisor_that_is_stopped_is_named(run):
+    run.start(TOUCH + FOREVER)
+    run.wait_for('here-1')
+    run.started[1].send_signal(signal.SIGSTOP)
+    code, lines = run_of(run.started[:1]).ended()[0]
+    assert code == 42
+    assert re.search(r'process 1 .*: not heard of for 2 s; start', lines[0])
+
+
+# What process 1 does in the time in which process 0 waits in step 3 -> what is said of it; None: all end well.
+STEPS = {
+    "group.at('reading', 3); time.sleep(60)": r'process 1 .* did not arrive \(reading its batch of step 3 for \d s\)',
+    "group.at('step', 2, 0.05); time.sleep(60)": r'process 1 .* did not arrive \(in step 2 for \d s\)',
+    "group.at('step', 3, 0.05); time.sleep(60)": 'all are there',
+    "group.at('saving', 3); time.sleep(3); group.gather('x', 0)": None,
+}
+
+
+@pytest.mark.parametrize('act', STEPS)
+def test_a_step_that_does_not_end_names_who_did_not_arrive_but_a_save_may_take_its_time(run, act):
+    script = f"if index: {act}\nelse:\n  group.at('step', 3, 0.05); group.gather('x', 0)"
+    said = run.start(script, floor=1.0, multiple=2.0).ended()
+    if not STEPS[act]:
+        assert said == [(0, [])] * 2
+        return
+    assert {code for code, _ in said} == {42}
+    assert re.match(rf'in step 3 for \d s, usual 0.05 s: {STEPS[act]}; start', only(said))
+    assert 'gather' in (run.folder / 'processes' / '0.log').read_text()  # the stacks
+
+
+def test_a_process_that_has_begun_stops_as_it_will_and_all_with_it(run):
+    script = LISTENING + TOUCH + "while not any(group.gather('x', len(heard))): time.sleep(0.1)\n"
+    script += "end = End('stopped', 'saved at step 7', orderly=True)"
+    run.start(script)
+    run.wait_for('here-1')
+    time.sleep(0.6)  # it is known to listen
+    run.started[1].terminate()
+    said = run.ended()
+    assert [code for code, _ in said] == [42, 42]
+    assert said[1][1].pop(0) == 'sinklab train: stopping after this step; once more to stop at once'
+    assert only(said).startswith('saved at step 7; go on with: ')
+
+
+@pytest.mark.parametrize(('number', 'code'), [(signal.SIGTERM, 42), (signal.SIGINT, 130)])
+def test_a_signal_before_it_has_begun_ends_all_at_once(run, number, code):
+    run.start(TOUCH + FOREVER)
+    run.wait_for('here-0')
+    run.started[1].send_signal(number)
+    said = run.ended()
+    assert {code for code, _ in said} == {code}
+    assert f'{number.name} came before the first step; nothing was begun' in only(said)
+
+
+def test_a_second_signal_ends_all_at_once_whatever_they_do(run):
+    run.start(LISTENING + TOUCH + FOREVER)
+    run.wait_for('here-1')
+    time.sleep(0.6)
+    run.started[0].terminate()
+    time.sleep(1.5)
+    run.started[0].terminate()
+    said = run.ended()
+    assert {code for code, _ in said} == {42}
+    assert 'stopped at once; what was saved before is intact' in said[1][1][0]
+
+
+def test_supervisors_start_all_of_them_again_as_often_as_they_are_told(run):
+    script = "(folder.path / 'checkpoints' / str(len([*folder.path.glob('checkpoints/*')]))).mkdir(parents=True)\n"
+    script = f'if not index:\n  {script}  raise OSError("storage")\n' + FOREVER
+    said = run.start(script, restarts=2).ended()
+    assert [code for code, _ in said] == [42, 42]
+    for _, lines in said:
+        assert ['starting again' in line for line in lines[-3:]] == [True, True, False]
+    assert len([*run.folder.glob('checkpoints/*')]) == 3
+
+
+def test_after_restarts_without_a_new_checkpoint_it_is_given_up(run):
+    said = run.start('if index: raise OSError("storage")\n' + FOREVER, restarts=9).ended()
+    assert [code for code, _ in said] == [70, 70]
+    assert 'attempt 3 in a row without a new checkpoint' in said[1][1][-1]
+
+
+def test_a_scheduler_is_told_after_starts_without_a_new_checkpoint_that_it_is_a_bug(run):
+    codes = []
+    for _ in range(5):
+        ((code, _),) = Run(run.folder).start('raise OSError("storage")', (0,), 1).ended()
+        codes.append(code)
+    assert codes == [42, 42, 42, 42, 70]
+    assert Folder(run.folder).read('outcome')['fruitless'] == 5
