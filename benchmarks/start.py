@@ -49,7 +49,7 @@ def child(start: float, options: list[str]) -> None:
     loop.evaluation = wrapped(timed, 'validation', loop.evaluation)
     loop.probe.observer = wrapped(timed, 'probe', loop.probe.observer)
     loop.Run.executable = timed('step', loop.Run.executable)
-    for name in ('__init__', 'save', 'close'):
+    for name in ('__init__', 'sound', 'save', 'close'):
         setattr(loop.Checkpoints, name, timed('checkpoints', getattr(loop.Checkpoints, name)))
     if main(options):
         raise SystemExit(1)

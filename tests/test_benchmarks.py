@@ -131,6 +131,13 @@ def test_gradients_tell_their_sums_and_roundings_by_parameter(told):
     assert all(float(sums) < float(rounding) for *_, sums, rounding in lines)
 
 
+@pytest.mark.slow
+def test_a_checkpoint_is_timed_by_its_parts(told):
+    text = told('checkpoints', '--megabytes=1', '--rounds=1')
+    named = dict(re.findall(rf'^(.+?), s: ({NUMBER}) \({NUMBER} to {NUMBER}\)$', text, re.MULTILINE))
+    assert {'save, the caller', 'digests, a GB', 'verification, a GB', 'restore'} < named.keys()
+
+
 @pytest.mark.exhaustive
 def test_a_start_is_told_by_its_parts_cold_and_warm(told):
     text = told('start', '--rounds=1')

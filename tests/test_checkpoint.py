@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 from conftest import tiny, tiny_config
 
+from sinklab.checkpoint import checkpoints as checkpoints_file
 from sinklab.checkpoint import digests, restore, storage
 from sinklab.checkpoint.checkpoints import Checkpoints
 from sinklab.folder import Folder
@@ -232,6 +233,20 @@ def test_an_error_that_is_not_of_the_folder_is_left_as_it_is(tmp_path):
         raise PermissionError(errno.EACCES, 'Permission denied', str(tmp_path / 'corpus'))
     with pytest.raises(Refusal), storage.room(Folder(tmp_path / 'run')):
         raise PermissionError(errno.EACCES, 'Permission denied', str(tmp_path / 'run' / 'probe'))
+
+
+def test_what_orbax_says_of_the_storage_is_an_error_of_it_in_one_line(tmp_path, monkeypatch):
+    class Failing:
+        def result(self):
+            raise ValueError('DATA_LOSS: of a disk\n' + 'and so on\n' * 500)
+
+    monkeypatch.setattr(checkpoints_file.ocp, 'save_async', lambda *given, **more: Failing())
+    checkpoints = opened(Folder(tmp_path))
+    checkpoints.save(1, STATE)
+    with pytest.raises(OSError, match=r'checkpoints/1 could not be saved \(ValueError: DATA_LOSS') as error:
+        checkpoints.wait()
+    assert len(str(error.value)) < 200 + len(str(tmp_path))
+    assert len(str(error.value).splitlines()) == 1
 
 
 @pytest.mark.parametrize('dtype', [None, 'bfloat16'])

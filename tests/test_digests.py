@@ -11,7 +11,7 @@ from conftest import tiny
 from damages import WAYS, flip, lose, no_digests, poison, swap, truncate
 from threads import alike
 
-from sinklab.checkpoint import digests, steps
+from sinklab.checkpoint import digests
 from sinklab.checkpoint.checkpoints import Checkpoints
 from sinklab.folder import Folder
 from sinklab.record import Refusal
@@ -124,7 +124,7 @@ def test_a_save_that_was_cut_short_is_passed_over_also_where_it_was_the_first(sa
     cut_short(folder, 4)
     newest, (line,) = opened(folder).sound()
     assert newest == 2
-    assert 'its save was cut short' in line
+    assert 'its save was cut short, or goes on' in line
     cut_short(folder, 2)
     newest, (line,) = opened(folder).sound()
     assert newest is None
@@ -190,16 +190,6 @@ def test_all_processes_pass_over_the_same_and_one_of_them_sets_it_aside(saved, t
     assert one == other
     assert one[0] == 2
     assert [path.name for path in folder.damaged.iterdir()] == ['4']
-
-
-def test_a_process_with_a_disk_of_its_own_is_refused_by_all(tmp_path):
-    folders = [Folder(tmp_path / name) for name in ('here', 'there')]
-    for folder in folders:
-        steps.tidy(folder)
-    one, other = alike(2, lambda group: opened(folders[group.index], group))
-    for refusal, folder in ((one, folders[0]), (other, folders[1])):
-        assert isinstance(refusal, Refusal)
-        assert f'process 1 does not see in {folder} what process 0 writes' in str(refusal)
 
 
 @pytest.mark.parametrize('content', ['', '{}', '[]', 'null', '{"step": 4, "process": 0, "processes": "x"}'])

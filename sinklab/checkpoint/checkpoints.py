@@ -10,7 +10,7 @@ from orbax.checkpoint import v1 as ocp
 from sinklab.checkpoint import digests, restore, steps
 from sinklab.checkpoint.digests import Fault
 from sinklab.checkpoint.orbax import one_line, quiet
-from sinklab.checkpoint.storage import room
+from sinklab.checkpoint.storage import room, saving
 from sinklab.folder import Folder, differences
 from sinklab.group import Alone, Group, once, together
 from sinklab.record import Refusal
@@ -103,7 +103,9 @@ class Checkpoints:
 
     def finish(self, step: int, response: Any, begun: float) -> float:
         """In the background: the commit, the digests, and what is no longer kept."""
-        response.result()
+        path = self.folder.checkpoints / str(step)
+        with saving(path), room(self.folder):
+            response.result()
         digests.write(self.folder, step, self.group.index, self.group.count, time.perf_counter() - begun)
         seconds = time.perf_counter() - begun
         if self.group.index == 0:

@@ -46,7 +46,8 @@ def files(checkpoint: Path) -> list[str]:
 
 def size(checkpoint: Path) -> int:
     """Bytes of all files of a checkpoint."""
-    return sum((checkpoint / name).stat().st_size for name in files(checkpoint))
+    found = (checkpoint / name for name in files(checkpoint))
+    return sum(path.stat().st_size for path in found if path.exists())  # a run may be taking them away
 
 
 def owner(name: str, count: int) -> int:
@@ -107,7 +108,9 @@ def part_of(folder: Folder, step: int, process: int) -> dict | Fault:
         ordered = part['processes'] > process and part['written'] and part['seconds'] >= 0
         ordered = ordered and all(len(digest) == 2 for digest in part['files'].values())
     except FileNotFoundError:
-        return Fault(f'its digests are incomplete ({file} is missing): its save was cut short', cut_short=True)
+        return Fault(
+            f'its digests are incomplete ({file} is missing): its save was cut short, or goes on', cut_short=True
+        )
     except (ValueError, KeyError, TypeError, AttributeError):
         return Fault(f'its digests are damaged ({file})')
     if said != (step, process) or not ordered:

@@ -5,6 +5,7 @@ import errno
 from collections.abc import Iterator
 from pathlib import Path
 
+from sinklab.checkpoint.orbax import reason
 from sinklab.folder import Folder
 from sinklab.record import Refusal
 
@@ -37,6 +38,17 @@ def room(folder: Folder) -> Iterator[None]:
         if words := words_of(folder, error):
             raise Refusal(words.format(folder=folder, error=line(error))) from error
         raise
+
+
+@contextlib.contextmanager
+def saving(path: Path) -> Iterator[None]:
+    """An error of the storage as one, and in one line, where Orbax makes a ValueError of it."""
+    try:
+        yield
+    except Refusal:
+        raise
+    except ValueError as error:
+        raise OSError(f'{path} could not be saved ({reason(error)})') from error
 
 
 def words_of(folder: Folder, error: Exception) -> str | None:
