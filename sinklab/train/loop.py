@@ -222,6 +222,7 @@ class Run:
         if wish > SAVE:
             self.lease.stopping()
             self.checkpoints.wait()
+            self.group.gather(f'saved {number}', None)  # who leaves takes the others with it
             raise Stopped(wish, number)
 
     def measure(self, number: int, params: dict, what: list[str]) -> dict[str, float]:
