@@ -9,7 +9,7 @@ PINS := $(wildcard tests/constraints/$(MINOR).txt)
 INSTALL := $(BIN)/uv pip install --quiet --python $(BIN)/python $(foreach kind,constraints build-constraints,$(PINS:%=--$(kind) %))
 PYTEST := $(BIN)/pytest -n 2 --dist worksteal
 
-.PHONY: quickstart test test-fast test-all lint constraints clean
+.PHONY: quickstart test test-fast test-all faults lint constraints clean
 
 quickstart: .venv/quickstart
 	@for row in $(ROWS); do \
@@ -25,6 +25,10 @@ test-fast: .venv/test
 
 test-all: .venv/test
 	$(PYTEST) --durations=30
+
+# Fifty processes killed, fifty told to stop, each at another moment; most of an hour.
+faults: .venv/test
+	FAULTS_MOMENTS=50 FAULTS_FIGURES=docs/results/faults.json $(PYTEST) tests/faults
 
 lint: .venv/test
 	$(BIN)/ruff check .

@@ -1,6 +1,7 @@
 """One process as the hub knows it, and who keeps the others waiting."""
 
 import dataclasses
+import math
 import time
 
 from sinklab.processes.ending import End
@@ -8,6 +9,7 @@ from sinklab.processes.patience import Patience
 from sinklab.processes.wire import Wire
 
 APART = ('starting', 'compiling', 'measuring', 'saving', 'restoring', 'ending')
+ENDLESS = ('preparing its data',)  # of any size
 WORDS = {'step': 'in step {step}', 'reading its batch': 'reading its batch of step {step}'}
 
 
@@ -31,6 +33,8 @@ class Place:
 
     def bound(self, patience: Patience) -> float:
         """Seconds that it may take."""
+        if self.name in ENDLESS:
+            return math.inf
         judged = self.usual is not None and self.name not in APART
         return patience.of_step(self.usual) if judged else patience.apart
 

@@ -27,9 +27,11 @@ from sinklab.train.listener import Listener
 from sinklab.train.outcome import Disagreement, Diverged, Stopped, outcome
 from sinklab.train.signals import signals
 from sinklab.train.start import forked, held, start
+from sinklab.train.stopwatch import Stopwatch
 
 # What a process may wish of all; the largest counts. Above these: the number of a signal that ends the run.
 NOTHING, SAVE = 0, 1
+STOPPING = 3  # steps from a signal to the state that is saved
 # What is measured of a state beside its steps, and a number that every one of them leaves in its record.
 MEASURED = {'valid': 'valid/loss', 'probe': HEADLINE.name}
 
@@ -94,6 +96,7 @@ class Run:
     lease: Lease | Elsewhere
     received: list[int]  # signals
     grace: float
+    warned: bool = False
 
     def __post_init__(self):
         self.start = once(self.group, 'start', self.folder.start)
@@ -211,6 +214,7 @@ class Run:
             self.after(number, now, numbers, wish)
         if logged:
             self.checkpoints.poll()
+            self.warn()
         if logged or now:
             self.stopwatch.restart()
         return wish
@@ -250,6 +254,16 @@ class Run:
         for listener in self.listeners:
             listener.note(line)
 
+    def warn(self) -> None:
+        """Says once when what has to be done between a signal and the end does not fit into the time for it."""
+        seconds = (self.checkpoints.seconds or 0.0) + STOPPING * (self.stopwatch.usual or 0.0)
+        if self.checkpoints.seconds and seconds > self.grace and not self.warned:
+            self.warned = True
+            self.note(
+                f'a save and the steps before it take {seconds:.0f} s, and --grace is {self.grace:.0f} s: a run that '
+                'is told to stop may be killed before it is saved; have more time given, and say so by --grace'
+            )
+
     def save(self, number: int, now: dict, numbers: dict[str, float]) -> None:
         if self.checkpoints.newest != number:
             self.compare(number, numbers)
@@ -269,25 +283,3 @@ class Run:
 
 def is_due(number: int, every_steps: int) -> bool:
     return every_steps > 0 and number % every_steps == 0
-
-
-class Stopwatch:
-    """Seconds of a run over all its attempts, and the pace of its steps."""
-
-    usual = None  # seconds a step has lately taken
-
-    def __init__(self, earlier: float):
-        self.start, self.steps = time.perf_counter() - earlier, 0
-        self.restart()
-
-    def seconds(self) -> float:
-        return time.perf_counter() - self.start
-
-    def restart(self) -> None:
-        if self.steps:
-            self.usual = 1 / self.pace()
-        self.lap, self.steps = time.perf_counter(), 0
-
-    def pace(self) -> float:
-        """Steps a second since the last restart."""
-        return self.steps / (time.perf_counter() - self.lap)

@@ -29,6 +29,7 @@ def start(
     once(group, 'room', lambda: check_room(spec, folder, mesh))
     attention = unanimous(group, 'attention', lambda: step.choice(spec, hardware))
     same(group, 'backend', {'what computes attention': attention.backend})
+    group.at('preparing its data')
     data = unanimous(group, 'data', lambda: sequences(spec))
     same(group, 'fingerprint', {f'the data ({name})': value for name, value in data.fingerprint.items()})
     return mesh, attention, data
