@@ -1,5 +1,7 @@
 """What a start waits for: a smoke run by its parts, cold (nothing kept) and warm (data and programs found again).
 
+The third kind, a restart, goes on from the checkpoint of the warm one, and has to find all its programs.
+
     python benchmarks/start.py [--rounds=3] [--config=configs/default.py] [--size=smoke]
 
 Every run is a process of its own, timed from its start: seconds by the clock, the median and the range of the rounds.
@@ -24,6 +26,7 @@ def child(start: float, options: list[str]) -> None:
     from sinklab.cli import progress
     from sinklab.cli.main import main
     from sinklab.train import loop, state
+    from sinklab.train import start as beginning
 
     parts = {'imports': time.time() - start}
 
@@ -44,12 +47,12 @@ def child(start: float, options: list[str]) -> None:
         heard(self, record, written)
 
     heard, progress.Progress.record = progress.Progress.record, listened
-    loop.sequences = timed('data', loop.sequences)
+    beginning.sequences = timed('data', beginning.sequences)
     state.create = timed('initial state', state.create)
     loop.evaluation = wrapped(timed, 'validation', loop.evaluation)
     loop.probe.observer = wrapped(timed, 'probe', loop.probe.observer)
     loop.Run.executable = timed('step', loop.Run.executable)
-    for name in ('__init__', 'sound', 'save', 'close'):
+    for name in ('__init__', 'sound', 'restore', 'save', 'close'):
         setattr(loop.Checkpoints, name, timed('checkpoints', getattr(loop.Checkpoints, name)))
     if main(options):
         raise SystemExit(1)
@@ -61,14 +64,24 @@ def wrapped(timed, name: str, maker):
     return lambda *given: timed(name, maker(*given))
 
 
-def run(options: list[str], cache: str) -> dict[str, float]:
+def run(options: list[str], cache: str, folder: str) -> tuple[dict[str, float], str]:
+    """(seconds by part, what it has said)"""
+    environment = {name: value for name, value in os.environ.items() if name != 'JAX_COMPILATION_CACHE_DIR'}
+    command = [sys.executable, __file__, '--child', str(time.time()), *options, f'--workdir={folder}']
+    process = subprocess.run(
+        command, env=environment | {'SINKLAB_CACHE': cache}, capture_output=True, text=True, check=True
+    )
+    return json.loads(process.stdout.splitlines()[-1]), process.stderr
+
+
+def round_of(options: list[str]) -> dict[str, dict[str, float]]:
+    """The parts of the three kinds of start."""
     with tempfile.TemporaryDirectory() as folder:
-        environment = {name: value for name, value in os.environ.items() if name != 'JAX_COMPILATION_CACHE_DIR'}
-        command = [sys.executable, __file__, '--child', str(time.time()), *options, f'--workdir={folder}/run']
-        process = subprocess.run(
-            command, env=environment | {'SINKLAB_CACHE': cache}, capture_output=True, text=True, check=True
-        )
-    return json.loads(process.stdout.splitlines()[-1])
+        cold, _ = run(options, f'{folder}/cache', f'{folder}/cold')
+        warm, _ = run(options, f'{folder}/cache', f'{folder}/warm')
+        restart, said = run([*options, '--config.optimizer.steps=8'], f'{folder}/cache', f'{folder}/warm')
+    assert 'programs: 0 compiled' in said, said
+    return dict(cold=cold, warm=warm, restart=restart)
 
 
 def main() -> None:
@@ -81,15 +94,11 @@ def main() -> None:
     arguments.add_argument('--size', default='smoke')
     given = arguments.parse_args()
     options = ['train', f'--config={given.config}', f'--size={given.size}']
-    found = {'cold': [], 'warm': []}
-    for _ in range(given.rounds):
-        with tempfile.TemporaryDirectory() as cache:
-            for rounds in found.values():
-                rounds.append(run(options, cache))
+    rounds = [round_of(options) for _ in range(given.rounds)]
     print(f'{platform.processor() or platform.machine()}, {os.cpu_count()} cores, python {platform.python_version()}')
-    for part in found['cold'][0]:
-        spreads = (spread([parts[part] for parts in rounds]) for rounds in found.values())
-        print(f'{part:14} ' + '  '.join(f'{name} {said}' for name, said in zip(found, spreads, strict=True)))
+    for part in rounds[0]['cold']:
+        spreads = (f'{kind} {spread([one[kind].get(part, 0.0) for one in rounds])}' for kind in rounds[0])
+        print(f'{part:14} ' + '  '.join(spreads))
 
 
 def spread(values: list[float]) -> str:

@@ -21,6 +21,7 @@ def told(monkeypatch, capsys):
 
     def run(name, *options):
         monkeypatch.setattr(sys, 'argv', [f'{name}.py', *options])
+        monkeypatch.syspath_prepend(BENCHMARKS)
         capsys.readouterr()
         try:
             runpy.run_path(str(BENCHMARKS / f'{name}.py'), run_name='__main__')
@@ -39,6 +40,14 @@ def test_the_loop_tells_what_a_step_and_a_probe_cost(told):
     milliseconds = {float(named[name]) > 0 for name in ('bare step, ms', 'step of the loop, ms', 'one probe, ms')}
     assert milliseconds == {True}
     assert {'loop over step, %', 'a probe every 100 steps, %'} < named.keys()
+
+
+@pytest.mark.slow
+def test_surviving_is_timed_beside_the_bare_step(told):
+    text = told('surviving', '--steps=12', '--rounds=1', '--every=4')
+    named = dict(re.findall(rf'^(.+?): +({NUMBER}) \({NUMBER} to {NUMBER}\)$', text, re.MULTILINE))
+    assert float(named['bare step, ms']) > 0
+    assert float(named['step of a supervised run']) > 0
 
 
 @pytest.mark.slow
@@ -139,12 +148,10 @@ def test_a_checkpoint_is_timed_by_its_parts(told):
 
 
 @pytest.mark.exhaustive
-def test_a_start_is_told_by_its_parts_cold_and_warm(told):
+def test_a_start_is_told_by_its_parts_cold_warm_and_again(told):
     text = told('start', '--rounds=1')
     spread = rf'({NUMBER}) \({NUMBER} to {NUMBER}\)'
-    found = {
-        name: (float(cold), float(warm))
-        for name, cold, warm in re.findall(rf'^(\w[\w ]+?) +cold +{spread}  warm +{spread}$', text, re.M)
-    }
+    kinds = '  '.join(f'{kind} +{spread}' for kind in ('cold', 'warm', 'restart'))
+    found = {name: [*map(float, seconds)] for name, *seconds in re.findall(rf'^(\w[\w ]+?) +{kinds}$', text, re.M)}
     assert {'imports', 'data', 'initial state', 'validation', 'probe', 'step', 'checkpoints'} < found.keys()
     assert all(first < end for first, end in zip(found['first step'], found['end'], strict=True))
