@@ -13,8 +13,8 @@ def spec(corpus, **changes):
     return tiny(**{'data__source': corpus, 'checkpoint__every_steps': 4, 'probe__every_steps': 3, **changes})
 
 
-def train(spec, path, *listeners):
-    return loop.train(spec, Hardware(), Folder(path), dict(row='tiny'), *listeners)
+def train(spec, path, *listeners, **more):
+    return loop.train(spec, Hardware(), Folder(path), dict(row='tiny'), *listeners, **more)
 
 
 def timeless(records, after=0):

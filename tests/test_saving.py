@@ -1,0 +1,36 @@
+"""When a run saves, and what it says where there is too little time to."""
+
+import pytest
+from runs import spec, train
+
+from sinklab.folder import Folder
+from sinklab.train.listener import Listener
+
+
+class Noting(Listener):
+    def __init__(self):
+        self.notes = []
+
+    def note(self, line):
+        self.notes.append(line)
+
+
+@pytest.mark.slow
+def test_a_run_saves_by_the_clock(corpus, tmp_path):
+    """A moment after each save the next one is wished; two steps later it is agreed on."""
+    timed = spec(corpus, checkpoint__every_steps=0, checkpoint__every_minutes=1e-6, checkpoint__keep=8)
+    train(timed, tmp_path)
+    saved = Folder(tmp_path).checkpoint_steps()
+    assert len(saved) >= 3
+    assert saved[-1] == 8
+
+
+@pytest.mark.slow
+def test_a_save_that_does_not_fit_the_grace_is_said_once(corpus, tmp_path):
+    noting = Noting()
+    train(spec(corpus, checkpoint__every_steps=2, log__every_steps=1), tmp_path / 'short', noting, grace=1e-3)
+    (note,) = noting.notes
+    assert '--grace is 0.001 s: a run that is told to stop may be killed before it is saved' in note
+    noting.notes.clear()
+    train(spec(corpus, checkpoint__every_steps=2, log__every_steps=1), tmp_path / 'long', noting, grace=1e3)
+    assert noting.notes == []
