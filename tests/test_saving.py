@@ -5,6 +5,7 @@ from runs import spec, train
 
 from sinklab.folder import Folder
 from sinklab.train.listener import Listener
+from sinklab.train.outcome import Disagreement
 
 
 class Noting(Listener):
@@ -34,3 +35,25 @@ def test_a_save_that_does_not_fit_the_grace_is_said_once(corpus, tmp_path):
     noting.notes.clear()
     train(spec(corpus, checkpoint__every_steps=2, log__every_steps=1), tmp_path / 'long', noting, grace=1e3)
     assert noting.notes == []
+
+
+class Beside:
+    """A group of this process and one that has come to another loss."""
+
+    index, count = 0, 2
+
+    def gather(self, name, value):
+        other = value | {'train/loss': (1.0).hex()} if name.startswith('step ') else value
+        return [value, other]
+
+    def at(self, place, step=0, usual=None):
+        pass
+
+
+@pytest.mark.slow
+def test_processes_that_come_to_other_numbers_save_nothing_of_them(corpus, tmp_path):
+    with pytest.raises(Disagreement, match=r'process 1 differs from process 0 in train/loss: 0x1\.0.* at step 4'):
+        train(spec(corpus), tmp_path, group=Beside())
+    assert Folder(tmp_path).checkpoint_steps() == []
+    written = Folder(tmp_path).read('outcome')
+    assert (written['kind'], written['step'], written['exit_code']) == ('lost', 4, 42)

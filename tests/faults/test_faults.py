@@ -166,6 +166,13 @@ def test_a_process_that_stands_still_is_named(job, undisturbed, tmp_path, seen):
     seen(words=[words(one) for one in said], seconds=round(seconds, 2))
 
 
+def test_all_diverge_at_the_same_step(job, tmp_path):
+    codes, said = job(tmp_path / 'run', 2, '--config.optimizer.peak_learning_rate=1e30').wait()
+    assert codes == [3, 3], said
+    assert words(said[0]) == words(said[1])
+    assert 'the run has diverged' in words(said[0])[0]
+
+
 def test_two_jobs_in_one_folder(job, undisturbed, tmp_path, seen):
     first = job(tmp_path / 'run', variables={'PAUSE': '1'})
     until = time.monotonic() + 60
