@@ -126,14 +126,14 @@ def trained(
     from sinklab.train.outcome import Disagreement, Diverged, Stopped
 
     try:
-        last = loop.train(spec, layout, folder, row, *listeners, group=group, origin=origin, grace=grace)[-1]
+        records = loop.train(spec, layout, folder, row, *listeners, group=group, origin=origin, grace=grace)
     except Diverged as error:
         return End('diverged', f'{error}: the run has diverged; {last_good(folder)}', orderly=True)
     except Disagreement as error:
         return End('disagreed', str(error), orderly=True)
     except Stopped as stop:
         return End(OF_SIGNAL[stop.signal], str(stop), orderly=True)
-    return End('done', f'{folder}: {closing(last)}')
+    return End('done', f'{folder}: {closing(records[-1])}' if records else '')
 
 
 def shown(row: dict, spec: Any, compiled: Any, stack: contextlib.ExitStack) -> Any:

@@ -31,6 +31,7 @@ def start(
     same(group, 'backend', {'what computes attention': attention.backend})
     group.at('preparing its data')
     data = unanimous(group, 'data', lambda: sequences(spec))
+    group.at('starting')
     same(group, 'fingerprint', {f'the data ({name})': value for name, value in data.fingerprint.items()})
     return mesh, attention, data
 
