@@ -1,7 +1,10 @@
 """Digests: whatever happens to the files of a checkpoint is noticed, named, and never loaded."""
 
+import errno
 import json
+import os
 import shutil
+import threading
 
 import jax
 import jax.numpy as jnp
@@ -11,6 +14,7 @@ from conftest import tiny
 from damages import WAYS, flip, lose, no_digests, poison, swap, truncate
 from threads import alike
 
+from sinklab import files
 from sinklab.checkpoint import digests
 from sinklab.checkpoint.checkpoints import Checkpoints
 from sinklab.folder import Folder
@@ -190,6 +194,31 @@ def test_all_processes_pass_over_the_same_and_one_of_them_sets_it_aside(saved, t
     assert one == other
     assert one[0] == 2
     assert [path.name for path in folder.damaged.iterdir()] == ['4']
+
+
+def test_files_that_are_seen_late_are_digested_and_those_that_are_not_seen_are_an_error(of_three, monkeypatch):
+    monkeypatch.setattr(files, 'SHARED', 0.5)
+    away = of_three.checkpoints.rename(of_three.path / 'away')
+    written = digests.file_of(of_three, 4, 1).read_bytes()
+    with pytest.raises(FileNotFoundError, match='none of the files that process 1 saved is seen'):
+        digests.write(of_three, 4, 1, 3, seconds=1.0)
+    assert digests.file_of(of_three, 4, 1).read_bytes() == written
+    later = threading.Timer(0.1, away.rename, [of_three.checkpoints])
+    later.start()
+    digests.write(of_three, 4, 1, 3, seconds=1.0)
+    later.join()
+    assert digests.fault(of_three, 4) is None
+
+
+def test_a_folder_that_cannot_be_listed_is_an_error_of_the_storage(of_three, monkeypatch):
+    def scandir(path, scandir=os.scandir):
+        if str(path).endswith('state'):
+            raise OSError(errno.EIO, os.strerror(errno.EIO), path)
+        return scandir(path)
+
+    monkeypatch.setattr(os, 'scandir', scandir)
+    with pytest.raises(OSError, match='Input/output error'):
+        digests.fault(of_three, 4)
 
 
 @pytest.mark.parametrize('content', ['', '{}', '[]', 'null', '{"step": 4, "process": 0, "processes": "x"}'])
