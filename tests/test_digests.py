@@ -15,7 +15,7 @@ from damages import WAYS, flip, lose, no_digests, poison, swap, truncate
 from threads import alike
 
 from sinklab import files
-from sinklab.checkpoint import digests
+from sinklab.checkpoint import digests, steps
 from sinklab.checkpoint.checkpoints import Checkpoints
 from sinklab.folder import Folder
 from sinklab.record import Refusal
@@ -24,6 +24,12 @@ DATA = dict(store='0123', seed=0)
 RULES = tiny().checkpoint
 RNG = np.random.default_rng(0)
 VALUES = {name: RNG.normal(size=(8, 16)).astype(np.float32) for name in 'abc'}
+
+
+@pytest.fixture(autouse=True)
+def disk(monkeypatch):
+    """One that shows at once what is written on it."""
+    monkeypatch.setattr(files, 'SHARED', 0.0)
 
 
 def state(step):
@@ -134,6 +140,58 @@ def test_a_save_that_was_cut_short_is_passed_over_also_where_it_was_the_first(sa
     assert newest is None
     assert line.startswith(f'{folder.checkpoints}/2 is passed over: ')
     assert opened(folder).sound() == (None, [])
+
+
+@pytest.mark.parametrize('last', [2, 4])
+def test_kills_in_the_middle_of_the_digests_leave_nothing_behind(saved, tmp_path, last):
+    folder = copied(saved, tmp_path / 'run')
+    if last == 2:
+        steps.remove(folder, 4)
+    for _ in range(3):
+        cut_short(folder, last)
+        checkpoints = opened(folder)
+        newest, (line,) = checkpoints.sound()
+        assert (newest, line.endswith('; it is deleted')) == (2 if last == 4 else None, True)
+        checkpoints.save(last, state(last))
+        checkpoints.close()
+    assert not folder.damaged.exists()
+    assert opened(folder).sound() == (last, [])
+
+
+def test_digests_that_are_seen_late_are_not_a_save_that_was_cut_short(of_three, monkeypatch):
+    monkeypatch.setattr(files, 'SHARED', 5.0)
+    file = digests.file_of(of_three, 4, 2)
+    away = file.rename(of_three.path / 'away')
+    later = threading.Timer(0.1, away.rename, [file])
+    later.start()
+    assert opened(of_three).sound() == (4, [])
+    later.join()
+
+
+def test_a_checkpoint_that_was_moved_away_is_sound_when_it_comes_back(saved, tmp_path):
+    folder = copied(saved, tmp_path / 'run')
+    away = (folder.checkpoints / '4').rename(tmp_path / 'away')
+    assert opened(folder).sound() == (2, [])
+    away.rename(folder.checkpoints / '4')
+    assert opened(folder).sound() == (4, [])
+
+
+def test_digests_of_an_earlier_checkpoint_do_not_speak_for_a_save_that_was_cut_short(saved, tmp_path, monkeypatch):
+    folder = copied(saved, tmp_path / 'run')
+    shutil.rmtree(folder.checkpoints / '4')
+    checkpoints = opened(folder)
+    monkeypatch.setattr(digests, 'write', lambda *given: None)
+    checkpoints.save(4, state(4))
+    checkpoints.close()
+    assert digests.fault(folder, 4).cut_short
+
+
+def test_digests_go_with_a_checkpoint_that_was_being_deleted(saved, tmp_path):
+    folder = copied(saved, tmp_path / 'run')
+    (folder.checkpoints / '2').rename(folder.checkpoints / f'2{steps.GOING}')
+    opened(folder)
+    assert [path.name for path in folder.digests.iterdir()] == ['4']
+    assert folder.checkpoint_steps() == [4]
 
 
 def test_two_checkpoints_without_whole_digests_are_not_one_save_that_was_cut_short(saved, tmp_path):

@@ -32,19 +32,19 @@ class Checkpoints:
         return once(self.group, 'newest checkpoint', lambda: max(self.folder.checkpoint_steps(), default=None))
 
     def sound(self) -> tuple[int | None, list[str]]:
-        """The newest checkpoint that is whole, and a line for each newer one that was passed over and set aside."""
+        """The newest checkpoint that is whole, and a line for each newer one that was passed over and is gone."""
         passed: dict[int, Fault] = {}
         for step in reversed(once(self.group, 'checkpoints', self.folder.checkpoint_steps)):
             if not (fault := self.fault(step)):
-                return step, self.set_aside(passed, step)
+                return step, self.pass_over(passed, step)
             passed[step] = fault
-        if len(passed) > 1 or any(not fault.cut_short for fault in passed.values()):
+        if passed and not is_cut_short(passed):
             faults = '; '.join(f'{step}: {fault.why}' for step, fault in passed.items())
             raise Refusal(
                 f'{self.folder.checkpoints} has no sound checkpoint ({faults}); bring the files back, or delete the '
                 'folder, and the same command begins anew'
             )
-        return None, self.set_aside(passed, None)
+        return None, self.pass_over(passed, None)
 
     def fault(self, step: int) -> Fault | None:
         """What any process finds in its share of the files."""
@@ -58,18 +58,22 @@ class Checkpoints:
         faults = together(self.group, f'faults of checkpoint {step}', own)
         return next((Fault(**fault) for fault in faults if fault), None)
 
-    def set_aside(self, passed: dict[int, Fault], newest: int | None) -> list[str]:
-        """Moves what was passed over out of the way, so that its steps can be saved anew."""
+    def pass_over(self, passed: dict[int, Fault], newest: int | None) -> list[str]:
+        """Makes room for these steps to be saved anew: nothing that was ever whole is lost."""
         self.newest = newest
 
-        def move() -> list[str]:
+        def clear() -> list[str]:
             with room(self.folder):
-                return [str(steps.set_aside(self.folder, step)) for step in passed]
+                if not is_cut_short(passed):
+                    return [f'it lies in {steps.set_aside(self.folder, step)} now' for step in passed]
+                for step in passed:
+                    steps.remove(self.folder, step)
+                return ['it is deleted']
 
-        places = once(self.group, 'set aside', move) if passed else []
+        ends = once(self.group, 'passed over', clear) if passed else []
         return [
-            f'{self.folder.checkpoints / str(step)} is passed over: {fault.why}; it lies in {place} now'
-            for (step, fault), place in zip(passed.items(), places, strict=True)
+            f'{self.folder.checkpoints / str(step)} is passed over: {fault.why}; {end}'
+            for (step, fault), end in zip(passed.items(), ends, strict=True)
         ]
 
     def restore(self, step: int, abstract: dict) -> dict:
@@ -96,7 +100,7 @@ class Checkpoints:
         begun = time.perf_counter()
         with room(self.folder), quiet():
             if self.group.index == 0:
-                (self.folder.digests / str(step)).mkdir(exist_ok=True)
+                steps.begin(self.folder, step)
             path = (self.folder.checkpoints / str(step)).absolute()
             response = ocp.save_async(path, state, custom_metadata={'data': self.data})
         self.newest, self.pending = step, self.pool.submit(self.finish, step, response, begun)
@@ -137,3 +141,8 @@ class Checkpoints:
             self.wait()
         finally:
             self.pool.shutdown()
+
+
+def is_cut_short(passed: dict[int, Fault]) -> bool:
+    """Whether nothing but the last save was passed over, whose process did not live to its end."""
+    return len(passed) == 1 and all(fault.cut_short for fault in passed.values())

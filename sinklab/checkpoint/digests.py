@@ -131,8 +131,9 @@ def part_of(folder: Folder, step: int, process: int) -> dict | Fault:
 
 def fault(folder: Folder, step: int, process: int = 0, count: int = 1) -> Fault | None:
     """What is wrong with a checkpoint, as far as the share of one of `count` processes shows it."""
-    checkpoint, digests = folder.checkpoints / str(step), read(folder, step)
-    if isinstance(digests, Fault):
+    checkpoint = folder.checkpoints / str(step)
+    digests = awaited(lambda: known if isinstance(known := read(folder, step), Digests) else None)
+    if not digests and isinstance(digests := read(folder, step), Fault):
         return digests
     if process == 0 and (extra := set(files(checkpoint)) - digests.files.keys()):
         return Fault(f'{min(extra)} is there and was never saved')
