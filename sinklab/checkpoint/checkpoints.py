@@ -2,6 +2,7 @@
 
 import dataclasses
 import time
+from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any
 
@@ -18,10 +19,21 @@ from sinklab.spec import Checkpoint
 
 
 class Checkpoints:
-    """The checkpoints of one run folder, to which all processes of its group come alike."""
+    """The checkpoints of one run folder, to which all processes of its group come alike.
 
-    def __init__(self, folder: Folder, rules: Checkpoint, data: dict[str, str | int], group: Group | None = None):
+    `check` is asked, in the background, too, before anything is written, and raises where the folder is another's.
+    """
+
+    def __init__(
+        self,
+        folder: Folder,
+        rules: Checkpoint,
+        data: dict[str, str | int],
+        group: Group | None = None,
+        check: Callable[[], None] = lambda: None,
+    ):
         self.folder, self.rules, self.data, self.group = folder, rules, data, group or Alone()
+        self.check_owner = check
         self.pool, self.pending = ThreadPoolExecutor(1, 'checkpoint'), None
         self.seconds: float | None = None  # of the latest finished save, until its digests lay on the disk
         once(self.group, 'folder of checkpoints', lambda: steps.tidy(folder))
@@ -110,9 +122,11 @@ class Checkpoints:
         path = self.folder.checkpoints / str(step)
         with saving(path), room(self.folder):
             response.result()
+        self.check_owner()
         digests.write(self.folder, step, self.group.index, self.group.count, time.perf_counter() - begun)
         seconds = time.perf_counter() - begun
         if self.group.index == 0:
+            self.check_owner()
             steps.retain(self.folder, self.rules)
         return seconds
 

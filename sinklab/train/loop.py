@@ -60,7 +60,7 @@ def train(
             mesh, attention, data = start(spec, hardware, folder, group)
             row = forked(origin, spec, folder, row, data, group)
             once(group, 'claim', lambda: folder.claim(spec, row))
-            saved = Checkpoints(folder, spec.checkpoint, data.fingerprint, group)
+            saved = Checkpoints(folder, spec.checkpoint, data.fingerprint, group, lease.check)
             with jax.set_mesh(mesh), closing(saved):
                 fork.begin(origin, spec, mesh, folder, saved)
                 run = Run(spec, hardware, mesh, attention, folder, data, saved, listeners, group, lease, grace)
