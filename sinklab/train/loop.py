@@ -264,7 +264,7 @@ class Run:
         if self.checkpoints.seconds and seconds > self.grace and not self.warned:
             self.warned = True
             self.note(
-                f'a save and the steps before it take {seconds:.0f} s, and --grace is {self.grace:g} s: a run that '
+                f'a save and the steps before it take {seconds:.2g} s, and --grace is {self.grace:g} s: a run that '
                 'is told to stop may be killed before it is saved; have more time given, and say so by --grace'
             )
 

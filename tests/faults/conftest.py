@@ -1,4 +1,4 @@
-"""Faults at two moments of a run, or at FAULTS_MOMENTS; what was seen goes to FAULTS_FIGURES, where that is given."""
+"""Faults at one moment of a run, or at FAULTS_MOMENTS; what was seen goes to FAULTS_FIGURES, where that is given."""
 
 import json
 import os
@@ -14,7 +14,7 @@ SEEN = []
 
 def pytest_generate_tests(metafunc):
     if 'moment' in metafunc.fixturenames:
-        metafunc.parametrize('moment', range(int(os.environ.get('FAULTS_MOMENTS', 2))))
+        metafunc.parametrize('moment', range(int(os.environ.get('FAULTS_MOMENTS', 1))))
 
 
 def pytest_sessionfinish():
@@ -29,7 +29,7 @@ def seen(request):
 
 
 @pytest.fixture(scope='session')
-def programs(tmp_path_factory):
+def programs():
     """Variables of processes that find each other's compiled programs and tokens."""
-    cache = os.environ.get('SINKLAB_FAULTS_CACHE') or tmp_path_factory.mktemp('cache')
+    cache = os.environ.get('SINKLAB_FAULTS_CACHE') or f'{os.environ["SINKLAB_TESTS_COMPILED"]}/faults'
     return {'SINKLAB_CACHE': str(cache), 'JAX_COMPILATION_CACHE_DIR': f'{cache}/programs', 'XLA_FLAGS': ''}

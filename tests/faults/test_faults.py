@@ -149,7 +149,7 @@ def test_a_process_is_told_to_stop(job, undisturbed, tmp_path, moment, seen):
     if codes == [42, 42] and Folder(tmp_path / 'run').is_claimed():
         kept = outcome(tmp_path / 'run')
         assert (kept['kind'], kept['exit_code']) == ('stopped', 42)
-        assert kept['message'] in (f'saved at step {kept["checkpoint"]}', NOTHING)
+        assert kept['message'].endswith((f'saved at step {kept["checkpoint"]}', NOTHING))
     again, told = job(tmp_path / 'run').wait()
     assert again == [0, 0], told
     assert_same(tmp_path / 'run', undisturbed)
