@@ -16,7 +16,7 @@ from threads import alike
 
 from sinklab import files
 from sinklab.checkpoint import digests, steps
-from sinklab.checkpoint.checkpoints import Checkpoints
+from sinklab.checkpoint.checkpoints import Checkpoints, fault_of
 from sinklab.folder import Folder
 from sinklab.record import Refusal
 
@@ -241,7 +241,7 @@ def test_any_number_of_processes_finds_each_damage_together(of_three, name, coun
 
 def test_the_verdict_of_one_process_is_that_of_all(of_three):
     (of_three.checkpoints / '4' / FILES[-1]).unlink()
-    lines = alike(2, lambda group: str(Checkpoints(of_three, RULES, DATA, group).fault(4).why))
+    lines = alike(2, lambda group: fault_of(of_three, 4, group).why)
     assert lines == [f'{FILES[-1]} is missing'] * 2
 
 

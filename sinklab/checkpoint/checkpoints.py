@@ -47,7 +47,7 @@ class Checkpoints:
         """The newest checkpoint that is whole, and a line for each newer one that was passed over and is gone."""
         passed: dict[int, Fault] = {}
         for step in reversed(once(self.group, 'checkpoints', self.folder.checkpoint_steps)):
-            if not (fault := self.fault(step)):
+            if not (fault := fault_of(self.folder, step, self.group)):
                 return step, self.pass_over(passed, step)
             passed[step] = fault
         if passed and not is_cut_short(passed):
@@ -58,20 +58,8 @@ class Checkpoints:
             )
         return None, self.pass_over(passed, None)
 
-    def fault(self, step: int) -> Fault | None:
-        """What any process finds in its share of the files."""
-        self.group.at('verifying a checkpoint', step)
-
-        def own() -> dict | None:
-            with room(self.folder):
-                fault = digests.fault(self.folder, step, self.group.index, self.group.count)
-            return dataclasses.asdict(fault) if fault else None
-
-        faults = together(self.group, f'faults of checkpoint {step}', own)
-        return next((Fault(**fault) for fault in faults if fault), None)
-
     def pass_over(self, passed: dict[int, Fault], newest: int | None) -> list[str]:
-        """Makes room for these steps to be saved anew: nothing that was ever whole is lost."""
+        """Makes room for these steps to be saved anew; what was once known to be whole is kept."""
         self.newest = newest
 
         def clear() -> list[str]:
@@ -160,3 +148,16 @@ class Checkpoints:
 def is_cut_short(passed: dict[int, Fault]) -> bool:
     """Whether nothing but the last save was passed over, whose process did not live to its end."""
     return len(passed) == 1 and all(fault.cut_short for fault in passed.values())
+
+
+def fault_of(folder: Folder, step: int, group: Group) -> Fault | None:
+    """What any process finds in its share of the files of a checkpoint."""
+    group.at('verifying a checkpoint', step)
+
+    def own() -> dict | None:
+        with room(folder):
+            fault = digests.fault(folder, step, group.index, group.count)
+        return dataclasses.asdict(fault) if fault else None
+
+    faults = together(group, f'faults of checkpoint {step}', own)
+    return next((Fault(**fault) for fault in faults if fault), None)

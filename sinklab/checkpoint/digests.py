@@ -110,6 +110,14 @@ def read(folder: Folder, step: int) -> Digests | Fault:
     return Digests(together, max(part['written'] for part in parts), max(part['seconds'] for part in parts))
 
 
+def seal(folder: Folder, step: int) -> str:
+    """One sha256 over all that the processes have digested of a step: checkpoints that differ differ in it."""
+    digest = hashlib.sha256()
+    for file in sorted((folder.digests / str(step)).glob('*.json')):
+        digest.update(f'{file.name} {sha256(file)}\n'.encode())
+    return digest.hexdigest()
+
+
 def part_of(folder: Folder, step: int, process: int) -> dict | Fault:
     """What one process has digested."""
     file = file_of(folder, step, process)

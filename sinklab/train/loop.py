@@ -57,14 +57,14 @@ def train(
     with held(folder, group, grace) as lease:
         once(group, 'folder, held', lambda: folder.check(spec))  # as the job has left it that was waited for
         with outcome(folder), room(folder):
+            fork.check(origin, spec, folder, group)
             mesh, attention, data = start(spec, hardware, folder, group)
             row = forked(origin, spec, folder, row, data, group)
             once(group, 'claim', lambda: folder.claim(spec, row))
             saved = Checkpoints(folder, spec.checkpoint, data.fingerprint, group, lease.check)
             with jax.set_mesh(mesh), closing(saved):
-                fork.begin(origin, spec, mesh, folder, saved)
                 run = Run(spec, hardware, mesh, attention, folder, data, saved, listeners, group, lease, grace)
-                run.train()
+                run.train(origin)
     return folder.records() if group.index == 0 else []
 
 
@@ -106,9 +106,8 @@ class Run:
         self.differing = replicas.comparison(self.spec, self.mesh, self.group)
         self.wishes = functools.cache(functools.partial(sharding.of_each_device, mesh=self.mesh))
 
-    def train(self) -> None:
-        newest, passed = self.checkpoints.sound()
-        first = newest or 0
+    def train(self, origin: fork.Origin | None) -> None:
+        first, passed = fork.begin(origin, self.spec, self.mesh, self.start, self.checkpoints)
         for line in passed:
             self.note(line)
         owed = once(self.group, 'owed', lambda: self.owed(first))

@@ -60,7 +60,6 @@ def forked(origin: fork.Origin | None, spec: Spec, folder: Folder, row: dict, da
     def lineage() -> dict:
         if origin is None or folder.is_claimed():
             return {}
-        fork.check(origin, spec)
         return {'from': fork.lineage(origin, spec, folder, data.fingerprint)}
 
     return row | once(group, 'lineage', lineage)
