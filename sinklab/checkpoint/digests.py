@@ -111,11 +111,11 @@ def read(folder: Folder, step: int) -> Digests | Fault:
 
 
 def seal(folder: Folder, step: int) -> str:
-    """One sha256 over all that the processes have digested of a step: checkpoints that differ differ in it."""
+    """16 digits of one sha256 over all that the processes have digested of a step: checkpoints that differ differ in it."""
     digest = hashlib.sha256()
     for file in sorted((folder.digests / str(step)).glob('*.json')):
         digest.update(f'{file.name} {sha256(file)}\n'.encode())
-    return digest.hexdigest()
+    return digest.hexdigest()[:16]
 
 
 def part_of(folder: Folder, step: int, process: int) -> dict | Fault:
