@@ -9,7 +9,7 @@ import sys
 import numpy as np
 import pytest
 
-from sinklab.cli.config import load, of_run
+from sinklab.cli.config import load
 from sinklab.cli.main import VERBS, main
 from sinklab.folder import Folder
 from sinklab.record import Refusal
@@ -293,14 +293,3 @@ def test_help_needs_no_accelerator_library():
     code = 'import sys, sinklab.cli.main as m\ntry: m.main(["--help"])\nexcept SystemExit: pass\n'
     code += 'assert not {"jax", "flax", "grain", "numpy"} & set(sys.modules), sys.modules.keys()'
     subprocess.run([sys.executable, '-c', code], check=True, capture_output=True)
-
-
-def test_what_was_published_is_not_of_a_run_that_differs_in_what_it_measures(tmp_path):
-    spec, row = load(QUICK, ['--config.optimizer.steps=200'])
-    folder = Folder(tmp_path)
-    folder.claim(spec, row)
-    same, about = of_run(folder, 'again', ['--config.probe.every_steps=50'])
-    assert (same.probe.every_steps, about['published'], about['row']) == (50, row['published'], 'again')
-    assert about['overrides'] == {'probe.every_steps': '50'}
-    other, about = of_run(folder, 'other', ['--config.seed=3'])
-    assert (other.seed, about['published'], about['source']) == (3, {}, '')

@@ -8,6 +8,7 @@ import pytest
 from threads import alike
 
 from sinklab.cli import fork
+from sinklab.cli.config import load, of_run
 from sinklab.cli.main import main
 from sinklab.folder import Folder
 from sinklab.group import Alone
@@ -155,3 +156,14 @@ def test_a_command_that_means_nothing_is_refused_in_one_line(capsys, tmp_path, a
     assert (code, len(said.splitlines())) == (1, 1)
     assert words in said
     assert not (tmp_path / 'new').exists()
+
+
+def test_what_was_published_is_not_of_a_run_that_differs_in_what_it_measures(tmp_path):
+    spec, row = load('configs/quickstart.py:softmax', ['--config.optimizer.steps=200'])
+    folder = Folder(tmp_path)
+    folder.claim(spec, row)
+    same, about = of_run(folder, 'again', ['--config.probe.every_steps=50'])
+    assert (same.probe.every_steps, about['published'], about['row']) == (50, row['published'], 'again')
+    assert about['overrides'] == {'probe.every_steps': '50'}
+    other, about = of_run(folder, 'other', ['--config.seed=3'])
+    assert (other.seed, about['published'], about['source']) == (3, {}, '')

@@ -3,10 +3,11 @@
 import contextlib
 import re
 import socket
+import threading
 import time
 
 import pytest
-from processes import TOUCH, Run, only, run_of, started
+from processes import FOREVER, TOUCH, Run, only, run_of, started
 
 pytestmark = pytest.mark.slow
 
@@ -57,3 +58,36 @@ def test_strangers_do_not_disturb_the_meeting(run):
             time.sleep(0.1)
     run.start('group.gather("x", 0)', (1,))
     assert run.ended() == [(0, [])] * 2
+
+
+def test_who_comes_again_before_the_end_of_its_run_waits_for_that_and_is_one_of_the_next(run):
+    """Its scheduler was faster than the others, in each of which it has to be seen that it was gone."""
+    run.start(TOUCH + FOREVER, settle=1.0)
+    run.wait_for('here-1')
+    run.started[1].kill()
+    again = Run(run.folder)
+    again.port = run.port
+    again.start('group.gather("x", 0)', (1,))
+    assert run_of(run.started[:1]).ended()[0][0] == 42
+    again.start('group.gather("x", 0)', (0,))
+    try:
+        assert again.ended() == [(0, [])] * 2
+    finally:
+        run.started += again.started
+
+
+def test_what_hangs_up_is_tried_again_and_refused_at_last(run):
+    came = []
+
+    def hang_up():
+        with contextlib.suppress(OSError):  # the end of the test
+            while True:
+                server.accept()[0].close()
+                came.append(1)
+
+    with socket.create_server(('127.0.0.1', run.port)) as server:
+        threading.Thread(target=hang_up, daemon=True).start()
+        said = run.start('', (1,), join=1.0).ended()
+    assert said[0][0] == 1
+    assert len(came) > 2
+    assert re.match(r'what answers at 127.0.0.1:\d+ is not process 0 of a run; give its address', only(said))

@@ -1,4 +1,4 @@
-"""checkpoints of a run, which is only read: listed, verified, or the parameters of one written alone
+"""what a run has saved, which is only read: listed, verified, or the parameters of a step written alone
 
 example:
   sinklab checkpoint ls runs/softmax

@@ -105,21 +105,22 @@ class Hub:
                 self.gather(member, **message)
 
     def meet(self, wire: Wire, process: int, count: int, host: str, pid: int) -> None:
-        words, newcomer = None, Member(process, host, pid, wire)
+        newcomer, holder = Member(process, host, pid, wire), self.members.get(process)
+        words, kind = None, 'refused'
         if count != self.count:
             words = (
                 f'{newcomer} came with --processes={count}, process 0 with {self.count}; give the same number to all'
             )
         elif process not in range(self.count):
             words = f'--process={process} is not below --processes={self.count}'
-        elif process in self.members:
-            words = f'--process={process} is taken by {self.members[process]}; give each process a number of its own'
-        elif self.over:
-            words = 'the run has ended in the meantime; start all of its processes again'
+        elif self.over or (holder and holder.wire.why):  # the newcomer is of the start that follows
+            words, kind = 'the run that is found there is at its end; start all of its processes again', 'later'
+        elif holder:
+            words = f'--process={process} is taken by {holder}; give each process a number of its own'
         if words:
             if process in range(self.count):
                 self.turned_away[process] = words
-            wire.send('refused', words=words)  # and leaves it to the other end to close: a reset could overtake this
+            wire.send(kind, words=words)  # and leaves it to the other end to close: a reset could overtake this
             return
         self.members[process] = newcomer
         wire.send('beat')

@@ -15,7 +15,7 @@ from sinklab.processes.cluster import Seat
 from sinklab.processes.ending import TOGETHER, End, at_once, before
 from sinklab.processes.hub import Hub, Judge
 from sinklab.processes.patience import Patience
-from sinklab.processes.wire import Wire
+from sinklab.processes.wire import STRANGE, Wire
 from sinklab.record import Refusal
 
 RETRY = 0.2  # seconds between two attempts to reach process 0
@@ -42,6 +42,7 @@ class Supervisor:
         self.events = queue.SimpleQueue()
         self.wire = self.child = self.verdict = self.asked = None
         self.generation, self.beaten, self.met = 0, 0.0, False
+        self.deadline = time.monotonic() + patience.join
 
     def run(self) -> End:
         """Until all processes have ended; how they have."""
@@ -77,36 +78,46 @@ class Supervisor:
                 self.hub.open(self.seat.port)
             self.hub.attach(other)
             self.hub.thread.start()
+            self.greet(connection)
         else:
-            connection = self.reach()
-        if connection:
-            self.wire = Wire(connection, self.patience.silence)
-            threading.Thread(target=self.listen, daemon=True).start()
-            about = dict(process=self.seat.index, count=self.seat.count, host=socket.gethostname(), pid=os.getpid())
-            self.wire.send('hello', **about)
+            self.reach()
 
-    def reach(self) -> socket.socket | None:
-        """A connection to process 0; None if a signal came first."""
-        deadline = time.monotonic() + self.patience.join
+    def greet(self, connection: socket.socket) -> None:
+        self.wire = Wire(connection, self.patience.silence)
+        threading.Thread(target=self.listen, args=(self.wire,), daemon=True).start()
+        about = dict(process=self.seat.index, count=self.seat.count, host=socket.gethostname(), pid=os.getpid())
+        self.wire.send('hello', **about)
+
+    def reach(self) -> None:
+        """Goes to process 0, unless a signal comes first."""
         while not self.verdict:
             try:
                 connection = socket.create_connection((self.seat.host, self.seat.port), self.patience.silence)
                 if connection.getsockname() != connection.getpeername():  # a port of its own that met itself
-                    return connection
+                    self.greet(connection)
+                    return
                 connection.close()
             except OSError as error:
-                if time.monotonic() > deadline:
+                if time.monotonic() > self.deadline:
                     raise Refusal(
                         f'nobody answers at {self.seat.address} for {self.patience.join:.0f} s ({error}); start '
                         'process 0 on that host, or give its address in --coordinator'
                     ) from error
             self.turn(RETRY)
-        return None
 
-    def listen(self) -> None:
-        for message in self.wire:
+    def come_again(self, words: str) -> None:
+        """Comes again: a run that is at its end will have made room."""
+        self.wire.close()
+        self.wire = None
+        if time.monotonic() > self.deadline:
+            self.verdict = End('refused', words)
+        else:
+            threading.Timer(RETRY, self.later, (self.reach,)).start()
+
+    def listen(self, wire: Wire) -> None:
+        for message in wire:
             self.later(self.told, message)
-        self.later(self.left)
+        self.later(self.left, wire)
 
     def beat(self) -> None:
         self.beaten = time.monotonic()
@@ -119,8 +130,10 @@ class Supervisor:
 
     def told(self, message: dict) -> None:
         """What the hub says."""
-        self.met = True
+        self.met = self.met or message['kind'] != 'later'
         match message:
+            case {'kind': 'later', 'words': words}:
+                self.come_again(words)
             case {'kind': 'refused', 'words': words}:
                 self.verdict = self.verdict or End('refused', words)
             case {'kind': 'over', 'end': end}:
@@ -130,11 +143,16 @@ class Supervisor:
             case {'kind': 'gathered', 'generation': self.generation, 'values': values}:
                 self.child.wire.send('gathered', values=values)
 
-    def left(self) -> None:
+    def left(self, wire: Wire) -> None:
         """The hub is gone, or something else is where it should be."""
-        lost = End('lost', f'the supervisor of process 0 ({self.seat.address}) is {self.wire.why}')
+        if wire is not self.wire:
+            return
+        lost = End('lost', f'the supervisor of process 0 ({self.seat.address}) is {wire.why}')
         stranger = End('refused', f'what answers at {self.seat.address} is not process 0 of a run; give its address')
-        self.verdict = self.verdict or (lost if self.met else stranger)
+        if self.met or wire.why == STRANGE:
+            self.verdict = self.verdict or (lost if self.met else stranger)
+        else:  # as a run at its end leaves who comes late
+            self.come_again(stranger.words)
 
     def go(self, generation: int, port: int | None, after: End | None) -> None:
         """Starts the child, in the place of one that has ended or is to."""

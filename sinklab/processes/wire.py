@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from typing import Any
 
 LONGEST = 1 << 24  # bytes of a message
+STRANGE = 'no process of a run'
 
 
 class Wire:
@@ -41,7 +42,7 @@ class Wire:
         except OSError:
             self.why = 'gone'
         except (ValueError, KeyError, TypeError):
-            self.why = 'no process of a run'
+            self.why = STRANGE
         finally:
             self.close()
 

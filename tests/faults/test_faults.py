@@ -1,5 +1,9 @@
-"""One run on two processes, whatever happens to one of them: it ends at once, says so, and goes on bit for bit."""
+"""One run on two processes, whatever happens to one of them: it ends at once, says so, and goes on bit for bit.
 
+At one moment of a run, or at FAULTS_MOMENTS; what was seen goes to FAULTS_FIGURES, a line each, where that is given.
+"""
+
+import json
 import os
 import random
 import shutil
@@ -17,6 +21,29 @@ QUICK = 15  # seconds in which the others end
 NOTES = 40  # places that the run of fault.py comes by, at the least
 NOTHING = 'SIGTERM came before the first step; nothing was begun'
 COME = '--join_timeout=12'  # who is killed before it has come can only be missed
+
+
+def pytest_generate_tests(metafunc):
+    if 'moment' in metafunc.fixturenames:
+        metafunc.parametrize('moment', range(int(os.environ.get('FAULTS_MOMENTS', 1))))
+
+
+@pytest.fixture
+def seen(request):
+    """Notes figures of a test."""
+
+    def note(**figures):
+        with open(os.environ.get('FAULTS_FIGURES', os.devnull), 'a') as file:
+            file.write(json.dumps({'test': request.node.name, **figures}) + '\n')
+
+    return note
+
+
+@pytest.fixture(scope='session')
+def programs():
+    """Variables of processes that find each other's compiled programs and tokens."""
+    cache = os.environ.get('SINKLAB_FAULTS_CACHE') or f'{os.environ["SINKLAB_TESTS_COMPILED"]}/faults'
+    return {'SINKLAB_CACHE': cache, 'JAX_COMPILATION_CACHE_DIR': f'{cache}/programs', 'XLA_FLAGS': ''}
 
 
 @pytest.fixture(scope='module')
