@@ -111,7 +111,7 @@ def read(folder: Folder, step: int) -> Digests | Fault:
 
 
 def seal(folder: Folder, step: int) -> str:
-    """16 digits of one sha256 over all that the processes have digested of a step: checkpoints that differ differ in it."""
+    """What tells a checkpoint from all others: 16 digits of one sha256 over all that was digested of it."""
     digest = hashlib.sha256()
     for file in sorted((folder.digests / str(step)).glob('*.json')):
         digest.update(f'{file.name} {sha256(file)}\n'.encode())
