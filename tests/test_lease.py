@@ -10,16 +10,18 @@ import time
 import pytest
 
 from sinklab import lease
+from sinklab.processes.patience import Patience
 from sinklab.record import Refusal
 
 OTHER = dict(host='elsewhere', machine='another boot', pid=17, born='5', job='', attempt=0, token='theirs')
+AS_IT_IS = lease.PATIENCE
 LIVING = 'import sys, time; print("here", flush=True); time.sleep(600)'
 
 
 @pytest.fixture(autouse=True)
 def quick(monkeypatch):
     """Seconds become hundredths."""
-    for name, seconds in dict(BEAT=0.05, PATIENCE=0.5, LOOK=0.01).items():
+    for name, seconds in dict(BEAT=0.05, PATIENCE=0.5, LATE=0.1, LOCKED=0.5, LOOK=0.01).items():
         monkeypatch.setattr(lease, name, seconds)
     for names, count in lease.JOBS:
         for name in (*names, count):
@@ -85,11 +87,23 @@ def test_a_job_of_another_host_is_alive_while_it_beats_whatever_its_clock_says(t
         pass
 
 
-def test_a_job_of_another_host_that_beats_no_more_is_dead(tmp_path):
+def test_a_job_whose_beat_may_be_kept_by_what_it_computes_is_given_the_time_that_its_supervisor_gives_it():
+    assert Patience().busy == AS_IT_IS
+
+
+def test_a_job_of_another_host_that_beats_no_more_is_dead(tmp_path, capsys):
     written(tmp_path, beat=1e9)
     start = time.monotonic()
     with lease.lease(tmp_path) as held:
         assert 0.4 < time.monotonic() - start < 5
+        assert lease.seen(tmp_path) == held.token
+    words = 'for a sign of life of another job (process 17 on elsewhere)\n'
+    assert capsys.readouterr().err.endswith(words)
+
+
+def test_a_job_that_was_killed_while_it_stopped_is_waited_for_and_not_taken_for_one_that_works(tmp_path):
+    """It has given signs of life before."""
+    with Owner(tmp_path, 'stopping', seconds=0.15), lease.lease(tmp_path, grace=0.3) as held:
         assert lease.seen(tmp_path) == held.token
 
 
