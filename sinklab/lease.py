@@ -15,17 +15,16 @@ import uuid
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
-from sinklab.files import whole, writable
+from sinklab.files import locked, whole, writable
 from sinklab.record import Refusal
 
 NAME, LOCK = 'lease.json', 'lease.lock'
 BEAT = 2.0  # seconds between two beats
-# Seconds without a beat, of our own clock, until a process out of sight is taken for dead: a call into C++ may keep the
-# interpreter, and with it the thread that beats.
+# Seconds without a beat, of our own clock, until a process out of sight is taken for dead: a call into C++ may keep
+# the interpreter, and with it the thread that beats.
 PATIENCE = 60.0
 GRACE = 30.0  # seconds that a job which was told to stop may take
 LATE = 10.0  # and more, before it counts as one that works on
-LOCKED = 10.0  # seconds until whoever is changing owners, in some milliseconds, is taken for dead
 LOOK = 0.1  # seconds between two looks
 SIZE = 1024  # bytes of the file: written over in one piece, it can be read at any time, and kept on a full disk
 
@@ -199,25 +198,6 @@ def lease(folder: Path, grace: float = GRACE) -> Iterator[Lease]:
 def seen(folder: Path) -> str | None:
     """The token of the job that has the folder, as it is seen from here."""
     return token(read(folder / NAME))
-
-
-@contextlib.contextmanager
-def locked(path: Path) -> Iterator[None]:
-    """A few milliseconds in which nobody else changes owners; whoever dies in them is waited for in vain once."""
-    since = time.monotonic()
-    while True:
-        try:
-            os.close(os.open(path, os.O_CREAT | os.O_EXCL))
-            break
-        except FileExistsError:
-            if time.monotonic() - since > PATIENCE:
-                path.unlink(missing_ok=True)
-                since = time.monotonic()
-            time.sleep(LOOK / 10)
-    try:
-        yield
-    finally:
-        path.unlink(missing_ok=True)
 
 
 def read(path: Path) -> dict | None:

@@ -9,7 +9,7 @@ import time
 
 import pytest
 
-from sinklab import lease
+from sinklab import files, lease
 from sinklab.processes.patience import Patience
 from sinklab.record import Refusal
 
@@ -21,8 +21,9 @@ LIVING = 'import sys, time; print("here", flush=True); time.sleep(600)'
 @pytest.fixture(autouse=True)
 def quick(monkeypatch):
     """Seconds become hundredths."""
-    for name, seconds in dict(BEAT=0.05, PATIENCE=0.5, LATE=0.1, LOCKED=0.5, LOOK=0.01).items():
+    for name, seconds in dict(BEAT=0.05, PATIENCE=0.5, LATE=0.1, LOOK=0.01).items():
         monkeypatch.setattr(lease, name, seconds)
+    monkeypatch.setattr(files, 'DEAD', 1.0)
     for names, count in lease.JOBS:
         for name in (*names, count):
             monkeypatch.delenv(name, raising=False)
@@ -213,6 +214,46 @@ def test_whoever_died_while_owners_changed_is_waited_for_once(tmp_path):
     (tmp_path / lease.LOCK).touch()
     with lease.lease(tmp_path) as held:
         assert lease.seen(tmp_path) == held.token
+
+
+def test_of_many_that_have_waited_for_a_dead_one_while_owners_changed_one_goes_in_at_a_time(tmp_path):
+    path, ready, inside, most = tmp_path / lease.LOCK, threading.Barrier(8), [], []
+    path.touch()
+
+    def come():
+        ready.wait()
+        with files.locked(path):
+            inside.append(1)
+            time.sleep(0.02)
+            most.append(len(inside))
+            inside.pop()
+
+    threads = [threading.Thread(target=come) for _ in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert most == [1] * 8
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_lock_is_not_broken_because_many_have_had_it_one_after_another(tmp_path):
+    path, entered = tmp_path / lease.LOCK, threading.Event()
+    path.touch()
+
+    def come():
+        with files.locked(path):
+            entered.set()
+
+    thread = threading.Thread(target=come)
+    thread.start()
+    for _ in range(3):
+        assert not entered.wait(0.5)
+        (tmp_path / 'next').touch()
+        (tmp_path / 'next').replace(path)
+    path.unlink()
+    thread.join(10)
+    assert entered.is_set()
 
 
 @pytest.mark.parametrize('content', ['', '{"tok', '{}', '[]', '5'])
