@@ -200,6 +200,12 @@ def seen(folder: Path) -> str | None:
     return token(read(folder / NAME))
 
 
+def is_left(folder: Path) -> bool:
+    """Whether no job has the folder, or one whose process, which could be seen from here, has ended."""
+    owner = read(folder / NAME)
+    return owner is None or is_dead(owner)
+
+
 def read(path: Path) -> dict | None:
     """A lease; None where there is none."""
     try:
