@@ -1,4 +1,4 @@
-"""Files that appear whole, in folders that can be written."""
+"""Files that appear whole, in folders that can be written; and a lock, for those who change one together."""
 
 import contextlib
 import errno
@@ -14,6 +14,7 @@ from sinklab.record import Refusal
 UNWRITABLE = (errno.ENOSPC, errno.EDQUOT, errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOTDIR, errno.EEXIST)
 UNFINISHED = '.unfinished'
 SHARED = 5.0  # seconds until a network's disk shows everywhere what is written on it
+DEAD = 10.0  # seconds until whoever has a lock, for some milliseconds, is taken for dead
 T = TypeVar('T')
 
 
@@ -54,3 +55,49 @@ def writable(folder: Path) -> Iterator[None]:
             f'{folder} cannot be written ({error.strerror}); choose another folder, or make room and give the same '
             'command again: what is finished there is kept'
         ) from error
+
+
+@contextlib.contextmanager
+def locked(path: Path) -> Iterator[None]:
+    """A few milliseconds in which nobody else is in here; whoever dies in them is waited for in vain once."""
+    there, since = None, time.monotonic()
+    while True:
+        try:
+            mine = mark(path, os.O_CREAT | os.O_EXCL)
+            break
+        except FileExistsError:
+            before, there = there, mark(path)
+        if there != before:
+            since = time.monotonic()
+        if time.monotonic() - since > DEAD and (mine := overtake(path, there)):
+            break
+        time.sleep(DEAD / 1000)
+    try:
+        yield
+    finally:
+        if mark(path) == mine:
+            path.unlink(missing_ok=True)
+
+
+def overtake(path: Path, dead: tuple[int, int]) -> tuple[int, int] | None:
+    """Puts a lock in the place of a dead one's. Of several that have seen that at the same time, the last has it."""
+    unfinished = path.with_name(f'{path.name}.{uuid.uuid4().hex[:8]}{UNFINISHED}')
+    mine = mark(unfinished, os.O_CREAT | os.O_EXCL)
+    if mark(path) == dead:
+        unfinished.replace(path)
+        time.sleep(DEAD / 10)
+    unfinished.unlink(missing_ok=True)
+    return mine if mark(path) == mine else None
+
+
+def mark(path: Path, flags: int = os.O_RDONLY) -> tuple[int, int] | None:
+    """Which file this is, none before it and none after."""
+    try:
+        file = os.open(path, flags)
+    except FileNotFoundError:
+        return None
+    try:
+        found = os.fstat(file)
+    finally:
+        os.close(file)
+    return found.st_ino, found.st_mtime_ns

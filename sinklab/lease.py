@@ -15,13 +15,16 @@ import uuid
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
-from sinklab.files import whole, writable
+from sinklab.files import locked, whole, writable
 from sinklab.record import Refusal
 
 NAME, LOCK = 'lease.json', 'lease.lock'
 BEAT = 2.0  # seconds between two beats
-PATIENCE = 10.0  # seconds without a beat, of our own clock, until an owner out of sight is taken for dead
+# Seconds without a beat, of our own clock, until a process out of sight is taken for dead: a call into C++ may keep
+# the interpreter, and with it the thread that beats.
+PATIENCE = 60.0
 GRACE = 30.0  # seconds that a job which was told to stop may take
+LATE = 10.0  # and more, before it counts as one that works on
 LOOK = 0.1  # seconds between two looks
 SIZE = 1024  # bytes of the file: written over in one piece, it can be read at any time, and kept on a full disk
 
@@ -50,20 +53,21 @@ class Lease:
 
     def acquire(self, grace: float) -> None:
         """Waits for an owner that is stopping, takes the place of one that is dead, and refuses one that works."""
-        watch, told = Watch(self.path), False
+        watch, told = Watch(self.path), ''
         while True:
-            owner = watch.look()
             if watch.is_free(self.content, grace):
-                if self.swap(owner):
+                if self.swap(watch.owner):
                     break
-            elif watch.is_stopping(grace):
-                told = told or not print(f'waiting until {named(owner)} has stopped', file=sys.stderr, flush=True)
-            elif watch.is_alive():
+            elif watch.is_alive(grace):
                 raise Refusal(
-                    f'{self.path.parent} is in use: {named(owner)} has worked there for {owner["beat"]:.0f} s; wait '
-                    'for it, stop it, or give another --workdir'
+                    f'{self.path.parent} is in use: {named(watch.owner)} has worked there for '
+                    f'{watch.owner["beat"]:.0f} s; wait for it, stop it, or give another --workdir'
                 )
+            elif (words := watch.words(grace)) not in ('', told):
+                print(words, file=sys.stderr, flush=True)
+                told = words
             time.sleep(LOOK)
+            watch.look()
         self.thread.start()
 
     def swap(self, owner: dict | None) -> bool:
@@ -136,29 +140,41 @@ class Watch:
         self.path, self.since, self.owner = path, time.monotonic(), read(path)
         self.changed, self.beats = self.since, False
 
-    def look(self) -> dict | None:
+    def look(self) -> None:
         before, self.owner = self.owner, read(self.path)
+        self.beats = self.owner is not None and self.owner != before and token(self.owner) == token(before)
         if self.owner != before:
-            self.beats = token(self.owner) == token(before)
             self.changed = time.monotonic()
-        return self.owner
+
+    @property
+    def silence(self) -> float:
+        """Seconds since the last sign of life of an owner out of sight."""
+        return 0.0 if is_near(self.owner) else time.monotonic() - self.changed
 
     def is_free(self, ours: dict, grace: float) -> bool:
         owner = self.owner
-        if owner is None or (is_near(owner) and born(owner['pid']) != owner['born']):
+        if owner is None or is_dead(owner):
             return True
         if self.is_stopping(grace):
             return False
         is_requeued = owner['job'] and owner['job'] == ours['job'] and owner['attempt'] < ours['attempt']
-        return is_requeued or (not is_near(owner) and time.monotonic() - self.changed > PATIENCE)
+        return is_requeued or self.silence > PATIENCE
 
     def is_stopping(self, grace: float) -> bool:
         """Whether it may still take the time that it has been given to stop."""
-        silent = not is_near(self.owner) and time.monotonic() - self.changed > PATIENCE
-        return self.owner['state'] == 'stopping' and not silent and time.monotonic() - self.since < grace + PATIENCE
+        in_time = time.monotonic() - self.since < grace + LATE
+        return self.owner['state'] == 'stopping' and self.silence < PATIENCE and in_time
 
-    def is_alive(self) -> bool:
-        return self.beats or is_near(self.owner)
+    def is_alive(self, grace: float) -> bool:
+        """Whether it is at work, as far as can be seen now."""
+        return not self.is_stopping(grace) and (self.beats or is_near(self.owner))
+
+    def words(self, grace: float) -> str:
+        """What is waited for, if it is worth telling."""
+        if self.is_stopping(grace):
+            return f'waiting until {named(self.owner)} has stopped'
+        waits = f'waiting {PATIENCE:.0f} s for a sign of life of {named(self.owner)}'
+        return waits if self.silence > 2 * BEAT else ''
 
 
 @contextlib.contextmanager
@@ -184,23 +200,10 @@ def seen(folder: Path) -> str | None:
     return token(read(folder / NAME))
 
 
-@contextlib.contextmanager
-def locked(path: Path) -> Iterator[None]:
-    """A few milliseconds in which nobody else changes owners; whoever dies in them is waited for in vain once."""
-    since = time.monotonic()
-    while True:
-        try:
-            os.close(os.open(path, os.O_CREAT | os.O_EXCL))
-            break
-        except FileExistsError:
-            if time.monotonic() - since > PATIENCE:
-                path.unlink(missing_ok=True)
-                since = time.monotonic()
-            time.sleep(LOOK / 10)
-    try:
-        yield
-    finally:
-        path.unlink(missing_ok=True)
+def is_left(folder: Path) -> bool:
+    """Whether no job has the folder, or one whose process, which could be seen from here, has ended."""
+    owner = read(folder / NAME)
+    return owner is None or is_dead(owner)
 
 
 def read(path: Path) -> dict | None:
@@ -235,6 +238,11 @@ def job_of(variables: Mapping[str, str]) -> tuple[str, int]:
         if names[-1] in variables:
             return '/'.join(variables.get(name, '') for name in names), int(variables.get(count) or 0)
     return '', 0
+
+
+def is_dead(owner: dict) -> bool:
+    """Whether its process can be looked at from here, and has ended."""
+    return is_near(owner) and born(owner['pid']) != owner['born']
 
 
 def is_near(owner: dict) -> bool:

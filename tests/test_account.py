@@ -1,16 +1,26 @@
 """What supervisors leave in a folder: an outcome where process 0 could write none, and logs of what went wrong."""
 
 import argparse
+import subprocess
+import sys
 
 import pytest
 
 from sinklab.cli import processes
 from sinklab.folder import Folder
+from sinklab.lease import lease, seen
 from sinklab.processes.account import Account, log
 from sinklab.processes.ending import CAUSES, End, of_group
 from sinklab.record import Refusal
 
 LOST = End('lost', 'gone')
+HOLD = """
+import pathlib, time
+from sinklab.lease import lease
+with lease(pathlib.Path({})):
+    print('held', flush=True)
+    time.sleep(600)
+"""
 
 
 @pytest.fixture
@@ -38,6 +48,19 @@ def test_a_lost_run_has_an_outcome_with_its_step_and_checkpoint(folder):
 def test_no_outcome_is_written_of_what_did_not_take_place_there(folder, end, ours):
     account(folder, ours).close(end)
     assert not (folder.path / 'outcome.json').exists()
+
+
+def test_of_the_run_of_another_job_nothing_is_written_and_of_a_child_that_was_killed_with_its_lease_it_is(folder):
+    """A second job by mistake that is stopped, or loses a process, before it has the lease."""
+    with lease(folder.path):
+        account(folder).close(LOST)
+        assert not (folder.path / 'outcome.json').exists()
+    with subprocess.Popen([sys.executable, '-c', HOLD.format(repr(str(folder)))], stdout=subprocess.PIPE) as child:
+        child.stdout.readline()
+        child.kill()
+    assert seen(folder.path)
+    account(folder).close(LOST)
+    assert folder.read('outcome')['kind'] == 'lost'
 
 
 def test_what_process_0_has_written_of_the_same_end_stays(folder):

@@ -9,18 +9,21 @@ import time
 
 import pytest
 
-from sinklab import lease
+from sinklab import files, lease
+from sinklab.processes.patience import Patience
 from sinklab.record import Refusal
 
 OTHER = dict(host='elsewhere', machine='another boot', pid=17, born='5', job='', attempt=0, token='theirs')
+AS_IT_IS = lease.PATIENCE
 LIVING = 'import sys, time; print("here", flush=True); time.sleep(600)'
 
 
 @pytest.fixture(autouse=True)
 def quick(monkeypatch):
     """Seconds become hundredths."""
-    for name, seconds in dict(BEAT=0.05, PATIENCE=0.5, LOOK=0.01).items():
+    for name, seconds in dict(BEAT=0.05, PATIENCE=0.5, LATE=0.1, LOOK=0.01).items():
         monkeypatch.setattr(lease, name, seconds)
+    monkeypatch.setattr(files, 'DEAD', 1.0)
     for names, count in lease.JOBS:
         for name in (*names, count):
             monkeypatch.delenv(name, raising=False)
@@ -85,11 +88,23 @@ def test_a_job_of_another_host_is_alive_while_it_beats_whatever_its_clock_says(t
         pass
 
 
-def test_a_job_of_another_host_that_beats_no_more_is_dead(tmp_path):
+def test_a_job_whose_beat_may_be_kept_by_what_it_computes_is_given_the_time_that_its_supervisor_gives_it():
+    assert Patience().busy == AS_IT_IS
+
+
+def test_a_job_of_another_host_that_beats_no_more_is_dead(tmp_path, capsys):
     written(tmp_path, beat=1e9)
     start = time.monotonic()
     with lease.lease(tmp_path) as held:
         assert 0.4 < time.monotonic() - start < 5
+        assert lease.seen(tmp_path) == held.token
+    words = 'for a sign of life of another job (process 17 on elsewhere)\n'
+    assert capsys.readouterr().err.endswith(words)
+
+
+def test_a_job_that_was_killed_while_it_stopped_is_waited_for_and_not_taken_for_one_that_works(tmp_path):
+    """It has given signs of life before."""
+    with Owner(tmp_path, 'stopping', seconds=0.15), lease.lease(tmp_path, grace=0.3) as held:
         assert lease.seen(tmp_path) == held.token
 
 
@@ -199,6 +214,46 @@ def test_whoever_died_while_owners_changed_is_waited_for_once(tmp_path):
     (tmp_path / lease.LOCK).touch()
     with lease.lease(tmp_path) as held:
         assert lease.seen(tmp_path) == held.token
+
+
+def test_of_many_that_have_waited_for_a_dead_one_while_owners_changed_one_goes_in_at_a_time(tmp_path):
+    path, ready, inside, most = tmp_path / lease.LOCK, threading.Barrier(8), [], []
+    path.touch()
+
+    def come():
+        ready.wait()
+        with files.locked(path):
+            inside.append(1)
+            time.sleep(0.02)
+            most.append(len(inside))
+            inside.pop()
+
+    threads = [threading.Thread(target=come) for _ in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert most == [1] * 8
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_lock_is_not_broken_because_many_have_had_it_one_after_another(tmp_path):
+    path, entered = tmp_path / lease.LOCK, threading.Event()
+    path.touch()
+
+    def come():
+        with files.locked(path):
+            entered.set()
+
+    thread = threading.Thread(target=come)
+    thread.start()
+    for _ in range(3):
+        assert not entered.wait(0.5)
+        (tmp_path / 'next').touch()
+        (tmp_path / 'next').replace(path)
+    path.unlink()
+    thread.join(10)
+    assert entered.is_set()
 
 
 @pytest.mark.parametrize('content', ['', '{"tok', '{}', '[]', '5'])

@@ -8,10 +8,13 @@ import sys
 import numpy as np
 import pytest
 
+from sinklab.cli import processes
 from sinklab.cli.config import load
-from sinklab.cli.main import main
+from sinklab.cli.main import main, parser
+from sinklab.cli.sweep import command
 from sinklab.folder import Folder
 from sinklab.lease import Superseded, lease
+from sinklab.processes.cluster import Seat
 from sinklab.sweep.plan import Run
 from sinklab.sweep.run import train
 
@@ -263,6 +266,14 @@ def test_a_workdir_that_cannot_be_is_refused(capsys, table, tmp_path):
     ):
         assert main(['sweep', f'--config={table}', f'--workdir={workdir}', '--rows=softmax']) == 1
         assert words in capsys.readouterr().err
+
+
+def test_a_row_is_alone_in_a_job_of_a_cluster_that_has_room_for_more(monkeypatch, tmp_path):
+    for name, value in dict(SLURM_JOB_ID='1', SLURM_NTASKS='2').items():
+        monkeypatch.setenv(name, value)
+    row = command('mine.py', Run('softmax', 0, Folder(tmp_path), None, None), [])
+    given, _ = parser().parse_known_args(row[row.index('train') :])
+    assert processes.seat(given) == Seat()
 
 
 def test_a_sweep_that_is_started_twice_is_refused(capsys, table, tmp_path):

@@ -98,7 +98,7 @@ def seed_options(seed: int) -> list[str]:
 
 
 def command(config: str, run: Run, options: list[str]) -> list[str]:
-    row = [f'--config={config}:{run.row}', f'--workdir={run.folder}']
+    row = [f'--config={config}:{run.row}', f'--workdir={run.folder}', '--processes=1']
     return [*program(), 'train', *row, *options, *seed_options(run.seed)]
 
 

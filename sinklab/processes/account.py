@@ -5,6 +5,7 @@ import time
 from collections.abc import Callable
 
 from sinklab.folder import Folder
+from sinklab.lease import is_left
 from sinklab.processes.ending import End
 
 FRUITLESS = 5  # attempts in a row that came to no new checkpoint, each started by a scheduler
@@ -49,6 +50,8 @@ class Account:
             return
         counted = dict(fruitless=self.total) if end.kind == 'lost' or end.cause == 'fruitless' else {}
         with contextlib.suppress(OSError, ValueError):
+            if not is_left(self.folder.path):
+                return
             written = self.folder.read('outcome') if (self.folder.path / 'outcome.json').exists() else {}
             if counted or (written.get('kind'), written.get('exit_code')) != (end.kind, end.code):
                 step = next((line['step'] for line in reversed([*self.folder.lines()])), 0)
