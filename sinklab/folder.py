@@ -56,6 +56,8 @@ class Folder:
     def __init__(self, path: str | os.PathLike):
         if '://' in str(path):
             raise Refusal(f'--workdir={path} is not a local folder, and only those can be written')
+        if not str(path):
+            raise Refusal('--workdir= is empty; give a folder')
         if any(unicodedata.category(letter) == 'Cc' for letter in str(path)):
             raise Refusal(f'{str(path)!r} has a control character in its name; give a folder without')
         self.path = Path(path)

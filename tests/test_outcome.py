@@ -8,7 +8,10 @@ import time
 
 import pytest
 from conftest import tiny
+from jax.errors import JaxRuntimeError
 
+from sinklab.cli import rows
+from sinklab.cli.main import main
 from sinklab.folder import Folder
 from sinklab.record import Refusal
 from sinklab.spec import Hardware
@@ -27,7 +30,10 @@ from sinklab.train.outcome import outcome
         ({}, 1, '', ('refused', 'exit code 1, without a word')),
         ({}, 70, 'x\ny\n', ('crashed', 'y')),
         ({}, -signal.SIGKILL, 'step 2/4', ('crashed', 'killed by SIGKILL')),
-        ({}, -signal.SIGTERM, '', ('stopped', 'exit code -15, without a word')),
+        ({}, -signal.SIGTERM, '', ('stopped', 'SIGTERM came before the first step; nothing was begun')),
+        ({'kind': 'lost', 'message': 'OSError: 5'}, 42, '', ('crashed', 'OSError: 5')),
+        ({}, 42, 'x\nOSError: no space\n', ('crashed', 'OSError: no space')),
+        ({}, 130, 'x\n', ('stopped', 'x')),
     ],
 )
 def test_what_a_run_has_written_goes_before_its_exit_code(written, code, said, expected):
@@ -79,8 +85,10 @@ def test_a_folder_that_was_refused_before_it_was_claimed_gets_no_outcome(tmp_pat
         (loop.Diverged(5, {'train/loss': float('nan'), 'x': 1.0}), 'diverged', 3, 'train/loss is nan at step 5'),
         (loop.Stopped(signal.SIGTERM, 5), 'stopped', 42, 'saved at step 5'),
         (loop.Stopped(signal.SIGINT, 5), 'stopped', 130, 'saved at step 5'),
-        (KeyboardInterrupt(), 'stopped', 130, ''),
+        (KeyboardInterrupt(), 'stopped', 130, 'stopped at once; what was saved before is intact'),
         (Refusal('no room'), 'refused', 1, 'no room'),
+        (OSError(28, 'No space left'), 'lost', 42, 'OSError: [Errno 28] No space left'),
+        (JaxRuntimeError('INTERNAL'), 'lost', 42, 'jax.errors.JaxRuntimeError: INTERNAL'),
         (KeyError(3), 'crashed', 70, 'KeyError: 3'),
     ],
     ids=str,
@@ -104,6 +112,25 @@ def test_every_end_is_written_and_passed_on(tmp_path, error, kind, code, message
     else:
         attempt()
     assert folder.read('outcome') == dict(kind=kind, step=5, checkpoint=4, message=message, exit_code=code)
+
+
+@pytest.mark.parametrize(
+    ('error', 'code', 'hint'),
+    [
+        (OSError(5, 'Input/output error'), 42, 'OSError: [Errno 5] Input/output error; start the same command again'),
+        (JaxRuntimeError('INTERNAL'), 42, 'INTERNAL; start the same command again'),
+        (KeyError(3), 70, 'KeyError: 3'),
+        (Refusal('no room'), 1, 'sinklab rows: no room'),
+    ],
+    ids=str,
+)
+def test_a_command_without_a_supervisor_ends_with_the_same_codes(monkeypatch, capsys, error, code, hint):
+    def run(given, rest):
+        raise error
+
+    monkeypatch.setattr(rows, 'run', run)
+    assert main(['rows']) == code
+    assert capsys.readouterr().err.strip().endswith(hint)
 
 
 def test_what_ends_before_the_data_is_read_takes_the_place_of_an_earlier_end(tmp_path, monkeypatch):

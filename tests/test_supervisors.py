@@ -9,6 +9,7 @@ import pytest
 from processes import FOREVER, LISTENING, TOUCH, Run, gone, only, pid_of_child, run_of, started
 
 from sinklab.folder import Folder
+from sinklab.processes.ending import STOPPING
 
 pytestmark = pytest.mark.slow
 
@@ -143,16 +144,21 @@ def test_a_step_that_does_not_end_names_who_did_not_arrive_but_a_save_may_take_i
     assert 'gather' in (run.folder / 'processes' / '0.log').read_text()  # the stacks
 
 
-def test_a_process_that_has_begun_stops_as_it_will_and_all_with_it(run):
-    script = LISTENING + TOUCH + "while not any(group.gather('x', len(heard))): time.sleep(0.1)\n"
+@pytest.mark.parametrize('told', [0, 1])
+def test_a_process_that_has_begun_stops_as_it_will_and_all_with_it_and_it_is_said_once(run, told):
+    """By the child where that has the terminal."""
+    script = f'from sinklab.train.signals import signals\nwith signals() as heard:\n  {TOUCH}'
+    script += "  while not any(group.gather('x', len(heard))): time.sleep(0.1)\n"
     script += "end = End('stopped', 'saved at step 7', orderly=True)"
     run.start(script)
     run.wait_for('here-1')
     time.sleep(0.6)  # it is known to listen
-    run.started[1].terminate()
+    run.started[told].terminate()
     said = run.ended()
     assert [code for code, _ in said] == [42, 42]
-    assert said[1][1].pop(0) == 'sinklab train: stopping after this step; once more to stop at once'
+    lines = [line for line in said[told][1] if line]
+    said[told] = 42, lines[-1:]
+    assert [line.removeprefix('sinklab train: ') for line in lines[:-1]] == [STOPPING]
     assert only(said).startswith('saved at step 7; go on with: ')
 
 

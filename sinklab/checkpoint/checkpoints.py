@@ -53,8 +53,8 @@ class Checkpoints:
         if passed and not is_cut_short(passed):
             faults = '; '.join(f'{step}: {fault.why}' for step, fault in passed.items())
             raise Refusal(
-                f'{self.folder.checkpoints} has no sound checkpoint ({faults}); bring the files back, or delete the '
-                'folder, and the same command begins anew'
+                f'{self.folder.checkpoints} has no sound checkpoint ({faults}); bring the files back, or delete '
+                f'{self.folder.checkpoints} alone, and the same command begins anew'
             )
         return None, self.pass_over(passed, None)
 

@@ -48,7 +48,7 @@ def parameters(path: str | Path, step: int, dtype: str | None = None, abstract: 
     if not checkpoint.is_dir():
         raise Refusal(f'{checkpoint} is not there; {folder} has {folder.checkpoint_steps() or "no checkpoints"}')
     if fault := digests.fault(folder, step):
-        raise Refusal(f'{checkpoint} is not sound: {fault.why}; take another step, see sinklab checkpoint ls')
+        raise Refusal(f'{checkpoint} is not sound: {fault.why}; take another step, see sinklab checkpoint verify')
     saved = metadata(checkpoint).metadata['params']
     if abstract is None:
         wanted = jax.tree.map(lambda leaf: np.empty(leaf.shape, kind(leaf, dtype)), saved)

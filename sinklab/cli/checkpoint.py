@@ -6,7 +6,7 @@ example:
   sinklab checkpoint restore-params runs/softmax@500 --out=softmax-500 --dtype=bfloat16
 
 and in Python, as nested dicts of arrays:
-  orbax.checkpoint.v1.load(os.path.abspath('softmax-500'))
+  from orbax.checkpoint import v1; params = v1.load(os.path.abspath('softmax-500'))
 """
 
 import argparse
@@ -60,7 +60,11 @@ def ls(given: argparse.Namespace, folder: Any, steps: list[int]) -> int:
                 digests=known.why if missing else 'complete',
             )
         )
-    show(given.json, rows, lambda row: '  '.join(f'{name} {value}' for name, value in row.items()))
+    show(
+        given.json,
+        rows,
+        lambda row: '  '.join(f'{name} {"-" if value is None else value}' for name, value in row.items()),
+    )
     return 0
 
 

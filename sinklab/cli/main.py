@@ -2,13 +2,12 @@ import argparse
 import gc
 import os
 import sys
-import traceback
 from collections.abc import Sequence
 
 import sinklab
-from sinklab.cli import checkpoint, doctor, prepare, report, rows, sweep, train
+from sinklab.cli import checkpoint, doctor, prepare, processes, report, rows, sweep, train
 from sinklab.lease import Superseded
-from sinklab.record import Refusal
+from sinklab.train.outcome import of_error
 
 VERBS = {
     'prepare': prepare,
@@ -51,19 +50,21 @@ def main(arguments: Sequence[str] | None = None) -> int:
     given, rest = parser().parse_known_args(arguments)
     try:
         return VERBS[given.verb].run(given, rest)
-    except Superseded as superseded:
-        print(f'sinklab {given.verb}: {superseded}', file=sys.stderr, flush=True)
-        os._exit(1)  # an orderly end would write to its end what is still being written
-    except Refusal as refusal:
-        print(f'sinklab {given.verb}: {refusal}', file=sys.stderr)
-        return 1
     except BrokenPipeError:  # whoever read has enough
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
-    except Exception:
-        traceback.print_exc()
-        return 70
-    except KeyboardInterrupt:
-        print(f'sinklab {given.verb}: stopped at once; what was saved before is intact', file=sys.stderr)
-        sys.stderr.flush()
-        os._exit(130)  # an orderly end would wait for what is being compiled
+    except (Exception, KeyboardInterrupt) as error:
+        return ended(given.verb, error)
+
+
+def ended(verb: str, error: BaseException) -> int:
+    """Says what has ended a verb, and returns its exit code."""
+    end = of_error(error)
+    if end.trace:
+        print(end.trace, end='', file=sys.stderr)
+    if end.kind != 'crashed':
+        print(f'sinklab {verb}: {processes.line(end)}', file=sys.stderr)
+    sys.stderr.flush()
+    if isinstance(error, Superseded | KeyboardInterrupt):
+        os._exit(end.code)  # an orderly end would write what is still being written, or wait for what is compiled
+    return end.code

@@ -4,18 +4,20 @@ import argparse
 import functools
 import math
 import sys
-import traceback
 from collections.abc import Callable
+from typing import NoReturn
 
 from sinklab.cli.command import again
 from sinklab.folder import Folder
 from sinklab.group import Group
+from sinklab.lease import GRACE
 from sinklab.processes import cluster, link
 from sinklab.processes.account import Account, log
 from sinklab.processes.ending import End
 from sinklab.processes.patience import Patience
 from sinklab.processes.supervisor import Supervisor
 from sinklab.record import Refusal
+from sinklab.train.outcome import of_error
 
 HINTS = {'stopped': '; go on with: {again}', 'lost': '; start the same command again'}
 
@@ -39,7 +41,7 @@ def arguments(verb: argparse.ArgumentParser) -> None:
         help='how many times its usual duration a step may take before it is ended, and at least so long',
     )
     verb.add_argument(
-        '--grace', type=float, default=30.0, metavar='SECONDS', help='from SIGTERM to SIGKILL, in which to save'
+        '--grace', type=float, default=GRACE, metavar='SECONDS', help='from SIGTERM to SIGKILL, in which to save'
     )
     verb.add_argument('--supervise', action='store_true', help='look after a single process, too')
     verb.add_argument('--restarts', type=int, default=0, metavar='N', help='begin again by itself after a failure')
@@ -112,7 +114,7 @@ def show_cursor() -> None:
         sys.stderr.write('\r\x1b[K\x1b[?25h')
 
 
-def child(function: Callable[[Group], End]) -> None:
+def child(function: Callable[[Group], End]) -> NoReturn:
     """Runs a function as one of a group, and leaves as it ends."""
     group = link.group()
     try:
@@ -120,22 +122,3 @@ def child(function: Callable[[Group], End]) -> None:
     except BaseException as error:
         end = of_error(error)
     group.end(end)
-
-
-def of_error(error: BaseException) -> End:
-    """What is raised in a process: by what was asked of it, by its machine, or by its code."""
-    from jax.errors import JaxRuntimeError
-
-    words = ' '.join(traceback.format_exception_only(error)[-1].split())
-    trace = ''.join(traceback.format_exception(error))
-    match error:
-        case Refusal():
-            return End('refused', str(error))
-        case KeyboardInterrupt():
-            return End('interrupted', 'stopped at once; what was saved before is intact')
-        case JaxRuntimeError():
-            return End('runtime', words, trace)
-        case OSError():
-            return End('storage', words, trace)
-        case _:
-            return End('crashed', words, trace)

@@ -18,7 +18,7 @@ from sinklab.cli.command import program
 from sinklab.folder import Folder, flat
 from sinklab.group import Alone, Group, same, unanimous
 from sinklab.processes import link
-from sinklab.processes.ending import OF_SIGNAL, End
+from sinklab.processes.ending import End
 from sinklab.record import Refusal
 from sinklab.spec import Hardware, Spec
 
@@ -125,16 +125,14 @@ def trained(
 ) -> End:
     """How a run ends on which all processes are agreed."""
     from sinklab.train import loop
-    from sinklab.train.outcome import Disagreement, Diverged, Stopped
+    from sinklab.train.outcome import Disagreement, Diverged, Stopped, of_error
 
     try:
         records = loop.train(spec, layout, folder, row, *listeners, group=group, origin=origin, grace=grace)
     except Diverged as error:
-        return End('diverged', f'{error}: the run has diverged; {last_good(folder)}', orderly=True)
-    except Disagreement as error:
-        return End('disagreed', str(error), orderly=True)
-    except Stopped as stop:
-        return End(OF_SIGNAL[stop.signal], str(stop), orderly=True)
+        return of_error(error).with_words(f'{error}: the run has diverged; {last_good(folder)}')
+    except (Disagreement, Stopped) as error:
+        return of_error(error)
     return End('done', f'{folder}: {closing(records[-1])}' if records else '')
 
 

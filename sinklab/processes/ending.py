@@ -23,8 +23,11 @@ CAUSES = {
     'stopped': ('stopped', 42),
     'done': ('done', 0),
 }
+# What an exit code says where no word has come: a stop would have left one.
+KIND_OF = {code: kind for kind, code in reversed(CAUSES.values())}
 OF_SIGNAL = {signal.SIGINT: 'interrupted', signal.SIGTERM: 'stopped'}
 TOGETHER = 1.0  # seconds within which a terminal, a scheduler and a sweep send the same signal
+STOPPING = 'stopping after this step; once more to stop at once'
 
 
 @dataclasses.dataclass(frozen=True)

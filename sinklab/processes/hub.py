@@ -33,6 +33,7 @@ class Hub:
         self.generation, self.port, self.server = 0, 0, None
         self.deadline = time.monotonic() + patience.join
         self.over, self.ends = False, {}
+        self.gathered: dict[int, dict[int, tuple[str, object]]] = {}
         self.thread = threading.Thread(target=self.run, daemon=True)
 
     def open(self, port: int) -> None:
@@ -130,8 +131,7 @@ class Hub:
     def go(self, after: End | None = None) -> None:
         """Has all of them start their children, at first or again."""
         self.generation += 1
-        self.gathered: dict[int, dict[int, tuple[str, object]]] = {}
-        self.deadline, self.ends = None, {}
+        self.deadline, self.ends, self.gathered = None, {}, {}
         for member in self.members.values():
             member.begin()
         port = free_port(self.port) if self.count > 1 else None

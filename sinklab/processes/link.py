@@ -11,7 +11,7 @@ import socket
 import sys
 import threading
 import time
-from typing import Any
+from typing import Any, NoReturn
 
 from sinklab.group import Alone, Group
 from sinklab.processes.ending import End
@@ -89,7 +89,7 @@ class Link:
             heartbeat_timeout_seconds=3600,  # supervisors see within seconds who is gone, and say so
         )
 
-    def end(self, end: End) -> None:
+    def end(self, end: End) -> NoReturn:
         """Leaves, at once: an orderly end of jax waits for processes that may be gone."""
         self.wire.send('end', **end.message())
         if end.code == 0:

@@ -12,7 +12,7 @@ from collections.abc import Callable
 
 from sinklab.processes.child import Child
 from sinklab.processes.cluster import Seat
-from sinklab.processes.ending import TOGETHER, End, at_once, before
+from sinklab.processes.ending import STOPPING, TOGETHER, End, at_once, before
 from sinklab.processes.hub import Hub, Judge
 from sinklab.processes.patience import Patience
 from sinklab.processes.wire import STRANGE, Wire
@@ -205,7 +205,8 @@ class Supervisor:
             self.report(before(number))
         elif self.child.listens:
             self.child.signal(number)
-            self.say('stopping after this step; once more to stop at once')
+            if self.seat.index:  # a child that has the terminal says so itself
+                self.say(STOPPING)
 
     def drop(self, end: End) -> None:
         """Ends the child, and keeps what it leaves behind where something is to be looked into."""

@@ -1,14 +1,14 @@
 """The runs of a sweep one after another, and how each has ended."""
 
-import signal
 from collections.abc import Callable
 
 from sinklab.lease import Lease
+from sinklab.processes.ending import CAUSES, KIND_OF, OF_SIGNAL, of_exit
 from sinklab.sweep.plan import Run
 from sinklab.sweep.process import Relay
 
-STOPPED = {42: signal.SIGTERM, -signal.SIGTERM: signal.SIGTERM, 130: signal.SIGINT, -signal.SIGINT: signal.SIGINT}
-KINDS = {0: 'done', 1: 'refused', 3: 'diverged', **dict.fromkeys(STOPPED, 'stopped')}
+SIGNAL_OF = {CAUSES[cause][1]: number for number, cause in OF_SIGNAL.items()}  # of an exit code
+FAILED = {'lost': 'crashed'}  # to a sweep, which goes on with the next run, they are the same
 
 
 def train(
@@ -32,7 +32,7 @@ def train(
             code, said = relay.run(command(run))
             kind, message = ending(run.last_outcome(), code, said)
             if kind == 'stopped':
-                relay.received.append(STOPPED.get(code, signal.SIGINT))
+                relay.received.append(SIGNAL_OF.get(code, -code))
             elif kind in ('done', 'diverged') or not relay.received:
                 run.outcome, run.reason = kind, message
     return relay.received[0] if relay.received and any(run.outcome == 'to do' for run in runs) else None
@@ -41,8 +41,12 @@ def train(
 def ending(written: dict, code: int, said: str) -> tuple[str, str]:
     """(kind, message) as the run has written them; of one that could not, its exit code and its last line."""
     if written:
-        return 'crashed' if written['kind'] == 'lost' else written['kind'], written['message']
-    if code < 0 and code not in STOPPED:
-        return 'crashed', f'killed by {signal.Signals(-code).name}'
-    lines = [line.strip() for line in said.splitlines() if line.strip()]
-    return KINDS.get(code, 'crashed'), lines[-1] if lines else f'exit code {code}, without a word'
+        kind, message = written['kind'], written['message']
+    elif code < 0:
+        end = of_exit(code, begun=False, noise='')
+        kind, message = end.kind, end.words
+    else:
+        lines = [line.strip() for line in said.splitlines() if line.strip()]
+        kind = KIND_OF.get(code, 'crashed')
+        message = lines[-1] if lines else f'exit code {code}, without a word'
+    return FAILED.get(kind, kind), message

@@ -8,6 +8,7 @@ from collections.abc import Iterator
 
 from sinklab.folder import Folder
 from sinklab.lease import Superseded
+from sinklab.processes.ending import OF_SIGNAL, End, at_once
 from sinklab.record import Refusal
 
 
@@ -36,16 +37,6 @@ class Disagreement(RuntimeError):
         self.step = step
 
 
-ENDINGS = {
-    type(None): ('done', 0),
-    Diverged: ('diverged', 3),
-    KeyboardInterrupt: ('stopped', 130),
-    Refusal: ('refused', 1),
-    Superseded: ('refused', 1),
-    Disagreement: ('lost', 42),
-}
-
-
 @contextlib.contextmanager
 def outcome(folder: Folder) -> Iterator[None]:
     """Writes how what is done inside ends, in the place of how it ended before; only into the folder of a run."""
@@ -64,20 +55,33 @@ def outcome(folder: Folder) -> Iterator[None]:
 
 def record(folder: Folder, error: BaseException | None) -> dict[str, str | int | None]:
     """What outcome.json holds; the checkpoint is the newest whole one."""
-    kind, exit_code = ending(error)
+    end = of_error(error) if error else End('done')
     known = isinstance(error, Diverged | Stopped)
-    message = traceback.format_exception_only(error)[-1] if kind == 'crashed' else str(error or '')
     return dict(
-        kind=kind,
+        kind=end.kind,
         step=error.step if known else next((line['step'] for line in reversed([*folder.lines()])), 0),
         checkpoint=next(reversed(folder.checkpoint_steps()), None),
-        message=' '.join(message.split()),
-        exit_code=exit_code,
+        message=' '.join(end.words.split()),
+        exit_code=end.code,
     )
 
 
-def ending(error: BaseException | None) -> tuple[str, int]:
-    """(kind, exit code) of what a run has raised."""
-    if isinstance(error, Stopped):
-        return 'stopped', 42 if error.signal == signal.SIGTERM else 128 + error.signal
-    return ENDINGS.get(type(error), ('crashed', 70))
+def of_error(error: BaseException) -> End:
+    """How what is raised ends a process: by what was asked of it, by all of them, by its machine, or by its code."""
+    match error:
+        case Refusal():
+            return End('refused', str(error))
+        case Diverged():
+            return End('diverged', str(error), orderly=True)
+        case Disagreement():
+            return End('disagreed', str(error), orderly=True)
+        case Stopped():
+            return End(OF_SIGNAL[error.signal], str(error), orderly=True)
+        case KeyboardInterrupt():
+            return at_once(signal.SIGINT)
+    from jax.errors import JaxRuntimeError
+
+    causes = {JaxRuntimeError: 'runtime', OSError: 'storage'}
+    cause = next((cause for kind, cause in causes.items() if isinstance(error, kind)), 'crashed')
+    words = ' '.join(traceback.format_exception_only(error)[-1].split())
+    return End(cause, words, ''.join(traceback.format_exception(error)))

@@ -7,7 +7,7 @@ import sys
 import time
 from collections.abc import Iterator
 
-TOGETHER = 1.0  # seconds within which a terminal, a scheduler and a sweep send the same signal
+from sinklab.processes.ending import STOPPING, TOGETHER
 
 
 @contextlib.contextmanager
@@ -20,7 +20,7 @@ def signals() -> Iterator[list[int]]:
         if not received:
             received.append(number)
             first = time.monotonic()
-            os.write(sys.stderr.fileno(), b'\nstopping after this step; once more to stop at once\n')
+            os.write(sys.stderr.fileno(), f'\n{STOPPING}\n'.encode())
         elif time.monotonic() - first > TOGETHER:
             signal.signal(number, before[number])
             signal.raise_signal(number)
