@@ -5,14 +5,17 @@ import errno
 import os
 import time
 import uuid
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import TypeVar
 
 from sinklab.record import Refusal
 
 UNWRITABLE = (errno.ENOSPC, errno.EDQUOT, errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOTDIR, errno.EEXIST)
 UNFINISHED = '.unfinished'
+SHARED = 5.0  # seconds until a network's disk shows everywhere what is written on it
 DEAD = 10.0  # seconds until whoever has a lock, for some milliseconds, is taken for dead
+T = TypeVar('T')
 
 
 @contextlib.contextmanager
@@ -26,6 +29,14 @@ def whole(path: Path) -> Iterator[Path]:
         unfinished.replace(path)
     finally:
         unfinished.unlink(missing_ok=True)
+
+
+def awaited(look: Callable[[], T]) -> T:
+    """What is seen on a network's disk: as soon as there is something, or at last."""
+    until = time.monotonic() + SHARED
+    while not (found := look()) and time.monotonic() < until:
+        time.sleep(0.2)
+    return found
 
 
 @contextlib.contextmanager

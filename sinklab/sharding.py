@@ -1,5 +1,6 @@
 """Where arrays live: one mesh, and one table from the logical axes of arrays to its axes."""
 
+import collections
 import functools
 import math
 from collections.abc import Callable
@@ -34,13 +35,20 @@ def mesh(hardware: Hardware) -> jax.sharding.Mesh:
         raise Refusal(f'jax finds no device ({error}); set JAX_PLATFORMS, or see sinklab doctor') from error
     given = ' '.join(f'--{axis}={size}' for axis, size in zip(AXES, shape, strict=True))
     if wanted > found:
-        raise Refusal(f'{given} wants {wanted} devices and {found} are here; lower one of them')
+        raise Refusal(f'{given} wants {wanted} devices and {found} are here{shares()}; lower one of them')
     if wanted < found and jax.process_count() > 1:
         raise Refusal(
-            f'{given} wants {wanted} devices of the {found} of {jax.process_count()} processes; the others would '
-            f'stand idle: give a layout of all {found}, such as --fsdp={found}'
+            f'{given} wants {wanted} devices of {found}{shares()}; the others would stand idle: give a layout of all '
+            f'{found}, such as --fsdp={found}'
         )
     return jax.make_mesh(shape, AXES, axis_types=(AxisType.Auto,) * len(AXES), devices=jax.devices()[:wanted])
+
+
+def shares() -> str:
+    """How many devices each of several processes has brought."""
+    counts = collections.Counter(device.process_index for device in jax.devices())
+    own = ', '.join(f'{count} of process {index}' for index, count in sorted(counts.items()))
+    return f' ({own})' if len(counts) > 1 else ''
 
 
 def partition(*logical: str | None) -> PartitionSpec:

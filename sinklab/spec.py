@@ -44,9 +44,10 @@ HYPERPARAMETERS: dict[str, dict[str, tuple[str, ...]]] = {
     'schedule': {'constant': (), 'cosine': ('final_share',)},
 }
 
-# What a run may have otherwise from one attempt on: no bit of a parameter depends on it. On the rest of log the last
-# bits do, for what is logged of a step is compiled with it.
-CHANGEABLE = ('valid', 'probe', 'checkpoint', 'log.every_steps')
+# What a run may have otherwise from one attempt on: no bit of a parameter depends on it. On the rest of log and on
+# probe.keys the last bits do, for what is logged of a step is compiled with it.
+PROBED = ('every_steps', 'sequences', 'length', 'inputs', 'domain', 'prepend')
+CHANGEABLE = ('valid', 'checkpoint', 'log.every_steps', *(f'probe.{name}' for name in PROBED))
 # Schedules whose steps are the same however many follow, so that a run may be given more.
 OPEN_ENDED = ('constant',)
 

@@ -101,6 +101,12 @@ def test_parameters_of_what_is_damaged_are_refused_and_those_of_a_sound_step_are
     assert said(capsys, 'restore-params', f'{damaged}@2', f'--out={tmp_path}/params')[0] == 0
 
 
+def test_what_is_no_run_does_not_take_the_name_of_a_step(run, tmp_path, capsys):
+    path = shutil.copytree(run, tmp_path / 'run')
+    assert said(capsys, 'restore-params', f'{path}@2', f'--out={path}@2')[0] == 0
+    assert said(capsys, 'verify', f'{path}@2') == (0, f'{path}/checkpoints/2: sound\n', '')
+
+
 def test_a_run_is_only_read(damaged, tmp_path, capsys):
     before = contents(damaged)
     for arguments in (['ls', damaged], ['verify', damaged], ['restore-params', damaged, f'--out={tmp_path}/params']):

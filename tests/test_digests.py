@@ -1,7 +1,10 @@
 """Digests: whatever happens to the files of a checkpoint is noticed, named, and never loaded."""
 
+import errno
 import json
+import os
 import shutil
+import threading
 
 import jax
 import jax.numpy as jnp
@@ -11,8 +14,9 @@ from conftest import tiny
 from damages import WAYS, flip, lose, no_digests, poison, swap, truncate
 from threads import alike
 
-from sinklab.checkpoint import digests
-from sinklab.checkpoint.checkpoints import Checkpoints
+from sinklab import files
+from sinklab.checkpoint import digests, steps
+from sinklab.checkpoint.checkpoints import Checkpoints, fault_of
 from sinklab.folder import Folder
 from sinklab.record import Refusal
 
@@ -20,6 +24,12 @@ DATA = dict(store='0123', seed=0)
 RULES = tiny().checkpoint
 RNG = np.random.default_rng(0)
 VALUES = {name: RNG.normal(size=(8, 16)).astype(np.float32) for name in 'abc'}
+
+
+@pytest.fixture(autouse=True)
+def disk(monkeypatch):
+    """One that shows at once what is written on it."""
+    monkeypatch.setattr(files, 'SHARED', 0.0)
 
 
 def state(step):
@@ -132,6 +142,58 @@ def test_a_save_that_was_cut_short_is_passed_over_also_where_it_was_the_first(sa
     assert opened(folder).sound() == (None, [])
 
 
+@pytest.mark.parametrize('last', [2, 4])
+def test_kills_in_the_middle_of_the_digests_leave_nothing_behind(saved, tmp_path, last):
+    folder = copied(saved, tmp_path / 'run')
+    if last == 2:
+        steps.remove(folder, 4)
+    for _ in range(3):
+        cut_short(folder, last)
+        checkpoints = opened(folder)
+        newest, (line,) = checkpoints.sound()
+        assert (newest, line.endswith('; it is deleted')) == (2 if last == 4 else None, True)
+        checkpoints.save(last, state(last))
+        checkpoints.close()
+    assert not folder.damaged.exists()
+    assert opened(folder).sound() == (last, [])
+
+
+def test_digests_that_are_seen_late_are_not_a_save_that_was_cut_short(of_three, monkeypatch):
+    monkeypatch.setattr(files, 'SHARED', 5.0)
+    file = digests.file_of(of_three, 4, 2)
+    away = file.rename(of_three.path / 'away')
+    later = threading.Timer(0.1, away.rename, [file])
+    later.start()
+    assert opened(of_three).sound() == (4, [])
+    later.join()
+
+
+def test_a_checkpoint_that_was_moved_away_is_sound_when_it_comes_back(saved, tmp_path):
+    folder = copied(saved, tmp_path / 'run')
+    away = (folder.checkpoints / '4').rename(tmp_path / 'away')
+    assert opened(folder).sound() == (2, [])
+    away.rename(folder.checkpoints / '4')
+    assert opened(folder).sound() == (4, [])
+
+
+def test_digests_of_an_earlier_checkpoint_do_not_speak_for_a_save_that_was_cut_short(saved, tmp_path, monkeypatch):
+    folder = copied(saved, tmp_path / 'run')
+    shutil.rmtree(folder.checkpoints / '4')
+    checkpoints = opened(folder)
+    monkeypatch.setattr(digests, 'write', lambda *given: None)
+    checkpoints.save(4, state(4))
+    checkpoints.close()
+    assert digests.fault(folder, 4).cut_short
+
+
+def test_digests_go_with_a_checkpoint_that_was_being_deleted(saved, tmp_path):
+    folder = copied(saved, tmp_path / 'run')
+    (folder.checkpoints / '2').rename(folder.checkpoints / f'2{steps.GOING}')
+    opened(folder)
+    assert [path.name for path in folder.digests.iterdir()] == ['4']
+    assert folder.checkpoint_steps() == [4]
+
+
 def test_two_checkpoints_without_whole_digests_are_not_one_save_that_was_cut_short(saved, tmp_path):
     folder = copied(saved, tmp_path / 'run')
     for step in (2, 4):
@@ -179,7 +241,7 @@ def test_any_number_of_processes_finds_each_damage_together(of_three, name, coun
 
 def test_the_verdict_of_one_process_is_that_of_all(of_three):
     (of_three.checkpoints / '4' / FILES[-1]).unlink()
-    lines = alike(2, lambda group: str(Checkpoints(of_three, RULES, DATA, group).fault(4).why))
+    lines = alike(2, lambda group: fault_of(of_three, 4, group).why)
     assert lines == [f'{FILES[-1]} is missing'] * 2
 
 
@@ -190,6 +252,31 @@ def test_all_processes_pass_over_the_same_and_one_of_them_sets_it_aside(saved, t
     assert one == other
     assert one[0] == 2
     assert [path.name for path in folder.damaged.iterdir()] == ['4']
+
+
+def test_files_that_are_seen_late_are_digested_and_those_that_are_not_seen_are_an_error(of_three, monkeypatch):
+    monkeypatch.setattr(files, 'SHARED', 0.5)
+    away = of_three.checkpoints.rename(of_three.path / 'away')
+    written = digests.file_of(of_three, 4, 1).read_bytes()
+    with pytest.raises(FileNotFoundError, match='none of the files that process 1 saved is seen'):
+        digests.write(of_three, 4, 1, 3, seconds=1.0)
+    assert digests.file_of(of_three, 4, 1).read_bytes() == written
+    later = threading.Timer(0.1, away.rename, [of_three.checkpoints])
+    later.start()
+    digests.write(of_three, 4, 1, 3, seconds=1.0)
+    later.join()
+    assert digests.fault(of_three, 4) is None
+
+
+def test_a_folder_that_cannot_be_listed_is_an_error_of_the_storage(of_three, monkeypatch):
+    def scandir(path, scandir=os.scandir):
+        if str(path).endswith('state'):
+            raise OSError(errno.EIO, os.strerror(errno.EIO), path)
+        return scandir(path)
+
+    monkeypatch.setattr(os, 'scandir', scandir)
+    with pytest.raises(OSError, match='Input/output error'):
+        digests.fault(of_three, 4)
 
 
 @pytest.mark.parametrize('content', ['', '{}', '[]', 'null', '{"step": 4, "process": 0, "processes": "x"}'])

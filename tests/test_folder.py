@@ -64,7 +64,7 @@ def test_a_run_of_another_version_is_refused_with_what_differs_and_its_commit(fo
     ('changes', 'said'),
     [
         ({}, []),
-        (dict(probe__every_steps=4, probe__keys=2), ['probe.every_steps 0 -> 4', 'probe.keys 3 -> 2']),
+        (dict(probe__every_steps=4, probe__length=8), ['probe.every_steps 0 -> 4', 'probe.length 12 -> 8']),
         (dict(log__every_steps=2, valid__windows=5), ['valid.windows 6 -> 5', 'log.every_steps 1 -> 2']),
         (dict(checkpoint__keep=9), ['checkpoint.keep 3 -> 9']),
         (dict(optimizer__steps=20), ['optimizer.steps 8 -> 20']),
@@ -78,7 +78,7 @@ def test_what_touches_no_number_may_change_and_is_named(folder, changes, said):
 @pytest.mark.parametrize('part', [field.name for field in dataclasses.fields(Spec) if field.name not in CHANGEABLE])
 def test_nothing_else_may_change(folder, part):
     changes = dict(model=dict(model__norm='post'), optimizer=dict(optimizer__weight_decay=0.3), seed=dict(seed=1))
-    changes |= dict(data=dict(data__seed=1), log=dict(log__rows=True))
+    changes |= dict(data=dict(data__seed=1), log=dict(log__rows=True), probe=dict(probe__keys=2))
     with pytest.raises(Refusal, match=f'holds another run \\({part}'):
         folder.check(tiny(**changes[part]))
 

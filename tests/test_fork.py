@@ -8,19 +8,26 @@ import jax
 import numpy as np
 import pytest
 from conftest import operation, tiny
+from damages import flip
 from test_loop import Died, Dying, timeless
 
-from sinklab import sharding
+from sinklab import files, sharding
 from sinklab.checkpoint.checkpoints import Checkpoints
 from sinklab.data.batches import sequences
 from sinklab.folder import Folder
 from sinklab.record import Refusal
 from sinklab.report import page, runs
 from sinklab.spec import Hardware
-from sinklab.train import fork, loop, state
+from sinklab.train import fork, loop, start, state
 
 pytestmark = pytest.mark.slow
 KV = dict(model__columns__kind='kv')
+
+
+@pytest.fixture(autouse=True)
+def disk(monkeypatch):
+    """One that shows at once what is written on it."""
+    monkeypatch.setattr(files, 'SHARED', 0.0)
 
 
 @pytest.fixture(scope='module')
@@ -128,7 +135,10 @@ def test_a_fork_of_other_batches_says_so(spec, origin, tmp_path):
         (dict(optimizer__steps=4), 'leaves nothing to train of config.optimizer.steps=4'),
     ],
 )
-def test_what_cannot_be_carried_over_is_refused_and_nothing_is_made(spec, origin, tmp_path, changes, words):
+def test_what_cannot_be_carried_over_is_refused_and_nothing_is_read_or_made(
+    spec, origin, tmp_path, monkeypatch, changes, words
+):
+    monkeypatch.setattr(start, 'sequences', lambda spec: pytest.fail('data was read'))
     with pytest.raises(Refusal, match=words):
         train(changed(spec, **changes), tmp_path / 'fork', origin)
     assert not (tmp_path / 'fork').exists()
@@ -168,5 +178,35 @@ def test_a_damaged_checkpoint_is_refused_with_the_others(parent, spec, origin, t
     shutil.copytree(parent.path, tmp_path / 'parent')
     shutil.rmtree(tmp_path / 'parent' / 'checkpoints' / '4' / 'state')
     damaged = dataclasses.replace(origin, folder=Folder(tmp_path / 'parent'))
-    with pytest.raises(Refusal, match=r'checkpoints/4 cannot be restored .* another step of .* \(\[8\]\)'):
+    with pytest.raises(Refusal, match=r'checkpoints/4 is not sound: .* another step of .* \(\[8\]\)'):
         train(spec, tmp_path / 'fork', damaged)
+    assert not (tmp_path / 'fork').exists()
+
+
+def begun(spec, origin, path):
+    """A fork that has come no further than its claim, but for what a kill left of its first checkpoint."""
+    with pytest.raises(Died):
+        train(spec, path, origin, Dying(5))
+    (path / 'metrics.jsonl').unlink()
+    (path / 'digests' / '4' / '0.json').unlink()
+    return path
+
+
+def test_a_fork_whose_first_checkpoint_was_cut_short_is_carried_over_again(parent, spec, origin, tmp_path):
+    path = begun(spec, origin, tmp_path / 'fork')
+    shutil.copytree(path, tmp_path / 'alone')
+    records = train(spec, path, origin)
+    assert [record['step'] for record in records] == [4, 5, 6, 7, 8]
+    assert timeless(records, after=4) == timeless(parent.records(), after=4)
+    with pytest.raises(Refusal, match=r'has no checkpoint and begins at step 4 of .*/parent; give --from again'):
+        train(spec, tmp_path / 'alone', None)
+
+
+def test_an_origin_that_has_been_damaged_since_the_claim_is_not_loaded(parent, spec, origin, tmp_path):
+    path = begun(spec, origin, tmp_path / 'fork')
+    shutil.copytree(parent.path, tmp_path / 'parent')
+    damaged = dataclasses.replace(origin, folder=Folder(tmp_path / 'parent'))
+    flip(damaged.folder, 4, np.random.default_rng(0))
+    with pytest.raises(Refusal, match=r'checkpoints/4 is not sound: .* does not hold what was saved'):
+        train(spec, path, damaged)
+    assert Folder(path).checkpoint_steps() == []

@@ -5,10 +5,13 @@ import os
 import shutil
 
 import pytest
+from threads import alike
 
 from sinklab.cli import fork
+from sinklab.cli.config import load, of_run
 from sinklab.cli.main import main
 from sinklab.folder import Folder
+from sinklab.group import Alone
 from sinklab.record import Refusal
 
 SIGMOID = ['--config.model.attention.similarity=sigmoid', '--config.model.attention.normalizer=none']
@@ -76,7 +79,7 @@ def test_without_a_step_the_newest_is_taken_and_kept(capsys, parent, tmp_path):
     given = [f'--from={parent}', f'--workdir={tmp_path}/fork', '--config.optimizer.steps=10']
     assert forked(capsys, *given)[0] == 0
     assert Folder(tmp_path / 'fork').lineage()['step'] == 8
-    assert fork.parent(str(parent), Folder(tmp_path / 'fork')).step == 8
+    assert fork.parent(str(parent), Folder(tmp_path / 'fork'), Alone()).step == 8
 
 
 def made(path, *steps, lineage=None):
@@ -93,8 +96,8 @@ def made(path, *steps, lineage=None):
     ('given', 'words'),
     [
         ('nothing@4', 'holds no run; give a run folder'),
-        ('empty', 'has no checkpoint yet'),
-        ('run@5', 'has checkpoints of the steps 2, 4; give one'),
+        ('empty', 'has no checkpoints; give'),
+        ('run@5', 'has no checkpoint 5; it has: 2, 4'),
         ('child', 'is the --workdir, too'),
         ('child/../child@4', 'is the --workdir, too'),
     ],
@@ -104,20 +107,39 @@ def test_what_is_no_checkpoint_is_refused(tmp_path, monkeypatch, given, words):
     made(tmp_path / 'run', 2, 4)
     made(tmp_path / 'empty')
     with pytest.raises(Refusal, match=words):
-        fork.parent(given, Folder('child'))
+        fork.parent(given, Folder('child'), Alone())
 
 
 def test_a_run_that_is_no_fork_is_not_made_one(tmp_path):
     made(tmp_path / 'run', 4)
     with pytest.raises(Refusal, match='holds a run that is no fork'):
-        fork.parent(f'{tmp_path}/run@4', Folder(made(tmp_path / 'child', 4)))
+        fork.parent(f'{tmp_path}/run@4', Folder(made(tmp_path / 'child', 4)), Alone())
 
 
 def test_a_folder_may_have_an_at_and_a_number_in_its_name(tmp_path):
     made(tmp_path / 'run@5', 2, 4)
     for given, step in (('run@5', 4), ('run@5@2', 2)):
-        parent = fork.parent(f'{tmp_path}/{given}', Folder(tmp_path / 'child'))
+        parent = fork.parent(f'{tmp_path}/{given}', Folder(tmp_path / 'child'), Alone())
         assert (parent.folder.path, parent.step) == (tmp_path / 'run@5', step)
+
+
+def of_each(tmp_path, *given):
+    """What each of two processes understands by its --from."""
+    return alike(2, lambda group: fork.parent(given[group.index], Folder(tmp_path / 'child'), group))
+
+
+def test_process_0_chooses_the_step(tmp_path):
+    seen = [made(tmp_path / 'here', 2, 4), made(tmp_path / 'there', 2)]
+    parents = of_each(tmp_path, *map(str, seen))
+    assert [(parent.folder.path, parent.step) for parent in parents] == [(path, 4) for path in seen]
+    assert [parent.step for parent in of_each(tmp_path, str(seen[0]), f'{seen[1]}@4')] == [4, 4]
+
+
+@pytest.mark.parametrize(('one', 'other'), [('@4', '@2'), ('', '@2'), ('@4', None), (None, '@4'), (None, '')])
+def test_processes_that_are_told_other_steps_all_refuse(tmp_path, one, other):
+    run = made(tmp_path / 'run', 2, 4)
+    said = of_each(tmp_path, *(step if step is None else f'{run}{step}' for step in (one, other)))
+    assert ['process 1 differs from process 0 in --from: ' in str(refusal) for refusal in said] == [True, True]
 
 
 @pytest.mark.parametrize(
@@ -134,3 +156,14 @@ def test_a_command_that_means_nothing_is_refused_in_one_line(capsys, tmp_path, a
     assert (code, len(said.splitlines())) == (1, 1)
     assert words in said
     assert not (tmp_path / 'new').exists()
+
+
+def test_what_was_published_is_not_of_a_run_that_differs_in_what_it_measures(tmp_path):
+    spec, row = load('configs/quickstart.py:softmax', ['--config.optimizer.steps=200'])
+    folder = Folder(tmp_path)
+    folder.claim(spec, row)
+    same, about = of_run(folder, 'again', ['--config.probe.every_steps=50'])
+    assert (same.probe.every_steps, about['published'], about['row']) == (50, row['published'], 'again')
+    assert about['overrides'] == {'probe.every_steps': '50'}
+    other, about = of_run(folder, 'other', ['--config.seed=3'])
+    assert (other.seed, about['published'], about['source']) == (3, {}, '')

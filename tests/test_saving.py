@@ -1,8 +1,12 @@
 """When a run saves, and what it says where there is too little time to."""
 
+import jax.numpy as jnp
 import pytest
+from conftest import tiny
 from runs import spec, train
 
+from sinklab.checkpoint import digests
+from sinklab.checkpoint.checkpoints import Checkpoints
 from sinklab.folder import Folder
 from sinklab.train.listener import Listener
 from sinklab.train.outcome import Disagreement
@@ -57,3 +61,31 @@ def test_processes_that_come_to_other_numbers_save_nothing_of_them(corpus, tmp_p
     assert Folder(tmp_path).checkpoint_steps() == []
     written = Folder(tmp_path).read('outcome')
     assert (written['kind'], written['step'], written['exit_code']) == ('lost', 4, 42)
+
+
+class Lost(Exception):
+    pass
+
+
+@pytest.mark.parametrize('held', [0, 1])
+def test_a_folder_that_another_job_has_taken_gets_no_digests_and_loses_no_checkpoint(tmp_path, held):
+    """The job learns it after so many looks, while its save goes on in the background."""
+    folder, looks = Folder(tmp_path), []
+
+    def check():
+        looks.append(folder)
+        if len(looks) > held:
+            raise Lost
+
+    rules, values = tiny(checkpoint__keep=2).checkpoint, {'a': jnp.arange(3)}
+    before = Checkpoints(folder, rules, {})
+    for step in (1, 2):
+        before.save(step, values)
+    before.close()
+    now = Checkpoints(folder, rules, {}, check=check)
+    now.save(3, values)
+    with pytest.raises(Lost):
+        now.wait()
+    now.close()
+    assert folder.checkpoint_steps() == [1, 2, 3]
+    assert digests.file_of(folder, 3, 0).exists() == bool(held)

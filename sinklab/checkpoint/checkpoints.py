@@ -2,6 +2,7 @@
 
 import dataclasses
 import time
+from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any
 
@@ -18,10 +19,21 @@ from sinklab.spec import Checkpoint
 
 
 class Checkpoints:
-    """The checkpoints of one run folder, to which all processes of its group come alike."""
+    """The checkpoints of one run folder, to which all processes of its group come alike.
 
-    def __init__(self, folder: Folder, rules: Checkpoint, data: dict[str, str | int], group: Group | None = None):
+    `check` is asked, in the background, too, before anything is written, and raises where the folder is another's.
+    """
+
+    def __init__(
+        self,
+        folder: Folder,
+        rules: Checkpoint,
+        data: dict[str, str | int],
+        group: Group | None = None,
+        check: Callable[[], None] = lambda: None,
+    ):
         self.folder, self.rules, self.data, self.group = folder, rules, data, group or Alone()
+        self.check_owner = check
         self.pool, self.pending = ThreadPoolExecutor(1, 'checkpoint'), None
         self.seconds: float | None = None  # of the latest finished save, until its digests lay on the disk
         once(self.group, 'folder of checkpoints', lambda: steps.tidy(folder))
@@ -32,44 +44,36 @@ class Checkpoints:
         return once(self.group, 'newest checkpoint', lambda: max(self.folder.checkpoint_steps(), default=None))
 
     def sound(self) -> tuple[int | None, list[str]]:
-        """The newest checkpoint that is whole, and a line for each newer one that was passed over and set aside."""
+        """The newest checkpoint that is whole, and a line for each newer one that was passed over and is gone."""
         passed: dict[int, Fault] = {}
         for step in reversed(once(self.group, 'checkpoints', self.folder.checkpoint_steps)):
-            if not (fault := self.fault(step)):
-                return step, self.set_aside(passed, step)
+            if not (fault := fault_of(self.folder, step, self.group)):
+                return step, self.pass_over(passed, step)
             passed[step] = fault
-        if len(passed) > 1 or any(not fault.cut_short for fault in passed.values()):
+        if passed and not is_cut_short(passed):
             faults = '; '.join(f'{step}: {fault.why}' for step, fault in passed.items())
             raise Refusal(
                 f'{self.folder.checkpoints} has no sound checkpoint ({faults}); bring the files back, or delete the '
                 'folder, and the same command begins anew'
             )
-        return None, self.set_aside(passed, None)
+        return None, self.pass_over(passed, None)
 
-    def fault(self, step: int) -> Fault | None:
-        """What any process finds in its share of the files."""
-        self.group.at('verifying a checkpoint', step)
-
-        def own() -> dict | None:
-            with room(self.folder):
-                fault = digests.fault(self.folder, step, self.group.index, self.group.count)
-            return dataclasses.asdict(fault) if fault else None
-
-        faults = together(self.group, f'faults of checkpoint {step}', own)
-        return next((Fault(**fault) for fault in faults if fault), None)
-
-    def set_aside(self, passed: dict[int, Fault], newest: int | None) -> list[str]:
-        """Moves what was passed over out of the way, so that its steps can be saved anew."""
+    def pass_over(self, passed: dict[int, Fault], newest: int | None) -> list[str]:
+        """Makes room for these steps to be saved anew; what was once known to be whole is kept."""
         self.newest = newest
 
-        def move() -> list[str]:
+        def clear() -> list[str]:
             with room(self.folder):
-                return [str(steps.set_aside(self.folder, step)) for step in passed]
+                if not is_cut_short(passed):
+                    return [f'it lies in {steps.set_aside(self.folder, step)} now' for step in passed]
+                for step in passed:
+                    steps.remove(self.folder, step)
+                return ['it is deleted']
 
-        places = once(self.group, 'set aside', move) if passed else []
+        ends = once(self.group, 'passed over', clear) if passed else []
         return [
-            f'{self.folder.checkpoints / str(step)} is passed over: {fault.why}; it lies in {place} now'
-            for (step, fault), place in zip(passed.items(), places, strict=True)
+            f'{self.folder.checkpoints / str(step)} is passed over: {fault.why}; {end}'
+            for (step, fault), end in zip(passed.items(), ends, strict=True)
         ]
 
     def restore(self, step: int, abstract: dict) -> dict:
@@ -96,7 +100,7 @@ class Checkpoints:
         begun = time.perf_counter()
         with room(self.folder), quiet():
             if self.group.index == 0:
-                (self.folder.digests / str(step)).mkdir(exist_ok=True)
+                steps.begin(self.folder, step)
             path = (self.folder.checkpoints / str(step)).absolute()
             response = ocp.save_async(path, state, custom_metadata={'data': self.data})
         self.newest, self.pending = step, self.pool.submit(self.finish, step, response, begun)
@@ -106,9 +110,11 @@ class Checkpoints:
         path = self.folder.checkpoints / str(step)
         with saving(path), room(self.folder):
             response.result()
+        self.check_owner()
         digests.write(self.folder, step, self.group.index, self.group.count, time.perf_counter() - begun)
         seconds = time.perf_counter() - begun
         if self.group.index == 0:
+            self.check_owner()
             steps.retain(self.folder, self.rules)
         return seconds
 
@@ -137,3 +143,21 @@ class Checkpoints:
             self.wait()
         finally:
             self.pool.shutdown()
+
+
+def is_cut_short(passed: dict[int, Fault]) -> bool:
+    """Whether nothing but the last save was passed over, whose process did not live to its end."""
+    return len(passed) == 1 and all(fault.cut_short for fault in passed.values())
+
+
+def fault_of(folder: Folder, step: int, group: Group) -> Fault | None:
+    """What any process finds in its share of the files of a checkpoint."""
+    group.at('verifying a checkpoint', step)
+
+    def own() -> dict | None:
+        with room(folder):
+            fault = digests.fault(folder, step, group.index, group.count)
+        return dataclasses.asdict(fault) if fault else None
+
+    faults = together(group, f'faults of checkpoint {step}', own)
+    return next((Fault(**fault) for fault in faults if fault), None)

@@ -7,6 +7,7 @@ a step is made before its save begins, so that a save that was cut short is told
 
 import dataclasses
 import datetime
+import errno
 import hashlib
 import json
 import os
@@ -14,10 +15,11 @@ import re
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-from sinklab.files import whole
+from sinklab.files import awaited, whole
 from sinklab.folder import Folder
 
 THREADS = min(4, os.cpu_count() or 1)  # hashing holds no lock, and more of them would take the loop's cores
+ABSENT = FileNotFoundError, NotADirectoryError, IsADirectoryError
 OWN = re.compile(r'(?:^|\.)process_(\d+)$')  # in Orbax's names of what one process writes
 
 
@@ -39,8 +41,13 @@ class Digests:
 
 
 def files(checkpoint: Path) -> list[str]:
-    """The names of all files of a checkpoint, by their paths in it."""
-    found = (Path(folder, name) for folder, _, names in os.walk(checkpoint) for name in names)
+    """The names of all files of a checkpoint, by their paths in it, as far as they are there."""
+
+    def refuse(error: OSError) -> None:
+        if not isinstance(error, ABSENT):
+            raise error
+
+    found = (Path(folder, name) for folder, _, names in os.walk(checkpoint, onerror=refuse) for name in names)
     return sorted(path.relative_to(checkpoint).as_posix() for path in found)
 
 
@@ -68,7 +75,11 @@ def file_of(folder: Folder, step: int, process: int) -> Path:
 def write(folder: Folder, step: int, process: int, count: int, seconds: float) -> None:
     """Digests what one of `count` processes has written of a committed checkpoint, whose save took so long."""
     checkpoint = folder.checkpoints / str(step)
-    own = [name for name in files(checkpoint) if owner(name, count) == process]
+    own = awaited(lambda: [name for name in files(checkpoint) if owner(name, count) == process])
+    if not own:
+        raise FileNotFoundError(
+            errno.ENOENT, f'none of the files that process {process} saved is seen', str(checkpoint)
+        )
     with ThreadPoolExecutor(THREADS) as pool:
         digests = pool.map(lambda name: ((checkpoint / name).stat().st_size, sha256(checkpoint / name)), own)
         content = dict(
@@ -99,6 +110,14 @@ def read(folder: Folder, step: int) -> Digests | Fault:
     return Digests(together, max(part['written'] for part in parts), max(part['seconds'] for part in parts))
 
 
+def seal(folder: Folder, step: int) -> str:
+    """What tells a checkpoint from all others: 16 digits of one sha256 over all that was digested of it."""
+    digest = hashlib.sha256()
+    for file in sorted((folder.digests / str(step)).glob('*.json')):
+        digest.update(f'{file.name} {sha256(file)}\n'.encode())
+    return digest.hexdigest()[:16]
+
+
 def part_of(folder: Folder, step: int, process: int) -> dict | Fault:
     """What one process has digested."""
     file = file_of(folder, step, process)
@@ -120,8 +139,9 @@ def part_of(folder: Folder, step: int, process: int) -> dict | Fault:
 
 def fault(folder: Folder, step: int, process: int = 0, count: int = 1) -> Fault | None:
     """What is wrong with a checkpoint, as far as the share of one of `count` processes shows it."""
-    checkpoint, digests = folder.checkpoints / str(step), read(folder, step)
-    if isinstance(digests, Fault):
+    checkpoint = folder.checkpoints / str(step)
+    digests = awaited(lambda: known if isinstance(known := read(folder, step), Digests) else None)
+    if not digests and isinstance(digests := read(folder, step), Fault):
         return digests
     if process == 0 and (extra := set(files(checkpoint)) - digests.files.keys()):
         return Fault(f'{min(extra)} is there and was never saved')
@@ -137,5 +157,5 @@ def changed(path: Path, size: int, digest: str) -> str | None:
         if found != size:
             return f'has {found} bytes, and {size} were saved'
         return None if sha256(path) == digest else 'does not hold what was saved'
-    except (FileNotFoundError, NotADirectoryError, IsADirectoryError):
+    except ABSENT:
         return 'is missing'

@@ -31,21 +31,31 @@ def remove(folder: Folder, step: int) -> None:
     """Takes away all of a step: what is saved of it, or was being saved, and its digests."""
     with contextlib.suppress(FileNotFoundError):
         (folder.checkpoints / str(step)).replace(folder.checkpoints / f'{step}{GOING}')
+    shutil.rmtree(folder.digests / str(step), ignore_errors=True)
     for path in folder.checkpoints.glob(f'{step}.*'):
         shutil.rmtree(path, ignore_errors=True)
+
+
+def begin(folder: Folder, step: int) -> None:
+    """Makes a place for the digests of a save; those of an earlier one of this step are of no checkpoint any more."""
     shutil.rmtree(folder.digests / str(step), ignore_errors=True)
+    (folder.digests / str(step)).mkdir()
 
 
 def tidy(folder: Folder) -> None:
-    """Makes the folders, and takes away what an earlier process has left in them half done."""
+    """Makes the folders, and takes away what an earlier process has left in them half done.
+
+    Digests that were written stay without their checkpoint, which may have been moved away and may come back.
+    """
     with writable(folder.checkpoints):
         folder.digests.mkdir(exist_ok=True)
         saved = set(map(str, folder.checkpoint_steps()))
+        going = {path.name.removesuffix(GOING) for path in folder.checkpoints.glob(f'*{GOING}')}
+        for path in folder.digests.iterdir():
+            if path.name not in saved and (path.name in going or not any(path.glob('*.json'))):
+                shutil.rmtree(path, ignore_errors=True)
         for path in folder.checkpoints.iterdir():
             if TEMPORARY in path.name or path.name.endswith(GOING):
-                shutil.rmtree(path, ignore_errors=True)
-        for path in folder.digests.iterdir():
-            if path.name not in saved:
                 shutil.rmtree(path, ignore_errors=True)
         for path in (*folder.checkpoints.glob(f'*{UNFINISHED}'), *folder.digests.glob(f'*/*{UNFINISHED}')):
             path.unlink(missing_ok=True)

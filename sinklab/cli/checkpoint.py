@@ -1,4 +1,4 @@
-"""checkpoints of a run, which is only read: listed, verified, or the parameters of one written alone
+"""what a run has saved, which is only read: listed, verified, or the parameters of a step written alone
 
 example:
   sinklab checkpoint ls runs/softmax
@@ -16,6 +16,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from sinklab.cli.step import named, wanted
 from sinklab.record import Refusal
 
 
@@ -39,22 +40,8 @@ def of_parameters(action: argparse.ArgumentParser) -> None:
 def run(given: argparse.Namespace, rest: list[str]) -> int:
     if rest:
         raise Refusal(f'{rest[0]} is unknown; see sinklab checkpoint {given.action} --help')
-    folder, steps = named(given.run)
-    return ACTIONS[given.action][2](given, folder, steps)
-
-
-def named(run: str) -> tuple[Any, list[int]]:
-    """The folder of RUN[@STEP], and its steps, or the one that is named."""
-    from sinklab.folder import Folder
-
-    path, at, step = run.rpartition('@')
-    alone = not at or not step.isdecimal() or Path(run).exists()
-    folder = Folder(run if alone else path)
-    if not (steps := folder.checkpoint_steps()):
-        raise Refusal(f'{folder} has no checkpoints; give the folder of a run that has saved some')
-    if not alone and int(step) not in steps:
-        raise Refusal(f'{folder} has no checkpoint {step}; it has: {", ".join(map(str, steps))}')
-    return folder, steps if alone else [int(step)]
+    folder, step = named(given.run)
+    return ACTIONS[given.action][2](given, folder, wanted(folder, step))
 
 
 def ls(given: argparse.Namespace, folder: Any, steps: list[int]) -> int:

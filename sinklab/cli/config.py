@@ -8,7 +8,7 @@ import traceback
 from pathlib import Path
 from typing import Any
 
-from sinklab.folder import Folder, flat
+from sinklab.folder import FREE, Folder, flat
 from sinklab.parse import parse
 from sinklab.record import Refusal, unknown
 from sinklab.spec import Spec
@@ -24,13 +24,17 @@ def load(given: str, rest: list[str], size: str | None = None) -> tuple[Spec, di
 
 
 def of_run(folder: Folder, name: str, rest: list[str]) -> tuple[Spec, dict]:
-    """The same of a run's own config under a new name, with the overrides in `rest` applied to it."""
+    """The same of a run's own config under a new name, with the overrides in `rest` applied to it.
+
+    What was published of the run's row is of that alone, as long as nothing that touches a number is overridden.
+    """
     from configs import default
 
     config, row = default.get_config(), dict(config='', row='', size=None, overrides={}) | folder.read('row')
     config.update_from_flattened_dict(flat(dataclasses.asdict(spec_of(folder))))
     overrides = overridden(config, rest)
-    return parse(config.to_dict()), row | dict(row=name, overrides=row['overrides'] | overrides)
+    another = {} if all(f'{path}.'.startswith(FREE) for path in overrides) else dict(published={}, source='')
+    return parse(config.to_dict()), row | another | dict(row=name, overrides=overrides)
 
 
 def spec_of(folder: Folder) -> Spec:

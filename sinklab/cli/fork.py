@@ -4,8 +4,10 @@ import dataclasses
 from pathlib import Path
 from typing import Any
 
+from sinklab.cli import step
 from sinklab.cli.config import spec_of
 from sinklab.folder import Folder
+from sinklab.group import Group, once, same, unanimous
 from sinklab.record import Refusal
 
 
@@ -17,38 +19,37 @@ class Parent:
     step: int
 
 
-def parent(given: str, child: Folder) -> Parent:
-    """What is given, with the newest step where none is; what a fork that has begun has come from."""
-    name, _, step = given.rpartition('@')
-    if not name or not step.isdecimal() or Folder(given).is_claimed():
-        name, step = given, ''
-    folder = Folder(name)
+def parent(given: str | None, child: Folder, group: Group) -> Parent | None:
+    """What is given, at a step that process 0 chooses, and that is the same on all processes."""
+    folder, own = unanimous(group, '--from', lambda: step.named(given) if given else (None, None))
+    chosen = once(group, 'step of --from', lambda: choice(given, folder, own, child) if given else None)
+    same(group, 'steps of --from', {'--from': f'step {chosen if own is None else own}' if given else 'not given'})
+    return Parent(folder, chosen) if given else None
+
+
+def choice(given: str, folder: Folder, own: int | None, child: Folder) -> int:
+    """The given step, or the newest where none is; of a fork that has begun, the one that it has come from."""
     if folder.path.resolve() == child.path.resolve():
         raise Refusal(f'--from={given} is the --workdir, too; give a new folder')
     if child.is_claimed():
-        return known(given, folder, step, child)
+        return known(given, folder, own, child)
     if not folder.is_claimed():
         raise Refusal(f'--from={given}: {folder} holds no run; give a run folder, and a step: --from=RUN@STEP')
-    saved = folder.checkpoint_steps()
-    if not saved:
-        raise Refusal(f'--from={given}: {folder} has no checkpoint yet')
-    if step and int(step) not in saved:
-        raise Refusal(f'--from={given}: {folder} has checkpoints of the steps {", ".join(map(str, saved))}; give one')
-    return Parent(folder, int(step) if step else saved[-1])
+    return step.wanted(folder, own)[-1]
 
 
-def known(given: str, folder: Folder, step: str, child: Folder) -> Parent:
-    """What a folder that holds a run says that it has come from."""
+def known(given: str, folder: Folder, own: int | None, child: Folder) -> int:
+    """The step that a folder which holds a run says that it has come from."""
     lineage = child.lineage()
     if not lineage:
         raise Refusal(f'{child} holds a run that is no fork; give a new folder, or leave --from out to go on in it')
-    told = Path(child.path, lineage['run']).resolve(), str(lineage['step'])
-    if told != (folder.path.resolve(), step or told[1]):
+    told = Path(child.path, lineage['run']).resolve(), lineage['step']
+    if told != (folder.path.resolve(), told[1] if own is None else own):
         raise Refusal(
             f'{child} holds a fork of {told[0]}@{told[1]}, and --from={given} is given; leave that out to go on, or '
             'give a new folder'
         )
-    return Parent(folder, lineage['step'])
+    return lineage['step']
 
 
 def origin(parent: Parent) -> Any:

@@ -72,7 +72,8 @@ def holds_it(given: argparse.Namespace, rest: list[str]) -> bool:
     """Whether the folder holds the run that is asked for."""
     folder = Folder(given.workdir)
     try:
-        folder.check(asked(given, rest)[0])
+        parent = fork.parent(given.origin, folder, Alone())
+        folder.check(asked(given, rest, folder, parent)[0])
     except (OSError, ValueError):
         return False
     return folder.is_claimed()
@@ -80,11 +81,12 @@ def holds_it(given: argparse.Namespace, rest: list[str]) -> bool:
 
 def train(given: argparse.Namespace, rest: list[str], group: Group) -> End:
     """Trains as one of a group, as the only one or one that a supervisor speaks for."""
-    spec, row, parent = unanimous(group, 'config', lambda: asked(given, rest))
+    folder = unanimous(group, 'folder', lambda: Folder(given.workdir))
+    parent = fork.parent(given.origin, folder, group)
+    spec, row = unanimous(group, 'config', lambda: asked(given, rest, folder, parent))
     layout = unanimous(group, 'layout', lambda: hardware.hardware(given))
     programs.hasten(row['size'])
     same(group, 'run', likeness(spec, layout))
-    folder = Folder(given.workdir)
     compiled = unanimous(group, 'programs', lambda: programs.Programs(given.compiled))
     link.join(group)
     origin = unanimous(group, 'origin', lambda: fork.origin(parent)) if parent else None
@@ -100,12 +102,12 @@ def train(given: argparse.Namespace, rest: list[str], group: Group) -> End:
     return end
 
 
-def asked(given: argparse.Namespace, rest: list[str]) -> tuple[Spec, dict, fork.Parent | None]:
-    """The spec that is asked for, its row, of a config file or of the run that it comes from, and that."""
-    folder = Folder(given.workdir)
-    parent = fork.parent(given.origin, folder) if given.origin else None
+def asked(
+    given: argparse.Namespace, rest: list[str], folder: Folder, parent: fork.Parent | None
+) -> tuple[Spec, dict]:
+    """The spec that is asked for, and its row, of a config file or of the run that it comes from."""
     if given.config:
-        return *config.load(given.config, rest, given.size), parent
+        return config.load(given.config, rest, given.size)
     if not parent:
         raise Refusal(
             'neither --config nor --from is given; give --config=FILE[:ROW], such as configs/quickstart.py:softmax'
@@ -115,7 +117,7 @@ def asked(given: argparse.Namespace, rest: list[str]) -> tuple[Spec, dict, fork.
             f'--size={given.size} is for a row of --config; leave it out, the size of a run is carried over'
         )
     known = parent.folder if parent.folder.is_claimed() else folder
-    return *config.of_run(known, folder.path.absolute().name, rest), parent
+    return config.of_run(known, folder.path.absolute().name, rest)
 
 
 def trained(
@@ -126,12 +128,12 @@ def trained(
     from sinklab.train.outcome import Disagreement, Diverged, Stopped, of_error
 
     try:
-        last = loop.train(spec, layout, folder, row, *listeners, group=group, origin=origin, grace=grace)[-1]
+        records = loop.train(spec, layout, folder, row, *listeners, group=group, origin=origin, grace=grace)
     except Diverged as error:
         return of_error(error).with_words(f'{error}: the run has diverged; {last_good(folder)}')
     except (Disagreement, Stopped) as error:
         return of_error(error)
-    return End('done', f'{folder}: {closing(last)}')
+    return End('done', f'{folder}: {closing(records[-1])}' if records else '')
 
 
 def shown(row: dict, spec: Any, compiled: Any, stack: contextlib.ExitStack) -> Any:

@@ -1,18 +1,19 @@
 """A fork: a run that goes on from a step of another one, by another config; what it takes along and what not."""
 
-import contextlib
 import dataclasses
 import os
-from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import jax
 from orbax.checkpoint import v1 as ocp
 
-from sinklab.checkpoint import digests
-from sinklab.checkpoint.checkpoints import Checkpoints
-from sinklab.checkpoint.orbax import HEALTHY, quiet, reason
+from sinklab.checkpoint import digests, restore
+from sinklab.checkpoint.checkpoints import Checkpoints, fault_of
+from sinklab.checkpoint.orbax import one_line
+from sinklab.files import awaited
 from sinklab.folder import Folder, differences, flat
+from sinklab.group import Group, once, same
 from sinklab.record import Refusal
 from sinklab.spec import Spec
 from sinklab.train import state
@@ -33,12 +34,17 @@ class Origin:
         return f'--from={self.folder}@{self.step}'
 
 
-def check(origin: Origin, spec: Spec) -> None:
-    """Refuses what cannot be carried over, before any data is read."""
+def check(origin: Origin | None, spec: Spec, folder: Folder, group: Group) -> None:
+    """Refuses what cannot be carried over into a new folder, before any data is read."""
+    if once(group, 'new fork', lambda: origin is not None and not folder.is_claimed()):
+        once(group, 'what is carried over', lambda: compare(origin, spec))
+        verify(origin, group)
+
+
+def compare(origin: Origin, spec: Spec) -> None:
+    """Refuses an origin whose state is none of this spec."""
     if (steps := spec.optimizer.steps) <= origin.step:
         raise Refusal(f'{origin} leaves nothing to train of config.optimizer.steps={steps}; give more of them')
-    if fault := digests.fault(origin.folder, origin.step):
-        raise Refusal(f'{path(origin)} is not sound: {fault.why}; give another step, see sinklab checkpoint ls')
     theirs, ours = fields(origin.spec), fields(spec)
     for name in KEPT:
         if theirs[name] != ours[name]:
@@ -50,6 +56,23 @@ def check(origin: Origin, spec: Spec) -> None:
                 f'{name} has the shape {before[name]} in {origin} and {now[name]} here '
                 f'({"; ".join(differences(theirs, ours))}); what a fork carries over keeps its shape'
             )
+
+
+def verify(origin: Origin | None, group: Group) -> None:
+    """Refuses a checkpoint that is not sound, or is another one on another process."""
+
+    def seal() -> str | None:
+        return digests.seal(origin.folder, origin.step) if origin else None
+
+    first = once(group, 'digests of --from', seal)
+    awaited(lambda: seal() == first)
+    same(group, 'content of --from', {'the checkpoint of --from (its digests)': seal()})
+    if fault := fault_of(origin.folder, origin.step, group):
+        others = [step for step in origin.folder.checkpoint_steps() if step != origin.step]
+        raise Refusal(
+            f'{path(origin)} is not sound: {fault.why}; give another step of {origin.folder}'
+            f'{f" ({others})" if others else ""}'
+        )
 
 
 def lineage(origin: Origin, spec: Spec, folder: Folder, data: dict[str, str | int]) -> dict:
@@ -69,8 +92,7 @@ def lineage(origin: Origin, spec: Spec, folder: Folder, data: dict[str, str | in
 
 def other_data(origin: Origin, changes: list[str], data: dict[str, str | int]) -> list[str]:
     """In what the data of a fork is not that of its origin, as it may be where the changes of the config say so."""
-    with one_line(origin):
-        before = dict(ocp.checkpointables_metadata(path(origin)).custom_metadata['data'])
+    before = restore.metadata(path(origin)).custom_metadata['data']
     differ = differences(before, data)
     if before.get('tokenizer') != data.get('tokenizer'):
         raise Refusal(f'{origin} has another tokenizer ({"; ".join(differ)}); its ids are not those of this data')
@@ -79,22 +101,36 @@ def other_data(origin: Origin, changes: list[str], data: dict[str, str | int]) -
     return differ
 
 
-def begin(origin: Origin | None, spec: Spec, mesh: jax.sharding.Mesh, folder: Folder, saved: Checkpoints) -> None:
-    """Gives a fork a first checkpoint of its own; from there on it needs its origin no more."""
-    if not folder.start() or saved.latest() is not None:
-        return
+def begin(
+    origin: Origin | None, spec: Spec, mesh: jax.sharding.Mesh, start: int, saved: Checkpoints
+) -> tuple[int, list[str]]:
+    """The step to go on from, and what was passed over for it.
+
+    A run that begins after step `start` of another one gets that as a first checkpoint of its own where it has none
+    that is sound; from there on it needs its origin no more.
+    """
+    newest, passed = saved.sound()
+    if newest is not None or not start:
+        return newest or 0, passed
+    once(saved.group, 'origin', lambda: require(origin, saved.folder))
+    verify(origin, saved.group)
+    saved.save(start, carried(origin, spec, mesh))
+    saved.wait()
+    return start, passed
+
+
+def require(origin: Origin | None, folder: Folder) -> None:
+    """Refuses to begin a fork of nothing."""
     if origin is None:
         known = folder.lineage()
         raise Refusal(
             f'{folder} has no checkpoint and begins at step {known["step"]} of {known["run"]}; give --from again'
         )
-    saved.save(origin.step, carried(origin, spec, mesh))
-    saved.wait()
 
 
 def carried(origin: Origin, spec: Spec, mesh: jax.sharding.Mesh) -> dict:
-    """The origin's state as a state of this spec: by path, and what is new as in a fresh run."""
-    with one_line(origin):
+    """A verified origin's state as a state of this spec: by path, and what is new as in a fresh run."""
+    with one_line(path(origin)):
         before = leaves(ocp.load(path(origin), state.abstract(origin.spec, mesh), checkpointable_name='state'))
     wanted = state.abstract(spec, mesh)
     new = {name: leaf.sharding for name, leaf in leaves(wanted).items() if name not in before}
@@ -129,20 +165,5 @@ def parameters(spec: Spec) -> dict[str, tuple[int, ...]]:
     return {'.'.join(map(str, state.names(at))): leaf.shape for at, leaf in found}
 
 
-def path(origin: Origin) -> os.PathLike:
+def path(origin: Origin) -> Path:
     return (origin.folder.checkpoints / str(origin.step)).absolute()
-
-
-@contextlib.contextmanager
-def one_line(origin: Origin) -> Iterator[None]:
-    try:
-        with quiet():
-            yield
-    except HEALTHY:
-        raise
-    except Exception as error:  # of any kind: what a damaged file raises depends on where it is damaged
-        others = [step for step in origin.folder.checkpoint_steps() if step != origin.step]
-        raise Refusal(
-            f'{path(origin)} cannot be restored ({reason(error)}); give another step of {origin.folder}'
-            f'{f" ({others})" if others else ""}'
-        ) from error

@@ -20,7 +20,7 @@ from sinklab.group import Alone, Group, difference, once
 from sinklab.lease import GRACE, Elsewhere, Lease, Superseded
 from sinklab.measure.table import HEADLINE
 from sinklab.spec import Hardware, Spec
-from sinklab.train import fork, probe, state, step
+from sinklab.train import fork, probe, replicas, state, step
 from sinklab.train.environment import environment
 from sinklab.train.evaluation import evaluation
 from sinklab.train.listener import Listener
@@ -46,7 +46,7 @@ def train(
     origin: fork.Origin | None = None,
     grace: float = GRACE,
 ) -> list[dict]:
-    """Trains in `folder`, going on from its newest checkpoint or from its origin's, and returns all its records.
+    """Trains in `folder`, going on from its newest checkpoint or from its origin's; process 0 gets all its records.
 
     `grace` is how many seconds are left to a run that is told to stop. Raises Refusal (a folder that holds a run is
     then as it was but for its outcome, and no step has been compiled), Diverged, Stopped, or Disagreement.
@@ -57,15 +57,15 @@ def train(
     with held(folder, group, grace) as lease:
         once(group, 'folder, held', lambda: folder.check(spec))  # as the job has left it that was waited for
         with outcome(folder), room(folder):
+            fork.check(origin, spec, folder, group)
             mesh, attention, data = start(spec, hardware, folder, group)
             row = forked(origin, spec, folder, row, data, group)
             once(group, 'claim', lambda: folder.claim(spec, row))
-            saved = Checkpoints(folder, spec.checkpoint, data.fingerprint, group)
-            with jax.set_mesh(mesh), closing(saved), signals() as received:
-                fork.begin(origin, spec, mesh, folder, saved)
-                given = spec, hardware, mesh, attention, folder, data, saved, listeners, group, lease, received, grace
-                Run(*given).train()
-    return folder.records()
+            saved = Checkpoints(folder, spec.checkpoint, data.fingerprint, group, lease.check)
+            with jax.set_mesh(mesh), closing(saved):
+                run = Run(spec, hardware, mesh, attention, folder, data, saved, listeners, group, lease, grace)
+                run.train(origin)
+    return folder.records() if group.index == 0 else []
 
 
 @contextlib.contextmanager
@@ -94,7 +94,6 @@ class Run:
     listeners: tuple[Listener, ...]
     group: Group
     lease: Lease | Elsewhere
-    received: list[int]  # signals
     grace: float
     warned: bool = False
 
@@ -104,11 +103,11 @@ class Run:
         self.step, self.valid = step.train_step(*where), evaluation(*where)
         self.observe = probe.observer(self.spec, self.mesh)
         self.saved = time.monotonic()
+        self.differing = replicas.comparison(self.spec, self.mesh, self.group)
         self.wishes = functools.cache(functools.partial(sharding.of_each_device, mesh=self.mesh))
 
-    def train(self) -> None:
-        newest, passed = self.checkpoints.sound()
-        first = newest or 0
+    def train(self, origin: fork.Origin | None) -> None:
+        first, passed = fork.begin(origin, self.spec, self.mesh, self.start, self.checkpoints)
         for line in passed:
             self.note(line)
         owed = once(self.group, 'owed', lambda: self.owed(first))
@@ -116,7 +115,11 @@ class Run:
             return
         self.stopwatch = Stopwatch(self.folder.seconds(first))
         with contextlib.closing(self.folder.metrics()) as self.metrics:
-            self.steps(self.begin(first, owed), first)
+            now = self.begin(first, owed)
+            if not self.last(first):
+                advance = self.executable(now)
+                with signals() as self.received:
+                    self.steps(advance, now, first)
 
     def begin(self, first: int, owed: list[str]) -> dict:
         """The state to go on from, and a note of where that happens; what is not yet measured of it is."""
@@ -138,10 +141,9 @@ class Run:
             self.record({'step': first, 'seconds': self.stopwatch.seconds(), **numbers}, written=True)
         return now
 
-    def steps(self, now: dict, first: int) -> None:
+    def steps(self, advance: Callable, now: dict, first: int) -> None:
         """A step is settled while the devices work on the next, or at once where something is due after it."""
         unsettled, wish = None, NOTHING
-        advance = self.executable(now)
         for number in range(first + 1, self.spec.optimizer.steps + 1):
             now, numbers = advance(now, self.batch(number), self.wishes(self.wish()))
             if unsettled:
@@ -154,8 +156,9 @@ class Run:
 
     def executable(self, now: dict) -> Callable:
         """The compiled step."""
+        batch = self.batch(1)
         self.group.at('compiling')
-        advance = self.step.lower(now, self.batch(1), self.wishes(NOTHING)).compile()
+        advance = self.step.lower(now, batch, self.wishes(NOTHING)).compile()
         self.stopwatch.restart()
         return advance
 
@@ -199,7 +202,7 @@ class Run:
         if not all(map(math.isfinite, numbers.values())):
             self.checkpoints.drop(number - 1)  # these numbers are of the parameters that it holds
             raise Diverged(number, numbers)
-        self.stopwatch.steps += 1
+        self.stopwatch.step()
         record = {'step': number, 'seconds': self.stopwatch.seconds(), **numbers}
         logged = is_due(number, self.spec.log.every_steps)
         if logged:
@@ -260,24 +263,25 @@ class Run:
         if self.checkpoints.seconds and seconds > self.grace and not self.warned:
             self.warned = True
             self.note(
-                f'a save and the steps before it take {seconds:.0f} s, and --grace is {self.grace:g} s: a run that '
+                f'a save and the steps before it take {seconds:.2g} s, and --grace is {self.grace:g} s: a run that '
                 'is told to stop may be killed before it is saved; have more time given, and say so by --grace'
             )
 
     def save(self, number: int, now: dict, numbers: dict[str, float]) -> None:
         if self.checkpoints.newest != number:
-            self.compare(number, numbers)
+            self.compare(number, now, numbers)
             self.group.at('saving', number)
             self.metrics.sync()
             self.checkpoints.save(number, now)
             self.saved = time.monotonic()
 
-    def compare(self, number: int, numbers: dict[str, float]) -> None:
-        """Sees that all processes have come to the same: a process of its own data, or a chip that errs, is found."""
+    def compare(self, number: int, now: dict, numbers: dict[str, float]) -> None:
+        """Sees that all processes have the same: data, numbers, and the bits of each parameter that several hold."""
         batch = self.data.batches.rows(number - 1, range(self.spec.optimizer.batch_size))
-        mine = {'batch': hashlib.sha256(batch.tobytes()).hexdigest()[:16]}
+        mine = {'the batch': hashlib.sha256(batch.tobytes()).hexdigest()[:16]}
         mine |= {name: value.hex() for name, value in numbers.items()}
-        if differ := difference(self.group.gather(f'step {number}', mine)):
+        differ = difference(self.group.gather(f'step {number}', mine))
+        if differ := differ or self.differing(number, now['params']):
             raise Disagreement(number, differ)
 
 

@@ -3,7 +3,6 @@
 import contextlib
 import os
 import shutil
-import time
 from collections.abc import Iterator
 
 import jax
@@ -11,14 +10,13 @@ import jax
 from sinklab import sharding
 from sinklab.attend.choice import Choice
 from sinklab.data.batches import Sequences, sequences
+from sinklab.files import awaited
 from sinklab.folder import Folder
 from sinklab.group import Group, once, same, unanimous
 from sinklab.lease import Elsewhere, Lease, lease, seen
 from sinklab.record import Refusal
 from sinklab.spec import Hardware, Spec
 from sinklab.train import fork, layout, probe, state, step
-
-SHARED = 5.0  # seconds until a network's disk shows everywhere what is written on it
 
 
 def start(
@@ -31,6 +29,7 @@ def start(
     same(group, 'backend', {'what computes attention': attention.backend})
     group.at('preparing its data')
     data = unanimous(group, 'data', lambda: sequences(spec))
+    group.at('starting')
     same(group, 'fingerprint', {f'the data ({name})': value for name, value in data.fingerprint.items()})
     return mesh, attention, data
 
@@ -46,7 +45,7 @@ def held(folder: Folder, group: Group, grace: float) -> Iterator[Lease | Elsewhe
             return own[0].token
 
         token = once(group, 'lease', take)
-        sees = group.gather('lease is seen', is_seen(folder, token))
+        sees = group.gather('lease is seen', awaited(lambda: seen(folder.path) == token))
         if not all(sees):
             raise Refusal(
                 f'process {sees.index(False)} does not see in {folder} what process 0 writes there; give all of them '
@@ -55,23 +54,12 @@ def held(folder: Folder, group: Group, grace: float) -> Iterator[Lease | Elsewhe
         yield own[0] if own else Elsewhere()
 
 
-def is_seen(folder: Folder, token: str) -> bool:
-    """Whether the folder's lease is seen here, as it is after some seconds on a network's disk."""
-    until = time.monotonic() + SHARED
-    while seen(folder.path) != token:
-        if time.monotonic() > until:
-            return False
-        time.sleep(0.2)
-    return True
-
-
 def forked(origin: fork.Origin | None, spec: Spec, folder: Folder, row: dict, data: Sequences, group: Group) -> dict:
     """What row.json is to hold: of a run that is about to begin as a fork, what it comes from as well."""
 
     def lineage() -> dict:
         if origin is None or folder.is_claimed():
             return {}
-        fork.check(origin, spec)
         return {'from': fork.lineage(origin, spec, folder, data.fingerprint)}
 
     return row | once(group, 'lineage', lineage)

@@ -9,16 +9,19 @@ class Stopwatch:
     usual = None  # seconds a step has lately taken
 
     def __init__(self, earlier: float):
-        self.start, self.steps = time.perf_counter() - earlier, 0
+        self.start = time.perf_counter() - earlier
         self.restart()
 
     def seconds(self) -> float:
         return time.perf_counter() - self.start
 
     def restart(self) -> None:
-        if self.steps:
-            self.usual = 1 / self.pace()
         self.lap, self.steps = time.perf_counter(), 0
+
+    def step(self) -> None:
+        """One more has ended; what is done between them does not count."""
+        self.steps += 1
+        self.usual = 1 / self.pace()
 
     def pace(self) -> float:
         """Steps a second since the last restart."""

@@ -114,7 +114,7 @@ def parameters(workdir):
 
 
 def assert_same(one, other, exactly=True):
-    """The numbers of two runs, but those of their clocks, and their parameters."""
+    """The numbers of two runs, but those of their clocks; exactly, their parameters, too."""
     ours, theirs = timeless(one), timeless(other)
     assert [record.keys() for record in ours] == [record.keys() for record in theirs]
     pairs = [(record[name], other[name]) for record, other in zip(ours, theirs, strict=True) for name in record]
@@ -123,8 +123,8 @@ def assert_same(one, other, exactly=True):
     if exactly:
         assert all(a == b for a, b in pairs)
         assert all(np.array_equal(params[name], others[name]) for name in params)
-    else:
-        np.testing.assert_allclose(*zip(*pairs, strict=True), rtol=2e-4, atol=2e-4)
+    else:  # the update of a parameter whose gradient is nothing but roundings may go either way, and adds little
+        np.testing.assert_allclose(*zip(*pairs, strict=True), rtol=1e-5, atol=1e-5)
 
 
 def outcome(workdir):

@@ -1,5 +1,9 @@
-"""One run on two processes, whatever happens to one of them: it ends at once, says so, and goes on bit for bit."""
+"""One run on two processes, whatever happens to one of them: it ends at once, says so, and goes on bit for bit.
 
+At one moment of a run, or at FAULTS_MOMENTS; what was seen goes to FAULTS_FIGURES, a line each, where that is given.
+"""
+
+import json
 import os
 import random
 import shutil
@@ -8,14 +12,38 @@ import time
 from pathlib import Path
 
 import pytest
-from job import Job, assert_same, outcome, parameters, timeless, words
+from job import Job, assert_same, outcome, timeless, words
 
 from sinklab.folder import Folder
 
 pytestmark = pytest.mark.slow
 QUICK = 15  # seconds in which the others end
 NOTES = 40  # places that the run of fault.py comes by, at the least
+NOTHING = 'SIGTERM came before the first step; nothing was begun'
 COME = '--join_timeout=12'  # who is killed before it has come can only be missed
+
+
+def pytest_generate_tests(metafunc):
+    if 'moment' in metafunc.fixturenames:
+        metafunc.parametrize('moment', range(int(os.environ.get('FAULTS_MOMENTS', 1))))
+
+
+@pytest.fixture
+def seen(request):
+    """Notes figures of a test."""
+
+    def note(**figures):
+        with open(os.environ.get('FAULTS_FIGURES', os.devnull), 'a') as file:
+            file.write(json.dumps({'test': request.node.name, **figures}) + '\n')
+
+    return note
+
+
+@pytest.fixture(scope='session')
+def programs():
+    """Variables of processes that find each other's compiled programs and tokens."""
+    cache = os.environ.get('SINKLAB_FAULTS_CACHE') or f'{os.environ["SINKLAB_TESTS_COMPILED"]}/faults'
+    return {'SINKLAB_CACHE': cache, 'JAX_COMPILATION_CACHE_DIR': f'{cache}/programs', 'XLA_FLAGS': ''}
 
 
 @pytest.fixture(scope='module')
@@ -50,7 +78,8 @@ def alone(job, tmp_path_factory):
 
 
 def test_two_processes_are_one_run(undisturbed, alone):
-    """Float sums of four devices in another order: 2 x (4 - 1) roundings of the first loss, and what they grow to."""
+    """Sums of four devices in another order: 2 x (4 - 1) roundings in float32 of the first loss, and what becomes of
+    them in twelve steps, which was seen to be 2e-7 of a number."""
     ours, theirs = (timeless(path)[1]['train/loss'] for path in (undisturbed, alone))
     assert abs(ours - theirs) <= 2 * 3 * 2**-24 * theirs
     assert_same(undisturbed, alone, exactly=False)
@@ -144,10 +173,10 @@ def test_a_process_is_told_to_stop(job, undisturbed, tmp_path, moment, seen):
     """All save the same step, exit 42, and go on bit for bit."""
     codes, said, where, seconds = harm(job, tmp_path / 'run', moment, 'TERM')
     assert codes in ([42, 42], [0, 0]), said
-    if codes == [42, 42] and (tmp_path / 'run' / 'outcome.json').exists():
+    if codes == [42, 42] and Folder(tmp_path / 'run').is_claimed():
         kept = outcome(tmp_path / 'run')
         assert (kept['kind'], kept['exit_code']) == ('stopped', 42)
-        assert kept['step'] == kept['checkpoint'] or 'nothing was begun' in kept['message']
+        assert kept['message'].endswith((f'saved at step {kept["checkpoint"]}', NOTHING))
     again, told = job(tmp_path / 'run').wait()
     assert again == [0, 0], told
     assert_same(tmp_path / 'run', undisturbed)
@@ -190,8 +219,8 @@ DIFFERENT = {
     'config': {'OPTIONS': ['--config.seed=1']},
     'layout': {'OPTIONS': ['--remat']},
     'attention': {'OPTIONS': ['--attention=dense']},
-    'devices': {'JAX_NUM_CPU_DEVICES': '1'},
     'refusal': {'OPTIONS': ['--config.optimizer.stps=1']},
+    'devices': {'JAX_NUM_CPU_DEVICES': '1'},
     **{name: {'OTHER': name} for name in ('versions', 'commit', 'data', 'backend')},
 }
 
@@ -203,7 +232,7 @@ def test_what_differs_on_one_process_is_named_by_all(job, tmp_path, what, seen):
     assert codes == [1, 1], said
     lines = [words(one) for one in said]
     assert [len(one) for one in lines] == [1, 1], said
-    assert 'process 1' in lines[0][0] or what == 'devices'
+    assert all('process 1' in line for (line,) in lines)
     seconds = max(started.ended.values()) - started.start
     assert seconds < 20
     assert not (tmp_path / 'run').exists()
@@ -262,4 +291,3 @@ def test_a_restart_compiles_nothing_and_a_supervisor_restarts_by_itself(job, und
     assert codes == [0, 0], said
     assert [line for line in said[0].splitlines() if 'programs: ' in line][-1].count(': 0 compiled, ') == 1, said
     assert_same(tmp_path / 'run', undisturbed)
-    assert len(parameters(tmp_path / 'run')) > 0

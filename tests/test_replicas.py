@@ -1,0 +1,38 @@
+"""Copies of a parameter that differ are found, wherever they are, and nothing else is."""
+
+import jax
+import numpy as np
+import pytest
+from conftest import tiny
+
+from sinklab import sharding
+from sinklab.group import Alone
+from sinklab.spec import Hardware
+from sinklab.train import replicas, state
+
+LAYOUTS = [Hardware(data=4), Hardware(data=2, fsdp=2), Hardware(data=2, tensor=2), Hardware(fsdp=4)]
+
+
+def altered(array, device):
+    """The same array, but for one bit of its part on a device."""
+    parts = []
+    for shard in array.addressable_shards:
+        part = np.array(shard.data)
+        part.view(np.uint32).flat[-1] ^= 1 if shard.device.id == device else 0
+        parts.append(jax.device_put(part, shard.device))
+    return jax.make_array_from_single_device_arrays(array.shape, array.sharding, parts)
+
+
+@pytest.mark.parametrize(
+    'hardware', LAYOUTS, ids=lambda hardware: f'{hardware.data}-{hardware.fsdp}-{hardware.tensor}'
+)
+def test_a_bit_that_differs_between_copies_is_found(hardware):
+    spec = tiny()
+    with jax.set_mesh(mesh := sharding.mesh(hardware)):
+        params, differing = state.create(spec, mesh)['params'], replicas.comparison(spec, mesh, Alone())
+        assert differing(1, params) is None
+        embedding = params['embedding_VD']
+        copied = any(len(group) > 1 for group in replicas.alike(embedding.sharding, embedding.shape))
+        found = differing(2, params | {'embedding_VD': altered(embedding, 3)})
+    assert (found is not None) == copied
+    assert found is None or ('embedding_VD' in found and 'device 3 of process 0' in found)

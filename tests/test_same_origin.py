@@ -1,0 +1,74 @@
+"""Processes that fork together go on from one checkpoint, or all refuse to."""
+
+import json
+import threading
+
+from conftest import tiny
+from threads import alike
+
+from sinklab import files
+from sinklab.checkpoint import digests
+from sinklab.checkpoint.checkpoints import Checkpoints
+from sinklab.folder import Folder
+from sinklab.record import Refusal
+from sinklab.train import fork
+
+
+def made(path, content=b'of a run'):
+    """A run whose checkpoint 4 nobody needs to restore."""
+    folder = Folder(path)
+    (folder.checkpoints / '4').mkdir(parents=True)
+    (folder.checkpoints / '4' / 'file').write_bytes(content)
+    (folder.digests / '4').mkdir(parents=True)
+    digests.write(folder, 4, 0, 1, seconds=1.0)
+    return fork.Origin(folder, 4, tiny())
+
+
+def verified(*origins):
+    return alike(len(origins), lambda group: fork.verify(origins[group.index], group))
+
+
+def test_the_same_checkpoint_by_another_path_is_no_other_one(tmp_path):
+    origin = made(tmp_path / 'one')
+    (tmp_path / 'two').symlink_to(tmp_path / 'one')
+    assert verified(origin, fork.Origin(Folder(tmp_path / 'two'), 4, tiny())) == [None, None]
+
+
+def test_another_checkpoint_and_none_are_refused_by_all(tmp_path, monkeypatch):
+    monkeypatch.setattr(files, 'SHARED', 0.0)
+    one, other = made(tmp_path / 'one'), made(tmp_path / 'two', b'of another')
+    for origins in ((one, other), (one, None), (None, one)):
+        said = verified(*origins)
+        assert [type(refusal) for refusal in said] == [Refusal, Refusal]
+        assert all('process 1 differs from process 0 in the checkpoint of --from' in str(line) for line in said)
+
+
+def test_what_one_process_finds_damaged_all_refuse(tmp_path):
+    origin = made(tmp_path / 'one')
+    (origin.folder.checkpoints / '4' / 'file').write_bytes(b'of a RUN')
+    assert [' is not sound: file does not hold ' in str(line) for line in verified(origin, origin)] == [True, True]
+
+
+def test_digests_that_are_seen_late_are_waited_for(tmp_path):
+    one, other = made(tmp_path / 'one'), made(tmp_path / 'two')
+    content = (one.folder.digests / '4' / '0.json').read_bytes()
+    file = other.folder.digests / '4' / '0.json'
+    file.write_text('{}')
+    later = threading.Timer(0.3, file.write_bytes, [content])
+    later.start()
+    assert verified(one, other) == [None, None]
+    later.join()
+
+
+def test_that_a_fork_has_no_checkpoint_is_known_by_process_0_alone(tmp_path):
+    """The others do not see its row.json yet."""
+    folders = [Folder(tmp_path / name) for name in ('here', 'there')]
+    folders[0].path.mkdir()
+    (folders[0].path / 'row.json').write_text(json.dumps({'from': dict(run='../parent', step=4)}))
+
+    def begin(group):
+        return fork.begin(None, tiny(), None, 4, Checkpoints(folders[group.index], tiny().checkpoint, {}, group))
+
+    said = alike(2, begin)
+    words = 'here has no checkpoint and begins at step 4 of ../parent; give --from again'
+    assert [str(refusal).endswith(words) for refusal in said] == [True, True]
