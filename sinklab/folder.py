@@ -8,6 +8,7 @@ probe/          STEP.npz, the arrays of one probe
 checkpoints/    STEP, a checkpoint of Orbax
 digests/        STEP/PROCESS.json, sha256 and size of what a process has written of a checkpoint
 damaged/        STEP, a checkpoint that was passed over, and its digests
+processes/      PROCESS.log, what has gone wrong on a process, and where its threads were
 outcome.json    how the latest attempt has ended: kind, step, checkpoint, message, exit_code
 lease.json      the job that is at work here
 """

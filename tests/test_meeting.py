@@ -9,6 +9,8 @@ import time
 import pytest
 from processes import FOREVER, TOUCH, Run, only, run_of, started
 
+from sinklab.processes.hub import free_port
+
 pytestmark = pytest.mark.slow
 
 
@@ -91,3 +93,12 @@ def test_what_hangs_up_is_tried_again_and_refused_at_last(run):
     assert said[0][0] == 1
     assert len(came) > 2
     assert re.match(r'what answers at 127.0.0.1:\d+ is not process 0 of a run; give its address', only(said))
+
+
+def test_jobs_with_neighbouring_ports_do_not_take_each_others():
+    """A port is let go again before jax opens it, and the other job may not yet have opened its own."""
+    mine = [8476 + number for number in range(8)]
+    theirs = [free_port(port) for port in mine]
+    assert not {*theirs} & {*mine}
+    assert len({*theirs}) == len(mine)
+    assert 1024 <= free_port(65535) < 65535

@@ -1,7 +1,6 @@
 """Where the supervisors of all processes meet; it lives in that of process 0."""
 
 import contextlib
-import itertools
 import math
 import os
 import queue
@@ -19,6 +18,7 @@ from sinklab.record import Refusal
 Judge = Callable[[End, bool], tuple[End, bool]]  # an end, whether all could start again -> the end, whether they do
 
 
+PORTS, APART = range(1024, 65536), 1000
 HELLO = {'process', 'count', 'host', 'pid'}
 
 
@@ -189,8 +189,9 @@ class Hub:
 
 
 def free_port(after: int) -> int:
-    """The next port that nobody listens on."""
-    for port in itertools.chain(range(after + 1, 65536), range(1024, after)):
+    """A port that nobody listens on, away from those that other jobs of this host are given beside this one's."""
+    first = after + APART - PORTS.start
+    for port in (PORTS[(first + more) % len(PORTS)] for more in range(len(PORTS))):
         with contextlib.suppress(OSError), socket.create_server(('', port)):
             return port
     raise Refusal('no port of this machine is free')
