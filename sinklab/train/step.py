@@ -53,8 +53,8 @@ def train_step(spec: Spec, hardware: Hardware, mesh: jax.sharding.Mesh, backend:
         }
         # No wish where numbers are wrong; and so its collective waits for theirs. Of two collectives, one in a loop,
         # of which neither waits for the other, devices of a CPU begin with different ones, and wait for ever.
-        right = jnp.isfinite(jnp.stack(jax.tree.leaves(numbers))).all()
-        numbers['wish'] = jnp.where(right, wish_D, 0).max()
+        settled = jax.lax.optimization_barrier(numbers)['train/grad_norm']
+        numbers['wish'] = jnp.where(settled >= 0, wish_D, 0).max()
         return dict(step=state['step'] + 1, params=params, opt_state=opt_state), numbers
 
     places, options = (state.shardings(spec, mesh), sharding.of_replicas(mesh)), state.compiler_options(spec)
