@@ -122,6 +122,17 @@ def corpus(tmp_path_factory) -> str:
     return f'text:{folder}/*.txt'
 
 
+@pytest.fixture(scope='session')
+def whole(corpus, tmp_path_factory):
+    """(path, records) of a run that nothing happened to."""
+    from runs import spec, train
+
+    path = tmp_path_factory.mktemp('runs') / 'whole'
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv('SINKLAB_CACHE', str(path.parent / 'cache'))
+        return path, train(spec(corpus), path)
+
+
 @pytest.fixture
 def small_disk(tmp_path):
     """A file system of 2 MB."""

@@ -1,10 +1,15 @@
-"""Tiny runs, and their records without what a clock has to do with."""
+"""Tiny runs, what they leave, and who listens to them."""
 
+import json
+
+import jax
 from conftest import tiny
+from orbax.checkpoint import v1 as ocp
 
 from sinklab.folder import Folder
 from sinklab.spec import Hardware
 from sinklab.train import loop
+from sinklab.train.listener import Listener
 
 CLOCK = ('seconds', 'speed/tokens_per_second')
 
@@ -23,3 +28,42 @@ def timeless(records, after=0):
         for record in records
         if record['step'] > after
     ]
+
+
+def parameters(path, step):
+    return jax.tree.leaves(ocp.load(path / 'checkpoints' / str(step), checkpointable_name='state')['params'])
+
+
+def contents(path):
+    """Of every file but the outcome of the latest attempt."""
+    return {file: file.read_bytes() for file in path.rglob('*') if file.is_file() and file.stem != 'outcome'}
+
+
+def outcome(path):
+    return json.loads((path / 'outcome.json').read_text())
+
+
+class Died(Exception):
+    pass
+
+
+class Dying(Listener):
+    def __init__(self, at, error=Died):
+        self.at, self.error = at, error
+
+    def record(self, record, written):
+        if record['step'] == self.at:
+            raise self.error
+
+
+class Hearing(Listener):
+    """Keeps what it is told."""
+
+    def __init__(self):
+        self.begun, self.notes = None, []
+
+    def begin(self, step, attention, changes):
+        self.begun = step, changes
+
+    def note(self, line):
+        self.notes.append(line)

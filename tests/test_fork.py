@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from conftest import operation, tiny
 from damages import flip
-from test_loop import Died, Dying, timeless
+from runs import Died, Dying, timeless
 
 from sinklab import files, sharding
 from sinklab.checkpoint.checkpoints import Checkpoints

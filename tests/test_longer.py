@@ -7,29 +7,20 @@ import os
 import jax
 import numpy as np
 import pytest
+import runs
 from conftest import tiny
-from test_loop import Died, Dying, contents, outcome, parameters, timeless
+from runs import Died, Dying, Hearing, contents, outcome, parameters, timeless, train
 
 from sinklab import lease
 from sinklab.folder import Folder
 from sinklab.record import Refusal
-from sinklab.spec import OPEN_ENDED, Hardware
-from sinklab.train import loop
+from sinklab.spec import OPEN_ENDED
 from sinklab.train.listener import Listener
 from sinklab.train.optimizer import SCHEDULES
 
 
 def spec(corpus, **changes):
-    return tiny(**{'data__source': corpus, 'checkpoint__every_steps': 4, **changes})
-
-
-def train(spec, path, *listeners):
-    return loop.train(spec, Hardware(), Folder(path), dict(row='tiny'), *listeners)
-
-
-class Hearing(Listener):
-    def begin(self, step, attention, changes):
-        self.heard = step, changes
+    return runs.spec(corpus, **{'probe__every_steps': 0, **changes})
 
 
 @pytest.mark.parametrize('schedule', SCHEDULES)
@@ -47,7 +38,7 @@ def test_a_finished_run_of_more_steps_is_the_run_that_had_them_from_the_start(co
     hearing = Hearing()
     records = train(longer, path, hearing)
     whole = train(longer, tmp_path / 'whole')
-    assert hearing.heard == (8, ['optimizer.steps 8 -> 12'])
+    assert hearing.begun == (8, ['optimizer.steps 8 -> 12'])
     assert timeless(records, after=8) == timeless(whole, after=8)
     jax.tree.map(np.testing.assert_array_equal, parameters(path, 12), parameters(tmp_path / 'whole', 12))
     assert Folder(path).read('config')['optimizer']['steps'] == 12
@@ -61,7 +52,7 @@ def test_what_has_changed_is_noted_at_the_step_where_it_has(corpus, tmp_path):
     with pytest.raises(Died):
         train(spec(corpus), folder.path, Dying(6))
     train(spec(corpus, probe__every_steps=3), folder.path, hearing)
-    assert hearing.heard == (4, ['probe.every_steps 0 -> 3'])
+    assert hearing.begun == (4, ['probe.every_steps 0 -> 3'])
     first, second = folder.environment()['attempts']
     assert 'changes' not in first
     assert (second['step'], second['changes']) == (4, ['probe.every_steps 0 -> 3'])

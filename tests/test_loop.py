@@ -12,26 +12,13 @@ import numpy as np
 import pytest
 from conftest import operation
 from orbax.checkpoint import v1 as ocp
-from runs import spec, timeless, train
+from runs import Died, Dying, contents, outcome, parameters, spec, timeless, train
 
 from sinklab.data.batches import sequences
 from sinklab.folder import Folder, flat
 from sinklab.record import Refusal
 from sinklab.train import loop, objective, start
 from sinklab.train.listener import Listener
-
-
-def parameters(path, step):
-    return jax.tree.leaves(ocp.load(path / 'checkpoints' / str(step), checkpointable_name='state')['params'])
-
-
-@pytest.fixture(scope='module')
-def whole(corpus, tmp_path_factory):
-    """A run that nothing happened to."""
-    path = tmp_path_factory.mktemp('runs') / 'whole'
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv('SINKLAB_CACHE', str(path.parent / 'cache'))
-        return path, train(spec(corpus), path)
 
 
 @pytest.mark.slow
@@ -66,28 +53,6 @@ def test_a_run_leaves_what_the_contract_says(whole, corpus):
         **{f'{name}_LT': (2, 12) for name in ('norm', 'key', 'value')},
     }
     assert expected.items() <= shapes.items()
-
-
-def contents(path):
-    """Of every file but the outcome of the latest attempt."""
-    return {file: file.read_bytes() for file in path.rglob('*') if file.is_file() and file.stem != 'outcome'}
-
-
-def outcome(path):
-    return json.loads((path / 'outcome.json').read_text())
-
-
-class Died(Exception):
-    pass
-
-
-class Dying(Listener):
-    def __init__(self, at, error=Died):
-        self.at, self.error = at, error
-
-    def record(self, record, written):
-        if record['step'] == self.at:
-            raise self.error
 
 
 @pytest.mark.slow
@@ -140,9 +105,7 @@ def test_other_data_under_the_same_name_is_refused(tmp_path):
         train(spec(source), tmp_path / 'run', Dying(6))
     (tmp_path / '3.txt').write_text('something else ' * 40)
     before = contents(tmp_path / 'run')
-    assert outcome(tmp_path / 'run') == dict(
-        kind='crashed', step=6, checkpoint=4, message='test_loop.Died', exit_code=70
-    )
+    assert outcome(tmp_path / 'run') == dict(kind='crashed', step=6, checkpoint=4, message='runs.Died', exit_code=70)
     with pytest.raises(Refusal, match='was trained on other data'):
         train(spec(source), tmp_path / 'run')
     assert contents(tmp_path / 'run') == before

@@ -3,21 +3,12 @@
 import jax.numpy as jnp
 import pytest
 from conftest import tiny
-from runs import spec, train
+from runs import Hearing, spec, train
 
 from sinklab.checkpoint import digests
 from sinklab.checkpoint.checkpoints import Checkpoints
 from sinklab.folder import Folder
-from sinklab.train.listener import Listener
 from sinklab.train.outcome import Disagreement
-
-
-class Noting(Listener):
-    def __init__(self):
-        self.notes = []
-
-    def note(self, line):
-        self.notes.append(line)
 
 
 @pytest.mark.slow
@@ -32,13 +23,13 @@ def test_a_run_saves_by_the_clock(corpus, tmp_path):
 
 @pytest.mark.slow
 def test_a_save_that_does_not_fit_the_grace_is_said_once(corpus, tmp_path):
-    noting = Noting()
-    train(spec(corpus, checkpoint__every_steps=2, log__every_steps=1), tmp_path / 'short', noting, grace=1e-3)
-    (note,) = noting.notes
+    hearing = Hearing()
+    train(spec(corpus, checkpoint__every_steps=2, log__every_steps=1), tmp_path / 'short', hearing, grace=1e-3)
+    (note,) = hearing.notes
     assert '--grace is 0.001 s: a run that is told to stop may be killed before it is saved' in note
-    noting.notes.clear()
-    train(spec(corpus, checkpoint__every_steps=2, log__every_steps=1), tmp_path / 'long', noting, grace=1e3)
-    assert noting.notes == []
+    hearing.notes.clear()
+    train(spec(corpus, checkpoint__every_steps=2, log__every_steps=1), tmp_path / 'long', hearing, grace=1e3)
+    assert hearing.notes == []
 
 
 class Beside:

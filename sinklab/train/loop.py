@@ -31,7 +31,7 @@ from sinklab.train.stopwatch import Stopwatch
 
 # What a process may wish of all; the largest counts. Above these: the number of a signal that ends the run.
 NOTHING, SAVE = 0, 1
-STOPPING = 3  # steps from a signal to the state that is saved
+STEPS_TO_STOP = 3  # at most, from a signal to the state that is saved
 # What is measured of a state beside its steps, and a number that every one of them leaves in its record.
 MEASURED = {'valid': 'valid/loss', 'probe': HEADLINE.name}
 
@@ -259,7 +259,7 @@ class Run:
 
     def warn(self) -> None:
         """Says once when what has to be done between a signal and the end does not fit into the time for it."""
-        seconds = (self.checkpoints.seconds or 0.0) + STOPPING * (self.stopwatch.usual or 0.0)
+        seconds = (self.checkpoints.seconds or 0.0) + STEPS_TO_STOP * (self.stopwatch.usual or 0.0)
         if self.checkpoints.seconds and seconds > self.grace and not self.warned:
             self.warned = True
             self.note(
@@ -277,11 +277,13 @@ class Run:
 
     def compare(self, number: int, now: dict, numbers: dict[str, float]) -> None:
         """Sees that all processes have the same: data, numbers, and the bits of each parameter that several hold."""
-        batch = self.data.batches.rows(number - 1, range(self.spec.optimizer.batch_size))
-        mine = {'the batch': hashlib.sha256(batch.tobytes()).hexdigest()[:16]}
-        mine |= {name: value.hex() for name, value in numbers.items()}
-        differ = difference(self.group.gather(f'step {number}', mine))
-        if differ := differ or self.differing(number, now['params']):
+        differ = self.differing(number, now['params'])
+        if self.group.count > 1 and not differ:
+            batch = self.data.batches.rows(number - 1, range(self.spec.optimizer.batch_size))
+            mine = {'the batch': hashlib.sha256(batch.tobytes()).hexdigest()[:16]}
+            mine |= {name: value.hex() for name, value in numbers.items()}
+            differ = difference(self.group.gather(f'step {number}', mine))
+        if differ:
             raise Disagreement(number, differ)
 
 
