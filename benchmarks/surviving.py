@@ -1,54 +1,92 @@
-"""What surviving costs: the real command over the bare jitted step, on the quickstart's shapes, in alternation.
+"""What surviving costs: a supervised loop and the bare jitted step take turns in one process.
 
-    python benchmarks/surviving.py [--steps=240] [--rounds=5] [--every=60]
+    python benchmarks/surviving.py [--rounds=20] [--every=40] [--size=quickstart]
 
-The command has a supervisor, a lease, signs of life, and checkpoints with digests. Its steps are timed by its own
-metrics.jsonl, from the first sixth on; a checkpoint is saved every 60 of them, eight times as often as by
-`make quickstart`.
+A turn of the loop is a checkpoint with its digests, and the `every` steps after it with their data and metrics; by
+`make quickstart` a checkpoint is due every 480. It is compared with the mean of the bare turns before and after it.
+Signs of life go on beside both; what they take is told as the time of the supervisor, of one core.
 """
 
 import argparse
+import dataclasses
 import json
 import os
 import platform
-import subprocess
+import resource
+import statistics
 import sys
 import tempfile
+import time
+from itertools import pairwise
+from pathlib import Path
 
-from loop import bare, spread, undisturbed
+from loop import HARDWARE, bare, spread, undisturbed
 
+from configs.sizes import SIZES
+from sinklab.cli import processes
+from sinklab.cli.progress import Progress
 from sinklab.folder import Folder
+from sinklab.group import Group
+from sinklab.processes import link
+from sinklab.processes.cluster import Seat
+from sinklab.processes.ending import End
+from sinklab.processes.patience import Patience
+from sinklab.train import loop
 from sinklab.train.environment import versions
+from sinklab.train.listener import Listener
 
 
-def survived(steps: int, warm: int, every: int) -> float:
-    """Seconds a step of a run that is looked after, between its step `warm` and its last."""
-    changes = {'optimizer.steps': steps, 'optimizer.warmup_steps': 0, 'checkpoint.every_steps': every}
-    changes |= {'log.every_steps': 1, 'valid.every_steps': 0, 'probe.every_steps': 0}
-    options = [f'--config.{name}={value}' for name, value in changes.items()]
-    with tempfile.TemporaryDirectory() as folder:
-        command = [sys.executable, '-m', 'sinklab', 'train', '--config=configs/quickstart.py:softmax', '--remat']
-        command += ['--supervise', f'--workdir={folder}/run', *options]
-        subprocess.run(command, check=True, capture_output=True)
-        seconds = {record['step']: record['seconds'] for record in Folder(f'{folder}/run').records()}
-    return (seconds[steps - 1] - seconds[warm]) / (steps - 1 - warm)
+class Turns(Listener):
+    """Gives the bare step a turn wherever a checkpoint is due, when no step of the loop is under way."""
+
+    def __init__(self, step, every: int):
+        self.step, self.every, self.ended = step, every, None
+        self.alone, self.looped = [], []
+
+    def record(self, record: dict, written: bool) -> None:
+        if record['step'] == 0 or record['step'] % self.every:
+            return
+        if self.ended is not None:
+            self.looped.append((time.perf_counter() - self.ended) / self.every)
+        self.alone.append(self.step(self.every))
+        self.ended = time.perf_counter()
+
+
+def trained(group: Group, given: argparse.Namespace, folder: Path) -> End:
+    """The supervised run; leaves the seconds a step of each turn."""
+    spec = undisturbed(given.every * (given.rounds + 1) + 1, given.size)  # the last step is measured, and in no turn
+    spec = dataclasses.replace(spec, checkpoint=dataclasses.replace(spec.checkpoint, every_steps=given.every))
+    turns = Turns(bare(spec), given.every)
+    with Progress('softmax', spec) as progress:
+        loop.train(spec, HARDWARE, Folder(folder / 'run'), {}, progress, turns, group=group)
+    (folder / 'turns.json').write_text(json.dumps([turns.alone, turns.looped]))
+    return End('done')
 
 
 def main() -> None:
     arguments = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    arguments.add_argument('--steps', type=int, default=240)
-    arguments.add_argument('--rounds', type=int, default=5)
-    arguments.add_argument('--every', type=int, default=60, help='steps between two checkpoints')
+    arguments.add_argument('--rounds', type=int, default=20)
+    arguments.add_argument('--every', type=int, default=40, help='steps between two checkpoints')
+    arguments.add_argument('--size', default='quickstart', choices=SIZES)
+    arguments.add_argument('--folder', type=Path, help=argparse.SUPPRESS)
     given = arguments.parse_args()
-    warm, step = given.steps // 6, bare(undisturbed(given.steps, 'quickstart'))
-    step(warm)
-    rounds = [(step(given.steps - warm), survived(given.steps, warm, given.every)) for _ in range(given.rounds)]
-    alone, whole = ([1e3 * value for value in column] for column in zip(*rounds, strict=True))
+    if link.supervised():
+        processes.child(lambda group: trained(group, given, given.folder))
+    with tempfile.TemporaryDirectory() as folder:
+        command, start = [sys.executable, *sys.argv, f'--folder={folder}'], time.perf_counter()
+        if code := processes.supervise(command, Seat(), Patience(), Folder(f'{folder}/run'), lambda: True, 0):
+            sys.exit(code)
+        seconds, used = time.perf_counter() - start, resource.getrusage(resource.RUSAGE_SELF)
+        alone, looped = json.loads(Path(folder, 'turns.json').read_text())
+    ratios = [whole / ((before + after) / 2) for (before, after), whole in zip(pairwise(alone), looped, strict=True)]
+    percent = [100 * (ratio - 1) for ratio in ratios]
     print(f'{platform.processor() or platform.machine()}, {os.cpu_count()} cores, python {platform.python_version()}')
     print(json.dumps(versions(('jax', 'jaxlib', 'orbax-checkpoint'))))
-    print(f'bare step, ms:             {spread(alone)}')
-    print(f'step of a supervised run:  {spread(whole)}')
-    print(f'run over step, %:          {spread([100 * (w / a - 1) for a, w in zip(alone, whole, strict=True)])}')
+    print(f'bare step, ms:              {spread([1e3 * value for value in alone])}')
+    print(f'step of a supervised loop:  {spread([1e3 * value for value in looped])}')
+    print(f'loop over step, %:          {spread(percent)}')
+    print('the middle half of that, %: {:.2f} to {:.2f}'.format(*statistics.quantiles(percent)[::2]))
+    print(f'supervisor, % of a core:    {100 * (used.ru_utime + used.ru_stime) / seconds:.2f}')
 
 
 if __name__ == '__main__':

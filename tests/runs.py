@@ -6,6 +6,7 @@ import jax
 from conftest import tiny
 from orbax.checkpoint import v1 as ocp
 
+from sinklab.checkpoint import digests
 from sinklab.folder import Folder
 from sinklab.spec import Hardware
 from sinklab.train import loop
@@ -32,6 +33,15 @@ def timeless(records, after=0):
 
 def parameters(path, step):
     return jax.tree.leaves(ocp.load(path / 'checkpoints' / str(step), checkpointable_name='state')['params'])
+
+
+def saved(folder, *steps, content=b'of a run'):
+    """Checkpoints that nobody needs to restore."""
+    for step in steps:
+        (folder.checkpoints / str(step)).mkdir(parents=True)
+        (folder.checkpoints / str(step) / 'file').write_bytes(content)
+        (folder.digests / str(step)).mkdir(parents=True)
+        digests.write(folder, step, 0, 1, seconds=1.0)
 
 
 def contents(path):

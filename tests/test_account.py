@@ -5,7 +5,9 @@ import subprocess
 import sys
 
 import pytest
+from runs import saved
 
+from sinklab.checkpoint import digests
 from sinklab.cli import processes
 from sinklab.folder import Folder
 from sinklab.lease import lease, seen
@@ -30,11 +32,11 @@ def folder(tmp_path):
 
 
 def account(folder, ours=True, restarts=0):
-    return Account(folder, lambda: ours, restarts)
+    return Account(folder, lambda: ours, lambda: digests.newest(folder), restarts)
 
 
 def test_a_lost_run_has_an_outcome_with_its_step_and_checkpoint(folder):
-    (folder.checkpoints / '4').mkdir(parents=True)
+    saved(folder, 4)
     (folder.path / 'metrics.jsonl').write_text('{"step": 4}\n{"step": 6}\n')
     one = account(folder)
     one.close(one.judge(LOST, True)[0])
@@ -85,9 +87,20 @@ def test_nothing_begins_again_where_a_supervisor_is_gone_or_all_is_well_or_it_wo
 def test_attempts_are_counted_anew_once_one_of_them_has_saved(folder):
     one = account(folder, restarts=11)
     for step in range(5):
-        (folder.checkpoints / str(step)).mkdir(parents=True)
+        saved(folder, step)
         assert [one.judge(LOST, True)[1] for _ in range(2)] == [True, True]
     assert one.judge(LOST, True)[0].code == 70
+
+
+def test_a_checkpoint_whose_save_was_cut_short_is_none(folder):
+    saved(folder, 4, 6)
+    (folder.digests / '6' / '0.json').unlink()
+    one = account(folder, restarts=11)
+    assert one.newest == 4
+    assert one.judge(LOST, True)[1]
+    (folder.checkpoints / '8').mkdir()
+    one.close(one.judge(LOST, True)[0])
+    assert (folder.read('outcome')['checkpoint'], folder.read('outcome')['fruitless']) == (4, 2)
 
 
 def test_a_log_is_for_runs_and_one_that_cannot_be_written_does_no_harm(folder, tmp_path):
@@ -101,7 +114,8 @@ def test_a_log_is_for_runs_and_one_that_cannot_be_written_does_no_harm(folder, t
 
 def test_a_refusal_or_a_kill_is_a_cause_and_an_abort_is_what_comes_of_it():
     """Whichever the hub hears of first."""
-    for cause, effect in [('refused', 'lost'), ('killed', 'aborted'), ('crashed', 'runtime'), ('hung', 'crashed')]:
+    pairs = [('refused', 'lost'), ('killed', 'aborted'), ('crashed', 'runtime'), ('hung', 'crashed')]
+    for cause, effect in [*pairs, ('stopped', 'runtime'), ('interrupted', 'aborted')]:
         assert of_group({0: End(effect), 1: End(cause)}, ['a', 'b']).cause == cause
     assert {code for _, code in CAUSES.values()} == {0, 1, 3, 42, 70, 130}
 

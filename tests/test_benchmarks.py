@@ -44,10 +44,11 @@ def test_the_loop_tells_what_a_step_and_a_probe_cost(told):
 
 @pytest.mark.slow
 def test_surviving_is_timed_beside_the_bare_step(told):
-    text = told('surviving', '--steps=12', '--rounds=1', '--every=4')
+    text = told('surviving', '--size=smoke', '--rounds=2', '--every=3')
     named = dict(re.findall(rf'^(.+?): +({NUMBER}) \({NUMBER} to {NUMBER}\)$', text, re.MULTILINE))
     assert float(named['bare step, ms']) > 0
-    assert float(named['step of a supervised run']) > 0
+    assert float(named['step of a supervised loop']) > 0
+    assert 'loop over step, %' in named
 
 
 @pytest.mark.slow

@@ -12,6 +12,7 @@ from damages import flip
 from runs import Died, Dying, timeless
 
 from sinklab import files, sharding
+from sinklab.checkpoint import digests
 from sinklab.checkpoint.checkpoints import Checkpoints
 from sinklab.data.batches import sequences
 from sinklab.folder import Folder
@@ -200,6 +201,16 @@ def test_a_fork_whose_first_checkpoint_was_cut_short_is_carried_over_again(paren
     assert timeless(records, after=4) == timeless(parent.records(), after=4)
     with pytest.raises(Refusal, match=r'has no checkpoint and begins at step 4 of .*/parent; give --from again'):
         train(spec, tmp_path / 'alone', None)
+
+
+def test_an_origin_that_is_another_one_since_the_claim_is_not_loaded(parent, spec, origin, tmp_path):
+    path = begun(spec, origin, tmp_path / 'fork')
+    shutil.copytree(parent.path, tmp_path / 'parent')
+    again = dataclasses.replace(origin, folder=Folder(tmp_path / 'parent'))
+    digests.write(again.folder, 4, 0, 1, seconds=9.0)
+    with pytest.raises(Refusal, match=r'parent/checkpoints/4 is another one by now: give a new --workdir'):
+        train(spec, path, again)
+    assert Folder(path).checkpoint_steps() == []
 
 
 def test_an_origin_that_has_been_damaged_since_the_claim_is_not_loaded(parent, spec, origin, tmp_path):

@@ -5,8 +5,10 @@ import os
 import shutil
 
 import pytest
+from runs import saved
 from threads import alike
 
+from sinklab.checkpoint import digests
 from sinklab.cli import fork
 from sinklab.cli.config import load, of_run
 from sinklab.cli.main import main
@@ -71,7 +73,7 @@ def test_the_same_command_goes_on_without_the_parent(capsys, parent, tmp_path):
     assert Folder(tmp_path / 'fork').checkpoint_steps() == [4, 8]
     code, said = forked(capsys, f'--from={tmp_path}/parent@8', *given[1:])
     assert (code, len(said.splitlines())) == (1, 1)
-    assert f'holds a fork of {tmp_path}/parent@4, and --from={tmp_path}/parent@8 is given' in said
+    assert f'holds a fork of {tmp_path}/parent@4, and --from={tmp_path}/parent@8 is another checkpoint' in said
 
 
 @pytest.mark.slow
@@ -114,6 +116,19 @@ def test_a_run_that_is_no_fork_is_not_made_one(tmp_path):
     made(tmp_path / 'run', 4)
     with pytest.raises(Refusal, match='holds a run that is no fork'):
         fork.parent(f'{tmp_path}/run@4', Folder(made(tmp_path / 'child', 4)), Alone())
+
+
+def test_a_fork_knows_its_parent_by_what_it_holds_wherever_it_lies_now(tmp_path):
+    saved(Folder(made(tmp_path / 'run')), 2, 4)
+    saved(Folder(made(tmp_path / 'other')), 4, content=b'of another run')
+    lineage = dict(run='../run', step=4, seal=digests.seal(Folder(tmp_path / 'run'), 4))
+    child = Folder(made(tmp_path / 'child', lineage=lineage))
+    (tmp_path / 'run').rename(tmp_path / 'moved')
+    for given in ('moved', 'moved@4', 'run@4'):
+        assert fork.parent(f'{tmp_path}/{given}', child, Alone()).step == 4
+    for given in ('moved@2', 'other@4', 'nowhere@4'):
+        with pytest.raises(Refusal, match=rf'holds a fork of .*/run@4, and --from=.*{given} is another checkpoint'):
+            fork.parent(f'{tmp_path}/{given}', child, Alone())
 
 
 def test_a_folder_may_have_an_at_and_a_number_in_its_name(tmp_path):

@@ -8,6 +8,7 @@ import threading
 import time
 
 import pytest
+from threads import crowd
 
 from sinklab import files, lease
 from sinklab.processes.patience import Patience
@@ -202,11 +203,7 @@ def test_one_of_many_newcomers_gets_what_a_dead_job_has_left(tmp_path, owner):
             if got.count('refused') == 7:
                 done.set()
 
-        threads = [threading.Thread(target=come) for _ in range(8)]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
+        crowd(8, come)
         assert got.count('refused') == 7
 
 
@@ -228,11 +225,7 @@ def test_of_many_that_have_waited_for_a_dead_one_while_owners_changed_one_goes_i
             most.append(len(inside))
             inside.pop()
 
-    threads = [threading.Thread(target=come) for _ in range(8)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    crowd(8, come)
     assert most == [1] * 8
     assert list(tmp_path.iterdir()) == []
 

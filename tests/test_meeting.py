@@ -2,6 +2,7 @@
 
 import contextlib
 import re
+import signal
 import socket
 import threading
 import time
@@ -38,6 +39,22 @@ def test_a_port_that_is_taken_and_nobody_who_answers_are_refused_in_one_line(run
     started = Run(run.folder).start('', (1,), join=1.0).ended()
     assert started[0][0] == 1
     assert re.match(r'nobody answers at 127.0.0.1:\d+ for 1 s .*; start process 0 on that host', only(started))
+
+
+def test_a_port_that_a_run_at_its_end_still_has_is_waited_for(run):
+    with socket.create_server(('', run.port)):
+        run.start('')
+        time.sleep(2)
+    assert run.ended() == [(0, [])] * 2
+
+
+def test_who_waits_for_its_port_can_be_stopped(run):
+    with socket.create_server(('', run.port)):
+        (started,) = run.start('', (0,), parting=20.0).started
+        time.sleep(2)
+        started.send_signal(signal.SIGTERM)
+        ((code, lines),) = run.ended()
+    assert (code, len(lines)) == (42, 1)
 
 
 def test_who_did_not_come_is_named(run):

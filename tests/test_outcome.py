@@ -9,6 +9,7 @@ import time
 import pytest
 from conftest import tiny
 from jax.errors import JaxRuntimeError
+from runs import saved
 
 from sinklab.cli import rows
 from sinklab.cli.main import main
@@ -95,7 +96,7 @@ def test_a_folder_that_was_refused_before_it_was_claimed_gets_no_outcome(tmp_pat
 )
 def test_every_end_is_written_and_passed_on(tmp_path, error, kind, code, message):
     folder = Folder(tmp_path)
-    (folder.checkpoints / '4').mkdir(parents=True)
+    saved(folder, 4)
     (folder.path / 'metrics.jsonl').write_text('{"step": 4}\n{"step": 5}\n{"st')
     folder.write('config', {})
     folder.write('outcome', dict(kind='of an earlier attempt'))

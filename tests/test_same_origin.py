@@ -4,10 +4,10 @@ import json
 import threading
 
 from conftest import tiny
+from runs import saved
 from threads import alike
 
 from sinklab import files
-from sinklab.checkpoint import digests
 from sinklab.checkpoint.checkpoints import Checkpoints
 from sinklab.folder import Folder
 from sinklab.record import Refusal
@@ -15,12 +15,8 @@ from sinklab.train import fork
 
 
 def made(path, content=b'of a run'):
-    """A run whose checkpoint 4 nobody needs to restore."""
     folder = Folder(path)
-    (folder.checkpoints / '4').mkdir(parents=True)
-    (folder.checkpoints / '4' / 'file').write_bytes(content)
-    (folder.digests / '4').mkdir(parents=True)
-    digests.write(folder, 4, 0, 1, seconds=1.0)
+    saved(folder, 4, content=content)
     return fork.Origin(folder, 4, tiny())
 
 

@@ -4,6 +4,7 @@ import os
 import re
 import signal
 import time
+from textwrap import indent
 
 import pytest
 from processes import FOREVER, LISTENING, TOUCH, Run, gone, only, pid_of_child, run_of, started
@@ -12,6 +13,14 @@ from sinklab.folder import Folder
 from sinklab.processes.ending import STOPPING
 
 pytestmark = pytest.mark.slow
+SAVE = """
+from sinklab.checkpoint import digests
+step = len([*folder.path.glob('checkpoints/*')])
+for parent in (folder.checkpoints, folder.digests):
+    (parent / str(step)).mkdir(parents=True)
+(folder.checkpoints / str(step) / 'file').touch()
+digests.write(folder, step, 0, 1, seconds=1.0)
+"""
 
 
 @pytest.fixture
@@ -187,9 +196,7 @@ def test_a_second_signal_ends_all_at_once_whatever_they_do(run):
 
 
 def test_supervisors_start_all_of_them_again_as_often_as_they_are_told(run):
-    script = "(folder.path / 'checkpoints' / str(len([*folder.path.glob('checkpoints/*')]))).mkdir(parents=True)\n"
-    script = f'if not index:\n  {script}  raise OSError("storage")\n' + FOREVER
-    said = run.start(script, restarts=2).ended()
+    said = run.start(f'if not index:{indent(SAVE, "  ")}  raise OSError("storage")\n' + FOREVER, restarts=2).ended()
     assert [code for code, _ in said] == [42, 42]
     for _, lines in said:
         assert ['starting again' in line for line in lines[-3:]] == [True, True, False]

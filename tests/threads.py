@@ -1,4 +1,4 @@
-"""A group of threads in the place of processes."""
+"""Threads in the place of processes: a group of them, and a crowd."""
 
 import threading
 from collections.abc import Callable
@@ -22,6 +22,15 @@ class Threads:
 
     def at(self, place: str, step: int = 0, usual: float | None = None) -> None:
         pass
+
+
+def crowd(count: int, function: Callable[[], None]) -> None:
+    """Has many do the same at the same time."""
+    threads = [threading.Thread(target=function) for _ in range(count)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
 
 
 def alike(count: int, function: Callable[[Threads], Any]) -> list[Any]:

@@ -110,6 +110,12 @@ def read(folder: Folder, step: int) -> Digests | Fault:
     return Digests(together, max(part['written'] for part in parts), max(part['seconds'] for part in parts))
 
 
+def newest(folder: Folder) -> int | None:
+    """The step of the newest checkpoint whose save has come to its end."""
+    steps = reversed(folder.checkpoint_steps())
+    return next((step for step in steps if isinstance(read(folder, step), Digests)), None)
+
+
 def seal(folder: Folder, step: int) -> str:
     """What tells a checkpoint from all others: 16 digits of one sha256 over all that was digested of it."""
     digest = hashlib.sha256()

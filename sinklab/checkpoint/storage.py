@@ -9,22 +9,14 @@ from sinklab.checkpoint.orbax import reason
 from sinklab.folder import Folder
 from sinklab.record import Refusal
 
-# By the numbers of the system, or by what Orbax, which has none, says instead.
-CAUSES = (
-    (
-        (errno.ENOSPC, errno.EDQUOT),
-        ('RESOURCE_EXHAUSTED', 'No space left', 'quota exceeded'),
-        'no room is left on the disk of {folder}; its last whole checkpoint is intact: make room and run the same '
-        'command again',
-    ),
-    (
-        (errno.EROFS, errno.EACCES, errno.EPERM),
-        ('Read-only file system', 'PERMISSION_DENIED', 'Permission denied'),
-        '{folder} can no longer be read or written ({error}); its last whole checkpoint is intact: make it '
-        'accessible and run the same command again',
-    ),
-)
+AGAIN = 'and run the same command again: its last whole checkpoint is intact'
+FULL = f'no room is left on the disk of {{folder}}; make room {AGAIN}'
+CLOSED = f'{{folder}} can no longer be read or written ({{error}}); make it accessible {AGAIN}'
 VANISHED = '{folder} is no longer there; bring it back and run the same command again'
+# By the numbers of the system, or by what Orbax, which has none, says instead.
+WORDS = dict.fromkeys((errno.ENOSPC, errno.EDQUOT, 'RESOURCE_EXHAUSTED', 'No space left', 'quota exceeded'), FULL)
+WORDS |= dict.fromkeys((errno.EROFS, errno.EACCES, errno.EPERM), CLOSED)
+WORDS |= dict.fromkeys(('Read-only file system', 'PERMISSION_DENIED', 'Permission denied'), CLOSED)
 
 
 @contextlib.contextmanager
@@ -57,8 +49,8 @@ def words_of(folder: Folder, error: Exception) -> str | None:
     if isinstance(file, str) and not Path(file).absolute().is_relative_to(folder.path.absolute()):
         return None
     number, said = getattr(error, 'errno', None), str(error)
-    for numbers, texts, words in CAUSES:
-        if number in numbers or any(text in said for text in texts):
+    for cause, words in WORDS.items():
+        if cause == number or (isinstance(cause, str) and cause in said):
             return words
     lost = number == errno.ENOENT or 'NOT_FOUND' in said
     return VANISHED if lost and not folder.checkpoints.exists() else None

@@ -99,7 +99,7 @@ def show(as_json: bool, rows: list[dict], line: Callable[[dict], str]) -> None:
 
 
 ACTIONS = {
-    'ls': ('the checkpoints of a run; no array is read', of_data, ls),
+    'ls': ('the checkpoints of a run, by their digests; no array is read', of_data, ls),
     'verify': ('all checkpoints, or one, held to their digests; exits 1 where one is not sound', of_data, verify),
     'restore-params': ('the parameters of the newest, or of a step, verified', of_parameters, restore_parameters),
 }

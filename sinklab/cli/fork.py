@@ -4,6 +4,7 @@ import dataclasses
 from pathlib import Path
 from typing import Any
 
+from sinklab.checkpoint import digests
 from sinklab.cli import step
 from sinklab.cli.config import spec_of
 from sinklab.folder import Folder
@@ -43,13 +44,13 @@ def known(given: str, folder: Folder, own: int | None, child: Folder) -> int:
     lineage = child.lineage()
     if not lineage:
         raise Refusal(f'{child} holds a run that is no fork; give a new folder, or leave --from out to go on in it')
-    told = Path(child.path, lineage['run']).resolve(), lineage['step']
-    if told != (folder.path.resolve(), told[1] if own is None else own):
+    told, at = Path(child.path, lineage['run']).resolve(), lineage['step']
+    if own not in (None, at) or (told != folder.path.resolve() and digests.seal(folder, at) != lineage['seal']):
         raise Refusal(
-            f'{child} holds a fork of {told[0]}@{told[1]}, and --from={given} is given; leave that out to go on, or '
-            'give a new folder'
+            f'{child} holds a fork of {told}@{at}, and --from={given} is another checkpoint; give that one, '
+            'wherever it lies now, or a new folder'
         )
-    return lineage['step']
+    return at
 
 
 def origin(parent: Parent) -> Any:

@@ -7,6 +7,7 @@ import sys
 from collections.abc import Callable
 from typing import NoReturn
 
+from sinklab.checkpoint import digests
 from sinklab.cli.command import again
 from sinklab.folder import Folder
 from sinklab.group import Group
@@ -33,18 +34,29 @@ def arguments(verb: argparse.ArgumentParser) -> None:
         type=float,
         default=Patience.join,
         metavar='SECONDS',
-        help='how long to wait for all of them',
+        help='how long to wait for all of them; %(default)g',
     )
     verb.add_argument(
         '--patience',
         metavar='TIMES[,SECONDS]',
-        help='how many times its usual duration a step may take before it is ended, and at least so long',
+        help='how many times its usual duration a step may take before it is ended, and at least so long; '
+        f'{Patience.multiple:g},{Patience.floor:g}',
     )
     verb.add_argument(
-        '--grace', type=float, default=GRACE, metavar='SECONDS', help='from SIGTERM to SIGKILL, in which to save'
+        '--grace',
+        type=float,
+        default=GRACE,
+        metavar='SECONDS',
+        help='from SIGTERM to SIGKILL, in which to save; %(default)g',
     )
     verb.add_argument('--supervise', action='store_true', help='look after a single process, too')
-    verb.add_argument('--restarts', type=int, default=0, metavar='N', help='begin again by itself after a failure')
+    verb.add_argument(
+        '--restarts',
+        type=int,
+        default=0,
+        metavar='N',
+        help='how often to begin again by itself after a failure; %(default)s',
+    )
 
 
 def seat(given: argparse.Namespace) -> cluster.Seat:
@@ -86,7 +98,8 @@ def supervise(
     restarts: int,
 ) -> int:
     """Has a command run in a child, and ends as those of all processes do. `ours`: the folder holds this run."""
-    account = None if seat.index else Account(folder, ours, restarts)
+    checkpoint = functools.partial(digests.newest, folder)
+    account = None if seat.index else Account(folder, ours, checkpoint, restarts)
     failed = functools.partial(log, folder, seat.index)
     end = Supervisor(seat, command, patience, failed, say, account and account.judge).run()
     if account:

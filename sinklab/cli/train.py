@@ -13,6 +13,7 @@ import platform
 import sys
 from typing import Any
 
+from sinklab.checkpoint import digests
 from sinklab.cli import config, fork, hardware, processes, programs
 from sinklab.cli.command import program
 from sinklab.folder import Folder, flat
@@ -171,7 +172,7 @@ def closing(record: dict) -> str:
 
 
 def last_good(folder: Folder) -> str:
-    saved = folder.checkpoint_steps()
+    step = digests.newest(folder)
     return (
-        f'the last good checkpoint is {folder.checkpoints / str(saved[-1])}' if saved else 'no checkpoint was saved'
+        'no checkpoint was saved' if step is None else f'the last good checkpoint is {folder.checkpoints / str(step)}'
     )

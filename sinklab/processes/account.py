@@ -13,19 +13,19 @@ FRUITLESS_HERE = 3  # or by the supervisors themselves
 
 
 class Account:
-    """Of process 0. `ours` says whether the folder holds this run: into no other is anything written."""
+    """Of process 0. `ours` says whether the folder holds this run: into no other is anything written.
 
-    def __init__(self, folder: Folder, ours: Callable[[], bool], restarts: int):
-        self.folder, self.ours, self.restarts = folder, ours, restarts
+    `checkpoint` says which step of the folder is the newest that was saved to the end.
+    """
+
+    def __init__(self, folder: Folder, ours: Callable[[], bool], checkpoint: Callable[[], int | None], restarts: int):
+        self.folder, self.ours, self.checkpoint, self.restarts = folder, ours, checkpoint, restarts
         self.total = self.here = 0
-        self.newest = self.checkpoint()
+        self.newest = checkpoint()
         with contextlib.suppress(OSError, ValueError):
             before = folder.read('outcome')
             if before.get('checkpoint') == self.newest:
                 self.total = before.get('fruitless', 0)
-
-    def checkpoint(self) -> int | None:
-        return next(reversed(self.folder.checkpoint_steps()), None)
 
     def judge(self, end: End, able: bool) -> tuple[End, bool]:
         """Whether all begin again after an end; in vain they do so a few times only."""

@@ -16,11 +16,11 @@ CAUSES = {
     'hung': ('lost', 42),
     'crashed': ('crashed', 70),
     'fruitless': ('crashed', 70),
+    'interrupted': ('stopped', 130),
+    'stopped': ('stopped', 42),
     'storage': ('lost', 42),
     'runtime': ('lost', 42),
     'aborted': ('lost', 42),
-    'interrupted': ('stopped', 130),
-    'stopped': ('stopped', 42),
     'done': ('done', 0),
 }
 # What an exit code says where no word has come: a stop would have left one.

@@ -79,6 +79,7 @@ class Link:
         flags = os.environ.get('XLA_FLAGS', '')
         if IN_ORDER.partition('=')[0] not in flags:
             os.environ['XLA_FLAGS'] = f'{flags} {IN_ORDER}'.strip()
+        jax.config.update('jax_enable_preemption_service', False)  # it swallows SIGTERM
         jax.distributed.initialize(
             self.coordinator,
             self.count,

@@ -73,14 +73,27 @@ class Supervisor:
     def enter(self) -> None:
         """Goes to where the supervisors of all processes meet."""
         if self.hub:
+            if self.seat.count > 1 and not self.opened():
+                return
             connection, other = socket.socketpair()
-            if self.seat.count > 1:
-                self.hub.open(self.seat.port)
             self.hub.attach(other)
             self.hub.thread.start()
             self.greet(connection)
         else:
             self.reach()
+
+    def opened(self) -> bool:
+        """Waits for a run that is at its end to let go of the port, unless a signal comes first."""
+        deadline = time.monotonic() + 2 * self.patience.parting
+        while not self.verdict:
+            try:
+                self.hub.open(self.seat.port)
+                return True
+            except Refusal:
+                if time.monotonic() > deadline:
+                    raise
+            self.turn(RETRY)
+        return False
 
     def greet(self, connection: socket.socket) -> None:
         self.wire = Wire(connection, self.patience.silence)

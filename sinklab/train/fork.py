@@ -81,6 +81,7 @@ def lineage(origin: Origin, spec: Spec, folder: Folder, data: dict[str, str | in
     return dict(
         run=os.path.relpath(origin.folder.path, folder.path),
         step=origin.step,
+        seal=digests.seal(origin.folder, origin.step),
         row=origin.folder.read('row').get('row') or origin.folder.path.name,
         commit=origin.folder.environment().get('commit'),
         config=changes,
@@ -120,12 +121,11 @@ def begin(
 
 
 def require(origin: Origin | None, folder: Folder) -> None:
-    """Refuses to begin a fork of nothing."""
-    if origin is None:
-        known = folder.lineage()
-        raise Refusal(
-            f'{folder} has no checkpoint and begins at step {known["step"]} of {known["run"]}; give --from again'
-        )
+    """Refuses to begin a fork of nothing, or of what is no longer what it was."""
+    known = folder.lineage()
+    if origin is None or digests.seal(origin.folder, origin.step) != known['seal']:
+        how = f'{path(origin)} is another one by now: give a new --workdir' if origin else 'give --from again'
+        raise Refusal(f'{folder} has no checkpoint and begins at step {known["step"]} of {known["run"]}; {how}')
 
 
 def carried(origin: Origin, spec: Spec, mesh: jax.sharding.Mesh) -> dict:

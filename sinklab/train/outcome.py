@@ -6,6 +6,7 @@ import signal
 import traceback
 from collections.abc import Iterator
 
+from sinklab.checkpoint import digests
 from sinklab.folder import Folder
 from sinklab.lease import Superseded
 from sinklab.processes.ending import OF_SIGNAL, End, at_once
@@ -60,7 +61,7 @@ def record(folder: Folder, error: BaseException | None) -> dict[str, str | int |
     return dict(
         kind=end.kind,
         step=error.step if known else next((line['step'] for line in reversed([*folder.lines()])), 0),
-        checkpoint=next(reversed(folder.checkpoint_steps()), None),
+        checkpoint=digests.newest(folder),
         message=' '.join(end.words.split()),
         exit_code=end.code,
     )

@@ -18,6 +18,7 @@ from sinklab.folder import Folder
 
 pytestmark = pytest.mark.slow
 QUICK = 15  # seconds in which the others end
+AT_ITS_END = 1  # seconds in which a run is done that was told to stop too late
 NOTES = 40  # places that the run of fault.py comes by, at the least
 NOTHING = 'SIGTERM came before the first step; nothing was begun'
 COME = '--join_timeout=12'  # who is killed before it has come can only be missed
@@ -137,6 +138,8 @@ def harm(job, workdir, moment, name):
     index, number = draw.randrange(2), getattr(signal, f'SIG{name}')
     if moment % 2:
         started = job(workdir, 2, COME)
+        if name == 'TERM':
+            started.wait_for_ears(index)
         time.sleep(at := draw.uniform(0.2, 12))
         victim = started.processes[index].pid
         if name == 'KILL' and draw.random() < 0.5:
@@ -172,7 +175,7 @@ def test_a_process_is_killed(job, undisturbed, tmp_path, moment, seen):
 def test_a_process_is_told_to_stop(job, undisturbed, tmp_path, moment, seen):
     """All save the same step, exit 42, and go on bit for bit."""
     codes, said, where, seconds = harm(job, tmp_path / 'run', moment, 'TERM')
-    assert codes in ([42, 42], [0, 0]), said
+    assert codes == [42, 42] or (codes == [0, 0] and seconds < AT_ITS_END), said
     if codes == [42, 42] and Folder(tmp_path / 'run').is_claimed():
         kept = outcome(tmp_path / 'run')
         assert (kept['kind'], kept['exit_code']) == ('stopped', 42)
