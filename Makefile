@@ -28,7 +28,8 @@ test-all: .venv/test
 
 # Fifty processes killed, fifty told to stop, each at another moment; most of an hour.
 faults: .venv/test
-	FAULTS_MOMENTS=50 FAULTS_FIGURES=docs/results/faults.jsonl $(PYTEST) tests/faults
+	@mkdir -p runs
+	FAULTS_MOMENTS=50 FAULTS_FIGURES=runs/faults.jsonl $(PYTEST) tests/faults
 
 lint: .venv/test
 	$(BIN)/ruff check .

@@ -99,6 +99,7 @@ def numerical(function, x, step=1e-5):
     return gradient
 
 
+@pytest.mark.slow
 @every_operation
 def test_a_query_that_sees_nothing_gets_zeros_and_finite_gradients(operation):
     mask = static(np.array([0, 2, 0, 0]), np.array([1, 2, 3, 4]))
@@ -109,6 +110,7 @@ def test_a_query_that_sees_nothing_gets_zeros_and_finite_gradients(operation):
     assert all(jnp.isfinite(gradient).all() for gradient in pull((jnp.ones_like(output), jnp.ones_like(found))))
 
 
+@pytest.mark.slow
 @every_operation
 def test_hidden_scores_of_any_size_change_nothing(operation):
     query, key, value, bias = given_to(operation)

@@ -71,6 +71,7 @@ def test_a_kernel_that_computes_something_else_is_passed_over_and_said(monkeypat
     assert 'wrong on these devices' in str(choice)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     'changes',
     [

@@ -81,6 +81,7 @@ def test_every_example_is_a_document_without_tensorflow(built):
     assert sum(size for *_, size in found) == source(f'tfds:{built}:train').size > 0
 
 
+@pytest.mark.slow
 def test_splits_and_parts_of_them_are_read(built):
     whole = [document.text for document in source(f'tfds:{built}').documents()]
     assert [document.text for document in source(f'tfds:{built}:train[:50%]').documents()] == whole[:25]

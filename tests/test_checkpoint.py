@@ -134,6 +134,7 @@ def test_the_next_call_raises_once_what_a_save_in_the_background_has_raised(tmp_
     checkpoints.close()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ('keep', 'every', 'left'), [(2, 0, [5, 6]), (3, 0, [4, 5, 6]), (2, 2, [2, 4, 5, 6]), (2, 3, [3, 5, 6])]
 )
@@ -216,6 +217,7 @@ def test_a_folder_that_vanishes_before_a_save_is_said_in_words_and_not_made_anew
     assert not (tmp_path / 'run').exists()
 
 
+@pytest.mark.slow
 def test_a_folder_that_vanishes_during_a_save_is_said_in_words(tmp_path, monkeypatch):
     checkpoints, write = opened(Folder(tmp_path / 'run')), digests.write
     monkeypatch.setattr(

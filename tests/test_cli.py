@@ -143,6 +143,7 @@ def test_rows_are_listed_with_what_was_published(capsys):
     assert sigmoid['diff'] == {'model.attention.similarity': 'sigmoid', 'model.attention.normalizer': 'none'}
 
 
+@pytest.mark.slow
 def test_rows_are_read_at_100_columns(capsys):
     assert main(['rows']) == 0
     lines = capsys.readouterr().out.splitlines()

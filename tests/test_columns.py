@@ -134,6 +134,7 @@ def test_the_first_token_is_column_number_count():
     )
 
 
+@pytest.mark.slow
 def test_a_column_is_before_the_text_for_those_who_read_the_matrix():
     score_BHTS = jnp.asarray(np.random.default_rng(0).normal(size=(1, 1, 3, 4)), jnp.float32)
     zeros = jnp.zeros((1, 3, 1, 2)), jnp.zeros((1, 4, 1, 2)), jnp.zeros((1, 4, 1, 2))
@@ -170,6 +171,7 @@ def test_softmax_off_by_one_is_a_k_bias_whose_key_is_zero():
     same(built('none', 'plus_one'), built('k', key_HK=np.zeros((1, 4, 4))))
 
 
+@pytest.mark.slow
 def test_softmax_off_by_one_is_a_sink_logit_of_zero():
     same(built('none', 'plus_one'), built('logit', score_H=np.zeros((1, 4, 1))))
 
@@ -183,6 +185,7 @@ def test_a_sink_logit_far_below_the_scores_is_no_column_at_all():
     same(built('none'), built('logit', score_H=np.full((1, 4, 1), -100.0)))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize('scale', [1.0, 30.0])
 def test_a_sink_logit_multiplies_the_output_by_the_sigmoid_of_how_far_it_lies_below(scale):
     """o = o_softmax sigmoid(logsumexp(scores) - logit)."""

@@ -89,6 +89,7 @@ def test_a_bias_of_relative_positions_is_not_divided_by_the_root_of_the_head_wid
     assert ours(kind) == pytest.approx(after, abs=5e-4)
 
 
+@pytest.mark.slow
 def test_a_bias_of_alibi_is_not_divided_by_the_root_of_the_head_width():
     assert ours('alibi') == pytest.approx(bias_alone('alibi', 1), abs=5e-4)
     assert abs(bias_alone('alibi', 1) - bias_alone('alibi', 0.5)) > 5e-3

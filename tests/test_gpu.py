@@ -105,6 +105,7 @@ def test_blocks_add_up_to_the_definition(name, shown):
     close(found, jax.tree.map(lambda one: one[0, 1], expected), 1e-5)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize('name', SUMS)
 def test_a_block_is_differentiated_as_the_definition_is(name):
     shown = mask.causal(128)

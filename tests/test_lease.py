@@ -126,6 +126,7 @@ def test_a_dead_job_of_this_host_is_free_at_once_even_if_its_number_is_given_aga
         process.kill()
 
 
+@pytest.mark.slow
 def test_a_job_that_is_stopping_is_waited_for(tmp_path, capsys):
     start = time.monotonic()
     with Owner(tmp_path, 'stopping', seconds=0.8), lease.lease(tmp_path, grace=5.0):
@@ -183,6 +184,7 @@ def test_a_job_that_has_slept_looks_before_it_goes_on(tmp_path):
             held.check()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize('owner', [dict(machine=lease.machine(), pid=2**30), {}], ids=['here', 'elsewhere'])
 def test_one_of_many_newcomers_gets_what_a_dead_job_has_left(tmp_path, owner):
     for _ in range(5):
@@ -207,12 +209,14 @@ def test_one_of_many_newcomers_gets_what_a_dead_job_has_left(tmp_path, owner):
         assert got.count('refused') == 7
 
 
+@pytest.mark.slow
 def test_whoever_died_while_owners_changed_is_waited_for_once(tmp_path):
     (tmp_path / lease.LOCK).touch()
     with lease.lease(tmp_path) as held:
         assert lease.seen(tmp_path) == held.token
 
 
+@pytest.mark.slow
 def test_of_many_that_have_waited_for_a_dead_one_while_owners_changed_one_goes_in_at_a_time(tmp_path):
     path, ready, inside, most = tmp_path / lease.LOCK, threading.Barrier(8), [], []
     path.touch()
@@ -230,6 +234,7 @@ def test_of_many_that_have_waited_for_a_dead_one_while_owners_changed_one_goes_i
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.slow
 def test_a_lock_is_not_broken_because_many_have_had_it_one_after_another(tmp_path):
     path, entered = tmp_path / lease.LOCK, threading.Event()
     path.touch()
@@ -249,6 +254,7 @@ def test_a_lock_is_not_broken_because_many_have_had_it_one_after_another(tmp_pat
     assert entered.is_set()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize('content', ['', '{"tok', '{}', '[]', '5'])
 def test_a_damaged_lease_holds_nobody_off_for_long(tmp_path, content):
     (tmp_path / lease.NAME).write_text(content)

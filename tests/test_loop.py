@@ -70,6 +70,7 @@ def test_a_run_that_died_goes_on_bit_for_bit(whole, corpus, tmp_path, at):
     assert seconds == sorted(seconds), 'the clock of a run goes on over its attempts'
 
 
+@pytest.mark.slow
 def test_a_finished_run_is_left_as_it_is(whole, corpus):
     before = contents(whole[0])
     assert train(spec(corpus), whole[0]) == whole[1]

@@ -107,6 +107,7 @@ def test_a_mesh_changes_neither_loss_nor_gradients_whatever_it_divides(sizes, la
     np.testing.assert_allclose(value, expected[0], rtol=1e-6)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize('layout', LAYOUTS, ids=str)
 def test_gradients_live_where_their_arrays_do(layout):
     mesh = sharding.mesh(layout)
@@ -130,6 +131,7 @@ def test_half_precision_keeps_a_gradient_in_float32_for_the_head():
     close(both(hidden, head, target), definition(hidden, rounded(head, jnp.bfloat16), target), jnp.bfloat16)
 
 
+@pytest.mark.slow
 def test_the_gradient_of_the_head_sums_in_float32_over_any_number_of_chunks(monkeypatch):
     monkeypatch.setattr(loss, 'CHUNK_ROWS', 1)
     jax.clear_caches()
@@ -225,6 +227,7 @@ def messages(lines, kind):
     return [dimensions for match in found if match for dimensions in sizes_of(match[1])]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize('function', [cross_entropy, both], ids=['loss', 'gradients'])
 @pytest.mark.parametrize('layout', [Hardware(), *LAYOUTS], ids=str)
 def test_the_logits_of_a_batch_never_exist(layout, function):

@@ -51,6 +51,7 @@ def test_a_sweep_does_not_take_an_earlier_outcome_for_the_newest(tmp_path):
     assert run.last_outcome() == {}
 
 
+@pytest.mark.slow
 def test_a_signal_comes_to_the_process_under_way_at_once():
     script = 'import signal, sys\nsignal.signal(signal.SIGTERM, lambda *_: sys.exit(42))\n'
     script += 'print("ready", flush=True)\nsignal.pause()'

@@ -21,6 +21,7 @@ def position(kind, length=200, **changes):
     return POSITIONS[kind](tiny(model__position=kind, **changes).model, length, nnx.Rngs(0))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize('width', [2, 4, 10])
 def test_rotary_turns_pairs_of_dimensions_as_complex_numbers(width):
     x_BTHK = np.random.default_rng(0).normal(size=(2, 7, 3, width)).astype(np.float32)
@@ -50,6 +51,7 @@ def test_alibi_of_eight_heads_goes_from_a_half_to_a_256th():
     np.testing.assert_array_equal(slopes(8), 0.5 ** np.arange(1, 9))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize('kind', ['none', 'relative_paper_code', 'relative_paper_printed', 'relative_t5', 'alibi'])
 def test_a_bias_is_that_of_the_distance(kind):
     made = position(kind, model__heads=6)

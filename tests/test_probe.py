@@ -206,6 +206,7 @@ def test_an_implicit_column_is_what_rows_lack_of_the_gain_with_a_key_and_value_o
         np.testing.assert_array_equal(arrays[f'{name}_LPSHK'][:, :, 1:], getattr(captured, f'{name}_BSHK'))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize('columns', ['none', 'sink_token', 'kv', 'logit', 'v'])
 def test_a_capture_has_keys_and_values_as_attended_and_what_heads_make_of_them(columns):
     """Of the first layer, whose input is known; V bias comes after."""

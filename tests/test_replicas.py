@@ -23,6 +23,7 @@ def altered(array, device):
     return jax.make_array_from_single_device_arrays(array.shape, array.sharding, parts)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     'hardware', LAYOUTS, ids=lambda hardware: f'{hardware.data}-{hardware.fsdp}-{hardware.tensor}'
 )

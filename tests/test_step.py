@@ -108,6 +108,7 @@ def test_a_fresh_state_is_the_same_on_every_mesh(hardware):
         np.testing.assert_array_equal(one, other)
 
 
+@pytest.mark.slow
 def test_moments_live_where_their_parameters_do_and_a_step_leaves_them_there():
     spec, hardware = tiny(), Hardware(fsdp=2, tensor=2)
     where = state.shardings(spec, sharding.mesh(hardware))
