@@ -11,7 +11,7 @@ from orbax.checkpoint import v1 as ocp
 from sinklab.checkpoint import digests, restore, steps
 from sinklab.checkpoint.digests import Fault
 from sinklab.checkpoint.orbax import one_line, quiet
-from sinklab.checkpoint.storage import room, saving
+from sinklab.checkpoint.storage import room
 from sinklab.folder import Folder, differences
 from sinklab.group import Alone, Group, once, together
 from sinklab.record import Refusal
@@ -108,7 +108,7 @@ class Checkpoints:
     def finish(self, step: int, response: Any, begun: float) -> float:
         """In the background: the commit, the digests, and what is no longer kept."""
         path = self.folder.checkpoints / str(step)
-        with saving(path), room(self.folder):
+        with room(self.folder, saving=path):
             response.result()
         self.check_owner()
         digests.write(self.folder, step, self.group.index, self.group.count, time.perf_counter() - begun)

@@ -20,8 +20,11 @@ WORDS |= dict.fromkeys(('Read-only file system', 'PERMISSION_DENIED', 'Permissio
 
 
 @contextlib.contextmanager
-def room(folder: Folder) -> Iterator[None]:
-    """Refuses, in words, what the disk of a run's folder no longer takes."""
+def room(folder: Folder, saving: Path | None = None) -> Iterator[None]:
+    """Refuses, in words, what the disk of a run's folder no longer takes.
+
+    What is wrong with the storage in another way, Orbax makes a ValueError of while it saves; it is an OSError again.
+    """
     try:
         yield
     except Refusal:
@@ -29,18 +32,9 @@ def room(folder: Folder) -> Iterator[None]:
     except (OSError, ValueError) as error:
         if words := words_of(folder, error):
             raise Refusal(words.format(folder=folder, error=line(error))) from error
+        if saving and isinstance(error, ValueError):
+            raise OSError(f'{saving} could not be saved ({reason(error)})') from error
         raise
-
-
-@contextlib.contextmanager
-def saving(path: Path) -> Iterator[None]:
-    """An error of the storage as one, and in one line, where Orbax makes a ValueError of it."""
-    try:
-        yield
-    except Refusal:
-        raise
-    except ValueError as error:
-        raise OSError(f'{path} could not be saved ({reason(error)})') from error
 
 
 def words_of(folder: Folder, error: Exception) -> str | None:
