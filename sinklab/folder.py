@@ -218,11 +218,21 @@ class Folder:
     def lines(self) -> Iterator[dict]:
         """Whole lines of metrics.jsonl as written; one cut off by a crash is passed over."""
         file = self.path / 'metrics.jsonl'
-        for line in file.read_text(encoding='utf-8').splitlines() if file.exists() else ():
-            try:
-                yield json.loads(line)
-            except json.JSONDecodeError:
-                continue
+        yield from parsed(file.read_bytes()) if file.exists() else ()
+
+    def lines_from(self, start: int) -> tuple[list[dict], int]:
+        """The lines of metrics.jsonl that are finished by now, from a byte on, and the byte after them."""
+        with contextlib.suppress(FileNotFoundError), (self.path / 'metrics.jsonl').open('rb') as file:
+            file.seek(start)
+            finished = file.read().rpartition(b'\n')[0]
+            return [*parsed(finished)], start + len(finished) + bool(finished)
+        return [], start
+
+
+def parsed(lines: bytes) -> Iterator[dict]:
+    for line in lines.splitlines():
+        with contextlib.suppress(ValueError):
+            yield json.loads(line)
 
 
 class Unwritten:

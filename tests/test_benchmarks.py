@@ -42,6 +42,13 @@ def test_the_loop_tells_what_a_step_and_a_probe_cost(told):
     assert {'loop over step, %', 'a probe every 100 steps, %'} < named.keys()
 
 
+def test_what_reading_ahead_hides_is_timed_beside_reading_between_steps(told):
+    text = told('ahead', '--steps=12', '--rounds=1', '--step=0.01', '--stall=0.05', '--every=0.04')
+    named = dict(re.findall(rf'^(.+?): +({NUMBER}) \({NUMBER} to {NUMBER}\)$', text, re.MULTILINE))
+    assert min(float(named[f'{walk}, s']) for walk in ('nothing stalls', 'read between steps', 'read ahead')) >= 0.12
+    assert 'hidden, %' in named
+
+
 @pytest.mark.slow
 def test_surviving_is_timed_beside_the_bare_step(told):
     text = told('surviving', '--size=smoke', '--rounds=2', '--every=3')

@@ -5,7 +5,7 @@ import sys
 from collections.abc import Sequence
 
 import sinklab
-from sinklab.cli import checkpoint, doctor, prepare, processes, report, rows, sweep, train
+from sinklab.cli import checkpoint, doctor, prepare, processes, report, rows, sweep, tail, train
 from sinklab.lease import Superseded
 from sinklab.train.outcome import of_error
 
@@ -15,6 +15,7 @@ VERBS = {
     'rows': rows,
     'sweep': sweep,
     'report': report,
+    'tail': tail,
     'checkpoint': checkpoint,
     'doctor': doctor,
 }

@@ -21,6 +21,7 @@ from sinklab.lease import GRACE, Elsewhere, Lease, Superseded
 from sinklab.measure.table import HEADLINE
 from sinklab.spec import Hardware, Spec
 from sinklab.train import fork, probe, replicas, state, step
+from sinklab.train.ahead import Ahead
 from sinklab.train.environment import environment
 from sinklab.train.evaluation import evaluation
 from sinklab.train.listener import Listener
@@ -32,6 +33,7 @@ from sinklab.train.stopwatch import Stopwatch
 # What a process may wish of all; the largest counts. Above these: the number of a signal that ends the run.
 NOTHING, SAVE = 0, 1
 STEPS_TO_STOP = 3  # at most, from a signal to the state that is saved
+AHEAD = 16  # batches that are read and placed before their steps, at most
 # What is measured of a state beside its steps, and a number that every one of them leaves in its record.
 MEASURED = {'valid': 'valid/loss', 'probe': HEADLINE.name}
 
@@ -144,18 +146,22 @@ class Run:
     def steps(self, advance: Callable, now: dict, first: int) -> None:
         """A step is settled while the devices work on the next, or at once where something is due after it."""
         unsettled, wish = None, NOTHING
-        for number in range(first + 1, self.spec.optimizer.steps + 1):
-            now, numbers = advance(now, self.batch(number), self.wishes(self.wish()))
-            if unsettled:
-                wish = self.settle(*unsettled)
-            unsettled = number, numbers
-            if wish or self.due(number):
-                self.settle(number, numbers, now, wish)
-                unsettled, wish = None, NOTHING
-        self.checkpoints.wait()
+        steps = range(first + 1, self.spec.optimizer.steps + 1)
+        with contextlib.closing(Ahead(self.batch, steps, AHEAD)) as batches:
+            for number in steps:
+                self.group.at('reading its batch', number)
+                now, numbers = advance(now, batches.take(), self.wishes(self.wish()))
+                if unsettled:
+                    wish = self.settle(*unsettled)
+                unsettled = number, numbers
+                if wish or self.due(number):
+                    self.settle(number, numbers, now, wish)
+                    unsettled, wish = None, NOTHING
+        self.await_digests()
 
     def executable(self, now: dict) -> Callable:
         """The compiled step."""
+        self.group.at('reading its batch', 1)
         batch = self.batch(1)
         self.group.at('compiling')
         advance = self.step.lower(now, batch, self.wishes(NOTHING)).compile()
@@ -163,7 +169,6 @@ class Run:
         return advance
 
     def batch(self, number: int) -> jax.Array:
-        self.group.at('reading its batch', number)
         shape = self.spec.optimizer.batch_size, self.spec.data.length + 1
         return sharding.batch(functools.partial(self.data.batches.rows, number - 1), shape, self.mesh)
 
@@ -228,8 +233,7 @@ class Run:
             self.save(number, now, numbers)
         if wish > SAVE:
             self.lease.stopping()
-            self.checkpoints.wait()
-            self.group.gather(f'saved {number}', None)  # who leaves takes the others with it
+            self.await_digests()
             raise Stopped(wish, number)
 
     def measure(self, number: int, params: dict, what: list[str]) -> dict[str, float]:
@@ -274,6 +278,11 @@ class Run:
             self.metrics.sync()
             self.checkpoints.save(number, now)
             self.saved = time.monotonic()
+
+    def await_digests(self) -> None:
+        """Until all processes have saved what they save: who leaves takes the others with it."""
+        self.checkpoints.wait()
+        self.group.gather('saved', None)
 
     def compare(self, number: int, now: dict, numbers: dict[str, float]) -> None:
         """Sees that all processes have the same: data, numbers, and the bits of each parameter that several hold."""

@@ -1,0 +1,60 @@
+"""Batches are made before they are asked for: in order, no further than is allowed, and none is lost."""
+
+import threading
+import time
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from sinklab.train.ahead import Ahead
+
+
+@settings(deadline=None, max_examples=30)
+@given(st.integers(0, 20), st.integers(1, 8), st.randoms())
+def test_all_come_in_their_order_and_none_is_begun_further_ahead_than_the_lag(count, lag, random):
+    begun, taken = [], []
+
+    def made(number):
+        begun.append(number)
+        assert len(begun) <= len(taken) + lag + 1  # the one that is being taken
+        time.sleep(random.random() / 1000)
+        return number * number
+
+    ahead = Ahead(made, range(3, 3 + count), lag)
+    for _ in range(count):
+        taken.append(ahead.take())
+    ahead.close()
+    assert taken == [number * number for number in range(3, 3 + count)]
+    assert begun == list(range(3, 3 + count))
+
+
+def test_what_is_wanted_next_is_made_while_nobody_asks():
+    done = threading.Event()
+    ahead = Ahead(lambda number: done.set() if number == 3 else number, range(8), 4)
+    assert done.wait(10)
+    assert [ahead.take() for _ in range(3)] == [0, 1, 2]
+    ahead.close()
+
+
+def test_an_error_is_raised_where_its_turn_is():
+    def made(number):
+        if number == 1:
+            raise OSError('of a disk')
+        return number
+
+    ahead = Ahead(made, range(3), 3)
+    assert ahead.take() == 0
+    with pytest.raises(OSError, match='of a disk'):
+        ahead.take()
+    assert ahead.take() == 2
+    ahead.close()
+
+
+def test_who_leaves_does_not_wait_for_what_hangs():
+    leave = threading.Event()
+    ahead = Ahead(lambda _: leave.wait(60), range(3), 3)
+    start = time.monotonic()
+    ahead.close()
+    assert time.monotonic() - start < 5
+    leave.set()

@@ -1,0 +1,106 @@
+"""A run is followed by what it writes: everything once, in order, and until it is over."""
+
+import json
+
+import pytest
+from conftest import tiny
+
+from sinklab.cli import tail
+from sinklab.cli.main import main
+from sinklab.folder import Folder
+from sinklab.lease import lease
+from sinklab.train.listener import Listener
+
+
+class Told(Listener):
+    def __init__(self):
+        self.steps, self.begun = [], []
+
+    def begin(self, step, attention, changes):
+        self.begun.append((step, attention, changes))
+
+    def record(self, record, written):
+        self.steps.append(record['step'])
+
+
+@pytest.fixture
+def folder(tmp_path):
+    folder = Folder(tmp_path / 'run')
+    folder.claim(tiny(), dict(row='tiny'))
+    return folder
+
+
+def write(folder, text):
+    with (folder.path / 'metrics.jsonl').open('a') as file:
+        file.write(text)
+
+
+def line(step):
+    return json.dumps(dict(step=step)) + '\n'
+
+
+def attempts(folder, *steps):
+    folder.write('environment', dict(attempts=[dict(step=step, attention='dense') for step in steps]))
+
+
+def test_what_comes_is_told_once_and_in_order_and_until_the_end(folder):
+    told = Told()
+    with lease(folder.path):
+        looks = tail.followed(folder, told)
+        next(looks)
+        assert (told.steps, told.begun) == ([], [])
+        attempts(folder, 0)
+        write(folder, line(1) + line(2))
+        next(looks)
+        write(folder, line(3)[:5])
+        next(looks)
+        assert (told.steps, told.begun) == ([2], [(0, 'dense', [])])  # of what was there before, the newest
+        write(folder, line(3)[5:] + line(4))
+        next(looks)
+        next(looks)
+        attempts(folder, 0, 4)
+        next(looks)
+        assert (told.steps, told.begun[1:]) == ([2, 3, 4], [(4, 'dense', [])])
+        write(folder, line(5))
+        folder.write('outcome', dict(kind='done', message=''))
+    assert list(looks) == []
+    assert told.steps == [2, 3, 4, 5]
+
+
+def test_a_run_that_was_lost_may_begin_again(folder, monkeypatch):
+    looks = tail.followed(folder, Told())
+    next(looks)
+    folder.write('outcome', dict(kind='lost', message=''))
+    next(looks)
+    with lease(folder.path):
+        next(looks)
+    monkeypatch.setattr(tail, 'AGAIN', 0.0)
+    assert list(looks) == []
+
+
+@pytest.mark.parametrize(
+    ('outcome', 'words'),
+    [
+        (dict(kind='done', message=''), 'tiny  done'),
+        (dict(kind='refused', message='no room'), 'tiny  refused: no room'),
+        (None, 'tiny  lost: nobody is at work there; start the same command again'),
+    ],
+)
+def test_the_command_says_how_a_run_has_ended(folder, monkeypatch, capsys, outcome, words):
+    monkeypatch.setattr(tail, 'AGAIN', 0.0)
+    if outcome:
+        folder.write('outcome', outcome)
+    write(folder, json.dumps({'step': 8, 'train/loss': 2.5}) + '\n')
+    before = {path: path.read_bytes() for path in folder.path.rglob('*') if path.is_file()}
+    assert main(['tail', str(folder)]) == 0
+    said = capsys.readouterr().err.splitlines()
+    assert said[0].startswith('tiny  step 8/8  loss 2.500')
+    assert said[1:] == [words]
+    assert {path: path.read_bytes() for path in folder.path.rglob('*') if path.is_file()} == before
+
+
+@pytest.mark.parametrize('given', [['nothing'], ['nothing', '--fast']])
+def test_what_is_no_run_is_refused_in_one_line(tmp_path, capsys, given):
+    assert main(['tail', f'{tmp_path}/{given[0]}', *given[1:]]) == 1
+    (said,) = capsys.readouterr().err.splitlines()
+    assert said.startswith('sinklab tail: ')
