@@ -58,6 +58,7 @@ def main() -> None:
     for name, default in dict(steps=400, rounds=3, step=0.05, stall=0.5, every=2.0).items():
         arguments.add_argument(f'--{name}', type=type(default), default=default)
     given = arguments.parse_args()
+    reader(given, 0, 0.0)(0)  # the first batch makes the devices
     rounds = [round_of(given, seed) for seed in range(given.rounds)]
     calm, between, ahead = zip(*rounds, strict=True)
     hidden = [100 * (1 - (ahead - calm) / (between - calm)) for calm, between, ahead in rounds]

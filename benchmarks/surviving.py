@@ -17,6 +17,7 @@ import statistics
 import sys
 import tempfile
 import time
+from collections.abc import Callable
 from itertools import pairwise
 from pathlib import Path
 
@@ -39,8 +40,8 @@ from sinklab.train.listener import Listener
 class Turns(Listener):
     """Gives the bare step a turn wherever a checkpoint is due, when no step of the loop is under way."""
 
-    def __init__(self, step, every: int):
-        self.step, self.every, self.ended = step, every, None
+    def __init__(self, group: Group, step: Callable[[int], float], every: int):
+        self.group, self.step, self.every, self.ended = group, step, every, None
         self.alone, self.looped = [], []
 
     def record(self, record: dict, written: bool) -> None:
@@ -48,6 +49,7 @@ class Turns(Listener):
             return
         if self.ended is not None:
             self.looped.append((time.perf_counter() - self.ended) / self.every)
+        self.group.at('measuring', record['step'])  # for as long as it takes
         self.alone.append(self.step(self.every))
         self.ended = time.perf_counter()
 
@@ -56,7 +58,7 @@ def trained(group: Group, given: argparse.Namespace, folder: Path) -> End:
     """The supervised run; leaves the seconds a step of each turn."""
     spec = undisturbed(given.every * (given.rounds + 1) + 1, given.size)  # the last step is measured, and in no turn
     spec = dataclasses.replace(spec, checkpoint=dataclasses.replace(spec.checkpoint, every_steps=given.every))
-    turns = Turns(bare(spec), given.every)
+    turns = Turns(group, bare(spec), given.every)
     with Progress('softmax', spec) as progress:
         loop.train(spec, HARDWARE, Folder(folder / 'run'), {}, progress, turns, group=group)
     (folder / 'turns.json').write_text(json.dumps([turns.alone, turns.looped]))
@@ -65,7 +67,7 @@ def trained(group: Group, given: argparse.Namespace, folder: Path) -> End:
 
 def main() -> None:
     arguments = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    arguments.add_argument('--rounds', type=int, default=20)
+    arguments.add_argument('--rounds', type=int, default=20, choices=range(2, 10_000), metavar='N', help='from 2 on')
     arguments.add_argument('--every', type=int, default=40, help='steps between two checkpoints')
     arguments.add_argument('--size', default='quickstart', choices=SIZES)
     arguments.add_argument('--folder', type=Path, help=argparse.SUPPRESS)
@@ -73,10 +75,10 @@ def main() -> None:
     if link.supervised():
         processes.child(lambda group: trained(group, given, given.folder))
     with tempfile.TemporaryDirectory() as folder:
-        command, start = [sys.executable, *sys.argv, f'--folder={folder}'], time.perf_counter()
+        command, start, before = [sys.executable, *sys.argv, f'--folder={folder}'], time.perf_counter(), used()
         if code := processes.supervise(command, Seat(), Patience(), Folder(f'{folder}/run'), lambda: True, 0):
             sys.exit(code)
-        seconds, used = time.perf_counter() - start, resource.getrusage(resource.RUSAGE_SELF)
+        seconds, supervisor = time.perf_counter() - start, used() - before
         alone, looped = json.loads(Path(folder, 'turns.json').read_text())
     ratios = [whole / ((before + after) / 2) for (before, after), whole in zip(pairwise(alone), looped, strict=True)]
     percent = [100 * (ratio - 1) for ratio in ratios]
@@ -86,7 +88,13 @@ def main() -> None:
     print(f'step of a supervised loop:  {spread([1e3 * value for value in looped])}')
     print(f'loop over step, %:          {spread(percent)}')
     print('the middle half of that, %: {:.2f} to {:.2f}'.format(*statistics.quantiles(percent)[::2]))
-    print(f'supervisor, % of a core:    {100 * (used.ru_utime + used.ru_stime) / seconds:.2f}')
+    print(f'supervisor, % of a core:    {100 * supervisor / seconds:.2f}')
+
+
+def used() -> float:
+    """Seconds of a core that this process has taken, without its children."""
+    usage = resource.getrusage(resource.RUSAGE_SELF)
+    return usage.ru_utime + usage.ru_stime
 
 
 if __name__ == '__main__':

@@ -161,6 +161,13 @@ class Folder:
         """Of a fork: the run and the step that it comes from, and what it changed there."""
         return self.read('row').get('from', {}) if (self.path / 'row.json').exists() else {}
 
+    def beginning(self, attempts: list[dict]) -> tuple[int, str, list[str]]:
+        """Of the newest attempt: (step, what computes attention, and did before, what has changed there)."""
+        step, changes = attempts[-1]['step'], attempts[-1].get('changes', [])
+        said = dict.fromkeys(attempt['attention'] for attempt in reversed(attempts))
+        begun = ancestry(self.lineage()) if step == self.start() else []
+        return step, ', earlier '.join(said), [*begun, *changes]
+
     def start(self) -> int:
         """The step that the run begins after."""
         return self.lineage().get('step', 0)
@@ -206,10 +213,9 @@ class Folder:
         """The steps of the finished checkpoints."""
         return sorted(int(path.name) for path in self.checkpoints.glob('*') if path.name.isdigit())
 
-    def is_done(self, step: int) -> bool:
-        """Whether a run of so many steps is finished, and measured at its end."""
-        measured = any(record['step'] == step and 'valid/loss' in record for record in self.records())
-        return measured and self.checkpoint_steps()[-1:] == [step]
+    def is_measured(self, step: int) -> bool:
+        """Whether a run was measured after a step, as it is at its end."""
+        return any(record['step'] == step and 'valid/loss' in record for record in self.records())
 
     def seconds(self, step: int) -> float:
         """What the run had taken when it came to a step."""

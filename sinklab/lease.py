@@ -151,6 +151,11 @@ class Watch:
         """Seconds since the last sign of life of an owner out of sight."""
         return 0.0 if is_near(self.owner) else time.monotonic() - self.changed
 
+    @property
+    def is_gone(self) -> bool:
+        """Whether nobody is at work there: no lease, or one of the dead, or of somebody who is not heard of."""
+        return self.owner is None or is_dead(self.owner) or self.silence > PATIENCE
+
     def is_free(self, ours: dict, grace: float) -> bool:
         owner = self.owner
         if owner is None or is_dead(owner):

@@ -3,6 +3,7 @@
 import contextlib
 import json
 import os
+import re
 import socket
 import subprocess
 import sys
@@ -62,6 +63,14 @@ def started(folder):
         with contextlib.suppress(ProcessLookupError):
             process.kill()
         process.communicate()
+
+
+def wait_for_ears(process, seconds=20):
+    """Until a process hears SIGTERM, or has ended; Python takes some tenths of a second to begin."""
+    status, until = Path(f'/proc/{process.pid}/status'), time.monotonic() + seconds
+    while process.poll() is None and not int(re.search(r'SigCgt:\s(\w+)', status.read_text())[1], 16) >> 14 & 1:
+        assert time.monotonic() < until
+        time.sleep(0.01)
 
 
 TOUCH = "(folder.path / f'here-{index}').touch()\n"

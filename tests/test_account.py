@@ -103,6 +103,19 @@ def test_a_checkpoint_whose_save_was_cut_short_is_none(folder):
     assert (folder.read('outcome')['checkpoint'], folder.read('outcome')['fruitless']) == (4, 2)
 
 
+def test_a_disk_that_does_not_answer_is_no_new_checkpoint(folder):
+    def answer():
+        if asked.pop():
+            raise OSError('stale')
+        return 4
+
+    asked = [True, False]
+    one = Account(folder, lambda: True, answer, restarts=11)
+    assert one.newest == 4
+    assert one.judge(LOST, True) == (LOST, True)
+    assert (one.newest, one.here) == (4, 1)
+
+
 def test_a_log_is_for_runs_and_one_that_cannot_be_written_does_no_harm(folder, tmp_path):
     log(folder, 1, LOST, 'thread 7')
     assert (folder.path / 'processes' / '1.log').read_text().endswith(' gone\nthread 7\n')

@@ -43,9 +43,10 @@ def test_the_loop_tells_what_a_step_and_a_probe_cost(told):
 
 
 def test_what_reading_ahead_hides_is_timed_beside_reading_between_steps(told):
-    text = told('ahead', '--steps=12', '--rounds=1', '--step=0.01', '--stall=0.05', '--every=0.04')
+    text = told('ahead', '--steps=12', '--rounds=1', '--step=0.01', '--stall=0.05', '--every=0.02')
     named = dict(re.findall(rf'^(.+?): +({NUMBER}) \({NUMBER} to {NUMBER}\)$', text, re.MULTILINE))
-    assert min(float(named[f'{walk}, s']) for walk in ('nothing stalls', 'read between steps', 'read ahead')) >= 0.12
+    assert float(named['read between steps, s']) >= 0.12 + 5 * 0.05  # its stalls
+    assert min(float(named[f'{walk}, s']) for walk in ('nothing stalls', 'read ahead')) >= 0.12
     assert 'hidden, %' in named
 
 

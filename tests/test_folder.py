@@ -6,6 +6,7 @@ import shlex
 
 import pytest
 from conftest import tiny
+from runs import saved
 
 from sinklab.folder import Folder
 from sinklab.record import Refusal
@@ -18,7 +19,7 @@ def folder(tmp_path):
     """Of a run whose 8 steps are done."""
     folder, spec = Folder(tmp_path / 'run'), tiny()
     folder.claim(spec, {})
-    (folder.checkpoints / '8').mkdir(parents=True)
+    saved(folder, 8)
     records = [{'step': step, 'seconds': 1.0, 'valid/loss': loss} for step, loss in ((0, 5.9), (8, 5.1))]
     (folder.path / 'metrics.jsonl').write_text(''.join(json.dumps(record) + '\n' for record in records))
     return folder
@@ -30,6 +31,13 @@ def test_a_run_that_has_lost_the_numbers_of_its_end_is_not_done(folder):
     assert (run.outcome, run.reason) == ('done', '')
     metrics = folder.path / 'metrics.jsonl'
     metrics.write_bytes(metrics.read_bytes()[:-20])
+    run = plan.Run('softmax', 0, folder, None, tiny())
+    plan.look(run, Hardware())
+    assert run.outcome == 'to do'
+
+
+def test_a_run_whose_last_save_was_cut_short_is_not_done(folder):
+    (folder.digests / '8' / '0.json').unlink()
     run = plan.Run('softmax', 0, folder, None, tiny())
     plan.look(run, Hardware())
     assert run.outcome == 'to do'

@@ -208,7 +208,7 @@ def test_an_origin_that_is_another_one_since_the_claim_is_not_loaded(parent, spe
     shutil.copytree(parent.path, tmp_path / 'parent')
     again = dataclasses.replace(origin, folder=Folder(tmp_path / 'parent'))
     digests.write(again.folder, 4, 0, 1, seconds=9.0)
-    with pytest.raises(Refusal, match=r'parent/checkpoints/4 is another one by now: give a new --workdir'):
+    with pytest.raises(Refusal, match=r'parent/checkpoints/4 is not what it was when the fork was begun'):
         train(spec, path, again)
     assert Folder(path).checkpoint_steps() == []
 

@@ -8,7 +8,7 @@ import threading
 import time
 
 import pytest
-from processes import FOREVER, TOUCH, Run, only, run_of, started
+from processes import FOREVER, TOUCH, Run, only, run_of, started, wait_for_ears
 
 from sinklab.processes.hub import free_port
 
@@ -43,15 +43,15 @@ def test_a_port_that_is_taken_and_nobody_who_answers_are_refused_in_one_line(run
 
 def test_a_port_that_a_run_at_its_end_still_has_is_waited_for(run):
     with socket.create_server(('', run.port)):
-        run.start('')
-        time.sleep(2)
+        wait_for_ears(run.start('').started[0])
+        time.sleep(0.5)
     assert run.ended() == [(0, [])] * 2
 
 
 def test_who_waits_for_its_port_can_be_stopped(run):
     with socket.create_server(('', run.port)):
         (started,) = run.start('', (0,), parting=20.0).started
-        time.sleep(2)
+        wait_for_ears(started)
         started.send_signal(signal.SIGTERM)
         ((code, lines),) = run.ended()
     assert (code, len(lines)) == (42, 1)

@@ -8,7 +8,7 @@ from conftest import tiny
 from sinklab.cli import tail
 from sinklab.cli.main import main
 from sinklab.folder import Folder
-from sinklab.lease import lease
+from sinklab.lease import UNREADABLE, lease
 from sinklab.train.listener import Listener
 
 
@@ -35,12 +35,13 @@ def write(folder, text):
         file.write(text)
 
 
-def line(step):
-    return json.dumps(dict(step=step)) + '\n'
+def line(step, **numbers):
+    return json.dumps(dict(step=step, **numbers)) + '\n'
 
 
-def attempts(folder, *steps):
-    folder.write('environment', dict(attempts=[dict(step=step, attention='dense') for step in steps]))
+def attempts(folder, **said):
+    known = [dict(step=step, attention=attention) for attention, step in said.items()]
+    folder.write('environment', dict(attempts=known))
 
 
 def test_what_comes_is_told_once_and_in_order_and_until_the_end(folder):
@@ -49,22 +50,39 @@ def test_what_comes_is_told_once_and_in_order_and_until_the_end(folder):
         looks = tail.followed(folder, told)
         next(looks)
         assert (told.steps, told.begun) == ([], [])
-        attempts(folder, 0)
+        attempts(folder, dense=0)
         write(folder, line(1) + line(2))
         next(looks)
         write(folder, line(3)[:5])
         next(looks)
-        assert (told.steps, told.begun) == ([2], [(0, 'dense', [])])  # of what was there before, the newest
+        assert (told.steps, told.begun) == ([1, 2], [(0, 'dense', [])])
         write(folder, line(3)[5:] + line(4))
         next(looks)
         next(looks)
-        attempts(folder, 0, 4)
+        attempts(folder, dense=0, chunked=4)
         next(looks)
-        assert (told.steps, told.begun[1:]) == ([2, 3, 4], [(4, 'dense', [])])
+        assert (told.steps, told.begun[1:]) == ([1, 2, 3, 4], [(4, 'chunked, earlier dense', [])])
         write(folder, line(5))
         folder.write('outcome', dict(kind='done', message=''))
     assert list(looks) == []
-    assert told.steps == [2, 3, 4, 5]
+    assert told.steps == [1, 2, 3, 4, 5]
+
+
+def test_of_what_was_there_before_the_newest_is_told_and_what_was_last_measured(folder):
+    for step in range(1, 9):
+        write(folder, line(step, **({'sink/1': 0.5} if step in (3, 6) else {})))
+    told = Told()
+    next(tail.followed(folder, told))
+    assert told.steps == [6, 8]
+
+
+def test_an_owner_out_of_sight_is_followed_until_it_is_not_heard_of(folder, monkeypatch):
+    (folder.path / 'lease.json').write_text(json.dumps(UNREADABLE | dict(machine='another')))
+    folder.write('outcome', dict(kind='stopped', message=''))  # of the attempt before
+    looks = tail.followed(folder, Told())
+    next(looks)
+    monkeypatch.setattr('sinklab.lease.PATIENCE', 0.0)
+    assert list(looks) == []
 
 
 def test_a_run_that_was_lost_may_begin_again(folder, monkeypatch):

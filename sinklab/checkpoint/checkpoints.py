@@ -131,6 +131,11 @@ class Checkpoints:
             with room(self.folder):
                 self.seconds = pending.result()
 
+    def wait_for_all(self) -> None:
+        """Until all processes have saved what they save: who leaves takes the others with it."""
+        self.wait()
+        self.group.gather('saved', None)
+
     def drop(self, step: int) -> None:
         """Deletes a checkpoint that turns out to lead nowhere."""
         if self.newest == step:

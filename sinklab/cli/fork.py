@@ -36,7 +36,8 @@ def choice(given: str, folder: Folder, own: int | None, child: Folder) -> int:
         return known(given, folder, own, child)
     if not folder.is_claimed():
         raise Refusal(f'--from={given}: {folder} holds no run; give a run folder, and a step: --from=RUN@STEP')
-    return step.wanted(folder, own)[-1]
+    saved, whole = step.wanted(folder, own), digests.newest(folder)  # the last of all may still be being saved
+    return saved[-1] if own is not None or whole is None else whole
 
 
 def known(given: str, folder: Folder, own: int | None, child: Folder) -> int:
@@ -45,7 +46,7 @@ def known(given: str, folder: Folder, own: int | None, child: Folder) -> int:
     if not lineage:
         raise Refusal(f'{child} holds a run that is no fork; give a new folder, or leave --from out to go on in it')
     told, at = Path(child.path, lineage['run']).resolve(), lineage['step']
-    if own not in (None, at) or (told != folder.path.resolve() and digests.seal(folder, at) != lineage['seal']):
+    if own not in (None, at) or (told != folder.path.resolve() and digests.seal(folder, at) != lineage.get('seal')):
         raise Refusal(
             f'{child} holds a fork of {told}@{at}, and --from={given} is another checkpoint; give that one, '
             'wherever it lies now, or a new folder'

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 
 from sinklab.cli.config import spec_of
 from sinklab.folder import Folder
-from sinklab.lease import is_left
+from sinklab.lease import NAME, Watch
 from sinklab.record import Refusal
 from sinklab.train.listener import Listener
 
@@ -39,19 +39,26 @@ def run(given: argparse.Namespace, rest: list[str]) -> int:
 
 
 def followed(folder: Folder, listener: Listener) -> Iterator[None]:
-    """Tells a listener of the newest attempt, and of what comes, as long as the run is under way."""
-    byte, attempts, alive = 0, 0, time.monotonic()
+    """Tells a listener of the newest attempt and record, and of what comes, as long as the run is under way."""
+    from sinklab.measure.table import HEADLINE
+
+    watch, alive, attempts = Watch(folder.path / NAME), time.monotonic(), 0
+    records, byte = folder.lines_from(0)
+    records = [*[record for record in records if HEADLINE.name in record][-1:], *records[-1:]]
     while True:
-        alive = alive if is_left(folder.path) else time.monotonic()
-        over = time.monotonic() - alive > (AGAIN if ending(folder)['kind'] == 'lost' else 0)
+        watch.look()
+        if not watch.is_gone:
+            alive = time.monotonic()
+        wait = AGAIN if ending(folder)['kind'] == 'lost' else 0
+        over = watch.is_gone and time.monotonic() - alive >= wait
         known = folder.environment().get('attempts', [])
         if len(known) > attempts:
-            attempts, newest = len(known), known[-1]
-            listener.begin(newest['step'], newest['attention'], newest.get('changes', []))
-        records, next_byte = folder.lines_from(byte)
-        for record in records if byte else records[-1:]:
+            attempts = len(known)
+            listener.begin(*folder.beginning(known))
+        more, byte = folder.lines_from(byte)
+        for record in [*records, *more]:
             listener.record(record, written=True)
-        byte = next_byte
+        records = []
         if over:  # before what was written by then was read
             return
         yield

@@ -21,17 +21,24 @@ class Account:
     def __init__(self, folder: Folder, ours: Callable[[], bool], checkpoint: Callable[[], int | None], restarts: int):
         self.folder, self.ours, self.checkpoint, self.restarts = folder, ours, checkpoint, restarts
         self.total = self.here = 0
-        self.newest = checkpoint()
+        self.newest = None
+        self.newest = self.look()
         with contextlib.suppress(OSError, ValueError):
             before = folder.read('outcome')
             if before.get('checkpoint') == self.newest:
                 self.total = before.get('fruitless', 0)
 
+    def look(self) -> int | None:
+        """The newest checkpoint; the one that was known before where the disk does not say."""
+        with contextlib.suppress(OSError):
+            return self.checkpoint()
+        return self.newest
+
     def judge(self, end: End, able: bool) -> tuple[End, bool]:
         """Whether all begin again after an end; in vain they do so a few times only."""
         if end.kind != 'lost':
             return end, False
-        newest = self.checkpoint()
+        newest = self.look()
         if newest != self.newest:
             self.newest, self.total, self.here = newest, 0, 0
         self.total, self.here = self.total + 1, self.here + 1
@@ -46,16 +53,13 @@ class Account:
 
     def close(self, end: End) -> None:
         """Writes the outcome where process 0 could not, or does not know what the others know."""
-        if end.kind == 'refused' or not self.ours():
-            return
         counted = dict(fruitless=self.total) if end.kind == 'lost' or end.cause == 'fruitless' else {}
         with contextlib.suppress(OSError, ValueError):
-            if not is_left(self.folder.path):
-                return
             written = self.folder.read('outcome') if (self.folder.path / 'outcome.json').exists() else {}
-            if counted or (written.get('kind'), written.get('exit_code')) != (end.kind, end.code):
+            known = (written.get('kind'), written.get('exit_code')) == (end.kind, end.code) and not counted
+            if not known and end.kind != 'refused' and is_left(self.folder.path) and self.ours():
                 step = next((line['step'] for line in reversed([*self.folder.lines()])), 0)
-                what = dict(kind=end.kind, step=step, checkpoint=self.checkpoint(), message=end.words)
+                what = dict(kind=end.kind, step=step, checkpoint=self.look(), message=end.words)
                 self.folder.write('outcome', what | dict(exit_code=end.code) | counted)
 
 

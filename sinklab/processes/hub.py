@@ -48,7 +48,7 @@ class Hub:
                 f'port {port} cannot be opened for the other processes ({os.strerror(error.errno)}); give another '
                 'port in --coordinator to all of them, or end what has it'
             ) from error
-        self.port = port
+        self.port, self.deadline = port, time.monotonic() + self.patience.join
         threading.Thread(target=self.accept, daemon=True).start()
 
     def accept(self) -> None:

@@ -1,6 +1,7 @@
 """The parent of a process that computes: starts it, watches it, and ends with the parents of all others."""
 
 import contextlib
+import errno
 import functools
 import os
 import queue
@@ -89,8 +90,8 @@ class Supervisor:
             try:
                 self.hub.open(self.seat.port)
                 return True
-            except Refusal:
-                if time.monotonic() > deadline:
+            except Refusal as refusal:
+                if time.monotonic() > deadline or refusal.__cause__.errno != errno.EADDRINUSE:
                     raise
             self.turn(RETRY)
         return False

@@ -4,6 +4,7 @@ import dataclasses
 from collections.abc import Callable, Iterable
 from pathlib import Path
 
+from sinklab.checkpoint import digests
 from sinklab.files import writable
 from sinklab.folder import Folder
 from sinklab.record import Refusal
@@ -86,7 +87,7 @@ def look(run: Run, hardware: Hardware) -> None:
     end = run.spec.optimizer.steps
     try:
         run.folder.check(run.spec)
-        if run.folder.is_done(end):
+        if run.folder.is_measured(end) and digests.newest(run.folder) == end:
             run.outcome = 'done'
         elif (last := run.last_outcome()).get('kind') == 'diverged':
             run.outcome, run.reason = 'diverged', last['message']

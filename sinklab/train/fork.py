@@ -113,19 +113,28 @@ def begin(
     newest, passed = saved.sound()
     if newest is not None or not start:
         return newest or 0, passed
-    once(saved.group, 'origin', lambda: require(origin, saved.folder))
+    known = once(saved.group, 'origin', lambda: require(origin, saved.folder))
     verify(origin, saved.group)
+    once(saved.group, 'origin as it was', lambda: unchanged(origin, known))
     saved.save(start, carried(origin, spec, mesh))
     saved.wait()
     return start, passed
 
 
-def require(origin: Origin | None, folder: Folder) -> None:
-    """Refuses to begin a fork of nothing, or of what is no longer what it was."""
+def require(origin: Origin | None, folder: Folder) -> dict:
+    """What a fork knows of its origin; refuses to begin without it."""
     known = folder.lineage()
-    if origin is None or digests.seal(origin.folder, origin.step) != known['seal']:
-        how = f'{path(origin)} is another one by now: give a new --workdir' if origin else 'give --from again'
-        raise Refusal(f'{folder} has no checkpoint and begins at step {known["step"]} of {known["run"]}; {how}')
+    if origin is None:
+        raise Refusal(
+            f'{folder} has no checkpoint and begins at step {known["step"]} of {known["run"]}; give --from again'
+        )
+    return known
+
+
+def unchanged(origin: Origin, known: dict) -> None:
+    """Refuses a checkpoint that has come into the place of the origin's."""
+    if digests.seal(origin.folder, origin.step) != known.get('seal'):
+        raise Refusal(f'{path(origin)} is not what it was when the fork was begun; give a new --workdir')
 
 
 def carried(origin: Origin, spec: Spec, mesh: jax.sharding.Mesh) -> dict:

@@ -15,7 +15,7 @@ from sinklab.attend.choice import Choice
 from sinklab.checkpoint.checkpoints import Checkpoints
 from sinklab.checkpoint.storage import room
 from sinklab.data.batches import Sequences
-from sinklab.folder import Folder, ancestry
+from sinklab.folder import Folder
 from sinklab.group import Alone, Group, difference, once
 from sinklab.lease import GRACE, Elsewhere, Lease, Superseded
 from sinklab.measure.table import HEADLINE
@@ -72,7 +72,7 @@ def train(
 
 @contextlib.contextmanager
 def closing(saved: Checkpoints) -> Iterator[None]:
-    """Waits at the end for what is being written, but where the folder is another job's by now."""
+    """Waits at the end for what is being written, by all where all end alike; not in a folder of another job."""
     with contextlib.ExitStack() as after:
         after.callback(saved.close)
         try:
@@ -80,6 +80,10 @@ def closing(saved: Checkpoints) -> Iterator[None]:
         except Superseded:
             after.pop_all()
             raise
+        except (Stopped, Diverged, Disagreement):
+            saved.wait_for_all()
+            raise
+        saved.wait_for_all()
 
 
 @dataclasses.dataclass
@@ -133,10 +137,8 @@ class Run:
         self.folder.write('environment', environment(self.hardware, str(self.attention), attempts))
         if changes:
             self.folder.write('config', dataclasses.asdict(self.spec))
-        said = dict.fromkeys(attempt['attention'] for attempt in reversed(attempts))
-        begun = ancestry(self.folder.lineage()) if first == self.start else []
         for listener in self.listeners:
-            listener.begin(first, ', earlier '.join(said), [*begun, *changes])
+            listener.begin(*self.folder.beginning(attempts))
         now = now or state.create(self.spec, self.mesh)
         if owed:
             numbers = self.measure(first, now['params'], owed)
@@ -157,7 +159,6 @@ class Run:
                 if wish or self.due(number):
                     self.settle(number, numbers, now, wish)
                     unsettled, wish = None, NOTHING
-        self.await_digests()
 
     def executable(self, now: dict) -> Callable:
         """The compiled step."""
@@ -233,7 +234,6 @@ class Run:
             self.save(number, now, numbers)
         if wish > SAVE:
             self.lease.stopping()
-            self.await_digests()
             raise Stopped(wish, number)
 
     def measure(self, number: int, params: dict, what: list[str]) -> dict[str, float]:
@@ -278,11 +278,6 @@ class Run:
             self.metrics.sync()
             self.checkpoints.save(number, now)
             self.saved = time.monotonic()
-
-    def await_digests(self) -> None:
-        """Until all processes have saved what they save: who leaves takes the others with it."""
-        self.checkpoints.wait()
-        self.group.gather('saved', None)
 
     def compare(self, number: int, now: dict, numbers: dict[str, float]) -> None:
         """Sees that all processes have the same: data, numbers, and the bits of each parameter that several hold."""

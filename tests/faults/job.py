@@ -3,7 +3,6 @@
 import contextlib
 import json
 import os
-import re
 import signal
 import socket
 import subprocess
@@ -85,12 +84,6 @@ class Job:
     def signal(self, pid, number):
         with contextlib.suppress(ProcessLookupError):
             os.kill(pid, number)
-
-    def wait_for_ears(self, index):
-        """Until a process hears SIGTERM; Python takes some tenths of a second to begin."""
-        status = Path(f'/proc/{self.processes[index].pid}/status')
-        while not int(re.search(r'SigCgt:\s(\w+)', status.read_text())[1], 16) >> signal.SIGTERM - 1 & 1:
-            time.sleep(0.01)
 
     def child(self, index):
         """The process id of the one that trains, under its supervisor; None where there is none yet, or no more."""

@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 from job import Job, assert_same, outcome, timeless, words
+from processes import wait_for_ears
 
 from sinklab.folder import Folder
 
@@ -140,7 +141,7 @@ def harm(job, workdir, moment, name):
     if moment % 2:
         started = job(workdir, 2, COME)
         if name == 'TERM':
-            started.wait_for_ears(index)
+            wait_for_ears(started.processes[index])
         time.sleep(at := draw.uniform(0.2, 12))
         victim = started.processes[index].pid
         if name == 'KILL' and draw.random() < 0.5:
