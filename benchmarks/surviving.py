@@ -4,7 +4,8 @@
 
 A turn of the loop is a checkpoint with its digests, and the `every` steps after it with their data and metrics; by
 `make quickstart` a checkpoint is due every 480. It is compared with the mean of the bare turns before and after it.
-Signs of life go on beside both; what they take is told as the time of the supervisor, of one core.
+By the clock, and by what the process takes of its cores, which other work on the machine does not lengthen. Signs of
+life go on beside both; what they take is told as the time of the supervisor, of one core.
 """
 
 import argparse
@@ -42,16 +43,24 @@ class Turns(Listener):
 
     def __init__(self, group: Group, step: Callable[[int], float], every: int):
         self.group, self.step, self.every, self.ended = group, step, every, None
-        self.alone, self.looped = [], []
+        self.alone, self.looped = [], []  # (seconds by the clock, seconds of cores) a step
 
     def record(self, record: dict, written: bool) -> None:
         if record['step'] == 0 or record['step'] % self.every:
             return
-        if self.ended is not None:
-            self.looped.append((time.perf_counter() - self.ended) / self.every)
+        if self.ended:
+            self.looped.append(since(self.ended, self.every))
         self.group.at('measuring', record['step'])  # for as long as it takes
-        self.alone.append(self.step(self.every))
-        self.ended = time.perf_counter()
+        begun = since((0.0, 0.0))
+        self.step(self.every - 1)  # after one more
+        self.alone.append(since(begun, self.every))
+        self.ended = since((0.0, 0.0))
+
+
+def since(begun: tuple[float, float], steps: int = 1) -> tuple[float, float]:
+    """(seconds by the clock, seconds of cores) a step, since a moment."""
+    clock, cores = begun
+    return (time.perf_counter() - clock) / steps, (time.process_time() - cores) / steps
 
 
 def trained(group: Group, given: argparse.Namespace, folder: Path) -> End:
@@ -80,15 +89,21 @@ def main() -> None:
             sys.exit(code)
         seconds, supervisor = time.perf_counter() - start, used() - before
         alone, looped = json.loads(Path(folder, 'turns.json').read_text())
-    ratios = [whole / ((before + after) / 2) for (before, after), whole in zip(pairwise(alone), looped, strict=True)]
-    percent = [100 * (ratio - 1) for ratio in ratios]
     print(f'{platform.processor() or platform.machine()}, {os.cpu_count()} cores, python {platform.python_version()}')
     print(json.dumps(versions(('jax', 'jaxlib', 'orbax-checkpoint'))))
-    print(f'bare step, ms:              {spread([1e3 * value for value in alone])}')
-    print(f'step of a supervised loop:  {spread([1e3 * value for value in looped])}')
-    print(f'loop over step, %:          {spread(percent)}')
-    print('the middle half of that, %: {:.2f} to {:.2f}'.format(*statistics.quantiles(percent)[::2]))
-    print(f'supervisor, % of a core:    {100 * supervisor / seconds:.2f}')
+    for name, bare_ms, loop_ms in zip(('clock', 'cores'), columns(alone), columns(looped), strict=True):
+        beside = [(before + after) / 2 for before, after in pairwise(bare_ms)]
+        percent = [100 * (whole / step - 1) for whole, step in zip(loop_ms, beside, strict=True)]
+        print(f'{name}: bare step, ms:              {spread(bare_ms)}')
+        print(f'{name}: step of a supervised loop:  {spread(loop_ms)}')
+        print(f'{name}: loop over step, %:          {spread(percent)}')
+        print('{}: the middle half of that, %: {:.2f} to {:.2f}'.format(name, *statistics.quantiles(percent)[::2]))
+    print(f'supervisor, % of a core:           {100 * supervisor / seconds:.2f}')
+
+
+def columns(turns: list[tuple[float, float]]) -> list[list[float]]:
+    """Milliseconds by the clock, and of cores."""
+    return [[1e3 * value for value in column] for column in zip(*turns, strict=True)]
 
 
 def used() -> float:

@@ -10,6 +10,7 @@ PAGE = 'add_a_measure.md'
 pytestmark = [pytest.mark.slow, NEEDS_GIT]
 
 
+@pytest.mark.exhaustive
 def test_the_page_adds_a_measure_in_one_place_that_is_tested_and_shown_everywhere(tmp_path):
     sources = {
         line for block in blocks(PAGE, 'diff') for line in block.splitlines() if line.startswith('+++ b/sinklab')

@@ -54,9 +54,9 @@ def test_what_reading_ahead_hides_is_timed_beside_reading_between_steps(told):
 def test_surviving_is_timed_beside_the_bare_step(told):
     text = told('surviving', '--size=smoke', '--rounds=2', '--every=3')
     named = dict(re.findall(rf'^(.+?): +({NUMBER}) \({NUMBER} to {NUMBER}\)$', text, re.MULTILINE))
-    assert float(named['bare step, ms']) > 0
-    assert float(named['step of a supervised loop']) > 0
-    assert 'loop over step, %' in named
+    assert float(named['cores: bare step, ms']) > 0
+    assert float(named['clock: step of a supervised loop']) > 0
+    assert {'clock: loop over step, %', 'cores: loop over step, %'} < named.keys()
 
 
 @pytest.mark.slow
@@ -89,7 +89,7 @@ def test_attention_is_timed_with_and_without_its_matrix(told):
     assert {length for length, _, _, name in lines if name == 'dense'} == {'16'}
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 @pytest.mark.skipif(topology.library() is None, reason='libtpu, which has the compiler, could not be installed')
 def test_a_kernel_is_weighed_by_the_compiler_of_chips_that_are_not_here(told):
     """It costs what is committed, where the compiler is that of the commitment."""

@@ -81,7 +81,7 @@ def command(source, folder):
     return [*words, '--vocabulary=300', '--shard_tokens=20000', '--processes=2', '--held_out=0.2']
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_killed_at_ten_moments_it_keeps_what_was_finished_and_ends_in_the_same_store(tmp_path):
     source, folder = written(tmp_path / 'a.jsonl', corpus_of(3000, words=300)), tmp_path / 'killed'
     subprocess.run(command(source, tmp_path / 'whole'), check=True, capture_output=True)

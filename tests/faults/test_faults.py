@@ -12,7 +12,7 @@ import time
 from pathlib import Path
 
 import pytest
-from job import Job, assert_same, outcome, timeless, words
+from job import KUBERNETES, Job, assert_same, free_port, outcome, timeless, words
 from processes import wait_for_ears
 
 from sinklab.folder import Folder
@@ -20,7 +20,7 @@ from sinklab.folder import Folder
 pytestmark = pytest.mark.slow
 QUICK = 15  # seconds in which the others end
 AT_ITS_END = 5  # seconds in which a run is done that was told to stop too late
-NOTES = 40  # places that the run of fault.py comes by, at the least
+NOTES = 37  # places that the run of fault.py comes by
 NOTHING = 'SIGTERM came before the first step; nothing was begun'
 COME = '--join_timeout=12'  # who is killed before it has come can only be missed
 
@@ -96,6 +96,7 @@ def files(path):
     return {file for file in found if file.parts[0] not in ('checkpoints', 'digests')}
 
 
+@pytest.mark.exhaustive
 def test_slurm_says_who_is_who(job, undisturbed, tmp_path):
     number = random.randrange(4096)
     shared = {'SLURM_JOB_ID': str(number), 'SLURM_STEP_NODELIST': 'localhost', 'SLURM_NTASKS': '2'}
@@ -105,23 +106,8 @@ def test_slurm_says_who_is_who(job, undisturbed, tmp_path):
     assert_same(tmp_path / 'run', undisturbed)
 
 
-KUBERNETES = """
-from types import SimpleNamespace as Some
-from jax._src.clusters import K8sCluster
-
-K8sCluster._namespace = classmethod(lambda cls: 'default')
-K8sCluster._pod = classmethod(lambda cls: Some(metadata=Some(owner_references=[Some(controller=True, kind='Job')])))
-K8sCluster._job = classmethod(lambda cls: Some(
-    spec=Some(parallelism=2), metadata=Some(name='x', labels={'jobset.sigs.k8s.io/jobset-name': 'x'})))
-K8sCluster.get_coordinator_address = classmethod(lambda cls, **_: ADDRESS)
-config = Some(load_incluster_config=lambda: None)
-client = Some(CoreV1Api=lambda: None, BatchV1Api=lambda: None, exceptions=Some(ApiException=OSError))
-"""
-
-
+@pytest.mark.exhaustive
 def test_a_jobset_says_who_is_who(job, undisturbed, tmp_path):
-    from job import free_port
-
     (tmp_path / 'kubernetes.py').write_text(KUBERNETES.replace('ADDRESS', repr(f'127.0.0.1:{free_port()}')))
     path = os.pathsep.join([str(tmp_path), str(Path(__file__).parents[2])])
     shared = {'KUBERNETES_SERVICE_HOST': '10.0.0.1', 'PYTHONPATH': path}
@@ -154,8 +140,7 @@ def harm(job, workdir, moment, name):
         started = job(workdir, 2, COME, variables={'FAULT': harm, 'NOTES': str(workdir.parent)})
         harmed = None
     codes, said = started.wait()
-    note = workdir.parent / 'harmed'
-    harmed = harmed or (float(note.read_text()) if note.exists() else time.monotonic())
+    harmed = harmed or float((workdir.parent / 'harmed').read_text())
     return codes, said, f'process {index}, {at}', max(started.ended.values()) - harmed
 
 
@@ -188,6 +173,7 @@ def test_a_process_is_told_to_stop(job, undisturbed, tmp_path, moment, seen):
     seen(where=where, seconds=round(seconds, 2), codes=codes, words=[words(one) for one in said])
 
 
+@pytest.mark.exhaustive
 def test_a_process_that_stands_still_is_named(job, undisturbed, tmp_path, seen):
     harm = '{"process": 1, "event": 12, "seconds": 0, "what": "SIGSTOP"}'
     started = job(tmp_path / 'run', variables={'FAULT': harm, 'NOTES': str(tmp_path)})
@@ -200,6 +186,7 @@ def test_a_process_that_stands_still_is_named(job, undisturbed, tmp_path, seen):
     seen(words=[words(one) for one in said], seconds=round(seconds, 2))
 
 
+@pytest.mark.exhaustive
 def test_all_diverge_at_the_same_step(job, tmp_path):
     codes, said = job(tmp_path / 'run', 2, '--config.optimizer.peak_learning_rate=1e30').wait()
     assert codes == [3, 3], said
@@ -207,6 +194,7 @@ def test_all_diverge_at_the_same_step(job, tmp_path):
     assert 'the run has diverged' in words(said[0])[0]
 
 
+@pytest.mark.exhaustive
 def test_two_jobs_in_one_folder(job, undisturbed, tmp_path, seen):
     first = job(tmp_path / 'run', variables={'PAUSE': '1'})
     until = time.monotonic() + 60
@@ -256,6 +244,7 @@ def test_a_folder_that_is_not_shared(job, tmp_path):
     assert not (tmp_path / '0' / 'run').exists()
 
 
+@pytest.mark.exhaustive
 def test_a_disk_that_is_full(job, undisturbed, small_disk):
     harm = {'FAULT': '{"process": 0, "event": 20, "seconds": 0, "what": "FILL"}', 'NOTES': str(small_disk.parent)}
     codes, said = job(small_disk / 'run', variables=harm).wait()
@@ -266,6 +255,7 @@ def test_a_disk_that_is_full(job, undisturbed, small_disk):
     assert_same(small_disk / 'run', undisturbed)
 
 
+@pytest.mark.exhaustive
 def test_a_folder_that_vanishes(job, undisturbed, tmp_path):
     harm = {'FAULT': '{"process": 0, "event": 20, "seconds": 0, "what": "VANISH"}', 'NOTES': str(tmp_path)}
     codes, said = job(tmp_path / 'run', variables=harm).wait()
@@ -277,6 +267,7 @@ def test_a_folder_that_vanishes(job, undisturbed, tmp_path):
     assert_same(tmp_path / 'run', undisturbed)
 
 
+@pytest.mark.exhaustive
 def test_a_damaged_checkpoint_is_passed_over_by_all(job, undisturbed, tmp_path):
     shutil.copytree(undisturbed, tmp_path / 'run')
     newest = tmp_path / 'run' / 'checkpoints' / '12'
