@@ -55,7 +55,7 @@ def test_validation_that_does_not_divide_is_one_program_and_the_plain_mean(loss)
     np.testing.assert_allclose(found['valid/loss'], expected, rtol=1e-5)
 
 
-@pytest.mark.exhaustive
+@pytest.mark.slow
 def test_what_runs_once_is_made_of_the_same_bits_as_at_full_optimization():
     spec = tiny()
     program = jax.jit(lambda: state.initial(spec)).lower()
