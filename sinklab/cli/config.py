@@ -42,7 +42,7 @@ def spec_of(folder: Folder) -> Spec:
     try:
         return parse(folder.read('config'))
     except FileNotFoundError as error:
-        raise Refusal(f'{folder} holds no run') from error
+        raise Refusal(f'{folder} holds no run; give the folder of one') from error
     except Refusal as refusal:
         commit = folder.environment().get('commit')
         raise Refusal(
