@@ -8,7 +8,9 @@ from runs import Hearing, spec, train
 from sinklab.checkpoint import digests
 from sinklab.checkpoint.checkpoints import Checkpoints
 from sinklab.folder import Folder
-from sinklab.train.outcome import Disagreement
+from sinklab.lease import Superseded
+from sinklab.train import loop
+from sinklab.train.outcome import Disagreement, Diverged, Stopped
 
 
 @pytest.mark.slow
@@ -80,3 +82,44 @@ def test_a_folder_that_another_job_has_taken_gets_no_digests_and_loses_no_checkp
     now.close()
     assert folder.checkpoint_steps() == [1, 2, 3]
     assert digests.file_of(folder, 3, 0).exists() == bool(held)
+
+
+class Told:
+    """Checkpoints that note what they are told."""
+
+    def __init__(self):
+        self.told = []
+
+    def wait_for_all(self):
+        self.told.append('wait for all')
+
+    def close(self):
+        self.told.append('close')
+
+
+@pytest.mark.parametrize(
+    ('error', 'told'),
+    [
+        (None, ['wait for all', 'close']),
+        (Stopped(15, 4), ['wait for all', 'close']),
+        (Diverged(4, {}), ['wait for all', 'close']),
+        (Disagreement(4, 'x'), ['wait for all', 'close']),
+        (OSError('of this process alone'), ['close']),
+        (Superseded('of another job'), []),
+    ],
+    ids=str,
+)
+def test_all_wait_for_the_saves_of_all_at_an_end_that_they_agree_on(error, told):
+    saved = Told()
+
+    def end():
+        with loop.closing(saved):
+            if error:
+                raise error
+
+    if error:
+        with pytest.raises(type(error)):
+            end()
+    else:
+        end()
+    assert saved.told == told

@@ -27,7 +27,7 @@ def comparison(spec: Spec, mesh: jax.sharding.Mesh, group: Group) -> Callable[[i
     sums = jax.jit(jax.shard_map(local, in_specs=(given,), out_specs=PartitionSpec(sharding.AXES), check_vma=False))
     leaves = list(zip(jax.tree_util.tree_leaves_with_path(where), jax.tree.leaves(shapes), strict=True))
     copies = [(jax.tree_util.keystr(path), alike(place, leaf.shape)) for (path, place), leaf in leaves]
-    if all(len(group) == 1 for _, groups in copies for group in groups):
+    if all(len(devices) == 1 for _, parts in copies for devices in parts):
         return lambda step, params: None
 
     def differing(step: int, params: dict) -> str | None:
