@@ -8,6 +8,8 @@ REPORT = ['plotly>=6.0', 'matplotlib>=3.8']
 TENSORBOARD = ['tensorboardX>=2.6']
 # tensorflow-datasets needs importlib_resources and does not say so.
 DATA = ['pyarrow>=15.0', 'zstandard>=0.22', 'tensorflow-datasets>=4.9.8', 'importlib_resources>=6.0']
+GCS = ['gcsfs>=2026.9']
+S3 = ['s3fs>=2026.9']
 
 setup(
     name='sinklab',
@@ -28,6 +30,7 @@ setup(
         'ml-collections>=1.1.0',
         'numpy>=2.0',
         'etils[epath]>=1.9',
+        'fsspec>=2026.9',
         'rich>=13.0',
         'tokenizers>=0.21',
     ],
@@ -35,13 +38,20 @@ setup(
         'report': REPORT,
         'tensorboard': TENSORBOARD,
         'data': DATA,
-        'gcs': ['gcsfs>=2024.2'],
+        'gcs': GCS,
+        's3': S3,
         'tpu': ['jax[tpu]>=0.10.2'],
         'gpu': ['jax[cuda13]>=0.10.2'],
         'test': [
             *REPORT,
             *TENSORBOARD,
             *DATA,
+            *GCS,
+            *S3,
+            'gcp-storage-emulator>=2026.7',
+            'moto[s3]>=5.1',
+            'flask>=3.0',
+            'flask-cors>=5.0',
             'tensorboard>=2.17',
             'pytest>=8.0',
             'pytest-xdist>=3.6',

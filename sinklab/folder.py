@@ -23,7 +23,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-from sinklab.files import UNFINISHED, whole, writable
+from sinklab.files.whole import UNFINISHED, whole, writable
 from sinklab.record import Refusal
 from sinklab.spec import CHANGEABLE, OPEN_ENDED, Spec
 

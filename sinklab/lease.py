@@ -15,7 +15,8 @@ import uuid
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
-from sinklab.files import locked, whole, writable
+from sinklab.files.lock import locked
+from sinklab.files.whole import whole, writable
 from sinklab.record import Refusal
 
 NAME, LOCK = 'lease.json', 'lease.lock'

@@ -4,13 +4,14 @@ import os
 import shutil
 import subprocess
 import tempfile
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 
 os.environ['JAX_PLATFORMS'] = 'cpu'
 
 import jax
 import numpy as np
 import pytest
+from emulators import KINDS, Bucket, Emulators
 from flax import nnx
 from ml_collections import ConfigDict
 
@@ -143,3 +144,19 @@ def small_disk(tmp_path):
         pytest.skip('only root may mount the small file system that this test fills')
     yield path
     subprocess.run(['umount', '-l', path], check=True)
+
+
+@pytest.fixture(scope='session')
+def emulators() -> Iterator[Emulators]:
+    running = Emulators()
+    yield running
+    running.close()
+
+
+@pytest.fixture(params=KINDS)
+def bucket(request: pytest.FixtureRequest, emulators: Emulators, monkeypatch: pytest.MonkeyPatch) -> Bucket:
+    """A new bucket of each kind of object storage, that this process and those that it starts can reach."""
+    made = emulators.bucket(request.param)
+    for name, value in made.variables.items():
+        monkeypatch.setenv(name, value)
+    return made

@@ -14,9 +14,9 @@ from conftest import tiny
 from damages import WAYS, flip, lose, no_digests, poison, swap, truncate
 from threads import alike
 
-from sinklab import files
 from sinklab.checkpoint import digests, steps
 from sinklab.checkpoint.checkpoints import Checkpoints, fault_of
+from sinklab.files import whole as files
 from sinklab.folder import Folder
 from sinklab.record import Refusal
 

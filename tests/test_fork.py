@@ -11,10 +11,11 @@ from conftest import operation, tiny
 from damages import flip
 from runs import Died, Dying, timeless
 
-from sinklab import files, sharding
+from sinklab import sharding
 from sinklab.checkpoint import digests
 from sinklab.checkpoint.checkpoints import Checkpoints
 from sinklab.data.batches import sequences
+from sinklab.files import whole as files
 from sinklab.folder import Folder
 from sinklab.record import Refusal
 from sinklab.report import page, runs

@@ -10,7 +10,8 @@ import time
 import pytest
 from threads import crowd
 
-from sinklab import files, lease
+from sinklab import lease
+from sinklab.files import lock as files
 from sinklab.processes.patience import Patience
 from sinklab.record import Refusal
 

@@ -7,8 +7,8 @@ from conftest import tiny
 from runs import saved
 from threads import alike
 
-from sinklab import files
 from sinklab.checkpoint.checkpoints import Checkpoints
+from sinklab.files import whole as files
 from sinklab.folder import Folder
 from sinklab.record import Refusal
 from sinklab.train import fork

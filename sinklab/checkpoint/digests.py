@@ -15,7 +15,7 @@ import re
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-from sinklab.files import awaited, whole
+from sinklab.files.whole import awaited, whole
 from sinklab.folder import Folder
 
 THREADS = min(4, os.cpu_count() or 1)  # hashing holds no lock, and more of them would take the loop's cores

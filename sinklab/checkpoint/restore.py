@@ -10,7 +10,7 @@ from orbax.checkpoint import v1 as ocp
 
 from sinklab.checkpoint import digests
 from sinklab.checkpoint.orbax import one_line, quiet
-from sinklab.files import writable
+from sinklab.files.whole import writable
 from sinklab.folder import Folder
 from sinklab.record import Refusal
 

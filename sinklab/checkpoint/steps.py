@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from sinklab.checkpoint.orbax import TEMPORARY
-from sinklab.files import UNFINISHED, writable
+from sinklab.files.whole import UNFINISHED, writable
 from sinklab.folder import Folder
 from sinklab.spec import Checkpoint
 

@@ -19,7 +19,7 @@ from typing import Any
 from sinklab.cli import config, hardware, programs
 from sinklab.cli.command import again, program
 from sinklab.cli.train import size_argument
-from sinklab.files import whole, writable
+from sinklab.files.whole import whole, writable
 from sinklab.folder import Folder
 from sinklab.lease import lease
 from sinklab.record import Refusal, unknown

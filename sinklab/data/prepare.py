@@ -23,7 +23,7 @@ from sinklab.data.store.shard import SIDES, TOKENIZER
 from sinklab.data.store.writer import Entry, Stream
 from sinklab.data.tokens import tokenizer
 from sinklab.data.tokens.encode import dtype, ids_of
-from sinklab.files import writable
+from sinklab.files.whole import writable
 from sinklab.record import Refusal
 
 TASK = 1 << 20  # characters tokenized by one process at once

@@ -7,7 +7,7 @@ import numpy as np
 import plotly.graph_objects as go
 from plotly.subplots import make_subplots
 
-from sinklab.files import whole
+from sinklab.files.whole import whole
 from sinklab.measure.measure import Picture
 from sinklab.measure.table import HEADLINE
 from sinklab.report.runs import NUMBERS, Run, branches, cells, common_pictures, table

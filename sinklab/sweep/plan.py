@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 
 from sinklab.checkpoint import digests
-from sinklab.files import writable
+from sinklab.files.whole import writable
 from sinklab.folder import Folder
 from sinklab.record import Refusal
 from sinklab.spec import Hardware, Spec

@@ -11,7 +11,7 @@ from orbax.checkpoint import v1 as ocp
 from sinklab.checkpoint import digests, restore
 from sinklab.checkpoint.checkpoints import Checkpoints, fault_of
 from sinklab.checkpoint.orbax import one_line
-from sinklab.files import awaited
+from sinklab.files.whole import awaited
 from sinklab.folder import Folder, differences, flat
 from sinklab.group import Group, once, same
 from sinklab.record import Refusal

@@ -7,7 +7,7 @@ import jax
 import numpy as np
 
 from sinklab import sharding
-from sinklab.files import whole
+from sinklab.files.whole import whole
 from sinklab.measure import table
 from sinklab.measure.setting import Setting, setting_of
 from sinklab.model.attention import COMBINATIONS

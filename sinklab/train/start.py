@@ -10,7 +10,7 @@ import jax
 from sinklab import sharding
 from sinklab.attend.choice import Choice
 from sinklab.data.batches import Sequences, sequences
-from sinklab.files import awaited
+from sinklab.files.whole import awaited
 from sinklab.folder import Folder
 from sinklab.group import Group, once, same, unanimous
 from sinklab.lease import Elsewhere, Lease, lease, seen

@@ -13,7 +13,7 @@ from sinklab.data.store.recipe import SETTINGS, Recipe, hash_of
 from sinklab.data.store.shard import FORMAT, META, PROBE, RECIPE, SIDES, TOKENIZER, Shard, digest
 from sinklab.data.tokens.encode import dtype
 from sinklab.data.tokens.tokenizer import load, size
-from sinklab.files import whole
+from sinklab.files.whole import whole
 from sinklab.record import Refusal
 
 SEQUENCES, LENGTH = 128, 2048  # of the probe sequences that are no text

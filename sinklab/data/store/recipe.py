@@ -10,7 +10,7 @@ from sinklab.data.documents.document import Source
 from sinklab.data.documents.split import survey
 from sinklab.data.store.shard import FORMAT, RECIPE, TOKENIZER, digest
 from sinklab.data.tokens import tokenizer
-from sinklab.files import whole
+from sinklab.files.whole import whole
 from sinklab.record import Refusal
 
 OURS = (TOKENIZER, '.unfinished', '.lock')  # what is there before recipe.json

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import numpy as np
 
-from sinklab.files import whole
+from sinklab.files.whole import whole
 
 FORMAT = 3  # of all that a store holds
 SIDES = ('train', 'held_out')

@@ -16,7 +16,7 @@ from sinklab.cache import cache
 from sinklab.data.store import meta
 from sinklab.data.store.shard import DOCUMENT, DOCUMENTS, IDS, PREDICTED, PROBE, TOKENIZER, Shard, digest
 from sinklab.data.tokens.tokenizer import Tokenizer, parse
-from sinklab.files import whole, writable
+from sinklab.files.whole import whole, writable
 from sinklab.record import Refusal
 
 VERIFIED = 1 << 30  # bytes of ids that are verified whenever they are opened; `prepare --check` verifies more

@@ -1,0 +1,1 @@
+"""One way to files: on a disk that this machine sees, or in a bucket."""

@@ -1,0 +1,61 @@
+"""Where a file lies: a local path, or one in a bucket with the same methods."""
+
+import contextlib
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from sinklab.record import Refusal
+
+BUCKETS = {'gs': ('gcsfs', 'gcs'), 's3': ('s3fs', 's3')}  # (the library that is needed, the extra that brings it)
+
+
+def place(given: str | os.PathLike) -> Path:
+    """A pathlib.Path, or an epath.Path for gs:// and s3://."""
+    path = os.fspath(given)
+    if not is_remote(path):
+        return Path(path)
+    from etils import epath
+
+    from sinklab.files import objects
+
+    scheme, _, rest = path.partition('://')
+    if scheme not in BUCKETS:
+        raise Refusal(f'{path} is neither local nor in a bucket that is known here; give a path, gs:// or s3://')
+    if not rest.strip('/'):
+        raise Refusal(f'{path} names no bucket; give {scheme}://BUCKET/PATH')
+    objects.register(scheme, *BUCKETS[scheme])
+    return epath.Path(path.rstrip('/'))
+
+
+def is_remote(path: str | os.PathLike) -> bool:
+    """Whether it lies in a bucket, where files are objects: whole or not there, and never appended to."""
+    return '://' in os.fspath(path)
+
+
+def storage(path: Path) -> Any:
+    """The fsspec file system of a path in a bucket; paths are given to it as text."""
+    import fsspec
+
+    return fsspec.filesystem(os.fspath(path).partition('://')[0])
+
+
+def absolute(path: Path) -> Path:
+    return path if is_remote(path) else path.absolute()
+
+
+def resolved(path: Path) -> Path:
+    return path if is_remote(path) else path.resolve()
+
+
+@contextlib.contextmanager
+def hasty(seconds: float) -> Iterator[None]:
+    """For a request of this thread that nobody should wait for longer than that."""
+    from sinklab.files import objects
+
+    token = objects.PATIENCE.set(seconds)
+    try:
+        yield
+    finally:
+        objects.PATIENCE.reset(token)

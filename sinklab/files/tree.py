@@ -1,0 +1,89 @@
+"""Folders and what they hold, the same for those of a disk and for the prefixes of a bucket.
+
+A folder of a disk gets its name when it is whole. In a bucket nothing is renamed: there a folder is whole once it has
+an object COMMIT, which comes last and goes first.
+"""
+
+import contextlib
+import hashlib
+import os
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+
+from sinklab.files.place import is_remote, storage
+
+COMMIT = 'commit_success.txt'  # as Orbax has it
+GOING = '.deleted'  # a name in one stroke, since files go one by one
+ABSENT = FileNotFoundError, NotADirectoryError, IsADirectoryError
+
+
+def entries(folder: Path) -> Iterator[Path]:
+    """What lies in a folder; nothing where that is not there."""
+    with contextlib.suppress(FileNotFoundError):
+        yield from folder.iterdir()
+
+
+def finished(folder: Path) -> list[str]:
+    """The names of the folders in it that are whole."""
+    if not is_remote(folder):
+        return [path.name for path in folder.glob('*')]
+    return [path.parent.name for path in folder.glob(f'*/{COMMIT}')]
+
+
+def names(folder: Path) -> list[str]:
+    """Of all files of a folder, by their paths in it, as far as they are there."""
+    if is_remote(folder):
+        root = os.fspath(folder).partition('://')[2] + '/'
+        return sorted(found.removeprefix(root) for found in storage(folder).find(os.fspath(folder)))
+
+    def refuse(error: OSError) -> None:
+        if not isinstance(error, ABSENT):
+            raise error
+
+    found = (Path(inner, name) for inner, _, names in os.walk(folder, onerror=refuse) for name in names)
+    return sorted(path.relative_to(folder).as_posix() for path in found)
+
+
+def length(path: Path) -> int:
+    """Bytes of a file."""
+    return storage(path).info(os.fspath(path))['size'] if is_remote(path) else path.stat().st_size
+
+
+def digest(path: Path) -> str:
+    """What a file holds: its sha256; of an object what its storage says, which no change leaves as it was."""
+    if is_remote(path):
+        known = storage(path).info(os.fspath(path))
+        return next(f'{name} {known[name]}' for name in ('md5Hash', 'crc32c', 'ETag') if name in known)
+    with path.open('rb') as file:
+        return hashlib.file_digest(file, 'sha256').hexdigest()
+
+
+def remove(folder: Path) -> None:
+    """Takes away a folder and all that it holds, if it is there."""
+    if not is_remote(folder):
+        shutil.rmtree(folder, ignore_errors=True)
+        return
+    with contextlib.suppress(FileNotFoundError):
+        (folder / COMMIT).unlink()
+    with contextlib.suppress(FileNotFoundError):
+        storage(folder).rm(os.fspath(folder), recursive=True)
+
+
+def undo(folder: Path) -> None:
+    """Has a folder, which was whole, be no longer so, in one stroke."""
+    with contextlib.suppress(FileNotFoundError):
+        if is_remote(folder):
+            (folder / COMMIT).unlink()
+        else:
+            folder.replace(folder.with_name(f'{folder.name}{GOING}'))
+
+
+def move(folder: Path, to: Path) -> None:
+    """Gives a folder another name; in a bucket it is copied there, and then gone."""
+    if not is_remote(folder):
+        folder.replace(to)
+        return
+    for name in sorted(names(folder), key=lambda name: name == COMMIT):
+        storage(folder).copy(os.fspath(folder / name), os.fspath(to / name))
+    remove(folder)

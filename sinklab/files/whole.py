@@ -1,0 +1,90 @@
+"""Files that appear whole, in folders that can be written."""
+
+import contextlib
+import errno
+import os
+import tempfile
+import time
+import uuid
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import TypeVar
+
+from sinklab.files.place import is_remote, storage
+from sinklab.record import Refusal
+
+UNWRITABLE = (errno.ENOSPC, errno.EDQUOT, errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOTDIR, errno.EEXIST)
+UNWRITABLE += (errno.ENXIO, errno.ETIMEDOUT)  # of a bucket that is not there, or does not answer
+UNFINISHED = '.unfinished'
+SHARED = 5.0  # seconds until a network's disk shows everywhere what is written on it
+T = TypeVar('T')
+
+
+@contextlib.contextmanager
+def whole(path: Path) -> Iterator[Path]:
+    """A file to write, which takes the name `path` once it is whole and lies on the disk, or in the bucket."""
+    if is_remote(path):
+        with tempfile.TemporaryDirectory() as scratch:
+            yield (unfinished := Path(scratch, path.name))
+            upload(unfinished, path)
+        return
+    unfinished = path.with_name(f'{path.name}.{uuid.uuid4().hex[:8]}{UNFINISHED}')  # others may be at the same
+    try:
+        yield unfinished
+        with unfinished.open('rb') as file:
+            os.fsync(file.fileno())
+        unfinished.replace(path)
+    finally:
+        unfinished.unlink(missing_ok=True)
+
+
+def upload(local: Path, path: Path) -> None:
+    """Puts a local file into a bucket, in one stroke."""
+    try:
+        storage(path).put_file(os.fspath(local), os.fspath(path))
+    except FileNotFoundError as error:
+        raise no_bucket(path) from error
+
+
+def no_bucket(path: Path) -> OSError:
+    """What it means that an object cannot be written because something is not there."""
+    bucket = '/'.join(os.fspath(path).split('/')[:3])
+    return OSError(errno.ENXIO, f'the bucket {bucket} is not there')
+
+
+def append(path: Path, text: str) -> None:
+    """Adds to a small file; an object is written anew, by one who writes it alone."""
+    if not is_remote(path):
+        with path.open('a', encoding='utf-8') as file:
+            file.write(text)
+        return
+    before = path.read_text() if path.exists() else ''
+    with whole(path) as unfinished:
+        unfinished.write_text(before + text, encoding='utf-8')
+
+
+def awaited(look: Callable[[], T]) -> T:
+    """What is seen on a network's disk: as soon as there is something, or at last."""
+    until = time.monotonic() + SHARED
+    while not (found := look()) and time.monotonic() < until:
+        time.sleep(0.2)
+    return found
+
+
+@contextlib.contextmanager
+def writable(folder: Path) -> Iterator[None]:
+    """A folder to write in, made if need be; says in words when that cannot be."""
+    try:
+        if not is_remote(folder):  # in a bucket there are no folders
+            folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise Refusal(f'{folder} cannot be made ({error.strerror}); choose another folder') from error
+    try:
+        yield
+    except OSError as error:
+        if error.errno not in UNWRITABLE:
+            raise
+        raise Refusal(
+            f'{folder} cannot be written ({error.strerror}); choose another folder, or make room and give the same '
+            'command again: what is finished there is kept'
+        ) from error

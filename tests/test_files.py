@@ -1,0 +1,132 @@
+"""One way to files: what holds of a disk holds of a bucket."""
+
+import os
+
+import numpy as np
+import pytest
+
+from sinklab.files import tree
+from sinklab.files.place import absolute, is_remote, place, storage
+from sinklab.files.whole import append, whole, writable
+from sinklab.record import Refusal
+
+
+@pytest.fixture(params=['disk', 'gs', 's3'])
+def folder(request, tmp_path, emulators, monkeypatch):
+    if request.param == 'disk':
+        return tmp_path
+    made = emulators.bucket(request.param)
+    for name, value in made.variables.items():
+        monkeypatch.setenv(name, value)
+    return place(f'{made.url}/some/where')
+
+
+def written(path, content):
+    with writable(path.parent), whole(path) as unfinished:
+        unfinished.write_bytes(content)
+    return path
+
+
+@pytest.mark.parametrize('end', [b'', b'\n', b'\r', b'\r\n', b'\n\r\n', b'--'])
+def test_a_file_holds_the_bytes_that_were_written(folder, end):
+    content = np.random.default_rng(0).bytes(1000) + end
+    path = written(folder / 'inner' / 'file.bin', content)
+    assert path.read_bytes() == content
+    assert tree.length(path) == len(content)
+    assert tree.names(folder) == ['inner/file.bin']
+
+
+def test_a_file_of_many_pieces_is_written_as_it_is(folder):
+    content = np.random.default_rng(0).bytes((7 << 20) + 1)
+    assert written(folder / 'large.bin', content).read_bytes() == content
+
+
+def test_what_is_not_whole_does_not_appear(folder):
+    path = written(folder / 'file', b'before')
+
+    def broken_off():
+        with whole(path) as unfinished:
+            unfinished.write_bytes(b'half')
+            raise KeyError
+
+    with pytest.raises(KeyError):
+        broken_off()
+    assert path.read_bytes() == b'before'
+    assert tree.names(folder) == ['file']
+
+
+def test_a_digest_tells_contents_apart(folder):
+    digests = [
+        tree.digest(written(folder / name, content)) for name, content in (('a', b'1'), ('b', b'1'), ('c', b'2'))
+    ]
+    assert digests[0] == digests[1] != digests[2]
+
+
+def test_a_small_file_grows(folder):
+    for text in ('one\n', 'two\n'):
+        append(folder / 'log', text)
+    assert (folder / 'log').read_text() == 'one\ntwo\n'
+
+
+def test_a_folder_is_whole_until_that_is_undone(folder):
+    for step in ('1', '2'):
+        written(folder / step / 'inner' / 'x', b'x')
+        written(folder / step / tree.COMMIT, b'')
+    assert sorted(tree.finished(folder)) == ['1', '2']
+    tree.undo(folder / '1')
+    assert [name for name in tree.finished(folder) if name.isdigit()] == ['2']
+    tree.remove(folder / '2')
+    assert not tree.names(folder / '2')
+    tree.remove(folder / '2')
+
+
+def test_a_folder_is_moved_with_all_that_it_holds(folder):
+    for name in ('x', 'deep/y', tree.COMMIT):
+        written(folder / 'old' / name, name.encode())
+    tree.move(folder / 'old', folder / 'new')
+    assert sorted(path.name for path in tree.entries(folder)) == ['new']
+    assert tree.names(folder / 'new') == sorted(['x', 'deep/y', tree.COMMIT])
+    assert (folder / 'new' / 'deep' / 'y').read_bytes() == b'deep/y'
+
+
+def test_what_is_not_there_is_empty(folder):
+    missing = folder / 'missing'
+    assert not missing.exists()
+    assert [*tree.entries(missing), *tree.names(missing), *tree.finished(missing)] == []
+
+
+def test_a_path_is_said_as_it_was_given(folder):
+    assert os.fspath(absolute(folder)) == str(folder)
+    assert is_remote(folder) == ('://' in str(folder))
+    assert place(folder / 'x') == folder / 'x'
+
+
+def test_of_several_who_write_over_what_they_have_seen_one_does(bucket):
+    path = f'{bucket.url}/lease'
+    at = storage(place(path))
+    first = at.write_marked(path, b'1', '')
+    assert first
+    assert at.write_marked(path, b'2', '') is None
+    assert at.read_marked(path) == (b'1', first)
+    second = at.write_marked(path, b'3', first)
+    assert second
+    assert at.write_marked(path, b'4', first) is None
+    assert at.read_marked(path) == (b'3', second)
+    place(path).unlink()
+    assert at.write_marked(path, b'5', second) is None
+
+
+@pytest.mark.parametrize('given', ['http://x/y', 'az://b/x', 'gs://', 's3:///'])
+def test_what_is_no_place_is_refused(given):
+    with pytest.raises(Refusal):
+        place(given)
+
+
+def test_a_bucket_that_is_not_there_is_said(bucket):
+    missing = place(f'{bucket.url}-not/x')
+    with (
+        pytest.raises(Refusal, match=f'the bucket {bucket.url}-not is not there'),
+        writable(missing),
+        whole(missing) as f,
+    ):
+        f.write_text('x')
