@@ -19,6 +19,7 @@ import jax.numpy as jnp
 from configs import default
 from sinklab.checkpoint import digests
 from sinklab.checkpoint.checkpoints import Checkpoints
+from sinklab.files import tree
 from sinklab.folder import Folder
 from sinklab.parse import parse
 
@@ -48,7 +49,7 @@ def one_round(saved: dict) -> dict[str, float]:
         checkpoints.wait()
         called = timed(lambda: checkpoints.save(2, saved))
         checkpoints.wait()
-        gigabytes = digests.size(folder.checkpoints / '2') / 1e9
+        gigabytes = tree.size(folder.checkpoints / '2') / 1e9
         found = {
             'save, the caller': called,
             'save, until its digests are written': checkpoints.seconds,

@@ -3,7 +3,7 @@
 config.json     the resolved config
 row.json        config file, row, diff, published numbers, source; of a fork, what it comes from
 environment.json  versions, devices, layout, commit of the latest attempt; of each, its attention and what it changed
-metrics.jsonl   {"step", "seconds", name: number} a line; appended, never rewritten
+metrics.jsonl   {"step", "seconds", name: number} a line; appended, never rewritten; in a bucket metrics/NUMBER.jsonl
 probe/          STEP.npz, the arrays of one probe
 checkpoints/    STEP, a checkpoint of Orbax
 digests/        STEP/PROCESS.json, sha256 and size of what a process has written of a checkpoint
@@ -23,6 +23,9 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+from sinklab.files import lines
+from sinklab.files.place import place
+from sinklab.files.tree import entries, finished
 from sinklab.files.whole import UNFINISHED, whole, writable
 from sinklab.record import Refusal
 from sinklab.spec import CHANGEABLE, OPEN_ENDED, Spec
@@ -50,18 +53,17 @@ def ancestry(lineage: dict) -> list[str]:
 
 # What may lie in a folder before its config does: of the job that is at work, and of a claim that was cut short.
 BEGUN = ('lease.json', 'lease.lock', 'processes', 'digests', 'damaged', 'probe', 'row.json')
+METRICS = 'metrics.jsonl'
 STEPS, FREE = 'optimizer.steps', tuple(f'{name}.' for name in CHANGEABLE)
 
 
 class Folder:
     def __init__(self, path: str | os.PathLike):
-        if '://' in str(path):
-            raise Refusal(f'--workdir={path} is not a local folder, and only those can be written')
         if not str(path):
             raise Refusal('--workdir= is empty; give a folder')
         if any(unicodedata.category(letter) == 'Cc' for letter in str(path)):
             raise Refusal(f'{str(path)!r} has a control character in its name; give a folder without')
-        self.path = Path(path)
+        self.path = place(path)
 
     def __str__(self) -> str:
         return str(self.path)
@@ -103,12 +105,12 @@ class Folder:
 
     def check(self, spec: Spec) -> None:
         """Refuses a folder that holds another run, or something that is none."""
-        if not os.path.exists(self.path):
+        if not self.path.exists():
             return
         if not self.path.is_dir():
             raise Refusal(f'{self} is a file; give a folder as --workdir')
         if not self.is_claimed():
-            others = [path for path in self.path.iterdir() if path.name not in BEGUN and path.suffix != UNFINISHED]
+            others = [path for path in entries(self.path) if path.name not in BEGUN and path.suffix != UNFINISHED]
             if others:
                 raise Refusal(
                     f'{self} holds files and no run ({others[0].name}); give a new folder, e.g. '
@@ -184,8 +186,9 @@ class Folder:
         """The same folder for a process that leaves the writing to another."""
         return Reading(self.path)
 
-    def metrics(self) -> 'Metrics':
-        return Metrics(self)
+    def metrics(self, check: Callable[[], None]) -> 'Metrics':
+        """What numbers are written to; `check` is asked before that is done in the background."""
+        return Metrics(self, check)
 
     def keep(self, step: int, save: Callable[[Path], None]) -> None:
         """Has the arrays of a probe saved."""
@@ -211,7 +214,7 @@ class Folder:
 
     def checkpoint_steps(self) -> list[int]:
         """The steps of the finished checkpoints."""
-        return sorted(int(path.name) for path in self.checkpoints.glob('*') if path.name.isdigit())
+        return sorted(int(name) for name in finished(self.checkpoints) if name.isdigit())
 
     def is_measured(self, step: int) -> bool:
         """Whether a run was measured after a step, as it is at its end."""
@@ -223,20 +226,16 @@ class Folder:
 
     def lines(self) -> Iterator[dict]:
         """Whole lines of metrics.jsonl as written; one cut off by a crash is passed over."""
-        file = self.path / 'metrics.jsonl'
-        yield from parsed(file.read_bytes()) if file.exists() else ()
+        yield from parsed(lines.read(self.path / METRICS))
 
     def lines_from(self, start: int) -> tuple[list[dict], int]:
         """The lines of metrics.jsonl that are finished by now, from a byte on, and the byte after them."""
-        with contextlib.suppress(FileNotFoundError), (self.path / 'metrics.jsonl').open('rb') as file:
-            file.seek(start)
-            finished = file.read().rpartition(b'\n')[0]
-            return [*parsed(finished)], start + len(finished) + bool(finished)
-        return [], start
+        ended = lines.read(self.path / METRICS, start).rpartition(b'\n')[0]
+        return [*parsed(ended)], start + len(ended) + bool(ended)
 
 
-def parsed(lines: bytes) -> Iterator[dict]:
-    for line in lines.splitlines():
+def parsed(text: bytes) -> Iterator[dict]:
+    for line in text.splitlines():
         with contextlib.suppress(ValueError):
             yield json.loads(line)
 
@@ -257,7 +256,7 @@ class Unwritten:
 class Reading(Folder):
     """The folder of a run as a process sees it that leaves the writing to another."""
 
-    def metrics(self) -> Unwritten:
+    def metrics(self, check: Callable[[], None]) -> Unwritten:
         return Unwritten()
 
     def claim(self, spec: Spec, row: dict) -> None:
@@ -274,20 +273,11 @@ class Reading(Folder):
 
 
 class Metrics:
-    """Appends to metrics.jsonl."""
+    """Adds to metrics.jsonl."""
 
-    def __init__(self, folder: Folder):
-        path = folder.path / 'metrics.jsonl'
-        self.file = path.open('ab')
-        if self.file.tell() and not path.read_bytes().endswith(b'\n'):
-            self.file.write(b'\n')  # a crash cut the last line off
+    def __init__(self, folder: Folder, check: Callable[[], None]):
+        self.lines = lines.adding(folder.path / METRICS, check)
+        self.sync, self.close = self.lines.sync, self.lines.close
 
     def append(self, record: dict) -> None:
-        self.file.write(json.dumps(record, allow_nan=False).encode() + b'\n')
-        self.file.flush()
-
-    def sync(self) -> None:
-        os.fsync(self.file.fileno())
-
-    def close(self) -> None:
-        self.file.close()
+        self.lines.append(json.dumps(record, allow_nan=False).encode())

@@ -16,6 +16,7 @@ from threads import alike
 
 from sinklab.checkpoint import digests, steps
 from sinklab.checkpoint.checkpoints import Checkpoints, fault_of
+from sinklab.files import tree
 from sinklab.files import whole as files
 from sinklab.folder import Folder
 from sinklab.record import Refusal
@@ -188,7 +189,7 @@ def test_digests_of_an_earlier_checkpoint_do_not_speak_for_a_save_that_was_cut_s
 
 def test_digests_go_with_a_checkpoint_that_was_being_deleted(saved, tmp_path):
     folder = copied(saved, tmp_path / 'run')
-    (folder.checkpoints / '2').rename(folder.checkpoints / f'2{steps.GOING}')
+    (folder.checkpoints / '2').rename(folder.checkpoints / f'2{tree.GOING}')
     opened(folder)
     assert [path.name for path in folder.digests.iterdir()] == ['4']
     assert folder.checkpoint_steps() == [4]

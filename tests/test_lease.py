@@ -212,14 +212,14 @@ def test_one_of_many_newcomers_gets_what_a_dead_job_has_left(tmp_path, owner):
 
 @pytest.mark.slow
 def test_whoever_died_while_owners_changed_is_waited_for_once(tmp_path):
-    (tmp_path / lease.LOCK).touch()
+    (tmp_path / 'lease.lock').touch()
     with lease.lease(tmp_path) as held:
         assert lease.seen(tmp_path) == held.token
 
 
 @pytest.mark.slow
 def test_of_many_that_have_waited_for_a_dead_one_while_owners_changed_one_goes_in_at_a_time(tmp_path):
-    path, ready, inside, most = tmp_path / lease.LOCK, threading.Barrier(8), [], []
+    path, ready, inside, most = tmp_path / 'lease.lock', threading.Barrier(8), [], []
     path.touch()
 
     def come():
@@ -237,7 +237,7 @@ def test_of_many_that_have_waited_for_a_dead_one_while_owners_changed_one_goes_i
 
 @pytest.mark.slow
 def test_a_lock_is_not_broken_because_many_have_had_it_one_after_another(tmp_path):
-    path, entered = tmp_path / lease.LOCK, threading.Event()
+    path, entered = tmp_path / 'lease.lock', threading.Event()
     path.touch()
 
     def come():

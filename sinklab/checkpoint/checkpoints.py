@@ -10,8 +10,9 @@ from orbax.checkpoint import v1 as ocp
 
 from sinklab.checkpoint import digests, restore, steps
 from sinklab.checkpoint.digests import Fault
-from sinklab.checkpoint.orbax import one_line, quiet
+from sinklab.checkpoint.orbax import one_line, quiet, reaching
 from sinklab.checkpoint.storage import room
+from sinklab.files.place import absolute
 from sinklab.folder import Folder, differences
 from sinklab.group import Alone, Group, once, together
 from sinklab.record import Refusal
@@ -80,8 +81,8 @@ class Checkpoints:
         """The state of a sound step, each leaf where `abstract` says."""
         once(self.group, f'content of checkpoint {step}', lambda: self.check(step, abstract))
         path = self.folder.checkpoints / str(step)
-        with one_line(path):
-            return ocp.load(path.absolute(), abstract)
+        with one_line(path), reaching(path):
+            return ocp.load(absolute(path), abstract)
 
     def check(self, step: int, abstract: dict) -> None:
         """Refuses a checkpoint of other data or of another model."""
@@ -98,10 +99,10 @@ class Checkpoints:
         """Begins to save; raises first what an earlier save has raised."""
         self.wait()
         begun = time.perf_counter()
-        with room(self.folder), quiet():
+        path = absolute(self.folder.checkpoints / str(step))
+        with room(self.folder), quiet(), reaching(path):
             if self.group.index == 0:
                 steps.begin(self.folder, step)
-            path = (self.folder.checkpoints / str(step)).absolute()
             response = ocp.save_async(path, state, custom_metadata={'data': self.data})
         self.newest, self.pending = step, self.pool.submit(self.finish, step, response, begun)
 

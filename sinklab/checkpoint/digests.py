@@ -1,8 +1,9 @@
-"""The digests of a checkpoint: sha256 and size of its files, written after its commit, verified before it is read.
+"""The digests of a checkpoint, of what its files hold: written after its commit, verified before it is read.
 
 They lie in `digests/STEP/PROCESS.json` beside `checkpoints/`, which is Orbax's: what empties or swaps a folder there
-leaves them as they were. A process digests what it has written, so that nothing is read over a network; the folder of
-a step is made before its save begins, so that a save that was cut short is told from digests that were lost.
+leaves them as they were. A process digests what it has written, so that nothing is read over a network; a bucket's
+storage is asked for its own digests. The folder of a step is made before its save begins, so that a save that was cut
+short is told from digests that were lost.
 """
 
 import dataclasses
@@ -15,11 +16,11 @@ import re
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
+from sinklab.files import tree
 from sinklab.files.whole import awaited, whole
 from sinklab.folder import Folder
 
 THREADS = min(4, os.cpu_count() or 1)  # hashing holds no lock, and more of them would take the loop's cores
-ABSENT = FileNotFoundError, NotADirectoryError, IsADirectoryError
 OWN = re.compile(r'(?:^|\.)process_(\d+)$')  # in Orbax's names of what one process writes
 
 
@@ -40,32 +41,10 @@ class Digests:
     seconds: float
 
 
-def files(checkpoint: Path) -> list[str]:
-    """The names of all files of a checkpoint, by their paths in it, as far as they are there."""
-
-    def refuse(error: OSError) -> None:
-        if not isinstance(error, ABSENT):
-            raise error
-
-    found = (Path(folder, name) for folder, _, names in os.walk(checkpoint, onerror=refuse) for name in names)
-    return sorted(path.relative_to(checkpoint).as_posix() for path in found)
-
-
-def size(checkpoint: Path) -> int:
-    """Bytes of all files of a checkpoint."""
-    found = (checkpoint / name for name in files(checkpoint))
-    return sum(path.stat().st_size for path in found if path.exists())  # a run may be taking them away
-
-
 def owner(name: str, count: int) -> int:
     """Which of `count` processes has written a file."""
     numbers = [int(match[1]) for part in name.split('/') if (match := OWN.search(part))]
     return numbers[0] if numbers and numbers[0] < count else 0
-
-
-def sha256(path: Path) -> str:
-    with path.open('rb') as file:
-        return hashlib.file_digest(file, 'sha256').hexdigest()
 
 
 def file_of(folder: Folder, step: int, process: int) -> Path:
@@ -75,13 +54,13 @@ def file_of(folder: Folder, step: int, process: int) -> Path:
 def write(folder: Folder, step: int, process: int, count: int, seconds: float) -> None:
     """Digests what one of `count` processes has written of a committed checkpoint, whose save took so long."""
     checkpoint = folder.checkpoints / str(step)
-    own = awaited(lambda: [name for name in files(checkpoint) if owner(name, count) == process])
+    own = awaited(lambda: [name for name in tree.names(checkpoint) if owner(name, count) == process])
     if not own:
         raise FileNotFoundError(
             errno.ENOENT, f'none of the files that process {process} saved is seen', str(checkpoint)
         )
     with ThreadPoolExecutor(THREADS) as pool:
-        digests = pool.map(lambda name: ((checkpoint / name).stat().st_size, sha256(checkpoint / name)), own)
+        digests = pool.map(lambda name: (tree.length(checkpoint / name), tree.digest(checkpoint / name)), own)
         content = dict(
             step=step,
             process=process,
@@ -97,7 +76,7 @@ def write(folder: Folder, step: int, process: int, count: int, seconds: float) -
 def read(folder: Folder, step: int) -> Digests | Fault:
     """What all processes have digested of a step."""
     own = folder.digests / str(step)
-    if not own.is_dir():
+    if not tree.is_made(own):
         return Fault(f'it has no digests ({own} is missing)')
     parts, count = [], 1
     while len(parts) < count:
@@ -120,7 +99,7 @@ def seal(folder: Folder, step: int) -> str:
     """What tells a checkpoint from all others: 16 digits of one sha256 over all that was digested of it."""
     digest = hashlib.sha256()
     for file in sorted((folder.digests / str(step)).glob('*.json')):
-        digest.update(f'{file.name} {sha256(file)}\n'.encode())
+        digest.update(f'{file.name} {hashlib.sha256(file.read_bytes()).hexdigest()}\n'.encode())
     return digest.hexdigest()[:16]
 
 
@@ -149,7 +128,7 @@ def fault(folder: Folder, step: int, process: int = 0, count: int = 1) -> Fault 
     digests = awaited(lambda: known if isinstance(known := read(folder, step), Digests) else None)
     if not digests and isinstance(digests := read(folder, step), Fault):
         return digests
-    if process == 0 and (extra := set(files(checkpoint)) - digests.files.keys()):
+    if process == 0 and (extra := set(tree.names(checkpoint)) - digests.files.keys()):
         return Fault(f'{min(extra)} is there and was never saved')
     share = sorted(digests.files, key=lambda name: (-digests.files[name][0], name))[process::count]
     with ThreadPoolExecutor(THREADS) as pool:
@@ -159,9 +138,9 @@ def fault(folder: Folder, step: int, process: int = 0, count: int = 1) -> Fault 
 
 def changed(path: Path, size: int, digest: str) -> str | None:
     try:
-        found = path.stat().st_size
+        found = tree.length(path)
         if found != size:
             return f'has {found} bytes, and {size} were saved'
-        return None if sha256(path) == digest else 'does not hold what was saved'
-    except ABSENT:
+        return None if tree.digest(path) == digest else 'does not hold what was saved'
+    except tree.ABSENT:
         return 'is missing'

@@ -1,20 +1,25 @@
-"""Orbax, made quiet: what it says beside what it raises, and what it raises in one line."""
+"""Orbax, made quiet: what it says beside what it raises, and what it raises in one line; and led to buckets."""
 
 import contextlib
 import gc
 import logging
+import os
 import sys
 import traceback
 import types
 import warnings
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import jax
+from orbax.checkpoint import v1 as ocp
 
+from sinklab.files.place import is_remote
 from sinklab.record import Refusal
 
 TEMPORARY = '.orbax-checkpoint-tmp'  # in the name of what is being saved
+REGION = 'AWS_REGION', 'AWS_DEFAULT_REGION'
 HEALTHY = (Refusal, MemoryError, PermissionError, TimeoutError, jax.errors.JaxRuntimeError)  # nothing of the files
 
 
@@ -65,6 +70,50 @@ def one_line(path: Path) -> Iterator[None]:
             f'{path} cannot be read ({reason(error)}); it is of another version, or has changed since it was '
             'verified: see sinklab checkpoint verify'
         ) from error
+
+
+@contextlib.contextmanager
+def reaching(path: Path) -> Iterator[None]:
+    """Has Orbax save and load in the bucket of a path: nothing is renamed there, it ends with a file that says so."""
+    if not is_remote(path):
+        yield
+        return
+    if str(path).startswith('s3://'):
+        know_s3()
+    context = ocp.Context()
+    context.atomicity.mode = ocp.options.AtomicityMode.COMMIT_FILE
+    with context:
+        yield
+
+
+def know_s3() -> None:
+    """Has Orbax, which names drivers of TensorStore for disks and gs:// alone, name the one for s3://, too."""
+    from orbax.checkpoint._src.path import gcs_utils
+    from orbax.checkpoint._src.serialization import tensorstore_utils
+
+    if tensorstore_utils._use_gcs_driver is in_bucket:
+        return
+    normalized, driver = tensorstore_utils._normalize_path, gcs_utils.get_kvstore_for_gcs
+    tensorstore_utils._use_gcs_driver = in_bucket
+    tensorstore_utils._normalize_path = lambda path: normalized(path).replace('s3:/', 's3://')
+    gcs_utils.get_kvstore_for_gcs = lambda path: s3_driver(path) if path.startswith('s3://') else driver(path)
+
+
+def in_bucket(directory: str) -> bool:
+    return directory.startswith(('gs://', 's3://'))
+
+
+def s3_driver(path: str) -> dict[str, Any]:
+    """TensorStore's driver of a path, at the endpoint and in the region that the variables of AWS name."""
+    bucket, _, key = path.removeprefix('s3://').partition('/')
+    known = dict(endpoint=variable('AWS_ENDPOINT_URL_S3', 'AWS_ENDPOINT_URL'), aws_region=variable(*REGION))
+    if variable('AWS_ACCESS_KEY_ID'):  # nothing else need be tried, with a complaint about each
+        known['aws_credentials'] = {'type': 'environment'}
+    return dict(driver='s3', bucket=bucket, path=key) | {name: value for name, value in known.items() if value}
+
+
+def variable(*names: str) -> str | None:
+    return next((os.environ[name] for name in names if os.environ.get(name)), None)
 
 
 def reason(error: BaseException) -> str:

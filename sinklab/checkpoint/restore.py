@@ -9,7 +9,8 @@ import numpy as np
 from orbax.checkpoint import v1 as ocp
 
 from sinklab.checkpoint import digests
-from sinklab.checkpoint.orbax import one_line, quiet
+from sinklab.checkpoint.orbax import one_line, quiet, reaching
+from sinklab.files.place import absolute
 from sinklab.files.whole import writable
 from sinklab.folder import Folder
 from sinklab.record import Refusal
@@ -17,8 +18,8 @@ from sinklab.record import Refusal
 
 def metadata(checkpoint: Path) -> Any:
     """What Orbax knows of a checkpoint without reading its arrays: `metadata`, a tree, and `custom_metadata`."""
-    with one_line(checkpoint):
-        saved = ocp.metadata(checkpoint.absolute())
+    with one_line(checkpoint), reaching(checkpoint):
+        saved = ocp.metadata(absolute(checkpoint))
         if not (saved.metadata and saved.custom_metadata):  # what is empty reads as that
             raise ValueError('it does not say what it holds')
     return saved
@@ -45,7 +46,7 @@ def parameters(path: str | Path, step: int, dtype: str | None = None, abstract: 
     """The verified parameters of a run at a step, NumPy arrays or what `abstract` says, in another dtype if given."""
     folder = Folder(path)
     checkpoint = folder.checkpoints / str(step)
-    if not checkpoint.is_dir():
+    if step not in folder.checkpoint_steps():
         raise Refusal(f'{checkpoint} is not there; {folder} has {folder.checkpoint_steps() or "no checkpoints"}')
     if fault := digests.fault(folder, step):
         raise Refusal(f'{checkpoint} is not sound: {fault.why}; take another step, see sinklab checkpoint verify')
@@ -57,15 +58,16 @@ def parameters(path: str | Path, step: int, dtype: str | None = None, abstract: 
         wanted = jax.tree.map(
             lambda leaf: jax.ShapeDtypeStruct(leaf.shape, kind(leaf, dtype), sharding=leaf.sharding), abstract
         )
-    with one_line(checkpoint), ocp.Context(pytree_options=partial()):
-        return ocp.load(checkpoint.absolute(), {'params': wanted}, checkpointable_name='state')['params']
+    with one_line(checkpoint), reaching(checkpoint), ocp.Context(pytree_options=partial()):
+        return ocp.load(absolute(checkpoint), {'params': wanted}, checkpointable_name='state')['params']
 
 
 def write_parameters(folder: Folder, step: int, out: Path, dtype: str | None = None) -> int:
     """Saves the parameters of a run at a step alone, and returns how many they are."""
     params = parameters(folder.path, step, dtype)
-    with writable(out.absolute().parent), quiet():
-        ocp.save(out.absolute(), params)
+    out = absolute(out)
+    with writable(out.parent), quiet(), reaching(out):
+        ocp.save(out, params)
     return sum(leaf.size for leaf in jax.tree.leaves(params))
 
 

@@ -2,16 +2,15 @@
 
 import contextlib
 import itertools
-import shutil
 from collections.abc import Iterable
 from pathlib import Path
 
 from sinklab.checkpoint.orbax import TEMPORARY
+from sinklab.files import tree
+from sinklab.files.tree import GOING
 from sinklab.files.whole import UNFINISHED, writable
 from sinklab.folder import Folder
 from sinklab.spec import Checkpoint
-
-GOING = '.deleted'  # a name in one stroke, since files go one by one
 
 
 def kept(steps: Iterable[int], rules: Checkpoint) -> list[int]:
@@ -29,17 +28,16 @@ def retain(folder: Folder, rules: Checkpoint) -> None:
 
 def remove(folder: Folder, step: int) -> None:
     """Takes away all of a step: what is saved of it, or was being saved, and its digests."""
-    with contextlib.suppress(FileNotFoundError):
-        (folder.checkpoints / str(step)).replace(folder.checkpoints / f'{step}{GOING}')
-    shutil.rmtree(folder.digests / str(step), ignore_errors=True)
-    for path in folder.checkpoints.glob(f'{step}.*'):
-        shutil.rmtree(path, ignore_errors=True)
+    tree.undo(folder.checkpoints / str(step))
+    tree.remove(folder.digests / str(step))
+    for path in (folder.checkpoints / str(step), *folder.checkpoints.glob(f'{step}.*')):
+        tree.remove(path)
 
 
 def begin(folder: Folder, step: int) -> None:
     """Makes a place for the digests of a save; those of an earlier one of this step are of no checkpoint any more."""
-    shutil.rmtree(folder.digests / str(step), ignore_errors=True)
-    (folder.digests / str(step)).mkdir()
+    tree.remove(folder.digests / str(step))
+    tree.make(folder.digests / str(step))
 
 
 def tidy(folder: Folder) -> None:
@@ -47,26 +45,30 @@ def tidy(folder: Folder) -> None:
 
     Digests that were written stay without their checkpoint, which may have been moved away and may come back.
     """
-    with writable(folder.checkpoints):
-        folder.digests.mkdir(exist_ok=True)
+    with writable(folder.checkpoints), writable(folder.digests):
         saved = set(map(str, folder.checkpoint_steps()))
-        going = {path.name.removesuffix(GOING) for path in folder.checkpoints.glob(f'*{GOING}')}
-        for path in folder.digests.iterdir():
+        left = [path for path in tree.entries(folder.checkpoints) if is_left(path.name, saved)]
+        going = {path.name.removesuffix(GOING) for path in left}
+        for path in tree.entries(folder.digests):
             if path.name not in saved and (path.name in going or not any(path.glob('*.json'))):
-                shutil.rmtree(path, ignore_errors=True)
-        for path in folder.checkpoints.iterdir():
-            if TEMPORARY in path.name or path.name.endswith(GOING):
-                shutil.rmtree(path, ignore_errors=True)
+                tree.remove(path)
+        for path in left:
+            tree.remove(path)
         for path in (*folder.checkpoints.glob(f'*{UNFINISHED}'), *folder.digests.glob(f'*/*{UNFINISHED}')):
             path.unlink(missing_ok=True)
+
+
+def is_left(name: str, saved: set[str]) -> bool:
+    """Whether a folder of checkpoints is none: half saved, or half deleted."""
+    return TEMPORARY in name or name.endswith(GOING) or (name.isdigit() and name not in saved)
 
 
 def set_aside(folder: Folder, step: int) -> Path:
     """Moves a checkpoint and its digests to where they are in nobody's way, and nothing is lost."""
     names = itertools.chain([f'{step}'], (f'{step}.{number}' for number in itertools.count(1)))
     aside = next(folder.damaged / name for name in names if not (folder.damaged / name).exists())
-    aside.mkdir(parents=True)
-    (folder.checkpoints / str(step)).replace(aside / 'checkpoint')
-    with contextlib.suppress(FileNotFoundError):
-        (folder.digests / str(step)).replace(aside / 'digests')
+    with writable(aside):
+        tree.move(folder.checkpoints / str(step), aside / 'checkpoint')
+        with contextlib.suppress(FileNotFoundError):
+            tree.move(folder.digests / str(step), aside / 'digests')
     return aside

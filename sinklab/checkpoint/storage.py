@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from sinklab.checkpoint.orbax import reason
+from sinklab.files.place import is_remote
 from sinklab.folder import Folder
 from sinklab.record import Refusal
 
@@ -40,7 +41,7 @@ def room(folder: Folder, saving: Path | None = None) -> Iterator[None]:
 def words_of(folder: Folder, error: Exception) -> str | None:
     """What to say of an error; None where it is not about the folder."""
     file = getattr(error, 'filename', None)
-    if isinstance(file, str) and not Path(file).absolute().is_relative_to(folder.path.absolute()):
+    if isinstance(file, str) and not is_remote(file) and not is_inside(Path(file), folder.path):
         return None
     number, said = getattr(error, 'errno', None), str(error)
     for cause, words in WORDS.items():
@@ -48,6 +49,10 @@ def words_of(folder: Folder, error: Exception) -> str | None:
             return words
     lost = number == errno.ENOENT or 'NOT_FOUND' in said
     return VANISHED if lost and not folder.checkpoints.exists() else None
+
+
+def is_inside(file: Path, folder: Path) -> bool:
+    return not is_remote(folder) and file.absolute().is_relative_to(folder.absolute())
 
 
 def line(error: Exception) -> str:

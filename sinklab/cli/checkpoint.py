@@ -13,10 +13,10 @@ import argparse
 import json
 import sys
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 from sinklab.cli.step import named, wanted
+from sinklab.files.place import place
 from sinklab.record import Refusal
 
 
@@ -46,6 +46,7 @@ def run(given: argparse.Namespace, rest: list[str]) -> int:
 
 def ls(given: argparse.Namespace, folder: Any, steps: list[int]) -> int:
     from sinklab.checkpoint import digests
+    from sinklab.files import tree
 
     rows = []
     for step in steps:
@@ -56,7 +57,7 @@ def ls(given: argparse.Namespace, folder: Any, steps: list[int]) -> int:
                 step=step,
                 saved=None if missing else known.written,
                 seconds=None if missing else known.seconds,
-                bytes=digests.size(folder.checkpoints / str(step)),
+                bytes=tree.size(folder.checkpoints / str(step)),
                 digests=known.why if missing else 'complete',
             )
         )
@@ -75,7 +76,7 @@ def verify(given: argparse.Namespace, folder: Any, steps: list[int]) -> int:
     rows = [
         dict(step=step, path=str(folder.checkpoints / str(step)), fault=fault.why if fault else None)
         for step, fault in faults.items()
-        if (folder.checkpoints / str(step)).exists()  # a run that goes on may have taken it away meanwhile
+        if step in folder.checkpoint_steps()  # a run that goes on may have taken it away meanwhile
     ]
     show(given.json, rows, lambda row: f'{row["path"]}: {row["fault"] or "sound"}')
     return int(any(row['fault'] for row in rows))
@@ -87,9 +88,10 @@ def restore_parameters(given: argparse.Namespace, folder: Any, steps: list[int])
     jax.config.update('jax_platforms', 'cpu')  # a run may hold the others
     from sinklab.checkpoint import restore
 
-    if Path(given.out).exists():
+    out = place(given.out)
+    if out.exists():
         raise Refusal(f'--out={given.out} is there already; give a new folder')
-    count = restore.write_parameters(folder, steps[-1], Path(given.out), given.dtype)
+    count = restore.write_parameters(folder, steps[-1], out, given.dtype)
     print(f'{given.out}: {count:,} parameters of {folder.checkpoints / str(steps[-1])}')
     return 0
 

@@ -1,12 +1,12 @@
 """--from=RUN[@STEP], the checkpoint that a fork comes from."""
 
 import dataclasses
-from pathlib import Path
 from typing import Any
 
 from sinklab.checkpoint import digests
 from sinklab.cli import step
 from sinklab.cli.config import spec_of
+from sinklab.files.place import joined, resolved
 from sinklab.folder import Folder
 from sinklab.group import Group, once, same, unanimous
 from sinklab.record import Refusal
@@ -30,7 +30,7 @@ def parent(given: str | None, child: Folder, group: Group) -> Parent | None:
 
 def choice(given: str, folder: Folder, own: int | None, child: Folder) -> int:
     """The given step, or the newest where none is; of a fork that has begun, the one that it has come from."""
-    if folder.path.resolve() == child.path.resolve():
+    if resolved(folder.path) == resolved(child.path):
         raise Refusal(f'--from={given} is the --workdir, too; give a new folder')
     if child.is_claimed():
         return known(given, folder, own, child)
@@ -45,8 +45,8 @@ def known(given: str, folder: Folder, own: int | None, child: Folder) -> int:
     lineage = child.lineage()
     if not lineage:
         raise Refusal(f'{child} holds a run that is no fork; give a new folder, or leave --from out to go on in it')
-    told, at = Path(child.path, lineage['run']).resolve(), lineage['step']
-    if own not in (None, at) or (told != folder.path.resolve() and digests.seal(folder, at) != lineage.get('seal')):
+    told, at = joined(child.path, lineage['run']), lineage['step']
+    if own not in (None, at) or (told != resolved(folder.path) and digests.seal(folder, at) != lineage.get('seal')):
         raise Refusal(
             f'{child} holds a fork of {told}@{at}, and --from={given} is another checkpoint; give that one, '
             'wherever it lies now, or a new folder'

@@ -7,6 +7,7 @@ import os
 import platform
 from pathlib import Path
 
+from sinklab.files.place import is_remote, place
 from sinklab.record import Refusal
 
 NONE = 'none'
@@ -61,6 +62,8 @@ class Programs:
 
 
 def writable(folder: str) -> bool:
+    if is_remote(folder):
+        return bool(place(folder))  # jax says what it cannot keep there, and goes on without
     try:
         Path(folder).mkdir(parents=True, exist_ok=True)
     except OSError:

@@ -6,10 +6,10 @@ example:
 
 import argparse
 import json
-import os
 import sys
 from pathlib import Path
 
+from sinklab.files.place import absolute, common, is_remote, place
 from sinklab.record import Refusal
 
 
@@ -26,7 +26,7 @@ def run(given: argparse.Namespace, rest: list[str]) -> int:
     from sinklab.report import runs
 
     found = runs.read(given.runs)
-    page = write(Path(given.out) if given.out else beside(given.runs), found, given.png)
+    page = write(place(given.out) if given.out else beside(given.runs), found, given.png)
     if given.json:
         print(json.dumps(runs.table(found), indent=2, allow_nan=False))
     else:
@@ -37,8 +37,8 @@ def run(given: argparse.Namespace, rest: list[str]) -> int:
 
 def beside(runs: list[str]) -> Path:
     """A single run's own folder, or the innermost one that all of several lie in."""
-    paths = [Path(path).absolute() for path in runs]
-    return paths[0] if len(paths) == 1 else Path(os.path.commonpath([path.parent for path in paths]))
+    paths = [absolute(place(path)) for path in runs]
+    return paths[0] if len(paths) == 1 else common([path.parent for path in paths])
 
 
 def write(folder: Path, found: list, png: bool) -> Path:
@@ -47,7 +47,8 @@ def write(folder: Path, found: list, png: bool) -> Path:
     except ImportError as error:
         raise Refusal(f'a report needs {error.name}; install it: pip install "sinklab[report]"') from error
     try:
-        folder.mkdir(parents=True, exist_ok=True)
+        if not is_remote(folder):
+            folder.mkdir(parents=True, exist_ok=True)
         page.write(folder / 'report.html', found)
         if png:
             pictures.write(folder, found)

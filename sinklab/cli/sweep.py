@@ -13,12 +13,12 @@ import json
 import shlex
 import signal
 import sys
-from pathlib import Path
 from typing import Any
 
 from sinklab.cli import config, hardware, programs
 from sinklab.cli.command import again, program
 from sinklab.cli.train import size_argument
+from sinklab.files.place import place
 from sinklab.files.whole import whole, writable
 from sinklab.folder import Folder
 from sinklab.lease import lease
@@ -113,7 +113,7 @@ def summary(given: argparse.Namespace, rest: list[str], table: dict[str, dict], 
         print(text)
     else:
         show(*sweep.cells(rows))
-    folder = Path(given.workdir)
+    folder = place(given.workdir)
     with writable(folder), whole(folder / 'sweep.json') as unfinished:
         unfinished.write_text(text + '\n', encoding='utf-8')
 

@@ -10,6 +10,7 @@ import time
 from collections.abc import Iterator
 
 from sinklab.cli.config import spec_of
+from sinklab.files.place import absolute
 from sinklab.folder import Folder
 from sinklab.lease import NAME, Watch
 from sinklab.record import Refusal
@@ -29,7 +30,7 @@ def run(given: argparse.Namespace, rest: list[str]) -> int:
     if rest:
         raise Refusal(f'{rest[0]} is unknown; see sinklab tail --help')
     folder = Folder(given.run)
-    spec, name = spec_of(folder), folder.read('row').get('row') or folder.path.absolute().name
+    spec, name = spec_of(folder), folder.read('row').get('row') or absolute(folder.path).name
     with contextlib.suppress(KeyboardInterrupt), Progress(name, spec) as progress:
         for _ in followed(folder, progress):
             time.sleep(EVERY)

@@ -16,6 +16,7 @@ from typing import Any
 from sinklab.checkpoint import digests
 from sinklab.cli import config, fork, hardware, processes, programs
 from sinklab.cli.command import program
+from sinklab.files.place import absolute
 from sinklab.folder import Folder, flat
 from sinklab.group import Alone, Group, same, unanimous
 from sinklab.processes import link
@@ -118,7 +119,7 @@ def asked(
             f'--size={given.size} is for a row of --config; leave it out, the size of a run is carried over'
         )
     known = parent.folder if parent.folder.is_claimed() else folder
-    return config.of_run(known, folder.path.absolute().name, rest)
+    return config.of_run(known, absolute(folder.path).name, rest)
 
 
 def trained(

@@ -1,6 +1,7 @@
 """Object storage as fsspec has it, asked again while it does not answer, never remembered, and told in words."""
 
 import asyncio
+import contextlib
 import contextvars
 import errno
 import functools
@@ -62,6 +63,11 @@ def gcs() -> type:
                 return None
             return json.loads(answer)['generation']
 
+        def remove_marked(self, path: str, mark: str) -> None:
+            bucket, key, _ = self.split_path(path)
+            with contextlib.suppress(FileExistsError, FileNotFoundError):
+                self.call('DELETE', 'b/{}/o/{}', bucket, key, ifGenerationMatch=mark)
+
     return Storage
 
 
@@ -87,9 +93,17 @@ def s3() -> type:
             try:
                 return self.call_s3('put_object', Bucket=bucket, Key=key, Body=content, **condition)['ETag']
             except OSError as error:
-                if status(error) in (404, 409, 412):
+                if status(error) in (409, 412) or (mark and status(error) == 404):
                     return None
                 raise
+
+        def remove_marked(self, path: str, mark: str) -> None:
+            bucket, key, _ = self.split_path(path)
+            try:
+                self.call_s3('delete_object', Bucket=bucket, Key=key, IfMatch=mark)
+            except OSError as error:
+                if status(error) not in (404, 409, 412):
+                    raise
 
     return Storage
 

@@ -2,6 +2,7 @@
 
 import contextlib
 import os
+import posixpath
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -47,6 +48,41 @@ def absolute(path: Path) -> Path:
 
 def resolved(path: Path) -> Path:
     return path if is_remote(path) else path.resolve()
+
+
+def relative(path: Path, start: Path) -> str:
+    """The way from one folder to another; in whole, where there is none from a disk to a bucket."""
+    if is_remote(path) and bucket(path) == bucket(start):
+        return posixpath.relpath(key(path), key(start))
+    return os.fspath(absolute(path)) if is_remote(path) or is_remote(start) else os.path.relpath(path, start)
+
+
+def joined(start: Path, way: str) -> Path:
+    """Where such a way leads to."""
+    if is_remote(way):
+        return place(way)
+    if is_remote(start) and not os.path.isabs(way):
+        return place(bucket(start) + posixpath.normpath(posixpath.join(key(start), way)))
+    return Path(start, way).resolve()
+
+
+def common(paths: list[Path]) -> Path:
+    """The innermost folder that all of them lie in."""
+    if not any(map(is_remote, paths)):
+        return Path(os.path.commonpath(paths))
+    if len({bucket(path) for path in paths}) > 1:
+        raise Refusal(f'{paths[0]} and {paths[-1]} lie in no folder together; give --out')
+    return place(bucket(paths[0]) + posixpath.commonpath([key(path) for path in paths]))
+
+
+def bucket(path: Path) -> str:
+    """gs://BUCKET; nothing of a local path."""
+    return '/'.join(os.fspath(path).split('/')[:3]) if is_remote(path) else ''
+
+
+def key(path: Path) -> str:
+    """/FOLDER/FILE of a path in a bucket."""
+    return os.fspath(path).removeprefix(bucket(path)) or '/'
 
 
 @contextlib.contextmanager

@@ -14,6 +14,7 @@ from pathlib import Path
 from sinklab.files.place import is_remote, storage
 
 COMMIT = 'commit_success.txt'  # as Orbax has it
+MADE = '.made'
 GOING = '.deleted'  # a name in one stroke, since files go one by one
 ABSENT = FileNotFoundError, NotADirectoryError, IsADirectoryError
 
@@ -43,6 +44,26 @@ def names(folder: Path) -> list[str]:
 
     found = (Path(inner, name) for inner, _, names in os.walk(folder, onerror=refuse) for name in names)
     return sorted(path.relative_to(folder).as_posix() for path in found)
+
+
+def make(folder: Path) -> None:
+    """An empty folder; in a bucket, where there are none, an object that stands for it."""
+    if is_remote(folder):
+        (folder / MADE).write_bytes(b'')
+    else:
+        folder.mkdir()
+
+
+def is_made(folder: Path) -> bool:
+    return (folder / MADE).exists() if is_remote(folder) else folder.is_dir()
+
+
+def size(folder: Path) -> int:
+    """Bytes of all files of a folder."""
+    if is_remote(folder):
+        return sum(about['size'] for about in storage(folder).find(os.fspath(folder), detail=True).values())
+    found = (folder / name for name in names(folder))
+    return sum(path.stat().st_size for path in found if path.exists())  # somebody may be taking them away
 
 
 def length(path: Path) -> int:

@@ -4,10 +4,14 @@ import contextlib
 import time
 from collections.abc import Callable
 
+from sinklab.files.place import hasty
+from sinklab.files.whole import append, writable
 from sinklab.folder import Folder
 from sinklab.lease import is_left
 from sinklab.processes.ending import End
+from sinklab.record import Refusal
 
+SECONDS = 10.0  # of a request to a bucket, for which nobody should be kept waiting
 FRUITLESS = 5  # attempts in a row that came to no new checkpoint, each started by a scheduler
 FRUITLESS_HERE = 3  # or by the supervisors themselves
 
@@ -30,7 +34,7 @@ class Account:
 
     def look(self) -> int | None:
         """The newest checkpoint; the one that was known before where the disk does not say."""
-        with contextlib.suppress(OSError):
+        with contextlib.suppress(OSError), hasty(SECONDS):
             return self.checkpoint()
         return self.newest
 
@@ -65,9 +69,11 @@ class Account:
 
 def log(folder: Folder, index: int, end: End, noise: str) -> None:
     """Appends to the log of a process what went wrong, and what its threads and libraries said before."""
-    with contextlib.suppress(OSError):
-        if not (folder.path / 'config.json').exists():
+    with contextlib.suppress(OSError, Refusal), hasty(SECONDS):
+        if not folder.is_claimed():
             return
-        (folder.path / 'processes').mkdir(exist_ok=True)
-        with (folder.path / 'processes' / f'{index}.log').open('a', encoding='utf-8') as file:
-            file.write(f'{time.strftime("%Y-%m-%dT%H:%M:%S%z")} {end.words}\n{noise}\n')
+        with writable(folder.path / 'processes'):
+            append(
+                folder.path / 'processes' / f'{index}.log',
+                f'{time.strftime("%Y-%m-%dT%H:%M:%S%z")} {end.words}\n{noise}\n',
+            )

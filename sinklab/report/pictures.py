@@ -7,6 +7,7 @@ import matplotlib
 matplotlib.use('Agg')
 import matplotlib.pyplot as plt
 
+from sinklab.files.whole import whole
 from sinklab.measure.measure import Picture
 from sinklab.measure.table import HEADLINE
 from sinklab.report.page import HEADS, colour, grid, largest
@@ -18,7 +19,8 @@ def write(folder: Path, runs: list[Run]) -> list[Path]:
     figures = {'curves': curves(runs)}
     figures |= {picture.name: FIGURES[picture.kind](runs, picture) for picture in common_pictures(runs)}
     for name, figure in figures.items():
-        figure.savefig(folder / f'{name}.png', dpi=200, bbox_inches='tight')
+        with whole(folder / f'{name}.png') as unfinished:
+            figure.savefig(unfinished, dpi=200, bbox_inches='tight', format='png')
         plt.close(figure)
     return [folder / f'{name}.png' for name in figures]
 

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import numpy as np
 
+from sinklab.files.place import joined, resolved
 from sinklab.folder import Folder, ancestry
 from sinklab.measure import table as measures
 from sinklab.measure.measure import Number, Picture
@@ -52,10 +53,10 @@ def read(paths: list[str]) -> list[Run]:
 
 def branches(runs: list[Run], number: str) -> list[tuple[int, list[int], list[float]]]:
     """(place of a fork, steps, values): from its parent's curve to its own, where both are among the runs."""
-    found, at = [], {run.folder.path.resolve(): run for run in runs}
+    found, at = [], {resolved(run.folder.path): run for run in runs}
     for place, run in enumerate(runs):
         lineage = run.folder.lineage()
-        parent = at.get((run.folder.path / lineage['run']).resolve()) if lineage else None
+        parent = at.get(joined(run.folder.path, lineage['run'])) if lineage else None
         if parent and (before := parent.height(number, run.folder.start())) is not None:
             steps, values = run.curve(number)
             found.append((place, [run.folder.start(), *steps[:1]], [before, *values[:1]]))
@@ -107,7 +108,7 @@ def common_pictures(runs: list[Run]) -> list[Picture]:
 def array(path: Path, name: str, needed: bool) -> np.ndarray | None:
     """One array of a probe's file; None where it is lacking and not needed."""
     try:
-        with np.load(path) as arrays:
+        with path.open('rb') as file, np.load(file) as arrays:
             found = arrays.get(name)
     except (OSError, ValueError, zipfile.BadZipFile) as error:
         raise Refusal(f'{path} is damaged ({error}); delete it, and the report does without it') from error

@@ -2,7 +2,6 @@
 
 import dataclasses
 from collections.abc import Callable, Iterable
-from pathlib import Path
 
 from sinklab.checkpoint import digests
 from sinklab.files.whole import writable
@@ -48,14 +47,14 @@ def runs(
     hardware: Hardware,
 ) -> list[Run]:
     """Every run, a whole table seed by seed; none of them where one is refused. `load` is of a row and a seed."""
-    if (Path(workdir) / 'config.json').exists():
+    if Folder(workdir).is_claimed():
         raise Refusal(f'--workdir={workdir} holds a run; give a folder for the runs of a sweep')
     found = [read(Folder(f'{workdir}/{row}-{seed}'), row, seed, load) for seed in seeds for row in rows]
     check(found)
     for run in found:
         look(run, hardware)
     check(found)
-    with writable(Path(workdir)):
+    with writable(Folder(workdir).path):
         return found
 
 

@@ -1,7 +1,6 @@
 """A fork: a run that goes on from a step of another one, by another config; what it takes along and what not."""
 
 import dataclasses
-import os
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +9,8 @@ from orbax.checkpoint import v1 as ocp
 
 from sinklab.checkpoint import digests, restore
 from sinklab.checkpoint.checkpoints import Checkpoints, fault_of
-from sinklab.checkpoint.orbax import one_line
+from sinklab.checkpoint.orbax import one_line, reaching
+from sinklab.files.place import absolute, relative
 from sinklab.files.whole import awaited
 from sinklab.folder import Folder, differences, flat
 from sinklab.group import Group, once, same
@@ -79,7 +79,7 @@ def lineage(origin: Origin, spec: Spec, folder: Folder, data: dict[str, str | in
     """What row.json says of a fork in a folder that reads this data."""
     changes, before, now = differences(fields(origin.spec), fields(spec)), parameters(origin.spec), parameters(spec)
     return dict(
-        run=os.path.relpath(origin.folder.path, folder.path),
+        run=relative(origin.folder.path, folder.path),
         step=origin.step,
         seal=digests.seal(origin.folder, origin.step),
         row=origin.folder.read('row').get('row') or origin.folder.path.name,
@@ -139,7 +139,7 @@ def unchanged(origin: Origin, known: dict) -> None:
 
 def carried(origin: Origin, spec: Spec, mesh: jax.sharding.Mesh) -> dict:
     """A verified origin's state as a state of this spec: by path, and what is new as in a fresh run."""
-    with one_line(path(origin)):
+    with one_line(path(origin)), reaching(path(origin)):
         before = leaves(ocp.load(path(origin), state.abstract(origin.spec, mesh), checkpointable_name='state'))
     wanted = state.abstract(spec, mesh)
     new = {name: leaf.sharding for name, leaf in leaves(wanted).items() if name not in before}
@@ -175,4 +175,4 @@ def parameters(spec: Spec) -> dict[str, tuple[int, ...]]:
 
 
 def path(origin: Origin) -> Path:
-    return (origin.folder.checkpoints / str(origin.step)).absolute()
+    return absolute(origin.folder.checkpoints / str(origin.step))

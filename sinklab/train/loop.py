@@ -119,8 +119,8 @@ class Run:
         owed = once(self.group, 'owed', lambda: self.owed(first))
         if self.last(first) and not owed:
             return
-        self.stopwatch = Stopwatch(self.folder.seconds(first))
-        with contextlib.closing(self.folder.metrics()) as self.metrics:
+        self.stopwatch = Stopwatch(once(self.group, 'seconds', lambda: self.folder.seconds(first)))
+        with contextlib.closing(self.folder.metrics(self.lease.check)) as self.metrics:
             now = self.begin(first, owed)
             if not self.last(first):
                 advance = self.executable(now)

@@ -10,6 +10,7 @@ import jax
 from sinklab import sharding
 from sinklab.attend.choice import Choice
 from sinklab.data.batches import Sequences, sequences
+from sinklab.files.place import is_remote
 from sinklab.files.whole import awaited
 from sinklab.folder import Folder
 from sinklab.group import Group, once, same, unanimous
@@ -81,6 +82,8 @@ def memory() -> int:
 
 
 def check_room(spec: Spec, folder: Folder, mesh: jax.sharding.Mesh) -> None:
+    if is_remote(folder.path):
+        return  # a bucket has no end
     saved, copies = folder.checkpoint_steps(), spec.checkpoint.keep + 1  # one more while the newest is being written
     needed = max(0, copies - len(saved)) * state.size(state.abstract(spec, mesh))
     existing = next(path for path in (folder.path.absolute(), *folder.path.absolute().parents) if path.exists())

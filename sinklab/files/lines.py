@@ -1,0 +1,114 @@
+"""Lines that are added one by one: to a file on a disk; in a bucket, where nothing can be added, to segments.
+
+A segment is written anew with all that it holds whenever something has come, until it is large; then the next begins.
+Their names count up, from attempt to attempt, so that what is read of all of them is what was written, once.
+"""
+
+import contextlib
+import os
+import threading
+from collections.abc import Callable
+from pathlib import Path
+
+from sinklab.files.place import is_remote, storage
+from sinklab.files.whole import whole
+
+EVERY = 20.0  # seconds, at most, until a line is in the bucket, beside what a request takes
+LARGE = 1 << 20  # bytes of a segment that gets no more lines
+Check = Callable[[], None]
+
+
+class Appended:
+    """A file on a disk that lines are added to."""
+
+    def __init__(self, path: Path, check: Check):
+        self.file = path.open('ab')
+        if self.file.tell() and not path.read_bytes().endswith(b'\n'):
+            self.file.write(b'\n')  # a crash cut the last line off
+
+    def append(self, line: bytes) -> None:
+        self.file.write(line + b'\n')
+        self.file.flush()
+
+    def sync(self) -> None:
+        os.fsync(self.file.fileno())
+
+    def close(self) -> None:
+        self.file.close()
+
+
+class Segmented:
+    """Segments in a bucket, written in the background; `check` is asked before, and raises what ends the writing."""
+
+    def __init__(self, path: Path, check: Check):
+        self.folder, self.check = segments(path), check
+        self.number = max((int(name.partition('.')[0]) for name, _ in known(path)), default=0) + 1
+        self.lines, self.written, self.error = b'', 0, None
+        self.adding, self.writing = threading.Lock(), threading.Lock()
+        self.ended = threading.Event()
+        self.thread = threading.Thread(target=self.live, name='metrics', daemon=True)
+        self.thread.start()
+
+    def append(self, line: bytes) -> None:
+        if self.error:
+            raise self.error
+        with self.adding:
+            self.lines += line + b'\n'
+
+    def live(self) -> None:
+        while not self.ended.wait(EVERY):
+            try:
+                self.sync()
+            except Exception as error:  # of whatever kind: it is raised where lines are added
+                self.error = error
+                return
+
+    def sync(self) -> None:
+        """Until all lines that have come are in the bucket."""
+        with self.writing:
+            with self.adding:
+                lines = self.lines
+            if len(lines) == self.written:
+                return
+            self.check()
+            with whole(self.folder / f'{self.number:08}.jsonl') as unfinished:
+                unfinished.write_bytes(lines)
+            self.written = len(lines)
+            if self.written >= LARGE:
+                with self.adding:
+                    self.lines, self.written, self.number = self.lines[self.written :], 0, self.number + 1
+
+    def close(self) -> None:
+        self.ended.set()
+        self.thread.join()
+        self.sync()
+
+
+def adding(path: Path, check: Check = lambda: None) -> Appended | Segmented:
+    return (Segmented if is_remote(path) else Appended)(path, check)
+
+
+def segments(path: Path) -> Path:
+    return path.with_suffix('')
+
+
+def known(path: Path) -> list[tuple[str, int]]:
+    """(name, bytes) of the segments that there are."""
+    found = storage(path).find(os.fspath(segments(path)), detail=True)
+    return sorted((name.rpartition('/')[2], about['size']) for name, about in found.items())
+
+
+def read(path: Path, start: int = 0) -> bytes:
+    """All that is there now, from a byte on."""
+    if not is_remote(path):
+        with contextlib.suppress(FileNotFoundError), path.open('rb') as file:
+            file.seek(start)
+            return file.read()
+        return b''
+    found, first = [], 0
+    for name, size in known(path):
+        if first + size > start:
+            content = (segments(path) / name).read_bytes()
+            found.append(content[max(0, start - first) :])
+        first += size
+    return b''.join(found)
