@@ -59,8 +59,9 @@ def write(folder: Folder, step: int, process: int, count: int, seconds: float) -
         raise FileNotFoundError(
             errno.ENOENT, f'none of the files that process {process} saved is seen', str(checkpoint)
         )
+    found = tree.files(checkpoint, own)
     with ThreadPoolExecutor(THREADS) as pool:
-        digests = pool.map(lambda name: (tree.length(checkpoint / name), tree.digest(checkpoint / name)), own)
+        digests = pool.map(lambda name: (found[name].length, found[name].digest()), own)
         content = dict(
             step=step,
             process=process,
@@ -131,16 +132,18 @@ def fault(folder: Folder, step: int, process: int = 0, count: int = 1) -> Fault 
     if process == 0 and (extra := set(tree.names(checkpoint)) - digests.files.keys()):
         return Fault(f'{min(extra)} is there and was never saved')
     share = sorted(digests.files, key=lambda name: (-digests.files[name][0], name))[process::count]
+    found = tree.files(checkpoint, share)
     with ThreadPoolExecutor(THREADS) as pool:
-        found = pool.map(lambda name: changed(checkpoint / name, *digests.files[name]), share)
-        return next((Fault(f'{name} {change}') for name, change in zip(share, found, strict=True) if change), None)
+        changes = pool.map(lambda name: changed(found.get(name), *digests.files[name]), share)
+        return next((Fault(f'{name} {change}') for name, change in zip(share, changes, strict=True) if change), None)
 
 
-def changed(path: Path, size: int, digest: str) -> str | None:
+def changed(file: tree.File | None, size: int, digest: str) -> str | None:
     try:
-        found = tree.length(path)
-        if found != size:
-            return f'has {found} bytes, and {size} were saved'
-        return None if tree.digest(path) == digest else 'does not hold what was saved'
+        if not file:
+            return 'is missing'
+        if file.length != size:
+            return f'has {file.length} bytes, and {size} were saved'
+        return None if file.digest() == digest else 'does not hold what was saved'
     except tree.ABSENT:
         return 'is missing'

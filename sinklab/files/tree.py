@@ -5,10 +5,12 @@ an object COMMIT, which comes last and goes first.
 """
 
 import contextlib
+import dataclasses
+import functools
 import hashlib
 import os
 import shutil
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 
 from sinklab.files.place import is_remote, storage
@@ -66,16 +68,42 @@ def size(folder: Path) -> int:
     return sum(path.stat().st_size for path in found if path.exists())  # somebody may be taking them away
 
 
-def length(path: Path) -> int:
-    """Bytes of a file."""
-    return storage(path).info(os.fspath(path))['size'] if is_remote(path) else path.stat().st_size
+@dataclasses.dataclass(frozen=True)
+class File:
+    """What can be known of a file: its bytes, and what tells its content from others."""
+
+    length: int
+    digest: Callable[[], str]
 
 
-def digest(path: Path) -> str:
-    """What a file holds: its sha256; of an object what its storage says, which no change leaves as it was."""
-    if is_remote(path):
-        known = storage(path).info(os.fspath(path))
-        return next(f'{name} {known[name]}' for name in ('md5Hash', 'crc32c', 'ETag') if name in known)
+def files(folder: Path, names: Iterable[str]) -> dict[str, File]:
+    """Those of some files of a folder that are there; the digest of an object is what its storage says."""
+    if is_remote(folder):
+        root = os.fspath(folder).partition('://')[2] + '/'
+        known = storage(folder).find(os.fspath(folder), detail=True)
+        return {name: of_object(known[root + name]) for name in names if root + name in known}
+    found = {}
+    for name in names:
+        with contextlib.suppress(*ABSENT):
+            found[name] = File((folder / name).stat().st_size, functools.partial(sha256, folder / name))
+    return found
+
+
+def of_object(known: dict) -> File:
+    mark = next(f'{name} {known[name]}' for name in ('md5Hash', 'crc32c', 'ETag') if name in known)
+    return File(known['size'], lambda: mark)
+
+
+def file(path: Path) -> File:
+    """One file, which is there."""
+    return (
+        of_object(storage(path).info(os.fspath(path)))
+        if is_remote(path)
+        else files(path.parent, [path.name])[path.name]
+    )
+
+
+def sha256(path: Path) -> str:
     with path.open('rb') as file:
         return hashlib.file_digest(file, 'sha256').hexdigest()
 

@@ -1,0 +1,277 @@
+"""A run in a bucket is the run on a disk: what it leaves, how it goes on, and what it is refused."""
+
+import json
+import threading
+
+import jax
+import numpy as np
+import pytest
+from conftest import tiny
+from emulators import Answer
+from orbax.checkpoint import v1 as ocp
+from runs import Died, Dying, Hearing, spec, timeless, train
+
+from sinklab import lease
+from sinklab.checkpoint import digests, restore
+from sinklab.checkpoint.checkpoints import Checkpoints
+from sinklab.cli.main import main
+from sinklab.files import objects
+from sinklab.files.place import place
+from sinklab.files.tree import COMMIT, names
+from sinklab.folder import Folder
+from sinklab.record import Refusal
+from sinklab.report import runs
+from sinklab.train import fork
+
+OURS = ('config.json', 'row.json')
+
+
+@pytest.fixture(scope='module')
+def disk(corpus, tmp_path_factory):
+    """A run of eight steps that nobody disturbed."""
+    path = tmp_path_factory.mktemp('disk') / 'run'
+    train(spec(corpus), path)
+    return path
+
+
+@pytest.fixture
+def at(bucket):
+    return place(f'{bucket.url}/runs/run')
+
+
+def arrays(path):
+    with path.open('rb') as file, np.load(file) as found:
+        return dict(found)
+
+
+def params(path, step):
+    return jax.tree.leaves(restore.parameters(path, step))
+
+
+def same(ours, theirs):
+    return len(ours) == len(theirs) and all(map(np.array_equal, ours, theirs))
+
+
+def alike(at, disk):
+    """Whether a run in a bucket holds what one on a disk does."""
+    ours, theirs = Folder(at), Folder(disk)
+    assert [ours.read(name) for name in ('config', 'row')] == [theirs.read(name) for name in ('config', 'row')]
+    assert timeless(ours.records()) == timeless(theirs.records())
+    assert [path.name for path in ours.probes] == [path.name for path in theirs.probes]
+    for one, other in zip(ours.probes, theirs.probes, strict=True):
+        assert one.read_bytes() == other.read_bytes()
+    assert ours.checkpoint_steps() == theirs.checkpoint_steps()
+    assert same(params(at, 8), params(disk, 8))
+
+
+@pytest.mark.slow
+def test_a_run_leaves_in_a_bucket_what_it_leaves_on_a_disk(corpus, at, disk):
+    train(spec(corpus), at)
+    alike(at, disk)
+    assert [line['step'] for line in Folder(at).lines()] == [line['step'] for line in Folder(disk).lines()]
+    assert {name.partition('/')[0] for name in names(at)} == {
+        *OURS,
+        'environment.json',
+        'outcome.json',
+        'metrics',
+        'probe',
+        'checkpoints',
+        'digests',
+    }
+
+
+@pytest.mark.slow
+def test_a_run_that_died_goes_on_in_a_bucket_as_if_it_had_not(corpus, at, disk):
+    with pytest.raises(Died):
+        train(spec(corpus), at, Dying(at=6))
+    heard = Hearing()
+    train(spec(corpus), at, heard)
+    assert heard.begun[0] == 4
+    alike(at, disk)
+
+
+@pytest.mark.slow
+def test_a_fork_from_a_bucket_into_a_bucket_is_that_from_a_disk(corpus, at, disk, tmp_path):
+    longer = spec(corpus, optimizer__steps=12)
+    train(spec(corpus), at)
+
+    def forked(parent, path):
+        origin = fork.Origin(Folder(parent), 8, spec(corpus))
+        return timeless(train(longer, path, origin=origin))
+
+    ours, theirs = forked(at, at.parent / 'fork'), forked(disk, tmp_path / 'fork')
+    assert ours == theirs
+    assert Folder(at.parent / 'fork').lineage()['run'] == '../run'
+    assert timeless(train(longer, tmp_path / 'here', origin=fork.Origin(Folder(at), 8, spec(corpus)))) == ours
+    assert Folder(tmp_path / 'here').lineage()['run'] == str(at)
+
+
+@pytest.mark.slow
+def test_a_report_reads_a_bucket_as_it_reads_a_disk(corpus, at, disk, capsys):
+    train(spec(corpus), at)
+    ours, theirs = (runs.read([str(path)])[0] for path in (at, disk))
+    assert timeless(ours.records) == timeless(theirs.records)
+    assert all(np.array_equal(ours.values[name], theirs.values[name]) for name in theirs.values)
+    assert main(['report', str(at), '--png']) == 0
+    assert f'report: {at}/report.html' in capsys.readouterr().out
+    assert (at / 'curves.png').read_bytes().startswith(b'\x89PNG')
+    assert main(['checkpoint', 'verify', str(at)]) == 0
+    assert main(['checkpoint', 'ls', str(at), '--json']) == 0
+    listed = json.loads(capsys.readouterr().out.split('sound\n')[-1])
+    assert [row['digests'] for row in listed] == ['complete'] * len(listed)
+
+
+@pytest.mark.slow
+def test_a_step_asks_nothing_of_the_storage(corpus, bucket):
+    """Beside those of its metrics and of its lease, which are made by the clock."""
+    between = []
+
+    class Counting(Hearing):
+        def record(self, record, written):
+            if record['step'] in (1, 39):
+                between.append(len(bucket.proxy.requests))
+
+    few = dict(optimizer__steps=40, checkpoint__every_steps=0, probe__every_steps=0, log__every_steps=1)
+    train(spec(corpus, **few), f'{bucket.url}/run', Counting())
+    asked = bucket.proxy.requests[slice(*between)]
+    assert [one for one in asked if '/metrics/' not in one.path and 'lease.json' not in one.path] == []
+
+
+def saving(at, **rules):
+    state = {'params': {'x': jax.numpy.arange(4.0)}}
+    folder = Folder(at)
+    return folder, Checkpoints(folder, tiny(**rules).checkpoint, {}), state
+
+
+def test_half_an_upload_is_no_checkpoint_and_is_taken_away(at):
+    folder, saved, state = saving(at)
+    saved.save(1, state)
+    saved.wait()
+    (folder.checkpoints / '2' / 'state').joinpath('half').write_bytes(b'half')
+    assert folder.checkpoint_steps() == [1]
+    saved.close()
+    _, again, _ = saving(at)
+    assert again.sound() == (1, [])
+    assert not names(folder.checkpoints / '2')
+    again.close()
+
+
+def test_what_is_no_longer_kept_is_gone(at):
+    folder, saved, state = saving(at, checkpoint__keep=2)
+    for step in (1, 2, 3, 4):
+        saved.save(step, state)
+    saved.close()
+    assert folder.checkpoint_steps() == [3, 4]
+    assert {name.partition('/')[0] for name in names(folder.checkpoints)} == {'3', '4'}
+    assert {name.partition('/')[0] for name in names(folder.digests)} == {'3', '4'}
+
+
+HARM = {
+    'other bytes': lambda path: path.write_bytes(b'other bytes'),
+    'another size': lambda path: path.write_bytes(path.read_bytes() + b'x'),
+    'gone': lambda path: path.unlink(),
+}
+
+
+@pytest.mark.parametrize('harm', HARM)
+def test_a_damaged_checkpoint_is_passed_over_and_set_aside(at, harm):
+    folder, saved, state = saving(at)
+    for step in (1, 2):
+        saved.save(step, state)
+    saved.close()
+    largest = max(names(folder.checkpoints / '2'), key=lambda name: ('/d/' in name, name))
+    HARM[harm](folder.checkpoints / '2' / largest)
+    _, again, _ = saving(at)
+    step, passed = again.sound()
+    assert (step, folder.checkpoint_steps()) == (1, [1])
+    assert 'is passed over' in passed[0]
+    assert names(folder.damaged / '2' / 'checkpoint')
+    loaded = again.restore(1, jax.tree.map(lambda leaf: leaf, state))
+    assert np.array_equal(loaded['params']['x'], state['params']['x'])
+    again.close()
+
+
+def test_a_save_that_nobody_committed_is_told_from_one_without_digests(at):
+    folder, saved, state = saving(at)
+    saved.save(1, state)
+    saved.close()
+    digests.file_of(folder, 1, 0).unlink()
+    assert digests.fault(folder, 1).cut_short
+    assert (folder.checkpoints / '1' / COMMIT).exists()
+
+
+def test_one_job_at_a_time_writes_in_a_bucket(at):
+    with lease.lease(at) as held:
+        with pytest.raises(Refusal, match='is in use'), lease.lease(at):
+            pass
+        held.check()
+    assert not names(at)
+    with lease.lease(at):
+        pass
+
+
+def test_of_many_jobs_that_come_at_once_one_is_let_in(at, monkeypatch):
+    monkeypatch.setattr(lease, 'identity', lambda: dict(lease.UNREADABLE, host='here', machine='this', pid=1))
+    entered, refused, over = [], [], threading.Barrier(6)
+
+    def come():
+        try:
+            with lease.lease(at):
+                entered.append(1)
+                over.wait(30)
+        except Refusal:
+            refused.append(1)
+            over.wait(30)
+
+    monkeypatch.setattr(lease, 'is_near', lambda owner: True)
+    monkeypatch.setattr(lease, 'is_dead', lambda owner: False)
+    crowd = [threading.Thread(target=come) for _ in range(6)]
+    for one in crowd:
+        one.start()
+    for one in crowd:
+        one.join()
+    assert (len(entered), len(refused)) == (1, 5)
+
+
+def test_who_is_not_heard_of_is_superseded_and_writes_no_more(at, monkeypatch):
+    monkeypatch.setattr(lease, 'PATIENCE', 0.3)
+    monkeypatch.setattr(lease, 'is_near', lambda owner: False)
+    with lease.lease(at) as asleep:
+        asleep.ended.set()  # its thread, as if the whole process slept
+        asleep.thread.join()
+        with lease.lease(at) as held:
+            asleep.write()  # reaches nobody
+            held.look()
+            held.check()
+            asleep.looked -= 60
+            with pytest.raises(lease.Superseded, match='has taken over'):
+                asleep.check()
+        assert not names(at)
+
+
+def test_a_bucket_that_refuses_is_said_before_anything_is_compiled(corpus, bucket, at):
+    with (
+        bucket.proxy.treating(lambda method, path: Answer(status=403) if method != 'GET' else None),
+        pytest.raises(Refusal, match='cannot be written'),
+    ):
+        train(spec(corpus), at)
+
+
+def test_a_storage_that_falls_silent_ends_a_wait_in_words(bucket, at):
+    token = objects.PATIENCE.set(0.5)
+    try:
+        with (
+            bucket.proxy.treating(lambda method, path: Answer(status=503)),
+            pytest.raises(TimeoutError, match='has not answered'),
+        ):
+            Folder(at).read('config')
+    finally:
+        objects.PATIENCE.reset(token)
+
+
+def test_a_checkpoint_is_loaded_by_orbax_itself(at):
+    folder, saved, state = saving(at)
+    saved.save(1, state)
+    saved.close()
+    found = ocp.load(folder.checkpoints / '1', checkpointable_name='state')
+    assert np.array_equal(found['params']['x'], state['params']['x'])
