@@ -128,9 +128,15 @@ class Request:
     sent: int  # bytes
     received: int
 
+    name: str  # of the object, where its path has none, as that of an upload in parts has
+
     @property
     def writes(self) -> bool:
         return self.method not in ('GET', 'HEAD')
+
+    @property
+    def named(self) -> str:
+        return f'{self.path} {self.name}'
 
 
 @dataclasses.dataclass
@@ -187,7 +193,10 @@ class Proxy:
             response = connection.getresponse()
             status, headers, content = response.status, response.getheaders(), response.read()
             connection.close()
-        self.requests.append(Request(handler.command, path, len(body), len(content)))
+        name = re.search(rb'"name": "([^"]+)"', body[:1000]) if 'uploadType=multipart' in path else None
+        self.requests.append(
+            Request(handler.command, path, len(body), len(content), name[1].decode() if name else '')
+        )
         handler.send_response(status)
         for name, value in headers:
             if name.lower() not in ('transfer-encoding', 'content-length', 'connection', 'server', 'date'):
@@ -271,6 +280,12 @@ class Emulators:
         proxy.requests.clear()
         proxy.rules.clear()
         return Bucket(f'{scheme}://{name}', proxy, KINDS[scheme].variables(proxy.url))
+
+    def another(self, bucket: Bucket) -> Bucket:
+        """The same bucket by a way of its own, whose requests are counted apart."""
+        scheme = bucket.url.partition(':')[0]
+        proxy = Proxy(self.running[scheme][0])
+        return Bucket(bucket.url, proxy, KINDS[scheme].variables(proxy.url))
 
     def close(self) -> None:
         for _, _, process in self.running.values():

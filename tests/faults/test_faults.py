@@ -12,7 +12,7 @@ import time
 from pathlib import Path
 
 import pytest
-from job import KUBERNETES, Job, assert_same, free_port, outcome, timeless, words
+from job import KUBERNETES, assert_same, free_port, outcome, timeless, words
 from processes import wait_for_ears
 
 from sinklab.folder import Folder
@@ -39,44 +39,6 @@ def seen(request):
             file.write(json.dumps({'test': request.node.name, **figures}) + '\n')
 
     return note
-
-
-@pytest.fixture(scope='session')
-def programs():
-    """Variables of processes that find each other's compiled programs and tokens."""
-    cache = os.environ.get('SINKLAB_FAULTS_CACHE') or f'{os.environ["SINKLAB_TESTS_COMPILED"]}/faults'
-    return {'SINKLAB_CACHE': cache, 'JAX_COMPILATION_CACHE_DIR': f'{cache}/programs', 'XLA_FLAGS': ''}
-
-
-@pytest.fixture(scope='module')
-def job(corpus, programs):
-    """Starts processes of a run that find what others have compiled."""
-    started = []
-
-    def start(workdir, count=2, *options, variables=None, **more):
-        started.append(Job(workdir, corpus, count, *options, variables={**programs, **(variables or {})}, **more))
-        return started[-1]
-
-    yield start
-    for one in started:
-        one.kill()
-
-
-@pytest.fixture(scope='module')
-def undisturbed(job, tmp_path_factory):
-    """A run of two processes that nothing happened to."""
-    path = tmp_path_factory.mktemp('undisturbed') / 'run'
-    codes, said = job(path).wait()
-    assert codes == [0, 0], said
-    return path
-
-
-@pytest.fixture(scope='module')
-def alone(job, tmp_path_factory):
-    path = tmp_path_factory.mktemp('alone') / 'run'
-    codes, said = job(path, 1).wait()
-    assert codes == [0], said
-    return path
 
 
 def test_two_processes_are_one_run(undisturbed, alone):

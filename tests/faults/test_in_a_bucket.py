@@ -1,0 +1,35 @@
+"""One run on two processes, in a bucket: it is the run on a disk, and it goes on as that does."""
+
+import json
+import re
+
+import pytest
+from job import assert_same
+
+pytestmark = pytest.mark.slow
+# Of process 1: shards of arrays, and what Orbax and we know of them; nothing of the run.
+ITS_OWN = re.compile(r'/ocdbt\.process_1/|/array_metadatas/process_1|/digests/\d+/1\.json')
+
+
+@pytest.mark.parametrize('bucket', ['gs', pytest.param('s3', marks=pytest.mark.exhaustive)], indirect=True)
+def test_two_processes_in_a_bucket_are_those_on_a_disk(job, undisturbed, bucket, emulators):
+    own = emulators.another(bucket)
+    workdir = f'{bucket.url}/run'
+    codes, said = job(workdir, variables=bucket.variables, each={1: dict(own.variables)}).wait()
+    assert codes == [0, 0], said
+    assert_same(workdir, undisturbed)
+    written = [request.named for request in own.proxy.requests if request.writes]
+    assert any('/ocdbt.process_1/' in name for name in written)
+    assert [name for name in written if not ITS_OWN.search(name)] == []
+
+
+@pytest.mark.parametrize('bucket', ['s3', pytest.param('gs', marks=pytest.mark.exhaustive)], indirect=True)
+def test_a_run_in_a_bucket_whose_process_was_killed_goes_on(job, undisturbed, bucket, tmp_path):
+    workdir = f'{bucket.url}/run'
+    fault = dict(process=1, event=20, seconds=0, what='SIGKILL')
+    harmed = {**bucket.variables, 'FAULT': json.dumps(fault), 'NOTES': str(tmp_path)}
+    codes, said = job(workdir, variables=harmed).wait()
+    assert codes == [42, 42], said
+    codes, said = job(workdir, variables=bucket.variables).wait()
+    assert codes == [0, 0], said
+    assert_same(workdir, undisturbed)
