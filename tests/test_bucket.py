@@ -14,6 +14,7 @@ from runs import Died, Dying, Hearing, spec, timeless, train
 from sinklab import lease
 from sinklab.checkpoint import digests, restore
 from sinklab.checkpoint.checkpoints import Checkpoints
+from sinklab.cli import tail
 from sinklab.cli.main import main
 from sinklab.files import objects
 from sinklab.files.place import place
@@ -119,6 +120,8 @@ def test_a_report_reads_a_bucket_as_it_reads_a_disk(corpus, at, disk, capsys):
     assert main(['checkpoint', 'ls', str(at), '--json']) == 0
     listed = json.loads(capsys.readouterr().out.split('sound\n')[-1])
     assert [row['digests'] for row in listed] == ['complete'] * len(listed)
+    assert main(['report', f'{at.parent}/*/', '--out', str(at.parent / 'page')]) == 0
+    assert '<html' in (at.parent / 'page' / 'report.html').read_text()
 
 
 @pytest.mark.slow
@@ -275,3 +278,60 @@ def test_a_checkpoint_is_loaded_by_orbax_itself(at):
     saved.close()
     found = ocp.load(folder.checkpoints / '1', checkpointable_name='state')
     assert np.array_equal(found['params']['x'], state['params']['x'])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize('bucket', ['gs', pytest.param('s3', marks=pytest.mark.exhaustive)], indirect=True)
+def test_a_sweep_in_a_bucket_is_done_once(corpus, bucket, capsys):
+    given = [
+        '--config=configs/quickstart.py',
+        '--size=smoke',
+        '--rows=softmax,sigmoid',
+        f'--workdir={bucket.url}/sweep',
+    ]
+    given += [f'--config.data.source={corpus}', '--config.optimizer.steps=2', '--json']
+    assert main(['sweep', *given]) == 0
+    table = capsys.readouterr().out
+    assert [row['outcome'] for row in json.loads(table)] == ['done 1/1'] * 2
+    written = bucket.proxy.count('metrics', method='POST')
+    assert main(['sweep', *given]) == 0
+    assert capsys.readouterr().out == table
+    assert bucket.proxy.count('metrics', method='POST') == written
+    assert json.loads((place(bucket.url) / 'sweep' / 'sweep.json').read_text()) == json.loads(table)
+
+
+def test_a_run_in_a_bucket_is_followed(at):
+    class Told(Hearing):
+        steps = ()
+
+        def begin(self, step, attention, changes):
+            self.notes.append(attention)
+
+        def record(self, record, written):
+            self.steps = (*self.steps, record['step'])
+
+    folder, told = Folder(at), Told()
+    folder.claim(tiny(), dict(row='tiny'))
+    with lease.lease(at) as held:
+        metrics, looks = folder.metrics(held.check), tail.followed(folder, told)
+        next(looks)
+        folder.write('environment', dict(attempts=[dict(step=0, attention='dense')]))
+        for step in (1, 2):
+            metrics.append(dict(step=step))
+            metrics.sync()
+            next(looks)
+        assert (told.notes, told.steps) == (['dense'], (1, 2))
+        metrics.append(dict(step=3))
+        metrics.close()
+        folder.write('outcome', dict(kind='done', message=''))
+    assert list(looks) == []
+    assert told.steps == (1, 2, 3)
+
+
+@pytest.mark.parametrize('missing', ['report', 'tail', 'checkpoint ls'])
+def test_who_reads_what_a_bucket_refuses_is_told_in_one_line(bucket, at, capsys, missing):
+    with bucket.proxy.treating(lambda method, path: Answer(status=403)):
+        assert main([*missing.split(), str(at)]) == 1
+    said = capsys.readouterr().err.splitlines()
+    assert len(said) == 1
+    assert 'refuses this account' in said[0]

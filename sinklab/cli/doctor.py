@@ -25,6 +25,7 @@ EXTRAS = {
     'zstandard': 'data',
     'tensorflow-datasets': 'data',
     'gcsfs': 'gcs',
+    's3fs': 's3',
 }
 
 

@@ -5,6 +5,7 @@ example:
 """
 
 import argparse
+import glob
 import json
 import sys
 from pathlib import Path
@@ -25,14 +26,26 @@ def run(given: argparse.Namespace, rest: list[str]) -> int:
         raise Refusal(f'{rest[0]} is unknown; see sinklab report --help')
     from sinklab.report import runs
 
-    found = runs.read(given.runs)
-    page = write(place(given.out) if given.out else beside(given.runs), found, given.png)
+    paths = [str(path) for one in given.runs for path in matching(one)]
+    found = runs.read(paths)
+    page = write(place(given.out) if given.out else beside(paths), found, given.png)
     if given.json:
         print(json.dumps(runs.table(found), indent=2, allow_nan=False))
     else:
         show(runs.table(found))
     print(f'report: {page}', file=sys.stderr if given.json else sys.stdout)
     return 0
+
+
+def matching(given: str) -> list[Path]:
+    """The runs in a bucket that a pattern matches, which no shell has looked for; what else is given, as it is."""
+    if not (is_remote(given) and glob.has_magic(given)):
+        return [place(given)]
+    start = given[: min(given.index(sign) for sign in '*?[' if sign in given)].rpartition('/')[0]
+    found = [path.parent for path in place(start).glob(f'{given[len(start) + 1 :].rstrip("/")}/config.json')]
+    if not found:
+        raise Refusal(f'{given} matches no run; give run folders')
+    return sorted(found)
 
 
 def beside(runs: list[str]) -> Path:

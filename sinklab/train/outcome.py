@@ -1,6 +1,7 @@
 """How an attempt at a run has ended: outcome.json in its folder, for a sweep, a scheduler or a person to read."""
 
 import contextlib
+import errno
 import math
 import signal
 import traceback
@@ -78,6 +79,8 @@ def of_error(error: BaseException) -> End:
             return End('disagreed', str(error), orderly=True)
         case Stopped():
             return End(OF_SIGNAL[error.signal], str(error), orderly=True)
+        case OSError(errno=errno.EACCES | errno.EPERM | errno.ENXIO):  # which no other start mends
+            return End('refused', f'{error.filename or ""} {error.strerror}'.strip())
         case KeyboardInterrupt():
             return at_once(signal.SIGINT)
     from jax.errors import JaxRuntimeError
