@@ -42,8 +42,8 @@ def gcs() -> type:
             where = dict(uploadType='media', name=key, ifGenerationMatch=mark or '0')
             try:
                 _, answer = self.call('POST', url, data=content, **where)
-            except FileExistsError as error:
-                return own(self, path, content) if error.repeated else None
+            except FileExistsError:
+                return own(self, path, content)
             return json.loads(answer)['generation']
 
     return Storage
@@ -66,7 +66,7 @@ def s3() -> type:
             except OSError as error:
                 if error.errno == errno.ENXIO or status(error) not in (404, 412):
                     raise
-                return own(self, path, content) if error.repeated else None
+                return own(self, path, content)
 
     return Storage
 

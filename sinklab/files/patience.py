@@ -10,7 +10,8 @@ import time
 from collections.abc import Awaitable, Callable, Iterator
 from typing import Any
 
-PATIENCE = contextvars.ContextVar('PATIENCE', default=300.0)  # seconds in which a request is tried again
+USUAL = 300.0  # seconds in which a request is tried again
+PATIENCE = contextvars.ContextVar('PATIENCE', default=USUAL)
 TOLD = 5.0  # seconds after which that is told
 PAUSE, LONGEST = 0.5, 15.0  # seconds between two tries, doubled from one to the next
 TRANSIENT = {408, 429, 500, 502, 503, 504}  # of HTTP: the same request may be answered later
@@ -20,21 +21,23 @@ RENEWED = 5  # times that an upload of many parts is begun
 LAST: dict[str, float] = {}  # when it was told of a storage that it does not answer
 
 
+class Unanswered(OSError):
+    """No TimeoutError: of those fsspec keeps neither the number nor the words."""
+
+
 async def enduring(request: Callable[[], Awaitable], where: str, seconds: float | None = None) -> Any:
     """The answer to a request, of so many seconds at most, as soon as there is one; or an OSError with an errno.
 
-    An error that is `repeated` came after tries of which nobody knows whether the storage has heard them.
+    Of a try without an answer nobody knows whether the storage has heard it.
     """
-    begun, pause, tries = time.monotonic(), PAUSE, 0
+    begun, pause = time.monotonic(), PAUSE
     while True:
-        tries += 1
         try:
             return await asyncio.wait_for(request(), seconds)
         except Exception as error:  # of the libraries below, which have no kind in common
             waited, patience = time.monotonic() - begun, PATIENCE.get()
             if not is_transient(error) or waited + pause > patience:
                 said = in_words(error, where, waited)
-                said.repeated = tries > 1
                 if said is error:
                     raise
                 raise said from error
@@ -93,7 +96,7 @@ def is_transient(error: BaseException) -> bool:
 def in_words(error: Exception, where: str, waited: float) -> Exception:
     """What an error is for those above: of the system's kinds."""
     if is_transient(error):
-        return TimeoutError(errno.ETIMEDOUT, f'{where} has not answered for {waited:.0f} s ({line(error)})')
+        return Unanswered(errno.ETIMEDOUT, f'{where} has not answered for {waited:.0f} s ({line(error)})')
     if kinds(error) & UNKNOWN:
         return PermissionError(errno.EACCES, f'no credentials for {where} are found ({line(error)})')
     if code(error) == 'NoSuchBucket':

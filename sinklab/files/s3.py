@@ -30,7 +30,8 @@ class Patient(S3FileSystem):
         async def request() -> Any:
             answer = await once()
             if method == 'get_object' and ('Range' in options or answer.get('ContentLength', 0) <= HELD):
-                answer['Body'] = Body(await answer['Body'].read())
+                async with answer['Body'] as body:
+                    answer['Body'] = Body(await body.read())
             if method == 'delete_objects' and (left := answer.get('Errors')):
                 raise translate_boto_error(ClientError({'Error': left[0]}, method))
             return answer
