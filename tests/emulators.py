@@ -15,69 +15,14 @@ import threading
 import time
 import urllib.parse
 from collections.abc import Callable, Iterator
-from http import HTTPStatus
 
 READY = 60.0  # seconds until an emulator answers
 
 
 def gcs(port: int) -> None:
-    """gcp-storage-emulator, and what real storage has beside: generations, conditions on them, bytes as they are."""
-    from gcp_storage_emulator import server
-    from gcp_storage_emulator.exceptions import NotFound
+    import emulated_gcs
 
-    def generation(storage, bucket: str, name: str) -> str:
-        try:
-            return storage.get_file_obj(bucket, name)['generation']
-        except NotFound:
-            return '0'
-
-    def named(request) -> str | None:
-        """The object of a request; an upload names it in its query or in the first of its parts."""
-        if 'object_id' in request.params:
-            return request.params['object_id']
-        if request.query.get('name'):
-            return request.query['name'][0]
-        said = request.data if request.query.get('uploadType') else None
-        return said.get('meta', said).get('name') if isinstance(said, dict) else None
-
-    def completed(handler: Callable) -> Callable:
-        def handle(request, response, storage, *arguments, **more) -> None:
-            bucket, name = request.params.get('bucket_name'), named(request)
-            now = generation(storage, bucket, name) if bucket and name else '0'
-            wanted, unwanted = (request.query.get(f'ifGeneration{what}', [None])[0] for what in ('Match', 'NotMatch'))
-            if wanted not in (None, now):
-                response.status = HTTPStatus.PRECONDITION_FAILED
-                response.json({'error': {'code': 412, 'message': 'conditionNotMet'}})
-            elif unwanted == now != '0':
-                response.status = HTTPStatus.NOT_MODIFIED
-            else:
-                handler(request, response, storage, *arguments, **more)
-                if bucket and name:
-                    response['x-goog-generation'] = generation(storage, bucket, name)
-
-        return handle
-
-    parsed = server._read_data
-
-    def exact(handler, query):
-        """Its own way through a multipart takes the last of some line ends for the part's."""
-        kind = handler.headers.get('Content-Type') or ''
-        if not kind.startswith('multipart/related'):
-            return parsed(handler, query)
-        raw = server._decode_raw_data(server._read_raw_data(handler), handler)
-        boundary = re.search('boundary="?([^";]+)', kind)[1].encode()
-        _, first, second = raw.split(b'--' + boundary, 2)
-        end = b'\r\n' if second.startswith(b'\r\n') else b'\n'
-        head, content = second.split(2 * end, 1)
-        said, content = first.split(2 * end, 1)[1], content[: content.rindex(end + b'--' + boundary)]
-        return {'meta': json.loads(said), 'content': content, 'content-type': head.decode().split(':')[1].strip()}
-
-    server._read_data = exact
-    server.HANDLERS = tuple(
-        (regex, {method: completed(handler) for method, handler in handlers.items()})
-        for regex, handlers in server.HANDLERS
-    )
-    server.Server('127.0.0.1', port, in_memory=True).run()
+    emulated_gcs.serve(port)
 
 
 def s3(port: int) -> None:
@@ -128,7 +73,7 @@ class Request:
     sent: int  # bytes
     received: int
 
-    name: str  # of the object, where its path has none, as that of an upload in parts has
+    name: str = ''  # of the object, where its path has none, as that of an upload in parts has
 
     @property
     def writes(self) -> bool:
@@ -144,8 +89,12 @@ class Answer:
     """What the proxy does with a request, if it is not simply passed on."""
 
     status: int | None = None  # instead of the storage's
+    text: str = ''  # with that
     seconds: float = 0.0  # before it is answered
     bytes: int | None = None  # of the content, before the connection is lost
+    stalls: float = 0.0  # seconds until then
+    lost: bool = False  # the storage has heard it, and its answer never comes
+    taken: int | None = None  # bytes of what is sent, before the connection is lost and the storage has heard nothing
 
 
 Rule = Callable[[str, str], Answer | None]  # of the method and the path of a request
@@ -157,6 +106,7 @@ class Proxy:
     def __init__(self, to: int):
         self.requests: list[Request] = []
         self.rules: list[Rule] = []
+        self.alone = threading.Lock()
         proxy = self
 
         class Handler(http.server.BaseHTTPRequestHandler):
@@ -180,23 +130,26 @@ class Proxy:
         threading.Thread(target=self.server.serve_forever, daemon=True).start()
 
     def handle(self, handler: http.server.BaseHTTPRequestHandler, to: int) -> None:
-        body = content_of(handler)
         path = urllib.parse.unquote(handler.path)
         answer = next(filter(None, (rule(handler.command, path) for rule in self.rules)), Answer())
+        if answer.taken is not None:
+            handler.rfile.read(answer.taken)
+            time.sleep(answer.stalls)
+            self.requests.append(Request(handler.command, path, answer.taken, 0))
+            lose(handler)
+            return
+        body = content_of(handler)
         time.sleep(answer.seconds)
         if answer.status:
-            status, headers, content = answer.status, [], b''
+            status, headers, content = answer.status, [], answer.text.encode()
         else:
-            connection = http.client.HTTPConnection('127.0.0.1', to, timeout=300)
-            given = {name: value for name, value in handler.headers.items() if name.lower() != 'transfer-encoding'}
-            connection.request(handler.command, handler.path, body, given)
-            response = connection.getresponse()
-            status, headers, content = response.status, response.getheaders(), response.read()
-            connection.close()
+            status, headers, content = self.passed_on(handler, to, body)
         name = re.search(rb'"name": "([^"]+)"', body[:1000]) if 'uploadType=multipart' in path else None
-        self.requests.append(
-            Request(handler.command, path, len(body), len(content), name[1].decode() if name else '')
-        )
+        said = name[1].decode() if name else ''
+        self.requests.append(Request(handler.command, path, len(body), len(content), said))
+        if answer.lost:
+            lose(handler)
+            return
         handler.send_response(status)
         for name, value in headers:
             if name.lower() not in ('transfer-encoding', 'content-length', 'connection', 'server', 'date'):
@@ -208,8 +161,19 @@ class Proxy:
             handler.wfile.write(content[: answer.bytes])
         if answer.bytes is not None and len(content) > answer.bytes:
             handler.wfile.flush()
-            handler.close_connection = True
-            handler.connection.shutdown(socket.SHUT_RDWR)
+            time.sleep(answer.stalls)
+            lose(handler)
+
+    def passed_on(self, handler: http.server.BaseHTTPRequestHandler, to: int, body: bytes) -> tuple:
+        """(status, headers, content) of the storage's answer. Conditions are kept one by one, as moto does not."""
+        given = {name: value for name, value in handler.headers.items() if name.lower() != 'transfer-encoding'}
+        with self.alone if {'If-Match', 'If-None-Match'} & given.keys() else contextlib.nullcontext():
+            connection = http.client.HTTPConnection('127.0.0.1', to, timeout=300)
+            connection.request(handler.command, handler.path, body, given)
+            response = connection.getresponse()
+            answer = response.status, response.getheaders(), response.read()
+            connection.close()
+        return answer
 
     @contextlib.contextmanager
     def treating(self, rule: Rule) -> Iterator[None]:
@@ -229,6 +193,11 @@ class Proxy:
             for request in self.requests
             if path in request.path and all(getattr(request, name) == value for name, value in what.items())
         ]
+
+
+def lose(handler: http.server.BaseHTTPRequestHandler) -> None:
+    handler.close_connection = True
+    handler.connection.shutdown(socket.SHUT_RDWR)
 
 
 def content_of(handler: http.server.BaseHTTPRequestHandler) -> bytes:

@@ -1,28 +1,17 @@
-"""Object storage as fsspec has it, asked again while it does not answer, never remembered, and told in words."""
+"""Object storage as fsspec has it: asked with patience, never remembered, and told in words."""
 
-import asyncio
 import contextlib
-import contextvars
 import errno
-import functools
 import importlib
 import json
-import random
-import sys
-import time
-from collections.abc import Awaitable, Callable
+import os
+from collections.abc import Callable
 from typing import Any
 
 import fsspec
 
+from sinklab.files.patience import status
 from sinklab.record import Refusal
-
-PATIENCE = contextvars.ContextVar('PATIENCE', default=300.0)  # seconds in which a request is tried again
-TOLD = 5.0  # seconds after which that is told
-PAUSE, LONGEST = 0.5, 15.0  # seconds between two tries, doubled from one to the next
-TRANSIENT = {408, 429, 500, 502, 503, 504}  # of HTTP: the same request may be answered later
-FORBIDDEN = {401, 403}
-ONE = 120.0  # seconds of one request
 
 
 def register(scheme: str, library: str, extra: str) -> None:
@@ -33,21 +22,16 @@ def register(scheme: str, library: str, extra: str) -> None:
         importlib.import_module(library)
     except ImportError as error:
         raise Refusal(f'{scheme}:// needs {library}; pip install "sinklab[{extra}]"') from error
+    os.environ['EPATH_USE_TF'] = 'false'  # or etils would have TensorFlow go there, if that is installed
     MADE[scheme] = KINDS[scheme]()
     for name in MADE[scheme].protocol:
         fsspec.register_implementation(name, MADE[scheme], clobber=True)
 
 
 def gcs() -> type:
-    from gcsfs.core import GCSFileSystem
+    from sinklab.files.gcs import Patient
 
-    class Storage(GCSFileSystem):
-        def __init__(self, *arguments: Any, **options: Any):
-            super().__init__(*arguments, **dict(use_listings_cache=False, requests_timeout=ONE) | options)
-
-        async def _call(self, *arguments: Any, **options: Any) -> Any:
-            return await enduring(functools.partial(super()._call, *arguments, **options), 'gs://')
-
+    class Storage(Patient):
         def read_marked(self, path: str) -> tuple[bytes, str]:
             bucket, key, _ = self.split_path(path)
             headers, content = self.call('GET', 'b/{}/o/{}', bucket, key, alt='media')
@@ -60,7 +44,7 @@ def gcs() -> type:
             try:
                 _, answer = self.call('POST', url, data=content, **where)
             except FileExistsError:
-                return None
+                return own(self, path, content)
             return json.loads(answer)['generation']
 
         def remove_marked(self, path: str, mark: str) -> None:
@@ -72,20 +56,13 @@ def gcs() -> type:
 
 
 def s3() -> type:
-    from s3fs import S3FileSystem
+    from sinklab.files.s3 import Patient
 
-    class Storage(S3FileSystem):
-        def __init__(self, *arguments: Any, **options: Any):
-            super().__init__(*arguments, **dict(use_listings_cache=False) | options)
-
-        async def _call_s3(self, *arguments: Any, **options: Any) -> Any:
-            return await enduring(functools.partial(super()._call_s3, *arguments, **options), 's3://')
-
+    class Storage(Patient):
         def read_marked(self, path: str) -> tuple[bytes, str]:
-            while True:
-                before, content = self.info(path)['ETag'], self.cat_file(path)
-                if self.info(path)['ETag'] == before:
-                    return content, before
+            bucket, key, _ = self.split_path(path)
+            answer = self.call_s3('get_object', Bucket=bucket, Key=key)
+            return answer['Body'].content, answer['ETag']
 
         def write_marked(self, path: str, content: bytes, mark: str) -> str | None:
             bucket, key, _ = self.split_path(path)
@@ -93,9 +70,9 @@ def s3() -> type:
             try:
                 return self.call_s3('put_object', Bucket=bucket, Key=key, Body=content, **condition)['ETag']
             except OSError as error:
-                if status(error) in (409, 412) or (mark and status(error) == 404):
-                    return None
-                raise
+                if error.errno == errno.ENXIO or status(error) not in (404, 412):
+                    raise
+                return own(self, path, content)
 
         def remove_marked(self, path: str, mark: str) -> None:
             bucket, key, _ = self.split_path(path)
@@ -108,77 +85,14 @@ def s3() -> type:
     return Storage
 
 
-async def enduring(request: Callable[[], Awaitable], where: str) -> Any:
-    """The answer to a request, as soon as there is one; what cannot be answered is said in words."""
-    begun, pause, told = time.monotonic(), PAUSE, False
-    while True:
-        try:
-            return await request()
-        except Exception as error:  # of the libraries below, which have no kind in common
-            waited, patience = time.monotonic() - begun, PATIENCE.get()
-            if not is_transient(error) or waited + pause > patience:
-                raise in_words(error, where, waited) from error
-            if waited > TOLD and not told:
-                told = True
-                print(f'{where} does not answer ({line(error)}); trying for {patience:.0f} s', file=sys.stderr)
-        await asyncio.sleep(pause * random.uniform(0.5, 1.0))
-        pause = min(2 * pause, LONGEST)
+def own(at: Any, path: str, content: bytes) -> str | None:
+    """The mark of what lies there if this process wrote it, in a try whose answer was lost; contents are unique."""
+    try:
+        found, mark = at.read_marked(path)
+    except FileNotFoundError:
+        return None
+    return mark if found == content else None
 
 
-def status(error: BaseException) -> int:
-    """The number of HTTP that an error stands for, or 0."""
-    while error:
-        code = getattr(error, 'code', None) or getattr(error, 'status', None)
-        response = getattr(error, 'response', None)
-        if isinstance(response, dict):
-            code = response.get('ResponseMetadata', {}).get('HTTPStatusCode')
-        if isinstance(code, int | str) and str(code).isdigit():
-            return int(code)
-        error = error.__cause__
-    return 0
-
-
-def is_transient(error: Exception) -> bool:
-    """Whether the same request may be answered later: the storage is busy, or was not reached."""
-    if number := status(error):
-        return number in TRANSIENT
-    if isinstance(error, TimeoutError | ConnectionError):
-        return True
-    kinds = {(kind.__module__.partition('.')[0], kind.__name__) for kind in type(error).__mro__}
-    return bool(kinds & UNREACHED)
-
-
-def in_words(error: Exception, where: str, waited: float) -> Exception:
-    """What an error is for those above: of the system's kinds where it is about access or about time."""
-    if is_transient(error):
-        return TimeoutError(errno.ETIMEDOUT, f'{where} has not answered for {waited:.0f} s ({line(error)})')
-    kinds = {(kind.__module__.partition('.')[0], kind.__name__) for kind in type(error).__mro__}
-    if kinds & UNKNOWN:
-        return PermissionError(errno.EACCES, f'no credentials for {where} are found ({line(error)})')
-    if status(error) in FORBIDDEN or isinstance(error, PermissionError) or str(error).startswith('Forbidden'):
-        return PermissionError(errno.EACCES, f'{where} refuses this account ({line(error)})')
-    return error
-
-
-def line(error: BaseException) -> str:
-    return ' '.join(str(error).split())[:120] or type(error).__name__
-
-
-# By (package, class): none of them is imported before a bucket is named.
-UNREACHED = {
-    ('aiohttp', 'ClientConnectionError'),
-    ('aiohttp', 'ClientPayloadError'),
-    ('botocore', 'HTTPClientError'),
-    ('botocore', 'ConnectionError'),
-    ('requests', 'ConnectionError'),
-    ('requests', 'ProxyError'),
-    ('requests', 'Timeout'),
-}
-UNKNOWN = {
-    ('google', 'GoogleAuthError'),
-    ('botocore', 'NoCredentialsError'),
-    ('botocore', 'PartialCredentialsError'),
-    ('botocore', 'NoAuthTokenError'),
-}
 KINDS: dict[str, Callable[[], type]] = {'gs': gcs, 's3': s3}
 MADE: dict[str, type] = {}

@@ -17,6 +17,7 @@ UNWRITABLE = (errno.ENOSPC, errno.EDQUOT, errno.EACCES, errno.EPERM, errno.EROFS
 UNWRITABLE += (errno.ENXIO, errno.ETIMEDOUT)  # of a bucket that is not there, or does not answer
 UNFINISHED = '.unfinished'
 SHARED = 5.0  # seconds until a network's disk shows everywhere what is written on it
+PART = 32 << 20  # bytes of a large file that go into a bucket by one request
 T = TypeVar('T')
 
 
@@ -40,16 +41,7 @@ def whole(path: Path) -> Iterator[Path]:
 
 def upload(local: Path, path: Path) -> None:
     """Puts a local file into a bucket, in one stroke."""
-    try:
-        storage(path).put_file(os.fspath(local), os.fspath(path))
-    except FileNotFoundError as error:
-        raise no_bucket(path) from error
-
-
-def no_bucket(path: Path) -> OSError:
-    """What it means that an object cannot be written because something is not there."""
-    bucket = '/'.join(os.fspath(path).split('/')[:3])
-    return OSError(errno.ENXIO, f'the bucket {bucket} is not there')
+    storage(path).put_file(os.fspath(local), os.fspath(path), chunksize=PART)
 
 
 def append(path: Path, text: str) -> None:
