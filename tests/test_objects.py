@@ -11,6 +11,7 @@ import time
 import numpy as np
 import pytest
 from emulators import Answer
+from etils.epath import backend
 
 from sinklab.files import objects, patience, tree, whole
 from sinklab.files.place import hasty, place, reached, storage
@@ -48,6 +49,7 @@ def patience_modules():
 def forget():
     """The file systems that were made with other waits."""
     place('gs://b'), place('s3://b')
+    backend.fsspec_backend._get_filesystem.cache_clear()
     for kind in objects.MADE.values():
         kind.clear_instance_cache()
 

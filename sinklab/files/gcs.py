@@ -19,9 +19,15 @@ for name in ('gcsfs', 'google.auth'):  # what they have to say is said here
     logging.getLogger(name).setLevel(logging.CRITICAL)
 
 
+def alone(method: Callable) -> Callable:
+    """A method without what decorates it."""
+    return getattr(method, '__wrapped__', method)
+
+
 class Patient(GCSFileSystem):
-    # Without its own tries, six at each request.
-    _request = getattr(GCSFileSystem._request, '__wrapped__', GCSFileSystem._request)
+    # Without their own tries, six at each request.
+    _request = alone(GCSFileSystem._request)
+    _get_file_concurrent = alone(GCSFileSystem._get_file_concurrent)
 
     def __init__(self, *arguments: Any, **options: Any):
         waits = aiohttp.ClientTimeout(total=None, sock_connect=CONNECT, sock_read=ONE)
@@ -50,7 +56,7 @@ class Patient(GCSFileSystem):
     call = sync_wrapper(_call)
 
     async def _get_file_request(self, path: str, *arguments: Any, **options: Any) -> Any:
-        request = functools.partial(super()._get_file_request, path, *arguments, **options)
+        request = functools.partial(alone(GCSFileSystem._get_file_request), self, path, *arguments, **options)
         return await enduring(request, f'gs://{self.split_path(path)[0]}')
 
     async def _put_file(self, local: str, path: str, **options: Any) -> None:
