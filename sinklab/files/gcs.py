@@ -70,8 +70,8 @@ class Patient(GCSFileSystem):
             return False
 
     async def _walk(self, path: str, *arguments: Any, **options: Any) -> AsyncIterator:
-        async for found in super()._walk(path, *arguments, **dict(on_error=unless_absent) | options):
-            yield found
+        async for inner in super()._walk(path, *arguments, **dict(on_error=unless_absent) | options):
+            yield inner
 
     def look(self, path: str) -> None:
         bucket, key, _ = self.split_path(path)
@@ -79,9 +79,12 @@ class Patient(GCSFileSystem):
 
 
 def credentials() -> Any:
+    return 'anon' if os.environ.get('STORAGE_EMULATOR_HOST') else found()
+
+
+@functools.cache
+def found() -> Any:
     """The credentials that Google's library finds, or none: what is public can be read without."""
-    if os.environ.get('STORAGE_EMULATOR_HOST'):
-        return 'anon'
     try:
         return google.auth.default(scopes=['https://www.googleapis.com/auth/devstorage.full_control'])[0]
     except google.auth.exceptions.DefaultCredentialsError as error:
@@ -105,5 +108,5 @@ async def kept(request: Callable[[], Awaitable]) -> Any:
 
 def bucket_of(path: str, *arguments: str) -> str:
     """Whose bucket a request of GCS is about."""
-    found = re.search(r'(?:^|/)b/([^/?]+)', path)
-    return '' if not found else arguments[0] if found[1] == '{}' else found[1]
+    name = re.search(r'(?:^|/)b/([^/?]+)', path)
+    return '' if not name else arguments[0] if name[1] == '{}' else name[1]
