@@ -91,7 +91,6 @@ def run(code, **variables):
 
 
 SEEK = """
-import sys
 from sinklab.files.place import place, storage
 try:
     print(storage(place('%s')).look('%s'))
