@@ -54,22 +54,24 @@ def cancelled(request, response, storage) -> None:
     response.status = HTTPStatus.NO_CONTENT
 
 
+def generation(storage, bucket: str, name: str) -> str:
+    try:
+        return storage.get_file_obj(bucket, name)['generation']
+    except NotFound:
+        return '0'
+
+
+def named(request) -> str | None:
+    """The object of a request; an upload names it in its query or in the first of its parts."""
+    if 'object_id' in request.params:
+        return request.params['object_id']
+    if request.query.get('name'):
+        return request.query['name'][0]
+    said = request.data if request.query.get('uploadType') else None
+    return said.get('meta', said).get('name') if isinstance(said, dict) else None
+
+
 def serve(port: int) -> None:
-    def generation(storage, bucket: str, name: str) -> str:
-        try:
-            return storage.get_file_obj(bucket, name)['generation']
-        except NotFound:
-            return '0'
-
-    def named(request) -> str | None:
-        """The object of a request; an upload names it in its query or in the first of its parts."""
-        if 'object_id' in request.params:
-            return request.params['object_id']
-        if request.query.get('name'):
-            return request.query['name'][0]
-        said = request.data if request.query.get('uploadType') else None
-        return said.get('meta', said).get('name') if isinstance(said, dict) else None
-
     def completed(handler: Callable) -> Callable:
         def handle(request, response, storage, *arguments, **more) -> None:
             bucket, name = request.params.get('bucket_name'), named(request)

@@ -133,7 +133,7 @@ class Proxy:
         path = urllib.parse.unquote(handler.path)
         answer = next(filter(None, (rule(handler.command, path) for rule in self.rules)), Answer())
         if answer.taken is not None:
-            handler.rfile.read(answer.taken)
+            handler.rfile.read(min(answer.taken, int(handler.headers.get('Content-Length') or 0)))
             time.sleep(answer.stalls)
             self.requests.append(Request(handler.command, path, answer.taken, 0))
             lose(handler)

@@ -19,9 +19,15 @@ for name in ('gcsfs', 'google.auth'):  # what they have to say is said here
     logging.getLogger(name).setLevel(logging.CRITICAL)
 
 
+def alone(method: Callable) -> Callable:
+    """A method without what decorates it."""
+    return getattr(method, '__wrapped__', method)
+
+
 class Patient(GCSFileSystem):
-    # Without its own tries, six at each request.
-    _request = getattr(GCSFileSystem._request, '__wrapped__', GCSFileSystem._request)
+    # Without their own tries, six at each request.
+    _request = alone(GCSFileSystem._request)
+    _get_file_concurrent = alone(GCSFileSystem._get_file_concurrent)
 
     def __init__(self, *arguments: Any, **options: Any):
         waits = aiohttp.ClientTimeout(total=None, sock_connect=CONNECT, sock_read=ONE)
@@ -50,7 +56,7 @@ class Patient(GCSFileSystem):
     call = sync_wrapper(_call)
 
     async def _get_file_request(self, path: str, *arguments: Any, **options: Any) -> Any:
-        request = functools.partial(super()._get_file_request, path, *arguments, **options)
+        request = functools.partial(alone(GCSFileSystem._get_file_request), self, path, *arguments, **options)
         return await enduring(request, f'gs://{self.split_path(path)[0]}')
 
     async def _put_file(self, local: str, path: str, **options: Any) -> None:
@@ -64,8 +70,8 @@ class Patient(GCSFileSystem):
             return False
 
     async def _walk(self, path: str, *arguments: Any, **options: Any) -> AsyncIterator:
-        async for found in super()._walk(path, *arguments, **dict(on_error=unless_absent) | options):
-            yield found
+        async for inner in super()._walk(path, *arguments, **dict(on_error=unless_absent) | options):
+            yield inner
 
     def look(self, path: str) -> None:
         bucket, key, _ = self.split_path(path)
@@ -73,9 +79,12 @@ class Patient(GCSFileSystem):
 
 
 def credentials() -> Any:
+    return 'anon' if os.environ.get('STORAGE_EMULATOR_HOST') else found()
+
+
+@functools.cache
+def found() -> Any:
     """The credentials that Google's library finds, or none: what is public can be read without."""
-    if os.environ.get('STORAGE_EMULATOR_HOST'):
-        return 'anon'
     try:
         return google.auth.default(scopes=['https://www.googleapis.com/auth/devstorage.full_control'])[0]
     except google.auth.exceptions.DefaultCredentialsError as error:
@@ -99,5 +108,5 @@ async def kept(request: Callable[[], Awaitable]) -> Any:
 
 def bucket_of(path: str, *arguments: str) -> str:
     """Whose bucket a request of GCS is about."""
-    found = re.search(r'(?:^|/)b/([^/?]+)', path)
-    return '' if not found else arguments[0] if found[1] == '{}' else found[1]
+    name = re.search(r'(?:^|/)b/([^/?]+)', path)
+    return '' if not name else arguments[0] if name[1] == '{}' else name[1]

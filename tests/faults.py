@@ -1,0 +1,71 @@
+"""What may happen to requests to object storage, and what is asked of it."""
+
+import os
+import tempfile
+import time
+
+import numpy as np
+
+from sinklab.files import tree, whole
+from sinklab.files.place import storage
+
+CONTENT = np.random.default_rng(0).bytes(200_000)
+
+
+def once(answer, method='', path=''):
+    """A rule that treats the first request of a kind."""
+    left = [answer]
+    return lambda *request: left.pop() if left and request[0].startswith(method) and path in request[1] else None
+
+
+def always(answer, method='', path=''):
+    return lambda *request: answer if request[0].startswith(method) and path in request[1] else None
+
+
+def during(seconds, answer):
+    until = time.monotonic() + seconds
+    return lambda *_: answer if time.monotonic() < until else None
+
+
+def write(path, content=CONTENT):
+    with whole.writable(path.parent), whole.whole(path) as unfinished:
+        unfinished.write_bytes(content)
+
+
+def sends(method, path):
+    """Whether a request brings the content of an object."""
+    return method in ('POST', 'PUT') and 'uploads' not in path and 'delete' not in path
+
+
+def read(path):
+    return path.read_bytes()
+
+
+def fetched(path):
+    with tempfile.TemporaryDirectory() as folder:
+        local = os.path.join(folder, 'x')
+        storage(path).get_file(os.fspath(path), local)
+        with open(local, 'rb') as file:
+            return file.read()
+
+
+def ranged(path):
+    return b''.join(
+        storage(path).cat_file(os.fspath(path), start=first, end=first + 100_000) for first in (0, 100_000)
+    )
+
+
+ASKED = {
+    'read': lambda path: path.read_bytes(),
+    'length': tree.length,
+    'exists': lambda path: path.exists(),
+    'is_dir': lambda path: path.is_dir(),
+    'names': lambda path: tree.names(path.parent),
+    'entries': lambda path: list(tree.entries(path.parent)),
+    'finished': lambda path: tree.finished(path.parent),
+    'read_marked': lambda path: storage(path).read_marked(os.fspath(path)),
+    'write': write,
+    'write_marked': lambda path: storage(path).write_marked(os.fspath(path), b'x', ''),
+    'remove': lambda path: tree.remove(path.parent),
+    'look': lambda path: storage(path).look(os.fspath(path)),
+}

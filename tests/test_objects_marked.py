@@ -1,0 +1,115 @@
+"""Of those who write or delete the same in a bucket: what each of them learns, also when answers are lost."""
+
+import threading
+
+import pytest
+from emulators import Answer
+from faults import once, write
+
+from sinklab.files import patience, tree
+from sinklab.files.place import hasty, place, storage
+
+
+@pytest.fixture(autouse=True)
+def impatient(monkeypatch):
+    """Seconds for minutes."""
+    monkeypatch.setattr(patience, 'PAUSE', 0.05)
+    patience.LAST.clear()
+    with hasty(20.0):
+        yield
+
+
+def test_a_write_whose_answer_was_lost_knows_itself(bucket):
+    path = f'{bucket.url}/lease'
+    at = storage(place(path))
+    mark = ''
+    for number in range(3):
+        with bucket.proxy.treating(once(Answer(lost=True), path='lease')):
+            content = f'token {number}'.encode()
+            mark = at.write_marked(path, content, mark)
+        assert mark
+        assert at.read_marked(path) == (content, mark)
+    with bucket.proxy.treating(once(Answer(lost=True), path='lease')):
+        assert at.write_marked(path, b'of another', '') is None
+    assert at.read_marked(path) == (content, mark)
+
+
+def test_a_write_that_another_has_overtaken_since_is_not_taken_for_its_own(bucket):
+    path = f'{bucket.url}/lease'
+    at = storage(place(path))
+    first = at.write_marked(path, b'before', '')
+
+    def overtaken(method, name):
+        if 'lease' in name and not heard:
+            heard.append(True)
+            at.write_marked(path, b'of another', first)
+            return Answer(status=503)
+        return None
+
+    heard = []
+    with bucket.proxy.treating(overtaken):
+        assert at.write_marked(path, b'late', first) is None
+    assert at.read_marked(path)[0] == b'of another'
+
+
+@pytest.mark.parametrize('bucket', ['s3'], indirect=True)
+def test_two_who_write_at_the_same_time_are_asked_to_again(bucket):
+    path = f'{bucket.url}/lease'
+    text = '<Error><Code>ConditionalRequestConflict</Code><Message>conflict</Message></Error>'
+    with bucket.proxy.treating(once(Answer(status=409, text=text), 'PUT')):
+        assert storage(place(path)).write_marked(path, b'x', '')
+
+
+def test_of_two_who_write_at_the_same_time_exactly_one_does(bucket):
+    at = storage(place(bucket.url + '/x'))
+    for number in range(50):
+        path, won = f'{bucket.url}/lease-{number}', []
+        gate = threading.Barrier(2)
+
+        def race(name, path=path, won=won, gate=gate):
+            gate.wait()
+            if mark := at.write_marked(path, name, ''):
+                won.append((name, mark))
+
+        threads = [threading.Thread(target=race, args=(f'{number} {name}'.encode(),)) for name in 'ab']
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        assert [at.read_marked(path)] == won
+
+
+def test_what_was_deleted_with_an_answer_lost_is_deleted(bucket):
+    path = place(f'{bucket.url}/x')
+    write(path)
+    with bucket.proxy.treating(lambda method, name: deleted(method, name) and gone.pop() if gone else None):
+        gone = [Answer(lost=True)]
+        path.unlink()
+    assert not gone
+    assert not path.exists()
+
+
+def deleted(method, path):
+    return method == 'DELETE' or (method == 'POST' and 'delete' in path)
+
+
+def test_many_objects_go_by_few_requests(bucket, monkeypatch):
+    folder = place(f'{bucket.url}/folder')
+    for number in range(150):
+        storage(folder).pipe_file(f'{folder}/{number // 10}/{number}', b'x')
+    write(folder / tree.COMMIT, b'')
+    bucket.proxy.requests.clear()
+    tree.move(folder, place(f'{bucket.url}/other'))
+    assert tree.names(folder) == []
+    assert len(tree.names(place(f'{bucket.url}/other'))) == 151
+    asked = len(bucket.proxy.requests)
+    assert asked <= (2 * 151 + 10), 'a copy is one request of GCS, and two of S3; a deletion one of GCS, none of S3'
+
+
+def test_a_name_that_looks_like_a_pattern_is_a_name(bucket):
+    folder = place(f'{bucket.url}/folder')
+    for name in ('a[1]', 'a1', 'b*'):
+        write(folder / 'old' / name, name.encode())
+    write(folder / 'b2', b'')
+    tree.move(folder / 'old', folder / 'new')
+    assert tree.names(folder) == ['b2', 'new/a1', 'new/a[1]', 'new/b*']

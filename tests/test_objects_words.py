@@ -1,0 +1,211 @@
+"""What is wrong with a bucket, or with who asks for it, is said in words."""
+
+import errno
+import itertools
+import os
+import subprocess
+import sys
+import time
+
+import aiohttp
+import botocore.exceptions
+import botocore.parsers
+import gcsfs.retry
+import google.auth.exceptions
+import pytest
+import requests
+from emulators import Answer
+from faults import ASKED, always, read, write
+
+from sinklab.files import patience
+from sinklab.files.place import hasty, place, reached
+from sinklab.record import Refusal
+
+
+@pytest.fixture(autouse=True)
+def impatient(monkeypatch):
+    """Seconds for minutes."""
+    monkeypatch.setattr(patience, 'PAUSE', 0.05)
+    patience.LAST.clear()
+    with hasty(20.0):
+        yield
+
+
+@pytest.mark.parametrize('asked', ASKED)
+def test_what_is_not_allowed_is_said_at_once(bucket, asked):
+    path = place(f'{bucket.url}/folder/x')
+    write(path)
+    begun, known = time.monotonic(), len(bucket.proxy.requests)
+    with bucket.proxy.treating(always(Answer(status=403))), pytest.raises((OSError, Refusal)) as refused:
+        ASKED[asked](path)
+    assert time.monotonic() - begun < 2.0
+    assert len(bucket.proxy.requests) - known <= 3
+    error = refused.value.__cause__ if isinstance(refused.value, Refusal) else refused.value
+    assert error.errno == errno.EACCES
+    assert f'{bucket.url} refuses this account' in str(refused.value)
+
+
+def test_a_bucket_that_is_not_there_is_said_by_all_who_ask(bucket):
+    path = place(f'{bucket.url}-not/folder/x')
+    for asked in ('exists', 'names', 'entries', 'finished', 'look', 'write_marked'):
+        with pytest.raises(OSError, match=f'the bucket {bucket.url}-not is not there') as refused:
+            ASKED[asked](path)
+        assert refused.value.errno == errno.ENXIO
+
+
+def test_a_first_look_is_one_request_and_says_what_is_wrong(bucket):
+    write(place(f'{bucket.url}/run/x'))
+    bucket.proxy.requests.clear()
+    assert reached(f'{bucket.url}/run') == place(f'{bucket.url}/run')
+    assert reached(f'{bucket.url}/none') == place(f'{bucket.url}/none')
+    assert len(bucket.proxy.requests) == 2
+    with pytest.raises(Refusal, match=f'the bucket {bucket.url}-not is not there'):
+        reached(f'{bucket.url}-not/run')
+    with bucket.proxy.treating(always(Answer(status=403))), pytest.raises(Refusal, match='refuses this account'):
+        reached(f'{bucket.url}/run')
+    with hasty(0.3), bucket.proxy.treating(always(Answer(status=503))), pytest.raises(Refusal, match='not answered'):
+        reached(f'{bucket.url}/run')
+
+
+def test_what_is_not_there_is_neither_refused_nor_waited_for(bucket):
+    path = place(f'{bucket.url}/x')
+    begun = time.monotonic()
+    with pytest.raises(FileNotFoundError):
+        read(path)
+    assert not path.exists()
+    assert time.monotonic() - begun < 2.0
+
+
+def run(code, **variables):
+    """(what it says, seconds) of a process that knows of no user."""
+    known = {name: os.environ[name] for name in ('PATH', 'PYTHONPATH', 'LD_LIBRARY_PATH') if name in os.environ}
+    begun = time.monotonic()
+    done = subprocess.run(
+        [sys.executable, '-c', code],
+        env=known | dict(HOME='/nonexistent') | variables,
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+    return done.stdout + done.stderr, time.monotonic() - begun
+
+
+SEEK = """
+from sinklab.files.place import place, storage
+try:
+    print(storage(place('%s')).look('%s'))
+except OSError as error:
+    print(error.errno, error.strerror)
+"""
+
+
+def test_who_has_no_credentials_is_told_so(emulators):
+    made = emulators.bucket('s3')
+    said, seconds = run(SEEK % (made.url + '/x', made.url + '/x'), AWS_ENDPOINT_URL=made.proxy.url)
+    assert said.startswith(f'{errno.EACCES} no credentials for {made.url} are found')
+    assert seconds < 30.0
+    with made.proxy.treating(always(Answer(status=401))):
+        said, seconds = run(
+            SEEK.replace('place, storage', 'place, storage\nimport gcsfs.core\n').replace(
+                'try:',
+                f'gcsfs.core._location = lambda *_: "{made.proxy.url}/storage.googleapis.com"\ntry:',
+            )
+            % ('gs://b/x', 'gs://b/x')
+        )
+    assert said.startswith(f'{errno.EACCES} no credentials for gs://b are found')
+    assert seconds < 30.0
+
+
+def test_credentials_that_cannot_be_read_are_said():
+    said, _ = run(SEEK % ('gs://b/x', 'gs://b/x'), GOOGLE_APPLICATION_CREDENTIALS='/nonexistent.json')
+    assert said.startswith(f'{errno.EACCES} the credentials of GOOGLE_APPLICATION_CREDENTIALS')
+    assert '/nonexistent.json' in said
+
+
+@pytest.mark.parametrize(('scheme', 'library', 'extra'), [('gs', 'gcsfs', 'gcs'), ('s3', 's3fs', 's3')])
+def test_a_bucket_without_its_library_is_refused_with_the_extra_that_brings_it(scheme, library, extra):
+    block = f'import sys; sys.modules["{library}"] = None\n'
+    said, _ = run(f'{block}from sinklab.files.place import place\nplace("{scheme}://b/x")')
+    assert said.splitlines()[-1].endswith(f'{scheme}:// needs {library}; pip install "sinklab[{extra}]"')
+
+
+def test_buckets_are_reached_as_is_said_here_where_tensorflow_is_installed(bucket, tmp_path):
+    (tmp_path / 'tensorflow').mkdir()
+    (tmp_path / 'tensorflow' / '__init__.py').write_text('raise SystemExit("tensorflow was imported")')
+    paths = os.pathsep.join([str(tmp_path), os.environ.get('PYTHONPATH', '')])
+    code = f"""
+import importlib.util
+assert importlib.util.find_spec('tensorflow')
+from sinklab.files.place import place
+from sinklab.files import tree
+path = place('{bucket.url}/x')
+path.write_text('there')
+print(path.read_text(), tree.names(path.parent))
+"""
+    said, _ = run(code, PYTHONPATH=paths, **bucket.variables)
+    assert said.strip() == "there ['x']"
+
+
+def answered(code, status):
+    """What botocore makes of an answer."""
+    return botocore.exceptions.ClientError(
+        {'Error': {'Code': code}, 'ResponseMetadata': {'HTTPStatusCode': status}}, ''
+    )
+
+
+def caused(*errors):
+    """The first of some errors, of which each comes from the next."""
+    for error, cause in itertools.pairwise(errors):
+        error.__cause__ = cause
+    return errors[0]
+
+
+@pytest.mark.parametrize(
+    ('error', 'number'),
+    [
+        (aiohttp.ServerDisconnectedError(), errno.ETIMEDOUT),
+        (aiohttp.ClientPayloadError('half'), errno.ETIMEDOUT),
+        (aiohttp.ClientOSError(errno.ECONNRESET, 'reset'), errno.ETIMEDOUT),
+        (aiohttp.SocketTimeoutError(), errno.ETIMEDOUT),
+        (TimeoutError(), errno.ETIMEDOUT),
+        (requests.exceptions.ProxyError(), errno.ETIMEDOUT),
+        (gcsfs.retry.HttpError({'code': 503, 'message': ''}), errno.ETIMEDOUT),
+        (botocore.exceptions.EndpointConnectionError(endpoint_url='x'), errno.ETIMEDOUT),
+        (botocore.exceptions.ReadTimeoutError(endpoint_url='x'), errno.ETIMEDOUT),
+        (botocore.exceptions.CredentialRetrievalError(provider='x', error_msg=''), errno.ETIMEDOUT),
+        (botocore.parsers.ResponseParserError('half'), errno.ETIMEDOUT),
+        (answered('SlowDown', 503), errno.ETIMEDOUT),
+        (answered('RequestTimeout', 400), errno.ETIMEDOUT),
+        (answered('ConditionalRequestConflict', 409), errno.ETIMEDOUT),
+        (
+            caused(
+                gcsfs.retry.HttpError({'code': 401, 'message': 'Invalid Credentials'}),
+                google.auth.exceptions.RefreshError('x'),
+                google.auth.exceptions.TransportError('nobody renews the token'),
+            ),
+            errno.ETIMEDOUT,
+        ),
+        (gcsfs.retry.HttpError({'code': 401, 'message': 'Invalid Credentials'}), errno.EACCES),
+        (OSError('Forbidden: https://x'), errno.EACCES),
+        (answered('AccessDenied', 403), errno.EACCES),
+        (answered('ExpiredToken', 400), errno.EACCES),
+        (botocore.exceptions.NoCredentialsError(), errno.EACCES),
+        (botocore.exceptions.ProfileNotFound(profile='x'), errno.EACCES),
+        (google.auth.exceptions.DefaultCredentialsError('x'), errno.EACCES),
+        (answered('NoSuchBucket', 404), errno.ENXIO),
+        (gcsfs.retry.HttpError({'code': 400, 'message': 'x'}), errno.EINVAL),
+        (ValueError('Bad Request: https://x'), errno.EINVAL),
+        (botocore.exceptions.ParamValidationError(report='x'), errno.EINVAL),
+    ],
+    ids=lambda value: type(value).__name__ if isinstance(value, Exception) else errno.errorcode[value],
+)
+def test_an_error_of_the_libraries_is_one_of_the_system(error, number):
+    said = patience.in_words(error, 'gs://b', 0.0)
+    assert isinstance(said, OSError)
+    assert said.errno == number
+    assert patience.is_transient(error) == (number == errno.ETIMEDOUT)
+
+
+@pytest.mark.parametrize('error', [FileNotFoundError('x'), FileExistsError('x'), KeyError('x')])
+def test_what_is_not_about_the_storage_is_left_as_it_is(error):
+    assert patience.in_words(error, 'gs://b', 0.0) is error
