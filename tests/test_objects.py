@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from emulators import Answer
 from etils.epath import backend
-from faults import ASKED, CONTENT, always, during, fetched, once, ranged, read, sends, write
+from failing import ASKED, CONTENT, always, during, fetched, once, ranged, read, sends, write
 
 from sinklab.files import objects, patience, tree, whole
 from sinklab.files.place import hasty, place, storage

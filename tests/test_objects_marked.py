@@ -4,7 +4,7 @@ import threading
 
 import pytest
 from emulators import Answer
-from faults import once, write
+from failing import once, write
 
 from sinklab.files import patience, tree
 from sinklab.files.place import hasty, place, storage

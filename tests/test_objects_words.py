@@ -15,7 +15,7 @@ import google.auth.exceptions
 import pytest
 import requests
 from emulators import Answer
-from faults import ASKED, always, read, write
+from failing import ASKED, always, read, write
 
 from sinklab.files import patience
 from sinklab.files.place import hasty, place, reached

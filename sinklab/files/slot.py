@@ -7,7 +7,7 @@ from pathlib import Path
 
 from sinklab.files.lock import locked
 from sinklab.files.place import is_remote, storage
-from sinklab.files.whole import no_bucket, whole
+from sinklab.files.whole import whole
 
 LOCK = '.lock'  # in the place of its suffix: who changes hands
 Expected = Callable[[str | None], bool]  # of what stands there; None where nothing does
@@ -71,10 +71,7 @@ class ObjectSlot:
         return self.write(text)
 
     def write(self, text: str) -> bool:
-        try:
-            mark = self.at.write_marked(os.fspath(self.path), text.encode(), self.mark)
-        except FileNotFoundError as error:
-            raise no_bucket(self.path) from error
+        mark = self.at.write_marked(os.fspath(self.path), text.encode(), self.mark)
         self.mark = mark or self.mark
         return bool(mark)
 

@@ -57,7 +57,7 @@ def ranged(path):
 
 ASKED = {
     'read': lambda path: path.read_bytes(),
-    'length': tree.length,
+    'file': tree.file,
     'exists': lambda path: path.exists(),
     'is_dir': lambda path: path.is_dir(),
     'names': lambda path: tree.names(path.parent),

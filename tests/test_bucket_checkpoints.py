@@ -1,0 +1,142 @@
+"""Checkpoints in a bucket: half of one is none, a damaged one is passed over, and one job at a time makes them."""
+
+import threading
+
+import jax
+import numpy as np
+import pytest
+from conftest import tiny
+from orbax.checkpoint import v1 as ocp
+
+from sinklab import lease
+from sinklab.checkpoint import digests
+from sinklab.checkpoint.checkpoints import Checkpoints
+from sinklab.files.place import place
+from sinklab.files.tree import COMMIT, names
+from sinklab.folder import Folder
+from sinklab.record import Refusal
+
+
+@pytest.fixture
+def at(bucket):
+    return place(f'{bucket.url}/runs/run')
+
+
+def saving(at, **rules):
+    state = {'params': {'x': jax.numpy.arange(4.0)}}
+    folder = Folder(at)
+    return folder, Checkpoints(folder, tiny(**rules).checkpoint, {}), state
+
+
+def test_half_an_upload_is_no_checkpoint_and_is_taken_away(at):
+    folder, saved, state = saving(at)
+    saved.save(1, state)
+    saved.wait()
+    (folder.checkpoints / '2' / 'state').joinpath('half').write_bytes(b'half')
+    assert folder.checkpoint_steps() == [1]
+    saved.close()
+    _, again, _ = saving(at)
+    assert again.sound() == (1, [])
+    assert not names(folder.checkpoints / '2')
+    again.close()
+
+
+def test_what_is_no_longer_kept_is_gone(at):
+    folder, saved, state = saving(at, checkpoint__keep=2)
+    for step in (1, 2, 3, 4):
+        saved.save(step, state)
+    saved.close()
+    assert folder.checkpoint_steps() == [3, 4]
+    assert {name.partition('/')[0] for name in names(folder.checkpoints)} == {'3', '4'}
+    assert {name.partition('/')[0] for name in names(folder.digests)} == {'3', '4'}
+
+
+HARM = {
+    'other bytes': lambda path: path.write_bytes(b'other bytes'),
+    'another size': lambda path: path.write_bytes(path.read_bytes() + b'x'),
+    'gone': lambda path: path.unlink(),
+}
+
+
+@pytest.mark.parametrize('harm', HARM)
+def test_a_damaged_checkpoint_is_passed_over_and_set_aside(at, harm):
+    folder, saved, state = saving(at)
+    for step in (1, 2):
+        saved.save(step, state)
+    saved.close()
+    largest = max(names(folder.checkpoints / '2'), key=lambda name: ('/d/' in name, name))
+    HARM[harm](folder.checkpoints / '2' / largest)
+    _, again, _ = saving(at)
+    step, passed = again.sound()
+    assert (step, folder.checkpoint_steps()) == (1, [1])
+    assert 'is passed over' in passed[0]
+    assert names(folder.damaged / '2' / 'checkpoint')
+    loaded = again.restore(1, jax.tree.map(lambda leaf: leaf, state))
+    assert np.array_equal(loaded['params']['x'], state['params']['x'])
+    again.close()
+
+
+def test_a_save_that_nobody_committed_is_told_from_one_without_digests(at):
+    folder, saved, state = saving(at)
+    saved.save(1, state)
+    saved.close()
+    digests.file_of(folder, 1, 0).unlink()
+    assert digests.fault(folder, 1).cut_short
+    assert (folder.checkpoints / '1' / COMMIT).exists()
+
+
+def test_a_checkpoint_is_loaded_by_orbax_itself(at):
+    folder, saved, state = saving(at)
+    saved.save(1, state)
+    saved.close()
+    found = ocp.load(folder.checkpoints / '1', checkpointable_name='state')
+    assert np.array_equal(found['params']['x'], state['params']['x'])
+
+
+def test_one_job_at_a_time_writes_in_a_bucket(at):
+    with lease.lease(at) as held:
+        with pytest.raises(Refusal, match='is in use'), lease.lease(at):
+            pass
+        held.check()
+    assert not names(at)
+    with lease.lease(at):
+        pass
+
+
+def test_of_many_jobs_that_come_at_once_one_is_let_in(at, monkeypatch):
+    monkeypatch.setattr(lease, 'identity', lambda: dict(lease.UNREADABLE, host='here', machine='this', pid=1))
+    entered, refused, over = [], [], threading.Barrier(6)
+
+    def come():
+        try:
+            with lease.lease(at):
+                entered.append(1)
+                over.wait(30)
+        except Refusal:
+            refused.append(1)
+            over.wait(30)
+
+    monkeypatch.setattr(lease, 'is_near', lambda owner: True)
+    monkeypatch.setattr(lease, 'is_dead', lambda owner: False)
+    crowd = [threading.Thread(target=come) for _ in range(6)]
+    for one in crowd:
+        one.start()
+    for one in crowd:
+        one.join()
+    assert (len(entered), len(refused)) == (1, 5)
+
+
+def test_who_is_not_heard_of_is_superseded_and_writes_no_more(at, monkeypatch):
+    monkeypatch.setattr(lease, 'PATIENCE', 0.3)
+    monkeypatch.setattr(lease, 'is_near', lambda owner: False)
+    with lease.lease(at) as asleep:
+        asleep.ended.set()  # its thread, as if the whole process slept
+        asleep.thread.join()
+        with lease.lease(at) as held:
+            asleep.write()  # reaches nobody
+            held.look()
+            held.check()
+            asleep.looked -= 60
+            with pytest.raises(lease.Superseded, match='has taken over'):
+                asleep.check()
+        assert not names(at)
