@@ -17,6 +17,7 @@ from processes import wait_for_ears
 
 from sinklab.folder import Folder
 
+pytest_plugins = ['started']
 pytestmark = pytest.mark.slow
 QUICK = 15  # seconds in which the others end
 AT_ITS_END = 5  # seconds in which a run is done that was told to stop too late

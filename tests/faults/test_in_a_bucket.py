@@ -6,6 +6,7 @@ import re
 import pytest
 from job import assert_same
 
+pytest_plugins = ['started']
 pytestmark = pytest.mark.slow
 # Of process 1: shards of arrays, and what Orbax and we know of them; nothing of the run.
 ITS_OWN = re.compile(r'/ocdbt\.process_1/|/array_metadatas/process_1|/digests/\d+/1\.json')

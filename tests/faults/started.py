@@ -1,3 +1,5 @@
+"""What the tests of this folder have in common: jobs that they start, and runs that nothing happened to."""
+
 import os
 
 import pytest
@@ -11,7 +13,7 @@ def programs():
     return {'SINKLAB_CACHE': cache, 'JAX_COMPILATION_CACHE_DIR': f'{cache}/programs', 'XLA_FLAGS': ''}
 
 
-@pytest.fixture(scope='module')
+@pytest.fixture(scope='session')
 def job(corpus, programs):
     """Starts processes of a run that find what others have compiled."""
     started = []
@@ -25,7 +27,7 @@ def job(corpus, programs):
         one.kill()
 
 
-@pytest.fixture(scope='module')
+@pytest.fixture(scope='session')
 def undisturbed(job, tmp_path_factory):
     """A run of two processes that nothing happened to."""
     path = tmp_path_factory.mktemp('undisturbed') / 'run'
@@ -34,7 +36,7 @@ def undisturbed(job, tmp_path_factory):
     return path
 
 
-@pytest.fixture(scope='module')
+@pytest.fixture(scope='session')
 def alone(job, tmp_path_factory):
     path = tmp_path_factory.mktemp('alone') / 'run'
     codes, said = job(path, 1).wait()
