@@ -142,7 +142,8 @@ async def enduring(request: Callable[[], Awaitable], where: str) -> Any:
         except Exception as error:  # of the libraries below, which have no kind in common
             waited, patience = time.monotonic() - begun, PATIENCE.get()
             if not is_transient(error) or waited + pause > patience:
-                raise in_words(error, where, waited) from error
+                said = in_words(error, where, waited)
+                raise said from (error if said is not error else error.__cause__)  # never its own cause
             if waited > TOLD and not told:
                 told = True
                 print(f'{where} does not answer ({line(error)}); trying for {patience:.0f} s', file=sys.stderr)

@@ -148,6 +148,8 @@ class Store:
             if digests and (damage := shard.damage(self.read)):
                 self.refuse(damage)
         for file, wanted in ((TOKENIZER, self.meta['tokenizer']), (PROBE, self.meta['probe'])):
+            if self.remote and file not in self.far.known:
+                self.refuse(f'{file} is not there')
             if not self.remote and digest(self.path / file) != wanted:
                 self.refuse(f'{file} is not the one that it was made with')
 
