@@ -1,5 +1,6 @@
 """Stores in buckets: read as on a disk, no more than is needed, within a bound of the disk, or refused in words."""
 
+import gc
 import json
 import shutil
 import threading
@@ -198,6 +199,7 @@ def test_of_two_stores_the_one_used_longest_ago_makes_room_and_none_that_is_in_u
     assert [path.name for path in disk.iterdir() if path.is_dir()] == [store.digest]
     assert kept(disk) <= 1.5 * size
     del one, two
+    gc.collect()
     fetched(specs[1], 60)
     assert [path.name for path in disk.iterdir() if path.is_dir()] == [other.digest]
     assert kept(disk) <= 1.5 * size

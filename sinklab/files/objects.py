@@ -166,12 +166,12 @@ def status(error: BaseException) -> int:
 
 def is_transient(error: Exception) -> bool:
     """Whether the same request may be answered later: the storage is busy, or was not reached."""
+    kinds = {(kind.__module__.partition('.')[0], kind.__name__) for kind in type(error).__mro__}
+    if kinds & UNREACHED:  # first: aiohttp says 400 of a body that was cut
+        return True
     if number := status(error):
         return number in TRANSIENT
-    if isinstance(error, TimeoutError | ConnectionError):
-        return True
-    kinds = {(kind.__module__.partition('.')[0], kind.__name__) for kind in type(error).__mro__}
-    return bool(kinds & UNREACHED)
+    return isinstance(error, TimeoutError | ConnectionError)
 
 
 def in_words(error: Exception, where: str, waited: float) -> Exception:

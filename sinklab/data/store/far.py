@@ -25,7 +25,7 @@ class Far:
         try:
             found = self.storage.find(self.folder, detail=True)
         except OSError as error:
-            raise Refusal(f'{folder} cannot be read ({error.strerror or error})') from error
+            raise Refusal(f'{folder} cannot be read ({said(error)})') from error
         root = self.folder.partition('://')[2] + '/'
         self.known = {
             name.removeprefix(root): (int(known['size']), str(known.get('generation') or known['ETag']))
@@ -48,7 +48,14 @@ class Far:
             if error.errno == errno.ESTALE:
                 words = f'{self.folder} has changed since it was opened: {file} is another file now, or gone'
                 raise Refusal(f'{words}; bring it back, or give the same command again') from error
-            raise Refusal(f'{self.folder}: {file} cannot be read ({error.strerror or error})') from error
+            raise Refusal(f'{self.folder}: {file} cannot be read ({said(error)})') from error
+
+
+def said(error: BaseException) -> str:
+    """The words of an error; fsspec hides those of a storage that does not answer in its cause."""
+    while not str(error) and error.__cause__:
+        error = error.__cause__
+    return ' '.join((getattr(error, 'strerror', None) or str(error)).split())
 
 
 class Ranged:
