@@ -5,6 +5,7 @@ import os
 import random
 from pathlib import Path
 
+import numpy as np
 from conftest import tiny
 from stores import made, written
 
@@ -68,3 +69,15 @@ class Reader:
 
 def reader(spec, number: int, count: int) -> Reader:
     return Reader(sequences(spec, 1 / count), number, count)
+
+
+def exactly_equal(one, other):
+    np.testing.assert_array_equal(one, other)
+    assert one.dtype == other.dtype
+
+
+def fetched(spec, steps):
+    data = sequences(spec)
+    for step in range(steps):
+        data.batches.rows(step, range(spec.optimizer.batch_size))
+    return data

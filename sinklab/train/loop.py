@@ -8,6 +8,7 @@ import time
 from collections.abc import Callable, Iterator
 
 import jax
+import numpy as np
 
 from sinklab import sharding
 from sinklab.attend.choice import Choice
@@ -161,9 +162,9 @@ class Run:
 
     def executable(self, now: dict) -> Callable:
         """The compiled step."""
-        self.group.at('reading its batch', 1)
-        batch = self.batch(1)
         self.group.at('compiling')
+        shape = self.spec.optimizer.batch_size, self.spec.data.length + 1
+        batch = jax.ShapeDtypeStruct(shape, np.int32, sharding=sharding.of_batch(self.mesh, shape))
         advance = self.step.lower(now, batch, self.wishes(NOTHING)).compile()
         self.stopwatch.restart()
         return advance
