@@ -111,7 +111,7 @@ def test_a_store_is_opened_by_one_listing_and_one_file(mixed, bucket):
     Store(url)
     files = {request.path.partition('?')[0] for request in bucket.proxy.requests}
     assert not any(path.endswith(('ids', 'documents', 'npz', 'tokenizer.json')) for path in files)
-    assert bucket.proxy.count() <= 4
+    assert bucket.proxy.count() <= 5  # with what kind of bucket it is, and whether meta.json is there
 
 
 def test_windows_that_follow_each_other_are_one_request(store, bucket):
