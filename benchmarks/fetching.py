@@ -77,7 +77,7 @@ def bucket(folder: Path, latency: float) -> Iterator[Slow]:
 def spec_on(path: str, given: argparse.Namespace) -> Spec:
     config = default.get_config()
     changes = {'data.source': f'store:{path}', 'data.held_out': 0.1, 'data.length': given.length}
-    changes |= {'model.vocabulary': 300, 'valid.windows': 8, 'optimizer.batch_size': 8 * given.rows}
+    changes |= {'model.vocabulary': 300, 'valid.windows': 4, 'optimizer.batch_size': 8 * given.rows}
     config.update_from_flattened_dict(changes | {'optimizer.steps': given.steps, 'optimizer.warmup_steps': 1})
     return parse(config.to_dict())
 
