@@ -32,7 +32,7 @@ from sinklab.spec import Spec
 from sinklab.train.ahead import Ahead
 from sinklab.train.loop import AHEAD
 
-WORDS = 2_000  # of a document
+WORDS, LEAST = 2_000, 1_000_000  # letters of a document, of all
 patched = mock.patch.object
 
 
@@ -116,7 +116,7 @@ def main() -> None:
     given = arguments.parse_args()
     found = {'at once': [], 'one after another': [], 'from a disk': []}
     with tempfile.TemporaryDirectory() as name:
-        folder = made(Path(name), 2 * given.rows * given.steps * given.length)  # four epochs, so by ranges
+        folder = made(Path(name), max(LEAST, 2 * given.rows * given.steps * given.length))  # 4 epochs: by ranges
         os.environ['SINKLAB_CACHE'] = name
         with bucket(folder, given.latency) as slow:
             for _ in range(given.rounds):
