@@ -25,10 +25,10 @@ import numpy as np
 from tokenizers import Tokenizer
 
 from configs import default
-from sinklab.data.batches import Shuffled
 from sinklab.data.documents import sources
 from sinklab.data.prepare import prepare
 from sinklab.data.sequences.interventions import Intervened
+from sinklab.data.sequences.shuffled import Shuffled
 from sinklab.data.sequences.windows import Windows
 from sinklab.data.store.recipe import Recipe
 from sinklab.data.store.store import Store

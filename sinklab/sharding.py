@@ -103,6 +103,12 @@ def of_batch(mesh: jax.sharding.Mesh, shape: tuple[int, ...]) -> NamedSharding:
     return NamedSharding(mesh, dividing(mesh, shape, partition('batch', None)))
 
 
+def share(mesh: jax.sharding.Mesh, size: int) -> float:
+    """How much of a batch of so many sequences the devices of this process hold."""
+    where = of_batch(mesh, (size, 1)).addressable_devices_indices_map((size, 1)).values()
+    return len({row for index in where for row in range(*index[0].indices(size))}) / size
+
+
 def of_replicas(mesh: jax.sharding.Mesh) -> NamedSharding:
     return NamedSharding(mesh, PartitionSpec())
 

@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 from stores import BEGIN as FIXED
 from stores import Array
 
-from sinklab.data.batches import Shuffled
 from sinklab.data.sequences.interventions import Intervened
+from sinklab.data.sequences.shuffled import Shuffled
 from sinklab.data.sequences.windows import Windows
 
 
@@ -67,9 +67,9 @@ def test_the_slices_of_any_number_of_processes_are_what_one_reader_finds_from_th
 
     chosen = sorted({0, processes // 2, processes - 1})
     slices = [read().rows(step % 4, range(number * each, (number + 1) * each)) for number in chosen]
-    stream = iter(read().dataset.to_iter_dataset())
+    stream, windows = iter(read().dataset.to_iter_dataset()), read().windows
     before = [next(stream) for _ in range((step % 4 + 1) * each * processes)]
-    batch = np.stack(before[-each * processes :])
+    batch = np.stack([windows[part][at] for part, at in before[-each * processes :]])
     for number, found in zip(chosen, slices, strict=True):
         assert found.tobytes() == batch[number * each : (number + 1) * each].tobytes()
     plain = np.where(batch < 0, ~batch, batch)

@@ -60,6 +60,14 @@ def test_surviving_is_timed_beside_the_bare_step(told):
 
 
 @pytest.mark.slow
+def test_what_a_bucket_makes_a_step_wait_is_timed_beside_a_disk(told, monkeypatch, tmp_path):
+    monkeypatch.setenv('SINKLAB_CACHE', str(tmp_path))
+    text = told('fetching', '--steps=6', '--step=0.01', '--rounds=1', '--length=256', '--rows=4')
+    named = dict(re.findall(rf'^(.+?): first batch {NUMBER} .* then ({NUMBER}) ', text, re.MULTILINE))
+    assert named.keys() == {'at once', 'one after another', 'from a disk'}
+
+
+@pytest.mark.slow
 def test_the_data_is_prepared_and_read_beside_what_does_it_bare(told):
     size = '--read_tokens=100000', '--text_mb=0.2', '--vocabulary=300'
     found = json.loads(told('data', *size, '--rounds=1', '--seconds=0.01'))

@@ -10,10 +10,11 @@ from hypothesis import strategies as st
 from stores import BEGIN as FIXED
 from stores import END, Array
 
-from sinklab.data.batches import Shuffled, sequences
+from sinklab.data.batches import sequences
 from sinklab.data.corpus import corpus as stored
 from sinklab.data.sequences.interventions import Intervened, with_fixed_token
 from sinklab.data.sequences.probes import INPUTS, natural
+from sinklab.data.sequences.shuffled import Shuffled
 from sinklab.data.sequences.windows import Windows
 from sinklab.record import Refusal
 from sinklab.train.structure import starts

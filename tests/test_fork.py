@@ -140,7 +140,7 @@ def test_a_fork_of_other_batches_says_so(spec, origin, tmp_path):
 def test_what_cannot_be_carried_over_is_refused_and_nothing_is_read_or_made(
     spec, origin, tmp_path, monkeypatch, changes, words
 ):
-    monkeypatch.setattr(start, 'sequences', lambda spec: pytest.fail('data was read'))
+    monkeypatch.setattr(start, 'sequences', lambda spec, share: pytest.fail('data was read'))
     with pytest.raises(Refusal, match=words):
         train(changed(spec, **changes), tmp_path / 'fork', origin)
     assert not (tmp_path / 'fork').exists()

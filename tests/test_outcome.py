@@ -141,7 +141,7 @@ def test_what_ends_before_the_data_is_read_takes_the_place_of_an_earlier_end(tmp
     folder.claim(spec, {})
     folder.write('outcome', dict(kind='stopped', exit_code=42))
 
-    def too_much(spec):
+    def too_much(spec, share):
         raise MemoryError('of the data')
 
     monkeypatch.setattr(start, 'sequences', too_much)

@@ -5,11 +5,9 @@ import json
 import shutil
 from concurrent.futures import ThreadPoolExecutor
 
-import fsspec
 import numpy as np
 import pytest
 from conftest import tiny
-from fsspec.implementations.memory import MemoryFileSystem
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from stores import BEGIN, END, corpus_of, made, mixture, other_tokenizer, recipe, texts_of, written
@@ -182,36 +180,6 @@ def test_samples_are_decoded(store):
     assert shown[0].startswith('train: <|padding|>')
 
 
-@pytest.fixture
-def bucket(monkeypatch):
-    """gs:// in memory."""
-    fsspec.register_implementation('gcs', MemoryFileSystem, clobber=True)
-    monkeypatch.setenv('EPATH_USE_TF', 'false')
-    yield
-    MemoryFileSystem.store.clear()
-
-
-def test_a_store_is_read_from_a_bucket_and_each_file_once(store, bucket, tmp_path, monkeypatch):
-    monkeypatch.setenv('SINKLAB_CACHE', str(tmp_path))
-    files = fsspec.filesystem('gcs')
-    for path in store.path.iterdir():
-        files.pipe(f'gs://bucket/store/{path.name}', path.read_bytes())
-    far = Store('gs://bucket/store')
-    assert far.digest == store.digest
-    near, there = (found.row('train', 'code') for found in (store, far))
-    np.testing.assert_array_equal(near.ids(0, len(near)), there.ids(0, len(there)))
-    np.testing.assert_array_equal(far.probes()['random_PT'], store.probes()['random_PT'])
-    held = files.cat(f'gs://bucket/store/{near.shards[0].name}.ids')
-    files.rm(f'gs://bucket/store/{near.shards[0].name}.ids')
-    np.testing.assert_array_equal(Store('gs://bucket/store').row('train', 'code').ids(0, 9), near.ids(0, 9))
-    monkeypatch.setenv('SINKLAB_CACHE', str(tmp_path / 'empty'))
-    with pytest.raises(Refusal, match=r'00000\.ids cannot be read'):
-        Store('gs://bucket/store').row('train', 'code').ids(0, 9)
-    files.pipe(f'gs://bucket/store/{near.shards[0].name}.ids', held[:-1] + b'x')
-    with pytest.raises(Refusal, match='is not as it was written'):
-        Store('gs://bucket/store').row('train', 'code').ids(0, 9)
-
-
 def test_documents_are_opened_by_bos_where_that_is_asked(store):
     row = store.row('train', 'prose')
     starts, _ = row.documents()
@@ -235,16 +203,6 @@ def test_a_cache_that_cannot_be_written_is_refused(tmp_path, monkeypatch):
     monkeypatch.setenv('SINKLAB_CACHE', str(tmp_path / 'file'))
     with pytest.raises(Refusal, match='cannot be made'):
         corpus(tiny(data__source=written(tmp_path / 'a.jsonl', corpus_of(20))).data, 300)
-
-
-def test_a_bucket_is_read_by_several_at_once(store, bucket, tmp_path, monkeypatch):
-    monkeypatch.setenv('SINKLAB_CACHE', str(tmp_path))
-    for path in store.path.iterdir():
-        fsspec.filesystem('gcs').pipe(f'gs://bucket/store/{path.name}', path.read_bytes())
-    whole = store.row('train', 'code').ids(0, 100)
-    with ThreadPoolExecutor(8) as pool:
-        found = list(pool.map(lambda _: Store('gs://bucket/store').row('train', 'code').ids(0, 100), range(16)))
-    assert all(np.array_equal(ids, whole) for ids in found)
 
 
 def test_validation_never_reads_a_window_twice(tmp_path):

@@ -1,11 +1,11 @@
 """Batches: the sequences of a step, a pure function of (seed, step), whole or the rows that a process needs."""
 
 import dataclasses
+import hashlib
 import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Protocol
 
-import grain
 import numpy as np
 
 from sinklab import spec
@@ -13,40 +13,26 @@ from sinklab.data.corpus import corpus
 from sinklab.data.documents.sources import texts
 from sinklab.data.sequences import backcopy, probes
 from sinklab.data.sequences.interventions import Intervened, with_fixed_token
+from sinklab.data.sequences.shuffled import Held, Shuffled
 from sinklab.data.sequences.windows import Windows
+from sinklab.data.store.shard import IDS, PREDICTED
+from sinklab.data.store.shelf import covered
+from sinklab.data.store.store import Store
 from sinklab.record import Refusal
 
 
 class Batches(Protocol):
     """Batches of int32_BT of T + 1 ids, by step from 0; there is no last one."""
 
-    def rows(self, step: int, rows: range) -> np.ndarray: ...
+    def rows(self, step: int, rows: Iterable[int]) -> np.ndarray: ...
+
+    def mark(self, step: int) -> str:
+        """What processes compare, to see that theirs is one batch."""
+        ...
 
     def epochs(self, step: int) -> dict[str, float]:
         """How often the data has been read before a step; of a mixture, what is read most, and each domain."""
         ...
-
-
-class Shuffled:
-    """Batches of windows, each epoch shuffled anew; with weights, of several sets of windows in those shares."""
-
-    def __init__(
-        self, windows: list[Intervened], seed: int, batch_size: int, weights: Mapping[str, float] | None = None
-    ):
-        self.windows, self.batch_size, self.weights = windows, batch_size, weights
-        orders = [grain.MapDataset.source(part).seed(seed).shuffle().repeat() for part in windows]
-        self.dataset = grain.MapDataset.mix(orders, list(weights.values())) if weights else orders[0]
-
-    def rows(self, step: int, rows: range) -> np.ndarray:
-        return np.stack([self.dataset[step * self.batch_size + row] for row in rows])
-
-    def epochs(self, step: int) -> dict[str, float]:
-        read = step * self.batch_size
-        if not self.weights:
-            return {'data/epoch': read / len(self.windows[0])}
-        shares = zip(self.weights.items(), self.windows, strict=True)
-        epochs = {name: read * share / len(part) for (name, share), part in shares}
-        return {'data/epoch': max(epochs.values()), **{f'data/epoch/{name}': of for name, of in epochs.items()}}
 
 
 class Drawn:
@@ -59,6 +45,9 @@ class Drawn:
         rng = np.random.default_rng([self.seed, TRAINING, step])
         return backcopy.sample(self.chain, *self.shape, rng)[rows.start : rows.stop]
 
+    def mark(self, step: int) -> str:
+        return hashlib.sha256(self.rows(step, range(self.shape[0])).tobytes()).hexdigest()[:16]
+
     def epochs(self, step: int) -> dict[str, float]:
         return {}
 
@@ -68,7 +57,7 @@ class Sequences:
     """All that a run reads."""
 
     batches: Batches
-    valid_NT: np.ndarray  # held-out windows of T + 1 ids
+    valid_NT: np.ndarray | Held  # held-out windows of T + 1 ids
     probe_PT: np.ndarray
     fingerprint: dict[str, str | int]  # of what decides the batches
     triggers: int | None = None  # the ids below it are triggers of Bigram-Backcopy
@@ -76,19 +65,23 @@ class Sequences:
     def is_trigger(self, ids_NT: np.ndarray) -> np.ndarray | None:
         return None if self.triggers is None else ids_NT < self.triggers
 
+    def valid_triggers(self) -> np.ndarray | None:
+        return None if self.triggers is None else self.is_trigger(self.valid_NT[:, :-1])
+
 
 TRAINING, VALIDATION, PROBE = range(3)  # streams of random numbers
 
 
-def sequences(spec: spec.Spec) -> Sequences:
-    return TASKS[spec.data.task](spec)
+def sequences(spec: spec.Spec, share: float = 1.0) -> Sequences:
+    """What a run reads; `share` is how much of each batch this process does."""
+    return TASKS[spec.data.task](spec, share)
 
 
 def fingerprint(spec: spec.Spec, **more: str) -> dict[str, str | int]:
     return dict(**more, seed=spec.data.seed, batch_size=spec.optimizer.batch_size, length=spec.data.length)
 
 
-def text(spec: spec.Spec) -> Sequences:
+def text(spec: spec.Spec, share: float) -> Sequences:
     data, vocabulary = spec.data, spec.model.vocabulary
     store = corpus(data, vocabulary)
     weights, masked = store.meta['weights'], data.loss == 'assistant'
@@ -105,12 +98,24 @@ def text(spec: spec.Spec) -> Sequences:
     held_out = windows('held_out', 1.0, data.fixed_held_out)
     enough(spec, held_out, weights)
     probe_PT = probes.INPUTS[spec.probe.inputs](store, spec.probe, PREPENDED[spec.probe.prepend](data))
+    far = dict(each=store.each, store=store.mark) if store.remote else {}
+    batches = Shuffled(windows('train', data.share, True), data.seed, spec.optimizer.batch_size, weights, **far)
+    expect(store, batches, spec, share)
+    valid = Shuffled(held_out, 0, spec.valid.windows, weights, **far)
     return Sequences(
-        Shuffled(windows('train', data.share, True), data.seed, spec.optimizer.batch_size, weights),
-        valid_NT=Shuffled(held_out, 0, spec.valid.windows, weights).rows(0, range(spec.valid.windows)),
+        batches,
+        valid_NT=Held(valid, data.length) if far else valid.rows(0, range(spec.valid.windows)),
         probe_PT=with_fixed_token(probe_PT, data) if data.fixed_held_out else probe_PT,
         fingerprint=fingerprint(spec, store=store.digest, tokenizer=store.meta['tokenizer'][:16]),
     )
+
+
+def expect(store: Store, batches: Shuffled, spec: spec.Spec, share: float) -> None:
+    """Tells a store how much of it will be read over a whole run by a process that reads this share of its rows."""
+    epochs = batches.epochs_of_each(spec.optimizer.steps)
+    read = sum(len(part) * covered(share, of) for part, of in zip(batches.windows, epochs, strict=True))
+    there = sum(part.windows.ends[-1] for part in batches.windows)
+    store.expect(read / there, (IDS, PREDICTED) if spec.data.loss == 'assistant' else (IDS,))
 
 
 def enough(spec: spec.Spec, held_out: list[Intervened], weights: Mapping[str, float]) -> None:
@@ -126,7 +131,7 @@ def enough(spec: spec.Spec, held_out: list[Intervened], weights: Mapping[str, fl
             )
 
 
-def bigrams(spec: spec.Spec) -> Sequences:
+def bigrams(spec: spec.Spec, _: float) -> Sequences:
     data, valid, probe = spec.data, spec.valid, spec.probe
     chain = backcopy.chain(texts(data.source), spec.model.vocabulary, data.triggers)
 

@@ -13,6 +13,7 @@ import fsspec
 from sinklab.files.patience import status
 from sinklab.record import Refusal
 
+GONE = {404, 412, 416}  # of a read that wants an object as it was
 
 def register(scheme: str, library: str, extra: str) -> None:
     """Has fsspec, and with it etils and Orbax, reach the buckets of a scheme as is said here."""
@@ -47,6 +48,11 @@ def gcs() -> type:
                 return own(self, path, content)
             return json.loads(answer)['generation']
 
+        def read_range(self, path: str, start: int, end: int, mark: str) -> bytes:
+            bucket, key, _ = self.split_path(path)
+            what = dict(headers={'Range': f'bytes={start}-{end - 1}'}, alt='media', ifGenerationMatch=mark)
+            return unchanged(path, end - start, lambda: self.call('GET', 'b/{}/o/{}', bucket, key, **what)[1])
+
         def remove_marked(self, path: str, mark: str) -> None:
             bucket, key, _ = self.split_path(path)
             with contextlib.suppress(FileExistsError, FileNotFoundError):
@@ -74,6 +80,11 @@ def s3() -> type:
                     raise
                 return own(self, path, content)
 
+        def read_range(self, path: str, start: int, end: int, mark: str) -> bytes:
+            bucket, key, _ = self.split_path(path)
+            what = dict(Bucket=bucket, Key=key, Range=f'bytes={start}-{end - 1}', IfMatch=mark)
+            return unchanged(path, end - start, lambda: self.call_s3('get_object', **what)['Body'].content)
+
         def remove_marked(self, path: str, mark: str) -> None:
             bucket, key, _ = self.split_path(path)
             try:
@@ -83,6 +94,19 @@ def s3() -> type:
                     raise
 
     return Storage
+
+
+def unchanged(path: str, size: int, read: Callable[[], bytes]) -> bytes:
+    """A range of an object that is still the one that had a mark; of another, or of none, an error with ESTALE."""
+    try:
+        content = read()
+    except OSError as error:  # gcsfs says 412 by FileExistsError
+        if isinstance(error, FileExistsError | FileNotFoundError) or status(error) in GONE:
+            raise OSError(errno.ESTALE, f'{path} is not what it was') from error
+        raise
+    if len(content) != size:
+        raise OSError(errno.EIO, f'{path} gave {len(content)} bytes of {size}')
+    return content
 
 
 def own(at: Any, path: str, content: bytes) -> str | None:

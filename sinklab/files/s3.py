@@ -14,6 +14,7 @@ from s3fs.errors import translate_boto_error
 
 from sinklab.files.patience import CONNECT, ONE, abandoned, enduring, renewed, unless_absent
 
+AT_ONCE = 64  # requests of one process; botocore has 10
 HELD = 64 << 20  # bytes of an object that are read whole before they are given on
 
 
@@ -22,6 +23,7 @@ class Patient(S3FileSystem):
 
     def __init__(self, *arguments: Any, **options: Any):
         waits = dict(connect_timeout=CONNECT, read_timeout=ONE, retries=dict(total_max_attempts=1))
+        waits |= dict(max_pool_connections=AT_ONCE)
         super().__init__(*arguments, **dict(use_listings_cache=False, config_kwargs=waits) | options)
 
     async def _call_s3(self, method: str, *arguments: Any, **options: Any) -> Any:

@@ -1,5 +1,6 @@
 """The loss without an update, over sequences of any number."""
 
+import functools
 from collections.abc import Callable
 
 import jax
@@ -7,10 +8,11 @@ import numpy as np
 import optax
 
 from sinklab import sharding
+from sinklab.data.sequences.shuffled import Held
 from sinklab.measure import backcopy
 from sinklab.model.transformer import logits
 from sinklab.spec import Hardware, Spec
-from sinklab.targets import readable, unpredicted
+from sinklab.targets import is_predicted, readable, unpredicted
 from sinklab.train import state
 from sinklab.train.forward import forward
 from sinklab.train.objective import loss_of, predicted_share
@@ -23,11 +25,11 @@ def evaluation(spec: Spec, hardware: Hardware, mesh: jax.sharding.Mesh, backend:
     most = hardware.micro_batch or spec.optimizer.batch_size
 
     def valid(params: dict, ids_NT: np.ndarray, trigger_NT: np.ndarray | None = None) -> dict[str, float]:
-        parts = [sharding.put(part, mesh) for part in equal_parts(ids_NT, most, sharding.ways(mesh))]
+        parts = laid_out(ids_NT, most, mesh)
         if trigger_NT is None:
             losses = jax.device_get([loss(params, part) for part in parts])
             total = sum(len(part) * value for part, value in zip(parts, losses, strict=True))
-            return {'valid/loss': float(total) / len(ids_NT) / float(predicted_share(ids_NT))}
+            return {'valid/loss': float(total) / len(ids_NT) / share(ids_NT, parts)}
         found = jax.device_get([by_token(params, part) for part in parts])
         loss_NT, right_NT = (np.concatenate(arrays)[: len(ids_NT)] for arrays in zip(*found, strict=True))
         return {'valid/loss': float(loss_NT.mean())} | backcopy.losses(loss_NT, right_NT, trigger_NT)
@@ -49,12 +51,45 @@ def tokenwise(spec: Spec, mesh: jax.sharding.Mesh, backend: str = 'chunked') -> 
     return jax.jit(by_token, **state.jit_options(spec, mesh))
 
 
+def laid_out(ids_NT: np.ndarray | Held, most: int, mesh: jax.sharding.Mesh) -> list[jax.Array]:
+    """Equal parts of the sequences on the devices; every process reads those of its own devices."""
+    number, rows = division(len(ids_NT), most, sharding.ways(mesh))
+
+    def read(first: int, rows: range) -> np.ndarray:
+        return filled(ids_NT[first + rows.start : first + rows.stop], len(rows))
+
+    return [
+        sharding.batch(functools.partial(read, part * rows), (rows, ids_NT.shape[1]), mesh) for part in range(number)
+    ]
+
+
+def share(ids_NT: np.ndarray | Held, parts: list[jax.Array]) -> float:
+    """The share of targets that are predicted; of sequences that no process has all of, counted where they are."""
+    if isinstance(ids_NT, np.ndarray):
+        return float(predicted_share(ids_NT))
+    count = sum(int(predicted(part)) for part in parts)
+    return float(np.float32(count) / np.float32(len(ids_NT) * (ids_NT.shape[1] - 1))) or 1.0
+
+
+@jax.jit
+def predicted(ids_BT: jax.Array) -> jax.Array:
+    return is_predicted(ids_BT[:, 1:]).sum()
+
+
 def equal_parts(ids_NT: np.ndarray, most: int, ways: int) -> list[np.ndarray]:
     """The sequences in equal parts of at most so many, each a multiple of `ways`, for one program to read.
 
     What is not predicted fills up the last ones.
     """
-    number = -(-len(ids_NT) // most)
-    rows = -(-len(ids_NT) // (number * ways)) * ways
-    padding = (0, number * rows - len(ids_NT)), (0, 0)
-    return np.split(np.pad(ids_NT, padding, constant_values=unpredicted(0)), number)
+    number, rows = division(len(ids_NT), most, ways)
+    return np.split(filled(ids_NT, number * rows), number)
+
+
+def division(count: int, most: int, ways: int) -> tuple[int, int]:
+    """(how many parts, sequences of each)."""
+    number = -(-count // most)
+    return number, -(-count // (number * ways)) * ways
+
+
+def filled(ids_NT: np.ndarray, rows: int) -> np.ndarray:
+    return np.pad(ids_NT, ((0, rows - len(ids_NT)), (0, 0)), constant_values=unpredicted(0))

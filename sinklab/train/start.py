@@ -29,7 +29,8 @@ def start(
     attention = unanimous(group, 'attention', lambda: step.choice(spec, hardware))
     same(group, 'backend', {'what computes attention': attention.backend})
     group.at('preparing its data')
-    data = unanimous(group, 'data', lambda: sequences(spec))
+    share = sharding.share(mesh, spec.optimizer.batch_size)
+    data = unanimous(group, 'data', lambda: sequences(spec, share))
     group.at('starting')
     same(group, 'fingerprint', {f'the data ({name})': value for name, value in data.fingerprint.items()})
     return mesh, attention, data

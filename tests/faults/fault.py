@@ -89,8 +89,8 @@ def commit():
 def data():
     from sinklab.train import start
 
-    def other(spec, sequences=start.sequences):
-        found = sequences(spec)
+    def other(spec, share, sequences=start.sequences):
+        found = sequences(spec, share)
         return dataclasses.replace(found, fingerprint=found.fingerprint | {'store': 'another'})
 
     start.sequences = other

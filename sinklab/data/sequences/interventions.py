@@ -17,8 +17,12 @@ class Intervened:
         return len(self.windows)
 
     def __getitem__(self, index: int) -> np.ndarray:
+        return self.changed(index, self.windows[index])
+
+    def changed(self, index: int, ids_T: np.ndarray) -> np.ndarray:
+        """What becomes of the ids of a window."""
         name = f'{self.windows.label} {self.windows.number(index)}'
-        ids_T = with_random_tokens(self.windows[index], self.data, self.vocabulary, name)
+        ids_T = with_random_tokens(ids_T, self.data, self.vocabulary, name)
         return with_fixed_token(ids_T, self.data) if self.fix else ids_T
 
 

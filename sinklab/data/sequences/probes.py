@@ -31,7 +31,7 @@ def natural(store: Store, probe: spec.Probe, before: list[int]) -> np.ndarray:
         chosen += [(store.domains[owner[i]], int(first[i]) + number * taken) for i in long]
         number += 1
     rows = {name: store.row('held_out', name) for name in names}
-    ids = [rows[name].ids(start, start + taken) for name, start in chosen]
+    ids = store.each(lambda text: rows[text[0]].ids(text[1], text[1] + taken), chosen)
     return np.stack([np.array([*before, *text], np.int32) for text in ids])
 
 

@@ -2,12 +2,15 @@
 
 import bisect
 import itertools
+from collections.abc import Iterable
 
 import numpy as np
 
 from sinklab.data.store.store import Row
 from sinklab.record import Refusal
 from sinklab.targets import unpredicted
+
+TOGETHER = 64  # windows of one request, at most
 
 
 class Windows:
@@ -36,9 +39,23 @@ class Windows:
         return int(self.drawn[index])
 
     def __getitem__(self, index: int) -> np.ndarray:
-        number = self.number(index)
+        return self.read(self.number(index))
+
+    def read(self, number: int, count: int = 1) -> np.ndarray:
+        """The ids of a window of the whole side, and of so many that follow it in the same row."""
         part = bisect.bisect_right(self.ends, number)
         start = (number - (self.ends[part - 1] if part else 0)) * self.size
-        row, end = self.rows[part], start + self.size
+        row, end = self.rows[part], start + count * self.size
         ids_T = row.ids(start, end).astype(np.int32)
         return np.where(row.loss_mask(start, end), ids_T, unpredicted(ids_T)) if self.masked else ids_T
+
+    def runs(self, numbers: Iterable[int]) -> list[tuple[int, int]]:
+        """(first, count) of those that follow each other, and can be read at once."""
+        found = []
+        for number in sorted(set(numbers)):
+            first, count = found[-1] if found else (number, 0)
+            if first + count == number and count < TOGETHER and (not count or number not in self.ends):
+                found[-1:] = [(first, count + 1)]
+            else:
+                found.append((number, 1))
+        return found

@@ -1,29 +1,40 @@
 """What can be wrong with a store, and what it gives to runs."""
 
-from collections.abc import Iterator
+import functools
+from collections.abc import Callable, Iterator
 
 import numpy as np
 
 from sinklab.data.store.shard import DOCUMENTS, IDS, SIDES, Shard
 from sinklab.data.store.store import Store
 
+READ = IDS, DOCUMENTS  # of a shard, to look into
 SHOWN = 160  # characters of a sample
 
 
 def problems(store: Store, vocabulary: int) -> Iterator[str]:
-    """Every file by its digest, every count and every id by what must hold; shard by shard."""
+    """Every file by its digest, every count and every id by what must hold; shard by shard, each file read once."""
     for shard in store.shards:
-        if damage := shard.damage(store.read):
+        contents: dict[str, bytes] = {}
+        if damage := shard.damage(functools.partial(kept, contents, store.read)):
             yield damage
         else:
-            yield from (f'{shard.name}: {problem}' for problem in inside(store, shard, vocabulary))
+            arrays = {
+                suffix: np.frombuffer(contents[f'{shard.name}.{suffix}'], store.kind(suffix)) for suffix in READ
+            }
+            yield from (f'{shard.name}: {problem}' for problem in inside(store, shard, arrays, vocabulary))
     probe = store.probes()
     if max(int(ids.max()) for ids in probe.values()) >= store.meta['vocabulary']:
         yield 'probe.npz has ids beyond the tokenizer'
 
 
-def inside(store: Store, shard: Shard, vocabulary: int) -> Iterator[str]:
-    ids, starts = store.map(shard, IDS), store.map(shard, DOCUMENTS)['start'].astype(np.int64)
+def kept(contents: dict[str, bytes], read: Callable[[str], bytes], file: str) -> bytes:
+    contents[file] = read(file)
+    return contents[file]
+
+
+def inside(store: Store, shard: Shard, arrays: dict[str, np.ndarray], vocabulary: int) -> Iterator[str]:
+    ids, starts = arrays[IDS], arrays[DOCUMENTS]['start'].astype(np.int64)
     if len(ids) != shard.tokens or len(starts) != shard.documents:
         yield f'{len(ids)} tokens of {len(starts)} documents, recorded are {shard.tokens} of {shard.documents}'
         return

@@ -1,22 +1,24 @@
-"""The token store: shards of ids, and what they were made of. Read in place, or from a cache where it is remote."""
+"""The token store: shards of ids, and what they were made of. Read in place; from a bucket, by ranges or ahead."""
 
 import bisect
+import errno
 import functools
 import hashlib
 import io
 import itertools
 import os
 import resource
-from pathlib import Path
+from collections.abc import Callable, Iterable
 
 import numpy as np
-from etils import epath
 
-from sinklab.cache import cache
 from sinklab.data.store import meta
-from sinklab.data.store.shard import DOCUMENT, DOCUMENTS, IDS, PREDICTED, PROBE, TOKENIZER, Shard, digest
+from sinklab.data.store.far import Far, Kept, Ranged
+from sinklab.data.store.shard import DOCUMENT, DOCUMENTS, IDS, PREDICTED, PROBE, SIDES, TOKENIZER, Shard, digest
+from sinklab.data.store.shelf import shelf, worthwhile
+from sinklab.data.store.threads import readers
 from sinklab.data.tokens.tokenizer import Tokenizer, parse
-from sinklab.files.whole import whole, writable
+from sinklab.files.place import is_remote, place
 from sinklab.record import Refusal
 
 VERIFIED = 1 << 30  # bytes of ids that are verified whenever they are opened; `prepare --check` verifies more
@@ -49,7 +51,7 @@ class Row:
 
     def documents(self) -> tuple[np.ndarray, np.ndarray]:
         """(start, key) of each document."""
-        parts = [self.store.mapped(shard, DOCUMENTS) for shard in self.shards]
+        parts = self.store.each(lambda shard: self.store.mapped(shard, DOCUMENTS)[:], self.shards)
         starts = [part['start'].astype(np.int64) + first for part, first in zip(parts, self.starts[:-1], strict=True)]
         keys = [part['key'] for part in parts]
         return np.concatenate([np.zeros(0, np.int64), *starts]), np.concatenate([np.zeros(0, np.uint64), *keys])
@@ -59,14 +61,13 @@ class Store:
     """A finished store. Its digest is of its tokens and of what tells how to read them, wherever it lies."""
 
     def __init__(self, path: str | os.PathLike):
-        self.path = epath.Path(path)
-        self.remote = '://' in str(path)
+        self.path, self.remote = place(path), is_remote(path)
+        self.far = Far(self.path) if self.remote else None  # first: what is changed after it is found out
         self.meta = meta.read(self.path)
         self.shards = [Shard(**record) for record in self.meta['shards']]
         self.dtype = np.dtype(self.meta['dtype'])
-        self.mapped = functools.lru_cache(mappable())(self.map)
-        if not self.remote:
-            self.verify(digests=sum(shard.tokens for shard in self.shards) * self.dtype.itemsize <= VERIFIED)
+        self.mapped, self.shelf = functools.lru_cache(mappable())(self.map), None
+        self.verify(digests=not self.remote and self.size((IDS,)) <= VERIFIED)
 
     def __str__(self) -> str:
         return str(self.path)
@@ -87,56 +88,85 @@ class Store:
     def row(self, side: str, domain: str) -> Row:
         return Row(self, [shard for shard in self.shards if (shard.side, shard.domain) == (side, domain)])
 
+    @property
+    def mark(self) -> str | None:
+        """Of the files in a bucket as they are now, whatever they are called by; None on a disk."""
+        return self.far and self.far.mark
+
+    def size(self, suffixes: Iterable[str], *sides: str) -> int:
+        """Bytes of the files of its shards, of all sides if none is named."""
+        shards = [shard for shard in self.shards if shard.side in (sides or SIDES)]
+        return sum(self.sizes(shard)[suffix] for shard in shards for suffix in suffixes)
+
     def tokenizer(self) -> Tokenizer:
-        return parse(self.read(TOKENIZER).decode(), str(self.path / TOKENIZER))
+        return parse(self.read_as(TOKENIZER, self.meta['tokenizer']).decode(), str(self.path / TOKENIZER))
 
     def probes(self) -> dict[str, np.ndarray]:
-        return dict(np.load(io.BytesIO(self.read(PROBE))))
+        return dict(np.load(io.BytesIO(self.read_as(PROBE, self.meta['probe']))))
 
     def read(self, file: str) -> bytes:
-        return (self.path / file).read_bytes()
+        return self.far.read(file) if self.remote else (self.path / file).read_bytes()
 
-    def map(self, shard: Shard, suffix: str) -> np.ndarray:
-        file = f'{shard.name}.{suffix}'
-        path = self.local_copy(file, shard.sha256[suffix]) if self.remote else self.path / file
-        kind = {IDS: self.dtype, DOCUMENTS: DOCUMENT, PREDICTED: np.dtype(np.uint8)}[suffix]
-        return np.memmap(path, kind, 'r').view(np.ndarray)
+    def read_as(self, file: str, wanted: str) -> bytes:
+        """A file that was verified when the store was opened; one in a bucket is so now."""
+        content = self.read(file)
+        if self.remote and hashlib.sha256(content).hexdigest() != wanted:
+            self.refuse(f'{file} is not the one that it was made with')
+        return content
 
-    def local_copy(self, file: str, sha256: str) -> Path:
-        """A copy on this machine of a remote file."""
-        path = cache() / 'remote' / self.digest / file
-        if path.exists():  # whole, for it got its name when it was
-            return path
-        try:
-            content = self.read(file)
-        except OSError as error:
-            self.refuse(f'{file} cannot be read ({error.strerror or error})')
-        if hashlib.sha256(content).hexdigest() != sha256:
-            self.refuse(f'{file} is not as it was written (its sha256 differs)')
-        with writable(path.parent), whole(path) as unfinished:
-            unfinished.write_bytes(content)
-        return path
+    def each(self, function: Callable, items: Iterable) -> list:
+        """What a function that reads makes of each; at once, where reading is waiting."""
+        return readers().map(function, items) if self.remote else [function(item) for item in items]
+
+    def expect(self, coverage: float, suffixes: Iterable[str]) -> None:
+        """Has the training files of a store in a bucket be fetched whole, if as much of them is read and they fit."""
+        if self.remote and worthwhile(coverage):
+            self.shelf = shelf(self.digest, self.size(suffixes, 'train'))
+            self.mapped.cache_clear()
+
+    def kind(self, suffix: str) -> np.dtype:
+        return {IDS: self.dtype, DOCUMENTS: DOCUMENT, PREDICTED: np.dtype(np.uint8)}[suffix]
+
+    def map(self, shard: Shard, suffix: str) -> np.ndarray | Ranged:
+        file, kind = f'{shard.name}.{suffix}', self.kind(suffix)
+        if not self.remote:
+            return np.memmap(self.path / file, kind, 'r').view(np.ndarray)
+        what = self.far, file, kind, shard.sha256[suffix]
+        kept = self.shelf and shard.side == 'train' and suffix != DOCUMENTS
+        return Kept(*what, self.shelf.folder) if kept else Ranged(*what)
+
+    def sizes(self, shard: Shard) -> dict[str, int]:
+        """Bytes that its files must have, by suffix."""
+        counts = {IDS: shard.tokens, PREDICTED: shard.tokens, DOCUMENTS: shard.documents}
+        return {suffix: counts[suffix] * self.kind(suffix).itemsize for suffix in shard.sha256}
 
     def verify(self, digests: bool) -> None:
         """Refuses a store with a file that is missing or damaged: by its size, or by its digest, too."""
         for shard in self.shards:
-            sizes = {IDS: shard.tokens * self.dtype.itemsize, PREDICTED: shard.tokens}
-            sizes[DOCUMENTS] = shard.documents * DOCUMENT.itemsize
-            for suffix in shard.sha256:
-                self.check_size(f'{shard.name}.{suffix}', sizes[suffix])
+            for suffix, size in self.sizes(shard).items():
+                self.check_size(f'{shard.name}.{suffix}', size)
             if digests and (damage := shard.damage(self.read)):
                 self.refuse(damage)
         for file, wanted in ((TOKENIZER, self.meta['tokenizer']), (PROBE, self.meta['probe'])):
-            if digest(self.path / file) != wanted:
+            if self.remote and file not in self.far.known:
+                self.refuse(f'{file} is not there')
+            if not self.remote and digest(self.path / file) != wanted:
                 self.refuse(f'{file} is not the one that it was made with')
 
     def check_size(self, file: str, size: int) -> None:
         try:
-            found = (self.path / file).stat().length
+            found = self.length(file)
         except OSError as error:
             self.refuse(f'{file} cannot be read ({error.strerror or error})')
         if found != size:
             self.refuse(f'{file} has {found:,} bytes of {size:,}')
+
+    def length(self, file: str) -> int:
+        if not self.remote:
+            return (self.path / file).stat().st_size
+        if file not in self.far.known:
+            raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT))
+        return self.far.known[file][0]
 
     def refuse(self, damage: str) -> None:
         raise Refusal(

@@ -1,0 +1,97 @@
+"""A run whose store lies in a bucket is the run on a disk; one whose store changes ends in one line."""
+
+import functools
+
+import jax
+import numpy as np
+import pytest
+from buckets import large, spec_on, uploaded
+from conftest import drawn
+from runs import parameters, timeless, train
+from stores import chat, corpus_of, made
+
+from sinklab import sharding
+from sinklab.data.batches import sequences
+from sinklab.files.place import place, storage
+from sinklab.record import Refusal
+from sinklab.spec import Hardware
+from sinklab.train.evaluation import evaluation, laid_out
+from sinklab.train.listener import Listener
+
+pytestmark = pytest.mark.slow
+SHORT = dict(data__length=16, checkpoint__every_steps=4)
+
+
+@pytest.fixture(scope='module')
+def store(tmp_path_factory):
+    return large(tmp_path_factory.mktemp('large'), count=10)
+
+
+@pytest.fixture(autouse=True)
+def disk(tmp_path, monkeypatch):
+    monkeypatch.setenv('SINKLAB_CACHE', str(tmp_path / 'cache'))
+
+
+def test_a_run_on_a_bucket_is_the_run_on_a_disk(store, bucket, tmp_path):
+    specs = [spec_on(path, **SHORT) for path in (store.path, uploaded(store, bucket))]
+    near, far = (train(spec, tmp_path / str(number)) for number, spec in enumerate(specs))
+    assert timeless(near) == timeless(far)
+    for one, other in zip(*(parameters(tmp_path / str(number), 8) for number in range(2)), strict=True):
+        np.testing.assert_array_equal(one, other)
+
+
+def test_a_run_reads_each_of_its_windows_once(store, bucket, tmp_path):
+    spec = spec_on(uploaded(store, bucket), **SHORT)
+    train(spec, tmp_path / 'run')
+    requests = bucket.proxy.found('train-')
+    size = spec.optimizer.batch_size * spec.optimizer.steps * (spec.data.length + 1) * 2
+    assert sum(request.received for request in requests) == size
+
+
+def test_a_store_that_changes_under_a_run_ends_it(store, bucket, tmp_path):
+    url = uploaded(store, bucket)
+
+    class Changing(Listener):
+        def begin(self, *_):
+            for shard in store.shards:
+                storage(place(url)).pipe_file(f'{url}/{shard.name}.ids', bytes(2 * shard.tokens))
+
+    with pytest.raises(Refusal, match='has changed since it was opened') as refusal:
+        train(spec_on(url, **SHORT), tmp_path / 'run', Changing())
+    assert '\n' not in str(refusal.value)
+
+
+@pytest.mark.parametrize(('windows', 'most'), [(7, 8), (7, 2), (8, 4)])
+def test_held_out_windows_are_laid_out_by_those_who_hold_them(bucket, tmp_path, windows, most):
+    """With what is not predicted, and in parts that must be filled up."""
+    talks = [[('user', text), ('assistant', text)] for text in corpus_of(60)]
+    local = made(tmp_path / 'chat', chat(tmp_path / 'a.jsonl', talks))
+    specs = [
+        spec_on(path, **SHORT, data__loss='assistant', valid__windows=windows, optimizer__batch_size=8)
+        for path in (local.path, uploaded(local, bucket))
+    ]
+    hardware = Hardware(data=2, micro_batch=most)
+    mesh = sharding.mesh(hardware)
+    near, far = (sequences(spec).valid_NT for spec in specs)
+    with jax.set_mesh(mesh):
+        for one, other in zip(*(laid_out(found, most, mesh) for found in (near, far)), strict=True):
+            np.testing.assert_array_equal(one, other)
+        valid = functools.partial(evaluation(specs[0], hardware, mesh), drawn(specs[0]))
+        assert valid(near) == valid(far)
+        assert valid(near)['valid/loss'] > 0
+
+
+def test_a_batch_is_known_by_its_windows_and_by_what_holds_them(store, bucket):
+    url = uploaded(store, bucket)
+    batches = sequences(spec_on(url, **SHORT)).batches
+    bucket.proxy.requests.clear()
+    marks = {batches.mark(step) for step in range(4)}
+    assert len(marks) == 4
+    assert not bucket.proxy.requests
+    again = sequences(spec_on(url, **SHORT)).batches
+    assert {again.mark(step) for step in range(4)} == marks
+    other = sequences(spec_on(url, **SHORT, data__seed=1)).batches
+    assert other.mark(0) not in marks
+    file = f'{url}/{store.shards[0].name}.ids'
+    storage(place(url)).pipe_file(file, storage(place(url)).cat_file(file)[:-2] + b'\1\0')
+    assert sequences(spec_on(url, **SHORT)).batches.mark(0) not in marks

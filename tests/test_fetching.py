@@ -1,0 +1,232 @@
+"""Stores in buckets: read as on a disk, no more than is needed, within a bound of the disk, or refused in words."""
+
+import gc
+import shutil
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import numpy as np
+import pytest
+from buckets import LENGTH, exactly_equal, fetched, large, reader, received, spec_on, uploaded
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from stores import Array, chat, corpus_of, made, mixture, written
+
+from sinklab.data.batches import sequences
+from sinklab.data.sequences.interventions import Intervened
+from sinklab.data.sequences.shuffled import Shuffled
+from sinklab.data.sequences.windows import TOGETHER, Windows
+from sinklab.data.store import shelf
+from sinklab.data.store.shelf import covered
+from sinklab.data.store.store import Store
+from sinklab.record import Refusal
+
+
+@pytest.fixture(scope='module')
+def store(tmp_path_factory):
+    return large(tmp_path_factory.mktemp('large'))
+
+
+@pytest.fixture(scope='module')
+def mixed(tmp_path_factory):
+    """A store of many small shards, in two domains."""
+    folder = tmp_path_factory.mktemp('mixed')
+    parts = {}
+    for number, name in enumerate(('prose', 'code')):
+        source = written(folder / f'{name}.jsonl', corpus_of(40 * (number + 1), seed=number))
+        parts[name] = dict(source=source)
+    return made(folder / 'store', mixture(folder, parts), shard_tokens=150, bos='documents')
+
+
+@pytest.fixture(autouse=True)
+def disk(tmp_path, monkeypatch):
+    """A cache of its own for each test."""
+    monkeypatch.setenv('SINKLAB_CACHE', str(tmp_path / 'cache'))
+    monkeypatch.delenv('SINKLAB_CACHE_GB', raising=False)
+    return tmp_path / 'cache' / 'remote'
+
+
+def kept(disk: Path) -> int:
+    """Bytes that lie in the cache."""
+    return sum(path.stat().st_size for path in disk.rglob('*') if path.is_file())
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(('count', 'steps', 'batch'), [(1, 4, 8), (1, 60, 8), (4, 16, 8), (64, 40, 64)])
+def test_a_process_fetches_little_more_than_its_rows_need(store, bucket, disk, count, steps, batch):
+    """By ranges, or as whole files where an epoch or more is read; of 64 processes, the first and the last."""
+    url = uploaded(store, bucket)
+    changes = dict(optimizer__batch_size=batch, optimizer__steps=steps, valid__windows=64)
+    near, far = (spec_on(path, **changes) for path in (store.path, url))
+    texts = Store(store.path).row('held_out', '')
+    for number in sorted({0, count - 1}):
+        shutil.rmtree(disk, ignore_errors=True)
+        bucket.proxy.requests.clear()
+        one, other = (reader(spec, number, count) for spec in (far, near))
+        for found, wanted in zip(one.batches(far, steps), other.batches(near, steps), strict=True):
+            exactly_equal(found, wanted)
+        exactly_equal(one.held_out(), other.held_out())
+        exactly_equal(one.data.probe_PT, other.data.probe_PT)
+        windows = batch // count * steps
+        if count == 1:
+            windows = min(windows, len(one.data.batches.windows[0]))
+        needed = 2 * (LENGTH + 1) * (windows + 64 // count)
+        needed += 2 * one.data.probe_PT.size + 16 * len(texts.documents()[0])
+        assert received(bucket) <= 1.2 * needed
+        assert received(bucket) >= needed if count > 1 else True
+
+
+@pytest.mark.parametrize('whole', [False, True])
+def test_what_is_read_is_that_of_a_disk_in_mixtures_and_with_masks(bucket, tmp_path, whole):
+    talks = [[('user', text), ('assistant', text)] for text in corpus_of(60)]
+    local = made(tmp_path / 'chat', chat(tmp_path / 'a.jsonl', talks), shard_tokens=900)
+    steps = 400 if whole else 3
+    changes = dict(data__length=16, data__loss='assistant', data__random_first=2, data__random_last=3)
+    near = spec_on(local.path, optimizer__steps=steps, **changes, valid__windows=7)
+    far = spec_on(uploaded(local, bucket), optimizer__steps=steps, **changes, valid__windows=7)
+    one, other = (sequences(spec) for spec in (far, near))
+    for step in (0, 1, 7):
+        exactly_equal(one.batches.rows(step, range(4)), other.batches.rows(step, range(4)))
+    for rows in (slice(2, 5), slice(None), slice(7, 9)):
+        exactly_equal(one.valid_NT[rows], other.valid_NT[rows])
+    exactly_equal(one.probe_PT, other.probe_PT)
+    assert one.fingerprint == other.fingerprint
+
+
+def test_rows_are_read_across_the_borders_of_shards(mixed, bucket):
+    far = Store(uploaded(mixed, bucket))
+    assert far.digest == mixed.digest
+    for name in mixed.domains:
+        one, other = far.row('train', name), mixed.row('train', name)
+        exactly_equal(one.ids(0, len(one)), other.ids(0, len(other)))
+        exactly_equal(one.ids(100, 420), other.ids(100, 420))
+        for found, wanted in zip(one.documents(), other.documents(), strict=True):
+            exactly_equal(found, wanted)
+    exactly_equal(far.probes()['random_PT'], mixed.probes()['random_PT'])
+    assert far.tokenizer().to_str() == mixed.tokenizer().to_str()
+
+
+def test_a_store_is_opened_by_one_listing_and_one_file(mixed, bucket):
+    url = uploaded(mixed, bucket)
+    Store(url)
+    files = {request.path.partition('?')[0] for request in bucket.proxy.requests}
+    assert not any(path.endswith(('ids', 'documents', 'npz', 'tokenizer.json')) for path in files)
+    assert bucket.proxy.count() <= 5  # with what kind of bucket it is, and whether meta.json is there
+
+
+def test_windows_that_follow_each_other_are_one_request(store, bucket):
+    spec = spec_on(uploaded(store, bucket), optimizer__steps=3)
+    data = sequences(spec)
+    windows = data.batches.windows[0].windows
+    bucket.proxy.requests.clear()
+    data.batches.gathered([(0, at) for at in (9, 3, 4, 5, 3)])
+    assert windows.runs([9, 3, 4, 5, 3]) == [(3, 3), (9, 1)]
+    assert bucket.proxy.count('.ids') == 2
+
+
+@settings(max_examples=50, deadline=None)
+@given(st.sets(st.integers(0, 400)), st.integers(1, 40))
+def test_windows_are_read_together_within_a_row_only(numbers, size):
+    windows = Windows([Array(np.arange(size * count)) for count in (100, 7, 500)], size - 1, 'train')
+    runs = windows.runs(numbers)
+    assert [first + i for first, count in runs for i in range(count)] == sorted(numbers)
+    assert all(count <= TOGETHER for _, count in runs)
+    for first, count in runs:
+        together = windows.read(first, count)
+        np.testing.assert_array_equal(together, np.concatenate([windows[first + i] for i in range(count)]))
+
+
+@settings(max_examples=30, deadline=None)
+@given(st.integers(1, 8), st.integers(1, 8), st.integers(1, 60), st.integers(0, 99))
+def test_the_coverage_of_a_run_is_what_its_rows_come_to(each, processes, steps, seed):
+    count = 16 * each * processes
+    batches = Shuffled(
+        [Intervened(Windows([Array(np.arange(count))], 0, 't'), spec_on('').data, 9, False)], seed, each * processes
+    )
+    seen = {place for step in range(steps) for place in batches.places(step, range(each))}
+    epochs = batches.epochs_of_each(steps)[0]
+    assert abs(len(seen) / count - covered(1 / processes, epochs)) < 0.15
+
+
+@pytest.mark.slow
+def test_files_that_are_read_all_over_are_kept_and_fetched_once(store, bucket, disk):
+    spec = spec_on(uploaded(store, bucket), optimizer__batch_size=8, optimizer__steps=200)
+    before = fetched(spec, 60)
+    size = store.size(['ids'], 'train')
+    assert size <= kept(disk) <= size + 100
+    bucket.proxy.requests.clear()
+    after = fetched(spec, 60)
+    assert bucket.proxy.count('train-000') == 0
+    exactly_equal(before.batches.rows(3, range(8)), after.batches.rows(3, range(8)))
+
+
+def test_a_store_that_exceeds_the_bound_is_read_by_ranges(store, bucket, disk, monkeypatch):
+    size = store.size(['ids'], 'train')
+    monkeypatch.setenv('SINKLAB_CACHE_GB', str((size - 1) / 1e9))
+    data = fetched(spec_on(uploaded(store, bucket), optimizer__steps=500), 20)
+    assert data.batches.rows(0, range(4)).shape == (4, LENGTH + 1)
+    assert kept(disk) <= 100
+
+
+@pytest.mark.slow
+def test_of_two_stores_the_one_used_longest_ago_makes_room_and_none_that_is_in_use(
+    store, bucket, disk, monkeypatch, tmp_path
+):
+    other = large(tmp_path, count=61)
+    size = max(found.size(['ids'], 'train') for found in (store, other))
+    monkeypatch.setenv('SINKLAB_CACHE_GB', str(1.5 * size / 1e9))
+    specs = [
+        spec_on(uploaded(found, bucket, name), optimizer__batch_size=8, optimizer__steps=500)
+        for found, name in ((store, 'one'), (other, 'other'))
+    ]
+    one = fetched(specs[0], 60)
+    assert (disk / store.digest).exists()
+    two = fetched(specs[1], 30)  # by ranges, beside one that is in use
+    assert [path.name for path in disk.iterdir() if path.is_dir()] == [store.digest]
+    assert kept(disk) <= 1.5 * size
+    del one, two
+    gc.collect()
+    fetched(specs[1], 60)
+    assert [path.name for path in disk.iterdir() if path.is_dir()] == [other.digest]
+    assert kept(disk) <= 1.5 * size
+
+
+def test_what_a_killed_process_has_left_unfinished_is_taken_away(disk):
+    disk.mkdir(parents=True)
+    (disk / 'x').mkdir()
+    (disk / 'x' / 'train.ids.123.unfinished').write_bytes(b'half')
+    assert shelf.shelf('x', 10)
+    assert not list(disk.rglob('*.unfinished'))
+
+
+def test_a_cache_that_cannot_be_written_keeps_nothing_and_hinders_nothing(store, bucket, tmp_path, monkeypatch):
+    (tmp_path / 'file').write_text('in the way')
+    monkeypatch.setenv('SINKLAB_CACHE', str(tmp_path / 'file'))
+    near, far = (spec_on(path, optimizer__steps=500) for path in (store.path, uploaded(store, bucket)))
+    exactly_equal(*(sequences(spec).batches.rows(1, range(4)) for spec in (near, far)))
+
+
+def test_a_disk_that_fills_up_hinders_nothing(store, bucket, small_disk, monkeypatch):
+    monkeypatch.setenv('SINKLAB_CACHE', str(small_disk))
+    monkeypatch.setenv('SINKLAB_CACHE_GB', '1')
+    (small_disk / 'other').write_bytes(bytes(1_700_000))
+    near, far = (spec_on(path, optimizer__steps=500) for path in (store.path, uploaded(store, bucket)))
+    one, other = (sequences(spec).batches for spec in (near, far))
+    for step in range(60):
+        exactly_equal(one.rows(step, range(4)), other.rows(step, range(4)))
+
+
+@pytest.mark.parametrize('given', ['much', 'nan', 'inf'])
+def test_a_bound_that_is_no_number_is_refused(store, bucket, given, monkeypatch):
+    monkeypatch.setenv('SINKLAB_CACHE_GB', given)
+    with pytest.raises(Refusal, match=f'SINKLAB_CACHE_GB={given} is no number of GB'):
+        sequences(spec_on(uploaded(store, bucket), optimizer__steps=500))
+
+
+@pytest.mark.slow
+def test_a_store_is_read_by_several_at_once(mixed, bucket):
+    url = uploaded(mixed, bucket)
+    wanted = mixed.row('train', 'code').ids(0, 100)
+    with ThreadPoolExecutor(8) as pool:
+        found = list(pool.map(lambda _: Store(url).row('train', 'code').ids(0, 100), range(16)))
+    assert all(np.array_equal(ids, wanted) for ids in found)

@@ -1,0 +1,112 @@
+"""Stores in buckets that change, are damaged, or do not answer: asked for again, or refused in words."""
+
+import json
+import threading
+from pathlib import Path
+
+import pytest
+from buckets import exactly_equal, fetched, large, received, spec_on, uploaded
+from emulators import Answer
+
+from sinklab.data.batches import sequences
+from sinklab.data.store.check import problems, samples, summary
+from sinklab.data.store.store import Store
+from sinklab.files.place import hasty, place, storage
+from sinklab.record import Refusal
+
+
+@pytest.fixture(scope='module')
+def store(tmp_path_factory):
+    return large(tmp_path_factory.mktemp('large'))
+
+
+@pytest.fixture(autouse=True)
+def disk(tmp_path, monkeypatch):
+    """A cache of its own for each test."""
+    monkeypatch.setenv('SINKLAB_CACHE', str(tmp_path / 'cache'))
+
+
+@pytest.mark.parametrize('steps', [4, 500])
+@pytest.mark.parametrize('how', ['rewritten', 'gone'])
+def test_a_store_that_changes_under_a_run_is_refused_in_one_line(store, bucket, steps, how):
+    url = uploaded(store, bucket)
+    data = sequences(spec_on(url, optimizer__steps=steps))
+    for shard in store.shards:
+        file = f'{url}/{shard.name}.ids'
+        storage(place(url)).rm_file(file)
+        if how == 'rewritten':
+            storage(place(url)).pipe_file(file, bytes((Path(store.path) / f'{shard.name}.ids').stat().st_size))
+    with pytest.raises(Refusal, match=r'has changed since it was opened: train-\d+-\d+\.ids') as refusal:
+        [data.batches.rows(step, range(4)) for step in range(3)]
+    assert '\n' not in str(refusal.value)
+
+
+@pytest.mark.parametrize('name', ['train-000-00000.ids', 'held_out-000-00000.documents', 'probe.npz'])
+@pytest.mark.parametrize('how', ['missing', 'shorter'])
+def test_a_file_that_is_missing_or_of_another_size_is_refused_at_once(store, bucket, name, how):
+    url = uploaded(store, bucket)
+    content = (Path(store.path) / name).read_bytes()
+    storage(place(url)).rm_file(f'{url}/{name}')
+    if how == 'shorter':
+        storage(place(url)).pipe_file(f'{url}/{name}', content[:-1])
+    with pytest.raises(Refusal, match=name) as refusal:
+        Store(url).probes()
+    assert '\n' not in str(refusal.value)
+
+
+def test_a_file_that_was_damaged_before_is_found_out_where_it_is_read_whole(store, bucket):
+    url = uploaded(store, bucket)
+    for shard in store.shards:
+        file = Path(store.path) / f'{shard.name}.ids'
+        storage(place(url)).pipe_file(f'{url}/{file.name}', file.read_bytes()[:-1] + b'\x07')
+    assert any('its sha256 differs' in problem for problem in problems(Store(url), 300))
+    with pytest.raises(Refusal, match='its sha256 differs'):
+        fetched(spec_on(url, optimizer__batch_size=8, optimizer__steps=500), 60)
+
+
+def test_the_check_reads_each_file_once(store, bucket):
+    url = uploaded(store, bucket)
+    far = Store(url)
+    assert list(problems(far, 300)) == []
+    assert received(bucket) <= 1.05 * sum(path.stat().st_size for path in Path(store.path).iterdir())
+    near = Store(store.path)
+    assert samples(far, 2) == samples(near, 2)
+    assert json.dumps(summary(far, 16, 4, 1)) == json.dumps(summary(near, 16, 4, 1))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize('steps', [4, 500])
+@pytest.mark.parametrize('fault', ['busy', 'cut'])
+def test_ranges_survive_a_storage_that_is_busy_or_loses_connections(store, bucket, steps, fault):
+    near, far = (spec_on(path, optimizer__steps=steps) for path in (store.path, uploaded(store, bucket)))
+    left, lock = [6], threading.Lock()
+
+    def rule(method, path):
+        if method != 'GET' or '.ids' not in path:
+            return None
+        with lock:
+            left[0] -= 1
+            return None if left[0] < 0 else Answer(status=503) if fault == 'busy' else Answer(bytes=1000)
+
+    one, other = (sequences(spec).batches for spec in (near, far))
+    with bucket.proxy.treating(rule):
+        for step in range(4):
+            exactly_equal(one.rows(step, range(4)), other.rows(step, range(4)))
+    assert left[0] < 0
+
+
+@pytest.mark.slow
+def test_a_storage_that_does_not_answer_is_given_up_in_one_line(store, bucket):
+    data = sequences(spec_on(uploaded(store, bucket), optimizer__steps=4))
+    with (
+        bucket.proxy.treating(lambda method, path: Answer(status=503) if '.ids' in path else None),
+        hasty(1.0),
+        pytest.raises(Refusal, match=r'\.ids cannot be read \(.* has not answered') as refusal,
+    ):
+        data.batches.rows(0, range(4))
+    assert '\n' not in str(refusal.value)
+
+
+def test_what_is_no_store_in_a_bucket_is_refused(bucket):
+    with pytest.raises(Refusal, match='holds no finished token store'):
+        Store(f'{bucket.url}/nothing')
