@@ -13,6 +13,7 @@ from collections.abc import Awaitable, Callable
 from typing import Any
 
 import fsspec
+from fsspec.asyn import sync
 
 from sinklab.record import Refusal
 
@@ -21,7 +22,9 @@ TOLD = 5.0  # seconds after which that is told
 PAUSE, LONGEST = 0.5, 15.0  # seconds between two tries, doubled from one to the next
 TRANSIENT = {408, 429, 500, 502, 503, 504}  # of HTTP: the same request may be answered later
 FORBIDDEN = {401, 403}
+GONE = {404, 412, 416}  # of a read that wants an object as it was
 ONE = 120.0  # seconds of one request
+AT_ONCE = dict(max_pool_connections=64)  # requests of one process; botocore has 10
 
 
 def register(scheme: str, library: str, extra: str) -> None:
@@ -62,6 +65,15 @@ def gcs() -> type:
                 return None
             return json.loads(answer)['generation']
 
+        def read_range(self, path: str, start: int, end: int, mark: str) -> bytes:
+            return sync(self.loop, unchanged, self._read_range, path, start, end, mark)
+
+        async def _read_range(self, path: str, start: int, end: int, mark: str) -> bytes:
+            bucket, key, _ = self.split_path(path)
+            what = dict(headers={'Range': f'bytes={start}-{end - 1}'}, alt='media', ifGenerationMatch=mark)
+            _, content = await self._call('GET', 'b/{}/o/{}', bucket, key, **what)
+            return content
+
     return Storage
 
 
@@ -70,7 +82,7 @@ def s3() -> type:
 
     class Storage(S3FileSystem):
         def __init__(self, *arguments: Any, **options: Any):
-            super().__init__(*arguments, **dict(use_listings_cache=False) | options)
+            super().__init__(*arguments, **dict(use_listings_cache=False, config_kwargs=AT_ONCE) | options)
 
         async def _call_s3(self, *arguments: Any, **options: Any) -> Any:
             return await enduring(functools.partial(super()._call_s3, *arguments, **options), 's3://')
@@ -91,7 +103,34 @@ def s3() -> type:
                     return None
                 raise
 
+        def read_range(self, path: str, start: int, end: int, mark: str) -> bytes:
+            read = functools.partial(self._read_range, super()._call_s3)
+            return sync(self.loop, unchanged, read, path, start, end, mark)
+
+        async def _read_range(self, call: Callable, path: str, start: int, end: int, mark: str) -> bytes:
+            bucket, key, _ = self.split_path(path)
+
+            async def whole() -> bytes:  # a connection may be lost in the body, too
+                what = dict(Bucket=bucket, Key=key, Range=f'bytes={start}-{end - 1}', IfMatch=mark)
+                answer = await call('get_object', **what)
+                return await answer['Body'].read()
+
+            return await enduring(whole, 's3://')
+
     return Storage
+
+
+async def unchanged(read: Callable[..., Awaitable[bytes]], path: str, start: int, end: int, mark: str) -> bytes:
+    """A range of an object that is still the one that had a mark; of another, or of none, an error with ESTALE."""
+    try:
+        content = await read(path, start, end, mark)
+    except Exception as error:  # gcsfs says 412 by FileExistsError
+        if isinstance(error, FileExistsError | FileNotFoundError) or status(error) in GONE:
+            raise OSError(errno.ESTALE, f'{path} is not what it was') from error
+        raise
+    if len(content) != end - start:
+        raise OSError(errno.EIO, f'{path} gave {len(content)} bytes of {end - start}')
+    return content
 
 
 async def enduring(request: Callable[[], Awaitable], where: str) -> Any:
