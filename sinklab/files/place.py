@@ -29,6 +29,20 @@ def place(given: str | os.PathLike) -> Path:
     return epath.Path(path.rstrip('/'))
 
 
+def reached(given: str | os.PathLike) -> Path:
+    """A place; says in words, by one request, when its bucket is not there or this account may not look into it."""
+    path = place(given)
+    if is_remote(path):
+        try:
+            storage(path).look(os.fspath(path))
+        except OSError as error:
+            why = error.strerror or str(error)
+            raise Refusal(
+                f'{path} cannot be reached: {why}; see docs/object_storage.md for what is needed'
+            ) from error
+    return path
+
+
 def is_remote(path: str | os.PathLike) -> bool:
     """Whether it lies in a bucket, where files are objects: whole or not there, and never appended to."""
     return '://' in os.fspath(path)
@@ -52,10 +66,10 @@ def resolved(path: Path) -> Path:
 @contextlib.contextmanager
 def hasty(seconds: float) -> Iterator[None]:
     """For a request of this thread that nobody should wait for longer than that."""
-    from sinklab.files import objects
+    from sinklab.files.patience import PATIENCE
 
-    token = objects.PATIENCE.set(seconds)
+    token = PATIENCE.set(seconds)
     try:
         yield
     finally:
-        objects.PATIENCE.reset(token)
+        PATIENCE.reset(token)

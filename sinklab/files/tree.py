@@ -15,6 +15,8 @@ from sinklab.files.place import is_remote, storage
 
 COMMIT = 'commit_success.txt'  # as Orbax has it
 GOING = '.deleted'  # a name in one stroke, since files go one by one
+AT_ONCE = 32  # objects that are copied
+PATTERN = set('*?[')  # of names that fsspec would take for patterns
 ABSENT = FileNotFoundError, NotADirectoryError, IsADirectoryError
 
 
@@ -66,8 +68,13 @@ def remove(folder: Path) -> None:
         return
     with contextlib.suppress(FileNotFoundError):
         (folder / COMMIT).unlink()
+    at, left = storage(folder), [os.fspath(folder / name) for name in names(folder)]
     with contextlib.suppress(FileNotFoundError):
-        storage(folder).rm(os.fspath(folder), recursive=True)
+        if plain := [path for path in left if not PATTERN & set(path)]:
+            at.rm(plain)
+    for path in left:
+        if PATTERN & set(path):
+            at.rm_file(path)
 
 
 def undo(folder: Path) -> None:
@@ -84,6 +91,8 @@ def move(folder: Path, to: Path) -> None:
     if not is_remote(folder):
         folder.replace(to)
         return
-    for name in sorted(names(folder), key=lambda name: name == COMMIT):
-        storage(folder).copy(os.fspath(folder / name), os.fspath(to / name))
+    found = names(folder)
+    for part in ([name for name in found if name != COMMIT], [name for name in found if name == COMMIT]):
+        sources, targets = ([os.fspath(base / name) for name in part] for base in (folder, to))
+        storage(folder).copy(sources, targets, batch_size=AT_ONCE)
     remove(folder)

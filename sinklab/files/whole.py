@@ -40,16 +40,7 @@ def whole(path: Path) -> Iterator[Path]:
 
 def upload(local: Path, path: Path) -> None:
     """Puts a local file into a bucket, in one stroke."""
-    try:
-        storage(path).put_file(os.fspath(local), os.fspath(path))
-    except FileNotFoundError as error:
-        raise no_bucket(path) from error
-
-
-def no_bucket(path: Path) -> OSError:
-    """What it means that an object cannot be written because something is not there."""
-    bucket = '/'.join(os.fspath(path).split('/')[:3])
-    return OSError(errno.ENXIO, f'the bucket {bucket} is not there')
+    storage(path).put_file(os.fspath(local), os.fspath(path))
 
 
 def append(path: Path, text: str) -> None:

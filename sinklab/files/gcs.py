@@ -1,0 +1,103 @@
+"""Google's object storage as gcsfs has it, asked with patience."""
+
+import errno
+import functools
+import logging
+import os
+import re
+from collections.abc import AsyncIterator, Awaitable, Callable
+from typing import Any
+
+import aiohttp
+import google.auth
+from fsspec.asyn import sync_wrapper
+from gcsfs.core import GCSFileSystem
+
+from sinklab.files.patience import CONNECT, ONE, abandoned, enduring, line, no_bucket, renewed, unless_absent
+
+for name in ('gcsfs', 'google.auth'):  # what they have to say is said here
+    logging.getLogger(name).setLevel(logging.CRITICAL)
+
+
+class Patient(GCSFileSystem):
+    # Without its own tries, six at each request.
+    _request = getattr(GCSFileSystem._request, '__wrapped__', GCSFileSystem._request)
+
+    def __init__(self, *arguments: Any, **options: Any):
+        waits = aiohttp.ClientTimeout(total=None, sock_connect=CONNECT, sock_read=ONE)
+        given = dict(use_listings_cache=False, requests_timeout=waits)
+        super().__init__(*arguments, **dict(given, token=options.get('token') or credentials()) | options)
+
+    async def _call(self, method: str, path: str, *arguments: Any, **options: Any) -> Any:
+        request = functools.partial(super()._call, method, path, *arguments, **options)
+        if method == 'DELETE' and path.startswith('http'):
+            return await abandoned(request)
+        where = f'gs://{bucket_of(path, *arguments)}'
+        part = functools.partial(kept, request) if method == 'POST' and 'upload_id=' in path else request
+        try:
+            return await enduring(part, where, ONE if options.get('data') is not None else None)
+        except FileNotFoundError as error:
+            if method == 'DELETE' and error.repeated:
+                return {}, b''  # the answer to an earlier try was lost
+            if (method, path) == ('GET', 'b/{}/o') or begins_upload(method, path):
+                raise no_bucket(where) from error
+            raise
+        except PermissionError as error:
+            if self.credentials.credentials is None and self.on_google:
+                raise PermissionError(errno.EACCES, f'no credentials for {where} are found') from error
+            raise
+
+    call = sync_wrapper(_call)
+
+    async def _get_file_request(self, path: str, *arguments: Any, **options: Any) -> Any:
+        request = functools.partial(super()._get_file_request, path, *arguments, **options)
+        return await enduring(request, f'gs://{self.split_path(path)[0]}')
+
+    async def _put_file(self, local: str, path: str, **options: Any) -> None:
+        request = functools.partial(super()._put_file, local, path, **dict(consistency='md5') | options)
+        await renewed(request)
+
+    async def _isdir(self, path: str) -> bool:
+        try:
+            return (await self._info(path))['type'] == 'directory'
+        except FileNotFoundError:  # and nothing else
+            return False
+
+    async def _walk(self, path: str, *arguments: Any, **options: Any) -> AsyncIterator:
+        async for found in super()._walk(path, *arguments, **dict(on_error=unless_absent) | options):
+            yield found
+
+    def look(self, path: str) -> None:
+        bucket, key, _ = self.split_path(path)
+        self.call('GET', 'b/{}/o', bucket, prefix=f'{key}/', maxResults=1)
+
+
+def credentials() -> Any:
+    """The credentials that Google's library finds, or none: what is public can be read without."""
+    if os.environ.get('STORAGE_EMULATOR_HOST'):
+        return 'anon'
+    try:
+        return google.auth.default(scopes=['https://www.googleapis.com/auth/devstorage.full_control'])[0]
+    except google.auth.exceptions.DefaultCredentialsError as error:
+        if 'GOOGLE_APPLICATION_CREDENTIALS' not in os.environ:
+            return 'anon'
+        said = f'the credentials of GOOGLE_APPLICATION_CREDENTIALS are none ({line(error)})'
+        raise PermissionError(errno.EACCES, said) from error
+
+
+def begins_upload(method: str, path: str) -> bool:
+    return method == 'POST' and '/upload/' in path.partition('?')[0] and 'upload_id=' not in path
+
+
+async def kept(request: Callable[[], Awaitable]) -> Any:
+    """The answer to a part of an upload; one without a range says that nothing of it was kept."""
+    headers, content = await request()
+    if not content and 'Range' not in headers:
+        raise ConnectionResetError('nothing of a part was kept')
+    return headers, content
+
+
+def bucket_of(path: str, *arguments: str) -> str:
+    """Whose bucket a request of GCS is about."""
+    found = re.search(r'(?:^|/)b/([^/?]+)', path)
+    return '' if not found else arguments[0] if found[1] == '{}' else found[1]
