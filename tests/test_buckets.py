@@ -220,7 +220,8 @@ def test_what_is_not_there_is_said(both, bucket):
     for rest in ('x.txt', '*.txt', '**/*.{txt,jsonl}'):
         assert f'the bucket {bucket.url}-not is not there' in refused(f'text:{bucket.url}-not/{rest}')
     assert 'which bucket' in refused(f'text:{bucket.url[:-1]}*/*.txt')
-    assert 'cannot be read; allowed' in refused(f'text:{url}/**')
+    place(f'{url}/a.csv').write_bytes(b'1')
+    assert f'matches {url}/a.csv, which cannot be read; allowed' in refused(f'text:{url}/**')
     assert 'neither local nor in a bucket' in refused('text:az://bucket/*.txt')
 
 

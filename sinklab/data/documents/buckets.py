@@ -147,12 +147,12 @@ def many(pattern: str, fixed: list[str]) -> dict[str, Object]:
 
 
 def listing(pattern: str, folder: list[str], prefix: str) -> dict[str, dict[str, Any]]:
-    """What lies below a folder, as far as it begins so; refuses a bucket that is not there, and not just empty."""
+    """What lies below a folder, as far as it begins so; a bucket that is not there is told from one that is empty."""
     with reading(pattern):
         try:
             return storage(pattern).find('/'.join(folder), detail=True, prefix=prefix)
-        except FileNotFoundError as error:
-            raise Refusal(f'{pattern}: the bucket {"/".join(folder[:3])} is not there; check its name') from error
+        except FileNotFoundError:  # without a bucket it is ENXIO
+            return {}
 
 
 def object_of(url: str, known: dict[str, Any]) -> Object | None:
