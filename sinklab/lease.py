@@ -1,7 +1,8 @@
 """Who may write in a folder: one job at a time, as its lease.json says.
 
-Its owner says every BEAT seconds that it lives, in the file that it holds open: once another job has put its own in
-the place, that reaches nobody. Clocks of hosts are never compared: whoever's beat changes while we look is alive.
+Its owner says every BEAT seconds that it lives, in the file that it holds open, or in a bucket where it finds what it
+has put there: once another job has put its own in the place, that reaches nobody. Clocks of hosts are never compared:
+whoever's beat changes while we look is alive.
 """
 
 import contextlib
@@ -15,18 +16,20 @@ import uuid
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
-from sinklab.files.lock import locked
-from sinklab.files.whole import whole, writable
+from sinklab.files.place import hasty, is_remote
+from sinklab.files.slot import slot
+from sinklab.files.whole import writable
 from sinklab.record import Refusal
 
-NAME, LOCK = 'lease.json', 'lease.lock'
+NAME = 'lease.json'
 BEAT = 2.0  # seconds between two beats
+FAR = 10.0  # in a bucket, where each is a request
 # Seconds without a beat, of our own clock, until a process out of sight is taken for dead: a call into C++ may keep
 # the interpreter, and with it the thread that beats.
 PATIENCE = 60.0
 GRACE = 30.0  # seconds that a job which was told to stop may take
 LATE = 10.0  # and more, before it counts as one that works on
-LOOK = 0.1  # seconds between two looks
+LOOK = 0.1  # seconds between two looks; in a bucket as many times more as there are between two beats
 SIZE = 1024  # bytes of the file: written over in one piece, it can be read at any time, and kept on a full disk
 
 # The variables by which a cluster names a job, and counts its starts.
@@ -46,8 +49,10 @@ class Lease:
 
     def __init__(self, folder: Path):
         self.path, self.token = folder / NAME, uuid.uuid4().hex
+        self.slot, self.beat = slot(self.path), FAR if is_remote(folder) else BEAT
         self.content = identity() | dict(token=self.token, beat=0.0, state='running')
         self.since = self.looked = time.monotonic()
+        self.tried = 0.0  # to look, by who works
         self.lost = ''
         self.ended = threading.Event()
         self.thread = threading.Thread(target=self.live, daemon=True)
@@ -67,27 +72,23 @@ class Lease:
             elif (words := watch.words(grace)) not in ('', told):
                 print(words, file=sys.stderr, flush=True)
                 told = words
-            time.sleep(LOOK)
+            time.sleep(LOOK * (FAR / BEAT if is_remote(self.path) else 1))
             watch.look()
         self.thread.start()
 
     def swap(self, owner: dict | None) -> bool:
         """Puts this lease in the place of an owner's; False where that is no longer there."""
-        with locked(self.path.with_name(LOCK)):
-            if token(read(self.path)) != token(owner):
-                return False
-            with whole(self.path) as unfinished:
-                self.file = os.open(unfinished, os.O_RDWR | os.O_CREAT)
-                self.write()
-        return True
+        return self.slot.swap(lambda text: token(parsed(text)) == token(owner), self.text())
+
+    def text(self) -> str:
+        self.content['beat'] = round(time.monotonic() - self.since, 1)
+        return f'{json.dumps(self.content):{SIZE - 1}}\n'
 
     def write(self) -> None:
-        self.content['beat'] = round(time.monotonic() - self.since, 1)
-        os.pwrite(self.file, f'{json.dumps(self.content):{SIZE - 1}}\n'.encode(), 0)
-        os.fsync(self.file)
+        self.slot.write(self.text())
 
     def live(self) -> None:
-        while not self.ended.wait(BEAT):
+        while not self.ended.wait(self.beat):
             self.look()
             if self.lost:
                 return
@@ -104,8 +105,11 @@ class Lease:
 
     def check(self) -> None:
         """Raises Superseded once the folder is no longer this job's; to be asked before anything is written."""
-        if time.monotonic() - self.looked > BEAT:  # this process may have been asleep as a whole
-            self.look()
+        asked = max(self.looked, self.tried)
+        if time.monotonic() - asked > 1.5 * self.beat:  # this process may have been asleep as a whole
+            self.tried = time.monotonic()
+            with hasty(BEAT):
+                self.look()
         if self.lost:
             raise Superseded(f'{self.lost}; this job has stopped, and has left the folder as it is')
 
@@ -118,10 +122,7 @@ class Lease:
     def release(self) -> None:
         self.ended.set()
         self.thread.join()
-        with contextlib.suppress(OSError), locked(self.path.with_name(LOCK)):
-            if token(read(self.path)) == self.token:
-                self.path.unlink()
-        os.close(self.file)
+        self.slot.leave(lambda text: token(parsed(text)) == self.token)
 
 
 class Elsewhere:
@@ -180,13 +181,14 @@ class Watch:
         if self.is_stopping(grace):
             return f'waiting until {named(self.owner)} has stopped'
         waits = f'waiting {PATIENCE:.0f} s for a sign of life of {named(self.owner)}'
-        return waits if self.silence > 2 * BEAT else ''
+        return waits if self.silence > 2 * (FAR if is_remote(self.path) else BEAT) else ''
 
 
 @contextlib.contextmanager
 def lease(folder: Path, grace: float = GRACE) -> Iterator[Lease]:
     """A folder for one job; it is made if need be, and taken away again where nothing else has come into it."""
-    made = [path for path in (folder, *folder.parents) if not os.path.exists(path)]
+    parents = () if is_remote(folder) else (folder, *folder.parents)
+    made = [path for path in parents if not os.path.exists(path)]
     held = Lease(folder)
     try:
         with writable(folder):
@@ -214,9 +216,11 @@ def is_left(folder: Path) -> bool:
 
 def read(path: Path) -> dict | None:
     """A lease; None where there is none."""
-    try:
-        text = path.read_text(encoding='utf-8')
-    except FileNotFoundError:
+    return parsed(slot(path).read())
+
+
+def parsed(text: str | None) -> dict | None:
+    if text is None:
         return None
     try:
         return UNREADABLE | json.loads(text)

@@ -1,0 +1,88 @@
+"""A small text that one at a time may put in the place of another's, on a disk or in a bucket."""
+
+import contextlib
+import os
+from collections.abc import Callable
+from pathlib import Path
+
+from sinklab.files.lock import locked
+from sinklab.files.patience import no_bucket
+from sinklab.files.place import is_remote, storage
+from sinklab.files.whole import whole
+
+LOCK = '.lock'  # in the place of its suffix: who changes hands
+Expected = Callable[[str | None], bool]  # of what stands there; None where nothing does
+
+
+class FileSlot:
+    """A file that stays open: once another has been put in its place, what is written reaches nobody."""
+
+    def __init__(self, path: Path):
+        self.path, self.file = path, None
+
+    def read(self) -> str | None:
+        try:
+            return self.path.read_text(encoding='utf-8')
+        except FileNotFoundError:
+            return None
+
+    def swap(self, expected: Expected, text: str) -> bool:
+        """Puts a text in the place of what is there, if that is as expected."""
+        with locked(self.path.with_suffix(LOCK)):
+            if not expected(self.read()):
+                return False
+            with whole(self.path) as unfinished:
+                self.file = os.open(unfinished, os.O_RDWR | os.O_CREAT)
+                self.write(text)
+        return True
+
+    def write(self, text: str) -> None:
+        """Says something else of the same length: it can be read at any time, and is kept on a full disk."""
+        os.pwrite(self.file, text.encode(), 0)
+        os.fsync(self.file)
+
+    def leave(self, expected: Expected) -> None:
+        """Takes our text away."""
+        with contextlib.suppress(OSError), locked(self.path.with_suffix(LOCK)):
+            if expected(self.read()):
+                self.path.unlink()
+        os.close(self.file)
+
+
+class ObjectSlot:
+    """An object, written and taken away on the condition that it is the one that we have put there."""
+
+    def __init__(self, path: Path):
+        self.path, self.at, self.mark = path, storage(path), ''
+
+    def read(self) -> str | None:
+        try:
+            return self.at.cat_file(os.fspath(self.path)).decode()
+        except FileNotFoundError:
+            return None
+
+    def swap(self, expected: Expected, text: str) -> bool:
+        try:
+            content, mark = self.at.read_marked(os.fspath(self.path))
+        except FileNotFoundError:
+            content, mark = None, ''
+        if not expected(content.decode() if content is not None else None):
+            return False
+        self.mark = mark
+        return self.write(text)
+
+    def write(self, text: str) -> bool:
+        try:
+            mark = self.at.write_marked(os.fspath(self.path), text.encode(), self.mark)
+        except FileNotFoundError as error:
+            raise no_bucket('/'.join(os.fspath(self.path).split('/')[:3])) from error
+        self.mark = mark or self.mark
+        return bool(mark)
+
+    def leave(self, expected: Expected) -> None:
+        with contextlib.suppress(OSError):
+            self.at.remove_marked(os.fspath(self.path), self.mark)
+
+
+def slot(path: Path) -> FileSlot | ObjectSlot:
+    return (ObjectSlot if is_remote(path) else FileSlot)(path)
