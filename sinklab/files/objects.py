@@ -53,6 +53,11 @@ def gcs() -> type:
             with unchanged(path):
                 return self.call('GET', 'b/{}/o/{}', bucket, key, **what)[1]
 
+        def remove_marked(self, path: str, mark: str) -> None:
+            bucket, key, _ = self.split_path(path)
+            with contextlib.suppress(FileExistsError, FileNotFoundError):
+                self.call('DELETE', 'b/{}/o/{}', bucket, key, ifGenerationMatch=mark)
+
     return Storage
 
 
@@ -80,6 +85,14 @@ def s3() -> type:
             what = dict(Range=f'bytes={start}-{end - 1}', IfMatch=mark)
             with unchanged(path):
                 return self.call_s3('get_object', Bucket=bucket, Key=key, **what)['Body'].content
+
+        def remove_marked(self, path: str, mark: str) -> None:
+            bucket, key, _ = self.split_path(path)
+            try:
+                self.call_s3('delete_object', Bucket=bucket, Key=key, IfMatch=mark)
+            except OSError as error:
+                if status(error) not in (404, 409, 412):
+                    raise
 
     return Storage
 
