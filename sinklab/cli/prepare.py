@@ -21,10 +21,10 @@ import json
 import shlex
 import sys
 import time
-from pathlib import Path
 from typing import Any, get_type_hints
 
 from sinklab import spec
+from sinklab.files.place import place
 from sinklab.parse import LARGEST_TRAINED, SMALLEST_TRAINED
 from sinklab.record import Count, Refusal, field
 
@@ -98,7 +98,7 @@ def make(given: argparse.Namespace, fields: dict[str, Any]) -> int:
         shard_tokens=fields['shard_tokens'],
     )
     with Bar() as bar:
-        prepare(recipe, given.out if '://' in given.out else Path(given.out), fields['processes'], bar)
+        prepare(recipe, place(given.out), fields['processes'], bar)
     store = Store(given.out)
     tell(given, fields, store, found=[])
     if not given.json:
