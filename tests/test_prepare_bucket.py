@@ -2,6 +2,10 @@
 
 import gzip
 import json
+import signal
+import subprocess
+import sys
+import time
 
 import pyarrow
 import pyarrow.parquet
@@ -14,7 +18,7 @@ from sinklab.cli.main import main
 from sinklab.data.prepare import prepare
 from sinklab.data.store.marks import MARKS
 from sinklab.files import tree
-from sinklab.files.place import place
+from sinklab.files.place import place, storage
 from sinklab.files.whole import upload
 from sinklab.record import Refusal
 
@@ -56,6 +60,7 @@ def same(local, remote):
     return True
 
 
+@pytest.mark.slow
 def test_a_store_from_a_bucket_in_a_bucket_is_the_one_of_the_same_files_on_a_disk(corpus, tmp_path, bucket):
     url = sent(corpus, f'{bucket.url}/corpus')
     local = made(tmp_path / 'store', f'text:{corpus}/{EVERY}', shard_tokens=300)
@@ -74,6 +79,7 @@ def test_a_store_from_a_bucket_in_a_bucket_is_the_one_of_the_same_files_on_a_dis
     assert (place(f'{bucket.url}/one') / 'meta.json').read_text() == (local.path / 'meta.json').read_text()
 
 
+@pytest.mark.slow
 def test_masked_shards_are_uploaded_with_their_masks(tmp_path, bucket):
     source = chat(tmp_path / 'a.jsonl', [[('user', f'hello {n}'), ('assistant', f'good day {n}')] for n in range(9)])
     assert same(made(tmp_path / 'store', source).path, made(place(f'{bucket.url}/store'), source).path)
@@ -121,6 +127,7 @@ def read(bucket):
     return [request for name in ('.ids', '.documents') for request in bucket.proxy.found(name, method='GET')]
 
 
+@pytest.mark.slow
 def test_what_was_finished_is_neither_written_nor_read_again(tmp_path, bucket, monkeypatch):
     monkeypatch.setattr('sinklab.data.prepare.TASK', 2000)
     source = written(tmp_path / 'a.jsonl', corpus_of(300))
@@ -147,6 +154,7 @@ def tampered(folder, name):
     path.write_bytes(content[:-1] + bytes([content[-1] ^ 1]))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize('done', [False, True], ids=['unfinished', 'finished'])
 @pytest.mark.parametrize('damage', [tampered, lambda folder, name: (folder / name).unlink()], ids=['other', 'lost'])
 def test_a_shard_that_is_not_what_was_uploaded_is_made_anew(tmp_path, bucket, monkeypatch, damage, done):
@@ -238,3 +246,39 @@ def sent_texts(tmp_path, bucket):
     written(tmp_path / 'a.jsonl', TEXTS)
     upload(tmp_path / 'a.jsonl', place(f'{bucket.url}/a.jsonl'))
     return f'text:{bucket.url}/a.jsonl'
+
+
+def command(source, out):
+    words = [sys.executable, '-m', 'sinklab', 'prepare', f'--source={source}', f'--out={out}', '--json']
+    return [*words, '--vocabulary=300', '--shard_tokens=10000', '--processes=2', '--held_out=0.2']
+
+
+@pytest.mark.slow
+def test_killed_it_goes_on_and_meanwhile_no_second_one_begins(tmp_path, bucket):
+    written(tmp_path / 'a.jsonl', corpus_of(800, words=300))
+    source = f'text:{sent(tmp_path, f"{bucket.url}/pile")}/*.jsonl'
+    folder = place(f'{bucket.url}/store')
+    local = json.loads(subprocess.run(command(source, tmp_path / 'whole'), check=True, capture_output=True).stdout)
+    quiet = dict(stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    with bucket.proxy.treating(lambda method, _: Answer(seconds=0.3) if method in ('PUT', 'POST') else None):
+        running = subprocess.Popen(command(source, folder), **quiet)
+        while len(list(folder.glob('train-*.json'))) < 3:
+            assert running.poll() is None
+            time.sleep(0.05)
+        second = subprocess.run(command(source, folder), capture_output=True, text=True)
+        running.send_signal(signal.SIGKILL)
+        assert running.wait() == -signal.SIGKILL
+    assert second.returncode == 1
+    (line,) = second.stderr.splitlines()
+    assert f'{folder} is in use' in line
+    before = written_at(folder, [path.stem for path in folder.glob('*-*-*.json')])
+    finished = json.loads(subprocess.run(command(source, folder), check=True, capture_output=True).stdout)
+    assert finished['digest'] == local['digest']
+    assert written_at(folder, before) == before
+    assert same(tmp_path / 'whole', folder)
+
+
+def written_at(folder, shards):
+    """When the ids of these shards were written."""
+    known = {name: storage(folder).info(f'{folder}/{name}.ids') for name in shards}
+    return {name: said.get('generation') or said['LastModified'] for name, said in known.items()}

@@ -2,7 +2,8 @@
 
 SOURCE is one of
   stdlib                     the sources of this Python's standard library
-  text:GLOB                  .txt, .jsonl, .parquet, also .gz and .zst; as in 'text:corpus/*.{txt,jsonl}'
+  text:GLOB                  .txt, .jsonl, .parquet, also .gz and .zst; as in 'text:corpus/*.{txt,jsonl}', also in a
+                             bucket: 'text:gs://bucket/pile/*.jsonl.zst'
   chat:GLOB                  .jsonl of {"messages": [{"role", "content"}, ...]}; the assistant's words are marked
   tfds:NAME[:SPLIT]          a data set of TensorFlow Datasets in ArrayRecord, by name or folder
   mixture:FILE               a JSON file {"domain": {"source": SOURCE, "weight": 0.3}, ...}, weights for all or none
@@ -36,9 +37,13 @@ RECIPE = ('tokenizer', 'held_out', 'bos', 'end_token', 'fixed_token')  # fields 
 def arguments(verb: argparse.ArgumentParser) -> None:
     add = verb.add_argument
     add('--source', metavar='SOURCE', help='where the documents are')
-    add('--out', metavar='DIR', help='the folder of the store: a new one, or one to go on with')
+    add('--out', metavar='DIR', help='the folder of the store, here or in a bucket: a new one, or one to go on with')
     add('--check', metavar='DIR', help='verify a store instead of making one, and say what it holds')
-    add('--tokenizer', metavar='FILE', help='a tokenizer.json; train (the default) trains one on a sample')
+    add(
+        '--tokenizer',
+        metavar='FILE',
+        help='a tokenizer.json, here or in a bucket; train (the default) trains one on a sample',
+    )
     add('--vocabulary', type=int, metavar='N', help='ids of a tokenizer trained here; with --check: ids allowed')
     add('--held_out', type=float, metavar='SHARE', help='of the documents, for validation and probes (0.15)')
     add('--bos', choices=('none', 'documents'), help='whether each document begins with BOS')
