@@ -42,7 +42,7 @@ def arguments(verb: argparse.ArgumentParser) -> None:
     add(
         '--tokenizer',
         metavar='FILE',
-        help='a tokenizer.json, here or in a bucket; train (the default) trains one on a sample',
+        help='a tokenizer.json; train (the default) trains one on a sample',
     )
     add('--vocabulary', type=int, metavar='N', help='ids of a tokenizer trained here; with --check: ids allowed')
     add('--held_out', type=float, metavar='SHARE', help='of the documents, for validation and probes (0.15)')
