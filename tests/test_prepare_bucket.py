@@ -130,12 +130,12 @@ def read(bucket):
 @pytest.mark.slow
 def test_what_was_finished_is_neither_written_nor_read_again(tmp_path, bucket, monkeypatch):
     monkeypatch.setattr('sinklab.data.prepare.TASK', 2000)
-    source = written(tmp_path / 'a.jsonl', corpus_of(300))
+    source = written(tmp_path / 'a.jsonl', corpus_of(150))
     local = made(tmp_path / 'whole', source, shard_tokens=1000)
     folder = place(f'{bucket.url}/store')
-    stopped(folder, source, 6, shard_tokens=1000)
+    stopped(folder, source, 4, shard_tokens=1000)
     finished = len(list(folder.glob('*-*-*.json')))
-    assert 6 <= finished < len(local.shards)
+    assert 4 <= finished < len(local.shards)
     bucket.proxy.requests.clear()
     prepare(recipe(source, shard_tokens=1000), folder, 1)
     new = len(local.shards) - finished
@@ -159,12 +159,12 @@ def tampered(folder, name):
 @pytest.mark.parametrize('damage', [tampered, lambda folder, name: (folder / name).unlink()], ids=['other', 'lost'])
 def test_a_shard_that_is_not_what_was_uploaded_is_made_anew(tmp_path, bucket, monkeypatch, damage, done):
     monkeypatch.setattr('sinklab.data.prepare.TASK', 2000)
-    source = written(tmp_path / 'a.jsonl', corpus_of(300))
+    source = written(tmp_path / 'a.jsonl', corpus_of(150))
     local, folder = made(tmp_path / 'whole', source, shard_tokens=1000), place(f'{bucket.url}/store')
     if done:
         made(folder, source, shard_tokens=1000)
     else:
-        stopped(folder, source, 6, shard_tokens=1000)
+        stopped(folder, source, 4, shard_tokens=1000)
     damage(folder, 'train-000-00001.ids')
     made(folder, source, shard_tokens=1000)
     assert same(local.path, folder)
