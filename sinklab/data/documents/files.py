@@ -64,9 +64,7 @@ def reading(path: Path, *damage: type[Exception]) -> Iterator[None]:
     try:
         yield
     except (EOFError, OSError, zlib.error, *damage) as error:
-        absent = (
-            os.strerror(errno.ENOENT) if isinstance(error, FileNotFoundError) else None
-        )  # of a bucket it has none
+        absent = os.strerror(errno.ENOENT) if isinstance(error, FileNotFoundError) else ''
         if why := getattr(error, 'strerror', None) or absent:
             raise Refusal(f'{path} cannot be read: {why}') from error
         raise Refusal(f'{path} is cut off or damaged ({line(error)}); fetch it again, or leave it out') from error
