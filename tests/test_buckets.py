@@ -13,7 +13,7 @@ import pyarrow.parquet
 import pytest
 import zstandard
 from emulators import Answer
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from stores import corpus_of, found, lines, mixture, refused
 
@@ -90,6 +90,7 @@ PART = st.sampled_from(['*', '**', '?', 'a', '.a', '.*', '[!a]', 'a*', '*a', 'a.
 
 @settings(max_examples=200, deadline=None)
 @given(st.lists(NAME, min_size=1, max_size=6), st.lists(PART, min_size=1, max_size=4))
+@example([['a', 'a']], ['*', '*', '**'])
 def test_a_path_fits_every_pattern_by_which_glob_finds_it(tmp_path_factory, names, pattern):
     folder = tmp_path_factory.mktemp('tree')
     for name in names:

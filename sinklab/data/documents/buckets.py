@@ -163,9 +163,11 @@ def object_of(url: str, known: dict[str, Any]) -> Object | None:
 
 def fits(parts: list[str], pattern: list[str]) -> bool:
     """Whether a path matches, as glob has it: ** stands for any folders, and no * for a leading dot."""
-    if not pattern:
-        return not parts
-    hidden = bool(parts) and parts[0].startswith('.') and not pattern[0].startswith('.')
+    if not pattern or not parts:
+        return not pattern and not parts
+    hidden = parts[0].startswith('.') and not pattern[0].startswith('.')
+    if pattern == ['**']:  # what is below, and not what stands before it
+        return not any(part.startswith('.') for part in parts)
     if pattern[0] == '**':
-        return fits(parts, pattern[1:]) or (bool(parts) and not hidden and fits(parts[1:], pattern))
-    return bool(parts) and not hidden and fnmatch.fnmatchcase(parts[0], pattern[0]) and fits(parts[1:], pattern[1:])
+        return fits(parts, pattern[1:]) or (not hidden and fits(parts[1:], pattern))
+    return not hidden and fnmatch.fnmatchcase(parts[0], pattern[0]) and fits(parts[1:], pattern[1:])
