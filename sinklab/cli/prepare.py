@@ -2,7 +2,8 @@
 
 SOURCE is one of
   stdlib                     the sources of this Python's standard library
-  text:GLOB                  .txt, .jsonl, .parquet, also .gz and .zst; as in 'text:corpus/*.{txt,jsonl}'
+  text:GLOB                  .txt, .jsonl, .parquet, also .gz and .zst; as in 'text:corpus/*.{txt,jsonl}', also in a
+                             bucket: 'text:gs://bucket/pile/*.jsonl.zst'
   chat:GLOB                  .jsonl of {"messages": [{"role", "content"}, ...]}; the assistant's words are marked
   tfds:NAME[:SPLIT]          a data set of TensorFlow Datasets in ArrayRecord, by name or folder
   mixture:FILE               a JSON file {"domain": {"source": SOURCE, "weight": 0.3}, ...}, weights for all or none
@@ -21,10 +22,10 @@ import json
 import shlex
 import sys
 import time
-from pathlib import Path
 from typing import Any, get_type_hints
 
 from sinklab import spec
+from sinklab.files.place import place
 from sinklab.parse import LARGEST_TRAINED, SMALLEST_TRAINED
 from sinklab.record import Count, Refusal, field
 
@@ -36,9 +37,13 @@ RECIPE = ('tokenizer', 'held_out', 'bos', 'end_token', 'fixed_token')  # fields 
 def arguments(verb: argparse.ArgumentParser) -> None:
     add = verb.add_argument
     add('--source', metavar='SOURCE', help='where the documents are')
-    add('--out', metavar='DIR', help='the folder of the store: a new one, or one to go on with')
+    add('--out', metavar='DIR', help='the folder of the store, here or in a bucket: a new one, or one to go on with')
     add('--check', metavar='DIR', help='verify a store instead of making one, and say what it holds')
-    add('--tokenizer', metavar='FILE', help='a tokenizer.json; train (the default) trains one on a sample')
+    add(
+        '--tokenizer',
+        metavar='FILE',
+        help='a tokenizer.json; train (the default) trains one on a sample',
+    )
     add('--vocabulary', type=int, metavar='N', help='ids of a tokenizer trained here; with --check: ids allowed')
     add('--held_out', type=float, metavar='SHARE', help='of the documents, for validation and probes (0.15)')
     add('--bos', choices=('none', 'documents'), help='whether each document begins with BOS')
@@ -98,7 +103,7 @@ def make(given: argparse.Namespace, fields: dict[str, Any]) -> int:
         shard_tokens=fields['shard_tokens'],
     )
     with Bar() as bar:
-        prepare(recipe, given.out if '://' in given.out else Path(given.out), fields['processes'], bar)
+        prepare(recipe, place(given.out), fields['processes'], bar)
     store = Store(given.out)
     tell(given, fields, store, found=[])
     if not given.json:

@@ -3,11 +3,13 @@
 import collections
 import contextlib
 import dataclasses
+import errno
 import fcntl
 import hashlib
 import itertools
 import os
 import sys
+import tempfile
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -23,7 +25,9 @@ from sinklab.data.store.shard import SIDES, TOKENIZER
 from sinklab.data.store.writer import Entry, Stream
 from sinklab.data.tokens import tokenizer
 from sinklab.data.tokens.encode import dtype, ids_of
+from sinklab.files.place import is_remote
 from sinklab.files.whole import writable
+from sinklab.lease import lease
 from sinklab.record import Refusal
 
 TASK = 1 << 20  # characters tokenized by one process at once
@@ -72,11 +76,11 @@ class Lines:
 
 def prepare(recipe: Recipe, folder: Path, processes: int | None = None, listen: Listener = lambda _: None) -> None:
     """Makes `folder` the store of a recipe; what an earlier attempt has finished is verified and kept."""
-    if '://' in str(folder):
-        raise Refusal(f'{folder} is no local folder, and only those can be written; prepare there and copy it')
     source = two_sided(sources.source(recipe.source), recipe.held_out)
-    fresh = None if plan_in(folder, recipe, source) else new_plan(recipe, source)
-    with writable(folder), lock(folder):
+    with writable(folder) if is_remote(folder) else contextlib.nullcontext():
+        begun = plan_in(folder, recipe, source)
+    fresh = None if begun or is_remote(folder) else new_plan(recipe, source)  # of a bucket it is first seen who may
+    with writable(folder), lock(folder) as check, scratch_for(folder) as scratch:
         plan = plan_with_tokenizer(folder, recipe, source, fresh)
         if meta.is_whole(folder):
             return
@@ -84,9 +88,9 @@ def prepare(recipe: Recipe, folder: Path, processes: int | None = None, listen: 
             say(f'{recipe.source} is one text; {recipe.held_out:.3g} of it, cut off between words, are held out')
         processes = processes or min(cores(), 1 + source.size // SMALL)
         try:
-            Work(recipe, source, folder, plan['limit'], listen).run(processes)
+            Work(recipe, source, (folder, scratch), plan['limit'], listen, check).run(processes)
         finally:
-            for unfinished in folder.glob('*.unfinished'):
+            for unfinished in scratch.glob('*.unfinished'):
                 unfinished.unlink()
 
 
@@ -95,8 +99,37 @@ def cores() -> int:
 
 
 @contextlib.contextmanager
-def lock(folder: Path) -> Iterator[None]:
-    """One process at a time; the others wait, and find the work done."""
+def scratch_for(folder: Path) -> Iterator[Path]:
+    """Where shards grow: in their folder, or on a disk of this machine until they go to their bucket."""
+    if not is_remote(folder):
+        yield folder
+        return
+    with tempfile.TemporaryDirectory(prefix='sinklab-prepare-') as scratch:
+        try:
+            yield Path(scratch)
+        except OSError as error:
+            if error.errno not in (errno.ENOSPC, errno.EDQUOT):
+                raise
+            raise Refusal(
+                f'{scratch} is full ({error.strerror}): a shard of each side and domain must find room there; let '
+                'TMPDIR name another disk, or lower --shard_tokens, and give the same command again'
+            ) from error
+
+
+@contextlib.contextmanager
+def lock(folder: Path) -> Iterator[Callable[[], None]]:
+    """One process at a time; gives what is to be asked before something is written."""
+    if is_remote(folder):
+        with lease(folder) as held:
+            yield held.check
+    else:
+        with locked(folder):
+            yield lambda: None
+
+
+@contextlib.contextmanager
+def locked(folder: Path) -> Iterator[None]:
+    """On a disk the others wait, and find the work done."""
     with (folder / '.lock').open('w') as file:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -127,9 +160,21 @@ def entry_of(document: Document) -> Entry:
 class Work:
     """A preparation: documents are read and routed to streams at one end, and their ids written at the other."""
 
-    def __init__(self, recipe: Recipe, source: Source, folder: Path, limit: int, listen: Listener):
-        self.recipe, self.source, self.folder, self.limit, self.listen = recipe, source, folder, limit, listen
-        self.tokenizer = tokenizer.load(folder / TOKENIZER)
+    def __init__(
+        self,
+        recipe: Recipe,
+        source: Source,
+        where: tuple[Path, Path],
+        limit: int,
+        listen: Listener,
+        check: Callable[[], None],
+    ):
+        self.recipe, self.source, self.where, self.limit, self.listen = recipe, source, where, limit, listen
+        self.folder, scratch = where
+        self.file, self.check = scratch / TOKENIZER, check
+        if is_remote(self.folder):
+            self.file.write_bytes((self.folder / TOKENIZER).read_bytes())
+        self.tokenizer = tokenizer.load(self.file)
         self.dtype = dtype(self.tokenizer)
         self.streams: dict[tuple[str, str], Stream] = {}
         self.dropped: collections.Counter[str] = collections.Counter()
@@ -137,7 +182,8 @@ class Work:
         self.progress = Progress(source.size)
 
     def run(self, processes: int) -> None:
-        for task in ids_of(self.folder / TOKENIZER, self.tasks(), processes):
+        for task in ids_of(self.file, self.tasks(), processes):
+            self.check()
             for ids in task:
                 self.write(self.waiting.popleft(), ids)
             self.listen(self.progress)
@@ -198,7 +244,7 @@ class Work:
                     'gets shards of its own; name another field'
                 )
             arguments = domains.index(domain), self.recipe.shard_tokens, self.source.masked
-            self.streams[side, domain] = Stream(self.folder, side, domain, *arguments)
+            self.streams[side, domain] = Stream(self.where, side, domain, *arguments)
         return self.streams[side, domain]
 
     def write(self, text: Text, ids: np.ndarray) -> None:
@@ -218,6 +264,7 @@ class Work:
         if (more := self.dropped['damaged'] - NAMED) > 0:
             say(f'dropped: {more:,} more that are damaged')
         for stream in self.streams.values():
+            self.check()
             stream.finish()
         shards = [shard for stream in self.streams.values() for shard in stream.shards]
         for side in SIDES:
@@ -226,4 +273,6 @@ class Work:
                     f'{self.recipe.source} has no document on the {side} side, with held_out {self.recipe.held_out}; '
                     'give more documents, or another share in another folder'
                 )
-        meta.write(self.folder, self.recipe, self.source, shards, self.dropped)
+        self.check()
+        seen = {file: mark for stream in self.streams.values() for file, mark in stream.marks.items()}
+        meta.write(self.folder, self.recipe, self.source, shards, self.dropped, seen)

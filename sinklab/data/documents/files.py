@@ -1,6 +1,7 @@
 """Files: those that match a pattern, and their content, compressed or not, as a stream."""
 
 import contextlib
+import errno
 import glob
 import gzip
 import importlib
@@ -63,8 +64,9 @@ def reading(path: Path, *damage: type[Exception]) -> Iterator[None]:
     try:
         yield
     except (EOFError, OSError, zlib.error, *damage) as error:
-        if getattr(error, 'strerror', None):
-            raise Refusal(f'{path} cannot be read: {error.strerror}') from error
+        absent = os.strerror(errno.ENOENT) if isinstance(error, FileNotFoundError) else ''
+        if why := getattr(error, 'strerror', None) or absent:
+            raise Refusal(f'{path} cannot be read: {why}') from error
         raise Refusal(f'{path} is cut off or damaged ({line(error)}); fetch it again, or leave it out') from error
 
 

@@ -31,7 +31,7 @@ def format_of(path: Path) -> Format:
 
 def whole(path: Path, _: list[str]) -> Iterator[tuple[int, bytes, int]]:
     with content(path) as (text, file):
-        yield 0, text.read(), os.fstat(file.fileno()).st_size
+        yield 0, text.read(), file.tell()
 
 
 def lines(path: Path, _: list[str]) -> Iterator[tuple[int, bytes, int]]:
@@ -47,7 +47,7 @@ def lines(path: Path, _: list[str]) -> Iterator[tuple[int, bytes, int]]:
 def rows(path: Path, columns: list[str]) -> Iterator[tuple[int, Any, int]]:
     parquet, pyarrow = library('pyarrow.parquet', path), library('pyarrow', path)
     with reading(path, pyarrow.ArrowException), path.open('rb') as file:
-        size = os.fstat(file.fileno()).st_size
+        size = file.seek(0, os.SEEK_END)
         table = parquet.ParquetFile(file, buffer_size=1 << 20, page_checksum_verification=True)
         for name in columns:
             if name not in table.schema_arrow.names:

@@ -9,6 +9,7 @@ from typing import Any
 from sinklab.data.documents.document import Damaged, Document, Piece, Source
 from sinklab.data.documents.files import line, reading
 from sinklab.data.documents.formats import Fault, json_object
+from sinklab.files.place import place
 from sinklab.record import Refusal, unknown
 
 HEAVIEST = 1e100  # weight, so that a sum of them is finite
@@ -17,7 +18,7 @@ FORM = '{"domain": {"source": "text:GLOB", "weight": 0.3}, ...}'
 
 def mixture(given: str, rest: str, source: Callable[[str], Source]) -> Source:
     """Sources that are a domain each, with shares for all of them or for none; `source` gives one by its name."""
-    components = components_of(given, Path(rest))
+    components = components_of(given, place(rest))
     sources = {
         name: component(f'{given}, {line(repr(name))[1:-1]},', name, value, source)
         for name, value in components.items()

@@ -9,10 +9,11 @@ import tokenize
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 
-from sinklab.data.documents import catalog, files, formats, records
+from sinklab.data.documents import buckets, catalog, files, formats, records
 from sinklab.data.documents.document import Damaged, Document, Piece, Source, intact
 from sinklab.data.documents.mixture import mixture
 from sinklab.data.documents.records import Content, Fields
+from sinklab.files.place import is_remote, place
 from sinklab.record import Refusal, unknown
 
 LEFT_OUT = {'site-packages', 'test', 'tests', 'idle_test'}
@@ -96,9 +97,9 @@ def tfds(given: str, rest: str) -> Source:
 
 
 def matches(given: str, pattern: str, suffixes: Iterable[str]) -> list[tuple[str, Path]]:
-    found = files.matches(pattern)
+    found = (buckets if is_remote(pattern) else files).matches(pattern)
     if not found:
-        if os.path.isdir(pattern):
+        if place(pattern).is_dir() if is_remote(pattern) else os.path.isdir(pattern):
             raise Refusal(f'{given} is a folder; name its files, as in {pattern}/*.txt, and quote the pattern')
         raise Refusal(f'{given} matches no file; quote the pattern, check the path')
     for _, path in found:
@@ -110,11 +111,19 @@ def matches(given: str, pattern: str, suffixes: Iterable[str]) -> list[tuple[str
 def of_files(kind: str, found: list[tuple[str, Path]], read: Callable, *also: str, masked: bool = False) -> Source:
     pieces, identity = [], [kind, *also]
     for name, path in found:
-        with files.reading(path):
-            status = os.stat(path)
-        identity.append((name, status.st_size, status.st_mtime_ns))
-        pieces.append(Piece(name, status.st_size, lambda name=name, path=path: read(name, path)))
+        size, mark = stamp(path)
+        identity.append((name, size, mark))
+        pieces.append(Piece(name, size, lambda name=name, path=path: read(name, path)))
     return Source(tuple(pieces), tuple(identity), masked=masked)
+
+
+def stamp(path: Path | buckets.Object) -> tuple[int, int | str]:
+    """(bytes, what changes with them) of a file."""
+    if isinstance(path, buckets.Object):
+        return path.size, path.mark
+    with files.reading(path):
+        status = os.stat(path)
+    return status.st_size, status.st_mtime_ns
 
 
 def of_records(

@@ -2,17 +2,19 @@
 
 import dataclasses
 import json
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 import numpy as np
 from etils import epath
 
 from sinklab.data.documents.document import Source
+from sinklab.data.store import marks
 from sinklab.data.store.recipe import SETTINGS, Recipe, hash_of
 from sinklab.data.store.shard import FORMAT, META, PROBE, RECIPE, SIDES, TOKENIZER, Shard, digest
 from sinklab.data.tokens.encode import dtype
 from sinklab.data.tokens.tokenizer import load, size
+from sinklab.files.place import is_remote
 from sinklab.files.whole import whole
 from sinklab.record import Refusal
 
@@ -30,8 +32,17 @@ def write_probe(path: Path, vocabulary: int) -> None:
         )
 
 
-def write(folder: Path, recipe: Recipe, source: Source, shards: list[Shard], dropped: Mapping[str, int]) -> None:
-    """The files whose presence says that a store is whole; they take over the records of its shards."""
+def write(
+    folder: Path,
+    recipe: Recipe,
+    source: Source,
+    shards: list[Shard],
+    dropped: Mapping[str, int],
+    seen: Mapping[str, str],
+) -> None:
+    """The files whose presence says that a store is whole; they take over the records of its shards, and marks."""
+    if is_remote(folder):
+        marks.keep(folder, seen)
     tokenizer = load(folder / TOKENIZER)
     with whole(folder / PROBE) as unfinished:
         write_probe(unfinished, size(tokenizer))
@@ -55,6 +66,9 @@ def write(folder: Path, recipe: Recipe, source: Source, shards: list[Shard], dro
     )
     with whole(folder / META) as unfinished:
         unfinished.write_text(json.dumps(meta, indent=1) + '\n', encoding='utf-8')
+    if is_remote(folder):
+        marks.remove(folder, [f'{shard.name}.json' for shard in shards])
+        return
     for shard in shards:
         (folder / f'{shard.name}.json').unlink()
 
@@ -95,10 +109,26 @@ def is_whole(folder: Path) -> bool:
         probe = meta['probe']
     except (ValueError, KeyError, TypeError) as error:
         raise Refusal(f'{file} is damaged ({error}); delete {folder}, or give another folder') from error
-    damaged = [shard for shard in shards if shard.damage(lambda name: (folder / name).read_bytes())]
-    if not damaged and digest(folder / PROBE) == probe:
+    good = dict(good_in_bucket(folder, shards) if is_remote(folder) else good_on_disk(folder, shards))
+    if len(good) == len(shards) and digest(folder / PROBE) == probe:
         return True
-    for shard in shards:
-        shard.write(folder)
+    for shard, seen in good.items():
+        shard.write(folder, seen)
     file.unlink()
     return False
+
+
+def good_on_disk(folder: Path, shards: list[Shard]) -> Iterator[tuple[Shard, dict[str, str]]]:
+    for shard in shards:
+        if not shard.damage(lambda name: (folder / name).read_bytes()):
+            yield shard, {}
+
+
+def good_in_bucket(folder: Path, shards: list[Shard]) -> Iterator[tuple[Shard, dict[str, str]]]:
+    """Those whose files are the ones that were written, by their marks, or, without these, when they are read."""
+    kept, seen = marks.kept(folder), marks.seen(folder)
+    for shard in shards:
+        found = {file: seen.get(file) for file in shard.files}
+        known = {file: kept.get(file) for file in shard.files}
+        if all(found.values()) and (found == known or not shard.damage(lambda name: (folder / name).read_bytes())):
+            yield shard, found

@@ -13,7 +13,7 @@ from sinklab.data.tokens import tokenizer
 from sinklab.files.whole import whole
 from sinklab.record import Refusal
 
-OURS = (TOKENIZER, '.unfinished', '.lock')  # what is there before recipe.json
+OURS = (TOKENIZER, '.unfinished', '.lock', 'lease.json')  # what is there before recipe.json
 SETTINGS = ('bos', 'end_token', 'fixed_token', 'held_out')  # that a run's config.data must have, too
 Plan = dict[str, Any]
 

@@ -4,12 +4,13 @@ SIDE-DOMAIN-NUMBER.ids        the ids, little-endian, one document after another
 SIDE-DOMAIN-NUMBER.documents  where each document starts, and its key: two uint64 a document
 SIDE-DOMAIN-NUMBER.predicted  a byte a token, where documents tell what is to be predicted from what is not
 SIDE-DOMAIN-NUMBER.json       the record, until meta.json holds it
+marks.json                    in a bucket: what the storage says of these files
 """
 
 import dataclasses
 import hashlib
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 import numpy as np
@@ -49,10 +50,15 @@ class Shard:
                 return f'{file} is not as it was written (its sha256 differs)'
         return None
 
-    def write(self, folder: Path) -> None:
-        """Its record, by which it counts as finished."""
+    @property
+    def files(self) -> list[str]:
+        return [f'{self.name}.{suffix}' for suffix in self.sha256]
+
+    def write(self, folder: Path, marks: Mapping[str, str] | None = None) -> None:
+        """Its record, by which it counts as finished; in a bucket with the marks of its files."""
+        said = dataclasses.asdict(self) | (dict(marks=marks) if marks else {})
         with whole(folder / f'{self.name}.json') as unfinished:
-            unfinished.write_text(json.dumps(dataclasses.asdict(self)), encoding='utf-8')
+            unfinished.write_text(json.dumps(said), encoding='utf-8')
 
 
 def digest(file: Path) -> str:

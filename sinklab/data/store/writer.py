@@ -3,21 +3,25 @@
 import array
 import dataclasses
 import hashlib
+import itertools
 import json
 import os
 from pathlib import Path
 
 import numpy as np
 
+from sinklab.data.store import marks
 from sinklab.data.store.shard import DOCUMENT, DOCUMENTS, IDS, PREDICTED, Shard
+from sinklab.files.place import is_remote
+from sinklab.files.whole import upload
 from sinklab.record import Refusal
 
 
 class Growing:
-    """A file that is hashed as it grows, and gets its name when it is whole."""
+    """A file that is hashed as it grows, and gets its name, or goes to its bucket, when it is whole."""
 
-    def __init__(self, path: Path):
-        self.path, self.unfinished = path, path.with_name(f'{path.name}.unfinished')
+    def __init__(self, path: Path, scratch: Path):
+        self.path, self.unfinished = path, scratch / f'{path.name}.unfinished'
         self.file, self.sha = self.unfinished.open('wb'), hashlib.sha256()
 
     def write(self, content: bytes) -> None:
@@ -25,11 +29,15 @@ class Growing:
         self.sha.update(content)
 
     def finish(self) -> str:
-        """Its digest, when it lies on the disk."""
+        """Its digest, when it lies on the disk, or in the bucket."""
         self.file.flush()
         os.fsync(self.file.fileno())
         self.file.close()
-        self.unfinished.replace(self.path)
+        if is_remote(self.path):
+            upload(self.unfinished, self.path)
+            self.unfinished.unlink()
+        else:
+            self.unfinished.replace(self.path)
         return self.sha.hexdigest()
 
 
@@ -45,10 +53,10 @@ class Entry:
 class Open:
     """A shard that documents are added to."""
 
-    def __init__(self, folder: Path, name: str, masked: bool):
-        self.folder, self.name = folder, name
+    def __init__(self, folder: Path, scratch: Path, name: str, masked: bool):
+        self.folder, self.scratch, self.name = folder, scratch, name
         suffixes = (IDS, PREDICTED) if masked else (IDS,)
-        self.files = {suffix: Growing(folder / f'{name}.{suffix}') for suffix in suffixes}
+        self.files = {suffix: Growing(folder / f'{name}.{suffix}', scratch) for suffix in suffixes}
         self.keys, self.starts, self.said = array.array('Q'), array.array('Q'), hashlib.sha256()
         self.tokens = self.bytes = self.largest = 0
 
@@ -65,8 +73,9 @@ class Open:
         self.tokens += len(ids)
         self.largest = max(self.largest, int(ids.max(initial=0)))
 
-    def finish(self, side: str, domain: str) -> Shard:
-        self.files[DOCUMENTS] = Growing(self.folder / f'{self.name}.{DOCUMENTS}')
+    def finish(self, side: str, domain: str) -> tuple[Shard, dict[str, str]]:
+        """The record of what is written now, and in a bucket the marks of its files."""
+        self.files[DOCUMENTS] = Growing(self.folder / f'{self.name}.{DOCUMENTS}', self.scratch)
         columns = [np.frombuffer(column, np.uint64) for column in (self.starts, self.keys)]
         self.files[DOCUMENTS].write(np.rec.fromarrays(columns, dtype=DOCUMENT).tobytes())
         shard = Shard(
@@ -80,8 +89,10 @@ class Open:
             said=self.said.hexdigest(),
             sha256={suffix: file.finish() for suffix, file in self.files.items()},
         )
-        shard.write(self.folder)
-        return shard
+        seen = marks.seen(self.folder, f'{self.name}.') if is_remote(self.folder) else {}
+        found = {file: seen[file] for file in shard.files if seen}
+        shard.write(self.folder, found)
+        return shard, found
 
 
 class Stream:
@@ -90,10 +101,11 @@ class Stream:
     One end of a pipeline asks `passes` of each document, and the other adds those that did not pass.
     """
 
-    def __init__(self, folder: Path, side: str, domain: str, number: int, size: int, masked: bool):
-        self.folder, self.side, self.domain, self.number = folder, side, domain, number
+    def __init__(self, where: tuple[Path, Path], side: str, domain: str, number: int, size: int, masked: bool):
+        (self.folder, self.scratch), self.side, self.domain, self.number = where, side, domain, number
         self.size, self.masked, self.open = size, masked, None
-        self.shards = self.whole_shards()
+        self.marks: dict[str, str] = {}  # of the files of its shards, in a bucket
+        self.shards = self.uploaded_shards() if is_remote(self.folder) else self.whole_shards()
         self.before = list(self.shards)  # finished shards whose documents are still to come by
         self.coming, self.said = 0, hashlib.sha256()
 
@@ -113,6 +125,21 @@ class Stream:
                 late.unlink()
         return shards
 
+    def uploaded_shards(self) -> list[Shard]:
+        """The same of a bucket, where no file is read for that: its size and its mark say what it is."""
+        seen, shards = marks.seen(self.folder, self.name(0)[:-5]), []
+        there = list(itertools.takewhile(seen.__contains__, (f'{self.name(n)}.json' for n in range(len(seen)))))
+        for record in map(json.loads, marks.texts(self.folder, there)):
+            found = record.pop('marks')
+            shard = Shard(**record)
+            if found != {file: seen.get(file) for file in shard.files}:
+                break
+            shards.append(shard)
+            self.marks |= found
+        late = [file for file in seen if file.endswith('.json') and file >= f'{self.name(len(shards))}.json']
+        marks.remove(self.folder, late)
+        return shards
+
     def passes(self, entry: Entry) -> bool:
         """Whether a finished shard has the document."""
         if not self.before:
@@ -128,7 +155,7 @@ class Stream:
 
     def begin(self, entry: Entry) -> None:
         if self.open is None:
-            self.open = Open(self.folder, self.name(len(self.shards)), self.masked)
+            self.open = Open(self.folder, self.scratch, self.name(len(self.shards)), self.masked)
         self.open.begin(entry)
 
     def add(self, ids: np.ndarray, predicted: bool) -> None:
@@ -141,5 +168,7 @@ class Stream:
 
     def finish(self) -> None:
         if self.open:
-            self.shards.append(self.open.finish(self.side, self.domain))
+            shard, found = self.open.finish(self.side, self.domain)
+            self.shards.append(shard)
+            self.marks |= found
             self.open = None

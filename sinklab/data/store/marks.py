@@ -1,0 +1,47 @@
+"""What object storage says of the files of a store: by that they are known again, and need not be read again."""
+
+import json
+import os
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+
+from sinklab.files.place import storage
+from sinklab.files.whole import whole
+
+MARKS = 'marks.json'  # of a finished store in a bucket, beside its meta.json
+CONTENT = ('md5Hash', 'crc32c', 'ETag')  # what storage says of a content, the best first
+
+
+def seen(folder: Path, prefix: str = '') -> dict[str, str]:
+    """Size and mark of each object of a folder whose name begins so, by one request for a thousand."""
+    found = storage(folder).find(os.fspath(folder), detail=True, prefix=prefix)
+    return {path.rpartition('/')[2]: mark(known) for path, known in found.items()}
+
+
+def mark(known: Mapping) -> str:
+    return f'{known["size"]} {next(known[name] for name in CONTENT if known.get(name))}'
+
+
+def kept(folder: Path) -> dict[str, str]:
+    """What was seen of the shards of a finished store; nothing where it came here as a copy."""
+    try:
+        return json.loads((folder / MARKS).read_text())
+    except (FileNotFoundError, ValueError):
+        return {}
+
+
+def keep(folder: Path, marks: Mapping[str, str]) -> None:
+    with whole(folder / MARKS) as unfinished:
+        unfinished.write_text(json.dumps(marks, indent=1) + '\n', encoding='utf-8')
+
+
+def texts(folder: Path, files: Iterable[str]) -> list[str]:
+    """The content of small objects, which are asked for all at once."""
+    paths = [os.fspath(folder / file) for file in files]
+    found = storage(folder).cat(paths) if paths else {}
+    return [found[path.partition('://')[2]].decode() for path in paths]
+
+
+def remove(folder: Path, files: Iterable[str]) -> None:
+    if paths := [os.fspath(folder / file) for file in files]:
+        storage(folder).rm(paths)

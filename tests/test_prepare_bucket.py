@@ -1,0 +1,284 @@
+"""Preparation from buckets and to buckets: the store that is made on a disk, and nothing done twice."""
+
+import gzip
+import json
+import signal
+import subprocess
+import sys
+import time
+
+import pyarrow
+import pyarrow.parquet
+import pytest
+import zstandard
+from emulators import Answer
+from stores import chat, corpus_of, lines, made, other_tokenizer, recipe, written
+
+from sinklab.cli.main import main
+from sinklab.data.prepare import prepare
+from sinklab.data.store.marks import MARKS
+from sinklab.files import tree
+from sinklab.files.place import place, storage
+from sinklab.files.whole import upload
+from sinklab.record import Refusal
+
+TEXTS = corpus_of(60)
+
+
+def sent(folder, url):
+    """What a folder holds, in a bucket."""
+    for name in tree.names(folder):
+        upload(folder / name, place(f'{url}/{name}'))
+    return url
+
+
+@pytest.fixture
+def corpus(tmp_path):
+    """A folder of files of all kinds."""
+    folder = tmp_path / 'corpus'
+    (folder / 'deep').mkdir(parents=True)
+    (folder / 'a.jsonl').write_bytes(lines(TEXTS[:20]))
+    (folder / 'b.jsonl.gz').write_bytes(gzip.compress(lines(TEXTS[20:30])))
+    (folder / 'deep' / 'c.jsonl.zst').write_bytes(zstandard.compress(lines(TEXTS[30:40])))
+    (folder / 'd.txt').write_text(TEXTS[40])
+    pyarrow.parquet.write_table(pyarrow.table({'text': TEXTS[41:]}), folder / 'e.parquet', row_group_size=5)
+    return folder
+
+
+EVERY = '**/*.{txt,jsonl,jsonl.gz,jsonl.zst,parquet}'
+
+
+def same(local, remote):
+    """Whether a store in a bucket has the files of one on a disk, byte for byte, and MARKS alone beside them."""
+    names = [name for name in tree.names(local) if name != '.lock']
+    assert tree.names(remote) == sorted([*names, MARKS])
+    for name in names:
+        ours, theirs = ((folder / name).read_bytes() for folder in (local, remote))
+        if name in ('meta.json', 'recipe.json'):
+            ours, theirs = ({**json.loads(text), 'source': '', 'identity': ''} for text in (ours, theirs))
+        assert ours == theirs, name
+    return True
+
+
+@pytest.mark.slow
+def test_a_store_from_a_bucket_in_a_bucket_is_the_one_of_the_same_files_on_a_disk(corpus, tmp_path, bucket):
+    url = sent(corpus, f'{bucket.url}/corpus')
+    local = made(tmp_path / 'store', f'text:{corpus}/{EVERY}', shard_tokens=300)
+    for number, (source, folder) in enumerate(
+        [
+            (f'text:{url}/{EVERY}', tmp_path / 'other'),
+            (f'text:{corpus}/{EVERY}', place(f'{bucket.url}/one')),
+            (f'text:{url}/{EVERY}', place(f'{bucket.url}/two')),
+        ]
+    ):
+        store = made(folder, source, shard_tokens=300, processes=1 + number % 2)
+        assert store.digest == local.digest
+        assert len(store.shards) > 5
+    assert same(local.path, place(f'{bucket.url}/one'))
+    assert same(local.path, place(f'{bucket.url}/two'))
+    assert (place(f'{bucket.url}/one') / 'meta.json').read_text() == (local.path / 'meta.json').read_text()
+
+
+@pytest.mark.slow
+def test_masked_shards_are_uploaded_with_their_masks(tmp_path, bucket):
+    source = chat(tmp_path / 'a.jsonl', [[('user', f'hello {n}'), ('assistant', f'good day {n}')] for n in range(9)])
+    assert same(made(tmp_path / 'store', source).path, made(place(f'{bucket.url}/store'), source).path)
+
+
+def test_a_tokenizer_may_lie_in_a_bucket(tmp_path, bucket):
+    source = written(tmp_path / 'a.jsonl', TEXTS)
+    end = other_tokenizer(tmp_path / 'tokenizer.json') - 2
+    upload(tmp_path / 'tokenizer.json', place(f'{bucket.url}/tokenizer.json'))
+    given = dict(vocabulary=None, end_token=end, fixed_token=end + 1)
+    digests = [
+        made(tmp_path / str(number), source, tokenizer=file, **given).digest
+        for number, file in enumerate((str(tmp_path / 'tokenizer.json'), f'{bucket.url}/tokenizer.json'))
+    ]
+    assert digests[0] == digests[1]
+    with pytest.raises(Refusal, match=f'the tokenizer {bucket.url}/none.json cannot be read'):
+        made(tmp_path / 'store', source, tokenizer=f'{bucket.url}/none.json', **given)
+
+
+def stopped(folder, source, shards, **changes):
+    """Has a preparation end, without a word, once so many shards have been finished."""
+
+    class Stop(BaseException):
+        pass
+
+    def listen(_):
+        if len(list(folder.glob('*-*-*.json'))) >= shards:
+            raise Stop
+
+    with pytest.raises(Stop):
+        prepare(recipe(source, **changes), folder, 1, listen)
+
+
+def uploads(bucket):
+    """Requests that put a file of a store into a bucket; of GCS they name it in their bodies."""
+    return [
+        request
+        for request in bucket.proxy.requests
+        if (request.method == 'PUT' or '/upload/' in request.path) and 'lease.json' not in request.path
+    ]
+
+
+def read(bucket):
+    """Requests that read a file of a shard."""
+    return [request for name in ('.ids', '.documents') for request in bucket.proxy.found(name, method='GET')]
+
+
+@pytest.mark.slow
+def test_what_was_finished_is_neither_written_nor_read_again(tmp_path, bucket, monkeypatch):
+    monkeypatch.setattr('sinklab.data.prepare.TASK', 2000)
+    source = written(tmp_path / 'a.jsonl', corpus_of(150))
+    local = made(tmp_path / 'whole', source, shard_tokens=1000)
+    folder = place(f'{bucket.url}/store')
+    stopped(folder, source, 4, shard_tokens=1000)
+    finished = len(list(folder.glob('*-*-*.json')))
+    assert 4 <= finished < len(local.shards)
+    bucket.proxy.requests.clear()
+    prepare(recipe(source, shard_tokens=1000), folder, 1)
+    new = len(local.shards) - finished
+    assert len(uploads(bucket)) == 3 * new + len(('probe.npz', MARKS, 'meta.json'))
+    assert not read(bucket)
+    assert same(local.path, folder)
+    bucket.proxy.requests.clear()
+    prepare(recipe(source, shard_tokens=1000), folder, 1)
+    assert not uploads(bucket)
+    assert not read(bucket)
+
+
+def tampered(folder, name):
+    path = folder / name
+    content = path.read_bytes()
+    path.write_bytes(content[:-1] + bytes([content[-1] ^ 1]))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize('done', [False, True], ids=['unfinished', 'finished'])
+@pytest.mark.parametrize('damage', [tampered, lambda folder, name: (folder / name).unlink()], ids=['other', 'lost'])
+def test_a_shard_that_is_not_what_was_uploaded_is_made_anew(tmp_path, bucket, monkeypatch, damage, done):
+    monkeypatch.setattr('sinklab.data.prepare.TASK', 2000)
+    source = written(tmp_path / 'a.jsonl', corpus_of(150))
+    local, folder = made(tmp_path / 'whole', source, shard_tokens=1000), place(f'{bucket.url}/store')
+    if done:
+        made(folder, source, shard_tokens=1000)
+    else:
+        stopped(folder, source, 4, shard_tokens=1000)
+    damage(folder, 'train-000-00001.ids')
+    made(folder, source, shard_tokens=1000)
+    assert same(local.path, folder)
+
+
+def test_a_store_that_was_copied_into_a_bucket_is_verified_and_taken(tmp_path, bucket):
+    source = written(tmp_path / 'a.jsonl', TEXTS)
+    local = made(tmp_path / 'store', source)
+    folder = place(sent(local.path, f'{bucket.url}/store'))
+    bucket.proxy.requests.clear()
+    prepare(recipe(source), folder, 1)
+    assert not uploads(bucket)
+    tampered(folder, local.shards[0].files[0])
+    prepare(recipe(source), folder, 1)
+    assert (folder / local.shards[0].files[0]).read_bytes() == (local.path / local.shards[0].files[0]).read_bytes()
+
+
+def failing(times, path, methods, **how):
+    """A rule by which the first so many requests for a path come to nothing."""
+    left = [times]
+
+    def rule(method, at):
+        if method not in methods or path not in at or not left[0]:
+            return None
+        left[0] -= 1
+        return Answer(**how)
+
+    return rule, left
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize('how', [dict(status=503), dict(bytes=0)], ids=['503', 'lost answer'])
+def test_a_storage_that_fails_for_a_while_costs_time_alone(tmp_path, bucket, how):
+    source = written(tmp_path / 'a.jsonl', TEXTS)
+    local = made(tmp_path / 'store', source, shard_tokens=1000)
+    rule, left = failing(4, 'train-000', ('PUT', 'POST'), **how)
+    with bucket.proxy.treating(rule):
+        made(place(f'{bucket.url}/store'), source, shard_tokens=1000)
+    assert left == [0] or bucket.url.startswith('gs')  # there the name is in the body
+    assert same(local.path, place(f'{bucket.url}/store'))
+
+
+def one_line(capsys, *arguments):
+    assert main(['prepare', *arguments]) == 1
+    printed = capsys.readouterr()
+    (line,) = printed.err.splitlines()
+    return line
+
+
+def test_what_cannot_be_written_is_said_in_one_line(tmp_path, bucket, capsys):
+    source = written(tmp_path / 'a.jsonl', TEXTS)
+    given = f'--source={source}', '--vocabulary=300'
+    missing = one_line(capsys, *given, f'--out={bucket.url}-not/store')
+    assert f'{bucket.url}-not/store cannot be written (the bucket {bucket.url}-not is not there)' in missing
+    place(f'{bucket.url}/mine/file').write_text('precious')
+    assert 'holds files and no token store (file)' in one_line(capsys, *given, f'--out={bucket.url}/mine')
+    assert tree.names(place(f'{bucket.url}/mine')) == ['file']
+    assert 'neither local nor in a bucket' in one_line(capsys, *given, '--out=az://bucket/store')
+    with bucket.proxy.treating(lambda method, _: Answer(status=403) if method in ('PUT', 'POST') else None):
+        assert 'refuses this account' in one_line(capsys, *given, f'--out={bucket.url}/store')
+    assert not tree.names(place(f'{bucket.url}/store'))
+    sent(tmp_path, f'{bucket.url}/same')
+    same_folder = one_line(capsys, f'--source=text:{bucket.url}/same/*.jsonl', f'--out={bucket.url}/same')
+    assert 'holds files and no token store (a.jsonl)' in same_folder
+
+
+def test_the_verb_says_what_lies_in_a_bucket_and_how_to_train_on_it(tmp_path, bucket, capsys):
+    sent_to = sent_texts(tmp_path, bucket)
+    out = f'{bucket.url}/stores/pile'
+    assert main(['prepare', f'--source={sent_to}', f'--out={out}', '--vocabulary=300', '--held_out=0.2']) == 0
+    assert f'--config.data.source=store:{out} --config.data.held_out=0.2' in capsys.readouterr().out
+    assert main(['prepare', f'--check={out}', '--length=16', '--batch_size=4', '--json']) == 0
+    assert json.loads(capsys.readouterr().out)['problems'] == []
+    again = one_line(capsys, f'--source={sent_to}', f'--out={out}', '--vocabulary=300', '--held_out=0.3')
+    assert 'begun from something else (held_out 0.2 -> 0.3)' in again
+
+
+def sent_texts(tmp_path, bucket):
+    written(tmp_path / 'a.jsonl', TEXTS)
+    upload(tmp_path / 'a.jsonl', place(f'{bucket.url}/a.jsonl'))
+    return f'text:{bucket.url}/a.jsonl'
+
+
+def command(source, out):
+    words = [sys.executable, '-m', 'sinklab', 'prepare', f'--source={source}', f'--out={out}', '--json']
+    return [*words, '--vocabulary=300', '--shard_tokens=10000', '--processes=2', '--held_out=0.2']
+
+
+@pytest.mark.slow
+def test_killed_it_goes_on_and_meanwhile_no_second_one_begins(tmp_path, bucket):
+    written(tmp_path / 'a.jsonl', corpus_of(800, words=300))
+    source = f'text:{sent(tmp_path, f"{bucket.url}/pile")}/*.jsonl'
+    folder = place(f'{bucket.url}/store')
+    local = json.loads(subprocess.run(command(source, tmp_path / 'whole'), check=True, capture_output=True).stdout)
+    quiet = dict(stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    with bucket.proxy.treating(lambda method, _: Answer(seconds=0.3) if method in ('PUT', 'POST') else None):
+        running = subprocess.Popen(command(source, folder), **quiet)
+        while len(list(folder.glob('train-*.json'))) < 3:
+            assert running.poll() is None
+            time.sleep(0.05)
+        second = subprocess.run(command(source, folder), capture_output=True, text=True)
+        running.send_signal(signal.SIGKILL)
+        assert running.wait() == -signal.SIGKILL
+    assert second.returncode == 1
+    (line,) = second.stderr.splitlines()
+    assert f'{folder} is in use' in line
+    before = written_at(folder, [path.stem for path in folder.glob('*-*-*.json')])
+    finished = json.loads(subprocess.run(command(source, folder), check=True, capture_output=True).stdout)
+    assert finished['digest'] == local['digest']
+    assert written_at(folder, before) == before
+    assert same(tmp_path / 'whole', folder)
+
+
+def written_at(folder, shards):
+    """When the ids of these shards were written."""
+    known = {name: storage(folder).info(f'{folder}/{name}.ids') for name in shards}
+    return {name: said.get('generation') or said['LastModified'] for name, said in known.items()}
