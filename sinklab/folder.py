@@ -25,7 +25,7 @@ from typing import Any
 
 from sinklab.files import lines
 from sinklab.files.place import place
-from sinklab.files.tree import entries, finished
+from sinklab.files.tree import content, entries, finished
 from sinklab.files.whole import UNFINISHED, whole, writable
 from sinklab.record import Refusal
 from sinklab.spec import CHANGEABLE, OPEN_ENDED, Spec
@@ -92,7 +92,7 @@ class Folder:
         """config, row or environment."""
         file = self.path / f'{name}.json'
         try:
-            return json.loads(file.read_text(encoding='utf-8'))
+            return json.loads(content(file))
         except ValueError as error:
             raise Refusal(f'{file} is damaged ({error}); bring it back, or do without this folder') from error
 

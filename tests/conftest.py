@@ -146,6 +146,14 @@ def small_disk(tmp_path):
     subprocess.run(['umount', '-l', path], check=True)
 
 
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Whatever asks an emulator is slow: a request takes milliseconds, the first import of a library seconds."""
+    for item in items:
+        if 'emulators' in item.fixturenames:
+            item.add_marker(pytest.mark.slow)
+
+
 @pytest.fixture(scope='session')
 def emulators() -> Iterator[Emulators]:
     running = Emulators()

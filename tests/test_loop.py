@@ -93,8 +93,8 @@ def test_a_folder_of_something_else_and_a_file_are_refused(corpus, tmp_path):
         train(spec(corpus), tmp_path)
     with pytest.raises(Refusal, match='is a file'):
         train(spec(corpus), tmp_path / 'letter')
-    with pytest.raises(Refusal, match='not a local folder'):
-        Folder('gs://bucket/run')
+    with pytest.raises(Refusal, match='neither local nor in a bucket'):
+        Folder('http://bucket/run')
 
 
 @pytest.mark.slow

@@ -262,7 +262,7 @@ def test_a_workdir_that_cannot_be_is_refused(capsys, table, tmp_path):
     (tmp_path / 'file').write_text('in the way')
     for workdir, words in (
         (f'{tmp_path}/file/runs', 'cannot be made (Not a directory)'),
-        ('gs://b/x', 'not a local'),
+        ('http://b/x', 'neither local nor in a bucket'),
     ):
         assert main(['sweep', f'--config={table}', f'--workdir={workdir}', '--rows=softmax']) == 1
         assert words in capsys.readouterr().err

@@ -100,7 +100,7 @@ def seal(folder: Folder, step: int) -> str:
     """What tells a checkpoint from all others: 16 digits of one sha256 over all that was digested of it."""
     digest = hashlib.sha256()
     for file in sorted((folder.digests / str(step)).glob('*.json')):
-        digest.update(f'{file.name} {hashlib.sha256(file.read_bytes()).hexdigest()}\n'.encode())
+        digest.update(f'{file.name} {hashlib.sha256(tree.content(file)).hexdigest()}\n'.encode())
     return digest.hexdigest()[:16]
 
 
@@ -108,7 +108,7 @@ def part_of(folder: Folder, step: int, process: int) -> dict | Fault:
     """What one process has digested."""
     file = file_of(folder, step, process)
     try:
-        part = json.loads(file.read_text(encoding='utf-8'))
+        part = json.loads(tree.content(file))
         said = part['step'], part['process']
         ordered = part['processes'] > process and part['written'] and part['seconds'] >= 0
         ordered = ordered and all(len(digest) == 2 for digest in part['files'].values())

@@ -11,6 +11,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from sinklab.files.place import is_remote, storage
+from sinklab.files.tree import content
 from sinklab.files.whole import whole
 
 EVERY = 20.0  # seconds, at most, until a line is in the bucket, beside what a request takes
@@ -108,7 +109,6 @@ def read(path: Path, start: int = 0) -> bytes:
     found, first = [], 0
     for name, size in known(path):
         if first + size > start:
-            content = (segments(path) / name).read_bytes()
-            found.append(content[max(0, start - first) :])
+            found.append(content(segments(path) / name)[max(0, start - first) :])
         first += size
     return b''.join(found)

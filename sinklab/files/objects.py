@@ -15,6 +15,7 @@ from sinklab.record import Refusal
 
 GONE = {404, 412, 416}  # of a read that wants an object as it was
 
+
 def register(scheme: str, library: str, extra: str) -> None:
     """Has fsspec, and with it etils and Orbax, reach the buckets of a scheme as is said here."""
     if scheme in MADE:

@@ -29,6 +29,11 @@ def entries(folder: Path) -> Iterator[Path]:
         yield from folder.iterdir()
 
 
+def content(path: Path) -> bytes:
+    """Of a file that may be written anew meanwhile: all of one or all of the other."""
+    return storage(path).cat_file(os.fspath(path)) if is_remote(path) else path.read_bytes()
+
+
 def finished(folder: Path) -> list[str]:
     """The names of the folders in it that are whole."""
     if not is_remote(folder):
