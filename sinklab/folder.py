@@ -15,6 +15,7 @@ lease.json      the job that is at work here
 
 import contextlib
 import dataclasses
+import glob
 import json
 import os
 import shlex
@@ -24,7 +25,7 @@ from pathlib import Path
 from typing import Any
 
 from sinklab.files import lines
-from sinklab.files.place import place
+from sinklab.files.place import is_remote, place
 from sinklab.files.tree import content, entries, finished
 from sinklab.files.whole import UNFINISHED, whole, writable
 from sinklab.record import Refusal
@@ -63,6 +64,8 @@ class Folder:
             raise Refusal('--workdir= is empty; give a folder')
         if any(unicodedata.category(letter) == 'Cc' for letter in str(path)):
             raise Refusal(f'{str(path)!r} has a control character in its name; give a folder without')
+        if is_remote(path) and glob.has_magic(str(path)):
+            raise Refusal(f'{path} has *, ? or [ in its name, which is a pattern in a bucket; give a folder without')
         self.path = place(path)
 
     def __str__(self) -> str:

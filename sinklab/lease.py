@@ -49,7 +49,9 @@ class Lease:
 
     def __init__(self, folder: Path):
         self.path, self.token = folder / NAME, uuid.uuid4().hex
-        self.slot, self.beat = slot(self.path), FAR if is_remote(folder) else BEAT
+        self.slot = slot(self.path, lambda text: token(parsed(text)) == self.token)
+        self.remote = is_remote(folder)
+        self.beat = FAR if self.remote else BEAT
         self.content = identity() | dict(token=self.token, beat=0.0, state='running')
         self.since = self.looked = time.monotonic()
         self.tried = 0.0  # to look, by who works
@@ -67,7 +69,7 @@ class Lease:
             elif watch.is_alive(grace):
                 raise Refusal(
                     f'{self.path.parent} is in use: {named(watch.owner)} has worked there for '
-                    f'{watch.owner["beat"]:.0f} s; wait for it, stop it, or give another --workdir'
+                    f'{watch.owner["beat"]:.0f} s; wait for it, stop it, or give another folder'
                 )
             elif (words := watch.words(grace)) not in ('', told):
                 print(words, file=sys.stderr, flush=True)
@@ -105,9 +107,9 @@ class Lease:
 
     def check(self) -> None:
         """Raises Superseded once the folder is no longer this job's; to be asked before anything is written."""
-        asked = max(self.looked, self.tried)
-        if time.monotonic() - asked > 1.5 * self.beat:  # this process may have been asleep as a whole
-            self.tried = time.monotonic()
+        late = 1.5 * FAR if self.remote else BEAT
+        if time.monotonic() - max(self.looked, self.tried) > late:  # this process may have been asleep as a whole
+            self.tried = time.monotonic() if self.remote else 0.0  # what does not answer is not asked at every step
             with hasty(BEAT):
                 self.look()
         if self.lost:
@@ -116,13 +118,13 @@ class Lease:
     def stopping(self) -> None:
         """Tells the job that comes next to wait for this one."""
         self.content['state'] = 'stopping'
-        with contextlib.suppress(OSError):
+        with contextlib.suppress(OSError), hasty(BEAT):
             self.write()
 
     def release(self) -> None:
         self.ended.set()
         self.thread.join()
-        self.slot.leave(lambda text: token(parsed(text)) == self.token)
+        self.slot.leave()
 
 
 class Elsewhere:
@@ -143,7 +145,9 @@ class Watch:
         self.changed, self.beats = self.since, False
 
     def look(self) -> None:
-        before, self.owner = self.owner, read(self.path)
+        before, begun = self.owner, time.monotonic()
+        self.owner = read(self.path)
+        self.changed += time.monotonic() - begun  # while nothing can be seen, nobody is silent
         self.beats = self.owner is not None and self.owner != before and token(self.owner) == token(before)
         if self.owner != before:
             self.changed = time.monotonic()

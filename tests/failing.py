@@ -57,7 +57,7 @@ def ranged(path):
 
 ASKED = {
     'read': lambda path: path.read_bytes(),
-    'file': tree.file,
+    'files': lambda path: tree.files(path.parent, [path.name]),
     'exists': lambda path: path.exists(),
     'is_dir': lambda path: path.is_dir(),
     'names': lambda path: tree.names(path.parent),

@@ -1,6 +1,7 @@
 """A run in a bucket is the run on a disk: what it leaves, how it goes on, and what it is refused."""
 
 import json
+import time
 
 import jax
 import numpy as np
@@ -133,7 +134,7 @@ def test_a_step_asks_nothing_of_the_storage(corpus, bucket):
     few = dict(optimizer__steps=40, checkpoint__every_steps=0, probe__every_steps=0, log__every_steps=1)
     train(spec(corpus, **few), f'{bucket.url}/run', Counting())
     asked = bucket.proxy.requests[slice(*between)]
-    assert [one for one in asked if '/metrics/' not in one.path and 'lease.json' not in one.path] == []
+    assert [one for one in asked if '/metrics/' not in one.named and 'lease.json' not in one.named] == []
 
 
 def test_a_bucket_that_refuses_is_said_before_anything_is_compiled(corpus, bucket, at):
@@ -166,10 +167,10 @@ def test_a_sweep_in_a_bucket_is_done_once(corpus, bucket, capsys):
     assert main(['sweep', *given]) == 0
     table = capsys.readouterr().out
     assert [row['outcome'] for row in json.loads(table)] == ['done 1/1'] * 2
-    written = bucket.proxy.count('metrics', method='POST')
+    written = [one.named for one in bucket.proxy.requests if one.writes and 'metrics' in one.named]
     assert main(['sweep', *given]) == 0
     assert capsys.readouterr().out == table
-    assert bucket.proxy.count('metrics', method='POST') == written
+    assert written == [one.named for one in bucket.proxy.requests if one.writes and 'metrics' in one.named] != []
     assert json.loads((place(bucket.url) / 'sweep' / 'sweep.json').read_text()) == json.loads(table)
 
 
@@ -208,3 +209,35 @@ def test_who_reads_what_a_bucket_refuses_is_told_in_one_line(bucket, at, capsys,
     said = capsys.readouterr().err.splitlines()
     assert len(said) == 1
     assert 'refuses this account' in said[0]
+
+
+@pytest.mark.exhaustive
+def test_a_storage_that_is_busy_for_a_minute_costs_a_run_nothing(corpus, bucket, at, disk):
+    """From its third step on: its metrics, a probe and two checkpoints wait."""
+    until = []
+
+    class Busy(Hearing):
+        def record(self, record, written):
+            if record['step'] == 3 and not until:
+                until.append(time.monotonic() + 60)
+
+    def busy(method, path):
+        return Answer(status=503) if until and time.monotonic() < until[0] else None
+
+    with bucket.proxy.treating(busy):
+        train(spec(corpus), at, Busy())
+    assert time.monotonic() > until[0]
+    alike(at, disk)
+
+
+@pytest.mark.parametrize('bucket', ['gs', pytest.param('s3', marks=pytest.mark.exhaustive)], indirect=True)
+def test_a_permission_that_is_lost_ends_a_run_in_words_and_loses_nothing(corpus, bucket, at, disk):
+    def closed(method, path):
+        return Answer(status=403) if method in ('POST', 'PUT') and '/checkpoints/8/' in path else None
+
+    with bucket.proxy.treating(closed), pytest.raises(Refusal, match='its last whole checkpoint is intact'):
+        train(spec(corpus), at)
+    assert Folder(at).checkpoint_steps() == [4]
+    assert Folder(at).read('outcome')['checkpoint'] == 4
+    train(spec(corpus), at)
+    alike(at, disk)

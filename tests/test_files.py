@@ -32,7 +32,7 @@ def test_a_file_holds_the_bytes_that_were_written(folder, end):
     content = np.random.default_rng(0).bytes(1000) + end
     path = written(folder / 'inner' / 'file.bin', content)
     assert path.read_bytes() == content
-    assert tree.file(path).length == len(content)
+    assert tree.files(path.parent, [path.name])[path.name].length == len(content)
     assert tree.names(folder) == ['inner/file.bin']
 
 
@@ -57,7 +57,7 @@ def test_what_is_not_whole_does_not_appear(folder):
 
 def test_a_digest_tells_contents_apart(folder):
     files = [written(folder / name, content) for name, content in (('a', b'1'), ('b', b'1'), ('c', b'2'))]
-    digests = [tree.file(path).digest() for path in files]
+    digests = [tree.files(folder, [path.name])[path.name].digest() for path in files]
     assert digests[0] == digests[1] != digests[2]
 
 

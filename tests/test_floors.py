@@ -78,7 +78,7 @@ def test_no_test_imports_a_test():
 
 
 def test_the_page_of_the_house_is_short():
-    assert HOUSE.count('\n') <= 86
+    assert HOUSE.count('\n') <= 94
 
 
 def modules():

@@ -60,6 +60,8 @@ def write(folder: Folder, step: int, process: int, count: int, seconds: float) -
             errno.ENOENT, f'none of the files that process {process} saved is seen', str(checkpoint)
         )
     found = tree.files(checkpoint, own)
+    if lost := set(own) - found.keys():
+        raise FileNotFoundError(errno.ENOENT, 'what was saved is gone', str(checkpoint / min(lost)))
     with ThreadPoolExecutor(THREADS) as pool:
         digests = pool.map(lambda name: (found[name].length, found[name].digest()), own)
         content = dict(
@@ -144,6 +146,6 @@ def changed(file: tree.File | None, size: int, digest: str) -> str | None:
             return 'is missing'
         if file.length != size:
             return f'has {file.length} bytes, and {size} were saved'
-        return None if file.digest() == digest else 'does not hold what was saved'
+        return None if file.holds(digest) else 'does not hold what was saved'
     except tree.ABSENT:
         return 'is missing'

@@ -15,12 +15,20 @@ from typing import Any
 import jax
 from orbax.checkpoint import v1 as ocp
 
+from sinklab.files.patience import Unanswered
 from sinklab.files.place import is_remote
 from sinklab.record import Refusal
 
 TEMPORARY = '.orbax-checkpoint-tmp'  # in the name of what is being saved
 REGION = 'AWS_REGION', 'AWS_DEFAULT_REGION'
-HEALTHY = (Refusal, MemoryError, PermissionError, TimeoutError, jax.errors.JaxRuntimeError)  # nothing of the files
+HEALTHY = (
+    Refusal,
+    MemoryError,
+    PermissionError,
+    TimeoutError,
+    Unanswered,
+    jax.errors.JaxRuntimeError,
+)  # nothing of the files
 
 
 @contextlib.contextmanager

@@ -5,11 +5,13 @@ import itertools
 from collections.abc import Iterable
 from pathlib import Path
 
+from sinklab.checkpoint import digests
 from sinklab.checkpoint.orbax import TEMPORARY
 from sinklab.files import tree
 from sinklab.files.tree import GOING
 from sinklab.files.whole import UNFINISHED, writable
 from sinklab.folder import Folder
+from sinklab.record import Refusal
 from sinklab.spec import Checkpoint
 
 
@@ -48,6 +50,8 @@ def tidy(folder: Folder) -> None:
     with writable(folder.checkpoints), writable(folder.digests):
         saved = set(map(str, folder.checkpoint_steps()))
         left = [path for path in tree.entries(folder.checkpoints) if is_left(path.name, saved)]
+        for path in left:
+            check_left(folder, path)
         going = {path.name.removesuffix(GOING) for path in left}
         for path in tree.entries(folder.digests):
             if path.name not in saved and (path.name in going or not any(path.glob('*.json'))):
@@ -61,6 +65,17 @@ def tidy(folder: Folder) -> None:
 def is_left(name: str, saved: set[str]) -> bool:
     """Whether a folder of checkpoints is none: half saved, or half deleted."""
     return TEMPORARY in name or name.endswith(GOING) or (name.isdigit() and name not in saved)
+
+
+def check_left(folder: Folder, path: Path) -> None:
+    """Refuses to take away what was once whole, and has come into a bucket without what says so there."""
+    if not path.name.isdigit() or (path / GOING).exists():
+        return
+    if isinstance(digests.read(folder, int(path.name)), digests.Digests):
+        raise Refusal(
+            f'{path} has no {tree.COMMIT}, as after a copy from a disk; put an empty object of that name there, or '
+            'delete it'
+        )
 
 
 def set_aside(folder: Folder, step: int) -> Path:

@@ -1,9 +1,10 @@
 """Batches: the sequences of a step, a pure function of (seed, step), whole or the rows that a process needs."""
 
 import dataclasses
+import functools
 import hashlib
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Protocol
 
 import numpy as np
@@ -61,6 +62,7 @@ class Sequences:
     probe_PT: np.ndarray
     fingerprint: dict[str, str | int]  # of what decides the batches
     triggers: int | None = None  # the ids below it are triggers of Bigram-Backcopy
+    expect: Callable[[int], None] = lambda first: None  # is told the step after which batches are read
 
     def is_trigger(self, ids_NT: np.ndarray) -> np.ndarray | None:
         return None if self.triggers is None else ids_NT < self.triggers
@@ -100,19 +102,20 @@ def text(spec: spec.Spec, share: float) -> Sequences:
     probe_PT = probes.INPUTS[spec.probe.inputs](store, spec.probe, PREPENDED[spec.probe.prepend](data))
     far = dict(each=store.each, store=store.mark) if store.remote else {}
     batches = Shuffled(windows('train', data.share, True), data.seed, spec.optimizer.batch_size, weights, **far)
-    expect(store, batches, spec, share)
     valid = Shuffled(held_out, 0, spec.valid.windows, weights, **far)
     return Sequences(
         batches,
         valid_NT=Held(valid, data.length) if far else valid.rows(0, range(spec.valid.windows)),
         probe_PT=with_fixed_token(probe_PT, data) if data.fixed_held_out else probe_PT,
         fingerprint=fingerprint(spec, store=store.digest, tokenizer=store.meta['tokenizer'][:16]),
+        expect=functools.partial(expect, store, batches, spec, share),
     )
 
 
-def expect(store: Store, batches: Shuffled, spec: spec.Spec, share: float) -> None:
-    """Tells a store how much of it will be read over a whole run by a process that reads this share of its rows."""
-    epochs = batches.epochs_of_each(spec.optimizer.steps)
+def expect(store: Store, batches: Shuffled, spec: spec.Spec, share: float, first: int) -> None:
+    """Tells a store how much of it is read after a step by a process that reads this share of a run's rows."""
+    ends = batches.epochs_of_each(spec.optimizer.steps), batches.epochs_of_each(first)
+    epochs = [end - begin for end, begin in zip(*ends, strict=True)]
     read = sum(len(part) * covered(share, of) for part, of in zip(batches.windows, epochs, strict=True))
     there = sum(part.windows.ends[-1] for part in batches.windows)
     store.expect(read / there, (IDS, PREDICTED) if spec.data.loss == 'assistant' else (IDS,))

@@ -10,10 +10,12 @@ from typing import Any
 
 import aiohttp
 import google.auth
-from fsspec.asyn import sync_wrapper
+from fsspec.asyn import _run_coros_in_chunks, sync_wrapper
 from gcsfs.core import GCSFileSystem
 
-from sinklab.files.patience import CONNECT, ONE, abandoned, enduring, line, no_bucket, renewed, unless_absent
+from sinklab.files.patience import CONNECT, ONE, Denied, abandoned, enduring, line, no_bucket, renewed, unless_absent
+
+AT_ONCE = 64  # deletions
 
 for name in ('gcsfs', 'google.auth'):  # what they have to say is said here
     logging.getLogger(name).setLevel(logging.CRITICAL)
@@ -50,7 +52,7 @@ class Patient(GCSFileSystem):
             raise
         except PermissionError as error:
             if self.credentials.credentials is None and self.on_google:
-                raise PermissionError(errno.EACCES, f'no credentials for {where} are found') from error
+                raise Denied(errno.EACCES, f'no credentials for {where} are found') from error
             raise
 
     call = sync_wrapper(_call)
@@ -62,6 +64,12 @@ class Patient(GCSFileSystem):
     async def _put_file(self, local: str, path: str, **options: Any) -> None:
         request = functools.partial(super()._put_file, local, path, **dict(consistency='md5') | options)
         await renewed(request)
+
+    async def _delete_files(self, paths: list[str], _: int) -> list:
+        """One by one: of a batch, errors of single objects come in other words, and emulators know none."""
+        return await _run_coros_in_chunks(
+            [self._rm_file(path) for path in paths], batch_size=AT_ONCE, return_exceptions=True
+        )
 
     async def _isdir(self, path: str) -> bool:
         try:
@@ -91,7 +99,7 @@ def found() -> Any:
         if 'GOOGLE_APPLICATION_CREDENTIALS' not in os.environ:
             return 'anon'
         said = f'the credentials of GOOGLE_APPLICATION_CREDENTIALS are none ({line(error)})'
-        raise PermissionError(errno.EACCES, said) from error
+        raise Denied(errno.EACCES, said) from error
 
 
 def begins_upload(method: str, path: str) -> bool:

@@ -5,6 +5,7 @@ Their names count up, from attempt to attempt, so that what is read of all of th
 """
 
 import contextlib
+import errno
 import os
 import threading
 from collections.abc import Callable
@@ -12,7 +13,6 @@ from pathlib import Path
 
 from sinklab.files.place import is_remote, storage
 from sinklab.files.tree import content
-from sinklab.files.whole import whole
 
 EVERY = 20.0  # seconds, at most, until a line is in the bucket, beside what a request takes
 LARGE = 1 << 20  # bytes of a segment that gets no more lines
@@ -44,7 +44,7 @@ class Segmented:
     def __init__(self, path: Path, check: Check):
         self.folder, self.check = segments(path), check
         self.number = max((int(name.partition('.')[0]) for name, _ in known(path)), default=0) + 1
-        self.lines, self.written, self.error = b'', 0, None
+        self.lines, self.written, self.error, self.mark = b'', 0, None, ''
         self.adding, self.writing = threading.Lock(), threading.Lock()
         self.ended = threading.Event()
         self.thread = threading.Thread(target=self.live, name='metrics', daemon=True)
@@ -72,12 +72,20 @@ class Segmented:
             if len(lines) == self.written:
                 return
             self.check()
-            with whole(self.folder / f'{self.number:08}.jsonl') as unfinished:
-                unfinished.write_bytes(lines)
+            self.put(os.fspath(self.folder / f'{self.number:08}.jsonl'), lines)
             self.written = len(lines)
             if self.written >= LARGE:
                 with self.adding:
                     self.lines, self.written, self.number = self.lines[self.written :], 0, self.number + 1
+                self.mark = ''
+
+    def put(self, path: str, lines: bytes) -> None:
+        """Writes a segment in the place of what was written of it before, and of nothing else."""
+        mark = storage(self.folder).write_marked(path, lines, self.mark)
+        if not mark:
+            self.check()
+            raise FileExistsError(errno.EEXIST, 'another process has written these numbers', path)
+        self.mark = mark
 
     def close(self) -> None:
         self.ended.set()

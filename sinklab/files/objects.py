@@ -4,7 +4,6 @@ import contextlib
 import errno
 import importlib
 import json
-import os
 from collections.abc import Callable
 from typing import Any
 
@@ -24,7 +23,6 @@ def register(scheme: str, library: str, extra: str) -> None:
         importlib.import_module(library)
     except ImportError as error:
         raise Refusal(f'{scheme}:// needs {library}; pip install "sinklab[{extra}]"') from error
-    os.environ['EPATH_USE_TF'] = 'false'  # or etils would have TensorFlow go there, if that is installed
     MADE[scheme] = KINDS[scheme]()
     for name in MADE[scheme].protocol:
         fsspec.register_implementation(name, MADE[scheme], clobber=True)

@@ -25,6 +25,14 @@ class Unanswered(OSError):
     """No TimeoutError: of those fsspec keeps neither the number nor the words."""
 
 
+class Denied(PermissionError):
+    """What no other start mends: no credentials, or none that are enough."""
+
+
+class NoBucket(OSError):
+    """Nor this."""
+
+
 async def enduring(request: Callable[[], Awaitable], where: str, seconds: float | None = None) -> Any:
     """The answer to a request, of so many seconds at most, as soon as there is one; or an OSError with an errno.
 
@@ -33,7 +41,7 @@ async def enduring(request: Callable[[], Awaitable], where: str, seconds: float 
     begun, pause = time.monotonic(), PAUSE
     while True:
         try:
-            return await asyncio.wait_for(request(), seconds)
+            return await asyncio.wait_for(request(), bound(seconds))
         except Exception as error:  # of the libraries below, which have no kind in common
             waited, patience = time.monotonic() - begun, PATIENCE.get()
             if not is_transient(error) or waited + pause > patience:
@@ -45,6 +53,12 @@ async def enduring(request: Callable[[], Awaitable], where: str, seconds: float 
                 tell(f'{where} does not answer ({line(error)}); trying for {patience:.0f} s', where)
         await asyncio.sleep(pause * random.uniform(0.5, 1.0))
         pause = min(2 * pause, LONGEST)
+
+
+def bound(seconds: float | None) -> float | None:
+    """Of one request; where nobody should wait for long, also of one whose end is not known."""
+    patience = PATIENCE.get()
+    return seconds if patience >= USUAL else min(seconds or ONE, max(patience, CONNECT / 10))
 
 
 async def renewed(request: Callable[[], Awaitable]) -> Any:
@@ -98,11 +112,11 @@ def in_words(error: Exception, where: str, waited: float) -> Exception:
     if is_transient(error):
         return Unanswered(errno.ETIMEDOUT, f'{where} has not answered for {waited:.0f} s ({line(error)})')
     if kinds(error) & UNKNOWN:
-        return PermissionError(errno.EACCES, f'no credentials for {where} are found ({line(error)})')
+        return Denied(errno.EACCES, f'no credentials for {where} are found ({line(error)})')
     if code(error) == 'NoSuchBucket':
         return no_bucket(where)
     if is_forbidden(error):
-        return PermissionError(errno.EACCES, f'{where} refuses this account ({line(error)})')
+        return Denied(errno.EACCES, f'{where} refuses this account ({line(error)})')
     if kinds(error) & FOREIGN or str(error).startswith('Bad Request'):
         return OSError(errno.EINVAL, f'{where} does not take this request ({line(error)})')
     return error
@@ -117,8 +131,8 @@ def is_forbidden(error: Exception) -> bool:
     )
 
 
-def no_bucket(where: str) -> OSError:
-    return OSError(errno.ENXIO, f'the bucket {where} is not there')
+def no_bucket(where: str) -> NoBucket:
+    return NoBucket(errno.ENXIO, f'the bucket {where} is not there')
 
 
 def causes(error: BaseException | None) -> Iterator[BaseException]:

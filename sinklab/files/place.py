@@ -9,6 +9,7 @@ from typing import Any
 
 from sinklab.record import Refusal
 
+os.environ['EPATH_USE_TF'] = 'false'  # or etils would have TensorFlow reach buckets, where that is installed
 BUCKETS = {'gs': ('gcsfs', 'gcs'), 's3': ('s3fs', 's3')}  # (the library that is needed, the extra that brings it)
 
 

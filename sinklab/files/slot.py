@@ -16,8 +16,8 @@ Expected = Callable[[str | None], bool]  # of what stands there; None where noth
 class FileSlot:
     """A file that stays open: once another has been put in its place, what is written reaches nobody."""
 
-    def __init__(self, path: Path):
-        self.path, self.file = path, None
+    def __init__(self, path: Path, is_ours: Expected):
+        self.path, self.is_ours, self.file = path, is_ours, None
 
     def read(self) -> str | None:
         try:
@@ -40,10 +40,10 @@ class FileSlot:
         os.pwrite(self.file, text.encode(), 0)
         os.fsync(self.file)
 
-    def leave(self, expected: Expected) -> None:
+    def leave(self) -> None:
         """Takes our text away."""
         with contextlib.suppress(OSError), locked(self.path.with_suffix(LOCK)):
-            if expected(self.read()):
+            if self.is_ours(self.read()):
                 self.path.unlink()
         os.close(self.file)
 
@@ -51,8 +51,8 @@ class FileSlot:
 class ObjectSlot:
     """An object, written and taken away on the condition that it is the one that we have put there."""
 
-    def __init__(self, path: Path):
-        self.path, self.at, self.mark = path, storage(path), ''
+    def __init__(self, path: Path, is_ours: Expected):
+        self.path, self.is_ours, self.at, self.mark = path, is_ours, storage(path), ''
 
     def read(self) -> str | None:
         try:
@@ -61,24 +61,37 @@ class ObjectSlot:
             return None
 
     def swap(self, expected: Expected, text: str) -> bool:
-        try:
-            content, mark = self.at.read_marked(os.fspath(self.path))
-        except FileNotFoundError:
-            content, mark = None, ''
-        if not expected(content.decode() if content is not None else None):
-            return False
-        self.mark = mark
-        return self.write(text)
+        there, self.mark = self.look()
+        return expected(there) and self.put(text)
 
-    def write(self, text: str) -> bool:
+    def write(self, text: str) -> None:
+        """Says something else, also where the answer to an earlier time was lost, and what lies there is ours."""
+        if not self.put(text):
+            there, mark = self.look()
+            if self.is_ours(there):
+                self.mark = mark
+                self.put(text)
+
+    def put(self, text: str) -> bool:
+        """Whether this has come into the place of what was seen there last."""
         mark = self.at.write_marked(os.fspath(self.path), text.encode(), self.mark)
         self.mark = mark or self.mark
         return bool(mark)
 
-    def leave(self, expected: Expected) -> None:
+    def look(self) -> tuple[str | None, str]:
+        """(what lies there, its mark)."""
+        try:
+            content, mark = self.at.read_marked(os.fspath(self.path))
+        except FileNotFoundError:
+            return None, ''
+        return content.decode(), mark
+
+    def leave(self) -> None:
         with contextlib.suppress(OSError):
-            self.at.remove_marked(os.fspath(self.path), self.mark)
+            there, mark = self.look()
+            if self.is_ours(there):
+                self.at.remove_marked(os.fspath(self.path), mark)
 
 
-def slot(path: Path) -> FileSlot | ObjectSlot:
-    return (ObjectSlot if is_remote(path) else FileSlot)(path)
+def slot(path: Path, is_ours: Expected = lambda text: False) -> FileSlot | ObjectSlot:
+    return (ObjectSlot if is_remote(path) else FileSlot)(path, is_ours)

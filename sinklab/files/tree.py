@@ -4,6 +4,7 @@ A folder of a disk gets its name when it is whole. In a bucket nothing is rename
 an object COMMIT, which comes last and goes first.
 """
 
+import base64
 import contextlib
 import dataclasses
 import functools
@@ -12,6 +13,7 @@ import os
 import shutil
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
+from typing import Any
 
 from sinklab.files.place import is_remote, storage
 
@@ -26,7 +28,13 @@ ABSENT = FileNotFoundError, NotADirectoryError, IsADirectoryError
 def entries(folder: Path) -> Iterator[Path]:
     """What lies in a folder; nothing where that is not there."""
     with contextlib.suppress(FileNotFoundError):
-        yield from folder.iterdir()
+        if not is_remote(folder):
+            yield from folder.iterdir()
+            return
+        root = os.fspath(folder).partition('://')[2]
+        for found in storage(folder).ls(os.fspath(folder), detail=False):
+            if found.rstrip('/') != root:  # an object that stands for the folder, as a console makes it
+                yield folder / found.rstrip('/').rpartition('/')[2]
 
 
 def content(path: Path) -> bytes:
@@ -77,42 +85,57 @@ def size(folder: Path) -> int:
 
 @dataclasses.dataclass(frozen=True)
 class File:
-    """What can be known of a file: its bytes, and what tells its content from others."""
+    """What can be known of a file: its bytes, and what tells its content from others, as its storage says it."""
 
+    path: Path
     length: int
     digest: Callable[[], str]
 
+    def holds(self, digest: str) -> bool:
+        """Whether its content is what had a digest, in this kind of storage or in another that it came from."""
+        mine, kind = self.digest(), kind_of(digest)
+        if mine == digest or kind not in HASHES:
+            return mine == digest
+        if kind_of(mine) == kind and '-' not in mine:  # that of S3 is one of parts, where it came in parts
+            return False
+        return hashed(self.path, HASHES[kind]) == digest
+
 
 def files(folder: Path, names: Iterable[str]) -> dict[str, File]:
-    """Those of some files of a folder that are there; the digest of an object is what its storage says."""
+    """Those of some files of a folder that are there."""
     if is_remote(folder):
         root = os.fspath(folder).partition('://')[2] + '/'
         known = storage(folder).find(os.fspath(folder), detail=True)
-        return {name: of_object(known[root + name]) for name in names if root + name in known}
+        return {name: of_object(folder / name, known[root + name]) for name in names if root + name in known}
     found = {}
     for name in names:
+        path = folder / name
         with contextlib.suppress(*ABSENT):
-            found[name] = File((folder / name).stat().st_size, functools.partial(sha256, folder / name))
+            found[name] = File(path, path.stat().st_size, functools.partial(hashed, path, HASHES['sha256']))
     return found
 
 
-def of_object(known: dict) -> File:
+def of_object(path: Path, known: dict) -> File:
     mark = next(f'{name} {known[name]}' for name in ('md5Hash', 'crc32c', 'ETag') if name in known)
-    return File(known['size'], lambda: mark)
+    return File(path, known['size'], lambda: mark)
 
 
-def file(path: Path) -> File:
-    """One file, which is there."""
-    return (
-        of_object(storage(path).info(os.fspath(path)))
-        if is_remote(path)
-        else files(path.parent, [path.name])[path.name]
-    )
+def kind_of(digest: str) -> str:
+    kind, space, _ = digest.partition(' ')
+    return kind if space else 'sha256'
 
 
-def sha256(path: Path) -> str:
+def hashed(path: Path, kind: tuple[str, Callable[[Any], str]]) -> str:
+    name, said = kind
     with path.open('rb') as file:
-        return hashlib.file_digest(file, 'sha256').hexdigest()
+        return said(hashlib.file_digest(file, name))
+
+
+HASHES = {
+    'sha256': ('sha256', lambda found: found.hexdigest()),
+    'md5Hash': ('md5', lambda found: f'md5Hash {base64.b64encode(found.digest()).decode()}'),
+    'ETag': ('md5', lambda found: f'ETag "{found.hexdigest()}"'),
+}
 
 
 def remove(folder: Path) -> None:
@@ -135,6 +158,7 @@ def undo(folder: Path) -> None:
     """Has a folder, which was whole, be no longer so, in one stroke."""
     with contextlib.suppress(FileNotFoundError):
         if is_remote(folder):
+            (folder / GOING).write_bytes(b'')  # which tells it from a folder that never had a COMMIT
             (folder / COMMIT).unlink()
         else:
             folder.replace(folder.with_name(f'{folder.name}{GOING}'))

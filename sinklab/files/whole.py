@@ -14,7 +14,7 @@ from sinklab.files.place import is_remote, storage
 from sinklab.record import Refusal
 
 UNWRITABLE = (errno.ENOSPC, errno.EDQUOT, errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOTDIR, errno.EEXIST)
-UNWRITABLE += (errno.ENXIO, errno.ETIMEDOUT)  # of a bucket that is not there, or does not answer
+UNWRITABLE += (errno.ENXIO,)  # of a bucket that is not there
 UNFINISHED = '.unfinished'
 SHARED = 5.0  # seconds until a network's disk shows everywhere what is written on it
 PART = 32 << 20  # bytes of a large file that go into a bucket by one request

@@ -58,7 +58,7 @@ class Account:
     def close(self, end: End) -> None:
         """Writes the outcome where process 0 could not, or does not know what the others know."""
         counted = dict(fruitless=self.total) if end.kind == 'lost' or end.cause == 'fruitless' else {}
-        with contextlib.suppress(OSError, ValueError):
+        with contextlib.suppress(OSError, ValueError), hasty(SECONDS):
             written = self.folder.read('outcome') if (self.folder.path / 'outcome.json').exists() else {}
             known = (written.get('kind'), written.get('exit_code')) == (end.kind, end.code) and not counted
             if not known and end.kind != 'refused' and is_left(self.folder.path) and self.ours():

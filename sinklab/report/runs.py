@@ -78,7 +78,7 @@ def row_of(folder: Folder) -> str:
     try:
         row, lineage = folder.read('row')['row'], folder.lineage()
         return f'{row or folder.path.name} from {lineage["row"]}@{lineage["step"]}' if lineage else row
-    except (OSError, KeyError) as error:
+    except (FileNotFoundError, NotADirectoryError, KeyError) as error:
         runs = (
             f'the runs of this sweep: {shlex.quote(str(folder))}/*/'
             if (folder.path / 'sweep.json').exists()

@@ -23,9 +23,9 @@ class Relay:
 
     def hear(self, number: int, frame: object) -> None:
         self.received.append(number)
-        self.stopping()
         if self.child:
             self.child.send_signal(number)
+        self.stopping()
 
     def run(self, command: list[str]) -> tuple[int, str]:
         """(exit code, the end of what it says); all that it says is shown."""

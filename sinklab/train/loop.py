@@ -119,6 +119,7 @@ class Run:
         owed = once(self.group, 'owed', lambda: self.owed(first))
         if self.last(first) and not owed:
             return
+        self.data.expect(first)
         self.stopwatch = Stopwatch(once(self.group, 'seconds', lambda: self.folder.seconds(first)))
         with contextlib.closing(self.folder.metrics(self.lease.check)) as self.metrics:
             now = self.begin(first, owed)

@@ -1,13 +1,13 @@
 """How an attempt at a run has ended: outcome.json in its folder, for a sweep, a scheduler or a person to read."""
 
 import contextlib
-import errno
 import math
 import signal
 import traceback
 from collections.abc import Iterator
 
 from sinklab.checkpoint import digests
+from sinklab.files.patience import Denied, NoBucket, Unanswered
 from sinklab.folder import Folder
 from sinklab.lease import Superseded
 from sinklab.processes.ending import OF_SIGNAL, End, at_once
@@ -50,9 +50,10 @@ def outcome(folder: Folder) -> Iterator[None]:
         error = raised
         raise
     finally:
-        if folder.is_claimed() and not isinstance(error, Superseded):
+        if not isinstance(error, Superseded):
             with contextlib.suppress(OSError):  # the disk may be what has ended it
-                folder.write('outcome', record(folder, error))
+                if folder.is_claimed():
+                    folder.write('outcome', record(folder, error))
 
 
 def record(folder: Folder, error: BaseException | None) -> dict[str, str | int | None]:
@@ -79,8 +80,10 @@ def of_error(error: BaseException) -> End:
             return End('disagreed', str(error), orderly=True)
         case Stopped():
             return End(OF_SIGNAL[error.signal], str(error), orderly=True)
-        case OSError(errno=errno.EACCES | errno.EPERM | errno.ENXIO):  # which no other start mends
-            return End('refused', f'{error.filename or ""} {error.strerror}'.strip())
+        case Denied() | NoBucket():
+            return End('refused', error.strerror)
+        case Unanswered():
+            return End('storage', error.strerror)
         case KeyboardInterrupt():
             return at_once(signal.SIGINT)
     from jax.errors import JaxRuntimeError

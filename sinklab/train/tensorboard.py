@@ -1,5 +1,6 @@
 """TensorBoard events beside metrics.jsonl: a mirror of it, never the source."""
 
+from sinklab.files.place import is_remote
 from sinklab.folder import Folder
 from sinklab.record import Refusal
 from sinklab.train.listener import Listener
@@ -15,6 +16,10 @@ class Mirror(Listener):
             raise Refusal(
                 '--tensorboard needs tensorboardX; install it: pip install "sinklab[tensorboard]"'
             ) from error
+        if is_remote(folder.path):
+            raise Refusal(
+                f'--tensorboard writes to disks alone, and {folder} is in a bucket; leave it out, or see tail'
+            )
         self.folder, self.kind = folder, SummaryWriter
 
     def begin(self, step: int, attention: str, changes: list[str]) -> None:

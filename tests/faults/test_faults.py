@@ -21,7 +21,7 @@ pytest_plugins = ['started']
 pytestmark = pytest.mark.slow
 QUICK = 15  # seconds in which the others end
 AT_ITS_END = 5  # seconds in which a run is done that was told to stop too late
-NOTES = 37  # places that the run of fault.py comes by
+NOTES = 36  # places that the run of fault.py comes by
 NOTHING = 'SIGTERM came before the first step; nothing was begun'
 COME = '--join_timeout=12'  # who is killed before it has come can only be missed
 

@@ -115,7 +115,8 @@ def matches(pattern: str) -> list[tuple[str, Object]]:
         if alone or not glob.has_magic(plain):
             roots.append(parts[:-1])
             found |= {plain: alone} if alone else {}
-            alone or listing(plain, roots[-1], parts[-1])
+            if not alone:
+                listing(plain, roots[-1], parts[-1])  # says when there is no such bucket
         else:
             roots.append([*itertools.takewhile(lambda part: not glob.has_magic(part), parts)])
             found |= many(plain, roots[-1])
@@ -158,6 +159,10 @@ def listing(pattern: str, folder: list[str], prefix: str) -> dict[str, dict[str,
 def object_of(url: str, known: dict[str, Any]) -> Object | None:
     if known['type'] != 'file' or url.endswith('/'):
         return None
+    if known.get('contentEncoding') == 'gzip':
+        raise Refusal(
+            f'{url} is unpacked by its storage (Content-Encoding: gzip); put it there as a file that is .gz'
+        )
     return Object(url, known['size'], known.get('generation') or known['ETag'])
 
 

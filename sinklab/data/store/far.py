@@ -4,6 +4,7 @@ import errno
 import hashlib
 import os
 import threading
+from collections.abc import Iterable
 from concurrent.futures import Future
 from pathlib import Path
 
@@ -22,20 +23,16 @@ class Far:
 
     def __init__(self, folder: Path):
         self.folder, self.storage = os.fspath(folder), storage(folder)
-        try:
-            found = self.storage.find(self.folder, detail=True)
-        except OSError as error:
-            raise Refusal(f'{folder} cannot be read ({said(error)})') from error
+        found = self.storage.find(self.folder, detail=True)
         root = self.folder.partition('://')[2] + '/'
         self.known = {
             name.removeprefix(root): (int(known['size']), str(known.get('generation') or known['ETag']))
             for name, known in found.items()
         }
 
-    @property
-    def mark(self) -> str:
-        """Of all files together, for processes to compare."""
-        return hashlib.sha256(repr(sorted(self.known.items())).encode()).hexdigest()[:16]
+    def mark(self, files: Iterable[str]) -> str:
+        """Of some files together, for processes to compare."""
+        return hashlib.sha256(repr([(file, self.known.get(file)) for file in files]).encode()).hexdigest()[:16]
 
     def read(self, file: str, start: int = 0, end: int | None = None) -> bytes:
         size, mark = self.known[file]
@@ -48,14 +45,7 @@ class Far:
             if error.errno == errno.ESTALE:
                 words = f'{self.folder} has changed since it was opened: {file} is another file now, or gone'
                 raise Refusal(f'{words}; bring it back, or give the same command again') from error
-            raise Refusal(f'{self.folder}: {file} cannot be read ({said(error)})') from error
-
-
-def said(error: BaseException) -> str:
-    """The words of an error; fsspec hides those of a storage that does not answer in its cause."""
-    while not str(error) and error.__cause__:
-        error = error.__cause__
-    return ' '.join((getattr(error, 'strerror', None) or str(error)).split())
+            raise
 
 
 class Ranged:
@@ -105,11 +95,12 @@ class Kept(Ranged):
         return False
 
     def fetch(self) -> np.ndarray | None:
-        """The file on this machine's disk; None where that has no room after all."""
-        content = super().__getitem__(slice(None))
+        """The file on this machine's disk, where another process may have put it; None where that has no room."""
+        content = None if self.path.exists() else super().__getitem__(slice(None))
         try:
-            with whole(self.path) as unfinished:
-                unfinished.write_bytes(content)
+            if not self.path.exists():
+                with whole(self.path) as unfinished:
+                    unfinished.write_bytes(content)
             return np.memmap(self.path, self.kind, 'r').view(np.ndarray)
         except OSError:
             return None

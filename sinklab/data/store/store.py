@@ -14,7 +14,7 @@ import numpy as np
 
 from sinklab.data.store import meta
 from sinklab.data.store.far import Far, Kept, Ranged
-from sinklab.data.store.shard import DOCUMENT, DOCUMENTS, IDS, PREDICTED, PROBE, SIDES, TOKENIZER, Shard, digest
+from sinklab.data.store.shard import DOCUMENT, DOCUMENTS, IDS, META, PREDICTED, PROBE, SIDES, TOKENIZER, Shard, digest
 from sinklab.data.store.shelf import shelf, worthwhile
 from sinklab.data.store.threads import readers
 from sinklab.data.tokens.tokenizer import Tokenizer, parse
@@ -91,7 +91,8 @@ class Store:
     @property
     def mark(self) -> str | None:
         """Of the files in a bucket as they are now, whatever they are called by; None on a disk."""
-        return self.far and self.far.mark
+        files = [file for shard in self.shards for file in shard.files]
+        return self.far and self.far.mark([*files, META, TOKENIZER, PROBE])
 
     def size(self, suffixes: Iterable[str], *sides: str) -> int:
         """Bytes of the files of its shards, of all sides if none is named."""

@@ -116,7 +116,9 @@ class Stream:
         """The finished shards up to the first that is missing or damaged; no later one counts as finished."""
         shards = []
         while (record := self.folder / f'{self.name(len(shards))}.json').exists():
-            shard = Shard(**json.loads(record.read_text(encoding='utf-8')))
+            said = json.loads(record.read_text(encoding='utf-8'))
+            said.pop('marks', None)  # of a copy from a bucket
+            shard = Shard(**said)
             if shard.damage(lambda file: (self.folder / file).read_bytes()):
                 break
             shards.append(shard)
@@ -130,7 +132,7 @@ class Stream:
         seen, shards = marks.seen(self.folder, self.name(0)[:-5]), []
         there = list(itertools.takewhile(seen.__contains__, (f'{self.name(n)}.json' for n in range(len(seen)))))
         for record in map(json.loads, marks.texts(self.folder, there)):
-            found = record.pop('marks')
+            found = record.pop('marks', None)  # none of a copy from a disk
             shard = Shard(**record)
             if found != {file: seen.get(file) for file in shard.files}:
                 break
