@@ -67,5 +67,4 @@ ASKED = {
     'write': write,
     'write_marked': lambda path: storage(path).write_marked(os.fspath(path), b'x', ''),
     'remove': lambda path: tree.remove(path.parent),
-    'look': lambda path: storage(path).look(os.fspath(path)),
 }

@@ -9,7 +9,7 @@ from conftest import tiny
 from orbax.checkpoint import v1 as ocp
 
 from sinklab import lease
-from sinklab.checkpoint import digests
+from sinklab.checkpoint import digests, restore
 from sinklab.checkpoint.checkpoints import Checkpoints
 from sinklab.files.place import place
 from sinklab.files.tree import COMMIT, names
@@ -140,3 +140,34 @@ def test_who_is_not_heard_of_is_superseded_and_writes_no_more(at, monkeypatch):
             with pytest.raises(lease.Superseded, match='has taken over'):
                 asleep.check()
         assert not names(at)
+
+
+def test_checkpoints_that_were_copied_from_a_disk_are_refused_until_they_are_said_to_be_whole(at, tmp_path):
+    folder, saved, state = saving(tmp_path / 'run')
+    saved.save(1, state)
+    saved.close()
+    for name in names(folder.path):
+        (at / name).write_bytes((folder.path / name).read_bytes())
+    with pytest.raises(Refusal, match=f'has no {COMMIT}, as after a copy from a disk'):
+        saving(at)
+    (at / 'checkpoints' / '1' / COMMIT).write_bytes(b'')
+    copied, again, _ = saving(at)
+    assert digests.fault(copied, 1) is None
+    again.close()
+
+
+def test_a_checkpoint_that_was_copied_to_a_disk_is_known_by_what_its_bucket_had_digested(at, tmp_path):
+    folder, saved, state = saving(at)
+    saved.save(1, state)
+    saved.close()
+    here = Folder(tmp_path / 'run')
+    for name in names(at):
+        (here.path / name).parent.mkdir(parents=True, exist_ok=True)
+        (here.path / name).write_bytes((at / name).read_bytes())
+    assert digests.fault(here, 1) is None
+    loaded = restore.parameters(here.path, 1)
+    assert np.array_equal(loaded['x'], state['params']['x'])
+    largest = max(names(here.checkpoints / '1'), key=lambda name: ('/d/' in name, name))
+    harmed = here.checkpoints / '1' / largest
+    harmed.write_bytes(harmed.read_bytes()[:-1] + b'?')
+    assert 'does not hold what was saved' in digests.fault(here, 1).why

@@ -12,7 +12,7 @@ from emulators import Answer
 from etils.epath import backend
 from failing import ASKED, CONTENT, always, during, fetched, once, ranged, read, sends, write
 
-from sinklab.files import objects, patience, tree, whole
+from sinklab.files import patience, tree, whole
 from sinklab.files.place import hasty, place, storage
 from sinklab.record import Refusal
 
@@ -46,10 +46,9 @@ def patience_modules():
 
 def forget():
     """The file systems that were made with other waits."""
-    place('gs://b'), place('s3://b')
     backend.fsspec_backend._get_filesystem.cache_clear()
-    for kind in objects.MADE.values():
-        kind.clear_instance_cache()
+    for module in patience_modules():
+        module.Storage.clear_instance_cache()
 
 
 WAYS = [read, fetched, ranged]

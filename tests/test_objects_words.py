@@ -18,7 +18,7 @@ from emulators import Answer
 from failing import ASKED, always, read, write
 
 from sinklab.files import patience
-from sinklab.files.place import hasty, place, reached
+from sinklab.files.place import hasty, place
 from sinklab.record import Refusal
 
 
@@ -47,24 +47,10 @@ def test_what_is_not_allowed_is_said_at_once(bucket, asked):
 
 def test_a_bucket_that_is_not_there_is_said_by_all_who_ask(bucket):
     path = place(f'{bucket.url}-not/folder/x')
-    for asked in ('exists', 'names', 'entries', 'finished', 'look', 'write_marked'):
+    for asked in ('exists', 'names', 'entries', 'finished', 'write_marked'):
         with pytest.raises(OSError, match=f'the bucket {bucket.url}-not is not there') as refused:
             ASKED[asked](path)
         assert refused.value.errno == errno.ENXIO
-
-
-def test_a_first_look_is_one_request_and_says_what_is_wrong(bucket):
-    write(place(f'{bucket.url}/run/x'))
-    bucket.proxy.requests.clear()
-    assert reached(f'{bucket.url}/run') == place(f'{bucket.url}/run')
-    assert reached(f'{bucket.url}/none') == place(f'{bucket.url}/none')
-    assert len(bucket.proxy.requests) == 2
-    with pytest.raises(Refusal, match=f'the bucket {bucket.url}-not is not there'):
-        reached(f'{bucket.url}-not/run')
-    with bucket.proxy.treating(always(Answer(status=403))), pytest.raises(Refusal, match='refuses this account'):
-        reached(f'{bucket.url}/run')
-    with hasty(0.3), bucket.proxy.treating(always(Answer(status=503))), pytest.raises(Refusal, match='not answered'):
-        reached(f'{bucket.url}/run')
 
 
 def test_what_is_not_there_is_neither_refused_nor_waited_for(bucket):
@@ -93,7 +79,7 @@ def run(code, **variables):
 SEEK = """
 from sinklab.files.place import place, storage
 try:
-    print(storage(place('%s')).look('%s'))
+    print(storage(place('%s')).find('%s'))
 except OSError as error:
     print(error.errno, error.strerror)
 """

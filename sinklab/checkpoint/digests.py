@@ -131,7 +131,7 @@ def fault(folder: Folder, step: int, process: int = 0, count: int = 1) -> Fault 
     digests = awaited(lambda: known if isinstance(known := read(folder, step), Digests) else None)
     if not digests and isinstance(digests := read(folder, step), Fault):
         return digests
-    if process == 0 and (extra := set(tree.names(checkpoint)) - digests.files.keys()):
+    if process == 0 and (extra := set(tree.names(checkpoint)) - digests.files.keys() - {tree.COMMIT}):
         return Fault(f'{min(extra)} is there and was never saved')
     share = sorted(digests.files, key=lambda name: (-digests.files[name][0], name))[process::count]
     found = tree.files(checkpoint, share)

@@ -1,7 +1,9 @@
 """Google's object storage as gcsfs has it, asked with patience."""
 
+import contextlib
 import errno
 import functools
+import json
 import logging
 import os
 import re
@@ -13,6 +15,7 @@ import google.auth
 from fsspec.asyn import _run_coros_in_chunks, sync_wrapper
 from gcsfs.core import GCSFileSystem
 
+from sinklab.files.marked import own, unchanged
 from sinklab.files.patience import CONNECT, ONE, Denied, abandoned, enduring, line, no_bucket, renewed, unless_absent
 
 AT_ONCE = 64  # deletions
@@ -26,7 +29,7 @@ def alone(method: Callable) -> Callable:
     return getattr(method, '__wrapped__', method)
 
 
-class Patient(GCSFileSystem):
+class Storage(GCSFileSystem):
     # Without their own tries, six at each request.
     _request = alone(GCSFileSystem._request)
     _get_file_concurrent = alone(GCSFileSystem._get_file_concurrent)
@@ -81,9 +84,30 @@ class Patient(GCSFileSystem):
         async for inner in super()._walk(path, *arguments, **dict(on_error=unless_absent) | options):
             yield inner
 
-    def look(self, path: str) -> None:
+    def read_marked(self, path: str) -> tuple[bytes, str]:
         bucket, key, _ = self.split_path(path)
-        self.call('GET', 'b/{}/o', bucket, prefix=f'{key}/', maxResults=1)
+        headers, content = self.call('GET', 'b/{}/o/{}', bucket, key, alt='media')
+        return content, headers['x-goog-generation']
+
+    def write_marked(self, path: str, content: bytes, mark: str) -> str | None:
+        bucket, key, _ = self.split_path(path)
+        url = f'{self._location}/upload/storage/v1/b/{bucket}/o'
+        where = dict(uploadType='media', name=key, ifGenerationMatch=mark or '0')
+        try:
+            _, answer = self.call('POST', url, data=content, **where)
+        except FileExistsError:
+            return own(self, path, content)
+        return json.loads(answer)['generation']
+
+    def read_range(self, path: str, start: int, end: int, mark: str) -> bytes:
+        bucket, key, _ = self.split_path(path)
+        what = dict(headers={'Range': f'bytes={start}-{end - 1}'}, alt='media', ifGenerationMatch=mark)
+        return unchanged(path, end - start, lambda: self.call('GET', 'b/{}/o/{}', bucket, key, **what)[1])
+
+    def remove_marked(self, path: str, mark: str) -> None:
+        bucket, key, _ = self.split_path(path)
+        with contextlib.suppress(FileExistsError, FileNotFoundError):
+            self.call('DELETE', 'b/{}/o/{}', bucket, key, ifGenerationMatch=mark)
 
 
 def credentials() -> Any:

@@ -1,6 +1,8 @@
 """Where a file lies: a local path, or one in a bucket with the same methods."""
 
 import contextlib
+import functools
+import importlib
 import os
 import posixpath
 from collections.abc import Iterator
@@ -10,7 +12,8 @@ from typing import Any
 from sinklab.record import Refusal
 
 os.environ['EPATH_USE_TF'] = 'false'  # or etils would have TensorFlow reach buckets, where that is installed
-BUCKETS = {'gs': ('gcsfs', 'gcs'), 's3': ('s3fs', 's3')}  # (the library that is needed, the extra that brings it)
+# (the library that is needed, the extra that brings it and the file here that holds a Storage of it)
+BUCKETS = {'gs': ('gcsfs', 'gcs'), 's3': ('s3fs', 's3')}
 
 
 def place(given: str | os.PathLike) -> Path:
@@ -20,29 +23,28 @@ def place(given: str | os.PathLike) -> Path:
         return Path(path)
     from etils import epath
 
-    from sinklab.files import objects
-
     scheme, _, rest = path.partition('://')
     if scheme not in BUCKETS:
         raise Refusal(f'{path} is neither local nor in a bucket that is known here; give a path, gs:// or s3://')
     if not rest.strip('/'):
         raise Refusal(f'{path} names no bucket; give {scheme}://BUCKET/PATH')
-    objects.register(scheme, *BUCKETS[scheme])
+    register(scheme)
     return epath.Path(path.rstrip('/'))
 
 
-def reached(given: str | os.PathLike) -> Path:
-    """A place; says in words, by one request, when its bucket is not there or this account may not look into it."""
-    path = place(given)
-    if is_remote(path):
-        try:
-            storage(path).look(os.fspath(path))
-        except OSError as error:
-            why = error.strerror or str(error)
-            raise Refusal(
-                f'{path} cannot be reached: {why}; see docs/object_storage.md for what is needed'
-            ) from error
-    return path
+@functools.cache
+def register(scheme: str) -> None:
+    """Has fsspec, and with it etils and Orbax, reach the buckets of a scheme with patience."""
+    import fsspec
+
+    library, extra = BUCKETS[scheme]
+    try:
+        importlib.import_module(library)
+    except ImportError as error:
+        raise Refusal(f'{scheme}:// needs {library}; pip install "sinklab[{extra}]"') from error
+    kind = importlib.import_module(f'sinklab.files.{extra}').Storage
+    for name in kind.protocol:
+        fsspec.register_implementation(name, kind, clobber=True)
 
 
 def is_remote(path: str | os.PathLike) -> bool:

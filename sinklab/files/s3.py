@@ -1,6 +1,7 @@
 """Object storage that speaks S3, as s3fs has it, asked with patience."""
 
 import contextlib
+import errno
 import functools
 import io
 import os
@@ -12,13 +13,14 @@ from fsspec.asyn import sync_wrapper
 from s3fs import S3FileSystem
 from s3fs.errors import translate_boto_error
 
-from sinklab.files.patience import CONNECT, ONE, abandoned, enduring, renewed, unless_absent
+from sinklab.files.marked import own, unchanged
+from sinklab.files.patience import CONNECT, ONE, abandoned, enduring, renewed, status, unless_absent
 
 AT_ONCE = 64  # requests of one process; botocore has 10
 HELD = 64 << 20  # bytes of an object that are read whole before they are given on
 
 
-class Patient(S3FileSystem):
+class Storage(S3FileSystem):
     retries = 1  # asked again here, and by none of the libraries
 
     def __init__(self, *arguments: Any, **options: Any):
@@ -61,9 +63,33 @@ class Patient(S3FileSystem):
         async for found in super()._walk(path, *arguments, **dict(on_error=unless_absent) | options):
             yield found
 
-    def look(self, path: str) -> None:
+    def read_marked(self, path: str) -> tuple[bytes, str]:
         bucket, key, _ = self.split_path(path)
-        self.call_s3('list_objects_v2', Bucket=bucket, Prefix=f'{key}/', MaxKeys=1)
+        answer = self.call_s3('get_object', Bucket=bucket, Key=key)
+        return answer['Body'].content, answer['ETag']
+
+    def write_marked(self, path: str, content: bytes, mark: str) -> str | None:
+        bucket, key, _ = self.split_path(path)
+        condition = dict(IfMatch=mark) if mark else dict(IfNoneMatch='*')
+        try:
+            return self.call_s3('put_object', Bucket=bucket, Key=key, Body=content, **condition)['ETag']
+        except OSError as error:
+            if error.errno == errno.ENXIO or status(error) not in (404, 412):
+                raise
+            return own(self, path, content)
+
+    def read_range(self, path: str, start: int, end: int, mark: str) -> bytes:
+        bucket, key, _ = self.split_path(path)
+        what = dict(Bucket=bucket, Key=key, Range=f'bytes={start}-{end - 1}', IfMatch=mark)
+        return unchanged(path, end - start, lambda: self.call_s3('get_object', **what)['Body'].content)
+
+    def remove_marked(self, path: str, mark: str) -> None:
+        bucket, key, _ = self.split_path(path)
+        try:
+            self.call_s3('delete_object', Bucket=bucket, Key=key, IfMatch=mark)
+        except OSError as error:
+            if status(error) not in (404, 409, 412):
+                raise
 
 
 class Body:
