@@ -157,7 +157,7 @@ def test_checkpoints_that_were_copied_from_a_disk_are_refused_until_they_are_sai
 
 
 def test_a_checkpoint_that_was_copied_to_a_disk_is_known_by_what_its_bucket_had_digested(at, tmp_path):
-    folder, saved, state = saving(at)
+    _, saved, state = saving(at)
     saved.save(1, state)
     saved.close()
     here = Folder(tmp_path / 'run')
