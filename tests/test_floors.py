@@ -56,7 +56,7 @@ def names(path):
     """What stands at the top of a file, and the methods of its classes."""
     for node in ast.parse(path.read_text()).body:
         match node:
-            case ast.FunctionDef():
+            case ast.FunctionDef() | ast.AsyncFunctionDef():
                 yield node.name
             case ast.ClassDef():
                 yield from (node.name, *(f'{node.name}.{part.name}' for part in node.body if hasattr(part, 'name')))

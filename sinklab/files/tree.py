@@ -72,7 +72,7 @@ def make(folder: Path) -> None:
 
 
 def is_made(folder: Path) -> bool:
-    return (folder / MADE).exists() if is_remote(folder) else folder.is_dir()
+    return folder.exists() if is_remote(folder) else folder.is_dir()
 
 
 def size(folder: Path) -> int:
