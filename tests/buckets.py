@@ -16,6 +16,13 @@ from sinklab.files.place import place, storage
 LENGTH = 2047  # windows of 4 KB
 
 
+def expecting(spec, *share):
+    """What a run reads that begins at its first step."""
+    data = sequences(spec, *share)
+    data.expect(0)
+    return data
+
+
 def long_texts(count, words, seed=0):
     rng = random.Random(seed)
     return [f'{number} ' + ''.join(rng.choices('abcdefghij ', k=words)) for number in range(count)]
@@ -68,7 +75,7 @@ class Reader:
 
 
 def reader(spec, number: int, count: int) -> Reader:
-    return Reader(sequences(spec, 1 / count), number, count)
+    return Reader(expecting(spec, 1 / count), number, count)
 
 
 def exactly_equal(one, other):
@@ -77,7 +84,7 @@ def exactly_equal(one, other):
 
 
 def fetched(spec, steps):
-    data = sequences(spec)
+    data = expecting(spec)
     for step in range(steps):
         data.batches.rows(step, range(spec.optimizer.batch_size))
     return data

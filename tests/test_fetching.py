@@ -7,12 +7,11 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from buckets import LENGTH, exactly_equal, fetched, large, reader, received, spec_on, uploaded
+from buckets import LENGTH, exactly_equal, expecting, fetched, large, reader, received, spec_on, uploaded
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from stores import Array, chat, corpus_of, made, mixture, written
 
-from sinklab.data.batches import sequences
 from sinklab.data.sequences.interventions import Intervened
 from sinklab.data.sequences.shuffled import Shuffled
 from sinklab.data.sequences.windows import TOGETHER, Windows
@@ -84,7 +83,7 @@ def test_what_is_read_is_that_of_a_disk_in_mixtures_and_with_masks(bucket, tmp_p
     changes = dict(data__length=16, data__loss='assistant', data__random_first=2, data__random_last=3)
     near = spec_on(local.path, optimizer__steps=steps, **changes, valid__windows=7)
     far = spec_on(uploaded(local, bucket), optimizer__steps=steps, **changes, valid__windows=7)
-    one, other = (sequences(spec) for spec in (far, near))
+    one, other = (expecting(spec) for spec in (far, near))
     for step in (0, 1, 7):
         exactly_equal(one.batches.rows(step, range(4)), other.batches.rows(step, range(4)))
     for rows in (slice(2, 5), slice(None), slice(7, 9)):
@@ -116,7 +115,7 @@ def test_a_store_is_opened_by_one_listing_and_one_file(mixed, bucket):
 
 def test_windows_that_follow_each_other_are_one_request(store, bucket):
     spec = spec_on(uploaded(store, bucket), optimizer__steps=3)
-    data = sequences(spec)
+    data = expecting(spec)
     windows = data.batches.windows[0].windows
     bucket.proxy.requests.clear()
     data.batches.gathered([(0, at) for at in (9, 3, 4, 5, 3)])
@@ -203,7 +202,7 @@ def test_a_cache_that_cannot_be_written_keeps_nothing_and_hinders_nothing(store,
     (tmp_path / 'file').write_text('in the way')
     monkeypatch.setenv('SINKLAB_CACHE', str(tmp_path / 'file'))
     near, far = (spec_on(path, optimizer__steps=500) for path in (store.path, uploaded(store, bucket)))
-    exactly_equal(*(sequences(spec).batches.rows(1, range(4)) for spec in (near, far)))
+    exactly_equal(*(expecting(spec).batches.rows(1, range(4)) for spec in (near, far)))
 
 
 def test_a_disk_that_fills_up_hinders_nothing(store, bucket, small_disk, monkeypatch):
@@ -211,7 +210,7 @@ def test_a_disk_that_fills_up_hinders_nothing(store, bucket, small_disk, monkeyp
     monkeypatch.setenv('SINKLAB_CACHE_GB', '1')
     (small_disk / 'other').write_bytes(bytes(1_700_000))
     near, far = (spec_on(path, optimizer__steps=500) for path in (store.path, uploaded(store, bucket)))
-    one, other = (sequences(spec).batches for spec in (near, far))
+    one, other = (expecting(spec).batches for spec in (near, far))
     for step in range(60):
         exactly_equal(one.rows(step, range(4)), other.rows(step, range(4)))
 
@@ -220,7 +219,7 @@ def test_a_disk_that_fills_up_hinders_nothing(store, bucket, small_disk, monkeyp
 def test_a_bound_that_is_no_number_is_refused(store, bucket, given, monkeypatch):
     monkeypatch.setenv('SINKLAB_CACHE_GB', given)
     with pytest.raises(Refusal, match=f'SINKLAB_CACHE_GB={given} is no number of GB'):
-        sequences(spec_on(uploaded(store, bucket), optimizer__steps=500))
+        expecting(spec_on(uploaded(store, bucket), optimizer__steps=500))
 
 
 @pytest.mark.slow
