@@ -96,6 +96,7 @@ def stalls(take: Callable[[int], object], given: argparse.Namespace) -> list[flo
 def walk(path: str, given: argparse.Namespace, at_once: bool = True) -> list[float]:
     """Of one of eight processes."""
     data = sequences(spec_on(path, given), 1 / 8)
+    data.expect(0)
     if not at_once and data.batches.each:
         data.batches.each = lambda function, items: [function(item) for item in items]
     with contextlib.closing(
