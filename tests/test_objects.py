@@ -1,10 +1,12 @@
 """Object storage fails: what is asked for comes, or an error in words does, in a time with a bound."""
 
+import contextvars
 import errno
 import os
 import tempfile
 import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
@@ -208,9 +210,11 @@ def test_nothing_is_left_on_the_disk_of_what_fails(bucket, tmp_path, monkeypatch
 @pytest.mark.exhaustive
 def test_a_minute_in_which_the_storage_is_busy_is_survived_by_those_who_wait_as_long_as_usual(bucket, monkeypatch):
     monkeypatch.setattr(patience, 'PAUSE', 0.5)
-    path = place(f'{bucket.url}/x')
-    with hasty(patience.USUAL):
-        with bucket.proxy.treating(during(MINUTE, Answer(status=503))):
-            write(path)
-        with bucket.proxy.treating(during(MINUTE, Answer(status=503))):
-            assert read(path) == CONTENT
+    there, path = (place(f'{bucket.url}/{name}') for name in ('there', 'x'))
+    write(there)
+    busy = bucket.proxy.treating(during(MINUTE, Answer(status=503)))
+    with hasty(patience.USUAL), busy, ThreadPoolExecutor(2) as pool:
+        both = [pool.submit(contextvars.copy_context().run, *what) for what in ((read, there), (write, path))]
+        assert both[0].result() == CONTENT
+        both[1].result()
+    assert read(path) == CONTENT
