@@ -51,7 +51,7 @@ class Lease:
         self.path, self.token = folder / NAME, uuid.uuid4().hex
         self.slot = slot(self.path, lambda text: token(parsed(text)) == self.token)
         self.remote = is_remote(folder)
-        self.beat = FAR if self.remote else BEAT
+        self.beat = beat(folder)
         self.content = identity() | dict(token=self.token, beat=0.0, state='running')
         self.since = self.looked = time.monotonic()
         self.tried = 0.0  # to look, by who works
@@ -74,7 +74,7 @@ class Lease:
             elif (words := watch.words(grace)) not in ('', told):
                 print(words, file=sys.stderr, flush=True)
                 told = words
-            time.sleep(LOOK * (FAR / BEAT if is_remote(self.path) else 1))
+            time.sleep(LOOK * (FAR / BEAT if self.remote else 1))
             watch.look()
         self.thread.start()
 
@@ -125,6 +125,10 @@ class Lease:
         self.ended.set()
         self.thread.join()
         self.slot.leave()
+
+
+def beat(path: Path) -> float:
+    return FAR if is_remote(path) else BEAT
 
 
 class Elsewhere:
@@ -185,7 +189,7 @@ class Watch:
         if self.is_stopping(grace):
             return f'waiting until {named(self.owner)} has stopped'
         waits = f'waiting {PATIENCE:.0f} s for a sign of life of {named(self.owner)}'
-        return waits if self.silence > 2 * (FAR if is_remote(self.path) else BEAT) else ''
+        return waits if self.silence > 2 * beat(self.path) else ''
 
 
 @contextlib.contextmanager

@@ -19,6 +19,8 @@ from configs import default
 from configs.sizes import SMOKE
 from sinklab.attend import chunked
 from sinklab.attend.kernels import tpu
+from sinklab.files import patience
+from sinklab.files.place import hasty
 from sinklab.parse import parse
 from sinklab.spec import PAIRS, Attention, Spec
 from sinklab.train import state
@@ -168,3 +170,12 @@ def bucket(request: pytest.FixtureRequest, emulators: Emulators, monkeypatch: py
     for name, value in made.variables.items():
         monkeypatch.setenv(name, value)
     return made
+
+
+@pytest.fixture
+def impatient(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Requests to object storage are asked again in seconds for minutes."""
+    monkeypatch.setattr(patience, 'PAUSE', 0.05)
+    patience.LAST.clear()
+    with hasty(20.0):
+        yield

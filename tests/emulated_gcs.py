@@ -1,6 +1,7 @@
 """gcp-storage-emulator, and what the storage has beside: generations, conditions on them, exact bytes, and uploads
 whose parts can be sent again."""
 
+import functools
 import json
 import re
 import threading
@@ -71,49 +72,51 @@ def named(request) -> str | None:
     return said.get('meta', said).get('name') if isinstance(said, dict) else None
 
 
+def treated(handler: Callable, request, response, storage, *arguments, **more) -> None:
+    """A request, with the conditions that it makes and the generation that it comes to."""
+    bucket, name = request.params.get('bucket_name'), named(request)
+    now = generation(storage, bucket, name) if bucket and name else '0'
+    wanted, unwanted = (request.query.get(f'ifGeneration{what}', [None])[0] for what in ('Match', 'NotMatch'))
+    if 'upload_id' in request.query:
+        (cancelled if request.method == 'DELETE' else part)(request, response, storage)
+    elif wanted not in (None, now):
+        response.status = HTTPStatus.PRECONDITION_FAILED
+        response.json({'error': {'code': 412, 'message': 'conditionNotMet'}})
+    elif unwanted == now != '0':
+        response.status = HTTPStatus.NOT_MODIFIED
+    else:
+        handler(request, response, storage, *arguments, **more)
+        if bucket and name:
+            response['x-goog-generation'] = generation(storage, bucket, name)
+
+
+def completed(handler: Callable) -> Callable:
+    def alone(*arguments, **more) -> None:
+        with ALONE:
+            treated(handler, *arguments, **more)
+
+    return alone
+
+
+def exact(parsed: Callable, handler, query) -> dict | list | bytes | None:
+    """Its own way through a multipart takes the last of some line ends for the part's."""
+    kind = handler.headers.get('Content-Type') or ''
+    if not kind.startswith('multipart/related'):
+        return parsed(handler, query)
+    raw = server._decode_raw_data(server._read_raw_data(handler), handler)
+    boundary = re.search('boundary="?([^";]+)', kind)[1].encode()
+    _, first, second = raw.split(b'--' + boundary, 2)
+    end = b'\r\n' if second.startswith(b'\r\n') else b'\n'
+    head, content = second.split(2 * end, 1)
+    said, content = first.split(2 * end, 1)[1], content[: content.rindex(end + b'--' + boundary)]
+    return {'meta': json.loads(said), 'content': content, 'content-type': head.decode().split(':')[1].strip()}
+
+
 def serve(port: int) -> None:
-    def completed(handler: Callable) -> Callable:
-        def handle(request, response, storage, *arguments, **more) -> None:
-            bucket, name = request.params.get('bucket_name'), named(request)
-            now = generation(storage, bucket, name) if bucket and name else '0'
-            wanted, unwanted = (request.query.get(f'ifGeneration{what}', [None])[0] for what in ('Match', 'NotMatch'))
-            if 'upload_id' in request.query:
-                (cancelled if request.method == 'DELETE' else part)(request, response, storage)
-            elif wanted not in (None, now):
-                response.status = HTTPStatus.PRECONDITION_FAILED
-                response.json({'error': {'code': 412, 'message': 'conditionNotMet'}})
-            elif unwanted == now != '0':
-                response.status = HTTPStatus.NOT_MODIFIED
-            else:
-                handler(request, response, storage, *arguments, **more)
-                if bucket and name:
-                    response['x-goog-generation'] = generation(storage, bucket, name)
-
-        def alone(*arguments, **more) -> None:
-            with ALONE:
-                handle(*arguments, **more)
-
-        return alone
-
-    parsed = server._read_data
-
-    def exact(handler, query):
-        """Its own way through a multipart takes the last of some line ends for the part's."""
-        kind = handler.headers.get('Content-Type') or ''
-        if not kind.startswith('multipart/related'):
-            return parsed(handler, query)
-        raw = server._decode_raw_data(server._read_raw_data(handler), handler)
-        boundary = re.search('boundary="?([^";]+)', kind)[1].encode()
-        _, first, second = raw.split(b'--' + boundary, 2)
-        end = b'\r\n' if second.startswith(b'\r\n') else b'\n'
-        head, content = second.split(2 * end, 1)
-        said, content = first.split(2 * end, 1)[1], content[: content.rindex(end + b'--' + boundary)]
-        return {'meta': json.loads(said), 'content': content, 'content-type': head.decode().split(':')[1].strip()}
-
     def more(regex: str) -> list:
         return [('DELETE', cancelled)] if regex.startswith('^/upload/') else []
 
-    server._read_data = exact
+    server._read_data = functools.partial(exact, server._read_data)
     server.HANDLERS = tuple(
         (regex, {method: completed(handler) for method, handler in [*handlers.items(), *more(regex)]})
         for regex, handlers in server.HANDLERS

@@ -73,7 +73,7 @@ class Request:
     sent: int  # bytes
     received: int
 
-    name: str = ''  # of the object, where its path has none, as that of an upload in parts has
+    names: tuple[str, ...] = ()  # of the objects, where its path has none
 
     @property
     def writes(self) -> bool:
@@ -81,7 +81,7 @@ class Request:
 
     @property
     def named(self) -> str:
-        return f'{self.path} {self.name}'
+        return ' '.join((self.path, *self.names))
 
 
 @dataclasses.dataclass
@@ -144,9 +144,7 @@ class Proxy:
             status, headers, content = answer.status, [], answer.text.encode()
         else:
             status, headers, content = self.passed_on(handler, to, body)
-        name = re.search(rb'"name": "([^"]+)"', body[:1000]) if 'uploadType=multipart' in path else None
-        said = name[1].decode() if name else ''
-        self.requests.append(Request(handler.command, path, len(body), len(content), said))
+        self.requests.append(Request(handler.command, path, len(body), len(content), told(path, body)))
         if answer.lost:
             lose(handler)
             return
@@ -193,6 +191,15 @@ class Proxy:
             for request in self.requests
             if path in request.path and all(getattr(request, name) == value for name, value in what.items())
         ]
+
+
+def told(path: str, body: bytes) -> tuple[str, ...]:
+    """The objects that a request names in what it sends: one that is uploaded, or many that are deleted."""
+    if 'uploadType=multipart' in path:
+        found = re.findall(rb'"name": "([^"]+)"', body[:1000])
+    else:
+        found = re.findall(b'<Key>([^<]+)</Key>', body) if path.endswith('?delete') else []
+    return tuple(name.decode() for name in found)
 
 
 def lose(handler: http.server.BaseHTTPRequestHandler) -> None:

@@ -57,6 +57,15 @@ def made(folder, source, processes=1, **changes):
     return Store(folder)
 
 
+def of_many_shards(folder):
+    """A store of many small shards, in two domains."""
+    parts = {}
+    for number, name in enumerate(('prose', 'code')):
+        source = written(folder / f'{name}.jsonl', corpus_of(40 * (number + 1), seed=number))
+        parts[name] = dict(source=source)
+    return made(folder / 'store', mixture(folder, parts), shard_tokens=150, bos='documents')
+
+
 def documents(store, side, domain=''):
     """The ids of each document, without what opens and closes it."""
     row = store.row(side, domain)

@@ -10,7 +10,7 @@ import pytest
 from buckets import LENGTH, exactly_equal, expecting, fetched, large, reader, received, spec_on, uploaded
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from stores import Array, chat, corpus_of, made, mixture, written
+from stores import Array, chat, corpus_of, made, of_many_shards
 
 from sinklab.data.sequences.interventions import Intervened
 from sinklab.data.sequences.shuffled import Shuffled
@@ -28,13 +28,7 @@ def store(tmp_path_factory):
 
 @pytest.fixture(scope='module')
 def mixed(tmp_path_factory):
-    """A store of many small shards, in two domains."""
-    folder = tmp_path_factory.mktemp('mixed')
-    parts = {}
-    for number, name in enumerate(('prose', 'code')):
-        source = written(folder / f'{name}.jsonl', corpus_of(40 * (number + 1), seed=number))
-        parts[name] = dict(source=source)
-    return made(folder / 'store', mixture(folder, parts), shard_tokens=150, bos='documents')
+    return of_many_shards(tmp_path_factory.mktemp('mixed'))
 
 
 @pytest.fixture(autouse=True)

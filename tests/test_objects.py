@@ -21,13 +21,7 @@ from sinklab.record import Refusal
 MINUTE = 60.0
 
 
-@pytest.fixture(autouse=True)
-def impatient(monkeypatch):
-    """Seconds for minutes."""
-    monkeypatch.setattr(patience, 'PAUSE', 0.05)
-    patience.LAST.clear()
-    with hasty(20.0):
-        yield
+pytestmark = pytest.mark.usefixtures('impatient')
 
 
 @pytest.fixture

@@ -6,17 +6,10 @@ import pytest
 from emulators import Answer
 from failing import once, write
 
-from sinklab.files import patience, tree
-from sinklab.files.place import hasty, place, storage
+from sinklab.files import tree
+from sinklab.files.place import place, storage
 
-
-@pytest.fixture(autouse=True)
-def impatient(monkeypatch):
-    """Seconds for minutes."""
-    monkeypatch.setattr(patience, 'PAUSE', 0.05)
-    patience.LAST.clear()
-    with hasty(20.0):
-        yield
+pytestmark = pytest.mark.usefixtures('impatient')
 
 
 def test_a_write_whose_answer_was_lost_knows_itself(bucket):

@@ -18,17 +18,10 @@ from emulators import Answer
 from failing import ASKED, always, read, write
 
 from sinklab.files import patience
-from sinklab.files.place import hasty, place
+from sinklab.files.place import place
 from sinklab.record import Refusal
 
-
-@pytest.fixture(autouse=True)
-def impatient(monkeypatch):
-    """Seconds for minutes."""
-    monkeypatch.setattr(patience, 'PAUSE', 0.05)
-    patience.LAST.clear()
-    with hasty(20.0):
-        yield
+pytestmark = pytest.mark.usefixtures('impatient')
 
 
 @pytest.mark.parametrize('asked', ASKED)

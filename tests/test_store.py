@@ -10,7 +10,7 @@ import pytest
 from conftest import tiny
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from stores import BEGIN, END, corpus_of, made, mixture, other_tokenizer, recipe, texts_of, written
+from stores import BEGIN, END, corpus_of, made, mixture, of_many_shards, other_tokenizer, recipe, texts_of, written
 
 from sinklab.cli.main import main
 from sinklab.data.batches import sequences
@@ -25,13 +25,7 @@ from sinklab.record import Refusal
 
 @pytest.fixture(scope='module')
 def store(tmp_path_factory):
-    """Of many small shards, in two domains."""
-    folder = tmp_path_factory.mktemp('made')
-    parts = {}
-    for number, name in enumerate(('prose', 'code')):
-        source = written(folder / f'{name}.jsonl', corpus_of(40 * (number + 1), seed=number))
-        parts[name] = dict(source=source)
-    return made(folder / 'store', mixture(folder, parts), shard_tokens=150, bos='documents')
+    return of_many_shards(tmp_path_factory.mktemp('made'))
 
 
 @pytest.fixture

@@ -21,14 +21,8 @@ from sinklab.record import Refusal
 
 TEMPORARY = '.orbax-checkpoint-tmp'  # in the name of what is being saved
 REGION = 'AWS_REGION', 'AWS_DEFAULT_REGION'
-HEALTHY = (
-    Refusal,
-    MemoryError,
-    PermissionError,
-    TimeoutError,
-    Unanswered,
-    jax.errors.JaxRuntimeError,
-)  # nothing of the files
+# Nothing of the files.
+HEALTHY = (Refusal, MemoryError, PermissionError, TimeoutError, Unanswered, jax.errors.JaxRuntimeError)
 
 
 @contextlib.contextmanager

@@ -41,7 +41,7 @@ def room(folder: Folder, saving: Path | None = None) -> Iterator[None]:
 def words_of(folder: Folder, error: Exception) -> str | None:
     """What to say of an error; None where it is not about the folder."""
     file = getattr(error, 'filename', None)
-    if isinstance(file, str) and not is_remote(file) and not is_inside(Path(file), folder.path):
+    if isinstance(file, str) and not is_inside(file, folder.path):
         return None
     number, said = getattr(error, 'errno', None), str(error)
     for cause, words in WORDS.items():
@@ -51,8 +51,10 @@ def words_of(folder: Folder, error: Exception) -> str | None:
     return VANISHED if lost and not folder.checkpoints.exists() else None
 
 
-def is_inside(file: Path, folder: Path) -> bool:
-    return not is_remote(folder) and file.absolute().is_relative_to(folder.absolute())
+def is_inside(file: str, folder: Path) -> bool:
+    if is_remote(file) or is_remote(folder):
+        return is_remote(file) and is_remote(folder)
+    return Path(file).absolute().is_relative_to(folder.absolute())
 
 
 def line(error: Exception) -> str:

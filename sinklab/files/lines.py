@@ -11,6 +11,7 @@ import threading
 from collections.abc import Callable
 from pathlib import Path
 
+from sinklab.files.known import listing
 from sinklab.files.place import is_remote, storage
 from sinklab.files.tree import content
 
@@ -103,8 +104,7 @@ def segments(path: Path) -> Path:
 
 def known(path: Path) -> list[tuple[str, int]]:
     """(name, bytes) of the segments that there are."""
-    found = storage(path).find(os.fspath(segments(path)), detail=True)
-    return sorted((name.rpartition('/')[2], about['size']) for name, about in found.items())
+    return sorted((name, about.size) for name, about in listing(segments(path)).items())
 
 
 def read(path: Path, start: int = 0) -> bytes:

@@ -15,6 +15,7 @@ from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
+from sinklab.files.known import Known, listing
 from sinklab.files.place import is_remote, storage
 
 COMMIT = 'commit_success.txt'  # as Orbax has it
@@ -52,8 +53,7 @@ def finished(folder: Path) -> list[str]:
 def names(folder: Path) -> list[str]:
     """Of all files of a folder, by their paths in it, as far as they are there."""
     if is_remote(folder):
-        root = os.fspath(folder).partition('://')[2] + '/'
-        return sorted(found.removeprefix(root) for found in storage(folder).find(os.fspath(folder)))
+        return sorted(listing(folder))
 
     def refuse(error: OSError) -> None:
         if not isinstance(error, ABSENT):
@@ -78,7 +78,7 @@ def is_made(folder: Path) -> bool:
 def size(folder: Path) -> int:
     """Bytes of all files of a folder."""
     if is_remote(folder):
-        return sum(about['size'] for about in storage(folder).find(os.fspath(folder), detail=True).values())
+        return sum(known.size for known in listing(folder).values())
     found = (folder / name for name in names(folder))
     return sum(path.stat().st_size for path in found if path.exists())  # somebody may be taking them away
 
@@ -104,9 +104,8 @@ class File:
 def files(folder: Path, names: Iterable[str]) -> dict[str, File]:
     """Those of some files of a folder that are there."""
     if is_remote(folder):
-        root = os.fspath(folder).partition('://')[2] + '/'
-        known = storage(folder).find(os.fspath(folder), detail=True)
-        return {name: of_object(folder / name, known[root + name]) for name in names if root + name in known}
+        there = listing(folder)
+        return {name: of_object(folder / name, there[name]) for name in names if name in there}
     found = {}
     for name in names:
         path = folder / name
@@ -115,9 +114,8 @@ def files(folder: Path, names: Iterable[str]) -> dict[str, File]:
     return found
 
 
-def of_object(path: Path, known: dict) -> File:
-    mark = next(f'{name} {known[name]}' for name in ('md5Hash', 'crc32c', 'ETag') if name in known)
-    return File(path, known['size'], lambda: mark)
+def of_object(path: Path, known: Known) -> File:
+    return File(path, known.size, lambda: known.content)
 
 
 def kind_of(digest: str) -> str:
@@ -145,7 +143,17 @@ def remove(folder: Path) -> None:
         return
     with contextlib.suppress(FileNotFoundError):
         (folder / COMMIT).unlink()
-    at, left = storage(folder), [os.fspath(folder / name) for name in names(folder)]
+    discard(folder, names(folder))
+
+
+def discard(folder: Path, names: Iterable[str]) -> None:
+    """Takes away some files of a folder."""
+    paths = [folder / name for name in names]
+    if not is_remote(folder):
+        for path in paths:
+            path.unlink()
+        return
+    at, left = storage(folder), [os.fspath(path) for path in paths]
     with contextlib.suppress(FileNotFoundError):
         if plain := [path for path in left if not PATTERN & set(path)]:
             at.rm(plain)

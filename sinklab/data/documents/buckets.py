@@ -16,6 +16,7 @@ from pathlib import PurePosixPath
 from typing import Any, BinaryIO
 
 from sinklab.data.documents.files import alternatives, reading
+from sinklab.files.known import Known, known, listing
 from sinklab.files.place import place, storage
 from sinklab.record import Refusal
 
@@ -116,7 +117,7 @@ def matches(pattern: str) -> list[tuple[str, Object]]:
             roots.append(parts[:-1])
             found |= {plain: alone} if alone else {}
             if not alone:
-                listing(plain, roots[-1], parts[-1])  # says when there is no such bucket
+                below(plain, roots[-1], parts[-1])  # says when there is no such bucket
         else:
             roots.append([*itertools.takewhile(lambda part: not glob.has_magic(part), parts)])
             found |= many(plain, roots[-1])
@@ -134,7 +135,8 @@ def one(url: str) -> Object | None:
         return None
     with reading(url):
         try:
-            return object_of(url, storage(url).info(url))
+            about = storage(url).info(url)
+            return object_of(url, known(about)) if about['type'] == 'file' and not url.endswith('/') else None
         except FileNotFoundError:
             return None
 
@@ -143,27 +145,25 @@ def many(pattern: str, fixed: list[str]) -> dict[str, Object]:
     """The objects that match, by their names."""
     rest = pattern.split('/')[len(fixed) :]
     prefix = '' if rest[0] == '**' else ''.join(itertools.takewhile(lambda letter: letter not in '*?[', rest[0]))
-    objects = (object_of(f'{fixed[0]}//{name}', known) for name, known in listing(pattern, fixed, prefix).items())
-    return {known.url: known for known in objects if known and fits(known.url.split('/')[len(fixed) :], rest)}
+    there = {name: about for name, about in below(pattern, fixed, prefix).items() if fits(name.split('/'), rest)}
+    return {f'{"/".join(fixed)}/{name}': object_of(f'{"/".join(fixed)}/{name}', there[name]) for name in there}
 
 
-def listing(pattern: str, folder: list[str], prefix: str) -> dict[str, dict[str, Any]]:
+def below(pattern: str, folder: list[str], prefix: str) -> dict[str, Known]:
     """What lies below a folder, as far as it begins so; a bucket that is not there is told from one that is empty."""
     with reading(pattern):
         try:
-            return storage(pattern).find('/'.join(folder), detail=True, prefix=prefix)
+            return listing('/'.join(folder), prefix)
         except FileNotFoundError:  # without a bucket it is ENXIO
             return {}
 
 
-def object_of(url: str, known: dict[str, Any]) -> Object | None:
-    if known['type'] != 'file' or url.endswith('/'):
-        return None
-    if known.get('contentEncoding') == 'gzip':
+def object_of(url: str, about: Known) -> Object:
+    if about.unpacked:
         raise Refusal(
             f'{url} is unpacked by its storage (Content-Encoding: gzip); put it there as a file that is .gz'
         )
-    return Object(url, known['size'], known.get('generation') or known['ETag'])
+    return Object(url, about.size, about.version)
 
 
 def fits(parts: list[str], pattern: list[str]) -> bool:

@@ -11,6 +11,7 @@ from pathlib import Path
 import numpy as np
 
 from sinklab.data.store.threads import fetchers
+from sinklab.files.known import listing
 from sinklab.files.place import storage
 from sinklab.files.whole import whole
 from sinklab.record import Refusal
@@ -23,24 +24,19 @@ class Far:
 
     def __init__(self, folder: Path):
         self.folder, self.storage = os.fspath(folder), storage(folder)
-        found = self.storage.find(self.folder, detail=True)
-        root = self.folder.partition('://')[2] + '/'
-        self.known = {
-            name.removeprefix(root): (int(known['size']), str(known.get('generation') or known['ETag']))
-            for name, known in found.items()
-        }
+        self.known = listing(folder)
 
     def mark(self, files: Iterable[str]) -> str:
         """Of some files together, for processes to compare."""
         return hashlib.sha256(repr([(file, self.known.get(file)) for file in files]).encode()).hexdigest()[:16]
 
     def read(self, file: str, start: int = 0, end: int | None = None) -> bytes:
-        size, mark = self.known[file]
-        end = size if end is None else end
+        known = self.known[file]
+        end = known.size if end is None else end
         if start >= end:
             return b''
         try:
-            return self.storage.read_range(f'{self.folder}/{file}', start, end, mark)
+            return self.storage.read_range(f'{self.folder}/{file}', start, end, known.version)
         except OSError as error:
             if error.errno == errno.ESTALE:
                 words = f'{self.folder} has changed since it was opened: {file} is another file now, or gone'
@@ -55,7 +51,7 @@ class Ranged:
         self.far, self.file, self.kind, self.sha256 = far, file, kind, sha256
 
     def __len__(self) -> int:
-        return self.far.known[self.file][0] // self.kind.itemsize
+        return self.far.known[self.file].size // self.kind.itemsize
 
     def __getitem__(self, where: slice) -> np.ndarray:
         start, end, _ = where.indices(len(self))

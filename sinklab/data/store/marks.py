@@ -5,21 +5,16 @@ import os
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 
+from sinklab.files.known import listing
 from sinklab.files.place import storage
 from sinklab.files.whole import whole
 
 MARKS = 'marks.json'  # of a finished store in a bucket, beside its meta.json
-CONTENT = ('md5Hash', 'crc32c', 'ETag')  # what storage says of a content, the best first
 
 
 def seen(folder: Path, prefix: str = '') -> dict[str, str]:
     """Size and mark of each object of a folder whose name begins so, by one request for a thousand."""
-    found = storage(folder).find(os.fspath(folder), detail=True, prefix=prefix)
-    return {path.rpartition('/')[2]: mark(known) for path, known in found.items()}
-
-
-def mark(known: Mapping) -> str:
-    return f'{known["size"]} {next(known[name] for name in CONTENT if known.get(name))}'
+    return {name: f'{known.size} {known.content}' for name, known in listing(folder, prefix).items()}
 
 
 def kept(folder: Path) -> dict[str, str]:
@@ -40,8 +35,3 @@ def texts(folder: Path, files: Iterable[str]) -> list[str]:
     paths = [os.fspath(folder / file) for file in files]
     found = storage(folder).cat(paths) if paths else {}
     return [found[path.partition('://')[2]].decode() for path in paths]
-
-
-def remove(folder: Path, files: Iterable[str]) -> None:
-    if paths := [os.fspath(folder / file) for file in files]:
-        storage(folder).rm(paths)

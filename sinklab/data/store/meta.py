@@ -14,6 +14,7 @@ from sinklab.data.store.recipe import SETTINGS, Recipe, hash_of
 from sinklab.data.store.shard import FORMAT, META, PROBE, RECIPE, SIDES, TOKENIZER, Shard, digest
 from sinklab.data.tokens.encode import dtype
 from sinklab.data.tokens.tokenizer import load, size
+from sinklab.files import tree
 from sinklab.files.place import is_remote
 from sinklab.files.whole import whole
 from sinklab.record import Refusal
@@ -66,11 +67,7 @@ def write(
     )
     with whole(folder / META) as unfinished:
         unfinished.write_text(json.dumps(meta, indent=1) + '\n', encoding='utf-8')
-    if is_remote(folder):
-        marks.remove(folder, [f'{shard.name}.json' for shard in shards])
-        return
-    for shard in shards:
-        (folder / f'{shard.name}.json').unlink()
+    tree.discard(folder, [f'{shard.name}.json' for shard in shards])
 
 
 def read(folder: epath.Path) -> dict:

@@ -167,7 +167,7 @@ class Store:
             return (self.path / file).stat().st_size
         if file not in self.far.known:
             raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT))
-        return self.far.known[file][0]
+        return self.far.known[file].size
 
     def refuse(self, damage: str) -> None:
         raise Refusal(

@@ -12,6 +12,7 @@ import numpy as np
 
 from sinklab.data.store import marks
 from sinklab.data.store.shard import DOCUMENT, DOCUMENTS, IDS, PREDICTED, Shard
+from sinklab.files import tree
 from sinklab.files.place import is_remote
 from sinklab.files.whole import upload
 from sinklab.record import Refusal
@@ -139,7 +140,7 @@ class Stream:
             shards.append(shard)
             self.marks |= found
         late = [file for file in seen if file.endswith('.json') and file >= f'{self.name(len(shards))}.json']
-        marks.remove(self.folder, late)
+        tree.discard(self.folder, late)
         return shards
 
     def passes(self, entry: Entry) -> bool:
