@@ -115,10 +115,15 @@ def test_of_several_who_write_over_what_they_have_seen_one_does(bucket):
     assert at.write_marked(path, b'5', second) is None
 
 
-@pytest.mark.parametrize('given', ['http://x/y', 'az://b/x', 'gs://', 's3:///'])
+@pytest.mark.parametrize('given', ['http://x/y', 'az://b/x', 'gs://', 's3:///', 'gs:/b/x', 's3:b/x'])
 def test_what_is_no_place_is_refused(given):
     with pytest.raises(Refusal):
         place(given)
+
+
+@pytest.mark.parametrize('given', ['runs/gs:/x', 'a:b', 'gs/x'])
+def test_a_colon_alone_makes_no_bucket(given):
+    assert not is_remote(place(given))
 
 
 def test_a_bucket_that_is_not_there_is_said(bucket):

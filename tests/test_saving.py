@@ -1,11 +1,13 @@
 """When a run saves, and what it says where there is too little time to."""
 
+import time
+
 import jax.numpy as jnp
 import pytest
 from conftest import tiny
 from runs import Hearing, spec, train
 
-from sinklab.checkpoint import digests
+from sinklab.checkpoint import checkpoints, digests
 from sinklab.checkpoint.checkpoints import Checkpoints
 from sinklab.folder import Folder
 from sinklab.lease import Superseded
@@ -123,3 +125,15 @@ def test_all_wait_for_the_saves_of_all_at_an_end_that_they_agree_on(error, told)
     else:
         end()
     assert saved.told == told
+
+
+def test_whoever_waits_long_for_a_save_is_told(tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(checkpoints, 'TOLD', 0.05)
+    saved = Checkpoints(Folder(tmp_path), spec('x').checkpoint, {})
+    saved.newest, saved.pending = 4, saved.pool.submit(lambda: time.sleep(0.3) or 0.3)
+    saved.wait()
+    lines = capsys.readouterr().err.splitlines()
+    assert len(lines) > 1
+    assert all(line.startswith(f'the checkpoint of step 4 is being written to {tmp_path}; waiting') for line in lines)
+    saved.close()
+    assert capsys.readouterr().err == ''

@@ -74,6 +74,10 @@ def test_of_what_was_there_before_the_newest_is_told_and_what_was_last_measured(
     told = Told()
     next(tail.followed(folder, told))
     assert told.steps == [6, 8]
+    write(folder, line(9, **{'sink/1': 0.5}))
+    told = Told()
+    next(tail.followed(folder, told))
+    assert told.steps == [6, 9]
 
 
 def test_an_owner_out_of_sight_is_followed_until_it_is_not_heard_of(folder, monkeypatch):

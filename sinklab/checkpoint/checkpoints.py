@@ -1,8 +1,10 @@
 """Checkpoints: asynchronous, of the whole state, with the fingerprint of the data that it was trained on."""
 
 import dataclasses
+import sys
 import time
 from collections.abc import Callable
+from concurrent import futures
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any
 
@@ -17,6 +19,8 @@ from sinklab.folder import Folder, differences
 from sinklab.group import Alone, Group, once, together
 from sinklab.record import Refusal
 from sinklab.spec import Checkpoint
+
+TOLD = 30.0  # seconds that somebody waits for a save until that is said, and between two times
 
 
 class Checkpoints:
@@ -130,7 +134,15 @@ class Checkpoints:
         pending, self.pending = self.pending, None
         if pending:
             with room(self.folder):
-                self.seconds = pending.result()
+                self.seconds = self.told(pending).result()
+
+    def told(self, pending: Future[float]) -> Future[float]:
+        """What is being written, once it is; that it takes long is said while somebody waits for it."""
+        begun, waiting = time.monotonic(), (pending,)
+        while futures.wait(waiting, TOLD).not_done:
+            words = f'the checkpoint of step {self.newest} is being written to {self.folder}'
+            print(f'{words}; waiting for {time.monotonic() - begun:.0f} s', file=sys.stderr, flush=True)
+        return pending
 
     def wait_for_all(self) -> None:
         """Until all processes have saved what they save: who leaves takes the others with it."""

@@ -122,4 +122,4 @@ def reason(error: BaseException) -> str:
     """The beginning of what it all came from."""
     while error.__cause__:
         error = error.__cause__
-    return f'{type(error).__name__}: {" ".join(str(error).split())[:80]}'
+    return f'{type(error).__name__}: {" ".join(str(error).split())[:160]}'

@@ -42,7 +42,8 @@ def spec_of(folder: Folder) -> Spec:
     try:
         return parse(folder.read('config'))
     except FileNotFoundError as error:
-        raise Refusal(f'{folder} holds no run; give the folder of one') from error
+        lacks = 'holds no run' if folder.path.exists() else 'is not there'
+        raise Refusal(f'{folder} {lacks}; give the folder of a run') from error
     except Refusal as refusal:
         commit = folder.environment().get('commit')
         raise Refusal(

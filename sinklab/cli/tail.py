@@ -45,7 +45,8 @@ def followed(folder: Folder, listener: Listener) -> Iterator[None]:
 
     watch, alive, attempts = Watch(folder.path / NAME), time.monotonic(), 0
     records, byte = folder.lines_from(0)
-    records = [*[record for record in records if HEADLINE.name in record][-1:], *records[-1:]]
+    measured = [record for record in records[:-1] if HEADLINE.name in record]
+    records = [*measured[-1:], *records[-1:]]
     while True:
         watch.look()
         if not watch.is_gone:

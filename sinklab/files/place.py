@@ -48,8 +48,14 @@ def register(scheme: str) -> None:
 
 
 def is_remote(path: str | os.PathLike) -> bool:
-    """Whether it lies in a bucket, where files are objects: whole or not there, and never appended to."""
-    return '://' in os.fspath(path)
+    """Whether it lies in a bucket, where files are objects: whole or not there, and never appended to.
+
+    Raises Refusal of gs:/bucket, by which nobody means a folder `gs:`.
+    """
+    scheme, colon, rest = os.fspath(path).partition(':')
+    if colon and scheme in BUCKETS and not rest.startswith('//'):
+        raise Refusal(f'{scheme}:{rest} is no bucket; give {scheme}://{rest.lstrip("/")}')
+    return rest.startswith('//')
 
 
 def storage(path: Path) -> Any:

@@ -76,7 +76,8 @@ def writable(folder: Path) -> Iterator[None]:
     except OSError as error:
         if error.errno not in UNWRITABLE:
             raise
+        mend = 'make it' if error.errno == errno.ENXIO else 'make room'
         raise Refusal(
-            f'{folder} cannot be written ({error.strerror}); choose another folder, or make room and give the same '
+            f'{folder} cannot be written ({error.strerror}); choose another folder, or {mend} and give the same '
             'command again: what is finished there is kept'
         ) from error

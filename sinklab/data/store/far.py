@@ -40,7 +40,7 @@ class Far:
         except OSError as error:
             if error.errno == errno.ESTALE:
                 words = f'{self.folder} has changed since it was opened: {file} is another file now, or gone'
-                raise Refusal(f'{words}; bring it back, or give the same command again') from error
+                raise Refusal(f'{words}; bring it back and give the same command again') from error
             raise
 
 
