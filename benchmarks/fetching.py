@@ -27,6 +27,7 @@ from sinklab.data.batches import sequences
 from sinklab.data.prepare import prepare
 from sinklab.data.store import far, store
 from sinklab.data.store.recipe import Recipe
+from sinklab.files import known
 from sinklab.parse import parse
 from sinklab.spec import Spec
 from sinklab.train.ahead import Ahead
@@ -70,7 +71,10 @@ def made(folder: Path, tokens: int) -> Path:
 def bucket(folder: Path, latency: float) -> Iterator[Slow]:
     """s3://b/s in the place of a folder."""
     slow, meta = Slow(folder, latency), json.loads((folder / 'meta.json').read_text())
-    with patched(far, 'storage', return_value=slow), patched(store.meta, 'read', return_value=meta):
+    of_bucket = (patched(module, 'storage', return_value=slow) for module in (far, known))
+    with contextlib.ExitStack() as patches:
+        for patch in (*of_bucket, patched(store.meta, 'read', return_value=meta)):
+            patches.enter_context(patch)
         yield slow
 
 
