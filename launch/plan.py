@@ -1,0 +1,118 @@
+"""A plan: files to write, then commands to run. It is printed as the shell script that does the same, or executed."""
+
+import collections
+import dataclasses
+import os
+import re
+import shlex
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+from launch.job import Refusal
+
+TOOLS = {
+    'gcloud': 'install it from https://cloud.google.com/sdk/docs/install',
+    'kubectl': 'install it by gcloud components install kubectl gke-gcloud-auth-plugin',
+    'uv': 'install it by pip install uv',
+    'sinklab': "install it by pip install -e '.[gcs]'",
+    'aws': 'install it by pip install awscli',
+}
+SLURM = 'give this command where jobs of the cluster are given, its login node'
+# What schedulers say when they refuse -> what to do about it.
+HINTS = {
+    r'quota|RESOURCE_EXHAUSTED': (
+        'ask for more at https://console.cloud.google.com/iam-admin/quotas, or take another --zone, --spot or a '
+        'smaller --accelerator'
+    ),
+    r'no more capacity|stockout|not enough resources': 'nothing is free there; take another --zone, or wait',
+    r'QOS|AssocMaxSubmitJobLimit|AssocGrp': 'a limit of your account; see sacctmgr show associations user=$USER',
+    r'already exists|ALREADY_EXISTS': 'the verb status says how it is; stop it, or take another name',
+    r'PERMISSION_DENIED|Forbidden|does not have permission': 'gcloud auth list says as whom you ask',
+    r'NOT_FOUND|NotFound': 'the verb status says what is there',
+    r'connection .*refused|Unable to connect': 'gcloud container clusters get-credentials CLUSTER has kubectl ask it',
+}
+
+
+@dataclasses.dataclass(frozen=True)
+class File:
+    path: str
+    text: str
+
+
+@dataclasses.dataclass(frozen=True)
+class Command:
+    """An argument list; if it is `optional` and fails, the plan goes on; if it is `live`, the terminal is its own."""
+
+    argv: tuple[str, ...]
+    optional: bool = False
+    live: bool = False
+
+    def __str__(self) -> str:
+        return shlex.join(self.argv) + (' || true' if self.optional else '')
+
+
+def command(*argv: str, optional: bool = False) -> Command:
+    return Command(tuple(argv), optional)
+
+
+@dataclasses.dataclass(frozen=True)
+class Plan:
+    files: tuple[File, ...] = ()
+    commands: tuple[Command, ...] = ()
+
+    def __add__(self, other: 'Plan') -> 'Plan':
+        return Plan((*self.files, *other.files), (*self.commands, *other.commands))
+
+    def live(self) -> 'Plan':
+        return Plan(self.files, tuple(dataclasses.replace(one, live=True) for one in self.commands))
+
+    def __str__(self) -> str:
+        """A script that does all of it."""
+        return '\n'.join(['#!/bin/bash', 'set -eu', *map(written, self.files), *map(str, self.commands), ''])
+
+    def execute(self) -> None:
+        """All of it, up to the first command that fails; nothing, where a program is missing."""
+        for program in dict.fromkeys(one.argv[0] for one in self.commands):
+            if not shutil.which(program):
+                raise Refusal(f'{program} is not there; {TOOLS.get(program, SLURM)}')
+        for file in self.files:
+            Path(file.path).parent.mkdir(parents=True, exist_ok=True)
+            Path(file.path).write_text(file.text, encoding='utf-8')
+        for number, one in enumerate(self.commands):
+            code, said = executed(one)
+            if code and not one.optional:
+                raise Refusal(failed(one, code, said, len(self.commands) - number - 1))
+
+
+def written(file: File) -> str:
+    """Bash that writes a file."""
+    end = 'END'
+    while end in file.text.splitlines():
+        end += '_'
+    path = shlex.quote(file.path)
+    body = file.text if file.text.endswith('\n') else f'{file.text}\n'
+    return f"mkdir -p {shlex.quote(os.path.dirname(file.path) or '.')}\ncat > {path} <<'{end}'\n{body}{end}"
+
+
+def executed(one: Command) -> tuple[int, list[str]]:
+    """(exit code, the last lines of stderr) of a command, which speaks for itself meanwhile."""
+    print(f'$ {one}', file=sys.stderr, flush=True)
+    if one.live:
+        return subprocess.run(one.argv).returncode, []
+    said = collections.deque(maxlen=20)
+    with subprocess.Popen(one.argv, stderr=subprocess.PIPE, text=True, errors='replace') as process:
+        for line in process.stderr:
+            sys.stderr.write(line)
+            said.append(line.strip())
+    return process.returncode, [line for line in said if line]
+
+
+def failed(one: Command, code: int, said: list[str], left: int) -> str:
+    text = '\n'.join(said)
+    hint = next((hint for pattern, hint in HINTS.items() if re.search(pattern, text, re.IGNORECASE)), 'see above')
+    rest = f'; {left} more to run were not' if left else ''
+    return (
+        f'{shlex.join(one.argv[:4])} ... exits with {code} ({said[-1] if said else "without a word"}): {hint}{rest}'
+    )

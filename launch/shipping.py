@@ -1,0 +1,44 @@
+"""The code of a job: a wheel of this tree, pinned versions, the config file; what makes an environment of them."""
+
+from pathlib import Path
+
+from launch.job import Job, Refusal, option
+from launch.plan import Command, File, Plan, command
+
+ROOT = Path(__file__).parents[1]
+PYTHON = '3.11'
+# Versions of pins/ are made anew by make pins.
+INSTALL = f"""#!/bin/bash
+# The environment of this code, made once. What runs in that of other code is left alone.
+set -eu
+cd "$(dirname "$0")"
+env=env-$(cat pins.txt sinklab-*.whl | sha256sum | cut -c1-12)
+if ! [[ -e "$env/made" ]]; then
+  uv venv --quiet --clear --python {PYTHON} "$env"
+  uv pip install --quiet --python "$env/bin/python" --no-deps --requirements pins.txt sinklab-*.whl
+  touch "$env/made"
+fi
+ln -sfn "$env" env
+"""
+
+
+def shipped(job: Job, here: str, pins: str, *files: File) -> Plan:
+    """Checks a job's row, and puts files and all that its code needs into a folder; pins: tpu or gpu."""
+    file, _, row = (option(job.arguments, 'config') or '').partition(':')
+    check = [command('sinklab', 'rows', f'--config={file}')] if row else []
+    # By way of an archive of the sources: a wheel of the tree itself keeps what an earlier one has left in build/.
+    wheel = command('uv', 'build', '--quiet', '--out-dir', here, str(ROOT))
+    versions = command('cp', str(ROOT / 'launch' / 'pins' / f'{pins}.txt'), f'{here}/pins.txt')
+    return Plan((File(f'{here}/install.sh', INSTALL), *files), (*check, wheel, versions, *copied(file, here)))
+
+
+def copied(file: str, here: str) -> list[Command]:
+    """A copy of a config file, at the same path from a folder as from here."""
+    if not file:
+        return []
+    if Path(file).is_absolute() or '..' in Path(file).parts:
+        raise Refusal(
+            f'--config={file} must lie below this folder, to be found by the same path elsewhere; copy it here'
+        )
+    there = Path(here, file)
+    return [command('mkdir', '-p', str(there.parent)), command('cp', file, str(there))]

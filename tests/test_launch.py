@@ -1,0 +1,161 @@
+"""Launchers: what they would run, word for word; and that it is what they run."""
+
+import ast
+import os
+import re
+import shlex
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from recorders import HARD, NAMES, RUN, SUBMIT, WHERE, launched, printed, recorded, scheduler
+
+from launch import command, job, tpus
+from sinklab.cli.main import parser
+from sinklab.processes.ending import CAUSES
+
+ROOT = Path(__file__).parents[1]
+
+
+@pytest.fixture
+def recorders(tmp_path, monkeypatch):
+    return recorded(tmp_path, monkeypatch)
+
+
+def tree(folder):
+    files = (path for path in folder.rglob('*') if path.is_file() and not path.is_relative_to(folder / 'bin'))
+    return {str(path.relative_to(folder)): path.read_bytes() for path in files}
+
+
+@pytest.mark.parametrize('name', NAMES)
+def test_what_is_printed_does_what_is_executed(name, recorders, tmp_path, capsys):
+    """As a script of bash, to the last word and byte; whatever a path holds."""
+    shared = tmp_path / "o'brien's code $HOME"
+    given = [one for one in SUBMIT[name] if not one.startswith(('--code', '--workdir'))]
+    given += ['--config.data.source=stdlib', "--config.optimizer.schedule=it's $HOME"]
+    given[2:2] = [f'--workdir={HARD}', "--env=WORDS=a 'b' $c", *([f'--code={shared}'] if name == 'slurm' else [])]
+    script = printed(capsys, name, given)
+    assert not recorders.calls.exists()
+    assert launched(name, [*given[:2], '--execute', *given[2:]]) == 0
+    executed, made = recorders.heard(), tree(tmp_path)
+    for path in ('runs', shared):
+        shutil.rmtree(path, ignore_errors=True)
+    subprocess.run(['bash', '-c', script], check=True, env=recorders.environment)
+    assert recorders.heard() == executed
+    assert tree(tmp_path) == made
+    assert executed
+
+
+@pytest.mark.parametrize('name', NAMES)
+def test_a_run_gets_its_arguments_as_they_were_given(name, recorders, capsys, tmp_path):
+    """Read back from what starts it: a script of bash, or the words of a container."""
+    given = [one for one in SUBMIT[name] if not one.startswith('--workdir')]
+    given[2:2] = [f'--workdir={HARD}', "--env=WORDS=a 'b' $(c) $HOME", '--compiled=gs://b/c d']
+    where = '--code=/opt/sinklab' if name == 'slurm' else ''
+    ours_of = scheduler(name)
+    ours, arguments = command.split([one for one in [*given[:2], where, *given[2:]] if one])
+    parsed = command.parser(ours_of).parse_args(ours)
+    made = command.job(ours_of, ours_of.verbs['submit'], parsed, tuple(arguments))
+    shown = tmp_path / 'env' / 'bin' / 'sinklab'
+    shown.parent.mkdir(parents=True)
+    shown.write_text(f'#!{sys.executable}\nimport os, sys; print([os.environ["WORDS"], *sys.argv[1:]])\n')
+    shown.chmod(0o755)
+    said = subprocess.run(
+        ['bash', '-c', made.script(str(tmp_path))],
+        check=True,
+        capture_output=True,
+        text=True,
+        env=recorders.environment,
+    )
+    own = [f'--workdir={HARD}', '--grace=120', '--compiled=gs://b/c d']
+    assert ast.literal_eval(said.stdout) == ["a 'b' $(c) $HOME", *RUN[1:], *own]
+    parser().parse_known_args(made.command[1:])  # and sinklab knows them
+
+
+def test_a_container_gets_its_arguments_as_they_were_given():
+    """Kubernetes puts variables for $(NAME), and $ for $$."""
+    from launch.jobset import literal
+
+    def expanded(text):
+        return re.sub(r'\$\$|\$\((\w+)\)', lambda found: '$' if found[0] == '$$' else 'EXPANDED', text)
+
+    for text in (HARD, '$(HOME)', '$$(HOME)', '$', '$$', 'plain'):
+        assert expanded(literal(text)) == text
+
+
+def test_exit_codes_are_tried_again_or_final_as_sinklab_means_them():
+    final = {'refused', 'diverged', 'crashed', 'interrupted', 'fruitless', 'done'}
+    assert all((code in job.AGAIN) == (cause not in final) for cause, (_, code) in CAUSES.items())
+    assert set(job.AGAIN) == {42, 134, 135, 137, 139, 143}
+
+
+@pytest.mark.parametrize(
+    ('given', 'grace'),
+    [
+        ([], 120),
+        (['--save=200'], 210),
+        (['--save=200.5', '--grace=300'], 300),
+        (['--grace=20'], 20),
+        (['--spot'], 30),
+    ],
+)
+def test_the_time_to_save_in_is_above_what_a_save_takes(given, grace, recorders, capsys):
+    argv = SUBMIT['queued_resources']
+    script = printed(capsys, 'queued_resources', [*argv[:2], *given, *argv[2:]])
+    assert f'--grace={grace} ' in script
+    assert f'TimeoutStopSec={grace}\n' in script
+
+
+def test_jobs_of_a_sweep_are_as_sinklab_sweep_has_them(recorders, capsys):
+    """A job a row and seed, with that row, both seeds, and a folder ROW-SEED."""
+    argv = ['submit', 'pair', '--workdir=gs://b/pair', '--rows=softmax_1b,sigmoid_1b', '--seeds=0,3']
+    argv += [*WHERE['queued_resources'], '--', 'train', '--config', 'configs/scale.py', '--fsdp=256']
+    script = printed(capsys, 'queued_resources', argv)
+    runs = [shlex.split(line)[1:] for line in script.splitlines() if line.startswith('exec ./env')]
+    folders = [f'gs://b/pair/{row}-{seed}' for seed in (0, 3) for row in ('softmax_1b', 'sigmoid_1b')]
+    assert [job.option(tuple(run), 'workdir') for run in runs] == folders
+    assert [job.option(tuple(run), 'config') for run in runs] == [
+        f'configs/scale.py:{row}' for row in ('softmax_1b', 'sigmoid_1b') * 2
+    ]
+    for field in ('config.seed', 'config.data.seed'):
+        assert [job.option(tuple(run), field) for run in runs] == ['0', '0', '3', '3']
+    assert re.findall(r'^gcloud .* create (\S+)', script, re.MULTILINE) == [
+        'pair-softmax-1b-0', 'pair-sigmoid-1b-0', 'pair-softmax-1b-3', 'pair-sigmoid-1b-3'
+    ]  # fmt: skip
+    assert {job.option(tuple(run), 'compiled') for run in runs} == {'gs://b/compiled'}
+
+
+@pytest.mark.parametrize(
+    'given', [f'{name}-{chips}' for name, kind in tpus.KINDS.items() for chips in kind.topologies]
+)
+def test_a_topology_has_the_chips_of_its_slice_and_hosts_share_them(given):
+    one = tpus.slice_of(given)
+    product = 1
+    for side in one.topology.split('x'):
+        product *= int(side)
+    assert product == one.chips == one.hosts * one.chips_of_host
+    assert one.hosts == 1 or one.chips_of_host == 4
+
+
+def test_nothing_of_sinklab_is_needed_but_its_exit_codes_and_nothing_imports_a_launcher():
+    for path in (ROOT / 'launch').glob('*.py'):
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.ImportFrom | ast.Import):
+                name = node.module if isinstance(node, ast.ImportFrom) else node.names[0].name
+                ours = name.partition('.')[0] in ('launch', *sys.stdlib_module_names)
+                assert ours or name == 'sinklab.processes.ending', f'{path} imports {name}'
+    for path in (*(ROOT / 'sinklab').rglob('*.py'), *(ROOT / 'configs').glob('*.py')):
+        assert not re.search(r'^\s*(import|from) launch', path.read_text(), re.MULTILINE), path
+
+
+@pytest.mark.parametrize('name', NAMES)
+def test_help_tells_every_verb_and_starts_at_once(name):
+    said = subprocess.run(
+        [sys.executable, '-X', 'importtime', '-m', f'launch.{name}', '--help'],
+        cwd=ROOT, env={**os.environ, 'PYTHONPATH': str(ROOT)}, capture_output=True, text=True, check=True,
+    )  # fmt: skip
+    verbs = command.COMMON | scheduler(name).verbs
+    assert all(re.search(rf'^  {verb} +{re.escape(one.summary)}$', said.stdout, re.M) for verb, one in verbs.items())
+    assert not re.search(r'\b(jax|numpy|yaml)\b', said.stderr)

@@ -1,0 +1,141 @@
+"""The commands of each verb, word for word."""
+
+import shlex
+
+import pytest
+from recorders import SUBMIT, WHERE, launched, printed, recorded, scheduler
+
+from launch import command
+from launch.shipping import ROOT
+
+PLACE = '--project=p --zone=z'
+QUEUED = 'gcloud compute tpus queued-resources'
+SSH = f'gcloud compute tpus tpu-vm ssh pair {PLACE}'
+CREATE = (
+    f'{QUEUED} create pair --node-id=pair --accelerator-type=v5litepod-256 --runtime-version=v2-alpha-tpuv5-lite '
+    f'--metadata-from-file=startup-script=runs/launched/pair/boot.sh {PLACE}'
+)
+DELETE = f'{QUEUED} delete pair --force --quiet {PLACE}'
+JOBSET = 'kubectl --namespace=default'
+APPLY = f'{JOBSET} apply --filename=runs/launched/pair/jobset.json'
+FIRST = (
+    '--selector=jobset.sigs.k8s.io/jobset-name=pair,batch.kubernetes.io/job-completion-index=0,'
+    'jobset.sigs.k8s.io/job-index=0'
+)
+
+
+def shipped(folder, pins):
+    return [
+        'sinklab rows --config=configs/scale.py',
+        f'uv build --quiet --out-dir {folder} {ROOT}',
+        f'cp {ROOT}/launch/pins/{pins}.txt {folder}/pins.txt',
+        f'mkdir -p {folder}/configs',
+        f'cp configs/scale.py {folder}/configs/scale.py',
+    ]
+
+
+SUBMITTED = {
+    'queued_resources': [
+        *shipped('runs/launched/pair', 'tpu'),
+        'gcloud storage rsync --recursive runs/launched/pair gs://b/runs/code/pair/pair',
+        CREATE,
+    ],
+    'jobset': [
+        *shipped('runs/launched/pair/image', 'tpu'),
+        'gcloud builds submit --project=p --tag=r.pkg.dev/p/i:1 runs/launched/pair/image',
+        APPLY,
+    ],
+    'slurm': [*shipped('/shared/code', 'gpu'), 'bash /shared/code/install.sh', 'sbatch /shared/code/job.sh'],
+}
+COMMANDS = {
+    ('queued_resources', 'keep'): ['bash runs/launched/pair/keep.sh'],
+    ('queued_resources', 'resume'): [f'{DELETE} || true', 'bash runs/launched/pair/create.sh'],
+    ('queued_resources', 'status'): [f"{QUEUED} describe pair '--format=value(state.state)' {PLACE}"],
+    ('queued_resources', 'logs'): [
+        f"{SSH} --worker=0 '--command=sudo journalctl --follow --lines=50 --unit=google-startup-scripts "
+        "--unit=sinklab'"
+    ],
+    ('queued_resources', 'preempt'): [f"{SSH} --worker=0 '--command=sudo systemctl kill --signal=TERM sinklab'"],
+    ('queued_resources', 'stop'): [f"{SSH} --worker=all '--command=sudo systemctl stop sinklab' || true", DELETE],
+    ('jobset', 'resume'): [f'{JOBSET} delete jobset --ignore-not-found --wait=true pair', APPLY],
+    ('jobset', 'status'): [f'{JOBSET} get jobset --output=wide pair'],
+    ('jobset', 'logs'): [f'{JOBSET} logs --follow --tail=50 {FIRST}'],
+    ('jobset', 'preempt'): [f'{JOBSET} delete pod --wait=false {FIRST}'],
+    ('jobset', 'stop'): [f'{JOBSET} delete jobset --ignore-not-found --wait=true pair'],
+    ('slurm', 'resume'): ['sbatch /shared/code/job.sh'],
+    ('slurm', 'status'): ["squeue --me '--format=%i %T %r %M %l %R' --name=pair"],
+    ('slurm', 'logs'): [
+        """bash -c 'exec tail --follow=name --lines=50 "$1"/"$2"-*.log' logs /shared/code pair""",
+    ],
+    ('slurm', 'preempt'): ['scancel --me --signal=TERM --name=pair'],
+    ('slurm', 'stop'): [
+        'scancel --me --state=PENDING --name=pair',
+        'scancel --me --signal=TERM --batch --name=pair',
+        'scancel --me --signal=TERM --name=pair',
+    ],
+    **{(name, 'follow'): ['sinklab tail gs://b/runs/pair'] for name in WHERE},
+    **{
+        (name, 'fetch'): ['mkdir -p runs/pair', 'gcloud storage rsync --recursive gs://b/runs/pair runs/pair']
+        for name in WHERE
+    },
+}
+
+
+@pytest.fixture
+def recorders(tmp_path, monkeypatch):
+    return recorded(tmp_path, monkeypatch)
+
+
+def commands(script):
+    """The lines of a plan's script after its files."""
+    lines = script.splitlines()
+    return lines[max((number for number, line in enumerate(lines) if line == 'END'), default=1) + 1 :]
+
+
+@pytest.mark.parametrize('name', WHERE)
+def test_submit(name, recorders, capsys):
+    assert commands(printed(capsys, name, SUBMIT[name])) == SUBMITTED[name]
+
+
+@pytest.mark.parametrize(('name', 'verb'), COMMANDS)
+def test_every_other_verb(name, verb, recorders, capsys):
+    argv = [verb, 'pair', '--workdir=gs://b/runs/pair', *WHERE[name]]
+    assert commands(printed(capsys, name, argv)) == COMMANDS[name, verb]
+
+
+def test_no_verb_is_left_out():
+    verbs = {(name, verb) for name in WHERE for verb in command.COMMON | scheduler(name).verbs}
+    assert verbs == COMMANDS.keys() | {(name, 'submit') for name in WHERE}
+
+
+def test_what_a_program_says_on_its_way_is_seen_and_an_optional_failure_is_passed_over(recorders, capfd):
+    recorders.answer('systemctl stop', ('', 'ERROR: the node pair is gone\n', 1))
+    argv = ['stop', 'pair', '--execute', *WHERE['queued_resources']]
+    assert launched('queued_resources', argv) == 0
+    assert 'the node pair is gone' in capfd.readouterr().err
+    assert [shlex.join(call) for call in recorders.heard()][-1] == DELETE
+
+
+@pytest.mark.parametrize(
+    ('workdir', 'copied'),
+    [
+        ('/shared/a b', "cp --recursive --no-target-directory '/shared/a b' runs/pair"),
+        ('s3://bucket/a', 'aws s3 sync s3://bucket/a runs/pair'),
+    ],
+)
+def test_a_run_folder_is_fetched_from_where_it_lies(workdir, copied, recorders, capsys):
+    argv = ['fetch', 'pair', f'--workdir={workdir}', '--code=/shared/code']
+    assert commands(printed(capsys, 'slurm', argv)) == ['mkdir -p runs/pair', copied]
+
+
+@pytest.mark.parametrize('name', ['queued_resources', 'jobset'])
+def test_several_slices_are_one_job_of_all_their_hosts(name, recorders, capsys):
+    argv = [one.replace('--fsdp=256', '--fsdp=512') for one in SUBMIT[name]]
+    script = printed(capsys, name, [*argv[:2], '--slices=2', *argv[2:]])
+    shown = dict(queued_resources='--node-count=2 --node-prefix=pair', jobset='"replicas": 2')
+    assert shown[name] in script
+
+
+def test_the_verbs_of_several_jobs_are_said_of_each(recorders, capsys):
+    argv = ['stop', 'pair', *WHERE['jobset'], '--rows=a,b']
+    assert [line.split()[-1] for line in commands(printed(capsys, 'jobset', argv))] == ['pair-a-0', 'pair-b-0']

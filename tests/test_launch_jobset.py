@@ -1,0 +1,100 @@
+"""The manifest of a JobSet: what the schema of Kubernetes accepts, and what it says."""
+
+import json
+from pathlib import Path
+
+import pytest
+from recorders import SUBMIT, printed, recorded
+
+from launch.job import AGAIN
+from launch.tpus import KINDS
+
+jsonschema = pytest.importorskip('jsonschema', reason='jsonschema, of the extra test, is not installed')
+CRD = json.loads((Path(__file__).parent / 'jobset_crd.json').read_text())
+
+
+@pytest.fixture
+def recorders(tmp_path, monkeypatch):
+    return recorded(tmp_path, monkeypatch)
+
+
+def strict(schema):
+    """The same schema without room for fields that it does not name."""
+    if isinstance(schema, list):
+        return [strict(part) for part in schema]
+    if not isinstance(schema, dict):
+        return schema
+    closed = 'properties' in schema and 'additionalProperties' not in schema
+    open_ = schema.get('x-kubernetes-preserve-unknown-fields')
+    return {name: strict(part) for name, part in schema.items()} | (
+        {'additionalProperties': False} if closed and not open_ else {}
+    )
+
+
+def wrong(manifest):
+    """Where a manifest is not what the schema says."""
+    return [error.message for error in jsonschema.Draft202012Validator(strict(CRD['schema'])).iter_errors(manifest)]
+
+
+def manifest(capsys, *options, argv=None):
+    argv = list(argv or SUBMIT['jobset'])
+    script = printed(capsys, 'jobset', [*argv[:2], *options, *argv[2:]])
+    return json.loads(script.partition(".json <<'END'\n")[2].partition('\nEND')[0])
+
+
+OPTIONS = {
+    'plain': [],
+    'all': [
+        *('--spot', '--queue=tpus', '--service_account=trainer', '--namespace=sinks', '--context=gke', '--built'),
+        *('--flags=tpu_fsdp', "--env=WORDS=a 'b' $(HOME)", '--restarts=3', '--save=12'),
+    ],
+}
+
+
+@pytest.mark.parametrize('options', OPTIONS)
+def test_it_is_what_the_schema_accepts(options, recorders, capsys):
+    assert wrong(manifest(capsys, *OPTIONS[options])) == []
+
+
+@pytest.mark.parametrize('given', [f'{name}-{max(kind.topologies)}' for name, kind in KINDS.items()])
+def test_so_it_is_of_every_kind_of_tpu(given, recorders, capsys):
+    chips = given.rpartition('-')[2]
+    argv = [one.replace('v5e-256', given).replace('--fsdp=256', f'--fsdp={chips}') for one in SUBMIT['jobset']]
+    made = manifest(capsys, argv=argv)
+    assert wrong(made) == []
+    assert made['spec']['replicatedJobs'][0]['template']['spec']['parallelism'] == int(chips) // 4
+
+
+def test_the_schema_finds_what_is_misspelled_missing_or_of_another_kind(recorders, capsys):
+    def damaged(change):
+        made = manifest(capsys)
+        change(made['spec'], made['spec']['replicatedJobs'][0]['template']['spec'])
+        return wrong(made)
+
+    def rename(mapping, old, new):
+        mapping[new] = mapping.pop(old)
+
+    assert damaged(lambda spec, job: rename(spec['failurePolicy'], 'maxRestarts', 'maxRestart'))
+    assert damaged(lambda spec, job: rename(job['template']['spec'], 'containers', 'containerz'))
+    assert damaged(lambda spec, job: rename(job['podFailurePolicy'], 'rules', 'rule'))
+    assert damaged(lambda spec, job: job['template']['spec'].update(terminationGracePeriodSeconds='30'))
+    assert damaged(lambda spec, job: spec['failurePolicy']['rules'][0].update(action='Fail'))
+    assert damaged(lambda spec, job: spec['replicatedJobs'][0].pop('name'))
+
+
+def test_it_fails_for_good_on_all_codes_but_those_that_ask_for_a_start(recorders, capsys):
+    spec = manifest(capsys)['spec']
+    (rule,) = spec['replicatedJobs'][0]['template']['spec']['podFailurePolicy']['rules']
+    assert rule['action'] == 'FailJob'
+    codes = rule['onExitCodes']
+    assert (codes['operator'], codes['values']) == ('NotIn', sorted(AGAIN))  # Kubernetes wants them in order
+    (final,) = spec['failurePolicy']['rules']
+    assert (final['action'], final['onJobFailureReasons']) == ('FailJobSet', ['PodFailurePolicy'])
+    assert spec['replicatedJobs'][0]['template']['spec']['backoffLimit'] == 0
+
+
+def test_a_run_is_told_how_long_its_pod_has(recorders, capsys):
+    for options, seconds in (([], 120), (['--spot'], 25), (['--save=200'], 210)):
+        pod = manifest(capsys, *options)['spec']['replicatedJobs'][0]['template']['spec']['template']['spec']
+        assert pod['terminationGracePeriodSeconds'] == seconds
+        assert f'--grace={seconds}' in pod['containers'][0]['args']
