@@ -9,7 +9,7 @@ PINS := $(wildcard tests/constraints/$(MINOR).txt)
 INSTALL := $(BIN)/uv pip install --quiet --python $(BIN)/python $(foreach kind,constraints build-constraints,$(PINS:%=--$(kind) %))
 PYTEST := $(BIN)/pytest -n 2 --dist worksteal
 
-.PHONY: quickstart test test-fast test-all faults lint constraints clean
+.PHONY: quickstart test test-fast test-all faults lint constraints pins clean
 
 quickstart: .venv/quickstart
 	@for row in $(ROWS); do \
@@ -39,6 +39,14 @@ constraints: .venv/uv
 	@for minor in $(MINORS); do \
 	  printf 'setuptools>=68\nuv\n' | $(BIN)/uv pip compile --quiet --upgrade --no-header --no-annotate \
 	    --no-emit-index-url --python-version $$minor --extra test -o tests/constraints/$$minor.txt setup.py - || exit; \
+	done
+
+# What jobs on pods and clusters install (launch/): the versions above, and those of their devices.
+pins: .venv/uv
+	@for extras in 'tpu gcs data' 'gpu gcs s3 data'; do \
+	  $(BIN)/uv pip compile --quiet --upgrade --no-header --no-annotate --no-emit-index-url --python-version 3.11 \
+	    --python-platform x86_64-manylinux_2_31 $$(printf -- '--extra %s ' $$extras) \
+	    --constraint tests/constraints/3.11.txt -o launch/pins/$${extras%% *}.txt setup.py || exit; \
 	done
 
 # uv resolves and installs in seconds what takes pip a minute.

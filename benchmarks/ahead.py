@@ -18,7 +18,7 @@ from collections.abc import Callable
 
 import numpy as np
 
-from sinklab import sharding
+from sinklab import devices, sharding
 from sinklab.spec import Hardware
 from sinklab.train.ahead import Ahead
 from sinklab.train.loop import AHEAD
@@ -26,7 +26,7 @@ from sinklab.train.loop import AHEAD
 
 def reader(given: argparse.Namespace, seed: int, stall: float) -> Callable[[int], object]:
     """read(number) -> a batch on the devices, now and then after a stall."""
-    draw, mesh = random.Random(seed), sharding.mesh(Hardware())
+    draw, mesh = random.Random(seed), devices.mesh(Hardware())
     stalled = {number for number in range(given.steps) if draw.random() < given.step / given.every}
 
     def read(number: int) -> object:

@@ -21,7 +21,7 @@ import jax
 
 from configs import quickstart
 from configs.sizes import SIZES
-from sinklab import sharding
+from sinklab import devices, sharding
 from sinklab.cli.progress import Progress
 from sinklab.data.batches import sequences
 from sinklab.folder import Folder
@@ -31,7 +31,7 @@ from sinklab.train import loop, probe, state, step
 from sinklab.train.environment import versions
 from sinklab.train.listener import Listener
 
-HARDWARE = Hardware(remat=True)  # as `make quickstart`
+HARDWARE = Hardware(data=1, fsdp=1, remat='full')  # as `make quickstart`
 EVERY = 100  # steps between two probes
 
 
@@ -46,7 +46,7 @@ def undisturbed(steps: int, size: str) -> Spec:
 
 def bare(spec: Spec) -> Callable[[int], float]:
     """Seconds a step of the jitted function alone."""
-    mesh = sharding.mesh(HARDWARE)
+    mesh = devices.mesh(HARDWARE)
     with jax.set_mesh(mesh):
         now = state.create(spec, mesh)
         batch = sharding.put(sequences(spec).batches.rows(0, range(spec.optimizer.batch_size)), mesh)
@@ -82,7 +82,7 @@ def looped(spec: Spec, warm: int) -> float:
 
 def probed(spec: Spec) -> Callable[[], float]:
     """Seconds of a probe: its computation, its numbers and its file."""
-    mesh = sharding.mesh(HARDWARE)
+    mesh = devices.mesh(HARDWARE)
     with jax.set_mesh(mesh):
         params = state.create(spec, mesh)['params']
         ids_PT, observe = sequences(spec).probe_PT, probe.observer(spec, mesh)

@@ -43,13 +43,19 @@ def differences(old: dict, new: dict) -> list[str]:
     return [f'{key} {old.get(key)} -> {new.get(key)}' for key in new | old if old.get(key) != new.get(key)]
 
 
+def named(takes: str, run: object, step: int | str) -> str:
+    """A checkpoint, and what is taken of it where that is not all, as --from has it."""
+    return f'{takes and f"{takes}:"}{run}@{step}'
+
+
 def ancestry(lineage: dict) -> list[str]:
     """What a fork comes from and has otherwise, as a person reads it; nothing of a run that is none."""
     if not lineage:
         return []
     lists = {'new': lineage['new'], 'dropped': lineage['dropped'], 'reads other data': lineage['data']}
     told = [f'{name}: {", ".join(found)}' for name, found in lists.items() if found]
-    return [f'from {lineage["run"]}@{lineage["step"]}', *lineage['config'], *told]
+    origin = named(lineage.get('takes', ''), lineage['run'], lineage['step'])
+    return [f'from {origin}', *lineage['config'], *told]
 
 
 # What may lie in a folder before its config does: of the job that is at work, and of a claim that was cut short.
@@ -174,8 +180,9 @@ class Folder:
         return step, ', earlier '.join(said), [*begun, *changes]
 
     def start(self) -> int:
-        """The step that the run begins after."""
-        return self.lineage().get('step', 0)
+        """The step that the run begins after; a fork says it where that is not the one of its checkpoint."""
+        lineage = self.lineage()
+        return lineage.get('start', lineage.get('step', 0))
 
     def claim(self, spec: Spec, row: dict) -> None:
         """Makes a new folder this run's; one that `check` has let pass is left as it is."""

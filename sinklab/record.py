@@ -30,6 +30,7 @@ Positive = Annotated[float, Domain('a finite number above 0', lambda x: 0 < x < 
 Nonnegative = Annotated[float, Domain('a finite number of at least 0', lambda x: 0 <= x < math.inf)]
 Fraction = Annotated[float, Domain('a number between 0 and 1, both excluded', lambda x: 0 < x < 1)]
 Share = Annotated[float, Domain('a number above 0 and at most 1', lambda x: 0 < x <= 1)]
+Part = Annotated[float, Domain('a number from 0 to 1', lambda x: 0 <= x <= 1)]
 Momentum = Annotated[float, Domain('a number from 0 up to, but not, 1', lambda x: 0 <= x < 1)]
 Seed = Annotated[int, Domain('a whole number from 0 to 2^32 - 1', lambda x: 0 <= x < 2**32)]
 Text = Annotated[str, Domain('a text that is not empty', bool)]

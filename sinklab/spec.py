@@ -12,6 +12,7 @@ from sinklab.record import (
     Momentum,
     Natural,
     Nonnegative,
+    Part,
     Positive,
     Seed,
     Share,
@@ -50,6 +51,18 @@ PROBED = ('every_steps', 'sequences', 'length', 'inputs', 'domain', 'prepend')
 CHANGEABLE = ('valid', 'checkpoint', 'log.every_steps', *(f'probe.{name}' for name in PROBED))
 # Schedules whose steps are the same however many follow, so that a run may be given more.
 OPEN_ENDED = ('constant',)
+
+# What a fork may take along of a checkpoint, as it stands before RUN in --from; without a word, all of it.
+Takes = Literal['', 'params']
+
+
+# What a layer may keep for its backward pass, by the bytes that it takes for what is not computed again.
+KEPT = {
+    'attention': 'what heads have aggregated, with the statistics of its rows: kernels are not run again',
+    'qkv': 'queries, keys and values: their products, norms and rotations are not made again',
+    'middle': 'the stream between attention and FFN: the product with W_O is not made again',
+    'ffn': 'what goes into the activation, and its gate: the two products of the FFN are not made again',
+}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -112,7 +125,7 @@ class Model:
 class Optimizer:
     name: Literal[*HYPERPARAMETERS['name']]
     peak_learning_rate: Positive
-    final_share: Share | None  # of the peak, where the cosine ends
+    final_share: Part | None  # of the peak, where the cosine ends
     schedule: Literal[*HYPERPARAMETERS['schedule']]
     warmup_steps: Natural
     steps: Count
@@ -193,9 +206,9 @@ class Spec:
 class Hardware:
     """How a run is laid on devices. Never part of a row: the result is the same on all of them."""
 
-    data: Count = 1
-    fsdp: Count = 1
+    data: Count | None = None  # None, here and of fsdp: from the devices
+    fsdp: Count | None = None
     tensor: Count = 1
     micro_batch: Count | None = None  # sequences at once, over all devices; None: the whole batch
-    remat: bool = False
+    remat: str = 'none'  # what is computed again: nothing; full: all; auto; or all but some of KEPT
     attention: Backend = 'auto'

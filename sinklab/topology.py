@@ -2,11 +2,13 @@
 
 import importlib.util
 import os
+import re
 from pathlib import Path
 
 import jax
 from jax.experimental import topologies
 
+from sinklab.chips import CHIPS
 from sinklab.record import Refusal
 
 LIBTPU = Path(__file__).parents[1] / '.venv' / 'libtpu' / 'libtpu' / 'libtpu.so'  # where `make test` puts it
@@ -30,12 +32,21 @@ def version() -> str | None:
     return next((folder.stem.removeprefix('libtpu-') for folder in installed), None)
 
 
-def devices(topology: str) -> list[jax.Device]:
+def described(topology: str) -> tuple[str, list[jax.Device]]:
+    """(name in CHIPS, its devices) of CHIP:SHAPE, or of SLICESxCHIP:SHAPE; raises Refusal."""
+    parts = re.fullmatch(r'(?:(\d+)x)?([a-z]\w*):(\d+(?:x\d+)*)', topology)
+    if not parts or parts[2] not in CHIPS:
+        raise Refusal(f'--topology={topology} is unknown; give a chip and a shape, such as v5e:16x16 or 2xv5e:8x8')
+    return parts[2], devices(f'{parts[2]}:{parts[3]}', int(parts[1] or 1))
+
+
+def devices(topology: str, slices: int = 1) -> list[jax.Device]:
     """Those of a topology such as v5e:2x2, to compile for; raises Refusal."""
     if (path := library()) is None:
         raise Refusal('libtpu, which has the compiler for TPUs, is not installed; pip install "sinklab[tpu]"')
     os.environ.update({name: value for name, value in ALONE.items() if name not in os.environ}, TPU_LIBRARY_PATH=path)
     try:
-        return topologies.get_topology_desc(platform='tpu', topology_name=topology).devices
+        more = dict(num_slices=slices) if slices > 1 else {}
+        return topologies.get_topology_desc(platform='tpu', topology_name=topology, **more).devices
     except Exception as error:  # what libtpu makes of a name is its own affair
         raise Refusal(f'{topology} is no topology that libtpu knows ({str(error).splitlines()[0]})') from error

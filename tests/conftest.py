@@ -1,5 +1,6 @@
 import atexit
 import dataclasses
+import math
 import os
 import shutil
 import subprocess
@@ -17,12 +18,13 @@ from ml_collections import ConfigDict
 
 from configs import default
 from configs.sizes import SMOKE
+from sinklab import devices
 from sinklab.attend import chunked
 from sinklab.attend.kernels import tpu
 from sinklab.files import patience
 from sinklab.files.place import hasty
 from sinklab.parse import parse
-from sinklab.spec import PAIRS, Attention, Spec
+from sinklab.spec import PAIRS, Attention, Hardware, Spec
 from sinklab.train import state
 
 # Tests compile for minutes and compute for seconds. Older emitters, where there are some (jax 0.10), take a third of
@@ -39,6 +41,15 @@ for name, value in dict(
 ).items():
     os.environ[name.upper()] = str(value)
     jax.config.update(name, value)
+
+# A layout in a test takes as many of the four devices as it names, and the others are not idle.
+mesh_of = devices.mesh
+devices.mesh = lambda hardware, given=None: mesh_of(hardware, given or jax.devices()[: wanted(hardware)])
+
+
+def wanted(hardware: Hardware) -> int:
+    return math.prod(getattr(hardware, axis) or 1 for axis in devices.AXES)
+
 
 OPERATIONS = [(similarity, normalizer) for similarity, normalizers in PAIRS.items() for normalizer in normalizers]
 # Some of them, in which every similarity occurs, and every normalizer.

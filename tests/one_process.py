@@ -15,7 +15,7 @@ import numpy as np
 from conftest import tiny
 from jax.experimental import multihost_utils
 
-from sinklab import sharding
+from sinklab import devices, sharding
 from sinklab.checkpoint.checkpoints import Checkpoints
 from sinklab.data.batches import sequences
 from sinklab.folder import Folder
@@ -45,7 +45,7 @@ class Collective:
 
 def main() -> None:
     spec, hardware = tiny(**GIVEN['config']), Hardware(data=4)
-    mesh, data = sharding.mesh(hardware), sequences(spec)
+    mesh, data = devices.mesh(hardware), sequences(spec)
     checkpoints = Checkpoints(Folder(GIVEN['folder']), spec.checkpoint, data.fingerprint, Collective())
     found = dict(batches={}, losses={}, read=[])
     with jax.set_mesh(mesh):

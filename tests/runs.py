@@ -3,13 +3,17 @@
 import json
 
 import jax
+import numpy as np
 from conftest import tiny
 from orbax.checkpoint import v1 as ocp
 
+from sinklab import devices
 from sinklab.checkpoint import digests
+from sinklab.checkpoint.checkpoints import Checkpoints
+from sinklab.data.batches import sequences
 from sinklab.folder import Folder
 from sinklab.spec import Hardware
-from sinklab.train import loop
+from sinklab.train import loop, state
 from sinklab.train.listener import Listener
 
 CLOCK = ('seconds', 'speed/tokens_per_second')
@@ -33,6 +37,18 @@ def timeless(records, after=0):
 
 def parameters(path, step):
     return jax.tree.leaves(ocp.load(path / 'checkpoints' / str(step), checkpointable_name='state')['params'])
+
+
+def restored(folder, spec, step):
+    """The state that a run has saved."""
+    checkpoints = Checkpoints(folder, spec.checkpoint, sequences(spec).fingerprint)
+    found = checkpoints.restore(step, state.abstract(spec, devices.mesh(Hardware())))
+    checkpoints.close()
+    return found
+
+
+def assert_same(ours, theirs):
+    jax.tree.map(np.testing.assert_array_equal, ours, theirs)
 
 
 def saved(folder, *steps, content=b'of a run'):

@@ -12,11 +12,13 @@ from runs import Died, Dying, Hearing, spec, timeless, train
 
 from sinklab import lease
 from sinklab.checkpoint import restore
+from sinklab.cli import fork as cli
 from sinklab.cli import tail
 from sinklab.cli.main import main
 from sinklab.files.place import hasty, place
 from sinklab.files.tree import names
 from sinklab.folder import Folder
+from sinklab.group import Alone
 from sinklab.record import Refusal
 from sinklab.report import runs
 from sinklab.train import fork
@@ -102,6 +104,19 @@ def test_a_fork_from_a_bucket_into_a_bucket_is_that_from_a_disk(corpus, at, disk
     assert Folder(at.parent / 'fork').lineage()['run'] == '../run'
     assert timeless(train(longer, tmp_path / 'here', origin=fork.Origin(Folder(at), 8, spec(corpus)))) == ours
     assert Folder(tmp_path / 'here').lineage()['run'] == str(at)
+
+
+@pytest.mark.slow
+def test_parameters_are_taken_from_a_bucket_into_a_bucket_as_from_a_disk(corpus, at, disk, tmp_path):
+    train(spec(corpus), at)
+
+    def tuned(parent, path):
+        given = cli.parent(f'params:{parent}@8', Folder(path), Alone())
+        return timeless(train(spec(corpus), path, origin=cli.origin(given)))
+
+    assert tuned(at, at.parent / 'tuned') == tuned(disk, tmp_path / 'tuned')
+    assert Folder(at.parent / 'tuned').checkpoint_steps() == [0, 4, 8]
+    assert Folder(at.parent / 'tuned').lineage()['takes'] == 'params'
 
 
 @pytest.mark.slow

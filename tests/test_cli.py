@@ -63,7 +63,7 @@ def refused(capsys, *arguments):
         (['--attention=flash'], '--attention=flash is unknown; it is one of auto, dense, chunked, tpu, gpu, cudnn'),
         (['--data=0'], '--data=0 must be a whole number of at least 1'),
         (['--micro_batch=5'], '--micro_batch=5 does not divide'),
-        (['--tensor=8'], 'config.model.heads is 4, which --tensor=8 does not divide'),
+        (['--tensor=8'], '--tensor=8 wants 8 devices and 4 are here'),
         (['--data=8'], 'wants 8 devices and 4 are here'),
         (['--steps=5'], '--steps=5 is unknown; overrides read --config.optimizer.steps=100'),
         (['--config.seed'], '--config.seed is unknown'),

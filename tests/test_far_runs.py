@@ -10,7 +10,7 @@ from conftest import drawn
 from runs import parameters, timeless, train
 from stores import chat, corpus_of, made
 
-from sinklab import sharding
+from sinklab import devices
 from sinklab.data.batches import sequences
 from sinklab.files.place import place, storage
 from sinklab.record import Refusal
@@ -71,7 +71,7 @@ def test_held_out_windows_are_laid_out_by_those_who_hold_them(bucket, tmp_path, 
         for path in (local.path, uploaded(local, bucket))
     ]
     hardware = Hardware(data=2, micro_batch=most)
-    mesh = sharding.mesh(hardware)
+    mesh = devices.mesh(hardware)
     near, far = (sequences(spec).valid_NT for spec in specs)
     with jax.set_mesh(mesh):
         for one, other in zip(*(laid_out(found, most, mesh) for found in (near, far)), strict=True):

@@ -7,7 +7,7 @@ import pytest
 from conftest import drawn, tiny
 from stores import chat
 
-from sinklab import sharding
+from sinklab import devices, sharding
 from sinklab.data.batches import sequences
 from sinklab.model.transformer import logits
 from sinklab.record import Refusal
@@ -45,7 +45,7 @@ def expected(spec, params, ids_BT):
 @pytest.mark.parametrize('micro_batch', [None, 2])
 def test_the_loss_is_the_mean_over_the_words_of_the_assistant(source, micro_batch):
     spec, hardware = tuned(source), Hardware(micro_batch=micro_batch)
-    data, mesh, params = sequences(spec), sharding.mesh(Hardware()), drawn(tuned(source))
+    data, mesh, params = sequences(spec), devices.mesh(Hardware()), drawn(tuned(source))
     batch = data.batches.rows(0, range(8))
     counted = (batch[:, 1:] >= 0).sum(1)
     assert len(set(counted.tolist())) > 1  # micro-batches differ in it

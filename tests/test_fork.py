@@ -9,11 +9,10 @@ import numpy as np
 import pytest
 from conftest import operation, tiny
 from damages import flip
-from runs import Died, Dying, timeless
+from runs import Died, Dying, assert_same, restored, timeless
 
-from sinklab import sharding
+from sinklab import devices
 from sinklab.checkpoint import digests
-from sinklab.checkpoint.checkpoints import Checkpoints
 from sinklab.data.batches import sequences
 from sinklab.files import whole as files
 from sinklab.folder import Folder
@@ -58,17 +57,6 @@ def train(spec, path, origin, *listeners, row='fork'):
     return loop.train(spec, Hardware(), Folder(path), dict(row=row), *listeners, origin=origin)
 
 
-def restored(folder, spec, step):
-    checkpoints = Checkpoints(folder, spec.checkpoint, sequences(spec).fingerprint)
-    found = checkpoints.restore(step, state.abstract(spec, sharding.mesh(Hardware())))
-    checkpoints.close()
-    return found
-
-
-def assert_same(ours, theirs):
-    jax.tree.map(np.testing.assert_array_equal, ours, theirs)
-
-
 def test_a_fork_that_changes_nothing_goes_on_bit_for_bit_like_its_parent(parent, spec, origin, tmp_path):
     records = train(spec, tmp_path / 'fork', origin)
     after = timeless(parent.records(), after=4)
@@ -91,7 +79,7 @@ def test_a_fork_that_has_begun_needs_its_parent_no_more(parent, spec, origin, tm
 
 
 def test_parameters_are_carried_over_by_name_and_new_ones_are_those_of_a_fresh_run(parent, spec, origin):
-    other, mesh = changed(spec, **KV, seed=5), sharding.mesh(Hardware())
+    other, mesh = changed(spec, **KV, seed=5), devices.mesh(Hardware())
     with jax.set_mesh(mesh):
         carried, fresh = (
             fork.leaves(made) for made in (fork.carried(origin, other, mesh), state.create(other, mesh))

@@ -102,6 +102,11 @@ def made(path, *steps, lineage=None):
         ('run@5', 'has no checkpoint 5; it has: 2, 4'),
         ('child', 'is the --workdir, too'),
         ('child/../child@4', 'is the --workdir, too'),
+        ('params:', r'--from=params: names no run; give --from=params:RUN@STEP'),
+        ('params:nothing@4', r'nothing holds no run; give a run folder, and a step: --from=params:RUN@STEP'),
+        ('params:run@5', 'has no checkpoint 5; it has: 2, 4'),
+        ('params:child', r'--from=params:child is the --workdir, too'),
+        ('parms:run@4', 'parms:run holds no run'),
     ],
 )
 def test_what_is_no_checkpoint_is_refused(tmp_path, monkeypatch, given, words):
@@ -138,6 +143,25 @@ def test_a_folder_may_have_an_at_and_a_number_in_its_name(tmp_path):
         assert (parent.folder.path, parent.step) == (tmp_path / 'run@5', step)
 
 
+def test_what_is_taken_stands_before_the_first_colon(tmp_path):
+    run = made(tmp_path / 'a:run', 2, 4)
+    for given, takes, step in (('params:', 'params', 4), ('', '', 4), ('params:', 'params', 2)):
+        parent = fork.parent(f'{given}{run}@{step}', Folder(tmp_path / 'child'), Alone())
+        assert (parent.folder.path, parent.step, parent.takes) == (run, step, takes)
+
+
+def test_a_fork_of_parameters_knows_its_parent_wherever_it_lies_and_takes_nothing_else_of_it(tmp_path):
+    run = Folder(made(tmp_path / 'run'))
+    saved(run, 4)
+    lineage = dict(run='../run', step=4, seal=digests.seal(run, 4), takes='params', start=0)
+    child, moved = Folder(made(tmp_path / 'child', lineage=lineage)), tmp_path / 'moved'
+    run.path.rename(moved)
+    assert fork.parent(f'params:{moved}', child, Alone()).step == 4
+    words = rf'fork of params:.*/run@4, and --from={moved} takes along something else of it; give --from=params:.*@4'
+    with pytest.raises(Refusal, match=words):
+        fork.parent(f'{moved}', child, Alone())
+
+
 def of_each(tmp_path, *given):
     """What each of two processes understands by its --from."""
     return alike(2, lambda group: fork.parent(given[group.index], Folder(tmp_path / 'child'), group))
@@ -148,6 +172,12 @@ def test_process_0_chooses_the_step(tmp_path):
     parents = of_each(tmp_path, *map(str, seen))
     assert [(parent.folder.path, parent.step) for parent in parents] == [(path, 4) for path in seen]
     assert [parent.step for parent in of_each(tmp_path, str(seen[0]), f'{seen[1]}@4')] == [4, 4]
+
+
+def test_processes_that_take_other_parts_all_refuse(tmp_path):
+    run = made(tmp_path / 'run', 2, 4)
+    words = 'process 1 differs from process 0 in --from: step 4 there, params of step 4 on process 0'
+    assert [words in str(refusal) for refusal in of_each(tmp_path, f'params:{run}', str(run))] == [True, True]
 
 
 @pytest.mark.parametrize(('one', 'other'), [('@4', '@2'), ('', '@2'), ('@4', None), (None, '@4'), (None, '')])

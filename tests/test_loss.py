@@ -8,9 +8,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from jax.sharding import NamedSharding
+from jax.sharding import NamedSharding, PartitionSpec
 
-from sinklab import sharding
+from sinklab import devices, sharding
 from sinklab.spec import Hardware
 from sinklab.train import loss
 from sinklab.train.loss import cross_entropy
@@ -66,6 +66,30 @@ def rounded(head_VD, dtype):
     return head_VD.astype(dtype).astype(jnp.float32)
 
 
+def on_devices(mesh, gradient=True):
+    """`both` or the loss alone, by each device of its own rows and its part of the head's width, as in a step."""
+    ways = sharding.ways(mesh)
+    if ways == 1:
+        return both if gradient else cross_entropy
+    others = ('data',) if mesh.shape['data'] > 1 else ()
+
+    def local(hidden, head, target):
+        if not gradient:
+            return jax.lax.pmean(cross_entropy(hidden, head, target), sharding.BATCH)
+        value, (d_hidden, d_head) = both(hidden, head, target)
+        return jax.lax.pmean(value, sharding.BATCH), (d_hidden / ways, jax.lax.psum(d_head, others) / ways)
+
+    rows, part = PartitionSpec(sharding.BATCH), PartitionSpec(None, 'fsdp')
+    own = {axis for axis, size in mesh.shape.items() if axis in sharding.BATCH or size == 1}
+    return jax.shard_map(
+        local,
+        in_specs=(rows, part, rows),
+        out_specs=(PartitionSpec(), (rows, part)) if gradient else PartitionSpec(),
+        axis_names=own,
+        check_vma=False,
+    )
+
+
 def placed(mesh, given):
     """As a run places them."""
     return [
@@ -77,7 +101,7 @@ def placed(mesh, given):
 @pytest.mark.slow
 @pytest.mark.parametrize('rows', [1, 3, 13, 20, 39, 512])  # one row at a time, some that do not divide, all
 def test_chunks_give_the_loss_and_the_gradients_of_the_whole(rows, monkeypatch):
-    monkeypatch.setattr(loss, 'CHUNK_ROWS', rows)
+    monkeypatch.setattr(loss, 'LEAST_ROWS', rows)
     jax.clear_caches()
     given = arrays(batch=3, length=13)
     expected = definition(*given)
@@ -89,19 +113,15 @@ def test_chunks_give_the_loss_and_the_gradients_of_the_whole(rows, monkeypatch):
 @pytest.mark.slow
 @pytest.mark.parametrize('dtype', [jnp.float32, jnp.bfloat16])
 @pytest.mark.parametrize('layout', LAYOUTS, ids=str)
-@pytest.mark.parametrize(
-    'sizes',
-    [dict(), dict(length=7, width=5, vocabulary=13)],
-    ids=['all_divided', 'batch_alone'],
-)
+@pytest.mark.parametrize('sizes', [dict(), dict(length=7, vocabulary=13)], ids=['all_divided', 'batch_alone'])
 def test_a_mesh_changes_neither_loss_nor_gradients_whatever_it_divides(sizes, layout, dtype, monkeypatch):
-    monkeypatch.setattr(loss, 'CHUNK_ROWS', 3)
+    monkeypatch.setattr(loss, 'LEAST_ROWS', 3)
     jax.clear_caches()
     hidden, head, target = arrays(**sizes, dtype=dtype)
-    mesh = sharding.mesh(layout)
+    mesh = devices.mesh(layout)
     with jax.set_mesh(mesh):
         given = placed(mesh, (hidden, head, target))
-        found, value = jax.jit(both)(*given), jax.jit(cross_entropy)(*given)
+        found, value = jax.jit(on_devices(mesh))(*given), jax.jit(cross_entropy)(*given)
     expected = definition(hidden, rounded(head, dtype), target)
     close(found, expected, dtype)
     np.testing.assert_allclose(value, expected[0], rtol=1e-6)
@@ -110,17 +130,17 @@ def test_a_mesh_changes_neither_loss_nor_gradients_whatever_it_divides(sizes, la
 @pytest.mark.slow
 @pytest.mark.parametrize('layout', LAYOUTS, ids=str)
 def test_gradients_live_where_their_arrays_do(layout):
-    mesh = sharding.mesh(layout)
+    mesh = devices.mesh(layout)
     with jax.set_mesh(mesh):
         given = placed(mesh, arrays())
-        _, gradients = jax.jit(both)(*given)
+        _, gradients = jax.jit(on_devices(mesh))(*given)
     for array, gradient in zip(given[:2], gradients, strict=True):
         assert gradient.sharding.is_equivalent_to(array.sharding, array.ndim)
 
 
 def test_a_mesh_serves_arrays_of_no_sharding_outside_jit():
     given = arrays()
-    with jax.set_mesh(sharding.mesh(Hardware(fsdp=2, tensor=2))):
+    with jax.set_mesh(devices.mesh(Hardware(fsdp=2, tensor=2))):
         close(both(*given), definition(*given))
 
 
@@ -133,7 +153,7 @@ def test_half_precision_keeps_a_gradient_in_float32_for_the_head():
 
 @pytest.mark.slow
 def test_the_gradient_of_the_head_sums_in_float32_over_any_number_of_chunks(monkeypatch):
-    monkeypatch.setattr(loss, 'CHUNK_ROWS', 1)
+    monkeypatch.setattr(loss, 'LEAST_ROWS', 1)
     jax.clear_caches()
     rows = 4096  # a sum of ones stays at 256 in bfloat16
     hidden_BTD = jnp.ones((1, rows, 1), jnp.bfloat16)
@@ -162,13 +182,13 @@ def test_a_target_below_zero_counts_for_the_mean_with_a_loss_of_zero():
 @pytest.mark.parametrize('layout', [Hardware(), Hardware(tensor=4)], ids=str)
 def test_a_target_beyond_the_vocabulary_is_no_number(layout):
     hidden, head, target = arrays()
-    with jax.set_mesh(sharding.mesh(layout)):
+    with jax.set_mesh(devices.mesh(layout)):
         assert jnp.isnan(cross_entropy(hidden, head, target.at[2, 3].set(12)))
 
 
 def test_logits_of_any_size_do_not_overflow():
     hidden_BTD, head_VD = jnp.ones((1, 2, 1)), jnp.array([[1e30], [-1e30]])
-    for mesh in (sharding.mesh(Hardware()), sharding.mesh(Hardware(tensor=2))):
+    for mesh in (devices.mesh(Hardware()), devices.mesh(Hardware(tensor=2))):
         with jax.set_mesh(mesh):
             value, (_, d_head_VD) = both(hidden_BTD, head_VD, jnp.array([[0, 1]]))
         np.testing.assert_allclose(value, 1e30, rtol=1e-6)
@@ -190,17 +210,21 @@ def test_logits_are_computed_once_and_without_gradients_nothing_else_is(function
     assert len(list(products(jax.make_jaxpr(function)(*arrays()).jaxpr))) == count
 
 
+def ways(layout):
+    return math.prod(size or 1 for size in (layout.data, layout.fsdp, layout.tensor))
+
+
 BATCH, LENGTH, WIDTH, VOCABULARY = 4, 4096, 20, 1004  # sizes that nothing else in a program has
 
 
 @functools.cache
-def compiled(layout, function=both):
-    mesh = sharding.mesh(layout)
+def compiled(layout, gradient=True):
+    mesh = devices.mesh(layout)
     shapes = ((BATCH, LENGTH, WIDTH), jnp.float32), ((VOCABULARY, WIDTH), jnp.float32), ((BATCH, LENGTH), jnp.int32)
     with jax.set_mesh(mesh):
         where = [NamedSharding(mesh, sharding.partition(*names)) for names in AXES]
         given = [jax.ShapeDtypeStruct(*shape, sharding=s) for shape, s in zip(shapes, where, strict=True)]
-        return jax.jit(function).lower(*given).compile()
+        return jax.jit(on_devices(mesh, gradient)).lower(*given).compile()
 
 
 def sizes_of(text):
@@ -228,19 +252,19 @@ def messages(lines, kind):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize('function', [cross_entropy, both], ids=['loss', 'gradients'])
+@pytest.mark.parametrize('gradient', [False, True], ids=['loss', 'gradients'])
 @pytest.mark.parametrize('layout', [Hardware(), *LAYOUTS], ids=str)
-def test_the_logits_of_a_batch_never_exist(layout, function):
-    program = compiled(layout, function)
-    assert max(map(math.prod, sizes_of(program.as_text()))) == loss.CHUNK_ROWS * VOCABULARY
-    logits_bytes = 4 * BATCH * LENGTH * VOCABULARY / math.prod((layout.data, layout.fsdp, layout.tensor))
+def test_the_logits_of_a_batch_never_exist(layout, gradient):
+    program = compiled(layout, gradient)
+    assert max(map(math.prod, sizes_of(program.as_text()))) == loss.LEAST_ROWS * VOCABULARY
+    logits_bytes = 4 * BATCH * LENGTH * VOCABULARY / ways(layout)
     assert program.memory_analysis().temp_size_in_bytes < logits_bytes / 2
 
 
 @pytest.mark.parametrize('layout', [layout for layout in LAYOUTS if layout.tensor > 1], ids=str)
 def test_no_device_meets_the_whole_vocabulary_where_the_mesh_divides_it(layout):
     sizes = sizes_of(compiled(layout).as_text())
-    assert (loss.CHUNK_ROWS * layout.tensor, VOCABULARY // layout.tensor) in sizes
+    assert (loss.LEAST_ROWS * layout.tensor, VOCABULARY // layout.tensor) in sizes
     assert not any(VOCABULARY in dimensions for dimensions in sizes)
 
 
@@ -250,12 +274,13 @@ def test_devices_exchange_rows_alone_chunk_by_chunk_and_the_rest_once(layout):
     kinds = 'all-reduce', 'all-gather', 'reduce-scatter', 'all-to-all', 'collective-permute'
     within = {kind: messages(inside, kind) for kind in kinds}
     assert any('dot(' in line or 'custom-call(' in line for line in inside), 'the chunks are in a loop'
-    assert within.pop('all-reduce') == [(loss.CHUNK_ROWS * layout.tensor,)] * 3 * (layout.tensor > 1)
+    assert within.pop('all-reduce') == [(loss.LEAST_ROWS * layout.tensor,)] * 3 * (layout.tensor > 1)
     assert not any(within.values())
     once = {kind: [found for found in messages(outside, kind) if found] for kind in kinds}  # () is the loss
-    rows, part = VOCABULARY // layout.tensor, WIDTH // layout.fsdp
-    assert once['all-gather'] == [(rows, WIDTH)] * (layout.fsdp > 1)
-    assert once['reduce-scatter'] == [(rows, part)] * (layout.fsdp > 1)
-    d_head, d_hidden = (rows, part), (BATCH // layout.data // layout.fsdp, LENGTH, WIDTH)
-    assert sorted(once['all-reduce']) == sorted([d_head] * (layout.data > 1) + [d_hidden] * (layout.tensor > 1))
+    data, fsdp = layout.data or 1, layout.fsdp or 1
+    rows, part = VOCABULARY // layout.tensor, WIDTH // fsdp
+    assert [math.prod(found) for found in once['all-gather']] == [rows * WIDTH] * (fsdp > 1)
+    assert [math.prod(found) for found in once['reduce-scatter']] == [rows * part] * (fsdp > 1)
+    d_head, d_hidden = (rows, part), (BATCH // data // fsdp, LENGTH, WIDTH)
+    assert sorted(once['all-reduce']) == sorted([d_head] * (data > 1) + [d_hidden] * (layout.tensor > 1))
     assert not once['all-to-all'] + once['collective-permute']

@@ -19,7 +19,7 @@ from conftest import attention, drawn, tiny
 from flax import nnx
 from options import COMBINATIONS, OPTIONS, TOKENS
 
-from sinklab import sharding
+from sinklab import devices, sharding
 from sinklab.attend import chunked
 from sinklab.attend import mask as masks
 from sinklab.model.parameter import product
@@ -71,7 +71,11 @@ def test_the_gradient_of_a_product_is_summed_in_float32(equation):
     rng, size = np.random.default_rng(0), dict(B=64, T=16, D=4, H=2, K=3, F=5, J=3)
     x, weight, d_y = (rng.integers(1, 9, [size[axis] for axis in axes]) for axes in (of_x, of_weight, of_y))
     x[0] *= 16
-    y, pull = jax.vjp(lambda *given: product(equation, *given), jnp.bfloat16(x), jnp.float32(weight))
+
+    def taken(x, weight):
+        return product(equation, x, nnx.Param(weight, axes=(None,) * weight.ndim))
+
+    y, pull = jax.vjp(taken, jnp.bfloat16(x), jnp.float32(weight))
     d_x, d_weight = pull(jnp.bfloat16(d_y))
     assert (y.dtype, d_x.dtype, d_weight.dtype) == (jnp.bfloat16, jnp.bfloat16, jnp.float32)
     np.testing.assert_array_equal(d_weight, np.einsum(f'{of_x},{of_y}->{of_weight}', x, d_y))
@@ -115,7 +119,7 @@ def momentum(hardware, dtype='bfloat16'):
     """The gradient of a batch, as the first step leaves it in SGD's momentum."""
     spec, mesh = (
         dataclasses.replace(WHOLE, model=dataclasses.replace(WHOLE.model, dtype=dtype)),
-        sharding.mesh(hardware),
+        devices.mesh(hardware),
     )
     with jax.set_mesh(mesh):
         now, batch = state.create(spec, mesh), sharding.put(IDS, mesh)

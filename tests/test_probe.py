@@ -12,7 +12,7 @@ from conftest import drawn, operation, tiny
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from sinklab import sharding
+from sinklab import devices
 from sinklab.measure import table
 from sinklab.measure.measure import always
 from sinklab.measure.setting import forward_arrays, setting_of
@@ -106,7 +106,7 @@ CASES = {
 @pytest.mark.parametrize('hardware', [Hardware(), pytest.param(Hardware(data=2, tensor=2), marks=pytest.mark.slow)])
 def test_the_hook_says_what_numpy_says(name, hardware):
     spec, columns = CASES[name], int(CASES[name].model.columns.kind != 'none')
-    params, mesh = drawn(spec), sharding.mesh(hardware)
+    params, mesh = drawn(spec), devices.mesh(hardware)
     with jax.set_mesh(mesh):
         placed = jax.device_put(params, state.shardings(spec, mesh)['params'])
         observed = probe.observer(spec, mesh)(placed, IDS_PT)
@@ -140,7 +140,7 @@ def test_softmax_off_by_one_and_a_column_of_zero_are_one_model_with_one_set_of_n
     with_column['blocks']['attention']['columns'] = dict(key_HK=np.zeros((1, 4, 4), np.float32))
     for changes, weights in ((OFF_BY_ONE, params), (COLUMN_OF_ZERO, with_column)):
         spec = tiny(**changes, model__layers=1, model__attention__gain=0.5)
-        mesh = sharding.mesh(Hardware())
+        mesh = devices.mesh(Hardware())
         with jax.set_mesh(mesh), jax.disable_jit():
             observed = jax.device_get(probe.observer(spec, mesh)(weights, IDS_PT))
             setting = setting_of(spec, IDS_BT.shape[1], int(changes is COLUMN_OF_ZERO))

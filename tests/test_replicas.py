@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 from conftest import tiny
 
-from sinklab import sharding
+from sinklab import devices
 from sinklab.group import Alone
 from sinklab.spec import Hardware
 from sinklab.train import replicas, state
@@ -29,7 +29,7 @@ def altered(array, device):
 )
 def test_a_bit_that_differs_between_copies_is_found(hardware):
     spec = tiny()
-    with jax.set_mesh(mesh := sharding.mesh(hardware)):
+    with jax.set_mesh(mesh := devices.mesh(hardware)):
         params, differing = state.create(spec, mesh)['params'], replicas.comparison(spec, mesh, Alone())
         assert differing(1, params) is None
         embedding = params['embedding_VD']

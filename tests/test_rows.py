@@ -11,8 +11,9 @@ import pytest
 from conftest import drawn
 from flax import nnx
 from rows import ROWS
+from stores import chat
 
-from sinklab import sharding
+from sinklab import devices, sharding
 from sinklab.data.batches import sequences
 from sinklab.parse import parse
 from sinklab.spec import Hardware
@@ -38,8 +39,15 @@ def numberless(value):
     return type(value) if type(value) in (int, float) else value
 
 
-def reading(spec, corpus):
-    return dataclasses.replace(spec, data=dataclasses.replace(spec.data, source=corpus))
+@pytest.fixture(scope='module')
+def sources(corpus, tmp_path_factory):
+    """Of a loss on all words, and on those of the assistant."""
+    talks = [[('user', f'what is {n}?' * 5), ('assistant', f'it is {2 * n}, I think')] for n in range(100)]
+    return {'all': corpus, 'assistant': chat(tmp_path_factory.mktemp('chat') / 'a.jsonl', talks)}
+
+
+def reading(spec, sources):
+    return dataclasses.replace(spec, data=dataclasses.replace(spec.data, source=sources[spec.data.loss]))
 
 
 def in_kinds():
@@ -50,11 +58,11 @@ def in_kinds():
 
 
 @pytest.mark.parametrize('name', list(in_kinds()))
-def test_a_row_takes_steps_and_a_probe(name, corpus):
-    spec = reading(SPECS[name], corpus)
+def test_a_row_takes_steps_and_a_probe(name, sources):
+    spec = reading(SPECS[name], sources)
     undecayed = dataclasses.replace(spec.optimizer, weight_decay=0.0)  # it would move what has no gradient
     spec = dataclasses.replace(spec, optimizer=undecayed)
-    data, mesh = sequences(spec), sharding.mesh(Hardware())
+    data, mesh = sequences(spec), devices.mesh(Hardware())
     one, other = (data.batches.rows(step, range(spec.optimizer.batch_size)) for step in range(2))
     with jax.set_mesh(mesh):
         now = state.create(spec, mesh)
@@ -74,8 +82,8 @@ def test_a_row_takes_steps_and_a_probe(name, corpus):
 
 
 @pytest.mark.parametrize('name', distinct(lambda spec: spec.data))
-def test_the_data_of_a_row_are_batches_and_a_probe_of_its_ids(name, corpus):
-    spec = reading(SPECS[name], corpus)
+def test_the_data_of_a_row_are_batches_and_a_probe_of_its_ids(name, sources):
+    spec = reading(SPECS[name], sources)
     data, size = sequences(spec), spec.optimizer.batch_size
     ids_BT = data.batches.rows(0, range(size))
     assert ids_BT.shape == (size, spec.data.length + 1)

@@ -7,8 +7,9 @@ from conftest import drawn, tiny
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from jax._src import test_util as jtu
+from jax.sharding import PartitionSpec
 
-from sinklab import sharding
+from sinklab import devices, sharding
 from sinklab.spec import Hardware
 from sinklab.train import evaluation, state
 
@@ -27,8 +28,25 @@ def test_parts_are_equal_divide_over_the_devices_and_lose_nothing(sequences, per
     assert len(joined_NT) - sequences < len(parts) * ways, 'and no more of it than needed'
 
 
+@pytest.mark.parametrize('rings', [(4,), (2, 2), (1, 4)])
+def test_a_sum_is_parted_ring_after_ring_as_it_is_at_once(rings):
+    mesh, parts = devices.mesh(Hardware(fsdp=4)), np.arange(4 * 8 * 3.0, dtype=np.float32).reshape(4, 8, 3)
+
+    def local(part_8N):
+        token = sharding.RINGS.set(dict(fsdp=rings))
+        try:
+            return sharding.part(part_8N[0], 'embed', None)
+        finally:
+            sharding.RINGS.reset(token)
+
+    spec = PartitionSpec('fsdp')
+    with jax.set_mesh(mesh):
+        found = jax.jit(jax.shard_map(local, in_specs=spec, out_specs=spec, check_vma=False))(parts)
+    np.testing.assert_array_equal(found, parts.sum(0))
+
+
 def test_a_batch_that_does_not_divide_is_an_error_and_not_laid_on_every_device():
-    mesh = sharding.mesh(Hardware(data=2, fsdp=2))
+    mesh = devices.mesh(Hardware(data=2, fsdp=2))
     assert sharding.of_batch(mesh, (8, 17)).shard_shape((8, 17)) == (2, 17)
     with pytest.raises(ValueError, match='a batch of 6 sequences cannot be divided over 4 devices'):
         sharding.of_batch(mesh, (6, 17))
@@ -41,13 +59,13 @@ def test_a_batch_that_does_not_divide_is_an_error_and_not_laid_on_every_device()
 def test_validation_that_does_not_divide_is_one_program_and_the_plain_mean(loss):
     """11 windows in batches of 8 over 4 devices; of a chat, some tokens are not predicted."""
     spec = tiny(optimizer__batch_size=8, **({} if loss == 'all' else dict(data__loss=loss, data__source='chat:x')))
-    mesh, params = sharding.mesh(Hardware(data=4)), drawn(spec)
+    mesh, params = devices.mesh(Hardware(data=4)), drawn(spec)
     rng = np.random.default_rng(0)
     ids_NT = rng.integers(0, 300, (11, 17)).astype(np.int32)
     if loss == 'assistant':
         ids_NT = np.where(rng.uniform(size=ids_NT.shape) < 0.3, ~ids_NT, ids_NT)
     read_NT = np.where(ids_NT < 0, ~ids_NT, ids_NT)
-    loss_NT, _ = evaluation.tokenwise(spec, sharding.mesh(Hardware()))(params, read_NT)
+    loss_NT, _ = evaluation.tokenwise(spec, devices.mesh(Hardware()))(params, read_NT)
     with jax.set_mesh(mesh), jtu.count_jit_compilation_cache_miss() as compiled:
         found = evaluation.evaluation(spec, Hardware(data=4), mesh)(params, ids_NT)
     assert compiled() == 1

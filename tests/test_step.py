@@ -12,7 +12,8 @@ from flax import nnx
 from jax.sharding import AbstractMesh, PartitionSpec
 from scipy.stats import entropy
 
-from sinklab import sharding
+from sinklab import devices, sharding
+from sinklab.devices import AXES
 from sinklab.model.columns import count
 from sinklab.record import Refusal
 from sinklab.spec import Hardware
@@ -25,14 +26,14 @@ IDS = np.random.default_rng(0).integers(0, 300, (4, 17)).astype(np.int32)
 @functools.cache
 def fresh(spec):
     """A state as initialized on one device: it is the same on every mesh, by a test below."""
-    mesh = sharding.mesh(Hardware())
+    mesh = devices.mesh(Hardware())
     with jax.set_mesh(mesh):
         return jax.device_get(state.create(spec, mesh))
 
 
 def updated(spec, hardware, times=2):
     """(numbers, state) after a few steps on one batch."""
-    mesh = sharding.mesh(hardware)
+    mesh = devices.mesh(hardware)
     with jax.set_mesh(mesh):
         now = jax.device_put(fresh(spec), state.shardings(spec, mesh))
         advance = step.train_step(spec, hardware, mesh)
@@ -50,7 +51,9 @@ LAYOUTS = [
     Hardware(data=2, fsdp=2),
     Hardware(micro_batch=1),
     Hardware(micro_batch=2, data=2),
-    Hardware(remat=True),
+    Hardware(remat='full'),
+    Hardware(remat='attention,ffn'),
+    Hardware(fsdp=4, remat='qkv,middle'),
 ]
 
 
@@ -103,7 +106,7 @@ def test_a_layout_changes_neither_loss_nor_parameters(spec, hardware):
 @pytest.mark.slow
 @pytest.mark.parametrize('hardware', [Hardware(data=4), Hardware(fsdp=2, tensor=2)], ids=str)
 def test_a_fresh_state_is_the_same_on_every_mesh(hardware):
-    made = [state.create(tiny(), sharding.mesh(layout)) for layout in (Hardware(), hardware)]
+    made = [state.create(tiny(), devices.mesh(layout)) for layout in (Hardware(), hardware)]
     for one, other in zip(*map(jax.tree.leaves, made), strict=True):
         np.testing.assert_array_equal(one, other)
 
@@ -111,7 +114,7 @@ def test_a_fresh_state_is_the_same_on_every_mesh(hardware):
 @pytest.mark.slow
 def test_moments_live_where_their_parameters_do_and_a_step_leaves_them_there():
     spec, hardware = tiny(), Hardware(fsdp=2, tensor=2)
-    where = state.shardings(spec, sharding.mesh(hardware))
+    where = state.shardings(spec, devices.mesh(hardware))
     moments = where['opt_state'][1][0]
     assert moments.mu == moments.nu == where['params']
     assert where['params']['blocks']['ffn']['out_FD'].spec == PartitionSpec(None, 'tensor', 'fsdp')
@@ -126,9 +129,9 @@ def test_moments_live_where_their_parameters_do_and_a_step_leaves_them_there():
 def test_a_prefix_is_not_predicted_in_training_but_in_validation():
     spec = tiny(model__mask__prefix=4, probe__keys=4)
     params = fresh(spec)['params']
-    loss_BT, _ = evaluation.tokenwise(spec, sharding.mesh(Hardware()))(params, IDS)
+    loss_BT, _ = evaluation.tokenwise(spec, devices.mesh(Hardware()))(params, IDS)
     np.testing.assert_allclose(objective.loss_of(spec, first=4)(params, IDS), loss_BT[:, 3:].mean(), rtol=1e-5)
-    with jax.set_mesh(mesh := sharding.mesh(Hardware())):
+    with jax.set_mesh(mesh := devices.mesh(Hardware())):
         valid = evaluation.evaluation(spec, Hardware(), mesh)(params, IDS)['valid/loss']
         given = fresh(spec), sharding.put(IDS, mesh), sharding.of_each_device(0, mesh)
         _, numbers = step.train_step(spec, Hardware(), mesh)(*given)
@@ -145,7 +148,7 @@ def test_seeds_differ():
 @pytest.mark.slow
 def test_the_evaluation_is_the_mean_over_windows_whatever_the_batch():
     spec, hardware = tiny(), Hardware(data=2)
-    mesh = sharding.mesh(hardware)
+    mesh = devices.mesh(hardware)
     ids_NT = np.random.default_rng(1).integers(0, 300, (7, 17)).astype(np.int32)
     with jax.set_mesh(mesh):
         params = jax.device_put(fresh(spec)['params'], state.shardings(spec, mesh)['params'])
@@ -159,7 +162,7 @@ def test_the_evaluation_is_the_mean_over_windows_whatever_the_batch():
     ('hardware', 'words'),
     [
         (Hardware(micro_batch=3), 'does not divide config.optimizer.batch_size, which is 4'),
-        (Hardware(data=3), 'cannot be divided over 3 devices'),
+        (Hardware(data=3, fsdp=1), 'cannot be divided over 3 devices'),
         (Hardware(data=2, micro_batch=1), 'use a multiple of 2'),
         (Hardware(tensor=3), 'config.model.heads is 4, which --tensor=3 does not divide'),
     ],
@@ -167,7 +170,7 @@ def test_the_evaluation_is_the_mean_over_windows_whatever_the_batch():
 )
 def test_a_layout_that_does_not_divide_is_refused(hardware, words):
     with pytest.raises(Refusal, match=words):
-        layout.check(tiny(), hardware)
+        layout.check(tiny(), hardware, AbstractMesh((hardware.data or 1, hardware.fsdp or 1, hardware.tensor), AXES))
 
 
 @pytest.mark.parametrize('changes', [{}, *OTHERS], ids=str)
@@ -175,7 +178,7 @@ def test_a_layout_passes_where_every_parameter_divides_and_only_there(changes):
     spec = tiny(**changes)
     abstract = nnx.to_pure_dict(state.architecture(spec)[1])
     for fsdp, tensor in itertools.product((1, 2, 3, 4, 8), repeat=2):
-        mesh = AbstractMesh((1, fsdp, tensor), sharding.AXES)
+        mesh = AbstractMesh((1, fsdp, tensor), AXES)
         try:
             jax.tree.map(
                 lambda leaf, where: where.shard_shape(leaf.shape),
@@ -186,7 +189,7 @@ def test_a_layout_passes_where_every_parameter_divides_and_only_there(changes):
         except ValueError:
             divides = False
         try:
-            layout.check(spec, Hardware(fsdp=fsdp, tensor=tensor))
+            layout.check(spec, Hardware(), mesh)
             passes = True
         except Refusal:
             passes = False
@@ -195,7 +198,7 @@ def test_a_layout_passes_where_every_parameter_divides_and_only_there(changes):
 
 def test_more_devices_than_there_are_is_refused():
     with pytest.raises(Refusal, match='wants 8 devices and 4 are here'):
-        sharding.mesh(Hardware(data=8))
+        devices.mesh(Hardware(data=8))
 
 
 def test_two_logical_axes_on_one_mesh_axis_collide():

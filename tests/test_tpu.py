@@ -17,6 +17,7 @@ from sinklab import sharding, topology
 from sinklab.attend import mask as masks
 from sinklab.attend.backends import BACKENDS
 from sinklab.attend.bias import Bias, Curve
+from sinklab.devices import AXES
 from sinklab.model.positions import buckets, slopes
 from sinklab.spec import Hardware
 from sinklab.train import state, step
@@ -104,7 +105,7 @@ def test_a_training_step_compiles_for_a_mesh_of_chips():
     hardware = Hardware(data=1, fsdp=2, tensor=2, attention='tpu')
     spec = tiny(model__head_width=64, model__width=256, model__dtype='bfloat16', data__length=256)
     chips = np.array(topology.devices('v5e:2x2')).reshape(1, 2, 2)
-    mesh = Mesh(chips, sharding.AXES, axis_types=(AxisType.Auto,) * 3)
+    mesh = Mesh(chips, AXES, axis_types=(AxisType.Auto,) * 3)
     with jax.set_mesh(mesh):
         batch = jax.ShapeDtypeStruct((4, 257), jnp.int32, sharding=sharding.of_batch(mesh, (4, 257)))
         wish = jax.ShapeDtypeStruct((4,), jnp.int32, sharding=sharding.of_devices(mesh))

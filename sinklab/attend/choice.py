@@ -21,11 +21,14 @@ class Choice:
         return self.backend + ''.join(f' (not {name}: {reason})' for name, reason in self.passed.items())
 
 
-def choose(wanted: str, platform: str, case: Case) -> Choice:
-    """`wanted` or, for auto, the first of the platform's backends that can and is right; raises Refusal."""
+def choose(wanted: str, platform: str, case: Case, here: bool = True) -> Choice:
+    """`wanted` or, for auto, the first of the platform's backends that can and, where it is `here`, is right.
+
+    Raises Refusal.
+    """
     passed = {}
     for name in PREFERRED.get(platform, ('chunked',)) if wanted == 'auto' else (wanted,):
-        reason = lacks(name, platform, case)
+        reason = lacks(name, platform, case) if here else cannot(name, platform, case)
         if reason is None:
             return Choice(name, passed)
         passed[name] = reason

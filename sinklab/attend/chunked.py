@@ -7,6 +7,7 @@ from collections.abc import Sequence
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.ad_checkpoint import checkpoint_name
 
 from sinklab.attend import dense
 from sinklab.attend import mask as masks
@@ -41,7 +42,8 @@ def attend(query_BTHK: jax.Array, key_BSGK: jax.Array, value_BSGK: jax.Array, ru
 
     parts = [stripe(*edges) for edges in stripes(chunks)]
     output, rows = jax.tree.map(lambda *arrays: jnp.concatenate(arrays), *parts)
-    return Attended(join(output, 1, length), jax.tree.map(lambda array: join(array, 2, length), rows))
+    output_BTHK = checkpoint_name(join(output, 1, length), 'attention')
+    return Attended(output_BTHK, jax.tree.map(lambda array: join(array, 2, length), rows))
 
 
 def stripes(chunks: int) -> list[tuple[int, int]]:

@@ -1,56 +1,90 @@
-"""--from=RUN[@STEP], the checkpoint that a fork comes from."""
+"""--from=[TAKES:]RUN[@STEP], the checkpoint that a fork comes from, and what it takes along of it."""
 
 import dataclasses
-from typing import Any
+from typing import Any, get_args
 
 from sinklab.checkpoint import digests
 from sinklab.cli import step
 from sinklab.cli.config import spec_of
 from sinklab.files.place import joined, resolved
-from sinklab.folder import Folder
+from sinklab.folder import Folder, named
 from sinklab.group import Group, once, same, unanimous
 from sinklab.record import Refusal
+from sinklab.spec import Takes
+
+
+@dataclasses.dataclass(frozen=True)
+class Given:
+    """--from, as it is given."""
+
+    words: str
+    takes: Takes
+    folder: Folder
+    step: int | None
 
 
 @dataclasses.dataclass(frozen=True)
 class Parent:
-    """A run, which a fork that has begun can do without, and a step of it."""
+    """A run, which a fork that has begun can do without, a step of it, and what is taken along of that."""
 
     folder: Folder
     step: int
+    takes: Takes
 
 
 def parent(given: str | None, child: Folder, group: Group) -> Parent | None:
     """What is given, at a step that process 0 chooses, and that is the same on all processes."""
-    folder, own = unanimous(group, '--from', lambda: step.named(given) if given else (None, None))
-    chosen = once(group, 'step of --from', lambda: choice(given, folder, own, child) if given else None)
-    same(group, 'steps of --from', {'--from': f'step {chosen if own is None else own}' if given else 'not given'})
-    return Parent(folder, chosen) if given else None
+    read = unanimous(group, '--from', lambda: reading(given) if given else None)
+    chosen = once(group, 'step of --from', lambda: choice(read, child) if read else None)
+    same(group, 'steps of --from', {'--from': meant(read, chosen)})
+    return Parent(read.folder, chosen, read.takes) if read else None
 
 
-def choice(given: str, folder: Folder, own: int | None, child: Folder) -> int:
+def reading(given: str) -> Given:
+    """What is taken stands before the first colon; a path may have a colon, too."""
+    takes, _, run = given.partition(':')
+    if takes not in filter(None, get_args(Takes)):
+        takes, run = '', given
+    if not run:
+        raise Refusal(f'--from={given} names no run; give {named(f"--from={takes}", "RUN", "STEP")}')
+    return Given(given, takes, *step.named(run))
+
+
+def meant(given: Given | None, chosen: int | None) -> str:
+    """What all processes must have alike."""
+    if not given:
+        return 'not given'
+    return f'{given.takes and f"{given.takes} of "}step {chosen if given.step is None else given.step}'
+
+
+def choice(given: Given, child: Folder) -> int:
     """The given step, or the newest where none is; of a fork that has begun, the one that it has come from."""
+    folder = given.folder
     if resolved(folder.path) == resolved(child.path):
-        raise Refusal(f'--from={given} is the --workdir, too; give a new folder')
+        raise Refusal(f'--from={given.words} is the --workdir, too; give a new folder')
     if child.is_claimed():
-        return known(given, folder, own, child)
+        return known(given, child)
     if not folder.is_claimed():
-        raise Refusal(f'--from={given}: {folder} holds no run; give a run folder, and a step: --from=RUN@STEP')
-    saved, whole = step.wanted(folder, own), digests.newest(folder)  # the last of all may still be being saved
-    return saved[-1] if own is not None or whole is None else whole
+        raise Refusal(
+            f'--from={given.words}: {folder} holds no run; give a run folder, and a step: '
+            f'--from={named(given.takes, "RUN", "STEP")}'
+        )
+    saved, whole = step.wanted(folder, given.step), digests.newest(folder)  # the last may still be being saved
+    return saved[-1] if given.step is not None or whole is None else whole
 
 
-def known(given: str, folder: Folder, own: int | None, child: Folder) -> int:
+def known(given: Given, child: Folder) -> int:
     """The step that a folder which holds a run says that it has come from."""
-    lineage = child.lineage()
+    lineage, folder = child.lineage(), given.folder
     if not lineage:
         raise Refusal(f'{child} holds a run that is no fork; give a new folder, or leave --from out to go on in it')
-    told, at = joined(child.path, lineage['run']), lineage['step']
-    if own not in (None, at) or (told != resolved(folder.path) and digests.seal(folder, at) != lineage.get('seal')):
-        raise Refusal(
-            f'{child} holds a fork of {told}@{at}, and --from={given} is another checkpoint; give that one, '
-            'wherever it lies now, or a new folder'
-        )
+    told, at, takes = joined(child.path, lineage['run']), lineage['step'], lineage.get('takes', '')
+    holds = f'{child} holds a fork of {named(takes, told, at)}, and --from={given.words}'
+    elsewhere = told != resolved(folder.path)
+    if given.step not in (None, at) or (elsewhere and digests.seal(folder, at) != lineage.get('seal')):
+        raise Refusal(f'{holds} is another checkpoint; give that one, wherever it lies now, or a new folder')
+    if given.takes != takes:
+        raise Refusal(f'{holds} takes along something else of it; give --from={named(takes, folder, at)}')
     return at
 
 
@@ -59,4 +93,4 @@ def origin(parent: Parent) -> Any:
     from sinklab.train.fork import Origin
 
     folder = parent.folder
-    return Origin(folder, parent.step, spec_of(folder)) if folder.is_claimed() else None
+    return Origin(folder, parent.step, spec_of(folder), parent.takes) if folder.is_claimed() else None

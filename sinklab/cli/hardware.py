@@ -5,17 +5,26 @@ import dataclasses
 from typing import get_args
 
 from sinklab.record import Refusal
-from sinklab.spec import Backend, Hardware
+from sinklab.spec import KEPT, Backend, Hardware
+
+REMAT = 'none', 'full', 'auto'
 
 
 def arguments(verb: argparse.ArgumentParser) -> None:
-    verb.add_argument('--data', type=int, default=1, metavar='N', help='devices that split the batch')
-    verb.add_argument('--fsdp', type=int, default=1, metavar='N', help='... and the parameters too')
+    verb.add_argument('--data', type=int, metavar='N', help='devices that split the batch (slices, or nodes of GPUs)')
+    verb.add_argument('--fsdp', type=int, metavar='N', help='... and the parameters too (all devices of each)')
     verb.add_argument(
         '--tensor', type=int, default=1, metavar='N', help='devices that split heads, FFN and vocabulary'
     )
     verb.add_argument('--micro_batch', type=int, metavar='N', help='sequences at once; gradients are accumulated')
-    verb.add_argument('--remat', action='store_true', help='recompute activations in the backward pass')
+    verb.add_argument(
+        '--remat',
+        nargs='?',
+        const='full',
+        default='none',
+        metavar='WHAT',
+        help=f'compute activations again in the backward pass: full, or all but some of {",".join(KEPT)}; auto, none',
+    )
     verb.add_argument(
         '--attention',
         default='auto',
@@ -31,12 +40,11 @@ def hardware(given: argparse.Namespace) -> Hardware:
             raise Refusal(f'--{name}={size} must be a whole number of at least 1')
     if given.attention not in get_args(Backend):
         raise Refusal(f'--attention={given.attention} is unknown; it is one of {", ".join(get_args(Backend))}')
+    if given.remat not in REMAT and not set(given.remat.split(',')) <= set(KEPT):
+        raise Refusal(f'--remat={given.remat} is unknown; give {", ".join(REMAT)}, or some of {",".join(KEPT)}')
     return Hardware(**{field.name: getattr(given, field.name) for field in dataclasses.fields(Hardware)})
 
 
 def options(hardware: Hardware) -> list[str]:
     """What gives this hardware to a command."""
-    given = dataclasses.asdict(hardware)
-    remat = given.pop('remat')
-    options = [f'--{name}={value}' for name, value in given.items() if value is not None]
-    return [*options, *(['--remat'] if remat else [])]
+    return [f'--{name}={value}' for name, value in dataclasses.asdict(hardware).items() if value is not None]

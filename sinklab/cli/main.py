@@ -5,13 +5,14 @@ import sys
 from collections.abc import Sequence
 
 import sinklab
-from sinklab.cli import checkpoint, doctor, prepare, processes, report, rows, sweep, tail, train
+from sinklab.cli import checkpoint, compile, doctor, prepare, processes, report, rows, sweep, tail, train
 from sinklab.lease import Superseded
 from sinklab.train.outcome import of_error
 
 VERBS = {
     'prepare': prepare,
     'train': train,
+    'compile': compile,
     'rows': rows,
     'sweep': sweep,
     'report': report,

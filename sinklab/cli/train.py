@@ -3,6 +3,7 @@
 example:
   sinklab train --config=configs/quickstart.py:softmax --workdir=runs/softmax --config.optimizer.steps=500
   sinklab train --from=runs/softmax@500 --config.optimizer.steps=900 --workdir=runs/longer
+  sinklab train --from=params:runs/softmax --config.optimizer.peak_learning_rate=1e-4 --workdir=runs/anew
 """
 
 import argparse
@@ -34,18 +35,20 @@ def arguments(verb: argparse.ArgumentParser) -> None:
     verb.add_argument(
         '--from',
         dest='origin',
-        metavar='RUN[@STEP]',
-        help="a new run from a checkpoint of another, the newest if no step is given; without --config by that run's",
+        metavar='[params:]RUN[@STEP]',
+        help='a new run from a checkpoint of another, the newest if no step is given, or from its parameters alone; '
+        "without --config by that run's",
     )
     size_argument(verb)
     verb.add_argument('--workdir', required=True, metavar='DIR', help='the run folder, new or to be gone on with')
     hardware.arguments(verb)
     programs.argument(verb)
     verb.add_argument('--tensorboard', action='store_true', help='write TensorBoard events beside metrics.jsonl')
+    verb.add_argument('--profile', metavar='STEP:COUNT', help='write a trace of so many steps into profile/')
     processes.arguments(verb)
     verb.usage = (
-        '%(prog)s (--config FILE[:ROW] [--size SIZE] | --from RUN[@STEP]) --workdir DIR [--config.PATH=VALUE ...] '
-        '[options]'
+        '%(prog)s (--config FILE[:ROW] [--size SIZE] | --from [params:]RUN[@STEP]) --workdir DIR '
+        '[--config.PATH=VALUE ...] [options]'
     )
 
 
@@ -94,8 +97,8 @@ def train(given: argparse.Namespace, rest: list[str], group: Group) -> End:
     origin = unanimous(group, 'origin', lambda: fork.origin(parent)) if parent else None
     with contextlib.ExitStack() as stack:
         progress = shown(row, spec, compiled, stack) if group.index == 0 else None
-        mirror = mirrored(folder) if given.tensorboard and progress else []
-        listeners = [*([progress] if progress else []), *mirror]
+        others = beside(given, folder, stack) if progress else []
+        listeners = [*([progress] if progress else []), *others]
         end = trained(spec, layout, folder, row, *listeners, group=group, origin=origin, grace=given.grace)
         if end.code == 0 and progress:
             progress.say(end.words)
@@ -145,10 +148,12 @@ def shown(row: dict, spec: Any, compiled: Any, stack: contextlib.ExitStack) -> A
     return stack.enter_context(Progress(row['row'] or row['config'], spec, compiled))
 
 
-def mirrored(folder: Folder) -> list:
-    from sinklab.train import tensorboard
+def beside(given: argparse.Namespace, folder: Folder, stack: contextlib.ExitStack) -> list:
+    """Whoever else listens to the run, as asked for."""
+    from sinklab.train import profile, tensorboard
 
-    return [tensorboard.Mirror(folder)]
+    mirrors = [tensorboard.Mirror(folder)] if given.tensorboard else []
+    return mirrors + ([stack.enter_context(profile.Profile(folder, given.profile))] if given.profile else [])
 
 
 def likeness(spec: Any, layout: Any) -> dict[str, Any]:

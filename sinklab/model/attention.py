@@ -15,6 +15,7 @@ from sinklab.model.gate import Gate
 from sinklab.model.initialization import INITIALIZATIONS, normal
 from sinklab.model.norm import norm
 from sinklab.model.parameter import product
+from sinklab.model.remat import kept
 from sinklab.sharding import place
 
 
@@ -68,14 +69,15 @@ class SelfAttention(nnx.Module):
 
     def __call__(self, x_BTD: jax.Array, view: View) -> tuple[jax.Array, Capture]:
         query_BTHK, key_BTHK, value_BTHK = (
-            place(product('BTD,DHK->BTHK', x_BTD, weight[...]), 'batch', None, 'heads', None)
+            place(product('BTD,DHK->BTHK', x_BTD, weight), 'batch', None, 'heads', None)
             for weight in (self.query_DHK, self.key_DHK, self.value_DHK)
         )
         query_BTHK = self.feature_map(view.rotate(self.query_norm(query_BTHK)))
         key_BTHK = view.rotate(self.key_norm(key_BTHK))
         gated_BTHK = self.gate('value', value_BTHK, x_BTD, value_BTHK)
         key_BSHK, value_BSHK = self.columns.attach(key_BTHK, gated_BTHK)
-        head_BTHK, captured = self.attend(query_BTHK, self.feature_map(key_BSHK), value_BSHK, view)
+        given = (kept(array, 'qkv') for array in (query_BTHK, self.feature_map(key_BSHK), value_BSHK))
+        head_BTHK, captured = self.attend(*given, view)
         head_BTHK = self.head_norm(self.columns.add(head_BTHK))
         head_BTHK = self.gate('output', head_BTHK, x_BTD, value_BTHK)
         return self.combine(head_BTHK), captured
@@ -95,4 +97,4 @@ class SelfAttention(nnx.Module):
     def combine(self, head_BTHK: jax.Array) -> jax.Array:
         if self.combination.added:
             head_BTHK = head_BTHK.sum(2, keepdims=True)
-        return product('BTHK,HKD->BTD', head_BTHK, self.output_HKD[...])
+        return product('BTHK,HKD->BTD', head_BTHK, self.output_HKD)

@@ -8,6 +8,7 @@ from sinklab.model.attention import SelfAttention, View
 from sinklab.model.capture import Capture
 from sinklab.model.ffn import FFN
 from sinklab.model.norm import Norms
+from sinklab.model.remat import kept
 from sinklab.sharding import place
 
 
@@ -23,7 +24,7 @@ class Block(nnx.Module):
     def __call__(self, x_BTD: jax.Array, view: View) -> tuple[jax.Array, Capture]:
         norms = self.attention_norms
         attended_BTD, captured = self.attention(norms.before(x_BTD), view)
-        x_BTD = norms.joined(place(x_BTD + norms.after(attended_BTD), 'batch', None, None))
+        x_BTD = kept(norms.joined(place(x_BTD + norms.after(attended_BTD), 'batch', None, None)), 'middle')
         norms = self.ffn_norms
         sum_BTD = place(x_BTD + norms.after(self.ffn(norms.before(x_BTD))), 'batch', None, None)
         return norms.joined(sum_BTD), dataclasses.replace(

@@ -11,7 +11,7 @@ from flax import nnx
 
 from sinklab import spec
 from sinklab.model.initialization import INITIALIZATIONS, normal
-from sinklab.model.parameter import spread
+from sinklab.model.parameter import spread, whole
 
 DEVIATION = 0.02  # of the released code
 
@@ -45,7 +45,7 @@ class SinkToken(Token):
         self.vector_TD = normal(rngs, (self.count, model.width), std, (None, 'embed'), inputs=None)
 
     def attach(self, x_BTD):
-        sink_BTD = spread(self.vector_TD[...], (len(x_BTD), self.count, x_BTD.shape[-1]), x_BTD.dtype)
+        sink_BTD = spread(whole(self.vector_TD), (len(x_BTD), self.count, x_BTD.shape[-1]), x_BTD.dtype)
         return jnp.concatenate([sink_BTD, x_BTD], 1)
 
 

@@ -34,8 +34,8 @@ class MLP(Identity):
         self.out_KK = normal(rngs, shape, std, (None, None), inputs=1)
 
     def __call__(self, x_BTHK):
-        hidden_BTHJ = jax.nn.relu(product('BTHK,KJ->BTHJ', x_BTHK, self.in_KK[...]))
-        return product('BTHJ,JK->BTHK', hidden_BTHJ, self.out_KK[...])
+        hidden_BTHJ = jax.nn.relu(product('BTHK,KJ->BTHJ', x_BTHK, self.in_KK))
+        return product('BTHJ,JK->BTHK', hidden_BTHJ, self.out_KK)
 
 
 FEATURE_MAPS = {'identity': Identity, 'elu1': Elu1, 'mlp': MLP}

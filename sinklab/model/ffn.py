@@ -6,6 +6,7 @@ from flax import nnx
 from sinklab import spec
 from sinklab.model.initialization import INITIALIZATIONS, normal
 from sinklab.model.parameter import product
+from sinklab.model.remat import kept
 from sinklab.sharding import place
 
 gelu = functools.partial(jax.nn.gelu, approximate=False)
@@ -32,9 +33,9 @@ class FFN(nnx.Module):
         self.out_FD = normal(rngs, (model.ffn_width, model.width), std, ('ffn', 'embed'), inputs=1)
 
     def __call__(self, x_BTD: jax.Array) -> jax.Array:
-        hidden_BTF = product('BTD,DF->BTF', x_BTD, self.in_DF[...])
+        hidden_BTF = kept(product('BTD,DF->BTF', x_BTD, self.in_DF), 'ffn')
         if self.gate_DF is None:
             hidden_BTF = self.activation(hidden_BTF)
         else:
-            hidden_BTF *= self.activation(product('BTD,DF->BTF', x_BTD, self.gate_DF[...]))
-        return product('BTF,FD->BTD', place(hidden_BTF, 'batch', None, 'ffn'), self.out_FD[...])
+            hidden_BTF *= self.activation(kept(product('BTD,DF->BTF', x_BTD, self.gate_DF), 'ffn'))
+        return product('BTF,FD->BTD', place(hidden_BTF, 'batch', None, 'ffn'), self.out_FD)

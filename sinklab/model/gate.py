@@ -46,7 +46,7 @@ class Gate(nnx.Module):
         if self.kind is None or self.kind.on != on:
             return given_BTHK
         if self.kind.of == 'x':
-            score_BTHK = product('BTD,DHK->BTHK', x_BTD, self.weight_DHK[...])
+            score_BTHK = product('BTD,DHK->BTHK', x_BTD, self.weight_DHK)
         else:
-            score_BTHK = product('BTHD,DHK->BTHK', value_BTHK, self.weight_DHK[...])
+            score_BTHK = product('BTHD,DHK->BTHK', value_BTHK, self.weight_DHK)
         return given_BTHK * jax.nn.sigmoid(score_BTHK)

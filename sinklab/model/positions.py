@@ -10,7 +10,7 @@ from flax import nnx
 from sinklab import spec
 from sinklab.attend.bias import Curve
 from sinklab.model.initialization import INITIALIZATIONS, normal
-from sinklab.model.parameter import spread
+from sinklab.model.parameter import spread, whole
 
 BUCKETS, FARTHEST = 32, 128  # of the relative positions: those of T5 and of the released code
 
@@ -51,7 +51,7 @@ class Learned(Position):
         self.table_TD = normal(rngs, (length, model.width), std, (None, 'embed'), inputs=None)
 
     def embed(self, x_BTD, position_BT):
-        return x_BTD + spread(self.table_TD[...][position_BT], x_BTD.shape, x_BTD.dtype)
+        return x_BTD + spread(whole(self.table_TD)[position_BT], x_BTD.shape, x_BTD.dtype)
 
 
 class Rotary(Position):

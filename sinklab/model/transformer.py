@@ -14,10 +14,13 @@ from sinklab.model.capture import Capture
 from sinklab.model.columns import COLUMNS
 from sinklab.model.initialization import INITIALIZATIONS, normal
 from sinklab.model.norm import PLACEMENTS, norm
-from sinklab.model.parameter import product
+from sinklab.model.parameter import look_up, multiply
 from sinklab.model.positions import POSITIONS
+from sinklab.model.remat import rematerialized
 from sinklab.model.rule import rule
 from sinklab.sharding import place
+
+TABLE = 'vocabulary', 'embed'  # axes of embedding and head
 
 
 class Transformer(nnx.Module):
@@ -27,8 +30,8 @@ class Transformer(nnx.Module):
         self.model, self.length, self.dtype = model, length, jnp.dtype(model.dtype)
         init = INITIALIZATIONS[model.initialization]
         embedding, linear = init.embedding(model, model.width), init.linear(model, model.width)
-        shape, axes = (model.vocabulary, model.width), ('vocabulary', 'embed')
-        self.embedding_VD = normal(rngs, shape, embedding, axes, inputs=None)
+        shape = model.vocabulary, model.width
+        self.embedding_VD = normal(rngs, shape, embedding, TABLE, inputs=None)
         self.sink = COLUMNS[model.columns.kind].token(model, rngs)
 
         @nnx.split_rngs(splits=model.layers)
@@ -38,7 +41,7 @@ class Transformer(nnx.Module):
 
         self.blocks = stack(rngs)
         self.norm = norm(PLACEMENTS[model.norm].final, model)
-        self.head_VD = normal(rngs, shape, linear, axes, inputs=None)
+        self.head_VD = normal(rngs, shape, linear, TABLE, inputs=None)
         self.position = POSITIONS[model.position](model, length + self.sink.count, rngs)
 
     def hidden(
@@ -51,7 +54,7 @@ class Transformer(nnx.Module):
         capture: bool = False,
         keys: int = 0,
         rows: Values = types.MappingProxyType({}),
-        remat: bool = False,
+        remat: str = 'none',
     ) -> tuple[jax.Array, Capture]:
         """(hidden_BTD after the last norm, Capture with a leading L: of matrices and residuals if asked to `capture`,
         else of the mass on so many first `keys`, and of the means of what `rows` read of whole rows).
@@ -74,9 +77,9 @@ class Transformer(nnx.Module):
         def layer(x_BTD, block):
             return block(x_BTD, view)
 
-        x_BTD = self.sink.attach(self.embedding_VD[...][token_BT].astype(self.dtype))
+        x_BTD = self.sink.attach(look_up(self.embedding_VD, token_BT, self.dtype))
         x_BTD = place(self.position.embed(x_BTD, position_BT), 'batch', None, None)
-        x_BTD, captured = jax.lax.scan(jax.checkpoint(layer) if remat else layer, x_BTD, self.blocks)
+        x_BTD, captured = jax.lax.scan(rematerialized(layer, remat), x_BTD, self.blocks)
         return self.norm(x_BTD)[:, self.sink.count :], captured.of_text(self.sink.count)
 
     def __call__(self, token_BT: jax.Array, *, capture: bool = False, **where) -> tuple[jax.Array, Capture]:
@@ -87,4 +90,4 @@ class Transformer(nnx.Module):
 
 def logits(hidden_BTD: jax.Array, head_VD: jax.Array) -> jax.Array:
     """logits_BTV in float32."""
-    return product('BTD,VD->BTV', hidden_BTD, head_VD, jnp.float32)
+    return multiply('BTD,VD->BTV', TABLE, jnp.float32, hidden_BTD, head_VD)

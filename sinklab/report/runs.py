@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 
 from sinklab.files.place import joined, resolved
-from sinklab.folder import Folder, ancestry
+from sinklab.folder import Folder, ancestry, named
 from sinklab.measure import table as measures
 from sinklab.measure.measure import Number, Picture
 from sinklab.record import Refusal
@@ -52,14 +52,18 @@ def read(paths: list[str]) -> list[Run]:
 
 
 def branches(runs: list[Run], number: str) -> list[tuple[int, list[int], list[float]]]:
-    """(place of a fork, steps, values): from its parent's curve to its own, where both are among the runs."""
+    """(place of a fork, steps, values): from its parent's curve to its own, where both are among the runs.
+
+    One that counts its steps anew stands beside its parent and is no branch of it.
+    """
     found, at = [], {resolved(run.folder.path): run for run in runs}
     for place, run in enumerate(runs):
-        lineage = run.folder.lineage()
-        parent = at.get(joined(run.folder.path, lineage['run'])) if lineage else None
-        if parent and (before := parent.height(number, run.folder.start())) is not None:
+        lineage, start = run.folder.lineage(), run.folder.start()
+        goes_on = lineage and lineage['step'] == start
+        parent = at.get(joined(run.folder.path, lineage['run'])) if goes_on else None
+        if parent and (before := parent.height(number, start)) is not None:
             steps, values = run.curve(number)
-            found.append((place, [run.folder.start(), *steps[:1]], [before, *values[:1]]))
+            found.append((place, [start, *steps[:1]], [before, *values[:1]]))
     return found
 
 
@@ -77,7 +81,10 @@ def row_of(folder: Folder) -> str:
     """The name of its row; of a fork, with what it comes from."""
     try:
         row, lineage = folder.read('row')['row'], folder.lineage()
-        return f'{row or folder.path.name} from {lineage["row"]}@{lineage["step"]}' if lineage else row
+        if not lineage:
+            return row
+        origin = named(lineage.get('takes', ''), lineage['row'], lineage['step'])
+        return f'{row or folder.path.name} from {origin}'
     except (FileNotFoundError, NotADirectoryError, KeyError) as error:
         runs = (
             f'the runs of this sweep: {shlex.quote(str(folder))}/*/'

@@ -91,7 +91,7 @@ def look(run: Run, hardware: Hardware) -> None:
         elif (last := run.last_outcome()).get('kind') == 'diverged':
             run.outcome, run.reason = 'diverged', last['message']
         else:
-            layout.check(run.spec, hardware)
+            layout.check(run.spec, hardware, layout.asked(hardware))
     except Refusal as refusal:
         run.outcome, run.reason = 'refused', str(refusal)
 

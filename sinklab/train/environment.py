@@ -1,6 +1,5 @@
 """Where a run takes place: versions, devices, layout, commit."""
 
-import dataclasses
 import platform
 import subprocess
 from importlib.metadata import PackageNotFoundError, version
@@ -9,7 +8,6 @@ from pathlib import Path
 import jax
 
 import sinklab
-from sinklab.spec import Hardware
 
 PACKAGES = ('jax', 'jaxlib', 'flax', 'optax', 'orbax-checkpoint', 'grain', 'ml-collections', 'tokenizers', 'numpy')
 
@@ -40,7 +38,7 @@ def commit() -> str | None:
         return None
 
 
-def environment(hardware: Hardware, attention: str, attempts: list[dict]) -> dict:
+def environment(layout: dict, attention: str, attempts: list[dict]) -> dict:
     """Of the newest of a run's attempts, and what computed attention in each."""
     return dict(
         sinklab=sinklab.__version__,
@@ -50,7 +48,7 @@ def environment(hardware: Hardware, attention: str, attempts: list[dict]) -> dic
         versions=versions(),
         devices=[device.device_kind for device in jax.devices()],
         processes=jax.process_count(),
-        layout=dataclasses.asdict(hardware),
+        layout=layout,
         attention=attention,
         attempts=attempts,
     )

@@ -15,14 +15,13 @@ from sinklab.spec import Hardware, Spec
 from sinklab.targets import is_predicted, readable, unpredicted
 from sinklab.train import state
 from sinklab.train.forward import forward
-from sinklab.train.objective import loss_of, predicted_share
+from sinklab.train.objective import loss_of, over_devices, predicted_share
 
 
 def evaluation(spec: Spec, hardware: Hardware, mesh: jax.sharding.Mesh, backend: str = 'chunked') -> Callable:
     """valid(params, ids_NT, trigger_NT) -> {valid/loss}, over all tokens; with triggers, each kind apart as well."""
-    loss = jax.jit(loss_of(spec, backend=backend), **state.jit_options(spec, mesh))
-    by_token = tokenwise(spec, mesh, backend)
-    most = hardware.micro_batch or spec.optimizer.batch_size
+    loss, by_token = mean_loss(spec, mesh, backend), tokenwise(spec, mesh, backend)
+    most = most_sequences(spec, hardware)
 
     def valid(params: dict, ids_NT: np.ndarray, trigger_NT: np.ndarray | None = None) -> dict[str, float]:
         parts = laid_out(ids_NT, most, mesh)
@@ -35,6 +34,16 @@ def evaluation(spec: Spec, hardware: Hardware, mesh: jax.sharding.Mesh, backend:
         return {'valid/loss': float(loss_NT.mean())} | backcopy.losses(loss_NT, right_NT, trigger_NT)
 
     return valid
+
+
+def most_sequences(spec: Spec, hardware: Hardware) -> int:
+    """That are read at once."""
+    return hardware.micro_batch or spec.optimizer.batch_size
+
+
+def mean_loss(spec: Spec, mesh: jax.sharding.Mesh, backend: str) -> Callable:
+    """loss(params, ids_BT of T + 1), over all that is predicted or not."""
+    return jax.jit(over_devices(loss_of(spec, backend=backend), spec, mesh), **state.jit_options(spec, mesh))
 
 
 def tokenwise(spec: Spec, mesh: jax.sharding.Mesh, backend: str = 'chunked') -> Callable:

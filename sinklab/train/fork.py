@@ -1,4 +1,4 @@
-"""A fork: a run that goes on from a step of another one, by another config; what it takes along and what not."""
+"""A fork: a run that begins with a checkpoint of another one, by another config; what it takes along and what not."""
 
 import dataclasses
 from pathlib import Path
@@ -12,14 +12,30 @@ from sinklab.checkpoint.checkpoints import Checkpoints, fault_of
 from sinklab.checkpoint.orbax import one_line, reaching
 from sinklab.files.place import absolute, relative
 from sinklab.files.whole import awaited
-from sinklab.folder import Folder, differences, flat
+from sinklab.folder import Folder, differences, flat, named
 from sinklab.group import Group, once, same
 from sinklab.record import Refusal
-from sinklab.spec import Spec
+from sinklab.spec import Spec, Takes
 from sinklab.train import state
 
-KEPT = ('optimizer.name', 'data.task')  # what says of what kind the numbers of a state are
 READING = ('data.', 'optimizer.batch_size ')  # what says which tokens a step reads
+
+
+@dataclasses.dataclass(frozen=True)
+class Taken:
+    """What a fork takes along of a checkpoint."""
+
+    parts: tuple[str, ...]  # of a state
+    kept: tuple[str, ...]  # fields of the config that say of what kind these are
+    goes_on: bool  # from the checkpoint's step, in the same data
+    words: str  # how the fork begins, before the step
+
+
+# Ids of another task are other ids, so that no parameter is of use to it.
+TAKEN = {
+    '': Taken(('step', 'params', 'opt_state'), ('optimizer.name', 'data.task'), goes_on=True, words='at'),
+    'params': Taken(('params',), ('data.task',), goes_on=False, words='with the parameters of'),
+}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -29,9 +45,19 @@ class Origin:
     folder: Folder
     step: int
     spec: Spec
+    takes: Takes = ''
 
     def __str__(self) -> str:
-        return f'--from={self.folder}@{self.step}'
+        return f'--from={named(self.takes, self.folder, self.step)}'
+
+    @property
+    def taken(self) -> Taken:
+        return TAKEN[self.takes]
+
+    @property
+    def start(self) -> int:
+        """The step that the fork begins after."""
+        return self.step if self.taken.goes_on else 0
 
 
 def check(origin: Origin | None, spec: Spec, folder: Folder, group: Group) -> None:
@@ -43,10 +69,10 @@ def check(origin: Origin | None, spec: Spec, folder: Folder, group: Group) -> No
 
 def compare(origin: Origin, spec: Spec) -> None:
     """Refuses an origin whose state is none of this spec."""
-    if (steps := spec.optimizer.steps) <= origin.step:
+    if (steps := spec.optimizer.steps) <= origin.start:
         raise Refusal(f'{origin} leaves nothing to train of config.optimizer.steps={steps}; give more of them')
     theirs, ours = fields(origin.spec), fields(spec)
-    for name in KEPT:
+    for name in origin.taken.kept:
         if theirs[name] != ours[name]:
             raise Refusal(f'config.{name} is {theirs[name]} in {origin} and {ours[name]} here; a fork keeps it')
     before, now = parameters(origin.spec), parameters(spec)
@@ -78,6 +104,7 @@ def verify(origin: Origin | None, group: Group) -> None:
 def lineage(origin: Origin, spec: Spec, folder: Folder, data: dict[str, str | int]) -> dict:
     """What row.json says of a fork in a folder that reads this data."""
     changes, before, now = differences(fields(origin.spec), fields(spec)), parameters(origin.spec), parameters(spec)
+    anew = {} if origin.taken.goes_on else dict(takes=origin.takes, start=origin.start)
     return dict(
         run=relative(origin.folder.path, folder.path),
         step=origin.step,
@@ -88,16 +115,20 @@ def lineage(origin: Origin, spec: Spec, folder: Folder, data: dict[str, str | in
         new=[name for name in now if name not in before],
         dropped=[name for name in before if name not in now],
         data=other_data(origin, changes, data),
+        **anew,
     )
 
 
 def other_data(origin: Origin, changes: list[str], data: dict[str, str | int]) -> list[str]:
-    """In what the data of a fork is not that of its origin, as it may be where the changes of the config say so."""
+    """In what the data of a fork is not that of its origin, as it may be where the changes of the config say so.
+
+    What does not go on in the data of its origin may have others in any case.
+    """
     before = restore.metadata(path(origin)).custom_metadata['data']
     differ = differences(before, data)
     if before.get('tokenizer') != data.get('tokenizer'):
         raise Refusal(f'{origin} has another tokenizer ({"; ".join(differ)}); its ids are not those of this data')
-    if differ and not any(change.startswith(READING) for change in changes):
+    if differ and origin.taken.goes_on and not any(change.startswith(READING) for change in changes):
         raise Refusal(f'{origin} was trained on other data ({"; ".join(differ)}); bring the old ones back')
     return differ
 
@@ -107,27 +138,26 @@ def begin(
 ) -> tuple[int, list[str]]:
     """The step to go on from, and what was passed over for it.
 
-    A run that begins after step `start` of another one gets that as a first checkpoint of its own where it has none
-    that is sound; from there on it needs its origin no more.
+    A fork, which begins after step `start`, gets what it takes along as a first checkpoint of its own where it has
+    none that is sound; from there on it needs its origin no more.
     """
     newest, passed = saved.sound()
-    if newest is not None or not start:
-        return newest or 0, passed
-    known = once(saved.group, 'origin', lambda: require(origin, saved.folder))
-    verify(origin, saved.group)
-    once(saved.group, 'origin as it was', lambda: unchanged(origin, known))
-    saved.save(start, carried(origin, spec, mesh))
-    saved.wait()
+    if newest is not None:
+        return newest, passed
+    if known := once(saved.group, 'origin', lambda: require(origin, saved.folder)):
+        verify(origin, saved.group)
+        once(saved.group, 'origin as it was', lambda: unchanged(origin, known))
+        saved.save(start, carried(origin, spec, mesh))
+        saved.wait()
     return start, passed
 
 
 def require(origin: Origin | None, folder: Folder) -> dict:
-    """What a fork knows of its origin; refuses to begin without it."""
+    """What a fork knows of its origin, without which it refuses to begin; nothing of a run that is none."""
     known = folder.lineage()
-    if origin is None:
-        raise Refusal(
-            f'{folder} has no checkpoint and begins at step {known["step"]} of {known["run"]}; give --from again'
-        )
+    if known and origin is None:
+        begins = f'begins {TAKEN[known.get("takes", "")].words} step {known["step"]} of {known["run"]}'
+        raise Refusal(f'{folder} has no checkpoint and {begins}; give --from again')
     return known
 
 
@@ -138,9 +168,12 @@ def unchanged(origin: Origin, known: dict) -> None:
 
 
 def carried(origin: Origin, spec: Spec, mesh: jax.sharding.Mesh) -> dict:
-    """A verified origin's state as a state of this spec: by path, and what is new as in a fresh run."""
-    with one_line(path(origin)), reaching(path(origin)):
-        before = leaves(ocp.load(path(origin), state.abstract(origin.spec, mesh), checkpointable_name='state'))
+    """What is taken of a verified origin as a state of this spec: by path, and what is new as in a fresh run."""
+    whole = state.abstract(origin.spec, mesh)
+    parts = {name: whole[name] for name in origin.taken.parts}
+    reading = None if parts.keys() == whole.keys() else restore.partial()
+    with one_line(path(origin)), reaching(path(origin)), ocp.Context(pytree_options=reading):
+        before = leaves(ocp.load(path(origin), parts, checkpointable_name='state'))
     wanted = state.abstract(spec, mesh)
     new = {name: leaf.sharding for name, leaf in leaves(wanted).items() if name not in before}
     found = before | fresh(spec, mesh, new)

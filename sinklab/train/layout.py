@@ -5,40 +5,47 @@ import jax.numpy as jnp
 from flax import nnx
 
 from sinklab import sharding
+from sinklab.devices import AXES
 from sinklab.record import Refusal
 from sinklab.spec import Hardware, Spec
 from sinklab.train import state
 
+Shape = jax.sharding.Mesh | jax.sharding.AbstractMesh
 FIELDS = {'embed': 'width', 'ffn': 'ffn_width'}  # of config.model, where an axis has another name
 
 
-def check(spec: Spec, hardware: Hardware) -> None:
+def asked(hardware: Hardware) -> jax.sharding.AbstractMesh:
+    """The axes that are given, of devices that this process does not touch, for another may hold them."""
+    return jax.sharding.AbstractMesh(tuple(getattr(hardware, axis) or 1 for axis in AXES), AXES)
+
+
+def check(spec: Spec, hardware: Hardware, mesh: Shape) -> None:
     """Refuses a layout that a batch or a parameter cannot be divided into."""
     batch, micro = spec.optimizer.batch_size, hardware.micro_batch or spec.optimizer.batch_size
-    ways = hardware.data * hardware.fsdp
+    ways = sharding.ways(mesh)
     if batch % micro:
         raise Refusal(f'--micro_batch={micro} does not divide config.optimizer.batch_size, which is {batch}')
     if micro % ways:
         raise Refusal(
             f'a micro-batch of {micro} sequences cannot be divided over {ways} devices '
-            f'(--data={hardware.data} x --fsdp={hardware.fsdp}); use a multiple of {ways}, or fewer devices'
+            f'(--data={mesh.shape["data"]} x --fsdp={mesh.shape["fsdp"]}); use a multiple of {ways}, or fewer devices'
         )
     for leaf in jax.tree.leaves(state.architecture(spec)[1], is_leaf=lambda leaf: isinstance(leaf, nnx.Variable)):
-        check_parameter(hardware, leaf)
+        check_parameter(mesh, leaf)
 
 
-def check_parameter(hardware: Hardware, leaf: nnx.Variable) -> None:
+def check_parameter(mesh: Shape, leaf: nnx.Variable) -> None:
     for name, size in zip(sharding.logical(leaf), leaf.shape, strict=True):
         axis = sharding.RULES[name] if name else None
-        if axis and size % getattr(hardware, axis):
+        if axis and size % mesh.shape[axis]:
             given = f'config.model.{FIELDS.get(name, name)} is {size}'
-            raise Refusal(f'{given}, which --{axis}={getattr(hardware, axis)} does not divide')
+            raise Refusal(f'{given}, which --{axis}={mesh.shape[axis]} does not divide')
 
 
-def check_memory(spec: Spec, hardware: Hardware, memory: int) -> None:
+def check_memory(spec: Spec, hardware: Hardware, mesh: Shape, memory: int) -> None:
     """Refuses a batch of which a device could not even hold the stream between its layers."""
     model, micro = spec.model, hardware.micro_batch or spec.optimizer.batch_size
-    tokens = micro * spec.data.length // (hardware.data * hardware.fsdp)
+    tokens = micro * spec.data.length // sharding.ways(mesh)
     least = tokens * model.layers * model.width * jnp.dtype(model.dtype).itemsize
     if least > memory:
         raise Refusal(

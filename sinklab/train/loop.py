@@ -8,7 +8,6 @@ import time
 from collections.abc import Callable, Iterator
 
 import jax
-import numpy as np
 
 from sinklab import sharding
 from sinklab.attend.choice import Choice
@@ -19,8 +18,9 @@ from sinklab.folder import Folder
 from sinklab.group import Alone, Group, difference, once
 from sinklab.lease import GRACE, Elsewhere, Lease, Superseded
 from sinklab.measure.table import HEADLINE
+from sinklab.model import flops
 from sinklab.spec import Hardware, Spec
-from sinklab.train import fork, probe, replicas, state, step
+from sinklab.train import fit, fork, probe, replicas, state, step
 from sinklab.train.ahead import Ahead
 from sinklab.train.environment import environment
 from sinklab.train.evaluation import evaluation
@@ -60,7 +60,7 @@ def train(
         once(group, 'folder, held', lambda: folder.check(spec))  # as the job has left it that was waited for
         with outcome(folder), room(folder):
             fork.check(origin, spec, folder, group)
-            mesh, attention, data = start(spec, hardware, folder, group)
+            hardware, mesh, attention, data = start(spec, hardware, folder, group)
             row = forked(origin, spec, folder, row, data, group)
             once(group, 'claim', lambda: folder.claim(spec, row))
             saved = Checkpoints(folder, spec.checkpoint, data.fingerprint, group, lease.check)
@@ -106,15 +106,17 @@ class Run:
     def __post_init__(self):
         self.start = once(self.group, 'start', self.folder.start)
         where = self.spec, self.hardware, self.mesh, self.attention.backend
-        self.step, self.valid = step.train_step(*where), evaluation(*where)
-        self.observe = probe.observer(self.spec, self.mesh)
+        self.fitting = functools.partial(fit.fitting, where=where)
+        self.step, self.valid = step.train_step(*where), self.fitting('validation')(evaluation(*where))
+        self.observe = self.fitting('the probe')(probe.observer(self.spec, self.mesh))
         self.saved = time.monotonic()
         self.differing = replicas.comparison(self.spec, self.mesh, self.group)
+        self.peak = fit.peak(self.mesh)
         self.wishes = functools.cache(functools.partial(sharding.of_each_device, mesh=self.mesh))
 
     def train(self, origin: fork.Origin | None) -> None:
         first, passed = fork.begin(origin, self.spec, self.mesh, self.start, self.checkpoints)
-        for line in passed:
+        for line in (*passed, *fit.told(self.spec, self.hardware, self.mesh, self.attention.backend)):
             self.note(line)
         owed = once(self.group, 'owed', lambda: self.owed(first))
         if self.last(first) and not owed:
@@ -131,11 +133,13 @@ class Run:
     def begin(self, first: int, owed: list[str]) -> dict:
         """The state to go on from, and a note of where that happens; what is not yet measured of it is."""
         self.group.at('restoring', first)
-        now = self.checkpoints.restore(first, state.abstract(self.spec, self.mesh)) if first else None
+        known = self.checkpoints.newest == first
+        now = self.checkpoints.restore(first, state.abstract(self.spec, self.mesh)) if known else None
         changes, note = self.folder.changes(self.spec), {'step': first, 'attention': str(self.attention)}
         attempts = [*self.folder.environment().get('attempts', []), note | ({'changes': changes} if changes else {})]
         self.lease.check()
-        self.folder.write('environment', environment(self.hardware, str(self.attention), attempts))
+        layout = dataclasses.asdict(self.hardware) | dict(self.mesh.shape)
+        self.folder.write('environment', environment(layout, str(self.attention), attempts))
         if changes:
             self.folder.write('config', dataclasses.asdict(self.spec))
         for listener in self.listeners:
@@ -164,11 +168,10 @@ class Run:
     def executable(self, now: dict) -> Callable:
         """The compiled step."""
         self.group.at('compiling')
-        shape = self.spec.optimizer.batch_size, self.spec.data.length + 1
-        batch = jax.ShapeDtypeStruct(shape, np.int32, sharding=sharding.of_batch(self.mesh, shape))
-        advance = self.step.lower(now, batch, self.wishes(NOTHING)).compile()
+        lowered, fits = self.step.lower(now, *step.given(self.spec, self.mesh)), self.fitting('the step')
+        advance = fits(lowered.compile)()
         self.stopwatch.restart()
-        return advance
+        return fits(advance)
 
     def batch(self, number: int) -> jax.Array:
         shape = self.spec.optimizer.batch_size, self.spec.data.length + 1
@@ -211,10 +214,11 @@ class Run:
             raise Diverged(number, numbers)
         self.stopwatch.step()
         record = {'step': number, 'seconds': self.stopwatch.seconds(), **numbers}
-        logged = is_due(number, self.spec.log.every_steps)
-        if logged:
+        if logged := is_due(number, self.spec.log.every_steps):
             tokens = self.spec.optimizer.batch_size * self.spec.data.length
             record['speed/tokens_per_second'] = self.stopwatch.pace() * tokens
+            if self.peak:
+                record['speed/mfu'] = self.stopwatch.pace() * flops.step(self.spec) / self.peak
             record |= self.data.batches.epochs(number)
         measured = self.measured(number) if now else []
         if wish <= SAVE:

@@ -45,13 +45,7 @@ def setting(spec: Spec) -> Setting:
 
 def observer(spec: Spec, mesh: jax.sharding.Mesh) -> Callable[[dict, np.ndarray], dict[str, np.ndarray]]:
     """observe(params, ids_PT) -> the arrays that are kept, by names."""
-    run, at = forward(spec, capture=True), setting(spec)
-
-    def program(params: dict, ids_PT: jax.Array) -> dict[str, jax.Array]:
-        _, _, captured = run(params, ids_PT)
-        return table.arrays(captured, at)
-
-    compiled = jax.jit(program, **state.jit_options(spec, mesh))
+    compiled = program(spec, mesh)
 
     def observe(params: dict, ids_PT: np.ndarray) -> dict[str, np.ndarray]:
         (filled_PT,) = equal_parts(ids_PT, len(ids_PT), sharding.ways(mesh))
@@ -59,6 +53,17 @@ def observer(spec: Spec, mesh: jax.sharding.Mesh) -> Callable[[dict, np.ndarray]
         return {name: array[:, : len(ids_PT)] if '_LP' in name else array for name, array in kept.items()}
 
     return observe
+
+
+def program(spec: Spec, mesh: jax.sharding.Mesh) -> Callable:
+    """What computes the arrays that are kept, of sequences whose number the devices divide."""
+    run, at = forward(spec, capture=True), setting(spec)
+
+    def arrays(params: dict, ids_PT: jax.Array) -> dict[str, jax.Array]:
+        _, _, captured = run(params, ids_PT)
+        return table.arrays(captured, at)
+
+    return jax.jit(arrays, **state.jit_options(spec, mesh))
 
 
 def numbers(kept: dict[str, np.ndarray], spec: Spec, trigger_PT: np.ndarray | None = None) -> dict[str, float]:

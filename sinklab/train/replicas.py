@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import PartitionSpec
 
-from sinklab import sharding
+from sinklab.devices import AXES
 from sinklab.group import Group
 from sinklab.spec import Spec
 from sinklab.train import state
@@ -24,7 +24,7 @@ def comparison(spec: Spec, mesh: jax.sharding.Mesh, group: Group) -> Callable[[i
         return jnp.stack([part.sum(dtype=jnp.uint32) for part in bits])[None]
 
     given = jax.tree.map(lambda place: place.spec, where)
-    sums = jax.jit(jax.shard_map(local, in_specs=(given,), out_specs=PartitionSpec(sharding.AXES), check_vma=False))
+    sums = jax.jit(jax.shard_map(local, in_specs=(given,), out_specs=PartitionSpec(AXES), check_vma=False))
     leaves = list(zip(jax.tree_util.tree_leaves_with_path(where), jax.tree.leaves(shapes), strict=True))
     copies = [(jax.tree_util.keystr(path), alike(place, leaf.shape)) for (path, place), leaf in leaves]
     if all(len(devices) == 1 for _, parts in copies for devices in parts):

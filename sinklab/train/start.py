@@ -1,13 +1,14 @@
 """What is decided before the first step, by all processes alike: what is refused, where, by what and on what data."""
 
 import contextlib
+import dataclasses
 import os
 import shutil
 from collections.abc import Iterator
 
 import jax
 
-from sinklab import sharding
+from sinklab import devices, sharding
 from sinklab.attend.choice import Choice
 from sinklab.data.batches import Sequences, sequences
 from sinklab.files.place import is_remote
@@ -17,23 +18,24 @@ from sinklab.group import Group, once, same, unanimous
 from sinklab.lease import Elsewhere, Lease, lease, seen
 from sinklab.record import Refusal
 from sinklab.spec import Hardware, Spec
-from sinklab.train import fork, layout, probe, state, step
+from sinklab.train import fit, fork, layout, probe, state, step
 
 
 def start(
     spec: Spec, hardware: Hardware, folder: Folder, group: Group
-) -> tuple[jax.sharding.Mesh, Choice, Sequences]:
-    """(mesh, what computes attention, data), the same on all processes; what one of them refuses, all refuse."""
+) -> tuple[Hardware, jax.sharding.Mesh, Choice, Sequences]:
+    """(layout, mesh, what computes attention, data), the same on all processes; what one refuses, all refuse."""
     mesh = unanimous(group, 'devices', lambda: check(spec, hardware))
     once(group, 'room', lambda: check_room(spec, folder, mesh))
     attention = unanimous(group, 'attention', lambda: step.choice(spec, hardware))
     same(group, 'backend', {'what computes attention': attention.backend})
+    remat = once(group, 'remat', lambda: fit.chosen(spec, hardware, mesh, attention.backend, memory()))
     group.at('preparing its data')
     share = sharding.share(mesh, spec.optimizer.batch_size)
     data = unanimous(group, 'data', lambda: sequences(spec, share))
     group.at('starting')
     same(group, 'fingerprint', {f'the data ({name})': value for name, value in data.fingerprint.items()})
-    return mesh, attention, data
+    return dataclasses.replace(hardware, remat=remat), mesh, attention, data
 
 
 @contextlib.contextmanager
@@ -69,10 +71,10 @@ def forked(origin: fork.Origin | None, spec: Spec, folder: Folder, row: dict, da
 
 def check(spec: Spec, hardware: Hardware) -> jax.sharding.Mesh:
     """All that can be refused of a run before the data is read."""
-    layout.check(spec, hardware)
-    mesh = sharding.mesh(hardware)
+    mesh = devices.mesh(hardware)
+    layout.check(spec, hardware, mesh)
     probe.check(spec, memory())
-    layout.check_memory(spec, hardware, memory())
+    layout.check_memory(spec, hardware, mesh, memory())
     return mesh
 
 

@@ -1,6 +1,7 @@
 """The training state: a plain pytree {step, params, opt_state}, and where each leaf lives."""
 
 import functools
+from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -19,6 +20,11 @@ ONCE = {'cpu': {'xla_backend_optimization_level': 1}}
 # By default XLA leaves out roundings within what it fuses, and what it fuses depends on shapes: then a batch and its
 # parts, or two layouts, are rounded in other places.
 ROUNDED = {'bfloat16': {'xla_allow_excess_precision': False}}
+# Else the compiler for TPUs makes sums of padded parts of the smaller weights, and waits for them; and of what it
+# gives to SparseCores (rows of a table, of v5p) it tells neither text nor cycles.
+GATHERED = {
+    'tpu': {'xla_tpu_prefer_async_allgather_to_allreduce': True, 'xla_tpu_offload_gather_to_sparsecore': False}
+}
 
 
 @functools.cache
@@ -40,8 +46,12 @@ def initial(spec: spec.Spec) -> dict:
 
 def create(spec: spec.Spec, mesh: jax.sharding.Mesh) -> dict:
     """A fresh state, each leaf made where it lives; its values do not depend on the mesh."""
+    return creation(spec, mesh)()
+
+
+def creation(spec: spec.Spec, mesh: jax.sharding.Mesh) -> Callable:
     options = ONCE.get(mesh.devices.flat[0].platform)
-    return jax.jit(lambda: initial(spec), out_shardings=shardings(spec, mesh), compiler_options=options)()
+    return jax.jit(lambda: initial(spec), out_shardings=shardings(spec, mesh), compiler_options=options)
 
 
 def shardings(spec: spec.Spec, mesh: jax.sharding.Mesh) -> dict:
@@ -65,14 +75,14 @@ def shapes(spec: spec.Spec) -> dict:
     return jax.eval_shape(lambda: initial(spec))
 
 
-def compiler_options(spec: spec.Spec) -> dict[str, bool] | None:
-    """By which intermediates are rounded as the program says."""
-    return ROUNDED.get(spec.model.dtype)
+def compiler_options(spec: spec.Spec, mesh: jax.sharding.Mesh) -> dict[str, bool]:
+    """By which intermediates are rounded as the program says, and weights are gathered."""
+    return ROUNDED.get(spec.model.dtype, {}) | GATHERED.get(mesh.devices.flat[0].platform, {})
 
 
 def jit_options(spec: spec.Spec, mesh: jax.sharding.Mesh) -> dict[str, Any]:
     """Of a program whose results every process reads."""
-    return dict(out_shardings=sharding.of_replicas(mesh), compiler_options=compiler_options(spec))
+    return dict(out_shardings=sharding.of_replicas(mesh), compiler_options=compiler_options(spec, mesh))
 
 
 def names(path: tuple) -> tuple[str, ...]:

@@ -23,6 +23,18 @@ def choice(spec: Spec, hardware: Hardware) -> Choice:
     return choose(hardware.attention, jax.default_backend(), case(spec.model, spec.data.length))
 
 
+def choice_for(spec: Spec, hardware: Hardware, platform: str) -> Choice:
+    """What would, on devices that are not here."""
+    return choose(hardware.attention, platform, case(spec.model, spec.data.length), here=False)
+
+
+def given(spec: Spec, mesh: jax.sharding.Mesh) -> tuple[jax.ShapeDtypeStruct, jax.ShapeDtypeStruct]:
+    """What a step is given beside the state: a batch, and a wish of each device."""
+    shape = spec.optimizer.batch_size, spec.data.length + 1
+    batch = jax.ShapeDtypeStruct(shape, jnp.int32, sharding=sharding.of_batch(mesh, shape))
+    return batch, jax.ShapeDtypeStruct((mesh.size,), jnp.int32, sharding=sharding.of_devices(mesh))
+
+
 def train_step(spec: Spec, hardware: Hardware, mesh: jax.sharding.Mesh, backend: str = 'chunked') -> Callable:
     """step(state, ids_BT, wish_D) -> (state, {train/loss, train/grad_norm, ..., wish}); the state is donated.
 
@@ -39,8 +51,10 @@ def train_step(spec: Spec, hardware: Hardware, mesh: jax.sharding.Mesh, backend:
         value, captured = seeing(params, ids_BT)
         return value, table.context(captured, setting)
 
+    take = value_and_gradient(loss, spec, mesh, parts)
+
     def step(state: dict, ids_BT: jax.Array, wish_D: jax.Array) -> tuple[dict, dict]:
-        (value, measured), gradient = value_and_gradient(loss, state['params'], ids_BT, parts)
+        (value, measured), gradient = take(state['params'], ids_BT)
         if spec.data.loss != 'all':
             value, gradient = jax.tree.map(lambda x: x / predicted_share(ids_BT, first), (value, gradient))
         updates, opt_state = optimizer.update(gradient, state['opt_state'], state['params'])
@@ -57,5 +71,5 @@ def train_step(spec: Spec, hardware: Hardware, mesh: jax.sharding.Mesh, backend:
         numbers['wish'] = jnp.where(settled >= 0, wish_D, 0).max()
         return dict(step=state['step'] + 1, params=params, opt_state=opt_state), numbers
 
-    places, options = (state.shardings(spec, mesh), sharding.of_replicas(mesh)), state.compiler_options(spec)
+    places, options = (state.shardings(spec, mesh), sharding.of_replicas(mesh)), state.compiler_options(spec, mesh)
     return jax.jit(step, donate_argnums=0, out_shardings=places, compiler_options=options)

@@ -10,6 +10,7 @@ from typing import Protocol
 
 import jax
 import jax.numpy as jnp
+from jax.ad_checkpoint import checkpoint_name
 from jax.sharding import PartitionSpec
 
 from sinklab import sharding
@@ -132,7 +133,8 @@ def differentiable(kernels: Kernels, sums: Sums, problem: Problem) -> Callable:
         return Problem(problem.scores, mask, tuple(positions) or None, parameter_HP)
 
     def forward(query, key, value, parameter_HP, rows):
-        output, statistics = kernels.forward(sums, with_arrays(parameter_HP, rows), query, key, value)
+        found = kernels.forward(sums, with_arrays(parameter_HP, rows), query, key, value)
+        output, statistics = checkpoint_name(found, 'attention')  # both are wanted by the backward pass
         residuals = query, key, value, parameter_HP, rows, sums.residuals(output, statistics)
         return (output, statistics), residuals
 
@@ -156,10 +158,11 @@ def over_mesh(
 ) -> Callable:
     """`run` on every device's own sequences and heads, under a mesh; kernels know of none."""
     mesh = jax.sharding.get_abstract_mesh()
-    if mesh.empty or mesh._any_axis_manual:
+    if mesh.empty or not mesh.auto_axes:
         return run
     groups = arrays[1].shape
-    batch, heads, *_ = sharding.dividing(mesh, groups, sharding.partition('batch', 'heads', None, None))
+    axes = sharding.left(mesh, sharding.partition('batch', 'heads', None, None))
+    batch, heads, *_ = sharding.dividing(mesh, groups, axes)
     of_array, of_row = PartitionSpec(batch, heads), PartitionSpec(batch, heads, None)
     of_rows = [PartitionSpec(batch if len(row) > 1 else None) for row in rows]
     statistics = jax.eval_shape(run, *arrays, parameter_HP, list(rows))[1]
@@ -167,5 +170,6 @@ def over_mesh(
         run,
         in_specs=(of_array, of_array, of_array, PartitionSpec(heads), of_rows),
         out_specs=(of_array, tuple(of_row for _ in statistics)),
+        axis_names=set(mesh.auto_axes),
         check_vma=False,
     )

@@ -1,0 +1,67 @@
+"""A run's first steps on eight devices, in many layouts: python eight_devices.py FOLDER CASES.
+
+CASES is JSON, {name: {hardware, dtype, from}}: `from` names a case before it, from whose checkpoint of step 1 this
+one goes on. Of each it writes FOLDER/NAME.npz: the loss and, by its path, each parameter, its momentum and how much
+of them a device has.
+"""
+
+import json
+import sys
+from pathlib import Path
+
+import jax
+import numpy as np
+from conftest import drawn, tiny
+
+from sinklab import devices, sharding
+from sinklab.checkpoint.checkpoints import Checkpoints
+from sinklab.folder import Folder
+from sinklab.group import Alone
+from sinklab.spec import Hardware
+from sinklab.train import state, step
+
+BATCH, STEPS = 16, 3
+SGD = dict(optimizer__name='sgd', optimizer__beta2=None, optimizer__epsilon=None, optimizer__clip_norm=None)
+jax.config.update('jax_num_cpu_devices', 8)
+
+
+def steps(folder: Path, name: str, hardware: dict, dtype: str = 'float32', **more: str) -> dict:
+    spec, hardware = tiny(model__dtype=dtype, optimizer__batch_size=BATCH, **SGD), Hardware(**hardware)
+    ids_BT = np.random.default_rng(0).integers(0, 300, (STEPS, BATCH, 17)).astype(np.int32)
+    mesh = devices.mesh(hardware)
+    with jax.set_mesh(mesh):
+        now, first = begun(folder, more.get('from'), spec, mesh)
+        advance = step.train_step(spec, hardware, mesh)
+        for number in range(first, STEPS):
+            batch = sharding.put(ids_BT[number], mesh)
+            now, numbers = advance(now, batch, sharding.of_each_device(0, mesh))
+            if number == 0:
+                saved(folder / name, spec).save(1, now)
+    return dict(loss=numbers['train/loss'], **arrays(now))
+
+
+def begun(folder: Path, origin: str | None, spec, mesh) -> tuple[dict, int]:
+    if origin:
+        return saved(folder / origin, spec).restore(1, state.abstract(spec, mesh)), 1
+    fresh = state.create(spec, mesh) | dict(params=drawn(spec, 0.1))
+    return jax.device_put(fresh, state.shardings(spec, mesh)), 0
+
+
+def saved(folder: Path, spec) -> Checkpoints:
+    return Checkpoints(Folder(folder), spec.checkpoint, {}, Alone())
+
+
+def arrays(now: dict) -> dict:
+    (trace,) = (leaf.trace for leaf in now['opt_state'][1] if hasattr(leaf, 'trace'))
+    found = {}
+    for kind, tree in dict(params=now['params'], momentum=trace).items():
+        for path, leaf in jax.tree_util.tree_leaves_with_path(tree):
+            name = '.'.join([kind, *(entry.key for entry in path)])
+            found |= {name: leaf, f'{name} on each': leaf.addressable_shards[0].data.size}
+    return found
+
+
+if __name__ == '__main__':
+    folder = Path(sys.argv[1])
+    for name, case in json.loads(sys.argv[2]).items():
+        np.savez(folder / f'{name}.npz', **jax.device_get(steps(folder, name, **case)))

@@ -1,0 +1,78 @@
+"""sinklab compile: what a run would take of chips that are not here."""
+
+import json
+
+import pytest
+
+from sinklab import topology
+from sinklab.cli.main import main
+
+pytestmark = pytest.mark.skipif(topology.library() is None, reason='libtpu is not installed: make .venv/test does')
+ROW = ['--config=configs/scale.py:softmax_60m', '--size=smoke']
+
+
+def compiled(capsys, *more, code=0):
+    assert main(['compile', *ROW, *more, '--json']) == code
+    return json.loads(capsys.readouterr().out)
+
+
+@pytest.mark.slow
+def test_every_program_of_a_run_is_compiled_and_told(capsys):
+    found = compiled(capsys, '--topology=v5e:2x2')
+    assert list(found['programs']) == ['state', 'validation', 'probe', 'step']
+    assert (found['mesh'], found['attention'], found['fits']) == (dict(data=1, fsdp=4, tensor=1), 'tpu', True)
+    peaks = {name: one['bytes']['peak'] for name, one in found['programs'].items()}
+    assert found['peak_bytes_per_chip'] == max(peaks.values()) > 0
+    assert found['memory_bytes_per_chip'] == 16 * 2**30
+    assert 0 < found['estimate']['mfu'] < 1
+    assert len(found['programs']['step']['buffers']) == 10
+    kinds = {(one['kind'], one['axis']) for one in found['programs']['step']['collectives']}
+    assert ('all-gather', 'fsdp') in kinds
+
+
+@pytest.mark.slow
+def test_a_step_along_data_gathers_nothing_and_adds_gradients_once(capsys):
+    found = compiled(capsys, '--topology=v5e:2x2', '--data=4', '--programs=step', '--micro_batch=4')
+    collectives = found['programs']['step']['collectives']
+    assert {one['axis'] for one in collectives} == {'data'}
+    assert {one['kind'] for one in collectives} == {'all-reduce'}
+    assert {one['times'] for one in collectives} == {1}
+
+
+@pytest.mark.parametrize(
+    ('given', 'words'),
+    [
+        (['--topology=v5e'], '--topology=v5e is unknown; give a chip and a shape'),
+        (['--topology=h100:8'], 'is no topology that libtpu knows'),
+        (['--topology=v9:2x2'], '--topology=v9:2x2 is unknown'),
+        (['--topology=v5e:3x7'], 'v5e:3x7 is no topology that libtpu knows'),
+        (['--topology=v5e:2x2', '--fsdp=3'], 'give sizes whose product is 4'),
+        (['--topology=v5e:2x2', '--programs=all'], 'all is unknown; give some of state, validation, probe, step'),
+        (
+            ['--topology=v5e:2x2', '--remat=some'],
+            '--remat=some is unknown; give none, full, auto, or some of',
+        ),
+        (['--topology=v5e:2x2', '--attention=gpu'], 'it is for gpu'),
+    ],
+    ids=' '.join,
+)
+def test_what_cannot_be_compiled_is_refused_in_one_line(capsys, given, words):
+    assert main(['compile', *ROW, *given]) == 1
+    said = capsys.readouterr().err.splitlines()
+    assert words in said[-1]
+
+
+@pytest.mark.slow
+def test_a_run_that_fits_nowhere_is_refused_before_it_is_compiled(capsys):
+    row = ['--config=configs/scale.py:softmax_1b', '--topology=v5e:2x2', '--remat=auto']
+    assert main(['compile', *row]) == 1
+    assert 'even if everything is computed again' in capsys.readouterr().err
+
+
+@pytest.mark.slow
+def test_the_best_layouts_are_found_by_formula_and_compiled(capsys):
+    found = compiled(capsys, '--topology=v5e:2x2', '--fit')
+    assert len(found) == 3
+    assert [one['formula_seconds'] for one in found] == sorted(one['formula_seconds'] for one in found)
+    assert all(one['mesh']['data'] * one['mesh']['fsdp'] == 4 for one in found)
+    assert len({tuple(one['options']) for one in found}) == 3

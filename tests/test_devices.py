@@ -1,0 +1,118 @@
+"""Meshes from described devices: what is within a slice or node, what crosses, and what is refused."""
+
+import dataclasses
+
+import numpy as np
+import pytest
+from conftest import mesh_of
+
+from sinklab import devices
+from sinklab.record import Refusal
+from sinklab.spec import Hardware
+
+
+@dataclasses.dataclass(frozen=True)
+class Described:
+    """A device that is not here, as jax describes one."""
+
+    id: int
+    process_index: int
+    slice_index: int
+    platform: str
+    device_kind: str
+    coords: tuple[int, ...] = ()
+    core_on_chip: int = 0
+
+
+def gpus(nodes, each=8):
+    return [Described(n, n // each, n // each, 'gpu', 'NVIDIA H100 80GB HBM3') for n in range(nodes * each)]
+
+
+def tpus(shape, slices=1, kind='TPU v5 lite', per_host=4):
+    found = []
+    for number in range(slices):
+        for place in np.ndindex(*reversed(shape)):
+            id, coords = len(found), tuple(reversed(place)) + (0,) * (3 - len(shape))
+            found.append(Described(id, id // per_host, number, 'tpu', kind, coords))
+    return found
+
+
+@pytest.mark.parametrize(
+    ('found', 'sizes', 'crossing'),
+    [
+        (tpus((2, 4), per_host=8), (1, 8, 1), {'fsdp': 'devices'}),
+        (tpus((16, 16)), (1, 256, 1), {'fsdp': 'hosts'}),
+        (tpus((4, 4, 4), kind='TPU v5p'), (1, 64, 1), {'fsdp': 'hosts'}),
+        (tpus((16, 16), slices=2), (2, 256, 1), {'data': 'slices', 'fsdp': 'hosts'}),
+        (gpus(1), (1, 8, 1), {'fsdp': 'devices'}),
+        (gpus(4), (4, 8, 1), {'data': 'slices', 'fsdp': 'devices'}),
+    ],
+    ids=['v5e-8', 'v5e-256', 'v5p-128', '2 x v5e-256', '8 x H100', '4 x 8 x H100'],
+)
+def test_with_nothing_said_parameters_are_divided_within_and_the_batch_across(found, sizes, crossing):
+    mesh = mesh_of(Hardware(), found)
+    assert tuple(mesh.shape.values()) == sizes
+    assert devices.crossings(mesh) == crossing
+    assert sorted(device.id for device in mesh.devices.flat) == [device.id for device in found], 'each of them once'
+
+
+@pytest.mark.parametrize(
+    ('found', 'given', 'sizes'),
+    [
+        (tpus((4, 4, 4), kind='TPU v5p'), Hardware(data=8, fsdp=8), (8, 8, 1)),
+        (tpus((4, 4, 4), kind='TPU v5p'), Hardware(tensor=2), (1, 32, 2)),
+        (tpus((16, 16)), Hardware(fsdp=16), (16, 16, 1)),
+        (tpus((16, 16)), Hardware(data=64, fsdp=2, tensor=2), (64, 2, 2)),
+        (tpus((4, 4), slices=2), Hardware(fsdp=32), (1, 32, 1)),
+        (tpus((4, 4), slices=2), Hardware(data=4), (4, 8, 1)),
+        (gpus(4), Hardware(tensor=2), (4, 4, 2)),
+    ],
+)
+def test_what_is_said_is_done_and_the_rest_follows(found, given, sizes):
+    mesh = mesh_of(given, found)
+    assert tuple(mesh.shape.values()) == sizes
+    assert len(set(mesh.devices.flat)) == len(found)
+
+
+def test_neighbours_of_the_network_are_neighbours_of_the_mesh():
+    mesh = mesh_of(Hardware(data=16, fsdp=16), tpus((16, 16)))
+    coords = np.array([[device.coords for device in line] for line in mesh.devices[:, :, 0]])
+    for axis in (0, 1):
+        steps = np.abs(np.diff(coords, axis=axis)).sum(-1)
+        assert (steps == 1).all()
+
+
+def test_a_slice_is_never_divided_between_two_places_across():
+    mesh = mesh_of(Hardware(data=4), tpus((4, 4), slices=2))
+    slices = np.vectorize(lambda device: device.slice_index)(mesh.devices)
+    assert (slices[:2] == 0).all()
+    assert (slices[2:] == 1).all()
+
+
+@pytest.mark.parametrize(
+    ('found', 'given', 'words'),
+    [
+        (gpus(1), Hardware(data=2, fsdp=2), '--data=2 --fsdp=2 --tensor=1 leaves some of 8 devices idle'),
+        (gpus(1), Hardware(fsdp=3), 'give sizes whose product is 8, such as --fsdp=8'),
+        (gpus(1), Hardware(data=8, fsdp=4, tensor=2), 'wants 64 devices and 8 are here'),
+        (gpus(3), Hardware(data=2, fsdp=4, tensor=3), 'cannot be laid on 3 slices'),
+        ([*gpus(1), *gpus(2)[8:13]], Hardware(fsdp=13), 'cannot be laid on 2 slices of 5 or 8'),
+    ],
+)
+def test_devices_that_would_idle_and_slices_that_do_not_fit_are_refused(found, given, words):
+    with pytest.raises(Refusal, match=words):
+        mesh_of(given, found)
+
+
+@pytest.mark.parametrize(
+    ('found', 'given', 'rings'),
+    [
+        (tpus((16, 16)), Hardware(), (16, 16)),
+        (tpus((16, 16)), Hardware(data=16), (16,)),
+        (tpus((4, 4, 4), kind='TPU v5p'), Hardware(), (4, 4, 4)),
+        (tpus((8, 8), slices=2), Hardware(), (8, 8)),
+        (gpus(1), Hardware(), (8,)),
+    ],
+)
+def test_an_axis_is_made_of_the_rings_of_the_network(found, given, rings):
+    assert devices.rings(mesh_of(given, found))['fsdp'] == rings

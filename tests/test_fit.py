@@ -1,0 +1,110 @@
+"""What a device has to hold, by shapes: held to what jax keeps, and said in words where it does not fit."""
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+import pytest
+from conftest import mesh_of, tiny
+
+from sinklab import devices
+from sinklab.record import Refusal
+from sinklab.spec import Hardware
+from sinklab.train import fit, state
+from sinklab.train.forward import forward
+
+
+def held(hardware, spec=None):
+    spec = spec or tiny()
+    return fit.held(spec, hardware, devices.mesh(hardware), 'chunked')
+
+
+def test_parameters_and_moments_are_what_a_device_has_of_them():
+    alone, divided = held(Hardware()), held(Hardware(fsdp=4))
+    assert alone.parameters == state.size(state.shapes(tiny())['params'])
+    assert alone.moments == state.size(state.shapes(tiny())['opt_state'])
+    assert alone.parameters / 4 < divided.parameters < alone.parameters / 3, 'but for gains, which all have'
+
+
+@pytest.mark.parametrize('remat', fit.CHOICES)
+def test_activations_are_what_the_backward_pass_is_given(remat):
+    spec, hardware = tiny(), Hardware(remat=remat)
+    params = state.initial(spec)['params']
+    ids = jnp.zeros((spec.optimizer.batch_size, spec.data.length), jnp.int32)
+    _, backward = jax.vjp(lambda params: forward(spec, remat=remat)(params, ids)[0], params)
+    own = {leaf.unsafe_buffer_pointer() for leaf in jax.tree.leaves(params)}
+    arrays = [leaf for leaf in jax.tree.leaves(backward) if isinstance(leaf, jax.Array)]
+    kept = [leaf for leaf in arrays if leaf.unsafe_buffer_pointer() not in own]
+    assert held(hardware).activations == pytest.approx(state.size(kept), rel=0.1), 'but for what all sequences share'
+
+
+def test_what_keeps_less_holds_less():
+    kept = [held(Hardware(remat=remat)).activations for remat in fit.CHOICES]
+    assert kept == sorted(kept, reverse=True)
+    assert len(set(kept)) == len(kept)
+
+
+def test_micro_batches_and_devices_divide_activations():
+    whole = held(Hardware()).activations
+    assert held(Hardware(micro_batch=2)).activations < 0.6 * whole
+    assert held(Hardware(data=2)).activations < 0.6 * whole
+
+
+def test_auto_computes_as_few_products_again_as_fit():
+    spec, hardware, mesh = tiny(), Hardware(remat='auto'), devices.mesh(Hardware())
+    needs = {remat: held(dataclasses.replace(hardware, remat=remat)).total for remat in fit.CHOICES[1:]}
+    for remat, need in needs.items():
+        room = need / fit.USABLE + 1
+        assert fit.chosen(spec, hardware, mesh, 'chunked', room) == remat
+    with pytest.raises(Refusal, match='even if everything is computed again; give --micro_batch'):
+        fit.chosen(spec, hardware, mesh, 'chunked', needs['full'])
+    assert fit.chosen(spec, Hardware(remat='qkv'), mesh, 'chunked', 1) == 'qkv'
+
+
+TPU = (
+    'RESOURCE_EXHAUSTED: XLA:TPU compile permanent error. Ran out of memory in memory space hbm. Used 15.81G of '
+    '15.75G hbm. Exceeded hbm capacity by 61.52M.\n\nTotal hbm usage >= 16.06G:'
+)
+LATER = (
+    'RESOURCE_EXHAUSTED: E1000: CompileTimeHbmOom: Ran out of memory on HBM, the total memory required for HLO '
+    'temporaries (17.21G) exceeds available HBM (15.75G). HLO module: jit_step.'
+)
+GPU = 'RESOURCE_EXHAUSTED: Out of memory while trying to allocate 123456 bytes.'
+
+
+@pytest.mark.parametrize(
+    ('said', 'words'),
+    [
+        (TPU, r'the step does not fit on a device \(Used 15.81G of 15.75G hbm. Exceeded hbm capacity by 61.52M\)'),
+        (
+            LATER,
+            r'the step does not fit on a device .memory required for HLO temporaries .17.21G. exceeds',
+        ),
+        (GPU, r'the step does not fit on a device \(allocate 123456 bytes\)'),
+    ],
+    ids=['tpu', 'later', 'gpu'],
+)
+def test_a_program_that_does_not_fit_is_said_with_what_is_missing_and_what_would_mend_it(said, words):
+    where = tiny(), Hardware(remat='attention'), devices.mesh(Hardware()), 'chunked'
+
+    def run():
+        raise jax.errors.JaxRuntimeError(said)
+
+    with pytest.raises(Refusal, match=words) as error:
+        fit.fitting('the step', where)(run)()
+    assert 'give --remat=full or --micro_batch=2 or more devices' in str(error.value)
+
+
+def test_other_errors_of_the_runtime_pass():
+    def run():
+        raise jax.errors.JaxRuntimeError('INTERNAL: something else')
+
+    with pytest.raises(jax.errors.JaxRuntimeError, match='INTERNAL'):
+        fit.fitting('the step', ())(run)()
+
+
+def test_a_line_says_how_a_run_lies_on_its_devices():
+    hardware = Hardware(data=2, fsdp=2)
+    (line,) = fit.told(tiny(), hardware, devices.mesh(hardware), 'chunked')
+    assert line.startswith('4 devices (data 2 across devices, fsdp 2 across devices), each with ')
+    assert fit.told(tiny(), Hardware(), mesh_of(Hardware(), jax.devices()[:1]), 'chunked') == []

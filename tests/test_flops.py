@@ -1,0 +1,80 @@
+"""Operations by hand, held to the products that the traced model makes."""
+
+import math
+
+import jax
+import jax.numpy as jnp
+import pytest
+from conftest import operation, tiny
+from flax import nnx
+
+from sinklab.model import flops
+from sinklab.model.transformer import Transformer
+
+CASES = [
+    {},
+    dict(model__ffn='gelu', model__position='alibi'),
+    dict(model__columns__kind='kv'),
+    dict(model__combination='add'),
+    dict(model__combination='add_wide'),
+    dict(model__gate='elementwise'),
+    dict(model__gate='headwise'),
+    dict(model__gate='shared'),
+    dict(model__gate='value'),
+    dict(model__gate='value_state'),
+    dict(model__attention__feature_map='mlp', model__attention__similarity='identity'),
+]
+
+
+def products(jaxpr, times=1):
+    """Operations of all products of a program, those of a scan as often as it goes round."""
+    for equation in jaxpr.eqns:
+        if equation.primitive.name == 'dot_general':
+            (contracted, _), _ = equation.params['dimension_numbers']
+            summed = math.prod(equation.invars[0].aval.shape[at] for at in contracted)
+            yield 2 * times * summed * math.prod(equation.outvars[0].aval.shape)
+        rounds = equation.params['length'] if equation.primitive.name == 'scan' else 1
+        for inner in jax.tree.leaves(list(equation.params.values()), is_leaf=lambda x: hasattr(x, 'eqns')):
+            inner = getattr(inner, 'jaxpr', inner)
+            if hasattr(inner, 'eqns'):
+                yield from products(inner, times * rounds)
+
+
+@pytest.mark.parametrize('changes', CASES, ids=str)
+def test_the_formula_counts_the_products_of_the_model(changes):
+    spec = tiny(**({'model__attention__normalizer': 'none'} if 'mlp' in str(changes) else {}), **changes)
+    ids = jnp.zeros((1, spec.data.length), jnp.int32)
+    model = nnx.eval_shape(lambda: Transformer(spec.model, spec.data.length, nnx.Rngs(0)))
+    graph, params = nnx.split(model)
+
+    def logits(params, ids):
+        return nnx.merge(graph, params)(ids, backend='dense')[0]
+
+    counted = sum(products(jax.make_jaxpr(logits)(params, ids).jaxpr))
+    assert counted == spec.data.length * flops.forward(spec.model, spec.data.length, masked=False).total
+
+
+def test_a_causal_mask_shows_half_and_a_window_what_it_is_wide():
+    length = tiny().data.length
+    whole, half = (flops.forward(tiny().model, length, masked).attention for masked in (False, True))
+    assert half / whole == pytest.approx((length + 1) / 2 / length)
+    window = flops.forward(tiny(model__mask__window=2).model, length).attention
+    assert window / whole == pytest.approx((2 - 1 / length) / length)
+
+
+def test_a_step_of_1b_is_what_the_field_counts():
+    """6 N for each parameter that multiplies, and 6 L T D for attention under a causal mask."""
+    from configs import scale
+    from sinklab.parse import parse
+
+    spec = parse(scale.get_config('softmax_1b').to_dict())
+    tokens, model = spec.optimizer.batch_size * spec.data.length, spec.model
+    blocks = model.layers * model.width * (4 * model.width + 3 * model.ffn_width)
+    maps = 6 * (blocks + model.width * model.vocabulary)
+    attention = 6 * model.layers * model.width * (spec.data.length + 1)
+    assert flops.step(spec) == pytest.approx(tokens * (maps + attention))
+
+
+def test_an_operation_costs_what_softmax_costs():
+    softmax, sigmoid = (operation(tiny(), *pair).model for pair in (('exp', 'sum'), ('sigmoid', 'none')))
+    assert flops.forward(softmax, 16) == flops.forward(sigmoid, 16)

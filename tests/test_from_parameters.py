@@ -1,0 +1,243 @@
+"""A fork that takes along parameters alone: a run from step 0, with moments, a schedule and data of its own."""
+
+import dataclasses
+import json
+import shutil
+
+import numpy as np
+import pytest
+from conftest import operation, tiny
+from runs import Died, Dying, assert_same, parameters, restored, timeless
+from stores import chat, made
+from threads import alike
+
+from configs import fine_tuning
+from sinklab.checkpoint.checkpoints import Checkpoints
+from sinklab.checkpoint.restore import parameters as nested
+from sinklab.cli.config import load
+from sinklab.cli.main import main
+from sinklab.data.batches import sequences
+from sinklab.files import whole as files
+from sinklab.folder import Folder
+from sinklab.record import Refusal
+from sinklab.report import runs
+from sinklab.spec import Hardware, Takes
+from sinklab.train import fork, loop, objective, start, state
+from sinklab.train.optimizer import schedule
+
+SGD = dict(optimizer__name='sgd', optimizer__beta2=None, optimizer__epsilon=None)
+
+
+@pytest.fixture(autouse=True)
+def disk(monkeypatch):
+    """One that shows at once what is written on it."""
+    monkeypatch.setattr(files, 'SHARED', 0.0)
+
+
+def train(spec, path, origin, *listeners, row='tuned'):
+    return loop.train(spec, Hardware(), Folder(path), dict(row=row), *listeners, origin=origin)
+
+
+@pytest.fixture(scope='module')
+def stores(corpus, tmp_path_factory):
+    """Text, and conversations in its tokens."""
+    path = tmp_path_factory.mktemp('stores')
+    talks = [[('user', f'what is {n}?' * (1 + n % 3)), ('assistant', f'it is {2 * n}, I think')] for n in range(150)]
+    made(path / 'text', corpus)
+    tokenizer = str(path / 'text' / 'tokenizer.json')
+    made(path / 'chat', chat(path / 'chat.jsonl', talks), tokenizer=tokenizer, vocabulary=None)
+    return path
+
+
+def asked(file, row, store):
+    """The spec of a row at the smallest size, all of whose checkpoints are kept."""
+    ours = dict(source=f'store:{store}', held_out=0.2)
+    given = [f'--config.data.{name}={value}' for name, value in ours.items()]
+    given += ['--config.checkpoint.every_steps=1', '--config.checkpoint.keep=9']
+    return load(f'configs/{file}.py:{row}', given, 'smoke')[0]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize('row', fine_tuning.ROWS)
+def test_a_row_of_fine_tuning_begins_with_the_parameters_of_its_namesake(row, stores, tmp_path):
+    before, spec = asked('scale', row, stores / 'text'), asked('fine_tuning', row, stores / 'chat')
+    parent = Folder(tmp_path / 'parent')
+    train(before, parent.path, None, row=row)
+    steps = before.optimizer.steps
+    origin = fork.Origin(parent, steps, before, 'params')
+    records = train(spec, tmp_path / 'tuned', origin)
+    tuned = Folder(tmp_path / 'tuned')
+    assert [record['step'] for record in records] == tuned.checkpoint_steps() == [0, 1, 2, 3, 4]
+    assert_same(parameters(tuned.path, 0), parameters(parent.path, steps))
+    first, fresh = restored(tuned, spec, 0), state.initial(spec)
+    assert_same((first['step'], first['opt_state']), (fresh['step'], fresh['opt_state']))
+    batch = sequences(spec).batches.rows(0, range(4))
+    loss = objective.loss_of(spec)(nested(parent.path, steps), batch) / objective.predicted_share(batch)
+    np.testing.assert_allclose(records[1]['train/loss'], loss, rtol=1e-5)
+    assert schedule(spec.optimizer)(0) == 0
+    assert_same(parameters(tuned.path, 1), parameters(tuned.path, 0))
+    moved = zip(parameters(tuned.path, 2), parameters(tuned.path, 1), strict=True)
+    assert all((one != other).any() for one, other in moved)
+    with pytest.raises(Died):
+        train(spec, tmp_path / 'killed', origin, Dying(3))
+    shutil.rmtree(parent.path)
+    assert timeless(train(spec, tmp_path / 'killed', None)) == timeless(records)
+    assert_same(parameters(tmp_path / 'killed', 4), parameters(tuned.path, 4))
+
+
+@pytest.fixture(scope='module')
+def spec(corpus):
+    return tiny(data__source=corpus, checkpoint__every_steps=4)
+
+
+@pytest.fixture(scope='module')
+def parent(spec, tmp_path_factory):
+    """A run with checkpoints at 4 and 8, its end."""
+    folder = Folder(tmp_path_factory.mktemp('runs') / 'parent')
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv('SINKLAB_CACHE', str(folder.path.parent / 'cache'))
+        train(spec, folder.path, None, row='softmax')
+    return folder
+
+
+@pytest.fixture
+def origin(parent, spec):
+    return fork.Origin(parent, 8, spec, 'params')
+
+
+def changed(spec, **changes):
+    return tiny(**{'data__source': spec.data.source, 'checkpoint__every_steps': 4, **changes})
+
+
+@pytest.mark.slow
+def test_another_optimizer_may_take_the_parameters_and_what_is_new_is_said(spec, origin, tmp_path):
+    other = changed(spec, **SGD, model__columns__kind='kv', data__seed=3)
+    records = train(other, tmp_path / 'tuned', origin)
+    assert [record['step'] for record in records] == [*range(9)]
+    assert 'valid/loss' in records[0]
+    lineage = Folder(tmp_path / 'tuned').lineage()
+    assert (tmp_path / 'tuned' / lineage['run']).resolve() == origin.folder.path.resolve()
+    assert (lineage['step'], lineage['takes'], lineage['start']) == (8, 'params', 0)
+    assert lineage['new'] == ['blocks.attention.columns.key_HK', 'blocks.attention.columns.value_HK']
+    assert 'optimizer.name adamw -> sgd' in lineage['config']
+    assert lineage['data'] == ['seed 0 -> 3']
+
+
+@pytest.mark.slow
+def test_data_that_have_changed_may_be_read_and_another_tokenizer_is_refused(spec, origin, tmp_path):
+    found, folder = sequences(spec).fingerprint, Folder(tmp_path / 'tuned')
+    assert fork.lineage(origin, spec, folder, dict(found, store='x'))['data'] == [f'store {found["store"]} -> x']
+    with pytest.raises(Refusal, match=r'--from=params:.*/parent@8 has another tokenizer'):
+        fork.lineage(origin, spec, folder, dict(found, tokenizer='x'))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ('changes', 'words'),
+    [
+        (
+            dict(model__width=32),
+            r'has the shape \(2, 16.*\) in --from=params:.*@8 and \(2, 32.*\(model.width 16 -> 32',
+        ),
+        (
+            dict(data__task='backcopy', data__triggers=3),
+            r'config\.data\.task is text in --from=params:.*@8 and backc',
+        ),
+    ],
+)
+def test_what_is_of_another_model_is_refused_and_nothing_is_read_or_made(
+    spec, origin, tmp_path, monkeypatch, changes, words
+):
+    monkeypatch.setattr(start, 'sequences', lambda spec, share: pytest.fail('data was read'))
+    with pytest.raises(Refusal, match=words):
+        train(changed(spec, **changes), tmp_path / 'tuned', origin)
+    assert not (tmp_path / 'tuned').exists()
+
+
+@pytest.mark.slow
+def test_a_damaged_checkpoint_is_refused_with_the_others(parent, spec, origin, tmp_path):
+    shutil.copytree(parent.path, tmp_path / 'parent')
+    shutil.rmtree(tmp_path / 'parent' / 'checkpoints' / '8' / 'state')
+    damaged = dataclasses.replace(origin, folder=Folder(tmp_path / 'parent'))
+    with pytest.raises(Refusal, match=r'checkpoints/8 is not sound: .* another step of .* \(\[4\]\)'):
+        train(spec, tmp_path / 'tuned', damaged)
+    assert not (tmp_path / 'tuned').exists()
+
+
+@pytest.mark.slow
+def test_what_was_cut_short_before_its_first_checkpoint_is_taken_along_again(spec, origin, tmp_path):
+    records = train(spec, tmp_path / 'whole', origin)
+    path = tmp_path / 'tuned'
+    with pytest.raises(Died):
+        train(spec, path, origin, Dying(1))
+    (path / 'metrics.jsonl').unlink()
+    (path / 'digests' / '0' / '0.json').unlink()
+    with pytest.raises(Refusal, match=r'no checkpoint and begins with the parameters of step 8 of .*; give --from'):
+        train(spec, path, None)
+    assert timeless(train(spec, path, origin)) == timeless(records)
+    assert_same(parameters(path, 8), parameters(tmp_path / 'whole', 8))
+
+
+@pytest.mark.slow
+def test_what_begins_at_step_0_is_reported_listed_and_forked_like_others(capsys, parent, spec, origin, tmp_path):
+    path = tmp_path / 'tuned'
+    train(operation(spec, 'sigmoid', 'none'), path, origin)
+    found = runs.read([str(parent), str(path)])
+    assert [run.name for run in found] == ['softmax', 'tuned from params:softmax@8']
+    assert found[1].notes[0].startswith('from params:')
+    assert runs.branches(found, 'sink/1') == []
+    capsys.readouterr()
+    for action, words in (('ls', 'step 0  '), ('verify', 'checkpoints/0: sound')):
+        assert main(['checkpoint', action, str(path)]) == 0
+        assert words in capsys.readouterr().out
+    assert main(['checkpoint', 'restore-params', f'{path}@0', f'--out={tmp_path}/params']) == 0
+    back = fork.Origin(Folder(path), 0, operation(spec, 'sigmoid', 'none'))
+    train(operation(spec, 'sigmoid', 'none'), tmp_path / 'again', back)
+    assert_same(parameters(tmp_path / 'again', 8), parameters(path, 8))
+
+
+@pytest.mark.slow
+def test_the_command_takes_the_config_along_and_goes_on_with_and_without_the_run(capsys, parent, tmp_path):
+    given = ['train', '--compiled=none', f'--workdir={tmp_path}/tuned', f'--from=params:{parent}@4']
+    given += ['--config.optimizer.peak_learning_rate=1e-3']
+    tuned = Folder(tmp_path / 'tuned')
+    assert main(given) == 0
+    (line,) = (line for line in capsys.readouterr().err.splitlines() if 'since step 0: from params:' in line)
+    assert 'optimizer.peak_learning_rate 0.01 -> 0.001' in line
+    records = timeless(tuned.records())
+    for again in (given, [one for one in given if not one.startswith('--from')] + [f'--config={settings(tmp_path)}']):
+        shutil.rmtree(tuned.checkpoints / '8')
+        assert main(again) == 0, capsys.readouterr().err
+        assert timeless(tuned.records()) == records
+    assert main([one.replace('params:', '') for one in given]) == 1
+    said = capsys.readouterr().err.splitlines()[-1]
+    assert f'@4, and --from={parent}@4 takes along something else of it; give --from=params:{parent}@4' in said
+
+
+def settings(path):
+    """A config file of the run in a folder beside it."""
+    config = json.loads((path / 'tuned' / 'config.json').read_text())
+    lines = ['from configs import default', 'def get_config(row=None):', '    config = default.get_config()']
+    lines += [f'    config.update({config!r})', '    return config']
+    (path / 'mine.py').write_text('\n'.join(lines) + '\n')
+    return path / 'mine.py'
+
+
+def test_that_parameters_are_not_taken_along_yet_is_known_by_process_0_alone(tmp_path):
+    folders = [Folder(tmp_path / name) for name in ('here', 'there')]
+    folders[0].path.mkdir()
+    lineage = dict(run='../parent', step=4, takes='params', start=0)
+    (folders[0].path / 'row.json').write_text(json.dumps({'from': lineage}))
+    assert folders[0].start() == 0
+
+    def begin(group):
+        return fork.begin(None, tiny(), None, 0, Checkpoints(folders[group.index], tiny().checkpoint, {}, group))
+
+    words = 'here has no checkpoint and begins with the parameters of step 4 of ../parent; give --from again'
+    assert [str(refusal).endswith(words) for refusal in alike(2, begin)] == [True, True]
+
+
+def test_every_word_before_a_run_has_its_meaning():
+    assert set(Takes.__args__) == set(fork.TAKEN)
+    shapes = state.shapes(tiny())
+    assert set(fork.TAKEN[''].parts) == set(shapes) > set(fork.TAKEN['params'].parts)

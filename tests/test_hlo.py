@@ -1,0 +1,134 @@
+"""What is read of a compiled program's text, held to texts that say it and to programs of this machine."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax.sharding import AxisType, NamedSharding, PartitionSpec
+
+from sinklab.hlo import Program, groups_of, padded, size_of
+
+TEXT = """
+HloModule jit_step, is_scheduled=true
+
+%region_0.add (x: f32[], y: f32[]) -> f32[] {
+  ROOT %add.1 = f32[] add(%x, %y)
+}
+
+%fused.3 (p: bf16[8,64]) -> bf16[32,64] {
+  ROOT %all-gather.2 = bf16[32,64]{1,0} all-gather(%p), replica_groups=[2,4]<=[8], dimensions={0}
+}
+
+%async_collective_fusion.3 (p: bf16[8,64]) -> bf16[32,64] {
+  ROOT %all-gather.3 = bf16[32,64]{1,0} all-gather(%p), replica_groups=[2,4]<=[8], dimensions={0}
+}
+
+%fused.4 (p: bf16[8,64]) -> bf16[32,64] {
+  ROOT %all-gather.4 = bf16[32,64]{1,0} all-gather(%p), replica_groups=[2,4]<=[8], dimensions={0}
+}
+
+%fused.all-reduce-scatter.1 (p: f32[32,64]) -> f32[8,64] {
+  %all-reduce.5 = f32[32,64]{1,0} all-reduce(%p), replica_groups={{0,1,2,3},{4,5,6,7}}, to_apply=%region_0.add
+  ROOT %slice.1 = f32[8,64]{1,0} dynamic-slice(%all-reduce.5, %i, %z), dynamic_slice_sizes={8,64}
+}
+
+%body.1 (c: (s32[], /*index=1*/bf16[8,64])) -> (s32[], bf16[8,64]) {
+  %fusion.1 = bf16[32,64]{1,0} fusion(%g), calls=%async_collective_fusion.3, backend_config={"estimated_cycles":"100"}
+  %async-collective-start.1 = bf16[32,64]{1,0} fusion(%g), calls=%fused.3
+  %async-collective-done.1 = bf16[32,64]{1,0} fusion(%g), calls=%fused.4
+  %fusion.2 = f32[8,64]{1,0} fusion(%h), calls=%fused.all-reduce-scatter.1, backend_config={"estimated_cycles":"20"}
+  %sinklab_softmax_forward.7 = (f32[2,4]{1,0}, f32[2]{0}) custom-call(%q), custom_call_target="tpu_custom_call"
+}
+
+%condition.1 (c: (s32[], bf16[8,64])) -> pred[] {
+  %constant.9 = s32[]{:T(128)} constant(22)
+  ROOT %compare.1 = pred[] compare(%i, %constant.9), direction=LT
+}
+
+ENTRY %main.1 (p: bf16[8,64]) -> f32[] {
+  %while.1 = (s32[], /*index=1*/bf16[8]{0}) while(%t), condition=%condition.1, body=%body.1
+  %all-reduce.7 = (f32[10]{0}, f32[]) all-reduce(%a, %b), replica_groups=mesh['x'=2,'y'=4] {'x'}
+  %all-gather-start.1 = (bf16[4]{0}, bf16[8]{0}) all-gather-start(%k), replica_groups={{0,4},{1,5},{2,6},{3,7}}
+}
+"""
+
+
+def test_collectives_of_a_text_are_found_where_they_are_and_as_often_as_they_are_run():
+    collectives = Program(TEXT).collectives()
+    assert len(collectives) == 4, 'that which is begun, gone on with and ended is one'
+    found = {one.kind + str(one.times): one for one in collectives}
+    gather, scatter = found['all-gather22'], found['reduce-scatter22']
+    assert (gather.bytes, gather.asynchronous, len(gather.groups[0])) == (32 * 64 * 2, True, 4)
+    assert (scatter.bytes, scatter.asynchronous) == (32 * 64 * 4, False)
+    assert scatter.sent == 22 * 32 * 64 * 4 * 3 / 4
+    reduce, start = found['all-reduce1'], found['all-gather1']
+    assert (reduce.bytes, reduce.groups[0], reduce.sent) == (44, (0, 4), 44)
+    assert (start.bytes, start.asynchronous, start.groups[1]) == (16, True, (1, 5))
+
+
+def test_what_slices_exchange_is_found_with_those_in_its_place():
+    attributes = (
+        '_xla_megascale_reduce_operation="SUM",_xla_megascale_target="{1,2}x{0:63}",'
+        '_xla_megascale_transfer_type="ALL_REDUCE"'
+    )
+    text = (
+        'ENTRY %main.1 (p: f32[8,128]) -> f32[8,128] {\n'
+        f'  %send.1 = (f32[8,128]{{1,0}}, u32[], token[]) send(%p, %t), frontend_attributes={{{attributes}}}\n'
+        f'  %recv.1 = (f32[8,128]{{1,0}}, u32[], token[]) recv(%t), frontend_attributes={{{attributes}}}\n'
+        '  %send.2 = (f32[8,128]{1,0}, u32[], token[]) send(%p, %t), is_host_transfer=true\n}\n'
+    )
+    (found,) = Program(text).collectives()
+    assert (found.kind, found.types, found.groups) == ('all-reduce', ('f32[8,128]',), ((0, 64),))
+    assert found.asynchronous
+    assert found.sent == 4 * 8 * 128
+
+
+def test_cycles_and_kernels_count_as_often_as_they_are_run():
+    program = Program(TEXT)
+    assert program.cycles() == 22 * 120
+    assert program.kernels('sinklab_') == {'softmax_forward': 22}
+
+
+@pytest.mark.parametrize(
+    ('text', 'groups'),
+    [
+        ('replica_groups={{0,1},{2,3}}', ((0, 1), (2, 3))),
+        ('replica_groups=[2,2]<=[4]', ((0, 1), (2, 3))),
+        ('replica_groups=[2,2]<=[2,2]T(1,0)', ((0, 2), (1, 3))),
+        ("replica_groups=mesh['a'=2,'b'=2] {'a'}", ((0, 2), (1, 3))),
+        ("replica_groups=mesh['a'=2,'b'=2] {'a','b'}", ((0, 1, 2, 3),)),
+        ('source_target_pairs={{0,1},{1,0}}', ((0, 1), (1, 0))),
+    ],
+)
+def test_groups_are_read_in_every_notation(text, groups):
+    assert groups_of(text) == groups
+
+
+def test_bytes_are_those_of_tiles():
+    assert size_of('bf16', '22,8,5632') == 22 * 8 * 5632 * 2
+    assert size_of('pred', '3') == 3
+    assert padded('bf16', '5632,8', '1,0', '8', '128') == 5632 * 128 * 2
+    assert padded('f32', '5632,8', '0,1', '8', '128') == 5632 * 8 * 4
+    assert padded('f32', '7', '0', None, None) == 28
+
+
+def test_a_program_of_this_machine_says_what_its_scan_gathers():
+    mesh = jax.make_mesh((4,), ('fsdp',), axis_types=(AxisType.Auto,))
+    weights_LDF = jax.device_put(np.ones((5, 8, 16), np.float32), NamedSharding(mesh, PartitionSpec(None, 'fsdp')))
+
+    def local(weights_LdF, x_BD):
+        def layer(x_BD, weight_dF):
+            whole_DF = jax.lax.all_gather(weight_dF, 'fsdp', tiled=True)
+            return jnp.tanh(x_BD @ whole_DF @ whole_DF.T), None
+
+        return jax.lax.psum(jax.lax.scan(layer, x_BD, weights_LdF)[0].sum(), 'fsdp')
+
+    rows = PartitionSpec('fsdp')
+    run = jax.shard_map(
+        local, mesh=mesh, in_specs=(PartitionSpec(None, 'fsdp'), rows), out_specs=PartitionSpec(), check_vma=False
+    )
+    program = Program(jax.jit(run).lower(weights_LDF, np.ones((8, 8), np.float32)).compile().as_text())
+    found = {one.kind: one for one in program.collectives()}
+    assert (found['all-gather'].times, found['all-gather'].bytes) == (5, 8 * 16 * 4)
+    assert (found['all-reduce'].times, found['all-reduce'].bytes) == (1, 4)
+    assert found['all-gather'].groups == ((0, 1, 2, 3),)
