@@ -8,7 +8,7 @@ import threading
 from collections.abc import Callable
 from http import HTTPStatus
 
-from gcp_storage_emulator import server
+from gcp_storage_emulator import server, storage
 from gcp_storage_emulator.exceptions import NotFound
 from gcp_storage_emulator.handlers import objects
 
@@ -112,7 +112,7 @@ def exact(parsed: Callable, handler, query) -> dict | list | bytes | None:
     return {'meta': json.loads(said), 'content': content, 'content-type': head.decode().split(':')[1].strip()}
 
 
-def serve(port: int) -> None:
+def serve(port: int, waiting: int) -> None:
     def more(regex: str) -> list:
         return [('DELETE', cancelled)] if regex.startswith('^/upload/') else []
 
@@ -121,4 +121,7 @@ def serve(port: int) -> None:
         (regex, {method: completed(handler) for method, handler in [*handlers.items(), *more(regex)]})
         for regex, handlers in server.HANDLERS
     )
+    # It would write all that it knows at each change: requests of a long session take ten times as long.
+    storage.Storage._write_config_to_file = lambda _: None
+    server.server.HTTPServer.request_queue_size = waiting
     server.Server('127.0.0.1', port, in_memory=True).run()

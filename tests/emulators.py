@@ -17,12 +17,13 @@ import urllib.parse
 from collections.abc import Callable, Iterator
 
 READY = 60.0  # seconds until an emulator answers
+WAITING = 1024  # connections that are not taken yet; beyond Python's 5 each is tried again after 1, 3, 7, 15 s
 
 
 def gcs(port: int) -> None:
     import emulated_gcs
 
-    emulated_gcs.serve(port)
+    emulated_gcs.serve(port, WAITING)
 
 
 def s3(port: int) -> None:
@@ -121,6 +122,8 @@ class Proxy:
                 pass
 
         class Server(http.server.ThreadingHTTPServer):
+            request_queue_size = WAITING
+
             def handle_error(self, *_) -> None:
                 pass  # a client that was killed, or has heard enough
 
