@@ -45,7 +45,6 @@ class Scheduler:
     summary: str
     options: Callable[[argparse.ArgumentParser], None]
     check: Callable[[argparse.Namespace], None]  # refuses options that do not fit
-    hosts: Callable[[argparse.Namespace], int]
     roots: tuple[str, ...]  # how paths begin that all hosts reach
     limit: Callable[[argparse.Namespace], float]  # seconds that the scheduler waits at most
     verbs: dict[str, Verb]
@@ -154,14 +153,12 @@ def job(scheduler: Scheduler, verb: Verb, given: argparse.Namespace, arguments: 
     compiled = given.compiled or beside(given.workdir, 'compiled')
     if given.workdir and compiled != 'none':
         reached('compiled', compiled, scheduler.roots)
-    if given.restarts < 0:
-        raise Refusal(f'--restarts={given.restarts} must be a whole number of at least 0')
+    at_least(given, restarts=0)
     return Job(
         name=name,
         arguments=arguments,
         workdir=given.workdir,
         environment=flags.profile(given.flags) | variables(given.env),
-        hosts=scheduler.hosts(given),
         restarts=given.restarts,
         grace=grace(given, scheduler.limit(given)),
         compiled=compiled,
@@ -205,6 +202,28 @@ def check_paths(arguments: tuple[str, ...], roots: tuple[str, ...]) -> None:
         found = re.fullmatch(pattern, option(arguments, name) or '')
         if found:
             reached(name, found[1], roots)
+
+
+def check_layout(arguments: tuple[str, ...], devices: int, what: str) -> None:
+    """Refuses sizes that would leave devices without work, or miss some; those not said follow from the devices."""
+    said = {name: size for name in ('data', 'fsdp', 'tensor') if (size := option(arguments, name)) is not None}
+    if not all(re.fullmatch('[1-9][0-9]*', size) for size in said.values()):
+        return  # of which sinklab has its own words
+    wanted = math.prod(map(int, said.values()))
+    if wanted != devices and (devices % wanted or {'data', 'fsdp'} <= said.keys()):
+        sizes = ' '.join(f'--{name}={size}' for name, size in said.items())
+        raise Refusal(
+            f'{sizes} cannot be laid on the {devices} devices of {what}; give sizes whose product is {devices}, or '
+            'leave them out: then they follow from the devices'
+        )
+
+
+def at_least(given: argparse.Namespace, **least: int) -> None:
+    """Refuses numbers that are too small."""
+    for name, allowed in least.items():
+        value = getattr(given, name)
+        if value is not None and value < allowed:
+            raise Refusal(f'--{name}={value} must be a whole number of at least {allowed}')
 
 
 def needed(given: argparse.Namespace, **examples: str) -> None:

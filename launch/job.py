@@ -11,8 +11,11 @@ from sinklab.processes.ending import CAUSES
 # What a scheduler starts again: a run that says so, and a process that a signal has ended. All else is final.
 SIGNALS = {'SIGABRT': 6, 'SIGBUS': 7, 'SIGKILL': 9, 'SIGSEGV': 11, 'SIGTERM': 15}
 AGAIN = (*sorted({code for kind, code in CAUSES.values() if kind == 'lost'}), *(128 + n for n in SIGNALS.values()))
-# What a launcher says to each run, and a user to the launcher.
-OURS = ('workdir', 'grace', 'compiled', 'restarts', 'coordinator', 'processes', 'process')
+# What is not for a user to say to a run -> what to do instead.
+OURS = {
+    **{name: f'give --{name} before it' for name in ('workdir', 'grace', 'compiled', 'restarts')},
+    **dict.fromkeys(('coordinator', 'processes', 'process'), 'leave it out, the scheduler says it'),
+}
 NAME = r'[a-z]([a-z0-9-]{0,38}[a-z0-9])?'  # what a VM, a pod and a job of SLURM may be called
 BUCKETS = ('gs://', 's3://')
 
@@ -23,13 +26,12 @@ class Refusal(ValueError):
 
 @dataclasses.dataclass(frozen=True)
 class Job:
-    """One run: what is asked of `sinklab`, where, on how many hosts, and for how long it is tried again."""
+    """One run: what is asked of `sinklab`, where, and for how long it is tried again."""
 
     name: str
     arguments: tuple[str, ...]
     workdir: str
     environment: Mapping[str, str]
-    hosts: int
     restarts: int
     grace: int
     compiled: str
@@ -76,13 +78,10 @@ def asked(arguments: tuple[str, ...]) -> tuple[str, ...]:
         raise Refusal(
             f'after -- stands what is asked of sinklab, and {given} is given; e.g. -- train --config=FILE:ROW'
         )
-    for name in OURS:
+    for name, instead in OURS.items():
         if any(argument == f'--{name}' or argument.startswith(f'--{name}=') for argument in arguments):
-            raise Refusal(f'--{name} stands after --; {INSTEAD.get(name, "leave it out, the scheduler says it")}')
+            raise Refusal(f'--{name} stands after --; {instead}')
     return arguments
-
-
-INSTEAD = {name: f'give --{name} before it' for name in ('workdir', 'grace', 'compiled', 'restarts')}
 
 
 def sweep(job: Job, rows: list[str], seeds: list[int]) -> list[Job]:

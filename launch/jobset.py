@@ -5,11 +5,11 @@ import json
 import sys
 from typing import Any
 
+from launch import tpus
 from launch.command import Scheduler, Verb, main, needed
 from launch.job import AGAIN, Job
-from launch.plan import File, Plan, command
-from launch.shipping import PYTHON, shipped
-from launch.tpus import check_layout, slice_of
+from launch.plan import Command, File, Plan, command
+from launch.shipping import PYTHON, here, shipped
 
 SPOT = 25  # seconds that pods of a spot node are given at most
 FOLDER = '/opt/sinklab'
@@ -24,9 +24,7 @@ NODEPOOL = 'cloud.google.com/gke-nodepool'
 
 
 def options(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument('--accelerator', metavar='KIND-CHIPS', help='such as v5e-256')
-    parser.add_argument('--slices', type=int, default=1, metavar='N', help='of so many chips each; %(default)s')
-    parser.add_argument('--spot', action='store_true', help='on nodes that may be taken away')
+    tpus.options(parser)
     parser.add_argument('--project', metavar='ID', help='of Google Cloud, where the image is built')
     parser.add_argument('--image', metavar='PATH:TAG', help='of the container, to be built with this code')
     parser.add_argument('--built', action='store_true', help='the image is there')
@@ -34,15 +32,6 @@ def options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument('--namespace', default='default', metavar='NAME', help='%(default)s')
     parser.add_argument('--service_account', default='default', metavar='NAME', help='of the pods; %(default)s')
     parser.add_argument('--queue', metavar='NAME', help='of Kueue')
-
-
-def check(given: argparse.Namespace) -> None:
-    if given.accelerator:
-        slice_of(given.accelerator)
-
-
-def hosts(given: argparse.Namespace) -> int:
-    return given.slices * slice_of(given.accelerator).hosts if given.accelerator else given.slices
 
 
 def manifest(job: Job, given: argparse.Namespace) -> dict[str, Any]:
@@ -71,7 +60,7 @@ def manifest(job: Job, given: argparse.Namespace) -> dict[str, Any]:
 
 def of_slice(job: Job, given: argparse.Namespace) -> dict[str, Any]:
     """A Job: a pod for each host, all of which fail with the first."""
-    size = slice_of(given.accelerator)
+    size = tpus.slice_of(given.accelerator)
     final = {'containerName': 'sinklab', 'operator': 'NotIn', 'values': list(AGAIN)}
     return {
         'parallelism': size.hosts,
@@ -83,7 +72,7 @@ def of_slice(job: Job, given: argparse.Namespace) -> dict[str, Any]:
 
 
 def pod(job: Job, given: argparse.Namespace) -> dict[str, Any]:
-    size = slice_of(given.accelerator)
+    size = tpus.slice_of(given.accelerator)
     spot = {'cloud.google.com/gke-spot': 'true'} if given.spot else {}
     return {
         'restartPolicy': 'Never',
@@ -120,24 +109,18 @@ def literal(text: str) -> str:
 
 
 def submit(jobs: list[Job], given: argparse.Namespace) -> Plan:
-    needed(given, accelerator='v5e-256', image='europe-west4-docker.pkg.dev/PROJECT/sinklab/sinklab:1')
-    size = slice_of(given.accelerator)
-    check_layout(jobs[0].arguments, size.chips * given.slices, f'{given.slices} x {given.accelerator}')
+    tpus.check_run(jobs[0].arguments, given)
+    needed(given, image='europe-west4-docker.pkg.dev/PROJECT/sinklab/sinklab:1')
     image = Plan() if given.built else build(jobs, given)
     return image + Plan(files=tuple(manifests(jobs, given))) + applied(jobs, given)
 
 
 def build(jobs: list[Job], given: argparse.Namespace) -> Plan:
     needed(given, project='my-project')
-    here = f'{folder(given.name)}/image'
-    made = shipped(jobs[0], here, 'tpu', File(f'{here}/Dockerfile', DOCKERFILE))
-    return made + Plan(
-        commands=(command('gcloud', 'builds', 'submit', f'--project={given.project}', f'--tag={given.image}', here),)
-    )
-
-
-def folder(name: str) -> str:
-    return f'runs/launched/{name}'
+    folder = f'{here(given.name)}/image'
+    made = shipped(jobs[0], folder, 'tpu', File(f'{folder}/Dockerfile', DOCKERFILE))
+    asked = (f'--project={given.project}', f'--tag={given.image}', folder)
+    return made + Plan(commands=(command('gcloud', 'builds', 'submit', *asked),))
 
 
 def manifests(jobs: list[Job], given: argparse.Namespace) -> list[File]:
@@ -145,16 +128,16 @@ def manifests(jobs: list[Job], given: argparse.Namespace) -> list[File]:
 
 
 def path(job: Job) -> str:
-    return f'{folder(job.name)}/jobset.json'
+    return f'{here(job.name)}/jobset.json'
 
 
-def kubectl(given: argparse.Namespace, *words: str) -> tuple[str, ...]:
+def kubectl(given: argparse.Namespace, *words: str) -> Command:
     context = [f'--context={given.context}'] if given.context else []
-    return ('kubectl', *context, f'--namespace={given.namespace}', *words)
+    return command('kubectl', *context, f'--namespace={given.namespace}', *words)
 
 
 def applied(jobs: list[Job], given: argparse.Namespace) -> Plan:
-    return Plan(commands=tuple(command(*kubectl(given, 'apply', f'--filename={path(job)}')) for job in jobs))
+    return Plan(commands=tuple(kubectl(given, 'apply', f'--filename={path(job)}') for job in jobs))
 
 
 def stop(jobs: list[Job], given: argparse.Namespace) -> Plan:
@@ -162,7 +145,7 @@ def stop(jobs: list[Job], given: argparse.Namespace) -> Plan:
 
 
 def each(jobs: list[Job], given: argparse.Namespace, *words: str) -> Plan:
-    return Plan(commands=tuple(command(*kubectl(given, *words, job.name)) for job in jobs))
+    return Plan(commands=tuple(kubectl(given, *words, job.name) for job in jobs))
 
 
 def resume(jobs: list[Job], given: argparse.Namespace) -> Plan:
@@ -177,7 +160,7 @@ def status(jobs: list[Job], given: argparse.Namespace) -> Plan:
 def of_first(jobs: list[Job], given: argparse.Namespace, *words: str) -> Plan:
     """About the pod of process 0 of each job."""
     chosen = [f'--selector=jobset.sigs.k8s.io/jobset-name={job.name},{FIRST}' for job in jobs]
-    return Plan(commands=tuple(command(*kubectl(given, *words, one)) for one in chosen))
+    return Plan(commands=tuple(kubectl(given, *words, one) for one in chosen))
 
 
 def logs(jobs: list[Job], given: argparse.Namespace) -> Plan:
@@ -192,8 +175,7 @@ SCHEDULER = Scheduler(
     module='launch.jobset',
     summary=__doc__,
     options=options,
-    check=check,
-    hosts=hosts,
+    check=tpus.check,
     roots=('gs://',),
     limit=lambda given: SPOT if given.spot else 3600,
     verbs={

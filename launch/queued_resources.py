@@ -5,11 +5,11 @@ import os
 import shlex
 import sys
 
+from launch import tpus
 from launch.command import Scheduler, Verb, code, main, needed
 from launch.job import AGAIN, SIGNALS, Job, Refusal
 from launch.plan import Command, File, Plan, command
-from launch.shipping import shipped
-from launch.tpus import check_layout, slice_of
+from launch.shipping import here, shipped
 
 SPOT = 30  # seconds from the notice to the end of a spot VM
 FOLDER = '/opt/sinklab'
@@ -77,10 +77,8 @@ PROPERTIES = 'ActiveState,Result,ExecMainStatus,ExecMainStartTimestampMonotonic,
 
 
 def options(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument('--accelerator', metavar='KIND-CHIPS', help='such as v5e-256')
-    parser.add_argument('--slices', type=int, default=1, metavar='N', help='of so many chips each; %(default)s')
+    tpus.options(parser)
     parser.add_argument('--runtime', metavar='VERSION', help='of the VMs; the usual one of the chips')
-    parser.add_argument('--spot', action='store_true', help='VMs that may be taken away')
     parser.add_argument('--reserved', action='store_true', help='of a reservation of yours')
     parser.add_argument('--service_account', metavar='EMAIL', help='of the VMs')
     parser.add_argument('--project', default=os.environ.get('CLOUDSDK_CORE_PROJECT'), metavar='ID')
@@ -90,19 +88,17 @@ def options(parser: argparse.ArgumentParser) -> None:
 def check(given: argparse.Namespace) -> None:
     if given.verb not in ('follow', 'fetch'):
         needed(given, project='my-project', zone='europe-west4-b')
-    if given.accelerator:
-        slice_of(given.accelerator)
+    tpus.check(given)
     if given.spot and given.reserved:
         raise Refusal('--spot and --reserved are both given; a reservation is not taken away, leave one out')
 
 
-def hosts(given: argparse.Namespace) -> int:
-    return given.slices * slice_of(given.accelerator).hosts if given.accelerator else given.slices
+def place(given: argparse.Namespace) -> tuple[str, str]:
+    return f'--project={given.project}', f'--zone={given.zone}'
 
 
 def queued(given: argparse.Namespace, *words: str, optional: bool = False) -> Command:
-    place = (f'--project={given.project}', f'--zone={given.zone}')
-    return command('gcloud', 'compute', 'tpus', 'queued-resources', *words, *place, optional=optional)
+    return command('gcloud', 'compute', 'tpus', 'queued-resources', *words, *place(given), optional=optional)
 
 
 def nodes(job: Job, given: argparse.Namespace) -> list[str]:
@@ -111,14 +107,13 @@ def nodes(job: Job, given: argparse.Namespace) -> list[str]:
 
 
 def ssh(node: str, given: argparse.Namespace, worker: str, words: str, optional: bool = False) -> Command:
-    where = (f'--project={given.project}', f'--zone={given.zone}', f'--worker={worker}')
-    return command(
-        *('gcloud', 'compute', 'tpus', 'tpu-vm', 'ssh', node, *where, f'--command={words}'), optional=optional
-    )
+    told = (*place(given), f'--worker={worker}', f'--command={words}')
+    return command('gcloud', 'compute', 'tpus', 'tpu-vm', 'ssh', node, *told, optional=optional)
 
 
-def here(job: Job) -> str:
-    return f'runs/launched/{job.name}'
+def of_first(job: Job, given: argparse.Namespace, words: str) -> Command:
+    """On the host of process 0."""
+    return ssh(nodes(job, given)[0], given, '0', words)
 
 
 def service(job: Job) -> str:
@@ -131,7 +126,7 @@ def there(job: Job, given: argparse.Namespace) -> str:
 
 
 def create(job: Job, given: argparse.Namespace) -> Command:
-    size = slice_of(given.accelerator)
+    size = tpus.slice_of(given.accelerator)
     many = (f'--node-count={given.slices}', f'--node-prefix={job.name}')
     asked = {'spot': given.spot, 'reserved': given.reserved}
     return queued(
@@ -143,7 +138,7 @@ def create(job: Job, given: argparse.Namespace) -> Command:
         f'--runtime-version={given.runtime or size.kind.runtime}',
         *(f'--{name}' for name, wanted in asked.items() if wanted),
         *([f'--service-account={given.service_account}'] if given.service_account else []),
-        f'--metadata-from-file=startup-script={here(job)}/boot.sh',
+        f'--metadata-from-file=startup-script={here(job.name)}/boot.sh',
     )
 
 
@@ -156,15 +151,13 @@ def describe(job: Job, given: argparse.Namespace) -> Command:
 
 
 def keep_script(job: Job, given: argparse.Namespace) -> str:
-    ask = ssh(nodes(job, given)[0], given, '0', f'systemctl show --property={PROPERTIES} sinklab')
+    ask = of_first(job, given, f'systemctl show --property={PROPERTIES} sinklab')
     parts = dict(describe=describe(job, given), ask=ask, delete=delete(job, given), create=create(job, given))
     return KEEP.format(restarts=job.restarts, **parts)
 
 
 def submit(jobs: list[Job], given: argparse.Namespace) -> Plan:
-    needed(given, accelerator='v5e-256')
-    size = slice_of(given.accelerator)
-    check_layout(jobs[0].arguments, size.chips * given.slices, f'{given.slices} x {given.accelerator}')
+    tpus.check_run(jobs[0].arguments, given)
     return sum((submitted(job, given) for job in jobs), Plan())
 
 
@@ -176,19 +169,19 @@ def submitted(job: Job, given: argparse.Namespace) -> Plan:
         'create.sh': f'#!/bin/bash\nexec {create(job, given)}\n',
         'keep.sh': keep_script(job, given),
     }
-    files = [File(f'{here(job)}/{name}', text) for name, text in texts.items()]
-    upload = command('gcloud', 'storage', 'rsync', '--recursive', here(job), there(job, given))
-    return shipped(job, here(job), 'tpu', *files) + Plan(commands=(upload, create(job, given)))
+    files = [File(f'{here(job.name)}/{name}', text) for name, text in texts.items()]
+    upload = command('gcloud', 'storage', 'rsync', '--recursive', here(job.name), there(job, given))
+    return shipped(job, here(job.name), 'tpu', *files) + Plan(commands=(upload, create(job, given)))
 
 
 def resume(jobs: list[Job], given: argparse.Namespace) -> Plan:
     """What is suspended stays so; another of its name begins."""
-    made = [(delete(job, given, optional=True), command('bash', f'{here(job)}/create.sh')) for job in jobs]
+    made = [(delete(job, given, optional=True), command('bash', f'{here(job.name)}/create.sh')) for job in jobs]
     return Plan(commands=tuple(one for pair in made for one in pair))
 
 
 def keep(jobs: list[Job], given: argparse.Namespace) -> Plan:
-    return Plan(commands=(command('bash', f'{here(jobs[0])}/keep.sh'),))
+    return Plan(commands=(command('bash', f'{here(jobs[0].name)}/keep.sh'),))
 
 
 def status(jobs: list[Job], given: argparse.Namespace) -> Plan:
@@ -197,12 +190,11 @@ def status(jobs: list[Job], given: argparse.Namespace) -> Plan:
 
 def logs(jobs: list[Job], given: argparse.Namespace) -> Plan:
     words = 'sudo journalctl --follow --lines=50 --unit=google-startup-scripts --unit=sinklab'
-    return Plan(commands=(ssh(nodes(jobs[0], given)[0], given, '0', words),))
+    return Plan(commands=(of_first(jobs[0], given, words),))
 
 
 def preempt(jobs: list[Job], given: argparse.Namespace) -> Plan:
-    told = [ssh(nodes(job, given)[0], given, '0', 'sudo systemctl kill --signal=TERM sinklab') for job in jobs]
-    return Plan(commands=tuple(told))
+    return Plan(commands=tuple(of_first(job, given, 'sudo systemctl kill --signal=TERM sinklab') for job in jobs))
 
 
 def stop(jobs: list[Job], given: argparse.Namespace) -> Plan:
@@ -220,7 +212,6 @@ SCHEDULER = Scheduler(
     summary=__doc__,
     options=options,
     check=check,
-    hosts=hosts,
     roots=('gs://',),
     limit=lambda given: SPOT if given.spot else 3600,
     verbs={

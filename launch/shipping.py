@@ -22,17 +22,22 @@ ln -sfn "$env" env
 """
 
 
-def shipped(job: Job, here: str, pins: str, *files: File) -> Plan:
+def here(name: str) -> str:
+    """The folder of this machine that has what a launcher makes for a job."""
+    return f'runs/launched/{name}'
+
+
+def shipped(job: Job, folder: str, pins: str, *files: File) -> Plan:
     """Checks a job's row, and puts files and all that its code needs into a folder; pins: tpu or gpu."""
     file, _, row = (option(job.arguments, 'config') or '').partition(':')
     check = [command('sinklab', 'rows', f'--config={file}')] if row else []
     # By way of an archive of the sources: a wheel of the tree itself keeps what an earlier one has left in build/.
-    wheel = command('uv', 'build', '--quiet', '--out-dir', here, str(ROOT))
-    versions = command('cp', str(ROOT / 'launch' / 'pins' / f'{pins}.txt'), f'{here}/pins.txt')
-    return Plan((File(f'{here}/install.sh', INSTALL), *files), (*check, wheel, versions, *copied(file, here)))
+    wheel = command('uv', 'build', '--quiet', '--out-dir', folder, str(ROOT))
+    versions = command('cp', str(ROOT / 'launch' / 'pins' / f'{pins}.txt'), f'{folder}/pins.txt')
+    return Plan((File(f'{folder}/install.sh', INSTALL), *files), (*check, wheel, versions, *copied(file, folder)))
 
 
-def copied(file: str, here: str) -> list[Command]:
+def copied(file: str, folder: str) -> list[Command]:
     """A copy of a config file, at the same path from a folder as from here."""
     if not file:
         return []
@@ -40,5 +45,5 @@ def copied(file: str, here: str) -> list[Command]:
         raise Refusal(
             f'--config={file} must lie below this folder, to be found by the same path elsewhere; copy it here'
         )
-    there = Path(here, file)
+    there = Path(folder, file)
     return [command('mkdir', '-p', str(there.parent)), command('cp', file, str(there))]

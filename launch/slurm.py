@@ -6,11 +6,10 @@ import shlex
 import sys
 from collections.abc import Callable
 
-from launch.command import Scheduler, Verb, code, main, needed
+from launch.command import Scheduler, Verb, at_least, check_layout, code, main, needed
 from launch.job import AGAIN, BUCKETS, Job, Refusal
 from launch.plan import File, Plan, command
 from launch.shipping import shipped
-from launch.tpus import check_layout
 
 ROOTS = ('/', *BUCKETS)
 # SLURM starts a job again by itself after a preemption or the loss of a host. By an exit code it does only where its
@@ -44,10 +43,7 @@ def options(parser: argparse.ArgumentParser) -> None:
 
 
 def check(given: argparse.Namespace) -> None:
-    for name, least in dict(nodes=1, gpus=0, at_once=1).items():
-        value = getattr(given, name)
-        if value is not None and value < least:
-            raise Refusal(f'--{name}={value} must be a whole number of at least {least}')
+    at_least(given, nodes=1, gpus=0, at_once=1)
 
 
 def directives(jobs: list[Job], given: argparse.Namespace, folder: str) -> dict[str, str | None]:
@@ -58,7 +54,7 @@ def directives(jobs: list[Job], given: argparse.Namespace, folder: str) -> dict[
     told = {
         'job-name': given.name,
         'array': f'0-{len(jobs) - 1}{least}' if many else None,
-        'nodes': job.hosts,
+        'nodes': given.nodes,
         'ntasks-per-node': 1,
         'gpus-per-node': given.gpus or None,
         'exclusive': '',
@@ -131,7 +127,6 @@ SCHEDULER = Scheduler(
     summary=__doc__,
     options=options,
     check=check,
-    hosts=lambda given: given.nodes,
     roots=ROOTS,
     limit=lambda given: 65535,  # of --signal; after a preemption, GraceTime of the partition
     verbs={

@@ -1,9 +1,10 @@
-"""Cloud TPUs: what each kind is called by whom, and how its slices are laid out."""
+"""Cloud TPUs: what each kind is called by whom, how its slices are laid out, and how they are asked for."""
 
+import argparse
 import dataclasses
-import math
 
-from launch.job import Refusal, option
+from launch.command import at_least, check_layout, needed
+from launch.job import Refusal
 
 FLAT = {1: '1x1', 4: '2x2', 8: '2x4', 16: '4x4', 32: '4x8', 64: '8x8', 128: '8x16', 256: '16x16'}
 CUBES = {4: '2x2x1', 8: '2x2x2', 16: '2x2x4', 32: '2x4x4', 64: '4x4x4', 128: '4x4x8', 256: '4x8x8', 512: '8x8x8'}
@@ -63,12 +64,20 @@ def slice_of(given: str) -> Slice:
     return Slice(kind, int(chips))
 
 
-def check_layout(arguments: tuple[str, ...], devices: int, what: str) -> None:
-    """Refuses a run that would leave devices without work, or miss some, before anybody waits for them."""
-    given = {name: option(arguments, name) or '1' for name in ('data', 'fsdp', 'tensor')}
-    if not all(value.isdecimal() for value in given.values()):
-        return  # of which sinklab has its own words
-    laid = math.prod(map(int, given.values()))
-    if laid != devices:
-        product = ' x '.join(f'--{name}={value}' for name, value in given.items())
-        raise Refusal(f'{product} are {laid} devices, and {what} has {devices}; give e.g. --fsdp={devices} after --')
+def options(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument('--accelerator', metavar='KIND-CHIPS', help='such as v5e-256')
+    parser.add_argument('--slices', type=int, default=1, metavar='N', help='of so many chips each; %(default)s')
+    parser.add_argument('--spot', action='store_true', help='machines that may be taken away')
+
+
+def check(given: argparse.Namespace) -> None:
+    at_least(given, slices=1)
+    if given.accelerator:
+        slice_of(given.accelerator)
+
+
+def check_run(arguments: tuple[str, ...], given: argparse.Namespace) -> None:
+    """Refuses a run that its slices cannot hold, before anybody waits for them."""
+    needed(given, accelerator='v5e-256')
+    devices = given.slices * slice_of(given.accelerator).chips
+    check_layout(arguments, devices, f'{given.slices} x {given.accelerator}')

@@ -61,7 +61,7 @@ class Recorders:
 
 NAMES = ('queued_resources', 'jobset', 'slurm')
 TOOLS = ('gcloud', 'kubectl', 'sbatch', 'squeue', 'scancel', 'sinklab', 'uv', 'aws')
-RUN = ['--', 'train', '--config=configs/scale.py:softmax_1b', '--fsdp=256', '--remat']
+RUN = ['--', 'train', '--config=configs/scale.py:softmax_1b', '--remat=auto']
 WHERE = {
     'queued_resources': ['--accelerator=v5e-256', '--project=p', '--zone=z'],
     'jobset': ['--accelerator=v5e-256', '--project=p', '--image=r.pkg.dev/p/i:1'],

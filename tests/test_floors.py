@@ -19,9 +19,8 @@ BLIND = {
     'measure': {'model', 'data'},
     'report': {'model', 'data', 'train'},
 }
-FILES = sorted(
-    path for folder in ('sinklab', 'configs', 'tests', 'benchmarks') for path in (ROOT / folder).rglob('*.py')
-)
+FOLDERS = ('sinklab', 'configs', 'launch', 'tests', 'benchmarks')
+FILES = sorted(path for folder in FOLDERS for path in (ROOT / folder).rglob('*.py'))
 
 
 def imports(path):

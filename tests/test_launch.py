@@ -111,7 +111,7 @@ def test_the_time_to_save_in_is_above_what_a_save_takes(given, grace, recorders,
 def test_jobs_of_a_sweep_are_as_sinklab_sweep_has_them(recorders, capsys):
     """A job a row and seed, with that row, both seeds, and a folder ROW-SEED."""
     argv = ['submit', 'pair', '--workdir=gs://b/pair', '--rows=softmax_1b,sigmoid_1b', '--seeds=0,3']
-    argv += [*WHERE['queued_resources'], '--', 'train', '--config', 'configs/scale.py', '--fsdp=256']
+    argv += [*WHERE['queued_resources'], '--', 'train', '--config', 'configs/scale.py', '--remat=auto']
     script = printed(capsys, 'queued_resources', argv)
     runs = [shlex.split(line)[1:] for line in script.splitlines() if line.startswith('exec ./env')]
     folders = [f'gs://b/pair/{row}-{seed}' for seed in (0, 3) for row in ('softmax_1b', 'sigmoid_1b')]

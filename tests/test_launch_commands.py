@@ -130,8 +130,7 @@ def test_a_run_folder_is_fetched_from_where_it_lies(workdir, copied, recorders, 
 
 @pytest.mark.parametrize('name', ['queued_resources', 'jobset'])
 def test_several_slices_are_one_job_of_all_their_hosts(name, recorders, capsys):
-    argv = [one.replace('--fsdp=256', '--fsdp=512') for one in SUBMIT[name]]
-    script = printed(capsys, name, [*argv[:2], '--slices=2', *argv[2:]])
+    script = printed(capsys, name, [*SUBMIT[name][:2], '--slices=2', *SUBMIT[name][2:]])
     shown = dict(queued_resources='--node-count=2 --node-prefix=pair', jobset='"replicas": 2')
     assert shown[name] in script
 

@@ -46,7 +46,7 @@ OPTIONS = {
     'plain': [],
     'all': [
         *('--spot', '--queue=tpus', '--service_account=trainer', '--namespace=sinks', '--context=gke', '--built'),
-        *('--flags=tpu_fsdp', "--env=WORDS=a 'b' $(HOME)", '--restarts=3', '--save=12'),
+        *('--flags=tpu_data', "--env=WORDS=a 'b' $(HOME)", '--restarts=3', '--save=12'),
     ],
 }
 
@@ -59,7 +59,7 @@ def test_it_is_what_the_schema_accepts(options, recorders, capsys):
 @pytest.mark.parametrize('given', [f'{name}-{max(kind.topologies)}' for name, kind in KINDS.items()])
 def test_so_it_is_of_every_kind_of_tpu(given, recorders, capsys):
     chips = given.rpartition('-')[2]
-    argv = [one.replace('v5e-256', given).replace('--fsdp=256', f'--fsdp={chips}') for one in SUBMIT['jobset']]
+    argv = [one.replace('v5e-256', given) for one in SUBMIT['jobset']]
     made = manifest(capsys, argv=argv)
     assert wrong(made) == []
     assert made['spec']['replicatedJobs'][0]['template']['spec']['parallelism'] == int(chips) // 4

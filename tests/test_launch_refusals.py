@@ -1,10 +1,16 @@
 """Launchers: what is refused before anything runs, and what is said where a scheduler refuses."""
 
+import itertools
 import re
 from pathlib import Path
 
 import pytest
-from recorders import NAMES, RUN, SUBMIT, WHERE, launched, recorded, refused
+from recorders import NAMES, RUN, SUBMIT, WHERE, launched, printed, recorded, refused
+
+from launch import command
+from launch.job import Refusal
+from sinklab import devices, record
+from sinklab.spec import Hardware
 
 
 @pytest.fixture
@@ -54,17 +60,17 @@ REFUSED = {
     'seeds': (['submit', 'pair', '--workdir=gs://b/r', '--seeds=a', *RUN], '--seeds=a must be whole numbers'),
     'seeds alone': (['submit', 'pair', '--workdir=gs://b/r', '--seeds=0', *RUN], '--seeds are of rows; give --rows'),
     'origin': (
-        ['submit', 'pair', '--workdir=gs://b/r', '--', 'train', '--from=runs/a@5', '--fsdp=256'],
+        ['submit', 'pair', '--workdir=gs://b/r', '--', 'train', '--from=runs/a@5'],
         '--from: runs/a@5 is not seen',
     ),
     'rows': (['submit', 'pair', '--workdir=gs://b/r', '--rows=a', *RUN], 'names a row; give -- train --config=FILE'),
     'far': (
-        ['submit', 'pair', '--workdir=gs://b/r', '--', 'train', '--config=/a/b.py', '--fsdp=256'],
+        ['submit', 'pair', '--workdir=gs://b/r', '--', 'train', '--config=/a/b.py'],
         'must lie below',
     ),
     'layout': (
-        ['submit', 'pair', '--workdir=gs://b/r', '--', 'train', '--config=a.py', '--fsdp=32'],
-        '--data=1 x --fsdp=32 x --tensor=1 are 32 devices, and .* has 256; give e.g. --fsdp=256 after --',
+        ['submit', 'pair', '--workdir=gs://b/r', *RUN, '--data=2', '--fsdp=64'],
+        '--data=2 --fsdp=64 cannot be laid on the 256 devices of .*; give sizes whose product is 256, or leave them',
     ),
 }
 
@@ -77,6 +83,38 @@ def test_what_cannot_be_is_refused_in_one_line_before_anything_runs(name, case, 
         assert re.search(words, refused(capsys, name, [*argv[:2], *execute, *WHERE[name], *argv[2:]]))
     assert recorders.heard() == []
     assert not Path('runs').exists()
+
+
+@pytest.mark.parametrize('name', NAMES)
+@pytest.mark.parametrize(
+    'sizes', [[], ['--fsdp=32'], ['--data=2'], ['--tensor=4'], ['--data=2', '--tensor=4'], ['--data=4', '--fsdp=64']]
+)
+def test_sizes_that_are_not_given_are_left_to_the_run(name, sizes, recorders, capsys):
+    script = printed(capsys, name, [*SUBMIT[name], *sizes])
+    assert re.findall(r'--(?:data|fsdp|tensor)=\d+', script) == sizes
+
+
+def refuses(check, *given):
+    try:
+        check(*given)
+    except (Refusal, record.Refusal):
+        return True
+    return False
+
+
+@pytest.mark.parametrize('slices', [1, 2])
+def test_sizes_are_refused_that_the_run_would_refuse_on_these_devices(slices):
+    sizes = (None, 1, 2, 3, 4, 8, 16, 32)
+    for data, fsdp, tensor in itertools.product(sizes, sizes, sizes[1:]):
+        said = {name: size for name, size in dict(data=data, fsdp=fsdp, tensor=tensor).items() if size}
+        arguments = tuple(f'--{name}={size}' for name, size in said.items())
+        by_run = refuses(devices.shape, Hardware(**said), 16, slices)
+        assert refuses(command.check_layout, arguments, 16, '16') == by_run, arguments
+
+
+def test_sizes_that_are_no_numbers_are_left_to_the_words_of_the_run():
+    for size in ('0', '-1', 'all', ''):
+        assert not refuses(command.check_layout, ('train', f'--fsdp={size}'), 8, '8')
 
 
 # Options that a launcher lacks, or that do not fit -> the words of its refusal.
@@ -105,6 +143,9 @@ OWN = {
     ),
     ('jobset', 'image'): (WHERE['jobset'][:2], '--image is not given'),
     ('jobset', 'project'): ([WHERE['jobset'][0], WHERE['jobset'][2]], '--project is not given'),
+    ('queued_resources', 'slices'): ([*WHERE['queued_resources'], '--slices=0'], '--slices=0 must be a whole numb'),
+    ('jobset', 'slices'): ([*WHERE['jobset'], '--slices=0'], '--slices=0 must be a whole number of at least 1'),
+    ('jobset', 'chips'): (WHERE['jobset'][1:], '--accelerator is not given; .*v5e-256'),
     ('slurm', 'time'): (['--nodes=32'], '--time is not given'),
     ('slurm', 'nodes'): ([*WHERE['slurm'], '--nodes=0'], '--nodes=0 must be a whole number of at least 1'),
     ('slurm', 'code'): (['--nodes=32', '--time=1-0'], '--code: gs://b/runs/code/pair is not seen .* begins with /$'),
