@@ -56,9 +56,11 @@ def shape(hardware: Hardware, devices: int, slices: int = 1) -> tuple[int, int, 
     wanted = math.prod(size or 1 for size in given)
     if wanted > devices:
         raise Refusal(f'{said} wants {wanted} devices and {devices} are here{shares()}; lower one of them')
+    tensor = tensor if devices % (slices * tensor) == 0 else 1
+    such = f'--data={slices} --fsdp={devices // slices // tensor} --tensor={tensor}'
     raise Refusal(
         f'{said} leaves some of {devices} devices idle{shares()}; give sizes whose product is {devices}, such as '
-        f'--fsdp={devices}, or leave --data and --fsdp out'
+        f'{such}, or leave --data and --fsdp out'
     )
 
 

@@ -19,7 +19,7 @@ SENT = {
     'reduce-scatter': lambda n: (n - 1) / n,
     'all-reduce': lambda n: 2 * (n - 1) / n,
     'all-to-all': lambda n: (n - 1) / n,
-    'collective-permute': lambda n: 1.0,
+    'collective-permute': lambda n: 1.0,  # of pairs
 }
 SCATTERING = 'all-reduce-scatter'  # in the name of what keeps a part of an all-reduce as it is made
 # Of a collective that is fused with what is computed meanwhile: one instruction begins it, others go on with it.
@@ -50,6 +50,9 @@ class Instruction:
         return self.attribute(r'op_name="([^"]*)"') or ''
 
 
+NOBODY = Instruction('', '', '', '')  # calls the entry
+
+
 @dataclasses.dataclass(frozen=True)
 class Collective:
     kind: str  # of SENT
@@ -71,6 +74,8 @@ class Program:
 
     def __init__(self, text: str):
         self.computations: dict[str, list[Instruction]] = {}
+        found = re.search(r'num_partitions=(\d+)', text.partition('\n\n')[0])
+        self.devices = int(found[1]) if found else 1
         current: list[Instruction] = []
         for line in text.splitlines():
             if header := COMPUTATION.match(line):
@@ -140,13 +145,14 @@ class Program:
     def collectives(self) -> list[Collective]:
         found, callers = [], self.callers
         for name in self.ordered():
-            caller = callers.get(name, '')
-            if name.startswith(CONTINUED) or caller.startswith(CONTINUED):
+            caller = callers.get(name, NOBODY)
+            if name.startswith(CONTINUED) or caller.name.startswith(CONTINUED):
                 continue
             for one in self.computations[name]:
                 kind = one.opcode.removesuffix('-start')
                 if kind in SENT:
-                    beside = one.opcode.endswith('-start') or caller.startswith(BEGUN)
+                    beside = one.opcode.endswith('-start') or caller.name.startswith(BEGUN)
+                    beside |= caller.opcode == 'async-start'
                     found.append(self.collective(one, kind, name, beside))
                 elif one.opcode == 'send' and (between := one.attribute(r'_xla_megascale_transfer_type="(\w+)"')):
                     found.append(self.between(one, between.lower().replace('_', '-'), name))
@@ -162,15 +168,13 @@ class Program:
         )
 
     @functools.cached_property
-    def callers(self) -> dict[str, str]:
-        """By a computation, the name of what calls it, or of one of those."""
-        return {called: one.name for one in self.instructions() for called in one.called}
+    def callers(self) -> dict[str, Instruction]:
+        """By a computation, what calls it, or one of those."""
+        return {called: one for one in self.instructions() for called in one.called}
 
     def collective(self, one: Instruction, kind: str, within: str, asynchronous: bool) -> Collective:
-        arrays = ARRAY.findall(one.type)
-        if one.opcode.endswith('-start') and len(arrays) > 1:
-            arrays = arrays[len(arrays) // 2 :]  # operands come first
-        groups = groups_of(one.rest)
+        arrays = given(one.opcode, ARRAY.findall(one.type))
+        groups = groups_of(one.rest, self.devices)
         bytes = sum(size_of(dtype, shape) for dtype, shape, *_ in arrays)
         if kind == 'all-reduce' and SCATTERING in within:
             kind = 'reduce-scatter'
@@ -196,6 +200,15 @@ class Program:
         return sorted(((size, *key) for key, size in sizes.items()), reverse=True)[:most]
 
 
+def given(opcode: str, arrays: list) -> list:
+    """Of the arrays in an instruction's type, those that a collective gives."""
+    if opcode == 'all-gather-start':
+        return arrays[len(arrays) // 2 :]  # operands come first
+    if opcode == 'collective-permute-start':
+        return arrays[1:2]  # between an operand and what the runtime keeps
+    return arrays
+
+
 def size_of(dtype: str, shape: str) -> int:
     bits = {'pred': 8, 'token': 0}.get(dtype) or int(re.search(r'\d+', dtype)[0] if re.search(r'\d', dtype) else 0)
     return math.prod(int(size) for size in shape.split(',') if size) * bits // 8
@@ -210,8 +223,10 @@ def padded(dtype: str, shape: str, order: str | None, rows: str | None, lanes: s
     return size_of(dtype, ','.join(map(str, sizes)))
 
 
-def groups_of(rest: str) -> tuple[tuple[int, ...], ...]:
-    """The replica groups, in each of the notations that there are for them."""
+def groups_of(rest: str, devices: int) -> tuple[tuple[int, ...], ...]:
+    """The replica groups, in each of the notations that there are for them; none are one of all devices."""
+    if 'replica_groups={}' in rest:
+        return (tuple(range(devices)),)
     if plain := re.search(r'replica_groups=\{(\{[\d,{}]*\})\}', rest):
         return tuple(tuple(map(int, group.split(','))) for group in re.findall(r'\{([\d,]+)\}', plain[1]))
     if iota := re.search(r'replica_groups=\[(\d+),(\d+)\]<=\[([\d,]+)\](?:T\(([\d,]+)\))?', rest):
@@ -228,4 +243,4 @@ def groups_of(rest: str) -> tuple[tuple[int, ...], ...]:
         return tuple(map(tuple, moved.reshape(-1, math.prod(sizes[name] for name in over)).tolist()))
     if pairs := re.search(r'source_target_pairs=\{(\{[\d,{}]*\})\}', rest):
         return tuple(tuple(map(int, pair.split(','))) for pair in re.findall(r'\{([\d,]+)\}', pairs[1]))
-    return ((0,),)
+    raise ValueError(f'the devices of a collective are written in an unknown way: {rest[:200]}')

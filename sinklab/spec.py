@@ -65,6 +65,11 @@ KEPT = {
 }
 
 
+def names_kept(remat: str) -> set[str]:
+    """Those of KEPT, or unknown ones, that --remat=none, full or NAMES keeps."""
+    return {'none': set(KEPT), 'full': set()}.get(remat, set(remat.split(',')))
+
+
 @dataclasses.dataclass(frozen=True)
 class Attention:
     """A_ij = gain * weight(s_ij) / Z(sum_j mass(s_ij)), s_ij = <f(q_i), f(k_j)> / sqrt(K) + b_ij + offset log T."""
@@ -212,3 +217,7 @@ class Hardware:
     micro_batch: Count | None = None  # sequences at once, over all devices; None: the whole batch
     remat: str = 'none'  # what is computed again: nothing; full: all; auto; or all but some of KEPT
     attention: Backend = 'auto'
+
+    def sequences(self, batch: int) -> int:
+        """Of a batch, how many are read at once."""
+        return self.micro_batch or batch

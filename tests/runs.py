@@ -16,7 +16,7 @@ from sinklab.spec import Hardware
 from sinklab.train import loop, state
 from sinklab.train.listener import Listener
 
-CLOCK = ('seconds', 'speed/tokens_per_second')
+CLOCK = ('seconds', 'speed/tokens_per_second', 'speed/mfu')
 
 
 def spec(corpus, **changes):

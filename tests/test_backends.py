@@ -9,6 +9,7 @@ import pytest
 from attending import KERNELS, MASKS, alibi, interpreted, rule
 from conftest import attention, tiny
 
+from sinklab import devices, sharding
 from sinklab.attend import cudnn, epilogue, verification
 from sinklab.attend import mask as masks
 from sinklab.attend.bias import Bias, Curve
@@ -16,6 +17,7 @@ from sinklab.attend.choice import Choice, cannot, choose
 from sinklab.attend.rule import Case
 from sinklab.model.rule import case as case_of
 from sinklab.record import Refusal
+from sinklab.spec import Hardware
 
 pytestmark = pytest.mark.usefixtures('small_blocks')
 PLAIN = Case(rule(attention('exp', 'sum'), masks.causal(256)), 2, 64, 64, 'bfloat16')
@@ -57,6 +59,28 @@ def test_a_causal_window_is_given_to_cudnn_as_one():
     assert cudnn.window(masks.causal(8) & masks.window(8, 3)) == 2
     assert cudnn.window(masks.prefix(8, 3)) is None
     assert cudnn.window(masks.causal(8) & masks.document(jnp.zeros((1, 8), int))) is None
+
+
+@pytest.mark.parametrize('layout', [Hardware(data=2, tensor=2), Hardware(tensor=2), Hardware()], ids=str)
+def test_cudnn_is_given_what_a_device_has_of_sequences_and_heads(monkeypatch, layout):
+    asked, own = rule(attention('exp', 'sum'), masks.causal(16)), jax.nn.dot_product_attention
+    query, key, value = (jax.random.normal(jax.random.key(seed), (4, 16, 4, 8)) for seed in range(3))
+    key, value = key[:, :, ::2], value[:, :, ::2]
+    shapes = []
+
+    def by_xla(*arrays, implementation, local_window_size, **how):
+        shapes.append([array.shape for array in arrays])
+        return own(*arrays, implementation='xla', local_window_size=local_window_size, **how)
+
+    expected, residual = own(query, key, value, is_causal=True, implementation='xla', return_residual=True)
+    monkeypatch.setattr(jax.nn, 'dot_product_attention', by_xla)
+    mesh = devices.mesh(layout)
+    with jax.set_mesh(mesh):
+        found = jax.jit(lambda *arrays: cudnn.attend(*arrays, asked))(query, key, value)
+    rows, heads = 4 // sharding.ways(mesh), 2 // mesh.shape['tensor']
+    assert shapes == [[(rows, 16, 2 * heads, 8), (rows, 16, heads, 8), (rows, 16, heads, 8)]]
+    np.testing.assert_allclose(found.output_BTHK, expected, atol=1e-6)
+    np.testing.assert_allclose(found.rows.shift_BHT, residual.swapaxes(1, 2), atol=1e-6)
 
 
 @pytest.mark.slow

@@ -3,7 +3,6 @@
 import json
 import re
 import runpy
-import subprocess
 import sys
 from pathlib import Path
 
@@ -112,29 +111,6 @@ def test_a_kernel_is_weighed_by_the_compiler_of_chips_that_are_not_here(told):
     assert 0 < int(vector) <= 100
 
 
-@pytest.mark.exhaustive
-@pytest.mark.skipif(topology.library() is None, reason='libtpu, which has the compiler, could not be installed')
-@pytest.mark.parametrize('slices', ['2xv5e:8x8'])
-def test_a_step_of_1b_keeps_the_rules_of_what_travels_and_fits(told, slices):
-    """And costs what is committed, where the compiler is that of the commitment."""
-    committed = json.loads((BENCHMARKS / 'step_cost.json').read_text())
-    check = ['--check'] if topology.version() == committed['libtpu'] else []
-    text = told('step_cost', f'--topologies={slices}', '--rows=sigmoid_1b', *check)
-    compiled, size = re.search(rf'^sigmoid_1b {slices} +(\d+) s +([\d.]+) ', text, re.MULTILINE).groups()
-    assert int(compiled) < 240
-    assert 1 < float(size) < 95
-
-
-def test_a_step_that_breaks_a_rule_or_costs_more_is_told(capsys):
-    gate = runpy.run_path(str(BENCHMARKS / 'step_cost.py'))
-    committed = json.loads((BENCHMARKS / 'step_cost.json').read_text())['costs']
-    assert not any(one['broken'] for one in committed.values())
-    assert gate['moved'](committed) == 0
-    name, one = next(iter(committed.items()))
-    assert gate['moved']({name: one | dict(scattered=one['scattered'] * 1.2)}) == 1
-    assert f'{name}: broken: scattered is ' in capsys.readouterr().err
-
-
 @pytest.mark.parametrize(
     ('bundles', 'matrix', 'words'),
     [
@@ -196,28 +172,3 @@ def test_a_start_is_told_by_its_parts_cold_warm_and_again(told):
     found = {name: [*map(float, seconds)] for name, *seconds in re.findall(rf'^(\w[\w ]+?) +{kinds}$', text, re.M)}
     assert {'imports', 'data', 'initial state', 'validation', 'probe', 'step', 'checkpoints'} < found.keys()
     assert all(first < end for first, end in zip(found['first step'], found['end'], strict=True))
-
-
-@pytest.mark.slow
-def test_what_a_device_can_do_is_told_part_after_part(tmp_path):
-    command = [sys.executable, BENCHMARKS / 'device.py', f'--out={tmp_path}', '--dry', '--minutes=5']
-    done = subprocess.run(command, capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr[-2000:]
-    found = {path.stem: json.loads(path.read_text()) for path in tmp_path.glob('*.json')}
-    assert found.keys() == {'steps', 'kernels', 'tests', 'memory', 'gaps'}
-    assert found['steps']['steps'].keys() == {'softmax_60m', 'sigmoid_60m', 'softmax_1b', 'sigmoid_1b'}
-    softmax = found['steps']['steps']['softmax_60m']
-    assert softmax['ours']['tokens_per_second'] > 0
-    assert softmax['plain']['tokens_per_second'] > 0
-    assert softmax['ours']['mfu'] is None, 'of a CPU no peak is published'
-    assert found['memory']['memory']['softmax_1b']['planned'] > 0
-    assert 'wants a GPU' in found['kernels']['said']
-
-
-def test_a_part_that_there_is_not_is_refused(tmp_path):
-    command = [sys.executable, BENCHMARKS / 'device.py', f'--out={tmp_path}', '--parts=speed']
-    done = subprocess.run(command, capture_output=True, text=True)
-    assert (done.returncode, done.stderr) == (
-        1,
-        'device: speed is no part; give some of steps, kernels, tests, memory, gaps\n',
-    )

@@ -26,6 +26,7 @@ def test_a_device_is_known_by_its_kind(kind):
 def test_what_is_not_published_here_has_no_peak():
     assert peak_of('cpu') is None
     assert peak_of('NVIDIA GeForce RTX 4090') is None
+    assert peak_of('NVIDIA H100 PCIe') is None, 'slower than the H100 that is listed'
 
 
 def test_two_devices_of_a_chip_share_it():

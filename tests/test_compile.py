@@ -72,7 +72,12 @@ def test_a_run_that_fits_nowhere_is_refused_before_it_is_compiled(capsys):
 @pytest.mark.slow
 def test_the_best_layouts_are_found_by_formula_and_compiled(capsys):
     found = compiled(capsys, '--topology=v5e:2x2', '--fit')
-    assert len(found) == 3
-    assert [one['formula_seconds'] for one in found] == sorted(one['formula_seconds'] for one in found)
-    assert all(one['mesh']['data'] * one['mesh']['fsdp'] == 4 for one in found)
-    assert len({tuple(one['options']) for one in found}) == 3
+    best, refused = found['best'], found['refused']
+    assert [one['formula_seconds'] for one in best] == sorted(one['formula_seconds'] for one in best)
+    assert all(one['mesh']['data'] * one['mesh']['fsdp'] == 4 for one in best)
+    assert len({tuple(one['options']) for one in best}) == 3
+    for one in best:
+        assert one['formula_bytes'] > 0
+        given = [option for option in one['options'] if option.startswith('--micro_batch')]
+        assert given == [f'--micro_batch={one["micro_batch"]}']
+    assert all(one['refused'] for one in refused)

@@ -9,7 +9,7 @@ from jax.sharding import AxisType, NamedSharding, PartitionSpec
 from sinklab.hlo import Program, groups_of, padded, size_of
 
 TEXT = """
-HloModule jit_step, is_scheduled=true
+HloModule jit_step, is_scheduled=true, num_partitions=8
 
 %region_0.add (x: f32[], y: f32[]) -> f32[] {
   ROOT %add.1 = f32[] add(%x, %y)
@@ -98,10 +98,45 @@ def test_cycles_and_kernels_count_as_often_as_they_are_run():
         ("replica_groups=mesh['a'=2,'b'=2] {'a'}", ((0, 2), (1, 3))),
         ("replica_groups=mesh['a'=2,'b'=2] {'a','b'}", ((0, 1, 2, 3),)),
         ('source_target_pairs={{0,1},{1,0}}', ((0, 1), (1, 0))),
+        ('replica_groups={}, to_apply=%add', ((0, 1, 2, 3),)),
     ],
 )
 def test_groups_are_read_in_every_notation(text, groups):
-    assert groups_of(text) == groups
+    assert groups_of(text, 4) == groups
+
+
+def test_groups_in_a_notation_that_is_not_known_are_no_groups():
+    with pytest.raises(ValueError, match='written in an unknown way: replica_groups=new'):
+        groups_of('replica_groups=new', 4)
+
+
+STARTS = {
+    'all-gather-start': ('((bf16[4], f32[2]), (bf16[8], f32[4]))', 'all-gather', ('bf16[8]', 'f32[4]'), 32),
+    'all-reduce-start': ('(f32[4], f32[2])', 'all-reduce', ('f32[4]', 'f32[2]'), 24),
+    'collective-permute-start': ('(f32[4], f32[4], u32[], u32[])', 'collective-permute', ('f32[4]',), 16),
+}
+
+
+@pytest.mark.parametrize('opcode', STARTS)
+def test_of_what_begins_a_collective_its_results_count(opcode):
+    type, kind, types, bytes = STARTS[opcode]
+    (found,) = Program(
+        f'HloModule m, num_partitions=2\n\nENTRY %main (p: f32[4]) -> f32[4] {{\n'
+        f'  %start.1 = {type} {opcode}(%p), replica_groups={{}}\n}}\n'
+    ).collectives()
+    assert (found.kind, found.types, found.bytes, found.groups) == (kind, types, bytes, ((0, 1),))
+    assert found.asynchronous
+
+
+def test_what_is_begun_as_a_computation_of_its_own_is_asynchronous():
+    text = (
+        'HloModule m, num_partitions=2\n\n%wrapped (p: f32[4]) -> f32[2] {\n'
+        '  ROOT %rs = f32[2] reduce-scatter(%p), replica_groups={{0,1}}\n}\n\n'
+        'ENTRY %main (p: f32[4]) -> f32[2] {\n'
+        '  %start = ((f32[4]), f32[2]) async-start(%p), calls=%wrapped\n}\n'
+    )
+    (found,) = Program(text).collectives()
+    assert (found.kind, found.bytes, found.asynchronous) == ('reduce-scatter', 16, True)
 
 
 def test_bytes_are_those_of_tiles():

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from jax._src import test_util as jtu
 from jax.sharding import PartitionSpec
 
-from sinklab import devices, sharding
+from sinklab import devices, exchange, sharding
 from sinklab.spec import Hardware
 from sinklab.train import evaluation, state
 
@@ -33,11 +33,11 @@ def test_a_sum_is_parted_ring_after_ring_as_it_is_at_once(rings):
     mesh, parts = devices.mesh(Hardware(fsdp=4)), np.arange(4 * 8 * 3.0, dtype=np.float32).reshape(4, 8, 3)
 
     def local(part_8N):
-        token = sharding.RINGS.set(dict(fsdp=rings))
+        token = exchange.RINGS.set(dict(fsdp=rings))
         try:
-            return sharding.part(part_8N[0], 'embed', None)
+            return exchange.part(part_8N[0], 'embed', None)
         finally:
-            sharding.RINGS.reset(token)
+            exchange.RINGS.reset(token)
 
     spec = PartitionSpec('fsdp')
     with jax.set_mesh(mesh):

@@ -18,7 +18,7 @@ from sinklab.processes.cluster import Seat
 from sinklab.sweep.plan import Run
 from sinklab.sweep.run import train
 
-CLOCK = ('seconds', 'speed/tokens_per_second')
+CLOCK = ('seconds', 'speed/tokens_per_second', 'speed/mfu')
 TABLE = """
 import os, signal, sys, time
 from configs.table import table

@@ -1,9 +1,14 @@
 """Softmax on NVIDIA GPUs by cuDNN, where it knows the mask: causal, or a causal window."""
 
+import functools
+from collections.abc import Callable
+
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.sharding import PartitionSpec
 
+from sinklab import sharding
 from sinklab.attend.dense import Attended, Rows
 from sinklab.attend.mask import Mask
 from sinklab.attend.normalizer import NORMALIZERS
@@ -29,18 +34,24 @@ def lacks(case: Case) -> str | None:
 def attend(query_BTHK, key_BSGK, value_BSGK, rule: Rule, measured: bool = False) -> Attended:
     """The statistic of a row is its lse."""
     before, gain = window(rule.mask), rule.operation.gain
-    output_BTHK, lse_BTH = jax.nn.dot_product_attention(
-        query_BTHK,
-        key_BSGK,
-        value_BSGK,
+    run = functools.partial(
+        jax.nn.dot_product_attention,
         is_causal=True,
         local_window_size=None if before == rule.mask.length - 1 else (before, 0),
         implementation='cudnn',
         return_residual=True,
     )
+    output_BTHK, lse_BTH = over_mesh(run, key_BSGK)(query_BTHK, key_BSGK, value_BSGK)
     lse_BHT = jax.lax.stop_gradient(jnp.swapaxes(lse_BTH, 1, 2))
     one = jnp.ones_like(lse_BHT)
     return Attended(gain * output_BTHK, Rows(lse_BHT, one / gain, gain * one))
+
+
+def over_mesh(run: Callable, key_BSGK: jax.Array) -> Callable:
+    """Of every device's own sequences and heads; left to itself it divides neither where a mesh is in part manual."""
+    batch, _, heads, _ = sharding.compilers(key_BSGK.shape, ('batch', None, 'heads', None))
+    of_array, of_row = PartitionSpec(batch, None, heads, None), PartitionSpec(batch, None, heads)
+    return sharding.on_each_part(run, sharding.compilers_axes(), (of_array,) * 3, (of_array, of_row))
 
 
 def window(mask: Mask) -> int | None:

@@ -6,16 +6,19 @@ example:
 
 import argparse
 import contextlib
-import dataclasses
 import json
+import math
 import sys
+from collections.abc import Sequence
 from typing import Any
 
 from sinklab.cli import config, hardware
 from sinklab.cli.train import size_argument
 from sinklab.record import Refusal
+from sinklab.spec import Hardware, Spec
 
-MIB, GIB = 2**20, 2**30
+GIB = 2**30
+BEST = 3  # layouts that --fit compiles
 
 
 def arguments(verb: argparse.ArgumentParser) -> None:
@@ -33,115 +36,67 @@ def arguments(verb: argparse.ArgumentParser) -> None:
 
 
 def run(given: argparse.Namespace, rest: list[str]) -> int:
+    from sinklab.chips import CHIPS
+    from sinklab.topology import described
+
     spec, row = config.load(given.config, rest, given.size)
+    name, chips = described(given.topology)
+    where = chips, CHIPS[name]
     if given.fit:
-        return fitted(spec, hardware.hardware(given), given)
-    found = compiled(spec, hardware.hardware(given), given.topology, given.programs)
+        return fitted(spec, hardware.hardware(given), where, given.json)
+    found = compiled(spec, hardware.hardware(given), where, given.programs.split(',') if given.programs else ())
     if given.json:
-        print(json.dumps(dict(row=row['row'] or row['config'], **found), indent=2))
+        print(json.dumps(dict(row=row['row'] or row['config'], topology=given.topology, **found), indent=2))
     else:
-        show(row['row'] or row['config'], found)
+        show(f'{row["row"] or row["config"]} on {given.topology}', found)
     return 0 if found['fits'] else 1
 
 
-def compiled(spec: Any, given: Any, topology: str, names: str | None) -> dict:
-    """What is printed."""
-    import jax
+def compiled(spec: Spec, asked: Hardware, where: tuple, names: Sequence[str] = ()) -> dict:
+    from sinklab.train.preview import document, preview
 
-    from sinklab import devices
-    from sinklab.chips import CHIPS
-    from sinklab.topology import described
-    from sinklab.train import fit, layout, programs
-    from sinklab.train.estimate import compiled, estimate
-    from sinklab.train.step import choice_for
-
-    name, chips = described(topology)
-    chip = CHIPS[name]
-    mesh = devices.mesh(given, chips)
-    layout.check(spec, given, mesh)
-    backend = choice_for(spec, given, 'tpu').backend
-    memory = chip.memory / chip.devices
-    given = dataclasses.replace(given, remat=fit.chosen(spec, given, mesh, backend, memory))
-    with jax.set_mesh(mesh):
-        lowers = programs.programs(spec, given, mesh, backend)
-        done = {}
-        for each in chosen(names, list(lowers)):
-            with fit.fitting(f'the program {each}', (spec, given, mesh, backend)):
-                done[each] = compiled(lowers[each])
-    found = {each: told(one, mesh, memory) for each, one in done.items()}
-    bound = estimate(spec, done['step'], mesh, chip) if 'step' in done else None
-    return dict(
-        topology=topology,
-        devices=mesh.size,
-        mesh=dict(mesh.shape),
-        crosses=devices.crossings(mesh),
-        attention=backend,
-        remat=given.remat,
-        peak_bytes_per_chip=max(one.bytes['peak'] for one in done.values()),
-        memory_bytes_per_chip=memory,
-        fits=all(one.bytes['peak'] <= memory for one in done.values()),
-        programs=found,
-        estimate=bound and dataclasses.asdict(bound) | dict(seconds=bound.seconds, mfu=bound.mfu, limit=bound.limit),
-    )
+    return document(spec, preview(spec, asked, *where, names))
 
 
-def fitted(spec: Any, asked: Any, given: argparse.Namespace) -> int:
+def fitted(spec: Spec, asked: Hardware, where: tuple, as_json: bool) -> int:
     """The best three of all layouts, compiled."""
-    from sinklab.chips import CHIPS
-    from sinklab.topology import described
     from sinklab.train import ranking
     from sinklab.train.step import choice_for
 
-    name, chips = described(given.topology)
-    best = ranking.candidates(spec, asked, chips, CHIPS[name], choice_for(spec, asked, 'tpu').backend)
+    best, refused = ranking.candidates(spec, asked, *where, choice_for(spec, asked, 'tpu').backend)
     if not best:
-        raise Refusal(f'no layout of {given.topology} has room for this run; give a larger one, or a smaller batch')
-    found = [
-        dict(options=hardware.options(one.hardware), formula_bytes=one.bytes, formula_seconds=one.seconds)
-        | compiled(spec, one.hardware, given.topology, 'step')
-        for one in best[:3]
-    ]
-    if given.json:
-        print(json.dumps(found, indent=2))
-    for one in () if given.json else found:
+        raise Refusal(f'none of {len(refused)} layouts has room for this run: {nearest(refused)}; give more chips')
+    found = [of_candidate(one) | compiled(spec, one.hardware, where, ['step']) for one in best[:BEST]]
+    if as_json:
+        print(json.dumps(dict(best=found, refused=[of_candidate(one) for one in refused]), indent=2))
+        return 0 if any(one['fits'] for one in found) else 1
+    for one in found:
         show(' '.join(one['options']), one)
+    print(
+        f'of {len(best) + len(refused)} layouts {len(best)} fit by formula'
+        + (f'; {nearest(refused)}' if refused else '')
+    )
     return 0 if any(one['fits'] for one in found) else 1
 
 
-def chosen(names: str | None, known: list[str]) -> list[str]:
-    wanted = names.split(',') if names else known
-    if unknown := [name for name in wanted if name not in known]:
-        raise Refusal(f'--programs={names}: {unknown[0]} is unknown; give some of {", ".join(known)}')
-    return wanted
+def nearest(refused: list) -> str:
+    """Of what is refused, that which would need least, and why."""
+    one = min(refused, key=lambda one: one.bytes or math.inf)
+    return f'{" ".join(hardware.options(one.hardware))} is refused ({one.refused})'
 
 
-def told(one: Any, mesh: Any, memory: float) -> dict:
-    from sinklab.train.estimate import crossed
-
-    collectives = [
-        dict(
-            kind=each.kind,
-            types=list(each.types),
-            axis=crossed(each, mesh),
-            bytes=each.bytes,
-            times=each.times,
-            sent=round(each.sent),
-            asynchronous=each.asynchronous,
-            origin=each.origin,
-        )
-        for each in one.program.collectives()
-    ]
-    buffers = [dict(bytes=size, type=type, origin=origin) for size, type, origin in one.program.buffers()]
-    return dict(seconds=round(one.seconds, 1), bytes=one.bytes, collectives=collectives, buffers=buffers)
+def of_candidate(one: Any) -> dict:
+    said = dict(options=hardware.options(one.hardware), formula_bytes=one.bytes, formula_seconds=one.seconds)
+    return said | (dict(refused=one.refused) if one.refused else {})
 
 
-def show(row: str, found: dict) -> None:
+def show(title: str, found: dict) -> None:
     from rich.console import Console
     from rich.table import Table
 
     console = Console(highlight=False, width=None if sys.stdout.isatty() else 140)
     sizes = ' x '.join(f'{axis} {size}' for axis, size in found['mesh'].items())
-    console.print(f'{row} on {found["topology"]}: {sizes}, attention {found["attention"]}, remat {found["remat"]}')
+    console.print(f'{title}: {sizes}, attention {found["attention"]}, remat {found["remat"]}')
     table = Table('program', 'GiB a chip', 'of', 'sent, MB', 'compiled in', box=None)
     for name, one in found['programs'].items():
         peak, sent = one['bytes']['peak'], sum(each['sent'] for each in one['collectives'])

@@ -5,7 +5,7 @@ import dataclasses
 from typing import get_args
 
 from sinklab.record import Refusal
-from sinklab.spec import KEPT, Backend, Hardware
+from sinklab.spec import KEPT, Backend, Hardware, names_kept
 
 REMAT = 'none', 'full', 'auto'
 
@@ -40,7 +40,7 @@ def hardware(given: argparse.Namespace) -> Hardware:
             raise Refusal(f'--{name}={size} must be a whole number of at least 1')
     if given.attention not in get_args(Backend):
         raise Refusal(f'--attention={given.attention} is unknown; it is one of {", ".join(get_args(Backend))}')
-    if given.remat not in REMAT and not set(given.remat.split(',')) <= set(KEPT):
+    if given.remat != 'auto' and not names_kept(given.remat) <= set(KEPT):
         raise Refusal(f'--remat={given.remat} is unknown; give {", ".join(REMAT)}, or some of {",".join(KEPT)}')
     return Hardware(**{field.name: getattr(given, field.name) for field in dataclasses.fields(Hardware)})
 

@@ -12,7 +12,7 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
-from sinklab import sharding
+from sinklab import exchange
 
 HEADS = 'HK'  # dimensions that stand together in a weight and in what it meets or gives
 
@@ -24,7 +24,7 @@ def spread(array: jax.Array, shape: tuple[int, ...], dtype: jnp.dtype) -> jax.Ar
 
 def whole(parameter: nnx.Param) -> jax.Array:
     """All of a small parameter, as it is."""
-    return sharding.whole(parameter[...], *axes(parameter))
+    return exchange.whole(parameter[...], *axes(parameter))
 
 
 def axes(parameter: nnx.Param) -> tuple[str | None, ...]:
@@ -43,7 +43,7 @@ def multiply(
     equation: str, axes: tuple[str | None, ...], dtype: jnp.dtype | None, x: jax.Array, weight: jax.Array
 ) -> jax.Array:
     """The product with an array whose dimensions have these names."""
-    if not sharding.parts(axes):
+    if not exchange.parts(axes):
         if x.dtype == weight.dtype:
             return jnp.einsum(equation, x, weight, preferred_element_type=dtype)
         return mixed_product(equation, axes, dtype, x, weight)
@@ -80,7 +80,7 @@ def mixed_product(equation, axes, dtype, x, weight):
 
 def gathered(weight: jax.Array, axes: tuple[str | None, ...], dtype: jnp.dtype) -> jax.Array:
     """All of a weight, rounded before it travels."""
-    return sharding.whole(weight.astype(dtype), *axes)
+    return exchange.whole(weight.astype(dtype), *axes)
 
 
 def forward(equation, axes, dtype, x, weight):
@@ -93,10 +93,10 @@ def backward(equation, axes, dtype, saved, d_y):
     d_y = d_y.astype(x.dtype)
     d_x = jnp.einsum(f'{of_y},{of_weight}->{of_x}', d_y, gathered(weight, axes, x.dtype))
     # What is divided comes first, as it travels: XLA:CPU has no product in bfloat16 that it transposes afterwards.
-    divided = ''.join(of_weight[dimension] for dimension, _ in sharding.parts(axes))
+    divided = ''.join(of_weight[dimension] for dimension, _ in exchange.parts(axes))
     order = divided + ''.join(letter for letter in of_weight if letter not in divided)
     d_weight = jnp.einsum(f'{of_x},{of_y}->{order}', x, d_y, preferred_element_type=weight.dtype)
-    return d_x, sharding.part(jnp.einsum(f'{order}->{of_weight}', d_weight), *axes)
+    return d_x, exchange.part(jnp.einsum(f'{order}->{of_weight}', d_weight), *axes)
 
 
 mixed_product.defvjp(forward, backward)
@@ -104,7 +104,7 @@ mixed_product.defvjp(forward, backward)
 
 def look_up(table: nnx.Param, row_BT: jax.Array, dtype: jnp.dtype) -> jax.Array:
     """Rows of a table of vectors, rounded; the gradients of a row are added in float32, where their tokens are."""
-    if not sharding.parts(axes(table)):
+    if not exchange.parts(axes(table)):
         return table[...][row_BT].astype(dtype)
     return parted_look_up(axes(table), dtype, len(table[...]), table[...], row_BT)
 
@@ -120,7 +120,7 @@ def look_up_forward(axes, dtype, rows, table, row_BT):
 
 def look_up_backward(axes, dtype, rows, row_BT, d_BTD):
     d_table = jnp.zeros((rows, d_BTD.shape[-1]), jnp.float32).at[row_BT].add(d_BTD.astype(jnp.float32))
-    return sharding.part(d_table, *axes), None
+    return exchange.part(d_table, *axes), None
 
 
 parted_look_up.defvjp(look_up_forward, look_up_backward)

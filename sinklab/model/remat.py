@@ -8,7 +8,7 @@ from collections.abc import Callable
 import jax
 from jax.ad_checkpoint import checkpoint_name
 
-from sinklab.spec import KEPT
+from sinklab.spec import KEPT, names_kept
 
 kept = checkpoint_name
 
@@ -17,8 +17,8 @@ def rematerialized(layer: Callable, remat: str) -> Callable:
     """The layer, keeping everything (none), nothing (full), or what has some of the names, joined by commas."""
     if remat == 'none':
         return layer
-    names = [] if remat == 'full' else remat.split(',')
-    if unknown := set(names) - set(KEPT):
+    names = names_kept(remat)
+    if unknown := names - set(KEPT):
         raise ValueError(f'{", ".join(unknown)} is kept nowhere; names are {", ".join(KEPT)}')
     policy = jax.checkpoint_policies.save_only_these_names(*names)
     return jax.checkpoint(layer, prevent_cse=False, policy=policy)  # a scan is barrier enough

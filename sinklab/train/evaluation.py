@@ -21,7 +21,7 @@ from sinklab.train.objective import loss_of, over_devices, predicted_share
 def evaluation(spec: Spec, hardware: Hardware, mesh: jax.sharding.Mesh, backend: str = 'chunked') -> Callable:
     """valid(params, ids_NT, trigger_NT) -> {valid/loss}, over all tokens; with triggers, each kind apart as well."""
     loss, by_token = mean_loss(spec, mesh, backend), tokenwise(spec, mesh, backend)
-    most = most_sequences(spec, hardware)
+    most = hardware.sequences(spec.optimizer.batch_size)
 
     def valid(params: dict, ids_NT: np.ndarray, trigger_NT: np.ndarray | None = None) -> dict[str, float]:
         parts = laid_out(ids_NT, most, mesh)
@@ -34,11 +34,6 @@ def evaluation(spec: Spec, hardware: Hardware, mesh: jax.sharding.Mesh, backend:
         return {'valid/loss': float(loss_NT.mean())} | backcopy.losses(loss_NT, right_NT, trigger_NT)
 
     return valid
-
-
-def most_sequences(spec: Spec, hardware: Hardware) -> int:
-    """That are read at once."""
-    return hardware.micro_batch or spec.optimizer.batch_size
 
 
 def mean_loss(spec: Spec, mesh: jax.sharding.Mesh, backend: str) -> Callable:

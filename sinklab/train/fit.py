@@ -1,21 +1,16 @@
-"""What a device has to hold, by shapes and without compiling, and what it can keep for the backward pass."""
+"""What fits on a device: what a run can keep for its backward pass, and what is said where nothing does."""
 
 import contextlib
 import dataclasses
-import math
 import re
 from collections.abc import Iterator
-from typing import Any
 
 import jax
-import jax.numpy as jnp
 
 from sinklab import chips, devices, sharding
 from sinklab.record import Refusal
 from sinklab.spec import Hardware, Spec
-from sinklab.train import loss, state
-from sinklab.train.evaluation import most_sequences
-from sinklab.train.forward import forward
+from sinklab.train.memory import Held, held
 
 # From what computes nothing again to what computes everything again.
 CHOICES = ('none', 'attention,qkv,middle,ffn', 'attention,qkv,middle', 'attention,qkv', 'attention', 'full')
@@ -28,57 +23,6 @@ MISSING = (
 )
 
 
-@dataclasses.dataclass(frozen=True)
-class Held:
-    """Bytes on a device."""
-
-    parameters: int
-    moments: int
-    activations: int  # of a micro-batch, between its forward and backward pass
-    tables: int  # embedding and head where they are whole, their gradients, and logits
-
-    @property
-    def total(self) -> int:
-        """With a gradient of the parameters' size."""
-        return 2 * self.parameters + self.moments + self.activations + self.tables
-
-
-def held(spec: Spec, hardware: Hardware, mesh: jax.sharding.Mesh, backend: str) -> Held:
-    abstract = state.abstract(spec, mesh)
-    return Held(
-        parameters=parts(abstract['params']),
-        moments=parts(abstract['opt_state']),
-        activations=kept(spec, hardware, mesh, backend),
-        tables=tables(spec, mesh),
-    )
-
-
-def parts(tree: dict) -> int:
-    """Bytes of what one device has of a tree."""
-    leaves = jax.tree.leaves(tree)
-    return sum(math.prod(leaf.sharding.shard_shape(leaf.shape)) * leaf.dtype.itemsize for leaf in leaves)
-
-
-def kept(spec: Spec, hardware: Hardware, mesh: jax.sharding.Mesh, backend: str) -> int:
-    """What the layers keep of their sequences, by what two on each device make more than one."""
-    ways = sharding.ways(mesh)
-    one, two = (state.size(backward(spec, hardware.remat, backend, rows)) for rows in (ways, 2 * ways))
-    return most_sequences(spec, hardware) // ways * (two - one) // ways // mesh.shape['tensor']
-
-
-def backward(spec: Spec, remat: str, backend: str, rows: int) -> Any:
-    """The backward pass of so many sequences through the layers, with all that it reads, as shapes."""
-    run, params = forward(spec, remat=remat, backend=backend), state.shapes(spec)['params']
-    ids = jax.ShapeDtypeStruct((rows, spec.data.length), jnp.int32)
-    return jax.eval_shape(lambda params, ids: jax.vjp(lambda params: run(params, ids)[0], params)[1], params, ids)
-
-
-def tables(spec: Spec, mesh: jax.sharding.Mesh) -> int:
-    model, item = spec.model, jnp.dtype(spec.model.dtype).itemsize
-    rows = loss.chunk_rows(model.width) * mesh.shape['tensor']
-    return model.vocabulary * ((item + 8) * model.width + (item + 8) * rows) // mesh.shape['tensor']
-
-
 def chosen(spec: Spec, hardware: Hardware, mesh: jax.sharding.Mesh, backend: str, memory: float) -> str:
     """What is computed again; where that is auto, as few products as fit. Raises Refusal where nothing does.
 
@@ -87,12 +31,12 @@ def chosen(spec: Spec, hardware: Hardware, mesh: jax.sharding.Mesh, backend: str
     if hardware.remat != 'auto':
         return hardware.remat
     for remat in CHOICES[1:]:
-        needed = held(spec, dataclasses.replace(hardware, remat=remat), mesh, backend).total
-        if needed <= USABLE * memory:
+        needed = held(spec, dataclasses.replace(hardware, remat=remat), mesh, backend)
+        if needed.total <= USABLE * memory:
             return remat
     raise Refusal(
-        f'{needed / GIB:.1f} GiB of {memory / GIB:.1f} are needed on a device even if everything is computed again; '
-        'give --micro_batch, or more devices'
+        f'{needed.total / GIB:.1f} GiB of {memory / GIB:.1f} are needed on a device even if everything is computed '
+        f'again ({gibibytes(needed)}); {mends([*smaller(spec, hardware, mesh), "more devices"])}'
     )
 
 
@@ -115,14 +59,25 @@ def missing(said: str) -> str:
 
 def mend(spec: Spec, hardware: Hardware, mesh: jax.sharding.Mesh, backend: str) -> str:
     """What would need less."""
-    on, given = held(spec, hardware, mesh, backend), CHOICES
-    less = given[given.index(hardware.remat) + 1 :] if hardware.remat in given else ()
-    micro = most_sequences(spec, hardware) // 2
+    less = CHOICES[CHOICES.index(hardware.remat) + 1 :] if hardware.remat in CHOICES else ()
     ways = [f'--remat={less[0]}'] if less else []
-    ways += [f'--micro_batch={micro}'] if micro and micro % sharding.ways(mesh) == 0 else []
-    bytes = ', '.join(f'{name} {getattr(on, name) / GIB:.2f}' for name in ('parameters', 'moments', 'activations'))
-    mends = ' or '.join([*ways, 'more devices'])
-    return f'by shapes it has GiB of {bytes}, tables {on.tables / GIB:.2f}; give {mends}'
+    said = mends([*ways, *smaller(spec, hardware, mesh), 'more devices'])
+    return f'by shapes it has GiB of {gibibytes(held(spec, hardware, mesh, backend))}; {said}'
+
+
+def smaller(spec: Spec, hardware: Hardware, mesh: jax.sharding.Mesh) -> list[str]:
+    """Half of the sequences at once, where that can be."""
+    batch = spec.optimizer.batch_size
+    micro = hardware.sequences(batch) // 2
+    return [f'--micro_batch={micro}'] if micro and batch % micro == 0 == micro % sharding.ways(mesh) else []
+
+
+def mends(ways: list[str]) -> str:
+    return 'give ' + ' or '.join(ways)
+
+
+def gibibytes(on: Held) -> str:
+    return ', '.join(f'{name} {size / GIB:.2f}' for name, size in dataclasses.asdict(on).items())
 
 
 def peak(mesh: jax.sharding.Mesh) -> float | None:

@@ -21,7 +21,8 @@ def asked(hardware: Hardware) -> jax.sharding.AbstractMesh:
 
 def check(spec: Spec, hardware: Hardware, mesh: Shape) -> None:
     """Refuses a layout that a batch or a parameter cannot be divided into."""
-    batch, micro = spec.optimizer.batch_size, hardware.micro_batch or spec.optimizer.batch_size
+    batch = spec.optimizer.batch_size
+    micro = hardware.sequences(batch)
     ways = sharding.ways(mesh)
     if batch % micro:
         raise Refusal(f'--micro_batch={micro} does not divide config.optimizer.batch_size, which is {batch}')
@@ -44,7 +45,7 @@ def check_parameter(mesh: Shape, leaf: nnx.Variable) -> None:
 
 def check_memory(spec: Spec, hardware: Hardware, mesh: Shape, memory: int) -> None:
     """Refuses a batch of which a device could not even hold the stream between its layers."""
-    model, micro = spec.model, hardware.micro_batch or spec.optimizer.batch_size
+    model, micro = spec.model, hardware.sequences(spec.optimizer.batch_size)
     tokens = micro * spec.data.length // sharding.ways(mesh)
     least = tokens * model.layers * model.width * jnp.dtype(model.dtype).itemsize
     if least > memory:

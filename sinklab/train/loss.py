@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 from jax.sharding import PartitionSpec
 
-from sinklab import sharding
+from sinklab import exchange, sharding
 from sinklab.model.transformer import TABLE
 from sinklab.targets import is_predicted, unpredicted
 
@@ -34,24 +34,21 @@ def backward(residuals, d_loss):
 cross_entropy.defvjp(forward, backward)
 
 
-@functools.partial(jax.jit, static_argnames='gradient')
 def sums(hidden_BTD: jax.Array, head_VD: jax.Array, target_BT: jax.Array, gradient: bool) -> tuple:
     """(sum of all losses, its d_hidden_BTD, its d_head_VD in float32); without `gradient`, two times None."""
-    head_VD = sharding.whole(head_VD.astype(hidden_BTD.dtype), *TABLE)
-    of_head, run = (
-        sharding.compilers(head_VD.shape[:1], ['vocabulary']),
-        functools.partial(sums_of_columns, gradient=gradient),
-    )
-    if columns := tuple(sharding.axes_of(of_head)):
-        run = jax.shard_map(
-            functools.partial(run, columns=columns),
-            in_specs=(PartitionSpec(), of_head, PartitionSpec()),
-            out_specs=(PartitionSpec(), PartitionSpec(), of_head),
-            axis_names=set(columns),
-            check_vma=False,
-        )
-    total, d_hidden_BTD, d_head_VD = run(hidden_BTD, head_VD, target_BT)
-    return total, d_hidden_BTD, sharding.part(d_head_VD, *TABLE) if gradient else None
+    head_VD = exchange.whole(head_VD.astype(hidden_BTD.dtype), *TABLE)
+    total, d_hidden_BTD, d_head_VD = sums_of_whole(hidden_BTD, head_VD, target_BT, gradient)
+    return total, d_hidden_BTD, exchange.part(d_head_VD, *TABLE) if gradient else None
+
+
+@functools.partial(jax.jit, static_argnames='gradient')
+def sums_of_whole(hidden_BTD: jax.Array, head_VD: jax.Array, target_BT: jax.Array, gradient: bool) -> tuple:
+    """`sums`, with a head as wide as the model; its columns may be the compiler's to divide."""
+    of_head = sharding.compilers(head_VD.shape[:1], ['vocabulary'])
+    columns, replicas = tuple(sharding.axes_of(of_head)), PartitionSpec()
+    run = functools.partial(sums_of_columns, gradient=gradient, columns=columns)
+    places = (replicas, of_head, replicas), (replicas, replicas, of_head)
+    return sharding.on_each_part(run, columns, *places)(hidden_BTD, head_VD, target_BT)
 
 
 def sums_of_columns(
@@ -68,7 +65,7 @@ def sums_of_columns(
         d_hidden_RD = jnp.einsum('RV,VD->RD', d_logits_RV, head_VD, preferred_element_type=jnp.float32)
         # Of the two transposes, the one that a CPU multiplies faster.
         d_head_DV += jnp.einsum('RD,RV->DV', hidden_RD, d_logits_RV, preferred_element_type=jnp.float32)
-        return d_head_DV, (total, d_hidden_RD.astype(hidden_RD.dtype))
+        return d_head_DV, (total, d_hidden_RD if columns else d_hidden_RD.astype(hidden_RD.dtype))
 
     rows = chunk_rows(head_VD.shape[1]) * jax.lax.axis_size(columns)
     zeros_DV = jnp.zeros(head_VD.shape[::-1], jnp.float32) if gradient else None
@@ -78,7 +75,7 @@ def sums_of_columns(
     d_hidden_RD = d_hidden_NRD.reshape(-1, hidden_BTD.shape[-1])[: target_BT.size]
     d_hidden_BTD = d_hidden_RD.reshape(hidden_BTD.shape)
     if columns:  # added in float32, as all that devices add
-        d_hidden_BTD = jax.lax.psum(d_hidden_BTD.astype(jnp.float32), columns).astype(d_hidden_BTD.dtype)
+        d_hidden_BTD = jax.lax.psum(d_hidden_BTD, columns).astype(hidden_BTD.dtype)
     return total_N.sum(), d_hidden_BTD, d_head_DV.T
 
 

@@ -6,7 +6,7 @@ from collections.abc import Callable
 import jax
 import jax.numpy as jnp
 
-from sinklab import sharding
+from sinklab import exchange, sharding
 from sinklab.model.capture import Capture
 from sinklab.spec import Spec
 from sinklab.targets import is_predicted, readable
@@ -49,7 +49,7 @@ def over_devices(loss: Callable, spec: Spec, mesh: jax.sharding.Mesh) -> Callabl
         return jax.lax.pmean(loss(params, ids_BT), sharding.BATCH)
 
     places = state.shardings(spec, mesh)['params']
-    return sharding.on_each(local, mesh, places) if sharding.ways(mesh) > 1 else loss
+    return exchange.on_each(local, mesh, places) if sharding.ways(mesh) > 1 else loss
 
 
 def value_and_gradient(loss: Callable, spec: Spec, mesh: jax.sharding.Mesh, parts: int) -> Callable:
@@ -71,7 +71,7 @@ def value_and_gradient(loss: Callable, spec: Spec, mesh: jax.sharding.Mesh, part
         numbers, gradient = take(params, ids_BT)
         return jax.lax.pmean(numbers, sharding.BATCH), jax.tree.map(added, gradient, places)
 
-    return sharding.on_each(local, mesh, places, gradient=True) if sharding.ways(mesh) > 1 else take
+    return exchange.on_each(local, mesh, places, gradient=True) if sharding.ways(mesh) > 1 else take
 
 
 def accumulated(take: Callable, parts: int, params: dict, ids_BT: jax.Array) -> tuple[tuple, dict]:

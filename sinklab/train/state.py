@@ -20,11 +20,8 @@ ONCE = {'cpu': {'xla_backend_optimization_level': 1}}
 # By default XLA leaves out roundings within what it fuses, and what it fuses depends on shapes: then a batch and its
 # parts, or two layouts, are rounded in other places.
 ROUNDED = {'bfloat16': {'xla_allow_excess_precision': False}}
-# Else the compiler for TPUs makes sums of padded parts of the smaller weights, and waits for them; and of what it
-# gives to SparseCores (rows of a table, of v5p) it tells neither text nor cycles.
-GATHERED = {
-    'tpu': {'xla_tpu_prefer_async_allgather_to_allreduce': True, 'xla_tpu_offload_gather_to_sparsecore': False}
-}
+# Else the compiler for TPUs makes sums of padded parts of the smaller weights, and waits for them.
+GATHERED = {'tpu': {'xla_tpu_prefer_async_allgather_to_allreduce': True}}
 
 
 @functools.cache
@@ -76,7 +73,7 @@ def shapes(spec: spec.Spec) -> dict:
 
 
 def compiler_options(spec: spec.Spec, mesh: jax.sharding.Mesh) -> dict[str, bool]:
-    """By which intermediates are rounded as the program says, and weights are gathered."""
+    """By which intermediates are rounded as the program says, and weights are gathered beside what is computed."""
     return ROUNDED.get(spec.model.dtype, {}) | GATHERED.get(mesh.devices.flat[0].platform, {})
 
 

@@ -45,7 +45,8 @@ def train_step(spec: Spec, hardware: Hardware, mesh: jax.sharding.Mesh, backend:
     wanted = dict(keys=spec.probe.keys if spec.log.sinks else 0, rows=table.rows(setting) if spec.log.rows else {})
     seeing = loss_and_capture(spec, first, remat=hardware.remat, backend=backend, **wanted)
     optimizer, rate = state.optimizer(spec), schedule(spec.optimizer)
-    parts = spec.optimizer.batch_size // (hardware.micro_batch or spec.optimizer.batch_size)
+    batch = spec.optimizer.batch_size
+    parts = batch // hardware.sequences(batch)
 
     def loss(params: dict, ids_BT: jax.Array) -> tuple[jax.Array, dict]:
         value, captured = seeing(params, ids_BT)

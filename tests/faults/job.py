@@ -18,7 +18,7 @@ from sinklab.checkpoint import restore
 from sinklab.folder import Folder
 
 HERE = Path(__file__).parent
-CLOCK = ('seconds', 'speed/tokens_per_second')
+CLOCK = ('seconds', 'speed/tokens_per_second', 'speed/mfu')
 DEVICES = 4
 # The package that asks for the other pods, as far as jax asks it.
 KUBERNETES = """

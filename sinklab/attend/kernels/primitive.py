@@ -157,19 +157,13 @@ def over_mesh(
     run: Callable, arrays: Sequence[jax.Array], parameter_HP: jax.Array, rows: Sequence[jax.Array]
 ) -> Callable:
     """`run` on every device's own sequences and heads, under a mesh; kernels know of none."""
-    mesh = jax.sharding.get_abstract_mesh()
-    if mesh.empty or not mesh.auto_axes:
-        return run
-    groups = arrays[1].shape
-    axes = sharding.left(mesh, sharding.partition('batch', 'heads', None, None))
-    batch, heads, *_ = sharding.dividing(mesh, groups, axes)
+    batch, heads, *_ = sharding.compilers(arrays[1].shape, ('batch', 'heads', None, None))
     of_array, of_row = PartitionSpec(batch, heads), PartitionSpec(batch, heads, None)
     of_rows = [PartitionSpec(batch if len(row) > 1 else None) for row in rows]
     statistics = jax.eval_shape(run, *arrays, parameter_HP, list(rows))[1]
-    return jax.shard_map(
+    return sharding.on_each_part(
         run,
-        in_specs=(of_array, of_array, of_array, PartitionSpec(heads), of_rows),
-        out_specs=(of_array, tuple(of_row for _ in statistics)),
-        axis_names=set(mesh.auto_axes),
-        check_vma=False,
+        sharding.compilers_axes(),
+        (of_array, of_array, of_array, PartitionSpec(heads), of_rows),
+        (of_array, tuple(of_row for _ in statistics)),
     )

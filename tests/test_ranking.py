@@ -1,0 +1,67 @@
+"""Layouts by formula: what is looked at, what is refused, and that the order is that of operations and bytes."""
+
+import dataclasses
+import math
+
+import jax
+import pytest
+from conftest import tiny
+
+from sinklab import devices
+from sinklab.chips import CHIPS
+from sinklab.model import flops
+from sinklab.spec import KEPT, Hardware
+from sinklab.train import fit, ranking, state
+
+CHIP = dataclasses.replace(CHIPS['v5e'], memory=2**40)
+
+
+def ranked(given=Hardware(), chip=CHIP, **changes):  # noqa: B008 (frozen)
+    return ranking.candidates(tiny(**changes), given, jax.devices()[:4], chip, 'chunked')
+
+
+def test_layouts_that_fit_are_in_the_order_of_their_seconds_and_use_all_devices():
+    best, _ = ranked()
+    assert [one.seconds for one in best] == sorted(one.seconds for one in best)
+    assert {math.prod(devices.mesh(one.hardware, jax.devices()[:4]).shape.values()) for one in best} == {4}
+    assert {one.hardware.remat for one in best} == set(fit.CHOICES[1:]), 'what a run would not choose is not ranked'
+
+
+def test_what_is_given_is_kept():
+    best, refused = ranked(Hardware(fsdp=2, micro_batch=2, remat='attention'))
+    (only,) = best + refused
+    assert only.hardware == Hardware(data=2, fsdp=2, micro_batch=2, remat='attention')
+
+
+def test_what_has_no_room_or_cannot_be_divided_is_told():
+    best, refused = ranked(chip=dataclasses.replace(CHIP, memory=1000))
+    assert best == []
+    assert {'GiB of' in one.refused for one in refused if one.bytes} == {True}
+    _, refused = ranked(Hardware(micro_batch=3))
+    assert {one.refused for one in refused} == {
+        '--micro_batch=3 does not divide config.optimizer.batch_size, which is 4'
+    }
+
+
+def test_parameters_are_divided_within_a_slice():
+    found = [*ranking.layouts(tiny(), Hardware(), 8, 2)]
+    assert {one.fsdp for one in found} == {1, 2, 4}
+    assert {one.data * one.fsdp for one in found} == {8}
+
+
+def test_what_is_made_again_is_what_is_not_kept():
+    spec = tiny()
+    once = flops.forward(spec.model, spec.data.length)
+    outward = 2 * spec.model.layers * spec.model.width * spec.model.ffn_width
+    assert ranking.again(spec, 'full') == pytest.approx(once.total - once.head - outward)
+    assert ranking.again(spec, ','.join(KEPT)) == 0
+    assert ranking.again(spec, 'qkv,middle,ffn') == once.attention
+
+
+def test_bytes_that_travel_are_those_of_the_page():
+    """(1/2 + 1/2 + 1) n (F - 1)/F along fsdp for each micro-batch, 2 n/F (D - 1)/D along data; docs/layouts.md."""
+    spec = tiny(model__dtype='bfloat16')
+    hardware = Hardware(data=2, fsdp=2, micro_batch=2)
+    mesh = devices.mesh(hardware, jax.devices()[:4])
+    n = 4 * sum(leaf.size for leaf in jax.tree.leaves(state.shapes(spec)['params']))
+    assert ranking.sent(spec, hardware, mesh) == pytest.approx(2 * 2 * n / 2 + 2 * n / 2 / 2)

@@ -1,0 +1,108 @@
+"""The gate of what a step of 1B sends and holds: each rule, the committed figures, and the compiler's own word."""
+
+import json
+import runpy
+import subprocess
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+from conftest import tiny
+
+from sinklab import topology
+from sinklab.hlo import Collective
+from sinklab.train import state
+
+GATE = Path(__file__).parents[1] / 'benchmarks' / 'step_cost.py'
+COMMITTED = json.loads(GATE.with_suffix('.json').read_text())
+DATA, FSDP = 2, 4
+
+
+@pytest.fixture(scope='module')
+def gate():
+    found = runpy.run_path(str(GATE))
+    found['broken'].__globals__['SMALL'] = 0  # of a tiny model everything would be
+    return found
+
+
+def sent(kind, dtype, bytes, asynchronous=True):
+    """A collective of which a device sends so many bytes."""
+    one = Collective(kind, (f'{dtype}[8]',), 1, ((0, 1),), 1, asynchronous, '')
+    return SimpleNamespace(types=one.types, asynchronous=asynchronous, sent=bytes)
+
+
+def kept():
+    """(what is sent, the arrays of the step) by the rules, of a tiny model."""
+    size = state.size(state.shapes(tiny())['params'])
+    fully, least = size * (FSDP - 1) / FSDP, 2 * size / FSDP * (DATA - 1) / DATA
+    return dict(
+        gathered=[sent('all-gather', 'bf16', fully)],
+        scattered=[sent('reduce-scatter', 'f32', fully)],
+        between=[sent('all-reduce', 'f32', least)],
+        others=[],
+    ), [(1, 'f32[3]', '')]
+
+
+def broken(gate, purposes, buffers, peak=1):
+    step = SimpleNamespace(program=SimpleNamespace(buffers=lambda most: buffers))
+    mesh = SimpleNamespace(shape=dict(data=DATA, fsdp=FSDP, tensor=1))
+    one = SimpleNamespace(mesh=mesh, peak=peak, memory=2, programs=dict(step=step))
+    return gate['broken'](tiny(), one, purposes, 0.6)
+
+
+def test_a_step_that_keeps_all_rules_breaks_none(gate):
+    assert broken(gate, *kept()) == []
+
+
+HARMS = {
+    'it fits': lambda sent, buffers: dict(peak=3),
+    'gathers travel beside what is computed': lambda found, buffers: found['gathered'].append(
+        sent('all-gather', 'bf16', found['gathered'][0].sent, asynchronous=False)
+    ),
+    'weights are gathered in bfloat16': lambda found, buffers: found['gathered'].append(sent('all-gather', 'f32', 1)),
+    'nothing else of size travels': lambda found, buffers: found['others'].append(sent('all-reduce', 'f32', 1)),
+    'gradients are scattered, with 1.1 of the least bytes': lambda found, buffers: found['scattered'].append(
+        sent('reduce-scatter', 'f32', 0.11 * found['scattered'][0].sent)
+    ),
+    'all gradients are scattered': lambda found, buffers: found.update(
+        scattered=[sent('reduce-scatter', 'f32', 0.9 * found['scattered'][0].sent)]
+    ),
+    'slices add gradients once': lambda found, buffers: found['between'].extend(found['between']),
+    'no array has all layers of a parameter': lambda found, buffers: buffers.append((1, stacked(), '')),
+}
+
+
+def stacked():
+    leaf = max(state.shapes(tiny())['params']['blocks']['ffn'].values(), key=lambda leaf: leaf.size)
+    return f'f32[{",".join(map(str, leaf.shape))}]{{2,1,0}}'.partition('{')[0]
+
+
+@pytest.mark.parametrize('rule', HARMS)
+def test_each_harm_breaks_its_rule(gate, rule):
+    purposes, buffers = kept()
+    more = HARMS[rule](purposes, buffers) or {}
+    assert broken(gate, purposes, buffers, **more) == [rule]
+
+
+def test_a_step_that_costs_more_than_is_committed_is_told(gate, capsys):
+    costs = COMMITTED['costs']
+    assert not any(one['broken'] for one in costs.values())
+    assert gate['moved'](costs) == 0
+    name, one = next(iter(costs.items()))
+    assert gate['moved']({name: one | dict(scattered=one['scattered'] * 1.2)}) == 1
+    assert f'{name}: broken: scattered is ' in capsys.readouterr().err
+
+
+@pytest.mark.exhaustive
+@pytest.mark.skipif(topology.library() is None, reason='libtpu, which has the compiler, could not be installed')
+def test_a_step_of_1b_on_two_slices_keeps_the_rules_and_fits():
+    """And costs what is committed, where the compiler is that of the commitment."""
+    check = ['--check'] if topology.version() == COMMITTED['libtpu'] else []
+    command = [sys.executable, GATE, '--topologies=2xv5e:8x8', '--rows=sigmoid_1b', *check]
+    done = subprocess.run(command, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr[-2000:]
+    name, _, compiled, _, size, *_ = done.stdout.splitlines()[-1].split()
+    assert name == 'sigmoid_1b'
+    assert int(compiled) < 240
+    assert 1 < float(size) < 16
