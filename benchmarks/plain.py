@@ -1,5 +1,6 @@
 """A LLaMA-style training step in plain JAX, as one writes it in an afternoon: what ours is held against."""
 
+import functools
 from collections.abc import Callable
 
 import jax
@@ -40,7 +41,7 @@ def rotated(x_BTHK: jax.Array) -> jax.Array:
     return jnp.concatenate([left * cos - right * sin, right * cos + left * sin], -1)
 
 
-def loss(params: dict, ids_BT: jax.Array, spec: Spec) -> jax.Array:
+def loss(params: dict, ids_BT: jax.Array, spec: Spec, remat: str) -> jax.Array:
     model, dtype = spec.model, jnp.dtype(spec.model.dtype)
     shape = (*ids_BT[:, :-1].shape, model.heads, model.head_width)
 
@@ -54,7 +55,7 @@ def loss(params: dict, ids_BT: jax.Array, spec: Spec) -> jax.Array:
         return x_BTD + (jax.nn.silu(y_BTD @ block['gate']) * (y_BTD @ block['up'])) @ block['down'], None
 
     x_BTD = params['embedding'].astype(dtype)[ids_BT[:, :-1]]
-    x_BTD, _ = jax.lax.scan(jax.checkpoint(layer, prevent_cse=False), x_BTD, params['blocks'])
+    x_BTD, _ = jax.lax.scan(REMAT[remat](layer), x_BTD, params['blocks'])
     logits_BTV = jnp.einsum(
         'BTD,VD->BTV', norm(x_BTD, params['norm']), params['head'].astype(dtype), preferred_element_type=jnp.float32
     )
@@ -67,15 +68,21 @@ def attend(query: jax.Array, key: jax.Array, value: jax.Array) -> jax.Array:
     return jax.nn.dot_product_attention(query, key, value, is_causal=True, implementation=kind)
 
 
-def training(spec: Spec) -> tuple[tuple, Callable]:
-    """((params, moments), step(state, ids_BT) -> (state, loss)); the state is donated."""
+def training(spec: Spec, remat: str) -> tuple[tuple, Callable]:
+    """((params, moments), step(state, ids_BT) -> (state, loss)); the state is donated.
+
+    Of a layer the backward pass computes again nothing (remat none), as one writes it first, or all (full).
+    """
     optimizer = optax.chain(optax.clip_by_global_norm(1.0), optax.adamw(RATE, b2=0.95, weight_decay=0.1))
     params = parameters(spec)
 
     def step(state: tuple, ids_BT: jax.Array) -> tuple[tuple, jax.Array]:
         params, moments = state
-        value, gradient = jax.value_and_grad(loss)(params, ids_BT, spec)
+        value, gradient = jax.value_and_grad(loss)(params, ids_BT, spec, remat)
         updates, moments = optimizer.update(gradient, moments, params)
         return (optax.apply_updates(params, updates), moments), value
 
     return (params, optimizer.init(params)), jax.jit(step, donate_argnums=0)
+
+
+REMAT = dict(none=lambda layer: layer, full=functools.partial(jax.checkpoint, prevent_cse=False))

@@ -202,7 +202,7 @@ class Program:
 
 def given(opcode: str, arrays: list) -> list:
     """Of the arrays in an instruction's type, those that a collective gives."""
-    if opcode == 'all-gather-start':
+    if opcode in ('all-gather-start', 'reduce-scatter-start'):
         return arrays[len(arrays) // 2 :]  # operands come first
     if opcode == 'collective-permute-start':
         return arrays[1:2]  # between an operand and what the runtime keeps

@@ -43,7 +43,9 @@ def test_a_step_along_data_gathers_nothing_and_adds_gradients_once(capsys):
     ('given', 'words'),
     [
         (['--topology=v5e'], '--topology=v5e is unknown; give a chip and a shape'),
-        (['--topology=h100:8'], 'is no topology that libtpu knows'),
+        (['--topology=h100:9'], 'of GPUs give one node of Hopper, h100:1 to h100:8 or h200:1 to h200:8'),
+        (['--topology=2xh100:8'], 'of GPUs give one node of Hopper'),
+        (['--topology=a100:8'], 'of GPUs give one node of Hopper'),
         (['--topology=v9:2x2'], '--topology=v9:2x2 is unknown'),
         (['--topology=v5e:3x7'], 'v5e:3x7 is no topology that libtpu knows'),
         (['--topology=v5e:2x2', '--fsdp=3'], 'give sizes whose product is 4'),
@@ -81,3 +83,29 @@ def test_the_best_layouts_are_found_by_formula_and_compiled(capsys):
         given = [option for option in one['options'] if option.startswith('--micro_batch')]
         assert given == [f'--micro_batch={one["micro_batch"]}']
     assert all(one['refused'] for one in refused)
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not topology.has_plugin(), reason='the plugin of jax for CUDA is not installed')
+@pytest.mark.parametrize('attention', ['cudnn', 'gpu'])
+def test_a_node_of_gpus_that_is_not_here_is_compiled_for(capsys, attention):
+    more = ['--config.model.dtype=bfloat16', '--config.model.width=256', '--config.model.head_width=64']
+    more += ['--config.data.length=256', '--config.probe.length=64', '--config.optimizer.batch_size=8']
+    found = compiled(capsys, '--topology=h100:4', f'--attention={attention}', *more)
+    assert (found['mesh'], found['crosses']) == (dict(data=1, fsdp=4, tensor=1), dict(fsdp='devices'))
+    assert found['attention'] == attention
+    assert found['memory_bytes_per_chip'] == 80e9
+    assert 0 < found['peak_bytes_per_chip'] < 80e9
+    collectives = found['programs']['step']['collectives']
+    sent = {
+        kind: sum(one['sent'] for one in collectives if one['kind'] == kind)
+        for kind in ('all-gather', 'reduce-scatter')
+    }
+    gathered = sent['all-gather'] / sent['reduce-scatter']
+    assert 0.8 < gathered <= 1, 'bfloat16 twice, but for both tables, which are met once; and float32 once'
+
+
+@pytest.mark.skipif(topology.has_plugin(), reason='the plugin of jax for CUDA is installed')
+def test_a_compiler_for_gpus_that_is_not_there_is_asked_for(capsys):
+    assert main(['compile', *ROW, '--topology=h100:8']) == 1
+    assert 'the compiler for GPUs is not installed; pip install' in capsys.readouterr().err

@@ -1,45 +1,26 @@
 """GPU kernels are compiled for a GPU that is not there."""
 
-import importlib
-import importlib.util
-import pkgutil
-
 import jax
 import jax.numpy as jnp
 import pytest
 from gpu_problems import SUMS
 
+from sinklab import topology
 from sinklab.attend import mask
 from sinklab.attend.kernels import gpu
 from sinklab.attend.kernels.primitive import Problem, Scores, Softmax
-
-PLUGINS = importlib.util.find_spec('jax_plugins') is not None
-H100 = """
-gpu_device_info {
-  threads_per_block_limit: 1024 threads_per_warp: 32 shared_memory_per_block: 49152 shared_memory_per_core: 233472
-  threads_per_core_limit: 2048 core_count: 132 fpus_per_core: 128 block_dim_limit_x: 2147483647
-  block_dim_limit_y: 65535 block_dim_limit_z: 65535 memory_bandwidth: 3352320000000 l2_cache_size: 52428800
-  clock_rate_ghz: 1.98 device_memory_size: 84929347584 shared_memory_per_block_optin: 232448
-  cuda_compute_capability { major: 9 minor: 0 feature_extension: ACCELERATED_FEATURES }
-  registers_per_core_limit: 65536 registers_per_block_limit: 65536
-}
-platform_name: "CUDA" dnn_version_info { major: 9 minor: 7 } runtime_version { major: 13 }
-device_description_str: "NVIDIA H100 80GB HBM3"
-"""
 
 
 @pytest.fixture(scope='module')
 def absent():
     """A Hopper GPU that is not there: (its sharding, the mesh to trace under)."""
-    plugins = pkgutil.iter_modules(importlib.import_module('jax_plugins').__path__) if PLUGINS else []
-    if not any(module.name.startswith('xla_cuda') for module in plugins):
+    if not topology.has_plugin():
         pytest.skip('jax_plugins.xla_cuda13 is not installed: nothing compiles for a GPU')
-    from jax.experimental import topologies
     from jax.sharding import AbstractDevice, AbstractMesh, SingleDeviceSharding
 
-    found = topologies.get_topology_desc(platform='cuda', target_config=H100, topology='1x1x1')
-    device = AbstractDevice(device_kind='NVIDIA H100 80GB HBM3', num_cores=None, platform='cuda')
-    return SingleDeviceSharding(found.devices[0]), AbstractMesh((1,), ('x',), abstract_device=device)
+    (one,) = topology.gpus('h100:1', 'h100')
+    device = AbstractDevice(device_kind=one.device_kind, num_cores=None, platform='cuda')
+    return SingleDeviceSharding(one), AbstractMesh((1,), ('x',), abstract_device=device)
 
 
 @pytest.mark.slow

@@ -112,6 +112,7 @@ def test_groups_in_a_notation_that_is_not_known_are_no_groups():
 
 STARTS = {
     'all-gather-start': ('((bf16[4], f32[2]), (bf16[8], f32[4]))', 'all-gather', ('bf16[8]', 'f32[4]'), 32),
+    'reduce-scatter-start': ('((f32[4], f32[8]), (f32[2], f32[4]))', 'reduce-scatter', ('f32[2]', 'f32[4]'), 48),
     'all-reduce-start': ('(f32[4], f32[2])', 'all-reduce', ('f32[4]', 'f32[2]'), 24),
     'collective-permute-start': ('(f32[4], f32[4], u32[], u32[])', 'collective-permute', ('f32[4]',), 16),
 }

@@ -1,38 +1,139 @@
 """Traces of some steps."""
 
+import collections
+
+import jax
 import pytest
-from runs import spec, train
+from runs import Died, Dying, spec, train
 
+from sinklab.cli import train as verb
+from sinklab.cli.main import main
 from sinklab.folder import Folder
+from sinklab.processes import link
 from sinklab.record import Refusal
-from sinklab.train.profile import Profile
+from sinklab.train import loop
+from sinklab.train.profile import Profile, asked
 
 
-@pytest.mark.slow
-def test_a_trace_of_the_steps_that_are_asked_for_is_written(corpus, tmp_path):
-    with Profile(Folder(tmp_path), '3:2') as profile:
-        train(spec(corpus, log__every_steps=1), tmp_path, profile)
+@pytest.fixture
+def traced(corpus, tmp_path):
+    """traced(STEP:COUNT, *listeners) -> (the profile, what it has said) of a run of eight steps."""
+
+    def run(given, *listeners, **changes):
+        said, folder = [], Folder(tmp_path)
+        with Profile(folder, asked(given, folder, 8), said.append) as profile:
+            train(spec(corpus, log__every_steps=1, **changes), tmp_path, *listeners, profile)
         assert not profile.going
-    assert [path.suffixes[-1] for path in tmp_path.glob('profile/plugins/profile/*/*.xplane.pb')] == ['.pb']
+        return said
+
+    return run
+
+
+def planes(folder):
+    (file,) = folder.glob('profile/plugins/profile/*/*.xplane.pb')
+    return [line for plane in jax.profiler.ProfileData.from_file(str(file)).planes for line in plane.lines]
+
+
+def dispatched(folder):
+    """The steps whose whole dispatch is in the trace."""
+    found = [event for line in planes(folder) for event in line.events if event.name == 'train']
+    return sorted(dict(event.stats)['step_num'] for event in found)
+
+
+def executed(folder):
+    """How many times the step has run in the trace from its first operation to its last: as often as the rarest."""
+    ran = collections.Counter()
+    for line in planes(folder):
+        for event in line.events:
+            stats = dict(event.stats)
+            ran.update([event.name] if 'step' in str(stats.get('hlo_module')) else [])
+    return min(ran.values())
 
 
 @pytest.mark.slow
-def test_a_run_that_ends_first_ends_the_trace(corpus, tmp_path):
-    with Profile(Folder(tmp_path), '8:100') as profile:
-        train(spec(corpus), tmp_path, profile)
-        assert profile.going
-    assert not profile.going
-    assert [*tmp_path.glob('profile/plugins/profile/*/*.xplane.pb')]
+@pytest.mark.parametrize(
+    ('given', 'steps', 'beside'),
+    [
+        ('1:2', {1, 2}, {3}),
+        ('2:1', {2}, {1, 3}),
+        ('3:2', {3, 4}, {2, 5}),
+        ('5:2', {5, 6}, {4, 7}),
+        ('6:1', {6}, {5, 7}),
+        ('8:100', {8}, {7}),
+    ],
+)
+def test_a_trace_has_the_steps_that_are_asked_for_from_their_dispatch_to_their_end(
+    traced, tmp_path, given, steps, beside
+):
+    """Whether something is due between them (a probe after 3 and 6, a checkpoint after 4 and 8) or not."""
+    assert traced(given) == []
+    assert steps <= set(dispatched(tmp_path)) <= steps | beside
+    assert executed(tmp_path) >= len(dispatched(tmp_path))
 
 
-@pytest.mark.parametrize('given', ['3', '0:2', '3:0', 'a:b', '3:2:1', '-1:2'])
+@pytest.mark.slow
+def test_of_steps_between_which_nothing_is_due_one_more_is_dispatched(traced, tmp_path):
+    rare = dict(checkpoint__every_steps=100, probe__every_steps=100, valid__every_steps=100)
+    assert traced('4:2', **rare) == []
+    assert dispatched(tmp_path) == [4, 5, 6]
+
+
+@pytest.mark.slow
+def test_a_run_that_ends_first_ends_the_trace(traced, tmp_path):
+    with pytest.raises(Died):
+        traced('5:3', Dying(6))
+    assert 5 in dispatched(tmp_path)
+
+
+@pytest.mark.slow
+def test_steps_that_an_attempt_does_not_run_are_said_to_be_in_no_trace(traced, corpus, tmp_path):
+    words = ['nothing is traced: this attempt runs none of the steps 2 to 4 of --profile']
+    with pytest.raises(Died):
+        train(spec(corpus), tmp_path, Dying(5))
+    assert traced('2:3') == words, 'it goes on from step 4'
+    assert traced('2:3') == words, 'it is whole'
+    assert not (tmp_path / 'profile').exists()
+
+
+def test_the_rest_of_the_steps_is_traced_where_an_attempt_begins_among_them(tmp_path, monkeypatch):
+    calls = []
+    monkeypatch.setattr(jax.profiler, 'start_trace', lambda folder, **_: calls.append(folder))
+    monkeypatch.setattr(jax.profiler, 'stop_trace', lambda: calls.append('stop'))
+    with Profile(Folder(tmp_path), range(2, 7), calls.append) as profile:
+        profile.begin(4, 'dense', [])
+        for step in (5, 6, 7):
+            profile.record(dict(step=step), written=False)
+    assert calls == [str(tmp_path / 'profile'), 'stop']
+
+
+@pytest.mark.parametrize('given', ['3', '0:2', '3:0', 'a:b', '3:2:1', '-1:2', '', f'1:{10**20}'])
 def test_what_is_no_range_is_refused(tmp_path, given):
     with pytest.raises(Refusal, match='give STEP:COUNT'):
-        Profile(Folder(tmp_path), given)
+        asked(given, Folder(tmp_path), 8)
+
+
+def test_what_begins_after_the_last_step_is_refused(tmp_path):
+    assert asked('8:2', Folder(tmp_path), 8) == range(8, 9)
+    with pytest.raises(Refusal, match=r'--profile=9:2 begins after the last step, which is 8; give an earlier STEP'):
+        asked('9:2', Folder(tmp_path), 8)
 
 
 def test_a_bucket_is_refused():
     folder = Folder('runs/x')
     folder.path = 'gs://bucket/run'
     with pytest.raises(Refusal, match='writes to disks alone'):
-        Profile(folder, '3:2')
+        asked('3:2', folder, 8)
+
+
+@pytest.mark.parametrize('given', ['3', '201:1'])
+def test_a_profile_is_refused_before_processes_join_and_anything_is_compiled(monkeypatch, capsys, tmp_path, given):
+    def never(*_, **__):
+        raise AssertionError('it has been begun')
+
+    for module, name in ((link, 'join'), (loop, 'train'), (verb, 'shown')):
+        monkeypatch.setattr(module, name, never)
+    options = ['--config=configs/quickstart.py:softmax', '--config.optimizer.steps=200', f'--workdir={tmp_path}/run']
+    assert main(['train', *options, f'--profile={given}']) == 1
+    (line,) = capsys.readouterr().err.strip().splitlines()
+    assert line.startswith(f'sinklab train: --profile={given} ')
+    assert not (tmp_path / 'run').exists()

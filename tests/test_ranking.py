@@ -53,9 +53,9 @@ def test_what_is_made_again_is_what_is_not_kept():
     spec = tiny()
     once = flops.forward(spec.model, spec.data.length)
     outward = 2 * spec.model.layers * spec.model.width * spec.model.ffn_width
-    assert ranking.again(spec, 'full') == pytest.approx(once.total - once.head - outward)
-    assert ranking.again(spec, ','.join(KEPT)) == 0
-    assert ranking.again(spec, 'qkv,middle,ffn') == once.attention
+    assert flops.again(spec.model, spec.data.length, 'full') == pytest.approx(once.total - once.head - outward)
+    assert flops.again(spec.model, spec.data.length, ','.join(KEPT)) == 0
+    assert flops.again(spec.model, spec.data.length, 'qkv,middle,ffn') == once.attention
 
 
 def test_bytes_that_travel_are_those_of_the_page():

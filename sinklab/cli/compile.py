@@ -25,7 +25,10 @@ def arguments(verb: argparse.ArgumentParser) -> None:
     verb.add_argument('--config', metavar='FILE[:ROW]', required=True, help='as for train')
     size_argument(verb)
     verb.add_argument(
-        '--topology', metavar='CHIP:SHAPE', required=True, help='v5e:16x16, v5p:4x4x4, 2xv5e:8x8 for two slices, ...'
+        '--topology',
+        metavar='CHIP:SHAPE',
+        required=True,
+        help='v5e:16x16, v5p:4x4x4, 2xv5e:8x8 for two slices, h100:8, ...',
     )
     hardware.arguments(verb)
     verb.add_argument('--programs', metavar='NAMES', help='state, validation, probe, step; else all of them')
@@ -61,9 +64,10 @@ def compiled(spec: Spec, asked: Hardware, where: tuple, names: Sequence[str] = (
 def fitted(spec: Spec, asked: Hardware, where: tuple, as_json: bool) -> int:
     """The best three of all layouts, compiled."""
     from sinklab.train import ranking
+    from sinklab.train.preview import platform
     from sinklab.train.step import choice_for
 
-    best, refused = ranking.candidates(spec, asked, *where, choice_for(spec, asked, 'tpu').backend)
+    best, refused = ranking.candidates(spec, asked, *where, choice_for(spec, asked, platform(where[0])).backend)
     if not best:
         raise Refusal(f'none of {len(refused)} layouts has room for this run: {nearest(refused)}; give more chips')
     found = [of_candidate(one) | compiled(spec, one.hardware, where, ['step']) for one in best[:BEST]]

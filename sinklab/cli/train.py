@@ -44,7 +44,12 @@ def arguments(verb: argparse.ArgumentParser) -> None:
     hardware.arguments(verb)
     programs.argument(verb)
     verb.add_argument('--tensorboard', action='store_true', help='write TensorBoard events beside metrics.jsonl')
-    verb.add_argument('--profile', metavar='STEP:COUNT', help='write a trace of so many steps into profile/')
+    verb.add_argument(
+        '--profile',
+        metavar='STEP:COUNT',
+        help='write a trace of so many steps into profile/, for XProf; it may have a step before them and one after, '
+        'and of the first two what is compiled',
+    )
     processes.arguments(verb)
     verb.usage = (
         '%(prog)s (--config FILE[:ROW] [--size SIZE] | --from [params:]RUN[@STEP]) --workdir DIR '
@@ -93,11 +98,12 @@ def train(given: argparse.Namespace, rest: list[str], group: Group) -> End:
     programs.hasten(row['size'])
     same(group, 'run', likeness(spec, layout))
     compiled = unanimous(group, 'programs', lambda: programs.Programs(given.compiled))
+    steps = unanimous(group, 'profile', lambda: traced(given, folder, spec))
     link.join(group)
     origin = unanimous(group, 'origin', lambda: fork.origin(parent)) if parent else None
     with contextlib.ExitStack() as stack:
         progress = shown(row, spec, compiled, stack) if group.index == 0 else None
-        others = beside(given, folder, stack) if progress else []
+        others = beside(given, folder, steps, progress.note, stack) if progress else []
         listeners = [*([progress] if progress else []), *others]
         end = trained(spec, layout, folder, row, *listeners, group=group, origin=origin, grace=given.grace)
         if end.code == 0 and progress:
@@ -148,12 +154,21 @@ def shown(row: dict, spec: Any, compiled: Any, stack: contextlib.ExitStack) -> A
     return stack.enter_context(Progress(row['row'] or row['config'], spec, compiled))
 
 
-def beside(given: argparse.Namespace, folder: Folder, stack: contextlib.ExitStack) -> list:
+def traced(given: argparse.Namespace, folder: Folder, spec: Spec) -> range | None:
+    """The steps of which a trace is asked for."""
+    from sinklab.train import profile
+
+    return None if given.profile is None else profile.asked(given.profile, folder, spec.optimizer.steps)
+
+
+def beside(
+    given: argparse.Namespace, folder: Folder, steps: range | None, say: Any, stack: contextlib.ExitStack
+) -> list:
     """Whoever else listens to the run, as asked for."""
     from sinklab.train import profile, tensorboard
 
     mirrors = [tensorboard.Mirror(folder)] if given.tensorboard else []
-    return mirrors + ([stack.enter_context(profile.Profile(folder, given.profile))] if given.profile else [])
+    return mirrors + ([stack.enter_context(profile.Profile(folder, steps, say))] if steps else [])
 
 
 def likeness(spec: Any, layout: Any) -> dict[str, Any]:

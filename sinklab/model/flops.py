@@ -42,6 +42,15 @@ def forward(model: spec.Model, length: int, masked: bool = True) -> Flops:
     )
 
 
+def again(model: spec.Model, length: int, remat: str) -> float:
+    """Of the forward pass, for each token, what the backward pass makes again."""
+    one = forward(model, length)
+    outward = 2 * model.layers * model.width * model.ffn_width  # of the FFN; nothing backward reads what it gives
+    parts = {'attention': one.attention, 'qkv': 0.75 * one.projections, 'middle': 0.25 * one.projections}
+    parts['ffn'] = one.ffn - outward
+    return sum(part for name, part in parts.items() if name not in spec.names_kept(remat))
+
+
 def gate(model: spec.Model, value: int) -> int:
     kind = GATES[model.gate]
     if kind is None:

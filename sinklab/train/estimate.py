@@ -15,7 +15,7 @@ from sinklab.spec import Hardware, Spec
 
 KERNEL = 'sinklab_'  # in the names of ours, of which the compiler says no cycles
 # Of what it gives to SparseCores (rows of a table, on v5p) the compiler tells neither text nor cycles.
-READABLE = {'xla_tpu_offload_gather_to_sparsecore': False}
+READABLE = {'tpu': {'xla_tpu_offload_gather_to_sparsecore': False}}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -27,9 +27,9 @@ class Compiled:
     seconds: float  # to lower and compile
 
 
-def compiled(lower: Any) -> Compiled:
+def compiled(lower: Any, platform: str) -> Compiled:
     begun = time.perf_counter()
-    found = lower().compile(READABLE)
+    found = lower().compile(READABLE.get(platform))
     memory = found.memory_analysis()
     bytes = {name: getattr(memory, f'{name}_size_in_bytes') for name in ('argument', 'output', 'alias', 'temp')}
     bytes['code'] = memory.generated_code_size_in_bytes
@@ -42,6 +42,7 @@ class Estimate:
     """Seconds of a step, at least: by what is published of the chip and the compiler's own count of cycles."""
 
     products: float  # of the FLOPs that the model wants, at the peak
+    again: float  # of those that the backward pass makes again
     compiler: float | None  # what the compiler estimates of all but kernels
     kernels: float  # of attention, at the peak
     waited: float  # collectives within a slice that nothing is computed beside
@@ -49,7 +50,8 @@ class Estimate:
 
     @property
     def computed(self) -> float:
-        return self.products if self.compiler is None else max(self.products, self.compiler + self.kernels)
+        least = self.products + self.again
+        return least if self.compiler is None else max(least, self.compiler + self.kernels)
 
     @property
     def seconds(self) -> float:
@@ -83,6 +85,7 @@ def estimate(spec: Spec, hardware: Hardware, step: Compiled, mesh: jax.sharding.
     sent = [(one.asynchronous, one.sent / share(one, mesh) / links) for one in found]
     return Estimate(
         products=flops.TRAINED * tokens * forward.total / peak,
+        again=tokens * flops.again(spec.model, spec.data.length, hardware.remat) / peak,
         compiler=step.program.cycles() / chip.clock if chip.clock else None,
         kernels=kernels / peak,
         waited=sum(seconds for beside, seconds in sent if not beside),

@@ -50,8 +50,8 @@ def train(
 ) -> list[dict]:
     """Trains in `folder`, going on from its newest checkpoint or from its origin's; process 0 gets all its records.
 
-    `grace` is how many seconds are left to a run that is told to stop. Raises Refusal (a folder that holds a run is
-    then as it was but for its outcome, and no step has been compiled), Diverged, Stopped, or Disagreement.
+    `grace` is how many seconds are left to a run that is told to stop. Raises Refusal (before a step is compiled, and
+    a run is as it was but for its outcome; later where a program does not fit), Diverged, Stopped, or Disagreement.
     """
     group = group or Alone()
     folder = folder if group.index == 0 else folder.read_only()
@@ -152,12 +152,12 @@ class Run:
 
     def steps(self, advance: Callable, now: dict, first: int) -> None:
         """A step is settled while the devices work on the next, or at once where something is due after it."""
-        unsettled, wish = None, NOTHING
-        steps = range(first + 1, self.spec.optimizer.steps + 1)
+        unsettled, wish, steps = None, NOTHING, range(first + 1, self.spec.optimizer.steps + 1)
         with contextlib.closing(Ahead(self.batch, steps, AHEAD)) as batches:
             for number in steps:
                 self.group.at('reading its batch', number)
-                now, numbers = advance(now, batches.take(), self.wishes(self.wish()))
+                with jax.profiler.StepTraceAnnotation('train', step_num=number):
+                    now, numbers = advance(now, batches.take(), self.wishes(self.wish()))
                 if unsettled:
                     wish = self.settle(*unsettled)
                 unsettled = number, numbers

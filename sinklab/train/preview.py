@@ -39,7 +39,7 @@ def preview(
     """All programs, or those of some names. Raises Refusal where one does not fit, or cannot be laid on the chips."""
     mesh = devices.mesh(hardware, found)
     layout.check(spec, hardware, mesh)
-    backend = choice_for(spec, hardware, 'tpu').backend
+    backend = choice_for(spec, hardware, platform(found)).backend
     remat = fit.chosen(spec, hardware, mesh, backend, chip.memory / chip.devices)
     hardware = dataclasses.replace(hardware, remat=remat)
     done = {}
@@ -47,8 +47,13 @@ def preview(
         lowers = programs.programs(spec, hardware, mesh, backend)
         for name in known(names, [*lowers]):
             with fit.fitting(f'the program {name}', (spec, hardware, mesh, backend)):
-                done[name] = compiled(lowers[name])
+                done[name] = compiled(lowers[name], platform(found))
     return Preview(hardware, mesh, chip, backend, done)
+
+
+def platform(found: Sequence[jax.Device]) -> str:
+    """As jax calls the backend of such devices."""
+    return {'cuda': 'gpu'}.get(found[0].platform, found[0].platform)
 
 
 def known(names: Sequence[str], programs: list[str]) -> Sequence[str]:

@@ -10,7 +10,7 @@ from sinklab import devices
 from sinklab.chips import Chip
 from sinklab.model import flops
 from sinklab.record import Refusal
-from sinklab.spec import Hardware, Spec, names_kept
+from sinklab.spec import Hardware, Spec
 from sinklab.train import fit, layout, memory, state
 
 MICRO = (1, 2, 4, 8, 16)  # into how many parts a batch may be divided
@@ -64,19 +64,11 @@ def layouts(spec: Spec, given: Hardware, count: int, slices: int) -> Iterator[Ha
 
 def seconds(spec: Spec, hardware: Hardware, mesh: jax.sharding.Mesh, chip: Chip) -> float:
     """Products, and those made again, at the peak; and what travels, as if nothing were computed beside it."""
-    forward = flops.forward(spec.model, spec.data.length)
-    tokens = spec.optimizer.batch_size * spec.data.length / mesh.size
-    computed = tokens * (flops.TRAINED * forward.total + again(spec, hardware.remat)) / (chip.peak / chip.devices)
+    model, length = spec.model, spec.data.length
+    tokens = spec.optimizer.batch_size * length / mesh.size
+    products = flops.TRAINED * flops.forward(model, length).total + flops.again(model, length, hardware.remat)
+    computed = tokens * products / (chip.peak / chip.devices)
     return computed + sent(spec, hardware, mesh) / (chip.links / chip.devices)
-
-
-def again(spec: Spec, remat: str) -> float:
-    """Operations of a token's forward pass that its backward pass makes again."""
-    one, model = flops.forward(spec.model, spec.data.length), spec.model
-    outward = 2 * model.layers * model.width * model.ffn_width  # of the FFN; nothing backward reads what it gives
-    parts = {'attention': one.attention, 'qkv': 0.75 * one.projections, 'middle': 0.25 * one.projections}
-    parts['ffn'] = one.ffn - outward
-    return sum(part for name, part in parts.items() if name not in names_kept(remat))
 
 
 def sent(spec: Spec, hardware: Hardware, mesh: jax.sharding.Mesh) -> float:

@@ -1,0 +1,153 @@
+"""benchmarks/device.py, without a device: what its parts leave, and that they leave no process."""
+
+import contextlib
+import dataclasses
+import json
+import os
+import runpy
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+from conftest import tiny
+
+BENCHMARKS = Path(__file__).parents[1] / 'benchmarks'
+DEVICE = [sys.executable, BENCHMARKS / 'device.py']
+# A process that has a child, and notes both: it heeds SIGTERM or does not, as its first argument says.
+PARENT = """
+import os, signal, subprocess, sys, time
+heeds, file = sys.argv[1:]
+if heeds == 'deaf':
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+child = subprocess.Popen([sys.executable, '-c', 'import time; time.sleep(600)'])
+with open(file + '.part', 'w') as note:
+    note.write(f'{os.getpid()} {child.pid}')
+os.rename(file + '.part', file)
+if heeds != 'leaves':
+    time.sleep(600)
+"""
+
+
+def lives(pid):
+    """Whether a process is there, and is not one of which only its end is still to be read."""
+    with contextlib.suppress(OSError):
+        return Path(f'/proc/{pid}/stat').read_text().rpartition(')')[2].split()[0] not in 'ZX'
+    return False
+
+
+def noted(file):
+    """What has been started, once it is."""
+    until = time.monotonic() + 60
+    while not file.exists():
+        assert time.monotonic() < until
+        time.sleep(0.05)
+    return [int(pid) for pid in file.read_text().split()]
+
+
+def assert_gone(pids):
+    until = time.monotonic() + 5
+    while any(map(lives, pids)) and time.monotonic() < until:
+        time.sleep(0.05)
+    assert not [pid for pid in pids if lives(pid)]
+
+
+@pytest.fixture
+def device(monkeypatch):
+    """What device.py defines."""
+    monkeypatch.syspath_prepend(BENCHMARKS)
+    return runpy.run_path(str(BENCHMARKS / 'device.py'))
+
+
+@pytest.mark.parametrize(('kind', 'code'), [('heeds', None), ('deaf', None), ('leaves', 0)])
+def test_of_a_command_no_process_lives_when_its_time_is_over_or_it_has_ended(
+    device, monkeypatch, tmp_path, kind, code
+):
+    """Be its child deaf to SIGTERM, as it is itself, or left behind."""
+    monkeypatch.setitem(device['bounded'].__globals__, 'LEAVE', 0.5)
+    file = tmp_path / 'pids'
+    assert device['bounded']([sys.executable, '-c', PARENT, kind, str(file)], seconds=3.0) == code
+    assert_gone(noted(file))
+
+
+@pytest.mark.slow
+def test_a_benchmark_that_is_told_to_end_ends_what_its_parts_have_started(tmp_path):
+    """Here a pytest that does not end: the part of the tests starts it in its turn."""
+    file, stub = tmp_path / 'pids', tmp_path / 'stub'
+    stub.mkdir()
+    (stub / 'pytest.py').write_text(f'import sys\nsys.argv = ["", "heeds", {str(file)!r}]\n{PARENT}')
+    options = [f'--out={tmp_path}', '--parts=tests', '--dry', '--minutes=5']
+    process = subprocess.Popen([*DEVICE, *options], env=os.environ | dict(PYTHONPATH=str(stub)))
+    pids = noted(file)
+    assert all(map(lives, pids))
+    process.send_signal(signal.SIGTERM)
+    assert process.wait(30) == 143
+    assert_gone(pids)
+    assert json.loads((tmp_path / 'tests.json').read_text())['unended'] == ['tests']
+
+
+@pytest.mark.slow
+def test_what_a_device_can_do_is_told_part_after_part(tmp_path):
+    (tmp_path / 'memory.json').write_text('{"memory": {"older": {}}}')
+    done = subprocess.run([*DEVICE, f'--out={tmp_path}', '--dry'], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr[-2000:]
+    found = {path.stem: json.loads(path.read_text()) for path in tmp_path.glob('*.json')}
+    assert found.keys() == {'steps', 'kernels', 'tests', 'memory', 'gaps'}
+    assert not any(part['unended'] for part in found.values())
+    rows = {'softmax_60m', 'sigmoid_60m', 'softmax_1b', 'sigmoid_1b'}
+    assert found['steps']['steps'].keys() == found['memory']['memory'].keys() == rows
+    softmax = found['steps']['steps']['softmax_60m']
+    assert softmax['ours']['tokens_per_second'] > 0
+    assert softmax['plain']['tokens_per_second'] > 0
+    assert softmax['plain']['remat'] == 'none', 'it fits'
+    assert softmax['ours']['mfu'] is None, 'of a CPU no peak is published'
+    assert found['gaps']['gaps'].keys() == {'softmax_60m', 'sigmoid_60m'}
+    assert found['memory']['memory']['softmax_1b']['planned'] > 0
+    assert found['memory']['memory']['softmax_1b']['used_of_planned'] is None, 'a CPU does not say it'
+    assert 'wants a GPU' in found['kernels']['said']
+
+
+@pytest.mark.slow
+def test_what_was_used_of_what_was_planned_is_told_where_a_device_says_it(device, monkeypatch, tmp_path):
+    monkeypatch.setitem(device['memory'].__globals__, 'stats', lambda: dict(peak_bytes_in_use=1000))
+    given = device['argparse'].Namespace(out=tmp_path, one='memory', row='softmax_60m', dry=True)
+    (found,) = device['memory'](given)
+    row = found['memory']['softmax_60m']
+    assert (row['used'], row['used_of_planned'], row['goal']) == (1000, 1000 / row['planned'], (0.9, 1.1))
+    assert row['by_shapes'] > 0
+
+
+@pytest.mark.slow
+def test_a_plain_step_computes_nothing_again_where_that_fits_and_all_of_a_layer_elsewhere(device, monkeypatch):
+    from sinklab.train import start
+
+    spec = tiny()
+    assert device['plainly'](spec)[0] == 'none'
+    monkeypatch.setattr(start, 'memory', lambda: 1000)
+    remat, run = device['plainly'](spec)
+    assert (remat, run(1) > 0) == ('full', True)
+
+
+@pytest.mark.slow
+def test_a_plain_step_learns_the_same_whatever_it_computes_again(device):
+    import plain
+
+    spec = dataclasses.replace(tiny(), seed=1)
+    losses = []
+    for remat in plain.REMAT:
+        state, step = plain.training(spec, remat)
+        for _ in range(3):
+            state, loss = step(state, device['ids'](spec))
+        losses.append(float(loss))
+    np.testing.assert_allclose(*losses, rtol=1e-5)
+
+
+def test_a_part_that_there_is_not_is_refused(tmp_path):
+    done = subprocess.run([*DEVICE, f'--out={tmp_path}', '--parts=speed'], capture_output=True, text=True)
+    assert (done.returncode, done.stderr) == (
+        1,
+        'device: speed is no part; give some of steps, kernels, tests, memory, gaps\n',
+    )
