@@ -25,6 +25,7 @@ ROWS = 'softmax_1b', 'sigmoid_1b'
 SMALL = 2**20  # bytes; losses, norms and gains are less
 OVER = 1.1  # of the least bytes that could be sent
 HIDDEN = {'v5e': 0.6}  # of the bytes of gathers, that travel beside what is computed; other chips do not overlap them
+COMMAND = 'python benchmarks/step_cost.py --write'
 HELD = 'bytes', 'gathered', 'scattered', 'between', 'beside', 'mfu'  # what --check holds to the committed figures
 
 
@@ -51,7 +52,8 @@ def main() -> int:
             show(f'{row} {name}', one)
             code = max(code, told(f'{row} {name}', one['broken']))
     if given.write:
-        document = dict(command=' '.join(sys.argv), libtpu=topology.version(), costs=found)
+        document = json.loads(FIGURES.read_text()) if FIGURES.exists() else dict(costs={})
+        document = dict(command=COMMAND, libtpu=topology.version(), costs=document['costs'] | found)
         FIGURES.write_text(json.dumps(document, indent=2) + '\n')
     return max(code, moved(found) if given.check else 0)
 
@@ -62,6 +64,7 @@ def cost(row: str, name: str) -> dict:
     from sinklab.parse import parse
     from sinklab.spec import Hardware
     from sinklab.topology import described
+    from sinklab.train import memory
     from sinklab.train.estimate import estimate
     from sinklab.train.preview import preview
 
@@ -70,11 +73,13 @@ def cost(row: str, name: str) -> dict:
     mesh, step = one.mesh, one.programs['step']
     bound = estimate(spec, one.hardware, step, mesh, one.chip)
     sent = by_purpose(step.program.collectives(), mesh)
+    shapes = memory.held(spec, one.hardware, mesh, one.backend).total
     return dict(
         mesh=dict(mesh.shape),
         remat=one.hardware.remat,
         compiled=round(step.seconds),
         bytes=step.bytes['peak'],
+        by_shapes=shapes,
         **{
             purpose: round(sum(one.sent for one in sent[purpose])) for purpose in ('gathered', 'scattered', 'between')
         },
@@ -82,7 +87,7 @@ def cost(row: str, name: str) -> dict:
         milliseconds=round(1e3 * bound.seconds),
         mfu=round(bound.mfu, 3),
         limit=bound.limit,
-        broken=broken(spec, one, sent, HIDDEN.get(kind, 0)),
+        broken=broken(spec, one, shapes, sent, HIDDEN.get(kind)),
     )
 
 
@@ -108,18 +113,18 @@ def beside(gathers: list) -> float:
     return sum(one.sent for one in gathers if one.asynchronous) / max(1, sum(one.sent for one in gathers))
 
 
-def broken(spec, one, sent: dict[str, list], hidden: float) -> list[str]:
-    """The rules that a step does not keep; at least so much of the gathers is to be hidden."""
+def broken(spec, one, shapes: int, sent: dict[str, list], hidden: float | None) -> list[str]:
+    """The rules that a step does not keep, of so many bytes by shapes; so much of its gathers is to be hidden."""
     from sinklab.train import state
 
-    params = state.shapes(spec)['params']
-    matrices = [leaf for leaf in tree(params) if leaf.ndim > 2 or leaf.size > SMALL]
+    matrices = [leaf for leaf in tree(state.shapes(spec)['params']) if leaf.ndim > 2 or leaf.size > SMALL]
     size, (data, fsdp) = 4 * sum(leaf.size for leaf in matrices), (one.mesh.shape['data'], one.mesh.shape['fsdp'])
     scattered, between = (sum(each.sent for each in sent[purpose]) for purpose in ('scattered', 'between'))
-    stacked = {leaf.size for leaf in matrices if leaf.ndim > 2}
+    stacked = {merged for leaf in matrices if leaf.ndim > 2 for merged in merges(leaf.shape)}
     rules = {
         'it fits': one.peak <= one.memory,
-        'gathers travel beside what is computed': beside(sent['gathered']) >= hidden,
+        'shapes say no less than it takes': shapes >= one.peak,
+        'gathers travel beside what is computed': hidden is None or beside(sent['gathered']) >= hidden,
         'weights are gathered in bfloat16': all(
             kind.startswith('bf16') for each in sent['gathered'] for kind in each.types
         ),
@@ -128,7 +133,7 @@ def broken(spec, one, sent: dict[str, list], hidden: float) -> list[str]:
         'all gradients are scattered': scattered >= size * (fsdp - 1) / fsdp,
         'slices add gradients once': between <= OVER * 2 * size / fsdp * (data - 1) / data,
         'no array has all layers of a parameter': not any(
-            elements(kind) in stacked for _, kind, _ in one.programs['step'].program.buffers(10**6)
+            dimensions(kind) in stacked for _, kind, _ in one.programs['step'].program.buffers(10**6)
         ),
     }
     return [rule for rule, kept in rules.items() if not kept]
@@ -140,13 +145,14 @@ def tree(params: dict) -> list:
     return jax.tree.leaves(params)
 
 
-def elements(kind: str) -> int:
-    """Of an array, where it is float32: activations are not."""
-    return (
-        math.prod(int(size) for size in kind.partition('[')[2].rstrip(']').split(',') if size)
-        if kind[:3] == 'f32'
-        else 0
-    )
+def merges(shape: tuple[int, ...]) -> list[tuple[int, ...]]:
+    """A shape, and as it is where two neighbours of its dimensions are one."""
+    merged = [(*shape[:at], shape[at] * shape[at + 1], *shape[at + 2 :]) for at in range(1, len(shape) - 1)]
+    return [shape, *(one for one in merged if len(one) > 2)]
+
+
+def dimensions(kind: str) -> tuple[int, ...]:
+    return tuple(int(size) for size in kind.partition('[')[2].partition(']')[0].split(',') if size)
 
 
 def show(name: str, one: dict) -> None:
@@ -175,6 +181,8 @@ def moved(found: dict) -> int:
             for key in HELD
             if not math.isclose(one[key], committed[name][key], rel_tol=0.1, abs_tol=0.01)
         ]
+        if name in committed
+        else ['nothing is committed of it']
         for name, one in found.items()
     }
     return max(told(name, one) for name, one in words.items())

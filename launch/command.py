@@ -15,7 +15,7 @@ GRACE = 120  # seconds, where nothing is said
 MARGIN = 10  # seconds that a stop takes beside the save, which may just have begun when it is told
 # Options of `sinklab train` that name what it reads -> the path in their values.
 READ = {
-    'from': r'(.+)',
+    'from': r'(?:params:)?(.+)',
     'config.data.source': r'(?:store|text|chat|mixture):(.+)',
     'config.data.tokenizer': r'(.*/.*)',
 }
@@ -168,8 +168,9 @@ def job(scheduler: Scheduler, verb: Verb, given: argparse.Namespace, arguments: 
 def grace(given: argparse.Namespace, limit: float) -> int:
     """Seconds to save in: as given, else as a save needs them, within what the scheduler allows."""
     need = math.ceil(given.save) + MARGIN if given.save else 0
+    at_least(given, grace=1)
     chosen = given.grace if given.grace is not None else min(limit, max(need, GRACE))
-    if chosen < max(need, 1):
+    if chosen < need:
         raise Refusal(
             f'{chosen:g} s are left to save in, and a save of {given.save:g} s needs {need}; give --grace={need} '
             'where the scheduler can wait so long, or save often (checkpoint.every_minutes) and give no --save'

@@ -141,7 +141,7 @@ def applied(jobs: list[Job], given: argparse.Namespace) -> Plan:
 
 
 def stop(jobs: list[Job], given: argparse.Namespace) -> Plan:
-    return each(jobs, given, 'delete', 'jobset', '--ignore-not-found', '--wait=true')
+    return each(jobs, given, 'delete', 'jobset', '--ignore-not-found', '--cascade=foreground', '--wait=true')
 
 
 def each(jobs: list[Job], given: argparse.Namespace, *words: str) -> Plan:

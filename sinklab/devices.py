@@ -57,10 +57,10 @@ def shape(hardware: Hardware, devices: int, slices: int = 1) -> tuple[int, int, 
     if wanted > devices:
         raise Refusal(f'{said} wants {wanted} devices and {devices} are here{shares()}; lower one of them')
     tensor = tensor if devices % (slices * tensor) == 0 else 1
-    such = f'--data={slices} --fsdp={devices // slices // tensor} --tensor={tensor}'
+    such = f', such as --data={slices} --fsdp={devices // slices // tensor} --tensor={tensor}'
     raise Refusal(
-        f'{said} leaves some of {devices} devices idle{shares()}; give sizes whose product is {devices}, such as '
-        f'{such}, or leave --data and --fsdp out'
+        f'{said} leaves some of {devices} devices idle{shares()}; give sizes whose product is '
+        f'{devices}{"" if devices % slices else such}, or leave --data and --fsdp out'
     )
 
 

@@ -32,11 +32,25 @@ def test_every_program_of_a_run_is_compiled_and_told(capsys):
 
 @pytest.mark.slow
 def test_a_step_along_data_gathers_nothing_and_adds_gradients_once(capsys):
-    found = compiled(capsys, '--topology=v5e:2x2', '--data=4', '--programs=step', '--micro_batch=4')
+    more = ['--data=4', '--programs=step', '--config.optimizer.batch_size=16', '--micro_batch=4']
+    found = compiled(capsys, '--topology=v5e:2x2', *more)
+    assert found['micro_batch'] == 4
     collectives = found['programs']['step']['collectives']
     assert {one['axis'] for one in collectives} == {'data'}
     assert {one['kind'] for one in collectives} == {'all-reduce'}
     assert {one['times'] for one in collectives} == {1}
+
+
+@pytest.mark.slow
+def test_each_micro_batch_scatters_gradients_and_the_last_one_alone_adds_them_along_data(capsys):
+    more = ['--data=2', '--fsdp=2', '--programs=step', '--config.optimizer.batch_size=16', '--micro_batch=4']
+    found = compiled(capsys, '--topology=v5e:2x2', *more)
+    collectives = found['programs']['step']['collectives']
+    parts = found['batch_size'] // found['micro_batch']
+    assert {one['times'] for one in collectives if one['axis'] == 'data'} == {1}
+    scattered = [one['times'] for one in collectives if (one['kind'], one['axis']) == ('reduce-scatter', 'fsdp')]
+    assert scattered
+    assert all(times % parts == 0 for times in scattered)
 
 
 @pytest.mark.parametrize(
@@ -55,6 +69,7 @@ def test_a_step_along_data_gathers_nothing_and_adds_gradients_once(capsys):
             '--remat=some is unknown; give none, full, auto, or some of',
         ),
         (['--topology=v5e:2x2', '--attention=gpu'], 'it is for gpu'),
+        (['--topology=v5e:2x2', '--fit', '--programs=step'], '--fit compiles the step alone; leave --programs out'),
     ],
     ids=' '.join,
 )

@@ -95,6 +95,18 @@ def test_a_program_that_does_not_fit_is_said_with_what_is_missing_and_what_would
     assert 'give --remat=full or --micro_batch=2 or more devices' in str(error.value)
 
 
+@pytest.mark.parametrize(
+    ('remat', 'words'),
+    [
+        ('none', 'give --remat=attention,qkv,middle,ffn or'),
+        ('qkv,ffn', 'give --remat=full'),
+        ('full', 'give --micro'),
+    ],
+)
+def test_less_is_kept_or_less_is_read_at_once(remat, words):
+    assert words in fit.mend(tiny(), Hardware(remat=remat), devices.mesh(Hardware()), 'chunked')
+
+
 def test_other_errors_of_the_runtime_pass():
     def run():
         raise jax.errors.JaxRuntimeError('INTERNAL: something else')

@@ -57,11 +57,11 @@ COMMANDS = {
     ],
     ('queued_resources', 'preempt'): [f"{SSH} --worker=0 '--command=sudo systemctl kill --signal=TERM sinklab'"],
     ('queued_resources', 'stop'): [f"{SSH} --worker=all '--command=sudo systemctl stop sinklab' || true", DELETE],
-    ('jobset', 'resume'): [f'{JOBSET} delete jobset --ignore-not-found --wait=true pair', APPLY],
+    ('jobset', 'resume'): [f'{JOBSET} delete jobset --ignore-not-found --cascade=foreground --wait=true pair', APPLY],
     ('jobset', 'status'): [f'{JOBSET} get jobset --output=wide pair'],
     ('jobset', 'logs'): [f'{JOBSET} logs --follow --tail=50 {FIRST}'],
     ('jobset', 'preempt'): [f'{JOBSET} delete pod --wait=false {FIRST}'],
-    ('jobset', 'stop'): [f'{JOBSET} delete jobset --ignore-not-found --wait=true pair'],
+    ('jobset', 'stop'): [f'{JOBSET} delete jobset --ignore-not-found --cascade=foreground --wait=true pair'],
     ('slurm', 'resume'): ['sbatch /shared/code/job.sh'],
     ('slurm', 'status'): ["squeue --me '--format=%i %T %r %M %l %R' --name=pair"],
     ('slurm', 'logs'): [

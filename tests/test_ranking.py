@@ -45,8 +45,14 @@ def test_what_has_no_room_or_cannot_be_divided_is_told():
 
 def test_parameters_are_divided_within_a_slice():
     found = [*ranking.layouts(tiny(), Hardware(), 8, 2)]
-    assert {one.fsdp for one in found} == {1, 2, 4}
-    assert {one.data * one.fsdp for one in found} == {8}
+    assert {(one.data, one.fsdp) for one in found} == {(2, 4)}
+    assert {one.fsdp for one in ranking.layouts(tiny(), Hardware(fsdp=8), 8, 2)} == {8}
+
+
+def test_of_layouts_that_send_as_much_the_smallest_comes_first():
+    best, _ = ranked(Hardware(micro_batch=4, remat='full'), model__dtype='bfloat16')
+    assert [one.hardware.fsdp for one in best] == [4, 2, 1]
+    assert [one.bytes for one in best] == sorted(one.bytes for one in best)
 
 
 def test_what_is_made_again_is_what_is_not_kept():

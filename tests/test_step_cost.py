@@ -44,11 +44,11 @@ def kept():
     ), [(1, 'f32[3]', '')]
 
 
-def broken(gate, purposes, buffers, peak=1):
+def broken(gate, purposes, buffers, peak=1, shapes=3):
     step = SimpleNamespace(program=SimpleNamespace(buffers=lambda most: buffers))
     mesh = SimpleNamespace(shape=dict(data=DATA, fsdp=FSDP, tensor=1))
     one = SimpleNamespace(mesh=mesh, peak=peak, memory=2, programs=dict(step=step))
-    return gate['broken'](tiny(), one, purposes, 0.6)
+    return gate['broken'](tiny(), one, shapes, purposes, 0.6)
 
 
 def test_a_step_that_keeps_all_rules_breaks_none(gate):
@@ -57,6 +57,7 @@ def test_a_step_that_keeps_all_rules_breaks_none(gate):
 
 HARMS = {
     'it fits': lambda sent, buffers: dict(peak=3),
+    'shapes say no less than it takes': lambda sent, buffers: dict(shapes=0),
     'gathers travel beside what is computed': lambda found, buffers: found['gathered'].append(
         sent('all-gather', 'bf16', found['gathered'][0].sent, asynchronous=False)
     ),
@@ -69,13 +70,13 @@ HARMS = {
         scattered=[sent('reduce-scatter', 'f32', 0.9 * found['scattered'][0].sent)]
     ),
     'slices add gradients once': lambda found, buffers: found['between'].extend(found['between']),
-    'no array has all layers of a parameter': lambda found, buffers: buffers.append((1, stacked(), '')),
+    'no array has all layers of a parameter': lambda found, buffers: buffers.append((1, stacked('bf16'), '')),
 }
 
 
-def stacked():
+def stacked(dtype):
     leaf = max(state.shapes(tiny())['params']['blocks']['ffn'].values(), key=lambda leaf: leaf.size)
-    return f'f32[{",".join(map(str, leaf.shape))}]{{2,1,0}}'.partition('{')[0]
+    return f'{dtype}[{",".join(map(str, leaf.shape))}]'
 
 
 @pytest.mark.parametrize('rule', HARMS)
@@ -92,6 +93,8 @@ def test_a_step_that_costs_more_than_is_committed_is_told(gate, capsys):
     name, one = next(iter(costs.items()))
     assert gate['moved']({name: one | dict(scattered=one['scattered'] * 1.2)}) == 1
     assert f'{name}: broken: scattered is ' in capsys.readouterr().err
+    assert gate['moved'](dict(other=one)) == 1
+    assert 'other: broken: nothing is committed of it' in capsys.readouterr().err
 
 
 @pytest.mark.exhaustive

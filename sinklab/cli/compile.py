@@ -5,7 +5,7 @@ example:
 """
 
 import argparse
-import contextlib
+import dataclasses
 import json
 import math
 import sys
@@ -45,13 +45,16 @@ def run(given: argparse.Namespace, rest: list[str]) -> int:
     spec, row = config.load(given.config, rest, given.size)
     name, chips = described(given.topology)
     where = chips, CHIPS[name]
+    title = row['row'] or row['config']
+    if given.fit and given.programs:
+        raise Refusal('--fit compiles the step alone; leave --programs out')
     if given.fit:
-        return fitted(spec, hardware.hardware(given), where, given.json)
+        return fitted(spec, hardware.hardware(given), where, dict(row=title, topology=given.topology), given.json)
     found = compiled(spec, hardware.hardware(given), where, given.programs.split(',') if given.programs else ())
     if given.json:
-        print(json.dumps(dict(row=row['row'] or row['config'], topology=given.topology, **found), indent=2))
+        print(json.dumps(dict(row=title, topology=given.topology, **found), indent=2))
     else:
-        show(f'{row["row"] or row["config"]} on {given.topology}', found)
+        show(f'{title} on {given.topology}', found)
     return 0 if found['fits'] else 1
 
 
@@ -61,7 +64,7 @@ def compiled(spec: Spec, asked: Hardware, where: tuple, names: Sequence[str] = (
     return document(spec, preview(spec, asked, *where, names))
 
 
-def fitted(spec: Spec, asked: Hardware, where: tuple, as_json: bool) -> int:
+def fitted(spec: Spec, asked: Hardware, where: tuple, of: dict, as_json: bool) -> int:
     """The best three of all layouts, compiled."""
     from sinklab.train import ranking
     from sinklab.train.preview import platform
@@ -70,17 +73,22 @@ def fitted(spec: Spec, asked: Hardware, where: tuple, as_json: bool) -> int:
     best, refused = ranking.candidates(spec, asked, *where, choice_for(spec, asked, platform(where[0])).backend)
     if not best:
         raise Refusal(f'none of {len(refused)} layouts has room for this run: {nearest(refused)}; give more chips')
-    found = [of_candidate(one) | compiled(spec, one.hardware, where, ['step']) for one in best[:BEST]]
+    found = []
+    for one in best:
+        try:
+            found.append(of_candidate(one) | compiled(spec, one.hardware, where, ['step']))
+        except Refusal as refusal:  # the formula was too small
+            refused.append(dataclasses.replace(one, refused=str(refusal)))
+        if len(found) == BEST:
+            break
     if as_json:
-        print(json.dumps(dict(best=found, refused=[of_candidate(one) for one in refused]), indent=2))
-        return 0 if any(one['fits'] for one in found) else 1
+        print(json.dumps(of | dict(best=found, refused=[of_candidate(one) for one in refused]), indent=2))
+        return 0 if found else 1
     for one in found:
         show(' '.join(one['options']), one)
-    print(
-        f'of {len(best) + len(refused)} layouts {len(best)} fit by formula'
-        + (f'; {nearest(refused)}' if refused else '')
-    )
-    return 0 if any(one['fits'] for one in found) else 1
+    said = f'; {nearest(refused)}' if refused else ''
+    print(f'{of["row"]} on {of["topology"]}: {len(best)} layouts fit by formula, {len(refused)} are refused{said}')
+    return 0 if found else 1
 
 
 def nearest(refused: list) -> str:
@@ -112,8 +120,7 @@ def show(title: str, found: dict) -> None:
             f'estimated, not measured: a step takes at least {1e3 * bound["seconds"]:.0f} ms, MFU at most '
             f'{bound["mfu"]:.0%}; most of the rest: {bound["limit"]}'
         )
-    with contextlib.suppress(KeyError):
-        step = found['programs']['step']
+    if step := found['programs'].get('step'):
         lists(console, step)
 
 

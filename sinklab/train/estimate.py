@@ -23,17 +23,17 @@ class Compiled:
     """A program as the compiler has left it, for each of the devices that it is laid on."""
 
     program: Program
-    bytes: dict[str, int]  # arguments, output, temporary, code, and peak of all
+    bytes: dict[str, int]  # arguments, output, temporary, code, what lies beside them, and peak of all
     seconds: float  # to lower and compile
 
 
-def compiled(lower: Any, platform: str) -> Compiled:
+def compiled(lower: Any, platform: str, beside: int = 0) -> Compiled:
     begun = time.perf_counter()
     found = lower().compile(READABLE.get(platform))
     memory = found.memory_analysis()
     bytes = {name: getattr(memory, f'{name}_size_in_bytes') for name in ('argument', 'output', 'alias', 'temp')}
-    bytes['code'] = memory.generated_code_size_in_bytes
-    peak = bytes['argument'] + bytes['output'] - bytes['alias'] + bytes['temp'] + bytes['code']
+    bytes |= dict(code=memory.generated_code_size_in_bytes, beside=beside)
+    peak = sum(bytes.values()) - 2 * bytes['alias']
     return Compiled(Program(found.as_text()), bytes | dict(peak=peak), time.perf_counter() - begun)
 
 

@@ -9,7 +9,7 @@ import jax
 
 from sinklab import chips, devices, sharding
 from sinklab.record import Refusal
-from sinklab.spec import Hardware, Spec
+from sinklab.spec import Hardware, Spec, names_kept
 from sinklab.train.memory import Held, held
 
 # From what computes nothing again to what computes everything again.
@@ -59,8 +59,9 @@ def missing(said: str) -> str:
 
 def mend(spec: Spec, hardware: Hardware, mesh: jax.sharding.Mesh, backend: str) -> str:
     """What would need less."""
-    less = CHOICES[CHOICES.index(hardware.remat) + 1 :] if hardware.remat in CHOICES else ()
-    ways = [f'--remat={less[0]}'] if less else []
+    all_kept = hardware.remat == 'none'
+    less = (one for one in CHOICES[1:] if all_kept or names_kept(one) < names_kept(hardware.remat))
+    ways = [f'--remat={remat}' for remat in [*less][:1]]
     said = mends([*ways, *smaller(spec, hardware, mesh), 'more devices'])
     return f'by shapes it has GiB of {gibibytes(held(spec, hardware, mesh, backend))}; {said}'
 

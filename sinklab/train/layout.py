@@ -27,9 +27,12 @@ def check(spec: Spec, hardware: Hardware, mesh: Shape) -> None:
     if batch % micro:
         raise Refusal(f'--micro_batch={micro} does not divide config.optimizer.batch_size, which is {batch}')
     if micro % ways:
+        given = (
+            f'--micro_batch={micro}' if hardware.micro_batch else f'config.optimizer.batch_size, which is {micro},'
+        )
         raise Refusal(
-            f'a micro-batch of {micro} sequences cannot be divided over {ways} devices '
-            f'(--data={mesh.shape["data"]} x --fsdp={mesh.shape["fsdp"]}); use a multiple of {ways}, or fewer devices'
+            f'{given} cannot be divided over {ways} devices (--data={mesh.shape["data"]} x '
+            f'--fsdp={mesh.shape["fsdp"]}); use a multiple of {ways}, fewer devices, or more of them along --tensor'
         )
     for leaf in jax.tree.leaves(state.architecture(spec)[1], is_leaf=lambda leaf: isinstance(leaf, nnx.Variable)):
         check_parameter(mesh, leaf)

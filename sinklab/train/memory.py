@@ -1,6 +1,7 @@
 """What a device has to hold, by shapes and without compiling."""
 
 import dataclasses
+import functools
 import math
 from typing import Any
 
@@ -22,7 +23,7 @@ class Held:
     gradients: int  # with micro-batches, of one and of all before it
     activations: int  # of a micro-batch, that all layers keep between its forward and backward pass
     layer: int  # while one is at work: its weights whole, their gradients, and what it has computed again
-    tables: int  # while the loss is: embedding and head whole, their gradients, and logits
+    tables: int  # while the loss is: the head whole, its gradient, and logits
 
     @property
     def total(self) -> int:
@@ -55,8 +56,14 @@ def activations(spec: Spec, hardware: Hardware, remat: str, mesh: jax.sharding.M
     Along `tensor` it is taken for whole: the stream, most of what is kept if little is, is.
     """
     ways = sharding.ways(mesh)
+    return hardware.sequences(spec.optimizer.batch_size) // ways * of_sequence(spec, remat, backend, ways)
+
+
+@functools.cache
+def of_sequence(spec: Spec, remat: str, backend: str, ways: int) -> int:
+    """Bytes that the layers keep of one sequence."""
     one, two = (state.size(backward(spec, remat, backend, rows)) for rows in (ways, 2 * ways))
-    return hardware.sequences(spec.optimizer.batch_size) // ways * (two - one) // ways
+    return (two - one) // ways
 
 
 def backward(spec: Spec, remat: str, backend: str, rows: int) -> Any:
@@ -75,6 +82,7 @@ def layer(spec: Spec, hardware: Hardware, mesh: jax.sharding.Mesh, backend: str)
 
 
 def tables(spec: Spec, mesh: jax.sharding.Mesh) -> int:
+    """A table as the computation has it, the head's gradient as a sum and transposed, a chunk's logits and theirs."""
     model, item = spec.model, jnp.dtype(spec.model.dtype).itemsize
     rows = loss.chunk_rows(model.width) * mesh.shape['tensor']
     return model.vocabulary * ((item + 8) * model.width + (item + 8) * rows) // mesh.shape['tensor']

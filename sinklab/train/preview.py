@@ -9,7 +9,7 @@ from sinklab import devices
 from sinklab.chips import Chip
 from sinklab.record import Refusal
 from sinklab.spec import Hardware, Spec
-from sinklab.train import fit, layout, programs
+from sinklab.train import fit, layout, memory, programs, state
 from sinklab.train.estimate import Compiled, compiled, crossed, estimate
 from sinklab.train.step import choice_for
 
@@ -47,8 +47,14 @@ def preview(
         lowers = programs.programs(spec, hardware, mesh, backend)
         for name in known(names, [*lowers]):
             with fit.fitting(f'the program {name}', (spec, hardware, mesh, backend)):
-                done[name] = compiled(lowers[name], platform(found))
+                done[name] = compiled(lowers[name], platform(found), beside(name, spec, mesh))
     return Preview(hardware, mesh, chip, backend, done)
+
+
+def beside(name: str, spec: Spec, mesh: jax.sharding.Mesh) -> int:
+    """Bytes that lie on a device while a program runs in training, and that it is not given: moments."""
+    given_all = ('state', 'step')
+    return 0 if name in given_all else memory.of_a_device(state.abstract(spec, mesh)['opt_state'])
 
 
 def platform(found: Sequence[jax.Device]) -> str:
@@ -69,6 +75,7 @@ def document(spec: Spec, one: Preview) -> dict:
         mesh=dict(one.mesh.shape),
         crosses=devices.crossings(one.mesh),
         attention=one.backend,
+        batch_size=spec.optimizer.batch_size,
         micro_batch=one.hardware.sequences(spec.optimizer.batch_size),
         remat=one.hardware.remat,
         peak_bytes_per_chip=one.peak,

@@ -29,12 +29,15 @@ class Candidate:
 def candidates(
     spec: Spec, given: Hardware, found: Sequence[jax.Device], chip: Chip, backend: str
 ) -> tuple[list[Candidate], list[Candidate]]:
-    """(those that fit, the quickest first; those that do not). What is given is kept."""
+    """(those that fit, the quickest first; those that do not). What is given is kept, but for --remat=none."""
     slices = devices.by_slice(found)
     known = [
         candidate(spec, hardware, found, chip, backend) for hardware in layouts(spec, given, len(found), len(slices))
     ]
-    fitting = sorted((one for one in known if not one.refused), key=lambda one: one.seconds)
+    # Of what differs in rounding alone, that which takes least memory.
+    fitting = sorted(
+        (one for one in known if not one.refused), key=lambda one: (float(f'{one.seconds:.6g}'), one.bytes)
+    )
     return fitting, [one for one in known if one.refused]
 
 
@@ -51,10 +54,11 @@ def candidate(spec: Spec, hardware: Hardware, found: Sequence[jax.Device], chip:
 
 
 def layouts(spec: Spec, given: Hardware, count: int, slices: int) -> Iterator[Hardware]:
-    """Parameters are divided within a slice, if nothing else is given: between slices they would travel each step."""
+    """Between slices gradients alone travel, and of each device as little as can be, if nothing else is given."""
     batch, each = spec.optimizer.batch_size, count // given.tensor
     within = each // slices
-    shares = [given.fsdp] if given.fsdp else [size for size in range(1, within + 1) if within % size == 0]
+    sizes = [within] if slices > 1 else [size for size in range(1, within + 1) if within % size == 0]
+    shares = [given.fsdp] if given.fsdp else sizes
     micros = [given.micro_batch] if given.micro_batch else [batch // parts for parts in MICRO if batch % parts == 0]
     remats = fit.CHOICES[1:] if given.remat in ('none', 'auto') else (given.remat,)
     for fsdp, micro, remat in itertools.product(shares, micros, remats):
