@@ -14,7 +14,14 @@ from sinklab.record import Refusal
 
 LIBTPU = Path(__file__).parents[1] / '.venv' / 'libtpu' / 'libtpu' / 'libtpu.so'  # where `make test` puts it
 # Several processes may compile at once, and none is to look for a chip.
-ALONE = dict(ALLOW_MULTIPLE_LIBTPU_LOAD='1', TPU_SKIP_MDS_QUERY='1', TPU_WORKER_HOSTNAMES='localhost')
+ALONE = dict(
+    ALLOW_MULTIPLE_LIBTPU_LOAD='1',
+    TPU_SKIP_MDS_QUERY='1',
+    TPU_WORKER_HOSTNAMES='localhost',
+    TPU_ACCELERATOR_TYPE='v5litepod-4',  # asked for by libtpu, whatever it compiles for
+)
+# In how many dimensions the chips of a slice stand.
+DIMENSIONS = {'v4': 3, 'v5e': 2, 'v5p': 3, 'v6e': 2, 'tpu7x': 3}
 
 
 def library() -> str | None:
@@ -50,7 +57,7 @@ device_description_str: "{kind}"
 
 def described(topology: str) -> tuple[str, list[jax.Device]]:
     """(name in CHIPS, its devices) of CHIP:SHAPE, or of SLICESxCHIP:SHAPE; raises Refusal."""
-    parts = re.fullmatch(r'(?:(\d+)x)?([a-z]\w*):(\d+(?:x\d+)*)', topology)
+    parts = re.fullmatch(r'(?:([1-9]\d*)x)?([a-z]\w*):([1-9]\d*(?:x[1-9]\d*)*)', topology)
     if not parts or parts[2] not in CHIPS:
         raise Refusal(
             f'--topology={topology} is unknown; give a chip and a shape, such as v5e:16x16, 2xv5e:8x8 or h100:8'
@@ -58,6 +65,11 @@ def described(topology: str) -> tuple[str, list[jax.Device]]:
     _, name, shape = parts.groups()
     if CHIPS[name].kinds[0].startswith('NVIDIA'):
         return name, gpus(topology, name)
+    if len(shape.split('x')) != DIMENSIONS[name]:
+        such = 'x'.join(['4'] * DIMENSIONS[name])
+        raise Refusal(
+            f'--topology={topology}: chips of {name} stand in {DIMENSIONS[name]} dimensions, such as {name}:{such}'
+        )
     return name, devices(f'{name}:{shape}', int(parts[1] or 1))
 
 

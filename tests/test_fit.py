@@ -56,8 +56,14 @@ def test_auto_computes_as_few_products_again_as_fit():
     for remat, need in needs.items():
         room = need / fit.USABLE + 1
         assert fit.chosen(spec, hardware, mesh, 'chunked', room) == remat
-    with pytest.raises(Refusal, match=r'even if everything is computed again \(.*\); give --micro_batch'):
-        fit.chosen(spec, hardware, mesh, 'chunked', needs['full'])
+    spec = tiny(optimizer__batch_size=64)
+    least = held(Hardware(remat='full', micro_batch=16), spec).total / fit.USABLE + 1
+    with pytest.raises(
+        Refusal, match=r'even if everything is computed again \(.*\); give --micro_batch=16 or more dev'
+    ):
+        fit.chosen(spec, hardware, mesh, 'chunked', least)
+    with pytest.raises(Refusal, match=r'\); give more devices'):
+        fit.chosen(spec, hardware, mesh, 'chunked', 1)
     assert fit.chosen(spec, Hardware(remat='qkv'), mesh, 'chunked', 1) == 'qkv'
 
 

@@ -67,7 +67,10 @@ REFUSED = {
         ['submit', 'pair', '--workdir=gs://b/r', '--', 'train', '--from=params:runs/a'],
         '--from: runs/a is not seen',
     ),
-    'no grace': (['submit', 'pair', '--workdir=gs://b/r', '--grace=0', *RUN], '--grace=0 must be a whole number of at least 1'),
+    'no grace': (
+        ['submit', 'pair', '--workdir=gs://b/r', '--grace=0', *RUN],
+        '--grace=0 must be a whole number of at least 1',
+    ),
     'rows': (['submit', 'pair', '--workdir=gs://b/r', '--rows=a', *RUN], 'names a row; give -- train --config=FILE'),
     'far': (
         ['submit', 'pair', '--workdir=gs://b/r', '--', 'train', '--config=/a/b.py'],

@@ -36,7 +36,7 @@ def test_what_is_given_is_kept():
 def test_what_has_no_room_or_cannot_be_divided_is_told():
     best, refused = ranked(chip=dataclasses.replace(CHIP, memory=1000))
     assert best == []
-    assert {'GiB of' in one.refused for one in refused if one.bytes} == {True}
+    assert {'GiB, of' in one.refused for one in refused if one.bytes} == {True}
     _, refused = ranked(Hardware(micro_batch=3))
     assert {one.refused for one in refused} == {
         '--micro_batch=3 does not divide config.optimizer.batch_size, which is 4'

@@ -6,6 +6,7 @@ example:
 
 import argparse
 import dataclasses
+import functools
 import json
 import math
 import sys
@@ -61,7 +62,9 @@ def run(given: argparse.Namespace, rest: list[str]) -> int:
 def compiled(spec: Spec, asked: Hardware, where: tuple, names: Sequence[str] = ()) -> dict:
     from sinklab.train.preview import document, preview
 
-    return document(spec, preview(spec, asked, *where, names))
+    return document(
+        spec, preview(spec, asked, *where, names, say=functools.partial(print, file=sys.stderr, flush=True))
+    )
 
 
 def fitted(spec: Spec, asked: Hardware, where: tuple, of: dict, as_json: bool) -> int:
@@ -107,7 +110,8 @@ def show(title: str, found: dict) -> None:
     from rich.table import Table
 
     console = Console(highlight=False, width=None if sys.stdout.isatty() else 140)
-    sizes = ' x '.join(f'{axis} {size}' for axis, size in found['mesh'].items())
+    crosses = {axis: f' across {what}' for axis, what in found['crosses'].items()}
+    sizes = ' x '.join(f'{axis} {size}{crosses.get(axis, "")}' for axis, size in found['mesh'].items())
     console.print(f'{title}: {sizes}, attention {found["attention"]}, remat {found["remat"]}')
     table = Table('program', 'GiB a chip', 'of', 'sent, MB', 'compiled in', box=None)
     for name, one in found['programs'].items():

@@ -36,8 +36,17 @@ def chosen(spec: Spec, hardware: Hardware, mesh: jax.sharding.Mesh, backend: str
             return remat
     raise Refusal(
         f'{needed.total / GIB:.1f} GiB of {memory / GIB:.1f} are needed on a device even if everything is computed '
-        f'again ({gibibytes(needed)}); {mends([*smaller(spec, hardware, mesh), "more devices"])}'
+        f'again ({gibibytes(needed)}); {mends([*enough(spec, hardware, mesh, backend, memory), "more devices"])}'
     )
+
+
+def enough(spec: Spec, hardware: Hardware, mesh: jax.sharding.Mesh, backend: str, memory: float) -> list[str]:
+    """The most sequences at once that fit if everything is computed again."""
+    while given := smaller(spec, hardware, mesh):
+        hardware = dataclasses.replace(hardware, remat='full', micro_batch=int(given[0].partition('=')[2]))
+        if held(spec, hardware, mesh, backend).total <= USABLE * memory:
+            return given
+    return []
 
 
 @contextlib.contextmanager

@@ -127,7 +127,10 @@ def other_data(origin: Origin, changes: list[str], data: dict[str, str | int]) -
     before = restore.metadata(path(origin)).custom_metadata['data']
     differ = differences(before, data)
     if before.get('tokenizer') != data.get('tokenizer'):
-        raise Refusal(f'{origin} has another tokenizer ({"; ".join(differ)}); its ids are not those of this data')
+        raise Refusal(
+            f'{origin} has another tokenizer ({"; ".join(differ)}); its ids are not those of this data; give '
+            '--config.data.tokenizer=FILE, the tokenizer.json of its store'
+        )
     if differ and origin.taken.goes_on and not any(change.startswith(READING) for change in changes):
         raise Refusal(f'{origin} was trained on other data ({"; ".join(differ)}); bring the old ones back')
     return differ

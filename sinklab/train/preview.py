@@ -1,7 +1,7 @@
 """What a run would take of devices that are not here: its programs compiled for them, and what those say."""
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import jax
 
@@ -34,7 +34,12 @@ class Preview:
 
 
 def preview(
-    spec: Spec, hardware: Hardware, found: Sequence[jax.Device], chip: Chip, names: Sequence[str] = ()
+    spec: Spec,
+    hardware: Hardware,
+    found: Sequence[jax.Device],
+    chip: Chip,
+    names: Sequence[str] = (),
+    say: Callable[[str], None] = lambda text: None,
 ) -> Preview:
     """All programs, or those of some names. Raises Refusal where one does not fit, or cannot be laid on the chips."""
     mesh = devices.mesh(hardware, found)
@@ -46,6 +51,7 @@ def preview(
     with jax.set_mesh(mesh):
         lowers = programs.programs(spec, hardware, mesh, backend)
         for name in known(names, [*lowers]):
+            say(f'compiling the program {name} for {mesh.size} devices, which may take minutes')
             with fit.fitting(f'the program {name}', (spec, hardware, mesh, backend)):
                 done[name] = compiled(lowers[name], platform(found), beside(name, spec, mesh))
     return Preview(hardware, mesh, chip, backend, done)

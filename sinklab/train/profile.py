@@ -19,7 +19,7 @@ def asked(given: str, folder: Folder, last: int) -> range:
     found = re.fullmatch(r'(\d{1,12}):(\d{1,12})', given)
     first, count = map(int, found.groups()) if found else (0, 0)
     if not first or not count:
-        raise Refusal(f'--profile={given} is none; give STEP:COUNT, such as 100:5')
+        raise Refusal(f'--profile={given}: give STEP:COUNT, both whole numbers from 1 on, such as 100:5')
     if first > last:
         raise Refusal(f'--profile={given} begins after the last step, which is {last}; give an earlier STEP')
     if is_remote(folder.path):
@@ -49,6 +49,8 @@ class Profile(Listener, contextlib.AbstractContextManager):
         if self.going and record['step'] >= self.steps[-1]:
             jax.block_until_ready(jax.live_arrays())  # the numbers are of one device, and others may be at work
             self.close()
+            first, last = self.steps[0], self.steps[-1]
+            self.say(f'steps {first} to {last} are traced in {self.folder.path / NAME}, for XProf or TensorBoard')
         elif not self.going and record['step'] + 2 == self.steps[0]:
             self.open()
 

@@ -49,7 +49,8 @@ def candidate(spec: Spec, hardware: Hardware, found: Sequence[jax.Device], chip:
     except Refusal as refusal:
         return Candidate(hardware, refused=str(refusal))
     bytes = memory.held(spec, hardware, mesh, backend).total
-    refused = f'{bytes / fit.GIB:.1f} GiB of {room / fit.GIB:.1f}' if bytes > room else ''
+    said = f'{bytes / fit.GIB:.1f} GiB, of {room / fit.GIB:.1f} that are {fit.USABLE:.0%} of the memory'
+    refused = said if bytes > room else ''
     return Candidate(hardware, bytes, seconds(spec, hardware, mesh, chip), refused)
 
 
