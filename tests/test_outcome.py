@@ -66,11 +66,11 @@ def test_a_signal_comes_to_the_process_under_way_at_once():
 def test_signals_that_come_together_are_one_and_a_later_one_acts_at_once(monkeypatch):
     with signals.signals() as received:
         for _ in range(3):
-            os.kill(os.getpid(), signal.SIGINT)
+            signal.raise_signal(signal.SIGINT)
         assert received == [signal.SIGINT]
         monkeypatch.setattr(signals, 'TOGETHER', 0.0)
         with pytest.raises(KeyboardInterrupt):
-            os.kill(os.getpid(), signal.SIGINT)
+            signal.raise_signal(signal.SIGINT)
 
 
 def test_a_folder_that_was_refused_before_it_was_claimed_gets_no_outcome(tmp_path):
