@@ -1,5 +1,6 @@
 """How a run ends, in what it writes and in what others read: signals, outcome.json, exit codes."""
 
+import contextlib
 import os
 import signal
 import sys
@@ -63,8 +64,11 @@ def test_a_signal_comes_to_the_process_under_way_at_once():
     assert time.monotonic() - start < 10
 
 
-def test_signals_that_come_together_are_one_and_a_later_one_acts_at_once(monkeypatch):
-    with signals.signals() as received:
+@pytest.mark.parametrize('before', [signal.default_int_handler, signal.SIG_IGN])
+def test_signals_that_come_together_are_one_and_a_later_one_acts_at_once(monkeypatch, before):
+    with contextlib.ExitStack() as after:
+        after.callback(signal.signal, signal.SIGINT, signal.signal(signal.SIGINT, before))
+        received = after.enter_context(signals.signals())
         for _ in range(3):
             signal.raise_signal(signal.SIGINT)
         assert received == [signal.SIGINT]

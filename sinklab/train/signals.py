@@ -9,6 +9,9 @@ from collections.abc import Iterator
 
 from sinklab.processes.ending import STOPPING, TOGETHER
 
+# Not what was there before: a shell script's background jobs are born with SIGINT ignored.
+AT_ONCE = {signal.SIGINT: signal.default_int_handler, signal.SIGTERM: signal.SIG_DFL}
+
 
 @contextlib.contextmanager
 def signals() -> Iterator[list[int]]:
@@ -22,10 +25,10 @@ def signals() -> Iterator[list[int]]:
             first = time.monotonic()
             os.write(sys.stderr.fileno(), f'\n{STOPPING}\n'.encode())
         elif time.monotonic() - first > TOGETHER:
-            signal.signal(number, before[number])
+            signal.signal(number, AT_ONCE[number])
             signal.raise_signal(number)
 
-    before = {number: signal.signal(number, hear) for number in (signal.SIGINT, signal.SIGTERM)}
+    before = {number: signal.signal(number, hear) for number in AT_ONCE}
     try:
         yield received
     finally:
