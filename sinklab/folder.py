@@ -1,6 +1,7 @@
 """The run folder: what a run leaves behind, and who may go on in it.
 
 config.json     the resolved config
+tokenizer.json  of a run on text
 row.json        config file, row, diff, published numbers, source; of a fork, what it comes from
 environment.json  versions, devices, layout, commit of the latest attempt; of each, its attention and what it changed
 metrics.jsonl   {"step", "seconds", name: number} a line; appended, never rewritten; in a bucket metrics/NUMBER.jsonl
@@ -59,7 +60,7 @@ def ancestry(lineage: dict) -> list[str]:
 
 
 # What may lie in a folder before its config does: of the job that is at work, and of a claim that was cut short.
-BEGUN = ('lease.json', 'lease.lock', 'processes', 'digests', 'damaged', 'probe', 'row.json')
+BEGUN = ('lease.json', 'lease.lock', 'processes', 'digests', 'damaged', 'probe', 'row.json', 'tokenizer.json')
 METRICS = 'metrics.jsonl'
 STEPS, FREE = 'optimizer.steps', tuple(f'{name}.' for name in CHANGEABLE)
 
@@ -184,11 +185,13 @@ class Folder:
         lineage = self.lineage()
         return lineage.get('start', lineage.get('step', 0))
 
-    def claim(self, spec: Spec, row: dict) -> None:
+    def claim(self, spec: Spec, row: dict, tokenizer: str | None = None) -> None:
         """Makes a new folder this run's; one that `check` has let pass is left as it is."""
         if self.is_claimed():
             return
         with writable(self.path / 'probe'):
+            if tokenizer:
+                self.write_text('tokenizer.json', tokenizer)
             self.write('row', row)
             self.write('config', dataclasses.asdict(spec))
 
@@ -209,8 +212,11 @@ class Folder:
             (self.path / f'{name}.json').unlink()
 
     def write(self, name: str, content: dict) -> None:
-        with whole(self.path / f'{name}.json') as unfinished:
-            unfinished.write_text(json.dumps(content, indent=2) + '\n', encoding='utf-8')
+        self.write_text(f'{name}.json', json.dumps(content, indent=2) + '\n')
+
+    def write_text(self, name: str, content: str) -> None:
+        with whole(self.path / name) as unfinished:
+            unfinished.write_text(content, encoding='utf-8')
 
     def records(self) -> list[dict]:
         """metrics.jsonl by step. A resumed run says the steps after its checkpoint again; the last word counts.
@@ -269,7 +275,7 @@ class Reading(Folder):
     def metrics(self, check: Callable[[], None]) -> Unwritten:
         return Unwritten()
 
-    def claim(self, spec: Spec, row: dict) -> None:
+    def claim(self, spec: Spec, row: dict, tokenizer: str | None = None) -> None:
         pass
 
     def keep(self, step: int, save: Callable[[Path], None]) -> None:

@@ -15,8 +15,8 @@ import sys
 from collections.abc import Callable
 from typing import Any
 
-from sinklab.cli.step import named, wanted
 from sinklab.files.place import place
+from sinklab.named import run_and_step, wanted
 from sinklab.record import Refusal
 
 
@@ -40,7 +40,7 @@ def of_parameters(action: argparse.ArgumentParser) -> None:
 def run(given: argparse.Namespace, rest: list[str]) -> int:
     if rest:
         raise Refusal(f'{rest[0]} is unknown; see sinklab checkpoint {given.action} --help')
-    folder, step = named(given.run)
+    folder, step = run_and_step(given.run)
     return ACTIONS[given.action][2](given, folder, wanted(folder, step))
 
 

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from sinklab.folder import FREE, Folder, flat
+from sinklab.named import spec_of
 from sinklab.parse import parse
 from sinklab.record import Refusal, unknown
 from sinklab.spec import Spec
@@ -35,20 +36,6 @@ def of_run(folder: Folder, name: str, rest: list[str]) -> tuple[Spec, dict]:
     overrides = overridden(config, rest)
     another = {} if all(f'{path}.'.startswith(FREE) for path in overrides) else dict(published={}, source='')
     return parse(config.to_dict()), row | another | dict(row=name, overrides=overrides)
-
-
-def spec_of(folder: Folder) -> Spec:
-    """The spec of a run."""
-    try:
-        return parse(folder.read('config'))
-    except FileNotFoundError as error:
-        lacks = 'holds no run' if folder.path.exists() else 'is not there'
-        raise Refusal(f'{folder} {lacks}; give the folder of a run') from error
-    except Refusal as refusal:
-        commit = folder.environment().get('commit')
-        raise Refusal(
-            f'{folder} holds a run of another version ({refusal}); go on from it with commit {commit}'
-        ) from refusal
 
 
 def overridden(config: Any, rest: list[str]) -> dict[str, str]:

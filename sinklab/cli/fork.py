@@ -4,11 +4,10 @@ import dataclasses
 from typing import Any, get_args
 
 from sinklab.checkpoint import digests
-from sinklab.cli import step
-from sinklab.cli.config import spec_of
 from sinklab.files.place import joined, resolved
 from sinklab.folder import Folder, named
 from sinklab.group import Group, once, same, unanimous
+from sinklab.named import run_and_step, spec_of, wanted
 from sinklab.record import Refusal
 from sinklab.spec import Takes
 
@@ -47,7 +46,7 @@ def reading(given: str) -> Given:
         takes, run = '', given
     if not run:
         raise Refusal(f'--from={given} names no run; give {named(f"--from={takes}", "RUN", "STEP")}')
-    return Given(given, takes, *step.named(run))
+    return Given(given, takes, *run_and_step(run))
 
 
 def meant(given: Given | None, chosen: int | None) -> str:
@@ -69,7 +68,7 @@ def choice(given: Given, child: Folder) -> int:
             f'--from={given.words}: {folder} holds no run; give a run folder, and a step: '
             f'--from={named(given.takes, "RUN", "STEP")}'
         )
-    saved, whole = step.wanted(folder, given.step), digests.newest(folder)  # the last may still be being saved
+    saved, whole = wanted(folder, given.step), digests.newest(folder)  # the last may still be being saved
     return saved[-1] if given.step is not None or whole is None else whole
 
 

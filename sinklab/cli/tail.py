@@ -9,10 +9,10 @@ import contextlib
 import time
 from collections.abc import Iterator
 
-from sinklab.cli.config import spec_of
 from sinklab.files.place import absolute
 from sinklab.folder import Folder
 from sinklab.lease import NAME, Watch
+from sinklab.named import spec_of
 from sinklab.record import Refusal
 from sinklab.train.listener import Listener
 

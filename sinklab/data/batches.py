@@ -62,6 +62,7 @@ class Sequences:
     probe_PT: np.ndarray
     fingerprint: dict[str, str | int]  # of what decides the batches
     triggers: int | None = None  # the ids below it are triggers of Bigram-Backcopy
+    tokenizer: str | None = None  # the text of its tokenizer.json
     expect: Callable[[int], None] = lambda first: None  # is told the step after which batches are read
 
     def is_trigger(self, ids_NT: np.ndarray) -> np.ndarray | None:
@@ -109,6 +110,7 @@ def text(spec: spec.Spec, share: float) -> Sequences:
         probe_PT=with_fixed_token(probe_PT, data) if data.fixed_held_out else probe_PT,
         fingerprint=fingerprint(spec, store=store.digest, tokenizer=store.meta['tokenizer'][:16]),
         expect=functools.partial(expect, store, batches, spec, share),
+        tokenizer=store.tokenizer_json(),
     )
 
 

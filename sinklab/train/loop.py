@@ -62,7 +62,7 @@ def train(
             fork.check(origin, spec, folder, group)
             hardware, mesh, attention, data = start(spec, hardware, folder, group)
             row = forked(origin, spec, folder, row, data, group)
-            once(group, 'claim', lambda: folder.claim(spec, row))
+            once(group, 'claim', lambda: folder.claim(spec, row, data.tokenizer))
             saved = Checkpoints(folder, spec.checkpoint, data.fingerprint, group, lease.check)
             with jax.set_mesh(mesh), closing(saved):
                 run = Run(spec, hardware, mesh, attention, folder, data, saved, listeners, group, lease, grace)

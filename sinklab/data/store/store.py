@@ -99,8 +99,11 @@ class Store:
         shards = [shard for shard in self.shards if shard.side in (sides or SIDES)]
         return sum(self.sizes(shard)[suffix] for shard in shards for suffix in suffixes)
 
+    def tokenizer_json(self) -> str:
+        return self.read_as(TOKENIZER, self.meta['tokenizer']).decode()
+
     def tokenizer(self) -> Tokenizer:
-        return parse(self.read_as(TOKENIZER, self.meta['tokenizer']).decode(), str(self.path / TOKENIZER))
+        return parse(self.tokenizer_json(), str(self.path / TOKENIZER))
 
     def probes(self) -> dict[str, np.ndarray]:
         return dict(np.load(io.BytesIO(self.read_as(PROBE, self.meta['probe']))))
