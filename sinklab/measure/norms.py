@@ -8,6 +8,8 @@ from sinklab.measure.setting import Setting
 HIDDEN = 'Norm of the first hidden state over the mean of the others, after each block.'
 VALUE = 'Norm of the first value over the mean of the others, in each block.'
 
+PLURALS = {'query': 'queries'}
+
 
 def norms(array_TD):
     """||x_t||_2 of each token, in float32."""
@@ -38,7 +40,8 @@ def first_and_others(name: str, norm_LPT) -> dict[str, float]:
 
 
 def numbers_of(name: str) -> tuple[Number, ...]:
-    sentence = f'Mean norms of {name}s as attended: of the first token, of the others, and the one over the other.'
+    many = PLURALS.get(name, f'{name}s')
+    sentence = f'Mean norms of {many} as attended: of the first token, of the others, and the one over the other.'
     return tuple(Number(f'norm/{name}/{of}', f'{name} norm {of}', sentence) for of in ('1', 'other', 'ratio'))
 
 

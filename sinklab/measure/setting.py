@@ -21,13 +21,16 @@ class Setting:
     window: int | None  # below the length
     reach: int  # how many queries can see the first token
     triggers: bool  # some queries are triggers of Bigram-Backcopy
+    lengths: tuple[int, ...] = ()  # shorter texts that are measured, too, and at which thresholds
+    thresholds: tuple[float, ...] = ()
+    repeated: bool = False  # all tokens of a text are one
 
 
-def setting_of(spec: Spec, length: int, columns: int) -> Setting:
-    """The setting of a model over so many tokens, with so many columns of its own."""
+def setting_of(spec: Spec, length: int, columns: int, **more: Any) -> Setting:
+    """The setting of a model over so many tokens, with so many columns of its own; what is given otherwise is so."""
     mask, attention = spec.model.mask, spec.model.attention
     implicit = attention.normalizer in IMPLICIT
-    return Setting(
+    found = dict(
         length=length,
         columns=columns + implicit,
         implicit=implicit,
@@ -38,6 +41,7 @@ def setting_of(spec: Spec, length: int, columns: int) -> Setting:
         reach=min(mask.window or length, mask.block or length, length),
         triggers=spec.data.task == 'backcopy',
     )
+    return Setting(**found | more)
 
 
 def with_implicit(attention_TS: Any, setting: Setting) -> Any:
@@ -50,7 +54,12 @@ def with_implicit(attention_TS: Any, setting: Setting) -> Any:
 
 def forward_arrays(captured: Any, setting: Setting) -> dict[str, Any]:
     """A Capture of L layers by names, with the implicit column."""
-    found = {name.replace('_B', '_LP'): array for name, array in vars(captured).items() if '_B' in name}
+    given = {name: array for name, array in vars(captured).items() if '_B' in name and array is not None}
+    return completed({name.replace('_B', '_LP'): array for name, array in given.items()}, setting)
+
+
+def completed(found: dict[str, Any], setting: Setting) -> dict[str, Any]:
+    """Arrays with the implicit column, if there is one."""
     if setting.implicit:
         found['attention_LPHTS'] = with_implicit(found['attention_LPHTS'], setting)
         for name in ('key_LPSHK', 'value_LPSHK'):

@@ -2,36 +2,49 @@
 
 import dataclasses
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from typing import Any
 
 import numpy as np
 
-from sinklab.measure import backcopy, contribution, entropy, norms, sink
+from sinklab.measure import angles, backcopy, contribution, entropy, norms, places, propositions, sink, spikes, stream
 from sinklab.measure.measure import Arrays, Measure, Number, nothing, union
 from sinklab.measure.setting import Setting, forward_arrays, received_sums, with_implicit
 
+Measures = tuple[Measure, ...]
 MEASURES = (*sink.MEASURES, *entropy.MEASURES, *contribution.MEASURES, *norms.MEASURES, *backcopy.MEASURES)
+# What is measured of a finished model alone: too dear, or too much, for every probe of a training.
+DEEPER = (*angles.MEASURES, *spikes.MEASURES, *stream.MEASURES, *places.MEASURES, *propositions.MEASURES)
 NUMBERS = [number for measure in MEASURES for number in measure.shown]
+DEEPER_NUMBERS = [number for measure in DEEPER for number in measure.shown]
 PICTURES = [measure.picture for measure in MEASURES if measure.picture]
 # What is shown where there is room for one.
 HEADLINE = next(number for number in NUMBERS if number.name == 'sink/1')
 HEADLINE_MAP = next(picture for picture in PICTURES if picture.array == 'alpha_LPHJ')
 
 
-def in_setting(setting: Setting) -> list[Measure]:
-    return [measure for measure in MEASURES if measure.applies(setting)]
+def in_setting(setting: Setting, among: Measures = MEASURES) -> list[Measure]:
+    return [measure for measure in among if measure.applies(setting)]
 
 
-def arrays(captured: Any, setting: Setting) -> Arrays:
+def arrays(captured: Any, setting: Setting, among: Measures = MEASURES) -> Arrays:
     """What all measures keep of a Capture of L layers."""
-    forward = forward_arrays(captured, setting)
-    return union(m.arrays(*(forward[name] for name in m.reads), setting) for m in in_setting(setting))
+    return kept(forward_arrays(captured, setting), setting, among)
 
 
-def numbers(kept: Arrays, setting: Setting) -> dict[str, float]:
+def kept(forward: Arrays, setting: Setting, among: Measures) -> Arrays:
+    """What measures keep of the arrays of a forward pass."""
+    return union(m.arrays(*(forward[name] for name in m.reads), setting) for m in in_setting(setting, among))
+
+
+def measurable(reads: Collection[str]) -> Measures:
+    """All measures, DEEPER ones among them, that read nothing but these arrays."""
+    return tuple(measure for measure in (*MEASURES, *DEEPER) if {*measure.reads} <= {*reads})
+
+
+def numbers(kept: Arrays, setting: Setting, among: Measures = MEASURES) -> dict[str, float]:
     """What a probe adds to metrics.jsonl."""
-    return union(measure.numbers(kept, setting) for measure in in_setting(setting))
+    return union(measure.numbers(kept, setting) for measure in in_setting(setting, among))
 
 
 def rows(setting: Setting) -> dict[str, Callable[[Any], Any]]:
@@ -49,15 +62,15 @@ def context(captured: Any, setting: Setting) -> Arrays:
     return {f'{name}/context': value for name, value in found.items()}
 
 
-def file_arrays(kept: Arrays, setting: Setting) -> dict[str, np.ndarray]:
+def file_arrays(kept: Arrays, setting: Setting, among: Measures = MEASURES) -> dict[str, np.ndarray]:
     """The arrays of a probe's file: as kept, or their means over sequences."""
-    names = [name for measure in in_setting(setting) for name in measure.saved]
+    names = [name for measure in in_setting(setting, among) for name in measure.saved]
     return {name: kept[name] if name in kept else kept[name.replace('_L', '_LP')].mean(1) for name in names}
 
 
 def number(name: str) -> Number | None:
     """What people read of a recorded name; that of sink/{k} for sink/2, with 2 in its label."""
-    for entry in NUMBERS:
+    for entry in (*NUMBERS, *DEEPER_NUMBERS):
         if match := re.fullmatch(re.escape(entry.name).replace(r'\{k\}', r'([\d.]+)'), name):
             label = entry.label.format(k=match[1]) if match.groups() else entry.label
             return dataclasses.replace(entry, name=name, label=label)

@@ -88,7 +88,9 @@ class SelfAttention(nnx.Module):
         rule, measured = dataclasses.replace(view.rule, bias=bias), view.keys > 0
         found = BACKENDS[view.backend].attend(query_BTHK, key_BSHK, value_BSHK, rule, measured)
         if view.capture:
-            return found.output_BTHK, Capture(found.attention_BHTS, key_BSHK, value_BSHK, found.output_BTHK)
+            return found.output_BTHK, Capture(
+                found.attention_BHTS, query_BTHK, key_BSHK, value_BSHK, found.output_BTHK
+            )
         of_rows, first = (query_BTHK, key_BSHK, found.rows, rule), self.columns.token.count
         first_keys = of_first_keys(*of_rows, view.keys, first) if view.keys else None
         means = row_means(*of_rows, view.rows, first) if view.rows else None

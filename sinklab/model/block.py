@@ -23,10 +23,11 @@ class Block(nnx.Module):
 
     def __call__(self, x_BTD: jax.Array, view: View) -> tuple[jax.Array, Capture]:
         norms = self.attention_norms
-        attended_BTD, captured = self.attention(norms.before(x_BTD), view)
+        normed_BTD = norms.before(x_BTD)
+        attended_BTD, captured = self.attention(normed_BTD, view)
         x_BTD = kept(norms.joined(place(x_BTD + norms.after(attended_BTD), 'batch', None, None)), 'middle')
         norms = self.ffn_norms
         sum_BTD = place(x_BTD + norms.after(self.ffn(norms.before(x_BTD))), 'batch', None, None)
-        return norms.joined(sum_BTD), dataclasses.replace(
-            captured, residual_BTD=sum_BTD
-        ) if view.capture else captured
+        if view.capture:
+            captured = dataclasses.replace(captured, normed_BTD=normed_BTD, residual_BTD=sum_BTD)
+        return norms.joined(sum_BTD), captured

@@ -11,10 +11,13 @@ from sinklab.attend.received import Received
 @dataclasses.dataclass(frozen=True)
 class Capture:
     attention_BHTS: jax.Array | None = None  # float32, before any proxy normalization; columns left of the text
+    query_BTHK: jax.Array | None = None  # as they ask
     key_BSHK: jax.Array | None = None  # as attended, columns left of the text, as all of S
     value_BSHK: jax.Array | None = None
     head_BTHK: jax.Array | None = None  # sum_j A_ij v_j, before what is added, normed or gated
+    normed_BTD: jax.Array | None = None  # what attention reads of the stream, after its norm
     residual_BTD: jax.Array | None = None  # the stream after the block, before a norm that joins it
+    sink_BCD: jax.Array | None = None  # that of sink tokens
     received: Received | None = None  # by columns and first keys, from the queries of the text
     row_means: dict[str, jax.Array] | None = None  # _BH, over the queries of the text
 
@@ -27,6 +30,9 @@ class Capture:
         return dataclasses.replace(
             self,
             attention_BHTS=text(self.attention_BHTS, -2),
+            query_BTHK=text(self.query_BTHK, -3),
             head_BTHK=text(self.head_BTHK, -3),
+            normed_BTD=text(self.normed_BTD, -2),
             residual_BTD=text(self.residual_BTD, -2),
+            sink_BCD=None if self.residual_BTD is None or not first else self.residual_BTD[..., :first, :],
         )

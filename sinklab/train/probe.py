@@ -13,22 +13,26 @@ from sinklab.measure.setting import Setting, setting_of
 from sinklab.model.attention import COMBINATIONS
 from sinklab.model.columns import count
 from sinklab.record import Refusal
-from sinklab.spec import Spec
+from sinklab.spec import Model, Spec
 from sinklab.targets import readable
 from sinklab.train import state
 from sinklab.train.evaluation import equal_parts
 from sinklab.train.forward import forward
 
 
-def capture_bytes(spec: Spec) -> int:
-    """Memory of what is captured: matrices in float32; residuals, keys, values and what heads aggregate."""
-    model, probe = spec.model, spec.probe
-    keys = probe.length + count(model)
+def captured_bytes(model: Model, length: int) -> int:
+    """What is captured of a sequence: matrices in float32; residuals, keys, values, what heads aggregate."""
+    keys = length + count(model)
     value_width = model.width if COMBINATIONS[model.combination].wide else model.head_width
-    entries = probe.length * model.width + keys * model.heads * model.head_width
-    entries += (keys + probe.length) * model.heads * value_width
+    entries = length * model.width + keys * model.heads * model.head_width
+    entries += (keys + length) * model.heads * value_width
     itemsize = np.dtype('float32' if model.dtype == 'float32' else 'uint16').itemsize
-    return model.layers * probe.sequences * (4 * model.heads * probe.length * keys + itemsize * entries)
+    return model.layers * (4 * model.heads * length * keys + itemsize * entries)
+
+
+def capture_bytes(spec: Spec) -> int:
+    """That of all sequences of a probe."""
+    return spec.probe.sequences * captured_bytes(spec.model, spec.probe.length)
 
 
 def check(spec: Spec, memory: int) -> None:

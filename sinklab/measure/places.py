@@ -1,0 +1,101 @@
+"""Which token is the sink, wherever it is, and what a text of another length would have."""
+
+import numpy as np
+
+from sinklab.measure.measure import Arrays, Measure, Number, union
+from sinklab.measure.norms import norms
+from sinklab.measure.setting import Setting
+from sinklab.measure.sink import THRESHOLD, importance, proxy, queries, rate
+from sinklab.measure.spikes import by_layer
+
+OWN = (
+    'Norm of the hidden state of the token that receives most, a sink token among them, over the mean of the others, '
+)
+OWN += 'after each block.'
+
+
+def strongest(attention_TS, setting: Setting):
+    """(its place from 0, alpha) of the token of the first half with the largest alpha."""
+    alpha_J = importance(proxy(attention_TS), setting.length // 2, setting.columns, setting.prefix)
+    return alpha_J.argmax(-1), alpha_J.max(-1)
+
+
+def of_places(attention, setting: Setting) -> Arrays:
+    place_LPH, most_LPH = strongest(attention, setting)
+    received = importance(proxy(attention), setting.length // 2, setting.columns, setting.prefix).mean(2)
+    return {'place_LPH': place_LPH, 'most_LPH': most_LPH, 'received_LPJ': received}
+
+
+def numbers(kept: Arrays, setting: Setting) -> dict[str, float]:
+    place, found = kept['place_LPH'], kept['most_LPH'] > THRESHOLD
+    count = max(1, int(found.sum()))
+    first = {f'place/{k + 1}': 100 * float((found & (place == k)).sum()) / count for k in range(setting.keys)}
+    beyond = 100 * float((found & (place >= setting.keys)).sum()) / count
+    return {'sink/any': rate(kept['most_LPH'])} | first | {'place/beyond': beyond}
+
+
+def own_ratio(kept: Arrays) -> np.ndarray:
+    """||h_s|| over the mean of the others, _L: token s receives most of a text, over all layers and heads."""
+    received_PS, norm_LPS = np.mean(kept['received_LPJ'], 0), np.asarray(kept['norm_LPT'])
+    if 'column_LPC' in kept:
+        received_PS = np.concatenate([np.mean(kept['star_LPH'], (0, 2))[:, None], received_PS], -1)
+        norm_LPS = np.concatenate([kept['column_LPC'], norm_LPS], -1)
+    at_P = received_PS.argmax(-1)
+    own_LP = norm_LPS[:, np.arange(len(at_P)), at_P]
+    others_LP = (norm_LPS.sum(-1) - own_LP) / (norm_LPS.shape[-1] - 1)
+    return own_LP.mean(1) / others_LP.mean(1)
+
+
+def of_lengths(attention, setting: Setting) -> Arrays:
+    """alpha_k of the first queries, for all lengths, _LPHJN: what is causal knows nothing of the end of a text."""
+    share = proxy(attention)[..., setting.columns : setting.columns + setting.keys]
+    found = [
+        share[..., :length, :].sum(-2) / queries(length, setting.keys, setting.prefix) for length in setting.lengths
+    ]
+    return {'length_LPHJN': share.__array_namespace__().stack(found, -1)}
+
+
+def numbers_of_lengths(kept: Arrays, setting: Setting) -> dict[str, float]:
+    return union(
+        {f'alpha/{k + 1}/T{length}': float(alpha.mean())}
+        | {f'sink/{k + 1}/T{length}@{threshold:g}': rate(alpha, threshold) for threshold in setting.thresholds}
+        for n, length in enumerate(setting.lengths)
+        for k in range(min(setting.keys, length))
+        for alpha in [kept['length_LPHJN'][..., k, n]]
+    )
+
+
+MEASURES = (
+    Measure(
+        reads=('attention_LPHTS',),
+        arrays=of_places,
+        numbers=numbers,
+        shown=(
+            Number(
+                'sink/any', 'Sink_any', 'Heads and texts in which a token of the first half has alpha > 0.3.', '%', 1
+            ),
+            Number('place/{k}', 'sinks at {k}', 'The share of these sinks that lie on token k.', '%', 1),
+            Number('place/beyond', 'sinks beyond', 'The share that lies on none of the first tokens.', '%', 1),
+        ),
+        saved=('place_LPH', 'most_LPH'),
+    ),
+    Measure(
+        reads=('sink_LPCD',),
+        arrays=lambda sink, setting: {'column_LPC': norms(sink)},
+    ),
+    Measure(
+        numbers=lambda kept, setting: by_layer('norm/own', own_ratio(kept)),
+        shown=(Number('norm/own/{k}', 'own ratio {k}', OWN),),
+    ),
+    Measure(
+        reads=('attention_LPHTS',),
+        arrays=of_lengths,
+        numbers=numbers_of_lengths,
+        shown=(
+            Number('alpha/{k}/T{length}', 'alpha_k', 'alpha_k of the first T tokens of each text.'),
+            Number('sink/{k}/T{length}@{eps}', 'Sink_k', 'Sink_k of the first T tokens, at a threshold.', '%', 1),
+        ),
+        saved=('length_LPHJN',),
+        applies=lambda setting: bool(setting.lengths),
+    ),
+)

@@ -1,0 +1,81 @@
+"""Propositions 1 to 4 (appendix B): what attention to one token, repeated, must be whatever the weights."""
+
+import numpy as np
+
+from sinklab.measure.measure import Arrays, Measure, Number
+from sinklab.measure.norms import norms
+from sinklab.measure.setting import Setting
+from sinklab.measure.sink import EPSILON, proxy
+from sinklab.measure.spikes import by_layer
+
+# By positions, (proposition, number that it bounds); each is at most 0, but for roundings.
+CLAIMS = {
+    'none': (1, 'repeated/uneven'),
+    'alibi': (3, 'repeated/first'),
+    'rotary': (4, 'repeated/bound'),
+}
+EQUAL = ('none', 'relative_paper_code', 'relative_paper_printed', 'relative_t5', 'alibi', 'rotary')
+TOLERANCE = 1e-5
+
+
+def spread(residual_LPTD):
+    """The largest ||h_t - h_1|| over ||h_1||, _LP."""
+    return norms(residual_LPTD - residual_LPTD[:, :, :1]).max(-1) / norms(residual_LPTD[:, :, 0]).clip(EPSILON)
+
+
+def of_attention(attention, query, key, setting: Setting) -> Arrays:
+    """How far scores are from 1/t, how far the first is above it, and how far any is above Proposition 4's bound."""
+    share = proxy(attention)[..., setting.columns :]
+    xp, place_T = share.__array_namespace__(), np.arange(1, setting.length + 1)
+    even_TS = np.tri(setting.length) / place_T[:, None]
+    product_LPH = norms(query).max(2) * norms(key[:, :, setting.columns :]).max(2) / query.shape[-1] ** 0.5
+    bound = 1 / (1 + (place_T - 1) * xp.exp(-2 * product_LPH)[..., None])
+    return {
+        'uneven_LPH': abs(share - even_TS).max((-1, -2)),
+        'above_LPH': (share[..., 0] - even_TS[:, 0]).max(-1),
+        'bound_LPH': (share.max(-1) - bound).max(-1),
+    }
+
+
+def numbers(kept: Arrays, setting: Setting) -> dict[str, float]:
+    names = {'uneven': 'uneven', 'first': 'above', 'bound': 'bound'}
+    return {f'repeated/{name}': float(np.max(kept[f'{array}_LPH'])) for name, array in names.items()}
+
+
+def verdicts(position: str, columns: int, numbers: dict[str, float]) -> list[tuple[str, float, bool]]:
+    """(claim, number, whether it holds) of those that are made of these positions; none of a model with columns."""
+    if columns or position not in EQUAL:
+        return []
+    largest = max(value for name, value in numbers.items() if name.startswith('repeated/spread/'))
+    found = [('hidden states are equal after every block', largest, largest <= 10 * TOLERANCE)]
+    if position in CLAIMS:
+        proposition, name = CLAIMS[position]
+        found.append((f'Proposition {proposition}, {name}', numbers[name], numbers[name] <= TOLERANCE))
+    return found
+
+
+MEASURES = (
+    Measure(
+        reads=('residual_LPTD',),
+        arrays=lambda residual, setting: {'spread_LP': spread(residual)},
+        numbers=lambda kept, setting: by_layer('repeated/spread', np.max(kept['spread_LP'], 1)),
+        shown=(Number('repeated/spread/{k}', 'spread {k}', 'The largest ||h_t - h_1|| / ||h_1|| after each block.'),),
+        applies=lambda setting: setting.repeated,
+    ),
+    Measure(
+        reads=('attention_LPHTS', 'query_LPTHK', 'key_LPSHK'),
+        arrays=of_attention,
+        numbers=numbers,
+        shown=(
+            Number('repeated/uneven', 'uneven', 'The largest |A_ti - 1/t|: 0 without positions (Proposition 1).'),
+            Number('repeated/first', 'first', 'The largest A_t1 - 1/t: at most 0 under ALiBi (Proposition 3).'),
+            Number(
+                'repeated/bound',
+                'bound',
+                'The largest A_ti - e^2x / (e^2x + t - 1), x = ||q|| ||k|| / sqrt(K): at most 0 under rotary '
+                'positions (Proposition 4).',
+            ),
+        ),
+        applies=lambda setting: setting.repeated,
+    ),
+)

@@ -1,0 +1,73 @@
+"""How alike the hidden states of a text are: compression (Queipo-de-Llano et al., 2025), mixing (Barbero et al.)."""
+
+import numpy as np
+
+from sinklab.measure.measure import Measure, Number, union
+from sinklab.measure.norms import norms
+from sinklab.measure.sink import EPSILON
+from sinklab.measure.spikes import by_layer
+
+SPECTRUM = "Entropy of the eigenvalues of the tokens' Gram matrix, which sum to 1, after each block: 0 where one "
+SPECTRUM += 'direction has all, log T where they are orthogonal and equally long.'
+MIXING = 'Mean cosine of the hidden states of two tokens, the first left out, after each block.'
+ALIKE, LASTING = 0.9, 4  # of a secondary sink: |cos| with the first token, and for more than so many blocks
+SECONDARY = 'Tokens of a text beside the first whose hidden state has |cos| > 0.9 with its, in more than 4 of the '
+SECONDARY += 'blocks between the largest rise and fall of its norm (Wong et al., 2025).'
+
+
+def grams(residual_LPTD):
+    """<h_s, h_t>, _LPTT in float32."""
+    residual = residual_LPTD.astype('float32')
+    return residual @ residual.swapaxes(-1, -2)
+
+
+def cosines(gram_LPTT):
+    norm = gram_LPTT.diagonal(0, -2, -1) ** 0.5
+    return gram_LPTT / (norm[..., :, None] * norm[..., None, :]).clip(EPSILON)
+
+
+def spectral_entropy(gram_LPTT):
+    """-sum l log l over the eigenvalues l of a Gram matrix over its trace, in nats, _LP."""
+    xp = gram_LPTT.__array_namespace__()
+    share = xp.linalg.eigvalsh(gram_LPTT / gram_LPTT.trace(0, -2, -1)[..., None, None])
+    return -(share * xp.log(xp.where(share > EPSILON, share, 1))).sum(-1)
+
+
+def mixing(cosine_LPTT):
+    """Mean cosine of two tokens other than the first, _LP."""
+    others = cosine_LPTT[..., 1:, 1:]
+    count = others.shape[-1]
+    return (others.sum((-1, -2)) - others.trace(0, -2, -1)) / max(1, count * (count - 1))
+
+
+def of_stream(residual) -> dict:
+    gram = grams(residual)
+    cosine = cosines(gram)
+    return {'spectrum_LP': spectral_entropy(gram), 'mixing_LP': mixing(cosine), 'likeness_LPT': cosine[..., 0, :]}
+
+
+def secondary(likeness_LPT, first_L) -> float:
+    """Mean number of tokens of a text that are secondary sinks, by the mean norms of the first token after blocks."""
+    change = np.diff(np.log(first_L))
+    rise, fall = int(np.argmax(change)) + 1, int(np.argmin(change)) + 1
+    between = slice(rise, fall if fall > rise else None)
+    lasts_PT = (np.abs(likeness_LPT[between]) > ALIKE).sum(0) > LASTING
+    return float(lasts_PT[:, 1:].sum(-1).mean())
+
+
+MEASURES = (
+    Measure(
+        reads=('residual_LPTD',),
+        arrays=lambda residual, setting: of_stream(residual) | {'first_LP': norms(residual[:, :, 0])},
+        numbers=lambda kept, setting: (
+            union(by_layer(name, np.mean(kept[f'{name}_LP'], 1)) for name in ('spectrum', 'mixing'))
+            | {'secondary/tokens': secondary(kept['likeness_LPT'], np.mean(kept['first_LP'], 1))}
+        ),
+        shown=(
+            Number('spectrum/{k}', 'spectral entropy {k}', SPECTRUM, 'nats'),
+            Number('mixing/{k}', 'mixing {k}', MIXING),
+            Number('secondary/tokens', 'secondary sinks', SECONDARY, digits=2),
+        ),
+        saved=('spectrum_L', 'mixing_L', 'likeness_LT'),
+    ),
+)
