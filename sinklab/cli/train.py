@@ -44,6 +44,7 @@ def arguments(verb: argparse.ArgumentParser) -> None:
     hardware.arguments(verb)
     programs.argument(verb)
     verb.add_argument('--tensorboard', action='store_true', help='write TensorBoard events beside metrics.jsonl')
+    verb.add_argument('--wandb', action='store_true', help='write a run of Weights & Biases, too, offline')
     verb.add_argument(
         '--profile',
         metavar='STEP:COUNT',
@@ -165,9 +166,10 @@ def beside(
     given: argparse.Namespace, folder: Folder, steps: range | None, say: Any, stack: contextlib.ExitStack
 ) -> list:
     """Whoever else listens to the run, as asked for."""
-    from sinklab.train import profile, tensorboard
+    from sinklab.train import profile, tensorboard, wandb
 
     mirrors = [tensorboard.Mirror(folder)] if given.tensorboard else []
+    mirrors += [stack.enter_context(wandb.Mirror(folder))] if given.wandb else []
     return mirrors + ([stack.enter_context(profile.Profile(folder, steps, say))] if steps else [])
 
 

@@ -1,0 +1,37 @@
+"""Mirrors of metrics.jsonl hold what it holds."""
+
+import json
+import os
+import subprocess
+import sys
+
+import pytest
+import wandb_files
+
+
+@pytest.fixture
+def config(tmp_path, corpus):
+    """A config file of a user's own, tiny."""
+    path = tmp_path / 'mine.py'
+    path.write_text(
+        f'import sys; sys.path.insert(0, {os.path.dirname(__file__)!r})\n'
+        'from conftest import tiny_config\n'
+        f'def get_config(row=None):\n    return tiny_config(data__source={corpus!r})\n'
+    )
+    return str(path)
+
+
+@pytest.mark.slow
+def test_attempts_at_a_run_are_one_of_weights_and_biases(tmp_path, config, monkeypatch):
+    pytest.importorskip('wandb')
+    monkeypatch.setenv('WANDB_MODE', 'offline')
+    arguments = ['train', f'--config={config}', f'--workdir={tmp_path}/run', '--wandb']
+    for steps in (4, 8):
+        command = [sys.executable, '-m', 'sinklab', *arguments, f'--config.optimizer.steps={steps}']
+        subprocess.run(command, check=True, capture_output=True)
+    written = [json.loads(line) for line in (tmp_path / 'run' / 'metrics.jsonl').read_text().splitlines()]
+    paths = sorted((tmp_path / 'run' / 'wandb').glob('offline-run-*/*.wandb'))
+    found = [line for path in paths for line in wandb_files.history(path)]
+    assert len(paths) == 2
+    assert len({path.stem for path in paths}) == 1
+    assert found == written
