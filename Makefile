@@ -7,6 +7,9 @@ MINORS := 3.11 3.12 3.13
 MINOR := $(shell $(PYTHON) -c 'import sys; print("%d.%d" % sys.version_info[:2])')
 PINS := $(wildcard tests/constraints/$(MINOR).txt)
 INSTALL := $(BIN)/uv pip install --quiet --python $(BIN)/python $(foreach kind,constraints build-constraints,$(PINS:%=--$(kind) %))
+# Without a version for CPUs alone, PyTorch brings some GB of CUDA along.
+CPU_TORCH := torch==2.13.0+cpu
+TORCH := $(BIN)/python -m pip install --quiet --disable-pip-version-check --only-binary=:all: $(PINS:%=--constraint %)
 PYTEST := $(BIN)/pytest -n 2 --dist worksteal
 
 .PHONY: quickstart test test-fast test-all faults lint constraints pins clean
@@ -68,6 +71,8 @@ pins: .venv/uv
 	$(INSTALL) --compile-bytecode -e '.[test]'
 	$(INSTALL) --no-deps --target .venv/libtpu libtpu==0.0.52 \
 	  || echo 'libtpu cannot be installed here: kernels are not compiled for TPUs'
+	$(TORCH) $(CPU_TORCH) || $(TORCH) --index-url https://download.pytorch.org/whl/cpu $(CPU_TORCH) \
+	  || echo 'no PyTorch for CPUs here: open models are not tested'
 	@touch $@ .venv/quickstart
 
 clean:

@@ -6,6 +6,8 @@ from setuptools import find_packages, setup
 HERE = Path(__file__).parent
 REPORT = ['plotly>=6.0', 'matplotlib>=3.8']
 TENSORBOARD = ['tensorboardX>=2.6']
+WANDB = ['wandb>=0.18']
+HF = ['transformers>=5.0', 'safetensors>=0.5', 'torch>=2.6']
 # tensorflow-datasets needs importlib_resources and does not say so.
 DATA = ['pyarrow>=15.0', 'zstandard>=0.22', 'tensorflow-datasets>=4.9.8', 'importlib_resources>=6.0']
 GCS = ['gcsfs>=2026.9']
@@ -36,7 +38,10 @@ setup(
     ],
     extras_require={
         'report': REPORT,
+        'notebook': ['pandas>=2.2', 'matplotlib>=3.8'],
+        'hf': HF,
         'tensorboard': TENSORBOARD,
+        'wandb': WANDB,
         'data': DATA,
         'gcs': GCS,
         's3': S3,
@@ -45,6 +50,9 @@ setup(
         'test': [
             *REPORT,
             *TENSORBOARD,
+            *WANDB,
+            *HF[:-1],  # torch comes by itself where there is a wheel of its own: see the Makefile
+            'pandas>=2.2',
             *DATA,
             *GCS,
             *S3,

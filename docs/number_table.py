@@ -1,4 +1,4 @@
-"""Writes the README's table of numbers from the table of measures.
+"""Writes the tables of numbers in README.md and docs/measure.md from the table of measures.
 
 python docs/number_table.py
 """
@@ -8,25 +8,26 @@ import re
 from pathlib import Path
 
 from sinklab.measure.measure import Number
-from sinklab.measure.table import NUMBERS
+from sinklab.measure.table import DEEPER_NUMBERS, NUMBERS
 
-README = Path(__file__).parents[1] / 'README.md'
+DOCS = Path(__file__).parent
+PAGES = {DOCS.parent / 'README.md': NUMBERS, DOCS / 'measure.md': DEEPER_NUMBERS}
 HEAD = '| number | what it is |\n|---|---|\n'
 
 
-def readme(text: str) -> str:
-    """A README with the table as it is now."""
-    return re.sub(re.escape(HEAD) + r'(\|.*\n)*', lambda _: HEAD + rows(), text)
+def page(text: str, numbers: list[Number]) -> str:
+    """A page with the table as it is now."""
+    return re.sub(re.escape(HEAD) + r'(\|.*\n)*', lambda _: HEAD + rows(numbers), text)
 
 
-def rows() -> str:
+def rows(numbers: list[Number]) -> str:
     """Neighbours of one sentence share a row."""
-    groups = itertools.groupby(NUMBERS, lambda number: number.sentence)
+    groups = itertools.groupby(numbers, lambda number: number.sentence)
     return ''.join(f'| {", ".join(map(name, group))} | {escape(sentence)} |\n' for sentence, group in groups)
 
 
 def name(number: Number) -> str:
-    return f'`{number.name.format(k="k")}`' + (f' ({number.unit})' if number.unit else '')
+    return f'`{re.sub("[{}]", "", number.name)}`' + (f' ({number.unit})' if number.unit else '')
 
 
 def escape(sentence: str) -> str:
@@ -34,4 +35,5 @@ def escape(sentence: str) -> str:
 
 
 if __name__ == '__main__':
-    README.write_text(readme(README.read_text(encoding='utf-8')), encoding='utf-8')
+    for path, numbers in PAGES.items():
+        path.write_text(page(path.read_text(encoding='utf-8'), numbers), encoding='utf-8')

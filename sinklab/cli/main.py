@@ -5,7 +5,7 @@ import sys
 from collections.abc import Sequence
 
 import sinklab
-from sinklab.cli import checkpoint, compile, doctor, prepare, processes, report, rows, sweep, tail, train
+from sinklab.cli import checkpoint, compile, doctor, measure, prepare, processes, report, rows, sweep, tail, train
 from sinklab.lease import Superseded
 from sinklab.train.outcome import of_error
 
@@ -16,6 +16,7 @@ VERBS = {
     'rows': rows,
     'sweep': sweep,
     'report': report,
+    'measure': measure,
     'tail': tail,
     'checkpoint': checkpoint,
     'doctor': doctor,

@@ -1,0 +1,62 @@
+"""Everything that the table of measures says of a subject, on any inputs; a result is kept by what it is made of."""
+
+import dataclasses
+import hashlib
+import json
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+import numpy as np
+
+from sinklab import __version__
+from sinklab.cache import cache
+from sinklab.files.whole import whole
+from sinklab.measure import table
+from sinklab.measure.measure import Arrays, Measure
+from sinklab.observe.subject import Subject
+
+
+@dataclasses.dataclass(frozen=True)
+class Measured:
+    numbers: dict[str, float]
+    arrays: Mapping[str, np.ndarray]  # as a probe's file has them
+
+
+def measured(subject: Subject, ids_PT: np.ndarray, position_T: np.ndarray | None = None, **how: Any) -> Measured:
+    """Of so many sequences; `how` changes fields of the Setting, `position_T` the places of tokens."""
+    setting = subject.setting(ids_PT.shape[1], **how)
+    among = table.measurable(subject.reads)
+
+    def keep(layer: dict[str, Any]) -> Arrays:
+        return table.kept(layer, setting, of_layer(among, layer))
+
+    kept = subject.observe(ids_PT, keep, position_T)
+    if setting.triggers:
+        kept |= dict(trigger_PT=subject.triggers(ids_PT))
+    numbers = {name: float(value) for name, value in table.numbers(kept, setting, among).items()}
+    return Measured(numbers, table.file_arrays(kept, setting, among))
+
+
+def of_layer(among: Iterable[Measure], layer: dict[str, Any]) -> tuple[Measure, ...]:
+    """Those that can be taken of a layer: one without attention has no matrix."""
+    return tuple(measure for measure in among if {*measure.reads} <= layer.keys())
+
+
+def remembered(subject: Subject, ids_PT: np.ndarray, position_T: np.ndarray | None = None, **how: Any) -> Measured:
+    """The same, computed once for a model and its inputs."""
+    told = json.dumps([__version__, subject.digest, how, None if position_T is None else list(map(int, position_T))])
+    name = hashlib.sha256(told.encode() + np.int64(ids_PT).tobytes()).hexdigest()[:24]
+    path = cache() / 'measured' / f'{name}.npz'
+    if path.exists():
+        with np.load(path) as kept:
+            arrays = dict(kept)
+            return Measured(json.loads(str(arrays.pop('numbers'))), arrays)
+    found = measured(subject, ids_PT, position_T, **how)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    save(path, found)
+    return found
+
+
+def save(path: Any, found: Measured) -> None:
+    with whole(path) as unfinished, unfinished.open('wb') as file:
+        np.savez_compressed(file, numbers=json.dumps(found.numbers), **found.arrays)

@@ -1,0 +1,147 @@
+"""What `sinklab.open` gives: a run or an open model in a notebook, read and never written."""
+
+import dataclasses
+import functools
+from typing import Any
+
+import numpy as np
+
+from sinklab.checkpoint import digests, restore
+from sinklab.named import run_and_step, wanted
+from sinklab.observe.measuring import measured
+from sinklab.observe.own import Own
+from sinklab.observe.subject import Subject
+from sinklab.record import Refusal
+
+OPEN = 'hf:'
+
+
+def subject(given: str, bos: str = 'auto', remote_code: bool = False) -> Subject:
+    """A step of a run, the newest whole one if none is named, or hf:PATH_OR_ID."""
+    if given.startswith(OPEN):
+        try:
+            from sinklab.observe.open_model import OpenModel
+        except ImportError as error:
+            raise Refusal(f'{given} needs {error.name}; install it: pip install "sinklab[hf]"') from error
+        return OpenModel(given.removeprefix(OPEN), bos, remote_code)
+    folder, step = run_and_step(given)
+    if not folder.is_claimed():
+        raise Refusal(f'{folder} holds no run; give RUN, RUN@STEP, or hf:PATH_OR_ID of an open model')
+    saved = wanted(folder, step)
+    return Own(folder, saved[-1] if step is not None else digests.newest(folder) or saved[-1])
+
+
+def open(given: str, **how: Any) -> 'Opened':
+    """A run, RUN@STEP or hf:PATH_OR_ID; nothing of it is loaded before it is asked for."""
+    found = subject(str(given), **how)
+    return Run(found) if isinstance(found, Own) else Opened(found)
+
+
+@dataclasses.dataclass
+class Attention:
+    """The matrices of one text."""
+
+    matrix_LHTS: np.ndarray  # float32, queries of the text over columns and text
+    queries: list[str]
+    keys: list[str]  # the columns' names in brackets, then the tokens
+
+    def strongest(self) -> tuple[int, int]:
+        """(layer, head), from 0, of the largest mean attention to the first token."""
+        first_LH = self.matrix_LHTS[..., len(self.keys) - len(self.queries)].mean(-1)
+        layer, head = np.unravel_index(first_LH.argmax(), first_LH.shape)
+        return int(layer), int(head)
+
+    def plot(self, layer: int | None = None, head: int | None = None) -> Any:
+        """A figure of one head; layers and heads count from 0, and without them it is the strongest."""
+        from matplotlib.figure import Figure
+
+        strongest = self.strongest()
+        layer, head = (own if one is None else one for one, own in zip((layer, head), strongest, strict=True))
+        size = 2 + 0.2 * len(self.keys)
+        figure = Figure(figsize=(size, size), layout='constrained')
+        axes = figure.subplots()
+        image = axes.imshow(self.matrix_LHTS[layer, head], cmap='viridis', vmin=0)
+        axes.set_xticks(range(len(self.keys)), map(shown, self.keys), rotation=90, fontsize=7)
+        axes.set_yticks(range(len(self.queries)), map(shown, self.queries), fontsize=7)
+        axes.set(xlabel='key', ylabel='query', title=f'layer {layer}, head {head}')
+        figure.colorbar(image, shrink=0.6, label='attention')
+        return figure
+
+
+def shown(word: str) -> str:
+    """A token as a label: what is not seen is written out, and no $ begins a formula."""
+    return word.replace(' ', '·').replace('\n', '⏎').replace('\t', '⇥').replace('$', r'\$') or '∅'
+
+
+class Opened:
+    """Anything that can be measured."""
+
+    def __init__(self, subject: Subject):
+        self.subject = subject
+
+    def __repr__(self) -> str:
+        return f'sinklab.open({self.subject.name!r})'
+
+    def ids(self, text: str | list[str]) -> np.ndarray:
+        """ids_PT of texts, cut to the shortest, as training shaped its own."""
+        found = [self.subject.encode(one) for one in ([text] if isinstance(text, str) else text)]
+        shortest = min(map(len, found), default=0)
+        if shortest < 2:
+            raise Refusal(f'the shortest text has {shortest} tokens; give at least 2')
+        return self.subject.shaped(np.array([one[:shortest] for one in found]))
+
+    def attention(self, text: str) -> Attention:
+        ids_PT = self.ids(text)
+        kept = self.subject.observe(ids_PT, lambda layer: {'attention_LPHTS': layer['attention_LPHTS']})
+        words = self.subject.words(ids_PT[0])
+        return Attention(kept['attention_LPHTS'][:, 0], words, [*self.subject.columns(), *words])
+
+    def measure(self, name: str = '', text: str | list[str] = '', **how: Any) -> float | dict[str, float]:
+        """The number of this name of one or more texts, or all whose names begin with it and a slash."""
+        numbers = measured(self.subject, self.ids(text), **how).numbers
+        if name in numbers:
+            return numbers[name]
+        found = {one: value for one, value in numbers.items() if not name or one.startswith(f'{name}/')}
+        if not found:
+            kinds = ', '.join(dict.fromkeys(one.partition('/')[0] for one in numbers))
+            raise Refusal(f'there is no measure {name!r}; there are {kinds}')
+        return found
+
+
+class Run(Opened):
+    """A run of ours, while it is trained or afterwards."""
+
+    subject: Own
+
+    @property
+    def spec(self) -> Any:
+        return self.subject.spec
+
+    @property
+    def steps(self) -> list[int]:
+        """Those of its checkpoints."""
+        return self.subject.folder.checkpoint_steps()
+
+    def at(self, step: int) -> 'Run':
+        return Run(Own(self.subject.folder, *wanted(self.subject.folder, step)))
+
+    def params(self, step: int | None = None) -> dict:
+        """Nested dicts of NumPy arrays, verified."""
+        return restore.parameters(self.subject.folder.path, self.subject.step if step is None else step)
+
+    @functools.cached_property
+    def model(self) -> Any:
+        """The flax.nnx module: model(token_BT, capture=True) -> (logits_BTV, Capture)."""
+        return self.subject.model()
+
+    def curve(self, name: str) -> Any:
+        """A data frame by step, of a number of metrics.jsonl, or of all whose names begin with it and a slash."""
+        try:
+            import pandas
+        except ImportError as error:
+            raise Refusal('a curve is a data frame of pandas; install it: pip install "sinklab[notebook]"') from error
+        frame = pandas.DataFrame(self.subject.folder.records()).set_index('step')
+        found = [one for one in frame.columns if one == name or one.startswith(f'{name}/')]
+        if not found:
+            raise Refusal(f'{self.subject.folder} has no {name!r}; it has {", ".join(frame.columns)}')
+        return frame[found].dropna(how='all')

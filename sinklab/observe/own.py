@@ -1,0 +1,125 @@
+"""A run, or one step of it, as something to be measured: its parameters and its config, without its corpus."""
+
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import numpy as np
+from flax import nnx
+
+from sinklab import devices, sharding
+from sinklab.checkpoint import digests, restore
+from sinklab.data.batches import PREPENDED
+from sinklab.data.corpus import corpus
+from sinklab.data.sequences.interventions import with_fixed_token
+from sinklab.data.tokens.tokenizer import Tokenizer, parse
+from sinklab.folder import Folder
+from sinklab.measure.measure import Arrays
+from sinklab.measure.setting import Setting, forward_arrays, setting_of
+from sinklab.model.columns import COLUMNS, count
+from sinklab.named import spec_of
+from sinklab.observe.subject import Keep, check_length, joined
+from sinklab.record import Refusal
+from sinklab.spec import Hardware
+from sinklab.targets import readable
+from sinklab.train import probe, state
+from sinklab.train.forward import forward
+
+AT_ONCE = 1 << 30  # bytes of what is captured at once
+READS = 'attention_LPHTS', 'query_LPTHK', 'key_LPSHK', 'value_LPSHK', 'head_LPTHK', 'normed_LPTD', 'residual_LPTD'
+
+
+class Own:
+    """A step of a run; nothing is written to its folder."""
+
+    def __init__(self, folder: Folder, step: int):
+        self.folder, self.step, self.spec = folder, step, spec_of(folder)
+        self.name = f'{folder}@{step}'
+        self.vocabulary = self.spec.model.vocabulary
+        self.reads = (*READS, *(('sink_LPCD',) if COLUMNS[self.spec.model.columns.kind].token.count else ()))
+
+    @functools.cached_property
+    def digest(self) -> str:
+        return digests.seal(self.folder, self.step)
+
+    @functools.cached_property
+    def mesh(self) -> jax.sharding.Mesh:
+        return devices.mesh(Hardware(), jax.devices()[:1])
+
+    @functools.cached_property
+    def params(self) -> dict:
+        """The verified parameters, on the first device."""
+        abstract = state.abstract(self.spec, self.mesh)['params']
+        return restore.parameters(self.folder.path, self.step, abstract=abstract)
+
+    @functools.cached_property
+    def tokenizer(self) -> Tokenizer:
+        """The run's own; one that is older than tokenizer.json in its folder has it from its corpus."""
+        if self.spec.data.task != 'text':
+            raise Refusal(f'{self.folder} was trained on {self.spec.data.task}, which has no tokenizer; give ids')
+        path = self.folder.path / 'tokenizer.json'
+        if path.exists():
+            return parse(path.read_text(encoding='utf-8'), str(path))
+        return corpus(self.spec.data, self.vocabulary).tokenizer()
+
+    def encode(self, text: str) -> list[int]:
+        return [*self.before(), *self.tokenizer.encode(text, add_special_tokens=False).ids]
+
+    def before(self) -> list[int]:
+        """What stands before every text: what the run's probes have there, BOS, or the token that is fixed there."""
+        data = self.spec.data
+        begins = data.bos == 'documents' or (data.fixed_position == 1 and data.fixed_held_out)
+        return PREPENDED[self.spec.probe.prepend](data) or [data.fixed_token] * begins
+
+    @property
+    def position(self) -> str:
+        return self.spec.model.position
+
+    @property
+    def longest(self) -> int:
+        return self.spec.data.length
+
+    def columns(self) -> list[str]:
+        """Their names, left of the text, an implicit one first."""
+        implicit = self.setting(2).implicit
+        return ['(+1)'] * implicit + [f'({self.spec.model.columns.kind})'] * count(self.spec.model)
+
+    def triggers(self, ids_PT: np.ndarray) -> np.ndarray:
+        return ids_PT < self.spec.data.triggers
+
+    def words(self, ids_T: np.ndarray) -> list[str]:
+        return [self.tokenizer.decode([int(one)], skip_special_tokens=False) for one in readable(np.asarray(ids_T))]
+
+    def shaped(self, ids_PT: np.ndarray) -> np.ndarray:
+        return with_fixed_token(ids_PT, self.spec.data) if self.spec.data.fixed_held_out else ids_PT
+
+    def model(self) -> nnx.Module:
+        return nnx.merge(state.architecture(self.spec)[0], self.params)
+
+    def domains(self) -> list[str]:
+        """Those of the run's store."""
+        return corpus(self.spec.data, self.vocabulary).domains
+
+    def setting(self, length: int, **more: Any) -> Setting:
+        return setting_of(self.spec, length, count(self.spec.model), **more)
+
+    def observe(self, ids_PT: np.ndarray, keep: Keep, position_T: np.ndarray | None = None) -> dict[str, np.ndarray]:
+        program, rows = self.program(keep, position_T), self.rows(check_length(self, ids_PT))
+        with jax.set_mesh(self.mesh):
+            return joined([program(ids_PT[at : at + rows]) for at in range(0, len(ids_PT), rows)])
+
+    def rows(self, length: int) -> int:
+        """How many sequences are captured at once."""
+        return max(1, AT_ONCE // probe.captured_bytes(self.spec.model, length))
+
+    def program(self, keep: Keep, position_T: np.ndarray | None) -> Callable[[np.ndarray], Arrays]:
+        more = {} if position_T is None else dict(position_BT=np.asarray(position_T)[None])
+        run = forward(self.spec, capture=True, **more)
+
+        def kept(params: dict, ids_PT: jax.Array) -> Arrays:
+            _, _, captured = run(params, ids_PT)
+            return keep(forward_arrays(captured, self.setting(ids_PT.shape[1])))
+
+        compiled = jax.jit(kept, **state.jit_options(self.spec, self.mesh))
+        return lambda ids_PT: jax.device_get(compiled(self.params, sharding.put(readable(ids_PT), self.mesh)))

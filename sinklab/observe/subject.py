@@ -1,0 +1,60 @@
+"""What can be measured: a model that says, layer by layer, what it does with tokens."""
+
+from collections.abc import Callable
+from typing import Any, Protocol
+
+import numpy as np
+
+from sinklab.measure.measure import Arrays
+from sinklab.measure.setting import Setting
+from sinklab.record import Refusal
+
+# (arrays of a forward pass with a leading L and P, by the names of measure/setting.py) -> what is kept of them.
+Keep = Callable[[dict[str, Any]], Arrays]
+
+
+class Subject(Protocol):
+    name: str
+    digest: str  # of its parameters, and of all else that decides what it says
+    vocabulary: int
+    longest: int | None  # tokens of a text that it can read
+    position: str  # as in spec.Position, or another word
+    reads: tuple[str, ...]  # the arrays that it has for all layers, or for those that have attention
+
+    def encode(self, text: str) -> list[int]:
+        """The ids of a text, with what stands before every text."""
+        ...
+
+    def words(self, ids_T: np.ndarray) -> list[str]:
+        """What each token stands for."""
+        ...
+
+    def columns(self) -> list[str]:
+        """The names of what stands left of the text."""
+        ...
+
+    def shaped(self, ids_PT: np.ndarray) -> np.ndarray:
+        """Sequences as training shaped its own."""
+        ...
+
+    def setting(self, length: int, **more: Any) -> Setting: ...
+
+    def observe(self, ids_PT: np.ndarray, keep: Keep, position_T: np.ndarray | None = None) -> dict[str, np.ndarray]:
+        """What is kept of all layers and sequences; of arrays without a P, of the first sequences."""
+        ...
+
+
+def check_length(subject: Subject, ids_PT: np.ndarray) -> int:
+    """The length of the sequences; raises Refusal where it is more than a model can read."""
+    length = ids_PT.shape[1]
+    if subject.longest and length > subject.longest:
+        raise Refusal(f'{subject.name} reads {subject.longest} tokens, and {length} are given; shorten the text')
+    return length
+
+
+def joined(parts: list[dict[str, np.ndarray]]) -> dict[str, np.ndarray]:
+    """What is kept of one part of the sequences after another; of arrays without a P, the first part's."""
+    return {
+        name: np.concatenate([part[name] for part in parts], 1) if '_LP' in name else array
+        for name, array in parts[0].items()
+    }

@@ -1,0 +1,179 @@
+"""Open models through transformers: what is seen of them is what transformers says, in every family."""
+
+import json
+
+import numpy as np
+import open_models
+import pytest
+
+pytest.importorskip('torch', reason='open models need torch, which has no wheel here')
+pytest.importorskip('transformers', reason='open models need transformers')
+
+from sinklab.cli.main import main
+from sinklab.measure import table
+from sinklab.observe import hub, measuring
+from sinklab.observe.open_model import OpenModel
+from sinklab.record import Refusal
+
+FAMILIES = tuple(open_models.configs())
+IDS_PT = np.random.default_rng(0).integers(2, open_models.VOCABULARY, (3, 16))
+T = IDS_PT.shape[1]
+
+
+@pytest.fixture(scope='module', params=FAMILIES)
+def model(request, tmp_path_factory):
+    """(its family, as transformers has it, as it is measured)."""
+    folder = tmp_path_factory.mktemp(request.param)
+    theirs = open_models.saved(open_models.configs()[request.param], folder)
+    return request.param, theirs, OpenModel(str(folder))
+
+
+def shown(subject, *names):
+    found = subject.observe(IDS_PT, lambda layer: {name: layer[name] for name in names if name in layer})
+    return [np.float64(found[name]) for name in names]
+
+
+def test_what_is_seen_is_what_transformers_returns(model):
+    family, theirs, subject = model
+    attention, residual = open_models.told(theirs, IDS_PT)
+    found_attention, found_residual = shown(subject, 'attention_LPHTS', 'residual_LPTD')
+    if family == 'gpt_oss':
+        np.testing.assert_allclose(
+            found_attention.sum(-1), 1, atol=1e-5
+        )  # with what the sink takes, left of the text
+        found_attention = found_attention[..., 1:]
+    np.testing.assert_allclose(found_attention, attention, atol=1e-5)
+    np.testing.assert_allclose(found_residual[:-1], residual, rtol=1e-5, atol=1e-5 * np.abs(residual).max())
+    np.testing.assert_allclose(found_attention * ~np.tri(T, dtype=bool), 0)
+
+
+def test_queries_keys_and_values_make_what_is_attended(model):
+    family, _, subject = model
+    if family == 'bloom':
+        assert 'query_LPTHK' not in subject.reads
+        return
+    names = 'attention_LPHTS', 'query_LPTHK', 'key_LPSHK', 'value_LPSHK', 'head_LPTHK'
+    attention, query, key, value, head = shown(subject, *names)
+    np.testing.assert_allclose(np.einsum('lphts,lpshk->lpthk', attention, value), head, atol=1e-4)
+    columns = subject.setting(T).columns
+    score = np.einsum('lpthk,lpshk->lphts', query, key[:, :, columns:]) / np.sqrt(query.shape[-1])
+    seen = attention[..., columns:] > 0
+    weight = np.exp(score - np.where(seen, score, -np.inf).max(-1, keepdims=True)) * seen
+    share = attention[..., columns:] / attention[..., columns:].sum(-1, keepdims=True)
+    np.testing.assert_allclose(weight / weight.sum(-1, keepdims=True), share, atol=1e-4)
+
+
+def test_numbers_are_those_of_the_matrices_of_transformers(model):
+    _family, theirs, subject = model
+    attention, residual = (np.float64(one) for one in open_models.told(theirs, IDS_PT))
+    numbers = measuring.measured(subject, IDS_PT, keys=2).numbers
+    alphas = [[matrix[k:, k].sum() / (T - k) for k in range(2)] for matrix in attention.reshape(-1, T, T)]
+    for k in range(2):
+        np.testing.assert_allclose(numbers[f'alpha/{k + 1}'], np.mean(alphas, 0)[k], rtol=1e-5)
+        np.testing.assert_allclose(numbers[f'sink/{k + 1}'], 100 * np.mean(np.array(alphas)[:, k] > 0.3))
+    norm = np.linalg.norm(residual, axis=-1).mean(1)
+    for layer, one in enumerate(norm, 1):
+        np.testing.assert_allclose(numbers[f'norm/ratio/{layer:02}'], one[0] / one[1:].mean(), rtol=1e-5)
+    assert {name for one in table.measurable(subject.reads) for name in one.reads} <= {*subject.reads}
+
+
+def test_parts_of_the_sequences_are_measured_as_all_at_once(model, monkeypatch):
+    _, _, subject = model
+    whole = measuring.measured(subject, IDS_PT).numbers
+    monkeypatch.setattr('sinklab.observe.open_model.AT_ONCE', 1)
+    parts = measuring.measured(subject, IDS_PT).numbers
+    for name, value in whole.items():
+        np.testing.assert_allclose(parts[name], value, rtol=1e-4, atol=1e-5, err_msg=name)
+
+
+@pytest.fixture(scope='module')
+def gpt2(tmp_path_factory):
+    folder = tmp_path_factory.mktemp('open') / 'gpt2-xl'
+    folder.mkdir()
+    return folder, open_models.saved(open_models.configs()['gpt2'], folder, open_models.tokenizer_json())
+
+
+def test_token_one_at_another_place_is_the_model_with_its_positions_changed(gpt2):
+    import torch
+
+    folder, theirs = gpt2
+    subject, table_TD = OpenModel(str(folder)), theirs.transformer.wpe.weight
+    before = table_TD.detach().clone()
+    with torch.no_grad():
+        table_TD[[0, 4]] = before[[4, 0]]
+        expected, _ = open_models.told(theirs, IDS_PT)
+        table_TD[:] = before
+    position_T = np.arange(T)
+    position_T[[0, 4]] = 4, 0
+    found = subject.observe(IDS_PT, lambda layer: {'a_LPHTS': layer['attention_LPHTS']}, position_T)
+    np.testing.assert_allclose(found['a_LPHTS'], expected, atol=1e-5)
+
+
+def test_the_verb_says_what_is_published_beside_and_finds_again_what_it_has_measured(
+    gpt2, capsys, monkeypatch, tmp_path
+):
+    monkeypatch.setenv('SINKLAB_CACHE', str(tmp_path / 'cache'))
+    (tmp_path / 'a.txt').write_text(open_models.TEXT)
+    arguments = ['measure', f'hf:{gpt2[0]}', f'--source=text:{tmp_path}/*.txt', '--sequences=1', '--length=16']
+    arguments += ['--inputs=natural,random,repeated', '--lengths=4,16', '--eps=0.2,0.3', '--json']
+    assert main(arguments) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert found['published'] == {'natural': 77.0, 'random': 70.29, 'repeated': 62.28}
+    assert found['inputs'].keys() == {'natural', 'random', 'repeated'}
+    assert found['inputs']['natural']['sink/1/T16@0.3'] == found['inputs']['natural']['sink/1']
+    monkeypatch.setattr(measuring, 'measured', lambda *_, **__: pytest.fail('it was measured before'))
+    assert main(arguments) == 0
+    assert json.loads(capsys.readouterr().out) == found
+
+
+@pytest.mark.parametrize(('bos', 'first'), [('auto', None), ('none', None), ('force', '<|end|>')])
+def test_bos_stands_before_a_text_where_it_is_asked_for(gpt2, bos, first):
+    subject = OpenModel(str(gpt2[0]), bos)
+    words = subject.words(subject.encode('import os'))
+    assert words[0] == (first or 'import')
+
+
+@pytest.mark.parametrize(
+    ('harm', 'said'),
+    [
+        (lambda folder: (folder / 'config.json').unlink(), 'holds no open model'),
+        (lambda folder: (folder / 'model.safetensors').rename(folder / 'pytorch_model.bin'), 'is a pickle'),
+        (lambda folder: (folder / 'model.safetensors').unlink(), 'there are none'),
+        (lambda folder: (folder / 'model.safetensors').write_bytes(b'x' * 100), 'cannot be loaded'),
+        (lambda folder: (folder / 'tokenizer.json').unlink(), 'has no tokenizer'),
+        (lambda folder: halve(folder / 'model.safetensors'), 'is half a checkpoint'),
+        (lambda folder: another_vocabulary(folder), 'gives the id'),
+    ],
+)
+def test_a_damaged_model_is_refused_in_one_line(tmp_path, capsys, harm, said):
+    config = open_models.configs()['gpt2']
+    open_models.saved(config, tmp_path, open_models.tokenizer_json())
+    harm(tmp_path)
+    (tmp_path / 'text.txt').write_text(open_models.TEXT)
+    capsys.readouterr()
+    given = [f'--source=text:{tmp_path}/text.txt', '--sequences=1', '--length=16']
+    assert main(['measure', f'hf:{tmp_path}', *given]) == 1
+    line = capsys.readouterr().err.strip()
+    assert said in line
+    assert '\n' not in line
+
+
+def halve(path):
+    from safetensors.numpy import load_file, save_file
+
+    arrays = load_file(path)
+    save_file({name: arrays[name] for name in sorted(arrays)[: len(arrays) // 2]}, path, metadata={'format': 'pt'})
+
+
+def another_vocabulary(folder):
+    from tokenizers import Tokenizer
+
+    tokenizer = Tokenizer.from_file(str(folder / 'tokenizer.json'))
+    tokenizer.add_tokens([*(f'zz{number}' for number in range(128)), 'import os'])
+    tokenizer.save(str(folder / 'tokenizer.json'))
+
+
+def test_what_is_not_there_is_refused_without_a_network(tmp_path, monkeypatch):
+    monkeypatch.setenv('HF_HUB_OFFLINE', '1')
+    with pytest.raises(Refusal, match='cannot be fetched'):
+        hub.folder_of('nobody/nothing')

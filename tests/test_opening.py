@@ -1,0 +1,165 @@
+"""`sinklab.open` and `sinklab measure` on a run: its own numbers, read and never written."""
+
+import json
+import shutil
+from pathlib import Path
+
+import numpy as np
+import pytest
+import runs
+
+import sinklab
+from sinklab.cli.main import main
+from sinklab.data.batches import sequences
+from sinklab.folder import Folder
+from sinklab.measure import sink
+from sinklab.observe import inputs
+from sinklab.record import Refusal
+
+pytestmark = pytest.mark.slow
+ROOT = Path(__file__).parents[1]
+
+
+@pytest.fixture(scope='module')
+def trained(tmp_path_factory, corpus):
+    """A run of a few steps whose sequences begin with a fixed token, and whose corpus is gone."""
+    here = tmp_path_factory.mktemp('corpus')
+    shutil.copytree(corpus.removeprefix('text:').rpartition('/')[0], here / 'texts')
+    source = f'text:{here}/texts/{corpus.rpartition("/")[2]}'
+    spec = runs.spec(source, data__fixed_position=1, data__length=96)
+    path = tmp_path_factory.mktemp('runs') / 'run'
+    records = runs.train(spec, path)
+    return path, spec, records
+
+
+def state_of(path):
+    return {one.relative_to(path): one.stat().st_mtime_ns for one in path.rglob('*')}
+
+
+def test_three_lines_without_the_corpus_and_without_a_trace(trained, monkeypatch):
+    path, spec, _ = trained
+    monkeypatch.setattr('sinklab.observe.own.corpus', lambda *_: pytest.fail('the corpus is read'))
+    before = state_of(path)
+    run = sinklab.open(path)
+    found = run.attention('import os')
+    alpha = run.measure('sink', text='import os')
+    assert state_of(path) == before
+    assert found.keys == found.queries == [run.subject.words([spec.data.fixed_token])[0], *found.queries[1:]]
+    assert ''.join(found.queries[1:]) == 'import os'
+    _, captured = run.model(run.ids('import os'), capture=True)
+    np.testing.assert_allclose(found.matrix_LHTS, captured.attention_BHTS[:, 0], atol=1e-6)
+    assert alpha['sink/1'] == sink.rate(sink.importance(found.matrix_LHTS, 1))
+
+
+def test_a_picture_has_a_label_for_every_token(trained):
+    found = sinklab.open(trained[0]).attention('x = $1\n')
+    figure = found.plot()
+    axes = figure.axes[0]
+    assert len(axes.get_xticklabels()) == len(found.keys)
+    assert axes.get_title() == 'layer {}, head {}'.format(*found.strongest())
+    figure.draw_without_rendering()
+
+
+def test_the_steps_of_a_run_have_their_parameters_and_its_curves_are_frames(trained):
+    path, _, records = trained
+    run = sinklab.open(path)
+    assert run.steps == [4, 8]
+    for step in run.steps:
+        for ours, theirs in zip(*map(leaves, (run.params(step), runs.parameters(path, step))), strict=True):
+            np.testing.assert_array_equal(ours, theirs)
+    pytest.importorskip('pandas')
+    frame = run.curve('sink/1')
+    assert frame['sink/1'].to_dict() == {one['step']: one['sink/1'] for one in records if 'sink/1' in one}
+    assert 'norm/ratio/01' in run.curve('norm')
+
+
+def leaves(tree):
+    import jax
+
+    return jax.tree.leaves(tree)
+
+
+def test_measured_again_a_checkpoint_gives_the_numbers_of_its_own_probe(trained, capsys, monkeypatch, tmp_path):
+    path, _spec, records = trained
+    monkeypatch.setenv('SINKLAB_CACHE', str(tmp_path / 'cache'))
+    assert main(['measure', str(path), '--json', '--out', str(tmp_path / 'out')]) == 0
+    found = json.loads(capsys.readouterr().out)
+    numbers = found['inputs']['natural']
+    recorded = {name: value for name, value in records[-1].items() if name in numbers}
+    assert 'sink/1' in recorded
+    assert 'contribution/1' in recorded
+    for name, value in recorded.items():
+        np.testing.assert_allclose(numbers[name], value, rtol=1e-5, atol=1e-6, err_msg=name)
+    with np.load(tmp_path / 'out' / 'natural.npz') as arrays, np.load(Folder(path).probes[-1]) as probe:
+        np.testing.assert_allclose(arrays['alpha_LPHJ'], probe['alpha_LPHJ'], atol=1e-6)
+        assert 'cos_LH2' in arrays
+
+
+def test_every_checkpoint_is_measured_and_the_emergence_is_told(trained, capsys, monkeypatch, tmp_path):
+    monkeypatch.setenv('SINKLAB_CACHE', str(tmp_path / 'cache'))
+    assert main(['measure', str(trained[0]), '--all', '--inputs=repeated', '--sequences=3']) == 0
+    said = capsys.readouterr().out
+    assert '@4' in said
+    assert '@8' in said
+
+
+def test_inputs_are_what_their_names_say(trained):
+    path, spec, _ = trained
+    subject = sinklab.open(path).subject
+    wanted = inputs.Wanted(sequences=4, length=8, seed=0, source=None)
+    found = inputs.inputs(subject, ('natural', 'random', 'repeated'), wanted)
+    np.testing.assert_array_equal(found['natural'][:, :8], sequences(spec).probe_PT[:4, :8])
+    for name, ids_PT in found.items():
+        assert ids_PT.shape == (4, 8), name
+        assert (ids_PT[:, 0] == spec.data.fixed_token).all(), name
+    assert (found['repeated'][:, 1:] == found['repeated'][:, 1:2]).all()
+    assert len({*found['random'].ravel()}) > 15
+    assert (found['random'] < subject.vocabulary).all()
+
+
+@pytest.mark.parametrize(
+    ('arguments', 'said'),
+    [
+        (['{run}@5'], 'has no checkpoint 5'),
+        (['{run}/probe'], 'holds no run'),
+        (['{run}', '--inputs=naturl'], 'did you mean natural'),
+        (['{run}', '--inputs=domains'], 'one domain'),
+        (['{run}', '--length=1000'], 'reads 96 tokens'),
+        (['{run}', '--lengths=4,400'], '--lengths has 400'),
+        (['{run}', '--eps=0.3'], 'is of --lengths'),
+        (['{run}', '--lengths=x'], 'no list of int'),
+        (['{run}', '--positions=swap:1'], 'give replace:K or swap:K'),
+        (['{run}', '--length=1'], 'nothing to measure'),
+        (['hf:{run}'], 'holds a run of sinklab'),
+        (['hf:{run}', '--all'], 'is an open model'),
+        (['{run}', '--out={run}'], 'is there already'),
+    ],
+)
+def test_what_cannot_be_measured_is_refused_in_one_line(trained, capsys, arguments, said):
+    given = [one.format(run=trained[0]) for one in arguments]
+    assert main(['measure', *given]) == 1
+    line = capsys.readouterr().err.strip()
+    assert said in line
+    assert '\n' not in line
+
+
+def test_a_text_too_short_or_an_unknown_measure_is_refused(trained):
+    run = sinklab.open(trained[0])
+    with pytest.raises(Refusal, match='there is no measure'):
+        run.measure('sinks', text='import os')
+    with pytest.raises(Refusal, match='at least 2'):
+        run.attention('')
+
+
+def test_the_notebook_runs_from_its_first_cell_to_its_last(trained, tmp_path, monkeypatch):
+    pytest.importorskip('pandas')
+    (tmp_path / 'runs' / 'quickstart').mkdir(parents=True)
+    (tmp_path / 'runs' / 'quickstart' / 'softmax').symlink_to(trained[0])
+    monkeypatch.chdir(tmp_path)
+    notebook = json.loads((ROOT / 'docs' / 'notebook.ipynb').read_text(encoding='utf-8'))
+    names = {}
+    for cell in notebook['cells']:
+        if cell['cell_type'] == 'code':
+            exec(''.join(cell['source']), names)
+    assert names['attention'].keys == names['attention'].queries
+    assert len(names['curve']) == 4
