@@ -10,6 +10,7 @@ WANDB = ['wandb>=0.18']
 HF = ['transformers>=5.0', 'safetensors>=0.5', 'torch>=2.6']
 # tensorflow-datasets needs importlib_resources and does not say so.
 DATA = ['pyarrow>=15.0', 'zstandard>=0.22', 'tensorflow-datasets>=4.9.8', 'importlib_resources>=6.0']
+EVALUATE = ['lm-eval>=0.4.12']
 GCS = ['gcsfs>=2026.9']
 S3 = ['s3fs>=2026.9']
 
@@ -43,6 +44,7 @@ setup(
         'tensorboard': TENSORBOARD,
         'wandb': WANDB,
         'data': DATA,
+        'evaluate': EVALUATE,
         'gcs': GCS,
         's3': S3,
         'tpu': ['jax[tpu]>=0.10.2'],
@@ -54,6 +56,7 @@ setup(
             *HF[:-1],  # torch comes by itself where there is a wheel of its own: see the Makefile
             'pandas>=2.2',
             *DATA,
+            *EVALUATE,
             *GCS,
             *S3,
             'gcp-storage-emulator>=2026.7',

@@ -23,6 +23,7 @@ EXTRAS = {
     'transformers': 'hf',
     'torch': 'hf',
     'pandas': 'notebook',
+    'lm-eval': 'evaluate',
     'libtpu': 'tpu',
     'jax-cuda13-plugin': 'gpu',
     'pyarrow': 'data',
