@@ -1,0 +1,144 @@
+"""A run as a model of lm-evaluation-harness: what it says of texts follows from the formulas, one text at a time."""
+
+import dataclasses
+
+import jax
+import numpy as np
+import pytest
+import reference
+from conftest import drawn, tiny
+from likelihoods import CONTEXTS, QUESTIONS, TEXTS, before, encoded, goes_on, likelihood, scores
+
+pytest.importorskip('lm_eval')
+
+from lm_eval.api.instance import Instance
+from lm_eval.utils import get_rolling_token_windows, make_disjoint_window
+
+from sinklab.folder import Folder
+from sinklab.observe import harness, writing
+from sinklab.observe.harness import Harness
+from sinklab.observe.own import Own
+from sinklab.record import Refusal
+
+pytestmark = pytest.mark.slow
+WAYS = {'plain': {}, 'fixed': dict(fixed_position=1), 'documents': dict(positions='reset')}
+
+
+@pytest.fixture(scope='module', params=WAYS)
+def own(request, whole):
+    """A run whose parameters leave nothing without effect, of data that begin in another way each."""
+    found = Own(Folder(whole[0]), 8)
+    data = dataclasses.replace(found.spec.data, **WAYS[request.param])
+    mask = dataclasses.replace(found.spec.model.mask, document=request.param == 'documents')
+    model = dataclasses.replace(found.spec.model, mask=mask)
+    found.spec = dataclasses.replace(found.spec, data=data, model=model)
+    found.params = jax.tree.map(jax.numpy.asarray, drawn(found.spec, 0.3))
+    return found
+
+
+@pytest.fixture(autouse=True)
+def several_lengths(monkeypatch):
+    monkeypatch.setattr(harness, 'SHORTEST', 4)
+
+
+def requests(kind, *arguments):
+    return [Instance(kind, {}, given, 0) for given in arguments]
+
+
+def test_a_continuation_has_the_likelihood_of_its_formula(own):
+    asked = Harness(own)
+    pairs = [(one['question'], choice) for one in QUESTIONS for choice in one['choices']]
+    assert {asked.length(len(asked.tok_encode(''.join(pair)))) for pair in pairs} >= {8, 16}
+    found = asked.loglikelihood(requests('loglikelihood', *pairs), disable_tqdm=True)
+    for (context, continuation), (score, likeliest) in zip(pairs, found, strict=True):
+        begin = len(context.rstrip())  # the library moves spaces
+        expected = likelihood(own, context[:begin], context[begin:] + continuation)
+        np.testing.assert_allclose(score, expected[0], rtol=1e-4, err_msg=context)
+        assert likeliest == expected[1]
+
+
+def test_the_likeliest_token_is_greedy(own):
+    asked = Harness(own)
+    context = asked.tok_encode(CONTEXTS[0])
+    logits_TV, _, _ = reference.forward(own.params, np.array(context), own.spec)
+    first = int(logits_TV[-1].argmax())
+    found = asked._loglikelihood_tokens([(None, context, [first]), (None, context, [(first + 1) % 300])], True)
+    assert [likeliest for _, likeliest in found] == [True, False]
+
+
+def test_a_text_is_read_in_the_windows_of_the_library(own):
+    found = Harness(own).loglikelihood_rolling(requests('loglikelihood_rolling', *((text,) for text in TEXTS)), True)
+    first, length = before(own), own.spec.data.length
+    for text, score in zip(TEXTS, found, strict=True):
+        prefix = [own.spec.data.end_token, *first][-1]
+        windows = get_rolling_token_windows(encoded(own, text), prefix, length - len(first), 1)
+        total, read = 0.0, []
+        for number, (context, predicted) in enumerate(map(make_disjoint_window, windows)):
+            total += scores(own, [*first[: bool(number)], *context, *predicted], len(predicted))[0]
+            read += predicted
+        assert read == encoded(own, text)
+        np.testing.assert_allclose(score, total, rtol=1e-4)
+
+
+def test_an_empty_context_is_what_stands_before_every_text_or_the_end_of_another(own):
+    asked = Harness(own)
+    assert asked.loglikelihood_rolling(requests('loglikelihood_rolling', ('',)), True) == [0.0]
+    ((score, _),) = asked.loglikelihood(requests('loglikelihood', ('', 'abc')), disable_tqdm=True)
+    np.testing.assert_allclose(score, likelihood(own, '', 'abc')[0], rtol=1e-4)
+    ids = [[own.spec.data.end_token, *before(own)][-1], *encoded(own, 'abc')]
+    np.testing.assert_allclose(score, scores(own, ids, len(ids) - 1)[0], rtol=1e-4)
+
+
+def test_a_text_goes_on_with_the_likeliest_token_beyond_the_training_length(own):
+    given = [(context, dict(until=[], max_gen_toks=20)) for context in CONTEXTS]
+    found = Harness(own, batch_size=1).generate_until(requests('generate_until', *given), True)
+    assert found == [goes_on(own, context, 20) for context in CONTEXTS]
+    assert found == Harness(own).generate_until(requests('generate_until', *given), True)
+    stop = found[0][len(found[0]) // 2 :][:2]
+    again = Harness(own).generate_until(requests('generate_until', (CONTEXTS[0], dict(until=stop))), True)
+    assert again == [found[0].partition(stop)[0]]
+
+
+def test_what_is_drawn_has_the_frequencies_of_a_softmax():
+    rng, logits_V = np.random.default_rng(0), np.array([0.0, 1.0, 2.0])
+    counts = np.bincount([writing.drawn(logits_V, 0.5, rng) for _ in range(4000)])
+    weight_V = np.exp(logits_V / 0.5)
+    np.testing.assert_allclose(counts / 4000, weight_V / weight_V.sum(), atol=0.02)
+
+
+@pytest.mark.parametrize(
+    ('given', 'expected'),
+    [
+        (dict(until='\n', max_gen_toks=3), (('\n',), 3, 0.0)),
+        (dict(do_sample=False, temperature=1.0, top_p=0.9), ((), 256, 0.0)),
+        (dict(do_sample=True, max_new_tokens=7), ((), 7, 1.0)),
+        (dict(temperature=0.5, num_beams=1), ((), 256, 0.5)),
+    ],
+)
+def test_what_a_task_asks_of_a_text_is_read(given, expected):
+    assert writing.asked(given) == writing.Asked(*expected)
+
+
+@pytest.mark.parametrize('given', [dict(num_beams=4), dict(do_sample=True, top_p=0.9), dict(repetition_penalty=1.2)])
+def test_what_would_change_a_text_and_is_unknown_is_refused(given):
+    with pytest.raises(Refusal, match='a task asks for'):
+        writing.asked(given)
+
+
+@pytest.mark.parametrize(
+    ('changes', 'said'),
+    [
+        (dict(data__task='backcopy', data__triggers=3), 'was trained on backcopy'),
+        (dict(model__mask__prefix=3), 'predicts none of them'),
+        (dict(data__fixed_position=3), 'data.fixed_position'),
+        (dict(data__random_first=2, data__random_last=3), 'data.random_first'),
+    ],
+)
+def test_a_run_without_a_likelihood_of_texts_is_refused(changes, said):
+    with pytest.raises(Refusal, match=said):
+        harness.check(tiny(**changes), 'a run')
+
+
+def test_places_of_later_texts_are_without_a_fixed_token_if_training_left_them():
+    spec = tiny(data__fixed_position=3)
+    harness.check(dataclasses.replace(spec, data=dataclasses.replace(spec.data, fixed_held_out=False)), 'a run')
