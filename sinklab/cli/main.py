@@ -5,7 +5,20 @@ import sys
 from collections.abc import Sequence
 
 import sinklab
-from sinklab.cli import checkpoint, compile, doctor, measure, prepare, processes, report, rows, sweep, tail, train
+from sinklab.cli import (
+    checkpoint,
+    compile,
+    doctor,
+    evaluate,
+    measure,
+    prepare,
+    processes,
+    report,
+    rows,
+    sweep,
+    tail,
+    train,
+)
 from sinklab.lease import Superseded
 from sinklab.train.outcome import of_error
 
@@ -17,6 +30,7 @@ VERBS = {
     'sweep': sweep,
     'report': report,
     'measure': measure,
+    'evaluate': evaluate,
     'tail': tail,
     'checkpoint': checkpoint,
     'doctor': doctor,

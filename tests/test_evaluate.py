@@ -1,0 +1,117 @@
+"""`sinklab evaluate`, and the ways of lm-evaluation-harness to a run: local tasks, their numbers by hand."""
+
+import json
+import math
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+from likelihoods import CONTEXTS, QUESTIONS, TASKS, TEXTS, goes_on, likelihood, written
+
+pytest.importorskip('lm_eval')
+
+from lm_eval import simple_evaluate
+from lm_eval.api.registry import get_model
+
+from sinklab.cli.main import main
+from sinklab.folder import Folder
+from sinklab.observe import downstream
+from sinklab.observe.harness import Harness
+from sinklab.observe.own import Own
+
+pytestmark = pytest.mark.slow
+ROOT = Path(__file__).parents[1]
+
+
+@pytest.fixture(autouse=True)
+def offline(monkeypatch):
+    import datasets
+    import huggingface_hub.constants
+
+    for module in (huggingface_hub.constants, datasets.config):
+        monkeypatch.setattr(module, 'HF_HUB_OFFLINE', True)
+
+
+@pytest.fixture(scope='module')
+def tasks(tmp_path_factory):
+    return written(tmp_path_factory.mktemp('tasks'))
+
+
+def test_tasks_have_the_numbers_that_follow_by_hand(whole, tasks, capsys, tmp_path):
+    path, records = whole
+    own, file, included = Own(Folder(path), 8), tmp_path / 'found.json', [f'--include={tasks}']
+    assert main(['evaluate', str(path), f'--tasks={",".join(TASKS)}', *included, '--json', f'--out={file}']) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert found == json.loads(file.read_text())
+    assert found['digest'] == own.digest
+    assert found['measured']['sink/1'] == records[-1]['sink/1']
+    right = []
+    for one in QUESTIONS:
+        begin = len(one['question'].rstrip())
+        context, space = one['question'][:begin], one['question'][begin:]
+        likelihoods = [likelihood(own, context, space + choice)[0] for choice in one['choices']]
+        right.append(np.argmax(likelihoods) == one['answer'])
+    assert found['tasks']['mine_choice']['numbers']['acc,none'] == np.mean(right)
+    assert found['tasks']['mine_choice']['samples'] == 4
+    bits = -sum(likelihood(own, '', text)[0] for text in TEXTS) / math.log(2)
+    size = sum(len(text.encode()) for text in TEXTS)
+    np.testing.assert_allclose(found['tasks']['mine_text']['numbers']['bits_per_byte,none'], bits / size, rtol=1e-4)
+    answers = [goes_on(own, context, 5).partition('\n')[0] for context in CONTEXTS]
+    assert found['tasks']['mine_answer']['numbers']['exact_match,none'] == np.mean([not one for one in answers])
+
+
+def test_a_table_is_shown_of_the_first_texts_after_solved_ones(whole, tasks, capsys):
+    asked = ['evaluate', f'{whole[0]}@4', '--tasks=mine_choice', f'--include={tasks}', '--limit=2', '--few_shot=1']
+    assert main(asked) == 0
+    said = capsys.readouterr().out
+    cells = said.split('\n')[1].split()
+    assert [cells[place] for place in (0, 1, 4, 5)] == ['mine_choice', 'acc', '2', '1']
+    assert f'{whole[0]}@4' in said
+
+
+def test_the_library_finds_the_model_by_its_name(whole, tasks):
+    assert get_model('sinklab') is Harness
+    how = dict(tasks=['mine_choice'], task_manager=downstream.tasks(['mine_choice'], str(tasks)), bootstrap_iters=0)
+    found = simple_evaluate(model='sinklab', model_args=f'run={whole[0]}@8', batch_size='auto', **how)
+    assert found['config']['model_sha'] == Own(Folder(whole[0]), 8).digest
+    assert len(found['samples']['mine_choice']) == 4
+
+
+@pytest.mark.exhaustive
+def test_the_librarys_own_command_line_runs_a_run(whole, tasks):
+    asked = ['--model=sinklab', f'--model_args=run={whole[0]}@8', '--tasks=mine_choice', f'--include_path={tasks}']
+    command = [sys.executable, '-m', 'sinklab.observe.harness', 'run', *asked, '--batch_size=auto']
+    told = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, timeout=300)
+    assert 'mine_choice' in told.stdout, told.stderr
+
+
+@pytest.mark.parametrize(
+    ('arguments', 'said'),
+    [
+        (['{run}@8', '--tasks=mine_choise', '--include={tasks}'], 'did you mean mine_choice'),
+        (['{run}@8', '--tasks='], 'is empty'),
+        (['{run}@8', '--tasks=mine_far', '--include={tasks}'], 'mine_far cannot be loaded'),
+        (['{run}@8', '--tasks=mine_choice', '--include={tasks}/none'], 'is no folder'),
+        (['{run}@8', '--tasks=mine_choice', '--include={tasks}', '--limit=0'], 'at least 1'),
+        (['{run}@8', '--tasks=mine_choice', '--include={tasks}', '--out={run}'], 'is there already'),
+        (['{run}@5', '--tasks=mine_choice', '--include={tasks}'], 'has no checkpoint 5'),
+        (['{run}/none', '--tasks=mine_choice', '--include={tasks}'], 'holds no run'),
+        (['hf:{run}', '--tasks=mine_choice', '--include={tasks}'], 'has no weights as safetensors'),
+    ],
+)
+def test_what_cannot_be_evaluated_is_refused_in_one_line(whole, tasks, capsys, arguments, said):
+    given = [one.format(run=whole[0], tasks=tasks) for one in arguments]
+    assert main(['evaluate', *given]) == 1
+    line = capsys.readouterr().err.strip().split('\n')[-1]
+    assert line.startswith('sinklab evaluate: ')
+    assert said in line
+
+
+def test_without_the_library_the_extra_is_named(monkeypatch, capsys):
+    monkeypatch.setitem(sys.modules, 'lm_eval', None)
+    monkeypatch.delitem(sys.modules, 'sinklab.observe.downstream')
+    monkeypatch.delattr('sinklab.observe.downstream')
+    assert main(['evaluate', 'runs/none', '--tasks=hellaswag']) == 1
+    assert capsys.readouterr().err.endswith('install it: pip install "sinklab[evaluate]"\n')
