@@ -83,7 +83,9 @@ def test_a_text_is_read_in_the_windows_of_the_library(own):
 def test_an_empty_context_is_what_stands_before_every_text_or_the_end_of_another(own):
     asked = Harness(own)
     assert asked.loglikelihood_rolling(requests('loglikelihood_rolling', ('',)), True) == [0.0]
-    ((score, _),) = asked.loglikelihood(requests('loglikelihood', ('', 'abc')), disable_tqdm=True)
+    found = asked.loglikelihood(requests('loglikelihood', ('', 'abc'), (' ', 'abc')), disable_tqdm=True)
+    (score, _), (after_space, _) = found
+    np.testing.assert_allclose(after_space, likelihood(own, '', ' abc')[0], rtol=1e-4)
     np.testing.assert_allclose(score, likelihood(own, '', 'abc')[0], rtol=1e-4)
     ids = [[own.spec.data.end_token, *before(own)][-1], *encoded(own, 'abc')]
     np.testing.assert_allclose(score, scores(own, ids, len(ids) - 1)[0], rtol=1e-4)

@@ -71,9 +71,13 @@ def show(found: dict) -> None:
     for name, task in found['tasks'].items():
         for key, value, error in metrics(task['numbers']):
             ends = ('-' if one is None else str(one) for one in (task['samples'], task['few_shot']))
-            table.add_row(name, key, f'{value:.4f}', '-' if error is None else f'{error:.4f}', *ends)
+            table.add_row(name, key, text(value), '-' if error is None else text(error), *ends)
     Console(highlight=False, width=None if sys.stdout.isatty() else 200).print(table)
     print(', '.join([found['model'], *beside(found.get('measured', {}))]))
+
+
+def text(value: float) -> str:
+    return f'{value:.4f}' if abs(value) < 1e5 else f'{value:.3e}'
 
 
 def beside(measured: dict[str, float]) -> list[str]:

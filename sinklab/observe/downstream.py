@@ -61,11 +61,13 @@ def model(given: str) -> LM:
         return Harness(opening.subject(given))
     folder = hub.folder_of(given.removeprefix(opening.OPEN))
     try:
+        import torch
         from lm_eval.models.huggingface import HFLM
     except ImportError as error:
         raise Refusal(f'{given} needs {error.name}; install it: pip install "lm-eval[hf]"') from error
+    device = 'cuda' if torch.cuda.is_available() else 'cpu'
     with contextlib.redirect_stdout(sys.stderr):
-        return HFLM(pretrained=str(folder), batch_size=AT_ONCE)
+        return HFLM(pretrained=str(folder), device=device, batch_size=AT_ONCE)
 
 
 def evaluated(

@@ -87,6 +87,7 @@ class Harness(TemplateLM):
 
     def parts(self, context: list[int], continuation: list[int]) -> Iterator[tuple[list[int], int]]:
         """(ids, how many of the last are predicted): one, or more of a continuation that is too long for one."""
+        context = context or [self.prefix_token_id]  # it was of spaces alone, which the library moves
         ids = [*context, *continuation]
         for start in range(len(context), len(ids), self.room):
             end = min(start + self.room, len(ids))
