@@ -4,7 +4,7 @@ from pathlib import Path
 from setuptools import find_packages, setup
 
 HERE = Path(__file__).parent
-REPORT = ['plotly>=6.0', 'matplotlib>=3.8']
+REPORT = ['matplotlib>=3.8']
 TENSORBOARD = ['tensorboardX>=2.6']
 # tensorflow-datasets needs importlib_resources and does not say so.
 DATA = ['pyarrow>=15.0', 'zstandard>=0.22', 'tensorflow-datasets>=4.9.8', 'importlib_resources>=6.0']
@@ -20,6 +20,7 @@ setup(
     license='MIT',
     python_requires='>=3.11',
     packages=find_packages(include=['sinklab*', 'configs']),
+    package_data={'sinklab.report': ['assets/*']},
     entry_points={'console_scripts': ['sinklab = sinklab.cli.main:main']},
     install_requires=[
         'jax>=0.10.2',

@@ -1,0 +1,210 @@
+"""The page in a real browser: every figure drawn, its slider, filters and keys, two hundred runs of it."""
+
+import json
+import re
+import time
+
+import pytest
+from browser import NEEDS_BROWSER, browser
+from made_up import SIZES, made_up, numbers, probe
+
+from sinklab.folder import Folder
+from sinklab.measure.table import PICTURES
+from sinklab.report import closing, lines, maps, page, runs
+
+pytestmark = pytest.mark.slow
+DARK = 'getComputedStyle(document.body).backgroundColor'
+LABEL = 'document.querySelector("#figure-{} {}").getAttribute("aria-label")'
+
+
+@pytest.fixture(scope='module')
+def tab(tmp_path_factory):
+    with browser(tmp_path_factory.mktemp('profile')) as page:
+        yield page
+
+
+@pytest.fixture(scope='module')
+def folder(tmp_path_factory):
+    """Two seeds of a row, another one that is called as no row should, one without a probe, one that diverged."""
+    path = tmp_path_factory.mktemp('runs')
+    published = {'sink/1': 18.18, 'valid/loss': 3.73}
+    for seed in (0, 1):
+        more = {'sink/1/context': 3.0, 'alpha/1/context': 0.2}
+        made_up(
+            path / f'softmax-{seed}',
+            'softmax',
+            seed=seed,
+            published=published,
+            more=more,
+            optimizer__weight_decay=0.1,
+        )
+    made_up(path / 'odd', 'a<b & "c"', steps=(0, 20), published={'sink/1': 41.08}, optimizer__weight_decay=0.5)
+    made_up(path / 'silent', 'silent', probes=False, end='unfinished')
+    made_up(path / 'wild', 'wild', steps=(0, 10), end='diverged')
+    names = ('softmax-0', 'softmax-1', 'odd', 'silent', 'wild')
+    page.write(path / 'report.html', runs.read([f'{path}/{name}' for name in names]))
+    return path
+
+
+@pytest.fixture
+def shown(tab, folder):
+    tab.console.clear()
+    return tab.open(folder / 'report.html')
+
+
+def test_the_page_loads_nothing_and_is_small(folder):
+    html = (folder / 'report.html').read_text()
+    assert not re.search(r'<(script|link|img)[^>]+(src|href)=', html), 'loads something'
+    assert 'a&lt;b &amp; &quot;c&quot;' in html
+    assert 'a<b' not in html
+    assert len(html) < 150_000
+    for text in (*(picture.title for picture in PICTURES), *closing.HEADINGS):
+        assert text in html
+
+
+@NEEDS_BROWSER
+def test_every_figure_is_drawn_without_a_word_on_the_console(shown):
+    assert shown.console == []
+    kinds = [picture.kind for picture in PICTURES]
+    names = [picture.name for picture in PICTURES] + ['curves', 'context', 'numbers', 'along-optimizer.weight_decay']
+    for name in names:
+        count = f'document.querySelectorAll("[id=\\"figure-{name}\\"] .drawn :is(.path, canvas)").length'
+        assert shown.ask(count) > 0, f'{name} is not drawn'
+    assert shown.ask('document.querySelectorAll("section.figure").length') == len(names)
+    assert shown.ask('document.querySelectorAll("#figure-alpha canvas").length') == 4
+    assert shown.ask('document.querySelectorAll("#figure-attention canvas").length') == 12, 'the first of them'
+    assert kinds.count('ratios') == shown.ask('document.querySelectorAll(".cursor:not(.now)").length')
+    assert shown.ask('document.querySelectorAll(".mark").length') == 4
+    assert shown.ask(
+        '[...document.querySelectorAll("canvas, svg[role=img]")].every(one => one.ariaLabel && one.tabIndex === 0)'
+    )
+    colours = (
+        'new Set(document.querySelector("#figure-alpha canvas").getContext("2d").getImageData(0, 0, 2, 3).data).size'
+    )
+    assert shown.ask(colours) > 6
+
+
+@NEEDS_BROWSER
+def test_one_slider_moves_all_figures_by_mouse_and_by_key(shown):
+    curve, alpha, value = (
+        LABEL.format('curves', 'svg[role=img]'),
+        LABEL.format('alpha', 'canvas'),
+        LABEL.format('value', 'svg[role=img]'),
+    )
+    attention = LABEL.format('attention', 'canvas')
+    before = [shown.ask(label) for label in (curve, alpha, value, attention)]
+    assert 'at step 20: softmax, mean of 2 50.0' in before[0]
+    assert 'step 20' in before[1]
+    shown.ask('part("step").focus()')
+    shown.press('ArrowLeft')
+    after = [shown.ask(label) for label in (curve, alpha, value, attention)]
+    assert 'at step 10: softmax, mean of 2 25.0' in after[0]
+    assert 'step 10' in after[1]
+    assert after[2] != before[2]
+    assert 'step 10' in after[3]
+    shown.ask('document.activeElement.blur()')
+    shown.press('[', '[')
+    assert 'step 0' in shown.ask(alpha)
+    shown.ask('document.querySelector("#figure-curves svg[role=img]").focus()')
+    shown.press('ArrowRight')
+    assert shown.ask('part("step-said").textContent') == '10'
+    assert shown.console == []
+
+
+@NEEDS_BROWSER
+def test_rows_layers_and_heads_are_filtered(shown):
+    canvases = 'document.querySelectorAll("#figure-{} canvas").length'
+    shown.ask('part("words").value = "soft"; part("words").dispatchEvent(new Event("input"))')
+    shown.settle()
+    assert shown.ask(canvases.format('alpha')) == 2
+    assert shown.ask('[...document.querySelectorAll("tr[data-arm]")].filter(row => !row.hidden).length') == 3
+    assert 'a<b' not in shown.ask(LABEL.format('curves', 'svg[role=img]'))
+    shown.ask('part("layer").value = 2; part("layer").dispatchEvent(new Event("change"))')
+    shown.ask('part("head").value = 1; part("head").dispatchEvent(new Event("change"))')
+    shown.settle()
+    titles = shown.ask('[...document.querySelectorAll("#figure-attention figcaption")].map(one => one.textContent)')
+    assert len(titles) == 2
+    assert all('layer 2 head 1' in title for title in titles)
+    shown.click('#none')
+    assert shown.ask(canvases.format('alpha')) == 0
+    assert shown.ask('document.querySelector("#figure-alpha .none").textContent') == 'no row is shown'
+    shown.click('#every')
+    assert shown.ask(canvases.format('alpha')) == 4
+    assert shown.console == []
+
+
+@NEEDS_BROWSER
+def test_a_map_is_read_by_keys_and_a_head_is_chosen_by_enter(shown):
+    shown.ask('document.querySelector("#figure-alpha canvas").focus()')
+    shown.press('ArrowRight')
+    assert re.fullmatch(r'layer 3, head 2: 0\.\d{3}', shown.ask('part("said").textContent'))
+    shown.press('Enter')
+    assert shown.ask('[state.layer, state.head]') == [3, 2]
+    shown.ask('document.querySelector("#figure-alpha .values").open = true')
+    shown.until('document.querySelectorAll("#figure-alpha .values td").length')
+    assert shown.ask('document.querySelectorAll("#figure-alpha .values table").length') == 4
+
+
+@NEEDS_BROWSER
+@pytest.mark.parametrize('width', [400, 1280])
+def test_nothing_is_wider_than_the_window_and_the_night_is_dark(tab, folder, width, tmp_path):
+    colours = []
+    for dark in (False, True):
+        tab.open(folder / 'report.html', width, dark=dark)
+        assert tab.ask('document.documentElement.scrollWidth') <= width
+        colours.append(tab.ask(DARK))
+        touching = 'const boxes = [...document.querySelectorAll("h1, h2, h3, figcaption, svg, canvas, .legend")]'
+        assert tab.ask(
+            f'(() => {{ {touching}.map(one => one.getBoundingClientRect()).filter(one => one.width); return '
+            'boxes.every(one => one.right <= innerWidth + 1 && one.left >= -1) })()'
+        )
+    tab.click('#theme')
+    assert colours == ['rgb(255, 255, 255)', 'rgb(20, 23, 26)']
+    assert tab.ask(DARK) == colours[0]
+
+
+@NEEDS_BROWSER
+@pytest.mark.parametrize('kind', ['one', 'silent', 'wild'])
+def test_a_single_run_is_a_page_too(tab, tmp_path, kind):
+    more = dict(one={}, silent=dict(probes=False), wild=dict(end='diverged'))[kind]
+    page.write(tmp_path / 'report.html', runs.read([made_up(tmp_path / 'run', 'softmax', **more)]))
+    tab.console.clear()
+    tab.open(tmp_path / 'report.html', 400)
+    assert tab.console == []
+    words = dict(one='40 % of heads', silent='no probe yet', wild='diverged at step 20')[kind]
+    assert words in tab.ask('document.querySelector(".answer").textContent')
+    assert tab.ask('document.querySelectorAll(".path").length') > 0
+
+
+def many(path, count, steps):
+    """As many runs as a large sweep has, of the paper's layers and heads, three seeds a row."""
+    sizes = SIZES | dict(L=10, H=8, T=32, S=32, P=2)
+    import numpy as np
+
+    for at in range(count):
+        row = made_up(
+            path / f'{at:03}', f'rate_{at // 3}', seed=at % 3, steps=(0,), probes=False, optimizer__rate=at // 3
+        )
+        records = [numbers(step, at % 3, probes=True) for step in steps]
+        Folder(row).path.joinpath('metrics.jsonl').write_text('\n'.join(map(json.dumps, records)))
+        for step in steps[::40]:
+            probe(Folder(row).probe(step), np.random.default_rng(at + step), sizes)
+    return [f'{path}/{at:03}' for at in range(count)]
+
+
+@NEEDS_BROWSER
+def test_two_hundred_runs_are_a_page_of_less_than_ten_megabytes_that_opens_in_two_seconds(tab, tmp_path):
+    paths = many(tmp_path, 200, range(0, 20_000, 50))
+    begun = time.monotonic()
+    page.write(tmp_path / 'report.html', runs.read(paths))
+    took, size = time.monotonic() - begun, (tmp_path / 'report.html').stat().st_size
+    tab.console.clear()
+    tab.open(tmp_path / 'report.html')
+    drawn = int(tab.ask('document.documentElement.dataset.drawn'))
+    print(f'200 runs: written in {took:.1f} s, {size / 1e6:.2f} MB, drawn {drawn} ms after it was asked for')
+    assert size < 10e6
+    assert drawn < 2000 * 4, 'four times what an idle machine may take'
+    assert tab.console == []
+    assert tab.ask('document.querySelectorAll("#figure-alpha canvas").length') == 12
+    assert lines.FEWEST <= lines.POINTS // 200
+    assert maps.RUNS < 200
