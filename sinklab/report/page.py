@@ -16,7 +16,7 @@ from sinklab.report.content import content
 from sinklab.report.runs import NUMBERS, Run
 
 ASSETS = Path(__file__).parent / 'assets'
-SCRIPTS = ('unpack.js', 'colours.js', 'lines.js', 'maps.js', 'controls.js', 'start.js')
+SCRIPTS = ('unpack.js', 'colours.js', 'lines.js', 'panels.js', 'maps.js', 'controls.js', 'start.js')
 SHOWN = 12  # runs whose table is open
 POLICY = "default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'; img-src data: blob:"
 OURS = (

@@ -12,7 +12,8 @@ class Controls {
   }
 
   steps() {
-    const { steps } = this.data, slider = part('step');
+    const { steps } = this.data,
+      slider = part('step');
     state.step = steps[steps.length - 1] ?? Infinity;
     slider.closest('label').hidden = steps.length < 2;
     slider.max = slider.value = Math.max(0, steps.length - 1);
@@ -46,12 +47,19 @@ class Controls {
   }
 
   filter(name) {
-    const menu = part(name), across = name === 'layer' ? 'rows' : 'columns';
+    const menu = part(name),
+      across = name === 'layer' ? 'rows' : 'columns';
     const maps = this.data.figures.filter(figure => figure.kind === 'heads').flatMap(figure => figure.maps);
     const count = Math.max(0, ...maps.map(map => map[across]));
     menu.closest('label').hidden = !count;
-    menu.insertAdjacentHTML('beforeend', Array.from({ length: count }, (_, at) => `<option>${at + 1}</option>`).join(''));
-    menu.addEventListener('change', () => { state[name] = +menu.value; redraw('draw'); });
+    menu.insertAdjacentHTML(
+      'beforeend',
+      Array.from({ length: count }, (_, at) => `<option>${at + 1}</option>`).join(''),
+    );
+    menu.addEventListener('change', () => {
+      state[name] = +menu.value;
+      redraw('draw');
+    });
   }
 
   choose(layer, head) {
@@ -62,7 +70,11 @@ class Controls {
 
   rows() {
     const { arms } = this.data;
-    part('arms').innerHTML = arms.map((arm, at) => `<label><input type="checkbox" checked value="${at}">${swatch(at)}${escaped(arm.name)}</label>`).join('');
+    part('arms').innerHTML = arms
+      .map(
+        (arm, at) => `<label><input type="checkbox" checked value="${at}">${swatch(at)}${escaped(arm.name)}</label>`,
+      )
+      .join('');
     part('arms').addEventListener('change', () => this.hide());
     part('every').addEventListener('click', () => this.check(() => true));
     part('none').addEventListener('click', () => this.check(() => false));
@@ -80,14 +92,22 @@ class Controls {
   }
 
   check(wanted) {
-    this.boxes().forEach((box, at) => { box.checked = wanted(at); });
+    this.boxes().forEach((box, at) => {
+      box.checked = wanted(at);
+    });
     this.hide();
   }
 
   hide(again = true) {
-    state.hidden = new Set(this.boxes().filter(box => !box.checked).map(box => +box.value));
+    state.hidden = new Set(
+      this.boxes()
+        .filter(box => !box.checked)
+        .map(box => +box.value),
+    );
     part('which-said').textContent = `(${this.data.arms.length - state.hidden.size} of ${this.data.arms.length})`;
-    document.querySelectorAll('tr[data-arm]').forEach(row => { row.hidden = state.hidden.has(+row.dataset.arm); });
+    document.querySelectorAll('tr[data-arm]').forEach(row => {
+      row.hidden = state.hidden.has(+row.dataset.arm);
+    });
     if (again) redraw('draw');
   }
 
@@ -97,6 +117,7 @@ class Controls {
 }
 
 function theme() {
-  const root = document.documentElement, dark = matchMedia('(prefers-color-scheme: dark)').matches;
+  const root = document.documentElement,
+    dark = matchMedia('(prefers-color-scheme: dark)').matches;
   root.dataset.theme = (root.dataset.theme ?? (dark ? 'dark' : 'light')) === 'dark' ? 'light' : 'dark';
 }

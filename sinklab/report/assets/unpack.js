@@ -12,12 +12,14 @@ async function unpacked(text) {
 }
 
 // What is shown: `step` of the slider, `layer` and `head` from 1 (0: all), the places of the rows that are not.
-let shown;  // what was unpacked
+let shown; // what was unpacked
 const state = { step: 0, layer: 0, head: 0, hidden: new Set() };
 
 const escaped = text => String(text).replace(/[&<>"']/g, letter => `&#${letter.charCodeAt(0)};`);
-const said = (value, digits) => Math.abs(value) >= 1e5 || (value && Math.abs(value) < 10 ** -digits)
-  ? value.toExponential(1) : value.toFixed(digits);
+const said = (value, digits) =>
+  Math.abs(value) >= 1e5 || (value && Math.abs(value) < 10 ** -digits)
+    ? value.toExponential(1)
+    : value.toFixed(digits);
 
 // The newest of `steps` at or before one; the first where there is none.
 function newest(steps, step) {
@@ -28,14 +30,22 @@ function newest(steps, step) {
 
 function nearest(values, value) {
   let best = 0;
-  for (let at = 1; at < values.length; at++) if (Math.abs(values[at] - value) < Math.abs(values[best] - value)) best = at;
+  for (let at = 1; at < values.length; at++)
+    if (Math.abs(values[at] - value) < Math.abs(values[best] - value)) best = at;
   return best;
 }
 
 // A table of values, for who reads instead of looking.
 function tabled(headings, rows) {
   const head = headings.map(one => `<th scope="col">${escaped(one)}</th>`).join('');
-  const body = rows.map(cells => `<tr><th scope="row">${escaped(cells[0])}</th>${
-    cells.slice(1).map(one => `<td>${escaped(one)}</td>`).join('')}</tr>`).join('');
+  const body = rows
+    .map(
+      cells =>
+        `<tr><th scope="row">${escaped(cells[0])}</th>${cells
+          .slice(1)
+          .map(one => `<td>${escaped(one)}</td>`)
+          .join('')}</tr>`,
+    )
+    .join('');
   return `<table><thead><tr>${head}</tr></thead><tbody>${body}</tbody></table>`;
 }
