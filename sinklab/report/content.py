@@ -11,7 +11,7 @@ from sinklab.report.runs import Run
 def content(arms: list[Arm], rows: list[dict], as_paper: bool) -> tuple[list[dict], str]:
     """(the figures, what their script unpacks)."""
     pack, runs = Pack(), [run for arm in arms for run in arm.runs]
-    found = figures(arms, rows, pack)
+    found = figures(arms, rows, pack, as_paper)
     if as_paper:
         found = paper.ordered(found)
     steps = sorted({step for run in runs for step in run.probe_steps})
@@ -19,9 +19,9 @@ def content(arms: list[Arm], rows: list[dict], as_paper: bool) -> tuple[list[dic
     return found, pack.text(dict(figures=found, steps=steps, arms=about, runs=[of_run(run, arms) for run in runs]))
 
 
-def figures(arms: list[Arm], rows: list[dict], pack: Pack) -> list[dict]:
+def figures(arms: list[Arm], rows: list[dict], pack: Pack, as_paper: bool) -> list[dict]:
     lines, runs = Lines(arms, pack), [run for arm in arms for run in arm.runs]
-    found = [lines.sink_and_loss(), *map(lines.along, axes.axes(arms, rows)), lines.context()]
+    found = [lines.sink_and_loss(as_paper), *map(lines.along, axes.axes(arms, rows)), lines.context()]
     for picture in PICTURES:
         if any(run.has(picture) for run in runs):
             drawn = (

@@ -17,7 +17,7 @@ OTHERS = (
     Number('train/learning_rate', 'learning rate', 'Of the step.', digits=5),
     Number('speed/tokens_per_second', 'tokens/s', 'Of the whole run.', digits=0),
 )
-POINTS = 60_000  # of all curves together
+POINTS = 20_000  # of one number's curves together
 MOST, FEWEST = 400, 40  # of one
 FEW = 8  # runs whose losses of training are drawn, and all of whose numbers
 CONTEXT = ('sink/1', 'sink/star/clean', 'alpha/1', 'entropy/row', 'mass/row')
@@ -30,7 +30,7 @@ class Lines:
         self.arms, self.pack = arms, pack
         self.runs = [run for arm in arms for run in arm.runs]
         self.places = {run.name: at for at, run in enumerate(self.runs)}
-        self.points = int(np.clip(POINTS // max(1, len(self.runs) * len(self.recorded())), FEWEST, MOST))
+        self.points = points(len(self.runs))
 
     def recorded(self) -> list[Number]:
         """What is offered to be looked at over steps; of many runs, what the table has."""
@@ -39,14 +39,31 @@ class Lines:
         few = len(self.runs) <= FEW
         return [number for number in known if number.name in names and (few or number.table or number is LOSS)]
 
-    def sink_and_loss(self) -> dict:
+    def sink_and_loss(self, as_paper: bool) -> dict:
         sink = self.panel(measures.HEADLINE)
         sink['marks'] = [self.mark(run, found) for run in self.runs if (found := emergence(run))]
         loss = self.panel(LOSS)
         if len(self.runs) <= FEW:
             loss['lines'] = [*self.each('train/loss', 'thin'), *loss['lines']]
         sentence = f'{measures.HEADLINE.label}: {measures.HEADLINE.sentence} A triangle stands where it has emerged.'
+        if as_paper:
+            sink['lines'] += self.published(measures.HEADLINE.name)
+            loss['lines'] += self.published(LOSS.name)
+            sentence += ' Hollow, at the end: what was published, at its own size and number of steps.'
         return figure('curves', 'Sink and loss', f'{sentence} {LOSS.label}: {LOSS.sentence}', [sink, loss])
+
+    def published(self, name: str) -> list[dict]:
+        """A point for each arm, at the last step of its runs."""
+        found = [(at, arm, arm.about['published'].get(name)) for at, arm in enumerate(self.arms)]
+        steps = {
+            at: max((run.records[-1]['step'] for run in arm.runs if run.records), default=0) for at, arm, _ in found
+        }
+        return [
+            dict(kind='published', arms=[at], x=self.pack.add([steps[at]], 'i4'))
+            | dict(y=self.pack.add([value]), sd=self.pack.add([0]))
+            for at, _, value in found
+            if isinstance(value, int | float)
+        ]
 
     def mark(self, run: Run, found) -> dict:
         head = f', layer {found.head[0] + 1} head {found.head[1] + 1} first' if found.head else ''
@@ -136,6 +153,11 @@ class Lines:
             y=self.pack.add([value for _, value, _ in points]),
             sd=self.pack.add([sd for *_, sd in points]),
         )
+
+
+def points(runs: int) -> int:
+    """At most so many of each curve."""
+    return int(np.clip(POINTS // runs, FEWEST, MOST))
 
 
 def figure(name: str, title: str, sentence: str, panels: list[dict]) -> dict:

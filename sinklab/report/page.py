@@ -9,10 +9,11 @@ from pathlib import Path
 
 from sinklab.files.whole import whole
 from sinklab.measure.table import HEADLINE
-from sinklab.report import closing, sweep
+from sinklab.report import closing, maps, sweep
 from sinklab.report.answer import answer
 from sinklab.report.arms import Arm, arms, table
 from sinklab.report.content import content
+from sinklab.report.lines import points
 from sinklab.report.runs import NUMBERS, Run
 
 ASSETS = Path(__file__).parent / 'assets'
@@ -41,7 +42,7 @@ def page(found: list[Arm], rows: list[dict], figures: list[dict], packed: str) -
         f'<p class="answer">{escape(answer(found))}</p>',
         '<noscript><p>The figures need JavaScript; the tables do not.</p></noscript>',
         asset('controls.html'),
-        f'<main>{by_row(rows)}{by_run(runs, found)}{"".join(map(section, figures))}</main>',
+        f'<main>{by_row(rows)}{by_run(runs, found)}{"".join(map(section, figures))}{kept(runs)}</main>',
         f'<script type="application/octet-stream" id="packed">{packed}</script>',
         f'<script>"use strict";{"".join(map(asset, SCRIPTS))}</script>',
     ]
@@ -76,6 +77,17 @@ def section(figure: dict) -> str:
         '<div class="drawn"></div><details class="values"><summary>values</summary><div class="scroll"></div>'
         '</details></section>'
     )
+
+
+def kept(runs: list[Run]) -> str:
+    """By which rule less is drawn than the runs hold."""
+    probes = max(len(run.probe_steps) for run in runs)
+    words = (
+        f'Of {len(runs)} runs: curves of at most {points(len(runs))} points, the smallest and largest value of equal '
+        f'parts; {probes} probes of a run at most, at even distances; maps by 65,535 levels, matrices by 255, of the '
+        f'{maps.HEADS} strongest heads of {maps.RUNS} runs at most.'
+    )
+    return f'<p class="note" id="kept">{words}</p>'
 
 
 def by_row(rows: list[dict]) -> str:
