@@ -75,7 +75,7 @@ class Page:
         )
         self.resize(width, height)
         self.send('Page.navigate', url=f'file://{path}')
-        self.until('document.documentElement.dataset.drawn')
+        self.until('document.documentElement?.dataset.drawn')
         return self
 
     def resize(self, width, height=900):

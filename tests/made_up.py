@@ -14,7 +14,7 @@ def made_up(path, row, steps=(0, 10, 20), seed=0, published=None, end='done', pr
     """A run of a row; `more` is what its records have besides, `config` its fields with __ for the dot."""
     path.mkdir(parents=True)
     rng = np.random.default_rng(seed)
-    write(path / 'config.json', nested(dict(seed=seed, data__seed=seed, optimizer__steps=steps[-1], **config)))
+    write(path / 'config.json', nested(dict(seed=seed, data__seed=seed) | {'optimizer__steps': steps[-1], **config}))
     write(path / 'row.json', dict(row=row, diff={} if row == 'softmax' else {'x': 1}, published=published or {}))
     if end != 'unfinished':
         message = 'train/loss is nan' if end == 'diverged' else ''

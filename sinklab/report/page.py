@@ -114,7 +114,9 @@ def last(row: dict) -> list[str]:
 def by_run(runs: list[Run], found: list[Arm]) -> str:
     entries, places = closing.table(runs), [arm.name for arm in found]
     lines = [(places.index(run.arm), closing.cells(entry)) for run, entry in zip(runs, entries, strict=True)]
-    table = block('runs', '', '', closing.HEADINGS, lines)
+    told = [at for at in range(len(closing.HEADINGS)) if not at or any(cells[at] != '-' for _, cells in lines)]
+    lines = [(arm, [cells[at] for at in told]) for arm, cells in lines]
+    table = block('runs', '', '', [closing.HEADINGS[at] for at in told], lines)
     said = {run.name: [*run.notes, *filter(None, [run.ending.get('message')])] for run in runs}
     notes = ''.join(
         f'<p class="note">{escape(f"{name}: {note}")}</p>' for name, told in said.items() for note in told

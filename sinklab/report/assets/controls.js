@@ -16,7 +16,8 @@ class Controls {
       slider = part('step');
     state.step = steps[steps.length - 1] ?? Infinity;
     slider.closest('label').hidden = steps.length < 2;
-    slider.max = slider.value = Math.max(0, steps.length - 1);
+    slider.max = Math.max(0, steps.length - 1);
+    slider.value = slider.max;
     slider.setAttribute('aria-keyshortcuts', '[ ]');
     slider.addEventListener('input', () => this.stepBy(0));
     this.tell();
