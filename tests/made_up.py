@@ -43,8 +43,13 @@ def nested(fields):
 
 
 def numbers(step, seed, probes):
-    record = {'step': step, 'seconds': step / 2, 'train/loss': 5 - step / 10, 'valid/loss': 5 - step / 12}
-    measured = {'sink/1': (2.0 + seed) * step, 'alpha/1': 0.3, 'alpha/floor': 0.074, 'mass/row': 1.0}
+    record = {
+        'step': step,
+        'seconds': step / 2,
+        'train/loss': max(2.0, 5 - step / 10),
+        'valid/loss': max(2.5, 5 - step / 12),
+    }
+    measured = {'sink/1': min(100.0, (2.0 + seed) * step), 'alpha/1': 0.3, 'alpha/floor': 0.074, 'mass/row': 1.0}
     return record | (measured if probes else {})
 
 

@@ -4,6 +4,7 @@ import json
 import re
 import time
 
+import numpy as np
 import pytest
 from browser import NEEDS_BROWSER, browser
 from made_up import SIZES, made_up, numbers, probe
@@ -176,16 +177,19 @@ def test_a_single_run_is_a_page_too(tab, tmp_path, kind):
     assert tab.ask('document.querySelectorAll(".path").length') > 0
 
 
+def noise(step, rng):
+    return {'step': step, 'valid/loss': 3 + 3 / (1 + step / 900) + rng.random() / 9, 'alpha/1': rng.random()}
+
+
 def many(path, count, steps):
     """As many runs as a large sweep has, of the paper's layers and heads, three seeds a row."""
     sizes = SIZES | dict(L=10, H=8, T=32, S=32, P=2)
-    import numpy as np
-
     for at in range(count):
         row = made_up(
             path / f'{at:03}', f'rate_{at // 3}', seed=at % 3, steps=(0,), probes=False, optimizer__rate=at // 3
         )
-        records = [numbers(step, at % 3, probes=True) for step in steps]
+        rng = np.random.default_rng(at)
+        records = [numbers(step / 500, at % 3, probes=True) | noise(step, rng) for step in steps]
         Folder(row).path.joinpath('metrics.jsonl').write_text('\n'.join(map(json.dumps, records)))
         for step in steps[::40]:
             probe(Folder(row).probe(step), np.random.default_rng(at + step), sizes)

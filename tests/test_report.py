@@ -108,7 +108,7 @@ def test_seeds_are_a_mean_with_a_spread_and_a_diverged_one_is_no_part_of_it(tmp_
     (row,) = arms.table([arm])
     assert row['ours']['sink/1'] == pytest.approx(dict(mean=50, sd=10 * 2**0.5, n=2))
     assert row['outcome'] == 'done 2/3, diverged 1/3'
-    words = '50 % (40 to 60) of heads have a sink after 20 steps (2 seeds), emerging at step 10-20'
+    words = '50 % (40 to 60) of heads have a sink after 20 steps (2 seeds), emerging between steps 10 and 20'
     assert answer.answer([arm]) == f'softmax: {words}, seed 2 diverged at step 10.'
 
 
@@ -137,8 +137,8 @@ def test_the_first_sentence_names_what_has_no_sink_no_probe_or_no_end(tmp_path):
     found = arms.arms(runs.read([f'{tmp_path}/{name}' for name in 'abcd']))
     words = answer.answer(found)
     assert words == (
-        'softmax: 40 % of heads have a sink after 20 steps (seed 0), emerging at step 10-20; none: none after 20 '
-        'steps (seed 0); silent: no probe yet; wild: diverged at step 20.'
+        'softmax: 40 % of heads have a sink after 20 steps (seed 0), emerging between steps 10 and 20; none: none '
+        'after 20 steps (seed 0); silent: no probe yet; wild: diverged at step 20.'
     )
     many = answer.of_many(found)
     assert many.startswith('4 runs of 4 rows: from 0 % of heads with a sink (none) to 40 % (softmax); 1 of 2 rows')

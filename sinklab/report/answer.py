@@ -2,7 +2,7 @@
 
 from sinklab.measure.table import HEADLINE
 from sinklab.report.arms import Arm
-from sinklab.report.emergence import LEAST, between, emergence
+from sinklab.report.emergence import LEAST, emergence
 from sinklab.report.runs import Run
 
 FEW = 6  # arms that are named each
@@ -28,7 +28,7 @@ def sink(arm: Arm, runs: list[Run]) -> str:
     if max(rates) < LEAST:
         return f'none after {steps(runs)} ({seeds(runs)})'
     share = f'{rates[0]:.0f} %' if len(runs) == 1 else f'{sum(rates) / len(rates):.0f} % ({span(rates)})'
-    return f'{share} of heads have a sink after {steps(runs)} ({seeds(runs)}), emerging at {emerging(runs)}'
+    return f'{share} of heads have a sink after {steps(runs)} ({seeds(runs)}), emerging {emerging(runs)}'
 
 
 def span(rates: list[float]) -> str:
@@ -38,7 +38,8 @@ def span(rates: list[float]) -> str:
 def emerging(runs: list[Run]) -> str:
     found = [one for run in runs if (one := emergence(run))]
     after = [one.after for one in found]
-    return f'step {between(None if None in after else min(after), max(one.at for one in found))}'
+    last = max(one.at for one in found)
+    return f'by step {last}' if None in after else f'between steps {min(after)} and {last}'
 
 
 def steps(runs: list[Run]) -> str:

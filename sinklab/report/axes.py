@@ -33,7 +33,12 @@ class Axis:
 
 
 def axes(arms: list[Arm], rows: list[dict]) -> list[Axis]:
-    """Of every field by which some arms, alike in all else, can be laid side by side; those of most arms first."""
+    """Of every field by which some arms, alike in all else, can be laid side by side; those of most arms first.
+
+    Forks are left out: they have more than a config otherwise.
+    """
+    pairs = [(arm, row) for arm, row in zip(arms, rows, strict=True) if not arm.about.get('from')]
+    arms, rows = [arm for arm, _ in pairs], [row for _, row in pairs]
     configs = [comparable(arm.runs[0].config) for arm in arms]
     found = [axis(field, arms, configs, rows) for field in numeric(configs)]
     return sorted(filter(None, found), key=lambda one: -sum(map(len, one.lines)))

@@ -75,7 +75,8 @@ class Lines:
         panels = []
         for name in names:
             panel = self.panel(measures.number(name), f'{name}/context')
-            panel['lines'] += self.each(name, 'dashed')
+            lines = [line for at, arm in enumerate(self.arms) for line in self.of_arm(at, arm, name)]
+            panel['lines'] += [dict(line, kind='dashed', sd=None) for line in lines if line['kind'] != 'member']
             panels.append(panel)
         sentence = 'Of batches of training, over the whole length of their windows; dashed, of the probe.'
         return figure('context', 'Over the whole context', sentence, panels) if panels else None
@@ -168,9 +169,8 @@ def extremes(values: list[float], count: int) -> list[int]:
     """At most so many places: all, or the smallest and the largest value of count / 2 equal parts, and the ends."""
     if len(values) <= count:
         return [*range(len(values))]
-    parts = np.array_split(np.arange(len(values)), count // 2 - 1)
-    found = {0, len(values) - 1}
-    for part in parts:
-        of_part = np.asarray(values)[part]
-        found |= {int(part[of_part.argmin()]), int(part[of_part.argmax()])}
+    found, start = {0, len(values) - 1}, 0
+    for part in np.array_split(np.asarray(values), count // 2 - 1):
+        found |= {start + int(part.argmin()), start + int(part.argmax())}
+        start += len(part)
     return sorted(found)

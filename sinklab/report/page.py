@@ -18,6 +18,7 @@ from sinklab.report.runs import NUMBERS, Run
 
 ASSETS = Path(__file__).parent / 'assets'
 SCRIPTS = ('unpack.js', 'colours.js', 'lines.js', 'panels.js', 'maps.js', 'controls.js', 'start.js')
+NOTHING = ('', '-', ('-', ''))
 SHOWN = 12  # runs whose table is open
 POLICY = "default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'; img-src data: blob:"
 OURS = (
@@ -95,10 +96,15 @@ def by_row(rows: list[dict]) -> str:
     shown = [name for name in names if any(name in row['ours'] or name in row['published'] for row in rows)]
     heads = ['row', 'n', *map(sweep.label, shown), f'{HEADLINE.label} − {rows[0]["row"]}', 'direction', 'outcome']
     lines = [
-        (at, [row['row'], sweep.done(row), *(both(row, name) for name in shown), *last(row)])
+        (at, [row['row'], counted(row), *(both(row, name) for name in shown), *last(row)])
         for at, row in enumerate(rows)
     ]
     return block('rows', 'By row', OURS, heads, lines)
+
+
+def counted(row: dict) -> int:
+    """Of how many runs its numbers are."""
+    return max((found['n'] for found in row['ours'].values()), default=0)
 
 
 def both(row: dict, name: str) -> tuple[str, str]:
@@ -114,9 +120,7 @@ def last(row: dict) -> list[str]:
 def by_run(runs: list[Run], found: list[Arm]) -> str:
     entries, places = closing.table(runs), [arm.name for arm in found]
     lines = [(places.index(run.arm), closing.cells(entry)) for run, entry in zip(runs, entries, strict=True)]
-    told = [at for at in range(len(closing.HEADINGS)) if not at or any(cells[at] != '-' for _, cells in lines)]
-    lines = [(arm, [cells[at] for at in told]) for arm, cells in lines]
-    table = block('runs', '', '', [closing.HEADINGS[at] for at in told], lines)
+    table = block('runs', '', '', closing.HEADINGS, lines)
     said = {run.name: [*run.notes, *filter(None, [run.ending.get('message')])] for run in runs}
     notes = ''.join(
         f'<p class="note">{escape(f"{name}: {note}")}</p>' for name, told in said.items() for note in told
@@ -126,7 +130,9 @@ def by_run(runs: list[Run], found: list[Arm]) -> str:
 
 
 def block(name: str, title: str, sentence: str, heads: list[str], lines: list[tuple[int, list]]) -> str:
-    """A table whose rows know their arm, in a frame of its own that scrolls."""
+    """A table whose rows know their arm, in a frame that scrolls, without the columns in which nothing stands."""
+    told = [at for at in range(len(heads)) if at == 0 or any(cells[at] not in NOTHING for _, cells in lines)]
+    heads, lines = [heads[at] for at in told], [(arm, [cells[at] for at in told]) for arm, cells in lines]
     meanings = {number.label: number.sentence for number in NUMBERS}
     head = ''.join(f'<th scope="col" title="{escape(meanings.get(one, ""))}">{escape(one)}</th>' for one in heads)
     body = ''.join(

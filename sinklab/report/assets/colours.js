@@ -1,6 +1,6 @@
-// Of rows (Okabe and Ito, grey for black, which is not seen at night), of maps (viridis; from blue to red where some
-// values are negative).
-const COLOURS = ['#0072B2', '#D55E00', '#009E73', '#CC79A7', '#E69F00', '#56B4E9', '#858b93'];
+// Of rows (in page.css: Okabe and Ito, lighter at night, grey for black) and of maps (viridis; from blue to red where
+// some values are negative).
+const COLOURS = Array.from({ length: 7 }, (_, at) => `var(--row-${at})`);
 const DASHES = ['', '7 3', '2 3', '9 3 2 3'];
 const colour = arm => COLOURS[arm % COLOURS.length];
 const dash = arm => DASHES[Math.floor(arm / COLOURS.length) % DASHES.length];

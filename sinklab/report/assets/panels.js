@@ -1,4 +1,6 @@
 // A panel of lines that is read by pointer, slider and keys, and the figures that are made of panels.
+const whose = line => (MAIN.has(line.kind) ? '' : ', published');
+
 class Panel {
   constructor(data, panel, box) {
     Object.assign(this, { data, panel, box });
@@ -48,7 +50,7 @@ class Panel {
     return this.lines.flatMap(line =>
       [...line.xs.keys()]
         .filter(i => line.xs[i] === Math.round(place))
-        .map(i => [line.arms[i], this.data.arms[line.arms[i]].name + (MAIN.has(line.kind) ? '' : ', published'), line.ys[i]]),
+        .map(i => [line.arms[i], this.data.arms[line.arms[i]].name + whose(line), line.ys[i]]),
     );
   }
 

@@ -16,10 +16,11 @@ let shown; // what was unpacked
 const state = { step: 0, layer: 0, head: 0, hidden: new Set() };
 
 const escaped = text => String(text).replace(/[&<>"']/g, letter => `&#${letter.charCodeAt(0)};`);
-const said = (value, digits) =>
-  Math.abs(value) >= 1e5 || (value && Math.abs(value) < 10 ** -digits)
-    ? value.toExponential(1)
-    : value.toFixed(digits);
+const said = (value, digits) => {
+  const size = Math.abs(value);
+  if (size >= 1e5 || (size && size < 1e-4)) return value.toExponential(1);
+  return size && size < 10 ** -digits ? String(+value.toPrecision(2)) : value.toFixed(digits);
+};
 
 // The newest of `steps` at or before one; the first where there is none.
 function newest(steps, step) {
