@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import matplotlib
 
@@ -64,7 +65,7 @@ def curves(found: list[Arm], _: None) -> plt.Figure:
         for number, steps, values in branches(runs, name):
             axis.plot(steps, values, ':', marker='.', color=colours[number])
     left.set(xlabel='step', ylabel=HEADLINE.axis, ylim=(-2, None))
-    right.set(xlabel='step', ylabel='loss (line: valid, pale: train)')
+    right.set(xlabel='step', ylabel='loss (pale: train)')
     return legend(plain(figure), left)
 
 
@@ -121,7 +122,12 @@ def heads(found: list[Arm], picture: Picture) -> plt.Figure:
         axis.set(xlabel='head', ylabel='layer', xticks=ticks(count), yticks=ticks(layers))
     for axis in axes.flat[len(runs) :]:
         axis.set_visible(False)
-    figure.colorbar(image, ax=axes, label=picture.label)
+    return scaled(figure, image, axes, picture.label)
+
+
+def scaled(figure: plt.Figure, image: Any, axes: Any, label: str) -> plt.Figure:
+    """With a scale of one width, however high the figure is."""
+    figure.colorbar(image, ax=axes, label=label, aspect=16 * len(axes), pad=0.02)
     return figure
 
 
@@ -144,8 +150,7 @@ def matrices(found: list[Arm], picture: Picture) -> plt.Figure:
             axis.set_title(f'{run.name}\nlayer {layer + 1} head {head + 1}', fontsize=8)
             axis.set(xticks=[], yticks=[])
             axis.set_axis_on()
-    figure.colorbar(image, ax=axes, label=picture.label)
-    return figure
+    return scaled(figure, image, axes, picture.label)
 
 
 def ratios(found: list[Arm], picture: Picture) -> plt.Figure:
@@ -160,6 +165,7 @@ def ratios(found: list[Arm], picture: Picture) -> plt.Figure:
             label = f'{arm.name} (n={len(ratios_L)})'
             axis.plot(range(1, len(mean_L) + 1), mean_L, **style(at), marker='o', label=label)
     axis.axhline(1, color='#999', linestyle=':')
+    axis.xaxis.get_major_locator().set_params(integer=True)
     axis.set(xlabel='block', ylabel=picture.label)
     return legend(plain(figure), axis)
 
@@ -171,6 +177,7 @@ def legend(figure: plt.Figure, axis: plt.Axes) -> plt.Figure:
     if 0 < len(shown) <= 3:
         axis.legend(lines, words, frameon=False)
     elif 0 < len(shown) <= LABELLED:
+        figure.set_figheight(figure.get_figheight() + 0.22 * -(-len(shown) // 3))
         figure.legend(lines, words, loc='outside lower center', ncols=3, frameon=False, fontsize=8)
     return figure
 

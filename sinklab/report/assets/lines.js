@@ -87,7 +87,9 @@ function frame(panel, lines, width) {
     left = 14 + 7 * Math.max(...ticks.map(one => tick(one).length));
   const [first, last] = panel.ticks ? [-0.3, panel.ticks.length - 0.7] : [Math.min(...xs), Math.max(...xs)];
   const x = value => left + ((value - first) / (last - first || 1)) * (width - left - 18);
+  const faint = Math.min(0.15, 1 / lines.filter(line => line.kind === 'mean').length); // of bands over each other
   return {
+    faint,
     width,
     height,
     bottom,
@@ -121,7 +123,7 @@ function band(line, at) {
   const over = sign =>
     Array.from(line.xs, (x, i) => `${at.x(x).toFixed(1)} ${at.y(line.ys[i] + sign * line.sds[i]).toFixed(1)}`);
   const d = `M${over(1).join('L')}L${over(-1).reverse().join('L')}Z`;
-  return tag('path', { d, fill: colour(line.arm), opacity: 0.15 });
+  return tag('path', { d, fill: colour(line.arm), opacity: at.faint });
 }
 
 function drawnLine(line, at) {

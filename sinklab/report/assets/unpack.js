@@ -2,7 +2,9 @@
 const KINDS = { f4: Float32Array, i4: Int32Array, u1: Uint8Array, u2: Uint16Array };
 
 async function unpacked(text) {
-  const bytes = Uint8Array.from(atob(text), letter => letter.charCodeAt(0));
+  const letters = atob(text);
+  const bytes = new Uint8Array(letters.length);
+  for (let at = 0; at < letters.length; at++) bytes[at] = letters.charCodeAt(at);
   const stream = new Blob([bytes]).stream().pipeThrough(new DecompressionStream('gzip'));
   const whole = await new Response(stream).arrayBuffer();
   const length = new DataView(whole).getUint32(0, true);
