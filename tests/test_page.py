@@ -177,6 +177,22 @@ def test_a_single_run_is_a_page_too(tab, tmp_path, kind):
     assert tab.ask('document.querySelectorAll(".path").length') > 0
 
 
+@NEEDS_BROWSER
+def test_a_fork_leaves_the_line_of_its_parent(tab, tmp_path):
+    paths = [made_up(tmp_path / 'softmax', 'softmax'), made_up(tmp_path / 'fork', 'sigmoid', steps=(20, 30))]
+    about = json.loads((tmp_path / 'fork' / 'row.json').read_text())
+    changes = dict(config=['model.attention.similarity exp -> sigmoid'], new=[], dropped=[], data=[])
+    about['from'] = dict(run='../softmax', row='softmax', step=15, **changes)
+    (tmp_path / 'fork' / 'row.json').write_text(json.dumps(about))
+    page.write(tmp_path / 'report.html', runs.read(paths))
+    tab.console.clear()
+    tab.open(tmp_path / 'report.html')
+    assert tab.console == []
+    assert tab.ask('document.querySelectorAll("#figure-curves [stroke-dasharray=\'1 4\']").length') == 2
+    assert 'sigmoid from softmax@15: ' in tab.ask('document.querySelector(".answer").textContent')
+    assert 'similarity exp -> sigmoid' in tab.ask('document.querySelector(".note").textContent')
+
+
 def noise(step, rng):
     return {'step': step, 'valid/loss': 3 + 3 / (1 + step / 900) + rng.random() / 9, 'alpha/1': rng.random()}
 

@@ -210,6 +210,17 @@ def test_the_command_writes_what_is_asked_for_and_refuses_in_a_line(capsys, tmp_
 
 
 @pytest.mark.slow
+def test_the_folder_of_a_sweep_is_its_runs_in_the_order_of_its_rows(capsys, tmp_path):
+    for row in ('b', 'a'):
+        made_up(tmp_path / f'{row}-0', row)
+    rows = [dict(row=row, seeds={'0': 'done', '1': 'to do'}) for row in ('b', 'a')]
+    (tmp_path / 'sweep.json').write_text(json.dumps(rows))
+    assert main(['report', str(tmp_path), '--json']) == 0
+    assert [row['arm'] for row in json.loads(capsys.readouterr().out)] == ['b', 'a']
+    assert (tmp_path / 'report.html').exists()
+
+
+@pytest.mark.slow
 def test_the_pictures_are_png_files_of_some_size(found, tmp_path):
     written = pictures.write(tmp_path, found)
     assert [path.name for path in written] == [f'{name}.png' for name in ('curves', *(p.name for p in PICTURES))]

@@ -4,7 +4,7 @@ One run, a sweep, a fork or hundreds of runs; those that differ in their seeds a
 
 example:
   sinklab report runs/quickstart/* --png
-  sinklab report runs/sweep/*/ --paper --pdf --latex
+  sinklab report runs/sweep --paper --pdf --latex
 """
 
 import argparse
@@ -15,11 +15,12 @@ from pathlib import Path
 from types import ModuleType
 
 from sinklab.files.place import absolute, common, is_remote, place
+from sinklab.folder import Folder
 from sinklab.record import Refusal
 
 
 def arguments(verb: argparse.ArgumentParser) -> None:
-    verb.add_argument('runs', nargs='+', metavar='DIR', help='run folders')
+    verb.add_argument('runs', nargs='+', metavar='DIR', help='run folders, or that of a sweep')
     verb.add_argument('--out', metavar='DIR', help='where report.html goes; without it, where the runs are')
     verb.add_argument('--paper', action='store_true', help='figures in the order and by the numbers of the paper')
     for kind in ('png', 'svg', 'pdf'):
@@ -46,14 +47,22 @@ def run(given: argparse.Namespace, rest: list[str]) -> int:
 
 
 def matching(given: str) -> list[Path]:
-    """The runs in a bucket that a pattern matches, which no shell has looked for; what else is given, as it is."""
+    """The runs of a sweep; those in a bucket that a pattern matches, which no shell has looked for; else, as given."""
     if not (is_remote(given) and glob.has_magic(given)):
-        return [place(given)]
+        return of_sweep(place(given)) or [place(given)]
     start = given[: min(given.index(sign) for sign in '*?[' if sign in given)].rpartition('/')[0]
     found = [path.parent for path in place(start).glob(f'{given[len(start) + 1 :].rstrip("/")}/config.json')]
     if not found:
         raise Refusal(f'{given} matches no run; give run folders')
     return sorted(found)
+
+
+def of_sweep(folder: Path) -> list[Path]:
+    """Of the folder of a sweep that has ended: its runs, the rows in their order."""
+    if not (folder / 'sweep.json').exists():
+        return []
+    found = [folder / f'{row["row"]}-{seed}' for row in Folder(folder).read('sweep') for seed in row['seeds']]
+    return [run for run in found if (run / 'row.json').exists()]
 
 
 def beside(runs: list[str]) -> Path:
