@@ -1,5 +1,7 @@
 """The page in a real browser: every figure drawn, its slider, filters and keys, two hundred runs of it."""
 
+import base64
+import gzip
 import json
 import re
 import time
@@ -7,9 +9,12 @@ import time
 import numpy as np
 import pytest
 from browser import NEEDS_BROWSER, browser
+from hypothesis import given
+from hypothesis import strategies as st
 from made_up import SIZES, made_up, numbers, probe
 
 from sinklab.folder import Folder
+from sinklab.measure.measure import Picture
 from sinklab.measure.table import PICTURES
 from sinklab.report import closing, lines, maps, page, runs
 
@@ -61,6 +66,32 @@ def test_the_page_loads_nothing_and_is_small(folder):
     assert len(html) < 150_000
     for text in (*(picture.title for picture in PICTURES), *(one for one in closing.HEADINGS if one != 'Sink_*')):
         assert text in html
+
+
+def test_what_is_packed_is_what_a_probe_has_to_a_level_of_its_scale(folder):
+    packed = re.search(r'id="packed">([^<]+)<', (folder / 'report.html').read_text())[1]
+    whole = gzip.decompress(base64.b64decode(packed))
+    length = int.from_bytes(whole[:4], 'little')
+    found = json.loads(whole[4 : 4 + length])
+    (alpha,) = (figure for figure in found['figures'] if figure['name'] == 'alpha')
+    kind, at, size = alpha['maps'][0]['values']
+    values = np.frombuffer(whole, f'<{kind}', size, 4 + length + at) / 65535
+    (run,) = runs.read([f'{folder}/softmax-0'])
+    np.testing.assert_allclose(values, run.values['alpha'].ravel(), atol=1 / 65535)
+
+
+def test_a_scale_has_its_middle_at_zero_where_some_value_is_negative():
+    cosine = Picture('heads', 'cosine_LH', 'Queries and keys', 'cosine')
+    assert maps.bounds(cosine, [np.array([-0.5, 0.25])]) == (-0.5, 0.5)
+    assert maps.bounds(cosine, [np.array([0.125, 0.25])]) == (0.0, 0.25)
+
+
+@given(st.lists(st.floats(-9, 9), min_size=1, max_size=300), st.integers(6, 40))
+def test_of_a_long_curve_the_ends_the_smallest_and_the_largest_value_are_kept(values, count):
+    kept = lines.extremes(values, count)
+    assert len(kept) <= count
+    assert {0, len(values) - 1} <= {*kept}
+    assert {min(values), max(values)} <= {values[at] for at in kept}
 
 
 @NEEDS_BROWSER

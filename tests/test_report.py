@@ -134,15 +134,17 @@ def test_the_first_sentence_names_what_has_no_sink_no_probe_or_no_end(tmp_path):
     made_up(tmp_path / 'b', 'none', more={'sink/1': 0.0})
     made_up(tmp_path / 'c', 'silent', probes=False, end='unfinished', steps=(0, 10), optimizer__steps=20)
     made_up(tmp_path / 'd', 'wild', end='diverged')
-    found = arms.arms(runs.read([f'{tmp_path}/{name}' for name in 'abcd']))
+    made_up(tmp_path / 'e', 'halted', end='stopped', more={'sink/1': 0.0})
+    found = arms.arms(runs.read([f'{tmp_path}/{name}' for name in 'abcde']))
     words = answer.answer(found)
     assert words == (
         'softmax: 40 % of heads have a sink after 20 steps (seed 0), emerging between steps 10 and 20; none: none '
-        'after 20 steps (seed 0); silent: no probe yet; wild: diverged at step 20.'
+        'after 20 steps (seed 0); silent: no probe yet; wild: diverged at step 20; halted: none after 20 '
+        'steps (seed 0, stopped).'
     )
     many = answer.of_many(found)
-    assert many.startswith('4 runs of 4 rows: from 0 % of heads with a sink (none) to 40 % (softmax); 1 of 2 rows')
-    assert '1 unfinished; 1 diverged; 1 without a probe' in many
+    assert many.startswith('5 runs of 5 rows: from 0 % of heads with a sink (none) to 40 % (softmax); 2 of 3 rows')
+    assert '1 unfinished; 1 diverged; 1 stopped; 1 without a probe' in many
 
 
 @pytest.mark.parametrize(
@@ -204,7 +206,7 @@ def test_the_command_writes_what_is_asked_for_and_refuses_in_a_line(capsys, tmp_
     assert (tmp_path / 'attention.pdf').read_bytes().startswith(b'%PDF')
     assert (tmp_path / 'table.tex').exists()
     text = (tmp_path / 'report.html').read_text()
-    assert 'Figure 2A. Emergence' in text
+    assert 'Figure 2A. Emergence: Sink and loss</h2>' in text
     assert main(['report', f'{tmp_path}/a', '--out', f'{tmp_path}/a/config.json/x']) == 1
     assert len(capsys.readouterr().err.splitlines()) == 1
 

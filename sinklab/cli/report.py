@@ -47,7 +47,7 @@ def run(given: argparse.Namespace, rest: list[str]) -> int:
 
 
 def matching(given: str) -> list[Path]:
-    """The runs of a sweep; those in a bucket that a pattern matches, which no shell has looked for; else, as given."""
+    """The runs of a sweep; in a bucket those of a pattern, which no shell has looked for; else, as given."""
     if not (is_remote(given) and glob.has_magic(given)):
         return of_sweep(place(given)) or [place(given)]
     start = given[: min(given.index(sign) for sign in '*?[' if sign in given)].rpartition('/')[0]

@@ -49,7 +49,8 @@ def steps(runs: list[Run]) -> str:
 
 def seeds(runs: list[Run]) -> str:
     known = [run.seed for run in runs if run.seed is not None]
-    return f'{len(runs)} seeds' if len(runs) > 1 else f'seed {known[0]}' if known else 'one run'
+    told = f'{len(runs)} seeds' if len(runs) > 1 else f'seed {known[0]}' if known else 'one run'
+    return ', '.join([told, *dict.fromkeys(run.kind for run in runs if run.kind != 'done')])
 
 
 def seed_of(arm: Arm, run: Run) -> str:

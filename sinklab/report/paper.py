@@ -30,4 +30,6 @@ def ordered(figures: list[dict]) -> list[dict]:
 
 def title(figure: dict) -> str:
     words, number = PAPER.get(figure['name'], ('', ''))
-    return f'{number}. {words}: {figure["title"]}' if number else figure['title']
+    if not number:
+        return figure['title']
+    return f'{number}. {words}' + ('' if figure['name'].startswith('along-') else f': {figure["title"]}')
