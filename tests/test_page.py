@@ -206,6 +206,9 @@ def test_a_single_run_is_a_page_too(tab, tmp_path, kind):
     words = dict(one='40 % of heads', silent='no probe yet', wild='diverged at step 20')[kind]
     assert words in tab.ask('document.querySelector(".answer").textContent')
     assert tab.ask('document.querySelectorAll(".path").length') > 0
+    assert tab.ask('getComputedStyle(part("layer").closest("label")).display') == (
+        'none' if kind == 'silent' else 'flex'
+    )
 
 
 @NEEDS_BROWSER

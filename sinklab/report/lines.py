@@ -162,7 +162,9 @@ def points(runs: int) -> int:
 
 
 def figure(name: str, title: str, sentence: str, panels: list[dict]) -> dict:
-    return dict(name=name, kind='lines', title=title, sentence=sentence, panels=panels)
+    """Of the panels in which something stands."""
+    shown = [panel for panel in panels if panel['lines']]
+    return dict(name=name, kind='lines', title=title, sentence=sentence, panels=shown)
 
 
 def extremes(values: list[float], count: int) -> list[int]:

@@ -19,6 +19,7 @@ class Panel {
     const width = Math.max(220, this.box.clientWidth);
     if (!this.lines.length) {
       this.at = null;
+      this.svg.style.height = '2rem';
       this.svg.innerHTML = '<text x="8" y="20">no row is shown</text>';
       this.legend.innerHTML = '';
       return;
