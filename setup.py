@@ -4,7 +4,7 @@ from pathlib import Path
 from setuptools import find_packages, setup
 
 HERE = Path(__file__).parent
-REPORT = ['plotly>=6.0', 'matplotlib>=3.8']
+REPORT = ['matplotlib>=3.8']
 TENSORBOARD = ['tensorboardX>=2.6']
 WANDB = ['wandb>=0.18']
 HF = ['transformers>=5.0', 'safetensors>=0.5', 'torch>=2.6']
@@ -23,6 +23,7 @@ setup(
     license='MIT',
     python_requires='>=3.11',
     packages=find_packages(include=['sinklab*', 'configs']),
+    package_data={'sinklab.report': ['assets/*']},
     entry_points={'console_scripts': ['sinklab = sinklab.cli.main:main']},
     install_requires=[
         'jax>=0.10.2',

@@ -1,47 +1,20 @@
-"""The page in a real browser, and the pictures."""
+"""Run folders as a report reads them: names, tables, means over seeds, the first sentence, pictures, LaTeX."""
 
 import json
 import re
-import shutil
-import subprocess
 
 import numpy as np
 import pytest
+from made_up import made_up
 
+from sinklab.cli.main import main
 from sinklab.folder import Folder
 from sinklab.measure.table import PICTURES
 from sinklab.record import Refusal
-from sinklab.report import page, pictures, runs
+from sinklab.report import answer, arms, axes, closing, emergence, latex, page, pictures, probes, runs
+from sinklab.report.emergence import Emergence
 
-BROWSER = next(filter(None, map(shutil.which, ('chromium', 'chromium-browser', 'google-chrome', 'chrome'))), None)
-HEADLESS = ['--headless', '--no-sandbox', '--disable-gpu', '--disable-background-networking']
-HEADLESS += ['--virtual-time-budget=20000']
-
-
-def made_up(path, row, layers=3, heads=2, steps=(0, 10, 20), seed=0):
-    """A run folder with random numbers in it."""
-    rng = np.random.default_rng(seed)
-    (path / 'probe').mkdir(parents=True)
-    (path / 'config.json').write_text('{}')
-    (path / 'row.json').write_text(json.dumps(dict(row=row)))
-    with (path / 'metrics.jsonl').open('w') as file:
-        for step in steps:
-            record = {
-                'step': step,
-                'seconds': step / 2,
-                'train/loss': 5 - step / 10,
-                'valid/loss': 5 - step / 12,
-            }
-            record |= {'sink/1': 2.0 * step, 'alpha/1': 0.3, 'alpha/floor': 0.074, 'mass/row': 1.0}
-            file.write(json.dumps(record) + '\n')
-            sizes = dict(L=layers, P=5, H=heads, J=3, T=8, S=8)
-            shapes = {
-                picture.array: [sizes[letter] for letter in picture.array.split('_')[1]] for picture in PICTURES
-            }
-            arrays = {name: rng.random(shape, np.float32) for name, shape in shapes.items()}
-            arrays['attention_LHTS'] = np.tril(arrays['attention_LHTS']).astype(np.float16)
-            np.savez(Folder(path).probe(step), **arrays)
-    return str(path)
+MATRICES = next(picture for picture in PICTURES if picture.kind == 'matrices')
 
 
 @pytest.fixture
@@ -60,21 +33,30 @@ def test_a_run_is_read_as_it_was_written(found, tmp_path):
     np.testing.assert_allclose(run.values['alpha'][2], alpha_LH)
     (layer, head), *_ = run.strongest(4)
     assert alpha_LH[layer, head] == alpha_LH.max()
-    np.testing.assert_allclose(run.values['attention'].sum(-1), 1, atol=1e-2)
+    np.testing.assert_allclose(run.matrices(MATRICES).sum(-1), 1, atol=1e-2)
+    assert run.values['value'].shape == (3, 3), 'ratios of every probe'
     row = {'arm': 'softmax', 'step': 20, 'sink/1': 40.0, 'sink/star': None, 'alpha/1': 0.3, 'valid/loss': 5 - 20 / 12}
-    assert {name: runs.table(found)[0][name] for name in row} == row
-    shown = dict(zip([number.label for number in runs.NUMBERS], runs.cells(runs.table(found)[0])[1:], strict=True))
-    assert (shown['Sink_1'], shown['Sink_*'], shown['alpha_1'], shown['valid loss']) == (
-        '40.0 %',
-        '-',
-        '0.300',
-        '3.333',
-    )
+    table = closing.table(found)
+    assert {name: table[0][name] for name in row} == row
+    shown = dict(zip(closing.HEADINGS, closing.cells(table[0]), strict=True))
+    expected = ('40.0 %', '-', '0.300', '3.333', '10-20', 'done')
+    assert tuple(shown[name] for name in ('Sink_1', 'Sink_*', 'alpha_1', 'valid loss', 'emerges', 'end')) == expected
 
 
-def test_rows_of_one_name_are_told_apart_by_their_folders(tmp_path):
-    paths = [made_up(tmp_path / name, 'softmax') for name in 'ab']
-    assert [run.name for run in runs.read(paths)] == [f'softmax ({path})' for path in paths]
+def test_runs_are_named_by_their_row_then_what_they_change_then_their_seed_and_folder_at_last(tmp_path):
+    given = [('a', dict(seed=0)), ('b', dict(seed=1)), ('c', dict(seed=1)), ('d', dict(optimizer__weight_decay=0.5))]
+    for name, more in given:
+        made_up(tmp_path / name, 'softmax', **{'optimizer__weight_decay': 0.1, **more})
+    found = runs.read([f'{tmp_path}/{name}' for name in 'abcd'])
+    plain = 'softmax, weight_decay 0.1'
+    names = [f'{plain}, seed 0', f'{plain}, seed 1 (b)', f'{plain}, seed 1 (c)', 'softmax, weight_decay 0.5']
+    assert [run.name for run in found] == names
+    assert [arm.name for arm in arms.arms(found)] == [plain, 'softmax, weight_decay 0.5']
+    assert runs.read([f'{tmp_path}/a'])[0].name == 'softmax'
+
+
+def test_a_row_without_a_name_is_called_by_its_folder(tmp_path):
+    assert runs.read([made_up(tmp_path / 'mine', None)])[0].name == 'mine'
 
 
 def test_a_damaged_probe_is_named(tmp_path):
@@ -94,44 +76,150 @@ def test_a_probe_that_was_written_before_an_array_was_kept_is_refused(tmp_path):
         runs.read([path])
 
 
-def test_a_run_that_is_older_than_a_measure_is_shown_without_its_picture(tmp_path):
+def test_a_run_that_is_older_than_a_measure_is_named_where_its_picture_is_lacking(tmp_path):
     paths = [made_up(tmp_path / name, name) for name in ('old', 'new')]
     probe = Folder(paths[0]).probe(10)
     arrays = dict(np.load(probe))
     del arrays['entropy_LH']
     np.savez(probe, **arrays)
-    drawn = {picture.name for picture in runs.common_pictures(runs.read(paths))}
-    assert drawn == {picture.name for picture in runs.common_pictures(runs.read(paths[1:]))} - {'entropy'}
+    assert {p.name for p in PICTURES} - {p.name for p in runs.drawn_pictures(runs.read(paths[:1]))} == {'entropy'}
     page.write(tmp_path / 'report.html', runs.read(paths))
-    assert 'How spread attention is' not in (tmp_path / 'report.html').read_text(encoding='utf-8')
+    text = (tmp_path / 'report.html').read_text(encoding='utf-8')
+    assert re.search(r'How spread attention is</h2><p>[^<]* Without it: old\.', text)
+
+
+def test_of_many_probes_the_first_the_last_and_some_between_are_read(monkeypatch, tmp_path):
+    path = made_up(tmp_path / 'a', 'softmax', steps=range(0, 90, 10))
+    monkeypatch.setattr(probes, 'FILES', 3)
+    assert runs.read([path])[0].probe_steps == [0, 40, 80]
+    assert probes.spaced(3, 1) == [2]
+    assert probes.spaced(0, 5) == []
+
+
+def test_seeds_are_a_mean_with_a_spread_and_a_diverged_one_is_no_part_of_it(tmp_path):
+    paths = [made_up(tmp_path / str(seed), 'softmax', seed=seed) for seed in (0, 1)]
+    paths.append(made_up(tmp_path / '2', 'softmax', seed=2, steps=(0, 10), end='diverged', optimizer__steps=20))
+    found = runs.read(paths)
+    (arm,) = arms.arms(found)
+    steps, mean, spread = arms.mean(arm.counted, 'sink/1')
+    assert steps == [0, 10, 20]
+    np.testing.assert_allclose(mean, [0, 25, 50])
+    np.testing.assert_allclose(spread, [0, 5 * 2**0.5, 10 * 2**0.5])
+    (row,) = arms.table([arm])
+    assert row['ours']['sink/1'] == pytest.approx(dict(mean=50, sd=10 * 2**0.5, n=2))
+    assert row['outcome'] == 'done 2/3, diverged 1/3'
+    words = '50 % (40 to 60) of heads have a sink after 20 steps (2 seeds), emerging between steps 10 and 20'
+    assert answer.answer([arm]) == f'softmax: {words}, seed 2 diverged at step 10.'
+
+
+def test_rows_lie_on_the_published_side_of_the_first_or_do_not(tmp_path):
+    """The first is the one that changes nothing, wherever it was given."""
+    for name, seed, published in (
+        ('b', 1, 30.0),
+        ('softmax', 0, 18.18),
+        ('c', 1, 3.0),
+        ('d', 0, 3.0),
+        ('e', 4, None),
+    ):
+        given = {} if published is None else {'sink/1': published}
+        made_up(tmp_path / name, name, seed=0, published=given, more={'sink/1': 10.0 + seed}, model__x=name)
+    found = arms.arms(runs.read([f'{tmp_path}/{name}' for name in ('b', 'softmax', 'c', 'd', 'e')]))
+    said = {row['row']: row['direction'] for row in arms.table(found)}
+    assert [*said] == ['softmax', 'b', 'c', 'd', 'e']
+    assert [*said.values()] == ['', 'as published, one seed', 'opposite, one seed', 'no difference', '']
+
+
+def test_the_first_sentence_names_what_has_no_sink_no_probe_or_no_end(tmp_path):
+    made_up(tmp_path / 'a', 'softmax')
+    made_up(tmp_path / 'b', 'none', more={'sink/1': 0.0})
+    made_up(tmp_path / 'c', 'silent', probes=False, end='unfinished', steps=(0, 10), optimizer__steps=20)
+    made_up(tmp_path / 'd', 'wild', end='diverged')
+    made_up(tmp_path / 'e', 'halted', end='stopped', more={'sink/1': 0.0})
+    found = arms.arms(runs.read([f'{tmp_path}/{name}' for name in 'abcde']))
+    words = answer.answer(found)
+    assert words == (
+        'softmax: 40 % of heads have a sink after 20 steps (seed 0), emerging between steps 10 and 20; none: none '
+        'after 20 steps (seed 0); silent: no probe yet; wild: diverged at step 20; halted: none after 20 '
+        'steps (seed 0, stopped).'
+    )
+    many = answer.of_many(found)
+    assert many.startswith('5 runs of 5 rows: from 0 % of heads with a sink (none) to 40 % (softmax); 2 of 3 rows')
+    assert '1 unfinished; 1 diverged; 1 stopped; 1 without a probe' in many
+
+
+@pytest.mark.parametrize(
+    ('rates', 'after', 'at'), [((0, 5, 40, 80), 20, 30), ((0, 60, 30, 80), 20, 30), ((50, 60, 70, 80), None, 0)]
+)
+def test_a_sink_emerges_at_the_probe_from_which_on_there_is_more_than_half_of_its_end(tmp_path, rates, after, at):
+    path = made_up(tmp_path / 'a', 'softmax', steps=(0, 10, 20, 30))
+    lines = [json.dumps(dict(step=10 * place, seconds=1, **{'sink/1': rate})) for place, rate in enumerate(rates)]
+    (tmp_path / 'a' / 'metrics.jsonl').write_text('\n'.join(lines) + '\n')
+    run = runs.read([path])[0]
+    one = emergence.emergence(run)
+    step, head = next((s, a) for s, a in zip(run.probe_steps, run.values['alpha'], strict=True) if a.max() > 0.3)
+    expected = tuple(int(place) for place in np.unravel_index(head.argmax(), head.shape))
+    assert one == Emergence(after, at, rates[at // 10], expected, step)
+
+
+def test_a_sweep_has_an_axis_for_each_number_in_which_arms_differ_alone(tmp_path):
+    given = [(0.1, 1e-3, None), (0.5, 1e-3, None), (0.1, 1e-2, None), (0.5, 1e-1, 4)]
+    for at, (decay, rate, window) in enumerate(given):
+        config = dict(optimizer__weight_decay=decay, optimizer__peak_learning_rate=rate, model__mask__window=window)
+        made_up(tmp_path / str(at), f'row{at}', data__length=64, published={'sink/1': 18.18}, **config)
+    found = arms.arms(runs.read([f'{tmp_path}/{at}' for at in range(4)]))
+    one, other = axes.axes(found, arms.table(found))
+    assert (one.name, one.labels) == ('weight decay', ['0.1', '0.5'])
+    assert (other.name, other.labels) == ('peak learning rate', ['0.001', '0.01'])
+    assert [[point.arm for point in line] for line in one.lines] == [['row0', 'row1']]
+    assert one.lines[0][0].published == {'sink/1': 18.18}
+
+
+def test_a_window_of_none_reaches_over_the_whole_length(tmp_path):
+    for window in (None, 8):
+        made_up(tmp_path / str(window), f'window_{window}', model__mask__window=window, data__length=64)
+    found = arms.arms(runs.read([f'{tmp_path}/None', f'{tmp_path}/8']))
+    (axis,) = axes.axes(found, arms.table(found))
+    assert axis.labels == ['8', '64']
+
+
+def test_the_table_is_latex_that_escapes_what_it_has_to(tmp_path):
+    made_up(tmp_path / 'a', 'softmax', published={'sink/1': 18.18})
+    made_up(tmp_path / 'b', 'k_first & 50%', published={'sink/1': 1.0})
+    latex.write(tmp_path / 'table.tex', runs.read([f'{tmp_path}/a', f'{tmp_path}/b']))
+    lines = (tmp_path / 'table.tex').read_text().splitlines()
+    assert r'\toprule' in lines
+    assert next(line for line in lines if line.startswith('softmax')).startswith('softmax & 1 & 40.00 (18.18)')
+    assert any(line.startswith(r'k\_first \& 50\% & 1 & 40.00 (1.00)') for line in lines)
 
 
 @pytest.mark.slow
-@pytest.mark.skipif(BROWSER is None, reason='needs a browser: install chromium (Debian: apt-get install chromium)')
-def test_the_page_draws_itself_in_a_browser_without_a_network(found, tmp_path):
-    page.write(tmp_path / 'report.html', found)
-    html = (tmp_path / 'report.html').read_text()
-    assert not re.search(r'<(script|link|img)[^>]+(src|href)=["\']?(https?:)?//', html), (
-        'loads something from a network'
-    )
-    assert 'a&lt;b &amp; &quot;c&quot;' in html
-    command = [
-        BROWSER,
-        *HEADLESS,
-        f'--user-data-dir={tmp_path}/profile',
-        '--enable-logging=stderr',
-        '--dump-dom',
+def test_the_command_writes_what_is_asked_for_and_refuses_in_a_line(capsys, tmp_path):
+    made_up(tmp_path / 'a', 'softmax')
+    made_up(tmp_path / 'b', 'silent', probes=False, end='unfinished')
+    assert main(['report', f'{tmp_path}/a', f'{tmp_path}/b', '--paper', '--svg', '--pdf', '--latex', '--json']) == 0
+    said = json.loads(capsys.readouterr().out)
+    assert [(row['arm'], row['probes'], row['outcome']) for row in said] == [
+        ('softmax', 3, 'done'),
+        ('silent', 0, 'done'),
     ]
-    drawn = subprocess.run([*command, f'file://{tmp_path}/report.html'], capture_output=True, text=True, timeout=600)
-    dom = drawn.stdout
-    assert 'CONSOLE' not in drawn.stderr or 'Uncaught' not in drawn.stderr
-    assert dom.count('class="main-svg"') > len(PICTURES), 'a figure was not drawn'
-    kinds = [picture.kind for picture in PICTURES]
-    assert dom.count('class="slider-container"') == kinds.count('heads')
-    assert dom.count('class="scatterlayer') >= 2
-    assert dom.count('class="heatmaplayer') >= 2
-    for text in (*(picture.title for picture in PICTURES), *(number.label for number in runs.NUMBERS)):
-        assert text in dom
+    assert (tmp_path / 'curves.svg').read_text().startswith('<?xml')
+    assert (tmp_path / 'attention.pdf').read_bytes().startswith(b'%PDF')
+    assert (tmp_path / 'table.tex').exists()
+    text = (tmp_path / 'report.html').read_text()
+    assert 'Figure 2A. Emergence: Sink and loss</h2>' in text
+    assert main(['report', f'{tmp_path}/a', '--out', f'{tmp_path}/a/config.json/x']) == 1
+    assert len(capsys.readouterr().err.splitlines()) == 1
+
+
+@pytest.mark.slow
+def test_the_folder_of_a_sweep_is_its_runs_in_the_order_of_its_rows(capsys, tmp_path):
+    for row in ('b', 'a'):
+        made_up(tmp_path / f'{row}-0', row)
+    rows = [dict(row=row, seeds={'0': 'done', '1': 'to do'}) for row in ('b', 'a')]
+    (tmp_path / 'sweep.json').write_text(json.dumps(rows))
+    assert main(['report', str(tmp_path), '--json']) == 0
+    assert [row['arm'] for row in json.loads(capsys.readouterr().out)] == ['b', 'a']
+    assert (tmp_path / 'report.html').exists()
 
 
 @pytest.mark.slow

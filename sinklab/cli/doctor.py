@@ -16,7 +16,6 @@ from sinklab.cli import kernels
 from sinklab.record import Refusal
 
 EXTRAS = {
-    'plotly': 'report',
     'matplotlib': 'report',
     'tensorboardX': 'tensorboard',
     'wandb': 'wandb',

@@ -1,7 +1,10 @@
 """runs as a table, and as one page that needs no network
 
+One run, a sweep, a fork or hundreds of runs; those that differ in their seeds alone are shown as mean and spread.
+
 example:
   sinklab report runs/quickstart/* --png
+  sinklab report runs/sweep --paper --pdf --latex
 """
 
 import argparse
@@ -9,43 +12,57 @@ import glob
 import json
 import sys
 from pathlib import Path
+from types import ModuleType
 
 from sinklab.files.place import absolute, common, is_remote, place
+from sinklab.folder import Folder
 from sinklab.record import Refusal
 
 
 def arguments(verb: argparse.ArgumentParser) -> None:
-    verb.add_argument('runs', nargs='+', metavar='DIR', help='run folders')
+    verb.add_argument('runs', nargs='+', metavar='DIR', help='run folders, or that of a sweep')
     verb.add_argument('--out', metavar='DIR', help='where report.html goes; without it, where the runs are')
-    verb.add_argument('--png', action='store_true', help='write the pictures as PNG files too')
+    verb.add_argument('--paper', action='store_true', help='figures in the order and by the numbers of the paper')
+    for kind in ('png', 'svg', 'pdf'):
+        verb.add_argument(f'--{kind}', action='store_true', help=f'write the pictures as {kind.upper()} files too')
+    verb.add_argument('--latex', action='store_true', help='write the table by row as LaTeX (booktabs) too')
     verb.add_argument('--json', action='store_true', help='print the table as JSON')
 
 
 def run(given: argparse.Namespace, rest: list[str]) -> int:
     if rest:
         raise Refusal(f'{rest[0]} is unknown; see sinklab report --help')
-    from sinklab.report import runs
+    from sinklab.report import closing, runs
 
     paths = [str(path) for one in given.runs for path in matching(one)]
     found = runs.read(paths)
-    page = write(place(given.out) if given.out else beside(paths), found, given.png)
+    page = write(place(given.out) if given.out else beside(paths), found, given)
+    table = closing.table(found)
     if given.json:
-        print(json.dumps(runs.table(found), indent=2, allow_nan=False))
+        print(json.dumps(table, indent=2, allow_nan=False))
     else:
-        show(runs.table(found))
+        show(table)
     print(f'report: {page}', file=sys.stderr if given.json else sys.stdout)
     return 0
 
 
 def matching(given: str) -> list[Path]:
-    """The runs in a bucket that a pattern matches, which no shell has looked for; what else is given, as it is."""
+    """The runs of a sweep; in a bucket those of a pattern, which no shell has looked for; else, as given."""
     if not (is_remote(given) and glob.has_magic(given)):
-        return [place(given)]
+        return of_sweep(place(given)) or [place(given)]
     start = given[: min(given.index(sign) for sign in '*?[' if sign in given)].rpartition('/')[0]
     found = [path.parent for path in place(start).glob(f'{given[len(start) + 1 :].rstrip("/")}/config.json')]
     if not found:
         raise Refusal(f'{given} matches no run; give run folders')
     return sorted(found)
+
+
+def of_sweep(folder: Path) -> list[Path]:
+    """Of the folder of a sweep that has ended: its runs, the rows in their order."""
+    if not (folder / 'sweep.json').exists():
+        return []
+    found = [folder / f'{row["row"]}-{seed}' for row in Folder(folder).read('sweep') for seed in row['seeds']]
+    return [run for run in found if (run / 'row.json').exists()]
 
 
 def beside(runs: list[str]) -> Path:
@@ -54,33 +71,44 @@ def beside(runs: list[str]) -> Path:
     return paths[0] if len(paths) == 1 else common([path.parent for path in paths])
 
 
-def write(folder: Path, found: list, png: bool) -> Path:
-    try:
-        from sinklab.report import page, pictures
-    except ImportError as error:
-        raise Refusal(f'a report needs {error.name}; install it: pip install "sinklab[report]"') from error
+def write(folder: Path, found: list, given: argparse.Namespace) -> Path:
+    """The page, and what else is asked for."""
+    from sinklab.report import latex, page
+
+    kinds = [kind for kind in ('png', 'svg', 'pdf') if getattr(given, kind)]
     try:
         if not is_remote(folder):
             folder.mkdir(parents=True, exist_ok=True)
-        page.write(folder / 'report.html', found)
-        if png:
-            pictures.write(folder, found)
+        page.write(folder / 'report.html', found, given.paper)
+        if kinds:
+            pictures().write(folder, found, kinds)
+        if given.latex:
+            latex.write(folder / 'table.tex', found)
     except OSError as error:
         raise Refusal(f'{folder} cannot be written ({error.strerror}); choose another --out') from error
     return folder / 'report.html'
 
 
+def pictures() -> ModuleType:
+    try:
+        from sinklab.report import pictures
+    except ImportError as error:
+        raise Refusal(f'pictures need {error.name}; install it: pip install "sinklab[report]"') from error
+    return pictures
+
+
 def show(rows: list[dict]) -> None:
     from rich.console import Console
+    from rich.markup import escape
     from rich.table import Table
 
-    from sinklab.report.runs import NUMBERS, cells
+    from sinklab.report.closing import HEADINGS, cells
 
-    table = Table('arm', box=None)
-    for number in NUMBERS:
-        table.add_column(number.label, justify='right')
+    table = Table(box=None)
+    for at, heading in enumerate(HEADINGS):
+        table.add_column(heading, justify='right' if at else 'left')
     for row in rows:
-        table.add_row(*cells(row))
+        table.add_row(*map(escape, cells(row)))
     console = Console(highlight=False, width=None if sys.stdout.isatty() else 200)
     console.print(table)
     for row in rows:

@@ -2,10 +2,11 @@
 
 import numpy as np
 
-from sinklab.measure.measure import Measure, Number, Picture, union
+from sinklab.measure.measure import Measure, Number, Picture
 from sinklab.measure.setting import Setting
 
 HIDDEN = 'Norm of the first hidden state over the mean of the others, after each block.'
+KEY = 'Norm of the first key, as attended, over the mean of the others, in each block.'
 VALUE = 'Norm of the first value over the mean of the others, in each block.'
 
 PLURALS = {'query': 'queries'}
@@ -45,6 +46,18 @@ def numbers_of(name: str) -> tuple[Number, ...]:
     return tuple(Number(f'norm/{name}/{of}', f'{name} norm {of}', sentence) for of in ('1', 'other', 'ratio'))
 
 
+def of_first(name: str, title: str, sentence: str) -> Measure:
+    """Of the text's keys or values."""
+    return Measure(
+        reads=(f'{name}_LPSHK',),
+        arrays=lambda array, setting: {f'{name}_LPT': of_text(array, setting)},
+        numbers=lambda kept, setting: first_and_others(name, kept[f'{name}_LPT']),
+        shown=numbers_of(name),
+        saved=(f'{name}_LT',),
+        picture=Picture('ratios', f'{name}_LT', title, 'norm ratio', sentence, of=ratio),
+    )
+
+
 MEASURES = (
     Measure(
         reads=('residual_LPTD',),
@@ -54,12 +67,6 @@ MEASURES = (
         saved=('norm_LT',),
         picture=Picture('ratios', 'norm_LT', 'Massive activations', 'norm ratio', HIDDEN, of=ratio),
     ),
-    Measure(
-        reads=('key_LPSHK', 'value_LPSHK'),
-        arrays=lambda key, value, setting: {'key_LPT': of_text(key, setting), 'value_LPT': of_text(value, setting)},
-        numbers=lambda kept, setting: union(first_and_others(name, kept[f'{name}_LPT']) for name in ('key', 'value')),
-        shown=(*numbers_of('key'), *numbers_of('value')),
-        saved=('key_LT', 'value_LT'),
-        picture=Picture('ratios', 'value_LT', 'Values of the first token', 'norm ratio', VALUE, of=ratio),
-    ),
+    of_first('key', 'Keys of the first token', KEY),
+    of_first('value', 'Values of the first token', VALUE),
 )

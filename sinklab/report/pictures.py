@@ -1,6 +1,8 @@
-"""The pictures of the page as PNG files for a paper (matplotlib)."""
+"""The pictures of the page as files for a paper, in PNG, SVG or PDF (matplotlib)."""
 
+from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import matplotlib
 
@@ -10,74 +12,174 @@ import matplotlib.pyplot as plt
 from sinklab.files.whole import whole
 from sinklab.measure.measure import Picture
 from sinklab.measure.table import HEADLINE
-from sinklab.report.page import HEADS, colour, grid, largest
-from sinklab.report.runs import Run, branches, common_pictures
+from sinklab.report.arms import Arm, arms, mean, table
+from sinklab.report.axes import Axis, Point, axes
+from sinklab.report.maps import bounds
+from sinklab.report.runs import Run, branches, drawn_pictures
+
+COLOURS = ('#0072B2', '#D55E00', '#009E73', '#CC79A7', '#E69F00', '#56B4E9', '#000000')  # Okabe and Ito
+DASHES = ('-', '--', ':', '-.')
+HEADS = 4  # shown of each run
+PER_ROW = 4  # runs, in a grid of them
+MOST = 12  # runs of which maps are drawn
+LABELLED = 12  # arms of a legend
+FONTS = {'svg.fonttype': 'none', 'pdf.fonttype': 42}  # text stays text
 
 
-def write(folder: Path, runs: list[Run]) -> list[Path]:
-    """curves.png and a file for each picture of the table of measures, at 200 dots an inch."""
-    figures = {'curves': curves(runs)}
-    figures |= {picture.name: FIGURES[picture.kind](runs, picture) for picture in common_pictures(runs)}
-    for name, figure in figures.items():
-        with whole(folder / f'{name}.png') as unfinished:
-            figure.savefig(unfinished, dpi=200, bbox_inches='tight', format='png')
-        plt.close(figure)
-    return [folder / f'{name}.png' for name in figures]
+def write(folder: Path, runs: list[Run], kinds: Sequence[str] = ('png',)) -> list[Path]:
+    """curves, a picture for each axis of a sweep and each of the table of measures; PNG at 200 dots an inch."""
+    found, paths = arms(runs), []
+    with plt.rc_context(FONTS):
+        for name, draw, given in figures(found):
+            figure = draw(found, given)
+            for kind in kinds:
+                paths.append(folder / f'{name}.{kind}')
+                with whole(paths[-1]) as unfinished:
+                    figure.savefig(unfinished, dpi=200, bbox_inches='tight', format=kind)
+            plt.close(figure)
+    return paths
 
 
-def curves(runs: list[Run]) -> plt.Figure:
+def figures(found: list[Arm]) -> list[tuple]:
+    """(name, what draws it, of what)."""
+    along = [(f'along-{axis.field}', draw_along, axis) for axis in axes(found, table(found))]
+    runs = [run for arm in found for run in arm.runs]
+    drawn = [(picture.name, FIGURES[picture.kind], picture) for picture in drawn_pictures(runs)]
+    return [('curves', curves, None), *along, *drawn]
+
+
+def style(at: int) -> dict:
+    return dict(color=COLOURS[at % len(COLOURS)], linestyle=DASHES[at // len(COLOURS) % len(DASHES)])
+
+
+def curves(found: list[Arm], _: None) -> plt.Figure:
     figure, (left, right) = plt.subplots(1, 2, figsize=(8, 2.8), layout='constrained')
-    for number, run in enumerate(runs):
-        left.plot(*run.curve(HEADLINE.name), color=colour(number), label=run.name)
-        right.plot(*run.curve('valid/loss'), color=colour(number), label=run.name)
-        right.plot(*run.curve('train/loss'), color=colour(number), alpha=0.3, linewidth=0.8)
+    for at, arm in enumerate(found):
+        curve(left, arm, HEADLINE.name, style(at))
+        curve(right, arm, 'valid/loss', style(at))
+        for run in arm.runs:
+            right.plot(*run.curve('train/loss'), **style(at), alpha=0.3 / len(arm.runs), linewidth=0.8)
+    runs = [run for arm in found for run in arm.runs]
+    colours = [style(at)['color'] for at, arm in enumerate(found) for _ in arm.runs]
     for axis, name in ((left, HEADLINE.name), (right, 'valid/loss')):
         for number, steps, values in branches(runs, name):
-            axis.plot(steps, values, ':', marker='.', color=colour(number))
+            axis.plot(steps, values, ':', marker='.', color=colours[number])
     left.set(xlabel='step', ylabel=HEADLINE.axis, ylim=(-2, None))
-    right.set(xlabel='step', ylabel='loss (line: valid, pale: train)')
-    left.legend(frameon=False)
-    return plain(figure)
+    right.set(xlabel='step', ylabel='loss (pale: train)')
+    return legend(plain(figure), left)
 
 
-def heads(runs: list[Run], picture: Picture) -> plt.Figure:
-    rows, columns = grid(runs)
+def curve(axis: plt.Axes, arm: Arm, name: str, style: dict) -> None:
+    """The mean of its runs with its spread, and they thin; of a single one, itself."""
+    found = mean(arm.counted, name)
+    for run in arm.runs:
+        thin = dict(alpha=0.35, linewidth=0.7) if found else dict(label=arm.name if run is arm.runs[0] else None)
+        axis.plot(*run.curve(name), **style, **thin)
+    if found:
+        steps, values, spread = found
+        axis.plot(steps, values, **style, label=f'{arm.name} (n={len(arm.counted)})')
+        axis.fill_between(steps, values - spread, values + spread, color=style['color'], alpha=0.15, linewidth=0)
+
+
+def draw_along(found: list[Arm], along: Axis) -> plt.Figure:
+    """Sink and loss against a field, ours filled and published hollow."""
+    figure, both = plt.subplots(1, 2, figsize=(8, 2.8), layout='constrained')
+    for axis, (name, label) in zip(both, ((HEADLINE.name, HEADLINE.axis), ('valid/loss', 'loss')), strict=True):
+        for at, points in enumerate(along.lines):
+            ours = [(one.at, one.ours[name]['mean'], one.ours[name]['sd'] or 0) for one in points if name in one.ours]
+            if ours:
+                axis.errorbar(
+                    *zip(*ours, strict=True), **style(at), marker='o', markersize=4, capsize=2, label='ours'
+                )
+            if theirs := published(points, name):
+                hollow = dict(marker='o', markersize=4, markerfacecolor='none', linewidth=0.8)
+                axis.plot(*theirs, **style(at) | dict(linestyle='--'), **hollow, label='published')
+        axis.set(xlabel=along.name, ylabel=label, xticks=range(len(along.labels)), xticklabels=along.labels)
+    return legend(plain(figure), both[0])
+
+
+def published(points: list[Point], name: str) -> list[tuple]:
+    return [*zip(*[(one.at, one.published[name]) for one in points if name in one.published], strict=True)]
+
+
+def pictured(found: list[Arm], picture: Picture) -> list[Run]:
+    return [run for arm in found for run in arm.runs if run.has(picture)][:MOST]
+
+
+def heads(found: list[Arm], picture: Picture) -> plt.Figure:
+    runs = pictured(found, picture)
+    columns = min(PER_ROW, len(runs))
+    rows = -(-len(runs) // columns)
     figure, axes = plt.subplots(rows, columns, figsize=(3 * columns, 2.8 * rows), squeeze=False, layout='constrained')
-    top = largest(runs, picture)
+    low, top = bounds(picture, [run.values[picture.name][-1] for run in runs])
     for run, axis in zip(runs, axes.flat, strict=False):
         values_LH = run.values[picture.name][-1]
         layers, count = values_LH.shape
         extent = (0.5, count + 0.5, 0.5, layers + 0.5)
-        image = axis.imshow(values_LH, origin='lower', vmin=0, vmax=top, aspect='auto', extent=extent)
-        axis.set(
-            title=run.name, xlabel='head', ylabel='layer', xticks=range(1, count + 1), yticks=range(1, layers + 1)
-        )
-    figure.colorbar(image, ax=axes, label=picture.label)
+        look = dict(cmap='RdBu_r' if low < 0 else 'viridis', vmin=low, vmax=top)
+        image = axis.imshow(values_LH, origin='lower', aspect='auto', extent=extent, **look)
+        axis.set_title(run.name, fontsize=9, wrap=True)
+        axis.set(xlabel='head', ylabel='layer', xticks=ticks(count), yticks=ticks(layers))
+    for axis in axes.flat[len(runs) :]:
+        axis.set_visible(False)
+    return scaled(figure, image, axes, picture.label)
+
+
+def scaled(figure: plt.Figure, image: Any, axes: Any, label: str) -> plt.Figure:
+    """With a scale of one width, however high the figure is."""
+    figure.colorbar(image, ax=axes, label=label, aspect=16 * len(axes), pad=0.02)
     return figure
 
 
-def matrices(runs: list[Run], picture: Picture) -> plt.Figure:
+def ticks(count: int) -> list[int]:
+    """At most eight."""
+    return [*range(1, count + 1, -(-count // 8))]
+
+
+def matrices(found: list[Arm], picture: Picture) -> plt.Figure:
+    runs = pictured(found, picture)
     figure, axes = plt.subplots(
-        len(runs), HEADS, figsize=(2.2 * HEADS, 2.3 * len(runs)), squeeze=False, layout='constrained'
+        len(runs), HEADS, figsize=(2.2 * HEADS, 2.5 * len(runs)), squeeze=False, layout='constrained'
     )
     for run, row in zip(runs, axes, strict=True):
+        values_LHTS = run.matrices(picture)
+        for axis in row:
+            axis.set_axis_off()
         for (layer, head), axis in zip(run.strongest(HEADS), row, strict=False):
-            image = axis.imshow(run.values[picture.name][layer, head], vmin=0, vmax=largest(runs, picture))
-            axis.set_title(f'{run.name}, layer {layer + 1} head {head + 1}', fontsize=8)
+            image = axis.imshow(values_LHTS[layer, head], vmin=0, vmax=picture.largest or values_LHTS.max())
+            axis.set_title(f'{run.name}\nlayer {layer + 1} head {head + 1}', fontsize=8)
             axis.set(xticks=[], yticks=[])
-    figure.colorbar(image, ax=axes, label=picture.label)
-    return figure
+            axis.set_axis_on()
+    return scaled(figure, image, axes, picture.label)
 
 
-def ratios(runs: list[Run], picture: Picture) -> plt.Figure:
+def ratios(found: list[Arm], picture: Picture) -> plt.Figure:
     figure, axis = plt.subplots(figsize=(4, 2.8), layout='constrained')
-    for number, run in enumerate(runs):
-        ratio_L = run.values[picture.name]
-        axis.plot(range(1, len(ratio_L) + 1), ratio_L, marker='o', color=colour(number), label=run.name)
+    for at, arm in enumerate(found):
+        ratios_L = [run.values[picture.name][-1] for run in arm.runs if run.has(picture)]
+        thin = dict(alpha=0.35, linewidth=0.7) if len(ratios_L) > 1 else dict(marker='o', label=arm.name)
+        for ratio_L in ratios_L:
+            axis.plot(range(1, len(ratio_L) + 1), ratio_L, **style(at), **thin)
+        if len(ratios_L) > 1:
+            mean_L = sum(ratios_L) / len(ratios_L)
+            label = f'{arm.name} (n={len(ratios_L)})'
+            axis.plot(range(1, len(mean_L) + 1), mean_L, **style(at), marker='o', label=label)
     axis.axhline(1, color='#999', linestyle=':')
+    axis.xaxis.get_major_locator().set_params(integer=True)
     axis.set(xlabel='block', ylabel=picture.label)
-    axis.legend(frameon=False)
-    return plain(figure)
+    return legend(plain(figure), axis)
+
+
+def legend(figure: plt.Figure, axis: plt.Axes) -> plt.Figure:
+    """Inside where it is short, below where it would hide the lines; of too many arms none."""
+    shown = dict(zip(*reversed(axis.get_legend_handles_labels()), strict=True))
+    words, lines = [*shown], [*shown.values()]
+    if 0 < len(shown) <= 3:
+        axis.legend(lines, words, frameon=False)
+    elif 0 < len(shown) <= LABELLED:
+        figure.set_figheight(figure.get_figheight() + 0.22 * -(-len(shown) // 3))
+        figure.legend(lines, words, loc='outside lower center', ncols=3, frameon=False, fontsize=8)
+    return figure
 
 
 def plain(figure: plt.Figure) -> plt.Figure:

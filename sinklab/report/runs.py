@@ -2,26 +2,39 @@
 
 import dataclasses
 import shlex
-import zipfile
-from pathlib import Path
 
 import numpy as np
 
 from sinklab.files.place import joined, resolved
-from sinklab.folder import Folder, ancestry, named
+from sinklab.folder import Folder, ancestry, flat, named
 from sinklab.measure import table as measures
 from sinklab.measure.measure import Number, Picture
 from sinklab.record import Refusal
+from sinklab.report import labels, probes
 
 
 @dataclasses.dataclass(frozen=True)
 class Run:
-    name: str
+    name: str  # its arm, and its seed where the arm has others
+    arm: str
     records: list[dict]
-    probe_steps: list[int]
-    values: dict[str, np.ndarray]  # by names of pictures: values_NLH of N probes for heads, else of the last probe
+    probe_steps: list[int]  # of the probes that are drawn
+    values: dict[
+        str, np.ndarray
+    ]  # of those N probes, by names of pictures: values_NLH for heads, values_NL for ratios
     folder: Folder
     notes: list[str]  # what it comes from, and what has changed on its way
+    about: dict  # row.json
+    config: dict  # flat
+    ending: dict  # outcome.json; of kind `unfinished` where it has said nothing yet
+
+    @property
+    def seed(self) -> int | None:
+        return self.config.get('seed')
+
+    @property
+    def kind(self) -> str:
+        return self.ending['kind']
 
     def curve(self, name: str) -> tuple[list[int], list[float]]:
         """(steps, values) where a number was recorded."""
@@ -39,16 +52,31 @@ class Run:
 
     def strongest(self, count: int) -> list[tuple[int, int]]:
         """(layer, head) of the heads that give most to the first token, in the last probe."""
+        if not self.probe_steps:
+            return []
         alpha_LH = self.values[measures.HEADLINE_MAP.name][-1]
         order = np.argsort(-alpha_LH, axis=None)[:count]
         return [(int(layer), int(head)) for layer, head in zip(*np.unravel_index(order, alpha_LH.shape), strict=True)]
 
+    def has(self, picture: Picture) -> bool:
+        if picture.kind != 'matrices':
+            return picture.name in self.values
+        return bool(self.probe_steps) and self.matrices(picture) is not None
+
+    def matrices(self, picture: Picture, at: int = -1) -> np.ndarray | None:
+        """Of all layers and heads in one of its probes, read when they are asked for."""
+        found = probes.arrays(self.folder.probe(self.probe_steps[at]), [picture.array])
+        return picture.of(found[picture.array]) if found else None
+
 
 def read(paths: list[str]) -> list[Run]:
-    """The runs in these folders, each named by its row, and by its folder too where two rows are the same."""
+    """The runs in these folders, each named by its row, and by its changes, its seed or its folder where it must."""
     folders = [Folder(path) for path in dict.fromkeys(paths)]
-    rows = [row_of(folder) for folder in folders]
-    return [run(folder, name(folder, row, rows.count(row) == 1)) for folder, row in zip(folders, rows, strict=True)]
+    rows, configs = [row_of(folder) for folder in folders], [config(folder) for folder in folders]
+    arms = labels.arms(rows, configs)
+    names = labels.names(arms, [one.get('seed') for one in configs], [folder.path for folder in folders])
+    count = max(2, probes.FILES // len(folders))
+    return [run(*of_one, count) for of_one in zip(folders, names, arms, configs, strict=True)]
 
 
 def branches(runs: list[Run], number: str) -> list[tuple[int, list[int], list[float]]]:
@@ -58,7 +86,8 @@ def branches(runs: list[Run], number: str) -> list[tuple[int, list[int], list[fl
     """
     found, at = [], {resolved(run.folder.path): run for run in runs}
     for place, run in enumerate(runs):
-        lineage, start = run.folder.lineage(), run.folder.start()
+        lineage = run.about.get('from') or {}
+        start = lineage.get('start', lineage.get('step'))
         goes_on = lineage and lineage['step'] == start
         parent = at.get(joined(run.folder.path, lineage['run'])) if goes_on else None
         if parent and (before := parent.height(number, start)) is not None:
@@ -73,18 +102,13 @@ def notes(folder: Folder) -> list[str]:
     return [*filter(None, ['; '.join(ancestry(folder.lineage()))]), *changed]
 
 
-def name(folder: Folder, row: str, alone: bool) -> str:
-    return row if row and alone else f'{row} ({folder})' if row else str(folder)
-
-
 def row_of(folder: Folder) -> str:
-    """The name of its row; of a fork, with what it comes from."""
+    """The name of its row, or its folder's where it has none; of a fork, with what it comes from."""
     try:
-        row, lineage = folder.read('row')['row'], folder.lineage()
+        row, lineage = folder.read('row')['row'] or folder.path.absolute().name, folder.lineage()
         if not lineage:
             return row
-        origin = named(lineage.get('takes', ''), lineage['row'], lineage['step'])
-        return f'{row or folder.path.name} from {origin}'
+        return f'{row} from {named(lineage.get("takes", ""), lineage["row"], lineage["step"])}'
     except (FileNotFoundError, NotADirectoryError, KeyError) as error:
         runs = (
             f'the runs of this sweep: {shlex.quote(str(folder))}/*/'
@@ -94,37 +118,36 @@ def row_of(folder: Folder) -> str:
         raise Refusal(f'{folder} holds no run that `sinklab train` has written; give {runs}') from error
 
 
-def run(folder: Folder, name: str) -> Run:
-    if not (probes := folder.probes):
-        raise Refusal(f'{folder} holds no probe yet; wait for step 0, or go on with the training')
-    values = {}
-    for picture in measures.PICTURES:
-        paths = probes if picture.kind == 'heads' else probes[-1:]
-        found = [array(path, picture.array, picture is measures.HEADLINE_MAP) for path in paths]
-        if all(one is not None for one in found):
-            drawn = [picture.of(one) for one in found]
-            values[picture.name] = np.stack(drawn) if picture.kind == 'heads' else drawn[0]
-    return Run(name, folder.records(), [int(path.stem) for path in probes], values, folder, notes(folder))
-
-
-def common_pictures(runs: list[Run]) -> list[Picture]:
-    """Those that can be drawn of all runs; one is older than a measure whose array its probes lack."""
-    return [picture for picture in measures.PICTURES if all(picture.name in run.values for run in runs)]
-
-
-def array(path: Path, name: str, needed: bool) -> np.ndarray | None:
-    """One array of a probe's file; None where it is lacking and not needed."""
+def config(folder: Folder) -> dict:
+    """Flat; empty of a run that was stopped before it had one."""
     try:
-        with path.open('rb') as file, np.load(file) as arrays:
-            found = arrays.get(name)
-    except (OSError, ValueError, zipfile.BadZipFile) as error:
-        raise Refusal(f'{path} is damaged ({error}); delete it, and the report does without it') from error
-    if found is None and needed:
-        raise Refusal(
-            f'{path} has no {name}, for an earlier sinklab has written it; delete it, and the report does without '
-            'it, or train the run anew'
-        )
-    return found
+        return flat(folder.read('config'))
+    except FileNotFoundError:
+        return {}
+
+
+def run(folder: Folder, name: str, arm: str, config: dict, count: int) -> Run:
+    drawn, records = probes.kept(folder.probes, count), folder.records()
+    steps = [int(path.stem) for path in drawn]
+    end = ending(folder, records, config.get('optimizer.steps'))
+    return Run(
+        name, arm, records, steps, probes.values(drawn), folder, notes(folder), folder.read('row'), config, end
+    )
+
+
+def ending(folder: Folder, records: list[dict], steps: int | None) -> dict:
+    """How the latest attempt has ended; a run that says nothing is done if it has measured its last step."""
+    try:
+        return folder.read('outcome')
+    except (OSError, ValueError):
+        last = records[-1] if records else {}
+        done = last.get('step') == steps is not None and 'valid/loss' in last
+        return dict(kind='done' if done else 'unfinished', step=last.get('step', 0), message='')
+
+
+def drawn_pictures(runs: list[Run]) -> list[Picture]:
+    """Those that some run has the array of; one is older than a measure whose array its probes lack."""
+    return [picture for picture in measures.PICTURES if any(run.has(picture) for run in runs)]
 
 
 NUMBERS = (
@@ -133,17 +156,3 @@ NUMBERS = (
     Number('valid/loss', 'valid loss', 'The mean cross-entropy of held-out windows.'),
     Number('seconds', 'seconds', 'Of all attempts.', digits=0),
 )
-
-
-def table(runs: list[Run]) -> list[dict]:
-    """The closing table: a row a run, None where a number was never recorded."""
-    return [
-        dict(arm=run.name, notes=run.notes, **{number.name: run.last(number.name) for number in NUMBERS})
-        for run in runs
-    ]
-
-
-def cells(row: dict) -> list[str]:
-    """A row of it as a person reads it."""
-    values = [(number, row[number.name]) for number in NUMBERS]
-    return [row['arm'], *('-' if value is None else number.text(value) for number, value in values)]

@@ -26,9 +26,13 @@ class Arm:
 
 def newest(folder: Folder) -> dict[str, float]:
     """The last value of every number that a run recorded, and whether it fails (1) or not (0)."""
-    numbers = {name: value for record in folder.records() for name, value in record.items()}
-    if LOSS in numbers:
-        numbers['fails'] = float(has_failed(numbers[LOSS], folder.read('config')['model']['vocabulary']))
+    return judged(folder.records(), folder.read('config')['model']['vocabulary'])
+
+
+def judged(records: list[dict], vocabulary: int | None) -> dict[str, float]:
+    numbers = {name: value for record in records for name, value in record.items()}
+    if LOSS in numbers and vocabulary:
+        numbers['fails'] = float(has_failed(numbers[LOSS], vocabulary))
     return numbers
 
 
@@ -73,6 +77,18 @@ def differences(arm: Arm, first: Arm) -> dict[str, dict]:
         if both := [ours[seed] - theirs[seed] for seed in ours if seed in theirs]:
             found[name] = spread(both)
     return found
+
+
+def direction(row: dict, first: dict, name: str = HEADLINE.name) -> str:
+    """Whether a row differs from the first one to the same side as published, and beyond its spread over seeds."""
+    published = [one['published'].get(name) for one in (row, first)]
+    ours = (row['difference'] or {}).get(name)
+    if ours is None or None in published or published[0] == published[1]:
+        return ''
+    if ours['mean'] == 0 or (ours['sd'] is not None and abs(ours['mean']) <= ours['sd']):
+        return 'within the spread' if ours['sd'] is not None else 'no difference'
+    same = (ours['mean'] > 0) == (published[0] > published[1])
+    return ('as published' if same else 'opposite') + (', one seed' if ours['n'] == 1 else '')
 
 
 def spread(numbers: list[float]) -> dict[str, float | int | None]:

@@ -1,0 +1,50 @@
+"""The table by row for a paper, by booktabs."""
+
+from pathlib import Path
+
+from sinklab.files.whole import whole
+from sinklab.report import sweep
+from sinklab.report.arms import arms, table
+from sinklab.report.runs import Run
+
+SPECIAL = {letter: f'\\{letter}' for letter in '&%$#_{}'}
+SPECIAL |= {
+    '\\': r'\textbackslash{}',
+    '~': r'\textasciitilde{}',
+    '^': r'\textasciicircum{}',
+    '±': r'$\pm$',
+    '−': '$-$',
+}
+
+
+def write(path: Path, runs: list[Run]) -> None:
+    with whole(path) as unfinished:
+        unfinished.write_text(text(table(arms(runs))), encoding='utf-8')
+
+
+def text(rows: list[dict]) -> str:
+    headings, cells = sweep.cells(rows)
+    if any(row['direction'] for row in rows):
+        headings, cells = (
+            [*headings, 'direction'],
+            [[*one, row['direction']] for one, row in zip(cells, rows, strict=True)],
+        )
+    left = ('row', 'outcome', 'direction')
+    columns = ''.join('l' if heading in left else 'r' for heading in headings)
+    return '\n'.join(
+        [
+            '% mean and sample standard deviation over n seeds (published, at the size of its source)',
+            rf'\begin{{tabular}}{{{columns}}}',
+            r'\toprule',
+            line(headings),
+            r'\midrule',
+            *map(line, cells),
+            r'\bottomrule',
+            r'\end{tabular}',
+            '',
+        ]
+    )
+
+
+def line(cells: list[str]) -> str:
+    return ' & '.join(''.join(SPECIAL.get(letter, letter) for letter in cell) for cell in cells) + r' \\'

@@ -1,0 +1,178 @@
+"""The figures of the page that are lines: numbers over steps, along the axis of a sweep, and by block."""
+
+import numpy as np
+
+from sinklab.measure import table as measures
+from sinklab.measure.measure import Number, Picture
+from sinklab.report.arms import Arm, mean
+from sinklab.report.axes import Axis
+from sinklab.report.emergence import emergence
+from sinklab.report.pack import Pack
+from sinklab.report.probes import spaced
+from sinklab.report.runs import Run, branches
+
+LOSS = Number('valid/loss', 'loss', 'Of held-out windows; the pale lines are of training.')
+OTHERS = (
+    Number('train/grad_norm', 'gradient norm', 'Before it is clipped.'),
+    Number('train/learning_rate', 'learning rate', 'Of the step.', digits=5),
+    Number('speed/tokens_per_second', 'tokens/s', 'Of the whole run.', digits=0),
+)
+POINTS = 20_000  # of one number's curves together
+MOST, FEWEST = 400, 40  # of one
+FEW = 8  # runs whose losses of training are drawn, and all of whose numbers
+CONTEXT = ('sink/1', 'sink/star/clean', 'alpha/1', 'entropy/row', 'mass/row')
+
+
+class Lines:
+    """Draws numbers of these arms into a pack."""
+
+    def __init__(self, arms: list[Arm], pack: Pack):
+        self.arms, self.pack = arms, pack
+        self.runs = [run for arm in arms for run in arm.runs]
+        self.places = {run.name: at for at, run in enumerate(self.runs)}
+        self.points = points(len(self.runs))
+
+    def recorded(self) -> list[Number]:
+        """What is offered to be looked at over steps; of many runs, what the table has."""
+        names = dict.fromkeys(name for run in self.runs for record in run.records for name in record)
+        known = [*OTHERS, LOSS, *filter(None, map(measures.number, names))]
+        few = len(self.runs) <= FEW
+        return [number for number in known if number.name in names and (few or number.table or number is LOSS)]
+
+    def sink_and_loss(self, as_paper: bool) -> dict:
+        sink = self.panel(measures.HEADLINE)
+        sink['marks'] = [self.mark(run, found) for run in self.runs if (found := emergence(run))]
+        loss = self.panel(LOSS)
+        if len(self.runs) <= FEW:
+            loss['lines'] = [*self.each('train/loss', 'thin'), *loss['lines']]
+        sentence = f'{measures.HEADLINE.label}: {measures.HEADLINE.sentence} A triangle stands where it has emerged.'
+        if as_paper:
+            sink['lines'] += self.published(measures.HEADLINE.name)
+            loss['lines'] += self.published(LOSS.name)
+            sentence += ' Hollow, at the end: what was published, at its own size and number of steps.'
+        return figure('curves', 'Sink and loss', f'{sentence} {LOSS.label}: {LOSS.sentence}', [sink, loss])
+
+    def published(self, name: str) -> list[dict]:
+        """A point for each arm, at the last step of its runs."""
+        found = [(at, arm, arm.about['published'].get(name)) for at, arm in enumerate(self.arms)]
+        steps = {
+            at: max((run.records[-1]['step'] for run in arm.runs if run.records), default=0) for at, arm, _ in found
+        }
+        return [
+            dict(kind='published', arms=[at], x=self.pack.add([steps[at]], 'i4'))
+            | dict(y=self.pack.add([value]), sd=self.pack.add([0]))
+            for at, _, value in found
+            if isinstance(value, int | float)
+        ]
+
+    def mark(self, run: Run, found) -> dict:
+        head = f', layer {found.head[0] + 1} head {found.head[1] + 1} first' if found.head else ''
+        return dict(run=self.places[run.name], x=found.at, y=found.height, text=f'emerges at {found}{head}')
+
+    def context(self) -> dict | None:
+        """What `log.sinks` and `log.rows` have recorded over whole training windows, beside the probe's."""
+        names = [name for name in CONTEXT if any(run.last(f'{name}/context') is not None for run in self.runs)]
+        panels = []
+        for name in names:
+            panel = self.panel(measures.number(name), f'{name}/context')
+            lines = [line for at, arm in enumerate(self.arms) for line in self.of_arm(at, arm, name)]
+            panel['lines'] += [dict(line, kind='dashed', sd=None) for line in lines if line['kind'] != 'member']
+            panels.append(panel)
+        sentence = 'Of batches of training, over the whole length of their windows; dashed, of the probe.'
+        return figure('context', 'Over the whole context', sentence, panels) if panels else None
+
+    def numbers(self) -> dict:
+        panels = [self.panel(number) for number in self.recorded()]
+        return figure('numbers', 'Any number over steps', 'Choose one.', panels) | dict(kind='choice')
+
+    def panel(self, number: Number, name: str = '') -> dict:
+        name = name or number.name
+        lines = [line for at, arm in enumerate(self.arms) for line in self.of_arm(at, arm, name)]
+        found = branches(self.runs, name)
+        links = [dict(self.line(self.runs[at], steps, values), kind='branch') for at, steps, values in found]
+        about = dict(label=number.axis, digits=number.digits, sentence=number.sentence)
+        return dict(about, x='step', lines=[line for line in lines if line] + links)
+
+    def of_arm(self, at: int, arm: Arm, name: str) -> list[dict]:
+        """The mean of its runs with its spread, and they thin; of a single one, itself."""
+        kind = 'only' if len(arm.runs) == 1 else 'member'
+        lines = [dict(self.line(run, *run.curve(name)), kind=kind) for run in arm.runs if run.curve(name)[0]]
+        if found := mean(arm.counted, name):
+            kept = spaced(len(found[0]), self.points)
+            steps, values, spread = (np.asarray(one)[kept] for one in found)
+            band = dict(arm=at, run=None, kind='mean', n=len(arm.counted), sd=self.pack.add(spread))
+            lines.append(band | dict(x=self.pack.add(steps, 'i4'), y=self.pack.add(values)))
+        elif kind == 'member':
+            lines = [line | dict(kind='only') for line in lines]
+        return lines
+
+    def each(self, name: str, kind: str) -> list[dict]:
+        return [dict(self.line(run, *run.curve(name)), kind=kind) for run in self.runs if run.curve(name)[0]]
+
+    def line(self, run: Run, steps: list[int], values: list[float]) -> dict:
+        place = next(at for at, arm in enumerate(self.arms) if arm.name == run.arm)
+        kept = extremes(values, self.points)
+        xs, ys = self.pack.add(np.asarray(steps)[kept], 'i4'), self.pack.add(np.asarray(values)[kept])
+        return dict(arm=place, run=self.places[run.name], x=xs, y=ys)
+
+    def ratios(self, picture: Picture) -> dict:
+        """By block, at each probe."""
+        lines = [
+            dict(run=self.places[run.name], steps=run.probe_steps, y=self.pack.add(run.values[picture.name]))
+            | dict(arm=[arm.name for arm in self.arms].index(run.arm), blocks=run.values[picture.name].shape[1])
+            for run in self.runs
+            if run.has(picture)
+        ]
+        panel = dict(label=picture.label, digits=2, sentence=picture.sentence, x='block', lines=lines, rule=1)
+        return figure(picture.name, picture.title, picture.sentence, [panel]) | dict(kind='ratios')
+
+    def along(self, axis: Axis) -> dict:
+        """Sink and loss against a field of the config; hollow, what was published."""
+        sentence = (
+            f'What rows end with that differ in {axis.field} alone, mean and spread over seeds; hollow and dashed, '
+            'what was published, at its own size. Values stand in their order, not to scale.'
+        )
+        panels = [self.axis_panel(axis, number) for number in (measures.HEADLINE, LOSS)]
+        return figure(f'along-{axis.field}', f'Along {axis.name}', sentence, panels)
+
+    def axis_panel(self, axis: Axis, number: Number) -> dict:
+        lines = []
+        for points in axis.lines:
+            ours = [(one, one.ours[number.name]) for one in points if number.name in one.ours]
+            theirs = [(one, one.published[number.name]) for one in points if number.name in one.published]
+            lines.append(self.axis_line([(one, found['mean'], found['sd'] or 0) for one, found in ours], 'points'))
+            lines.append(self.axis_line([(one, value, 0) for one, value in theirs], 'published'))
+        about = dict(label=number.axis, digits=number.digits, sentence=number.sentence)
+        return dict(about, x=axis.name, ticks=axis.labels, lines=[line for line in lines if line])
+
+    def axis_line(self, points: list[tuple], kind: str) -> dict | None:
+        names = [arm.name for arm in self.arms]
+        return points and dict(
+            kind=kind,
+            arms=[names.index(point.arm) for point, *_ in points],
+            x=self.pack.add([point.at for point, *_ in points], 'i4'),
+            y=self.pack.add([value for _, value, _ in points]),
+            sd=self.pack.add([sd for *_, sd in points]),
+        )
+
+
+def points(runs: int) -> int:
+    """At most so many of each curve."""
+    return int(np.clip(POINTS // runs, FEWEST, MOST))
+
+
+def figure(name: str, title: str, sentence: str, panels: list[dict]) -> dict:
+    """Of the panels in which something stands."""
+    shown = [panel for panel in panels if panel['lines']]
+    return dict(name=name, kind='lines', title=title, sentence=sentence, panels=shown)
+
+
+def extremes(values: list[float], count: int) -> list[int]:
+    """At most so many places: all, or the smallest and the largest value of count / 2 equal parts, and the ends."""
+    if len(values) <= count:
+        return [*range(len(values))]
+    found, start = {0, len(values) - 1}, 0
+    for part in np.array_split(np.asarray(values), count // 2 - 1):
+        found |= {start + int(part.argmin()), start + int(part.argmax())}
+        start += len(part)
+    return sorted(found)

@@ -1,0 +1,61 @@
+"""Run folders with random numbers in them."""
+
+import json
+
+import numpy as np
+
+from sinklab.folder import Folder
+from sinklab.measure.table import PICTURES
+
+SIZES = dict(L=3, P=5, H=2, J=3, T=8, S=8)
+
+
+def made_up(path, row, steps=(0, 10, 20), seed=0, published=None, end='done', probes=True, more=None, **config):
+    """A run of a row; `more` is what its records have besides, `config` its fields with __ for the dot."""
+    path.mkdir(parents=True)
+    rng = np.random.default_rng(seed)
+    write(path / 'config.json', nested(dict(seed=seed, data__seed=seed) | {'optimizer__steps': steps[-1], **config}))
+    write(path / 'row.json', dict(row=row, diff={} if row == 'softmax' else {'x': 1}, published=published or {}))
+    if end != 'unfinished':
+        message = 'train/loss is nan' if end == 'diverged' else ''
+        write(path / 'outcome.json', dict(kind=end, step=steps[-1], checkpoint=None, message=message, exit_code=0))
+    with (path / 'metrics.jsonl').open('w') as file:
+        for step in steps:
+            file.write(json.dumps(numbers(step, seed, probes) | (more or {})) + '\n')
+            if probes:
+                probe(Folder(path).probe(step), rng)
+    return str(path)
+
+
+def write(file, content):
+    file.write_text(json.dumps(content))
+
+
+def nested(fields):
+    found = {}
+    for name, value in fields.items():
+        *path, last = name.split('__')
+        at = found
+        for part in path:
+            at = at.setdefault(part, {})
+        at[last] = value
+    return found
+
+
+def numbers(step, seed, probes):
+    record = {
+        'step': step,
+        'seconds': step / 2,
+        'train/loss': max(2.0, 5 - step / 10),
+        'valid/loss': max(2.5, 5 - step / 12),
+    }
+    measured = {'sink/1': min(100.0, (2.0 + seed) * step), 'alpha/1': 0.3, 'alpha/floor': 0.074, 'mass/row': 1.0}
+    return record | (measured if probes else {})
+
+
+def probe(path, rng, sizes=SIZES):
+    path.parent.mkdir(exist_ok=True)
+    shapes = {picture.array: [sizes[letter] for letter in picture.array.split('_')[1]] for picture in PICTURES}
+    arrays = {name: rng.random(shape, np.float32) for name, shape in shapes.items()}
+    arrays['attention_LHTS'] = np.tril(arrays['attention_LHTS']).astype(np.float16)
+    np.savez(path, **arrays)

@@ -1,0 +1,264 @@
+"""The page in a real browser: every figure drawn, its slider, filters and keys, two hundred runs of it."""
+
+import base64
+import gzip
+import json
+import re
+import time
+
+import numpy as np
+import pytest
+from browser import NEEDS_BROWSER, browser
+from hypothesis import given
+from hypothesis import strategies as st
+from made_up import SIZES, made_up, numbers, probe
+
+from sinklab.folder import Folder
+from sinklab.measure.measure import Picture
+from sinklab.measure.table import PICTURES
+from sinklab.report import closing, lines, maps, page, runs
+
+pytestmark = pytest.mark.slow
+DARK = 'getComputedStyle(document.body).backgroundColor'
+LABEL = 'document.querySelector("#figure-{} {}").getAttribute("aria-label")'
+
+
+@pytest.fixture(scope='module')
+def tab(tmp_path_factory):
+    with browser(tmp_path_factory.mktemp('profile')) as page:
+        yield page
+
+
+@pytest.fixture(scope='module')
+def folder(tmp_path_factory):
+    """Two seeds of a row, another one that is called as no row should, one without a probe, one that diverged."""
+    path = tmp_path_factory.mktemp('runs')
+    published = {'sink/1': 18.18, 'valid/loss': 3.73}
+    for seed in (0, 1):
+        more = {'sink/1/context': 3.0, 'alpha/1/context': 0.2}
+        made_up(
+            path / f'softmax-{seed}',
+            'softmax',
+            seed=seed,
+            published=published,
+            more=more,
+            optimizer__weight_decay=0.1,
+        )
+    made_up(path / 'odd', 'a<b & "c"', steps=(0, 20), published={'sink/1': 41.08}, optimizer__weight_decay=0.5)
+    made_up(path / 'silent', 'silent', probes=False, end='unfinished')
+    made_up(path / 'wild', 'wild', steps=(0, 10), end='diverged')
+    names = ('softmax-0', 'softmax-1', 'odd', 'silent', 'wild')
+    page.write(path / 'report.html', runs.read([f'{path}/{name}' for name in names]))
+    return path
+
+
+@pytest.fixture
+def shown(tab, folder):
+    tab.console.clear()
+    return tab.open(folder / 'report.html')
+
+
+def test_the_page_loads_nothing_and_is_small(folder):
+    html = (folder / 'report.html').read_text()
+    assert not re.search(r'<(script|link|img)[^>]+(src|href)=', html), 'loads something'
+    assert 'a&lt;b &amp; &quot;c&quot;' in html
+    assert 'a<b' not in html
+    assert len(html) < 150_000
+    for text in (*(picture.title for picture in PICTURES), *(one for one in closing.HEADINGS if one != 'Sink_*')):
+        assert text in html
+
+
+def test_what_is_packed_is_what_a_probe_has_to_a_level_of_its_scale(folder):
+    packed = re.search(r'id="packed">([^<]+)<', (folder / 'report.html').read_text())[1]
+    whole = gzip.decompress(base64.b64decode(packed))
+    length = int.from_bytes(whole[:4], 'little')
+    found = json.loads(whole[4 : 4 + length])
+    (alpha,) = (figure for figure in found['figures'] if figure['name'] == 'alpha')
+    kind, at, size = alpha['maps'][0]['values']
+    values = np.frombuffer(whole, f'<{kind}', size, 4 + length + at) / 65535
+    (run,) = runs.read([f'{folder}/softmax-0'])
+    np.testing.assert_allclose(values, run.values['alpha'].ravel(), atol=1 / 65535)
+
+
+def test_a_scale_has_its_middle_at_zero_where_some_value_is_negative():
+    cosine = Picture('heads', 'cosine_LH', 'Queries and keys', 'cosine')
+    assert maps.bounds(cosine, [np.array([-0.5, 0.25])]) == (-0.5, 0.5)
+    assert maps.bounds(cosine, [np.array([0.125, 0.25])]) == (0.0, 0.25)
+
+
+@given(st.lists(st.floats(-9, 9), min_size=1, max_size=300), st.integers(6, 40))
+def test_of_a_long_curve_the_ends_the_smallest_and_the_largest_value_are_kept(values, count):
+    kept = lines.extremes(values, count)
+    assert len(kept) <= count
+    assert {0, len(values) - 1} <= {*kept}
+    assert {min(values), max(values)} <= {values[at] for at in kept}
+
+
+@NEEDS_BROWSER
+def test_every_figure_is_drawn_without_a_word_on_the_console(shown):
+    assert shown.console == []
+    kinds = [picture.kind for picture in PICTURES]
+    names = [picture.name for picture in PICTURES] + ['curves', 'context', 'numbers', 'along-optimizer.weight_decay']
+    for name in names:
+        count = f'document.querySelectorAll("[id=\\"figure-{name}\\"] .drawn :is(.path, canvas)").length'
+        assert shown.ask(count) > 0, f'{name} is not drawn'
+    assert shown.ask('document.querySelectorAll("section.figure").length') == len(names)
+    assert shown.ask('document.querySelectorAll("#figure-alpha canvas").length') == 4
+    assert shown.ask('document.querySelectorAll("#figure-attention canvas").length') == 12, 'the first of them'
+    assert kinds.count('ratios') == shown.ask('document.querySelectorAll(".cursor:not(.now)").length')
+    assert shown.ask('document.querySelectorAll(".mark").length') == 4
+    assert shown.ask(
+        '[...document.querySelectorAll("canvas, svg[role=img]")].every(one => one.ariaLabel && one.tabIndex === 0)'
+    )
+    colours = (
+        'new Set(document.querySelector("#figure-alpha canvas").getContext("2d").getImageData(0, 0, 2, 3).data).size'
+    )
+    assert shown.ask(colours) > 6
+
+
+@NEEDS_BROWSER
+def test_one_slider_moves_all_figures_by_mouse_and_by_key(shown):
+    curve, alpha, value = (
+        LABEL.format('curves', 'svg[role=img]'),
+        LABEL.format('alpha', 'canvas'),
+        LABEL.format('value', 'svg[role=img]'),
+    )
+    attention = LABEL.format('attention', 'canvas')
+    before = [shown.ask(label) for label in (curve, alpha, value, attention)]
+    assert 'at step 20: softmax, mean of 2 50.0' in before[0]
+    assert 'step 20' in before[1]
+    shown.ask('part("step").focus()')
+    shown.press('ArrowLeft')
+    after = [shown.ask(label) for label in (curve, alpha, value, attention)]
+    assert 'at step 10: softmax, mean of 2 25.0' in after[0]
+    assert 'step 10' in after[1]
+    assert after[2] != before[2]
+    assert 'step 10' in after[3]
+    shown.ask('document.activeElement.blur()')
+    shown.press('[', '[')
+    assert 'step 0' in shown.ask(alpha)
+    shown.ask('document.querySelector("#figure-curves svg[role=img]").focus()')
+    shown.press('ArrowRight')
+    assert shown.ask('part("step-said").textContent') == '10'
+    assert shown.console == []
+
+
+@NEEDS_BROWSER
+def test_rows_layers_and_heads_are_filtered(shown):
+    canvases = 'document.querySelectorAll("#figure-{} canvas").length'
+    shown.ask('part("words").value = "soft"; part("words").dispatchEvent(new Event("input"))')
+    shown.settle()
+    assert shown.ask(canvases.format('alpha')) == 2
+    assert shown.ask('[...document.querySelectorAll("tr[data-arm]")].filter(row => !row.hidden).length') == 3
+    assert 'a<b' not in shown.ask(LABEL.format('curves', 'svg[role=img]'))
+    shown.ask('part("layer").value = 2; part("layer").dispatchEvent(new Event("change"))')
+    shown.ask('part("head").value = 1; part("head").dispatchEvent(new Event("change"))')
+    shown.settle()
+    titles = shown.ask('[...document.querySelectorAll("#figure-attention figcaption")].map(one => one.textContent)')
+    assert len(titles) == 2
+    assert all('layer 2 head 1' in title for title in titles)
+    shown.click('#none')
+    assert shown.ask(canvases.format('alpha')) == 0
+    assert shown.ask('document.querySelector("#figure-alpha .none").textContent') == 'no row is shown'
+    shown.click('#every')
+    assert shown.ask(canvases.format('alpha')) == 4
+    assert shown.console == []
+
+
+@NEEDS_BROWSER
+def test_a_map_is_read_by_keys_and_a_head_is_chosen_by_enter(shown):
+    shown.ask('document.querySelector("#figure-alpha canvas").focus()')
+    shown.press('ArrowRight')
+    assert re.fullmatch(r'layer 3, head 2: 0\.\d{3}', shown.ask('part("said").textContent'))
+    shown.press('Enter')
+    assert shown.ask('[state.layer, state.head]') == [3, 2]
+    shown.ask('document.querySelector("#figure-alpha .values").open = true')
+    shown.until('document.querySelectorAll("#figure-alpha .values td").length')
+    assert shown.ask('document.querySelectorAll("#figure-alpha .values table").length') == 4
+
+
+@NEEDS_BROWSER
+@pytest.mark.parametrize('width', [400, 1280])
+def test_nothing_is_wider_than_the_window_and_the_night_is_dark(tab, folder, width, tmp_path):
+    colours = []
+    for dark in (False, True):
+        tab.open(folder / 'report.html', width, dark=dark)
+        assert tab.ask('document.documentElement.scrollWidth') <= width
+        colours.append(tab.ask(DARK))
+        touching = 'const boxes = [...document.querySelectorAll("h1, h2, h3, figcaption, svg, canvas, .legend")]'
+        assert tab.ask(
+            f'(() => {{ {touching}.map(one => one.getBoundingClientRect()).filter(one => one.width); return '
+            'boxes.every(one => one.right <= innerWidth + 1 && one.left >= -1) })()'
+        )
+    tab.click('#theme')
+    assert colours == ['rgb(255, 255, 255)', 'rgb(20, 23, 26)']
+    assert tab.ask(DARK) == colours[0]
+
+
+@NEEDS_BROWSER
+@pytest.mark.parametrize('kind', ['one', 'silent', 'wild'])
+def test_a_single_run_is_a_page_too(tab, tmp_path, kind):
+    more = dict(one={}, silent=dict(probes=False), wild=dict(end='diverged'))[kind]
+    page.write(tmp_path / 'report.html', runs.read([made_up(tmp_path / 'run', 'softmax', **more)]))
+    tab.console.clear()
+    tab.open(tmp_path / 'report.html', 400)
+    assert tab.console == []
+    words = dict(one='40 % of heads', silent='no probe yet', wild='diverged at step 20')[kind]
+    assert words in tab.ask('document.querySelector(".answer").textContent')
+    assert tab.ask('document.querySelectorAll(".path").length') > 0
+    assert tab.ask('getComputedStyle(part("layer").closest("label")).display') == (
+        'none' if kind == 'silent' else 'flex'
+    )
+
+
+@NEEDS_BROWSER
+def test_a_fork_leaves_the_line_of_its_parent(tab, tmp_path):
+    paths = [made_up(tmp_path / 'softmax', 'softmax'), made_up(tmp_path / 'fork', 'sigmoid', steps=(20, 30))]
+    about = json.loads((tmp_path / 'fork' / 'row.json').read_text())
+    changes = dict(config=['model.attention.similarity exp -> sigmoid'], new=[], dropped=[], data=[])
+    about['from'] = dict(run='../softmax', row='softmax', step=15, **changes)
+    (tmp_path / 'fork' / 'row.json').write_text(json.dumps(about))
+    page.write(tmp_path / 'report.html', runs.read(paths))
+    tab.console.clear()
+    tab.open(tmp_path / 'report.html')
+    assert tab.console == []
+    assert tab.ask('document.querySelectorAll("#figure-curves [stroke-dasharray=\'1 4\']").length') == 2
+    assert 'sigmoid from softmax@15: ' in tab.ask('document.querySelector(".answer").textContent')
+    assert 'similarity exp -> sigmoid' in tab.ask('document.querySelector(".note").textContent')
+
+
+def noise(step, rng):
+    return {'step': step, 'valid/loss': 3 + 3 / (1 + step / 900) + rng.random() / 9, 'alpha/1': rng.random()}
+
+
+def many(path, count, steps):
+    """As many runs as a large sweep has, of the paper's layers and heads, three seeds a row."""
+    sizes = SIZES | dict(L=10, H=8, T=32, S=32, P=2)
+    for at in range(count):
+        row = made_up(
+            path / f'{at:03}', f'rate_{at // 3}', seed=at % 3, steps=(0,), probes=False, optimizer__rate=at // 3
+        )
+        rng = np.random.default_rng(at)
+        records = [numbers(step / 500, at % 3, probes=True) | noise(step, rng) for step in steps]
+        Folder(row).path.joinpath('metrics.jsonl').write_text('\n'.join(map(json.dumps, records)))
+        for step in steps[::40]:
+            probe(Folder(row).probe(step), np.random.default_rng(at + step), sizes)
+    return [f'{path}/{at:03}' for at in range(count)]
+
+
+@NEEDS_BROWSER
+def test_two_hundred_runs_are_a_page_of_less_than_ten_megabytes_that_opens_in_two_seconds(tab, tmp_path):
+    paths = many(tmp_path, 200, range(0, 20_000, 50))
+    begun = time.monotonic()
+    page.write(tmp_path / 'report.html', runs.read(paths))
+    took, size = time.monotonic() - begun, (tmp_path / 'report.html').stat().st_size
+    tab.console.clear()
+    tab.open(tmp_path / 'report.html')
+    drawn = int(tab.ask('document.documentElement.dataset.drawn'))
+    print(f'200 runs: written in {took:.1f} s, {size / 1e6:.2f} MB, drawn {drawn} ms after it was asked for')
+    assert size < 10e6
+    assert drawn < 2000 * 4, 'four times what an idle machine may take'
+    assert tab.console == []
+    assert tab.ask('document.querySelectorAll("#figure-alpha canvas").length') == 12
+    assert lines.FEWEST <= lines.POINTS // 200
+    assert maps.RUNS < 200
