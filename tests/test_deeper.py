@@ -194,7 +194,7 @@ def test_the_ratio_is_that_of_the_token_that_receives_most_be_it_a_sink_token(ar
     [
         ([0, 0, 10, 60, 100], (20, 30)),
         ([0, 80, 10, 60, 100], (20, 30)),  # it went again
-        ([90, 100], (0, 0)),
+        ([90, 100], (None, 0)),
         ([0, 0], None),
         ([0, 5, 0], None),
         ([], None),

@@ -198,10 +198,11 @@ def series(found: list[tuple[Any, dict]]) -> dict[str, dict]:
 
 
 def show_series(told: dict[str, dict]) -> None:
+    from sinklab.measure.emergence import between
+
     for name, one in told.items():
         if not one['emergence']:
             print(f'{name}: no sink has emerged')
             continue
-        first, last = one['emergence']
         heads = ', '.join(f'layer {layer} head {head} at step {step}' for step, layer, head in one['heads'][:3])
-        print(f'{name}: Sink_1 emerges between steps {first} and {last}; first {heads or "no head on average"}')
+        print(f'{name}: Sink_1 emerges at step {between(*one["emergence"])}; first {heads or "no head on average"}')

@@ -4,18 +4,23 @@ from collections.abc import Sequence
 
 import numpy as np
 
+LEAST = 1.0  # percent: what ends below has no sink
 
-def emergence(steps: Sequence[int], values: Sequence[float]) -> tuple[int, int] | None:
-    """(the last step before, the first one) at which values are past half of the last of them and stay so.
 
-    It lies between the two, which is what the spacing of the steps leaves open. None where nothing emerges.
+def emergence(steps: Sequence[int], rates: Sequence[float]) -> tuple[int | None, int] | None:
+    """(the last step with at most half of the final rate, None where there is none; the first one that stays above).
+
+    It emerges between the two, which is what the spacing of the steps leaves open. None where it does not.
     """
-    value_N = np.asarray(values, float)
-    if not len(value_N) or not value_N[-1] > 0:
+    if not len(rates) or rates[-1] < LEAST:
         return None
-    below = np.flatnonzero(~(value_N > value_N[-1] / 2))
-    first = below[-1] + 1 if len(below) else 0
-    return steps[max(0, first - 1)], steps[first]
+    below = [at for at, rate in enumerate(rates) if not rate > rates[-1] / 2]
+    at = below[-1] + 1 if below else 0
+    return (steps[at - 1] if at else None), steps[at]
+
+
+def between(after: int | None, at: int) -> str:
+    return f'by {at}' if after is None else f'{after}-{at}'
 
 
 def first_heads(steps: Sequence[int], alpha_NLH: np.ndarray, threshold: float) -> list[tuple[int, int, int]]:

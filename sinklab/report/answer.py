@@ -1,8 +1,9 @@
 """What a report says first: one sentence, made of the table by rule."""
 
+from sinklab.measure.emergence import LEAST
 from sinklab.measure.table import HEADLINE
 from sinklab.report.arms import Arm
-from sinklab.report.emergence import LEAST, emergence
+from sinklab.report.emergence import emergence
 from sinklab.report.runs import Run
 
 FEW = 6  # arms that are named each

@@ -1,6 +1,7 @@
 """The closing table of runs: a row a run."""
 
-from sinklab.report.emergence import between, emergence
+from sinklab.measure.emergence import between
+from sinklab.report.emergence import emergence
 from sinklab.report.runs import NUMBERS, Run
 
 HEADINGS = ('arm', *(number.label for number in NUMBERS), 'emerges', 'first head', 'end')

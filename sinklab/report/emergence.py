@@ -4,11 +4,10 @@ import dataclasses
 
 import numpy as np
 
+from sinklab.measure.emergence import emergence as of_rates
 from sinklab.measure.sink import THRESHOLD
 from sinklab.measure.table import HEADLINE, HEADLINE_MAP
 from sinklab.report.runs import Run
-
-LEAST = 1.0  # percent: a run that ends below has no sink
 
 
 @dataclasses.dataclass(frozen=True)
@@ -20,17 +19,10 @@ class Emergence:
     head_at: int | None  # the first of the probes that are drawn in which it is
 
 
-def between(after: int | None, at: int) -> str:
-    return f'by {at}' if after is None else f'{after}-{at}'
-
-
 def emergence(run: Run) -> Emergence | None:
     steps, rates = run.curve(HEADLINE.name)
-    if not steps or rates[-1] < LEAST:
-        return None
-    below = [at for at, rate in enumerate(rates) if rate <= rates[-1] / 2]
-    at = below[-1] + 1 if below else 0
-    return Emergence(steps[at - 1] if at else None, steps[at], rates[at], *first_head(run))
+    found = of_rates(steps, rates)
+    return found and Emergence(*found, rates[steps.index(found[1])], *first_head(run))
 
 
 def first_head(run: Run) -> tuple[tuple[int, int] | None, int | None]:
