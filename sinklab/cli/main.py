@@ -5,7 +5,20 @@ import sys
 from collections.abc import Sequence
 
 import sinklab
-from sinklab.cli import checkpoint, compile, doctor, prepare, processes, report, rows, sweep, tail, train
+from sinklab.cli import (
+    checkpoint,
+    compile,
+    doctor,
+    prepare,
+    processes,
+    report,
+    rows,
+    sample,
+    stream,
+    sweep,
+    tail,
+    train,
+)
 from sinklab.lease import Superseded
 from sinklab.train.outcome import of_error
 
@@ -18,6 +31,8 @@ VERBS = {
     'report': report,
     'tail': tail,
     'checkpoint': checkpoint,
+    'stream': stream,
+    'sample': sample,
     'doctor': doctor,
 }
 

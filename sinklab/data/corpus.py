@@ -9,7 +9,7 @@ from sinklab.cache import cache
 from sinklab.data.documents import sources
 from sinklab.data.prepare import Lines, prepare
 from sinklab.data.store.recipe import SETTINGS, Recipe
-from sinklab.data.store.shard import FORMAT, META
+from sinklab.data.store.shard import FORMAT, META, TOKENIZER
 from sinklab.data.store.store import Store
 from sinklab.data.tokens.tokenizer import digest, read
 from sinklab.record import Refusal, unknown
@@ -23,6 +23,14 @@ def corpus(data: spec.Data, vocabulary: int) -> Store:
     store = Store(rest) if kind == 'store' else store_in_cache(data, vocabulary)
     check(store, data, vocabulary)
     return store
+
+
+def tokenizer_of(data: spec.Data, vocabulary: int) -> str:
+    """The tokenizer.json that a run has its ids from."""
+    if data.tokenizer != 'train':
+        return read(data.tokenizer)
+    store = corpus(data, vocabulary)
+    return store.read_as(TOKENIZER, store.meta['tokenizer']).decode()
 
 
 def check(store: Store, data: spec.Data, vocabulary: int) -> None:
