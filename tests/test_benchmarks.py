@@ -158,6 +158,16 @@ def test_gradients_tell_their_sums_and_roundings_by_parameter(told):
 
 
 @pytest.mark.slow
+def test_a_text_in_one_pass_is_timed_beside_token_by_token(told):
+    text = told('streaming', '--size=smoke', '--tokens=16', '--cache=1+3', '--rounds=2')
+    spread = rf'{NUMBER} \({NUMBER} to {NUMBER}\)'
+    for name in ('one pass', 'token by token'):
+        assert re.search(rf'^{name}, ms: {spread}, {NUMBER} MiB$', text, re.MULTILINE)
+    assert re.search(rf'^ratio: {spread}$', text, re.MULTILINE)
+    assert float(re.search(r'^losses differ by: (\S+)$', text, re.MULTILINE).group(1)) < 1e-4
+
+
+@pytest.mark.slow
 def test_a_checkpoint_is_timed_by_its_parts(told):
     text = told('checkpoints', '--megabytes=1', '--rounds=1')
     named = dict(re.findall(rf'^(.+?), s: ({NUMBER}) \({NUMBER} to {NUMBER}\)$', text, re.MULTILINE))
