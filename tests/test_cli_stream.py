@@ -63,13 +63,16 @@ def test_a_text_is_read_under_each_cache_with_the_perplexity_of_its_definition(w
 
 
 @pytest.mark.slow
-def test_the_table_has_the_caches_of_streaming_llm_in_half_a_window(whole, text, capsys):
-    code, out, _ = said(capsys, 'stream', whole[0], f'--text={text}')
+def test_the_table_has_the_caches_of_streaming_llm_in_half_a_window(whole, tmp_path, text, capsys):
+    run = shutil.copytree(whole[0], tmp_path / 'run')
+    (run / 'row.json').write_text(json.dumps(dict(published={'perplexity/1+7': 18.49})))
+    code, out, _ = said(capsys, 'stream', run, f'--text={text}')
     assert code == 0
     heading, columns, *lines = out.splitlines()
-    assert heading.startswith(f'{whole[0]}@8, ')
-    assert columns.split() == ['cache', 'perplexity', 'tokens/s']
-    assert [line.split()[0] for line in lines] == ['0+8', '1+7', '2+6', '4+4']
+    assert heading.startswith(f'{run}@8, ')
+    assert columns.split() == ['cache', 'perplexity', 'published', 'tokens/s']
+    cells = [line.split() for line in lines]
+    assert [(row[0], row[2]) for row in cells] == [('0+8', '-'), ('1+7', '18.49'), ('2+6', '-'), ('4+4', '-')]
     assert stream.usual(2048) == ['0+1024', '1+1023', '2+1022', '4+1020']
     assert stream.usual(2) == ['0+1']
 

@@ -37,10 +37,11 @@ def run(given: argparse.Namespace, rest: list[str]) -> int:
     words = usual(model.spec.data.length) if given.cache is None else given.cache.split(',')
     caches = [reader.cache(one, model.spec) for one in words]
     ids_T = model.ids(content(given.text), given.text, given.bare, model.tokenizer(given.tokenizer))
-    params, rows = model.parameters(), []
+    params, published, rows = model.parameters(), model.folder.read('row').get('published', {}), []
     for cache in caches:
         found = read_text(model.spec, cache, params, ids_T)
         row = dict(cache=str(cache), perplexity=found.perplexity, loss=found.loss, predicted=found.predicted)
+        row |= dict(published=published.get(f'perplexity/{cache}'))
         rows.append(row | dict(tokens_per_second=(len(ids_T) - 1) / found.seconds))
         if not given.json:
             show(rows[-1], f'{model}, {found.predicted:,} tokens of {given.text}' if len(rows) == 1 else None)
@@ -66,8 +67,9 @@ def content(file: str) -> str:
 
 def show(row: dict, heading: str | None) -> None:
     if heading:
-        print(f'{heading}\n{"cache":>12} {"perplexity":>12} {"tokens/s":>10}')
-    print(f'{row["cache"]:>12} {row["perplexity"]:>12,.2f} {row["tokens_per_second"]:>10,.0f}')
+        print(f'{heading}\n{"cache":>12} {"perplexity":>12} {"published":>10} {"tokens/s":>10}')
+    published = '-' if row['published'] is None else f'{row["published"]:,.2f}'
+    print(f'{row["cache"]:>12} {row["perplexity"]:>12,.2f} {published:>10} {row["tokens_per_second"]:>10,.0f}')
     sys.stdout.flush()
 
 
