@@ -21,7 +21,7 @@ from sinklab.attend.operation import operation
 from sinklab.model.attention import COMBINATIONS, SelfAttention
 from sinklab.model.columns import COLUMNS
 from sinklab.model.parameter import look_up
-from sinklab.model.positions import Position
+from sinklab.model.positions import POSITIONS, Position
 from sinklab.model.transformer import Transformer
 
 CHUNK = 128  # queries whose scores are alive at once
@@ -114,27 +114,33 @@ class Reading:
 
     def attend(self, layer: SelfAttention, query_BTHK: jax.Array, first: Pairs, recent: Pairs) -> jax.Array:
         """o_i = sum_j A_ij v_j over columns, first and recent tokens, a chunk of queries after another."""
-        length, chunk = query_BTHK.shape[1], min(CHUNK, query_BTHK.shape[1])
+        length = query_BTHK.shape[1]
+        chunk = min(CHUNK, length) if is_of_distances(self.model) else 1
         chunks = -(-length // chunk)
         query_BTHK, recent = padded((query_BTHK, recent), chunks * chunk - length)
-        to_far, to_near = self.queries(layer, query_BTHK)
-        far, near = self.far(layer, first), self.near(layer, recent, first.key_BSHK.shape[1])
+        far = self.far(layer, first)
 
         def of_chunk(start: jax.Array) -> jax.Array:
-            seen = cut(near, start, self.cache.recent + chunk)
-            return self.rows(layer, [(cut(to_far, start, chunk), far), (cut(to_near, start, chunk), seen)])
+            given = cut(query_BTHK, start, chunk), cut(recent, start, self.cache.recent + chunk)
+            return self.of_chunk(layer, *given, far, self.time + start)
 
         return chunked.join(jax.lax.map(of_chunk, chunk * jnp.arange(chunks)), 1, length)
 
-    def queries(self, layer: SelfAttention, query_BTHK: jax.Array) -> tuple[Queries, Queries]:
-        """As they stand to the first tokens, and to the recent ones: in the cache, and from where is read now."""
+    def of_chunk(
+        self, layer: SelfAttention, query_BTHK: jax.Array, recent: Pairs, far: Keys, time: jax.Array
+    ) -> jax.Array:
+        """Of queries from a time on. To the first tokens each stands as in the cache, to the recent ones as the first
+        of them does there, and the others after it: so it is rotated twice, and has one row."""
         place_BT = jnp.arange(query_BTHK.shape[1])[None]
-        time_BT = self.time + place_BT
-        positions = jnp.minimum(time_BT, self.cache.size), place_BT
-        return tuple(
+        time_BT = time + place_BT
+        asks_BT = jnp.minimum(time_BT, self.cache.size)
+        follows_BT = asks_BT[:, :1] + place_BT
+        to_far, to_near = (
             Queries(layer.feature_map(self.position.rotate(query_BTHK, position_BT)), position_BT, time_BT)
-            for position_BT in positions
+            for position_BT in (asks_BT, follows_BT)
         )
+        near = self.near(layer, recent, far, (follows_BT[:, :1], time_BT[:, :1]))
+        return self.rows(layer, [(to_far, far), (to_near, near)])
 
     def far(self, layer: SelfAttention, first: Pairs) -> Keys:
         """The first tokens, and the columns left of them."""
@@ -146,12 +152,13 @@ class Reading:
         )
         return Keys(Pairs(layer.feature_map(key_BSHK), value_BSHK), position_BS, time_BS, columns)
 
-    def near(self, layer: SelfAttention, recent: Pairs, first: int) -> Keys:
-        """The recent tokens, and those that are read now, without those that are among the first."""
+    def near(self, layer: SelfAttention, recent: Pairs, far: Keys, asks: tuple[jax.Array, jax.Array]) -> Keys:
+        """The recent tokens up to where is asked, by position and time, without those that are among the first."""
         place_BS = jnp.arange(recent.key_BSHK.shape[1])[None] - self.cache.recent
-        key_BSHK = layer.feature_map(self.position.rotate(recent.key_BSHK, place_BS))
-        time_BS = self.time + place_BS
-        return Keys(Pairs(key_BSHK, recent.value_BSHK), place_BS, jnp.where(time_BS < first, NEVER, time_BS))
+        position_BS, time_BS = (first + place_BS for first in asks)
+        key_BSHK = layer.feature_map(self.position.rotate(recent.key_BSHK, position_BS))
+        is_first_BS = time_BS < far.position_BS.shape[1] - far.columns
+        return Keys(Pairs(key_BSHK, recent.value_BSHK), position_BS, jnp.where(is_first_BS, NEVER, time_BS))
 
     def rows(self, layer: SelfAttention, sides: list[tuple[Queries, Keys]]) -> jax.Array:
         """What some queries aggregate of several kinds of keys, which are one row to each of them."""
@@ -208,6 +215,11 @@ def advance(model: Transformer, cache: Cache, stream: Stream, x_BTD: jax.Array) 
 
     x_BTD, layers = jax.lax.scan(layer, x_BTD, (model.blocks, stream.layers))
     return model.norm(x_BTD), Stream(stream.time + x_BTD.shape[1], layers)
+
+
+def is_of_distances(model: spec.Model) -> bool:
+    """Whether a query and its keys may be moved together: not if what is rotated is mapped afterwards."""
+    return model.attention.feature_map == 'identity' or POSITIONS[model.position].rotate is Position.rotate
 
 
 def filled(first: Pairs, own: Pairs, time: jax.Array) -> Pairs:
