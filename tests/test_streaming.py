@@ -26,12 +26,9 @@ EVERYTHING = OPTIONS | COMBINATIONS
 # Every kind of position, column, operation and window; what is left is in `make test-all`.
 SOME = {
     **{f'position {kind}': CACHES[1] for kind in ('learned', 'relative_t5', 'alibi', 'rotary')},
-    **{
-        name: CACHES[0]
-        for name in ('learned, sink token', 'window, kv, qk_norm', 'kernel mlp, clamped', 'kernel elu1')
-    },
-    **{name: CACHES[1] for name in ('sink token', 't5, logit', 'off by one, k, offset', 'linear, kv, add_wide')},
-    **{name: CACHES[1] for name in ('relu by its count, kv, window', 'gate value', 'kernel elu1 normalized, k')},
+    **dict.fromkeys(('learned, sink token', 'window, kv, qk_norm', 'kernel mlp, clamped', 'kernel elu1'), CACHES[0]),
+    **dict.fromkeys(('sink token', 't5, logit', 'off by one, k, offset', 'linear, kv, add_wide'), CACHES[1]),
+    **dict.fromkeys(('relu by its count, kv, window', 'gate value', 'kernel elu1 normalized, k'), CACHES[1]),
 }
 UNREADABLE = [name for name in EVERYTHING if 'prefix' in name or name == 'block']
 
