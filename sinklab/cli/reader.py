@@ -6,8 +6,6 @@ import hashlib
 import re
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
-
 from sinklab.cli.config import spec_of
 from sinklab.cli.step import named, wanted
 from sinklab.folder import Folder
@@ -15,6 +13,7 @@ from sinklab.record import Count, Natural, Refusal, field
 from sinklab.spec import Spec
 
 if TYPE_CHECKING:
+    import numpy as np
     from tokenizers import Tokenizer
 
     from sinklab.model.streaming import Cache
@@ -54,7 +53,7 @@ class Reader:
             )
         return tokenizer.parse(text, file or self.spec.data.source)
 
-    def ids(self, text: str, name: str, bare: bool, tokenizer: 'Tokenizer') -> np.ndarray:
+    def ids(self, text: str, name: str, bare: bool, tokenizer: 'Tokenizer') -> 'np.ndarray':
         """Of a text, as training would show its beginning; what is put there stands as its complement."""
         from sinklab.data.sequences.prompts import shaped
         from sinklab.data.tokens.encode import ids_of_text
