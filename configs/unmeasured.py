@@ -1,7 +1,7 @@
 """Published numbers that have no measure here, and why: rows carry them to be read, a sweep does not compare them."""
 
 HARNESS = 'an answer of lm-eval-harness; models here have no export to it'
-CACHE = 'a perplexity with a cache of X first and Y last keys over one book; there is no generation with a cache'
+CACHE = 'a perplexity with a cache of X first and Y last keys over one book; sinklab stream has it of any text'
 OTHER_SINK = 'a sink by another threshold, length and choice of positions, in words that do not fix a formula'
 ACTIVATION = 'an entry of the residual stream, of which norms alone are captured'
 OTHER_TEXT = 'a loss on a text and with a tokenizer that are not at hand; valid/loss has the same place'

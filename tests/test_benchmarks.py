@@ -158,6 +158,17 @@ def test_gradients_tell_their_sums_and_roundings_by_parameter(told):
 
 
 @pytest.mark.slow
+def test_a_text_in_one_pass_is_timed_beside_token_by_token(told):
+    text = told('streaming', '--size=smoke', '--tokens=16', '--cache=1+3', '--rounds=2')
+    seconds = r'[\d.e+-]+'
+    spread = rf'{seconds} \({seconds} to {seconds}\)'
+    for name in ('one pass', 'token by token'):
+        assert re.search(rf'^{name}, s: clock {spread}, cores {spread}, {NUMBER} MiB$', text, re.MULTILINE)
+    assert len(re.findall(rf'^ratio, (?:clock|cores): {spread}$', text, re.MULTILINE)) == 2
+    assert float(re.search(r'^losses differ by: (\S+)$', text, re.MULTILINE).group(1)) < 1e-4
+
+
+@pytest.mark.slow
 def test_a_checkpoint_is_timed_by_its_parts(told):
     text = told('checkpoints', '--megabytes=1', '--rounds=1')
     named = dict(re.findall(rf'^(.+?), s: ({NUMBER}) \({NUMBER} to {NUMBER}\)$', text, re.MULTILINE))

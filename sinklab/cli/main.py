@@ -15,6 +15,8 @@ from sinklab.cli import (
     processes,
     report,
     rows,
+    sample,
+    stream,
     sweep,
     tail,
     train,
@@ -33,6 +35,8 @@ VERBS = {
     'evaluate': evaluate,
     'tail': tail,
     'checkpoint': checkpoint,
+    'stream': stream,
+    'sample': sample,
     'doctor': doctor,
 }
 

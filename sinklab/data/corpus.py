@@ -25,6 +25,14 @@ def corpus(data: spec.Data, vocabulary: int) -> Store:
     return store
 
 
+def tokenizer_of(data: spec.Data, vocabulary: int) -> str:
+    """The tokenizer.json that a run has its ids from."""
+    if data.tokenizer != 'train':
+        return read(data.tokenizer)
+    store = corpus(data, vocabulary)
+    return store.tokenizer_json()
+
+
 def check(store: Store, data: spec.Data, vocabulary: int) -> None:
     """Refuses a store that was made for other runs than this."""
     for name in SETTINGS:

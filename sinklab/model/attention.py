@@ -30,6 +30,13 @@ class View:
     keys: int  # the mass on so many first keys
     rows: Values  # means of what is read of whole rows
 
+    def heads(self, layer: 'SelfAttention', query_BTHK, key_BTHK, value_BTHK) -> tuple[jax.Array, Capture]:
+        """(what each head aggregates, what is wanted of how), of queries and keys that are not rotated yet."""
+        query_BTHK, key_BTHK = layer.feature_map(self.rotate(query_BTHK)), self.rotate(key_BTHK)
+        key_BSHK, value_BSHK = layer.columns.attach(key_BTHK, value_BTHK)
+        given = (kept(array, 'qkv') for array in (query_BTHK, layer.feature_map(key_BSHK), value_BSHK))
+        return layer.attend(*given, self)
+
 
 @dataclasses.dataclass(frozen=True)
 class Combination:
@@ -72,18 +79,14 @@ class SelfAttention(nnx.Module):
             place(product('BTD,DHK->BTHK', x_BTD, weight), 'batch', None, 'heads', None)
             for weight in (self.query_DHK, self.key_DHK, self.value_DHK)
         )
-        query_BTHK = self.feature_map(view.rotate(self.query_norm(query_BTHK)))
-        key_BTHK = view.rotate(self.key_norm(key_BTHK))
         gated_BTHK = self.gate('value', value_BTHK, x_BTD, value_BTHK)
-        key_BSHK, value_BSHK = self.columns.attach(key_BTHK, gated_BTHK)
-        given = (kept(array, 'qkv') for array in (query_BTHK, self.feature_map(key_BSHK), value_BSHK))
-        head_BTHK, captured = self.attend(*given, view)
+        head_BTHK, captured = view.heads(self, self.query_norm(query_BTHK), self.key_norm(key_BTHK), gated_BTHK)
         head_BTHK = self.head_norm(self.columns.add(head_BTHK))
         head_BTHK = self.gate('output', head_BTHK, x_BTD, value_BTHK)
         return self.combine(head_BTHK), captured
 
     def attend(self, query_BTHK, key_BSHK, value_BSHK, view: View) -> tuple[jax.Array, Capture]:
-        """(what each head aggregates, what is wanted of how)."""
+        """The same, of all that a query is given to see."""
         bias = dataclasses.replace(view.rule.bias, column_HC=self.columns.score_HC())
         rule, measured = dataclasses.replace(view.rule, bias=bias), view.keys > 0
         found = BACKENDS[view.backend].attend(query_BTHK, key_BSHK, value_BSHK, rule, measured)

@@ -11,7 +11,7 @@ from flax import nnx
 from sinklab import devices, sharding
 from sinklab.checkpoint import digests, restore
 from sinklab.data.batches import PREPENDED
-from sinklab.data.corpus import corpus
+from sinklab.data.corpus import corpus, tokenizer_of
 from sinklab.data.sequences.interventions import with_fixed_token
 from sinklab.data.tokens.tokenizer import Tokenizer, parse
 from sinklab.folder import Folder
@@ -61,7 +61,7 @@ class Own:
         path = self.folder.path / 'tokenizer.json'
         if path.exists():
             return parse(path.read_text(encoding='utf-8'), str(path))
-        return corpus(self.spec.data, self.vocabulary).tokenizer()
+        return parse(tokenizer_of(self.spec.data, self.vocabulary), self.spec.data.source)
 
     def encode(self, text: str) -> list[int]:
         return [*self.before(), *self.tokenizer.encode(text, add_special_tokens=False).ids]

@@ -18,7 +18,7 @@ from pathlib import Path
 import numpy as np
 from tokenizers import Tokenizer
 
-from sinklab.data.tokens.tokenizer import load, size
+from sinklab.data.tokens.tokenizer import cut, load, size
 from sinklab.record import Refusal
 
 AHEAD = 3  # tasks under way for each process
@@ -32,6 +32,11 @@ def dtype(tokenizer: Tokenizer) -> np.dtype:
 def encode(tokenizer: Tokenizer, kind: np.dtype, texts: list[str]) -> list[np.ndarray]:
     encodings = tokenizer.encode_batch_fast(texts, add_special_tokens=False)
     return [np.array(encoding.ids, kind) for encoding in encodings]
+
+
+def ids_of_text(tokenizer: Tokenizer, text: str, name: str) -> np.ndarray:
+    """The ids of one text of any length."""
+    return np.concatenate(encode(tokenizer, np.dtype(np.int32), [*cut(text, tokenizer, name)]))
 
 
 def ids_of(file: Path, tasks: Iterable[list[str]], processes: int) -> Iterator[list[np.ndarray]]:

@@ -1,0 +1,96 @@
+"""RUN[@STEP] as a model that reads text, with the tokenizer of its training, and --cache=x+y."""
+
+import argparse
+import dataclasses
+import hashlib
+import re
+from typing import TYPE_CHECKING, Any
+
+from sinklab.folder import Folder
+from sinklab.named import run_and_step, spec_of, wanted
+from sinklab.record import Count, Natural, Refusal, field
+from sinklab.spec import Spec
+
+if TYPE_CHECKING:
+    import numpy as np
+    from tokenizers import Tokenizer
+
+    from sinklab.model.streaming import Cache
+
+
+def arguments(verb: argparse.ArgumentParser) -> None:
+    verb.add_argument('run', metavar='RUN[@STEP]', help='a run folder, and which of its steps; else the newest')
+    verb.add_argument('--tokenizer', metavar='FILE', help='its tokenizer.json, where the token store is gone')
+    verb.add_argument(
+        '--bare', action='store_true', help='without the BOS or the fixed token that training put into its texts'
+    )
+
+
+@dataclasses.dataclass(frozen=True)
+class Reader:
+    """A step of a run."""
+
+    folder: Folder
+    step: int
+    spec: Spec
+
+    def __str__(self) -> str:
+        return f'{self.folder}@{self.step}'
+
+    def tokenizer(self, file: str | None) -> 'Tokenizer':
+        """The one that the run was trained with, from a file, from its folder, or, of an older run, from its data."""
+        from sinklab.checkpoint.restore import metadata
+        from sinklab.data.corpus import tokenizer_of
+        from sinklab.data.tokens import tokenizer
+
+        own = self.folder.path / 'tokenizer.json'
+        if file or own.exists():
+            text = tokenizer.read(file or own)
+        else:
+            text = tokenizer_of(self.spec.data, self.spec.model.vocabulary)
+        told = metadata(self.folder.checkpoints / str(self.step)).custom_metadata['data'].get('tokenizer', '')
+        if not hashlib.sha256(text.encode()).hexdigest().startswith(told):
+            remedy = 'give the one of its token store' if file else 'give --tokenizer=FILE, its tokenizer.json'
+            raise Refusal(
+                f'{file or self.spec.data.source} has another tokenizer than {self} was trained with; {remedy}'
+            )
+        return tokenizer.parse(text, file or self.spec.data.source)
+
+    def ids(self, text: str, name: str, bare: bool, tokenizer: 'Tokenizer') -> 'np.ndarray':
+        """Of a text, as training would show its beginning; what is put there stands as its complement."""
+        from sinklab.data.sequences.prompts import shaped
+        from sinklab.data.tokens.encode import ids_of_text
+
+        ids_T = ids_of_text(tokenizer, text, name)
+        return ids_T if bare else shaped(ids_T, self.spec.data)
+
+    def parameters(self) -> Any:
+        """Verified, and where they are computed with."""
+        from sinklab.checkpoint import restore
+        from sinklab.train.streaming import parameters
+
+        return restore.parameters(self.folder.path, self.step, abstract=parameters(self.spec))
+
+
+def reader(given: str) -> Reader:
+    folder, step = run_and_step(given)
+    spec = spec_of(folder)
+    return Reader(folder, wanted(folder, step)[-1], spec)
+
+
+def cache(words: str, spec: Spec) -> 'Cache':
+    """x+y, which the model can have."""
+    from sinklab.model.streaming import Cache
+    from sinklab.train.streaming import check
+
+    found = re.fullmatch(r'([0-9]+)\+([0-9]+)', words)
+    if not found:
+        raise Refusal(
+            f'--cache={words} is no cache; give x+y, so many first and so many recent tokens, such as 4+1020'
+        )
+    first, recent = (int(number) for number in found.groups())
+    at = f'--cache={words}'
+    made = Cache(field(Natural, first, f'x of {at}'), field(Count, recent, f'y of {at}'))
+    field(Count, made.size, f'x + y of {at}')
+    check(spec, made)
+    return made

@@ -1,0 +1,225 @@
+"""sinklab stream and sinklab sample, as their reader sees them."""
+
+import json
+import shutil
+
+import numpy as np
+import pytest
+import streams
+from conftest import tiny
+from runs import spec
+
+from sinklab.checkpoint import restore
+from sinklab.cli import sample, stream
+from sinklab.cli.main import main
+from sinklab.data.corpus import corpus as stored
+from sinklab.data.sequences.prompts import shaped
+from sinklab.folder import Folder
+from sinklab.record import Refusal
+from sinklab.targets import unpredicted
+
+TEXT = 'abc dab nop lmk ab efgh ponm a kl'  # made-up words, as those of the corpus
+BEGIN = 1  # the fixed token, and BOS
+
+
+@pytest.fixture
+def text(tmp_path):
+    path = tmp_path / 'book.txt'
+    path.write_text(TEXT, encoding='utf-8')
+    return path
+
+
+def said(capsys, *arguments):
+    """(exit code, what stands on stdout, what on stderr)."""
+    code = main([str(one) for one in arguments])
+    return code, *capsys.readouterr()
+
+
+def refused(capsys, *arguments):
+    code, out, err = said(capsys, *arguments)
+    assert (code, out, err.count('\n')) == (1, '', 1)
+    return err
+
+
+def ids_of(corpus):
+    tokenizer = stored(spec(corpus).data, 300).tokenizer()
+    return np.array(tokenizer.encode(TEXT, add_special_tokens=False).ids)
+
+
+@pytest.mark.slow
+def test_a_text_is_read_under_each_cache_with_the_perplexity_of_its_definition(whole, corpus, text, capsys):
+    path, _ = whole
+    code, out, _ = said(capsys, 'stream', f'{path}@4', f'--text={text}', '--cache=0+5,2+3', '--json')
+    assert code == 0
+    ids, params = ids_of(corpus), restore.parameters(path, 4)
+    rows = json.loads(out)
+    assert [row['cache'] for row in rows] == ['0+5', '2+3']
+    for row, (first, recent) in zip(rows, ((0, 5), (2, 3)), strict=True):
+        expected = streams.perplexity(streams.logits(params, ids, spec(corpus), first, recent)[:-1], ids[1:])
+        assert row['perplexity'] == pytest.approx(expected, rel=1e-4)
+        assert row['loss'] == pytest.approx(np.log(expected), rel=1e-4)
+        assert row['predicted'] == len(ids) - 1
+        assert row['tokens_per_second'] > 0
+
+
+@pytest.mark.slow
+def test_the_table_has_the_caches_of_streaming_llm_in_half_a_window(whole, tmp_path, text, capsys):
+    run = shutil.copytree(whole[0], tmp_path / 'run')
+    (run / 'row.json').write_text(json.dumps(dict(published={'perplexity/1+7': 18.49})))
+    code, out, _ = said(capsys, 'stream', run, f'--text={text}')
+    assert code == 0
+    heading, columns, *lines = out.splitlines()
+    assert heading.startswith(f'{run}@8, ')
+    assert columns.split() == ['cache', 'perplexity', 'published', 'tokens/s']
+    cells = [line.split() for line in lines]
+    assert [(row[0], row[2]) for row in cells] == [('0+8', '-'), ('1+7', '18.49'), ('2+6', '-'), ('4+4', '-')]
+    assert stream.usual(2048) == ['0+1024', '1+1023', '2+1022', '4+1020']
+    assert stream.usual(2) == ['0+1']
+
+
+@pytest.mark.slow
+def test_a_sample_goes_on_from_its_prompt_and_is_the_same_for_a_seed(whole, capsys):
+    asked = 'sample', whole[0], '--prompt=abc d', '--tokens=12', '--cache=2+3'
+    code, out, _ = said(capsys, *asked)
+    assert code == 0
+    assert out.startswith('abc d')
+    assert len(out) > len('abc d\n')
+    assert said(capsys, *asked)[1] == out
+    assert said(capsys, *asked, '--seed=1')[1] != out
+    coldest = said(capsys, *asked, '--temperature=0')[1]
+    assert said(capsys, *asked, '--top_k=1', '--temperature=3')[1] == coldest
+
+
+@pytest.mark.parametrize(
+    ('arguments', 'words'),
+    [
+        (['--cache=4'], '--cache=4 is no cache; give x+y'),
+        (['--cache=4+-1'], 'is no cache'),
+        (['--cache=4+0'], 'y of --cache=4+0 is 0; it must be a whole number of at least 1'),
+        (['--cache=0+3000000000'], 'y of --cache=0+3000000000 is 3000000000; it must be'),
+        (['--cache=2000000000+2000000000'], 'x + y of --cache=2000000000+2000000000 is 4000000000; it must be'),
+        (['--tokenizer=/nowhere.json'], 'the tokenizer /nowhere.json cannot be read'),
+        (['--cash=4+4'], '--cash=4+4 is unknown; see sinklab'),
+    ],
+)
+@pytest.mark.parametrize('verb', ['stream', 'sample'])
+def test_a_wrong_option_is_one_line(whole, text, capsys, verb, arguments, words):
+    own = f'--text={text}' if verb == 'stream' else '--prompt=abc'
+    assert words in refused(capsys, verb, whole[0], own, *arguments)
+
+
+@pytest.mark.parametrize(
+    ('arguments', 'words'),
+    [
+        (['--tokens=0'], '--tokens is 0; it must be a whole number of at least 1'),
+        (['--temperature=-1'], '--temperature is -1.0; it must be a finite number of at least 0'),
+        (['--temperature=nan'], '--temperature is nan; it must be'),
+        (['--top_k=301'], '--top_k is 301; it must be a whole number from 1 to 300'),
+        (['--top_k=0'], '--top_k is 0; it must be'),
+        (['--seed=-1'], '--seed is -1; it must be'),
+        (['--prompt='], 'nothing to go on from'),
+        (['--prompt=\ud800'], '--prompt is not UTF-8 (character 0)'),
+    ],
+)
+def test_a_wrong_sample_is_one_line(whole, capsys, arguments, words):
+    assert words in refused(capsys, 'sample', whole[0], '--prompt=abc', *arguments)
+
+
+def test_a_wrong_run_or_text_is_one_line(whole, tmp_path, text, capsys):
+    path, _ = whole
+    asked = f'--text={text}'
+    assert 'is not there; give the folder of a run' in refused(capsys, 'stream', tmp_path / 'none', asked)
+    assert 'holds no run' in refused(capsys, 'stream', tmp_path, asked)
+    assert f'{path} has no checkpoint 5; it has: ' in refused(capsys, 'stream', f'{path}@5', asked)
+    assert 'cannot be read (No such file' in refused(capsys, 'stream', path, f'--text={tmp_path}/none')
+    assert 'cannot be read (Is a directory' in refused(capsys, 'stream', path, f'--text={tmp_path}')
+    text.write_bytes(b'abc\xff')
+    assert 'is not UTF-8 (byte 3)' in refused(capsys, 'stream', path, asked)
+    text.write_bytes(b'')
+    assert 'a text of 0 tokens has none to predict' in refused(capsys, 'stream', path, asked)
+
+
+def test_the_tokenizer_is_the_one_of_the_training_or_nothing(whole, corpus, tmp_path, text, capsys):
+    path, _ = whole
+    store, words = stored(spec(corpus).data, 300).path, f'--text={text}'
+    other = tmp_path / 'other.json'
+    told = json.loads((store / 'tokenizer.json').read_text())
+    other.write_text(json.dumps(told))
+    line = refused(capsys, 'stream', path, words, f'--tokenizer={other}')
+    assert f'{other} has another tokenizer than {path}@8 was trained with; give the one of its token store' in line
+    moved = shutil.copytree(path, tmp_path / 'run')
+    config = json.loads((moved / 'config.json').read_text())
+    config['data']['source'] = f'text:{tmp_path}/gone/*.txt'
+    (moved / 'config.json').write_text(json.dumps(config))
+    code, out, _ = said(capsys, 'stream', moved, words, '--cache=4+4')
+    assert (code, len(out.splitlines())) == (0, 3), 'the folder has its own'
+    (moved / 'tokenizer.json').unlink()
+    assert 'matches no file' in refused(capsys, 'stream', moved, words)
+    kept = f'--tokenizer={store}/tokenizer.json'
+    code, out, _ = said(capsys, 'stream', moved, words, kept, '--cache=4+4')
+    assert (code, len(out.splitlines())) == (0, 3)
+
+
+def test_a_damaged_checkpoint_is_refused(whole, tmp_path, text, capsys):
+    moved = shutil.copytree(whole[0], tmp_path / 'run')
+    (moved / 'checkpoints' / '8' / 'state' / 'manifest.ocdbt').write_bytes(b'')
+    for words in (['stream', f'--text={text}'], ['sample', '--prompt=abc']):
+        assert 'checkpoints/8' in refused(capsys, words[0], moved, *words[1:])
+
+
+GIVEN = unpredicted(BEGIN)
+
+
+@pytest.mark.parametrize(
+    ('changes', 'ids', 'expected'),
+    [
+        (dict(), [5, 6], [5, 6]),
+        (dict(data__bos='documents'), [5, 6], [GIVEN, 5, 6]),
+        (dict(data__fixed_position=1), [5, 6], [GIVEN, 5, 6]),
+        (dict(data__fixed_position=1), [], [GIVEN]),
+        (dict(data__fixed_position=3), [5, 6], [5, 6, GIVEN]),
+        (dict(data__fixed_position=2), [5, 6], [5, GIVEN, 6]),
+        (dict(data__fixed_position=1), [BEGIN, 6], [BEGIN, 6]),
+        (dict(data__bos='documents', data__fixed_position=1), [5, 6], [GIVEN, 5, 6]),
+        (dict(data__bos='documents', data__fixed_position=2), [5, 6], [GIVEN, GIVEN, 5, 6]),
+    ],
+)
+def test_a_text_begins_as_training_has_it(changes, ids, expected):
+    assert shaped(np.array(ids, np.int32), tiny(**changes).data).tolist() == expected
+
+
+def test_a_text_that_ends_before_the_fixed_token_is_refused():
+    with pytest.raises(Refusal, match='at place 4; give at least 3'):
+        shaped(np.array([5, 6]), tiny(data__fixed_position=4).data)
+
+
+def test_what_training_put_before_a_text_is_read_and_not_predicted(whole, tmp_path, text, corpus, capsys):
+    moved = shutil.copytree(whole[0], tmp_path / 'run')
+    config = json.loads((moved / 'config.json').read_text())
+    config['data']['fixed_position'] = 1
+    (moved / 'config.json').write_text(json.dumps(config))
+    asked = 'stream', moved, f'--text={text}', '--cache=2+3', '--json'
+    (fixed,), (bare,) = (json.loads(said(capsys, *asked, *more)[1]) for more in ([], ['--bare']))
+    ids = ids_of(corpus)
+    assert (fixed['predicted'], bare['predicted']) == (len(ids), len(ids) - 1)
+    params = restore.parameters(moved, Folder(moved).checkpoint_steps()[-1])
+    logits_TV = streams.logits(params, np.append([BEGIN], ids), spec(corpus), 2, 3)[:-1]
+    assert fixed['perplexity'] == pytest.approx(streams.perplexity(logits_TV, ids), rel=1e-4)
+
+
+class Letters:
+    """A tokenizer of bytes."""
+
+    def decode(self, ids):
+        return bytes(ids).decode(errors='replace')
+
+
+def test_letters_are_told_once_they_are_whole():
+    before, following = 'aé'.encode(), 'b→c'.encode()
+    assert ''.join(sample.text(Letters(), [*before], [*following])) == 'b→c'
+    assert [*sample.text(Letters(), [*before], [*following])][:4] == ['b', '→', 'c', '']
+    assert ''.join(sample.text(Letters(), [], [*'→'.encode()[:2]])) == '\N{REPLACEMENT CHARACTER}'
+
+
+def test_a_cache_that_nobody_gives_is_what_a_query_of_training_sees():
+    assert [sample.usual(length) for length in (2048, 16, 4, 2)] == ['4+2043', '4+11', '2+1', '0+1']

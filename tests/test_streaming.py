@@ -1,0 +1,270 @@
+"""Reading on and on: in one pass, in parts and token by token, all equal to the cache by its definition."""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import streams
+from conftest import drawn, in_turn, tiny
+from flax import nnx
+from options import COMBINATIONS, OPTIONS, SIGMOID, option
+
+from sinklab.model import streaming
+from sinklab.model.streaming import Cache, begin, read
+from sinklab.model.transformer import logits
+from sinklab.record import Refusal
+from sinklab.targets import unpredicted
+from sinklab.train import state
+from sinklab.train.sampling import Choice, sample
+from sinklab.train.streaming import check, compiled, read_text, segments
+
+TOKENS = 1 + np.random.default_rng(0).permutation(299)[:14].astype(np.int32)
+CACHES = [Cache(0, 4), Cache(2, 3)]
+EVERYTHING = OPTIONS | COMBINATIONS
+# Every kind of position, column, operation and window; what is left is in `make test-all`.
+SOME = {
+    **{f'position {kind}': CACHES[1] for kind in ('learned', 'relative_t5', 'alibi', 'rotary')},
+    **dict.fromkeys(('learned, sink token', 'window, kv, qk_norm', 'kernel mlp, clamped', 'kernel elu1'), CACHES[0]),
+    **dict.fromkeys(('sink token', 't5, logit', 'off by one, k, offset', 'linear, kv, add_wide'), CACHES[1]),
+    **dict.fromkeys(('relu by its count, kv, window', 'gate value', 'kernel elu1 normalized, k'), CACHES[1]),
+}
+UNREADABLE = [name for name in EVERYTHING if 'prefix' in name or name == 'block']
+
+
+@pytest.fixture(autouse=True)
+def short_chunks(monkeypatch):
+    """So that a pass has several, and the last is not full."""
+    monkeypatch.setattr(streaming, 'CHUNK', 4)
+
+
+@functools.cache
+def case(**changes):
+    spec = tiny(**changes)
+    return spec, drawn(spec)
+
+
+def in_parts(spec, params, cache, size, token_T=TOKENS):
+    """logits_TV of a text of which so many tokens are read at once, and then those that are left."""
+
+    def step(model, stream, id_BT):
+        hidden_BTD, stream = read(model, cache, stream, id_BT)
+        return logits(hidden_BTD, model.head_VD[...])[0], stream
+
+    program, found = compiled(spec, step), []
+    stream = compiled(spec, lambda model: begin(model, cache))(params)
+    for start in range(0, len(token_T), size):
+        logits_TV, stream = program(params, stream, token_T[None, start : start + size])
+        found.append(logits_TV)
+    return np.concatenate(found)
+
+
+def one_by_one(spec, params, cache, token_T=TOKENS):
+    def run(model):
+        def step(stream, id):
+            hidden_BTD, stream = read(model, cache, stream, id[None, None])
+            return stream, logits(hidden_BTD, model.head_VD[...])[0, 0]
+
+        return jax.lax.scan(step, begin(model, cache), jnp.asarray(token_T))[1]
+
+    return compiled(spec, run)(params)
+
+
+def assert_near(ours, theirs):
+    np.testing.assert_allclose(ours, theirs, rtol=1e-4, atol=1e-4 * np.abs(theirs).max())
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ('name', 'cache'),
+    [
+        pytest.param(name, cache, marks=() if SOME.get(name) == cache else pytest.mark.exhaustive)
+        for name in EVERYTHING
+        for cache in CACHES
+        if name not in UNREADABLE
+    ],
+    ids=str,
+)
+def test_one_pass_is_the_cache_by_its_definition(name, cache):
+    spec, params = case(**EVERYTHING[name])
+    expected = streams.logits(params, TOKENS, spec, cache.first, cache.recent)
+    assert_near(in_parts(spec, params, cache, len(TOKENS)), expected)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ('position', 'columns', 'window', 'cache'),
+    in_turn(
+        (position, columns, window, cache)
+        for position in ('rotary', 'alibi', 'learned')
+        for columns in ('none', 'kv', 'sink_token')
+        for window in (None, 4)
+        for cache in CACHES
+    ),
+)
+def test_one_pass_is_the_scan_token_by_token(position, columns, window, cache):
+    spec, params = case(**option(position=position, columns__kind=columns, mask__window=window))
+    scanned = one_by_one(spec, params, cache)
+    assert_near(in_parts(spec, params, cache, len(TOKENS)), scanned)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize('size', [3, 5, 8])
+def test_it_does_not_matter_how_many_are_read_at_once(size):
+    spec, params = case(**SIGMOID, **option(columns__kind='sink_token'))
+    for cache in (Cache(0, 4), Cache(3, 6)):
+        assert_near(in_parts(spec, params, cache, size), in_parts(spec, params, cache, len(TOKENS)))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    'name', ['position rotary', 'position absolute', 'learned, sink token', 'alibi, k', 'window', 'kernel elu1, k']
+)
+def test_a_cache_that_keeps_everything_is_no_cache(name):
+    spec, params = case(**EVERYTHING[name])
+    expected = nnx.merge(state.architecture(spec)[0], params)(TOKENS[None])[0][0]
+    for cache in (Cache(0, 14), Cache(10, 5), Cache(14, 1)):
+        assert_near(in_parts(spec, params, cache, len(TOKENS)), expected)
+
+
+@pytest.mark.slow
+def test_a_cache_that_is_larger_than_its_text_takes_no_more_room():
+    spec, params = case(**option(position='alibi'))
+    for cache in (Cache(0, 10**9), Cache(10**9, 10**9), Cache(4, 10**9)):
+        small = cache.within(len(TOKENS))
+        assert small.size <= 2 * len(TOKENS)
+        assert_near(in_parts(spec, params, small, 7), in_parts(spec, params, Cache(0, 14), 7))
+    assert Cache(4, 8).within(20) == Cache(4, 8)
+
+
+@pytest.mark.slow
+def test_the_first_tokens_are_seen_for_ever_and_the_others_for_as_long_as_they_are_recent():
+    spec, params = case(model__layers=1)
+    plain = in_parts(spec, params, Cache(2, 3), len(TOKENS))
+    for at, until in ((0, 14), (1, 14), (2, 5), (5, 8)):
+        changed = TOKENS.copy()
+        changed[at] = 0
+        differ = np.abs(in_parts(spec, params, Cache(2, 3), len(TOKENS), changed) - plain).max(-1) > 1e-4
+        np.testing.assert_array_equal(np.flatnonzero(differ), np.arange(at, until + (at >= 2)))
+
+
+@pytest.mark.slow
+def test_perplexity_is_that_of_all_that_is_predicted():
+    spec, params = case(**option(columns__kind='sink_token'))
+    ids = TOKENS.copy()
+    ids[[0, 6]] = unpredicted(ids[[0, 6]])
+    logits_TV = streams.logits(params, TOKENS, spec, 2, 3)[:-1]
+    told = np.arange(1, 14) != 6
+    expected = streams.perplexity(logits_TV[told], TOKENS[1:][told])
+    for segment in (5, 1024):
+        found = read_text(spec, Cache(2, 3), params, ids, segment)
+        assert found.perplexity == pytest.approx(expected, rel=1e-4)
+        assert found.predicted == 12
+
+
+def test_segments_are_equal_and_hold_all():
+    for length, most in ((14, 5), (10, 5), (3, 1024), (1, 1)):
+        found = segments(np.arange(length), -1, most)
+        assert found.shape[2] <= most
+        assert found.shape[0] == -(-length // most)
+        np.testing.assert_array_equal(found.ravel()[:length], np.arange(length))
+        assert (found.ravel()[length:] == -1).all()
+
+
+@pytest.mark.slow
+def test_memory_grows_with_the_text_and_not_with_its_square(monkeypatch):
+    monkeypatch.setattr(streaming, 'CHUNK', 128)
+    spec, params = case(model__layers=1)
+
+    def bytes_of(length):
+        def run(model, id_BT):
+            return read(model, Cache(4, 60), begin(model, Cache(4, 60)), id_BT)[0]
+
+        program = compiled(spec, run).lower(params, jax.ShapeDtypeStruct((1, length), jnp.int32)).compile()
+        return program.memory_analysis().temp_size_in_bytes
+
+    assert bytes_of(8192) < 2.2 * bytes_of(4096)
+
+
+@pytest.mark.parametrize('name', UNREADABLE)
+def test_a_mask_of_windows_is_refused(name):
+    with pytest.raises(Refusal, match=r'^config\.model\.mask\.(prefix|block)='):
+        check(tiny(**EVERYTHING[name]), Cache(2, 3))
+
+
+def test_what_has_no_positions_and_what_has_read_no_text_are_refused():
+    learned = tiny(model__position='learned')
+    check(learned, Cache(4, 11))
+    with pytest.raises(Refusal, match=r'--cache=4\+12 asks at position 16, and the model has learned 0 to 15'):
+        check(learned, Cache(4, 12))
+    check(tiny(model__position='learned', model__columns__kind='sink_token'), Cache(4, 12))
+    check(tiny(), Cache(4, 1020))
+    with pytest.raises(Refusal, match='backcopy has read no text'):
+        check(tiny(data__task='backcopy', data__triggers=3), Cache(2, 3))
+
+
+def test_a_text_without_anything_to_predict_is_refused():
+    spec, params = case()
+    for ids in (TOKENS[:1], np.append(TOKENS[:1], unpredicted(TOKENS[1:]))):
+        with pytest.raises(Refusal, match='has none to predict'):
+            read_text(spec, Cache(2, 3), params, ids)
+
+
+GREEDY = Choice(0.0, None)
+
+
+def sampled(choice=GREEDY, tokens=9, seed=0, prompt=TOKENS, **changes):
+    spec, params = case(**changes)
+    return list(sample(spec, Cache(2, 3), params, prompt, tokens, choice, seed))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize('changes', [{}, option(position='learned', columns__kind='sink_token')], ids=str)
+def test_at_no_temperature_each_token_is_the_likeliest_under_the_cache(changes):
+    spec, params = case(**changes)
+    ids = TOKENS.tolist()
+    for found in sampled(**changes):
+        assert found == streams.logits(params, np.array(ids), spec, 2, 3)[-1].argmax()
+        ids.append(found)
+    assert len(ids) > len(TOKENS) + 1
+
+
+@pytest.mark.slow
+def test_a_seed_draws_the_same_again_and_another_one_something_else():
+    warm = Choice(2.0, None)
+    assert sampled(warm) == sampled(warm) != sampled(warm, seed=1)
+    assert sampled(Choice(2.0, 1)) == sampled(Choice(1e-12, None)) == sampled()
+
+
+@pytest.mark.slow
+def test_tokens_are_drawn_by_their_probability_among_the_likeliest():
+    logits_V, keys = jnp.log(jnp.array([0.1, 0.6, 0.3])), jax.random.split(jax.random.key(0), 4000)
+
+    def shares(choice):
+        drawn = jax.vmap(lambda key: choice(logits_V, key))(keys)
+        return np.bincount(drawn, minlength=3) / len(keys)
+
+    np.testing.assert_allclose(shares(Choice(1.0, None)), [0.1, 0.6, 0.3], atol=0.03)
+    np.testing.assert_allclose(shares(Choice(1.0, 2)), [0, 2 / 3, 1 / 3], atol=0.03)
+    np.testing.assert_allclose(shares(Choice(0.5, 3)), np.array([1, 36, 9]) / 46, atol=0.03)
+    np.testing.assert_array_equal(shares(GREEDY), [0, 1, 0])
+
+
+@pytest.mark.slow
+def test_a_sample_ends_with_its_document():
+    found = sampled()
+    at = next(at for at, one in enumerate(found) if one not in found[:at] and at)
+    assert sampled(data__end_token=found[at], data__tokenizer='mine.json') == found[:at]
+
+
+@pytest.mark.slow
+def test_a_long_prompt_is_read_in_parts(monkeypatch):
+    expected = sampled(tokens=3)
+    monkeypatch.setattr('sinklab.train.sampling.SEGMENT', 5)
+    assert sampled(tokens=3) == expected
+
+
+def test_a_prompt_of_nothing_is_refused():
+    with pytest.raises(Refusal, match='nothing to go on from'):
+        sampled(prompt=TOKENS[:0])
