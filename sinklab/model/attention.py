@@ -2,10 +2,12 @@ import dataclasses
 from collections.abc import Callable
 
 import jax
+import jax.numpy as jnp
 from flax import nnx
 
 from sinklab import spec
 from sinklab.attend.backends import BACKENDS
+from sinklab.attend.dense import per_query_head
 from sinklab.attend.received import Values, of_first_keys, row_means
 from sinklab.attend.rule import Rule
 from sinklab.model.capture import Capture
@@ -13,8 +15,8 @@ from sinklab.model.columns import COLUMNS
 from sinklab.model.feature_map import FEATURE_MAPS
 from sinklab.model.gate import Gate
 from sinklab.model.initialization import INITIALIZATIONS, normal
-from sinklab.model.norm import norm
-from sinklab.model.parameter import product
+from sinklab.model.norm import Nothing, norm
+from sinklab.model.parameter import product, spread
 from sinklab.model.remat import kept
 from sinklab.sharding import place
 
@@ -46,17 +48,32 @@ COMBINATIONS = {
 }
 
 
+class Bias(nnx.Module):
+    """A learned vector, added."""
+
+    def __init__(self, shape: tuple[int, int], heads: str):
+        self.vector_HK = nnx.Param(jnp.zeros(shape), axes=(heads, 'head_width'), inputs=None)
+
+    def __call__(self, x_BTHK: jax.Array) -> jax.Array:
+        return x_BTHK + spread(self.vector_HK[...], x_BTHK.shape, x_BTHK.dtype)
+
+
 class SelfAttention(nnx.Module):
-    """x -> sum over heads of attend(x W_Q, x W_K, x W_V) W_O, without biases but those of `columns`."""
+    """x -> sum over heads of attend(x W_Q, x W_K, x W_V) W_O; H of keys and values may be fewer than of queries."""
 
     def __init__(self, model: spec.Model, rngs: nnx.Rngs):
         init, width = INITIALIZATIONS[model.initialization], model.head_width
         self.combination = COMBINATIONS[model.combination]
         value_width = model.width if self.combination.wide else width
-        axes, std = ('embed', 'heads', 'head_width'), init.linear(model, model.width)
-        self.query_DHK = normal(rngs, (model.width, model.heads, width), std, axes, inputs=1)
-        self.key_DHK = normal(rngs, (model.width, model.heads, width), std, axes, inputs=1)
-        self.value_DHK = normal(rngs, (model.width, model.heads, value_width), std, axes, inputs=1)
+        axes, std = ('embed', 'kv_heads', 'head_width'), init.linear(model, model.width)
+        of_query = 'embed', 'heads', 'head_width'
+        self.query_DHK = normal(rngs, (model.width, model.heads, width), std, of_query, inputs=1)
+        self.key_DHK = normal(rngs, (model.width, model.groups, width), std, axes, inputs=1)
+        self.value_DHK = normal(rngs, (model.width, model.groups, value_width), std, axes, inputs=1)
+        bias = Bias if model.qkv_bias else Nothing
+        self.query_bias = bias((model.heads, width), 'heads')
+        self.key_bias = bias((model.groups, width), 'kv_heads')
+        self.value_bias = bias((model.groups, value_width), 'kv_heads')
         heads, axis = (1, None) if self.combination.added else (model.heads, 'heads')
         std = init.attention_output(model, heads * value_width)
         outward = (heads, value_width, model.width), std, (axis, 'head_width', 'embed')
@@ -68,12 +85,17 @@ class SelfAttention(nnx.Module):
         self.gate = Gate(model, value_width, rngs)
 
     def __call__(self, x_BTD: jax.Array, view: View) -> tuple[jax.Array, Capture]:
-        query_BTHK, key_BTHK, value_BTHK = (
-            place(product('BTD,DHK->BTHK', x_BTD, weight), 'batch', None, 'heads', None)
-            for weight in (self.query_DHK, self.key_DHK, self.value_DHK)
+        query_BTHK, key_BTGK, value_BTGK = (
+            place(bias(product('BTD,DHK->BTHK', x_BTD, weight)), 'batch', None, 'heads', None)
+            for weight, bias in (
+                (self.query_DHK, self.query_bias),
+                (self.key_DHK, self.key_bias),
+                (self.value_DHK, self.value_bias),
+            )
         )
         query_BTHK = self.feature_map(view.rotate(self.query_norm(query_BTHK)))
-        key_BTHK = view.rotate(self.key_norm(key_BTHK))
+        rotated_BTGK = view.rotate(self.key_norm(key_BTGK))
+        key_BTHK, value_BTHK = (per_query_head(array, query_BTHK.shape[2]) for array in (rotated_BTGK, value_BTGK))
         gated_BTHK = self.gate('value', value_BTHK, x_BTD, value_BTHK)
         key_BSHK, value_BSHK = self.columns.attach(key_BTHK, gated_BTHK)
         given = (kept(array, 'qkv') for array in (query_BTHK, self.feature_map(key_BSHK), value_BSHK))
