@@ -1,0 +1,1 @@
+"""Models of LLaMA's family as transformers has them: read, written, and held to what it computes."""
