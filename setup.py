@@ -10,6 +10,7 @@ TENSORBOARD = ['tensorboardX>=2.6']
 DATA = ['pyarrow>=15.0', 'zstandard>=0.22', 'tensorflow-datasets>=4.9.8', 'importlib_resources>=6.0']
 GCS = ['gcsfs>=2026.9']
 S3 = ['s3fs>=2026.9']
+HF = ['transformers>=5.0', 'torch>=2.6', 'safetensors>=0.8', 'huggingface_hub>=1.0']
 
 setup(
     name='sinklab',
@@ -40,6 +41,7 @@ setup(
         'data': DATA,
         'gcs': GCS,
         's3': S3,
+        'hf': HF,
         'tpu': ['jax[tpu]>=0.10.2'],
         'gpu': ['jax[cuda13]>=0.10.2'],
         'test': [

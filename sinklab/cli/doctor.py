@@ -26,6 +26,9 @@ EXTRAS = {
     'tensorflow-datasets': 'data',
     'gcsfs': 'gcs',
     's3fs': 's3',
+    'transformers': 'hf',
+    'torch': 'hf',
+    'safetensors': 'hf',
 }
 
 

@@ -125,7 +125,7 @@ def other_data(origin: Origin, changes: list[str], data: dict[str, str | int]) -
     What does not go on in the data of its origin may have others in any case.
     """
     before = restore.metadata(path(origin)).custom_metadata['data']
-    differ = differences(before, data)
+    differ = differences(before, {name: data.get(name) for name in before})  # of a model that is imported, few
     if before.get('tokenizer') != data.get('tokenizer'):
         raise Refusal(
             f'{origin} has another tokenizer ({"; ".join(differ)}); its ids are not those of this data; give '
