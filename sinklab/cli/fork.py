@@ -9,7 +9,7 @@ from sinklab.cli.config import spec_of
 from sinklab.files.place import joined, resolved
 from sinklab.folder import Folder, named
 from sinklab.group import Group, once, same, unanimous
-from sinklab.llama import files
+from sinklab.llama import PREFIX
 from sinklab.record import Refusal
 from sinklab.spec import Takes
 
@@ -35,7 +35,7 @@ class Parent:
 
 def parent(given: str | None, child: Folder, group: Group) -> Parent | None:
     """What is given, at a step that process 0 chooses, and that is the same on all processes."""
-    if given and given.startswith(files.PREFIX):
+    if given and given.startswith(PREFIX):
         given = unanimous(group, 'import of --from', lambda: at_hand(given, child, group))
     read = unanimous(group, '--from', lambda: reading(given) if given else None)
     chosen = once(group, 'step of --from', lambda: choice(read, child) if read else None)

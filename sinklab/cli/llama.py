@@ -13,7 +13,7 @@ from sinklab.cli.step import named, wanted
 from sinklab.files.place import absolute, joined, place
 from sinklab.files.whole import UNFINISHED
 from sinklab.folder import Folder
-from sinklab.llama import files
+from sinklab.llama import PREFIX
 from sinklab.record import Refusal
 
 
@@ -53,7 +53,7 @@ def bring(given: argparse.Namespace) -> int:
 def imported(given: str, folder: Folder, home: Path) -> int:
     """Makes a run folder, which comes to lie at `home`, and returns how many parameters it has."""
     from configs import default
-    from sinklab.llama import importing
+    from sinklab.llama import files, importing
     from sinklab.parse import parse
 
     source = files.opened(given)
@@ -73,7 +73,7 @@ def kept(given: str, child: Folder) -> str:
     """
     if lineage := child.lineage() if child.is_claimed() else {}:
         known = joined(child.path, lineage['run'])
-        if known.parent == home() and known.name.rpartition('-')[0] == Path(given).name:
+        if known.parent == home() and known.name.rpartition('-')[0] == name_of(given):
             return f'params:{known}@0'
     folder = place_of(given)
     if not folder.is_claimed():
@@ -89,10 +89,14 @@ def kept(given: str, child: Folder) -> str:
 
 
 def place_of(given: str) -> Folder:
-    source = files.opened(given)
-    name = Path(given.removeprefix(files.PREFIX)).name
-    return Folder(home() / f'{name}-{files.identity(source)}')
+    from sinklab.llama import files
+
+    return Folder(home() / f'{name_of(given)}-{files.identity(files.opened(given))}')
+
+
+def name_of(given: str) -> str:
+    return Path(given.removeprefix(PREFIX)).absolute().name
 
 
 def home() -> Path:
-    return cache().absolute() / 'imports'
+    return cache().resolve() / 'imports'

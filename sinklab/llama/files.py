@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 
+from sinklab.llama import PREFIX
 from sinklab.record import Refusal
 
 MODEL, INDEX, CONFIG = 'model.safetensors', 'model.safetensors.index.json', 'config.json'
@@ -20,7 +21,6 @@ KINDS = ('F32', 'F16', 'BF16')
 # What goes along with a tokenizer.json, and says nothing of parameters.
 BESIDE = ('tokenizer_config.json', 'special_tokens_map.json', 'chat_template.jinja', 'generation_config.json')
 LARGEST = 5 * 10**9  # bytes of arrays in a file
-PREFIX = 'hf:'
 
 
 def library(name: str) -> Any:

@@ -58,6 +58,10 @@ class Bias(nnx.Module):
         return x_BTHK + spread(self.vector_HK[...], x_BTHK.shape, x_BTHK.dtype)
 
 
+def bias(model: spec.Model, heads: int, width: int, axis: str) -> Bias | Nothing:
+    return Bias((heads, width), axis) if model.qkv_bias else Nothing()
+
+
 class SelfAttention(nnx.Module):
     """x -> sum over heads of attend(x W_Q, x W_K, x W_V) W_O; H of keys and values may be fewer than of queries."""
 
@@ -65,15 +69,14 @@ class SelfAttention(nnx.Module):
         init, width = INITIALIZATIONS[model.initialization], model.head_width
         self.combination = COMBINATIONS[model.combination]
         value_width = model.width if self.combination.wide else width
-        axes, std = ('embed', 'kv_heads', 'head_width'), init.linear(model, model.width)
-        of_query = 'embed', 'heads', 'head_width'
+        group, std = 'kv_heads' if model.kv_heads else 'heads', init.linear(model, model.width)
+        of_query, axes = (('embed', name, 'head_width') for name in ('heads', group))
         self.query_DHK = normal(rngs, (model.width, model.heads, width), std, of_query, inputs=1)
         self.key_DHK = normal(rngs, (model.width, model.groups, width), std, axes, inputs=1)
         self.value_DHK = normal(rngs, (model.width, model.groups, value_width), std, axes, inputs=1)
-        bias = Bias if model.qkv_bias else Nothing
-        self.query_bias = bias((model.heads, width), 'heads')
-        self.key_bias = bias((model.groups, width), 'kv_heads')
-        self.value_bias = bias((model.groups, value_width), 'kv_heads')
+        self.query_bias = bias(model, model.heads, width, 'heads')
+        self.key_bias = bias(model, model.groups, width, group)
+        self.value_bias = bias(model, model.groups, value_width, group)
         heads, axis = (1, None) if self.combination.added else (model.heads, 'heads')
         std = init.attention_output(model, heads * value_width)
         outward = (heads, value_width, model.width), std, (axis, 'head_width', 'embed')
@@ -86,8 +89,8 @@ class SelfAttention(nnx.Module):
 
     def __call__(self, x_BTD: jax.Array, view: View) -> tuple[jax.Array, Capture]:
         query_BTHK, key_BTGK, value_BTGK = (
-            place(bias(product('BTD,DHK->BTHK', x_BTD, weight)), 'batch', None, 'heads', None)
-            for weight, bias in (
+            place(added(product('BTD,DHK->BTHK', x_BTD, weight)), 'batch', None, 'heads', None)
+            for weight, added in (
                 (self.query_DHK, self.query_bias),
                 (self.key_DHK, self.key_bias),
                 (self.value_DHK, self.value_bias),

@@ -65,6 +65,14 @@ def check(origin: Origin | None, spec: Spec, folder: Folder, group: Group) -> No
     if once(group, 'new fork', lambda: origin is not None and not folder.is_claimed()):
         once(group, 'what is carried over', lambda: compare(origin, spec))
         verify(origin, group)
+        once(group, 'parts of --from', lambda: whole(origin))
+
+
+def whole(origin: Origin) -> None:
+    """Refuses a checkpoint that does not hold what is to be taken along, as that of an imported model."""
+    if missing := set(origin.taken.parts) - restore.metadata(path(origin)).metadata.keys():
+        only = named('params', origin.folder, origin.step)
+        raise Refusal(f'{path(origin)} holds no {min(missing)}, which {origin} takes along; give --from={only}')
 
 
 def compare(origin: Origin, spec: Spec) -> None:
