@@ -73,6 +73,7 @@ def written(spec: Spec, params: dict, content: dict[str, Any], tokenizer: Path, 
             eos_token=text(end),
             model_max_length=content['max_position_embeddings'],
             clean_up_tokenization_spaces=False,
+            model_input_names=['input_ids', 'attention_mask'],
         ),
         'generation_config.json': dict(bos_token_id=begin, eos_token_id=end),
     }

@@ -93,7 +93,7 @@ def same_ids(folder: Path) -> None:
     transformers, ours = library('transformers'), tokens.load(folder / 'tokenizer.json')
     with quiet(transformers):
         theirs = transformers.AutoTokenizer.from_pretrained(folder, local_files_only=True)
-    found = theirs(TEXT, add_special_tokens=False)['input_ids']
+        found = theirs(TEXT, add_special_tokens=False)['input_ids']
     if found != ours.encode(TEXT, add_special_tokens=False).ids:
         raise Refusal(f'transformers makes other ids of a text by {folder} than its tokenizer.json does here')
 
