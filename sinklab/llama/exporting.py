@@ -22,6 +22,8 @@ BACKEND = 'PreTrainedTokenizerFast'
 
 def check(spec: Spec, out: Path, length: int | None) -> dict[str, Any]:
     """The config.json of a run's model that takes so many tokens; refuses what transformers has no name for."""
+    if length is not None and length < 1:
+        raise Refusal(f'--length is {length}; a model takes at least 1 token')
     if spec.data.task != 'text':
         raise Refusal(f'config.data.task is {spec.data.task}, whose ids are those of no tokenizer; text it can be')
     begin = spec.data.fixed_token if spec.data.bos == 'documents' else spec.data.end_token

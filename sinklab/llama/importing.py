@@ -36,6 +36,7 @@ def fields(source: Path, home: Path) -> dict[str, Any]:
     tokens.check(tokenizer, end, fixed, name)
     return found | {
         'probe.length': min(64, found['data.length']),
+        'probe.keys': min(10, found['data.length']),
         'data.tokenizer': str(home / TOKENIZER),
         'data.end_token': end,
         'data.fixed_token': fixed,
