@@ -82,6 +82,10 @@ def test_a_whole_folder_is_read(folder, tmp_path, capsys):
     assert 'begin with them by --from=params:' in capsys.readouterr().out
     assert main(['checkpoint', 'import', f'hf:{folder}', f'--out={tmp_path}/out']) == 1
     assert 'is there already; give a new folder' in capsys.readouterr().err
+    assert main(['train', f'--from={tmp_path}/out', f'--workdir={tmp_path}/run', '--compiled=none']) == 1
+    assert f'checkpoints/0 holds no opt_state, which --from={tmp_path}/out@0 takes along; give --from=params:' in (
+        capsys.readouterr().err
+    )
 
 
 def first(folder, pattern='*.safetensors'):
