@@ -278,3 +278,18 @@ def test_a_run_that_begins_with_what_is_no_model_is_not_begun(tmp_path, capsys):
     assert (code, len(err.splitlines())) == (1, 1)
     assert 'is no folder' in err
     assert not (tmp_path / 'run').exists()
+
+
+def test_of_the_hub_no_pickle_is_fetched(tmp_path, monkeypatch, capsys):
+    asked = []
+
+    class Hub:
+        @staticmethod
+        def snapshot_download(name, allow_patterns):
+            asked.append((name, allow_patterns))
+            raise OSError('no network\nat all')
+
+    monkeypatch.setattr(files, 'library', lambda name: Hub)
+    said = brought(tmp_path / 'theirs', capsys, 'hf:org/name')
+    assert 'hf:org/name is no folder here, and cannot be fetched (OSError: no network at all)' in said
+    assert asked == [('org/name', ['*.safetensors', '*.json', '*.jinja'])]

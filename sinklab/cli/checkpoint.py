@@ -130,6 +130,6 @@ ACTIONS = {
     'ls': ('the checkpoints of a run, by their digests; no array is read', of_data, ls),
     'verify': ('all checkpoints, or one, held to their digests; exits 1 where one is not sound', of_data, verify),
     'restore-params': ('the parameters of the newest, or of a step, verified', of_parameters, restore_parameters),
-    'export': ('the same as a folder that transformers reads, and computes the same of', of_export, llama.export),
+    'export': ('the same as a folder that transformers serves, held to what it computes', of_export, llama.export),
     'import': ('a model of LLaMA, Mistral or Qwen as a run that others begin from', of_import, llama.bring),
 }
