@@ -145,6 +145,7 @@ def test_bfloat16_and_several_files_are_read_and_written(tokenizer, tmp_path, ca
     model = made('llama, 2 kv heads', tmp_path / 'theirs', tokenizer, torch.bfloat16)
     run = brought(capsys, tmp_path / 'theirs', tmp_path / 'run')
     assert_close(of_ours(run), of_theirs(model))
+    run = run.rename(tmp_path / 'moved')  # with its tokenizer
     code, _, err = said(capsys, 'export', f'{run}@0', f'--out={tmp_path}/again', '--dtype=bfloat16', '--length=9')
     assert code == 0, err
     assert len(list((tmp_path / 'again').glob('model-0000?-of-0000?.safetensors'))) > 2

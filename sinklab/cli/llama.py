@@ -29,7 +29,7 @@ def export(given: argparse.Namespace) -> int:
     step, spec, out = wanted(folder, step)[-1], spec_of(folder), place(given.out)
     content = exporting.check(spec, out, given.length)
     known = restore.metadata(folder.checkpoints / str(step)).custom_metadata['data']
-    tokenizer = exporting.tokenizer_of(spec, given.tokenizer, known.get('tokenizer'))
+    tokenizer = exporting.tokenizer_of(folder, spec, given.tokenizer, known.get('tokenizer'))
     params = restore.parameters(folder.path, step)
     found = exporting.write(spec, params, content, tokenizer, absolute(out), given.dtype or 'float32')
     count = sum(leaf.size for leaf in jax.tree.leaves(params))

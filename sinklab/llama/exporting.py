@@ -13,6 +13,7 @@ from sinklab.data.store.shard import TOKENIZER
 from sinklab.data.tokens import tokenizer as tokens
 from sinklab.files.place import is_remote, place
 from sinklab.files.whole import UNFINISHED, writable
+from sinklab.folder import Folder
 from sinklab.llama import config, files, parity, weights
 from sinklab.record import Refusal
 from sinklab.spec import Spec
@@ -36,10 +37,13 @@ def check(spec: Spec, out: Path, length: int | None) -> dict[str, Any]:
     return found
 
 
-def tokenizer_of(spec: Spec, given: str | None, digest: str | None) -> Path:
-    """The tokenizer.json of a run: a given one, that of its config, or that of its store; held to its digest."""
-    named = given or (spec.data.tokenizer if spec.data.tokenizer != 'train' else None)
-    file = place(named) if named else corpus(spec.data, spec.model.vocabulary).path / TOKENIZER
+def tokenizer_of(folder: Folder, spec: Spec, given: str | None, digest: str | None) -> Path:
+    """The tokenizer.json of a run: a given one, that of its config, its own, or its store's; held to its digest."""
+    trained, file, own = spec.data.tokenizer == 'train', place(given or spec.data.tokenizer), folder.path / TOKENIZER
+    if not given and (trained or not file.exists()) and own.exists():
+        file = own
+    elif not given and trained:
+        file = corpus(spec.data, spec.model.vocabulary).path / TOKENIZER
     if not file.exists():
         raise Refusal(f'the tokenizer {file} is not there; give --tokenizer=FILE, the tokenizer.json of this run')
     if tokens.digest(file)[:16] != digest:
