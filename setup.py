@@ -7,12 +7,12 @@ HERE = Path(__file__).parent
 REPORT = ['matplotlib>=3.8']
 TENSORBOARD = ['tensorboardX>=2.6']
 WANDB = ['wandb>=0.18']
-HF = ['transformers>=5.0', 'safetensors>=0.5', 'torch>=2.6']
 # tensorflow-datasets needs importlib_resources and does not say so.
 DATA = ['pyarrow>=15.0', 'zstandard>=0.22', 'tensorflow-datasets>=4.9.8', 'importlib_resources>=6.0']
 EVALUATE = ['lm-eval>=0.4.12']
 GCS = ['gcsfs>=2026.9']
 S3 = ['s3fs>=2026.9']
+HF = ['transformers>=5.0', 'safetensors>=0.8', 'huggingface_hub>=1.0', 'torch>=2.6']
 
 setup(
     name='sinklab',

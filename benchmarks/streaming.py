@@ -44,7 +44,7 @@ def one_pass(cache: Cache, tokens: int) -> Callable:
     def of(model: Transformer, ids_T: jax.Array) -> jax.Array:
         def step(stream: Stream, pair_2T: jax.Array) -> tuple[Stream, jax.Array]:
             hidden_BTD, stream = read(model, cache, stream, pair_2T[:1])
-            return stream, sums(hidden_BTD, model.head_VD[...], pair_2T[1:], gradient=False)[0]
+            return stream, sums(hidden_BTD, model.head[...], pair_2T[1:], gradient=False)[0]
 
         pairs_N2T = jnp.stack([ids_T[:-1], ids_T[1:]]).reshape(2, -1, tokens).swapaxes(0, 1)
         return jax.lax.scan(step, begin(model, cache), pairs_N2T)[1].sum()

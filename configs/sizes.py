@@ -59,5 +59,6 @@ PART_OF = {
     'model.mask.window': 'data.length',
     'model.mask.block': 'data.length',
     'model.columns.key_width': 'model.head_width',
+    'model.kv_heads': 'model.heads',
 }
 LEAST = {'model.mask.window': 2, 'model.mask.block': 2}  # with a window of 1, a query would see itself alone

@@ -30,7 +30,7 @@ from sinklab.files.place import is_remote, place
 from sinklab.files.tree import content, entries, finished
 from sinklab.files.whole import UNFINISHED, whole, writable
 from sinklab.record import Refusal
-from sinklab.spec import CHANGEABLE, OPEN_ENDED, Spec
+from sinklab.spec import CHANGEABLE, OPEN_ENDED, Spec, completed
 
 
 def flat(tree: dict, at: str = '') -> dict[str, Any]:
@@ -102,9 +102,10 @@ class Folder:
         """config, row or environment."""
         file = self.path / f'{name}.json'
         try:
-            return json.loads(content(file))
+            found = json.loads(content(file))
         except ValueError as error:
             raise Refusal(f'{file} is damaged ({error}); bring it back, or do without this folder') from error
+        return completed(found) if name == 'config' else found
 
     def environment(self) -> dict:
         """Of the newest attempt, with (step, attention) of all; nothing of what cannot be read."""

@@ -4,10 +4,12 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from sinklab.record import Refusal, record
-from sinklab.spec import HYPERPARAMETERS, PAIRS, Attention, Checkpoint, Data, Model, Optimizer, Spec
+from sinklab.spec import HYPERPARAMETERS, LATER, PAIRS, Attention, Checkpoint, Data, Model, Optimizer, Spec
 
 SMALLEST_TRAINED, LARGEST_TRAINED = 258, 1 << 20  # ids: two special ones and the bytes; what fits in memory
 UNMEASURED = ('none', 'count')  # normalizers that do not look at the mass of a row
+# What each scaling of rotary positions has use for.
+SCALED = {'linear': ('factor',), 'llama3': ('factor', 'slow', 'fast', 'length')}
 VALUES = {'k': ('zero', 'first', 'uniform'), 'kv': ('learned',), 'v': ('learned',)}
 
 
@@ -94,8 +96,28 @@ def of_model(model: Model) -> Iterator[str]:
         yield 'config.model.initialization=released_even is released where the ffn is swiglu; set it to released'
     if model.position == 'rotary' and model.head_width % 2:
         yield f'config.model.head_width is {model.head_width}; rotary positions need an even one'
+    if model.heads % model.groups:
+        yield f'config.model.kv_heads is {model.kv_heads}, which does not divide config.model.heads={model.heads}'
+    yield from of_rotary(model)
     if model.position == 'absolute' and model.width % 2:
         yield f'config.model.width is {model.width}; absolute positions need an even one'
+
+
+def of_rotary(model: Model) -> Iterator[str]:
+    rotary, at = model.rotary, 'config.model.rotary'
+    for name in ('factor', 'slow', 'fast', 'length'):
+        users = [kind for kind, used in SCALED.items() if name in used]
+        if (getattr(rotary, name) is None) == (rotary.scaling in users):
+            given = f'{at}.{name} is {getattr(rotary, name)} with scaling {rotary.scaling}'
+            yield f'{given}; it is a number for {" and ".join(users)}, and None for others'
+    if rotary.scaling == 'llama3' and rotary.slow >= rotary.fast:
+        yield f'{at}.slow and fast are {rotary.slow} and {rotary.fast}; what turns slowly turns less often'
+    usual = LATER['model']['rotary']
+    if model.position != 'rotary' and (rotary.base, rotary.scaling) != (usual['base'], usual['scaling']):
+        yield (
+            f'{at} has base {rotary.base:g} and scaling {rotary.scaling}, for which position {model.position} has no '
+            f'use; leave them at {usual["base"]:g} and {usual["scaling"]}'
+        )
 
 
 def of_masks(spec: Spec) -> Iterator[str]:

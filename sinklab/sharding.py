@@ -19,6 +19,7 @@ RULES = {
     'layer': None,
     'embed': 'fsdp',
     'heads': 'tensor',
+    'kv_heads': 'tensor',
     'head_width': None,
     'ffn': 'tensor',
     'vocabulary': 'tensor',

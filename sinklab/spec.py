@@ -1,7 +1,7 @@
 """What a run is. No field has a default here; those are written once, in configs/default.py."""
 
 import dataclasses
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 from sinklab.record import (
     Count,
@@ -52,6 +52,26 @@ CHANGEABLE = ('valid', 'checkpoint', 'log.every_steps', *(f'probe.{name}' for na
 # Schedules whose steps are the same however many follow, so that a run may be given more.
 OPEN_ENDED = ('constant',)
 
+# Fields that came after runs were written, and what those runs are.
+LATER = {
+    'model': {
+        'kv_heads': None,
+        'rotary': dict(base=10_000.0, scaling='none', factor=None, slow=None, fast=None, length=None),
+        'qkv_bias': False,
+        'tied': False,
+    }
+}
+
+
+def completed(config: Any) -> Any:
+    """A config as an older version wrote it, with the fields that came later."""
+    if not isinstance(config, dict):
+        return config
+    return config | {
+        part: later | config[part] for part, later in LATER.items() if isinstance(config.get(part), dict)
+    }
+
+
 # What a fork may take along of a checkpoint, as it stands before RUN in --from; without a word, all of it.
 Takes = Literal['', 'params']
 
@@ -83,6 +103,18 @@ class Attention:
 
 
 @dataclasses.dataclass(frozen=True)
+class Rotary:
+    """Dimensions i and i + K/2 turn by t * f_i at place t, f_i = base^(-2i/K), and slower where that is scaled."""
+
+    base: Positive
+    scaling: Literal['none', 'linear', 'llama3']  # f_i / factor: of all, or of those that turn little in `length`
+    factor: Positive | None
+    slow: Positive | None  # of llama3: what turns less often than that in `length` is scaled whole
+    fast: Positive | None  # and what turns more often not at all
+    length: Count | None
+
+
+@dataclasses.dataclass(frozen=True)
 class Mask:
     """What a query sees is the intersection; all None and False: what is not after it."""
 
@@ -108,22 +140,31 @@ class Model:
     layers: Count
     width: Count
     heads: Count
+    kv_heads: Count | None  # of keys and values, each for as many heads of queries; None: as many
     head_width: Count
     ffn_width: Count
     vocabulary: Count
     position: Position
+    rotary: Rotary
     ffn: FFN
     norm: Literal['pre', 'post', 'sandwich']
+    qkv_bias: Flag  # what is learned and added to queries, keys and values
     qk_norm: Flag
     head_norm: Flag  # RMSNorm of each head's output
     combination: Literal['concatenate', 'add', 'add_wide']  # of heads
     gate: Gate
     norm_epsilon: Positive
+    tied: Flag  # the head is the embedding
     initialization: Literal['released', 'released_even', 'gpt2', 'torch']
     dtype: Literal['bfloat16', 'float32']  # of the computation; parameters and statistics are float32
     attention: Attention
     mask: Mask
     columns: Columns
+
+    @property
+    def groups(self) -> int:
+        """How many heads keys and values have."""
+        return self.kv_heads or self.heads
 
 
 @dataclasses.dataclass(frozen=True)

@@ -89,12 +89,25 @@ def sinusoids(position_T, width):
     return np.concatenate([np.sin(angle), np.cos(angle)], -1)
 
 
-def rotate(x_TK, position_T):
+def rotate(x_TK, position_T, rotary):
     """RoPE as a turn of complex numbers: dimension i is the real part, i + K/2 the imaginary one."""
     half = x_TK.shape[-1] // 2
-    angle = np.asarray(position_T)[:, None] / 10_000 ** (np.arange(half) / half)
+    wavelength = [slowed(2 * math.pi * rotary.base ** (i / half), rotary) for i in range(half)]
+    angle = 2 * math.pi * np.asarray(position_T)[:, None] / np.array(wavelength)
     turned = (x_TK[:, :half] + 1j * x_TK[:, half:]) * np.exp(1j * angle)
     return np.concatenate([turned.real, turned.imag], -1)
+
+
+def slowed(wavelength, rotary):
+    """Longer by a factor: every one, or (Llama 3.1, apply_scaling) long ones, and those between in part."""
+    if rotary.scaling == 'none':
+        return wavelength
+    if rotary.scaling == 'linear' or wavelength > rotary.length / rotary.slow:
+        return wavelength * rotary.factor
+    if wavelength < rotary.length / rotary.fast:
+        return wavelength
+    smooth = (rotary.length / wavelength - rotary.slow) / (rotary.fast - rotary.slow)
+    return 1 / ((1 - smooth) / (rotary.factor * wavelength) + smooth / wavelength)
 
 
 def slopes(heads):

@@ -24,6 +24,15 @@ POSITIONS = (
     *('relative_t5', 'alibi', 'rotary'),
 )
 RESET = dict(model__mask__document=True, data__positions='reset')
+ROTARY_LLAMA3 = option(
+    rotary__base=500.0,
+    rotary__scaling='llama3',
+    rotary__factor=4.0,
+    rotary__slow=0.5,
+    rotary__fast=2.0,
+    rotary__length=24,
+    head_width=8,
+)
 K_ZERO = option(columns__kind='k', columns__value='zero')
 SIGMOID = of_operation('sigmoid', 'none')
 OPTIONS = {
@@ -35,6 +44,13 @@ OPTIONS = {
     'gain': option(attention__gain=0.1),
     'offset': SIGMOID | option(attention__offset=-1.0),
     **{f'position {kind}': option(position=kind) for kind in POSITIONS},
+    'rotary base': option(rotary__base=50.0),
+    'rotary linear': option(rotary__scaling='linear', rotary__factor=2.5),
+    'rotary llama3': ROTARY_LLAMA3,
+    'kv heads': option(kv_heads=2),
+    'one kv head': option(kv_heads=1),
+    'qkv bias': option(qkv_bias=True),
+    'tied': option(tied=True),
     'alibi of 6 heads': option(position='alibi', heads=6),
     **{f'ffn {kind}': option(ffn=kind) for kind in ('relu', 'gelu', 'swish', 'reglu', 'geglu', 'swiglu')},
     **{f'norm {kind}': option(norm=kind) for kind in ('pre', 'post', 'sandwich')},
@@ -83,5 +99,9 @@ COMBINATIONS = {
     **{f'documents, reset, {kind}': RESET | option(position=kind) for kind in ('absolute', 'learned')},
     **{f'reset, {kind}': option(position=kind) | dict(data__positions='reset') for kind in ('absolute', 'rotary')},
     'documents, reset, sink token': RESET | option(columns__kind='sink_token'),
+    'kv heads, biases, qk_norm, kv, value gate': option(
+        kv_heads=2, qkv_bias=True, qk_norm=True, columns__kind='kv', gate='value'
+    ),
+    'kv heads, tied, add_wide': option(kv_heads=2, tied=True, combination='add_wide'),
     'kernel elu1 normalized, k': of_operation('identity', 'sum') | K_ZERO,
 }

@@ -36,7 +36,8 @@ def forward(params, token_T, spec):
         residuals.append(residual_TD[sinks:])
     if model.norm != 'post':
         x = formulas.rms_norm(x, params['norm']['gain_D'], model.norm_epsilon)
-    return x[sinks:] @ params['head_VD'].T, np.stack(attentions), np.stack(residuals)
+    head_VD = params['embedding_VD' if model.tied else 'head_VD']
+    return x[sinks:] @ head_VD.T, np.stack(attentions), np.stack(residuals)
 
 
 def placed(params, token_T, spec):
@@ -86,7 +87,7 @@ def head(h, weights, x, place, spec):
     """(attention_TS, output_TK) of head h."""
     model = spec.model
     query, key = (rotated(name, h, weights, x, place, model) for name in ('query', 'key'))
-    own = x @ weights['value_DHK'][:, h]
+    own = projected('value', h // (model.heads // model.groups), weights, x)
     value = own * formulas.sigmoid(x @ weights['gate']['weight_DHK'][:, h]) if model.gate == 'value' else own
     bias_TS = place.bias_HTS[h]
     if model.columns.kind in ('k', 'kv'):
@@ -111,12 +112,17 @@ def head(h, weights, x, place, spec):
 
 def rotated(name, h, weights, x, place, model):
     """Queries or keys of head h: projected, normed and rotated."""
-    y = x @ weights[f'{name}_DHK'][:, h]
+    y = projected(name, h if name == 'query' else h // (model.heads // model.groups), weights, x)
     if model.qk_norm:
         y = formulas.rms_norm(y, weights[f'{name}_norm']['gain_D'], model.norm_epsilon)
     if model.position == 'rotary':
-        y = formulas.rotate(y, place.position_T)
+        y = formulas.rotate(y, place.position_T, model.rotary)
     return y
+
+
+def projected(name, h, weights, x):
+    bias_HK = weights.get(f'{name}_bias', {}).get('vector_HK')
+    return x @ weights[f'{name}_DHK'][:, h] + (0 if bias_HK is None else bias_HK[h])
 
 
 def mapped(y, weights, feature_map):

@@ -17,6 +17,8 @@ CASES = [
     dict(model__columns__kind='kv'),
     dict(model__combination='add'),
     dict(model__combination='add_wide'),
+    dict(model__kv_heads=2, model__tied=True),
+    dict(model__kv_heads=1, model__combination='add_wide', model__qkv_bias=True),
     dict(model__gate='elementwise'),
     dict(model__gate='headwise'),
     dict(model__gate='shared'),

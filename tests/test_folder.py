@@ -5,12 +5,13 @@ import json
 import shlex
 
 import pytest
-from conftest import tiny
+from conftest import tiny, tiny_config
 from runs import saved
 
-from sinklab.folder import Folder
+from sinklab.folder import Folder, flat
+from sinklab.parse import parse
 from sinklab.record import Refusal
-from sinklab.spec import CHANGEABLE, Hardware, Spec
+from sinklab.spec import CHANGEABLE, LATER, Hardware, Spec
 from sinklab.sweep import plan
 
 
@@ -66,6 +67,24 @@ def test_a_run_of_another_version_is_refused_with_what_differs_and_its_commit(fo
     (folder.path / 'environment.json').unlink()
     with pytest.raises(Refusal, match=r'has model\.width_of_old, unknown here; .* commit None'):
         folder.check(tiny())
+
+
+def test_a_run_of_before_a_field_came_has_what_it_then_was(folder):
+    config = folder.read('config')
+    for name in LATER['model']:
+        del config['model'][name]
+    (folder.path / 'config.json').write_text(json.dumps(config))
+    folder.check(tiny())
+    assert folder.changes(tiny()) == []
+    assert parse(folder.read('config')) == tiny()
+    with pytest.raises(Refusal, match=r'holds another run \(model.kv_heads None -> 2\)'):
+        folder.check(tiny(model__kv_heads=2))
+
+
+def test_what_came_later_is_what_is_usual():
+    """Until a usual value changes, which then is another than that of older runs."""
+    config = flat(tiny_config().to_dict())
+    assert {name: config[name] for name in flat(LATER)} == flat(LATER)
 
 
 @pytest.mark.parametrize(

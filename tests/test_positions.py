@@ -9,6 +9,7 @@ from conftest import tiny
 from flax import nnx
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from options import OPTIONS
 
 from sinklab.attend.bias import Bias
 from sinklab.model.positions import POSITIONS, buckets, slopes
@@ -18,16 +19,18 @@ PLACES = np.array([[0, 1, 2, 0, 1, 5, 150], [3, 3, 4, 90, 7, 0, 1]])  # of two s
 
 def position(kind, length=200, **changes):
     """Only what a position is made from: its kind, heads and width."""
-    return POSITIONS[kind](tiny(model__position=kind, **changes).model, length, nnx.Rngs(0))
+    return POSITIONS[kind](tiny(**{'model__position': kind} | changes).model, length, nnx.Rngs(0))
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize('name', ['position rotary', 'rotary base', 'rotary linear', 'rotary llama3'])
 @pytest.mark.parametrize('width', [2, 4, 10])
-def test_rotary_turns_pairs_of_dimensions_as_complex_numbers(width):
+def test_rotary_turns_pairs_of_dimensions_as_complex_numbers(width, name):
     x_BTHK = np.random.default_rng(0).normal(size=(2, 7, 3, width)).astype(np.float32)
-    found = position('rotary').rotate(x_BTHK, jnp.asarray(PLACES))
+    rotary = tiny(**OPTIONS[name]).model.rotary
+    found = position('rotary', **OPTIONS[name]).rotate(x_BTHK, jnp.asarray(PLACES))
     for b, h in np.ndindex(2, 3):
-        expected = formulas.rotate(np.float64(x_BTHK[b, :, h]), PLACES[b])
+        expected = formulas.rotate(np.float64(x_BTHK[b, :, h]), PLACES[b], rotary)
         np.testing.assert_allclose(found[b, :, h], expected, atol=1e-4)
 
 

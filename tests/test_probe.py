@@ -222,7 +222,7 @@ def test_a_capture_has_keys_and_values_as_attended_and_what_heads_make_of_them(c
     x_BTD = formulas.rms_norm(token_BTD, gain_D, spec.model.norm_epsilon)
     for sequence, h in np.ndindex(len(IDS_PT), 4):
         x_TD = x_BTD[sequence]
-        key_SK = formulas.rotate(x_TD @ maps['key_DHK'][:, h], np.arange(len(x_TD)))
+        key_SK = formulas.rotate(x_TD @ maps['key_DHK'][:, h], np.arange(len(x_TD)), spec.model.rotary)
         value_SK = x_TD @ maps['value_DHK'][:, h]
         if columns == 'kv':
             key_SK = np.vstack([maps['columns']['key_HK'][h], key_SK])

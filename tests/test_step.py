@@ -64,6 +64,7 @@ OTHERS = [
     dict(model__combination='add_wide', model__gate='value', model__head_norm=True),
     dict(model__gate='value_state', model__qk_norm=True, model__mask__document=True),
     dict(model__position='learned', data__positions='reset'),
+    dict(model__kv_heads=2, model__tied=True, model__qkv_bias=True, optimizer__name='muon'),
     dict(model__attention__feature_map='mlp', model__mask__prefix=3, optimizer__name='muon'),
     dict(
         optimizer__name='sgd',
@@ -165,12 +166,17 @@ def test_the_evaluation_is_the_mean_over_windows_whatever_the_batch():
         (Hardware(data=3, fsdp=1), 'cannot be divided over 3 devices'),
         (Hardware(data=2, micro_batch=1), 'use a multiple of 2'),
         (Hardware(tensor=3), 'config.model.heads is 4, which --tensor=3 does not divide'),
+        (Hardware(tensor=4), 'config.model.kv_heads is 2, which --tensor=4 does not divide'),
     ],
     ids=str,
 )
 def test_a_layout_that_does_not_divide_is_refused(hardware, words):
     with pytest.raises(Refusal, match=words):
-        layout.check(tiny(), hardware, AbstractMesh((hardware.data or 1, hardware.fsdp or 1, hardware.tensor), AXES))
+        layout.check(
+            tiny(model__kv_heads=2 if 'kv_heads' in words else None),
+            hardware,
+            AbstractMesh((hardware.data or 1, hardware.fsdp or 1, hardware.tensor), AXES),
+        )
 
 
 @pytest.mark.parametrize('changes', [{}, *OTHERS], ids=str)

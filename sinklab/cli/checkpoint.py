@@ -1,9 +1,11 @@
-"""what a run has saved, which is only read: listed, verified, or the parameters of a step written alone
+"""what a run has saved: listed, verified, its parameters written alone, or as transformers serves them; and imported
 
 example:
   sinklab checkpoint ls runs/softmax
   sinklab checkpoint verify runs/softmax@500
   sinklab checkpoint restore-params runs/softmax@500 --out=softmax-500 --dtype=bfloat16
+  sinklab checkpoint export runs/softmax@500 --out=softmax-hf
+  sinklab checkpoint import hf:softmax-hf --out=runs/imported
 
 and in Python, as nested dicts of arrays:
   from orbax.checkpoint import v1; params = v1.load(os.path.abspath('softmax-500'))
@@ -13,9 +15,10 @@ import argparse
 import json
 import sys
 from collections.abc import Callable
-from typing import Any
 
+from sinklab.cli import llama
 from sinklab.files.place import place
+from sinklab.folder import Folder
 from sinklab.named import run_and_step, wanted
 from sinklab.record import Refusal
 
@@ -24,30 +27,51 @@ def arguments(verb: argparse.ArgumentParser) -> None:
     actions = verb.add_subparsers(dest='action', metavar='ACTION', required=True)
     for name, (words, add, _) in ACTIONS.items():
         action = actions.add_parser(name, help=words, description=words, allow_abbrev=False)
-        action.add_argument('run', metavar='RUN[@STEP]', help='a run folder, and which of its steps')
         add(action)
 
 
+def of_run(action: argparse.ArgumentParser) -> None:
+    action.add_argument('run', metavar='RUN[@STEP]', help='a run folder, and which of its steps')
+
+
 def of_data(action: argparse.ArgumentParser) -> None:
+    of_run(action)
     action.add_argument('--json', action='store_true', help='print JSON')
 
 
 def of_parameters(action: argparse.ArgumentParser) -> None:
+    of_run(action)
     action.add_argument('--out', required=True, metavar='DIR', help='the new folder that they are written to')
     action.add_argument('--dtype', choices=('float32', 'bfloat16', 'float16'), help='else as they are')
+
+
+def of_export(action: argparse.ArgumentParser) -> None:
+    of_parameters(action)
+    action.add_argument('--length', type=int, metavar='N', help='tokens that it takes, if not those of its windows')
+    action.add_argument('--tokenizer', metavar='FILE', help='its tokenizer.json, where that has moved')
+
+
+def of_import(action: argparse.ArgumentParser) -> None:
+    action.add_argument('source', metavar='hf:PATH', help='a folder of Hugging Face, or hf:ORG/NAME of the hub')
+    action.add_argument('--out', required=True, metavar='DIR', help='the new run folder, at step 0')
 
 
 def run(given: argparse.Namespace, rest: list[str]) -> int:
     if rest:
         raise Refusal(f'{rest[0]} is unknown; see sinklab checkpoint {given.action} --help')
+    return ACTIONS[given.action][2](given)
+
+
+def meant(given: argparse.Namespace) -> tuple[Folder, list[int]]:
     folder, step = run_and_step(given.run)
-    return ACTIONS[given.action][2](given, folder, wanted(folder, step))
+    return folder, wanted(folder, step)
 
 
-def ls(given: argparse.Namespace, folder: Any, steps: list[int]) -> int:
+def ls(given: argparse.Namespace) -> int:
     from sinklab.checkpoint import digests
     from sinklab.files import tree
 
+    folder, steps = meant(given)
     rows = []
     for step in steps:
         known = digests.read(folder, step)
@@ -69,9 +93,10 @@ def ls(given: argparse.Namespace, folder: Any, steps: list[int]) -> int:
     return 0
 
 
-def verify(given: argparse.Namespace, folder: Any, steps: list[int]) -> int:
+def verify(given: argparse.Namespace) -> int:
     from sinklab.checkpoint import digests
 
+    folder, steps = meant(given)
     faults = {step: digests.fault(folder, step) for step in steps}
     rows = [
         dict(step=step, path=str(folder.checkpoints / str(step)), fault=fault.why if fault else None)
@@ -82,12 +107,13 @@ def verify(given: argparse.Namespace, folder: Any, steps: list[int]) -> int:
     return int(any(row['fault'] for row in rows))
 
 
-def restore_parameters(given: argparse.Namespace, folder: Any, steps: list[int]) -> int:
+def restore_parameters(given: argparse.Namespace) -> int:
     import jax
 
     jax.config.update('jax_platforms', 'cpu')  # a run may hold the others
     from sinklab.checkpoint import restore
 
+    folder, steps = meant(given)
     out = place(given.out)
     if out.exists():
         raise Refusal(f'--out={given.out} is there already; give a new folder')
@@ -104,4 +130,6 @@ ACTIONS = {
     'ls': ('the checkpoints of a run, by their digests; no array is read', of_data, ls),
     'verify': ('all checkpoints, or one, held to their digests; exits 1 where one is not sound', of_data, verify),
     'restore-params': ('the parameters of the newest, or of a step, verified', of_parameters, restore_parameters),
+    'export': ('the same as a folder that transformers serves, held to what it computes', of_export, llama.export),
+    'import': ('a model of LLaMA, Mistral or Qwen as a run that others begin from', of_import, llama.bring),
 }

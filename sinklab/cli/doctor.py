@@ -30,6 +30,7 @@ EXTRAS = {
     'tensorflow-datasets': 'data',
     'gcsfs': 'gcs',
     's3fs': 's3',
+    'safetensors': 'hf',
 }
 
 

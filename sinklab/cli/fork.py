@@ -4,9 +4,11 @@ import dataclasses
 from typing import Any, get_args
 
 from sinklab.checkpoint import digests
+from sinklab.cli import llama
 from sinklab.files.place import joined, resolved
 from sinklab.folder import Folder, named
 from sinklab.group import Group, once, same, unanimous
+from sinklab.llama import PREFIX
 from sinklab.named import run_and_step, spec_of, wanted
 from sinklab.record import Refusal
 from sinklab.spec import Takes
@@ -33,10 +35,22 @@ class Parent:
 
 def parent(given: str | None, child: Folder, group: Group) -> Parent | None:
     """What is given, at a step that process 0 chooses, and that is the same on all processes."""
+    if given and given.startswith(PREFIX):
+        given = unanimous(group, 'import of --from', lambda: at_hand(given, child, group))
     read = unanimous(group, '--from', lambda: reading(given) if given else None)
     chosen = once(group, 'step of --from', lambda: choice(read, child) if read else None)
     same(group, 'steps of --from', {'--from': meant(read, chosen)})
     return Parent(read.folder, chosen, read.takes) if read else None
+
+
+def at_hand(given: str, child: Folder, group: Group) -> str:
+    """The parameters that hf:PATH stands for, as --from has them; what several processes read, all have to see."""
+    if group.count > 1:
+        raise Refusal(
+            f'--from={given} is for one process; write it where all of them see it, by sinklab checkpoint import '
+            f'{given} --out=DIR, and give --from=params:DIR'
+        )
+    return llama.kept(given, child)
 
 
 def reading(given: str) -> Given:

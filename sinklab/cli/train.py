@@ -4,6 +4,7 @@ example:
   sinklab train --config=configs/quickstart.py:softmax --workdir=runs/softmax --config.optimizer.steps=500
   sinklab train --from=runs/softmax@500 --config.optimizer.steps=900 --workdir=runs/longer
   sinklab train --from=params:runs/softmax --config.optimizer.peak_learning_rate=1e-4 --workdir=runs/anew
+  sinklab train --from=hf:models/llama --config.data.source=store:stores/text --workdir=runs/llama
 """
 
 import argparse
@@ -36,8 +37,8 @@ def arguments(verb: argparse.ArgumentParser) -> None:
         '--from',
         dest='origin',
         metavar='[params:]RUN[@STEP]',
-        help='a new run from a checkpoint of another, the newest if no step is given, or from its parameters alone; '
-        "without --config by that run's",
+        help='a new run from a checkpoint of another, the newest if no step is given, from its parameters alone, or '
+        "from a model of transformers (hf:PATH); without --config by that run's",
     )
     size_argument(verb)
     verb.add_argument('--workdir', required=True, metavar='DIR', help='the run folder, new or to be gone on with')
@@ -82,12 +83,14 @@ def run(given: argparse.Namespace, rest: list[str]) -> int:
 def holds_it(given: argparse.Namespace, rest: list[str]) -> bool:
     """Whether the folder holds the run that is asked for."""
     folder = Folder(given.workdir)
+    if not folder.is_claimed():
+        return False
     try:
         parent = fork.parent(given.origin, folder, Alone())
         folder.check(asked(given, rest, folder, parent)[0])
     except (OSError, ValueError):
         return False
-    return folder.is_claimed()
+    return True
 
 
 def train(given: argparse.Namespace, rest: list[str], group: Group) -> End:

@@ -2,10 +2,12 @@ import dataclasses
 from collections.abc import Callable
 
 import jax
+import jax.numpy as jnp
 from flax import nnx
 
 from sinklab import spec
 from sinklab.attend.backends import BACKENDS
+from sinklab.attend.dense import per_query_head
 from sinklab.attend.received import Values, of_first_keys, row_means
 from sinklab.attend.rule import Rule
 from sinklab.model.capture import Capture
@@ -13,8 +15,8 @@ from sinklab.model.columns import COLUMNS
 from sinklab.model.feature_map import FEATURE_MAPS
 from sinklab.model.gate import Gate
 from sinklab.model.initialization import INITIALIZATIONS, normal
-from sinklab.model.norm import norm
-from sinklab.model.parameter import product
+from sinklab.model.norm import Nothing, norm
+from sinklab.model.parameter import product, spread
 from sinklab.model.remat import kept
 from sinklab.sharding import place
 
@@ -53,17 +55,35 @@ COMBINATIONS = {
 }
 
 
+class Bias(nnx.Module):
+    """A learned vector, added."""
+
+    def __init__(self, shape: tuple[int, int], heads: str):
+        self.vector_HK = nnx.Param(jnp.zeros(shape), axes=(heads, 'head_width'), inputs=None)
+
+    def __call__(self, x_BTHK: jax.Array) -> jax.Array:
+        return x_BTHK + spread(self.vector_HK[...], x_BTHK.shape, x_BTHK.dtype)
+
+
+def bias(model: spec.Model, heads: int, width: int, axis: str) -> Bias | Nothing:
+    return Bias((heads, width), axis) if model.qkv_bias else Nothing()
+
+
 class SelfAttention(nnx.Module):
-    """x -> sum over heads of attend(x W_Q, x W_K, x W_V) W_O, without biases but those of `columns`."""
+    """x -> sum over heads of attend(x W_Q, x W_K, x W_V) W_O; H of keys and values may be fewer than of queries."""
 
     def __init__(self, model: spec.Model, rngs: nnx.Rngs):
         init, width = INITIALIZATIONS[model.initialization], model.head_width
         self.combination = COMBINATIONS[model.combination]
         value_width = model.width if self.combination.wide else width
-        axes, std = ('embed', 'heads', 'head_width'), init.linear(model, model.width)
-        self.query_DHK = normal(rngs, (model.width, model.heads, width), std, axes, inputs=1)
-        self.key_DHK = normal(rngs, (model.width, model.heads, width), std, axes, inputs=1)
-        self.value_DHK = normal(rngs, (model.width, model.heads, value_width), std, axes, inputs=1)
+        group, std = 'kv_heads' if model.kv_heads else 'heads', init.linear(model, model.width)
+        of_query, axes = (('embed', name, 'head_width') for name in ('heads', group))
+        self.query_DHK = normal(rngs, (model.width, model.heads, width), std, of_query, inputs=1)
+        self.key_DHK = normal(rngs, (model.width, model.groups, width), std, axes, inputs=1)
+        self.value_DHK = normal(rngs, (model.width, model.groups, value_width), std, axes, inputs=1)
+        self.query_bias = bias(model, model.heads, width, 'heads')
+        self.key_bias = bias(model, model.groups, width, group)
+        self.value_bias = bias(model, model.groups, value_width, group)
         heads, axis = (1, None) if self.combination.added else (model.heads, 'heads')
         std = init.attention_output(model, heads * value_width)
         outward = (heads, value_width, model.width), std, (axis, 'head_width', 'embed')
@@ -75,12 +95,19 @@ class SelfAttention(nnx.Module):
         self.gate = Gate(model, value_width, rngs)
 
     def __call__(self, x_BTD: jax.Array, view: View) -> tuple[jax.Array, Capture]:
-        query_BTHK, key_BTHK, value_BTHK = (
-            place(product('BTD,DHK->BTHK', x_BTD, weight), 'batch', None, 'heads', None)
-            for weight in (self.query_DHK, self.key_DHK, self.value_DHK)
+        query_BTHK, key_BTGK, value_BTGK = (
+            place(added(product('BTD,DHK->BTHK', x_BTD, weight)), 'batch', None, 'heads', None)
+            for weight, added in (
+                (self.query_DHK, self.query_bias),
+                (self.key_DHK, self.key_bias),
+                (self.value_DHK, self.value_bias),
+            )
+        )
+        key_BTHK, value_BTHK = (
+            per_query_head(array, query_BTHK.shape[2]) for array in (self.key_norm(key_BTGK), value_BTGK)
         )
         gated_BTHK = self.gate('value', value_BTHK, x_BTD, value_BTHK)
-        head_BTHK, captured = view.heads(self, self.query_norm(query_BTHK), self.key_norm(key_BTHK), gated_BTHK)
+        head_BTHK, captured = view.heads(self, self.query_norm(query_BTHK), key_BTHK, gated_BTHK)
         head_BTHK = self.head_norm(self.columns.add(head_BTHK))
         head_BTHK = self.gate('output', head_BTHK, x_BTD, value_BTHK)
         return self.combine(head_BTHK), captured

@@ -29,9 +29,9 @@ class Flops:
 def forward(model: spec.Model, length: int, masked: bool = True) -> Flops:
     """By the config; of scores, those that the mask shows (half of them under a causal one), or all."""
     combination = COMBINATIONS[model.combination]
-    width, heads, key = model.width, model.heads, model.head_width
+    width, heads, groups, key = model.width, model.heads, model.groups, model.head_width
     value = width if combination.wide else key
-    maps = width * heads * (2 * key + value) + (1 if combination.added else heads) * value * width
+    maps = width * (heads * key + groups * (key + value)) + of_output(model)
     maps += gate(model, value) + (4 * heads * key * key if model.attention.feature_map == 'mlp' else 0)
     keys = seen(model.mask, length) if masked else length
     return Flops(
@@ -46,9 +46,17 @@ def again(model: spec.Model, length: int, remat: str) -> float:
     """Of the forward pass, for each token, what the backward pass makes again."""
     one = forward(model, length)
     outward = 2 * model.layers * model.width * model.ffn_width  # of the FFN; nothing backward reads what it gives
-    parts = {'attention': one.attention, 'qkv': 0.75 * one.projections, 'middle': 0.25 * one.projections}
+    middle = 2 * model.layers * of_output(model)
+    parts = {'attention': one.attention, 'qkv': one.projections - middle, 'middle': middle}
     parts['ffn'] = one.ffn - outward
     return sum(part for name, part in parts.items() if name not in spec.names_kept(remat))
+
+
+def of_output(model: spec.Model) -> int:
+    """Entries of W_O."""
+    combination = COMBINATIONS[model.combination]
+    value = model.width if combination.wide else model.head_width
+    return (1 if combination.added else model.heads) * value * model.width
 
 
 def gate(model: spec.Model, value: int) -> int:

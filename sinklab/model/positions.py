@@ -39,7 +39,7 @@ class Absolute(Position):
     base = 10_000.0
 
     def embed(self, x_BTD, position_BT):
-        angle = angles(position_BT, x_BTD.shape[-1], self.base)
+        angle = position_BT[..., None] * frequencies(x_BTD.shape[-1], self.base)
         return x_BTD + jnp.concatenate([jnp.sin(angle), jnp.cos(angle)], -1).astype(x_BTD.dtype)
 
 
@@ -55,12 +55,14 @@ class Learned(Position):
 
 
 class Rotary(Position):
-    """RoPE (Su et al., 2021), half-split: dimensions i and i + K/2 turn by t * base^(-2i/K)."""
+    """RoPE (Su et al., 2021), half-split: dimensions i and i + K/2 turn by t * base^(-2i/K), or slower."""
 
-    base = 10_000.0
+    def __init__(self, model, length, rngs):
+        self.rotary = model.rotary
 
     def rotate(self, x_BTHK, position_BT):
-        angle = angles(position_BT, x_BTHK.shape[-1], self.base)[:, :, None]
+        frequency_K = frequencies(x_BTHK.shape[-1], self.rotary.base)
+        angle = (position_BT[..., None] * SCALINGS[self.rotary.scaling](frequency_K, self.rotary))[:, :, None]
         cos, sin = jnp.cos(angle), jnp.sin(angle)
         left, right = jnp.split(x_BTHK.astype(jnp.float32), 2, -1)
         turned = jnp.concatenate([left * cos - right * sin, right * cos + left * sin], -1)
@@ -106,9 +108,26 @@ class RelativeT5(Position):
         return Curve(look_up, self.table_RH[...].T, elementwise=False)
 
 
-def angles(position_BT: jax.Array, width: int, base: float) -> jax.Array:
-    """position * base^(-2i/width) for i below width/2, along a new last axis."""
-    return position_BT[..., None] * base ** (-jnp.arange(0, width, 2) / width)
+def frequencies(width: int, base: float) -> jax.Array:
+    """base^(-2i/width) for i below width/2."""
+    return base ** (-jnp.arange(0, width, 2) / width)
+
+
+def unscaled(frequency_K: jax.Array, rotary: spec.Rotary) -> jax.Array:
+    return frequency_K
+
+
+def linear(frequency_K: jax.Array, rotary: spec.Rotary) -> jax.Array:
+    """Positions between those that were trained (Chen et al., 2023)."""
+    return frequency_K / rotary.factor
+
+
+def llama3(frequency_K: jax.Array, rotary: spec.Rotary) -> jax.Array:
+    """f / factor of what turns less than `slow` times in `length`, f of what turns more than `fast` times, between
+    them what lies between (Llama 3.1)."""
+    turns_K = rotary.length * frequency_K / (2 * np.pi)
+    share_K = jnp.clip((turns_K - rotary.slow) / (rotary.fast - rotary.slow), 0, 1)
+    return (1 - share_K) * frequency_K / rotary.factor + share_K * frequency_K
 
 
 def buckets(distance: jax.Array, floor_first: bool = False) -> jax.Array:
@@ -127,6 +146,7 @@ def slopes(heads: int) -> np.ndarray:
     return np.concatenate([own, between[: heads - power]]).astype(np.float32)
 
 
+SCALINGS = {'none': unscaled, 'linear': linear, 'llama3': llama3}
 POSITIONS = {
     'none': Position,
     'absolute': Absolute,

@@ -24,7 +24,7 @@ TABLE = 'vocabulary', 'embed'  # axes of embedding and head
 
 
 class Transformer(nnx.Module):
-    """LLaMA-style decoder for up to `length` tokens: blocks, scanned; untied embedding and head; no dropout."""
+    """LLaMA-style decoder for up to `length` tokens: blocks, scanned; no dropout."""
 
     def __init__(self, model: spec.Model, length: int, rngs: nnx.Rngs):
         self.model, self.length, self.dtype = model, length, jnp.dtype(model.dtype)
@@ -41,8 +41,12 @@ class Transformer(nnx.Module):
 
         self.blocks = stack(rngs)
         self.norm = norm(PLACEMENTS[model.norm].final, model)
-        self.head_VD = normal(rngs, shape, linear, TABLE, inputs=None)
+        self.head_VD = None if model.tied else normal(rngs, shape, linear, TABLE, inputs=None)
         self.position = POSITIONS[model.position](model, length + self.sink.count, rngs)
+
+    @property
+    def head(self) -> nnx.Param:
+        return self.embedding_VD if self.head_VD is None else self.head_VD
 
     def hidden(
         self,
@@ -85,7 +89,7 @@ class Transformer(nnx.Module):
     def __call__(self, token_BT: jax.Array, *, capture: bool = False, **where) -> tuple[jax.Array, Capture]:
         """(logits_BTV in float32, Capture)."""
         hidden_BTD, captured = self.hidden(token_BT, capture=capture, **where)
-        return logits(hidden_BTD, self.head_VD[...]), captured
+        return logits(hidden_BTD, self.head[...]), captured
 
 
 def logits(hidden_BTD: jax.Array, head_VD: jax.Array) -> jax.Array:

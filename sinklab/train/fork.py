@@ -65,6 +65,14 @@ def check(origin: Origin | None, spec: Spec, folder: Folder, group: Group) -> No
     if once(group, 'new fork', lambda: origin is not None and not folder.is_claimed()):
         once(group, 'what is carried over', lambda: compare(origin, spec))
         verify(origin, group)
+        once(group, 'parts of --from', lambda: whole(origin))
+
+
+def whole(origin: Origin) -> None:
+    """Refuses a checkpoint that does not hold what is to be taken along, as that of an imported model."""
+    if missing := set(origin.taken.parts) - restore.metadata(path(origin)).metadata.keys():
+        only = named('params', origin.folder, origin.step)
+        raise Refusal(f'{path(origin)} holds no {min(missing)}, which {origin} takes along; give --from={only}')
 
 
 def compare(origin: Origin, spec: Spec) -> None:
@@ -125,7 +133,7 @@ def other_data(origin: Origin, changes: list[str], data: dict[str, str | int]) -
     What does not go on in the data of its origin may have others in any case.
     """
     before = restore.metadata(path(origin)).custom_metadata['data']
-    differ = differences(before, data)
+    differ = differences(before, {name: data.get(name) for name in before})  # of a model that is imported, few
     if before.get('tokenizer') != data.get('tokenizer'):
         raise Refusal(
             f'{origin} has another tokenizer ({"; ".join(differ)}); its ids are not those of this data; give '

@@ -17,6 +17,6 @@ def forward(spec: Spec, **how) -> Callable:
     def run(params: dict, ids_BT: jax.Array) -> tuple:
         model = nnx.merge(graph, params)
         hidden_BTD, captured = model.hidden(ids_BT, **structure(ids_BT, spec) | how)
-        return hidden_BTD, model.head_VD[...], captured
+        return hidden_BTD, model.head[...], captured
 
     return run

@@ -47,7 +47,7 @@ def continued(
 ) -> Iterator[int]:
     def following(model: Transformer, stream: Stream, id_BT: jax.Array, key: jax.Array) -> tuple[jax.Array, Stream]:
         hidden_BTD, stream = read(model, cache, stream, id_BT)
-        return choice(logits(hidden_BTD[:, -1:], model.head_VD[...])[0, 0], key), stream
+        return choice(logits(hidden_BTD[:, -1:], model.head[...])[0, 0], key), stream
 
     step = compiled(spec, following, donate_argnums=1)
     stream = compiled(spec, lambda model: begin(model, cache))(params)

@@ -91,7 +91,7 @@ def read_text(spec: Spec, cache: Cache, params: dict, ids_T: np.ndarray, segment
 
     def losses(model: nnx.Module, stream: Stream, id_BT: jax.Array, target_BT: jax.Array) -> tuple:
         hidden_BTD, stream = read(model, kept, stream, id_BT)
-        return sums(hidden_BTD, model.head_VD[...], target_BT, gradient=False)[0], stream
+        return sums(hidden_BTD, model.head[...], target_BT, gradient=False)[0], stream
 
     ids_NBT, targets_NBT = segments(readable(ids_T[:-1]), 0, segment), segments(ids_T[1:], unpredicted(0), segment)
     stream = compiled(spec, lambda model: begin(model, kept))(params)

@@ -1,0 +1,251 @@
+"""Models of transformers here, and ours there: logits, attention and arrays, of random models of every kind."""
+
+import json
+
+import jax
+import numpy as np
+import pytest
+from conftest import tiny
+from runs import parameters as leaves
+from runs import train
+
+from sinklab.checkpoint.restore import parameters
+from sinklab.cli.main import main
+from sinklab.data.documents.sources import texts
+from sinklab.data.tokens import tokenizer as tokens
+from sinklab.folder import Folder, flat
+from sinklab.llama import config, exporting, files, parity, weights
+from sinklab.named import spec_of
+
+WORDS = (
+    'transformers and torch, of the extra hf, are not installed: pip install "sinklab[hf]", where torch has a wheel'
+)
+torch = pytest.importorskip('torch', reason=WORDS)
+transformers = pytest.importorskip('transformers', reason=WORDS)
+pytestmark = pytest.mark.slow
+
+SIZE = dict(
+    vocab_size=300,
+    hidden_size=32,
+    intermediate_size=48,
+    num_hidden_layers=2,
+    num_attention_heads=4,
+    num_key_value_heads=4,
+    max_position_embeddings=64,
+    bos_token_id=1,
+    eos_token_id=0,
+)
+LLAMA3 = dict(rope_type='llama3', rope_theta=500.0, factor=4.0, low_freq_factor=1.0, high_freq_factor=4.0)
+CASES = {
+    'llama': ('Llama', {}),
+    'llama, 2 kv heads': ('Llama', dict(num_key_value_heads=2)),
+    'llama, 1 kv head, wide': ('Llama', dict(num_key_value_heads=1, head_dim=12)),
+    'llama, tied': ('Llama', dict(tie_word_embeddings=True, rms_norm_eps=1e-3)),
+    'llama, base': ('Llama', dict(rope_parameters=dict(rope_type='default', rope_theta=123.0))),
+    'llama, linear': ('Llama', dict(rope_parameters=dict(rope_type='linear', rope_theta=1e4, factor=3.0))),
+    'llama, llama3': (
+        'Llama',
+        dict(rope_parameters=LLAMA3 | dict(original_max_position_embeddings=32), num_key_value_heads=2),
+    ),
+    'mistral, window': ('Mistral', dict(num_key_value_heads=2, sliding_window=5)),
+    'mistral': ('Mistral', dict(num_key_value_heads=2, sliding_window=None)),
+    'qwen2': ('Qwen2', dict(num_key_value_heads=2, tie_word_embeddings=True)),
+    'qwen2, window': ('Qwen2', dict(use_sliding_window=True, sliding_window=5, max_window_layers=0)),
+    'qwen3': ('Qwen3', dict(num_key_value_heads=2, head_dim=16)),
+}
+IDS = np.random.default_rng(1).integers(0, 300, (2, 40)).astype(np.int32)
+
+
+@pytest.fixture(scope='module')
+def tokenizer(corpus):
+    """The text of a tokenizer.json of 300 ids, the first of which ends documents."""
+    return tokens.train(texts(corpus), 300)
+
+
+def made(name, path, tokenizer, dtype=torch.float32):
+    """A random model in a folder; none of its parts without effect."""
+    kind, changes = CASES[name]
+    given = getattr(transformers, f'{kind}Config')(**SIZE | changes)
+    model = transformers.AutoModelForCausalLM.from_config(given, attn_implementation='eager')
+    torch.manual_seed(0)
+    with torch.no_grad():
+        for part, array in model.named_parameters():
+            array.normal_(float('norm' in part), 0.2)
+    model.to(dtype).save_pretrained(path)
+    (path / 'tokenizer.json').write_text(tokenizer)
+    return loaded(path)
+
+
+def loaded(path):
+    return transformers.AutoModelForCausalLM.from_pretrained(path, attn_implementation='eager', dtype=torch.float32)
+
+
+def of_theirs(model):
+    with torch.no_grad():
+        found = model(torch.from_numpy(IDS.astype(np.int64)), output_attentions=True)
+    assert len(found.attentions) == model.config.num_hidden_layers
+    return found.logits.numpy(), np.stack([layer.numpy() for layer in found.attentions])
+
+
+def of_ours(path):
+    folder = Folder(path)
+    return parity.here(spec_of(folder).model, parameters(path, 0), IDS)
+
+
+def said(capsys, *arguments):
+    code = main(['checkpoint', *map(str, arguments)])
+    captured = capsys.readouterr()
+    return code, captured.out, captured.err
+
+
+def brought(capsys, given, out):
+    code, _, err = said(capsys, 'import', f'hf:{given}', f'--out={out}')
+    assert code == 0, err
+    return out
+
+
+def arrays(path):
+    found = files.Arrays(path)
+    return {name: found.read(name) for name in found.shapes}
+
+
+def assert_close(ours, theirs):
+    for one, other in zip(ours, theirs, strict=True):
+        np.testing.assert_allclose(one, other, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize('name', CASES)
+def test_a_model_computes_the_same_here_and_there_and_comes_back_bit_by_bit(name, tokenizer, tmp_path, capsys):
+    model = made(name, tmp_path / 'theirs', tokenizer)
+    run = brought(capsys, tmp_path / 'theirs', tmp_path / 'run')
+    theirs = of_theirs(model)
+    assert theirs[1].max() > 0.5, 'attention is flat'
+    assert_close(of_ours(run), theirs)
+    assert said(capsys, 'verify', run)[0] == 0
+    code, out, err = said(capsys, 'export', run, f'--out={tmp_path}/again')
+    assert code == 0, err
+    kind = 'llama' if name == 'mistral' else model.config.model_type  # without a window they are one
+    assert out.startswith(f'{tmp_path}/again: {kind}, ')
+    assert (len(out.splitlines()), err) == (1, '')
+    again = loaded(tmp_path / 'again')
+    assert_close(of_theirs(again), theirs)
+    before, after = arrays(tmp_path / 'theirs'), arrays(tmp_path / 'again')
+    assert before.keys() == after.keys()
+    for part, array in before.items():
+        np.testing.assert_array_equal(array, after[part])
+    read = [files.read_json(tmp_path / folder / files.CONFIG) for folder in ('theirs', 'again')]
+    assert config.fields(read[0], 'theirs') == config.fields(read[1], 'again')
+    ours = transformers.AutoTokenizer.from_pretrained(tmp_path / 'again')
+    assert ours('abc def')['input_ids'] == tokens.parse(tokenizer, 'it').encode('abc def').ids
+    assert (ours.eos_token_id, again.generation_config.eos_token_id) == (0, 0)
+
+
+def test_bfloat16_and_several_files_are_read_and_written(tokenizer, tmp_path, capsys, monkeypatch):
+    monkeypatch.setattr(files, 'LARGEST', 20_000)
+    model = made('llama, 2 kv heads', tmp_path / 'theirs', tokenizer, torch.bfloat16)
+    run = brought(capsys, tmp_path / 'theirs', tmp_path / 'run')
+    assert_close(of_ours(run), of_theirs(model))
+    run = run.rename(tmp_path / 'moved')  # with its tokenizer
+    code, _, err = said(capsys, 'export', f'{run}@0', f'--out={tmp_path}/again', '--dtype=bfloat16', '--length=9')
+    assert code == 0, err
+    assert len(list((tmp_path / 'again').glob('model-0000?-of-0000?.safetensors'))) > 2
+    before, after = arrays(tmp_path / 'theirs'), arrays(tmp_path / 'again')
+    assert {array.dtype for array in after.values()} == {np.dtype('bfloat16')}
+    for part, array in before.items():
+        np.testing.assert_array_equal(array, after[part])
+    assert files.read_json(tmp_path / 'again' / files.CONFIG)['max_position_embeddings'] == 9
+    assert_close(of_ours(brought(capsys, tmp_path / 'again', tmp_path / 'run2')), of_theirs(model))
+
+
+@pytest.fixture(scope='module')
+def run(corpus, tmp_path_factory):
+    """A run of ours, with everything that can be exported, one document at a time."""
+    path = tmp_path_factory.mktemp('ours') / 'run'
+    fields = dict(kv_heads=2, tied=True, qk_norm=True, mask__document=True, rotary__base=77.0)
+    changes = {f'model__{name}': value for name, value in fields.items()}
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv('SINKLAB_CACHE', str(path.parent / 'cache'))
+        train(tiny(data__source=corpus, **changes), path)
+        yield path
+
+
+def test_a_run_of_ours_is_served_with_its_tokenizer(run, tmp_path, capsys):
+    code, out, err = said(capsys, 'export', run, f'--out={tmp_path}/out')
+    assert code == 0, err
+    assert 'qwen3' in out
+    assert f'of transformers {transformers.__version__}' in out
+    model = loaded(tmp_path / 'out')
+    ours = parity.here(spec_of(Folder(run)).model, parameters(run, 8), IDS)
+    assert_close(ours, of_theirs(model))
+    tokenizer = transformers.AutoTokenizer.from_pretrained(tmp_path / 'out')
+    ids = tokenizer('abc', return_tensors='pt')
+    told = model.generate(**ids, max_new_tokens=3, do_sample=False)
+    assert tokenizer.decode(told[0]).startswith('abc')
+    back = brought(capsys, tmp_path / 'out', tmp_path / 'back')
+    for one, other in zip(leaves(back, 0), leaves(run, 8), strict=True):
+        np.testing.assert_array_equal(one, other)
+
+
+def test_what_does_not_compute_the_same_leaves_nothing(run, tmp_path, capsys, monkeypatch):
+    right = weights.Leaf.given_out
+    monkeypatch.setattr(weights.Leaf, 'given_out', lambda leaf, array: right(leaf, array) * 1.001)
+    code, _, err = said(capsys, 'export', run, f'--out={tmp_path}/out')
+    assert (code, len(err.splitlines())) == (1, 1)
+    assert 'what was written is not this model, and is deleted' in err
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_another_tokenizer_is_not_exported(run, tokenizer, tmp_path, capsys):
+    (tmp_path / 'other.json').write_text(tokenizer.replace('"a"', '"b"'))
+    given = ['export', run, f'--out={tmp_path}/out', f'--tokenizer={tmp_path}/other.json']
+    code, _, err = said(capsys, *given)
+    assert (code, len(err.splitlines())) == (1, 1)
+    assert 'is not the tokenizer of this run' in err
+
+
+def test_without_torch_the_extra_is_named_before_anything_is_written(run, tmp_path, capsys, monkeypatch):
+    monkeypatch.setattr(exporting.parity, 'libraries', lambda: files.library('torch_that_is_absent'))
+    code, _, err = said(capsys, 'export', run, f'--out={tmp_path}/out')
+    assert code == 1
+    assert err.endswith('this needs torch_that_is_absent; pip install "sinklab[hf]"\n')
+    assert list(tmp_path.iterdir()) == []
+
+
+SIGMOID = ['--config.model.attention.similarity=sigmoid', '--config.model.attention.normalizer=none']
+SMOKE = {'optimizer.steps': 3, 'optimizer.warmup_steps': 1, 'optimizer.batch_size': 4, 'data.length': 16}
+SMOKE |= {
+    'valid.windows': 6,
+    'probe.sequences': 5,
+    'probe.length': 12,
+    'log.every_steps': 1,
+    'model.dtype': 'float32',
+}
+
+
+def test_a_model_is_trained_further_with_another_operation(corpus, tokenizer, tmp_path, capsys):
+    made('llama, 2 kv heads', tmp_path / 'theirs', tokenizer)
+    given = [f'--config.{name}={value}' for name, value in (SMOKE | {'data.source': corpus}).items()]
+    command = ['train', '--compiled=none', f'--from=hf:{tmp_path}/theirs', f'--workdir={tmp_path}/run']
+    command += [*given, *SIGMOID]
+    code, err = main(command), capsys.readouterr().err
+    assert code == 0, err
+    folder = Folder(tmp_path / 'run')
+    assert folder.read('config')['model']['kv_heads'] == 2
+    assert folder.lineage()['row'] == 'theirs'
+    assert folder.lineage()['data'] == []
+    assert any(
+        change.startswith('model.attention.similarity exp -> sigmoid') for change in folder.lineage()['config']
+    )
+    theirs = flat(weights.read(spec_of(folder).model, files.Arrays(tmp_path / 'theirs'), 'theirs'))
+    ours = flat(parameters(folder.path, 0))
+    jax.tree.map(np.testing.assert_array_equal, ours, {name: theirs[name] for name in ours})
+    assert [record['step'] for record in folder.records()] == [0, 1, 2, 3]
+    (tmp_path / 'theirs').rename(tmp_path / 'gone')
+    assert main(command) == 0
+    other = tmp_path / 'other.json'
+    other.write_text(json.dumps(json.loads(tokenizer)))  # the same, and yet not
+    (tmp_path / 'gone').rename(tmp_path / 'theirs')
+    command[3] = f'--workdir={tmp_path}/another'
+    capsys.readouterr()
+    assert main([*command, f'--config.data.tokenizer={other}']) == 1
+    assert 'has another tokenizer' in capsys.readouterr().err

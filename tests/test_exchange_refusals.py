@@ -1,0 +1,295 @@
+"""What is no model of LLaMA's family, or not whole, or not ours to give out: one line that names it, exit code 1."""
+
+import json
+import shutil
+
+import numpy as np
+import pytest
+from conftest import tiny
+
+from sinklab.cli import fork
+from sinklab.cli.main import main
+from sinklab.data.tokens import tokenizer as tokens
+from sinklab.folder import Folder
+from sinklab.llama import config, files, weights
+from sinklab.record import Refusal
+
+pytest.importorskip('safetensors', reason='safetensors, of the extra hf, is not installed: pip install "sinklab[hf]"')
+
+CONFIG = dict(
+    model_type='llama',
+    vocab_size=300,
+    hidden_size=16,
+    intermediate_size=24,
+    num_hidden_layers=2,
+    num_attention_heads=4,
+    num_key_value_heads=2,
+    max_position_embeddings=64,
+    rms_norm_eps=1e-5,
+    tie_word_embeddings=False,
+    bos_token_id=1,
+    eos_token_id=0,
+)
+MISTRAL = CONFIG | dict(model_type='mistral', sliding_window=None)
+ROPE = dict(rope_type='llama3', factor=4.0, low_freq_factor=1.0, high_freq_factor=4.0)
+
+
+def of(**fields):
+    return tiny(**{f'model__{name}': value for name, value in fields.items()}).model
+
+
+@pytest.fixture(scope='module')
+def whole(tmp_path_factory):
+    """A folder that is whole, of two files."""
+    path = tmp_path_factory.mktemp('theirs')
+    model = of(kv_heads=2)
+    rng = np.random.default_rng(0)
+    shapes = {
+        one: leaf.theirs for name, leaf in weights.leaves(model).items() for one in leaf.names(weights.NAMES[name])
+    }
+    arrays = [(name, shape, lambda shape=shape: rng.normal(size=shape)) for name, shape in shapes.items()]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(files, 'LARGEST', 30_000)
+        files.write(path, arrays, np.dtype(np.float32))
+    assert len(list(path.glob('*.safetensors'))) == 2
+    (path / 'tokenizer.json').write_text(tokens.train(['some words of text'], 300))
+    files.write_json(path / files.CONFIG, CONFIG)
+    return path
+
+
+@pytest.fixture
+def folder(whole, tmp_path):
+    return shutil.copytree(whole, tmp_path / 'theirs')
+
+
+def brought(folder, capsys, given=None):
+    """What is said where a folder is refused."""
+    out = folder.parent / 'out'
+    code, err = main(['checkpoint', 'import', given or f'hf:{folder}', f'--out={out}']), capsys.readouterr().err
+    assert (code, len(err.splitlines())) == (1, 1), err
+    assert not Folder(out).is_claimed()
+    return err
+
+
+def changed(folder, name, **changes):
+    file = folder / name
+    file.write_text(json.dumps(json.loads(file.read_text()) | changes))
+
+
+@pytest.mark.slow
+def test_a_whole_folder_is_read(folder, tmp_path, capsys):
+    assert main(['checkpoint', 'import', f'hf:{folder}', f'--out={tmp_path}/out']) == 0
+    assert 'begin with them by --from=params:' in capsys.readouterr().out
+    assert main(['checkpoint', 'import', f'hf:{folder}', f'--out={tmp_path}/out']) == 1
+    assert 'is there already; give a new folder' in capsys.readouterr().err
+    assert main(['train', f'--from={tmp_path}/out', f'--workdir={tmp_path}/run', '--compiled=none']) == 1
+    assert f'checkpoints/0 holds no opt_state, which --from={tmp_path}/out@0 takes along; give --from=params:' in (
+        capsys.readouterr().err
+    )
+
+
+def first(folder, pattern='*.safetensors'):
+    return min(folder.glob(pattern))
+
+
+DAMAGES = {
+    'no folder': (lambda folder: shutil.rmtree(folder), 'is no folder; give hf:PATH'),
+    'no config': (lambda folder: (folder / 'config.json').unlink(), 'config.json is missing'),
+    'half a config': (lambda folder: (folder / 'config.json').write_text('{"model_'), 'cannot be read'),
+    'a config of nothing': (lambda folder: (folder / 'config.json').write_text('[]'), 'holds no fields'),
+    'no tokenizer': (lambda folder: (folder / 'tokenizer.json').unlink(), 'tokenizer.json is missing; have'),
+    'a tokenizer that is none': (lambda folder: (folder / 'tokenizer.json').write_text('{}'), 'is no tokenizer'),
+    'a file too few': (lambda folder: first(folder).unlink(), 'which is not there'),
+    'half a file': (lambda folder: first(folder).write_bytes(first(folder).read_bytes()[:5000]), 'cannot be read'),
+    'an empty file': (lambda folder: first(folder).write_bytes(b''), 'cannot be read'),
+    'half of the arrays': (lambda folder: first(folder).rename(folder / files.MODEL), 'more arrays: it is not whole'),
+    'an index of elsewhere': (
+        lambda folder: changed(folder, files.INDEX, weight_map={'a': '../theirs/model.safetensors'}),
+        'which is not there',
+    ),
+    'an index of nothing': (lambda folder: changed(folder, files.INDEX, weight_map=3), 'has no weight_map'),
+}
+
+
+@pytest.mark.parametrize('name', DAMAGES)
+def test_what_is_not_whole_is_named(name, folder, capsys):
+    damage, words = DAMAGES[name]
+    damage(folder)
+    assert words in brought(folder, capsys)
+
+
+@pytest.mark.parametrize('name', ['pytorch_model.bin', 'model.pt', 'consolidated.00.pth'])
+def test_a_pickle_is_not_read_but_named(name, folder, capsys):
+    for file in folder.glob('*.safetensors*'):
+        file.unlink()
+    assert 'has no model.safetensors' in brought(folder, capsys)
+    (folder / name).write_bytes(b'cos\nsystem\n')
+    assert f'holds {name}, a pickle, which may run anything and is not read' in brought(folder, capsys)
+
+
+@pytest.mark.parametrize(
+    ('changes', 'words'),
+    [
+        (dict(vocab_size=200), 'and the vocab_size of'),
+        (dict(eos_token_id=None), 'has no eos_token_id'),
+        (dict(eos_token_id=7), 'which is to end documents and must be a special one'),
+        (dict(hidden_size=32), 'embed_tokens.weight has the shape (300, 16), and its config.json says (300, 32)'),
+        (dict(num_hidden_layers=3), 'lacks model.layers.2.input_layernorm.weight and 8 more arrays'),
+        (dict(num_hidden_layers=1), 'holds model.layers.1.'),
+        (dict(model_type='qwen3', head_dim=4), 'lacks model.layers.0.self_attn.q_norm.weight and 3 more'),
+        (dict(tie_word_embeddings='yes'), 'says what no model here can be'),
+    ],
+    ids=lambda value: next(iter(value)) if isinstance(value, dict) else None,
+)
+def test_a_config_that_does_not_fit_is_named(changes, words, folder, capsys):
+    changed(folder, 'config.json', **changes)
+    assert words in brought(folder, capsys)
+
+
+def test_arrays_of_other_kinds_are_named(folder, capsys):
+    for file in folder.glob('*.safetensors*'):
+        file.unlink()
+    arrays = [('model.norm.weight', (16,), lambda: np.zeros(16))]
+    files.write(folder, arrays, np.dtype(np.int8))
+    assert 'model.norm.weight is in I8; read are F32, F16, BF16' in brought(folder, capsys)
+
+
+@pytest.mark.parametrize(
+    ('given', 'words'),
+    [
+        (dict(model_type='gpt2'), "model_type 'gpt2' is unknown"),
+        (dict(model_type='qwen'), 'did you mean qwen'),
+        (dict(hidden_act='gelu'), "hidden_act is 'gelu', which no model here has; it may be 'silu'"),
+        (dict(attention_bias=True), 'attention_bias is True'),
+        (dict(mlp_bias=True), 'mlp_bias is True'),
+        (dict(partial_rotary_factor=0.5), 'partial_rotary_factor is 0.5'),
+        (dict(quantization_config=dict(bits=4)), "quantization_config is {'bits': 4}"),
+        (dict(num_attention_heads='4'), "num_attention_heads is '4', which must be a whole number"),
+        (dict(hidden_size=None), 'hidden_size is None'),
+        (dict(rms_norm_eps=None), 'rms_norm_eps is None'),
+        (dict(rope_scaling=dict(type='dynamic', factor=2.0)), "rope_scaling of type 'dynamic' is not computed here"),
+        (dict(rope_parameters=dict(rope_type='yarn', factor=2.0)), "rope_parameters of type 'yarn' is not computed"),
+        (dict(rope_scaling=dict(type='linear')), 'of type linear it has numbers for factor'),
+        (dict(rope_parameters=dict(rope_theta=1e4, mrope_section=[1])), 'rope_parameters has mrope_section'),
+        (dict(model_type='mistral', layer_types=['full_attention', 'sliding_attention']), 'in some layers alone'),
+        (
+            dict(model_type='qwen2', use_sliding_window=True, sliding_window=8, max_window_layers=1),
+            'sliding_window is 8 in some layers alone',
+        ),
+    ],
+)
+def test_a_model_that_is_none_of_ours_is_refused_by_name(given, words):
+    with pytest.raises(Refusal) as refusal:
+        config.fields(CONFIG | given, 'config.json')
+    assert words in str(refusal.value)
+    assert '\n' not in str(refusal.value)
+
+
+@pytest.mark.parametrize(
+    ('given', 'expected'),
+    [
+        (CONFIG, dict(kv_heads=2, head_width=4, **{'rotary.base': 10_000.0, 'rotary.scaling': 'none'})),
+        (CONFIG | dict(num_key_value_heads=None), dict(kv_heads=None)),
+        (CONFIG | dict(rope_theta=5e5), {'rotary.base': 5e5}),
+        (
+            CONFIG | dict(rope_theta=5e5, rope_parameters=dict(rope_type='default', rope_theta=7)),
+            {'rotary.base': 7.0},
+        ),
+        (CONFIG | dict(rope_theta=9.0, rope_scaling=dict(type='linear', factor=2)), {'rotary.factor': 2.0}),
+        (CONFIG | dict(rope_scaling=ROPE), {'rotary.slow': 1.0, 'rotary.fast': 4.0, 'rotary.length': 64}),
+        (CONFIG | dict(rope_scaling=ROPE | dict(original_max_position_embeddings=8)), {'rotary.length': 8}),
+        (MISTRAL | dict(sliding_window=8), {'mask.window': 8}),
+        (MISTRAL | dict(sliding_window=64), {'mask.window': None}),
+        (MISTRAL, {'mask.window': None}),
+        (CONFIG | dict(sliding_window=8), {'mask.window': None}),
+        (
+            CONFIG | dict(model_type='qwen3', sliding_window=8),
+            {'mask.window': None, 'qk_norm': True, 'head_width': 128},
+        ),
+    ],
+    ids=str,
+)
+def test_fields_are_what_transformers_takes_them_for(given, expected):
+    found = config.fields(given, 'config.json')
+    assert {name: found[f'model.{name}'] for name in expected} == expected
+
+
+def test_a_window_stays_within_windows_of_text():
+    found = config.fields(MISTRAL | dict(sliding_window=4096, max_position_embeddings=32768), 'config.json')
+    assert (found['model.mask.window'], found['data.length']) == (4096, 8192)
+    assert config.fields(CONFIG | dict(max_position_embeddings=8192), 'config.json')['data.length'] == 2048
+
+
+@pytest.mark.parametrize('name', config.PLAIN)
+def test_what_transformers_cannot_say_is_refused_by_its_field(name):
+    others = {
+        **{'position': 'alibi', 'ffn': 'gelu', 'norm': 'sandwich', 'head_norm': True, 'combination': 'add'},
+        **{'gate': 'value', 'attention.gain': 2.0, 'mask.prefix': 3, 'mask.block': 5, 'columns.kind': 'kv'},
+        **{'attention.similarity': 'softpick', 'attention.normalizer': 'plus_one', 'attention.feature_map': 'elu1'},
+    }
+    with pytest.raises(Refusal, match=rf'^config\.model\.{name} is {others[name]}, which transformers cannot say'):
+        config.written(of(**{name.replace('.', '__'): others[name]}), 16, 1, 0)
+
+
+@pytest.mark.parametrize(
+    ('fields', 'kind'),
+    [
+        ({}, 'llama'),
+        (dict(tied=True, kv_heads=2), 'llama'),
+        (dict(mask__window=4), 'mistral'),
+        (dict(width=18), 'mistral'),
+        (dict(qkv_bias=True, mask__window=4), 'qwen2'),
+        (dict(qk_norm=True), 'qwen3'),
+        (dict(rotary__base=3.0, rotary__scaling='linear', rotary__factor=2.0), 'llama'),
+    ],
+    ids=str,
+)
+def test_what_is_written_is_read_as_it_was(fields, kind):
+    model = of(**fields)
+    found = config.written(model, 16, 1, 0)
+    assert found['model_type'] == kind
+    tree = tiny(**{f'model__{name}': value for name, value in fields.items()})
+    for name, value in config.fields(found, 'config.json').items():
+        part, _, field = name.partition('.')
+        assert config.reading(getattr(tree, part), field) == value, name
+
+
+def test_biases_and_norms_of_queries_go_together_in_no_model():
+    with pytest.raises(Refusal, match='qkv_bias and qk_norm are both set'):
+        config.written(of(qkv_bias=True, qk_norm=True), 16, 1, 0)
+
+
+def test_several_processes_are_told_to_import_first(folder, tmp_path):
+    class Two:
+        index, count = 0, 2
+
+        def gather(self, name, value):
+            return [value, value]
+
+    with pytest.raises(
+        Refusal, match=r'is for one process; .* sinklab checkpoint import hf:.* and give --from=params:DIR'
+    ):
+        fork.parent(f'hf:{folder}', Folder(tmp_path / 'run'), Two())
+
+
+def test_a_run_that_begins_with_what_is_no_model_is_not_begun(tmp_path, capsys):
+    code = main(['train', f'--from=hf:{tmp_path}/nothing', f'--workdir={tmp_path}/run'])
+    err = capsys.readouterr().err
+    assert (code, len(err.splitlines())) == (1, 1)
+    assert 'is no folder' in err
+    assert not (tmp_path / 'run').exists()
+
+
+def test_of_the_hub_no_pickle_is_fetched(tmp_path, monkeypatch, capsys):
+    asked = []
+
+    class Hub:
+        @staticmethod
+        def snapshot_download(name, allow_patterns):
+            asked.append((name, allow_patterns))
+            raise OSError('no network\nat all')
+
+    monkeypatch.setattr(files, 'library', lambda name: Hub)
+    said = brought(tmp_path / 'theirs', capsys, 'hf:org/name')
+    assert 'hf:org/name is no folder here, and cannot be fetched (OSError: no network at all)' in said
+    assert asked == [('org/name', ['*.safetensors', '*.json', '*.jinja'])]
