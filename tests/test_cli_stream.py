@@ -142,6 +142,7 @@ def test_a_wrong_run_or_text_is_one_line(whole, tmp_path, text, capsys):
 def test_the_tokenizer_is_the_one_of_the_training_or_nothing(whole, corpus, tmp_path, text, capsys):
     path, _ = whole
     store, words = stored(spec(corpus).data, 300).path, f'--text={text}'
+    capsys.readouterr()  # that it is prepared
     other = tmp_path / 'other.json'
     told = json.loads((store / 'tokenizer.json').read_text())
     other.write_text(json.dumps(told))
