@@ -136,6 +136,18 @@ def corpus(tmp_path_factory) -> str:
     return f'text:{folder}/*.txt'
 
 
+@pytest.fixture
+def config(tmp_path, corpus):
+    """A config file of a user's own, tiny."""
+    path = tmp_path / 'mine.py'
+    path.write_text(
+        f'import sys; sys.path.insert(0, {os.path.dirname(__file__)!r})\n'
+        'from conftest import tiny_config\n'
+        f'def get_config(row=None):\n    return tiny_config(data__source={corpus!r})\n'
+    )
+    return str(path)
+
+
 @pytest.fixture(scope='session')
 def whole(corpus, tmp_path_factory):
     """(path, records) of a run that nothing happened to."""

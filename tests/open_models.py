@@ -3,17 +3,14 @@
 import json
 
 import numpy as np
-from tokenizers import Tokenizer
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
-WORDS = ['def ', 'self', 'return ', ' = ', '\n', '(', ')', ':', 'import ', 'os', 'x', 'y', ', ', '.', '0', '1']
 TEXT = 'import os\n\ndef f(x, y):\n    return os.path.join(x, y)\n\nself.x = y\n' * 8
 VOCABULARY = 128
 
 
 def tokenizer_json() -> str:
     """A byte-level tokenizer of 128 ids, with an end token that is BOS, too."""
-    from tokenizers import decoders, models, pre_tokenizers, trainers
-
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()
@@ -26,48 +23,27 @@ def configs() -> dict:
     """A config of each family, by its name."""
     import transformers as hf
 
-    llama = dict(
+    few = dict(
         vocab_size=VOCABULARY,
         hidden_size=32,
-        intermediate_size=48,
         num_hidden_layers=3,
         num_attention_heads=4,
-        num_key_value_heads=2,
         max_position_embeddings=128,
     )
+    llama = few | dict(intermediate_size=48, num_key_value_heads=2)
+    gpt2 = dict(vocab_size=VOCABULARY, n_embd=32, n_layer=3, n_head=4, n_positions=128)
+    experts = dict(head_dim=16, num_local_experts=2, num_experts_per_tok=1, sliding_window=64)
+    mamba = dict(num_hidden_layers=4, attn_layer_period=2, attn_layer_offset=1, num_experts=2)
     return {
-        'gpt2': hf.GPT2Config(vocab_size=VOCABULARY, n_embd=32, n_layer=3, n_head=4, n_positions=128),
-        'pythia': hf.GPTNeoXConfig(
-            vocab_size=VOCABULARY,
-            hidden_size=32,
-            intermediate_size=64,
-            num_hidden_layers=3,
-            num_attention_heads=4,
-            max_position_embeddings=128,
-        ),
-        'opt': hf.OPTConfig(
-            vocab_size=VOCABULARY,
-            hidden_size=32,
-            ffn_dim=64,
-            num_hidden_layers=3,
-            num_attention_heads=4,
-            max_position_embeddings=128,
-            word_embed_proj_dim=32,
-        ),
+        'gpt2': hf.GPT2Config(**gpt2),
+        'pythia': hf.GPTNeoXConfig(**few, intermediate_size=64),
+        'opt': hf.OPTConfig(**few, ffn_dim=64, word_embed_proj_dim=32),
         'llama': hf.LlamaConfig(**llama),
         'mistral': hf.MistralConfig(**llama, sliding_window=8),
         'qwen3': hf.Qwen3Config(**llama, head_dim=16),
         'gemma': hf.GemmaConfig(**llama, head_dim=16),
-        'gpt_oss': hf.GptOssConfig(
-            **llama, head_dim=16, num_local_experts=2, num_experts_per_tok=1, sliding_window=64
-        ),
-        'jamba': hf.JambaConfig(
-            **llama | dict(num_hidden_layers=4),
-            attn_layer_period=2,
-            attn_layer_offset=1,
-            num_experts=2,
-            use_mamba_kernels=False,
-        ),
+        'gpt_oss': hf.GptOssConfig(**llama, **experts),
+        'jamba': hf.JambaConfig(**llama | mamba, use_mamba_kernels=False),
         'bloom': hf.BloomConfig(vocab_size=VOCABULARY, hidden_size=32, n_layer=3, n_head=4),
     }
 

@@ -1,7 +1,6 @@
 """The program as a person meets it: one clear line, and the right exit code."""
 
 import json
-import os
 import shlex
 import subprocess
 import sys
@@ -15,18 +14,6 @@ from sinklab.folder import Folder
 from sinklab.record import Refusal
 
 QUICK = 'configs/quickstart.py:softmax'
-
-
-@pytest.fixture
-def config(tmp_path, corpus):
-    """A config file of a user's own, tiny."""
-    path = tmp_path / 'mine.py'
-    path.write_text(
-        f'import sys; sys.path.insert(0, {os.path.dirname(__file__)!r})\n'
-        'from conftest import tiny_config\n'
-        f'def get_config(row=None):\n    return tiny_config(data__source={corpus!r})\n'
-    )
-    return str(path)
 
 
 def refused(capsys, *arguments):

@@ -292,4 +292,4 @@ def test_of_the_hub_no_pickle_is_fetched(tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(files, 'library', lambda name: Hub)
     said = brought(tmp_path / 'theirs', capsys, 'hf:org/name')
     assert 'hf:org/name is no folder here, and cannot be fetched (OSError: no network at all)' in said
-    assert asked == [('org/name', ['*.safetensors', '*.json', '*.jinja'])]
+    assert asked == [('org/name', ['*.safetensors', '*.json', '*.jinja', '*.txt', 'tokenizer.model'])]

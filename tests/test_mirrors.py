@@ -1,24 +1,11 @@
 """Mirrors of metrics.jsonl hold what it holds."""
 
 import json
-import os
 import subprocess
 import sys
 
 import pytest
 import wandb_files
-
-
-@pytest.fixture
-def config(tmp_path, corpus):
-    """A config file of a user's own, tiny."""
-    path = tmp_path / 'mine.py'
-    path.write_text(
-        f'import sys; sys.path.insert(0, {os.path.dirname(__file__)!r})\n'
-        'from conftest import tiny_config\n'
-        f'def get_config(row=None):\n    return tiny_config(data__source={corpus!r})\n'
-    )
-    return str(path)
 
 
 @pytest.mark.slow

@@ -137,8 +137,11 @@ def test_bos_stands_before_a_text_where_it_is_asked_for(gpt2, bos, first):
     ('harm', 'said'),
     [
         (lambda folder: (folder / 'config.json').unlink(), 'holds no open model'),
-        (lambda folder: (folder / 'model.safetensors').rename(folder / 'pytorch_model.bin'), 'is a pickle'),
-        (lambda folder: (folder / 'model.safetensors').unlink(), 'there are none'),
+        (
+            lambda folder: (folder / 'model.safetensors').rename(folder / 'pytorch_model.bin'),
+            'a pickle, which may run anything and is not read',
+        ),
+        (lambda folder: (folder / 'model.safetensors').unlink(), 'has no model.safetensors and no'),
         (lambda folder: (folder / 'model.safetensors').write_bytes(b'x' * 100), 'cannot be loaded'),
         (lambda folder: (folder / 'tokenizer.json').unlink(), 'has no tokenizer'),
         (lambda folder: halve(folder / 'model.safetensors'), 'is half a checkpoint'),

@@ -3,7 +3,7 @@
 example:
   sinklab measure runs/quickstart/softmax@600 --inputs=natural,random,repeated
   sinklab measure runs/quickstart/softmax --all
-  sinklab measure hf:gpt2 --source='text:corpus/*.txt' --lengths=16,64,256 --eps=0.2,0.3 --json
+  sinklab measure hf:openai-community/gpt2 --source='text:corpus/*.txt' --lengths=16,64,256 --eps=0.2,0.3 --json
 """
 
 import argparse

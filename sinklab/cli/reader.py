@@ -38,16 +38,12 @@ class Reader:
         return f'{self.folder}@{self.step}'
 
     def tokenizer(self, file: str | None) -> 'Tokenizer':
-        """The one that the run was trained with, from a file, from its folder, or, of an older run, from its data."""
+        """The one that the run was trained with, or a file that is the same."""
         from sinklab.checkpoint.restore import metadata
-        from sinklab.data.corpus import tokenizer_of
+        from sinklab.data.corpus import tokenizer_file
         from sinklab.data.tokens import tokenizer
 
-        own = self.folder.path / 'tokenizer.json'
-        if file or own.exists():
-            text = tokenizer.read(file or own)
-        else:
-            text = tokenizer_of(self.spec.data, self.spec.model.vocabulary)
+        text = tokenizer.read(tokenizer_file(self.folder.path, self.spec.data, self.spec.model.vocabulary, file))
         told = metadata(self.folder.checkpoints / str(self.step)).custom_metadata['data'].get('tokenizer', '')
         if not hashlib.sha256(text.encode()).hexdigest().startswith(told):
             remedy = 'give the one of its token store' if file else 'give --tokenizer=FILE, its tokenizer.json'

@@ -3,15 +3,17 @@
 import hashlib
 import json
 import sys
+from pathlib import Path
 
 from sinklab import spec
 from sinklab.cache import cache
 from sinklab.data.documents import sources
 from sinklab.data.prepare import Lines, prepare
 from sinklab.data.store.recipe import SETTINGS, Recipe
-from sinklab.data.store.shard import FORMAT, META
+from sinklab.data.store.shard import FORMAT, META, TOKENIZER
 from sinklab.data.store.store import Store
 from sinklab.data.tokens.tokenizer import digest, read
+from sinklab.files.place import place
 from sinklab.record import Refusal, unknown
 
 
@@ -25,12 +27,16 @@ def corpus(data: spec.Data, vocabulary: int) -> Store:
     return store
 
 
-def tokenizer_of(data: spec.Data, vocabulary: int) -> str:
-    """The tokenizer.json that a run has its ids from."""
-    if data.tokenizer != 'train':
-        return read(data.tokenizer)
-    store = corpus(data, vocabulary)
-    return store.tokenizer_json()
+def tokenizer_file(run: Path, data: spec.Data, vocabulary: int, given: str | None = None) -> Path:
+    """The tokenizer.json of a run folder: a given one, its config's unless that has changed, its own, its store's."""
+    own, named = run / TOKENIZER, None if data.tokenizer == 'train' else place(data.tokenizer)
+    if given:
+        return place(given)
+    if named and named.exists() and not (own.exists() and digest(own) != digest(named)):
+        return named
+    if own.exists():
+        return own
+    return named or corpus(data, vocabulary).path / TOKENIZER
 
 
 def check(store: Store, data: spec.Data, vocabulary: int) -> None:

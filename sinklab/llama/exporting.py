@@ -8,10 +8,10 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from sinklab.data.corpus import corpus
+from sinklab.data.corpus import tokenizer_file
 from sinklab.data.store.shard import TOKENIZER
 from sinklab.data.tokens import tokenizer as tokens
-from sinklab.files.place import is_remote, place
+from sinklab.files.place import is_remote
 from sinklab.files.whole import UNFINISHED, writable
 from sinklab.folder import Folder
 from sinklab.llama import config, files, parity, weights
@@ -38,12 +38,8 @@ def check(spec: Spec, out: Path, length: int | None) -> dict[str, Any]:
 
 
 def tokenizer_of(folder: Folder, spec: Spec, given: str | None, digest: str | None) -> Path:
-    """The tokenizer.json of a run: a given one, that of its config, its own, or its store's; held to its digest."""
-    trained, file, own = spec.data.tokenizer == 'train', place(given or spec.data.tokenizer), folder.path / TOKENIZER
-    if not given and (trained or not file.exists()) and own.exists():
-        file = own
-    elif not given and trained:
-        file = corpus(spec.data, spec.model.vocabulary).path / TOKENIZER
+    """The tokenizer.json of a run, held to its digest."""
+    file = tokenizer_file(folder.path, spec.data, spec.model.vocabulary, given)
     if not file.exists():
         raise Refusal(f'the tokenizer {file} is not there; give --tokenizer=FILE, the tokenizer.json of this run')
     if tokens.digest(file)[:16] != digest:

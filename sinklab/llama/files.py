@@ -17,6 +17,8 @@ from sinklab.record import Refusal
 
 MODEL, INDEX, CONFIG = 'model.safetensors', 'model.safetensors.index.json', 'config.json'
 PICKLES = ('*.bin', '*.pt', '*.pth', '*.ckpt', '*.pkl')
+# Of the hub: arrays, what is told of them, and all that a tokenizer may be made of; never a pickle.
+WANTED = ['*.safetensors', '*.json', '*.jinja', '*.txt', 'tokenizer.model']
 KINDS = ('F32', 'F16', 'BF16')
 # What goes along with a tokenizer.json, and says nothing of parameters.
 BESIDE = ('tokenizer_config.json', 'special_tokens_map.json', 'chat_template.jinja', 'generation_config.json')
@@ -40,7 +42,7 @@ def opened(given: str) -> Path:
         raise Refusal(f'{given} is no folder; give hf:PATH, a folder with {CONFIG}, or hf:ORG/NAME of the hub')
     hub = library('huggingface_hub')
     try:
-        return Path(hub.snapshot_download(name, allow_patterns=['*.safetensors', '*.json', '*.jinja']))
+        return Path(hub.snapshot_download(name, allow_patterns=WANTED))
     except Exception as error:  # of any kind: of the network, of the hub, of who may read what
         said = ' '.join(str(error).split())[:160]
         raise Refusal(f'{given} is no folder here, and cannot be fetched ({type(error).__name__}: {said})') from error

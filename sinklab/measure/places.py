@@ -14,16 +14,10 @@ OWN = (
 OWN += 'after each block.'
 
 
-def strongest(attention_TS, setting: Setting):
-    """(its place from 0, alpha) of the token of the first half with the largest alpha."""
-    alpha_J = importance(proxy(attention_TS), setting.length // 2, setting.columns, setting.prefix)
-    return alpha_J.argmax(-1), alpha_J.max(-1)
-
-
 def of_places(attention, setting: Setting) -> Arrays:
-    place_LPH, most_LPH = strongest(attention, setting)
-    received = importance(proxy(attention), setting.length // 2, setting.columns, setting.prefix).mean(2)
-    return {'place_LPH': place_LPH, 'most_LPH': most_LPH, 'received_LPJ': received}
+    """Of the tokens of the first half: place (from 0) and alpha of the largest, and the mean over heads of all."""
+    alpha_LPHJ = importance(proxy(attention), setting.length // 2, setting.columns, setting.prefix)
+    return {'place_LPH': alpha_LPHJ.argmax(-1), 'most_LPH': alpha_LPHJ.max(-1), 'received_LPJ': alpha_LPHJ.mean(2)}
 
 
 def numbers(kept: Arrays, setting: Setting) -> dict[str, float]:

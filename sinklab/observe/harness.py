@@ -36,7 +36,7 @@ class Harness(TemplateLM):
         if not isinstance(self.own, Own):
             raise Refusal(f'run={run} is an open model; give lm-evaluation-harness --model hf for it')
         check(self.own.spec, self.own.name)
-        self.before, self.max_length = self.own.before(), self.own.spec.data.length
+        self.before, self.max_length = self.own.encode(''), self.own.spec.data.length
         self.room = self.max_length - len(self.before)
         self.most = None if batch_size in ('auto', None) else int(batch_size)
         self.rng = np.random.default_rng(0)

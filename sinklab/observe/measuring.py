@@ -3,7 +3,7 @@
 import dataclasses
 import hashlib
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -12,7 +12,8 @@ from sinklab import __version__
 from sinklab.cache import cache
 from sinklab.files.whole import whole
 from sinklab.measure import table
-from sinklab.measure.measure import Arrays, Measure
+from sinklab.measure.measure import Arrays
+from sinklab.measure.setting import Setting
 from sinklab.observe.subject import Subject
 
 
@@ -22,24 +23,25 @@ class Measured:
     arrays: Mapping[str, np.ndarray]  # as a probe's file has them
 
 
+@dataclasses.dataclass(frozen=True)
+class Kept:
+    """What all measures keep of a layer that they can be taken of; equal ones are one program."""
+
+    setting: Setting
+
+    def __call__(self, layer: dict[str, Any]) -> Arrays:
+        return table.kept(layer, self.setting, table.measurable(layer))
+
+
 def measured(subject: Subject, ids_PT: np.ndarray, position_T: np.ndarray | None = None, **how: Any) -> Measured:
     """Of so many sequences; `how` changes fields of the Setting, `position_T` the places of tokens."""
     setting = subject.setting(ids_PT.shape[1], **how)
     among = table.measurable(subject.reads)
-
-    def keep(layer: dict[str, Any]) -> Arrays:
-        return table.kept(layer, setting, of_layer(among, layer))
-
-    kept = subject.observe(ids_PT, keep, position_T)
+    kept = subject.observe(ids_PT, Kept(setting), position_T)
     if setting.triggers:
         kept |= dict(trigger_PT=subject.triggers(ids_PT))
     numbers = {name: float(value) for name, value in table.numbers(kept, setting, among).items()}
     return Measured(numbers, table.file_arrays(kept, setting, among))
-
-
-def of_layer(among: Iterable[Measure], layer: dict[str, Any]) -> tuple[Measure, ...]:
-    """Those that can be taken of a layer: one without attention has no matrix."""
-    return tuple(measure for measure in among if {*measure.reads} <= layer.keys())
 
 
 def remembered(subject: Subject, ids_PT: np.ndarray, position_T: np.ndarray | None = None, **how: Any) -> Measured:

@@ -1,14 +1,13 @@
 """A model of transformers as something to be measured."""
 
-import contextlib
 import functools
-from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
 import torch
 import transformers
 
+from sinklab.llama.parity import quiet
 from sinklab.measure.setting import Setting, completed
 from sinklab.observe import hub
 from sinklab.observe.showing import SEEN, Layer, Showing
@@ -104,7 +103,7 @@ class OpenModel:
 def loaded(folder: Any, name: str, remote_code: bool) -> torch.nn.Module:
     """The model, all of whose parameters are in its files."""
     options = dict(dtype=torch.float32, use_safetensors=True, trust_remote_code=remote_code)
-    with quiet():
+    with quiet(transformers):
         try:
             model, told = transformers.AutoModelForCausalLM.from_pretrained(
                 folder, attn_implementation=SEEN, output_loading_info=True, **options
@@ -131,18 +130,3 @@ def of_layers(layers: list[dict[str, np.ndarray]]) -> dict[str, np.ndarray]:
     """What is kept of each, one after another; a layer without attention has nothing of that."""
     names = dict.fromkeys(name for layer in layers for name in layer)
     return {name: np.concatenate([layer[name] for layer in layers if name in layer]) for name in names}
-
-
-@contextlib.contextmanager
-def quiet() -> Iterator[None]:
-    """transformers says nothing but errors, and then what it was told to say before."""
-    log = transformers.utils.logging
-    level, bars = log.get_verbosity(), log.is_progress_bar_enabled()
-    log.set_verbosity_error()
-    log.disable_progress_bar()
-    try:
-        yield
-    finally:
-        log.set_verbosity(level)
-        if bars:
-            log.enable_progress_bar()

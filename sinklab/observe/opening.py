@@ -73,6 +73,10 @@ def shown(word: str) -> str:
     return word.replace(' ', '·').replace('\n', '⏎').replace('\t', '⇥').replace('$', r'\$') or '∅'
 
 
+def matrices(layer: dict) -> dict:
+    return {'attention_LPHTS': layer['attention_LPHTS']}
+
+
 class Opened:
     """Anything that can be measured."""
 
@@ -92,7 +96,7 @@ class Opened:
 
     def attention(self, text: str) -> Attention:
         ids_PT = self.ids(text)
-        kept = self.subject.observe(ids_PT, lambda layer: {'attention_LPHTS': layer['attention_LPHTS']})
+        kept = self.subject.observe(ids_PT, matrices)
         words = self.subject.words(ids_PT[0])
         return Attention(kept['attention_LPHTS'][:, 0], words, [*self.subject.columns(), *words])
 

@@ -11,9 +11,10 @@ from flax import nnx
 from sinklab import devices, sharding
 from sinklab.checkpoint import digests, restore
 from sinklab.data.batches import PREPENDED
-from sinklab.data.corpus import corpus, tokenizer_of
+from sinklab.data.corpus import corpus, tokenizer_file
 from sinklab.data.sequences.interventions import with_fixed_token
-from sinklab.data.tokens.tokenizer import Tokenizer, parse
+from sinklab.data.sequences.prompts import shaped
+from sinklab.data.tokens.tokenizer import Tokenizer, load
 from sinklab.folder import Folder
 from sinklab.measure.measure import Arrays
 from sinklab.measure.setting import Setting, forward_arrays, setting_of
@@ -37,6 +38,7 @@ class Own:
         self.folder, self.step, self.spec = folder, step, spec_of(folder)
         self.name = f'{folder}@{step}'
         self.vocabulary = self.spec.model.vocabulary
+        self.program = functools.lru_cache(maxsize=16)(self.program)  # what is asked again is not compiled again
         self.reads = (*READS, *(('sink_LPCD',) if COLUMNS[self.spec.model.columns.kind].token.count else ()))
 
     @functools.cached_property
@@ -58,19 +60,14 @@ class Own:
         """The run's own; one that is older than tokenizer.json in its folder has it from its corpus."""
         if self.spec.data.task != 'text':
             raise Refusal(f'{self.folder} was trained on {self.spec.data.task}, which has no tokenizer; give ids')
-        path = self.folder.path / 'tokenizer.json'
-        if path.exists():
-            return parse(path.read_text(encoding='utf-8'), str(path))
-        return parse(tokenizer_of(self.spec.data, self.vocabulary), self.spec.data.source)
+        return load(tokenizer_file(self.folder.path, self.spec.data, self.vocabulary))
 
     def encode(self, text: str) -> list[int]:
-        return [*self.before(), *self.tokenizer.encode(text, add_special_tokens=False).ids]
-
-    def before(self) -> list[int]:
-        """What stands before every text: what the run's probes have there, BOS, or the token that is fixed there."""
-        data = self.spec.data
-        begins = data.bos == 'documents' or (data.fixed_position == 1 and data.fixed_held_out)
-        return PREPENDED[self.spec.probe.prepend](data) or [data.fixed_token] * begins
+        """As the run's probes begin, where these put something before a text, else as training showed a beginning."""
+        ids_T = np.array(self.tokenizer.encode(text, add_special_tokens=False).ids, np.int32)
+        if before := PREPENDED[self.spec.probe.prepend](self.spec.data):
+            return [*before, *ids_T.tolist()]
+        return readable(shaped(ids_T, self.spec.data)).tolist()
 
     @property
     def position(self) -> str:
@@ -105,7 +102,8 @@ class Own:
         return setting_of(self.spec, length, count(self.spec.model), **more)
 
     def observe(self, ids_PT: np.ndarray, keep: Keep, position_T: np.ndarray | None = None) -> dict[str, np.ndarray]:
-        program, rows = self.program(keep, position_T), self.rows(check_length(self, ids_PT))
+        position = None if position_T is None else tuple(map(int, position_T))
+        program, rows = self.program(keep, position), self.rows(check_length(self, ids_PT))
         with jax.set_mesh(self.mesh):
             return joined([program(ids_PT[at : at + rows]) for at in range(0, len(ids_PT), rows)])
 
@@ -113,8 +111,8 @@ class Own:
         """How many sequences are captured at once."""
         return max(1, AT_ONCE // probe.captured_bytes(self.spec.model, length))
 
-    def program(self, keep: Keep, position_T: np.ndarray | None) -> Callable[[np.ndarray], Arrays]:
-        more = {} if position_T is None else dict(position_BT=np.asarray(position_T)[None])
+    def program(self, keep: Keep, position: tuple[int, ...] | None) -> Callable[[np.ndarray], Arrays]:
+        more = {} if position is None else dict(position_BT=np.array(position)[None])
         run = forward(self.spec, capture=True, **more)
 
         def kept(params: dict, ids_PT: jax.Array) -> Arrays:
