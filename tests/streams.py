@@ -26,7 +26,7 @@ def logits(params, token_T, spec, first, recent):
             kept[layer] = seen[:first] + seen[first:][-recent:]
         if model.norm != 'post':
             x = formulas.rms_norm(x, params['norm']['gain_D'], model.norm_epsilon)
-        said.append(x @ params['head_VD'].T)
+        said.append(x @ params['embedding_VD' if model.tied else 'head_VD'].T)
     return np.stack(said[sinks:])
 
 

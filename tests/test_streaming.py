@@ -50,7 +50,7 @@ def in_parts(spec, params, cache, size, token_T=TOKENS):
 
     def step(model, stream, id_BT):
         hidden_BTD, stream = read(model, cache, stream, id_BT)
-        return logits(hidden_BTD, model.head_VD[...])[0], stream
+        return logits(hidden_BTD, model.head[...])[0], stream
 
     program, found = compiled(spec, step), []
     stream = compiled(spec, lambda model: begin(model, cache))(params)
@@ -64,7 +64,7 @@ def one_by_one(spec, params, cache, token_T=TOKENS):
     def run(model):
         def step(stream, id):
             hidden_BTD, stream = read(model, cache, stream, id[None, None])
-            return stream, logits(hidden_BTD, model.head_VD[...])[0, 0]
+            return stream, logits(hidden_BTD, model.head[...])[0, 0]
 
         return jax.lax.scan(step, begin(model, cache), jnp.asarray(token_T))[1]
 
