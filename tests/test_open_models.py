@@ -126,6 +126,16 @@ def test_the_verb_says_what_is_published_beside_and_finds_again_what_it_has_meas
     assert json.loads(capsys.readouterr().out) == found
 
 
+def test_the_loss_is_that_of_transformers(model):
+    import torch
+
+    _, theirs, subject = model
+    ids = torch.as_tensor(IDS_PT)
+    with torch.inference_mode():
+        expected = theirs(input_ids=ids, labels=ids).loss
+    np.testing.assert_allclose(subject.loss(IDS_PT).mean(), float(expected), rtol=1e-5)
+
+
 @pytest.mark.parametrize(('bos', 'first'), [('auto', None), ('none', None), ('force', '<|end|>')])
 def test_bos_stands_before_a_text_where_it_is_asked_for(gpt2, bos, first):
     subject = OpenModel(str(gpt2[0]), bos)

@@ -4,8 +4,10 @@ import json
 import shutil
 from pathlib import Path
 
+import formulas
 import numpy as np
 import pytest
+import reference
 import runs
 
 import sinklab
@@ -95,6 +97,36 @@ def test_measured_again_a_checkpoint_gives_the_numbers_of_its_own_probe(trained,
         assert 'cos_LH2' in arrays
 
 
+@pytest.mark.parametrize(('bos', 'begins'), [('auto', True), ('force', True), ('none', False)])
+def test_texts_begin_as_asked_and_their_loss_is_that_of_the_reference(trained, bos, begins):
+    path, spec, _ = trained
+    subject = sinklab.open(path, bos=bos).subject
+    wanted = inputs.Wanted(sequences=2, length=8, seed=0, source=None)
+    ids_PT = inputs.inputs(subject, ('natural',), wanted)['natural']
+    assert ((ids_PT[:, 0] == spec.data.fixed_token) == begins).all()
+    words = subject.words(subject.encode('import os'))
+    assert ''.join(words[1:] if begins else words) == 'import os'
+    params = sinklab.open(path).params()
+    logits_PTV = [reference.forward(params, ids_T[:-1], spec)[0] for ids_T in ids_PT]
+    expected = [
+        [formulas.logsumexp(row) - row[target] for row, target in zip(logits_TV, ids_T[1:], strict=True)]
+        for logits_TV, ids_T in zip(logits_PTV, ids_PT, strict=True)
+    ]
+    np.testing.assert_allclose(subject.loss(ids_PT), expected, rtol=1e-4)
+
+
+def test_what_is_told_is_kept_and_with_it_what_takes_a_pass_of_its_own(trained, capsys, monkeypatch, tmp_path):
+    monkeypatch.setenv('SINKLAB_CACHE', str(tmp_path / 'cache'))
+    given = [str(trained[0]), '--json', '--all', '--sequences=2', '--loss', '--perturb=3', f'--out={tmp_path}/out']
+    assert main(['measure', *given]) == 0
+    told = json.loads(capsys.readouterr().out)
+    assert json.loads((tmp_path / 'out' / 'measured.json').read_text()) == told
+    assert {*told['series']} == {'natural'}
+    for step, one in zip(('00000004', '00000008'), told['steps'], strict=True):
+        assert {'loss', 'perturbation/01'} <= {*one['inputs']['natural']}
+        assert (tmp_path / 'out' / step / 'natural.npz').exists()
+
+
 def test_every_checkpoint_is_measured_and_the_emergence_is_told(trained, capsys, monkeypatch, tmp_path):
     monkeypatch.setenv('SINKLAB_CACHE', str(tmp_path / 'cache'))
     assert main(['measure', str(trained[0]), '--all', '--inputs=repeated', '--sequences=3']) == 0
@@ -130,6 +162,10 @@ def test_inputs_are_what_their_names_say(trained):
         (['{run}', '--lengths=x'], 'no list of int'),
         (['{run}', '--positions=swap:1'], 'give replace:K or swap:K'),
         (['{run}', '--length=1'], 'nothing to measure'),
+        (['{run}', '--sequences=0'], 'nothing to measure'),
+        (['{run}', '--lengths=8', '--eps=1.5'], '--eps has 1.5'),
+        (['{run}', '--perturb=0'], 'nothing to measure'),
+        (['{run}', '--perturb=999'], 'is no token'),
         (['hf:{run}'], 'holds a run of sinklab'),
         (['hf:{run}', '--all'], 'is an open model'),
         (['{run}', '--out={run}'], 'is there already'),

@@ -14,7 +14,7 @@ from sinklab.files.whole import whole
 from sinklab.measure import table
 from sinklab.measure.measure import Arrays
 from sinklab.measure.setting import Setting
-from sinklab.observe.subject import Subject
+from sinklab.observe.subject import Subject, Watch, unwatched
 
 
 @dataclasses.dataclass(frozen=True)
@@ -33,18 +33,22 @@ class Kept:
         return table.kept(layer, self.setting, table.measurable(layer))
 
 
-def measured(subject: Subject, ids_PT: np.ndarray, position_T: np.ndarray | None = None, **how: Any) -> Measured:
+def measured(
+    subject: Subject, ids_PT: np.ndarray, position_T: np.ndarray | None = None, watch: Watch = unwatched, **how: Any
+) -> Measured:
     """Of so many sequences; `how` changes fields of the Setting, `position_T` the places of tokens."""
     setting = subject.setting(ids_PT.shape[1], **how)
     among = table.measurable(subject.reads)
-    kept = subject.observe(ids_PT, Kept(setting), position_T)
+    kept = subject.observe(ids_PT, Kept(setting), position_T, watch)
     if setting.triggers:
         kept |= dict(trigger_PT=subject.triggers(ids_PT))
     numbers = {name: float(value) for name, value in table.numbers(kept, setting, among).items()}
     return Measured(numbers, table.file_arrays(kept, setting, among))
 
 
-def remembered(subject: Subject, ids_PT: np.ndarray, position_T: np.ndarray | None = None, **how: Any) -> Measured:
+def remembered(
+    subject: Subject, ids_PT: np.ndarray, position_T: np.ndarray | None = None, watch: Watch = unwatched, **how: Any
+) -> Measured:
     """The same, computed once for a model and its inputs."""
     told = json.dumps([__version__, subject.digest, how, None if position_T is None else list(map(int, position_T))])
     name = hashlib.sha256(told.encode() + np.int64(ids_PT).tobytes()).hexdigest()[:24]
@@ -53,7 +57,7 @@ def remembered(subject: Subject, ids_PT: np.ndarray, position_T: np.ndarray | No
         with np.load(path) as kept:
             arrays = dict(kept)
             return Measured(json.loads(str(arrays.pop('numbers'))), arrays)
-    found = measured(subject, ids_PT, position_T, **how)
+    found = measured(subject, ids_PT, position_T, watch, **how)
     path.parent.mkdir(parents=True, exist_ok=True)
     save(path, found)
     return found

@@ -11,7 +11,7 @@ from sinklab.llama.parity import quiet
 from sinklab.measure.setting import Setting, completed
 from sinklab.observe import hub
 from sinklab.observe.showing import SEEN, Layer, Showing
-from sinklab.observe.subject import Keep, check_length, joined
+from sinklab.observe.subject import Keep, Watch, check_length, in_parts, unwatched
 from sinklab.record import Refusal
 
 AT_ONCE = 1 << 26  # bytes of attention that one layer shows at once
@@ -85,7 +85,9 @@ class OpenModel:
         short = window if window and window < length else None
         return {short if kind == 'sliding_attention' else None for kind in kinds}
 
-    def observe(self, ids_PT: np.ndarray, keep: Keep, position_T: np.ndarray | None = None) -> dict[str, np.ndarray]:
+    def observe(
+        self, ids_PT: np.ndarray, keep: Keep, position_T: np.ndarray | None = None, watch: Watch = unwatched
+    ) -> dict[str, np.ndarray]:
         length = check_length(self, ids_PT)
         rows = max(1, AT_ONCE // (4 * self.config.num_attention_heads * length**2))
         setting = self.setting(length)
@@ -97,7 +99,20 @@ class OpenModel:
             how = {} if position_T is None else placed(ids_PT, position_T)
             return of_layers(self.show(ids_PT, kept, **how))
 
-        return joined([part(ids_PT[at : at + rows]) for at in range(0, len(ids_PT), rows)])
+        return in_parts(part, ids_PT, rows, watch)
+
+    def loss(self, ids_PT: np.ndarray, position_T: np.ndarray | None = None) -> np.ndarray:
+        length = check_length(self, ids_PT)
+
+        def part(ids_PT: np.ndarray) -> dict[str, np.ndarray]:
+            how = {} if position_T is None else placed(ids_PT, position_T)
+            ids = torch.as_tensor(ids_PT, dtype=torch.long)
+            with torch.inference_mode():
+                logits = self.model(input_ids=ids, use_cache=False, **how).logits[:, :-1]
+                loss_PT = torch.nn.functional.cross_entropy(logits.transpose(1, 2), ids[:, 1:], reduction='none')
+            return {'loss_LPT': loss_PT.numpy()[None]}
+
+        return in_parts(part, ids_PT, max(1, AT_ONCE // (4 * length * self.vocabulary)))['loss_LPT'][0]
 
 
 def loaded(folder: Any, name: str, remote_code: bool) -> torch.nn.Module:

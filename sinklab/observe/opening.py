@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 
 from sinklab.checkpoint import digests, restore
+from sinklab.folder import Folder
 from sinklab.named import run_and_step, wanted
 from sinklab.observe.measuring import measured
 from sinklab.observe.own import Own
@@ -24,11 +25,24 @@ def subject(given: str, bos: str = 'auto', remote_code: bool = False) -> Subject
         except ImportError as error:
             raise Refusal(f'{given} needs {error.name}; install it: pip install "sinklab[hf]"') from error
         return OpenModel(given.removeprefix(OPEN), bos, remote_code)
+    folder, step = of_run(given)
+    saved = wanted(folder, step)
+    return Own(folder, saved[-1] if step is not None else digests.newest(folder) or saved[-1], bos)
+
+
+def subjects(given: str, bos: str = 'auto') -> list[Subject]:
+    """All steps of a run."""
+    if given.startswith(OPEN):
+        raise Refusal(f'--all is of runs, and {given} is an open model; leave it out')
+    folder, step = of_run(given)
+    return [Own(folder, one, bos) for one in wanted(folder, step)]
+
+
+def of_run(given: str) -> tuple[Folder, int | None]:
     folder, step = run_and_step(given)
     if not folder.is_claimed():
         raise Refusal(f'{folder} holds no run; give RUN, RUN@STEP, or hf:PATH_OR_ID of an open model')
-    saved = wanted(folder, step)
-    return Own(folder, saved[-1] if step is not None else digests.newest(folder) or saved[-1])
+    return folder, step
 
 
 def open(given: str, **how: Any) -> 'Opened':
@@ -127,7 +141,7 @@ class Run(Opened):
         return self.subject.folder.checkpoint_steps()
 
     def at(self, step: int) -> 'Run':
-        return Run(Own(self.subject.folder, *wanted(self.subject.folder, step)))
+        return Run(Own(self.subject.folder, *wanted(self.subject.folder, step), self.subject.bos))
 
     def params(self, step: int | None = None) -> dict:
         """Nested dicts of NumPy arrays, verified."""

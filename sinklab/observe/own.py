@@ -1,5 +1,6 @@
 """A run, or one step of it, as something to be measured: its parameters and its config, without its corpus."""
 
+import dataclasses
 import functools
 from collections.abc import Callable
 from typing import Any
@@ -20,22 +21,31 @@ from sinklab.measure.measure import Arrays
 from sinklab.measure.setting import Setting, forward_arrays, setting_of
 from sinklab.model.columns import COLUMNS, count
 from sinklab.named import spec_of
-from sinklab.observe.subject import Keep, check_length, joined
+from sinklab.observe.subject import Keep, Watch, check_length, in_parts, unwatched
 from sinklab.record import Refusal
-from sinklab.spec import Hardware
-from sinklab.targets import readable
+from sinklab.spec import Hardware, Spec
+from sinklab.targets import is_predicted, readable
 from sinklab.train import probe, state
+from sinklab.train.evaluation import tokenwise
 from sinklab.train.forward import forward
 
-AT_ONCE = 1 << 30  # bytes of what is captured at once
+AT_ONCE = 1 << 30  # bytes of what is captured, or of logits, at once
 READS = 'attention_LPHTS', 'query_LPTHK', 'key_LPSHK', 'value_LPSHK', 'head_LPTHK', 'normed_LPTD', 'residual_LPTD'
+
+
+# What begins a text: as the run's own probes have it, nothing, or BOS. (changes of probe, changes of data)
+BOS: dict[str, tuple[dict, dict]] = {
+    'auto': ({}, {}),
+    'none': (dict(prepend='none'), dict(fixed_held_out=False)),
+    'force': (dict(prepend='bos'), {}),
+}
 
 
 class Own:
     """A step of a run; nothing is written to its folder."""
 
-    def __init__(self, folder: Folder, step: int):
-        self.folder, self.step, self.spec = folder, step, spec_of(folder)
+    def __init__(self, folder: Folder, step: int, bos: str = 'auto'):
+        self.folder, self.step, self.bos, self.spec = folder, step, bos, beginning(spec_of(folder), bos)
         self.name = f'{folder}@{step}'
         self.vocabulary = self.spec.model.vocabulary
         self.program = functools.lru_cache(maxsize=16)(self.program)  # what is asked again is not compiled again
@@ -65,7 +75,8 @@ class Own:
     def encode(self, text: str) -> list[int]:
         """As the run's probes begin, where these put something before a text, else as training showed a beginning."""
         ids_T = np.array(self.tokenizer.encode(text, add_special_tokens=False).ids, np.int32)
-        if before := PREPENDED[self.spec.probe.prepend](self.spec.data):
+        before = PREPENDED[self.spec.probe.prepend](self.spec.data)
+        if before or self.bos == 'none':
             return [*before, *ids_T.tolist()]
         return readable(shaped(ids_T, self.spec.data)).tolist()
 
@@ -101,19 +112,31 @@ class Own:
     def setting(self, length: int, **more: Any) -> Setting:
         return setting_of(self.spec, length, count(self.spec.model), **more)
 
-    def observe(self, ids_PT: np.ndarray, keep: Keep, position_T: np.ndarray | None = None) -> dict[str, np.ndarray]:
+    def observe(
+        self, ids_PT: np.ndarray, keep: Keep, position_T: np.ndarray | None = None, watch: Watch = unwatched
+    ) -> dict[str, np.ndarray]:
         position = None if position_T is None else tuple(map(int, position_T))
         program, rows = self.program(keep, position), self.rows(check_length(self, ids_PT))
         with jax.set_mesh(self.mesh):
-            return joined([program(ids_PT[at : at + rows]) for at in range(0, len(ids_PT), rows)])
+            return in_parts(program, ids_PT, rows, watch)
+
+    def loss(self, ids_PT: np.ndarray, position_T: np.ndarray | None = None) -> np.ndarray:
+        length = check_length(self, ids_PT)
+        program = tokenwise(self.spec, self.mesh, **placed(None if position_T is None else position_T[:-1]))
+
+        def kept(ids_PT: np.ndarray) -> Arrays:
+            return {'loss_LPT': np.asarray(program(self.params, sharding.put(readable(ids_PT), self.mesh))[0])[None]}
+
+        with jax.set_mesh(self.mesh):
+            found = in_parts(kept, ids_PT, max(1, AT_ONCE // (4 * length * self.vocabulary)))
+        return np.where(is_predicted(ids_PT[:, 1:]), found['loss_LPT'][0], np.nan)
 
     def rows(self, length: int) -> int:
         """How many sequences are captured at once."""
         return max(1, AT_ONCE // probe.captured_bytes(self.spec.model, length))
 
     def program(self, keep: Keep, position: tuple[int, ...] | None) -> Callable[[np.ndarray], Arrays]:
-        more = {} if position is None else dict(position_BT=np.array(position)[None])
-        run = forward(self.spec, capture=True, **more)
+        run = forward(self.spec, capture=True, **placed(position))
 
         def kept(params: dict, ids_PT: jax.Array) -> Arrays:
             _, _, captured = run(params, ids_PT)
@@ -121,3 +144,18 @@ class Own:
 
         compiled = jax.jit(kept, **state.jit_options(self.spec, self.mesh))
         return lambda ids_PT: jax.device_get(compiled(self.params, sharding.put(readable(ids_PT), self.mesh)))
+
+
+def placed(position_T: Any) -> dict[str, np.ndarray]:
+    """What a forward pass is told of where tokens stand."""
+    return {} if position_T is None else dict(position_BT=np.array(position_T)[None])
+
+
+def beginning(spec: Spec, bos: str) -> Spec:
+    """The spec of a run whose texts begin so."""
+    if bos != 'auto' and spec.data.task != 'text':
+        raise Refusal(f'--bos={bos} is of texts, and the run was trained on {spec.data.task}; leave it out')
+    of_probe, of_data = BOS[bos]
+    return dataclasses.replace(
+        spec, probe=dataclasses.replace(spec.probe, **of_probe), data=dataclasses.replace(spec.data, **of_data)
+    )

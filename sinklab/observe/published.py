@@ -19,5 +19,5 @@ PUBLISHED: dict[str, dict[str, float]] = {
 
 def published(given: str) -> dict[str, float]:
     """By inputs, of a model whose folder or name on the hub ends as the published one's does."""
-    last = PurePath(given).name.lower()
+    last = PurePath(given.removeprefix('hf:')).name.lower()
     return next((numbers for name, numbers in PUBLISHED.items() if name.lower() == last), {})

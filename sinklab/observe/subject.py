@@ -11,6 +11,12 @@ from sinklab.record import Refusal
 
 # (arrays of a forward pass with a leading L and P, by the names of measure/setting.py) -> what is kept of them.
 Keep = Callable[[dict[str, Any]], Arrays]
+# Is told of so many sequences more that have been read.
+Watch = Callable[[int], Any]
+
+
+def unwatched(sequences: int) -> None:
+    """Nobody is told."""
 
 
 class Subject(Protocol):
@@ -39,8 +45,14 @@ class Subject(Protocol):
 
     def setting(self, length: int, **more: Any) -> Setting: ...
 
-    def observe(self, ids_PT: np.ndarray, keep: Keep, position_T: np.ndarray | None = None) -> dict[str, np.ndarray]:
+    def observe(
+        self, ids_PT: np.ndarray, keep: Keep, position_T: np.ndarray | None = None, watch: Watch = unwatched
+    ) -> dict[str, np.ndarray]:
         """What is kept of all layers and sequences; of arrays without a P, of the first sequences."""
+        ...
+
+    def loss(self, ids_PT: np.ndarray, position_T: np.ndarray | None = None) -> np.ndarray:
+        """loss_PT in nats of every token but the first; nan of what training puts into texts and does not predict."""
         ...
 
 
@@ -52,8 +64,14 @@ def check_length(subject: Subject, ids_PT: np.ndarray) -> int:
     return length
 
 
-def joined(parts: list[dict[str, np.ndarray]]) -> dict[str, np.ndarray]:
-    """What is kept of one part of the sequences after another; of arrays without a P, the first part's."""
+def in_parts(
+    kept: Callable[[np.ndarray], Arrays], ids_PT: np.ndarray, rows: int, watch: Watch = unwatched
+) -> dict[str, np.ndarray]:
+    """What is kept of so many sequences at once, part after part; of arrays without a P, the first part's."""
+    parts = []
+    for at in range(0, len(ids_PT), rows):
+        parts.append(kept(ids_PT[at : at + rows]))
+        watch(len(ids_PT[at : at + rows]))
     return {
         name: np.concatenate([part[name] for part in parts], 1) if '_LP' in name else array
         for name, array in parts[0].items()

@@ -41,9 +41,9 @@ def mean_loss(spec: Spec, mesh: jax.sharding.Mesh, backend: str) -> Callable:
     return jax.jit(over_devices(loss_of(spec, backend=backend), spec, mesh), **state.jit_options(spec, mesh))
 
 
-def tokenwise(spec: Spec, mesh: jax.sharding.Mesh, backend: str = 'chunked') -> Callable:
+def tokenwise(spec: Spec, mesh: jax.sharding.Mesh, backend: str = 'chunked', **how) -> Callable:
     """by_token(params, ids_BT of T + 1) -> (loss_BT, whether the likeliest token was the next one)."""
-    run = forward(spec, backend=backend)
+    run = forward(spec, backend=backend, **how)
 
     def by_token(params: dict, ids_BT: jax.Array) -> tuple[jax.Array, jax.Array]:
         ids_BT = readable(ids_BT)
