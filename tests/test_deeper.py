@@ -90,6 +90,23 @@ def test_the_rank_of_keys_is_that_of_their_covariance_over_texts(arrays, numbers
         np.testing.assert_allclose(numbers[f'key/rank/{name}'], np.mean(found), rtol=1e-5)
 
 
+def test_numbers_of_several_parts_have_labels():
+    assert table.number('sink/2/T16@0.25').label == 'Sink_2, T 16 > 0.25'
+    assert table.number('alpha/1/T8').label == 'alpha_1, T 8'
+    assert table.number('sink/first') is None
+
+
+def test_keys_that_are_equal_have_rank_one():
+    np.testing.assert_array_equal(angles.rank(np.ones((1, 50, 2, 6), np.float32)), 1)
+
+
+def test_where_nothing_rises_there_is_no_secondary_sink_and_where_nothing_falls_all_blocks_are_between():
+    alike = np.ones((12, 1, 3))
+    assert stream.secondary(alike[:1], np.ones(1)) == 0.0
+    assert stream.secondary(alike, np.linspace(9, 1, 12)) == 0.0
+    assert stream.secondary(alike, np.array([1.0, *np.linspace(50, 90, 11)])) == 2.0
+
+
 def test_keys_on_a_line_have_rank_one_and_in_a_ball_many():
     rng = np.random.default_rng(0)
     line, ball = rng.normal(size=(2000, 1)) * np.ones(6), rng.normal(size=(2000, 6))

@@ -1,5 +1,6 @@
 """`sinklab.open` and `sinklab measure` on a run: its own numbers, read and never written."""
 
+import dataclasses
 import json
 import shutil
 from pathlib import Path
@@ -15,7 +16,7 @@ from sinklab.cli.main import main
 from sinklab.data.batches import sequences
 from sinklab.folder import Folder
 from sinklab.measure import sink
-from sinklab.observe import inputs
+from sinklab.observe import inputs, measuring, perturbation
 from sinklab.record import Refusal
 
 pytestmark = pytest.mark.slow
@@ -115,6 +116,54 @@ def test_texts_begin_as_asked_and_their_loss_is_that_of_the_reference(trained, b
     np.testing.assert_allclose(subject.loss(ids_PT), expected, rtol=1e-4)
 
 
+def test_a_text_may_be_shorter_than_the_keys_that_are_told(trained):
+    run = sinklab.open(trained[0])
+    text = 'a'
+    assert len(run.ids(text)[0]) < run.spec.probe.keys
+    assert {*run.measure('alpha', text=text)} >= {'alpha/1', 'alpha/2'}
+
+
+def test_a_run_is_measured_on_the_domain_of_its_probes(trained):
+    subject = sinklab.open(trained[0]).subject
+    subject.spec = dataclasses.replace(
+        subject.spec, probe=dataclasses.replace(subject.spec.probe, domain='none such')
+    )
+    wanted = inputs.Wanted(sequences=2, length=8, seed=0, source=None)
+    with pytest.raises(Refusal, match='none such'):
+        inputs.inputs(subject, ('natural',), wanted)
+
+
+def test_a_kept_result_is_found_by_all_that_it_is_made_of(trained):
+    subject = sinklab.open(trained[0]).subject
+    ids_PT, position_T = np.arange(16).reshape(2, 8), np.arange(8)
+    other = sinklab.open(trained[0]).at(4).subject
+    wider = sinklab.open(trained[0]).subject
+    wider.spec = dataclasses.replace(wider.spec, model=dataclasses.replace(wider.spec.model, norm_epsilon=1e-3))
+    asked = [
+        (subject, ids_PT, None, {}),
+        (subject, ids_PT.reshape(4, 4), None, {}),
+        (subject, ids_PT + 1, None, {}),
+        (subject, ids_PT, position_T, {}),
+        (subject, ids_PT, position_T[::-1], {}),
+        (subject, ids_PT, None, dict(keys=subject.spec.probe.keys - 1)),
+        (subject, ids_PT, None, dict(lengths=(4,), thresholds=(0.3,))),
+        (other, ids_PT, None, {}),
+        (wider, ids_PT, None, {}),
+    ]
+    assert len({measuring.name_of(*one) for one in asked}) == len(asked)
+    assert measuring.name_of(*asked[0]) == measuring.name_of(sinklab.open(trained[0]).subject, *asked[0][1:])
+
+
+def test_a_perturbation_sees_the_places_of_tokens(trained):
+    subject = sinklab.open(trained[0]).subject
+    ids_PT = np.random.default_rng(0).integers(2, subject.vocabulary, (2, 8))
+    plain, swapped = (
+        perturbation.spread(subject, ids_PT, 1, 0, position_T) for position_T in (None, inputs.positions('swap:5', 8))
+    )
+    assert plain.keys() == swapped.keys()
+    assert any(abs(plain[name] - swapped[name]) > 1e-4 for name in plain)
+
+
 def test_what_is_told_is_kept_and_with_it_what_takes_a_pass_of_its_own(trained, capsys, monkeypatch, tmp_path):
     monkeypatch.setenv('SINKLAB_CACHE', str(tmp_path / 'cache'))
     given = [str(trained[0]), '--json', '--all', '--sequences=2', '--loss', '--perturb=3', f'--out={tmp_path}/out']
@@ -133,6 +182,9 @@ def test_every_checkpoint_is_measured_and_the_emergence_is_told(trained, capsys,
     said = capsys.readouterr().out
     assert '@4' in said
     assert '@8' in said
+    assert said.count('hidden states are equal after every block') == said.count('holds') / 2 == 2
+    assert 'FAILS' not in said
+    assert 'repeated: no sink has emerged' in said or 'repeated: Sink_1 emerges at step' in said
 
 
 def test_inputs_are_what_their_names_say(trained):
@@ -143,8 +195,8 @@ def test_inputs_are_what_their_names_say(trained):
     np.testing.assert_array_equal(found['natural'][:, :8], sequences(spec).probe_PT[:4, :8])
     for name, ids_PT in found.items():
         assert ids_PT.shape == (4, 8), name
-        assert (ids_PT[:, 0] == spec.data.fixed_token).all(), name
-    assert (found['repeated'][:, 1:] == found['repeated'][:, 1:2]).all()
+        assert (ids_PT[:, 0] == spec.data.fixed_token).all() == (name != 'repeated'), name
+    assert (found['repeated'] == found['repeated'][:, :1]).all()
     assert len({*found['random'].ravel()}) > 15
     assert (found['random'] < subject.vocabulary).all()
 
@@ -165,7 +217,10 @@ def test_inputs_are_what_their_names_say(trained):
         (['{run}', '--sequences=0'], 'nothing to measure'),
         (['{run}', '--lengths=8', '--eps=1.5'], '--eps has 1.5'),
         (['{run}', '--perturb=0'], 'nothing to measure'),
-        (['{run}', '--perturb=999'], 'is no token'),
+        (['{run}', '--perturb=999'], 'is beyond the text'),
+        (['{run}', '--keys=999'], 'is beyond the text'),
+        (['{run}', '--seed=-1'], 'give at least 0'),
+        (['{run}', '--inputs='], '--inputs is empty'),
         (['hf:{run}'], 'holds a run of sinklab'),
         (['hf:{run}', '--all'], 'is an open model'),
         (['{run}', '--out={run}'], 'is there already'),

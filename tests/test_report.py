@@ -157,7 +157,7 @@ def test_a_sink_emerges_at_the_probe_from_which_on_there_is_more_than_half_of_it
     run = runs.read([path])[0]
     one = emergence.emergence(run)
     step, head = next((s, a) for s, a in zip(run.probe_steps, run.values['alpha'], strict=True) if a.max() > 0.3)
-    expected = tuple(int(place) for place in np.unravel_index(head.argmax(), head.shape))
+    expected = tuple(int(place) + 1 for place in np.unravel_index(head.argmax(), head.shape))
     assert one == Emergence(after, at, rates[at // 10], expected, step)
 
 

@@ -12,7 +12,7 @@ from sinklab.files.place import absolute, joined, place
 from sinklab.files.whole import UNFINISHED
 from sinklab.folder import Folder
 from sinklab.llama import PREFIX
-from sinklab.named import run_and_step, spec_of, wanted
+from sinklab.named import spec_of
 from sinklab.record import Refusal
 
 
@@ -22,13 +22,14 @@ def export(given: argparse.Namespace) -> int:
 
     jax.config.update('jax_platforms', 'cpu')  # where float32 is multiplied as float32
     from sinklab.checkpoint import restore
+    from sinklab.data.corpus import tokenizer_of
     from sinklab.llama import exporting
+    from sinklab.observe.opening import step_of
 
-    folder, step = run_and_step(given.run)
-    step, spec, out = wanted(folder, step)[-1], spec_of(folder), place(given.out)
+    folder, step = step_of(given.run)
+    spec, out = spec_of(folder), place(given.out)
     content = exporting.check(spec, out, given.length)
-    known = restore.metadata(folder.checkpoints / str(step)).custom_metadata['data']
-    tokenizer = exporting.tokenizer_of(folder, spec, given.tokenizer, known.get('tokenizer'))
+    tokenizer = tokenizer_of(folder, step, spec, given.tokenizer)
     params = restore.parameters(folder.path, step)
     found = exporting.write(spec, params, content, tokenizer, absolute(out), given.dtype or 'float32')
     count = sum(leaf.size for leaf in jax.tree.leaves(params))

@@ -17,6 +17,7 @@ from sinklab.files.place import place
 from sinklab.record import Refusal, unknown
 
 if TYPE_CHECKING:
+    from sinklab.measure.measure import Number
     from sinklab.observe.study import Question
     from sinklab.observe.subject import Watch
 
@@ -32,7 +33,7 @@ TOLD = (
     'contribution/1',
     'qk/cos/difference',
 )
-SAME = 'source', 'sequences', 'length', 'seed', 'positions', 'perturb', 'loss'
+SAME = 'source', 'sequences', 'length', 'seed', 'keys', 'positions', 'perturb', 'loss'
 
 
 def arguments(verb: argparse.ArgumentParser) -> None:
@@ -43,6 +44,7 @@ def arguments(verb: argparse.ArgumentParser) -> None:
     verb.add_argument('--length', type=int, metavar='T', help='else as the run was probed, or 64')
     verb.add_argument('--lengths', default='', metavar='T,...', help='sinks of the first T tokens, in the same pass')
     verb.add_argument('--eps', default='', metavar='E,...', help='thresholds of these; else 0.3')
+    verb.add_argument('--keys', type=int, metavar='K', help='sinks of the first K tokens; else as probed, or 10')
     verb.add_argument('--seed', type=int, default=0, help='of random and repeated inputs')
     verb.add_argument('--positions', metavar='replace:K | swap:K', help='token 1 at the place of token K, or both')
     verb.add_argument('--perturb', type=int, metavar='K', help='also how far another token K spreads')
@@ -99,7 +101,7 @@ def asked(given: argparse.Namespace) -> 'Question':
 
 def listed(option: str, text: str, kind: Callable) -> tuple:
     try:
-        return tuple(kind(one) for one in text.split(',') if one)
+        return tuple(dict.fromkeys(kind(one) for one in text.split(',') if one))
     except ValueError as error:
         raise Refusal(f'{option}={text} is no list of {kind.__name__}; separate them by commas') from error
 
@@ -131,13 +133,27 @@ def show(found: list[dict]) -> None:
     table.add_column('published Sink_1', justify='right')
     for one in found:
         for name, values in one['inputs'].items():
-            cells = ['-' if number.name not in values else number.text(values[number.name]) for number in numbers]
+            cells = [cell(number, values.get(number.name)) for number in numbers]
             published = one['published'].get(name)
             table.add_row(one['model'], name, *cells, '-' if published is None else f'{published:.2f} %')
     Console(highlight=False, width=None if sys.stdout.isatty() else 200).print(table)
     for one in found:
+        show_lengths(one)
         for told in one['propositions']:
             print(f'{one["model"]}: {told["claim"]}: {told["number"]:.2g}, {"holds" if told["holds"] else "FAILS"}')
+
+
+def show_lengths(told: dict) -> None:
+    """Sink_1 of shorter texts, where they were asked for."""
+    from sinklab.measure import table as measures
+
+    for name, values in told['inputs'].items():
+        for number in [measures.number(one) for one in values if one.startswith('sink/1/T')]:
+            print(f'{told["model"]}, {name}: {number.label}: {cell(number, values[number.name])}')
+
+
+def cell(number: 'Number', value: float | None) -> str:
+    return '-' if value is None else number.text(value)
 
 
 def show_series(told: dict[str, dict]) -> None:

@@ -2,12 +2,11 @@
 
 import argparse
 import dataclasses
-import hashlib
 import re
 from typing import TYPE_CHECKING, Any
 
 from sinklab.folder import Folder
-from sinklab.named import run_and_step, spec_of, wanted
+from sinklab.named import spec_of
 from sinklab.record import Count, Natural, Refusal, field
 from sinklab.spec import Spec
 
@@ -39,18 +38,10 @@ class Reader:
 
     def tokenizer(self, file: str | None) -> 'Tokenizer':
         """The one that the run was trained with, or a file that is the same."""
-        from sinklab.checkpoint.restore import metadata
-        from sinklab.data.corpus import tokenizer_file
+        from sinklab.data.corpus import tokenizer_of
         from sinklab.data.tokens import tokenizer
 
-        text = tokenizer.read(tokenizer_file(self.folder.path, self.spec.data, self.spec.model.vocabulary, file))
-        told = metadata(self.folder.checkpoints / str(self.step)).custom_metadata['data'].get('tokenizer', '')
-        if not hashlib.sha256(text.encode()).hexdigest().startswith(told):
-            remedy = 'give the one of its token store' if file else 'give --tokenizer=FILE, its tokenizer.json'
-            raise Refusal(
-                f'{file or self.spec.data.source} has another tokenizer than {self} was trained with; {remedy}'
-            )
-        return tokenizer.parse(text, file or self.spec.data.source)
+        return tokenizer.load(tokenizer_of(self.folder, self.step, self.spec, file))
 
     def ids(self, text: str, name: str, bare: bool, tokenizer: 'Tokenizer') -> 'np.ndarray':
         """Of a text, as training would show its beginning; what is put there stands as its complement."""
@@ -69,9 +60,10 @@ class Reader:
 
 
 def reader(given: str) -> Reader:
-    folder, step = run_and_step(given)
-    spec = spec_of(folder)
-    return Reader(folder, wanted(folder, step)[-1], spec)
+    from sinklab.observe.opening import step_of
+
+    folder, step = step_of(given)
+    return Reader(folder, step, spec_of(folder))
 
 
 def cache(words: str, spec: Spec) -> 'Cache':

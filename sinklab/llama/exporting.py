@@ -8,12 +8,10 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from sinklab.data.corpus import tokenizer_file
 from sinklab.data.store.shard import TOKENIZER
 from sinklab.data.tokens import tokenizer as tokens
 from sinklab.files.place import is_remote
 from sinklab.files.whole import UNFINISHED, writable
-from sinklab.folder import Folder
 from sinklab.llama import config, files, parity, weights
 from sinklab.record import Refusal
 from sinklab.spec import Spec
@@ -35,18 +33,6 @@ def check(spec: Spec, out: Path, length: int | None) -> dict[str, Any]:
         raise Refusal(f'--out={out} is there already; give a new folder')
     parity.libraries()
     return found
-
-
-def tokenizer_of(folder: Folder, spec: Spec, given: str | None, digest: str | None) -> Path:
-    """The tokenizer.json of a run, held to its digest."""
-    file = tokenizer_file(folder.path, spec.data, spec.model.vocabulary, given)
-    if not file.exists():
-        raise Refusal(f'the tokenizer {file} is not there; give --tokenizer=FILE, the tokenizer.json of this run')
-    if tokens.digest(file)[:16] != digest:
-        raise Refusal(
-            f'{file} is not the tokenizer of this run; give --tokenizer=FILE, the one that it was trained on'
-        )
-    return file
 
 
 def write(spec: Spec, params: dict, content: dict[str, Any], tokenizer: Path, out: Path, dtype: str) -> parity.Found:

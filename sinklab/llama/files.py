@@ -33,8 +33,8 @@ def library(name: str) -> Any:
         raise Refusal(f'this needs {name.partition(".")[0]}; pip install "sinklab[hf]"') from error
 
 
-def opened(given: str) -> Path:
-    """The folder of hf:PATH, or of hf:ORG/NAME as the hub has it, of which safetensors and JSON are fetched."""
+def opened(given: str, more: tuple[str, ...] = ()) -> Path:
+    """The folder of hf:PATH, or of hf:ORG/NAME as the hub has it, of which WANTED is fetched, and more patterns."""
     name = given.removeprefix(PREFIX)
     if Path(name).is_dir():
         return Path(name)
@@ -42,7 +42,7 @@ def opened(given: str) -> Path:
         raise Refusal(f'{given} is no folder; give hf:PATH, a folder with {CONFIG}, or hf:ORG/NAME of the hub')
     hub = library('huggingface_hub')
     try:
-        return Path(hub.snapshot_download(name, allow_patterns=WANTED))
+        return Path(hub.snapshot_download(name, allow_patterns=[*WANTED, *more]))
     except Exception as error:  # of any kind: of the network, of the hub, of who may read what
         said = ' '.join(str(error).split())[:160]
         raise Refusal(f'{given} is no folder here, and cannot be fetched ({type(error).__name__}: {said})') from error

@@ -8,9 +8,9 @@ from sinklab.measure.setting import Setting
 from sinklab.measure.sink import EPSILON
 
 PARTS = {
-    'cos': 'Mean over i > 1 of cos(q_i, k_j): of the first token, of the others that i sees, the difference.',
-    'norms': 'Mean over i > 1 of ||q_i|| ||k_j||: of the first token, of the others that i sees, the difference.',
-    'score': 'Mean over i > 1 of <q_i, k_j> / sqrt(K): of the first token, of others that i sees, the difference.',
+    'cos': 'Mean over i > 1 of cos(q_i, k_j): of the first token, of the others up to i, the difference.',
+    'norms': 'Mean over i > 1 of ||q_i|| ||k_j||: of the first token, of the others up to i, the difference.',
+    'score': 'Mean over i > 1 of <q_i, k_j> / sqrt(K): of the first token, of the others up to i, the difference.',
 }
 
 PLACES = {'first': '1', 'middle': 'middle'}  # whose keys are compared over texts
@@ -45,11 +45,12 @@ def numbers(kept, setting: Setting) -> dict[str, float]:
 
 
 def rank(key_LPHK) -> np.ndarray:
-    """(sum of l)^2 / sum of l^2, l the variances over texts: 1 where keys lie on a line, K where in a ball, _LH."""
+    """(sum of l)^2 / sum of l^2, l the variances over texts: 1 where keys are equal or on a line, _LH."""
     key_LHPK = np.float64(key_LPHK).swapaxes(1, 2)
     key_LHPK -= key_LHPK.mean(-2, keepdims=True)
     gram = key_LHPK @ key_LHPK.swapaxes(-1, -2)  # has the eigenvalues of the covariance
-    return gram.trace(0, -2, -1) ** 2 / (gram**2).sum((-1, -2)).clip(EPSILON)
+    total, squares = gram.trace(0, -2, -1) ** 2, (gram**2).sum((-1, -2))
+    return np.where(squares > 0, total / np.where(squares > 0, squares, 1), 1)
 
 
 def keys(key_LPSHK, setting: Setting) -> dict:

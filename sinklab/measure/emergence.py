@@ -24,11 +24,14 @@ def between(after: int | None, at: int) -> str:
 
 
 def first_heads(steps: Sequence[int], alpha_NLH: np.ndarray, threshold: float) -> list[tuple[int, int, int]]:
-    """(step, layer, head), from 1, of every head whose alpha is above a threshold at the end, the earliest first."""
-    above_NLH = np.asarray(alpha_NLH) > threshold
+    """(step, layer, head), from 1, of every head whose alpha is above a threshold at the end: from which step on.
+
+    The earliest first, of those of a step the strongest.
+    """
+    alpha_NLH = np.asarray(alpha_NLH)
+    above_NLH = alpha_NLH > threshold
     stays_NLH = np.flip(np.logical_and.accumulate(np.flip(above_NLH, 0)), 0)
-    found = [
-        (steps[int(stays_NLH[:, layer, head].argmax())], layer + 1, head + 1)
-        for layer, head in np.argwhere(stays_NLH[-1])
-    ]
-    return sorted((int(step), int(layer), int(head)) for step, layer, head in found)
+    heads = np.argwhere(stays_NLH[-1])
+    first = [(int(stays_NLH[:, layer, head].argmax()), int(layer), int(head)) for layer, head in heads]
+    ordered = sorted(first, key=lambda one: (one[0], -alpha_NLH[one]))
+    return [(int(steps[at]), layer + 1, head + 1) for at, layer, head in ordered]

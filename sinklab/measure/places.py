@@ -86,8 +86,14 @@ MEASURES = (
         arrays=of_lengths,
         numbers=numbers_of_lengths,
         shown=(
-            Number('alpha/{k}/T{length}', 'alpha_k', 'alpha_k of the first T tokens of each text.'),
-            Number('sink/{k}/T{length}@{eps}', 'Sink_k', 'Sink_k of the first T tokens, at a threshold.', '%', 1),
+            Number('alpha/{k}/T{length}', 'alpha_{k}, T {length}', 'alpha_k of the first T tokens of each text.'),
+            Number(
+                'sink/{k}/T{length}@{eps}',
+                'Sink_{k}, T {length} > {eps}',
+                'Sink_k of the first T tokens, at a threshold.',
+                '%',
+                1,
+            ),
         ),
         saved=('length_LPHJN',),
         applies=lambda setting: bool(setting.lengths),

@@ -35,7 +35,7 @@ def setting_of(spec: Spec, length: int, columns: int, **more: Any) -> Setting:
         columns=columns + implicit,
         implicit=implicit,
         gain=attention.gain,
-        keys=spec.probe.keys,
+        keys=min(spec.probe.keys, length),
         prefix=mask.prefix or 0,
         window=mask.window if mask.window and mask.window < length else None,
         reach=min(mask.window or length, mask.block or length, length),

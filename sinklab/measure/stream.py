@@ -47,10 +47,15 @@ def of_stream(residual) -> dict:
 
 
 def secondary(likeness_LPT, first_L) -> float:
-    """Mean number of tokens of a text that are secondary sinks, by the mean norms of the first token after blocks."""
+    """Mean number of tokens of a text that are secondary sinks, by the mean norms of the first token after blocks.
+
+    Wong et al. also ask for fewer than L - 15 blocks, which no model of less than 21 could have; that is left out.
+    """
     change = np.diff(np.log(first_L))
+    if not (change > 0).any():
+        return 0.0
     rise, fall = int(np.argmax(change)) + 1, int(np.argmin(change)) + 1
-    between = slice(rise, fall if fall > rise else None)
+    between = slice(rise, fall if fall > rise and change.min() < 0 else None)
     lasts_PT = (np.abs(likeness_LPT[between]) > ALIKE).sum(0) > LASTING
     return float(lasts_PT[:, 1:].sum(-1).mean())
 

@@ -71,7 +71,6 @@ def file_arrays(kept: Arrays, setting: Setting, among: Measures = MEASURES) -> d
 def number(name: str) -> Number | None:
     """What people read of a recorded name; that of sink/{k} for sink/2, with 2 in its label."""
     for entry in (*NUMBERS, *DEEPER_NUMBERS):
-        if match := re.fullmatch(re.escape(entry.name).replace(r'\{k\}', r'([\d.]+)'), name):
-            label = entry.label.format(k=match[1]) if match.groups() else entry.label
-            return dataclasses.replace(entry, name=name, label=label)
+        if match := re.fullmatch(re.sub(r'\\{(\w+)\\}', r'(?P<\1>[\\d.]+)', re.escape(entry.name)), name):
+            return dataclasses.replace(entry, name=name, label=entry.label.format(**match.groupdict()))
     return None

@@ -6,10 +6,12 @@ from pathlib import Path
 from sinklab.llama import PREFIX, files
 from sinklab.record import Refusal
 
+CODE = '*.py'  # that comes with a model, fetched where it may run
 
-def folder_of(given: str) -> Path:
+
+def folder_of(given: str, remote_code: bool = False) -> Path:
     """A folder as it is, else the files of a model of the Hugging Face hub, with all their weights as safetensors."""
-    folder = files.opened(f'{PREFIX}{Path(given).expanduser()}')
+    folder = files.opened(f'{PREFIX}{Path(given).expanduser()}', (CODE,) if remote_code else ())
     if (folder / 'row.json').exists():
         raise Refusal(f'{folder} holds a run of sinklab; leave hf: out')
     if not (folder / files.CONFIG).exists():
@@ -19,9 +21,9 @@ def folder_of(given: str) -> Path:
 
 
 def digest(folder: Path) -> str:
-    """Of config and weights."""
+    """Of config, weights and code."""
     found = hashlib.sha256()
-    for file in (folder / files.CONFIG, *files.parts(folder)):
+    for file in (folder / files.CONFIG, *files.parts(folder), *sorted(folder.glob(CODE))):
         with file.open('rb') as opened:
             found.update(hashlib.file_digest(opened, 'sha256').digest())
     return found.hexdigest()

@@ -26,11 +26,11 @@ class Wanted:
 
 
 def inputs(subject: Subject, kinds: list[str], wanted: Wanted) -> dict[str, np.ndarray]:
-    """ids_PT by names: of a kind, and of domains domain/NAME."""
+    """ids_PT by names: of a kind, and of domains domain/NAME. What is repeated has no other token before it."""
     found = {}
     for kind in kinds:
         found |= domains(subject, wanted) if kind == 'domains' else {kind: KINDS[kind](subject, wanted)}
-    return {name: subject.shaped(ids_PT) for name, ids_PT in found.items()}
+    return {name: ids_PT if name == 'repeated' else subject.shaped(ids_PT) for name, ids_PT in found.items()}
 
 
 def natural(subject: Subject, wanted: Wanted) -> np.ndarray:
@@ -81,9 +81,9 @@ def beginnings(subject: Subject, wanted: Wanted, found: Iterator[Document], name
 
 def held_out(subject: Own, wanted: Wanted, domain: str | None = None) -> np.ndarray:
     """What the probes of a run's own training see, of another number and length."""
-    probe = dataclasses.replace(
-        subject.spec.probe, sequences=wanted.sequences, length=wanted.length, inputs='natural', domain=domain
-    )
+    probe = subject.spec.probe
+    sizes = dict(sequences=wanted.sequences, length=wanted.length, domain=domain or probe.domain)
+    probe = dataclasses.replace(probe, inputs='natural', **sizes)
     return sequences(dataclasses.replace(subject.spec, probe=probe)).probe_PT
 
 

@@ -1,9 +1,11 @@
 """Everything that the table of measures says of a subject, on any inputs; a result is kept by what it is made of."""
 
 import dataclasses
+import functools
 import hashlib
 import json
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -50,9 +52,7 @@ def remembered(
     subject: Subject, ids_PT: np.ndarray, position_T: np.ndarray | None = None, watch: Watch = unwatched, **how: Any
 ) -> Measured:
     """The same, computed once for a model and its inputs."""
-    told = json.dumps([__version__, subject.digest, how, None if position_T is None else list(map(int, position_T))])
-    name = hashlib.sha256(told.encode() + np.int64(ids_PT).tobytes()).hexdigest()[:24]
-    path = cache() / 'measured' / f'{name}.npz'
+    path = cache() / 'measured' / f'{name_of(subject, ids_PT, position_T, how)}.npz'
     if path.exists():
         with np.load(path) as kept:
             arrays = dict(kept)
@@ -61,6 +61,24 @@ def remembered(
     path.parent.mkdir(parents=True, exist_ok=True)
     save(path, found)
     return found
+
+
+def name_of(subject: Subject, ids_PT: np.ndarray, position_T: np.ndarray | None, how: dict[str, Any]) -> str:
+    """Of all that decides a result: the model, the inputs, the setting, and the code that measures."""
+    setting = dataclasses.asdict(subject.setting(ids_PT.shape[1], **how))
+    places = None if position_T is None else list(map(int, position_T))
+    told = json.dumps([code(), subject.digest, setting, places, ids_PT.shape])
+    return hashlib.sha256(told.encode() + np.int64(ids_PT).tobytes()).hexdigest()[:24]
+
+
+@functools.cache
+def code() -> str:
+    """Of the rooms that make the numbers."""
+    found = hashlib.sha256(__version__.encode())
+    for room in (table.__file__, __file__):
+        for file in sorted(Path(room).parent.glob('*.py')):
+            found.update(file.read_bytes())
+    return found.hexdigest()
 
 
 def save(path: Any, found: Measured) -> None:

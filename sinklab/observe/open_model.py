@@ -14,6 +14,7 @@ from sinklab.observe.showing import SEEN, Layer, Showing
 from sinklab.observe.subject import Keep, Watch, check_length, in_parts, unwatched
 from sinklab.record import Refusal
 
+KEYS = 10  # whose importance is told, of the paper
 AT_ONCE = 1 << 26  # bytes of attention that one layer shows at once
 
 
@@ -21,7 +22,7 @@ class OpenModel:
     """In float32, without its head. `bos`: what its tokenizer does by itself (auto), none, or BOS by force."""
 
     def __init__(self, given: str, bos: str = 'auto', remote_code: bool = False):
-        self.folder, self.name, self.bos = hub.folder_of(given), f'hf:{given}', bos
+        self.folder, self.name, self.bos = hub.folder_of(given, remote_code), f'hf:{given}', bos
         self.model = loaded(self.folder, self.name, remote_code)
         self.config = self.model.config.get_text_config()
         self.vocabulary = self.config.vocab_size
@@ -75,7 +76,9 @@ class OpenModel:
     def setting(self, length: int, **more: Any) -> Setting:
         windows = self.windows(length)
         window = windows.pop() if len(windows) == 1 else None  # where layers differ, it is none of all
-        found = dict(length=length, columns=int(self.sinks), implicit=self.sinks, gain=1.0, keys=4, prefix=0)
+        found = dict(
+            length=length, columns=int(self.sinks), implicit=self.sinks, gain=1.0, keys=min(KEYS, length), prefix=0
+        )
         return Setting(**found | dict(window=window, reach=window or length, triggers=False) | more)
 
     def windows(self, length: int) -> set[int | None]:

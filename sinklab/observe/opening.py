@@ -25,9 +25,7 @@ def subject(given: str, bos: str = 'auto', remote_code: bool = False) -> Subject
         except ImportError as error:
             raise Refusal(f'{given} needs {error.name}; install it: pip install "sinklab[hf]"') from error
         return OpenModel(given.removeprefix(OPEN), bos, remote_code)
-    folder, step = of_run(given)
-    saved = wanted(folder, step)
-    return Own(folder, saved[-1] if step is not None else digests.newest(folder) or saved[-1], bos)
+    return Own(*step_of(given), bos)
 
 
 def subjects(given: str, bos: str = 'auto') -> list[Subject]:
@@ -38,10 +36,18 @@ def subjects(given: str, bos: str = 'auto') -> list[Subject]:
     return [Own(folder, one, bos) for one in wanted(folder, step)]
 
 
+def step_of(given: str) -> tuple[Folder, int]:
+    """RUN@STEP, or of RUN the newest step that is whole."""
+    folder, step = of_run(given)
+    saved = wanted(folder, step)
+    return folder, saved[-1] if step is not None else digests.newest(folder) or saved[-1]
+
+
 def of_run(given: str) -> tuple[Folder, int | None]:
     folder, step = run_and_step(given)
     if not folder.is_claimed():
-        raise Refusal(f'{folder} holds no run; give RUN, RUN@STEP, or hf:PATH_OR_ID of an open model')
+        lacks = 'holds no run' if folder.path.exists() else 'is not there'
+        raise Refusal(f'{folder} {lacks}; give the folder of a run, or hf:PATH_OR_ID of an open model')
     return folder, step
 
 

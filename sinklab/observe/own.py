@@ -2,6 +2,8 @@
 
 import dataclasses
 import functools
+import hashlib
+import json
 from collections.abc import Callable
 from typing import Any
 
@@ -12,7 +14,7 @@ from flax import nnx
 from sinklab import devices, sharding
 from sinklab.checkpoint import digests, restore
 from sinklab.data.batches import PREPENDED
-from sinklab.data.corpus import corpus, tokenizer_file
+from sinklab.data.corpus import corpus, tokenizer_of
 from sinklab.data.sequences.interventions import with_fixed_token
 from sinklab.data.sequences.prompts import shaped
 from sinklab.data.tokens.tokenizer import Tokenizer, load
@@ -53,7 +55,8 @@ class Own:
 
     @functools.cached_property
     def digest(self) -> str:
-        return digests.seal(self.folder, self.step)
+        config = json.dumps([dataclasses.asdict(part) for part in (self.spec.model, self.spec.data)], sort_keys=True)
+        return f'{digests.seal(self.folder, self.step)} {hashlib.sha256(config.encode()).hexdigest()[:16]}'
 
     @functools.cached_property
     def mesh(self) -> jax.sharding.Mesh:
@@ -70,7 +73,7 @@ class Own:
         """The run's own; one that is older than tokenizer.json in its folder has it from its corpus."""
         if self.spec.data.task != 'text':
             raise Refusal(f'{self.folder} was trained on {self.spec.data.task}, which has no tokenizer; give ids')
-        return load(tokenizer_file(self.folder.path, self.spec.data, self.vocabulary))
+        return load(tokenizer_of(self.folder, self.step, self.spec))
 
     def encode(self, text: str) -> list[int]:
         """As the run's probes begin, where these put something before a text, else as training showed a beginning."""

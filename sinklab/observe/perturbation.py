@@ -9,7 +9,9 @@ from sinklab.observe.subject import Subject
 AT_ONCE = 8  # texts
 
 
-def spread(subject: Subject, ids_PT: np.ndarray, place: int, seed: int) -> dict[str, float]:
+def spread(
+    subject: Subject, ids_PT: np.ndarray, place: int, seed: int, position_T: np.ndarray | None = None
+) -> dict[str, float]:
     """perturbation/LL: mean over texts and tokens at and after `place` (from 0) of ||dh_t|| over ||h_t||, by block.
 
     dh_t is what becomes of h_t where the token at `place` is another one, drawn from the vocabulary.
@@ -18,12 +20,12 @@ def spread(subject: Subject, ids_PT: np.ndarray, place: int, seed: int) -> dict[
     other_PT = ids_PT.copy()
     other_PT[:, place] = drawn_P + (drawn_P >= ids_PT[:, place])  # never itself
     parts = [slice(at, at + AT_ONCE) for at in range(0, len(ids_PT), AT_ONCE)]
-    ratio_LPT = [change(subject, ids_PT[part], other_PT[part])[:, :, place:] for part in parts]
+    ratio_LPT = [change(subject, ids_PT[part], other_PT[part], position_T)[:, :, place:] for part in parts]
     return by_layer('perturbation', np.concatenate(ratio_LPT, 1).mean((1, 2)))
 
 
-def change(subject: Subject, ids_PT: np.ndarray, other_PT: np.ndarray) -> np.ndarray:
-    before, after = (subject.observe(ids, residual)['residual_LPTD'] for ids in (ids_PT, other_PT))
+def change(subject: Subject, ids_PT: np.ndarray, other_PT: np.ndarray, position_T: np.ndarray | None) -> np.ndarray:
+    before, after = (subject.observe(ids, residual, position_T)['residual_LPTD'] for ids in (ids_PT, other_PT))
     return norms(np.float32(after) - np.float32(before)) / norms(np.float32(before))
 
 

@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import math
 from typing import Any
 
 import numpy as np
@@ -20,7 +21,7 @@ from sinklab.record import Refusal
 
 USUAL = dict(sequences=100, length=64, source='stdlib')  # of what was not probed in a training: the paper's numbers
 LOSS = Number('loss', 'loss', 'Mean of -log p of every token but the first.', 'nats')
-LEAST = dict(sequences=1, length=2, perturb=1)
+LEAST = dict(sequences=1, length=2, keys=1, perturb=1, seed=0)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -32,6 +33,7 @@ class Question:
     sequences: int | None = None
     length: int | None = None
     seed: int = 0
+    keys: int | None = None  # the first tokens whose importance is told; at least K of `positions`
     lengths: tuple[int, ...] = ()  # sinks of the first T tokens, at these thresholds
     thresholds: tuple[float, ...] = (THRESHOLD,)
     positions: str | None = None
@@ -39,6 +41,8 @@ class Question:
     loss: bool = False
 
     def __post_init__(self):
+        if not self.inputs:
+            raise Refusal(f'--inputs is empty; give some of {", ".join(inputs.INPUTS)}')
         for name, least in LEAST.items():
             given = getattr(self, name)
             if given is not None and given < least:
@@ -58,8 +62,12 @@ class Question:
             raise Refusal(
                 f'--lengths has {wrong[0]}, and texts have {length} tokens; give 1 to {length}, or --length'
             )
-        if self.perturb is not None and self.perturb > length:
-            raise Refusal(f'--perturb={self.perturb} is no token; give 1 to {length}')
+        if full.positions:  # what stands at K is told, too
+            usual_keys = subject.setting(length).keys
+            full = dataclasses.replace(full, keys=max(self.keys or usual_keys, int(full.position_T[0]) + 1))
+        for name in ('perturb', 'keys'):
+            if (given := getattr(self, name)) is not None and given > length:
+                raise Refusal(f'--{name}={given} is beyond the text; give 1 to {length}')
         return full
 
     @property
@@ -67,9 +75,10 @@ class Question:
         return inputs.positions(self.positions, self.length) if self.positions else None
 
     @property
-    def how(self) -> dict[str, tuple]:
+    def how(self) -> dict[str, Any]:
         """What the Setting has of it."""
-        return dict(lengths=self.lengths, thresholds=self.thresholds) if self.lengths else {}
+        how = dict(lengths=self.lengths, thresholds=self.thresholds) if self.lengths else {}
+        return how | (dict(keys=self.keys) if self.keys else {})
 
 
 @dataclasses.dataclass(frozen=True)
@@ -84,7 +93,7 @@ class Answer:
             model=self.subject.name,
             digest=self.subject.digest,
             **{name: getattr(self.question, name) for name in USUAL},
-            inputs={name: one.numbers for name, one in self.found.items()},
+            inputs={name: finite(one.numbers) for name, one in self.found.items()},
             published=published(self.subject.name),
             propositions=self.propositions(),
         )
@@ -130,8 +139,13 @@ def beside(subject: Subject, ids_PT: np.ndarray, question: Question) -> dict[str
     if question.loss:
         found[LOSS.name] = float(np.nanmean(subject.loss(ids_PT, question.position_T)))
     if question.perturb is not None:
-        found |= perturbation.spread(subject, ids_PT, question.perturb - 1, question.seed)
+        found |= perturbation.spread(subject, ids_PT, question.perturb - 1, question.seed, question.position_T)
     return found
+
+
+def finite(numbers: dict[str, float]) -> dict[str, float | None]:
+    """As JSON can say them."""
+    return {name: value if math.isfinite(value) else None for name, value in numbers.items()}
 
 
 def series(answers: list[Answer]) -> dict[str, dict[str, Any]]:

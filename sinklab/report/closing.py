@@ -14,7 +14,7 @@ def table(runs: list[Run]) -> list[dict]:
 
 def entry(run: Run) -> dict:
     found = emergence(run)
-    emerged = found and dict(after=found.after, at=found.at, head=found.head and [one + 1 for one in found.head])
+    emerged = found and dict(after=found.after, at=found.at, head=found.head)
     return dict(
         arm=run.name,
         notes=run.notes,

@@ -2,9 +2,8 @@
 
 import dataclasses
 
-import numpy as np
-
 from sinklab.measure.emergence import emergence as of_rates
+from sinklab.measure.emergence import first_heads
 from sinklab.measure.sink import THRESHOLD
 from sinklab.measure.table import HEADLINE, HEADLINE_MAP
 from sinklab.report.runs import Run
@@ -15,7 +14,7 @@ class Emergence:
     after: int | None  # the last probe with at most half of it; None: the first probe has more
     at: int  # the first probe from which on there is more
     height: float  # the rate there
-    head: tuple[int, int] | None  # (layer, head), the first whose mean alpha_1 is above the threshold
+    head: tuple[int, int] | None  # (layer, head), from 1, whose mean alpha_1 is first above the threshold for good
     head_at: int | None  # the first of the probes that are drawn in which it is
 
 
@@ -26,8 +25,6 @@ def emergence(run: Run) -> Emergence | None:
 
 
 def first_head(run: Run) -> tuple[tuple[int, int] | None, int | None]:
-    for step, alpha_LH in zip(run.probe_steps, run.values.get(HEADLINE_MAP.name, ()), strict=True):
-        if alpha_LH.max() > THRESHOLD:
-            layer, head = np.unravel_index(np.argmax(alpha_LH), alpha_LH.shape)
-            return (int(layer), int(head)), step
-    return None, None
+    alpha_NLH = run.values.get(HEADLINE_MAP.name, ())
+    found = first_heads(run.probe_steps, alpha_NLH, THRESHOLD) if len(alpha_NLH) else ()
+    return (found[0][1:], found[0][0]) if found else (None, None)

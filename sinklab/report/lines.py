@@ -66,7 +66,7 @@ class Lines:
         ]
 
     def mark(self, run: Run, found) -> dict:
-        head = f', layer {found.head[0] + 1} head {found.head[1] + 1} first' if found.head else ''
+        head = f', layer {found.head[0]} head {found.head[1]} first' if found.head else ''
         return dict(run=self.places[run.name], x=found.at, y=found.height, text=f'emerges at {found}{head}')
 
     def context(self) -> dict | None:
