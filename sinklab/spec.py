@@ -59,7 +59,8 @@ LATER = {
         'rotary': dict(base=10_000.0, scaling='none', factor=None, slow=None, fast=None, length=None),
         'qkv_bias': False,
         'tied': False,
-    }
+    },
+    'valid': {'domain': None},
 }
 
 
@@ -208,6 +209,7 @@ class Data:
 class Valid:
     every_steps: Natural  # 0: only at the start and the end, here and in Probe
     windows: Count
+    domain: Text | None  # of the held-out documents: those of this one of a corpus that has several
 
 
 @dataclasses.dataclass(frozen=True)
