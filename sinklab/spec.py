@@ -33,7 +33,15 @@ Similarity = Literal[*PAIRS]
 Normalizer = Literal[*dict.fromkeys(normalizer for pair in PAIRS.values() for normalizer in pair)]
 FeatureMap = Literal['identity', 'elu1', 'mlp']
 Position = Literal[
-    'none', 'absolute', 'learned', 'relative_paper_code', 'relative_paper_printed', 'relative_t5', 'alibi', 'rotary'
+    'none',
+    'absolute',
+    'learned',
+    'relative_paper_code',
+    'relative_paper_printed',
+    'relative_paper_negative',
+    'relative_t5',
+    'alibi',
+    'rotary',
 ]
 FFN = Literal['relu', 'gelu', 'swish', 'reglu', 'geglu', 'swiglu']
 Backend = Literal['auto', 'dense', 'chunked', 'tpu', 'gpu', 'cudnn']

@@ -14,7 +14,8 @@ CLAIMS = {
     'alibi': (3, 'repeated/first'),
     'rotary': (4, 'repeated/bound'),
 }
-EQUAL = ('none', 'relative_paper_code', 'relative_paper_printed', 'relative_t5', 'alibi', 'rotary')
+RELATIVE = ('relative_paper_code', 'relative_paper_printed', 'relative_paper_negative')
+EQUAL = ('none', *RELATIVE, 'relative_t5', 'alibi', 'rotary')
 TOLERANCE = 1e-5
 
 

@@ -93,6 +93,13 @@ class RelativePaperPrinted(Position):
         return Curve(lambda _, distance: buckets(distance, floor_first=True), np.zeros((1, 0)))
 
 
+class RelativePaperNegative(Position):
+    """The number of the distance's bucket with a minus sign, which favours the nearest keys."""
+
+    def curve(self):
+        return Curve(lambda _, distance: -buckets(distance), np.zeros((1, 0)))
+
+
 class RelativeT5(Position):
     """A learned number for each bucket and head, the same in all layers (Raffel et al., 2020)."""
 
@@ -153,6 +160,7 @@ POSITIONS = {
     'learned': Learned,
     'relative_paper_code': RelativePaperCode,
     'relative_paper_printed': RelativePaperPrinted,
+    'relative_paper_negative': RelativePaperNegative,
     'relative_t5': RelativeT5,
     'alibi': Alibi,
     'rotary': Rotary,
