@@ -64,6 +64,7 @@ class Sequences:
     triggers: int | None = None  # the ids below it are triggers of Bigram-Backcopy
     tokenizer: str | None = None  # the text of its tokenizer.json
     expect: Callable[[int], None] = lambda first: None  # is told the step after which batches are read
+    told: tuple[str, ...] = ()  # lines for whoever follows the run
 
     def is_trigger(self, ids_NT: np.ndarray) -> np.ndarray | None:
         return None if self.triggers is None else ids_NT < self.triggers
@@ -113,7 +114,17 @@ def text(spec: spec.Spec, share: float) -> Sequences:
         fingerprint=fingerprint(spec, store=store.digest, tokenizer=store.meta['tokenizer'][:16]),
         expect=functools.partial(expect, store, batches, spec, share),
         tokenizer=store.tokenizer_json(),
+        told=share_told(data, train),
     )
+
+
+def share_told(data: spec.Data, train: list[Intervened]) -> tuple[str, ...]:
+    """How much data.share is, which the tables of the paper say in tokens."""
+    if data.share == 1:
+        return ()
+    chosen, there = sum(map(len, train)), sum(part.windows.ends[-1] for part in train)
+    read, whole = (count * (data.length + 1) for count in (chosen, there))
+    return (f'data.share {data.share:g} is {read:,} of {whole:,} training tokens; in the paper, of 5,000,000,000',)
 
 
 def of_one(store: Store, domain: str) -> tuple[dict[str, list[str]], dict[str, float]]:
