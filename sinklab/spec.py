@@ -43,6 +43,7 @@ Position = Literal[
     'alibi',
     'rotary',
 ]
+FARTHEST = 128  # from this distance on, relative positions tell keys apart no longer
 FFN = Literal['relu', 'gelu', 'swish', 'reglu', 'geglu', 'swiglu']
 Backend = Literal['auto', 'dense', 'chunked', 'tpu', 'gpu', 'cudnn']
 Gate = Literal['none', 'elementwise', 'headwise', 'shared', 'value', 'value_state']

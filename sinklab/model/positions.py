@@ -11,8 +11,9 @@ from sinklab import spec
 from sinklab.attend.bias import Curve
 from sinklab.model.initialization import INITIALIZATIONS, normal
 from sinklab.model.parameter import spread, whole
+from sinklab.spec import FARTHEST
 
-BUCKETS, FARTHEST = 32, 128  # of the relative positions: those of T5 and of the released code
+BUCKETS = 32  # of the relative positions: those of T5 and of the released code
 
 
 class Position(nnx.Module):

@@ -46,7 +46,9 @@ def measured(subject: Subject, ids_PT: np.ndarray, position_T: np.ndarray | None
 
 def remembered(subject: Subject, ids_PT: np.ndarray, position_T: np.ndarray | None = None, **how: Any) -> Measured:
     """The same, computed once for a model and its inputs."""
-    told = json.dumps([__version__, subject.digest, how, None if position_T is None else list(map(int, position_T))])
+    names = [number.name for number in (*table.NUMBERS, *table.DEEPER_NUMBERS)]
+    places = None if position_T is None else list(map(int, position_T))
+    told = json.dumps([__version__, names, subject.digest, how, places])
     name = hashlib.sha256(told.encode() + np.int64(ids_PT).tobytes()).hexdigest()[:24]
     path = cache() / 'measured' / f'{name}.npz'
     if path.exists():
