@@ -2,7 +2,8 @@
 
     sinklab train --config=configs/data.py:fixed_2 --workdir=runs/fixed_2
 
-Amounts are shares of the baseline's 5B tokens, at the same number of steps. Random tokens are drawn from all ids,
+Amounts are shares of the baseline's 5B tokens, at the same number of steps; of a store that holds more or less, the
+same shares are other amounts, and a run tells its own at its start. Random tokens are drawn from all ids,
 once for each window; probes are natural text. The fixed token is id 1, in training, validation and probe sequences.
 Decided: random and fixed tokens are targets like others, as released. A size may fix the first token; every row but
 `fixed_K` frees it.

@@ -38,7 +38,7 @@ def get_config(row=None, size='paper'):
         )
     )
     config.data = data()
-    config.valid = ConfigDict(dict(every_steps=1000, windows=800))
+    config.valid = ConfigDict(dict(every_steps=1000, windows=800, domain=placeholder(str)))
     config.probe = ConfigDict(
         dict(
             every_steps=250,

@@ -18,7 +18,10 @@ def prefix(tokens):
     return dict(diff={'model.mask.prefix': tokens}, published={}, source='Gu et al. (v1), Figure 3B', note=note)
 
 
-def window(keys, note='A figure only: small windows prevent the sink, those from about 256 have it.'):
+EDGE = 'alpha/edge is of longer texts than the window: sinklab measure RUN --length=2048.'
+
+
+def window(keys, note=f'A figure only: small windows prevent the sink, those from about 256 have it. {EDGE}'):
     return dict(diff={'model.mask.window': keys}, published={}, source='Gu et al. (v1), Figure 2D', note=note)
 
 

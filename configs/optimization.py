@@ -20,6 +20,10 @@ def rate(diff, sink, loss):
     return row(diff, sink, loss, 'Gu et al. (ICLR), Table 9')
 
 
+def unpublished(diff, source, note):
+    return dict(diff=diff, published={}, source=source, note=note)
+
+
 def batch(size, sink, loss):
     return row({'optimizer.batch_size': size}, sink, loss, 'Gu et al. (v1), Table 6')
 
@@ -27,6 +31,9 @@ def batch(size, sink, loss):
 def decay(gamma, sink, loss):
     return row({'optimizer.weight_decay': gamma}, sink, loss, 'Gu et al. (v1), Table 1')
 
+
+RELEASED = 'the released configs of Gu et al.'
+CURVES = 'Figure 2B (v1), whose other curve is rate_4e-4_20k'
 
 ROWS = {
     'rate_4e-4_20k': rate({}, 18.18, 3.73),
@@ -36,6 +43,19 @@ ROWS = {
     'rate_2e-4_40k': rate({'optimizer.peak_learning_rate': 2e-4, 'optimizer.steps': 40_000}, 16.81, 3.68),
     'rate_1e-4_20k': rate({'optimizer.peak_learning_rate': 1e-4}, 2.90, 3.92),
     'rate_1e-4_80k': rate({'optimizer.peak_learning_rate': 1e-4, 'optimizer.steps': 80_000}, 6.29, 3.67),
+    'rate_1e-3_20k': unpublished(
+        {'optimizer.peak_learning_rate': 1e-3}, RELEASED, f'A released rate, and a curve of {CURVES}; no number.'
+    ),
+    'rate_1e-4_40k': unpublished(
+        {'optimizer.peak_learning_rate': 1e-4, 'optimizer.steps': 40_000},
+        RELEASED,
+        f'A released rate, and a curve of {CURVES}; no number, Table 9 has it after 20k and 80k steps.',
+    ),
+    'rate_1e-5_80k': unpublished(
+        {'optimizer.peak_learning_rate': 1e-5, 'optimizer.steps': 80_000},
+        RELEASED,
+        f'A released rate, and a curve of {CURVES}; no number. Its first 20k steps are those of a run of 20k.',
+    ),
     'batch_128': batch(128, 16.45, 3.92),
     'batch_256': batch(256, 17.19, 3.78),
     'batch_1024': batch(1024, 16.19, 3.68),
@@ -46,12 +66,7 @@ ROWS = {
     'decay_1': decay(1.0, 37.71, 3.90),
     'decay_2': decay(2.0, 6.13, 4.23),
     'decay_5': decay(5.0, 0.01, 5.24),
-    'decay_10': dict(
-        diff={'optimizer.weight_decay': 10.0},
-        published={},
-        source='the released configs of Gu et al.',
-        note='No result was published.',
-    ),
+    'decay_10': unpublished({'optimizer.weight_decay': 10.0}, RELEASED, 'No result was published.'),
     'cosine': dict(
         diff={'optimizer.schedule': 'cosine', 'optimizer.final_share': 0.1},
         published={},

@@ -1,5 +1,6 @@
 """A config, parsed once into a spec: field by field, then the rules between fields."""
 
+import operator
 from collections.abc import Iterator, Mapping
 from typing import Any
 
@@ -235,9 +236,11 @@ def of_probe(spec: Spec) -> Iterator[str]:
         yield 'config.probe.prepend=eos ends a document before the text, which then does not see it; set it to bos'
     if probe.domain and probe.inputs != 'natural':
         yield f'config.probe.domain is {probe.domain}, and {probe.inputs} inputs are of none; set it to None'
-    for name, plain in (('prepend', 'none'), ('inputs', 'natural'), ('domain', None)):
-        if data.task != 'text' and (given := getattr(probe, name)) != plain:
-            yield f'config.probe.{name} is {given}, for which {data.task} has no use; leave it at {plain}'
+    of_text = {'probe.prepend': 'none', 'probe.inputs': 'natural', 'probe.domain': None, 'valid.domain': None}
+    for name, plain in of_text.items():
+        given = operator.attrgetter(name)(spec)
+        if data.task != 'text' and given != plain:
+            yield f'config.{name} is {given}, for which {data.task} has no use; leave it at {plain}'
 
 
 def of_checkpoint(checkpoint: Checkpoint) -> Iterator[str]:

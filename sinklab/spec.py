@@ -33,8 +33,17 @@ Similarity = Literal[*PAIRS]
 Normalizer = Literal[*dict.fromkeys(normalizer for pair in PAIRS.values() for normalizer in pair)]
 FeatureMap = Literal['identity', 'elu1', 'mlp']
 Position = Literal[
-    'none', 'absolute', 'learned', 'relative_paper_code', 'relative_paper_printed', 'relative_t5', 'alibi', 'rotary'
+    'none',
+    'absolute',
+    'learned',
+    'relative_paper_code',
+    'relative_paper_printed',
+    'relative_paper_negative',
+    'relative_t5',
+    'alibi',
+    'rotary',
 ]
+FARTHEST = 128  # from this distance on, relative positions tell keys apart no longer
 FFN = Literal['relu', 'gelu', 'swish', 'reglu', 'geglu', 'swiglu']
 Backend = Literal['auto', 'dense', 'chunked', 'tpu', 'gpu', 'cudnn']
 Gate = Literal['none', 'elementwise', 'headwise', 'shared', 'value', 'value_state']
@@ -59,7 +68,8 @@ LATER = {
         'rotary': dict(base=10_000.0, scaling='none', factor=None, slow=None, fast=None, length=None),
         'qkv_bias': False,
         'tied': False,
-    }
+    },
+    'valid': {'domain': None},
 }
 
 
@@ -208,6 +218,7 @@ class Data:
 class Valid:
     every_steps: Natural  # 0: only at the start and the end, here and in Probe
     windows: Count
+    domain: Text | None  # of the held-out documents: those of this one of a corpus that has several
 
 
 @dataclasses.dataclass(frozen=True)

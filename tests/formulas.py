@@ -139,6 +139,7 @@ def position_bias(kind, position_T, heads, table_RH=None):
         'alibi': lambda d: [-slope * d for slope in slopes(heads)],
         'relative_paper_code': lambda d: [bucket(d)] * heads,
         'relative_paper_printed': lambda d: [printed(d)] * heads,
+        'relative_paper_negative': lambda d: [-bucket(d)] * heads,
         'relative_t5': lambda d: table_RH[bucket(d)],
     }.get(kind, lambda d: [0.0] * heads)
     rows = [[distance(max(int(t - s), 0)) for s in position_T] for t in position_T]

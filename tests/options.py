@@ -21,7 +21,7 @@ def option(**changes):
 
 POSITIONS = (
     *('none', 'absolute', 'learned', 'relative_paper_code', 'relative_paper_printed'),
-    *('relative_t5', 'alibi', 'rotary'),
+    *('relative_paper_negative', 'relative_t5', 'alibi', 'rotary'),
 )
 RESET = dict(model__mask__document=True, data__positions='reset')
 ROTARY_LLAMA3 = option(

@@ -7,6 +7,7 @@ import pytest
 from conftest import tiny
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from runs import Hearing, train
 from stores import BEGIN as FIXED
 from stores import END, Array
 
@@ -212,6 +213,18 @@ def test_what_is_not_predicted_stays_so_under_an_intervention():
         for index in range(2):
             found = Intervened(windows, data, 300, fix=True)[index]
             np.testing.assert_array_equal(found >= 0, told[17 * index : 17 * index + 17])
+
+
+@pytest.mark.slow
+def test_a_run_says_at_its_start_how_many_tokens_a_share_is(corpus, tmp_path):
+    spec = tiny(data__source=corpus, data__share=0.1, optimizer__steps=3)
+    held, hearing = stored(spec.data, 300), Hearing()
+    windows = len(held.row('train', '')) // 17
+    train(spec, tmp_path / 'run', hearing)
+    read, whole = 17 * round(windows / 10), 17 * windows
+    line = f'data.share 0.1 is {read:,} of {whole:,} training tokens; in the paper, of 5,000,000,000'
+    assert hearing.notes == [line]
+    assert sequences(tiny(data__source=corpus)).told == ()
 
 
 def test_random_tokens_differ_between_domains_and_do_not_depend_on_the_share():

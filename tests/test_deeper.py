@@ -248,7 +248,7 @@ def test_a_model_shows_all_that_is_measured_and_a_probe_what_it_showed_before(sp
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize('position', ['none', 'relative_paper_code', 'alibi', 'rotary'])
+@pytest.mark.parametrize('position', ['none', *propositions.RELATIVE, 'relative_t5', 'alibi', 'rotary'])
 def test_propositions_hold_of_any_weights_and_of_no_other_text(position):
     spec = tiny(model__position=position)
     for repeated in (True, False):
@@ -267,7 +267,7 @@ def test_the_numbers_of_the_propositions_are_those_of_their_sentences(arrays):
     among = table.measurable(arrays)
     found = table.numbers(table.kept(arrays, setting, among), setting, among)
     A, query, key = (np.float64(arrays[name]) for name in ('attention_LPHTS', 'query_LPTHK', 'key_LPSHK'))
-    uneven, first, bound = [], [], []
+    uneven, first, bound, relative = [], [], [], []
     for layer, text, head in each((L, P, H)):
         share = A[layer, text, head, :, 1:]
         longest = (np.linalg.norm(array[layer, text, :, head], axis=-1).max() for array in (query, key[:, :, 1:]))
@@ -275,8 +275,10 @@ def test_the_numbers_of_the_propositions_are_those_of_their_sentences(arrays):
         for t in range(1, T + 1):
             uneven += [abs(share[t - 1, i] - (i < t) / t) for i in range(T)]
             first.append(share[t - 1, 0] - 1 / t)
+            weights = [share[T - 1, T - t + i] for i in range(t)]
+            relative += [abs(share[t - 1, i] - (weights[i] / sum(weights) if i < t else 0)) for i in range(T)]
             bound += [share[t - 1, i] - np.exp(2 * x) / (np.exp(2 * x) + t - 1) for i in range(T)]
-    expected = dict(uneven=max(uneven), first=max(first), bound=max(bound))
+    expected = dict(uneven=max(uneven), first=max(first), bound=max(bound), relative=max(relative))
     for name, value in expected.items():
         np.testing.assert_allclose(found[f'repeated/{name}'], value, rtol=1e-4, atol=1e-6)
 

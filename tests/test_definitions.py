@@ -79,7 +79,10 @@ def bias_alone(kind, scale):
     return float(sink.importance(weight_HTS / weight_HTS.sum(-1, keepdims=True), 1).mean())
 
 
-@pytest.mark.parametrize(('kind', 'after', 'before'), [('code', 0.334, 0.103), ('printed', 0.225, 0.094)])
+RELATIVE = [('code', 0.334, 0.103), ('printed', 0.225, 0.094), ('negative', 0.022, 0.052)]
+
+
+@pytest.mark.parametrize(('kind', 'after', 'before'), RELATIVE)
 @pytest.mark.slow
 def test_a_bias_of_relative_positions_is_not_divided_by_the_root_of_the_head_width(kind, after, before):
     """Ours, of a model whose queries are zero, has the number after the division; before it, it would be another."""

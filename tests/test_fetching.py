@@ -86,6 +86,14 @@ def test_what_is_read_is_that_of_a_disk_in_mixtures_and_with_masks(bucket, tmp_p
     assert one.fingerprint == other.fingerprint
 
 
+@pytest.mark.parametrize('domain', ['prose', 'code'])
+def test_held_out_windows_of_one_domain_are_those_of_a_disk_whoever_reads_them(mixed, bucket, domain):
+    changes = dict(data__length=16, data__bos='documents', valid__windows=6, valid__domain=domain)
+    near, far = (spec_on(path, **changes) for path in (mixed.path, uploaded(mixed, bucket)))
+    wanted = expecting(near).valid_NT
+    exactly_equal(np.concatenate([reader(far, number, 3).held_out() for number in range(3)]), wanted)
+
+
 def test_rows_are_read_across_the_borders_of_shards(mixed, bucket):
     far = Store(uploaded(mixed, bucket))
     assert far.digest == mixed.digest

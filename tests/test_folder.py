@@ -71,8 +71,8 @@ def test_a_run_of_another_version_is_refused_with_what_differs_and_its_commit(fo
 
 def test_a_run_of_before_a_field_came_has_what_it_then_was(folder):
     config = folder.read('config')
-    for name in LATER['model']:
-        del config['model'][name]
+    for part, name in ((part, name) for part, later in LATER.items() for name in later):
+        del config[part][name]
     (folder.path / 'config.json').write_text(json.dumps(config))
     folder.check(tiny())
     assert folder.changes(tiny()) == []

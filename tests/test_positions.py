@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from options import OPTIONS
 
 from sinklab.attend.bias import Bias
+from sinklab.measure.propositions import RELATIVE
 from sinklab.model.positions import POSITIONS, buckets, slopes
 
 PLACES = np.array([[0, 1, 2, 0, 1, 5, 150], [3, 3, 4, 90, 7, 0, 1]])  # of two sequences; any order will do
@@ -55,7 +56,7 @@ def test_alibi_of_eight_heads_goes_from_a_half_to_a_256th():
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize('kind', ['none', 'relative_paper_code', 'relative_paper_printed', 'relative_t5', 'alibi'])
+@pytest.mark.parametrize('kind', ['none', *RELATIVE, 'relative_t5', 'alibi'])
 def test_a_bias_is_that_of_the_distance(kind):
     made = position(kind, model__heads=6)
     table_RH = np.asarray(made.table_RH[...]) if kind == 'relative_t5' else None

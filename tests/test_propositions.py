@@ -11,12 +11,12 @@ from conftest import OPERATIONS, drawn, operation, tiny
 from flax import nnx
 
 from sinklab.measure import sink
+from sinklab.measure.propositions import EQUAL
 from sinklab.train import objective, state
 
 pytestmark = pytest.mark.slow  # each case has a program of its own to compile
 T = 64
 REPEATED = np.full((1, T), 7)
-RELATIVE = ('relative_paper_code', 'relative_paper_printed', 'relative_t5')
 
 
 def passed(spec, params, tokens):
@@ -33,7 +33,7 @@ def repeated(position, pair=('exp', 'sum'), **changes):
     return *(np.float64(x[:, 0]) for x in (captured.attention_BHTS, captured.residual_BTD)), params
 
 
-@pytest.mark.parametrize('position', ['none', *RELATIVE, 'alibi', 'rotary'])
+@pytest.mark.parametrize('position', EQUAL)
 def test_hidden_states_of_a_repeated_token_are_equal_after_every_block(position):
     _, residual_LTD, _ = repeated(position)
     np.testing.assert_allclose(residual_LTD, residual_LTD[:, :1].repeat(T, 1), rtol=1e-5, atol=1e-5)
@@ -53,7 +53,7 @@ def test_proposition_1_without_positions_a_repeated_token_is_attended_uniformly(
     assert round(sink.floor(T), 4) == 0.0741
 
 
-@pytest.mark.parametrize(('kind', 'alpha'), [('code', 0.334), ('printed', 0.225)])
+@pytest.mark.parametrize(('kind', 'alpha'), [('code', 0.334), ('printed', 0.225), ('negative', 0.022)])
 def test_proposition_2_relative_positions_alone_make_the_sink_of_a_repeated_token(kind, alpha):
     attention_LHTS, _, _ = repeated(f'relative_paper_{kind}')
     assert np.ptp(attention_LHTS, axis=(0, 1)).max() < 1e-5, 'it depends on weights'

@@ -132,6 +132,7 @@ def test_a_whole_number_stands_for_a_float():
         (dict(data__task='backcopy', data__triggers=3, data__bos='documents'), 'backcopy has no use'),
         (dict(data__task='backcopy', data__triggers=3, model__mask__document=True), 'has no documents'),
         (dict(data__task='backcopy', data__triggers=3, probe__prepend='bos'), 'backcopy has no use'),
+        (dict(data__task='backcopy', data__triggers=3, valid__domain='code'), 'config.valid.domain is code, for'),
     ],
     ids=lambda x: x[:30] if isinstance(x, str) else None,
 )

@@ -210,6 +210,48 @@ def test_validation_never_reads_a_window_twice(tmp_path):
         sequences(tiny(**given, valid__windows=200))
 
 
+def windows_of_held_out(path, domain, size):
+    """Every block of so many ids of the files that meta.json lists for a domain, in the order of the files."""
+    shards = json.loads((path / 'meta.json').read_text())['shards']
+    named = [shard['name'] for shard in shards if (shard['side'], shard['domain']) == ('held_out', domain)]
+    ids = np.concatenate([np.fromfile(path / f'{name}.{IDS}', np.uint16) for name in named])
+    return ids[: len(ids) // size * size].reshape(-1, size).tolist()
+
+
+@pytest.mark.parametrize('domain', ['prose', 'code'])
+def test_validation_on_one_domain_reads_its_held_out_documents_alone(store, domain):
+    wanted = windows_of_held_out(store.path, domain, 17)
+    given = dict(data__source=f'store:{store.path}', data__bos='documents', data__held_out=0.2)
+    given |= dict(valid__windows=len(wanted))
+    plain, found = sequences(tiny(**given)), sequences(tiny(**given, valid__domain=domain))
+    assert sorted(found.valid_NT.tolist()) == sorted(wanted)
+    assert found.valid_NT.tolist() != wanted
+    assert not all(window in wanted for window in plain.valid_NT.tolist())
+    assert found.fingerprint == plain.fingerprint
+    for step in range(3):
+        np.testing.assert_array_equal(found.batches.rows(step, range(4)), plain.batches.rows(step, range(4)))
+    with pytest.raises(Refusal, match=f'held-out documents of {domain} have {len(wanted)} windows of 17 tokens'):
+        sequences(tiny(**given | dict(valid__windows=len(wanted) + 1), valid__domain=domain))
+
+
+def test_validation_on_one_domain_of_a_weighted_mixture_is_that_of_it_alone(tmp_path):
+    sources = {name: written(tmp_path / f'{name}.jsonl', corpus_of(100, seed)) for seed, name in enumerate('ab')}
+    parts = {name: dict(source=source, weight=1) for name, source in sources.items()}
+    given = dict(data__source=mixture(tmp_path, parts), data__held_out=0.3, valid__domain='b')
+    valid_NT = sequences(tiny(**given)).valid_NT
+    assert len(valid_NT) == tiny().valid.windows
+    made(tmp_path / 'store', given['data__source'], held_out=0.3)
+    wanted = windows_of_held_out(tmp_path / 'store', 'b', 17)
+    assert all(window in wanted for window in valid_NT.tolist())
+
+
+def test_a_domain_that_is_not_there_is_refused_in_one_line(store):
+    given = dict(data__source=f'store:{store.path}', data__bos='documents', data__held_out=0.2)
+    with pytest.raises(Refusal) as refusal:
+        sequences(tiny(**given, valid__domain='cod'))
+    assert str(refusal.value) == "config.valid.domain = 'cod' is unknown; did you mean code? (domains: prose, code)"
+
+
 def test_several_may_prepare_one_store(tmp_path):
     source = written(tmp_path / 'a.jsonl', corpus_of(60))
     with ThreadPoolExecutor(4) as pool:

@@ -64,6 +64,7 @@ class Sequences:
     triggers: int | None = None  # the ids below it are triggers of Bigram-Backcopy
     tokenizer: str | None = None  # the text of its tokenizer.json
     expect: Callable[[int], None] = lambda first: None  # is told the step after which batches are read
+    told: tuple[str, ...] = ()  # lines for whoever follows the run
 
     def is_trigger(self, ids_NT: np.ndarray) -> np.ndarray | None:
         return None if self.triggers is None else ids_NT < self.triggers
@@ -89,8 +90,9 @@ def text(spec: spec.Spec, share: float) -> Sequences:
     store = corpus(data, vocabulary)
     weights, masked = store.meta['weights'], data.loss == 'assistant'
     parts = {name: [name] for name in weights} or {'': store.domains}  # mixed by weight, or shuffled together
+    held_parts, held_weights = of_one(store, spec.valid.domain) if spec.valid.domain else (parts, weights)
 
-    def windows(side: str, share: float, fix: bool) -> list[Intervened]:
+    def windows(side: str, parts: dict[str, list[str]], share: float, fix: bool) -> list[Intervened]:
         found = []
         for name, domains in parts.items():
             rows, label = [store.row(side, domain) for domain in domains], f'{side} {name}'.strip()
@@ -98,12 +100,13 @@ def text(spec: spec.Spec, share: float) -> Sequences:
             found.append(Intervened(part, data, vocabulary, fix))
         return found
 
-    held_out = windows('held_out', 1.0, data.fixed_held_out)
-    enough(spec, held_out, weights)
+    held_out = windows('held_out', held_parts, 1.0, data.fixed_held_out)
+    enough(spec, held_out, held_weights)
     probe_PT = probes.INPUTS[spec.probe.inputs](store, spec.probe, PREPENDED[spec.probe.prepend](data))
     far = dict(each=store.each, store=store.mark) if store.remote else {}
-    batches = Shuffled(windows('train', data.share, True), data.seed, spec.optimizer.batch_size, weights, **far)
-    valid = Shuffled(held_out, 0, spec.valid.windows, weights, **far)
+    train = windows('train', parts, data.share, True)
+    batches = Shuffled(train, data.seed, spec.optimizer.batch_size, weights, **far)
+    valid = Shuffled(held_out, 0, spec.valid.windows, held_weights, **far)
     return Sequences(
         batches,
         valid_NT=Held(valid, data.length) if far else valid.rows(0, range(spec.valid.windows)),
@@ -111,7 +114,23 @@ def text(spec: spec.Spec, share: float) -> Sequences:
         fingerprint=fingerprint(spec, store=store.digest, tokenizer=store.meta['tokenizer'][:16]),
         expect=functools.partial(expect, store, batches, spec, share),
         tokenizer=store.tokenizer_json(),
+        told=share_told(data, train),
     )
+
+
+def share_told(data: spec.Data, train: list[Intervened]) -> tuple[str, ...]:
+    """How much data.share is, which the tables of the paper say in tokens."""
+    if data.share == 1:
+        return ()
+    chosen, there = sum(map(len, train)), sum(part.windows.ends[-1] for part in train)
+    read, whole = (count * (data.length + 1) for count in (chosen, there))
+    return (f'data.share {data.share:g} is {read:,} of {whole:,} training tokens; in the paper, of 5,000,000,000',)
+
+
+def of_one(store: Store, domain: str) -> tuple[dict[str, list[str]], dict[str, float]]:
+    """A mixture of nothing else: (the domains of each part, weights)."""
+    [name] = store.named(domain, 'config.valid.domain')
+    return {name: [name]}, {name: 1.0}
 
 
 def expect(store: Store, batches: Shuffled, spec: spec.Spec, share: float, first: int) -> None:

@@ -7,15 +7,19 @@ from sinklab.measure.norms import norms
 from sinklab.measure.setting import Setting
 from sinklab.measure.sink import EPSILON, proxy
 from sinklab.measure.spikes import by_layer
+from sinklab.spec import FARTHEST
 
 # By positions, (proposition, number that it bounds); each is at most 0, but for roundings.
+RELATIVE = ('relative_paper_code', 'relative_paper_printed', 'relative_paper_negative')
 CLAIMS = {
     'none': (1, 'repeated/uneven'),
+    **dict.fromkeys((*RELATIVE, 'relative_t5'), (2, 'repeated/relative')),
     'alibi': (3, 'repeated/first'),
     'rotary': (4, 'repeated/bound'),
 }
-EQUAL = ('none', 'relative_paper_code', 'relative_paper_printed', 'relative_t5', 'alibi', 'rotary')
+EQUAL = ('none', *RELATIVE, 'relative_t5', 'alibi', 'rotary')
 TOLERANCE = 1e-5
+SMALLEST = 1e-30  # a sum of weights to divide by
 
 
 def spread(residual_LPTD):
@@ -23,8 +27,17 @@ def spread(residual_LPTD):
     return norms(residual_LPTD - residual_LPTD[:, :, :1]).max(-1) / norms(residual_LPTD[:, :, 0]).clip(EPSILON)
 
 
+def of_distance(share_TS):
+    """softmax_i g(t - i): rows whose weights are those of the last one, by distance; all beyond FARTHEST have one."""
+    length = share_TS.shape[-1]
+    distance_TS = np.subtract.outer(np.arange(length), np.arange(length)).clip(0, FARTHEST)
+    weight_TS = share_TS[..., -1, ::-1][..., distance_TS] * np.tri(length)
+    return weight_TS / weight_TS.sum(-1, keepdims=True).clip(SMALLEST)
+
+
 def of_attention(attention, query, key, setting: Setting) -> Arrays:
-    """How far scores are from 1/t, how far the first is above it, and how far any is above Proposition 4's bound."""
+    """How far scores are from 1/t and from a softmax of the distance, how far the first is above 1/t, and how far any
+    is above Proposition 4's bound."""
     share = proxy(attention)[..., setting.columns :]
     xp, place_T = share.__array_namespace__(), np.arange(1, setting.length + 1)
     even_TS = np.tri(setting.length) / place_T[:, None]
@@ -33,12 +46,13 @@ def of_attention(attention, query, key, setting: Setting) -> Arrays:
     return {
         'uneven_LPH': abs(share - even_TS).max((-1, -2)),
         'above_LPH': (share[..., 0] - even_TS[:, 0]).max(-1),
+        'relative_LPH': abs(share - of_distance(share)).max((-1, -2)),
         'bound_LPH': (share.max(-1) - bound).max(-1),
     }
 
 
 def numbers(kept: Arrays, setting: Setting) -> dict[str, float]:
-    names = {'uneven': 'uneven', 'first': 'above', 'bound': 'bound'}
+    names = {'uneven': 'uneven', 'first': 'above', 'relative': 'relative', 'bound': 'bound'}
     return {f'repeated/{name}': float(np.max(kept[f'{array}_LPH'])) for name, array in names.items()}
 
 
@@ -68,6 +82,12 @@ MEASURES = (
         numbers=numbers,
         shown=(
             Number('repeated/uneven', 'uneven', 'The largest |A_ti - 1/t|: 0 without positions (Proposition 1).'),
+            Number(
+                'repeated/relative',
+                'relative',
+                'The largest |A_ti - softmax_i g(t - i)|, g as the last query has it up to a distance of 128, and '
+                'the same from there on: 0 under relative positions (Proposition 2).',
+            ),
             Number('repeated/first', 'first', 'The largest A_t1 - 1/t: at most 0 under ALiBi (Proposition 3).'),
             Number(
                 'repeated/bound',

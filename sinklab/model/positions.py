@@ -11,8 +11,9 @@ from sinklab import spec
 from sinklab.attend.bias import Curve
 from sinklab.model.initialization import INITIALIZATIONS, normal
 from sinklab.model.parameter import spread, whole
+from sinklab.spec import FARTHEST
 
-BUCKETS, FARTHEST = 32, 128  # of the relative positions: those of T5 and of the released code
+BUCKETS = 32  # of the relative positions: those of T5 and of the released code
 
 
 class Position(nnx.Module):
@@ -93,6 +94,13 @@ class RelativePaperPrinted(Position):
         return Curve(lambda _, distance: buckets(distance, floor_first=True), np.zeros((1, 0)))
 
 
+class RelativePaperNegative(Position):
+    """The number of the distance's bucket with a minus sign, which favours the nearest keys."""
+
+    def curve(self):
+        return Curve(lambda _, distance: -buckets(distance), np.zeros((1, 0)))
+
+
 class RelativeT5(Position):
     """A learned number for each bucket and head, the same in all layers (Raffel et al., 2020)."""
 
@@ -153,6 +161,7 @@ POSITIONS = {
     'learned': Learned,
     'relative_paper_code': RelativePaperCode,
     'relative_paper_printed': RelativePaperPrinted,
+    'relative_paper_negative': RelativePaperNegative,
     'relative_t5': RelativeT5,
     'alibi': Alibi,
     'rotary': Rotary,

@@ -105,7 +105,7 @@ class Run:
 
     def __post_init__(self):
         self.start = once(self.group, 'start', self.folder.start)
-        where = self.spec, self.hardware, self.mesh, self.attention.backend
+        self.where = where = self.spec, self.hardware, self.mesh, self.attention.backend
         self.fitting = functools.partial(fit.fitting, where=where)
         self.step, self.valid = step.train_step(*where), self.fitting('validation')(evaluation(*where))
         self.observe = self.fitting('the probe')(probe.observer(self.spec, self.mesh))
@@ -116,7 +116,7 @@ class Run:
 
     def train(self, origin: fork.Origin | None) -> None:
         first, passed = fork.begin(origin, self.spec, self.mesh, self.start, self.checkpoints)
-        for line in (*passed, *fit.told(self.spec, self.hardware, self.mesh, self.attention.backend)):
+        for line in (*passed, *self.data.told, *fit.told(*self.where)):
             self.note(line)
         owed = once(self.group, 'owed', lambda: self.owed(first))
         if self.last(first) and not owed:

@@ -5,7 +5,7 @@ import numpy as np
 from sinklab import spec
 from sinklab.data.store.meta import LENGTH, SEQUENCES
 from sinklab.data.store.store import Store
-from sinklab.record import Refusal, unknown
+from sinklab.record import Refusal
 
 
 def natural(store: Store, probe: spec.Probe, before: list[int]) -> np.ndarray:
@@ -13,9 +13,7 @@ def natural(store: Store, probe: spec.Probe, before: list[int]) -> np.ndarray:
 
     With ids `before`, those stand before each text, and the last of its `length` ids make room for them.
     """
-    names = [name for name in store.domains if probe.domain in (None, name)]
-    if not names:
-        raise Refusal(unknown(f'config.probe.domain = {probe.domain!r}', str(probe.domain), store.domains, 'domains'))
+    names = store.named(probe.domain, 'config.probe.domain')
     taken = probe.length - len(before)
     parts = [texts(store, name) for name in names]
     owner, first, length, key = (np.concatenate(column) for column in zip(*parts, strict=True))

@@ -19,7 +19,7 @@ from sinklab.data.store.shelf import shelf, worthwhile
 from sinklab.data.store.threads import readers
 from sinklab.data.tokens.tokenizer import Tokenizer, parse
 from sinklab.files.place import is_remote, place
-from sinklab.record import Refusal
+from sinklab.record import Refusal, unknown
 
 VERIFIED = 1 << 30  # bytes of ids that are verified whenever they are opened; `prepare --check` verifies more
 OPEN = 1 << 14  # files that are mapped at once, where the system allows it
@@ -84,6 +84,13 @@ class Store:
     @property
     def domains(self) -> list[str]:
         return [domain['name'] for domain in self.meta['domains']]
+
+    def named(self, domain: str | None, field: str) -> list[str]:
+        """The one domain that a field of a config names, or all."""
+        names = [name for name in self.domains if domain in (None, name)]
+        if not names:
+            raise Refusal(unknown(f'{field} = {domain!r}', str(domain), self.domains, 'domains'))
+        return names
 
     def row(self, side: str, domain: str) -> Row:
         return Row(self, [shard for shard in self.shards if (shard.side, shard.domain) == (side, domain)])

@@ -1,0 +1,80 @@
+"""Texts as long as what is asked of them: the edge of a wide window, and positions that no longer tell keys apart."""
+
+import json
+
+import formulas
+import numpy as np
+import pytest
+import runs
+
+import sinklab
+from sinklab.cli.main import main
+from sinklab.measure import propositions, sink
+from sinklab.measure.propositions import RELATIVE
+
+pytestmark = pytest.mark.slow
+
+
+def measured(path, monkeypatch, capsys, *given):
+    """What `sinklab measure` says of a run."""
+    monkeypatch.setenv('SINKLAB_CACHE', str(path.parent / 'cache'))
+    assert main(['measure', str(path), '--json', *given]) == 0
+    return json.loads(capsys.readouterr().out)
+
+
+def test_texts_longer_than_a_window_have_an_edge(corpus, tmp_path, monkeypatch, capsys):
+    """A window of 64 is one of a text of 128 tokens, and none of a probe of 12."""
+    spec = runs.spec(corpus, model__mask__window=64, data__length=128, optimizer__steps=3, valid__windows=2)
+    [*_, record] = runs.train(spec, tmp_path / 'run')
+    assert 'sink/1' in record
+    assert 'alpha/edge' not in record
+    given = '--length=128', '--sequences=2'
+    numbers = measured(tmp_path / 'run', monkeypatch, capsys, *given, '--inputs=random')['inputs']['random']
+    run = sinklab.open(tmp_path / 'run')
+    ids_PT = np.random.default_rng(0).integers(run.subject.vocabulary, size=(2, 128))
+    _, captured = run.model(ids_PT, capture=True)
+    share_LPHTS = np.float64(captured.attention_BHTS)
+    first = [share_LPHTS[..., t - 1, t - 64] for t in range(65, 129)]  # the oldest of 64 keys of query t
+    within = share_LPHTS[..., :64, 0].mean(-1)
+    assert numbers['alpha/edge'] == pytest.approx(np.mean(first), rel=1e-4)
+    assert numbers['sink/edge'] == sink.rate(np.mean(first, 0))
+    assert numbers['alpha/1/window'] == pytest.approx(within.mean(), rel=1e-4)
+    assert numbers['alpha/floor'] == pytest.approx(sum(1 / t for t in range(1, 65)) / 128)
+
+
+@pytest.mark.parametrize('kind', RELATIVE)
+def test_proposition_2_is_reached_beyond_the_farthest_distance(corpus, tmp_path, monkeypatch, capsys, kind):
+    """One token repeated 160 times: keys from a distance of 128 on share one weight."""
+    spec = runs.spec(corpus, model__position=kind, data__length=160, optimizer__steps=3, valid__windows=2)
+    runs.train(spec, tmp_path / 'run')
+    given = '--length=160', '--sequences=2', '--inputs=repeated', '--out', str(tmp_path / 'out')
+    told = measured(tmp_path / 'run', monkeypatch, capsys, *given)
+    [equal, second] = told['propositions']
+    assert second['claim'] == 'Proposition 2, repeated/relative'
+    assert equal['holds']
+    assert second['holds']
+    with np.load(tmp_path / 'out' / 'repeated.npz') as arrays:
+        alpha_LPHJ = arrays['alpha_LPHJ']
+    attention_TS = closed_form(kind, 160)
+    np.testing.assert_array_equal(attention_TS[159, :32], attention_TS[159, 0])
+    expected = [attention_TS[k:, k].mean() for k in range(alpha_LPHJ.shape[-1])]
+    np.testing.assert_allclose(alpha_LPHJ, np.broadcast_to(expected, alpha_LPHJ.shape), rtol=1e-4)
+
+
+def closed_form(kind, length):
+    """softmax_i g(t - i), of what papers print of g."""
+    weight_TS = np.tri(length) * np.exp(formulas.position_bias(kind, np.arange(length), 1)[0])
+    return weight_TS / weight_TS.sum(-1, keepdims=True)
+
+
+@pytest.mark.parametrize('kind', RELATIVE)
+@pytest.mark.parametrize('change', [None, 'far', 'text'])
+def test_proposition_2_is_of_any_softmax_of_the_distance_and_of_nothing_else(kind, change):
+    """It fails where a key from a distance of 128 on has another weight, or weights depend on the text."""
+    attention_TS = closed_form(kind, 160)
+    if change == 'far':
+        attention_TS[150, 3] += 0.01
+    if change == 'text':
+        attention_TS[20, 7] += 0.01
+    difference = np.abs(attention_TS - propositions.of_distance(attention_TS)).max()
+    assert (difference <= propositions.TOLERANCE) == (change is None)
