@@ -146,6 +146,38 @@ def position_bias(kind, position_T, heads, table_RH=None):
     return np.moveaxis(np.array(rows, float), -1, 0)
 
 
+def of_pairs(query_TK, key_TK):
+    """Means over the queries i > 1 of what they have with key 1, and with the keys 2..i on average, by name."""
+    norm, width = np.linalg.norm, query_TK.shape[-1]
+    values = {
+        'cos': lambda q, k: q @ k / (norm(q) * norm(k)) if norm(q) * norm(k) else 0.0,
+        'norms': lambda q, k: norm(q) * norm(k),
+        'score': lambda q, k: q @ k / math.sqrt(width),
+    }
+    late = range(1, len(query_TK))
+    return {
+        name: (
+            np.mean([value(query_TK[i], key_TK[0]) for i in late]),
+            np.mean([np.mean([value(query_TK[i], key_TK[j]) for j in range(1, i + 1)]) for i in late]),
+        )
+        for name, value in values.items()
+    }
+
+
+def qk_numbers(query_LPTHK, key_LPTHK):
+    """Those of a probe, of the queries and keys of a text."""
+    layers, texts, _, heads, _ = query_LPTHK.shape
+    each = [
+        of_pairs(np.float64(query_LPTHK[layer, text, :, head]), np.float64(key_LPTHK[layer, text, :, head]))
+        for layer, text, head in np.ndindex(layers, texts, heads)
+    ]
+    found = {}
+    for name in each[0]:
+        first, other = np.mean([one[name] for one in each], 0)
+        found |= {f'qk/{name}/1': first, f'qk/{name}/other': other, f'qk/{name}/difference': first - other}
+    return found
+
+
 def visible(length, mask, document_T):
     """Who sees whom, by the definition of each mask."""
     t, s = np.indices((length, length))

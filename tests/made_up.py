@@ -7,7 +7,7 @@ import numpy as np
 from sinklab.folder import Folder
 from sinklab.measure.table import PICTURES
 
-SIZES = dict(L=3, P=5, H=2, J=3, T=8, S=8)
+SIZES = dict(L=3, P=5, H=2, J=3, T=8, S=8) | {'2': 2}
 
 
 def made_up(path, row, steps=(0, 10, 20), seed=0, published=None, end='done', probes=True, more=None, **config):

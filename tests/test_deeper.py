@@ -2,6 +2,7 @@
 
 import dataclasses
 
+import formulas
 import jax
 import numpy as np
 import pytest
@@ -55,22 +56,10 @@ def each(shape):
 
 
 def test_queries_and_keys_are_compared_pair_by_pair(arrays, numbers):
-    query, key = np.float64(arrays['query_LPTHK']), np.float64(arrays['key_LPSHK'][:, :, 1:])
-    values = {
-        'cos': lambda q, k: q @ k / np.sqrt(q @ q) / np.sqrt(k @ k),
-        'norms': lambda q, k: np.sqrt(q @ q) * np.sqrt(k @ k),
-        'score': lambda q, k: q @ k / np.sqrt(K),
-    }
-    for name, value in values.items():
-        first, other = [], []
-        for layer, text, head, i in each((L, P, H, T)):
-            if i > 0:
-                q = query[layer, text, i, head]
-                first.append(value(q, key[layer, text, 0, head]))
-                other.append(np.mean([value(q, key[layer, text, j, head]) for j in range(1, i + 1)]))
-        found = [numbers[f'qk/{name}/{of}'] for of in ('1', 'other', 'difference')]
-        expected = np.mean(first), np.mean(other), np.mean(first) - np.mean(other)
-        np.testing.assert_allclose(found, expected, rtol=1e-5, atol=1e-6)
+    expected = formulas.qk_numbers(arrays['query_LPTHK'], arrays['key_LPSHK'][:, :, 1:])
+    assert len(expected) == 9
+    for name, value in expected.items():
+        np.testing.assert_allclose(numbers[name], value, rtol=1e-5, atol=1e-6, err_msg=name)
 
 
 def test_norms_of_queries(arrays, numbers):

@@ -91,11 +91,12 @@ def test_measured_again_a_checkpoint_gives_the_numbers_of_its_own_probe(trained,
     recorded = {name: value for name, value in records[-1].items() if name in numbers}
     assert 'sink/1' in recorded
     assert 'contribution/1' in recorded
+    assert 'qk/cos/difference' in recorded
     for name, value in recorded.items():
         np.testing.assert_allclose(numbers[name], value, rtol=1e-5, atol=1e-6, err_msg=name)
     with np.load(tmp_path / 'out' / 'natural.npz') as arrays, np.load(Folder(path).probes[-1]) as probe:
         np.testing.assert_allclose(arrays['alpha_LPHJ'], probe['alpha_LPHJ'], atol=1e-6)
-        assert 'cos_LH2' in arrays
+        np.testing.assert_allclose(arrays['cos_LH2'], probe['cos_LH2'], atol=1e-6)
 
 
 @pytest.mark.parametrize(('bos', 'begins'), [('auto', True), ('force', True), ('none', False)])

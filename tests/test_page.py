@@ -16,7 +16,7 @@ from made_up import SIZES, made_up, numbers, probe
 from sinklab.folder import Folder
 from sinklab.measure.measure import Picture
 from sinklab.measure.table import PICTURES
-from sinklab.report import closing, lines, maps, page, runs
+from sinklab.report import closing, lines, maps, page, paper, runs
 
 pytestmark = pytest.mark.slow
 DARK = 'getComputedStyle(document.body).backgroundColor'
@@ -69,15 +69,43 @@ def test_the_page_loads_nothing_and_is_small(folder):
 
 
 def test_what_is_packed_is_what_a_probe_has_to_a_level_of_its_scale(folder):
-    packed = re.search(r'id="packed">([^<]+)<', (folder / 'report.html').read_text())[1]
-    whole = gzip.decompress(base64.b64decode(packed))
-    length = int.from_bytes(whole[:4], 'little')
-    found = json.loads(whole[4 : 4 + length])
+    found, arrays = unpacked(folder / 'report.html')
     (alpha,) = (figure for figure in found['figures'] if figure['name'] == 'alpha')
-    kind, at, size = alpha['maps'][0]['values']
-    values = np.frombuffer(whole, f'<{kind}', size, 4 + length + at) / 65535
     (run,) = runs.read([f'{folder}/softmax-0'])
+    values = levels(arrays, alpha['maps'][0]['values'])
     np.testing.assert_allclose(values, run.values['alpha'].ravel(), atol=1 / 65535)
+
+
+def unpacked(path):
+    """(what a page knows of its figures, the bytes of its arrays)."""
+    packed = re.search(r'id="packed">([^<]+)<', path.read_text())[1]
+    whole = gzip.decompress(base64.b64decode(packed))
+    end = 4 + int.from_bytes(whole[:4], 'little')
+    return json.loads(whole[4:end]), whole[end:]
+
+
+def levels(arrays, place):
+    """Of a map, from 0 to 1."""
+    kind, at, size = place
+    return np.frombuffer(arrays, f'<{kind}', size, at) / 65535
+
+
+def test_a_map_of_cosines_is_of_every_probe_and_its_colours_part_at_zero(folder):
+    found, arrays = unpacked(folder / 'report.html')
+    (cosine,) = (figure for figure in found['figures'] if figure['name'] == 'cos')
+    (run,) = runs.read([f'{folder}/softmax-0'])
+    with np.load(Folder(f'{folder}/softmax-0').probes[0]) as saved:
+        np.testing.assert_array_equal(run.values['cos'][0], saved['cos_LH2'][..., 0] - saved['cos_LH2'][..., 1])
+    assert cosine['title'] == 'Where keys point'
+    assert cosine['low'] == -cosine['top'] < 0
+    assert cosine['maps'][0]['steps'] == run.probe_steps
+    values = cosine['low'] + levels(arrays, cosine['maps'][0]['values']) * (cosine['top'] - cosine['low'])
+    np.testing.assert_allclose(values, run.values['cos'].ravel(), atol=2 * cosine['top'] / 65535)
+
+
+def test_figures_of_the_paper_are_figures_of_the_page():
+    names = {name for name in paper.PAPER if not name.startswith('along-')}
+    assert names <= {'curves', *(picture.name for picture in PICTURES)}
 
 
 def test_a_scale_has_its_middle_at_zero_where_some_value_is_negative():
@@ -123,17 +151,19 @@ def test_one_slider_moves_all_figures_by_mouse_and_by_key(shown):
         LABEL.format('alpha', 'canvas'),
         LABEL.format('value', 'svg[role=img]'),
     )
-    attention = LABEL.format('attention', 'canvas')
-    before = [shown.ask(label) for label in (curve, alpha, value, attention)]
+    attention, cosine = (LABEL.format(name, 'canvas') for name in ('attention', 'cos'))
+    before = [shown.ask(label) for label in (curve, alpha, value, attention, cosine)]
     assert 'at step 20: softmax, mean of 2 50.0' in before[0]
     assert 'step 20' in before[1]
     shown.ask('part("step").focus()')
     shown.press('ArrowLeft')
-    after = [shown.ask(label) for label in (curve, alpha, value, attention)]
+    after = [shown.ask(label) for label in (curve, alpha, value, attention, cosine)]
     assert 'at step 10: softmax, mean of 2 25.0' in after[0]
     assert 'step 10' in after[1]
     assert after[2] != before[2]
     assert 'step 10' in after[3]
+    assert ', step 20: cos' in before[4]
+    assert ', step 10: cos' in after[4]
     shown.ask('document.activeElement.blur()')
     shown.press('[', '[')
     assert 'step 0' in shown.ask(alpha)

@@ -76,9 +76,11 @@ def expected_numbers(attention_LPHTS, spec, columns):
     return numbers
 
 
-def expected_norms(attention, key, value, head, columns):
-    """Those of keys and values, and what of a head's output comes from the first token; arrays as of a Capture."""
-    found, every = {}, [np.float64(array) for array in (attention, key, value, head)]
+def expected_norms(captured, columns):
+    """Those of keys and values, their pairs with queries, and what of a head's output comes from the first token."""
+    found = formulas.qk_numbers(captured.query_BTHK, captured.key_BSHK[:, :, columns:])
+    read = captured.attention_BHTS, captured.key_BSHK, captured.value_BSHK, captured.head_BTHK
+    every = [np.float64(array) for array in read]
     for name, array in (('key', every[1]), ('value', every[2])):
         norm = np.sqrt((array[:, :, columns:] ** 2).sum(-1))
         first, other = norm[:, :, 0].mean(), norm[:, :, 1:].mean()
@@ -119,9 +121,8 @@ def test_the_hook_says_what_numpy_says(name, hardware):
     norm_LPT = np.linalg.norm(residual_LPTD, axis=-1)
     for layer, norm_PT in enumerate(norm_LPT, 1):
         expected[f'norm/ratio/{layer:02}'] = norm_PT[:, 0].mean() / norm_PT[:, 1:].mean()
-    of_norms = {name for name in found if name.startswith(('norm/key', 'norm/value', 'contribution'))}
-    assert len(of_norms) == 7
-    assert {name: found[name] for name in set(found) - of_norms} == pytest.approx(expected, rel=1e-3, abs=1e-5)
+    _, _, captured = jax.device_get(jax.jit(forward(spec, capture=True))(params, IDS_PT))  # of one device
+    assert found == pytest.approx(expected | expected_norms(captured, columns), rel=1e-3, abs=1e-5)
     share_LPHTS = np.abs(attention_LPHTS) / np.abs(attention_LPHTS).sum(-1, keepdims=True)
     np.testing.assert_allclose(observed['norm_LPT'], norm_LPT, rtol=1e-3)
     np.testing.assert_allclose(observed['attention_LHTS'], share_LPHTS[:, 0], atol=1e-3)
@@ -165,8 +166,7 @@ def test_numbers_of_any_matrices_are_those_of_the_loops(columns, prefix, window,
     spec = tiny(model__mask__prefix=prefix, model__mask__window=window, model__mask__block=block)
     captured, setting = random_capture(columns, seed), setting_of(spec, LENGTH, columns)
     found = table.numbers(jax.device_get(table.arrays(captured, setting)), setting)
-    arrays = captured.attention_BHTS, captured.key_BSHK, captured.value_BSHK, captured.head_BTHK
-    expected = expected_numbers(arrays[0], spec, columns) | expected_norms(*arrays, columns)
+    expected = expected_numbers(captured.attention_BHTS, spec, columns) | expected_norms(captured, columns)
     found = {name: value for name, value in found.items() if not name.startswith('norm/ratio')}
     assert found == pytest.approx(expected, rel=1e-3, abs=1e-5)
 
@@ -181,6 +181,7 @@ def random_capture(columns, seed=0):
     attention_LPHTS[0, 0, 0, 1] = 0
     return SimpleNamespace(
         attention_BHTS=np.float32(attention_LPHTS),
+        query_BTHK=np.float32(draw(size=(2, 3, LENGTH, 2, 4))),
         key_BSHK=np.float32(draw(size=(2, 3, keys, 2, 4))),
         value_BSHK=np.float32(draw(size=(2, 3, keys, 2, 4))),
         head_BTHK=np.float32(head_LPTHK),
@@ -208,7 +209,7 @@ def test_an_implicit_column_is_what_rows_lack_of_the_gain_with_a_key_and_value_o
 
 @pytest.mark.slow
 @pytest.mark.parametrize('columns', ['none', 'sink_token', 'kv', 'logit', 'v'])
-def test_a_capture_has_keys_and_values_as_attended_and_what_heads_make_of_them(columns):
+def test_a_capture_has_queries_keys_and_values_as_attended_and_what_heads_make_of_them(columns):
     """Of the first layer, whose input is known; V bias comes after."""
     spec = tiny(model__columns__kind=columns, model__combination='add_wide', model__layers=1)
     params = drawn(spec)
@@ -222,7 +223,11 @@ def test_a_capture_has_keys_and_values_as_attended_and_what_heads_make_of_them(c
     x_BTD = formulas.rms_norm(token_BTD, gain_D, spec.model.norm_epsilon)
     for sequence, h in np.ndindex(len(IDS_PT), 4):
         x_TD = x_BTD[sequence]
-        key_SK = formulas.rotate(x_TD @ maps['key_DHK'][:, h], np.arange(len(x_TD)), spec.model.rotary)
+        query_TK, key_SK = (
+            formulas.rotate(x_TD @ maps[name][:, h], np.arange(len(x_TD)), spec.model.rotary)
+            for name in ('query_DHK', 'key_DHK')
+        )
+        np.testing.assert_allclose(captured.query_BTHK[0, sequence, :, h], query_TK[int(sinks) :], atol=1e-4)
         value_SK = x_TD @ maps['value_DHK'][:, h]
         if columns == 'kv':
             key_SK = np.vstack([maps['columns']['key_HK'][h], key_SK])
@@ -248,6 +253,7 @@ def test_what_is_saved_is_what_was_seen(tmp_path, columns):
         names = {name for measure in table.MEASURES if measure.applies(setting) for name in measure.saved}
         assert set(saved) == names
         assert {'mass_LH', 'raw_LH', 'entropy_LH', 'contribution_LH', 'norm_LT', 'key_LT', 'value_LT'} < names
+        assert {'cos_LH2', 'norms_LH2', 'score_LH2'} < names
         assert ('star_LH' in names) == bool(columns)
         for name in names - set(kept):
             np.testing.assert_allclose(saved[name], kept[name.replace('_L', '_LP')].mean(1), rtol=1e-6)
@@ -281,6 +287,7 @@ def drawn_measures():
 def test_the_memory_of_a_capture_is_counted_before_it_is_taken(columns):
     keys = 12 + (columns == 'kv')
     attention, residual = 2 * 5 * 4 * 12 * keys * 4, 2 * 5 * 12 * 16 * 4
-    key, value, head = 2 * 5 * 4 * keys * 4 * 4, 2 * 5 * 4 * keys * 16 * 4, 2 * 5 * 4 * 12 * 16 * 4
+    query, key = 2 * 5 * 4 * 12 * 4 * 4, 2 * 5 * 4 * keys * 4 * 4
+    value, head = 2 * 5 * 4 * keys * 16 * 4, 2 * 5 * 4 * 12 * 16 * 4
     spec = tiny(model__columns__kind=columns, model__combination='add_wide')
-    assert probe.capture_bytes(spec) == attention + residual + key + value + head
+    assert probe.capture_bytes(spec) == attention + residual + query + key + value + head

@@ -79,6 +79,8 @@ MEASURES = (
             of=lambda cos: cos @ [1, -1],
         ),
     ),
+)
+DEEPER = (
     Measure(
         reads=('query_LPTHK',),
         arrays=lambda query, setting: {'query_LPT': norms(query).mean(-1)},

@@ -12,9 +12,16 @@ from sinklab.measure.measure import Arrays, Measure, Number, nothing, union
 from sinklab.measure.setting import Setting, forward_arrays, received_sums, with_implicit
 
 Measures = tuple[Measure, ...]
-MEASURES = (*sink.MEASURES, *entropy.MEASURES, *contribution.MEASURES, *norms.MEASURES, *backcopy.MEASURES)
+MEASURES = (
+    *sink.MEASURES,
+    *entropy.MEASURES,
+    *contribution.MEASURES,
+    *norms.MEASURES,
+    *angles.MEASURES,
+    *backcopy.MEASURES,
+)
 # What is measured of a finished model alone: too dear, or too much, for every probe of a training.
-DEEPER = (*angles.MEASURES, *spikes.MEASURES, *stream.MEASURES, *places.MEASURES, *propositions.MEASURES)
+DEEPER = (*angles.DEEPER, *spikes.MEASURES, *stream.MEASURES, *places.MEASURES, *propositions.MEASURES)
 NUMBERS = [number for measure in MEASURES for number in measure.shown]
 DEEPER_NUMBERS = [number for measure in DEEPER for number in measure.shown]
 PICTURES = [measure.picture for measure in MEASURES if measure.picture]

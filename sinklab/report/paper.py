@@ -5,7 +5,7 @@ PAPER = {
     'norm': ('Massive activations', ''),
     'key': ('Keys', ''),
     'value': ('Values', ''),
-    'cosine': ('Queries and keys', ''),
+    'cos': ('Queries and keys', ''),
     'attention': ('Attention patterns', ''),
     'alpha': ('Layers and heads', ''),
     'curves': ('Emergence', 'Figure 2A'),

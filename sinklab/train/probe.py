@@ -21,11 +21,11 @@ from sinklab.train.forward import forward
 
 
 def captured_bytes(model: Model, length: int) -> int:
-    """What is captured of a sequence: matrices in float32; residuals, keys, values, what heads aggregate."""
+    """What is captured of a sequence: matrices in float32; residuals, queries, keys, values, what heads aggregate."""
     keys = length + count(model)
     value_width = model.width if COMBINATIONS[model.combination].wide else model.head_width
-    entries = length * model.width + keys * model.heads * model.head_width
-    entries += (keys + length) * model.heads * value_width
+    entries = length * model.width
+    entries += (keys + length) * model.heads * (model.head_width + value_width)
     itemsize = np.dtype('float32' if model.dtype == 'float32' else 'uint16').itemsize
     return model.layers * (4 * model.heads * length * keys + itemsize * entries)
 
