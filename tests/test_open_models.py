@@ -11,13 +11,14 @@ pytest.importorskip('transformers', reason='open models need transformers')
 
 from sinklab.cli.main import main
 from sinklab.measure import table
-from sinklab.observe import hub, measuring
+from sinklab.observe import hub, measuring, study
 from sinklab.observe.open_model import OpenModel
 from sinklab.record import Refusal
 
 FAMILIES = tuple(open_models.configs())
 IDS_PT = np.random.default_rng(0).integers(2, open_models.VOCABULARY, (3, 16))
 T = IDS_PT.shape[1]
+PLAIN = 'pythia', 'llama', 'qwen3', 'gemma', 'bloom'  # whole texts, by softmax, equal states of a repeated token
 
 
 @pytest.fixture(scope='module', params=FAMILIES)
@@ -124,6 +125,23 @@ def test_the_verb_says_what_is_published_beside_and_finds_again_what_it_has_meas
     monkeypatch.setattr(measuring, 'measured', lambda *_, **__: pytest.fail('it was measured before'))
     assert main(arguments) == 0
     assert json.loads(capsys.readouterr().out) == found
+
+
+def test_a_model_of_one_layer_and_texts_shorter_than_the_keys_are_measured(tmp_path):
+    config = open_models.configs()['gpt2']
+    config.n_layer = 1
+    open_models.saved(config, tmp_path)
+    found = measuring.measured(OpenModel(str(tmp_path)), IDS_PT[:, :3])
+    assert {'sink/3', 'secondary/tokens'} <= {*found.numbers}
+    assert 'sink/4' not in found.numbers
+
+
+def test_propositions_are_of_models_that_see_whole_texts_by_softmax(model):
+    family, _, subject = model
+    asked = study.Question(inputs=('repeated',), sequences=2, length=T)
+    told = study.study(subject, asked).answer().propositions()
+    assert bool(told) == (family in PLAIN)
+    assert all(one['holds'] for one in told)
 
 
 def test_the_loss_is_that_of_transformers(model):

@@ -185,7 +185,7 @@ def test_every_checkpoint_is_measured_and_the_emergence_is_told(trained, capsys,
     assert '@8' in said
     assert said.count('hidden states are equal after every block') == said.count('holds') / 2 == 2
     assert 'FAILS' not in said
-    assert 'repeated: no sink has emerged' in said or 'repeated: Sink_1 emerges at step' in said
+    assert 'repeated: no sink has emerged' in said or 'repeated: Sink_1 emerges, step' in said
 
 
 def test_inputs_are_what_their_names_say(trained):
@@ -224,6 +224,8 @@ def test_inputs_are_what_their_names_say(trained):
         (['{run}', '--inputs='], '--inputs is empty'),
         (['hf:{run}'], 'holds a run of sinklab'),
         (['hf:{run}', '--all'], 'is an open model'),
+        (['{run}@4', '--all'], 'is one; give'),
+        (['{run}', '--out=/proc/none/out'], 'cannot be made'),
         (['{run}', '--out={run}'], 'is there already'),
     ],
 )
@@ -239,8 +241,10 @@ def test_a_text_too_short_or_an_unknown_measure_is_refused(trained):
     run = sinklab.open(trained[0])
     with pytest.raises(Refusal, match='there is no measure'):
         run.measure('sinks', text='import os')
-    with pytest.raises(Refusal, match='at least 2'):
+    with pytest.raises(Refusal, match='a text is empty'):
         run.attention('')
+    with pytest.raises(Refusal, match='there is no layer 99'):
+        run.attention('import os').plot(99, 0)
 
 
 def test_the_notebook_runs_from_its_first_cell_to_its_last(trained, tmp_path, monkeypatch):

@@ -14,12 +14,13 @@ from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING
 
 from sinklab.files.place import place
+from sinklab.files.whole import writable
 from sinklab.record import Refusal, unknown
 
 if TYPE_CHECKING:
     from sinklab.measure.measure import Number
-    from sinklab.observe.study import Question
-    from sinklab.observe.subject import Watch
+    from sinklab.observe.study import Answer, Question
+    from sinklab.observe.subject import Subject, Watch
 
 INPUTS = 'natural', 'random', 'repeated', 'domains'
 BOS = 'auto', 'none', 'force'
@@ -65,13 +66,10 @@ def run(given: argparse.Namespace, rest: list[str]) -> int:
     from sinklab.observe import opening, study
 
     subjects = opening.subjects(given.model, given.bos) if given.all else [opening.subject(*model(given))]
-    answers = []
-    for subject in subjects:
-        begun = study.study(subject, question)
-        with progress(subject.name, begun.sequences) as watch:
-            answers.append(begun.answer(watch))
-    if given.out:
-        study.keep(answers, given.out, given.all)
+    with writable(place(given.out).parent) if given.out else contextlib.nullcontext():
+        answers = [answer(subject, question) for subject in subjects]
+        if given.out:
+            study.keep(answers, given.out, given.all)
     found = study.record(answers, given.all)
     if given.json:
         print(json.dumps(found, indent=2))
@@ -79,6 +77,14 @@ def run(given: argparse.Namespace, rest: list[str]) -> int:
         show(found['steps'] if given.all else [found])
         show_series(found['series'] if given.all else {})
     return 0
+
+
+def answer(subject: 'Subject', question: 'Question') -> 'Answer':
+    from sinklab.observe.study import study
+
+    begun = study(subject, question)
+    with progress(subject.name, begun.sequences) as watch:
+        return begun.answer(watch)
 
 
 def model(given: argparse.Namespace) -> tuple[str, str, bool]:
@@ -138,18 +144,20 @@ def show(found: list[dict]) -> None:
             table.add_row(one['model'], name, *cells, '-' if published is None else f'{published:.2f} %')
     Console(highlight=False, width=None if sys.stdout.isatty() else 200).print(table)
     for one in found:
-        show_lengths(one)
+        show_asked(one)
         for told in one['propositions']:
             print(f'{one["model"]}: {told["claim"]}: {told["number"]:.2g}, {"holds" if told["holds"] else "FAILS"}')
 
 
-def show_lengths(told: dict) -> None:
-    """Sink_1 of shorter texts, where they were asked for."""
+def show_asked(told: dict) -> None:
+    """Sink_1 of shorter texts, and how far a token spreads, where they were asked for."""
     from sinklab.measure import table as measures
 
     for name, values in told['inputs'].items():
         for number in [measures.number(one) for one in values if one.startswith('sink/1/T')]:
             print(f'{told["model"]}, {name}: {number.label}: {cell(number, values[number.name])}')
+        if spread := [f'{value:.3g}' for one, value in values.items() if one.startswith('perturbation/')]:
+            print(f'{told["model"]}, {name}: a changed token spreads, by block: {" ".join(spread)}')
 
 
 def cell(number: 'Number', value: float | None) -> str:
@@ -164,4 +172,4 @@ def show_series(told: dict[str, dict]) -> None:
             print(f'{name}: no sink has emerged')
             continue
         heads = ', '.join(f'layer {layer} head {head} at step {step}' for step, layer, head in one['heads'][:3])
-        print(f'{name}: Sink_1 emerges at step {between(*one["emergence"])}; first {heads or "no head on average"}')
+        print(f'{name}: Sink_1 emerges, step {between(*one["emergence"])}; first {heads or "no head on average"}')

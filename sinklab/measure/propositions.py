@@ -62,8 +62,8 @@ def verdicts(position: str, columns: int, numbers: dict[str, float]) -> list[tup
         return []
     largest = max(value for name, value in numbers.items() if name.startswith('repeated/spread/'))
     found = [('hidden states are equal after every block', largest, largest <= 10 * TOLERANCE)]
-    if position in CLAIMS:
-        proposition, name = CLAIMS[position]
+    proposition, name = CLAIMS.get(position, (0, ''))
+    if name in numbers:
         found.append((f'Proposition {proposition}, {name}', numbers[name], numbers[name] <= TOLERANCE))
     return found
 

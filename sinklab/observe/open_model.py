@@ -37,10 +37,13 @@ class OpenModel:
     @functools.cached_property
     def tokenizer(self) -> Any:
         try:
-            return transformers.AutoTokenizer.from_pretrained(self.folder)
+            found = transformers.AutoTokenizer.from_pretrained(self.folder)
         except Exception as error:  # the library raises what its parts do
             said = ' '.join(str(error).split())[:200]
             raise Refusal(f'{self.name} has no tokenizer ({said}); give --inputs=random or repeated') from error
+        if len(found) <= len(found.all_special_ids):  # what the library makes of nothing
+            raise Refusal(f'{self.name} has no tokenizer, or one of no words; give --inputs=random or repeated')
+        return found
 
     @property
     def position(self) -> str:
@@ -52,7 +55,10 @@ class OpenModel:
     def encode(self, text: str) -> list[int]:
         ids = self.tokenizer(text, add_special_tokens=self.bos == 'auto')['input_ids']
         if beyond := [one for one in ids if one >= self.vocabulary]:
-            raise Refusal(f'the tokenizer of {self.name} gives the id {beyond[0]}, and it has {self.vocabulary}')
+            raise Refusal(
+                f'the tokenizer of {self.name} gives the id {beyond[0]}, and the model has ids below '
+                f'{self.vocabulary}: it is that of another model'
+            )
         if self.bos != 'force':
             return ids
         begin = self.tokenizer.bos_token_id
@@ -80,6 +86,9 @@ class OpenModel:
             length=length, columns=int(self.sinks), implicit=self.sinks, gain=1.0, keys=min(KEYS, length), prefix=0
         )
         return Setting(**found | dict(window=window, reach=window or length, triggers=False) | more)
+
+    def is_plain(self, length: int) -> bool:
+        return self.windows(length) == {None} and not self.sinks
 
     def windows(self, length: int) -> set[int | None]:
         """Those of the layers that are short of the length."""

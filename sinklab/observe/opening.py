@@ -9,6 +9,7 @@ import numpy as np
 from sinklab.checkpoint import digests, restore
 from sinklab.folder import Folder
 from sinklab.named import run_and_step, wanted
+from sinklab.observe import hub
 from sinklab.observe.measuring import measured
 from sinklab.observe.own import Own
 from sinklab.observe.subject import Subject
@@ -20,6 +21,7 @@ OPEN = 'hf:'
 def subject(given: str, bos: str = 'auto', remote_code: bool = False) -> Subject:
     """A step of a run, the newest whole one if none is named, or hf:PATH_OR_ID."""
     if given.startswith(OPEN):
+        hub.folder_of(given.removeprefix(OPEN), remote_code)  # what is refused is so before torch is loaded
         try:
             from sinklab.observe.open_model import OpenModel
         except ImportError as error:
@@ -33,6 +35,8 @@ def subjects(given: str, bos: str = 'auto') -> list[Subject]:
     if given.startswith(OPEN):
         raise Refusal(f'--all is of runs, and {given} is an open model; leave it out')
     folder, step = of_run(given)
+    if step is not None:
+        raise Refusal(f'--all is of all steps, and {given} is one; give {folder}')
     return [Own(folder, one, bos) for one in wanted(folder, step)]
 
 
@@ -77,6 +81,9 @@ class Attention:
 
         strongest = self.strongest()
         layer, head = (own if one is None else one for one, own in zip((layer, head), strongest, strict=True))
+        layers, heads = self.matrix_LHTS.shape[:2]
+        if not (0 <= layer < layers and 0 <= head < heads):
+            raise Refusal(f'there is no layer {layer} head {head}; they are 0 to {layers - 1} and 0 to {heads - 1}')
         size = 2 + 0.2 * len(self.keys)
         figure = Figure(figsize=(size, size), layout='constrained')
         axes = figure.subplots()
@@ -109,6 +116,8 @@ class Opened:
     def ids(self, text: str | list[str]) -> np.ndarray:
         """ids_PT of texts, cut to the shortest, as training shaped its own."""
         found = [self.subject.encode(one) for one in ([text] if isinstance(text, str) else text)]
+        if not all([text] if isinstance(text, str) else [*text]):
+            raise Refusal('a text is empty; give one of some tokens, as text=...')
         shortest = min(map(len, found), default=0)
         if shortest < 2:
             raise Refusal(f'the shortest text has {shortest} tokens; give at least 2')

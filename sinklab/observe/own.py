@@ -32,6 +32,7 @@ from sinklab.train.evaluation import tokenwise
 from sinklab.train.forward import forward
 
 AT_ONCE = 1 << 30  # bytes of what is captured, or of logits, at once
+SOFTMAX = 'identity', 'exp', 'sum'
 READS = 'attention_LPHTS', 'query_LPTHK', 'key_LPSHK', 'value_LPSHK', 'head_LPTHK', 'normed_LPTD', 'residual_LPTD'
 
 
@@ -95,6 +96,11 @@ class Own:
         """Their names, left of the text, an implicit one first."""
         implicit = self.setting(2).implicit
         return ['(+1)'] * implicit + [f'({self.spec.model.columns.kind})'] * count(self.spec.model)
+
+    def is_plain(self, length: int) -> bool:
+        rule, setting = self.spec.model.attention, self.setting(length)
+        whole = setting.reach == length and not setting.prefix and not setting.columns
+        return whole and (rule.feature_map, rule.similarity, rule.normalizer) == SOFTMAX
 
     def triggers(self, ids_PT: np.ndarray) -> np.ndarray:
         return ids_PT < self.spec.data.triggers

@@ -54,9 +54,12 @@ class Showing:
             WATCHING.pop()
         return [show(layer) for layer in with_attention(self.shown, said)] if self.as_a_whole else self.shown
 
+    def is_watched(self) -> bool:
+        return bool(WATCHING) and WATCHING[-1] is self
+
     def before_attention(self, module: torch.nn.Module, given: tuple, named: dict) -> None:
         read = given[0] if given else named.get('hidden_states')
-        if isinstance(read, torch.Tensor):
+        if self.is_watched() and isinstance(read, torch.Tensor):
             self.layer['normed_PTD'] = read.numpy()
 
     def attended(self, query, key, value, scaling, output, attention) -> None:
@@ -70,6 +73,8 @@ class Showing:
         self.layer |= dict(attention_PHTS=attention.numpy(), head_PTHK=output.numpy())
 
     def after_layer(self, module: torch.nn.Module, given: tuple, output: Any) -> None:
+        if not self.is_watched():  # the model is asked for something else
+            return
         residual = output[0] if isinstance(output, tuple) else output
         self.shown.append(self.show(self.layer | dict(residual_PTD=residual.numpy())))
         self.layer = {}

@@ -99,8 +99,8 @@ class Answer:
         )
 
     def propositions(self) -> list[dict[str, Any]]:
-        """What must hold of one token, repeated."""
-        if 'repeated' not in self.found:
+        """What must hold of one token, repeated, in models that the propositions are of."""
+        if 'repeated' not in self.found or not self.subject.is_plain(self.question.length):
             return []
         told = verdicts(self.subject.position, len(self.subject.columns()), self.found['repeated'].numbers)
         return [dict(claim=claim, number=number, holds=holds) for claim, number, holds in told]

@@ -39,6 +39,10 @@ class Subject(Protocol):
         """The names of what stands left of the text."""
         ...
 
+    def is_plain(self, length: int) -> bool:
+        """Whether each token of a text attends to all up to itself and to nothing else, by softmax, in all layers."""
+        ...
+
     def shaped(self, ids_PT: np.ndarray) -> np.ndarray:
         """Sequences as training shaped its own."""
         ...
