@@ -32,8 +32,6 @@ def subject(given: str, bos: str = 'auto', remote_code: bool = False) -> Subject
 
 def subjects(given: str, bos: str = 'auto') -> list[Subject]:
     """All steps of a run."""
-    if given.startswith(OPEN):
-        raise Refusal(f'--all is of runs, and {given} is an open model; leave it out')
     folder, step = of_run(given)
     if step is not None:
         raise Refusal(f'--all is of all steps, and {given} is one; give {folder}')
@@ -48,6 +46,8 @@ def step_of(given: str) -> tuple[Folder, int]:
 
 
 def of_run(given: str) -> tuple[Folder, int | None]:
+    if given.startswith(OPEN):
+        raise Refusal(f'{given} is an open model, and runs alone are read here; give the folder of a run')
     folder, step = run_and_step(given)
     if not folder.is_claimed():
         lacks = 'holds no run' if folder.path.exists() else 'is not there'
