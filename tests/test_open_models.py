@@ -11,7 +11,7 @@ pytest.importorskip('transformers', reason='open models need transformers')
 
 from sinklab.cli.main import main
 from sinklab.measure import table
-from sinklab.observe import hub, measuring, study
+from sinklab.observe import hub, measuring, published, study
 from sinklab.observe.open_model import OpenModel
 from sinklab.record import Refusal
 
@@ -115,16 +115,17 @@ def test_the_verb_says_what_is_published_beside_and_finds_again_what_it_has_meas
 ):
     monkeypatch.setenv('SINKLAB_CACHE', str(tmp_path / 'cache'))
     (tmp_path / 'a.txt').write_text(open_models.TEXT)
-    arguments = ['measure', f'hf:{gpt2[0]}', f'--source=text:{tmp_path}/*.txt', '--sequences=1', '--length=16']
-    arguments += ['--inputs=natural,random,repeated', '--lengths=4,16', '--eps=0.2,0.3', '--json']
+    arguments = ['measure', f'hf:{gpt2[0]}', f'--source=text:{tmp_path}/*.txt', '--sequences=1', '--length=64']
+    arguments += ['--inputs=natural,random,repeated', '--lengths=4,64', '--eps=0.2,0.3', '--json']
     assert main(arguments) == 0
     found = json.loads(capsys.readouterr().out)
     assert found['published'] == {'natural': 77.0, 'random': 70.29, 'repeated': 62.28}
     assert found['inputs'].keys() == {'natural', 'random', 'repeated'}
-    assert found['inputs']['natural']['sink/1/T16@0.3'] == found['inputs']['natural']['sink/1']
+    assert found['inputs']['natural']['sink/1/T64@0.3'] == found['inputs']['natural']['sink/1']
     monkeypatch.setattr(measuring, 'measured', lambda *_, **__: pytest.fail('it was measured before'))
     assert main(arguments) == 0
     assert json.loads(capsys.readouterr().out) == found
+    assert published.published(f'hf:{gpt2[0]}', 32) == {}
 
 
 def test_a_model_of_one_layer_and_texts_shorter_than_the_keys_are_measured(tmp_path):

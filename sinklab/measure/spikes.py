@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from sinklab.measure.measure import Measure, Number, Picture, union
+from sinklab.measure.measure import Measure, Number, union
 from sinklab.measure.norms import norms, ratio
 
 LARGE, OVER_MEDIAN = 100.0, 1000.0  # the criterion of Sun et al.
@@ -61,8 +61,5 @@ MEASURES = (
             ),
         ),
         saved=('normed_LT',),
-        picture=Picture(
-            'ratios', 'normed_LT', 'After the norm', 'norm ratio', 'The first token over the others.', of=ratio
-        ),
     ),
 )

@@ -17,7 +17,12 @@ PUBLISHED: dict[str, dict[str, float]] = {
 }
 
 
-def published(given: str) -> dict[str, float]:
-    """By inputs, of a model whose folder or name on the hub ends as the published one's does."""
+LENGTH = 64
+
+
+def published(given: str, length: int) -> dict[str, float]:
+    """By inputs, of a model whose folder or name on the hub ends as the published one's does; of LENGTH alone."""
     last = PurePath(given.removeprefix('hf:')).name.lower()
-    return next((numbers for name, numbers in PUBLISHED.items() if name.lower() == last), {})
+    return (
+        {} if length != LENGTH else next((numbers for name, numbers in PUBLISHED.items() if name.lower() == last), {})
+    )

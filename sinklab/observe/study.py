@@ -94,7 +94,7 @@ class Answer:
             digest=self.subject.digest,
             **{name: getattr(self.question, name) for name in USUAL},
             inputs={name: finite(one.numbers) for name, one in self.found.items()},
-            published=published(self.subject.name),
+            published=published(self.subject.name, self.question.length),
             propositions=self.propositions(),
         )
 
