@@ -18,7 +18,7 @@ def prefix(tokens):
     return dict(diff={'model.mask.prefix': tokens}, published={}, source='Gu et al. (v1), Figure 3B', note=note)
 
 
-EDGE = 'alpha/edge is of longer texts than the window: sinklab measure RUN --length=2048.'
+EDGE = 'alpha/edge is of longer texts than the window: sinklab measure RUN --length=N, up to the length of training.'
 
 
 def window(keys, note=f'A figure only: small windows prevent the sink, those from about 256 have it. {EDGE}'):

@@ -81,12 +81,16 @@ def test_the_rank_of_keys_is_that_of_their_covariance_over_texts(arrays, numbers
 
 def test_numbers_of_several_parts_have_labels():
     assert table.number('sink/2/T16@0.25').label == 'Sink_2, T 16 > 0.25'
+    assert table.number('sink/1/T16@1e-05').label == 'Sink_1, T 16 > 1e-05'
     assert table.number('alpha/1/T8').label == 'alpha_1, T 8'
     assert table.number('sink/first') is None
 
 
 def test_keys_that_are_equal_have_rank_one():
-    np.testing.assert_array_equal(angles.rank(np.ones((1, 50, 2, 6), np.float32)), 1)
+    one_LPHK = np.random.default_rng(0).normal(size=(1, 1, 2, 64)).astype(np.float32).repeat(50, 1)
+    signs = np.random.default_rng(1).choice([-1, 1], one_LPHK.shape).astype(np.float32)
+    for keys in (one_LPHK, np.nextafter(one_LPHK, signs * np.inf, dtype=np.float32)):  # and but for rounding
+        np.testing.assert_array_equal(angles.rank(keys), 1)
 
 
 def test_where_nothing_rises_there_is_no_secondary_sink_and_where_nothing_falls_all_blocks_are_between():
@@ -243,12 +247,12 @@ def test_propositions_hold_of_any_weights_and_of_no_other_text(position):
     for repeated in (True, False):
         ids_PT = np.full((2, 12), 7) if repeated else np.random.default_rng(0).integers(1, 300, (2, 12))
         found = numbers_of(spec, ids_PT.astype(np.int32), repeated=True)
-        told = propositions.verdicts(position, 0, found)
+        told = propositions.verdicts(position, found)
         assert told[0][2] == repeated
         assert len(told) == 1 + (position in propositions.CLAIMS)
         if repeated or position == 'rotary':  # whose bound is of a repeated token, but far from tight
             assert all(holds for _, _, holds in told[1:])
-    assert propositions.verdicts(position, 1, found) == propositions.verdicts('learned', 0, found) == []
+    assert propositions.verdicts('learned', found) == []
 
 
 def test_the_numbers_of_the_propositions_are_those_of_their_sentences(arrays):

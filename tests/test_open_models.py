@@ -140,7 +140,7 @@ def test_a_model_of_one_layer_and_texts_shorter_than_the_keys_are_measured(tmp_p
 def test_propositions_are_of_models_that_see_whole_texts_by_softmax(model):
     family, _, subject = model
     asked = study.Question(inputs=('repeated',), sequences=2, length=T)
-    told = study.study(subject, asked).answer().propositions()
+    told = study.study(subject, asked).answer().propositions
     assert bool(told) == (family in PLAIN)
     assert all(one['holds'] for one in told)
 

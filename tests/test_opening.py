@@ -217,6 +217,7 @@ def test_inputs_are_what_their_names_say(trained):
         (['{run}', '--length=1'], 'nothing to measure'),
         (['{run}', '--sequences=0'], 'nothing to measure'),
         (['{run}', '--lengths=8', '--eps=1.5'], '--eps has 1.5'),
+        (['{run}', '--lengths=8', '--eps=0.3,0.30000001'], 'one in six digits'),
         (['{run}', '--perturb=0'], 'nothing to measure'),
         (['{run}', '--perturb=999'], 'is beyond the text'),
         (['{run}', '--keys=999'], 'is beyond the text'),

@@ -11,7 +11,7 @@ from conftest import OPERATIONS, drawn, operation, tiny
 from flax import nnx
 
 from sinklab.measure import sink
-from sinklab.measure.propositions import EQUAL
+from sinklab.measure.propositions import CLAIMS
 from sinklab.train import objective, state
 
 pytestmark = pytest.mark.slow  # each case has a program of its own to compile
@@ -33,7 +33,7 @@ def repeated(position, pair=('exp', 'sum'), **changes):
     return *(np.float64(x[:, 0]) for x in (captured.attention_BHTS, captured.residual_BTD)), params
 
 
-@pytest.mark.parametrize('position', EQUAL)
+@pytest.mark.parametrize('position', CLAIMS)
 def test_hidden_states_of_a_repeated_token_are_equal_after_every_block(position):
     _, residual_LTD, _ = repeated(position)
     np.testing.assert_allclose(residual_LTD, residual_LTD[:, :1].repeat(T, 1), rtol=1e-5, atol=1e-5)

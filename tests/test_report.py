@@ -156,9 +156,30 @@ def test_a_sink_emerges_at_the_probe_from_which_on_there_is_more_than_half_of_it
     (tmp_path / 'a' / 'metrics.jsonl').write_text('\n'.join(lines) + '\n')
     run = runs.read([path])[0]
     one = emergence.emergence(run)
-    step, head = next((s, a) for s, a in zip(run.probe_steps, run.values['alpha'], strict=True) if a.max() > 0.3)
-    expected = tuple(int(place) + 1 for place in np.unravel_index(head.argmax(), head.shape))
-    assert one == Emergence(after, at, rates[at // 10], expected, step)
+    step, head = first_to_stay(run.probe_steps, run.values['alpha'])
+    assert one == Emergence(after, at, rates[at // 10], head, step)
+
+
+def first_to_stay(steps, alpha_NLH):
+    """(step, (layer, head) from 1) of the strongest head of those that are the first above 0.3 to the end."""
+    for at, step in enumerate(steps):
+        staying = [
+            (alpha_NLH[at][place], tuple(number + 1 for number in place))
+            for place in np.ndindex(alpha_NLH[0].shape)
+            if all(alpha_LH[place] > 0.3 for alpha_LH in alpha_NLH[at:])
+        ]
+        if staying:
+            return step, max(staying)[1]
+    return None, None
+
+
+def test_a_head_that_rises_and_falls_again_is_not_the_first(tmp_path):
+    run = runs.read([made_up(tmp_path / 'a', 'softmax', steps=(0, 10, 20, 30))])[0]
+    alpha_NLH = np.zeros_like(run.values['alpha'])
+    alpha_NLH[[0, 1], 0, 0] = 0.9
+    alpha_NLH[2:, 1, 1] = 0.4
+    run.values['alpha'] = alpha_NLH
+    assert emergence.first_head(run) == ((2, 2), 20)
 
 
 def test_a_sweep_has_an_axis_for_each_number_in_which_arms_differ_alone(tmp_path):

@@ -22,9 +22,9 @@ def export(given: argparse.Namespace) -> int:
 
     jax.config.update('jax_platforms', 'cpu')  # where float32 is multiplied as float32
     from sinklab.checkpoint import restore
-    from sinklab.data.corpus import tokenizer_of
     from sinklab.llama import exporting
     from sinklab.observe.opening import step_of
+    from sinklab.observe.own import tokenizer_of
 
     folder, step = step_of(given.run)
     spec, out = spec_of(folder), place(given.out)

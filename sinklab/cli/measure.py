@@ -15,14 +15,13 @@ from typing import TYPE_CHECKING
 
 from sinklab.files.place import place
 from sinklab.files.whole import writable
-from sinklab.record import Refusal, unknown
+from sinklab.record import Refusal
 
 if TYPE_CHECKING:
     from sinklab.measure.measure import Number
     from sinklab.observe.study import Answer, Question
     from sinklab.observe.subject import Subject, Watch
 
-INPUTS = 'natural', 'random', 'repeated', 'domains'
 BOS = 'auto', 'none', 'force'
 TOLD = (
     'sink/1',
@@ -39,7 +38,7 @@ SAME = 'source', 'sequences', 'length', 'seed', 'keys', 'positions', 'perturb', 
 
 def arguments(verb: argparse.ArgumentParser) -> None:
     verb.add_argument('model', metavar='RUN[@STEP] | hf:PATH_OR_ID', help='a run folder, or an open model')
-    verb.add_argument('--inputs', default='natural', metavar='KIND,...', help=f'of {", ".join(INPUTS)}')
+    verb.add_argument('--inputs', default='natural', metavar='KIND,...', help='of natural, random, repeated, domains')
     verb.add_argument('--source', help="texts, as config.data.source has them; else a run's own, or stdlib")
     verb.add_argument('--sequences', type=int, metavar='N', help='else as the run was probed, or 100')
     verb.add_argument('--length', type=int, metavar='T', help='else as the run was probed, or 64')
@@ -66,13 +65,16 @@ def run(given: argparse.Namespace, rest: list[str]) -> int:
     from sinklab.observe import opening, study
 
     subjects = opening.subjects(given.model, given.bos) if given.all else [opening.subject(*model(given))]
-    with writable(place(given.out).parent) if given.out else contextlib.nullcontext():
-        answers = [answer(subject, question) for subject in subjects]
-        if given.out:
+    if given.out:
+        with writable(place(given.out).parent):
+            pass  # before anything is measured
+    answers = [answer(subject, question) for subject in subjects]
+    if given.out:
+        with writable(place(given.out)):
             study.keep(answers, given.out, given.all)
     found = study.record(answers, given.all)
     if given.json:
-        print(json.dumps(found, indent=2))
+        print(json.dumps(found, indent=2, allow_nan=False))
     else:
         show(found['steps'] if given.all else [found])
         show_series(found['series'] if given.all else {})
@@ -93,9 +95,6 @@ def model(given: argparse.Namespace) -> tuple[str, str, bool]:
 
 def asked(given: argparse.Namespace) -> 'Question':
     kinds, lengths = listed('--inputs', given.inputs, str), listed('--lengths', given.lengths, int)
-    for kind in kinds:
-        if kind not in INPUTS:
-            raise Refusal(unknown(f'--inputs={kind}', kind, INPUTS, 'inputs'))
     thresholds = listed('--eps', given.eps, float)
     if thresholds and not lengths:
         raise Refusal(f'--eps={given.eps} is of --lengths; give these, such as --lengths=16,32,64')
@@ -146,7 +145,8 @@ def show(found: list[dict]) -> None:
     for one in found:
         show_asked(one)
         for told in one['propositions']:
-            print(f'{one["model"]}: {told["claim"]}: {told["number"]:.2g}, {"holds" if told["holds"] else "FAILS"}')
+            number = '-' if told['number'] is None else f'{told["number"]:.2g}'
+            print(f'{one["model"]}: {told["claim"]}: {number}, {"holds" if told["holds"] else "FAILS"}')
 
 
 def show_asked(told: dict) -> None:
@@ -156,7 +156,11 @@ def show_asked(told: dict) -> None:
     for name, values in told['inputs'].items():
         for number in [measures.number(one) for one in values if one.startswith('sink/1/T')]:
             print(f'{told["model"]}, {name}: {number.label}: {cell(number, values[number.name])}')
-        if spread := [f'{value:.3g}' for one, value in values.items() if one.startswith('perturbation/')]:
+        if spread := [
+            '-' if value is None else f'{value:.3g}'
+            for one, value in values.items()
+            if one.startswith('perturbation/')
+        ]:
             print(f'{told["model"]}, {name}: a changed token spreads, by block: {" ".join(spread)}')
 
 

@@ -38,8 +38,8 @@ class Reader:
 
     def tokenizer(self, file: str | None) -> 'Tokenizer':
         """The one that the run was trained with, or a file that is the same."""
-        from sinklab.data.corpus import tokenizer_of
         from sinklab.data.tokens import tokenizer
+        from sinklab.observe.own import tokenizer_of
 
         return tokenizer.load(tokenizer_of(self.folder, self.step, self.spec, file))
 

@@ -7,7 +7,6 @@ from pathlib import Path
 
 from sinklab import spec
 from sinklab.cache import cache
-from sinklab.checkpoint import restore
 from sinklab.data.documents import sources
 from sinklab.data.prepare import Lines, prepare
 from sinklab.data.store.recipe import SETTINGS, Recipe
@@ -15,7 +14,6 @@ from sinklab.data.store.shard import FORMAT, META, TOKENIZER
 from sinklab.data.store.store import Store
 from sinklab.data.tokens.tokenizer import digest, read
 from sinklab.files.place import place
-from sinklab.folder import Folder
 from sinklab.record import Refusal, unknown
 
 
@@ -39,16 +37,6 @@ def tokenizer_file(run: Path, data: spec.Data, vocabulary: int, given: str | Non
     if own.exists():
         return own
     return named or corpus(data, vocabulary).path / TOKENIZER
-
-
-def tokenizer_of(run: Folder, step: int, whole: spec.Spec, given: str | None = None) -> Path:
-    """The tokenizer.json of a run; raises Refusal where it is not the one that the checkpoint was trained with."""
-    file = tokenizer_file(run.path, whole.data, whole.model.vocabulary, given)
-    trained = restore.metadata(run.checkpoints / str(step)).custom_metadata['data'].get('tokenizer', '')
-    if not digest(file).startswith(trained):
-        remedy = 'give the one of its token store' if given else 'give --tokenizer=FILE, its tokenizer.json'
-        raise Refusal(f'{file} is another tokenizer than {run}@{step} was trained with; {remedy}')
-    return file
 
 
 def check(store: Store, data: spec.Data, vocabulary: int) -> None:

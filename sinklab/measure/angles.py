@@ -13,6 +13,7 @@ PARTS = {
     'score': 'Mean over i > 1 of <q_i, k_j> / sqrt(K): of the first token, of the others up to i, the difference.',
 }
 
+ROUNDING = 1e-6  # of keys, beside their length
 PLACES = {'first': '1', 'middle': 'middle'}  # whose keys are compared over texts
 
 
@@ -47,10 +48,12 @@ def numbers(kept, setting: Setting) -> dict[str, float]:
 def rank(key_LPHK) -> np.ndarray:
     """(sum of l)^2 / sum of l^2, l the variances over texts: 1 where keys are equal or on a line, _LH."""
     key_LHPK = np.float64(key_LPHK).swapaxes(1, 2)
+    length_LH = (key_LHPK**2).sum((-1, -2))
     key_LHPK -= key_LHPK.mean(-2, keepdims=True)
     gram = key_LHPK @ key_LHPK.swapaxes(-1, -2)  # has the eigenvalues of the covariance
-    total, squares = gram.trace(0, -2, -1) ** 2, (gram**2).sum((-1, -2))
-    return np.where(squares > 0, total / np.where(squares > 0, squares, 1), 1)
+    total, squares = gram.trace(0, -2, -1), (gram**2).sum((-1, -2))
+    differs = total > ROUNDING**2 * length_LH
+    return np.where(differs, total**2 / np.where(differs, squares, 1), 1)
 
 
 def keys(key_LPSHK, setting: Setting) -> dict:

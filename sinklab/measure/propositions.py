@@ -17,7 +17,6 @@ CLAIMS = {
     'alibi': (3, 'repeated/first'),
     'rotary': (4, 'repeated/bound'),
 }
-EQUAL = ('none', *RELATIVE, 'relative_t5', 'alibi', 'rotary')
 TOLERANCE = 1e-5
 SMALLEST = 1e-30  # a sum of weights to divide by
 
@@ -56,15 +55,20 @@ def numbers(kept: Arrays, setting: Setting) -> dict[str, float]:
     return {f'repeated/{name}': float(np.max(kept[f'{array}_LPH'])) for name, array in names.items()}
 
 
-def verdicts(position: str, columns: int, numbers: dict[str, float]) -> list[tuple[str, float, bool]]:
-    """(claim, number, whether it holds) of those that are made of these positions; none of a model with columns."""
-    if columns or position not in EQUAL:
+def is_within(number: float | None, bound: float) -> bool:
+    return number is not None and number <= bound
+
+
+def verdicts(position: str, numbers: dict[str, float | None]) -> list[tuple[str, float | None, bool]]:
+    """(claim, number, whether it holds) of those that are made of these positions, of softmax over whole texts."""
+    if position not in CLAIMS:
         return []
-    largest = max(value for name, value in numbers.items() if name.startswith('repeated/spread/'))
-    found = [('hidden states are equal after every block', largest, largest <= 10 * TOLERANCE)]
-    proposition, name = CLAIMS.get(position, (0, ''))
+    spreads = [value for name, value in numbers.items() if name.startswith('repeated/spread/')]
+    largest = None if None in spreads else max(spreads)
+    found = [('hidden states are equal after every block', largest, is_within(largest, 10 * TOLERANCE))]
+    proposition, name = CLAIMS[position]
     if name in numbers:
-        found.append((f'Proposition {proposition}, {name}', numbers[name], numbers[name] <= TOLERANCE))
+        found.append((f'Proposition {proposition}, {name}', numbers[name], is_within(numbers[name], TOLERANCE)))
     return found
 
 

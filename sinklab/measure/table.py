@@ -78,6 +78,6 @@ def file_arrays(kept: Arrays, setting: Setting, among: Measures = MEASURES) -> d
 def number(name: str) -> Number | None:
     """What people read of a recorded name; that of sink/{k} for sink/2, with 2 in its label."""
     for entry in (*NUMBERS, *DEEPER_NUMBERS):
-        if match := re.fullmatch(re.sub(r'\\{(\w+)\\}', r'(?P<\1>[\\d.]+)', re.escape(entry.name)), name):
+        if match := re.fullmatch(re.sub(r'\\{(\w+)\\}', r'(?P<\1>[\\d.e-]+)', re.escape(entry.name)), name):
             return dataclasses.replace(entry, name=name, label=entry.label.format(**match.groupdict()))
     return None

@@ -10,13 +10,15 @@ from typing import Any
 
 import numpy as np
 
-from sinklab import __version__
 from sinklab.cache import cache
-from sinklab.files.whole import whole
+from sinklab.files.whole import whole, writable
 from sinklab.measure import table
 from sinklab.measure.measure import Arrays
 from sinklab.measure.setting import Setting
 from sinklab.observe.subject import Subject, Watch, unwatched
+from sinklab.train.environment import versions
+
+COMPUTING = 'jax', 'jaxlib', 'numpy', 'torch', 'transformers'
 
 
 @dataclasses.dataclass(frozen=True)
@@ -58,8 +60,8 @@ def remembered(
             arrays = dict(kept)
             return Measured(json.loads(str(arrays.pop('numbers'))), arrays)
     found = measured(subject, ids_PT, position_T, watch, **how)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    save(path, found)
+    with writable(path.parent):
+        save(path, found)
     return found
 
 
@@ -73,11 +75,10 @@ def name_of(subject: Subject, ids_PT: np.ndarray, position_T: np.ndarray | None,
 
 @functools.cache
 def code() -> str:
-    """Of the rooms that make the numbers."""
-    found = hashlib.sha256(__version__.encode())
-    for room in (table.__file__, __file__):
-        for file in sorted(Path(room).parent.glob('*.py')):
-            found.update(file.read_bytes())
+    """Of sinklab, and of the libraries that compute."""
+    found = hashlib.sha256(json.dumps(versions(COMPUTING)).encode())
+    for file in sorted(Path(__file__).parents[1].rglob('*.py')):
+        found.update(file.read_bytes())
     return found.hexdigest()
 
 

@@ -1,6 +1,7 @@
 """A model of transformers as something to be measured."""
 
 import functools
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -21,8 +22,8 @@ AT_ONCE = 1 << 26  # bytes of attention that one layer shows at once
 class OpenModel:
     """In float32, without its head. `bos`: what its tokenizer does by itself (auto), none, or BOS by force."""
 
-    def __init__(self, given: str, bos: str = 'auto', remote_code: bool = False):
-        self.folder, self.name, self.bos = hub.folder_of(given, remote_code), f'hf:{given}', bos
+    def __init__(self, folder: str | Path, bos: str = 'auto', remote_code: bool = False, name: str = ''):
+        self.folder, self.name, self.bos = Path(folder), name or f'hf:{folder}', bos
         self.model = loaded(self.folder, self.name, remote_code)
         self.config = self.model.config.get_text_config()
         self.vocabulary = self.config.vocab_size

@@ -2,6 +2,7 @@
 
 import dataclasses
 import functools
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -21,28 +22,29 @@ OPEN = 'hf:'
 def subject(given: str, bos: str = 'auto', remote_code: bool = False) -> Subject:
     """A step of a run, the newest whole one if none is named, or hf:PATH_OR_ID."""
     if given.startswith(OPEN):
-        hub.folder_of(given.removeprefix(OPEN), remote_code)  # what is refused is so before torch is loaded
+        folder = hub.folder_of(given.removeprefix(OPEN), remote_code)  # before torch is loaded
         try:
             from sinklab.observe.open_model import OpenModel
         except ImportError as error:
             raise Refusal(f'{given} needs {error.name}; install it: pip install "sinklab[hf]"') from error
-        return OpenModel(given.removeprefix(OPEN), bos, remote_code)
+        return OpenModel(folder, bos, remote_code, given)
     return Own(*step_of(given), bos)
 
 
-def subjects(given: str, bos: str = 'auto') -> list[Subject]:
-    """All steps of a run."""
+def subjects(given: str, bos: str = 'auto') -> Iterator[Subject]:
+    """All steps of a run, each for as long as it is looked at."""
     folder, step = of_run(given)
     if step is not None:
         raise Refusal(f'--all is of all steps, and {given} is one; give {folder}')
-    return [Own(folder, one, bos) for one in wanted(folder, step)]
+    return (Own(folder, one, bos) for one in wanted(folder, step))
 
 
 def step_of(given: str) -> tuple[Folder, int]:
     """RUN@STEP, or of RUN the newest step that is whole."""
     folder, step = of_run(given)
     saved = wanted(folder, step)
-    return folder, saved[-1] if step is not None else digests.newest(folder) or saved[-1]
+    newest = digests.newest(folder) if step is None else None
+    return folder, saved[-1] if newest is None else newest
 
 
 def of_run(given: str) -> tuple[Folder, int | None]:
@@ -51,7 +53,7 @@ def of_run(given: str) -> tuple[Folder, int | None]:
     folder, step = run_and_step(given)
     if not folder.is_claimed():
         lacks = 'holds no run' if folder.path.exists() else 'is not there'
-        raise Refusal(f'{folder} {lacks}; give the folder of a run, or hf:PATH_OR_ID of an open model')
+        raise Refusal(f'{folder} {lacks}; give the folder of a run')
     return folder, step
 
 

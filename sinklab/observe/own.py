@@ -5,6 +5,7 @@ import functools
 import hashlib
 import json
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import jax
@@ -14,10 +15,11 @@ from flax import nnx
 from sinklab import devices, sharding
 from sinklab.checkpoint import digests, restore
 from sinklab.data.batches import PREPENDED
-from sinklab.data.corpus import corpus, tokenizer_of
+from sinklab.data.corpus import corpus, tokenizer_file
 from sinklab.data.sequences.interventions import with_fixed_token
 from sinklab.data.sequences.prompts import shaped
 from sinklab.data.tokens.tokenizer import Tokenizer, load
+from sinklab.data.tokens.tokenizer import digest as digest_of
 from sinklab.folder import Folder
 from sinklab.measure.measure import Arrays
 from sinklab.measure.setting import Setting, forward_arrays, setting_of
@@ -51,7 +53,6 @@ class Own:
         self.folder, self.step, self.bos, self.spec = folder, step, bos, beginning(spec_of(folder), bos)
         self.name = f'{folder}@{step}'
         self.vocabulary = self.spec.model.vocabulary
-        self.program = functools.lru_cache(maxsize=16)(self.program)  # what is asked again is not compiled again
         self.reads = (*READS, *(('sink_LPCD',) if COLUMNS[self.spec.model.columns.kind].token.count else ()))
 
     @functools.cached_property
@@ -59,9 +60,9 @@ class Own:
         config = json.dumps([dataclasses.asdict(part) for part in (self.spec.model, self.spec.data)], sort_keys=True)
         return f'{digests.seal(self.folder, self.step)} {hashlib.sha256(config.encode()).hexdigest()[:16]}'
 
-    @functools.cached_property
+    @property
     def mesh(self) -> jax.sharding.Mesh:
-        return devices.mesh(Hardware(), jax.devices()[:1])
+        return one_device()
 
     @functools.cached_property
     def params(self) -> dict:
@@ -100,6 +101,7 @@ class Own:
     def is_plain(self, length: int) -> bool:
         rule, setting = self.spec.model.attention, self.setting(length)
         whole = setting.reach == length and not setting.prefix and not setting.columns
+        whole = whole and not self.spec.model.mask.document and self.spec.data.positions != 'reset'
         return whole and (rule.feature_map, rule.similarity, rule.normalizer) == SOFTMAX
 
     def triggers(self, ids_PT: np.ndarray) -> np.ndarray:
@@ -124,35 +126,51 @@ class Own:
     def observe(
         self, ids_PT: np.ndarray, keep: Keep, position_T: np.ndarray | None = None, watch: Watch = unwatched
     ) -> dict[str, np.ndarray]:
-        position = None if position_T is None else tuple(map(int, position_T))
-        program, rows = self.program(keep, position), self.rows(check_length(self, ids_PT))
+        program, rows = kept_of(self.spec, keep, hashed(position_T)), self.rows(check_length(self, ids_PT))
         with jax.set_mesh(self.mesh):
-            return in_parts(program, ids_PT, rows, watch)
+            return in_parts(functools.partial(self.on_device, program), ids_PT, rows, watch)
 
     def loss(self, ids_PT: np.ndarray, position_T: np.ndarray | None = None) -> np.ndarray:
-        length = check_length(self, ids_PT)
-        program = tokenwise(self.spec, self.mesh, **placed(None if position_T is None else position_T[:-1]))
-
-        def kept(ids_PT: np.ndarray) -> Arrays:
-            return {'loss_LPT': np.asarray(program(self.params, sharding.put(readable(ids_PT), self.mesh))[0])[None]}
-
+        program = loss_of(self.spec, hashed(None if position_T is None else position_T[:-1]))
+        rows = max(1, AT_ONCE // (4 * check_length(self, ids_PT) * self.vocabulary))
         with jax.set_mesh(self.mesh):
-            found = in_parts(kept, ids_PT, max(1, AT_ONCE // (4 * length * self.vocabulary)))
+            found = in_parts(functools.partial(self.on_device, program), ids_PT, rows)
         return np.where(is_predicted(ids_PT[:, 1:]), found['loss_LPT'][0], np.nan)
+
+    def on_device(self, program: Callable, ids_PT: np.ndarray) -> Arrays:
+        return jax.device_get(program(self.params, sharding.put(readable(ids_PT), self.mesh)))
 
     def rows(self, length: int) -> int:
         """How many sequences are captured at once."""
         return max(1, AT_ONCE // probe.captured_bytes(self.spec.model, length))
 
-    def program(self, keep: Keep, position: tuple[int, ...] | None) -> Callable[[np.ndarray], Arrays]:
-        run = forward(self.spec, capture=True, **placed(position))
 
-        def kept(params: dict, ids_PT: jax.Array) -> Arrays:
-            _, _, captured = run(params, ids_PT)
-            return keep(forward_arrays(captured, self.setting(ids_PT.shape[1])))
+@functools.cache
+def one_device() -> jax.sharding.Mesh:
+    return devices.mesh(Hardware(), jax.devices()[:1])
 
-        compiled = jax.jit(kept, **state.jit_options(self.spec, self.mesh))
-        return lambda ids_PT: jax.device_get(compiled(self.params, sharding.put(readable(ids_PT), self.mesh)))
+
+@functools.lru_cache(maxsize=16)  # what is asked of another step, or again, is not compiled again
+def kept_of(spec: Spec, keep: Keep, position: tuple[int, ...] | None) -> Callable:
+    """program(params, ids_PT) -> what is kept of all layers."""
+    run = forward(spec, capture=True, **placed(position))
+
+    def program(params: dict, ids_PT: jax.Array) -> Arrays:
+        _, _, captured = run(params, ids_PT)
+        return keep(forward_arrays(captured, setting_of(spec, ids_PT.shape[1], count(spec.model))))
+
+    return jax.jit(program, **state.jit_options(spec, one_device()))
+
+
+@functools.lru_cache(maxsize=16)
+def loss_of(spec: Spec, position: tuple[int, ...] | None) -> Callable:
+    """program(params, ids_PT) -> loss_LPT, of one L."""
+    program = tokenwise(spec, one_device(), **placed(position))
+    return lambda params, ids_PT: {'loss_LPT': program(params, ids_PT)[0][None]}
+
+
+def hashed(position_T: np.ndarray | None) -> tuple[int, ...] | None:
+    return None if position_T is None else tuple(map(int, position_T))
 
 
 def placed(position_T: Any) -> dict[str, np.ndarray]:
@@ -168,3 +186,13 @@ def beginning(spec: Spec, bos: str) -> Spec:
     return dataclasses.replace(
         spec, probe=dataclasses.replace(spec.probe, **of_probe), data=dataclasses.replace(spec.data, **of_data)
     )
+
+
+def tokenizer_of(run: Folder, step: int, spec: Spec, given: str | None = None) -> Path:
+    """The tokenizer.json of a run; raises Refusal where it is not the one that the checkpoint was trained with."""
+    file = tokenizer_file(run.path, spec.data, spec.model.vocabulary, given)
+    trained = restore.metadata(run.checkpoints / str(step)).custom_metadata['data'].get('tokenizer')
+    if not trained or not digest_of(file).startswith(trained):
+        remedy = 'give the one of its token store' if given else 'give --tokenizer=FILE, its tokenizer.json'
+        raise Refusal(f'{file} is another tokenizer than {run}@{step} was trained with; {remedy}')
+    return file

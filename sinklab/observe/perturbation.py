@@ -5,6 +5,7 @@ import numpy as np
 from sinklab.measure.norms import norms
 from sinklab.measure.spikes import by_layer
 from sinklab.observe.subject import Subject
+from sinklab.targets import readable
 
 AT_ONCE = 8  # texts
 
@@ -18,7 +19,7 @@ def spread(
     """
     drawn_P = np.random.default_rng(seed).integers(subject.vocabulary - 1, size=len(ids_PT))
     other_PT = ids_PT.copy()
-    other_PT[:, place] = drawn_P + (drawn_P >= ids_PT[:, place])  # never itself
+    other_PT[:, place] = drawn_P + (drawn_P >= readable(ids_PT[:, place]))  # never itself
     parts = [slice(at, at + AT_ONCE) for at in range(0, len(ids_PT), AT_ONCE)]
     ratio_LPT = [change(subject, ids_PT[part], other_PT[part], position_T)[:, :, place:] for part in parts]
     return by_layer('perturbation', np.concatenate(ratio_LPT, 1).mean((1, 2)))

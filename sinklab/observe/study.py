@@ -15,11 +15,13 @@ from sinklab.measure.propositions import verdicts
 from sinklab.measure.sink import THRESHOLD
 from sinklab.observe import inputs, measuring, perturbation
 from sinklab.observe.measuring import Measured
-from sinklab.observe.published import published
+from sinklab.observe.published import LENGTH, published
 from sinklab.observe.subject import Subject, Watch, unwatched
-from sinklab.record import Refusal
+from sinklab.record import Refusal, unknown
 
-USUAL = dict(sequences=100, length=64, source='stdlib')  # of what was not probed in a training: the paper's numbers
+USUAL = dict(
+    sequences=100, length=LENGTH, source='stdlib'
+)  # of what was not probed in a training: the paper's numbers
 LOSS = Number('loss', 'loss', 'Mean of -log p of every token but the first.', 'nats')
 LEAST = dict(sequences=1, length=2, keys=1, perturb=1, seed=0)
 
@@ -43,12 +45,17 @@ class Question:
     def __post_init__(self):
         if not self.inputs:
             raise Refusal(f'--inputs is empty; give some of {", ".join(inputs.INPUTS)}')
+        for kind in self.inputs:
+            if kind not in inputs.INPUTS:
+                raise Refusal(unknown(f'--inputs={kind}', kind, inputs.INPUTS, 'inputs'))
         for name, least in LEAST.items():
             given = getattr(self, name)
             if given is not None and given < least:
                 raise Refusal(f'--{name}={given} is nothing to measure; give at least {least}')
         if wrong := [one for one in self.thresholds if not 0 < one < 1]:
             raise Refusal(f'--eps has {wrong[0]:g}; give shares of attention, more than 0 and less than 1')
+        if len({f'{one:g}' for one in self.thresholds}) < len(self.thresholds):
+            raise Refusal('--eps has two thresholds that are one in six digits; leave one out')
 
     def of(self, subject: Subject) -> 'Question':
         """With all that is None filled in; raises Refusal where the model cannot be asked so."""
@@ -58,10 +65,9 @@ class Question:
         length, longest = full.length, subject.longest
         if longest and length > longest:
             raise Refusal(f'{subject.name} reads {longest} tokens, and --length is {length}; lower it')
-        if wrong := [one for one in self.lengths if not 1 <= one <= length]:
-            raise Refusal(
-                f'--lengths has {wrong[0]}, and texts have {length} tokens; give 1 to {length}, or --length'
-            )
+        least = max(1, subject.setting(length).prefix)  # before which a text is not yet itself
+        if wrong := [one for one in self.lengths if not least <= one <= length]:
+            raise Refusal(f'--lengths has {wrong[0]}, of texts of {length}; give {least} to {length}, or --length')
         if full.positions:  # what stands at K is told, too
             usual_keys = subject.setting(length).keys
             full = dataclasses.replace(full, keys=max(self.keys or usual_keys, int(full.position_T[0]) + 1))
@@ -83,27 +89,18 @@ class Question:
 
 @dataclasses.dataclass(frozen=True)
 class Answer:
-    subject: Subject
-    question: Question
+    """Of a model, which is not kept with it."""
+
+    about: dict[str, Any]  # model, digest, and of the question what USUAL names
+    step: int | None  # of a run
     found: dict[str, Measured]  # by inputs
+    published: dict[str, float]
+    propositions: list[dict[str, Any]]  # what must hold of one token, repeated, where they are of this model
 
     def told(self) -> dict[str, Any]:
         """As it is printed, and kept in measured.json."""
-        return dict(
-            model=self.subject.name,
-            digest=self.subject.digest,
-            **{name: getattr(self.question, name) for name in USUAL},
-            inputs={name: finite(one.numbers) for name, one in self.found.items()},
-            published=published(self.subject.name, self.question.length),
-            propositions=self.propositions(),
-        )
-
-    def propositions(self) -> list[dict[str, Any]]:
-        """What must hold of one token, repeated, in models that the propositions are of."""
-        if 'repeated' not in self.found or not self.subject.is_plain(self.question.length):
-            return []
-        told = verdicts(self.subject.position, len(self.subject.columns()), self.found['repeated'].numbers)
-        return [dict(claim=claim, number=number, holds=holds) for claim, number, holds in told]
+        numbers = {name: finite(one.numbers) for name, one in self.found.items()}
+        return dict(self.about, inputs=numbers, published=self.published, propositions=self.propositions)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -119,7 +116,23 @@ class Study:
         return sum(map(len, self.ids.values()))
 
     def answer(self, watch: Watch = unwatched) -> Answer:
-        return Answer(self.subject, self.question, {name: self.measured(name, watch) for name in self.ids})
+        found = {name: self.measured(name, watch) for name in self.ids}
+        about = dict(model=self.subject.name, digest=self.subject.digest)
+        about |= {name: getattr(self.question, name) for name in USUAL}
+        step = getattr(self.subject, 'step', None)
+        return Answer(about, step, found, self.published(), self.propositions(found))
+
+    def published(self) -> dict[str, float]:
+        """Of a model that is asked as the published one was."""
+        as_is = self.subject.bos == 'auto' and not self.question.positions
+        return published(self.subject.name, self.question.length) if as_is else {}
+
+    def propositions(self, found: dict[str, Measured]) -> list[dict[str, Any]]:
+        in_order = self.subject.is_plain(self.question.length) and not self.question.positions
+        if 'repeated' not in found or not in_order:
+            return []
+        told = verdicts(self.subject.position, finite(found['repeated'].numbers))
+        return [dict(claim=claim, number=number, holds=holds) for claim, number, holds in told]
 
     def measured(self, name: str, watch: Watch) -> Measured:
         ids_PT, how = self.ids[name], self.question.how | dict(repeated=name == 'repeated')
@@ -150,7 +163,7 @@ def finite(numbers: dict[str, float]) -> dict[str, float | None]:
 
 def series(answers: list[Answer]) -> dict[str, dict[str, Any]]:
     """By inputs, of several steps of a run: when its sink emerges, and in which heads first."""
-    steps = [one.subject.step for one in answers]
+    steps = [one.step for one in answers]
     told = {}
     for name in answers[0].found:
         each = [one.found[name] for one in answers]
@@ -169,9 +182,9 @@ def record(answers: list[Answer], of_all: bool) -> dict[str, Any]:
 def keep(answers: list[Answer], folder: str, of_all: bool) -> None:
     """DIR/measured.json, and the arrays of each input as DIR/INPUT.npz, or as DIR/STEP/INPUT.npz of all steps."""
     for one in answers:
-        at = place(folder) / (f'{one.subject.step:08}' if of_all else '')
+        at = place(folder) / (f'{one.step:08}' if of_all else '')
         at.mkdir(parents=True, exist_ok=True)
         for name, found in one.found.items():
             measuring.save(at / f'{name.replace("/", "-")}.npz', found)
     with whole(place(folder) / 'measured.json') as unfinished:
-        unfinished.write_text(json.dumps(record(answers, of_all), indent=2), encoding='utf-8')
+        unfinished.write_text(json.dumps(record(answers, of_all), indent=2, allow_nan=False), encoding='utf-8')

@@ -21,6 +21,7 @@ def unwatched(sequences: int) -> None:
 
 class Subject(Protocol):
     name: str
+    bos: str  # auto, none or force
     digest: str  # of its parameters, and of all else that decides what it says
     vocabulary: int
     longest: int | None  # tokens of a text that it can read
