@@ -1,9 +1,11 @@
 """The devices of a run as one mesh, whose axes follow the network: slices of TPUs, nodes of GPUs, chips of both."""
 
 import collections
+import contextlib
 import functools
 import itertools
 import math
+import os
 from collections.abc import Sequence
 
 import jax
@@ -27,6 +29,15 @@ def mesh(hardware: Hardware, devices: Sequence[jax.Device] | None = None) -> jax
     return jax.sharding.Mesh(
         arranged(shape(hardware, len(devices), len(slices)), slices), AXES, axis_types=(AxisType.Auto,) * len(AXES)
     )
+
+
+def divide_cpu(hardware: Hardware, processes: int = 1) -> None:
+    """Has a CPU be as many devices as a layout asks for, where jax is not told how many and has not begun."""
+    wanted = math.prod(size or 1 for size in (hardware.data, hardware.fsdp, hardware.tensor)) // processes
+    told = jax.config.jax_num_cpu_devices > 0 or 'host_platform_device_count' in os.environ.get('XLA_FLAGS', '')
+    if wanted > 1 and not told:
+        with contextlib.suppress(RuntimeError):
+            jax.config.update('jax_num_cpu_devices', wanted)
 
 
 def found() -> list[jax.Device]:

@@ -26,7 +26,7 @@ from sinklab.record import Refusal, unknown
 from sinklab.spec import Spec
 from sinklab.sweep import plan
 from sinklab.sweep.plan import Run
-from sinklab.sweep.run import train
+from sinklab.sweep.run import shares, train
 
 
 def arguments(verb: argparse.ArgumentParser) -> None:
@@ -35,14 +35,20 @@ def arguments(verb: argparse.ArgumentParser) -> None:
     size_argument(verb)
     verb.add_argument('--seeds', default='0', metavar='N,...', help='such as 0,1,2; 0 where none is given')
     verb.add_argument('--workdir', required=True, metavar='DIR', help='of the run folders ROW-SEED, and sweep.json')
+    jobs_argument(verb)
     hardware.arguments(verb)
     programs.argument(verb)
     verb.add_argument('--json', action='store_true', help='print the table as one JSON list')
     verb.usage = '%(prog)s --config FILE [--rows ROW,...] --workdir DIR [--config.PATH=VALUE ...] [options]'
 
 
+def jobs_argument(verb: argparse.ArgumentParser) -> None:
+    verb.add_argument('--jobs', type=int, default=1, metavar='N', help='so many runs at once, each on its share of cores')
+
+
 def run(given: argparse.Namespace, rest: list[str]) -> int:
     layout, table = hardware.hardware(given), rows(given)
+    shares(given.jobs)
     for argument in rest:
         if argument.startswith(('--config.seed=', '--config.data.seed=')):
             raise Refusal(f'{argument}: a sweep sets both seeds of a run; give --seeds')
@@ -56,7 +62,7 @@ def run(given: argparse.Namespace, rest: list[str]) -> int:
         runs = plan.runs(table, seeds(given.seeds), given.workdir, load, layout)
         for names in plan.twins(runs):
             say(f'sinklab sweep: {" and ".join(names)} are the same run at size {runs[0].size}')
-        stopped = train(runs, lambda run: command(given.config, run, options), say, held)
+        stopped = train(runs, lambda run: command(given.config, run, options), say, held, given.jobs)
         held.check()
         summary(given, rest, table, runs)
     failed = [f'{run.row} {run.outcome}: {run.reason}' for run in runs if run.outcome in ('refused', 'crashed')]
@@ -145,4 +151,5 @@ def show(headings: list[str], rows: list[list[str]]) -> None:
 
 
 def say(text: str) -> None:
-    print(text, file=sys.stderr, flush=True)
+    sys.stderr.write(f'{text}\n')  # whole, beside what runs at once say
+    sys.stderr.flush()

@@ -44,8 +44,6 @@ def multiply(
 ) -> jax.Array:
     """The product with an array whose dimensions have these names."""
     if not exchange.parts(axes):
-        if x.dtype == weight.dtype:
-            return jnp.einsum(equation, x, weight, preferred_element_type=dtype)
         return mixed_product(equation, axes, dtype, x, weight)
     return with_matrix(HEADS, equation, axes, dtype, x, weight)
 

@@ -1,9 +1,13 @@
-"""The runs of a sweep one after another, and how each has ended."""
+"""The runs of a sweep, one after another or several at once, and how each has ended."""
 
-from collections.abc import Callable
+import os
+import queue
+from collections.abc import Callable, Iterable
+from concurrent.futures import ThreadPoolExecutor, wait
 
 from sinklab.lease import Lease
 from sinklab.processes.ending import CAUSES, KIND_OF, OF_SIGNAL, of_exit
+from sinklab.record import Refusal
 from sinklab.sweep.plan import Run
 from sinklab.sweep.process import Relay
 
@@ -16,26 +20,59 @@ def train(
     command: Callable[[Run], list[str]],
     say: Callable[[str], None],
     held: Lease,
+    jobs: int = 1,
 ) -> int | None:
-    """Runs what is to do, each in its own process; returns the signal that has ended it before its time."""
-    with Relay(held.stopping) as relay:
+    """Runs what is to do, `jobs` at once; returns the signal that has ended it before its time."""
+    free = queue.SimpleQueue()
+    for share in shares(jobs):
+        free.put(share)
+
+    def attempt(run: Run, at: str) -> None:
+        if relay.received:
+            return
+        held.check()
+        say(at)
+        run.forget()
+        code, said = relay.run(command(run), f'{at}: ' if jobs > 1 else '')
+        kind, message = ending(run.last_outcome(), code, said)
+        if kind == 'stopped':
+            relay.received.append(SIGNAL_OF.get(code, -code))
+        elif kind in ('done', 'diverged') or not relay.received:
+            run.outcome, run.reason = kind, message
+
+    with (
+        Relay(held.stopping) as relay,
+        ThreadPoolExecutor(jobs, initializer=lambda: stay(free.get())) as pool,
+    ):
+        begun = []
         for number, run in enumerate(runs, 1):
             at = f'[{number}/{len(runs)}] {run}'
-            if run.outcome != 'to do':
+            if run.outcome == 'to do':
+                begun.append(pool.submit(attempt, run, at))
+            else:
                 say(f'{at}: {run.outcome} before; to run it again, delete {run.folder}')
-                continue
-            if relay.received:
-                break
-            held.check()
-            say(at)
-            run.forget()
-            code, said = relay.run(command(run))
-            kind, message = ending(run.last_outcome(), code, said)
-            if kind == 'stopped':
-                relay.received.append(SIGNAL_OF.get(code, -code))
-            elif kind in ('done', 'diverged') or not relay.received:
-                run.outcome, run.reason = kind, message
+        wait(begun)
+    for future in begun:
+        future.result()
     return relay.received[0] if relay.received and any(run.outcome == 'to do' for run in runs) else None
+
+
+def shares(jobs: int) -> list[Iterable[int] | None]:
+    """The cores of each of several jobs; None: all, or this system has no say in it. Raises Refusal."""
+    if jobs < 1:
+        raise Refusal(f'--jobs={jobs} must be a whole number of at least 1')
+    if jobs == 1 or not hasattr(os, 'sched_getaffinity'):
+        return [None] * jobs
+    cores = sorted(os.sched_getaffinity(0))
+    if jobs > len(cores):
+        raise Refusal(f'--jobs={jobs} is more than one a core, of which there are {len(cores)}')
+    return [cores[job::jobs] for job in range(jobs)]
+
+
+def stay(cores: Iterable[int] | None) -> None:
+    """Keeps this thread, and the processes that it starts, on some cores."""
+    if cores is not None:
+        os.sched_setaffinity(0, cores)
 
 
 def ending(written: dict, code: int, said: str) -> tuple[str, str]:
