@@ -14,6 +14,8 @@ from sinklab.parse import parse
 from sinklab.record import Refusal, unknown
 from sinklab.spec import Spec
 
+EXAMPLES = {'get_config': 'configs/quickstart.py', 'CLAIMS': 'configs/claims.py'}
+
 
 def load(given: str, rest: list[str], size: str | None = None) -> tuple[Spec, dict]:
     """(spec, what row.json holds) for --config=`given` at a size, with the overrides in `rest` applied."""
@@ -77,7 +79,7 @@ def rows(file: str) -> dict[str, dict]:
     return {row: about(module, file, row) for row in getattr(module, 'ROWS', {})}
 
 
-def module_of(file: str) -> Any:
+def module_of(file: str, holding: str = 'get_config') -> Any:
     """The module of a config file: a path from here, or else one of those installed with sinklab."""
     import configs
 
@@ -91,8 +93,8 @@ def module_of(file: str) -> Any:
         specification.loader.exec_module(module)
     except Exception as error:
         raise Refusal(f'--config={file} does not run: {one_line(error, path)}') from error
-    if not hasattr(module, 'get_config'):
-        raise Refusal(f'--config={file} has no get_config(row); see configs/quickstart.py for one')
+    if not hasattr(module, holding):
+        raise Refusal(f'--config={file} has no {holding}; see {EXAMPLES[holding]} for one')
     return module
 
 

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 import sinklab
 from sinklab.cli import (
     checkpoint,
+    claims,
     compile,
     doctor,
     evaluate,
@@ -30,6 +31,7 @@ VERBS = {
     'compile': compile,
     'rows': rows,
     'sweep': sweep,
+    'claims': claims,
     'report': report,
     'measure': measure,
     'evaluate': evaluate,

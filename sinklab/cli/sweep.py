@@ -28,6 +28,8 @@ from sinklab.sweep import plan
 from sinklab.sweep.plan import Run
 from sinklab.sweep.run import shares, train
 
+LEFT = 'row', 'outcome', 'claim', 'verdict'
+
 
 def arguments(verb: argparse.ArgumentParser) -> None:
     verb.add_argument('--config', required=True, metavar='FILE', help='a config file with rows; see sinklab rows')
@@ -43,15 +45,13 @@ def arguments(verb: argparse.ArgumentParser) -> None:
 
 
 def jobs_argument(verb: argparse.ArgumentParser) -> None:
-    verb.add_argument('--jobs', type=int, default=1, metavar='N', help='so many runs at once, each on its share of cores')
+    verb.add_argument('--jobs', type=int, default=1, metavar='N', help='runs at once, each on its share of cores')
 
 
 def run(given: argparse.Namespace, rest: list[str]) -> int:
     layout, table = hardware.hardware(given), rows(given)
     shares(given.jobs)
-    for argument in rest:
-        if argument.startswith(('--config.seed=', '--config.data.seed=')):
-            raise Refusal(f'{argument}: a sweep sets both seeds of a run; give --seeds')
+    refuse_seeds(rest)
 
     def load(row: str, seed: int) -> tuple[Spec, dict]:
         return config.load(f'{given.config}:{row}', [*rest, *seed_options(seed)], given.size)
@@ -62,14 +62,25 @@ def run(given: argparse.Namespace, rest: list[str]) -> int:
         runs = plan.runs(table, seeds(given.seeds), given.workdir, load, layout)
         for names in plan.twins(runs):
             say(f'sinklab sweep: {" and ".join(names)} are the same run at size {runs[0].size}')
-        stopped = train(runs, lambda run: command(given.config, run, options), say, held, given.jobs)
+        stopped = train(runs, lambda run: command(f'{given.config}:{run.row}', run, options), say, held, given.jobs)
         held.check()
         summary(given, rest, table, runs)
+    return ended('sweep', runs, stopped)
+
+
+def refuse_seeds(rest: list[str]) -> None:
+    for argument in rest:
+        if argument.startswith(('--config.seed=', '--config.data.seed=')):
+            raise Refusal(f'{argument}: both seeds of a run are set here; give --seeds')
+
+
+def ended(verb: str, runs: list[Run], stopped: int | None) -> int:
+    """Says what has failed and what has stopped the rest, and returns the exit code."""
     failed = [f'{run.row} {run.outcome}: {run.reason}' for run in runs if run.outcome in ('refused', 'crashed')]
     for words in dict.fromkeys(failed):
-        say(f'sinklab sweep: {words}')
+        say(f'sinklab {verb}: {words}')
     if stopped:
-        say(f'sinklab sweep: stopped; go on with: {again()}')
+        say(f'sinklab {verb}: stopped; go on with: {again()}')
         return 42 if stopped == signal.SIGTERM else 130
     return 1 if failed else 0
 
@@ -104,7 +115,7 @@ def seed_options(seed: int) -> list[str]:
 
 
 def command(config: str, run: Run, options: list[str]) -> list[str]:
-    row = [f'--config={config}:{run.row}', f'--workdir={run.folder}', '--processes=1']
+    row = [f'--config={config}', f'--workdir={run.folder}', '--processes=1']
     return [*program(), 'train', *row, *options, *seed_options(run.seed)]
 
 
@@ -136,18 +147,21 @@ def arm(about: dict, runs: list[Run]) -> Any:
     )
 
 
-def show(headings: list[str], rows: list[list[str]]) -> None:
+NOTE = 'mean ± standard deviation over n seeds (published, at the size of the source)'
+
+
+def show(headings: list[str], rows: list[list[str]], note: str = NOTE) -> None:
     from rich.console import Console
     from rich.markup import escape
     from rich.table import Table
 
     table = Table(box=None)
     for heading in headings:
-        table.add_column(escape(heading), justify='left' if heading in ('row', 'outcome') else 'right')
+        table.add_column(escape(heading), justify='left' if heading in LEFT else 'right')
     for cells in rows:
         table.add_row(*map(escape, cells))
     console = Console(highlight=False, width=None if sys.stdout.isatty() else 200)
-    console.print(table, 'mean ± standard deviation over n seeds (published, at the size of the source)', sep='\n')
+    console.print(table, note, sep='\n')
 
 
 def say(text: str) -> None:

@@ -49,13 +49,19 @@ def runs(
     """Every run, a whole table seed by seed; none of them where one is refused. `load` is of a row and a seed."""
     if Folder(workdir).is_claimed():
         raise Refusal(f'--workdir={workdir} holds a run; give a folder for the runs of a sweep')
-    found = [read(Folder(f'{workdir}/{row}-{seed}'), row, seed, load) for seed in seeds for row in rows]
+    rows = list(rows)
+    found = [read(Folder(f'{workdir}/{name(row, seed)}'), row, seed, load) for seed in seeds for row in rows]
     check(found)
     for run in found:
         look(run, hardware)
     check(found)
     with writable(Folder(workdir).path):
         return found
+
+
+def name(row: str, seed: int) -> str:
+    """Of a run's folder; a row of several tables is TABLE:ROW."""
+    return f'{row.replace(":", ".")}-{seed}'
 
 
 def read(folder: Folder, row: str, seed: int, load: Callable[[str, int], tuple[Spec, dict]]) -> Run:

@@ -28,7 +28,7 @@ class Relay:
         self.stopping()
 
     def run(self, command: list[str], name: str = '') -> tuple[int, str]:
-        """(exit code, the end of what it says); all that it says is shown, line by line under a name if it has one."""
+        """(exit code, the end of what it says); all that it says is shown, each line after a name if there is one."""
         colors, said = {'FORCE_COLOR': '1'} if sys.stderr.isatty() and not name else {}, b''
         streams = dict(stdout=subprocess.PIPE, stderr=subprocess.STDOUT, bufsize=0)
         with subprocess.Popen(command, env={**os.environ, **colors}, **streams) as child:

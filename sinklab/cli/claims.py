@@ -1,0 +1,131 @@
+"""what the paper claims, tested by runs: differences with their intervals, and a verdict on each claim
+
+The runs that a claim wants are trained once and shared by all claims; given once more, the command goes on with those
+that are missing. Verdicts are computed: docs/claims.md says how.
+
+example:
+  sinklab claims --seeds=8 --jobs=2 --workdir=runs/claims
+  sinklab claims sigmoid decay_more --workdir=runs/claims
+  sinklab claims --results=docs/results/claims.json
+"""
+
+import argparse
+import json
+from collections.abc import Callable, Iterable
+
+from sinklab.cli import config, hardware, programs, sweep
+from sinklab.cli.train import size_argument
+from sinklab.files.place import place
+from sinklab.folder import Folder
+from sinklab.lease import lease
+from sinklab.record import Refusal, unknown
+from sinklab.spec import Spec
+from sinklab.sweep import plan
+from sinklab.sweep.run import shares, train
+
+SIZE = 'quickstart'
+SEEDS = 5
+ALSO = {'valid/loss', 'mass/row', 'entropy/row'}  # kept beside what claims read
+
+
+def arguments(verb: argparse.ArgumentParser) -> None:
+    verb.add_argument('names', nargs='*', metavar='NAME', help='of these claims alone; else all of them')
+    verb.add_argument('--config', default='configs/claims.py', metavar='FILE', help='a file with CLAIMS; %(default)s')
+    verb.add_argument('--seeds', type=int, default=SEEDS, metavar='N', help='the seeds 0 to N - 1; %(default)s')
+    verb.add_argument('--workdir', metavar='DIR', help='of the run folders TABLE.ROW-SEED, and of claims.json')
+    verb.add_argument('--results', metavar='FILE', help='judge a claims.json as it is, and train nothing')
+    size_argument(verb)
+    sweep.jobs_argument(verb)
+    hardware.arguments(verb)
+    programs.argument(verb)
+    shown = verb.add_mutually_exclusive_group()
+    shown.add_argument('--json', action='store_true', help='print the verdicts as one JSON list')
+    shown.add_argument('--markdown', action='store_true', help='print them as a page has them')
+    verb.usage = '%(prog)s [NAME ...] (--workdir DIR | --results FILE) [--config.PATH=VALUE ...] [options]'
+
+
+def run(given: argparse.Namespace, rest: list[str]) -> int:
+    from sinklab.sweep import results
+
+    claims = asked(given, rest)
+    if (given.workdir is None) == (given.results is None):
+        raise Refusal('give --workdir=DIR to train what claims want, or --results=FILE to judge what was measured')
+    if given.results:
+        show(given, claims, results.read(place(given.results)))
+        return 0
+    return trained(given, rest, claims)
+
+
+def asked(given: argparse.Namespace, rest: list[str]) -> dict:
+    """The claims that are named, or all."""
+    from sinklab.report.claims import claims
+
+    if strange := [argument for argument in rest if not argument.startswith('--config.') or given.results]:
+        raise Refusal(f'{strange[0]} has no meaning here; see sinklab claims --help')
+    found = config.module_of(given.config, 'CLAIMS').CLAIMS
+    for name in given.names:
+        if name not in found:
+            raise Refusal(unknown(f'claim {name!r}', name, found, 'claims'))
+    return claims({name: found[name] for name in given.names or found})
+
+
+def trained(given: argparse.Namespace, rest: list[str], claims: dict) -> int:
+    """Trains what is missing of all that the claims read."""
+    from sinklab.sweep import results
+
+    layout, size = hardware.hardware(given), given.size or SIZE
+    shares(given.jobs)
+    sweep.refuse_seeds(rest)
+    if given.seeds < 1:
+        raise Refusal(f'--seeds={given.seeds} must be a whole number of at least 1')
+
+    def load(row: str, seed: int) -> tuple[Spec, dict]:
+        return config.load(file_of(row), [*rest, *sweep.seed_options(seed)], size)
+
+    readings = [reading for claim in claims.values() for reading in claim.readings]
+    same = twins(dict.fromkeys(reading.row for reading in readings), load)
+    options = [*hardware.options(layout), f'--size={size}', *rest]
+    options += [f'--compiled={given.compiled}'] if given.compiled else []
+    with lease(Folder(given.workdir).path) as held:
+        before = results.kept(given.workdir, dict(size=size, overrides=dict(map(config.override, rest))))
+        runs = plan.runs(dict.fromkeys(same.values()), range(given.seeds), given.workdir, load, layout)
+        stopped = train(runs, lambda run: sweep.command(file_of(run.row), run, options), sweep.say, held, given.jobs)
+        held.check()
+        now = results.add(before, same, runs, ALSO | {reading.number for reading in readings})
+        results.write(given.workdir, now)
+    show(given, claims, now)
+    return sweep.ended('claims', runs, stopped)
+
+
+def file_of(row: str) -> str:
+    """TABLE:ROW as --config takes it: of a file of configs/, or of a path."""
+    table, _, name = row.partition(':')
+    return row if table.endswith('.py') else f'configs/{table}.py:{name}'
+
+
+def twins(rows: Iterable[str], load: Callable[[str, int], tuple[Spec, dict]]) -> dict[str, str]:
+    """{row: the first row that is the same run}, so that each run is trained once."""
+    first = {}
+    return {row: first.setdefault(load(row, 0)[0], row) for row in rows}
+
+
+def published(claims: dict) -> dict[str, dict]:
+    """{row: its published numbers} of all that the claims read."""
+    rows = {reading.row for claim in claims.values() for reading in claim.readings}
+    tables = {row: config.rows(file_of(row).rpartition(':')[0]) for row in rows}
+    return {row: tables[row].get(row.rpartition(':')[2], {}).get('published', {}) for row in rows}
+
+
+def show(given: argparse.Namespace, claims: dict, found: dict) -> None:
+    """What each claim has come to."""
+    from sinklab.report import claims as report
+    from sinklab.sweep import results
+
+    entries = report.table(claims, results.by_row(found), published(claims))
+    if given.json:
+        print(json.dumps(entries, indent=2, allow_nan=False))
+    elif given.markdown:
+        print(report.markdown(entries), end='')
+    else:
+        sweep.show(list(report.HEADINGS), [report.cells(entry) for entry in entries], report.NOTE)
+        print(report.in_words(report.sign_test(entries)))

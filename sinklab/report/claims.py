@@ -1,0 +1,218 @@
+"""Claims as contrasts of two numbers of runs, paired by seed, and what the runs say of them."""
+
+import dataclasses
+from collections.abc import Mapping
+from typing import Literal
+
+import numpy as np
+from scipy import stats
+
+from sinklab.folder import Folder
+from sinklab.record import Refusal
+from sinklab.report.interval import FEWEST, LEVEL, interval
+from sinklab.report.sweep import judged, label
+
+VERDICTS = ('contradicted', 'not seen', 'diverged', 'unsettled', 'holds', 'not run', 'not testable here')
+MOST = 1000  # seeds that are worth a figure
+WORDS = {'>': 'more than', '<': 'less than', '=': 'as much as'}
+
+
+@dataclasses.dataclass(frozen=True)
+class Reading:
+    """A number of a run, at its end or before its first step."""
+
+    row: str  # TABLE:ROW
+    number: str
+    at: Literal['end', 'start'] = 'end'
+
+    def __str__(self) -> str:
+        return f'{label(self.number)} of {self.row}' + (' before training' if self.at == 'start' else '')
+
+
+@dataclasses.dataclass(frozen=True)
+class Claim:
+    """`of` is `way` than `than`; differences below `least` do not count. `why` says why it is not tested."""
+
+    words: str
+    source: str
+    of: Reading | None = None
+    way: Literal['>', '<', '='] = '>'
+    than: Reading | None = None
+    least: float = 0.0
+    published: float | None = None  # of the difference, where the rows' own numbers do not have it
+    why: str = ''
+
+    @property
+    def readings(self) -> list[Reading]:
+        return [self.of, self.than] if self.of else []
+
+    @property
+    def contrast(self) -> str:
+        return f'{self.of} {WORDS[self.way]} {self.than}' if self.of else ''
+
+
+def measured(folder: Folder, outcome: str, names: set[str]) -> dict:
+    """How a run ended, and some of its numbers before the first step and at the end; one that diverged fails."""
+    records, vocabulary = folder.records(), folder.read('config')['model']['vocabulary']
+    first = judged([record for record in records if record['step'] == 0], None)
+    last = judged(records, vocabulary) if outcome == 'done' else dict(fails=1.0)
+    kept = (({name: found[name] for name in sorted(names & found.keys())}) for found in (first, last))
+    return dict(outcome=outcome, **dict(zip(('start', 'end'), kept, strict=True)))
+
+
+def claims(given: Mapping[str, Mapping]) -> dict[str, Claim]:
+    """Of a file's CLAIMS; raises Refusal."""
+    return {name: claim(name, fields) for name, fields in given.items()}
+
+
+def claim(name: str, fields: Mapping) -> Claim:
+    try:
+        readings = {side: Reading(*fields[side]) for side in ('of', 'than') if side in fields}
+        return Claim(**{**fields, **readings})
+    except TypeError as error:
+        raise Refusal(f'claim {name} is {dict(fields)!r}, which is none ({error}); see configs/claims.py') from error
+
+
+def table(claims: Mapping[str, Claim], runs: Mapping[str, dict], published: Mapping[str, dict]) -> list[dict]:
+    """An entry for each claim, of {row: {seed: measured}} and {row: published numbers}; contradicted ones first."""
+    entries = [entry(name, claim, runs, published) for name, claim in claims.items()]
+    return sorted(entries, key=lambda entry: VERDICTS.index(entry['verdict']))
+
+
+def entry(name: str, claim: Claim, runs: Mapping[str, dict], published: Mapping[str, dict]) -> dict:
+    found = differences(claim, runs) if claim.of else {}
+    values, lost = list(found.values()), diverged(claim, runs)
+    bounds = interval(values) if values else None
+    said = verdict(bounds, values, claim, lost)
+    return dict(
+        claim=name,
+        words=claim.words,
+        source=claim.source,
+        contrast=claim.contrast,
+        way=claim.way,
+        published=claim.published if claim.published is not None else of_rows(claim, published),
+        least=claim.least,
+        differences=found,
+        mean=float(np.mean(values)) if values else None,
+        interval=bounds,
+        diverged=lost,
+        verdict=said,
+        seeds_needed=needed(values, claim) if said == 'unsettled' else None,
+        why=claim.why,
+    )
+
+
+def differences(claim: Claim, runs: Mapping[str, dict]) -> dict[str, float]:
+    """By seed, of the seeds that have both numbers."""
+    ours, theirs = (values(reading, runs) for reading in claim.readings)
+    return {seed: ours[seed] - theirs[seed] for seed in ours if seed in theirs}
+
+
+def values(reading: Reading, runs: Mapping[str, dict]) -> dict[str, float]:
+    given = {seed: run[reading.at].get(reading.number) for seed, run in runs.get(reading.row, {}).items()}
+    return {seed: value for seed, value in given.items() if value is not None}
+
+
+def diverged(claim: Claim, runs: Mapping[str, dict]) -> int:
+    """How many seeds of a claim have no numbers because a run of theirs diverged."""
+    found = [runs.get(reading.row, {}).items() for reading in claim.readings]
+    return len({seed for run in found for seed, one in run if one['outcome'] == 'diverged'})
+
+
+def of_rows(claim: Claim, published: Mapping[str, dict]) -> float | None:
+    """The published difference, where both numbers are; no model has a sink before it is trained."""
+    if not claim.of:
+        return None
+    ours, theirs = (published.get(reading.row, {}).get(reading.number) for reading in claim.readings)
+    theirs = 0.0 if claim.than.at == 'start' else theirs
+    return None if ours is None or theirs is None else ours - theirs
+
+
+def verdict(bounds: tuple[float, float] | None, values: list[float], claim: Claim, lost: int = 0) -> str:
+    """What a 95 % interval of the mean difference says.
+
+    Of more or less: holds, where it lies on the claimed side of 0 and its mean is a difference that counts;
+    contradicted, where it does on the other; not seen, where no difference in it counts. Of the same: the last holds,
+    and either of the others contradicts.
+    """
+    if claim.why:
+        return 'not testable here'
+    if bounds is None:
+        return 'diverged' if lost and len(values) < FEWEST else 'unsettled' if values else 'not run'
+    low, high = bounds if claim.way != '<' else (-bounds[1], -bounds[0])
+    mean = float(np.mean(values)) * (-1 if claim.way == '<' else 1)
+    nothing = -claim.least < low and high < claim.least
+    above, below = low > 0 and mean >= claim.least, high < 0 and mean <= -claim.least
+    if claim.way == '=':
+        return 'holds' if nothing else 'contradicted' if above or below else 'unsettled'
+    return 'holds' if above else 'contradicted' if below else 'not seen' if nothing else 'unsettled'
+
+
+def needed(values: list[float], claim: Claim) -> int | None:
+    """So many seeds would settle it, with the mean and the spread that these have; None: more than are worth it."""
+    if len(values) < FEWEST:
+        return FEWEST
+    mean, sd = abs(float(np.mean(values))), float(np.std(values, ddof=1))
+    half = mean if mean >= claim.least else claim.least - mean  # the widest half of an interval that says something
+    quantiles = ((n, stats.t.ppf((1 + LEVEL) / 2, n - 1)) for n in range(len(values) + 1, MOST))
+    return next((n for n, quantile in quantiles if quantile * sd < half * n**0.5), None)
+
+
+def sign_test(entries: list[dict]) -> dict:
+    """How many claims of a direction have their mean on the claimed side, and how likely so many are of coins."""
+    signs = [side(entry) for entry in entries if entry['interval'] and entry['way'] != '=' and entry['mean']]
+    right = sum(sign > 0 for sign in signs)
+    p = float(stats.binomtest(right, len(signs), alternative='greater').pvalue) if signs else None
+    return dict(claims=len(signs), as_published=right, p=p)
+
+
+def side(entry: dict) -> float:
+    """Above 0 where a mean difference is as claimed."""
+    return -entry['mean'] if entry['way'] == '<' else entry['mean']
+
+
+NOTE = 'mean difference of paired seeds [95 % interval]'
+HEADINGS = ('claim', 'published', 'here', 'n', 'verdict')
+
+
+def cells(entry: dict) -> list[str]:
+    """Under HEADINGS, as a person reads it."""
+    return [entry['claim'], number(entry['published']), ours(entry), str(len(entry['differences'])), said(entry)]
+
+
+def number(value: float | None) -> str:
+    return '' if value is None else f'{value:+.2f}'
+
+
+def ours(entry: dict) -> str:
+    bounds = '' if entry['interval'] is None else ' [{:+.2f}, {:+.2f}]'.format(*entry['interval'])
+    return number(entry['mean']) + bounds
+
+
+def said(entry: dict) -> str:
+    lost = f', {entry["diverged"]} diverged' if entry['diverged'] and entry['verdict'] != 'diverged' else ''
+    more = ''
+    if entry['verdict'] == 'unsettled':
+        more = f' ({entry["seeds_needed"] or f"{MOST} or more"} seeds)'
+    return entry['verdict'] + more + lost
+
+
+def markdown(entries: list[dict]) -> str:
+    """The table and the sign test as a page has them."""
+    lines = ['| claim | contrast | published | here, 95 % | n | verdict |', '|---|---|---|---|---|---|']
+    for entry in entries:
+        _, published, here, n, verdict = cells(entry)
+        words = f'`{entry["claim"]}`: {entry["words"]} ({entry["source"]})'
+        told = [words, entry['contrast'] or entry['why'], published, here, n if entry['contrast'] else '', verdict]
+        lines.append(f'| {" | ".join(told)} |')
+    return '\n'.join([*lines, '', in_words(sign_test(entries)), ''])
+
+
+def in_words(test: dict) -> str:
+    if not test['claims']:
+        return 'No claim of a direction has an interval yet.'
+    return (
+        f'Of {test["claims"]} claims of a direction that have an interval, the mean difference of '
+        f'{test["as_published"]} is on the claimed side; of coins so many would be with a probability of '
+        f'{test["p"]:.1g} (sign test, one-sided; claims share runs, so they are not independent).'
+    )

@@ -1,0 +1,57 @@
+"""The file of what runs have measured, by row and seed: claims.json."""
+
+import json
+from pathlib import Path
+
+from sinklab.files.place import place
+from sinklab.files.whole import whole, writable
+from sinklab.record import Refusal
+from sinklab.report.claims import measured
+from sinklab.sweep.plan import Run
+
+NAME = 'claims.json'
+FIELDS = 'size', 'overrides', 'same', 'runs'
+
+
+def by_row(results: dict) -> dict[str, dict]:
+    """{row: {seed: measured}}, of rows that are the same run, too."""
+    return results['runs'] | {row: results['runs'].get(first, {}) for row, first in results['same'].items()}
+
+
+def kept(workdir: str, about: dict) -> dict:
+    """What a folder's file has; refused where that is of other runs."""
+    path = place(workdir) / NAME
+    if not path.exists():
+        return about | dict(same={}, runs={})
+    found = read(path)
+    for name, asked in about.items():
+        if found[name] != asked:
+            at = f'{path}: {name} is {found[name]!r}'
+            raise Refusal(f'{at}, and {asked!r} is asked for; give another --workdir, or ask as before')
+    return found
+
+
+def read(path: Path) -> dict:
+    instead = f'give a {NAME} that sinklab claims has written'
+    try:
+        found = json.loads(path.read_text(encoding='utf-8'))
+    except (OSError, ValueError) as error:
+        raise Refusal(f'{path} cannot be read ({error}); {instead}') from error
+    if not isinstance(found, dict) or not {*FIELDS} <= found.keys():
+        raise Refusal(f'{path} holds no {", ".join(FIELDS)}; {instead}')
+    return found
+
+
+def add(results: dict, same: dict[str, str], runs: list[Run], names: set[str]) -> dict:
+    """With what runs say now that have ended."""
+    found = {row: dict(seeds) for row, seeds in results['runs'].items()}
+    for run in runs:
+        if run.outcome in ('done', 'diverged'):
+            found.setdefault(run.row, {})[str(run.seed)] = measured(run.folder, run.outcome, names)
+    return results | dict(same=results['same'] | same, runs=found)
+
+
+def write(workdir: str, results: dict) -> None:
+    folder = place(workdir)
+    with writable(folder), whole(folder / NAME) as unfinished:
+        unfinished.write_text(json.dumps(results, indent=1, allow_nan=False) + '\n', encoding='utf-8')

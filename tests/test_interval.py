@@ -1,0 +1,75 @@
+"""Intervals of a mean over seeds: how often they cover the truth, and what they are of simple numbers."""
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from scipy import stats
+
+from sinklab.report.interval import interval
+
+REPEATS = 4000
+NOTHING = (0.0, lambda rng, shape: np.zeros(shape))
+
+
+def shares(a, b):
+    """Those of a beta distribution: (their mean, so many of them)."""
+    return a / (a + b), lambda rng, shape: rng.beta(a, b, shape)
+
+
+def covered(of, n, one, other):
+    """How often an interval of n paired differences has the true one in it, in percent."""
+    rng = np.random.default_rng(0)
+    truth = one[0] - other[0]
+    difference_RN = one[1](rng, (REPEATS, n)) - other[1](rng, (REPEATS, n))
+    found = np.array([of(difference_N) for difference_N in difference_RN])
+    return 100 * np.mean((found[:, 0] <= truth) & (truth <= found[:, 1]))
+
+
+@pytest.mark.parametrize('n', [5, 8])
+@pytest.mark.parametrize(
+    ('one', 'other'),
+    [
+        (shares(2, 5), shares(2, 5)),
+        (shares(4, 3), NOTHING),
+        (shares(2, 8), NOTHING),
+        (shares(8, 2), NOTHING),
+        (shares(1, 4), NOTHING),
+        (shares(0.7, 2), NOTHING),
+        (shares(1, 4), shares(4, 4)),
+    ],
+    ids=['equal', '4/3', '2/8', '8/2', '1/4', '0.7/2', '1/4 and 4/4'],
+)
+def test_an_interval_of_skewed_shares_covers_the_truth_as_often_as_it_says(n, one, other):
+    assert 92.9 <= covered(interval, n, one, other) <= 97
+
+
+def student(number_N):
+    return stats.t.interval(0.95, len(number_N) - 1, np.mean(number_N), stats.sem(number_N))
+
+
+def test_of_skewed_shares_students_own_covers_less():
+    given = 5, shares(1, 4), NOTHING
+    assert covered(student, *given) < 92 < covered(interval, *given)
+
+
+def test_of_symmetric_numbers_it_is_students():
+    number_N = [-3.0, -1.0, 0.5, 2.0, 4.0]
+    np.testing.assert_allclose(interval(number_N), student(number_N), rtol=1e-12)
+
+
+@given(st.lists(st.floats(-100, 100), min_size=3, max_size=9), st.floats(0.1, 10), st.floats(-50, 50))
+def test_it_goes_along_with_units_and_with_signs(numbers, scale, shift):
+    number_N = np.round(numbers, 3)
+    low, high = interval(number_N)
+    assert low <= number_N.mean() <= high or np.isclose(low, high)
+    tolerance = dict(rtol=1e-6, atol=1e-6 * scale * (1 + np.abs(number_N).max()))
+    np.testing.assert_allclose(
+        interval(scale * number_N + shift), [scale * low + shift, scale * high + shift], **tolerance
+    )
+    np.testing.assert_allclose(interval(-number_N), [-high, -low], **tolerance)
+
+
+def test_two_numbers_have_none_and_equal_ones_a_point():
+    assert interval([1.0, 2.0]) is None
+    assert interval([0.25] * 5) == (0.25, 0.25)
