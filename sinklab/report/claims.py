@@ -31,7 +31,7 @@ class Reading:
 
 @dataclasses.dataclass(frozen=True)
 class Claim:
-    """`of` is `way` than `than`; differences below `least` do not count. `why` says why it is not tested."""
+    """`of` is `way` than `than`; differences below `least` do not count. `why`: what keeps it from being tested."""
 
     words: str
     source: str
