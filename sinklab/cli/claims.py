@@ -112,8 +112,7 @@ def twins(rows: Iterable[str], load: Callable[[str, int], tuple[Spec, dict]]) ->
 def published(claims: dict) -> dict[str, dict]:
     """{row: its published numbers} of all that the claims read."""
     rows = {reading.row for claim in claims.values() for reading in claim.readings}
-    tables = {row: config.rows(file_of(row).rpartition(':')[0]) for row in rows}
-    return {row: tables[row].get(row.rpartition(':')[2], {}).get('published', {}) for row in rows}
+    return {row: config.about_row(file_of(row))['published'] for row in rows}
 
 
 def show(given: argparse.Namespace, claims: dict, found: dict) -> None:

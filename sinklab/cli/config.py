@@ -73,6 +73,12 @@ def about(module: Any, file: str, row: str) -> dict:
     return dict(config=file, row=row, diff={}, published={}, source='') | told
 
 
+def about_row(given: str) -> dict:
+    """What one row, FILE:ROW, is about."""
+    file, _, row = given.rpartition(':')
+    return about(module_of(file), file, row)
+
+
 def rows(file: str) -> dict[str, dict]:
     """What the rows of a config file are about; none where it has no table."""
     module = module_of(file)

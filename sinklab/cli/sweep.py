@@ -71,7 +71,7 @@ def run(given: argparse.Namespace, rest: list[str]) -> int:
 def refuse_seeds(rest: list[str]) -> None:
     for argument in rest:
         if argument.startswith(('--config.seed=', '--config.data.seed=')):
-            raise Refusal(f'{argument}: both seeds of a run are set here; give --seeds')
+            raise Refusal(f'{argument}: a sweep sets both seeds of a run; give --seeds')
 
 
 def ended(verb: str, runs: list[Run], stopped: int | None) -> int:

@@ -203,7 +203,7 @@ def markdown(entries: list[dict]) -> str:
     for entry in entries:
         _, published, here, n, verdict = cells(entry)
         words = f'`{entry["claim"]}`: {entry["words"]} ({entry["source"]})'
-        told = [words, entry['contrast'] or entry['why'], published, here, n if entry['contrast'] else '', verdict]
+        told = [words, entry['why'] or entry['contrast'], published, here, '' if entry['why'] else n, verdict]
         lines.append(f'| {" | ".join(told)} |')
     return '\n'.join([*lines, '', in_words(sign_test(entries)), ''])
 
