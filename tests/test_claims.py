@@ -114,10 +114,10 @@ def test_differences_are_of_the_seeds_that_both_have():
 def test_a_run_that_diverged_is_an_outcome_of_its_own():
     some = the_entry(a_claim(), runs({0: 1.0, 1: 2.0, 2: 3.0}, {n: 50.0 + n for n in range(5)}, lost=(3, 4)))
     assert (some['verdict'], some['diverged'], claims.said(some)) == ('holds', 2, 'holds, 2 diverged')
-    most = the_entry(a_claim(), runs({0: 1.0}, {n: 50.0 for n in range(5)}, lost=(1, 2, 3, 4)))
+    most = the_entry(a_claim(), runs({0: 1.0}, dict.fromkeys(range(5), 50.0), lost=(1, 2, 3, 4)))
     assert (most['verdict'], most['diverged']) == ('diverged', 4)
     fails = Claim('words', 'source', Reading(SIGMOID.row, 'fails'), '>', Reading(SOFTMAX.row, 'fails'), 0.5)
-    found = runs({}, {n: 50.0 for n in range(5)}, lost=range(5))
+    found = runs({}, dict.fromkeys(range(5), 50.0), lost=range(5))
     for run in found[SOFTMAX.row].values():
         run['end']['fails'] = 0.0
     assert the_entry(fails, found)['verdict'] == 'holds'
@@ -157,7 +157,7 @@ def test_what_speaks_against_the_paper_stands_first():
     against = Claim('words', 'source', SIGMOID, '>', SOFTMAX, LEAST)
     found = claims.table(
         {'far': a_claim(why='too far'), 'holds': a_claim(), 'against': against},
-        runs({n: 1.0 + n for n in range(5)}, {n: 50.0 for n in range(5)}),
+        runs({n: 1.0 + n for n in range(5)}, dict.fromkeys(range(5), 50.0)),
         {},
     )
     assert [entry['claim'] for entry in found] == ['against', 'holds', 'far']
@@ -172,7 +172,8 @@ def given():
 
 def test_every_claim_is_of_rows_and_numbers_that_there_are(given):
     for name, claim in given.items():
-        assert claim.words and claim.source, name
+        assert claim.words, name
+        assert claim.source, name
         assert bool(claim.why) != bool(claim.of), name
         for reading in claim.readings:
             config.load(file_of(reading.row), [], 'quickstart')
@@ -212,7 +213,8 @@ def test_a_claim_that_is_published_with_numbers_claims_their_direction(given):
 def test_what_cannot_be_asked_is_one_line(capsys, arguments, words):
     assert main(['claims', *arguments]) == 1
     (line,) = capsys.readouterr().err.strip().splitlines()
-    assert line.startswith('sinklab claims: ') and words in line
+    assert line.startswith('sinklab claims: ')
+    assert words in line
 
 
 def test_a_file_that_is_no_results_and_a_claim_that_is_none_are_one_line(capsys, tmp_path):

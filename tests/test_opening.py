@@ -16,8 +16,9 @@ from sinklab.cli.main import main
 from sinklab.data.batches import sequences
 from sinklab.folder import Folder
 from sinklab.measure import sink
-from sinklab.observe import inputs, measuring, perturbation
+from sinklab.observe import inputs, measuring, perturbation, selection
 from sinklab.record import Refusal
+from sinklab.train.forward import forward
 
 pytestmark = pytest.mark.slow
 ROOT = Path(__file__).parents[1]
@@ -165,15 +166,47 @@ def test_a_perturbation_sees_the_places_of_tokens(trained):
     assert any(abs(plain[name] - swapped[name]) > 1e-4 for name in plain)
 
 
+def test_a_layer_selects_by_what_its_queries_are_worth(trained):
+    subject = sinklab.open(trained[0]).subject
+    ids_PT = np.random.default_rng(0).integers(2, subject.vocabulary, (4, 8))
+    found = selection.selection(subject, ids_PT)
+    assert [*found] == ['selection/01', 'selection/02']
+    own, loss = subject.params, subject.loss(ids_PT).mean()
+    for layer in range(2):
+        query_LDHK = np.array(own['blocks']['attention']['query_DHK'])
+        query_LDHK[layer] = 0.0
+        silent = subject.without_queries(layer)
+        attention = dict(own['blocks']['attention'], query_DHK=query_LDHK)
+        np.testing.assert_array_equal(silent.params['blocks']['attention']['query_DHK'], query_LDHK)
+        program = forward(subject.spec, capture=True)
+        _, _, captured = program(own | dict(blocks=own['blocks'] | dict(attention=attention)), ids_PT)
+        flat_TS = np.tril(np.ones((8, 8))) / np.arange(1, 9)[:, None]
+        shown_BHTS = np.asarray(captured.attention_BHTS[layer])
+        np.testing.assert_allclose(shown_BHTS, np.broadcast_to(flat_TS, shown_BHTS.shape), atol=1e-6)
+        assert found[f'selection/0{layer + 1}'] == pytest.approx(silent.loss(ids_PT).mean() - loss, abs=1e-6)
+    np.testing.assert_array_equal(
+        subject.params['blocks']['attention']['query_DHK'], own['blocks']['attention']['query_DHK']
+    )
+
+
 def test_what_is_told_is_kept_and_with_it_what_takes_a_pass_of_its_own(trained, capsys, monkeypatch, tmp_path):
     monkeypatch.setenv('SINKLAB_CACHE', str(tmp_path / 'cache'))
-    given = [str(trained[0]), '--json', '--all', '--sequences=2', '--loss', '--perturb=3', f'--out={tmp_path}/out']
+    given = [
+        str(trained[0]),
+        '--json',
+        '--all',
+        '--sequences=2',
+        '--loss',
+        '--selection',
+        '--perturb=3',
+        f'--out={tmp_path}/out',
+    ]
     assert main(['measure', *given]) == 0
     told = json.loads(capsys.readouterr().out)
     assert json.loads((tmp_path / 'out' / 'measured.json').read_text()) == told
     assert {*told['series']} == {'natural'}
     for step, one in zip(('00000004', '00000008'), told['steps'], strict=True):
-        assert {'loss', 'perturbation/01'} <= {*one['inputs']['natural']}
+        assert {'loss', 'selection/02', 'perturbation/01'} <= {*one['inputs']['natural']}
         assert (tmp_path / 'out' / step / 'natural.npz').exists()
 
 

@@ -33,7 +33,11 @@ TOLD = (
     'contribution/1',
     'qk/cos/difference',
 )
-SAME = 'source', 'sequences', 'length', 'seed', 'keys', 'positions', 'perturb', 'loss'
+BY_LAYER = {
+    'perturbation': 'a changed token spreads, by block',
+    'selection': 'without its queries the loss rises, by layer',
+}
+SAME = 'source', 'sequences', 'length', 'seed', 'keys', 'positions', 'perturb', 'loss', 'selection'
 
 
 def arguments(verb: argparse.ArgumentParser) -> None:
@@ -48,6 +52,7 @@ def arguments(verb: argparse.ArgumentParser) -> None:
     verb.add_argument('--seed', type=int, default=0, help='of random and repeated inputs')
     verb.add_argument('--positions', metavar='replace:K | swap:K', help='token 1 at the place of token K, or both')
     verb.add_argument('--perturb', type=int, metavar='K', help='also how far another token K spreads')
+    verb.add_argument('--selection', action='store_true', help="also what each layer's queries are worth, of a run")
     verb.add_argument('--loss', action='store_true', help='also the loss of these texts, in a pass of its own')
     verb.add_argument('--bos', choices=BOS, default='auto', help='before each text: as usual, never, always')
     verb.add_argument('--remote-code', action='store_true', help='run the code that comes with an open model')
@@ -156,12 +161,11 @@ def show_asked(told: dict) -> None:
     for name, values in told['inputs'].items():
         for number in [measures.number(one) for one in values if one.startswith('sink/1/T')]:
             print(f'{told["model"]}, {name}: {number.label}: {cell(number, values[number.name])}')
-        if spread := [
-            '-' if value is None else f'{value:.3g}'
-            for one, value in values.items()
-            if one.startswith('perturbation/')
-        ]:
-            print(f'{told["model"]}, {name}: a changed token spreads, by block: {" ".join(spread)}')
+        for family, words in BY_LAYER.items():
+            found = [value for one, value in values.items() if one.startswith(f'{family}/')]
+            if found:
+                each = ' '.join('-' if value is None else f'{value:.3g}' for value in found)
+                print(f'{told["model"]}, {name}: {words}: {each}')
 
 
 def cell(number: 'Number', value: float | None) -> str:

@@ -1,5 +1,6 @@
 """A run, or one step of it, as something to be measured: its parameters and its config, without its corpus."""
 
+import copy
 import dataclasses
 import functools
 import hashlib
@@ -9,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 
@@ -35,6 +37,7 @@ from sinklab.train.forward import forward
 
 AT_ONCE = 1 << 30  # bytes of what is captured, or of logits, at once
 SOFTMAX = 'identity', 'exp', 'sum'
+QUERIES = 'query_DHK', 'query_bias'
 READS = 'attention_LPHTS', 'query_LPTHK', 'key_LPSHK', 'value_LPSHK', 'head_LPTHK', 'normed_LPTD', 'residual_LPTD'
 
 
@@ -136,6 +139,14 @@ class Own:
         with jax.set_mesh(self.mesh):
             found = in_parts(functools.partial(self.on_device, program), ids_PT, rows)
         return np.where(is_predicted(ids_PT[:, 1:]), found['loss_LPT'][0], np.nan)
+
+    def without_queries(self, layer: int) -> 'Own':
+        """The same with scores of 0 in one layer, but for what positions and columns add to them."""
+        other, attention = copy.copy(self), self.params['blocks']['attention']
+        queries = {name: attention[name] for name in QUERIES if name in attention}
+        silent = jax.tree.map(lambda leaf: jnp.asarray(leaf).at[layer].set(0), queries)
+        other.params = self.params | dict(blocks=self.params['blocks'] | dict(attention=attention | silent))
+        return other
 
     def on_device(self, program: Callable, ids_PT: np.ndarray) -> Arrays:
         return jax.device_get(program(self.params, sharding.put(readable(ids_PT), self.mesh)))

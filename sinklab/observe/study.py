@@ -16,6 +16,7 @@ from sinklab.measure.sink import THRESHOLD
 from sinklab.observe import inputs, measuring, perturbation
 from sinklab.observe.measuring import Measured
 from sinklab.observe.published import LENGTH, published
+from sinklab.observe.selection import selection
 from sinklab.observe.subject import Subject, Watch, unwatched
 from sinklab.record import Refusal, unknown
 
@@ -41,6 +42,7 @@ class Question:
     positions: str | None = None
     perturb: int | None = None  # a token, from 1
     loss: bool = False
+    selection: bool = False
 
     def __post_init__(self):
         if not self.inputs:
@@ -151,6 +153,8 @@ def beside(subject: Subject, ids_PT: np.ndarray, question: Question) -> dict[str
     found = {}
     if question.loss:
         found[LOSS.name] = float(np.nanmean(subject.loss(ids_PT, question.position_T)))
+    if question.selection:
+        found |= selection(subject, ids_PT, question.position_T)
     if question.perturb is not None:
         found |= perturbation.spread(subject, ids_PT, question.perturb - 1, question.seed, question.position_T)
     return found
