@@ -6,10 +6,10 @@
 A number is that of a row's run, TABLE:ROW, at its end or before its first step; seeds are paired. `>`, `<` and `=`
 say how `of` is beside `than`. `least` is the smallest difference that counts: 5 points of a sink score, 0.02 of a
 loss. What cannot be tested at a small size says why. At the quickstart's size every row has a fixed first token but
-those of data.py, which are compared with one of it that has none, either.
+those of data.py, and those of blocks.py have twice the heads: each is compared with its like.
 """
 
-BASE, FREE = 'attention:softmax', 'data:amount_5b'
+BASE, FREE, EIGHT = 'attention:softmax', 'data:amount_5b', 'blocks:swiglu'
 SINK, STAR, LOSS, FAILS = 'sink/1', 'sink/star', 'valid/loss', 'fails'
 LEAST = {SINK: 5.0, 'sink/2': 5.0, 'sink/3': 5.0, 'sink/prefix': 5.0, STAR: 5.0, LOSS: 0.02, FAILS: 0.5}
 V1, ICLR = 'Gu et al. (v1)', 'Gu et al. (ICLR)'
@@ -87,13 +87,21 @@ ARCHITECTURE = {
     'post_norm': present('It is there with post-norm.', f'{V1}, appendix D.3', 'blocks:post_norm'),
     'sandwich_norm': present('It is there with sandwich norm.', 'Sun et al., 2603.05498', 'blocks:sandwich_norm'),
     'qk_norm': present('It is there with normed queries and keys.', 'Sun et al., 2603.05498', 'blocks:qk_norm'),
-    'head_norm': claim('A norm of each head suppresses it.', '2605.06611', 'blocks:head_norm', '<'),
+    'head_norm': claim('A norm of each head suppresses it.', '2605.06611', 'blocks:head_norm', '<', (EIGHT, SINK)),
     'gate_elementwise': claim(
-        'A gate of each element suppresses it.', 'Qiu et al., 2505.06708', 'blocks:gate_elementwise', '<'
+        'A gate of each element suppresses it.',
+        'Qiu et al., 2505.06708',
+        'blocks:gate_elementwise',
+        '<',
+        (EIGHT, SINK),
     ),
-    'gate_headwise': claim('So does one of each head.', 'Qiu et al., 2505.06708', 'blocks:gate_headwise', '<'),
+    'gate_headwise': claim(
+        'So does one of each head.', 'Qiu et al., 2505.06708', 'blocks:gate_headwise', '<', (EIGHT, SINK)
+    ),
     'gate_shared': present('One that heads share does not.', 'Qiu et al., 2505.06708', 'blocks:gate_shared'),
-    'gate_value_state': claim('A gate of values suppresses it.', '2510.09017', 'blocks:gate_value_state', '<'),
+    'gate_value_state': claim(
+        'A gate of values suppresses it.', '2510.09017', 'blocks:gate_value_state', '<', (EIGHT, SINK)
+    ),
 }
 
 COLUMNS = {

@@ -1,5 +1,6 @@
 """Claims: what intervals of paired differences say of them, where the truth is known, and what a file of them is."""
 
+import dataclasses
 import json
 
 import numpy as np
@@ -10,6 +11,7 @@ from configs.claims import CLAIMS
 from sinklab.cli import config
 from sinklab.cli.claims import file_of
 from sinklab.cli.main import main
+from sinklab.folder import flat
 from sinklab.measure import table as measures
 from sinklab.report import claims
 from sinklab.report.claims import Claim, Reading
@@ -181,6 +183,16 @@ def test_every_claim_is_of_rows_and_numbers_that_there_are(given):
                 name
             )
     assert sum(claim.of is not None for claim in given.values()) >= 30
+
+
+@pytest.mark.parametrize('size', ['quickstart', 'paper'])
+def test_rows_that_are_compared_differ_in_what_they_say_alone(given, size):
+    for name, claim in given.items():
+        loaded = [config.load(file_of(reading.row), [], size) for reading in claim.readings]
+        if loaded:
+            fields = [flat(dataclasses.asdict(spec)) for spec, _ in loaded]
+            differ = {path for path in fields[0] if fields[0][path] != fields[1][path]}
+            assert differ <= {path for _, row in loaded for path in row['diff']}, name
 
 
 def test_a_claim_that_is_published_with_numbers_claims_their_direction(given):
