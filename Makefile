@@ -1,6 +1,8 @@
 PYTHON ?= python3
 BIN := .venv/bin
-ROWS := softmax sigmoid
+ROWS := softmax,sigmoid_apple
+# Both arms at once, each on a core of its own, where there are two.
+JOBS ?= 2
 RUNS ?= runs/quickstart
 # Versions that are known to work together, one file for each minor version of Python.
 MINORS := 3.11 3.12 3.13
@@ -15,10 +17,8 @@ PYTEST := $(BIN)/pytest -n 2 --dist worksteal
 .PHONY: quickstart test test-fast test-all faults lint constraints pins clean
 
 quickstart: .venv/quickstart
-	@for row in $(ROWS); do \
-	  $(BIN)/sinklab train --config=configs/quickstart.py:$$row --workdir=$(RUNS)/$$row --remat || exit $$?; \
-	done
-	@$(BIN)/sinklab report $(addprefix $(RUNS)/,$(ROWS)) --png
+	@$(BIN)/sinklab sweep --config=configs/quickstart.py --rows=$(ROWS) --workdir=$(RUNS) --jobs=$(JOBS) --remat=attention,ffn
+	@$(BIN)/sinklab report $(RUNS)/*/ --png
 
 test: .venv/test
 	$(PYTEST) -m 'not exhaustive' --durations=10

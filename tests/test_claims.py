@@ -214,7 +214,6 @@ def test_a_claim_that_is_published_with_numbers_claims_their_direction(given):
         (['--results=setup.py'], 'setup.py cannot be read ('),
         (['sigmoid', '--workdir=x', '--seeds=0'], '--seeds=0 must be a whole number of at least 1'),
         (['sigmoid', '--workdir=x', '--jobs=0'], '--jobs=0 must be a whole number of at least 1'),
-        (['sigmoid', '--workdir=x', '--jobs=999'], '--jobs=999 is more than one a core'),
         (['sigmoid', '--workdir=x', '--size=huge'], "there is no size 'huge'"),
         (['sigmoid', '--workdir=x', '--wandb'], '--wandb has no meaning here'),
         (['sigmoid', '--workdir=x', '--config.seed=3'], 'a sweep sets both seeds of a run; give --seeds'),

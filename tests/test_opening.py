@@ -284,7 +284,7 @@ def test_a_text_too_short_or_an_unknown_measure_is_refused(trained):
 def test_the_notebook_runs_from_its_first_cell_to_its_last(trained, tmp_path, monkeypatch):
     pytest.importorskip('pandas')
     (tmp_path / 'runs' / 'quickstart').mkdir(parents=True)
-    (tmp_path / 'runs' / 'quickstart' / 'softmax').symlink_to(trained[0])
+    (tmp_path / 'runs' / 'quickstart' / 'softmax-0').symlink_to(trained[0])
     monkeypatch.chdir(tmp_path)
     notebook = json.loads((ROOT / 'docs' / 'notebook.ipynb').read_text(encoding='utf-8'))
     names = {}

@@ -1,8 +1,8 @@
 """tasks of lm-evaluation-harness (HellaSwag and others), of a step of a run or of an open model
 
 example:
-  sinklab evaluate runs/quickstart/softmax@600 --tasks=hellaswag,piqa --limit=500
-  sinklab evaluate runs/quickstart/softmax --tasks=mine --include=tasks --few_shot=2 --json
+  sinklab evaluate runs/quickstart/softmax-0@600 --tasks=hellaswag,piqa --limit=500
+  sinklab evaluate runs/quickstart/softmax-0 --tasks=mine --include=tasks --few_shot=2 --json
 """
 
 import argparse

@@ -1,8 +1,8 @@
 """everything that is measured, of a step of a run or of an open model
 
 example:
-  sinklab measure runs/quickstart/softmax@600 --inputs=natural,random,repeated
-  sinklab measure runs/quickstart/softmax --all
+  sinklab measure runs/quickstart/softmax-0@600 --inputs=natural,random,repeated
+  sinklab measure runs/quickstart/softmax-0 --all
   sinklab measure hf:openai-community/gpt2 --source='text:corpus/*.txt' --lengths=16,64,256 --eps=0.2,0.3 --json
 """
 

@@ -2,6 +2,7 @@
 
 import dataclasses
 from collections.abc import Callable, Iterable
+from pathlib import PurePath
 
 from sinklab.checkpoint import digests
 from sinklab.files.whole import writable
@@ -60,8 +61,9 @@ def runs(
 
 
 def name(row: str, seed: int) -> str:
-    """Of a run's folder; a row of several tables is TABLE:ROW."""
-    return f'{row.replace(":", ".")}-{seed}'
+    """Of a run's folder; where there are several tables, a row is TABLE:ROW."""
+    table, _, own = row.rpartition(':')
+    return f'{PurePath(table).stem}.{own}-{seed}' if table else f'{own}-{seed}'
 
 
 def read(folder: Folder, row: str, seed: int, load: Callable[[str, int], tuple[Spec, dict]]) -> Run:

@@ -58,15 +58,13 @@ def train(
 
 
 def shares(jobs: int) -> list[Iterable[int] | None]:
-    """The cores of each of several jobs; None: all, or this system has no say in it. Raises Refusal."""
+    """The cores of each of several jobs; None: all, or nobody has a say in it here. Raises Refusal."""
     if jobs < 1:
         raise Refusal(f'--jobs={jobs} must be a whole number of at least 1')
     if jobs == 1 or not hasattr(os, 'sched_getaffinity'):
         return [None] * jobs
     cores = sorted(os.sched_getaffinity(0))
-    if jobs > len(cores):
-        raise Refusal(f'--jobs={jobs} is more than one a core, of which there are {len(cores)}')
-    return [cores[job::jobs] for job in range(jobs)]
+    return [cores[job % len(cores) :: jobs] for job in range(jobs)]
 
 
 def stay(cores: Iterable[int] | None) -> None:

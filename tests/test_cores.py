@@ -1,0 +1,190 @@
+"""A machine's cores: as devices of one run, as the places of several runs at once, and the claims that want these."""
+
+import json
+import os
+import subprocess
+import sys
+
+import pytest
+
+from sinklab.folder import Folder
+from sinklab.record import Refusal
+from sinklab.sweep import run as sweep
+from sinklab.sweep.plan import name
+
+CLOCK = ('seconds', 'speed/tokens_per_second', 'speed/mfu')
+TABLE = """
+from configs.table import table
+
+ROWS = {
+    'softmax': dict(diff={}, published={'sink/1': 18.18}, source='here'),
+    'wild': dict(diff={'optimizer.peak_learning_rate': 1e30}, published={}, source='here'),
+    'sigmoid': dict(
+        diff={'model.attention.similarity': 'sigmoid', 'model.attention.normalizer': 'none'},
+        published={'sink/1': 0.44},
+        source='here',
+    ),
+}
+get_config = table(ROWS, {'data.source': SOURCE})
+"""
+CLAIMS = """
+def claim(of, way, than):
+    return dict(words='words', source='here', of=of, way=way, than=than, least=5.0)
+
+
+MASS = 'mass/row'
+CLAIMS = {
+    'more': claim(('TABLE:sigmoid', MASS), '>', ('TABLE:softmax', MASS)),
+    'less': claim(('TABLE:sigmoid', MASS), '<', ('TABLE:softmax', MASS)),
+    'same': claim(('TABLE:softmax', MASS), '=', ('TABLE:softmax', MASS, 'start')),
+    'wild': claim(('TABLE:wild', MASS), '>', ('TABLE:softmax', MASS)),
+    'large': dict(words='words', source='here', why='it is large'),
+}
+"""
+
+
+@pytest.fixture(scope='module')
+def files(tmp_path_factory, corpus):
+    folder = tmp_path_factory.mktemp('files')
+    (folder / 'mine.py').write_text(TABLE.replace('SOURCE', repr(corpus)))
+    # Rows of a mass below 1.5 and above 6: what counts here is less than what is between them.
+    (folder / 'claims.py').write_text(CLAIMS.replace('TABLE', f'{folder}/mine.py').replace('5.0', '1.0'))
+    return folder
+
+
+def program(files, verb, *arguments):
+    """The real program, whose devices nobody has chosen."""
+    unset = {'XLA_FLAGS', 'JAX_NUM_CPU_DEVICES'}
+    environment = {name: value for name, value in os.environ.items() if name not in unset}
+    environment |= {'SINKLAB_CACHE': f'{files}/cache', 'JAX_PLATFORMS': 'cpu'}
+    command = [sys.executable, '-m', 'sinklab', verb, *arguments]
+    return subprocess.run(command, capture_output=True, text=True, timeout=500, env=environment)
+
+
+def records(path):
+    return [{k: v for k, v in record.items() if k not in CLOCK} for record in Folder(path).records()]
+
+
+@pytest.mark.slow
+def test_a_cpu_is_as_many_devices_as_are_asked_for(files, tmp_path):
+    given = [f'--config={files}/mine.py:softmax', '--size=smoke', '--config.log.every_steps=1']
+    for devices in (1, 2):
+        done = program(files, 'train', *given, f'--data={devices}', f'--workdir={tmp_path}/{devices}')
+        assert done.returncode == 0, done.stderr
+    assert '2 devices (data 2 across devices)' in done.stderr
+    one, two = (records(tmp_path / str(devices)) for devices in (1, 2))
+    for ours, theirs in zip(one, two, strict=True):
+        assert ours == pytest.approx(theirs, rel=1e-4, abs=1e-5)
+
+
+@pytest.mark.slow
+def test_what_jax_is_told_of_devices_goes_before(files, tmp_path, monkeypatch):
+    monkeypatch.setenv('JAX_NUM_CPU_DEVICES', '1')
+    given = [f'--config={files}/mine.py:softmax', '--size=smoke', '--data=2', f'--workdir={tmp_path}/run']
+    command = [sys.executable, '-m', 'sinklab', 'train', *given]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=100)
+    assert done.returncode == 1
+    assert 'wants 2 devices and 1 are here' in done.stderr
+
+
+@pytest.mark.slow
+def test_runs_at_once_are_what_they_are_one_after_another(files, tmp_path):
+    given = [f'--config={files}/mine.py', '--rows=softmax,sigmoid', '--size=smoke', '--seeds=0,1', '--json']
+    tables = []
+    for jobs in (1, 3):
+        done = program(files, 'sweep', *given, f'--jobs={jobs}', f'--workdir={tmp_path}/{jobs}')
+        assert done.returncode == 0, done.stderr
+        tables.append(json.loads(done.stdout))
+    assert tables[0] == tables[1]
+    for folder in ('softmax-0', 'softmax-1', 'sigmoid-0', 'sigmoid-1'):
+        assert records(tmp_path / '1' / folder) == records(tmp_path / '3' / folder)
+    assert '[2/4] sigmoid, seed 0: sigmoid  attention: chunked' in done.stderr, 'each line says whose it is'
+
+
+def test_the_shares_of_jobs_are_all_cores_and_no_core_twice(monkeypatch):
+    monkeypatch.setattr(os, 'sched_getaffinity', lambda _: {0, 2, 3, 5, 7}, raising=False)
+    assert sweep.shares(1) == [None]
+    assert sweep.shares(2) == [[0, 3, 7], [2, 5]]
+    assert sweep.shares(5) == [[0], [2], [3], [5], [7]]
+    assert sweep.shares(6) == [[0], [2], [3], [5], [7], [0]]
+    with pytest.raises(Refusal, match='--jobs=0 must be a whole number of at least 1'):
+        sweep.shares(0)
+
+
+def test_a_row_of_several_tables_has_a_folder_that_says_which():
+    assert name('softmax', 3) == 'softmax-3'
+    assert name('attention:alpha_0.1', 3) == 'attention.alpha_0.1-3'
+    assert name('/somewhere/mine.py:softmax', 0) == 'mine.softmax-0'
+
+
+@pytest.fixture(scope='module')
+def claimed(files, tmp_path_factory):
+    """(DIR, what the command has printed)."""
+    path = tmp_path_factory.mktemp('claimed') / 'runs'
+    done = program(files, 'claims', *asked(files, path), '--json', '--jobs=2')
+    assert done.returncode == 0, done.stderr
+    return path, json.loads(done.stdout)
+
+
+def asked(files, path):
+    return [f'--config={files}/claims.py', '--size=smoke', '--seeds=3', f'--workdir={path}']
+
+
+@pytest.mark.slow
+def test_claims_train_what_they_want_and_are_judged_by_it(claimed):
+    path, entries = claimed
+    assert {entry['claim']: entry['verdict'] for entry in entries} == {
+        'more': 'holds',
+        'less': 'contradicted',
+        'same': 'holds',
+        'wild': 'diverged',
+        'large': 'not testable here',
+    }
+    (more,) = (entry for entry in entries if entry['claim'] == 'more')
+    masses = {
+        row: [records(path / f'mine.{row}-{seed}')[-1]['mass/row'] for seed in range(3)]
+        for row in ('sigmoid', 'softmax')
+    }
+    expected = [ours - theirs for ours, theirs in zip(*masses.values(), strict=True)]
+    assert [*more['differences'].values()] == pytest.approx(expected)
+    assert more['published'] is None
+    assert {folder.name for folder in path.iterdir() if folder.is_dir()} == {
+        f'mine.{row}-{seed}' for row in ('softmax', 'sigmoid', 'wild') for seed in range(3)
+    }
+
+
+@pytest.mark.slow
+def test_what_was_measured_is_judged_again_from_its_file_alone(files, claimed):
+    path, entries = claimed
+    again = program(files, 'claims', f'--config={files}/claims.py', f'--results={path}/claims.json', '--json')
+    assert json.loads(again.stdout) == entries
+
+
+@pytest.mark.slow
+def test_claims_go_on_with_what_is_missing(files, claimed):
+    path, _ = claimed
+    before = {file: file.stat().st_mtime_ns for file in path.rglob('metrics.jsonl')}
+    done = program(files, 'claims', 'more', *asked(files, path), '--json')
+    assert done.returncode == 0, done.stderr
+    assert 'done before' in done.stderr
+    assert before == {file: file.stat().st_mtime_ns for file in path.rglob('metrics.jsonl')}
+    kept = json.loads((path / 'claims.json').read_text())['runs']
+    assert {row.rpartition(':')[2]: [*seeds] for row, seeds in kept.items()} == {
+        row: ['0', '1', '2'] for row in ('softmax', 'sigmoid', 'wild')
+    }, 'what other claims have measured stays'
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ('arguments', 'words'),
+    [
+        (['--config.optimizer.steps=5'], "overrides is {}, and {'optimizer.steps': '5'} is asked for"),
+        (['--size=quickstart'], "size is 'smoke', and 'quickstart' is asked for"),
+    ],
+)
+def test_a_folder_of_other_runs_is_refused(files, claimed, arguments, words):
+    path, _ = claimed
+    done = program(files, 'claims', 'more', *asked(files, path), *arguments)
+    assert done.returncode == 1
+    (line,) = done.stderr.strip().splitlines()
+    assert words in line
