@@ -36,6 +36,7 @@ setup(
         'etils[epath]>=1.9',
         'fsspec>=2026.9',
         'rich>=13.0',
+        'scipy>=1.12',
         'tokenizers>=0.21',
     ],
     extras_require={

@@ -38,6 +38,7 @@ def arguments(verb: argparse.ArgumentParser) -> None:
     sweep.jobs_argument(verb)
     hardware.arguments(verb)
     programs.argument(verb)
+    verb.add_argument('--png', metavar='FILE', help='draw the intervals of all differences of shares')
     shown = verb.add_mutually_exclusive_group()
     shown.add_argument('--json', action='store_true', help='print the verdicts as one JSON list')
     shown.add_argument('--markdown', action='store_true', help='print them as a page has them')
@@ -115,12 +116,22 @@ def published(claims: dict) -> dict[str, dict]:
     return {row: config.about_row(file_of(row))['published'] for row in rows}
 
 
+def draw(path: str, entries: list[dict]) -> None:
+    try:
+        from sinklab.report import forest
+    except ImportError as error:
+        raise Refusal(f"--png={path} wants matplotlib: pip install -e '.[report]'") from error
+    forest.write(place(path), entries, '%')
+
+
 def show(given: argparse.Namespace, claims: dict, found: dict) -> None:
     """What each claim has come to."""
     from sinklab.report import claims as report
     from sinklab.sweep import results
 
     entries = report.table(claims, results.by_row(found), published(claims))
+    if given.png:
+        draw(given.png, entries)
     if given.json:
         print(json.dumps(entries, indent=2, allow_nan=False))
     elif given.markdown:

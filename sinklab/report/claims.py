@@ -8,6 +8,7 @@ import numpy as np
 from scipy import stats
 
 from sinklab.folder import Folder
+from sinklab.measure import table as measures
 from sinklab.record import Refusal
 from sinklab.report.interval import FEWEST, LEVEL, interval
 from sinklab.report.sweep import judged, label
@@ -90,6 +91,7 @@ def entry(name: str, claim: Claim, runs: Mapping[str, dict], published: Mapping[
         source=claim.source,
         contrast=claim.contrast,
         way=claim.way,
+        unit=unit(claim),
         published=claim.published if claim.published is not None else of_rows(claim, published),
         least=claim.least,
         differences=found,
@@ -100,6 +102,12 @@ def entry(name: str, claim: Claim, runs: Mapping[str, dict], published: Mapping[
         seeds_needed=needed(values, claim) if said == 'unsettled' else None,
         why=claim.why,
     )
+
+
+def unit(claim: Claim) -> str:
+    """Of its difference; nothing where the table of measures has none."""
+    entry = measures.number(claim.of.number) if claim.of else None
+    return entry.unit if entry else ''
 
 
 def differences(claim: Claim, runs: Mapping[str, dict]) -> dict[str, float]:
