@@ -14,7 +14,7 @@ from sinklab.parse import parse
 from sinklab.record import Refusal, unknown
 from sinklab.spec import Spec
 
-EXAMPLES = {'get_config': 'configs/quickstart.py', 'CLAIMS': 'configs/claims.py'}
+KINDS = {'get_config': 'get_config(row); see configs/quickstart.py', 'CLAIMS': 'CLAIMS; see configs/claims.py'}
 
 
 def load(given: str, rest: list[str], size: str | None = None) -> tuple[Spec, dict]:
@@ -100,7 +100,7 @@ def module_of(file: str, holding: str = 'get_config') -> Any:
     except Exception as error:
         raise Refusal(f'--config={file} does not run: {one_line(error, path)}') from error
     if not hasattr(module, holding):
-        raise Refusal(f'--config={file} has no {holding}; see {EXAMPLES[holding]} for one')
+        raise Refusal(f'--config={file} has no {KINDS[holding]} for one')
     return module
 
 

@@ -15,7 +15,6 @@ import platform
 import sys
 from typing import Any
 
-from sinklab import devices
 from sinklab.checkpoint import digests
 from sinklab.cli import config, fork, hardware, processes, programs
 from sinklab.cli.command import program
@@ -100,7 +99,7 @@ def train(given: argparse.Namespace, rest: list[str], group: Group) -> End:
     parent = fork.parent(given.origin, folder, group)
     spec, row = unanimous(group, 'config', lambda: asked(given, rest, folder, parent))
     layout = unanimous(group, 'layout', lambda: hardware.hardware(given))
-    devices.divide_cpu(layout, group.count)
+    hardware.divide_cpu(layout, group.count)
     programs.hasten(row['size'])
     same(group, 'run', likeness(spec, layout))
     compiled = unanimous(group, 'programs', lambda: programs.Programs(given.compiled))
