@@ -152,7 +152,7 @@ def test_the_table_is_what_numpy_makes_of_the_metrics(swept):
     assert softmax['difference'] is None
     assert sigmoid['difference']['from'] == 'softmax'
     apart = [last['sigmoid', seed]['sink/1'] - last['softmax', seed]['sink/1'] for seed in (0, 7)]
-    expected = dict(mean=np.mean(apart), sd=np.std(apart, ddof=1), n=2)
+    expected = dict(mean=np.mean(apart), sd=np.std(apart, ddof=1), n=2, interval=None)
     assert sigmoid['difference']['sink/1'] == pytest.approx(expected)
 
 

@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 
 from sinklab.report import sweep
+from sinklab.report.interval import interval
 from sinklab.report.sweep import Arm
 
 
@@ -40,9 +41,28 @@ def test_a_difference_is_taken_over_the_seeds_that_both_rows_have():
     other = arm('b', {}, ('done', 'done', 'done'), sink_1=[11.0, 50.0, 34.0])
     rows = sweep.table([first, other, arm('c', {}, ('diverged', 'done', 'refused'), sink_1=[1.0, 2.0, 3.0])])
     assert rows[1]['ours']['sink/1'] == pytest.approx(dict(mean=95 / 3, sd=np.std([11, 50, 34], ddof=1), n=3))
-    assert rows[1]['difference'] == {'from': 'a', 'sink/1': pytest.approx(dict(mean=2.5, sd=1.5 * 2**0.5, n=2))}
+    apart = dict(mean=2.5, sd=1.5 * 2**0.5, n=2, interval=None)
+    assert rows[1]['difference'] == {'from': 'a', 'sink/1': pytest.approx(apart)}
     assert rows[2]['difference'] == {'from': 'a'}
     assert rows[2]['ours']['sink/1'] == dict(mean=2.0, sd=None, n=1)
+
+
+def test_a_difference_of_three_seeds_has_an_interval():
+    first, other = (
+        arm('a', {}, 3 * ('done',), sink_1=[10.0, 20.0, 30.0]),
+        arm('b', {}, 3 * ('done',), sink_1=[1.0, 2.0, 9.0]),
+    )
+    difference = sweep.table([first, other])[1]['difference']['sink/1']
+    assert difference['interval'] == interval([-9.0, -18.0, -21.0])
+
+
+@pytest.mark.parametrize(
+    ('rates', 'step'),
+    [([0, 0, 10, 30, 40], 250.0), ([30, 40, 30, 30, 40], 0.0), ([0, 50, 5, 30, 40], 250.0), ([50, 0, 0, 0, 0], None)],
+)
+def test_a_run_says_when_its_sink_emerged_to_within_half_of_what_lies_between_probes(rates, step):
+    records = [{'step': 100 * at, 'sink/1': float(rate)} for at, rate in enumerate(rates)]
+    assert sweep.judged(records, None).get(sweep.EMERGES) == step
 
 
 def test_the_table_of_a_person_has_ours_and_published_in_one_cell():

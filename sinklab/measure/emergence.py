@@ -19,6 +19,11 @@ def emergence(steps: Sequence[int], rates: Sequence[float]) -> tuple[int | None,
     return (steps[at - 1] if at else None), steps[at]
 
 
+def middle(after: int | None, at: int) -> float:
+    """The step of emergence as one number, right to within half of what lies between two probes."""
+    return float(at) if after is None else (after + at) / 2
+
+
 def between(after: int | None, at: int) -> str:
     return f'by {at}' if after is None else f'{after}-{at}'
 

@@ -8,7 +8,7 @@ from sinklab.report import sweep
 from sinklab.report.arms import Arm
 from sinklab.report.labels import comparable, text
 
-NUMBERS = (HEADLINE.name, sweep.LOSS)
+NUMBERS = (HEADLINE.name, sweep.LOSS, sweep.EMERGES)
 # Where a field that is None hides nothing, it reaches as far as another one.
 REACH = {'model.mask.window': 'data.length', 'model.mask.block': 'data.length'}
 

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 
 import numpy as np
-from scipy import stats
+from scipy.special import stdtrit
 
 LEVEL = 0.95
 FEWEST = 3  # numbers that have a skewness
@@ -22,8 +22,9 @@ def interval(numbers: Sequence[float], level: float = LEVEL) -> tuple[float, flo
     n, mean, sd = len(number_N), number_N.mean(), number_N.std(ddof=1)
     if sd <= 1e-12 * max(1.0, abs(mean)):
         return float(mean), float(mean)
-    skewness = stats.skew(number_N)
-    quantile = stats.t.ppf((1 + level) / 2, n - 1)
+    central_N = number_N - mean
+    skewness = (central_N**3).mean() / (central_N**2).mean() ** 1.5
+    quantile = stdtrit(n - 1, (1 + level) / 2)
     low, high = (mean - sd * studentized(side * quantile, skewness, n) for side in (1, -1))
     return float(low), float(high)
 

@@ -16,6 +16,7 @@ from sinklab.report.arms import Arm, arms, mean, table
 from sinklab.report.axes import Axis, Point, axes
 from sinklab.report.maps import bounds
 from sinklab.report.runs import Run, branches, drawn_pictures
+from sinklab.report.sweep import EMERGES, LOSS
 
 COLOURS = ('#0072B2', '#D55E00', '#009E73', '#CC79A7', '#E69F00', '#56B4E9', '#000000')  # Okabe and Ito
 DASHES = ('-', '--', ':', '-.')
@@ -82,9 +83,12 @@ def curve(axis: plt.Axes, arm: Arm, name: str, style: dict) -> None:
 
 
 def draw_along(found: list[Arm], along: Axis) -> plt.Figure:
-    """Sink and loss against a field, ours filled and published hollow."""
-    figure, both = plt.subplots(1, 2, figsize=(8, 2.8), layout='constrained')
-    for axis, (name, label) in zip(both, ((HEADLINE.name, HEADLINE.axis), ('valid/loss', 'loss')), strict=True):
+    """Sink, loss and emergence against a field, ours filled and published hollow."""
+    shown = [(HEADLINE.name, HEADLINE.axis), (LOSS, 'loss')]
+    if any(EMERGES in one.ours for points in along.lines for one in points):
+        shown.append((EMERGES, 'step of emergence'))
+    figure, panels = plt.subplots(1, len(shown), figsize=(4 * len(shown), 2.8), layout='constrained')
+    for axis, (name, label) in zip(panels, shown, strict=True):
         for at, points in enumerate(along.lines):
             ours = [(one.at, one.ours[name]['mean'], one.ours[name]['sd'] or 0) for one in points if name in one.ours]
             if ours:
@@ -95,7 +99,7 @@ def draw_along(found: list[Arm], along: Axis) -> plt.Figure:
                 hollow = dict(marker='o', markersize=4, markerfacecolor='none', linewidth=0.8)
                 axis.plot(*theirs, **style(at) | dict(linestyle='--'), **hollow, label='published')
         axis.set(xlabel=along.name, ylabel=label, xticks=range(len(along.labels)), xticklabels=along.labels)
-    return legend(plain(figure), both[0])
+    return legend(plain(figure), panels[0])
 
 
 def published(points: list[Point], name: str) -> list[tuple]:

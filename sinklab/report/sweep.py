@@ -6,10 +6,14 @@ import math
 import numpy as np
 
 from sinklab.folder import Folder
+from sinklab.measure.emergence import emergence, middle
 from sinklab.measure.table import HEADLINE, NUMBERS, number
+from sinklab.report.interval import interval
 
 COMPARED = [number.name for number in NUMBERS if number.sweep]
 LOSS = 'valid/loss'
+EMERGES = 'emergence/step'  # the middle of the two probes between which a run's sink emerges
+LABELS = {LOSS: 'loss', EMERGES: 'emerges'}
 FAILING = 0.6  # of log V. The worst loss that was published of a run that trains is 0.50 of it, of 50,432 ids.
 FAILURES = {'diverged', 'failed'}
 
@@ -31,6 +35,9 @@ def newest(folder: Folder) -> dict[str, float]:
 
 def judged(records: list[dict], vocabulary: int | None) -> dict[str, float]:
     numbers = {name: value for record in records for name, value in record.items()}
+    rates = [(record['step'], record[HEADLINE.name]) for record in records if HEADLINE.name in record]
+    if emerged := emergence(*map(list, zip(*rates, strict=True))) if rates else None:
+        numbers[EMERGES] = middle(*emerged)
     if LOSS in numbers and vocabulary:
         numbers['fails'] = float(has_failed(numbers[LOSS], vocabulary))
     return numbers
@@ -62,7 +69,7 @@ def entry(arm: Arm, first: Arm | None) -> dict:
 def names(arm: Arm) -> list[str]:
     """What is compared: the table's own, whatever else is published of the row, and the loss."""
     published = [name for name in arm.about['published'] if name != 'fails']  # stands in the outcome
-    return list(dict.fromkeys([*COMPARED, *published, LOSS]))
+    return list(dict.fromkeys([*COMPARED, *published, EMERGES, LOSS]))
 
 
 def values(arm: Arm, name: str) -> dict[int, float]:
@@ -70,12 +77,12 @@ def values(arm: Arm, name: str) -> dict[int, float]:
 
 
 def differences(arm: Arm, first: Arm) -> dict[str, dict]:
-    """The spread of (this row - the first one) over the seeds that both have."""
+    """The spread of (this row - the first one) over the seeds that both have, and the 95 % interval of its mean."""
     found = {}
     for name in (HEADLINE.name, LOSS):
         ours, theirs = values(arm, name), values(first, name)
         if both := [ours[seed] - theirs[seed] for seed in ours if seed in theirs]:
-            found[name] = spread(both)
+            found[name] = spread(both) | dict(interval=interval(both))
     return found
 
 
@@ -116,7 +123,7 @@ def outcome(outcomes: list[str], fails: bool) -> str:
 
 def label(name: str) -> str:
     entry = number(name)
-    return 'loss' if name == LOSS else entry.label if entry else name
+    return LABELS.get(name) or (entry.label if entry else name)
 
 
 def published_text(numbers: dict) -> str:
@@ -145,8 +152,8 @@ def cells(rows: list[dict]) -> tuple[list[str], list[list[str]]]:
 
 def measures(rows: list[dict]) -> list[str]:
     """What is shown of some row: the usual numbers, and between them what else was published and is measured here."""
-    others = dict.fromkeys(name for row in rows for name in row['ours'] if name not in (*COMPARED, LOSS))
-    return [*COMPARED, *others, LOSS]
+    others = dict.fromkeys(name for row in rows for name in row['ours'] if name not in (*COMPARED, EMERGES, LOSS))
+    return [*COMPARED, *others, EMERGES, LOSS]
 
 
 def done(row: dict) -> int:
