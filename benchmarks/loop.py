@@ -31,7 +31,7 @@ from sinklab.train import loop, probe, state, step
 from sinklab.train.environment import versions
 from sinklab.train.listener import Listener
 
-HARDWARE = Hardware(data=1, fsdp=1, remat='full')  # as `make quickstart`
+HARDWARE = Hardware(data=1, fsdp=1, remat='attention,ffn')  # as `make quickstart`
 EVERY = 100  # steps between two probes
 
 

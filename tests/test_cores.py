@@ -188,3 +188,16 @@ def test_a_folder_of_other_runs_is_refused(files, claimed, arguments, words):
     assert done.returncode == 1
     (line,) = done.stderr.strip().splitlines()
     assert words in line
+
+
+@pytest.mark.slow
+def test_a_report_of_claims_begins_with_their_verdicts(files, claimed):
+    path, entries = claimed
+    done = program(files, 'report', str(path))
+    assert done.returncode == 0, done.stderr
+    page = (path / 'report.html').read_text(encoding='utf-8')
+    section = page[page.index('id="table-claims"') : page.index('id="table-rows"')]
+    for entry in entries:
+        assert f'<th scope="row">{entry["claim"]}: words</th>' in section
+        assert f'<td>{entry["verdict"]}' in section
+    assert 'sigmoid, seed 2' in page

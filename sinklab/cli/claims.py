@@ -93,7 +93,7 @@ def trained(given: argparse.Namespace, rest: list[str], claims: dict) -> int:
         stopped = train(runs, lambda run: sweep.command(file_of(run.row), run, options), sweep.say, held, given.jobs)
         held.check()
         now = results.add(before, same, runs, ALSO | {reading.number for reading in readings})
-        results.write(given.workdir, now)
+        results.write(given.workdir, results.NAME, now)
     show(given, claims, now)
     return sweep.ended('claims', runs, stopped)
 
@@ -130,6 +130,8 @@ def show(given: argparse.Namespace, claims: dict, found: dict) -> None:
     from sinklab.sweep import results
 
     entries = report.table(claims, results.by_row(found), published(claims))
+    if given.workdir:
+        results.write(given.workdir, results.VERDICTS, entries)
     if given.png:
         draw(given.png, entries)
     if given.json:
@@ -138,4 +140,4 @@ def show(given: argparse.Namespace, claims: dict, found: dict) -> None:
         print(report.markdown(entries), end='')
     else:
         sweep.show(list(report.HEADINGS), [report.cells(entry) for entry in entries], report.NOTE)
-        print(report.in_words(report.sign_test(entries)))
+        print(report.in_words(entries))

@@ -11,7 +11,7 @@ REMAT = 'none', 'full', 'auto'
 
 
 def arguments(verb: argparse.ArgumentParser) -> None:
-    verb.add_argument('--data', type=int, metavar='N', help='devices that split the batch (slices, or nodes of GPUs)')
+    verb.add_argument('--data', type=int, metavar='N', help='devices that split the batch (slices, GPU nodes, cores)')
     verb.add_argument('--fsdp', type=int, metavar='N', help='... and the parameters too (all devices of each)')
     verb.add_argument(
         '--tensor', type=int, default=1, metavar='N', help='devices that split heads, FFN and vocabulary'

@@ -20,7 +20,7 @@ from sinklab.record import Refusal
 
 
 def arguments(verb: argparse.ArgumentParser) -> None:
-    verb.add_argument('runs', nargs='+', metavar='DIR', help='run folders, or that of a sweep')
+    verb.add_argument('runs', nargs='+', metavar='DIR', help='run folders, or that of a sweep or of claims')
     verb.add_argument('--out', metavar='DIR', help='where report.html goes; without it, where the runs are')
     verb.add_argument('--paper', action='store_true', help='figures in the order and by the numbers of the paper')
     for kind in ('png', 'svg', 'pdf'):
@@ -33,10 +33,12 @@ def run(given: argparse.Namespace, rest: list[str]) -> int:
     if rest:
         raise Refusal(f'{rest[0]} is unknown; see sinklab report --help')
     from sinklab.report import closing, runs
+    from sinklab.sweep import results
 
     paths = [str(path) for one in given.runs for path in matching(one)]
     found = runs.read(paths)
-    page = write(place(given.out) if given.out else beside(paths), found, given)
+    claimed = results.verdicts(beside(paths))
+    page = write(place(given.out) if given.out else beside(paths), found, given, claimed)
     table = closing.table(found)
     if given.json:
         print(json.dumps(table, indent=2, allow_nan=False))
@@ -49,7 +51,7 @@ def run(given: argparse.Namespace, rest: list[str]) -> int:
 def matching(given: str) -> list[Path]:
     """The runs of a sweep; in a bucket those of a pattern, which no shell has looked for; else, as given."""
     if not (is_remote(given) and glob.has_magic(given)):
-        return of_sweep(place(given)) or [place(given)]
+        return of_sweep(place(given)) or of_claims(place(given)) or [place(given)]
     start = given[: min(given.index(sign) for sign in '*?[' if sign in given)].rpartition('/')[0]
     found = [path.parent for path in place(start).glob(f'{given[len(start) + 1 :].rstrip("/")}/config.json')]
     if not found:
@@ -65,13 +67,19 @@ def of_sweep(folder: Path) -> list[Path]:
     return [run for run in found if (run / 'row.json').exists()]
 
 
+def of_claims(folder: Path) -> list[Path]:
+    from sinklab.sweep import results
+
+    return results.folders(folder)
+
+
 def beside(runs: list[str]) -> Path:
     """A single run's own folder, or the innermost one that all of several lie in."""
     paths = [absolute(place(path)) for path in runs]
     return paths[0] if len(paths) == 1 else common([path.parent for path in paths])
 
 
-def write(folder: Path, found: list, given: argparse.Namespace) -> Path:
+def write(folder: Path, found: list, given: argparse.Namespace, claimed: list[dict]) -> Path:
     """The page, and what else is asked for."""
     from sinklab.report import latex, page
 
@@ -79,7 +87,7 @@ def write(folder: Path, found: list, given: argparse.Namespace) -> Path:
     try:
         if not is_remote(folder):
             folder.mkdir(parents=True, exist_ok=True)
-        page.write(folder / 'report.html', found, given.paper)
+        page.write(folder / 'report.html', found, given.paper, claimed)
         if kinds:
             pictures().write(folder, found, kinds)
         if given.latex:

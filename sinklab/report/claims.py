@@ -213,10 +213,11 @@ def markdown(entries: list[dict]) -> str:
         words = f'`{entry["claim"]}`: {entry["words"]} ({entry["source"]})'
         told = [words, entry['why'] or entry['contrast'], published, here, '' if entry['why'] else n, verdict]
         lines.append(f'| {" | ".join(told)} |')
-    return '\n'.join([*lines, '', in_words(sign_test(entries)), ''])
+    return '\n'.join([*lines, '', in_words(entries), ''])
 
 
-def in_words(test: dict) -> str:
+def in_words(entries: list[dict]) -> str:
+    test = sign_test(entries)
     if not test['claims']:
         return 'No claim of a direction has an interval yet.'
     return (

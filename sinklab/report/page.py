@@ -5,11 +5,12 @@ figure and nothing for a screen reader; here tables and titles are HTML, and sta
 """
 
 import html
+from collections.abc import Sequence
 from pathlib import Path
 
 from sinklab.files.whole import whole
 from sinklab.measure.table import HEADLINE
-from sinklab.report import closing, maps, sweep
+from sinklab.report import claims, closing, maps, sweep
 from sinklab.report.answer import answer
 from sinklab.report.arms import Arm, arms, table
 from sinklab.report.content import content
@@ -27,15 +28,16 @@ OURS = (
 )
 
 
-def write(path: Path, runs: list[Run], as_paper: bool = False) -> None:
+def write(path: Path, runs: list[Run], as_paper: bool = False, claimed: Sequence[dict] = ()) -> None:
+    """`claimed` are the entries of report/claims.py, where runs were made for them."""
     found = arms(runs)
     rows = table(found)
     figures, packed = content(found, rows, as_paper)
     with whole(path) as unfinished:
-        unfinished.write_text(page(found, rows, figures, packed), encoding='utf-8')
+        unfinished.write_text(page(found, rows, figures, packed, claimed), encoding='utf-8')
 
 
-def page(found: list[Arm], rows: list[dict], figures: list[dict], packed: str) -> str:
+def page(found: list[Arm], rows: list[dict], figures: list[dict], packed: str, claimed: Sequence[dict] = ()) -> str:
     runs = [run for arm in found for run in arm.runs]
     title = f'Attention sinks: {named([arm.name for arm in found])}'
     body = [
@@ -43,7 +45,8 @@ def page(found: list[Arm], rows: list[dict], figures: list[dict], packed: str) -
         f'<p class="answer">{escape(answer(found))}</p>',
         '<noscript><p>The figures need JavaScript; the tables do not.</p></noscript>',
         asset('controls.html'),
-        f'<main>{by_row(rows)}{by_run(runs, found)}{"".join(map(section, figures))}{kept(runs)}</main>',
+        f'<main>{by_claim(claimed)}{by_row(rows)}{by_run(runs, found)}',
+        f'{"".join(map(section, figures))}{kept(runs)}</main>',
         f'<script type="application/octet-stream" id="packed">{packed}</script>',
         f'<script>"use strict";{"".join(map(asset, SCRIPTS))}</script>',
     ]
@@ -91,6 +94,13 @@ def kept(runs: list[Run]) -> str:
     return f'<p class="note" id="kept">{words}</p>'
 
 
+def by_claim(entries: Sequence[dict]) -> str:
+    if not entries:
+        return ''
+    lines = [(None, [f'{entry["claim"]}: {entry["words"]}', *claims.cells(entry)[1:]]) for entry in entries]
+    return block('claims', 'Claims', f'{claims.NOTE}. {claims.in_words(entries)}', list(claims.HEADINGS), lines)
+
+
 def by_row(rows: list[dict]) -> str:
     names = sweep.measures(rows)
     shown = [name for name in names if any(name in row['ours'] or name in row['published'] for row in rows)]
@@ -129,21 +139,23 @@ def by_run(runs: list[Run], found: list[Arm]) -> str:
     return f'<details class="runs"{is_open}><summary>By run: {len(runs)}</summary>{table}{notes}</details>'
 
 
-def block(name: str, title: str, sentence: str, heads: list[str], lines: list[tuple[int, list]]) -> str:
+def block(name: str, title: str, sentence: str, heads: list[str], lines: list[tuple[int | None, list]]) -> str:
     """A table whose rows know their arm, in a frame that scrolls, without the columns in which nothing stands."""
     told = [at for at in range(len(heads)) if at == 0 or any(cells[at] not in NOTHING for _, cells in lines)]
     heads, lines = [heads[at] for at in told], [(arm, [cells[at] for at in told]) for arm, cells in lines]
     meanings = {number.label: number.sentence for number in NUMBERS}
     head = ''.join(f'<th scope="col" title="{escape(meanings.get(one, ""))}">{escape(one)}</th>' for one in heads)
-    body = ''.join(
-        f'<tr data-arm="{arm}">{"".join(map(cell, range(len(cells)), cells))}</tr>' for arm, cells in lines
-    )
+    body = ''.join(f'<tr{of_arm(arm)}>{"".join(map(cell, range(len(cells)), cells))}</tr>' for arm, cells in lines)
     above = f'<h2>{escape(title)}</h2><p>{escape(sentence)}</p>' if title else ''
     return (
         f'<section class="table" id="table-{name}">{above}<div class="scroll" tabindex="0" role="region" '
         f'aria-label="{escape(title or name)}"><table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>'
         '</div></section>'
     )
+
+
+def of_arm(arm: int | None) -> str:
+    return '' if arm is None else f' data-arm="{arm}"'
 
 
 def cell(at: int, value: object) -> str:

@@ -1,4 +1,4 @@
-"""The file of what runs have measured, by row and seed: claims.json."""
+"""What runs have measured for claims, by row and seed (claims.json), and what it says of them (verdicts.json)."""
 
 import json
 from pathlib import Path
@@ -7,9 +7,10 @@ from sinklab.files.place import place
 from sinklab.files.whole import whole, writable
 from sinklab.record import Refusal
 from sinklab.report.claims import measured
+from sinklab.sweep import plan
 from sinklab.sweep.plan import Run
 
-NAME = 'claims.json'
+NAME, VERDICTS = 'claims.json', 'verdicts.json'
 FIELDS = 'size', 'overrides', 'same', 'runs'
 
 
@@ -51,7 +52,21 @@ def add(results: dict, same: dict[str, str], runs: list[Run], names: set[str]) -
     return results | dict(same=results['same'] | same, runs=found)
 
 
-def write(workdir: str, results: dict) -> None:
+def folders(workdir: Path) -> list[Path]:
+    """The runs of a folder that `sinklab claims` has filled; none of another one."""
+    if not (workdir / NAME).exists():
+        return []
+    found = read(workdir / NAME)['runs']
+    return [workdir / plan.name(row, int(seed)) for row, seeds in found.items() for seed in seeds]
+
+
+def verdicts(workdir: Path) -> list[dict]:
+    """What was said of claims there, if anything was."""
+    path = workdir / VERDICTS
+    return json.loads(path.read_text(encoding='utf-8')) if path.exists() else []
+
+
+def write(workdir: str, name: str, content: dict | list) -> None:
     folder = place(workdir)
-    with writable(folder), whole(folder / NAME) as unfinished:
-        unfinished.write_text(json.dumps(results, indent=1, allow_nan=False) + '\n', encoding='utf-8')
+    with writable(folder), whole(folder / name) as unfinished:
+        unfinished.write_text(json.dumps(content, indent=1, allow_nan=False) + '\n', encoding='utf-8')
