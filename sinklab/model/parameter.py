@@ -92,8 +92,12 @@ def backward(equation, axes, dtype, saved, d_y):
     d_x = jnp.einsum(f'{of_y},{of_weight}->{of_x}', d_y, gathered(weight, axes, x.dtype))
     # What is divided comes first, as it travels: XLA:CPU has no product in bfloat16 that it transposes afterwards.
     divided = ''.join(of_weight[dimension] for dimension, _ in exchange.parts(axes))
-    order = divided + ''.join(letter for letter in of_weight if letter not in divided)
-    d_weight = jnp.einsum(f'{of_x},{of_y}->{order}', x, d_y, preferred_element_type=weight.dtype)
+    # The left factor is transposed: where nothing is divided, the smaller one, as that is less to copy.
+    (left, of_left), (right, of_right) = sorted(
+        [(x, of_x), (d_y, of_y)], key=lambda one: bool(divided) or one[0].size
+    )
+    order = divided + ''.join(one for one in of_left + of_right if one in of_weight and one not in divided)
+    d_weight = jnp.einsum(f'{of_left},{of_right}->{order}', left, right, preferred_element_type=weight.dtype)
     return d_x, exchange.part(jnp.einsum(f'{order}->{of_weight}', d_weight), *axes)
 
 
