@@ -3,8 +3,8 @@
     python benchmarks/pytorch.py [--size=quickstart] [--batch=32] [--length=64] [--rounds=20]
 
 The same model, batch, clipping and optimizer, float32: ours as `sinklab train --data=N --remat=NAMES` runs it, with a
-device for each core; PyTorch eager, with its fused AdamW and scaled_dot_product_attention; and plain JAX, as one
-writes it first (benchmarks/plain.py), on one device. A round takes so many steps of each.
+device for each core unless told otherwise; PyTorch eager, with its fused AdamW and scaled_dot_product_attention; and
+plain JAX, as one writes it first (benchmarks/plain.py), on one device. A round takes so many steps of each.
 """
 
 import argparse
@@ -144,7 +144,8 @@ def main() -> None:
     arguments.add_argument('--dtype', default='float32', choices=DTYPES)
     arguments.add_argument('--batch', type=int, default=32)
     arguments.add_argument('--length', type=int, default=64)
-    arguments.add_argument('--cores', type=int, default=len(os.sched_getaffinity(0)))
+    arguments.add_argument('--cores', type=int, default=len(os.sched_getaffinity(0)), help='threads of PyTorch')
+    arguments.add_argument('--data', type=int, help='devices of ours; as many as cores')
     arguments.add_argument('--remat', default='attention,ffn')
     arguments.add_argument('--rounds', type=int, default=20)
     arguments.add_argument('--steps', type=int, default=4, help='of each in a round')
@@ -152,7 +153,7 @@ def main() -> None:
     config = default.get_config(size=given.size)
     config.model.dtype, config.data.length, config.optimizer.batch_size = given.dtype, given.length, given.batch
     spec = parse(config.to_dict())
-    hardware = Hardware(data=given.cores, fsdp=1, remat=given.remat)
+    hardware = Hardware(data=given.data or given.cores, fsdp=1, remat=given.remat)
     devices.divide_cpu(hardware)
     torch.set_num_threads(given.cores)
     ids_BT = np.random.default_rng(0).integers(0, spec.model.vocabulary, (given.batch, given.length + 1), np.int32)

@@ -9,7 +9,10 @@ from pathlib import Path
 import jax
 import pytest
 
+from configs import default
 from sinklab import topology
+from sinklab.parse import parse
+from sinklab.train import state
 
 BENCHMARKS = Path(__file__).parents[1] / 'benchmarks'
 NUMBER = r'-?[\d.]+'
@@ -42,6 +45,20 @@ def test_the_loop_tells_what_a_step_and_a_probe_cost(told):
     assert {'loop over step, %', 'a probe every 100 steps, %'} < named.keys()
 
 
+@pytest.mark.slow
+def test_a_step_is_timed_beside_one_of_pytorch_with_as_many_parameters(told):
+    torch = pytest.importorskip('torch')
+    text = told('pytorch', '--size=smoke', '--batch=4', '--length=16', '--cores=1', '--rounds=1', '--steps=1')
+    assert 'PyTorch eager over ours: ' in text
+    spec = parse(default.get_config(size='smoke').to_dict())
+    theirs = runpy.run_path(str(BENCHMARKS / 'pytorch.py'))['Decoder'](spec.model)
+    assert sum(one.numel() for one in theirs.parameters()) == sum(
+        leaf.size for leaf in jax.tree.leaves(state.shapes(spec)['params'])
+    )
+    assert torch.get_num_threads() == 1
+
+
+@pytest.mark.slow
 def test_what_reading_ahead_hides_is_timed_beside_reading_between_steps(told):
     text = told('ahead', '--steps=12', '--rounds=1', '--step=0.01', '--stall=0.05', '--every=0.02')
     named = dict(re.findall(rf'^(.+?): +({NUMBER}) \({NUMBER} to {NUMBER}\)$', text, re.MULTILINE))
