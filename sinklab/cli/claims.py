@@ -48,17 +48,17 @@ def arguments(verb: argparse.ArgumentParser) -> None:
 def run(given: argparse.Namespace, rest: list[str]) -> int:
     from sinklab.sweep import results
 
-    claims = asked(given, rest)
+    claims = known(given, rest)
     if (given.workdir is None) == (given.results is None):
         raise Refusal('give --workdir=DIR to train what claims want, or --results=FILE to judge what was measured')
     if given.results:
-        show(given, claims, results.read(place(given.results)))
+        show(given, judged(claims, results.read(place(given.results))))
         return 0
     return trained(given, rest, claims)
 
 
-def asked(given: argparse.Namespace, rest: list[str]) -> dict:
-    """The claims that are named, or all."""
+def known(given: argparse.Namespace, rest: list[str]) -> dict:
+    """All claims of the file, among which the named ones are."""
     from sinklab.report.claims import claims
 
     if strange := [argument for argument in rest if not argument.startswith('--config.') or given.results]:
@@ -67,11 +67,11 @@ def asked(given: argparse.Namespace, rest: list[str]) -> dict:
     for name in given.names:
         if name not in found:
             raise Refusal(unknown(f'claim {name!r}', name, found, 'claims'))
-    return claims({name: found[name] for name in given.names or found})
+    return claims(found)
 
 
 def trained(given: argparse.Namespace, rest: list[str], claims: dict) -> int:
-    """Trains what is missing of all that the claims read."""
+    """Trains what is missing of all that the named claims read."""
     from sinklab.sweep import results
 
     layout, size = hardware.hardware(given), given.size or SIZE
@@ -83,8 +83,8 @@ def trained(given: argparse.Namespace, rest: list[str], claims: dict) -> int:
     def load(row: str, seed: int) -> tuple[Spec, dict]:
         return config.load(file_of(row), [*rest, *sweep.seed_options(seed)], size)
 
-    readings = [reading for claim in claims.values() for reading in claim.readings]
-    same = twins(dict.fromkeys(reading.row for reading in readings), load)
+    named = [claims[name] for name in given.names or claims]
+    same = twins(dict.fromkeys(reading.row for claim in named for reading in claim.readings), load)
     options = [*hardware.options(layout), f'--size={size}', *rest]
     options += [f'--compiled={given.compiled}'] if given.compiled else []
     with lease(Folder(given.workdir).path) as held:
@@ -92,9 +92,13 @@ def trained(given: argparse.Namespace, rest: list[str], claims: dict) -> int:
         runs = plan.runs(dict.fromkeys(same.values()), range(given.seeds), given.workdir, load, layout)
         stopped = train(runs, lambda run: sweep.command(file_of(run.row), run, options), sweep.say, held, given.jobs)
         held.check()
-        now = results.add(before, same, runs, ALSO | {reading.number for reading in readings})
+        now = results.add(
+            before, same, runs, ALSO | {one.number for claim in claims.values() for one in claim.readings}
+        )
+        entries = judged(claims, now)
         results.write(given.workdir, results.NAME, now)
-    show(given, claims, now)
+        results.write(given.workdir, results.VERDICTS, entries)
+    show(given, entries)
     return sweep.ended('claims', runs, stopped)
 
 
@@ -124,14 +128,18 @@ def draw(path: str, entries: list[dict]) -> None:
     forest.write(place(path), entries, '%')
 
 
-def show(given: argparse.Namespace, claims: dict, found: dict) -> None:
+def judged(claims: dict, found: dict) -> list[dict]:
     """What each claim has come to."""
     from sinklab.report import claims as report
     from sinklab.sweep import results
 
-    entries = report.table(claims, results.by_row(found), published(claims))
-    if given.workdir:
-        results.write(given.workdir, results.VERDICTS, entries)
+    return report.table(claims, results.by_row(found), published(claims))
+
+
+def show(given: argparse.Namespace, entries: list[dict]) -> None:
+    from sinklab.report import claims as report
+
+    entries = [entry for entry in entries if entry['claim'] in (given.names or (entry['claim'],))]
     if given.png:
         draw(given.png, entries)
     if given.json:

@@ -96,7 +96,7 @@ def backward(equation, axes, dtype, saved, d_y):
     (left, of_left), (right, of_right) = sorted(
         [(x, of_x), (d_y, of_y)], key=lambda one: bool(divided) or one[0].size
     )
-    order = divided + ''.join(one for one in of_left + of_right if one in of_weight and one not in divided)
+    order = ''.join(dict.fromkeys(one for one in divided + of_left + of_right if one in of_weight))
     d_weight = jnp.einsum(f'{of_left},{of_right}->{order}', left, right, preferred_element_type=weight.dtype)
     return d_x, exchange.part(jnp.einsum(f'{order}->{of_weight}', d_weight), *axes)
 
