@@ -38,5 +38,18 @@ def test_gradients_are_those_of_the_plain_einsum(equation, wide):
         np.testing.assert_allclose(ours, theirs, rtol=1e-5, atol=1e-5)
 
 
+@pytest.mark.parametrize('equation', EQUATIONS)
+def test_in_bfloat16_they_are_summed_in_float32(equation):
+    sizes = {letter: SIZES.get(letter, 6) for letter in equation if letter.isalpha()}
+    of_x, of_weight = equation.partition('->')[0].split(',')
+    rng = np.random.default_rng(0)
+    x, weight = (rng.normal(size=[sizes[one] for one in letters]) for letters in (of_x, of_weight))
+    x, weight = jnp.asarray(x, jnp.bfloat16), jnp.asarray(weight, jnp.float32)
+    y, back = jax.vjp(lambda *given: multiply(equation, (None,) * weight.ndim, None, *given), x, weight)
+    d_y = jnp.asarray(rng.normal(size=y.shape), jnp.bfloat16)
+    _, plain = jax.vjp(lambda weight: jnp.einsum(equation, x.astype(jnp.float32), weight), weight)
+    np.testing.assert_allclose(jax.jit(back)(d_y)[1], plain(d_y.astype(jnp.float32))[0], rtol=1e-5, atol=1e-5)
+
+
 def test_the_equations_of_the_model_are_found():
     assert {'BTD,DHK->BTHK', 'BTF,FD->BTD', 'BTHD,DHK->BTHK', 'BTHK,KJ->BTHJ'} <= {*EQUATIONS}
