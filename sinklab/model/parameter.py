@@ -92,11 +92,11 @@ def backward(equation, axes, dtype, saved, d_y):
     d_x = jnp.einsum(f'{of_y},{of_weight}->{of_x}', d_y, gathered(weight, axes, x.dtype))
     # What is divided comes first, as it travels: XLA:CPU has no product in bfloat16 that it transposes afterwards.
     divided = ''.join(of_weight[dimension] for dimension, _ in exchange.parts(axes))
-    # The left factor is transposed: where nothing is divided, the smaller one, as that is less to copy.
-    (left, of_left), (right, of_right) = sorted(
-        [(x, of_x), (d_y, of_y)], key=lambda one: bool(divided) or one[0].size
-    )
-    order = ''.join(dict.fromkeys(one for one in divided + of_left + of_right if one in of_weight))
+    order = divided + ''.join(letter for letter in of_weight if letter not in divided)
+    factors = [(of_x, x), (of_y, d_y)]
+    if x.dtype == weight.dtype:  # The left one is copied to transpose it: better the smaller one.
+        factors.sort(key=lambda factor: factor[1].size)
+    (of_left, left), (of_right, right) = factors
     d_weight = jnp.einsum(f'{of_left},{of_right}->{order}', left, right, preferred_element_type=weight.dtype)
     return d_x, exchange.part(jnp.einsum(f'{order}->{of_weight}', d_weight), *axes)
 
