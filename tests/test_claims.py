@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -17,6 +18,7 @@ from sinklab.report import claims
 from sinklab.report.claims import Claim, Reading
 from sinklab.report.interval import interval
 
+ROOT = Path(__file__).parents[1]
 LEAST = 5.0
 SIGMOID, SOFTMAX = Reading('attention:sigmoid', 'sink/1'), Reading('attention:softmax', 'sink/1')
 
@@ -202,6 +204,12 @@ def test_a_claim_that_is_published_with_numbers_claims_their_direction(given):
         difference = claim.published or claims.of_rows(claim, published)
         if difference is not None and claim.way != '=':
             assert (difference > 0) == (claim.way == '>'), name
+
+
+def test_the_page_of_results_is_what_the_numbers_say(capsys):
+    results = ROOT / 'docs' / 'results'
+    assert main(['claims', f'--results={results}/claims.json', '--markdown']) == 0
+    assert capsys.readouterr().out in (results / 'claims.md').read_text(encoding='utf-8')
 
 
 @pytest.mark.parametrize(

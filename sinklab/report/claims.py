@@ -208,12 +208,14 @@ def said(entry: dict) -> str:
 def markdown(entries: list[dict]) -> str:
     """The table and the sign test as a page has them."""
     lines = ['| claim | contrast | published | here, 95 % | n | verdict |', '|---|---|---|---|---|---|']
-    for entry in entries:
+    waiting = [f'`{entry["claim"]}`' for entry in entries if entry['verdict'] == 'not run']
+    for entry in [entry for entry in entries if entry['verdict'] != 'not run']:
         _, published, here, n, verdict = cells(entry)
         words = f'`{entry["claim"]}`: {entry["words"]} ({entry["source"]})'
         told = [words, entry['why'] or entry['contrast'], published, here, '' if entry['why'] else n, verdict]
         lines.append(f'| {" | ".join(told)} |')
-    return '\n'.join([*lines, '', in_words(entries), ''])
+    not_run = [f'Not run: {", ".join(waiting)}.', ''] if waiting else []
+    return '\n'.join([*lines, '', *not_run, in_words(entries), ''])
 
 
 def in_words(entries: list[dict]) -> str:
