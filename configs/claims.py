@@ -145,6 +145,12 @@ OPERATION = {
         '>',
         ('attention:sigmoid', SINK),
     ),
+    'sigmoid_learns': claim(
+        '... and learns as much.', f'{V1}, Table 4', 'attention:sigmoid', '=', (BASE, LOSS), LOSS
+    ),
+    'sigmoid_apple_learns': claim(
+        'So does that with the offset.', f'as {V1}, Table 4', 'attention:sigmoid_apple', '=', (BASE, LOSS), LOSS
+    ),
     'elu1': claim('elu + 1, not normalized: none.', f'{V1}, Table 4', 'attention:elu1', '<'),
     'kernel_elu1_normalized': claim(
         'A normalized kernel has one.',

@@ -206,6 +206,28 @@ def test_a_claim_that_is_published_with_numbers_claims_their_direction(given):
             assert (difference > 0) == (claim.way == '>'), name
 
 
+def test_every_interval_of_shares_is_drawn(monkeypatch, tmp_path):
+    plt = pytest.importorskip('matplotlib.pyplot')
+    kept, close = [], plt.close
+    monkeypatch.setattr(plt, 'close', kept.append)
+    forest = pytest.importorskip('sinklab.report.forest')
+    found = claims.table(
+        {'holds': a_claim(), 'against': a_claim('>'), 'far': a_claim(why='too far'), 'empty': a_claim()},
+        runs({n: 1.0 + n for n in range(5)}, {n: 50.0 + n**2 for n in range(5)}),
+        {},
+    )
+    forest.write(tmp_path / 'claims.png', found, '%')
+    (figure,) = kept
+    names = [label.get_text() for label in figure.axes[0].get_yticklabels()]
+    drawn = [line.get_xdata() for line in figure.axes[0].lines if len(line.get_xdata()) == 2]
+    close(figure)
+    shown = [entry for entry in found if entry['interval'] and not entry['why']]
+    assert names == [f'{entry["claim"]} {entry["way"]}' for entry in shown]
+    for entry, line in zip(shown, drawn, strict=False):
+        np.testing.assert_allclose(line, entry['interval'])
+    assert (tmp_path / 'claims.png').read_bytes()[:4] == b'\x89PNG'
+
+
 def test_the_page_of_results_is_what_the_numbers_say(capsys):
     results = ROOT / 'docs' / 'results'
     assert main(['claims', f'--results={results}/claims.json', '--markdown']) == 0

@@ -84,11 +84,12 @@ def trained(given: argparse.Namespace, rest: list[str], claims: dict) -> int:
         return config.load(file_of(row), [*rest, *sweep.seed_options(seed)], size)
 
     named = [claims[name] for name in given.names or claims]
-    same = twins(dict.fromkeys(reading.row for claim in named for reading in claim.readings), load)
     options = [*hardware.options(layout), f'--size={size}', *rest]
     options += [f'--compiled={given.compiled}'] if given.compiled else []
     with lease(Folder(given.workdir).path) as held:
         before = results.kept(given.workdir, dict(size=size, overrides=dict(map(config.override, rest))))
+        wanted = dict.fromkeys(reading.row for claim in named for reading in claim.readings)
+        same = first_alike([*(before['runs'].keys() & wanted), *wanted], load)
         runs = plan.runs(dict.fromkeys(same.values()), range(given.seeds), given.workdir, load, layout)
         stopped = train(runs, lambda run: sweep.command(file_of(run.row), run, options), sweep.say, held, given.jobs)
         held.check()
@@ -108,7 +109,7 @@ def file_of(row: str) -> str:
     return row if table.endswith('.py') else f'configs/{table}.py:{name}'
 
 
-def twins(rows: Iterable[str], load: Callable[[str, int], tuple[Spec, dict]]) -> dict[str, str]:
+def first_alike(rows: Iterable[str], load: Callable[[str, int], tuple[Spec, dict]]) -> dict[str, str]:
     """{row: the first row that is the same run}, so that each run is trained once."""
     first = {}
     return {row: first.setdefault(load(row, 0)[0], row) for row in rows}

@@ -45,12 +45,6 @@ def hardware(given: argparse.Namespace) -> Hardware:
     return Hardware(**{field.name: getattr(given, field.name) for field in dataclasses.fields(Hardware)})
 
 
-def divide_cpu(hardware: Hardware, processes: int) -> None:
-    from sinklab import devices
-
-    devices.divide_cpu(hardware, processes)
-
-
 def options(hardware: Hardware) -> list[str]:
     """What gives this hardware to a command."""
     return [f'--{name}={value}' for name, value in dataclasses.asdict(hardware).items() if value is not None]

@@ -95,11 +95,13 @@ def holds_it(given: argparse.Namespace, rest: list[str]) -> bool:
 
 def train(given: argparse.Namespace, rest: list[str], group: Group) -> End:
     """Trains as one of a group, as the only one or one that a supervisor speaks for."""
+    from sinklab import devices
+
     folder = unanimous(group, 'folder', lambda: Folder(given.workdir))
     parent = fork.parent(given.origin, folder, group)
     spec, row = unanimous(group, 'config', lambda: asked(given, rest, folder, parent))
     layout = unanimous(group, 'layout', lambda: hardware.hardware(given))
-    hardware.divide_cpu(layout, group.count)
+    devices.divide_cpu(layout, group.count)
     programs.hasten(row['size'])
     same(group, 'run', likeness(spec, layout))
     compiled = unanimous(group, 'programs', lambda: programs.Programs(given.compiled))

@@ -15,6 +15,8 @@ from sinklab.report.sweep import judged, label
 
 VERDICTS = ('contradicted', 'not seen', 'diverged', 'unsettled', 'holds', 'not run', 'not testable here')
 MOST = 1000  # seeds that are worth a figure
+NOTE = 'mean difference of paired seeds [95 % interval]'
+HEADINGS = ('claim', 'published', 'here', 'n', 'verdict')
 WORDS = {'>': 'more than', '<': 'less than', '=': 'as much as'}
 
 
@@ -57,8 +59,8 @@ def measured(folder: Folder, outcome: str, names: set[str]) -> dict:
     records, vocabulary = folder.records(), folder.read('config')['model']['vocabulary']
     first = judged([record for record in records if record['step'] == 0], None)
     last = judged(records, vocabulary) if outcome == 'done' else dict(fails=1.0)
-    kept = (({name: found[name] for name in sorted(names & found.keys())}) for found in (first, last))
-    return dict(outcome=outcome, **dict(zip(('start', 'end'), kept, strict=True)))
+    start, end = ({name: found[name] for name in sorted(names & found.keys())} for found in (first, last))
+    return dict(outcome=outcome, start=start, end=end)
 
 
 def claims(given: Mapping[str, Mapping]) -> dict[str, Claim]:
@@ -177,10 +179,6 @@ def sign_test(entries: list[dict]) -> dict:
 def side(entry: dict) -> float:
     """Above 0 where a mean difference is as claimed."""
     return -entry['mean'] if entry['way'] == '<' else entry['mean']
-
-
-NOTE = 'mean difference of paired seeds [95 % interval]'
-HEADINGS = ('claim', 'published', 'here', 'n', 'verdict')
 
 
 def cells(entry: dict) -> list[str]:

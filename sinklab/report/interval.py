@@ -9,7 +9,7 @@ LEVEL = 0.95
 FEWEST = 3  # numbers that have a skewness
 
 
-def interval(numbers: Sequence[float], level: float = LEVEL) -> tuple[float, float] | None:
+def interval(numbers: Sequence[float]) -> tuple[float, float] | None:
     """Of a mean: t = sqrt(n) (mean - mu) / s, made symmetric by its cubic (Hall, 1992, J. R. Statist. Soc. B 54).
 
     With g the skewness and x = t / sqrt(n): x + g x^2 / 3 + g^2 x^3 / 27 + g / 6n is held between the quantiles of
@@ -24,7 +24,7 @@ def interval(numbers: Sequence[float], level: float = LEVEL) -> tuple[float, flo
         return float(mean), float(mean)
     central_N = number_N - mean
     skewness = (central_N**3).mean() / (central_N**2).mean() ** 1.5
-    quantile = stdtrit(n - 1, (1 + level) / 2)
+    quantile = stdtrit(n - 1, (1 + LEVEL) / 2)
     low, high = (mean - sd * studentized(side * quantile, skewness, n) for side in (1, -1))
     return float(low), float(high)
 

@@ -35,8 +35,8 @@ def newest(folder: Folder) -> dict[str, float]:
 
 def judged(records: list[dict], vocabulary: int | None) -> dict[str, float]:
     numbers = {name: value for record in records for name, value in record.items()}
-    rates = [(record['step'], record[HEADLINE.name]) for record in records if HEADLINE.name in record]
-    if emerged := emergence(*map(list, zip(*rates, strict=True))) if rates else None:
+    probed = [record for record in records if HEADLINE.name in record]
+    if emerged := emergence([one['step'] for one in probed], [one[HEADLINE.name] for one in probed]):
         numbers[EMERGES] = middle(*emerged)
     if LOSS in numbers and vocabulary:
         numbers['fails'] = float(has_failed(numbers[LOSS], vocabulary))

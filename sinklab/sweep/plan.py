@@ -50,7 +50,6 @@ def runs(
     """Every run, a whole table seed by seed; none of them where one is refused. `load` is of a row and a seed."""
     if Folder(workdir).is_claimed():
         raise Refusal(f'--workdir={workdir} holds a run; give a folder for the runs of a sweep')
-    rows = list(rows)
     found = [read(Folder(f'{workdir}/{name(row, seed)}'), row, seed, load) for seed in seeds for row in rows]
     check(found)
     for run in found:

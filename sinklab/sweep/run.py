@@ -1,9 +1,8 @@
 """The runs of a sweep, one after another or several at once, and how each has ended."""
 
 import os
-import queue
 from collections.abc import Callable, Iterable
-from concurrent.futures import ThreadPoolExecutor, wait
+from concurrent.futures import ThreadPoolExecutor
 
 from sinklab.lease import Lease
 from sinklab.processes.ending import CAUSES, KIND_OF, OF_SIGNAL, of_exit
@@ -23,38 +22,30 @@ def train(
     jobs: int = 1,
 ) -> int | None:
     """Runs what is to do, `jobs` at once; returns the signal that has ended it before its time."""
-    free = queue.SimpleQueue()
-    for share in shares(jobs):
-        free.put(share)
+    cores = iter(shares(jobs))
+    with Relay(held.stopping) as relay, ThreadPoolExecutor(jobs, initializer=lambda: stay(next(cores))) as pool:
 
-    def attempt(run: Run, at: str) -> None:
-        if relay.received:
-            return
-        held.check()
-        say(at)
-        run.forget()
-        code, said = relay.run(command(run), f'{at}: ' if jobs > 1 else '')
-        kind, message = ending(run.last_outcome(), code, said)
-        if kind == 'stopped':
-            relay.received.append(SIGNAL_OF.get(code, -code))
-        elif kind in ('done', 'diverged') or not relay.received:
-            run.outcome, run.reason = kind, message
-
-    with (
-        Relay(held.stopping) as relay,
-        ThreadPoolExecutor(jobs, initializer=lambda: stay(free.get())) as pool,
-    ):
-        begun = []
-        for number, run in enumerate(runs, 1):
-            at = f'[{number}/{len(runs)}] {run}'
-            if run.outcome == 'to do':
-                begun.append(pool.submit(attempt, run, at))
-            else:
+        def attempt(at: str, run: Run) -> None:
+            if run.outcome != 'to do':
                 say(f'{at}: {run.outcome} before; to run it again, delete {run.folder}')
-        wait(begun)
-    for future in begun:
-        future.result()
+            elif not relay.received:
+                held.check()
+                say(at)
+                run.forget()
+                conclude(run, relay, *relay.run(command(run), f'{at}: ' if jobs > 1 else ''))
+
+        turns = [f'[{number}/{len(runs)}] {run}' for number, run in enumerate(runs, 1)]
+        list(pool.map(attempt, turns, runs))  # raises what an attempt has raised
     return relay.received[0] if relay.received and any(run.outcome == 'to do' for run in runs) else None
+
+
+def conclude(run: Run, relay: Relay, code: int, said: str) -> None:
+    """What has become of a run; one that was stopped is still to do, and asks the others to stop."""
+    kind, message = ending(run.last_outcome(), code, said)
+    if kind == 'stopped':
+        relay.received.append(SIGNAL_OF.get(code, -code))
+    elif kind in ('done', 'diverged') or not relay.received:
+        run.outcome, run.reason = kind, message
 
 
 def shares(jobs: int) -> list[Iterable[int] | None]:
