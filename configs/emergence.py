@@ -4,8 +4,8 @@
     sinklab report runs/emergence --png
 
 The second command writes emergence.png: for each of the three the two probes between which each run's sink emerges.
-Rates and decays that were published are rows of optimization.py; those between them, and widths of the residual stream
-at the same heads and the same FFN, are of this project.
+Rates and decays that were published are rows of optimization.py; those between them, and widths of the residual
+stream at the same heads and the same FFN, are of this project.
 """
 
 from configs import optimization
@@ -17,7 +17,9 @@ def ours(path, value):
 
 
 ROWS = {
-    **{name: optimization.ROWS[name] for name in ('rate_4e-4_20k', 'rate_1e-4_20k', 'rate_2e-4_20k', 'rate_8e-4_20k')},
+    **{
+        name: optimization.ROWS[name] for name in ('rate_4e-4_20k', 'rate_1e-4_20k', 'rate_2e-4_20k', 'rate_8e-4_20k')
+    },
     'decay_0.01': optimization.ROWS['decay_0.01'],
     'decay_0.05': ours('optimizer.weight_decay', 0.05),
     'decay_0.2': ours('optimizer.weight_decay', 0.2),

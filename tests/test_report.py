@@ -195,6 +195,23 @@ def test_a_sweep_has_an_axis_for_each_number_in_which_arms_differ_alone(tmp_path
     assert one.lines[0][0].published == {'sink/1': 18.18}
 
 
+def test_emergence_is_drawn_against_each_axis_as_what_lies_between_two_probes(tmp_path):
+    """Each segment lies between two probes of its run, and below a value stands in how many runs a sink emerges."""
+    given = [(1e-3, 0, (0, 10, 20), {}), (1e-3, 1, (0, 10, 20), {'sink/1': 0.0}), (1e-2, 0, (0, 40, 60), {})]
+    for rate, seed, steps, more in given:
+        config = dict(optimizer__peak_learning_rate=rate, optimizer__steps=60)
+        made_up(tmp_path / f'{rate}-{seed}', f'rate_{rate}', steps, seed, more=more, **config)
+    found = arms.arms(runs.read(sorted(map(str, tmp_path.iterdir()))))
+    ((_, draw, along),) = [entry for entry in pictures.figures(found) if entry[0] == 'emergence']
+    (axis,) = draw(found, along).axes
+    assert [[(x, y) for x, y in segment] for bars in axis.collections for segment in bars.get_segments()] == [
+        [(0, 10), (0, 20)],
+        [(1, 0), (1, 40)],
+    ]
+    assert [label.get_text() for label in axis.get_xticklabels()] == ['0.001\n1/2', '0.01\n1/1']
+    assert [*axis.lines[0].get_ydata()] == [15, 20]
+
+
 def test_a_window_of_none_reaches_over_the_whole_length(tmp_path):
     for window in (None, 8):
         made_up(tmp_path / str(window), f'window_{window}', model__mask__window=window, data__length=64)

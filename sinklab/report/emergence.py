@@ -6,6 +6,8 @@ from sinklab.measure.emergence import emergence as of_rates
 from sinklab.measure.emergence import first_heads
 from sinklab.measure.sink import THRESHOLD
 from sinklab.measure.table import HEADLINE, HEADLINE_MAP
+from sinklab.report.arms import Arm
+from sinklab.report.axes import Point
 from sinklab.report.runs import Run
 
 
@@ -16,6 +18,22 @@ class Emergence:
     height: float  # the rate there
     head: tuple[int, int] | None  # (layer, head), from 1, whose mean alpha_1 is first above the threshold for good
     head_at: int | None  # the first of the probes that are drawn in which it is
+
+
+@dataclasses.dataclass(frozen=True)
+class Emerging:
+    """The runs at one place of an axis."""
+
+    at: int  # of the axis' labels
+    each: list[Emergence]  # of those that end with a sink
+    runs: int  # all of them
+
+
+def emergences(points: list[Point], arms: list[Arm]) -> list[Emerging]:
+    """Of each point of an axis' line."""
+    runs = {arm.name: arm.counted for arm in arms}
+    each = [[found for run in runs[point.arm] if (found := emergence(run))] for point in points]
+    return [Emerging(point.at, found, len(runs[point.arm])) for point, found in zip(points, each, strict=True)]
 
 
 def emergence(run: Run) -> Emergence | None:

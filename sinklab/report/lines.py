@@ -10,8 +10,15 @@ from sinklab.report.emergence import emergence
 from sinklab.report.pack import Pack
 from sinklab.report.probes import spaced
 from sinklab.report.runs import Run, branches
+from sinklab.report.sweep import EMERGES
 
 LOSS = Number('valid/loss', 'loss', 'Of held-out windows; the pale lines are of training.')
+EMERGED = Number(
+    EMERGES,
+    'step of emergence',
+    'The middle of the two probes between which a run comes to half of its last.',
+    digits=0,
+)
 OTHERS = (
     Number('train/grad_norm', 'gradient norm', 'Before it is clipped.'),
     Number('train/learning_rate', 'learning rate', 'Of the step.', digits=5),
@@ -127,12 +134,12 @@ class Lines:
         return figure(picture.name, picture.title, picture.sentence, [panel]) | dict(kind='ratios')
 
     def along(self, axis: Axis) -> dict:
-        """Sink and loss against a field of the config; hollow, what was published."""
+        """Sink, loss and emergence against a field of the config; hollow, what was published."""
         sentence = (
             f'What rows end with that differ in {axis.field} alone, mean and spread over seeds; hollow and dashed, '
             'what was published, at its own size. Values stand in their order, not to scale.'
         )
-        panels = [self.axis_panel(axis, number) for number in (measures.HEADLINE, LOSS)]
+        panels = [self.axis_panel(axis, number) for number in (measures.HEADLINE, LOSS, EMERGED)]
         return figure(f'along-{axis.field}', f'Along {axis.name}', sentence, panels)
 
     def axis_panel(self, axis: Axis, number: Number) -> dict:

@@ -5,15 +5,18 @@ from pathlib import Path
 from typing import Any
 
 import matplotlib
+import numpy as np
 
 matplotlib.use('Agg')
 import matplotlib.pyplot as plt
 
 from sinklab.files.whole import whole
+from sinklab.measure.emergence import middle
 from sinklab.measure.measure import Picture
 from sinklab.measure.table import HEADLINE
 from sinklab.report.arms import Arm, arms, mean, table
 from sinklab.report.axes import Axis, Point, axes
+from sinklab.report.emergence import Emerging, emergences
 from sinklab.report.maps import bounds
 from sinklab.report.runs import Run, branches, drawn_pictures
 from sinklab.report.sweep import EMERGES, LOSS
@@ -28,7 +31,7 @@ FONTS = {'svg.fonttype': 'none', 'pdf.fonttype': 42}  # text stays text
 
 
 def write(folder: Path, runs: list[Run], kinds: Sequence[str] = ('png',)) -> list[Path]:
-    """curves, a picture for each axis of a sweep and each of the table of measures; PNG at 200 dots an inch."""
+    """curves, a picture for each axis of a sweep, of emergence, of the table of measures; PNG at 200 dots an inch."""
     found, paths = arms(runs), []
     with plt.rc_context(FONTS):
         for name, draw, given in figures(found):
@@ -43,10 +46,13 @@ def write(folder: Path, runs: list[Run], kinds: Sequence[str] = ('png',)) -> lis
 
 def figures(found: list[Arm]) -> list[tuple]:
     """(name, what draws it, of what)."""
-    along = [(f'along-{axis.field}', draw_along, axis) for axis in axes(found, table(found))]
+    along = axes(found, table(found))
+    moved = [axis for axis in along if any(EMERGES in point.ours for points in axis.lines for point in points)]
+    by_axis = [(f'along-{axis.field}', draw_along, axis) for axis in along]
+    by_axis += [('emergence', draw_emergence, moved)] if moved else []
     runs = [run for arm in found for run in arm.runs]
     drawn = [(picture.name, FIGURES[picture.kind], picture) for picture in drawn_pictures(runs)]
-    return [('curves', curves, None), *along, *drawn]
+    return [('curves', curves, None), *by_axis, *drawn]
 
 
 def style(at: int) -> dict:
@@ -83,12 +89,9 @@ def curve(axis: plt.Axes, arm: Arm, name: str, style: dict) -> None:
 
 
 def draw_along(found: list[Arm], along: Axis) -> plt.Figure:
-    """Sink, loss and emergence against a field, ours filled and published hollow."""
-    shown = [(HEADLINE.name, HEADLINE.axis), (LOSS, 'loss')]
-    if any(EMERGES in one.ours for points in along.lines for one in points):
-        shown.append((EMERGES, 'step of emergence'))
-    figure, panels = plt.subplots(1, len(shown), figsize=(4 * len(shown), 2.8), layout='constrained')
-    for axis, (name, label) in zip(panels, shown, strict=True):
+    """Sink and loss against a field, ours filled and published hollow."""
+    figure, panels = plt.subplots(1, 2, figsize=(8, 2.8), layout='constrained')
+    for axis, (name, label) in zip(panels, [(HEADLINE.name, HEADLINE.axis), (LOSS, 'loss')], strict=True):
         for at, points in enumerate(along.lines):
             ours = [(one.at, one.ours[name]['mean'], one.ours[name]['sd'] or 0) for one in points if name in one.ours]
             if ours:
@@ -104,6 +107,31 @@ def draw_along(found: list[Arm], along: Axis) -> plt.Figure:
 
 def published(points: list[Point], name: str) -> list[tuple]:
     return [*zip(*[(one.at, one.published[name]) for one in points if name in one.published], strict=True)]
+
+
+def draw_emergence(found: list[Arm], along: list[Axis]) -> plt.Figure:
+    """Against each field the two probes between which the sink of each run emerges, and in how many runs one does."""
+    size = dict(figsize=(1 + 2.6 * len(along), 2.8), layout='constrained')
+    figure, panels = plt.subplots(1, len(along), sharey=True, squeeze=False, **size)
+    for axis, field in zip(panels[0], along, strict=True):
+        lines = [emergences(points, found) for points in field.lines]
+        for number, line in enumerate(lines):
+            emerging(axis, line, style(number))
+        here = [[one for line in lines for one in line if one.at == at] for at in range(len(field.labels))]
+        counts = [f'{sum(len(one.each) for one in ones)}/{sum(one.runs for one in ones)}' for ones in here]
+        words = [f'{label}\n{count}' for label, count in zip(field.labels, counts, strict=True)]
+        axis.set(xlabel=f'{field.name}, and runs with a sink', xticks=range(len(words)), xticklabels=words)
+    panels[0, 0].set(ylabel='step of emergence', ylim=(0, None))
+    return plain(figure)
+
+
+def emerging(axis: plt.Axes, line: list[Emerging], style: dict) -> None:
+    """A bar for each run, side by side, and a line through their means."""
+    for one in line:
+        places = one.at + 0.06 * (np.arange(len(one.each)) - (len(one.each) - 1) / 2)
+        axis.vlines(places, [run.after or 0 for run in one.each], [run.at for run in one.each], **style)
+    means = [(one.at, np.mean([middle(run.after, run.at) for run in one.each])) for one in line if one.each]
+    axis.plot(*zip(*means, strict=True), **style, linewidth=0.8, marker='_', markersize=12)
 
 
 def pictured(found: list[Arm], picture: Picture) -> list[Run]:
