@@ -18,7 +18,7 @@ PYTEST := $(BIN)/pytest -n 2 --dist worksteal
 
 quickstart: .venv/quickstart
 	@$(BIN)/sinklab sweep --config=configs/quickstart.py --rows=$(ROWS) --workdir=$(RUNS) --jobs=$(JOBS) --remat=attention,ffn
-	@$(BIN)/sinklab report $(RUNS) --png
+	@$(BIN)/sinklab report $(RUNS)
 
 test: .venv/test
 	$(PYTEST) -m 'not exhaustive' --durations=10

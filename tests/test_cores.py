@@ -6,11 +6,12 @@ import subprocess
 import sys
 
 import pytest
+from conftest import tiny
 
 from sinklab.folder import Folder
 from sinklab.record import Refusal
 from sinklab.sweep import run as sweep
-from sinklab.sweep.plan import name
+from sinklab.sweep.plan import Run, name
 
 CLOCK = ('seconds', 'speed/tokens_per_second', 'speed/mfu')
 TABLE = """
@@ -109,6 +110,19 @@ def test_the_shares_of_jobs_are_all_cores_and_no_core_twice(monkeypatch):
     assert sweep.shares(6) == [[0], [2], [3], [5], [7], [0]]
     with pytest.raises(Refusal, match='--jobs=0 must be a whole number of at least 1'):
         sweep.shares(0)
+
+
+def test_a_text_is_prepared_once_before_runs_share_the_cores(monkeypatch, capsys, corpus, tmp_path):
+    """And what is wrong with one is left to its runs, which say so."""
+    monkeypatch.setenv('SINKLAB_CACHE', str(tmp_path / 'cache'))
+    runs = []
+    for source in (corpus, f'text:{tmp_path}/none.txt'):
+        for seed in (0, 1):
+            spec = tiny(data__source=source, seed=seed, data__seed=seed)
+            runs.append(Run('softmax', seed, Folder(tmp_path / 'run'), None, spec))
+    sweep.prepare(runs)
+    assert [line.partition(' in ')[0] for line in capsys.readouterr().err.splitlines()] == [f'preparing {corpus}']
+    assert len([*(tmp_path / 'cache' / 'stores').glob('*/meta.json')]) == 1
 
 
 def test_a_row_of_several_tables_has_a_folder_that_says_which():

@@ -1,9 +1,12 @@
 """The runs of a sweep, one after another or several at once, and how each has ended."""
 
+import contextlib
 import os
 from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 
+from sinklab.data.corpus import corpus
 from sinklab.lease import Lease
 from sinklab.processes.ending import CAUSES, KIND_OF, OF_SIGNAL, of_exit
 from sinklab.record import Refusal
@@ -22,6 +25,8 @@ def train(
     jobs: int = 1,
 ) -> int | None:
     """Runs what is to do, `jobs` at once; returns the signal that has ended it before its time."""
+    if jobs > 1:
+        prepare(runs)
     cores = iter(shares(jobs))
     with Relay(held.stopping) as relay, ThreadPoolExecutor(jobs, initializer=lambda: stay(next(cores))) as pool:
 
@@ -37,6 +42,14 @@ def train(
         turns = [f'[{number}/{len(runs)}] {run}' for number, run in enumerate(runs, 1)]
         list(pool.map(attempt, turns, runs))  # raises what an attempt has raised
     return relay.received[0] if relay.received and any(run.outcome == 'to do' for run in runs) else None
+
+
+def prepare(runs: list[Run]) -> None:
+    """Makes a store of each text while all cores are free for that; what is wrong with one its runs say."""
+    specs = [run.spec for run in runs if run.outcome == 'to do' and run.spec.data.task == 'text']
+    for data, vocabulary in dict.fromkeys((replace(spec.data, seed=0), spec.model.vocabulary) for spec in specs):
+        with contextlib.suppress(Refusal):
+            corpus(data, vocabulary)
 
 
 def conclude(run: Run, relay: Relay, code: int, said: str) -> None:
