@@ -45,6 +45,21 @@ def test_an_interval_of_skewed_shares_covers_the_truth_as_often_as_it_says(n, on
     assert 92.9 <= covered(interval, n, one, other) <= 97
 
 
+@pytest.mark.parametrize('n', [5, 8])
+def test_no_interval_is_much_wider_than_students(n):
+    """However skewed, where the plain cubic has some of 2.4 times that width."""
+    rng = np.random.default_rng(0)
+    for one in (
+        rng.beta(0.7, 2, (REPEATS, n)),
+        rng.beta(1, 4, (REPEATS, n)),
+        -(10.0 ** rng.normal(0, 2, (REPEATS, n))),
+    ):
+        found, students = ([np.subtract(*of(number_N)) for number_N in one] for of in (interval, student))
+        ratio = np.divide(found, students)
+        assert ratio.min() > 0.9
+        assert ratio.max() < 1.6
+
+
 def student(number_N):
     mean, half = np.mean(number_N), QUANTILE[len(number_N)] * stats.sem(number_N)
     return mean - half, mean + half

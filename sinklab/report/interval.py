@@ -7,14 +7,17 @@ from scipy.special import stdtrit
 
 LEVEL = 0.95
 FEWEST = 3  # numbers that have a skewness
+FARTHEST = 0.95
 
 
 def interval(numbers: Sequence[float]) -> tuple[float, float] | None:
     """Of a mean: t = sqrt(n) (mean - mu) / s, made symmetric by its cubic (Hall, 1992, J. R. Statist. Soc. B 54).
 
-    With g the skewness and x = t / sqrt(n): x + g x^2 / 3 + g^2 x^3 / 27 + g / 6n is held between the quantiles of
-    Student's t over sqrt(n). Of shares of 5 and 8 seeds it covers 93 to 96 % where Student's own covers 91 to 95.
-    None of fewer than three numbers; a point where they are all one.
+    With g the skewness and x = t / sqrt(n): x + g x^2 / 3 + g^2 x^3 / 27 + g / 6n is held between the quantiles q of
+    Student's t over sqrt(n). Where |g| q > sqrt(n) that reaches beyond the point at which the cubic stands still, and
+    the interval is up to 2.4 times as wide as Student's: |g| is held to FARTHEST of that. For shares of 5 and 8
+    seeds it covers 93 to 95 % where Student's covers 91 to 95. None of fewer than three numbers, a point where they
+    are one.
     """
     if len(numbers) < FEWEST:
         return None
@@ -25,6 +28,8 @@ def interval(numbers: Sequence[float]) -> tuple[float, float] | None:
     central_N = number_N - mean
     skewness = (central_N**3).mean() / (central_N**2).mean() ** 1.5
     quantile = stdtrit(n - 1, (1 + LEVEL) / 2)
+    largest = FARTHEST * n**0.5 / quantile
+    skewness = np.clip(skewness, -largest, largest)
     low, high = (mean - sd * studentized(side * quantile, skewness, n) for side in (1, -1))
     return float(low), float(high)
 
