@@ -6,7 +6,7 @@
 
 Rows of the other tables, at the size that sizes.py calls quickstart, where `softmax` has a fixed first token as well.
 `make quickstart` trains softmax and sigmoid_apple, which differ in the operation alone: docs/results/quickstart.md
-has the figures of five seeds. The paper's plain `sigmoid`, without the offset of -log T, is a row beside them. What
+has the figures of eight seeds. The paper's plain `sigmoid`, without the offset of -log T, is a row beside them. What
 else the paper claims, and whether it is seen at this size: sinklab claims, docs/results/claims.md.
 """
 
