@@ -12,11 +12,14 @@ those of data.py, and those of blocks.py have twice the heads: each is compared 
 BASE, FREE, EIGHT = 'attention:softmax', 'data:amount_5b', 'blocks:swiglu'
 SINK, STAR, LOSS, FAILS = 'sink/1', 'sink/star', 'valid/loss', 'fails'
 LEAST = {SINK: 5.0, 'sink/2': 5.0, 'sink/3': 5.0, 'sink/prefix': 5.0, STAR: 5.0, LOSS: 0.02, FAILS: 0.5}
+BARBERO = 'Barbero et al., 2504.02732'
 V1, ICLR = 'Gu et al. (v1)', 'Gu et al. (ICLR)'
 
 
-def claim(words, source, row, way, than=(BASE, SINK), number=SINK, **more):
-    return dict(words=words, source=source, of=(row, number), way=way, than=than, least=LEAST[number], **more)
+def claim(words, source, row, way, than=None, number=SINK, least=None):
+    """Of a row beside another reading; where none is given, the same number of BASE."""
+    pair = dict(of=(row, number), than=than or (BASE, number))
+    return dict(words=words, source=source, **pair, way=way, least=least or LEAST[number])
 
 
 def present(words, source, row):
@@ -27,6 +30,10 @@ def present(words, source, row):
 def elsewhere(words, source, row, number):
     """A sink that lies there and not on the first token."""
     return claim(words, source, row, '>', (row, SINK), number)
+
+
+def fails(words, source, row):
+    return claim(words, source, row, '>', number=FAILS)
 
 
 def untestable(words, source, why):
@@ -41,10 +48,20 @@ EMERGENCE = {
     'rate_not_steps': claim(
         'Twice the rate and half the steps: still more.', f'{ICLR}, Table 9', 'optimization:rate_8e-4_10k', '>'
     ),
+    'steps': claim(
+        'Twice the steps, more of one.',
+        f'{ICLR}, Table 9',
+        'optimization:rate_2e-4_40k',
+        '>',
+        ('optimization:rate_2e-4_20k', SINK),
+    ),
     'batch_small': claim('The batch does not matter: a quarter.', f'{V1}, Table 6', 'optimization:batch_128', '='),
     'batch_half': claim('The batch does not matter: half.', f'{V1}, Table 6', 'optimization:batch_256', '='),
+    'batch_large': claim('The batch does not matter: twice.', f'{V1}, Table 6', 'optimization:batch_1024', '='),
     'decay_more': claim('More weight decay, more of a sink.', f'{V1}, Table 1', 'optimization:decay_0.5', '>'),
-    'decay_less': claim('Less weight decay, less of one.', f'{V1}, Table 1', 'optimization:decay_0.01', '<'),
+    'decay_less': claim(
+        'Less weight decay, less of one.', f'{V1}, Table 1', 'optimization:decay_0.01', '<', least=2.0
+    ),
     'decay_none': present('Without weight decay there is one.', f'{V1}, Table 1', 'optimization:decay_0'),
     'decay_too_much': claim(
         'Not monotone: 20 times has less than 5 times.',
@@ -53,7 +70,7 @@ EMERGENCE = {
         '<',
         ('optimization:decay_0.5', SINK),
     ),
-    'muon': claim('Muon for AdamW: fewer outliers.', 'OSP, 2506.19697', 'optimization:muon', '<'),
+    'decay_far_too_much': claim('50 times has none.', f'{V1}, Table 1', 'optimization:decay_5', '<'),
 }
 
 DATA = {
@@ -61,28 +78,53 @@ DATA = {
     'random_1': claim(
         'A random first token, more of a sink.', f'{V1}, section 5', 'data:random_1', '>', (FREE, SINK)
     ),
-    'random_1_2': elsewhere('Two random tokens: on the second.', f'{V1}, section 5', 'data:random_1_2', 'sink/2'),
-    'fixed_1': claim(
-        'A fixed first token, more of a sink.', f'{V1}, Table 7', BASE, '>', (FREE, SINK), published=74.11 - 18.18
+    'random_1_10': claim(
+        'Ten random tokens: it tends to disappear.', f'{V1}, section 5', 'data:random_1_10', '<', (FREE, SINK)
     ),
+    'random_1_2': elsewhere('Two random tokens: on the second.', f'{V1}, section 5', 'data:random_1_2', 'sink/2'),
+    'fixed_1': claim('A fixed first token, more of a sink.', f'{V1}, Table 7', 'data:fixed_1', '>', (FREE, SINK)),
     'fixed_2': elsewhere('A token fixed at 2 takes it.', f'{V1}, Table 7', 'data:fixed_2', 'sink/2'),
     'fixed_3': elsewhere('A token fixed at 3 takes it.', f'{V1}, Table 7', 'data:fixed_3', 'sink/3'),
-    'prefix': elsewhere(
-        'A prefix has it on a token of its own.', f'{V1}, Figure 3B', 'objective:prefix_5', 'sink/prefix'
+    'prefix': claim(
+        'A prefix has it on one of its tokens.',
+        f'{V1}, Figure 3B',
+        'objective:prefix_5',
+        '>',
+        ('objective:prefix_5', 'sink/prefix', 'start'),
+        'sink/prefix',
     ),
-    'window': claim('A small window prevents it.', f'{V1}, Figure 2D', 'objective:window_256', '<'),
+    'packing_document': claim(
+        'Documents that do not see each other have less of one.',
+        BARBERO,
+        'packing:document',
+        '<',
+        ('packing:causal', SINK),
+    ),
+    'packing_bos': claim(
+        'BOS before each document, more.', BARBERO, 'packing:document_bos', '>', ('packing:document', SINK)
+    ),
+    'packing_fixed': claim(
+        'BOS at the start of each window as well, more.',
+        BARBERO,
+        'packing:causal_fixed',
+        '>',
+        ('packing:causal', SINK),
+    ),
 }
 
 ARCHITECTURE = {
     **{
         f'position_{row}': present(f'It is there: positions {row}.', f'{V1}, Table 2', f'positions:{row}')
-        for row in ('none', 'absolute', 'learned', 'alibi')
+        for row in ('none', 'absolute', 'learned', 'relative_paper_code', 'alibi')
     },
     **{
         f'ffn_{row}': present(f'It is there: FFN {row}.', f'{V1}, Table 8', f'blocks:{row}')
         for row in ('relu', 'geglu')
     },
-    'heads_1': present('It is there with one head.', f'{V1}, Table 9', 'blocks:heads_1'),
+    **{
+        f'heads_{count}': present(f'It is there: heads {count}.', f'{V1}, Table 9', f'blocks:heads_{count}')
+        for count in (1, 2)
+    },
     'add': present('It is there where heads are added.', f'{V1}, Table 9', 'blocks:add'),
     'post_norm': present('It is there with post-norm.', f'{V1}, appendix D.3', 'blocks:post_norm'),
     'sandwich_norm': present('It is there with sandwich norm.', 'Sun et al., 2603.05498', 'blocks:sandwich_norm'),
@@ -111,6 +153,7 @@ COLUMNS = {
         )
         for row in ('sink_token', 'kv', 'k')
     },
+    'column_k_shared': claim('One that heads share takes it, too.', f'{ICLR}, Table 12', 'columns:k_shared', '<'),
     **{
         f'column_{row}_has_it': elsewhere('... and has it.', f'{V1}, Table 3', f'columns:{row}', STAR)
         for row in ('sink_token', 'kv', 'k')
@@ -145,19 +188,13 @@ OPERATION = {
         '>',
         ('attention:sigmoid', SINK),
     ),
-    'sigmoid_learns': claim(
-        '... and learns as much.', f'{V1}, Table 4', 'attention:sigmoid', '=', (BASE, LOSS), LOSS
-    ),
+    'sigmoid_learns': claim('... and its loss is lower.', f'{V1}, Table 4', 'attention:sigmoid', '<', number=LOSS),
     'sigmoid_apple_learns': claim(
-        'So does that with the offset.', f'as {V1}, Table 4', 'attention:sigmoid_apple', '=', (BASE, LOSS), LOSS
+        'With the offset it learns as much.', f'as {V1}, Table 4', 'attention:sigmoid_apple', '=', number=LOSS
     ),
     'elu1': claim('elu + 1, not normalized: none.', f'{V1}, Table 4', 'attention:elu1', '<'),
-    'kernel_elu1_normalized': claim(
-        'A normalized kernel has one.',
-        f'{V1}, Table 4',
-        'attention:kernel_elu1_normalized',
-        '>',
-        ('attention:linear', SINK),
+    'kernel_elu1_normalized': present(
+        'A normalized kernel has one.', f'{V1}, Table 4', 'attention:kernel_elu1_normalized'
     ),
     'linear': claim('Linear attention: none.', f'{V1}, Table 13', 'attention:linear', '<'),
     'mlp': claim('Signed weights: none.', f'{V1}, Table 13', 'attention:mlp', '<'),
@@ -165,23 +202,22 @@ OPERATION = {
         'Signed weights: none, though normalized.', f'{V1}, Table 4', 'attention:mlp_normalized', '<'
     ),
     'alpha_2': claim('Rows that sum to 2 have more.', f'{V1}, Table 12', 'attention:alpha_2', '>'),
+    'alpha_0.2': claim('Rows that sum to 0.2 have less.', f'{V1}, Table 12', 'attention:alpha_0.2', '<'),
     'alpha_0.1': claim('Rows that sum to 0.1 have less.', f'{V1}, Table 12', 'attention:alpha_0.1', '<'),
-    'softmax_p_2': claim(
-        'Softmax divided by its 2-norm does not train.',
-        f'{ICLR}, D.4',
-        'attention:softmax_p_2',
-        '>',
-        (BASE, FAILS),
-        FAILS,
-    ),
-    'elu1_normalized': claim(
-        'elu + 1, normalized, does not train.',
-        f'{V1}, Table 13',
-        'attention:elu1_normalized',
-        '>',
-        (BASE, FAILS),
-        FAILS,
-    ),
+    **{
+        f'softmax_p_{p}': fails(
+            f'Softmax by its {p}-norm does not train.', f'{ICLR}, D.4', f'attention:softmax_p_{p}'
+        )
+        for p in (2, 3, 4)
+    },
+    **{
+        row: fails(f'{words} does not train.', f'{V1}, Table 13', f'attention:{row}')
+        for row, words in (
+            ('elu1_normalized', 'elu + 1, normalized,'),
+            ('kernel_elu1', 'A kernel, not normalized,'),
+            ('linear_normalized', 'Linear attention, normalized,'),
+        )
+    },
     'off_by_one': claim(
         'Softmax with 1 in its sum: none on the first token.',
         'Kaul et al., 2410.17174',
@@ -214,7 +250,17 @@ LARGE = {
         'is of 128 to 2048 tokens, and of 5B: configs/beyond.py',
     ),
     'spikes': untestable(
-        'Massive activations come with it.', f'{V1}, section 3.1', 'is of residual streams: sinklab measure'
+        'Massive activations come with it.',
+        f'{V1}, section 3.1',
+        'is of where norms jump by three orders, in deep models: norm/ratio of each run, sinklab measure',
+    ),
+    'muon': untestable(
+        'Muon for AdamW: fewer outliers.', 'OSP, 2506.19697', 'is of kurtosis at 1.4B: sinklab measure'
+    ),
+    'window': untestable(
+        'A small window prevents it, one of 256 does not.',
+        f'{V1}, Figure 2D',
+        'is of windows longer than the probed 64 tokens: in a shorter one alpha_1 cannot reach 0.3',
     ),
 }
 

@@ -141,7 +141,7 @@ def claimed(files, tmp_path_factory):
 
 
 def asked(files, path):
-    return [f'--config={files}/claims.py', '--size=smoke', '--seeds=3', f'--workdir={path}']
+    return [f'--config={files}/claims.py', '--size=smoke', '--seeds=5', f'--workdir={path}']
 
 
 @pytest.mark.slow
@@ -156,7 +156,7 @@ def test_claims_train_what_they_want_and_are_judged_by_it(claimed):
     }
     (more,) = (entry for entry in entries if entry['claim'] == 'more')
     masses = {
-        row: [records(path / f'mine.{row}-{seed}')[-1]['mass/row'] for seed in range(3)]
+        row: [records(path / f'mine.{row}-{seed}')[-1]['mass/row'] for seed in range(5)]
         for row in ('sigmoid', 'softmax')
     }
     expected = [ours - theirs for ours, theirs in zip(*masses.values(), strict=True)]

@@ -25,7 +25,7 @@ from sinklab.sweep.run import shares, train
 
 SIZE = 'quickstart'
 SEEDS = 5
-ALSO = {'valid/loss', 'mass/row', 'entropy/row'}  # kept beside what claims read
+ALSO = {'valid/loss', 'mass/row', 'entropy/row', 'emergence/step'}  # kept beside what claims read
 
 
 def arguments(verb: argparse.ArgumentParser) -> None:
@@ -52,7 +52,7 @@ def run(given: argparse.Namespace, rest: list[str]) -> int:
     if (given.workdir is None) == (given.results is None):
         raise Refusal('give --workdir=DIR to train what claims want, or --results=FILE to judge what was measured')
     if given.results:
-        show(given, judged(claims, results.read(place(given.results))))
+        show(given, entries_of(claims, results.read(place(given.results))))
         return 0
     return trained(given, rest, claims)
 
@@ -89,14 +89,15 @@ def trained(given: argparse.Namespace, rest: list[str], claims: dict) -> int:
     with lease(Folder(given.workdir).path) as held:
         before = results.kept(given.workdir, dict(size=size, overrides=dict(map(config.override, rest))))
         wanted = dict.fromkeys(reading.row for claim in named for reading in claim.readings)
-        same = first_alike([*(before['runs'].keys() & wanted), *wanted], load)
-        runs = plan.runs(dict.fromkeys(same.values()), range(given.seeds), given.workdir, load, layout)
+        same = first_alike([*before['runs'], *wanted], load)
+        firsts = dict.fromkeys(same[row] for row in wanted)
+        runs = plan.runs(firsts, range(given.seeds), given.workdir, load, layout)
         stopped = train(runs, lambda run: sweep.command(file_of(run.row), run, options), sweep.say, held, given.jobs)
         held.check()
         now = results.add(
             before, same, runs, ALSO | {one.number for claim in claims.values() for one in claim.readings}
         )
-        entries = judged(claims, now)
+        entries = entries_of(claims, now)
         results.write(given.workdir, results.NAME, now)
         results.write(given.workdir, results.VERDICTS, entries)
     show(given, entries)
@@ -115,7 +116,7 @@ def first_alike(rows: Iterable[str], load: Callable[[str, int], tuple[Spec, dict
     return {row: first.setdefault(load(row, 0)[0], row) for row in rows}
 
 
-def published(claims: dict) -> dict[str, dict]:
+def published_by_row(claims: dict) -> dict[str, dict]:
     """{row: its published numbers} of all that the claims read."""
     rows = {reading.row for claim in claims.values() for reading in claim.readings}
     return {row: config.about_row(file_of(row))['published'] for row in rows}
@@ -129,12 +130,12 @@ def draw(path: str, entries: list[dict]) -> None:
     forest.write(place(path), entries, '%')
 
 
-def judged(claims: dict, found: dict) -> list[dict]:
+def entries_of(claims: dict, found: dict) -> list[dict]:
     """What each claim has come to."""
     from sinklab.report import claims as report
     from sinklab.sweep import results
 
-    return report.table(claims, results.by_row(found), published(claims))
+    return report.table(claims, results.by_row(found), published_by_row(claims))
 
 
 def show(given: argparse.Namespace, entries: list[dict]) -> None:

@@ -1,4 +1,4 @@
-"""What a layer's choice among keys is worth: its scores at 0, as they are where nothing has been learned."""
+"""What a layer's choice among keys is worth: the loss where its queries are 0, so that no key's score is its own."""
 
 import numpy as np
 

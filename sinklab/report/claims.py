@@ -42,7 +42,6 @@ class Claim:
     way: Literal['>', '<', '='] = '>'
     than: Reading | None = None
     least: float = 0.0
-    published: float | None = None  # of the difference, where the rows' own numbers do not have it
     why: str = ''
 
     @property
@@ -84,7 +83,7 @@ def table(claims: Mapping[str, Claim], runs: Mapping[str, dict], published: Mapp
 
 def entry(name: str, claim: Claim, runs: Mapping[str, dict], published: Mapping[str, dict]) -> dict:
     found = differences(claim, runs) if claim.of else {}
-    values, lost = list(found.values()), diverged(claim, runs)
+    values, lost = list(found.values()), diverged(claim, runs, found)
     bounds = interval(values) if values else None
     said = verdict(bounds, values, claim, lost)
     return dict(
@@ -94,7 +93,8 @@ def entry(name: str, claim: Claim, runs: Mapping[str, dict], published: Mapping[
         contrast=claim.contrast,
         way=claim.way,
         unit=unit(claim),
-        published=claim.published if claim.published is not None else of_rows(claim, published),
+        published=of_rows(claim, published),
+        either=either(claim),
         least=claim.least,
         differences=found,
         mean=float(np.mean(values)) if values else None,
@@ -112,6 +112,11 @@ def unit(claim: Claim) -> str:
     return entry.unit if entry else ''
 
 
+def either(claim: Claim) -> bool:
+    """Whether its difference may be of either sign; what was not there before, or does not fail, cannot be less."""
+    return bool(claim.of) and claim.than.at == 'end' and claim.of.number != 'fails'
+
+
 def differences(claim: Claim, runs: Mapping[str, dict]) -> dict[str, float]:
     """By seed, of the seeds that have both numbers."""
     ours, theirs = (values(reading, runs) for reading in claim.readings)
@@ -123,10 +128,10 @@ def values(reading: Reading, runs: Mapping[str, dict]) -> dict[str, float]:
     return {seed: value for seed, value in given.items() if value is not None}
 
 
-def diverged(claim: Claim, runs: Mapping[str, dict]) -> int:
-    """How many seeds of a claim have no numbers because a run of theirs diverged."""
-    found = [runs.get(reading.row, {}).items() for reading in claim.readings]
-    return len({seed for run in found for seed, one in run if one['outcome'] == 'diverged'})
+def diverged(claim: Claim, runs: Mapping[str, dict], found: Mapping[str, float]) -> int:
+    """How many seeds have no difference, and a run that diverged."""
+    each = [runs.get(reading.row, {}).items() for reading in claim.readings]
+    return len({seed for run in each for seed, one in run if one['outcome'] == 'diverged'} - found.keys())
 
 
 def of_rows(claim: Claim, published: Mapping[str, dict]) -> float | None:
@@ -159,7 +164,7 @@ def verdict(bounds: tuple[float, float] | None, values: list[float], claim: Clai
 
 
 def needed(values: list[float], claim: Claim) -> int | None:
-    """So many seeds would settle it, with the mean and the spread that these have; None: more than are worth it."""
+    """About so many seeds would settle it, by this mean and spread, if not skewed; None: more than are worth it."""
     if len(values) < FEWEST:
         return FEWEST
     mean, sd = abs(float(np.mean(values))), float(np.std(values, ddof=1))
@@ -169,8 +174,9 @@ def needed(values: list[float], claim: Claim) -> int | None:
 
 
 def sign_test(entries: list[dict]) -> dict:
-    """How many claims of a direction have their mean on the claimed side, and how likely so many are of coins."""
-    signs = [side(entry) for entry in entries if entry['interval'] and entry['way'] != '=' and entry['mean']]
+    """How many claims that may come out either way have come out as claimed, and how likely that is of coins."""
+    counted = [entry for entry in entries if entry['interval'] and entry['either'] and entry['way'] != '=']
+    signs = [side(entry) for entry in counted if entry['mean']]
     right = sum(sign > 0 for sign in signs)
     p = float(bdtrc(right - 1, len(signs), 0.5)) if signs else None
     return dict(claims=len(signs), as_published=right, p=p)
@@ -183,23 +189,23 @@ def side(entry: dict) -> float:
 
 def cells(entry: dict) -> list[str]:
     """Under HEADINGS, as a person reads it."""
-    return [entry['claim'], number(entry['published']), ours(entry), str(len(entry['differences'])), said(entry)]
+    return [entry['claim'], signed(entry['published']), ours(entry), str(len(entry['differences'])), said(entry)]
 
 
-def number(value: float | None) -> str:
+def signed(value: float | None) -> str:
     return '' if value is None else f'{value:+.2f}'
 
 
 def ours(entry: dict) -> str:
     bounds = '' if entry['interval'] is None else ' [{:+.2f}, {:+.2f}]'.format(*entry['interval'])
-    return number(entry['mean']) + bounds
+    return signed(entry['mean']) + bounds
 
 
 def said(entry: dict) -> str:
     lost = f', {entry["diverged"]} diverged' if entry['diverged'] and entry['verdict'] != 'diverged' else ''
     more = ''
     if entry['verdict'] == 'unsettled':
-        more = f' ({entry["seeds_needed"] or f"{MOST} or more"} seeds)'
+        more = f' (about {entry["seeds_needed"]} seeds)' if entry['seeds_needed'] else f' ({MOST} seeds or more)'
     return entry['verdict'] + more + lost
 
 
@@ -221,7 +227,7 @@ def in_words(entries: list[dict]) -> str:
     if not test['claims']:
         return 'No claim of a direction has an interval yet.'
     return (
-        f'Of {test["claims"]} claims of a direction that have an interval, the mean difference of '
-        f'{test["as_published"]} is on the claimed side; of coins so many would be with a probability of '
-        f'{test["p"]:.1g} (sign test, one-sided; claims share runs, so they are not independent).'
+        f'Of {test["claims"]} claims of a direction that have an interval and could have come out either way, the '
+        f'mean difference of {test["as_published"]} is on the claimed side; of coins so many would be with a '
+        f'probability of {test["p"]:.1g} (sign test, one-sided; claims share runs, so they are not independent).'
     )

@@ -30,7 +30,7 @@ def write(path: Path, entries: list[dict], unit: str) -> None:
         if entry['published'] is not None:
             axes.scatter(entry['published'], at, **PUBLISHED)
     axes.axvline(0, color='black', linewidth=0.5)
-    axes.set(xlabel=f'mean difference, its 95 % interval, and the published one ({unit})', xlim=(-100, 100))
+    axes.set(xlabel=f'mean difference, its 95 % interval, and the published one ({unit})')
     axes.set_yticks(range(len(shown)), [f'{entry["claim"]} {entry["way"]}' for entry in shown], fontsize=7)
     axes.invert_yaxis()
     handles = [plt.Line2D([], [], color=colour, linewidth=2, label=name) for name, colour in COLOURS.items()]

@@ -49,8 +49,8 @@ def add(results: dict, same: dict[str, str], runs: list[Run], names: set[str]) -
     for run in runs:
         if run.outcome in ('done', 'diverged'):
             found.setdefault(run.row, {})[str(run.seed)] = measured(run.folder, run.outcome, names)
-    others = {row: first for row, first in same.items() if row != first}
-    return results | dict(same=results['same'] | others, runs=found)
+    others = {row: first for row, first in (results['same'] | same).items() if row != first}
+    return results | dict(same=others, runs=found)
 
 
 def folders(workdir: Path) -> list[Path]:

@@ -45,15 +45,15 @@ def train(
 
 
 def prepare(runs: list[Run]) -> None:
-    """Makes a store of each text while all cores are free for that; what is wrong with one its runs say."""
+    """Makes a store of each text while all cores are free for that; what is wrong with one, its runs say."""
     specs = [run.spec for run in runs if run.outcome == 'to do' and run.spec.data.task == 'text']
     for data, vocabulary in dict.fromkeys((replace(spec.data, seed=0), spec.model.vocabulary) for spec in specs):
-        with contextlib.suppress(Refusal):
+        with contextlib.suppress(Exception):
             corpus(data, vocabulary)
 
 
 def conclude(run: Run, relay: Relay, code: int, said: str) -> None:
-    """What has become of a run; one that was stopped is still to do, and asks the others to stop."""
+    """What has become of a run; one that was stopped is still to do, and no other is begun."""
     kind, message = ending(run.last_outcome(), code, said)
     if kind == 'stopped':
         relay.received.append(SIGNAL_OF.get(code, -code))
