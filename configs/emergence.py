@@ -13,7 +13,7 @@ from configs.table import table
 
 
 def ours(path, value):
-    return dict(diff={path: value}, published={}, source='this project')
+    return dict(diff={path: value}, published={}, source='this project', note='not published')
 
 
 ROWS = {

@@ -1,7 +1,6 @@
 """Claims: what intervals of paired differences say of them, where the truth is known, and what a file of them is."""
 
 import dataclasses
-import json
 from pathlib import Path
 
 import numpy as np
@@ -254,36 +253,3 @@ def test_the_page_of_results_is_what_the_numbers_say(capsys):
     folder = ROOT / 'docs' / 'results'
     assert main(['claims', f'--results={folder}/claims.json', '--markdown']) == 0
     assert capsys.readouterr().out in (folder / 'claims.md').read_text(encoding='utf-8')
-
-
-@pytest.mark.parametrize(
-    ('arguments', 'words'),
-    [
-        (['sigmod', '--workdir=x'], "claim 'sigmod' is unknown; did you mean sigmoid? (claims: emerges, "),
-        (['sigmoid'], 'give --workdir=DIR to train what claims want, or --results=FILE'),
-        (['--workdir=x', '--results=y'], 'give --workdir=DIR to train what claims want, or --results=FILE'),
-        (['--results=there/is/none.json'], 'none.json cannot be read ('),
-        (['--results=setup.py'], 'setup.py cannot be read ('),
-        (['sigmoid', '--workdir=x', '--seeds=0'], '--seeds=0 must be a whole number of at least 1'),
-        (['sigmoid', '--workdir=x', '--jobs=0'], '--jobs=0 must be a whole number of at least 1'),
-        (['sigmoid', '--workdir=x', '--size=huge'], "there is no size 'huge'"),
-        (['sigmoid', '--workdir=x', '--wandb'], '--wandb has no meaning here'),
-        (['sigmoid', '--workdir=x', '--config.seed=3'], 'a sweep sets both seeds of a run; give --seeds'),
-        (['sigmoid', '--workdir=x', '--config=configs/default.py'], 'has no CLAIMS; see configs/claims.py for one'),
-        (['--results=README.md', '--config.seed=3'], '--config.seed=3 has no meaning here'),
-    ],
-)
-def test_what_cannot_be_asked_is_one_line(capsys, arguments, words):
-    assert main(['claims', *arguments]) == 1
-    (line,) = capsys.readouterr().err.strip().splitlines()
-    assert line.startswith('sinklab claims: ')
-    assert words in line
-
-
-def test_a_file_that_is_no_results_and_a_claim_that_is_none_are_one_line(capsys, tmp_path):
-    (tmp_path / 'claims.json').write_text(json.dumps(dict(size='smoke')))
-    assert main(['claims', f'--results={tmp_path}/claims.json']) == 1
-    assert 'holds no size, overrides, same, runs' in capsys.readouterr().err
-    (tmp_path / 'mine.py').write_text("CLAIMS = {'odd': dict(words='w', source='s', whose='mine')}")
-    assert main(['claims', f'--config={tmp_path}/mine.py', '--workdir=x']) == 1
-    assert 'claim odd is ' in capsys.readouterr().err

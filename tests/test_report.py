@@ -209,7 +209,7 @@ def test_emergence_is_drawn_against_each_axis_as_what_lies_between_two_probes(tm
         [(1, 0), (1, 40)],
     ]
     assert [label.get_text() for label in axis.get_xticklabels()] == ['0.001\n1/2', '0.01\n1/1']
-    assert [*axis.lines[0].get_ydata()] == [15, 20]
+    assert [[*line.get_ydata()] for line in axis.lines] == [[20], [40], [15, 20]]
 
 
 def test_a_window_of_none_reaches_over_the_whole_length(tmp_path):

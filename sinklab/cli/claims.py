@@ -7,6 +7,7 @@ example:
   sinklab claims --seeds=8 --jobs=2 --workdir=runs/claims
   sinklab claims sigmoid decay_more --workdir=runs/claims
   sinklab claims --results=docs/results/claims.json
+  sinklab claims --list
 """
 
 import argparse
@@ -25,13 +26,15 @@ from sinklab.sweep.run import shares, train
 
 SIZE = 'quickstart'
 SEEDS = 5
+ASK = 'sinklab claims NAME --workdir=DIR asks one of them, docs/claims.md says how'
 ALSO = {'valid/loss', 'mass/row', 'entropy/row', 'emergence/step'}  # kept beside what claims read
 
 
 def arguments(verb: argparse.ArgumentParser) -> None:
     verb.add_argument('names', nargs='*', metavar='NAME', help='of these claims alone; else all of them')
     verb.add_argument('--config', default='configs/claims.py', metavar='FILE', help='a file with CLAIMS; %(default)s')
-    verb.add_argument('--seeds', type=int, default=SEEDS, metavar='N', help='the seeds 0 to N - 1; %(default)s')
+    verb.add_argument('--list', action='store_true', help='say what each claim is, and nothing else')
+    verb.add_argument('--seeds', type=int, metavar='N', help=f'the seeds 0 to N - 1; {SEEDS}')
     verb.add_argument('--workdir', metavar='DIR', help='of the run folders TABLE.ROW-SEED, and of claims.json')
     verb.add_argument('--results', metavar='FILE', help='judge a claims.json as it is, and train nothing')
     size_argument(verb)
@@ -42,19 +45,44 @@ def arguments(verb: argparse.ArgumentParser) -> None:
     shown = verb.add_mutually_exclusive_group()
     shown.add_argument('--json', action='store_true', help='print the verdicts as one JSON list')
     shown.add_argument('--markdown', action='store_true', help='print them as a page has them')
-    verb.usage = '%(prog)s [NAME ...] (--workdir DIR | --results FILE) [--config.PATH=VALUE ...] [options]'
+    verb.usage = '%(prog)s [NAME ...] (--workdir DIR | --results FILE | --list) [--config.PATH=VALUE ...] [options]'
 
 
 def run(given: argparse.Namespace, rest: list[str]) -> int:
     from sinklab.sweep import results
 
     claims = known(given, rest)
-    if (given.workdir is None) == (given.results is None):
-        raise Refusal('give --workdir=DIR to train what claims want, or --results=FILE to judge what was measured')
-    if given.results:
-        show(given, entries_of(claims, results.read(place(given.results))))
-        return 0
-    return trained(given, rest, claims)
+    if (given.workdir is not None) + (given.results is not None) + given.list != 1:
+        raise Refusal(
+            'give --workdir=DIR to train what claims want, --results=FILE to judge what was measured, or --list'
+        )
+    drawable(given.png)
+    if given.list:
+        sweep.show(['claim', 'words', 'source'], [[name, one.words, one.source] for name, one in claims.items()], ASK)
+    elif given.results:
+        untrained(given)
+        show(given, claims, results.read(place(given.results)))
+    return trained(given, rest, claims) if given.workdir else 0
+
+
+def untrained(given: argparse.Namespace) -> None:
+    for name in ('seeds', 'size', 'compiled'):
+        if (value := getattr(given, name)) is not None:
+            raise Refusal(
+                f'--{name}={value} is for training, and --results={given.results} trains nothing; leave it out'
+            )
+
+
+def drawable(path: str | None) -> None:
+    """Refuses before anything is trained what could not be drawn after it."""
+    if path is None:
+        return
+    try:
+        from sinklab.report import forest  # noqa: F401
+    except ImportError as error:
+        raise Refusal(f"--png={path} wants matplotlib: pip install -e '.[report]'") from error
+    if not place(path).parent.is_dir():
+        raise Refusal(f'--png={path}: there is no folder {place(path).parent}; make it, or give another one')
 
 
 def known(given: argparse.Namespace, rest: list[str]) -> dict:
@@ -74,11 +102,11 @@ def trained(given: argparse.Namespace, rest: list[str], claims: dict) -> int:
     """Trains what is missing of all that the named claims read."""
     from sinklab.sweep import results
 
-    layout, size = hardware.hardware(given), given.size or SIZE
+    layout, size, seeds = hardware.hardware(given), given.size or SIZE, SEEDS if given.seeds is None else given.seeds
     shares(given.jobs)
     sweep.refuse_seeds(rest)
-    if given.seeds < 1:
-        raise Refusal(f'--seeds={given.seeds} must be a whole number of at least 1')
+    if seeds < 1:
+        raise Refusal(f'--seeds={seeds} must be a whole number of at least 1')
 
     def load(row: str, seed: int) -> tuple[Spec, dict]:
         return config.load(file_of(row), [*rest, *sweep.seed_options(seed)], size)
@@ -91,16 +119,15 @@ def trained(given: argparse.Namespace, rest: list[str], claims: dict) -> int:
         wanted = dict.fromkeys(reading.row for claim in named for reading in claim.readings)
         same = first_alike([*before['runs'], *wanted], load)
         firsts = dict.fromkeys(same[row] for row in wanted)
-        runs = plan.runs(firsts, range(given.seeds), given.workdir, load, layout)
+        runs = plan.runs(firsts, range(seeds), given.workdir, load, layout)
         stopped = train(runs, lambda run: sweep.command(file_of(run.row), run, options), sweep.say, held, given.jobs)
         held.check()
         now = results.add(
             before, same, runs, ALSO | {one.number for claim in claims.values() for one in claim.readings}
         )
-        entries = entries_of(claims, now)
         results.write(given.workdir, results.NAME, now)
-        results.write(given.workdir, results.VERDICTS, entries)
-    show(given, entries)
+        results.write(given.workdir, results.VERDICTS, entries_of(claims, now))
+    show(given, claims, now)
     return sweep.ended('claims', runs, stopped)
 
 
@@ -122,14 +149,6 @@ def published_by_row(claims: dict) -> dict[str, dict]:
     return {row: config.about_row(file_of(row))['published'] for row in rows}
 
 
-def draw(path: str, entries: list[dict]) -> None:
-    try:
-        from sinklab.report import forest
-    except ImportError as error:
-        raise Refusal(f"--png={path} wants matplotlib: pip install -e '.[report]'") from error
-    forest.write(place(path), entries, '%')
-
-
 def entries_of(claims: dict, found: dict) -> list[dict]:
     """What each claim has come to."""
     from sinklab.report import claims as report
@@ -138,16 +157,19 @@ def entries_of(claims: dict, found: dict) -> list[dict]:
     return report.table(claims, results.by_row(found), published_by_row(claims))
 
 
-def show(given: argparse.Namespace, entries: list[dict]) -> None:
+def show(given: argparse.Namespace, claims: dict, found: dict) -> None:
     from sinklab.report import claims as report
 
-    entries = [entry for entry in entries if entry['claim'] in (given.names or (entry['claim'],))]
+    entries = [entry for entry in entries_of(claims, found) if entry['claim'] in (given.names or claims)]
     if given.png:
-        draw(given.png, entries)
+        from sinklab.report import forest
+
+        forest.write(place(given.png), entries, '%')
     if given.json:
         print(json.dumps(entries, indent=2, allow_nan=False))
     elif given.markdown:
         print(report.markdown(entries), end='')
     else:
-        sweep.show(list(report.HEADINGS), [report.cells(entry) for entry in entries], report.NOTE)
-        print(report.in_words(entries))
+        run = [report.cells(entry) for entry in entries if entry['verdict'] != 'not run']
+        sweep.show(list(report.HEADINGS), run, f'at size {found["size"]}: {report.NOTE}')
+        print(report.in_words(entries), *report.not_run(entries), sep='\n')

@@ -28,7 +28,7 @@ from sinklab.sweep import plan
 from sinklab.sweep.plan import Run
 from sinklab.sweep.run import shares, train
 
-LEFT = 'row', 'outcome', 'claim', 'verdict'
+LEFT = 'row', 'outcome', 'claim', 'words', 'source', 'verdict'
 
 
 def arguments(verb: argparse.ArgumentParser) -> None:

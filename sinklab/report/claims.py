@@ -9,11 +9,12 @@ from scipy.special import bdtrc, stdtrit
 
 from sinklab.folder import Folder
 from sinklab.measure import table as measures
-from sinklab.record import Refusal
+from sinklab.record import Refusal, unknown
 from sinklab.report.interval import FEWEST, LEVEL, interval
-from sinklab.report.sweep import judged, label
+from sinklab.report.sweep import EMERGES, LOSS, judged, label
 
 VERDICTS = ('contradicted', 'not seen', 'diverged', 'unsettled', 'holds', 'not run', 'not testable here')
+OTHERS = (LOSS, 'fails', EMERGES)  # numbers that are no measure
 MOST = 1000  # seeds that are worth a figure
 NOTE = 'mean difference of paired seeds [95 % interval]'
 HEADINGS = ('claim', 'published', 'here', 'n', 'verdict')
@@ -64,15 +65,46 @@ def measured(folder: Folder, outcome: str, names: set[str]) -> dict:
 
 def claims(given: Mapping[str, Mapping]) -> dict[str, Claim]:
     """Of a file's CLAIMS; raises Refusal."""
+    if not isinstance(given, Mapping):
+        raise Refusal(f'CLAIMS is {given!r}, and has to be a dict of claims by name; see configs/claims.py')
     return {name: claim(name, fields) for name, fields in given.items()}
 
 
 def claim(name: str, fields: Mapping) -> Claim:
     try:
         readings = {side: Reading(*fields[side]) for side in ('of', 'than') if side in fields}
-        return Claim(**{**fields, **readings})
-    except TypeError as error:
-        raise Refusal(f'claim {name} is {dict(fields)!r}, which is none ({error}); see configs/claims.py') from error
+        found = Claim(**{**fields, **readings})
+    except (TypeError, ValueError) as error:
+        raise Refusal(f'claim {name} is {fields!r}, which is none ({error}); see configs/claims.py') from error
+    if wrong := fault(found):
+        raise Refusal(f'claim {name}: {wrong}; see configs/claims.py')
+    return found
+
+
+def fault(claim: Claim) -> str:
+    """What keeps a contrast from being one."""
+    if not claim.of and not claim.than:
+        return '' if claim.why else 'it has neither of and than nor why'
+    if not claim.of or not claim.than:
+        return 'it has one of of and than without the other'
+    if claim.way not in WORDS:
+        return f'its way is {claim.way!r}, and has to be one of {", ".join(WORDS)}'
+    if claim.of.number != claim.than.number and not (measures.number(claim.of.number) and unit(claim)):
+        return f'{claim.of.number} and {claim.than.number} are not of one kind'
+    if not claim.least > 0:
+        return f'its least is {claim.least!r}, the smallest difference that counts, and has to be above 0'
+    if claim.of == claim.than:
+        return f'it compares {claim.of} with itself'
+    return next(filter(None, map(reading_fault, claim.readings)), '')
+
+
+def reading_fault(reading: Reading) -> str:
+    if reading.at not in ('end', 'start'):
+        return f'{reading.at!r} is no time of a reading; give end or start'
+    if reading.number not in OTHERS and not measures.number(reading.number):
+        known = [*OTHERS, *(number.name for number in measures.NUMBERS)]
+        return unknown(f'number {reading.number!r}', reading.number, known, 'numbers')
+    return ''
 
 
 def table(claims: Mapping[str, Claim], runs: Mapping[str, dict], published: Mapping[str, dict]) -> list[dict]:
@@ -212,20 +244,23 @@ def said(entry: dict) -> str:
 def markdown(entries: list[dict]) -> str:
     """The table and the sign test as a page has them."""
     lines = ['| claim | contrast | published | here, 95 % | n | verdict |', '|---|---|---|---|---|---|']
-    waiting = [f'`{entry["claim"]}`' for entry in entries if entry['verdict'] == 'not run']
     for entry in [entry for entry in entries if entry['verdict'] != 'not run']:
         _, published, here, n, verdict = cells(entry)
         words = f'`{entry["claim"]}`: {entry["words"]} ({entry["source"]})'
         told = [words, entry['why'] or entry['contrast'], published, here, '' if entry['why'] else n, verdict]
         lines.append(f'| {" | ".join(told)} |')
-    not_run = [f'Not run: {", ".join(waiting)}.', ''] if waiting else []
-    return '\n'.join([*lines, '', *not_run, in_words(entries), ''])
+    return '\n\n'.join(['\n'.join(lines), *not_run(entries), in_words(entries)]) + '\n'
+
+
+def not_run(entries: list[dict]) -> list[str]:
+    names = [entry['claim'] for entry in entries if entry['verdict'] == 'not run']
+    return [f'Not run: {", ".join(names)}.'] if names else []
 
 
 def in_words(entries: list[dict]) -> str:
     test = sign_test(entries)
     if not test['claims']:
-        return 'No claim of a direction has an interval yet.'
+        return 'No claim of a direction that could have come out either way has an interval yet.'
     return (
         f'Of {test["claims"]} claims of a direction that have an interval and could have come out either way, the '
         f'mean difference of {test["as_published"]} is on the claimed side; of coins so many would be with a '

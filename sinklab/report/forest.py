@@ -30,11 +30,12 @@ def write(path: Path, entries: list[dict], unit: str) -> None:
         if entry['published'] is not None:
             axes.scatter(entry['published'], at, **PUBLISHED)
     axes.axvline(0, color='black', linewidth=0.5)
-    axes.set(xlabel=f'mean difference, its 95 % interval, and the published one ({unit})')
+    axes.set(xlabel=f'mean difference and its 95 % interval ({unit})')
     axes.set_yticks(range(len(shown)), [f'{entry["claim"]} {entry["way"]}' for entry in shown], fontsize=7)
-    axes.invert_yaxis()
+    axes.set_ylim(len(shown) - 0.4, -0.6)
     handles = [plt.Line2D([], [], color=colour, linewidth=2, label=name) for name, colour in COLOURS.items()]
-    axes.legend(handles=handles, fontsize=7, loc='lower right')
+    handles += [plt.Line2D([], [], color='black', marker='|', linewidth=0, label='published')]
+    figure.legend(handles=handles, fontsize=7, loc='outside upper center', ncols=len(handles), frameon=False)
     with whole(path) as unfinished:
         figure.savefig(unfinished, dpi=150, format='png')
     plt.close(figure)

@@ -126,10 +126,11 @@ def draw_emergence(found: list[Arm], along: list[Axis]) -> plt.Figure:
 
 
 def emerging(axis: plt.Axes, line: list[Emerging], style: dict) -> None:
-    """A bar for each run, side by side, and a line through their means."""
+    """A bar for each run, side by side, with a dot where it is seen first, and a line through their means."""
     for one in line:
         places = one.at + 0.06 * (np.arange(len(one.each)) - (len(one.each) - 1) / 2)
         axis.vlines(places, [run.after or 0 for run in one.each], [run.at for run in one.each], **style)
+        axis.plot(places, [run.at for run in one.each], 'o', color=style['color'], markersize=2)
     means = [(one.at, np.mean([middle(run.after, run.at) for run in one.each])) for one in line if one.each]
     axis.plot(*zip(*means, strict=True), **style, linewidth=0.8, marker='_', markersize=12)
 

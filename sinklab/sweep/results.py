@@ -23,6 +23,8 @@ def kept(workdir: str, about: dict) -> dict:
     """What a folder's file has; refused where that is of other runs."""
     path = place(workdir) / NAME
     if not path.exists():
+        if (path.parent / 'sweep.json').exists():
+            raise Refusal(f'{workdir} is the folder of a sweep (it has a sweep.json); give another --workdir')
         return about | dict(same={}, runs={})
     found = read(path)
     for name, asked in about.items():

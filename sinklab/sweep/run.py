@@ -6,7 +6,6 @@ from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 
-from sinklab.data.corpus import corpus
 from sinklab.lease import Lease
 from sinklab.processes.ending import CAUSES, KIND_OF, OF_SIGNAL, of_exit
 from sinklab.record import Refusal
@@ -46,6 +45,8 @@ def train(
 
 def prepare(runs: list[Run]) -> None:
     """Makes a store of each text while all cores are free for that; what is wrong with one, its runs say."""
+    from sinklab.data.corpus import corpus
+
     specs = [run.spec for run in runs if run.outcome == 'to do' and run.spec.data.task == 'text']
     for data, vocabulary in dict.fromkeys((replace(spec.data, seed=0), spec.model.vocabulary) for spec in specs):
         with contextlib.suppress(Exception):
