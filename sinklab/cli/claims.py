@@ -58,11 +58,14 @@ def run(given: argparse.Namespace, rest: list[str]) -> int:
         )
     drawable(given.png)
     if given.list:
-        sweep.show(['claim', 'words', 'source'], [[name, one.words, one.source] for name, one in claims.items()], ASK)
-    elif given.results:
+        said = [[name, claims[name].words, claims[name].source] for name in given.names or claims]
+        sweep.show(['claim', 'words', 'source'], said, ASK)
+        return 0
+    if given.results is not None:
         untrained(given)
         show(given, claims, results.read(place(given.results)))
-    return trained(given, rest, claims) if given.workdir else 0
+        return 0
+    return trained(given, rest, claims)
 
 
 def untrained(given: argparse.Namespace) -> None:
