@@ -12,7 +12,7 @@ example:
 
 import argparse
 import json
-from collections.abc import Callable, Iterable
+from collections.abc import Mapping
 
 from sinklab.cli import config, hardware, programs, sweep
 from sinklab.cli.train import size_argument
@@ -49,8 +49,6 @@ def arguments(verb: argparse.ArgumentParser) -> None:
 
 
 def run(given: argparse.Namespace, rest: list[str]) -> int:
-    from sinklab.sweep import results
-
     claims = known(given, rest)
     if (given.workdir is not None) + (given.results is not None) + given.list != 1:
         raise Refusal(
@@ -63,7 +61,7 @@ def run(given: argparse.Namespace, rest: list[str]) -> int:
         return 0
     if given.results is not None:
         untrained(given)
-        show(given, claims, results.read(place(given.results)))
+        show(given, claims, measured(given.results))
         return 0
     return trained(given, rest, claims)
 
@@ -74,6 +72,19 @@ def untrained(given: argparse.Namespace) -> None:
             raise Refusal(
                 f'--{name}={value} is for training, and --results={given.results} trains nothing; leave it out'
             )
+
+
+def measured(file: str) -> dict:
+    """What a claims.json has; says which rows are others by now."""
+    from sinklab.sweep import results
+
+    found = results.read(place(file))
+    overrides = [f'--config.{path}={value}' for path, value in found['overrides'].items()]
+    options = [*overrides, *sweep.seed_options(0)]
+    specs = {row: config.load(file_of(row), options, found['size'])[0] for row in found['configs']}
+    if others := results.changed(found, specs):
+        sweep.say(f'other rows now than when {file} was measured: {"; ".join(others)}')
+    return found
 
 
 def drawable(path: str | None) -> None:
@@ -120,13 +131,16 @@ def trained(given: argparse.Namespace, rest: list[str], claims: dict) -> int:
     with lease(Folder(given.workdir).path) as held:
         before = results.kept(given.workdir, dict(size=size, overrides=dict(map(config.override, rest))))
         wanted = dict.fromkeys(reading.row for claim in named for reading in claim.readings)
-        same = first_alike([*before['runs'], *wanted], load)
+        specs = {row: load(row, 0)[0] for row in [*before['runs'], *wanted]}
+        if others := results.changed(before, specs):
+            raise Refusal(f'{given.workdir} has runs of other rows: {"; ".join(others)}; give another --workdir')
+        same = first_alike(specs)
         firsts = dict.fromkeys(same[row] for row in wanted)
         runs = plan.runs(firsts, range(seeds), given.workdir, load, layout)
         stopped = train(runs, lambda run: sweep.command(file_of(run.row), run, options), sweep.say, held, given.jobs)
         held.check()
         now = results.add(
-            before, same, runs, ALSO | {one.number for claim in claims.values() for one in claim.readings}
+            before, specs, same, runs, ALSO | {one.number for claim in claims.values() for one in claim.readings}
         )
         results.write(given.workdir, results.NAME, now)
         results.write(given.workdir, results.VERDICTS, entries_of(claims, now))
@@ -140,10 +154,10 @@ def file_of(row: str) -> str:
     return row if table.endswith('.py') else f'configs/{table}.py:{name}'
 
 
-def first_alike(rows: Iterable[str], load: Callable[[str, int], tuple[Spec, dict]]) -> dict[str, str]:
+def first_alike(specs: Mapping[str, Spec]) -> dict[str, str]:
     """{row: the first row that is the same run}, so that each run is trained once."""
     first = {}
-    return {row: first.setdefault(load(row, 0)[0], row) for row in rows}
+    return {row: first.setdefault(spec, row) for row, spec in specs.items()}
 
 
 def published_by_row(claims: dict) -> dict[str, dict]:

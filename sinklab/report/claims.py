@@ -10,13 +10,15 @@ from scipy.special import bdtrc, stdtrit
 from sinklab.folder import Folder
 from sinklab.measure import table as measures
 from sinklab.record import Refusal, unknown
-from sinklab.report.interval import FEWEST, LEVEL, interval
+from sinklab.report.interval import FEWEST, interval
 from sinklab.report.sweep import EMERGES, LOSS, judged, label
 
 VERDICTS = ('contradicted', 'not seen', 'diverged', 'unsettled', 'holds', 'not run', 'not testable here')
 OTHERS = (LOSS, 'fails', EMERGES)  # numbers that are no measure
 MOST = 1000  # seeds that are worth a figure
-NOTE = 'mean difference of paired seeds [95 % interval]'
+LEVEL = 1 - 0.05 / 2  # at each of two looks, with five seeds and, where they leave a claim open, with eight
+OVER = '95 % over two looks'
+NOTE = f'mean difference of paired seeds and its interval ({OVER})'
 HEADINGS = ('claim', 'published', 'here', 'n', 'verdict')
 WORDS = {'>': 'more than', '<': 'less than', '=': 'as much as'}
 
@@ -116,7 +118,7 @@ def table(claims: Mapping[str, Claim], runs: Mapping[str, dict], published: Mapp
 def entry(name: str, claim: Claim, runs: Mapping[str, dict], published: Mapping[str, dict]) -> dict:
     found = differences(claim, runs) if claim.of else {}
     values, lost = list(found.values()), diverged(claim, runs, found)
-    bounds = interval(values) if values else None
+    bounds = interval(values, LEVEL) if values else None
     said = verdict(bounds, values, claim, lost)
     return dict(
         claim=name,
@@ -176,7 +178,7 @@ def of_rows(claim: Claim, published: Mapping[str, dict]) -> float | None:
 
 
 def verdict(bounds: tuple[float, float] | None, values: list[float], claim: Claim, lost: int = 0) -> str:
-    """What a 95 % interval of the mean difference says.
+    """What an interval of the mean difference says.
 
     Of more or less: holds, where it lies on the claimed side of 0 and its mean is a difference that counts;
     contradicted, where it does on the other; not seen, where no difference in it counts. Of the same: the last holds,
@@ -243,7 +245,7 @@ def said(entry: dict) -> str:
 
 def markdown(entries: list[dict]) -> str:
     """The table and the sign test as a page has them."""
-    lines = ['| claim | contrast | published | here, 95 % | n | verdict |', '|---|---|---|---|---|---|']
+    lines = [f'| claim | contrast | published | here, {OVER} | n | verdict |', '|---|---|---|---|---|---|']
     for entry in [entry for entry in entries if entry['verdict'] != 'not run']:
         _, published, here, n, verdict = cells(entry)
         words = f'`{entry["claim"]}`: {entry["words"]} ({entry["source"]})'

@@ -8,6 +8,7 @@ matplotlib.use('Agg')
 import matplotlib.pyplot as plt
 
 from sinklab.files.whole import whole
+from sinklab.report.claims import OVER
 
 COLOURS = {
     'holds': '#009E73',
@@ -30,7 +31,7 @@ def write(path: Path, entries: list[dict], unit: str) -> None:
         if entry['published'] is not None:
             axes.scatter(entry['published'], at, **PUBLISHED)
     axes.axvline(0, color='black', linewidth=0.5)
-    axes.set(xlabel=f'mean difference and its 95 % interval ({unit})')
+    axes.set(xlabel=f'mean difference and its interval, {OVER} ({unit})')
     axes.set_yticks(range(len(shown)), [f'{entry["claim"]} {entry["way"]}' for entry in shown], fontsize=7)
     axes.set_ylim(len(shown) - 0.4, -0.6)
     handles = [plt.Line2D([], [], color=colour, linewidth=2, label=name) for name, colour in COLOURS.items()]

@@ -10,13 +10,14 @@ FEWEST = 5  # numbers; of three it would cover 81 to 92 %
 FARTHEST = 0.95
 
 
-def interval(numbers: Sequence[float]) -> tuple[float, float] | None:
+def interval(numbers: Sequence[float], level: float = LEVEL) -> tuple[float, float] | None:
     """Of a mean: t = sqrt(n) (mean - mu) / s, made symmetric by its cubic (Hall, 1992, J. R. Statist. Soc. B 54).
 
     With g the skewness and x = t / sqrt(n): x + g x^2 / 3 + g^2 x^3 / 27 + g / 6n is held between the quantiles q of
     Student's t over sqrt(n). Where |g| q > sqrt(n) that reaches beyond the point at which the cubic stands still, and
     the interval is up to 2.4 times as wide as Student's: |g| is held to FARTHEST of that. Of skewed shares it covers
-    93 to 95 % where Student's own covers 91 to 95; where a part of the shares is 0, from 83 % on, as Student's.
+    93 to 95 % at a level of 0.95, where Student's own covers 91 to 95; where a part of the shares is 0, from 83 % on,
+    as Student's.
     None of fewer than five numbers; a point where they are all one.
     """
     if len(numbers) < FEWEST:
@@ -27,7 +28,7 @@ def interval(numbers: Sequence[float]) -> tuple[float, float] | None:
         return float(mean), float(mean)
     central_N = number_N - mean
     skewness = (central_N**3).mean() / (central_N**2).mean() ** 1.5
-    quantile = stdtrit(n - 1, (1 + LEVEL) / 2)
+    quantile = stdtrit(n - 1, (1 + level) / 2)
     largest = FARTHEST * n**0.5 / quantile
     skewness = np.clip(skewness, -largest, largest)
     low, high = (mean - sd * studentized(side * quantile, skewness, n) for side in (1, -1))
