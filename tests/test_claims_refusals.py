@@ -41,7 +41,7 @@ def test_what_cannot_be_asked_is_one_line(capsys, arguments, words):
 def test_a_file_that_is_no_results_and_a_claim_that_is_none_are_one_line(capsys, tmp_path):
     (tmp_path / 'claims.json').write_text(json.dumps(dict(size='smoke')))
     assert main(['claims', f'--results={tmp_path}/claims.json']) == 1
-    assert 'holds no size, overrides, same, configs, runs' in capsys.readouterr().err
+    assert 'holds no overrides, same, configs, runs; give' in capsys.readouterr().err
     (tmp_path / 'mine.py').write_text("CLAIMS = {'odd': dict(words='w', source='s', whose='mine')}")
     assert main(['claims', f'--config={tmp_path}/mine.py', '--workdir=x']) == 1
     assert 'claim odd is ' in capsys.readouterr().err

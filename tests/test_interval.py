@@ -8,8 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy import stats
 
-from sinklab.report import claims
-from sinklab.report.interval import interval
+from sinklab.report.interval import interval, share_interval
+from sinklab.report.verdict import LEVEL
 
 REPEATS = 4000
 QUANTILE = {n: stats.t.ppf(0.975, n - 1) for n in (5, 8)}
@@ -61,7 +61,7 @@ def test_an_interval_of_skewed_shares_covers_the_truth_as_often_as_it_says(n, on
 def test_two_looks_of_a_claim_both_cover_the_truth_as_often_as_it_says(one, other):
     """With five seeds, and with three more."""
     difference_RN, truth = differences(8, one, other), one[0] - other[0]
-    look = functools.partial(interval, level=claims.LEVEL)
+    look = functools.partial(interval, level=LEVEL)
     both = covers(look, difference_RN[:, :5], truth) & covers(look, difference_RN, truth)
     assert 93 <= 100 * np.mean(both) <= 97
 
@@ -120,6 +120,15 @@ def test_it_goes_along_with_units_and_with_signs(numbers, scale, shift):
         interval(scale * number_N + shift), [scale * low + shift, scale * high + shift], **tolerance
     )
     np.testing.assert_allclose(interval(-number_N), [-high, -low], **tolerance)
+
+
+@pytest.mark.parametrize('n', [5, 8, 13])
+@pytest.mark.parametrize('level', [0.95, LEVEL])
+def test_the_interval_of_a_share_is_that_of_an_exact_binomial_test(n, level):
+    for ones in range(n + 1):
+        expected = stats.binomtest(ones, n).proportion_ci(level, 'exact')
+        np.testing.assert_allclose(share_interval([1.0] * ones + [0.0] * (n - ones), level), expected, atol=1e-12)
+    assert share_interval([0.0] * 4) is None
 
 
 def test_four_numbers_have_none_and_equal_ones_a_point():

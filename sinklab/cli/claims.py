@@ -61,7 +61,7 @@ def run(given: argparse.Namespace, rest: list[str]) -> int:
         return 0
     if given.results is not None:
         untrained(given)
-        show(given, claims, measured(given.results))
+        show(given, claims, judged(given.results))
         return 0
     return trained(given, rest, claims)
 
@@ -74,17 +74,41 @@ def untrained(given: argparse.Namespace) -> None:
             )
 
 
-def measured(file: str) -> dict:
+def judged(file: str) -> dict:
     """What a claims.json has; says which rows are others by now."""
     from sinklab.sweep import results
 
     found = results.read(place(file))
+    tell(file, changed(found))
+    return found
+
+
+def changed(found: dict) -> dict[str, str]:
+    """{row: how it differs from what was measured}, of those that do."""
+    from sinklab.sweep import results
+
     overrides = [f'--config.{path}={value}' for path, value in found['overrides'].items()]
     options = [*overrides, *sweep.seed_options(0)]
-    specs = {row: config.load(file_of(row), options, found['size'])[0] for row in found['configs']}
-    if others := results.changed(found, specs):
-        sweep.say(f'other rows now than when {file} was measured: {"; ".join(others)}')
-    return found
+    return results.changed(found, {row: spec(row, options, found['size']) for row in found['configs']})
+
+
+def spec(row: str, options: list[str], size: str) -> Spec | None:
+    """None of a row that is gone."""
+    try:
+        return config.load(file_of(row), options, size)[0]
+    except Refusal:
+        return None
+
+
+def tell(file: str, changed: dict[str, str]) -> None:
+    if changed:
+        sweep.say(f'rows that are others by now than those of {file}: {in_words(changed)}')
+
+
+def in_words(changed: dict[str, str]) -> str:
+    """Each change once, with all rows that have it."""
+    rows = {how: [row for row in changed if changed[row] == how] for how in changed.values()}
+    return '; '.join(f'{", ".join(names)} ({how})' for how, names in rows.items())
 
 
 def drawable(path: str | None) -> None:
@@ -130,10 +154,12 @@ def trained(given: argparse.Namespace, rest: list[str], claims: dict) -> int:
     options += [f'--compiled={given.compiled}'] if given.compiled else []
     with lease(Folder(given.workdir).path) as held:
         before = results.kept(given.workdir, dict(size=size, overrides=dict(map(config.override, rest))))
-        wanted = dict.fromkeys(reading.row for claim in named for reading in claim.readings)
-        specs = {row: load(row, 0)[0] for row in [*before['runs'], *wanted]}
-        if others := results.changed(before, specs):
-            raise Refusal(f'{given.workdir} has runs of other rows: {"; ".join(others)}; give another --workdir')
+        wanted = {reading.row: load(reading.row, 0)[0] for claim in named for reading in claim.readings}
+        others = changed(before)
+        if mine := {row: how for row, how in others.items() if row in wanted and row in before['runs']}:
+            raise Refusal(f'{given.workdir} has runs of other rows: {in_words(mine)}; give another --workdir')
+        tell(f'{given.workdir}/{results.NAME}', others)
+        specs = {row: load(row, 0)[0] for row in before['runs'] if row not in others} | wanted
         same = first_alike(specs)
         firsts = dict.fromkeys(same[row] for row in wanted)
         runs = plan.runs(firsts, range(seeds), given.workdir, load, layout)

@@ -5,19 +5,18 @@ from collections.abc import Mapping
 from typing import Literal
 
 import numpy as np
-from scipy.special import bdtrc, stdtrit
+from scipy.special import bdtrc
 
 from sinklab.folder import Folder
 from sinklab.measure import table as measures
 from sinklab.record import Refusal, unknown
-from sinklab.report.interval import FEWEST, interval
+from sinklab.report.interval import FEWEST
 from sinklab.report.sweep import EMERGES, LOSS, judged, label
+from sinklab.report.verdict import MOST, OVER, Bounds, bounds, needed, verdict
 
 VERDICTS = ('contradicted', 'not seen', 'diverged', 'unsettled', 'holds', 'not run', 'not testable here')
-OTHERS = (LOSS, 'fails', EMERGES)  # numbers that are no measure
-MOST = 1000  # seeds that are worth a figure
-LEVEL = 1 - 0.05 / 2  # at each of two looks, with five seeds and, where they leave a claim open, with eight
-OVER = '95 % over two looks'
+FAILS = 'fails'  # 0 or 1
+OTHERS = (LOSS, FAILS, EMERGES)  # numbers that are no measure
 NOTE = f'mean difference of paired seeds and its interval ({OVER})'
 HEADINGS = ('claim', 'published', 'here', 'n', 'verdict')
 WORDS = {'>': 'more than', '<': 'less than', '=': 'as much as'}
@@ -118,8 +117,11 @@ def table(claims: Mapping[str, Claim], runs: Mapping[str, dict], published: Mapp
 def entry(name: str, claim: Claim, runs: Mapping[str, dict], published: Mapping[str, dict]) -> dict:
     found = differences(claim, runs) if claim.of else {}
     values, lost = list(found.values()), diverged(claim, runs, found)
-    bounds = interval(values, LEVEL) if values else None
-    said = verdict(bounds, values, claim, lost)
+    binary = bool(claim.of) and claim.of.number == FAILS
+    interval = bounds(values, binary)
+    said, why = conclusion(claim, values, interval, lost), claim.why
+    if said == 'not seen' and (why := nothing_to_lose(claim, runs)):
+        said = 'not testable here'
     return dict(
         claim=name,
         words=claim.words,
@@ -128,15 +130,15 @@ def entry(name: str, claim: Claim, runs: Mapping[str, dict], published: Mapping[
         way=claim.way,
         unit=unit(claim),
         published=of_rows(claim, published),
-        either=either(claim),
+        either=either(claim) and not why,
         least=claim.least,
         differences=found,
         mean=float(np.mean(values)) if values else None,
-        interval=bounds,
+        interval=interval,
         diverged=lost,
         verdict=said,
-        seeds_needed=needed(values, claim) if said == 'unsettled' else None,
-        why=claim.why,
+        seeds_needed=needed(values, claim.way, claim.least, binary) if said == 'unsettled' else None,
+        why=why,
     )
 
 
@@ -148,7 +150,7 @@ def unit(claim: Claim) -> str:
 
 def either(claim: Claim) -> bool:
     """Whether its difference may be of either sign; what was not there before, or does not fail, cannot be less."""
-    return bool(claim.of) and claim.than.at == 'end' and claim.of.number != 'fails'
+    return bool(claim.of) and claim.than.at == 'end' and claim.of.number != FAILS
 
 
 def differences(claim: Claim, runs: Mapping[str, dict]) -> dict[str, float]:
@@ -177,34 +179,20 @@ def of_rows(claim: Claim, published: Mapping[str, dict]) -> float | None:
     return None if ours is None or theirs is None else ours - theirs
 
 
-def verdict(bounds: tuple[float, float] | None, values: list[float], claim: Claim, lost: int = 0) -> str:
-    """What an interval of the mean difference says.
-
-    Of more or less: holds, where it lies on the claimed side of 0 and its mean is a difference that counts;
-    contradicted, where it does on the other; not seen, where no difference in it counts. Of the same: the last holds,
-    and either of the others contradicts.
-    """
+def conclusion(claim: Claim, values: list[float], found: Bounds | None, lost: int) -> str:
+    """One of VERDICTS, by the interval that their differences have."""
     if claim.why:
         return 'not testable here'
-    if bounds is None:
+    if found is None:
         return 'diverged' if lost and len(values) < FEWEST else 'unsettled' if values else 'not run'
-    low, high = bounds if claim.way != '<' else (-bounds[1], -bounds[0])
-    mean = float(np.mean(values)) * (-1 if claim.way == '<' else 1)
-    nothing = -claim.least < low and high < claim.least
-    above, below = low > 0 and mean >= claim.least, high < 0 and mean <= -claim.least
-    if claim.way == '=':
-        return 'holds' if nothing else 'contradicted' if above or below else 'unsettled'
-    return 'holds' if above else 'contradicted' if below else 'not seen' if nothing else 'unsettled'
+    return verdict(found, float(np.mean(values)), claim.way, claim.least)
 
 
-def needed(values: list[float], claim: Claim) -> int | None:
-    """About so many seeds would settle it, by this mean and spread, if not skewed; None: more than are worth it."""
-    if len(values) < FEWEST:
-        return FEWEST
-    mean, sd = abs(float(np.mean(values))), float(np.std(values, ddof=1))
-    half = mean if mean >= claim.least else claim.least - mean  # the widest half of an interval that says something
-    quantiles = ((n, float(stdtrit(n - 1, (1 + LEVEL) / 2))) for n in range(len(values) + 1, MOST))
-    return next((n for n, quantile in quantiles if quantile * sd < half * n**0.5), None)
+def nothing_to_lose(claim: Claim, runs: Mapping[str, dict]) -> str:
+    """Why a share cannot be seen to be less: there is none beside it."""
+    theirs = [*values(claim.than, runs).values()] if claim.way == '<' and unit(claim) == '%' else []
+    small = theirs and float(np.mean(theirs)) < claim.least
+    return f'there is nothing to be less than: {claim.than} is {np.mean(theirs):.1f} % in the mean' if small else ''
 
 
 def sign_test(entries: list[dict]) -> dict:

@@ -8,7 +8,7 @@ matplotlib.use('Agg')
 import matplotlib.pyplot as plt
 
 from sinklab.files.whole import whole
-from sinklab.report.claims import OVER
+from sinklab.report.verdict import OVER
 
 COLOURS = {
     'holds': '#009E73',

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 
 import numpy as np
-from scipy.special import stdtrit
+from scipy.special import betaincinv, stdtrit
 
 LEVEL = 0.95
 FEWEST = 5  # numbers; of three it would cover 81 to 92 %
@@ -32,6 +32,16 @@ def interval(numbers: Sequence[float], level: float = LEVEL) -> tuple[float, flo
     largest = FARTHEST * n**0.5 / quantile
     skewness = np.clip(skewness, -largest, largest)
     low, high = (mean - sd * studentized(side * quantile, skewness, n) for side in (1, -1))
+    return float(low), float(high)
+
+
+def share_interval(numbers: Sequence[float], level: float = LEVEL) -> tuple[float, float] | None:
+    """Of the share of ones among zeros and ones (Clopper and Pearson, 1934, Biometrika); it covers no less often."""
+    if len(numbers) < FEWEST:
+        return None
+    n, ones, beyond = len(numbers), int(sum(numbers)), (1 - level) / 2
+    low = betaincinv(ones, n - ones + 1, beyond) if ones else 0.0
+    high = betaincinv(ones + 1, n - ones, 1 - beyond) if ones < n else 1.0
     return float(low), float(high)
 
 

@@ -44,31 +44,35 @@ def read(path: Path) -> dict:
         found = json.loads(path.read_text(encoding='utf-8'))
     except (OSError, ValueError) as error:
         raise Refusal(f'{path} cannot be read ({error}); {instead}') from error
-    if not isinstance(found, dict) or not {*FIELDS} <= found.keys():
-        raise Refusal(f'{path} holds no {", ".join(FIELDS)}; {instead}')
+    missing = [name for name in FIELDS if not isinstance(found, dict) or name not in found]
+    if missing:
+        raise Refusal(f'{path} holds no {", ".join(missing)}; {instead}, or remove it where its runs lie beside it')
     return found
 
 
-def configs(specs: Mapping[str, Spec]) -> dict[str, dict]:
-    """{row: its config}, flat; of all but the first what is otherwise in theirs."""
-    found = {row: flat(dataclasses.asdict(spec)) for row, spec in specs.items()}
-    first = next(iter(found.values()), {})
-    return {
-        row: {path: value for path, value in config.items() if config is first or value != first[path]}
-        for row, config in found.items()
-    }
+def config_of(spec: Spec) -> dict:
+    """What numbers depend on, flat."""
+    config = flat(dataclasses.asdict(spec))
+    return {path: value for path, value in config.items() if path.partition('.')[0] not in ('checkpoint', 'log')}
 
 
-def changed(results: dict, specs: Mapping[str, Spec]) -> list[str]:
-    """Rows that are others now than when they were measured; fields that there were not yet are none of theirs."""
-    now = configs({row: specs[row] for row in results['configs']})
-    first = next(iter(now), None)
-    base, found = results['configs'].get(first), []
-    for row, then in results['configs'].items():
-        fields = {path: value for path, value in now[row].items() if row != first or path in then}
-        if other := differences(base | then, base | fields):
-            found.append(f'{row} ({", ".join(other)})')
+def changed(results: dict, specs: Mapping[str, Spec | None]) -> dict[str, str]:
+    """{row: how it differs from what was measured}, of those that do; None is a row that is gone.
+
+    A field that there was not then is none of its.
+    """
+    base, found = first(results['configs']), {}
+    for row, own in results['configs'].items():
+        then, now = base | own, specs[row] and config_of(specs[row])
+        other = differences(then, {path: now.get(path) for path in then}) if now else ['gone']
+        if other:
+            found[row] = ', '.join(other)
     return found
+
+
+def first(configs: dict[str, dict]) -> dict:
+    """The one that is kept whole; of the others it is kept what they have otherwise."""
+    return next(iter(configs.values()), {})
 
 
 def add(results: dict, specs: Mapping[str, Spec], same: dict[str, str], runs: list[Run], names: set[str]) -> dict:
@@ -77,8 +81,12 @@ def add(results: dict, specs: Mapping[str, Spec], same: dict[str, str], runs: li
     for run in runs:
         if run.outcome in ('done', 'diverged'):
             found.setdefault(run.row, {})[str(run.seed)] = measured(run.folder, run.outcome, names)
-    others = {row: first for row, first in (results['same'] | same).items() if row != first}
-    return results | dict(same=others, configs=configs({row: specs[row] for row in found}), runs=found)
+    others = {row: one for row, one in (results['same'] | same).items() if row != one}
+    configs = dict(results['configs'])
+    for row in [row for row in (*found, *others) if row in specs and row not in results['runs']]:
+        base = first(configs)
+        configs[row] = {path: value for path, value in config_of(specs[row]).items() if value != base.get(path, ...)}
+    return results | dict(same=others, configs=configs, runs=found)
 
 
 def folders(workdir: Path) -> list[Path]:
