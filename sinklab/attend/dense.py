@@ -38,8 +38,8 @@ def attend(query_BTHK: jax.Array, key_BSGK: jax.Array, value_BSGK: jax.Array, ru
     key_BSHK, value_BSHK = (per_query_head(array, query_BTHK.shape[2]) for array in (key_BSGK, value_BSGK))
     score_BHTS = scores(query_BTHK, key_BSHK) + rule.score_bias(keys)
     attention_BHTS, rows = weights(score_BHTS, rule.visible(keys), rule.operation, rule.columns)
-    output_BTHK = jnp.einsum('BHTS,BSHK->BTHK', attention_BHTS.astype(value_BSHK.dtype), value_BSHK)
-    return Attended(output_BTHK, jax.lax.stop_gradient(rows), attention_BHTS)
+    output_BHTK = jnp.einsum('BHTS,BSHK->BHTK', attention_BHTS.astype(value_BSHK.dtype), value_BSHK)
+    return Attended(jnp.swapaxes(output_BHTK, 1, 2), jax.lax.stop_gradient(rows), attention_BHTS)
 
 
 def scores(query_BTHK: jax.Array, key_BSHK: jax.Array) -> jax.Array:

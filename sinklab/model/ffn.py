@@ -1,6 +1,8 @@
 import functools
+from collections.abc import Callable
 
 import jax
+import jax.numpy as jnp
 from flax import nnx
 
 from sinklab import spec
@@ -21,7 +23,10 @@ FFNS = {  # activation, whether it is a gate
 
 
 class FFN(nnx.Module):
-    """activation(x W_in) W_out, or gated: (activation(x W_gate) * x W_in) W_out (Shazeer, 2020)."""
+    """activation(x W_in) W_out, or gated: (activation(x W_gate) * x W_in) W_out (Shazeer, 2020).
+
+    Between products all is float32, rounded once before the last.
+    """
 
     def __init__(self, model: spec.Model, rngs: nnx.Rngs):
         init = INITIALIZATIONS[model.initialization]
@@ -33,9 +38,16 @@ class FFN(nnx.Module):
         self.out_FD = normal(rngs, (model.ffn_width, model.width), std, ('ffn', 'embed'), inputs=1)
 
     def __call__(self, x_BTD: jax.Array) -> jax.Array:
-        hidden_BTF = kept(product('BTD,DF->BTF', x_BTD, self.in_DF), 'ffn')
-        if self.gate_DF is None:
-            hidden_BTF = self.activation(hidden_BTF)
-        else:
-            hidden_BTF *= self.activation(kept(product('BTD,DF->BTF', x_BTD, self.gate_DF), 'ffn'))
-        return product('BTF,FD->BTD', place(hidden_BTF, 'batch', None, 'ffn'), self.out_FD)
+        inward = [self.in_DF] if self.gate_DF is None else [self.gate_DF, self.in_DF]
+        given = (kept(product('BTD,DF->BTF', x_BTD, weight_DF), 'ffn') for weight_DF in inward)
+        hidden_BTF = place(hidden(self.activation, *given), 'batch', None, 'ffn')
+        return product('BTF,FD->BTD', hidden_BTF, self.out_FD)
+
+
+@functools.partial(jax.checkpoint, static_argnums=0, prevent_cse=False)
+def hidden(activation: Callable, gate_BTF: jax.Array, *in_BTF: jax.Array) -> jax.Array:
+    """activation(gate) or its product with what it is the gate of; a backward pass has no more of it than these."""
+    wide = activation(gate_BTF.astype(jnp.float32))
+    for array in in_BTF:
+        wide *= array.astype(jnp.float32)
+    return wide.astype(gate_BTF.dtype)
