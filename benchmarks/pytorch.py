@@ -1,10 +1,11 @@
-"""A training step of ours beside one of PyTorch, on this machine's cores, in one process and in alternation.
+"""A training step of ours beside one of PyTorch, on this machine's cores, in turn, each in a process of its own.
 
     python benchmarks/pytorch.py [--size=quickstart] [--batch=32] [--length=64] [--rounds=20]
 
 The same model, batch, clipping and optimizer, float32: ours as `sinklab train --data=N --remat=NAMES` runs it, with a
 device for each core unless told otherwise; PyTorch eager, with its fused AdamW and scaled_dot_product_attention; and
-plain JAX, as one writes it first (benchmarks/plain.py), on one device. A round takes so many steps of each.
+plain JAX, as one writes it first (benchmarks/plain.py), on one device. A round takes so many steps of each, while the
+others wait. GLIBC_TUNABLES is the same for all of them; where it says nothing, ours says what `sinklab train` does.
 """
 
 import argparse
@@ -12,6 +13,8 @@ import json
 import os
 import platform
 import statistics
+import subprocess
+import sys
 import time
 from collections.abc import Callable
 
@@ -24,6 +27,7 @@ from torch.nn import functional
 from configs import default
 from configs.sizes import SIZES
 from sinklab import devices, sharding
+from sinklab.cli import pages
 from sinklab.parse import parse
 from sinklab.spec import Hardware, Model, Spec
 from sinklab.train import state, step
@@ -34,6 +38,7 @@ DTYPES = {'float32': torch.float32, 'bfloat16': torch.bfloat16}
 
 def ours(spec: Spec, hardware: Hardware, ids_BT: np.ndarray) -> Callable[[], float]:
     """A step, which returns its loss."""
+    devices.divide_cpu(hardware)
     mesh = devices.mesh(hardware)
     with jax.set_mesh(mesh):
         now, batch = state.create(spec, mesh), sharding.put(ids_BT, mesh)
@@ -48,8 +53,8 @@ def ours(spec: Spec, hardware: Hardware, ids_BT: np.ndarray) -> Callable[[], flo
     return one
 
 
-def plainly(spec: Spec, remat: str, ids_BT: np.ndarray) -> Callable[[], float]:
-    now, advance = plain.training(spec, remat)
+def plainly(spec: Spec, hardware: Hardware, ids_BT: np.ndarray) -> Callable[[], float]:
+    now, advance = plain.training(spec, 'none')
 
     def one() -> float:
         nonlocal now
@@ -105,9 +110,10 @@ def rotated(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tens
     return torch.cat([left * cos - right * sin, right * cos + left * sin], -1)
 
 
-def eager(spec: Spec, ids_BT: np.ndarray) -> Callable[[], float]:
+def eager(spec: Spec, hardware: Hardware, ids_BT: np.ndarray) -> Callable[[], float]:
     """bfloat16 is autocast, as PyTorch mixes precisions."""
     torch.manual_seed(0)
+    torch.set_num_threads(hardware.data)
     net, ids_BT = Decoder(spec.model), torch.from_numpy(ids_BT).long()
     optimizer = torch.optim.AdamW(net.parameters(), 4e-4, (0.9, 0.95), weight_decay=0.1, fused=True)
     mixed = spec.model.dtype != 'float32'
@@ -125,54 +131,78 @@ def eager(spec: Spec, ids_BT: np.ndarray) -> Callable[[], float]:
     return one
 
 
-def timed(one: Callable[[], float], steps: int) -> float:
-    """Milliseconds a step."""
-    one()
-    start = time.perf_counter()
-    for _ in range(steps):
+STEPS = {'ours': ours, 'PyTorch eager': eager, 'plain JAX': plainly}
+
+
+def take_turns(name: str, given: argparse.Namespace) -> None:
+    """Says the loss of a first step and, whenever it is told a number of steps, how many milliseconds one took."""
+    if name == 'ours':
+        pages.large()
+    config = default.get_config(size=given.size)
+    config.model.dtype, config.data.length, config.optimizer.batch_size = given.dtype, given.length, given.batch
+    spec, devices = parse(config.to_dict()), given.data if name == 'ours' and given.data else given.cores
+    ids_BT = np.random.default_rng(0).integers(0, spec.model.vocabulary, (given.batch, given.length + 1), np.int32)
+    one = STEPS[name](spec, Hardware(data=devices, fsdp=1, remat=given.remat), ids_BT)
+    print(one(), flush=True)
+    for steps in map(int, sys.stdin):
         one()
-    return 1e3 * (time.perf_counter() - start) / steps
+        start = time.perf_counter()
+        for _ in range(steps):
+            one()
+        print(1e3 * (time.perf_counter() - start) / steps, flush=True)
+
+
+class Contestant:
+    """One of STEPS in a process of its own."""
+
+    def __init__(self, name: str):
+        command = [sys.executable, *sys.argv, f'--only={name}']
+        self.process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+        print(f'{name}, loss of the first step: {self.told():.4f}')
+
+    def told(self) -> float:
+        line = self.process.stdout.readline()
+        return float(line) if line else sys.exit(self.process.wait() or 1)
+
+    def timed(self, steps: int) -> float:
+        print(steps, file=self.process.stdin, flush=True)
+        return self.told()
 
 
 def spread(values: list[float], digits: int = 1) -> str:
     return f'{statistics.median(values):.{digits}f} ({min(values):.{digits}f} to {max(values):.{digits}f})'
 
 
+def arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument('--size', default='quickstart', choices=SIZES)
+    parser.add_argument('--dtype', default='float32', choices=DTYPES)
+    parser.add_argument('--batch', type=int, default=32)
+    parser.add_argument('--length', type=int, default=64)
+    parser.add_argument('--cores', type=int, default=len(os.sched_getaffinity(0)), help='threads of PyTorch')
+    parser.add_argument('--data', type=int, help='devices of ours; as many as cores')
+    parser.add_argument('--remat', default='attention,ffn')
+    parser.add_argument('--rounds', type=int, default=20)
+    parser.add_argument('--steps', type=int, default=4, help='of each in a round')
+    parser.add_argument('--only', choices=STEPS, help=argparse.SUPPRESS)
+    return parser.parse_args()
+
+
 def main() -> None:
-    arguments = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    arguments.add_argument('--size', default='quickstart', choices=SIZES)
-    arguments.add_argument('--dtype', default='float32', choices=DTYPES)
-    arguments.add_argument('--batch', type=int, default=32)
-    arguments.add_argument('--length', type=int, default=64)
-    arguments.add_argument('--cores', type=int, default=len(os.sched_getaffinity(0)), help='threads of PyTorch')
-    arguments.add_argument('--data', type=int, help='devices of ours; as many as cores')
-    arguments.add_argument('--remat', default='attention,ffn')
-    arguments.add_argument('--rounds', type=int, default=20)
-    arguments.add_argument('--steps', type=int, default=4, help='of each in a round')
-    given = arguments.parse_args()
-    config = default.get_config(size=given.size)
-    config.model.dtype, config.data.length, config.optimizer.batch_size = given.dtype, given.length, given.batch
-    spec = parse(config.to_dict())
-    hardware = Hardware(data=given.data or given.cores, fsdp=1, remat=given.remat)
-    devices.divide_cpu(hardware)
-    torch.set_num_threads(given.cores)
-    ids_BT = np.random.default_rng(0).integers(0, spec.model.vocabulary, (given.batch, given.length + 1), np.int32)
-    steps = {
-        'ours': ours(spec, hardware, ids_BT),
-        'PyTorch eager': eager(spec, ids_BT),
-        'plain JAX': plainly(spec, 'none', ids_BT),
-    }
-    for one in steps.values():
-        print(f'loss of the first step: {one():.4f}')
-    rounds = [[timed(one, given.steps) for one in steps.values()] for _ in range(given.rounds)]
-    columns = dict(zip(steps, zip(*rounds, strict=True), strict=True))
+    given = arguments()
+    if given.only:
+        return take_turns(given.only, given)
+    contestants = {name: Contestant(name) for name in STEPS}
+    rounds = [[one.timed(given.steps) for one in contestants.values()] for _ in range(given.rounds)]
+    columns = dict(zip(STEPS, zip(*rounds, strict=True), strict=True))
     print(f'{platform.processor() or platform.machine()}, {given.cores} cores, python {platform.python_version()}')
-    print(json.dumps(versions(('jax', 'jaxlib')) | dict(torch=torch.__version__)), json.dumps(vars(given)))
+    print(json.dumps(versions(('jax', 'jaxlib', 'torch'))), json.dumps(vars(given)))
     for name, column in columns.items():
         print(f'{name}, ms a step: {spread(list(column))}')
     for name in ('PyTorch eager', 'plain JAX'):
         ratios = [theirs / own for theirs, own in zip(columns[name], columns['ours'], strict=True)]
         print(f'{name} over ours: {spread(ratios, 2)}')
+    return None
 
 
 if __name__ == '__main__':
