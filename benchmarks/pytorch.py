@@ -5,7 +5,8 @@
 The same model, batch, clipping and optimizer, float32: ours as `sinklab train --data=N --remat=NAMES` runs it, with a
 device for each core unless told otherwise; PyTorch eager, with its fused AdamW and scaled_dot_product_attention; and
 plain JAX, as one writes it first (benchmarks/plain.py), on one device. A round takes so many steps of each, while the
-others wait. GLIBC_TUNABLES is the same for all of them; where it says nothing, ours says what `sinklab train` does.
+others wait. Of malloc, PyTorch and plain JAX have what the system has, ours what `sinklab train` has, large pages
+(sinklab/cli/malloc.py); with GLIBC_TUNABLES=glibc.malloc.hugetlb=1, or =0, all three have the same.
 """
 
 import argparse
@@ -27,7 +28,7 @@ from torch.nn import functional
 from configs import default
 from configs.sizes import SIZES
 from sinklab import devices, sharding
-from sinklab.cli import pages
+from sinklab.cli import malloc
 from sinklab.parse import parse
 from sinklab.spec import Hardware, Model, Spec
 from sinklab.train import state, step
@@ -36,8 +37,9 @@ from sinklab.train.environment import versions
 DTYPES = {'float32': torch.float32, 'bfloat16': torch.bfloat16}
 
 
-def ours(spec: Spec, hardware: Hardware, ids_BT: np.ndarray) -> Callable[[], float]:
+def ours(spec: Spec, given: argparse.Namespace, ids_BT: np.ndarray) -> Callable[[], float]:
     """A step, which returns its loss."""
+    hardware = Hardware(data=given.data or given.cores, fsdp=1, remat=given.remat)
     devices.divide_cpu(hardware)
     mesh = devices.mesh(hardware)
     with jax.set_mesh(mesh):
@@ -53,7 +55,7 @@ def ours(spec: Spec, hardware: Hardware, ids_BT: np.ndarray) -> Callable[[], flo
     return one
 
 
-def plainly(spec: Spec, hardware: Hardware, ids_BT: np.ndarray) -> Callable[[], float]:
+def plainly(spec: Spec, given: argparse.Namespace, ids_BT: np.ndarray) -> Callable[[], float]:
     now, advance = plain.training(spec, 'none')
 
     def one() -> float:
@@ -110,10 +112,10 @@ def rotated(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tens
     return torch.cat([left * cos - right * sin, right * cos + left * sin], -1)
 
 
-def eager(spec: Spec, hardware: Hardware, ids_BT: np.ndarray) -> Callable[[], float]:
+def eager(spec: Spec, given: argparse.Namespace, ids_BT: np.ndarray) -> Callable[[], float]:
     """bfloat16 is autocast, as PyTorch mixes precisions."""
     torch.manual_seed(0)
-    torch.set_num_threads(hardware.data)
+    torch.set_num_threads(given.cores)
     net, ids_BT = Decoder(spec.model), torch.from_numpy(ids_BT).long()
     optimizer = torch.optim.AdamW(net.parameters(), 4e-4, (0.9, 0.95), weight_decay=0.1, fused=True)
     mixed = spec.model.dtype != 'float32'
@@ -131,18 +133,16 @@ def eager(spec: Spec, hardware: Hardware, ids_BT: np.ndarray) -> Callable[[], fl
     return one
 
 
-STEPS = {'ours': ours, 'PyTorch eager': eager, 'plain JAX': plainly}
+CONTESTANTS = {'ours': ours, 'PyTorch eager': eager, 'plain JAX': plainly}
 
 
 def take_turns(name: str, given: argparse.Namespace) -> None:
     """Says the loss of a first step and, whenever it is told a number of steps, how many milliseconds one took."""
-    if name == 'ours':
-        pages.large()
     config = default.get_config(size=given.size)
     config.model.dtype, config.data.length, config.optimizer.batch_size = given.dtype, given.length, given.batch
-    spec, devices = parse(config.to_dict()), given.data if name == 'ours' and given.data else given.cores
+    spec = parse(config.to_dict())
     ids_BT = np.random.default_rng(0).integers(0, spec.model.vocabulary, (given.batch, given.length + 1), np.int32)
-    one = STEPS[name](spec, Hardware(data=devices, fsdp=1, remat=given.remat), ids_BT)
+    one = CONTESTANTS[name](spec, given, ids_BT)
     print(one(), flush=True)
     for steps in map(int, sys.stdin):
         one()
@@ -153,16 +153,21 @@ def take_turns(name: str, given: argparse.Namespace) -> None:
 
 
 class Contestant:
-    """One of STEPS in a process of its own."""
+    """One of CONTESTANTS in a process of its own."""
 
     def __init__(self, name: str):
         command = [sys.executable, *sys.argv, f'--only={name}']
-        self.process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+        told = malloc.told() if name == 'ours' else {}
+        self.process = subprocess.Popen(
+            command, env=os.environ | told, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+        )
         print(f'{name}, loss of the first step: {self.told():.4f}')
 
     def told(self) -> float:
         line = self.process.stdout.readline()
-        return float(line) if line else sys.exit(self.process.wait() or 1)
+        if not line:
+            sys.exit(self.process.wait() or 1)
+        return float(line)
 
     def timed(self, steps: int) -> float:
         print(steps, file=self.process.stdin, flush=True)
@@ -184,17 +189,14 @@ def arguments() -> argparse.Namespace:
     parser.add_argument('--remat', default='attention,ffn')
     parser.add_argument('--rounds', type=int, default=20)
     parser.add_argument('--steps', type=int, default=4, help='of each in a round')
-    parser.add_argument('--only', choices=STEPS, help=argparse.SUPPRESS)
+    parser.add_argument('--only', choices=CONTESTANTS, help=argparse.SUPPRESS)
     return parser.parse_args()
 
 
-def main() -> None:
-    given = arguments()
-    if given.only:
-        return take_turns(given.only, given)
-    contestants = {name: Contestant(name) for name in STEPS}
+def compare(given: argparse.Namespace) -> None:
+    contestants = {name: Contestant(name) for name in CONTESTANTS}
     rounds = [[one.timed(given.steps) for one in contestants.values()] for _ in range(given.rounds)]
-    columns = dict(zip(STEPS, zip(*rounds, strict=True), strict=True))
+    columns = dict(zip(contestants, zip(*rounds, strict=True), strict=True))
     print(f'{platform.processor() or platform.machine()}, {given.cores} cores, python {platform.python_version()}')
     print(json.dumps(versions(('jax', 'jaxlib', 'torch'))), json.dumps(vars(given)))
     for name, column in columns.items():
@@ -202,7 +204,14 @@ def main() -> None:
     for name in ('PyTorch eager', 'plain JAX'):
         ratios = [theirs / own for theirs, own in zip(columns[name], columns['ours'], strict=True)]
         print(f'{name} over ours: {spread(ratios, 2)}')
-    return None
+
+
+def main() -> None:
+    given = arguments()
+    if given.only:
+        take_turns(given.only, given)
+    else:
+        compare(given)
 
 
 if __name__ == '__main__':

@@ -38,6 +38,7 @@ def attend(query_BTHK: jax.Array, key_BSGK: jax.Array, value_BSGK: jax.Array, ru
     key_BSHK, value_BSHK = (per_query_head(array, query_BTHK.shape[2]) for array in (key_BSGK, value_BSGK))
     score_BHTS = scores(query_BTHK, key_BSHK) + rule.score_bias(keys)
     attention_BHTS, rows = weights(score_BHTS, rule.visible(keys), rule.operation, rule.columns)
+    # Asked for BTHK, einsum has the factors change sides, and XLA:CPU takes longer for each head.
     output_BHTK = jnp.einsum('BHTS,BSHK->BHTK', attention_BHTS.astype(value_BSHK.dtype), value_BSHK)
     return Attended(jnp.swapaxes(output_BHTK, 1, 2), jax.lax.stop_gradient(rows), attention_BHTS)
 

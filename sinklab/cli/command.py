@@ -9,6 +9,12 @@ def program() -> list[str]:
     return [sys.argv[0]] if Path(sys.argv[0]).name == 'sinklab' else [sys.executable, '-m', 'sinklab']
 
 
+def is_own() -> bool:
+    """Whether this process is the command's, and not a program that calls it."""
+    path = Path(sys.argv[0])
+    return path.name == 'sinklab' or path.parts[-2:] == ('sinklab', '__main__.py')
+
+
 def again() -> str:
     """The command line that was given, to be given again."""
     return shlex.join([*program(), *sys.argv[1:]])

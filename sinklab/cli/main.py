@@ -12,7 +12,6 @@ from sinklab.cli import (
     doctor,
     evaluate,
     measure,
-    pages,
     prepare,
     processes,
     report,
@@ -72,8 +71,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Runs one verb. Exit codes: 0 done, 1 refused, 3 diverged, 42 start it again, 130 after Ctrl-C, 70 crashed."""
     gc.set_threshold(100_000)  # what a start makes stays: to look through it again and again takes a second
     given, rest = parser().parse_known_args(arguments)
-    if given.verb == 'train' and arguments is None:  # this process is the command's own
-        pages.large()
     try:
         return VERBS[given.verb].run(given, rest)
     except BrokenPipeError:  # whoever read has enough

@@ -28,8 +28,12 @@ def argument(verb: argparse.ArgumentParser) -> None:
 def hasten(size: str | None) -> None:
     """What learns nothing is compiled in haste, where jax knows the CPU alone; to be said before it is at work."""
     given = os.environ.get('XLA_FLAGS', '')
-    if size in HASTY and '--xla_backend' not in given and not any(map(importlib.util.find_spec, ACCELERATORS)):
+    if size in HASTY and '--xla_backend' not in given and knows_the_cpu_alone():
         os.environ['XLA_FLAGS'] = f'{given} {HASTE}'.strip()
+
+
+def knows_the_cpu_alone() -> bool:
+    return not any(map(importlib.util.find_spec, ACCELERATORS))
 
 
 class Programs:

@@ -16,7 +16,7 @@ import sys
 from typing import Any
 
 from sinklab.checkpoint import digests
-from sinklab.cli import config, fork, hardware, processes, programs
+from sinklab.cli import config, fork, hardware, malloc, processes, programs
 from sinklab.cli.command import program
 from sinklab.files.place import absolute
 from sinklab.folder import Folder, flat
@@ -68,6 +68,7 @@ def size_argument(verb: argparse.ArgumentParser) -> None:
 
 
 def run(given: argparse.Namespace, rest: list[str]) -> int:
+    malloc.ask_for_large_pages()
     if link.supervised():
         processes.child(functools.partial(train, given, rest))
     seat = processes.seat(given)

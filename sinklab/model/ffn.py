@@ -38,16 +38,18 @@ class FFN(nnx.Module):
         self.out_FD = normal(rngs, (model.ffn_width, model.width), std, ('ffn', 'embed'), inputs=1)
 
     def __call__(self, x_BTD: jax.Array) -> jax.Array:
-        inward = [self.in_DF] if self.gate_DF is None else [self.gate_DF, self.in_DF]
-        given = (kept(product('BTD,DF->BTF', x_BTD, weight_DF), 'ffn') for weight_DF in inward)
-        hidden_BTF = place(hidden(self.activation, *given), 'batch', None, 'ffn')
-        return product('BTF,FD->BTD', hidden_BTF, self.out_FD)
+        in_BTF = kept(product('BTD,DF->BTF', x_BTD, self.in_DF), 'ffn')
+        gate_BTF = None if self.gate_DF is None else kept(product('BTD,DF->BTF', x_BTD, self.gate_DF), 'ffn')
+        inside_BTF = place(inside(self.activation, in_BTF, gate_BTF), 'batch', None, 'ffn')
+        return product('BTF,FD->BTD', inside_BTF, self.out_FD)
 
 
-@functools.partial(jax.checkpoint, static_argnums=0, prevent_cse=False)
-def hidden(activation: Callable, gate_BTF: jax.Array, *in_BTF: jax.Array) -> jax.Array:
-    """activation(gate) or its product with what it is the gate of; a backward pass has no more of it than these."""
-    wide = activation(gate_BTF.astype(jnp.float32))
-    for array in in_BTF:
-        wide *= array.astype(jnp.float32)
-    return wide.astype(gate_BTF.dtype)
+@functools.partial(jax.checkpoint, static_argnums=0, prevent_cse=False)  # the scan over layers is barrier enough
+def inside(activation: Callable, in_BTF: jax.Array, gate_BTF: jax.Array | None) -> jax.Array:
+    """activation(in), or activation(gate) * in, whose own steps no backward pass keeps."""
+    wide_BTF = in_BTF.astype(jnp.float32)
+    if gate_BTF is None:
+        wide_BTF = activation(wide_BTF)
+    else:
+        wide_BTF *= activation(gate_BTF.astype(jnp.float32))
+    return wide_BTF.astype(in_BTF.dtype)

@@ -7,7 +7,6 @@ not kept for the backward pass, but gathered again.
 """
 
 import functools
-from collections.abc import Sequence
 
 import jax
 import jax.numpy as jnp
@@ -30,6 +29,15 @@ def whole(parameter: nnx.Param) -> jax.Array:
 
 def axes(parameter: nnx.Param) -> tuple[str | None, ...]:
     return parameter.get_metadata()['axes']
+
+
+def laid(array: jax.Array) -> jax.Array:
+    """The array as it is, where it is to be, or has been, transposed.
+
+    A transpose that XLA:CPU moves into a product makes that slow, or has its wide factor copied; one that it moves
+    into what reads it is made again by each.
+    """
+    return jax.lax.optimization_barrier(array)
 
 
 def product(equation: str, x: jax.Array, weight: nnx.Param, dtype: jnp.dtype | None = None) -> jax.Array:
@@ -91,24 +99,16 @@ def backward(equation, axes, dtype, saved, d_y):
     of_x, of_weight, of_y = equation.replace('->', ',').split(',')
     d_y = d_y.astype(x.dtype)
     d_x = jnp.einsum(f'{of_y},{of_weight}->{of_x}', d_y, gathered(weight, axes, x.dtype))
-    # What is divided comes first, as it travels.
+    # What is divided comes first, as it travels. XLA:CPU has no product in bfloat16 that it transposes afterwards.
     divided = ''.join(of_weight[dimension] for dimension, _ in exchange.parts(axes))
-    factors = (of_x, x), (of_y, d_y)
-    order, d_weight = sum_of_rows(factors, divided, of_weight, weight.dtype)
+    if not divided and x.dtype == weight.dtype and d_y.size + weight.size < x.size:
+        # The left factor is copied, to transpose it: of a wide one and a narrow one the narrow one, and then the sum.
+        order = ''.join(letter for letter in dict.fromkeys(of_y + of_x) if letter in of_weight)
+        d_weight = laid(jnp.einsum(f'{of_y},{of_x}->{order}', d_y, x))
+    else:
+        order = ''.join(dict.fromkeys(divided + of_weight))
+        d_weight = jnp.einsum(f'{of_x},{of_y}->{order}', x, d_y, preferred_element_type=weight.dtype)
     return d_x, exchange.part(jnp.einsum(f'{order}->{of_weight}', d_weight), *axes)
-
-
-def sum_of_rows(factors: Sequence, first: str, letters: str, dtype: jnp.dtype) -> tuple[str, jax.Array]:
-    """(the order of its letters, the sum over all rows of the product of two factors), `first` letters first."""
-    order = ''.join(dict.fromkeys(first + letters))
-    alike = not first and factors[0][1].dtype == dtype  # XLA:CPU has no product in bfloat16 that it transposes.
-    if alike:  # The left factor is copied to transpose it, or the sum is: better what is smaller.
-        factors = sorted(factors, key=lambda factor: factor[1].size)
-        order = ''.join(dict.fromkeys(letter for of, _ in factors for letter in of if letter in letters))
-    (of_left, left), (of_right, right) = factors
-    total = jnp.einsum(f'{of_left},{of_right}->{order}', left, right, preferred_element_type=dtype)
-    # Without a barrier XLA has the factors change sides, and transposes the larger one.
-    return order, jax.lax.optimization_barrier(total) if alike and order != letters else total
 
 
 mixed_product.defvjp(forward, backward)

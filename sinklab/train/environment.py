@@ -1,5 +1,6 @@
 """Where a run takes place: versions, devices, layout, commit."""
 
+import os
 import platform
 import subprocess
 from importlib.metadata import PackageNotFoundError, version
@@ -45,6 +46,7 @@ def environment(layout: dict, attention: str, attempts: list[dict]) -> dict:
         commit=commit(),
         python=platform.python_version(),
         platform=platform.platform(),
+        malloc=os.environ.get('GLIBC_TUNABLES'),
         versions=versions(),
         devices=[device.device_kind for device in jax.devices()],
         processes=jax.process_count(),

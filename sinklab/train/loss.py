@@ -7,6 +7,7 @@ import jax.numpy as jnp
 from jax.sharding import PartitionSpec
 
 from sinklab import exchange, sharding
+from sinklab.model.parameter import laid
 from sinklab.model.transformer import TABLE
 from sinklab.targets import is_predicted, unpredicted
 
@@ -76,11 +77,6 @@ def sums_of_columns(
     if columns:  # added in float32, as all that devices add
         d_hidden_BTD = jax.lax.psum(d_hidden_BTD, columns).astype(hidden_BTD.dtype)
     return total_N.sum(), d_hidden_BTD, laid(d_head_DV.T)
-
-
-def laid(array: jax.Array) -> jax.Array:
-    """A transpose, made here and once. XLA:CPU is slow at a product of one, and copies one in all that reads it."""
-    return jax.lax.optimization_barrier(array)
 
 
 def chunk_rows(width: int) -> int:
