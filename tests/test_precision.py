@@ -22,7 +22,6 @@ from options import COMBINATIONS, OPTIONS, TOKENS
 from sinklab import devices, sharding
 from sinklab.attend import chunked
 from sinklab.attend import mask as masks
-from sinklab.model.ffn import FFNS, inside
 from sinklab.model.parameter import product
 from sinklab.spec import Hardware
 from sinklab.train import objective, state, step
@@ -74,17 +73,6 @@ def test_the_gradient_of_a_product_is_the_same_whichever_factor_is_wider(wide):
 
     (d_weight,) = jax.vjp(taken, jnp.float32(weight))[1](jnp.float32(d_y))
     np.testing.assert_array_equal(d_weight, np.einsum('BTHK,BTD->HKD', x, d_y))
-
-
-@pytest.mark.parametrize('name', FFNS)
-def test_the_inside_of_an_ffn_is_float32_rounded_once(name):
-    activation, gated = FFNS[name]
-    given = [jnp.bfloat16(np.random.default_rng(seed).normal(size=(2, 3, 50))) for seed in range(1 + gated)]
-    wide = [np.float64(array) for array in given]
-    exact = np.float64(activation(wide[-1])) * (wide[0] if gated else 1.0)
-    found = jax.jit(inside, static_argnums=0, compiler_options=STRICT)(activation, *given, *([] if gated else [None]))
-    assert found.dtype == jnp.bfloat16
-    np.testing.assert_allclose(np.float64(found), exact, rtol=1.001 * UNIT, atol=1e-6)
 
 
 @pytest.mark.parametrize(

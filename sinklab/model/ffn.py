@@ -2,7 +2,6 @@ import functools
 from collections.abc import Callable
 
 import jax
-import jax.numpy as jnp
 from flax import nnx
 
 from sinklab import spec
@@ -23,10 +22,7 @@ FFNS = {  # activation, whether it is a gate
 
 
 class FFN(nnx.Module):
-    """activation(x W_in) W_out, or gated: (activation(x W_gate) * x W_in) W_out (Shazeer, 2020).
-
-    Between products all is float32, rounded once before the last.
-    """
+    """activation(x W_in) W_out, or gated: (activation(x W_gate) * x W_in) W_out (Shazeer, 2020)."""
 
     def __init__(self, model: spec.Model, rngs: nnx.Rngs):
         init = INITIALIZATIONS[model.initialization]
@@ -47,9 +43,4 @@ class FFN(nnx.Module):
 @functools.partial(jax.checkpoint, static_argnums=0, prevent_cse=False)  # the scan over layers is barrier enough
 def inside(activation: Callable, in_BTF: jax.Array, gate_BTF: jax.Array | None) -> jax.Array:
     """activation(in), or activation(gate) * in, whose own steps no backward pass keeps."""
-    wide_BTF = in_BTF.astype(jnp.float32)
-    if gate_BTF is None:
-        wide_BTF = activation(wide_BTF)
-    else:
-        wide_BTF *= activation(gate_BTF.astype(jnp.float32))
-    return wide_BTF.astype(in_BTF.dtype)
+    return activation(in_BTF) if gate_BTF is None else in_BTF * activation(gate_BTF)
