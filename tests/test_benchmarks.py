@@ -6,8 +6,10 @@ import runpy
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import jax
+import numpy as np
 import pytest
 
 from configs import default
@@ -48,7 +50,7 @@ def test_the_loop_tells_what_a_step_and_a_probe_cost(told):
 
 @pytest.mark.slow
 def test_a_step_is_timed_beside_one_of_pytorch_with_as_many_parameters(monkeypatch):
-    pytest.importorskip('torch')
+    torch = pytest.importorskip('torch')
     monkeypatch.syspath_prepend(BENCHMARKS)
     options = '--size=smoke', '--batch=4', '--length=16', '--cores=1', '--rounds=1', '--steps=1'
     command = [sys.executable, str(BENCHMARKS / 'pytorch.py'), *options]
@@ -58,10 +60,13 @@ def test_a_step_is_timed_beside_one_of_pytorch_with_as_many_parameters(monkeypat
         assert 5 < float(loss) < 7  # log 300, and what a random head adds
     assert re.search(rf'^PyTorch eager over ours: {NUMBER} ', text, re.MULTILINE)
     spec = parse(default.get_config(size='smoke').to_dict())
-    theirs = runpy.run_path(str(BENCHMARKS / 'pytorch.py'))['Decoder'](spec.model)
+    found = runpy.run_path(str(BENCHMARKS / 'pytorch.py'))
+    theirs = found['Decoder'](spec.model)
     assert sum(one.numel() for one in theirs.parameters()) == sum(
         leaf.size for leaf in jax.tree.leaves(state.shapes(spec)['params'])
     )
+    found['eager'](spec, SimpleNamespace(cores=1), np.zeros((4, 17), np.int32))
+    assert torch.get_num_threads() == 1
 
 
 @pytest.mark.slow

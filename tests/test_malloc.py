@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from sinklab.cli import command, malloc
+from sinklab.train.environment import environment
 
 
 @pytest.fixture
@@ -79,15 +80,20 @@ def test_a_command_is_the_same_process_with_the_same_arguments_once_more(own, tm
         'from sinklab.cli import malloc\n'
         'malloc.is_asked = malloc.knows_the_cpu_alone = lambda: True\n'
     )
-    environment = os.environ | {malloc.TUNABLES: '', 'PYTHONPATH': str(tmp_path)}
+    variables = os.environ | {malloc.TUNABLES: '', 'PYTHONPATH': str(tmp_path)}
     line = [*own, 'train', '--config=nowhere.py', '--workdir=a folder']
-    found = subprocess.run(line, env=environment, capture_output=True, text=True, timeout=60, cwd=tmp_path)
+    found = subprocess.run(line, env=variables, capture_output=True, text=True, timeout=60, cwd=tmp_path)
     assert found.returncode == 1
     assert len(found.stderr.splitlines()) == 1
     one, other = (start.split('\t') for start in (tmp_path / 'starts').read_text().splitlines())
     assert (one[0], one[1]) == (other[0], '')
     assert other[1] == 'glibc.malloc.hugetlb=1'
     assert one[2].partition(',')[2] == other[2].partition(',')[2]  # all but how Python was found
+
+
+def test_a_run_says_what_malloc_was_told(monkeypatch):
+    monkeypatch.setenv(malloc.TUNABLES, 'glibc.malloc.hugetlb=1')
+    assert environment({}, 'dense', [])['malloc'] == 'glibc.malloc.hugetlb=1'
 
 
 def test_this_process_is_no_command():

@@ -27,6 +27,7 @@ from sinklab.sweep.run import shares, train
 SIZE = 'quickstart'
 SEEDS = 5
 ASK = 'sinklab claims NAME --workdir=DIR asks one of them, docs/claims.md says how'
+IN_WORDS = '--list says each claim in words, --markdown its contrast'
 ALSO = {'valid/loss', 'mass/row', 'entropy/row', 'emergence/step'}  # kept beside what claims read
 
 
@@ -214,5 +215,5 @@ def show(given: argparse.Namespace, claims: dict, found: dict) -> None:
         print(report.markdown(entries), end='')
     else:
         run = [report.cells(entry) for entry in entries if entry['verdict'] != 'not run']
-        sweep.show(list(report.HEADINGS), run, f'at size {found["size"]}: {report.NOTE}')
+        sweep.show(list(report.HEADINGS), run, f'at size {found["size"]}: {report.NOTE}; {IN_WORDS}')
         print(report.in_words(entries), *report.not_run(entries), sep='\n')

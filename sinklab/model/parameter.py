@@ -31,13 +31,14 @@ def axes(parameter: nnx.Param) -> tuple[str | None, ...]:
     return parameter.get_metadata()['axes']
 
 
-def laid(array: jax.Array) -> jax.Array:
-    """The array as it is, where it is to be, or has been, transposed.
+def transposed(equation: str, array: jax.Array) -> jax.Array:
+    """einsum(equation, array), made here and once.
 
     A transpose that XLA:CPU moves into a product makes that slow, or has its wide factor copied; one that it moves
     into what reads it is made again by each.
     """
-    return jax.lax.optimization_barrier(array)
+    barrier = jax.lax.optimization_barrier
+    return barrier(jnp.einsum(equation, barrier(array)))
 
 
 def product(equation: str, x: jax.Array, weight: nnx.Param, dtype: jnp.dtype | None = None) -> jax.Array:
@@ -104,10 +105,9 @@ def backward(equation, axes, dtype, saved, d_y):
     if not divided and x.dtype == weight.dtype and d_y.size + weight.size < x.size:
         # The left factor is copied, to transpose it: of a wide one and a narrow one the narrow one, and then the sum.
         order = ''.join(letter for letter in dict.fromkeys(of_y + of_x) if letter in of_weight)
-        d_weight = laid(jnp.einsum(f'{of_y},{of_x}->{order}', d_y, x))
-    else:
-        order = ''.join(dict.fromkeys(divided + of_weight))
-        d_weight = jnp.einsum(f'{of_x},{of_y}->{order}', x, d_y, preferred_element_type=weight.dtype)
+        return d_x, transposed(f'{order}->{of_weight}', jnp.einsum(f'{of_y},{of_x}->{order}', d_y, x))
+    order = ''.join(dict.fromkeys(divided + of_weight))
+    d_weight = jnp.einsum(f'{of_x},{of_y}->{order}', x, d_y, preferred_element_type=weight.dtype)
     return d_x, exchange.part(jnp.einsum(f'{order}->{of_weight}', d_weight), *axes)
 
 

@@ -252,7 +252,7 @@ def in_words(entries: list[dict]) -> str:
     if not test['claims']:
         return 'No claim of a direction that could have come out either way has an interval yet.'
     return (
-        f'Of {test["claims"]} claims of a direction that have an interval and could have come out either way, the '
-        f'mean difference of {test["as_published"]} is on the claimed side; of coins so many would be with a '
+        'Of claims of a direction that have an interval and could have come out either way, the mean difference of '
+        f'{test["as_published"]} of {test["claims"]} is on the claimed side; of coins so many would be with a '
         f'probability of {test["p"]:.1g} (sign test, one-sided; claims share runs, so they are not independent).'
     )

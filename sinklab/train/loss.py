@@ -7,7 +7,7 @@ import jax.numpy as jnp
 from jax.sharding import PartitionSpec
 
 from sinklab import exchange, sharding
-from sinklab.model.parameter import laid
+from sinklab.model.parameter import transposed
 from sinklab.model.transformer import TABLE
 from sinklab.targets import is_predicted, unpredicted
 
@@ -64,7 +64,8 @@ def sums_of_columns(
             return None, (total, None)
         d_logits_RV = d_logits_RV.astype(hidden_RD.dtype)
         d_hidden_RD = jnp.einsum('RV,VD->RD', d_logits_RV, head_VD, preferred_element_type=jnp.float32)
-        d_head_DV += jnp.einsum('DR,RV->DV', laid(hidden_RD.T), d_logits_RV, preferred_element_type=jnp.float32)
+        hidden_DR = transposed('RD->DR', hidden_RD)
+        d_head_DV += jnp.einsum('DR,RV->DV', hidden_DR, d_logits_RV, preferred_element_type=jnp.float32)
         return d_head_DV, (total, d_hidden_RD if columns else d_hidden_RD.astype(hidden_RD.dtype))
 
     rows = chunk_rows(head_VD.shape[1]) * jax.lax.axis_size(columns)
@@ -76,7 +77,7 @@ def sums_of_columns(
     d_hidden_BTD = d_hidden_RD.reshape(hidden_BTD.shape)
     if columns:  # added in float32, as all that devices add
         d_hidden_BTD = jax.lax.psum(d_hidden_BTD, columns).astype(hidden_BTD.dtype)
-    return total_N.sum(), d_hidden_BTD, laid(d_head_DV.T)
+    return total_N.sum(), d_hidden_BTD, transposed('DV->VD', d_head_DV)
 
 
 def chunk_rows(width: int) -> int:
