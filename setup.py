@@ -32,6 +32,7 @@ setup(
         'orbax-checkpoint>=0.12.8',
         'grain>=0.2.18',
         'ml-collections>=1.1.0',
+        'msgspec>=0.20',
         'numpy>=2.0',
         'etils[epath]>=1.9',
         'fsspec>=2026.9',
