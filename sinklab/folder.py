@@ -26,7 +26,7 @@ from pathlib import Path
 from typing import Any
 
 from sinklab.files import lines
-from sinklab.files.place import is_remote, place
+from sinklab.files.place import check_checkpoint_path, is_remote, place
 from sinklab.files.tree import content, entries, finished
 from sinklab.files.whole import UNFINISHED, whole, writable
 from sinklab.record import Refusal
@@ -115,7 +115,8 @@ class Folder:
             return {}
 
     def check(self, spec: Spec) -> None:
-        """Refuses a folder that holds another run, or something that is none."""
+        """Refuses a folder that holds another run, or something that is none, or where no checkpoint can be saved."""
+        check_checkpoint_path(self.path)
         if not self.path.exists():
             return
         if not self.path.is_dir():

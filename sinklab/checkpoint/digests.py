@@ -13,14 +13,16 @@ import hashlib
 import json
 import os
 import re
+from collections.abc import Iterable
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 
 from sinklab.files import tree
 from sinklab.files.whole import awaited, whole
 from sinklab.folder import Folder
 
 THREADS = min(4, os.cpu_count() or 1)  # hashing holds no lock, and more of them would take the loop's cores
+OF_PROCESS, MANIFEST = 'ocdbt.process_', 'manifest.ocdbt'
 OWN = re.compile(r'(?:^|\.)process_(\d+)$')  # in Orbax's names of what one process writes
 
 
@@ -47,6 +49,21 @@ def owner(name: str, count: int) -> int:
     return numbers[0] if numbers and numbers[0] < count else 0
 
 
+def find_unmerged(names: Iterable[str]) -> str | None:
+    """Return the path of a manifest that a checkpoint lacks, without which Orbax cannot restore its arrays.
+
+    Each process writes its arrays into a folder `ocdbt.process_N`. At the end of a save Orbax merges these folders
+    into one manifest beside them, or skips that without an error where it finds none of them.
+
+    Args:
+        names: the paths of all files of the checkpoint, relative to it.
+    """
+    names = set(names)
+    parents = {parent for name in names for parent in PurePosixPath(name).parents}
+    wanted = {str(parent.with_name(MANIFEST)) for parent in parents if parent.name.startswith(OF_PROCESS)}
+    return min(wanted - names, default=None)
+
+
 def file_of(folder: Folder, step: int, process: int) -> Path:
     return folder.digests / str(step) / f'{process}.json'
 
@@ -54,10 +71,17 @@ def file_of(folder: Folder, step: int, process: int) -> Path:
 def write(folder: Folder, step: int, process: int, count: int, seconds: float) -> None:
     """Digests what one of `count` processes has written of a committed checkpoint, whose save took so long."""
     checkpoint = folder.checkpoints / str(step)
-    own = awaited(lambda: [name for name in tree.names(checkpoint) if owner(name, count) == process])
+
+    def list_own() -> list[str]:
+        names = [name for name in tree.names(checkpoint) if owner(name, count) == process]
+        return [] if process == 0 and find_unmerged(names) else names
+
+    own = awaited(list_own)
     if not own:
         raise FileNotFoundError(
-            errno.ENOENT, f'none of the files that process {process} saved is seen', str(checkpoint)
+            errno.ENOENT,
+            f'the files that process {process} saved, or their {MANIFEST}, are not there',
+            str(checkpoint),
         )
     found = tree.files(checkpoint, own)
     if lost := set(own) - found.keys():
@@ -131,6 +155,8 @@ def fault(folder: Folder, step: int, process: int = 0, count: int = 1) -> Fault 
     digests = awaited(lambda: known if isinstance(known := read(folder, step), Digests) else None)
     if not digests and isinstance(digests := read(folder, step), Fault):
         return digests
+    if manifest := find_unmerged(digests.files):
+        return Fault(f'it has no {manifest}, without which it cannot be restored')
     if process == 0 and (extra := set(tree.names(checkpoint)) - digests.files.keys() - {tree.COMMIT}):
         return Fault(f'{min(extra)} is there and was never saved')
     share = sorted(digests.files, key=lambda name: (-digests.files[name][0], name))[process::count]

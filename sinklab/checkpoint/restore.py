@@ -10,7 +10,7 @@ from orbax.checkpoint import v1 as ocp
 
 from sinklab.checkpoint import digests
 from sinklab.checkpoint.orbax import one_line, quiet, reaching
-from sinklab.files.place import absolute
+from sinklab.files.place import absolute, check_checkpoint_path
 from sinklab.files.whole import writable
 from sinklab.folder import Folder
 from sinklab.record import Refusal
@@ -64,6 +64,7 @@ def parameters(path: str | Path, step: int, dtype: str | None = None, abstract: 
 
 def write_parameters(folder: Folder, step: int, out: Path, dtype: str | None = None) -> int:
     """Saves the parameters of a run at a step alone, and returns how many they are."""
+    check_checkpoint_path(out)
     params = parameters(folder.path, step, dtype)
     out = absolute(out)
     with writable(out.parent), quiet(), reaching(out):

@@ -8,7 +8,7 @@ import uuid
 from pathlib import Path
 
 from sinklab.cache import cache
-from sinklab.files.place import absolute, joined, place
+from sinklab.files.place import absolute, check_checkpoint_path, joined, place
 from sinklab.files.whole import UNFINISHED
 from sinklab.folder import Folder
 from sinklab.llama import PREFIX
@@ -56,6 +56,7 @@ def imported(given: str, folder: Folder, home: Path) -> int:
     from sinklab.llama import files, importing
     from sinklab.parse import parse
 
+    check_checkpoint_path(folder.path)
     source = files.opened(given)
     config, fields = default.get_config(), importing.fields(source, home)
     try:

@@ -12,6 +12,8 @@ from typing import Any
 from sinklab.record import Refusal
 
 os.environ['EPATH_USE_TF'] = 'false'  # or etils would have TensorFlow reach buckets, where that is installed
+# Characters of a path that Orbax or TensorStore read as something else: a checkpoint there cannot be restored.
+UNSAVABLE = ('*', '?', '[', '\\')
 # (the library that is needed, the extra that brings it and the file here that holds a Storage of it)
 BUCKETS = {'gs': ('gcsfs', 'gcs'), 's3': ('s3fs', 's3')}
 
@@ -71,6 +73,33 @@ def absolute(path: Path) -> Path:
 
 def resolved(path: Path) -> Path:
     return path if is_remote(path) else path.resolve()
+
+
+def check_checkpoint_path(path: Path) -> None:
+    """Refuse a path below which Orbax would write checkpoints that it cannot read.
+
+    On a disk Orbax finds the files of each process with `glob` and does not escape the path, and TensorStore reads a
+    backslash as a slash and accepts UTF-8 alone. In a bucket fsspec expands the same patterns.
+
+    Args:
+        path: a folder that checkpoints are to be saved in, relative or absolute.
+
+    Raises:
+        Refusal: the absolute path has one of these characters.
+    """
+    whole = os.fspath(absolute(path))
+    if bad := [letter for letter in UNSAVABLE if letter in whole]:
+        raise Refusal(
+            f'{whole!a} has {" and ".join(bad)} in it, and checkpoints saved there could not be read; '
+            f'give a folder whose absolute path has none of {" ".join(UNSAVABLE)}'
+        )
+    try:
+        whole.encode()
+    except UnicodeEncodeError as error:
+        raise Refusal(
+            f'{whole!a} is not UTF-8, and checkpoints could not be saved there; '
+            'give a folder whose absolute path is UTF-8'
+        ) from error
 
 
 def relative(path: Path, start: Path) -> str:
