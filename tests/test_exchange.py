@@ -76,8 +76,8 @@ def made(name, path, tokenizer, dtype=torch.float32):
     return loaded(path)
 
 
-def loaded(path):
-    return transformers.AutoModelForCausalLM.from_pretrained(path, attn_implementation='eager', dtype=torch.float32)
+def loaded(path, dtype=torch.float32):
+    return transformers.AutoModelForCausalLM.from_pretrained(path, attn_implementation='eager', dtype=dtype)
 
 
 def of_theirs(model):
@@ -114,13 +114,22 @@ def assert_close(ours, theirs):
         np.testing.assert_allclose(one, other, rtol=1e-5, atol=1e-5)
 
 
+def assert_as_exact(ours, theirs, exact):
+    """Require of our float32 at most three times the error that transformers' float32 has, both against float64.
+
+    How two float32 results differ from each other depends on the processor's matrix products; this does not.
+    """
+    for one, other, reference in zip(ours, theirs, exact, strict=True):
+        assert np.abs(one - reference).max() <= 3 * np.abs(other - reference).max()
+
+
 @pytest.mark.parametrize('name', CASES)
 def test_a_model_computes_the_same_here_and_there_and_comes_back_bit_by_bit(name, tokenizer, tmp_path, capsys):
     model = made(name, tmp_path / 'theirs', tokenizer)
     run = brought(capsys, tmp_path / 'theirs', tmp_path / 'run')
     theirs = of_theirs(model)
     assert theirs[1].max() > 0.5, 'attention is flat'
-    assert_close(of_ours(run), theirs)
+    assert_as_exact(of_ours(run), theirs, of_theirs(loaded(tmp_path / 'theirs', torch.float64)))
     assert said(capsys, 'verify', run)[0] == 0
     code, out, err = said(capsys, 'export', run, f'--out={tmp_path}/again')
     assert code == 0, err
