@@ -24,7 +24,7 @@ setup(
     python_requires='>=3.11',
     packages=find_packages(include=['sinklab*', 'configs']),
     package_data={'sinklab.report': ['assets/*']},
-    entry_points={'console_scripts': ['sinklab = sinklab.cli.main:main']},
+    entry_points={'console_scripts': ['sinklab = sinklab.__main__:run']},
     install_requires=[
         'jax>=0.10.2',
         'flax>=0.12.8',

@@ -1,5 +1,26 @@
+"""The command `sinklab`: signals and streams are made safe before anything heavy is imported."""
+
+import os
 import sys
 
-from sinklab.cli.main import main
+from sinklab import startup, streams
 
-sys.exit(main())
+
+def run() -> None:
+    """Run a verb, and exit with its code."""
+    streams.make_safe()
+    startup.install(next((argument for argument in sys.argv[1:] if not argument.startswith('-')), ''))
+    from sinklab.cli.main import main
+
+    try:
+        with startup.keyboard_interrupts():
+            code = main()
+    except KeyboardInterrupt:  # outside of a verb
+        os._exit(startup.INTERRUPTED)
+    except SystemExit as end:  # of argparse
+        code = end.code
+    sys.exit(streams.finish(code))
+
+
+if __name__ == '__main__':
+    run()

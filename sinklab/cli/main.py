@@ -5,6 +5,7 @@ import sys
 from collections.abc import Sequence
 
 import sinklab
+from sinklab import streams
 from sinklab.cli import (
     checkpoint,
     claims,
@@ -41,6 +42,8 @@ VERBS = {
     'sample': sample,
     'doctor': doctor,
 }
+# Verbs whose exit code is that of their runs, whoever reads what they print.
+TRAINING = 'train', 'sweep', 'claims'
 
 
 class Parser(argparse.ArgumentParser):
@@ -71,10 +74,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Runs one verb. Exit codes: 0 done, 1 refused, 3 diverged, 42 start it again, 130 after Ctrl-C, 70 crashed."""
     gc.set_threshold(100_000)  # what a start makes stays: to look through it again and again takes a second
     given, rest = parser().parse_known_args(arguments)
+    if given.verb in TRAINING:
+        streams.ignore_closed_output()
     try:
         return VERBS[given.verb].run(given, rest)
-    except BrokenPipeError:  # whoever read has enough
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    except streams.OutputClosed:  # its reader has enough
         return 0
     except (Exception, KeyboardInterrupt) as error:
         return ended(given.verb, error)

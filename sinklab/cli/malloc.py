@@ -1,11 +1,11 @@
 """What malloc is told: a step on a CPU takes its arrays from the system anew, and gives them back."""
 
-import contextlib
 import os
 import platform
 import sys
 from pathlib import Path
 
+from sinklab import startup
 from sinklab.cli.command import is_own
 from sinklab.cli.programs import knows_the_cpu_alone
 
@@ -26,8 +26,11 @@ def ask_for_large_pages() -> None:
     if not more or not is_own() or os.environ.get(BEGUN) == own:
         return
     more[BEGUN] = own
-    with contextlib.suppress(OSError):  # it goes on with small ones
+    startup.block()
+    try:
         os.execve(sys.executable, [sys.executable, *sys.orig_argv[1:]], os.environ | more)
+    except OSError:  # it goes on with small ones
+        startup.unblock()
 
 
 def told() -> dict[str, str]:

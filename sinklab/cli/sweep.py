@@ -81,7 +81,7 @@ def ended(verb: str, runs: list[Run], stopped: int | None) -> int:
         say(f'sinklab {verb}: {words}')
     if stopped:
         say(f'sinklab {verb}: stopped; go on with: {again()}')
-        return 42 if stopped == signal.SIGTERM else 130
+        return 130 if stopped == signal.SIGINT else 42
     return 1 if failed else 0
 
 
@@ -120,19 +120,19 @@ def command(config: str, run: Run, options: list[str]) -> list[str]:
 
 
 def summary(given: argparse.Namespace, rest: list[str], table: dict[str, dict], runs: list[Run]) -> None:
-    """Prints the table, and writes sweep.json."""
+    """Write sweep.json, then print the table."""
     from sinklab.report import sweep
 
     overrides = dict(map(config.override, rest))
     rows = sweep.table([arm(dict(about, overrides=overrides), runs) for about in table.values()])
     text = json.dumps(rows, indent=2, allow_nan=False)
+    folder = place(given.workdir)
+    with writable(folder), whole(folder / 'sweep.json') as unfinished:
+        unfinished.write_text(text + '\n', encoding='utf-8')
     if given.json:
         print(text)
     else:
         show(*sweep.cells(rows))
-    folder = place(given.workdir)
-    with writable(folder), whole(folder / 'sweep.json') as unfinished:
-        unfinished.write_text(text + '\n', encoding='utf-8')
 
 
 def arm(about: dict, runs: list[Run]) -> Any:

@@ -25,7 +25,7 @@ CAUSES = {
 }
 # What an exit code says where no word has come: a stop would have left one.
 KIND_OF = {code: kind for kind, code in reversed(CAUSES.values())}
-OF_SIGNAL = {signal.SIGINT: 'interrupted', signal.SIGTERM: 'stopped'}
+OF_SIGNAL = {signal.SIGINT: 'interrupted', signal.SIGHUP: 'stopped', signal.SIGTERM: 'stopped'}
 TOGETHER = 1.0  # seconds within which a terminal, a scheduler and a sweep send the same signal
 STOPPING = 'stopping after this step; once more to stop at once'
 

@@ -13,9 +13,11 @@ import threading
 import time
 from typing import Any, NoReturn
 
+from sinklab import startup
 from sinklab.group import Alone, Group
 from sinklab.processes.ending import End
 from sinklab.processes.wire import Wire
+from sinklab.streams import SafeStream
 
 VARIABLE = 'SINKLAB_SUPERVISED'
 # XLA for CPUs otherwise begins independent collectives in any order, and processes meet in different ones.
@@ -57,7 +59,8 @@ class Link:
         faulthandler.enable(file=2)
         faulthandler.register(signal.SIGUSR1, file=2)
         for name, descriptor in zip(('stdout', 'stderr'), terminal, strict=False):
-            setattr(sys, name, os.fdopen(descriptor, 'w', buffering=1, errors='backslashreplace'))
+            stream = os.fdopen(descriptor, 'w', buffering=1, errors='backslashreplace')
+            setattr(sys, name, SafeStream(stream))
         self.wire = Wire(socket.socket(fileno=link), silence)
         for target in (self.listen, self.tell):
             threading.Thread(target=target, daemon=True).start()
@@ -127,4 +130,4 @@ def join(group: Group) -> None:
 
 def listens() -> bool:
     """Whether a signal would be heard, and not be the end."""
-    return signal.getsignal(signal.SIGTERM) not in (signal.SIG_DFL, None)
+    return signal.getsignal(signal.SIGTERM) not in (signal.SIG_DFL, startup.end_at_once, None)

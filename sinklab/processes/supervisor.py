@@ -47,7 +47,10 @@ class Supervisor:
 
     def run(self) -> End:
         """Until all processes have ended; how they have."""
-        signals = signal.SIGINT, signal.SIGTERM
+        wanted = signal.SIGINT, signal.SIGTERM, signal.SIGHUP
+        signals = [
+            number for number in wanted if signal.getsignal(number) != signal.SIG_IGN or number != signal.SIGHUP
+        ]
         earlier = {
             number: signal.signal(number, lambda number, _: self.later(self.signalled, number)) for number in signals
         }

@@ -2,8 +2,9 @@
 
 import contextlib
 import os
+import signal
 from collections.abc import Callable, Iterable
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor, as_completed
 from dataclasses import replace
 
 from sinklab.lease import Lease
@@ -39,7 +40,15 @@ def train(
                 conclude(run, relay, *relay.run(command(run), f'{at}: ' if jobs > 1 else ''))
 
         turns = [f'[{number}/{len(runs)}] {run}' for number, run in enumerate(runs, 1)]
-        list(pool.map(attempt, turns, runs))  # raises what an attempt has raised
+        attempts = [pool.submit(attempt, at, run) for at, run in zip(turns, runs, strict=True)]
+        try:
+            for done in as_completed(attempts):
+                done.result()
+        except BaseException:
+            for waiting in attempts:
+                waiting.cancel()
+            relay.send(signal.SIGTERM)  # they save, and the sweep ends with what this attempt has raised
+            raise
     return relay.received[0] if relay.received and any(run.outcome == 'to do' for run in runs) else None
 
 

@@ -1,21 +1,23 @@
 """What asks for the end of a run from outside."""
 
 import contextlib
-import os
 import signal
-import sys
 import time
 from collections.abc import Iterator
 
+from sinklab import streams
 from sinklab.processes.ending import STOPPING, TOGETHER
 
 # Not what was there before: a shell script's background jobs are born with SIGINT ignored.
-AT_ONCE = {signal.SIGINT: signal.default_int_handler, signal.SIGTERM: signal.SIG_DFL}
+AT_ONCE = {signal.SIGINT: signal.default_int_handler, signal.SIGTERM: signal.SIG_DFL, signal.SIGHUP: signal.SIG_DFL}
 
 
 @contextlib.contextmanager
 def signals() -> Iterator[list[int]]:
-    """Collects SIGINT and SIGTERM, so that a step can end; one that comes later than together acts at once."""
+    """Collect SIGINT, SIGTERM and SIGHUP, so that a step can end; a second signal, a second later, acts at once.
+
+    SIGHUP stays ignored where it is, as under nohup.
+    """
     received, first = [], time.monotonic()
 
     def hear(number, frame):
@@ -23,12 +25,13 @@ def signals() -> Iterator[list[int]]:
         if not received:
             received.append(number)
             first = time.monotonic()
-            os.write(sys.stderr.fileno(), f'\n{STOPPING}\n'.encode())
+            streams.write_error(f'\n{STOPPING}\n')
         elif time.monotonic() - first > TOGETHER:
             signal.signal(number, AT_ONCE[number])
             signal.raise_signal(number)
 
-    before = {number: signal.signal(number, hear) for number in AT_ONCE}
+    ignored = signal.getsignal(signal.SIGHUP) == signal.SIG_IGN  # by nohup
+    before = {number: signal.signal(number, hear) for number in AT_ONCE if number != signal.SIGHUP or not ignored}
     try:
         yield received
     finally:

@@ -1,0 +1,125 @@
+"""Standard streams that cannot end a run: a line that cannot be written is dropped.
+
+Examples are a log on a full disk, a reader that has gone (`2>&1 | head -1`), a closed terminal, a closed
+descriptor (`2>&-`). What a run does, saves and returns must not depend on them.
+"""
+
+import contextlib
+import errno
+import os
+import sys
+from typing import Any
+
+GONE = errno.EPIPE, errno.EBADF, errno.EIO, errno.ENXIO  # nobody reads this stream any more
+
+
+class OutputClosed(Exception):
+    """The reader of standard output has gone, so that there is nobody to go on for.
+
+    It is no BrokenPipeError: rich would turn that into SystemExit(1).
+    """
+
+
+class SafeStream:
+    """A text or binary stream whose `write` and `flush` do not raise.
+
+    Args:
+        stream: what is written to; everything but `write`, `flush` and `buffer` is its own.
+        is_result: whether it carries the result of a command. Then OutputClosed is raised once its reader has gone,
+            and `error` keeps the first other error, for the exit code.
+    """
+
+    def __init__(self, stream: Any, is_result: bool = False):
+        self.stream, self.is_result, self.error = stream, is_result, None
+
+    def write(self, data: Any) -> int:
+        self._attempt(lambda: self.stream.write(data))
+        return len(data)
+
+    def writelines(self, lines: Any) -> None:
+        for line in lines:
+            self.write(line)
+
+    def flush(self) -> None:
+        self._attempt(self.stream.flush)
+
+    @property
+    def buffer(self) -> 'SafeStream':
+        return SafeStream(self.stream.buffer, self.is_result)
+
+    def _attempt(self, action: Any) -> None:
+        try:
+            action()
+        except ValueError as error:  # it is closed, or cannot encode the text
+            self.error = self.error or error
+        except OSError as error:
+            if error.errno in GONE:
+                self._discard()
+                if self.is_result:
+                    raise OutputClosed from error
+            else:
+                self.error = self.error or error
+
+    def _discard(self) -> None:
+        """Send what is buffered, and all that follows, to the null device, also what C++ libraries write."""
+        with contextlib.suppress(OSError, ValueError):
+            null = os.open(os.devnull, os.O_WRONLY)
+            os.dup2(null, self.stream.fileno())
+            os.close(null)
+
+    def finish(self) -> Exception | None:
+        """Flush for the last time, so that the interpreter has nothing to report; return the first error."""
+        with contextlib.suppress(OutputClosed):
+            self.flush()
+        if self.error:
+            self._discard()
+            with contextlib.suppress(OSError, ValueError):
+                self.stream.flush()
+        return self.error
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.stream, name)
+
+
+def open_missing() -> None:
+    """Open the null device for each standard descriptor that is closed, or the next file would take its number."""
+    for descriptor in (0, 1, 2):
+        try:
+            os.fstat(descriptor)
+        except OSError:
+            os.open(os.devnull, os.O_RDWR)  # it gets the lowest number that is free
+    for name, descriptor in (('stdout', 1), ('stderr', 2)):
+        if getattr(sys, name) is None:
+            setattr(sys, name, open(descriptor, 'w', errors='backslashreplace', closefd=False))  # noqa: SIM115
+
+
+def make_safe() -> None:
+    """Replace sys.stdout and sys.stderr by streams that cannot end a run. To be called once, at the start."""
+    open_missing()
+    for stream in (sys.stdout, sys.stderr):
+        stream.reconfigure(errors='backslashreplace')  # of a path that is not UTF-8
+    sys.stdout, sys.stderr = SafeStream(sys.stdout, is_result=True), SafeStream(sys.stderr)
+
+
+def ignore_closed_output() -> None:
+    """Go on without standard output once its reader has gone: for verbs that train."""
+    if isinstance(sys.stdout, SafeStream):
+        sys.stdout.is_result = False
+
+
+def finish(code: int) -> int:
+    """Flush both streams at the end of a process, and return its exit code: 1 if its result could not be written."""
+    error = sys.stdout.finish()
+    if error and not code:
+        print(f'sinklab: standard output could not be written ({error}); the result is lost', file=sys.stderr)
+    sys.stderr.finish()
+    return code or int(bool(error))
+
+
+def write_error(text: str) -> None:
+    """Write to the descriptor of sys.stderr, also from a signal handler; drop what cannot be written.
+
+    A signal handler must not use the buffer of sys.stderr, which the interrupted code may be writing to.
+    """
+    with contextlib.suppress(OSError, ValueError, AttributeError):  # there is none, or it has no descriptor
+        os.write(sys.stderr.fileno(), text.encode())
