@@ -17,6 +17,8 @@ def run() -> None:
             code = main()
     except KeyboardInterrupt:  # outside of a verb
         os._exit(startup.INTERRUPTED)
+    except streams.OutputClosed:  # while help is printed
+        code = 0
     except SystemExit as end:  # of argparse
         code = end.code
     sys.exit(streams.finish(code))

@@ -184,11 +184,11 @@ def test_flat_names_every_leaf():
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ('name', 'at', 'saved', 'code'),
-    [('INT', 1, 3, 130), ('TERM', 3, 4, 42), ('TERM', 6, 8, 42), ('KILL', 6, None, -9)],
+    [('INT', 1, 3, 130), ('TERM', 3, 4, 42), ('TERM', 6, 8, 42), ('HUP', 3, 4, 42), ('KILL', 6, None, -9)],
 )
 def test_a_signal_to_the_real_program(whole, corpus, tmp_path, name, at, saved, code):
-    """Ctrl-C and SIGTERM save and say how to go on; nothing survives SIGKILL but what was saved. Then the same
-    command finishes the run, and measures what was due where it was stopped: 3 (probe), 8 (all)."""
+    """Ctrl-C, SIGTERM and SIGHUP save and say how to go on; after SIGKILL only what was saved before is there. Then
+    the same command finishes the run, and measures what was due where it was stopped: 3 (probe), 8 (all)."""
     script = tmp_path / 'row.py'
     changes = dict(data__source=corpus, checkpoint__every_steps=4, probe__every_steps=3)
     script.write_text(

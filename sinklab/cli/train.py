@@ -174,9 +174,11 @@ def beside(
 ) -> list:
     """Whoever else listens to the run, as asked for."""
     from sinklab.train import profile, tensorboard, wandb
+    from sinklab.train.listener import BestEffort
 
-    mirrors = [tensorboard.Mirror(folder)] if given.tensorboard else []
-    mirrors += [stack.enter_context(wandb.Mirror(folder))] if given.wandb else []
+    mirrors = [BestEffort(tensorboard.Mirror(folder), 'TensorBoard', say)] if given.tensorboard else []
+    if given.wandb:
+        mirrors.append(BestEffort(stack.enter_context(wandb.Mirror(folder)), 'Weights & Biases', say))
     return mirrors + ([stack.enter_context(profile.Profile(folder, steps, say))] if steps else [])
 
 

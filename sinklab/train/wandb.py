@@ -42,4 +42,5 @@ class Mirror(Listener, contextlib.AbstractContextManager):
 
     def __exit__(self, *_: object) -> None:
         if self.run:
-            self.run.finish()
+            with contextlib.suppress(Exception):  # the run has ended, and metrics.jsonl is whole
+                self.run.finish()

@@ -1,0 +1,22 @@
+"""Callbacks of the training loop."""
+
+from runs import outcome, spec, train
+
+from sinklab.train.listener import BestEffort, Listener
+
+
+class FullDisk(Listener):
+    calls = 0
+
+    def record(self, record, written):
+        self.calls += 1
+        raise OSError(28, 'No space left on device')
+
+
+def test_an_error_of_a_mirror_is_a_warning_and_training_goes_on(corpus, tmp_path):
+    mirror, warnings = FullDisk(), []
+    records = train(spec(corpus), tmp_path / 'run', BestEffort(mirror, 'TensorBoard', warnings.append))
+    assert [record['step'] for record in records] == list(range(9))
+    assert outcome(tmp_path / 'run')['kind'] == 'done'
+    assert mirror.calls == len(warnings) == 1
+    assert 'TensorBoard: OSError' in warnings[0]

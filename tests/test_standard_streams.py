@@ -1,0 +1,103 @@
+"""What a command does, saves and returns does not depend on its standard streams."""
+
+import errno
+import io
+import os
+import shlex
+import subprocess
+import sys
+
+import pytest
+from runs import outcome
+
+from sinklab import streams
+from sinklab.folder import Folder
+
+SINKLAB = shlex.join([sys.executable, '-m', 'sinklab'])
+# Sends itself SIGTERM after the third step, and trains as the command does.
+SIGNALLED = f"""{shlex.quote(sys.executable)} -c '
+import os, signal, sys
+from sinklab import streams
+import sinklab.train.loop as loop
+def record(run, record, written, old=loop.Run.record):
+    old(run, record, written)
+    if record["step"] == 3:
+        os.kill(os.getpid(), signal.SIGTERM)
+loop.Run.record = record
+sys.argv[0] = "sinklab"
+from sinklab.__main__ import run
+run()'"""
+
+
+def shell(command: str) -> tuple[int, str]:
+    """Return the exit code of the first command of a pipe, and what standard error says outside of it."""
+    done = subprocess.run(
+        ['bash', '-c', f'{command}; exit ${{PIPESTATUS[0]}}'], stdout=subprocess.DEVNULL, stderr=subprocess.PIPE
+    )
+    return done.returncode, done.stderr.decode()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ('program', 'streams', 'code', 'kind'),
+    [
+        (SINKLAB, '2>/dev/full', 0, 'done'),
+        (SINKLAB, '>/dev/full 2>&1', 0, 'done'),
+        (SINKLAB, '2>&1 | head -1', 0, 'done'),
+        (SINKLAB, '>&- 2>&-', 0, 'done'),
+        pytest.param(f'{SINKLAB} --supervise', '2>/dev/full', 0, 'done'),
+        pytest.param(f'{SINKLAB} --supervise', '2>&1 | head -1', 0, 'done', marks=pytest.mark.exhaustive),
+        (SIGNALLED, '2>/dev/full', 42, 'stopped'),
+        (SIGNALLED, '2>&-', 42, 'stopped'),
+        pytest.param(SIGNALLED, '2>&1 | head -1', 42, 'stopped', marks=pytest.mark.exhaustive),
+    ],
+)
+def test_a_log_that_cannot_be_written_does_not_change_a_run(config, tmp_path, program, streams, code, kind):
+    program, *options = program.split(' --supervise')
+    options = '--supervise' if options else ''
+    command = f'{program} train --config={config} --workdir={tmp_path}/run {options} {streams}'
+    assert shell(command)[0] == code
+    folder = Folder(tmp_path / 'run')
+    assert outcome(folder.path)['kind'] == kind
+    assert outcome(folder.path)['checkpoint'] == folder.records()[-1]['step']
+
+
+@pytest.mark.slow
+def test_a_reader_that_has_enough_is_no_error():
+    assert shell(f'{SINKLAB} rows | head -1') == (0, '')
+    assert shell(f'{SINKLAB} --help | true') == (0, '')
+
+
+@pytest.mark.slow
+def test_a_result_that_cannot_be_written_is_an_error_in_one_line():
+    code, said = shell(f'{SINKLAB} rows >/dev/full')
+    assert code == 1
+    assert len(said.splitlines()) == 1
+    assert 'No space left on device' in said
+
+
+class Broken(io.StringIO):
+    """A stream whose every write fails."""
+
+    def __init__(self, number):
+        super().__init__()
+        self.number = number
+
+    def write(self, text):
+        raise OSError(self.number, os.strerror(self.number))
+
+
+@pytest.mark.parametrize('number', [errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.EPIPE, errno.EAGAIN])
+def test_writing_to_standard_error_never_raises(number):
+    stream = streams.SafeStream(Broken(number))
+    assert stream.write('abc') == 3
+    stream.writelines(['a', 'b'])
+    stream.flush()
+
+
+def test_only_a_result_stops_a_command_whose_reader_has_gone():
+    with pytest.raises(streams.OutputClosed):
+        streams.SafeStream(Broken(errno.EPIPE), is_result=True).write('abc')
+    full = streams.SafeStream(Broken(errno.ENOSPC), is_result=True)
+    full.write('abc')
+    assert full.error.errno == errno.ENOSPC
