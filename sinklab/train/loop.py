@@ -30,7 +30,7 @@ from sinklab.train.signals import signals
 from sinklab.train.start import forked, held, start
 from sinklab.train.stopwatch import Stopwatch
 
-# What a process may wish of all; the largest counts. Above these: the number of a signal that ends the run.
+# What a process may wish of all; the largest counts. Above these: the number of SIGINT or SIGTERM, to end the run.
 NOTHING, SAVE = 0, 1
 STEPS_TO_STOP = 3  # at most, from a signal to the state that is saved
 AHEAD = 16  # batches that are read and placed before their steps, at most

@@ -16,14 +16,14 @@ AT_ONCE = {signal.SIGINT: signal.default_int_handler, signal.SIGTERM: signal.SIG
 def signals() -> Iterator[list[int]]:
     """Collect SIGINT, SIGTERM and SIGHUP, so that a step can end; a second signal, a second later, acts at once.
 
-    SIGHUP stays ignored where it is, as under nohup.
+    SIGHUP stays ignored where it is, as under nohup; otherwise it is collected as SIGTERM.
     """
     received, first = [], time.monotonic()
 
     def hear(number, frame):
         nonlocal first
         if not received:
-            received.append(number)
+            received.append(signal.SIGTERM if number == signal.SIGHUP else number)
             first = time.monotonic()
             streams.write_error(f'\n{STOPPING}\n')
         elif time.monotonic() - first > TOGETHER:
