@@ -96,7 +96,7 @@ def unblock() -> None:
 
 @contextlib.contextmanager
 def keyboard_interrupts() -> Iterator[None]:
-    """Raise KeyboardInterrupt on Ctrl-C, later if the main thread is importing, again if it is swallowed.
+    """Raise KeyboardInterrupt on Ctrl-C, after an import that the main thread is in, again if it is swallowed.
 
     A second Ctrl-C, a second after the first or later, ends the process at once.
     """
@@ -111,8 +111,8 @@ def keyboard_interrupts() -> Iterator[None]:
             os._exit(INTERRUPTED)
         first = first or time.monotonic()
         retrying.clear()
-        if _is_importing(frame):
-            retry()
+        if importer := _find_importer(frame):
+            _raise_after_import(importer)
         else:
             raise KeyboardInterrupt
 
@@ -121,7 +121,7 @@ def keyboard_interrupts() -> Iterator[None]:
     def retry() -> None:
         def again() -> None:
             retrying.set()
-            _thread.interrupt_main()
+            signal.pthread_kill(threading.main_thread().ident, signal.SIGINT)  # wakes it, too, if it sleeps
 
         timer = threading.Timer(RETRY, again)
         timer.daemon = True
@@ -140,12 +140,27 @@ def keyboard_interrupts() -> Iterator[None]:
     finally:
         sys.unraisablehook = hook
         if signal.getsignal(signal.SIGINT) is interrupt:
-            signal.signal(signal.SIGINT, end_at_once)
+            # `_watch` may not have read yet that a signal came which was handled here.
+            signal.signal(signal.SIGINT, end_at_once if first is None else lambda *_: os._exit(INTERRUPTED))
 
 
-def _is_importing(frame: FrameType | None) -> bool:
+def _find_importer(frame: FrameType | None) -> FrameType | None:
+    """Return the frame of the outermost import statement that is under way, or None."""
+    importer = None
     while frame:
-        if frame.f_code.co_filename == '<frozen importlib._bootstrap>':
-            return True
+        if frame.f_code.co_filename.startswith('<frozen importlib'):
+            importer = frame.f_back
         frame = frame.f_back
-    return False
+    return importer
+
+
+def _raise_after_import(importer: FrameType) -> None:
+    """Raise KeyboardInterrupt in a frame once its import statement has ended: C extensions do not survive one."""
+
+    def interrupt(frame: FrameType, event: str, argument: object) -> None:
+        sys.settrace(None)
+        frame.f_trace = None
+        raise KeyboardInterrupt
+
+    sys.settrace(lambda frame, event, argument: None)
+    importer.f_trace = interrupt

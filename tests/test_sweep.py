@@ -4,6 +4,7 @@ import json
 import os
 import subprocess
 import sys
+import time
 
 import numpy as np
 import pytest
@@ -15,6 +16,7 @@ from sinklab.cli.sweep import command
 from sinklab.folder import Folder
 from sinklab.lease import Superseded, lease
 from sinklab.processes.cluster import Seat
+from sinklab.sweep import run as sweep
 from sinklab.sweep.plan import Run
 from sinklab.sweep.run import train
 
@@ -294,3 +296,24 @@ def test_a_sweep_in_a_folder_that_another_has_taken_over_starts_nothing_more(tmp
     runs = [Run('softmax', 0, Folder(tmp_path), None, None)]
     with pytest.raises(Superseded):
         train(runs, lambda run: pytest.fail('a run was started'), lambda text: None, Lost())
+
+
+def test_an_error_in_one_job_ends_a_sweep_while_earlier_jobs_run(tmp_path, monkeypatch):
+    class Held:
+        def stopping(self):
+            pass
+
+        def check(self):
+            pass
+
+    def command(run):
+        if run.seed == 1:
+            raise RuntimeError('seed 1')
+        return [sys.executable, '-c', 'import time; time.sleep(60)']
+
+    runs = [Run('softmax', seed, Folder(tmp_path / str(seed)), None, None) for seed in (0, 1)]
+    began = time.monotonic()
+    monkeypatch.setattr(sweep, 'prepare', lambda runs: None)
+    with pytest.raises(RuntimeError, match='seed 1'):
+        train(runs, command, lambda text: None, Held(), jobs=2)
+    assert time.monotonic() - began < 30

@@ -1,0 +1,116 @@
+"""A signal at any moment of a start ends the process in one line, with the code of that signal."""
+
+import random
+import signal
+import subprocess
+import sys
+
+import pytest
+from faults.interrupts import interrupt
+
+SINKLAB = [sys.executable, '-m', 'sinklab']
+# The interpreter's own start, before it runs the first line of a program: no program can handle a signal there.
+INTERPRETER = 'init_import_site'
+PREPARED = """
+import os, signal, sys, threading, time
+from sinklab import startup
+sys.path.insert(0, {folder!r})
+
+def send(seconds, number=signal.SIGINT):
+    threading.Timer(seconds, os.kill, (os.getpid(), number)).start()
+
+startup.install('verb')
+"""
+
+
+def run_script(tmp_path, script: str) -> subprocess.CompletedProcess:
+    """Run a script of Python in which `send(seconds)` sends it a signal; `slow` is a module slow to import."""
+    (tmp_path / 'slow.py').write_text('import time\nfor _ in range(50):\n    time.sleep(0.02)\n')
+    script = PREPARED.format(folder=str(tmp_path)) + script
+    return subprocess.run([sys.executable, '-c', script], capture_output=True, text=True, timeout=60)
+
+
+@pytest.mark.parametrize(
+    ('name', 'code'), [('SIGINT', 130), ('SIGTERM', -signal.SIGTERM), ('SIGHUP', -signal.SIGHUP)]
+)
+@pytest.mark.parametrize('busy', ['import slow', 'hash(b"x" * 2**30); time.sleep(20)'])
+def test_a_signal_before_a_verb_handles_it_ends_the_process_in_one_line(tmp_path, name, code, busy):
+    done = run_script(tmp_path, f'send(0.1, signal.{name})\n{busy}\nprint("went on")')
+    assert (done.returncode, done.stdout) == (code, '')
+    assert done.stderr.splitlines() == [f'sinklab verb: stopped at once by {name}; what was saved before is intact']
+
+
+def test_ctrl_c_during_an_import_is_raised_after_it(tmp_path):
+    done = run_script(
+        tmp_path,
+        """
+def work():
+    import slow
+    time.sleep(20)
+
+try:
+    with startup.keyboard_interrupts():
+        send(0.1)
+        work()
+except KeyboardInterrupt:
+    print('slow' in sys.modules, sys.gettrace())
+""",
+    )
+    assert (done.returncode, done.stdout, done.stderr) == (0, 'True None\n', '')
+
+
+def test_ctrl_c_that_a_callback_swallows_is_raised_again(tmp_path):
+    done = run_script(
+        tmp_path,
+        """
+import weakref
+class Thing: pass
+try:
+    with startup.keyboard_interrupts():
+        thing = Thing()
+        reference = weakref.ref(thing, lambda _: signal.raise_signal(signal.SIGINT))
+        del thing  # what a callback of a weak reference raises, Python prints and forgets
+        time.sleep(20)
+except KeyboardInterrupt:
+    print('raised')
+""",
+    )
+    assert (done.returncode, done.stdout, done.stderr) == (0, 'raised\n', '')
+
+
+def test_an_ignored_signal_stays_ignored(tmp_path):
+    script = "startup.install('verb')\nsignal.raise_signal(signal.SIGHUP)\nprint('went on')"
+    done = run_script(tmp_path, script.replace('startup', 'signal.signal(signal.SIGHUP, signal.SIG_IGN); startup', 1))
+    assert (done.returncode, done.stdout, done.stderr) == (0, 'went on\n', '')
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ('verb', 'seconds', 'count'),
+    [
+        (['--help'], 0.2, 4),
+        (['train', '--config=CONFIG', '--config.optimizer.steps=100000', '--workdir={}/run'], 3.0, 4),
+        (['report', 'RUN'], 0.5, 4),
+        (['measure', 'RUN'], 3.0, 3),
+        pytest.param(['--help'], 0.2, 20, marks=pytest.mark.exhaustive),
+        pytest.param(
+            ['train', '--config=CONFIG', '--config.optimizer.steps=100000', '--workdir={}/run'],
+            *(3.0, 20),
+            marks=pytest.mark.exhaustive,
+        ),
+        pytest.param(['report', 'RUN'], 3.0, 20, marks=pytest.mark.exhaustive),
+        pytest.param(['measure', 'RUN'], 3.0, 20, marks=pytest.mark.exhaustive),
+    ],
+)
+def test_ctrl_c_at_a_random_moment_of_a_start_exits_with_130_and_at_most_one_line(
+    config, whole, verb, seconds, count
+):
+    """A command that has ended before, or is about to, may exit with 0."""
+    command = [part.replace('CONFIG', config).replace('RUN', str(whole[0])) for part in verb]
+    moments = random.Random(count)
+    for _ in range(count):
+        end = interrupt([*SINKLAB, *command], moments.uniform(0.03, seconds), signal.SIGINT)
+        assert end.code is not None, f'went on after {end.moment:.3f} s'
+        if not any(INTERPRETER in line for line in end.lines):
+            assert end.code == 130 or (end.code == 0 and verb[0] != 'train'), end
+            assert len(end.lines) <= (3 if 'after this step' in ''.join(end.lines) else 1), end
