@@ -1,11 +1,9 @@
 """Train language models, watch attention sinks emerge, and find out why."""
 
-from typing import Any
-
 __version__ = '0.1.0'
 
 
-def open(given: str, **how: Any) -> Any:
+def open(given: str, **how: object) -> object:
     """A run, RUN@STEP or hf:PATH_OR_ID, to look into: `.attention(text)`, `.measure(name, text)`, `.curve(name)`."""
     from sinklab.observe import opening
 
