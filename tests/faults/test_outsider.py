@@ -25,6 +25,6 @@ def test_a_run_ends_well_whatever_a_stranger_sends_to_each_of_its_ports(job, und
         time.sleep(0.2)
     codes, said = begun.wait()
     ended.set()
-    assert len(met) >= 3  # where the processes meet, jax's coordinator, and its collectives between CPUs
     assert codes == [0, 0], said
+    assert len(met) >= 3  # where the processes meet, jax's coordinator, and its collectives between CPUs
     assert_same(tmp_path / 'run', undisturbed)
