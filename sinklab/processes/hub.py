@@ -55,7 +55,7 @@ class Hub:
         self.secret = RunSecret()
         self.members: dict[int, Member] = {}
         self.turned_away: dict[int, str] = {}
-        self.generation, self.port, self.servers, self.own = 0, 0, [], None
+        self.generation, self.port, self.interface, self.servers, self.own = 0, 0, None, [], None
         self.strangers: dict[Connection, None] = {}  # without a greeting that was accepted; oldest first
         self.accepting: set[asyncio.Task] = set()
         self.deadline = time.monotonic() + patience.join

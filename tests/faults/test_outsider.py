@@ -27,4 +27,5 @@ def test_a_run_ends_well_whatever_a_stranger_sends_to_each_of_its_ports(job, und
     ended.set()
     assert codes == [0, 0], said
     assert len(met) >= 3  # where the processes meet, jax's coordinator, and its collectives between CPUs
+    assert not {host for host, _ in met} & {'::', '0.0.0.0'}  # none of them on all interfaces
     assert_same(tmp_path / 'run', undisturbed)
