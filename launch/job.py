@@ -41,9 +41,14 @@ class Job:
         own = [f'--workdir={self.workdir}', f'--grace={self.grace}', f'--compiled={self.compiled}']
         return ['sinklab', *self.arguments, *own]
 
-    def script(self, folder: str) -> str:
-        """Bash that becomes this run, in an environment made by `install` in a folder."""
-        exports = [f'export {shlex.quote(f"{name}={value}")}' for name, value in self.environment.items()]
+    def script(self, folder: str, secret: str = '') -> str:
+        """Bash that becomes this run, in an environment made by `install` in a folder.
+
+        Args:
+            secret: a file with the secret of the run, by which its processes know each other.
+        """
+        exports = [f'SINKLAB_RUN_SECRET=$(< {shlex.quote(secret)})', 'export SINKLAB_RUN_SECRET'] if secret else []
+        exports += [f'export {shlex.quote(f"{name}={value}")}' for name, value in self.environment.items()]
         program, *rest = self.command
         run = f'exec {shlex.join([f"./env/bin/{program}", *rest])}'
         return '\n'.join(['#!/bin/bash', *exports, f'cd {shlex.quote(folder)} || exit 1', run, ''])

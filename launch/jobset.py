@@ -20,6 +20,11 @@ COPY . .
 RUN bash install.sh
 """
 FIRST = 'batch.kubernetes.io/job-completion-index=0,jobset.sigs.k8s.io/job-index=0'
+# By it the processes know each other (docs/network.md): a random number of the JobSet, which its pods are told.
+SECRET = {
+    'name': 'SINKLAB_RUN_SECRET',
+    'valueFrom': {'fieldRef': {'fieldPath': "metadata.labels['jobset.sigs.k8s.io/jobset-uid']"}},
+}
 NODEPOOL = 'cloud.google.com/gke-nodepool'
 
 
@@ -97,10 +102,16 @@ def container(job: Job, given: argparse.Namespace, chips: int) -> dict[str, Any]
         'workingDir': FOLDER,
         'command': [f'{FOLDER}/env/bin/{program}'],
         'args': [literal(argument) for argument in arguments],
-        'env': [{'name': name, 'value': literal(value)} for name, value in job.environment.items()],
+        'env': variables(job),
         'securityContext': {'privileged': True},
         'resources': {'limits': {'google.com/tpu': chips}},
     }
+
+
+def variables(job: Job) -> list[dict[str, Any]]:
+    """Return the variables of a pod: those of the job, and the secret of its run if it has none of its own."""
+    given = [{'name': name, 'value': literal(value)} for name, value in job.environment.items()]
+    return given if SECRET['name'] in job.environment else [*given, SECRET]
 
 
 def literal(text: str) -> str:

@@ -19,6 +19,10 @@ set -eu
 export HOME=/root
 mkdir -p {folder}
 gcloud storage rsync --recursive {code} {folder}
+# The secret by which the processes know each other (docs/network.md) is that of the first host, for all.
+(umask 077 && echo "$(< /proc/sys/kernel/random/uuid)" > {folder}/mine)
+gcloud storage cp --if-generation-match=0 {folder}/mine {code}/secret || true
+(umask 077 && gcloud storage cp {code}/secret {folder}/secret) || true
 command -v uv > /dev/null || python3 -m pip install --quiet uv
 bash {folder}/install.sh
 cp {folder}/sinklab.service /run/systemd/system/
@@ -164,7 +168,7 @@ def submit(jobs: list[Job], given: argparse.Namespace) -> Plan:
 def submitted(job: Job, given: argparse.Namespace) -> Plan:
     texts = {
         'boot.sh': BOOT.format(folder=FOLDER, code=shlex.quote(there(job, given))),
-        'run.sh': job.script(FOLDER),
+        'run.sh': job.script(FOLDER, secret=f'{FOLDER}/secret'),
         'sinklab.service': service(job),
         'create.sh': f'#!/bin/bash\nexec {create(job, given)}\n',
         'keep.sh': keep_script(job, given),

@@ -28,10 +28,10 @@ class Run:
     def __init__(self, folder):
         self.folder, self.port, self.started = folder, free_port(), []
 
-    def start(self, script, indices=(0, 1), count=2, restarts=0, **patience):
+    def start(self, script, indices=(0, 1), count=2, restarts=0, host='127.0.0.1', **patience):
         for index in indices:
             given = dict(index=index, count=count, port=self.port, folder=str(self.folder), script=script)
-            given |= dict(patience={**QUICK, **patience}, restarts=restarts)
+            given |= dict(patience={**QUICK, **patience}, restarts=restarts, host=host)
             process = subprocess.Popen(
                 [sys.executable, str(HERE / 'supervised.py'), json.dumps(given)],
                 env={**os.environ, 'PYTHONPATH': str(HERE.parent)},

@@ -1,6 +1,6 @@
 """One supervisor and its child, without jax: python supervised.py JSON.
 
-JSON holds index, count, port, patience (fields), folder, restarts, and the script of the child, which knows its
+JSON holds index, count, host, port, patience (fields), folder, restarts, and the script of the child, which knows its
 `group`, and may set `end`.
 """
 
@@ -31,7 +31,7 @@ def trained(group: Group) -> End:
 
 if link.supervised():
     child(trained)
-seat = Seat(GIVEN['index'], GIVEN['count'], '127.0.0.1', GIVEN['port'])
+seat = Seat(GIVEN['index'], GIVEN['count'], GIVEN['host'], GIVEN['port'])
 command, folder = [sys.executable, *sys.argv], Folder(GIVEN['folder'])
 try:
     sys.exit(supervise(command, seat, Patience(**GIVEN['patience']), folder, lambda: True, GIVEN['restarts']))

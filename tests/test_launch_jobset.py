@@ -98,3 +98,15 @@ def test_a_run_is_told_how_long_its_pod_has(recorders, capsys):
         pod = manifest(capsys, *options)['spec']['replicatedJobs'][0]['template']['spec']['template']['spec']
         assert pod['terminationGracePeriodSeconds'] == seconds
         assert f'--grace={seconds}' in pod['containers'][0]['args']
+
+
+def test_all_pods_of_a_run_are_told_one_secret_which_is_not_in_the_manifest(recorders, capsys):
+    def told(*options):
+        pod = manifest(capsys, *options)['spec']['replicatedJobs'][0]['template']['spec']['template']['spec']
+        return [one for one in pod['containers'][0]['env'] if one['name'] == 'SINKLAB_RUN_SECRET']
+
+    (by_kubernetes,) = told()
+    assert by_kubernetes['valueFrom'] == {
+        'fieldRef': {'fieldPath': "metadata.labels['jobset.sigs.k8s.io/jobset-uid']"}
+    }
+    assert told('--env=SINKLAB_RUN_SECRET=mine') == [{'name': 'SINKLAB_RUN_SECRET', 'value': 'mine'}]

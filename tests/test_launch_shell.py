@@ -93,7 +93,26 @@ def test_a_host_that_boots_gets_the_code_makes_its_environment_and_begins(tmp_pa
             ['systemctl', 'daemon-reload'],
             ['systemctl', 'start', '--no-block', 'sinklab'],
         ]
+        # Of several hosts the first to boot puts its secret beside the code, and all take it from there.
+        mine, put, taken = tmp_path / 'host' / 'mine', *(call[2:] for call in calls[1:3])
+        assert put == ['cp', '--if-generation-match=0', str(mine), 'gs://b/runs/code/pair/pair/secret']
+        assert taken == ['cp', 'gs://b/runs/code/pair/pair/secret', str(tmp_path / 'host' / 'secret')]
+        assert (len(mine.read_text()), mine.stat().st_mode & 0o777) == (37, 0o600)
     assert (tmp_path / 'host' / 'env' / 'made').exists()
+
+
+def test_what_a_host_runs_is_told_the_secret(tmp_path, monkeypatch, capsys):
+    made = recorded(tmp_path, monkeypatch)
+    monkeypatch.setattr(queued_resources, 'FOLDER', str(tmp_path / 'host'))
+    written = files(printed(capsys, 'queued_resources', SUBMIT['queued_resources']))
+    program = tmp_path / 'host' / 'env' / 'bin' / 'sinklab'
+    program.parent.mkdir(parents=True)
+    program.write_text('#!/bin/bash\necho "$SINKLAB_RUN_SECRET"\n')
+    program.chmod(0o755)
+    (tmp_path / 'host' / 'secret').write_text('of this run\n')
+    (tmp_path / 'run.sh').write_text(written['run.sh'])
+    said = subprocess.run(['bash', 'run.sh'], env=made.environment, cwd=tmp_path, capture_output=True, text=True)
+    assert said.stdout == 'of this run\n'
 
 
 @pytest.fixture

@@ -86,6 +86,18 @@ def test_it_is_queued_again_on_codes_that_ask_for_it_and_so_often(code, restarts
     assert recorders.heard()[1:] == [['scontrol', 'requeue', '7']] * again
 
 
+def test_each_start_has_a_secret_of_its_own_unless_one_is_given(recorders, capsys, tmp_path):
+    (recorders.folder / 'srun').write_text('#!/bin/bash\necho "$SINKLAB_RUN_SECRET" >> secrets\n')
+    (recorders.folder / 'srun').chmod(0o755)
+    (tmp_path / 'job.sh').write_text(script_of(capsys))
+    for given in ({}, {}, {'SINKLAB_RUN_SECRET': 'given'}):
+        subprocess.run(['bash', 'job.sh'], env={**recorders.environment, **given}, check=True)
+    first, second, third = Path('secrets').read_text().split()
+    assert len(first) == len(second) == 36
+    assert first != second
+    assert third == 'given'
+
+
 def test_an_element_of_an_array_is_queued_again_and_not_its_array(recorders, capsys, tmp_path):
     """The last element of an array has the number of the array."""
     for name in ('srun', 'scontrol'):

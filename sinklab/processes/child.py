@@ -16,7 +16,8 @@ from sinklab.processes.cluster import Seat
 from sinklab.processes.ending import End, of_exit
 from sinklab.processes.link import VARIABLE
 from sinklab.processes.patience import Patience
-from sinklab.processes.wire import Wire
+from sinklab.processes.secret import VARIABLE as SECRET
+from sinklab.processes.wire import BETWEEN, Message, Wire
 
 TAIL = 100_000  # bytes of what it says beside its words
 AT_WORK = 'RSD'  # runs, waits, waits for a disk; and is not stopped
@@ -26,7 +27,15 @@ STACKS = 0.5  # seconds to write where all of its threads are
 class Child:
     """What it has to say to a terminal goes there, all else into `noise`: the runtime's logs, aborts, stacks."""
 
-    def __init__(self, command: list[str], seat: Seat, coordinator: str | None, patience: Patience, hear: Callable):
+    def __init__(
+        self,
+        command: list[str],
+        seat: Seat,
+        coordinator: str | None,
+        bind: str | None,
+        patience: Patience,
+        hear: Callable[['Child', Message | None], None],
+    ):
         ours, theirs = socket.socketpair()
         self.noise = tempfile.TemporaryFile()  # noqa: SIM115 - as long as the child
         terminal = [] if seat.index else [os.dup(1), os.dup(2)]
@@ -36,6 +45,7 @@ class Child:
             index=seat.index,
             count=seat.count,
             coordinator=coordinator,
+            bind=bind,
             devices=seat.devices,
             beat=patience.beat,
             silence=2 * patience.silence,
@@ -43,7 +53,7 @@ class Child:
         )
         self.process = subprocess.Popen(
             command,
-            env={**os.environ, VARIABLE: json.dumps(given)},
+            env={**{k: v for k, v in os.environ.items() if k != SECRET}, VARIABLE: json.dumps(given)},
             pass_fds=[theirs.fileno(), *terminal],
             stdin=subprocess.DEVNULL,
             stdout=self.noise,
@@ -52,7 +62,7 @@ class Child:
         )
         for inherited in (theirs.detach(), *terminal):
             os.close(inherited)
-        self.wire, self.said = Wire(ours, None), None
+        self.wire, self.said = Wire(ours, None, BETWEEN), None
         self.speaks = self.listens = self.begun = False
         self.since = time.monotonic()
         threading.Thread(target=self.listen, args=(hear,), daemon=True).start()

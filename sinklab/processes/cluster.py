@@ -2,6 +2,7 @@
 
 import dataclasses
 import glob
+import ipaddress
 import os
 import re
 import warnings
@@ -33,6 +34,12 @@ class Seat:
     host: str = ''
     port: int = 0
     devices: list[int] | None = None  # all that there are
+    is_one_machine: bool = False  # a cluster says that all processes are on this machine
+
+    @property
+    def is_local(self) -> bool:
+        """Whether all processes are known to be on this machine."""
+        return self.is_one_machine or is_loopback(self.host)
 
     @property
     def address(self) -> str:
@@ -72,9 +79,9 @@ def found(environment: Mapping[str, str], timeout: float) -> Seat:
     refuse_one_of_many(environment)
     if not any(set(mark) <= environment.keys() for mark in MARKS) and not any(map(glob.glob, TPU_DEVICES)):
         return Seat()
-    from jax._src.clusters import ClusterEnv
-
     try:
+        from jax._src.clusters import ClusterEnv  # private: jax.distributed.initialize alone reads clusters in public
+
         with warnings.catch_warnings(action='ignore'):
             where, count, index, devices = ClusterEnv.auto_detect_unset_distributed_params(
                 None, None, None, None, None, int(timeout)
@@ -85,7 +92,28 @@ def found(environment: Mapping[str, str], timeout: float) -> Seat:
     if where is None or count == 1:
         return Seat()
     whole = any(re.fullmatch(pattern, environment.get(name, '')) for name, pattern in ONE_PER_HOST.items())
-    return Seat(index, count, *address('the address of process 0', where), None if whole else devices)
+    return Seat(
+        index,
+        count,
+        *address('the address of process 0', where),
+        devices=None if whole else devices,
+        is_one_machine=is_one_machine(environment, count),
+    )
+
+
+def is_one_machine(environment: Mapping[str, str], count: int) -> bool:
+    """Return whether SLURM or Open MPI says that all processes are on this machine."""
+    return environment.get('SLURM_STEP_NUM_NODES') == '1' or environment.get('OMPI_COMM_WORLD_LOCAL_SIZE') == str(
+        count
+    )
+
+
+def is_loopback(host: str) -> bool:
+    """Return whether a name or address reaches this machine alone."""
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host == 'localhost'
 
 
 def refuse_one_of_many(environment: Mapping[str, str]) -> None:

@@ -2,7 +2,7 @@
 
 import dataclasses
 import signal
-from typing import Any
+from typing import Literal
 
 # What a process, or all of them, have ended of -> (kind in outcome.json, exit code). Of several, the first in this
 # order has caused the others: a process that is killed makes others raise and abort, and none of those kills it.
@@ -27,6 +27,7 @@ CAUSES = {
 KIND_OF = {code: kind for kind, code in reversed(CAUSES.values())}
 OF_SIGNAL = {signal.SIGINT: 'interrupted', signal.SIGHUP: 'stopped', signal.SIGTERM: 'stopped'}
 TOGETHER = 1.0  # seconds within which a terminal, a scheduler and a sweep send the same signal
+Cause = Literal[tuple(CAUSES)]
 STOPPING = 'stopping after this step; once more to stop at once'
 
 
@@ -34,10 +35,14 @@ STOPPING = 'stopping after this step; once more to stop at once'
 class End:
     """Why something has ended, in the words of one line."""
 
-    cause: str
+    cause: Cause
     words: str = ''
     trace: str = ''  # for who has to mend it
     orderly: bool = False  # the others are about to end alike
+
+    def __post_init__(self):
+        for name in ('words', 'trace'):
+            object.__setattr__(self, name, printable(getattr(self, name)))
 
     @property
     def kind(self) -> str:
@@ -55,8 +60,10 @@ class End:
     def with_words(self, words: str) -> 'End':
         return dataclasses.replace(self, words=words)
 
-    def message(self) -> dict[str, Any]:
-        return dataclasses.asdict(self)
+
+def printable(text: str) -> str:
+    """Escape what a terminal would obey, and what has no UTF-8; line breaks and tabs stay."""
+    return ''.join(one if one.isprintable() or one in '\n\t' else ascii(one)[1:-1] for one in text)
 
 
 def of_exit(code: int, begun: bool, noise: str) -> End:

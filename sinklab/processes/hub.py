@@ -1,113 +1,196 @@
 """Where the supervisors of all processes meet; it lives in that of process 0."""
 
+import asyncio
 import contextlib
+import hmac
 import math
-import os
-import queue
+import resource
 import socket
 import threading
 import time
 from collections.abc import Callable
 
+from sinklab.processes import connection
+from sinklab.processes.connection import Connection
 from sinklab.processes.ending import End, of_group
 from sinklab.processes.member import Member, hung
 from sinklab.processes.patience import Patience
-from sinklab.processes.wire import Wire
+from sinklab.processes.secret import VARIABLE, RunSecret
+from sinklab.processes.wire import (
+    At,
+    Beat,
+    Ended,
+    Gather,
+    Gathered,
+    Go,
+    Hello,
+    Later,
+    Message,
+    Over,
+    Refused,
+    Welcome,
+)
 from sinklab.record import Refusal
 
 Judge = Callable[[End, bool], tuple[End, bool]]  # an end, whether all could start again -> the end, whether they do
 
 
 PORTS, APART = range(1024, 65536), 1000
-HELLO = {'process', 'count', 'host', 'pid'}
+AT_ITS_END = 'the run that is found there is at its end; start all of its processes again'
+WRONG_SECRET = (
+    f'process 0 has another secret of the run than this process, or one of them has none; give {VARIABLE} alike to '
+    'all processes, or, where all are on one machine, start them as one user with one SINKLAB_CACHE'
+)
+STRANGERS = 64  # connections without a greeting, beside those that the processes themselves may be opening
+GREET = 0.2  # seconds that each of them has at least, however many come
+RETRY = 0.2  # seconds until an accept that failed is tried again
+QUEUE = 1024  # connections that the system holds until they are accepted
 
 
 class Hub:
-    """Gathers, watches and decides, in one thread of its own; another thread listens to each connection."""
+    """Gathers, watches and decides, in one thread of its own, which waits for nobody."""
 
     def __init__(self, count: int, patience: Patience, judge: Judge):
         self.count, self.patience, self.judge = count, patience, judge
-        self.events = queue.SimpleQueue()
+        self.secret = RunSecret()
         self.members: dict[int, Member] = {}
         self.turned_away: dict[int, str] = {}
-        self.generation, self.port, self.server = 0, 0, None
+        self.generation, self.port, self.interface, self.servers, self.own = 0, 0, None, [], None
+        self.strangers: dict[Connection, None] = {}  # without a greeting that was accepted; oldest first
+        self.accepting: set[asyncio.Task] = set()
         self.deadline = time.monotonic() + patience.join
         self.over, self.ends = False, {}
-        self.gathered: dict[int, dict[int, tuple[str, object]]] = {}
-        self.thread = threading.Thread(target=self.run, daemon=True)
+        self.gathered: dict[int, dict[int, Gather]] = {}
+        self.thread = threading.Thread(target=lambda: asyncio.run(self.run()), daemon=True)
 
-    def open(self, port: int) -> None:
-        """Lets the supervisors of other processes in."""
-        family = socket.AF_INET6 if socket.has_dualstack_ipv6() else socket.AF_INET
-        try:
-            self.server = socket.create_server(
-                ('', port), family=family, backlog=self.count, dualstack_ipv6=family == socket.AF_INET6
-            )
-        except OSError as error:
-            raise Refusal(
-                f'port {port} cannot be opened for the other processes ({os.strerror(error.errno)}); give another '
-                'port in --coordinator to all of them, or end what has it'
-            ) from error
+    def open(self, host: str, port: int) -> str:
+        """Let the supervisors of other processes in.
+
+        Returns:
+            Why that is on all interfaces of this machine; '' if it is on that of the host's address alone.
+        """
+        self.servers, reason = connection.listen(host, port, QUEUE)
         self.port, self.deadline = port, time.monotonic() + self.patience.join
-        threading.Thread(target=self.accept, daemon=True).start()
+        self.interface = None if reason else self.servers[0].getsockname()[0]
+        return reason
 
-    def accept(self) -> None:
-        while True:
-            try:
-                connection, _ = self.server.accept()
-            except OSError:  # it is closed
-                return
-            self.attach(connection)
+    def room(self) -> int:
+        """Return how many connections may be without a greeting, so that most file descriptors stay free."""
+        allowed, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+        wanted = self.count + STRANGERS
+        return wanted if allowed == resource.RLIM_INFINITY else min(wanted, max(4, (allowed - self.count) // 4))
 
-    def attach(self, connection: socket.socket) -> None:
-        wire = Wire(connection, self.patience.silence)
-        threading.Thread(target=self.listen, args=(wire,), daemon=True).start()
+    def attach(self, own: socket.socket) -> None:
+        """Let the supervisor of process 0 in, before the thread starts."""
+        self.own = own
 
-    def listen(self, wire: Wire) -> None:
-        for message in wire:
-            self.events.put((wire, message))
-        self.events.put((wire, None))
-
-    def run(self) -> None:
+    async def run(self) -> None:
+        loop = asyncio.get_running_loop()
+        loop.set_exception_handler(lambda loop, context: None)  # connections note their own errors
+        self.stirred = asyncio.Event()
+        await loop.create_connection(lambda: self.connection(Connection.challenge), sock=self.own)
+        for server in self.servers:
+            server.setblocking(False)
+            loop.add_reader(server, self.accept, server)
         beaten = 0.0
-        while not self.over or (self.connected() and time.monotonic() < self.deadline):
-            with contextlib.suppress(queue.Empty):
-                self.handle(*self.events.get(timeout=self.patience.beat / 2))
-            now = time.monotonic()
-            if now - beaten > self.patience.beat and self.events.empty():  # what has come is older than silence
-                beaten = now
-                self.tell('beat')
-                self.look(now)
-        if self.server:
-            self.server.close()
+        try:
+            while not self.over or (self.connected() and time.monotonic() < self.deadline):
+                with contextlib.suppress(TimeoutError):
+                    await asyncio.wait_for(self.stirred.wait(), self.patience.beat / 2)
+                self.stirred.clear()
+                now = time.monotonic()
+                if now - beaten > self.patience.beat:
+                    beaten = now
+                    self.tell(Beat())
+                    for one in [*self.strangers, *(member.wire for member in self.members.values())]:
+                        one.check(now)
+                    self.look(now)
+        finally:
+            self.secret.remove_file()
+            for server in self.servers:
+                loop.remove_reader(server)
+                server.close()
+            for one in [*self.strangers, *(member.wire for member in self.members.values())]:
+                one.close()
+            await asyncio.sleep(0)
+
+    def connection(self, made: Callable) -> Connection:
+        return Connection(self.patience.silence, made, self.handle, self.left)
+
+    def accept(self, server: socket.socket) -> None:
+        """Let one in, in the place of the oldest without a greeting if there are too many of those."""
+        if len(self.strangers) + len(self.accepting) >= self.room():
+            oldest = next((one for one in self.strangers if not one.why), None)
+            left = GREET - (time.monotonic() - oldest.since) if oldest else GREET
+            if left > 0:
+                self.pause(server, left)
+            else:
+                oldest.drop('one of too many')
+            return
+        try:
+            accepted, _ = server.accept()
+        except (BlockingIOError, ConnectionError):  # it is gone again
+            return
+        except OSError:  # no file descriptors, or no memory
+            self.pause(server, RETRY)
+            return
+        loop = asyncio.get_running_loop()
+        task = loop.create_task(loop.connect_accepted_socket(lambda: self.connection(self.came), accepted))
+        self.accepting.add(task)
+        task.add_done_callback(self.accepting.discard)
+
+    def pause(self, server: socket.socket, seconds: float) -> None:
+        """Accept nobody for a while; the system holds who comes."""
+        loop = asyncio.get_running_loop()
+        loop.remove_reader(server)
+        loop.call_later(seconds, lambda: server.fileno() < 0 or loop.add_reader(server, self.accept, server))
+
+    def came(self, newcomer: Connection) -> None:
+        self.strangers[newcomer] = None
+        newcomer.challenge()
 
     def connected(self) -> list[Member]:
         """The members that can still be told something, without that of process 0."""
         return [member for member in self.members.values() if member.index and not member.wire.why]
 
-    def tell(self, kind: str, **content: object) -> None:
+    def tell(self, message: Message) -> None:
         for member in self.members.values():
-            member.wire.send(kind, **content)
+            member.wire.send(message)
 
-    def handle(self, wire: Wire, message: dict | None) -> None:
-        member = next((member for member in self.members.values() if member.wire is wire), None)
-        kind = message and message.pop('kind')
-        if kind == 'hello' and not member and message.keys() == HELLO:
-            self.meet(wire, **message)
-        elif member and not self.over:
-            if kind is None:
-                member.child = None
-                self.ended(member, End('lost', wire.why))
-            elif kind == 'end' and message.pop('generation') == self.generation:
-                self.ended(member, End(**message))
-            elif kind == 'at' and message.pop('generation') == self.generation:
-                member.hear(**message)
-            elif kind == 'gather' and message.pop('generation') == self.generation:
-                self.gather(member, **message)
+    def member_of(self, wire: Connection) -> Member | None:
+        return next((member for member in self.members.values() if member.wire is wire), None)
 
-    def meet(self, wire: Wire, process: int, count: int, host: str, pid: int) -> None:
-        newcomer, holder = Member(process, host, pid, wire), self.members.get(process)
-        words, kind = None, 'refused'
+    def left(self, wire: Connection) -> None:
+        self.strangers.pop(wire, None)
+        self.stirred.set()
+        if (member := self.member_of(wire)) and not self.over:
+            member.child = None
+            self.ended(member, End('lost', wire.why))
+
+    def handle(self, wire: Connection, message: Message) -> None:
+        member = self.member_of(wire)
+        if not member:
+            if isinstance(message, Hello):
+                self.meet(wire, message)
+        elif not self.over and getattr(message, 'generation', None) == self.generation:
+            match message:
+                case Ended(end=end):
+                    self.ended(member, end)
+                case At():
+                    member.hear(message)
+                case Gather():
+                    self.gather(member, message)
+
+    def meet(self, wire: Connection, hello: Hello) -> None:
+        process, count = hello.process, hello.count
+        newcomer, holder = Member(process, hello.host, hello.pid, wire), self.members.get(process)
+        about = wire.nonce, hello.nonce, process, count
+        ending = self.over or any(member.wire.why for member in self.members.values())
+        words, kind = None, Refused
+        if not hmac.compare_digest(hello.proof, self.secret.prove('process', *about)):
+            # Of a start that follows, which may have a secret of its own, or of nobody.
+            wire.send(Later(AT_ITS_END) if ending else Refused(WRONG_SECRET))
+            return
         if count != self.count:
             words = (
                 f'{newcomer} came with --processes={count}, process 0 with {self.count}; give the same number to all'
@@ -115,16 +198,18 @@ class Hub:
         elif process not in range(self.count):
             words = f'--process={process} is not below --processes={self.count}'
         elif self.over or (holder and holder.wire.why):  # the newcomer is of the start that follows
-            words, kind = 'the run that is found there is at its end; start all of its processes again', 'later'
+            words, kind = AT_ITS_END, Later
         elif holder:
             words = f'--process={process} is taken by {holder}; give each process a number of its own'
         if words:
             if process in range(self.count):
                 self.turned_away[process] = words
-            wire.send(kind, words=words)  # and leaves it to the other end to close: a reset could overtake this
+            wire.send(kind(words))  # and leaves it to the other end to close: a reset could overtake this
             return
+        self.strangers.pop(wire, None)
         self.members[process] = newcomer
-        wire.send('beat')
+        wire.is_known, wire.heard = True, time.monotonic()
+        wire.send(Welcome(self.secret.prove('hub', *about)))
         if len(self.members) == self.count:
             self.go()
 
@@ -135,18 +220,19 @@ class Hub:
         for member in self.members.values():
             member.begin()
         port = free_port(self.port) if self.count > 1 else None
-        self.tell('go', generation=self.generation, port=port, after=after and after.message())
+        self.tell(Go(self.generation, port, after))
 
-    def gather(self, member: Member, number: int, name: str, value: object) -> None:
+    def gather(self, member: Member, message: Gather) -> None:
         """The values of the n-th time that each has come to gather, once all have."""
-        came = self.gathered.setdefault(number, {})
-        came[member.index] = name, value
-        if others := {other: there for other, (there, _) in came.items() if there != name}:
-            other, there = others.popitem()
-            self.ended(member, End('crashed', f'came to {name!r} when process {other} came to {there!r}'))
+        came = self.gathered.setdefault(message.number, {})
+        came[member.index] = message
+        others = ((index, other.name) for index, other in came.items() if other.name != message.name)
+        if other := next(others, None):
+            index, name = other
+            self.ended(member, End('crashed', f'came to {message.name!r} when process {index} came to {name!r}'))
         elif len(came) == self.count:
-            del self.gathered[number]
-            self.tell('gathered', generation=self.generation, values=[came[index][1] for index in range(self.count)])
+            del self.gathered[message.number]
+            self.tell(Gathered([came[index].value for index in range(self.count)], self.generation))
 
     def ended(self, member: Member, end: End) -> None:
         """Waits a moment for other ends after the first bad one: they may have caused it."""
@@ -185,7 +271,8 @@ class Hub:
             self.go(end)
             return
         self.over, self.deadline = True, time.monotonic() + self.patience.parting
-        self.tell('over', end=end.message())
+        self.tell(Over(end))
+        self.stirred.set()
 
 
 def free_port(after: int) -> int:

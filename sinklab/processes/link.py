@@ -16,12 +16,13 @@ from typing import Any, NoReturn
 from sinklab import startup
 from sinklab.group import Alone, Group
 from sinklab.processes.ending import End
-from sinklab.processes.wire import Wire
+from sinklab.processes.wire import BETWEEN, At, Ended, Gather, Gathered, Wire
 from sinklab.streams import SafeStream
 
 VARIABLE = 'SINKLAB_SUPERVISED'
 # XLA for CPUs otherwise begins independent collectives in any order, and processes meet in different ones.
 IN_ORDER = '--xla_cpu_enable_concurrency_optimized_scheduler=false'
+BIND = 'JAX_COORDINATOR_BIND_ADDRESS'  # of jax itself, for whoever wants another interface
 DIE_WITH_PARENT = 1  # PR_SET_PDEATHSIG of Linux
 
 
@@ -45,13 +46,14 @@ class Link:
         index: int,
         count: int,
         coordinator: str | None,
+        bind: str | None,
         devices: list[int] | None,
         beat: float,
         silence: float,
         join: float,
     ):
         self.index, self.count = index, count
-        self.coordinator, self.devices, self.timeout = coordinator, devices, join
+        self.coordinator, self.bind, self.devices, self.timeout = coordinator, bind, devices, join
         self.beat, self.gathered, self.answers = beat, 0, queue.SimpleQueue()
         self.place, self.heard, self.wake = ('starting', 0, None, time.monotonic()), False, threading.Event()
         with contextlib.suppress(AttributeError, OSError):
@@ -61,17 +63,17 @@ class Link:
         for name, descriptor in zip(('stdout', 'stderr'), terminal, strict=False):
             stream = os.fdopen(descriptor, 'w', buffering=1, errors='backslashreplace')
             setattr(sys, name, SafeStream(stream))
-        self.wire = Wire(socket.socket(fileno=link), silence)
+        self.wire = Wire(socket.socket(fileno=link), silence, BETWEEN)
         for target in (self.listen, self.tell):
             threading.Thread(target=target, daemon=True).start()
 
     def gather(self, name: str, value: Any) -> list[Any]:
         self.gathered += 1
-        self.wire.send('gather', number=self.gathered, name=name, value=value)
+        self.wire.send(Gather(self.gathered, name, json.dumps(value)))
         return self.answers.get()
 
     def at(self, place: str, step: int = 0, usual: float | None = None) -> None:
-        self.place = place, step, usual, time.monotonic()
+        self.place = place, int(step), None if usual is None else float(usual), time.monotonic()
         if listens() != self.heard:
             self.wake.set()
 
@@ -89,13 +91,14 @@ class Link:
             self.index,
             local_device_ids=self.devices,
             cluster_detection_method='deactivate',
+            coordinator_bind_address=None if BIND in os.environ else self.bind,
             initialization_timeout=int(self.timeout),
             heartbeat_timeout_seconds=3600,  # supervisors see within seconds who is gone, and say so
         )
 
     def end(self, end: End) -> NoReturn:
         """Leaves, at once: an orderly end of jax waits for processes that may be gone."""
-        self.wire.send('end', **end.message())
+        self.wire.send(Ended(end))
         if end.code == 0:
             self.at('ending', self.place[1])
             self.gather('end', None)  # who leaves first takes the others with it
@@ -106,8 +109,8 @@ class Link:
 
     def listen(self) -> None:
         for message in self.wire:
-            if message['kind'] == 'gathered':
-                self.answers.put(message['values'])
+            if isinstance(message, Gathered):
+                self.answers.put([json.loads(value) for value in message.values])
         os._exit(End('lost').code)
 
     def tell(self) -> None:
@@ -116,9 +119,7 @@ class Link:
             self.wake.clear()
             self.heard = listens()
             place, step, usual, since = self.place
-            self.wire.send(
-                'at', place=place, step=step, usual=usual, seconds=time.monotonic() - since, listens=self.heard
-            )
+            self.wire.send(At(place, step, usual, time.monotonic() - since, self.heard))
             self.wake.wait(self.beat)
 
 

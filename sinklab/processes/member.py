@@ -4,9 +4,10 @@ import dataclasses
 import math
 import time
 
+from sinklab.processes.connection import Connection
 from sinklab.processes.ending import End
 from sinklab.processes.patience import Patience
-from sinklab.processes.wire import Wire
+from sinklab.processes.wire import At
 
 APART = ('starting', 'compiling', 'measuring', 'saving', 'restoring', 'ending')
 ENDLESS = ('preparing its data',)  # of any size
@@ -48,7 +49,7 @@ class Member:
     index: int
     host: str
     pid: int
-    wire: Wire
+    wire: Connection
     child: int | None = None
     place: Place = dataclasses.field(default_factory=Place)
     excused: float = 0.0  # when it last waited for who was at something that takes its time
@@ -56,8 +57,8 @@ class Member:
     def __str__(self) -> str:
         return f'process {self.index} (host {self.host}, pid {self.child or self.pid})'
 
-    def hear(self, child: int, place: str, step: int, usual: float | None, seconds: float) -> None:
-        self.child, self.place = child, Place(place, step, usual, time.monotonic() - seconds)
+    def hear(self, at: At) -> None:
+        self.child, self.place = at.child, Place(at.place, at.step, at.usual, time.monotonic() - at.seconds)
 
     def late(self, patience: Patience) -> bool:
         return time.monotonic() - max(self.place.since, self.excused) > self.place.bound(patience)

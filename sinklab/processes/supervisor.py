@@ -1,22 +1,46 @@
 """The parent of a process that computes: starts it, watches it, and ends with the parents of all others."""
 
 import contextlib
+import dataclasses
 import errno
 import functools
+import hmac
 import os
 import queue
+import secrets
 import signal
 import socket
 import threading
 import time
 from collections.abc import Callable
 
+import msgspec
+
 from sinklab.processes.child import Child
 from sinklab.processes.cluster import Seat
 from sinklab.processes.ending import STOPPING, TOGETHER, End, at_once, before
 from sinklab.processes.hub import Hub, Judge
 from sinklab.processes.patience import Patience
-from sinklab.processes.wire import STRANGE, Wire
+from sinklab.processes.secret import VARIABLE, RunSecret, create_secret, find_secret, read_variable
+from sinklab.processes.wire import (
+    FROM_HUB,
+    STRANGE,
+    At,
+    Beat,
+    Challenge,
+    Ended,
+    Gather,
+    Gathered,
+    Go,
+    Hello,
+    Later,
+    Message,
+    Over,
+    Refused,
+    Welcome,
+    Wire,
+    host_name,
+)
 from sinklab.record import Refusal
 
 RETRY = 0.2  # seconds between two attempts to reach process 0
@@ -44,6 +68,7 @@ class Supervisor:
         self.wire = self.child = self.verdict = self.asked = None
         self.generation, self.beaten, self.met = 0, 0.0, False
         self.deadline = time.monotonic() + patience.join
+        self.secret, self.nonces = RunSecret(), ('', '')
 
     def run(self) -> End:
         """Until all processes have ended; how they have."""
@@ -73,12 +98,22 @@ class Supervisor:
             self.events.get(timeout=min(timeout, self.patience.beat / 2))()
         if time.monotonic() - self.beaten > self.patience.beat and self.events.empty():
             self.beat()
+        if self.wire and not self.met and not self.hub and time.monotonic() > self.deadline + self.patience.silence:
+            self.verdict = self.verdict or End('refused', self.stranger)  # who says something, and never enough
+
+    @property
+    def stranger(self) -> str:
+        return f'what answers at {self.seat.address} is not process 0 of a run; give its address'
 
     def enter(self) -> None:
         """Goes to where the supervisors of all processes meet."""
+        read_variable()
         if self.hub:
             if self.seat.count > 1 and not self.opened():
                 return
+            if self.seat.count > 1:  # before anybody is answered, who may then look for it
+                self.hub.secret = self.secret = create_secret(self.seat)
+                self.warn()
             connection, other = socket.socketpair()
             self.hub.attach(other)
             self.hub.thread.start()
@@ -91,7 +126,8 @@ class Supervisor:
         deadline = time.monotonic() + 2 * self.patience.parting
         while not self.verdict:
             try:
-                self.hub.open(self.seat.port)
+                if reason := self.hub.open(self.seat.host, self.seat.port):
+                    self.say(f'process 0 listens on all interfaces of this machine ({reason})')
                 return True
             except Refusal as refusal:
                 if time.monotonic() > deadline or refusal.__cause__.errno != errno.EADDRINUSE:
@@ -99,11 +135,33 @@ class Supervisor:
             self.turn(RETRY)
         return False
 
+    def warn(self) -> None:
+        if not self.secret.text:
+            self.say(
+                f'{VARIABLE} is not set, and whoever reaches {self.seat.address} can end this run; set it to the '
+                'same random text for all processes'
+            )
+
     def greet(self, connection: socket.socket) -> None:
-        self.wire = Wire(connection, self.patience.silence)
+        self.wire = Wire(connection, self.patience.silence, FROM_HUB)
         threading.Thread(target=self.listen, args=(self.wire,), daemon=True).start()
-        about = dict(process=self.seat.index, count=self.seat.count, host=socket.gethostname(), pid=os.getpid())
-        self.wire.send('hello', **about)
+
+    def answer(self, challenge: Challenge) -> None:
+        """Say who this is, and prove that it knows the secret."""
+        if not self.hub:
+            self.secret = find_secret(self.seat)
+        self.nonces = challenge.nonce, secrets.token_hex(32)
+        index, count = self.seat.index, self.seat.count
+        proof = self.secret.prove('process', *self.nonces, index, count)
+        self.wire.send(Hello(index, count, host_name(), os.getpid(), self.nonces[1], proof))
+
+    def welcomed(self, welcome: Welcome) -> None:
+        """Go on, if it is the hub that welcomes."""
+        expected = self.secret.prove('hub', *self.nonces, self.seat.index, self.seat.count)
+        if hmac.compare_digest(welcome.proof, expected) and self.nonces[0]:
+            self.met = True
+        else:
+            self.wire.reject()
 
     def reach(self) -> None:
         """Goes to process 0, unless a signal comes first."""
@@ -133,43 +191,51 @@ class Supervisor:
 
     def listen(self, wire: Wire) -> None:
         for message in wire:
-            self.later(self.told, message)
+            self.later(self.told, wire, message)
         self.later(self.left, wire)
 
     def beat(self) -> None:
         self.beaten = time.monotonic()
         if self.wire:
-            self.wire.send('beat')
+            self.wire.send(Beat())
         if self.child:
-            self.child.wire.send('beat')
+            self.child.wire.send(Beat())
             if silent := self.child.silent(self.patience):
                 self.report(silent)
 
-    def told(self, message: dict) -> None:
+    def told(self, wire: Wire, message: Message) -> None:
         """What the hub says."""
-        self.met = self.met or message['kind'] != 'later'
+        if wire is not self.wire:
+            return
         match message:
-            case {'kind': 'later', 'words': words}:
+            case Challenge() if not self.met:
+                self.answer(message)
+            case Welcome() if not self.met:
+                self.welcomed(message)
+            case Later(words=words) if not self.met:
                 self.come_again(words)
-            case {'kind': 'refused', 'words': words}:
+            case Refused(words=words) if not self.met:
                 self.verdict = self.verdict or End('refused', words)
-            case {'kind': 'over', 'end': end}:
-                self.verdict = self.verdict or End(**end)
-            case {'kind': 'go', 'generation': generation, 'port': port, 'after': after}:
-                self.go(generation, port, after and End(**after))
-            case {'kind': 'gathered', 'generation': self.generation, 'values': values}:
-                self.child.wire.send('gathered', values=values)
+            case Beat():
+                pass
+            case _ if not self.met:
+                wire.reject()
+            case Over(end=end):
+                self.verdict = self.verdict or end
+            case Go(generation=generation, port=port, after=after):
+                self.go(generation, port, after)
+            case Gathered(generation=self.generation) if self.child:
+                self.child.wire.send(message)
 
     def left(self, wire: Wire) -> None:
         """The hub is gone, or something else is where it should be."""
         if wire is not self.wire:
             return
         lost = End('lost', f'the supervisor of process 0 ({self.seat.address}) is {wire.why}')
-        stranger = End('refused', f'what answers at {self.seat.address} is not process 0 of a run; give its address')
         if self.met or wire.why == STRANGE:
-            self.verdict = self.verdict or (lost if self.met else stranger)
+            self.verdict = self.verdict or (lost if self.met else End('refused', self.stranger))
         else:  # as a run at its end leaves who comes late
-            self.come_again(stranger.words)
+            self.come_again(self.stranger)
 
     def go(self, generation: int, port: int | None, after: End | None) -> None:
         """Starts the child, in the place of one that has ended or is to."""
@@ -181,32 +247,33 @@ class Supervisor:
             self.report(before(self.asked[0]))
         else:
             coordinator = port and self.seat.beside(port)
-            self.child = Child(
-                self.command, self.seat, coordinator, self.patience, functools.partial(self.later, self.heard)
-            )
+            interface = port and self.hub and self.hub.interface
+            bind = interface and dataclasses.replace(self.seat, host=interface).beside(port)
+            heard = functools.partial(self.later, self.heard)
+            self.child = Child(self.command, self.seat, coordinator, bind, self.patience, heard)
 
-    def heard(self, child: Child, message: dict | None) -> None:
+    def heard(self, child: Child, message: Message | None) -> None:
         """What the child says, and at last that it has let go of the line."""
         if child is not self.child:
             return
         match message:
             case None:
                 self.report(child.end(self.patience))
-            case {'kind': 'at', 'listens': listens, **place}:
+            case At(listens=listens):
                 child.at(listens)
-                self.send('at', child=child.process.pid, **place)
-            case {'kind': 'gather', **given}:
-                self.send('gather', **given)
-            case {'kind': 'end', **end}:
-                child.said = End(**end)
+                self.send(msgspec.structs.replace(message, child=child.process.pid))
+            case Gather():
+                self.send(message)
+            case Ended(end=end):
+                child.said = end
 
-    def send(self, kind: str, **content: object) -> None:
-        self.wire.send(kind, generation=self.generation, **content)
+    def send(self, message: At | Gather | Ended) -> None:
+        self.wire.send(msgspec.structs.replace(message, generation=self.generation))
 
     def report(self, end: End) -> None:
         """Lets all know of an end; the hub alone decides what comes of it."""
         if self.wire:
-            self.send('end', **end.message())
+            self.send(Ended(end))
         else:
             self.verdict = end
 

@@ -1,0 +1,105 @@
+"""The secret of a run, by which its processes know each other's connections from a stranger's.
+
+It is never sent. Each side of a new connection sends a number that nobody has seen before (a nonce), and proves by an
+HMAC over both numbers that it knows the secret. Without a secret the proofs still have to fit, and protect nothing.
+"""
+
+import contextlib
+import dataclasses
+import hmac
+import os
+import re
+import secrets
+import socket
+from pathlib import Path
+
+from sinklab.cache import cache
+from sinklab.processes.cluster import Seat
+from sinklab.record import Refusal
+
+VARIABLE = 'SINKLAB_RUN_SECRET'
+SHORTEST = 16  # characters; who records a greeting can try shorter ones
+LONGEST_FILE = 4096
+
+
+@dataclasses.dataclass(frozen=True)
+class RunSecret:
+    """A secret, and the file that holds it where process 0 has made one."""
+
+    text: str = ''
+    file: Path | None = None
+
+    def prove(self, role: str, *parts: object) -> str:
+        """Return an HMAC that only who knows the secret can make.
+
+        Args:
+            role: who proves it, so that nobody can send a proof back to where it came from.
+            parts: the nonces of both sides, and what the proof is to vouch for.
+        """
+        content = '\n'.join([role, *map(str, parts)])
+        return hmac.new(self.text.encode(), content.encode(), 'sha256').hexdigest()
+
+    def remove_file(self) -> None:
+        """Remove the file, while the port is still held: after that it may be another run's."""
+        if self.file:
+            with contextlib.suppress(OSError):
+                self.file.unlink()
+
+
+def read_variable() -> str:
+    """Return what SINKLAB_RUN_SECRET says; '' if it is not set.
+
+    Raises:
+        Refusal: it is too short to protect anything.
+    """
+    given = os.environ.get(VARIABLE, '').strip()
+    if given and len(given) < SHORTEST:
+        raise Refusal(
+            f'{VARIABLE} has {len(given)} characters and needs at least {SHORTEST}; make one by: openssl rand -hex 32'
+        )
+    return given
+
+
+def create_secret(seat: Seat) -> RunSecret:
+    """Return the secret of process 0: the given one, or a new one where all processes are on this machine.
+
+    The new one is written into the user's cache, readable by this user alone. It is empty if processes are on several
+    machines and none is given, or if the cache cannot be written.
+    """
+    if (given := read_variable()) or not seat.is_local:
+        return RunSecret(given)
+    text, file = secrets.token_hex(32), path_of(seat.port)
+    unfinished = file.with_name(f'{file.name}.{secrets.token_hex(4)}')
+    try:
+        file.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        descriptor = os.open(unfinished, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o600)
+        with open(descriptor, 'w') as opened:
+            opened.write(text)
+        unfinished.replace(file)
+    except OSError:
+        with contextlib.suppress(OSError):
+            unfinished.unlink()
+        return RunSecret()
+    return RunSecret(text, file)
+
+
+def find_secret(seat: Seat) -> RunSecret:
+    """Return the secret of another process than 0: the given one, or what process 0 has written on this machine.
+
+    To be called when process 0 has answered: by then it has written the file.
+    """
+    if (given := read_variable()) or not seat.is_local:
+        return RunSecret(given)
+    try:
+        with open(os.open(path_of(seat.port), os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)) as opened:
+            if os.fstat(opened.fileno()).st_uid != os.geteuid():
+                return RunSecret()
+            return RunSecret(opened.read(LONGEST_FILE))
+    except (OSError, ValueError):
+        return RunSecret()
+
+
+def path_of(port: int) -> Path:
+    """Return the file of the run that meets at a port of this machine."""
+    host = re.sub(r'[^\w.-]', '_', socket.gethostname())
+    return cache() / 'run-secrets' / f'{host}-{port}'

@@ -1,0 +1,310 @@
+"""A stranger who reaches the port of a run can neither end it nor delay it; its processes know each other."""
+
+import asyncio
+import json
+import os
+import re
+import socket
+import sys
+import threading
+import time
+
+import pytest
+from outsider import ATTACKS, DIGEST, attacked, connected
+from processes import TOUCH, Run, free_port, started
+
+from sinklab.processes import cluster, connection
+from sinklab.processes import secret as secrets
+from sinklab.processes.cluster import Seat
+from sinklab.processes.connection import Connection
+from sinklab.processes.ending import End
+from sinklab.processes.secret import VARIABLE, create_secret, find_secret
+from sinklab.processes.wire import BETWEEN, FROM_HUB, INVALID, LONGEST, TO_HUB, Ended, Gather, Welcome, encode
+from sinklab.record import Refusal
+
+SECRET = 'a secret of the tests, long enough'
+UNTIL_TOLD = TOUCH + "while not (folder.path / 'go').exists(): time.sleep(0.05)"
+
+
+@pytest.fixture
+def run(tmp_path):
+    yield from started(tmp_path)
+
+
+@pytest.fixture(autouse=True)
+def no_secret(monkeypatch, tmp_path_factory):
+    monkeypatch.delenv(VARIABLE, raising=False)
+    monkeypatch.setenv('SINKLAB_CACHE', str(tmp_path_factory.mktemp('cache')))
+
+
+@pytest.mark.slow
+def test_a_run_ends_well_whatever_a_stranger_sends_to_its_port(run):
+    assert attacked(run, ATTACKS) == [(0, [])] * 2
+
+
+@pytest.mark.exhaustive
+@pytest.mark.parametrize('name', ATTACKS)
+def test_a_run_ends_well_after_each_attack_alone(run, name):
+    assert attacked(run, [name]) == [(0, [])] * 2
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize('theirs', ['another secret of the tests', ''], ids=['another', 'none'])
+def test_a_process_without_the_secret_is_refused_in_one_line_and_the_run_goes_on(run, monkeypatch, theirs):
+    monkeypatch.setenv(VARIABLE, SECRET)
+    run.start(UNTIL_TOLD, (0,))
+    monkeypatch.setenv(VARIABLE, theirs)
+    monkeypatch.setenv('SINKLAB_CACHE', str(run.folder / 'another'))
+    stranger = Run(run.folder)
+    stranger.port = run.port
+    ((code, lines),) = stranger.start(UNTIL_TOLD, (1,)).ended()
+    assert (code, len(lines)) == (1, 1)
+    assert VARIABLE in lines[0]
+    monkeypatch.setenv(VARIABLE, SECRET)
+    run.start(UNTIL_TOLD, (1,))
+    run.wait_for('here-1')
+    (run.folder / 'go').touch()
+    assert run.ended() == [(0, [])] * 2
+
+
+@pytest.mark.slow
+def test_processes_of_one_machine_share_a_secret_that_only_their_user_reads(run):
+    run.start(UNTIL_TOLD)
+    run.wait_for('here-1')
+    file = secrets.path_of(run.port)
+    assert len(file.read_text()) == 64
+    assert (file.stat().st_mode & 0o777, file.parent.stat().st_mode & 0o777) == (0o600, 0o700)
+    (run.folder / 'go').touch()
+    assert run.ended() == [(0, [])] * 2
+    assert not [*file.parent.iterdir()]
+
+
+@pytest.mark.slow
+def test_processes_of_several_machines_without_a_secret_run_with_a_warning(run):
+    said = run.start("group.gather('x', 0)", host=socket.gethostname()).ended()
+    assert [code for code, _ in said] == [0, 0]
+    assert VARIABLE in said[0][1][-1]
+    assert not said[1][1]
+
+
+@pytest.mark.slow
+def test_a_given_secret_that_is_short_is_refused(run, monkeypatch):
+    monkeypatch.setenv(VARIABLE, 'hunter2')
+    ((code, lines),) = run.start('', (0,)).ended()
+    assert (code, len(lines)) == (1, 1)
+    assert VARIABLE in lines[0]
+    assert 'hunter2' not in lines[0]
+
+
+def test_a_secret_is_made_once_for_one_machine_and_never_for_several(monkeypatch):
+    here, far = (Seat(1, 2, host, 8476) for host in ('localhost', 'host0'))
+    made = create_secret(here)
+    assert find_secret(here).text == made.text != create_secret(Seat(0, 2, '::1', 8477)).text
+    assert create_secret(far).text == find_secret(far).text == ''
+    monkeypatch.setattr(os, 'geteuid', lambda: 12345)  # the file is another user's
+    assert find_secret(here).text == ''
+    monkeypatch.setenv(VARIABLE, SECRET)
+    assert create_secret(far).text == find_secret(here).text == SECRET
+
+
+def test_a_proof_is_of_one_secret_one_role_and_one_greeting():
+    mine, other = (secrets.RunSecret(text) for text in (SECRET, ''))
+    proofs = {mine.prove('process', 'a', 1), mine.prove('hub', 'a', 1), mine.prove('process', 'b', 1)}
+    assert len(proofs | {other.prove('process', 'a', 1)}) == 4
+    assert SECRET not in proofs
+
+
+GO = dict(kind='go', generation=1, port=1, after=None)
+# What answers in the place of process 0.
+IMPOSTORS = {
+    'go': json.dumps(GO).encode() + b'\n',
+    'over': encode(Ended(End('done'))).replace(b'"end"', b'"over"', 1),
+    'a false proof': json.dumps(dict(kind='challenge', nonce=DIGEST)).encode() + b'\n' + encode(Welcome(DIGEST)),
+    '10 MB': b'x' * 10_000_000 + b'\n',
+    'nesting': b'[' * 100_000 + b'\n',
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    'name',
+    [pytest.param(name, marks=() if name == 'a false proof' else pytest.mark.exhaustive) for name in IMPOSTORS],
+)
+def test_what_answers_in_the_place_of_process_0_starts_nothing(run, name):
+    with socket.create_server(('127.0.0.1', run.port)) as server:
+        run.start(TOUCH, (1,), join=5.0)
+        answering = threading.Thread(target=answer, args=(server, IMPOSTORS[name]), daemon=True)
+        answering.start()
+        ((code, lines),) = run.ended()
+    assert code == 1
+    assert re.search('is not process 0 of a run', lines[0])
+    assert not (run.folder / 'here-1').exists()
+
+
+def answer(server, text):
+    try:
+        while True:
+            accepted, _ = server.accept()
+            accepted.sendall(text)
+            accepted.recv(1 << 16)
+    except OSError:  # the server is closed
+        return
+
+
+@pytest.mark.parametrize(
+    'line',
+    [
+        b'{}',
+        b'null',
+        b'[' * 100_000,
+        b'{"kind":"hello","process":[],"count":2,"host":"x","pid":1}',
+        b'{"kind":"beat","more":1}',
+        b'{"kind":"at","place":"step","step":-1,"usual":null,"seconds":0}',
+        b'{"kind":"at","place":"step","step":1e300,"usual":null,"seconds":0}',
+        b'{"kind":"at","place":"step","step":1,"usual":1e999,"seconds":0}',
+        b'{"kind":"end","end":{"cause":"nothing known"}}',
+        b'{"kind":"end","end":{"cause":"lost","orderly":1}}',
+    ],
+    ids=range(10),
+)
+def test_a_message_is_refused_unless_all_of_it_is_as_its_type_says(line):
+    for decoder in (TO_HUB, FROM_HUB, BETWEEN):
+        with pytest.raises(INVALID):
+            decoder.decode(line)
+
+
+def test_words_of_another_host_cannot_command_a_terminal():
+    ended = Ended(End('lost', 'a\x1b[2Jb\udc80', 'one\n\ttwo\r\x07'))
+    found = TO_HUB.decode(encode(ended)).end
+    assert (found.words, found.trace) == (r'a\x1b[2Jb\udc80', 'one\n\ttwo\\r\\x07')
+    raw = b'{"kind":"end","end":{"cause":"lost","words":"\\u001b[2J"}}'
+    assert TO_HUB.decode(raw).end.words == r'\x1b[2J'
+
+
+class Peer:
+    """A connection of the hub and the other end of it."""
+
+    def __init__(self, silence=60.0):
+        self.heard, self.why = [], None
+        self.connection = Connection(silence, lambda _: None, self.receive, self.lost)
+
+    def receive(self, connection, message):
+        self.heard.append(message)
+        if message.name == 'bug':
+            raise KeyError('bug')
+
+    def lost(self, connection):
+        self.why = connection.why
+
+    async def open(self):
+        ours, self.other = socket.socketpair()
+        await asyncio.get_running_loop().create_connection(lambda: self.connection, sock=ours)
+        return self
+
+
+async def settled():
+    for _ in range(20):
+        await asyncio.sleep(0.01)
+
+
+def test_who_never_reads_is_dropped_and_delays_nobody():
+    async def check():
+        deaf, other = await Peer().open(), await Peer().open()
+        deaf.connection.is_known = True
+        begun, sent = time.monotonic(), 0
+        while not deaf.connection.why:
+            deaf.connection.send(Gather(1, 'x', 'y' * (1 << 20)))
+            sent += 1
+        other.connection.send(Gather(1, 'x', 'y'))
+        assert time.monotonic() - begun < 2
+        assert sent <= (connection.UNREAD >> 20) + 2
+        await settled()
+        assert (deaf.why, other.why) == ('not reading what it is sent', None)
+        assert other.other.recv(100) == encode(Gather(1, 'x', 'y'))
+
+    asyncio.run(check())
+
+
+def test_who_has_not_read_for_too_long_is_dropped_though_little_waits_for_it():
+    async def check():
+        deaf = await Peer(silence=0.1).open()
+        deaf.connection.send(Gather(1, 'x', 'y' * (1 << 20)))
+        await settled()
+        deaf.connection.heard = time.monotonic()
+        deaf.connection.check(time.monotonic())
+        await settled()
+        assert deaf.why.startswith('not reading')
+
+    asyncio.run(check())
+
+
+def test_a_stranger_may_say_little_and_a_process_much():
+    async def check(known, size):
+        peer = await Peer().open()
+        peer.connection.is_known = known
+        threading.Thread(target=send_all, args=(peer.other, encode(Gather(1, 'x', 'y' * size)))).start()
+        while not peer.heard and peer.why is None:
+            await asyncio.sleep(0.01)
+        return len(peer.heard)
+
+    assert [asyncio.run(check(*case)) for case in ((False, 100), (False, 10_000), (True, 10_000_000))] == [1, 0, 1]
+    assert asyncio.run(check(True, LONGEST)) == 0
+
+
+def send_all(other, content):
+    try:
+        other.sendall(content)
+    except OSError:  # it was dropped
+        return
+
+
+def test_an_error_over_a_message_ends_its_connection_alone():
+    async def check():
+        one, other = await Peer().open(), await Peer().open()
+        one.other.sendall(encode(Gather(1, 'bug', '')))
+        other.other.sendall(encode(Gather(1, 'x', '')))
+        await settled()
+        assert (one.why, other.why) == ("dropped (KeyError: 'bug')", None)
+        assert len(other.heard) == 1
+
+    asyncio.run(check())
+
+
+def test_one_interface_is_listened_on_where_the_address_says_which():
+    port = free_port()
+    sockets, reason = connection.listen('127.0.0.1', port, 1)
+    assert [one.getsockname()[:2] for one in sockets] == [('127.0.0.1', port)]
+    assert reason == ''
+    with pytest.raises(Refusal):
+        connection.listen('127.0.0.1', port, 1)
+    sockets[0].close()
+
+
+@pytest.mark.parametrize(
+    ('host', 'found'),
+    [
+        ('192.0.2.1', [(socket.AF_INET, 1, 6, '', ('192.0.2.1', 0))]),  # the address of a gateway before this machine
+        ('node07', [(socket.AF_INET, 1, 6, '', ('127.0.1.1', 0))]),  # as Debian names a machine to itself
+        ('unknown', socket.gaierror(-2, 'Name or service not known')),
+    ],
+)
+def test_all_interfaces_are_listened_on_where_none_is_known_to_have_the_address(monkeypatch, host, found):
+    def getaddrinfo(*_, **__):
+        if isinstance(found, OSError):
+            raise found
+        return found
+
+    port = free_port()
+    monkeypatch.setattr(socket, 'getaddrinfo', getaddrinfo)
+    (opened,), reason = connection.listen(host, port, 1)
+    monkeypatch.undo()
+    assert host in reason
+    with opened, connected(('127.0.0.1', port)):
+        assert opened.getsockname()[0] in ('::', '0.0.0.0')
+
+
+def test_a_module_of_jax_that_has_moved_is_refused_in_words(monkeypatch):
+    monkeypatch.setitem(sys.modules, 'jax._src.clusters', None)
+    with pytest.raises(Refusal) as refused:
+        cluster.found({'SLURM_JOB_ID': '1', 'SLURM_STEP_NODELIST': 'localhost', 'SLURM_NTASKS': '2'}, 5)
+    assert cluster.BY_HAND in str(refused.value)
