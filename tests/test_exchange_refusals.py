@@ -105,7 +105,7 @@ DAMAGES = {
     'half of the arrays': (lambda folder: first(folder).rename(folder / files.MODEL), 'more arrays: it is not whole'),
     'an index of elsewhere': (
         lambda folder: changed(folder, files.INDEX, weight_map={'a': '../theirs/model.safetensors'}),
-        'which is not there',
+        "'../theirs/model.safetensors', which is no relative path",
     ),
     'an index of nothing': (lambda folder: changed(folder, files.INDEX, weight_map=3), 'has no weight_map'),
 }
