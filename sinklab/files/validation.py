@@ -40,10 +40,16 @@ def check_relative_name(name: Any, file: str | os.PathLike) -> str:
         Refusal: the name is no text, or absolute, or leads out of the folder, or has a backslash or a control
             character.
     """
-    whole = isinstance(name, str) and name.isprintable() and '\\' not in name
-    if not whole or any(part in ('', '.', '..') for part in name.split('/')):
+    if not is_relative_name(name):
         raise Refusal(f'{file} names {str(name)[:80]!a}, which is no relative path below its folder; {AGAIN}')
     return name
+
+
+def is_relative_name(name: Any) -> bool:
+    """Return whether a name passes `check_relative_name`."""
+    if not isinstance(name, str) or not name.isprintable() or '\\' in name:
+        return False
+    return not any(part in ('', '.', '..') for part in name.split('/'))
 
 
 def resolve_name(folder: Path, name: Any, file: str | os.PathLike) -> Path:
