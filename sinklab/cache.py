@@ -1,5 +1,6 @@
 """Where stores and compiled programs are kept from one run to the next."""
 
+import contextlib
 import os
 import shutil
 from pathlib import Path
@@ -8,11 +9,16 @@ from sinklab.record import Refusal
 
 
 def cache() -> Path:
-    """$SINKLAB_CACHE, or sinklab in the user's cache folder."""
+    """Return $SINKLAB_CACHE, or sinklab in the user's cache folder; make it, for this user alone, if it is not there.
+
+    Compiled programs of it are run, so that nobody else may write there. The mode of a folder that exists is left.
+    """
     home = os.environ.get('XDG_CACHE_HOME') or Path.home() / '.cache'
     chosen = os.environ.get('SINKLAB_CACHE') or Path(home) / 'sinklab'
     if '://' in str(chosen):
         raise Refusal(f'SINKLAB_CACHE={chosen} is no local folder; name one')
+    with contextlib.suppress(OSError):  # whoever writes there says what is wrong
+        Path(chosen).mkdir(0o700, parents=True, exist_ok=True)
     return Path(chosen)
 
 

@@ -13,6 +13,7 @@ import numpy as np
 from jax.experimental import mesh_utils
 from jax.sharding import AxisType
 
+from sinklab import program_cache
 from sinklab.record import Refusal
 from sinklab.spec import Hardware
 
@@ -41,6 +42,7 @@ def divide_cpu(hardware: Hardware, processes: int = 1) -> None:
 
 
 def found() -> list[jax.Device]:
+    program_cache.install()  # before the first program is compiled, in whatever verb
     try:
         return jax.devices()
     except (RuntimeError, AssertionError) as error:

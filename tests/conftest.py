@@ -18,7 +18,7 @@ from ml_collections import ConfigDict
 
 from configs import default
 from configs.sizes import SMOKE
-from sinklab import devices
+from sinklab import devices, program_cache
 from sinklab.attend import chunked
 from sinklab.attend.kernels import tpu
 from sinklab.files import patience
@@ -41,6 +41,7 @@ for name, value in dict(
 ).items():
     os.environ[name.upper()] = str(value)
     jax.config.update(name, value)
+program_cache.install()  # before the first test compiles, or programs of two kinds would be kept
 
 # A layout in a test takes as many of the four devices as it names, and the others are not idle.
 mesh_of = devices.mesh

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from conftest import tiny
 
-from sinklab.data.batches import sequences
+from sinklab.data.batches import Drawn, sequences
 from sinklab.data.sequences import backcopy
 from sinklab.measure import backcopy as measure
 from sinklab.record import Refusal
@@ -88,3 +88,35 @@ def test_triggers_and_others_are_averaged_apart():
     np.testing.assert_allclose(found['valid/loss/trigger'], loss_NT[trigger_PT].mean())
     np.testing.assert_allclose(found['valid/loss/other'], loss_NT[~trigger_PT].mean())
     np.testing.assert_allclose(found['valid/accuracy/trigger'], right_NT[trigger_PT].mean())
+
+
+@pytest.mark.parametrize('rows', [range(0, 3), range(3, 6), range(5, 12), range(11, 12), range(4, 4), range(0, 12)])
+@pytest.mark.parametrize('length', [2, 3, 40])
+def test_some_rows_are_those_of_the_whole_batch(rows, length):
+    whole, part = (np.random.default_rng([7, 0, 3]) for _ in range(2))
+    expected = backcopy.sample(chain(), 12, length, whole)[rows.start : rows.stop]
+    np.testing.assert_array_equal(backcopy.sample(chain(), 12, length, part, rows), expected)
+
+
+def test_a_process_draws_its_rows_alone(monkeypatch):
+    """Of a batch of 8, a process that has 2 of its rows draws 2 sequences, and others skip what they would take."""
+    drawn = []
+
+    class Counting:
+        def __init__(self, *seed):
+            self.rng = np.random.Generator(np.random.PCG64(*seed))
+            self.bit_generator = self.rng.bit_generator
+
+        def random(self, shape):
+            drawn.append(int(np.prod(shape)))
+            return self.rng.random(shape)
+
+        def choice(self, among, count, p):
+            drawn.append(count)
+            return self.rng.choice(among, count, p=p)
+
+    batches = Drawn(chain(), 0, 8, 10)
+    expected = batches.rows(5, range(8))[2:4]
+    monkeypatch.setattr(np.random, 'default_rng', Counting)
+    np.testing.assert_array_equal(batches.rows(5, range(2, 4)), expected)
+    assert drawn == [2] * 9

@@ -1,6 +1,7 @@
 """Digests: whatever happens to the files of a checkpoint is noticed, named, and never loaded."""
 
 import errno
+import hashlib
 import json
 import os
 import shutil
@@ -10,6 +11,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+import runs
 from conftest import tiny
 from damages import WAYS, flip, lose, no_digests, poison, swap, truncate
 from threads import alike
@@ -285,3 +287,15 @@ def test_digests_that_are_none_are_said_to_be_damaged(saved, tmp_path, content):
     folder = copied(saved, tmp_path / 'run')
     digests.file_of(folder, 4, 0).write_text(content)
     assert digests.read(folder, 4) == digests.Fault(f'its digests are damaged ({folder.digests}/4/0.json)')
+
+
+@pytest.mark.parametrize('name', ['../../secret', '/etc/passwd', 'a\\b'])
+def test_digests_that_name_a_file_outside_of_the_checkpoint_are_a_fault(tmp_path, name):
+    folder = Folder(tmp_path)
+    runs.saved(folder, 4)
+    (tmp_path / 'secret').write_bytes(b'of a run')
+    file = digests.file_of(folder, 4, 0)
+    part = json.loads(file.read_text())
+    part['files'][name] = [8, hashlib.sha256(b'of a run').hexdigest()]
+    file.write_text(json.dumps(part))
+    assert repr(name) in digests.fault(folder, 4).why

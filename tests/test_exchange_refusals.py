@@ -105,7 +105,7 @@ DAMAGES = {
     'half of the arrays': (lambda folder: first(folder).rename(folder / files.MODEL), 'more arrays: it is not whole'),
     'an index of elsewhere': (
         lambda folder: changed(folder, files.INDEX, weight_map={'a': '../theirs/model.safetensors'}),
-        'which is not there',
+        "'../theirs/model.safetensors', which is no relative path",
     ),
     'an index of nothing': (lambda folder: changed(folder, files.INDEX, weight_map=3), 'has no weight_map'),
 }
@@ -293,3 +293,44 @@ def test_of_the_hub_no_pickle_is_fetched(tmp_path, monkeypatch, capsys):
     said = brought(tmp_path / 'theirs', capsys, 'hf:org/name')
     assert 'hf:org/name is no folder here, and cannot be fetched (OSError: no network at all)' in said
     assert asked == [('org/name', ['*.safetensors', '*.json', '*.jinja', '*.txt', 'tokenizer.model'])]
+
+
+def in_hub_cache(folder, repository):
+    """A folder as Hugging Face's hub cache has it: links of a snapshot to blobs of its repository."""
+    blobs, snapshot = repository / 'blobs', repository / 'snapshots' / 'main'
+    blobs.mkdir(parents=True)
+    snapshot.mkdir(parents=True)
+    for number, file in enumerate(sorted(folder.iterdir())):
+        file.rename(blobs / f'{number:040}')
+        (snapshot / file.name).symlink_to(f'../../blobs/{number:040}')
+    return snapshot
+
+
+@pytest.mark.slow
+def test_a_link_that_leads_out_of_a_folder_is_not_copied(folder, tmp_path, capsys):
+    (tmp_path / 'secret').write_text('secret')
+    (folder / 'chat_template.jinja').symlink_to('../secret')
+    assert main(['checkpoint', 'import', f'hf:{folder}', f'--out={tmp_path}/out']) == 0
+    (line,) = [line for line in capsys.readouterr().err.splitlines() if 'chat_template' in line]
+    assert 'is not copied' in line
+    assert not (tmp_path / 'out' / 'chat_template.jinja').exists()
+    (tmp_path / 'copied').mkdir()
+    (tmp_path / 'out' / 'chat_template.jinja').symlink_to('../secret')
+    files.copy_beside(tmp_path / 'out', tmp_path / 'copied', 'chat_template.jinja')  # as export does
+    assert list((tmp_path / 'copied').iterdir()) == []
+
+
+@pytest.mark.slow
+def test_links_of_the_hub_cache_are_followed(folder, tmp_path):
+    (folder / 'chat_template.jinja').write_text('{{ messages }}')
+    snapshot = in_hub_cache(folder, tmp_path / 'models--org--theirs')
+    assert main(['checkpoint', 'import', f'hf:{snapshot}', f'--out={tmp_path}/out']) == 0
+    copied = tmp_path / 'out' / 'chat_template.jinja'
+    assert copied.read_text() == '{{ messages }}'
+    assert not copied.is_symlink()
+
+
+def test_a_tokenizer_that_is_a_link_out_of_its_folder_is_refused(folder, tmp_path, capsys):
+    (folder / 'tokenizer.json').rename(tmp_path / 'elsewhere')
+    (folder / 'tokenizer.json').symlink_to('../elsewhere')
+    assert 'tokenizer.json, a link that leads out' in brought(folder, capsys)

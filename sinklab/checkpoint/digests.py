@@ -18,6 +18,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path, PurePosixPath
 
 from sinklab.files import tree
+from sinklab.files.validation import is_relative_name
 from sinklab.files.whole import awaited, whole
 from sinklab.folder import Folder
 
@@ -159,6 +160,8 @@ def fault(folder: Folder, step: int, process: int = 0, count: int = 1) -> Fault 
         return Fault(f'it has no {manifest}, without which it cannot be restored')
     if process == 0 and (extra := set(tree.names(checkpoint)) - digests.files.keys() - {tree.COMMIT}):
         return Fault(f'{min(extra)} is there and was never saved')
+    if outside := [name for name in digests.files if not is_relative_name(name)]:
+        return Fault(f'its digests name {min(outside)!a}, which is no file of it')
     share = sorted(digests.files, key=lambda name: (-digests.files[name][0], name))[process::count]
     found = tree.files(checkpoint, share)
     with ThreadPoolExecutor(THREADS) as pool:

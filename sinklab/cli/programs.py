@@ -42,6 +42,9 @@ class Programs:
     def __init__(self, folder: str | None):
         import jax
 
+        from sinklab import program_cache
+
+        program_cache.install()
         self.asked = self.found = 0
         self.folder = folder or jax.config.jax_compilation_cache_dir or str(usual())
         jax.monitoring.register_event_listener(self.hear)
@@ -50,6 +53,8 @@ class Programs:
         if self.folder == NONE:
             jax.config.update('jax_enable_compilation_cache', False)
             return
+        if self.folder == str(usual()):
+            program_cache.remove_unverified(Path(self.folder))
         if not writable(self.folder):
             raise Refusal(f'--compiled={folder} cannot be written; give another folder, or none')
         jax.config.update('jax_compilation_cache_dir', self.folder)
@@ -69,7 +74,7 @@ def writable(folder: str) -> bool:
     if is_remote(folder):
         return bool(place(folder))  # jax says what it cannot keep there, and goes on without
     try:
-        Path(folder).mkdir(parents=True, exist_ok=True)
+        Path(folder).mkdir(0o700, parents=True, exist_ok=True)  # who can write there can run code as this user
     except OSError:
         return False
     return os.access(folder, os.W_OK)

@@ -44,7 +44,7 @@ class Drawn:
 
     def rows(self, step: int, rows: range) -> np.ndarray:
         rng = np.random.default_rng([self.seed, TRAINING, step])
-        return backcopy.sample(self.chain, *self.shape, rng)[rows.start : rows.stop]
+        return backcopy.sample(self.chain, *self.shape, rng, rows)
 
     def mark(self, step: int) -> str:
         return hashlib.sha256(self.rows(step, range(self.shape[0])).tobytes()).hexdigest()[:16]

@@ -66,9 +66,8 @@ def written(spec: Spec, params: dict, content: dict[str, Any], tokenizer: Path, 
         'generation_config.json': dict(bos_token_id=begin, eos_token_id=end),
     }
     for name in files.BESIDE:
-        if (beside := tokenizer.parent / name).exists():
-            (out / name).write_bytes(beside.read_bytes())
-        elif name in usual:
+        files.copy_beside(tokenizer.parent, out, name)
+        if name in usual and not (out / name).exists():
             files.write_json(out / name, usual[name])
 
 

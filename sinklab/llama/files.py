@@ -6,12 +6,14 @@ import importlib
 import json
 import math
 import re
+import sys
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from sinklab.files import validation
 from sinklab.llama import PREFIX
 from sinklab.record import Refusal
 
@@ -50,11 +52,9 @@ def opened(given: str, more: tuple[str, ...] = ()) -> Path:
 
 def read_json(file: Path) -> dict:
     try:
-        found = json.loads(file.read_text(encoding='utf-8'))
+        found = validation.read_json(file, object)
     except FileNotFoundError as error:
         raise Refusal(f'{file} is missing; give a folder of Hugging Face that is whole') from error
-    except (OSError, ValueError) as error:
-        raise Refusal(f'{file} cannot be read ({error}); get it again') from error
     if not isinstance(found, dict):
         raise Refusal(f'{file} holds no fields; get it again')
     return found
@@ -75,10 +75,25 @@ def parts(folder: Path) -> list[Path]:
     named = read_json(folder / INDEX).get('weight_map')
     if not isinstance(named, dict) or not all(isinstance(name, str) for name in named.values()):
         raise Refusal(f'{folder / INDEX} has no weight_map of names; get it again')
-    for name in sorted(set(named.values())):
-        if Path(name).name != name or not (folder / name).exists():
-            raise Refusal(f'{folder / INDEX} names {name}, which is not there; get it again')
-    return [folder / name for name in sorted(set(named.values()))]
+    found = [validation.resolve_name(folder, name, folder / INDEX) for name in sorted(set(named.values()))]
+    for path in found:
+        if path.parent != folder or not path.exists():
+            raise Refusal(f'{folder / INDEX} names {path.name}, which is not there; get it again')
+    return found
+
+
+def copy_beside(source: Path, out: Path, name: str) -> None:
+    """Copy a file that goes along with a tokenizer, if it is there; a link that leads out of its folder is skipped.
+
+    Who made the folder chose where its links lead: a copy of what they name could carry a private file away.
+    """
+    path = source / name
+    if validation.leads_out(path, source) or (path.exists() and not path.is_file()):
+        print(
+            f'sinklab: {path} is not copied: it is no regular file of that folder; put a copy there', file=sys.stderr
+        )
+    elif path.exists():
+        (out / name).write_bytes(validation.read_bounded(path, validation.JSON_BYTES))
 
 
 def identity(folder: Path) -> str:

@@ -8,6 +8,7 @@ import numpy as np
 from sinklab.checkpoint.checkpoints import Checkpoints
 from sinklab.data.tokens import tokenizer as tokens
 from sinklab.data.tokens.tokenizer import Tokenizer
+from sinklab.files.validation import resolve_name
 from sinklab.files.whole import writable
 from sinklab.folder import Folder, flat
 from sinklab.llama import config, files, weights
@@ -50,6 +51,7 @@ def tokenizer_of(source: Path) -> Tokenizer:
             f'{source / TOKENIZER} is missing; have transformers write it: '
             'AutoTokenizer.from_pretrained(...).save_pretrained(...)'
         )
+    resolve_name(source, TOKENIZER, source)
     return tokens.load(source / TOKENIZER)
 
 
@@ -70,8 +72,7 @@ def write(source: Path, spec: Spec, folder: Folder, row: dict) -> int:
     params = weights.read(spec.model, files.Arrays(source), str(source))
     with writable(folder.path):
         for name in (TOKENIZER, *files.BESIDE):
-            if (source / name).exists():
-                (folder.path / name).write_bytes((source / name).read_bytes())
+            files.copy_beside(source, folder.path, name)
     data = dict(tokenizer=tokens.digest(folder.path / TOKENIZER)[:16])
     saved = Checkpoints(folder, spec.checkpoint, data)
     try:

@@ -78,6 +78,7 @@ def there(folder: Path, ids_BT: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """The same of transformers. Of other implementations than eager it gives no attention."""
     torch, transformers = library('torch'), library('transformers')
     how = dict(attn_implementation='eager', dtype=torch.float32, local_files_only=True, use_safetensors=True)
+    how['trust_remote_code'] = False  # without a word transformers would ask, and run what a yes allows
     with quiet(transformers):
         model, told = transformers.AutoModelForCausalLM.from_pretrained(folder, output_loading_info=True, **how)
     if wrong := {key: sorted(map(str, value)) for key, value in told.items() if value}:
@@ -92,7 +93,7 @@ def same_ids(folder: Path) -> None:
     """Refuses a tokenizer that transformers reads as another one."""
     transformers, ours = library('transformers'), tokens.load(folder / 'tokenizer.json')
     with quiet(transformers):
-        theirs = transformers.AutoTokenizer.from_pretrained(folder, local_files_only=True)
+        theirs = transformers.AutoTokenizer.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
         found = theirs(TEXT, add_special_tokens=False)['input_ids']
     if found != ours.encode(TEXT, add_special_tokens=False).ids:
         raise Refusal(f'transformers makes other ids of a text by {folder} than its tokenizer.json does here')

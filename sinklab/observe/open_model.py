@@ -26,6 +26,7 @@ class OpenModel:
         self.folder, self.name, self.bos = Path(folder), name or f'hf:{folder}', bos
         self.model = loaded(self.folder, self.name, remote_code)
         self.config = self.model.config.get_text_config()
+        self.remote_code = remote_code
         self.vocabulary = self.config.vocab_size
         self.sinks = any(hasattr(part, 'sinks') for part in self.model.modules())
         self.show = Showing(self.model, self.config.num_hidden_layers)
@@ -38,7 +39,10 @@ class OpenModel:
     @functools.cached_property
     def tokenizer(self) -> Any:
         try:
-            found = transformers.AutoTokenizer.from_pretrained(self.folder)
+            with hub.explain_remote_code(self.name):
+                found = transformers.AutoTokenizer.from_pretrained(self.folder, trust_remote_code=self.remote_code)
+        except Refusal:
+            raise
         except Exception as error:  # the library raises what its parts do
             said = ' '.join(str(error).split())[:200]
             raise Refusal(f'{self.name} has no tokenizer ({said}); give --inputs=random or repeated') from error

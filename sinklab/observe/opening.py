@@ -27,7 +27,8 @@ def subject(given: str, bos: str = 'auto', remote_code: bool = False) -> Subject
             from sinklab.observe.open_model import OpenModel
         except ImportError as error:
             raise Refusal(f'{given} needs {error.name}; install it: pip install "sinklab[hf]"') from error
-        return OpenModel(folder, bos, remote_code, given)
+        with hub.explain_remote_code(given):
+            return OpenModel(folder, bos, remote_code, given)
     return Own(*step_of(given), bos)
 
 

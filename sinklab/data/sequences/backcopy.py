@@ -47,15 +47,30 @@ def chain(texts: list[str], vocabulary: int, triggers: int) -> Chain:
     return Chain(unigram_V, bigram_VV, triggers)
 
 
-def sample(chain: Chain, count: int, length: int, rng: np.random.Generator) -> np.ndarray:
-    """int32 of shape (count, length)."""
+def sample(chain: Chain, count: int, length: int, rng: np.random.Generator, rows: range | None = None) -> np.ndarray:
+    """Draw sequences of a chain, all of them or a part.
+
+    Args:
+        count: sequences of the whole batch, which decides what each of them is.
+        length: tokens of a sequence.
+        rng: a generator over PCG64, whose numbers for other rows are skipped.
+        rows: the consecutive rows of the batch that are drawn; None: all.
+
+    Returns:
+        int32 of shape (rows, length).
+    """
+    rows = range(count) if rows is None else rows
+    before, after, own = rows.start, count - rows.stop, len(rows)
+    skip = rng.bit_generator.advance if before or after else lambda numbers: None
     up_to_VV = chain.bigram_VV.cumsum(1)
     calm_V = np.where(np.arange(chain.begin) < chain.triggers, 0, chain.unigram_V)
-    ids_BT = np.empty((count, length), np.int32)
+    ids_BT = np.empty((own, length), np.int32)
     ids_BT[:, 0] = chain.begin
-    ids_BT[:, 1] = rng.choice(chain.begin, count, p=calm_V / calm_V.sum())
+    skip(before)  # a number for each row: the first column takes one by inversion, as the others do
+    ids_BT[:, 1] = rng.choice(chain.begin, own, p=calm_V / calm_V.sum())
     for t in range(2, length):
         last_B = ids_BT[:, t - 1]
-        drawn_B = (up_to_VV[last_B] < rng.random((count, 1))).sum(1).clip(max=chain.begin - 1)
+        skip(after + before)
+        drawn_B = (up_to_VV[last_B] < rng.random((own, 1))).sum(1).clip(max=chain.begin - 1)
         ids_BT[:, t] = np.where(last_B < chain.triggers, ids_BT[:, t - 2], drawn_B)
     return ids_BT

@@ -7,7 +7,9 @@ from pathlib import Path
 
 from sinklab.files.known import listing
 from sinklab.files.place import storage
+from sinklab.files.validation import read_json
 from sinklab.files.whole import whole
+from sinklab.record import Refusal
 
 MARKS = 'marks.json'  # of a finished store in a bucket, beside its meta.json
 
@@ -20,8 +22,8 @@ def seen(folder: Path, prefix: str = '') -> dict[str, str]:
 def kept(folder: Path) -> dict[str, str]:
     """What was seen of the shards of a finished store; nothing where it came here as a copy."""
     try:
-        return json.loads((folder / MARKS).read_text())
-    except (FileNotFoundError, ValueError):
+        return read_json(folder / MARKS, dict[str, str])
+    except (FileNotFoundError, Refusal):
         return {}
 
 

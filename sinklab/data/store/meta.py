@@ -4,22 +4,67 @@ import dataclasses
 import json
 from collections.abc import Iterator, Mapping
 from pathlib import Path
+from typing import Annotated, Literal, TypedDict
 
+import msgspec
 import numpy as np
 from etils import epath
 
 from sinklab.data.documents.document import Source
 from sinklab.data.store import marks
 from sinklab.data.store.recipe import SETTINGS, Recipe, hash_of
-from sinklab.data.store.shard import FORMAT, META, PROBE, RECIPE, SIDES, TOKENIZER, Shard, digest
+from sinklab.data.store.shard import (
+    FORMAT,
+    META,
+    PROBE,
+    RECIPE,
+    SIDES,
+    TOKENIZER,
+    Count,
+    Sha256,
+    Shard,
+    digest,
+    parse_shard,
+)
 from sinklab.data.tokens.encode import dtype
 from sinklab.data.tokens.tokenizer import load, size
 from sinklab.files import tree
 from sinklab.files.place import is_remote
+from sinklab.files.validation import read_json
 from sinklab.files.whole import whole
 from sinklab.record import Refusal
 
 SEQUENCES, LENGTH = 128, 2048  # of the probe sequences that are no text
+ANEW = 'bring the store anew'
+
+
+class Domain(TypedDict):
+    """How many documents, tokens and bytes a domain has on each side."""
+
+    name: str
+    train: dict[str, Count]
+    held_out: dict[str, Count]
+
+
+class Meta(TypedDict):
+    """The fields of meta.json; the shards are read by `parse_shard`."""
+
+    format: int
+    digest: Annotated[str, msgspec.Meta(pattern='^[0-9a-f]{16}$')]  # the name of a folder in the cache
+    source: str
+    tokenizer: Sha256
+    vocabulary: Annotated[int, msgspec.Meta(ge=1, lt=1 << 31)]
+    dtype: Literal['<u2', '<u4']
+    bos: str
+    end_token: Count
+    fixed_token: Count
+    held_out: float
+    masked: bool
+    weights: dict[str, float]
+    domains: list[Domain]
+    dropped: dict[str, Count]
+    probe: Sha256
+    shards: list[dict]
 
 
 def write_probe(path: Path, vocabulary: int) -> None:
@@ -74,16 +119,25 @@ def read(folder: epath.Path) -> dict:
     """meta.json of a store that may lie anywhere."""
     file = folder / META
     try:
-        meta = json.loads(file.read_text())
+        meta = read_json(file, remedy=ANEW)
     except FileNotFoundError as error:
         begun = (folder / RECIPE).exists()
         remedy = 'give its prepare command again, and it goes on' if begun else 'make one by sinklab prepare'
         raise Refusal(f'{folder} holds no finished token store; {remedy}') from error
-    except (OSError, ValueError, ImportError) as error:
-        raise Refusal(f'{file} cannot be read ({error}); bring the store anew') from error
+    except ImportError as error:
+        raise Refusal(f'{file} cannot be read ({error}); {ANEW}') from error
     if meta.get('format') != FORMAT:
-        raise Refusal(f'{file} has format {meta.get("format")}, and {FORMAT} is read here; prepare it anew')
+        raise Refusal(f'{file} has format {str(meta.get("format"))[:20]}, and {FORMAT} is read here; prepare it anew')
+    check(meta, file, ANEW)
     return meta
+
+
+def check(meta: dict, file: Path, remedy: str) -> None:
+    """Raise Refusal where a field of meta.json is missing or of another type."""
+    try:
+        msgspec.convert(meta, Meta)
+    except msgspec.ValidationError as error:
+        raise Refusal(f'{file} is damaged ({error}); {remedy}') from error
 
 
 def counts(domain: str, shards: list[Shard]) -> dict:
@@ -100,12 +154,10 @@ def is_whole(folder: Path) -> bool:
     file = folder / META
     if not file.exists():
         return False
-    try:
-        meta = json.loads(file.read_text(encoding='utf-8'))
-        shards = [Shard(**record) for record in meta['shards']]
-        probe = meta['probe']
-    except (ValueError, KeyError, TypeError) as error:
-        raise Refusal(f'{file} is damaged ({error}); delete {folder}, or give another folder') from error
+    remedy = f'delete {folder}, or give another folder'
+    meta = read_json(file, remedy=remedy)
+    check(meta, file, remedy)
+    shards, probe = [parse_shard(record, file) for record in meta['shards']], meta['probe']
     good = dict(good_in_bucket(folder, shards) if is_remote(folder) else good_on_disk(folder, shards))
     if len(good) == len(shards) and digest(folder / PROBE) == probe:
         return True

@@ -10,6 +10,7 @@ from sinklab.data.documents.document import Source
 from sinklab.data.documents.split import survey
 from sinklab.data.store.shard import FORMAT, RECIPE, TOKENIZER, digest
 from sinklab.data.tokens import tokenizer
+from sinklab.files.validation import read_json
 from sinklab.files.whole import whole
 from sinklab.record import Refusal
 
@@ -65,10 +66,10 @@ def plan_in(folder: Path, recipe: Recipe, source: Source) -> Plan | None:
         if others := sorted(path.name for path in there if not path.name.endswith(OURS)):
             raise Refusal(f'{folder} holds files and no token store ({others[0]}); give a new folder')
         return None
-    try:
-        plan = json.loads(file.read_text(encoding='utf-8'))
-    except ValueError as error:
-        raise Refusal(f'{file} is damaged ({error}); delete {folder}, or give another folder') from error
+    remedy = f'delete {folder}, or give another folder'
+    plan = read_json(file, remedy=remedy)
+    if not {'limit', 'tokenizer_sha256'} <= plan.keys():
+        raise Refusal(f'{file} is damaged (it has no limit or no tokenizer_sha256); {remedy}')
     what = request(recipe, source)
     differ = {name: f'{name} {plan.get(name)} -> {value}' for name, value in what.items() if plan.get(name) != value}
     if differ.pop('identity', None):

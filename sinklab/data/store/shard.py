@@ -12,16 +12,22 @@ import hashlib
 import json
 from collections.abc import Callable, Mapping
 from pathlib import Path
+from typing import Annotated, Any, Literal
 
+import msgspec
 import numpy as np
 
+from sinklab.files.validation import check_relative_name
 from sinklab.files.whole import whole
+from sinklab.record import Refusal
 
 FORMAT = 3  # of all that a store holds
 SIDES = ('train', 'held_out')
 RECIPE, TOKENIZER, PROBE, META = 'recipe.json', 'tokenizer.json', 'probe.npz', 'meta.json'
 IDS, DOCUMENTS, PREDICTED = 'ids', 'documents', 'predicted'
 DOCUMENT = np.dtype([('start', '<u8'), ('key', '<u8')])
+Count = Annotated[int, msgspec.Meta(ge=0, lt=1 << 62)]
+Sha256 = Annotated[str, msgspec.Meta(pattern='^[0-9a-f]{64}$')]
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -29,14 +35,14 @@ class Shard:
     """The record of a finished shard."""
 
     name: str
-    side: str  # train or held_out
+    side: Literal['train', 'held_out']
     domain: str
-    tokens: int
-    documents: int
-    bytes: int  # of their texts in UTF-8
-    largest: int  # id
-    said: str  # digest of the digests of its documents
-    sha256: dict[str, str]  # by suffix
+    tokens: Count
+    documents: Count
+    bytes: Count  # of their texts in UTF-8
+    largest: Count  # id
+    said: Sha256  # digest of the digests of its documents
+    sha256: dict[Literal['ids', 'documents', 'predicted'], Sha256]  # by suffix
 
     def damage(self, read: Callable[[str], bytes]) -> str | None:
         """What is wrong with its files, if anything is; `read` gives the content of a file by its name."""
@@ -59,6 +65,25 @@ class Shard:
         said = dataclasses.asdict(self) | (dict(marks=marks) if marks else {})
         with whole(folder / f'{self.name}.json') as unfinished:
             unfinished.write_text(json.dumps(said), encoding='utf-8')
+
+
+def parse_shard(record: Any, file: Path) -> Shard:
+    """Return the shard of a record that was read from a file.
+
+    Raises:
+        Refusal: a field is missing, unknown or of another type, or the name does not lie in the folder of the store.
+    """
+    fields = {field.name for field in dataclasses.fields(Shard)}
+    try:
+        if isinstance(record, dict) and (unknown := record.keys() - fields):
+            raise msgspec.ValidationError(f'unknown field {min(unknown)!a}')
+        shard = msgspec.convert(record, Shard)
+    except msgspec.ValidationError as error:
+        raise Refusal(f'{file} has a damaged record of a shard ({error}); bring the store anew') from error
+    check_relative_name(shard.name, file)
+    if '/' in shard.name or IDS not in shard.sha256 or DOCUMENTS not in shard.sha256:
+        raise Refusal(f'{file} has a damaged record of the shard {shard.name!a}; bring the store anew')
+    return shard
 
 
 def digest(file: Path) -> str:

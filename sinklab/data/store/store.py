@@ -4,7 +4,6 @@ import bisect
 import errno
 import functools
 import hashlib
-import io
 import itertools
 import os
 import resource
@@ -14,11 +13,24 @@ import numpy as np
 
 from sinklab.data.store import meta
 from sinklab.data.store.far import Far, Kept, Ranged
-from sinklab.data.store.shard import DOCUMENT, DOCUMENTS, IDS, META, PREDICTED, PROBE, SIDES, TOKENIZER, Shard, digest
+from sinklab.data.store.shard import (
+    DOCUMENT,
+    DOCUMENTS,
+    IDS,
+    META,
+    PREDICTED,
+    PROBE,
+    SIDES,
+    TOKENIZER,
+    Shard,
+    digest,
+    parse_shard,
+)
 from sinklab.data.store.shelf import shelf, worthwhile
 from sinklab.data.store.threads import readers
 from sinklab.data.tokens.tokenizer import Tokenizer, parse
 from sinklab.files.place import is_remote, place
+from sinklab.files.validation import leads_out, load_npz
 from sinklab.record import Refusal, unknown
 
 VERIFIED = 1 << 30  # bytes of ids that are verified whenever they are opened; `prepare --check` verifies more
@@ -64,7 +76,7 @@ class Store:
         self.path, self.remote = place(path), is_remote(path)
         self.far = Far(self.path) if self.remote else None  # first: what is changed after it is found out
         self.meta = meta.read(self.path)
-        self.shards = [Shard(**record) for record in self.meta['shards']]
+        self.shards = [parse_shard(record, self.path / META) for record in self.meta['shards']]
         self.dtype = np.dtype(self.meta['dtype'])
         self.mapped, self.shelf = functools.lru_cache(mappable())(self.map), None
         self.verify(digests=not self.remote and self.size((IDS,)) <= VERIFIED)
@@ -113,7 +125,7 @@ class Store:
         return parse(self.tokenizer_json(), str(self.path / TOKENIZER))
 
     def probes(self) -> dict[str, np.ndarray]:
-        return dict(np.load(io.BytesIO(self.read_as(PROBE, self.meta['probe']))))
+        return load_npz(self.read_as(PROBE, self.meta['probe']), self.path / PROBE, 'bring the store anew')
 
     def read(self, file: str) -> bytes:
         return self.far.read(file) if self.remote else (self.path / file).read_bytes()
@@ -155,6 +167,7 @@ class Store:
         """Refuses a store with a file that is missing or damaged: by its size, or by its digest, too."""
         for shard in self.shards:
             for suffix, size in self.sizes(shard).items():
+                self.check_links(f'{shard.name}.{suffix}')
                 self.check_size(f'{shard.name}.{suffix}', size)
             if digests and (damage := shard.damage(self.read)):
                 self.refuse(damage)
@@ -163,6 +176,13 @@ class Store:
                 self.refuse(f'{file} is not there')
             if not self.remote and digest(self.path / file) != wanted:
                 self.refuse(f'{file} is not the one that it was made with')
+
+    def check_links(self, file: str) -> None:
+        if leads_out(self.path / file, self.path):
+            raise Refusal(
+                f'{self.path / file} is a link that leads out of the store, to {(self.path / file).resolve()}; put a '
+                'copy there'
+            )
 
     def check_size(self, file: str, size: int) -> None:
         try:

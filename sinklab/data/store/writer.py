@@ -4,16 +4,16 @@ import array
 import dataclasses
 import hashlib
 import itertools
-import json
 import os
 from pathlib import Path
 
 import numpy as np
 
 from sinklab.data.store import marks
-from sinklab.data.store.shard import DOCUMENT, DOCUMENTS, IDS, PREDICTED, Shard
+from sinklab.data.store.shard import DOCUMENT, DOCUMENTS, IDS, PREDICTED, Shard, parse_shard
 from sinklab.files import tree
 from sinklab.files.place import is_remote
+from sinklab.files.validation import parse_json
 from sinklab.files.whole import upload
 from sinklab.record import Refusal
 
@@ -117,24 +117,35 @@ class Stream:
         """The finished shards up to the first that is missing or damaged; no later one counts as finished."""
         shards = []
         while (record := self.folder / f'{self.name(len(shards))}.json').exists():
-            said = json.loads(record.read_text(encoding='utf-8'))
-            said.pop('marks', None)  # of a copy from a bucket
-            shard = Shard(**said)
-            if shard.damage(lambda file: (self.folder / file).read_bytes()):
+            said = self.parse_record(record, record.read_bytes())
+            if not said or said[0].damage(lambda file: (self.folder / file).read_bytes()):
                 break
+            shard, _ = said  # it has marks where it is a copy from a bucket
             shards.append(shard)
         for late in sorted(self.folder.glob(f'{self.side}-{self.number:03}-*.json')):
             if late.stem >= self.name(len(shards)):
                 late.unlink()
         return shards
 
+    def parse_record(self, file: Path, content: bytes) -> tuple[Shard, dict | None] | None:
+        """Return the shard of a record and its marks; None where that is damaged, so that the shard is made anew."""
+        try:
+            fields = parse_json(content, file)
+            found = fields.pop('marks', None)
+            shard = parse_shard(fields, file)
+        except Refusal:
+            return None
+        return (shard, found) if shard.name == file.name.removesuffix('.json') else None
+
     def uploaded_shards(self) -> list[Shard]:
         """The same of a bucket, where no file is read for that: its size and its mark say what it is."""
         seen, shards = marks.seen(self.folder, self.name(0)[:-5]), []
         there = list(itertools.takewhile(seen.__contains__, (f'{self.name(n)}.json' for n in range(len(seen)))))
-        for record in map(json.loads, marks.texts(self.folder, there)):
-            found = record.pop('marks', None)  # none of a copy from a disk
-            shard = Shard(**record)
+        for file, text in zip(there, marks.texts(self.folder, there), strict=True):
+            said = self.parse_record(self.folder / file, text.encode())
+            if not said:
+                break
+            shard, found = said  # no marks where it is a copy from a disk
             if found != {file: seen.get(file) for file in shard.files}:
                 break
             shards.append(shard)

@@ -8,6 +8,7 @@ from pathlib import Path
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
 from sinklab.files.place import place
+from sinklab.files.validation import JSON_BYTES, read_bounded
 from sinklab.record import Refusal
 
 SPECIAL_TOKENS = ['<|endoftext|>', '<|padding|>']  # ids 0 and 1, as in GPT-NeoX's
@@ -30,7 +31,7 @@ def parse(text: str, name: str) -> Tokenizer:
 def read(file: str | Path) -> str:
     """The text of a tokenizer.json."""
     try:
-        return place(file).read_text(encoding='utf-8')
+        return read_bounded(place(file), JSON_BYTES).decode('utf-8')
     except (OSError, UnicodeDecodeError) as error:
         raise Refusal(f'the tokenizer {file} cannot be read ({error}); give a tokenizer.json, or train') from error
 

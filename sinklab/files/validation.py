@@ -1,0 +1,195 @@
+"""What is accepted of files that others may have written: names, sizes, nesting and shapes, checked before use.
+
+Every reader here raises Refusal, in one line that names the file, and holds no more in memory than its bound allows.
+"""
+
+import ast
+import io
+import json
+import math
+import os
+import zipfile
+import zlib
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any, TypeVar
+
+import msgspec
+import numpy as np
+
+from sinklab.files.place import is_remote
+from sinklab.record import Refusal
+
+JSON_BYTES = 256 << 20  # the largest tokenizer.json has 40 MB, meta.json of 100,000 shards has 60 MB
+JSON_DEPTH = 64  # levels of nesting
+ARRAY_BYTES = 16 << 30  # of all arrays of an .npz
+NPY_HEADER = 1 << 16  # bytes; numpy writes headers of 128
+HUB_REPOSITORY = ('models--', 'datasets--', 'spaces--')  # of a folder of Hugging Face's hub cache
+AGAIN = 'get it again'
+T = TypeVar('T')
+
+
+def check_relative_name(name: Any, file: str | os.PathLike) -> str:
+    """Return a name that was read from a file, if it names something below the folder of that file.
+
+    Args:
+        name: one or several components with / between them; none may be empty, `.` or `..`.
+        file: where the name was read.
+
+    Raises:
+        Refusal: the name is no text, or absolute, or leads out of the folder, or has a backslash or a control
+            character.
+    """
+    if not is_relative_name(name):
+        raise Refusal(f'{file} names {str(name)[:80]!a}, which is no relative path below its folder; {AGAIN}')
+    return name
+
+
+def is_relative_name(name: Any) -> bool:
+    """Return whether a name passes `check_relative_name`."""
+    if not isinstance(name, str) or not name.isprintable() or '\\' in name:
+        return False
+    return not any(part in ('', '.', '..') for part in name.split('/'))
+
+
+def resolve_name(folder: Path, name: Any, file: str | os.PathLike) -> Path:
+    """Return the path of a name that was read from a file, checked by `check_relative_name`, and without links out.
+
+    Raises:
+        Refusal: also where the name, or a folder above it, is a link that leads out of the folder.
+    """
+    path = folder / check_relative_name(name, file)
+    if not leads_out(path, folder):
+        return path
+    raise Refusal(f'{file} names {name}, a link that leads out of {folder} to {path.resolve()}; put a copy there')
+
+
+def leads_out(path: Path, folder: Path) -> bool:
+    """Whether links of a path below a folder lead out of it.
+
+    The snapshots of Hugging Face's hub cache consist of links to `blobs` of the same repository; these stay inside.
+    """
+    if is_remote(path):  # in a bucket there are no links
+        return False
+    real, home = path.resolve(), folder.resolve()
+    homes = [home, *(above for above in home.parents if above.name.startswith(HUB_REPOSITORY))]
+    return not any(real.is_relative_to(one) for one in homes)
+
+
+def read_bounded(path: Path, most: int) -> bytes:
+    """Return the content of a regular file of at most `most` bytes. Raises FileNotFoundError where there is none."""
+    if not is_remote(path) and path.exists() and not path.is_file():
+        raise Refusal(f'{path} is no regular file; {AGAIN}')
+    with path.open('rb') as file:
+        content = file.read(most + 1)
+    if len(content) > most:
+        raise Refusal(f'{path} has more than {most:,} bytes, which is more than such a file can need; {AGAIN}')
+    return content
+
+
+def read_json(path: Path, kind: type[T] = dict, most: int = JSON_BYTES, remedy: str = AGAIN) -> T:
+    """Return the content of a JSON file, converted to a type by `msgspec.convert`.
+
+    Args:
+        path: a local file, or one in a bucket.
+        kind: `dict`, or a type with its fields: a TypedDict, a dataclass, a msgspec.Struct.
+        most: the largest size in bytes.
+        remedy: what the reader of the message is to do.
+
+    Raises:
+        FileNotFoundError: there is no such file.
+        Refusal: it is too large, too deeply nested, no UTF-8, no JSON or of another type.
+    """
+    try:
+        return parse_json(read_bounded(path, most), path, kind, remedy)
+    except FileNotFoundError:
+        raise
+    except OSError as error:
+        raise Refusal(f'{path} cannot be read ({error.strerror or error}); {remedy}') from error
+
+
+def parse_json(content: bytes, name: str | os.PathLike, kind: type[T] = dict, remedy: str = AGAIN) -> T:
+    """Return what a text in JSON says, as `read_json` does; `name` is where it comes from."""
+    try:
+        found = json.loads(content.decode('utf-8'))
+        check_depth(found)
+        return msgspec.convert(found, kind)
+    except RecursionError as error:
+        raise Refusal(f'{name} is nested more than {JSON_DEPTH} levels deep; {remedy}') from error
+    except msgspec.ValidationError as error:
+        raise Refusal(f'{name} is damaged ({error}); {remedy}') from error
+    except ValueError as error:  # of UTF-8, of JSON, of a number of too many digits
+        raise Refusal(f'{name} is damaged and cannot be read ({str(error)[:160]}); {remedy}') from error
+
+
+def check_depth(found: Any) -> None:
+    """Raise RecursionError where lists and objects are nested more than JSON_DEPTH levels deep."""
+    level: Iterable[Any] = [found]
+    for _ in range(JSON_DEPTH + 1):
+        nested = [item for item in level if isinstance(item, dict | list)]
+        if not nested:
+            return
+        level = [child for item in nested for child in (item.values() if isinstance(item, dict) else item)]
+    raise RecursionError
+
+
+def load_npz(content: Path | bytes, name: str | os.PathLike = '', remedy: str = AGAIN) -> dict[str, np.ndarray]:
+    """Return the arrays of an .npz, whose headers are checked before anything is allocated; no pickles.
+
+    Args:
+        content: a path, local or in a bucket, or the bytes of a file.
+        name: what the file is called, where bytes are given.
+
+    Raises:
+        FileNotFoundError: there is no such file.
+        Refusal: it is no .npz, or an array claims more bytes than its member of the archive has.
+    """
+    name = name or os.fspath(content)
+    try:
+        with io.BytesIO(content) if isinstance(content, bytes) else content.open('rb') as file:
+            check_npz(file)
+            file.seek(0)
+            with np.load(file, allow_pickle=False) as found:
+                return dict(found)
+    except FileNotFoundError:
+        raise
+    except (OSError, ValueError, EOFError, KeyError, RuntimeError, zipfile.BadZipFile, zlib.error) as error:
+        raise Refusal(f'{name} is no whole .npz ({" ".join(str(error).split())[:160]}); {remedy}') from error
+    except MemoryError as error:
+        raise Refusal(f'{name} needs more memory than there is; {remedy}') from error
+
+
+def check_npz(file: Any) -> None:
+    """Raise ValueError where a member of an archive is no array, or an array has another size than its member."""
+    with zipfile.ZipFile(file) as archive:
+        members = archive.infolist()
+        if sum(member.file_size for member in members) > ARRAY_BYTES:
+            raise ValueError(f'it unpacks to more than {ARRAY_BYTES:,} bytes')
+        for member in members:
+            if not member.filename.endswith('.npy'):
+                raise ValueError(f'{member.filename!a} in it is no array')
+            with archive.open(member) as opened:
+                check_npy(opened, member.file_size, member.filename)
+
+
+def check_npy(file: Any, size: int, name: str) -> None:
+    """Raise ValueError where the header of an .npy does not describe a file of so many bytes, without pickles."""
+    head = file.read(12)
+    major = head[6] if len(head) > 7 and head[:6] == b'\x93NUMPY' else 0
+    if major not in (1, 2, 3):
+        raise ValueError(f'{name!a} is no array')
+    long = 2 if major == 1 else 4
+    length, start = int.from_bytes(head[8 : 8 + long], 'little'), 8 + long
+    if length > NPY_HEADER:
+        raise ValueError(f'{name!a} has a header of {length:,} bytes')
+    try:
+        header = ast.literal_eval((head[start:] + file.read(length))[:length].decode('utf-8').strip())
+        dtype, shape = np.lib.format.descr_to_dtype(header['descr']), tuple(header['shape'])
+    except (SyntaxError, ValueError, KeyError, TypeError, RecursionError, MemoryError) as error:
+        raise ValueError(f'{name!a} has a damaged header') from error
+    if dtype.hasobject:
+        raise ValueError(f'{name!a} holds pickled objects, which may run anything and are not read')
+    if not all(type(side) is int and side >= 0 for side in shape):
+        raise ValueError(f'{name!a} has a damaged header')
+    if start + length + math.prod(shape) * dtype.itemsize != size:
+        raise ValueError(f'{name!a} claims shape {shape} of {dtype}, and has {size:,} bytes')

@@ -1,0 +1,96 @@
+"""Python code that comes with a model or a tokenizer runs where --remote-code is given, and nowhere else."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import open_models
+import pytest
+
+pytest.importorskip('torch', reason='open models need torch, which has no wheel here')
+pytest.importorskip('transformers', reason='open models need transformers')
+
+from sinklab.cli.main import main
+from sinklab.llama import parity
+
+RUNS = "import os\nopen(os.environ['SINKLAB_TEST_RAN'], 'w').close()\n"
+TOKENIZER = RUNS + 'from transformers import PreTrainedTokenizerFast\nclass Own(PreTrainedTokenizerFast):\n    pass\n'
+MODEL = RUNS + (
+    'from transformers import LlamaConfig, LlamaForCausalLM\n'
+    "class OwnConfig(LlamaConfig):\n    model_type = 'own'\n"
+    'class OwnModel(LlamaForCausalLM):\n    config_class = OwnConfig\n'
+)
+
+
+def change(file, **fields):
+    content = json.loads(file.read_text()) if file.exists() else {}
+    file.write_text(json.dumps(content | fields))
+
+
+@pytest.fixture
+def folder(tmp_path, monkeypatch):
+    """A LLaMA, for which transformers has no tokenizer class. The code of tests makes the file `ran` beside it."""
+    monkeypatch.setenv('SINKLAB_TEST_RAN', str(tmp_path / 'ran'))
+    monkeypatch.setenv('SINKLAB_CACHE', str(tmp_path / 'cache'))
+    monkeypatch.setenv('HF_MODULES_CACHE', str(tmp_path / 'modules'))
+    (tmp_path / 'theirs').mkdir()
+    open_models.saved(open_models.configs()['llama'], tmp_path / 'theirs', open_models.tokenizer_json())
+    return tmp_path / 'theirs'
+
+
+def with_tokenizer_code(folder):
+    (folder / 'tokenization_own.py').write_text(TOKENIZER)
+    own = dict(AutoTokenizer=[None, 'tokenization_own.Own'])
+    change(folder / 'tokenizer_config.json', tokenizer_class='Own', auto_map=own)
+
+
+def with_model_code(folder):
+    (folder / 'modeling_own.py').write_text(MODEL)
+    own = dict(AutoConfig='modeling_own.OwnConfig', AutoModelForCausalLM='modeling_own.OwnModel')
+    change(folder / 'config.json', model_type='own', auto_map=own)
+
+
+def asked(folder, *more):
+    (folder.parent / 'text.txt').write_text(open_models.TEXT)
+    text = f'--source=text:{folder.parent}/text.txt'
+    return ['measure', f'hf:{folder}', text, '--sequences=1', '--length=16', *more]
+
+
+@pytest.mark.parametrize('add', [with_tokenizer_code, with_model_code])
+def test_without_the_option_no_code_runs_whatever_is_answered(add, folder, capsys, monkeypatch):
+    """transformers would ask; `input` answers yes."""
+    add(folder)
+    monkeypatch.setattr('builtins.input', lambda *_: 'y')
+    capsys.readouterr()
+    code = main(asked(folder))
+    (line,) = capsys.readouterr().err.splitlines()
+    assert code == 1
+    assert '--remote-code' in line
+    assert not (folder.parent / 'ran').exists()
+
+
+@pytest.mark.slow
+def test_with_the_option_the_code_of_a_tokenizer_runs(folder):
+    with_tokenizer_code(folder)
+    assert main(asked(folder, '--remote-code')) == 0
+    assert (folder.parent / 'ran').exists()
+
+
+@pytest.mark.slow
+def test_a_yes_on_standard_input_runs_no_code(folder):
+    with_tokenizer_code(folder)
+    command = [sys.executable, '-m', 'sinklab', *asked(folder)]
+    done = subprocess.run(command, input='y\n' * 5, capture_output=True, text=True, cwd=Path(__file__).parents[1])
+    assert done.returncode == 1
+    assert '--remote-code' in done.stderr
+    assert 'Do you wish' not in done.stdout + done.stderr
+    assert not (folder.parent / 'ran').exists()
+
+
+def test_an_exported_tokenizer_is_compared_without_its_code(folder, monkeypatch):
+    with_tokenizer_code(folder)
+    monkeypatch.setattr('builtins.input', lambda *_: 'y')
+    with pytest.raises(Exception, match='trust_remote_code'):
+        parity.same_ids(folder)
+    assert not (folder.parent / 'ran').exists()

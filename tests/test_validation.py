@@ -1,0 +1,323 @@
+"""Names, sizes, nesting and shapes that files may not have: refused in one line, before anything is made of them."""
+
+import io
+import json
+import os
+import shutil
+import struct
+import tracemalloc
+import zipfile
+
+import numpy as np
+import pytest
+from buckets import uploaded
+from stores import made, written
+
+from sinklab.data.store.meta import is_whole
+from sinklab.data.store.store import Store
+from sinklab.files import validation
+from sinklab.files.place import place, storage
+from sinklab.llama import files
+from sinklab.record import Refusal
+
+SHA = '0' * 64
+TEXTS = [f'{number} a text of some words' for number in range(30)]
+ESCAPES = ['../x', 'a/../../x', '/etc/passwd', '..', '.', '', 'a//b', './a', 'a/', 'a\\b', 'a\0b', 'a\nb', 5, None]
+ESCAPES += ['gs://other/x']
+
+
+def refusal(function, *given, **more):
+    with pytest.raises(Refusal) as found:
+        function(*given, **more)
+    assert '\n' not in str(found.value)
+    return str(found.value)
+
+
+@pytest.mark.parametrize('name', ESCAPES, ids=repr)
+def test_a_name_that_leads_out_of_its_folder_is_refused(name):
+    assert 'meta.json' in refusal(validation.check_relative_name, name, 'meta.json')
+
+
+@pytest.mark.parametrize('name', ['a', 'a.b', '..a', 'a..b', 'a/b/c.json', 'naïve 1', 'ocdbt.process_0/d/0f'])
+def test_a_name_below_its_folder_is_accepted(name, tmp_path):
+    assert validation.resolve_name(tmp_path, name, 'meta.json') == tmp_path / name
+
+
+def test_a_link_that_leads_out_of_its_folder_is_refused(tmp_path):
+    folder = tmp_path / 'inside'
+    folder.mkdir()
+    (tmp_path / 'secret').write_text('secret')
+    (folder / 'link').symlink_to('../secret')
+    (folder / 'up').symlink_to('..')
+    (folder / 'own').symlink_to('file')
+    for name in ('link', 'up/secret', 'up/none'):
+        assert name in refusal(validation.resolve_name, folder, name, 'index.json')
+    assert validation.resolve_name(folder, 'own', 'index.json') == folder / 'own'
+
+
+def test_links_of_a_snapshot_of_the_hub_lead_to_blobs_of_the_same_repository_alone(tmp_path):
+    mine, other = (tmp_path / f'models--org--{name}' for name in ('mine', 'other'))
+    for repository in (mine, other):
+        (repository / 'blobs').mkdir(parents=True)
+        (repository / 'blobs' / 'abc').write_text('{}')
+    snapshot = mine / 'snapshots' / 'main'
+    snapshot.mkdir(parents=True)
+    (snapshot / 'config.json').symlink_to('../../blobs/abc')
+    (snapshot / 'other.json').symlink_to('../../../models--org--other/blobs/abc')
+    assert not validation.leads_out(snapshot / 'config.json', snapshot)
+    assert validation.leads_out(snapshot / 'other.json', snapshot)
+
+
+@pytest.mark.parametrize('name', [name for name in ESCAPES if name != 5] + ['link.safetensors'], ids=repr)
+def test_an_index_of_hugging_face_names_files_of_its_folder_alone(name, tmp_path):
+    folder = tmp_path / 'theirs'
+    folder.mkdir()
+    (tmp_path / 'x').write_text('secret')
+    (folder / 'link.safetensors').symlink_to('../x')
+    (folder / files.INDEX).write_text(json.dumps(dict(weight_map=dict(a=name))))
+    assert files.INDEX in refusal(files.parts, folder)
+
+
+@pytest.mark.parametrize(
+    'content',
+    [
+        b'',
+        b'{',
+        b'\xff\xfe{}',
+        b'[]',
+        b'null',
+        b'"a"',
+        b'[' * 100_000,
+        b'{"a":' * 5000 + b'1' + b'}' * 5000,
+        b'{"a": ' + b'[' * 70 + b']' * 70 + b'}',
+        b'{"a": ' + b'9' * 5000 + b'}',
+        b'{"a": 1}' + b' ' * 1000,
+    ],
+    ids=lambda content: content[:12],
+)
+def test_json_that_is_damaged_too_large_or_too_deep_is_refused(content, tmp_path):
+    path = tmp_path / 'some.json'
+    path.write_bytes(content)
+    assert str(path) in refusal(validation.read_json, path, most=50_000 if len(content) > 1100 else 1000)
+
+
+def test_json_within_its_bounds_is_read(tmp_path):
+    path = tmp_path / 'some.json'
+    path.write_text('{"a": [[1, 2.5, null, "\u00e4"]], "b": Infinity}', encoding='utf-8')
+    assert validation.read_json(path) == {'a': [[1, 2.5, None, 'ä']], 'b': float('inf')}
+    with pytest.raises(FileNotFoundError):
+        validation.read_json(tmp_path / 'none.json')
+
+
+@pytest.mark.parametrize('make', [os.mkfifo, os.mkdir], ids=['fifo', 'folder'])
+def test_what_is_no_regular_file_is_refused_and_not_waited_for(make, tmp_path):
+    make(tmp_path / 'some.json')
+    assert 'some.json' in refusal(validation.read_json, tmp_path / 'some.json')
+
+
+def npy(header, data=b''):
+    text = header if isinstance(header, bytes) else repr(header).encode()
+    return b'\x93NUMPY\x01\x00' + struct.pack('<H', len(text)) + text + data
+
+
+def npz(content, name='a.npy'):
+    file = io.BytesIO()
+    with zipfile.ZipFile(file, 'w', zipfile.ZIP_DEFLATED) as archive:
+        archive.writestr(name, content)
+    return file.getvalue()
+
+
+def claimed(**changes):
+    return dict(descr='<f4', fortran_order=False, shape=(2,)) | changes
+
+
+WHOLE = npz(npy(claimed(), bytes(8)))
+ARCHIVES = {
+    'empty': b'',
+    'no archive': b'x' * 100,
+    'truncated': WHOLE[: len(WHOLE) // 2],
+    'a plain array': npy(claimed(), bytes(8)),
+    'no array in it': npz(b'hello', 'a.txt'),
+    'no header': npz(b'hello'),
+    'a million million elements': npz(npy(claimed(shape=(10**12,)), bytes(8))),
+    'a product that overflows': npz(npy(claimed(shape=(2**40, 2**40)), bytes(8))),
+    'a negative side': npz(npy(claimed(shape=(-2,)), bytes(8))),
+    'a side that is text': npz(npy(claimed(shape=('2',)), bytes(8))),
+    'more data than its shape': npz(npy(claimed(), bytes(12))),
+    'pickled objects': npz(npy(claimed(descr='|O'), bytes(16))),
+    'pickled fields': npz(npy(claimed(descr=[('a', '|O')]), bytes(16))),
+    'an unknown dtype': npz(npy(claimed(descr='<q99'), bytes(8))),
+    'code for a header': npz(npy(b'__import__("os").system("false")', bytes(8))),
+    'a nested header': npz(npy(b'(' * 5000, bytes(8))),
+    'a long header': npz(b'\x93NUMPY\x02\x00' + struct.pack('<I', 1 << 31)),
+    'another version': npz(b'\x93NUMPY\x09\x00' + bytes(20)),
+}
+
+
+@pytest.mark.parametrize('case', ARCHIVES)
+def test_arrays_that_are_damaged_pickled_or_too_large_are_refused_without_allocating_them(case, tmp_path):
+    path = tmp_path / 'some.npz'
+    path.write_bytes(ARCHIVES[case])
+    tracemalloc.start()
+    try:
+        assert str(path) in refusal(validation.load_npz, path)
+        assert tracemalloc.get_traced_memory()[1] < 1 << 24
+    finally:
+        tracemalloc.stop()
+
+
+def test_an_archive_that_unpacks_to_too_much_is_refused(monkeypatch):
+    monkeypatch.setattr(validation, 'ARRAY_BYTES', 1 << 20)
+    file = io.BytesIO()
+    np.savez_compressed(file, a=np.zeros(1 << 20))
+    assert 'unpacks' in refusal(validation.load_npz, file.getvalue(), 'some.npz')
+
+
+def test_arrays_are_read_as_numpy_writes_them(tmp_path):
+    arrays = dict(
+        a=np.arange(6.0).reshape(2, 3),
+        fortran=np.asfortranarray(np.ones((3, 2), np.float16)),
+        empty=np.zeros((0, 5), np.int32),
+        scalar=np.array('text'),
+        records=np.zeros(3, [('start', '<u8'), ('key', '<u8')]),
+        flags=np.array([True, False]),
+    )
+    for save in (np.savez, np.savez_compressed):
+        save(tmp_path / 'some.npz', **arrays)
+        found = validation.load_npz(tmp_path / 'some.npz')
+        assert found.keys() == arrays.keys()
+        for name, array in arrays.items():
+            np.testing.assert_array_equal(found[name], array)
+            assert found[name].dtype == array.dtype
+
+
+def tensor(**changes):
+    return dict(dtype='F32', shape=[2], data_offsets=[0, 8]) | changes
+
+
+SAFETENSORS = {
+    'offsets beyond the file': ({'a': tensor(shape=[20], data_offsets=[0, 80])}, 8),
+    'overlap': ({'a': tensor(), 'b': tensor(data_offsets=[4, 12])}, 12),
+    'a hole': ({'a': tensor(), 'b': tensor(data_offsets=[12, 20])}, 20),
+    'offsets backwards': ({'a': tensor(data_offsets=[8, 0])}, 8),
+    'an unknown dtype': ({'a': tensor(dtype='X9')}, 8),
+    'another length than its shape': ({'a': tensor(shape=[3])}, 8),
+    'a shape that overflows': ({'a': tensor(shape=[2**62, 2**62])}, 8),
+    'a negative side': ({'a': tensor(shape=[-2])}, 8),
+    'data after the last': ({'a': tensor()}, 16),
+    'text for a tensor': ({'a': 'x'}, 8),
+    'a list': ([], 0),
+    'nested lists': (b'[' * 100_000, 0),
+    'nested objects': (b'{"a":' * 5000, 0),
+    'a dtype that is not read': ({'a': tensor(dtype='I64', shape=[1])}, 8),
+}
+
+
+@pytest.mark.parametrize('case', [*SAFETENSORS, 'a header of 2^63 bytes', 'a header of 200 MB'])
+def test_safetensors_whose_header_does_not_fit_are_refused(case, tmp_path):
+    """The library checks all of this: offsets, overlap, dtypes, shapes, and at most 100 MB of header."""
+    pytest.importorskip('safetensors')
+    header, size = SAFETENSORS.get(case, ({'a': tensor()}, 8))
+    text = header if isinstance(header, bytes) else json.dumps(header).encode()
+    length = {'a header of 2^63 bytes': 2**63, 'a header of 200 MB': 200 << 20}.get(case, len(text))
+    with (tmp_path / files.MODEL).open('wb') as file:
+        file.write(struct.pack('<Q', length) + text + bytes(size))
+        if length == 200 << 20:
+            file.truncate(length + 8)
+    assert files.MODEL in refusal(files.Arrays, tmp_path)
+
+
+@pytest.fixture(scope='module')
+def store(tmp_path_factory):
+    folder = tmp_path_factory.mktemp('store')
+    return made(folder / 'store', written(folder / 'a.jsonl', TEXTS))
+
+
+def lie(folder, **changes):
+    """Change fields of the first shard of a store, or of the store itself."""
+    file = folder / 'meta.json'
+    meta = json.loads(file.read_text())
+    for field, value in changes.items():
+        place = meta['shards'][0] if field in meta['shards'][0] else meta
+        place[field] = value
+    file.write_text(json.dumps(meta))
+
+
+@pytest.fixture
+def copied(store, tmp_path):
+    return shutil.copytree(store.path, tmp_path / 'store')
+
+
+LIES = {
+    **{f'a shard called {name!r}': dict(name=name) for name in ESCAPES},
+    'a shard in a folder': dict(name='a/b'),
+    'a suffix that leads out': dict(sha256={'ids/../../x': SHA}),
+    'no ids': dict(sha256={'documents': SHA}),
+    'a digest that is none': dict(sha256={'ids': '..', 'documents': SHA}),
+    'a digest that leads out': dict(digest='../../outside'),
+    'a count that is text': dict(tokens='5'),
+    'a negative count': dict(tokens=-1),
+    'a count of 10^30': dict(tokens=10**30),
+    'a side of another kind': dict(side='test'),
+    'a dtype of objects': dict(dtype='|O'),
+    'no list of shards': dict(shards=5),
+    'a shard that is null': dict(shards=[None]),
+    'domains that are text': dict(domains='abc'),
+    'weights that are a list': dict(weights=[]),
+}
+
+
+@pytest.mark.parametrize('case', LIES)
+def test_a_store_whose_meta_file_lies_is_refused(case, copied):
+    lie(copied, **LIES[case])
+    assert 'meta.json' in refusal(Store, copied)
+
+
+@pytest.mark.parametrize(
+    'text', ['[]', 'null', '5', '"a"', '{}', '[' * 100_000, '{"format": 3}'], ids=lambda text: text[:9]
+)
+def test_a_meta_file_of_another_kind_is_refused(text, copied):
+    (copied / 'meta.json').write_text(text)
+    assert 'meta.json' in refusal(Store, copied)
+    assert 'meta.json' in refusal(is_whole, copied)
+
+
+def test_a_shard_that_is_a_link_out_of_the_store_is_refused(copied):
+    (path,) = copied.glob('train-*.ids')
+    path.rename(copied.parent / 'elsewhere')
+    path.symlink_to(copied.parent / 'elsewhere')
+    assert path.name in refusal(Store, copied)
+
+
+@pytest.mark.parametrize(
+    'changes', [dict(name='../../../outside'), dict(digest='../../outside')], ids=lambda one: min(one)
+)
+def test_a_store_in_a_bucket_touches_nothing_outside_the_cache(changes, store, bucket, tmp_path, monkeypatch):
+    monkeypatch.setenv('SINKLAB_CACHE', str(tmp_path / 'cache'))
+    (tmp_path / 'outside').mkdir()
+    (tmp_path / 'outside' / 'mine.unfinished').write_text('keep')
+    url = uploaded(store, bucket)
+    meta = json.loads((store.path / 'meta.json').read_text())
+    (meta if 'digest' in changes else meta['shards'][0]).update(changes)
+    storage(place(url)).pipe_file(f'{url}/meta.json', json.dumps(meta).encode())
+
+    def read():
+        found = Store(url)
+        found.expect(1.0, ('ids',))
+        found.row('train', found.domains[0]).ids(0, 5)
+
+    assert 'meta.json' in refusal(read)
+    assert [path.name for path in (tmp_path / 'outside').iterdir()] == ['mine.unfinished']
+    assert not list((tmp_path / 'cache').rglob('*.ids'))
+
+
+@pytest.mark.parametrize('text', ['{', 'null', '[]', '{"name": "../x"}', '[' * 100_000], ids=lambda text: text[:9])
+def test_a_damaged_record_of_an_unfinished_store_is_made_again(text, store, tmp_path):
+    source, folder = written(tmp_path / 'a.jsonl', TEXTS), tmp_path / 'again'
+    whole = made(folder, source)
+    shutil.copytree(folder, tmp_path / 'copy')
+    for shard in whole.shards:
+        shard.write(folder)
+    (folder / 'meta.json').unlink()
+    min(folder.glob('train-*.json')).write_text(text)
+    assert made(folder, source).digest == whole.digest
