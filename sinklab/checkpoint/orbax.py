@@ -76,14 +76,17 @@ def one_line(path: Path) -> Iterator[None]:
 
 @contextlib.contextmanager
 def reaching(path: Path) -> Iterator[None]:
-    """Has Orbax save and load in the bucket of a path: nothing is renamed there, it ends with a file that says so."""
-    if not is_remote(path):
-        yield
-        return
-    if str(path).startswith('s3://'):
-        know_s3()
+    """Have Orbax make folders before it starts threads, and save and load in the bucket of a path.
+
+    Threads that Orbax starts before the folders wait 300 s for a folder that cannot be made, and the process cannot
+    end meanwhile. In a bucket nothing is renamed: what is saved ends with a file that says so.
+    """
     context = ocp.Context()
-    context.atomicity.mode = ocp.options.AtomicityMode.COMMIT_FILE
+    context.async_options.create_directories_asynchronously = False
+    if is_remote(path):
+        if str(path).startswith('s3://'):
+            know_s3()
+        context.atomicity.mode = ocp.options.AtomicityMode.COMMIT_FILE
     with context:
         yield
 

@@ -46,7 +46,9 @@ def content(path: Path) -> bytes:
 def finished(folder: Path) -> list[str]:
     """The names of the folders in it that are whole."""
     if not is_remote(folder):
-        return [path.name for path in folder.glob('*')]
+        with contextlib.suppress(NotADirectoryError):
+            return [path.name for path in entries(folder)]
+        return []
     return [path.parent.name for path in folder.glob(f'*/{COMMIT}')]
 
 
