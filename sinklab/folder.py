@@ -1,6 +1,7 @@
 """The run folder: what a run leaves behind, and who may go on in it.
 
 config.json     the resolved config
+run.json        {"id"}, random, given to the run when it began; its checkpoints carry it
 tokenizer.json  of a run on text
 row.json        config file, row, diff, published numbers, source; of a fork, what it comes from
 environment.json  versions, devices, layout, commit of the latest attempt; of each, its attention and what it changed
@@ -19,6 +20,7 @@ import dataclasses
 import glob
 import json
 import os
+import secrets
 import shlex
 import unicodedata
 from collections.abc import Callable, Iterator
@@ -60,7 +62,17 @@ def ancestry(lineage: dict) -> list[str]:
 
 
 # What may lie in a folder before its config does: of the job that is at work, and of a claim that was cut short.
-BEGUN = ('lease.json', 'lease.lock', 'processes', 'digests', 'damaged', 'probe', 'row.json', 'tokenizer.json')
+BEGUN = (
+    'lease.json',
+    'lease.lock',
+    'processes',
+    'digests',
+    'damaged',
+    'probe',
+    'row.json',
+    'run.json',
+    'tokenizer.json',
+)
 METRICS = 'metrics.jsonl'
 STEPS, FREE = 'optimizer.steps', tuple(f'{name}.' for name in CHANGEABLE)
 
@@ -106,6 +118,30 @@ class Folder:
         except ValueError as error:
             raise Refusal(f'{file} is damaged ({error}); bring it back, or do without this folder') from error
         return completed(found) if name == 'config' else found
+
+    def run_id(self) -> str | None:
+        """Return the id in run.json.
+
+        Returns:
+            None for a run that is older than these ids, and for a folder that holds no run.
+
+        Raises:
+            Refusal: run.json is damaged.
+        """
+        file = self.path / 'run.json'
+        try:
+            found = json.loads(content(file))
+        except FileNotFoundError:
+            return None
+        except (ValueError, RecursionError) as error:
+            found = str(error)
+        given = found.get('id') if isinstance(found, dict) else None
+        if not (isinstance(given, str) and given):
+            raise Refusal(
+                f'{file} is damaged, and must hold {{"id": TEXT}}; bring it back, or delete it, and checkpoints of '
+                'this run are no longer told from those of others'
+            )
+        return given
 
     def environment(self) -> dict:
         """Of the newest attempt, with (step, attention) of all; nothing of what cannot be read."""
@@ -187,14 +223,19 @@ class Folder:
         lineage = self.lineage()
         return lineage.get('start', lineage.get('step', 0))
 
-    def claim(self, spec: Spec, row: dict, tokenizer: str | None = None) -> None:
-        """Makes a new folder this run's; one that `check` has let pass is left as it is."""
+    def claim(self, spec: Spec, row: dict, tokenizer: str | None = None, run_id: str | None = None) -> None:
+        """Makes a new folder this run's; one that `check` has let pass is left as it is.
+
+        Args:
+            run_id: the id of the run, if it has been made already; otherwise it gets a new one.
+        """
         if self.is_claimed():
             return
         with writable(self.path / 'probe'):
             if tokenizer:
                 self.write_text('tokenizer.json', tokenizer)
             self.write('row', row)
+            self.write('run', dict(id=run_id or new_run_id()))
             self.write('config', dataclasses.asdict(spec))
 
     def read_only(self) -> 'Folder':
@@ -252,6 +293,11 @@ class Folder:
         return [*parsed(ended)], start + len(ended) + bool(ended)
 
 
+def new_run_id() -> str:
+    """Return a random id, which no other run has."""
+    return secrets.token_hex(8)
+
+
 def parsed(text: bytes) -> Iterator[dict]:
     for line in text.splitlines():
         with contextlib.suppress(ValueError):
@@ -277,7 +323,7 @@ class Reading(Folder):
     def metrics(self, check: Callable[[], None]) -> Unwritten:
         return Unwritten()
 
-    def claim(self, spec: Spec, row: dict, tokenizer: str | None = None) -> None:
+    def claim(self, spec: Spec, row: dict, tokenizer: str | None = None, run_id: str | None = None) -> None:
         pass
 
     def keep(self, step: int, save: Callable[[Path], None]) -> None:

@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 from conftest import tiny
 
+from sinklab.checkpoint import digests
 from sinklab.cli import fork
 from sinklab.cli.main import main
 from sinklab.data.tokens import tokenizer as tokens
@@ -86,6 +87,14 @@ def test_a_whole_folder_is_read(folder, tmp_path, capsys):
     assert f'checkpoints/0 holds no opt_state, which --from={tmp_path}/out@0 takes along; give --from=params:' in (
         capsys.readouterr().err
     )
+
+
+@pytest.mark.slow
+def test_an_imported_model_is_a_run_with_an_id_that_its_checkpoint_carries(folder, tmp_path):
+    assert main(['checkpoint', 'import', f'hf:{folder}', f'--out={tmp_path}/out']) == 0
+    run = Folder(tmp_path / 'out')
+    assert digests.read(run, 0).run_ids == {run.run_id()}
+    assert run.run_id() is not None
 
 
 def first(folder, pattern='*.safetensors'):

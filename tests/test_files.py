@@ -134,3 +134,30 @@ def test_a_bucket_that_is_not_there_is_said(bucket):
         whole(missing) as f,
     ):
         f.write_text('x')
+
+
+def test_what_cannot_be_deleted_is_an_error_after_all_else_is_gone(tmp_path, monkeypatch):
+    for name in ('a', 'b', 'c'):
+        (tmp_path / 'folder' / name).mkdir(parents=True)
+        (tmp_path / 'folder' / name / 'file').write_text('x')
+    unlink = os.unlink
+
+    def deny(path, *given, **more):
+        if str(path).endswith('file') and next(denied, False):
+            raise PermissionError(1, 'Operation not permitted', path)
+        unlink(path, *given, **more)
+
+    denied = iter([True])
+    monkeypatch.setattr(os, 'unlink', deny)
+    with pytest.raises(OSError, match='not permitted'):
+        tree.remove(tmp_path / 'folder')
+    assert len(list((tmp_path / 'folder').rglob('file'))) == 1
+    tree.remove(tmp_path / 'folder')
+    assert not (tmp_path / 'folder').exists()
+
+
+def test_of_a_link_to_a_folder_the_link_alone_is_deleted(tmp_path):
+    (tmp_path / 'folder').mkdir()
+    (tmp_path / 'link').symlink_to(tmp_path / 'folder')
+    tree.remove(tmp_path / 'link')
+    assert [path.name for path in tmp_path.iterdir()] == ['folder']

@@ -27,6 +27,7 @@ class Checkpoints:
     """The checkpoints of one run folder, to which all processes of its group come alike.
 
     `check` is asked, in the background, too, before anything is written, and raises where the folder is another's.
+    `run_id` is for a run whose run.json is written after its first checkpoint; otherwise it is read there.
     """
 
     def __init__(
@@ -36,9 +37,11 @@ class Checkpoints:
         data: dict[str, str | int],
         group: Group | None = None,
         check: Callable[[], None] = lambda: None,
+        run_id: str | None = None,
     ):
         self.folder, self.rules, self.data, self.group = folder, rules, data, group or Alone()
         self.check_owner = check
+        self.run_id = run_id or once(self.group, 'run id', folder.run_id)
         self.pool, self.pending = ThreadPoolExecutor(1, 'checkpoint'), None
         self.seconds: float | None = None  # of the latest finished save, until its digests lay on the disk
         once(self.group, 'folder of checkpoints', lambda: steps.tidy(folder))
@@ -71,9 +74,7 @@ class Checkpoints:
             with room(self.folder):
                 if not is_cut_short(passed):
                     return [f'it lies in {steps.set_aside(self.folder, step)} now' for step in passed]
-                for step in passed:
-                    steps.remove(self.folder, step)
-                return ['it is deleted']
+                return ['; '.join(steps.remove(self.folder, step)) or 'it is deleted' for step in passed]
 
         ends = once(self.group, 'passed over', clear) if passed else []
         return [
@@ -116,7 +117,8 @@ class Checkpoints:
         with room(self.folder, saving=path):
             response.result()
         self.check_owner()
-        digests.write(self.folder, step, self.group.index, self.group.count, time.perf_counter() - begun)
+        seconds = time.perf_counter() - begun
+        digests.write(self.folder, step, self.group.index, self.group.count, seconds, self.run_id)
         seconds = time.perf_counter() - begun
         if self.group.index == 0:
             self.check_owner()
@@ -153,7 +155,7 @@ class Checkpoints:
         """Deletes a checkpoint that turns out to lead nowhere."""
         if self.newest == step:
             self.wait()
-            once(self.group, f'drop {step}', lambda: steps.remove(self.folder, step))
+            once(self.group, f'drop {step}', lambda: steps.tell(steps.remove(self.folder, step)))
             self.newest = self.latest()
 
     def close(self) -> None:

@@ -6,24 +6,29 @@ storage is asked for its own digests. The folder of a step is made before its sa
 short is told from digests that were lost.
 """
 
+import contextlib
 import dataclasses
 import datetime
 import errno
+import functools
 import hashlib
 import json
 import os
 import re
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path, PurePosixPath
+from types import EllipsisType
 
 from sinklab.files import tree
 from sinklab.files.validation import is_relative_name
 from sinklab.files.whole import awaited, whole
 from sinklab.folder import Folder
+from sinklab.record import Refusal
 
 THREADS = min(4, os.cpu_count() or 1)  # hashing holds no lock, and more of them would take the loop's cores
 OF_PROCESS, MANIFEST = 'ocdbt.process_', 'manifest.ocdbt'
+RUN_ID = 'run_id'
 OWN = re.compile(r'(?:^|\.)process_(\d+)$')  # in Orbax's names of what one process writes
 
 
@@ -42,6 +47,7 @@ class Digests:
     files: dict[str, tuple[int, str]]
     written: str
     seconds: float
+    run_ids: frozenset[str | None] = frozenset((None,))  # of its processes
 
 
 def owner(name: str, count: int) -> int:
@@ -69,8 +75,15 @@ def file_of(folder: Folder, step: int, process: int) -> Path:
     return folder.digests / str(step) / f'{process}.json'
 
 
-def write(folder: Folder, step: int, process: int, count: int, seconds: float) -> None:
-    """Digests what one of `count` processes has written of a committed checkpoint, whose save took so long."""
+def write(
+    folder: Folder, step: int, process: int, count: int, seconds: float, run_id: str | EllipsisType | None = ...
+) -> None:
+    """Digests what one of `count` processes has written of a committed checkpoint, whose save took so long.
+
+    Args:
+        run_id: the id of the run; read from its run.json if it is not given.
+    """
+    run_id = folder.run_id() if run_id is ... else run_id
     checkpoint = folder.checkpoints / str(step)
 
     def list_own() -> list[str]:
@@ -93,6 +106,7 @@ def write(folder: Folder, step: int, process: int, count: int, seconds: float) -
             step=step,
             process=process,
             processes=count,
+            **({RUN_ID: run_id} if run_id else {}),
             written=datetime.datetime.now(datetime.UTC).isoformat(timespec='seconds'),
             seconds=round(seconds, 3),
             files=dict(zip(own, digests, strict=True)),
@@ -102,7 +116,20 @@ def write(folder: Folder, step: int, process: int, count: int, seconds: float) -
 
 
 def read(folder: Folder, step: int) -> Digests | Fault:
-    """What all processes have digested of a step."""
+    """What all processes have digested of a step of this run."""
+    return of_run(folder, read_of_any_run(folder, step), folder.run_id)
+
+
+def of_run(folder: Folder, known: Digests | Fault, run_id: Callable[[], str | None]) -> Digests | Fault:
+    """Return the digests of a checkpoint, or a fault where they are of a run with another id."""
+    if isinstance(known, Fault) or (ours := run_id()) is None or known.run_ids == {ours}:
+        return known
+    theirs = ', '.join(sorted(one or 'no id' for one in known.run_ids - {ours}))
+    return Fault(f'it is of another run ({theirs} in its digests, and {folder.path / "run.json"} says {ours})')
+
+
+def read_of_any_run(folder: Folder, step: int) -> Digests | Fault:
+    """What all processes have digested of a step, whatever run it is of."""
     own = folder.digests / str(step)
     if not tree.is_made(own):
         return Fault(f'it has no digests ({own} is missing)')
@@ -114,13 +141,21 @@ def read(folder: Folder, step: int) -> Digests | Fault:
         parts.append(part)
         count = parts[0]['processes']
     together = {name: tuple(digest) for part in parts for name, digest in part['files'].items()}
-    return Digests(together, max(part['written'] for part in parts), max(part['seconds'] for part in parts))
+    written, seconds = (max(part[name] for part in parts) for name in ('written', 'seconds'))
+    return Digests(together, written, seconds, frozenset(part.get(RUN_ID) for part in parts))
 
 
 def newest(folder: Folder) -> int | None:
     """The step of the newest checkpoint whose save has come to its end."""
-    steps = reversed(folder.checkpoint_steps())
-    return next((step for step in steps if isinstance(read(folder, step), Digests)), None)
+
+    def known(step: int) -> Digests | Fault:
+        any_run = read_of_any_run(folder, step)
+        with contextlib.suppress(Refusal):  # a damaged run.json is refused where the run is read
+            return of_run(folder, any_run, run_id)
+        return any_run
+
+    run_id, steps = functools.cache(folder.run_id), reversed(folder.checkpoint_steps())
+    return next((step for step in steps if isinstance(known(step), Digests)), None)
 
 
 def seal(folder: Folder, step: int) -> str:
@@ -139,6 +174,8 @@ def part_of(folder: Folder, step: int, process: int) -> dict | Fault:
         said = part['step'], part['process']
         ordered = part['processes'] > process and part['written'] and part['seconds'] >= 0
         ordered = ordered and all(len(digest) == 2 for digest in part['files'].values())
+        named = part.get(RUN_ID)
+        ordered = ordered and (named is None or bool(isinstance(named, str) and named))
     except FileNotFoundError:
         return Fault(
             f'its digests are incomplete ({file} is missing): its save was cut short, or goes on', cut_short=True
@@ -153,8 +190,9 @@ def part_of(folder: Folder, step: int, process: int) -> dict | Fault:
 def fault(folder: Folder, step: int, process: int = 0, count: int = 1) -> Fault | None:
     """What is wrong with a checkpoint, as far as the share of one of `count` processes shows it."""
     checkpoint = folder.checkpoints / str(step)
-    digests = awaited(lambda: known if isinstance(known := read(folder, step), Digests) else None)
-    if not digests and isinstance(digests := read(folder, step), Fault):
+    known = awaited(lambda: known if isinstance(known := read_of_any_run(folder, step), Digests) else None)
+    digests = of_run(folder, known or read_of_any_run(folder, step), folder.run_id)
+    if isinstance(digests, Fault):
         return digests
     if manifest := find_unmerged(digests.files):
         return Fault(f'it has no {manifest}, without which it cannot be restored')

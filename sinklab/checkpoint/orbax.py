@@ -5,6 +5,7 @@ import gc
 import logging
 import os
 import sys
+import threading
 import traceback
 import types
 import warnings
@@ -25,29 +26,63 @@ REGION = 'AWS_REGION', 'AWS_DEFAULT_REGION'
 HEALTHY = (Refusal, MemoryError, PermissionError, TimeoutError, Unanswered, jax.errors.JaxRuntimeError)
 
 
+class Silence:
+    """Keeps what Orbax says beside what it raises from being heard while any thread is inside.
+
+    Filters of loggers, the hook of unraisable errors and the filters of warnings belong to the whole process. The
+    first thread that comes adds ours, and the last one that leaves takes them away, each alone: what other threads
+    add meanwhile stays.
+    """
+
+    def __init__(self):
+        self.lock, self.inside = threading.Lock(), 0
+        self.loggers = [logging.getLogger(name) for name in (None, 'absl', 'asyncio')]
+        self.hook, self.warning = sys.unraisablehook, None
+        self.unraisable = self.pass_on_unraisable  # one object, to be found again
+
+    def enter(self) -> None:
+        with self.lock:
+            self.inside += 1
+            if self.inside > 1:
+                return
+            for logger in self.loggers:
+                logger.addFilter(is_audible)
+            self.hook, sys.unraisablehook = sys.unraisablehook, self.unraisable
+            known = list(warnings.filters)
+            warnings.filterwarnings('ignore', 'coroutine .* was never awaited', RuntimeWarning)
+            self.warning = None if warnings.filters[0] in known else warnings.filters[0]
+
+    def leave(self) -> None:
+        with self.lock:
+            self.inside -= 1
+            if self.inside:
+                return
+            for logger in self.loggers:
+                logger.removeFilter(is_audible)
+            if sys.unraisablehook is self.unraisable:  # otherwise whoever has set another one calls ours
+                sys.unraisablehook = self.hook
+            with contextlib.suppress(ValueError):
+                warnings.filters.remove(self.warning)
+
+    def pass_on_unraisable(self, given: Any) -> None:
+        if not (self.inside and of_orbax(given.exc_traceback)):
+            self.hook(given)
+
+
+SILENCE = Silence()
+
+
 @contextlib.contextmanager
 def quiet() -> Iterator[None]:
     """Without what Orbax says beside what it raises, nor what the tasks say that it leaves behind."""
-    loggers, hook = [logging.getLogger(name) for name in (None, 'absl', 'asyncio')], sys.unraisablehook
-
-    def unraisable(given: object) -> None:
-        if not of_orbax(given.exc_traceback):
-            hook(given)
-
-    with warnings.catch_warnings():
-        warnings.filterwarnings('ignore', 'coroutine .* was never awaited', RuntimeWarning)
-        for logger in loggers:
-            logger.addFilter(is_audible)
-        sys.unraisablehook = unraisable
-        try:
-            yield
-        except BaseException:
-            gc.collect()  # the last that those tasks say
-            raise
-        finally:
-            sys.unraisablehook = hook
-            for logger in loggers:
-                logger.removeFilter(is_audible)
+    SILENCE.enter()
+    try:
+        yield
+    except BaseException:
+        gc.collect()  # the last that those tasks say
+        raise
+    finally:
+        SILENCE.leave()
 
 
 def of_orbax(trace: types.TracebackType | None) -> bool:
@@ -76,14 +111,17 @@ def one_line(path: Path) -> Iterator[None]:
 
 @contextlib.contextmanager
 def reaching(path: Path) -> Iterator[None]:
-    """Has Orbax save and load in the bucket of a path: nothing is renamed there, it ends with a file that says so."""
-    if not is_remote(path):
-        yield
-        return
-    if str(path).startswith('s3://'):
-        know_s3()
+    """Have Orbax make folders before it starts threads, and save and load in the bucket of a path.
+
+    Threads that Orbax starts before the folders wait 300 s for a folder that cannot be made, and the process cannot
+    end meanwhile. In a bucket nothing is renamed: what is saved ends with a file that says so.
+    """
     context = ocp.Context()
-    context.atomicity.mode = ocp.options.AtomicityMode.COMMIT_FILE
+    context.async_options.create_directories_asynchronously = False
+    if is_remote(path):
+        if str(path).startswith('s3://'):
+            know_s3()
+        context.atomicity.mode = ocp.options.AtomicityMode.COMMIT_FILE
     with context:
         yield
 

@@ -1,5 +1,7 @@
 """What a checkpoint holds, and its parameters alone."""
 
+import contextlib
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -9,8 +11,10 @@ import numpy as np
 from orbax.checkpoint import v1 as ocp
 
 from sinklab.checkpoint import digests
-from sinklab.checkpoint.orbax import one_line, quiet, reaching
-from sinklab.files.place import absolute, check_checkpoint_path
+from sinklab.checkpoint.orbax import TEMPORARY, one_line, quiet, reaching
+from sinklab.checkpoint.storage import writing
+from sinklab.files import tree
+from sinklab.files.place import absolute, check_checkpoint_path, is_remote
 from sinklab.files.whole import writable
 from sinklab.folder import Folder
 from sinklab.record import Refusal
@@ -67,9 +71,29 @@ def write_parameters(folder: Folder, step: int, out: Path, dtype: str | None = N
     check_checkpoint_path(out)
     params = parameters(folder.path, step, dtype)
     out = absolute(out)
-    with writable(out.parent), quiet(), reaching(out):
+    with writable(out.parent), writing(out), leaving_nothing(out), quiet(), reaching(out):
         ocp.save(out, params)
     return sum(leaf.size for leaf in jax.tree.leaves(params))
+
+
+@contextlib.contextmanager
+def leaving_nothing(out: Path) -> Iterator[None]:
+    """Remove what a save that fails has written beside the folder that it was to make."""
+    before = set(unfinished(out))
+    try:
+        yield
+    except BaseException:
+        for path in set(unfinished(out)) - before:
+            with contextlib.suppress(OSError):
+                tree.remove(path)
+        raise
+
+
+def unfinished(out: Path) -> list[Path]:
+    """Return the folders that Orbax writes before they get the name of this one."""
+    if is_remote(out):  # nothing is renamed there
+        return []
+    return [path for path in tree.entries(out.parent) if path.name.startswith(f'{out.name}{TEMPORARY}')]
 
 
 def partial() -> ocp.options.PyTreeOptions:

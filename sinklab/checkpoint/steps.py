@@ -2,12 +2,15 @@
 
 import contextlib
 import itertools
+import sys
 from collections.abc import Iterable
 from pathlib import Path
 
 from sinklab.checkpoint import digests
 from sinklab.checkpoint.orbax import TEMPORARY
 from sinklab.files import tree
+from sinklab.files.denied import path_of
+from sinklab.files.place import is_remote
 from sinklab.files.tree import GOING
 from sinklab.files.whole import UNFINISHED, writable
 from sinklab.folder import Folder
@@ -25,15 +28,40 @@ def retain(folder: Folder, rules: Checkpoint) -> None:
     """Takes away what is no longer kept."""
     saved = folder.checkpoint_steps()
     for step in set(saved) - set(kept(saved, rules)):
-        remove(folder, step)
+        tell(remove(folder, step))
 
 
-def remove(folder: Folder, step: int) -> None:
-    """Takes away all of a step: what is saved of it, or was being saved, and its digests."""
+def remove(folder: Folder, step: int) -> list[str]:
+    """Takes away all of a step: what is saved of it, or was being saved, and its digests.
+
+    Returns:
+        A line for each folder of which files are left on the disk. It is no checkpoint any more, but takes room; the
+        next attempt at the run tries again.
+
+    Raises:
+        OSError: the checkpoint cannot be renamed, and is still one; or the storage of a bucket does not delete.
+    """
     tree.undo(folder.checkpoints / str(step))
-    tree.remove(folder.digests / str(step))
-    for path in (folder.checkpoints / str(step), *folder.checkpoints.glob(f'{step}.*')):
-        tree.remove(path)
+    checkpoints = folder.checkpoints / str(step), *folder.checkpoints.glob(f'{step}.*')
+    return try_to_remove([folder.digests / str(step), *checkpoints])
+
+
+def try_to_remove(paths: Iterable[Path]) -> list[str]:
+    """Delete folders, and return a line for each one on a disk that cannot be deleted."""
+    lines = []
+    for path in paths:
+        try:
+            tree.remove(path)
+        except OSError as error:
+            if is_remote(path):
+                raise
+            lines.append(f'{path} could not be deleted ({error.strerror}: {path_of(error) or path}); delete it')
+    return lines
+
+
+def tell(lines: Iterable[str]) -> None:
+    for line in lines:
+        print(line, file=sys.stderr, flush=True)
 
 
 def begin(folder: Folder, step: int) -> None:
@@ -55,9 +83,8 @@ def tidy(folder: Folder) -> None:
         going = {path.name.removesuffix(GOING) for path in left}
         for path in tree.entries(folder.digests):
             if path.name not in saved and (path.name in going or not any(path.glob('*.json'))):
-                tree.remove(path)
-        for path in left:
-            tree.remove(path)
+                tell(try_to_remove([path]))
+        tell(try_to_remove(left))
         for path in (*folder.checkpoints.glob(f'*{UNFINISHED}'), *folder.digests.glob(f'*/*{UNFINISHED}')):
             path.unlink(missing_ok=True)
 
@@ -71,7 +98,7 @@ def check_left(folder: Folder, path: Path) -> None:
     """Refuses to take away what was once whole, and has come into a bucket without what says so there."""
     if not path.name.isdigit() or (path / GOING).exists():
         return
-    if isinstance(digests.read(folder, int(path.name)), digests.Digests):
+    if isinstance(digests.read_of_any_run(folder, int(path.name)), digests.Digests):
         raise Refusal(
             f'{path} has no {tree.COMMIT}, as after a copy from a disk; put an empty object of that name there, or '
             'delete it'

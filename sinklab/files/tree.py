@@ -11,6 +11,7 @@ import functools
 import hashlib
 import os
 import shutil
+import sys
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
@@ -23,6 +24,7 @@ MADE = '.made'
 GOING = '.deleted'  # a name in one stroke, since files go one by one
 AT_ONCE = 32  # objects that are copied
 PATTERN = set('*?[')  # of names that fsspec would take for patterns
+ON_ERROR = 'onexc' if sys.version_info >= (3, 12) else 'onerror'  # of shutil.rmtree; the older name is deprecated
 ABSENT = FileNotFoundError, NotADirectoryError, IsADirectoryError
 
 
@@ -46,7 +48,9 @@ def content(path: Path) -> bytes:
 def finished(folder: Path) -> list[str]:
     """The names of the folders in it that are whole."""
     if not is_remote(folder):
-        return [path.name for path in folder.glob('*')]
+        with contextlib.suppress(NotADirectoryError):
+            return [path.name for path in entries(folder)]
+        return []
     return [path.parent.name for path in folder.glob(f'*/{COMMIT}')]
 
 
@@ -137,13 +141,34 @@ HASHES = {
 
 
 def remove(folder: Path) -> None:
-    """Takes away a folder and all that it holds, if it is there."""
+    """Delete a folder and all that it holds, if it is there; of a link, the link alone.
+
+    Raises:
+        OSError: the first error, after all that can be deleted is.
+    """
     if not is_remote(folder):
-        shutil.rmtree(folder, ignore_errors=True)
+        delete(folder)
         return
     with contextlib.suppress(FileNotFoundError):
         (folder / COMMIT).unlink()
     discard(folder, names(folder))
+
+
+def delete(path: Path) -> None:
+    """Delete what lies at a path of a disk, and raise the first error at the end."""
+    if path.is_symlink() or not path.is_dir():
+        path.unlink(missing_ok=True)
+        return
+    errors: list[BaseException] = []
+
+    def note(_: object, __: str, error: BaseException | tuple) -> None:
+        error = error[1] if isinstance(error, tuple) else error
+        if not isinstance(error, FileNotFoundError):  # another process has deleted it
+            errors.append(error)
+
+    shutil.rmtree(path, **{ON_ERROR: note})
+    if errors:
+        raise errors[0]
 
 
 def discard(folder: Path, names: Iterable[str]) -> None:

@@ -10,10 +10,11 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TypeVar
 
+from sinklab.files.denied import PERMANENT, path_of, permission
 from sinklab.files.place import is_remote, storage
 from sinklab.record import Refusal
 
-UNWRITABLE = (errno.ENOSPC, errno.EDQUOT, errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOTDIR, errno.EEXIST)
+UNWRITABLE = (errno.ENOSPC, errno.EDQUOT, errno.EEXIST, *PERMANENT)
 UNWRITABLE += (errno.ENXIO,)  # of a bucket that is not there
 UNFINISHED = '.unfinished'
 SHARED = 5.0  # seconds until a network's disk shows everywhere what is written on it
@@ -76,8 +77,9 @@ def writable(folder: Path) -> Iterator[None]:
     except OSError as error:
         if error.errno not in UNWRITABLE:
             raise
-        mend = 'make it' if error.errno == errno.ENXIO else 'make room'
+        seen = permission(path_of(error) or os.fspath(folder)) if error.errno in PERMANENT else ''
+        mend = 'make it' if error.errno == errno.ENXIO else 'change that' if seen else 'make room'
         raise Refusal(
-            f'{folder} cannot be written ({error.strerror}); choose another folder, or {mend} and give the same '
-            'command again: what is finished there is kept'
+            f'{folder} cannot be written ({error.strerror}){f": {seen}" if seen else ""}; choose another folder, or '
+            f'{mend} and give the same command again: what is finished there is kept'
         ) from error

@@ -1,10 +1,12 @@
 """A folder of Hugging Face: config.json, arrays in safetensors, and what its tokenizer is made of."""
 
 import contextlib
+import errno
 import hashlib
 import importlib
 import json
 import math
+import os
 import re
 import sys
 from collections.abc import Callable, Iterable, Iterator
@@ -148,12 +150,21 @@ def write(folder: Path, arrays: Iterable[tuple[str, tuple[int, ...], Callable[[]
     names = [f'model-{number:05}-of-{len(files):05}.safetensors' for number in range(1, len(files) + 1)]
     names = names if files[1:] else [MODEL]
     for name, held in zip(names, files, strict=True):
-        save(
-            {one: np.asarray(array(), dtype) for one, array in held.items()}, folder / name, metadata={'format': 'pt'}
-        )
+        given = {one: np.asarray(array(), dtype) for one, array in held.items()}
+        try:
+            save(given, folder / name, metadata={'format': 'pt'})
+        except library('safetensors').SafetensorError as error:
+            raise as_system_error(error, folder / name) from error
     if files[1:]:
         where = {one: name for name, held in zip(names, files, strict=True) for one in held}
         write_json(folder / INDEX, dict(metadata=dict(total_size=total), weight_map=where))
+
+
+def as_system_error(error: Exception, path: Path) -> OSError:
+    """Return the OSError that safetensors has met while it wrote a file, and names in its text."""
+    found = re.search(r'os error (\d+)', str(error))
+    number = int(found[1]) if found else errno.EIO
+    return OSError(number, os.strerror(number) if found else str(error), str(path))
 
 
 def write_json(file: Path, content: dict) -> None:

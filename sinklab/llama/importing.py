@@ -10,7 +10,7 @@ from sinklab.data.tokens import tokenizer as tokens
 from sinklab.data.tokens.tokenizer import Tokenizer
 from sinklab.files.validation import resolve_name
 from sinklab.files.whole import writable
-from sinklab.folder import Folder, flat
+from sinklab.folder import Folder, flat, new_run_id
 from sinklab.llama import config, files, weights
 from sinklab.record import Refusal
 from sinklab.spec import Spec
@@ -74,10 +74,11 @@ def write(source: Path, spec: Spec, folder: Folder, row: dict) -> int:
         for name in (TOKENIZER, *files.BESIDE):
             files.copy_beside(source, folder.path, name)
     data = dict(tokenizer=tokens.digest(folder.path / TOKENIZER)[:16])
-    saved = Checkpoints(folder, spec.checkpoint, data)
+    run_id = new_run_id()
+    saved = Checkpoints(folder, spec.checkpoint, data, run_id=run_id)
     try:
         saved.save(0, dict(step=np.zeros((), np.int32), params=params))
     finally:
         saved.close()
-    folder.claim(spec, row)
+    folder.claim(spec, row, run_id=run_id)
     return sum(leaf.size for leaf in flat(params).values())

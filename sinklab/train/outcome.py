@@ -7,6 +7,7 @@ import traceback
 from collections.abc import Iterator
 
 from sinklab.checkpoint import digests
+from sinklab.files.denied import describe, is_permanent
 from sinklab.files.patience import Denied, NoBucket, Unanswered
 from sinklab.folder import Folder
 from sinklab.lease import Superseded
@@ -84,6 +85,8 @@ def of_error(error: BaseException) -> End:
             return End('refused', error.strerror)
         case Unanswered():
             return End('storage', error.strerror)
+        case OSError() if is_permanent(error):
+            return End('refused', f'{describe(error)}; change that, or give another path')
         case KeyboardInterrupt():
             return at_once(signal.SIGINT)
     from jax.errors import JaxRuntimeError

@@ -1,0 +1,64 @@
+"""A checkpoint that cannot be deleted is not said to be deleted."""
+
+import os
+
+import jax.numpy as jnp
+import pytest
+from conftest import tiny
+
+from sinklab.checkpoint import digests, steps
+from sinklab.checkpoint.checkpoints import Checkpoints
+from sinklab.folder import Folder
+
+STATE = dict(step=jnp.int32(0), params=dict(w=jnp.zeros(3)))
+
+
+@pytest.fixture
+def undeletable(monkeypatch):
+    """No file of Orbax named so can be deleted."""
+    unlink = os.unlink
+
+    def deny(path, *given, **more):
+        if os.path.basename(path) == '_CHECKPOINT_METADATA':
+            raise PermissionError(1, 'Operation not permitted', path)
+        unlink(path, *given, **more)
+
+    monkeypatch.setattr(os, 'unlink', deny)
+
+
+def saved(path, *numbers, **rules):
+    checkpoints = Checkpoints(Folder(path), tiny(**rules).checkpoint, {})
+    for step in numbers:
+        checkpoints.save(step, STATE)
+    checkpoints.close()
+    return checkpoints
+
+
+def test_a_save_that_was_cut_short_and_cannot_be_deleted_is_said_to_be_there(tmp_path, undeletable):
+    saved(tmp_path, 2, 4)
+    digests.file_of(Folder(tmp_path), 4, 0).unlink()
+    checkpoints = Checkpoints(Folder(tmp_path), tiny().checkpoint, {})
+    newest, (line,) = checkpoints.sound()
+    checkpoints.close()
+    assert newest == 2
+    assert 'it is deleted' not in line
+    assert f'{tmp_path}/checkpoints/4.deleted could not be deleted (Operation not permitted' in line
+    assert Folder(tmp_path).checkpoint_steps() == [2]
+
+
+def test_retention_says_in_a_line_what_it_cannot_delete_and_training_goes_on(tmp_path, undeletable, capsys):
+    saved(tmp_path, 2, 4, 6, checkpoint__keep=2)
+    (line,) = capsys.readouterr().err.splitlines()
+    assert f'{tmp_path}/checkpoints/2.deleted could not be deleted' in line
+    assert Folder(tmp_path).checkpoint_steps() == [4, 6]
+
+
+def test_what_could_not_be_deleted_is_tried_again_by_the_next_attempt(tmp_path, undeletable, monkeypatch, capsys):
+    saved(tmp_path, 2, 4)
+    assert len(steps.remove(Folder(tmp_path), 4)) == 1
+    saved(tmp_path)
+    assert len(capsys.readouterr().err.splitlines()) == 1
+    monkeypatch.undo()
+    saved(tmp_path)
+    assert [path.name for path in Folder(tmp_path).checkpoints.iterdir()] == ['2']
+    assert capsys.readouterr().err == ''

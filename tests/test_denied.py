@@ -1,0 +1,182 @@
+"""Storage that may not be written, or is full: one line, exit code 1, and no process that waits for Orbax."""
+
+import contextlib
+import errno
+import os
+import subprocess
+import threading
+import time
+
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from conftest import tiny
+
+from sinklab.checkpoint import restore
+from sinklab.checkpoint.checkpoints import Checkpoints
+from sinklab.checkpoint.storage import room
+from sinklab.cli.main import main
+from sinklab.files.denied import is_permanent, permission
+from sinklab.files.whole import writable
+from sinklab.folder import Folder
+from sinklab.llama import files
+from sinklab.record import Refusal
+from sinklab.train.outcome import of_error
+
+STATE = dict(step=jnp.int32(4), params=dict(w=jnp.arange(4000.0)))
+PERMANENT = (errno.EACCES, errno.EPERM, errno.EROFS, errno.EISDIR, errno.ENOTDIR, errno.ELOOP)
+
+
+@pytest.fixture
+def run(tmp_path):
+    """A run folder with the checkpoint 4."""
+    checkpoints = Checkpoints(Folder(tmp_path / 'run'), tiny().checkpoint, {})
+    checkpoints.save(4, STATE)
+    checkpoints.close()
+    return checkpoints.folder
+
+
+@pytest.fixture
+def mounted(tmp_path):
+    """A function that mounts a small file system, with options of `mount`."""
+    folders = []
+
+    def mount(*options):
+        folder = tmp_path / f'disk{len(folders)}'
+        folder.mkdir()
+        command = ['mount', '-t', 'tmpfs', '-o', ','.join(options), 'tmpfs', folder]
+        if subprocess.run(command, capture_output=True).returncode:
+            pytest.skip('only root may mount the file systems of this test')
+        folders.append(folder)
+        return folder
+
+    yield mount
+    for folder in folders:
+        subprocess.run(['umount', '-l', folder], check=True)
+
+
+@pytest.fixture
+def closed(tmp_path, request):
+    """A folder that cannot be written by this user, root included."""
+    if os.geteuid() == 0:
+        return request.getfixturevalue('mounted')('ro')
+    folder = tmp_path / 'closed'
+    folder.mkdir(mode=0o555)
+    return folder
+
+
+def save_and_close(checkpoints):
+    with contextlib.closing(checkpoints):
+        checkpoints.save(1, STATE)
+
+
+def fail(folder):
+    folder.mkdir()
+    raise KeyError
+
+
+def left_waiting(before, seconds=3.0):
+    """The threads that keep this process from ending, some seconds after a failure."""
+    until = time.monotonic() + seconds
+    while left := [one.name for one in set(threading.enumerate()) - before if not one.daemon]:
+        if time.monotonic() > until:
+            break
+        time.sleep(0.05)
+    return left
+
+
+def test_a_checkpoint_folder_that_cannot_be_written_leaves_no_thread_waiting(tmp_path):
+    checkpoints, before = Checkpoints(Folder(tmp_path), tiny().checkpoint, {}), set(threading.enumerate())
+    (tmp_path / 'checkpoints').rmdir()
+    (tmp_path / 'checkpoints').write_text('a file in the place of the folder')
+    with pytest.raises(Refusal) as refusal:
+        save_and_close(checkpoints)
+    assert f'{tmp_path}/checkpoints is -rw' in str(refusal.value)
+    assert left_waiting(before) == []
+
+
+def test_parameters_for_a_folder_that_cannot_be_written_leave_no_thread_waiting(run, closed, capsys):
+    before = set(threading.enumerate())
+    assert main(['checkpoint', 'restore-params', str(run), f'--out={closed / "out"}']) == 1
+    (line,) = capsys.readouterr().err.splitlines()
+    assert f'{closed} is d' in line
+    assert left_waiting(before) == []
+
+
+def test_parameters_for_a_full_disk_are_refused_in_a_line_and_leave_nothing(run, mounted, capsys):
+    disk = mounted('size=16k')
+    assert main(['checkpoint', 'restore-params', str(run), f'--out={disk / "out"}']) == 1
+    (line,) = capsys.readouterr().err.splitlines()
+    assert 'no room is left' in line
+    assert str(disk) in line
+    assert list(disk.iterdir()) == []
+
+
+def test_what_safetensors_cannot_write_is_an_error_of_the_system(mounted):
+    disk = mounted('size=16k')
+    array = np.zeros(1 << 16, np.float32)
+    with pytest.raises(OSError, match='No space left') as error:
+        files.write(disk, [('w', array.shape, lambda: array)], np.dtype(np.float32))
+    assert error.value.errno == errno.ENOSPC
+    assert error.value.filename == str(disk / files.MODEL)
+
+
+@pytest.mark.parametrize('number', PERMANENT, ids=errno.errorcode.get)
+def test_what_the_same_command_would_meet_again_is_final_and_names_path_and_permission(tmp_path, number):
+    file = tmp_path / 'file'
+    file.write_text('x')
+    file.chmod(0o640)
+    end = of_error(OSError(number, os.strerror(number), str(file)))
+    assert (end.kind, end.code, end.trace) == ('refused', 1, '')
+    assert f'{file} is -rw-r-----' in end.words
+    assert os.strerror(number) in end.words
+    with pytest.raises(Refusal, match=f'{file} is -rw-r-----'), writable(tmp_path):
+        raise OSError(number, os.strerror(number), str(file))
+    with pytest.raises(Refusal, match=f'{file} is -rw-r-----'), room(Folder(tmp_path)):
+        raise OSError(number, os.strerror(number), str(file))
+
+
+@pytest.mark.parametrize(
+    'error',
+    [
+        OSError(errno.EIO, 'Input/output error', '/file'),
+        OSError(errno.ESTALE, 'Stale file handle', '/file'),
+        PermissionError(errno.EACCES, 'of a socket'),
+    ],
+    ids=str,
+)
+def test_what_may_pass_is_worth_another_start(error):
+    assert not is_permanent(error)
+    assert of_error(error).code == 42
+
+
+def test_of_what_cannot_be_looked_at_the_folder_above_is_named(tmp_path):
+    file = tmp_path / 'file'
+    file.write_text('x')
+    assert permission(str(file / 'below' / 'it')).startswith(f'{file} is -rw')
+
+
+def test_of_a_renaming_the_new_name_is_told(tmp_path):
+    (tmp_path / 'new').mkdir()
+    (tmp_path / 'old').write_text('x')
+    with pytest.raises(IsADirectoryError) as error:
+        (tmp_path / 'old').replace(tmp_path / 'new')
+    assert of_error(error.value).words.startswith(f'{tmp_path / "new"} ')
+
+
+def test_a_folder_of_checkpoints_that_cannot_be_listed_is_not_taken_for_an_empty_one(run, monkeypatch):
+    def deny(path):
+        raise PermissionError(errno.EACCES, 'Permission denied', path)
+
+    monkeypatch.setattr(os, 'listdir', deny)
+    monkeypatch.setattr(os, 'scandir', deny)
+    with pytest.raises(PermissionError):
+        run.checkpoint_steps()
+
+
+def test_what_a_failed_save_has_begun_is_taken_away_and_what_lay_beside_it_stays(tmp_path):
+    beside = tmp_path / 'out.orbax-checkpoint-tmp-of-another'
+    beside.mkdir()
+    with pytest.raises(KeyError), restore.leaving_nothing(tmp_path / 'out'):
+        fail(tmp_path / 'out.orbax-checkpoint-tmp')
+    assert list(tmp_path.iterdir()) == [beside]

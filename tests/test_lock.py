@@ -1,0 +1,126 @@
+"""A lock on a shared disk: two processes that interleave as badly as they can are never inside together."""
+
+import errno
+import os
+import pathlib
+import threading
+import time
+
+import pytest
+
+from sinklab.files import lock
+
+pytestmark = pytest.mark.slow
+
+DEAD = 0.3
+
+
+@pytest.fixture(autouse=True)
+def quick(monkeypatch):
+    """A lock whose owner is taken for dead soon."""
+    monkeypatch.setattr(lock, 'DEAD', DEAD)
+
+
+@pytest.fixture
+def path(tmp_path):
+    return tmp_path / 'lease.lock'
+
+
+class Section:
+    """What a lock protects: who is inside, and how many were at most."""
+
+    def __init__(self, path):
+        self.path, self.inside, self.most = path, [], 0
+        self.entered = {name: threading.Event() for name in ('first', 'second', 'third')}
+
+    def enter(self, name, seconds):
+        """Starts a thread of this name that goes in and stays so long."""
+
+        def come():
+            with lock.locked(self.path):
+                self.inside.append(name)
+                self.most = max(self.most, len(self.inside))
+                self.entered[name].set()
+                time.sleep(seconds)
+                self.inside.remove(name)
+
+        thread = threading.Thread(target=come, name=name)
+        thread.start()
+        return thread
+
+
+def stop_at(monkeypatch, method, name, until):
+    """Stops a thread once, for at most a second, as it calls a method of Path for the lock; returns when it does."""
+    called, come = getattr(pathlib.Path, method), threading.Event()
+
+    def stopped(self, *given, **more):
+        if threading.current_thread().name == name and 'lease.lock' in self.name and not come.is_set():
+            come.set()
+            until.wait(1.0)
+        return called(self, *given, **more)
+
+    monkeypatch.setattr(pathlib.Path, method, stopped)
+    return come
+
+
+def test_of_two_that_see_a_dead_lock_the_slower_does_not_replace_the_lock_of_the_faster(path, monkeypatch):
+    """The first stops between its look at the dead lock and its replacing it, until the second is inside."""
+    path.touch()
+    section = Section(path)
+    come = stop_at(monkeypatch, 'replace', 'first', section.entered['second'])
+    first = section.enter('first', DEAD / 3)
+    assert come.wait(10)
+    second = section.enter('second', 2 * DEAD)
+    for thread in (first, second):
+        thread.join(30)
+    assert section.most == 1
+    assert section.entered['first'].is_set()
+    assert section.entered['second'].is_set()
+    assert list(path.parent.iterdir()) == []
+
+
+def test_whoever_was_taken_for_dead_does_not_delete_the_lock_of_its_successor(path, monkeypatch):
+    """The first stops between its look at its own lock and its deleting it, until the second is inside."""
+    section = Section(path)
+    come = stop_at(monkeypatch, 'unlink', 'first', section.entered['second'])
+    first = section.enter('first', DEAD / 3)
+    assert section.entered['first'].wait(10)
+    second = section.enter('second', DEAD * 2 / 3)
+    assert come.wait(10)
+    assert section.entered['second'].wait(10)
+    first.join(30)
+    third = section.enter('third', 0.0)
+    for thread in (second, third):
+        thread.join(30)
+    assert section.most == 1
+    assert list(path.parent.iterdir()) == []
+
+
+def test_on_a_disk_without_locks_of_the_kernel_a_dead_lock_is_taken_over_as_well(path, monkeypatch):
+    def refuse(file, operation):
+        raise OSError(errno.ENOLCK, 'No locks available')
+
+    monkeypatch.setattr(lock.fcntl, 'flock', refuse)
+    path.touch()
+    with lock.locked(path):
+        assert path.exists()
+    assert list(path.parent.iterdir()) == []
+
+
+def test_a_process_that_was_stopped_while_it_took_over_is_not_waited_for_for_ever(path, monkeypatch):
+    monkeypatch.setattr(lock, 'STOPPED', 2)
+    path.touch()
+    with path.open('rb+') as file:
+        lock.fcntl.flock(file, lock.fcntl.LOCK_EX)
+        with lock.locked(path):
+            pass
+    assert list(path.parent.iterdir()) == []
+
+
+def test_no_descriptor_is_left_open(path):
+    before = len(os.listdir('/proc/self/fd'))
+    path.touch()
+    for _ in range(3):
+        with lock.locked(path):
+            pass
+    assert len(os.listdir('/proc/self/fd')) == before
