@@ -14,6 +14,7 @@ from conftest import operation
 from orbax.checkpoint import v1 as ocp
 from runs import Died, Dying, contents, outcome, parameters, spec, timeless, train
 
+from sinklab.attend.choice import Choice
 from sinklab.data.batches import sequences
 from sinklab.folder import Folder, flat
 from sinklab.record import Refusal
@@ -175,6 +176,29 @@ def test_a_disk_that_fills_up_is_said_in_words_and_the_run_goes_on_when_there_is
         train(spec(corpus), small_disk / 'run', Filler())
     (small_disk / 'ballast').unlink()
     assert timeless(train(spec(corpus), small_disk / 'run')) == timeless(whole[1])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize('at', [None, 2], ids=['done', 'died'])
+def test_a_kernel_that_failed_is_named_at_the_end_of_a_run(corpus, tmp_path, monkeypatch, at):
+    choice = Choice('chunked', {'tpu': 'it fails on these devices (ValueError: no)'}, ('tpu',))
+    monkeypatch.setattr(start.step, 'choice', lambda spec, hardware: choice)
+    heard = Recorded()
+    with contextlib.suppress(Died):
+        train(spec(corpus), tmp_path / 'run', heard, *([Dying(at)] if at else []))
+    assert heard.last[0] == 'note'
+    assert 'chunked' in heard.last[1]
+    assert choice.passed['tpu'] in heard.last[1]
+
+
+class Recorded(Listener):
+    """Keeps what it was told last."""
+
+    def note(self, line):
+        self.last = 'note', line
+
+    def record(self, record, written):
+        self.last = 'record', record
 
 
 def test_flat_names_every_leaf():
