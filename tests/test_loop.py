@@ -18,6 +18,7 @@ from sinklab.attend.choice import Choice
 from sinklab.data.batches import sequences
 from sinklab.folder import Folder, flat
 from sinklab.record import Refusal
+from sinklab.spec import Hardware
 from sinklab.train import loop, objective, start
 from sinklab.train.listener import Listener
 
@@ -189,6 +190,27 @@ def test_a_kernel_that_failed_is_named_at_the_end_of_a_run(corpus, tmp_path, mon
     assert heard.last[0] == 'note'
     assert 'chunked' in heard.last[1]
     assert choice.passed['tpu'] in heard.last[1]
+
+
+def test_processes_of_one_host_share_its_memory(corpus, tmp_path, monkeypatch):
+    """A group in which this process and another are on this host, and a third is elsewhere."""
+
+    class Three:
+        index, count = 0, 3
+
+        def gather(self, name, value):
+            return [value, value, 'elsewhere'] if name == 'host' else [value] * 3
+
+    asked = []
+
+    def memory(processes):
+        asked.append(processes)
+        raise Refusal('enough is known')
+
+    monkeypatch.setattr(start.devices, 'device_memory', memory)
+    with pytest.raises(Refusal, match='enough is known'):
+        start.start(spec(corpus), Hardware(), Folder(tmp_path / 'run'), Three())
+    assert asked == [2]
 
 
 class Recorded(Listener):
