@@ -19,6 +19,7 @@ set -eu
 export HOME=/root
 mkdir -p {folder}
 gcloud storage rsync --recursive {code} {folder}
+chmod 600 {folder}/run.sh
 command -v uv > /dev/null || python3 -m pip install --quiet uv
 bash {folder}/install.sh
 cp {folder}/sinklab.service /run/systemd/system/
@@ -169,7 +170,7 @@ def submitted(job: Job, given: argparse.Namespace) -> Plan:
         'create.sh': f'#!/bin/bash\nexec {create(job, given)}\n',
         'keep.sh': keep_script(job, given),
     }
-    files = [File(f'{here(job.name)}/{name}', text) for name, text in texts.items()]
+    files = [File(f'{here(job.name)}/{name}', text, private=name == 'run.sh') for name, text in texts.items()]
     upload = command('gcloud', 'storage', 'rsync', '--recursive', here(job.name), there(job, given))
     return shipped(job, here(job.name), 'tpu', *files) + Plan(commands=(upload, create(job, given)))
 
