@@ -155,7 +155,7 @@ def test_too_little_room_is_refused_before_anything_is_written(corpus, tmp_path,
 
 
 def test_a_probe_that_does_not_fit_is_refused_with_its_size(corpus, tmp_path, monkeypatch):
-    monkeypatch.setattr(start, 'memory', lambda: 50_000)
+    monkeypatch.setattr(start.devices, 'device_memory', lambda processes: 50_000 // jax.local_device_count())
     with pytest.raises(Refusal, match=r'a probe would capture 0\.0 GiB'):
         train(spec(corpus), tmp_path / 'run')
 
