@@ -1,5 +1,6 @@
 """What Orbax logs of a failed save: silent where the error is raised and said, loud where it is not."""
 
+import asyncio
 import contextlib
 import logging
 import subprocess
@@ -67,6 +68,40 @@ def test_the_filter_is_installed_once():
     for _ in range(2):
         logs.silence_repeated_errors()
     assert logging.getLogger('absl').filters.count(logs.is_not_repeated) == 1
+    assert not isinstance(sys.excepthook.hook, logs.WithoutLateCallbacks)
+
+
+@pytest.fixture
+def hooked(monkeypatch):
+    """What reaches the hook of errors that nobody has caught, beside the filter."""
+    heard = []
+    monkeypatch.setattr(sys, 'excepthook', lambda *error: heard.append(error))
+    logs.silence_repeated_errors()
+    return heard
+
+
+def closed_loop():
+    loop = asyncio.new_event_loop()
+    loop.close()
+    with pytest.raises(RuntimeError, match='Event loop is closed') as raised:
+        loop.call_soon_threadsafe(print)
+    return raised.value
+
+
+def test_a_late_callback_to_a_closed_event_loop_is_silent(hooked):
+    """TensorStore calls from a thread without frames of Python: those of asyncio are all that there are."""
+    error = closed_loop()
+    sys.excepthook(type(error), error, error.__traceback__.tb_next)
+    assert hooked == []
+
+
+@pytest.mark.parametrize('of', ['a program', 'another kind', 'no trace'])
+def test_other_errors_that_nobody_has_caught_are_heard(hooked, of):
+    error = closed_loop()
+    trace = {'a program': error.__traceback__, 'another kind': error.__traceback__.tb_next, 'no trace': None}[of]
+    error = ValueError('Event loop is closed') if of == 'another kind' else error
+    sys.excepthook(type(error), error, trace)
+    assert hooked == [(type(error), error, trace)]
 
 
 @pytest.mark.slow
