@@ -14,12 +14,12 @@ from launch.shipping import here, shipped
 SPOT = 30  # seconds from the notice to the end of a spot VM
 FOLDER = '/opt/sinklab'
 BOOT = """#!/bin/bash
-# At every boot of a host: the code, its environment, the run.
+# At every boot of a host: the code, its environment, the run. run.sh has the values of --env: all is for root alone.
 set -eu
+umask 077
 export HOME=/root
 mkdir -p {folder}
 gcloud storage rsync --recursive {code} {folder}
-chmod 600 {folder}/run.sh
 command -v uv > /dev/null || python3 -m pip install --quiet uv
 bash {folder}/install.sh
 cp {folder}/sinklab.service /run/systemd/system/

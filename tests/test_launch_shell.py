@@ -98,6 +98,7 @@ def test_a_host_that_boots_gets_the_code_makes_its_environment_and_begins(tmp_pa
             ['systemctl', 'start', '--no-block', 'sinklab'],
         ]
     assert (tmp_path / 'host' / 'env' / 'made').exists()
+    assert (tmp_path / 'host' / 'env').stat().st_mode & 0o077 == 0, 'what is made there is for root alone'
 
 
 @pytest.fixture
