@@ -45,10 +45,11 @@ constraints: .venv/uv
 	    --no-emit-index-url --python-version $$minor --extra test -o tests/constraints/$$minor.txt setup.py - || exit; \
 	done
 
-# What jobs on pods and clusters install (launch/): the versions above, and those of their devices.
+# What jobs on pods and clusters install (launch/): the versions above, and those of their devices, with the digests of
+# all their files. libtpu is the one that jax[tpu] asks for (jax 0.10.2: 0.0.42.*).
 pins: .venv/uv
 	@for extras in 'tpu gcs data' 'gpu gcs s3 data'; do \
-	  $(BIN)/uv pip compile --quiet --upgrade --no-header --no-annotate --no-emit-index-url --python-version 3.11 \
+	  $(BIN)/uv pip compile --quiet --upgrade --generate-hashes --no-header --no-annotate --no-emit-index-url --python-version 3.11 \
 	    --python-platform x86_64-manylinux_2_31 $$(printf -- '--extra %s ' $$extras) \
 	    --constraint tests/constraints/3.11.txt -o launch/pins/$${extras%% *}.txt setup.py || exit; \
 	done
@@ -69,7 +70,8 @@ pins: .venv/uv
 	@touch $@
 
 # libtpu, for its compiler, stands apart: beside jax it would look for a chip at every start. The figures of
-# benchmarks/tpu_cost.json are of this version.
+# benchmarks/tpu_cost.json and step_cost.json are of this version. It is newer than the one that jobs on TPUs run
+# (launch/pins/tpu.txt), which jax chooses: docs/kernels.md says what differs.
 .venv/test: .venv/uv setup.py $(PINS)
 	$(INSTALL) --compile-bytecode pip -e '.[test]'
 	$(INSTALL) --no-deps --target .venv/libtpu libtpu==0.0.52 \

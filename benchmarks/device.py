@@ -163,9 +163,10 @@ def plainly(spec) -> tuple[str, Callable]:
     import jax
     import plain
 
-    from sinklab.train import fit, start
+    from sinklab import devices
+    from sinklab.train import fit
 
-    room = fit.USABLE * start.memory() - stats().get('bytes_in_use', 0)
+    room = fit.USABLE * devices.device_memory() - stats().get('bytes_in_use', 0)
     with contextlib.suppress(jax.errors.JaxRuntimeError):  # of a compiler that knows the room, or in it
         state, step = plain.training(spec, 'none')
         compiled = step.lower(state, ids(spec)).compile()
@@ -230,7 +231,7 @@ def run_of(row: str, given: argparse.Namespace) -> tuple:
     from sinklab import devices
     from sinklab.parse import parse
     from sinklab.spec import Hardware
-    from sinklab.train import fit, start, step
+    from sinklab.train import fit, step
 
     config = scale.get_config(row, 'smoke' if given.dry else 'paper')
     if not given.dry:
@@ -238,7 +239,7 @@ def run_of(row: str, given: argparse.Namespace) -> tuple:
     spec, hardware = parse(config.to_dict()), Hardware(remat='auto')
     backend = step.choice(spec, hardware).backend
     mesh = devices.mesh(hardware, jax.devices()[:1])
-    remat = fit.chosen(spec, hardware, mesh, backend, start.memory())
+    remat = fit.chosen(spec, hardware, mesh, backend, devices.device_memory())
     return spec, dataclasses.replace(hardware, remat=remat), mesh, backend
 
 

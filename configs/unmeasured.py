@@ -1,9 +1,15 @@
-"""Published numbers that have no measure here, and why: rows carry them to be read, a sweep does not compare them."""
+"""Published numbers that a sweep does not compare with its runs, and why; rows carry them to be read.
 
-HARNESS = 'an answer of lm-eval-harness; models here have no export to it'
+Where another verb measures the same of a finished run, the reason names it.
+"""
+
+HARNESS = 'an accuracy of lm-evaluation-harness; sinklab evaluate measures it of a checkpoint, no run does by itself'
 CACHE = 'a perplexity with a cache of X first and Y last keys over one book; sinklab stream has it of any text'
 OTHER_SINK = 'a sink by another threshold, length and choice of positions, in words that do not fix a formula'
-ACTIVATION = 'an entry of the residual stream, of which norms alone are captured'
+ACTIVATION = (
+    'an entry of the residual stream, over other texts and layers; sinklab measure has spike/top/1, spike/massive/1 '
+    'and spike/kurtosis/1, those after the first block, and so of each'
+)
 OTHER_TEXT = 'a loss on a text and with a tokenizer that are not at hand; valid/loss has the same place'
 
 UNMEASURED = {

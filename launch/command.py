@@ -3,6 +3,7 @@
 import argparse
 import dataclasses
 import math
+import os
 import re
 import sys
 from collections.abc import Callable, Sequence
@@ -98,7 +99,13 @@ def parser(scheduler: Scheduler) -> argparse.ArgumentParser:
     made.add_argument(
         '--flags', default='none', metavar='NAME', help=f'for the compiler: {", ".join(flags.PROFILES)}'
     )
-    made.add_argument('--env', action='append', default=[], metavar='NAME=VALUE', help='a variable of the run')
+    made.add_argument(
+        '--env',
+        action='append',
+        default=[],
+        metavar='NAME[=VALUE]',
+        help='a variable of the run; NAME alone: as it is here',
+    )
     made.add_argument('--out', default='runs', metavar='DIR', help='of what is fetched; %(default)s')
     scheduler.options(made)
     return made
@@ -181,10 +188,15 @@ def grace(given: argparse.Namespace, limit: float) -> int:
 
 
 def variables(given: list[str]) -> dict[str, str]:
+    """Return the variables of --env. A name alone has the value that it has here, which no process list shows."""
     for text in given:
-        if not re.match(r'[A-Za-z_]\w*=', text):
+        name, equals, _ = text.partition('=')
+        if not re.fullmatch(r'[A-Za-z_]\w*', name):
             raise Refusal(f'--env={text} is no NAME=VALUE')
-    return dict(text.split('=', 1) for text in given)
+        if not equals and name not in os.environ:
+            raise Refusal(f'--env={name} has no value, and {name} is not set here; export it, or give NAME=VALUE')
+    parts = [text.partition('=') for text in given]
+    return {name: value if equals else os.environ[name] for name, equals, value in parts}
 
 
 def listed(given: str) -> list[str]:

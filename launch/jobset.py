@@ -135,7 +135,7 @@ def build(jobs: list[Job], given: argparse.Namespace) -> Plan:
 
 
 def manifests(jobs: list[Job], given: argparse.Namespace) -> list[File]:
-    return [File(path(job), json.dumps(manifest(job, given), indent=2) + '\n') for job in jobs]
+    return [File(path(job), json.dumps(manifest(job, given), indent=2) + '\n', private=True) for job in jobs]
 
 
 def path(job: Job) -> str:

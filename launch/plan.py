@@ -37,8 +37,11 @@ HINTS = {
 
 @dataclasses.dataclass(frozen=True)
 class File:
+    """A text to write; of what is `private`, which may hold values of --env, only its owner can read the file."""
+
     path: str
     text: str
+    private: bool = False
 
 
 @dataclasses.dataclass(frozen=True)
@@ -78,22 +81,32 @@ class Plan:
             if not shutil.which(program):
                 raise Refusal(f'{program} is not there; {TOOLS.get(program, SLURM)}')
         for file in self.files:
-            Path(file.path).parent.mkdir(parents=True, exist_ok=True)
-            Path(file.path).write_text(file.text, encoding='utf-8')
+            write(file)
         for number, one in enumerate(self.commands):
             code, said = executed(one)
             if code and not one.optional:
                 raise Refusal(failed(one, code, said, len(self.commands) - number - 1))
 
 
+def write(file: File) -> None:
+    path = Path(file.path)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    if file.private:  # from its first byte on, also where an earlier one was readable
+        path.unlink(missing_ok=True)
+        path.touch(mode=0o600, exist_ok=False)
+    path.write_text(file.text, encoding='utf-8')
+
+
 def written(file: File) -> str:
-    """Bash that writes a file."""
+    """Bash that does what `write` does."""
     end = 'END'
     while end in file.text.splitlines():
         end += '_'
     path = shlex.quote(file.path)
     body = file.text if file.text.endswith('\n') else f'{file.text}\n'
-    return f"mkdir -p {shlex.quote(os.path.dirname(file.path) or '.')}\ncat > {path} <<'{end}'\n{body}{end}"
+    folder = shlex.quote(os.path.dirname(file.path) or '.')
+    private = f'rm -f {path} && (umask 077 && : > {path})\n' if file.private else ''
+    return f"mkdir -p {folder}\n{private}cat > {path} <<'{end}'\n{body}{end}"
 
 
 def executed(one: Command) -> tuple[int, list[str]]:

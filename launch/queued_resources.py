@@ -14,8 +14,9 @@ from launch.shipping import here, shipped
 SPOT = 30  # seconds from the notice to the end of a spot VM
 FOLDER = '/opt/sinklab'
 BOOT = """#!/bin/bash
-# At every boot of a host: the code, its environment, the run.
+# At every boot of a host: the code, its environment, the run. run.sh has the values of --env: all is for root alone.
 set -eu
+umask 077
 export HOME=/root
 mkdir -p {folder}
 gcloud storage rsync --recursive {code} {folder}
@@ -173,7 +174,7 @@ def submitted(job: Job, given: argparse.Namespace) -> Plan:
         'create.sh': f'#!/bin/bash\nexec {create(job, given)}\n',
         'keep.sh': keep_script(job, given),
     }
-    files = [File(f'{here(job.name)}/{name}', text) for name, text in texts.items()]
+    files = [File(f'{here(job.name)}/{name}', text, private=name == 'run.sh') for name, text in texts.items()]
     upload = command('gcloud', 'storage', 'rsync', '--recursive', here(job.name), there(job, given))
     return shipped(job, here(job.name), 'tpu', *files) + Plan(commands=(upload, create(job, given)))
 

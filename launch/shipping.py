@@ -7,7 +7,8 @@ from launch.plan import Command, File, Plan, command
 
 ROOT = Path(__file__).parents[1]
 PYTHON = '3.11'
-# Versions of pins/ are made anew by make pins.
+# make pins makes the versions of pins/ anew, with a digest of every file that may be installed: what a package index
+# gives instead is refused. The wheel of this tree has no digest: it comes from the same folder as the digests.
 INSTALL = f"""#!/bin/bash
 # The environment of this code, made once. What runs in that of other code is left alone.
 set -eu
@@ -15,7 +16,8 @@ cd "$(dirname "$0")"
 env=env-$(cat pins.txt sinklab-*.whl | sha256sum | cut -c1-12)
 if ! [[ -e "$env/made" ]]; then
   uv venv --quiet --clear --python {PYTHON} "$env"
-  uv pip install --quiet --python "$env/bin/python" --no-deps --requirements pins.txt sinklab-*.whl
+  uv pip install --quiet --python "$env/bin/python" --no-deps --require-hashes --requirements pins.txt
+  uv pip install --quiet --python "$env/bin/python" --no-deps sinklab-*.whl
   touch "$env/made"
 fi
 ln -sfn "$env" env

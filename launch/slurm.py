@@ -96,7 +96,7 @@ def submit(jobs: list[Job], given: argparse.Namespace) -> Plan:
     if given.gpus:
         check_layout(jobs[0].arguments, given.nodes * given.gpus, f'{given.nodes} x {given.gpus} GPUs')
     folder = reachable(given)
-    runs = [File(f'{folder}/run-{number}.sh', job.script(folder)) for number, job in enumerate(jobs)]
+    runs = [File(f'{folder}/run-{number}.sh', job.script(folder), private=True) for number, job in enumerate(jobs)]
     made = shipped(jobs[0], folder, 'gpu', *runs, File(f'{folder}/job.sh', script(jobs, given, folder)))
     return made + Plan(commands=(command('bash', f'{folder}/install.sh'),)) + resume(jobs, given)
 

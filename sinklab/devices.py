@@ -6,7 +6,8 @@ import functools
 import itertools
 import math
 import os
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from pathlib import Path
 
 import jax
 import numpy as np
@@ -47,6 +48,45 @@ def found() -> list[jax.Device]:
         return jax.devices()
     except (RuntimeError, AssertionError) as error:
         raise Refusal(f'jax finds no device ({error}); set JAX_PLATFORMS, or see sinklab doctor') from error
+
+
+def device_memory(processes: int = 1) -> int:
+    """Return how many bytes of memory each device of this process has.
+
+    Args:
+        processes: How many processes of the run are on this host. The devices of a CPU, of all of them, share its
+            memory; an accelerator says how much it has of its own.
+    """
+    local = jax.local_devices()
+    limit = (local[0].memory_stats() or {}).get('bytes_limit')
+    return limit or host_memory() // (processes * len(local))
+
+
+def host_memory() -> int:
+    """Return how many bytes this process and its siblings may use: the host's memory or, if less, their cgroup's."""
+    return min([os.sysconf('SC_PHYS_PAGES') * os.sysconf('SC_PAGE_SIZE'), *cgroup_limits()])
+
+
+def cgroup_limits(groups: Path = Path('/proc/self/cgroup'), mounted: Path = Path('/sys/fs/cgroup')) -> Iterator[int]:
+    """Yield the memory limits of this process's control group and of those above it (version 1 and 2), in bytes.
+
+    In a container the group's path may be that of the host, which is not mounted; the mounted root has its limit.
+    """
+    with contextlib.suppress(OSError):
+        for line in groups.read_text().splitlines():
+            _, controllers, path = line.split(':', 2)
+            if 'memory' in controllers.split(','):
+                root, name = mounted / 'memory', 'memory.limit_in_bytes'
+            elif not controllers:
+                root, name = mounted, 'memory.max'
+            else:
+                continue
+            folder = root / path.lstrip('/')
+            for above in (folder, *folder.parents):
+                with contextlib.suppress(OSError, ValueError):  # no such file, or `max`
+                    yield int((above / name).read_text())
+                if above == root:
+                    break
 
 
 def by_slice(devices: Sequence[jax.Device]) -> list[list[jax.Device]]:

@@ -1,6 +1,7 @@
 """How a backend is chosen, verified and refused."""
 
 import dataclasses
+import functools
 
 import jax
 import jax.numpy as jnp
@@ -142,6 +143,64 @@ def test_a_kernel_that_gives_no_number_is_wrong(monkeypatch, poisoned):
     monkeypatch.setattr(epilogue, 'attend', lambda kernels, q, k, v, *how: attend(kernels, *poison(q, k, v), *how))
     with interpreted():
         assert verification.error('tpu', PLAIN) == float('inf')
+
+
+def test_a_kernel_that_cannot_be_lowered_is_replaced_and_named_as_failed():
+    """Off a TPU, Pallas raises ValueError while it lowers a kernel for TPUs."""
+    choice = choose('auto', 'tpu', PLAIN)
+    assert (choice.backend, choice.failed) == ('chunked', ('tpu',))
+    assert 'ValueError' in choice.passed['tpu']
+    assert choice.passed['tpu'] in choice.describe_fallback()
+
+
+def test_a_backend_that_does_not_cover_a_case_has_not_failed():
+    choice = choose('auto', 'tpu', dataclasses.replace(PLAIN, **of('softpick', 'sum')))
+    assert (choice.backend, choice.failed, choice.describe_fallback()) == ('chunked', (), None)
+
+
+@pytest.mark.parametrize(
+    'failure',
+    [
+        NotImplementedError('no such primitive'),
+        jax.errors.JaxRuntimeError('INTERNAL: Mosaic failed to compile TPU kernel'),
+        RuntimeError('cuDNN is not detected.'),
+    ],
+    ids=lambda failure: type(failure).__name__,
+)
+def test_what_jax_cannot_trace_or_compile_is_passed_over(monkeypatch, failure):
+    monkeypatch.setattr(epilogue, 'attend', raising(failure))
+    choice = choose('auto', 'tpu', PLAIN)
+    assert (choice.backend, choice.failed) == ('chunked', ('tpu',))
+    assert str(failure) in str(choice)
+
+
+@pytest.mark.parametrize(
+    'bug',
+    [
+        *(TypeError('unsupported operand'), ValueError('shapes do not fit'), AttributeError('no such field')),
+        *(RuntimeError('dictionary changed size'), RecursionError('too deep'), AssertionError()),
+    ],
+    ids=lambda bug: type(bug).__name__,
+)
+def test_a_bug_in_a_kernel_ends_the_choice_and_is_not_hidden_by_another_backend(monkeypatch, bug):
+    monkeypatch.setattr(epilogue, 'attend', raising(bug))
+    with pytest.raises(type(bug)) as raised:
+        choose('auto', 'tpu', PLAIN)
+    assert raised.value is bug
+
+
+def test_jax_still_says_that_cudnn_is_missing_in_the_words_that_are_looked_for():
+    arrays = [jax.ShapeDtypeStruct((1, 128, 2, 64), jnp.bfloat16)] * 3
+    by_cudnn = functools.partial(jax.nn.dot_product_attention, is_causal=True, implementation='cudnn')
+    with pytest.raises(RuntimeError, match=verification.NO_CUDNN):
+        jax.eval_shape(by_cudnn, *arrays)
+
+
+def raising(failure):
+    def fail(*given, **how):
+        raise failure
+
+    return fail
 
 
 def doubled(attend):

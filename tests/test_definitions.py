@@ -15,6 +15,7 @@ from rows import PAPER, ROWS, name
 
 from configs import packing
 from configs.unmeasured import UNMEASURED
+from sinklab.cli.main import VERBS
 from sinklab.data.batches import sequences
 from sinklab.folder import Folder
 from sinklab.measure import sink, table
@@ -174,6 +175,15 @@ def test_a_published_name_is_measured_or_said_why_it_is_not():
     names = {name for module, row in ROWS for name in module.ROWS[row]['published']}
     assert {name for name in names - {'valid/loss', 'fails'} if table.number(name) is None} == set(UNMEASURED)
     assert all(UNMEASURED.values())
+
+
+def test_what_the_reasons_of_unmeasured_numbers_name_exists():
+    reasons = ' '.join(set(UNMEASURED.values()))
+    numbers = re.findall(r'\b(?:spike|alpha|sink)/[\w/]+', reasons)
+    assert 'spike/kurtosis/1' in numbers
+    assert [name for name in numbers if table.number(name.removesuffix('/context')) is None] == []
+    verbs = set(re.findall(r'sinklab (\w+)', reasons))
+    assert {'evaluate', 'measure', 'stream'} <= verbs <= set(VERBS)
 
 
 def test_a_source_says_which_version_of_the_paper_numbers_it():

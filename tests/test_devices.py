@@ -1,7 +1,9 @@
 """Meshes from described devices: what is within a slice or node, what crosses, and what is refused."""
 
 import dataclasses
+import os
 
+import jax
 import numpy as np
 import pytest
 from conftest import mesh_of
@@ -118,3 +120,42 @@ def test_devices_that_would_idle_and_slices_that_do_not_fit_are_refused(found, g
 )
 def test_an_axis_is_made_of_the_rings_of_the_network(found, given, rings):
     assert devices.rings(mesh_of(given, found))['fsdp'] == rings
+
+
+PHYSICAL = os.sysconf('SC_PHYS_PAGES') * os.sysconf('SC_PAGE_SIZE')
+
+
+def test_devices_of_a_cpu_share_the_memory_of_the_host(monkeypatch):
+    monkeypatch.setattr(devices, 'cgroup_limits', lambda: [])
+    count = jax.local_device_count()
+    assert count == 4, 'as the tests are set up'
+    assert devices.device_memory() == PHYSICAL // count
+    assert devices.device_memory(processes=2) == PHYSICAL // (2 * count)
+
+
+def test_a_limit_of_the_control_group_counts_where_it_is_less_than_the_host_has(monkeypatch):
+    monkeypatch.setattr(devices, 'cgroup_limits', lambda: [2**20, 2**62])
+    assert devices.device_memory() == 2**20 // jax.local_device_count()
+    monkeypatch.setattr(devices, 'cgroup_limits', lambda: [2**62])
+    assert devices.device_memory() == PHYSICAL // jax.local_device_count()
+
+
+@pytest.mark.parametrize(
+    ('groups', 'files', 'limits'),
+    [
+        ('0::/a/b\n', {'a/b/memory.max': 'max\n', 'a/memory.max': '1000\n'}, [1000]),
+        ('0::/not/mounted/here\n', {'memory.max': '1000\n'}, [1000]),
+        ('3:cpu,memory:/a\n0::/\n', {'memory/a/memory.limit_in_bytes': '500\n'}, [500]),
+        ('2:cpu:/a\n', {'a/memory.max': '1000\n'}, []),
+        ('0::/\n', {}, []),
+        (None, {}, []),
+    ],
+    ids=['of a parent', 'in a container', 'version 1', 'another controller', 'none', 'no Linux'],
+)
+def test_limits_of_control_groups_are_read(tmp_path, groups, files, limits):
+    if groups is not None:
+        (tmp_path / 'cgroup').write_text(groups)
+    for name, text in files.items():
+        (tmp_path / 'mounted' / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / 'mounted' / name).write_text(text)
+    assert [*devices.cgroup_limits(tmp_path / 'cgroup', tmp_path / 'mounted')] == limits

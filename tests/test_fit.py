@@ -6,6 +6,8 @@ import jax
 import jax.numpy as jnp
 import pytest
 from conftest import mesh_of, tiny
+from runs import outcome, train
+from runs import spec as run_spec
 
 from sinklab import devices
 from sinklab.record import Refusal
@@ -119,6 +121,35 @@ def test_other_errors_of_the_runtime_pass():
 
     with pytest.raises(jax.errors.JaxRuntimeError, match='INTERNAL'):
         fit.fitting('the step', ())(run)()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ('said', 'raised', 'kind', 'code'),
+    [
+        (GPU, Refusal, 'refused', 1),
+        ('RESOURCE_EXHAUSTED: gRPC: too many messages', jax.errors.JaxRuntimeError, 'lost', 42),
+        ('INTERNAL: something else', jax.errors.JaxRuntimeError, 'lost', 42),
+    ],
+    ids=['memory', 'messages', 'internal'],
+)
+def test_memory_that_runs_out_is_refused_where_results_are_waited_for(
+    corpus, tmp_path, monkeypatch, said, raised, kind, code
+):
+    """jax dispatches a step, and raises what fails in it when its numbers are read."""
+    get = jax.device_get
+
+    def fail(tree):
+        if 'train/loss' in tree:
+            raise jax.errors.JaxRuntimeError(said)
+        return get(tree)
+
+    monkeypatch.setattr(jax, 'device_get', fail)
+    with pytest.raises(raised) as error:
+        train(run_spec(corpus), tmp_path / 'run')
+    assert ('allocate 123456 bytes' in str(error.value)) == (kind == 'refused')
+    found = outcome(tmp_path / 'run')
+    assert (found['kind'], found['exit_code']) == (kind, code)
 
 
 def test_a_line_says_how_a_run_lies_on_its_devices():

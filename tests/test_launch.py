@@ -48,6 +48,40 @@ def test_what_is_printed_does_what_is_executed(name, recorders, tmp_path, capsys
     assert executed
 
 
+SECRET = 'hf_not_for_others'
+
+
+@pytest.mark.parametrize('how', ['executed', 'printed'])
+@pytest.mark.parametrize('name', NAMES)
+def test_files_with_variables_of_a_run_are_for_their_owner_alone(name, how, recorders, tmp_path, capsys):
+    given = [one for one in SUBMIT[name] if not one.startswith('--code')]
+    given[2:2] = [f'--env=TOKEN={SECRET}', *([f'--code={tmp_path}/code'] if name == 'slurm' else [])]
+    before = os.umask(0o022)
+    try:
+        for _ in range(2):  # the second time over files that others may read
+            if how == 'executed':
+                assert launched(name, [*given[:2], '--execute', *given[2:]]) == 0
+            else:
+                subprocess.run(['bash', '-c', printed(capsys, name, given)], check=True, env=recorders.environment)
+            holding = [path for path, text in tree(tmp_path).items() if SECRET.encode() in text]
+            holding = [tmp_path / path for path in holding if not path.endswith('calls.jsonl')]
+            assert holding
+            assert {oct(path.stat().st_mode & 0o777) for path in holding} == {'0o600'}
+            for path in holding:
+                path.chmod(0o644)
+    finally:
+        os.umask(before)
+    assert not any(SECRET in word for call in recorders.heard() for word in call), 'on a command line'
+
+
+def test_a_variable_without_a_value_has_that_of_the_launcher(monkeypatch):
+    monkeypatch.setenv('TOKEN', f'{SECRET}=1')
+    assert command.variables(['TOKEN', 'EMPTY=', 'A=b=c']) == {'TOKEN': f'{SECRET}=1', 'EMPTY': '', 'A': 'b=c'}
+    monkeypatch.delenv('TOKEN')
+    with pytest.raises(job.Refusal, match='TOKEN'):
+        command.variables(['TOKEN'])
+
+
 @pytest.mark.parametrize('name', NAMES)
 def test_a_run_gets_its_arguments_as_they_were_given(name, recorders, capsys, tmp_path):
     """Read back from what starts it: a script of bash, or the words of a container."""

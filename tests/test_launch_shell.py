@@ -87,7 +87,11 @@ def test_a_host_that_boots_gets_the_code_makes_its_environment_and_begins(tmp_pa
             'gs://b/runs/code/pair/pair',
             f'{tmp_path}/host',
         ]
-        assert [call[:2] for call in calls if call[0] == 'uv'] == [['uv', 'venv'], ['uv', 'pip']] * environments
+        by_uv = [call for call in calls if call[0] == 'uv']
+        assert [call[:2] for call in by_uv] == [['uv', 'venv'], ['uv', 'pip'], ['uv', 'pip']] * environments
+        of_index = [call for call in by_uv if 'pins.txt' in call]
+        assert all({'--require-hashes', '--no-deps'} <= {*call} for call in of_index)
+        assert len(of_index) == environments
         assert calls[-3:] == [
             ['cp', f'{tmp_path}/host/sinklab.service', '/run/systemd/system/'],
             ['systemctl', 'daemon-reload'],
@@ -99,6 +103,7 @@ def test_a_host_that_boots_gets_the_code_makes_its_environment_and_begins(tmp_pa
         assert taken == ['cp', 'gs://b/runs/code/pair/pair/secret', str(tmp_path / 'host' / 'secret')]
         assert (len(mine.read_text()), mine.stat().st_mode & 0o777) == (37, 0o600)
     assert (tmp_path / 'host' / 'env' / 'made').exists()
+    assert (tmp_path / 'host' / 'env').stat().st_mode & 0o077 == 0, 'what is made there is for root alone'
 
 
 def test_what_a_host_runs_is_told_the_secret(tmp_path, monkeypatch, capsys):

@@ -14,9 +14,11 @@ from conftest import operation
 from orbax.checkpoint import v1 as ocp
 from runs import Died, Dying, contents, outcome, parameters, spec, timeless, train
 
+from sinklab.attend.choice import Choice
 from sinklab.data.batches import sequences
 from sinklab.folder import Folder, flat
 from sinklab.record import Refusal
+from sinklab.spec import Hardware
 from sinklab.train import loop, objective, start
 from sinklab.train.listener import Listener
 
@@ -153,7 +155,7 @@ def test_too_little_room_is_refused_before_anything_is_written(corpus, tmp_path,
 
 
 def test_a_probe_that_does_not_fit_is_refused_with_its_size(corpus, tmp_path, monkeypatch):
-    monkeypatch.setattr(start, 'memory', lambda: 50_000)
+    monkeypatch.setattr(start.devices, 'device_memory', lambda processes: 50_000 // jax.local_device_count())
     with pytest.raises(Refusal, match=r'a probe would capture 0\.0 GiB'):
         train(spec(corpus), tmp_path / 'run')
 
@@ -175,6 +177,50 @@ def test_a_disk_that_fills_up_is_said_in_words_and_the_run_goes_on_when_there_is
         train(spec(corpus), small_disk / 'run', Filler())
     (small_disk / 'ballast').unlink()
     assert timeless(train(spec(corpus), small_disk / 'run')) == timeless(whole[1])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize('at', [None, 2], ids=['done', 'died'])
+def test_a_kernel_that_failed_is_named_at_the_end_of_a_run(corpus, tmp_path, monkeypatch, at):
+    choice = Choice('chunked', {'tpu': 'it fails on these devices (ValueError: no)'}, ('tpu',))
+    monkeypatch.setattr(start.step, 'choice', lambda spec, hardware: choice)
+    heard = Recorded()
+    with contextlib.suppress(Died):
+        train(spec(corpus), tmp_path / 'run', heard, *([Dying(at)] if at else []))
+    assert heard.last[0] == 'note'
+    assert 'chunked' in heard.last[1]
+    assert choice.passed['tpu'] in heard.last[1]
+
+
+def test_processes_of_one_host_share_its_memory(corpus, tmp_path, monkeypatch):
+    """A group in which this process and another are on this host, and a third is elsewhere."""
+
+    class Three:
+        index, count = 0, 3
+
+        def gather(self, name, value):
+            return [value, value, 'elsewhere'] if name == 'host' else [value] * 3
+
+    asked = []
+
+    def memory(processes):
+        asked.append(processes)
+        raise Refusal('enough is known')
+
+    monkeypatch.setattr(start.devices, 'device_memory', memory)
+    with pytest.raises(Refusal, match='enough is known'):
+        start.start(spec(corpus), Hardware(), Folder(tmp_path / 'run'), Three())
+    assert asked == [2]
+
+
+class Recorded(Listener):
+    """Keeps what it was told last."""
+
+    def note(self, line):
+        self.last = 'note', line
+
+    def record(self, record, written):
+        self.last = 'record', record
 
 
 def test_flat_names_every_leaf():

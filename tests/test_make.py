@@ -1,6 +1,7 @@
 """What `make` installs, and what it leaves to jax."""
 
 import importlib.metadata
+import json
 import os
 import re
 import shutil
@@ -74,3 +75,44 @@ def test_a_python_without_pins_gets_the_newest_versions_and_is_told(python):
 @with_make
 def test_make_leaves_the_platform_to_jax():
     assert make('--eval=shown: ; @echo "<$$JAX_PLATFORMS>"', 'shown') == '<>\n'
+
+
+JOBS = {
+    name: dict(re.findall(r'^([a-z0-9-]+)==(\S+)', (ROOT / 'launch' / 'pins' / f'{name}.txt').read_text(), re.M))
+    for name in ('tpu', 'gpu')
+}
+
+
+@pytest.mark.parametrize('name', JOBS)
+def test_every_pin_of_a_job_has_digests(name):
+    """Launchers install with --require-hashes, which refuses a whole file for one that lacks them."""
+    entries = re.split(r'\n(?! )', (ROOT / 'launch' / 'pins' / f'{name}.txt').read_text().strip())
+    form = r'[a-z0-9-]+==[0-9][0-9a-z.+]*( \\\n    --hash=sha256:[0-9a-f]{64})+'
+    assert [entry.split()[0] for entry in entries if not re.fullmatch(form, entry)] == []
+    assert len(entries) == len(JOBS[name])
+
+
+@pytest.mark.parametrize('name', JOBS)
+def test_jobs_have_the_versions_that_are_tested(name):
+    tested = dict(line.split('==') for line in PINS['3.11'].splitlines())
+    shared = tested.keys() & JOBS[name].keys()
+    assert len(shared) > 80
+    assert [one for one in sorted(shared) if tested[one] != JOBS[name][one]] == []
+
+
+def test_libtpu_of_jobs_is_the_one_that_jax_asks_for():
+    """Another one than the compiler behind the figures (below), which docs/kernels.md compares."""
+    asked = [Requirement(text) for text in importlib.metadata.requires('jax')]
+    (libtpu,) = [one for one in asked if one.name == 'libtpu' and one.marker.evaluate(dict(extra='tpu'))]
+    assert JOBS['tpu']['jax'] == importlib.metadata.version('jax')
+    assert JOBS['tpu']['libtpu'] in libtpu.specifier
+
+
+def test_figures_are_of_the_libtpu_that_make_installs_and_the_page_names_both():
+    (made,) = re.findall(r'libtpu==(\S+)', (ROOT / 'Makefile').read_text())
+    costs = json.loads((ROOT / 'benchmarks' / 'tpu_cost.json').read_text())['versions']['libtpu']
+    steps = json.loads((ROOT / 'benchmarks' / 'step_cost.json').read_text())['libtpu']
+    assert {costs, steps} == {made}
+    page = (ROOT / 'docs' / 'kernels.md').read_text()
+    assert re.search(rf'compiles each kernel with libtpu\s{re.escape(made)} ', page)
+    assert f'libtpu {JOBS["tpu"]["libtpu"]}, the one that jax {JOBS["tpu"]["jax"]} asks for' in page

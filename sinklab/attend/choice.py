@@ -4,7 +4,7 @@ import dataclasses
 
 from sinklab.attend.backends import BACKENDS
 from sinklab.attend.rule import Case
-from sinklab.attend.verification import ACCURACY, error
+from sinklab.attend.verification import ACCURACY, Unsupported, error
 from sinklab.record import Refusal
 
 PREFERRED = {'tpu': ('tpu', 'chunked'), 'gpu': ('cudnn', 'gpu', 'chunked')}  # by platform; elsewhere chunked
@@ -12,13 +12,26 @@ PREFERRED = {'tpu': ('tpu', 'chunked'), 'gpu': ('cudnn', 'gpu', 'chunked')}  # b
 
 @dataclasses.dataclass(frozen=True)
 class Choice:
-    """A backend, and why those that would have come first were not taken."""
+    """A backend, and why those that would have come first were not taken.
+
+    Attributes:
+        passed: Backend -> why it was not taken.
+        failed: Those of `passed` that cover the case, and that failed or were wrong on these devices.
+    """
 
     backend: str
     passed: dict[str, str] = dataclasses.field(default_factory=dict)
+    failed: tuple[str, ...] = ()
 
     def __str__(self) -> str:
         return self.backend + ''.join(f' (not {name}: {reason})' for name, reason in self.passed.items())
+
+    def describe_fallback(self) -> str | None:
+        """Return a line that says which backends failed and what was used instead; None where none failed."""
+        if not self.failed:
+            return None
+        reasons = '; '.join(f'{name}: {self.passed[name]}' for name in self.failed)
+        return f'attention was computed by the fall-back {self.backend} ({reasons}); see sinklab doctor --kernels'
 
 
 def choose(wanted: str, platform: str, case: Case, here: bool = True) -> Choice:
@@ -30,7 +43,8 @@ def choose(wanted: str, platform: str, case: Case, here: bool = True) -> Choice:
     for name in PREFERRED.get(platform, ('chunked',)) if wanted == 'auto' else (wanted,):
         reason = lacks(name, platform, case) if here else cannot(name, platform, case)
         if reason is None:
-            return Choice(name, passed)
+            failed = tuple(other for other in passed if cannot(other, platform, case) is None)
+            return Choice(name, passed, failed)
         passed[name] = reason
     others = ', '.join(name for name in BACKENDS if name not in passed and cannot(name, platform, case) is None)
     raise Refusal(f'--attention={wanted} is not to be had: {passed[wanted]}; here are auto, {others}')
@@ -43,8 +57,8 @@ def lacks(name: str, platform: str, case: Case) -> str | None:
         return reason
     try:
         found = error(name, case)
-    except Exception as failure:  # a compiler that gives up is a reason as good as any
-        return f'it fails on these devices ({type(failure).__name__}: {str(failure).splitlines()[0]})'
+    except Unsupported as failure:  # anything else is a bug in the backend, which a fall-back would hide
+        return f'it fails on these devices ({failure})'
     return None if found <= ACCURACY else f'wrong on these devices by {found:.1e} of the largest entry'
 
 

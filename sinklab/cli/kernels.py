@@ -33,12 +33,14 @@ def run(as_json: bool) -> int:
 def outcome(name: str, platform: str, case: Any) -> dict:
     """outcome: ok, wrong, or lacks; with the largest error or the reason."""
     from sinklab.attend.choice import cannot
-    from sinklab.attend.verification import ACCURACY, error
+    from sinklab.attend.verification import ACCURACY, Unsupported, error
 
     if reason := cannot(name, platform, case):
         return dict(outcome='lacks', reason=reason)
     try:
         found = error(name, case)
+    except Unsupported as failure:
+        return dict(outcome='wrong', reason=str(failure))
     except Exception as failure:  # whatever fails here is what was asked for
         return dict(outcome='wrong', reason=f'{type(failure).__name__}: {failure}'.splitlines()[0])
     return dict(outcome='ok' if found <= ACCURACY else 'wrong', error=found)

@@ -21,6 +21,7 @@ MISSING = (
     r'memory required for HLO temporaries \(\S+\) exceeds available HBM \(\S+\)',
     r'allocat\w+ [\d.]+ ?\w*',
 )
+MEMORY = r'memory|alloc|reserve|\bhbm\b'  # in what XLA says when it is memory that is exhausted
 
 
 def chosen(spec: Spec, hardware: Hardware, mesh: jax.sharding.Mesh, backend: str, memory: float) -> str:
@@ -57,7 +58,31 @@ def fitting(program: str, where: tuple) -> Iterator[None]:
     except jax.errors.JaxRuntimeError as error:
         if 'RESOURCE_EXHAUSTED' not in str(error):
             raise
-        raise Refusal(f'{program} does not fit on a device ({missing(str(error))}); {mend(*where)}') from error
+        raise refusal(program, where, error) from error
+
+
+@contextlib.contextmanager
+def refusing_out_of_memory(where: tuple) -> Iterator[None]:
+    """Refuse, wherever a run notices it, that a device has no memory left.
+
+    Programs are dispatched asynchronously: what fails on a device is raised by what waits for its results first, such
+    as `jax.device_get` or a save, and not by the call of the program, which `fitting` covers. Starting the same
+    command again would not help. RESOURCE_EXHAUSTED alone is not enough here: messages between processes can fail
+    with it too, and there another start can help.
+
+    Args:
+        where: (spec, hardware, mesh, backend), to say what would need less.
+    """
+    try:
+        yield
+    except jax.errors.JaxRuntimeError as error:
+        if 'RESOURCE_EXHAUSTED' not in str(error) or not re.search(MEMORY, str(error), re.IGNORECASE):
+            raise
+        raise refusal('the run', where, error) from error
+
+
+def refusal(program: str, where: tuple, error: Exception) -> Refusal:
+    return Refusal(f'{program} does not fit on a device ({missing(str(error))}); {mend(*where)}')
 
 
 def missing(said: str) -> str:

@@ -11,6 +11,7 @@ import jax
 
 from sinklab import sharding
 from sinklab.attend.choice import Choice
+from sinklab.checkpoint import logs
 from sinklab.checkpoint.checkpoints import Checkpoints
 from sinklab.checkpoint.storage import room
 from sinklab.data.batches import Sequences
@@ -53,6 +54,7 @@ def train(
     `grace` is how many seconds are left to a run that is told to stop. Raises Refusal (before a step is compiled, and
     a run is as it was but for its outcome; later where a program does not fit), Diverged, Stopped, or Disagreement.
     """
+    logs.silence_repeated_errors()
     group = group or Alone()
     folder = folder if group.index == 0 else folder.read_only()
     once(group, 'folder', lambda: folder.check(spec))
@@ -64,7 +66,8 @@ def train(
             row = forked(origin, spec, folder, row, data, group)
             once(group, 'claim', lambda: folder.claim(spec, row, data.tokenizer))
             saved = Checkpoints(folder, spec.checkpoint, data.fingerprint, group, lease.check)
-            with jax.set_mesh(mesh), closing(saved):
+            refusing = fit.refusing_out_of_memory((spec, hardware, mesh, attention.backend))
+            with jax.set_mesh(mesh), refusing, closing(saved):
                 run = Run(spec, hardware, mesh, attention, folder, data, saved, listeners, group, lease, grace)
                 run.train(origin)
     return folder.records() if group.index == 0 else []
@@ -123,12 +126,24 @@ class Run:
             return
         self.data.expect(first)
         self.stopwatch = Stopwatch(once(self.group, 'seconds', lambda: self.folder.seconds(first)))
-        with contextlib.closing(self.folder.metrics(self.lease.check)) as self.metrics:
+        with self.reporting_fallback(), contextlib.closing(self.folder.metrics(self.lease.check)) as self.metrics:
             now = self.begin(first, owed)
             if not self.last(first):
                 advance = self.executable(now)
                 with signals() as self.received:
                     self.steps(advance, now, first)
+
+    @contextlib.contextmanager
+    def reporting_fallback(self) -> Iterator[None]:
+        """Say at the end, however it comes, that a kernel failed here and another backend computed attention.
+
+        The start says it too, thousands of lines earlier.
+        """
+        try:
+            yield
+        finally:
+            if line := self.attention.describe_fallback():
+                self.note(line)
 
     def begin(self, first: int, owed: list[str]) -> dict:
         """The state to go on from, and a note of where that happens; what is not yet measured of it is."""

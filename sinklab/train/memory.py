@@ -59,7 +59,7 @@ def activations(spec: Spec, hardware: Hardware, remat: str, mesh: jax.sharding.M
     return hardware.sequences(spec.optimizer.batch_size) // ways * of_sequence(spec, remat, backend, ways)
 
 
-@functools.cache
+@functools.lru_cache(maxsize=64)  # a ranking of layouts asks for some ten of one spec, each several times
 def of_sequence(spec: Spec, remat: str, backend: str, ways: int) -> int:
     """Bytes that the layers keep of one sequence."""
     one, two = (state.size(backward(spec, remat, backend, rows)) for rows in (ways, 2 * ways))

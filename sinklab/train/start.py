@@ -2,7 +2,7 @@
 
 import contextlib
 import dataclasses
-import os
+import platform
 import shutil
 from collections.abc import Iterator
 
@@ -25,11 +25,14 @@ def start(
     spec: Spec, hardware: Hardware, folder: Folder, group: Group
 ) -> tuple[Hardware, jax.sharding.Mesh, Choice, Sequences]:
     """(layout, mesh, what computes attention, data), the same on all processes; what one refuses, all refuse."""
-    mesh = unanimous(group, 'devices', lambda: check(spec, hardware))
+    hosts = group.gather('host', platform.node())
+    processes = hosts.count(hosts[group.index])  # on this host, which share its memory
+    mesh = unanimous(group, 'devices', lambda: check(spec, hardware, processes))
     once(group, 'room', lambda: check_room(spec, folder, mesh))
     attention = unanimous(group, 'attention', lambda: step.choice(spec, hardware))
     same(group, 'backend', {'what computes attention': attention.backend})
-    remat = once(group, 'remat', lambda: fit.chosen(spec, hardware, mesh, attention.backend, memory()))
+    memory = devices.device_memory(processes)
+    remat = once(group, 'remat', lambda: fit.chosen(spec, hardware, mesh, attention.backend, memory))
     group.at('preparing its data')
     share = sharding.share(mesh, spec.optimizer.batch_size)
     data = unanimous(group, 'data', lambda: sequences(spec, share))
@@ -69,19 +72,18 @@ def forked(origin: fork.Origin | None, spec: Spec, folder: Folder, row: dict, da
     return row | once(group, 'lineage', lineage)
 
 
-def check(spec: Spec, hardware: Hardware) -> jax.sharding.Mesh:
-    """All that can be refused of a run before the data is read."""
+def check(spec: Spec, hardware: Hardware, processes: int) -> jax.sharding.Mesh:
+    """Make the mesh, and refuse before the data is read what does not fit on it.
+
+    Args:
+        processes: Of the run, on this host.
+    """
     mesh = devices.mesh(hardware)
     layout.check(spec, hardware, mesh)
-    probe.check(spec, memory())
-    layout.check_memory(spec, hardware, mesh, memory())
+    memory, local = devices.device_memory(processes), jax.local_devices()
+    probe.check(spec, memory * len(local) if local[0].platform == 'cpu' else memory)
+    layout.check_memory(spec, hardware, mesh, memory)
     return mesh
-
-
-def memory() -> int:
-    """Bytes of memory of a device of this process."""
-    limit = (jax.local_devices()[0].memory_stats() or {}).get('bytes_limit')
-    return limit or os.sysconf('SC_PHYS_PAGES') * os.sysconf('SC_PAGE_SIZE')
 
 
 def check_room(spec: Spec, folder: Folder, mesh: jax.sharding.Mesh) -> None:

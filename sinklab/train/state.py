@@ -23,14 +23,18 @@ ROUNDED = {'bfloat16': {'xla_allow_excess_precision': False}}
 # Else the compiler for TPUs makes sums of padded parts of the smaller weights, and waits for them.
 GATHERED = {'tpu': {'xla_tpu_prefer_async_allgather_to_allreduce': True}}
 
+# Of a run, its fork and a few that are measured beside it; a session that trains many must not keep what each of them
+# had, structures and traced functions among it.
+cached = functools.lru_cache(maxsize=8)
 
-@functools.cache
+
+@cached
 def architecture(spec: spec.Spec) -> tuple[nnx.GraphDef, nnx.State]:
     """(structure, abstract parameters): nnx.merge(structure, params) is the model again."""
     return nnx.split(nnx.eval_shape(lambda: Transformer(spec.model, spec.data.length, nnx.Rngs(0))))
 
 
-@functools.cache
+@cached
 def optimizer(spec: spec.Spec) -> optax.GradientTransformation:
     return transformation(spec.optimizer, maps(architecture(spec)[1]))
 
@@ -66,7 +70,7 @@ def shardings(spec: spec.Spec, mesh: jax.sharding.Mesh) -> dict:
     return dict(step=replicas, params=params, opt_state=opt_state)
 
 
-@functools.cache
+@cached
 def shapes(spec: spec.Spec) -> dict:
     """Shape and dtype of every leaf."""
     return jax.eval_shape(lambda: initial(spec))

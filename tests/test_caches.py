@@ -1,0 +1,41 @@
+"""What is kept between calls is bounded."""
+
+import ast
+from pathlib import Path
+
+from conftest import tiny
+
+from sinklab.train import state
+
+ROOT = Path(__file__).parents[1] / 'sinklab'
+UNBOUNDED = ('functools.cache', 'cache', 'functools.lru_cache(None)', 'functools.lru_cache(maxsize=None)')
+# Functions of few values, whoever asks: the schemes of files.place.BUCKETS.
+FEW = {'register'}
+
+
+def test_no_function_of_values_of_a_user_keeps_all_its_results():
+    found = set()
+    for path in ROOT.rglob('*.py'):
+        for node in ast.walk(ast.parse(path.read_text(encoding='utf-8'))):
+            if isinstance(node, ast.FunctionDef) and any(ast.unparse(by) in UNBOUNDED for by in node.decorator_list):
+                arguments = [*node.args.posonlyargs, *node.args.args, *node.args.kwonlyargs]
+                found |= {node.name} if arguments or node.args.vararg or node.args.kwarg else set()
+    assert found == FEW
+
+
+def test_what_is_kept_of_specs_is_bounded():
+    for one in (state.architecture, state.optimizer, state.shapes):
+        assert one.cache_info().maxsize, f'{one.__name__} keeps all'
+
+
+def test_specs_that_were_used_are_forgotten():
+    """A notebook or a sweep in one process that goes through many specs does not keep them all."""
+    bound = state.architecture.cache_info().maxsize
+    for length in range(16, 16 + bound + 2):
+        state.architecture(tiny(data__length=length))
+    assert state.architecture.cache_info().currsize == bound
+
+
+def test_what_is_asked_again_of_a_spec_is_not_made_again():
+    spec = tiny()
+    assert state.optimizer(spec) is state.optimizer(spec)

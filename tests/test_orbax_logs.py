@@ -1,0 +1,118 @@
+"""What Orbax logs of a failed save: silent where the error is raised and said, loud where it is not."""
+
+import asyncio
+import contextlib
+import logging
+import subprocess
+import sys
+
+import pytest
+from orbax.checkpoint._src.futures import future
+from runs import spec, train
+
+from sinklab.checkpoint import logs
+from sinklab.record import Refusal
+from sinklab.train.listener import Listener
+
+
+def fail_in_a_thread(error):
+    """The error, raised in one of Orbax's threads."""
+
+    def fail():
+        raise error
+
+    started = future._SignalingThread(target=fail, send_signals=[], receive_signals=[])
+    started.start()
+    with pytest.raises(type(error)) as raised:
+        started.join()
+    assert raised.value is error, 'which is raised where the save is waited for'
+
+
+FULL = OSError(28, 'No space left on device'), ValueError('RESOURCE_EXHAUSTED: Failed writing: No space left')
+
+
+@pytest.mark.parametrize('error', FULL, ids=lambda error: type(error).__name__)
+def test_an_error_of_storage_is_not_logged_beside_what_is_raised(caplog, error):
+    logs.silence_repeated_errors()
+    fail_in_a_thread(error)
+    assert caplog.records == []
+
+
+def test_another_error_of_a_thread_is_logged(caplog):
+    logs.silence_repeated_errors()
+    fail_in_a_thread(TypeError('a bug'))
+    (record,) = caplog.records
+    assert 'a bug' in record.getMessage()
+
+
+@pytest.mark.parametrize('name', ['absl', 'asyncio', 'orbax', None], ids=str)
+def test_what_others_log_is_left_as_it_is(caplog, name):
+    logs.silence_repeated_errors()
+    logger = logging.getLogger(name)
+    try:
+        raise OSError(28, 'No space left on device')
+    except OSError:
+        logger.exception('Task exception was never retrieved')
+    logger.error('a message')
+    assert [record.getMessage() for record in caplog.records] == ['Task exception was never retrieved', 'a message']
+
+
+def test_absl_keeps_a_logger_of_its_own_class():
+    """It must not be made by getLogger before absl makes it."""
+    script = 'from sinklab.checkpoint import logs; logs.silence_repeated_errors()\n'
+    script += 'import absl.logging, logging; assert type(logging.getLogger("absl")) is absl.logging.ABSLLogger'
+    subprocess.run([sys.executable, '-c', script], check=True)
+
+
+def test_the_filter_is_installed_once():
+    for _ in range(2):
+        logs.silence_repeated_errors()
+    assert logging.getLogger('absl').filters.count(logs.is_not_repeated) == 1
+    assert not isinstance(sys.excepthook.hook, logs.WithoutLateCallbacks)
+
+
+@pytest.fixture
+def hooked(monkeypatch):
+    """What reaches the hook of errors that nobody has caught, beside the filter."""
+    heard = []
+    monkeypatch.setattr(sys, 'excepthook', lambda *error: heard.append(error))
+    logs.silence_repeated_errors()
+    return heard
+
+
+def closed_loop():
+    loop = asyncio.new_event_loop()
+    loop.close()
+    with pytest.raises(RuntimeError, match='Event loop is closed') as raised:
+        loop.call_soon_threadsafe(print)
+    return raised.value
+
+
+def test_a_late_callback_to_a_closed_event_loop_is_silent(hooked):
+    """TensorStore calls from a thread without frames of Python: those of asyncio are all that there are."""
+    error = closed_loop()
+    sys.excepthook(type(error), error, error.__traceback__.tb_next)
+    assert hooked == []
+
+
+@pytest.mark.parametrize('of', ['a program', 'another kind', 'no trace'])
+def test_other_errors_that_nobody_has_caught_are_heard(hooked, of):
+    error = closed_loop()
+    trace = {'a program': error.__traceback__, 'another kind': error.__traceback__.tb_next, 'no trace': None}[of]
+    error = ValueError('Event loop is closed') if of == 'another kind' else error
+    sys.excepthook(type(error), error, trace)
+    assert hooked == [(type(error), error, trace)]
+
+
+@pytest.mark.slow
+def test_a_full_disk_is_said_without_what_orbax_logs(corpus, small_disk, caplog):
+    class Filler(Listener):
+        def record(self, record, written):
+            if record['step'] == 6:
+                with contextlib.suppress(OSError), (small_disk / 'ballast').open('wb', buffering=0) as file:
+                    while file.write(bytes(1024)):
+                        pass
+
+    with pytest.raises(Refusal, match='no room is left'):
+        train(spec(corpus, checkpoint__every_steps=1), small_disk / 'run', Filler())
+    assert [record.getMessage() for record in caplog.records] == []

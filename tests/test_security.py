@@ -1,0 +1,73 @@
+"""What docs/security.md says is so."""
+
+import ast
+import re
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from launch import jobset, queued_resources, shipping
+
+ROOT = Path(__file__).parents[1]
+PAGE = ' '.join((ROOT / 'docs' / 'security.md').read_text(encoding='utf-8').split())
+FILES = {path: ast.parse(path.read_text(encoding='utf-8')) for path in (ROOT / 'sinklab').rglob('*.py')}
+PICKLES = {'pickle', 'cloudpickle', 'dill', 'joblib', 'shelve', 'marshal'}
+
+
+def calls(name):
+    """(file, keyword arguments as text) of every call of a function or method of this name."""
+    for path, tree in FILES.items():
+        for node in ast.walk(tree):
+            if isinstance(node, ast.Call) and ast.unparse(node.func).rpartition('.')[2] == name:
+                yield path, {keyword.arg: ast.unparse(keyword.value) for keyword in node.keywords}
+
+
+def test_pickles_are_a_pipe_to_our_own_tokenizers_alone():
+    found = set()
+    for path, tree in FILES.items():
+        for node in ast.walk(tree):
+            names = [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
+            names += [node.module or ''] if isinstance(node, ast.ImportFrom) else []
+            found |= {path.name for name in names if name.partition('.')[0] in PICKLES}
+    assert found == {'encode.py'}
+    assert 'The one pickle is a pipe' in PAGE
+
+
+def test_arrays_are_read_without_pickles(tmp_path):
+    assert {given.get('allow_pickle', 'False') for _, given in calls('load')} == {'False'}
+    np.save(tmp_path / 'array.npy', np.array([{}], object), allow_pickle=True)
+    with pytest.raises(ValueError, match='allow_pickle'):
+        np.load(tmp_path / 'array.npy')
+
+
+def test_code_of_a_model_runs_where_it_is_asked_for_alone():
+    given = [given['trust_remote_code'] for path in FILES for given in keywords(path, 'trust_remote_code')]
+    assert given
+    assert set(given) <= {'remote_code', 'self.remote_code', 'False'}
+    assert '`sinklab measure --remote-code` alone' in PAGE
+
+
+def keywords(path, name):
+    for node in ast.walk(FILES[path]):
+        if isinstance(node, ast.keyword) and node.arg == name:
+            yield {name: ast.unparse(node.value)}
+
+
+def test_a_page_names_files_and_options_that_there_are():
+    for name in re.findall(r'\(([\w/]+\.md)\)', PAGE):
+        assert (ROOT / 'docs' / name).exists(), name
+    code = ' '.join(path.read_text() for folder in ('sinklab', 'launch') for path in (ROOT / folder).rglob('*.py'))
+    for option in set(re.findall(r'`(--[a-z-]+)', PAGE)) - {'--require-hashes'}:
+        assert f"'{option}'" in code, option
+    assert '--require-hashes' in shipping.INSTALL
+    assert '[docs/security.md](docs/security.md)' in (ROOT / 'README.md').read_text(encoding='utf-8')
+
+
+def test_launchers_run_as_the_page_says():
+    assert 'export HOME=/root' in queued_resources.BOOT
+    assert 'User=' not in queued_resources.SERVICE, 'a service of systemd without one is of root'
+    assert f'`python:{shipping.PYTHON}-slim`' in PAGE
+    assert 'USER' not in jobset.DOCKERFILE
+    assert "'privileged': True" in Path(jobset.__file__).read_text()
+    assert 'pip install --no-cache-dir uv\n' in jobset.DOCKERFILE, 'not pinned, as the page says'
