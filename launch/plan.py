@@ -119,4 +119,5 @@ def failed(one: Command, code: int, said: list[str], left: int) -> str:
     text = '\n'.join(said)
     hint = next((hint for pattern, hint in HINTS.items() if re.search(pattern, text, re.IGNORECASE)), 'see above')
     rest = f'; {left} more to run were not' if left else ''
-    return f'{shlex.join(one.argv[:4])} ... exits with {code} ({escaped(said[-1]) if said else "without a word"}): {hint}{rest}'
+    last = escaped(said[-1]) if said else 'without a word'
+    return f'{shlex.join(one.argv[:4])} ... exits with {code} ({last}): {hint}{rest}'
