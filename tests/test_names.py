@@ -22,7 +22,9 @@ from made_up import made_up
 from sinklab import escape, streams
 from sinklab.cli import measure, progress, report, sweep, terminal
 from sinklab.cli.main import main
+from sinklab.files.place import check_utf8
 from sinklab.folder import Folder
+from sinklab.record import Refusal
 from sinklab.report import arms, claims, closing, latex, page, runs
 from sinklab.spec import Hardware
 from sinklab.sweep import plan
@@ -383,3 +385,61 @@ def test_a_narrow_terminal_shows_every_number_of_a_sweep_whole(monkeypatch, caps
     sweep.show(['row', *map(str, range(1, 8)), 'outcome'], [['softmax', *cells, 'diverged 1/3, done 2/3']])
     text = capsys.readouterr().out
     assert all(cell in text for cell in cells)
+
+
+BAD = os.fsdecode(b'x\xff')
+ROW = '--config=configs/quickstart.py:softmax'
+
+
+@pytest.mark.parametrize(
+    'words',
+    [
+        ['train', ROW, f'--config.data.source=text:{BAD}/*.txt', '--workdir=w'],
+        ['train', ROW, f'--config.data.source=store:{BAD}', '--workdir=w'],
+        ['train', ROW, f'--config.data.tokenizer={BAD}', '--workdir=w'],
+        ['train', ROW, '--size=smoke', f'--compiled={BAD}', '--workdir=w'],
+        ['train', ROW, f'--size={BAD}', '--workdir=w'],
+        ['train', ROW, f'--coordinator={BAD}:80', '--processes=2', '--process=1', '--workdir=w'],
+        ['train', ROW, f'--coordinator={"x" * 300}:80', '--processes=2', '--process=1', '--workdir=w'],
+        ['train', f'--from={BAD}', '--workdir=w'],
+        ['train', f'--config={BAD}.py', '--workdir=w'],
+        ['rows', f'--config={BAD}.py'],
+        ['sweep', f'--config={BAD}.py', '--workdir=w'],
+        ['sweep', '--config=configs/quickstart.py', f'--workdir={BAD}'],
+        ['claims', f'--results={BAD}'],
+        ['report', BAD],
+        ['measure', BAD],
+        ['tail', BAD],
+        ['checkpoint', 'ls', BAD],
+        ['checkpoint', 'import', f'hf:{BAD}', '--out=w'],
+        ['prepare', f'--source=text:{BAD}', '--out=w'],
+        ['prepare', '--source=stdlib', f'--tokenizer={BAD}', '--out=w'],
+        ['prepare', f'--check={BAD}'],
+        ['compile', ROW, f'--topology={BAD}'],
+    ],
+    ids=ascii,
+)
+def test_a_word_that_is_not_utf8_is_refused_in_one_line(tmp_path, monkeypatch, capsys, words):
+    monkeypatch.chdir(tmp_path)
+    assert main(words) == 1
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.startswith(f'sinklab {words[0]}: ')
+    assert '\\udcff' in line or 'xxx' in line
+    line.encode()
+
+
+def test_files_in_a_folder_that_is_not_utf8_are_read_and_written(tmp_path, monkeypatch, capsys):
+    folder = tmp_path / BAD
+    try:
+        folder.mkdir()
+    except OSError:
+        pytest.skip('this file system has no names that are not UTF-8')
+    path = made_up(folder / 'run', 'softmax')
+    assert main(['report', path, '--latex', f'--out={folder}/out']) == 0
+    assert {file.name for file in (folder / 'out').iterdir()} == {'report.html', 'table.tex'}
+    (folder / 'text.txt').write_text('some words here. ' * 2000)
+    with pytest.raises(Refusal):
+        check_utf8(folder, 'it could not')
+    store = tmp_path / 'store'
+    assert main(['prepare', f'--source=text:{folder}/*.txt', f'--out={store}', '--vocabulary=300']) == 0
+    assert main(['prepare', f'--check={store}']) == 0

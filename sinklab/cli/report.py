@@ -45,7 +45,7 @@ def run(given: argparse.Namespace, rest: list[str]) -> int:
         print(json.dumps(table, indent=2, allow_nan=False))
     else:
         show(table)
-    print(f'report: {page}', file=sys.stderr if given.json else sys.stdout)
+    print(f'report: {escape_control(page)}', file=sys.stderr if given.json else sys.stdout)
     return 0
 
 
