@@ -428,7 +428,7 @@ def test_a_word_that_is_not_utf8_is_refused_in_one_line(tmp_path, monkeypatch, c
     line.encode()
 
 
-def test_files_in_a_folder_that_is_not_utf8_are_read_and_written(tmp_path, monkeypatch, capsys):
+def test_files_in_a_folder_that_is_not_utf8_are_read_and_written(tmp_path):
     folder = tmp_path / BAD
     try:
         folder.mkdir()
@@ -442,4 +442,3 @@ def test_files_in_a_folder_that_is_not_utf8_are_read_and_written(tmp_path, monke
         check_utf8(folder, 'it could not')
     store = tmp_path / 'store'
     assert main(['prepare', f'--source=text:{folder}/*.txt', f'--out={store}', '--vocabulary=300']) == 0
-    assert main(['prepare', f'--check={store}']) == 0
