@@ -91,14 +91,13 @@ FIGURE = {'text.parse_math': False, 'text.usetex': False}
 def quote_file_name(text: object) -> str:
     """Return a name for a file or folder made from any text: the same for the same text, another one for others.
 
-    What a path or a glob reads as something else, and control characters, become %XX, as in a URL. A name that is too
-    long ends with a digest. An empty text stays empty.
+    What a path or a glob reads as something else, a dot in front, and control characters become %XX, as in a URL.
+    A name that is too long ends with a digest. An empty text stays empty.
     """
     text = str(text)
     safe = re.sub(r'%(?=[0-9A-Fa-f]{2})', '%25', text)
     safe = ''.join(percent(letter) if letter in '/\\*?[' or is_hidden(letter) else letter for letter in safe)
-    if safe in ('.', '..'):
-        return safe.replace('.', '%2E')
+    safe = re.sub(r'^\.', '%2E', safe)  # a shell's * leaves out names that begin with a dot
     data = safe.encode()
     if len(data) <= LONGEST_NAME:
         return safe

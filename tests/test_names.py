@@ -1,6 +1,7 @@
 """Names with any characters are shown as they are by terminals, pages, pictures and tables, and make safe paths."""
 
 import base64
+import glob
 import gzip
 import io
 import json
@@ -311,6 +312,7 @@ def test_a_row_makes_one_folder_below_that_of_its_sweep(tmp_path, name):
     folder.mkdir()
     assert list(tmp_path.iterdir()) == [folder]
     assert folder.name.endswith('-3')
+    assert glob.glob('*', root_dir=tmp_path) == [folder.name]
     assert Folder(folder).check(tiny()) is None, 'checkpoints can be saved there'
 
 
