@@ -117,15 +117,20 @@ def executed(one: Command) -> tuple[int, list[str]]:
     said = collections.deque(maxlen=20)
     with subprocess.Popen(one.argv, stderr=subprocess.PIPE, text=True, errors='replace') as process:
         for line in process.stderr:
-            sys.stderr.write(line)
+            sys.stderr.write(escaped(line))
             said.append(line.strip())
     return process.returncode, [line for line in said if line]
+
+
+def escaped(line: str) -> str:
+    """Show control characters of what another host says as escapes, such as \\x1b: they would move the cursor."""
+    shown = (letter if letter.isprintable() or letter in '\t\n' else ascii(letter)[1:-1] for letter in line)
+    return ''.join(shown)
 
 
 def failed(one: Command, code: int, said: list[str], left: int) -> str:
     text = '\n'.join(said)
     hint = next((hint for pattern, hint in HINTS.items() if re.search(pattern, text, re.IGNORECASE)), 'see above')
     rest = f'; {left} more to run were not' if left else ''
-    return (
-        f'{shlex.join(one.argv[:4])} ... exits with {code} ({said[-1] if said else "without a word"}): {hint}{rest}'
-    )
+    last = escaped(said[-1]) if said else 'without a word'
+    return f'{shlex.join(one.argv[:4])} ... exits with {code} ({last}): {hint}{rest}'

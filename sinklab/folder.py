@@ -21,12 +21,12 @@ import glob
 import json
 import os
 import secrets
-import shlex
 import unicodedata
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+from sinklab.escape import join_shell, quote_shell
 from sinklab.files import lines
 from sinklab.files.place import check_checkpoint_path, is_remote, place
 from sinklab.files.tree import content, entries, finished
@@ -162,11 +162,11 @@ class Folder:
             if others:
                 raise Refusal(
                     f'{self} holds files and no run ({others[0].name}); give a new folder, e.g. '
-                    f'{shlex.quote(f"--workdir={self}/run")}'
+                    f'{quote_shell(f"--workdir={self}/run")}'
                 )
             return
         theirs, ours = self.configs(spec)
-        another = f'give a new folder, e.g. {shlex.quote(f"--workdir={self}-2")}'
+        another = f'give a new folder, e.g. {quote_shell(f"--workdir={self}-2")}'
         if ours.keys() != theirs.keys():
             gone, new = (', '.join(sorted(one.keys() - other)) for one, other in ((theirs, ours), (ours, theirs)))
             differ = filter(None, (gone and f'has {gone}, unknown here', new and f'lacks {new}'))
@@ -201,7 +201,7 @@ class Folder:
             fork = [f'--from={self}@{saved[-1]}', f'--config.{STEPS}={steps}'] if saved else []
             raise Refusal(
                 f'{self} holds a run of {before} steps, and {steps} change every step of a {schedule} schedule; '
-                f'{"fork it" if saved else "give a new folder"}: {shlex.join([*fork, f"--workdir={self}-2"])}'
+                f'{"fork it" if saved else "give a new folder"}: {join_shell([*fork, f"--workdir={self}-2"])}'
             )
 
     def is_claimed(self) -> bool:

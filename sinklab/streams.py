@@ -10,6 +10,9 @@ import os
 import sys
 from typing import Any
 
+from sinklab.escape import escape_control
+
+LINES = '\t\n\r'  # control characters that text consists of, and lines that are written over and over
 GONE = errno.EPIPE, errno.EBADF, errno.EIO, errno.ENXIO  # nobody reads this stream any more
 
 
@@ -23,6 +26,9 @@ class OutputClosed(Exception):
 class SafeStream:
     """A text or binary stream whose `write` and `flush` do not raise.
 
+    Control characters are written as visible escapes: names in files, and what other hosts say, must not move the
+    cursor or set the title of a terminal. `unescaped` is for a writer that does without.
+
     Args:
         stream: what is written to; everything but `write`, `flush` and `buffer` is its own.
         is_result: whether it carries the result of a command. Then OutputClosed is raised once its reader has gone,
@@ -33,6 +39,10 @@ class SafeStream:
         self.stream, self.is_result, self.error = stream, is_result, None
 
     def write(self, data: Any) -> int:
+        self.write_unescaped(escape_control(data, LINES) if isinstance(data, str) else data)
+        return len(data)
+
+    def write_unescaped(self, data: Any) -> int:
         self._attempt(lambda: self.stream.write(data))
         return len(data)
 
@@ -81,6 +91,21 @@ class SafeStream:
         return getattr(self.stream, name)
 
 
+class Unescaped:
+    """The same stream for a writer that escapes text by itself, and sends sequences of its own to a terminal."""
+
+    def __init__(self, stream: SafeStream):
+        self.stream, self.write = stream, stream.write_unescaped
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.stream, name)
+
+
+def unescaped(stream: Any) -> Any:
+    """Return a stream that writes control characters as they are; one that is not made safe is returned itself."""
+    return Unescaped(stream) if isinstance(stream, SafeStream) else stream
+
+
 def open_missing() -> None:
     """Open the null device for each standard descriptor that is closed, or the next file would take its number."""
     for descriptor in (0, 1, 2):
@@ -96,6 +121,7 @@ def open_missing() -> None:
 def make_safe() -> None:
     """Replace sys.stdout and sys.stderr by streams that cannot end a run. To be called once, at the start."""
     open_missing()
+    os.environ.setdefault('PYTHON_COLORS', '0')  # or Python 3.14 would colour --help and tracebacks
     for stream in (sys.stdout, sys.stderr):
         stream.reconfigure(errors='backslashreplace')  # of a path that is not UTF-8
     sys.stdout, sys.stderr = SafeStream(sys.stdout, is_result=True), SafeStream(sys.stderr)

@@ -1,8 +1,9 @@
 """The command line of this program."""
 
-import shlex
 import sys
 from pathlib import Path
+
+from sinklab.escape import join_shell
 
 
 def program() -> list[str]:
@@ -17,4 +18,4 @@ def is_own() -> bool:
 
 def again() -> str:
     """The command line that was given, to be given again."""
-    return shlex.join([*program(), *sys.argv[1:]])
+    return join_shell([*program(), *sys.argv[1:]])

@@ -15,6 +15,7 @@ from typing import Any
 
 from sinklab.cli import config, hardware
 from sinklab.cli.train import size_argument
+from sinklab.escape import escape_control
 from sinklab.record import Refusal
 from sinklab.spec import Hardware, Spec
 
@@ -106,19 +107,19 @@ def of_candidate(one: Any) -> dict:
 
 
 def show(title: str, found: dict) -> None:
-    from rich.console import Console
-    from rich.table import Table
+    from sinklab.cli import terminal
 
-    console = Console(highlight=False, width=None if sys.stdout.isatty() else 140)
+    console = terminal.console(width=140)
     crosses = {axis: f' across {what}' for axis, what in found['crosses'].items()}
     sizes = ' x '.join(f'{axis} {size}{crosses.get(axis, "")}' for axis, size in found['mesh'].items())
-    console.print(f'{title}: {sizes}, attention {found["attention"]}, remat {found["remat"]}')
-    table = Table('program', 'GiB a chip', 'of', 'sent, MB', 'compiled in', box=None)
+    console.print(f'{escape_control(title)}: {sizes}, attention {found["attention"]}, remat {found["remat"]}')
+    rows = []
     for name, one in found['programs'].items():
         peak, sent = one['bytes']['peak'], sum(each['sent'] for each in one['collectives'])
         share = f'{peak / found["memory_bytes_per_chip"]:.0%} of {found["memory_bytes_per_chip"] / GIB:.2f}'
-        table.add_row(name, f'{peak / GIB:.2f}', share, f'{sent / 1e6:.0f}', f'{one["seconds"]:.0f} s')
-    console.print(table)
+        rows.append([name, f'{peak / GIB:.2f}', share, f'{sent / 1e6:.0f}', f'{one["seconds"]:.0f} s'])
+    headings = 'program', 'GiB a chip', 'of', 'sent, MB', 'compiled in'
+    terminal.print_table(console, headings, rows, left=headings)
     if bound := found['estimate']:
         console.print(
             f'estimated, not measured: a step takes at least {1e3 * bound["seconds"]:.0f} ms, MFU at most '
@@ -129,15 +130,15 @@ def show(title: str, found: dict) -> None:
 
 
 def lists(console: Any, step: dict) -> None:
-    from rich.table import Table
+    from sinklab.cli import terminal
 
-    table = Table('collectives of the step', 'axis', 'times', 'MB sent', 'beside computing', 'of', box=None)
+    rows = []
     for one in sorted(step['collectives'], key=lambda each: -each['sent'])[:16]:
         beside = 'yes' if one['asynchronous'] else 'no'
         types = ' '.join(one['types'][:3]) + (' ...' if len(one['types']) > 3 else '')
-        table.add_row(one['kind'], one['axis'], str(one['times']), f'{one["sent"] / 1e6:.0f}', beside, types)
-    console.print(table)
-    table = Table('largest arrays of the step', 'MB', 'of', box=None)
-    for one in step['buffers']:
-        table.add_row(one['type'], f'{one["bytes"] / 1e6:.0f}', one['origin'][-60:])
-    console.print(table)
+        rows.append([one['kind'], one['axis'], str(one['times']), f'{one["sent"] / 1e6:.0f}', beside, types])
+    headings = 'collectives of the step', 'axis', 'times', 'MB sent', 'beside computing', 'of'
+    terminal.print_table(console, headings, rows, left=headings, words=['of'])
+    rows = [[one['type'], f'{one["bytes"] / 1e6:.0f}', one['origin'][-60:]] for one in step['buffers']]
+    headings = 'largest arrays of the step', 'MB', 'of'
+    terminal.print_table(console, headings, rows, left=headings, words=['of'])

@@ -58,7 +58,7 @@ def config_and_size(module: Any, given: str, row: str | None, size: str | None) 
         )
     asked = {} if size is None else dict(size=size)
     try:
-        return module.get_config(row, **asked), size or (parameter and parameter.default)
+        return module.get_config(key_of(module, row), **asked), size or (parameter and parameter.default)
     except Exception as error:  # a config file is its author's program: what it raises is what there is to say
         asked = f'--config={given}{f" --size={size}" if size else ""}'
         raise Refusal(f'{asked}: {one_line(error, module.__file__)}') from error
@@ -66,7 +66,7 @@ def config_and_size(module: Any, given: str, row: str | None, size: str | None) 
 
 def about(module: Any, file: str, row: str) -> dict:
     """Where a row is, its diff, its published numbers and their source."""
-    told = getattr(module, 'ROWS', {}).get(row, {})
+    told = getattr(module, 'ROWS', {}).get(key_of(module, row), {})
     whole = isinstance(told, dict) and all(isinstance(told.get(name, {}), dict) for name in ('diff', 'published'))
     if not whole:
         raise Refusal(f'{file}: row {row} is {told!r}; it must be dict(diff={{...}}, published={{...}}, source=...)')
@@ -82,7 +82,17 @@ def about_row(given: str) -> dict:
 def rows(file: str) -> dict[str, dict]:
     """What the rows of a config file are about; none where it has no table."""
     module = module_of(file)
-    return {row: about(module, file, row) for row in getattr(module, 'ROWS', {})}
+    keys = getattr(module, 'ROWS', {})
+    if '' in keys:
+        raise Refusal(f'{file} has a row without a name, which --config={file}:ROW cannot say; name it')
+    if len(set(map(str, keys))) < len(keys):
+        raise Refusal(f'{file} has two rows whose names are written alike, as 1 and "1" are; rename one of them')
+    return {str(key): about(module, file, str(key)) for key in keys}
+
+
+def key_of(module: Any, row: str | None) -> Any:
+    """Return the key of a row as the file has it, such as 5 where 5 is given as text."""
+    return next((key for key in getattr(module, 'ROWS', {}) if str(key) == row), row)
 
 
 def module_of(file: str, holding: str = 'get_config') -> Any:

@@ -13,6 +13,7 @@ import tempfile
 from collections.abc import Callable
 
 from sinklab.cli import kernels
+from sinklab.escape import escape_control
 from sinklab.record import Refusal
 
 EXTRAS = {
@@ -53,7 +54,7 @@ def run(given: argparse.Namespace, rest: list[str]) -> int:
     else:
         show(found)
     for name in broken:
-        print(f'sinklab doctor: {name} does not work here: {checks[name]}', file=sys.stderr)
+        print(f'sinklab doctor: {name} does not work here: {escape_control(checks[name])}', file=sys.stderr)
     return 1 if broken else 0
 
 
@@ -129,17 +130,18 @@ CHECKS = {
 
 
 def show(found: dict) -> None:
-    from rich.console import Console
-    from rich.markup import escape
     from rich.table import Table
+    from rich.text import Text
 
-    console, table = Console(highlight=False), Table(box=None, show_header=False)
+    from sinklab.cli import terminal
+
+    console, table = terminal.console(), Table(box=None, show_header=False)
     table.add_row('python', found['python'])
     for name, version in found['versions'].items():
         table.add_row(name, version)
     for name, version in found['extras'].items():
-        table.add_row(name, version or escape(f'absent; if you want it: pip install "sinklab[{EXTRAS[name]}]"'))
-    table.add_row('devices', ', '.join(found['devices']))
+        table.add_row(name, version or f'absent; if you want it: pip install "sinklab[{EXTRAS[name]}]"')
+    table.add_row('devices', terminal.cell(', '.join(found['devices'])))
     for name, outcome in found['checks'].items():
-        table.add_row(name, '[green]ok[/]' if outcome == 'ok' else '[red]broken[/]')
+        table.add_row(name, Text('ok', 'green') if outcome == 'ok' else Text('broken', 'red'))
     console.print(table)

@@ -7,8 +7,8 @@ example:
 
 import argparse
 import json
-import sys
 
+from sinklab.escape import escape_control
 from sinklab.files.place import place
 from sinklab.record import Refusal
 
@@ -62,18 +62,16 @@ def write(out: str, found: dict) -> None:
 
 
 def show(found: dict) -> None:
-    from rich.console import Console
-    from rich.table import Table
+    from sinklab.cli import terminal
 
-    table = Table('task', 'metric', box=None)
-    for heading in ('value', 'standard error', 'texts', 'few-shot'):
-        table.add_column(heading, justify='right')
+    rows = []
     for name, task in found['tasks'].items():
         for key, value, error in metrics(task['numbers']):
             ends = ('-' if one is None else str(one) for one in (task['samples'], task['few_shot']))
-            table.add_row(name, key, text(value), '-' if error is None else text(error), *ends)
-    Console(highlight=False, width=None if sys.stdout.isatty() else 200).print(table)
-    print(', '.join([found['model'], *beside(found.get('measured', {}))]))
+            rows.append([name, key, text(value), '-' if error is None else text(error), *ends])
+    headings = 'task', 'metric', 'value', 'standard error', 'texts', 'few-shot'
+    terminal.print_table(terminal.console(width=200), headings, rows, words=['metric'])
+    print(', '.join([escape_control(found['model']), *beside(found.get('measured', {}))]))
 
 
 def text(value: float) -> str:

@@ -5,6 +5,7 @@ from typing import Any, get_args
 
 from sinklab.checkpoint import digests
 from sinklab.cli import llama
+from sinklab.escape import quote_shell
 from sinklab.files.place import joined, resolved
 from sinklab.folder import Folder, named
 from sinklab.group import Group, once, same, unanimous
@@ -48,7 +49,7 @@ def at_hand(given: str, child: Folder, group: Group) -> str:
     if group.count > 1:
         raise Refusal(
             f'--from={given} is for one process; write it where all of them see it, by sinklab checkpoint import '
-            f'{given} --out=DIR, and give --from=params:DIR'
+            f'{quote_shell(given)} --out=DIR, and give --from=params:DIR'
         )
     return llama.kept(given, child)
 
@@ -97,7 +98,9 @@ def known(given: Given, child: Folder) -> int:
     if given.step not in (None, at) or (elsewhere and digests.seal(folder, at) != lineage.get('seal')):
         raise Refusal(f'{holds} is another checkpoint; give that one, wherever it lies now, or a new folder')
     if given.takes != takes:
-        raise Refusal(f'{holds} takes along something else of it; give --from={named(takes, folder, at)}')
+        raise Refusal(
+            f'{holds} takes along something else of it; give {quote_shell(f"--from={named(takes, folder, at)}")}'
+        )
     return at
 
 

@@ -47,12 +47,12 @@ def outcome(name: str, platform: str, case: Any) -> dict:
 
 
 def show(platform: str, found: list[dict]) -> None:
-    from rich.console import Console
     from rich.table import Table
 
     from sinklab.attend.verification import ACCURACY
+    from sinklab.cli import terminal
 
-    console = Console(highlight=False)
+    console = terminal.console()
     lacking = {}
     for cell in found:
         if cell['outcome'] == 'lacks':
@@ -80,12 +80,14 @@ def show(platform: str, found: list[dict]) -> None:
     for cell in found:
         if 'error' not in cell and cell['outcome'] == 'wrong':
             operation = f'{cell["similarity"]}/{cell["normalizer"]}'
-            console.print(f'[red]{cell["backend"]} {operation} {cell["mask"]}: {cell["reason"]}[/]')
+            console.print(terminal.cell(f'{cell["backend"]} {operation} {cell["mask"]}: {cell["reason"]}', 'red'))
 
 
-def cell_text(cell: dict) -> str:
+def cell_text(cell: dict) -> Any:
+    from rich.text import Text
+
     if cell['outcome'] == 'lacks':
         return '-'
     if 'error' not in cell:
-        return '[red]fails[/]'
-    return f'{cell["error"]:.0e}' if cell['outcome'] == 'ok' else f'[red]{cell["error"]:.0e}[/]'
+        return Text('fails', 'red')
+    return Text(f'{cell["error"]:.0e}', '' if cell['outcome'] == 'ok' else 'red')

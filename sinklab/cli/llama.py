@@ -8,6 +8,7 @@ import uuid
 from pathlib import Path
 
 from sinklab.cache import cache
+from sinklab.escape import quote_shell
 from sinklab.files.place import absolute, check_checkpoint_path, joined, place
 from sinklab.files.whole import UNFINISHED
 from sinklab.folder import Folder
@@ -46,7 +47,8 @@ def bring(given: argparse.Namespace) -> int:
     if folder.path.exists():
         raise Refusal(f'--out={given.out} is there already; give a new folder')
     count = imported(given.source, folder, absolute(folder.path))
-    print(f'{folder}: {count:,} parameters of {given.source}; begin with them by --from=params:{folder}')
+    by = quote_shell(f'--from=params:{folder}')
+    print(f'{folder}: {count:,} parameters of {given.source}; begin with them by {by}')
     return 0
 
 

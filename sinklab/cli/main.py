@@ -23,6 +23,7 @@ from sinklab.cli import (
     tail,
     train,
 )
+from sinklab.escape import escape_control
 from sinklab.lease import Superseded
 from sinklab.train.outcome import of_error
 
@@ -48,7 +49,7 @@ TRAINING = 'train', 'sweep', 'claims'
 
 class Parser(argparse.ArgumentParser):
     def error(self, message: str) -> None:
-        print(f'{self.prog}: {message}; see {self.prog} --help', file=sys.stderr)
+        print(f'{self.prog}: {escape_control(message)}; see {self.prog} --help', file=sys.stderr)
         raise SystemExit(1)
 
 
@@ -90,7 +91,7 @@ def ended(verb: str, error: BaseException) -> int:
     if end.trace:
         print(end.trace, end='', file=sys.stderr)
     if end.kind != 'crashed':
-        print(f'sinklab {verb}: {processes.line(end)}', file=sys.stderr)
+        print(f'sinklab {verb}: {escape_control(processes.line(end))}', file=sys.stderr)
     sys.stderr.flush()
     if isinstance(error, Superseded | KeyboardInterrupt):
         os._exit(end.code)  # an orderly end would write what is still being written, or wait for what is compiled

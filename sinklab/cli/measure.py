@@ -9,10 +9,10 @@ example:
 import argparse
 import contextlib
 import json
-import sys
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING
 
+from sinklab.escape import escape_control
 from sinklab.files.place import place
 from sinklab.files.whole import writable
 from sinklab.record import Refusal
@@ -119,39 +119,39 @@ def listed(option: str, text: str, kind: Callable) -> tuple:
 @contextlib.contextmanager
 def progress(name: str, sequences: int) -> Iterator['Watch']:
     """Counts sequences on a terminal, and nowhere else."""
-    from rich.console import Console
-    from rich.progress import Progress
+    from rich.progress import BarColumn, Progress, TaskProgressColumn, TimeRemainingColumn
 
-    console = Console(stderr=True)
-    with Progress(console=console, transient=True, disable=not console.is_terminal) as bar:
-        task = bar.add_task(f'measuring {name}', total=sequences)
+    from sinklab.cli import terminal
+
+    console = terminal.console(stderr=True)
+    columns = terminal.column('{task.description}'), BarColumn(), TaskProgressColumn(), TimeRemainingColumn()
+    with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as bar:
+        task = bar.add_task(f'measuring {escape_control(name)}', total=sequences)
         yield lambda read: bar.advance(task, read)
 
 
 def show(found: list[dict]) -> None:
-    from rich.console import Console
-    from rich.table import Table
-
+    from sinklab.cli import terminal
     from sinklab.measure import table as measures
     from sinklab.observe.study import LOSS
 
     any_of = {name for one in found for values in one['inputs'].values() for name in values}
     numbers = [one for one in (*map(measures.number, TOLD), LOSS) if one.name in any_of]
-    table = Table('model', 'inputs', box=None)
-    for number in numbers:
-        table.add_column(number.label, justify='right')
-    table.add_column('published Sink_1', justify='right')
+    rows = []
     for one in found:
         for name, values in one['inputs'].items():
             cells = [cell(number, values.get(number.name)) for number in numbers]
             published = one['published'].get(name)
-            table.add_row(one['model'], name, *cells, '-' if published is None else f'{published:.2f} %')
-    Console(highlight=False, width=None if sys.stdout.isatty() else 200).print(table)
+            rows.append([one['model'], name, *cells, '-' if published is None else f'{published:.2f} %'])
+    headings = ['model', 'inputs', *(number.label for number in numbers), 'published Sink_1']
+    terminal.print_table(terminal.console(width=200), headings, rows, words=['inputs'])
     for one in found:
         show_asked(one)
         for told in one['propositions']:
             number = '-' if told['number'] is None else f'{told["number"]:.2g}'
-            print(f'{one["model"]}: {told["claim"]}: {number}, {"holds" if told["holds"] else "FAILS"}')
+            print(
+                f'{escape_control(one["model"])}: {told["claim"]}: {number}, {"holds" if told["holds"] else "FAILS"}'
+            )
 
 
 def show_asked(told: dict) -> None:
@@ -160,12 +160,12 @@ def show_asked(told: dict) -> None:
 
     for name, values in told['inputs'].items():
         for number in [measures.number(one) for one in values if one.startswith('sink/1/T')]:
-            print(f'{told["model"]}, {name}: {number.label}: {cell(number, values[number.name])}')
+            print(f'{escape_control(told["model"])}, {name}: {number.label}: {cell(number, values[number.name])}')
         for family, words in BY_LAYER.items():
             found = [value for one, value in values.items() if one.startswith(f'{family}/')]
             if found:
                 each = ' '.join('-' if value is None else f'{value:.3g}' for value in found)
-                print(f'{told["model"]}, {name}: {words}: {each}')
+                print(f'{escape_control(told["model"])}, {name}: {words}: {each}')
 
 
 def cell(number: 'Number', value: float | None) -> str:

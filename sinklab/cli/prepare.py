@@ -19,12 +19,12 @@ example:
 
 import argparse
 import json
-import shlex
 import sys
 import time
 from typing import Any, get_type_hints
 
 from sinklab import spec
+from sinklab.escape import escape_control, join_shell
 from sinklab.files.place import place
 from sinklab.parse import LARGEST_TRAINED, SMALLEST_TRAINED
 from sinklab.record import Count, Refusal, field
@@ -124,7 +124,7 @@ def train(folder: str, fields: dict[str, Any], store: Any) -> str:
     if spec.model.vocabulary != store.meta['vocabulary'] and (size != 'paper' or fields['tokenizer'] == 'train'):
         changed.append(f'--config.model.vocabulary={max(store.meta["vocabulary"], SMALLEST_TRAINED)}')
     words = ['sinklab', 'train', '--config=configs/default.py', *([] if size == 'paper' else [f'--size={size}'])]
-    return shlex.join([*words, f'--config.data.source=store:{folder}', *changed, '--workdir=runs/new'])
+    return join_shell([*words, f'--config.data.source=store:{folder}', *changed, '--workdir=runs/new'])
 
 
 def fits(store: Any, spec: Any) -> bool:
@@ -152,7 +152,7 @@ def check(given: argparse.Namespace, fields: dict[str, Any]) -> int:
         found.append(f'a batch of {batch} windows cannot be divided over {hosts} hosts; use a multiple')
     tell(given, fields, store, found)
     for problem in found:
-        print(f'sinklab prepare: {store}: {problem}', file=sys.stderr)
+        print(f'sinklab prepare: {escape_control(store)}: {escape_control(problem)}', file=sys.stderr)
     return 1 if found else 0
 
 
@@ -167,25 +167,21 @@ def tell(given: argparse.Namespace, fields: dict[str, Any], store: Any, found: l
 
 
 def show(store: Any, about: dict, texts: list[str]) -> None:
-    from rich.console import Console
-    from rich.markup import escape
-    from rich.table import Table
+    from sinklab.cli import terminal
 
-    table = Table(box=None)
-    for heading in ('domain', 'side', 'documents', 'tokens', 'MB of text', 'bytes a token', 'windows'):
-        table.add_column(heading, justify='left' if heading in ('domain', 'side') else 'right')
+    headings, rows = ('domain', 'side', 'documents', 'tokens', 'MB of text', 'bytes a token', 'windows'), []
     for domain in about['domains']:
         for side, windows in about['windows'].items():
             counts = domain[side]
             cells = [f'{counts["documents"]:,}', f'{counts["tokens"]:,}', f'{counts["bytes"] / 1e6:,.3f}']
             cells.append(f'{counts["bytes"] / max(1, counts["tokens"]):.2f}')
-            table.add_row(escape(domain['name'] or '-'), side, *cells, f'{windows[domain["name"]]:,}')
-    console = Console(highlight=False, width=None if sys.stdout.isatty() else 120)
-    console.print(table)
+            rows.append([domain['name'] or '-', side, *cells, f'{windows[domain["name"]]:,}'])
+    console = terminal.console(width=120)
+    terminal.print_table(console, headings, rows, left=['side'])
     dropped = ', '.join(f'{count:,} {why}' for why, count in about['dropped'].items())
     made = f'{store}: digest {about["digest"]}, {about["shards"]} shards, dropped: {dropped or "nothing"}'
     for line in (made, f'windows of {about["length"]} + 1 tokens; {batches(about)}', *texts):
-        console.print(line, markup=False, soft_wrap=True)
+        console.print(escape_control(line, keep='\n\t'), soft_wrap=True)
 
 
 def batches(about: dict) -> str:
@@ -203,11 +199,12 @@ class Bar:
     """A listener to a preparation: a live line on a terminal, a line now and then in a log."""
 
     def __init__(self):
-        from rich.console import Console
-        from rich.progress import BarColumn, Progress, TextColumn
+        from rich.progress import BarColumn, Progress
 
-        self.console = Console(stderr=True, highlight=False)
-        text, bar = TextColumn('{task.description}'), BarColumn(bar_width=20)
+        from sinklab.cli import terminal
+
+        self.console = terminal.console(stderr=True)
+        text, bar = terminal.column('{task.description}'), BarColumn(bar_width=20)
         self.bar = Progress(bar, text, console=self.console, transient=True, disable=not self.console.is_terminal)
         self.task, self.spoke = self.bar.add_task('reading a sample', total=None), 0.0
 
@@ -224,4 +221,4 @@ class Bar:
         if time.monotonic() - self.spoke < 0.1:
             return
         self.spoke = time.monotonic()
-        self.bar.update(self.task, completed=progress.read, total=progress.size, description=str(progress))
+        self.bar.update(self.task, completed=progress.read, total=progress.size, description=escape_control(progress))

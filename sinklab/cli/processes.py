@@ -7,8 +7,10 @@ import sys
 from collections.abc import Callable
 from typing import NoReturn
 
+from sinklab import streams
 from sinklab.checkpoint import digests
 from sinklab.cli.command import again
+from sinklab.escape import escape_control
 from sinklab.folder import Folder
 from sinklab.group import Group
 from sinklab.lease import GRACE
@@ -118,13 +120,13 @@ def line(end: End) -> str:
 
 
 def say(text: str) -> None:
-    print(f'sinklab train: {text}', file=sys.stderr, flush=True)
+    print(f'sinklab train: {escape_control(text)}', file=sys.stderr, flush=True)
 
 
 def show_cursor() -> None:
     """A line that was live when its process was killed has left none."""
     if sys.stderr.isatty():
-        sys.stderr.write('\r\x1b[K\x1b[?25h')
+        streams.unescaped(sys.stderr).write('\r\x1b[K\x1b[?25h')
 
 
 def child(function: Callable[[Group], End]) -> NoReturn:

@@ -7,7 +7,7 @@ import os
 import platform
 from pathlib import Path
 
-from sinklab.files.place import is_remote, place
+from sinklab.files.place import check_utf8, is_remote, place
 from sinklab.record import Refusal
 
 NONE = 'none'
@@ -48,7 +48,9 @@ class Programs:
         self.asked = self.found = 0
         self.folder = folder or jax.config.jax_compilation_cache_dir or str(usual())
         jax.monitoring.register_event_listener(self.hear)
-        if not folder and not writable(self.folder):
+        if folder:
+            check_utf8(place(folder), 'jax could not keep compiled programs there')
+        elif not writable(self.folder) or not is_utf8(self.folder):
             self.folder = NONE
         if self.folder == NONE:
             jax.config.update('jax_enable_compilation_cache', False)
@@ -68,6 +70,14 @@ class Programs:
         if self.folder == NONE:
             return 'programs: all compiled, none kept'
         return f'programs: {self.asked - self.found} compiled, {self.found} found in {self.folder}'
+
+
+def is_utf8(folder: str) -> bool:
+    try:
+        check_utf8(place(folder), '')
+    except Refusal:
+        return False
+    return True
 
 
 def writable(folder: str) -> bool:

@@ -2,10 +2,11 @@
 
 import time
 
-from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeRemainingColumn
+from rich.progress import BarColumn, MofNCompleteColumn, TimeRemainingColumn
 from rich.progress import Progress as Bar
 
+from sinklab.cli import terminal
+from sinklab.escape import escape_control
 from sinklab.measure.table import HEADLINE
 from sinklab.spec import Spec
 from sinklab.train.listener import Listener
@@ -20,19 +21,19 @@ class Progress(Listener):
     """
 
     def __init__(self, name: str, spec: Spec, programs: object = None):
-        self.console = Console(stderr=True, highlight=False)
+        self.console = terminal.console(stderr=True)
         self.bar = Bar(
-            TextColumn('{task.description}'),
+            terminal.column('{task.description}'),
             BarColumn(bar_width=20),
             MofNCompleteColumn(),
-            TextColumn('loss {task.fields[loss]}  {task.fields[pace]} tokens/s  {task.fields[sink]}'),
+            terminal.column('loss {task.fields[loss]}  {task.fields[pace]} tokens/s  {task.fields[sink]}'),
             TimeRemainingColumn(compact=True),
             console=self.console,
             transient=True,
             disable=not self.console.is_terminal,
         )
         shown = dict(loss='  -  ', pace='-', sink=f'{HEADLINE.label} -')
-        self.task = self.bar.add_task(name, total=spec.optimizer.steps, **shown)
+        self.task = self.bar.add_task(escape_control(name), total=spec.optimizer.steps, **shown)
         self.name, self.steps, self.spoke, self.epochs = name, spec.optimizer.steps, 0.0, None
         self.checkpoint, self.measured, self.programs = spec.checkpoint, None, programs
 
@@ -91,4 +92,4 @@ class Progress(Listener):
             )
 
     def say(self, text: str) -> None:
-        self.console.print(text, soft_wrap=True, markup=False)
+        self.console.print(escape_control(text), soft_wrap=True)

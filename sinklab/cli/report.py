@@ -14,6 +14,7 @@ import sys
 from pathlib import Path
 from types import ModuleType
 
+from sinklab.escape import escape_control
 from sinklab.files.place import absolute, common, is_remote, place
 from sinklab.folder import Folder
 from sinklab.record import Refusal
@@ -44,7 +45,7 @@ def run(given: argparse.Namespace, rest: list[str]) -> int:
         print(json.dumps(table, indent=2, allow_nan=False))
     else:
         show(table)
-    print(f'report: {page}', file=sys.stderr if given.json else sys.stdout)
+    print(f'report: {escape_control(page)}', file=sys.stderr if given.json else sys.stdout)
     return 0
 
 
@@ -63,7 +64,9 @@ def of_sweep(folder: Path) -> list[Path]:
     """Of the folder of a sweep that has ended: its runs, the rows in their order."""
     if not (folder / 'sweep.json').exists():
         return []
-    found = [folder / f'{row["row"]}-{seed}' for row in Folder(folder).read('sweep') for seed in row['seeds']]
+    from sinklab.sweep import plan
+
+    found = [folder / plan.name(row['row'], seed) for row in Folder(folder).read('sweep') for seed in row['seeds']]
     return [run for run in found if (run / 'row.json').exists()]
 
 
@@ -106,19 +109,11 @@ def pictures() -> ModuleType:
 
 
 def show(rows: list[dict]) -> None:
-    from rich.console import Console
-    from rich.markup import escape
-    from rich.table import Table
-
+    from sinklab.cli import terminal
     from sinklab.report.closing import HEADINGS, cells
 
-    table = Table(box=None)
-    for at, heading in enumerate(HEADINGS):
-        table.add_column(heading, justify='right' if at else 'left')
-    for row in rows:
-        table.add_row(*map(escape, cells(row)))
-    console = Console(highlight=False, width=None if sys.stdout.isatty() else 200)
-    console.print(table)
+    out = terminal.console(width=200)
+    terminal.print_table(out, HEADINGS, list(map(cells, rows)))
     for row in rows:
         for note in row['notes']:
-            console.print(f'{row["arm"]}: {note}', soft_wrap=True, markup=False)
+            print(f'{escape_control(row["arm"])}: {escape_control(note)}')

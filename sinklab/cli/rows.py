@@ -8,6 +8,7 @@ import argparse
 import json
 import sys
 
+from sinklab.escape import escape_control
 from sinklab.record import Refusal
 
 
@@ -33,7 +34,8 @@ def run(given: argparse.Namespace, rest: list[str]) -> int:
     else:
         show(tables)
     for row in wrong:
-        print(f'sinklab rows: {row["config"]}:{row["row"]} is refused: {row["refused"]}', file=sys.stderr)
+        words = f'{row["config"]}:{row["row"]} is refused: {row["refused"]}'
+        print(f'sinklab rows: {escape_control(words)}', file=sys.stderr)
     return 1 if wrong else 0
 
 
@@ -49,22 +51,26 @@ def refusal(row: dict) -> dict:
 
 
 def show(tables: dict[str, list[dict]]) -> None:
-    from rich.console import Console
-    from rich.markup import escape
     from rich.table import Table
 
+    from sinklab.cli import terminal
     from sinklab.report.sweep import published_text
 
-    console = Console(highlight=False, width=None if sys.stdout.isatty() else 100)
+    console = terminal.console(width=100)
     for file, rows in tables.items():
-        table = Table(box=None, title=escape(file), title_justify='left')
+        table = Table(box=None, title=terminal.cell(file), title_justify='left')
         for heading in ('row', 'changes', 'published', 'source'):
-            table.add_column(heading, overflow='fold', no_wrap=heading == 'row')
+            table.add_column(heading, overflow='fold', no_wrap=heading == 'row' and names_fit(rows, console.width))
         for row in rows:
-            source = '\n'.join(filter(None, [row['source'], row.get('note')]))
-            cells = map(escape, (row['row'], short(row['diff']), published_text(row['published']), source))
-            table.add_row(*cells, style='red' if 'refused' in row else None)
+            source = terminal.lines(row['source'], row.get('note'))
+            cells = map(terminal.cell, (row['row'], short(row['diff']), published_text(row['published'])))
+            table.add_row(*cells, source, style='red' if 'refused' in row else None)
         console.print(table, '')
+
+
+def names_fit(rows: list[dict], width: int) -> bool:
+    """Return whether names of rows leave most of a line to what is said of them."""
+    return max(len(row['row']) for row in rows) <= width // 3
 
 
 def short(diff: dict) -> str:

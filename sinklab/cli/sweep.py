@@ -10,7 +10,6 @@ example:
 
 import argparse
 import json
-import shlex
 import signal
 import sys
 from typing import Any
@@ -18,6 +17,7 @@ from typing import Any
 from sinklab.cli import config, hardware, programs
 from sinklab.cli.command import again, program
 from sinklab.cli.train import size_argument
+from sinklab.escape import escape_control, join_shell
 from sinklab.files.place import place
 from sinklab.files.whole import whole, writable
 from sinklab.folder import Folder
@@ -29,6 +29,7 @@ from sinklab.sweep.plan import Run
 from sinklab.sweep.run import shares, train
 
 LEFT = 'row', 'outcome', 'claim', 'words', 'source', 'verdict'
+WORDS = 'outcome', 'words', 'source', 'verdict'  # columns that are folded where a terminal is narrow
 
 
 def arguments(verb: argparse.ArgumentParser) -> None:
@@ -89,7 +90,7 @@ def rows(given: argparse.Namespace) -> dict[str, dict]:
     """The rows to run, in their order, and what each is about."""
     file, _, row = given.config.partition(':')
     if row:
-        instead = shlex.join([f'--config={file}', f'--rows={row}'])
+        instead = join_shell([f'--config={file}', f'--rows={row}'])
         raise Refusal(f'--config={given.config} names a row; give {instead}')
     table = config.rows(file)
     if not table:
@@ -151,19 +152,13 @@ NOTE = 'mean ± standard deviation over n seeds (published, at the size of the s
 
 
 def show(headings: list[str], rows: list[list[str]], note: str = NOTE) -> None:
-    from rich.console import Console
-    from rich.markup import escape
-    from rich.table import Table
+    from sinklab.cli import terminal
 
-    table = Table(box=None)
-    for heading in headings:
-        table.add_column(escape(heading), justify='left' if heading in LEFT else 'right')
-    for cells in rows:
-        table.add_row(*map(escape, cells))
-    console = Console(highlight=False, width=None if sys.stdout.isatty() else 200)
-    console.print(table, note, sep='\n')
+    out = terminal.console(width=200)
+    terminal.print_table(out, headings, rows, left=LEFT, words=WORDS)
+    out.print(note)
 
 
 def say(text: str) -> None:
-    sys.stderr.write(f'{text}\n')  # whole, beside what runs at once say
+    sys.stderr.write(f'{escape_control(text)}\n')  # whole, beside what runs at once say
     sys.stderr.flush()

@@ -13,6 +13,7 @@ from sinklab.data.store.recipe import SETTINGS, Recipe
 from sinklab.data.store.shard import FORMAT, META, TOKENIZER
 from sinklab.data.store.store import Store
 from sinklab.data.tokens.tokenizer import digest, read
+from sinklab.escape import escape_control
 from sinklab.files.place import place
 from sinklab.record import Refusal, unknown
 
@@ -71,6 +72,6 @@ def store_in_cache(data: spec.Data, vocabulary: int) -> Store:
     what += [data.source, data.end_token, data.fixed_token]
     folder = cache() / 'stores' / hashlib.sha256(json.dumps(what).encode()).hexdigest()[:16]
     if not (folder / META).exists():
-        print(f'preparing {data.source} in {folder}', file=sys.stderr, flush=True)
+        print(escape_control(f'preparing {data.source} in {folder}'), file=sys.stderr, flush=True)
         prepare(recipe, folder, listen=Lines())
     return Store(folder)

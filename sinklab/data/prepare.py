@@ -25,6 +25,7 @@ from sinklab.data.store.shard import SIDES, TOKENIZER
 from sinklab.data.store.writer import Entry, Stream
 from sinklab.data.tokens import tokenizer
 from sinklab.data.tokens.encode import dtype, ids_of
+from sinklab.escape import escape_control
 from sinklab.files.place import is_remote
 from sinklab.files.whole import writable
 from sinklab.lease import lease
@@ -59,7 +60,7 @@ Listener = Callable[[Progress], None]
 
 
 def say(words: object) -> None:
-    print(words, file=sys.stderr, flush=True)
+    print(escape_control(words), file=sys.stderr, flush=True)
 
 
 class Lines:

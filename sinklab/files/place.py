@@ -93,13 +93,24 @@ def check_checkpoint_path(path: Path) -> None:
             f'{whole!a} has {" and ".join(bad)} in it, and checkpoints saved there could not be read; '
             f'give a folder whose absolute path has none of {" ".join(UNSAVABLE)}'
         )
+    check_utf8(path, 'checkpoints could not be saved there')
+
+
+def check_utf8(path: Path, why: str) -> None:
+    """Refuse a path that is not UTF-8, which libraries that are not written in Python cannot open.
+
+    Args:
+        path: a file or folder, relative or absolute.
+        why: what cannot be done there.
+
+    Raises:
+        Refusal: the absolute path has bytes that are not UTF-8.
+    """
+    whole = os.fspath(absolute(path))
     try:
         whole.encode()
     except UnicodeEncodeError as error:
-        raise Refusal(
-            f'{whole!a} is not UTF-8, and checkpoints could not be saved there; '
-            'give a folder whose absolute path is UTF-8'
-        ) from error
+        raise Refusal(f'{whole!a} is not UTF-8, and {why}; give a folder whose absolute path is UTF-8') from error
 
 
 def relative(path: Path, start: Path) -> str:

@@ -10,7 +10,7 @@ import jax.numpy as jnp
 
 from sinklab.data.store.shard import TOKENIZER
 from sinklab.data.tokens import tokenizer as tokens
-from sinklab.files.place import is_remote
+from sinklab.files.place import check_utf8, is_remote
 from sinklab.files.whole import UNFINISHED, writable
 from sinklab.llama import config, files, parity, weights
 from sinklab.record import Refusal
@@ -29,6 +29,7 @@ def check(spec: Spec, out: Path, length: int | None) -> dict[str, Any]:
     found = config.written(spec.model, length or spec.data.length, begin, spec.data.end_token)
     if is_remote(out):
         raise Refusal(f'--out={out} lies in a bucket, where transformers does not read; give a local folder')
+    check_utf8(out, 'transformers could not read a model there')
     if out.exists():
         raise Refusal(f'--out={out} is there already; give a new folder')
     parity.libraries()

@@ -69,9 +69,17 @@ def seat(coordinator: str | None, processes: int | None, process: int | None, ti
 
 def address(name: str, given: str) -> tuple[str, int]:
     parts = re.fullmatch(r'(\[[0-9a-fA-F:.]+\]|[^\s:\[\]]+):(\d{1,5})', given)
-    if not parts or not 0 < int(parts[2]) < 65536:
+    if not parts or not 0 < int(parts[2]) < 65536 or not can_be_host(parts[1]):
         raise Refusal(f'{name}={given} is no HOST:PORT with a port from 1 to 65535, e.g. {name}=10.0.0.1:8476')
     return parts[1].strip('[]'), int(parts[2])
+
+
+def can_be_host(name: str) -> bool:
+    """Return whether a name can be asked for: sockets raise UnicodeError of one that is too long, or is not UTF-8."""
+    try:
+        return bool(name.encode('idna'))
+    except UnicodeError:
+        return False
 
 
 def found(environment: Mapping[str, str], timeout: float) -> Seat:

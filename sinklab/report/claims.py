@@ -7,6 +7,7 @@ from typing import Literal
 import numpy as np
 from scipy.special import bdtrc
 
+from sinklab.escape import escape_markdown
 from sinklab.folder import Folder
 from sinklab.measure import table as measures
 from sinklab.record import Refusal, unknown
@@ -238,7 +239,7 @@ def markdown(entries: list[dict]) -> str:
         _, published, here, n, verdict = cells(entry)
         words = f'`{entry["claim"]}`: {entry["words"]} ({entry["source"]})'
         told = [words, entry['why'] or entry['contrast'], published, here, '' if entry['why'] else n, verdict]
-        lines.append(f'| {" | ".join(told)} |')
+        lines.append(f'| {" | ".join(map(escape_markdown, told))} |')
     return '\n\n'.join(['\n'.join(lines), *not_run(entries), in_words(entries)]) + '\n'
 
 

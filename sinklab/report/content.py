@@ -1,5 +1,6 @@
 """What the page shows, before it is one: figures in their order, and the arrays that they draw."""
 
+from sinklab.escape import escape_control
 from sinklab.measure.table import PICTURES
 from sinklab.report import axes, maps, paper
 from sinklab.report.arms import Arm
@@ -15,7 +16,7 @@ def content(arms: list[Arm], rows: list[dict], as_paper: bool) -> tuple[list[dic
     if as_paper:
         found = paper.ordered(found)
     steps = sorted({step for run in runs for step in run.probe_steps})
-    about = [dict(name=arm.name, published=arm.about['published']) for arm in arms]
+    about = [dict(name=escape_control(arm.name), published=arm.about['published']) for arm in arms]
     return found, pack.text(dict(figures=found, steps=steps, arms=about, runs=[of_run(run, arms) for run in runs]))
 
 
@@ -32,4 +33,9 @@ def figures(arms: list[Arm], rows: list[dict], pack: Pack, as_paper: bool) -> li
 
 
 def of_run(run: Run, arms: list[Arm]) -> dict:
-    return dict(name=run.name, arm=[arm.name for arm in arms].index(run.arm), kind=run.kind, probes=run.probe_steps)
+    return dict(
+        name=escape_control(run.name),
+        arm=[arm.name for arm in arms].index(run.arm),
+        kind=run.kind,
+        probes=run.probe_steps,
+    )

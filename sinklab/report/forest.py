@@ -7,6 +7,7 @@ import matplotlib
 matplotlib.use('Agg')
 import matplotlib.pyplot as plt
 
+from sinklab.escape import FIGURE, escape_figure
 from sinklab.files.whole import whole
 from sinklab.report.verdict import OVER
 
@@ -21,6 +22,11 @@ PUBLISHED = dict(marker='|', color='black', s=60)
 
 def write(path: Path, entries: list[dict], unit: str) -> None:
     """A line a claim, of those whose difference has this unit; the dash is what was published."""
+    with plt.rc_context(FIGURE):
+        draw(path, entries, unit)
+
+
+def draw(path: Path, entries: list[dict], unit: str) -> None:
     shown = [
         entry for entry in entries if entry['interval'] and entry['unit'] == unit and entry['verdict'] in COLOURS
     ]
@@ -32,7 +38,9 @@ def write(path: Path, entries: list[dict], unit: str) -> None:
             axes.scatter(entry['published'], at, **PUBLISHED)
     axes.axvline(0, color='black', linewidth=0.5)
     axes.set(xlabel=f'mean difference and its interval, {OVER} ({unit})')
-    axes.set_yticks(range(len(shown)), [f'{entry["claim"]} {entry["way"]}' for entry in shown], fontsize=7)
+    axes.set_yticks(
+        range(len(shown)), [escape_figure(f'{entry["claim"]} {entry["way"]}') for entry in shown], fontsize=7
+    )
     axes.set_ylim(len(shown) - 0.4, -0.6)
     handles = [plt.Line2D([], [], color=colour, linewidth=2, label=name) for name, colour in COLOURS.items()]
     handles += [plt.Line2D([], [], color='black', marker='|', linewidth=0, label='published')]

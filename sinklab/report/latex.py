@@ -2,19 +2,11 @@
 
 from pathlib import Path
 
+from sinklab.escape import escape_latex
 from sinklab.files.whole import whole
 from sinklab.report import sweep
 from sinklab.report.arms import arms, table
 from sinklab.report.runs import Run
-
-SPECIAL = {letter: f'\\{letter}' for letter in '&%$#_{}'}
-SPECIAL |= {
-    '\\': r'\textbackslash{}',
-    '~': r'\textasciitilde{}',
-    '^': r'\textasciicircum{}',
-    '±': r'$\pm$',
-    '−': '$-$',
-}
 
 
 def write(path: Path, runs: list[Run]) -> None:
@@ -47,4 +39,4 @@ def text(rows: list[dict]) -> str:
 
 
 def line(cells: list[str]) -> str:
-    return ' & '.join(''.join(SPECIAL.get(letter, letter) for letter in cell) for cell in cells) + r' \\'
+    return ' & '.join(map(escape_latex, cells)) + r' \\'

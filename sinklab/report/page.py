@@ -4,10 +4,10 @@ Drawn by a few hundred lines of our own in assets/: a library of plots weighs 4.
 figure and nothing for a screen reader; here tables and titles are HTML, and stand there where no script runs.
 """
 
-import html
 from collections.abc import Sequence
 from pathlib import Path
 
+from sinklab.escape import escape_html
 from sinklab.files.whole import whole
 from sinklab.measure.table import HEADLINE
 from sinklab.report import claims, closing, maps, sweep
@@ -41,8 +41,8 @@ def page(found: list[Arm], rows: list[dict], figures: list[dict], packed: str, c
     runs = [run for arm in found for run in arm.runs]
     title = f'Attention sinks: {named([arm.name for arm in found])}'
     body = [
-        f'<h1>{escape(title)}</h1>',
-        f'<p class="answer">{escape(answer(found))}</p>',
+        f'<h1>{escape_html(title)}</h1>',
+        f'<p class="answer">{escape_html(answer(found))}</p>',
         '<noscript><p>The figures need JavaScript; the tables do not.</p></noscript>',
         asset('controls.html'),
         f'<main>{by_claim(claimed)}{by_row(rows)}{by_run(runs, found)}',
@@ -53,7 +53,7 @@ def page(found: list[Arm], rows: list[dict], figures: list[dict], packed: str, c
     return (
         '<!doctype html><html lang="en"><head><meta charset="utf-8">'
         '<meta name="viewport" content="width=device-width, initial-scale=1">'
-        f'<meta http-equiv="Content-Security-Policy" content="{POLICY}"><title>{escape(title)}</title>'
+        f'<meta http-equiv="Content-Security-Policy" content="{POLICY}"><title>{escape_html(title)}</title>'
         f'<style>{asset("page.css")}</style></head><body>{"".join(body)}</body></html>'
     )
 
@@ -62,22 +62,18 @@ def asset(name: str) -> str:
     return (ASSETS / name).read_text(encoding='utf-8')
 
 
-def escape(text: object) -> str:
-    return html.escape(str(text))
-
-
 def named(names: list[str], most: int = 4) -> str:
     return ', '.join(names) if len(names) <= most else f'{", ".join(names[:most])} and {len(names) - most} more'
 
 
 def section(figure: dict) -> str:
-    name = escape(figure['name'])
+    name = escape_html(figure['name'])
     lacking = f' Without it: {named(figure["without"])}.' if figure.get('without') else ''
     if 'runs' in figure:
         lacking += f' Of {figure["runs"]} runs.' if figure['runs'] > 1 else ''
     return (
         f'<section class="figure" id="figure-{name}" aria-labelledby="title-{name}">'
-        f'<h2 id="title-{name}">{escape(figure["title"])}</h2><p>{escape(figure["sentence"] + lacking)}</p>'
+        f'<h2 id="title-{name}">{escape_html(figure["title"])}</h2><p>{escape_html(figure["sentence"] + lacking)}</p>'
         '<div class="drawn"></div><details class="values"><summary>values</summary><div class="scroll"></div>'
         '</details></section>'
     )
@@ -133,7 +129,7 @@ def by_run(runs: list[Run], found: list[Arm]) -> str:
     table = block('runs', '', '', closing.HEADINGS, lines)
     said = {run.name: [*run.notes, *filter(None, [run.ending.get('message')])] for run in runs}
     notes = ''.join(
-        f'<p class="note">{escape(f"{name}: {note}")}</p>' for name, told in said.items() for note in told
+        f'<p class="note">{escape_html(f"{name}: {note}")}</p>' for name, told in said.items() for note in told
     )
     is_open = ' open' if len(runs) <= SHOWN else ''
     return f'<details class="runs"{is_open}><summary>By run: {len(runs)}</summary>{table}{notes}</details>'
@@ -144,12 +140,15 @@ def block(name: str, title: str, sentence: str, heads: list[str], lines: list[tu
     told = [at for at in range(len(heads)) if at == 0 or any(cells[at] not in NOTHING for _, cells in lines)]
     heads, lines = [heads[at] for at in told], [(arm, [cells[at] for at in told]) for arm, cells in lines]
     meanings = {number.label: number.sentence for number in NUMBERS}
-    head = ''.join(f'<th scope="col" title="{escape(meanings.get(one, ""))}">{escape(one)}</th>' for one in heads)
+    head = ''.join(
+        f'<th scope="col" title="{escape_html(meanings.get(one, ""))}">{escape_html(one)}</th>' for one in heads
+    )
     body = ''.join(f'<tr{of_arm(arm)}>{"".join(map(cell, range(len(cells)), cells))}</tr>' for arm, cells in lines)
-    above = f'<h2>{escape(title)}</h2><p>{escape(sentence)}</p>' if title else ''
+    label = escape_html(title or name)
+    above = f'<h2>{escape_html(title)}</h2><p>{escape_html(sentence)}</p>' if title else ''
     return (
         f'<section class="table" id="table-{name}">{above}<div class="scroll" tabindex="0" role="region" '
-        f'aria-label="{escape(title or name)}"><table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>'
+        f'aria-label="{label}"><table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>'
         '</div></section>'
     )
 
@@ -160,7 +159,7 @@ def of_arm(arm: int | None) -> str:
 
 def cell(at: int, value: object) -> str:
     if at == 0:
-        return f'<th scope="row">{escape(value)}</th>'
+        return f'<th scope="row">{escape_html(value)}</th>'
     ours, published = value if isinstance(value, tuple) else (value, '')
-    beneath = f'<small><span class="hidden">published </span>{escape(published)}</small>' if published else ''
-    return f'<td>{escape(ours)}{beneath}</td>'
+    beneath = f'<small><span class="hidden">published </span>{escape_html(published)}</small>' if published else ''
+    return f'<td>{escape_html(ours)}{beneath}</td>'

@@ -10,6 +10,7 @@ import numpy as np
 matplotlib.use('Agg')
 import matplotlib.pyplot as plt
 
+from sinklab.escape import FIGURE, escape_figure, quote_file_name
 from sinklab.files.whole import whole
 from sinklab.measure.emergence import middle
 from sinklab.measure.measure import Picture
@@ -33,11 +34,11 @@ FONTS = {'svg.fonttype': 'none', 'pdf.fonttype': 42}  # text stays text
 def write(folder: Path, runs: list[Run], kinds: Sequence[str] = ('png',)) -> list[Path]:
     """curves, a picture for each axis of a sweep, of emergence, of the table of measures; PNG at 200 dots an inch."""
     found, paths = arms(runs), []
-    with plt.rc_context(FONTS):
+    with plt.rc_context(FONTS | FIGURE):
         for name, draw, given in figures(found):
             figure = draw(found, given)
             for kind in kinds:
-                paths.append(folder / f'{name}.{kind}')
+                paths.append(folder / f'{quote_file_name(name)}.{kind}')
                 with whole(paths[-1]) as unfinished:
                     figure.savefig(unfinished, dpi=200, bbox_inches='tight', format=kind)
             plt.close(figure)
@@ -61,8 +62,9 @@ def style(at: int) -> dict:
 
 def curves(found: list[Arm], _: None) -> plt.Figure:
     figure, (left, right) = plt.subplots(1, 2, figsize=(8, 2.8), layout='constrained')
+    lines = {}
     for at, arm in enumerate(found):
-        curve(left, arm, HEADLINE.name, style(at))
+        lines |= curve(left, arm, HEADLINE.name, style(at))
         curve(right, arm, 'valid/loss', style(at))
         for run in arm.runs:
             right.plot(*run.curve('train/loss'), **style(at), alpha=0.3 / len(arm.runs), linewidth=0.8)
@@ -73,36 +75,40 @@ def curves(found: list[Arm], _: None) -> plt.Figure:
             axis.plot(steps, values, ':', marker='.', color=colours[number])
     left.set(xlabel='step', ylabel=HEADLINE.axis, ylim=(-2, None))
     right.set(xlabel='step', ylabel='loss (pale: train)')
-    return legend(plain(figure), left)
+    return legend(plain(figure), left, lines)
 
 
-def curve(axis: plt.Axes, arm: Arm, name: str, style: dict) -> None:
-    """The mean of its runs with its spread, and they thin; of a single one, itself."""
+def curve(axis: plt.Axes, arm: Arm, name: str, style: dict) -> dict[str, plt.Line2D]:
+    """Draw the mean of its runs with its spread, and they thin; of a single one, itself. Return {name: line}."""
     found = mean(arm.counted, name)
-    for run in arm.runs:
-        thin = dict(alpha=0.35, linewidth=0.7) if found else dict(label=arm.name if run is arm.runs[0] else None)
-        axis.plot(*run.curve(name), **style, **thin)
-    if found:
-        steps, values, spread = found
-        axis.plot(steps, values, **style, label=f'{arm.name} (n={len(arm.counted)})')
-        axis.fill_between(steps, values - spread, values + spread, color=style['color'], alpha=0.15, linewidth=0)
+    thin = dict(alpha=0.35, linewidth=0.7) if found else {}
+    lines = [axis.plot(*run.curve(name), **style, **thin)[0] for run in arm.runs]
+    if not found:
+        return {arm.name: lines[0]}
+    steps, values, spread = found
+    (line,) = axis.plot(steps, values, **style)
+    axis.fill_between(steps, values - spread, values + spread, color=style['color'], alpha=0.15, linewidth=0)
+    return {f'{arm.name} (n={len(arm.counted)})': line}
 
 
 def draw_along(found: list[Arm], along: Axis) -> plt.Figure:
     """Sink and loss against a field, ours filled and published hollow."""
     figure, panels = plt.subplots(1, 2, figsize=(8, 2.8), layout='constrained')
-    for axis, (name, label) in zip(panels, [(HEADLINE.name, HEADLINE.axis), (LOSS, 'loss')], strict=True):
+    lines = [{}, {}]
+    for panel, (name, label) in enumerate([(HEADLINE.name, HEADLINE.axis), (LOSS, 'loss')]):
+        axis = panels[panel]
         for at, points in enumerate(along.lines):
             ours = [(one.at, one.ours[name]['mean'], one.ours[name]['sd'] or 0) for one in points if name in one.ours]
             if ours:
-                axis.errorbar(
-                    *zip(*ours, strict=True), **style(at), marker='o', markersize=4, capsize=2, label='ours'
+                lines[panel]['ours'] = axis.errorbar(
+                    *zip(*ours, strict=True), **style(at), marker='o', markersize=4, capsize=2
                 )
             if theirs := published(points, name):
                 hollow = dict(marker='o', markersize=4, markerfacecolor='none', linewidth=0.8)
-                axis.plot(*theirs, **style(at) | dict(linestyle='--'), **hollow, label='published')
-        axis.set(xlabel=along.name, ylabel=label, xticks=range(len(along.labels)), xticklabels=along.labels)
-    return legend(plain(figure), panels[0])
+                (lines[panel]['published'],) = axis.plot(*theirs, **style(at) | dict(linestyle='--'), **hollow)
+        axis.set(xlabel=escape_figure(along.name), ylabel=label)
+        axis.set(xticks=range(len(along.labels)), xticklabels=list(map(escape_figure, along.labels)))
+    return legend(plain(figure), panels[0], lines[0])
 
 
 def published(points: list[Point], name: str) -> list[tuple]:
@@ -119,8 +125,10 @@ def draw_emergence(found: list[Arm], along: list[Axis]) -> plt.Figure:
             emerging(axis, line, style(number))
         here = [[one for line in lines for one in line if one.at == at] for at in range(len(field.labels))]
         counts = [f'{sum(len(one.each) for one in ones)}/{sum(one.runs for one in ones)}' for ones in here]
-        words = [f'{label}\n{count}' for label, count in zip(field.labels, counts, strict=True)]
-        axis.set(xlabel=f'{field.name}, and runs with a sink', xticks=range(len(words)), xticklabels=words)
+        words = [f'{escape_figure(label)}\n{count}' for label, count in zip(field.labels, counts, strict=True)]
+        axis.set(
+            xlabel=escape_figure(f'{field.name}, and runs with a sink'), xticks=range(len(words)), xticklabels=words
+        )
     panels[0, 0].set(ylabel='step of emergence', ylim=(0, None))
     return plain(figure)
 
@@ -151,7 +159,7 @@ def heads(found: list[Arm], picture: Picture) -> plt.Figure:
         extent = (0.5, count + 0.5, 0.5, layers + 0.5)
         look = dict(cmap='RdBu_r' if low < 0 else 'viridis', vmin=low, vmax=top)
         image = axis.imshow(values_LH, origin='lower', aspect='auto', extent=extent, **look)
-        axis.set_title(run.name, fontsize=9, wrap=True)
+        axis.set_title(escape_figure(run.name), fontsize=9, wrap=True)
         axis.set(xlabel='head', ylabel='layer', xticks=ticks(count), yticks=ticks(layers))
     for axis in axes.flat[len(runs) :]:
         axis.set_visible(False)
@@ -180,7 +188,7 @@ def matrices(found: list[Arm], picture: Picture) -> plt.Figure:
             axis.set_axis_off()
         for (layer, head), axis in zip(run.strongest(HEADS), row, strict=False):
             image = axis.imshow(values_LHTS[layer, head], vmin=0, vmax=picture.largest or values_LHTS.max())
-            axis.set_title(f'{run.name}\nlayer {layer + 1} head {head + 1}', fontsize=8)
+            axis.set_title(f'{escape_figure(run.name)}\nlayer {layer + 1} head {head + 1}', fontsize=8)
             axis.set(xticks=[], yticks=[])
             axis.set_axis_on()
     return scaled(figure, image, axes, picture.label)
@@ -188,30 +196,40 @@ def matrices(found: list[Arm], picture: Picture) -> plt.Figure:
 
 def ratios(found: list[Arm], picture: Picture) -> plt.Figure:
     figure, axis = plt.subplots(figsize=(4, 2.8), layout='constrained')
+    lines = {}
     for at, arm in enumerate(found):
         ratios_L = [run.values[picture.name][-1] for run in arm.runs if run.has(picture)]
-        thin = dict(alpha=0.35, linewidth=0.7) if len(ratios_L) > 1 else dict(marker='o', label=arm.name)
+        thin = dict(alpha=0.35, linewidth=0.7) if len(ratios_L) > 1 else dict(marker='o')
         for ratio_L in ratios_L:
-            axis.plot(range(1, len(ratio_L) + 1), ratio_L, **style(at), **thin)
+            (lines[arm.name],) = axis.plot(range(1, len(ratio_L) + 1), ratio_L, **style(at), **thin)
         if len(ratios_L) > 1:
             mean_L = sum(ratios_L) / len(ratios_L)
-            label = f'{arm.name} (n={len(ratios_L)})'
-            axis.plot(range(1, len(mean_L) + 1), mean_L, **style(at), marker='o', label=label)
+            del lines[arm.name]
+            (line,) = axis.plot(range(1, len(mean_L) + 1), mean_L, **style(at), marker='o')
+            lines[f'{arm.name} (n={len(ratios_L)})'] = line
     axis.axhline(1, color='#999', linestyle=':')
     axis.xaxis.get_major_locator().set_params(integer=True)
     axis.set(xlabel='block', ylabel=picture.label)
-    return legend(plain(figure), axis)
+    return legend(plain(figure), axis, lines)
 
 
-def legend(figure: plt.Figure, axis: plt.Axes) -> plt.Figure:
-    """Inside where it is short, below where it would hide the lines; of too many arms none."""
-    shown = dict(zip(*reversed(axis.get_legend_handles_labels()), strict=True))
-    words, lines = [*shown], [*shown.values()]
+def legend(figure: plt.Figure, axis: plt.Axes, shown: dict[str, Any]) -> plt.Figure:
+    """Inside where it is short, below where it would hide the lines; of too many arms none.
+
+    Lines are given by their names, not by labels: Matplotlib leaves out those that begin with an underscore.
+    """
+    words, lines = [*map(escape_figure, shown)], [*shown.values()]
     if 0 < len(shown) <= 3:
-        axis.legend(lines, words, frameon=False)
+        made = axis.legend(lines, ['-'] * len(lines), frameon=False)
     elif 0 < len(shown) <= LABELLED:
         figure.set_figheight(figure.get_figheight() + 0.22 * -(-len(shown) // 3))
-        figure.legend(lines, words, loc='outside lower center', ncols=3, frameon=False, fontsize=8)
+        made = figure.legend(
+            lines, ['-'] * len(lines), loc='outside lower center', ncols=3, frameon=False, fontsize=8
+        )
+    else:
+        return figure
+    for text, word in zip(made.get_texts(), words, strict=True):
+        text.set_text(word)
     return figure
 
 

@@ -1,10 +1,10 @@
 """A run as a report wants it: read once, in plain arrays, the same for the page and for the pictures."""
 
 import dataclasses
-import shlex
 
 import numpy as np
 
+from sinklab.escape import quote_shell
 from sinklab.files.place import joined, resolved
 from sinklab.folder import Folder, ancestry, flat, named
 from sinklab.measure import table as measures
@@ -105,13 +105,14 @@ def notes(folder: Folder) -> list[str]:
 def row_of(folder: Folder) -> str:
     """The name of its row, or its folder's where it has none; of a fork, with what it comes from."""
     try:
-        row, lineage = folder.read('row')['row'] or folder.path.absolute().name, folder.lineage()
+        row, lineage = folder.read('row')['row'], folder.lineage()
+        row = folder.path.absolute().name if row in (None, '') else str(row)
         if not lineage:
             return row
         return f'{row} from {named(lineage.get("takes", ""), lineage["row"], lineage["step"])}'
     except (FileNotFoundError, NotADirectoryError, KeyError) as error:
         runs = (
-            f'the runs of this sweep: {shlex.quote(str(folder))}/*/'
+            f'the runs of this sweep: {quote_shell(str(folder))}/*/'
             if (folder.path / 'sweep.json').exists()
             else 'folders of runs'
         )

@@ -5,6 +5,7 @@ from collections.abc import Callable, Iterable
 from pathlib import PurePath
 
 from sinklab.checkpoint import digests
+from sinklab.escape import quote_file_name
 from sinklab.files.whole import writable
 from sinklab.folder import Folder
 from sinklab.record import Refusal
@@ -52,6 +53,7 @@ def runs(
         raise Refusal(f'--workdir={workdir} holds a run; give a folder for the runs of a sweep')
     found = [read(Folder(f'{workdir}/{name(row, seed)}'), row, seed, load) for seed in seeds for row in rows]
     check(found)
+    check_folders(found)
     for run in found:
         look(run, hardware)
     check(found)
@@ -62,7 +64,7 @@ def runs(
 def name(row: str, seed: int) -> str:
     """Of a run's folder; where there are several tables, a row is TABLE:ROW."""
     table, _, own = row.rpartition(':')
-    return f'{PurePath(table).stem}.{own}-{seed}' if table else f'{own}-{seed}'
+    return quote_file_name(f'{PurePath(table).stem}.{own}' if table else own) + f'-{seed}'
 
 
 def read(folder: Folder, row: str, seed: int, load: Callable[[str, int], tuple[Spec, dict]]) -> Run:
@@ -84,6 +86,15 @@ def check(runs: list[Run]) -> None:
         raise Refusal(reason)
     too = f' (and so are {", ".join(other for other, _ in others)})' if others else ''
     raise Refusal(f'row {row} is refused{too}: {reason}; nothing was trained: mend that, or name other --rows')
+
+
+def check_folders(runs: list[Run]) -> None:
+    """Refuse two rows that would have one folder."""
+    first = {}
+    for run in runs:
+        other = first.setdefault(run.folder.path, run)
+        if other is not run:
+            raise Refusal(f'rows {other.row!r} and {run.row!r} would both lie in {run.folder}; rename one of them')
 
 
 def look(run: Run, hardware: Hardware) -> None:

@@ -9,6 +9,7 @@ import sys
 import threading
 from collections.abc import Callable
 
+from sinklab.escape import escape_control
 from sinklab.processes.ending import OF_SIGNAL
 
 
@@ -62,8 +63,14 @@ class Relay:
             if self.received:  # between two commands
                 child.send_signal(self.received[-1])
             while more := child.stdout.readline() if name else child.stdout.read(65536):
-                sys.stderr.buffer.write(name.encode() + more)
+                sys.stderr.buffer.write(labelled(name, more) if name else more)
                 sys.stderr.buffer.flush()
                 said = (said + more)[-10_000:]
             self.children.discard(child)
         return child.returncode, said.decode(errors='replace')
+
+
+def labelled(name: str, line: bytes) -> bytes:
+    """Put a name before a line; what would move the cursor back over the name is shown as an escape."""
+    said = escape_control(line.decode(errors='backslashreplace').removesuffix('\n'), keep='\t')
+    return f'{escape_control(name)}{said}\n'.encode()

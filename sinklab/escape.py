@@ -1,0 +1,132 @@
+"""Text that comes from users, files or other hosts, escaped for each kind of place that it is written to.
+
+A name may hold any character: markup of rich, `$` of mathtext, `&` of LaTeX, `<` of HTML, `/` of a path, a control
+sequence of a terminal. Each function returns text that the place shows as the characters that were given. Control
+characters have no picture: they are shown as the escapes of Python, such as \\x1b, everywhere but in JSON.
+"""
+
+import hashlib
+import html
+import re
+import shlex
+import string
+import unicodedata
+from collections.abc import Iterable
+
+# Not printed: controls (C0, DEL, C1), halves of characters, separators of lines and paragraphs.
+INVISIBLE = ('Cc', 'Cs', 'Zl', 'Zp')
+# Marks after which a terminal or a browser shows text in another order than it stands in.
+REORDERING = ('LRE', 'RLE', 'LRO', 'RLO', 'PDF', 'LRI', 'RLI', 'FSI', 'PDI')
+LONGEST_NAME = 200  # bytes of a file name, of the 255 that file systems allow; what is appended needs some
+LINE = 60  # letters of a line in a picture
+# LaTeX defines these commands for all encodings of fonts, since 2020.
+LATEX = {letter: f'\\{letter}' for letter in '&%$#_{}'}
+LATEX |= {
+    '\\': r'\textbackslash{}',
+    '~': r'\textasciitilde{}',
+    '^': r'\textasciicircum{}',
+    '<': r'\textless{}',
+    '>': r'\textgreater{}',
+    '|': r'\textbar{}',
+    '`': r'\textasciigrave{}',
+    "'": r'\textquotesingle{}',
+    '±': r'$\pm$',
+    '−': '$-$',
+}
+
+
+def is_hidden(letter: str) -> bool:
+    """Return whether a character has no picture, or changes how others are shown."""
+    if letter in string.printable:
+        return letter in '\t\n\r\x0b\x0c'
+    return unicodedata.category(letter) in INVISIBLE or unicodedata.bidirectional(letter) in REORDERING
+
+
+def escape_control(text: object, keep: str = '') -> str:
+    """Replace control characters and the like by visible escapes, as \\x1b, \\n, \\u202e.
+
+    Args:
+        text: anything; its `str` is shown.
+        keep: control characters that stay as they are.
+    """
+    text = str(text)
+    if text.isascii() and text.isprintable():
+        return text
+    return ''.join(
+        letter.encode('unicode_escape').decode() if letter not in keep and is_hidden(letter) else letter
+        for letter in text
+    )
+
+
+def escape_html(text: object) -> str:
+    """Escape text for the content, or a quoted attribute, of an element of HTML."""
+    return html.escape(escape_control(text))
+
+
+def escape_latex(text: object) -> str:
+    """Escape text for LaTeX, also for the first cell of a line of a table."""
+    shown = ''.join(LATEX.get(letter, letter) for letter in escape_control(text))
+    shown = re.sub('(?<=-)-|(?<=,),', lambda double: f'{{}}{double[0]}', shown)  # or it were one character
+    return f'{{}}{shown}' if shown[:1] in ('[', '*') else shown  # or it were an argument of the line before
+
+
+def escape_markdown(text: object) -> str:
+    """Escape what would end a cell of a table of Markdown, or begin a tag of HTML there; emphasis stays."""
+    return re.sub(r'<(?=[A-Za-z/!?])', r'\<', escape_control(text).replace('|', r'\|'))
+
+
+def escape_figure(text: object) -> str:
+    """Return text for Matplotlib: long names in several lines.
+
+    What `$` means there depends on the settings of FIGURE, which must hold while a figure is made.
+    """
+    shown = escape_control(text)
+    return '\n'.join(shown[at : at + LINE] for at in range(0, len(shown), LINE))
+
+
+# Settings of Matplotlib with which text is drawn as it is given.
+FIGURE = {'text.parse_math': False, 'text.usetex': False}
+
+
+def quote_file_name(text: object) -> str:
+    """Return a name for a file or folder made from any text: the same for the same text, another one for others.
+
+    What a path or a glob reads as something else, a dot in front, and control characters become %XX, as in a URL.
+    A name that is too long ends with a digest. An empty text stays empty.
+    """
+    text = str(text)
+    safe = re.sub(r'%(?=[0-9A-Fa-f]{2})', '%25', text)
+    safe = ''.join(percent(letter) if letter in '/\\*?[' or is_hidden(letter) else letter for letter in safe)
+    safe = re.sub(r'^\.', '%2E', safe)  # a shell's * leaves out names that begin with a dot
+    data = safe.encode()
+    if len(data) <= LONGEST_NAME:
+        return safe
+    digest = hashlib.sha256(text.encode(errors='surrogatepass')).hexdigest()[:16]
+    return f'{data[: LONGEST_NAME - 17].decode(errors="ignore")}-{digest}'
+
+
+def percent(letter: str) -> str:
+    return ''.join(f'%{byte:02X}' for byte in letter.encode(errors='surrogatepass'))
+
+
+def quote_shell(word: object) -> str:
+    """Quote a word of a command that a person may copy into a shell; control characters by $'...' of bash and zsh."""
+    word = str(word)
+    if not any(map(is_hidden, word)):
+        return shlex.quote(word)
+    data = word.encode(errors='surrogateescape') if can_be_bytes(word) else word.encode(errors='backslashreplace')
+    shown = ''.join(chr(byte) if 32 <= byte < 127 and byte not in b"\\'" else f'\\x{byte:02x}' for byte in data)
+    return f"$'{shown}'"
+
+
+def can_be_bytes(word: str) -> bool:
+    try:
+        word.encode(errors='surrogateescape')
+    except UnicodeEncodeError:
+        return False
+    return True
+
+
+def join_shell(words: Iterable[object]) -> str:
+    """Join words to one command line that a shell splits into the same words."""
+    return ' '.join(map(quote_shell, words))

@@ -1,0 +1,18 @@
+"""Names that somebody may give to a row, a model or a folder, and that some place would read as something else."""
+
+# fmt: off
+NAMES = [
+    '[bold]', '[/]', 'a[b]', '$', '$x$', '$\\frac$', '1', '<script>alert(1)</script>', '<b', '%', '&',
+    '&amp;', '_x', '_', 'a_b', '#', '\\', 'a\\', '{', '}', '"', "'", '`', ',', ',,', '=1+1', ':x:', '~', '^',
+    '|', '.', '..', '\x1b[31mred', '\x1b]0;title\x07', '\x9b31m', 'x\ny', 'x\ry', 'x\ty', '\x00', '\x7f',
+    '\u202e', '\u2028', '\ud800', 'ü', '日本', '-rf', '--x', '../x', '/x', 'a/b', 'a%2Fb', '50%', 'x' * 300,
+    '日' * 120, '*', '*x', '?', '`id`', '$(id)', 'two words', ';', '!', 'a:b',
+]
+# fmt: on
+
+
+def visible(name: object) -> str:
+    """A name as places show it that have no picture of control characters."""
+    return ''.join(
+        letter if letter.isprintable() else letter.encode('unicode_escape').decode() for letter in str(name)
+    )
