@@ -121,7 +121,10 @@ class Folder:
         """Of the newest attempt, with (step, attention) of all; nothing of what cannot be read."""
         file = self.path / 'environment.json'
         try:
-            return run_files.read_json(file, 'environment', 'it is done without: what it says of attempts is lost')
+            found = run_files.read_json(file, 'environment', 'it is done without: what it says of attempts is lost')
+            if not found.get('attempts'):
+                run_files.warn(file, f'{file} is damaged (it has no attempts); what it said of them is lost')
+            return found
         except Damaged as error:
             run_files.warn(file, str(error))
             return {}
@@ -143,8 +146,7 @@ class Folder:
                     f'{shlex.quote(f"--workdir={self}/run")}'
                 )
             return
-        for name in FILES:
-            regular.check(self.path / name)
+        self.check_files()
         theirs, ours = self.configs(spec)
         another = f'give a new folder, e.g. {shlex.quote(f"--workdir={self}-2")}'
         if ours.keys() != theirs.keys():
@@ -159,6 +161,16 @@ class Folder:
             self.check_steps(spec, theirs[STEPS])
         elif differ:
             raise Refusal(f'{self} holds another run ({"; ".join(differences(theirs, ours))}); {another}')
+
+    def check_files(self) -> None:
+        """Refuse what stands in the place of a file that is to be read or written. Raises Damaged."""
+        if is_remote(self.path):
+            return
+        probes = self.path / 'probe'
+        if probes.exists() and not probes.is_dir():
+            raise Damaged(f'{probes} is a file where a folder has to be; move it away')
+        for file in (*(self.path / name for name in FILES), *probes.glob('*.npz')):
+            regular.check(file)
 
     def configs(self, spec: Spec) -> tuple[dict, dict]:
         """(the run's, this one), flat."""
@@ -192,13 +204,20 @@ class Folder:
         try:
             return self.read('row').get('from') or {}
         except FileNotFoundError:
-            return {}
+            if not self.is_claimed():
+                return {}
+            file = self.path / 'row.json'
+            raise Damaged(f'{file} is missing, which says what a fork comes from; {run_files.REMEDY}') from None
 
     def beginning(self, attempts: list[dict]) -> tuple[int, str, list[str]]:
         """Of the newest attempt: (step, what computes attention, and did before, what has changed there)."""
         step, changes = attempts[-1]['step'], attempts[-1].get('changes', [])
         said = dict.fromkeys(attempt['attention'] for attempt in reversed(attempts))
-        begun = ancestry(self.lineage()) if step == self.start() else []
+        try:
+            begun = ancestry(self.lineage()) if step == self.start() else []
+        except Damaged as error:
+            run_files.warn(self.path / 'row.json', str(error))
+            begun = []
         return step, ', earlier '.join(said), [*begun, *changes]
 
     def start(self) -> int:
@@ -263,6 +282,21 @@ class Folder:
     def checkpoint_steps(self) -> list[int]:
         """The steps of the finished checkpoints."""
         return sorted(int(name) for name in finished(self.checkpoints) if name.isascii() and name.isdigit())
+
+    def warn_of_lost_lines(self, record: dict, last: int, *names: str) -> None:
+        """Say on stderr that metrics.jsonl has lost its end, of a run that is done with step `last`.
+
+        Args:
+            record: the newest record that there is.
+            last: the last step of the run.
+            names: numbers that its last record has.
+        """
+        file, step = self.path / METRICS, record.get('step', 0)
+        lacking = [name for name in names if name not in record]
+        if step != last:
+            run_files.warn(file, f'{file} ends at step {step}, and the run is done with {last}; bring its lines back')
+        elif lacking:
+            run_files.warn(file, f'{file} has no {lacking[0]} of its last step, {last}; bring its lines back')
 
     def is_measured(self, step: int) -> bool:
         """Whether a run was measured after a step, as it is at its end."""

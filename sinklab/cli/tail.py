@@ -37,6 +37,8 @@ def run(given: argparse.Namespace, rest: list[str]) -> int:
         for _ in followed(folder, progress):
             time.sleep(EVERY)
         end = ending(folder)
+        if end['kind'] == 'done':
+            folder.warn_of_lost_lines((folder.records() or [{}])[-1], spec.optimizer.steps, 'train/loss')
         progress.note(': '.join(filter(None, [end['kind'], end.get('message', '')])))
     return 0
 
@@ -45,7 +47,10 @@ def name_of(folder: Folder) -> str:
     """The name of its row, or of the folder where there is none."""
     file, own = folder.path / 'row.json', absolute(folder.path).name
     try:
-        return run_files.read_json(file, 'row', f'the run is called {own}').get('row') or own
+        row = run_files.read_json(file, 'row', f'the run is called {own}')
+        if 'row' not in row:
+            raise Damaged(f'{file} is damaged (it has no row); the run is called {own}')
+        return row['row'] or own
     except FileNotFoundError:
         return own
     except Damaged as error:

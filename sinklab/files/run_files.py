@@ -4,6 +4,7 @@ A file that is not as its schema says raises Damaged, in one line: which file, w
 line of metrics.jsonl that is not is left out and returned as a Fault, beside the lines that can be used.
 """
 
+import errno
 import json
 import math
 import re
@@ -332,9 +333,10 @@ def read_arrays(file: Path, names: Collection[str] | None = None, remedy: str = 
             members = {entry.filename.removesuffix('.npy'): entry for entry in archive.infolist()}
             wanted = members if names is None else [name for name in names if name in members]
             return {name: read_array(archive, members[name], name) for name in wanted}
-    except Damaged:
-        raise
-    except ARCHIVE_ERRORS as error:
+    except (*ARCHIVE_ERRORS, OSError) as error:
+        # A place before the beginning of the file is EINVAL; other errors are those of the disk.
+        if isinstance(error, Damaged) or (isinstance(error, OSError) and error.errno != errno.EINVAL):
+            raise
         why = one_line(error) or type(error).__name__
         raise Damaged(f'{file} is damaged ({why}); {remedy}') from error
 

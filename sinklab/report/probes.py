@@ -6,6 +6,7 @@ from pathlib import Path
 import numpy as np
 
 from sinklab.files import run_files
+from sinklab.files.regular import Damaged
 from sinklab.measure import table as measures
 from sinklab.record import Refusal
 
@@ -51,7 +52,7 @@ def check_model(path: Path, found: dict[str, np.ndarray], first: Path, others: d
     ours, theirs = (run_files.check_dimensions(*one, REMEDY) for one in ((path, found), (first, others)))
     for letter, kind in (('L', 'layers'), ('H', 'heads')):
         if ours.get(letter) != theirs.get(letter):
-            raise Refusal(
+            raise Damaged(
                 f'{path} has {ours.get(letter)} {kind}, and {first} has {theirs.get(letter)}; delete the one that is '
                 'of another run, and the report does without it'
             )

@@ -8,7 +8,7 @@ import numpy as np
 from sinklab.files import run_files
 from sinklab.files.place import joined, resolved
 from sinklab.files.regular import Damaged
-from sinklab.folder import METRICS, Folder, ancestry, flat, named
+from sinklab.folder import Folder, ancestry, flat, named
 from sinklab.measure import table as measures
 from sinklab.measure.measure import Number, Picture
 from sinklab.parse import parse
@@ -158,10 +158,8 @@ def run(folder: Folder, name: str, arm: str, config: dict, count: int) -> Run:
     drawn, records = probes.kept(folder.probes, count), folder.records(last)
     steps = [run_files.step_of(path) for path in drawn]
     end = ending(folder, records, last)
-    reached = records[-1]['step'] if records else 0
-    if end['kind'] == 'done' and last is not None and reached != last:
-        file = folder.path / METRICS
-        run_files.warn(file, f'{file} ends at step {reached}, and the run is done with {last}; bring its lines back')
+    if end['kind'] == 'done' and last is not None:
+        folder.warn_of_lost_lines(records[-1] if records else {}, last, 'train/loss', 'valid/loss')
     return Run(name, arm, records, steps, probes.values(drawn), folder, notes(folder), about_of(folder), config, end)
 
 
