@@ -54,10 +54,10 @@ def ancestry(lineage: dict) -> list[str]:
     """What a fork comes from and has otherwise, as a person reads it; nothing of a run that is none."""
     if not lineage:
         return []
-    lists = {'new': lineage['new'], 'dropped': lineage['dropped'], 'reads other data': lineage['data']}
-    told = [f'{name}: {", ".join(found)}' for name, found in lists.items() if found]
+    lists = {'new': 'new', 'dropped': 'dropped', 'reads other data': 'data'}
+    told = [f'{words}: {", ".join(found)}' for words, name in lists.items() if (found := lineage.get(name))]
     origin = named(lineage.get('takes', ''), lineage['run'], lineage['step'])
-    return [f'from {origin}', *lineage['config'], *told]
+    return [f'from {origin}', *lineage.get('config', []), *told]
 
 
 # What may lie in a folder before its config does: of the job that is at work, and of a claim that was cut short.

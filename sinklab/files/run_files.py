@@ -44,11 +44,11 @@ class Lineage(Struct):
 
     run: str
     step: Step
-    row: str
-    config: list[str]
-    new: list[str]
-    dropped: list[str]
-    data: list[str]
+    row: str = ''
+    config: list[str] = []
+    new: list[str] = []
+    dropped: list[str] = []
+    data: list[str] = []
     seal: str = ''
     commit: str | None = None
     takes: Takes = ''

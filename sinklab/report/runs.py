@@ -129,7 +129,8 @@ def row_of(folder: Folder) -> str:
         row, lineage = folder.read('row')['row'] or folder.path.absolute().name, folder.lineage()
         if not lineage:
             return row
-        return f'{row} from {named(lineage.get("takes", ""), lineage["row"], lineage["step"])}'
+        origin = lineage.get('row') or lineage['run']
+        return f'{row} from {named(lineage.get("takes", ""), origin, lineage["step"])}'
     except (FileNotFoundError, NotADirectoryError, KeyError) as error:
         runs = (
             f'the runs of this sweep: {shlex.quote(str(folder))}/*/'

@@ -1,6 +1,7 @@
 """Damages of the small files of a finished run, and what each verb of the command line answers to them.
 
-python tests/faults/file_damages.py --out=answers.json [--only=PATTERN] [--sample=N]
+python tests/faults/file_damages.py --out=now.json [--only=PATTERN] [--sample=N]
+python tests/faults/file_damages.py --table before.json now.json
 
 A tiny run is trained once. Each damage is done to a copy of its folder, and each verb meets it in a worker process,
 which is killed where it takes too long. An answer is one of:
@@ -583,15 +584,44 @@ def cases(only: str, sample: int | None) -> Iterator[tuple[str, str, str]]:
     yield from chosen if sample is None else random.Random(0).sample(chosen, min(sample, len(chosen)))
 
 
+def tabulate(before: list[dict], after: list[dict]) -> str:
+    """Two sets of answers as Markdown: totals, and for each file the damages that were answered alike."""
+    old, new = ({(one['part'], one['damage'], one['verb']): one['kind'] for one in each} for each in (before, after))
+    kinds = ['unaffected', 'named', 'refused', *BAD]
+    lines = ['| answer | before | now |', '|---|---|---|']
+    lines += [f'| {kind} | {list(old.values()).count(kind)} | {list(new.values()).count(kind)} |' for kind in kinds]
+    for part, file, damages in PARTS:
+        lines += [
+            '',
+            f'**{part}** (`{file}`)',
+            '',
+            f'| damage | {" | ".join(VERBS)} |',
+            '|---' * (len(VERBS) + 1) + '|',
+        ]
+        alike: dict[tuple[str, ...], list[str]] = {}
+        for name in damages:
+            cells = []
+            for verb in VERBS:
+                was, now = old[part, name, verb], new[part, name, verb]
+                cells.append(now if was == now else f'{was} → {now}')
+            alike.setdefault(tuple(cells), []).append(name)
+        lines += [f'| {"; ".join(names)} | {" | ".join(cells)} |' for cells, names in alike.items()]
+    return '\n'.join(lines) + '\n'
+
+
 def main() -> None:
     options = argparse.ArgumentParser()
     options.add_argument('--worker', action='store_true')
     options.add_argument('--out')
     options.add_argument('--only', default='')
     options.add_argument('--sample', type=int)
+    options.add_argument('--table', nargs=2, metavar='FILE', help='print two sets of answers, before and now')
     given = options.parse_args()
     if given.worker:
         work()
+        return
+    if given.table:
+        print(tabulate(*(json.loads(Path(file).read_text()) for file in given.table)), end='')
         return
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))
     with tempfile.TemporaryDirectory() as scratch:
