@@ -22,14 +22,15 @@ import json
 import os
 import secrets
 import unicodedata
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 from sinklab.escape import join_shell, quote_shell
-from sinklab.files import lines
+from sinklab.files import lines, regular, run_files
 from sinklab.files.place import check_checkpoint_path, is_remote, place
-from sinklab.files.tree import content, entries, finished
+from sinklab.files.regular import Damaged
+from sinklab.files.tree import entries, finished
 from sinklab.files.whole import UNFINISHED, whole, writable
 from sinklab.record import Refusal
 from sinklab.spec import CHANGEABLE, OPEN_ENDED, Spec, completed
@@ -55,10 +56,10 @@ def ancestry(lineage: dict) -> list[str]:
     """What a fork comes from and has otherwise, as a person reads it; nothing of a run that is none."""
     if not lineage:
         return []
-    lists = {'new': lineage['new'], 'dropped': lineage['dropped'], 'reads other data': lineage['data']}
-    told = [f'{name}: {", ".join(found)}' for name, found in lists.items() if found]
+    lists = {'new': 'new', 'dropped': 'dropped', 'reads other data': 'data'}
+    told = [f'{words}: {", ".join(found)}' for words, name in lists.items() if (found := lineage.get(name))]
     origin = named(lineage.get('takes', ''), lineage['run'], lineage['step'])
-    return [f'from {origin}', *lineage['config'], *told]
+    return [f'from {origin}', *lineage.get('config', []), *told]
 
 
 # What may lie in a folder before its config does: of the job that is at work, and of a claim that was cut short.
@@ -74,6 +75,7 @@ BEGUN = (
     'tokenizer.json',
 )
 METRICS = 'metrics.jsonl'
+FILES = 'config.json', 'row.json', 'run.json', 'environment.json', 'outcome.json', METRICS, 'tokenizer.json'
 STEPS, FREE = 'optimizer.steps', tuple(f'{name}.' for name in CHANGEABLE)
 
 
@@ -104,19 +106,27 @@ class Folder:
 
     @property
     def probes(self) -> list[Path]:
-        """The probes taken, in the order of their steps."""
-        return sorted((self.path / 'probe').glob('*.npz'))
+        """The probes taken, in the order of their steps; a file whose name is no step is named and passed over."""
+        found = sorted((self.path / 'probe').glob('*.npz'))
+        for file in found:
+            if run_files.step_of(file) is None:
+                run_files.warn(
+                    file,
+                    f'{file} is passed over: its name is no step, as 00000500.npz is; rename it, or move it away',
+                )
+        return sorted((file for file in found if run_files.step_of(file) is not None), key=run_files.step_of)
 
     def probe(self, step: int) -> Path:
         return self.path / 'probe' / f'{step:08}.npz'
 
     def read(self, name: str) -> dict:
-        """config, row or environment."""
-        file = self.path / f'{name}.json'
-        try:
-            found = json.loads(content(file))
-        except ValueError as error:
-            raise Refusal(f'{file} is damaged ({error}); bring it back, or do without this folder') from error
+        """Read config, row, environment or outcome, or the table of a sweep.
+
+        Raises:
+            Damaged: it is not as its schema in files/run_files.py says.
+            FileNotFoundError: it is not there.
+        """
+        found = run_files.read_json(self.path / f'{name}.json', name)
         return completed(found) if name == 'config' else found
 
     def run_id(self) -> str | None:
@@ -128,26 +138,24 @@ class Folder:
         Raises:
             Refusal: run.json is damaged.
         """
-        file = self.path / 'run.json'
+        remedy = 'bring it back, or delete it, and checkpoints of this run are no longer told from those of others'
         try:
-            found = json.loads(content(file))
+            return run_files.read_json(self.path / 'run.json', 'run', remedy)['id']
         except FileNotFoundError:
             return None
-        except (ValueError, RecursionError) as error:
-            found = str(error)
-        given = found.get('id') if isinstance(found, dict) else None
-        if not (isinstance(given, str) and given):
-            raise Refusal(
-                f'{file} is damaged, and must hold {{"id": TEXT}}; bring it back, or delete it, and checkpoints of '
-                'this run are no longer told from those of others'
-            )
-        return given
 
     def environment(self) -> dict:
         """Of the newest attempt, with (step, attention) of all; nothing of what cannot be read."""
+        file = self.path / 'environment.json'
         try:
-            return self.read('environment')
-        except (OSError, ValueError):
+            found = run_files.read_json(file, 'environment', 'it is done without: what it says of attempts is lost')
+            if not found.get('attempts'):
+                run_files.warn(file, f'{file} is damaged (it has no attempts); what it said of them is lost')
+            return found
+        except Damaged as error:
+            run_files.warn(file, str(error))
+            return {}
+        except OSError:
             return {}
 
     def check(self, spec: Spec) -> None:
@@ -165,6 +173,7 @@ class Folder:
                     f'{quote_shell(f"--workdir={self}/run")}'
                 )
             return
+        self.check_files()
         theirs, ours = self.configs(spec)
         another = f'give a new folder, e.g. {quote_shell(f"--workdir={self}-2")}'
         if ours.keys() != theirs.keys():
@@ -180,6 +189,16 @@ class Folder:
         elif differ:
             raise Refusal(f'{self} holds another run ({"; ".join(differences(theirs, ours))}); {another}')
 
+    def check_files(self) -> None:
+        """Refuse what stands in the place of a file that is to be read or written. Raises Damaged."""
+        if is_remote(self.path):
+            return
+        probes = self.path / 'probe'
+        if probes.exists() and not probes.is_dir():
+            raise Damaged(f'{probes} is a file where a folder has to be; move it away')
+        for file in (*(self.path / name for name in FILES), *probes.glob('*.npz')):
+            regular.check(file)
+
     def configs(self, spec: Spec) -> tuple[dict, dict]:
         """(the run's, this one), flat."""
         theirs, ours = flat(self.read('config')), flat(dataclasses.asdict(spec))
@@ -194,7 +213,7 @@ class Folder:
     def check_steps(self, spec: Spec, before: int) -> None:
         """Refuses another number of steps where it would change those that are done."""
         steps, schedule, saved = spec.optimizer.steps, spec.optimizer.schedule, self.checkpoint_steps()
-        reached = max([*saved, *(record['step'] for record in self.records())], default=0)
+        reached = max([*saved, *(record['step'] for record in self.records(before, strict=True))], default=0)
         if schedule in OPEN_ENDED and steps < reached:
             raise Refusal(f'{self} is at step {reached}, and config.{STEPS} is {steps}; give at least {reached}')
         if schedule not in OPEN_ENDED:
@@ -209,13 +228,23 @@ class Folder:
 
     def lineage(self) -> dict:
         """Of a fork: the run and the step that it comes from, and what it changed there."""
-        return self.read('row').get('from', {}) if (self.path / 'row.json').exists() else {}
+        try:
+            return self.read('row').get('from') or {}
+        except FileNotFoundError:
+            if not self.is_claimed():
+                return {}
+            file = self.path / 'row.json'
+            raise Damaged(f'{file} is missing, which says what a fork comes from; {run_files.REMEDY}') from None
 
     def beginning(self, attempts: list[dict]) -> tuple[int, str, list[str]]:
         """Of the newest attempt: (step, what computes attention, and did before, what has changed there)."""
         step, changes = attempts[-1]['step'], attempts[-1].get('changes', [])
         said = dict.fromkeys(attempt['attention'] for attempt in reversed(attempts))
-        begun = ancestry(self.lineage()) if step == self.start() else []
+        try:
+            begun = ancestry(self.lineage()) if step == self.start() else []
+        except Damaged as error:
+            run_files.warn(self.path / 'row.json', str(error))
+            begun = []
         return step, ', earlier '.join(said), [*begun, *changes]
 
     def start(self) -> int:
@@ -261,19 +290,45 @@ class Folder:
         with whole(self.path / name) as unfinished:
             unfinished.write_text(content, encoding='utf-8')
 
-    def records(self) -> list[dict]:
+    def records(self, last: int | None = None, strict: bool = False) -> list[dict]:
         """metrics.jsonl by step. A resumed run says the steps after its checkpoint again; the last word counts.
 
         What a stopped run has left to its next attempt to measure stands in a line of its own.
+
+        Args:
+            last: the run has no step after this one; a line that has is damaged. None: that is not known.
+            strict: raise Damaged for a damaged line, instead of saying on stderr that it is passed over.
         """
         steps: dict[int, dict] = {}
-        for record in self.lines():
+        for record in self.lines(strict):
+            if last is not None and record['step'] > last:
+                file = self.path / METRICS
+                words = f'{file} is damaged (a line has step {record["step"]}, and the run has {last} steps)'
+                if strict:
+                    raise Damaged(f'{words}; bring it back, or remove the line')
+                run_files.warn(file, f'{words} and passed over there; bring it back, or remove the line')
+                continue
             steps.setdefault(record['step'], {}).update(record)
         return [steps[step] for step in sorted(steps)]
 
     def checkpoint_steps(self) -> list[int]:
         """The steps of the finished checkpoints."""
-        return sorted(int(name) for name in finished(self.checkpoints) if name.isdigit())
+        return sorted(int(name) for name in finished(self.checkpoints) if name.isascii() and name.isdigit())
+
+    def warn_of_lost_lines(self, record: dict, last: int, *names: str) -> None:
+        """Say on stderr that metrics.jsonl has lost its end, of a run that is done with step `last`.
+
+        Args:
+            record: the newest record that there is.
+            last: the last step of the run.
+            names: numbers that its last record has.
+        """
+        file, step = self.path / METRICS, record.get('step', 0)
+        lacking = [name for name in names if name not in record]
+        if step != last:
+            run_files.warn(file, f'{file} ends at step {step}, and the run is done with {last}; bring its lines back')
+        elif lacking:
+            run_files.warn(file, f'{file} has no {lacking[0]} of its last step, {last}; bring its lines back')
 
     def is_measured(self, step: int) -> bool:
         """Whether a run was measured after a step, as it is at its end."""
@@ -281,27 +336,38 @@ class Folder:
 
     def seconds(self, step: int) -> float:
         """What the run had taken when it came to a step."""
-        return max((record['seconds'] for record in self.records() if record['step'] <= step), default=0.0)
+        return max((record.get('seconds', 0.0) for record in self.records() if record['step'] <= step), default=0.0)
 
-    def lines(self) -> Iterator[dict]:
-        """Whole lines of metrics.jsonl as written; one cut off by a crash is passed over."""
-        yield from parsed(lines.read(self.path / METRICS))
+    def lines(self, strict: bool = False) -> list[dict]:
+        """The lines of metrics.jsonl as written; one cut off by a crash is passed over.
+
+        A damaged one is passed over, too, and named on stderr, or raises Damaged if that is asked for.
+        """
+        file = self.path / METRICS
+        found, faults = run_files.decode_metrics(lines.read(file))
+        if faults and strict:
+            raise Damaged(run_files.say_faults(file, faults, passed_over=False))
+        if faults:
+            run_files.warn(file, run_files.say_faults(file, faults))
+        return found
 
     def lines_from(self, start: int) -> tuple[list[dict], int]:
         """The lines of metrics.jsonl that are finished by now, from a byte on, and the byte after them."""
-        ended = lines.read(self.path / METRICS, start).rpartition(b'\n')[0]
-        return [*parsed(ended)], start + len(ended) + bool(ended)
+        file = self.path / METRICS
+        ended = lines.read(file, start).rpartition(b'\n')[0]
+        if not ended:
+            return [], start
+        found, faults = run_files.decode_metrics(ended + b'\n')
+        if faults:
+            before = lines.read(file)[:start].count(b'\n') if start else 0
+            faults = [fault._replace(line=fault.line + before) for fault in faults]
+            run_files.warn(file, run_files.say_faults(file, faults))
+        return found, start + len(ended) + 1
 
 
 def new_run_id() -> str:
     """Return a random id, which no other run has."""
     return secrets.token_hex(8)
-
-
-def parsed(text: bytes) -> Iterator[dict]:
-    for line in text.splitlines():
-        with contextlib.suppress(ValueError):
-            yield json.loads(line)
 
 
 class Unwritten:

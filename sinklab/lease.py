@@ -16,7 +16,9 @@ import uuid
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
+from sinklab.files import run_files
 from sinklab.files.place import hasty, is_remote
+from sinklab.files.regular import Damaged
 from sinklab.files.slot import slot
 from sinklab.files.whole import writable
 from sinklab.record import Refusal
@@ -100,7 +102,11 @@ class Lease:
     def look(self) -> None:
         """Whether the lease is still this job's."""
         with contextlib.suppress(OSError):
-            owner = read(self.path)
+            try:
+                owner = read(self.path)
+            except Damaged as error:  # nobody but another job, or a person, puts that into its place
+                self.lost = str(error)
+                return
             self.looked = time.monotonic()
             if token(owner) != self.token:
                 self.lost = f'{named(owner)} has taken over {self.path.parent}' if owner else f'{self.path} is gone'
@@ -155,6 +161,13 @@ class Watch:
         self.beats = self.owner is not None and self.owner != before and token(self.owner) == token(before)
         if self.owner != before:
             self.changed = time.monotonic()
+        # What is read while it is written may be cut, and is another the next time.
+        if self.owner and is_unreadable(self.owner) and self.silence > beat(self.path):
+            run_files.warn(
+                self.path,
+                f'{self.path} is damaged; whoever has written it is taken for gone once it is the same for '
+                f'{PATIENCE:.0f} s; where no job is at work there, delete it',
+            )
 
     @property
     def silence(self) -> float:
@@ -223,16 +236,21 @@ def is_left(folder: Path) -> bool:
 
 
 def read(path: Path) -> dict | None:
-    """A lease; None where there is none."""
+    """A lease; None where there is none. Raises Damaged where something else than a file is in its place."""
     return parsed(slot(path).read())
+
+
+def is_unreadable(owner: dict) -> bool:
+    """Whether a lease does not say whose it is: its whole text stands for that, as its token."""
+    return owner | dict(token='') == UNREADABLE
 
 
 def parsed(text: str | None) -> dict | None:
     if text is None:
         return None
     try:
-        return UNREADABLE | json.loads(text)
-    except (ValueError, TypeError):
+        return UNREADABLE | run_files.decode_json(text, 'lease', NAME)
+    except Damaged:
         return UNREADABLE | dict(token=text)
 
 
@@ -241,6 +259,8 @@ def token(owner: dict | None) -> str | None:
 
 
 def named(owner: dict) -> str:
+    if is_unreadable(owner):
+        return f'a job whose {NAME} does not say which it is'
     return f'another job (process {owner["pid"]} on {owner["host"]})'
 
 

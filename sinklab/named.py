@@ -1,5 +1,6 @@
 """RUN[@STEP], as a person names a run or one of its checkpoints."""
 
+from sinklab.files.regular import Damaged
 from sinklab.folder import Folder
 from sinklab.parse import parse
 from sinklab.record import Refusal
@@ -34,6 +35,8 @@ def spec_of(folder: Folder) -> Spec:
     except FileNotFoundError as error:
         lacks = 'holds no run' if folder.path.exists() else 'is not there'
         raise Refusal(f'{folder} {lacks}; give the folder of a run') from error
+    except Damaged:
+        raise
     except Refusal as refusal:
         commit = folder.environment().get('commit')
         raise Refusal(

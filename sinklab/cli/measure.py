@@ -9,6 +9,7 @@ example:
 import argparse
 import contextlib
 import json
+import sys
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING
 
@@ -74,15 +75,16 @@ def run(given: argparse.Namespace, rest: list[str]) -> int:
         with writable(place(given.out).parent):
             pass  # before anything is measured
     answers = [answer(subject, question) for subject in subjects]
-    if given.out:
-        with writable(place(given.out)):
-            study.keep(answers, given.out, given.all)
     found = study.record(answers, given.all)
     if given.json:
         print(json.dumps(found, indent=2, allow_nan=False))
     else:
         show(found['steps'] if given.all else [found])
         show_series(found['series'] if given.all else {})
+    if given.out:  # after it is printed: a disk that is full takes no result away
+        sys.stdout.flush()
+        with writable(place(given.out)):
+            study.keep(answers, given.out, given.all)
     return 0
 
 

@@ -9,7 +9,9 @@ import contextlib
 import time
 from collections.abc import Iterator
 
+from sinklab.files import run_files
 from sinklab.files.place import absolute
+from sinklab.files.regular import Damaged
 from sinklab.folder import Folder
 from sinklab.lease import NAME, Watch
 from sinklab.named import spec_of
@@ -30,13 +32,30 @@ def run(given: argparse.Namespace, rest: list[str]) -> int:
     if rest:
         raise Refusal(f'{rest[0]} is unknown; see sinklab tail --help')
     folder = Folder(given.run)
-    spec, name = spec_of(folder), folder.read('row').get('row') or absolute(folder.path).name
+    spec, name = spec_of(folder), name_of(folder)
     with contextlib.suppress(KeyboardInterrupt), Progress(name, spec) as progress:
         for _ in followed(folder, progress):
             time.sleep(EVERY)
         end = ending(folder)
-        progress.note(': '.join(filter(None, [end['kind'], end['message']])))
+        if end['kind'] == 'done':
+            folder.warn_of_lost_lines((folder.records() or [{}])[-1], spec.optimizer.steps, 'train/loss')
+        progress.note(': '.join(filter(None, [end['kind'], end.get('message', '')])))
     return 0
+
+
+def name_of(folder: Folder) -> str:
+    """The name of its row, or of the folder where there is none."""
+    file, own = folder.path / 'row.json', absolute(folder.path).name
+    try:
+        row = run_files.read_json(file, 'row', f'the run is called {own}')
+        if 'row' not in row:
+            raise Damaged(f'{file} is damaged (it has no row); the run is called {own}')
+        return row['row'] or own
+    except FileNotFoundError:
+        return own
+    except Damaged as error:
+        run_files.warn(file, str(error))
+        return own
 
 
 def followed(folder: Folder, listener: Listener) -> Iterator[None]:
@@ -70,5 +89,7 @@ def ending(folder: Folder) -> dict:
     """How the latest attempt has ended; lost, where it has said nothing."""
     try:
         return folder.read('outcome')
+    except Damaged as error:
+        return dict(kind='unknown', message=str(error))
     except FileNotFoundError:
         return dict(kind='lost', message='nobody is at work there; start the same command again')

@@ -7,10 +7,12 @@ Their names count up, from attempt to attempt, so that what is read of all of th
 import contextlib
 import errno
 import os
+import re
 import threading
 from collections.abc import Callable
 from pathlib import Path
 
+from sinklab.files import regular
 from sinklab.files.known import listing
 from sinklab.files.place import is_remote, storage
 from sinklab.files.tree import content
@@ -44,7 +46,7 @@ class Segmented:
 
     def __init__(self, path: Path, check: Check):
         self.folder, self.check = segments(path), check
-        self.number = max((int(name.partition('.')[0]) for name, _ in known(path)), default=0) + 1
+        self.number = max((number_of(name) for name, _ in known(path)), default=0) + 1
         self.lines, self.written, self.error, self.mark = b'', 0, None, ''
         self.adding, self.writing = threading.Lock(), threading.Lock()
         self.ended = threading.Event()
@@ -104,15 +106,20 @@ def segments(path: Path) -> Path:
 
 def known(path: Path) -> list[tuple[str, int]]:
     """(name, bytes) of the segments that there are."""
-    return sorted((name, about.size) for name, about in listing(segments(path)).items())
+    found = listing(segments(path)).items()
+    return sorted((name, about.size) for name, about in found if number_of(name) is not None)
+
+
+def number_of(name: str) -> int | None:
+    """The number of a segment; None of an object that is none."""
+    return int(match[1]) if (match := re.fullmatch(r'([0-9]{8,12})\.jsonl', name)) else None
 
 
 def read(path: Path, start: int = 0) -> bytes:
     """All that is there now, from a byte on."""
     if not is_remote(path):
-        with contextlib.suppress(FileNotFoundError), path.open('rb') as file:
-            file.seek(start)
-            return file.read()
+        with contextlib.suppress(FileNotFoundError):
+            return regular.read(path, start)
         return b''
     found, first = [], 0
     for name, size in known(path):

@@ -5,10 +5,12 @@ import os
 from collections.abc import Callable
 from pathlib import Path
 
+from sinklab.files import regular
 from sinklab.files.lock import locked
 from sinklab.files.place import is_remote, storage
 from sinklab.files.whole import whole
 
+LARGEST = 1 << 20  # bytes of the text
 LOCK = '.lock'  # in the place of its suffix: who changes hands
 Expected = Callable[[str | None], bool]  # of what stands there; None where nothing does
 
@@ -21,7 +23,7 @@ class FileSlot:
 
     def read(self) -> str | None:
         try:
-            return self.path.read_text(encoding='utf-8')
+            return regular.read(self.path, most=LARGEST).decode(errors='replace')
         except FileNotFoundError:
             return None
 
@@ -31,7 +33,7 @@ class FileSlot:
             if not expected(self.read()):
                 return False
             with whole(self.path) as unfinished:
-                self.file = os.open(unfinished, os.O_RDWR | os.O_CREAT)
+                self.file = os.open(unfinished, os.O_RDWR | os.O_CREAT, 0o644)
                 self.write(text)
         return True
 
@@ -42,7 +44,7 @@ class FileSlot:
 
     def leave(self) -> None:
         """Takes our text away."""
-        with contextlib.suppress(OSError), locked(self.path.with_suffix(LOCK)):
+        with contextlib.suppress(OSError, regular.Damaged), locked(self.path.with_suffix(LOCK)):
             if self.is_ours(self.read()):
                 self.path.unlink()
         os.close(self.file)
@@ -56,7 +58,7 @@ class ObjectSlot:
 
     def read(self) -> str | None:
         try:
-            return self.at.cat_file(os.fspath(self.path)).decode()
+            return self.at.cat_file(os.fspath(self.path)).decode(errors='replace')
         except FileNotFoundError:
             return None
 
@@ -84,7 +86,7 @@ class ObjectSlot:
             content, mark = self.at.read_marked(os.fspath(self.path))
         except FileNotFoundError:
             return None, ''
-        return content.decode(), mark
+        return content.decode(errors='replace'), mark
 
     def leave(self) -> None:
         with contextlib.suppress(OSError):

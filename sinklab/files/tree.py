@@ -16,6 +16,7 @@ from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
+from sinklab.files import regular
 from sinklab.files.known import Known, listing
 from sinklab.files.place import is_remote, storage
 
@@ -42,7 +43,7 @@ def entries(folder: Path) -> Iterator[Path]:
 
 def content(path: Path) -> bytes:
     """Of a file that may be written anew meanwhile: all of one or all of the other."""
-    return storage(path).cat_file(os.fspath(path)) if is_remote(path) else path.read_bytes()
+    return regular.read(path)
 
 
 def finished(folder: Path) -> list[str]:

@@ -11,11 +11,14 @@ from typing import Any
 import numpy as np
 
 from sinklab.cache import cache
+from sinklab.files import run_files
+from sinklab.files.regular import Damaged
 from sinklab.files.whole import whole, writable
 from sinklab.measure import table
 from sinklab.measure.measure import Arrays
 from sinklab.measure.setting import Setting
 from sinklab.observe.subject import Subject, Watch, unwatched
+from sinklab.record import Refusal
 from sinklab.train.environment import versions
 
 COMPUTING = 'jax', 'jaxlib', 'numpy', 'torch', 'transformers'
@@ -55,14 +58,41 @@ def remembered(
 ) -> Measured:
     """The same, computed once for a model and its inputs."""
     path = cache() / 'measured' / f'{name_of(subject, ids_PT, position_T, how)}.npz'
-    if path.exists():
-        with np.load(path) as kept:
-            arrays = dict(kept)
-            return Measured(json.loads(str(arrays.pop('numbers'))), arrays)
+    try:
+        return read_kept(path)
+    except Damaged as error:
+        run_files.warn(path, f'{error}; it is measured again')
+    except OSError:  # nothing is kept there, or nobody may look
+        pass
     found = measured(subject, ids_PT, position_T, watch, **how)
-    with writable(path.parent):
-        save(path, found)
+    try:
+        with writable(path.parent):
+            save(path, found, seal=seal(path.stem, found))
+    except (Refusal, OSError) as error:
+        why = ' '.join(str(error).partition('; ')[0].split())
+        run_files.warn(path, f'what was measured is not kept ({why}); it is measured again the next time')
     return found
+
+
+def read_kept(path: Path) -> Measured:
+    """Read what was measured before. Raises Damaged where it is not what was kept under this name."""
+    arrays = run_files.read_arrays(path, remedy='it is of no use')
+    texts = [arrays.pop(name, None) for name in ('numbers', 'seal')]
+    if any(text is None or text.shape or text.dtype.kind != 'U' for text in texts):
+        raise Damaged(f'{path} is damaged (it has no numbers, or no seal)')
+    found = Measured(run_files.decode_numbers(str(texts[0]), path), arrays)
+    if str(texts[1]) != seal(path.stem, found):
+        raise Damaged(f'{path} is damaged (it is not what was kept under this name)')
+    return found
+
+
+def seal(name: str, found: Measured) -> str:
+    """A digest of a result and of the name that it is kept under."""
+    digest = hashlib.sha256(json.dumps([name, found.numbers]).encode())
+    for key, array in sorted(found.arrays.items()):
+        digest.update(f'{key} {array.dtype.itemsize} {array.shape} '.encode())  # of bfloat16 a file keeps the bits
+        digest.update(np.ascontiguousarray(array).tobytes())
+    return digest.hexdigest()
 
 
 def name_of(subject: Subject, ids_PT: np.ndarray, position_T: np.ndarray | None, how: dict[str, Any]) -> str:
@@ -82,6 +112,6 @@ def code() -> str:
     return found.hexdigest()
 
 
-def save(path: Any, found: Measured) -> None:
+def save(path: Any, found: Measured, **more: str) -> None:
     with whole(path) as unfinished, unfinished.open('wb') as file:
-        np.savez_compressed(file, numbers=json.dumps(found.numbers), **found.arrays)
+        np.savez_compressed(file, numbers=json.dumps(found.numbers), **found.arrays, **more)

@@ -62,7 +62,7 @@ class Account:
             written = self.folder.read('outcome') if (self.folder.path / 'outcome.json').exists() else {}
             known = (written.get('kind'), written.get('exit_code')) == (end.kind, end.code) and not counted
             if not known and end.kind != 'refused' and is_left(self.folder.path) and self.ours():
-                step = next((line['step'] for line in reversed([*self.folder.lines()])), 0)
+                step = next((line['step'] for line in reversed(self.folder.lines())), 0)
                 what = dict(kind=end.kind, step=step, checkpoint=self.look(), message=end.words)
                 self.folder.write('outcome', what | dict(exit_code=end.code) | counted)
 

@@ -1,14 +1,16 @@
 """The arrays of a run's probes, each file opened once."""
 
-import zipfile
 from collections.abc import Iterable
 from pathlib import Path
 
 import numpy as np
 
+from sinklab.files import run_files
+from sinklab.files.regular import Damaged
 from sinklab.measure import table as measures
 from sinklab.record import Refusal
 
+REMEDY = 'delete it, and the report does without it'
 FILES = 1600  # read of all runs together
 
 
@@ -30,6 +32,7 @@ def values(paths: list[Path]) -> dict[str, np.ndarray]:
     read = [arrays(path, [picture.array for picture in pictures]) for path in paths]
     for path, found in zip(paths, read, strict=True):
         check(path, found)
+        check_model(path, found, paths[0], read[0])
     return {
         picture.name: np.stack([picture.of(found[picture.array]) for found in read])
         for picture in pictures
@@ -39,11 +42,20 @@ def values(paths: list[Path]) -> dict[str, np.ndarray]:
 
 def arrays(path: Path, names: Iterable[str]) -> dict[str, np.ndarray]:
     """Those of a probe's file that it has."""
-    try:
-        with path.open('rb') as file, np.load(file) as found:
-            return {name: found[name] for name in names if name in found.files}
-    except (OSError, ValueError, zipfile.BadZipFile) as error:
-        raise Refusal(f'{path} is damaged ({error}); delete it, and the report does without it') from error
+    found = run_files.read_arrays(path, [*names], REMEDY)
+    run_files.check_dimensions(path, found, REMEDY)
+    return found
+
+
+def check_model(path: Path, found: dict[str, np.ndarray], first: Path, others: dict[str, np.ndarray]) -> None:
+    """Refuse a probe whose layers or heads are not those of another one of its run."""
+    ours, theirs = (run_files.check_dimensions(*one, REMEDY) for one in ((path, found), (first, others)))
+    for letter, kind in (('L', 'layers'), ('H', 'heads')):
+        if ours.get(letter) != theirs.get(letter):
+            raise Damaged(
+                f'{path} has {ours.get(letter)} {kind}, and {first} has {theirs.get(letter)}; delete the one that is '
+                'of another run, and the report does without it'
+            )
 
 
 def check(path: Path, found: dict[str, np.ndarray]) -> None:

@@ -5,10 +5,13 @@ import dataclasses
 import numpy as np
 
 from sinklab.escape import quote_shell
+from sinklab.files import run_files
 from sinklab.files.place import joined, resolved
+from sinklab.files.regular import Damaged
 from sinklab.folder import Folder, ancestry, flat, named
 from sinklab.measure import table as measures
 from sinklab.measure.measure import Number, Picture
+from sinklab.parse import parse
 from sinklab.record import Refusal
 from sinklab.report import labels, probes
 
@@ -72,11 +75,29 @@ class Run:
 def read(paths: list[str]) -> list[Run]:
     """The runs in these folders, each named by its row, and by its changes, its seed or its folder where it must."""
     folders = [Folder(path) for path in dict.fromkeys(paths)]
+    folders = readable(folders)
     rows, configs = [row_of(folder) for folder in folders], [config(folder) for folder in folders]
     arms = labels.arms(rows, configs)
     names = labels.names(arms, [one.get('seed') for one in configs], [folder.path for folder in folders])
     count = max(2, probes.FILES // len(folders))
     return [run(*of_one, count) for of_one in zip(folders, names, arms, configs, strict=True)]
+
+
+def readable(folders: list[Folder]) -> list[Folder]:
+    """Those whose row and config can be read; of several, the others are named and left out."""
+    found, damaged = [], []
+    for folder in folders:
+        try:
+            row_of(folder)
+            config(folder)
+            found.append(folder)
+        except Damaged as error:
+            damaged.append((folder, error))
+    if not found and damaged:
+        raise damaged[0][1]
+    for folder, error in damaged:
+        run_files.warn(folder.path, f'{error}; the report goes on without this run')
+    return found
 
 
 def branches(runs: list[Run], number: str) -> list[tuple[int, list[int], list[float]]]:
@@ -109,7 +130,8 @@ def row_of(folder: Folder) -> str:
         row = folder.path.absolute().name if row in (None, '') else str(row)
         if not lineage:
             return row
-        return f'{row} from {named(lineage.get("takes", ""), lineage["row"], lineage["step"])}'
+        origin = lineage.get('row') or lineage['run']
+        return f'{row} from {named(lineage.get("takes", ""), origin, lineage["step"])}'
     except (FileNotFoundError, NotADirectoryError, KeyError) as error:
         runs = (
             f'the runs of this sweep: {quote_shell(str(folder))}/*/'
@@ -122,25 +144,47 @@ def row_of(folder: Folder) -> str:
 def config(folder: Folder) -> dict:
     """Flat; empty of a run that was stopped before it had one."""
     try:
-        return flat(folder.read('config'))
+        found = folder.read('config')
     except FileNotFoundError:
         return {}
+    try:
+        parse(found)
+    except Refusal as error:
+        file = folder.path / 'config.json'
+        run_files.warn(file, f'{file} is damaged, or of another version, and is shown as it is ({error})')
+    return flat(found)
 
 
 def run(folder: Folder, name: str, arm: str, config: dict, count: int) -> Run:
-    drawn, records = probes.kept(folder.probes, count), folder.records()
-    steps = [int(path.stem) for path in drawn]
-    end = ending(folder, records, config.get('optimizer.steps'))
-    return Run(
-        name, arm, records, steps, probes.values(drawn), folder, notes(folder), folder.read('row'), config, end
-    )
+    last = config.get('optimizer.steps')
+    drawn, records = probes.kept(folder.probes, count), folder.records(last)
+    steps = [run_files.step_of(path) for path in drawn]
+    end = ending(folder, records, last)
+    if end['kind'] == 'done' and last is not None:
+        folder.warn_of_lost_lines(records[-1] if records else {}, last, 'train/loss', 'valid/loss')
+    return Run(name, arm, records, steps, probes.values(drawn), folder, notes(folder), about_of(folder), config, end)
+
+
+def about_of(folder: Folder) -> dict:
+    """row.json, of whose published numbers those that are none are named and left out."""
+    about, file = folder.read('row'), folder.path / 'row.json'
+    given = about.get('published', {})
+    numbers = {name: value for name, value in given.items() if isinstance(value, int | float)}
+    if others := [name for name in given if name not in numbers]:
+        run_files.warn(
+            file, f'{file} has {given[others[0]]!r} as published {others[0]}, which is no number; left out'
+        )
+    return about | dict(published=numbers, source=str(about.get('source') or ''))
 
 
 def ending(folder: Folder, records: list[dict], steps: int | None) -> dict:
     """How the latest attempt has ended; a run that says nothing is done if it has measured its last step."""
+    file = folder.path / 'outcome.json'
     try:
-        return folder.read('outcome')
-    except (OSError, ValueError):
+        return dict(step=0, message='') | run_files.read_json(file, 'outcome', 'the report judges by its numbers')
+    except (OSError, Damaged) as error:
+        if isinstance(error, Damaged):
+            run_files.warn(file, str(error))
         last = records[-1] if records else {}
         done = last.get('step') == steps is not None and 'valid/loss' in last
         return dict(kind='done' if done else 'unfinished', step=last.get('step', 0), message='')

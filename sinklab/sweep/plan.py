@@ -6,6 +6,8 @@ from pathlib import PurePath
 
 from sinklab.checkpoint import digests
 from sinklab.escape import quote_file_name
+from sinklab.files import run_files
+from sinklab.files.regular import Damaged
 from sinklab.files.whole import writable
 from sinklab.folder import Folder
 from sinklab.record import Refusal
@@ -32,7 +34,10 @@ class Run:
         try:
             self.folder.check(self.spec)
             return self.folder.read('outcome')
-        except (OSError, ValueError):  # a Refusal, or a damaged file
+        except Damaged as error:
+            run_files.warn(self.folder.path / 'outcome.json', str(error))
+            return {}
+        except (OSError, ValueError):
             return {}
 
     def forget(self) -> None:
@@ -104,10 +109,11 @@ def look(run: Run, hardware: Hardware) -> None:
     end = run.spec.optimizer.steps
     try:
         run.folder.check(run.spec)
+        run.folder.records(end, strict=True)  # what is damaged is no result, and is not trained over
         if run.folder.is_measured(end) and digests.newest(run.folder) == end:
             run.outcome = 'done'
         elif (last := run.last_outcome()).get('kind') == 'diverged':
-            run.outcome, run.reason = 'diverged', last['message']
+            run.outcome, run.reason = 'diverged', last.get('message', '')
         else:
             layout.check(run.spec, hardware, layout.asked(hardware))
     except Refusal as refusal:

@@ -5,7 +5,9 @@ import json
 from collections.abc import Mapping
 from pathlib import Path
 
+from sinklab.files import regular, run_files
 from sinklab.files.place import place
+from sinklab.files.regular import Damaged
 from sinklab.files.whole import whole, writable
 from sinklab.folder import differences, flat
 from sinklab.record import Refusal
@@ -41,13 +43,15 @@ def kept(workdir: str, about: dict) -> dict:
 def read(path: Path) -> dict:
     instead = f'give a {NAME} that sinklab claims has written'
     try:
-        found = json.loads(path.read_text(encoding='utf-8'))
+        content = regular.read(path, most=run_files.LARGEST_JSON)
+        found = run_files.parse_json(content)
     except (OSError, ValueError) as error:
         raise Refusal(f'{path} cannot be read ({error}); {instead}') from error
     missing = [name for name in FIELDS if not isinstance(found, dict) or name not in found]
+    remove = f'{instead}, or remove it where its runs lie beside it'
     if missing:
-        raise Refusal(f'{path} holds no {", ".join(missing)}; {instead}, or remove it where its runs lie beside it')
-    return found
+        raise Refusal(f'{path} holds no {", ".join(missing)}; {remove}')
+    return run_files.decode_json(content, 'claims', path, remove)
 
 
 def config_of(spec: Spec) -> dict:
@@ -100,7 +104,13 @@ def folders(workdir: Path) -> list[Path]:
 def verdicts(workdir: Path) -> list[dict]:
     """What was said of claims there, if anything was."""
     path = workdir / VERDICTS
-    return json.loads(path.read_text(encoding='utf-8')) if path.exists() else []
+    try:
+        return run_files.read_json(path, 'verdicts', 'the report does without it; sinklab claims writes it again')
+    except Damaged as error:
+        run_files.warn(path, str(error))
+        return []
+    except (FileNotFoundError, NotADirectoryError):
+        return []
 
 
 def write(workdir: str, name: str, content: dict | list) -> None:

@@ -90,7 +90,7 @@ def stay(cores: Iterable[int] | None) -> None:
 def ending(written: dict, code: int, said: str) -> tuple[str, str]:
     """(kind, message) as the run has written them; of one that could not, its exit code and its last line."""
     if written:
-        kind, message = written['kind'], written['message']
+        kind, message = written['kind'], written.get('message', '')
     elif code < 0:
         end = of_exit(code, begun=False, noise='')
         kind, message = end.kind, end.words

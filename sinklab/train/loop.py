@@ -70,7 +70,7 @@ def train(
             with jax.set_mesh(mesh), refusing, closing(saved):
                 run = Run(spec, hardware, mesh, attention, folder, data, saved, listeners, group, lease, grace)
                 run.train(origin)
-    return folder.records() if group.index == 0 else []
+    return folder.records(spec.optimizer.steps) if group.index == 0 else []
 
 
 @contextlib.contextmanager

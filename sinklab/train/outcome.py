@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from sinklab.checkpoint import digests
 from sinklab.files.denied import describe, is_permanent
 from sinklab.files.patience import Denied, NoBucket, Unanswered
+from sinklab.files.regular import Damaged
 from sinklab.folder import Folder
 from sinklab.lease import Superseded
 from sinklab.processes.ending import OF_SIGNAL, End, at_once
@@ -52,7 +53,7 @@ def outcome(folder: Folder) -> Iterator[None]:
         raise
     finally:
         if not isinstance(error, Superseded):
-            with contextlib.suppress(OSError):  # the disk may be what has ended it
+            with contextlib.suppress(OSError, Damaged):  # the disk, or a file, may be what has ended it
                 if folder.is_claimed():
                     folder.write('outcome', record(folder, error))
 
@@ -63,7 +64,7 @@ def record(folder: Folder, error: BaseException | None) -> dict[str, str | int |
     known = isinstance(error, Diverged | Stopped)
     return dict(
         kind=end.kind,
-        step=error.step if known else next((line['step'] for line in reversed([*folder.lines()])), 0),
+        step=error.step if known else next((line['step'] for line in reversed(folder.lines())), 0),
         checkpoint=digests.newest(folder),
         message=' '.join(end.words.split()),
         exit_code=end.code,

@@ -1,0 +1,93 @@
+"""Regular files, read so that nothing can hang: what stands in the place of one is named and not opened."""
+
+import contextlib
+import errno
+import os
+import stat
+from collections.abc import Iterator
+from pathlib import Path
+from typing import BinaryIO
+
+from sinklab.files.place import is_remote, storage
+from sinklab.record import Refusal
+
+LARGEST = 4 << 30  # bytes of a file that is read as a whole
+KINDS = {
+    stat.S_IFDIR: 'a folder',
+    stat.S_IFIFO: 'a FIFO',
+    stat.S_IFSOCK: 'a socket',
+    stat.S_IFCHR: 'a device',
+    stat.S_IFBLK: 'a device',
+}
+# Errors that come again whenever the file is read again, unlike those of a disk that does not answer.
+LASTING = errno.EACCES, errno.EPERM, errno.ELOOP, errno.ENAMETOOLONG, errno.ENXIO, errno.EISDIR
+
+
+class Damaged(Refusal):
+    """A file is not what it has to be. The message names it, and says what to do."""
+
+
+@contextlib.contextmanager
+def opened(path: Path) -> Iterator[BinaryIO]:
+    """Open a file to read its bytes.
+
+    Raises:
+        Damaged: it is a folder, a FIFO, a socket or a device, or may not be read.
+        FileNotFoundError: it is not there.
+    """
+    if is_remote(path):
+        with path.open('rb') as file:
+            yield file
+        return
+    try:
+        refuse_irregular(path, os.stat(path))
+        # Without O_NONBLOCK a FIFO that has come into its place since would be waited for.
+        descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK)
+    except OSError as error:
+        if error.errno in LASTING:
+            raise Damaged(f'{path} cannot be read ({error.strerror}); mend that, or remove it') from error
+        raise
+    with os.fdopen(descriptor, 'rb') as file:
+        refuse_irregular(path, os.fstat(descriptor))
+        yield file
+
+
+def read(path: Path, start: int = 0, most: int = LARGEST) -> bytes:
+    """Read a file from a byte on. Raises Damaged where that is more than `most` bytes, and as `opened` does."""
+    if is_remote(path):
+        content = storage(path).cat_file(os.fspath(path))[start:]
+        refuse_large(path, len(content), most)
+        return content
+    with opened(path) as file:
+        refuse_large(path, os.fstat(file.fileno()).st_size - start, most)
+        file.seek(start)
+        content = file.read(most + 1)
+    refuse_large(path, len(content), most)
+    return content
+
+
+def check(path: Path) -> None:
+    """Refuse what stands in the place of a file that is about to be read or written; it may be missing."""
+    if is_remote(path):
+        return
+    try:
+        refuse_irregular(path, os.stat(path))
+    except FileNotFoundError:
+        pass
+    except OSError as error:
+        if error.errno in LASTING:
+            raise Damaged(f'{path} cannot be read ({error.strerror}); mend that, or remove it') from error
+        raise
+
+
+def refuse_irregular(path: Path, about: os.stat_result) -> None:
+    if not stat.S_ISREG(about.st_mode):
+        kind = KINDS.get(stat.S_IFMT(about.st_mode), 'no regular file')
+        raise Damaged(f'{path} is {kind} where a file has to be; move it away')
+
+
+def refuse_large(path: Path, size: int, most: int) -> None:
+    if size > most:
+        raise Damaged(
+            f'{path} is damaged ({size:,} bytes, and at most {most:,} are read); bring it back or remove it'
+        )

@@ -1,0 +1,416 @@
+"""The files of a run folder as they may be: each kind is read here, against a schema, and nowhere else.
+
+A file that is not as its schema says raises Damaged, in one line: which file, what is wrong with it, what to do. A
+line of metrics.jsonl that is not is left out and returned as a Fault, beside the lines that can be used.
+"""
+
+import errno
+import json
+import math
+import re
+import struct
+import sys
+import zipfile
+import zlib
+from collections.abc import Collection
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple
+
+import msgspec
+from msgspec import Meta, Struct
+
+from sinklab.files import regular
+from sinklab.files.regular import Damaged
+from sinklab.spec import Takes
+
+if TYPE_CHECKING:
+    import numpy as np
+
+LARGEST_JSON = 64 << 20  # bytes of a JSON file
+LONGEST_LINE = 1 << 20  # bytes of a line of metrics.jsonl
+DEEPEST = 32  # objects and lists inside each other
+DEFLATED = 1100  # bytes that one byte of a deflated file stands for, at most
+SAME = 'LH'  # letters of dimensions that all arrays of a model have alike
+REMEDY = 'bring it back, or do without this folder'
+
+Step = Annotated[int, Meta(ge=0, lt=2**31)]  # as in spec.py: steps in arrays are int32
+Count = Annotated[int, Meta(ge=0, lt=2**31)]
+# What training records is float32, and finite: it ends otherwise.
+Number = Annotated[int, Meta(ge=-(2**53), le=2**53)] | Annotated[float, Meta(ge=-3.5e38, le=3.5e38)]
+
+
+class Lineage(Struct):
+    """What a fork comes from, as row.json has it."""
+
+    run: str
+    step: Step
+    row: str = ''
+    config: list[str] = []
+    new: list[str] = []
+    dropped: list[str] = []
+    data: list[str] = []
+    seal: str = ''
+    commit: str | None = None
+    takes: Takes = ''
+    start: Step = 0
+
+
+class Row(Struct):
+    """row.json. What a config file says of a row beside this is its author's."""
+
+    config: str = ''
+    row: str | None = None
+    diff: dict[str, Any] = {}
+    published: dict[str, bool | Number | str | None] = {}
+    source: Any = None
+    size: str | None = None
+    overrides: dict[str, str] = {}
+    lineage: Lineage | None = msgspec.field(name='from', default=None)
+
+
+class Outcome(Struct):
+    """outcome.json."""
+
+    kind: Literal['done', 'refused', 'diverged', 'stopped', 'lost', 'crashed']
+    step: Step = 0
+    checkpoint: Step | None = None
+    message: str = ''
+    exit_code: Annotated[int, Meta(ge=0, le=255)] = 0
+    fruitless: Count = 0
+
+
+class Attempt(Struct):
+    step: Step
+    attention: str
+    changes: list[str] = []
+
+
+class Environment(Struct):
+    """environment.json, as far as it is read again."""
+
+    commit: str | None = None
+    attempts: list[Attempt] = []
+
+
+class ConfigOptimizer(Struct):
+    steps: Step = 0
+
+
+class ConfigModel(Struct):
+    vocabulary: Count = 0
+
+
+class Config(Struct):
+    """config.json, as far as it is read of a run of any version; sinklab.parse has the rest."""
+
+    seed: Annotated[int, Meta(ge=0, lt=2**32)] = 0
+    model: ConfigModel = msgspec.field(default_factory=ConfigModel)
+    optimizer: ConfigOptimizer = msgspec.field(default_factory=ConfigOptimizer)
+    data: dict[str, Any] = {}
+
+
+class SweepRow(Struct):
+    row: str
+    seeds: dict[Annotated[str, Meta(pattern=r'^[0-9]{1,10}$')], str]
+
+
+class Measured(Struct):
+    outcome: str
+    start: dict[str, Number]
+    end: dict[str, Number]
+
+
+class Claims(Struct):
+    """claims.json."""
+
+    size: str | None
+    overrides: dict[str, str]
+    same: dict[str, str]
+    configs: dict[str, dict[str, Any]]
+    runs: dict[str, dict[Annotated[str, Meta(pattern=r'^[0-9]{1,10}$')], Measured]]
+
+
+class Owner(Struct):
+    """lease.json. A number of a process becomes a part of a path, and has to be one."""
+
+    token: str = ''
+    host: str = ''
+    pid: Count = 0
+    machine: str = ''
+    born: str = ''
+    job: str = ''
+    attempt: Count = 0
+    beat: Annotated[float, Meta(ge=0, le=1e12)] = 0.0
+    state: Literal['running', 'stopping'] = 'running'
+
+
+class Identity(Struct):
+    """run.json: what checkpoints of this run carry, so that those of others are told from them."""
+
+    id: Annotated[str, Meta(min_length=1, max_length=200)]
+
+
+SCHEMAS: dict[str, Any] = {
+    'run': Identity,
+    'row': Row,
+    'outcome': Outcome,
+    'environment': Environment,
+    'config': Config,
+    'sweep': list[SweepRow],
+    'claims': Claims,
+    'verdicts': list[dict[str, Any]],
+    'lease': Owner,
+}
+METRICS_LINE = msgspec.json.Decoder(dict[str, Number])
+NUMBERS = dict[str, float]
+
+WARNED: set[str] = set()
+
+
+def warn(file: Path, message: str) -> None:
+    """Say once in this process, on stderr, what is wrong with a file that is done without."""
+    if str(file) not in WARNED:
+        WARNED.add(str(file))
+        print(f'sinklab: {message}', file=sys.stderr, flush=True)
+
+
+# JSON files
+
+
+def read_json(file: Path, kind: str, remedy: str = REMEDY) -> Any:
+    """Read a JSON file, checked against its schema.
+
+    Args:
+        file: its path.
+        kind: a name of SCHEMAS.
+        remedy: what to do where it is damaged, for the message.
+
+    Raises:
+        Damaged: it is not as the schema says.
+        FileNotFoundError: it is not there.
+    """
+    return decode_json(regular.read(file, most=LARGEST_JSON), kind, file, remedy)
+
+
+def decode_json(content: bytes | str, kind: str, file: Path | str, remedy: str = REMEDY) -> Any:
+    """Decode the content of a JSON file as plain objects, checked against the schema of its kind. Raises Damaged."""
+    try:
+        found = parse_json(content)
+        msgspec.convert(found, SCHEMAS[kind])
+    except (ValueError, msgspec.MsgspecError) as error:
+        raise Damaged(f'{file} is damaged ({one_line(error)}); {remedy}') from error
+    return found
+
+
+def parse_json(content: bytes | str) -> Any:
+    """Parse JSON of finite numbers that is not nested deeply. Raises ValueError."""
+    try:
+        # json and not msgspec, which refuses half of a surrogate pair: names of files that are not UTF-8 have them.
+        found = json.loads(content, parse_constant=refuse_constant, parse_float=parse_finite)
+        check_depth(found)
+    except RecursionError:
+        raise ValueError(f'objects inside each other, deeper than {DEEPEST}') from None
+    return found
+
+
+def refuse_constant(text: str) -> None:
+    raise ValueError(f'{text} is no number of JSON')
+
+
+def parse_finite(text: str) -> float:
+    if math.isinf(number := float(text)):
+        raise ValueError(f'{text[:20]} is too large a number')
+    return number
+
+
+def check_depth(found: Any, depth: int = 0) -> None:
+    """Raise RecursionError for more than DEEPEST objects and lists inside each other."""
+    if depth > DEEPEST:
+        raise RecursionError
+    if isinstance(found, dict | list):
+        for value in found.values() if isinstance(found, dict) else found:
+            check_depth(value, depth + 1)
+
+
+def one_line(error: Exception | str) -> str:
+    return ' '.join(str(error).replace('`', '').split())[:200]
+
+
+# metrics.jsonl
+
+
+class Fault(NamedTuple):
+    """A line of metrics.jsonl that cannot be used."""
+
+    line: int  # from 1
+    why: str
+
+
+def decode_metrics(content: bytes, first: int = 1) -> tuple[list[dict[str, Any]], list[Fault]]:
+    """Decode lines of metrics.jsonl.
+
+    A line that a crash has cut off is no fault where its step is recorded again, or where it is the last: the attempt
+    after it says again what followed its checkpoint.
+
+    Args:
+        content: whole lines; the last one may still be being written.
+        first: the number of the first of them, for faults.
+
+    Returns:
+        the records that are as they have to be, and what is wrong with the other lines.
+    """
+    *lines, last = content.split(b'\n')
+    records, faults, cut = [], [], []
+    for number, line in enumerate(lines, first):
+        try:
+            records.append(decode_record(line))
+        except ValueError as error:
+            (cut if is_cut_off(line) else faults).append((number, line, one_line(error)))
+    if last:
+        try:
+            records.append(decode_record(last))
+        except ValueError as error:
+            if not is_cut_off(last):
+                faults.append((first + len(lines), last, one_line(error)))
+    steps = {record['step'] for record in records}
+    for number, line, why in cut:
+        whole = re.match(rb'\{"step": (\d{1,10}),', line)
+        if whole and int(whole[1]) not in steps:
+            faults.append((number, line, f'cut off: {why}'))
+    return records, [Fault(number, why) for number, _, why in sorted(faults)]
+
+
+def decode_record(line: bytes) -> dict[str, Any]:
+    """Decode one line. Raises ValueError, which says what is wrong."""
+    if not line.strip():
+        raise ValueError('it is empty')
+    if len(line) > LONGEST_LINE:
+        raise ValueError(f'{len(line):,} bytes, and at most {LONGEST_LINE:,} are read')
+    try:
+        record = METRICS_LINE.decode(line)
+    except RecursionError:
+        raise ValueError('objects inside each other') from None
+    except msgspec.MsgspecError as error:
+        raise ValueError(str(error).removesuffix(' - at `$[...]`')) from error
+    if 'step' not in record:
+        raise ValueError('it has no step')
+    step = record['step']
+    if type(step) is not int or not 0 <= step < 2**31:
+        raise ValueError(f'its step is {step}, and has to be a whole number from 0 to 2^31 - 1')
+    return record
+
+
+def is_cut_off(line: bytes) -> bool:
+    """Whether a crash can have left it: what was written of a record before its end."""
+    start = b'{"step": '
+    return bool(line) and not line.endswith(b'}') and line[: len(start)] == start[: len(line)]
+
+
+def say_faults(file: Path, faults: list[Fault], passed_over: bool = True) -> str:
+    """One line about all faults of a metrics.jsonl."""
+    line, why = faults[0]
+    more = f', as {"is one line" if len(faults) == 2 else f"are {len(faults) - 1} lines"} more' if faults[1:] else ''
+    does = ' and is passed over' if passed_over else ''
+    return f'{file}, line {line}, is damaged ({why}){does}{more}; bring it back, or remove the line'
+
+
+# Arrays
+
+
+ARCHIVE_ERRORS = (
+    *(ValueError, EOFError, KeyError, TypeError, IndexError, OverflowError, RuntimeError, SyntaxError, MemoryError),
+    *(NotImplementedError, struct.error, zipfile.BadZipFile, zlib.error),
+)
+
+
+def read_arrays(file: Path, names: Collection[str] | None = None, remedy: str = REMEDY) -> dict[str, 'np.ndarray']:
+    """Read arrays of a file as np.savez writes it, none of which can be larger than the file says by its size.
+
+    Args:
+        file: its path.
+        names: which of them, as far as they are there; None: all.
+        remedy: what to do where it is damaged, for the message.
+
+    Raises:
+        Damaged: the file or one of these arrays is not as NumPy writes it, or would have to be unpickled.
+        FileNotFoundError: it is not there.
+    """
+    try:
+        with regular.opened(file) as opened, zipfile.ZipFile(opened) as archive:
+            members = {entry.filename.removesuffix('.npy'): entry for entry in archive.infolist()}
+            wanted = members if names is None else [name for name in names if name in members]
+            return {name: read_array(archive, members[name], name) for name in wanted}
+    except (*ARCHIVE_ERRORS, OSError) as error:
+        # A place before the beginning of the file is EINVAL; other errors are those of the disk.
+        if isinstance(error, Damaged) or (isinstance(error, OSError) and error.errno != errno.EINVAL):
+            raise
+        why = one_line(error) or type(error).__name__
+        raise Damaged(f'{file} is damaged ({why}); {remedy}') from error
+
+
+def read_array(archive: zipfile.ZipFile, entry: zipfile.ZipInfo, name: str) -> 'np.ndarray':
+    """Read one array. What its header says is compared with the bytes that there are before any are allocated."""
+    import numpy as np
+
+    if entry.compress_type not in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED):
+        raise ValueError(f'{name} is compressed in a way that NumPy has none of')
+    if entry.file_size > DEFLATED * (entry.compress_size + 64):
+        raise ValueError(f'{name} says that it has {entry.file_size:,} bytes, made of {entry.compress_size:,}')
+    with archive.open(entry) as member:
+        version = np.lib.format.read_magic(member)
+        headers = {(1, 0): np.lib.format.read_array_header_1_0, (2, 0): np.lib.format.read_array_header_2_0}
+        if version not in headers:
+            raise ValueError(f'{name} is of version {version} of NumPy files')
+        shape, in_fortran_order, dtype = headers[version](member)
+        if dtype.hasobject:
+            raise ValueError(f'{name} holds Python objects, which are never loaded')
+        size = math.prod(shape) * dtype.itemsize
+        if size != entry.file_size - member.tell():
+            raise ValueError(f'{name} has other bytes than its shape {shape} of {dtype} needs')
+        content = member.read(size) + member.read(1)  # at its end its checksum is compared
+        if len(content) != size:
+            raise ValueError(f'{name} has {len(content):,} bytes of {size:,}')
+    found = np.frombuffer(bytearray(content), dtype)
+    return found.reshape(shape, order='F' if in_fortran_order else 'C')
+
+
+def check_dimensions(file: Path, found: dict[str, 'np.ndarray'], remedy: str = REMEDY) -> dict[str, int]:
+    """Check arrays against the letters that end their names: alpha_LPHJ has four dimensions, of L, P, H and J.
+
+    Returns:
+        how many layers (L) and heads (H) there are, as far as they occur.
+
+    Raises:
+        Damaged: an array has other dimensions, two arrays disagree, or one holds nothing that can be drawn.
+    """
+    import numpy as np
+
+    sizes: dict[str, tuple[int, str]] = {}
+    for name, array in found.items():
+        letters = name.rpartition('_')[2]
+        if array.ndim != len(letters) or 0 in array.shape:
+            raise Damaged(f'{file} is damaged ({name} has the shape {array.shape}); {remedy}')
+        if array.dtype.kind not in 'fiub' or np.isinf(array).any() or np.isnan(array).all():
+            raise Damaged(f'{file} is damaged ({name}, of {array.dtype}, does not hold finite numbers); {remedy}')
+        for letter, size in zip(letters, array.shape, strict=True):
+            if letter not in SAME and not letter.isdigit():
+                continue
+            fixed = (int(letter), 'its name') if letter.isdigit() else (size, name)
+            known, of = sizes.setdefault(letter, fixed)
+            if known != size:
+                raise Damaged(f'{file} is damaged ({name} has {size} of {letter}, and {of} has {known}); {remedy}')
+    return {letter: size for letter, (size, _) in sizes.items() if letter in SAME}
+
+
+def decode_numbers(text: str, file: Path) -> dict[str, float]:
+    """Decode the numbers that a kept result of `measure` has, among which there may be NaN. Raises Damaged."""
+    try:
+        return msgspec.convert(json.loads(text), NUMBERS)
+    except (RecursionError, ValueError, msgspec.MsgspecError) as error:
+        raise Damaged(f'{file} is damaged ({one_line(error)}); remove it') from error
+
+
+def step_of(file: Path) -> int | None:
+    """The step in the name of a probe's file, STEP.npz; None where the name is no step."""
+    name = file.stem
+    return int(name) if re.fullmatch(r'[0-9]{1,10}', name) and int(name) < 2**31 else None

@@ -1,0 +1,38 @@
+"""Damaged files of a run folder: each is named in one line and done without, or refused; nothing crashes or hangs."""
+
+import random
+
+import file_damages
+import pytest
+
+CASES = [(part, name, verb) for part, name in file_damages.CASES for verb in file_damages.VERBS]
+SAMPLE = {*random.Random(0).sample(CASES, 30)}
+# One of each kind of fault that there was, beside what is drawn.
+SAMPLE |= {
+    ('metrics', 'line null', 'report'),
+    ('metrics', 'line without step', 'tail'),
+    ('metrics', 'a FIFO', 'train'),
+    ('row', 'row a number', 'report'),
+    ('outcome', 'a list', 'report'),
+    ('environment', 'attempts of numbers', 'tail'),
+    ('lease', 'pid with a NUL', 'train'),
+    ('lease', 'a folder', 'tail'),
+    ('probe', 'other layers', 'report'),
+    ('kept', 'a number lacking', 'measure'),
+}
+
+
+@pytest.fixture(scope='module')
+def answers(tmp_path_factory):
+    found = file_damages.Answers(tmp_path_factory.mktemp('damages'))
+    yield found
+    found.close()
+
+
+@pytest.mark.parametrize(
+    ('part', 'name', 'verb'),
+    [pytest.param(*case, marks=pytest.mark.slow if case in SAMPLE else pytest.mark.exhaustive) for case in CASES],
+)
+def test_a_damaged_file_is_named_or_changes_nothing(answers, part, name, verb):
+    answer = answers.ask(part, name, verb)
+    assert answer['kind'] not in file_damages.BAD, answer
