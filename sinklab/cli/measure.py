@@ -148,6 +148,8 @@ def show(found: list[dict]) -> None:
             table.add_row(one['model'], name, *cells, '-' if published is None else f'{published:.2f} %')
     Console(highlight=False, width=None if sys.stdout.isatty() else 200).print(table)
     for one in found:
+        for remark in one.get('remarks', ()):
+            print(f'{one["model"]}: {remark}')
         show_asked(one)
         for told in one['propositions']:
             number = '-' if told['number'] is None else f'{told["number"]:.2g}'
