@@ -1,22 +1,11 @@
 """Small open models with random weights, as transformers saves them, and what transformers says of them."""
 
-import json
-
 import numpy as np
-from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
-TEXT = 'import os\n\ndef f(x, y):\n    return os.path.join(x, y)\n\nself.x = y\n' * 8
-VOCABULARY = 128
+from benchmarks.open_families import TEXT, VOCABULARY, tokenizer_json
+from benchmarks.open_families import save as saved
 
-
-def tokenizer_json() -> str:
-    """A byte-level tokenizer of 128 ids, with an end token that is BOS, too."""
-    tokenizer = Tokenizer(models.BPE())
-    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    tokenizer.decoder = decoders.ByteLevel()
-    trainer = trainers.BpeTrainer(vocab_size=VOCABULARY, special_tokens=['<|end|>'], show_progress=False)
-    tokenizer.train_from_iterator([TEXT], trainer)
-    return tokenizer.to_str()
+__all__ = ['TEXT', 'VOCABULARY', 'configs', 'saved', 'tokenizer_json', 'told']
 
 
 def configs() -> dict:
@@ -46,26 +35,6 @@ def configs() -> dict:
         'jamba': hf.JambaConfig(**llama | mamba, use_mamba_kernels=False),
         'bloom': hf.BloomConfig(vocab_size=VOCABULARY, hidden_size=32, n_layer=3, n_head=4),
     }
-
-
-def saved(config, folder, tokenizer: str | None = None):
-    """A model of a config in a folder, with attention that is far from even."""
-    import torch
-    import transformers as hf
-
-    torch.manual_seed(0)
-    model = hf.AutoModelForCausalLM.from_config(config, attn_implementation='eager', dtype=torch.float32).eval()
-    for name, weight in model.named_parameters():
-        if weight.ndim > 1 and 'embed' not in name and 'wte' not in name:
-            weight.data *= 6
-        if name.endswith('sinks'):
-            weight.data.normal_()
-    model.save_pretrained(folder)
-    if tokenizer:
-        (folder / 'tokenizer.json').write_text(tokenizer)
-        told = dict(tokenizer_class='PreTrainedTokenizerFast', bos_token='<|end|>', eos_token='<|end|>')
-        (folder / 'tokenizer_config.json').write_text(json.dumps(told))
-    return model
 
 
 def told(model, ids_PT):

@@ -148,6 +148,8 @@ def show(found: list[dict]) -> None:
     headings = ['model', 'inputs', *(number.label for number in numbers), 'published Sink_1']
     terminal.print_table(terminal.console(width=200), headings, rows, words=['inputs'])
     for one in found:
+        for remark in one.get('remarks', ()):
+            print(f'{one["model"]}: {remark}')
         show_asked(one)
         for told in one['propositions']:
             number = '-' if told['number'] is None else f'{told["number"]:.2g}'

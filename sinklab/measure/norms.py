@@ -37,7 +37,8 @@ def of_text(array_LPSHK, setting: Setting):
 def first_and_others(name: str, norm_LPT) -> dict[str, float]:
     """norm/NAME/1 and norm/NAME/other, means over sequences, layers and heads, and norm/NAME/ratio, theirs."""
     first, other = float(np.mean(norm_LPT[..., 0])), float(np.mean(norm_LPT[..., 1:]))
-    return {f'norm/{name}/1': first, f'norm/{name}/other': other, f'norm/{name}/ratio': first / other}
+    between = first / other if other else np.nan  # keys that are all 0, as those of an untrained Zaya, have no ratio
+    return {f'norm/{name}/1': first, f'norm/{name}/other': other, f'norm/{name}/ratio': between}
 
 
 def numbers_of(name: str) -> tuple[Number, ...]:

@@ -78,6 +78,7 @@ MEASURES = (
         arrays=lambda sink, setting: {'column_LPC': norms(sink)},
     ),
     Measure(
+        reads=('attention_LPHTS', 'residual_LPTD'),  # by way of what other measures keep of them
         numbers=lambda kept, setting: by_layer('norm/own', own_ratio(kept)),
         shown=(Number('norm/own/{k}', 'own ratio {k}', OWN),),
     ),

@@ -60,9 +60,9 @@ def forward_arrays(captured: Any, setting: Setting) -> dict[str, Any]:
 
 def completed(found: dict[str, Any], setting: Setting) -> dict[str, Any]:
     """Arrays with the implicit column, if there is one."""
-    if setting.implicit:
+    if setting.implicit and 'attention_LPHTS' in found:  # not every layer of an open model has attention
         found['attention_LPHTS'] = with_implicit(found['attention_LPHTS'], setting)
-        for name in ('key_LPSHK', 'value_LPSHK'):
+        for name in {'key_LPSHK', 'value_LPSHK'} & found.keys():
             xp = found[name].__array_namespace__()
             found[name] = xp.pad(found[name], ((0, 0), (0, 0), (1, 0), (0, 0), (0, 0)))
     return found

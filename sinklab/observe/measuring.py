@@ -50,7 +50,31 @@ def measured(
     if setting.triggers:
         kept |= dict(trigger_PT=subject.triggers(ids_PT))
     numbers = {name: float(value) for name, value in table.numbers(kept, setting, among).items()}
-    return Measured(numbers, table.file_arrays(kept, setting, among))
+    arrays = table.file_arrays(kept, setting, among)
+    return Measured(number_layers(numbers, subject), dict(arrays) | layer_arrays(subject))
+
+
+def number_layers(numbers: dict[str, float], subject: Subject) -> dict[str, float]:
+    """Number `norm/normed/LL` by the layers of the model, where not all of them have an attention that reads.
+
+    It is the one number of each layer that is made of an array which hybrid models have of some layers alone.
+    """
+    layers = subject.array_layers.get('normed_LPTD', ())
+    names = {f'norm/normed/{at:02}': f'norm/normed/{layer:02}' for at, layer in enumerate(layers, 1)}
+    return {names.get(name, name): value for name, value in numbers.items()}
+
+
+def layer_arrays(subject: Subject) -> dict[str, np.ndarray]:
+    """Return what the L of the arrays of attention of an open model stands for.
+
+    `attention_layer_L` has the layers, from 1, that have attention. Where these differ in their number of heads, all
+    heads are kept as those of one layer, and `attention_layer_H` has the layer of each head.
+    """
+    layers = subject.array_layers.get('attention_LPHTS')
+    if layers is None:
+        return {}
+    found = {'attention_layer_L': np.array(layers)}
+    return found | ({'attention_layer_H': np.repeat(layers, subject.heads)} if len(set(subject.heads)) > 1 else {})
 
 
 def remembered(

@@ -68,15 +68,16 @@ def open(given: str, **how: Any) -> 'Opened':
 class Attention:
     """The matrices of one text."""
 
-    matrix_LHTS: np.ndarray  # float32, queries of the text over columns and text
+    matrix_LHTS: np.ndarray  # float32, queries of the text over columns and text; nan: a head that a layer lacks
     queries: list[str]
     keys: list[str]  # the columns' names in brackets, then the tokens
+    layers: tuple[int, ...]  # the model's layer, from 0, of each matrix: in hybrid models not all have attention
 
     def strongest(self) -> tuple[int, int]:
-        """(layer, head), from 0, of the largest mean attention to the first token."""
+        """(layer of the model, head), from 0, of the largest mean attention to the first token."""
         first_LH = self.matrix_LHTS[..., len(self.keys) - len(self.queries)].mean(-1)
-        layer, head = np.unravel_index(first_LH.argmax(), first_LH.shape)
-        return int(layer), int(head)
+        at, head = np.unravel_index(np.where(np.isnan(first_LH), -1, first_LH).argmax(), first_LH.shape)
+        return self.layers[at], int(head)
 
     def plot(self, layer: int | None = None, head: int | None = None) -> Any:
         """A figure of one head; layers and heads count from 0, and without them it is the strongest."""
@@ -84,13 +85,15 @@ class Attention:
 
         strongest = self.strongest()
         layer, head = (own if one is None else one for one, own in zip((layer, head), strongest, strict=True))
-        layers, heads = self.matrix_LHTS.shape[:2]
-        if not (0 <= layer < layers and 0 <= head < heads):
-            raise Refusal(f'there is no layer {layer} head {head}; they are 0 to {layers - 1} and 0 to {heads - 1}')
+        heads = self.matrix_LHTS.shape[1]
+        if layer not in self.layers or not 0 <= head < heads:
+            whole = self.layers == tuple(range(len(self.layers)))
+            layers = f'0 to {len(self.layers) - 1}' if whole else ', '.join(map(str, self.layers))
+            raise Refusal(f'there is no layer {layer} head {head}; they are {layers} and 0 to {heads - 1}')
         size = 2 + 0.2 * len(self.keys)
         figure = Figure(figsize=(size, size), layout='constrained')
         axes = figure.subplots()
-        image = axes.imshow(self.matrix_LHTS[layer, head], cmap='viridis', vmin=0)
+        image = axes.imshow(self.matrix_LHTS[self.layers.index(layer), head], cmap='viridis', vmin=0)
         axes.set_xticks(range(len(self.keys)), map(shown, self.keys), rotation=90, fontsize=7)
         axes.set_yticks(range(len(self.queries)), map(shown, self.queries), fontsize=7)
         axes.set(xlabel='key', ylabel='query', title=f'layer {layer}, head {head}')
@@ -104,7 +107,17 @@ def shown(word: str) -> str:
 
 
 def matrices(layer: dict) -> dict:
-    return {'attention_LPHTS': layer['attention_LPHTS']}
+    return {name: layer[name] for name in ('attention_LPHTS',) if name in layer}
+
+
+def by_layer(matrix_LHTS: np.ndarray, heads: tuple[int, ...]) -> np.ndarray:
+    """Return heads that stand beside each other, as layers of different numbers of heads; what lacks is nan."""
+    if len(set(heads)) < 2:
+        return matrix_LHTS
+    found = np.full((len(heads), max(heads), *matrix_LHTS.shape[2:]), np.nan, matrix_LHTS.dtype)
+    for at, matrix_HTS in enumerate(np.split(matrix_LHTS[0], np.cumsum(heads)[:-1])):
+        found[at, : len(matrix_HTS)] = matrix_HTS
+    return found
 
 
 class Opened:
@@ -130,7 +143,10 @@ class Opened:
         ids_PT = self.ids(text)
         kept = self.subject.observe(ids_PT, matrices)
         words = self.subject.words(ids_PT[0])
-        return Attention(kept['attention_LPHTS'][:, 0], words, [*self.subject.columns(), *words])
+        matrix_LHTS = by_layer(kept['attention_LPHTS'][:, 0], self.subject.heads)
+        layers = self.subject.array_layers.get('attention_LPHTS') or range(1, len(matrix_LHTS) + 1)
+        layers = tuple(layer - 1 for layer in layers)
+        return Attention(matrix_LHTS, words, [*self.subject.columns(), *words], layers)
 
     def measure(self, name: str = '', text: str | list[str] = '', **how: Any) -> float | dict[str, float]:
         """The number of this name of one or more texts, or all whose names begin with it and a slash."""

@@ -56,6 +56,7 @@ class Own:
         self.folder, self.step, self.bos, self.spec = folder, step, bos, beginning(spec_of(folder), bos)
         self.name = f'{folder}@{step}'
         self.vocabulary = self.spec.model.vocabulary
+        self.array_layers, self.heads, self.remarks = {}, (), ()  # all layers are alike, and show everything
         self.reads = (*READS, *(('sink_LPCD',) if COLUMNS[self.spec.model.columns.kind].token.count else ()))
 
     @functools.cached_property

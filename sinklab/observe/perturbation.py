@@ -5,6 +5,7 @@ import numpy as np
 from sinklab.measure.norms import norms
 from sinklab.measure.spikes import by_layer
 from sinklab.observe.subject import Subject
+from sinklab.record import Refusal
 from sinklab.targets import readable
 
 AT_ONCE = 8  # texts
@@ -17,6 +18,8 @@ def spread(
 
     dh_t is what becomes of h_t where the token at `place` is another one, drawn from the vocabulary.
     """
+    if 'residual_LPTD' not in subject.reads:
+        raise Refusal(f'{subject.name} shows no hidden states, in which a change could spread; leave --perturb out')
     drawn_P = np.random.default_rng(seed).integers(subject.vocabulary - 1, size=len(ids_PT))
     other_PT = ids_PT.copy()
     other_PT[:, place] = drawn_P + (drawn_P >= readable(ids_PT[:, place]))  # never itself

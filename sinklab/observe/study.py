@@ -121,6 +121,8 @@ class Study:
         found = {name: self.measured(name, watch) for name in self.ids}
         about = dict(model=self.subject.name, digest=self.subject.digest)
         about |= {name: getattr(self.question, name) for name in USUAL}
+        if self.subject.remarks:
+            about |= dict(remarks=[*self.subject.remarks])
         step = getattr(self.subject, 'step', None)
         return Answer(about, step, found, self.published(), self.propositions(found))
 

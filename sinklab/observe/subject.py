@@ -1,6 +1,6 @@
 """What can be measured: a model that says, layer by layer, what it does with tokens."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any, Protocol
 
 import numpy as np
@@ -27,6 +27,9 @@ class Subject(Protocol):
     longest: int | None  # tokens of a text that it can read
     position: str  # as in spec.Position, or another word
     reads: tuple[str, ...]  # the arrays that it has for all layers, or for those that have attention
+    array_layers: Mapping[str, tuple[int, ...]]  # array -> the layers, from 1, that have it; of others all have it
+    heads: tuple[int, ...]  # of each layer that has attention, where layers may differ; else empty
+    remarks: tuple[str, ...]  # what is not measured of it, and why, a sentence each
 
     def encode(self, text: str) -> list[int]:
         """The ids of a text, with what stands before every text."""

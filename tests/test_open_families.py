@@ -1,0 +1,212 @@
+"""Families of open models: the attention that is measured is transformers' own, and what has none is refused."""
+
+import functools
+import json
+
+import numpy as np
+import pytest
+
+pytest.importorskip('torch', reason='open models need torch, which has no wheel here')
+pytest.importorskip('transformers', reason='open models need transformers')
+
+import transformers
+
+import sinklab
+from benchmarks import open_families
+from sinklab.cli.main import main
+from sinklab.measure import angles
+from sinklab.observe import measuring, open_model, study
+from sinklab.observe.open_model import OpenModel
+from sinklab.record import Refusal
+
+WITHOUT_ATTENTION = 'falcon_mamba', 'mamba', 'mamba2', 'rwkv', 'xlstm'
+REFUSED = {'hrm_text': 'has no list of', 'xlnet': 'attends to later tokens'}
+MEASURED = [name for name in open_families.FAMILIES if name not in (*WITHOUT_ATTENTION, *REFUSED)]
+# Hybrid models: the layers, from 1, that have attention.
+ATTENTION_LAYERS = {
+    'bailing_hybrid': (2, 4),
+    'bamba': (2, 4),
+    'granitemoehybrid': (2,),
+    'jamba': (2, 4),
+    'kimi_linear': (2, 4),
+    'lfm2': (2, 4),
+    'lfm2_moe': (2, 4),
+    'longcat_flash': (1, 1, 2, 2),
+    'minimax': (2, 4),
+    'nemotron_h': (2,),
+    'olmo_hybrid': (2, 4),
+    'qwen3_5_text': (4,),
+    'qwen3_next': (4,),
+    'recurrent_gemma': (3,),
+    'zamba': (3, 6),
+    'zamba2': (2, 4),
+}
+SAMPLE = 'gptj', 'gpt_neo', 'falcon', 'bamba', 'doge', 'gemma4_text', 'laguna', 'minimax', 'mamba'
+IDS_PT = np.random.default_rng(0).integers(2, 100, (2, 16))
+P, T = IDS_PT.shape
+NOT_KNOWN = 'the installed transformers has no model type {}'
+
+
+def sampled(families):
+    """The families of the sample as they are, all others marked exhaustive."""
+    marks = {True: (), False: pytest.mark.exhaustive}
+    return [pytest.param(family, marks=marks[family in SAMPLE]) for family in families]
+
+
+@pytest.fixture(scope='module')
+def made(tmp_path_factory):
+    """made(family) -> (folder, model of transformers), each made once."""
+
+    @functools.cache
+    def make(family):
+        if family not in transformers.models.auto.configuration_auto.CONFIG_MAPPING:
+            pytest.skip(NOT_KNOWN.format(family))
+        folder = tmp_path_factory.mktemp(family)
+        return folder, open_families.save(open_families.config_of(family), folder, open_families.tokenizer_json())
+
+    return make
+
+
+@pytest.fixture(scope='module')
+def opened(made):
+    return functools.cache(lambda family: OpenModel(str(made(family)[0])))
+
+
+@pytest.fixture
+def measure(tmp_path, capsys, monkeypatch):
+    """measure(folder, *options) -> (exit code, standard output, lines of standard error)."""
+
+    def run(folder, *options):
+        monkeypatch.setenv('SINKLAB_CACHE', str(tmp_path / 'cache'))
+        (tmp_path / 'text.txt').write_text(open_families.TEXT)
+        capsys.readouterr()
+        texts = f'--source=text:{tmp_path}/text.txt', '--sequences=1', '--length=16'
+        code = main(['measure', f'hf:{folder}', *texts, *options])
+        found = capsys.readouterr()
+        return code, found.out, found.err.strip().splitlines()
+
+    return run
+
+
+@pytest.mark.parametrize('family', sampled(MEASURED))
+def test_attention_is_what_transformers_returns(made, opened, family):
+    subject = opened(family)
+    assert open_families.difference(subject, made(family)[1], IDS_PT) <= 1e-6
+    every = tuple(range(1, len(subject.show.layers) + 1))
+    assert subject.array_layers['attention_LPHTS'] == ATTENTION_LAYERS.get(family, every)
+
+
+@pytest.mark.parametrize('family', sampled(MEASURED))
+def test_every_family_is_measured_by_the_verb_and_from_python(made, measure, family):
+    folder, _ = made(family)
+    code, out, err = measure(folder, '--inputs=natural,random,repeated', '--loss', '--json')
+    assert code == 0, err
+    found = json.loads(out)['inputs']
+    assert all('sink/1' in numbers and 'loss' in numbers for numbers in found.values())
+    matrix_LHTS = sinklab.open(f'hf:{folder}').attention(open_families.TEXT[:30]).matrix_LHTS
+    assert matrix_LHTS.ndim == 4
+
+
+@pytest.mark.parametrize('family', sampled(WITHOUT_ATTENTION))
+def test_a_model_without_attention_is_refused_before_its_weights_are_read(made, measure, monkeypatch, family):
+    folder, _ = made(family)
+    monkeypatch.setattr(open_model, 'loaded', lambda *_: pytest.fail('its weights were read'))
+    code, _, err = measure(folder)
+    assert (code, len(err)) == (1, 1)
+    assert f'model type {family}' in err[0]
+
+
+@pytest.mark.parametrize('family', sampled(REFUSED))
+def test_what_cannot_be_measured_is_refused_in_one_line(made, measure, family):
+    code, _, err = measure(made(family)[0])
+    assert (code, len(err)) == (1, 1)
+    assert REFUSED[family] in err[0]
+
+
+def fail(*_, **__):
+    raise RuntimeError('a tensor of the wrong shape,\nin two lines')
+
+
+@pytest.mark.parametrize('method', ['__init__', 'forward'])
+def test_an_exception_of_transformers_is_one_line_with_its_reason(made, measure, monkeypatch, method):
+    folder, model = made('falcon')
+    monkeypatch.setattr(type(model.base_model), method, fail)
+    code, _, err = measure(folder)
+    assert (code, len(err)) == (1, 1)
+    for word in ('falcon', transformers.__version__, 'RuntimeError: a tensor of the wrong shape, in two lines'):
+        assert word in err[0]
+
+
+def test_an_exception_of_sinklab_itself_is_not_blamed_on_the_model(made):
+    subject = OpenModel(str(made('gptj')[0]))
+    with pytest.raises(ZeroDivisionError):
+        subject.observe(IDS_PT, lambda layer: 1 // 0)
+
+
+def test_attention_of_a_hybrid_model_is_named_by_the_layers_of_the_model(made, measure):
+    folder, _ = made('minimax')
+    found = sinklab.open(f'hf:{folder}').attention(open_families.TEXT[:30])
+    assert found.layers == (1, 3)
+    assert len(found.matrix_LHTS) == 2
+    assert found.strongest()[0] in (1, 3)
+    found.plot(3, 0)
+    with pytest.raises(Refusal, match='they are 1, 3 and'):
+        found.plot(0, 0)
+    code, out, _ = measure(folder)
+    assert code == 0
+    assert '2 of 4 layers have no attention matrix (1, 3: linear_attention)' in out
+
+
+def test_numbers_of_each_layer_count_the_layers_of_the_model(opened):
+    subject = opened('bamba')
+    kept = subject.observe(IDS_PT, lambda layer: {'n_LPTD': layer['normed_LPTD']} if 'normed_LPTD' in layer else {})
+    norm_LT = np.linalg.norm(kept['n_LPTD'], axis=-1).mean(1)
+    found = measuring.measured(subject, IDS_PT)
+    numbers = {name: value for name, value in found.numbers.items() if name.startswith('norm/normed/')}
+    assert [*numbers] == ['norm/normed/02', 'norm/normed/04']
+    np.testing.assert_allclose([*numbers.values()], norm_LT[:, 0] / norm_LT[:, 1:].mean(-1), rtol=1e-5)
+    np.testing.assert_array_equal(found.arrays['attention_layer_L'], [2, 4])
+
+
+def test_propositions_are_not_claimed_of_hybrid_models(opened):
+    told = study.study(opened('bamba'), study.Question(inputs=('repeated',), sequences=2, length=T)).answer()
+    assert told.propositions == []
+
+
+def test_each_head_counts_once_where_layers_have_different_numbers_of_heads(made, opened):
+    subject, (folder, model) = opened('laguna'), made('laguna')
+    assert subject.heads == (4, 8, 4)
+    attention = [np.float64(layer) for layer in open_families.own_attention(model, IDS_PT)]
+    alpha = np.concatenate([layer[..., 0].mean(-1).ravel() for layer in attention])
+    found = measuring.measured(subject, IDS_PT)
+    np.testing.assert_allclose(found.numbers['alpha/1'], alpha.mean(), rtol=1e-5)
+    np.testing.assert_allclose(found.numbers['sink/1'], 100 * (alpha > 0.3).mean())
+    assert found.arrays['alpha_LPHJ'].shape[:3] == (1, P, 16)
+    np.testing.assert_array_equal(found.arrays['attention_layer_H'], [1] * 4 + [2] * 8 + [3] * 4)
+    matrix_LHTS = sinklab.open(f'hf:{folder}').attention(open_families.TEXT[:30]).matrix_LHTS
+    assert matrix_LHTS.shape[:2] == (3, 8)
+    np.testing.assert_array_equal(np.isnan(matrix_LHTS).all((2, 3)).sum(-1), [4, 0, 4])
+
+
+def test_ranks_of_keys_are_those_of_heads_of_their_own_widths(opened):
+    subject, ranks, widths = opened('gemma4_text'), [], set()
+
+    def keep(layer):
+        widths.add(layer['key_LPSHK'].shape[-1])
+        ranks.append(angles.rank(layer['key_LPSHK'][:, :, 0]))
+        return {}
+
+    subject.observe(IDS_PT, keep)
+    assert len(widths) == 2
+    np.testing.assert_allclose(measuring.measured(subject, IDS_PT).numbers['key/rank/1'], np.mean(ranks), rtol=1e-6)
+
+
+@pytest.mark.exhaustive
+@pytest.mark.parametrize('family', ['gemma3n_text', 'cpmant'])
+def test_hidden_states_that_are_not_one_a_token_are_left_out_by_name(made, measure, family):
+    code, out, _ = measure(made(family)[0], '--json')
+    found = json.loads(out)
+    assert (code, [*found['inputs']['natural']].count('norm/ratio/01')) == (0, 0)
+    assert any('hidden states are left out' in remark for remark in found['remarks'])
+    code, _, err = measure(made(family)[0], '--perturb=3')
+    assert (code, len(err)) == (1, 1)
