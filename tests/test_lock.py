@@ -12,7 +12,7 @@ from sinklab.files import lock
 
 pytestmark = pytest.mark.slow
 
-DEAD = 0.3
+DEAD = 0.6
 
 
 @pytest.fixture(autouse=True)
@@ -85,7 +85,7 @@ def test_whoever_was_taken_for_dead_does_not_delete_the_lock_of_its_successor(pa
     come = stop_at(monkeypatch, 'unlink', 'first', section.entered['second'])
     first = section.enter('first', DEAD / 3)
     assert section.entered['first'].wait(10)
-    second = section.enter('second', DEAD * 2 / 3)
+    second = section.enter('second', DEAD / 3)
     assert come.wait(10)
     assert section.entered['second'].wait(10)
     first.join(30)
