@@ -8,7 +8,7 @@ from sinklab.escape import quote_shell
 from sinklab.files import run_files
 from sinklab.files.place import joined, resolved
 from sinklab.files.regular import Damaged
-from sinklab.folder import Folder, ancestry, flat, named
+from sinklab.folder import METRICS, Folder, ancestry, flat, named
 from sinklab.measure import table as measures
 from sinklab.measure.measure import Number, Picture
 from sinklab.parse import parse
@@ -146,6 +146,9 @@ def config(folder: Folder) -> dict:
     try:
         found = folder.read('config')
     except FileNotFoundError:
+        if (folder.path / METRICS).exists():
+            file = folder.path / 'config.json'
+            run_files.warn(file, f'{file} is missing; the report does without it, and without a seed')
         return {}
     try:
         parse(found)
@@ -160,9 +163,20 @@ def run(folder: Folder, name: str, arm: str, config: dict, count: int) -> Run:
     drawn, records = probes.kept(folder.probes, count), folder.records(last)
     steps = [run_files.step_of(path) for path in drawn]
     end = ending(folder, records, last)
+    warn_of_lost_probes(folder, records)
     if end['kind'] == 'done' and last is not None:
         folder.warn_of_lost_lines(records[-1] if records else {}, last, 'train/loss', 'valid/loss')
     return Run(name, arm, records, steps, probes.values(drawn), folder, notes(folder), about_of(folder), config, end)
+
+
+def warn_of_lost_probes(folder: Folder, records: list[dict]) -> None:
+    """Say on stderr which probes are in metrics.jsonl and have no file."""
+    there = {run_files.step_of(path) for path in folder.probes}
+    lost = [record['step'] for record in records if measures.HEADLINE.name in record and record['step'] not in there]
+    if lost and there:
+        file = folder.probe(lost[0])
+        more = f' (and {len(lost) - 1} more)' if lost[1:] else ''
+        run_files.warn(file, f'{file} is missing{more}; maps are drawn without it')
 
 
 def about_of(folder: Folder) -> dict:

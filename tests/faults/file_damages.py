@@ -373,8 +373,9 @@ PARTS: list[tuple[str, str, dict[str, Change]]] = [
     ('metrics', 'metrics.jsonl', METRICS | SHAPES | {k: CONTENTS[k] for k in ('empty', 'cut in half', 'NUL bytes')}),
     ('row', 'row.json', CONTENTS | ROW | SHAPES),
     ('lineage', 'row.json', LINEAGE | {'missing': SHAPES['missing']}),
-    ('outcome', 'outcome.json', CONTENTS | OUTCOME | SHAPES),
-    ('environment', 'environment.json', CONTENTS | ENVIRONMENT | SHAPES),
+    # A run without outcome.json has not said how it ended, and one without environment.json has not begun: no damage.
+    ('outcome', 'outcome.json', CONTENTS | OUTCOME | without(SHAPES, 'missing')),
+    ('environment', 'environment.json', CONTENTS | ENVIRONMENT | without(SHAPES, 'missing')),
     ('config', 'config.json', CONTENTS | CONFIG | SHAPES),
     ('lease', 'lease.json', without(CONTENTS | SHAPES, 'cut in half', 'missing') | LEASE),
     ('probe', f'probe/{STEP:08}.npz', PROBE | SHAPES),
