@@ -47,6 +47,7 @@ def train(
         except BaseException:
             for waiting in attempts:
                 waiting.cancel()
+            relay.received.append(signal.SIGTERM)  # for a command that is being started right now
             relay.send(signal.SIGTERM)  # they save, and the sweep ends with what this attempt has raised
             raise
     return relay.received[0] if relay.received and any(run.outcome == 'to do' for run in runs) else None
