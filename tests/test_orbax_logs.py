@@ -5,6 +5,7 @@ import contextlib
 import logging
 import subprocess
 import sys
+import types
 
 import pytest
 from orbax.checkpoint._src.futures import future
@@ -68,40 +69,43 @@ def test_the_filter_is_installed_once():
     for _ in range(2):
         logs.silence_repeated_errors()
     assert logging.getLogger('absl').filters.count(logs.is_not_repeated) == 1
-    assert not isinstance(sys.excepthook.hook, logs.WithoutLateCallbacks)
+    hook = sys.unraisablehook
+    assert not isinstance(getattr(hook, 'hook', None), logs.WithoutLateCallbacks)
 
 
 @pytest.fixture
 def hooked(monkeypatch):
-    """What reaches the hook of errors that nobody has caught, beside the filter."""
+    """Errors that cannot be raised and reach the hook behind the filter."""
     heard = []
-    monkeypatch.setattr(sys, 'excepthook', lambda *error: heard.append(error))
+    monkeypatch.setattr(sys, 'unraisablehook', heard.append)
     logs.silence_repeated_errors()
     return heard
 
 
-def closed_loop():
+def unraisable(of):
+    """What the hook is given of a call to a closed event loop: from C++, by a program, or like one of these."""
     loop = asyncio.new_event_loop()
     loop.close()
     with pytest.raises(RuntimeError, match='Event loop is closed') as raised:
         loop.call_soon_threadsafe(print)
-    return raised.value
+    kind = ValueError if of == 'another kind' else RuntimeError
+    whole = raised.value.__traceback__
+    trace = {'a program': whole, 'no trace': None}.get(of, whole.tb_next)
+    error = kind('Event loop is closed').with_traceback(trace)
+    return types.SimpleNamespace(exc_type=kind, exc_value=error, exc_traceback=trace, object=None, err_msg=None)
 
 
 def test_a_late_callback_to_a_closed_event_loop_is_silent(hooked):
     """TensorStore calls from a thread without frames of Python: those of asyncio are all that there are."""
-    error = closed_loop()
-    sys.excepthook(type(error), error, error.__traceback__.tb_next)
+    sys.unraisablehook(unraisable('C++'))
     assert hooked == []
 
 
 @pytest.mark.parametrize('of', ['a program', 'another kind', 'no trace'])
-def test_other_errors_that_nobody_has_caught_are_heard(hooked, of):
-    error = closed_loop()
-    trace = {'a program': error.__traceback__, 'another kind': error.__traceback__.tb_next, 'no trace': None}[of]
-    error = ValueError('Event loop is closed') if of == 'another kind' else error
-    sys.excepthook(type(error), error, trace)
-    assert hooked == [(type(error), error, trace)]
+def test_other_errors_that_cannot_be_raised_are_heard(hooked, of):
+    given = unraisable(of)
+    sys.unraisablehook(given)
+    assert hooked == [given]
 
 
 @pytest.mark.slow

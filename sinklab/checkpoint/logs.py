@@ -17,8 +17,8 @@ def silence_repeated_errors() -> None:
 
     for name in ('absl', 'asyncio'):
         logging.getLogger(name).addFilter(is_not_repeated)  # which adds the same filter no second time
-    if not isinstance(sys.excepthook, WithoutLateCallbacks):
-        sys.excepthook = WithoutLateCallbacks(sys.excepthook)
+    if not isinstance(sys.unraisablehook, WithoutLateCallbacks):
+        sys.unraisablehook = WithoutLateCallbacks(sys.unraisablehook)
 
 
 def is_not_repeated(record: logging.LogRecord) -> bool:
@@ -32,19 +32,20 @@ def is_not_repeated(record: logging.LogRecord) -> bool:
 
 
 class WithoutLateCallbacks:
-    """An excepthook that leaves out callbacks of TensorStore to an event loop that has ended.
+    """An unraisablehook that leaves out callbacks of TensorStore to an event loop that has ended.
 
     Once one write of a save has failed, its event loop is closed. The other writes, which fail later, still call it
     from threads of C++, where nothing can be raised: what comes of that is printed by the hook, with frames of
-    asyncio alone. An error that ends a thread or the program has frames of others as well.
+    asyncio alone.
     """
 
     def __init__(self, hook: Any):
         self.hook = hook
 
-    def __call__(self, kind: type[BaseException], error: BaseException, trace: types.TracebackType | None) -> None:
-        if not (kind is RuntimeError and str(error) == 'Event loop is closed' and is_of_asyncio_alone(trace)):
-            self.hook(kind, error, trace)
+    def __call__(self, given: Any) -> None:
+        late = given.exc_type is RuntimeError and str(given.exc_value) == 'Event loop is closed'
+        if not (late and is_of_asyncio_alone(given.exc_traceback)):
+            self.hook(given)
 
 
 def is_of_asyncio_alone(trace: types.TracebackType | None) -> bool:
