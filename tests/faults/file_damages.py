@@ -442,7 +442,9 @@ def work() -> None:
     tail.AGAIN, lease.PATIENCE = 0.5, 3.0  # seconds that are waited for somebody who is not there
     channel.write('ready\n')
     channel.flush()
+    warned = getattr(sys.modules.get('sinklab.files.run_files'), 'WARNED', set())
     for line in sys.stdin:
+        warned.clear()  # what a process says once it says to each verb
         asked = json.loads(line)
         for number, name in ((1, 'out'), (2, 'err')):
             file = os.open(asked[name], os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
