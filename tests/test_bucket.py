@@ -23,7 +23,7 @@ from sinklab.record import Refusal
 from sinklab.report import runs
 from sinklab.train import fork
 
-OURS = ('config.json', 'row.json', 'tokenizer.json')
+OURS = ('config.json', 'row.json', 'run.json', 'tokenizer.json')
 
 
 @pytest.fixture(scope='module')
