@@ -129,6 +129,11 @@ class Folder:
         found = run_files.read_json(self.path / f'{name}.json', name)
         return completed(found) if name == 'config' else found
 
+    def limits(self) -> tuple[int | None, int | None]:
+        """Return the last step of the run and its vocabulary, each None where config.json does not say it."""
+        config = self.read('config')
+        return config.get('optimizer', {}).get('steps'), config.get('model', {}).get('vocabulary')
+
     def run_id(self) -> str | None:
         """Return the id in run.json.
 

@@ -80,7 +80,8 @@ def test_a_folder_of_a_sweep_is_none_for_claims(capsys, tmp_path):
     assert [path.name for path in tmp_path.iterdir()] == ['sweep.json']
 
 
-def test_a_list_says_every_claim_in_words(capsys):
+def test_a_list_says_every_claim_in_words(capsys, monkeypatch):
+    monkeypatch.setenv('COLUMNS', '200')  # where there is no room, words are folded
     assert main(['claims', '--list']) == 0
     printed = capsys.readouterr().out
     for name, about in CLAIMS.items():

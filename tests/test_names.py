@@ -38,7 +38,7 @@ SHORT = [name for name in NAMES if len(name) < 40]
 def found(tmp_path_factory):
     """A run of each name, and one whose name is a number."""
     folder = tmp_path_factory.mktemp('named')
-    paths = [made_up(folder / str(at), name, steps=(0, 10)) for at, name in enumerate([*NAMES, 5])]
+    paths = [made_up(folder / str(at), name, steps=(0, 10)) for at, name in enumerate([*NAMES, '5'])]
     return runs.read(paths)
 
 
@@ -65,11 +65,16 @@ def test_the_names_of_a_report_in_json_are_those_that_were_given(found, capsys):
     assert [row['arm'] for row in json.loads(capsys.readouterr().out)] == NAMES[:12]
 
 
-def test_a_row_whose_name_is_a_number_is_reported(tmp_path, capsys):
-    for row in (5, 0):
-        path = made_up(tmp_path / f'run{row}', row)
-        assert main(['report', path, '--json']) == 0
-        assert json.loads(capsys.readouterr().out)[0]['arm'] == str(row)
+def test_a_row_whose_name_is_no_text_is_left_out_of_a_report_by_its_file(tmp_path, capsys):
+    """A config file has text for it (`test_rows_lists_rows_of_any_name`): row.json was changed."""
+    damaged, sound = made_up(tmp_path / 'damaged', 5), made_up(tmp_path / 'sound', '5')
+    assert main(['report', damaged]) == 1
+    (line,) = capsys.readouterr().err.splitlines()
+    assert f'{damaged}/row.json' in line
+    assert main(['report', damaged, sound, '--json', f'--out={tmp_path}/out']) == 0
+    printed = capsys.readouterr()
+    assert [row['arm'] for row in json.loads(printed.out)] == ['5']
+    assert f'{damaged}/row.json' in printed.err
 
 
 @pytest.fixture
@@ -202,7 +207,7 @@ def test_a_page_has_the_names_and_no_element_of_theirs(found, tmp_path):
     text = (tmp_path / 'report.html').read_text(encoding='utf-8')
     cells = Cells(text)
     heads = [words for tag, about, words in cells.words if tag == 'th' and about.get('scope') == 'row']
-    names = [visible(name) for name in [*NAMES, 5]]
+    names = [visible(name) for name in [*NAMES, '5']]
     assert sorted(heads) == sorted([*names, *names]), 'by row and by run'
     assert cells.tags.count('script') == 2
     assert 'b' not in cells.tags
@@ -260,7 +265,7 @@ def test_a_table_for_latex_has_the_names(found):
     assert not any(line.startswith(('[', '*')) for line in body), 'an argument of the end of the line before'
     cells = [typeset(line[:-3]) for line in body]
     assert len({len(row) for row in cells}) == 1
-    assert sorted(row[0] for row in cells) == sorted(visible(name).strip() for name in [*NAMES, 5])
+    assert sorted(row[0] for row in cells) == sorted(visible(name).strip() for name in [*NAMES, '5'])
 
 
 def test_a_picture_has_the_names_in_its_legend_and_titles(found):

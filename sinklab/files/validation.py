@@ -12,13 +12,15 @@ import zipfile
 import zlib
 from collections.abc import Iterable
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import msgspec
-import numpy as np
 
 from sinklab.files.place import is_remote
 from sinklab.record import Refusal
+
+if TYPE_CHECKING:
+    import numpy as np
 
 JSON_BYTES = 256 << 20  # the largest tokenizer.json has 40 MB, meta.json of 100,000 shards has 60 MB
 JSON_DEPTH = 64  # levels of nesting
@@ -133,7 +135,7 @@ def check_depth(found: Any) -> None:
     raise RecursionError
 
 
-def load_npz(content: Path | bytes, name: str | os.PathLike = '', remedy: str = AGAIN) -> dict[str, np.ndarray]:
+def load_npz(content: Path | bytes, name: str | os.PathLike = '', remedy: str = AGAIN) -> 'dict[str, np.ndarray]':
     """Return the arrays of an .npz, whose headers are checked before anything is allocated; no pickles.
 
     Args:
@@ -149,6 +151,8 @@ def load_npz(content: Path | bytes, name: str | os.PathLike = '', remedy: str = 
         with io.BytesIO(content) if isinstance(content, bytes) else content.open('rb') as file:
             check_npz(file)
             file.seek(0)
+            import numpy as np
+
             with np.load(file, allow_pickle=False) as found:
                 return dict(found)
     except FileNotFoundError:
@@ -178,13 +182,15 @@ def check_npy(file: Any, size: int, name: str) -> None:
     major = head[6] if len(head) > 7 and head[:6] == b'\x93NUMPY' else 0
     if major not in (1, 2, 3):
         raise ValueError(f'{name!a} is no array')
+    from numpy.lib.format import descr_to_dtype
+
     long = 2 if major == 1 else 4
     length, start = int.from_bytes(head[8 : 8 + long], 'little'), 8 + long
     if length > NPY_HEADER:
         raise ValueError(f'{name!a} has a header of {length:,} bytes')
     try:
         header = ast.literal_eval((head[start:] + file.read(length))[:length].decode('utf-8').strip())
-        dtype, shape = np.lib.format.descr_to_dtype(header['descr']), tuple(header['shape'])
+        dtype, shape = descr_to_dtype(header['descr']), tuple(header['shape'])
     except (SyntaxError, ValueError, KeyError, TypeError, RecursionError, MemoryError) as error:
         raise ValueError(f'{name!a} has a damaged header') from error
     if dtype.hasobject:

@@ -58,8 +58,8 @@ class Claim:
 
 def measured(folder: Folder, outcome: str, names: set[str]) -> dict:
     """How a run ended, and some of its numbers before the first step and at the end; one that diverged fails."""
-    config = folder.read('config')
-    records, vocabulary = folder.records(config['optimizer']['steps'], strict=True), config['model']['vocabulary']
+    steps, vocabulary = folder.limits()
+    records = folder.records(steps, strict=True)
     first = judged([record for record in records if record['step'] == 0], None)
     last = judged(records, vocabulary) if outcome == 'done' else dict(fails=1.0)
     start, end = ({name: found[name] for name in sorted(names & found.keys())} for found in (first, last))

@@ -30,8 +30,8 @@ class Arm:
 
 def newest(folder: Folder) -> dict[str, float]:
     """The last value of every number that a run recorded, and whether it fails (1) or not (0)."""
-    config = folder.read('config')
-    return judged(folder.records(config['optimizer']['steps'], strict=True), config['model']['vocabulary'])
+    last, vocabulary = folder.limits()
+    return judged(folder.records(last, strict=True), vocabulary)
 
 
 def judged(records: list[dict], vocabulary: int | None) -> dict[str, float]:
