@@ -17,6 +17,7 @@ sys.path.insert(0, {folder!r})
 def send(seconds, number=signal.SIGINT):
     threading.Timer(seconds, os.kill, (os.getpid(), number)).start()
 
+signal.signal(signal.SIGHUP, signal.SIG_DFL)  # libtpu, in the process of other tests, has it ignored
 startup.install('verb')
 """
 
