@@ -244,9 +244,7 @@ def test_a_signal_to_the_real_program(whole, corpus, tmp_path, name, at, saved, 
     )
     command = [sys.executable, '-m', 'sinklab', 'train', f'--config={script}', f'--workdir={tmp_path}/run']
     slowed = 'import os, signal, sys, sinklab.train.loop as loop\n'
-    slowed += (
-        'signal.signal(signal.SIGHUP, signal.SIG_DFL)\n'  # libtpu, in the process of other tests, has it ignored
-    )
+    slowed += 'signal.signal(signal.SIGHUP, signal.SIG_DFL)\n'  # libtpu, in another test, has it ignored
     slowed += 'def note(run, record, written, old=loop.Run.record):\n'
     slowed += (
         f'    old(run, record, written)\n    if record["step"] == {at}: os.kill(os.getpid(), signal.SIG{name})\n'
