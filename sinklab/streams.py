@@ -7,13 +7,15 @@ descriptor (`2>&-`). What a run does, saves and returns must not depend on them.
 import contextlib
 import errno
 import os
+import select
 import sys
 from typing import Any
 
 from sinklab.escape import escape_control
 
 LINES = '\t\n\r'  # control characters that text consists of, and lines that are written over and over
-GONE = errno.EPIPE, errno.EBADF, errno.EIO, errno.ENXIO  # nobody reads this stream any more
+GONE = errno.EPIPE, errno.EBADF  # nobody reads this stream any more
+HUNG_UP = errno.EIO, errno.ENXIO  # the same of a terminal; of a file, the disk has failed
 
 
 class OutputClosed(Exception):
@@ -36,7 +38,7 @@ class SafeStream:
     """
 
     def __init__(self, stream: Any, is_result: bool = False):
-        self.stream, self.is_result, self.error = stream, is_result, None
+        self.stream, self.is_result, self.error, self._buffer = stream, is_result, None, None
 
     def write(self, data: Any) -> int:
         self.write_unescaped(escape_control(data, LINES) if isinstance(data, str) else data)
@@ -55,7 +57,10 @@ class SafeStream:
 
     @property
     def buffer(self) -> 'SafeStream':
-        return SafeStream(self.stream.buffer, self.is_result)
+        if self._buffer is None:
+            self._buffer = SafeStream(self.stream.buffer)
+        self._buffer.is_result = self.is_result
+        return self._buffer
 
     def _attempt(self, action: Any) -> None:
         try:
@@ -63,12 +68,12 @@ class SafeStream:
         except ValueError as error:  # it is closed, or cannot encode the text
             self.error = self.error or error
         except OSError as error:
-            if error.errno in GONE:
-                self._discard()
-                if self.is_result:
-                    raise OutputClosed from error
-            else:
+            if error.errno not in GONE and not (error.errno in HUNG_UP and self.stream.isatty()):
                 self.error = self.error or error
+                return
+            self._discard()
+            if self.is_result:
+                raise OutputClosed from error
 
     def _discard(self) -> None:
         """Send what is buffered, and all that follows, to the null device, also what C++ libraries write."""
@@ -81,6 +86,7 @@ class SafeStream:
         """Flush for the last time, so that the interpreter has nothing to report; return the first error."""
         with contextlib.suppress(OutputClosed):
             self.flush()
+        self.error = self.error or (self._buffer and self._buffer.error)
         if self.error:
             self._discard()
             with contextlib.suppress(OSError, ValueError):
@@ -112,7 +118,7 @@ def open_missing() -> None:
         try:
             os.fstat(descriptor)
         except OSError:
-            os.open(os.devnull, os.O_RDWR)  # it gets the lowest number that is free
+            os.set_inheritable(os.open(os.devnull, os.O_RDWR), True)  # it gets the lowest number that is free
     for name, descriptor in (('stdout', 1), ('stderr', 2)):
         if getattr(sys, name) is None:
             setattr(sys, name, open(descriptor, 'w', errors='backslashreplace', closefd=False))  # noqa: SIM115
@@ -136,16 +142,20 @@ def ignore_closed_output() -> None:
 def finish(code: int) -> int:
     """Flush both streams at the end of a process, and return its exit code: 1 if its result could not be written."""
     error = sys.stdout.finish()
-    if error and not code:
+    if error and not code and sys.stdout.is_result:
         print(f'sinklab: standard output could not be written ({error}); the result is lost', file=sys.stderr)
+        code = 1
     sys.stderr.finish()
-    return code or int(bool(error))
+    return code
 
 
 def write_error(text: str) -> None:
     """Write to the descriptor of sys.stderr, also from a signal handler; drop what cannot be written.
 
-    A signal handler must not use the buffer of sys.stderr, which the interrupted code may be writing to.
+    A signal handler must not use the buffer of sys.stderr, which the interrupted code may be writing to. It must not
+    wait, either: a reader that has stopped (`2>&1 | less`) would keep the process from ending.
     """
     with contextlib.suppress(OSError, ValueError, AttributeError):  # there is none, or it has no descriptor
-        os.write(sys.stderr.fileno(), text.encode())
+        descriptor = sys.stderr.fileno()
+        if select.select([], [descriptor], [], 0)[1]:
+            os.write(descriptor, text.encode())

@@ -2,10 +2,13 @@
 
 import errno
 import io
+import json
 import os
 import shlex
+import signal
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 from runs import outcome
@@ -85,6 +88,40 @@ class Broken(io.StringIO):
 
     def write(self, text):
         raise OSError(self.number, os.strerror(self.number))
+
+
+@pytest.mark.slow
+def test_the_outcome_of_runs_does_not_depend_on_a_table_that_cannot_be_written(config, tmp_path):
+    table = f'{SINKLAB} sweep --config={config} --workdir={tmp_path} --rows=a'
+    Path(config).write_text(Path(config).read_text() + "\nROWS = {'a': dict(diff={}, published={}, source='here')}\n")
+    assert shell(f'{table} >/dev/full')[0] == 0
+    assert [row['outcome'] for row in json.loads((tmp_path / 'sweep.json').read_text())] == ['done 1/1']
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize('number', [signal.SIGTERM, signal.SIGINT, signal.SIGHUP])
+def test_a_reader_that_has_stopped_does_not_keep_a_signal_from_ending_a_process(number):
+    script = 'import signal, time\nfrom sinklab import startup, streams\n'
+    script += 'signal.signal(signal.SIGHUP, signal.SIG_DFL)\nstreams.make_safe()\nstartup.install("verb")\n'
+    script += 'print("ready", flush=True)\nimport os\nos.set_blocking(2, False)\n'
+    script += 'try:\n  while True: os.write(2, b"x" * 4096)\nexcept BlockingIOError: os.set_blocking(2, True)\n'
+    script += 'print("full", flush=True)\ntime.sleep(60)'
+    pipes = dict(stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    with subprocess.Popen([sys.executable, '-c', script], **pipes) as process:
+        assert process.stdout.readline() == b'ready\n'
+        assert process.stdout.readline() == b'full\n'
+        process.send_signal(number)
+        assert process.wait(20) == (130 if number == signal.SIGINT else -number)
+
+
+def test_a_disk_that_fails_under_a_result_is_an_error_and_a_terminal_that_hangs_up_is_not():
+    failing = streams.SafeStream(Broken(errno.EIO), is_result=True)
+    failing.write('abc')
+    assert failing.error.errno == errno.EIO
+    terminal = Broken(errno.EIO)
+    terminal.isatty = lambda: True
+    with pytest.raises(streams.OutputClosed):
+        streams.SafeStream(terminal, is_result=True).write('abc')
 
 
 @pytest.mark.parametrize('number', [errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.EPIPE, errno.EAGAIN])
