@@ -17,7 +17,9 @@ sys.path.insert(0, {folder!r})
 def send(seconds, number=signal.SIGINT):
     threading.Timer(seconds, os.kill, (os.getpid(), number)).start()
 
-signal.signal(signal.SIGHUP, signal.SIG_DFL)  # libtpu, in the process of other tests, has it ignored
+# Signals may be ignored here: SIGHUP by libtpu in another test, SIGINT in the background of a shell.
+signal.signal(signal.SIGHUP, signal.SIG_DFL)
+signal.signal(signal.SIGINT, signal.default_int_handler)
 startup.install('verb')
 """
 

@@ -40,7 +40,9 @@ def interrupt(command: Sequence[str], moment: float, number: int) -> Interrupted
     """Start a command, send it a signal after so many seconds, and wait for its end."""
     with tempfile.TemporaryFile('w+') as errors, tempfile.TemporaryDirectory() as folder:
         given = [part.replace('{}', folder) for part in command]
-        process = subprocess.Popen(given, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=errors)
+        streams = dict(stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=errors)
+        # A shell's background jobs ignore SIGINT, and so would what they start.
+        process = subprocess.Popen(given, **streams, preexec_fn=lambda: signal.signal(number, signal.SIG_DFL))
         time.sleep(moment)
         finished, written = process.poll() is not None, errors.seek(0, 2)
         if not finished:
