@@ -57,7 +57,10 @@ class Connection(asyncio.Protocol):
             self.drop(STRANGE)
 
     def accept(self, line: bytearray) -> bool:
-        """Hand on a message; drop this connection, and nothing else, if anything is wrong with it."""
+        """Hand on a message; drop this connection, and nothing else, if the message is not as its type says.
+
+        An error of `receive` is not the fault of who sent the message: `receive` handles it.
+        """
         try:
             if len(line) > self.longest:
                 raise ValueError(f'{len(line)} bytes')
@@ -67,10 +70,7 @@ class Connection(asyncio.Protocol):
             return False
         if self.is_known:  # a stranger has one silence for its greeting, whatever it says
             self.heard = time.monotonic()
-        try:
-            self.receive(self, message)
-        except Exception as error:
-            self.drop(f'dropped ({type(error).__name__}: {error})')
+        self.receive(self, message)
         return not self.why
 
     def connection_lost(self, error: Exception | None) -> None:

@@ -231,6 +231,9 @@ class Supervisor:
         """The hub is gone, or something else is where it should be."""
         if wire is not self.wire:
             return
+        if self.hub and self.hub.failure:
+            self.verdict = self.verdict or self.hub.failure
+            return
         lost = End('lost', f'the supervisor of process 0 ({self.seat.address}) is {wire.why}')
         if self.met or wire.why == STRANGE:
             self.verdict = self.verdict or (lost if self.met else End('refused', self.stranger))
