@@ -118,6 +118,32 @@ def test_a_secret_is_made_once_for_one_machine_and_never_for_several(monkeypatch
     assert create_secret(far).text == find_secret(here).text == SECRET
 
 
+@pytest.mark.parametrize('left', ['a' * 64, 'short', '', b'\xff' * 64, None], ids=repr)
+@pytest.mark.parametrize('failing', ['replace', 'mkdir'])
+def test_both_sides_agree_on_the_secret_where_its_file_cannot_be_written(monkeypatch, left, failing):
+    """A run that was killed has left its secret there, or something is there that is none, or nothing."""
+
+    def refuse(*_, **__):
+        raise OSError(30, 'Read-only file system')
+
+    file = secrets.path_of(8476)
+    file.parent.mkdir(exist_ok=True)
+    if left is not None:
+        file.write_bytes(left if isinstance(left, bytes) else left.encode())
+    monkeypatch.setattr(secrets.Path, failing, refuse)
+    monkeypatch.setattr(secrets.Path, 'unlink', refuse)
+    here, there = (Seat(index, 2, '127.0.0.1', 8476) for index in (0, 1))
+    made = create_secret(here).text
+    assert made == find_secret(there).text == (left if left == 'a' * 64 else '')
+
+
+def test_a_secret_that_a_killed_run_has_left_is_replaced():
+    here = Seat(0, 2, '127.0.0.1', 8476)
+    left = create_secret(here).text
+    made = create_secret(here).text
+    assert left != made == find_secret(here).text
+
+
 def test_a_proof_is_of_one_secret_one_role_and_one_greeting():
     mine, other = (secrets.RunSecret(text) for text in (SECRET, ''))
     proofs = {mine.prove('process', 'a', 1), mine.prove('hub', 'a', 1), mine.prove('process', 'b', 1)}
