@@ -111,7 +111,7 @@ def test_a_refusal_of_the_hub_refuses_the_run_for_all(monkeypatch):
 def test_an_error_that_asyncio_reports_crashes_the_run_for_all(monkeypatch):
     group = Group()
     group.welcomed.wait(5)
-    monkeypatch.setattr(hub.Hub, 'came', raise_error(KeyError('bug')))
+    monkeypatch.setattr(hub.Hub, 'challenge_newcomer', raise_error(KeyError('bug')))
     with socket.create_connection(('127.0.0.1', group.hub.port)):
         assert_crashed(group.ended())
 

@@ -82,7 +82,7 @@ def test_a_process_without_the_secret_is_refused_in_one_line_and_the_run_goes_on
 def test_processes_of_one_machine_share_a_secret_that_only_their_user_reads(run):
     run.start(UNTIL_TOLD)
     run.wait_for('here-1')
-    file = secrets.path_of(run.port)
+    file = secrets.locate_file(run.port)
     assert len(file.read_text()) == 64
     assert (file.stat().st_mode & 0o777, file.parent.stat().st_mode & 0o777) == (0o600, 0o700)
     (run.folder / 'go').touch()
@@ -126,7 +126,7 @@ def test_both_sides_agree_on_the_secret_where_its_file_cannot_be_written(monkeyp
     def refuse(*_, **__):
         raise OSError(30, 'Read-only file system')
 
-    file = secrets.path_of(8476)
+    file = secrets.locate_file(8476)
     file.parent.mkdir(exist_ok=True)
     if left is not None:
         file.write_bytes(left if isinstance(left, bytes) else left.encode())
@@ -307,11 +307,11 @@ def test_a_message_that_is_not_as_its_type_says_ends_its_connection_alone():
 
 def test_one_interface_is_listened_on_where_the_address_says_which():
     port = free_port()
-    sockets, reason = connection.listen('127.0.0.1', port, 1)
+    sockets, reason = connection.open_listeners('127.0.0.1', port, 1)
     assert [one.getsockname()[:2] for one in sockets] == [('127.0.0.1', port)]
     assert reason == ''
     with pytest.raises(Refusal):
-        connection.listen('127.0.0.1', port, 1)
+        connection.open_listeners('127.0.0.1', port, 1)
     sockets[0].close()
 
 
@@ -331,7 +331,7 @@ def test_all_interfaces_are_listened_on_where_none_is_known_to_have_the_address(
 
     port = free_port()
     monkeypatch.setattr(socket, 'getaddrinfo', getaddrinfo)
-    (opened,), reason = connection.listen(host, port, 1)
+    (opened,), reason = connection.open_listeners(host, port, 1)
     monkeypatch.undo()
     assert host in reason
     with opened, connected(('127.0.0.1', port)):

@@ -70,12 +70,12 @@ class Hub:
         Returns:
             Why that is on all interfaces of this machine; '' if it is on that of the host's address alone.
         """
-        self.servers, reason = connection.listen(host, port, QUEUE)
+        self.servers, reason = connection.open_listeners(host, port, QUEUE)
         self.port, self.deadline = port, time.monotonic() + self.patience.join
         self.interface = None if reason else self.servers[0].getsockname()[0]
         return reason
 
-    def room(self) -> int:
+    def connection_limit(self) -> int:
         """Return how many connections may be without a greeting, so that most file descriptors stay free."""
         allowed, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
         wanted = self.count + STRANGERS
@@ -98,7 +98,7 @@ class Hub:
         loop = asyncio.get_running_loop()
         loop.set_exception_handler(self.handle_loop_error)
         self.stirred = asyncio.Event()
-        await loop.create_connection(lambda: self.connection(Connection.challenge), sock=self.own)
+        await loop.create_connection(lambda: self.make_connection(Connection.challenge), sock=self.own)
         for server in self.servers:
             server.setblocking(False)
             loop.add_reader(server, self.accept, server)
@@ -145,16 +145,16 @@ class Hub:
         if isinstance(error, Exception) and not isinstance(error, OSError):
             self.fail(error)
 
-    def connection(self, made: Callable) -> Connection:
-        return Connection(self.patience.silence, made, self.receive, self.left)
+    def make_connection(self, made: Callable) -> Connection:
+        return Connection(self.patience.silence, made, self.receive, self.handle_loss)
 
     def accept(self, server: socket.socket) -> None:
         """Let one in, in the place of the oldest without a greeting if there are too many of those."""
-        if len(self.strangers) + len(self.accepting) >= self.room():
+        if len(self.strangers) + len(self.accepting) >= self.connection_limit():
             oldest = next((one for one in self.strangers if not one.why), None)
             left = GREET - (time.monotonic() - oldest.since) if oldest else GREET
             if left > 0:
-                self.pause(server, left)
+                self.pause_accepting(server, left)
             else:
                 oldest.drop('one of too many')
             return
@@ -163,20 +163,22 @@ class Hub:
         except (BlockingIOError, ConnectionError):  # it is gone again
             return
         except OSError:  # no file descriptors, or no memory
-            self.pause(server, RETRY)
+            self.pause_accepting(server, RETRY)
             return
         loop = asyncio.get_running_loop()
-        task = loop.create_task(loop.connect_accepted_socket(lambda: self.connection(self.came), accepted))
+        task = loop.create_task(
+            loop.connect_accepted_socket(lambda: self.make_connection(self.challenge_newcomer), accepted)
+        )
         self.accepting.add(task)
         task.add_done_callback(self.accepting.discard)
 
-    def pause(self, server: socket.socket, seconds: float) -> None:
+    def pause_accepting(self, server: socket.socket, seconds: float) -> None:
         """Accept nobody for a while; the system holds who comes."""
         loop = asyncio.get_running_loop()
         loop.remove_reader(server)
         loop.call_later(seconds, lambda: server.fileno() < 0 or loop.add_reader(server, self.accept, server))
 
-    def came(self, newcomer: Connection) -> None:
+    def challenge_newcomer(self, newcomer: Connection) -> None:
         self.strangers[newcomer] = None
         newcomer.challenge()
 
@@ -191,7 +193,7 @@ class Hub:
     def member_of(self, wire: Connection) -> Member | None:
         return next((member for member in self.members.values() if member.wire is wire), None)
 
-    def left(self, wire: Connection) -> None:
+    def handle_loss(self, wire: Connection) -> None:
         self.strangers.pop(wire, None)
         self.stirred.set()
         with self.end_run_on_error():

@@ -69,7 +69,7 @@ def create_secret(seat: Seat) -> RunSecret:
     """
     if (given := read_variable()) or not seat.is_local:
         return RunSecret(given)
-    text, file = secrets.token_hex(32), path_of(seat.port)
+    text, file = secrets.token_hex(32), locate_file(seat.port)
     unfinished = file.with_name(f'{file.name}.{secrets.token_hex(4)}')
     try:
         file.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -91,7 +91,7 @@ def find_secret(seat: Seat) -> RunSecret:
     """
     if (given := read_variable()) or not seat.is_local:
         return RunSecret(given)
-    return RunSecret(read_file(path_of(seat.port)))
+    return RunSecret(read_file(locate_file(seat.port)))
 
 
 def read_file(file: Path) -> str:
@@ -104,7 +104,7 @@ def read_file(file: Path) -> str:
     return text if len(text) >= SHORTEST else ''
 
 
-def path_of(port: int) -> Path:
+def locate_file(port: int) -> Path:
     """Return the file of the run that meets at a port of this machine."""
     host = re.sub(r'[^\w.-]', '_', socket.gethostname())
     return cache() / 'run-secrets' / f'{host}-{port}'
