@@ -1,14 +1,21 @@
 """What supervisors leave in a folder: an outcome where process 0 could write none, and logs of what went wrong."""
 
 import argparse
+import contextlib
+import os
+import socket
 import subprocess
 import sys
+import threading
 
 import pytest
 from runs import saved
 
 from sinklab.checkpoint import digests
 from sinklab.cli import processes
+from sinklab.files import regular
+from sinklab.files.regular import Damaged
+from sinklab.files.whole import append
 from sinklab.folder import Folder
 from sinklab.lease import lease, seen
 from sinklab.processes.account import Account, log
@@ -123,6 +130,61 @@ def test_a_log_is_for_runs_and_one_that_cannot_be_written_does_no_harm(folder, t
     assert not (tmp_path / 'none').exists()
     (folder.path / 'processes' / '2.log').mkdir()
     log(folder, 2, LOST, '')
+
+
+def occupy(path, kind):
+    """Put something in the place of a file that is none."""
+    path.parent.mkdir(exist_ok=True)
+    match kind:
+        case 'FIFO':
+            os.mkfifo(path)
+        case 'folder':
+            path.mkdir()
+        case 'socket':
+            with contextlib.chdir(path.parent), socket.socket(socket.AF_UNIX) as server:  # its name must be short
+                server.bind(path.name)
+        case 'link to a FIFO':
+            os.mkfifo(path.with_suffix('.fifo'))
+            path.symlink_to(path.with_suffix('.fifo'))
+
+
+@pytest.mark.parametrize('kind', ['FIFO', 'folder', 'socket', 'link to a FIFO'])
+def test_what_stands_in_the_place_of_a_log_delays_and_ends_nobody(folder, kind):
+    file = folder.path / 'processes' / '0.log'
+    occupy(file, kind)
+    writing = threading.Thread(target=log, args=(folder, 0, LOST, 'noise'), daemon=True)
+    writing.start()
+    writing.join(5)
+    assert not writing.is_alive()
+    with pytest.raises(Damaged):
+        append(file, 'noise')
+
+
+def test_no_reader_is_waited_for_where_a_fifo_comes_into_the_place_of_a_log(folder, monkeypatch):
+    file = folder.path / 'processes' / '0.log'
+    occupy(file, 'FIFO')
+    monkeypatch.setattr(regular, 'check', lambda path: None)  # it was a file when it was looked at
+    log(folder, 0, LOST, 'noise')
+    with pytest.raises(OSError, match='No such device'):
+        append(file, 'noise')
+
+
+@pytest.mark.parametrize(
+    'content', [b'[]', b'{"kind": 5}', b'{', b'', b'\xff', b'{"kind": "done", "step": NaN}', b'[' * 100_000]
+)
+def test_a_damaged_outcome_is_replaced(folder, content):
+    (folder.path / 'outcome.json').write_bytes(content)
+    account(folder).close(LOST)
+    assert folder.read('outcome') == dict(
+        kind='lost', step=0, checkpoint=None, message='gone', exit_code=42, fruitless=0
+    )
+
+
+@pytest.mark.parametrize('kind', ['FIFO', 'folder', 'socket'])
+def test_metrics_that_cannot_be_read_do_not_keep_an_outcome_from_being_written(folder, kind):
+    occupy(folder.path / 'metrics.jsonl', kind)
+    account(folder).close(LOST)
+    assert folder.read('outcome')['kind'] == 'lost'
 
 
 def test_a_refusal_or_a_kill_is_a_cause_and_an_abort_is_what_comes_of_it():

@@ -146,3 +146,23 @@ def test_one_of_many_does_not_take_itself_for_the_only_one(environment, variable
         seat()
     assert words in str(refused.value)
     assert seat(None, 1) == Seat()
+
+
+COUNTS = [
+    ('SLURM_NTASKS', {}),
+    ('SLURM_JOB_NUM_NODES', {}),
+    ('OMPI_COMM_WORLD_SIZE', {}),
+    ('SLURM_STEP_NUM_NODES', STEP),
+    ('OMPI_COMM_WORLD_LOCAL_SIZE', RANK | ORTE),
+]
+
+
+@pytest.mark.parametrize('given', ['x', '', '4(x2)', '1.5', '0', '-1', '٤', '1_0', '9' * 5000, '2\n3', '\x1b[2J'])
+@pytest.mark.parametrize(('name', 'others'), COUNTS, ids=[name for name, _ in COUNTS])
+def test_a_count_of_a_cluster_that_is_none_is_refused_in_one_line(environment, name, others, given):
+    environment(**others | {name: given})
+    with pytest.raises(Refusal) as refused:
+        seat()
+    assert str(refused.value).startswith(f'{name}={given!r} ')
+    assert str(refused.value).isprintable()
+    assert seat(None, 1) == Seat()

@@ -2,6 +2,7 @@
 
 import contextlib
 import os
+import runpy
 import signal
 import sys
 import threading
@@ -15,11 +16,14 @@ from runs import saved
 from sinklab.cli import rows
 from sinklab.cli.main import main
 from sinklab.folder import Folder
+from sinklab.processes import ending as endings
+from sinklab.processes.ending import CAUSES, OF_SIGNAL
 from sinklab.record import Refusal
 from sinklab.spec import Hardware
 from sinklab.sweep import plan
+from sinklab.sweep import run as sweep_run
 from sinklab.sweep.process import Relay
-from sinklab.sweep.run import ending
+from sinklab.sweep.run import SIGNAL_OF, ending
 from sinklab.train import loop, signals, start
 from sinklab.train.outcome import outcome
 
@@ -40,6 +44,13 @@ from sinklab.train.outcome import outcome
 )
 def test_what_a_run_has_written_goes_before_its_exit_code(written, code, said, expected):
     assert ending(written, code, said) == expected
+
+
+def test_a_sweep_ends_by_the_usual_signal_of_a_run_that_was_stopped(monkeypatch):
+    """In whatever order signals that end with one exit code are listed."""
+    assert set(SIGNAL_OF) == {CAUSES[cause][1] for cause in OF_SIGNAL.values()}
+    monkeypatch.setattr(endings, 'OF_SIGNAL', dict(reversed(OF_SIGNAL.items())))
+    assert runpy.run_path(sweep_run.__file__)['SIGNAL_OF'] == {42: signal.SIGTERM, 130: signal.SIGINT}
 
 
 def test_a_sweep_does_not_take_an_earlier_outcome_for_the_newest(tmp_path):

@@ -19,7 +19,18 @@ from sinklab.processes.cluster import Seat
 from sinklab.processes.connection import Connection
 from sinklab.processes.ending import End
 from sinklab.processes.secret import VARIABLE, create_secret, find_secret
-from sinklab.processes.wire import BETWEEN, FROM_HUB, INVALID, LONGEST, TO_HUB, Ended, Gather, Welcome, encode
+from sinklab.processes.wire import (
+    BETWEEN,
+    FROM_HUB,
+    INVALID,
+    LONGEST,
+    STRANGE,
+    TO_HUB,
+    Ended,
+    Gather,
+    Welcome,
+    encode,
+)
 from sinklab.record import Refusal
 
 SECRET = 'a secret of the tests, long enough'
@@ -71,7 +82,7 @@ def test_a_process_without_the_secret_is_refused_in_one_line_and_the_run_goes_on
 def test_processes_of_one_machine_share_a_secret_that_only_their_user_reads(run):
     run.start(UNTIL_TOLD)
     run.wait_for('here-1')
-    file = secrets.path_of(run.port)
+    file = secrets.locate_file(run.port)
     assert len(file.read_text()) == 64
     assert (file.stat().st_mode & 0o777, file.parent.stat().st_mode & 0o777) == (0o600, 0o700)
     (run.folder / 'go').touch()
@@ -105,6 +116,32 @@ def test_a_secret_is_made_once_for_one_machine_and_never_for_several(monkeypatch
     assert find_secret(here).text == ''
     monkeypatch.setenv(VARIABLE, SECRET)
     assert create_secret(far).text == find_secret(here).text == SECRET
+
+
+@pytest.mark.parametrize('left', ['a' * 64, 'short', '', b'\xff' * 64, None], ids=repr)
+@pytest.mark.parametrize('failing', ['replace', 'mkdir'])
+def test_both_sides_agree_on_the_secret_where_its_file_cannot_be_written(monkeypatch, left, failing):
+    """A run that was killed has left its secret there, or something is there that is none, or nothing."""
+
+    def refuse(*_, **__):
+        raise OSError(30, 'Read-only file system')
+
+    file = secrets.locate_file(8476)
+    file.parent.mkdir(exist_ok=True)
+    if left is not None:
+        file.write_bytes(left if isinstance(left, bytes) else left.encode())
+    monkeypatch.setattr(secrets.Path, failing, refuse)
+    monkeypatch.setattr(secrets.Path, 'unlink', refuse)
+    here, there = (Seat(index, 2, '127.0.0.1', 8476) for index in (0, 1))
+    made = create_secret(here).text
+    assert made == find_secret(there).text == (left if left == 'a' * 64 else '')
+
+
+def test_a_secret_that_a_killed_run_has_left_is_replaced():
+    here = Seat(0, 2, '127.0.0.1', 8476)
+    left = create_secret(here).text
+    made = create_secret(here).text
+    assert left != made == find_secret(here).text
 
 
 def test_a_proof_is_of_one_secret_one_role_and_one_greeting():
@@ -190,8 +227,6 @@ class Peer:
 
     def receive(self, connection, message):
         self.heard.append(message)
-        if message.name == 'bug':
-            raise KeyError('bug')
 
     def lost(self, connection):
         self.why = connection.why
@@ -258,25 +293,25 @@ def send_all(other, content):
         return
 
 
-def test_an_error_over_a_message_ends_its_connection_alone():
+def test_a_message_that_is_not_as_its_type_says_ends_its_connection_alone():
     async def check():
         one, other = await Peer().open(), await Peer().open()
-        one.other.sendall(encode(Gather(1, 'bug', '')))
+        one.other.sendall(b'{"kind":"gather","number":-1}\n')
         other.other.sendall(encode(Gather(1, 'x', '')))
         await settled()
-        assert (one.why, other.why) == ("dropped (KeyError: 'bug')", None)
-        assert len(other.heard) == 1
+        assert (one.why, other.why) == (STRANGE, None)
+        assert (len(one.heard), len(other.heard)) == (0, 1)
 
     asyncio.run(check())
 
 
 def test_one_interface_is_listened_on_where_the_address_says_which():
     port = free_port()
-    sockets, reason = connection.listen('127.0.0.1', port, 1)
+    sockets, reason = connection.open_listeners('127.0.0.1', port, 1)
     assert [one.getsockname()[:2] for one in sockets] == [('127.0.0.1', port)]
     assert reason == ''
     with pytest.raises(Refusal):
-        connection.listen('127.0.0.1', port, 1)
+        connection.open_listeners('127.0.0.1', port, 1)
     sockets[0].close()
 
 
@@ -296,7 +331,7 @@ def test_all_interfaces_are_listened_on_where_none_is_known_to_have_the_address(
 
     port = free_port()
     monkeypatch.setattr(socket, 'getaddrinfo', getaddrinfo)
-    (opened,), reason = connection.listen(host, port, 1)
+    (opened,), reason = connection.open_listeners(host, port, 1)
     monkeypatch.undo()
     assert host in reason
     with opened, connected(('127.0.0.1', port)):

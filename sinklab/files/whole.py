@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TypeVar
 
+from sinklab.files import regular
 from sinklab.files.denied import PERMANENT, path_of, permission
 from sinklab.files.place import is_remote, storage
 from sinklab.record import Refusal
@@ -46,14 +47,25 @@ def upload(local: Path, path: Path) -> None:
 
 
 def append(path: Path, text: str) -> None:
-    """Adds to a small file; an object is written anew, by one who writes it alone."""
+    """Adds to a small file; an object is written anew, by one who writes it alone.
+
+    Raises:
+        Damaged: a folder, a FIFO, a socket or a device is in its place.
+    """
     if not is_remote(path):
-        with path.open('a', encoding='utf-8') as file:
+        regular.check(path)
+        # Without O_NONBLOCK a reader would be waited for where a FIFO has come into its place since.
+        with open(path, 'a', encoding='utf-8', opener=open_nonblocking) as file:
+            regular.refuse_irregular(path, os.fstat(file.fileno()))
             file.write(text)
         return
     before = path.read_text() if path.exists() else ''
     with whole(path) as unfinished:
         unfinished.write_text(before + text, encoding='utf-8')
+
+
+def open_nonblocking(path: str, flags: int) -> int:
+    return os.open(path, flags | os.O_NONBLOCK, 0o666)
 
 
 def awaited(look: Callable[[], T]) -> T:

@@ -5,6 +5,7 @@ import time
 from collections.abc import Callable
 
 from sinklab.files.place import hasty
+from sinklab.files.regular import Damaged
 from sinklab.files.whole import append, writable
 from sinklab.folder import Folder
 from sinklab.lease import is_left
@@ -59,12 +60,25 @@ class Account:
         """Writes the outcome where process 0 could not, or does not know what the others know."""
         counted = dict(fruitless=self.total) if end.kind == 'lost' or end.cause == 'fruitless' else {}
         with contextlib.suppress(OSError, ValueError), hasty(SECONDS):
-            written = self.folder.read('outcome') if (self.folder.path / 'outcome.json').exists() else {}
+            written = self.read_outcome()
             known = (written.get('kind'), written.get('exit_code')) == (end.kind, end.code) and not counted
             if not known and end.kind != 'refused' and is_left(self.folder.path) and self.ours():
-                step = next((line['step'] for line in reversed(self.folder.lines())), 0)
-                what = dict(kind=end.kind, step=step, checkpoint=self.look(), message=end.words)
+                what = dict(kind=end.kind, step=self.last_step(), checkpoint=self.look(), message=end.words)
                 self.folder.write('outcome', what | dict(exit_code=end.code) | counted)
+
+    def read_outcome(self) -> dict:
+        """Return what outcome.json says; nothing if it is missing or damaged, and is to be written anew."""
+        try:
+            return self.folder.read('outcome')
+        except (FileNotFoundError, Damaged):
+            return {}
+
+    def last_step(self) -> int:
+        """Return the step of the last line of metrics.jsonl; 0 if that has none, or cannot be read."""
+        try:
+            return next((line['step'] for line in reversed(self.folder.lines())), 0)
+        except Damaged:
+            return 0
 
 
 def log(folder: Folder, index: int, end: End, noise: str) -> None:

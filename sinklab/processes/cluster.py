@@ -111,9 +111,26 @@ def found(environment: Mapping[str, str], timeout: float) -> Seat:
 
 def is_one_machine(environment: Mapping[str, str], count: int) -> bool:
     """Return whether SLURM or Open MPI says that all processes are on this machine."""
-    return environment.get('SLURM_STEP_NUM_NODES') == '1' or environment.get('OMPI_COMM_WORLD_LOCAL_SIZE') == str(
-        count
+    return read_count(environment, 'SLURM_STEP_NUM_NODES') == 1 or (
+        read_count(environment, 'OMPI_COMM_WORLD_LOCAL_SIZE') == count
     )
+
+
+def read_count(environment: Mapping[str, str], name: str) -> int | None:
+    """Return a variable of a cluster that says how many there are of something; None if it is not set.
+
+    Raises:
+        Refusal: it is no whole number of at least 1.
+    """
+    given = environment.get(name)
+    if given is None:
+        return None
+    if not re.fullmatch('0*[1-9][0-9]{0,8}', given.strip()):
+        raise Refusal(
+            f'{name}={given!r} in the environment must be a whole number of at least 1, below 10^9; unset it if no '
+            f'cluster has set it, or {BY_HAND}'
+        )
+    return int(given)
 
 
 def is_loopback(host: str) -> bool:
@@ -126,13 +143,13 @@ def is_loopback(host: str) -> bool:
 
 def refuse_one_of_many(environment: Mapping[str, str]) -> None:
     """Where a cluster has started many processes, or is about to, none of them takes itself for the only one."""
-    tasks = max(int(environment.get(name, 1)) for name in ('SLURM_NTASKS', 'SLURM_JOB_NUM_NODES'))
+    tasks = max(read_count(environment, name) or 1 for name in ('SLURM_NTASKS', 'SLURM_JOB_NUM_NODES'))
     if 'SLURM_JOB_ID' in environment and 'SLURM_STEP_NODELIST' not in environment and tasks > 1:
         raise Refusal(
             f'SLURM has {tasks} processes or hosts for this job, and this command is not one of a step; start it by '
             'srun, or give --processes=1 to be alone'
         )
-    ranks = int(environment.get('OMPI_COMM_WORLD_SIZE', 1))
+    ranks = read_count(environment, 'OMPI_COMM_WORLD_SIZE') or 1
     if ranks > 1 and 'OMPI_MCA_orte_hnp_uri' not in environment:
         raise Refusal(f'this Open MPI has {ranks} processes and does not say where the first is; {BY_HAND}')
     indexed = {'KUBERNETES_SERVICE_HOST', 'JOB_COMPLETION_INDEX'} <= environment.keys()

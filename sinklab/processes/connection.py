@@ -7,6 +7,7 @@ import secrets
 import socket
 import time
 from collections.abc import Callable
+from typing import NoReturn
 
 from sinklab.processes.cluster import is_loopback
 from sinklab.processes.wire import GREETING, INVALID, LONGEST, STRANGE, TO_HUB, Challenge, Message, encode
@@ -51,13 +52,16 @@ class Connection(asyncio.Protocol):
         self.unfinished += first
         for following in others:
             line, self.unfinished = self.unfinished, bytearray(following)
-            if self.why or not self.accept(line):
+            if self.why or not self.receive_line(line):
                 return
         if len(self.unfinished) > self.longest:
             self.drop(STRANGE)
 
-    def accept(self, line: bytearray) -> bool:
-        """Hand on a message; drop this connection, and nothing else, if anything is wrong with it."""
+    def receive_line(self, line: bytearray) -> bool:
+        """Hand on a message; drop this connection, and nothing else, if the message is not as its type says.
+
+        An error of `receive` is not the fault of who sent the message: `receive` handles it.
+        """
         try:
             if len(line) > self.longest:
                 raise ValueError(f'{len(line)} bytes')
@@ -67,10 +71,7 @@ class Connection(asyncio.Protocol):
             return False
         if self.is_known:  # a stranger has one silence for its greeting, whatever it says
             self.heard = time.monotonic()
-        try:
-            self.receive(self, message)
-        except Exception as error:
-            self.drop(f'dropped ({type(error).__name__}: {error})')
+        self.receive(self, message)
         return not self.why
 
     def connection_lost(self, error: Exception | None) -> None:
@@ -106,7 +107,7 @@ class Connection(asyncio.Protocol):
         self.transport.abort()
 
 
-def listen(host: str, port: int, backlog: int) -> tuple[list[socket.socket], str]:
+def open_listeners(host: str, port: int, backlog: int) -> tuple[list[socket.socket], str]:
     """Listen on the interface of an address alone, or on all where no interface is known to have it.
 
     Args:
@@ -123,23 +124,23 @@ def listen(host: str, port: int, backlog: int) -> tuple[list[socket.socket], str
             (family, address) for family, _, _, _, address in socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
         )
     except OSError as error:
-        return everywhere(port, backlog), f'{host} has no address here ({error.strerror})'
+        return listen_everywhere(port, backlog), f'{host} has no address here ({error.strerror})'
     if not is_loopback(host) and all(is_loopback(address[0]) for _, address in found):
-        return everywhere(port, backlog), f'{host} is {next(iter(found))[1][0]} on this machine'
+        return listen_everywhere(port, backlog), f'{host} is {next(iter(found))[1][0]} on this machine'
     made, reason = [], ''
     for family, address in found:
         try:
-            made.append(listening(family, address, backlog))
+            made.append(open_listener(family, address, backlog))
         except OSError as error:
             if error.errno not in ELSEWHERE:
                 for one in made:
                     one.close()
-                raise refusal(port, error) from error
+                refuse_port(port, error)
             reason = f'{address[0]}: {os.strerror(error.errno)}'
-    return (made, '') if made else (everywhere(port, backlog), reason)
+    return (made, '') if made else (listen_everywhere(port, backlog), reason)
 
 
-def listening(family: int, address: tuple, backlog: int) -> socket.socket:
+def open_listener(family: int, address: tuple, backlog: int) -> socket.socket:
     made = socket.socket(family, socket.SOCK_STREAM)
     try:
         made.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -153,7 +154,7 @@ def listening(family: int, address: tuple, backlog: int) -> socket.socket:
     return made
 
 
-def everywhere(port: int, backlog: int) -> list[socket.socket]:
+def listen_everywhere(port: int, backlog: int) -> list[socket.socket]:
     """Listen on all interfaces."""
     family = socket.AF_INET6 if socket.has_dualstack_ipv6() else socket.AF_INET
     try:
@@ -161,11 +162,11 @@ def everywhere(port: int, backlog: int) -> list[socket.socket]:
             socket.create_server(('', port), family=family, backlog=backlog, dualstack_ipv6=family == socket.AF_INET6)
         ]
     except OSError as error:
-        raise refusal(port, error) from error
+        refuse_port(port, error)
 
 
-def refusal(port: int, error: OSError) -> Refusal:
-    return Refusal(
+def refuse_port(port: int, error: OSError) -> NoReturn:
+    raise Refusal(
         f'port {port} cannot be opened for the other processes ({os.strerror(error.errno)}); give another '
         'port in --coordinator to all of them, or end what has it'
-    )
+    ) from error

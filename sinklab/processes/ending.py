@@ -2,7 +2,10 @@
 
 import dataclasses
 import signal
+import traceback
 from typing import Literal
+
+from sinklab.record import Refusal
 
 # What a process, or all of them, have ended of -> (kind in outcome.json, exit code). Of several, the first in this
 # order has caused the others: a process that is killed makes others raise and abort, and none of those kills it.
@@ -75,6 +78,14 @@ def of_exit(code: int, begun: bool, noise: str) -> End:
     if code < 0:
         return End('killed', f'killed by {signal.Signals(-code).name}')
     return End('crashed', f'exit code {code}, without a word', noise)
+
+
+def describe_error(error: Exception) -> End:
+    """Return the end of a run in which what watches over its processes has failed."""
+    if isinstance(error, Refusal):
+        return End('refused', str(error))
+    words = ' '.join(traceback.format_exception_only(error)[-1].split())
+    return End('crashed', words, ''.join(traceback.format_exception(error)))
 
 
 def before(number: int) -> End:

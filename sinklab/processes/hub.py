@@ -8,11 +8,11 @@ import resource
 import socket
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 from sinklab.processes import connection
 from sinklab.processes.connection import Connection
-from sinklab.processes.ending import End, of_group
+from sinklab.processes.ending import End, describe_error, of_group
 from sinklab.processes.member import Member, hung
 from sinklab.processes.patience import Patience
 from sinklab.processes.secret import VARIABLE, RunSecret
@@ -60,8 +60,9 @@ class Hub:
         self.accepting: set[asyncio.Task] = set()
         self.deadline = time.monotonic() + patience.join
         self.over, self.ends = False, {}
+        self.failure: End | None = None  # of the hub itself, for a supervisor that it can no longer tell
         self.gathered: dict[int, dict[int, Gather]] = {}
-        self.thread = threading.Thread(target=lambda: asyncio.run(self.run()), daemon=True)
+        self.thread = threading.Thread(target=self.work, daemon=True)
 
     def open(self, host: str, port: int) -> str:
         """Let the supervisors of other processes in.
@@ -69,12 +70,12 @@ class Hub:
         Returns:
             Why that is on all interfaces of this machine; '' if it is on that of the host's address alone.
         """
-        self.servers, reason = connection.listen(host, port, QUEUE)
+        self.servers, reason = connection.open_listeners(host, port, QUEUE)
         self.port, self.deadline = port, time.monotonic() + self.patience.join
         self.interface = None if reason else self.servers[0].getsockname()[0]
         return reason
 
-    def room(self) -> int:
+    def connection_limit(self) -> int:
         """Return how many connections may be without a greeting, so that most file descriptors stay free."""
         allowed, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
         wanted = self.count + STRANGERS
@@ -84,11 +85,20 @@ class Hub:
         """Let the supervisor of process 0 in, before the thread starts."""
         self.own = own
 
+    def work(self) -> None:
+        """Do the work of the hub in its thread until the run is over."""
+        try:
+            asyncio.run(self.run())
+        except Exception as error:  # before there was anybody to tell, e.g. without file descriptors for a loop
+            self.failure = self.failure or describe_error(error)
+        finally:
+            self.own.close()
+
     async def run(self) -> None:
         loop = asyncio.get_running_loop()
-        loop.set_exception_handler(lambda loop, context: None)  # connections note their own errors
+        loop.set_exception_handler(self.handle_loop_error)
         self.stirred = asyncio.Event()
-        await loop.create_connection(lambda: self.connection(Connection.challenge), sock=self.own)
+        await loop.create_connection(lambda: self.make_connection(Connection.challenge), sock=self.own)
         for server in self.servers:
             server.setblocking(False)
             loop.add_reader(server, self.accept, server)
@@ -101,10 +111,11 @@ class Hub:
                 now = time.monotonic()
                 if now - beaten > self.patience.beat:
                     beaten = now
-                    self.tell(Beat())
-                    for one in [*self.strangers, *(member.wire for member in self.members.values())]:
-                        one.check(now)
-                    self.look(now)
+                    with self.end_run_on_error():
+                        self.tell(Beat())
+                        for one in [*self.strangers, *(member.wire for member in self.members.values())]:
+                            one.check(now)
+                        self.look(now)
         finally:
             self.secret.remove_file()
             for server in self.servers:
@@ -114,16 +125,36 @@ class Hub:
                 one.close()
             await asyncio.sleep(0)
 
-    def connection(self, made: Callable) -> Connection:
-        return Connection(self.patience.silence, made, self.handle, self.left)
+    @contextlib.contextmanager
+    def end_run_on_error(self) -> Iterator[None]:
+        """End the run for all processes, with the reason, where the hub itself fails."""
+        try:
+            yield
+        except Exception as error:
+            self.fail(error)
+
+    def fail(self, error: Exception) -> None:
+        """End the run for all processes because of an error of the hub; what has ended already stays as it is."""
+        if not self.over:
+            self.failure = describe_error(error)
+            self.conclude(self.failure)
+
+    def handle_loop_error(self, loop: asyncio.AbstractEventLoop, context: dict) -> None:
+        """Handle what asyncio reports; an OSError is of one connection, which is closed by then."""
+        error = context.get('exception')
+        if isinstance(error, Exception) and not isinstance(error, OSError):
+            self.fail(error)
+
+    def make_connection(self, made: Callable) -> Connection:
+        return Connection(self.patience.silence, made, self.receive, self.handle_loss)
 
     def accept(self, server: socket.socket) -> None:
         """Let one in, in the place of the oldest without a greeting if there are too many of those."""
-        if len(self.strangers) + len(self.accepting) >= self.room():
+        if len(self.strangers) + len(self.accepting) >= self.connection_limit():
             oldest = next((one for one in self.strangers if not one.why), None)
             left = GREET - (time.monotonic() - oldest.since) if oldest else GREET
             if left > 0:
-                self.pause(server, left)
+                self.pause_accepting(server, left)
             else:
                 oldest.drop('one of too many')
             return
@@ -132,20 +163,22 @@ class Hub:
         except (BlockingIOError, ConnectionError):  # it is gone again
             return
         except OSError:  # no file descriptors, or no memory
-            self.pause(server, RETRY)
+            self.pause_accepting(server, RETRY)
             return
         loop = asyncio.get_running_loop()
-        task = loop.create_task(loop.connect_accepted_socket(lambda: self.connection(self.came), accepted))
+        task = loop.create_task(
+            loop.connect_accepted_socket(lambda: self.make_connection(self.challenge_newcomer), accepted)
+        )
         self.accepting.add(task)
         task.add_done_callback(self.accepting.discard)
 
-    def pause(self, server: socket.socket, seconds: float) -> None:
+    def pause_accepting(self, server: socket.socket, seconds: float) -> None:
         """Accept nobody for a while; the system holds who comes."""
         loop = asyncio.get_running_loop()
         loop.remove_reader(server)
         loop.call_later(seconds, lambda: server.fileno() < 0 or loop.add_reader(server, self.accept, server))
 
-    def came(self, newcomer: Connection) -> None:
+    def challenge_newcomer(self, newcomer: Connection) -> None:
         self.strangers[newcomer] = None
         newcomer.challenge()
 
@@ -160,12 +193,17 @@ class Hub:
     def member_of(self, wire: Connection) -> Member | None:
         return next((member for member in self.members.values() if member.wire is wire), None)
 
-    def left(self, wire: Connection) -> None:
+    def handle_loss(self, wire: Connection) -> None:
         self.strangers.pop(wire, None)
         self.stirred.set()
-        if (member := self.member_of(wire)) and not self.over:
-            member.child = None
-            self.ended(member, End('lost', wire.why))
+        with self.end_run_on_error():
+            if (member := self.member_of(wire)) and not self.over:
+                member.child = None
+                self.ended(member, End('lost', wire.why))
+
+    def receive(self, wire: Connection, message: Message) -> None:
+        with self.end_run_on_error():
+            self.handle(wire, message)
 
     def handle(self, wire: Connection, message: Message) -> None:
         member = self.member_of(wire)
@@ -269,7 +307,11 @@ class Hub:
         end, again = self.judge(end, able)
         if again:
             self.go(end)
-            return
+        else:
+            self.conclude(end)
+
+    def conclude(self, end: End) -> None:
+        """End the run, and tell all processes how."""
         self.over, self.deadline = True, time.monotonic() + self.patience.parting
         self.tell(Over(end))
         self.stirred.set()

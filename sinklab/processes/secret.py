@@ -63,12 +63,13 @@ def read_variable() -> str:
 def create_secret(seat: Seat) -> RunSecret:
     """Return the secret of process 0: the given one, or a new one where all processes are on this machine.
 
-    The new one is written into the user's cache, readable by this user alone. It is empty if processes are on several
-    machines and none is given, or if the cache cannot be written.
+    The new one is written into the user's cache, readable by this user alone. Where that cannot be written, it is
+    what the others find there: the secret of a run that was killed, or none. It is empty, too, if processes are on
+    several machines and none is given.
     """
     if (given := read_variable()) or not seat.is_local:
         return RunSecret(given)
-    text, file = secrets.token_hex(32), path_of(seat.port)
+    text, file = secrets.token_hex(32), locate_file(seat.port)
     unfinished = file.with_name(f'{file.name}.{secrets.token_hex(4)}')
     try:
         file.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -79,7 +80,7 @@ def create_secret(seat: Seat) -> RunSecret:
     except OSError:
         with contextlib.suppress(OSError):
             unfinished.unlink()
-        return RunSecret()
+        return RunSecret(read_file(file), file)
     return RunSecret(text, file)
 
 
@@ -90,16 +91,20 @@ def find_secret(seat: Seat) -> RunSecret:
     """
     if (given := read_variable()) or not seat.is_local:
         return RunSecret(given)
+    return RunSecret(read_file(locate_file(seat.port)))
+
+
+def read_file(file: Path) -> str:
+    """Return the secret in a file of this user; '' if there is none, or it is too short to protect anything."""
     try:
-        with open(os.open(path_of(seat.port), os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)) as opened:
-            if os.fstat(opened.fileno()).st_uid != os.geteuid():
-                return RunSecret()
-            return RunSecret(opened.read(LONGEST_FILE))
+        with open(os.open(file, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)) as opened:
+            text = opened.read(LONGEST_FILE) if os.fstat(opened.fileno()).st_uid == os.geteuid() else ''
     except (OSError, ValueError):
-        return RunSecret()
+        return ''
+    return text if len(text) >= SHORTEST else ''
 
 
-def path_of(port: int) -> Path:
+def locate_file(port: int) -> Path:
     """Return the file of the run that meets at a port of this machine."""
     host = re.sub(r'[^\w.-]', '_', socket.gethostname())
     return cache() / 'run-secrets' / f'{host}-{port}'

@@ -99,10 +99,10 @@ class Supervisor:
         if time.monotonic() - self.beaten > self.patience.beat and self.events.empty():
             self.beat()
         if self.wire and not self.met and not self.hub and time.monotonic() > self.deadline + self.patience.silence:
-            self.verdict = self.verdict or End('refused', self.stranger)  # who says something, and never enough
+            self.verdict = self.verdict or End('refused', self.wrong_address)  # who says something, and never enough
 
     @property
-    def stranger(self) -> str:
+    def wrong_address(self) -> str:
         return f'what answers at {self.seat.address} is not process 0 of a run; give its address'
 
     def enter(self) -> None:
@@ -113,7 +113,7 @@ class Supervisor:
                 return
             if self.seat.count > 1:  # before anybody is answered, who may then look for it
                 self.hub.secret = self.secret = create_secret(self.seat)
-                self.warn()
+                self.warn_without_secret()
             connection, other = socket.socketpair()
             self.hub.attach(other)
             self.hub.thread.start()
@@ -135,7 +135,7 @@ class Supervisor:
             self.turn(RETRY)
         return False
 
-    def warn(self) -> None:
+    def warn_without_secret(self) -> None:
         if not self.secret.text:
             self.say(
                 f'{VARIABLE} is not set, and whoever reaches {self.seat.address} can end this run; set it to the '
@@ -146,7 +146,7 @@ class Supervisor:
         self.wire = Wire(connection, self.patience.silence, FROM_HUB)
         threading.Thread(target=self.listen, args=(self.wire,), daemon=True).start()
 
-    def answer(self, challenge: Challenge) -> None:
+    def answer_challenge(self, challenge: Challenge) -> None:
         """Say who this is, and prove that it knows the secret."""
         if not self.hub:
             self.secret = find_secret(self.seat)
@@ -155,7 +155,7 @@ class Supervisor:
         proof = self.secret.prove('process', *self.nonces, index, count)
         self.wire.send(Hello(index, count, host_name(), os.getpid(), self.nonces[1], proof))
 
-    def welcomed(self, welcome: Welcome) -> None:
+    def check_welcome(self, welcome: Welcome) -> None:
         """Go on, if it is the hub that welcomes."""
         expected = self.secret.prove('hub', *self.nonces, self.seat.index, self.seat.count)
         if hmac.compare_digest(welcome.proof, expected) and self.nonces[0]:
@@ -209,9 +209,9 @@ class Supervisor:
             return
         match message:
             case Challenge() if not self.met:
-                self.answer(message)
+                self.answer_challenge(message)
             case Welcome() if not self.met:
-                self.welcomed(message)
+                self.check_welcome(message)
             case Later(words=words) if not self.met:
                 self.come_again(words)
             case Refused(words=words) if not self.met:
@@ -231,11 +231,14 @@ class Supervisor:
         """The hub is gone, or something else is where it should be."""
         if wire is not self.wire:
             return
+        if self.hub and self.hub.failure:
+            self.verdict = self.verdict or self.hub.failure
+            return
         lost = End('lost', f'the supervisor of process 0 ({self.seat.address}) is {wire.why}')
         if self.met or wire.why == STRANGE:
-            self.verdict = self.verdict or (lost if self.met else End('refused', self.stranger))
+            self.verdict = self.verdict or (lost if self.met else End('refused', self.wrong_address))
         else:  # as a run at its end leaves who comes late
-            self.come_again(self.stranger)
+            self.come_again(self.wrong_address)
 
     def go(self, generation: int, port: int | None, after: End | None) -> None:
         """Starts the child, in the place of one that has ended or is to."""

@@ -8,12 +8,13 @@ from concurrent.futures import ThreadPoolExecutor, as_completed
 from dataclasses import replace
 
 from sinklab.lease import Lease
-from sinklab.processes.ending import CAUSES, KIND_OF, OF_SIGNAL, of_exit
+from sinklab.processes.ending import CAUSES, KIND_OF, of_exit
 from sinklab.record import Refusal
 from sinklab.sweep.plan import Run
 from sinklab.sweep.process import Relay
 
-SIGNAL_OF = {CAUSES[cause][1]: number for number, cause in OF_SIGNAL.items()}  # of an exit code
+# The signal by which a sweep ends that was stopped, by the exit code of its run.
+SIGNAL_OF = {CAUSES['interrupted'][1]: signal.SIGINT, CAUSES['stopped'][1]: signal.SIGTERM}
 FAILED = {'lost': 'crashed'}  # to a sweep, which goes on with the next run, they are the same
 
 
