@@ -47,7 +47,8 @@ class Job:
         Args:
             secret: a file with the secret of the run, by which its processes know each other.
         """
-        exports = [f'SINKLAB_RUN_SECRET=$(< {shlex.quote(secret)})', 'export SINKLAB_RUN_SECRET'] if secret else []
+        read = f'SINKLAB_RUN_SECRET=$(< {shlex.quote(secret)}) || exit 1'
+        exports = [read, 'export SINKLAB_RUN_SECRET'] if secret else []
         exports += [f'export {shlex.quote(f"{name}={value}")}' for name, value in self.environment.items()]
         program, *rest = self.command
         run = f'exec {shlex.join([f"./env/bin/{program}", *rest])}'

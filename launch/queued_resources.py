@@ -20,16 +20,24 @@ umask 077
 export HOME=/root
 mkdir -p {folder}
 gcloud storage rsync --recursive {code} {folder}
-# The secret by which the processes know each other (docs/network.md) is that of the first host, for all.
-(umask 077 && echo "$(< /proc/sys/kernel/random/uuid)" > {folder}/mine)
-gcloud storage cp --if-generation-match=0 {folder}/mine {code}/secret || true
-(umask 077 && gcloud storage cp {code}/secret {folder}/secret) || true
+# Without the secret of the run (docs/network.md) its processes would trust whoever reaches their port.
+if ! [[ -s {folder}/secret ]]; then
+  echo {code}/secret 'is missing or empty; submit the job again' >&2
+  exit 1
+fi
 command -v uv > /dev/null || python3 -m pip install --quiet uv
 bash {folder}/install.sh
 cp {folder}/sinklab.service /run/systemd/system/
 systemctl daemon-reload
 systemctl start --no-block sinklab
 """
+# Made once for a job: hosts of a run under way have read it, and one that boots later must get the same. A command
+# makes it, and it is no file of the plan, so that what a launcher prints does not hold it.
+MAKE_SECRET = (
+    'set -e; umask 077; '
+    '[[ -s "$1" ]] || "$0" -c "import secrets; print(secrets.token_hex(32))" > "$1"; '
+    'chmod 600 "$1"'
+)
 SERVICE = """[Unit]
 Description=A run of sinklab
 StartLimitIntervalSec=infinity
@@ -175,8 +183,9 @@ def submitted(job: Job, given: argparse.Namespace) -> Plan:
         'keep.sh': keep_script(job, given),
     }
     files = [File(f'{here(job.name)}/{name}', text, private=name == 'run.sh') for name, text in texts.items()]
+    secret = command('bash', '-c', MAKE_SECRET, sys.executable, f'{here(job.name)}/secret')
     upload = command('gcloud', 'storage', 'rsync', '--recursive', here(job.name), there(job, given))
-    return shipped(job, here(job.name), 'tpu', *files) + Plan(commands=(upload, create(job, given)))
+    return shipped(job, here(job.name), 'tpu', *files) + Plan(commands=(secret, upload, create(job, given)))
 
 
 def resume(jobs: list[Job], given: argparse.Namespace) -> Plan:
