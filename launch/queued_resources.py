@@ -2,7 +2,6 @@
 
 import argparse
 import os
-import shlex
 import sys
 
 from launch import tpus
@@ -10,6 +9,7 @@ from launch.command import Scheduler, Verb, code, main, needed
 from launch.job import AGAIN, SIGNALS, Job, Refusal
 from launch.plan import Command, File, Plan, command
 from launch.shipping import here, shipped
+from sinklab.escape import quote_shell
 
 SPOT = 30  # seconds from the notice to the end of a spot VM
 FOLDER = '/opt/sinklab'
@@ -176,7 +176,7 @@ def submit(jobs: list[Job], given: argparse.Namespace) -> Plan:
 
 def submitted(job: Job, given: argparse.Namespace) -> Plan:
     texts = {
-        'boot.sh': BOOT.format(folder=FOLDER, code=shlex.quote(there(job, given))),
+        'boot.sh': BOOT.format(folder=FOLDER, code=quote_shell(there(job, given))),
         'run.sh': job.script(FOLDER, secret=f'{FOLDER}/secret'),
         'sinklab.service': service(job),
         'create.sh': f'#!/bin/bash\nexec {create(job, given)}\n',
