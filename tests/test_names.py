@@ -19,6 +19,7 @@ from hostile import NAMES, visible
 from hypothesis import given
 from hypothesis import strategies as st
 from made_up import made_up
+from markdown_it import MarkdownIt
 
 from sinklab import escape, streams
 from sinklab.cli import measure, progress, report, sweep, terminal
@@ -230,12 +231,18 @@ COMMANDS = {
 }
 
 
+DOUBLE_QUOTE = '\\textquotesingle{}' * 2
+
+
 def typeset(text):
     """The cells of a line of a table, as LaTeX sets it; refuses other commands, mathematics and ligatures."""
     cells, at = [''], 0
     while at < len(text):
         letter, rest = text[at], text[at:]
-        if command := re.match(r'\\([A-Za-z]+)\{\}', rest):
+        if rest.startswith(DOUBLE_QUOTE):
+            cells[-1] += '"'
+            at += len(DOUBLE_QUOTE)
+        elif command := re.match(r'\\([A-Za-z]+)\{\}', rest):
             cells[-1] += COMMANDS[command[1]]
             at += len(command[0])
         elif letter == '\\':
@@ -251,7 +258,7 @@ def typeset(text):
             cells.append('')
             at += 1
         else:
-            assert letter not in "%$#_{}~^<>|`'", rest
+            assert letter not in '%$#_{}~^<>|`\'"', rest
             assert not rest.startswith(('--', ',,')), rest
             cells[-1] += letter
             at += 1
@@ -309,6 +316,32 @@ def test_claims_in_markdown_keep_their_columns():
     table = claims.markdown([entry]).splitlines()
     assert [len(re.findall(r'(?<!\\)\|', line)) for line in table[:3]] == [7] * 3
     assert not re.search(r'(?<!\\)<[a-z]', table[2])
+
+
+def markdown_cell(text):
+    """A text in a table, as a reader of Markdown shows it: it has no element, and takes no cell beside it."""
+    reader = MarkdownIt('commonmark').enable('table')
+    page = Cells(reader.render(f'| a | b | c |\n|---|---|---|\n| 1 | {escape.escape_markdown(text)} | 3 |\n'))
+    before, cell, after = (words.strip() for tag, _, words in page.words if tag == 'td')
+    assert (before, after) == ('1', '3')
+    assert {*page.tags} == {'table', 'thead', 'tbody', 'tr', 'th', 'td'}
+    return cell
+
+
+@pytest.mark.parametrize('name', [name for name in NAMES if name != '`id`'], ids=ascii)
+def test_a_cell_of_a_table_of_markdown_has_the_name(name):
+    """But for code in backticks, which stays what it is."""
+    assert markdown_cell(name) == visible(name)
+
+
+@given(st.text(alphabet='\\|<&#;/!bx1 '))
+def test_a_cell_of_a_table_of_markdown_has_any_text_of_special_characters(text):
+    assert markdown_cell(text) == text.strip()
+
+
+@pytest.mark.parametrize('name', ['\u0645\u06cc\u200c\u062e\u0648\u0627\u0647\u0645', '\U0001f469\u200d\U0001f52c'])
+def test_joiners_that_belong_to_a_word_stay(name):
+    assert escape.escape_control(name) == name
 
 
 @pytest.mark.parametrize('name', NAMES, ids=ascii)
