@@ -20,6 +20,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from made_up import made_up
 from markdown_it import MarkdownIt
+from rich.text import Text
 
 from sinklab import escape, streams
 from sinklab.cli import measure, progress, report, sweep, terminal
@@ -425,6 +426,40 @@ def test_a_narrow_terminal_shows_every_number_of_a_sweep_whole(monkeypatch, caps
     sweep.show(['row', *map(str, range(1, 8)), 'outcome'], [['softmax', *cells, 'diverged 1/3, done 2/3']])
     text = capsys.readouterr().out
     assert all(cell in text for cell in cells)
+
+
+@pytest.mark.parametrize('columns', [60, 80, 200])
+def test_names_and_words_share_the_room_that_numbers_leave(monkeypatch, capsys, columns):
+    monkeypatch.setenv('COLUMNS', str(columns))
+    words = 'a metric whose name is long', 'a task of the harness that has a long name'
+    terminal.print_table(
+        terminal.console(), ['task', 'metric', 'n', 'value'], [[*words, '500', '0.1234']], words=['metric']
+    )
+    lines = capsys.readouterr().out.splitlines()
+    (heading,) = (line.split() for line in lines if 'value' in line)
+    assert heading == ['task', 'metric', 'n', 'value'], 'in one piece'
+    assert max(map(len, lines)) <= columns
+    assert {*words[0].split(), *words[1].split(), '500', '0.1234'} <= {*' '.join(lines).split()}
+
+
+@given(st.lists(st.tuples(st.integers(1, 60), st.booleans()), min_size=1, max_size=6), st.integers(40, 120))
+def test_columns_are_narrowed_no_more_than_a_line_needs(columns, room):
+    widths, foldable = map(list, zip(*columns, strict=True))
+    foldable[0] = True
+    found = terminal.narrowed(widths, foldable, room)
+    assert all(now == before for now, before, folds in zip(found, widths, foldable, strict=True) if not folds)
+    assert all(min(terminal.LEAST, before) <= now <= before for now, before in zip(found, widths, strict=True))
+    least = [min(width, terminal.LEAST) if folds else width for width, folds in zip(widths, foldable, strict=True)]
+    together = sum(now for now, folds in zip(found, foldable, strict=True) if folds)
+    if sum(least) + terminal.GAP * len(widths) > room:
+        assert together <= max(room // 3, terminal.LEAST * sum(foldable))
+
+
+def test_headings_of_rich_are_found_among_those_that_are_aligned_to_the_left(capsys):
+    headings = ['row', Text('side'), Text('of')]
+    terminal.print_table(terminal.console(), headings, [['a', 'left', 'x']], left=['side'], words=headings[2:])
+    heading, line = capsys.readouterr().out.splitlines()
+    assert (heading.index('side'), heading.index('of')) == (line.index('left'), line.index('x'))
 
 
 BAD = os.fsdecode(b'x\xff')
