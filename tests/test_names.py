@@ -141,6 +141,25 @@ def test_a_live_line_has_the_name(monkeypatch, name):
 
 
 @pytest.mark.parametrize('name', NAMES, ids=ascii)
+def test_lines_of_what_is_measured_have_the_name(capsys, name):
+    numbers = {'sink/1': 5.0, 'sink/1/T16@0.3': 5.0, 'perturbation/1': 0.5}
+    told = dict(model=name, inputs={name: numbers}, published={}, remarks=[f'remark of {name}'])
+    told |= dict(propositions=[dict(claim=f'claim of {name}', number=None, holds=True)])
+    series = {name: dict(emergence=None), f'b{name}': dict(emergence=(None, 4), heads=[])}
+    measure.show([told])
+    measure.show_series(series)
+    text, shown = capsys.readouterr().out, visible(name)
+    assert all(letter.isprintable() or letter == '\n' for letter in text)
+    lines = text.splitlines()[-6:]
+    assert lines[0] == f'{shown}: remark of {shown}'
+    assert lines[1].startswith(f'{shown}, {shown}: ')
+    assert lines[2].startswith(f'{shown}, {shown}: ')
+    assert lines[3] == f'{shown}: claim of {shown}: -, holds'
+    assert lines[4] == f'{shown}: no sink has emerged'
+    assert lines[5].startswith(f'b{shown}: Sink_1 emerges')
+
+
+@pytest.mark.parametrize('name', NAMES, ids=ascii)
 def test_a_standard_stream_shows_control_characters(name):
     stream = io.StringIO()
     safe = streams.SafeStream(stream)

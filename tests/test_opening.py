@@ -2,7 +2,9 @@
 
 import dataclasses
 import json
+import os
 import shutil
+import sys
 from pathlib import Path
 
 import formulas
@@ -12,6 +14,7 @@ import reference
 import runs
 
 import sinklab
+from sinklab import streams
 from sinklab.cli.main import main
 from sinklab.data.batches import sequences
 from sinklab.folder import Folder
@@ -141,6 +144,20 @@ def test_measured_again_a_checkpoint_gives_the_numbers_of_its_own_probe(trained,
     with np.load(tmp_path / 'out' / 'natural.npz') as arrays, np.load(Folder(path).probes[-1]) as probe:
         np.testing.assert_allclose(arrays['alpha_LPHJ'], probe['alpha_LPHJ'], atol=1e-6)
         np.testing.assert_allclose(arrays['cos_LH2'], probe['cos_LH2'], atol=1e-6)
+
+
+@pytest.mark.parametrize('how', [[], ['--json'], ['--all']], ids=str)
+def test_what_is_measured_is_kept_when_the_reader_of_the_output_has_gone(trained, monkeypatch, tmp_path, how):
+    """As in `sinklab measure RUN --out=DIR | head -1`."""
+    monkeypatch.setenv('SINKLAB_CACHE', str(tmp_path / 'cache'))
+    reader, writer = os.pipe()
+    os.close(reader)
+    with open(writer, 'w') as pipe:
+        monkeypatch.setattr(sys, 'stdout', streams.SafeStream(pipe, is_result=True))
+        assert main(['measure', str(trained[0]), '--sequences=2', f'--out={tmp_path}/out', *how]) == 0
+    found = json.loads((tmp_path / 'out' / 'measured.json').read_text())
+    assert 'sink/1' in (found['steps'][-1] if '--all' in how else found)['inputs']['natural']
+    assert [*(tmp_path / 'out').rglob('natural.npz')]
 
 
 @pytest.mark.parametrize(('bos', 'begins'), [('auto', True), ('force', True), ('none', False)])
