@@ -7,8 +7,8 @@ HARNESS = 'an accuracy of lm-evaluation-harness; sinklab evaluate measures it of
 CACHE = 'a perplexity with a cache of X first and Y last keys over one book; sinklab stream has it of any text'
 OTHER_SINK = 'a sink by another threshold, length and choice of positions, in words that do not fix a formula'
 ACTIVATION = (
-    'an entry of the residual stream, over other texts and layers; sinklab measure has spike/top/1, spike/massive/1 '
-    'and spike/kurtosis/1, those after the first block, and so of each'
+    'an entry of the residual stream, over other texts and layers; sinklab measure has spike/top/01, '
+    'spike/massive/01 and spike/kurtosis/01, those after the first block, and so of each'
 )
 OTHER_TEXT = 'a loss on a text and with a tokenizer that are not at hand; valid/loss has the same place'
 

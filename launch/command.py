@@ -11,6 +11,7 @@ from collections.abc import Callable, Sequence
 from launch import flags
 from launch.job import Job, Refusal, asked, beside, named, option, reached, sweep
 from launch.plan import Plan, command
+from sinklab.escape import escape_control
 
 GRACE = 120  # seconds, where nothing is said
 MARGIN = 10  # seconds that a stop takes beside the save, which may just have begun when it is told
@@ -121,7 +122,7 @@ def main(scheduler: Scheduler, argv: Sequence[str] | None = None) -> int:
         given, plan = planned(scheduler, sys.argv[1:] if argv is None else argv)
         plan.execute() if given.execute else print(plan, end='')
     except Refusal as refusal:
-        print(f'{scheduler.module}: {refusal}', file=sys.stderr)
+        print(f'{scheduler.module}: {escape_control(refusal)}', file=sys.stderr)
         return 1
     except KeyboardInterrupt:
         return 130

@@ -3,9 +3,9 @@
 import dataclasses
 import itertools
 import re
-import shlex
 from collections.abc import Mapping
 
+from sinklab.escape import join_shell, quote_shell
 from sinklab.processes.ending import CAUSES
 
 # What a scheduler starts again: a run that says so, and a process that a signal has ended. All else is final.
@@ -47,11 +47,12 @@ class Job:
         Args:
             secret: a file with the secret of the run, by which its processes know each other.
         """
-        exports = [f'SINKLAB_RUN_SECRET=$(< {shlex.quote(secret)})', 'export SINKLAB_RUN_SECRET'] if secret else []
-        exports += [f'export {shlex.quote(f"{name}={value}")}' for name, value in self.environment.items()]
+        read = f'SINKLAB_RUN_SECRET=$(< {quote_shell(secret)}) || exit 1'
+        exports = [read, 'export SINKLAB_RUN_SECRET'] if secret else []
+        exports += [f'export {quote_shell(f"{name}={value}")}' for name, value in self.environment.items()]
         program, *rest = self.command
-        run = f'exec {shlex.join([f"./env/bin/{program}", *rest])}'
-        return '\n'.join(['#!/bin/bash', *exports, f'cd {shlex.quote(folder)} || exit 1', run, ''])
+        run = f'exec {join_shell([f"./env/bin/{program}", *rest])}'
+        return '\n'.join(['#!/bin/bash', *exports, f'cd {quote_shell(folder)} || exit 1', run, ''])
 
 
 def named(name: str) -> str:
@@ -79,7 +80,7 @@ def option(arguments: tuple[str, ...], name: str) -> str | None:
 def asked(arguments: tuple[str, ...]) -> tuple[str, ...]:
     """The arguments of `sinklab`, if it is a run that they ask for and nothing that is said elsewhere."""
     if arguments[:1] != ('train',):
-        given = shlex.join(arguments) or 'nothing'
+        given = join_shell(arguments) or 'nothing'
         raise Refusal(
             f'after -- stands what is asked of sinklab, and {given} is given; e.g. -- train --config=FILE:ROW'
         )

@@ -4,13 +4,13 @@ import collections
 import dataclasses
 import os
 import re
-import shlex
 import shutil
 import subprocess
 import sys
 from pathlib import Path
 
 from launch.job import Refusal
+from sinklab.escape import escape_control, join_shell, quote_shell
 
 TOOLS = {
     'gcloud': 'install it from https://cloud.google.com/sdk/docs/install',
@@ -53,7 +53,7 @@ class Command:
     live: bool = False
 
     def __str__(self) -> str:
-        return shlex.join(self.argv) + (' || true' if self.optional else '')
+        return join_shell(self.argv) + (' || true' if self.optional else '')
 
 
 def command(*argv: str, optional: bool = False) -> Command:
@@ -102,9 +102,9 @@ def written(file: File) -> str:
     end = 'END'
     while end in file.text.splitlines():
         end += '_'
-    path = shlex.quote(file.path)
+    path = quote_shell(file.path)
     body = file.text if file.text.endswith('\n') else f'{file.text}\n'
-    folder = shlex.quote(os.path.dirname(file.path) or '.')
+    folder = quote_shell(os.path.dirname(file.path) or '.')
     private = f'rm -f {path} && (umask 077 && : > {path})\n' if file.private else ''
     return f"mkdir -p {folder}\n{private}cat > {path} <<'{end}'\n{body}{end}"
 
@@ -117,20 +117,14 @@ def executed(one: Command) -> tuple[int, list[str]]:
     said = collections.deque(maxlen=20)
     with subprocess.Popen(one.argv, stderr=subprocess.PIPE, text=True, errors='replace') as process:
         for line in process.stderr:
-            sys.stderr.write(escaped(line))
+            sys.stderr.write(escape_control(line, keep='\t\n'))
             said.append(line.strip())
     return process.returncode, [line for line in said if line]
-
-
-def escaped(line: str) -> str:
-    """Show control characters of what another host says as escapes, such as \\x1b: they would move the cursor."""
-    shown = (letter if letter.isprintable() or letter in '\t\n' else ascii(letter)[1:-1] for letter in line)
-    return ''.join(shown)
 
 
 def failed(one: Command, code: int, said: list[str], left: int) -> str:
     text = '\n'.join(said)
     hint = next((hint for pattern, hint in HINTS.items() if re.search(pattern, text, re.IGNORECASE)), 'see above')
     rest = f'; {left} more to run were not' if left else ''
-    last = escaped(said[-1]) if said else 'without a word'
-    return f'{shlex.join(one.argv[:4])} ... exits with {code} ({last}): {hint}{rest}'
+    last = escape_control(said[-1]) if said else 'without a word'
+    return f'{join_shell(one.argv[:4])} ... exits with {code} ({last}): {hint}{rest}'

@@ -2,7 +2,6 @@
 
 import argparse
 import os
-import shlex
 import sys
 
 from launch import tpus
@@ -10,6 +9,7 @@ from launch.command import Scheduler, Verb, code, main, needed
 from launch.job import AGAIN, SIGNALS, Job, Refusal
 from launch.plan import Command, File, Plan, command
 from launch.shipping import here, shipped
+from sinklab.escape import quote_shell
 
 SPOT = 30  # seconds from the notice to the end of a spot VM
 FOLDER = '/opt/sinklab'
@@ -20,16 +20,24 @@ umask 077
 export HOME=/root
 mkdir -p {folder}
 gcloud storage rsync --recursive {code} {folder}
-# The secret by which the processes know each other (docs/network.md) is that of the first host, for all.
-(umask 077 && echo "$(< /proc/sys/kernel/random/uuid)" > {folder}/mine)
-gcloud storage cp --if-generation-match=0 {folder}/mine {code}/secret || true
-(umask 077 && gcloud storage cp {code}/secret {folder}/secret) || true
+# Without the secret of the run (docs/network.md) its processes would trust whoever reaches their port.
+if ! [[ -s {folder}/secret ]]; then
+  echo {code}/secret 'is missing or empty; submit the job again' >&2
+  exit 1
+fi
 command -v uv > /dev/null || python3 -m pip install --quiet uv
 bash {folder}/install.sh
 cp {folder}/sinklab.service /run/systemd/system/
 systemctl daemon-reload
 systemctl start --no-block sinklab
 """
+# Made once for a job: hosts of a run under way have read it, and one that boots later must get the same. A command
+# makes it, and it is no file of the plan, so that what a launcher prints does not hold it.
+MAKE_SECRET = (
+    'set -e; umask 077; '
+    '[[ -s "$1" ]] || "$0" -c "import secrets; print(secrets.token_hex(32))" > "$1"; '
+    'chmod 600 "$1"'
+)
 SERVICE = """[Unit]
 Description=A run of sinklab
 StartLimitIntervalSec=infinity
@@ -168,15 +176,16 @@ def submit(jobs: list[Job], given: argparse.Namespace) -> Plan:
 
 def submitted(job: Job, given: argparse.Namespace) -> Plan:
     texts = {
-        'boot.sh': BOOT.format(folder=FOLDER, code=shlex.quote(there(job, given))),
+        'boot.sh': BOOT.format(folder=FOLDER, code=quote_shell(there(job, given))),
         'run.sh': job.script(FOLDER, secret=f'{FOLDER}/secret'),
         'sinklab.service': service(job),
         'create.sh': f'#!/bin/bash\nexec {create(job, given)}\n',
         'keep.sh': keep_script(job, given),
     }
     files = [File(f'{here(job.name)}/{name}', text, private=name == 'run.sh') for name, text in texts.items()]
+    secret = command('bash', '-c', MAKE_SECRET, sys.executable, f'{here(job.name)}/secret')
     upload = command('gcloud', 'storage', 'rsync', '--recursive', here(job.name), there(job, given))
-    return shipped(job, here(job.name), 'tpu', *files) + Plan(commands=(upload, create(job, given)))
+    return shipped(job, here(job.name), 'tpu', *files) + Plan(commands=(secret, upload, create(job, given)))
 
 
 def resume(jobs: list[Job], given: argparse.Namespace) -> Plan:

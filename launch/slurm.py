@@ -10,6 +10,7 @@ from launch.command import Scheduler, Verb, at_least, check_layout, code, main, 
 from launch.job import AGAIN, BUCKETS, Job, Refusal
 from launch.plan import File, Plan, command
 from launch.shipping import shipped
+from sinklab.escape import quote_shell
 
 ROOTS = ('/', *BUCKETS)
 # SLURM starts a job again by itself after a preemption or the loss of a host. By an exit code it does only where its
@@ -78,7 +79,7 @@ def script(jobs: list[Job], given: argparse.Namespace, folder: str) -> str:
     return SCRIPT.format(
         directives='\n'.join(lines),
         grace=jobs[0].grace,
-        code=shlex.quote(folder),
+        code=quote_shell(folder),
         again='|'.join(map(str, AGAIN)),
         restarts=jobs[0].restarts,
     )

@@ -1,8 +1,8 @@
 """Text that comes from users, files or other hosts, escaped for each kind of place that it is written to.
 
 A name may hold any character: markup of rich, `$` of mathtext, `&` of LaTeX, `<` of HTML, `/` of a path, a control
-sequence of a terminal. Each function returns text that the place shows as the characters that were given. Control
-characters have no picture: they are shown as the escapes of Python, such as \\x1b, everywhere but in JSON.
+sequence of a terminal. Each function returns text that the place shows as the characters that were given. Control and
+format characters have no picture: they are shown as the escapes of Python, such as \\x1b, everywhere but in JSON.
 """
 
 import hashlib
@@ -13,10 +13,11 @@ import string
 import unicodedata
 from collections.abc import Iterable
 
-# Not printed: controls (C0, DEL, C1), halves of characters, separators of lines and paragraphs.
-INVISIBLE = ('Cc', 'Cs', 'Zl', 'Zp')
-# Marks after which a terminal or a browser shows text in another order than it stands in.
-REORDERING = ('LRE', 'RLE', 'LRO', 'RLO', 'PDF', 'LRI', 'RLI', 'FSI', 'PDI')
+# Categories of characters that have no picture, or change how others are shown: controls (C0, DEL, C1), halves of
+# characters, separators of lines and paragraphs, and format characters, such as a space of no width (U+200B), the
+# mark of the order of bytes (U+FEFF), and marks after which text is shown in another order than given (U+202E).
+HIDDEN = ('Cc', 'Cs', 'Zl', 'Zp', 'Cf')
+JOINERS = '\u200c\u200d'  # format characters that belong to the spelling of Persian and Hindi, and to emoji
 LONGEST_NAME = 200  # bytes of a file name, of the 255 that file systems allow; what is appended needs some
 LINE = 60  # letters of a line in a picture
 # LaTeX defines these commands for all encodings of fonts, since 2020.
@@ -30,20 +31,23 @@ LATEX |= {
     '|': r'\textbar{}',
     '`': r'\textasciigrave{}',
     "'": r'\textquotesingle{}',
+    # Fonts show `"` as a closing quote. \textquotedbl is for the encoding T1 alone and an error without it, so two
+    # straight single quotes stand for the straight double one: they look alike, with all fonts and without a package.
+    '"': r'\textquotesingle{}\textquotesingle{}',
     '±': r'$\pm$',
     '−': '$-$',
 }
 
 
 def is_hidden(letter: str) -> bool:
-    """Return whether a character has no picture, or changes how others are shown."""
+    """Return whether a character has no picture of its own, or changes how others are shown; but for JOINERS."""
     if letter in string.printable:
         return letter in '\t\n\r\x0b\x0c'
-    return unicodedata.category(letter) in INVISIBLE or unicodedata.bidirectional(letter) in REORDERING
+    return unicodedata.category(letter) in HIDDEN and letter not in JOINERS
 
 
 def escape_control(text: object, keep: str = '') -> str:
-    """Replace control characters and the like by visible escapes, as \\x1b, \\n, \\u202e.
+    """Replace characters that `is_hidden` names by visible escapes, as \\x1b, \\n, \\u200b.
 
     Args:
         text: anything; its `str` is shown.
@@ -71,8 +75,11 @@ def escape_latex(text: object) -> str:
 
 
 def escape_markdown(text: object) -> str:
-    """Escape what would end a cell of a table of Markdown, or begin a tag of HTML there; emphasis stays."""
-    return re.sub(r'<(?=[A-Za-z/!?])', r'\<', escape_control(text).replace('|', r'\|'))
+    """Escape what would end a cell of a table of Markdown, begin a tag or be a character reference; emphasis stays.
+
+    Backslashes are escaped, too: one in front of a character would take away the effect of that which is put there.
+    """
+    return re.sub(r'\\|\||<(?=[A-Za-z/!?])|&(?=#?\w+;)', r'\\\g<0>', escape_control(text))
 
 
 def escape_figure(text: object) -> str:

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from launch import command
 
-HARMLESS = ('bash', 'cp', 'mkdir', 'cat', 'dirname', 'sha256sum', 'cut', 'touch', 'ln', 'rm', 'sleep')
+HARMLESS = ('bash', 'cp', 'mkdir', 'cat', 'dirname', 'sha256sum', 'cut', 'touch', 'ln', 'rm', 'sleep', 'chmod')
 # uv alone does something: an empty wheel, and an empty environment.
 PROGRAM = """#!{python} -IS
 import json, os, sys

@@ -23,6 +23,12 @@ FOLDERS = ('sinklab', 'configs', 'launch', 'tests', 'benchmarks')
 FILES = sorted(path for folder in FOLDERS for path in (ROOT / folder).rglob('*.py'))
 
 
+def test_the_floors_of_the_page_go_down_and_the_lowest_have_a_row_each():
+    floors = [int(floor) for floor in re.findall(r'^\| (\d) \|', HOUSE, re.MULTILINE)]
+    assert floors == sorted(floors, reverse=True)
+    assert floors[-3:] == [2, 1, 0]
+
+
 def imports(path):
     """(name, whether at the top of the file) of everything that a file imports."""
     tree = ast.parse(path.read_text())

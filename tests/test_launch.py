@@ -10,10 +10,11 @@ import sys
 from pathlib import Path
 
 import pytest
-from recorders import HARD, NAMES, RUN, SUBMIT, WHERE, launched, printed, recorded, scheduler
+from recorders import HARD, NAMES, RUN, SUBMIT, WHERE, launched, printed, recorded, refused, scheduler
 
 from launch import command, job, tpus
 from sinklab.cli.main import parser
+from sinklab.escape import is_hidden
 from sinklab.processes.ending import CAUSES
 
 ROOT = Path(__file__).parents[1]
@@ -40,11 +41,15 @@ def test_what_is_printed_does_what_is_executed(name, recorders, tmp_path, capsys
     assert not recorders.calls.exists()
     assert launched(name, [*given[:2], '--execute', *given[2:]]) == 0
     executed, made = recorders.heard(), tree(tmp_path)
+    secret = made.pop('runs/launched/pair/secret', None)
     for path in ('runs', shared):
         shutil.rmtree(path, ignore_errors=True)
     subprocess.run(['bash', '-c', script], check=True, env=recorders.environment)
     assert recorders.heard() == executed
-    assert tree(tmp_path) == made
+    again = tree(tmp_path)
+    if secret:  # random: each of both makes another one
+        assert len(again.pop('runs/launched/pair/secret')) == len(secret)
+    assert again == made
     assert executed
 
 
@@ -106,6 +111,25 @@ def test_a_run_gets_its_arguments_as_they_were_given(name, recorders, capsys, tm
     own = [f'--workdir={HARD}', '--grace=120', '--compiled=gs://b/c d']
     assert ast.literal_eval(said.stdout) == ["a 'b' $(c) $HOME", *RUN[1:], *own]
     parser().parse_known_args(made.command[1:])  # and sinklab knows them
+
+
+HIDDEN = '\x1b[31m \u202e \x9b1A\r \n end'
+
+
+@pytest.mark.parametrize('name', NAMES)
+def test_a_printed_script_shows_hidden_characters_as_escapes_and_gives_them_to_the_run(name, capsys, recorders):
+    given = [one for one in SUBMIT[name] if not one.startswith('--workdir')]
+    given[2:2] = [f'--workdir=gs://b/{HIDDEN}', f'--env=WORDS={HIDDEN}']
+    script = printed(capsys, name, given)
+    assert not any(map(is_hidden, script.replace('\n', '')))
+    made = job.Job('pair', (), '', {'WORDS': HIDDEN}, 0, 0, '')
+    line = next(line for line in made.script('/').splitlines() if 'WORDS' in line)
+    said = subprocess.run(['bash', '-c', f'{line}; echo "$WORDS"'], check=True, capture_output=True)
+    assert said.stdout.decode() == f'{HIDDEN}\n'
+
+
+def test_a_refusal_shows_hidden_characters_as_escapes(capsys):
+    assert 'gs:\\x1b[31m' in refused(capsys, 'slurm', ['submit', 'pair', '--workdir=gs:\x1b[31m\nx', *RUN])
 
 
 def test_a_container_gets_its_arguments_as_they_were_given():
@@ -179,7 +203,7 @@ def test_nothing_of_sinklab_is_needed_but_its_exit_codes_and_nothing_imports_a_l
             if isinstance(node, ast.ImportFrom | ast.Import):
                 name = node.module if isinstance(node, ast.ImportFrom) else node.names[0].name
                 ours = name.partition('.')[0] in ('launch', *sys.stdlib_module_names)
-                assert ours or name == 'sinklab.processes.ending', f'{path} imports {name}'
+                assert ours or name in ('sinklab.processes.ending', 'sinklab.escape'), f'{path} imports {name}'
     for path in (*(ROOT / 'sinklab').rglob('*.py'), *(ROOT / 'configs').glob('*.py')):
         assert not re.search(r'^\s*(import|from) launch', path.read_text(), re.MULTILINE), path
 

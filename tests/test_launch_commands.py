@@ -1,11 +1,13 @@
 """The commands of each verb, word for word."""
 
 import shlex
+import sys
 
 import pytest
 from recorders import SUBMIT, WHERE, launched, printed, recorded, scheduler
 
 from launch import command
+from launch.queued_resources import MAKE_SECRET
 from launch.shipping import ROOT
 
 PLACE = '--project=p --zone=z'
@@ -37,6 +39,7 @@ def shipped(folder, pins):
 SUBMITTED = {
     'queued_resources': [
         *shipped('runs/launched/pair', 'tpu'),
+        shlex.join(['bash', '-c', MAKE_SECRET, sys.executable, 'runs/launched/pair/secret']),
         'gcloud storage rsync --recursive runs/launched/pair gs://b/runs/code/pair/pair',
         CREATE,
     ],

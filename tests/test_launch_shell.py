@@ -7,7 +7,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from recorders import HARD, SUBMIT, printed, recorded
+from recorders import HARD, SUBMIT, launched, printed, recorded
 
 from launch import queued_resources
 
@@ -74,7 +74,7 @@ def test_a_host_that_boots_gets_the_code_makes_its_environment_and_begins(tmp_pa
     monkeypatch.setattr(queued_resources, 'FOLDER', str(tmp_path / 'host'))
     written = files(printed(capsys, 'queued_resources', SUBMIT['queued_resources']))
     (tmp_path / 'host').mkdir()
-    for name, text in {**written, 'pins.txt': 'jax\n', 'sinklab-0.whl': ''}.items():
+    for name, text in {**written, 'pins.txt': 'jax\n', 'sinklab-0.whl': '', 'secret': 'of this run\n'}.items():
         (tmp_path / 'host' / name).write_text(text)
     for environments in (1, 0):  # at the first boot, and at every other
         subprocess.run(['bash', tmp_path / 'host' / 'boot.sh'], check=True, env=made.environment)
@@ -97,13 +97,57 @@ def test_a_host_that_boots_gets_the_code_makes_its_environment_and_begins(tmp_pa
             ['systemctl', 'daemon-reload'],
             ['systemctl', 'start', '--no-block', 'sinklab'],
         ]
-        # Of several hosts the first to boot puts its secret beside the code, and all take it from there.
-        mine, put, taken = tmp_path / 'host' / 'mine', *(call[2:] for call in calls[1:3])
-        assert put == ['cp', '--if-generation-match=0', str(mine), 'gs://b/runs/code/pair/pair/secret']
-        assert taken == ['cp', 'gs://b/runs/code/pair/pair/secret', str(tmp_path / 'host' / 'secret')]
-        assert (len(mine.read_text()), mine.stat().st_mode & 0o777) == (37, 0o600)
+        copies = [call for call in calls if call[0] == 'gcloud']
+        assert copies == calls[:1], 'a host may only read the folder of the code'
     assert (tmp_path / 'host' / 'env' / 'made').exists()
     assert (tmp_path / 'host' / 'env').stat().st_mode & 0o077 == 0, 'what is made there is for root alone'
+
+
+@pytest.mark.parametrize('secret', [None, ''], ids=['missing', 'empty'])
+def test_a_host_does_not_begin_without_the_secret(tmp_path, monkeypatch, capsys, secret):
+    made = recorded(tmp_path, monkeypatch)
+    monkeypatch.setattr(queued_resources, 'FOLDER', str(tmp_path / 'host'))
+    written = files(printed(capsys, 'queued_resources', SUBMIT['queued_resources']))
+    (tmp_path / 'host').mkdir()
+    if secret is not None:
+        (tmp_path / 'host' / 'secret').write_text(secret)
+    (tmp_path / 'boot.sh').write_text(written['boot.sh'])
+    said = subprocess.run(['bash', 'boot.sh'], env=made.environment, cwd=tmp_path, capture_output=True, text=True)
+    assert said.returncode == 1
+    (line,) = said.stderr.splitlines()
+    assert 'gs://b/runs/code/pair/pair/secret' in line
+    assert [call[0] for call in made.heard()] == ['gcloud'], 'nothing is started'
+
+
+def test_a_run_without_the_file_of_its_secret_does_not_begin(tmp_path, monkeypatch, capsys):
+    made = recorded(tmp_path, monkeypatch)
+    monkeypatch.setattr(queued_resources, 'FOLDER', str(tmp_path))
+    (tmp_path / 'run.sh').write_text(files(printed(capsys, 'queued_resources', SUBMIT['queued_resources']))['run.sh'])
+    said = subprocess.run(['bash', 'run.sh'], env=made.environment, cwd=tmp_path, capture_output=True, text=True)
+    assert (said.returncode, made.calls.exists()) == (1, False)
+    assert f'{tmp_path}/secret' in said.stderr
+
+
+def test_the_secret_of_a_job_is_made_once_by_who_submits_it_and_is_not_printed(recorders, capsys):
+    given, file = SUBMIT['queued_resources'], Path('runs/launched/pair/secret')
+    submit = [*given[:2], '--execute', *given[2:]]
+    assert launched('queued_resources', submit) == 0
+    first = file.read_text()
+    assert re.fullmatch(r'[0-9a-f]{64}\n', first)
+    assert file.stat().st_mode & 0o777 == 0o600
+    upload = ['gcloud', 'storage', 'rsync', '--recursive', 'runs/launched/pair', 'gs://b/runs/code/pair/pair']
+    assert upload in recorders.heard()
+    file.chmod(0o644)
+    assert launched('queued_resources', submit) == 0
+    assert (file.read_text(), file.stat().st_mode & 0o777) == (first, 0o600)
+    assert first.strip() not in capsys.readouterr().err + printed(capsys, 'queued_resources', given)
+    assert not any(first.strip() in word for call in recorders.heard() for word in call)
+    file.write_text('')  # what an interrupted submit may have left
+    assert launched('queued_resources', submit) == 0
+    assert len(file.read_text()) == 65
+    other = [submit[0], 'other', *submit[2:]]
+    assert launched('queued_resources', other) == 0
+    assert Path('runs/launched/other/secret').read_text() not in (first, file.read_text())
 
 
 def test_what_a_host_runs_is_told_the_secret(tmp_path, monkeypatch, capsys):

@@ -19,6 +19,8 @@ from hostile import NAMES, visible
 from hypothesis import given
 from hypothesis import strategies as st
 from made_up import made_up
+from markdown_it import MarkdownIt
+from rich.text import Text
 
 from sinklab import escape, streams
 from sinklab.cli import measure, progress, report, sweep, terminal
@@ -139,6 +141,25 @@ def test_a_live_line_has_the_name(monkeypatch, name):
 
 
 @pytest.mark.parametrize('name', NAMES, ids=ascii)
+def test_lines_of_what_is_measured_have_the_name(capsys, name):
+    numbers = {'sink/1': 5.0, 'sink/1/T16@0.3': 5.0, 'perturbation/1': 0.5}
+    told = dict(model=name, inputs={name: numbers}, published={}, remarks=[f'remark of {name}'])
+    told |= dict(propositions=[dict(claim=f'claim of {name}', number=None, holds=True)])
+    series = {name: dict(emergence=None), f'b{name}': dict(emergence=(None, 4), heads=[])}
+    measure.show([told])
+    measure.show_series(series)
+    text, shown = capsys.readouterr().out, visible(name)
+    assert all(letter.isprintable() or letter == '\n' for letter in text)
+    lines = text.splitlines()[-6:]
+    assert lines[0] == f'{shown}: remark of {shown}'
+    assert lines[1].startswith(f'{shown}, {shown}: ')
+    assert lines[2].startswith(f'{shown}, {shown}: ')
+    assert lines[3] == f'{shown}: claim of {shown}: -, holds'
+    assert lines[4] == f'{shown}: no sink has emerged'
+    assert lines[5].startswith(f'b{shown}: Sink_1 emerges')
+
+
+@pytest.mark.parametrize('name', NAMES, ids=ascii)
 def test_a_standard_stream_shows_control_characters(name):
     stream = io.StringIO()
     safe = streams.SafeStream(stream)
@@ -230,12 +251,18 @@ COMMANDS = {
 }
 
 
+DOUBLE_QUOTE = '\\textquotesingle{}' * 2
+
+
 def typeset(text):
     """The cells of a line of a table, as LaTeX sets it; refuses other commands, mathematics and ligatures."""
     cells, at = [''], 0
     while at < len(text):
         letter, rest = text[at], text[at:]
-        if command := re.match(r'\\([A-Za-z]+)\{\}', rest):
+        if rest.startswith(DOUBLE_QUOTE):
+            cells[-1] += '"'
+            at += len(DOUBLE_QUOTE)
+        elif command := re.match(r'\\([A-Za-z]+)\{\}', rest):
             cells[-1] += COMMANDS[command[1]]
             at += len(command[0])
         elif letter == '\\':
@@ -251,7 +278,7 @@ def typeset(text):
             cells.append('')
             at += 1
         else:
-            assert letter not in "%$#_{}~^<>|`'", rest
+            assert letter not in '%$#_{}~^<>|`\'"', rest
             assert not rest.startswith(('--', ',,')), rest
             cells[-1] += letter
             at += 1
@@ -309,6 +336,32 @@ def test_claims_in_markdown_keep_their_columns():
     table = claims.markdown([entry]).splitlines()
     assert [len(re.findall(r'(?<!\\)\|', line)) for line in table[:3]] == [7] * 3
     assert not re.search(r'(?<!\\)<[a-z]', table[2])
+
+
+def markdown_cell(text):
+    """A text in a table, as a reader of Markdown shows it: it has no element, and takes no cell beside it."""
+    reader = MarkdownIt('commonmark').enable('table')
+    page = Cells(reader.render(f'| a | b | c |\n|---|---|---|\n| 1 | {escape.escape_markdown(text)} | 3 |\n'))
+    before, cell, after = (words.strip() for tag, _, words in page.words if tag == 'td')
+    assert (before, after) == ('1', '3')
+    assert {*page.tags} == {'table', 'thead', 'tbody', 'tr', 'th', 'td'}
+    return cell
+
+
+@pytest.mark.parametrize('name', [name for name in NAMES if name != '`id`'], ids=ascii)
+def test_a_cell_of_a_table_of_markdown_has_the_name(name):
+    """But for code in backticks, which stays what it is."""
+    assert markdown_cell(name) == visible(name)
+
+
+@given(st.text(alphabet='\\|<&#;/!bx1 '))
+def test_a_cell_of_a_table_of_markdown_has_any_text_of_special_characters(text):
+    assert markdown_cell(text) == text.strip()
+
+
+@pytest.mark.parametrize('name', ['\u0645\u06cc\u200c\u062e\u0648\u0627\u0647\u0645', '\U0001f469\u200d\U0001f52c'])
+def test_joiners_that_belong_to_a_word_stay(name):
+    assert escape.escape_control(name) == name
 
 
 @pytest.mark.parametrize('name', NAMES, ids=ascii)
@@ -392,6 +445,38 @@ def test_a_narrow_terminal_shows_every_number_of_a_sweep_whole(monkeypatch, caps
     sweep.show(['row', *map(str, range(1, 8)), 'outcome'], [['softmax', *cells, 'diverged 1/3, done 2/3']])
     text = capsys.readouterr().out
     assert all(cell in text for cell in cells)
+
+
+@pytest.mark.parametrize('columns', [60, 80, 200])
+def test_names_and_words_share_the_room_that_numbers_leave(monkeypatch, capsys, columns):
+    monkeypatch.setenv('COLUMNS', str(columns))
+    words, numbers = ['a task that has a long name', 'a metric that has a long name'], ['12,345,678', '0.1234±0.0056']
+    headings = ['task', 'metric', 'n', 'value']
+    terminal.print_table(terminal.console(), headings, [[*words, *numbers]], words=['metric'])
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0].split() == headings, 'in one piece'
+    assert max(map(len, lines)) <= columns
+    assert {*words[0].split(), *words[1].split(), *numbers} <= {*' '.join(lines).split()}
+
+
+@given(st.lists(st.tuples(st.integers(1, 60), st.booleans()), min_size=1, max_size=6), st.integers(40, 120))
+def test_columns_are_narrowed_no_more_than_a_line_needs(columns, room):
+    widths, foldable = map(list, zip(*columns, strict=True))
+    foldable[0] = True
+    found = terminal.narrowed(widths, foldable, room)
+    assert all(now == before for now, before, folds in zip(found, widths, foldable, strict=True) if not folds)
+    assert all(min(terminal.LEAST, before) <= now <= before for now, before in zip(found, widths, strict=True))
+    least = [min(width, terminal.LEAST) if folds else width for width, folds in zip(widths, foldable, strict=True)]
+    together = sum(now for now, folds in zip(found, foldable, strict=True) if folds)
+    if sum(least) + terminal.GAP * len(widths) > room:
+        assert together <= max(room // 3, terminal.LEAST * sum(foldable))
+
+
+def test_headings_of_rich_are_found_among_those_that_are_aligned_to_the_left(capsys):
+    headings = ['row', Text('side'), Text('of')]
+    terminal.print_table(terminal.console(), headings, [['a', 'left', 'x']], left=['side'], words=headings[2:])
+    heading, line = capsys.readouterr().out.splitlines()
+    assert (heading.index('side'), heading.index('of')) == (line.index('left'), line.index('x'))
 
 
 BAD = os.fsdecode(b'x\xff')

@@ -157,6 +157,15 @@ def test_attention_of_a_hybrid_model_is_named_by_the_layers_of_the_model(made, m
     assert '2 of 4 layers have no attention matrix (1, 3: linear_attention)' in out
 
 
+def test_both_attentions_of_a_layer_can_be_shown(made):
+    found = sinklab.open(f'hf:{made("longcat_flash")[0]}').attention(open_families.TEXT[:30])
+    assert found.layers == (0, 0, 1, 1)
+    for place, layer in enumerate(found.layers):
+        (axes, *_) = found.plot(place=place, head=1).axes
+        np.testing.assert_array_equal(axes.images[0].get_array(), found.matrix_LHTS[place, 1])
+        assert axes.get_title() == f'layer {layer}, matrix {place % 2 + 1} of 2, head 1'
+
+
 def test_numbers_of_each_layer_count_the_layers_of_the_model(opened):
     subject = opened('bamba')
     kept = subject.observe(IDS_PT, lambda layer: {'n_LPTD': layer['normed_LPTD']} if 'normed_LPTD' in layer else {})

@@ -2,7 +2,9 @@
 
 import dataclasses
 import json
+import os
 import shutil
+import sys
 from pathlib import Path
 
 import formulas
@@ -12,11 +14,12 @@ import reference
 import runs
 
 import sinklab
+from sinklab import streams
 from sinklab.cli.main import main
 from sinklab.data.batches import sequences
 from sinklab.folder import Folder
 from sinklab.measure import sink
-from sinklab.observe import inputs, measuring, perturbation, selection
+from sinklab.observe import inputs, measuring, opening, perturbation, selection
 from sinklab.record import Refusal
 from sinklab.train.forward import forward
 
@@ -64,6 +67,49 @@ def test_a_picture_has_a_label_for_every_token(trained):
     figure.draw_without_rendering()
 
 
+def shown_matrix(figure):
+    """(title, matrix) of a picture of attention."""
+    return figure.axes[0].get_title(), figure.axes[0].images[0].get_array()
+
+
+def test_a_picture_shows_the_strongest_matrix_of_those_that_are_asked_for():
+    """Of a LongCat, which has two attentions in a layer: [place, head] of the mean attention to the first token."""
+    pytest.importorskip('matplotlib')
+    first_LH = np.array([[0.1, 0.2], [0.9, 0.3], [0.4, 0.5], [0.6, np.nan]])
+    matrix_LHTS = np.broadcast_to(first_LH[..., None, None], (4, 2, 3, 3))
+    found = opening.Attention(matrix_LHTS, ['a', 'b', 'c'], ['a', 'b', 'c'], (0, 0, 2, 2))
+    assert found.strongest() == (0, 0)
+    for given, at, head, title in [
+        ({}, 1, 0, 'layer 0, matrix 2 of 2, head 0'),
+        (dict(layer=0), 1, 0, 'layer 0, matrix 2 of 2, head 0'),
+        (dict(layer=0, head=0), 1, 0, 'layer 0, matrix 2 of 2, head 0'),
+        (dict(layer=0, head=1), 1, 1, 'layer 0, matrix 2 of 2, head 1'),
+        (dict(place=0), 0, 1, 'layer 0, matrix 1 of 2, head 1'),
+        (dict(place=0, head=0), 0, 0, 'layer 0, matrix 1 of 2, head 0'),
+        (dict(layer=2), 3, 0, 'layer 2, matrix 2 of 2, head 0'),
+        (dict(layer=2, head=1), 2, 1, 'layer 2, matrix 1 of 2, head 1'),
+        (dict(head=1), 2, 1, 'layer 2, matrix 1 of 2, head 1'),
+    ]:
+        name, matrix = shown_matrix(found.plot(**given))
+        assert name == title, given
+        np.testing.assert_array_equal(matrix, matrix_LHTS[at, head])
+    for given in (dict(layer=1), dict(layer=0, head=2), dict(head=-1), dict(place=4), dict(place=0, layer=0)):
+        with pytest.raises(Refusal):
+            found.plot(**given)
+
+
+def test_tokens_with_any_characters_are_labels_that_show_them():
+    pytest.importorskip('matplotlib')
+    words = ['a\x1b[31m', 'x\u202ey', '$\\frac$', '$', ' \n\t', '', '\ud800']
+    found = opening.Attention(np.ones((1, 1, 7, 7)), words, words, (0,))
+    axes = found.plot().axes[0]
+    wanted = [r'a\x1b[31m', r'x\u202ey', r'$\frac$', '$', '·⏎⇥', '∅', r'\ud800']
+    axes.figure.canvas.draw()  # where $\frac$ as a formula raises
+    for axis in (axes.get_xticklabels(), axes.get_yticklabels()):
+        assert [one.get_text() for one in axis] == wanted
+        assert not any(one.get_parse_math() for one in axis)
+
+
 def test_the_steps_of_a_run_have_their_parameters_and_its_curves_are_frames(trained):
     path, _, records = trained
     run = sinklab.open(path)
@@ -98,6 +144,20 @@ def test_measured_again_a_checkpoint_gives_the_numbers_of_its_own_probe(trained,
     with np.load(tmp_path / 'out' / 'natural.npz') as arrays, np.load(Folder(path).probes[-1]) as probe:
         np.testing.assert_allclose(arrays['alpha_LPHJ'], probe['alpha_LPHJ'], atol=1e-6)
         np.testing.assert_allclose(arrays['cos_LH2'], probe['cos_LH2'], atol=1e-6)
+
+
+@pytest.mark.parametrize('how', [[], ['--json'], ['--all']], ids=str)
+def test_what_is_measured_is_kept_when_the_reader_of_the_output_has_gone(trained, monkeypatch, tmp_path, how):
+    """As in `sinklab measure RUN --out=DIR | head -1`."""
+    monkeypatch.setenv('SINKLAB_CACHE', str(tmp_path / 'cache'))
+    reader, writer = os.pipe()
+    os.close(reader)
+    with open(writer, 'w') as pipe:
+        monkeypatch.setattr(sys, 'stdout', streams.SafeStream(pipe, is_result=True))
+        assert main(['measure', str(trained[0]), '--sequences=2', f'--out={tmp_path}/out', *how]) == 0
+    found = json.loads((tmp_path / 'out' / 'measured.json').read_text())
+    assert 'sink/1' in (found['steps'][-1] if '--all' in how else found)['inputs']['natural']
+    assert [*(tmp_path / 'out').rglob('natural.npz')]
 
 
 @pytest.mark.parametrize(('bos', 'begins'), [('auto', True), ('force', True), ('none', False)])

@@ -107,6 +107,24 @@ def test_a_given_secret_that_is_short_is_refused(run, monkeypatch):
     assert 'hunter2' not in lines[0]
 
 
+@pytest.mark.parametrize('given', ['', ' \n'], ids=['empty', 'blank'])
+def test_a_given_secret_that_is_empty_is_refused_on_one_machine_and_on_several(monkeypatch, given):
+    """A label of Kubernetes that is missing, or a file that cannot be read, leaves the variable empty."""
+    monkeypatch.setenv(VARIABLE, given)
+    for host in ('localhost', 'host0'):
+        for read in (create_secret, find_secret):
+            with pytest.raises(Refusal, match=VARIABLE):
+                read(Seat(0, 2, host, 8476))
+
+
+@pytest.mark.slow
+def test_a_run_with_an_empty_secret_ends_in_one_line(run, monkeypatch):
+    monkeypatch.setenv(VARIABLE, '')
+    ((code, lines),) = run.start('', (0,)).ended()
+    assert (code, len(lines)) == (1, 1)
+    assert all(word in lines[0] for word in (VARIABLE, 'openssl rand -hex 32', 'unset'))
+
+
 def test_a_secret_is_made_once_for_one_machine_and_never_for_several(monkeypatch):
     here, far = (Seat(1, 2, host, 8476) for host in ('localhost', 'host0'))
     made = create_secret(here)

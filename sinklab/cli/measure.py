@@ -76,15 +76,17 @@ def run(given: argparse.Namespace, rest: list[str]) -> int:
             pass  # before anything is measured
     answers = [answer(subject, question) for subject in subjects]
     found = study.record(answers, given.all)
-    if given.json:
-        print(json.dumps(found, indent=2, allow_nan=False))
-    else:
-        show(found['steps'] if given.all else [found])
-        show_series(found['series'] if given.all else {})
-    if given.out:  # after it is printed: a disk that is full takes no result away
+    try:
+        if given.json:
+            print(json.dumps(found, indent=2, allow_nan=False))
+        else:
+            show(found['steps'] if given.all else [found])
+            show_series(found['series'] if given.all else {})
         sys.stdout.flush()
-        with writable(place(given.out)):
-            study.keep(answers, given.out, given.all)
+    finally:  # also when the reader of the output has gone (| head); after it, so that a full disk costs no result
+        if given.out:
+            with writable(place(given.out)):
+                study.keep(answers, given.out, given.all)
     return 0
 
 
@@ -149,13 +151,12 @@ def show(found: list[dict]) -> None:
     terminal.print_table(terminal.console(width=200), headings, rows, words=['inputs'])
     for one in found:
         for remark in one.get('remarks', ()):
-            print(f'{one["model"]}: {remark}')
+            print(escape_control(f'{one["model"]}: {remark}'))
         show_asked(one)
         for told in one['propositions']:
             number = '-' if told['number'] is None else f'{told["number"]:.2g}'
-            print(
-                f'{escape_control(one["model"])}: {told["claim"]}: {number}, {"holds" if told["holds"] else "FAILS"}'
-            )
+            verdict = 'holds' if told['holds'] else 'FAILS'
+            print(escape_control(f'{one["model"]}: {told["claim"]}: {number}, {verdict}'))
 
 
 def show_asked(told: dict) -> None:
@@ -164,12 +165,13 @@ def show_asked(told: dict) -> None:
 
     for name, values in told['inputs'].items():
         for number in [measures.number(one) for one in values if one.startswith('sink/1/T')]:
-            print(f'{escape_control(told["model"])}, {name}: {number.label}: {cell(number, values[number.name])}')
+            value = cell(number, values[number.name])
+            print(escape_control(f'{told["model"]}, {name}: {number.label}: {value}'))
         for family, words in BY_LAYER.items():
             found = [value for one, value in values.items() if one.startswith(f'{family}/')]
             if found:
                 each = ' '.join('-' if value is None else f'{value:.3g}' for value in found)
-                print(f'{escape_control(told["model"])}, {name}: {words}: {each}')
+                print(escape_control(f'{told["model"]}, {name}: {words}: {each}'))
 
 
 def cell(number: 'Number', value: float | None) -> str:
@@ -181,7 +183,8 @@ def show_series(told: dict[str, dict]) -> None:
 
     for name, one in told.items():
         if not one['emergence']:
-            print(f'{name}: no sink has emerged')
+            print(escape_control(f'{name}: no sink has emerged'))
             continue
         heads = ', '.join(f'layer {layer} head {head} at step {step}' for step, layer, head in one['heads'][:3])
-        print(f'{name}: Sink_1 emerges, step {between(*one["emergence"])}; first {heads or "no head on average"}')
+        emerges = f'Sink_1 emerges, step {between(*one["emergence"])}; first {heads or "no head on average"}'
+        print(escape_control(f'{name}: {emerges}'))

@@ -15,7 +15,7 @@ from sinklab.escape import escape_control
 from sinklab.streams import unescaped
 
 GAP = 2  # cells between two columns
-NAMES = 3  # the columns of names and words take at most this part of a line together, where it is short
+LEAST = 8  # cells of a column of names or words in a line that is short
 
 
 class SafeConsole(Console):
@@ -66,8 +66,8 @@ def print_table(
 ) -> None:
     """Print a table whose numbers are whole however narrow the terminal is.
 
-    The first column holds names, which are folded where there is no room. Where all columns do not fit, the table is
-    printed in several pieces, each beginning with the names.
+    The first column holds names, which are folded where there is no room. Where the numbers do not fit beside them,
+    the table is printed in several pieces, each beginning with the names.
 
     Args:
         headings, rows: text, or Text of rich.
@@ -75,13 +75,13 @@ def print_table(
         words: headings of other columns that hold words, and may be folded, too.
     """
     columns = [list(map(as_text, column)) for column in zip(headings, *rows, strict=True)]
-    left, words = set(left) | set(words), set(words)
+    words = {str(heading) for heading in words}
+    left = {str(heading) for heading in left} | words
     widths = [max(line.cell_len for text in column for line in text.split('\n') or [text]) for column in columns]
-    foldable = [at == 0 or heading in words for at, heading in enumerate(headings)]
+    foldable = [at == 0 or str(heading) in words for at, heading in enumerate(headings)]
     room = out.width
     if sum(widths) + GAP * len(widths) > room:
-        most = max(room // NAMES, 8)
-        widths = [min(width, most) if folds else width for width, folds in zip(widths, foldable, strict=True)]
+        widths = narrowed(widths, foldable, room)
     pieces = split(widths, room)
     out.width = max(room, *(sum(widths[one] + GAP for one in piece) for piece in pieces))
     for at, piece in enumerate(pieces):
@@ -90,7 +90,7 @@ def print_table(
             folds = foldable[one]
             table.add_column(
                 columns[one][0],
-                justify='left' if one == 0 or headings[one] in left else 'right',
+                justify='left' if one == 0 or str(headings[one]) in left else 'right',
                 overflow='fold',
                 no_wrap=not folds,
                 width=widths[one] if folds else None,
@@ -100,6 +100,22 @@ def print_table(
             table.add_row(*row)
         out.print(table, *([''] if at + 1 < len(pieces) else []), sep='\n')
     out.width = room
+
+
+def narrowed(widths: list[int], foldable: list[bool], room: int) -> list[int]:
+    """Return widths of columns of which those that may be folded share what the others leave of a line.
+
+    Where that is too little, they share a third of the line, and the table is to be split.
+    """
+    folded = sorted((at for at, folds in enumerate(foldable) if folds), key=widths.__getitem__)
+    left = room - GAP * len(widths) - sum(width for width, folds in zip(widths, foldable, strict=True) if not folds)
+    if left < LEAST * len(folded):
+        left = max(room // 3, LEAST * len(folded))
+    widths = [*widths]
+    for before, at in enumerate(folded):  # the narrowest first: what it does not need is for the others
+        widths[at] = min(widths[at], left // (len(folded) - before))
+        left -= widths[at]
+    return widths
 
 
 def split(widths: list[int], room: int) -> list[list[int]]:

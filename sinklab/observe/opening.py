@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 
 from sinklab.checkpoint import digests, restore
+from sinklab.escape import FIGURE, escape_figure
 from sinklab.folder import Folder
 from sinklab.named import run_and_step, wanted
 from sinklab.observe import hub
@@ -71,39 +72,72 @@ class Attention:
     matrix_LHTS: np.ndarray  # float32, queries of the text over columns and text; nan: a head that a layer lacks
     queries: list[str]
     keys: list[str]  # the columns' names in brackets, then the tokens
-    layers: tuple[int, ...]  # the model's layer, from 0, of each matrix: in hybrid models not all have attention
+    layers: tuple[int, ...]  # the model's layer, from 0, of each matrix: some may have none, and some two
 
     def strongest(self) -> tuple[int, int]:
         """(layer of the model, head), from 0, of the largest mean attention to the first token."""
-        first_LH = self.matrix_LHTS[..., len(self.keys) - len(self.queries)].mean(-1)
-        at, head = np.unravel_index(np.where(np.isnan(first_LH), -1, first_LH).argmax(), first_LH.shape)
-        return self.layers[at], int(head)
+        at, head = self._strongest_of(np.ones(self.matrix_LHTS.shape[:2], bool))
+        return self.layers[at], head
 
-    def plot(self, layer: int | None = None, head: int | None = None) -> Any:
-        """A figure of one head; layers and heads count from 0, and without them it is the strongest."""
+    def plot(self, layer: int | None = None, head: int | None = None, place: int | None = None) -> Any:
+        """Draw the matrix of one head; of what is not given, that with the largest mean attention to the first token.
+
+        Args:
+            layer: of the model, from 0. Of a layer with two attentions it is the matrix with the stronger head.
+            head: from 0.
+            place: of the matrix in `layers` and `matrix_LHTS`, from 0, instead of `layer`.
+
+        Raises:
+            Refusal: there is no such matrix.
+        """
+        from matplotlib import rc_context
         from matplotlib.figure import Figure
 
-        strongest = self.strongest()
-        layer, head = (own if one is None else one for one, own in zip((layer, head), strongest, strict=True))
-        heads = self.matrix_LHTS.shape[1]
-        if layer not in self.layers or not 0 <= head < heads:
-            whole = self.layers == tuple(range(len(self.layers)))
-            layers = f'0 to {len(self.layers) - 1}' if whole else ', '.join(map(str, self.layers))
-            raise Refusal(f'there is no layer {layer} head {head}; they are {layers} and 0 to {heads - 1}')
+        at, head = self._find(layer, head, place)
+        layer, same = self.layers[at], [one for one, other in enumerate(self.layers) if other == self.layers[at]]
+        which = f', matrix {same.index(at) + 1} of {len(same)}' if len(same) > 1 else ''
         size = 2 + 0.2 * len(self.keys)
-        figure = Figure(figsize=(size, size), layout='constrained')
-        axes = figure.subplots()
-        image = axes.imshow(self.matrix_LHTS[self.layers.index(layer), head], cmap='viridis', vmin=0)
-        axes.set_xticks(range(len(self.keys)), map(shown, self.keys), rotation=90, fontsize=7)
-        axes.set_yticks(range(len(self.queries)), map(shown, self.queries), fontsize=7)
-        axes.set(xlabel='key', ylabel='query', title=f'layer {layer}, head {head}')
-        figure.colorbar(image, shrink=0.6, label='attention')
+        with rc_context(FIGURE):  # a text keeps what holds when it is made
+            figure = Figure(figsize=(size, size), layout='constrained')
+            axes = figure.subplots()
+            image = axes.imshow(self.matrix_LHTS[at, head], cmap='viridis', vmin=0)
+            axes.set_xticks(range(len(self.keys)), map(label, self.keys), rotation=90, fontsize=7)
+            axes.set_yticks(range(len(self.queries)), map(label, self.queries), fontsize=7)
+            axes.set(xlabel='key', ylabel='query', title=f'layer {layer}{which}, head {head}')
+            figure.colorbar(image, shrink=0.6, label='attention')
         return figure
 
+    def _find(self, layer: int | None, head: int | None, place: int | None) -> tuple[int, int]:
+        """Return the place and the head of the strongest of those that are asked for."""
+        count, heads = self.matrix_LHTS.shape[:2]
+        if place is not None and (layer is not None or not 0 <= place < count):
+            raise Refusal(f'place={place} must be 0 to {count - 1}, and stands instead of a layer')
+        asked_LH = np.ones((count, heads), bool)
+        if layer is not None:
+            asked_LH &= (np.array(self.layers) == layer)[:, None]
+        if place is not None:
+            asked_LH &= (np.arange(count) == place)[:, None]
+        if head is not None:
+            asked_LH &= np.arange(heads) == head
+        if not asked_LH.any():
+            whole = self.layers == tuple(range(count))
+            layers = f'0 to {count - 1}' if whole else ', '.join(map(str, dict.fromkeys(self.layers)))
+            asked = ' '.join(f'{name} {one}' for name, one in (('layer', layer), ('head', head)) if one is not None)
+            raise Refusal(f'there is no {asked}; they are {layers} and 0 to {heads - 1}')
+        return self._strongest_of(asked_LH)
 
-def shown(word: str) -> str:
-    """A token as a label: what is not seen is written out, and no $ begins a formula."""
-    return word.replace(' ', '·').replace('\n', '⏎').replace('\t', '⇥').replace('$', r'\$') or '∅'
+    def _strongest_of(self, asked_LH: np.ndarray) -> tuple[int, int]:
+        first_LH = self.matrix_LHTS[..., len(self.keys) - len(self.queries)].mean(-1)
+        first_LH = np.where(
+            asked_LH, np.where(np.isnan(first_LH), -1, first_LH), -2
+        )  # nan: a head that a layer lacks
+        at, head = np.unravel_index(first_LH.argmax(), first_LH.shape)
+        return int(at), int(head)
+
+
+def label(word: str) -> str:
+    """Return a token as a label of an axis, in which spaces and ends of lines are seen."""
+    return escape_figure(word.replace(' ', '·').replace('\n', '⏎').replace('\t', '⇥')) or '∅'
 
 
 def matrices(layer: dict) -> dict:

@@ -50,10 +50,18 @@ def read_variable() -> str:
     """Return what SINKLAB_RUN_SECRET says; '' if it is not set.
 
     Raises:
-        Refusal: it is too short to protect anything.
+        Refusal: it is empty or too short to protect anything.
     """
-    given = os.environ.get(VARIABLE, '').strip()
-    if given and len(given) < SHORTEST:
+    given = os.environ.get(VARIABLE)
+    if given is None:
+        return ''
+    given = given.strip()
+    if not given:  # what was to give it has failed: without a secret the run would go on unprotected
+        raise Refusal(
+            f'{VARIABLE} is set and empty, and needs at least {SHORTEST} characters; make one for all processes by: '
+            'openssl rand -hex 32, or unset it'
+        )
+    if len(given) < SHORTEST:
         raise Refusal(
             f'{VARIABLE} has {len(given)} characters and needs at least {SHORTEST}; make one by: openssl rand -hex 32'
         )
