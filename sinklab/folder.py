@@ -310,8 +310,8 @@ class Folder:
                 file = self.path / METRICS
                 words = f'{file} is damaged (a line has step {record["step"]}, and the run has {last} steps)'
                 if strict:
-                    raise Damaged(f'{words}; bring it back, or remove the line')
-                run_files.warn(file, f'{words} and passed over there; bring it back, or remove the line')
+                    raise Damaged(f'{words}; {run_files.REMOVE}')
+                run_files.warn(file, f'{words} and passed over there; {run_files.REMOVE}')
                 continue
             steps.setdefault(record['step'], {}).update(record)
         return [steps[step] for step in sorted(steps)]
