@@ -12,6 +12,7 @@ from sinklab.files.place import is_remote, storage
 from sinklab.record import Refusal
 
 LARGEST = 4 << 30  # bytes of a file that is read as a whole
+RANGE_NOT_SATISFIABLE = 416  # of HTTP
 KINDS = {
     stat.S_IFDIR: 'a folder',
     stat.S_IFIFO: 'a FIFO',
@@ -64,7 +65,7 @@ def opened(path: Path) -> Iterator[BinaryIO]:
 def read(path: Path, start: int = 0, most: int = LARGEST) -> bytes:
     """Read a file from a byte on. Raises Damaged where that is more than `most` bytes, and as `opened` does."""
     if is_remote(path):
-        content = storage(path).cat_file(os.fspath(path))[start:]
+        content = read_object(path, start, start + most + 1)
         refuse_large(path, len(content), most)
         return content
     with opened(path) as file:
@@ -73,6 +74,18 @@ def read(path: Path, start: int = 0, most: int = LARGEST) -> bytes:
         content = file.read(most + 1)
     refuse_large(path, len(content), most)
     return content
+
+
+def read_object(path: Path, start: int, end: int) -> bytes:
+    """Read a part of an object of a bucket, as far as there is one, and no byte more."""
+    try:
+        return storage(path).cat_file(os.fspath(path), start=start, end=end)
+    except OSError as error:
+        from sinklab.files.patience import status
+
+        if status(error) == RANGE_NOT_SATISFIABLE:  # the object has no bytes from `start` on, or none at all
+            return b''
+        raise
 
 
 def check(path: Path) -> None:
