@@ -378,6 +378,34 @@ def test_a_damaged_line_is_named_once_with_its_number(tmp_path, capsys):
         folder.records(strict=True)
 
 
+def test_a_second_fault_of_a_file_is_named_while_the_run_is_followed(tmp_path, capsys):
+    folder = Folder(tmp_path)
+    file = tmp_path / 'metrics.jsonl'
+    file.write_bytes(lines_of(1) + b'null\n')
+    _, byte = folder.lines_from(0)
+    for _ in range(2):
+        folder.lines_from(0)
+    assert f'{file}, line 2, is damaged (Expected object, got null)' in capsys.readouterr().err
+    with file.open('ab') as opened:
+        opened.write(lines_of(2) + b'\n5\n' + lines_of(3) + b'{"st')
+    records, after = folder.lines_from(byte)
+    assert [record['step'] for record in records] == [2, 3]
+    assert after == file.stat().st_size - len(b'{"st')
+    (said,) = capsys.readouterr().err.splitlines()
+    assert said.startswith(
+        f'sinklab: {file}, line 4, is damaged (it is empty) and is passed over, as is one line more'
+    )
+    assert folder.lines_from(after) == ([], after)
+
+
+def test_many_lines_of_steps_that_the_run_has_not_are_named_in_one_line(tmp_path, capsys):
+    folder = Folder(tmp_path)
+    attempt(folder, *range(1, 30))
+    folder.records(20)
+    (said,) = capsys.readouterr().err.splitlines()
+    assert 'a line has step 21, and the run has 20 steps' in said
+
+
 def test_a_line_of_a_step_that_the_run_has_not_is_no_record(tmp_path, capsys):
     folder = Folder(made_up(tmp_path / 'a', 'softmax'))
     with (folder.path / 'metrics.jsonl').open('a') as file:

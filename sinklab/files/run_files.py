@@ -1,7 +1,7 @@
 """The files of a run folder as they may be: each kind is read here, against a schema, and nowhere else.
 
 A file that is not as its schema says raises Damaged, in one line: which file, what is wrong with it, what to do. A
-line of metrics.jsonl that is not is left out and returned as a Fault, beside the lines that can be used.
+line of metrics.jsonl that is not is left out and returned as a LineFault, beside the lines that can be used.
 """
 
 import errno
@@ -146,14 +146,14 @@ class Owner(Struct):
     state: Literal['running', 'stopping'] = 'running'
 
 
-class Identity(Struct):
+class RunIdentity(Struct):
     """run.json: what checkpoints of this run carry, so that those of others are told from them."""
 
     id: Annotated[str, Meta(min_length=1, max_length=200)]
 
 
 SCHEMAS: dict[str, Any] = {
-    'run': Identity,
+    'run': RunIdentity,
     'row': Row,
     'outcome': Outcome,
     'environment': Environment,
@@ -164,15 +164,15 @@ SCHEMAS: dict[str, Any] = {
     'lease': Owner,
 }
 METRICS_LINE = msgspec.json.Decoder(dict[str, Number])
-NUMBERS = dict[str, float]
+MeasuredNumbers = dict[str, float]
 
-WARNED: set[str] = set()
+WARNED: set[tuple[str, str]] = set()  # (file, message)
 
 
 def warn(file: Path, message: str) -> None:
     """Say once in this process, on stderr, what is wrong with a file that is done without."""
-    if str(file) not in WARNED:
-        WARNED.add(str(file))
+    if (said := (str(file), message)) not in WARNED:
+        WARNED.add(said)
         print(f'sinklab: {message}', file=sys.stderr, flush=True)
 
 
@@ -241,14 +241,14 @@ def one_line(error: Exception | str) -> str:
 # metrics.jsonl
 
 
-class Fault(NamedTuple):
+class LineFault(NamedTuple):
     """A line of metrics.jsonl that cannot be used."""
 
     line: int  # from 1
     why: str
 
 
-def decode_metrics(content: bytes, first: int = 1) -> tuple[list[dict[str, Any]], list[Fault]]:
+def decode_metrics(content: bytes, first: int = 1) -> tuple[list[dict[str, Any]], list[LineFault]]:
     """Decode lines of metrics.jsonl.
 
     A crash can cut a line off (see `is_cut_off`). The next attempt goes on from a checkpoint that is older than that
@@ -280,7 +280,7 @@ def decode_metrics(content: bytes, first: int = 1) -> tuple[list[dict[str, Any]]
             if is_cut_off(line):
                 cut.append((number, line, one_line(error), len(records)))
             else:
-                faults.append(Fault(number, one_line(error)))
+                faults.append(LineFault(number, one_line(error)))
     steps = [record['step'] for record in records]
     recorded, greatest = set(steps), [*itertools.accumulate(reversed(steps), max)]
     for number, line, why, before in cut:
@@ -289,7 +289,7 @@ def decode_metrics(content: bytes, first: int = 1) -> tuple[list[dict[str, Any]]
             continue
         resumed = before and steps[before] <= steps[before - 1]
         if greatest[after - 1] > int(step[1]) and not resumed:
-            faults.append(Fault(number, f'cut off: {why}'))
+            faults.append(LineFault(number, f'cut off: {why}'))
     return records, sorted(faults)
 
 
@@ -319,7 +319,7 @@ def is_cut_off(line: bytes) -> bool:
     return bool(line) and not line.endswith(b'}') and line[: len(start)] == start[: len(line)]
 
 
-def say_faults(file: Path, faults: list[Fault], passed_over: bool = True) -> str:
+def say_faults(file: Path, faults: list[LineFault], passed_over: bool = True) -> str:
     """One line about all faults of a metrics.jsonl."""
     line, why = faults[0]
     more = f', as {"is one line" if len(faults) == 2 else f"are {len(faults) - 1} lines"} more' if faults[1:] else ''
@@ -418,7 +418,7 @@ def check_dimensions(file: Path, found: dict[str, 'np.ndarray'], remedy: str = R
 def decode_numbers(text: str, file: Path) -> dict[str, float]:
     """Decode the numbers that a kept result of `measure` has, among which there may be NaN. Raises Damaged."""
     try:
-        return msgspec.convert(json.loads(text), NUMBERS)
+        return msgspec.convert(json.loads(text), MeasuredNumbers)
     except (RecursionError, ValueError, msgspec.MsgspecError) as error:
         raise Damaged(f'{file} is damaged ({one_line(error)}); remove it') from error
 
