@@ -305,15 +305,18 @@ class Folder:
             strict: raise Damaged for a damaged line, instead of saying on stderr that it is passed over.
         """
         steps: dict[int, dict] = {}
+        beyond = None
         for record in self.lines(strict):
             if last is not None and record['step'] > last:
-                file = self.path / METRICS
-                words = f'{file} is damaged (a line has step {record["step"]}, and the run has {last} steps)'
-                if strict:
-                    raise Damaged(f'{words}; bring it back, or remove the line')
-                run_files.warn(file, f'{words} and passed over there; bring it back, or remove the line')
+                beyond = record['step'] if beyond is None else beyond
                 continue
             steps.setdefault(record['step'], {}).update(record)
+        if beyond is not None:
+            file = self.path / METRICS
+            words = f'{file} is damaged (a line has step {beyond}, and the run has {last} steps)'
+            if strict:
+                raise Damaged(f'{words}; {run_files.REMOVE}')
+            run_files.warn(file, f'{words} and passed over there; {run_files.REMOVE}')
         return [steps[step] for step in sorted(steps)]
 
     def checkpoint_steps(self) -> list[int]:
@@ -359,15 +362,13 @@ class Folder:
     def lines_from(self, start: int) -> tuple[list[dict], int]:
         """The lines of metrics.jsonl that are finished by now, from a byte on, and the byte after them."""
         file = self.path / METRICS
-        ended = lines.read(file, start).rpartition(b'\n')[0]
-        if not ended:
-            return [], start
-        found, faults = run_files.decode_metrics(ended + b'\n')
+        added = b''.join(lines.read(file, start).rpartition(b'\n')[:2])
+        found, faults = run_files.decode_metrics(added)
         if faults:
-            before = lines.read(file)[:start].count(b'\n') if start else 0
-            faults = [fault._replace(line=fault.line + before) for fault in faults]
+            before = lines.read(file)[:start].count(b'\n') if start else 0  # of a whole file, read for this alone
+            _, faults = run_files.decode_metrics(added, before + 1)
             run_files.warn(file, run_files.say_faults(file, faults))
-        return found, start + len(ended) + 1
+        return found, start + len(added)
 
 
 def new_run_id() -> str:

@@ -18,7 +18,7 @@ from pathlib import Path
 
 from sinklab.files import run_files
 from sinklab.files.place import hasty, is_remote
-from sinklab.files.regular import Damaged
+from sinklab.files.regular import Damaged, Irregular
 from sinklab.files.slot import slot
 from sinklab.files.whole import writable
 from sinklab.record import Refusal
@@ -104,8 +104,10 @@ class Lease:
         with contextlib.suppress(OSError):
             try:
                 owner = read(self.path)
-            except Damaged as error:  # nobody but another job, or a person, puts that into its place
+            except Irregular as error:  # nobody but another job, or a person, puts that into its place
                 self.lost = str(error)
+                return
+            except Damaged:  # a permission, which may come back: as with every other error of the disk
                 return
             self.looked = time.monotonic()
             if token(owner) != self.token:
@@ -236,7 +238,12 @@ def is_left(folder: Path) -> bool:
 
 
 def read(path: Path) -> dict | None:
-    """A lease; None where there is none. Raises Damaged where something else than a file is in its place."""
+    """A lease; None where there is none.
+
+    Raises:
+        Irregular: something else than a file is in its place.
+        Damaged: it may not be read.
+    """
     return parsed(slot(path).read())
 
 

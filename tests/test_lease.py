@@ -1,5 +1,6 @@
 """One job at a time in a folder, whoever comes, dies, sleeps or is started twice."""
 
+import errno
 import json
 import os
 import subprocess
@@ -182,6 +183,58 @@ def test_a_job_that_has_slept_looks_before_it_goes_on(tmp_path):
         (tmp_path / lease.NAME).unlink()
         held.looked -= 60
         with pytest.raises(lease.Superseded, match='is gone'):
+            held.check()
+
+
+@pytest.fixture
+def refuse_reads(monkeypatch):
+    """A function that has the system refuse to open leases with an error number from then on; 0: no longer."""
+    refused, usual = [0], os.open
+
+    def refuse(path, flags, *rest, **options):
+        if refused[0] and os.fspath(path).endswith(lease.NAME):
+            raise OSError(refused[0], os.strerror(refused[0]), path)
+        return usual(path, flags, *rest, **options)
+
+    monkeypatch.setattr(os, 'open', refuse)
+    yield lambda number: refused.__setitem__(0, number)
+    refused[0] = 0
+
+
+@pytest.mark.parametrize('number', [errno.EACCES, errno.EPERM, errno.ENXIO, errno.EIO, errno.ESTALE])
+def test_a_lease_that_cannot_be_read_for_a_while_is_not_lost(tmp_path, refuse_reads, number):
+    """As with Kerberos or NFS, whose credentials have expired and are renewed."""
+    with lease.lease(tmp_path) as held:
+        refuse_reads(number)
+        time.sleep(0.2)  # the thread of the lease looks several times
+        held.looked -= 60
+        held.check()
+        refuse_reads(0)
+        assert held.thread.is_alive()
+        (tmp_path / 'theirs').write_text(json.dumps(OTHER))
+        (tmp_path / 'theirs').replace(tmp_path / lease.NAME)
+        held.looked -= 60
+        with pytest.raises(lease.Superseded, match='17 on elsewhere'):
+            held.check()
+
+
+@pytest.mark.parametrize('number', [errno.EACCES, errno.EPERM])
+def test_a_job_that_may_not_read_the_lease_does_not_begin(tmp_path, refuse_reads, number):
+    written(tmp_path)
+    refuse_reads(number)
+    with pytest.raises(Refusal, match=r'lease\.json cannot be read .*; let this account read it'):
+        lease.Watch(tmp_path / lease.NAME)
+    with pytest.raises(Refusal), lease.lease(tmp_path):
+        pass
+
+
+@pytest.mark.parametrize('replace', [os.mkfifo, os.mkdir, lambda path: os.symlink(path, path)])
+def test_a_lease_in_whose_place_no_file_is_is_lost(tmp_path, replace):
+    with lease.lease(tmp_path) as held:
+        (tmp_path / lease.NAME).unlink()
+        replace(tmp_path / lease.NAME)
+        held.looked -= 60
+        with pytest.raises(lease.Superseded, match=r'lease\.json'):
             held.check()
 
 

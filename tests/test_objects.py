@@ -14,8 +14,9 @@ from emulators import Answer
 from etils.epath import backend
 from failing import ASKED, CONTENT, always, during, fetched, once, ranged, read, sends, write
 
-from sinklab.files import patience, tree, whole
+from sinklab.files import patience, regular, tree, whole
 from sinklab.files.place import hasty, place, storage
+from sinklab.files.regular import Damaged
 from sinklab.record import Refusal
 
 MINUTE = 60.0
@@ -212,3 +213,39 @@ def test_a_minute_in_which_the_storage_is_busy_is_survived_by_those_who_wait_as_
         assert both[0].result() == CONTENT
         both[1].result()
     assert read(path) == CONTENT
+
+
+def put(bucket, content):
+    path = place(f'{bucket.url}/file.json')
+    storage(path).pipe_file(os.fspath(path), content)
+    bucket.proxy.requests.clear()
+    return path
+
+
+def test_an_object_that_is_too_large_is_refused_without_being_fetched(bucket):
+    path = put(bucket, bytes(10 << 20))
+    with pytest.raises(Damaged, match=r'file\.json is damaged .*at most 1,000 are read'):
+        regular.read(path, most=1000)
+    assert sum(request.received for request in bucket.proxy.requests) < 10_000
+
+
+@pytest.mark.parametrize('size', [0, 1, 10])
+@pytest.mark.parametrize('start', [0, 1, 9, 10, 11])
+def test_an_object_is_read_from_a_byte_on_in_one_request_like_a_file(bucket, tmp_path, size, start):
+    content = bytes(range(size))
+    path = put(bucket, content)
+    (tmp_path / 'file').write_bytes(content)
+    assert regular.read(path, start, most=10) == regular.read(tmp_path / 'file', start, most=10) == content[start:]
+    assert len(bucket.proxy.requests) == 1
+
+
+def test_an_object_without_bytes_is_empty_where_the_storage_has_no_range_of_it(bucket):
+    """GCS answers so, unlike its emulator."""
+    path = put(bucket, b'')
+    with bucket.proxy.treating(always(Answer(status=416, text='Request range not satisfiable'), 'GET')):
+        assert regular.read(path) == b''
+
+
+def test_an_object_that_is_not_there_is_not_found(bucket):
+    with pytest.raises(FileNotFoundError):
+        regular.read(place(f'{bucket.url}/none.json'))

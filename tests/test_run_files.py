@@ -18,7 +18,7 @@ from sinklab.cli.main import main
 from sinklab.files import regular, run_files
 from sinklab.files.regular import Damaged
 from sinklab.folder import Folder
-from sinklab.lease import lease
+from sinklab.lease import Superseded, lease
 from sinklab.measure.table import PICTURES
 from sinklab.report import probes, runs
 
@@ -214,12 +214,121 @@ def test_a_header_of_more_numbers_than_there_are_bytes_allocates_nothing(tmp_pat
     tracemalloc.stop()
 
 
-def test_what_a_crash_cuts_off_is_no_fault_where_it_is_said_again():
-    first, second = b'{"step": 1, "seconds": 0.5}\n', b'{"step": 2, "seconds": 1.0}\n'
-    assert run_files.decode_metrics(first + second[:20] + b'\n' + second)[1] == []
-    assert run_files.decode_metrics(first + second[:20])[1] == []
-    (fault,) = run_files.decode_metrics(first + second[:20] + b'\n')[1]
-    assert fault.line == 2
+def lines_of(*steps):
+    """Lines of metrics.jsonl; one whose step is negative is cut off."""
+    whole = [b'{"step": %d, "seconds": 0.5}\n' % abs(step) for step in steps]
+    return b''.join(line if step >= 0 else line[:20] + b'\n' for step, line in zip(steps, whole, strict=True))
+
+
+CRASHES = {
+    'one kill': [1, 2, 3, -4, 3, 4, 5],
+    'one kill, and the next attempt begins with the step of the line': [1, 2, -3, 3, 4],
+    'one kill at the very first line': [-1, 1, 2],
+    'two kills, the second before the step is recorded again': [1, 2, 3, -4, 3],
+    'two kills, the second in the middle of a line': [1, 2, 3, 4, -5, 3, -4],
+    'two kills, and then a third attempt': [1, 2, 3, 4, -5, 3, -4, 3, 4, 5, 6],
+    'a kill, and a stop before anything is recorded': [1, 2, -3],
+    'two kills in a row in the same line': [1, 2, -3, -3],
+    'a kill, and the next attempt records every fourth step': [1, 2, 3, 4, 5, 6, -7, 4, 8, 12],
+    'two kills, and the last attempt records every fourth step': [1, 2, 3, 4, 5, 6, -7, 4, -5, 4, 8, 12],
+}
+DAMAGES = {
+    'a line between two others': ([1, 2, -3, 4, 5], 3),
+    'the first line': ([-1, 2, 3], 1),
+    'the line before the last': ([1, 2, 3, -4, 5], 4),
+    'two lines in a row': ([1, 2, -3, -4, 5], 3),
+    'a line of a run that has gone on from a checkpoint later': ([1, -2, 3, 4, 5, 4, 5, 6], 2),
+    'a line of a run that has gone on from a checkpoint before': ([1, 2, 3, -4, 3, 4, 5, -6, 7], 8),
+}
+
+
+@pytest.mark.parametrize('name', CRASHES)
+def test_a_line_that_a_crash_cut_off_is_no_fault(name):
+    content = lines_of(*CRASHES[name])
+    records, faults = run_files.decode_metrics(content)
+    assert faults == []
+    assert [record['step'] for record in records] == [step for step in CRASHES[name] if step >= 0]
+    assert run_files.decode_metrics(content.removesuffix(b'\n'))[1] == []
+
+
+@pytest.mark.parametrize('name', DAMAGES)
+def test_a_line_cut_off_in_the_middle_is_a_fault_where_no_crash_explains_it(name):
+    steps, line = DAMAGES[name]
+    faults = run_files.decode_metrics(lines_of(*steps))[1]
+    assert faults[0].line == line
+    assert len(faults) == 1 + (name == 'two lines in a row')
+
+
+def crash(folder, *steps, cut):
+    """An attempt that records steps and is killed while it records one more."""
+    attempt(folder, *steps)
+    with (folder.path / 'metrics.jsonl').open('ab') as file:
+        file.write(lines_of(-cut)[:-1])
+
+
+def attempt(folder, *steps):
+    metrics = folder.metrics(lambda: None)
+    for step in steps:
+        metrics.append(dict(step=step, seconds=step / 2))
+    metrics.close()
+
+
+def test_a_sweep_reads_a_run_that_was_killed_in_a_line_and_then_again(tmp_path, capsys):
+    folder = Folder(tmp_path)
+    crash(folder, 1, 2, 3, cut=4)
+    crash(folder, 3, cut=4)
+    attempt(folder)
+    attempt(folder, 3)
+    assert [record['step'] for record in folder.records(8, strict=True)] == [1, 2, 3]
+    assert folder.lines_from(0)[0] == folder.lines()
+    assert capsys.readouterr().err == ''
+
+
+def test_a_sweep_reads_a_run_that_was_killed_in_a_line_and_then_records_other_steps(tmp_path, capsys):
+    """The checkpoint is of step 3, so that no line shows that another attempt has begun."""
+    folder = Folder(tmp_path)
+    crash(folder, 1, 2, 3, cut=4)
+    attempt(folder, 5, 10)
+    assert [record['step'] for record in folder.records(10, strict=True)] == [1, 2, 3, 5, 10]
+    assert folder.lines_from(0)[0] == folder.lines()
+    assert capsys.readouterr().err == ''
+
+
+def test_a_run_that_is_followed_while_it_crashes_and_goes_on_has_no_damaged_line(tmp_path, capsys):
+    folder = Folder(tmp_path)
+    crash(folder, 1, 2, 3, cut=4)
+    records, byte = folder.lines_from(0)
+    attempt(folder, 2, 3)
+    more, byte = folder.lines_from(byte)
+    attempt(folder, 4, 5)
+    last, _ = folder.lines_from(byte)
+    assert [record['step'] for record in records + more + last] == [1, 2, 3, 2, 3, 4, 5]
+    assert capsys.readouterr().err == ''
+
+
+@pytest.mark.parametrize('left', [b'{', b'{"st', b'{"step": 4', b'{"step": 4, "seconds": 2.0'])
+def test_what_a_crash_left_of_a_line_is_removed_before_others_are_added(tmp_path, left):
+    (tmp_path / 'metrics.jsonl').write_bytes(lines_of(1, 2) + left)
+    attempt(Folder(tmp_path), 2)
+    assert (tmp_path / 'metrics.jsonl').read_bytes() == lines_of(1, 2) + b'{"step": 2, "seconds": 1.0}\n'
+
+
+@pytest.mark.parametrize('left', [b'{"step": 3, "seconds": 1.5}', b'null', bytes(9), b'{"a": 1'])
+def test_a_last_line_that_is_whole_or_damaged_is_kept(tmp_path, left):
+    (tmp_path / 'metrics.jsonl').write_bytes(lines_of(1, 2) + left)
+    attempt(Folder(tmp_path), 4)
+    assert (tmp_path / 'metrics.jsonl').read_bytes() == lines_of(1, 2) + left + b'\n{"step": 4, "seconds": 2.0}\n'
+
+
+def test_a_job_that_has_lost_its_folder_removes_nothing(tmp_path):
+    (tmp_path / 'metrics.jsonl').write_bytes(lines_of(1) + b'{"st')
+
+    def check():
+        raise Superseded('taken over')
+
+    with pytest.raises(Superseded):
+        Folder(tmp_path).metrics(check)
+    assert (tmp_path / 'metrics.jsonl').read_bytes() == lines_of(1) + b'{"st'
 
 
 SHAPES = {
@@ -267,6 +376,34 @@ def test_a_damaged_line_is_named_once_with_its_number(tmp_path, capsys):
     )
     with pytest.raises(Damaged, match='line 2, is damaged'):
         folder.records(strict=True)
+
+
+def test_a_second_fault_of_a_file_is_named_while_the_run_is_followed(tmp_path, capsys):
+    folder = Folder(tmp_path)
+    file = tmp_path / 'metrics.jsonl'
+    file.write_bytes(lines_of(1) + b'null\n')
+    _, byte = folder.lines_from(0)
+    for _ in range(2):
+        folder.lines_from(0)
+    assert f'{file}, line 2, is damaged (Expected object, got null)' in capsys.readouterr().err
+    with file.open('ab') as opened:
+        opened.write(lines_of(2) + b'\n5\n' + lines_of(3) + b'{"st')
+    records, after = folder.lines_from(byte)
+    assert [record['step'] for record in records] == [2, 3]
+    assert after == file.stat().st_size - len(b'{"st')
+    (said,) = capsys.readouterr().err.splitlines()
+    assert said.startswith(
+        f'sinklab: {file}, line 4, is damaged (it is empty) and is passed over, as is one line more'
+    )
+    assert folder.lines_from(after) == ([], after)
+
+
+def test_many_lines_of_steps_that_the_run_has_not_are_named_in_one_line(tmp_path, capsys):
+    folder = Folder(tmp_path)
+    attempt(folder, *range(1, 30))
+    folder.records(20)
+    (said,) = capsys.readouterr().err.splitlines()
+    assert 'a line has step 21, and the run has 20 steps' in said
 
 
 def test_a_line_of_a_step_that_the_run_has_not_is_no_record(tmp_path, capsys):

@@ -15,6 +15,7 @@ from pathlib import Path
 from sinklab.files import regular
 from sinklab.files.known import listing
 from sinklab.files.place import is_remote, storage
+from sinklab.files.run_files import is_cut_off
 from sinklab.files.tree import content
 
 EVERY = 20.0  # seconds, at most, until a line is in the bucket, beside what a request takes
@@ -23,12 +24,21 @@ Check = Callable[[], None]
 
 
 class Appended:
-    """A file on a disk that lines are added to."""
+    """A file on a disk that lines are added to.
+
+    What a crash has cut off at its end is removed: followed by other lines, it would look like damage. Whoever reads
+    the file while it grows has not used it, as it has no end.
+    """
 
     def __init__(self, path: Path, check: Check):
+        check()
         self.file = path.open('ab')
-        if self.file.tell() and not path.read_bytes().endswith(b'\n'):
-            self.file.write(b'\n')  # a crash cut the last line off
+        content = path.read_bytes()
+        last = content.rpartition(b'\n')[2]
+        if is_cut_off(last):
+            self.file.truncate(len(content) - len(last))
+        elif last:
+            self.file.write(b'\n')
 
     def append(self, line: bytes) -> None:
         self.file.write(line + b'\n')

@@ -12,6 +12,7 @@ from sinklab.files.place import is_remote, storage
 from sinklab.record import Refusal
 
 LARGEST = 4 << 30  # bytes of a file that is read as a whole
+RANGE_NOT_SATISFIABLE = 416  # of HTTP
 KINDS = {
     stat.S_IFDIR: 'a folder',
     stat.S_IFIFO: 'a FIFO',
@@ -19,12 +20,20 @@ KINDS = {
     stat.S_IFCHR: 'a device',
     stat.S_IFBLK: 'a device',
 }
-# Errors that come again whenever the file is read again, unlike those of a disk that does not answer.
+# Errors that a command meets again if it is started again, unlike those of a disk that does not answer.
 LASTING = errno.EACCES, errno.EPERM, errno.ELOOP, errno.ENAMETOOLONG, errno.ENXIO, errno.EISDIR
+WRONG_KIND = errno.ELOOP, errno.EISDIR
 
 
 class Damaged(Refusal):
     """A file is not what it has to be. The message names it, and says what to do."""
+
+
+class Irregular(Damaged):
+    """Something else stands in the place of the file: a folder, a FIFO, a link to itself, a far larger file.
+
+    A permission that is refused is no proof of that: credentials for Kerberos or NFS expire and are renewed.
+    """
 
 
 @contextlib.contextmanager
@@ -32,7 +41,8 @@ def opened(path: Path) -> Iterator[BinaryIO]:
     """Open a file to read its bytes.
 
     Raises:
-        Damaged: it is a folder, a FIFO, a socket or a device, or may not be read.
+        Irregular: it is a folder, a FIFO, a socket or a device.
+        Damaged: it may not be read.
         FileNotFoundError: it is not there.
     """
     if is_remote(path):
@@ -45,7 +55,7 @@ def opened(path: Path) -> Iterator[BinaryIO]:
         descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK)
     except OSError as error:
         if error.errno in LASTING:
-            raise Damaged(f'{path} cannot be read ({error.strerror}); mend that, or remove it') from error
+            raise refusal(path, error) from error
         raise
     with os.fdopen(descriptor, 'rb') as file:
         refuse_irregular(path, os.fstat(descriptor))
@@ -55,7 +65,7 @@ def opened(path: Path) -> Iterator[BinaryIO]:
 def read(path: Path, start: int = 0, most: int = LARGEST) -> bytes:
     """Read a file from a byte on. Raises Damaged where that is more than `most` bytes, and as `opened` does."""
     if is_remote(path):
-        content = storage(path).cat_file(os.fspath(path))[start:]
+        content = read_object(path, start, start + most + 1)
         refuse_large(path, len(content), most)
         return content
     with opened(path) as file:
@@ -64,6 +74,18 @@ def read(path: Path, start: int = 0, most: int = LARGEST) -> bytes:
         content = file.read(most + 1)
     refuse_large(path, len(content), most)
     return content
+
+
+def read_object(path: Path, start: int, end: int) -> bytes:
+    """Read a part of an object of a bucket, as far as there is one, and no byte more."""
+    try:
+        return storage(path).cat_file(os.fspath(path), start=start, end=end)
+    except OSError as error:
+        from sinklab.files.patience import status
+
+        if status(error) == RANGE_NOT_SATISFIABLE:  # the object has no bytes from `start` on, or none at all
+            return b''
+        raise
 
 
 def check(path: Path) -> None:
@@ -76,18 +98,24 @@ def check(path: Path) -> None:
         pass
     except OSError as error:
         if error.errno in LASTING:
-            raise Damaged(f'{path} cannot be read ({error.strerror}); mend that, or remove it') from error
+            raise refusal(path, error) from error
         raise
+
+
+def refusal(path: Path, error: OSError) -> Damaged:
+    kind = Irregular if error.errno in WRONG_KIND else Damaged
+    remedy = 'let this account read it' if isinstance(error, PermissionError) else 'mend that, or remove it'
+    return kind(f'{path} cannot be read ({error.strerror}); {remedy}')
 
 
 def refuse_irregular(path: Path, about: os.stat_result) -> None:
     if not stat.S_ISREG(about.st_mode):
         kind = KINDS.get(stat.S_IFMT(about.st_mode), 'no regular file')
-        raise Damaged(f'{path} is {kind} where a file has to be; move it away')
+        raise Irregular(f'{path} is {kind} where a file has to be; move it away')
 
 
 def refuse_large(path: Path, size: int, most: int) -> None:
     if size > most:
-        raise Damaged(
+        raise Irregular(
             f'{path} is damaged ({size:,} bytes, and at most {most:,} are read); bring it back or remove it'
         )

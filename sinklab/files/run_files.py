@@ -1,10 +1,11 @@
 """The files of a run folder as they may be: each kind is read here, against a schema, and nowhere else.
 
 A file that is not as its schema says raises Damaged, in one line: which file, what is wrong with it, what to do. A
-line of metrics.jsonl that is not is left out and returned as a Fault, beside the lines that can be used.
+line of metrics.jsonl that is not is left out and returned as a LineFault, beside the lines that can be used.
 """
 
 import errno
+import itertools
 import json
 import math
 import re
@@ -32,6 +33,7 @@ DEEPEST = 32  # objects and lists inside each other
 DEFLATED = 1100  # bytes that one byte of a deflated file stands for, at most
 SAME = 'LH'  # letters of dimensions that all arrays of a model have alike
 REMEDY = 'bring it back, or do without this folder'
+REMOVE = 'bring it back, or remove the line when no job is at work there'
 
 Step = Annotated[int, Meta(ge=0, lt=2**31)]  # as in spec.py: steps in arrays are int32
 Count = Annotated[int, Meta(ge=0, lt=2**31)]
@@ -144,14 +146,14 @@ class Owner(Struct):
     state: Literal['running', 'stopping'] = 'running'
 
 
-class Identity(Struct):
+class RunIdentity(Struct):
     """run.json: what checkpoints of this run carry, so that those of others are told from them."""
 
     id: Annotated[str, Meta(min_length=1, max_length=200)]
 
 
 SCHEMAS: dict[str, Any] = {
-    'run': Identity,
+    'run': RunIdentity,
     'row': Row,
     'outcome': Outcome,
     'environment': Environment,
@@ -162,15 +164,15 @@ SCHEMAS: dict[str, Any] = {
     'lease': Owner,
 }
 METRICS_LINE = msgspec.json.Decoder(dict[str, Number])
-NUMBERS = dict[str, float]
+MeasuredNumbers = dict[str, float]
 
-WARNED: set[str] = set()
+WARNED: set[tuple[str, str]] = set()  # (file, message)
 
 
 def warn(file: Path, message: str) -> None:
     """Say once in this process, on stderr, what is wrong with a file that is done without."""
-    if str(file) not in WARNED:
-        WARNED.add(str(file))
+    if (said := (str(file), message)) not in WARNED:
+        WARNED.add(said)
         print(f'sinklab: {message}', file=sys.stderr, flush=True)
 
 
@@ -239,18 +241,26 @@ def one_line(error: Exception | str) -> str:
 # metrics.jsonl
 
 
-class Fault(NamedTuple):
+class LineFault(NamedTuple):
     """A line of metrics.jsonl that cannot be used."""
 
     line: int  # from 1
     why: str
 
 
-def decode_metrics(content: bytes, first: int = 1) -> tuple[list[dict[str, Any]], list[Fault]]:
+def decode_metrics(content: bytes, first: int = 1) -> tuple[list[dict[str, Any]], list[LineFault]]:
     """Decode lines of metrics.jsonl.
 
-    A line that a crash has cut off is no fault where its step is recorded again, or where it is the last: the attempt
-    after it says again what followed its checkpoint.
+    A crash can cut a line off (see `is_cut_off`). The next attempt goes on from a checkpoint that is older than that
+    line, and records the steps before it, and then its step, again. That attempt may crash, too, or be stopped,
+    before it comes to that step. Therefore a line that is cut off is no fault where one of these holds:
+
+    - another line records its step, or the line ends before its step can be told;
+    - no line after it has a greater step;
+    - the next line has no greater step than the last whole one before it: a new attempt has begun there. That attempt
+      may record other steps, as `log.every_steps` may be changed.
+
+    Otherwise the run has gone past its step without it, and the line is taken for damaged.
 
     Args:
         content: whole lines; the last one may still be being written.
@@ -259,25 +269,28 @@ def decode_metrics(content: bytes, first: int = 1) -> tuple[list[dict[str, Any]]
     Returns:
         the records that are as they have to be, and what is wrong with the other lines.
     """
-    *lines, last = content.split(b'\n')
+    lines = content.split(b'\n')
+    if not lines[-1]:
+        lines.pop()
     records, faults, cut = [], [], []
     for number, line in enumerate(lines, first):
         try:
             records.append(decode_record(line))
         except ValueError as error:
-            (cut if is_cut_off(line) else faults).append((number, line, one_line(error)))
-    if last:
-        try:
-            records.append(decode_record(last))
-        except ValueError as error:
-            if not is_cut_off(last):
-                faults.append((first + len(lines), last, one_line(error)))
-    steps = {record['step'] for record in records}
-    for number, line, why in cut:
-        whole = re.match(rb'\{"step": (\d{1,10}),', line)
-        if whole and int(whole[1]) not in steps:
-            faults.append((number, line, f'cut off: {why}'))
-    return records, [Fault(number, why) for number, _, why in sorted(faults)]
+            if is_cut_off(line):
+                cut.append((number, line, one_line(error), len(records)))
+            else:
+                faults.append(LineFault(number, one_line(error)))
+    steps = [record['step'] for record in records]
+    recorded, greatest = set(steps), [*itertools.accumulate(reversed(steps), max)]
+    for number, line, why, before in cut:
+        step, after = re.match(rb'\{"step": (\d{1,10}),', line), len(steps) - before
+        if not step or not after or int(step[1]) in recorded:
+            continue
+        resumed = before and steps[before] <= steps[before - 1]
+        if greatest[after - 1] > int(step[1]) and not resumed:
+            faults.append(LineFault(number, f'cut off: {why}'))
+    return records, sorted(faults)
 
 
 def decode_record(line: bytes) -> dict[str, Any]:
@@ -306,12 +319,12 @@ def is_cut_off(line: bytes) -> bool:
     return bool(line) and not line.endswith(b'}') and line[: len(start)] == start[: len(line)]
 
 
-def say_faults(file: Path, faults: list[Fault], passed_over: bool = True) -> str:
+def say_faults(file: Path, faults: list[LineFault], passed_over: bool = True) -> str:
     """One line about all faults of a metrics.jsonl."""
     line, why = faults[0]
     more = f', as {"is one line" if len(faults) == 2 else f"are {len(faults) - 1} lines"} more' if faults[1:] else ''
     does = ' and is passed over' if passed_over else ''
-    return f'{file}, line {line}, is damaged ({why}){does}{more}; bring it back, or remove the line'
+    return f'{file}, line {line}, is damaged ({why}){does}{more}; {REMOVE}'
 
 
 # Arrays
@@ -405,7 +418,7 @@ def check_dimensions(file: Path, found: dict[str, 'np.ndarray'], remedy: str = R
 def decode_numbers(text: str, file: Path) -> dict[str, float]:
     """Decode the numbers that a kept result of `measure` has, among which there may be NaN. Raises Damaged."""
     try:
-        return msgspec.convert(json.loads(text), NUMBERS)
+        return msgspec.convert(json.loads(text), MeasuredNumbers)
     except (RecursionError, ValueError, msgspec.MsgspecError) as error:
         raise Damaged(f'{file} is damaged ({one_line(error)}); remove it') from error
 

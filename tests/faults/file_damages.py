@@ -159,6 +159,13 @@ def every_line(text: Callable[[dict], str]) -> Change:
     return change
 
 
+def crash_and_resume(file: Path) -> None:
+    """Leave what an attempt leaves that is killed in the line of step 5, and one that goes on from step 4."""
+    lines = file.read_bytes().splitlines(keepends=True)
+    number = next(number for number, line in enumerate(lines) if json.loads(line)['step'] == 5)
+    file.write_bytes(b''.join([*lines[:number], lines[number][:30] + b'\n', *lines[number:]]))
+
+
 LOSS = 'train/loss'
 METRICS: dict[str, Change] = {
     'line null': replace_line(3, 'null'),
@@ -198,6 +205,8 @@ METRICS: dict[str, Change] = {
     'all lines NaN': every_line(lambda line: json.dumps({name: float('nan') for name in line})),
     'all losses NaN': every_line(lambda line: json.dumps(line | {'valid/loss': float('nan'), LOSS: float('nan')})),
     'all lines without step': every_line(lambda line: json.dumps({k: v for k, v in line.items() if k != 'step'})),
+    'last line cut in half': replace_line(-1, b'{"step": 8, "seconds": 0.4, "train/lo'),
+    'a crash in a line, and a new attempt': crash_and_resume,
 }
 ROW: dict[str, Change] = {
     'row a number': change_json(row=5),
