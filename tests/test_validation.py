@@ -1,5 +1,6 @@
 """Names, sizes, nesting and shapes that files may not have: refused in one line, before anything is made of them."""
 
+import errno
 import io
 import json
 import os
@@ -7,13 +8,17 @@ import shutil
 import struct
 import tracemalloc
 import zipfile
+from pathlib import Path
 
 import numpy as np
 import pytest
 from buckets import uploaded
-from stores import made, written
+from stores import made, recipe, written
 
+from sinklab.data.documents.sources import source
+from sinklab.data.store import marks
 from sinklab.data.store.meta import is_whole
+from sinklab.data.store.recipe import plan_in
 from sinklab.data.store.store import Store
 from sinklab.files import validation
 from sinklab.files.place import place, storage
@@ -113,6 +118,59 @@ def test_json_within_its_bounds_is_read(tmp_path):
 def test_what_is_no_regular_file_is_refused_and_not_waited_for(make, tmp_path):
     make(tmp_path / 'some.json')
     assert 'some.json' in refusal(validation.read_json, tmp_path / 'some.json')
+
+
+OUTAGES = [
+    OSError(errno.EIO, os.strerror(errno.EIO)),
+    OSError(errno.ESTALE, os.strerror(errno.ESTALE)),
+    TimeoutError(errno.ETIMEDOUT, 'the bucket does not answer'),
+    ConnectionResetError(errno.ECONNRESET, 'the bucket does not answer'),
+]
+
+
+class Unanswering(io.BytesIO):
+    """A file whose disk or bucket fails while it is read."""
+
+    def __init__(self, error):
+        super().__init__(bytes(100))
+        self.error = error
+
+    def fail(self, *_):
+        raise self.error
+
+    read = readinto = fail
+
+
+@pytest.mark.parametrize('error', OUTAGES, ids=lambda error: errno.errorcode[error.errno])
+def test_a_disk_or_bucket_that_does_not_answer_is_no_damage_of_a_file(error, tmp_path, monkeypatch):
+    asked = recipe(given := written(tmp_path / 'a.jsonl', TEXTS))
+    (tmp_path / 'recipe.json').write_text('{}')
+    (tmp_path / 'meta.json').write_text('{}')
+    monkeypatch.setattr(validation, 'opened', lambda path: Unanswering(error))
+    for read in (
+        lambda: validation.read_json(tmp_path / 'meta.json'),
+        lambda: validation.load_npz(tmp_path / 'probe.npz'),
+        lambda: is_whole(tmp_path),
+        lambda: plan_in(tmp_path, asked, source(given)),
+        lambda: marks.kept(tmp_path),
+        lambda: files.read_json(tmp_path / 'config.json'),
+    ):
+        with pytest.raises(type(error)) as found:
+            read()
+        assert found.value is error
+
+
+@pytest.mark.parametrize('error', OUTAGES, ids=lambda error: errno.errorcode[error.errno])
+def test_a_store_stays_finished_where_its_shards_cannot_be_read_now(error, copied, monkeypatch):
+    def fail(*_):
+        raise error
+
+    read_bytes = Path.read_bytes
+    monkeypatch.setattr(Path, 'read_bytes', lambda path: fail() if path.suffix == '.ids' else read_bytes(path))
+    for opened in (is_whole, Store):
+        with pytest.raises(type(error)):
+            opened(copied)
+    assert (copied / 'meta.json').exists()
 
 
 def npy(header, data=b''):

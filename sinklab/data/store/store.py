@@ -30,6 +30,7 @@ from sinklab.data.store.shelf import shelf, worthwhile
 from sinklab.data.store.threads import readers
 from sinklab.data.tokens.tokenizer import Tokenizer, parse
 from sinklab.files.place import is_remote, place
+from sinklab.files.regular import is_lasting
 from sinklab.files.validation import leads_out, load_npz
 from sinklab.record import Refusal, unknown
 
@@ -188,6 +189,8 @@ class Store:
         try:
             found = self.length(file)
         except OSError as error:
+            if not is_lasting(error):
+                raise
             self.refuse(f'{file} cannot be read ({error.strerror or error})')
         if found != size:
             self.refuse(f'{file} has {found:,} bytes of {size:,}')
