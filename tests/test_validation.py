@@ -313,6 +313,9 @@ LIES = {
     'no ids': dict(sha256={'documents': SHA}),
     'a digest that is none': dict(sha256={'ids': '..', 'documents': SHA}),
     'a digest that leads out': dict(digest='../../outside'),
+    'a digest with a line end': dict(digest='0' * 16 + '\n'),
+    'a digest of a file with a line end': dict(sha256={'ids': SHA + '\n', 'documents': SHA}),
+    'a digest of the tokenizer with a line end': dict(tokenizer=SHA + '\n'),
     'a count that is text': dict(tokens='5'),
     'a negative count': dict(tokens=-1),
     'a count of 10^30': dict(tokens=10**30),
@@ -379,3 +382,27 @@ def test_a_damaged_record_of_an_unfinished_store_is_made_again(text, store, tmp_
     (folder / 'meta.json').unlink()
     min(folder.glob('train-*.json')).write_text(text)
     assert made(folder, source).digest == whole.digest
+
+
+def test_a_record_in_a_bucket_that_is_not_utf_8_is_made_again(tmp_path, bucket, monkeypatch):
+    class Altered:
+        """Object storage that has other bytes of a record; some emulators take no object that is not UTF-8."""
+
+        def __init__(self, path):
+            self.path = path
+
+        def cat(self, paths):
+            return storage(folder).cat(paths) | {self.path: b'{"name": "\xff"}'}
+
+        def __getattr__(self, name):
+            return getattr(storage(folder), name)
+
+    given, folder = written(tmp_path / 'a.jsonl', TEXTS), place(f'{bucket.url}/store')
+    whole = made(folder, given)
+    seen = marks.seen(folder)
+    for shard in whole.shards:
+        shard.write(folder, {file: seen[file] for file in shard.files})
+    (folder / 'meta.json').unlink()
+    record = folder / f'{next(shard.name for shard in whole.shards if shard.side == "train")}.json'
+    monkeypatch.setattr(marks, 'storage', lambda folder: Altered(os.fspath(record).partition('://')[2]))
+    assert made(folder, given).digest == whole.digest

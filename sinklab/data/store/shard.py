@@ -28,7 +28,7 @@ RECIPE, TOKENIZER, PROBE, META = 'recipe.json', 'tokenizer.json', 'probe.npz', '
 IDS, DOCUMENTS, PREDICTED = 'ids', 'documents', 'predicted'
 DOCUMENT = np.dtype([('start', '<u8'), ('key', '<u8')])
 Count = Annotated[int, msgspec.Meta(ge=0, lt=1 << 62)]
-Sha256 = Annotated[str, msgspec.Meta(pattern='^[0-9a-f]{64}$')]
+Sha256 = Annotated[str, msgspec.Meta(pattern=r'\A[0-9a-f]{64}\Z')]
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
