@@ -83,6 +83,15 @@ def test_an_index_of_hugging_face_names_files_of_its_folder_alone(name, tmp_path
     assert files.INDEX in refusal(files.parts, folder)
 
 
+def test_an_index_that_names_a_file_in_a_deeper_folder_says_so(tmp_path):
+    (tmp_path / 'sub').mkdir()
+    (tmp_path / 'sub' / 'x.safetensors').write_bytes(b'')
+    (tmp_path / files.INDEX).write_text(json.dumps(dict(weight_map=dict(a='sub/x.safetensors'))))
+    said = refusal(files.parts, tmp_path)
+    assert 'names sub/x.safetensors' in said
+    assert 'not there' not in said
+
+
 @pytest.mark.parametrize(
     'content',
     [
@@ -348,6 +357,14 @@ def test_a_shard_that_is_a_link_out_of_the_store_is_refused(copied):
     path.rename(copied.parent / 'elsewhere')
     path.symlink_to(copied.parent / 'elsewhere')
     assert path.name in refusal(Store, copied)
+
+
+def test_files_of_a_store_that_are_no_links_are_not_resolved(copied, monkeypatch):
+    resolved = []
+    resolve = Path.resolve
+    monkeypatch.setattr(Path, 'resolve', lambda path, **more: resolved.append(path) or resolve(path, **more))
+    Store(copied)
+    assert not [path for path in resolved if path.suffix in ('.ids', '.documents')]
 
 
 @pytest.mark.parametrize(
