@@ -167,6 +167,6 @@ def crossed(lines: Sequence[Sequence[jax.Device]]) -> str:
 
 def shares() -> str:
     """How many devices each of several processes has brought."""
-    counts = collections.Counter(device.process_index for device in jax.devices())
+    counts = collections.Counter(device.process_index for device in found())
     own = ', '.join(f'{count} of process {index}' for index, count in sorted(counts.items()))
     return f' ({own})' if len(counts) > 1 else ''

@@ -12,9 +12,9 @@ import hashlib
 import importlib
 import os
 import sys
+import time
 import uuid
 from pathlib import Path
-from typing import Any
 
 import jax
 
@@ -23,6 +23,7 @@ HEADER = len(MAGIC) + 64 + 1  # the magic, a SHA-256 in hexadecimal digits, and 
 NAME = '{}-verified'  # of a key; jax itself adds the suffixes
 ENTRY, ATIME = '-cache', '-atime'  # suffixes of jax: an entry, and the time of its last use
 UNFINISHED = '.unfinished'
+ABANDONED = 3600.0  # seconds after which nobody writes an unfinished file any more
 
 
 def add_digest(key: str, program: bytes) -> bytes:
@@ -59,8 +60,12 @@ def install() -> bool:
     """
     try:
         module = importlib.import_module('jax._src.compilation_cache')
+        public = importlib.import_module('jax.experimental.compilation_cache.compilation_cache')
         found = module.LRUCache
         verified = make_verified_class(found)
+        if found is not verified:
+            module.LRUCache = verified
+            public.reset_cache()  # of a program that was compiled before, there is a cache that does not verify
     except (ImportError, AttributeError, TypeError) as error:
         if jax.config.jax_enable_compilation_cache:
             print(
@@ -71,8 +76,6 @@ def install() -> bool:
             jax.config.update('jax_enable_compilation_cache', False)
         return False
     if found is not verified:
-        module.LRUCache = verified
-        module.reset_cache()  # of a program that was compiled before, there is a cache that does not verify
         # On a GPU, XLA keeps what it measured of single kernels in files of its own, which it reads without a digest.
         with contextlib.suppress(AttributeError):
             jax.config.update('jax_persistent_cache_enable_xla_caches', 'none')
@@ -133,12 +136,18 @@ def write_whole(path: Path, content: bytes) -> None:
 
 def remove_unverified(folder: Path) -> None:
     """Remove the entries of earlier versions, which had no digest and are not read any more, from a local folder."""
-    old: list[Any] = [path for path in folder.glob(f'*{ENTRY}') if not path.name.endswith(NAME.format('') + ENTRY)]
     removed = 0
-    for path in old:
+    for suffix in (ENTRY, ATIME):
+        for path in folder.glob(f'*{suffix}'):
+            if path.name.endswith(NAME.format('') + suffix):
+                continue
+            with contextlib.suppress(OSError):
+                path.unlink()
+                removed += suffix == ENTRY
+    for path in folder.glob(f'*{ENTRY}.*{UNFINISHED}'):  # of a process that was killed while it wrote
         with contextlib.suppress(OSError):
-            path.unlink()
-            removed += 1
+            if time.time() - path.stat().st_mtime > ABANDONED:
+                path.unlink()
     if removed:
         print(
             f'sinklab: removed {removed} compiled programs without a digest, of an earlier version, from {folder}',

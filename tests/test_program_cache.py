@@ -1,5 +1,6 @@
 """Compiled programs of the cache are verified before jax loads them."""
 
+import ast
 import json
 import os
 import random
@@ -63,6 +64,39 @@ def test_without_that_private_name_nothing_is_read_from_the_cache(monkeypatch, c
     finally:
         jax.config.update('jax_enable_compilation_cache', enabled)
     assert len(capsys.readouterr().err.splitlines()) == 1
+
+
+def test_without_the_public_reset_nothing_is_read_from_the_cache(monkeypatch):
+    from jax._src import compilation_cache
+    from jax.experimental.compilation_cache import compilation_cache as public
+
+    base = compilation_cache.LRUCache.__mro__[1]
+    monkeypatch.setattr(compilation_cache, 'LRUCache', base)
+    monkeypatch.delattr(public, 'reset_cache')
+    enabled = jax.config.jax_enable_compilation_cache
+    try:
+        assert not program_cache.install()
+        assert not jax.config.jax_enable_compilation_cache
+    finally:
+        jax.config.update('jax_enable_compilation_cache', enabled)
+
+
+def test_devices_are_asked_for_where_the_cache_is_made_to_verify_alone():
+    """`devices.found` installs the verifying cache; a verb that asks jax itself could compile without it."""
+    package = Path(program_cache.__file__).parent
+    asking = set()
+    for path in package.rglob('*.py'):
+        for node in ast.walk(ast.parse(path.read_text(encoding='utf-8'))):
+            if isinstance(node, ast.Attribute) and node.attr == 'devices' and ast.unparse(node.value) == 'jax':
+                asking.add(path.relative_to(package).as_posix())
+    assert asking == {'devices.py'}
+
+
+def test_a_verb_that_imports_jax_itself_makes_the_cache_verify():
+    for path in (Path(program_cache.__file__).parent / 'cli').glob('*.py'):
+        for function in ast.walk(ast.parse(path.read_text(encoding='utf-8'))):
+            if isinstance(function, ast.FunctionDef) and 'import jax' in ast.unparse(function).split('\n    '):
+                assert 'program_cache.install()' in ast.unparse(function), f'{path.name}: {function.name}'
 
 
 def test_an_entry_is_read_as_it_was_put(opened, tmp_path):
@@ -167,6 +201,10 @@ def test_entries_in_a_bucket_are_verified(bucket, capsys):
 def test_entries_of_earlier_versions_are_removed_from_the_users_cache(opened, tmp_path, capsys):
     opened.put(KEY, PROGRAM)
     (tmp_path / 'jit_step-old-cache').write_bytes(PROGRAM)
+    (tmp_path / 'jit_step-old-atime').write_bytes(PROGRAM)
+    stray = tmp_path / 'jit_step-verified-cache.0123abcd.unfinished'
+    stray.write_bytes(PROGRAM)
+    os.utime(stray, (0, 0))
     program_cache.remove_unverified(tmp_path)
     assert opened.get(KEY) == PROGRAM
     assert len(list(tmp_path.iterdir())) == 1

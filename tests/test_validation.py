@@ -1,5 +1,6 @@
 """Names, sizes, nesting and shapes that files may not have: refused in one line, before anything is made of them."""
 
+import errno
 import io
 import json
 import os
@@ -7,13 +8,17 @@ import shutil
 import struct
 import tracemalloc
 import zipfile
+from pathlib import Path
 
 import numpy as np
 import pytest
 from buckets import uploaded
-from stores import made, written
+from stores import made, recipe, written
 
+from sinklab.data.documents.sources import source
+from sinklab.data.store import marks
 from sinklab.data.store.meta import is_whole
+from sinklab.data.store.recipe import plan_in
 from sinklab.data.store.store import Store
 from sinklab.files import validation
 from sinklab.files.place import place, storage
@@ -78,6 +83,15 @@ def test_an_index_of_hugging_face_names_files_of_its_folder_alone(name, tmp_path
     assert files.INDEX in refusal(files.parts, folder)
 
 
+def test_an_index_that_names_a_file_in_a_deeper_folder_says_so(tmp_path):
+    (tmp_path / 'sub').mkdir()
+    (tmp_path / 'sub' / 'x.safetensors').write_bytes(b'')
+    (tmp_path / files.INDEX).write_text(json.dumps(dict(weight_map=dict(a='sub/x.safetensors'))))
+    said = refusal(files.parts, tmp_path)
+    assert 'names sub/x.safetensors' in said
+    assert 'not there' not in said
+
+
 @pytest.mark.parametrize(
     'content',
     [
@@ -113,6 +127,59 @@ def test_json_within_its_bounds_is_read(tmp_path):
 def test_what_is_no_regular_file_is_refused_and_not_waited_for(make, tmp_path):
     make(tmp_path / 'some.json')
     assert 'some.json' in refusal(validation.read_json, tmp_path / 'some.json')
+
+
+OUTAGES = [
+    OSError(errno.EIO, os.strerror(errno.EIO)),
+    OSError(errno.ESTALE, os.strerror(errno.ESTALE)),
+    TimeoutError(errno.ETIMEDOUT, 'the bucket does not answer'),
+    ConnectionResetError(errno.ECONNRESET, 'the bucket does not answer'),
+]
+
+
+class Unanswering(io.BytesIO):
+    """A file whose disk or bucket fails while it is read."""
+
+    def __init__(self, error):
+        super().__init__(bytes(100))
+        self.error = error
+
+    def fail(self, *_):
+        raise self.error
+
+    read = readinto = fail
+
+
+@pytest.mark.parametrize('error', OUTAGES, ids=lambda error: errno.errorcode[error.errno])
+def test_a_disk_or_bucket_that_does_not_answer_is_no_damage_of_a_file(error, tmp_path, monkeypatch):
+    asked = recipe(given := written(tmp_path / 'a.jsonl', TEXTS))
+    (tmp_path / 'recipe.json').write_text('{}')
+    (tmp_path / 'meta.json').write_text('{}')
+    monkeypatch.setattr(validation, 'opened', lambda path: Unanswering(error))
+    for read in (
+        lambda: validation.read_json(tmp_path / 'meta.json'),
+        lambda: validation.load_npz(tmp_path / 'probe.npz'),
+        lambda: is_whole(tmp_path),
+        lambda: plan_in(tmp_path, asked, source(given)),
+        lambda: marks.kept(tmp_path),
+        lambda: files.read_json(tmp_path / 'config.json'),
+    ):
+        with pytest.raises(type(error)) as found:
+            read()
+        assert found.value is error
+
+
+@pytest.mark.parametrize('error', OUTAGES, ids=lambda error: errno.errorcode[error.errno])
+def test_a_store_stays_finished_where_its_shards_cannot_be_read_now(error, copied, monkeypatch):
+    def fail(*_):
+        raise error
+
+    read_bytes = Path.read_bytes
+    monkeypatch.setattr(Path, 'read_bytes', lambda path: fail() if path.suffix == '.ids' else read_bytes(path))
+    for opened in (is_whole, Store):
+        with pytest.raises(type(error)):
+            opened(copied)
+    assert (copied / 'meta.json').exists()
 
 
 def npy(header, data=b''):
@@ -255,6 +322,9 @@ LIES = {
     'no ids': dict(sha256={'documents': SHA}),
     'a digest that is none': dict(sha256={'ids': '..', 'documents': SHA}),
     'a digest that leads out': dict(digest='../../outside'),
+    'a digest with a line end': dict(digest='0' * 16 + '\n'),
+    'a digest of a file with a line end': dict(sha256={'ids': SHA + '\n', 'documents': SHA}),
+    'a digest of the tokenizer with a line end': dict(tokenizer=SHA + '\n'),
     'a count that is text': dict(tokens='5'),
     'a negative count': dict(tokens=-1),
     'a count of 10^30': dict(tokens=10**30),
@@ -289,6 +359,14 @@ def test_a_shard_that_is_a_link_out_of_the_store_is_refused(copied):
     assert path.name in refusal(Store, copied)
 
 
+def test_files_of_a_store_that_are_no_links_are_not_resolved(copied, monkeypatch):
+    resolved = []
+    resolve = Path.resolve
+    monkeypatch.setattr(Path, 'resolve', lambda path, **more: resolved.append(path) or resolve(path, **more))
+    Store(copied)
+    assert not [path for path in resolved if path.suffix in ('.ids', '.documents')]
+
+
 @pytest.mark.parametrize(
     'changes', [dict(name='../../../outside'), dict(digest='../../outside')], ids=lambda one: min(one)
 )
@@ -321,3 +399,27 @@ def test_a_damaged_record_of_an_unfinished_store_is_made_again(text, store, tmp_
     (folder / 'meta.json').unlink()
     min(folder.glob('train-*.json')).write_text(text)
     assert made(folder, source).digest == whole.digest
+
+
+def test_a_record_in_a_bucket_that_is_not_utf_8_is_made_again(tmp_path, bucket, monkeypatch):
+    class Altered:
+        """Object storage that has other bytes of a record; some emulators take no object that is not UTF-8."""
+
+        def __init__(self, path):
+            self.path = path
+
+        def cat(self, paths):
+            return storage(folder).cat(paths) | {self.path: b'{"name": "\xff"}'}
+
+        def __getattr__(self, name):
+            return getattr(storage(folder), name)
+
+    given, folder = written(tmp_path / 'a.jsonl', TEXTS), place(f'{bucket.url}/store')
+    whole = made(folder, given)
+    seen = marks.seen(folder)
+    for shard in whole.shards:
+        shard.write(folder, {file: seen[file] for file in shard.files})
+    (folder / 'meta.json').unlink()
+    record = folder / f'{next(shard.name for shard in whole.shards if shard.side == "train")}.json'
+    monkeypatch.setattr(marks, 'storage', lambda folder: Altered(os.fspath(record).partition('://')[2]))
+    assert made(folder, given).digest == whole.digest

@@ -110,6 +110,9 @@ def verify(given: argparse.Namespace) -> int:
 def restore_parameters(given: argparse.Namespace) -> int:
     import jax
 
+    from sinklab import program_cache
+
+    program_cache.install()
     jax.config.update('jax_platforms', 'cpu')  # a run may hold the others
     from sinklab.checkpoint import logs, restore
 

@@ -74,9 +74,9 @@ def packages() -> dict:
 
 
 def devices() -> list[str]:
-    import jax
+    from sinklab.devices import found
 
-    return [device.device_kind for device in jax.devices()]
+    return [device.device_kind for device in found()]
 
 
 def attention() -> None:
@@ -84,10 +84,12 @@ def attention() -> None:
     import jax
     import jax.numpy as jnp
 
+    from sinklab import program_cache
     from sinklab.attend import dense, examples
     from sinklab.attend.mask import causal
     from sinklab.attend.rule import Rule
 
+    program_cache.install()
     x = jax.random.uniform(jax.random.key(0), (1, 8, 2, 4))  # scores above 0, as identity with sum needs them
     for operation in examples.operations().values():
         rule = Rule(operation, causal(8))

@@ -12,10 +12,12 @@ def run(as_json: bool) -> int:
     """Prints the table; 1 where a backend that auto may choose here is wrong or fails."""
     import jax
 
+    from sinklab import program_cache
     from sinklab.attend import examples
     from sinklab.attend.backends import BACKENDS
     from sinklab.attend.rule import Case
 
+    program_cache.install()
     platform, operations, found = jax.default_backend(), examples.operations(), []
     for name in (name for name in BACKENDS if name != 'dense'):
         for number, ((similarity, normalizer), operation) in enumerate(operations.items(), 1):

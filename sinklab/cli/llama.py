@@ -21,6 +21,9 @@ def export(given: argparse.Namespace) -> int:
     """Refuses what cannot be said before it reads an array."""
     import jax
 
+    from sinklab import program_cache
+
+    program_cache.install()
     jax.config.update('jax_platforms', 'cpu')  # where float32 is multiplied as float32
     from sinklab.checkpoint import restore
     from sinklab.llama import exporting
@@ -42,6 +45,9 @@ def export(given: argparse.Namespace) -> int:
 def bring(given: argparse.Namespace) -> int:
     import jax
 
+    from sinklab import program_cache
+
+    program_cache.install()
     jax.config.update('jax_platforms', 'cpu')  # a run may hold the others
     folder = Folder(given.out)
     if folder.path.exists():

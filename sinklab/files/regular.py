@@ -108,6 +108,11 @@ def refusal(path: Path, error: OSError) -> Damaged:
     return kind(f'{path} cannot be read ({error.strerror}); {remedy}')
 
 
+def is_lasting(error: OSError) -> bool:
+    """Whether an error comes again whenever the file is read again, a missing file included."""
+    return error.errno in (errno.ENOENT, errno.ENOTDIR, *LASTING)
+
+
 def refuse_irregular(path: Path, about: os.stat_result) -> None:
     if not stat.S_ISREG(about.st_mode):
         kind = KINDS.get(stat.S_IFMT(about.st_mode), 'no regular file')

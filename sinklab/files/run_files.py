@@ -113,7 +113,7 @@ class Config(Struct):
 
 class SweepRow(Struct):
     row: str
-    seeds: dict[Annotated[str, Meta(pattern=r'^[0-9]{1,10}$')], str]
+    seeds: dict[Annotated[str, Meta(pattern=r'\A[0-9]{1,10}\Z')], str]
 
 
 class Measured(Struct):
@@ -129,7 +129,7 @@ class Claims(Struct):
     overrides: dict[str, str]
     same: dict[str, str]
     configs: dict[str, dict[str, Any]]
-    runs: dict[str, dict[Annotated[str, Meta(pattern=r'^[0-9]{1,10}$')], Measured]]
+    runs: dict[str, dict[Annotated[str, Meta(pattern=r'\A[0-9]{1,10}\Z')], Measured]]
 
 
 class Owner(Struct):

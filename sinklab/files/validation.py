@@ -4,6 +4,7 @@ Every reader here raises Refusal, in one line that names the file, and holds no 
 """
 
 import ast
+import errno
 import io
 import json
 import math
@@ -17,6 +18,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import msgspec
 
 from sinklab.files.place import is_remote
+from sinklab.files.regular import opened
 from sinklab.record import Refusal
 
 if TYPE_CHECKING:
@@ -79,10 +81,13 @@ def leads_out(path: Path, folder: Path) -> bool:
 
 
 def read_bounded(path: Path, most: int) -> bytes:
-    """Return the content of a regular file of at most `most` bytes. Raises FileNotFoundError where there is none."""
-    if not is_remote(path) and path.exists() and not path.is_file():
-        raise Refusal(f'{path} is no regular file; {AGAIN}')
-    with path.open('rb') as file:
+    """Return the content of a regular file of at most `most` bytes.
+
+    Raises:
+        Refusal: it is no regular file, may not be read, or is larger.
+        OSError: it is not there, or its disk or bucket does not answer.
+    """
+    with opened(path) as file:
         content = file.read(most + 1)
     if len(content) > most:
         raise Refusal(f'{path} has more than {most:,} bytes, which is more than such a file can need; {AGAIN}')
@@ -99,15 +104,10 @@ def read_json(path: Path, kind: type[T] = dict, most: int = JSON_BYTES, remedy: 
         remedy: what the reader of the message is to do.
 
     Raises:
-        FileNotFoundError: there is no such file.
-        Refusal: it is too large, too deeply nested, no UTF-8, no JSON or of another type.
+        OSError: it is not there, or its disk or bucket does not answer, of which the file is not to blame.
+        Refusal: it is no regular file, too large, too deeply nested, no UTF-8, no JSON or of another type.
     """
-    try:
-        return parse_json(read_bounded(path, most), path, kind, remedy)
-    except FileNotFoundError:
-        raise
-    except OSError as error:
-        raise Refusal(f'{path} cannot be read ({error.strerror or error}); {remedy}') from error
+    return parse_json(read_bounded(path, most), path, kind, remedy)
 
 
 def parse_json(content: bytes, name: str | os.PathLike, kind: type[T] = dict, remedy: str = AGAIN) -> T:
@@ -143,21 +143,25 @@ def load_npz(content: Path | bytes, name: str | os.PathLike = '', remedy: str = 
         name: what the file is called, where bytes are given.
 
     Raises:
-        FileNotFoundError: there is no such file.
+        OSError: it is not there, or its disk or bucket does not answer.
         Refusal: it is no .npz, or an array claims more bytes than its member of the archive has.
     """
     name = name or os.fspath(content)
     try:
-        with io.BytesIO(content) if isinstance(content, bytes) else content.open('rb') as file:
+        with io.BytesIO(content) if isinstance(content, bytes) else opened(content) as file:
             check_npz(file)
             file.seek(0)
             import numpy as np
 
             with np.load(file, allow_pickle=False) as found:
                 return dict(found)
-    except FileNotFoundError:
-        raise
     except (OSError, ValueError, EOFError, KeyError, RuntimeError, zipfile.BadZipFile, zlib.error) as error:
+        # zipfile says "not a zip file" where a disk does not answer. Before the beginning of a file is EINVAL.
+        below = error.__context__ if isinstance(error, zipfile.BadZipFile) else error
+        if isinstance(below, OSError) and below.errno != errno.EINVAL:
+            raise below from None
+        if isinstance(error, Refusal):
+            raise
         raise Refusal(f'{name} is no whole .npz ({" ".join(str(error).split())[:160]}); {remedy}') from error
     except MemoryError as error:
         raise Refusal(f'{name} needs more memory than there is; {remedy}') from error

@@ -77,10 +77,13 @@ def parts(folder: Path) -> list[Path]:
     named = read_json(folder / INDEX).get('weight_map')
     if not isinstance(named, dict) or not all(isinstance(name, str) for name in named.values()):
         raise Refusal(f'{folder / INDEX} has no weight_map of names; get it again')
-    found = [validation.resolve_name(folder, name, folder / INDEX) for name in sorted(set(named.values()))]
-    for path in found:
-        if path.parent != folder or not path.exists():
-            raise Refusal(f'{folder / INDEX} names {path.name}, which is not there; get it again')
+    names = sorted(set(named.values()))
+    found = [validation.resolve_name(folder, name, folder / INDEX) for name in names]
+    for name, path in zip(names, found, strict=True):
+        if path.parent != folder:
+            raise Refusal(f'{folder / INDEX} names {name}; files must lie in the folder itself: put it there')
+        if not path.exists():
+            raise Refusal(f'{folder / INDEX} names {name}, which is not there; get it again')
     return found
 
 

@@ -159,7 +159,7 @@ class Own:
 
 @functools.cache
 def one_device() -> jax.sharding.Mesh:
-    return devices.mesh(Hardware(), jax.devices()[:1])
+    return devices.mesh(Hardware(), devices.found()[:1])
 
 
 @functools.lru_cache(maxsize=16)  # what is asked of another step, or again, is not compiled again

@@ -9,6 +9,7 @@ from pathlib import Path
 import jax
 
 import sinklab
+from sinklab.devices import found
 
 PACKAGES = ('jax', 'jaxlib', 'flax', 'optax', 'orbax-checkpoint', 'grain', 'ml-collections', 'tokenizers', 'numpy')
 
@@ -48,7 +49,7 @@ def environment(layout: dict, attention: str, attempts: list[dict]) -> dict:
         platform=platform.platform(),
         malloc=os.environ.get('GLIBC_TUNABLES'),
         versions=versions(),
-        devices=[device.device_kind for device in jax.devices()],
+        devices=[device.device_kind for device in found()],
         processes=jax.process_count(),
         layout=layout,
         attention=attention,

@@ -32,8 +32,8 @@ def keep(folder: Path, marks: Mapping[str, str]) -> None:
         unfinished.write_text(json.dumps(marks, indent=1) + '\n', encoding='utf-8')
 
 
-def texts(folder: Path, files: Iterable[str]) -> list[str]:
-    """The content of small objects, which are asked for all at once."""
+def contents(folder: Path, files: Iterable[str]) -> list[bytes]:
+    """Return the bytes of small objects, which are asked for all at once."""
     paths = [os.fspath(folder / file) for file in files]
     found = storage(folder).cat(paths) if paths else {}
-    return [found[path.partition('://')[2]].decode() for path in paths]
+    return [found[path.partition('://')[2]] for path in paths]

@@ -50,7 +50,7 @@ class Meta(TypedDict):
     """The fields of meta.json; the shards are read by `parse_shard`."""
 
     format: int
-    digest: Annotated[str, msgspec.Meta(pattern='^[0-9a-f]{16}$')]  # the name of a folder in the cache
+    digest: Annotated[str, msgspec.Meta(pattern=r'\A[0-9a-f]{16}\Z')]  # the name of a folder in the cache
     source: str
     tokenizer: Sha256
     vocabulary: Annotated[int, msgspec.Meta(ge=1, lt=1 << 31)]

@@ -17,6 +17,7 @@ from typing import Annotated, Any, Literal
 import msgspec
 import numpy as np
 
+from sinklab.files.regular import is_lasting
 from sinklab.files.validation import check_relative_name
 from sinklab.files.whole import whole
 from sinklab.record import Refusal
@@ -27,7 +28,7 @@ RECIPE, TOKENIZER, PROBE, META = 'recipe.json', 'tokenizer.json', 'probe.npz', '
 IDS, DOCUMENTS, PREDICTED = 'ids', 'documents', 'predicted'
 DOCUMENT = np.dtype([('start', '<u8'), ('key', '<u8')])
 Count = Annotated[int, msgspec.Meta(ge=0, lt=1 << 62)]
-Sha256 = Annotated[str, msgspec.Meta(pattern='^[0-9a-f]{64}$')]
+Sha256 = Annotated[str, msgspec.Meta(pattern=r'\A[0-9a-f]{64}\Z')]
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -45,12 +46,18 @@ class Shard:
     sha256: dict[Literal['ids', 'documents', 'predicted'], Sha256]  # by suffix
 
     def damage(self, read: Callable[[str], bytes]) -> str | None:
-        """What is wrong with its files, if anything is; `read` gives the content of a file by its name."""
+        """Return what is wrong with its files, if anything is; `read` gives the content of a file by its name.
+
+        Raises:
+            OSError: a disk or a bucket does not answer.
+        """
         for suffix, digest in self.sha256.items():
             file = f'{self.name}.{suffix}'
             try:
                 content = read(file)
             except OSError as error:
+                if not is_lasting(error):  # of a disk or a bucket that does not answer, the file is not to blame
+                    raise
                 return f'{file} cannot be read ({error.strerror or error})'
             if hashlib.sha256(content).hexdigest() != digest:
                 return f'{file} is not as it was written (its sha256 differs)'

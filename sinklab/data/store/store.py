@@ -30,6 +30,7 @@ from sinklab.data.store.shelf import shelf, worthwhile
 from sinklab.data.store.threads import readers
 from sinklab.data.tokens.tokenizer import Tokenizer, parse
 from sinklab.files.place import is_remote, place
+from sinklab.files.regular import is_lasting
 from sinklab.files.validation import leads_out, load_npz
 from sinklab.record import Refusal, unknown
 
@@ -178,16 +179,17 @@ class Store:
                 self.refuse(f'{file} is not the one that it was made with')
 
     def check_links(self, file: str) -> None:
-        if leads_out(self.path / file, self.path):
-            raise Refusal(
-                f'{self.path / file} is a link that leads out of the store, to {(self.path / file).resolve()}; put a '
-                'copy there'
-            )
+        path = self.path / file
+        # A name of a shard has no folder in it, so that only a link leads anywhere else.
+        if not self.remote and os.path.islink(path) and leads_out(path, self.path):
+            raise Refusal(f'{path} is a link that leads out of the store, to {path.resolve()}; put a copy there')
 
     def check_size(self, file: str, size: int) -> None:
         try:
             found = self.length(file)
         except OSError as error:
+            if not is_lasting(error):
+                raise
             self.refuse(f'{file} cannot be read ({error.strerror or error})')
         if found != size:
             self.refuse(f'{file} has {found:,} bytes of {size:,}')

@@ -141,8 +141,8 @@ class Stream:
         """The same of a bucket, where no file is read for that: its size and its mark say what it is."""
         seen, shards = marks.seen(self.folder, self.name(0)[:-5]), []
         there = list(itertools.takewhile(seen.__contains__, (f'{self.name(n)}.json' for n in range(len(seen)))))
-        for file, text in zip(there, marks.texts(self.folder, there), strict=True):
-            said = self.parse_record(self.folder / file, text.encode())
+        for file, content in zip(there, marks.contents(self.folder, there), strict=True):
+            said = self.parse_record(self.folder / file, content)
             if not said:
                 break
             shard, found = said  # no marks where it is a copy from a disk

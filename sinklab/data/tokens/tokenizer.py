@@ -32,7 +32,7 @@ def read(file: str | Path) -> str:
     """The text of a tokenizer.json."""
     try:
         return read_bounded(place(file), JSON_BYTES).decode('utf-8')
-    except (OSError, UnicodeDecodeError) as error:
+    except (FileNotFoundError, NotADirectoryError, UnicodeDecodeError) as error:
         raise Refusal(f'the tokenizer {file} cannot be read ({error}); give a tokenizer.json, or train') from error
 
 
