@@ -20,7 +20,8 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path, PurePosixPath
 from types import EllipsisType
 
-from sinklab.files import tree
+from sinklab.files import run_files, tree
+from sinklab.files.regular import Damaged
 from sinklab.files.validation import is_relative_name
 from sinklab.files.whole import awaited, whole
 from sinklab.folder import Folder
@@ -167,23 +168,19 @@ def seal(folder: Folder, step: int) -> str:
 
 
 def part_of(folder: Folder, step: int, process: int) -> dict | Fault:
-    """What one process has digested."""
+    """Read what one process has digested, checked against its schema."""
     file = file_of(folder, step, process)
     try:
-        part = json.loads(tree.content(file))
-        said = part['step'], part['process']
-        ordered = part['processes'] > process and part['written'] and part['seconds'] >= 0
-        ordered = ordered and all(len(digest) == 2 for digest in part['files'].values())
-        named = part.get(RUN_ID)
-        ordered = ordered and (named is None or bool(isinstance(named, str) and named))
+        part = run_files.read_json(file, 'digests')
     except FileNotFoundError:
         return Fault(
             f'its digests are incomplete ({file} is missing): its save was cut short, or goes on', cut_short=True
         )
-    except (ValueError, KeyError, TypeError, AttributeError):
+    except Damaged:
         return Fault(f'its digests are damaged ({file})')
-    if said != (step, process) or not ordered:
-        return Fault(f'its digests are of another step or process ({file} says step {said[0]}, process {said[1]})')
+    if (part['step'], part['process']) != (step, process) or part['processes'] <= process:
+        said = f'step {part["step"]}, process {part["process"]} of {part["processes"]}'
+        return Fault(f'its digests are of another step or process ({file} says {said})')
     return part
 
 
