@@ -201,7 +201,7 @@ class Folder:
         probes = self.path / 'probe'
         if probes.exists() and not probes.is_dir():
             raise Damaged(f'{probes} is a file where a folder has to be; move it away')
-        for file in (*(self.path / name for name in FILES), *probes.glob('*.npz')):
+        for file in (*(self.path / name for name in (*FILES, 'lease.lock')), *probes.glob('*.npz')):
             regular.check(file)
 
     def configs(self, spec: Spec) -> tuple[dict, dict]:
