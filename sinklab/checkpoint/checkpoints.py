@@ -12,7 +12,8 @@ from orbax.checkpoint import v1 as ocp
 
 from sinklab.checkpoint import digests, restore, steps
 from sinklab.checkpoint.digests import Fault
-from sinklab.checkpoint.orbax import one_line, quiet, reaching
+from sinklab.checkpoint.log_filters import quiet
+from sinklab.checkpoint.orbax import one_line, reaching
 from sinklab.checkpoint.storage import room
 from sinklab.files.place import absolute
 from sinklab.folder import Folder, differences

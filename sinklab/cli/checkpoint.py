@@ -111,13 +111,13 @@ def restore_parameters(given: argparse.Namespace) -> int:
     import jax
 
     jax.config.update('jax_platforms', 'cpu')  # a run may hold the others
-    from sinklab.checkpoint import logs, restore
+    from sinklab.checkpoint import log_filters, restore
 
     folder, steps = meant(given)
     out = place(given.out)
     if out.exists():
         raise Refusal(f'--out={given.out} is there already; give a new folder')
-    logs.silence_repeated_errors()
+    log_filters.install()
     count = restore.write_parameters(folder, steps[-1], out, given.dtype)
     print(f'{given.out}: {count:,} parameters of {folder.checkpoints / str(steps[-1])}')
     return 0
