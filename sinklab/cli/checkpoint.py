@@ -72,9 +72,9 @@ def ls(given: argparse.Namespace) -> int:
     from sinklab.files import tree
 
     folder, steps = meant(given)
-    rows = []
+    rows, run_id = [], digests.id_finder(folder)
     for step in steps:
-        known = digests.read(folder, step)
+        known = digests.read(folder, step, run_id)
         missing = isinstance(known, digests.Fault)
         rows.append(
             dict(
@@ -97,7 +97,8 @@ def verify(given: argparse.Namespace) -> int:
     from sinklab.checkpoint import digests
 
     folder, steps = meant(given)
-    faults = {step: digests.fault(folder, step) for step in steps}
+    run_id = digests.id_finder(folder)
+    faults = {step: digests.fault(folder, step, run_id=run_id) for step in steps}
     rows = [
         dict(step=step, path=str(folder.checkpoints / str(step)), fault=fault.why if fault else None)
         for step, fault in faults.items()
