@@ -138,12 +138,13 @@ class Folder:
         """Return the id in run.json.
 
         Returns:
-            None for a run that is older than these ids, and for a folder that holds no run.
+            None where it is missing: of a run that is older than these ids, in a folder that holds no run, or lost;
+            checkpoint/digests.py:find_run_id then finds it in the checkpoints.
 
         Raises:
             Refusal: run.json is damaged.
         """
-        remedy = 'bring it back, or delete it, and checkpoints of this run are no longer told from those of others'
+        remedy = 'bring it back, or delete it, and the id that all checkpoints of this run carry is taken for it'
         try:
             return run_files.read_json(self.path / 'run.json', 'run', remedy)['id']
         except FileNotFoundError:
@@ -201,7 +202,7 @@ class Folder:
         probes = self.path / 'probe'
         if probes.exists() and not probes.is_dir():
             raise Damaged(f'{probes} is a file where a folder has to be; move it away')
-        for file in (*(self.path / name for name in FILES), *probes.glob('*.npz')):
+        for file in (*(self.path / name for name in (*FILES, 'lease.lock')), *probes.glob('*.npz')):
             regular.check(file)
 
     def configs(self, spec: Spec) -> tuple[dict, dict]:

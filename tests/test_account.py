@@ -123,6 +123,25 @@ def test_a_disk_that_does_not_answer_is_no_new_checkpoint(folder):
     assert (one.newest, one.here) == (4, 1)
 
 
+def test_damaged_digests_do_not_end_the_thread_that_looks_after_a_run(folder):
+    saved(folder, 4, 6)
+    one = account(folder, restarts=11)
+    file = folder.digests / '6' / '0.json'
+    file.write_text('[' * 100_000 + ']' * 100_000)
+    assert one.look() == 4
+
+
+def test_a_refusal_of_the_folder_leaves_the_newest_checkpoint_as_it_was_known(folder):
+    def answer():
+        if asked.pop():
+            raise Refusal('it is damaged')
+        return 4
+
+    asked = [True, False]
+    one = Account(folder, lambda: True, answer, restarts=11)
+    assert one.look() == 4
+
+
 def test_a_log_is_for_runs_and_one_that_cannot_be_written_does_no_harm(folder, tmp_path):
     log(folder, 1, LOST, 'thread 7')
     assert (folder.path / 'processes' / '1.log').read_text().endswith(' gone\nthread 7\n')

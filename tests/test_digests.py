@@ -289,6 +289,52 @@ def test_digests_that_are_none_are_said_to_be_damaged(saved, tmp_path, content):
     assert digests.read(folder, 4) == digests.Fault(f'its digests are damaged ({folder.digests}/4/0.json)')
 
 
+def change(**values):
+    return lambda part: json.dumps(part | values)
+
+
+TYPES = {
+    '100,000 nested brackets': lambda part: '[' * 100_000 + ']' * 100_000,
+    'a number': lambda part: '5',
+    'size a text': change(files={'a': ['x', '00']}),
+    'size negative': change(files={'a': [-1, '00']}),
+    'size 10^30': change(files={'a': [10**30, '00']}),
+    'size true': change(files={'a': [True, '00']}),
+    'digest a number': change(files={'a': [1, 5]}),
+    'digest null': change(files={'a': [1, None]}),
+    'a file a text': change(files={'a': 'xy'}),
+    'a file an object': change(files={'a': {'b': 1, 'c': 2}}),
+    'a file null': change(files={'a': None}),
+    'files a list': change(files=[['a', 1, '00']]),
+    'a name of 100,000 folders': change(files={'a/' * 100_000: [1, '00']}),
+    'written a number': change(written=5),
+    'seconds a text': change(seconds='1'),
+    'seconds NaN': change(seconds=float('nan')),
+    'seconds -1': change(seconds=-1),
+    'processes 10^30': change(processes=10**30),
+    'processes 0': change(processes=0),
+    'processes 1.5': change(processes=1.5),
+    'step true': change(step=True),
+    'id a list': change(run_id=['a']),
+}
+
+
+@pytest.mark.parametrize('damage', TYPES.values(), ids=TYPES)
+def test_digests_of_other_types_are_damaged_and_the_checkpoint_before_is_the_newest(saved, tmp_path, damage):
+    folder = copied(saved, tmp_path / 'run')
+    file = digests.file_of(folder, 4, 0)
+    file.write_text(damage(json.loads(file.read_text())))
+    assert digests.newest(folder) == 2
+    assert digests.fault(folder, 4) == digests.Fault(f'its digests are damaged ({file})')
+
+
+def test_a_file_of_more_than_4_gib_may_be_in_digests(saved, tmp_path):
+    folder = copied(saved, tmp_path / 'run')
+    file = digests.file_of(folder, 4, 0)
+    file.write_text(change(files={'a': [5 << 30, '00']})(json.loads(file.read_text())))
+    assert digests.read(folder, 4).files == {'a': (5 << 30, '00')}
+
+
 @pytest.mark.parametrize('name', ['../../secret', '/etc/passwd', 'a\\b'])
 def test_digests_that_name_a_file_outside_of_the_checkpoint_are_a_fault(tmp_path, name):
     folder = Folder(tmp_path)

@@ -1,14 +1,20 @@
 """A lock on a shared disk: two processes that interleave as badly as they can are never inside together."""
 
+import contextlib
 import errno
 import os
 import pathlib
+import socket
+import stat
 import threading
 import time
 
 import pytest
+from conftest import tiny
 
 from sinklab.files import lock
+from sinklab.files.regular import Damaged
+from sinklab.folder import Folder
 
 pytestmark = pytest.mark.slow
 
@@ -124,3 +130,59 @@ def test_no_descriptor_is_left_open(path):
         with lock.locked(path):
             pass
     assert len(os.listdir('/proc/self/fd')) == before
+
+
+def make_socket(path):
+    with contextlib.chdir(path.parent), socket.socket(socket.AF_UNIX) as made:
+        made.bind(path.name)
+
+
+IRREGULAR = {
+    'a folder': os.mkdir,
+    'a FIFO': os.mkfifo,
+    'a socket': make_socket,
+    'a link to a device': lambda path: path.symlink_to('/dev/zero'),
+    'a link to itself': lambda path: path.symlink_to(path.name),
+    'a link to nothing': lambda path: path.symlink_to('nothing'),
+}
+
+
+@pytest.mark.parametrize('make', IRREGULAR.values(), ids=IRREGULAR)
+def test_what_is_no_file_in_the_place_of_a_lock_is_refused_at_once(path, make, monkeypatch):
+    monkeypatch.setattr(lock, 'DEAD', 60.0)
+    make(path)
+    refused = []
+
+    def come():
+        with pytest.raises(Damaged) as raised, lock.locked(path):
+            pass
+        refused.append(str(raised.value))
+
+    thread = threading.Thread(target=come, daemon=True)
+    thread.start()
+    thread.join(10)
+    (line,) = refused
+    assert str(path) in line
+    assert len(line.splitlines()) == 1
+    assert os.path.lexists(path)
+
+
+@pytest.mark.parametrize('name', ['a folder', 'a FIFO', 'a socket', 'a link to a device', 'a link to itself'])
+def test_a_run_whose_lock_is_no_file_is_refused_before_it_starts(path, name):
+    folder = Folder(path.parent)
+    folder.claim(tiny(), {})
+    IRREGULAR[name](path)
+    with pytest.raises(Damaged, match=r'lease\.lock'):
+        folder.check(tiny())
+
+
+@pytest.mark.parametrize('taken_over', [False, True])
+def test_only_its_owner_may_write_a_lock(path, taken_over):
+    if taken_over:
+        path.touch()
+    mask = os.umask(0)
+    try:
+        with lock.locked(path):
+            assert stat.S_IMODE(path.stat().st_mode) == 0o644
+    finally:
+        os.umask(mask)

@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import itertools
 import logging
 import subprocess
 import sys
@@ -11,7 +12,8 @@ import pytest
 from orbax.checkpoint._src.futures import future
 from runs import spec, train
 
-from sinklab.checkpoint import logs
+from sinklab import startup
+from sinklab.checkpoint import log_filters
 from sinklab.record import Refusal
 from sinklab.train.listener import Listener
 
@@ -34,13 +36,13 @@ FULL = OSError(28, 'No space left on device'), ValueError('RESOURCE_EXHAUSTED: F
 
 @pytest.mark.parametrize('error', FULL, ids=lambda error: type(error).__name__)
 def test_an_error_of_storage_is_not_logged_beside_what_is_raised(caplog, error):
-    logs.silence_repeated_errors()
+    log_filters.install()
     fail_in_a_thread(error)
     assert caplog.records == []
 
 
 def test_another_error_of_a_thread_is_logged(caplog):
-    logs.silence_repeated_errors()
+    log_filters.install()
     fail_in_a_thread(TypeError('a bug'))
     (record,) = caplog.records
     assert 'a bug' in record.getMessage()
@@ -48,7 +50,7 @@ def test_another_error_of_a_thread_is_logged(caplog):
 
 @pytest.mark.parametrize('name', ['absl', 'asyncio', 'orbax', None], ids=str)
 def test_what_others_log_is_left_as_it_is(caplog, name):
-    logs.silence_repeated_errors()
+    log_filters.install()
     logger = logging.getLogger(name)
     try:
         raise OSError(28, 'No space left on device')
@@ -60,17 +62,17 @@ def test_what_others_log_is_left_as_it_is(caplog, name):
 
 def test_absl_keeps_a_logger_of_its_own_class():
     """It must not be made by getLogger before absl makes it."""
-    script = 'from sinklab.checkpoint import logs; logs.silence_repeated_errors()\n'
+    script = 'from sinklab.checkpoint import log_filters; log_filters.install()\n'
     script += 'import absl.logging, logging; assert type(logging.getLogger("absl")) is absl.logging.ABSLLogger'
     subprocess.run([sys.executable, '-c', script], check=True)
 
 
 def test_the_filter_is_installed_once():
     for _ in range(2):
-        logs.silence_repeated_errors()
-    assert logging.getLogger('absl').filters.count(logs.is_not_repeated) == 1
+        log_filters.install()
+    assert logging.getLogger('absl').filters.count(log_filters.is_logged) == 1
     hook = sys.unraisablehook
-    assert not isinstance(getattr(hook, 'hook', None), logs.WithoutLateCallbacks)
+    assert not isinstance(getattr(hook, 'hook', None), log_filters.UnraisableHook)
 
 
 @pytest.fixture
@@ -78,7 +80,7 @@ def hooked(monkeypatch):
     """Errors that cannot be raised and reach the hook behind the filter."""
     heard = []
     monkeypatch.setattr(sys, 'unraisablehook', heard.append)
-    logs.silence_repeated_errors()
+    log_filters.install()
     return heard
 
 
@@ -106,6 +108,63 @@ def test_other_errors_that_cannot_be_raised_are_heard(hooked, of):
     given = unraisable(of)
     sys.unraisablehook(given)
     assert hooked == [given]
+
+
+def test_hooks_that_others_set_and_put_back_meanwhile_are_called_and_never_in_a_circle(hooked):
+    """The first of these orders once made a hook that called itself."""
+    given = unraisable('a program')
+
+    def wrap():
+        inner = sys.unraisablehook
+        sys.unraisablehook = lambda given: inner(given)
+
+    def put_back(older=sys.unraisablehook):
+        sys.unraisablehook = older
+
+    stack = contextlib.ExitStack()
+    changes = [lambda: stack.enter_context(log_filters.quiet()), log_filters.install, stack.close, wrap, put_back]
+    for order in itertools.product(changes, repeat=4):
+        put_back()
+        for change in order:
+            change()
+        sys.unraisablehook(given)
+        assert hooked == [given]
+        sys.unraisablehook(unraisable('C++'))
+        assert hooked == [given]
+        hooked.clear()
+        stack.close()
+
+
+@pytest.mark.parametrize('inside', [False, True], ids=['before', 'inside'])
+def test_keyboard_interrupts_and_the_filter_leave_each_other_in_force(hooked, monkeypatch, inside):
+    monkeypatch.setattr(startup.signal, 'getsignal', lambda number: startup.end_at_once)
+    monkeypatch.setattr(startup.signal, 'signal', lambda number, handler: None)
+    with startup.keyboard_interrupts():
+        if inside:
+            log_filters.install()
+        sys.unraisablehook(unraisable('C++'))
+        sys.unraisablehook(unraisable('a program'))
+        assert len(hooked) == 1
+    with log_filters.quiet():
+        sys.unraisablehook(unraisable('C++'))
+    assert len(hooked) == 1
+
+
+def test_an_interrupt_in_code_of_orbax_is_heard_inside_of_quiet(hooked):
+    code = compile('raise KeyboardInterrupt', '/lib/orbax/checkpoint.py', 'exec')
+    with pytest.raises(KeyboardInterrupt) as raised:
+        exec(code)
+    trace = raised.value.__traceback__
+    given = types.SimpleNamespace(exc_type=KeyboardInterrupt, exc_value=raised.value, exc_traceback=trace)
+    with log_filters.quiet():
+        sys.unraisablehook(given)
+    assert hooked == [given]
+
+
+def test_a_message_that_cannot_be_formatted_does_not_raise_from_the_filter():
+    log_filters.install()
+    with log_filters.quiet():
+        assert log_filters.is_logged(logging.LogRecord('absl', logging.ERROR, 'x.py', 1, '%d', ('x',), None))
 
 
 @pytest.mark.slow

@@ -7,10 +7,11 @@ import warnings
 
 import pytest
 
-from sinklab.checkpoint.orbax import quiet
+from sinklab.checkpoint.log_filters import install, quiet
 
 
 def process_wide():
+    install()  # which stays
     loggers = [logging.getLogger(name) for name in (None, 'absl', 'asyncio')]
     return [list(logger.filters) for logger in loggers], sys.unraisablehook, list(warnings.filters)
 

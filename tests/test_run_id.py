@@ -160,6 +160,39 @@ def test_digests_of_one_process_of_another_run_are_enough(tmp_path):
     assert not fault.cut_short
 
 
+def test_without_run_json_the_id_that_all_checkpoints_have_is_that_of_the_run_and_that_is_said(tmp_path, capsys):
+    folder = begun(tmp_path / 'run')
+    run_id, content = folder.run_id(), (folder.path / 'run.json').read_bytes()
+    forget_id(folder)
+    checkpoints = Checkpoints(folder, RULES, {})
+    checkpoints.save(6, dict(step=jnp.int32(6), params=dict(w=jnp.zeros(3))))
+    checkpoints.close()
+    (line,) = capsys.readouterr().err.splitlines()
+    assert str(folder.path / 'run.json') in line
+    assert run_id in line
+    assert digests.read(folder, 6).run_ids == {run_id}
+    (folder.path / 'run.json').write_bytes(content)
+    assert digests.fault(folder, 6) is None
+
+
+@pytest.mark.parametrize('their_id', [True, False])
+def test_without_run_json_checkpoints_of_different_runs_are_refused_in_a_line_that_names_both(
+    tmp_path, capsys, their_id
+):
+    ours, theirs = begun(tmp_path / 'ours'), begun(tmp_path / 'theirs', born_with_id=their_id)
+    run_id = ours.run_id()
+    put(theirs, ours)
+    forget_id(ours)
+    with pytest.raises(Refusal, match=run_id) as raised:
+        Checkpoints(ours, RULES, {})
+    assert (theirs.run_id() or 'no id') in str(raised.value)
+    for command in (['verify'], ['restore-params', f'--out={tmp_path}/out'], ['ls']):
+        assert main(['checkpoint', command[0], f'{ours}@4', *command[1:]]) == 1
+        (line,) = ''.join(capsys.readouterr()).splitlines()
+        assert str(ours.path / 'run.json') in line
+    assert digests.newest(ours) == 4  # whose it is cannot be told; whoever reads it is refused
+
+
 class First:
     """Process 0 of two, which notes what it decides for both."""
 

@@ -12,7 +12,8 @@ from orbax.checkpoint import v1 as ocp
 
 from sinklab.checkpoint import digests, restore, steps
 from sinklab.checkpoint.digests import Fault
-from sinklab.checkpoint.orbax import one_line, quiet, reaching
+from sinklab.checkpoint.log_filters import quiet
+from sinklab.checkpoint.orbax import one_line, reaching
 from sinklab.checkpoint.storage import room
 from sinklab.files.place import absolute
 from sinklab.folder import Folder, differences
@@ -27,7 +28,8 @@ class Checkpoints:
     """The checkpoints of one run folder, to which all processes of its group come alike.
 
     `check` is asked, in the background, too, before anything is written, and raises where the folder is another's.
-    `run_id` is for a run whose run.json is written after its first checkpoint; otherwise it is read there.
+    `run_id` is for a run whose run.json is written after its first checkpoint; otherwise it is read there, or
+    in its checkpoints where that file is missing.
     """
 
     def __init__(
@@ -41,7 +43,7 @@ class Checkpoints:
     ):
         self.folder, self.rules, self.data, self.group = folder, rules, data, group or Alone()
         self.check_owner = check
-        self.run_id = run_id or once(self.group, 'run id', folder.run_id)
+        self.run_id = run_id or once(self.group, 'run id', lambda: digests.find_run_id(folder))
         self.pool, self.pending = ThreadPoolExecutor(1, 'checkpoint'), None
         self.seconds: float | None = None  # of the latest finished save, until its digests lay on the disk
         once(self.group, 'folder of checkpoints', lambda: steps.tidy(folder))

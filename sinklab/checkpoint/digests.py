@@ -20,7 +20,8 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path, PurePosixPath
 from types import EllipsisType
 
-from sinklab.files import tree
+from sinklab.files import run_files, tree
+from sinklab.files.regular import Damaged
 from sinklab.files.validation import is_relative_name
 from sinklab.files.whole import awaited, whole
 from sinklab.folder import Folder
@@ -30,6 +31,7 @@ THREADS = min(4, os.cpu_count() or 1)  # hashing holds no lock, and more of them
 OF_PROCESS, MANIFEST = 'ocdbt.process_', 'manifest.ocdbt'
 RUN_ID = 'run_id'
 OWN = re.compile(r'(?:^|\.)process_(\d+)$')  # in Orbax's names of what one process writes
+FindId = Callable[[], str | None]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -81,9 +83,9 @@ def write(
     """Digests what one of `count` processes has written of a committed checkpoint, whose save took so long.
 
     Args:
-        run_id: the id of the run; read from its run.json if it is not given.
+        run_id: the id of the run; found in its folder if it is not given.
     """
-    run_id = folder.run_id() if run_id is ... else run_id
+    run_id = find_run_id(folder) if run_id is ... else run_id
     checkpoint = folder.checkpoints / str(step)
 
     def list_own() -> list[str]:
@@ -115,17 +117,50 @@ def write(
         unfinished.write_text(json.dumps(content, indent=1) + '\n', encoding='utf-8')
 
 
-def read(folder: Folder, step: int) -> Digests | Fault:
-    """What all processes have digested of a step of this run."""
-    return of_run(folder, read_of_any_run(folder, step), folder.run_id)
+def read(folder: Folder, step: int, run_id: FindId | None = None) -> Digests | Fault:
+    """Read what all processes have digested of a step of this run; `run_id` as for `fault`."""
+    return of_run(folder, read_of_any_run(folder, step), run_id or (lambda: find_run_id(folder)))
 
 
-def of_run(folder: Folder, known: Digests | Fault, run_id: Callable[[], str | None]) -> Digests | Fault:
+def find_run_id(folder: Folder) -> str | None:
+    """Return the id of the run of a folder: that in run.json or, where it is missing, that of all its checkpoints.
+
+    Returns:
+        None for a run that is older than these ids, and for a folder without checkpoints.
+
+    Raises:
+        Refusal: run.json is damaged, or is missing where checkpoints have different ids.
+    """
+    if (said := folder.run_id()) is not None:
+        return said
+    found: dict[str | None, int] = {}  # with a step that has it
+    for step in folder.checkpoint_steps():
+        if isinstance(known := read_of_any_run(folder, step), Digests):
+            found |= dict.fromkeys(known.run_ids, step)
+    if found.keys() <= {None}:
+        return None
+    file = folder.path / 'run.json'
+    if len(found) > 1:
+        ids = ', '.join(sorted(f'{one or "no id"} in step {step}' for one, step in found.items()))
+        raise Damaged(f'{file} is missing, and checkpoints of {folder} are of different runs ({ids}); bring it back')
+    (run_id,) = found
+    run_files.warn(
+        file, f'{file} is missing; the id of the run is that of all its checkpoints, {run_id}; bring it back'
+    )
+    return run_id
+
+
+def of_run(folder: Folder, known: Digests | Fault, run_id: FindId) -> Digests | Fault:
     """Return the digests of a checkpoint, or a fault where they are of a run with another id."""
     if isinstance(known, Fault) or (ours := run_id()) is None or known.run_ids == {ours}:
         return known
     theirs = ', '.join(sorted(one or 'no id' for one in known.run_ids - {ours}))
     return Fault(f'it is of another run ({theirs} in its digests, and {folder.path / "run.json"} says {ours})')
+
+
+def id_finder(folder: Folder) -> FindId:
+    """Return a function that finds the id of a run once, when it is first asked."""
+    return functools.cache(functools.partial(find_run_id, folder))
 
 
 def read_of_any_run(folder: Folder, step: int) -> Digests | Fault:
@@ -146,15 +181,15 @@ def read_of_any_run(folder: Folder, step: int) -> Digests | Fault:
 
 
 def newest(folder: Folder) -> int | None:
-    """The step of the newest checkpoint whose save has come to its end."""
+    """Return the step of the newest checkpoint whose save has come to its end."""
 
     def known(step: int) -> Digests | Fault:
         any_run = read_of_any_run(folder, step)
-        with contextlib.suppress(Refusal):  # a damaged run.json is refused where the run is read
+        with contextlib.suppress(Refusal):  # a damaged or missing run.json is refused where the run is read
             return of_run(folder, any_run, run_id)
         return any_run
 
-    run_id, steps = functools.cache(folder.run_id), reversed(folder.checkpoint_steps())
+    run_id, steps = id_finder(folder), reversed(folder.checkpoint_steps())
     return next((step for step in steps if isinstance(known(step), Digests)), None)
 
 
@@ -167,31 +202,31 @@ def seal(folder: Folder, step: int) -> str:
 
 
 def part_of(folder: Folder, step: int, process: int) -> dict | Fault:
-    """What one process has digested."""
+    """Read what one process has digested, checked against its schema."""
     file = file_of(folder, step, process)
     try:
-        part = json.loads(tree.content(file))
-        said = part['step'], part['process']
-        ordered = part['processes'] > process and part['written'] and part['seconds'] >= 0
-        ordered = ordered and all(len(digest) == 2 for digest in part['files'].values())
-        named = part.get(RUN_ID)
-        ordered = ordered and (named is None or bool(isinstance(named, str) and named))
+        part = run_files.read_json(file, 'digests')
     except FileNotFoundError:
         return Fault(
             f'its digests are incomplete ({file} is missing): its save was cut short, or goes on', cut_short=True
         )
-    except (ValueError, KeyError, TypeError, AttributeError):
+    except Damaged:
         return Fault(f'its digests are damaged ({file})')
-    if said != (step, process) or not ordered:
-        return Fault(f'its digests are of another step or process ({file} says step {said[0]}, process {said[1]})')
+    if (part['step'], part['process']) != (step, process) or part['processes'] <= process:
+        said = f'step {part["step"]}, process {part["process"]} of {part["processes"]}'
+        return Fault(f'its digests are of another step or process ({file} says {said})')
     return part
 
 
-def fault(folder: Folder, step: int, process: int = 0, count: int = 1) -> Fault | None:
-    """What is wrong with a checkpoint, as far as the share of one of `count` processes shows it."""
+def fault(folder: Folder, step: int, process: int = 0, count: int = 1, run_id: FindId | None = None) -> Fault | None:
+    """Return what is wrong with a checkpoint, as far as the share of one of `count` processes shows it.
+
+    Args:
+        run_id: returns the id of the run, for who asks about many steps; otherwise it is found for this one.
+    """
     checkpoint = folder.checkpoints / str(step)
     known = awaited(lambda: known if isinstance(known := read_of_any_run(folder, step), Digests) else None)
-    digests = of_run(folder, known or read_of_any_run(folder, step), folder.run_id)
+    digests = of_run(folder, known or read_of_any_run(folder, step), run_id or (lambda: find_run_id(folder)))
     if isinstance(digests, Fault):
         return digests
     if manifest := find_unmerged(digests.files):

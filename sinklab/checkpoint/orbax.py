@@ -1,14 +1,7 @@
-"""Orbax, made quiet: what it says beside what it raises, and what it raises in one line; and led to buckets."""
+"""Orbax: what it raises in one line, and led to buckets."""
 
 import contextlib
-import gc
-import logging
 import os
-import sys
-import threading
-import traceback
-import types
-import warnings
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -16,6 +9,7 @@ from typing import Any
 import jax
 from orbax.checkpoint import v1 as ocp
 
+from sinklab.checkpoint.log_filters import quiet
 from sinklab.files.patience import Unanswered
 from sinklab.files.place import is_remote
 from sinklab.record import Refusal
@@ -24,74 +18,6 @@ TEMPORARY = '.orbax-checkpoint-tmp'  # in the name of what is being saved
 REGION = 'AWS_REGION', 'AWS_DEFAULT_REGION'
 # Nothing of the files.
 HEALTHY = (Refusal, MemoryError, PermissionError, TimeoutError, Unanswered, jax.errors.JaxRuntimeError)
-
-
-class Silence:
-    """Keeps what Orbax says beside what it raises from being heard while any thread is inside.
-
-    Filters of loggers, the hook of unraisable errors and the filters of warnings belong to the whole process. The
-    first thread that comes adds ours, and the last one that leaves takes them away, each alone: what other threads
-    add meanwhile stays.
-    """
-
-    def __init__(self):
-        self.lock, self.inside = threading.Lock(), 0
-        self.loggers = [logging.getLogger(name) for name in (None, 'absl', 'asyncio')]
-        self.hook, self.warning = sys.unraisablehook, None
-        self.unraisable = self.pass_on_unraisable  # one object, to be found again
-
-    def enter(self) -> None:
-        with self.lock:
-            self.inside += 1
-            if self.inside > 1:
-                return
-            for logger in self.loggers:
-                logger.addFilter(is_audible)
-            self.hook, sys.unraisablehook = sys.unraisablehook, self.unraisable
-            known = list(warnings.filters)
-            warnings.filterwarnings('ignore', 'coroutine .* was never awaited', RuntimeWarning)
-            self.warning = None if warnings.filters[0] in known else warnings.filters[0]
-
-    def leave(self) -> None:
-        with self.lock:
-            self.inside -= 1
-            if self.inside:
-                return
-            for logger in self.loggers:
-                logger.removeFilter(is_audible)
-            if sys.unraisablehook is self.unraisable:  # otherwise whoever has set another one calls ours
-                sys.unraisablehook = self.hook
-            with contextlib.suppress(ValueError):
-                warnings.filters.remove(self.warning)
-
-    def pass_on_unraisable(self, given: Any) -> None:
-        if not (self.inside and of_orbax(given.exc_traceback)):
-            self.hook(given)
-
-
-SILENCE = Silence()
-
-
-@contextlib.contextmanager
-def quiet() -> Iterator[None]:
-    """Without what Orbax says beside what it raises, nor what the tasks say that it leaves behind."""
-    SILENCE.enter()
-    try:
-        yield
-    except BaseException:
-        gc.collect()  # the last that those tasks say
-        raise
-    finally:
-        SILENCE.leave()
-
-
-def of_orbax(trace: types.TracebackType | None) -> bool:
-    files = (frame.f_code.co_filename for frame, _ in traceback.walk_tb(trace))
-    return any('orbax' in file or 'uvloop' in file for file in files)
-
-
-def is_audible(record: logging.LogRecord) -> bool:
-    return 'orbax' not in record.pathname and 'never retrieved' not in record.getMessage()
 
 
 @contextlib.contextmanager

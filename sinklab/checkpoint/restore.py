@@ -11,7 +11,8 @@ import numpy as np
 from orbax.checkpoint import v1 as ocp
 
 from sinklab.checkpoint import digests
-from sinklab.checkpoint.orbax import TEMPORARY, one_line, quiet, reaching
+from sinklab.checkpoint.log_filters import quiet
+from sinklab.checkpoint.orbax import TEMPORARY, one_line, reaching
 from sinklab.checkpoint.storage import writing
 from sinklab.files import tree
 from sinklab.files.place import absolute, check_checkpoint_path, is_remote

@@ -80,7 +80,8 @@ def tidy(folder: Folder) -> None:
         left = [path for path in tree.entries(folder.checkpoints) if is_left(path.name, saved)]
         for path in left:
             check_left(folder, path)
-        going = {path.name.removesuffix(GOING) for path in left}
+        # STEP.UNIQUE.deleted on a disk; STEP in a bucket, or as an earlier version has it STEP.deleted
+        going = {path.name.split('.')[0] if path.name.endswith(GOING) else path.name for path in left}
         for path in tree.entries(folder.digests):
             if path.name not in saved and (path.name in going or not any(path.glob('*.json'))):
                 tell(try_to_remove([path]))

@@ -72,9 +72,9 @@ def ls(given: argparse.Namespace) -> int:
     from sinklab.files import tree
 
     folder, steps = meant(given)
-    rows = []
+    rows, run_id = [], digests.id_finder(folder)
     for step in steps:
-        known = digests.read(folder, step)
+        known = digests.read(folder, step, run_id)
         missing = isinstance(known, digests.Fault)
         rows.append(
             dict(
@@ -97,7 +97,8 @@ def verify(given: argparse.Namespace) -> int:
     from sinklab.checkpoint import digests
 
     folder, steps = meant(given)
-    faults = {step: digests.fault(folder, step) for step in steps}
+    run_id = digests.id_finder(folder)
+    faults = {step: digests.fault(folder, step, run_id=run_id) for step in steps}
     rows = [
         dict(step=step, path=str(folder.checkpoints / str(step)), fault=fault.why if fault else None)
         for step, fault in faults.items()
@@ -114,13 +115,13 @@ def restore_parameters(given: argparse.Namespace) -> int:
 
     program_cache.install()
     jax.config.update('jax_platforms', 'cpu')  # a run may hold the others
-    from sinklab.checkpoint import logs, restore
+    from sinklab.checkpoint import log_filters, restore
 
     folder, steps = meant(given)
     out = place(given.out)
     if out.exists():
         raise Refusal(f'--out={given.out} is there already; give a new folder')
-    logs.silence_repeated_errors()
+    log_filters.install()
     count = restore.write_parameters(folder, steps[-1], out, given.dtype)
     print(f'{given.out}: {count:,} parameters of {folder.checkpoints / str(steps[-1])}')
     return 0

@@ -15,6 +15,8 @@ import uuid
 from collections.abc import Iterator
 from pathlib import Path
 
+from sinklab.files import regular
+from sinklab.files.regular import Damaged
 from sinklab.files.whole import UNFINISHED
 
 DEAD = 10.0  # seconds until whoever has a lock, for some milliseconds, is taken for dead
@@ -25,7 +27,11 @@ UNKNOWN = errno.ENOSYS, errno.ENOLCK, errno.ENOTSUP, errno.EOPNOTSUPP, errno.EIN
 
 @contextlib.contextmanager
 def locked(path: Path) -> Iterator[None]:
-    """A few milliseconds in which nobody else is in here; whoever dies in them is waited for in vain once."""
+    """A few milliseconds in which nobody else is in here; whoever dies in them is waited for in vain once.
+
+    Raises:
+        Damaged: what stands in the place of the file is no regular file.
+    """
     there, since = None, time.monotonic()
     while True:
         try:
@@ -86,15 +92,20 @@ def take_over(path: Path, dead: tuple[int, int] | None) -> int | None:
 
 
 def create(path: Path) -> int:
-    return os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o666)
+    return os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o644)
 
 
 def reopen(path: Path) -> int:
-    """Open the file of a lock as NFS wants it for locks of the kernel; of another user, as far as that is allowed."""
-    try:
-        return os.open(path, os.O_RDWR)
-    except PermissionError:
-        return os.open(path, os.O_RDONLY)
+    """Open the file of a lock as NFS wants it for locks of the kernel; of another user, as far as that is allowed.
+
+    Raises:
+        Damaged: it is no regular file, or may not be read.
+    """
+    with regular.naming_lasting_errors(path):
+        try:
+            return regular.open_descriptor(path, os.O_RDWR)
+        except PermissionError:
+            return regular.open_descriptor(path)
 
 
 @contextlib.contextmanager
@@ -122,10 +133,13 @@ def excluding(file: int) -> Iterator[None]:
 
 
 def mark(path: Path) -> tuple[int, int] | None:
-    """Which file this is; None where there is none."""
+    """Return which file this is; None where there is none. Raises Damaged for what is no regular file."""
     try:
-        file = os.open(path, os.O_RDONLY)  # a network's disk looks again where a file is opened
+        with regular.naming_lasting_errors(path):
+            file = regular.open_descriptor(path)  # a network's disk looks again where a file is opened
     except FileNotFoundError:
+        if path.is_symlink():  # which keeps the file from being made, and is nobody's lock
+            raise Damaged(f'{path} is a link to nothing where a file has to be; remove it') from None
         return None
     try:
         return identity(file)

@@ -49,17 +49,33 @@ def opened(path: Path) -> Iterator[BinaryIO]:
         with path.open('rb') as file:
             yield file
         return
-    try:
+    with naming_lasting_errors(path):
         refuse_irregular(path, os.stat(path))
-        # Without O_NONBLOCK a FIFO that has come into its place since would be waited for.
-        descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK)
+        descriptor = open_descriptor(path)
+    with os.fdopen(descriptor, 'rb') as file:
+        yield file
+
+
+def open_descriptor(path: Path, flags: int = os.O_RDONLY) -> int:
+    """Open a regular file of a disk without waiting. Raises Damaged for what is none, and OSError as os.open does."""
+    descriptor = os.open(path, flags | os.O_NONBLOCK)  # a FIFO would be waited for without it
+    try:
+        refuse_irregular(path, os.fstat(descriptor))
+    except BaseException:
+        os.close(descriptor)
+        raise
+    return descriptor
+
+
+@contextlib.contextmanager
+def naming_lasting_errors(path: Path) -> Iterator[None]:
+    """Raise Damaged instead of an error that would come again."""
+    try:
+        yield
     except OSError as error:
         if error.errno in LASTING:
             raise refusal(path, error) from error
         raise
-    with os.fdopen(descriptor, 'rb') as file:
-        refuse_irregular(path, os.fstat(descriptor))
-        yield file
 
 
 def read(path: Path, start: int = 0, most: int = LARGEST) -> bytes:
@@ -92,14 +108,8 @@ def check(path: Path) -> None:
     """Refuse what stands in the place of a file that is about to be read or written; it may be missing."""
     if is_remote(path):
         return
-    try:
+    with contextlib.suppress(FileNotFoundError), naming_lasting_errors(path):
         refuse_irregular(path, os.stat(path))
-    except FileNotFoundError:
-        pass
-    except OSError as error:
-        if error.errno in LASTING:
-            raise refusal(path, error) from error
-        raise
 
 
 def refusal(path: Path, error: OSError) -> Damaged:

@@ -39,6 +39,9 @@ Step = Annotated[int, Meta(ge=0, lt=2**31)]  # as in spec.py: steps in arrays ar
 Count = Annotated[int, Meta(ge=0, lt=2**31)]
 # What training records is float32, and finite: it ends otherwise.
 Number = Annotated[int, Meta(ge=-(2**53), le=2**53)] | Annotated[float, Meta(ge=-3.5e38, le=3.5e38)]
+Bytes = Annotated[int, Meta(ge=0, le=2**63 - 1)]
+Seconds = Annotated[int, Meta(ge=0, le=10**12)] | Annotated[float, Meta(ge=0, le=1e12)]
+RunId = Annotated[str, Meta(min_length=1, max_length=200)]
 
 
 class Lineage(Struct):
@@ -149,11 +152,24 @@ class Owner(Struct):
 class RunIdentity(Struct):
     """run.json: what checkpoints of this run carry, so that those of others are told from them."""
 
-    id: Annotated[str, Meta(min_length=1, max_length=200)]
+    id: RunId
+
+
+class SavedFiles(Struct):
+    """digests/STEP/PROCESS.json: the files of a checkpoint that one process has written, {name: (bytes, digest)}."""
+
+    step: Step
+    process: Annotated[int, Meta(ge=0, lt=2**20)]
+    processes: Annotated[int, Meta(ge=1, lt=2**20)]
+    written: Annotated[str, Meta(min_length=1, max_length=100)]
+    seconds: Seconds
+    files: dict[Annotated[str, Meta(max_length=4096)], tuple[Bytes, Annotated[str, Meta(max_length=1000)]]]
+    run_id: RunId | None = None
 
 
 SCHEMAS: dict[str, Any] = {
     'run': RunIdentity,
+    'digests': SavedFiles,
     'row': Row,
     'outcome': Outcome,
     'environment': Environment,

@@ -12,6 +12,7 @@ import hashlib
 import os
 import shutil
 import sys
+import uuid
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
@@ -189,13 +190,17 @@ def discard(folder: Path, names: Iterable[str]) -> None:
 
 
 def undo(folder: Path) -> None:
-    """Has a folder, which was whole, be no longer so, in one stroke."""
+    """Have a folder, which was whole, be no longer so, in one stroke.
+
+    On a disk it gets a name that ends with GOING and is used once: an earlier folder of this name may be left that
+    could not be deleted.
+    """
     with contextlib.suppress(FileNotFoundError):
         if is_remote(folder):
             (folder / GOING).write_bytes(b'')  # which tells it from a folder that never had a COMMIT
             (folder / COMMIT).unlink()
         else:
-            folder.replace(folder.with_name(f'{folder.name}{GOING}'))
+            folder.replace(folder.with_name(f'{folder.name}.{uuid.uuid4().hex[:8]}{GOING}'))
 
 
 def move(folder: Path, to: Path) -> None:

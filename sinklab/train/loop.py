@@ -11,7 +11,7 @@ import jax
 
 from sinklab import sharding
 from sinklab.attend.choice import Choice
-from sinklab.checkpoint import logs
+from sinklab.checkpoint import log_filters
 from sinklab.checkpoint.checkpoints import Checkpoints
 from sinklab.checkpoint.storage import room
 from sinklab.data.batches import Sequences
@@ -54,7 +54,7 @@ def train(
     `grace` is how many seconds are left to a run that is told to stop. Raises Refusal (before a step is compiled, and
     a run is as it was but for its outcome; later where a program does not fit), Diverged, Stopped, or Disagreement.
     """
-    logs.silence_repeated_errors()
+    log_filters.install()
     group = group or Alone()
     folder = folder if group.index == 0 else folder.read_only()
     once(group, 'folder', lambda: folder.check(spec))

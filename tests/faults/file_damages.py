@@ -44,6 +44,7 @@ VERBS = 'train', 'tail', 'report', 'measure', 'verify'
 BAD = 'silent', 'traceback', 'hang', 'retry', 'unnamed'
 SECONDS = 20.0  # until a verb is taken to hang; each of them takes a tenth of that
 MEMORY = 24 << 30  # bytes of address space of a worker, so that /dev/zero cannot fill the machine
+NONE = ''  # of a file that runs did not have before
 CLOCK = 'seconds', 'speed/tokens_per_second', 'speed/mfu'
 STEP = 8
 Change = Callable[[Path], None]
@@ -373,6 +374,54 @@ LINEAGE: dict[str, Change] = {
 }
 
 
+LOCK: dict[str, Change] = {'a link to nothing': link_to('nothing')}
+RUN: dict[str, Change] = {
+    'id a number': change_json(id=5),
+    'id empty': change_json(id=''),
+    'id null': change_json(id=None),
+    'id of 1 MB': change_json(id='x' * (1 << 20)),
+    'id of another run': change_json(id='another'),
+}
+
+
+def change_digest(value: Any) -> Change:
+    """Return a damage of what digests say of the first file."""
+
+    def change(file: Path) -> None:
+        content = json.loads(file.read_text())
+        content['files'][min(content['files'])] = value
+        file.write_text(json.dumps(content))
+
+    return change
+
+
+DIGESTS: dict[str, Change] = {
+    '100,000 nested brackets': put('[' * 100_000 + ']' * 100_000),
+    'step a text': change_json(step='x'),
+    'step of another checkpoint': change_json(step=6),
+    'process 1': change_json(process=1),
+    'processes 2': change_json(processes=2),
+    'processes 10^30': change_json(processes=10**30),
+    'processes a text': change_json(processes='x'),
+    'written a number': change_json(written=5),
+    'seconds a text': change_json(seconds='x'),
+    'seconds NaN': change_json(seconds=float('nan')),
+    'files lacking': change_json(files=...),
+    'files a list': change_json(files=[['a', 1, '00']]),
+    'no files': change_json(files={}),
+    'a file a text': change_digest('xy'),
+    'a file an object': change_digest({'a': 1, 'b': 2}),
+    'a file null': change_digest(None),
+    'size a text': change_digest(['x', '00']),
+    'size 10^30': change_digest([10**30, '00']),
+    'digest a number': change_digest([1, 5]),
+    'digest of another file': change_digest([1, '00']),
+    'a file outside': change_json(**{'files__../../secret': [1, '00']}),
+    'id a number': change_json(run_id=5),
+    'id of another run': change_json(run_id='another'),
+}
+
+
 def without(names: dict[str, Change], *left_out: str) -> dict[str, Change]:
     return {name: change for name, change in names.items() if name not in left_out}
 
@@ -387,6 +436,9 @@ PARTS: list[tuple[str, str, dict[str, Change]]] = [
     ('environment', 'environment.json', CONTENTS | ENVIRONMENT | without(SHAPES, 'missing')),
     ('config', 'config.json', CONTENTS | CONFIG | SHAPES),
     ('lease', 'lease.json', without(CONTENTS | SHAPES, 'cut in half', 'missing') | LEASE),
+    ('lock', 'lease.lock', without(CONTENTS | SHAPES, 'cut in half', 'missing') | LOCK),
+    ('run', 'run.json', CONTENTS | RUN | SHAPES),
+    ('digests', 'digests/STEP/0.json', CONTENTS | DIGESTS | SHAPES),
     ('probe', f'probe/{STEP:08}.npz', PROBE | SHAPES),
     ('kept', 'measured', KEPT | without(SHAPES, 'missing')),
 ]
@@ -396,7 +448,8 @@ CASES = [(part, name) for part, _, damages in PARTS for name in damages]
 def damage(part: str, name: str, run: Path, cache: Path) -> Path:
     """Do one damage to a copy of a run, and return the file that is damaged."""
     file, change = next((file, damages[name]) for one, file, damages in PARTS if one == part)
-    path = next((cache / file).glob('*.npz')) if part == 'kept' else run / file
+    step = max(int(path.name) for path in (run / 'digests').iterdir())  # of the newest checkpoint
+    path = next((cache / file).glob('*.npz')) if part == 'kept' else run / file.replace('STEP', str(step))
     before = {*path.parent.iterdir()} if path.parent.exists() else set()
     change(path)
     return next(iter({*path.parent.iterdir()} - before), path)
@@ -445,10 +498,12 @@ def work() -> None:
     from sinklab import lease
     from sinklab.cli import tail
     from sinklab.cli.main import main
+    from sinklab.files import lock, whole
     from sinklab.observe import measuring, study  # noqa: F401
     from sinklab.train import loop  # noqa: F401
 
-    tail.AGAIN, lease.PATIENCE = 0.5, 3.0  # seconds that are waited for somebody who is not there
+    # Seconds that are waited for somebody who is not there, and for files that a network's disk may show late.
+    tail.AGAIN, lock.DEAD, lease.PATIENCE, whole.SHARED = 0.5, 0.5, 3.0, 0.0
     channel.write('ready\n')
     channel.flush()
     warned = getattr(sys.modules.get('sinklab.files.run_files'), 'WARNED', set())
@@ -573,6 +628,11 @@ def result(verb: str, folder: Path, out: str, err: str) -> Any:
     return {name: value for name, value in found.items() if name != 'model'}
 
 
+def is_unsound(line: str, folder: str) -> bool:
+    """Whether `verify` says in a line that a checkpoint is not sound."""
+    return line.startswith(f'{folder}/checkpoints/') and not line.endswith(': sound')
+
+
 def classify(code: int | None, said: str, is_same: bool, names: list[str]) -> str:
     named = any(name in said for name in names)
     if code is None:
@@ -583,7 +643,9 @@ def classify(code: int | None, said: str, is_same: bool, names: list[str]) -> st
         return 'retry'
     if code == 1:
         lines = [line for line in said.splitlines() if line.startswith('sinklab')]
-        return 'refused' if named and len(lines) == 1 else 'unnamed'
+        # `verify` says on standard output which checkpoints are not sound, in a line for each.
+        unsound = any(is_unsound(line, names[1]) for line in said.splitlines())
+        return 'refused' if named and len(lines) + unsound == 1 else 'unnamed'
     if names[0] in said:
         return 'named'
     return 'unaffected' if is_same else 'silent'
@@ -614,8 +676,8 @@ def tabulate(before: list[dict], after: list[dict]) -> str:
         for name in damages:
             cells = []
             for verb in VERBS:
-                was, now = old[part, name, verb], new[part, name, verb]
-                cells.append(now if was == now else f'{was} → {now}')
+                was, now = old.get((part, name, verb), NONE), new[part, name, verb]
+                cells.append(now if was in (now, NONE) else f'{was} → {now}')
             alike.setdefault(tuple(cells), []).append(name)
         lines += [f'| {"; ".join(names)} | {" | ".join(cells)} |' for cells, names in alike.items()]
     return '\n'.join(lines) + '\n'

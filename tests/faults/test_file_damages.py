@@ -17,6 +17,10 @@ SAMPLE |= {
     ('environment', 'attempts of numbers', 'tail'),
     ('lease', 'pid with a NUL', 'train'),
     ('lease', 'a folder', 'tail'),
+    ('lock', 'a FIFO', 'train'),
+    ('run', 'missing', 'measure'),
+    ('digests', '100,000 nested brackets', 'train'),
+    ('digests', 'size a text', 'verify'),
     ('probe', 'other layers', 'report'),
     ('kept', 'a number lacking', 'measure'),
 }

@@ -1,0 +1,129 @@
+"""Filters for what Orbax and TensorStore log and print beside the errors that they raise.
+
+Loggers and `sys.unraisablehook` belong to the whole process. One filter and one hook are installed and stay; inside
+of `quiet` they let less through. Nothing is ever put back: another thread or library may have set its own meanwhile.
+"""
+
+import contextlib
+import gc
+import logging
+import sys
+import threading
+import types
+import warnings
+from collections.abc import Callable, Iterator
+from typing import Any
+
+ORBAX = '/orbax/'  # in the paths of its files
+LOGGERS = None, 'absl', 'asyncio'
+# Orbax keeps what a thread of its has raised, raises it again where the save is waited for, and logs it besides with
+# a traceback, once for each thread that waits for the first: 3 to 9 of them, 280 lines, around one line of ours.
+THREADS = 'orbax/checkpoint/_src/futures/future.py'
+NEVER_RETRIEVED = 'never retrieved'  # of what asyncio says of a task that was waited for with others
+NEVER_AWAITED = 'coroutine .* was never awaited'
+
+
+class Quiet:
+    """Counts the threads that are inside of `quiet`, and ignores a warning while there is one."""
+
+    def __init__(self) -> None:
+        self.lock, self.inside, self.warning = threading.Lock(), 0, None
+
+    def enter(self) -> None:
+        install()
+        with self.lock:
+            self.inside += 1
+            if self.inside == 1:
+                known = list(warnings.filters)
+                warnings.filterwarnings('ignore', NEVER_AWAITED, RuntimeWarning)
+                self.warning = None if warnings.filters[0] in known else warnings.filters[0]
+
+    def leave(self) -> None:
+        with self.lock:
+            self.inside -= 1
+            if not self.inside:
+                with contextlib.suppress(ValueError):  # what other threads have added meanwhile stays
+                    warnings.filters.remove(self.warning)
+
+
+QUIET, INSTALLING = Quiet(), threading.Lock()
+
+
+@contextlib.contextmanager
+def quiet() -> Iterator[None]:
+    """Let nothing be heard of what Orbax says beside what it raises, nor of the tasks that it leaves behind."""
+    QUIET.enter()
+    try:
+        yield
+    except BaseException:
+        gc.collect()  # the last that those tasks say
+        raise
+    finally:
+        QUIET.leave()
+
+
+def install() -> None:
+    """Install the filter and the hook, unless they are there."""
+    import absl.logging  # noqa: F401  makes the logger `absl` of its own class, which getLogger alone would not
+
+    with INSTALLING:
+        for name in LOGGERS:
+            logging.getLogger(name).addFilter(is_logged)  # which adds the same filter no second time
+        if not isinstance(sys.unraisablehook, UnraisableHook):
+            sys.unraisablehook = UnraisableHook(sys.unraisablehook)
+
+
+def is_logged(record: logging.LogRecord) -> bool:
+    """Whether to log a record: all but errors of storage that a thread or task of Orbax has raised.
+
+    Inside of `quiet`, nothing of Orbax is.
+    """
+    never_retrieved = NEVER_RETRIEVED in str(record.msg)  # the message of asyncio has no arguments
+    if QUIET.inside and (never_retrieved or ORBAX in record.pathname):
+        return False
+    error = record.exc_info[1] if record.exc_info else None
+    # ValueError is what Orbax makes of an error of TensorStore.
+    if record.name not in LOGGERS or not isinstance(error, OSError | ValueError):
+        return True
+    if record.name == 'asyncio':
+        return not (never_retrieved and is_raised_in(error.__traceback__, ORBAX))
+    return not record.pathname.endswith(THREADS)
+
+
+class UnraisableHook:
+    """A sys.unraisablehook that passes on what is no consequence of an error that Orbax raises.
+
+    It calls the hook that it has found, and that one alone for as long as it lives: hooks that call each other cannot
+    come to be a circle, whoever puts which of them back.
+    """
+
+    def __init__(self, hook: Callable[[Any], Any]):
+        self.hook = hook
+
+    def __call__(self, given: Any) -> None:
+        silent = (QUIET.inside and is_raised_in(given.exc_traceback, ORBAX, 'uvloop')) or is_late_callback(given)
+        if not (silent and issubclass(given.exc_type, Exception)):  # KeyboardInterrupt is to be heard everywhere
+            self.hook(given)
+
+
+def is_late_callback(given: Any) -> bool:
+    """Whether TensorStore has called an event loop that has ended.
+
+    Once one write of a save has failed, its event loop is closed. The other writes, which fail later, still call it
+    from threads of C++, where nothing can be raised: what comes of that has frames of asyncio alone.
+    """
+    if given.exc_type is not RuntimeError or str(given.exc_value) != 'Event loop is closed':
+        return False
+    modules = [frame.f_globals.get('__name__') for frame in frames(given.exc_traceback)]
+    return bool(modules) and all(module == 'asyncio.base_events' for module in modules)
+
+
+def is_raised_in(trace: types.TracebackType | None, *parts: str) -> bool:
+    """Whether a frame of a traceback is of a file with one of these parts in its path."""
+    return any(part in frame.f_code.co_filename for frame in frames(trace) for part in parts)
+
+
+def frames(trace: types.TracebackType | None) -> Iterator[types.FrameType]:
+    while trace:
+        yield trace.tb_frame
+        trace = trace.tb_next
