@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple
 import msgspec
 from msgspec import Meta, Struct
 
-from sinklab.files import regular
+from sinklab.files import regular, validation
 from sinklab.files.regular import Damaged
 from sinklab.spec import Takes
 
@@ -204,32 +204,7 @@ def decode_json(content: bytes | str, kind: str, file: Path | str, remedy: str =
 
 def parse_json(content: bytes | str) -> Any:
     """Parse JSON of finite numbers that is not nested deeply. Raises ValueError."""
-    try:
-        # json and not msgspec, which refuses half of a surrogate pair: names of files that are not UTF-8 have them.
-        found = json.loads(content, parse_constant=refuse_constant, parse_float=parse_finite)
-        check_depth(found)
-    except RecursionError:
-        raise ValueError(f'objects inside each other, deeper than {DEEPEST}') from None
-    return found
-
-
-def refuse_constant(text: str) -> None:
-    raise ValueError(f'{text} is no number of JSON')
-
-
-def parse_finite(text: str) -> float:
-    if math.isinf(number := float(text)):
-        raise ValueError(f'{text[:20]} is too large a number')
-    return number
-
-
-def check_depth(found: Any, depth: int = 0) -> None:
-    """Raise RecursionError for more than DEEPEST objects and lists inside each other."""
-    if depth > DEEPEST:
-        raise RecursionError
-    if isinstance(found, dict | list):
-        for value in found.values() if isinstance(found, dict) else found:
-            check_depth(value, depth + 1)
+    return validation.decode_json(content, DEEPEST, finite=True)
 
 
 def one_line(error: Exception | str) -> str:

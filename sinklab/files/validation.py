@@ -1,6 +1,6 @@
 """What is accepted of files that others may have written: names, sizes, nesting and shapes, checked before use.
 
-Every reader here raises Refusal, in one line that names the file, and holds no more in memory than its bound allows.
+Every reader here raises Damaged, in one line that names the file, and holds no more in memory than its bound allows.
 """
 
 import ast
@@ -18,8 +18,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import msgspec
 
 from sinklab.files.place import is_remote
-from sinklab.files.regular import opened
-from sinklab.record import Refusal
+from sinklab.files.regular import Damaged, opened
 
 if TYPE_CHECKING:
     import numpy as np
@@ -41,11 +40,11 @@ def check_relative_name(name: Any, file: str | os.PathLike) -> str:
         file: where the name was read.
 
     Raises:
-        Refusal: the name is no text, or absolute, or leads out of the folder, or has a backslash or a control
+        Damaged: the name is no text, or absolute, or leads out of the folder, or has a backslash or a control
             character.
     """
     if not is_relative_name(name):
-        raise Refusal(f'{file} names {str(name)[:80]!a}, which is no relative path below its folder; {AGAIN}')
+        raise Damaged(f'{file} names {str(name)[:80]!a}, which is no relative path below its folder; {AGAIN}')
     return name
 
 
@@ -60,12 +59,12 @@ def resolve_name(folder: Path, name: Any, file: str | os.PathLike) -> Path:
     """Return the path of a name that was read from a file, checked by `check_relative_name`, and without links out.
 
     Raises:
-        Refusal: also where the name, or a folder above it, is a link that leads out of the folder.
+        Damaged: also where the name, or a folder above it, is a link that leads out of the folder.
     """
     path = folder / check_relative_name(name, file)
     if not leads_out(path, folder):
         return path
-    raise Refusal(f'{file} names {name}, a link that leads out of {folder} to {path.resolve()}; put a copy there')
+    raise Damaged(f'{file} names {name}, a link that leads out of {folder} to {path.resolve()}; put a copy there')
 
 
 def leads_out(path: Path, folder: Path) -> bool:
@@ -84,13 +83,13 @@ def read_bounded(path: Path, most: int) -> bytes:
     """Return the content of a regular file of at most `most` bytes.
 
     Raises:
-        Refusal: it is no regular file, may not be read, or is larger.
+        Damaged: it is no regular file, may not be read, or is larger.
         OSError: it is not there, or its disk or bucket does not answer.
     """
     with opened(path) as file:
         content = file.read(most + 1)
     if len(content) > most:
-        raise Refusal(f'{path} has more than {most:,} bytes, which is more than such a file can need; {AGAIN}')
+        raise Damaged(f'{path} has more than {most:,} bytes, which is more than such a file can need; {AGAIN}')
     return content
 
 
@@ -105,7 +104,7 @@ def read_json(path: Path, kind: type[T] = dict, most: int = JSON_BYTES, remedy: 
 
     Raises:
         OSError: it is not there, or its disk or bucket does not answer, of which the file is not to blame.
-        Refusal: it is no regular file, too large, too deeply nested, no UTF-8, no JSON or of another type.
+        Damaged: it is no regular file, too large, too deeply nested, no UTF-8, no JSON or of another type.
     """
     return parse_json(read_bounded(path, most), path, kind, remedy)
 
@@ -113,21 +112,49 @@ def read_json(path: Path, kind: type[T] = dict, most: int = JSON_BYTES, remedy: 
 def parse_json(content: bytes, name: str | os.PathLike, kind: type[T] = dict, remedy: str = AGAIN) -> T:
     """Return what a text in JSON says, as `read_json` does; `name` is where it comes from."""
     try:
-        found = json.loads(content.decode('utf-8'))
-        check_depth(found)
-        return msgspec.convert(found, kind)
-    except RecursionError as error:
-        raise Refusal(f'{name} is nested more than {JSON_DEPTH} levels deep; {remedy}') from error
+        return msgspec.convert(decode_json(content), kind)
     except msgspec.ValidationError as error:
-        raise Refusal(f'{name} is damaged ({error}); {remedy}') from error
-    except ValueError as error:  # of UTF-8, of JSON, of a number of too many digits
-        raise Refusal(f'{name} is damaged and cannot be read ({str(error)[:160]}); {remedy}') from error
+        raise Damaged(f'{name} is damaged ({error}); {remedy}') from error
+    except ValueError as error:
+        raise Damaged(f'{name} is damaged and cannot be read ({str(error)[:160]}); {remedy}') from error
 
 
-def check_depth(found: Any) -> None:
-    """Raise RecursionError where lists and objects are nested more than JSON_DEPTH levels deep."""
+def decode_json(content: bytes | str, deepest: int = JSON_DEPTH, finite: bool = False) -> Any:
+    """Decode JSON as plain objects.
+
+    Args:
+        content: a text, or its bytes in UTF-8.
+        deepest: levels of objects and lists inside each other that are allowed.
+        finite: whether NaN, infinities and numbers that are too large for float64 are refused.
+
+    Raises:
+        ValueError: it is no UTF-8, no JSON, nested too deeply, or has a number that is refused.
+    """
+    text = content.decode('utf-8') if isinstance(content, bytes) else content
+    numbers: dict[str, Any] = dict(parse_constant=refuse_constant, parse_float=parse_finite) if finite else {}
+    try:
+        # json and not msgspec, which refuses half of a surrogate pair: names of files that are not UTF-8 have them.
+        found = json.loads(text, **numbers)
+        check_depth(found, deepest)
+    except RecursionError:
+        raise ValueError(f'objects inside each other, more than {deepest} levels deep') from None
+    return found
+
+
+def refuse_constant(text: str) -> None:
+    raise ValueError(f'{text} is no number of JSON')
+
+
+def parse_finite(text: str) -> float:
+    if math.isinf(number := float(text)):
+        raise ValueError(f'{text[:20]} is too large a number')
+    return number
+
+
+def check_depth(found: Any, deepest: int) -> None:
+    """Raise RecursionError where lists and objects are nested more than `deepest` levels deep."""
     level: Iterable[Any] = [found]
-    for _ in range(JSON_DEPTH + 1):
+    for _ in range(deepest + 1):
         nested = [item for item in level if isinstance(item, dict | list)]
         if not nested:
             return
@@ -144,7 +171,7 @@ def load_npz(content: Path | bytes, name: str | os.PathLike = '', remedy: str = 
 
     Raises:
         OSError: it is not there, or its disk or bucket does not answer.
-        Refusal: it is no .npz, or an array claims more bytes than its member of the archive has.
+        Damaged: it is no .npz, or an array claims more bytes than its member of the archive has.
     """
     name = name or os.fspath(content)
     try:
@@ -160,11 +187,11 @@ def load_npz(content: Path | bytes, name: str | os.PathLike = '', remedy: str = 
         below = error.__context__ if isinstance(error, zipfile.BadZipFile) else error
         if isinstance(below, OSError) and below.errno != errno.EINVAL:
             raise below from None
-        if isinstance(error, Refusal):
+        if isinstance(error, Damaged):
             raise
-        raise Refusal(f'{name} is no whole .npz ({" ".join(str(error).split())[:160]}); {remedy}') from error
+        raise Damaged(f'{name} is no whole .npz ({" ".join(str(error).split())[:160]}); {remedy}') from error
     except MemoryError as error:
-        raise Refusal(f'{name} needs more memory than there is; {remedy}') from error
+        raise Damaged(f'{name} needs more memory than there is; {remedy}') from error
 
 
 def check_npz(file: Any) -> None:
