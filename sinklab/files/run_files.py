@@ -4,14 +4,10 @@ A file that is not as its schema says raises Damaged, in one line: which file, w
 line of metrics.jsonl that is not is left out and returned as a Fault, beside the lines that can be used.
 """
 
-import errno
 import json
 import math
 import re
-import struct
 import sys
-import zipfile
-import zlib
 from collections.abc import Collection
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple
@@ -29,7 +25,6 @@ if TYPE_CHECKING:
 LARGEST_JSON = 64 << 20  # bytes of a JSON file
 LONGEST_LINE = 1 << 20  # bytes of a line of metrics.jsonl
 DEEPEST = 32  # objects and lists inside each other
-DEFLATED = 1100  # bytes that one byte of a deflated file stands for, at most
 SAME = 'LH'  # letters of dimensions that all arrays of a model have alike
 REMEDY = 'bring it back, or do without this folder'
 
@@ -292,12 +287,6 @@ def say_faults(file: Path, faults: list[Fault], passed_over: bool = True) -> str
 # Arrays
 
 
-ARCHIVE_ERRORS = (
-    *(ValueError, EOFError, KeyError, TypeError, IndexError, OverflowError, RuntimeError, SyntaxError, MemoryError),
-    *(NotImplementedError, struct.error, zipfile.BadZipFile, zlib.error),
-)
-
-
 def read_arrays(file: Path, names: Collection[str] | None = None, remedy: str = REMEDY) -> dict[str, 'np.ndarray']:
     """Read arrays of a file as np.savez writes it, none of which can be larger than the file says by its size.
 
@@ -310,43 +299,7 @@ def read_arrays(file: Path, names: Collection[str] | None = None, remedy: str = 
         Damaged: the file or one of these arrays is not as NumPy writes it, or would have to be unpickled.
         FileNotFoundError: it is not there.
     """
-    try:
-        with regular.opened(file) as opened, zipfile.ZipFile(opened) as archive:
-            members = {entry.filename.removesuffix('.npy'): entry for entry in archive.infolist()}
-            wanted = members if names is None else [name for name in names if name in members]
-            return {name: read_array(archive, members[name], name) for name in wanted}
-    except (*ARCHIVE_ERRORS, OSError) as error:
-        # A place before the beginning of the file is EINVAL; other errors are those of the disk.
-        if isinstance(error, Damaged) or (isinstance(error, OSError) and error.errno != errno.EINVAL):
-            raise
-        why = one_line(error) or type(error).__name__
-        raise Damaged(f'{file} is damaged ({why}); {remedy}') from error
-
-
-def read_array(archive: zipfile.ZipFile, entry: zipfile.ZipInfo, name: str) -> 'np.ndarray':
-    """Read one array. What its header says is compared with the bytes that there are before any are allocated."""
-    import numpy as np
-
-    if entry.compress_type not in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED):
-        raise ValueError(f'{name} is compressed in a way that NumPy has none of')
-    if entry.file_size > DEFLATED * (entry.compress_size + 64):
-        raise ValueError(f'{name} says that it has {entry.file_size:,} bytes, made of {entry.compress_size:,}')
-    with archive.open(entry) as member:
-        version = np.lib.format.read_magic(member)
-        headers = {(1, 0): np.lib.format.read_array_header_1_0, (2, 0): np.lib.format.read_array_header_2_0}
-        if version not in headers:
-            raise ValueError(f'{name} is of version {version} of NumPy files')
-        shape, in_fortran_order, dtype = headers[version](member)
-        if dtype.hasobject:
-            raise ValueError(f'{name} holds Python objects, which are never loaded')
-        size = math.prod(shape) * dtype.itemsize
-        if size != entry.file_size - member.tell():
-            raise ValueError(f'{name} has other bytes than its shape {shape} of {dtype} needs')
-        content = member.read(size) + member.read(1)  # at its end its checksum is compared
-        if len(content) != size:
-            raise ValueError(f'{name} has {len(content):,} bytes of {size:,}')
-    found = np.frombuffer(bytearray(content), dtype)
-    return found.reshape(shape, order='F' if in_fortran_order else 'C')
+    return validation.load_npz(file, remedy=remedy, names=names, largest=math.inf)
 
 
 def check_dimensions(file: Path, found: dict[str, 'np.ndarray'], remedy: str = REMEDY) -> dict[str, int]:

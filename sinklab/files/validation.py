@@ -3,15 +3,16 @@
 Every reader here raises Damaged, in one line that names the file, and holds no more in memory than its bound allows.
 """
 
-import ast
 import errno
 import io
 import json
 import math
 import os
+import struct
+import tokenize
 import zipfile
 import zlib
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -26,7 +27,7 @@ if TYPE_CHECKING:
 JSON_BYTES = 256 << 20  # the largest tokenizer.json has 40 MB, meta.json of 100,000 shards has 60 MB
 JSON_DEPTH = 64  # levels of nesting
 ARRAY_BYTES = 16 << 30  # of all arrays of an .npz
-NPY_HEADER = 1 << 16  # bytes; numpy writes headers of 128
+DEFLATED = 1100  # bytes that one byte of a deflated file stands for, at most
 HUB_REPOSITORY = ('models--', 'datasets--', 'spaces--')  # of a folder of Hugging Face's hub cache
 AGAIN = 'get it again'
 T = TypeVar('T')
@@ -162,71 +163,75 @@ def check_depth(found: Any, deepest: int) -> None:
     raise RecursionError
 
 
-def load_npz(content: Path | bytes, name: str | os.PathLike = '', remedy: str = AGAIN) -> 'dict[str, np.ndarray]':
-    """Return the arrays of an .npz, whose headers are checked before anything is allocated; no pickles.
+ARCHIVE_ERRORS = (
+    *(ValueError, EOFError, KeyError, TypeError, IndexError, OverflowError, RuntimeError, SyntaxError, MemoryError),
+    *(NotImplementedError, struct.error, tokenize.TokenError, zipfile.BadZipFile, zlib.error),
+)
+
+
+def load_npz(
+    content: Path | bytes,
+    name: str | os.PathLike = '',
+    remedy: str = AGAIN,
+    names: Collection[str] | None = None,
+    largest: float = 0,
+) -> 'dict[str, np.ndarray]':
+    """Return arrays of an .npz, whose headers are checked before anything is allocated; no pickles.
 
     Args:
         content: a path, local or in a bucket, or the bytes of a file.
         name: what the file is called, where bytes are given.
+        remedy: what the reader of the message is to do.
+        names: which arrays, as far as they are there; None: all.
+        largest: how many bytes these arrays may have; 0: ARRAY_BYTES.
 
     Raises:
         OSError: it is not there, or its disk or bucket does not answer.
         Damaged: it is no .npz, or an array claims more bytes than its member of the archive has.
     """
-    name = name or os.fspath(content)
+    name, largest = name or os.fspath(content), largest or ARRAY_BYTES
     try:
-        with io.BytesIO(content) if isinstance(content, bytes) else opened(content) as file:
-            check_npz(file)
-            file.seek(0)
-            import numpy as np
-
-            with np.load(file, allow_pickle=False) as found:
-                return dict(found)
-    except (OSError, ValueError, EOFError, KeyError, RuntimeError, zipfile.BadZipFile, zlib.error) as error:
+        with (
+            io.BytesIO(content) if isinstance(content, bytes) else opened(content) as file,
+            zipfile.ZipFile(file) as archive,
+        ):
+            members = {entry.filename.removesuffix('.npy'): entry for entry in archive.infolist()}
+            wanted = members if names is None else [one for one in names if one in members]
+            if sum(members[one].file_size for one in wanted) > largest:
+                raise ValueError(f'it unpacks to more than {largest:,} bytes')
+            return {one: read_array(archive, members[one], one) for one in wanted}
+    except (*ARCHIVE_ERRORS, OSError) as error:
         # zipfile says "not a zip file" where a disk does not answer. Before the beginning of a file is EINVAL.
         below = error.__context__ if isinstance(error, zipfile.BadZipFile) else error
         if isinstance(below, OSError) and below.errno != errno.EINVAL:
             raise below from None
         if isinstance(error, Damaged):
             raise
-        raise Damaged(f'{name} is no whole .npz ({" ".join(str(error).split())[:160]}); {remedy}') from error
-    except MemoryError as error:
-        raise Damaged(f'{name} needs more memory than there is; {remedy}') from error
+        why = ' '.join(str(error).split())[:160] or type(error).__name__
+        raise Damaged(f'{name} is damaged and no whole .npz ({why}); {remedy}') from error
 
 
-def check_npz(file: Any) -> None:
-    """Raise ValueError where a member of an archive is no array, or an array has another size than its member."""
-    with zipfile.ZipFile(file) as archive:
-        members = archive.infolist()
-        if sum(member.file_size for member in members) > ARRAY_BYTES:
-            raise ValueError(f'it unpacks to more than {ARRAY_BYTES:,} bytes')
-        for member in members:
-            if not member.filename.endswith('.npy'):
-                raise ValueError(f'{member.filename!a} in it is no array')
-            with archive.open(member) as opened:
-                check_npy(opened, member.file_size, member.filename)
+def read_array(archive: zipfile.ZipFile, entry: zipfile.ZipInfo, name: str) -> 'np.ndarray':
+    """Read one array. What its header says is compared with the bytes that there are before any are allocated."""
+    import numpy as np
 
-
-def check_npy(file: Any, size: int, name: str) -> None:
-    """Raise ValueError where the header of an .npy does not describe a file of so many bytes, without pickles."""
-    head = file.read(12)
-    major = head[6] if len(head) > 7 and head[:6] == b'\x93NUMPY' else 0
-    if major not in (1, 2, 3):
-        raise ValueError(f'{name!a} is no array')
-    from numpy.lib.format import descr_to_dtype
-
-    long = 2 if major == 1 else 4
-    length, start = int.from_bytes(head[8 : 8 + long], 'little'), 8 + long
-    if length > NPY_HEADER:
-        raise ValueError(f'{name!a} has a header of {length:,} bytes')
-    try:
-        header = ast.literal_eval((head[start:] + file.read(length))[:length].decode('utf-8').strip())
-        dtype, shape = descr_to_dtype(header['descr']), tuple(header['shape'])
-    except (SyntaxError, ValueError, KeyError, TypeError, RecursionError, MemoryError) as error:
-        raise ValueError(f'{name!a} has a damaged header') from error
-    if dtype.hasobject:
-        raise ValueError(f'{name!a} holds pickled objects, which may run anything and are not read')
-    if not all(type(side) is int and side >= 0 for side in shape):
-        raise ValueError(f'{name!a} has a damaged header')
-    if start + length + math.prod(shape) * dtype.itemsize != size:
-        raise ValueError(f'{name!a} claims shape {shape} of {dtype}, and has {size:,} bytes')
+    if entry.compress_type not in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED):
+        raise ValueError(f'{name} is compressed in a way that NumPy has none of')
+    if entry.file_size > DEFLATED * (entry.compress_size + 64):
+        raise ValueError(f'{name} says that it has {entry.file_size:,} bytes, made of {entry.compress_size:,}')
+    with archive.open(entry) as member:
+        version = np.lib.format.read_magic(member)
+        headers = {(1, 0): np.lib.format.read_array_header_1_0, (2, 0): np.lib.format.read_array_header_2_0}
+        if version not in headers:
+            raise ValueError(f'{name} is of version {version} of NumPy files')
+        shape, in_fortran_order, dtype = headers[version](member)
+        if dtype.hasobject:
+            raise ValueError(f'{name} holds Python objects, which are never loaded')
+        size = math.prod(shape) * dtype.itemsize
+        if size != entry.file_size - member.tell():
+            raise ValueError(f'{name} has other bytes than its shape {shape} of {dtype} needs')
+        content = member.read(size) + member.read(1)  # at its end its checksum is compared
+        if len(content) != size:
+            raise ValueError(f'{name} has {len(content):,} bytes of {size:,}')
+    found = np.frombuffer(bytearray(content), dtype)
+    return found.reshape(shape, order='F' if in_fortran_order else 'C')
