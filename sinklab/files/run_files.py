@@ -4,15 +4,11 @@ A file that is not as its schema says raises Damaged, in one line: which file, w
 line of metrics.jsonl that is not is left out and returned as a LineFault, beside the lines that can be used.
 """
 
-import errno
 import itertools
 import json
 import math
 import re
-import struct
 import sys
-import zipfile
-import zlib
 from collections.abc import Collection
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple
@@ -20,7 +16,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple
 import msgspec
 from msgspec import Meta, Struct
 
-from sinklab.files import regular
+from sinklab.files import regular, validation
 from sinklab.files.regular import Damaged
 from sinklab.spec import Takes
 
@@ -30,7 +26,6 @@ if TYPE_CHECKING:
 LARGEST_JSON = 64 << 20  # bytes of a JSON file
 LONGEST_LINE = 1 << 20  # bytes of a line of metrics.jsonl
 DEEPEST = 32  # objects and lists inside each other
-DEFLATED = 1100  # bytes that one byte of a deflated file stands for, at most
 SAME = 'LH'  # letters of dimensions that all arrays of a model have alike
 REMEDY = 'bring it back, or do without this folder'
 REMOVE = 'bring it back, or remove the line when no job is at work there'
@@ -222,32 +217,7 @@ def decode_json(content: bytes | str, kind: str, file: Path | str, remedy: str =
 
 def parse_json(content: bytes | str) -> Any:
     """Parse JSON of finite numbers that is not nested deeply. Raises ValueError."""
-    try:
-        # json and not msgspec, which refuses half of a surrogate pair: names of files that are not UTF-8 have them.
-        found = json.loads(content, parse_constant=refuse_constant, parse_float=parse_finite)
-        check_depth(found)
-    except RecursionError:
-        raise ValueError(f'objects inside each other, deeper than {DEEPEST}') from None
-    return found
-
-
-def refuse_constant(text: str) -> None:
-    raise ValueError(f'{text} is no number of JSON')
-
-
-def parse_finite(text: str) -> float:
-    if math.isinf(number := float(text)):
-        raise ValueError(f'{text[:20]} is too large a number')
-    return number
-
-
-def check_depth(found: Any, depth: int = 0) -> None:
-    """Raise RecursionError for more than DEEPEST objects and lists inside each other."""
-    if depth > DEEPEST:
-        raise RecursionError
-    if isinstance(found, dict | list):
-        for value in found.values() if isinstance(found, dict) else found:
-            check_depth(value, depth + 1)
+    return validation.decode_json(content, DEEPEST, finite=True)
 
 
 def one_line(error: Exception | str) -> str:
@@ -346,12 +316,6 @@ def say_faults(file: Path, faults: list[LineFault], passed_over: bool = True) ->
 # Arrays
 
 
-ARCHIVE_ERRORS = (
-    *(ValueError, EOFError, KeyError, TypeError, IndexError, OverflowError, RuntimeError, SyntaxError, MemoryError),
-    *(NotImplementedError, struct.error, zipfile.BadZipFile, zlib.error),
-)
-
-
 def read_arrays(file: Path, names: Collection[str] | None = None, remedy: str = REMEDY) -> dict[str, 'np.ndarray']:
     """Read arrays of a file as np.savez writes it, none of which can be larger than the file says by its size.
 
@@ -364,43 +328,7 @@ def read_arrays(file: Path, names: Collection[str] | None = None, remedy: str = 
         Damaged: the file or one of these arrays is not as NumPy writes it, or would have to be unpickled.
         FileNotFoundError: it is not there.
     """
-    try:
-        with regular.opened(file) as opened, zipfile.ZipFile(opened) as archive:
-            members = {entry.filename.removesuffix('.npy'): entry for entry in archive.infolist()}
-            wanted = members if names is None else [name for name in names if name in members]
-            return {name: read_array(archive, members[name], name) for name in wanted}
-    except (*ARCHIVE_ERRORS, OSError) as error:
-        # A place before the beginning of the file is EINVAL; other errors are those of the disk.
-        if isinstance(error, Damaged) or (isinstance(error, OSError) and error.errno != errno.EINVAL):
-            raise
-        why = one_line(error) or type(error).__name__
-        raise Damaged(f'{file} is damaged ({why}); {remedy}') from error
-
-
-def read_array(archive: zipfile.ZipFile, entry: zipfile.ZipInfo, name: str) -> 'np.ndarray':
-    """Read one array. What its header says is compared with the bytes that there are before any are allocated."""
-    import numpy as np
-
-    if entry.compress_type not in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED):
-        raise ValueError(f'{name} is compressed in a way that NumPy has none of')
-    if entry.file_size > DEFLATED * (entry.compress_size + 64):
-        raise ValueError(f'{name} says that it has {entry.file_size:,} bytes, made of {entry.compress_size:,}')
-    with archive.open(entry) as member:
-        version = np.lib.format.read_magic(member)
-        headers = {(1, 0): np.lib.format.read_array_header_1_0, (2, 0): np.lib.format.read_array_header_2_0}
-        if version not in headers:
-            raise ValueError(f'{name} is of version {version} of NumPy files')
-        shape, in_fortran_order, dtype = headers[version](member)
-        if dtype.hasobject:
-            raise ValueError(f'{name} holds Python objects, which are never loaded')
-        size = math.prod(shape) * dtype.itemsize
-        if size != entry.file_size - member.tell():
-            raise ValueError(f'{name} has other bytes than its shape {shape} of {dtype} needs')
-        content = member.read(size) + member.read(1)  # at its end its checksum is compared
-        if len(content) != size:
-            raise ValueError(f'{name} has {len(content):,} bytes of {size:,}')
-    found = np.frombuffer(bytearray(content), dtype)
-    return found.reshape(shape, order='F' if in_fortran_order else 'C')
+    return validation.load_npz(file, remedy=remedy, names=names, largest=math.inf)
 
 
 def check_dimensions(file: Path, found: dict[str, 'np.ndarray'], remedy: str = REMEDY) -> dict[str, int]:

@@ -1,25 +1,25 @@
 """What is accepted of files that others may have written: names, sizes, nesting and shapes, checked before use.
 
-Every reader here raises Refusal, in one line that names the file, and holds no more in memory than its bound allows.
+Every reader here raises Damaged, in one line that names the file, and holds no more in memory than its bound allows.
 """
 
-import ast
 import errno
 import io
 import json
 import math
 import os
+import struct
+import tokenize
 import zipfile
 import zlib
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import msgspec
 
 from sinklab.files.place import is_remote
-from sinklab.files.regular import opened
-from sinklab.record import Refusal
+from sinklab.files.regular import Damaged, opened
 
 if TYPE_CHECKING:
     import numpy as np
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 JSON_BYTES = 256 << 20  # the largest tokenizer.json has 40 MB, meta.json of 100,000 shards has 60 MB
 JSON_DEPTH = 64  # levels of nesting
 ARRAY_BYTES = 16 << 30  # of all arrays of an .npz
-NPY_HEADER = 1 << 16  # bytes; numpy writes headers of 128
+DEFLATED = 1100  # bytes that one byte of a deflated file stands for, at most
 HUB_REPOSITORY = ('models--', 'datasets--', 'spaces--')  # of a folder of Hugging Face's hub cache
 AGAIN = 'get it again'
 T = TypeVar('T')
@@ -41,11 +41,11 @@ def check_relative_name(name: Any, file: str | os.PathLike) -> str:
         file: where the name was read.
 
     Raises:
-        Refusal: the name is no text, or absolute, or leads out of the folder, or has a backslash or a control
+        Damaged: the name is no text, or absolute, or leads out of the folder, or has a backslash or a control
             character.
     """
     if not is_relative_name(name):
-        raise Refusal(f'{file} names {str(name)[:80]!a}, which is no relative path below its folder; {AGAIN}')
+        raise Damaged(f'{file} names {str(name)[:80]!a}, which is no relative path below its folder; {AGAIN}')
     return name
 
 
@@ -60,12 +60,12 @@ def resolve_name(folder: Path, name: Any, file: str | os.PathLike) -> Path:
     """Return the path of a name that was read from a file, checked by `check_relative_name`, and without links out.
 
     Raises:
-        Refusal: also where the name, or a folder above it, is a link that leads out of the folder.
+        Damaged: also where the name, or a folder above it, is a link that leads out of the folder.
     """
     path = folder / check_relative_name(name, file)
     if not leads_out(path, folder):
         return path
-    raise Refusal(f'{file} names {name}, a link that leads out of {folder} to {path.resolve()}; put a copy there')
+    raise Damaged(f'{file} names {name}, a link that leads out of {folder} to {path.resolve()}; put a copy there')
 
 
 def leads_out(path: Path, folder: Path) -> bool:
@@ -84,13 +84,13 @@ def read_bounded(path: Path, most: int) -> bytes:
     """Return the content of a regular file of at most `most` bytes.
 
     Raises:
-        Refusal: it is no regular file, may not be read, or is larger.
+        Damaged: it is no regular file, may not be read, or is larger.
         OSError: it is not there, or its disk or bucket does not answer.
     """
     with opened(path) as file:
         content = file.read(most + 1)
     if len(content) > most:
-        raise Refusal(f'{path} has more than {most:,} bytes, which is more than such a file can need; {AGAIN}')
+        raise Damaged(f'{path} has more than {most:,} bytes, which is more than such a file can need; {AGAIN}')
     return content
 
 
@@ -105,7 +105,7 @@ def read_json(path: Path, kind: type[T] = dict, most: int = JSON_BYTES, remedy: 
 
     Raises:
         OSError: it is not there, or its disk or bucket does not answer, of which the file is not to blame.
-        Refusal: it is no regular file, too large, too deeply nested, no UTF-8, no JSON or of another type.
+        Damaged: it is no regular file, too large, too deeply nested, no UTF-8, no JSON or of another type.
     """
     return parse_json(read_bounded(path, most), path, kind, remedy)
 
@@ -113,21 +113,49 @@ def read_json(path: Path, kind: type[T] = dict, most: int = JSON_BYTES, remedy: 
 def parse_json(content: bytes, name: str | os.PathLike, kind: type[T] = dict, remedy: str = AGAIN) -> T:
     """Return what a text in JSON says, as `read_json` does; `name` is where it comes from."""
     try:
-        found = json.loads(content.decode('utf-8'))
-        check_depth(found)
-        return msgspec.convert(found, kind)
-    except RecursionError as error:
-        raise Refusal(f'{name} is nested more than {JSON_DEPTH} levels deep; {remedy}') from error
+        return msgspec.convert(decode_json(content), kind)
     except msgspec.ValidationError as error:
-        raise Refusal(f'{name} is damaged ({error}); {remedy}') from error
-    except ValueError as error:  # of UTF-8, of JSON, of a number of too many digits
-        raise Refusal(f'{name} is damaged and cannot be read ({str(error)[:160]}); {remedy}') from error
+        raise Damaged(f'{name} is damaged ({error}); {remedy}') from error
+    except ValueError as error:
+        raise Damaged(f'{name} is damaged and cannot be read ({str(error)[:160]}); {remedy}') from error
 
 
-def check_depth(found: Any) -> None:
-    """Raise RecursionError where lists and objects are nested more than JSON_DEPTH levels deep."""
+def decode_json(content: bytes | str, deepest: int = JSON_DEPTH, finite: bool = False) -> Any:
+    """Decode JSON as plain objects.
+
+    Args:
+        content: a text, or its bytes in UTF-8.
+        deepest: levels of objects and lists inside each other that are allowed.
+        finite: whether NaN, infinities and numbers that are too large for float64 are refused.
+
+    Raises:
+        ValueError: it is no UTF-8, no JSON, nested too deeply, or has a number that is refused.
+    """
+    text = content.decode('utf-8') if isinstance(content, bytes) else content
+    numbers: dict[str, Any] = dict(parse_constant=refuse_constant, parse_float=parse_finite) if finite else {}
+    try:
+        # json and not msgspec, which refuses half of a surrogate pair: names of files that are not UTF-8 have them.
+        found = json.loads(text, **numbers)
+        check_depth(found, deepest)
+    except RecursionError:
+        raise ValueError(f'objects inside each other, more than {deepest} levels deep') from None
+    return found
+
+
+def refuse_constant(text: str) -> None:
+    raise ValueError(f'{text} is no number of JSON')
+
+
+def parse_finite(text: str) -> float:
+    if math.isinf(number := float(text)):
+        raise ValueError(f'{text[:20]} is too large a number')
+    return number
+
+
+def check_depth(found: Any, deepest: int) -> None:
+    """Raise RecursionError where lists and objects are nested more than `deepest` levels deep."""
     level: Iterable[Any] = [found]
-    for _ in range(JSON_DEPTH + 1):
+    for _ in range(deepest + 1):
         nested = [item for item in level if isinstance(item, dict | list)]
         if not nested:
             return
@@ -135,71 +163,75 @@ def check_depth(found: Any) -> None:
     raise RecursionError
 
 
-def load_npz(content: Path | bytes, name: str | os.PathLike = '', remedy: str = AGAIN) -> 'dict[str, np.ndarray]':
-    """Return the arrays of an .npz, whose headers are checked before anything is allocated; no pickles.
+ARCHIVE_ERRORS = (
+    *(ValueError, EOFError, KeyError, TypeError, IndexError, OverflowError, RuntimeError, SyntaxError, MemoryError),
+    *(NotImplementedError, struct.error, tokenize.TokenError, zipfile.BadZipFile, zlib.error),
+)
+
+
+def load_npz(
+    content: Path | bytes,
+    name: str | os.PathLike = '',
+    remedy: str = AGAIN,
+    names: Collection[str] | None = None,
+    largest: float = 0,
+) -> 'dict[str, np.ndarray]':
+    """Return arrays of an .npz, whose headers are checked before anything is allocated; no pickles.
 
     Args:
         content: a path, local or in a bucket, or the bytes of a file.
         name: what the file is called, where bytes are given.
+        remedy: what the reader of the message is to do.
+        names: which arrays, as far as they are there; None: all.
+        largest: how many bytes these arrays may have; 0: ARRAY_BYTES.
 
     Raises:
         OSError: it is not there, or its disk or bucket does not answer.
-        Refusal: it is no .npz, or an array claims more bytes than its member of the archive has.
+        Damaged: it is no .npz, or an array claims more bytes than its member of the archive has.
     """
-    name = name or os.fspath(content)
+    name, largest = name or os.fspath(content), largest or ARRAY_BYTES
     try:
-        with io.BytesIO(content) if isinstance(content, bytes) else opened(content) as file:
-            check_npz(file)
-            file.seek(0)
-            import numpy as np
-
-            with np.load(file, allow_pickle=False) as found:
-                return dict(found)
-    except (OSError, ValueError, EOFError, KeyError, RuntimeError, zipfile.BadZipFile, zlib.error) as error:
+        with (
+            io.BytesIO(content) if isinstance(content, bytes) else opened(content) as file,
+            zipfile.ZipFile(file) as archive,
+        ):
+            members = {entry.filename.removesuffix('.npy'): entry for entry in archive.infolist()}
+            wanted = members if names is None else [one for one in names if one in members]
+            if sum(members[one].file_size for one in wanted) > largest:
+                raise ValueError(f'it unpacks to more than {largest:,} bytes')
+            return {one: read_array(archive, members[one], one) for one in wanted}
+    except (*ARCHIVE_ERRORS, OSError) as error:
         # zipfile says "not a zip file" where a disk does not answer. Before the beginning of a file is EINVAL.
         below = error.__context__ if isinstance(error, zipfile.BadZipFile) else error
         if isinstance(below, OSError) and below.errno != errno.EINVAL:
             raise below from None
-        if isinstance(error, Refusal):
+        if isinstance(error, Damaged):
             raise
-        raise Refusal(f'{name} is no whole .npz ({" ".join(str(error).split())[:160]}); {remedy}') from error
-    except MemoryError as error:
-        raise Refusal(f'{name} needs more memory than there is; {remedy}') from error
+        why = ' '.join(str(error).split())[:160] or type(error).__name__
+        raise Damaged(f'{name} is damaged and no whole .npz ({why}); {remedy}') from error
 
 
-def check_npz(file: Any) -> None:
-    """Raise ValueError where a member of an archive is no array, or an array has another size than its member."""
-    with zipfile.ZipFile(file) as archive:
-        members = archive.infolist()
-        if sum(member.file_size for member in members) > ARRAY_BYTES:
-            raise ValueError(f'it unpacks to more than {ARRAY_BYTES:,} bytes')
-        for member in members:
-            if not member.filename.endswith('.npy'):
-                raise ValueError(f'{member.filename!a} in it is no array')
-            with archive.open(member) as opened:
-                check_npy(opened, member.file_size, member.filename)
+def read_array(archive: zipfile.ZipFile, entry: zipfile.ZipInfo, name: str) -> 'np.ndarray':
+    """Read one array. What its header says is compared with the bytes that there are before any are allocated."""
+    import numpy as np
 
-
-def check_npy(file: Any, size: int, name: str) -> None:
-    """Raise ValueError where the header of an .npy does not describe a file of so many bytes, without pickles."""
-    head = file.read(12)
-    major = head[6] if len(head) > 7 and head[:6] == b'\x93NUMPY' else 0
-    if major not in (1, 2, 3):
-        raise ValueError(f'{name!a} is no array')
-    from numpy.lib.format import descr_to_dtype
-
-    long = 2 if major == 1 else 4
-    length, start = int.from_bytes(head[8 : 8 + long], 'little'), 8 + long
-    if length > NPY_HEADER:
-        raise ValueError(f'{name!a} has a header of {length:,} bytes')
-    try:
-        header = ast.literal_eval((head[start:] + file.read(length))[:length].decode('utf-8').strip())
-        dtype, shape = descr_to_dtype(header['descr']), tuple(header['shape'])
-    except (SyntaxError, ValueError, KeyError, TypeError, RecursionError, MemoryError) as error:
-        raise ValueError(f'{name!a} has a damaged header') from error
-    if dtype.hasobject:
-        raise ValueError(f'{name!a} holds pickled objects, which may run anything and are not read')
-    if not all(type(side) is int and side >= 0 for side in shape):
-        raise ValueError(f'{name!a} has a damaged header')
-    if start + length + math.prod(shape) * dtype.itemsize != size:
-        raise ValueError(f'{name!a} claims shape {shape} of {dtype}, and has {size:,} bytes')
+    if entry.compress_type not in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED):
+        raise ValueError(f'{name} is compressed in a way that NumPy has none of')
+    if entry.file_size > DEFLATED * (entry.compress_size + 64):
+        raise ValueError(f'{name} says that it has {entry.file_size:,} bytes, made of {entry.compress_size:,}')
+    with archive.open(entry) as member:
+        version = np.lib.format.read_magic(member)
+        headers = {(1, 0): np.lib.format.read_array_header_1_0, (2, 0): np.lib.format.read_array_header_2_0}
+        if version not in headers:
+            raise ValueError(f'{name} is of version {version} of NumPy files')
+        shape, in_fortran_order, dtype = headers[version](member)
+        if dtype.hasobject:
+            raise ValueError(f'{name} holds Python objects, which are never loaded')
+        size = math.prod(shape) * dtype.itemsize
+        if size != entry.file_size - member.tell():
+            raise ValueError(f'{name} has other bytes than its shape {shape} of {dtype} needs')
+        content = member.read(size) + member.read(1)  # at its end its checksum is compared
+        if len(content) != size:
+            raise ValueError(f'{name} has {len(content):,} bytes of {size:,}')
+    found = np.frombuffer(bytearray(content), dtype)
+    return found.reshape(shape, order='F' if in_fortran_order else 'C')
