@@ -8,6 +8,7 @@ import tempfile
 from collections.abc import Iterable, Iterator
 
 os.environ['JAX_PLATFORMS'] = 'cpu'
+os.environ.pop('COLUMNS', None)  # workers of pytest-xdist have 80, and tables would be folded
 
 import jax
 import numpy as np
