@@ -151,6 +151,17 @@ def test_rows_of_a_file_of_ones_own_and_of_a_file_without(capsys, tmp_path, conf
     assert '--row=x is unknown' in refused(capsys, 'rows', '--row=x')
 
 
+@pytest.mark.parametrize('value', ['nan', '-inf'])
+def test_a_published_number_that_is_not_finite_is_refused_before_anything_is_written(capsys, tmp_path, value):
+    mine = tmp_path / 'table.py'
+    row = f"dict(diff={{}}, published={{'sink/1': float({value!r})}}, source='me')"
+    mine.write_text(f"from configs.table import table\nROWS = {{'one': {row}}}\nget_config = table(ROWS)\n")
+    for verb in (['rows'], ['sweep', f'--workdir={tmp_path}/runs']):
+        assert 'sink/1' in refused(capsys, *verb, f'--config={mine}')
+    assert 'sink/1' in refused(capsys, 'train', f'--config={mine}:one', f'--workdir={tmp_path}/run')
+    assert [path.name for path in tmp_path.iterdir() if path.is_dir() and path.name != '__pycache__'] == []
+
+
 def test_a_row_that_does_not_parse_is_shown_as_refused(capsys, tmp_path):
     diffs = {'fine': {}, 'misspelt': {'optimizer.stps': 5}, 'powerless': {'model.attention.power': 2.0}}
     rows = {name: dict(diff=diff, published={}, source='me') for name, diff in diffs.items()}

@@ -66,6 +66,15 @@ def test_a_damaged_probe_is_named(tmp_path):
         runs.read([path])
 
 
+def test_a_damaged_probe_costs_a_report_of_several_runs_that_run_alone(tmp_path, capsys):
+    damaged, sound = (made_up(tmp_path / name, name) for name in ('damaged', 'sound'))
+    (Folder(damaged).probe(10)).write_bytes(b'')
+    assert [run.name for run in runs.read([damaged, sound])] == ['sound']
+    assert str(Folder(damaged).probe(10)) in capsys.readouterr().err
+    with pytest.raises(Refusal):
+        runs.read([damaged, damaged + '/'])
+
+
 def test_a_probe_that_was_written_before_an_array_was_kept_is_refused(tmp_path):
     path = made_up(tmp_path / 'a', 'softmax')
     probe = Folder(path).probe(10)

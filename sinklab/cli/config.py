@@ -4,6 +4,7 @@ import ast
 import dataclasses
 import importlib.util
 import inspect
+import math
 import traceback
 from pathlib import Path
 from typing import Any
@@ -70,6 +71,9 @@ def about(module: Any, file: str, row: str) -> dict:
     whole = isinstance(told, dict) and all(isinstance(told.get(name, {}), dict) for name in ('diff', 'published'))
     if not whole:
         raise Refusal(f'{file}: row {row} is {told!r}; it must be dict(diff={{...}}, published={{...}}, source=...)')
+    for name, value in told.get('published', {}).items():
+        if isinstance(value, float) and not math.isfinite(value):
+            raise Refusal(f'{file}: row {row} has {value} as published {name}; give a finite number, or leave it out')
     return dict(config=file, row=row, diff={}, published={}, source='') | told
 
 

@@ -80,7 +80,17 @@ def read(paths: list[str]) -> list[Run]:
     arms = labels.arms(rows, configs)
     names = labels.names(arms, [one.get('seed') for one in configs], [folder.path for folder in folders])
     count = max(2, probes.FILES // len(folders))
-    return [run(*of_one, count) for of_one in zip(folders, names, arms, configs, strict=True)]
+    found = []
+    for of_one in zip(folders, names, arms, configs, strict=True):
+        try:
+            found.append(run(*of_one, count))
+        except Damaged as error:  # such as a probe
+            if len(folders) == 1:
+                raise
+            run_files.warn(of_one[0].path, f'{error}; the report goes on without this run')
+    if not found:
+        raise Refusal('each of these runs has a file that is damaged, as said above; mend one of them')
+    return found
 
 
 def readable(folders: list[Folder]) -> list[Folder]:
