@@ -42,7 +42,7 @@ class Job:
         return ['sinklab', *self.arguments, *own]
 
     def script(self, folder: str, secret: str = '') -> str:
-        """Bash that becomes this run, in an environment made by `install` in a folder.
+        """Return Bash that becomes this run, in an environment made by `install` in a folder.
 
         Args:
             secret: a file with the secret of the run, by which its processes know each other.

@@ -98,7 +98,7 @@ def write(file: File) -> None:
 
 
 def written(file: File) -> str:
-    """Bash that does what `write` does."""
+    """Return Bash that does what `write` does."""
     end = 'END'
     while end in file.text.splitlines():
         end += '_'

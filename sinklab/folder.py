@@ -106,7 +106,7 @@ class Folder:
 
     @property
     def probes(self) -> list[Path]:
-        """The probes taken, in the order of their steps; a file whose name is no step is named and passed over."""
+        """Return the probes taken, by step; a file whose name is no step is named and passed over."""
         found = sorted((self.path / 'probe').glob('*.npz'))
         for file in found:
             if run_files.step_of(file) is None:
@@ -348,7 +348,7 @@ class Folder:
         return max((record.get('seconds', 0.0) for record in self.records() if record['step'] <= step), default=0.0)
 
     def lines(self, strict: bool = False) -> list[dict]:
-        """The lines of metrics.jsonl as written; one cut off by a crash is passed over.
+        """Return the lines of metrics.jsonl as written; one cut off by a crash is passed over.
 
         A damaged one is passed over, too, and named on stderr, or raises Damaged if that is asked for.
         """

@@ -238,7 +238,7 @@ def is_left(folder: Path) -> bool:
 
 
 def read(path: Path) -> dict | None:
-    """A lease; None where there is none.
+    """Read a lease; None where there is none.
 
     Raises:
         Irregular: something else than a file is in its place.
@@ -248,7 +248,7 @@ def read(path: Path) -> dict | None:
 
 
 def is_unreadable(owner: dict) -> bool:
-    """Whether a lease does not say whose it is: its whole text stands for that, as its token."""
+    """Return whether a lease does not say whose it is: its whole text stands for that, as its token."""
     return owner | dict(token='') == UNREADABLE
 
 

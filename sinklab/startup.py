@@ -77,7 +77,7 @@ def _die_of(number: int) -> None:
 
 
 def _reset() -> None:
-    """In a forked process: a signal is its own, and none of its parent's."""
+    """Give a forked process default handlers: a signal to it is none to its parent."""
     signal.set_wakeup_fd(-1)
     for number in ENDING:
         if signal.getsignal(number) is end_at_once:

@@ -223,7 +223,7 @@ def test_an_interrupted_sweep_saves_its_run_and_goes_on(table, swept, tmp_path, 
     arguments = ['--rows=softmax,sigmoid', '--seeds=7']
     first = program(table, tmp_path, *arguments, INTERRUPT=interrupt)
     assert first.returncode == code, first.stderr
-    assert 'saved at step' in first.stderr
+    assert 'saved at step' in first.stderr, first.stderr
     assert f'sinklab sweep: stopped; go on with: {sys.executable} -m sinklab sweep --config={table}' in first.stderr
     assert [row['outcome'] for row in json.loads((tmp_path / 'sweep.json').read_text())] == ['to do 1/1'] * 2
     assert not (tmp_path / 'sigmoid-7').exists()

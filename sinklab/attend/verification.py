@@ -74,7 +74,7 @@ def execute(run: Callable, arrays: list[jax.Array], backend: str) -> Any:
 
 
 def is_unsupported_by_tracing(failure: Exception) -> bool:
-    """Whether an error says that jax does not support a program, raised while a backend's own Python code runs.
+    """Return whether an error of a backend's own Python code says that jax does not support a program.
 
     NotImplementedError is what jax and Pallas raise for that; JaxRuntimeError comes of constants that are computed on
     the device. ValueError, TypeError and the like are raised for shapes, dtypes and indices that do not fit: those

@@ -80,7 +80,7 @@ def file_of(folder: Folder, step: int, process: int) -> Path:
 def write(
     folder: Folder, step: int, process: int, count: int, seconds: float, run_id: str | EllipsisType | None = ...
 ) -> None:
-    """Digests what one of `count` processes has written of a committed checkpoint, whose save took so long.
+    """Digest what one of `count` processes has written of a committed checkpoint, whose save took so long.
 
     Args:
         run_id: the id of the run; found in its folder if it is not given.
@@ -164,7 +164,7 @@ def id_finder(folder: Folder) -> FindId:
 
 
 def read_of_any_run(folder: Folder, step: int) -> Digests | Fault:
-    """What all processes have digested of a step, whatever run it is of."""
+    """Return what all processes have digested of a step, whatever run it is of."""
     own = folder.digests / str(step)
     if not tree.is_made(own):
         return Fault(f'it has no digests ({own} is missing)')

@@ -74,7 +74,7 @@ def install() -> None:
 
 
 def is_logged(record: logging.LogRecord) -> bool:
-    """Whether to log a record: all but errors of storage that a thread or task of Orbax has raised.
+    """Return whether to log a record: all but errors of storage that a thread or task of Orbax has raised.
 
     Inside of `quiet`, nothing of Orbax is.
     """
@@ -107,7 +107,7 @@ class UnraisableHook:
 
 
 def is_late_callback(given: Any) -> bool:
-    """Whether TensorStore has called an event loop that has ended.
+    """Return whether TensorStore has called an event loop that has ended.
 
     Once one write of a save has failed, its event loop is closed. The other writes, which fail later, still call it
     from threads of C++, where nothing can be raised: what comes of that has frames of asyncio alone.
@@ -119,7 +119,7 @@ def is_late_callback(given: Any) -> bool:
 
 
 def is_raised_in(trace: types.TracebackType | None, *parts: str) -> bool:
-    """Whether a frame of a traceback is of a file with one of these parts in its path."""
+    """Return whether a frame of a traceback is of a file with one of these parts in its path."""
     return any(part in frame.f_code.co_filename for frame in frames(trace) for part in parts)
 
 

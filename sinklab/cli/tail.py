@@ -44,7 +44,7 @@ def run(given: argparse.Namespace, rest: list[str]) -> int:
 
 
 def name_of(folder: Folder) -> str:
-    """The name of its row, or of the folder where there is none."""
+    """Return the name of its row, or of the folder where there is none."""
     file, own = folder.path / 'row.json', absolute(folder.path).name
     try:
         row = run_files.read_json(file, 'row', f'the run is called {own}')

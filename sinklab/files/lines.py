@@ -121,7 +121,7 @@ def known(path: Path) -> list[tuple[str, int]]:
 
 
 def number_of(name: str) -> int | None:
-    """The number of a segment; None of an object that is none."""
+    """Return the number of a segment; None of an object that is none."""
     return int(match[1]) if (match := re.fullmatch(r'([0-9]{8,12})\.jsonl', name)) else None
 
 

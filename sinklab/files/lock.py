@@ -27,7 +27,7 @@ UNKNOWN = errno.ENOSYS, errno.ENOLCK, errno.ENOTSUP, errno.EOPNOTSUPP, errno.EIN
 
 @contextlib.contextmanager
 def locked(path: Path) -> Iterator[None]:
-    """A few milliseconds in which nobody else is in here; whoever dies in them is waited for in vain once.
+    """Hold the lock for a few milliseconds; others wait once in vain for a process that dies inside.
 
     Raises:
         Damaged: what stands in the place of the file is no regular file.

@@ -119,7 +119,7 @@ def refusal(path: Path, error: OSError) -> Damaged:
 
 
 def is_lasting(error: OSError) -> bool:
-    """Whether an error comes again whenever the file is read again, a missing file included."""
+    """Return whether an error comes again whenever the file is read again, a missing file included."""
     return error.errno in (errno.ENOENT, errno.ENOTDIR, *LASTING)
 
 

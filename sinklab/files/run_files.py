@@ -300,13 +300,13 @@ def decode_record(line: bytes) -> dict[str, Any]:
 
 
 def is_cut_off(line: bytes) -> bool:
-    """Whether a crash can have left it: what was written of a record before its end."""
+    """Return whether a crash can have left it: what was written of a record before its end."""
     start = b'{"step": '
     return bool(line) and not line.endswith(b'}') and line[: len(start)] == start[: len(line)]
 
 
 def say_faults(file: Path, faults: list[LineFault], passed_over: bool = True) -> str:
-    """One line about all faults of a metrics.jsonl."""
+    """Return one line about all faults of a metrics.jsonl."""
     line, why = faults[0]
     more = f', as {"is one line" if len(faults) == 2 else f"are {len(faults) - 1} lines"} more' if faults[1:] else ''
     does = ' and is passed over' if passed_over else ''
@@ -368,6 +368,6 @@ def decode_numbers(text: str, file: Path) -> dict[str, float]:
 
 
 def step_of(file: Path) -> int | None:
-    """The step in the name of a probe's file, STEP.npz; None where the name is no step."""
+    """Return the step in the name of a probe's file, STEP.npz; None where the name is no step."""
     name = file.stem
     return int(name) if re.fullmatch(r'[0-9]{1,10}', name) and int(name) < 2**31 else None

@@ -69,7 +69,7 @@ def resolve_name(folder: Path, name: Any, file: str | os.PathLike) -> Path:
 
 
 def leads_out(path: Path, folder: Path) -> bool:
-    """Whether links of a path below a folder lead out of it.
+    """Return whether links of a path below a folder lead out of it.
 
     The snapshots of Hugging Face's hub cache consist of links to `blobs` of the same repository; these stay inside.
     """

@@ -111,7 +111,7 @@ def read_kept(path: Path) -> Measured:
 
 
 def seal(name: str, found: Measured) -> str:
-    """A digest of a result and of the name that it is kept under."""
+    """Compute a digest of a result and of the name that it is kept under."""
     digest = hashlib.sha256(json.dumps([name, found.numbers]).encode())
     for key, array in sorted(found.arrays.items()):
         digest.update(f'{key} {array.dtype.itemsize} {array.shape} '.encode())  # of bfloat16 a file keeps the bits

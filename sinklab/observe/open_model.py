@@ -60,13 +60,13 @@ class OpenModel:
 
     @property
     def without_attention(self) -> list[int]:
-        """The layers, from 1, that have no attention matrix: of state spaces, convolutions, linear attention."""
+        """Return the layers, from 1, without an attention matrix: of state spaces, convolutions, linear attention."""
         having = self.array_layers['attention_LPHTS']
         return [number for number in range(1, len(self.show.layers) + 1) if number not in having]
 
     @property
     def remarks(self) -> tuple[str, ...]:
-        """What is not measured of this model, and why, a sentence each."""
+        """Return what is not measured of this model, and why, a sentence each."""
         found = []
         if lacking := self.without_attention:
             kinds = getattr(self.config, 'layer_types', None) or getattr(self.config, 'layers_block_type', None) or []

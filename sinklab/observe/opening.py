@@ -75,7 +75,7 @@ class Attention:
     layers: tuple[int, ...]  # the model's layer, from 0, of each matrix: some may have none, and some two
 
     def strongest(self) -> tuple[int, int]:
-        """(layer of the model, head), from 0, of the largest mean attention to the first token."""
+        """Return (layer of the model, head), from 0, of the largest mean attention to the first token."""
         at, head = self._strongest_of(np.ones(self.matrix_LHTS.shape[:2], bool))
         return self.layers[at], head
 

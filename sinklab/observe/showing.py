@@ -201,7 +201,7 @@ def outputs(output: Any) -> Iterator[Any]:
 
 
 def is_attention(value: Any) -> bool:
-    """Whether something is attention weights of LOOK: (1, H, 2, 2), rows of shares that sum to at most 1.
+    """Return whether something is attention weights of LOOK: (1, H, 2, 2), rows of shares that sum to at most 1.
 
     Keys, values and states of linear attention have four axes as well, and are not this.
     """

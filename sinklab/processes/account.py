@@ -34,7 +34,7 @@ class Account:
                 self.total = before.get('fruitless', 0)
 
     def look(self) -> int | None:
-        """The newest checkpoint; the one that was known before where the disk does not say, or a file is damaged."""
+        """Return the newest checkpoint; the one known before where the disk does not say, or a file is damaged."""
         with contextlib.suppress(OSError, ValueError), hasty(SECONDS):
             return self.checkpoint()
         return self.newest

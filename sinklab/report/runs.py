@@ -94,7 +94,7 @@ def read(paths: list[str]) -> list[Run]:
 
 
 def readable(folders: list[Folder]) -> list[Folder]:
-    """Those whose row and config can be read; of several, the others are named and left out."""
+    """Return the folders whose row and config can be read; of several, the others are named and left out."""
     found, damaged = [], []
     for folder in folders:
         try:
@@ -190,7 +190,7 @@ def warn_of_lost_probes(folder: Folder, records: list[dict]) -> None:
 
 
 def about_of(folder: Folder) -> dict:
-    """row.json, of whose published numbers those that are none are named and left out."""
+    """Read row.json; published values that are no numbers are named and left out."""
     about, file = folder.read('row'), folder.path / 'row.json'
     given = about.get('published', {})
     numbers = {name: value for name, value in given.items() if isinstance(value, int | float)}

@@ -39,7 +39,7 @@ ANEW = 'bring the store anew'
 
 
 class Domain(TypedDict):
-    """How many documents, tokens and bytes a domain has on each side."""
+    """Count the documents, tokens and bytes of a domain on each side."""
 
     name: str
     train: dict[str, Count]
