@@ -88,6 +88,34 @@ def test_signals_that_come_together_are_one_and_a_later_one_acts_at_once(monkeyp
             signal.raise_signal(signal.SIGINT)
 
 
+def test_a_signal_that_comes_while_the_first_is_handled_does_not_act(monkeypatch):
+    with contextlib.ExitStack() as after:
+        after.callback(signal.signal, signal.SIGINT, signal.signal(signal.SIGINT, signal.default_int_handler))
+        received = after.enter_context(signals.signals())
+        clock, more = time.monotonic, [signal.SIGINT]
+
+        def a_minute_later():
+            if more:
+                signal.raise_signal(more.pop())
+            return clock() + 60
+
+        monkeypatch.setattr(time, 'monotonic', a_minute_later)
+        signal.raise_signal(signal.SIGINT)
+        assert (received, more) == ([signal.SIGINT], [])
+
+
+def test_a_repeated_signal_does_not_act_after_the_step_has_ended(monkeypatch):
+    monkeypatch.setattr(signals, 'TOGETHER', 0.3)
+    with contextlib.ExitStack() as after:
+        after.callback(signal.signal, signal.SIGINT, signal.signal(signal.SIGINT, signal.default_int_handler))
+        with signals.signals() as received:
+            signal.raise_signal(signal.SIGINT)
+            threading.Timer(0.1, os.kill, (os.getpid(), signal.SIGINT)).start()
+        assert received == [signal.SIGINT]
+        with pytest.raises(KeyboardInterrupt):
+            signal.raise_signal(signal.SIGINT)
+
+
 def test_a_folder_that_was_refused_before_it_was_claimed_gets_no_outcome(tmp_path):
     (tmp_path / 'letter').write_text('dear')
     with pytest.raises(Refusal, match='holds files and no run'):

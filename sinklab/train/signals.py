@@ -4,6 +4,7 @@ import contextlib
 import signal
 import time
 from collections.abc import Iterator
+from types import FrameType
 
 from sinklab import streams
 from sinklab.processes.ending import STOPPING, TOGETHER
@@ -16,17 +17,22 @@ AT_ONCE = {signal.SIGINT: signal.default_int_handler, signal.SIGTERM: signal.SIG
 def signals() -> Iterator[list[int]]:
     """Collect SIGINT, SIGTERM and SIGHUP, so that a step can end; a second signal, a second later, acts at once.
 
+    A terminal, a sweep and a supervisor may each pass on the same signal, so that a process receives it several times
+    within a second. That is one signal, also where the last of them comes after the step has ended: leaving the context
+    waits for the rest of that second, while checkpoints are being written.
+
     SIGHUP stays ignored where it is, as under nohup; otherwise it is collected as SIGTERM.
     """
-    received, first = [], time.monotonic()
+    received, first = [], None
 
-    def hear(number, frame):
+    def hear(number: int, frame: FrameType | None) -> None:
         nonlocal first
-        if not received:
+        now = time.monotonic()
+        if first is None:
+            first = now  # before anything during which another signal may be handled
             received.append(signal.SIGTERM if number == signal.SIGHUP else number)
-            first = time.monotonic()
             streams.write_error(f'\n{STOPPING}\n')
-        elif time.monotonic() - first > TOGETHER:
+        elif now - first > TOGETHER:
             signal.signal(number, AT_ONCE[number])
             signal.raise_signal(number)
 
@@ -35,5 +41,7 @@ def signals() -> Iterator[list[int]]:
     try:
         yield received
     finally:
+        if first is not None:
+            time.sleep(max(0.0, first + TOGETHER - time.monotonic()))
         for number, handler in before.items():
             signal.signal(number, handler)
