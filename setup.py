@@ -13,6 +13,8 @@ EVALUATE = ['lm-eval>=0.4.12']
 GCS = ['gcsfs>=2026.9']
 S3 = ['s3fs>=2026.9']
 HF = ['transformers>=5.0', 'safetensors>=0.8', 'huggingface_hub>=1.0', 'torch>=2.6']
+# mkdocs 2 has neither plugins nor this theme.
+DOCS = ['mkdocs>=1.6,<2', 'mkdocs-material>=9.6,<10', 'mkdocstrings[python]>=1.0,<2']
 
 setup(
     name='sinklab',
@@ -50,6 +52,7 @@ setup(
         'evaluate': EVALUATE,
         'gcs': GCS,
         's3': S3,
+        'docs': DOCS,
         'tpu': ['jax[tpu]>=0.10.2'],
         'gpu': ['jax[cuda13]>=0.10.2'],
         'test': [

@@ -227,7 +227,7 @@ class Model:
 @dataclasses.dataclass(frozen=True)
 class Optimizer:
     name: Literal[*HYPERPARAMETERS['name']]
-    """Optimizer."""
+    """Optimizer: AdamW, SGD with momentum, or Muon."""
     peak_learning_rate: Positive
     """Learning rate after the warm-up."""
     final_share: Part | None
