@@ -30,7 +30,7 @@ from sinklab.sweep import results
 RESULTS = Path(__file__).parent / 'results' / 'claims.json'
 BASELINE = 'optimization:rate_4e-4_20k'
 CHIP_HOURS = 61  # of the baseline on TPU v5e, by the compiler's estimate: configs/scale.py
-TRAINED = 'sinklab sweep --config=configs/{table}.py --rows={rows} --size=quickstart --workdir=runs/{table}'
+TRAINED = 'sinklab sweep --config=configs/{table}.py --size=quickstart --workdir=runs/{table} \\\n  --rows={rows}'
 
 
 @dataclasses.dataclass(frozen=True)
@@ -424,7 +424,7 @@ def claims_of(entry: Entry) -> str:
 
 def claim_line(found: dict) -> str:
     name, _, here, seeds, verdict = claims_report.cells(found)
-    unit = ' points of a percent' if found['unit'] == '%' else ''
+    unit = ' percentage points' if found['unit'] == '%' else ''
     said = f', difference {here}{unit}, {seeds} seeds' if here else ''
     why = f': it {escape(found["why"])}' if found['why'] else ''
     return f'{code(name)} {anchor(f"claim-{name}")}{escape(found["words"])} **{escape(verdict)}**{escape(said)}{why}'

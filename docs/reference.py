@@ -134,11 +134,8 @@ def section(name: str, parser: argparse.ArgumentParser, level: int) -> str:
     words = f'{"#" * level} `sinklab {name}` {{ #{slug(name)} }}\n\n{escape(sentence(parser.description or ""))}\n\n'
     words += f'```text\n{formatter.format_help().strip()}\n```\n\n'
     if options:
-        lines = (
-            [invocation(one), escape(sentence(help_of(parser, one))), allowed_of(one), default_of(one)]
-            for one in options
-        )
-        words += table(['argument', 'meaning', 'allowed', 'default'], lines)
+        lines = ([invocation(one), meaning_of(parser, one)] for one in options)
+        words += table(['argument', 'meaning, type and default'], lines)
     if parser.epilog:
         words += examples(parser.epilog)
     return words + ''.join(section(f'{name} {sub}', one, level + 1) for sub, one in verbs(parser))
@@ -158,19 +155,15 @@ def invocation(action: argparse.Action) -> str:
     return ', '.join(code(f'{option}{takes if option.startswith("--") else ""}') for option in action.option_strings)
 
 
-def allowed_of(action: argparse.Action) -> str:
+def meaning_of(parser: argparse.ArgumentParser, action: argparse.Action) -> str:
+    """Return the help text, then what the argument takes and its default."""
+    takes = 'flag' if action.nargs == 0 else {int: 'integer', float: 'number'}.get(action.type, 'text')
     if action.choices:
-        return ', '.join(code(one) for one in action.choices)
-    if action.nargs == 0:
-        return 'flag'
-    return {int: 'integer', float: 'number'}.get(action.type, 'text')
-
-
-def default_of(action: argparse.Action) -> str:
-    empty = action.default in (None, False, argparse.SUPPRESS) or action.default == []
-    if action.required and action.option_strings:
-        return 'required'
-    return '' if empty or action.nargs == 0 else code(action.default)
+        takes = f'one of {", ".join(code(one) for one in action.choices)}'
+    parts = ['required'] if action.required and action.option_strings else []
+    if action.nargs != 0 and action.default not in (None, False, argparse.SUPPRESS) and action.default != []:
+        parts.append(f'default {code(action.default)}')
+    return f'{escape(sentence(help_of(parser, action)))} *{"; ".join([takes, *parts])}*'
 
 
 def examples(epilog: str) -> str:
@@ -263,14 +256,13 @@ def config_fields() -> str:
         lines = (
             [
                 f'{anchor(field.path) if part else ""}{code(field.path)}',
-                field.kind,
                 code(shown(field.default)),
-                field.allowed,
+                f'{field.kind}: {field.allowed}',
                 escape_math(field.meaning),
             ]
             for field in group
         )
-        words += table(['field', 'type', 'default', 'allowed', 'meaning'], lines)
+        words += table(['field', 'default', 'type and allowed values', 'meaning'], lines)
     return words + pairs() + sizes(found) + changeable()
 
 
