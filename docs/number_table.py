@@ -1,4 +1,4 @@
-"""Writes the tables of numbers in README.md and docs/measure.md from the table of measures.
+"""Writes the tables of numbers in README.md and docs/guides/measure.md from the table of measures.
 
 python docs/number_table.py
 """

@@ -1,7 +1,7 @@
 """what the paper claims, tested by runs: differences with their intervals, and a verdict on each claim
 
 The runs that a claim wants are trained once and shared by all claims; given once more, the command goes on with those
-that are missing. Verdicts are computed: docs/claims.md says how.
+that are missing. Verdicts are computed: docs/guides/sweeps_and_claims.md says how.
 
 example:
   sinklab claims --seeds=8 --jobs=2 --workdir=runs/claims
@@ -26,7 +26,7 @@ from sinklab.sweep.run import shares, train
 
 SIZE = 'quickstart'
 SEEDS = 5
-ASK = 'sinklab claims NAME --workdir=DIR asks one of them, docs/claims.md says how'
+ASK = 'sinklab claims NAME --workdir=DIR asks one of them, docs/guides/sweeps_and_claims.md says how'
 IN_WORDS = '--list says each claim in words, --markdown its contrast'
 ALSO = {'valid/loss', 'mass/row', 'entropy/row', 'emergence/step'}  # kept beside what claims read
 

@@ -1,4 +1,4 @@
-"""Attention sinks (Gu et al., ICLR 2025, section 3), by the decisions of docs/measuring.md.
+"""Attention sinks (Gu et al., ICLR 2025, section 3), by the decisions of docs/paper/decisions.md.
 
 Attention is of T queries and columns + T keys: the columns, if there are any, stand left of the text, and its first
 token is key number `columns`.
