@@ -18,14 +18,14 @@ from sinklab.processes.ending import CAUSES
 
 ROOT = Path(__file__).parents[1]
 DOCS = ROOT / 'docs'
-GUIDES = 'run_folders reports sweeps_and_claims several_hosts measure evaluate streaming data buckets'.split()
+GUIDES = ('run_folders', 'reports', 'sweeps_and_claims', 'several_hosts', 'measure', 'evaluate', 'streaming', 'data')
 PAGES = [
     'index.md',
     'getting_started.md',
     'concepts.md',
     'faq.md',
     'paper/decisions.md',
-    *(f'guides/{name}.md' for name in GUIDES),
+    *(f'guides/{name}.md' for name in (*GUIDES, 'buckets')),
 ]
 FIELDS = set(table.flat(default.get_config()))
 COUNTED = {
