@@ -68,7 +68,7 @@ MEASURES = (
             Number(
                 'sink/any',
                 'Sink_any',
-                'Share of (text, layer, head) in which a token of the first half has alpha > 0.3.',
+                'Share of (text, layer, head) in which a token of the first half has an alpha above 0.3.',
                 '%',
                 1,
             ),
