@@ -151,13 +151,8 @@ MEASURES = (
         'star',
         lambda attention, setting: star(proxy(attention), setting.columns).max(-1),
         (
-            *pair(
-                'star',
-                'Sink and alpha of the strongest column, over its own query and T queries.',
-                table=True,
-                sweep=True,
-            ),
-            *pair('star/clean', 'Sink and alpha of the strongest column, over the T queries of the text.'),
+            *pair('star', 'Of the strongest column instead of token 1, with its own query.', table=True, sweep=True),
+            *pair('star/clean', 'Of the strongest column instead of token 1, without its own query.'),
         ),
         numbers=lambda star_LPH, setting: (
             rate_and_mean('star', with_own_query(star_LPH, setting.length)) | rate_and_mean('star/clean', star_LPH)
@@ -170,14 +165,14 @@ MEASURES = (
     of_importance(
         'raw',
         '1/raw',
-        'Sink_1 and alpha_1 of A_ij itself instead of the proxy.',
+        'Of the first token, from A_ij itself instead of the proxy.',
         lambda attention, setting: importance(attention, 1, setting.columns)[..., 0],
         context=lambda received, setting: context('1/raw', received.raw_BHS[..., setting.columns] / setting.length),
     ),
     of_importance(
         'within',
         '1/window',
-        'Sink_1 and alpha_1 over the queries that see the first token in spite of a window or block.',
+        'Of the first token, over the queries that see it in spite of a window or block.',
         lambda attention, setting: within(proxy(attention), setting.reach, setting.columns),
         sweep=True,
         applies=lambda setting: setting.reach < setting.length,
@@ -185,7 +180,7 @@ MEASURES = (
     of_importance(
         'edge',
         'edge',
-        "Sink and alpha of the first key in each query's window, wherever that is.",
+        "Of the first key in each query's window, wherever that is.",
         lambda attention, setting: edge(proxy(attention), setting.window, setting.columns),
         applies=lambda setting: setting.window is not None,
     ),
@@ -195,7 +190,7 @@ MEASURES = (
             Number(
                 'sink/prefix',
                 'Sink_prefix',
-                'Share of (text, layer, head) in which a token of the prefix has alpha > 0.3.',
+                'Share of (text, layer, head) in which a token of the prefix has an alpha above 0.3.',
                 '%',
                 1,
                 sweep=True,
