@@ -26,7 +26,7 @@ from sinklab.sweep.run import shares, train
 
 SIZE = 'quickstart'
 SEEDS = 5
-ASK = 'sinklab claims NAME --workdir=DIR asks one of them, docs/guides/sweeps_and_claims.md says how'
+ASK = 'sinklab claims NAME --workdir=DIR asks one of them, docs/claims.md says how'
 IN_WORDS = '--list says each claim in words, --markdown its contrast'
 ALSO = {'valid/loss', 'mass/row', 'entropy/row', 'emergence/step'}  # kept beside what claims read
 
