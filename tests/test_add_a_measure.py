@@ -27,4 +27,7 @@ def test_the_page_adds_a_measure_in_one_place_that_is_tested_and_shown_everywher
     assert '>alpha_self</th>' in page
     assert 'Who looks at itself' in page
     assert (run / 'own.png').exists()
-    assert '| `alpha/self` | Mean attention of queries to their own token. |' in (tree / 'README.md').read_text()
+    assert (
+        '| `alpha/self` | Mean attention of queries to their own token. |'
+        in (tree / 'docs' / 'concepts.md').read_text()
+    )

@@ -1,7 +1,7 @@
 """what the paper claims, tested by runs: differences with their intervals, and a verdict on each claim
 
 The runs that a claim wants are trained once and shared by all claims; given once more, the command goes on with those
-that are missing. Verdicts are computed: docs/claims.md says how.
+that are missing. Verdicts are computed: docs/guides/sweeps_and_claims.md says how.
 
 example:
   sinklab claims --seeds=8 --jobs=2 --workdir=runs/claims

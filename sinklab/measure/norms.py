@@ -43,7 +43,7 @@ def first_and_others(name: str, norm_LPT) -> dict[str, float]:
 
 def numbers_of(name: str) -> tuple[Number, ...]:
     many = PLURALS.get(name, f'{name}s')
-    sentence = f'Mean norms of {many} as attended: of the first token, of the others, and the one over the other.'
+    sentence = f'Mean norm of the {many} that attention uses: of the first token, of other tokens, and their ratio.'
     return tuple(Number(f'norm/{name}/{of}', f'{name} norm {of}', sentence) for of in ('1', 'other', 'ratio'))
 
 
