@@ -60,7 +60,7 @@ def nothing(*_: Any) -> Arrays:
 
 @dataclasses.dataclass(frozen=True)
 class Measure:
-    """An entry of the table; docs/guides/add_a_metric.md goes through it."""
+    """An entry of the table; docs/add_a_measure.md goes through it."""
 
     reads: tuple[str, ...] = ()  # arrays of the forward pass
     arrays: Callable[..., Arrays] = nothing  # (*those read, setting) -> what is kept, in the program of the probe
