@@ -82,7 +82,7 @@ pins: .venv/uv
 
 # libtpu, for its compiler, stands apart: beside jax it would look for a chip at every start. The figures of
 # benchmarks/tpu_cost.json and step_cost.json are of this version. It is newer than the one that jobs on TPUs run
-# (launch/pins/tpu.txt), which jax chooses: docs/kernels.md says what differs.
+# (launch/pins/tpu.txt), which jax chooses: docs/guides/kernels.md says what differs.
 .venv/test: .venv/uv setup.py $(PINS)
 	$(INSTALL) --compile-bytecode pip -e '.[test]'
 	$(INSTALL) --no-deps --target .venv/libtpu libtpu==0.0.52 \

@@ -1,4 +1,4 @@
-"""docs/add_a_measure.md to the letter: its edits in a copy of this tree, its commands there, what they made."""
+"""The guide to adding a metric: apply its edits to a copy of this tree, run its commands, check their results."""
 
 import json
 
@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from pages import NEEDS_GIT, blocks, commands, edited_copy, output
 
-PAGE = 'add_a_measure.md'
+PAGE = 'guides/add_a_metric.md'
 pytestmark = [pytest.mark.slow, NEEDS_GIT]
 
 
