@@ -81,7 +81,7 @@ def test_every_similarity_and_normalizer_of_the_tables_is_in_a_pair_and_in_the_d
     assert {name for name, _ in OPERATIONS} == {*SIMILARITIES} == {*PAIRS}
     assert {name for _, name in OPERATIONS} == {*NORMALIZERS}
     rows = [line.split('|')[1:-1] for line in sinklab.attention.__doc__.splitlines() if line.startswith('    | `')]
-    named = {cells[0].strip(' `'): [one for one in cells[-1].replace(',', ' ').split()] for cells in rows}
+    named = {cells[0].strip(' `'): cells[-1].replace(',', ' ').split() for cells in rows}
     assert {*named} == {*SIMILARITIES} | {*NORMALIZERS}
     for similarity, normalizers in PAIRS.items():
         assert {f'`{one}`' for one in normalizers} == {one for one in named[similarity] if one.startswith('`')}
@@ -157,13 +157,11 @@ def test_gradients_are_those_of_finite_differences_and_of_every_backend(similari
     dense, chunked = (jax.grad(total)([query, key, value], backend) for backend in ('dense', 'chunked'))
     for ours, theirs in zip(chunked, dense, strict=True):
         np.testing.assert_allclose(ours, theirs, rtol=1e-4, atol=1e-5)
-    rng, step = np.random.default_rng(3), 1e-4
-    moved = [rng.normal(size=array.shape) for array in (query, key, value)]
+    rng, step, given = np.random.default_rng(3), 1e-4, (query, key, value)
+    moved = [rng.normal(size=array.shape) for array in given]
 
     def exact(sign):
-        arrays = [
-            np.float64(array) + sign * step * move for array, move in zip((query, key, value), moved, strict=True)
-        ]
+        arrays = [np.float64(array) + sign * step * move for array, move in zip(given, moved, strict=True)]
         named = dict(similarity=similarity, normalizer=normalizer, scale=WIDTH**-0.5, offset=0.0, gain=1.0)
         return (cotangent * define(*arrays, np.zeros((1, HEADS, 6, 6)), np.tri(6, dtype=bool), **named)[0]).sum()
 
