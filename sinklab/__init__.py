@@ -10,7 +10,7 @@ if TYPE_CHECKING:
     from sinklab.observe.opening import Opened, Run
     from sinklab.record import Refusal as Refusal
 
-__version__ = '0.1.0'
+__version__ = '0.2.0'
 
 # Imported when they are first used: jax takes a second, and `import sinklab` must not.
 LAZY = {'attention': 'sinklab.attend.attention', 'Refusal': 'sinklab.record'}
