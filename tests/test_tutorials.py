@@ -48,12 +48,36 @@ def test_a_tutorial_is_executed_and_prints_what_it_shows(name, reader):
         if importlib.util.find_spec(module) is None:
             pytest.skip(f'docs/tutorials/{name}.md needs {module}, which is not installed')
     for block, printed in follow_page(make_quick(read(name)), reader):
-        shown = [reduce_to_shape(line) for line in block.text.splitlines()]
-        assert shown, f'docs/tutorials/{name}.md shows an empty output'
-        if ', as in' in block.lines:
-            continue
-        found = [reduce_to_shape(line) for line in select_lines('\n'.join(printed), block.lines)]
-        assert shown == found, 'run python docs/run_tutorial.py --update on this page'
+        assert block.text.strip(), f'docs/tutorials/{name}.md shows an empty output'
+        if ', as in' not in block.lines:
+            check_output(block.text.splitlines(), select_lines('\n'.join(printed), block.lines))
+
+
+def check_output(shown, printed):
+    """Compare what a page shows with what was printed: of a table its columns and rows, of other lines their words.
+
+    A column that is empty at a small size is left out there, so that a page may show more columns than are printed.
+    """
+    stale = f'run python docs/run_tutorial.py --update on this page; it printed {printed}'
+    shown, printed = ([reduce_to_shape(line) for line in lines] for lines in (shown, printed))
+    if len(shown) > 1 and '#' not in shown[0] and len(shown[0].split()) > 2:
+        assert set(printed[0].split()) <= set(shown[0].split()), stale
+        shown, printed = ([line.split(' ')[0] for line in lines[1:]] for lines in (shown, printed))
+    assert shown == printed, stale
+
+
+def test_of_a_table_columns_and_rows_are_compared_and_of_other_lines_words():
+    table = [' arm      step  Sink_1  emerges', ' softmax  1500  48.5 %  400-500', ' sigmoid  1500   0.0 %  -']
+    check_output(table, [' arm  step  Sink_1', ' softmax  4  0.0 %', ' sigmoid  4 1.0 %'])
+    check_output(['report: runs/a'], ['report: runs/a'])
+    for shown, printed in (
+        (table, [' arm  step  Sink_2', *table[1:]]),
+        (table, [table[0], table[2], table[1]]),
+        (table, table[:2]),
+        (['report: runs/a'], ['page: runs/a']),
+    ):
+        with pytest.raises(AssertionError):
+            check_output(shown, printed)
 
 
 def test_every_tutorial_says_first_what_it_is_for_and_names_a_small_size_for_what_takes_minutes():
