@@ -33,7 +33,7 @@ from pathlib import Path
 ROOT = Path(__file__).parents[1]
 BLOCK = re.compile(r'(?:^<!-- output: ([^\n]*) -->\n+)?^```(\w+)\n(.*?)^```$', re.MULTILINE | re.DOTALL)
 QUICK = re.compile(r'To try this page in seconds:\s`(export [^`]*)`')
-COLUMNS = '100'
+COLUMNS = '120'  # no table of a tutorial is folded
 
 
 @dataclasses.dataclass(frozen=True)
