@@ -121,7 +121,7 @@ STAGES = {
     'data': ['documents', 'tokens', 'store', 'sequences', 'prepare', 'corpus', 'batches'],
     'attend': [
         *('similarity', 'normalizer', 'operation', 'mask', 'bias', 'rule', 'dense', 'chunked', 'received'),
-        *('kernels', 'epilogue', 'cudnn', 'backends', 'verification', 'choice', 'examples'),
+        *('kernels', 'epilogue', 'cudnn', 'backends', 'verification', 'choice', 'attention', 'examples'),
     ],
 }
 

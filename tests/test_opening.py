@@ -53,6 +53,8 @@ def test_three_lines_without_the_corpus_and_without_a_trace(trained, monkeypatch
     assert state_of(path) == before
     assert found.keys == found.queries == [run.subject.words([spec.data.fixed_token])[0], *found.queries[1:]]
     assert ''.join(found.queries[1:]) == 'import os'
+    assert repr(found) == f'<Attention: 2 matrices x 4 heads, {len(found.queries)} queries x {len(found.keys)} keys>'
+    assert repr(run) == f"sinklab.open('{path}@8')"
     _, captured = run.model(run.ids('import os'), capture=True)
     np.testing.assert_allclose(found.matrix_LHTS, captured.attention_BHTS[:, 0], atol=1e-6)
     assert alpha['sink/1'] == sink.rate(sink.importance(found.matrix_LHTS, 1))

@@ -59,20 +59,34 @@ def of_run(given: str) -> tuple[Folder, int | None]:
     return folder, step
 
 
-def open(given: str, **how: Any) -> 'Opened':
-    """A run, RUN@STEP or hf:PATH_OR_ID; nothing of it is loaded before it is asked for."""
+def open(given: str, **how: Any) -> 'Run | Opened':
+    """Open a run, RUN@STEP or hf:PATH_OR_ID, as `sinklab.open` does; parameters are read when they are needed."""
     found = subject(str(given), **how)
     return Run(found) if isinstance(found, Own) else Opened(found)
 
 
-@dataclasses.dataclass
+@dataclasses.dataclass(repr=False)
 class Attention:
-    """The matrices of one text."""
+    """The attention matrices of one text, as `sinklab.open(...).attention(text)` returns them.
 
-    matrix_LHTS: np.ndarray  # float32, queries of the text over columns and text; nan: a head that a layer lacks
+    Attributes:
+        matrix_LHTS: NumPy array in float32 (layers, heads, queries, keys). Where layers differ in their number of
+            heads, a head that a layer lacks is nan.
+        queries: The tokens of the text.
+        keys: The same tokens. Before them stand the names, in brackets, of the keys that every query sees and that
+            are no part of the text, such as `(sink_token)`.
+        layers: The layer of the model, from 0, of each matrix. Layers without attention are left out, and a layer
+            with two attentions stands here twice.
+    """
+
+    matrix_LHTS: np.ndarray
     queries: list[str]
-    keys: list[str]  # the columns' names in brackets, then the tokens
-    layers: tuple[int, ...]  # the model's layer, from 0, of each matrix: some may have none, and some two
+    keys: list[str]
+    layers: tuple[int, ...]
+
+    def __repr__(self) -> str:
+        matrices, heads, queries, keys = self.matrix_LHTS.shape
+        return f'<Attention: {matrices} matrices x {heads} heads, {queries} queries x {keys} keys>'
 
     def strongest(self) -> tuple[int, int]:
         """Return (layer of the model, head), from 0, of the largest mean attention to the first token."""
@@ -155,7 +169,7 @@ def by_layer(matrix_LHTS: np.ndarray, heads: tuple[int, ...]) -> np.ndarray:
 
 
 class Opened:
-    """Anything that can be measured."""
+    """A run or a model of transformers that is open for reading; `sinklab.open` makes it."""
 
     def __init__(self, subject: Subject):
         self.subject = subject
@@ -164,7 +178,17 @@ class Opened:
         return f'sinklab.open({self.subject.name!r})'
 
     def ids(self, text: str | list[str]) -> np.ndarray:
-        """ids_PT of texts, cut to the shortest, as training shaped its own."""
+        """Return the token ids of one or more texts, as training shaped its own.
+
+        Args:
+            text: One text, or several. All are cut to the length of the shortest.
+
+        Returns:
+            An array of whole numbers (texts, tokens).
+
+        Raises:
+            Refusal: A text is empty, or has fewer than two tokens.
+        """
         found = [self.subject.encode(one) for one in ([text] if isinstance(text, str) else text)]
         if not all([text] if isinstance(text, str) else [*text]):
             raise Refusal('a text is empty; give one of some tokens, as text=...')
@@ -174,6 +198,11 @@ class Opened:
         return self.subject.shaped(np.array([one[:shortest] for one in found]))
 
     def attention(self, text: str) -> Attention:
+        """Compute the attention matrices of all layers and heads for one text.
+
+        Raises:
+            Refusal: The text is empty, or longer than the model reads.
+        """
         ids_PT = self.ids(text)
         kept = self.subject.observe(ids_PT, matrices)
         words = self.subject.words(ids_PT[0])
@@ -183,7 +212,19 @@ class Opened:
         return Attention(matrix_LHTS, words, [*self.subject.columns(), *words], layers)
 
     def measure(self, name: str = '', text: str | list[str] = '', **how: Any) -> float | dict[str, float]:
-        """The number of this name of one or more texts, or all whose names begin with it and a slash."""
+        """Compute one metric of one or more texts, or several metrics.
+
+        Args:
+            name: The name of a metric (`sink/1`), the beginning of several names (`sink`), or '' for all metrics.
+            text: One text, or several; all are cut to the length of the shortest.
+            **how: Fields of `sinklab.measure.setting.Setting` to change, such as `thresholds=(0.2, 0.3)`.
+
+        Returns:
+            One number, or a dict from names to numbers.
+
+        Raises:
+            Refusal: There is no such metric, or a text does not fit the model.
+        """
         numbers = measured(self.subject, self.ids(text), **how).numbers
         if name in numbers:
             return numbers[name]
@@ -195,33 +236,46 @@ class Opened:
 
 
 class Run(Opened):
-    """A run of ours, while it is trained or afterwards."""
+    """A run of sinklab at one step, finished or still training; `sinklab.open` makes it."""
 
     subject: Own
 
     @property
     def spec(self) -> Any:
+        """The config of the run as a frozen dataclass, `sinklab.spec.Spec`."""
         return self.subject.spec
 
     @property
     def steps(self) -> list[int]:
-        """Those of its checkpoints."""
+        """The steps that have a checkpoint, in ascending order."""
         return self.subject.folder.checkpoint_steps()
 
     def at(self, step: int) -> 'Run':
+        """Return the same run at another checkpoint; raise Refusal where there is none at this step."""
         return Run(Own(self.subject.folder, *wanted(self.subject.folder, step), self.subject.bos))
 
     def params(self, step: int | None = None) -> dict:
-        """Nested dicts of NumPy arrays, verified."""
+        """Read the parameters of a checkpoint, the one that is open if no step is given, and verify their digests.
+
+        Returns:
+            Nested dicts of NumPy arrays, named as the parameters of the flax.nnx module.
+        """
         return restore.parameters(self.subject.folder.path, self.subject.step if step is None else step)
 
     @functools.cached_property
     def model(self) -> Any:
-        """The flax.nnx module: model(token_BT, capture=True) -> (logits_BTV, Capture)."""
+        """The model as a flax.nnx module: `model(ids_BT, capture=True)` returns (logits_BTV, Capture)."""
         return self.subject.model()
 
     def curve(self, name: str) -> Any:
-        """A data frame by step, of a number of metrics.jsonl, or of all whose names begin with it and a slash."""
+        """Return what the run itself has logged of one metric, or of all whose names begin with `name` and a slash.
+
+        Returns:
+            A data frame of pandas with one row a step and one column a metric.
+
+        Raises:
+            Refusal: pandas is not installed, or the run has logged no such metric.
+        """
         try:
             import pandas
         except ImportError as error:
