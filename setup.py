@@ -22,6 +22,9 @@ setup(
     long_description_content_type='text/markdown',
     license='MIT',
     python_requires='>=3.11',
+    # An editable install with this line is a path file. Without it, setuptools installs an import hook that is asked
+    # after sys.path, and Python takes a folder named sinklab in the working directory for an empty namespace package.
+    package_dir={'': '.'},
     packages=find_packages(include=['sinklab*', 'configs']),
     package_data={'sinklab.report': ['assets/*']},
     entry_points={'console_scripts': ['sinklab = sinklab.__main__:run']},

@@ -10,6 +10,7 @@ import numpy as np
 from sinklab.checkpoint import digests, restore
 from sinklab.escape import FIGURE, escape_figure
 from sinklab.folder import Folder
+from sinklab.install import format_extra_command
 from sinklab.named import run_and_step, wanted
 from sinklab.observe import hub
 from sinklab.observe.measuring import measured
@@ -27,7 +28,7 @@ def subject(given: str, bos: str = 'auto', remote_code: bool = False) -> Subject
         try:
             from sinklab.observe.open_model import OpenModel
         except ImportError as error:
-            raise Refusal(f'{given} needs {error.name}; install it: pip install "sinklab[hf]"') from error
+            raise Refusal(f'{given} needs {error.name}; install it: {format_extra_command("hf")}') from error
         with hub.explain_remote_code(given):
             return OpenModel(folder, bos, remote_code, given)
     return Own(*step_of(given), bos)
@@ -225,7 +226,9 @@ class Run(Opened):
         try:
             import pandas
         except ImportError as error:
-            raise Refusal('a curve is a data frame of pandas; install it: pip install "sinklab[notebook]"') from error
+            raise Refusal(
+                f'a curve is a data frame of pandas; install it: {format_extra_command("notebook")}'
+            ) from error
         frame = pandas.DataFrame(self.subject.folder.records()).set_index('step')
         found = [one for one in frame.columns if one == name or one.startswith(f'{name}/')]
         if not found:
