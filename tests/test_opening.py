@@ -300,6 +300,7 @@ def test_inputs_are_what_their_names_say(trained):
     [
         (['{run}@5'], 'has no checkpoint 5'),
         (['{run}/probe'], 'holds no run'),
+        (['org/none'], 'give the folder of a run, or hf:org/none for an open model'),
         (['{run}', '--inputs=naturl'], 'did you mean natural'),
         (['{run}', '--inputs=domains'], 'one domain'),
         (['{run}', '--length=1000'], 'reads 96 tokens'),
@@ -329,6 +330,43 @@ def test_what_cannot_be_measured_is_refused_in_one_line(trained, capsys, argumen
     *before, line = capsys.readouterr().err.strip().splitlines()
     assert said in line
     assert all(one.startswith('preparing') for one in before)
+
+
+@pytest.fixture
+def model(tmp_path):
+    """A folder with what transformers writes beside the weights of a model."""
+    (tmp_path / 'gpt').mkdir()
+    (tmp_path / 'gpt' / 'config.json').write_text('{"model_type": "gpt2", "n_layer": 2}')
+    return tmp_path / 'gpt'
+
+
+@pytest.mark.parametrize('verb', [['measure'], ['evaluate', '--tasks=mine']])
+def test_the_folder_of_an_open_model_is_refused_with_hf_before_its_path(model, capsys, verb):
+    if verb[0] == 'evaluate':
+        pytest.importorskip('lm_eval')
+    assert main([verb[0], str(model), *verb[1:]]) == 1
+    assert capsys.readouterr().err.strip().splitlines()[-1].endswith(f'; give hf:{model}')
+
+
+@pytest.mark.parametrize('given', ['{model}', 'hf:{model}', 'hf:org/name'])
+@pytest.mark.parametrize(
+    'command',
+    [
+        ['sample', '--prompt=a'],
+        ['stream', '--text=a.txt'],
+        ['measure', '--all'],
+        ['checkpoint', 'ls'],
+        ['checkpoint', 'verify'],
+        ['checkpoint', 'restore-params', '--out=new'],
+    ],
+    ids=' '.join,
+)
+def test_commands_that_read_runs_alone_name_the_import_of_an_open_model(model, capsys, given, command):
+    given = given.format(model=model)
+    verb = command[: 1 + (command[0] == 'checkpoint')]
+    assert main([*verb, given, *command[len(verb) :]]) == 1
+    (line,) = capsys.readouterr().err.strip().splitlines()
+    assert f'sinklab checkpoint import hf:{given.removeprefix("hf:")} --out=' in line
 
 
 def test_a_text_too_short_or_an_unknown_measure_is_refused(trained):

@@ -11,14 +11,12 @@ from sinklab.checkpoint import digests, restore
 from sinklab.escape import FIGURE, escape_figure
 from sinklab.folder import Folder
 from sinklab.install import format_extra_command
-from sinklab.named import run_and_step, wanted
+from sinklab.named import OPEN, is_open_model, missing_run, run_and_step, wanted
 from sinklab.observe import hub
 from sinklab.observe.measuring import measured
 from sinklab.observe.own import Own
 from sinklab.observe.subject import Subject
 from sinklab.record import Refusal
-
-OPEN = 'hf:'
 
 
 def subject(given: str, bos: str = 'auto', remote_code: bool = False) -> Subject:
@@ -31,7 +29,7 @@ def subject(given: str, bos: str = 'auto', remote_code: bool = False) -> Subject
             raise Refusal(f'{given} needs {error.name}; install it: {format_extra_command("hf")}') from error
         with hub.explain_remote_code(given):
             return OpenModel(folder, bos, remote_code, given)
-    return Own(*step_of(given), bos)
+    return Own(*step_of(given, reads_open_models=True), bos)
 
 
 def subjects(given: str, bos: str = 'auto') -> Iterator[Subject]:
@@ -42,21 +40,20 @@ def subjects(given: str, bos: str = 'auto') -> Iterator[Subject]:
     return (Own(folder, one, bos) for one in wanted(folder, step))
 
 
-def step_of(given: str) -> tuple[Folder, int]:
+def step_of(given: str, reads_open_models: bool = False) -> tuple[Folder, int]:
     """RUN@STEP, or of RUN the newest step that is whole."""
-    folder, step = of_run(given)
+    folder, step = of_run(given, reads_open_models)
     saved = wanted(folder, step)
     newest = digests.newest(folder) if step is None else None
     return folder, saved[-1] if newest is None else newest
 
 
-def of_run(given: str) -> tuple[Folder, int | None]:
+def of_run(given: str, reads_open_models: bool = False) -> tuple[Folder, int | None]:
     if given.startswith(OPEN):
-        raise Refusal(f'{given} is an open model, and runs alone are read here; give the folder of a run')
+        raise missing_run(given)
     folder, step = run_and_step(given)
-    if not folder.is_claimed():
-        lacks = 'holds no run' if folder.path.exists() else 'is not there'
-        raise Refusal(f'{folder} {lacks}; give the folder of a run')
+    if not folder.is_claimed() or is_open_model(folder):
+        raise missing_run(str(folder), reads_open_models)
     return folder, step
 
 
