@@ -51,7 +51,7 @@ def test_three_lines_without_the_corpus_and_without_a_trace(trained, monkeypatch
     found = run.attention('import os')
     alpha = run.measure('sink', text='import os')
     assert state_of(path) == before
-    assert found.keys == found.queries == [run.subject.words([spec.data.fixed_token])[0], *found.queries[1:]]
+    assert found.keys == found.queries == ['(fixed token)', *found.queries[1:]]
     assert ''.join(found.queries[1:]) == 'import os'
     _, captured = run.model(run.ids('import os'), capture=True)
     np.testing.assert_allclose(found.matrix_LHTS, captured.attention_BHTS[:, 0], atol=1e-6)
@@ -63,7 +63,8 @@ def test_a_picture_has_a_label_for_every_token(trained):
     figure = found.plot()
     axes = figure.axes[0]
     assert len(axes.get_xticklabels()) == len(found.keys)
-    assert axes.get_title() == 'layer {}, head {}'.format(*found.strongest())
+    layer, head = found.strongest()
+    assert axes.get_title() == f'layer {layer + 1}, head {head + 1}', 'from 1, as in reports'
     figure.draw_without_rendering()
 
 
@@ -80,15 +81,15 @@ def test_a_picture_shows_the_strongest_matrix_of_those_that_are_asked_for():
     found = opening.Attention(matrix_LHTS, ['a', 'b', 'c'], ['a', 'b', 'c'], (0, 0, 2, 2))
     assert found.strongest() == (0, 0)
     for given, at, head, title in [
-        ({}, 1, 0, 'layer 0, matrix 2 of 2, head 0'),
-        (dict(layer=0), 1, 0, 'layer 0, matrix 2 of 2, head 0'),
-        (dict(layer=0, head=0), 1, 0, 'layer 0, matrix 2 of 2, head 0'),
-        (dict(layer=0, head=1), 1, 1, 'layer 0, matrix 2 of 2, head 1'),
-        (dict(place=0), 0, 1, 'layer 0, matrix 1 of 2, head 1'),
-        (dict(place=0, head=0), 0, 0, 'layer 0, matrix 1 of 2, head 0'),
-        (dict(layer=2), 3, 0, 'layer 2, matrix 2 of 2, head 0'),
-        (dict(layer=2, head=1), 2, 1, 'layer 2, matrix 1 of 2, head 1'),
-        (dict(head=1), 2, 1, 'layer 2, matrix 1 of 2, head 1'),
+        ({}, 1, 0, 'layer 1, matrix 2 of 2, head 1'),
+        (dict(layer=0), 1, 0, 'layer 1, matrix 2 of 2, head 1'),
+        (dict(layer=0, head=0), 1, 0, 'layer 1, matrix 2 of 2, head 1'),
+        (dict(layer=0, head=1), 1, 1, 'layer 1, matrix 2 of 2, head 2'),
+        (dict(place=0), 0, 1, 'layer 1, matrix 1 of 2, head 2'),
+        (dict(place=0, head=0), 0, 0, 'layer 1, matrix 1 of 2, head 1'),
+        (dict(layer=2), 3, 0, 'layer 3, matrix 2 of 2, head 1'),
+        (dict(layer=2, head=1), 2, 1, 'layer 3, matrix 1 of 2, head 2'),
+        (dict(head=1), 2, 1, 'layer 3, matrix 1 of 2, head 2'),
     ]:
         name, matrix = shown_matrix(found.plot(**given))
         assert name == title, given

@@ -80,6 +80,8 @@ class Attention:
     def plot(self, layer: int | None = None, head: int | None = None, place: int | None = None) -> Any:
         """Draw the matrix of one head; of what is not given, that with the largest mean attention to the first token.
 
+        Arguments are indices and count from 0. The title counts layers and heads from 1, as reports do.
+
         Args:
             layer: of the model, from 0. Of a layer with two attentions it is the matrix with the stronger head.
             head: from 0.
@@ -101,7 +103,7 @@ class Attention:
             image = axes.imshow(self.matrix_LHTS[at, head], cmap='viridis', vmin=0)
             axes.set_xticks(range(len(self.keys)), map(label, self.keys), rotation=90, fontsize=7)
             axes.set_yticks(range(len(self.queries)), map(label, self.queries), fontsize=7)
-            axes.set(xlabel='key', ylabel='query', title=f'layer {layer}{which}, head {head}')
+            axes.set(xlabel='key', ylabel='query', title=f'layer {layer + 1}{which}, head {head + 1}')
             figure.colorbar(image, shrink=0.6, label='attention')
         return figure
 
@@ -121,7 +123,7 @@ class Attention:
             whole = self.layers == tuple(range(count))
             layers = f'0 to {count - 1}' if whole else ', '.join(map(str, dict.fromkeys(self.layers)))
             asked = ' '.join(f'{name} {one}' for name, one in (('layer', layer), ('head', head)) if one is not None)
-            raise Refusal(f'there is no {asked}; they are {layers} and 0 to {heads - 1}')
+            raise Refusal(f'there is no {asked}; indices count from 0: layers {layers}, heads 0 to {heads - 1}')
         return self._strongest_of(asked_LH)
 
     def _strongest_of(self, asked_LH: np.ndarray) -> tuple[int, int]:
