@@ -18,6 +18,7 @@ from sinklab.cli import config, hardware, programs, sweep
 from sinklab.cli.train import size_argument
 from sinklab.files.place import place
 from sinklab.folder import Folder
+from sinklab.install import format_extra_command
 from sinklab.lease import lease
 from sinklab.record import Refusal, unknown
 from sinklab.spec import Spec
@@ -119,7 +120,7 @@ def drawable(path: str | None) -> None:
     try:
         from sinklab.report import forest  # noqa: F401
     except ImportError as error:
-        raise Refusal(f"--png={path} wants matplotlib: pip install -e '.[report]'") from error
+        raise Refusal(f'--png={path} needs matplotlib; install it: {format_extra_command("report")}') from error
     if not place(path).parent.is_dir():
         raise Refusal(f'--png={path}: there is no folder {place(path).parent}; make it, or give another one')
 
