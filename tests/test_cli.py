@@ -1,6 +1,7 @@
 """The program as a person meets it: one clear line, and the right exit code."""
 
 import json
+import re
 import shlex
 import subprocess
 import sys
@@ -213,7 +214,10 @@ def test_a_config_is_found_from_any_folder(tmp_path, monkeypatch):
 @pytest.mark.slow
 def test_train_then_report(capsys, tmp_path, config):
     assert main(['train', f'--config={config}', f'--workdir={tmp_path}/run', '--tensorboard']) == 0
-    assert 'step 8, valid loss' in capsys.readouterr().err
+    said = capsys.readouterr()
+    assert re.search(r'^.*: done, 8 steps in \d+ s$', said.out, re.MULTILINE)
+    assert re.search(r'^ *valid loss +\d+\.\d{3} nats ', said.out, re.MULTILINE)
+    assert 'valid loss' not in said.err
     assert main(['report', f'{tmp_path}/run', '--json', f'--out={tmp_path}/out']) == 0
     (row,) = json.loads(capsys.readouterr().out)
     assert row['step'] == 8

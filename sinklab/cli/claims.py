@@ -22,7 +22,7 @@ from sinklab.lease import lease
 from sinklab.record import Refusal, unknown
 from sinklab.spec import Spec
 from sinklab.sweep import plan
-from sinklab.sweep.run import shares, train
+from sinklab.sweep.run import shares
 
 SIZE = 'quickstart'
 SEEDS = 5
@@ -164,7 +164,7 @@ def trained(given: argparse.Namespace, rest: list[str], claims: dict) -> int:
         same = first_alike(specs)
         firsts = dict.fromkeys(same[row] for row in wanted)
         runs = plan.runs(firsts, range(seeds), given.workdir, load, layout)
-        stopped = train(runs, lambda run: sweep.command(file_of(run.row), run, options), sweep.say, held, given.jobs)
+        stopped = sweep.trained(runs, lambda run: sweep.command(file_of(run.row), run, options), held, given.jobs)
         held.check()
         now = results.add(
             before, specs, same, runs, ALSO | {one.number for claim in claims.values() for one in claim.readings}

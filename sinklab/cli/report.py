@@ -100,6 +100,17 @@ def write(folder: Path, found: list, given: argparse.Namespace, claimed: list[di
     return folder / 'report.html'
 
 
+def write_page(folder: Path) -> Path | None:
+    """Write the page of a sweep; return its file, or None where no run has begun."""
+    from sinklab.report import page, runs
+
+    file, paths = folder / 'report.html', [str(path) for path in of_sweep(folder)]
+    if not paths:
+        return None
+    page.write(file, runs.read(paths))
+    return file
+
+
 def pictures() -> ModuleType:
     try:
         from sinklab.report import pictures
@@ -110,10 +121,11 @@ def pictures() -> ModuleType:
 
 def show(rows: list[dict]) -> None:
     from sinklab.cli import terminal
-    from sinklab.report.closing import HEADINGS, cells
+    from sinklab.report.closing import HEADINGS, cells, legend
 
     out = terminal.console(width=200)
     terminal.print_table(out, HEADINGS, list(map(cells, rows)))
+    out.print(f'{legend(HEADINGS)}.', soft_wrap=not out.is_terminal)
     for row in rows:
         for note in row['notes']:
             print(f'{escape_control(row["arm"])}: {escape_control(note)}')

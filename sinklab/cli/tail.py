@@ -33,7 +33,7 @@ def run(given: argparse.Namespace, rest: list[str]) -> int:
         raise Refusal(f'{rest[0]} is unknown; see sinklab tail --help')
     folder = Folder(given.run)
     spec, name = spec_of(folder), name_of(folder)
-    with contextlib.suppress(KeyboardInterrupt), Progress(name, spec) as progress:
+    with contextlib.suppress(KeyboardInterrupt), Progress(name, spec, stderr=False) as progress:
         for _ in followed(folder, progress):
             time.sleep(EVERY)
         end = ending(folder)

@@ -18,6 +18,7 @@ from typing import Any
 from sinklab.checkpoint import digests
 from sinklab.cli import config, fork, hardware, malloc, processes, programs
 from sinklab.cli.command import program
+from sinklab.escape import escape_control, join_shell
 from sinklab.files.place import absolute
 from sinklab.folder import Folder, flat
 from sinklab.group import Alone, Group, same, unanimous
@@ -113,11 +114,9 @@ def train(given: argparse.Namespace, rest: list[str], group: Group) -> End:
         progress = shown(row, spec, compiled, stack) if group.index == 0 else None
         others = beside(given, folder, steps, progress.note, stack) if progress else []
         listeners = [*([progress] if progress else []), *others]
-        end = trained(spec, layout, folder, row, *listeners, group=group, origin=origin, grace=given.grace)
-        if end.code == 0 and progress:
-            progress.say(end.words)
-        elif isinstance(group, Alone):
-            progress.say(f'sinklab train: {processes.line(end)}')
+        end, records = trained(spec, layout, folder, row, *listeners, group=group, origin=origin, grace=given.grace)
+        if progress and (end.code == 0 or isinstance(group, Alone)):
+            progress.end(end, f'sinklab train: {processes.line(end)}', lambda: show(folder, row, records))
     return end
 
 
@@ -141,18 +140,18 @@ def asked(
 
 def trained(
     spec: Spec, layout: Hardware, folder: Folder, row: dict, *listeners: Any, group: Group, origin: Any, grace: float
-) -> End:
-    """How a run ends on which all processes are agreed."""
+) -> tuple[End, list[dict]]:
+    """Train, and return the end that all processes agree on, and the records of a run that is done."""
     from sinklab.train import loop
     from sinklab.train.outcome import Disagreement, Diverged, Stopped, of_error
 
     try:
         records = loop.train(spec, layout, folder, row, *listeners, group=group, origin=origin, grace=grace)
     except Diverged as error:
-        return of_error(error).with_words(f'{error}: the run has diverged; {last_good(folder)}')
+        return of_error(error).with_words(f'{error}: the run has diverged; {last_good(folder)}'), []
     except (Disagreement, Stopped) as error:
-        return of_error(error)
-    return End('done', f'{folder}: {closing(records[-1])}' if records else '')
+        return of_error(error), []
+    return End('done', f'{folder}: {closing(records[-1])}' if records else ''), records
 
 
 def shown(row: dict, spec: Any, compiled: Any, stack: contextlib.ExitStack) -> Any:
@@ -195,12 +194,30 @@ def likeness(spec: Any, layout: Any) -> dict[str, Any]:
 
 
 def closing(record: dict) -> str:
-    """The last record of a run, as a person reads it."""
+    """Return the last record of a run in one line."""
     from sinklab.measure.table import NUMBERS
 
     shown = [number for number in NUMBERS if number.table and number.name in record]
     measured = ', '.join(f'{number.label} {number.text(record[number.name])}' for number in shown)
     return f'step {record["step"]}, valid loss {record["valid/loss"]:.3f}, {measured}, {record["seconds"]:.0f} s'
+
+
+def show(folder: Folder, row: dict, records: list[dict]) -> None:
+    """Print what a run that is done has come to: a table with a line for each number, and what to do next."""
+    from sinklab.cli import terminal
+    from sinklab.report import closing
+
+    if not records:
+        return
+    name, out = row['row'] or row['config'], terminal.console(width=100)
+    headings, rows = closing.of_one(records, row.get('published') or {})
+    out.print(escape_control(f'{name}: done, {closing.duration(records[-1])}'), soft_wrap=True)
+    terminal.print_table(out, headings, rows, left=['what it is'], words=['what it is'])
+    words = closing.sentence(
+        {name: closing.seen(records)}, closing.published({name: row}), 'published, of another model'
+    )
+    out.print(escape_control(f'{words}; run: {folder}'), soft_wrap=not out.is_terminal)
+    print(f'For a page with pictures: {join_shell(["sinklab", "report", folder])}')
 
 
 def last_good(folder: Folder) -> str:
