@@ -26,8 +26,7 @@ from sinklab.sweep.run import shares
 
 SIZE = 'quickstart'
 SEEDS = 5
-ASK = 'sinklab claims NAME --workdir=DIR asks one of them, docs/claims.md says how'
-IN_WORDS = '--list says each claim in words, --markdown its contrast'
+ASK = 'To test one of them: sinklab claims NAME --workdir=DIR'
 ALSO = {'valid/loss', 'mass/row', 'entropy/row', 'emergence/step'}  # kept beside what claims read
 
 
@@ -214,6 +213,11 @@ def show(given: argparse.Namespace, claims: dict, found: dict) -> None:
     elif given.markdown:
         print(report.markdown(entries), end='')
     else:
-        run = [report.cells(entry) for entry in entries if entry['verdict'] != 'not run']
-        sweep.show(list(report.HEADINGS), run, f'at size {found["size"]}: {report.NOTE}; {IN_WORDS}')
-        print(report.in_words(entries), *report.not_run(entries), sep='\n')
+        run = [entry for entry in entries if entry['verdict'] not in ('not run', 'not testable here')]
+        cells = [report.brief_cells(entry, claims[entry['claim']]) for entry in run]
+        if cells:
+            sweep.show(list(report.BRIEF), cells, f'{report.LEGEND}; all at size {found["size"]}.')
+        for verdict in ('not testable here', 'not run'):
+            for line in report.list_names(entries, verdict):
+                sweep.print_words(line)
+        sweep.print_words(f'{report.counts(entries)} {report.in_words(entries)}')
