@@ -20,9 +20,15 @@ MORE = {
 }
 
 
-def legend(headings: Sequence[str]) -> str:
-    """Say in one paragraph what columns with these headings, and units behind them, mean."""
-    sentences = {number.label: number.sentence for number in (*measures.NUMBERS, LOSS)} | MORE
+def legend(headings: Sequence[str], numbers: Sequence[Number] = ()) -> str:
+    """Say in one paragraph what columns with these headings, and units behind them, mean.
+
+    Args:
+        headings: those without a meaning here are passed over.
+        numbers: what some of them are, beside what every run is measured by.
+    """
+    known = *measures.NUMBERS, LOSS, *numbers
+    sentences = {number.label: number.sentence for number in known} | MORE
     plain = [heading.partition(' (')[0] for heading in headings]
     if HEADLINE.label in plain and 'alpha_1' not in plain:
         plain.insert(plain.index(HEADLINE.label) + 1, 'alpha_1')
