@@ -1,5 +1,6 @@
 """The program as a person meets it: one clear line, and the right exit code."""
 
+import argparse
 import json
 import re
 import shlex
@@ -10,7 +11,7 @@ import numpy as np
 import pytest
 
 from sinklab.cli.config import load
-from sinklab.cli.main import VERBS, main
+from sinklab.cli.main import VERBS, main, parser
 from sinklab.folder import Folder
 from sinklab.record import Refusal
 
@@ -296,3 +297,20 @@ def test_help_needs_no_accelerator_library():
     code = 'import sys, sinklab.cli.main as m\ntry: m.main(["--help"])\nexcept SystemExit: pass\n'
     code += 'assert not {"jax", "flax", "grain", "numpy"} & set(sys.modules), sys.modules.keys()'
     subprocess.run([sys.executable, '-c', code], check=True, capture_output=True)
+
+
+def actions(parser):
+    """All parsers below a parser, by the words that name them, and itself."""
+    yield parser.prog, parser
+    for action in parser._actions:
+        if isinstance(action, argparse._SubParsersAction):
+            for below in action.choices.values():
+                yield from actions(below)
+
+
+@pytest.mark.parametrize(
+    ('prog', 'verb'), actions(parser()), ids=lambda value: value if isinstance(value, str) else ''
+)
+def test_every_option_has_a_help_text_and_every_command_an_example(prog, verb):
+    assert all(action.help for action in verb._actions if not isinstance(action, argparse._SubParsersAction))
+    assert f'example:\n  {prog.split()[0]}' in verb.epilog

@@ -1,7 +1,8 @@
-"""what the paper claims, tested by runs: differences with their intervals, and a verdict on each claim
+"""Test claims of the paper by training runs, and give a verdict on each.
 
-The runs that a claim wants are trained once and shared by all claims; given once more, the command goes on with those
-that are missing. Verdicts are computed: docs/claims.md says how.
+A claim compares two numbers of two rows. All claims share their runs, and each run is trained once; the same command,
+given again, trains those that are missing. Verdicts are computed from the differences between runs of the same seed.
+--config.PATH=VALUE sets a field of all runs.
 
 example:
   sinklab claims --seeds=8 --jobs=2 --workdir=runs/claims
@@ -31,20 +32,32 @@ ALSO = {'valid/loss', 'mass/row', 'entropy/row', 'emergence/step'}  # kept besid
 
 
 def arguments(verb: argparse.ArgumentParser) -> None:
-    verb.add_argument('names', nargs='*', metavar='NAME', help='of these claims alone; else all of them')
-    verb.add_argument('--config', default='configs/claims.py', metavar='FILE', help='a file with CLAIMS; %(default)s')
-    verb.add_argument('--list', action='store_true', help='say what each claim is, and nothing else')
+    verb.add_argument(
+        'names', nargs='*', metavar='NAME', help='claims to test, such as sigmoid (default: all of them)'
+    )
+    verb.add_argument(
+        '--config', default='configs/claims.py', metavar='FILE', help='file with CLAIMS (default: %(default)s)'
+    )
+    verb.add_argument('--list', action='store_true', help='list all claims in words, and train nothing')
     verb.add_argument('--seeds', type=int, metavar='N', help=f'the seeds 0 to N - 1; {SEEDS}')
-    verb.add_argument('--workdir', metavar='DIR', help='of the run folders TABLE.ROW-SEED, and of claims.json')
-    verb.add_argument('--results', metavar='FILE', help='judge a claims.json as it is, and train nothing')
+    verb.add_argument(
+        '--workdir',
+        metavar='DIR',
+        help='folder for the run folders (TABLE.ROW-SEED) and claims.json, such as runs/claims',
+    )
+    verb.add_argument(
+        '--results', metavar='FILE', help='judge what an earlier claims.json has measured, and train nothing'
+    )
     size_argument(verb)
     sweep.jobs_argument(verb)
     hardware.arguments(verb)
     programs.argument(verb)
-    verb.add_argument('--png', metavar='FILE', help='draw the intervals of all differences of shares')
+    verb.add_argument(
+        '--png', metavar='FILE', help='also draw the differences in Sink_1, with their intervals, into a PNG file'
+    )
     shown = verb.add_mutually_exclusive_group()
-    shown.add_argument('--json', action='store_true', help='print the verdicts as one JSON list')
-    shown.add_argument('--markdown', action='store_true', help='print them as a page has them')
+    shown.add_argument('--json', action='store_true', help='print the verdicts as JSON')
+    shown.add_argument('--markdown', action='store_true', help='print the verdicts as a Markdown table')
     verb.usage = '%(prog)s [NAME ...] (--workdir DIR | --results FILE | --list) [--config.PATH=VALUE ...] [options]'
 
 

@@ -1,4 +1,4 @@
-"""everything that is measured, of a step of a run or of an open model
+"""Measure attention sinks of a trained model: a checkpoint of a run, or an open model of Hugging Face.
 
 example:
   sinklab measure runs/quickstart/softmax-0@600 --inputs=natural,random,repeated
@@ -42,23 +42,74 @@ SAME = 'source', 'sequences', 'length', 'seed', 'keys', 'positions', 'perturb', 
 
 
 def arguments(verb: argparse.ArgumentParser) -> None:
-    verb.add_argument('model', metavar='RUN[@STEP] | hf:PATH_OR_ID', help='a run folder, or an open model')
-    verb.add_argument('--inputs', default='natural', metavar='KIND,...', help='of natural, random, repeated, domains')
-    verb.add_argument('--source', help="texts, as config.data.source has them; else a run's own, or stdlib")
-    verb.add_argument('--sequences', type=int, metavar='N', help='else as the run was probed, or 100')
-    verb.add_argument('--length', type=int, metavar='T', help='else as the run was probed, or 64')
-    verb.add_argument('--lengths', default='', metavar='T,...', help='sinks of the first T tokens, in the same pass')
-    verb.add_argument('--eps', default='', metavar='E,...', help='thresholds of these; else 0.3')
-    verb.add_argument('--keys', type=int, metavar='K', help='sinks of the first K tokens; else as probed, or 10')
-    verb.add_argument('--seed', type=int, default=0, help='of random and repeated inputs')
-    verb.add_argument('--positions', metavar='replace:K | swap:K', help='token 1 at the place of token K, or both')
-    verb.add_argument('--perturb', type=int, metavar='K', help='also how far another token K spreads')
-    verb.add_argument('--selection', action='store_true', help="also what each layer's queries are worth, of a run")
-    verb.add_argument('--loss', action='store_true', help='also the loss of these texts, in a pass of its own')
-    verb.add_argument('--bos', choices=BOS, default='auto', help='before each text: as usual, never, always')
-    verb.add_argument('--remote-code', action='store_true', help='run the code that comes with an open model')
-    verb.add_argument('--all', action='store_true', help='every checkpoint of a run, and when its sink emerges')
-    verb.add_argument('--out', metavar='DIR', help='a new folder for measured.json and the arrays of each input')
+    verb.add_argument(
+        'model',
+        metavar='RUN[@STEP] | hf:PATH_OR_ID',
+        help='run folder, such as runs/softmax@500 (default: its newest step), or an open model, such as '
+        'hf:openai-community/gpt2',
+    )
+    verb.add_argument(
+        '--inputs',
+        default='natural',
+        metavar='KIND,...',
+        help='kinds of inputs: natural, random, repeated, domains (default: natural)',
+    )
+    verb.add_argument(
+        '--source', help="texts to read, such as 'text:corpus/*.txt' (default: those of the run, or stdlib)"
+    )
+    verb.add_argument(
+        '--sequences', type=int, metavar='N', help='number of texts (default: as the run was probed, or 100)'
+    )
+    verb.add_argument(
+        '--length', type=int, metavar='T', help='tokens of each text (default: as the run was probed, or 64)'
+    )
+    verb.add_argument(
+        '--lengths',
+        default='',
+        metavar='T,...',
+        help='also Sink_1 of the first T tokens of each text, such as 16,32,64',
+    )
+    verb.add_argument(
+        '--eps', default='', metavar='E,...', help='thresholds on alpha for --lengths, such as 0.2,0.3 (default: 0.3)'
+    )
+    verb.add_argument(
+        '--keys',
+        type=int,
+        metavar='K',
+        help='sinks of each of the first K tokens (default: as the run was probed, or 10)',
+    )
+    verb.add_argument('--seed', type=int, default=0, help='seed of random and repeated inputs (default: 0)')
+    verb.add_argument(
+        '--positions',
+        metavar='replace:K | swap:K',
+        help='give token 1 the position of token K, or exchange the positions of both, such as swap:5',
+    )
+    verb.add_argument(
+        '--perturb', type=int, metavar='K', help='also how much the other tokens change when token K is another one'
+    )
+    verb.add_argument(
+        '--selection',
+        action='store_true',
+        help='also how much the loss rises when the queries of one layer are 0; of runs alone',
+    )
+    verb.add_argument('--loss', action='store_true', help='also the loss of these texts')
+    verb.add_argument(
+        '--bos',
+        choices=BOS,
+        default='auto',
+        help='BOS before each text: auto (as in training), none (never) or force (always)',
+    )
+    verb.add_argument(
+        '--remote-code',
+        action='store_true',
+        help='run the Python code that comes with an open model; only for a model that you trust',
+    )
+    verb.add_argument(
+        '--all', action='store_true', help='measure every checkpoint of a run, and say when its sink emerges'
+    )
+    verb.add_argument(
+        '--out', metavar='DIR', help='write measured.json and the arrays of each kind of input into this new folder'
+    )
     verb.add_argument('--json', action='store_true', help='print all numbers as JSON')
 
 

@@ -1,11 +1,13 @@
-"""the rows of a table trained one after another, and compared with what was published
+"""Train the rows of a table, each with each seed, and compare them with published numbers.
 
-Each row runs with each seed, of model and data alike, so that the arms of a seed see the same batches. Given once
-more, the command passes over what is done or has diverged, goes on with the rest, and tries again what failed.
+A seed is that of the model and of the data, so all rows of a seed see the same batches. The same command, given
+again, skips runs that are done or have diverged, goes on with those that were stopped, and retries those that failed.
+Differences are from the first row, the baseline. --config.PATH=VALUE sets a field of all rows, such as
+--config.optimizer.steps=500.
 
 example:
   sinklab sweep --config=configs/quickstart.py --seeds=0,1,2 --workdir=runs/sweep --remat
-  sinklab report runs/sweep/*/
+  sinklab sweep --config=configs/quickstart.py --rows=softmax,sigmoid_apple --jobs=2 --workdir=runs/two --report
 """
 
 import argparse
@@ -37,21 +39,41 @@ WORDS = 'end', 'words', 'source', 'verdict'  # columns that are folded where a t
 
 
 def arguments(verb: argparse.ArgumentParser) -> None:
-    verb.add_argument('--config', required=True, metavar='FILE', help='a config file with rows; see sinklab rows')
-    verb.add_argument('--rows', metavar='ROW,...', help='these alone, in this order; the first is the baseline')
+    verb.add_argument(
+        '--config',
+        required=True,
+        metavar='FILE',
+        help='config file with rows, such as configs/quickstart.py; sinklab rows lists them',
+    )
+    verb.add_argument(
+        '--rows',
+        metavar='ROW,...',
+        help='only these rows, in this order, such as softmax,sigmoid_apple; the first is the baseline',
+    )
     size_argument(verb)
     verb.add_argument('--seeds', default='0', metavar='N,...', help='such as 0,1,2; 0 where none is given')
-    verb.add_argument('--workdir', required=True, metavar='DIR', help='of the run folders ROW-SEED, and sweep.json')
+    verb.add_argument(
+        '--workdir',
+        required=True,
+        metavar='DIR',
+        help='folder for the run folders (ROW-SEED) and sweep.json, such as runs/sweep',
+    )
     jobs_argument(verb)
     hardware.arguments(verb)
     programs.argument(verb)
-    verb.add_argument('--report', action='store_true', help='write DIR/report.html as well, a page with pictures')
-    verb.add_argument('--json', action='store_true', help='print the table as one JSON list')
+    verb.add_argument('--report', action='store_true', help='also write DIR/report.html, a page with pictures')
+    verb.add_argument('--json', action='store_true', help='print the table as JSON')
     verb.usage = '%(prog)s --config FILE [--rows ROW,...] --workdir DIR [--config.PATH=VALUE ...] [options]'
 
 
 def jobs_argument(verb: argparse.ArgumentParser) -> None:
-    verb.add_argument('--jobs', type=int, default=1, metavar='N', help='runs at once, each on its share of cores')
+    verb.add_argument(
+        '--jobs',
+        type=int,
+        default=1,
+        metavar='N',
+        help='train N runs at once, each on its share of the cores, such as 2 (default: 1)',
+    )
 
 
 def run(given: argparse.Namespace, rest: list[str]) -> int:

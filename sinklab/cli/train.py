@@ -1,4 +1,8 @@
-"""a language model, its sinks measured on the way; goes on by itself in a folder that holds its run
+"""Train a language model, and measure its attention sinks on the way.
+
+DIR gets config.json, metrics.jsonl, probes and checkpoints. The same command, given again, goes on from the newest
+checkpoint; a run that is done is left as it is. Ctrl-C and SIGTERM save a checkpoint first. --config.PATH=VALUE sets a
+field of the config, such as --config.optimizer.steps=500; configs/default.py lists all fields.
 
 example:
   sinklab train --config=configs/quickstart.py:softmax --workdir=runs/softmax --config.optimizer.steps=500
@@ -32,26 +36,32 @@ def arguments(verb: argparse.ArgumentParser) -> None:
     verb.add_argument(
         '--config',
         metavar='FILE[:ROW]',
-        help='a config file and one of its rows; configs/default.py has every field',
+        help='config file, and a row of it, such as configs/quickstart.py:softmax; configs/default.py has all fields',
     )
     verb.add_argument(
         '--from',
         dest='origin',
         metavar='[params:]RUN[@STEP]',
-        help='a new run from a checkpoint of another, the newest if no step is given, from its parameters alone, or '
-        "from a model of transformers (hf:PATH); without --config by that run's",
+        help='start from a checkpoint of another run, the newest if no step is given, such as runs/softmax@500; with '
+        'params: take its parameters alone and count steps anew; hf:PATH: start from a model of transformers. '
+        'Without --config the config of that run is used',
     )
     size_argument(verb)
-    verb.add_argument('--workdir', required=True, metavar='DIR', help='the run folder, new or to be gone on with')
+    verb.add_argument(
+        '--workdir',
+        required=True,
+        metavar='DIR',
+        help='run folder: a new one, or one to go on with, such as runs/softmax',
+    )
     hardware.arguments(verb)
     programs.argument(verb)
-    verb.add_argument('--tensorboard', action='store_true', help='write TensorBoard events beside metrics.jsonl')
-    verb.add_argument('--wandb', action='store_true', help='write a run of Weights & Biases, too, offline')
+    verb.add_argument('--tensorboard', action='store_true', help='also write TensorBoard events into DIR/tensorboard')
+    verb.add_argument('--wandb', action='store_true', help='also write an offline run of Weights & Biases into DIR')
     verb.add_argument(
         '--profile',
         metavar='STEP:COUNT',
-        help='write a trace of so many steps into profile/, for XProf; it may have a step before them and one after, '
-        'and of the first two what is compiled',
+        help='trace COUNT steps after STEP into DIR/profile, for XProf, such as 100:5; the trace may contain one step '
+        'more at each end, and compilation if it contains one of the first two steps',
     )
     processes.arguments(verb)
     verb.usage = (
@@ -64,7 +74,8 @@ def size_argument(verb: argparse.ArgumentParser) -> None:
     verb.add_argument(
         '--size',
         metavar='SIZE',
-        help='paper, quickstart or smoke: model, lengths and step counts of configs/sizes.py; else what FILE says',
+        help='paper, quickstart (minutes on two cores) or smoke (seconds; learns nothing): model and step counts of '
+        'configs/sizes.py; without it the size that FILE has',
     )
 
 
