@@ -308,9 +308,11 @@ def actions(parser):
                 yield from actions(below)
 
 
-@pytest.mark.parametrize(
-    ('prog', 'verb'), actions(parser()), ids=lambda value: value if isinstance(value, str) else ''
-)
-def test_every_option_has_a_help_text_and_every_command_an_example(prog, verb):
+COMMANDS = dict(actions(parser()))
+
+
+@pytest.mark.parametrize('prog', COMMANDS)
+def test_every_option_has_a_help_text_and_every_command_an_example(prog):
+    verb = COMMANDS[prog]
     assert all(action.help for action in verb._actions if not isinstance(action, argparse._SubParsersAction))
     assert f'example:\n  {prog.split()[0]}' in verb.epilog

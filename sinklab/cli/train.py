@@ -1,8 +1,8 @@
 """Train a language model, and measure its attention sinks on the way.
 
 DIR gets config.json, metrics.jsonl, probes and checkpoints. The same command, given again, goes on from the newest
-checkpoint; a run that is done is left as it is. Ctrl-C and SIGTERM save a checkpoint first. --config.PATH=VALUE sets a
-field of the config, such as --config.optimizer.steps=500; configs/default.py lists all fields.
+checkpoint; a run that is done is left as it is. Ctrl-C and SIGTERM save a checkpoint first. --config.PATH=VALUE sets
+a field of the config, such as --config.optimizer.steps=500; configs/default.py lists all fields.
 
 example:
   sinklab train --config=configs/quickstart.py:softmax --workdir=runs/softmax --config.optimizer.steps=500
@@ -60,8 +60,8 @@ def arguments(verb: argparse.ArgumentParser) -> None:
     verb.add_argument(
         '--profile',
         metavar='STEP:COUNT',
-        help='trace COUNT steps after STEP into DIR/profile, for XProf, such as 100:5; the trace may contain one step '
-        'more at each end, and compilation if it contains one of the first two steps',
+        help='trace COUNT steps after STEP into DIR/profile, for XProf, such as 100:5; the trace may contain one '
+        'step more at each end, and compilation if it contains one of the first two steps',
     )
     processes.arguments(verb)
     verb.usage = (
