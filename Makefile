@@ -20,8 +20,7 @@ MKDOCS := JAX_PLATFORMS=cpu NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs
 .PHONY: quickstart test test-fast test-all faults lint docs docs-serve constraints pins clean
 
 quickstart: .venv/quickstart
-	@$(BIN)/sinklab sweep --config=configs/quickstart.py --rows=$(ROWS) --workdir=$(RUNS) --jobs=$(JOBS) --remat=attention,ffn
-	@$(BIN)/sinklab report $(RUNS)
+	@$(BIN)/sinklab sweep --config=configs/quickstart.py --rows=$(ROWS) --workdir=$(RUNS) --jobs=$(JOBS) --remat=attention,ffn --report
 
 test: .venv/test
 	$(PYTEST) -m 'not exhaustive' --durations=10

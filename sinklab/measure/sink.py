@@ -135,9 +135,17 @@ MEASURES = (
         },
         numbers=lambda kept, setting: numbers(kept['alpha_LPHJ'], uniform(setting)),
         shown=(
-            Number('sink/1', 'Sink_1', 'Heads and texts with alpha_1 above 0.3.', '%', 1, table=True, sweep=True),
-            Number('alpha/1', 'alpha_1', 'Mean attention of the queries to the first token.', table=True),
-            Number('alpha/floor', 'uniform', 'alpha_1 of uniform attention.', table=True),
+            Number(
+                'sink/1',
+                'Sink_1',
+                'Share of (text, layer, head) with an alpha_1 above 0.3.',
+                '%',
+                1,
+                table=True,
+                sweep=True,
+            ),
+            Number('alpha/1', 'alpha_1', 'Mean attention that queries pay to the first token.', table=True),
+            Number('alpha/floor', 'uniform', 'What alpha_1 would be if attention were uniform.', table=True),
             *pair('{k}', 'The same of token k, over the queries that may see it.'),
             Number('sink/1@{k}', 'Sink_1 at {k}', 'Sink_1 at the threshold k instead of 0.3.', '%', 1),
         ),
@@ -208,7 +216,15 @@ MEASURES = (
     of_rows(
         'mass',
         mass,
-        Number('mass/row', 'row mass', 'Mean of sum_j |A_ij|, which a proxy hides.', '', 2, table=True, sweep=True),
+        Number(
+            'mass/row',
+            'row mass',
+            'Mean of sum_j |A_ij|, the sum of a row of attention: 1 for softmax.',
+            '',
+            2,
+            table=True,
+            sweep=True,
+        ),
         context=lambda received, setting: {'mass/row': received.mass_BH.mean()},
     ),
     Measure(
