@@ -165,7 +165,7 @@ def test_what_is_measured_is_kept_when_the_reader_of_the_output_has_gone(trained
 
 @pytest.mark.parametrize(('bos', 'begins'), [('auto', True), ('force', True), ('none', False)])
 def test_texts_begin_as_asked_and_their_loss_is_that_of_the_reference(trained, bos, begins):
-    path, *_ = trained
+    path, spec, _ = trained
     subject = sinklab.open(path, bos=bos).subject
     wanted = inputs.Wanted(sequences=2, length=8, seed=0, source=None)
     ids_PT = inputs.inputs(subject, ('natural',), wanted)['natural']
@@ -285,7 +285,7 @@ def test_every_checkpoint_is_measured_and_the_emergence_is_told(trained, capsys,
 
 
 def test_inputs_are_what_their_names_say(trained):
-    path, *_ = trained
+    path, spec, _ = trained
     subject = sinklab.open(path).subject
     wanted = inputs.Wanted(sequences=4, length=8, seed=0, source=None)
     found = inputs.inputs(subject, ('natural', 'random', 'repeated'), wanted)
