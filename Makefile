@@ -20,8 +20,7 @@ MKDOCS := JAX_PLATFORMS=cpu NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs
 .PHONY: quickstart test test-fast test-all faults lint docs docs-serve constraints pins clean
 
 quickstart: .venv/quickstart
-	@$(BIN)/sinklab sweep --config=configs/quickstart.py --rows=$(ROWS) --workdir=$(RUNS) --jobs=$(JOBS) --remat=attention,ffn
-	@$(BIN)/sinklab report $(RUNS)
+	@$(BIN)/sinklab sweep --config=configs/quickstart.py --rows=$(ROWS) --workdir=$(RUNS) --jobs=$(JOBS) --remat=attention,ffn --report
 
 test: .venv/test
 	$(PYTEST) -m 'not exhaustive' --durations=10
@@ -82,7 +81,7 @@ pins: .venv/uv
 
 # libtpu, for its compiler, stands apart: beside jax it would look for a chip at every start. The figures of
 # benchmarks/tpu_cost.json and step_cost.json are of this version. It is newer than the one that jobs on TPUs run
-# (launch/pins/tpu.txt), which jax chooses: docs/kernels.md says what differs.
+# (launch/pins/tpu.txt), which jax chooses: docs/guides/kernels.md says what differs.
 .venv/test: .venv/uv setup.py $(PINS)
 	$(INSTALL) --compile-bytecode pip -e '.[test]'
 	$(INSTALL) --no-deps --target .venv/libtpu libtpu==0.0.52 \
