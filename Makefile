@@ -40,9 +40,9 @@ lint: .venv/test
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 
-# The documentation site, in build/docs/. Any broken link or anchor fails; nothing comes from a network.
+# The documentation site, in build/docs/. Any warning (with --quiet they would not count), broken link or anchor fails; nothing comes from a network.
 docs: .venv/docs
-	$(MKDOCS) build --quiet
+	$(MKDOCS) build
 	$(BIN)/python docs/check_site.py build/docs
 	@echo 'open build/docs/index.html'
 

@@ -30,7 +30,9 @@ from sinklab.sweep import results
 RESULTS = Path(__file__).parent / 'results' / 'claims.json'
 BASELINE = 'optimization:rate_4e-4_20k'
 CHIP_HOURS = 61  # of the baseline on TPU v5e, by the compiler's estimate: configs/scale.py
-TRAINED = 'sinklab sweep --config=configs/{table}.py --size=quickstart --workdir=runs/{table} \\\n  --rows={rows}'
+TRAINED = (
+    'sinklab sweep --config=configs/{table}.py --size=quickstart \\\n  --workdir=runs/{table} \\\n  --rows={rows}'
+)
 
 
 @dataclasses.dataclass(frozen=True)
