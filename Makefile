@@ -40,7 +40,8 @@ lint: .venv/test
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 
-# The documentation site, in build/docs/. Any warning (with --quiet they would not count), broken link or anchor fails; nothing comes from a network.
+# The documentation site, in build/docs/; nothing comes from a network. Any warning fails, and any broken link or anchor
+# does. Without --quiet, under which MkDocs does not count warnings.
 docs: .venv/docs
 	$(MKDOCS) build
 	$(BIN)/python docs/check_site.py build/docs

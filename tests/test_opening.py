@@ -44,7 +44,7 @@ def state_of(path):
 
 
 def test_three_lines_without_the_corpus_and_without_a_trace(trained, monkeypatch):
-    path, spec, _ = trained
+    path, *_ = trained
     monkeypatch.setattr('sinklab.observe.own.corpus', lambda *_: pytest.fail('the corpus is read'))
     before = state_of(path)
     run = sinklab.open(path)
@@ -165,7 +165,7 @@ def test_what_is_measured_is_kept_when_the_reader_of_the_output_has_gone(trained
 
 @pytest.mark.parametrize(('bos', 'begins'), [('auto', True), ('force', True), ('none', False)])
 def test_texts_begin_as_asked_and_their_loss_is_that_of_the_reference(trained, bos, begins):
-    path, spec, _ = trained
+    path, *_ = trained
     subject = sinklab.open(path, bos=bos).subject
     wanted = inputs.Wanted(sequences=2, length=8, seed=0, source=None)
     ids_PT = inputs.inputs(subject, ('natural',), wanted)['natural']
@@ -285,7 +285,7 @@ def test_every_checkpoint_is_measured_and_the_emergence_is_told(trained, capsys,
 
 
 def test_inputs_are_what_their_names_say(trained):
-    path, spec, _ = trained
+    path, *_ = trained
     subject = sinklab.open(path).subject
     wanted = inputs.Wanted(sequences=4, length=8, seed=0, source=None)
     found = inputs.inputs(subject, ('natural', 'random', 'repeated'), wanted)
