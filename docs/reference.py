@@ -336,6 +336,33 @@ TRAINING = {
     'data/epoch/DOMAIN': ('', 'The same of one domain of a mixture.'),
 }
 
+# Measured by passes of their own: sinklab/observe and sinklab/cli/stream.py.
+ON_REQUEST = {
+    'loss': ('measure --loss', 'nats', 'Mean cross-entropy of the measured texts, every token but the first.'),
+    'selection/{k}': (
+        'measure --selection',
+        'nats',
+        'Increase of that loss when the queries of layer k are set to 0.',
+    ),
+    'perturbation/{k}': (
+        'measure --perturb',
+        '',
+        'Relative change of the hidden states after block k when one token is replaced by another.',
+    ),
+    'perplexity': (
+        'stream',
+        '',
+        'Perplexity of a long text under a KV cache of the first and the most recent tokens.',
+    ),
+}
+# Computed from the records of a finished run by sinklab/report/sweep.py.
+DERIVED = {
+    'emergence/step': 'Step at which the sink emerges: the middle of the two probes between which Sink_1 first '
+    'passes half '
+    'of its final value for good. None for runs that end with a Sink_1 below 1 %.',
+    'fails': '1 if the run diverged or ended with a validation loss above 0.6 log V (V: vocabulary size), else 0.',
+}
+
 
 def metrics() -> str:
     """Return the page of every metric."""
@@ -371,7 +398,16 @@ def metrics() -> str:
         + '## Attention and hidden states, of a finished model\n\n'
         'Measured by [`sinklab measure`](commands.md#sinklab-measure) only, because they would take too long at '
         'every '
-        'probe.\n\n' + numbers(DEEPER) + '## Published numbers that are not metrics\n\n'
+        'probe.\n\n' + numbers(DEEPER) + '## On request\n\n'
+        'Measured by passes of their own, when the option asks for them.\n\n'
+        + table(
+            ['metric', 'command', 'unit', 'meaning'],
+            ([code(n), code(by), unit, escape(said)] for n, (by, unit, said) in ON_REQUEST.items()),
+        )
+        + '## Derived from a finished run\n\n'
+        'Computed by sweeps, claims and reports from `metrics.jsonl`.\n\n'
+        + table(['metric', 'meaning'], ([code(name), escape(said)] for name, said in DERIVED.items()))
+        + '## Published numbers that are not metrics\n\n'
         'Rows carry these published numbers to be read; no run is compared with them.\n\n'
         + table(
             ['name', 'why it is not compared'],
