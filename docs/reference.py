@@ -454,9 +454,9 @@ def rows() -> str:
         'numbers '
         'and their source.\n\n'
         'Train one row with `sinklab train --config=configs/FILE.py:ROW`, a whole table with `sinklab sweep '
-        '--config=configs/FILE.py`. Add `--size=quickstart` for a run of minutes on a laptop: numbers then scale '
-        'with the '
-        'size ([Sizes](config.md#sizes)). [Tables of the paper](../paper/tables.md) shows the same rows with our '
+        '--config=configs/FILE.py`. Add `--size=quickstart` for a run of minutes on a laptop: the numbers '
+        'of these tables then scale with the size ([Sizes](config.md#sizes)). [Tables of the '
+        'paper](../paper/tables.md) shows the same rows with our '
         'results.\n\n'
     )
     tables = {file: config.rows(file) for file in config.config_files()}
