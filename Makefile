@@ -40,9 +40,10 @@ lint: .venv/test
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 
-# The documentation site, in build/docs/. Any broken link or anchor fails; nothing comes from a network.
+# The documentation site, in build/docs/; nothing comes from a network. Any warning fails, and any broken link or anchor
+# does. Without --quiet, under which MkDocs does not count warnings.
 docs: .venv/docs
-	$(MKDOCS) build --quiet
+	$(MKDOCS) build
 	$(BIN)/python docs/check_site.py build/docs
 	@echo 'open build/docs/index.html'
 
