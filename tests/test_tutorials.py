@@ -124,6 +124,7 @@ def test_files_commands_and_cells_of_a_page_are_followed_in_order_and_its_output
         (' arm  Sink_1  alpha_1', ' arm  Sink_2  alpha_1', False),
         ('1,500 steps', '4 steps', True),
         ('(3, 4, 6, 6)', '(2, 4, 5, 5)', True),
+        ('step 500  saved 2026-11-25T20:25:11+00:00', 'step 2  saved 2027-01-05T09:00:59+00:00', True),
         ('done 2/2', 'failed 2/2', False),
     ],
 )
