@@ -238,6 +238,20 @@ def test_the_verb_says_what_was_made_and_how_to_train_on_it(tmp_path, capsys):
     assert said in capsys.readouterr().out
 
 
+@pytest.mark.parametrize(('documents', 'length'), [(400, 64), (60, 16)], ids=['quickstart', 'smoke'])
+def test_windows_are_counted_at_the_length_of_the_command_that_trains_on_the_store(
+    tmp_path, capsys, documents, length
+):
+    source, out = written(tmp_path / 'a.jsonl', corpus_of(documents, words=300)), f'{tmp_path}/store'
+    assert main(['prepare', f'--source={source}', f'--out={out}', '--vocabulary=512', '--held_out=0.3']) == 0
+    printed = capsys.readouterr().out
+    assert f'windows of {length} + 1 tokens' in printed
+    assert f'--size={"quickstart" if length == 64 else "smoke"} ' in printed
+    assert main(['prepare', '--check', out, '--json']) == 0
+    about = json.loads(capsys.readouterr().out)
+    assert (about['length'], about['problems']) == (length, [])
+
+
 @pytest.mark.parametrize('vocabulary', [257, (1 << 20) + 1, 99999999999, -1])
 def test_a_vocabulary_that_no_tokenizer_can_have_is_refused(tmp_path, capsys, vocabulary):
     source = written(tmp_path / 'a.jsonl', corpus_of(3))
