@@ -103,7 +103,7 @@ class Display:
 
     def add(self, name: str, steps: int) -> int:
         """Begin to show a run, and return the key by which it is updated."""
-        key = self.bars.add_task(escape_control(name), total=steps, text='')
+        key = self.bars.add_task(escape_control(name), total=steps, text='starting')
         self.runs[key], self.spoke[key] = Numbers(steps), 0.0
         return key
 
@@ -187,7 +187,8 @@ class Progress(Listener):
             self.programs = None
         if self.epochs is None and 'data/epoch' in record:
             self.epochs = record['data/epoch'] * self.steps / record['step']
-            self.fact(f'{self.steps} steps read the data {self.epochs:.3g} times')
+            part = f'{100 * self.epochs:.3g} %' if self.epochs < 1 else f'{self.epochs:.3g} times all'
+            self.fact(f'{self.steps} steps read {part} of the data')
         self.display.update(self.key, record)
 
     def note(self, line: str) -> None:
@@ -256,8 +257,7 @@ class Runs(Display, Watch):
         if not self.live:
             self.say(at)
         with self.lock:
-            self.keys[id(run)] = key = self.add(self.name(run), run.spec.optimizer.steps)
-        self.mark(key, 'starting')
+            self.keys[id(run)] = self.add(self.name(run), run.spec.optimizer.steps)
 
     def hear(self, run: Run, line: bytes) -> bool:
         """Show a line of a run's process; return whether it is a record."""

@@ -173,23 +173,8 @@ def summary(
         print(text)
     elif not stopped:
         show(*sweep.cells(rows, spans), note=note(rows))
-        print_words(closing.sentence(closing.seen_of_rows(rows, spans), *awaited(given, rest, runs, table), page))
-
-
-def awaited(
-    given: argparse.Namespace, rest: list[str], runs: list[Run], table: dict[str, dict]
-) -> tuple[dict[str, str], str]:
-    """Return {row: its Sink_1 in words}, and where that comes from: the config file's EXPECTED, or the published one.
-
-    EXPECTED is of the rows as they are, at the size that the file has where none is given.
-    """
-    from sinklab.report import closing
-
-    module = config.module_of(given.config)
-    usual = config.config_and_size(module, given.config, runs[0].row, None)[1]
-    if hasattr(module, 'EXPECTED') and not rest and runs[0].size == usual:
-        return module.EXPECTED['rows'], module.EXPECTED['source']
-    return closing.published(table), 'published, of a larger model'
+        expected = config.expected(given.config, runs[0].size, rest) or closing.published(table)
+        print_words(closing.sentence(closing.seen_of_rows(rows, spans), *expected, page))
 
 
 def arm(about: dict, runs: list[Run]) -> Any:
