@@ -264,7 +264,9 @@ class Runs(Display, Watch):
         text = line.decode(errors='backslashreplace').removesuffix('\n')
         content = parse(text)
         if content is None:
-            if text.strip() and not (self.live and text == STOPPING):
+            # What a run says as it stops names a command that goes on with this run alone.
+            is_end = text == STOPPING or (self.is_stopping and text.startswith('sinklab train: '))
+            if text.strip() and not (self.live and is_end):
                 self.say(f'{self.name(run)}: {text}')
             return False
         if isinstance(content.get('record'), dict):
