@@ -22,7 +22,7 @@ def records(*rates, **last):
 
 def arm(row, *seeds, published=None):
     numbers = {seed: table.judged(given, 512) for seed, given in enumerate(seeds)}
-    about = dict(config=QUICK, row=row, published={} if published is None else {'sink/1': published})
+    about = dict(config=QUICK, row=row, published=published or {})
     return Arm(about, dict.fromkeys(numbers, 'done'), {}, numbers)
 
 
@@ -90,23 +90,26 @@ def test_the_quickstart_has_expected_values_at_its_own_size_and_as_it_is():
 
 
 def test_each_column_of_a_sweep_has_a_meaning_or_says_it_itself():
-    arms = [arm('softmax', records(0, 40, **{'mass/row': 1.0}), published=18.18), arm('other', records(0, 0))]
+    arms = [
+        arm('softmax', records(0, 40, **{'mass/row': 1.0}), published={'sink/1': 18.18}),
+        arm('other', records(0, 0)),
+    ]
     rows = table.table(arms)
     headings, _ = table.cells(rows, table.spans(arms))
     note = sweep.note(rows)
     plain = [heading.partition(' (')[0] for heading in headings]
-    assert [name for name in plain if f'{name}: ' not in note] == ['row', 'Sink_1 - softmax', 'end']
+    assert [name for name in plain if f'{name}: ' not in note] == ['row', 'Sink_1 - softmax', 'end'], (
+        'one seed: no count of runs'
+    )
     assert 'in parentheses' in note
     assert '±' not in note
 
 
 def test_the_table_of_a_quickstart_fits_into_80_columns(monkeypatch, capsys):
     monkeypatch.setenv('COLUMNS', '80')
-    run = {'mass/row': 0.3}
-    arms = [
-        arm('softmax', records(0, 10, 48.5, **run), published=18.18),
-        arm('sigmoid_apple', records(0, 0, 0, **run)),
-    ]
+    mass = {'mass/row': 0.3}
+    softmax = arm('softmax', records(0, 10, 48.5, **mass), published={'sink/1': 18.18, 'valid/loss': 3.73})
+    arms = [softmax, arm('sigmoid_apple', records(0, 0, 0, **mass))]
     rows = table.table(arms)
     sweep.show(*table.cells(rows, table.spans(arms)))
     lines = capsys.readouterr().out.splitlines()

@@ -209,12 +209,12 @@ def show(headings: list[str], rows: list[list[str]], note: str = '') -> None:
 
 
 def two_lines(heading: str) -> 'Text | str':
-    """Divide 'Sink_1 - softmax (%)' behind Sink_1, and 'loss (nats)' in front of its unit."""
+    """Divide 'Sink_1 - softmax (%)' after Sink_1, 'loss (nats)' before its unit, and 'row mass' between words."""
     from sinklab.cli import terminal
 
     name, sign, rest = heading.partition(' - ')
     if not sign:
-        name, sign, rest = heading.rpartition(' (')
+        name, sign, rest = heading.rpartition(' (' if ' (' in heading else ' ')
     return terminal.lines(name, f'{sign.strip()}{" " if sign == " - " else ""}{rest}') if name else heading
 
 
