@@ -159,8 +159,13 @@ MEASURES = (
         'star',
         lambda attention, setting: star(proxy(attention), setting.columns).max(-1),
         (
-            *pair('star', 'Of the strongest column, over T + 1 queries with its own.', table=True, sweep=True),
-            *pair('star/clean', 'Of the strongest column, over the T queries of the text.'),
+            *pair(
+                'star',
+                'Of the strongest column before the text (a sink token or a bias), over T + 1 queries with its own.',
+                table=True,
+                sweep=True,
+            ),
+            *pair('star/clean', 'Of the strongest column before the text, over the T queries of the text.'),
         ),
         numbers=lambda star_LPH, setting: (
             rate_and_mean('star', with_own_query(star_LPH, setting.length)) | rate_and_mean('star/clean', star_LPH)
