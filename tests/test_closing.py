@@ -95,8 +95,8 @@ def test_each_column_of_a_sweep_has_a_meaning_or_says_it_itself():
         arm('other', records(0, 0)),
     ]
     rows = table.table(arms)
-    headings, _ = table.cells(rows, table.spans(arms))
-    note = sweep.note(rows)
+    headings, _ = sweep.columns(rows, table.spans(arms))
+    note = sweep.note(headings, rows)
     plain = [heading.partition(' (')[0] for heading in headings]
     assert [name for name in plain if f'{name}: ' not in note] == ['row', 'Sink_1 - softmax', 'end'], (
         'one seed: no count of runs'
@@ -111,7 +111,7 @@ def test_the_table_of_a_quickstart_fits_into_80_columns(monkeypatch, capsys):
     softmax = arm('softmax', records(0, 10, 48.5, **mass), published={'sink/1': 18.18, 'valid/loss': 3.73})
     arms = [softmax, arm('sigmoid_apple', records(0, 0, 0, **mass))]
     rows = table.table(arms)
-    sweep.show(*table.cells(rows, table.spans(arms)))
+    sweep.show(*sweep.columns(rows, table.spans(arms)))
     lines = capsys.readouterr().out.splitlines()
     assert max(map(len, lines)) <= 80
     assert [line.split()[0] for line in lines[-2:]] == ['softmax', 'sigmoid_apple'], 'each row in one line'

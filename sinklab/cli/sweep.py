@@ -172,7 +172,8 @@ def summary(
     if given.json:
         print(text)
     elif not stopped:
-        show(*sweep.cells(rows, spans), note=note(rows))
+        headings, lines = columns(rows, spans)
+        show(headings, lines, note(headings, rows))
         expected = config.expected(given.config, runs[0].size, rest) or closing.published(table)
         print_words(closing.sentence(closing.seen_of_rows(rows, spans), *expected, page))
 
@@ -189,13 +190,22 @@ def arm(about: dict, runs: list[Run]) -> Any:
     )
 
 
-def note(rows: list[dict]) -> str:
+def columns(rows: list[dict], spans: dict) -> tuple[list[str], list[list[str]]]:
+    """Return headings and cells of the closing table; a count of runs only where a row has several."""
+    from sinklab.report import sweep
+
+    headings, lines = sweep.cells(rows, spans)
+    kept = [at for at, one in enumerate(headings) if one != 'runs' or any(len(row['seeds']) > 1 for row in rows)]
+    return [headings[at] for at in kept], [[line[at] for at in kept] for line in lines]
+
+
+def note(headings: list[str], rows: list[dict]) -> str:
     """Say what the columns of a table of rows mean, and what stands in its cells."""
-    from sinklab.report import closing, sweep
+    from sinklab.report import closing
 
     several = any(list(row['seeds'].values()).count('done') > 1 for row in rows)
     published = any(value is not True for row in rows for value in row['published'].values())
-    said = [closing.legend(sweep.cells(rows)[0]), *(['±: standard deviation over runs'] if several else [])]
+    said = [closing.legend(headings), *(['±: standard deviation over runs'] if several else [])]
     return '; '.join([*said, *(['in parentheses: as published, of another model'] if published else [])]) + '.'
 
 

@@ -169,9 +169,7 @@ def cells(
         rows: of `table`.
         spans: of `spans`; without it a sink emerges at the mean of the middles.
     """
-    columns = {'row': [row['row'] for row in rows]}
-    if any(len(row['seeds']) > 1 for row in rows):
-        columns['runs'] = [str(done(row)) for row in rows]
+    columns = {'row': [row['row'] for row in rows], 'runs': [str(done(row)) for row in rows]}
     for name in measures(rows):
         if name == EMERGES and spans is not None:
             columns[heading(name)] = [between(*spans[row['row']]) if row['row'] in spans else '' for row in rows]
