@@ -50,11 +50,11 @@ def test_several_seeds_emerge_between_the_first_and_the_last_of_their_probes():
     arms = [arm('softmax', records(0, 10, 40, 40), records(0, 0, 0, 40), records(0, 0, 0, 0.5))]
     assert table.spans(arms) == {'softmax': (100, 300)}
     rate, words = closing.seen_of_rows(table.table(arms), table.spans(arms))['softmax']
-    assert (round(rate, 3), words) == (26.833, in_words(100, 300))
+    assert (round(rate, 3), words) == (26.833, f'emerges {in_words(100, 300)}')
 
 
 def test_a_sink_that_was_there_before_training_does_not_emerge():
-    assert closing.seen(records(10, 10, 10)) == (10.0, 'there before training')
+    assert closing.seen(records(10, 10, 10)) == (10.0, 'as before training')
     assert between(None, 0) == 'at start'
     assert closing.seen(records(0, 0.1)) == (0.1, 'no sink')
 

@@ -32,10 +32,10 @@ def between(after: int | None, at: int) -> str:
 
 
 def in_words(after: int | None, at: int) -> str:
-    """Return the same for a sentence, with its verb."""
+    """Return the same for a sentence."""
     if after is None:
-        return f'emerges by step {at}' if at else 'there before training'
-    return f'emerges between steps {after} and {at}'
+        return f'by step {at}' if at else 'before training'
+    return f'between steps {after} and {at}'
 
 
 def first_heads(steps: Sequence[int], alpha_NLH: np.ndarray, threshold: float) -> list[tuple[int, int, int]]:

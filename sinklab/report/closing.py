@@ -107,7 +107,11 @@ def seen(records: list[dict]) -> tuple[float | None, str]:
         return None, 'no probe'
     rates = [record[HEADLINE.name] for record in probed]
     found = of_rates([record['step'] for record in probed], rates)
-    return rates[-1], in_words(*found) if found else 'no sink'
+    return rates[-1], emerging(*found) if found else 'no sink'
+
+
+def emerging(after: int | None, at: int) -> str:
+    return 'as before training' if after is None and not at else f'emerges {in_words(after, at)}'
 
 
 def seen_of_rows(
@@ -127,7 +131,7 @@ def seen_of_rows(
         elif name not in spans or rate['mean'] < LEAST:
             found[name] = rate['mean'], 'no sink'
         else:
-            found[name] = rate['mean'], in_words(*spans[name])
+            found[name] = rate['mean'], emerging(*spans[name])
     return found
 
 
