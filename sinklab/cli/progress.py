@@ -17,10 +17,10 @@ QUIET = 10.0  # seconds between two lines of a log
 class Progress(Listener):
     """Shows how a run goes on. As a context it shows the line and takes it away.
 
-    `programs` says what was compiled, once it is asked after the first step.
+    `programs` says what was compiled, once it is asked after the first step. `row` says what the row comes to.
     """
 
-    def __init__(self, name: str, spec: Spec, programs: object = None):
+    def __init__(self, name: str, spec: Spec, programs: object = None, row: str | None = None):
         self.console = terminal.console(stderr=True)
         self.bar = Bar(
             terminal.column('{task.description}'),
@@ -35,7 +35,7 @@ class Progress(Listener):
         shown = dict(loss='  -  ', pace='-', sink=f'{HEADLINE.label} -')
         self.task = self.bar.add_task(escape_control(name), total=spec.optimizer.steps, **shown)
         self.name, self.steps, self.spoke, self.epochs = name, spec.optimizer.steps, 0.0, None
-        self.checkpoint, self.measured, self.programs = spec.checkpoint, None, programs
+        self.checkpoint, self.measured, self.programs, self.row = spec.checkpoint, None, programs, row
 
     def __enter__(self) -> 'Progress':
         self.bar.start()
@@ -64,6 +64,8 @@ class Progress(Listener):
         self.say(f'{self.name}  {line}')
 
     def begin(self, step: int, attention: str, changes: list[str]) -> None:
+        if self.row:
+            self.note(self.row)
         self.say(f'{self.name}  attention: {attention}')
         if changes:
             self.say(f'{self.name}  since step {step}: {"; ".join(changes)}')

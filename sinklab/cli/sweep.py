@@ -4,7 +4,7 @@ Each row runs with each seed, of model and data alike, so that the arms of a see
 more, the command passes over what is done or has diverged, goes on with the rest, and tries again what failed.
 
 example:
-  sinklab sweep --config=configs/quickstart.py --seeds=0,1,2 --workdir=runs/sweep --remat
+  sinklab sweep --config=configs/quickstart.py --seeds=3 --workdir=runs/sweep --remat
   sinklab report runs/sweep/*/
 """
 
@@ -36,7 +36,7 @@ def arguments(verb: argparse.ArgumentParser) -> None:
     verb.add_argument('--config', required=True, metavar='FILE', help='a config file with rows; see sinklab rows')
     verb.add_argument('--rows', metavar='ROW,...', help='these alone, in this order; the first is the baseline')
     size_argument(verb)
-    verb.add_argument('--seeds', default='0', metavar='N,...', help='such as 0,1,2; 0 where none is given')
+    seeds_argument(verb, 'seed 0 where none is given')
     verb.add_argument('--workdir', required=True, metavar='DIR', help='of the run folders ROW-SEED, and sweep.json')
     jobs_argument(verb)
     hardware.arguments(verb)
@@ -45,12 +45,17 @@ def arguments(verb: argparse.ArgumentParser) -> None:
     verb.usage = '%(prog)s --config FILE [--rows ROW,...] --workdir DIR [--config.PATH=VALUE ...] [options]'
 
 
+def seeds_argument(verb: argparse.ArgumentParser, otherwise: str) -> None:
+    verb.add_argument('--seeds', metavar='N | SEED,...', help=f'{plan.SEEDS_HELP}; {otherwise}')
+
+
 def jobs_argument(verb: argparse.ArgumentParser) -> None:
     verb.add_argument('--jobs', type=int, default=1, metavar='N', help='runs at once, each on its share of cores')
 
 
 def run(given: argparse.Namespace, rest: list[str]) -> int:
     layout, table = hardware.hardware(given), rows(given)
+    asked = [0] if given.seeds is None else plan.parse_seeds(given.seeds)
     shares(given.jobs)
     refuse_seeds(rest)
 
@@ -60,9 +65,16 @@ def run(given: argparse.Namespace, rest: list[str]) -> int:
     options = [f'--{name}={value}' for name in ('size', 'compiled') if (value := getattr(given, name))]
     options = [*hardware.options(layout), *options, *rest]
     with lease(Folder(given.workdir).path) as held:
-        runs = plan.runs(table, seeds(given.seeds), given.workdir, load, layout)
+        if given.seeds is not None:
+            plan.refuse_older_reading(given.seeds, table, given.workdir)
+        runs = plan.runs(table, asked, given.workdir, load, layout)
+        if given.seeds is not None and ',' not in given.seeds:
+            say(f'sinklab sweep: --seeds={given.seeds} is a count: seeds {plan.list_seeds(asked)}')
         for names in plan.twins(runs):
             say(f'sinklab sweep: {" and ".join(names)} are the same run at size {runs[0].size}')
+        for run in {run.row: run for run in runs}.values():
+            if comes_to := config.describe_row(f'{given.config}:{run.row}', run.size, run.spec):
+                say(f'sinklab sweep: {run.row} {comes_to}')
         stopped = train(runs, lambda run: command(f'{given.config}:{run.row}', run, options), say, held, given.jobs)
         held.check()
         summary(given, rest, table, runs)
@@ -92,7 +104,7 @@ def rows(given: argparse.Namespace) -> dict[str, dict]:
     if row:
         instead = join_shell([f'--config={file}', f'--rows={row}'])
         raise Refusal(f'--config={given.config} names a row; give {instead}')
-    table = config.rows(file)
+    table = config.rows(file, given.size)
     if not table:
         raise Refusal(f'--config={file} has no rows; sinklab rows lists the files that have')
     names = given.rows.split(',') if given.rows is not None else list(table)
@@ -102,13 +114,6 @@ def rows(given: argparse.Namespace) -> dict[str, dict]:
         if name not in table:
             raise Refusal(unknown(f'--rows={given.rows}: row {name!r}', name, table, f'rows of {file}'))
     return {name: table[name] for name in names}
-
-
-def seeds(given: str) -> list[int]:
-    found = [int(seed) if seed.isdecimal() else -1 for seed in given.split(',')]
-    if not all(0 <= seed < 2**32 for seed in found) or len(set(found)) < len(found):
-        raise Refusal(f'--seeds={given}: give whole numbers from 0 to 2^32 - 1, each once, such as --seeds=0,1,2')
-    return found
 
 
 def seed_options(seed: int) -> list[str]:
