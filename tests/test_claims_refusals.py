@@ -24,7 +24,7 @@ from sinklab.report import claims
         (['sigmoid', '--workdir=x', '--seeds=1,1'], '--seeds=1,1: '),
         (['sigmoid', '--workdir=x', '--jobs=0'], '--jobs=0 must be a whole number of at least 1'),
         (['sigmoid', '--workdir=x', '--size=huge'], "there is no size 'huge'"),
-        (['sigmoid', '--workdir=x', '--wandb'], '--wandb has no meaning here'),
+        (['sigmoid', '--workdir=x', '--wandb'], '--wandb is unknown'),
         (['sigmoid', '--workdir=x', '--config.seed=3'], 'a sweep sets both seeds of a run; give --seeds'),
         (['sigmoid', '--workdir=x', '--config=configs/default.py'], 'has no CLAIMS; see configs/claims.py for one'),
         (['--results=docs/results/claims.json', '--seeds=3'], '--seeds=3 is for training, and --results='),

@@ -1,4 +1,4 @@
-"""Readings of the papers that docs/measuring.md decides, each against the other one."""
+"""Readings of the papers that docs/paper/decisions.md decides, each against the other one."""
 
 import dataclasses
 import json

@@ -9,8 +9,11 @@ import subprocess
 from pathlib import Path
 
 import pytest
+import yaml
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
+
+import sinklab
 
 ROOT = Path(__file__).parents[1]
 PINS = {minor: (ROOT / 'tests' / 'constraints' / f'{minor}.txt').read_text() for minor in ('3.11', '3.12', '3.13')}
@@ -47,6 +50,13 @@ def test_all_that_is_required_is_pinned_to_a_version_that_is_allowed(minor):
 
 def concerns(requirement):
     return not requirement.marker or requirement.marker.evaluate(dict(extra='test'))
+
+
+def test_all_files_name_the_same_version():
+    version = sinklab.__version__
+    citation = yaml.safe_load((ROOT / 'CITATION.cff').read_text())
+    released = re.search(r'^## \[([0-9.]+)\]', (ROOT / 'CHANGELOG.md').read_text(), re.MULTILINE)
+    assert citation['version'] == released.group(1) == version
 
 
 @pytest.mark.parametrize('minor', PINS)
@@ -101,7 +111,7 @@ def test_jobs_have_the_versions_that_are_tested(name):
 
 
 def test_libtpu_of_jobs_is_the_one_that_jax_asks_for():
-    """Another one than the compiler behind the figures (below), which docs/kernels.md compares."""
+    """Another one than the compiler behind the figures (below), which docs/guides/kernels.md compares."""
     installed = importlib.metadata.version('jax')
     if installed != JOBS['tpu']['jax']:
         pytest.skip(f'jobs install jax {JOBS["tpu"]["jax"]}, and what jax {installed} asks for says nothing of that')
@@ -115,6 +125,6 @@ def test_figures_are_of_the_libtpu_that_make_installs_and_the_page_names_both():
     costs = json.loads((ROOT / 'benchmarks' / 'tpu_cost.json').read_text())['versions']['libtpu']
     steps = json.loads((ROOT / 'benchmarks' / 'step_cost.json').read_text())['libtpu']
     assert {costs, steps} == {made}
-    page = (ROOT / 'docs' / 'kernels.md').read_text()
+    page = ' '.join((ROOT / 'docs' / 'guides' / 'kernels.md').read_text(encoding='utf-8').split())
     assert re.search(rf'compiles each kernel with libtpu\s{re.escape(made)} ', page)
     assert f'libtpu {JOBS["tpu"]["libtpu"]}, the one that jax {JOBS["tpu"]["jax"]} asks for' in page

@@ -150,13 +150,13 @@ def test_lines_of_what_is_measured_have_the_name(capsys, name):
     measure.show_series(series)
     text, shown = capsys.readouterr().out, visible(name)
     assert all(letter.isprintable() or letter == '\n' for letter in text)
-    lines = text.splitlines()[-6:]
+    assert text.splitlines()[0] == shown
+    lines = text.splitlines()[-5:]
     assert lines[0] == f'{shown}: remark of {shown}'
     assert lines[1].startswith(f'{shown}, {shown}: ')
-    assert lines[2].startswith(f'{shown}, {shown}: ')
-    assert lines[3] == f'{shown}: claim of {shown}: -, holds'
-    assert lines[4] == f'{shown}: no sink has emerged'
-    assert lines[5].startswith(f'b{shown}: Sink_1 emerges')
+    assert lines[2] == f'{shown}: claim of {shown}: -, holds'
+    assert lines[3] == f'{shown}: no sink has emerged'
+    assert lines[4].startswith(f'b{shown}: Sink_1 emerges')
 
 
 @pytest.mark.parametrize('name', NAMES, ids=ascii)

@@ -65,7 +65,7 @@ def test_what_is_made_again_is_what_is_not_kept():
 
 
 def test_bytes_that_travel_are_those_of_the_page():
-    """(1/2 + 1/2 + 1) n (F - 1)/F along fsdp for each micro-batch, 2 n/F (D - 1)/D along data; docs/layouts.md."""
+    """(1/2 + 1/2 + 1) n (F - 1)/F along fsdp for each micro-batch, 2 n/F (D - 1)/D along data (parallelism.md)."""
     spec = tiny(model__dtype='bfloat16')
     hardware = Hardware(data=2, fsdp=2, micro_batch=2)
     mesh = devices.mesh(hardware, jax.devices()[:4])
