@@ -118,6 +118,13 @@ def test_every_row_gets_its_outcome_and_none_takes_the_others_down(swept):
     assert 'does not run: what only its own process can see' in process.stderr
     assert 'sinklab sweep: killed crashed: killed by SIGKILL' in process.stderr
     assert rows[1]['reasons']['7'].startswith('train/')
+    assert 'wild at size smoke: optimizer.peak_learning_rate 0.0004 -> 1e+30' in process.stderr
+    assert [row['diff'] for row in rows[:3]] == [
+        {},
+        {'optimizer.peak_learning_rate': 1e30},
+        {'optimizer.weight_decay': 0.2},
+    ]
+    assert Folder(path / 'wild-7').read('row')['diff'] == {'optimizer.peak_learning_rate': 1e30}
     kinds = {row: Folder(path / f'{row}-7').read('outcome')['kind'] for row in ('softmax', 'wild')}
     assert kinds == {'softmax': 'done', 'wild': 'diverged'}
     assert rows[2]['note'] == 'unlikely'
