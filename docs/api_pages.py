@@ -20,7 +20,7 @@ PAGES = {
         'Attention operation',
         'This page describes the parts of an attention operation: a similarity, a normalizer, and the rule that '
         'puts them '
-        'together. To add one, see [Add an operation](../../add_an_operation.md).',
+        'together. To add one, see [Add an operation](../../guides/add_an_operation.md).',
         (
             'sinklab.attend.operation.Operation',
             'sinklab.attend.similarity.Similarity',
@@ -35,7 +35,7 @@ PAGES = {
         'Metric',
         'This page describes an entry of the table of metrics: what it reads, what it computes, and how it is '
         'shown. To add '
-        'one, see [Add a metric](../../add_a_measure.md).',
+        'one, see [Add a metric](../../guides/add_a_metric.md).',
         (
             'sinklab.measure.measure.Measure',
             'sinklab.measure.measure.Number',

@@ -302,7 +302,7 @@ def introduction(entries: list[Entry]) -> str:
         'of the '
         'paper: a sample of the Pile (`sail/regmix-data-sample`) with the tokenizer of GPT-NeoX.\n\n'
         '(v1) is arXiv 2410.10781v1, (ICLR) the version printed for ICLR 2025; they number tables differently. '
-        '[Decisions](../measuring.md) says how unclear passages were read.\n\n'
+        '[Decisions](decisions.md) says how unclear passages were read.\n\n'
     )
 
 

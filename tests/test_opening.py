@@ -44,7 +44,7 @@ def state_of(path):
 
 
 def test_three_lines_without_the_corpus_and_without_a_trace(trained, monkeypatch):
-    path, spec, _ = trained
+    path, *_ = trained
     monkeypatch.setattr('sinklab.observe.own.corpus', lambda *_: pytest.fail('the corpus is read'))
     before = state_of(path)
     run = sinklab.open(path)

@@ -90,7 +90,7 @@ def nothing(*_: Any) -> Arrays:
 
 @dataclasses.dataclass(frozen=True)
 class Measure:
-    """A metric entry: it computes numbers from arrays of a forward pass; docs/add_a_measure.md adds one.
+    """A metric entry: it computes numbers from arrays of a forward pass; docs/guides/add_a_metric.md adds one.
 
     Attributes:
         reads: Names of the arrays that it reads (see `sinklab.measure.setting`), such as `attention_LPHTS`.
