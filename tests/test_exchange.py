@@ -239,6 +239,8 @@ def test_a_model_is_trained_further_with_another_operation(corpus, tokenizer, tm
     assert code == 0, err
     folder = Folder(tmp_path / 'run')
     assert folder.read('config')['model']['kv_heads'] == 2
+    assert folder.read('config')['optimizer']['peak_learning_rate'] == 2e-5
+    assert 'fine-tuning defaults' in err
     assert folder.lineage()['row'] == 'theirs'
     assert folder.lineage()['data'] == []
     assert any(

@@ -141,7 +141,9 @@ def test_a_module_of_an_ordered_package_imports_only_from_those_before_it(packag
 def test_configs_import_ml_collections_and_their_siblings_only():
     for path in (ROOT / 'configs').glob('*.py'):
         for name, _ in imports(path):
-            assert name.split('.')[0] in ('ml_collections', 'configs', 'difflib'), f'{path} imports {name}'
+            assert name.split('.')[0] in ('ml_collections', 'configs', 'dataclasses', 'difflib'), (
+                f'{path} imports {name}'
+            )
 
 
 def test_the_command_line_imports_nothing_heavy_before_a_verb_is_chosen():

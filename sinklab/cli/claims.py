@@ -40,7 +40,7 @@ def arguments(verb: argparse.ArgumentParser) -> None:
         '--config', default='configs/claims.py', metavar='FILE', help='file with CLAIMS (default: %(default)s)'
     )
     verb.add_argument('--list', action='store_true', help='list all claims in words, and train nothing')
-    verb.add_argument('--seeds', type=int, metavar='N', help=f'the seeds 0 to N - 1; {SEEDS}')
+    sweep.seeds_argument(verb, str(SEEDS))
     verb.add_argument(
         '--workdir',
         metavar='DIR',
@@ -154,11 +154,10 @@ def trained(given: argparse.Namespace, rest: list[str], claims: dict) -> int:
     """Trains what is missing of all that the named claims read."""
     from sinklab.sweep import results
 
-    layout, size, seeds = hardware.hardware(given), given.size or SIZE, SEEDS if given.seeds is None else given.seeds
+    layout, size = hardware.hardware(given), given.size or SIZE
+    seeds = plan.parse_seeds(str(SEEDS) if given.seeds is None else given.seeds)
     shares(given.jobs)
     sweep.refuse_seeds(rest)
-    if seeds < 1:
-        raise Refusal(f'--seeds={seeds} must be a whole number of at least 1')
 
     def load(row: str, seed: int) -> tuple[Spec, dict]:
         return config.load(file_of(row), [*rest, *sweep.seed_options(seed)], size)
@@ -176,7 +175,7 @@ def trained(given: argparse.Namespace, rest: list[str], claims: dict) -> int:
         specs = {row: load(row, 0)[0] for row in before['runs'] if row not in others} | wanted
         same = first_alike(specs)
         firsts = dict.fromkeys(same[row] for row in wanted)
-        runs = plan.runs(firsts, range(seeds), given.workdir, load, layout)
+        runs = plan.runs(firsts, seeds, given.workdir, load, layout)
         stopped = sweep.trained(runs, lambda run: sweep.command(file_of(run.row), run, options), held, given.jobs)
         held.check()
         now = results.add(
