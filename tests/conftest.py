@@ -30,7 +30,11 @@ from sinklab.train import state
 
 # Tests compile for minutes and compute for seconds. Older emitters, where there are some (jax 0.10), take a third of
 # those minutes; an extra option that is unknown is passed over.
-FLAGS = '--xla_backend_optimization_level=0 --xla_backend_extra_options=xla_cpu_disable_new_fusion_emitters'
+# One LLVM module a program takes a third less than the default, which divides programs over threads.
+FLAGS = (
+    '--xla_backend_optimization_level=0 --xla_backend_extra_options=xla_cpu_disable_new_fusion_emitters '
+    '--xla_cpu_parallel_codegen_split_count=1 --xla_cpu_enable_concurrency_optimized_scheduler=false'
+)
 os.environ['XLA_FLAGS'] = f'{os.environ.get("XLA_FLAGS", "")} {FLAGS}'
 jax.config.update('jax_num_cpu_devices', 4)
 # Most tests compile the same few programs again: let them, and the processes that they start, find each other's.
