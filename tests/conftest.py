@@ -36,7 +36,7 @@ from sinklab.train import state
 # One LLVM module a program takes a third less than the default, which divides programs over threads.
 FLAGS = (
     '--xla_backend_optimization_level=0 --xla_backend_extra_options=xla_cpu_disable_new_fusion_emitters '
-    '--xla_cpu_parallel_codegen_split_count=1 --xla_cpu_enable_concurrency_optimized_scheduler=false'
+    '--xla_cpu_parallel_codegen_split_count=1'
 )
 # With SINKLAB_TESTS_SHIPPED=1 (`make test-shipped`) tests compile with the flags that users run with.
 SHIPPED = os.environ.get('SINKLAB_TESTS_SHIPPED', '0') not in ('', '0')
