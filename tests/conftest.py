@@ -207,7 +207,7 @@ def small_disk(tmp_path):
 
 # Part of the reason of a skip -> how to enable the test.
 FIXES = {
-    'browser': 'apt-get install chromium',
+    'Chromium': 'apt-get install chromium',
     'libtpu': 'rm .venv/test && make .venv/test (it needs a network)',
     'torch': 'rm .venv/test && make .venv/test (it needs a network)',
     'CUDA': '.venv/bin/uv pip install --python .venv/bin/python "jax[cuda13]"',
@@ -217,7 +217,7 @@ FIXES = {
     'root': 'run the tests as root',
     'systemd': 'apt-get install systemd',
     'git': 'apt-get install git',
-    'make': 'apt-get install make',
+    'no make': 'apt-get install make',
     'not UTF-8': 'run the tests with --basetemp on a Linux file system such as ext4',
 }
 PACKAGES = '.venv/bin/uv pip install --python .venv/bin/python -e ".[test]"'
