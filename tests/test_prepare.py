@@ -43,6 +43,7 @@ def test_a_store_holds_every_text_that_is_not_empty_once_on_the_side_of_its_key(
     assert store.meta['dropped'] == ({'empty': len(texts) - len(full)} if len(full) < len(texts) else {})
 
 
+@pytest.mark.slow
 def test_the_store_does_not_depend_on_processes_and_its_digest_not_on_where_it_lies(tmp_path):
     texts = corpus_of(60)
     stores = []
