@@ -76,7 +76,12 @@ def arguments(verb: argparse.ArgumentParser) -> None:
         metavar='T',
         help='with --check: tokens of a window (default: those of the largest size that the vocabulary fits)',
     )
-    add('--batch_size', type=int, metavar='B', help='with --check: windows of a step, over all hosts (default: as --length)')
+    add(
+        '--batch_size',
+        type=int,
+        metavar='B',
+        help='with --check: windows of a step, over all hosts (default: as --length)',
+    )
     add('--hosts', type=int, metavar='N', help='with --check: hosts that share a batch (default: 1)')
     add('--json', action='store_true', help='print the result as JSON')
     verb.usage = '%(prog)s --source SOURCE --out DIR [options]\n       %(prog)s --check DIR [options]'
