@@ -45,6 +45,7 @@ faults: .venv/test
 lint: .venv/test
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
+	$(BIN)/mypy
 
 # The documentation site, in build/docs/; nothing comes from a network. Any warning fails, and any broken link or anchor
 # does. Without --quiet, under which MkDocs does not count warnings.

@@ -12,6 +12,7 @@ import shlex
 import string
 import unicodedata
 from collections.abc import Iterable
+from typing import Any
 
 # Categories of characters that have no picture, or change how others are shown: controls (C0, DEL, C1), halves of
 # characters, separators of lines and paragraphs, and format characters, such as a space of no width (U+200B), the
@@ -92,7 +93,7 @@ def escape_figure(text: object) -> str:
 
 
 # Settings of Matplotlib with which text is drawn as it is given.
-FIGURE = {'text.parse_math': False, 'text.usetex': False}
+FIGURE: dict[Any, Any] = {'text.parse_math': False, 'text.usetex': False}
 
 
 def quote_file_name(text: object) -> str:

@@ -80,7 +80,7 @@ def read_record(kind: type, given: Any, at: str, faults: list[str]) -> Any:
 
 
 def read_field(hint: Any, given: Any, at: str, faults: list[str]) -> Any:
-    if dataclasses.is_dataclass(hint):
+    if isinstance(hint, type) and dataclasses.is_dataclass(hint):
         return read_record(hint, given, at, faults)
     if isinstance(hint, types.UnionType) or get_origin(hint) is Union:
         return None if given is None else read_field(get_args(hint)[0], given, at, faults)

@@ -127,7 +127,7 @@ def keyboard_interrupts() -> Iterator[None]:
         timer.daemon = True
         timer.start()
 
-    def report_unraisable(unraisable: object) -> None:
+    def report_unraisable(unraisable: 'sys.UnraisableHookArgs') -> None:
         if unraisable.exc_type is KeyboardInterrupt:
             retry()
         else:

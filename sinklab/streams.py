@@ -57,10 +57,10 @@ class SafeStream:
 
     @property
     def buffer(self) -> 'SafeStream':
-        if self._buffer is None:
-            self._buffer = SafeStream(self.stream.buffer)
-        self._buffer.is_result = self.is_result
-        return self._buffer
+        buffer = self._buffer or SafeStream(self.stream.buffer)
+        buffer.is_result = self.is_result
+        self._buffer = buffer
+        return buffer
 
     def _attempt(self, action: Any) -> None:
         try:

@@ -1,8 +1,8 @@
 """Tokens that are read and not predicted: an id stands as its complement, which is below 0."""
 
-from typing import TypeVar
+from typing import Any, TypeVar
 
-Ids = TypeVar('Ids')  # NumPy or JAX arrays
+Ids = TypeVar('Ids', bound=Any)  # NumPy or JAX arrays
 
 
 def unpredicted(ids: Ids) -> Ids:

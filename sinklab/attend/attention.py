@@ -159,7 +159,9 @@ def attention(
     output = found.output_BTHK if batched else found.output_BTHK[0]
     if not return_weights:
         return output
-    return output, found.attention_BHTS if batched else found.attention_BHTS[0]
+    weights = found.attention_BHTS
+    assert weights is not None  # `choose_backend` has found one that returns them
+    return output, weights if batched else weights[0]
 
 
 def attend(

@@ -106,7 +106,7 @@ class Measure:
 
     reads: tuple[str, ...] = ()
     arrays: Callable[..., Arrays] = nothing
-    numbers: Callable[[Arrays, Setting], dict[str, float]] = nothing
+    numbers: Callable[[Arrays, Setting], Mapping[str, Any]] = nothing
     shown: tuple[Number, ...] = ()
     saved: tuple[str, ...] = ()
     picture: Picture | None = None

@@ -154,7 +154,7 @@ def label(word: str) -> str:
     return escape_figure(word.replace(' ', '·').replace('\n', '⏎').replace('\t', '⇥')) or '∅'
 
 
-def matrices(layer: dict) -> dict:
+def matrices(layer: dict[str, Any]) -> dict[str, Any]:
     return {name: layer[name] for name in ('attention_LPHTS',) if name in layer}
 
 
@@ -252,15 +252,19 @@ class Run(Opened):
 
     def at(self, step: int) -> 'Run':
         """Return the same run at another checkpoint; raise Refusal where there is none at this step."""
-        return Run(Own(self.subject.folder, *wanted(self.subject.folder, step), self.subject.bos))
+        (found,) = wanted(self.subject.folder, step)
+        return Run(Own(self.subject.folder, found, self.subject.bos))
 
-    def params(self, step: int | None = None) -> dict:
+    def params(self, step: int | None = None) -> dict[str, Any]:
         """Read the parameters of a checkpoint, the one that is open if no step is given, and verify their digests.
 
         Returns:
             Nested dicts of NumPy arrays, named as the parameters of the flax.nnx module.
         """
-        return restore.parameters(self.subject.folder.path, self.subject.step if step is None else step)
+        found: dict[str, Any] = restore.parameters(
+            self.subject.folder.path, self.subject.step if step is None else step
+        )
+        return found
 
     @functools.cached_property
     def model(self) -> Any:

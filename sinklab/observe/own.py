@@ -56,7 +56,10 @@ class Own:
         self.folder, self.step, self.bos, self.spec = folder, step, bos, beginning(spec_of(folder), bos)
         self.name = f'{folder}@{step}'
         self.vocabulary = self.spec.model.vocabulary
-        self.array_layers, self.heads, self.remarks = {}, (), ()  # all layers are alike, and show everything
+        # All layers are alike, and show everything.
+        self.array_layers: dict[str, tuple[int, ...]] = {}
+        self.heads: tuple[int, ...] = ()
+        self.remarks: tuple[str, ...] = ()
         self.reads = (*READS, *(('sink_LPCD',) if COLUMNS[self.spec.model.columns.kind].token.count else ()))
 
     @functools.cached_property

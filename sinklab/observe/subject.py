@@ -20,16 +20,51 @@ def unwatched(sequences: int) -> None:
 
 
 class Subject(Protocol):
-    name: str
-    bos: str  # auto, none or force
-    digest: str  # of its parameters, and of all else that decides what it says
-    vocabulary: int
-    longest: int | None  # tokens of a text that it can read
-    position: str  # as in spec.Position, or another word
-    reads: tuple[str, ...]  # the arrays that it has for all layers, or for those that have attention
-    array_layers: Mapping[str, tuple[int, ...]]  # array -> the layers, from 1, that have it; of others all have it
-    heads: tuple[int, ...]  # of each layer that has attention, where layers may differ; else empty
-    remarks: tuple[str, ...]  # what is not measured of it, and why, a sentence each
+    @property
+    def name(self) -> str: ...
+
+    @property
+    def bos(self) -> str:
+        """`auto`, `none` or `force`."""
+        ...
+
+    @property
+    def digest(self) -> str:
+        """Digest of the parameters, and of everything else that decides the output."""
+        ...
+
+    @property
+    def vocabulary(self) -> int: ...
+
+    @property
+    def longest(self) -> int | None:
+        """The number of tokens that a text may have."""
+        ...
+
+    @property
+    def position(self) -> str:
+        """As in spec.Position, or another word."""
+        ...
+
+    @property
+    def reads(self) -> tuple[str, ...]:
+        """The arrays that it has for all layers, or for those that have attention."""
+        ...
+
+    @property
+    def array_layers(self) -> Mapping[str, tuple[int, ...]]:
+        """The layers, from 1, that have an array; all layers have the arrays that are not listed."""
+        ...
+
+    @property
+    def heads(self) -> tuple[int, ...]:
+        """The heads of each layer that has attention, where layers may differ; else empty."""
+        ...
+
+    @property
+    def remarks(self) -> tuple[str, ...]:
+        """What is not measured, and why, a sentence each."""
+        ...
 
     def encode(self, text: str) -> list[int]:
         """The ids of a text, with what stands before every text."""
@@ -66,7 +101,7 @@ class Subject(Protocol):
 
 def check_length(subject: Subject, ids_PT: np.ndarray) -> int:
     """The length of the sequences; raises Refusal where it is more than a model can read."""
-    length = ids_PT.shape[1]
+    length = int(ids_PT.shape[1])
     if subject.longest and length > subject.longest:
         raise Refusal(f'{subject.name} reads {subject.longest} tokens, and {length} are given; shorten the text')
     return length

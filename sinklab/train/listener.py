@@ -1,6 +1,7 @@
 """Callbacks of the training loop."""
 
 from collections.abc import Callable
+from typing import Any
 
 
 class Listener:
@@ -23,7 +24,7 @@ class Listener:
             changes: Fields of the config that differ from the attempt before, a line each.
         """
 
-    def record(self, record: dict, written: bool) -> None:
+    def record(self, record: dict[str, Any], written: bool) -> None:
         """Receive the numbers of a step.
 
         Args:
@@ -42,7 +43,8 @@ class BestEffort(Listener):
     """
 
     def __init__(self, listener: Listener, name: str, warn: Callable[[str], None]):
-        self.listener, self.name, self.warn = listener, name, warn
+        self.listener: Listener | None = listener
+        self.name, self.warn = name, warn
 
     def note(self, line: str) -> None:
         self._call('note', line)
@@ -50,7 +52,7 @@ class BestEffort(Listener):
     def begin(self, step: int, attention: str, changes: list[str]) -> None:
         self._call('begin', step, attention, changes)
 
-    def record(self, record: dict, written: bool) -> None:
+    def record(self, record: dict[str, Any], written: bool) -> None:
         self._call('record', record, written)
 
     def _call(self, method: str, *arguments: object) -> None:

@@ -2,6 +2,7 @@
 
 import dataclasses
 from collections.abc import Callable, Iterator
+from typing import Any
 
 from sinklab.record import Refusal
 
@@ -74,7 +75,7 @@ class Source:
     """
 
     pieces: tuple[Piece, ...]
-    identity: tuple
+    identity: tuple[Any, ...]
     weights: tuple[tuple[str, float], ...] | None = None
     masked: bool = False
     limit: int | None = None

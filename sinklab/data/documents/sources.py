@@ -8,6 +8,7 @@ import sysconfig
 import tokenize
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
+from typing import Any
 
 from sinklab.data.documents import buckets, catalog, files, formats, records
 from sinklab.data.documents.document import Damaged, Document, Piece, Source, intact
@@ -106,7 +107,7 @@ def tfds(given: str, rest: str) -> Source:
 
 
 def matches(given: str, pattern: str, suffixes: Iterable[str]) -> list[tuple[str, Path]]:
-    found = (buckets if is_remote(pattern) else files).matches(pattern)
+    found: list[tuple[str, Path]] = (buckets if is_remote(pattern) else files).matches(pattern)
     if not found:
         if place(pattern).is_dir() if is_remote(pattern) else os.path.isdir(pattern):
             raise Refusal(f'{given} is a folder; name its files, as in {pattern}/*.txt, and quote the pattern')
@@ -117,12 +118,19 @@ def matches(given: str, pattern: str, suffixes: Iterable[str]) -> list[tuple[str
     return found
 
 
-def of_files(kind: str, found: list[tuple[str, Path]], read: Callable, *also: str, masked: bool = False) -> Source:
-    pieces, identity = [], [kind, *also]
+def of_files(
+    kind: str,
+    found: list[tuple[str, Path]],
+    read: Callable[[str, Path], Iterator[Document | Damaged]],
+    *also: str,
+    masked: bool = False,
+) -> Source:
+    pieces: list[Piece] = []
+    identity: list[Any] = [kind, *also]
     for name, path in found:
         size, mark = stamp(path)
         identity.append((name, size, mark))
-        pieces.append(Piece(name, size, lambda name=name, path=path: read(name, path)))
+        pieces.append(Piece(name, size, functools.partial(read, name, path)))
     return Source(tuple(pieces), tuple(identity), masked=masked)
 
 
@@ -151,7 +159,7 @@ def of_records(
     return of_files(kind, found, read, fields.content, fields.domain, masked=masked)
 
 
-SOURCES = {
+SOURCES: dict[str, Callable[[str, str], Source]] = {
     'stdlib': stdlib,
     'text:GLOB': text,
     'chat:GLOB': chat,
