@@ -13,7 +13,7 @@ class Operation:
     """An attention operation: `A_ij = gain * weight(s_ij) / Z(sum_j mass(s_ij))`.
 
     The scores are `s_ij = <q_i, k_j> / sqrt(K) + bias_ij + offset`. Softmax is the similarity `exp` with the
-    normalizer `sum`. docs/add_an_operation.md adds one.
+    normalizer `sum`. docs/guides/add_an_operation.md adds one.
 
     Attributes:
         name: What messages call it.

@@ -1,7 +1,8 @@
-"""what the paper claims, tested by runs: differences with their intervals, and a verdict on each claim
+"""Test claims of the paper by training runs, and give a verdict on each.
 
-The runs that a claim wants are trained once and shared by all claims; given once more, the command goes on with those
-that are missing. Verdicts are computed: docs/claims.md says how.
+A claim compares two numbers of two rows. All claims share their runs, and each run is trained once; the same command,
+given again, trains those that are missing. Verdicts are computed from the differences between runs of the same seed;
+docs/guides/sweeps_and_claims.md says how. --config.PATH=VALUE sets a field of all runs.
 
 example:
   sinklab claims --seeds=8 --jobs=2 --workdir=runs/claims
@@ -18,34 +19,46 @@ from sinklab.cli import config, hardware, programs, sweep
 from sinklab.cli.train import size_argument
 from sinklab.files.place import place
 from sinklab.folder import Folder
+from sinklab.install import format_extra_command
 from sinklab.lease import lease
 from sinklab.record import Refusal, unknown
 from sinklab.spec import Spec
 from sinklab.sweep import plan
-from sinklab.sweep.run import shares, train
+from sinklab.sweep.run import shares
 
 SIZE = 'quickstart'
 SEEDS = 5
-ASK = 'sinklab claims NAME --workdir=DIR asks one of them, docs/claims.md says how'
-IN_WORDS = '--list says each claim in words, --markdown its contrast'
+ASK = 'To test one of them: sinklab claims NAME --workdir=DIR'
 ALSO = {'valid/loss', 'mass/row', 'entropy/row', 'emergence/step'}  # kept beside what claims read
 
 
 def arguments(verb: argparse.ArgumentParser) -> None:
-    verb.add_argument('names', nargs='*', metavar='NAME', help='of these claims alone; else all of them')
-    verb.add_argument('--config', default='configs/claims.py', metavar='FILE', help='a file with CLAIMS; %(default)s')
-    verb.add_argument('--list', action='store_true', help='say what each claim is, and nothing else')
-    verb.add_argument('--seeds', type=int, metavar='N', help=f'the seeds 0 to N - 1; {SEEDS}')
-    verb.add_argument('--workdir', metavar='DIR', help='of the run folders TABLE.ROW-SEED, and of claims.json')
-    verb.add_argument('--results', metavar='FILE', help='judge a claims.json as it is, and train nothing')
+    verb.add_argument(
+        'names', nargs='*', metavar='NAME', help='claims to test, such as sigmoid (default: all of them)'
+    )
+    verb.add_argument(
+        '--config', default='configs/claims.py', metavar='FILE', help='file with CLAIMS (default: %(default)s)'
+    )
+    verb.add_argument('--list', action='store_true', help='list all claims in words, and train nothing')
+    sweep.seeds_argument(verb, str(SEEDS))
+    verb.add_argument(
+        '--workdir',
+        metavar='DIR',
+        help='folder for the run folders (TABLE.ROW-SEED) and claims.json, such as runs/claims',
+    )
+    verb.add_argument(
+        '--results', metavar='FILE', help='judge what an earlier claims.json has measured, and train nothing'
+    )
     size_argument(verb)
     sweep.jobs_argument(verb)
     hardware.arguments(verb)
     programs.argument(verb)
-    verb.add_argument('--png', metavar='FILE', help='draw the intervals of all differences of shares')
+    verb.add_argument(
+        '--png', metavar='FILE', help='also draw the differences in Sink_1, with their intervals, into a PNG file'
+    )
     shown = verb.add_mutually_exclusive_group()
-    shown.add_argument('--json', action='store_true', help='print the verdicts as one JSON list')
-    shown.add_argument('--markdown', action='store_true', help='print them as a page has them')
+    shown.add_argument('--json', action='store_true', help='print the verdicts as JSON')
+    shown.add_argument('--markdown', action='store_true', help='print the verdicts as a Markdown table')
     verb.usage = '%(prog)s [NAME ...] (--workdir DIR | --results FILE | --list) [--config.PATH=VALUE ...] [options]'
 
 
@@ -119,7 +132,7 @@ def drawable(path: str | None) -> None:
     try:
         from sinklab.report import forest  # noqa: F401
     except ImportError as error:
-        raise Refusal(f"--png={path} wants matplotlib: pip install -e '.[report]'") from error
+        raise Refusal(f'--png={path} needs matplotlib; install it: {format_extra_command("report")}') from error
     if not place(path).parent.is_dir():
         raise Refusal(f'--png={path}: there is no folder {place(path).parent}; make it, or give another one')
 
@@ -141,11 +154,10 @@ def trained(given: argparse.Namespace, rest: list[str], claims: dict) -> int:
     """Trains what is missing of all that the named claims read."""
     from sinklab.sweep import results
 
-    layout, size, seeds = hardware.hardware(given), given.size or SIZE, SEEDS if given.seeds is None else given.seeds
+    layout, size = hardware.hardware(given), given.size or SIZE
+    seeds = plan.parse_seeds(str(SEEDS) if given.seeds is None else given.seeds)
     shares(given.jobs)
     sweep.refuse_seeds(rest)
-    if seeds < 1:
-        raise Refusal(f'--seeds={seeds} must be a whole number of at least 1')
 
     def load(row: str, seed: int) -> tuple[Spec, dict]:
         return config.load(file_of(row), [*rest, *sweep.seed_options(seed)], size)
@@ -163,8 +175,8 @@ def trained(given: argparse.Namespace, rest: list[str], claims: dict) -> int:
         specs = {row: load(row, 0)[0] for row in before['runs'] if row not in others} | wanted
         same = first_alike(specs)
         firsts = dict.fromkeys(same[row] for row in wanted)
-        runs = plan.runs(firsts, range(seeds), given.workdir, load, layout)
-        stopped = train(runs, lambda run: sweep.command(file_of(run.row), run, options), sweep.say, held, given.jobs)
+        runs = plan.runs(firsts, seeds, given.workdir, load, layout)
+        stopped = sweep.trained(runs, lambda run: sweep.command(file_of(run.row), run, options), held, given.jobs)
         held.check()
         now = results.add(
             before, specs, same, runs, ALSO | {one.number for claim in claims.values() for one in claim.readings}
@@ -214,6 +226,11 @@ def show(given: argparse.Namespace, claims: dict, found: dict) -> None:
     elif given.markdown:
         print(report.markdown(entries), end='')
     else:
-        run = [report.cells(entry) for entry in entries if entry['verdict'] != 'not run']
-        sweep.show(list(report.HEADINGS), run, f'at size {found["size"]}: {report.NOTE}; {IN_WORDS}')
-        print(report.in_words(entries), *report.not_run(entries), sep='\n')
+        run = [entry for entry in entries if entry['verdict'] not in ('not run', 'not testable here')]
+        cells = [report.brief_cells(entry, claims[entry['claim']]) for entry in run]
+        if cells:
+            sweep.show(list(report.BRIEF), cells, f'{report.LEGEND}; all at size {found["size"]}.')
+        for verdict in ('not testable here', 'not run'):
+            for line in report.list_names(entries, verdict):
+                sweep.print_words(line)
+        sweep.print_words(f'{report.counts(entries)} {report.in_words(entries)}')

@@ -1,4 +1,6 @@
-"""versions, devices, and what works here; exits 1 where something needed does not
+"""Check this installation: versions, devices, and whether what sinklab needs works.
+
+The exit code is 1 if something that is needed does not work.
 
 example:
   sinklab doctor --json
@@ -14,6 +16,7 @@ from collections.abc import Callable
 
 from sinklab.cli import kernels
 from sinklab.escape import escape_control
+from sinklab.install import format_extra_command
 from sinklab.record import Refusal
 
 EXTRAS = {
@@ -36,8 +39,12 @@ EXTRAS = {
 
 
 def arguments(verb: argparse.ArgumentParser) -> None:
-    verb.add_argument('--json', action='store_true', help='print one JSON document')
-    verb.add_argument('--kernels', action='store_true', help='hold every attention backend to the definition, here')
+    verb.add_argument('--json', action='store_true', help='print the result as JSON')
+    verb.add_argument(
+        '--kernels',
+        action='store_true',
+        help='compare each attention backend with the definition, on the devices of this machine',
+    )
 
 
 def run(given: argparse.Namespace, rest: list[str]) -> int:
@@ -142,8 +149,13 @@ def show(found: dict) -> None:
     for name, version in found['versions'].items():
         table.add_row(name, version)
     for name, version in found['extras'].items():
-        table.add_row(name, version or f'absent; if you want it: pip install "sinklab[{EXTRAS[name]}]"')
+        table.add_row(name, version or f'absent (extra {EXTRAS[name]})')
     table.add_row('devices', terminal.cell(', '.join(found['devices'])))
     for name, outcome in found['checks'].items():
         table.add_row(name, Text('ok', 'green') if outcome == 'ok' else Text('broken', 'red'))
     console.print(table)
+    absent = sorted({EXTRAS[name] for name, version in found['extras'].items() if not version})
+    if absent:
+        print('To install an extra:')
+    for extra in absent:
+        print(f'  {escape_control(format_extra_command(extra))}')

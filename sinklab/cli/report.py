@@ -1,6 +1,7 @@
-"""runs as a table, and as one page that needs no network
+"""Show runs as a table, and write a page (report.html) that needs no network.
 
-One run, a sweep, a fork or hundreds of runs; those that differ in their seeds alone are shown as mean and spread.
+The runs may be one, a sweep or hundreds, done or under way. Runs that differ in their seeds alone are shown as mean
+and spread.
 
 example:
   sinklab report runs/quickstart/* --png
@@ -17,16 +18,26 @@ from types import ModuleType
 from sinklab.escape import escape_control
 from sinklab.files.place import absolute, common, is_remote, place
 from sinklab.folder import Folder
+from sinklab.install import format_extra_command
 from sinklab.record import Refusal
 
 
 def arguments(verb: argparse.ArgumentParser) -> None:
-    verb.add_argument('runs', nargs='+', metavar='DIR', help='run folders, or that of a sweep or of claims')
-    verb.add_argument('--out', metavar='DIR', help='where report.html goes; without it, where the runs are')
-    verb.add_argument('--paper', action='store_true', help='figures in the order and by the numbers of the paper')
+    verb.add_argument(
+        'runs',
+        nargs='+',
+        metavar='DIR',
+        help='run folders, or the folder of a sweep or of claims, such as runs/sweep',
+    )
+    verb.add_argument(
+        '--out', metavar='DIR', help='folder for report.html (default: the folder that all runs lie in)'
+    )
+    verb.add_argument('--paper', action='store_true', help='order and number the figures as the paper does')
     for kind in ('png', 'svg', 'pdf'):
-        verb.add_argument(f'--{kind}', action='store_true', help=f'write the pictures as {kind.upper()} files too')
-    verb.add_argument('--latex', action='store_true', help='write the table by row as LaTeX (booktabs) too')
+        verb.add_argument(f'--{kind}', action='store_true', help=f'also write the pictures as {kind.upper()} files')
+    verb.add_argument(
+        '--latex', action='store_true', help='also write the table by row as LaTeX (table.tex, with booktabs)'
+    )
     verb.add_argument('--json', action='store_true', help='print the table as JSON')
 
 
@@ -100,20 +111,35 @@ def write(folder: Path, found: list, given: argparse.Namespace, claimed: list[di
     return folder / 'report.html'
 
 
+def write_page(folder: Path) -> Path | None:
+    """Write the page of a sweep; return its file, or None where no run has begun."""
+    from sinklab.report import page, runs
+
+    file, paths = folder / 'report.html', [str(path) for path in of_sweep(folder)]
+    if not paths:
+        return None
+    page.write(file, runs.read(paths))
+    return file
+
+
 def pictures() -> ModuleType:
     try:
         from sinklab.report import pictures
     except ImportError as error:
-        raise Refusal(f'pictures need {error.name}; install it: pip install "sinklab[report]"') from error
+        raise Refusal(f'pictures need {error.name}; install it: {format_extra_command("report")}') from error
     return pictures
 
 
 def show(rows: list[dict]) -> None:
     from sinklab.cli import terminal
-    from sinklab.report.closing import HEADINGS, cells
+    from sinklab.report.closing import HEADINGS, cells, legend
 
     out = terminal.console(width=200)
-    terminal.print_table(out, HEADINGS, list(map(cells, rows)))
+    columns = list(zip(HEADINGS, *map(cells, rows), strict=True))
+    shown = [column for column in columns if not {'-'}.issuperset(column[1:])]  # none of which no run has a value
+    headings, *lines = zip(*shown, strict=True)
+    terminal.print_table(out, headings, lines)
+    out.print(f'{legend(headings)}.', soft_wrap=not out.is_terminal)
     for row in rows:
         for note in row['notes']:
             print(f'{escape_control(row["arm"])}: {escape_control(note)}')

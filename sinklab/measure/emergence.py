@@ -25,7 +25,17 @@ def middle(after: int | None, at: int) -> float:
 
 
 def between(after: int | None, at: int) -> str:
-    return f'by {at}' if after is None else f'{after}-{at}'
+    """Return the steps between which a sink emerges, for a cell of a table."""
+    if after is None:
+        return f'by {at}' if at else 'at start'
+    return f'{after}-{at}'
+
+
+def in_words(after: int | None, at: int) -> str:
+    """Return the same for a sentence."""
+    if after is None:
+        return f'by step {at}' if at else 'before training'
+    return f'between steps {after} and {at}'
 
 
 def first_heads(steps: Sequence[int], alpha_NLH: np.ndarray, threshold: float) -> list[tuple[int, int, int]]:

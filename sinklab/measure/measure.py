@@ -12,6 +12,16 @@ from sinklab.measure.setting import Setting
 Arrays = Mapping[str, Any]
 
 
+def fixed(value: float, digits: int, sign: str = '') -> str:
+    """Return a number with so many decimals; what rounds to 0 has no sign.
+
+    Args:
+        sign: + puts one before positive numbers.
+    """
+    text = f'{value:z.{digits}f}'
+    return f'{value:{sign}.{digits}f}' if text.strip('0.') else text
+
+
 @dataclasses.dataclass(frozen=True)
 class Number:
     """How a number of metrics.jsonl is shown to people.
@@ -39,7 +49,7 @@ class Number:
         return f'{self.label} ({self.unit})' if self.unit else self.label
 
     def text(self, value: float) -> str:
-        return f'{value:.{self.digits}f} {self.unit}'.rstrip()
+        return f'{fixed(value, self.digits)} {self.unit}'.rstrip()
 
 
 @dataclasses.dataclass(frozen=True)
@@ -80,7 +90,7 @@ def nothing(*_: Any) -> Arrays:
 
 @dataclasses.dataclass(frozen=True)
 class Measure:
-    """A metric entry: it computes numbers from arrays of a forward pass; docs/add_a_measure.md adds one.
+    """A metric entry: it computes numbers from arrays of a forward pass; docs/guides/add_a_metric.md adds one.
 
     Attributes:
         reads: Names of the arrays that it reads (see `sinklab.measure.setting`), such as `attention_LPHTS`.

@@ -9,7 +9,7 @@ from sinklab.measure.sink import THRESHOLD, importance, proxy, queries, rate
 from sinklab.measure.spikes import by_layer
 
 OWN = (
-    'Norm of the hidden state of the token that receives most, a sink token among them, over the mean of the others, '
+    'Norm of the hidden state of the token with the most attention (also a sink token) over the mean of the others, '
 )
 OWN += 'after each block.'
 
@@ -66,7 +66,11 @@ MEASURES = (
         numbers=numbers,
         shown=(
             Number(
-                'sink/any', 'Sink_any', 'Heads and texts in which a token of the first half has alpha > 0.3.', '%', 1
+                'sink/any',
+                'Sink_any',
+                'Share of (text, layer, head) in which a token of the first half has an alpha above 0.3.',
+                '%',
+                1,
             ),
             Number('place/{k}', 'sinks at {k}', 'The share of these sinks that lie on token k.', '%', 1),
             Number('place/beyond', 'sinks beyond', 'The share that lies on none of the first tokens.', '%', 1),

@@ -10,14 +10,13 @@ import numpy as np
 from sinklab.checkpoint import digests, restore
 from sinklab.escape import FIGURE, escape_figure
 from sinklab.folder import Folder
-from sinklab.named import run_and_step, wanted
+from sinklab.install import format_extra_command
+from sinklab.named import OPEN, is_open_model, missing_run, run_and_step, wanted
 from sinklab.observe import hub
 from sinklab.observe.measuring import measured
 from sinklab.observe.own import Own
 from sinklab.observe.subject import Subject
 from sinklab.record import Refusal
-
-OPEN = 'hf:'
 
 
 def subject(given: str, bos: str = 'auto', remote_code: bool = False) -> Subject:
@@ -27,10 +26,10 @@ def subject(given: str, bos: str = 'auto', remote_code: bool = False) -> Subject
         try:
             from sinklab.observe.open_model import OpenModel
         except ImportError as error:
-            raise Refusal(f'{given} needs {error.name}; install it: pip install "sinklab[hf]"') from error
+            raise Refusal(f'{given} needs {error.name}; install it: {format_extra_command("hf")}') from error
         with hub.explain_remote_code(given):
             return OpenModel(folder, bos, remote_code, given)
-    return Own(*step_of(given), bos)
+    return Own(*step_of(given, reads_open_models=True), bos)
 
 
 def subjects(given: str, bos: str = 'auto') -> Iterator[Subject]:
@@ -41,21 +40,20 @@ def subjects(given: str, bos: str = 'auto') -> Iterator[Subject]:
     return (Own(folder, one, bos) for one in wanted(folder, step))
 
 
-def step_of(given: str) -> tuple[Folder, int]:
+def step_of(given: str, reads_open_models: bool = False) -> tuple[Folder, int]:
     """RUN@STEP, or of RUN the newest step that is whole."""
-    folder, step = of_run(given)
+    folder, step = of_run(given, reads_open_models)
     saved = wanted(folder, step)
     newest = digests.newest(folder) if step is None else None
     return folder, saved[-1] if newest is None else newest
 
 
-def of_run(given: str) -> tuple[Folder, int | None]:
+def of_run(given: str, reads_open_models: bool = False) -> tuple[Folder, int | None]:
     if given.startswith(OPEN):
-        raise Refusal(f'{given} is an open model, and runs alone are read here; give the folder of a run')
+        raise missing_run(given)
     folder, step = run_and_step(given)
-    if not folder.is_claimed():
-        lacks = 'holds no run' if folder.path.exists() else 'is not there'
-        raise Refusal(f'{folder} {lacks}; give the folder of a run')
+    if not folder.is_claimed() or is_open_model(folder):
+        raise missing_run(str(folder), reads_open_models)
     return folder, step
 
 
@@ -96,6 +94,8 @@ class Attention:
     def plot(self, layer: int | None = None, head: int | None = None, place: int | None = None) -> Any:
         """Draw the matrix of one head; of what is not given, that with the largest mean attention to the first token.
 
+        Arguments are indices and count from 0. The title counts layers and heads from 1, as reports do.
+
         Args:
             layer: of the model, from 0. Of a layer with two attentions it is the matrix with the stronger head.
             head: from 0.
@@ -117,7 +117,7 @@ class Attention:
             image = axes.imshow(self.matrix_LHTS[at, head], cmap='viridis', vmin=0)
             axes.set_xticks(range(len(self.keys)), map(label, self.keys), rotation=90, fontsize=7)
             axes.set_yticks(range(len(self.queries)), map(label, self.queries), fontsize=7)
-            axes.set(xlabel='key', ylabel='query', title=f'layer {layer}{which}, head {head}')
+            axes.set(xlabel='key', ylabel='query', title=f'layer {layer + 1}{which}, head {head + 1}')
             figure.colorbar(image, shrink=0.6, label='attention')
         return figure
 
@@ -137,7 +137,7 @@ class Attention:
             whole = self.layers == tuple(range(count))
             layers = f'0 to {count - 1}' if whole else ', '.join(map(str, dict.fromkeys(self.layers)))
             asked = ' '.join(f'{name} {one}' for name, one in (('layer', layer), ('head', head)) if one is not None)
-            raise Refusal(f'there is no {asked}; they are {layers} and 0 to {heads - 1}')
+            raise Refusal(f'there is no {asked}; indices count from 0: layers {layers}, heads 0 to {heads - 1}')
         return self._strongest_of(asked_LH)
 
     def _strongest_of(self, asked_LH: np.ndarray) -> tuple[int, int]:
@@ -279,7 +279,9 @@ class Run(Opened):
         try:
             import pandas
         except ImportError as error:
-            raise Refusal('a curve is a data frame of pandas; install it: pip install "sinklab[notebook]"') from error
+            raise Refusal(
+                f'a curve is a data frame of pandas; install it: {format_extra_command("notebook")}'
+            ) from error
         frame = pandas.DataFrame(self.subject.folder.records()).set_index('step')
         found = [one for one in frame.columns if one == name or one.startswith(f'{name}/')]
         if not found:

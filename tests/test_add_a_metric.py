@@ -1,4 +1,4 @@
-"""docs/add_a_measure.md to the letter: its edits in a copy of this tree, its commands there, what they made."""
+"""The guide to adding a metric: apply its edits to a copy of this tree, run its commands, check their results."""
 
 import json
 
@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from pages import NEEDS_GIT, blocks, commands, edited_copy, output
 
-PAGE = 'add_a_measure.md'
+PAGE = 'guides/add_a_metric.md'
 pytestmark = [pytest.mark.slow, NEEDS_GIT]
 
 
@@ -27,4 +27,7 @@ def test_the_page_adds_a_measure_in_one_place_that_is_tested_and_shown_everywher
     assert '>alpha_self</th>' in page
     assert 'Who looks at itself' in page
     assert (run / 'own.png').exists()
-    assert '| `alpha/self` | Mean attention of queries to their own token. |' in (tree / 'README.md').read_text()
+    assert (
+        '| `alpha/self` | Mean attention of queries to their own token. |'
+        in (tree / 'docs' / 'concepts.md').read_text()
+    )
