@@ -9,8 +9,8 @@ What a block of a page is:
 - ```python with a first line `# NAME.py` is a file; any other ```python is a cell of a notebook, and the cells of a
   page share their names.
 - ```sh is commands for bash; the exported variables of earlier blocks stay set.
-- ```text after a comment `<!-- output: all -->`, `first N`, `last N` or `lines A B` (as Python's [A:B], so that -2 -1 is
-  the line before the last) is what the block of commands before it printed. `all, as in ...` is not compared.
+- ```text after a comment `<!-- output: all -->`, `first N`, `last N` or `lines A B` (Python's [A:B]) is what
+  the block before it printed. `all, as in ...` is not compared.
 - ```console is not run: it needs a cloud, a network or an hour.
 
 A page that takes minutes begins with a line `export ...` and names another in "To try this page in seconds:
