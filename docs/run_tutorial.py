@@ -9,8 +9,8 @@ What a block of a page is:
 - ```python with a first line `# NAME.py` is a file; any other ```python is a cell of a notebook, and the cells of a
   page share their names.
 - ```sh is commands for bash; the exported variables of earlier blocks stay set.
-- ```text after a comment `<!-- output: all -->`, `<!-- output: first N -->` or `<!-- output: last N -->` is that many
-  lines of what the block before it printed. `<!-- output: all, as in PATH -->` says that the lines are not compared.
+- ```text after a comment `<!-- output: all -->`, `first N`, `last N` or `lines A B` (Python's [A:B]) is what
+  the block before it printed. `all, as in ...` is not compared.
 - ```console is not run: it needs a cloud, a network or an hour.
 
 A page that takes minutes begins with a line `export ...` and names another in "To try this page in seconds:
@@ -82,9 +82,11 @@ def select_lines(output: str, lines: str) -> list[str]:
             return found[: int(count)]
         case ['last', count]:
             return found[-int(count) :]
+        case ['lines', start, end]:
+            return found[int(start) : int(end)]
         case ['all']:
             return found
-    raise SystemExit(f'<!-- output: {lines} --> must be all, first N or last N')
+    raise SystemExit(f'<!-- output: {lines} --> must be all, first N, last N or lines A B')
 
 
 def reduce_to_shape(line: str) -> str:

@@ -60,9 +60,9 @@ def check_output(shown, printed):
     columns of one may be some of the columns of the other.
     """
     stale = f'run python docs/run_tutorial.py --update on this page; it printed {printed}'
+    columns, ours = (set(reduce_to_shape(lines[0].replace(' - ', ' ')).split()) for lines in (shown, printed))
     shown, printed = ([reduce_to_shape(line) for line in lines] for lines in (shown, printed))
-    if len(shown) > 1 and '#' not in shown[0] and len(shown[0].split()) > 2:
-        columns, ours = set(shown[0].split()), set(printed[0].split())
+    if len(shown) > 1 and len(columns) > 2 and '#' not in columns:
         assert columns <= ours or ours <= columns, stale
         shown, printed = ([line.split(' ')[0] for line in lines[1:]] for lines in (shown, printed))
     assert shown == printed, stale
@@ -71,6 +71,12 @@ def check_output(shown, printed):
 def test_of_a_table_columns_and_rows_are_compared_and_of_other_lines_words():
     table = [' arm      step  Sink_1  emerges', ' softmax  1500  48.5 %  400-500', ' sigmoid  1500   0.0 %  -']
     check_output(table, [' arm  step  Sink_1', ' softmax  4  0.0 %', ' sigmoid  4 1.0 %'])
+    swept = [
+        ' row  n  Sink_1  Sink_1 - softmax',
+        ' softmax  2  41.00 ± 10.61',
+        ' qk_norm  2  0.00 ± 0.00  -41.00 ± 10.61',
+    ]
+    check_output(swept, [swept[0], ' softmax  2', ' qk_norm  2  8.75 ± 1.77'])
     check_output(['report: runs/a'], ['report: runs/a'])
     for shown, printed in (
         (table, [' arm  step  Sink_2', *table[1:]]),
