@@ -180,7 +180,7 @@ def progress(name: str, sequences: int) -> Iterator['Watch']:
 
     console = terminal.console(stderr=True)
     columns = terminal.column('{task.description}'), BarColumn(), TaskProgressColumn(), TimeRemainingColumn()
-    with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as bar:
+    with Progress(*columns, console=console, transient=True, disable=not terminal.is_live(console)) as bar:
         task = bar.add_task(f'measuring {escape_control(name)}', total=sequences)
         yield lambda read: bar.advance(task, read)
 
