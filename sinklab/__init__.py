@@ -1,6 +1,6 @@
 """Train language models, watch attention sinks emerge, and find out why."""
 
-__version__ = '0.1.0'
+__version__ = '0.2.0'
 
 
 def open(given: str, **how: object) -> object:

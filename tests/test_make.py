@@ -9,8 +9,11 @@ import subprocess
 from pathlib import Path
 
 import pytest
+import yaml
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
+
+import sinklab
 
 ROOT = Path(__file__).parents[1]
 PINS = {minor: (ROOT / 'tests' / 'constraints' / f'{minor}.txt').read_text() for minor in ('3.11', '3.12', '3.13')}
@@ -47,6 +50,13 @@ def test_all_that_is_required_is_pinned_to_a_version_that_is_allowed(minor):
 
 def concerns(requirement):
     return not requirement.marker or requirement.marker.evaluate(dict(extra='test'))
+
+
+def test_all_files_name_the_same_version():
+    version = sinklab.__version__
+    citation = yaml.safe_load((ROOT / 'CITATION.cff').read_text())
+    released = re.search(r'^## \[([0-9.]+)\]', (ROOT / 'CHANGELOG.md').read_text(), re.MULTILINE)
+    assert citation['version'] == released.group(1) == version
 
 
 @pytest.mark.parametrize('minor', PINS)

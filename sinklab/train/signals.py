@@ -18,8 +18,8 @@ def signals() -> Iterator[list[int]]:
     """Collect SIGINT, SIGTERM and SIGHUP, so that a step can end; a second signal, a second later, acts at once.
 
     A terminal, a sweep and a supervisor may each pass on the same signal, so that a process receives it several times
-    within a second. That is one signal, also where the last of them comes after the step has ended: leaving the context
-    waits for the rest of that second, while checkpoints are being written.
+    within a second. That counts as one signal, also if the step has ended in the meantime: leaving the context waits
+    for the rest of that second, while checkpoints are being written.
 
     SIGHUP stays ignored where it is, as under nohup; otherwise it is collected as SIGTERM.
     """
