@@ -18,8 +18,7 @@ PYTEST := $(BIN)/pytest -n 2 --dist worksteal
 .PHONY: quickstart test test-fast test-all faults lint constraints pins clean
 
 quickstart: .venv/quickstart
-	@$(BIN)/sinklab sweep --config=configs/quickstart.py --rows=$(ROWS) --workdir=$(RUNS) --jobs=$(JOBS) --remat=attention,ffn
-	@$(BIN)/sinklab report $(RUNS)
+	@$(BIN)/sinklab sweep --config=configs/quickstart.py --rows=$(ROWS) --workdir=$(RUNS) --jobs=$(JOBS) --remat=attention,ffn --report
 
 test: .venv/test
 	$(PYTEST) -m 'not exhaustive' --durations=10

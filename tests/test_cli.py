@@ -1,6 +1,8 @@
 """The program as a person meets it: one clear line, and the right exit code."""
 
+import argparse
 import json
+import re
 import shlex
 import subprocess
 import sys
@@ -9,7 +11,7 @@ import numpy as np
 import pytest
 
 from sinklab.cli.config import load
-from sinklab.cli.main import VERBS, main
+from sinklab.cli.main import VERBS, main, parser
 from sinklab.folder import Folder
 from sinklab.record import Refusal
 
@@ -213,7 +215,10 @@ def test_a_config_is_found_from_any_folder(tmp_path, monkeypatch):
 @pytest.mark.slow
 def test_train_then_report(capsys, tmp_path, config):
     assert main(['train', f'--config={config}', f'--workdir={tmp_path}/run', '--tensorboard']) == 0
-    assert 'step 8, valid loss' in capsys.readouterr().err
+    said = capsys.readouterr()
+    assert re.search(r'^.*: done, 8 steps in \d+ s$', said.out, re.MULTILINE)
+    assert re.search(r'^ *valid loss +\d+\.\d{3} nats ', said.out, re.MULTILINE)
+    assert 'valid loss' not in said.err
     assert main(['report', f'{tmp_path}/run', '--json', f'--out={tmp_path}/out']) == 0
     (row,) = json.loads(capsys.readouterr().out)
     assert row['step'] == 8
@@ -292,3 +297,22 @@ def test_help_needs_no_accelerator_library():
     code = 'import sys, sinklab.cli.main as m\ntry: m.main(["--help"])\nexcept SystemExit: pass\n'
     code += 'assert not {"jax", "flax", "grain", "numpy"} & set(sys.modules), sys.modules.keys()'
     subprocess.run([sys.executable, '-c', code], check=True, capture_output=True)
+
+
+def actions(parser):
+    """All parsers below a parser, by the words that name them, and itself."""
+    yield parser.prog, parser
+    for action in parser._actions:
+        if isinstance(action, argparse._SubParsersAction):
+            for below in action.choices.values():
+                yield from actions(below)
+
+
+COMMANDS = dict(actions(parser()))
+
+
+@pytest.mark.parametrize('prog', COMMANDS)
+def test_every_option_has_a_help_text_and_every_command_an_example(prog):
+    verb = COMMANDS[prog]
+    assert all(action.help for action in verb._actions if not isinstance(action, argparse._SubParsersAction))
+    assert f'example:\n  {prog.split()[0]}' in verb.epilog

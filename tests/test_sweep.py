@@ -18,7 +18,7 @@ from sinklab.lease import Superseded, lease
 from sinklab.processes.cluster import Seat
 from sinklab.sweep import run as sweep
 from sinklab.sweep.plan import Run
-from sinklab.sweep.run import train
+from sinklab.sweep.run import Watch, train
 
 CLOCK = ('seconds', 'speed/tokens_per_second', 'speed/mfu')
 TABLE = """
@@ -285,6 +285,10 @@ def test_a_sweep_that_is_started_twice_is_refused(capsys, table, tmp_path):
     assert not (tmp_path / 'runs').exists()
 
 
+class Unheard(Watch):
+    """Shows nothing."""
+
+
 def test_a_sweep_in_a_folder_that_another_has_taken_over_starts_nothing_more(tmp_path):
     class Lost:
         def stopping(self):
@@ -295,7 +299,7 @@ def test_a_sweep_in_a_folder_that_another_has_taken_over_starts_nothing_more(tmp
 
     runs = [Run('softmax', 0, Folder(tmp_path), None, None)]
     with pytest.raises(Superseded):
-        train(runs, lambda run: pytest.fail('a run was started'), lambda text: None, Lost())
+        train(runs, lambda run: pytest.fail('a run was started'), Unheard(), Lost())
 
 
 def test_an_error_in_one_job_ends_a_sweep_while_earlier_jobs_run(tmp_path, monkeypatch):
@@ -315,5 +319,5 @@ def test_an_error_in_one_job_ends_a_sweep_while_earlier_jobs_run(tmp_path, monke
     began = time.monotonic()
     monkeypatch.setattr(sweep, 'prepare', lambda runs: None)
     with pytest.raises(RuntimeError, match='seed 1'):
-        train(runs, command, lambda text: None, Held(), jobs=2)
+        train(runs, command, Unheard(), Held(), jobs=2)
     assert time.monotonic() - began < 30

@@ -71,10 +71,12 @@ def test_the_table_of_a_person_has_ours_and_published_in_one_cell():
     moved = arm('moved', others, sink_1=[0.0, 1.0], sink_2=[60.0, 60.0], sink_star=[1.0, 3.0])
     fails = arm('fails', {'fails': True}, ('diverged', 'diverged'))
     headings, rows = sweep.cells(sweep.table([first, moved, fails]))
-    assert headings == ['row', 'n', 'Sink_1', 'Sink_1 - plain', 'Sink_*', 'Sink_2', 'loss', 'outcome']
+    assert headings == [
+        *('row', 'runs', 'Sink_1 (%)', 'Sink_1 - plain (%)', 'Sink_* (%)', 'Sink_2 (%)', 'loss (nats)', 'end')
+    ]
     assert rows == [
-        ['plain', '2', '15.00 ± 7.07 (18.18)', '', '', '', '3.25 ± 0.35 (3.70)', 'done 2/2'],
-        ['moved', '2', '0.50 ± 0.71', '-14.50 ± 6.36', '2.00 ± 1.41', '60.00 ± 0.00 (69.03)', '', 'done 2/2'],
+        ['plain', '2', '15.00 ± 7.07 (18.18)', '', '', '', '3.25 ± 0.35 (3.70)', 'done'],
+        ['moved', '2', '0.50 ± 0.71', '-14.50 ± 6.36', '2.00 ± 1.41', '60.00 ± 0.00 (69.03)', '', 'done'],
         ['fails', '0', '', '', '', '', '', 'diverged 2/2, as published'],
     ]
     assert sweep.published_text({'fails': True}) == 'fails'

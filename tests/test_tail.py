@@ -115,7 +115,7 @@ def test_the_command_says_how_a_run_has_ended(folder, monkeypatch, capsys, outco
     write(folder, json.dumps({'step': 8, 'train/loss': 2.5}) + '\n')
     before = {path: path.read_bytes() for path in folder.path.rglob('*') if path.is_file()}
     assert main(['tail', str(folder)]) == 0
-    said = capsys.readouterr().err.splitlines()
+    said = capsys.readouterr().out.splitlines()  # where `tail RUN | grep` finds it
     assert said[0].startswith('tiny  step 8/8  loss 2.500')
     assert said[1:] == [words]
     assert {path: path.read_bytes() for path in folder.path.rglob('*') if path.is_file()} == before

@@ -1,4 +1,4 @@
-"""what a run has saved: listed, verified, its parameters written alone, or as transformers serves them; and imported
+"""List, verify, export or import checkpoints.
 
 example:
   sinklab checkpoint ls runs/softmax
@@ -26,12 +26,22 @@ from sinklab.record import Refusal
 def arguments(verb: argparse.ArgumentParser) -> None:
     actions = verb.add_subparsers(dest='action', metavar='ACTION', required=True)
     for name, (words, add, _) in ACTIONS.items():
-        action = actions.add_parser(name, help=words, description=words, allow_abbrev=False)
+        examples = [line for line in __doc__.splitlines() if f'sinklab checkpoint {name} ' in line]
+        action = actions.add_parser(
+            name,
+            help=words,
+            description=words,
+            epilog='\n'.join(['example:', *examples]),
+            formatter_class=argparse.RawDescriptionHelpFormatter,
+            allow_abbrev=False,
+        )
         add(action)
 
 
 def of_run(action: argparse.ArgumentParser) -> None:
-    action.add_argument('run', metavar='RUN[@STEP]', help='a run folder, and which of its steps')
+    action.add_argument(
+        'run', metavar='RUN[@STEP]', help='run folder, and one of its steps, such as runs/softmax@500'
+    )
 
 
 def of_data(action: argparse.ArgumentParser) -> None:
@@ -41,19 +51,28 @@ def of_data(action: argparse.ArgumentParser) -> None:
 
 def of_parameters(action: argparse.ArgumentParser) -> None:
     of_run(action)
-    action.add_argument('--out', required=True, metavar='DIR', help='the new folder that they are written to')
-    action.add_argument('--dtype', choices=('float32', 'bfloat16', 'float16'), help='else as they are')
+    action.add_argument('--out', required=True, metavar='DIR', help='new folder to write to')
+    action.add_argument(
+        '--dtype', choices=('float32', 'bfloat16', 'float16'), help='type of the numbers (default: as they are)'
+    )
 
 
 def of_export(action: argparse.ArgumentParser) -> None:
     of_parameters(action)
-    action.add_argument('--length', type=int, metavar='N', help='tokens that it takes, if not those of its windows')
-    action.add_argument('--tokenizer', metavar='FILE', help='its tokenizer.json, where that has moved')
+    action.add_argument(
+        '--length',
+        type=int,
+        metavar='N',
+        help='largest number of tokens that the model takes (default: that of a training window)',
+    )
+    action.add_argument('--tokenizer', metavar='FILE', help='tokenizer.json of the run, if it has moved')
 
 
 def of_import(action: argparse.ArgumentParser) -> None:
-    action.add_argument('source', metavar='hf:PATH', help='a folder of Hugging Face, or hf:ORG/NAME of the hub')
-    action.add_argument('--out', required=True, metavar='DIR', help='the new run folder, at step 0')
+    action.add_argument(
+        'source', metavar='hf:PATH', help='folder of a model of Hugging Face, or hf:ORG/NAME of the hub'
+    )
+    action.add_argument('--out', required=True, metavar='DIR', help='new run folder, with the model at step 0')
 
 
 def run(given: argparse.Namespace, rest: list[str]) -> int:
@@ -132,9 +151,13 @@ def show(as_json: bool, rows: list[dict], line: Callable[[dict], str]) -> None:
 
 
 ACTIONS = {
-    'ls': ('the checkpoints of a run, by their digests; no array is read', of_data, ls),
-    'verify': ('all checkpoints, or one, held to their digests; exits 1 where one is not sound', of_data, verify),
-    'restore-params': ('the parameters of the newest, or of a step, verified', of_parameters, restore_parameters),
-    'export': ('the same as a folder that transformers serves, held to what it computes', of_export, llama.export),
-    'import': ('a model of LLaMA, Mistral or Qwen as a run that others begin from', of_import, llama.bring),
+    'ls': ('list the checkpoints of a run; arrays are not read', of_data, ls),
+    'verify': ('compare checkpoints with their digests; the exit code is 1 if one is damaged', of_data, verify),
+    'restore-params': (
+        'write the parameters of a checkpoint alone (default: of the newest one)',
+        of_parameters,
+        restore_parameters,
+    ),
+    'export': ('write a folder that transformers can load; its outputs are compared first', of_export, llama.export),
+    'import': ('make a run of a LLaMA, Mistral or Qwen model, for train --from', of_import, llama.bring),
 }

@@ -1,7 +1,8 @@
-"""what the paper claims, tested by runs: differences with their intervals, and a verdict on each claim
+"""Test claims of the paper by training runs, and give a verdict on each.
 
-The runs that a claim wants are trained once and shared by all claims; given once more, the command goes on with those
-that are missing. Verdicts are computed: docs/claims.md says how.
+A claim compares two numbers of two rows. All claims share their runs, and each run is trained once; the same command,
+given again, trains those that are missing. Verdicts are computed from the differences between runs of the same seed.
+--config.PATH=VALUE sets a field of all runs.
 
 example:
   sinklab claims --seeds=8 --jobs=2 --workdir=runs/claims
@@ -23,30 +24,41 @@ from sinklab.lease import lease
 from sinklab.record import Refusal, unknown
 from sinklab.spec import Spec
 from sinklab.sweep import plan
-from sinklab.sweep.run import shares, train
+from sinklab.sweep.run import shares
 
 SIZE = 'quickstart'
 SEEDS = 5
-ASK = 'sinklab claims NAME --workdir=DIR asks one of them, docs/claims.md says how'
-IN_WORDS = '--list says each claim in words, --markdown its contrast'
+ASK = 'To test one of them: sinklab claims NAME --workdir=DIR'
 ALSO = {'valid/loss', 'mass/row', 'entropy/row', 'emergence/step'}  # kept beside what claims read
 
 
 def arguments(verb: argparse.ArgumentParser) -> None:
-    verb.add_argument('names', nargs='*', metavar='NAME', help='of these claims alone; else all of them')
-    verb.add_argument('--config', default='configs/claims.py', metavar='FILE', help='a file with CLAIMS; %(default)s')
-    verb.add_argument('--list', action='store_true', help='say what each claim is, and nothing else')
+    verb.add_argument(
+        'names', nargs='*', metavar='NAME', help='claims to test, such as sigmoid (default: all of them)'
+    )
+    verb.add_argument(
+        '--config', default='configs/claims.py', metavar='FILE', help='file with CLAIMS (default: %(default)s)'
+    )
+    verb.add_argument('--list', action='store_true', help='list all claims in words, and train nothing')
     verb.add_argument('--seeds', type=int, metavar='N', help=f'the seeds 0 to N - 1; {SEEDS}')
-    verb.add_argument('--workdir', metavar='DIR', help='of the run folders TABLE.ROW-SEED, and of claims.json')
-    verb.add_argument('--results', metavar='FILE', help='judge a claims.json as it is, and train nothing')
+    verb.add_argument(
+        '--workdir',
+        metavar='DIR',
+        help='folder for the run folders (TABLE.ROW-SEED) and claims.json, such as runs/claims',
+    )
+    verb.add_argument(
+        '--results', metavar='FILE', help='judge what an earlier claims.json has measured, and train nothing'
+    )
     size_argument(verb)
     sweep.jobs_argument(verb)
     hardware.arguments(verb)
     programs.argument(verb)
-    verb.add_argument('--png', metavar='FILE', help='draw the intervals of all differences of shares')
+    verb.add_argument(
+        '--png', metavar='FILE', help='also draw all differences in percent, with their intervals, into a PNG file'
+    )
     shown = verb.add_mutually_exclusive_group()
-    shown.add_argument('--json', action='store_true', help='print the verdicts as one JSON list')
-    shown.add_argument('--markdown', action='store_true', help='print them as a page has them')
+    shown.add_argument('--json', action='store_true', help='print the verdicts as JSON')
+    shown.add_argument('--markdown', action='store_true', help='print the verdicts as a Markdown table')
     verb.usage = '%(prog)s [NAME ...] (--workdir DIR | --results FILE | --list) [--config.PATH=VALUE ...] [options]'
 
 
@@ -165,7 +177,7 @@ def trained(given: argparse.Namespace, rest: list[str], claims: dict) -> int:
         same = first_alike(specs)
         firsts = dict.fromkeys(same[row] for row in wanted)
         runs = plan.runs(firsts, range(seeds), given.workdir, load, layout)
-        stopped = train(runs, lambda run: sweep.command(file_of(run.row), run, options), sweep.say, held, given.jobs)
+        stopped = sweep.trained(runs, lambda run: sweep.command(file_of(run.row), run, options), held, given.jobs)
         held.check()
         now = results.add(
             before, specs, same, runs, ALSO | {one.number for claim in claims.values() for one in claim.readings}
@@ -215,6 +227,11 @@ def show(given: argparse.Namespace, claims: dict, found: dict) -> None:
     elif given.markdown:
         print(report.markdown(entries), end='')
     else:
-        run = [report.cells(entry) for entry in entries if entry['verdict'] != 'not run']
-        sweep.show(list(report.HEADINGS), run, f'at size {found["size"]}: {report.NOTE}; {IN_WORDS}')
-        print(report.in_words(entries), *report.not_run(entries), sep='\n')
+        run = [entry for entry in entries if entry['verdict'] not in ('not run', 'not testable here')]
+        cells = [report.brief_cells(entry, claims[entry['claim']]) for entry in run]
+        if cells:
+            sweep.show(list(report.BRIEF), cells, f'{report.LEGEND}; all at size {found["size"]}.')
+        for verdict in ('not testable here', 'not run'):
+            for line in report.list_names(entries, verdict):
+                sweep.print_words(line)
+        sweep.print_words(f'{report.counts(entries)} {report.in_words(entries)}')

@@ -1,4 +1,6 @@
-"""what a run would take of chips that are not here: every program compiled for them, nothing run
+"""Compile a run for TPUs or GPUs that are not here, and say how much of their memory it would take.
+
+Nothing is trained.
 
 example:
   sinklab compile --config=configs/scale.py:softmax_1b --topology=v5e:16x16 --remat=auto
@@ -24,20 +26,31 @@ BEST = 3  # layouts that --fit compiles
 
 
 def arguments(verb: argparse.ArgumentParser) -> None:
-    verb.add_argument('--config', metavar='FILE[:ROW]', required=True, help='as for train')
+    verb.add_argument(
+        '--config',
+        metavar='FILE[:ROW]',
+        required=True,
+        help='config file, and a row of it, such as configs/scale.py:softmax_1b',
+    )
     size_argument(verb)
     verb.add_argument(
         '--topology',
         metavar='CHIP:SHAPE',
         required=True,
-        help='v5e:16x16, v5p:4x4x4, 2xv5e:8x8 for two slices, h100:8, ...',
+        help='kind and number of chips: v5e:16x16, v5p:4x4x4, 2xv5e:8x8 (two slices), h100:8 and others',
     )
     hardware.arguments(verb)
-    verb.add_argument('--programs', metavar='NAMES', help='state, validation, probe, step; else all of them')
     verb.add_argument(
-        '--fit', action='store_true', help='rank layouts by formula, and compile the step of the best three'
+        '--programs',
+        metavar='NAMES',
+        help='only some programs of state, validation, probe, step (default: all of them)',
     )
-    verb.add_argument('--json', action='store_true', help='print one JSON document')
+    verb.add_argument(
+        '--fit',
+        action='store_true',
+        help='rank layouts (--data, --fsdp, --tensor, --micro_batch) by formula, and compile the best three',
+    )
+    verb.add_argument('--json', action='store_true', help='print the result as JSON')
 
 
 def run(given: argparse.Namespace, rest: list[str]) -> int:

@@ -1,4 +1,6 @@
-"""versions, devices, and what works here; exits 1 where something needed does not
+"""Check this installation: versions, devices, and whether what sinklab needs works.
+
+The exit code is 1 if something that is needed does not work.
 
 example:
   sinklab doctor --json
@@ -37,8 +39,12 @@ EXTRAS = {
 
 
 def arguments(verb: argparse.ArgumentParser) -> None:
-    verb.add_argument('--json', action='store_true', help='print one JSON document')
-    verb.add_argument('--kernels', action='store_true', help='hold every attention backend to the definition, here')
+    verb.add_argument('--json', action='store_true', help='print the result as JSON')
+    verb.add_argument(
+        '--kernels',
+        action='store_true',
+        help='compare each attention backend with the definition, on the devices of this machine',
+    )
 
 
 def run(given: argparse.Namespace, rest: list[str]) -> int:

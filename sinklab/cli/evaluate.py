@@ -1,4 +1,4 @@
-"""tasks of lm-evaluation-harness (HellaSwag and others), of a step of a run or of an open model
+"""Evaluate a checkpoint or an open model on tasks of lm-evaluation-harness, such as HellaSwag.
 
 example:
   sinklab evaluate runs/quickstart/softmax-0@600 --tasks=hellaswag,piqa --limit=500
@@ -15,12 +15,27 @@ from sinklab.record import Refusal
 
 
 def arguments(verb: argparse.ArgumentParser) -> None:
-    verb.add_argument('model', metavar='RUN[@STEP] | hf:PATH_OR_ID', help='a run folder, or an open model')
-    verb.add_argument('--tasks', required=True, metavar='NAME,...', help='tasks or groups of them; * stands for any')
-    verb.add_argument('--include', metavar='DIR', help='where YAML files of your own tasks are')
-    verb.add_argument('--limit', type=int, metavar='N', help='the first so many of each task')
-    verb.add_argument('--few_shot', type=int, metavar='K', help='solved examples before each; else as a task says')
-    verb.add_argument('--out', metavar='FILE', help='all numbers as JSON, in a new file')
+    verb.add_argument(
+        'model',
+        metavar='RUN[@STEP] | hf:PATH_OR_ID',
+        help='run folder, such as runs/softmax@500 (default: its newest step), or an open model, such as '
+        'hf:openai-community/gpt2',
+    )
+    verb.add_argument(
+        '--tasks',
+        required=True,
+        metavar='NAME,...',
+        help='tasks or groups of tasks, such as hellaswag,piqa; * stands for any characters',
+    )
+    verb.add_argument('--include', metavar='DIR', help='folder with YAML files of your own tasks')
+    verb.add_argument('--limit', type=int, metavar='N', help='only the first N texts of each task')
+    verb.add_argument(
+        '--few_shot',
+        type=int,
+        metavar='K',
+        help='number of solved examples before each text (default: as the task says)',
+    )
+    verb.add_argument('--out', metavar='FILE', help='also write all numbers as JSON into this new file')
     verb.add_argument('--json', action='store_true', help='print all numbers as JSON')
 
 
@@ -76,7 +91,7 @@ def show(found: dict) -> None:
 
 
 def text(value: float) -> str:
-    return f'{value:.4f}' if abs(value) < 1e5 else f'{value:.3e}'
+    return f'{value:z.4f}' if abs(value) < 1e5 else f'{value:.3e}'
 
 
 def beside(measured: dict[str, float]) -> list[str]:

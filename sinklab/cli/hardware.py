@@ -11,25 +11,42 @@ REMAT = 'none', 'full', 'auto'
 
 
 def arguments(verb: argparse.ArgumentParser) -> None:
-    verb.add_argument('--data', type=int, metavar='N', help='devices that split the batch (slices, GPU nodes, cores)')
-    verb.add_argument('--fsdp', type=int, metavar='N', help='... and the parameters too (all devices of each)')
     verb.add_argument(
-        '--tensor', type=int, default=1, metavar='N', help='devices that split heads, FFN and vocabulary'
+        '--data',
+        type=int,
+        metavar='N',
+        help='devices that split the batch (default: one for each slice, GPU node or core)',
     )
-    verb.add_argument('--micro_batch', type=int, metavar='N', help='sequences at once; gradients are accumulated')
+    verb.add_argument(
+        '--fsdp',
+        type=int,
+        metavar='N',
+        help='devices that split batch and parameters (default: all devices of a slice or node)',
+    )
+    verb.add_argument(
+        '--tensor', type=int, default=1, metavar='N', help='devices that split heads, FFN and vocabulary (default: 1)'
+    )
+    verb.add_argument(
+        '--micro_batch',
+        type=int,
+        metavar='N',
+        help='sequences of a forward pass; gradients of a batch are accumulated (default: all at once)',
+    )
     verb.add_argument(
         '--remat',
         nargs='?',
         const='full',
         default='none',
         metavar='WHAT',
-        help=f'compute activations again in the backward pass: full, or all but some of {",".join(KEPT)}; auto, none',
+        help='save memory by computing activations again in the backward pass: none, full, auto, or all but those '
+        f'named, of {",".join(KEPT)} (default: none; without WHAT: full)',
     )
     verb.add_argument(
         '--attention',
         default='auto',
         metavar='BACKEND',
-        help='auto, dense, chunked, tpu, gpu or cudnn; sinklab doctor --kernels shows what each does here',
+        help='implementation of attention: auto, dense, chunked, tpu, gpu or cudnn (default: auto); sinklab doctor '
+        '--kernels shows which work here',
     )
 
 

@@ -43,6 +43,12 @@ VERBS = {
     'sample': sample,
     'doctor': doctor,
 }
+EXAMPLE = """example:
+  sinklab rows --config=configs/quickstart.py
+  sinklab sweep --config=configs/quickstart.py --rows=softmax,sigmoid_apple --workdir=runs/quickstart --report
+  sinklab train --config=configs/quickstart.py:softmax --workdir=runs/softmax
+  sinklab measure runs/softmax
+  sinklab VERB --help  # the options of a verb, and examples"""
 # Verbs whose exit code is that of their runs, whoever reads what they print.
 TRAINING = 'train', 'sweep', 'claims'
 
@@ -54,7 +60,13 @@ class Parser(argparse.ArgumentParser):
 
 
 def parser() -> Parser:
-    top = Parser(prog='sinklab', description=sinklab.__doc__, allow_abbrev=False)
+    top = Parser(
+        prog='sinklab',
+        description=sinklab.__doc__.partition('\n')[0],
+        epilog=EXAMPLE,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,
+    )
     top.add_argument('--version', action='version', version=f'sinklab {sinklab.__version__}')
     verbs = top.add_subparsers(dest='verb', metavar='VERB', required=True)
     for name, module in VERBS.items():

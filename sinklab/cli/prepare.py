@@ -1,4 +1,6 @@
-"""documents -> a token store, which any number of runs read; the same command goes on where it was stopped
+"""Turn documents into a token store, which any number of runs can read.
+
+The same command, given again, goes on where it was stopped.
 
 SOURCE is one of
   stdlib                     the sources of this Python's standard library
@@ -7,7 +9,7 @@ SOURCE is one of
   chat:GLOB                  .jsonl of {"messages": [{"role", "content"}, ...]}; the assistant's words are marked
   tfds:NAME[:SPLIT]          a data set of TensorFlow Datasets in ArrayRecord, by name or folder
   mixture:FILE               a JSON file {"domain": {"source": SOURCE, "weight": 0.3}, ...}, weights for all or none
-#field=NAME,domain=NAME behind it names the field of the text ("text" or "messages", if not named) and of the domain
+#field=NAME,domain=NAME after it names the fields that hold the text (default: text, or messages) and the domain
 
 example:
   sinklab prepare --source='text:pile/*.jsonl.zst#domain=meta.pile_set_name' --tokenizer=neox/tokenizer.json \\
@@ -37,26 +39,51 @@ RECIPE = ('tokenizer', 'held_out', 'bos', 'end_token', 'fixed_token')  # fields 
 
 def arguments(verb: argparse.ArgumentParser) -> None:
     add = verb.add_argument
-    add('--source', metavar='SOURCE', help='where the documents are')
-    add('--out', metavar='DIR', help='the folder of the store, here or in a bucket: a new one, or one to go on with')
-    add('--check', metavar='DIR', help='verify a store instead of making one, and say what it holds')
+    add('--source', metavar='SOURCE', help='documents, as the forms above say')
+    add(
+        '--out',
+        metavar='DIR',
+        help='folder of the store, local or in a bucket: a new one, or one to go on with, such as stores/pile',
+    )
+    add('--check', metavar='DIR', help='verify an existing store, and say what it holds')
     add(
         '--tokenizer',
         metavar='FILE',
-        help='a tokenizer.json; train (the default) trains one on a sample',
+        help='tokenizer.json; or train: train one on a sample (default: train)',
     )
-    add('--vocabulary', type=int, metavar='N', help='ids of a tokenizer trained here; with --check: ids allowed')
-    add('--held_out', type=float, metavar='SHARE', help='of the documents, for validation and probes (0.15)')
-    add('--bos', choices=('none', 'documents'), help='whether each document begins with BOS')
-    add('--end_token', type=int, metavar='ID', help='ends a document (0, as in GPT-NeoX)')
-    add('--fixed_token', type=int, metavar='ID', help='BOS, and the token of fixed positions (1)')
-    add('--lenient', action='store_true', help='drop, name and count damaged documents instead of refusing them')
-    add('--shard_tokens', type=int, metavar='N', help='tokens of a shard, about (16777216)')
-    add('--processes', type=int, metavar='N', help='that tokenize (one a core)')
-    add('--length', type=int, metavar='T', help='with --check: tokens of a window (of the largest size that fits)')
-    add('--batch_size', type=int, metavar='B', help='with --check: windows of a step, over all hosts')
-    add('--hosts', type=int, metavar='N', help='with --check: hosts that share a batch (1)')
-    add('--json', action='store_true', help='print one JSON document')
+    add(
+        '--vocabulary',
+        type=int,
+        metavar='N',
+        help='size of a tokenizer that is trained; with --check: the largest size allowed',
+    )
+    add(
+        '--held_out', type=float, metavar='SHARE', help='share of documents for validation and probes (default: 0.15)'
+    )
+    add('--bos', choices=('none', 'documents'), help='documents: begin each document with BOS; none: do not')
+    add('--end_token', type=int, metavar='ID', help='token that ends a document (default: 0, as in GPT-NeoX)')
+    add('--fixed_token', type=int, metavar='ID', help='token for BOS and for fixed positions (default: 1)')
+    add(
+        '--lenient',
+        action='store_true',
+        help='leave out damaged documents, name and count them (default: stop at the first)',
+    )
+    add('--shard_tokens', type=int, metavar='N', help='tokens of a shard, about (default: 16777216)')
+    add('--processes', type=int, metavar='N', help='processes that tokenize (default: one for each core)')
+    add(
+        '--length',
+        type=int,
+        metavar='T',
+        help='with --check: tokens of a window (default: of the largest size that fits)',
+    )
+    add(
+        '--batch_size',
+        type=int,
+        metavar='B',
+        help='with --check: windows of a step, over all hosts (default: of that size)',
+    )
+    add('--hosts', type=int, metavar='N', help='with --check: hosts that share a batch (default: 1)')
+    add('--json', action='store_true', help='print the result as JSON')
     verb.usage = '%(prog)s --source SOURCE --out DIR [options]\n       %(prog)s --check DIR [options]'
 
 
@@ -223,15 +250,16 @@ class Bar:
         from sinklab.cli import terminal
 
         self.console = terminal.console(stderr=True)
+        self.live = terminal.is_live(self.console)
         text, bar = terminal.column('{task.description}'), BarColumn(bar_width=20)
-        self.bar = Progress(bar, text, console=self.console, transient=True, disable=not self.console.is_terminal)
+        self.bar = Progress(bar, text, console=self.console, transient=True, disable=not self.live)
         self.task, self.spoke = self.bar.add_task('reading a sample', total=None), 0.0
 
     def __enter__(self) -> Any:
         from sinklab.data.prepare import Lines
 
         self.bar.start()
-        return self if self.console.is_terminal else Lines()
+        return self if self.live else Lines()
 
     def __exit__(self, *_) -> None:
         self.bar.stop()

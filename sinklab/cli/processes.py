@@ -26,38 +26,47 @@ HINTS = {'stopped': '; go on with: {again}', 'lost': '; start the same command a
 
 
 def arguments(verb: argparse.ArgumentParser) -> None:
-    verb.add_argument('--coordinator', metavar='HOST:PORT', help='where process 0 of several is to be found')
     verb.add_argument(
-        '--processes', type=int, metavar='N', help='how many there are; 1: alone, whatever a cluster says'
+        '--coordinator',
+        metavar='HOST:PORT',
+        help='address of process 0, where one run has several processes, such as host0:8476',
     )
-    verb.add_argument('--process', type=int, metavar='I', help='the number of this one, from 0')
+    verb.add_argument(
+        '--processes',
+        type=int,
+        metavar='N',
+        help='number of processes of the run (default: what the cluster says; 1: alone)',
+    )
+    verb.add_argument('--process', type=int, metavar='I', help='number of this process, from 0')
     verb.add_argument(
         '--join_timeout',
         type=float,
         default=Patience.join,
         metavar='SECONDS',
-        help='how long to wait for all of them; %(default)g',
+        help='seconds to wait for all processes at the start (default: %(default)g)',
     )
     verb.add_argument(
         '--patience',
         metavar='TIMES[,SECONDS]',
-        help='how many times its usual duration a step may take before it is ended, and at least so long; '
-        f'{Patience.multiple:g},{Patience.floor:g}',
+        help='end a run if a step takes so many times its usual duration, and at least so many seconds '
+        f'(default: {Patience.multiple:g},{Patience.floor:g})',
     )
     verb.add_argument(
         '--grace',
         type=float,
         default=GRACE,
         metavar='SECONDS',
-        help='from SIGTERM to SIGKILL, in which to save; %(default)g',
+        help='seconds between SIGTERM and SIGKILL, in which a checkpoint is saved (default: %(default)g)',
     )
-    verb.add_argument('--supervise', action='store_true', help='look after a single process, too')
+    verb.add_argument(
+        '--supervise', action='store_true', help='watch a run of one process as well, and end it if a step hangs'
+    )
     verb.add_argument(
         '--restarts',
         type=int,
         default=0,
         metavar='N',
-        help='how often to begin again by itself after a failure; %(default)s',
+        help='restart a run so many times after a failure (default: %(default)s)',
     )
 
 

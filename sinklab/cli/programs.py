@@ -21,7 +21,7 @@ def argument(verb: argparse.ArgumentParser) -> None:
     verb.add_argument(
         '--compiled',
         metavar='DIR',
-        help='keep compiled programs here, for the next run to find (in the cache of the user); none: keep none',
+        help='folder for compiled programs, which later runs reuse (default: the cache of the user); none: keep none',
     )
 
 

@@ -18,10 +18,14 @@ if TYPE_CHECKING:
 
 
 def arguments(verb: argparse.ArgumentParser) -> None:
-    verb.add_argument('run', metavar='RUN[@STEP]', help='a run folder, and which of its steps; else the newest')
-    verb.add_argument('--tokenizer', metavar='FILE', help='its tokenizer.json, where the token store is gone')
     verb.add_argument(
-        '--bare', action='store_true', help='without the BOS or the fixed token that training put into its texts'
+        'run',
+        metavar='RUN[@STEP]',
+        help='run folder, and one of its steps, such as runs/softmax@500 (default: the newest)',
+    )
+    verb.add_argument('--tokenizer', metavar='FILE', help='tokenizer.json of the run, if its token store is gone')
+    verb.add_argument(
+        '--bare', action='store_true', help='leave out the BOS or the fixed tokens that training put before texts'
     )
 
 

@@ -1,6 +1,7 @@
-"""runs as a table, and as one page that needs no network
+"""Show runs as a table, and write a page (report.html) that needs no network.
 
-One run, a sweep, a fork or hundreds of runs; those that differ in their seeds alone are shown as mean and spread.
+The runs may be one, a sweep or hundreds, done or under way. Runs that differ in their seeds alone are shown as mean
+and spread.
 
 example:
   sinklab report runs/quickstart/* --png
@@ -22,12 +23,23 @@ from sinklab.record import Refusal
 
 
 def arguments(verb: argparse.ArgumentParser) -> None:
-    verb.add_argument('runs', nargs='+', metavar='DIR', help='run folders, or that of a sweep or of claims')
-    verb.add_argument('--out', metavar='DIR', help='where report.html goes; without it, where the runs are')
-    verb.add_argument('--paper', action='store_true', help='figures in the order and by the numbers of the paper')
+    verb.add_argument(
+        'runs',
+        nargs='+',
+        metavar='DIR',
+        help='run folders, or the folder of a sweep or of claims, such as runs/sweep',
+    )
+    verb.add_argument(
+        '--out',
+        metavar='DIR',
+        help='folder for report.html (default: that of the run, or the one that all runs lie in)',
+    )
+    verb.add_argument('--paper', action='store_true', help='order and number the figures as the paper does')
     for kind in ('png', 'svg', 'pdf'):
-        verb.add_argument(f'--{kind}', action='store_true', help=f'write the pictures as {kind.upper()} files too')
-    verb.add_argument('--latex', action='store_true', help='write the table by row as LaTeX (booktabs) too')
+        verb.add_argument(f'--{kind}', action='store_true', help=f'also write the pictures as {kind.upper()} files')
+    verb.add_argument(
+        '--latex', action='store_true', help='also write the table by row as LaTeX (table.tex, with booktabs)'
+    )
     verb.add_argument('--json', action='store_true', help='print the table as JSON')
 
 
@@ -101,6 +113,17 @@ def write(folder: Path, found: list, given: argparse.Namespace, claimed: list[di
     return folder / 'report.html'
 
 
+def write_page(folder: Path) -> Path | None:
+    """Write the page of a sweep; return its file, or None where no run has begun."""
+    from sinklab.report import page, runs
+
+    file, paths = folder / 'report.html', [str(path) for path in of_sweep(folder)]
+    if not paths:
+        return None
+    page.write(file, runs.read(paths))
+    return file
+
+
 def pictures() -> ModuleType:
     try:
         from sinklab.report import pictures
@@ -111,10 +134,14 @@ def pictures() -> ModuleType:
 
 def show(rows: list[dict]) -> None:
     from sinklab.cli import terminal
-    from sinklab.report.closing import HEADINGS, cells
+    from sinklab.report.closing import HEADINGS, cells, legend
 
     out = terminal.console(width=200)
-    terminal.print_table(out, HEADINGS, list(map(cells, rows)))
+    columns = list(zip(HEADINGS, *map(cells, rows), strict=True))
+    shown = [column for column in columns if not {'-'}.issuperset(column[1:])]  # none of which no run has a value
+    headings, *lines = zip(*shown, strict=True)
+    terminal.print_table(out, headings, lines)
+    out.print(f'{legend(headings)}.', soft_wrap=not out.is_terminal)
     for row in rows:
         for note in row['notes']:
             print(f'{escape_control(row["arm"])}: {escape_control(note)}')

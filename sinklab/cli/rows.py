@@ -1,4 +1,6 @@
-"""what each row of a table changes, what was published of it, and where; exits 1 where a row cannot be run
+"""List the rows of config files: what each changes, and its published numbers with their source.
+
+The exit code is 1 if a row cannot be trained.
 
 example:
   sinklab rows --config=configs/quickstart.py
@@ -13,8 +15,12 @@ from sinklab.record import Refusal
 
 
 def arguments(verb: argparse.ArgumentParser) -> None:
-    verb.add_argument('--config', metavar='FILE', help='of this config file alone, which may be your own')
-    verb.add_argument('--json', action='store_true', help='print one JSON list')
+    verb.add_argument(
+        '--config',
+        metavar='FILE',
+        help='only the rows of this config file, which may be your own (default: all files of configs/)',
+    )
+    verb.add_argument('--json', action='store_true', help='print the rows as JSON')
 
 
 def run(given: argparse.Namespace, rest: list[str]) -> int:

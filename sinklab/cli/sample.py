@@ -1,6 +1,6 @@
-"""a text that goes on as a run would have it, from a prompt, under a cache of x first and y recent tokens
+"""Generate text with a trained model, from a prompt, with a KV cache of x first and y recent tokens.
 
-It ends after --tokens, or where the model ends a document.
+The text ends after --tokens, or where the model ends the document.
 
 example:
   sinklab sample runs/softmax --prompt='def attention(' --temperature=0.8 --top_k=40
@@ -22,13 +22,29 @@ FIRST = 4  # tokens of the beginning that are kept where no cache is given
 
 def arguments(verb: argparse.ArgumentParser) -> None:
     reader.arguments(verb)
-    verb.add_argument('--prompt', required=True, metavar='TEXT')
-    verb.add_argument('--tokens', type=int, default=100, metavar='N', help='at most (100)')
-    verb.add_argument('--temperature', type=float, default=1.0, metavar='T', help='0: the likeliest token each time')
-    verb.add_argument('--top_k', type=int, metavar='K', help='of the K likeliest tokens alone')
-    verb.add_argument('--seed', type=int, default=0, metavar='N')
+    verb.add_argument('--prompt', required=True, metavar='TEXT', help="text to go on from, such as 'import '")
     verb.add_argument(
-        '--cache', metavar='x+y', help=f'first and recent tokens ({FIRST} first ones, in a training window less one)'
+        '--tokens', type=int, default=100, metavar='N', help='largest number of tokens to generate (default: 100)'
+    )
+    verb.add_argument(
+        '--temperature',
+        type=float,
+        default=1.0,
+        metavar='T',
+        help='temperature of sampling; 0 takes the likeliest token each time (default: 1)',
+    )
+    verb.add_argument(
+        '--top_k',
+        type=int,
+        metavar='K',
+        help='sample from the K likeliest tokens alone, such as 40 (default: from all)',
+    )
+    verb.add_argument('--seed', type=int, default=0, metavar='N', help='seed of sampling (default: 0)')
+    verb.add_argument(
+        '--cache',
+        metavar='x+y',
+        help=f'cache of x first and y recent tokens, such as 4+60 (default: x of {FIRST}, and x + y of a training '
+        'window less one)',
     )
 
 

@@ -1,4 +1,4 @@
-"""the perplexity of a long text under caches of x first and y recent tokens, as StreamingLLM's Table 3 has it
+"""Measure the perplexity of a long text with a KV cache of x first and y recent tokens (StreamingLLM, Table 3).
 
 example:
   sinklab stream runs/softmax --text=book.txt
@@ -19,13 +19,14 @@ FIRST = 0, 1, 2, 4  # tokens that the caches of the table keep of the beginning
 
 def arguments(verb: argparse.ArgumentParser) -> None:
     reader.arguments(verb)
-    verb.add_argument('--text', required=True, metavar='FILE', help='one text, in UTF-8')
+    verb.add_argument('--text', required=True, metavar='FILE', help='a text in UTF-8, such as book.txt')
     verb.add_argument(
         '--cache',
         metavar='x+y,...',
-        help='so many first and recent tokens (0, 1, 2 and 4 first ones, in half the length of a training window)',
+        help='caches of x first and y recent tokens, such as 0+1024,4+1020 (default: x of 0, 1, 2 and 4, and x + y '
+        'of half a training window)',
     )
-    verb.add_argument('--json', action='store_true', help='print one JSON list')
+    verb.add_argument('--json', action='store_true', help='print the result as JSON')
 
 
 def run(given: argparse.Namespace, rest: list[str]) -> int:

@@ -1,52 +1,79 @@
-"""the rows of a table trained one after another, and compared with what was published
+"""Train the rows of a table, each with each seed, and compare them with published numbers.
 
-Each row runs with each seed, of model and data alike, so that the arms of a seed see the same batches. Given once
-more, the command passes over what is done or has diverged, goes on with the rest, and tries again what failed.
+A seed is that of the model and of the data, so all rows of a seed see the same batches. The same command, given
+again, skips runs that are done or have diverged, goes on with those that were stopped, and retries those that failed.
+Differences are from the first row, the baseline. --config.PATH=VALUE sets a field of all rows, such as
+--config.optimizer.steps=500.
 
 example:
   sinklab sweep --config=configs/quickstart.py --seeds=0,1,2 --workdir=runs/sweep --remat
-  sinklab report runs/sweep/*/
+  sinklab sweep --config=configs/quickstart.py --rows=softmax,sigmoid_apple --jobs=2 --workdir=runs/two --report
 """
 
 import argparse
 import json
 import signal
 import sys
-from typing import Any
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
 
-from sinklab.cli import config, hardware, programs
+from sinklab.cli import config, hardware, programs, report
 from sinklab.cli.command import again, program
 from sinklab.cli.train import size_argument
 from sinklab.escape import escape_control, join_shell
 from sinklab.files.place import place
 from sinklab.files.whole import whole, writable
 from sinklab.folder import Folder
-from sinklab.lease import lease
+from sinklab.lease import Lease, lease
 from sinklab.record import Refusal, unknown
 from sinklab.spec import Spec
 from sinklab.sweep import plan
 from sinklab.sweep.plan import Run
 from sinklab.sweep.run import shares, train
 
-LEFT = 'row', 'outcome', 'claim', 'words', 'source', 'verdict'
-WORDS = 'outcome', 'words', 'source', 'verdict'  # columns that are folded where a terminal is narrow
+if TYPE_CHECKING:
+    from rich.text import Text
+
+LEFT = 'row', 'end', 'claim', 'words', 'source', 'verdict'
+WORDS = 'end', 'words', 'source', 'verdict'  # columns that are folded where a terminal is narrow
 
 
 def arguments(verb: argparse.ArgumentParser) -> None:
-    verb.add_argument('--config', required=True, metavar='FILE', help='a config file with rows; see sinklab rows')
-    verb.add_argument('--rows', metavar='ROW,...', help='these alone, in this order; the first is the baseline')
+    verb.add_argument(
+        '--config',
+        required=True,
+        metavar='FILE',
+        help='config file with rows, such as configs/quickstart.py; sinklab rows lists them',
+    )
+    verb.add_argument(
+        '--rows',
+        metavar='ROW,...',
+        help='only these rows, in this order, such as softmax,sigmoid_apple; the first is the baseline',
+    )
     size_argument(verb)
     verb.add_argument('--seeds', default='0', metavar='N,...', help='such as 0,1,2; 0 where none is given')
-    verb.add_argument('--workdir', required=True, metavar='DIR', help='of the run folders ROW-SEED, and sweep.json')
+    verb.add_argument(
+        '--workdir',
+        required=True,
+        metavar='DIR',
+        help='folder for the run folders (ROW-SEED) and sweep.json, such as runs/sweep',
+    )
     jobs_argument(verb)
     hardware.arguments(verb)
     programs.argument(verb)
-    verb.add_argument('--json', action='store_true', help='print the table as one JSON list')
+    verb.add_argument('--report', action='store_true', help='also write DIR/report.html, a page with pictures')
+    verb.add_argument('--json', action='store_true', help='print the table as JSON')
     verb.usage = '%(prog)s --config FILE [--rows ROW,...] --workdir DIR [--config.PATH=VALUE ...] [options]'
 
 
 def jobs_argument(verb: argparse.ArgumentParser) -> None:
-    verb.add_argument('--jobs', type=int, default=1, metavar='N', help='runs at once, each on its share of cores')
+    verb.add_argument(
+        '--jobs',
+        type=int,
+        default=1,
+        metavar='N',
+        help='train N runs at once, each on its share of the cores, such as 2 (default: 1)',
+    )
 
 
 def run(given: argparse.Namespace, rest: list[str]) -> int:
@@ -63,10 +90,18 @@ def run(given: argparse.Namespace, rest: list[str]) -> int:
         runs = plan.runs(table, seeds(given.seeds), given.workdir, load, layout)
         for names in plan.twins(runs):
             say(f'sinklab sweep: {" and ".join(names)} are the same run at size {runs[0].size}')
-        stopped = train(runs, lambda run: command(f'{given.config}:{run.row}', run, options), say, held, given.jobs)
+        stopped = trained(runs, lambda run: command(f'{given.config}:{run.row}', run, options), held, given.jobs)
         held.check()
-        summary(given, rest, table, runs)
+        summary(given, rest, table, runs, stopped)
     return ended('sweep', runs, stopped)
+
+
+def trained(runs: list[Run], command: Callable[[Run], list[str]], held: Lease, jobs: int) -> int | None:
+    """Train what is to do, shown in one display; return the signal that has ended it before its time."""
+    from sinklab.cli.progress import Runs
+
+    with Runs(runs, jobs) as display:
+        return train(runs, command, display, held, jobs)
 
 
 def refuse_seeds(rest: list[str]) -> None:
@@ -120,20 +155,27 @@ def command(config: str, run: Run, options: list[str]) -> list[str]:
     return [*program(), 'train', *row, *options, *seed_options(run.seed)]
 
 
-def summary(given: argparse.Namespace, rest: list[str], table: dict[str, dict], runs: list[Run]) -> None:
-    """Write sweep.json, then print the table."""
-    from sinklab.report import sweep
+def summary(
+    given: argparse.Namespace, rest: list[str], table: dict[str, dict], runs: list[Run], stopped: int | None
+) -> None:
+    """Write sweep.json, and a page if that is asked for, then print what all runs have come to."""
+    from sinklab.report import closing, sweep
 
     overrides = dict(map(config.override, rest))
-    rows = sweep.table([arm(dict(about, overrides=overrides), runs) for about in table.values()])
+    arms = [arm(dict(about, overrides=overrides), runs) for about in table.values()]
+    rows, spans = sweep.table(arms), sweep.spans(arms)
     text = json.dumps(rows, indent=2, allow_nan=False)
     folder = place(given.workdir)
     with writable(folder), whole(folder / 'sweep.json') as unfinished:
         unfinished.write_text(text + '\n', encoding='utf-8')
+    page = report.write_page(folder) if given.report and not stopped else None
     if given.json:
         print(text)
-    else:
-        show(*sweep.cells(rows))
+    elif not stopped:
+        headings, lines = columns(rows, spans)
+        show(headings, lines, note(headings, rows))
+        expected = config.expected(given.config, runs[0].size, rest) or closing.published(table)
+        print_words(closing.sentence(closing.seen_of_rows(rows, spans), *expected, page))
 
 
 def arm(about: dict, runs: list[Run]) -> Any:
@@ -148,15 +190,50 @@ def arm(about: dict, runs: list[Run]) -> Any:
     )
 
 
-NOTE = 'mean ± standard deviation over n seeds (published, at the size of the source)'
+def columns(rows: list[dict], spans: dict) -> tuple[list[str], list[list[str]]]:
+    """Return headings and cells of the closing table; a count of runs only where a row has several."""
+    from sinklab.report import sweep
+
+    headings, lines = sweep.cells(rows, spans)
+    kept = [at for at, one in enumerate(headings) if one != 'runs' or any(len(row['seeds']) > 1 for row in rows)]
+    return [headings[at] for at in kept], [[line[at] for at in kept] for line in lines]
 
 
-def show(headings: list[str], rows: list[list[str]], note: str = NOTE) -> None:
+def note(headings: list[str], rows: list[dict]) -> str:
+    """Say what the columns of a table of rows mean, and what stands in its cells."""
+    from sinklab.report import closing
+
+    several = any(list(row['seeds'].values()).count('done') > 1 for row in rows)
+    published = any(value is not True for row in rows for value in row['published'].values())
+    said = [closing.legend(headings), *(['±: standard deviation over runs'] if several else [])]
+    return '; '.join([*said, *(['in parentheses: as published, of another model'] if published else [])]) + '.'
+
+
+def show(headings: list[str], rows: list[list[str]], note: str = '') -> None:
+    """Print a table whose units stand in a line of their own below the headings, and a note."""
     from sinklab.cli import terminal
 
-    out = terminal.console(width=200)
-    terminal.print_table(out, headings, rows, left=LEFT, words=WORDS)
-    out.print(note)
+    terminal.print_table(terminal.console(width=200), list(map(two_lines, headings)), rows, left=LEFT, words=WORDS)
+    if note:
+        print_words(note)
+
+
+def two_lines(heading: str) -> 'Text | str':
+    """Divide 'Sink_1 - softmax (%)' after Sink_1, 'loss (nats)' before its unit, and 'row mass' between words."""
+    from sinklab.cli import terminal
+
+    name, sign, rest = heading.partition(' - ')
+    if not sign:
+        name, sign, rest = heading.rpartition(' (' if ' (' in heading else ' ')
+    return terminal.lines(name, f'{sign.strip()}{" " if sign == " - " else ""}{rest}') if name else heading
+
+
+def print_words(text: str) -> None:
+    """Print a text, wrapped between words where it goes to a terminal."""
+    from sinklab.cli import terminal
+
+    out = terminal.console()
+    out.print(escape_control(text), soft_wrap=not out.is_terminal)
 
 
 def say(text: str) -> None:

@@ -1,7 +1,10 @@
-"""a run that is under way, followed in the words of its own terminal
+"""Follow a run that is under way, from any terminal: its step, loss and Sink_1, and how it ends.
+
+It only reads the run folder. Ctrl-C ends it, and not the run.
 
 example:
   sinklab tail runs/softmax
+  sinklab tail runs/softmax | grep loss
 """
 
 import argparse
@@ -23,7 +26,7 @@ AGAIN = 15.0  # seconds in which a run that was lost is started again by its sup
 
 
 def arguments(verb: argparse.ArgumentParser) -> None:
-    verb.add_argument('run', metavar='RUN', help='a run folder; it is only read')
+    verb.add_argument('run', metavar='RUN', help='run folder, such as runs/softmax')
 
 
 def run(given: argparse.Namespace, rest: list[str]) -> int:
@@ -33,7 +36,7 @@ def run(given: argparse.Namespace, rest: list[str]) -> int:
         raise Refusal(f'{rest[0]} is unknown; see sinklab tail --help')
     folder = Folder(given.run)
     spec, name = spec_of(folder), name_of(folder)
-    with contextlib.suppress(KeyboardInterrupt), Progress(name, spec) as progress:
+    with contextlib.suppress(KeyboardInterrupt), Progress(name, spec, stderr=False) as progress:
         for _ in followed(folder, progress):
             time.sleep(EVERY)
         end = ending(folder)

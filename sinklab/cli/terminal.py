@@ -19,7 +19,13 @@ LEAST = 8  # cells of a column of names or words in a line that is short
 
 
 class SafeConsole(Console):
-    """A console that shows control characters as escapes; its own sequences for colours and lines still work."""
+    """A console that shows control characters as escapes; its own sequences for colours and lines still work.
+
+    It never hides the cursor: a process that is killed could not show it again.
+    """
+
+    def show_cursor(self, show: bool = True) -> bool:
+        return False
 
     def render(self, renderable: RenderableType, options: ConsoleOptions | None = None) -> Iterable[Segment]:
         for segment in super().render(renderable, options):
@@ -44,6 +50,11 @@ def console(stderr: bool = False, width: int | None = None) -> Console:
         highlight=False,
         width=None if stream.isatty() or os.environ.get('COLUMNS', '').isdigit() else width,
     )
+
+
+def is_live(console: Console) -> bool:
+    """Return whether a line of the console can be written over: not in a file or a pipe, nor with TERM=dumb."""
+    return console.is_interactive and console.file.isatty()
 
 
 def cell(text: object, style: str = '') -> Text:

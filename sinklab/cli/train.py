@@ -1,4 +1,8 @@
-"""a language model, its sinks measured on the way; goes on by itself in a folder that holds its run
+"""Train a language model, and measure its attention sinks on the way.
+
+DIR gets config.json, metrics.jsonl, probes and checkpoints. The same command, given again, goes on from the newest
+checkpoint; a run that is done is left as it is. Ctrl-C and SIGTERM save a checkpoint first. --config.PATH=VALUE sets
+a field of the config, such as --config.optimizer.steps=500; configs/default.py lists all fields.
 
 example:
   sinklab train --config=configs/quickstart.py:softmax --workdir=runs/softmax --config.optimizer.steps=500
@@ -18,6 +22,7 @@ from typing import Any
 from sinklab.checkpoint import digests
 from sinklab.cli import config, fork, hardware, malloc, processes, programs
 from sinklab.cli.command import program
+from sinklab.escape import escape_control, join_shell
 from sinklab.files.place import absolute
 from sinklab.folder import Folder, flat
 from sinklab.group import Alone, Group, same, unanimous
@@ -31,26 +36,32 @@ def arguments(verb: argparse.ArgumentParser) -> None:
     verb.add_argument(
         '--config',
         metavar='FILE[:ROW]',
-        help='a config file and one of its rows; configs/default.py has every field',
+        help='config file, and a row of it, such as configs/quickstart.py:softmax; configs/default.py has all fields',
     )
     verb.add_argument(
         '--from',
         dest='origin',
         metavar='[params:]RUN[@STEP]',
-        help='a new run from a checkpoint of another, the newest if no step is given, from its parameters alone, or '
-        "from a model of transformers (hf:PATH); without --config by that run's",
+        help='start from a checkpoint of another run, the newest if no step is given, such as runs/softmax@500; with '
+        'params: take its parameters alone and count steps anew; hf:PATH: start from a model of transformers. '
+        'Without --config the config of that run is used',
     )
     size_argument(verb)
-    verb.add_argument('--workdir', required=True, metavar='DIR', help='the run folder, new or to be gone on with')
+    verb.add_argument(
+        '--workdir',
+        required=True,
+        metavar='DIR',
+        help='run folder: a new one, or one to go on with, such as runs/softmax',
+    )
     hardware.arguments(verb)
     programs.argument(verb)
-    verb.add_argument('--tensorboard', action='store_true', help='write TensorBoard events beside metrics.jsonl')
-    verb.add_argument('--wandb', action='store_true', help='write a run of Weights & Biases, too, offline')
+    verb.add_argument('--tensorboard', action='store_true', help='also write TensorBoard events into DIR/tensorboard')
+    verb.add_argument('--wandb', action='store_true', help='also write an offline run of Weights & Biases into DIR')
     verb.add_argument(
         '--profile',
         metavar='STEP:COUNT',
-        help='write a trace of so many steps into profile/, for XProf; it may have a step before them and one after, '
-        'and of the first two what is compiled',
+        help='trace COUNT steps after STEP into DIR/profile, for XProf, such as 100:5; the trace may contain one '
+        'step more at each end, and compilation if it contains one of the first two steps',
     )
     processes.arguments(verb)
     verb.usage = (
@@ -63,7 +74,8 @@ def size_argument(verb: argparse.ArgumentParser) -> None:
     verb.add_argument(
         '--size',
         metavar='SIZE',
-        help='paper, quickstart or smoke: model, lengths and step counts of configs/sizes.py; else what FILE says',
+        help='paper, quickstart (minutes on two cores) or smoke (seconds; learns nothing): model and step counts of '
+        'configs/sizes.py; without it the size that FILE has',
     )
 
 
@@ -113,11 +125,9 @@ def train(given: argparse.Namespace, rest: list[str], group: Group) -> End:
         progress = shown(row, spec, compiled, stack) if group.index == 0 else None
         others = beside(given, folder, steps, progress.note, stack) if progress else []
         listeners = [*([progress] if progress else []), *others]
-        end = trained(spec, layout, folder, row, *listeners, group=group, origin=origin, grace=given.grace)
-        if end.code == 0 and progress:
-            progress.say(end.words)
-        elif isinstance(group, Alone):
-            progress.say(f'sinklab train: {processes.line(end)}')
+        end, records = trained(spec, layout, folder, row, *listeners, group=group, origin=origin, grace=given.grace)
+        if progress and (end.code == 0 or isinstance(group, Alone)):
+            progress.end(end, f'sinklab train: {processes.line(end)}', lambda: show(folder, row, records))
     return end
 
 
@@ -141,18 +151,18 @@ def asked(
 
 def trained(
     spec: Spec, layout: Hardware, folder: Folder, row: dict, *listeners: Any, group: Group, origin: Any, grace: float
-) -> End:
-    """How a run ends on which all processes are agreed."""
+) -> tuple[End, list[dict]]:
+    """Train, and return the end that all processes agree on, and the records of a run that is done."""
     from sinklab.train import loop
     from sinklab.train.outcome import Disagreement, Diverged, Stopped, of_error
 
     try:
         records = loop.train(spec, layout, folder, row, *listeners, group=group, origin=origin, grace=grace)
     except Diverged as error:
-        return of_error(error).with_words(f'{error}: the run has diverged; {last_good(folder)}')
+        return of_error(error).with_words(f'{error}: the run has diverged; {last_good(folder)}'), []
     except (Disagreement, Stopped) as error:
-        return of_error(error)
-    return End('done', f'{folder}: {closing(records[-1])}' if records else '')
+        return of_error(error), []
+    return End('done', f'{folder}: {closing(records[-1])}' if records else ''), records
 
 
 def shown(row: dict, spec: Any, compiled: Any, stack: contextlib.ExitStack) -> Any:
@@ -195,12 +205,31 @@ def likeness(spec: Any, layout: Any) -> dict[str, Any]:
 
 
 def closing(record: dict) -> str:
-    """The last record of a run, as a person reads it."""
+    """Return the last record of a run in one line."""
     from sinklab.measure.table import NUMBERS
 
     shown = [number for number in NUMBERS if number.table and number.name in record]
     measured = ', '.join(f'{number.label} {number.text(record[number.name])}' for number in shown)
     return f'step {record["step"]}, valid loss {record["valid/loss"]:.3f}, {measured}, {record["seconds"]:.0f} s'
+
+
+def show(folder: Folder, row: dict, records: list[dict]) -> None:
+    """Print what a run that is done has come to: a table with a line for each number, and what to do next."""
+    from sinklab.cli import terminal
+    from sinklab.report import closing
+
+    if not records:
+        return
+    name, out = row['row'] or row['config'], terminal.console(width=100)
+    headings, rows = closing.of_one(records, row.get('published') or {})
+    out.print(escape_control(f'{name}: done, {closing.duration(records[-1])}'), soft_wrap=True)
+    terminal.print_table(out, headings, rows, left=['what it is'], words=['what it is'])
+    if 'published' in headings and row.get('source'):
+        out.print(escape_control(f'published: {row["source"]}, of another model'), soft_wrap=not out.is_terminal)
+    expected = config.expected(row['config'], row['size'], row['overrides']) if row['config'] else None
+    words = closing.sentence({name: closing.seen(records)}, *(expected or closing.published({name: row})))
+    out.print(escape_control(f'{words}; run: {folder}'), soft_wrap=not out.is_terminal)
+    print(f'For a page with pictures: {join_shell(["sinklab", "report", folder])}')
 
 
 def last_good(folder: Folder) -> str:

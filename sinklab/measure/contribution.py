@@ -17,7 +17,14 @@ MEASURES = (
     of_heads(
         'contribution',
         of_first,
-        (Number('contribution/1', 'contribution', 'Mean of ||A_i1 v_1|| / ||o_i|| over i > 1.', table=True),),
+        (
+            Number(
+                'contribution/1',
+                'contribution',
+                "The first token's part of a head's output: mean of ||A_i1 v_1|| / ||o_i|| over i > 1.",
+                table=True,
+            ),
+        ),
         reads=('attention_LPHTS', 'value_LPSHK', 'head_LPTHK'),
         picture=Picture('heads', 'contribution_LH', 'What the first token adds', '||A_i1 v_1|| / ||o_i||'),
     ),

@@ -14,7 +14,14 @@ MEASURES = (
     of_rows(
         'entropy',
         row,
-        Number('entropy/row', 'entropy', 'Mean of -sum_j p_ij log p_ij, p = |A| / sum |A|.', 'nats', 2, table=True),
+        Number(
+            'entropy/row',
+            'entropy',
+            'Of a row of attention: mean of -sum_j p_ij log p_ij, p = |A| / sum |A|.',
+            'nats',
+            2,
+            table=True,
+        ),
         picture=Picture('heads', 'entropy_LH', 'How spread attention is', 'entropy'),
     ),
 )

@@ -12,6 +12,16 @@ from sinklab.measure.setting import Setting
 Arrays = Mapping[str, Any]
 
 
+def fixed(value: float, digits: int, sign: str = '') -> str:
+    """Return a number with so many decimals; what rounds to 0 has no sign.
+
+    Args:
+        sign: + puts one before positive numbers.
+    """
+    text = f'{value:z.{digits}f}'
+    return f'{value:{sign}.{digits}f}' if text.strip('0.') else text
+
+
 @dataclasses.dataclass(frozen=True)
 class Number:
     """A number of metrics.jsonl for people; {k} in its name and label stands for a token, layer or threshold."""
@@ -29,7 +39,7 @@ class Number:
         return f'{self.label} ({self.unit})' if self.unit else self.label
 
     def text(self, value: float) -> str:
-        return f'{value:.{self.digits}f} {self.unit}'.rstrip()
+        return f'{fixed(value, self.digits)} {self.unit}'.rstrip()
 
 
 @dataclasses.dataclass(frozen=True)

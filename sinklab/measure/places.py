@@ -66,7 +66,11 @@ MEASURES = (
         numbers=numbers,
         shown=(
             Number(
-                'sink/any', 'Sink_any', 'Heads and texts in which a token of the first half has alpha > 0.3.', '%', 1
+                'sink/any',
+                'Sink_any',
+                'Share of (text, layer, head) in which a token of the first half has an alpha above 0.3.',
+                '%',
+                1,
             ),
             Number('place/{k}', 'sinks at {k}', 'The share of these sinks that lie on token k.', '%', 1),
             Number('place/beyond', 'sinks beyond', 'The share that lies on none of the first tokens.', '%', 1),

@@ -1,4 +1,4 @@
-"""Attention sinks (Gu et al., ICLR 2025, section 3), by the decisions of docs/measuring.md.
+"""Attention sinks (Gu et al., ICLR 2025, section 3), by the decisions of docs/paper/decisions.md.
 
 Attention is of T queries and columns + T keys: the columns, if there are any, stand left of the text, and its first
 token is key number `columns`.
@@ -135,11 +135,19 @@ MEASURES = (
         },
         numbers=lambda kept, setting: numbers(kept['alpha_LPHJ'], uniform(setting)),
         shown=(
-            Number('sink/1', 'Sink_1', 'Heads and texts with alpha_1 above 0.3.', '%', 1, table=True, sweep=True),
-            Number('alpha/1', 'alpha_1', 'Mean attention of the queries to the first token.', table=True),
-            Number('alpha/floor', 'uniform', 'alpha_1 of uniform attention.', table=True),
+            Number(
+                'sink/1',
+                'Sink_1',
+                'Share of (text, layer, head) with an alpha_1 above 0.3.',
+                '%',
+                1,
+                table=True,
+                sweep=True,
+            ),
+            Number('alpha/1', 'alpha_1', 'Mean attention that queries pay to the first token.', table=True),
+            Number('alpha/floor', 'uniform', 'What alpha_1 would be if attention were uniform.', table=True),
             *pair('{k}', 'The same of token k, over the queries that may see it.'),
-            Number('sink/1@{k}', 'Sink_1 at {k}', 'Sink_1 at another threshold.', '%', 1),
+            Number('sink/1@{k}', 'Sink_1 at {k}', 'Sink_1 at the threshold k instead of 0.3.', '%', 1),
         ),
         saved=('alpha_LPHJ',),
         picture=Picture(
@@ -151,8 +159,8 @@ MEASURES = (
         'star',
         lambda attention, setting: star(proxy(attention), setting.columns).max(-1),
         (
-            *pair('star', 'Of the strongest column, over T + 1 queries with its own.', table=True, sweep=True),
-            *pair('star/clean', 'Of the strongest column, over the T queries of the text.'),
+            *pair('star', 'Of the strongest column instead of token 1, with its own query.', table=True, sweep=True),
+            *pair('star/clean', 'Of the strongest column instead of token 1, without its own query.'),
         ),
         numbers=lambda star_LPH, setting: (
             rate_and_mean('star', with_own_query(star_LPH, setting.length)) | rate_and_mean('star/clean', star_LPH)
@@ -165,14 +173,14 @@ MEASURES = (
     of_importance(
         'raw',
         '1/raw',
-        'Of the first token, by A_ij itself instead of a proxy.',
+        'Of the first token, from A_ij itself instead of the proxy.',
         lambda attention, setting: importance(attention, 1, setting.columns)[..., 0],
         context=lambda received, setting: context('1/raw', received.raw_BHS[..., setting.columns] / setting.length),
     ),
     of_importance(
         'within',
         '1/window',
-        'Of the first token, over the queries that a window or block lets see it.',
+        'Of the first token, over the queries that see it in spite of a window or block.',
         lambda attention, setting: within(proxy(attention), setting.reach, setting.columns),
         sweep=True,
         applies=lambda setting: setting.reach < setting.length,
@@ -187,15 +195,36 @@ MEASURES = (
     Measure(
         numbers=lambda kept, setting: prefix_numbers(kept['alpha_LPHJ'][..., : setting.prefix]),
         shown=(
-            Number('sink/prefix', 'Sink_prefix', 'How often a token of a prefix is above 0.3.', '%', 1, sweep=True),
-            Number('argmax/{k}', 'argmax {k}', 'How often token k has the largest alpha of a prefix.', '%', 1),
+            Number(
+                'sink/prefix',
+                'Sink_prefix',
+                'Share of (text, layer, head) in which a token of the prefix has an alpha above 0.3.',
+                '%',
+                1,
+                sweep=True,
+            ),
+            Number(
+                'argmax/{k}',
+                'argmax {k}',
+                'Share of (text, layer, head) in which token k has the largest alpha of the prefix.',
+                '%',
+                1,
+            ),
         ),
         applies=lambda setting: setting.prefix > 0,
     ),
     of_rows(
         'mass',
         mass,
-        Number('mass/row', 'row mass', 'Mean of sum_j |A_ij|, which a proxy hides.', '', 2, table=True, sweep=True),
+        Number(
+            'mass/row',
+            'row mass',
+            'Mean of sum_j |A_ij|, the sum of a row of attention: 1 for softmax.',
+            '',
+            2,
+            table=True,
+            sweep=True,
+        ),
         context=lambda received, setting: {'mass/row': received.mass_BH.mean()},
     ),
     Measure(

@@ -10,6 +10,7 @@ from scipy.special import bdtrc
 from sinklab.escape import escape_markdown
 from sinklab.folder import Folder
 from sinklab.measure import table as measures
+from sinklab.measure.measure import fixed
 from sinklab.record import Refusal, unknown
 from sinklab.report.interval import FEWEST
 from sinklab.report.sweep import EMERGES, LOSS, judged, label
@@ -20,6 +21,24 @@ FAILS = 'fails'  # 0 or 1
 OTHERS = (LOSS, FAILS, EMERGES)  # numbers that are no measure
 NOTE = f'mean difference of paired seeds and its interval ({OVER})'
 HEADINGS = ('claim', 'published', 'here', 'n', 'verdict')
+BRIEF = ('claim', 'unit', 'paper', 'here', 'seeds', 'verdict')
+LEGEND = (
+    'claim: --list says each in words; paper: the published difference; here: the mean difference between the two '
+    'runs of a seed [its 95 % interval, corrected for two looks]; share: of runs that fail; holds, contradicted: the '
+    'interval lies on one side of 0; not seen: no difference in the interval counts; unsettled, ~N: about N seeds '
+    'are needed'
+)
+UNITS = {LOSS: 'nats', FAILS: 'share', EMERGES: 'steps'}
+# Verdicts as a count of them says them, the best first.
+COUNTED = {
+    'holds': 'hold',
+    'contradicted': 'contradicted',
+    'not seen': 'not seen',
+    'diverged': 'diverged',
+    'unsettled': 'unsettled',
+    'not testable here': 'not testable here',
+    'not run': 'not run',
+}
 WORDS = {'>': 'more than', '<': 'less than', '=': 'as much as'}
 
 
@@ -216,20 +235,46 @@ def cells(entry: dict) -> list[str]:
     return [entry['claim'], signed(entry['published']), ours(entry), str(len(entry['differences'])), said(entry)]
 
 
-def signed(value: float | None) -> str:
-    return '' if value is None else f'{value:+.2f}'
+def signed(value: float | None, digits: int = 2) -> str:
+    return '' if value is None else fixed(value, digits, '+')
 
 
-def ours(entry: dict) -> str:
-    bounds = '' if entry['interval'] is None else ' [{:+.2f}, {:+.2f}]'.format(*entry['interval'])
-    return signed(entry['mean']) + bounds
+def ours(entry: dict, digits: int = 2) -> str:
+    bounds = ', '.join(signed(one, digits) for one in entry['interval'] or ())
+    return signed(entry['mean'], digits) + (f' [{bounds}]' if bounds else '')
 
 
-def said(entry: dict) -> str:
+def brief_cells(entry: dict, claim: Claim) -> list[str]:
+    """Return the cells of a claim that was tested, under BRIEF: with its unit, and as few digits as say something."""
+    unit = UNITS.get(claim.of.number, entry['unit'])
+    digits = 1 if unit == '%' else 0 if unit == 'steps' else 2
+    values = signed(entry['published'], digits), ours(entry, digits)
+    return [entry['claim'], unit, *values, str(len(entry['differences'])), said(entry, brief=True)]
+
+
+def counts(entries: list[dict]) -> str:
+    """Say how many claims have each verdict."""
+    kinds = [entry['verdict'] for entry in entries]
+    each = [f'{kinds.count(kind)} {COUNTED.get(kind, kind)}' for kind in COUNTED if kind in kinds]
+    return f'{len(entries)} claims: {", ".join(each)}.'
+
+
+def list_names(entries: list[dict], verdict: str) -> list[str]:
+    """Name the claims with a verdict, in one line; no line where there is none."""
+    names = [entry['claim'] for entry in entries if entry['verdict'] == verdict]
+    return [f'{verdict.capitalize()}: {", ".join(names)}.'] if names else []
+
+
+def said(entry: dict, brief: bool = False) -> str:
+    """Return the verdict, about how many seeds would settle it, and how many runs have diverged."""
     lost = f', {entry["diverged"]} diverged' if entry['diverged'] and entry['verdict'] != 'diverged' else ''
     more = ''
     if entry['verdict'] == 'unsettled':
-        more = f' (about {entry["seeds_needed"]} seeds)' if entry['seeds_needed'] else f' ({MOST} seeds or more)'
+        seeds = entry['seeds_needed']
+        if brief:
+            more = f', ~{seeds}' if seeds else f', >={MOST}'
+        else:
+            more = f' (about {seeds} seeds)' if seeds else f' ({MOST} seeds or more)'
     return entry['verdict'] + more + lost
 
 
@@ -245,16 +290,15 @@ def markdown(entries: list[dict]) -> str:
 
 
 def not_run(entries: list[dict]) -> list[str]:
-    names = [entry['claim'] for entry in entries if entry['verdict'] == 'not run']
-    return [f'Not run: {", ".join(names)}.'] if names else []
+    return list_names(entries, 'not run')
 
 
 def in_words(entries: list[dict]) -> str:
     test = sign_test(entries)
     if not test['claims']:
-        return 'No claim of a direction that could have come out either way has an interval yet.'
+        return 'Sign test: no claim that could have come out either way has an interval yet.'
     return (
-        'Of claims of a direction that have an interval and could have come out either way, the mean difference of '
-        f'{test["as_published"]} of {test["claims"]} is on the claimed side; of coins so many would be with a '
-        f'probability of {test["p"]:.1g} (sign test, one-sided; claims share runs, so they are not independent).'
+        f'Sign test: of {test["claims"]} claims that could have come out either way and have an interval, '
+        f'{test["as_published"]} have a mean difference on the claimed side (p = {test["p"]:.1g}, one-sided; claims '
+        'share runs, so they are not independent).'
     )

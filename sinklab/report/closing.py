@@ -1,10 +1,46 @@
-"""The closing table of runs: a row a run."""
+"""Closing tables of runs, the sentences below them, and what their columns mean."""
 
-from sinklab.measure.emergence import between
+from collections.abc import Mapping, Sequence
+
+from sinklab.measure import table as measures
+from sinklab.measure.emergence import LEAST, between, in_words
+from sinklab.measure.emergence import emergence as of_rates
+from sinklab.measure.measure import Number, fixed
+from sinklab.measure.table import HEADLINE
 from sinklab.report.emergence import emergence
 from sinklab.report.runs import NUMBERS, Run
 
-HEADINGS = ('arm', *(number.label for number in NUMBERS), 'emerges', 'first head', 'end')
+HEADINGS = ('run', *(number.label for number in NUMBERS), 'emerges (step)', 'first head', 'end')
+LOSS = Number('valid/loss', 'loss', 'Mean cross-entropy of held-out windows.', 'nats')
+SOURCE = 'published, of another model'
+FEW = 6  # rows that a sentence names each
+MORE = {
+    'runs': 'How many are done, each with another seed.',
+    'emerges': 'Steps between which Sink_1 passes half of its last value (at start: before training; none if that is '
+    'below 1 %).',
+    'first head': 'The first whose mean alpha_1 is above 0.3 from then on.',
+}
+
+
+def legend(headings: Sequence[str], numbers: Sequence[Number] = ()) -> str:
+    """Say in one paragraph what columns with these headings, and units behind them, mean.
+
+    Args:
+        headings: those without a meaning here are passed over.
+        numbers: what some of them are, beside what every run is measured by.
+    """
+    known = *measures.NUMBERS, LOSS, *numbers
+    sentences = {number.label: number.sentence for number in known} | MORE
+    plain = [heading.partition(' (')[0] for heading in headings]
+    if HEADLINE.label in plain and 'alpha_1' not in plain:
+        plain.insert(plain.index(HEADLINE.label) + 1, 'alpha_1')
+    return '; '.join(f'{name}: {small(sentences[name])}' for name in plain if name in sentences)
+
+
+def small(sentence: str) -> str:
+    """Return a sentence to follow a colon."""
+    first, rest = sentence.rstrip('.')[:1], sentence.rstrip('.')[1:]
+    return (first.lower() if rest[:1].islower() else first) + rest
 
 
 def table(runs: list[Run]) -> list[dict]:
@@ -41,3 +77,93 @@ def ends(row: dict) -> list[str]:
         return ['-', '-', end]
     head = 'layer {} head {}'.format(*emerged['head']) if emerged['head'] else '-'
     return [between(emerged['after'], emerged['at']), head, end]
+
+
+def of_one(records: list[dict], published: Mapping[str, object]) -> tuple[list[str], list[list[str]]]:
+    """Return headings and rows of a table with a line for each number of one run.
+
+    Args:
+        records: of its metrics.jsonl.
+        published: {name: number}, of its row.
+    """
+    last = {name: value for record in records for name, value in record.items()}
+    shown = [number for number in NUMBERS if number.name in last and number.name not in ('step', 'seconds')]
+    headings = ['number', 'value', *(['published'] if published else []), 'what it is']
+    rows = []
+    for number in shown:
+        theirs = published.get(number.name)
+        said = [f'{theirs:.2f} {number.unit}'.rstrip() if isinstance(theirs, int | float) else '']
+        rows.append([number.label, number.text(last[number.name]), *(said if published else []), number.sentence])
+    return headings, rows
+
+
+def duration(record: dict) -> str:
+    return f'{record["step"]} steps in {record["seconds"]:.0f} s'
+
+
+def seen(records: list[dict]) -> tuple[float | None, str]:
+    """Return what Sink_1 a run has ended with, and in words when it emerged."""
+    probed = [record for record in records if HEADLINE.name in record]
+    if not probed:
+        return None, 'no probe'
+    rates = [record[HEADLINE.name] for record in probed]
+    found = of_rates([record['step'] for record in probed], rates)
+    return rates[-1], emerging(*found) if found else 'no sink'
+
+
+def emerging(after: int | None, at: int) -> str:
+    return 'as before training' if after is None and not at else f'emerges {in_words(after, at)}'
+
+
+def seen_of_rows(
+    rows: Sequence[Mapping], spans: Mapping[str, tuple[int | None, int]]
+) -> dict[str, tuple[float | None, str]]:
+    """Return the same of each row of a sweep, as the mean of its runs.
+
+    Args:
+        rows: of report/sweep.py:table.
+        spans: of report/sweep.py:spans.
+    """
+    found = {}
+    for row in rows:
+        name, rate = row['row'], row['ours'].get(HEADLINE.name)
+        if rate is None:
+            found[name] = None, row['outcome']
+        elif name not in spans or rate['mean'] < LEAST:
+            found[name] = rate['mean'], 'no sink'
+        else:
+            found[name] = rate['mean'], emerging(*spans[name])
+    return found
+
+
+def published(rows: Mapping[str, Mapping]) -> tuple[dict[str, str], str]:
+    """Return {row: its published Sink_1}, of the rows that have one, and in words where that comes from."""
+    found = {name: row.get('published', {}).get(HEADLINE.name) for name, row in rows.items()}
+    return {name: f'{fixed(rate, 1)} %' for name, rate in found.items() if isinstance(rate, int | float)}, SOURCE
+
+
+def sentence(
+    seen: Mapping[str, tuple[float | None, str]], expected: Mapping[str, str], source: str, page: object = None
+) -> str:
+    """Say in one sentence what was seen, what was expected, and where the page lies.
+
+    Args:
+        seen: {row: (Sink_1, words)}.
+        expected: {row: its Sink_1 in words}.
+        source: where the expected values come from.
+        page: the file, if there is one.
+    """
+    said = []
+    if len(seen) <= FEW:
+        each = [
+            f'{"unknown" if rate is None else f"{fixed(rate, 1)} %"} for {name} ({words})'
+            for name, (rate, words) in seen.items()
+        ]
+        said.append(f'Seen: {HEADLINE.label} is {join(each)}')
+        if awaited := [f'{words} for {name}' for name, words in expected.items() if name in seen]:
+            said.append(f'expected: {join(awaited)} ({source})')
+    return '; '.join([*said, *([f'page: {page}'] if page else [])])
+
+
+def join(words: Sequence[str]) -> str:
+    return ' and '.join(filter(None, [', '.join(words[:-1]), words[-1]]))

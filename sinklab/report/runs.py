@@ -236,6 +236,6 @@ def drawn_pictures(runs: list[Run]) -> list[Picture]:
 NUMBERS = (
     Number('step', 'step', 'The newest that is recorded.', digits=0),
     *(number for number in measures.NUMBERS if number.table),
-    Number('valid/loss', 'valid loss', 'The mean cross-entropy of held-out windows.'),
-    Number('seconds', 'seconds', 'Of all attempts.', digits=0),
+    Number('valid/loss', 'valid loss', 'Mean cross-entropy of held-out windows.', 'nats'),
+    Number('seconds', 'time', 'Of all attempts.', 's', digits=0),
 )

@@ -2,18 +2,22 @@
 
 import dataclasses
 import math
+from collections.abc import Mapping
 
 import numpy as np
 
 from sinklab.folder import Folder
-from sinklab.measure.emergence import emergence, middle
+from sinklab.measure.emergence import between, emergence, middle
+from sinklab.measure.measure import fixed
 from sinklab.measure.table import HEADLINE, NUMBERS, number
 from sinklab.report.interval import interval
 
 COMPARED = [number.name for number in NUMBERS if number.sweep]
 LOSS = 'valid/loss'
 EMERGES = 'emergence/step'  # the middle of the two probes between which a run's sink emerges
+AFTER, AT = 'emergence/after', 'emergence/at'  # these probes: the first of them is missing where there is none before
 LABELS = {LOSS: 'loss', EMERGES: 'emerges'}
+UNITS = {LOSS: 'nats', EMERGES: 'step'}
 FAILING = 0.6  # of log V. The worst loss that was published of a run that trains is 0.50 of it, of 50,432 ids.
 FAILURES = {'diverged', 'failed'}
 
@@ -38,7 +42,8 @@ def judged(records: list[dict], vocabulary: int | None) -> dict[str, float]:
     numbers = {name: value for record in records for name, value in record.items()}
     probed = [record for record in records if HEADLINE.name in record]
     if emerged := emergence([one['step'] for one in probed], [one[HEADLINE.name] for one in probed]):
-        numbers[EMERGES] = middle(*emerged)
+        after, at = emerged
+        numbers |= {EMERGES: middle(*emerged), AT: at} | ({} if after is None else {AFTER: after})
     if LOSS in numbers and vocabulary:
         numbers['fails'] = float(has_failed(numbers[LOSS], vocabulary))
     return numbers
@@ -127,6 +132,24 @@ def label(name: str) -> str:
     return LABELS.get(name) or (entry.label if entry else name)
 
 
+def heading(name: str) -> str:
+    """Return the label of a number with its unit."""
+    entry = number(name)
+    unit = UNITS.get(name) or (entry.unit if entry else '')
+    return f'{label(name)} ({unit})' if unit else label(name)
+
+
+def spans(arms: list[Arm]) -> dict[str, tuple[int | None, int]]:
+    """Return {row: (step, step)}: between these probes the sinks of all its seeds emerge; None: from the start."""
+    found = {}
+    for arm in arms:
+        each = [one for one in arm.numbers.values() if AT in one]
+        if each:
+            after = None if any(AFTER not in one for one in each) else min(one[AFTER] for one in each)
+            found[arm.about['row']] = after, max(one[AT] for one in each)
+    return found
+
+
 def published_text(numbers: dict) -> str:
     """Published numbers, as a person reads them."""
     said = (label(name) if value is True else f'{label(name)} {text(value)}' for name, value in numbers.items())
@@ -134,21 +157,35 @@ def published_text(numbers: dict) -> str:
 
 
 def text(value: object) -> str:
-    return f'{value:.2f}' if isinstance(value, float) else str(value)
+    return fixed(value, 2) if isinstance(value, float) else str(value)
 
 
-def cells(rows: list[dict]) -> tuple[list[str], list[list[str]]]:
-    """Headings and cells, as a person reads them; a column in which nothing stands is left out."""
-    columns = {'row': [row['row'] for row in rows], 'n': [str(done(row)) for row in rows]}
+def cells(
+    rows: list[dict], spans: Mapping[str, tuple[int | None, int]] | None = None
+) -> tuple[list[str], list[list[str]]]:
+    """Return headings and cells of a table for people; a column in which nothing stands is left out.
+
+    Args:
+        rows: of `table`.
+        spans: of `spans`; without it a sink emerges at the mean of the middles.
+    """
+    columns = {'row': [row['row'] for row in rows], 'runs': [str(done(row)) for row in rows]}
     for name in measures(rows):
-        columns[label(name)] = [cell(row['ours'].get(name), row['published'].get(name)) for row in rows]
+        if name == EMERGES and spans is not None:
+            columns[heading(name)] = [between(*spans[row['row']]) if row['row'] in spans else '' for row in rows]
+        else:
+            columns[heading(name)] = [cell(row['ours'].get(name), row['published'].get(name)) for row in rows]
         if name == HEADLINE.name:
-            columns[f'{HEADLINE.label} - {rows[0]["row"]}'] = [
-                cell((row['difference'] or {}).get(name)) for row in rows
-            ]
-    columns['outcome'] = [row['outcome'] for row in rows]
+            apart = [(row['difference'] or {}).get(name) for row in rows]
+            columns[f'{HEADLINE.label} - {rows[0]["row"]} ({HEADLINE.unit})'] = list(map(cell, apart))
+    columns['end'] = [brief(row) for row in rows]
     kept = {heading: cells for heading, cells in columns.items() if any(cells)}
     return list(kept), [list(cells) for cells in zip(*kept.values(), strict=True)]
+
+
+def brief(row: dict) -> str:
+    """Return the outcome of a row, and no count where all of its runs are done."""
+    return 'done' if row['outcome'] == f'done {len(row["seeds"])}/{len(row["seeds"])}' else row['outcome']
 
 
 def measures(rows: list[dict]) -> list[str]:
@@ -164,5 +201,5 @@ def done(row: dict) -> int:
 def cell(ours: dict | None, theirs: object = None) -> str:
     """mean ± spread (published)."""
     spread = f' ± {ours["sd"]:.2f}' if ours and ours['sd'] is not None else ''
-    mine = f'{ours["mean"]:.2f}{spread}' if ours else ''
+    mine = f'{fixed(ours["mean"], 2)}{spread}' if ours else ''
     return f'{mine or "-"} ({text(theirs)})' if theirs is not None else mine

@@ -12,6 +12,8 @@ from collections.abc import Callable
 from sinklab.escape import escape_control
 from sinklab.processes.ending import OF_SIGNAL
 
+LONGEST = 65536  # bytes of a line that are read at once
+
 
 class Relay:
     """Collects SIGINT, SIGTERM and SIGHUP as long as it is open, and passes them on to the commands that run.
@@ -54,18 +56,29 @@ class Relay:
             with contextlib.suppress(OSError):
                 child.send_signal(number)
 
-    def run(self, command: list[str], name: str = '') -> tuple[int, str]:
-        """(exit code, the end of what it says); all that it says is shown, each line after a name if there is one."""
-        colors, said = {'FORCE_COLOR': '1'} if sys.stderr.isatty() and not name else {}, b''
-        streams = dict(stdout=subprocess.PIPE, stderr=subprocess.STDOUT, bufsize=0)
-        with subprocess.Popen(command, env={**os.environ, **colors}, **streams) as child:
+    def run(self, command: list[str], name: str = '', hear: Callable[[bytes], bool] | None = None) -> tuple[int, str]:
+        """Run a command, and return its exit code and the end of what it says.
+
+        Args:
+            command: a program and its arguments.
+            name: stands before each line that is shown.
+            hear: shows lines instead; returns whether a line is a record rather than words. The environment of the
+                command then asks for records (cli/progress.py).
+        """
+        more, said = {'SINKLAB_PROGRESS': 'json'} if hear else {}, b''
+        streams = dict(stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
+        with subprocess.Popen(command, env={**os.environ, **more}, **streams) as child:
             self.children.add(child)
             if self.received:  # between two commands
                 child.send_signal(self.received[-1])
-            while more := child.stdout.readline() if name else child.stdout.read(65536):
-                sys.stderr.buffer.write(labelled(name, more) if name else more)
-                sys.stderr.buffer.flush()
-                said = (said + more)[-10_000:]
+            while line := child.stdout.readline(LONGEST):
+                if hear:
+                    is_record = hear(line)
+                else:
+                    is_record = False
+                    sys.stderr.buffer.write(labelled(name, line) if name else line)
+                    sys.stderr.buffer.flush()
+                said = said if is_record else (said + line)[-10_000:]
             self.children.discard(child)
         return child.returncode, said.decode(errors='replace')
 

@@ -6,6 +6,7 @@ import signal
 from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from dataclasses import replace
+from typing import Protocol
 
 from sinklab.lease import Lease
 from sinklab.processes.ending import CAUSES, KIND_OF, of_exit
@@ -18,27 +19,49 @@ SIGNAL_OF = {CAUSES['interrupted'][1]: signal.SIGINT, CAUSES['stopped'][1]: sign
 FAILED = {'lost': 'crashed'}  # to a sweep, which goes on with the next run, they are the same
 
 
+class Watch(Protocol):
+    """Shows what runs do."""
+
+    def begin(self, at: str, run: Run) -> None:
+        """Hear that a run begins; `at` has its name, and which one it is of how many."""
+
+    def hear(self, run: Run, line: bytes) -> bool:
+        """Hear a line of a run's process; return whether it is a record rather than words."""
+
+    def end(self, run: Run) -> None:
+        """Hear that a run has ended, or was stopped."""
+
+    def stopping(self) -> None:
+        """Hear that a signal has come that stops all runs."""
+
+    def say(self, text: str) -> None:
+        """Show a line about a run."""
+
+
 def train(
-    runs: list[Run],
-    command: Callable[[Run], list[str]],
-    say: Callable[[str], None],
-    held: Lease,
-    jobs: int = 1,
+    runs: list[Run], command: Callable[[Run], list[str]], watch: Watch, held: Lease, jobs: int = 1
 ) -> int | None:
-    """Runs what is to do, `jobs` at once; returns the signal that has ended it before its time."""
+    """Run what is to do, `jobs` at once; return the signal that has ended it before its time."""
     if jobs > 1:
         prepare(runs)
     cores = iter(shares(jobs))
-    with Relay(held.stopping) as relay, ThreadPoolExecutor(jobs, initializer=lambda: stay(next(cores))) as pool:
+
+    def stopping() -> None:
+        watch.stopping()
+        held.stopping()
+
+    with Relay(stopping) as relay, ThreadPoolExecutor(jobs, initializer=lambda: stay(next(cores))) as pool:
 
         def attempt(at: str, run: Run) -> None:
             if run.outcome != 'to do':
-                say(f'{at}: {run.outcome} before; to run it again, delete {run.folder}')
+                watch.say(f'{at}: {run.outcome} before; to run it again, delete {run.folder}')
             elif not relay.received:
                 held.check()
-                say(at)
+                watch.begin(at, run)
                 run.forget()
-                conclude(run, relay, *relay.run(command(run), f'{at}: ' if jobs > 1 else ''))
+                code, said = relay.run(command(run), hear=lambda line: watch.hear(run, line))
+                conclude(run, relay, code, said)
+                watch.end(run)
 
         turns = [f'[{number}/{len(runs)}] {run}' for number, run in enumerate(runs, 1)]
         attempts = [pool.submit(attempt, at, run) for at, run in zip(turns, runs, strict=True)]
