@@ -126,9 +126,12 @@ def test_a_live_line_has_the_name(monkeypatch, name):
     """On a terminal, of which the sequences that rich sends are taken away."""
     monkeypatch.setenv('COLUMNS', '2000')
     monkeypatch.setenv('FORCE_COLOR', '1')
+    monkeypatch.setenv('TERM', 'xterm')
     stream = io.StringIO()
+    stream.isatty = lambda: True
     monkeypatch.setattr(sys, 'stderr', stream)
     with progress.Progress(name, tiny()) as shown:
+        assert shown.display.live
         shown.record({'step': 1, 'train/loss': 1.0}, written=True)
         shown.note(f'note of {name}')
     with measure.progress(name, 3) as watch:

@@ -54,7 +54,7 @@ def arguments(verb: argparse.ArgumentParser) -> None:
     hardware.arguments(verb)
     programs.argument(verb)
     verb.add_argument(
-        '--png', metavar='FILE', help='also draw the differences in Sink_1, with their intervals, into a PNG file'
+        '--png', metavar='FILE', help='also draw all differences in percent, with their intervals, into a PNG file'
     )
     shown = verb.add_mutually_exclusive_group()
     shown.add_argument('--json', action='store_true', help='print the verdicts as JSON')

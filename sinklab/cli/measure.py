@@ -180,7 +180,7 @@ def progress(name: str, sequences: int) -> Iterator['Watch']:
 
     console = terminal.console(stderr=True)
     columns = terminal.column('{task.description}'), BarColumn(), TaskProgressColumn(), TimeRemainingColumn()
-    with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as bar:
+    with Progress(*columns, console=console, transient=True, disable=not terminal.is_live(console)) as bar:
         task = bar.add_task(f'measuring {escape_control(name)}', total=sequences)
         yield lambda read: bar.advance(task, read)
 
@@ -263,12 +263,12 @@ def cell(number: 'Number', value: float | None) -> str:
 
 
 def show_series(told: dict[str, dict]) -> None:
-    from sinklab.measure.emergence import between
+    from sinklab.report.closing import emerging
 
     for name, one in told.items():
         if not one['emergence']:
             print(escape_control(f'{name}: no sink has emerged'))
             continue
-        heads = ', '.join(f'layer {layer} head {head} at step {step}' for step, layer, head in one['heads'][:3])
-        emerges = f'Sink_1 emerges, step {between(*one["emergence"])}; first {heads or "no head on average"}'
-        print(escape_control(f'{name}: {emerges}'))
+        heads = ', '.join(f'layer {layer} head {head} (step {step})' for step, layer, head in one['heads'][:3])
+        first = f'first heads with a mean alpha_1 above 0.3: {heads or "none"}'
+        print(escape_control(f'{name}: Sink_1 {emerging(*one["emergence"])}; {first}'))

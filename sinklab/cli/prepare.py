@@ -74,13 +74,13 @@ def arguments(verb: argparse.ArgumentParser) -> None:
         '--length',
         type=int,
         metavar='T',
-        help='with --check: tokens of a window (default: those of the largest size that the vocabulary fits)',
+        help='with --check: tokens of a window (default: of the largest size that fits)',
     )
     add(
         '--batch_size',
         type=int,
         metavar='B',
-        help='with --check: windows of a step, over all hosts (default: as --length)',
+        help='with --check: windows of a step, over all hosts (default: of that size)',
     )
     add('--hosts', type=int, metavar='N', help='with --check: hosts that share a batch (default: 1)')
     add('--json', action='store_true', help='print the result as JSON')
@@ -250,15 +250,16 @@ class Bar:
         from sinklab.cli import terminal
 
         self.console = terminal.console(stderr=True)
+        self.live = terminal.is_live(self.console)
         text, bar = terminal.column('{task.description}'), BarColumn(bar_width=20)
-        self.bar = Progress(bar, text, console=self.console, transient=True, disable=not self.console.is_terminal)
+        self.bar = Progress(bar, text, console=self.console, transient=True, disable=not self.live)
         self.task, self.spoke = self.bar.add_task('reading a sample', total=None), 0.0
 
     def __enter__(self) -> Any:
         from sinklab.data.prepare import Lines
 
         self.bar.start()
-        return self if self.console.is_terminal else Lines()
+        return self if self.live else Lines()
 
     def __exit__(self, *_) -> None:
         self.bar.stop()

@@ -30,7 +30,9 @@ def arguments(verb: argparse.ArgumentParser) -> None:
         help='run folders, or the folder of a sweep or of claims, such as runs/sweep',
     )
     verb.add_argument(
-        '--out', metavar='DIR', help='folder for report.html (default: the folder that all runs lie in)'
+        '--out',
+        metavar='DIR',
+        help='folder for report.html (default: that of the run, or the one that all runs lie in)',
     )
     verb.add_argument('--paper', action='store_true', help='order and number the figures as the paper does')
     for kind in ('png', 'svg', 'pdf'):

@@ -16,7 +16,8 @@ SOURCE = 'published, of another model'
 FEW = 6  # rows that a sentence names each
 MORE = {
     'runs': 'How many are done, each with another seed.',
-    'emerges': 'Steps between which Sink_1 passes half of its last value (none if that is below 1 %).',
+    'emerges': 'Steps between which Sink_1 passes half of its last value (at start: before training; none if that is '
+    'below 1 %).',
     'first head': 'The first whose mean alpha_1 is above 0.3 from then on.',
 }
 
