@@ -14,6 +14,8 @@ EVALUATE = ['lm-eval>=0.4.12']
 GCS = ['gcsfs>=2026.9,<2027']
 S3 = ['s3fs>=2026.9,<2027']
 HF = ['transformers>=5.0,<6', 'safetensors>=0.8', 'huggingface_hub>=1.0', 'torch>=2.6']
+# mkdocs 2 has neither plugins nor this theme.
+DOCS = ['mkdocs>=1.6,<2', 'mkdocs-material>=9.6,<10', 'mkdocstrings[python]>=1.0,<2']
 
 setup(
     name='sinklab',
@@ -32,6 +34,9 @@ setup(
         'Topic :: Scientific/Engineering :: Artificial Intelligence',
     ],
     python_requires='>=3.11',
+    # An editable install with this line is a path file. Without it, setuptools installs an import hook that is asked
+    # after sys.path, and Python takes a folder named sinklab in the working directory for an empty namespace package.
+    package_dir={'': '.'},
     packages=find_packages(include=['sinklab*', 'configs']),
     package_data={'sinklab.report': ['assets/*']},
     entry_points={'console_scripts': ['sinklab = sinklab.__main__:run']},
@@ -60,6 +65,7 @@ setup(
         'evaluate': EVALUATE,
         'gcs': GCS,
         's3': S3,
+        'docs': DOCS,
         'tpu': ['jax[tpu]>=0.10.2,<0.13'],
         'gpu': ['jax[cuda13]>=0.10.2,<0.13'],
         'test': [

@@ -39,9 +39,10 @@ def main() -> int:
     given = parser.parse_args()
     os.environ['JAX_PLATFORMS'] = 'cpu'
     from sinklab import topology
+    from sinklab.install import format_extra_command
 
     if topology.library() is None:
-        sys.exit('step_cost: libtpu, which has the compiler, is not installed; pip install "sinklab[tpu]"')
+        sys.exit(f'step_cost: libtpu, which has the compiler, is not installed; {format_extra_command("tpu")}')
     print(
         f'{"":24}{"compiled":>9}{"GiB":>6}{"gathered":>10}{"scattered":>10}{"between":>9}{"beside":>8}{"ms":>6}{"MFU":>5}'
     )

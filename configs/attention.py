@@ -11,7 +11,7 @@ value, and is measured as that: its 1 is a column, `sink/star` is its share, and
 is published so where its runs diverge, or end above 0.6 log V (report/sweep.py, `failed`).
 """
 
-from configs.table import table
+from configs.table import scale_with_size, table
 
 
 def operation(similarity='exp', normalizer='sum', feature_map='identity', **rest):
@@ -52,7 +52,7 @@ def sigmoid_p(power):
 
 
 def swept(**rest):
-    return SIGMOID | {f'optimizer.{name}': value for name, value in rest.items()}
+    return SIGMOID | scale_with_size({f'optimizer.{name}': value for name, value in rest.items()})
 
 
 P_NORM = 'Gu et al. (ICLR), appendix D.4'

@@ -10,7 +10,7 @@ contexts have room to be shorter; its context rows are short of steps: give them
 """
 
 from configs.sizes import QUICKSTART, SMOKE
-from configs.table import table
+from configs.table import scale_with_size, table
 
 BASE = {
     'model.layers': 12,
@@ -49,9 +49,10 @@ def streaming(diff, perplexities, shots, **more):
 
 def context(length):
     """About 5B tokens, at the same number of tokens a step."""
-    diff = {'model.ffn': 'swiglu', 'model.ffn_width': 2048, 'optimizer.steps': 10_000}
+    sizes = {'model.ffn_width': 2048, 'optimizer.steps': 10_000}
     if length != 2048:
-        diff |= {'data.length': length, 'optimizer.batch_size': 256 * 2048 // length}
+        sizes |= {'data.length': length, 'optimizer.batch_size': 256 * 2048 // length}
+    diff = {'model.ffn': 'swiglu'} | scale_with_size(sizes)
     note = 'A figure only: almost no sink at 128, rising up to 2048, the loss being the same.'
     return dict(diff=diff, published={}, source='Barbero et al., 2504.02732 (120M, LLaMA-2 style)', note=note)
 
@@ -75,17 +76,19 @@ ROWS = {
     ),
     **{f'context_{length}': context(length) for length in (128, 256, 512, 1024, 2048)},
     'gradient_sinks': dict(
-        diff={
-            'model.layers': 16,
-            'model.width': 512,
-            'model.heads': 8,
-            'model.ffn': 'swiglu',
-            'model.ffn_width': 1408,
-            'optimizer.peak_learning_rate': 2e-3,
-            'optimizer.steps': 20_000,
-            'optimizer.batch_size': 512,
-            'data.length': 1024,
-        },
+        diff={'model.ffn': 'swiglu'}
+        | scale_with_size(
+            {
+                'model.layers': 16,
+                'model.width': 512,
+                'model.heads': 8,
+                'model.ffn_width': 1408,
+                'optimizer.peak_learning_rate': 2e-3,
+                'optimizer.steps': 20_000,
+                'optimizer.batch_size': 512,
+                'data.length': 1024,
+            }
+        ),
         published={'massive_activation': 40.3},
         source='Chen et al., 2603.17771 (0.1B, C4)',
         note='Their V-scale, which has no field here, lowers it to 5.6 and keeps the sink.',

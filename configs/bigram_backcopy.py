@@ -10,7 +10,7 @@ are of one seed at the quickstart size. Do not take sigmoid or elu1 for an arm w
 """
 
 from configs.sizes import SMOKE
-from configs.table import table
+from configs.table import scale_with_size, table
 
 BASE = {
     'data.task': 'backcopy',
@@ -75,7 +75,7 @@ ROWS = {
     'softmax': row({}, 'A sink on <s> for other queries, none for triggers; its value drains.'),
     'softmax_3_layers': row({'model.layers': 3}, 'The sink, the drain and a peak of the residual norm.'),
     'relu': row(
-        operation('relu', 'count') | {'optimizer.peak_learning_rate': 3e-3},
+        operation('relu', 'count') | scale_with_size({'optimizer.peak_learning_rate': 3e-3}),
         'relu(s) / i: no sink; theirs trained for up to 100k steps.',
     ),
     'elu1': row(

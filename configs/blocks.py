@@ -11,7 +11,7 @@ numbers have other thresholds and models.
 """
 
 from configs.sizes import QUICKSTART, SIZES, SMOKE
-from configs.table import table
+from configs.table import scale_with_size, table
 
 EIGHT = {'model.heads': 8, 'model.head_width': 8}
 
@@ -34,7 +34,8 @@ def even(name):
 
 
 def heads(count, width, sink, loss):
-    return row({'model.heads': count, 'model.head_width': width}, sink, loss, 'Gu et al. (v1), Table 9')
+    diff = scale_with_size({'model.heads': count, 'model.head_width': width})
+    return row(diff, sink, loss, 'Gu et al. (v1), Table 9')
 
 
 def gate(name, attention, activation, mean, perplexity):

@@ -11,11 +11,13 @@ in the interleaved layout of equation 10 they would be N/2 pairs. The header of 
 not shared, shared, not shared, shared, as Table 3 shows; a sink token stands at position 0 and the text from 1.
 """
 
-from configs.table import table
+from configs.table import scale_with_size, table
 
 
-def row(kind, star, sink, loss, source='Gu et al. (v1), Table 3', **how):
+def row(kind, star, sink, loss, source='Gu et al. (v1), Table 3', key_width=None, **how):
     diff = {f'model.columns.{name}': value for name, value in dict(kind=kind, **how).items()}
+    if key_width:
+        diff |= scale_with_size({'model.columns.key_width': key_width})
     return dict(diff=diff, published={'sink/star': star, 'sink/1': sink, 'valid/loss': loss}, source=source)
 
 

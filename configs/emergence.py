@@ -9,11 +9,11 @@ stream at the same heads and the same FFN, are of this project.
 """
 
 from configs import optimization
-from configs.table import table
+from configs.table import scale_with_size, table
 
 
 def ours(path, value):
-    return dict(diff={path: value}, published={}, source='this project', note='not published')
+    return dict(diff=scale_with_size({path: value}), published={}, source='this project', note='not published')
 
 
 ROWS = {

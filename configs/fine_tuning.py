@@ -9,7 +9,8 @@ the recipe of alignment-handbook, UltraChat-200k, 2e-5 with cosine, batches of 6
 steps). Of the recipe and its library's defaults, the paper naming none: a warm-up of a tenth of the steps, a cosine
 down to 0, no weight decay, AdamW's 0.999. Decided: 2000 steps; the loss is of the assistant's words, where the recipe
 names no mask (--config.data.loss=all); one conversation of a hundred is held out, and the probe reads of those.
-Without --from a row trains a new model on conversations.
+Without --from a row trains a new model on conversations. A model of Hugging Face that is trained further without a
+row (--from=hf:PATH) has the same optimizer: see IMPORTED.
 """
 
 from configs.scale import BILLION, SIGMOID
@@ -29,6 +30,10 @@ BASE = {
     'data.held_out': 0.01,
     'data.loss': 'assistant',
 }
+
+# What a model of Hugging Face is trained further with where no row is named: --from=hf:PATH without --config. The
+# warm-up is a tenth of however many steps are asked for.
+IMPORTED = {path: value for path, value in BASE.items() if path.startswith('optimizer.')}
 
 # A small corpus has few conversations to hold out.
 SIZES = {

@@ -10,7 +10,7 @@ w holds w keys, the query's own among them. At T = 64 a window of 32 hides x_1 f
 alpha_1 <= 0.5: the probe reports `sink/1/window` beside it, over the queries that see it.
 """
 
-from configs.table import table
+from configs.table import scale_with_size, table
 
 
 def prefix(tokens):
@@ -22,7 +22,8 @@ EDGE = 'alpha/edge is of longer texts than the window: sinklab measure RUN --len
 
 
 def window(keys, note=f'A figure only: small windows prevent the sink, those from about 256 have it. {EDGE}'):
-    return dict(diff={'model.mask.window': keys}, published={}, source='Gu et al. (v1), Figure 2D', note=note)
+    diff = scale_with_size({'model.mask.window': keys})
+    return dict(diff=diff, published={}, source='Gu et al. (v1), Figure 2D', note=note)
 
 
 ROWS = {
@@ -33,7 +34,7 @@ ROWS = {
     ),
     **{f'window_{keys}': window(keys) for keys in (64, 128, 256, 512, 1024)},
     'block_256': dict(
-        diff={'model.mask.block': 256},
+        diff=scale_with_size({'model.mask.block': 256}),
         published={},
         source='none: windows that do not overlap, beside the shifted ones of Gu et al.',
         note='Nothing was published; each block has a first token of its own.',

@@ -9,7 +9,7 @@ those of the released configs; weight decay is AdamW's, decoupled, where the tex
 does not follow the batch.
 """
 
-from configs.table import table
+from configs.table import scale_with_size, table
 
 
 def row(diff, sink, loss, source):
@@ -17,19 +17,19 @@ def row(diff, sink, loss, source):
 
 
 def rate(diff, sink, loss):
-    return row(diff, sink, loss, 'Gu et al. (ICLR), Table 9')
+    return row(scale_with_size(diff), sink, loss, 'Gu et al. (ICLR), Table 9')
 
 
 def unpublished(diff, source, note):
-    return dict(diff=diff, published={}, source=source, note=note)
+    return dict(diff=scale_with_size(diff), published={}, source=source, note=note)
 
 
 def batch(size, sink, loss):
-    return row({'optimizer.batch_size': size}, sink, loss, 'Gu et al. (v1), Table 6')
+    return row(scale_with_size({'optimizer.batch_size': size}), sink, loss, 'Gu et al. (v1), Table 6')
 
 
 def decay(gamma, sink, loss):
-    return row({'optimizer.weight_decay': gamma}, sink, loss, 'Gu et al. (v1), Table 1')
+    return row(scale_with_size({'optimizer.weight_decay': gamma}), sink, loss, 'Gu et al. (v1), Table 1')
 
 
 RELEASED = 'the released configs of Gu et al.'

@@ -17,7 +17,7 @@ At least, by the compiler's estimate (`sinklab compile`, --remat=auto; nothing o
 and sigmoid within a few percent of it.
 """
 
-from configs.table import table
+from configs.table import scale_with_size, table
 
 SIGMOID = {'model.attention.similarity': 'sigmoid', 'model.attention.normalizer': 'none'}
 
@@ -25,7 +25,7 @@ SIGMOID = {'model.attention.similarity': 'sigmoid', 'model.attention.normalizer'
 def size(layers, width, ffn_width, **more):
     """Of heads that are 128 wide."""
     sizes = {'model.layers': layers, 'model.width': width, 'model.head_width': 128, 'model.ffn_width': ffn_width}
-    return sizes | {name.replace('__', '.'): value for name, value in more.items()}
+    return scale_with_size(sizes | {name.replace('__', '.'): value for name, value in more.items()})
 
 
 # As many steps and heads as 60M; 154M parameters but for the embeddings, then 341M and 1.13B.

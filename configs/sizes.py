@@ -1,7 +1,7 @@
 """Sizes: values that replace those of the default, so that any row also runs on a smaller machine.
 
-A size sets the model, the lengths and the step counts. A row that doubles a number of the default doubles it at every
-size: see table.scaled.
+A size sets the model, the lengths and the step counts. A value in a row stands as it is written, at every size,
+unless the row marks it as following the size: see scale and scale_with_size in table.py.
 """
 
 # On a laptop, a sink emerges in minutes if what the paper found to help it is exaggerated: the first token is always
@@ -57,7 +57,8 @@ SMOKE = {
 
 SIZES = {'paper': {}, 'quickstart': QUICKSTART, 'smoke': SMOKE}
 
-# Fields that no size sets, and the fields that they are a part of: a row's window is a share of its length.
+# Fields that no size sets, and the fields that they are a part of: with scale_with_size, a window is a share of the
+# length.
 PART_OF = {
     'model.mask.window': 'data.length',
     'model.mask.block': 'data.length',

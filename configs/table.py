@@ -1,38 +1,113 @@
-"""table(rows) -> get_config(row, size). A row is a few values beside the default, and where its numbers are from."""
+"""Tables of rows: get_config = table(ROWS). A row is a few values beside the default, and where its numbers are from.
 
+A value in a row is trained as it is written, at every size. What follows the size is marked in the row:
+
+    diff={'optimizer.warmup_steps': 400}                    400 steps at every size
+    diff=scale('optimizer.weight_decay', 3)                 three times what the size has
+    diff=scale('model.mask.window', 1 / 4, of='data.length')    a quarter of a window
+    diff=scale_with_size({'optimizer.weight_decay': 0.3})   0.3 at the paper's size, elsewhere by the same factor
+"""
+
+import dataclasses
 import difflib
 
 from configs import default
 from configs.sizes import LEAST, PART_OF, SIZES
 
 
+@dataclasses.dataclass(frozen=True)
+class Multiple:
+    """A factor of what a size has in this field, or in another one."""
+
+    factor: float
+    of: str | None = None
+
+    def resolve(self, path, plain, here):
+        """Return the value at a size.
+
+        Args:
+            plain: the config without the size.
+            here: the config of the size.
+        """
+        field = self.of or path
+        known(field, list(flat(here)))
+        number = reading(here, field)
+        if isinstance(number, bool) or not isinstance(number, int | float):
+            raise ValueError(
+                f'scale({path!r}, {self.factor}): {field} is {number!r} at this size, which is no number; '
+                'write a value, or name the field that it is a part of: scale(..., of=FIELD)'
+            )
+        exact = number * self.factor
+        if isinstance(number, float):
+            return float(exact)
+        return max(1, round(exact)) if exact > 0 else round(exact)
+
+
+@dataclasses.dataclass(frozen=True)
+class Scaled:
+    """A value at the paper's size, which has the same ratio to the default at every other size."""
+
+    value: object
+
+    def resolve(self, path, plain, here):
+        """Return the value at a size. For the arguments see Multiple.resolve."""
+        follows = PART_OF.get(path, path)
+        found = keep_ratio(self.value, reading(plain, follows), reading(here, follows))
+        return max(found, LEAST[path]) if path in LEAST else found
+
+
+def scale(path: str, factor: float, of: str | None = None) -> dict[str, Multiple]:
+    """Make the part of a diff that multiplies what a size has.
+
+    Args:
+        path: the field that is set.
+        factor: a number; products of whole numbers are rounded to whole numbers, and are at least 1.
+        of: the field that is multiplied, where that is not the one that is set.
+    """
+    if isinstance(factor, bool) or not isinstance(factor, int | float):
+        raise ValueError(f'scale({path!r}, {factor!r}): the factor must be a number, as in scale({path!r}, 3)')
+    return {path: Multiple(factor, of)}
+
+
+def scale_with_size(diff: dict[str, object]) -> dict[str, Scaled]:
+    """Make a diff of values at the paper's size, each of which has the same ratio to the default at every size."""
+    return {path: Scaled(value) for path, value in diff.items()}
+
+
 def table(rows, base=None, sizes=SIZES, usual='paper'):
-    """get_config for rows {name: {diff, published, source}}, each a diff from the default over `base` and a size."""
+    """Make get_config(row, size) for rows {name: {diff, published, source}}, each a diff from the default.
+
+    `base` and a size stand between the default and a row. get_config.baseline(size) is the config without a row,
+    and get_config.sizes the names of the sizes.
+    """
+
+    def baseline(size=usual):
+        named(size, sizes, 'size')
+        return made((base or {}) | sizes[size])
 
     def get_config(row=None, size=usual):
         named(row, rows, 'row')
-        named(size, sizes, 'size')
-        plain, config = default.get_config(), default.get_config()
-        for path, value in (base or {}).items():
-            assign(plain, path, value)
-        for path, value in {**(base or {}), **sizes[size]}.items():
-            assign(config, path, value)
-        before = {name: reading(config, name) for name in flat(config)}
-        diff = rows[row]['diff']
-        for path, value in diff.items():
-            known(path, before)
-            follows = PART_OF.get(path, path)
-            # Numbers of another optimizer are no multiples of this one's.
-            own = path.startswith('optimizer.') and 'optimizer.name' in diff
-            here = value if own else scaled(value, reading(plain, follows), before[follows])
-            assign(config, path, max(here, LEAST[path]) if path in LEAST else here)
+        plain, here, config = made(base or {}), baseline(size), baseline(size)
+        for path, value in rows[row]['diff'].items():
+            known(path, list(flat(here)))
+            marked = isinstance(value, Multiple | Scaled)
+            assign(config, path, value.resolve(path, plain, here) if marked else value)
         return config
 
+    get_config.baseline, get_config.sizes = baseline, tuple(sizes)
     return get_config
 
 
-def scaled(value, paper, here):
-    """A row's number at another size: as many times what stands there as it was times the paper's.
+def made(values):
+    """Return the default with some values set."""
+    config = default.get_config()
+    for path, value in values.items():
+        assign(config, path, value)
+    return config
+
+
+def keep_ratio(value, paper, here):
+    """Return a number at another size: as many times what stands there as it was times the paper's.
 
     Whole numbers from 3 on are rounded to even ones, as widths have to be.
     """
@@ -76,5 +151,20 @@ def flat(config, at=''):
 
 
 def suggestion(name, names):
-    near = difflib.get_close_matches(name, names, 1)
-    return f'; did you mean {near[0]}?' if near else ''
+    near = closest(name, names)
+    return f'; did you mean {near}?' if near else ''
+
+
+def closest(name, names):
+    """Return the name that is most like a given one, as a whole and in its last component; None if none is."""
+    whole = difflib.SequenceMatcher(b=name)
+    last = difflib.SequenceMatcher(b=name.rpartition('.')[2])
+
+    def likeness(other):
+        whole.set_seq1(other)
+        last.set_seq1(other.rpartition('.')[2])
+        return whole.ratio(), last.ratio()
+
+    rated = {other: likeness(other) for other in names}
+    alike = {other: sum(both) for other, both in rated.items() if both[1] >= 0.7 or min(both) >= 0.6}
+    return max(alike, key=alike.get, default=None)

@@ -1,4 +1,4 @@
-"""Writes the tables of numbers in README.md and docs/measure.md from the table of measures.
+"""Write the tables of numbers in docs/concepts.md and docs/guides/measure.md from the table of measures.
 
 python docs/number_table.py
 """
@@ -11,7 +11,7 @@ from sinklab.measure.measure import Number
 from sinklab.measure.table import DEEPER_NUMBERS, NUMBERS
 
 DOCS = Path(__file__).parent
-PAGES = {DOCS.parent / 'README.md': NUMBERS, DOCS / 'measure.md': DEEPER_NUMBERS}
+PAGES = {DOCS / 'concepts.md': NUMBERS, DOCS / 'guides' / 'measure.md': DEEPER_NUMBERS}
 HEAD = '| number | what it is |\n|---|---|\n'
 
 

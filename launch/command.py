@@ -13,6 +13,7 @@ from launch.job import Job, Refusal, asked, beside, named, option, reached, swee
 from launch.plan import Plan, command
 from sinklab.escape import escape_control
 
+MOST_SEEDS = 1000  # as in sinklab/sweep/plan.py, which is not imported here
 GRACE = 120  # seconds, where nothing is said
 MARGIN = 10  # seconds that a stop takes beside the save, which may just have begun when it is told
 # Options of `sinklab train` that name what it reads -> the path in their values.
@@ -87,7 +88,12 @@ def parser(scheduler: Scheduler) -> argparse.ArgumentParser:
     made.add_argument('--execute', action='store_true', help='do it; else it is printed, as a script that does it')
     made.add_argument('--workdir', default='', metavar='DIR', help='the run folder; of rows, the folder of theirs')
     made.add_argument('--rows', default='', metavar='ROW,...', help='a job for each of these rows of --config=FILE')
-    made.add_argument('--seeds', default='', metavar='N,...', help='... with each of these seeds')
+    made.add_argument(
+        '--seeds',
+        default='',
+        metavar='N | SEED,...',
+        help='... with each seed: 3 is 0, 1 and 2; else 0,2,5, or 2, for seed 2 alone',
+    )
     made.add_argument(
         '--restarts', type=int, default=50, metavar='N', help='how often it is tried again; %(default)s'
     )
@@ -205,9 +211,17 @@ def listed(given: str) -> list[str]:
 
 
 def seeds(given: str) -> list[int]:
-    if not all(seed.isdecimal() for seed in listed(given)):
-        raise Refusal(f'--seeds={given} must be whole numbers, such as 0,1,2')
-    return [int(seed) for seed in listed(given)]
+    """Return the seeds that --seeds stands for, as `sinklab sweep` has it: of a number N alone, 0 to N - 1."""
+    if given.isascii() and given.isdecimal():
+        if not 1 <= int(given) <= MOST_SEEDS:
+            raise Refusal(
+                f'--seeds={given} is a count, from 1 to {MOST_SEEDS}; for that seed alone give --seeds={int(given)},'
+            )
+        return list(range(int(given)))
+    found = listed(given.removesuffix(',') or given)
+    if not all(seed.isascii() and seed.isdecimal() for seed in found):
+        raise Refusal(f'--seeds={given}: give a count, such as 3, or whole numbers with commas, such as 0,1,2')
+    return [int(seed) for seed in found]
 
 
 def check_paths(arguments: tuple[str, ...], roots: tuple[str, ...]) -> None:

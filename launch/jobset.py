@@ -20,7 +20,7 @@ COPY . .
 RUN bash install.sh
 """
 FIRST = 'batch.kubernetes.io/job-completion-index=0,jobset.sigs.k8s.io/job-index=0'
-# By it the processes know each other (docs/network.md): a random number of the JobSet, which its pods are told.
+# The secret by which processes recognise each other (docs/guides/network.md): a random number of the JobSet.
 SECRET = {
     'name': 'SINKLAB_RUN_SECRET',
     'valueFrom': {'fieldRef': {'fieldPath': "metadata.labels['jobset.sigs.k8s.io/jobset-uid']"}},

@@ -11,12 +11,13 @@ from pathlib import Path
 
 from launch.job import Refusal
 from sinklab.escape import escape_control, join_shell, quote_shell
+from sinklab.install import format_extra_command
 
 TOOLS = {
     'gcloud': 'install it from https://cloud.google.com/sdk/docs/install',
     'kubectl': 'install it by gcloud components install kubectl gke-gcloud-auth-plugin',
     'uv': 'install it by pip install uv',
-    'sinklab': "install it by pip install -e '.[gcs]'",
+    'sinklab': f'activate the environment in which it is installed, or install it by {format_extra_command("gcs")}',
     'aws': 'install it by pip install awscli',
 }
 SLURM = 'give this command where jobs of the cluster are given, its login node'

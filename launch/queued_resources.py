@@ -20,7 +20,7 @@ umask 077
 export HOME=/root
 mkdir -p {folder}
 gcloud storage rsync --recursive {code} {folder}
-# Without the secret of the run (docs/network.md) its processes would trust whoever reaches their port.
+# Without the secret of the run (docs/guides/network.md) its processes would trust whoever reaches their port.
 if ! [[ -s {folder}/secret ]]; then
   echo {code}/secret 'is missing or empty; submit the job again' >&2
   exit 1

@@ -21,7 +21,7 @@ SCRIPT = """#!/bin/bash
 ended=
 trap ended=1 TERM
 code=0
-# By it the processes know each other (docs/network.md). Each start has one of its own; srun hands it on.
+# By it the processes know each other (docs/guides/network.md). Each start has one of its own; srun hands it on.
 SINKLAB_RUN_SECRET="${{SINKLAB_RUN_SECRET:-$(< /proc/sys/kernel/random/uuid)}}"
 export SINKLAB_RUN_SECRET
 srun --kill-on-bad-exit=0 --wait={grace} bash {code}/run-"${{SLURM_ARRAY_TASK_ID:-0}}".sh || code=$?

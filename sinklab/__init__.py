@@ -1,10 +1,51 @@
-"""Train language models, watch attention sinks emerge, and find out why."""
+"""Train language models, watch attention sinks emerge, and find out why.
+
+The public Python API is `sinklab.open`, `sinklab.attention`, and the exception `sinklab.Refusal`.
+"""
+
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from sinklab.attend.attention import attention as attention
+    from sinklab.observe.opening import Opened, Run
+    from sinklab.record import Refusal as Refusal
 
 __version__ = '0.2.0'
 
+# Imported when they are first used: jax takes a second, and `import sinklab` must not.
+LAZY = {'attention': 'sinklab.attend.attention', 'Refusal': 'sinklab.record'}
 
-def open(given: str, **how: object) -> object:
-    """A run, RUN@STEP or hf:PATH_OR_ID, to look into: `.attention(text)`, `.measure(name, text)`, `.curve(name)`."""
+
+def open(given: str, *, bos: str = 'auto', remote_code: bool = False) -> 'Run | Opened':
+    """Open a run or a model of transformers, to look at its attention and to measure it; nothing is written.
+
+    Args:
+        given: The folder of a run (its newest whole checkpoint is taken), `RUN@STEP`, or `hf:` with the folder or
+            the name of a model of transformers. A run may also lie in a bucket, and may still be training.
+        bos: What a text begins with. `auto`: what training or the model's tokenizer puts there; `none`: the text
+            itself; `force`: BOS.
+        remote_code: Execute the Python code that comes with a model of transformers.
+
+    Returns:
+        A `Run`, or an `Opened` for `hf:`. Both have `.attention(text)` and `.measure(name, text)`; a run also has
+        `.steps`, `.at(step)`, `.curve(name)`, `.params(step)`, `.model` and `.spec`. Parameters are read when they
+        are first needed.
+
+    Raises:
+        Refusal: There is no such run, step or model, or a package that it needs is not installed.
+    """
     from sinklab.observe import opening
 
-    return opening.open(given, **how)
+    return opening.open(given, bos=bos, remote_code=remote_code)
+
+
+def __getattr__(name: str) -> Any:
+    if name not in LAZY:
+        raise AttributeError(f'module {__name__!r} has no attribute {name!r}')
+    import importlib
+
+    return getattr(importlib.import_module(LAZY[name]), name)
+
+
+def __dir__() -> list[str]:
+    return sorted([*globals(), *LAZY])

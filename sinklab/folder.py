@@ -18,8 +18,10 @@ lease.json      the job that is at work here
 import contextlib
 import dataclasses
 import glob
+import itertools
 import json
 import os
+import re
 import secrets
 import unicodedata
 from collections.abc import Callable
@@ -164,8 +166,12 @@ class Folder:
         except OSError:
             return {}
 
-    def check(self, spec: Spec) -> None:
-        """Refuses a folder that holds another run, or something that is none, or where no checkpoint can be saved."""
+    def check(self, spec: Spec, instead: str | None = None) -> None:
+        """Refuses a folder that holds another run, or something that is none, or where no checkpoint can be saved.
+
+        Args:
+            instead: what to do where it holds another run; otherwise, to give a new folder.
+        """
         check_checkpoint_path(self.path)
         if not self.path.exists():
             return
@@ -181,7 +187,7 @@ class Folder:
             return
         self.check_files()
         theirs, ours = self.configs(spec)
-        another = f'give a new folder, e.g. {quote_shell(f"--workdir={self}-2")}'
+        another = instead or f'give a new folder, e.g. {quote_shell(f"--workdir={self}-2")}'
         if ours.keys() != theirs.keys():
             gone, new = (', '.join(sorted(one.keys() - other)) for one, other in ((theirs, ours), (ours, theirs)))
             differ = filter(None, (gone and f'has {gone}, unknown here', new and f'lacks {new}'))
@@ -191,9 +197,10 @@ class Folder:
             )
         differ = [key for key in ours if ours[key] != theirs[key] and not f'{key}.'.startswith(FREE)]
         if differ == [STEPS]:
-            self.check_steps(spec, theirs[STEPS])
+            self.check_steps(spec, theirs[STEPS], instead)
         elif differ:
-            raise Refusal(f'{self} holds another run ({"; ".join(differences(theirs, ours))}); {another}')
+            scaled = self.explain_scaling(differ, theirs)
+            raise Refusal(f'{self} holds another run ({"; ".join(differences(theirs, ours))}{scaled}); {another}')
 
     def check_files(self) -> None:
         """Refuse what stands in the place of a file that is to be read or written. Raises Damaged."""
@@ -216,7 +223,26 @@ class Folder:
         """What is no longer as in the run's latest attempt."""
         return differences(*self.configs(spec))
 
-    def check_steps(self, spec: Spec, before: int) -> None:
+    def explain_scaling(self, differ: list[str], config: dict) -> str:
+        """Name the fields that differ because an older version multiplied a row's numbers by what a size has.
+
+        That is seen where row.json has another number than config.json. Returns '' where there is none.
+        """
+        try:
+            row = self.read('row')
+        except (OSError, ValueError):
+            return ''
+        written = {path: row.get('diff', {}).get(path) for path in differ if path not in row.get('overrides', {})}
+        scaled = [
+            f'{path!r}: {value!r}'
+            for path, value in written.items()
+            if type(value) in (int, float) and value != config[path]
+        ]
+        if not scaled:
+            return ''
+        return f'; that run was scaled with its size, as scale_with_size({{{", ".join(scaled)}}}) in the row does'
+
+    def check_steps(self, spec: Spec, before: int, instead: str | None = None) -> None:
         """Refuses another number of steps where it would change those that are done."""
         steps, schedule, saved = spec.optimizer.steps, spec.optimizer.schedule, self.checkpoint_steps()
         reached = max([*saved, *(record['step'] for record in self.records(before, strict=True))], default=0)
@@ -224,9 +250,10 @@ class Folder:
             raise Refusal(f'{self} is at step {reached}, and config.{STEPS} is {steps}; give at least {reached}')
         if schedule not in OPEN_ENDED:
             fork = [f'--from={self}@{saved[-1]}', f'--config.{STEPS}={steps}'] if saved else []
+            advice = f'{"fork it" if saved else "give a new folder"}: {join_shell([*fork, f"--workdir={self}-2"])}'
             raise Refusal(
                 f'{self} holds a run of {before} steps, and {steps} change every step of a {schedule} schedule; '
-                f'{"fork it" if saved else "give a new folder"}: {join_shell([*fork, f"--workdir={self}-2"])}'
+                f'{instead or advice}'
             )
 
     def is_claimed(self) -> bool:
@@ -338,6 +365,32 @@ class Folder:
             run_files.warn(file, f'{file} ends at step {step}, and the run is done with {last}; bring its lines back')
         elif lacking:
             run_files.warn(file, f'{file} has no {lacking[0]} of its last step, {last}; bring its lines back')
+
+    def gaps(self, records: list[dict], every: int, until: int | None = None) -> list[tuple[int, int]]:
+        """Return pairs of steps between which metrics.jsonl has lost lines of training.
+
+        Args:
+            records: of metrics.jsonl, by step.
+            every: steps from one line to the next, by the config. Earlier attempts may have had others (the changes
+                in environment.json): the largest counts, so that no line is missed that was never written.
+            until: lines are to reach as far as this step, from which training goes on. None: as far as they go.
+        """
+        changes = [one for attempt in self.environment().get('attempts', []) for one in attempt.get('changes', [])]
+        numbers = [re.findall(r'\d+', change) for change in changes if 'log.every_steps' in change]
+        every = max([every, *(int(number) for found in numbers for number in found)])
+        steps = [self.start(), *(record['step'] for record in records if 'train/loss' in record)]
+        found = [(before, after) for before, after in itertools.pairwise(steps) if after - before > every]
+        if until is not None and until - steps[-1] >= every:
+            found.append((steps[-1], until))
+        return found
+
+    def describe_gap(self, gap: tuple[int, int]) -> str:
+        """Return what is to be said of one of `gaps`."""
+        before, after = gap
+        return (
+            f'{self.path / METRICS} has lost its lines of training between steps {before} and {after}; curves go '
+            'on without them, unless you bring them back from a copy'
+        )
 
     def is_measured(self, step: int) -> bool:
         """Whether a run was measured after a step, as it is at its end."""

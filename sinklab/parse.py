@@ -4,7 +4,7 @@ import operator
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from sinklab.record import Refusal, record
+from sinklab.record import record, refuse_all
 from sinklab.spec import HYPERPARAMETERS, LATER, PAIRS, Attention, Checkpoint, Data, Model, Optimizer, Spec
 
 SMALLEST_TRAINED, LARGEST_TRAINED = 258, 1 << 20  # ids: two special ones and the bytes; what fits in memory
@@ -15,10 +15,13 @@ VALUES = {'k': ('zero', 'first', 'uniform'), 'kv': ('learned',), 'v': ('learned'
 
 
 def parse(config: Mapping[str, Any]) -> Spec:
-    """The spec that a config (nested mapping) describes; `Refusal` names the first thing wrong with it."""
+    """Read the spec that a config (nested mapping) describes.
+
+    Raises:
+        Refusal: a field is not as its type says; or, if all are, fields do not go together. It names every fault.
+    """
     spec = record(Spec, config, 'config')
-    for refusal in refusals(spec):
-        raise Refusal(refusal)
+    refuse_all(refusals(spec))
     return spec
 
 
@@ -111,7 +114,7 @@ def of_rotary(model: Model) -> Iterator[str]:
         if (getattr(rotary, name) is None) == (rotary.scaling in users):
             given = f'{at}.{name} is {getattr(rotary, name)} with scaling {rotary.scaling}'
             yield f'{given}; it is a number for {" and ".join(users)}, and None for others'
-    if rotary.scaling == 'llama3' and rotary.slow >= rotary.fast:
+    if rotary.scaling == 'llama3' and rotary.slow and rotary.fast and rotary.slow >= rotary.fast:
         yield f'{at}.slow and fast are {rotary.slow} and {rotary.fast}; what turns slowly turns less often'
     usual = LATER['model']['rotary']
     if model.position != 'rotary' and (rotary.base, rotary.scaling) != (usual['base'], usual['scaling']):
@@ -187,7 +190,7 @@ def of_data(data: Data, model: Model) -> Iterator[str]:
     first, last = data.random_first, data.random_last
     if (first is None) != (last is None) or (first or 0) > (last or 0):
         yield f'{at}.random_first and random_last are {first} and {last}; give both, in this order, or neither'
-    if first and data.fixed_position and first <= data.fixed_position <= last:
+    if first and last and data.fixed_position and first <= data.fixed_position <= last:
         yield (
             f'{at}.fixed_position is {data.fixed_position}, among the random ones ({first} to {last}); '
             'set one of them to None'

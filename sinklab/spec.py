@@ -105,11 +105,17 @@ class Attention:
     """A_ij = gain * weight(s_ij) / Z(sum_j mass(s_ij)), s_ij = <f(q_i), f(k_j)> / sqrt(K) + b_ij + offset log T."""
 
     similarity: Similarity
+    """Function that turns the score of a query and a key into the weight of the key."""
     normalizer: Normalizer
+    """What the weights of a row are divided by, as a function of the sum of the row."""
     feature_map: FeatureMap
+    """Map applied to queries and keys before their product: none, elu + 1, or a learned MLP."""
     gain: Positive
-    power: Positive | None  # p of p_norm
-    offset: Finite  # in units of log(data.length): -1 is Apple's sigmoid
+    """Factor of all attention weights; with softmax, the sum of each row."""
+    power: Positive | None
+    """p of normalizer `p_norm`; None with other normalizers."""
+    offset: Finite
+    """Constant added to every score, in units of log(data.length): -1 is the bias of Apple's sigmoid attention."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -117,21 +123,32 @@ class Rotary:
     """Dimensions i and i + K/2 turn by t * f_i at place t, f_i = base^(-2i/K), and slower where that is scaled."""
 
     base: Positive
-    scaling: Literal['none', 'linear', 'llama3']  # f_i / factor: of all, or of those that turn little in `length`
+    """Base of the frequencies (theta in Hugging Face configs)."""
+    scaling: Literal['none', 'linear', 'llama3']
+    """How frequencies are scaled for longer contexts: `linear` divides all of them by `factor`, `llama3` only
+    the low ones."""
     factor: Positive | None
-    slow: Positive | None  # of llama3: what turns less often than that in `length` is scaled whole
-    fast: Positive | None  # and what turns more often not at all
+    """Divisor of the scaled frequencies; None without scaling."""
+    slow: Positive | None
+    """For `llama3`: a frequency with fewer turns than this in `length` tokens is divided by `factor`."""
+    fast: Positive | None
+    """For `llama3`: a frequency with more turns than this in `length` tokens is left as it is."""
     length: Count | None
+    """For `llama3`: the context length before scaling, in tokens."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Mask:
     """What a query sees is the intersection; all None and False: what is not after it."""
 
-    prefix: Count | None  # the first tokens, seen by all, and no loss on them
-    window: Count | None  # so many keys, the last of them the query's own
-    block: Count | None  # the keys of the query's own block of so many
-    document: Flag  # the query's own document
+    prefix: Count | None
+    """Number of first tokens that every query sees; the loss of these tokens is not counted (prefix LM)."""
+    window: Count | None
+    """Number of keys that a query sees, its own included (sliding window)."""
+    block: Count | None
+    """Block size: a query sees only keys of its own block of this many tokens."""
+    document: Flag
+    """True: a query sees only keys of its own document."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -139,37 +156,67 @@ class Columns:
     """What every query sees beside the text (Table 3: attention biases), and how it is made."""
 
     kind: Literal['none', 'sink_token', 'k', 'kv', 'v', 'logit']
-    shared: Flag  # one for all heads of a layer
-    key_width: Count | None  # how many of a key's first dimensions are learned, the others being 0; None: all
-    value: Literal['learned', 'zero', 'first', 'uniform']  # of the column k: zero, or fixed along e_1 or (1, ..., 1)
-    value_norm: Positive | None  # of a fixed value
+    """Learned keys or values besides the text (attention biases, Table 3): a sink token, a key, a key and a value,
+    a value, or a logit."""
+    shared: Flag
+    """True: one bias for all heads of a layer; False: one for each head."""
+    key_width: Count | None
+    """Number of first dimensions of the key that are learned, the others being 0; None: all."""
+    value: Literal['learned', 'zero', 'first', 'uniform']
+    """Value of the bias: learned, zero, or fixed along e_1 (`first`) or (1, ..., 1) (`uniform`)."""
+    value_norm: Positive | None
+    """Norm of a fixed value (`first` or `uniform`); None otherwise."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Model:
     layers: Count
+    """Number of transformer blocks."""
     width: Count
+    """Width of the residual stream (d_model)."""
     heads: Count
-    kv_heads: Count | None  # of keys and values, each for as many heads of queries; None: as many
+    """Number of query heads of each layer."""
+    kv_heads: Count | None
+    """Number of key and value heads (grouped-query attention); None: as many as `heads`."""
     head_width: Count
+    """Width of a head (d_head)."""
     ffn_width: Count
+    """Width of the hidden layer of the feed-forward network (d_ff)."""
     vocabulary: Count
+    """Number of token ids; of a tokenizer that is trained here, its size."""
     position: Position
+    """Position encoding."""
     rotary: Rotary
+    """Rotary position encoding; used with `position=rotary` only."""
     ffn: FFN
+    """Activation of the feed-forward network; names that end with `glu` have a gate."""
     norm: Literal['pre', 'post', 'sandwich']
-    qkv_bias: Flag  # what is learned and added to queries, keys and values
+    """Where RMSNorm stands: before each sublayer, after it, or both (`sandwich`)."""
+    qkv_bias: Flag
+    """True: learned biases of the query, key and value projections."""
     qk_norm: Flag
-    head_norm: Flag  # RMSNorm of each head's output
-    combination: Literal['concatenate', 'add', 'add_wide']  # of heads
+    """True: RMSNorm of queries and keys."""
+    head_norm: Flag
+    """True: RMSNorm of the output of each head."""
+    combination: Literal['concatenate', 'add', 'add_wide']
+    """How outputs of heads become one vector: concatenated, or added (`add_wide`: values as wide as the model)."""
     gate: Gate
+    """Gate of the attention output or of the values, and what it is computed for."""
     norm_epsilon: Positive
-    tied: Flag  # the head is the embedding
+    """Epsilon of RMSNorm."""
+    tied: Flag
+    """True: the output head is the embedding matrix."""
     initialization: Literal['released', 'released_even', 'gpt2', 'torch']
-    dtype: Literal['bfloat16', 'float32']  # of the computation; parameters and statistics are float32
+    """Distribution of the initial parameters: as the released code (`released_even`: also scaling the last
+    map of FFNs other than SwiGLU by depth), as GPT-2, or as PyTorch defaults."""
+    dtype: Literal['bfloat16', 'float32']
+    """Type of the computation; parameters and attention statistics are float32."""
     attention: Attention
+    """The attention operation."""
     mask: Mask
+    """The attention mask."""
     columns: Columns
+    """Attention biases."""
 
     @property
     def groups(self) -> int:
@@ -180,95 +227,157 @@ class Model:
 @dataclasses.dataclass(frozen=True)
 class Optimizer:
     name: Literal[*HYPERPARAMETERS['name']]
+    """Optimizer: AdamW, SGD with momentum, or Muon."""
     peak_learning_rate: Positive
-    final_share: Part | None  # of the peak, where the cosine ends
+    """Learning rate after the warm-up."""
+    final_share: Part | None
+    """Learning rate of the last step as a share of the peak, for schedule `cosine`; None for `constant`."""
     schedule: Literal[*HYPERPARAMETERS['schedule']]
+    """Learning rate after the warm-up: constant, or a cosine that ends at `final_share`."""
     warmup_steps: Natural
+    """Steps of linear warm-up from 0."""
     steps: Count
+    """Number of updates."""
     batch_size: Count
+    """Sequences of each update, over all devices."""
     weight_decay: Nonnegative
+    """Decoupled weight decay of all parameters; each step multiplies them by 1 - learning rate * weight decay."""
     clip_norm: Positive | None
-    beta1: Momentum  # the momentum of sgd and muon
+    """Largest norm of the gradient, above which it is scaled down; None: no clipping."""
+    beta1: Momentum
+    """First-moment decay of AdamW; the momentum of `sgd` and `muon`."""
     beta2: Momentum | None
+    """Second-moment decay of AdamW, which `muon` uses for parameters that are no matrices; None for `sgd`."""
     epsilon: Positive | None
+    """Epsilon of AdamW; None for `sgd`."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Data:
     task: Literal['text', 'backcopy']
-    source: Text  # stdlib | text:GLOB | chat:GLOB | tfds:NAME | mixture:FILE | store:DIR
-    tokenizer: Text  # train | path of a tokenizer.json
-    end_token: Natural  # the id that ends a document
-    fixed_token: Natural  # the id that stands at a fixed place, and as BOS
+    """`text`: next-token prediction on documents; `backcopy`: the synthetic task Bigram-Backcopy."""
+    source: Text
+    """Where documents come from: `stdlib` (the sources of Python's standard library), `text:GLOB`, `chat:GLOB`,
+    `tfds:NAME`, `mixture:FILE` or `store:DIR`."""
+    tokenizer: Text
+    """`train`: train a byte-level BPE tokenizer on the source; otherwise the path of a tokenizer.json."""
+    end_token: Natural
+    """Id of the token that ends each document."""
+    fixed_token: Natural
+    """Id of the token that `fixed_position` writes and that serves as BOS."""
     length: Count
-    held_out: Fraction  # of the documents
-    share: Share  # of the training windows, the others being left out
-    bos: Literal['none', 'documents']  # BOS at the start of every document
-    loss: Literal['all', 'assistant']  # on every token, or on those of the assistant in a chat
-    fixed_position: Count | None  # this place of every sequence holds fixed_token
-    fixed_held_out: Flag  # of validation and probe sequences, too
-    random_first: Count | None  # these places of every training and validation window hold random tokens
+    """Tokens of a training window (context length)."""
+    held_out: Fraction
+    """Share of the documents that is held out for validation and probes."""
+    share: Share
+    """Share of the training windows that is used."""
+    bos: Literal['none', 'documents']
+    """`documents`: BOS at the start of every document."""
+    loss: Literal['all', 'assistant']
+    """Targets that count: all, or those of assistant turns of a chat."""
+    fixed_position: Count | None
+    """Position, from 1, at which every window has `fixed_token`; None: nowhere."""
+    fixed_held_out: Flag
+    """True: validation and probe sequences have the fixed token as well."""
+    random_first: Count | None
+    """First position, from 1, of training and validation windows that holds a random token; None: none."""
     random_last: Count | None
-    positions: Literal['continued', 'reset']  # at the start of a document
-    triggers: Count | None  # of backcopy: so many of the most frequent characters
+    """Last position that holds a random token."""
+    positions: Literal['continued', 'reset']
+    """`reset`: positions start again at 0 with each document; `continued`: they run through the window."""
+    triggers: Count | None
+    """For `backcopy`: number of trigger characters, the most frequent ones; None for text."""
     seed: Seed
+    """Seed of the order of the training windows and of random tokens."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Valid:
-    every_steps: Natural  # 0: only at the start and the end, here and in Probe
+    every_steps: Natural
+    """Steps between two measurements of the validation loss; 0: only at the start and at the end."""
     windows: Count
-    domain: Text | None  # of the held-out documents: those of this one of a corpus that has several
+    """Number of held-out windows."""
+    domain: Text | None
+    """Domain of the held-out documents, for a corpus with several; None: all."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Probe:
     every_steps: Natural
+    """Steps between two probes, which measure attention; 0: only at the start and at the end."""
     sequences: Count
+    """Number of probe sequences."""
     length: Annotated[int, Domain('at least 2', lambda x: x >= 2)]
-    keys: Count  # importance is reported for keys 1..keys
-    inputs: Literal['natural', 'random', 'repeated']  # held-out texts; ids drawn from the vocabulary; one id each
-    domain: Text | None  # of natural inputs: this one of a corpus that has several
-    prepend: Literal['none', 'bos', 'eos']  # a token before each text
+    """Tokens of a probe sequence (T of the metrics)."""
+    keys: Count
+    """Importance alpha_k and Sink_k are reported for keys 1 to this number."""
+    inputs: Literal['natural', 'random', 'repeated']
+    """Probe inputs: held-out texts, ids drawn from the vocabulary, or one id repeated."""
+    domain: Text | None
+    """Domain of natural inputs, for a corpus with several; None: all."""
+    prepend: Literal['none', 'bos', 'eos']
+    """Token before each probe text."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Checkpoint:
-    every_steps: Natural  # 0: only at the end
-    every_minutes: Nonnegative  # since the one before, by the clock of process 0; 0: by steps alone
-    keep: Annotated[int, Domain('at least 2, so that there is one before the newest', lambda x: x >= 2)]  # the last
-    keep_every_steps: Natural  # and those of these steps for ever; 0: none
+    every_steps: Natural
+    """Steps between two checkpoints; 0: only at the end."""
+    every_minutes: Nonnegative
+    """Minutes after the last checkpoint until another one is saved, by the clock of process 0; 0: by
+    steps only."""
+    keep: Annotated[int, Domain('at least 2, so that there is one before the newest', lambda x: x >= 2)]
+    """Number of newest checkpoints that are kept."""
+    keep_every_steps: Natural
+    """Checkpoints of steps that are multiples of this are never deleted; 0: none."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Log:
     every_steps: Count
-    sinks: Flag  # also those of the training batch, over its whole length
-    rows: Flag  # and what is measured of whole rows, whose weights are computed once more
+    """Steps between two lines of training metrics."""
+    sinks: Flag
+    """True: log sink metrics of the training batch as well, over its whole length (names end with /context)."""
+    rows: Flag
+    """True: log metrics of whole attention rows of the training batch, whose weights are computed a second time."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Spec:
     model: Model
+    """The model."""
     optimizer: Optimizer
+    """The optimizer."""
     data: Data
+    """The data."""
     valid: Valid
+    """The validation loss."""
     probe: Probe
+    """The probes of attention."""
     checkpoint: Checkpoint
+    """The checkpoints."""
     log: Log
+    """The training metrics."""
     seed: Seed
+    """Seed of the initial parameters."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Hardware:
     """How a run is laid on devices. Never part of a row: the result is the same on all of them."""
 
-    data: Count | None = None  # None, here and of fsdp: from the devices
+    data: Count | None = None
+    """Devices that split the batch; None: all slices, GPU nodes or cores."""
     fsdp: Count | None = None
+    """Devices that split the batch and the parameters; None: all devices of each."""
     tensor: Count = 1
-    micro_batch: Count | None = None  # sequences at once, over all devices; None: the whole batch
-    remat: str = 'none'  # what is computed again: nothing; full: all; auto; or all but some of KEPT
+    """Devices that split heads, feed-forward networks and the vocabulary."""
+    micro_batch: Count | None = None
+    """Sequences that are computed at once, over all devices; gradients accumulate. None: the whole batch."""
+    remat: str = 'none'
+    """Activations that are computed again in the backward pass: `none`, `full`, `auto`, or all but some of KEPT."""
     attention: Backend = 'auto'
+    """Attention backend."""
 
     def sequences(self, batch: int) -> int:
         """Of a batch, how many are read at once."""

@@ -10,6 +10,7 @@ import jax
 from jax.experimental import topologies
 
 from sinklab.chips import CHIPS
+from sinklab.install import format_extra_command, format_package_command
 from sinklab.record import Refusal
 
 LIBTPU = Path(__file__).parents[1] / '.venv' / 'libtpu' / 'libtpu' / 'libtpu.so'  # where `make test` puts it
@@ -83,7 +84,8 @@ def gpus(topology: str, name: str) -> list[jax.Device]:
         )
     if not has_plugin():
         raise Refusal(
-            'the compiler for GPUs is not installed; pip install "jax[cuda13]" in an environment without GPUs will do'
+            'the compiler for GPUs is not installed; install it, where there need be no GPU: '
+            f'{format_package_command("jax[cuda13]")}'
         )
     target = HOPPER.format(bandwidth=chip.bandwidth, memory=chip.memory, kind=chip.kinds[0])
     return topologies.get_topology_desc(platform='cuda', target_config=target, topology=f'1x1x{parts[2]}').devices
@@ -100,7 +102,9 @@ def has_plugin() -> bool:
 def devices(topology: str, slices: int = 1) -> list[jax.Device]:
     """Those of a topology such as v5e:2x2, to compile for; raises Refusal."""
     if (path := library()) is None:
-        raise Refusal('libtpu, which has the compiler for TPUs, is not installed; pip install "sinklab[tpu]"')
+        raise Refusal(
+            f'libtpu, which has the compiler for TPUs, is not installed; install it: {format_extra_command("tpu")}'
+        )
     os.environ.update({name: value for name, value in ALONE.items() if name not in os.environ}, TPU_LIBRARY_PATH=path)
     try:
         more = dict(num_slices=slices) if slices > 1 else {}

@@ -1,4 +1,4 @@
-"""docs/add_an_operation.md to the letter: its edits in a copy of this tree, its commands there, what they made."""
+"""The guide to adding an operation: apply its edits to a copy of this tree, run its commands, check their results."""
 
 import json
 
@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from pages import NEEDS_GIT, commands, edited_copy, output
 
-PAGE = 'add_an_operation.md'
+PAGE = 'guides/add_an_operation.md'
 OPERATION = """
 import sys
 import numpy as np

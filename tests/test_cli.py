@@ -31,7 +31,7 @@ def refused(capsys, *arguments):
     ('arguments', 'words'),
     [
         (['--config.optimizer.stps=5'], 'config.optimizer.stps is unknown; did you mean steps?'),
-        (['--config.optimzer.steps=5'], 'config.optimzer is unknown; did you mean optimizer?'),
+        (['--config.optimzer.steps=5'], 'config.optimzer is unknown; did you mean config.optimizer.steps?'),
         (['--config.optimizer=5'], 'config.optimizer holds fields (batch_size, beta1'),
         (['--config.seed.x=5'], 'config.seed holds a value'),
         (['--config.optimizer.steps=many'], 'config.optimizer.steps=many is no int; its value here is'),
@@ -54,7 +54,7 @@ def refused(capsys, *arguments):
         (['--micro_batch=5'], '--micro_batch=5 does not divide'),
         (['--tensor=8'], '--tensor=8 wants 8 devices and 4 are here'),
         (['--data=8'], 'wants 8 devices and 4 are here'),
-        (['--steps=5'], '--steps=5 is unknown; overrides read --config.optimizer.steps=100'),
+        (['--steps=5'], '--steps=5 is unknown; did you mean --config.optimizer.steps?'),
         (['--config.seed'], '--config.seed is unknown'),
     ],
 )
@@ -119,11 +119,12 @@ def test_a_config_without_sizes_is_trained_where_none_is_asked_for(capsys, tmp_p
     assert "there is no size 'smoek'; did you mean smoke? (sizes: paper, quickstart, smoke" in line
 
 
+@pytest.mark.slow
 def test_rows_are_listed_with_what_was_published(capsys):
     assert main(['rows', '--json']) == 0
     rows = json.loads(capsys.readouterr().out)
     for row in rows:
-        assert set(row) - {'note'} == {'config', 'row', 'diff', 'published', 'source'}
+        assert set(row) - {'note'} == {'config', 'row', 'diff', 'published', 'source', 'size', 'equals_baseline'}
     assert main(['rows', '--config=configs/quickstart.py', '--json']) == 0
     table = json.loads(capsys.readouterr().out)
     assert table == [row for row in rows if row['config'] == 'configs/quickstart.py']
@@ -257,6 +258,62 @@ def test_doctor_says_what_works_and_fails_with_the_reason(capsys, monkeypatch):
     monkeypatch.setenv('SINKLAB_CACHE', '/proc/nowhere')
     assert main(['doctor']) == 1
     assert 'token cache does not work here: ' in capsys.readouterr().err
+
+
+@pytest.mark.parametrize('verb', VERBS)
+def test_an_unknown_option_is_refused_before_a_missing_one_is_asked_for(capsys, verb):
+    action = ['verify'] if verb == 'checkpoint' else []
+    line = refused(capsys, verb, *action, '--unheard-of=5', '--also_unknown')
+    assert '--unheard-of=5 is unknown' in line
+    assert '--also_unknown is unknown' in line
+    assert f'see sinklab {" ".join([verb, *action])} --help' in line
+    assert 'required' not in line
+
+
+@pytest.mark.parametrize(
+    ('arguments', 'meant'),
+    [
+        (['train', '--confg=x'], '--config'),
+        (['sweep', '--seed=3', '--workdr=x'], '--workdir'),
+        (['measure', '--lenght=3'], '--length'),
+        (['checkpoint', 'export', '--dtyp=float32'], '--dtype'),
+        (['train', '--optimizer.steps=5'], '--config.optimizer.steps'),
+        (['compile', '--weight_decay=5'], '--config.optimizer.weight_decay'),
+        (
+            ['train', '--config.model.attention.heads=2', '--config=configs/quickstart.py:k', '--workdir=w'],
+            'model.heads',
+        ),
+    ],
+)
+def test_an_unknown_option_is_refused_with_the_one_that_is_meant(capsys, tmp_path, monkeypatch, arguments, meant):
+    monkeypatch.chdir(tmp_path)
+    assert f'did you mean {meant}?' in refused(capsys, *arguments).replace('mean config.', 'mean ')
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_help_and_what_follows_two_dashes_are_no_unknown_options(capsys):
+    with pytest.raises(SystemExit) as exit:
+        main(['train', '--confg=x', '--help'])
+    assert exit.value.code == 0
+    assert 'is unknown' not in capsys.readouterr().err
+
+
+def test_every_fault_of_a_config_is_named_at_once(capsys, tmp_path):
+    wrong = {
+        'optimizer.warmup_steps': 30,
+        'optimizer.steps': 20,
+        'probe.length': 99,
+        'model.rotary.scaling': 'llama3',
+    }
+    given = [f'--config.{path}={value}' for path, value in wrong.items()]
+    line = refused(capsys, 'train', f'--config={QUICK}', '--size=smoke', f'--workdir={tmp_path}/run', *given)
+    named = ('optimizer.warmup_steps is 30', 'probe.length is 99', *(f'rotary.{one}' for one in ('slow', 'fast')))
+    assert [words for words in named if words not in line] == []
+    assert '(5) ' in line
+    several = ['--config.optimizer.stps=3', '--config.model.layers=many', '--config.data.lenght=3']
+    line = refused(capsys, 'train', f'--config={QUICK}', f'--workdir={tmp_path}/run', *several)
+    assert [words for words in ('optimizer.stps', 'model.layers=many', 'data.lenght') if words not in line] == []
+    assert not (tmp_path / 'run').exists()
 
 
 def test_no_verb_and_a_wrong_verb_print_the_usage(capsys):

@@ -6,6 +6,7 @@ import sys
 
 import pytest
 
+from sinklab.install import format_package_command
 from sinklab.processes import cluster
 from sinklab.processes.cluster import Seat
 from sinklab.record import Refusal
@@ -119,6 +120,7 @@ print(cluster.seat(None, None, None, 0))
 """
 
 
+@pytest.mark.slow
 def test_a_pod_of_a_jobset_is_read_as_jax_reads_it(environment, tmp_path):
     environment(**POD)
     (tmp_path / 'kubernetes.py').write_text(KUBERNETES)
@@ -134,7 +136,7 @@ def test_a_pod_of_a_jobset_is_read_as_jax_reads_it(environment, tmp_path):
     [
         ({'SLURM_JOB_ID': '1', 'SLURM_NTASKS': '4'}, 'SLURM has 4 processes or hosts for this job'),
         ({'SLURM_JOB_ID': '1', 'SLURM_JOB_NUM_NODES': '2'}, 'start it by srun, or give --processes=1 to be alone'),
-        (POD, 'pip install kubernetes, or give --coordinator=HOST:PORT'),
+        (POD, f'{format_package_command("kubernetes")}, or give --coordinator=HOST:PORT'),
         (RANK, 'this Open MPI has 2 processes and does not say where the first is; give --coordinator'),
         (RANK | {'OMPI_MCA_orte_hnp_uri': 'x'}, 'cannot be read (ValueError'),
     ],

@@ -6,6 +6,7 @@ import pytest
 
 from sinklab import topology
 from sinklab.cli.main import main
+from sinklab.install import format_package_command
 
 pytestmark = pytest.mark.skipif(topology.library() is None, reason='libtpu is not installed: make .venv/test does')
 ROW = ['--config=configs/scale.py:softmax_60m', '--size=smoke']
@@ -126,4 +127,4 @@ def test_a_node_of_gpus_that_is_not_here_is_compiled_for(capsys, attention):
 @pytest.mark.skipif(topology.has_plugin(), reason='the plugin of jax for CUDA is installed')
 def test_a_compiler_for_gpus_that_is_not_there_is_asked_for(capsys):
     assert main(['compile', *ROW, '--topology=h100:8']) == 1
-    assert 'the compiler for GPUs is not installed; pip install' in capsys.readouterr().err
+    assert format_package_command('jax[cuda13]') in capsys.readouterr().err

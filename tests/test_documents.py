@@ -17,6 +17,7 @@ from stores import found, lines, refused, talk
 
 from sinklab.data.documents.document import Damaged, Document
 from sinklab.data.documents.sources import source
+from sinklab.install import format_extra_command
 
 TEXTS = ['first\nfile', 'zwei ü 中文 😀', '\u2028 \u0085 \x00', '', ' \n', 'a "quoted" \\ line']
 
@@ -229,7 +230,7 @@ def test_a_library_that_is_missing_is_named(tmp_path, monkeypatch, name, missing
     WRITERS[name](tmp_path / name, TEXTS)
     monkeypatch.setitem(sys.modules, missing, None)
     monkeypatch.setitem(sys.modules, f'{missing}.parquet', None)
-    assert f'{name} needs {missing}; pip install "sinklab[data]"' in refused(f'text:{tmp_path}/{name}')
+    assert f'{name} needs {missing}; install it: {format_extra_command("data")}' in refused(f'text:{tmp_path}/{name}')
 
 
 def test_the_identity_changes_with_the_files_and_with_what_is_asked_of_them(tmp_path):

@@ -17,6 +17,7 @@ from lm_eval.api.registry import get_model
 
 from sinklab.cli.main import main
 from sinklab.folder import Folder
+from sinklab.install import format_extra_command
 from sinklab.observe import downstream
 from sinklab.observe.harness import Harness
 from sinklab.observe.own import Own
@@ -114,4 +115,4 @@ def test_without_the_library_the_extra_is_named(monkeypatch, capsys):
     monkeypatch.delitem(sys.modules, 'sinklab.observe.downstream')
     monkeypatch.delattr('sinklab.observe.downstream')
     assert main(['evaluate', 'runs/none', '--tasks=hellaswag']) == 1
-    assert capsys.readouterr().err.endswith('install it: pip install "sinklab[evaluate]"\n')
+    assert capsys.readouterr().err.endswith(f'install it: {format_extra_command("evaluate")}\n')

@@ -14,12 +14,11 @@ from sinklab.cli.main import main
 from sinklab.data.documents.sources import texts
 from sinklab.data.tokens import tokenizer as tokens
 from sinklab.folder import Folder, flat
+from sinklab.install import format_extra_command
 from sinklab.llama import config, exporting, files, parity, weights
 from sinklab.named import spec_of
 
-WORDS = (
-    'transformers and torch, of the extra hf, are not installed: pip install "sinklab[hf]", where torch has a wheel'
-)
+WORDS = f'transformers and torch are not installed: {format_extra_command("hf")}, where torch has a wheel'
 torch = pytest.importorskip('torch', reason=WORDS)
 transformers = pytest.importorskip('transformers', reason=WORDS)
 pytestmark = pytest.mark.slow
@@ -216,7 +215,7 @@ def test_without_torch_the_extra_is_named_before_anything_is_written(run, tmp_pa
     monkeypatch.setattr(exporting.parity, 'libraries', lambda: files.library('torch_that_is_absent'))
     code, _, err = said(capsys, 'export', run, f'--out={tmp_path}/out')
     assert code == 1
-    assert err.endswith('this needs torch_that_is_absent; pip install "sinklab[hf]"\n')
+    assert err.endswith(f'this needs torch_that_is_absent; install it: {format_extra_command("hf")}\n')
     assert list(tmp_path.iterdir()) == []
 
 
@@ -240,6 +239,8 @@ def test_a_model_is_trained_further_with_another_operation(corpus, tokenizer, tm
     assert code == 0, err
     folder = Folder(tmp_path / 'run')
     assert folder.read('config')['model']['kv_heads'] == 2
+    assert folder.read('config')['optimizer']['peak_learning_rate'] == 2e-5
+    assert 'fine-tuning defaults' in err
     assert folder.lineage()['row'] == 'theirs'
     assert folder.lineage()['data'] == []
     assert any(

@@ -12,10 +12,11 @@ from sinklab.cli import fork
 from sinklab.cli.main import main
 from sinklab.data.tokens import tokenizer as tokens
 from sinklab.folder import Folder
+from sinklab.install import format_extra_command
 from sinklab.llama import config, files, weights
 from sinklab.record import Refusal
 
-pytest.importorskip('safetensors', reason='safetensors, of the extra hf, is not installed: pip install "sinklab[hf]"')
+pytest.importorskip('safetensors', reason=f'safetensors is not installed: {format_extra_command("hf")}')
 
 CONFIG = dict(
     model_type='llama',

@@ -1,4 +1,4 @@
-"""The house is as docs/house.md says: imports only go down, and there are no cycles."""
+"""docs/architecture.md agrees with the code: imports only go down its levels, there are no cycles, names exist."""
 
 import ast
 import re
@@ -7,13 +7,10 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[1]
-HOUSE = (ROOT / 'docs' / 'house.md').read_text(encoding='utf-8')
-FLOORS = {
-    room.removesuffix('.py'): int(floor)
-    for floor, rooms in re.findall(r'^\| (\d) \| (.*?) \|', HOUSE, re.MULTILINE)
-    for room in re.findall(r'`(\w+(?:\.py|(?=/`)))', rooms)
-}
-BLIND = {
+PAGE = (ROOT / 'docs' / 'architecture.md').read_text(encoding='utf-8')
+ROWS = re.findall(r'^\| (\d) \| `(\w+)(\.py|/)` \|', PAGE, re.MULTILINE)
+LEVELS = {name: int(level) for level, name, _ in ROWS}
+INDEPENDENT = {
     'model': {'data'},
     'data': {'model'},
     'measure': {'model', 'data'},
@@ -23,10 +20,21 @@ FOLDERS = ('sinklab', 'configs', 'launch', 'tests', 'benchmarks')
 FILES = sorted(path for folder in FOLDERS for path in (ROOT / folder).rglob('*.py'))
 
 
-def test_the_floors_of_the_page_go_down_and_the_lowest_have_a_row_each():
-    floors = [int(floor) for floor in re.findall(r'^\| (\d) \|', HOUSE, re.MULTILINE)]
-    assert floors == sorted(floors, reverse=True)
-    assert floors[-3:] == [2, 1, 0]
+def test_the_page_has_each_module_once_with_levels_that_go_down():
+    assert [int(level) for level, *_ in ROWS] == sorted(LEVELS.values(), reverse=True)
+    assert set(LEVELS.values()) == set(range(10))
+    assert len(ROWS) == len(LEVELS)
+    for _, name, ending in ROWS:
+        assert (ROOT / 'sinklab' / f'{name}{ending}').exists(), f'docs/architecture.md has a level for {name}{ending}'
+
+
+def test_the_page_names_the_packages_that_are_independent():
+    table = PAGE.partition('| package | does not import |')[2].partition('\n\n')[0]
+    rows = {
+        name: set(re.findall(r'`(\w+)/`', others))
+        for name, others in re.findall(r'^\| `(\w+)/` \| (.*) \|', table, re.M)
+    }
+    assert rows == INDEPENDENT
 
 
 def imports(path):
@@ -39,26 +47,26 @@ def imports(path):
             yield from ((f'{node.module}.{alias.name}', node in tree.body) for alias in node.names)
 
 
-def room(dotted):
+def level_name(dotted):
     parts = dotted.split('.')
-    return parts[1] if parts[0] == 'sinklab' and len(parts) > 1 and parts[1] in FLOORS else None
+    return parts[1] if parts[0] == 'sinklab' and len(parts) > 1 and parts[1] in LEVELS else None
 
 
 @pytest.mark.parametrize('path', [p for p in FILES if p.is_relative_to(ROOT / 'sinklab')], ids=lambda p: p.name)
-def test_a_file_imports_from_its_own_room_and_from_lower_floors_only(path):
-    here = room('.'.join(path.relative_to(ROOT).with_suffix('').parts))
+def test_a_file_imports_from_its_own_package_and_from_lower_levels_only(path):
+    here = level_name('.'.join(path.relative_to(ROOT).with_suffix('').parts))
     if path.stem in ('__init__', '__main__') and path.parent.name == 'sinklab':
         return
-    assert here, f'{path} stands on no floor of docs/house.md'
+    assert here, f'{path} has no level in docs/architecture.md'
     for name, _ in imports(path):
-        there = room(name)
+        there = level_name(name)
         if there and there != here:
-            assert FLOORS[there] < FLOORS[here], f'{path} imports {name}'
-            assert there not in BLIND.get(here, ()), f'{path} imports {name}'
+            assert LEVELS[there] < LEVELS[here], f'{path} imports {name}'
+            assert there not in INDEPENDENT.get(here, ()), f'{path} imports {name}'
 
 
 def names(path):
-    """What stands at the top of a file, and the methods of its classes."""
+    """Yield what a file defines at its top level, and the methods of its classes."""
     for node in ast.parse(path.read_text()).body:
         match node:
             case ast.FunctionDef() | ast.AsyncFunctionDef():
@@ -69,14 +77,15 @@ def names(path):
                 yield name
 
 
-@pytest.mark.parametrize('named', sorted(set(re.findall(r'`([\w/]+\.py(?::[\w.]+)?)`', HOUSE))))
-def test_what_the_page_of_the_house_names_is_there(named):
+@pytest.mark.parametrize('named', sorted(set(re.findall(r'`([\w/]+\.py(?::[\w.]+)?)`', PAGE))))
+def test_what_the_page_names_exists(named):
     file, _, name = named.partition(':')
     path = next((folder / file for folder in (ROOT / 'sinklab', ROOT) if (folder / file).exists()), None)
-    assert path, f'docs/house.md names {file}'
-    assert not name or name in set(names(path)), f'docs/house.md names {name} of {file}'
+    assert path, f'docs/architecture.md names {file}'
+    assert not name or name in set(names(path)), f'docs/architecture.md names {name} of {file}'
 
 
+@pytest.mark.slow
 def test_no_test_imports_a_test():
     files = [path for path in FILES if path.is_relative_to(ROOT / 'tests')]
     assert [path.name for path in files if any(name.startswith('test_') for name, _ in imports(path))] == []
@@ -100,8 +109,8 @@ def modules():
     }
 
 
-def test_no_file_imports_itself_by_way_of_others():
-    """Between rooms and inside them: files are taken away whose imports are all gone, until none is left."""
+def test_no_file_imports_itself_through_others():
+    """Remove files whose imports are all removed, until none is left; what is left is in a cycle."""
     left = modules()
     while free := [name for name, needs in left.items() if not needs & left.keys()]:
         for name in free:
@@ -113,25 +122,29 @@ STAGES = {
     'data': ['documents', 'tokens', 'store', 'sequences', 'prepare', 'corpus', 'batches'],
     'attend': [
         *('similarity', 'normalizer', 'operation', 'mask', 'bias', 'rule', 'dense', 'chunked', 'received'),
-        *('kernels', 'epilogue', 'cudnn', 'backends', 'verification', 'choice', 'examples'),
+        *('kernels', 'epilogue', 'cudnn', 'backends', 'verification', 'choice', 'attention', 'examples'),
     ],
 }
 
 
-@pytest.mark.parametrize('house', STAGES)
-def test_a_stage_of_a_room_imports_from_those_before_it_only(house):
-    stages, folder = STAGES[house], ROOT / 'sinklab' / house
+@pytest.mark.parametrize('package', STAGES)
+def test_a_module_of_an_ordered_package_imports_only_from_those_before_it(package):
+    stages, folder = STAGES[package], ROOT / 'sinklab' / package
+    listed = re.search(rf'^- `{package}/`: ((?:.|\n  )+)$', PAGE, re.MULTILINE)[1]
+    assert re.findall(r'`(\w+)`', listed) == stages
     assert {path.stem for path in folder.iterdir() if path.stem[0] != '_'} == set(stages)
     for path in folder.rglob('*.py'):
         here = path.relative_to(folder).parts[0].removesuffix('.py')
-        there = {name.split('.')[2] for name, _ in imports(path) if name.startswith(f'sinklab.{house}.')}
+        there = {name.split('.')[2] for name, _ in imports(path) if name.startswith(f'sinklab.{package}.')}
         assert here not in stages or all(stages.index(stage) <= stages.index(here) for stage in there), path
 
 
 def test_configs_import_ml_collections_and_their_siblings_only():
     for path in (ROOT / 'configs').glob('*.py'):
         for name, _ in imports(path):
-            assert name.split('.')[0] in ('ml_collections', 'configs', 'difflib'), f'{path} imports {name}'
+            assert name.split('.')[0] in ('ml_collections', 'configs', 'dataclasses', 'difflib'), (
+                f'{path} imports {name}'
+            )
 
 
 def test_the_command_line_imports_nothing_heavy_before_a_verb_is_chosen():

@@ -192,7 +192,7 @@ def test_processes_that_are_told_other_steps_all_refuse(tmp_path, one, other):
     [
         ([], 'neither --config nor --from is given'),
         (['--from={run}@4', '--size=smoke'], '--size=smoke is for a row of --config'),
-        (['--from={run}@4'], 'holds a run of another version (config.model is missing'),
+        (['--from={run}@4'], 'holds a run of another version (config.model, config.optimizer'),
     ],
 )
 def test_a_command_that_means_nothing_is_refused_in_one_line(capsys, tmp_path, arguments, words):

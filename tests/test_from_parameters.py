@@ -11,14 +11,15 @@ from runs import Died, Dying, assert_same, parameters, restored, timeless
 from stores import chat, made
 from threads import alike
 
-from configs import fine_tuning
+from configs import default, fine_tuning
 from sinklab.checkpoint.checkpoints import Checkpoints
 from sinklab.checkpoint.restore import parameters as nested
-from sinklab.cli.config import load
+from sinklab.cli.config import describe_origin, load, of_run
 from sinklab.cli.main import main
 from sinklab.data.batches import sequences
 from sinklab.files import whole as files
 from sinklab.folder import Folder
+from sinklab.parse import parse
 from sinklab.record import Refusal
 from sinklab.report import runs
 from sinklab.spec import Hardware, Takes
@@ -36,6 +37,54 @@ def disk(monkeypatch):
 
 def train(spec, path, origin, *listeners, row='tuned'):
     return loop.train(spec, Hardware(), Folder(path), dict(row=row), *listeners, origin=origin)
+
+
+def imported(path, **more):
+    """The folder of a model of Hugging Face, without its parameters."""
+    config = default.get_config()
+    config.update_from_flattened_dict(fine_tuning.IMPORTED)
+    folder, about = (
+        Folder(path),
+        dict(config='hf:theirs', row='theirs', size=None, overrides={}, diff={}, published={}),
+    )
+    folder.claim(parse(config.to_dict()), about | dict(source='hf:theirs') | more)
+    return folder
+
+
+def test_a_model_of_others_is_trained_further_with_the_defaults_of_fine_tuning(tmp_path):
+    folder = imported(tmp_path / 'theirs', optimizer_defaults='configs/fine_tuning.py')
+    spec, row = of_run(folder, 'ours', ['--config.optimizer.steps=20', '--config.data.length=32'])
+    optimizer = spec.optimizer
+    assert (optimizer.peak_learning_rate, optimizer.weight_decay, optimizer.beta2) == (2e-5, 0.0, 0.999)
+    assert (optimizer.schedule, optimizer.final_share) == ('cosine', 0.0)
+    assert (optimizer.steps, optimizer.warmup_steps, spec.probe.length) == (20, 2, 32)
+    said = describe_origin(row, spec)
+    assert [words for words in ('configs/fine_tuning.py', '2e-05', '2 of 20 steps') if words not in said] == []
+
+
+def test_what_is_overridden_of_the_defaults_of_fine_tuning_stands(tmp_path):
+    folder = imported(tmp_path / 'theirs', optimizer_defaults='configs/fine_tuning.py')
+    given = {'optimizer.warmup_steps': 7, 'optimizer.steps': 20, 'optimizer.schedule': 'constant', 'probe.length': 9}
+    spec, _ = of_run(folder, 'ours', [f'--config.{path}={value}' for path, value in given.items()])
+    assert (spec.optimizer.warmup_steps, spec.optimizer.final_share, spec.probe.length) == (7, None, 9)
+    with pytest.raises(Refusal) as refusal:
+        of_run(
+            folder,
+            'ours',
+            ['--config.optimizer.warmup_steps=30', '--config.optimizer.steps=20', '--config.probe.keys=65'],
+        )
+    assert [words for words in ('warmup_steps is 30', 'probe.keys is 65') if words not in str(refusal.value)] == []
+
+
+@pytest.mark.parametrize(
+    'more', [{}, {'optimizer_defaults': 'configs/fine_tuning.py', 'from': dict(run='r', step=1)}]
+)
+def test_a_run_that_was_trained_here_is_forked_with_its_own_optimizer(tmp_path, more):
+    """One that was imported before there were such defaults, and one that was fine-tuned with them."""
+    folder = imported(tmp_path / 'theirs', **more)
+    spec, row = of_run(folder, 'ours', ['--config.optimizer.steps=500'])
+    assert (spec.optimizer.warmup_steps, 'optimizer_defaults' in row) == (200, False)
+    assert 'the run that it comes from' in describe_origin(row, spec)
 
 
 @pytest.fixture(scope='module')

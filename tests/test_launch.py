@@ -16,6 +16,7 @@ from launch import command, job, tpus
 from sinklab.cli.main import parser
 from sinklab.escape import is_hidden
 from sinklab.processes.ending import CAUSES
+from sinklab.sweep import plan
 
 ROOT = Path(__file__).parents[1]
 
@@ -195,6 +196,19 @@ def test_a_topology_has_the_chips_of_its_slice_and_hosts_share_them(given):
         product *= int(side)
     assert product == one.chips == one.hosts * one.chips_of_host
     assert one.hosts == 1 or one.chips_of_host == 4
+
+
+@pytest.mark.parametrize(
+    'given', ['1', '3', '2,', '0,1,2', '5,3,', '1000', '0', '1001', 'a', '-1', '2.0', ',', '1,,2']
+)
+def test_seeds_are_read_as_a_sweep_reads_them(given):
+    try:
+        expected = plan.parse_seeds(given)
+    except ValueError:
+        with pytest.raises(command.Refusal, match=f'--seeds={given}'):
+            command.seeds(given)
+    else:
+        assert command.seeds(given) == expected
 
 
 def test_nothing_of_sinklab_is_needed_but_its_exit_codes_and_nothing_imports_a_launcher():

@@ -1,4 +1,4 @@
-"""docs/pods.md: every command of it, against programs that note how they are called."""
+"""The guides for Cloud TPU, GKE and SLURM: run every command against programs that record how they are called."""
 
 import os
 import re
@@ -9,16 +9,22 @@ from pathlib import Path
 import pytest
 from recorders import TOOLS, WHERE, Recorders, scheduler
 
-from configs.scale import BILLION
-from launch.command import COMMON
+from configs.scale import get_config
+from launch import jobset, queued_resources
+from launch.command import COMMON, GRACE, MARGIN
 from launch.job import AGAIN
 from sinklab.cli.main import parser
+from sinklab.processes.account import FRUITLESS
 from sinklab.processes.ending import CAUSES
 
 ROOT = Path(__file__).parents[1]
-PAGE = (ROOT / 'docs' / 'pods.md').read_text(encoding='utf-8')
+PAGES = {
+    name: (ROOT / 'docs' / 'guides' / f'{name}.md').read_text(encoding='utf-8')
+    for name in ('cloud_tpu', 'gke', 'slurm')
+}
+LAUNCHERS = {'cloud_tpu': 'queued_resources', 'gke': 'jobset', 'slurm': 'slurm'}
 BLOCK = r'^```console\n(.*?)^```'
-# What the other programs say for the page to come to its end.
+# What the other programs print, so that the commands of a page run to their end.
 SAID = {
     'queued-resources describe': 'ACTIVE\n',
     'systemctl show': 'ActiveState=inactive\nExecMainStatus=0\nExecMainStartTimestampMonotonic=17\n',
@@ -27,10 +33,14 @@ SAID = {
 
 
 def sections():
-    """{heading: its commands}."""
-    _, *parts = re.split(r'^## ', PAGE, flags=re.MULTILINE)
-    found = {text.partition('\n')[0]: ''.join(re.findall(BLOCK, text, re.MULTILINE | re.DOTALL)) for text in parts}
-    return {heading: commands for heading, commands in found.items() if commands}
+    """Return {(page, heading): commands of that section}."""
+    found = {}
+    for page, text in PAGES.items():
+        _, *parts = re.split(r'^## ', text, flags=re.MULTILINE)
+        for part in parts:
+            commands = ''.join(re.findall(BLOCK, part, re.MULTILINE | re.DOTALL))
+            found[page, part.partition('\n')[0]] = commands
+    return {section: commands for section, commands in found.items() if commands}
 
 
 @pytest.fixture
@@ -58,7 +68,7 @@ def ran(tmp_path, monkeypatch):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize('section', sections())
+@pytest.mark.parametrize('section', sections(), ids=lambda section: f'{section[0]}: {section[1]}')
 def test_every_command_runs_and_what_it_names_is_there(section, ran, tmp_path):
     calls = ran(sections()[section])
     known = parser()
@@ -73,28 +83,52 @@ def test_every_command_runs_and_what_it_names_is_there(section, ran, tmp_path):
     assert len(calls) >= len(launched)
 
 
-def test_every_verb_of_every_launcher_is_on_the_page():
-    shown = set(re.findall(r'^python -m launch\.(\w+) (\w+)', PAGE, re.MULTILINE))
-    assert shown == {(name, verb) for name in WHERE for verb in COMMON | scheduler(name).verbs}
+def test_each_launcher_has_a_page():
+    assert set(LAUNCHERS.values()) == set(WHERE)
+    assert LAUNCHERS.keys() == PAGES.keys()
 
 
-def test_exit_codes_stand_where_the_launchers_have_them():
-    rows = dict(re.findall(r'^\| ([\d, ]+) \| [^|]+\| ([^|]+) \|', PAGE.partition('**What comes back.**')[2], re.M))
-    codes = {int(code): words.strip() for row, words in rows.items() for code in row.split(',')}
-    assert {code for code, words in codes.items() if 'over' not in words} == set(AGAIN)
+@pytest.mark.parametrize('page', PAGES)
+def test_every_verb_of_the_launcher_is_on_its_page(page):
+    verbs = COMMON | scheduler(LAUNCHERS[page]).verbs
+    executed = set(re.findall(r'^python -m launch\.(\w+) (\w+)', PAGES[page], re.MULTILINE))
+    assert executed == {(LAUNCHERS[page], verb) for verb in verbs}
+    described = re.findall(r'^\| `(\w+)` \|', PAGES[page].partition('| verb |')[2].partition('\n\n')[0], re.MULTILINE)
+    assert sorted(described) == sorted(verbs)
+
+
+@pytest.mark.parametrize('page', PAGES)
+def test_exit_codes_are_those_of_the_launchers(page):
+    table = PAGES[page].partition('## When the run ends')[2].partition('\n## ')[0]
+    rows = dict(re.findall(r'^\| ([\d, ]+) \| [^|]+ \| ([^|]+) \|', table, re.MULTILINE))
+    codes = {int(code): words for row, words in rows.items() for code in row.split(',')}
+    assert {code for code, words in codes.items() if words.startswith('starts again')} == set(AGAIN)
+    assert all(words.startswith(('ends', 'starts again')) for words in codes.values())
     assert codes.keys() == {code for _, code in CAUSES.values()} | set(AGAIN)
 
 
+def test_limits_are_those_of_the_launchers():
+    pages = {name: ' '.join(page.split()) for name, page in PAGES.items()}
+    assert f'spot VM is gone {queued_resources.SPOT} s after' in pages['cloud_tpu']
+    assert f'spot node has {jobset.SPOT} s at most' in pages['gke']
+    for page in pages.values():
+        assert f'{MARGIN} s more, at least two minutes' in page
+        assert 'default 50' in page
+    assert GRACE == 120
+    assert FRUITLESS == 5
+
+
 def test_the_estimates_are_those_of_the_formula():
-    layers, width, ffn = (BILLION[f'model.{name}'] for name in ('layers', 'width', 'ffn_width'))
+    config = get_config('softmax_1b')
+    layers, width, ffn = config.model.layers, config.model.width, config.model.ffn_width
     tokens, length, vocabulary = 512 * 2048, 2048, 50_000
     parameters = layers * (4 * width**2 + 3 * width * ffn) + vocabulary * width
     work = 6 * parameters * tokens + 6 * layers * width * length * tokens
     assert f'{work:.1e}' == '8.3e+15'
-    assert '8.3e15 FLOPs' in PAGE
-    for name, chips, peak in (('v5e-256', 256, 197e12), ('16 H100', 16, 989e12)):
+    for page, name, chips, peak in (('cloud_tpu', 'v5e-256', 256, 197e12), ('slurm', '16 H100', 16, 989e12)):
+        assert '8.3e15 FLOPs' in PAGES[page]
         seconds = work / (0.4 * chips * peak)
-        hours = seconds * BILLION['optimizer.steps'] / 3600
+        hours = seconds * config.optimizer.steps / 3600
         row = f'| {name} | {seconds:.2f} | {hours:.1f} | {chips * hours:,.0f} | {2 * chips * hours:,.0f} P |'
-        assert row in PAGE, row
-    assert f'add {256 * 10 * 600 / 3600:.0f} chip-hours' in PAGE
+        assert row in PAGES[page], row
+    assert f'add {256 * 10 * 600 / 3600:.0f} chip-hours' in PAGES['cloud_tpu']

@@ -57,8 +57,9 @@ REFUSED = {
         ['submit', 'pair', '--workdir=gs://b/r', '--save=60', '--grace=60', *RUN],
         '60 s are left to save in, and a',
     ),
-    'seeds': (['submit', 'pair', '--workdir=gs://b/r', '--seeds=a', *RUN], '--seeds=a must be whole numbers'),
-    'seeds alone': (['submit', 'pair', '--workdir=gs://b/r', '--seeds=0', *RUN], '--seeds are of rows; give --rows'),
+    'seeds': (['submit', 'pair', '--workdir=gs://b/r', '--seeds=a', *RUN], '--seeds=a: '),
+    'no seed': (['submit', 'pair', '--workdir=gs://b/r', '--rows=a', '--seeds=0', *RUN], '--seeds=0,'),
+    'seeds alone': (['submit', 'pair', '--workdir=gs://b/r', '--seeds=1', *RUN], '--seeds are of rows; give --rows'),
     'origin': (
         ['submit', 'pair', '--workdir=gs://b/r', '--', 'train', '--from=runs/a@5'],
         '--from: runs/a@5 is not seen',

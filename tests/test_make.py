@@ -111,7 +111,7 @@ def test_jobs_have_the_versions_that_are_tested(name):
 
 
 def test_libtpu_of_jobs_is_the_one_that_jax_asks_for():
-    """Another one than the compiler behind the figures (below), which docs/kernels.md compares."""
+    """Another one than the compiler behind the figures (below), which docs/guides/kernels.md compares."""
     installed = importlib.metadata.version('jax')
     if installed != JOBS['tpu']['jax']:
         pytest.skip(f'jobs install jax {JOBS["tpu"]["jax"]}, and what jax {installed} asks for says nothing of that')
@@ -125,6 +125,6 @@ def test_figures_are_of_the_libtpu_that_make_installs_and_the_page_names_both():
     costs = json.loads((ROOT / 'benchmarks' / 'tpu_cost.json').read_text())['versions']['libtpu']
     steps = json.loads((ROOT / 'benchmarks' / 'step_cost.json').read_text())['libtpu']
     assert {costs, steps} == {made}
-    page = (ROOT / 'docs' / 'kernels.md').read_text()
+    page = ' '.join((ROOT / 'docs' / 'guides' / 'kernels.md').read_text(encoding='utf-8').split())
     assert re.search(rf'compiles each kernel with libtpu\s{re.escape(made)} ', page)
     assert f'libtpu {JOBS["tpu"]["libtpu"]}, the one that jax {JOBS["tpu"]["jax"]} asks for' in page

@@ -182,6 +182,7 @@ def test_a_stream_lets_lines_that_are_written_over_pass_and_the_sequences_of_our
 
 
 @given(st.text())
+@pytest.mark.slow
 def test_what_is_escaped_is_printable_and_stays_as_it_is(text):
     once = escape.escape_control(text)
     assert escape.escape_control(once) == once
@@ -298,6 +299,7 @@ def test_a_table_for_latex_has_the_names(found):
     assert sorted(row[0] for row in cells) == sorted(visible(name).strip() for name in [*NAMES, '5'])
 
 
+@pytest.mark.slow
 def test_a_picture_has_the_names_in_its_legend_and_titles(found):
     pytest.importorskip('matplotlib')
     from matplotlib import pyplot as plt
@@ -323,6 +325,7 @@ def test_a_picture_has_the_names_in_its_legend_and_titles(found):
             plt.close(figure)
 
 
+@pytest.mark.slow
 def test_pictures_of_a_report_are_written_with_such_names(tmp_path):
     pytest.importorskip('matplotlib')
     names = ['$', '$\\frac$', '_x', '\ud800', '[/]']

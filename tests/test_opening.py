@@ -44,15 +44,17 @@ def state_of(path):
 
 
 def test_three_lines_without_the_corpus_and_without_a_trace(trained, monkeypatch):
-    path, spec, _ = trained
+    path, *_ = trained
     monkeypatch.setattr('sinklab.observe.own.corpus', lambda *_: pytest.fail('the corpus is read'))
     before = state_of(path)
     run = sinklab.open(path)
     found = run.attention('import os')
     alpha = run.measure('sink', text='import os')
     assert state_of(path) == before
-    assert found.keys == found.queries == [run.subject.words([spec.data.fixed_token])[0], *found.queries[1:]]
+    assert found.keys == found.queries == ['(fixed token)', *found.queries[1:]]
     assert ''.join(found.queries[1:]) == 'import os'
+    assert repr(found) == f'<Attention: 2 matrices x 4 heads, {len(found.queries)} queries x {len(found.keys)} keys>'
+    assert repr(run) == f"sinklab.open('{path}@8')"
     _, captured = run.model(run.ids('import os'), capture=True)
     np.testing.assert_allclose(found.matrix_LHTS, captured.attention_BHTS[:, 0], atol=1e-6)
     assert alpha['sink/1'] == sink.rate(sink.importance(found.matrix_LHTS, 1))
@@ -63,7 +65,8 @@ def test_a_picture_has_a_label_for_every_token(trained):
     figure = found.plot()
     axes = figure.axes[0]
     assert len(axes.get_xticklabels()) == len(found.keys)
-    assert axes.get_title() == 'layer {}, head {}'.format(*found.strongest())
+    layer, head = found.strongest()
+    assert axes.get_title() == f'layer {layer + 1}, head {head + 1}', 'from 1, as in reports'
     figure.draw_without_rendering()
 
 
@@ -80,15 +83,15 @@ def test_a_picture_shows_the_strongest_matrix_of_those_that_are_asked_for():
     found = opening.Attention(matrix_LHTS, ['a', 'b', 'c'], ['a', 'b', 'c'], (0, 0, 2, 2))
     assert found.strongest() == (0, 0)
     for given, at, head, title in [
-        ({}, 1, 0, 'layer 0, matrix 2 of 2, head 0'),
-        (dict(layer=0), 1, 0, 'layer 0, matrix 2 of 2, head 0'),
-        (dict(layer=0, head=0), 1, 0, 'layer 0, matrix 2 of 2, head 0'),
-        (dict(layer=0, head=1), 1, 1, 'layer 0, matrix 2 of 2, head 1'),
-        (dict(place=0), 0, 1, 'layer 0, matrix 1 of 2, head 1'),
-        (dict(place=0, head=0), 0, 0, 'layer 0, matrix 1 of 2, head 0'),
-        (dict(layer=2), 3, 0, 'layer 2, matrix 2 of 2, head 0'),
-        (dict(layer=2, head=1), 2, 1, 'layer 2, matrix 1 of 2, head 1'),
-        (dict(head=1), 2, 1, 'layer 2, matrix 1 of 2, head 1'),
+        ({}, 1, 0, 'layer 1, matrix 2 of 2, head 1'),
+        (dict(layer=0), 1, 0, 'layer 1, matrix 2 of 2, head 1'),
+        (dict(layer=0, head=0), 1, 0, 'layer 1, matrix 2 of 2, head 1'),
+        (dict(layer=0, head=1), 1, 1, 'layer 1, matrix 2 of 2, head 2'),
+        (dict(place=0), 0, 1, 'layer 1, matrix 1 of 2, head 2'),
+        (dict(place=0, head=0), 0, 0, 'layer 1, matrix 1 of 2, head 1'),
+        (dict(layer=2), 3, 0, 'layer 3, matrix 2 of 2, head 1'),
+        (dict(layer=2, head=1), 2, 1, 'layer 3, matrix 1 of 2, head 2'),
+        (dict(head=1), 2, 1, 'layer 3, matrix 1 of 2, head 2'),
     ]:
         name, matrix = shown_matrix(found.plot(**given))
         assert name == title, given
@@ -301,6 +304,7 @@ def test_inputs_are_what_their_names_say(trained):
     [
         (['{run}@5'], 'has no checkpoint 5'),
         (['{run}/probe'], 'holds no run'),
+        (['org/none'], 'give the folder of a run, or hf:org/none for an open model'),
         (['{run}', '--inputs=naturl'], 'did you mean natural'),
         (['{run}', '--inputs=domains'], 'one domain'),
         (['{run}', '--length=1000'], 'reads 96 tokens'),
@@ -330,6 +334,43 @@ def test_what_cannot_be_measured_is_refused_in_one_line(trained, capsys, argumen
     *before, line = capsys.readouterr().err.strip().splitlines()
     assert said in line
     assert all(one.startswith('preparing') for one in before)
+
+
+@pytest.fixture
+def model(tmp_path):
+    """A folder with what transformers writes beside the weights of a model."""
+    (tmp_path / 'gpt').mkdir()
+    (tmp_path / 'gpt' / 'config.json').write_text('{"model_type": "gpt2", "n_layer": 2}')
+    return tmp_path / 'gpt'
+
+
+@pytest.mark.parametrize('verb', [['measure'], ['evaluate', '--tasks=mine']])
+def test_the_folder_of_an_open_model_is_refused_with_hf_before_its_path(model, capsys, verb):
+    if verb[0] == 'evaluate':
+        pytest.importorskip('lm_eval')
+    assert main([verb[0], str(model), *verb[1:]]) == 1
+    assert capsys.readouterr().err.strip().splitlines()[-1].endswith(f'; give hf:{model}')
+
+
+@pytest.mark.parametrize('given', ['{model}', 'hf:{model}', 'hf:org/name'])
+@pytest.mark.parametrize(
+    'command',
+    [
+        ['sample', '--prompt=a'],
+        ['stream', '--text=a.txt'],
+        ['measure', '--all'],
+        ['checkpoint', 'ls'],
+        ['checkpoint', 'verify'],
+        ['checkpoint', 'restore-params', '--out=new'],
+    ],
+    ids=' '.join,
+)
+def test_commands_that_read_runs_alone_name_the_import_of_an_open_model(model, capsys, given, command):
+    given = given.format(model=model)
+    verb = command[: 1 + (command[0] == 'checkpoint')]
+    assert main([*verb, given, *command[len(verb) :]]) == 1
+    (line,) = capsys.readouterr().err.strip().splitlines()
+    assert f'sinklab checkpoint import hf:{given.removeprefix("hf:")} --out=' in line
 
 
 def test_a_text_too_short_or_an_unknown_measure_is_refused(trained):

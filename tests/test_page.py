@@ -225,6 +225,34 @@ def test_nothing_is_wider_than_the_window_and_the_night_is_dark(tab, folder, wid
     assert tab.ask(DARK) == colours[0]
 
 
+CLIPPED = 'document.querySelector("#table-{} .scroll").classList.contains("clipped")'
+HINTED = '!document.querySelector("#table-{} .hint").hidden'
+
+
+@NEEDS_BROWSER
+@pytest.mark.parametrize('table', ['rows', 'runs'])
+def test_a_table_that_is_wider_than_the_window_says_that_it_scrolls(tab, folder, table):
+    clipped, hinted = CLIPPED.format(table), HINTED.format(table)
+    tab.open(folder / 'report.html', 2000)
+    tab.ask('document.body.style.maxWidth = "none"')
+    tab.until(f'!{clipped}')
+    assert not tab.ask(hinted)
+    tab.resize(400)
+    tab.until(clipped)
+    assert tab.ask(hinted)
+    tab.ask(f'document.querySelector("#table-{table} .scroll").scrollLeft = 9999')
+    tab.until(f'!{clipped}')
+
+
+@NEEDS_BROWSER
+def test_a_number_that_is_0_everywhere_has_no_axis_below_0(tab, tmp_path):
+    run = made_up(tmp_path / 'a', 'softmax', more={'train/grad_norm': 0.0})
+    page.write(tmp_path / 'report.html', runs.read([run]))
+    tab.open(tmp_path / 'report.html')
+    ticks = tab.ask('[...document.querySelectorAll("#figure-numbers svg text")].map(one => +one.textContent)')
+    assert all(value is None or value >= 0 for value in ticks), ticks
+
+
 @NEEDS_BROWSER
 @pytest.mark.parametrize('kind', ['one', 'silent', 'wild'])
 def test_a_single_run_is_a_page_too(tab, tmp_path, kind):
@@ -233,7 +261,7 @@ def test_a_single_run_is_a_page_too(tab, tmp_path, kind):
     tab.console.clear()
     tab.open(tmp_path / 'report.html', 400)
     assert tab.console == []
-    words = dict(one='40 % of heads', silent='no probe yet', wild='diverged at step 20')[kind]
+    words = dict(one='40 % of (text, layer, head)', silent='no probe yet', wild='diverged at step 20')[kind]
     assert words in tab.ask('document.querySelector(".answer").textContent')
     assert tab.ask('document.querySelectorAll(".path").length') > 0
     assert tab.ask('getComputedStyle(part("layer").closest("label")).display') == (

@@ -39,6 +39,12 @@ def test_a_run_that_saves_nothing_before_its_end_says_so_at_its_start(capsys, ev
     assert any('saves no checkpoint before its end' in line for line in lines) == told
 
 
+def test_what_a_row_comes_to_is_said_at_its_start(capsys):
+    said = 'at size smoke: optimizer.steps 4 -> 8'
+    progress.Progress('mine', tiny(), row=said).begin(0, 'dense', [])
+    assert capsys.readouterr().err.splitlines()[0] == f'mine  {said}'
+
+
 def test_what_has_changed_since_a_step_is_said(capsys):
     progress.Progress('mine', tiny(checkpoint__every_steps=2)).begin(4, 'dense', ['a 1 -> 2', 'b 3 -> 4'])
     assert capsys.readouterr().err.splitlines()[1:] == ['mine  since step 4: a 1 -> 2; b 3 -> 4']

@@ -20,6 +20,7 @@ def ranked(given=Hardware(), chip=CHIP, **changes):  # noqa: B008 (frozen)
     return ranking.candidates(tiny(**changes), given, jax.devices()[:4], chip, 'chunked')
 
 
+@pytest.mark.slow
 def test_layouts_that_fit_are_in_the_order_of_their_seconds_and_use_all_devices():
     best, _ = ranked()
     assert [one.seconds for one in best] == sorted(one.seconds for one in best)
@@ -65,7 +66,7 @@ def test_what_is_made_again_is_what_is_not_kept():
 
 
 def test_bytes_that_travel_are_those_of_the_page():
-    """(1/2 + 1/2 + 1) n (F - 1)/F along fsdp for each micro-batch, 2 n/F (D - 1)/D along data; docs/layouts.md."""
+    """(1/2 + 1/2 + 1) n (F - 1)/F along fsdp for each micro-batch, 2 n/F (D - 1)/D along data (parallelism.md)."""
     spec = tiny(model__dtype='bfloat16')
     hardware = Hardware(data=2, fsdp=2, micro_batch=2)
     mesh = devices.mesh(hardware, jax.devices()[:4])

@@ -11,8 +11,9 @@ from sinklab.cli.main import main
 from sinklab.folder import Folder
 from sinklab.measure.table import PICTURES
 from sinklab.record import Refusal
-from sinklab.report import answer, arms, axes, closing, emergence, latex, page, pictures, probes, runs
+from sinklab.report import answer, arms, axes, closing, emergence, latex, lines, page, pictures, probes, runs
 from sinklab.report.emergence import Emergence
+from sinklab.report.pack import Pack
 
 MATRICES = next(picture for picture in PICTURES if picture.kind == 'matrices')
 
@@ -118,7 +119,8 @@ def test_seeds_are_a_mean_with_a_spread_and_a_diverged_one_is_no_part_of_it(tmp_
     (row,) = arms.table([arm])
     assert row['ours']['sink/1'] == pytest.approx(dict(mean=50, sd=10 * 2**0.5, n=2))
     assert row['outcome'] == 'done 2/3, diverged 1/3'
-    words = '50 % (40 to 60) of heads have a sink after 20 steps (2 seeds), emerging between steps 10 and 20'
+    words = '50 % (40 to 60) of (text, layer, head) have a sink after 20 steps (2 seeds), '
+    words += 'emerging between steps 10 and 20'
     assert answer.answer([arm]) == f'softmax: {words}, seed 2 diverged at step 10.'
 
 
@@ -148,12 +150,14 @@ def test_the_first_sentence_names_what_has_no_sink_no_probe_or_no_end(tmp_path):
     found = arms.arms(runs.read([f'{tmp_path}/{name}' for name in 'abcde']))
     words = answer.answer(found)
     assert words == (
-        'softmax: 40 % of heads have a sink after 20 steps (seed 0), emerging between steps 10 and 20; none: none '
-        'after 20 steps (seed 0); silent: no probe yet; wild: diverged at step 20; halted: none after 20 '
+        'softmax: 40 % of (text, layer, head) have a sink after 20 steps (seed 0), emerging between steps 10 and 20; '
+        'none: none after 20 steps (seed 0); silent: no probe yet; wild: diverged at step 20; halted: none after 20 '
         'steps (seed 0, stopped).'
     )
     many = answer.of_many(found)
-    assert many.startswith('5 runs of 5 rows: from 0 % of heads with a sink (none) to 40 % (softmax); 2 of 3 rows')
+    assert many.startswith(
+        '5 runs of 5 rows: from 0 % of (text, layer, head) with a sink (none) to 40 % (softmax); 2 of 3 rows'
+    )
     assert '1 unfinished; 1 diverged; 1 stopped; 1 without a probe' in many
 
 
@@ -168,6 +172,51 @@ def test_a_sink_emerges_at_the_probe_from_which_on_there_is_more_than_half_of_it
     one = emergence.emergence(run)
     step, head = first_to_stay(run.probe_steps, run.values['alpha'])
     assert one == Emergence(after, at, rates[at // 10], head, step)
+
+
+@pytest.mark.parametrize('runs_of_row', [1, 2])
+def test_a_rate_that_is_there_at_step_0_does_not_emerge(tmp_path, runs_of_row):
+    """A run that has learned nothing has its final rate from the start: no step of emergence, no mark, no axis."""
+    paths = []
+    for decay in (0.1, 0.5):
+        for seed in range(runs_of_row):
+            paths.append(tmp_path / f'{decay}-{seed}')
+            more = {'sink/1': 10.0}
+            made_up(paths[-1], f'decay_{decay}', seed=seed, more=more, optimizer__weight_decay=decay)
+    found = arms.arms(runs.read(list(map(str, paths))))
+    assert [emergence.learned(arm.counted) for arm in found] == [[], []]
+    assert 'emerging' not in answer.answer(found)
+    assert 'before training' in answer.answer(found)
+    drawn = lines.Lines(found, Pack())
+    assert drawn.sink_and_loss(False)['panels'][0]['marks'] == []
+    (axis,) = axes.axes(found, arms.table(found))
+    assert 'step of emergence' not in [panel['label'] for panel in drawn.along(axis)['panels']]
+
+
+def test_a_step_of_emergence_is_an_interval_in_both_tables_and_in_the_figure(tmp_path):
+    for seed, steps in ((0, (0, 10, 20)), (1, (0, 15, 20))):
+        made_up(tmp_path / str(seed), 'softmax', steps, seed, optimizer__weight_decay=0.1)
+    made_up(tmp_path / '2', 'decay', optimizer__weight_decay=0.5)
+    page.write(tmp_path / 'report.html', runs.read([f'{tmp_path}/{seed}' for seed in range(3)]))
+    html = (tmp_path / 'report.html').read_text()
+    by_row, by_run = (re.search(f'id="table-{name}".*?</table>', html, re.DOTALL)[0] for name in ('rows', 'runs'))
+    found = arms.arms(runs.read([f'{tmp_path}/{seed}' for seed in range(3)]))
+    each = [[emergence.span([run]) for run in arm.counted] for arm in found]
+    assert each == [[(10, 20), (0, 15)], [(10, 20)]]
+    assert re.findall(r'<td>(\d+-\d+)</td>', by_row) == ['0-20', '10-20']
+    assert re.findall(r'<td>(\d+-\d+)</td>', by_run) == ['10-20', '0-15', '10-20']
+    (axis,) = axes.axes(found, arms.table(found))
+    (panel,) = [one for one in lines.Lines(found, Pack()).along(axis)['panels'] if 'emergence' in one['label']]
+    assert [line['words'] for line in panel['lines']] == [['0-20', '10-20']]
+
+
+def test_the_loss_of_training_is_a_line_and_that_of_validation_dots(tmp_path):
+    path = made_up(tmp_path / 'a', 'softmax')
+    _, loss = lines.Lines(arms.arms(runs.read([path])), Pack()).sink_and_loss(False)['panels']
+    assert [(line['what'], line.get('dots', False)) for line in loss['lines']] == [
+        ('training', False),
+        ('validation', True),
+    ]
 
 
 def first_to_stay(steps, alpha_NLH):

@@ -1,4 +1,4 @@
-"""What docs/security.md says is so."""
+"""docs/guides/security.md agrees with the code."""
 
 import ast
 import re
@@ -10,7 +10,8 @@ import pytest
 from launch import jobset, queued_resources, shipping
 
 ROOT = Path(__file__).parents[1]
-PAGE = ' '.join((ROOT / 'docs' / 'security.md').read_text(encoding='utf-8').split())
+FOLDER = ROOT / 'docs' / 'guides'
+PAGE = ' '.join((FOLDER / 'security.md').read_text(encoding='utf-8').split())
 FILES = {path: ast.parse(path.read_text(encoding='utf-8')) for path in (ROOT / 'sinklab').rglob('*.py')}
 PICKLES = {'pickle', 'cloudpickle', 'dill', 'joblib', 'shelve', 'marshal'}
 
@@ -56,12 +57,12 @@ def keywords(path, name):
 
 def test_a_page_names_files_and_options_that_there_are():
     for name in re.findall(r'\(([\w/]+\.md)\)', PAGE):
-        assert (ROOT / 'docs' / name).exists(), name
+        assert (FOLDER / name).exists(), name
     code = ' '.join(path.read_text() for folder in ('sinklab', 'launch') for path in (ROOT / folder).rglob('*.py'))
     for option in set(re.findall(r'`(--[a-z-]+)', PAGE)) - {'--require-hashes'}:
         assert f"'{option}'" in code, option
     assert '--require-hashes' in shipping.INSTALL
-    assert '[docs/security.md](docs/security.md)' in (ROOT / 'README.md').read_text(encoding='utf-8')
+    assert '(docs/guides/security.md)' in (ROOT / 'README.md').read_text(encoding='utf-8')
 
 
 def test_launchers_run_as_the_page_says():

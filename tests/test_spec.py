@@ -54,6 +54,24 @@ def test_what_cannot_be_is_refused_in_words_that_name_it(path, value, words):
     assert '\n' not in str(refusal.value)
 
 
+def test_all_faults_of_fields_are_named_at_once_and_then_all_between_fields():
+    tree = changed('model.layers', 0)
+    tree['seed'], tree['probe']['inptus'] = -1, 'natural'
+    with pytest.raises(Refusal) as refusal:
+        parse(tree)
+    named = ('3 faults', 'config.model.layers is 0', 'config.seed is -1', 'config.probe.inptus is unknown')
+    assert [words for words in named if words not in str(refusal.value)] == []
+    tree = changed('optimizer.warmup_steps', 99)
+    tree['probe'] |= dict(length=17, keys=18)
+    tree['data'] |= dict(random_first=2, fixed_position=3)
+    tree['model']['rotary'] |= dict(scaling='llama3', slow=4.0)
+    with pytest.raises(Refusal) as refusal:
+        parse(tree)
+    named = ('warmup_steps is 99', 'length is 17', 'keys is 18', 'random_first and random_last', 'factor', 'fast')
+    assert [words for words in named if words not in str(refusal.value)] == []
+    assert '\n' not in str(refusal.value)
+
+
 def test_a_missing_field_is_named():
     tree = tiny_config().to_dict()
     del tree['probe']['keys']

@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 import subprocess
 import sys
 import time
@@ -118,6 +119,13 @@ def test_every_row_gets_its_outcome_and_none_takes_the_others_down(swept):
     assert 'does not run: what only its own process can see' in process.stderr
     assert 'sinklab sweep: killed crashed: killed by SIGKILL' in process.stderr
     assert rows[1]['reasons']['7'].startswith('train/')
+    assert 'wild at size smoke: optimizer.peak_learning_rate 0.0004 -> 1e+30' in process.stderr
+    assert [row['diff'] for row in rows[:3]] == [
+        {},
+        {'optimizer.peak_learning_rate': 1e30},
+        {'optimizer.weight_decay': 0.2},
+    ]
+    assert Folder(path / 'wild-7').read('row')['diff'] == {'optimizer.peak_learning_rate': 1e30}
     kinds = {row: Folder(path / f'{row}-7').read('outcome')['kind'] for row in ('softmax', 'wild')}
     assert kinds == {'softmax': 'done', 'wild': 'diverged'}
     assert rows[2]['note'] == 'unlikely'
@@ -159,11 +167,12 @@ def test_the_table_is_what_numpy_makes_of_the_metrics(swept):
 
 
 @pytest.mark.slow
-def test_what_is_done_or_diverged_is_passed_over(table, swept):
-    before = stamps(swept[0])
-    again = program(table, swept[0], '--rows=softmax,wild,sigmoid', '--seeds=0,7')
+def test_what_is_done_or_diverged_is_passed_over(table, swept, tmp_path):
+    path = shutil.copytree(swept[0], tmp_path / 'runs')
+    before = stamps(path)
+    again = program(table, path, '--rows=softmax,wild,sigmoid', '--seeds=0,7')
     assert again.returncode == 0, again.stderr
-    assert stamps(swept[0]) == before
+    assert stamps(path) == before
     assert again.stderr.count('done before') == 4
     assert again.stderr.count('diverged before; to run it again, delete') == 2
     assert 'diverged 2/2, as published' in again.stdout
@@ -216,18 +225,18 @@ def test_a_row_that_cannot_be_is_refused_before_the_first_one_trains(capsys, tmp
     [
         ('os.killpg(0, signal.SIGINT)', 130),  # Ctrl-C: to all processes of the terminal
         ('os.kill(os.getppid(), signal.SIGTERM)', 42),  # to the sweep alone
-        ('os.killpg(0, signal.SIGTERM)', 42),
+        pytest.param('os.killpg(0, signal.SIGTERM)', 42, marks=pytest.mark.exhaustive),
     ],
 )
 def test_an_interrupted_sweep_saves_its_run_and_goes_on(table, swept, tmp_path, interrupt, code):
-    arguments = ['--rows=softmax,sigmoid', '--seeds=7']
+    arguments = ['--rows=softmax,sigmoid', '--seeds=7,']
     first = program(table, tmp_path, *arguments, INTERRUPT=interrupt)
     assert first.returncode == code, first.stderr
     assert 'saved at step' in first.stderr, first.stderr
     assert f'sinklab sweep: stopped; go on with: {sys.executable} -m sinklab sweep --config={table}' in first.stderr
     assert [row['outcome'] for row in json.loads((tmp_path / 'sweep.json').read_text())] == ['to do 1/1'] * 2
     assert not (tmp_path / 'sigmoid-7').exists()
-    second = program(table, tmp_path, '--rows=softmax', '--seeds=7')
+    second = program(table, tmp_path, '--rows=softmax', '--seeds=7,')
     assert second.returncode == 0, second.stderr
     assert timeless(tmp_path / 'softmax-7') == timeless(swept[0] / 'softmax-7')
 
@@ -237,9 +246,15 @@ def test_an_interrupted_sweep_saves_its_run_and_goes_on(table, swept, tmp_path, 
     [
         (['--rows=softmax,sigmod'], "row 'sigmod' is unknown; did you mean sigmoid? (rows of "),
         (['--rows='], "row '' is unknown (rows of "),
-        (['--seeds=0,x'], '--seeds=0,x: give whole numbers from 0 to 2^32 - 1, each once'),
+        (['--seeds=0,x'], '--seeds=0,x: '),
+        (['--seeds=0'], '--seeds=0,'),
+        (['--seeds=1001'], '--seeds=1001,'),
+        (['--seeds='], '--seeds=: '),
+        (['--seeds=,'], '--seeds=,: '),
+        (['--seeds=2.0'], '--seeds=2.0: '),
+        (['--seeds=4294967296,'], '2^32 - 1'),
         (['--seeds=1,1'], 'each once'),
-        (['--seeds=-1'], 'give whole numbers'),
+        (['--seeds=-1'], '--seeds=-1: '),
         (
             ['--size=smke'],
             "--size=smke: there is no size 'smke'; did you mean smoke? (sizes: paper, quickstart, smoke",

@@ -1,5 +1,9 @@
 """The rows of every config file parse, differ, and say where their numbers are from."""
 
+import hashlib
+import json
+import re
+from pathlib import Path
 from typing import get_args, get_type_hints
 
 import pytest
@@ -7,7 +11,8 @@ from published import NUMBERS
 from rows import PAPER, ROWS, name
 
 from configs import default, emergence, optimization, quickstart
-from configs.table import flat, reading, scaled, table
+from configs.sizes import SIZES
+from configs.table import Scaled, closest, flat, keep_ratio, reading, scale, scale_with_size, table
 from sinklab import spec
 from sinklab.parse import parse
 from sinklab.train import step
@@ -47,7 +52,8 @@ def test_a_diff_names_known_fields_and_changes_each_of_them(module):
     plain = table({'plain': dict(diff={})}, getattr(module, 'BASE', None))('plain')
     for row, about in module.ROWS.items():
         assert set(about['diff']) <= set(flat(plain))
-        same = [path for path, value in about['diff'].items() if value == reading(plain, path)]
+        here = module.get_config(row, 'paper')
+        same = [path for path in about['diff'] if reading(here, path) == reading(plain, path)]
         assert set(same) <= {FREED}, row
 
 
@@ -104,17 +110,139 @@ def test_the_two_arms_of_the_quickstart_differ_in_the_operation_alone():
     ],
 )
 def test_a_row_keeps_its_factor_at_another_size(value, paper, here, expected):
-    assert scaled(value, paper, here) == pytest.approx(expected)
-    assert type(scaled(value, paper, here)) is type(value)
+    assert keep_ratio(value, paper, here) == pytest.approx(expected)
+    assert type(keep_ratio(value, paper, here)) is type(value)
+
+
+def digest(config):
+    """A digest of a config's values and their types, by dotted names."""
+    values = {path: reading(config, path) for path in sorted(flat(config))}
+    return hashlib.sha256(json.dumps(values, sort_keys=True).encode()).hexdigest()[:12]
+
+
+def test_shipped_rows_have_at_every_size_the_configs_that_runs_were_trained_with():
+    """A digest may change where a field is added to the default, and where a row is corrected; not otherwise."""
+    frozen = json.loads((Path(__file__).parent / 'released' / 'configs.json').read_text())
+    digests = {
+        f'{name(module)}:{row}': [digest(module.get_config(row, size)) for size in SIZES] for module, row in ROWS
+    }
+    assert {row: digests.get(row) for row in frozen} == frozen
+
+
+@pytest.mark.parametrize('module', PAPER, ids=name)
+def test_a_number_of_a_shipped_row_keeps_its_ratio_to_the_default_or_stands_as_written(module):
+    """The rule by which rows were scaled before they said it themselves, of which no row is an exception."""
+    parts = {'model.mask.window': 'data.length', 'model.mask.block': 'data.length'}
+    parts['model.columns.key_width'] = 'model.head_width'
+    paper = module.get_config.baseline('paper')
+    for row, about in module.ROWS.items():
+        for size in SIZES:
+            config, here = module.get_config(row, size), module.get_config.baseline(size)
+            for path, written in about['diff'].items():
+                value, found = getattr(written, 'value', written), reading(config, path)
+                before, now = (reading(one, parts.get(path, path)) for one in (paper, here))
+                if type(value) not in (int, float) or not before or 'optimizer.name' in about['diff']:
+                    assert found == value, (row, path, size)
+                elif type(value) is float:
+                    assert found == pytest.approx(value * now / before, rel=1e-12), (row, path, size)
+                else:
+                    assert abs(found - value * now / before) <= (2 if 'mask' in path else 1), (row, path, size)
+
+
+OWN = {
+    'softmax': dict(diff={}, published={}, source='ours'),
+    'long_warmup': dict(diff={'optimizer.warmup_steps': 400}, published={}, source='ours'),
+    'decay': dict(diff={'optimizer.weight_decay': 0.3, 'model.heads': 4}, published={}, source='ours'),
+    'window': dict(diff={'model.mask.window': 8}, published={}, source='ours'),
+}
+
+
+@pytest.mark.parametrize('size', SIZES)
+def test_a_value_that_a_row_writes_is_trained_at_every_size(size):
+    get_config = table(OWN)
+    for row, about in OWN.items():
+        config, plain = get_config(row, size), get_config.baseline(size)
+        assert {path: reading(config, path) for path in about['diff']} == about['diff']
+        others = set(flat(plain)) - set(about['diff'])
+        assert {path: reading(config, path) for path in others} == {path: reading(plain, path) for path in others}
+
+
+def test_a_row_multiplies_what_the_size_has_where_it_says_so():
+    rows = {
+        'decay': dict(diff=scale('optimizer.weight_decay', 3)),
+        'steps': dict(diff=scale('optimizer.steps', 3) | {'model.layers': 2}),
+        'fewer': dict(diff=scale('optimizer.warmup_steps', 0.001)),
+        'none': dict(diff=scale('optimizer.warmup_steps', 0)),
+        'often': dict(diff=scale('valid.every_steps', 2)),
+        'window': dict(diff=scale('model.mask.window', 1 / 4, of='data.length')),
+    }
+    get_config = table(rows)
+    for size, decay, steps in (('paper', 0.3, 60_000), ('quickstart', 1.5, 4500), ('smoke', 0.3, 12)):
+        assert get_config('decay', size).optimizer.weight_decay == pytest.approx(decay)
+        assert get_config('steps', size).optimizer.steps == steps
+        assert get_config('steps', size).model.layers == 2
+        assert get_config('fewer', size).optimizer.warmup_steps == 1
+        assert get_config('none', size).optimizer.warmup_steps == 0
+    assert get_config('often', 'smoke').valid.every_steps == 0
+    assert [get_config('window', size).model.mask.window for size in SIZES] == [512, 16, 4]
+
+
+@pytest.mark.parametrize(
+    ('diff', 'named'),
+    [
+        (scale('model.mask.window', 2), ['model.mask.window', 'None', 'of=']),
+        (scale('model.tied', 2), ['model.tied', 'False']),
+        (scale('model.mask.window', 2, of='data.lenght'), ['data.lenght', 'data.length']),
+        (scale('optimizer.stps', 2), ['optimizer.stps', 'optimizer.steps']),
+        ({'optimizer.weight_decay': scale('optimizer.weight_decay', 3)}, ['optimizer.weight_decay']),
+    ],
+)
+def test_what_cannot_be_multiplied_is_refused_by_name(diff, named):
+    with pytest.raises(ValueError, match=re.escape(named[0])) as raised:
+        table({'a': dict(diff=diff)})('a')
+    assert [word for word in named if word not in str(raised.value)] == []
+
+
+@pytest.mark.parametrize('factor', ['3', None, True])
+def test_a_factor_that_is_no_number_is_refused(factor):
+    with pytest.raises(ValueError, match='factor must be a number'):
+        scale('optimizer.weight_decay', factor)
+
+
+def test_scale_with_size_keeps_what_is_written_at_the_papers_size():
+    diff = {'optimizer.weight_decay': 0.3, 'model.mask.window': 256}
+    assert scale_with_size(diff) == {path: Scaled(value) for path, value in diff.items()}
+    get_config = table({'a': dict(diff=scale_with_size(diff))})
+    assert {path: reading(get_config('a'), path) for path in diff} == diff
+    assert get_config('a', 'quickstart').optimizer.weight_decay == pytest.approx(1.5)
+    assert get_config('a', 'quickstart').model.mask.window == 8
+
+
+@pytest.mark.parametrize(
+    ('given', 'meant'),
+    [
+        ('model.attention.heads', 'model.heads'),
+        ('optimizer.stps', 'optimizer.steps'),
+        ('optimizer.learning_rate', 'optimizer.peak_learning_rate'),
+        ('model.attention.window', 'model.mask.window'),
+        ('data.steps', 'optimizer.steps'),
+        ('weight_decay', 'optimizer.weight_decay'),
+        ('model.atention.gain', 'model.attention.gain'),
+        ('valid.every_step', 'valid.every_steps'),
+        ('nothing.like_it', None),
+    ],
+)
+def test_the_field_that_is_meant_is_found_by_its_whole_name_and_by_its_last(given, meant):
+    assert closest(given, list(flat(default.get_config()))) == meant
 
 
 def test_a_part_follows_what_it_is_a_part_of():
     small = {'paper': {}, 'small': {'data.length': 128, 'model.head_width': 24, 'optimizer.steps': 200}}
     rows = {
-        'window': dict(diff={'model.mask.window': 512}),
-        'block': dict(diff={'model.mask.block': 64}),
-        'width': dict(diff={'model.columns.key_width': 32, 'optimizer.steps': 40_000}),
-        'prefix': dict(diff={'model.mask.prefix': 10}),
+        'window': dict(diff=scale_with_size({'model.mask.window': 512})),
+        'block': dict(diff=scale_with_size({'model.mask.block': 64})),
+        'width': dict(diff=scale_with_size({'model.columns.key_width': 32, 'optimizer.steps': 40_000})),
+        'prefix': dict(diff=scale_with_size({'model.mask.prefix': 10})),
     }
     get_config = table(rows, {'optimizer.steps': 10_000}, small)
     assert get_config('window', 'small').model.mask.window == 32
@@ -199,6 +327,7 @@ def test_what_does_not_look_at_mass_is_not_given_any():
     assert set(UNMEASURED) == {name for name, one in NORMALIZERS.items() if not one.uses_total}
 
 
+@pytest.mark.slow
 def test_every_value_of_a_menu_is_in_some_row():
     specs = [parse(module.get_config(row, 'paper').to_dict()) for module, row in ROWS]
     for record, part in (

@@ -35,9 +35,23 @@ def attend(query_BTHK: jax.Array, key_BSGK: jax.Array, value_BSGK: jax.Array, ru
     s_ij = <q_i, k_j> / sqrt(K) + b_ij + offset. G key heads serve H / G query heads each.
     """
     keys = key_BSGK.shape[1] - rule.columns
+    arrays = rule.score_bias(keys), rule.visible(keys)
+    return attend_by_matrices(query_BTHK, key_BSGK, value_BSGK, *arrays, rule.operation, rule.columns)
+
+
+def attend_by_matrices(
+    query_BTHK: jax.Array,
+    key_BSGK: jax.Array,
+    value_BSGK: jax.Array,
+    bias_BHTS: jax.Array | float,
+    visible_BHTS: jax.Array,
+    operation: Operation,
+    columns: int = 0,
+) -> Attended:
+    """Compute attention with an array of biases and one of visible keys; any axis of either may be 1."""
     key_BSHK, value_BSHK = (per_query_head(array, query_BTHK.shape[2]) for array in (key_BSGK, value_BSGK))
-    score_BHTS = scores(query_BTHK, key_BSHK) + rule.score_bias(keys)
-    attention_BHTS, rows = weights(score_BHTS, rule.visible(keys), rule.operation, rule.columns)
+    score_BHTS = scores(query_BTHK, key_BSHK) + bias_BHTS
+    attention_BHTS, rows = weights(score_BHTS, visible_BHTS, operation, columns)
     # Asked for BTHK, einsum has the factors change sides, and XLA:CPU takes longer for each head.
     output_BHTK = jnp.einsum('BHTS,BSHK->BHTK', attention_BHTS.astype(value_BSHK.dtype), value_BSHK)
     return Attended(jnp.swapaxes(output_BHTK, 1, 2), jax.lax.stop_gradient(rows), attention_BHTS)

@@ -11,16 +11,31 @@ EPSILON = 1e-8  # of the released code
 
 @dataclasses.dataclass(frozen=True)
 class Row:
-    """What a normalizer may look at: sums over the visible keys of each query."""
+    """What a normalizer computes Z from: sums over the keys that each query sees.
 
-    total: jax.Array  # of mass, or of its powers
-    count: jax.Array  # of keys that are no columns
-    unit: jax.Array  # what 1 is beside the shifted mass
+    Attributes:
+        total: Sum of the masses, or of their powers where `power` is given.
+        count: Number of those keys, without learned columns.
+        unit: What a 1 beside the masses is after scores were shifted.
+        power: The p of `p_norm`, or None.
+    """
+
+    total: jax.Array
+    count: jax.Array
+    unit: jax.Array
     power: float | None
 
 
 @dataclasses.dataclass(frozen=True)
 class Normalizer:
+    """An entry of `NORMALIZERS`: the function from a row's sums to Z, by which its weights are divided.
+
+    Attributes:
+        close: Function Row -> Z, never 0, also where a query sees no key.
+        uses_unit: `close` reads `Row.unit`.
+        uses_total: `close` reads `Row.total`.
+    """
+
     close: Callable[[Row], jax.Array]
     uses_unit: bool = False
     uses_total: bool = True

@@ -10,22 +10,40 @@ from sinklab.attend.similarity import SIMILARITIES, Similarity
 
 @dataclasses.dataclass(frozen=True)
 class Operation:
-    """A_ij = gain * weight(s_ij) / Z(sum_j mass(s_ij)), s_ij = <q_i, k_j> / sqrt(K) + bias_ij + offset."""
+    """An attention operation: `A_ij = gain * weight(s_ij) / Z(sum_j mass(s_ij))`.
+
+    The scores are `s_ij = <q_i, k_j> / sqrt(K) + bias_ij + offset`. Softmax is the similarity `exp` with the
+    normalizer `sum`. docs/guides/add_an_operation.md adds one.
+
+    Attributes:
+        name: What messages call it.
+        similarity: Entry of `SIMILARITIES`; it gives weight and mass.
+        normalizer: Entry of `NORMALIZERS`; it gives Z.
+        gain: Factor of all weights.
+        power: The p of the normalizer `p_norm`; None for the others.
+        offset: Number that is added to every score.
+    """
 
     name: str
     similarity: Similarity
     normalizer: Normalizer
     gain: float = 1.0
-    power: float | None = None  # p of p_norm
+    power: float | None = None
     offset: float = 0.0
 
     @property
     def uses_unit(self) -> bool:
+        """Whether the similarity or the normalizer has a 1 beside exponentials (see `Similarity.uses_unit`)."""
         return self.similarity.uses_unit or self.normalizer.uses_unit
 
 
 def operation(attention: spec.Attention, length: int = 1) -> Operation:
-    """What a spec says of a model that is trained on windows of so many tokens."""
+    """Return the operation of a config's `model.attention`, for windows of `length` tokens.
+
+    Args:
+        attention: That part of the spec; its offset is in units of log(length).
+        length: Tokens of a training window.
+    """
     return Operation(
         f'{attention.similarity} with {attention.normalizer}',
         SIMILARITIES[attention.similarity],

@@ -17,11 +17,24 @@ Formula = Callable[[jax.Array, jax.Array], tuple[jax.Array, jax.Array]]
 
 @dataclasses.dataclass(frozen=True)
 class Similarity:
-    weigh: Formula  # (score, unit) -> (weight, mass)
+    """An entry of `SIMILARITIES`: the function from scores to weights.
+
+    Attributes:
+        weigh: Element-wise function (score, unit) -> (weight, mass), with a finite slope at 0. The weight is the
+            numerator of attention, the mass is what the normalizer sums; most similarities return one array twice.
+        shifted: Scores come less the largest one that the query sees, so that exponentials stay finite. The factor
+            must cancel between weight and sum, so that such a similarity needs a normalizer that reads the sum.
+        uses_unit: `weigh` reads `unit`, which is what a 1 beside e^s becomes after the shift.
+        signed: Weights may be below 0.
+        rounded: The same function, faster and with errors of up to 6e-8, for kernels whose weights are not divided
+            by their sum.
+    """
+
+    weigh: Formula
     shifted: bool = False
     uses_unit: bool = False
-    signed: bool = False  # weights may be below 0
-    rounded: Formula | None = None  # a faster one, right to 6e-8: for weights that are not divided by their sum
+    signed: bool = False
+    rounded: Formula | None = None
 
 
 def exp(score, unit):

@@ -1,8 +1,8 @@
 """Test claims of the paper by training runs, and give a verdict on each.
 
 A claim compares two numbers of two rows. All claims share their runs, and each run is trained once; the same command,
-given again, trains those that are missing. Verdicts are computed from the differences between runs of the same seed.
---config.PATH=VALUE sets a field of all runs.
+given again, trains those that are missing. Verdicts are computed from the differences between runs of the same seed;
+docs/guides/sweeps_and_claims.md says how. --config.PATH=VALUE sets a field of all runs.
 
 example:
   sinklab claims --seeds=8 --jobs=2 --workdir=runs/claims
@@ -19,6 +19,7 @@ from sinklab.cli import config, hardware, programs, sweep
 from sinklab.cli.train import size_argument
 from sinklab.files.place import place
 from sinklab.folder import Folder
+from sinklab.install import format_extra_command
 from sinklab.lease import lease
 from sinklab.record import Refusal, unknown
 from sinklab.spec import Spec
@@ -39,7 +40,7 @@ def arguments(verb: argparse.ArgumentParser) -> None:
         '--config', default='configs/claims.py', metavar='FILE', help='file with CLAIMS (default: %(default)s)'
     )
     verb.add_argument('--list', action='store_true', help='list all claims in words, and train nothing')
-    verb.add_argument('--seeds', type=int, metavar='N', help=f'the seeds 0 to N - 1; {SEEDS}')
+    sweep.seeds_argument(verb, str(SEEDS))
     verb.add_argument(
         '--workdir',
         metavar='DIR',
@@ -131,7 +132,7 @@ def drawable(path: str | None) -> None:
     try:
         from sinklab.report import forest  # noqa: F401
     except ImportError as error:
-        raise Refusal(f"--png={path} wants matplotlib: pip install -e '.[report]'") from error
+        raise Refusal(f'--png={path} needs matplotlib; install it: {format_extra_command("report")}') from error
     if not place(path).parent.is_dir():
         raise Refusal(f'--png={path}: there is no folder {place(path).parent}; make it, or give another one')
 
@@ -153,11 +154,10 @@ def trained(given: argparse.Namespace, rest: list[str], claims: dict) -> int:
     """Trains what is missing of all that the named claims read."""
     from sinklab.sweep import results
 
-    layout, size, seeds = hardware.hardware(given), given.size or SIZE, SEEDS if given.seeds is None else given.seeds
+    layout, size = hardware.hardware(given), given.size or SIZE
+    seeds = plan.parse_seeds(str(SEEDS) if given.seeds is None else given.seeds)
     shares(given.jobs)
     sweep.refuse_seeds(rest)
-    if seeds < 1:
-        raise Refusal(f'--seeds={seeds} must be a whole number of at least 1')
 
     def load(row: str, seed: int) -> tuple[Spec, dict]:
         return config.load(file_of(row), [*rest, *sweep.seed_options(seed)], size)
@@ -175,7 +175,7 @@ def trained(given: argparse.Namespace, rest: list[str], claims: dict) -> int:
         specs = {row: load(row, 0)[0] for row in before['runs'] if row not in others} | wanted
         same = first_alike(specs)
         firsts = dict.fromkeys(same[row] for row in wanted)
-        runs = plan.runs(firsts, range(seeds), given.workdir, load, layout)
+        runs = plan.runs(firsts, seeds, given.workdir, load, layout)
         stopped = sweep.trained(runs, lambda run: sweep.command(file_of(run.row), run, options), held, given.jobs)
         held.check()
         now = results.add(

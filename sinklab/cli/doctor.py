@@ -16,6 +16,7 @@ from collections.abc import Callable
 
 from sinklab.cli import kernels
 from sinklab.escape import escape_control
+from sinklab.install import format_extra_command
 from sinklab.record import Refusal
 
 EXTRAS = {
@@ -148,8 +149,13 @@ def show(found: dict) -> None:
     for name, version in found['versions'].items():
         table.add_row(name, version)
     for name, version in found['extras'].items():
-        table.add_row(name, version or f'absent; if you want it: pip install "sinklab[{EXTRAS[name]}]"')
+        table.add_row(name, version or f'absent (extra {EXTRAS[name]})')
     table.add_row('devices', terminal.cell(', '.join(found['devices'])))
     for name, outcome in found['checks'].items():
         table.add_row(name, Text('ok', 'green') if outcome == 'ok' else Text('broken', 'red'))
     console.print(table)
+    absent = sorted({EXTRAS[name] for name, version in found['extras'].items() if not version})
+    if absent:
+        print('To install an extra:')
+    for extra in absent:
+        print(f'  {escape_control(format_extra_command(extra))}')

@@ -10,6 +10,7 @@ import json
 
 from sinklab.escape import escape_control
 from sinklab.files.place import place
+from sinklab.install import format_extra_command
 from sinklab.record import Refusal
 
 
@@ -45,7 +46,7 @@ def run(given: argparse.Namespace, rest: list[str]) -> int:
     try:
         from sinklab.observe import downstream
     except ImportError as error:
-        raise Refusal(f'evaluate needs {error.name}; install it: pip install "sinklab[evaluate]"') from error
+        raise Refusal(f'evaluate needs {error.name}; install it: {format_extra_command("evaluate")}') from error
     tasks = [name for name in given.tasks.split(',') if name]
     found = downstream.evaluated(given.model, tasks, given.include, given.limit, given.few_shot)
     if given.out:

@@ -16,6 +16,8 @@ from sinklab.llama import PREFIX
 from sinklab.named import spec_of
 from sinklab.record import Refusal
 
+IMPORTS = 2  # counts the defaults that imports have had, so that a run that began with older ones finds its own
+
 
 def export(given: argparse.Namespace) -> int:
     """Refuses what cannot be said before it reads an array."""
@@ -60,7 +62,7 @@ def bring(given: argparse.Namespace) -> int:
 
 def imported(given: str, folder: Folder, home: Path) -> int:
     """Makes a run folder, which comes to lie at `home`, and returns how many parameters it has."""
-    from configs import default
+    from configs import default, fine_tuning
     from sinklab.llama import files, importing
     from sinklab.parse import parse
 
@@ -68,10 +70,11 @@ def imported(given: str, folder: Folder, home: Path) -> int:
     source = files.opened(given)
     config, fields = default.get_config(), importing.fields(source, home)
     try:
-        config.update_from_flattened_dict(fields)
+        config.update_from_flattened_dict(fine_tuning.IMPORTED | fields)
     except TypeError as error:
         raise Refusal(f'{source / files.CONFIG} says what no model here can be: {error}') from error
     row = dict(config=given, row=source.resolve().name, size=None, overrides={}, diff={}, published={}, source=given)
+    row['optimizer_defaults'] = 'configs/fine_tuning.py'
     return importing.write(source, parse(config.to_dict()), folder, row)
 
 
@@ -100,7 +103,7 @@ def kept(given: str, child: Folder) -> str:
 def place_of(given: str) -> Folder:
     from sinklab.llama import files
 
-    return Folder(home() / f'{name_of(given)}-{files.identity(files.opened(given))}')
+    return Folder(home() / f'{name_of(given)}-{files.identity(files.opened(given))}.{IMPORTS}')
 
 
 def name_of(given: str) -> str:

@@ -1,8 +1,11 @@
 import argparse
+import difflib
 import gc
 import os
 import sys
 from collections.abc import Sequence
+from itertools import takewhile
+from typing import Any
 
 import sinklab
 from sinklab import streams
@@ -25,6 +28,7 @@ from sinklab.cli import (
 )
 from sinklab.escape import escape_control
 from sinklab.lease import Superseded
+from sinklab.record import Refusal
 from sinklab.train.outcome import of_error
 
 VERBS = {
@@ -51,12 +55,55 @@ EXAMPLE = """example:
   sinklab VERB --help  # the options of a verb, and examples"""
 # Verbs whose exit code is that of their runs, whoever reads what they print.
 TRAINING = 'train', 'sweep', 'claims'
+OVERRIDING = 'train', 'compile', 'sweep', 'claims'  # verbs that take --config.PATH=VALUE
 
 
 class Parser(argparse.ArgumentParser):
+    """A parser that names unknown options before it asks for missing ones."""
+
+    subcommands: argparse._SubParsersAction | None = None
+
+    def add_subparsers(self, **given: Any) -> argparse._SubParsersAction:
+        self.subcommands = super().add_subparsers(**given)
+        return self.subcommands
+
+    def refuse_unknown(self, arguments: Sequence[str]) -> None:
+        """Refuse options that the subcommand of a command line does not have, with the one that is most like each.
+
+        --config.PATH=VALUE is left to the subcommand, and so is what follows --. Raises Refusal.
+        """
+        if self.subcommands:
+            at = next((at for at, word in enumerate(arguments) if word in self.subcommands.choices), None)
+            if at is not None:
+                self.subcommands.choices[arguments[at]].refuse_unknown(arguments[at + 1 :])
+            return
+        given = [word for word in takewhile(lambda word: word != '--', arguments) if word.startswith('--')]
+        if '-h' in arguments or '--help' in given:
+            return
+        options = [option for option in self._option_string_actions if option.startswith('--')]
+        unknown = [word for word in given if word.partition('=')[0] not in options]
+        known = [option for option in options if option != '--help']
+        unknown = [word for word in unknown if not word.startswith('--config.')]
+        if unknown:
+            words = '; '.join(f'{word} is unknown{self.suggest(word.partition("=")[0], known)}' for word in unknown)
+            raise Refusal(f'{words}; see {self.prog} --help')
+
     def error(self, message: str) -> None:
         print(f'{self.prog}: {escape_control(message)}; see {self.prog} --help', file=sys.stderr)
         raise SystemExit(1)
+
+    def suggest(self, name: str, options: Sequence[str]) -> str:
+        """Return which option, or which field of the config, may have been meant."""
+        fields = []
+        if self.prog.rpartition(' ')[2] in OVERRIDING:
+            from configs import default
+            from configs.table import closest, flat
+
+            field = closest(name.lstrip('-').replace('-', '_'), list(flat(default.get_config())))
+            fields = [field] if field else []
+        exact = [f'--config.{field}' for field in fields if name[2:] in (field, field.rpartition('.')[2])]
+        near = exact or difflib.get_close_matches(name, options, 1, 0.75) or [f'--config.{field}' for field in fields]
+        return f'; did you mean {near[0]}?' if near else ''
 
 
 def parser() -> Parser:
@@ -86,7 +133,12 @@ def parser() -> Parser:
 def main(arguments: Sequence[str] | None = None) -> int:
     """Runs one verb. Exit codes: 0 done, 1 refused, 3 diverged, 42 start it again, 130 after Ctrl-C, 70 crashed."""
     gc.set_threshold(100_000)  # what a start makes stays: to look through it again and again takes a second
-    given, rest = parser().parse_known_args(arguments)
+    words, top = sys.argv[1:] if arguments is None else list(arguments), parser()
+    try:
+        top.refuse_unknown(words)
+    except Refusal as refusal:
+        return ended(next(word for word in words if word in VERBS), refusal)
+    given, rest = top.parse_known_args(words)
     if given.verb in TRAINING:
         streams.ignore_closed_output()
     try:

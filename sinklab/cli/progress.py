@@ -165,14 +165,15 @@ class Progress(Listener):
         spec: its config.
         programs: says what was compiled, once it is asked after the first step.
         stderr: whether to write to standard error; else to standard output.
+        row: what the row comes to at its size, in one line.
     """
 
-    def __init__(self, name: str, spec: Spec, programs: object = None, stderr: bool = True):
+    def __init__(self, name: str, spec: Spec, programs: object = None, stderr: bool = True, row: str | None = None):
         as_records = os.environ.get(VARIABLE) == 'json'
         self.display = Sequence(sys.stderr) if as_records else Display(terminal.console(stderr=stderr), only=True)
         self.key = self.display.add(name, spec.optimizer.steps)
         self.name, self.steps, self.epochs = name, spec.optimizer.steps, None
-        self.checkpoint, self.programs = spec.checkpoint, programs
+        self.checkpoint, self.programs, self.row = spec.checkpoint, programs, row
 
     def __enter__(self) -> 'Progress':
         self.display.__enter__()
@@ -199,6 +200,8 @@ class Progress(Listener):
             self.fact(line)
 
     def begin(self, step: int, attention: str, changes: list[str]) -> None:
+        if self.row:
+            self.fact(self.row)
         self.fact(f'attention: {attention}')
         if changes:
             self.note(f'since step {step}: {"; ".join(changes)}')

@@ -18,6 +18,7 @@ from types import ModuleType
 from sinklab.escape import escape_control
 from sinklab.files.place import absolute, common, is_remote, place
 from sinklab.folder import Folder
+from sinklab.install import format_extra_command
 from sinklab.record import Refusal
 
 
@@ -127,7 +128,7 @@ def pictures() -> ModuleType:
     try:
         from sinklab.report import pictures
     except ImportError as error:
-        raise Refusal(f'pictures need {error.name}; install it: pip install "sinklab[report]"') from error
+        raise Refusal(f'pictures need {error.name}; install it: {format_extra_command("report")}') from error
     return pictures
 
 

@@ -2,14 +2,18 @@
 
 The exit code is 1 if a row cannot be trained.
 
+Values are those that are trained at the size: that of --size, or the one that a file has by itself.
+
 example:
   sinklab rows --config=configs/quickstart.py
+  sinklab rows --config=configs/optimization.py --size=quickstart
 """
 
 import argparse
 import json
 import sys
 
+from sinklab.cli.train import size_argument
 from sinklab.escape import escape_control
 from sinklab.record import Refusal
 
@@ -20,6 +24,7 @@ def arguments(verb: argparse.ArgumentParser) -> None:
         metavar='FILE',
         help='only the rows of this config file, which may be your own (default: all files of configs/)',
     )
+    size_argument(verb)
     verb.add_argument('--json', action='store_true', help='print the rows as JSON')
 
 
@@ -29,7 +34,7 @@ def run(given: argparse.Namespace, rest: list[str]) -> int:
     from sinklab.cli.config import config_files, rows
 
     files = config_files() if given.config is None else [given.config]
-    tables = {file: [row | refusal(row) for row in rows(file).values()] for file in files}
+    tables = {file: [row | checked(row, given.size) for row in rows(file, given.size).values()] for file in files}
     tables = {file: found for file, found in tables.items() if found}
     if not tables:
         raise Refusal(f'--config={given.config} has no rows; sinklab rows lists the files that have')
@@ -45,15 +50,16 @@ def run(given: argparse.Namespace, rest: list[str]) -> int:
     return 1 if wrong else 0
 
 
-def refusal(row: dict) -> dict:
-    """Why `train` would refuse a row, where it would."""
-    from sinklab.cli.config import load
+def checked(row: dict, size: str | None) -> dict:
+    """Return the size of a row, whether it is equal to its baseline there, and why `train` would refuse it, if so."""
+    from sinklab.cli.config import equals_baseline, load
 
+    given = f'{row["config"]}:{row["row"]}'
     try:
-        load(f'{row["config"]}:{row["row"]}', [])
+        _, about = load(given, [], size)
     except Refusal as error:
-        return dict(refused=str(error))
-    return {}
+        return dict(size=size, equals_baseline=False, refused=str(error))
+    return dict(size=about['size'], equals_baseline=equals_baseline(given, about['size']))
 
 
 def show(tables: dict[str, list[dict]]) -> None:
@@ -64,12 +70,15 @@ def show(tables: dict[str, list[dict]]) -> None:
 
     console = terminal.console(width=100)
     for file, rows in tables.items():
-        table = Table(box=None, title=terminal.cell(file), title_justify='left')
+        sizes = dict.fromkeys(row['size'] for row in rows if row['size'])
+        title = f'{file} at size {", ".join(sizes)}' if sizes else file
+        table = Table(box=None, title=terminal.cell(title), title_justify='left')
         for heading in ('row', 'changes', 'published', 'source'):
             table.add_column(heading, overflow='fold', no_wrap=heading == 'row' and names_fit(rows, console.width))
         for row in rows:
             source = terminal.lines(row['source'], row.get('note'))
-            cells = map(terminal.cell, (row['row'], short(row['diff']), published_text(row['published'])))
+            changes = short(row['diff']) + (', as the baseline' if row['diff'] and row['equals_baseline'] else '')
+            cells = map(terminal.cell, (row['row'], changes, published_text(row['published'])))
             table.add_row(*cells, source, style='red' if 'refused' in row else None)
         console.print(table, '')
 

@@ -6,7 +6,7 @@ Differences are from the first row, the baseline. --config.PATH=VALUE sets a fie
 --config.optimizer.steps=500.
 
 example:
-  sinklab sweep --config=configs/quickstart.py --seeds=0,1,2 --workdir=runs/sweep --remat
+  sinklab sweep --config=configs/quickstart.py --seeds=3 --workdir=runs/sweep --remat
   sinklab sweep --config=configs/quickstart.py --rows=softmax,sigmoid_apple --jobs=2 --workdir=runs/two --report
 """
 
@@ -51,7 +51,7 @@ def arguments(verb: argparse.ArgumentParser) -> None:
         help='only these rows, in this order, such as softmax,sigmoid_apple; the first is the baseline',
     )
     size_argument(verb)
-    verb.add_argument('--seeds', default='0', metavar='N,...', help='such as 0,1,2; 0 where none is given')
+    seeds_argument(verb, 'seed 0 alone')
     verb.add_argument(
         '--workdir',
         required=True,
@@ -66,6 +66,10 @@ def arguments(verb: argparse.ArgumentParser) -> None:
     verb.usage = '%(prog)s --config FILE [--rows ROW,...] --workdir DIR [--config.PATH=VALUE ...] [options]'
 
 
+def seeds_argument(verb: argparse.ArgumentParser, otherwise: str) -> None:
+    verb.add_argument('--seeds', metavar='N | SEED,...', help=f'{plan.SEEDS_HELP} (default: {otherwise})')
+
+
 def jobs_argument(verb: argparse.ArgumentParser) -> None:
     verb.add_argument(
         '--jobs',
@@ -78,6 +82,7 @@ def jobs_argument(verb: argparse.ArgumentParser) -> None:
 
 def run(given: argparse.Namespace, rest: list[str]) -> int:
     layout, table = hardware.hardware(given), rows(given)
+    asked = [0] if given.seeds is None else plan.parse_seeds(given.seeds)
     shares(given.jobs)
     refuse_seeds(rest)
 
@@ -87,9 +92,16 @@ def run(given: argparse.Namespace, rest: list[str]) -> int:
     options = [f'--{name}={value}' for name in ('size', 'compiled') if (value := getattr(given, name))]
     options = [*hardware.options(layout), *options, *rest]
     with lease(Folder(given.workdir).path) as held:
-        runs = plan.runs(table, seeds(given.seeds), given.workdir, load, layout)
+        if given.seeds is not None:
+            plan.refuse_older_reading(given.seeds, table, given.workdir)
+        runs = plan.runs(table, asked, given.workdir, load, layout)
+        if given.seeds is not None and ',' not in given.seeds:
+            say(f'sinklab sweep: --seeds={given.seeds} is a count: seeds {plan.list_seeds(asked)}')
         for names in plan.twins(runs):
             say(f'sinklab sweep: {" and ".join(names)} are the same run at size {runs[0].size}')
+        for run in {run.row: run for run in runs}.values():
+            if comes_to := config.describe_row(f'{given.config}:{run.row}', run.size, run.spec):
+                say(f'sinklab sweep: {run.row} {comes_to}')
         stopped = trained(runs, lambda run: command(f'{given.config}:{run.row}', run, options), held, given.jobs)
         held.check()
         summary(given, rest, table, runs, stopped)
@@ -127,7 +139,7 @@ def rows(given: argparse.Namespace) -> dict[str, dict]:
     if row:
         instead = join_shell([f'--config={file}', f'--rows={row}'])
         raise Refusal(f'--config={given.config} names a row; give {instead}')
-    table = config.rows(file)
+    table = config.rows(file, given.size)
     if not table:
         raise Refusal(f'--config={file} has no rows; sinklab rows lists the files that have')
     names = given.rows.split(',') if given.rows is not None else list(table)
@@ -137,13 +149,6 @@ def rows(given: argparse.Namespace) -> dict[str, dict]:
         if name not in table:
             raise Refusal(unknown(f'--rows={given.rows}: row {name!r}', name, table, f'rows of {file}'))
     return {name: table[name] for name in names}
-
-
-def seeds(given: str) -> list[int]:
-    found = [int(seed) if seed.isdecimal() else -1 for seed in given.split(',')]
-    if not all(0 <= seed < 2**32 for seed in found) or len(set(found)) < len(found):
-        raise Refusal(f'--seeds={given}: give whole numbers from 0 to 2^32 - 1, each once, such as --seeds=0,1,2')
-    return found
 
 
 def seed_options(seed: int) -> list[str]:

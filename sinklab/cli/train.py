@@ -122,7 +122,11 @@ def train(given: argparse.Namespace, rest: list[str], group: Group) -> End:
     link.join(group)
     origin = unanimous(group, 'origin', lambda: fork.origin(parent)) if parent else None
     with contextlib.ExitStack() as stack:
-        progress = shown(row, spec, compiled, stack) if group.index == 0 else None
+        if given.config:
+            comes_to = config.describe_row(given.config, row['size'], spec)
+        else:
+            comes_to = config.describe_origin(row, spec) if parent and parent.takes == 'params' else None
+        progress = shown(row, spec, compiled, comes_to, stack) if group.index == 0 else None
         others = beside(given, folder, steps, progress.note, stack) if progress else []
         listeners = [*([progress] if progress else []), *others]
         end, records = trained(spec, layout, folder, row, *listeners, group=group, origin=origin, grace=given.grace)
@@ -165,11 +169,11 @@ def trained(
     return End('done', f'{folder}: {closing(records[-1])}' if records else ''), records
 
 
-def shown(row: dict, spec: Any, compiled: Any, stack: contextlib.ExitStack) -> Any:
+def shown(row: dict, spec: Any, compiled: Any, comes_to: str | None, stack: contextlib.ExitStack) -> Any:
     """The line that goes on as the run does."""
     from sinklab.cli.progress import Progress
 
-    return stack.enter_context(Progress(row['row'] or row['config'], spec, compiled))
+    return stack.enter_context(Progress(row['row'] or row['config'], spec, compiled, row=comes_to))
 
 
 def traced(given: argparse.Namespace, folder: Folder, spec: Spec) -> range | None:

@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from sinklab.install import format_extra_command
 from sinklab.record import Refusal
 
 os.environ['EPATH_USE_TF'] = 'false'  # or etils would have TensorFlow reach buckets, where that is installed
@@ -43,7 +44,7 @@ def register(scheme: str) -> None:
     try:
         importlib.import_module(library)
     except ImportError as error:
-        raise Refusal(f'{scheme}:// needs {library}; pip install "sinklab[{extra}]"') from error
+        raise Refusal(f'{scheme}:// needs {library}; install it: {format_extra_command(extra)}') from error
     kind = importlib.import_module(f'sinklab.files.{extra}').Storage
     for name in kind.protocol:
         fsspec.register_implementation(name, kind, clobber=True)

@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 
 from sinklab.files import validation
+from sinklab.install import format_extra_command
 from sinklab.llama import PREFIX
 from sinklab.record import Refusal
 
@@ -34,7 +35,7 @@ def library(name: str) -> Any:
     try:
         return importlib.import_module(name)
     except ImportError as error:
-        raise Refusal(f'this needs {name.partition(".")[0]}; pip install "sinklab[hf]"') from error
+        raise Refusal(f'this needs {name.partition(".")[0]}; install it: {format_extra_command("hf")}') from error
 
 
 def opened(given: str, more: tuple[str, ...] = ()) -> Path:

@@ -8,9 +8,9 @@ from sinklab.measure.setting import Setting
 from sinklab.measure.sink import EPSILON
 
 PARTS = {
-    'cos': 'Mean over i > 1 of cos(q_i, k_j): of the first token, of the others up to i, the difference.',
-    'norms': 'Mean over i > 1 of ||q_i|| ||k_j||: of the first token, of the others up to i, the difference.',
-    'score': 'Mean over i > 1 of <q_i, k_j> / sqrt(K): of the first token, of the others up to i, the difference.',
+    'cos': 'Mean over i > 1 of cos(q_i, k_j): for j = 1, for j from 2 to i, and their difference.',
+    'norms': 'Mean over i > 1 of ||q_i|| ||k_j||: for j = 1, for j from 2 to i, and their difference.',
+    'score': 'Mean over i > 1 of <q_i, k_j> / sqrt(K): for j = 1, for j from 2 to i, and their difference.',
 }
 
 ROUNDING = 1e-6  # of keys, beside their length
@@ -101,8 +101,8 @@ DEEPER = (
             Number(
                 f'key/rank/{of}',
                 f'key rank {of}',
-                'Mean over heads of (sum l)^2 / sum l^2, l the variances over texts of the key: of the first token, '
-                'of the one in the middle. Near 1 where it does not depend on the text.',
+                'Effective number of dimensions in which a key varies over texts, (sum l)^2 / sum l^2 with l the '
+                'variances: of the first token, and of the token in the middle; the mean over heads.',
                 digits=1,
             )
             for of in PLACES.values()

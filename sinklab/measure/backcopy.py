@@ -26,7 +26,7 @@ def mean(values_NT, where_NT) -> float:
     return float(np.mean(np.asarray(values_NT), where=where_NT))
 
 
-SENTENCE = 'alpha_1 over triggers, and over other queries.'
+SENTENCE = 'Mean attention to the first token from triggers, and from other queries.'
 MEASURES = (
     Measure(
         reads=('attention_LPHTS',),

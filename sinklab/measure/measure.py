@@ -1,4 +1,4 @@
-"""What an entry of the table of measures says."""
+"""An entry of the table of metrics: what it reads of a forward pass, computes, stores and shows."""
 
 import dataclasses
 from collections import Counter
@@ -24,15 +24,25 @@ def fixed(value: float, digits: int, sign: str = '') -> str:
 
 @dataclasses.dataclass(frozen=True)
 class Number:
-    """A number of metrics.jsonl for people; {k} in its name and label stands for a token, layer or threshold."""
+    """How a number of metrics.jsonl is shown to people.
+
+    Attributes:
+        name: Its name in metrics.jsonl; {k} stands for a token, layer or threshold.
+        label: Its name in tables and figures.
+        sentence: What it is, for the documentation.
+        unit: Its unit, '' for none.
+        digits: Digits after the decimal point.
+        table: Show it in the table of runs, and when `train` ends.
+        sweep: Compare it between the rows of a sweep, also where nothing is published.
+    """
 
     name: str
     label: str
     sentence: str
     unit: str = ''
     digits: int = 3
-    table: bool = False  # of runs, and at the end of `train`
-    sweep: bool = False  # compared between rows, published or not
+    table: bool = False
+    sweep: bool = False
 
     @property
     def axis(self) -> str:
@@ -44,15 +54,25 @@ class Number:
 
 @dataclasses.dataclass(frozen=True)
 class Picture:
-    """Of an array that every probe saves: values_LH (with a slider over steps), matrices_LHTS or ratios_L."""
+    """A figure of an array that every probe saves.
+
+    Attributes:
+        kind: `heads` for values_LH (with a slider over steps), `matrices` for matrices_LHTS, `ratios` for ratios_L.
+        array: The name of the array in a probe's file.
+        title: The title of the figure.
+        label: The name of its values.
+        sentence: Its caption.
+        of: Function of the array that is shown.
+        largest: The end of the scale; None for the largest value.
+    """
 
     kind: Literal['heads', 'matrices', 'ratios']
     array: str
     title: str
-    label: str  # of its values
+    label: str
     sentence: str = 'The mean of each layer and head.'
-    of: Callable[[np.ndarray], np.ndarray] = np.asarray  # the array
-    largest: float | None = None  # of its scale; None: the largest value
+    of: Callable[[np.ndarray], np.ndarray] = np.asarray
+    largest: float | None = None
 
     @property
     def name(self) -> str:
@@ -70,17 +90,29 @@ def nothing(*_: Any) -> Arrays:
 
 @dataclasses.dataclass(frozen=True)
 class Measure:
-    """An entry of the table; docs/add_a_measure.md goes through it."""
+    """A metric entry: it computes numbers from arrays of a forward pass; docs/guides/add_a_metric.md adds one.
 
-    reads: tuple[str, ...] = ()  # arrays of the forward pass
-    arrays: Callable[..., Arrays] = nothing  # (*those read, setting) -> what is kept, in the program of the probe
-    numbers: Callable[[Arrays, Setting], dict[str, float]] = nothing  # of what is kept
+    Attributes:
+        reads: Names of the arrays that it reads (see `sinklab.measure.setting`), such as `attention_LPHTS`.
+        arrays: Function (*those arrays, setting) -> arrays that the probe returns. It is compiled with the probe.
+        numbers: Function (those arrays as NumPy, setting) -> numbers by name, for metrics.jsonl.
+        shown: The numbers that tables, pages and the documentation show.
+        saved: Names of the arrays of a probe's file. `name_LH` is the mean over the sequences P of `name_LPH`.
+        picture: A figure of a saved array, or None.
+        applies: Function setting -> whether the metric exists for this model and these texts.
+        context: Function (sums of attention over a training batch, setting) -> numbers, for `log.sinks`.
+        row: Function attention_BHTS -> one value a query, for `log.rows`.
+    """
+
+    reads: tuple[str, ...] = ()
+    arrays: Callable[..., Arrays] = nothing
+    numbers: Callable[[Arrays, Setting], dict[str, float]] = nothing
     shown: tuple[Number, ...] = ()
-    saved: tuple[str, ...] = ()  # in a probe's file: what is kept, or of name_LP.. the mean over sequences, name_L..
+    saved: tuple[str, ...] = ()
     picture: Picture | None = None
     applies: Callable[[Setting], bool] = always
-    context: Callable[[Any, Setting], Arrays] = nothing  # numbers of Received sums over a training batch
-    row: Callable[[Any], Any] | None = None  # attention_BHTS of some queries -> a value of each of them
+    context: Callable[[Any, Setting], Arrays] = nothing
+    row: Callable[[Any], Any] | None = None
 
 
 def of_heads(
@@ -91,7 +123,16 @@ def of_heads(
     numbers: Callable[[np.ndarray, Setting], dict[str, float]] | None = None,
     **more: Any,
 ) -> Measure:
-    """value(*read, setting) -> name_LPH, saved as name_LH; without other numbers, its mean is the one shown."""
+    """Make a metric entry of one value for each layer, sequence and head.
+
+    Args:
+        name: The name of the array: `name_LPH` of a probe, saved as its mean over sequences, `name_LH`.
+        value: Function (*arrays that it reads, setting) -> value_LPH.
+        shown: The numbers that are shown. Without `numbers` there is one, the mean over all heads.
+        reads: Names of the arrays that `value` reads.
+        numbers: Function (value_LPH, setting) -> numbers by name.
+        **more: Further fields of `Measure`.
+    """
 
     def of_kept(kept: Arrays, setting: Setting) -> dict[str, float]:
         value_LPH = kept[f'{name}_LPH']
@@ -101,7 +142,14 @@ def of_heads(
 
 
 def of_rows(name: str, row: Callable[[Any], Any], shown: Number, **more: Any) -> Measure:
-    """The mean over queries of a value of each row."""
+    """Make a metric entry of the mean over queries of a value of each row of attention.
+
+    Args:
+        name: The name of the array, as in `of_heads`.
+        row: Function attention_BHTS -> value_BHT.
+        shown: How the mean over all heads is shown.
+        **more: Further fields of `Measure`.
+    """
     return of_heads(name, lambda attention, setting: row(attention).mean(-1), (shown,), row=row, **more)
 
 

@@ -6,6 +6,7 @@ from sinklab.measure.measure import Measure, Number, Picture
 from sinklab.measure.setting import Setting
 
 HIDDEN = 'Norm of the first hidden state over the mean of the others, after each block.'
+MASSIVE = f'{HIDDEN} Massive activations (Sun et al., 2024) are ratios of hundreds; about 1 is none.'
 KEY = 'Norm of the first key, as attended, over the mean of the others, in each block.'
 VALUE = 'Norm of the first value over the mean of the others, in each block.'
 
@@ -43,7 +44,7 @@ def first_and_others(name: str, norm_LPT) -> dict[str, float]:
 
 def numbers_of(name: str) -> tuple[Number, ...]:
     many = PLURALS.get(name, f'{name}s')
-    sentence = f'Mean norms of {many} as attended: of the first token, of the others, and the one over the other.'
+    sentence = f'Mean norm of the {many} that attention uses: of the first token, of other tokens, and their ratio.'
     return tuple(Number(f'norm/{name}/{of}', f'{name} norm {of}', sentence) for of in ('1', 'other', 'ratio'))
 
 
@@ -66,7 +67,7 @@ MEASURES = (
         numbers=lambda kept, setting: of_blocks(kept['norm_LPT']),
         shown=(Number('norm/ratio/{k}', 'norm ratio {k}', HIDDEN),),
         saved=('norm_LT',),
-        picture=Picture('ratios', 'norm_LT', 'Massive activations', 'norm ratio', HIDDEN, of=ratio),
+        picture=Picture('ratios', 'norm_LT', 'Hidden states of the first token', 'norm ratio', MASSIVE, of=ratio),
     ),
     of_first('key', 'Keys of the first token', KEY),
     of_first('value', 'Values of the first token', VALUE),

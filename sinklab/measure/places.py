@@ -9,7 +9,7 @@ from sinklab.measure.sink import THRESHOLD, importance, proxy, queries, rate
 from sinklab.measure.spikes import by_layer
 
 OWN = (
-    'Norm of the hidden state of the token that receives most, a sink token among them, over the mean of the others, '
+    'Norm of the hidden state of the token with the most attention (also a sink token) over the mean of the others, '
 )
 OWN += 'after each block.'
 

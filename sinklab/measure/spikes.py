@@ -8,10 +8,10 @@ from sinklab.measure.norms import norms, ratio
 LARGE, OVER_MEDIAN = 100.0, 1000.0  # the criterion of Sun et al.
 
 OF_LAYERS = {
-    'top': 'The largest |h| after each block, the mean over texts.',
-    'over_median': 'The largest |h| over the median |h| after each block, the mean over texts.',
-    'kurtosis': 'E[(h - mean)^4] / variance^2 of all entries after each block, the mean over texts; 3 if normal.',
-    'massive': 'Entries after each block that are above 100 and 1000 medians, the mean over texts.',
+    'top': 'The largest entry |h| of the hidden states after each block; the mean over texts.',
+    'over_median': 'The largest entry |h| over the median entry, after each block; the mean over texts.',
+    'kurtosis': 'Kurtosis E[(h - mean)^4] / variance^2 of entries after each block (normal: 3); the mean over texts.',
+    'massive': 'Entries |h| after each block above 100 and above 1000 times the median; the mean over texts.',
 }
 
 
@@ -56,8 +56,8 @@ MEASURES = (
             Number(
                 'norm/normed/{k}',
                 'normed ratio {k}',
-                'Norm of what the attention of each block reads of the first token, after its norm, over the mean of '
-                'the others.',
+                'Norm of the normalized hidden state that the attention of each block reads: of the first token, '
+                'over the mean of the others.',
             ),
         ),
         saved=('normed_LT',),

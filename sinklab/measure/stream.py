@@ -8,10 +8,10 @@ from sinklab.measure.sink import EPSILON
 from sinklab.measure.spikes import by_layer
 
 SPECTRUM = "Entropy of the eigenvalues of the tokens' Gram matrix, which sum to 1, after each block: 0 where one "
-SPECTRUM += 'direction has all, log T where they are orthogonal and equally long.'
-MIXING = 'Mean cosine of the hidden states of two tokens, the first left out, after each block.'
+SPECTRUM += 'direction has all, log T where hidden states are orthogonal and equally long.'
+MIXING = 'Mean cosine between the hidden states of two tokens, without the first token, after each block.'
 ALIKE, LASTING = 0.9, 4  # of a secondary sink: |cos| with the first token, and for more than so many blocks
-SECONDARY = 'Tokens of a text beside the first whose hidden state has |cos| > 0.9 with its, in more than 4 of the '
+SECONDARY = 'Tokens whose hidden state has |cos| > 0.9 with that of the first token, in more than 4 of the '
 SECONDARY += 'blocks between the largest rise and fall of its norm (Wong et al., 2025).'
 
 

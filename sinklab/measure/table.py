@@ -1,4 +1,4 @@
-"""All that is measured. The probe, `log.sinks`, reports, sweeps and the README's table read it here."""
+"""The table of all measures. The probe, `log.sinks`, reports, sweeps and docs/number_table.py read it."""
 
 import dataclasses
 import re

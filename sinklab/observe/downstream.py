@@ -11,6 +11,7 @@ import lm_eval
 from lm_eval.api.model import LM
 from lm_eval.tasks import TaskManager
 
+from sinklab.install import format_package_command
 from sinklab.observe import hub, opening
 from sinklab.observe.harness import Harness
 from sinklab.record import Refusal
@@ -64,7 +65,7 @@ def model(given: str) -> LM:
         import torch
         from lm_eval.models.huggingface import HFLM
     except ImportError as error:
-        raise Refusal(f'{given} needs {error.name}; install it: pip install "lm-eval[hf]"') from error
+        raise Refusal(f'{given} needs {error.name}; install it: {format_package_command("lm-eval[hf]")}') from error
     device = 'cuda' if torch.cuda.is_available() else 'cpu'
     with contextlib.redirect_stdout(sys.stderr):
         return HFLM(pretrained=str(folder), device=device, batch_size=AT_ONCE)

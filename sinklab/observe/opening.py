@@ -10,14 +10,13 @@ import numpy as np
 from sinklab.checkpoint import digests, restore
 from sinklab.escape import FIGURE, escape_figure
 from sinklab.folder import Folder
-from sinklab.named import run_and_step, wanted
+from sinklab.install import format_extra_command
+from sinklab.named import OPEN, is_open_model, missing_run, run_and_step, wanted
 from sinklab.observe import hub
 from sinklab.observe.measuring import measured
 from sinklab.observe.own import Own
 from sinklab.observe.subject import Subject
 from sinklab.record import Refusal
-
-OPEN = 'hf:'
 
 
 def subject(given: str, bos: str = 'auto', remote_code: bool = False) -> Subject:
@@ -27,10 +26,10 @@ def subject(given: str, bos: str = 'auto', remote_code: bool = False) -> Subject
         try:
             from sinklab.observe.open_model import OpenModel
         except ImportError as error:
-            raise Refusal(f'{given} needs {error.name}; install it: pip install "sinklab[hf]"') from error
+            raise Refusal(f'{given} needs {error.name}; install it: {format_extra_command("hf")}') from error
         with hub.explain_remote_code(given):
             return OpenModel(folder, bos, remote_code, given)
-    return Own(*step_of(given), bos)
+    return Own(*step_of(given, reads_open_models=True), bos)
 
 
 def subjects(given: str, bos: str = 'auto') -> Iterator[Subject]:
@@ -41,38 +40,51 @@ def subjects(given: str, bos: str = 'auto') -> Iterator[Subject]:
     return (Own(folder, one, bos) for one in wanted(folder, step))
 
 
-def step_of(given: str) -> tuple[Folder, int]:
+def step_of(given: str, reads_open_models: bool = False) -> tuple[Folder, int]:
     """RUN@STEP, or of RUN the newest step that is whole."""
-    folder, step = of_run(given)
+    folder, step = of_run(given, reads_open_models)
     saved = wanted(folder, step)
     newest = digests.newest(folder) if step is None else None
     return folder, saved[-1] if newest is None else newest
 
 
-def of_run(given: str) -> tuple[Folder, int | None]:
+def of_run(given: str, reads_open_models: bool = False) -> tuple[Folder, int | None]:
     if given.startswith(OPEN):
-        raise Refusal(f'{given} is an open model, and runs alone are read here; give the folder of a run')
+        raise missing_run(given)
     folder, step = run_and_step(given)
-    if not folder.is_claimed():
-        lacks = 'holds no run' if folder.path.exists() else 'is not there'
-        raise Refusal(f'{folder} {lacks}; give the folder of a run')
+    if not folder.is_claimed() or is_open_model(folder):
+        raise missing_run(str(folder), reads_open_models)
     return folder, step
 
 
-def open(given: str, **how: Any) -> 'Opened':
-    """A run, RUN@STEP or hf:PATH_OR_ID; nothing of it is loaded before it is asked for."""
+def open(given: str, **how: Any) -> 'Run | Opened':
+    """Open a run, RUN@STEP or hf:PATH_OR_ID, as `sinklab.open` does; parameters are read when they are needed."""
     found = subject(str(given), **how)
     return Run(found) if isinstance(found, Own) else Opened(found)
 
 
-@dataclasses.dataclass
+@dataclasses.dataclass(repr=False)
 class Attention:
-    """The matrices of one text."""
+    """The attention matrices of one text, as `sinklab.open(...).attention(text)` returns them.
 
-    matrix_LHTS: np.ndarray  # float32, queries of the text over columns and text; nan: a head that a layer lacks
+    Attributes:
+        matrix_LHTS: NumPy array in float32 (layers, heads, queries, keys). Where layers differ in their number of
+            heads, a head that a layer lacks is nan.
+        queries: The tokens of the text.
+        keys: The same tokens. Before them stand the names, in brackets, of the keys that every query sees and that
+            are no part of the text, such as `(sink_token)`.
+        layers: The layer of the model, from 0, of each matrix. Layers without attention are left out, and a layer
+            with two attentions stands here twice.
+    """
+
+    matrix_LHTS: np.ndarray
     queries: list[str]
-    keys: list[str]  # the columns' names in brackets, then the tokens
-    layers: tuple[int, ...]  # the model's layer, from 0, of each matrix: some may have none, and some two
+    keys: list[str]
+    layers: tuple[int, ...]
+
+    def __repr__(self) -> str:
+        matrices, heads, queries, keys = self.matrix_LHTS.shape
+        return f'<Attention: {matrices} matrices x {heads} heads, {queries} queries x {keys} keys>'
 
     def strongest(self) -> tuple[int, int]:
         """Return (layer of the model, head), from 0, of the largest mean attention to the first token."""
@@ -81,6 +93,8 @@ class Attention:
 
     def plot(self, layer: int | None = None, head: int | None = None, place: int | None = None) -> Any:
         """Draw the matrix of one head; of what is not given, that with the largest mean attention to the first token.
+
+        Arguments are indices and count from 0. The title counts layers and heads from 1, as reports do.
 
         Args:
             layer: of the model, from 0. Of a layer with two attentions it is the matrix with the stronger head.
@@ -103,7 +117,7 @@ class Attention:
             image = axes.imshow(self.matrix_LHTS[at, head], cmap='viridis', vmin=0)
             axes.set_xticks(range(len(self.keys)), map(label, self.keys), rotation=90, fontsize=7)
             axes.set_yticks(range(len(self.queries)), map(label, self.queries), fontsize=7)
-            axes.set(xlabel='key', ylabel='query', title=f'layer {layer}{which}, head {head}')
+            axes.set(xlabel='key', ylabel='query', title=f'layer {layer + 1}{which}, head {head + 1}')
             figure.colorbar(image, shrink=0.6, label='attention')
         return figure
 
@@ -123,7 +137,7 @@ class Attention:
             whole = self.layers == tuple(range(count))
             layers = f'0 to {count - 1}' if whole else ', '.join(map(str, dict.fromkeys(self.layers)))
             asked = ' '.join(f'{name} {one}' for name, one in (('layer', layer), ('head', head)) if one is not None)
-            raise Refusal(f'there is no {asked}; they are {layers} and 0 to {heads - 1}')
+            raise Refusal(f'there is no {asked}; indices count from 0: layers {layers}, heads 0 to {heads - 1}')
         return self._strongest_of(asked_LH)
 
     def _strongest_of(self, asked_LH: np.ndarray) -> tuple[int, int]:
@@ -155,7 +169,7 @@ def by_layer(matrix_LHTS: np.ndarray, heads: tuple[int, ...]) -> np.ndarray:
 
 
 class Opened:
-    """Anything that can be measured."""
+    """A run or a model of transformers that is open for reading; `sinklab.open` makes it."""
 
     def __init__(self, subject: Subject):
         self.subject = subject
@@ -164,7 +178,17 @@ class Opened:
         return f'sinklab.open({self.subject.name!r})'
 
     def ids(self, text: str | list[str]) -> np.ndarray:
-        """ids_PT of texts, cut to the shortest, as training shaped its own."""
+        """Return the token ids of one or more texts, as training shaped its own.
+
+        Args:
+            text: One text, or several. All are cut to the length of the shortest.
+
+        Returns:
+            An array of whole numbers (texts, tokens).
+
+        Raises:
+            Refusal: A text is empty, or has fewer than two tokens.
+        """
         found = [self.subject.encode(one) for one in ([text] if isinstance(text, str) else text)]
         if not all([text] if isinstance(text, str) else [*text]):
             raise Refusal('a text is empty; give one of some tokens, as text=...')
@@ -174,6 +198,11 @@ class Opened:
         return self.subject.shaped(np.array([one[:shortest] for one in found]))
 
     def attention(self, text: str) -> Attention:
+        """Compute the attention matrices of all layers and heads for one text.
+
+        Raises:
+            Refusal: The text is empty, or longer than the model reads.
+        """
         ids_PT = self.ids(text)
         kept = self.subject.observe(ids_PT, matrices)
         words = self.subject.words(ids_PT[0])
@@ -183,7 +212,19 @@ class Opened:
         return Attention(matrix_LHTS, words, [*self.subject.columns(), *words], layers)
 
     def measure(self, name: str = '', text: str | list[str] = '', **how: Any) -> float | dict[str, float]:
-        """The number of this name of one or more texts, or all whose names begin with it and a slash."""
+        """Compute one metric of one or more texts, or several metrics.
+
+        Args:
+            name: The name of a metric (`sink/1`), the beginning of several names (`sink`), or '' for all metrics.
+            text: One text, or several; all are cut to the length of the shortest.
+            **how: Fields of `sinklab.measure.setting.Setting` to change, such as `thresholds=(0.2, 0.3)`.
+
+        Returns:
+            One number, or a dict from names to numbers.
+
+        Raises:
+            Refusal: There is no such metric, or a text does not fit the model.
+        """
         numbers = measured(self.subject, self.ids(text), **how).numbers
         if name in numbers:
             return numbers[name]
@@ -195,37 +236,52 @@ class Opened:
 
 
 class Run(Opened):
-    """A run of ours, while it is trained or afterwards."""
+    """A run of sinklab at one step, finished or still training; `sinklab.open` makes it."""
 
     subject: Own
 
     @property
     def spec(self) -> Any:
+        """The config of the run as a frozen dataclass, `sinklab.spec.Spec`."""
         return self.subject.spec
 
     @property
     def steps(self) -> list[int]:
-        """Those of its checkpoints."""
+        """The steps that have a checkpoint, in ascending order."""
         return self.subject.folder.checkpoint_steps()
 
     def at(self, step: int) -> 'Run':
+        """Return the same run at another checkpoint; raise Refusal where there is none at this step."""
         return Run(Own(self.subject.folder, *wanted(self.subject.folder, step), self.subject.bos))
 
     def params(self, step: int | None = None) -> dict:
-        """Nested dicts of NumPy arrays, verified."""
+        """Read the parameters of a checkpoint, the one that is open if no step is given, and verify their digests.
+
+        Returns:
+            Nested dicts of NumPy arrays, named as the parameters of the flax.nnx module.
+        """
         return restore.parameters(self.subject.folder.path, self.subject.step if step is None else step)
 
     @functools.cached_property
     def model(self) -> Any:
-        """The flax.nnx module: model(token_BT, capture=True) -> (logits_BTV, Capture)."""
+        """The model as a flax.nnx module: `model(ids_BT, capture=True)` returns (logits_BTV, Capture)."""
         return self.subject.model()
 
     def curve(self, name: str) -> Any:
-        """A data frame by step, of a number of metrics.jsonl, or of all whose names begin with it and a slash."""
+        """Return what the run itself has logged of one metric, or of all whose names begin with `name` and a slash.
+
+        Returns:
+            A data frame of pandas with one row a step and one column a metric.
+
+        Raises:
+            Refusal: pandas is not installed, or the run has logged no such metric.
+        """
         try:
             import pandas
         except ImportError as error:
-            raise Refusal('a curve is a data frame of pandas; install it: pip install "sinklab[notebook]"') from error
+            raise Refusal(
+                f'a curve is a data frame of pandas; install it: {format_extra_command("notebook")}'
+            ) from error
         frame = pandas.DataFrame(self.subject.folder.records()).set_index('step')
         found = [one for one in frame.columns if one == name or one.startswith(f'{name}/')]
         if not found:

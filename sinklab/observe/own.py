@@ -112,7 +112,17 @@ class Own:
         return ids_PT < self.spec.data.triggers
 
     def words(self, ids_T: np.ndarray) -> list[str]:
-        return [self.tokenizer.decode([int(one)], skip_special_tokens=False) for one in readable(np.asarray(ids_T))]
+        return [self.word(int(one)) for one in readable(np.asarray(ids_T))]
+
+    def word(self, token: int) -> str:
+        """Return the text of a token; of a special token that training put into sequences, what it is for."""
+        data = self.spec.data
+        if token == data.fixed_token and not self.tokenizer.decode([token], skip_special_tokens=True):
+            if data.fixed_position is not None:
+                return '(fixed token)'
+            if data.bos == 'documents' or self.spec.probe.prepend == 'bos':
+                return '(BOS)'
+        return self.tokenizer.decode([token], skip_special_tokens=False)
 
     def shaped(self, ids_PT: np.ndarray) -> np.ndarray:
         return with_fixed_token(ids_PT, self.spec.data) if self.spec.data.fixed_held_out else ids_PT

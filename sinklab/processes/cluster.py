@@ -8,6 +8,7 @@ import re
 import warnings
 from collections.abc import Mapping
 
+from sinklab.install import format_package_command
 from sinklab.record import Refusal
 
 BY_HAND = 'give --coordinator=HOST:PORT --processes=N --process=I to each process, or --processes=1 to be alone'
@@ -158,6 +159,6 @@ def refuse_one_of_many(environment: Mapping[str, str]) -> None:
             import kubernetes  # noqa: F401
         except ImportError as error:
             raise Refusal(
-                'this is a pod of an indexed job, and the package that asks for the others is missing; pip install '
-                f'kubernetes, or {BY_HAND}'
+                'this is a pod of an indexed job, and the package that asks for the others is missing; install it: '
+                f'{format_package_command("kubernetes")}, or {BY_HAND}'
             ) from error

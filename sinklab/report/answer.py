@@ -1,9 +1,9 @@
 """What a report says first: one sentence, made of the table by rule."""
 
-from sinklab.measure.emergence import LEAST
+from sinklab.measure.emergence import LEAST, in_words
 from sinklab.measure.table import HEADLINE
 from sinklab.report.arms import Arm
-from sinklab.report.emergence import emergence
+from sinklab.report.emergence import span as emergence_span
 from sinklab.report.runs import Run
 
 FEW = 6  # arms that are named each
@@ -29,18 +29,13 @@ def sink(arm: Arm, runs: list[Run]) -> str:
     if max(rates) < LEAST:
         return f'none after {steps(runs)} ({seeds(runs)})'
     share = f'{rates[0]:.0f} %' if len(runs) == 1 else f'{sum(rates) / len(rates):.0f} % ({span(rates)})'
-    return f'{share} of heads have a sink after {steps(runs)} ({seeds(runs)}), emerging {emerging(runs)}'
+    after, at = emergence_span(runs)
+    begun = 'as before training' if after is None and not at else f'emerging {in_words(after, at)}'
+    return f'{share} of (text, layer, head) have a sink after {steps(runs)} ({seeds(runs)}), {begun}'
 
 
 def span(rates: list[float]) -> str:
     return f'{min(rates):.0f} to {max(rates):.0f}'
-
-
-def emerging(runs: list[Run]) -> str:
-    found = [one for run in runs if (one := emergence(run))]
-    after = [one.after for one in found]
-    last = max(one.at for one in found)
-    return f'by step {last}' if None in after else f'between steps {min(after)} and {last}'
 
 
 def steps(runs: list[Run]) -> str:
@@ -72,7 +67,9 @@ def of_many(arms: list[Arm]) -> str:
     told = [f'{len(runs)} runs of {len(arms)} rows']
     if rates:
         low, high = min(rates, key=rates.get), max(rates, key=rates.get)
-        told[0] += f': from {rates[low]:.0f} % of heads with a sink ({low}) to {rates[high]:.0f} % ({high})'
+        told[0] += (
+            f': from {rates[low]:.0f} % of (text, layer, head) with a sink ({low}) to {rates[high]:.0f} % ({high})'
+        )
         none = sum(rate < LEAST for rate in rates.values())
         told.append(f'{none} of {len(rates)} rows have none')
     kinds = [run.kind for run in runs]

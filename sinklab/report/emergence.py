@@ -19,6 +19,11 @@ class Emergence:
     head: tuple[int, int] | None  # (layer, head), from 1, whose mean alpha_1 is first above the threshold for good
     head_at: int | None  # the first of the probes that are drawn in which it is
 
+    @property
+    def is_learned(self) -> bool:
+        """Whether the rate was lower before: at step 0 nothing has been learned yet."""
+        return self.after is not None or self.at > 0
+
 
 @dataclasses.dataclass(frozen=True)
 class Emerging:
@@ -32,8 +37,22 @@ class Emerging:
 def emergences(points: list[Point], arms: list[Arm]) -> list[Emerging]:
     """Of each point of an axis' line."""
     runs = {arm.name: arm.counted for arm in arms}
-    each = [[found for run in runs[point.arm] if (found := emergence(run))] for point in points]
+    each = [learned(runs[point.arm]) for point in points]
     return [Emerging(point.at, found, len(runs[point.arm])) for point, found in zip(points, each, strict=True)]
+
+
+def learned(runs: list[Run]) -> list[Emergence]:
+    """Return the emergences of the runs in which a sink was learned: not those that had it at step 0."""
+    return [found for run in runs if (found := emergence(run)) and found.is_learned]
+
+
+def span(runs: list[Run]) -> tuple[int | None, int] | None:
+    """Return the probes between which the sinks of all runs emerge, None where no run ends with a sink."""
+    found = [one for run in runs if (one := emergence(run))]
+    if not found:
+        return None
+    after = [one.after for one in found]
+    return None if None in after else min(after), max(one.at for one in found)
 
 
 def emergence(run: Run) -> Emergence | None:

@@ -3,20 +3,23 @@
 import numpy as np
 
 from sinklab.measure import table as measures
+from sinklab.measure.emergence import between, in_words, middle
 from sinklab.measure.measure import Number, Picture
 from sinklab.report.arms import Arm, mean
-from sinklab.report.axes import Axis
-from sinklab.report.emergence import emergence
+from sinklab.report.axes import Axis, Point
+from sinklab.report.emergence import emergence, learned, span
 from sinklab.report.pack import Pack
 from sinklab.report.probes import spaced
 from sinklab.report.runs import Run, branches
 from sinklab.report.sweep import EMERGES
 
-LOSS = Number('valid/loss', 'loss', 'Of held-out windows; the pale lines are of training.')
+LOSS = Number('valid/loss', 'loss', 'Of held-out windows.')
+BOTH_LOSSES = 'lines are of training batches, dots of held-out windows.'
+TRAIN_LOSS = 'train/loss'
 EMERGED = Number(
     EMERGES,
     'step of emergence',
-    'The middle of the two probes between which a run comes to half of its last.',
+    'Between these two probes a run comes to half of its last Sink_1; the middle is drawn.',
     digits=0,
 )
 OTHERS = (
@@ -27,6 +30,7 @@ OTHERS = (
 POINTS = 20_000  # of one number's curves together
 MOST, FEWEST = 400, 40  # of one
 FEW = 8  # runs whose losses of training are drawn, and all of whose numbers
+DRAWN = ('only', 'mean')  # kinds of lines that are drawn as dots: not the runs of a mean
 CONTEXT = ('sink/1', 'sink/star/clean', 'alpha/1', 'entropy/row', 'mass/row')
 
 
@@ -48,16 +52,23 @@ class Lines:
 
     def sink_and_loss(self, as_paper: bool) -> dict:
         sink = self.panel(measures.HEADLINE)
-        sink['marks'] = [self.mark(run, found) for run in self.runs if (found := emergence(run))]
-        loss = self.panel(LOSS)
-        if len(self.runs) <= FEW:
-            loss['lines'] = [*self.each('train/loss', 'thin'), *loss['lines']]
+        sink['marks'] = [self.mark(run, found) for run in self.runs if (found := emergence(run)) and found.is_learned]
+        loss, meaning = self.panel(LOSS), LOSS.sentence
+        if len(self.runs) <= FEW and any(run.curve(TRAIN_LOSS)[0] for run in self.runs):
+            loss, meaning = self.losses(), BOTH_LOSSES
         sentence = f'{measures.HEADLINE.label}: {measures.HEADLINE.sentence} A triangle stands where it has emerged.'
         if as_paper:
             sink['lines'] += self.published(measures.HEADLINE.name)
             loss['lines'] += self.published(LOSS.name)
             sentence += ' Hollow, at the end: what was published, at its own size and number of steps.'
-        return figure('curves', 'Sink and loss', f'{sentence} {LOSS.label}: {LOSS.sentence}', [sink, loss])
+        return figure('curves', 'Sink and loss', f'{sentence} {LOSS.label}: {meaning}', [sink, loss])
+
+    def losses(self) -> dict:
+        """The loss of training as lines, that of validation, which has few points, as dots upon them."""
+        training, validation = self.panel(LOSS, TRAIN_LOSS), self.panel(LOSS)
+        lines = [dict(line, what='training') for line in training['lines']]
+        lines += [dict(line, what='validation', dots=True) for line in validation['lines'] if line['kind'] in DRAWN]
+        return dict(validation, lines=lines, sentence=BOTH_LOSSES)
 
     def published(self, name: str) -> list[dict]:
         """A point for each arm, at the last step of its runs."""
@@ -74,7 +85,12 @@ class Lines:
 
     def mark(self, run: Run, found) -> dict:
         head = f', layer {found.head[0]} head {found.head[1]} first' if found.head else ''
-        return dict(run=self.places[run.name], x=found.at, y=found.height, text=f'emerges at {found}{head}')
+        return dict(
+            run=self.places[run.name],
+            x=found.at,
+            y=found.height,
+            text=f'emerges {in_words(found.after, found.at)}{head}',
+        )
 
     def context(self) -> dict | None:
         """What `log.sinks` and `log.rows` have recorded over whole training windows, beside the probe's."""
@@ -113,9 +129,6 @@ class Lines:
             lines = [line | dict(kind='only') for line in lines]
         return lines
 
-    def each(self, name: str, kind: str) -> list[dict]:
-        return [dict(self.line(run, *run.curve(name)), kind=kind) for run in self.runs if run.curve(name)[0]]
-
     def line(self, run: Run, steps: list[int], values: list[float]) -> dict:
         place = next(at for at, arm in enumerate(self.arms) if arm.name == run.arm)
         kept = extremes(values, self.points)
@@ -145,12 +158,26 @@ class Lines:
     def axis_panel(self, axis: Axis, number: Number) -> dict:
         lines = []
         for points in axis.lines:
+            if number is EMERGED:
+                lines.append(self.emerged(points))
+                continue
             ours = [(one, one.ours[number.name]) for one in points if number.name in one.ours]
             theirs = [(one, one.published[number.name]) for one in points if number.name in one.published]
             lines.append(self.axis_line([(one, found['mean'], found['sd'] or 0) for one, found in ours], 'points'))
             lines.append(self.axis_line([(one, value, 0) for one, value in theirs], 'published'))
         about = dict(label=number.axis, digits=number.digits, sentence=number.sentence)
         return dict(about, x=axis.name, ticks=axis.labels, lines=[line for line in lines if line])
+
+    def emerged(self, points: list[Point]) -> dict | None:
+        """The steps of emergence of the runs that have learned a sink, read out as intervals."""
+        counted = {arm.name: arm.counted for arm in self.arms}
+        found = [(one, learned(counted[one.arm])) for one in points]
+        spans = [between(*span(counted[one.arm])) for one, each in found if each]
+        steps = [(one, np.array([middle(run.after, run.at) for run in each])) for one, each in found if each]
+        line = self.axis_line(
+            [(one, each.mean(), each.std(ddof=1) if len(each) > 1 else 0) for one, each in steps], 'points'
+        )
+        return line and dict(line, words=spans)
 
     def axis_line(self, points: list[tuple], kind: str) -> dict | None:
         names = [arm.name for arm in self.arms]

@@ -4,16 +4,18 @@ Drawn by a few hundred lines of our own in assets/: a library of plots weighs 4.
 figure and nothing for a screen reader; here tables and titles are HTML, and stand there where no script runs.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from sinklab.escape import escape_html
 from sinklab.files.whole import whole
+from sinklab.measure.emergence import between
 from sinklab.measure.table import HEADLINE
 from sinklab.report import claims, closing, maps, sweep
 from sinklab.report.answer import answer
 from sinklab.report.arms import Arm, arms, table
 from sinklab.report.content import content
+from sinklab.report.emergence import span
 from sinklab.report.lines import points
 from sinklab.report.runs import NUMBERS, Run
 
@@ -26,6 +28,9 @@ OURS = (
     'Ours, as mean ± sample standard deviation over n seeds; beneath it what was published, at its own size. The '
     ' direction compares the difference from the first row with the published one.'
 )
+
+# Shown by a script where a table is wider than its frame.
+HINT = '<p class="hint" hidden>More columns: scroll the table sideways &#8594;</p>'
 
 
 def write(path: Path, runs: list[Run], as_paper: bool = False, claimed: Sequence[dict] = ()) -> None:
@@ -45,7 +50,7 @@ def page(found: list[Arm], rows: list[dict], figures: list[dict], packed: str, c
         f'<p class="answer">{escape_html(answer(found))}</p>',
         '<noscript><p>The figures need JavaScript; the tables do not.</p></noscript>',
         asset('controls.html'),
-        f'<main>{by_claim(claimed)}{by_row(rows)}{by_run(runs, found)}',
+        f'<main>{by_claim(claimed)}{by_row(found, rows)}{by_run(runs, found)}',
         f'{"".join(map(section, figures))}{kept(runs)}</main>',
         f'<script type="application/octet-stream" id="packed">{packed}</script>',
         f'<script>"use strict";{"".join(map(asset, SCRIPTS))}</script>',
@@ -75,7 +80,7 @@ def section(figure: dict) -> str:
         f'<section class="figure" id="figure-{name}" aria-labelledby="title-{name}">'
         f'<h2 id="title-{name}">{escape_html(figure["title"])}</h2><p>{escape_html(figure["sentence"] + lacking)}</p>'
         '<div class="drawn"></div><details class="values"><summary>values</summary><div class="scroll"></div>'
-        '</details></section>'
+        f'{HINT}</details></section>'
     )
 
 
@@ -97,12 +102,13 @@ def by_claim(entries: Sequence[dict]) -> str:
     return block('claims', 'Claims', f'{claims.NOTE}. {claims.in_words(entries)}', list(claims.HEADINGS), lines)
 
 
-def by_row(rows: list[dict]) -> str:
+def by_row(found: list[Arm], rows: list[dict]) -> str:
+    spans = {arm.name: span(arm.counted) for arm in found}
     names = sweep.measures(rows)
     shown = [name for name in names if any(name in row['ours'] or name in row['published'] for row in rows)]
     heads = ['row', 'n', *map(sweep.label, shown), f'{HEADLINE.label} − {rows[0]["row"]}', 'direction', 'outcome']
     lines = [
-        (at, [row['row'], counted(row), *(both(row, name) for name in shown), *last(row)])
+        (at, [row['row'], counted(row), *(both(row, name, spans) for name in shown), *last(row)])
         for at, row in enumerate(rows)
     ]
     return block('rows', 'By row', OURS, heads, lines)
@@ -113,9 +119,11 @@ def counted(row: dict) -> int:
     return max((found['n'] for found in row['ours'].values()), default=0)
 
 
-def both(row: dict, name: str) -> tuple[str, str]:
-    """(ours, published)."""
+def both(row: dict, name: str, spans: Mapping[str, tuple[int | None, int] | None]) -> tuple[str, str]:
+    """(ours, published); emergence as the steps between which the sinks of all seeds emerge."""
     published = row['published'].get(name)
+    if name == sweep.EMERGES and spans[row['row']]:
+        return between(*spans[row['row']]), '' if published is None else sweep.text(published)
     return sweep.cell(row['ours'].get(name)) or '-', '' if published is None else sweep.text(published)
 
 
@@ -149,7 +157,7 @@ def block(name: str, title: str, sentence: str, heads: list[str], lines: list[tu
     return (
         f'<section class="table" id="table-{name}">{above}<div class="scroll" tabindex="0" role="region" '
         f'aria-label="{label}"><table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>'
-        '</div></section>'
+        f'</div>{HINT}</section>'
     )
 
 

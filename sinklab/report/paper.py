@@ -2,7 +2,7 @@
 
 # By names of figures, in the paper's order; a number is of arXiv 2410.10781v1, where it is known.
 PAPER = {
-    'norm': ('Massive activations', ''),
+    'norm': ('Hidden states', ''),
     'key': ('Keys', ''),
     'value': ('Values', ''),
     'cos': ('Queries and keys', ''),

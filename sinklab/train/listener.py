@@ -4,16 +4,32 @@ from collections.abc import Callable
 
 
 class Listener:
-    """Hears of a run while it goes on; this one lets everything pass."""
+    """A callback of the training loop: the methods below are called on process 0 while a run trains.
+
+    This one does nothing; derive from it and override what you need. Pass listeners to `sinklab.train.loop.train`.
+    The terminal, TensorBoard and Weights & Biases are listeners. An exception ends the run; wrap a listener in
+    `BestEffort` where training should go on without it.
+    """
 
     def note(self, line: str) -> None:
-        """Something that whoever reads the terminal should know."""
+        """Receive a line for whoever reads the terminal."""
 
     def begin(self, step: int, attention: str, changes: list[str]) -> None:
-        """An attempt goes on from a step: what computes attention now, and did before; what has changed there."""
+        """Receive the start of an attempt, the first one or one that resumes.
+
+        Args:
+            step: The step that training goes on from; 0 for a new run.
+            attention: The backend that computes attention, and why others were not taken.
+            changes: Fields of the config that differ from the attempt before, a line each.
+        """
 
     def record(self, record: dict, written: bool) -> None:
-        """The numbers of every step, and whether metrics.jsonl has them."""
+        """Receive the numbers of a step.
+
+        Args:
+            record: Numbers by name, as in metrics.jsonl, with `step`.
+            written: Whether metrics.jsonl has this record: steps between two logged ones are not written.
+        """
 
 
 class BestEffort(Listener):

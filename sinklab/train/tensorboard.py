@@ -2,6 +2,7 @@
 
 from sinklab.files.place import is_remote
 from sinklab.folder import Folder
+from sinklab.install import format_extra_command
 from sinklab.record import Refusal
 from sinklab.train.listener import Listener
 
@@ -14,7 +15,7 @@ class Mirror(Listener):
             from tensorboardX import SummaryWriter
         except ImportError as error:
             raise Refusal(
-                '--tensorboard needs tensorboardX; install it: pip install "sinklab[tensorboard]"'
+                f'--tensorboard needs tensorboardX; install it: {format_extra_command("tensorboard")}'
             ) from error
         if is_remote(folder.path):
             raise Refusal(

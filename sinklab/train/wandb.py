@@ -6,6 +6,7 @@ import os
 
 from sinklab.files.place import absolute, is_remote
 from sinklab.folder import Folder, flat
+from sinklab.install import format_extra_command
 from sinklab.record import Refusal
 from sinklab.train.listener import Listener
 
@@ -17,7 +18,7 @@ class Mirror(Listener, contextlib.AbstractContextManager):
         try:
             import wandb
         except ImportError as error:
-            raise Refusal('--wandb needs wandb; install it: pip install "sinklab[wandb]"') from error
+            raise Refusal(f'--wandb needs wandb; install it: {format_extra_command("wandb")}') from error
         if is_remote(folder.path):
             raise Refusal(f'--wandb writes to disks alone, and {folder} is in a bucket; leave it out, or see tail')
         self.folder, self.wandb, self.run = folder, wandb, None

@@ -8,10 +8,19 @@ from sinklab.record import Refusal
 
 @dataclasses.dataclass(frozen=True)
 class Document:
-    name: str  # unique within its source, and the same wherever the source lies
-    parts: tuple[tuple[str, bool], ...]  # (text, whether it is to be predicted)
-    domain: str  # '' where the source names none
-    size: int  # bytes of the source that it stands for
+    """One document of a source.
+
+    Attributes:
+        name: Unique within its source, and the same wherever the source lies.
+        parts: Pairs of a text and whether it is to be predicted.
+        domain: '' where the source names none.
+        size: Bytes of the source that it stands for.
+    """
+
+    name: str
+    parts: tuple[tuple[str, bool], ...]
+    domain: str
+    size: int
 
     @property
     def text(self) -> str:
@@ -24,27 +33,51 @@ class Document:
 
 @dataclasses.dataclass(frozen=True)
 class Damaged:
-    where: str  # 'pile/03.jsonl.zst, line 17'
-    why: str  # 'is not UTF-8 (byte 3)'
+    """A document that cannot be read.
+
+    Attributes:
+        where: Such as 'pile/03.jsonl.zst, line 17'.
+        why: Such as 'is not UTF-8 (byte 3)'.
+        size: Bytes of the source that it stands for.
+    """
+
+    where: str
+    why: str
     size: int
 
 
 @dataclasses.dataclass(frozen=True)
 class Piece:
-    """What can be read by itself: a file, a range of a data set."""
+    """A part of a source that can be read by itself: a file, or a range of a data set.
+
+    Attributes:
+        name: Unique within its source.
+        size: Bytes on disk.
+        read: Function without arguments that yields documents one at a time.
+    """
 
     name: str
-    size: int  # bytes, on disk
-    read: Callable[[], Iterator[Document | Damaged]]  # lazily, in the memory of a document
+    size: int
+    read: Callable[[], Iterator[Document | Damaged]]
 
 
 @dataclasses.dataclass(frozen=True)
 class Source:
-    pieces: tuple[Piece, ...]  # in a fixed order
-    identity: tuple  # changes whenever the content may have; fit for JSON
-    weights: tuple[tuple[str, float], ...] | None = None  # (domain, share) of a mixture that has them; they sum to 1
-    masked: bool = False  # whether its documents tell predicted parts from others
-    limit: int | None = None  # below which a document's key holds it out, where the source says so itself
+    """A data source: documents in pieces that can be read at the same time.
+
+    Attributes:
+        pieces: In a fixed order, which is the order of the documents.
+        identity: Values for JSON that change whenever the content may have changed; the token cache depends on them.
+        weights: Pairs of a domain and its share, of a mixture that has them; shares sum to 1.
+        masked: Some parts of its documents are not to be predicted.
+        limit: Documents whose key is below it are held out, where the source decides that itself.
+    """
+
+    pieces: tuple[Piece, ...]
+    identity: tuple
+    weights: tuple[tuple[str, float], ...] | None = None
+    masked: bool = False
+    limit: int | None = None
 
     @property
     def size(self) -> int:

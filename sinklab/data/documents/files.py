@@ -15,6 +15,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import BinaryIO
 
+from sinklab.install import format_extra_command
 from sinklab.record import Refusal
 
 FED = 1 << 14  # bytes of a .zst given to its decoder at once: what comes out may be much more
@@ -52,7 +53,7 @@ def library(name: str, what: object) -> ModuleType:
     try:
         return importlib.import_module(name)
     except ImportError as error:
-        raise Refusal(f'{what} needs {name.split(".")[0]}; pip install "sinklab[data]"') from error
+        raise Refusal(f'{what} needs {name.split(".")[0]}; install it: {format_extra_command("data")}') from error
 
 
 def line(words: object) -> str:

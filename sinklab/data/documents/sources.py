@@ -1,4 +1,4 @@
-"""Sources: what --source and config.data.source may name."""
+"""Data sources: what `--source` and `config.data.source` may name, in the table `SOURCES`."""
 
 import dataclasses
 import functools
@@ -21,6 +21,15 @@ PIECES = 64  # of a data set of the catalogue
 
 
 def source(given: str) -> Source:
+    """Return the data source of a name, such as `text:corpus/*.txt`; nothing is read before its documents are.
+
+    Args:
+        given: The name: the kind, a colon, and what the kind needs, as `SOURCES` lists them. To add a kind is to
+            write a function (name, what follows the colon) -> Source and to enter it there.
+
+    Raises:
+        Refusal: There is no such kind, or no such file.
+    """
     kinds = {form.partition(':')[0]: kind for form, kind in SOURCES.items()}
     kind, _, rest = given.partition(':')
     if kind not in kinds:
@@ -30,7 +39,7 @@ def source(given: str) -> Source:
 
 
 def texts(given: str) -> list[str]:
-    """The texts of a small corpus, as they are."""
+    """Read the texts of a small corpus into memory, without those that are blank."""
     found = map(intact, source(given).documents())
     return [document.text for document in found if not document.blank]
 

@@ -5,7 +5,6 @@ const LOOK = {
   mean: { stroke_width: 2.5 },
   points: { stroke_width: 2 },
   member: { stroke_width: 1, opacity: 0.45 },
-  thin: { stroke_width: 1, opacity: 0.3 },
   dashed: { stroke_width: 1.5, stroke_dasharray: '4 4', opacity: 0.7 },
   branch: { stroke_width: 1.5, stroke_dasharray: '1 4', stroke_linecap: 'round' },
   published: { stroke_width: 1.5, stroke_dasharray: '2 3', opacity: 0.8 },
@@ -48,7 +47,8 @@ function byBlock(data, panel) {
 
 function named(data, line) {
   if (line.kind === 'points') return line.arms.map(arm => data.arms[arm].name).join(', ');
-  return line.run === null ? `${data.arms[line.arm].name}, mean of ${line.n}` : data.runs[line.run].name;
+  const name = line.run === null ? `${data.arms[line.arm].name}, mean of ${line.n}` : data.runs[line.run].name;
+  return line.what ? `${name}, ${line.what}` : name;
 }
 
 function nice(low, high, count) {
@@ -78,8 +78,9 @@ function frame(panel, lines, width) {
     low = Math.min(0, Math.max(low, 0));
     high = Math.max(high, 1);
   }
+  if (low === 0 && high === 0) high = 1;
   const room = (high - low || Math.abs(high) || 1) * 0.05;
-  low -= room;
+  low = low >= 0 ? Math.max(0, low - room) : low - room; // what is never negative has no axis below 0
   high += room;
   const height = Math.round(Math.min(300, Math.max(190, width * 0.6))),
     bottom = height - 36;
@@ -126,7 +127,19 @@ function band(line, at) {
   return tag('path', { d, fill: colour(line.arm), opacity: at.faint });
 }
 
+// A few values, such as those of validation, upon a curve of many.
+function checked(line, at) {
+  const look = { r: 3.5, fill: colour(line.arm), stroke: 'var(--back)', stroke_width: 1.5 };
+  const spread = (x, y, sd) =>
+    sd ? tag('path', { d: `M${x} ${at.y(y - sd)}V${at.y(y + sd)}`, stroke: colour(line.arm) }) : '';
+  return Array.from(line.xs, (value, i) => {
+    const x = at.x(value);
+    return spread(x, line.ys[i], line.sds?.[i]) + tag('circle', { cx: x, cy: at.y(line.ys[i]), ...look });
+  }).join('');
+}
+
 function drawnLine(line, at) {
+  if (line.dots) return checked(line, at);
   const stroke = line.kind === 'points' && line.arms.length > 1 ? 'currentColor' : colour(line.arm);
   const under = line.kind === 'mean' && line.sds ? band(line, at) : '';
   const look = { stroke_dasharray: dash(line.arm), ...LOOK[line.kind] };
@@ -143,7 +156,7 @@ function dots(line, at) {
       const [hue, sd] = [colour(arm), line.sds[i]];
       const d = `M${at.x(line.xs[i])} ${at.y(line.ys[i] - sd)}V${at.y(line.ys[i] + sd)}`;
       const look = { r: 4, fill: ours ? hue : 'var(--back)', stroke: hue, stroke_width: 1.5 };
-      const words = `${shown.arms[arm].name}: ${said(line.ys[i], 2)}${ours ? '' : ' (published)'}`;
+      const words = `${shown.arms[arm].name}: ${line.words?.[i] ?? said(line.ys[i], 2)}${ours ? '' : ' (published)'}`;
       const bar = ours && sd ? tag('path', { d, stroke: hue }) : '';
       return bar + tag('circle', { ...place(i), ...look }, title(words));
     })

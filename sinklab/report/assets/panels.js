@@ -27,7 +27,8 @@ class Panel {
     const at = (this.at = frame(this.panel, this.lines, width));
     this.svg.setAttribute('viewBox', `0 0 ${at.width} ${at.height}`);
     this.svg.style.height = `${at.height}px`;
-    const order = [...this.lines].sort((a, b) => MAIN.has(a.kind) - MAIN.has(b.kind));
+    const above = line => MAIN.has(line.kind) + 2 * Boolean(line.dots);
+    const order = [...this.lines].sort((a, b) => above(a) - above(b));
     const drawn = order.map(line => drawnLine(line, at));
     const cursor = tag('path', { class: 'cursor now' });
     this.svg.innerHTML = [axes(this.panel, at), ...drawn, marks(this.panel, this.lines, at), cursor].join('');
@@ -46,13 +47,18 @@ class Panel {
   found(place) {
     if (!this.panel.ticks) {
       const main = this.lines.filter(line => MAIN.has(line.kind));
-      return main.map(line => [line.arm, named(this.data, line), line.ys[nearest(line.xs, place)]]);
+      return main.map(line => [line.arm, named(this.data, line), this.told(line, nearest(line.xs, place))]);
     }
     return this.lines.flatMap(line =>
       [...line.xs.keys()]
         .filter(i => line.xs[i] === Math.round(place))
-        .map(i => [line.arms[i], this.data.arms[line.arms[i]].name + whose(line), line.ys[i]]),
+        .map(i => [line.arms[i], this.data.arms[line.arms[i]].name + whose(line), this.told(line, i)]),
     );
+  }
+
+  // A value of a line as it is read out: some are an interval, of which the middle is drawn.
+  told(line, i) {
+    return line.words?.[i] ?? said(line.ys[i], this.panel.digits);
   }
 
   read(x) {
@@ -60,7 +66,7 @@ class Panel {
     this.x = Math.min(Math.max(x, at.first), at.last);
     const place = this.panel.ticks ? Math.round(this.x) : this.x;
     this.svg.querySelector('.now').setAttribute('d', `M${at.x(place)} 4V${at.bottom}`);
-    const found = this.found(place).map(([arm, name, value]) => [arm, name, said(value, this.panel.digits)]);
+    const found = this.found(place);
     const items = found
       .slice(0, LEGEND)
       .map(([arm, name, value]) => `<li>${swatch(arm)}<span>${escaped(name)}</span> <b>${value}</b></li>`);
@@ -92,12 +98,12 @@ class Panel {
   values() {
     const main = this.lines.filter(line => MAIN.has(line.kind)),
       xs = [...new Set(main.flatMap(line => [...line.xs]))].sort((a, b) => a - b);
-    const kept = main.map(line => new Map(Array.from(line.xs, (x, at) => [x, line.ys[at]])));
+    const kept = main.map(line => new Map(Array.from(line.xs, (x, at) => [x, this.told(line, at)])));
     return tabled(
       [this.panel.x, ...main.map(line => `${this.panel.label}: ${named(this.data, line)}`)],
       xs.map(x => [
         this.panel.ticks ? this.panel.ticks[x] : x,
-        ...kept.map(values => (values.has(x) ? said(values.get(x), this.panel.digits) : '')),
+        ...kept.map(values => values.get(x) ?? ''),
       ]),
     );
   }

@@ -17,7 +17,19 @@ function redraw(how) {
 
 function values(one) {
   const details = one.section.querySelector('.values');
-  if (details.open) details.lastElementChild.innerHTML = one.values();
+  if (details.open) details.querySelector('.scroll').innerHTML = one.values();
+  hint(details.querySelector('.scroll'));
+}
+
+// Says below a table that it is wider than its frame, and fades its right edge until it is scrolled to its end.
+function hint(frame) {
+  const hidden = frame.scrollWidth - frame.clientWidth; // pixels
+  frame.classList.toggle('clipped', hidden - frame.scrollLeft > 2);
+  frame.nextElementSibling.hidden = hidden <= 2;
+}
+
+function hints() {
+  document.querySelectorAll('.scroll').forEach(hint);
 }
 
 function drawn(data, figure) {
@@ -34,10 +46,14 @@ async function start() {
   shown = await unpacked(part('packed').textContent);
   controls = new Controls(shown);
   figures = shown.figures.map(figure => drawn(shown, figure));
+  document.querySelectorAll('.scroll').forEach(frame => frame.addEventListener('scroll', () => hint(frame)));
+  document.querySelectorAll('details').forEach(one => one.addEventListener('toggle', hints));
+  hints();
   let width = document.body.clientWidth;
   new ResizeObserver(() => {
     if (document.body.clientWidth !== width) {
       width = document.body.clientWidth;
+      hints();
       redraw('draw');
     }
   }).observe(document.body);

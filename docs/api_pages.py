@@ -1,0 +1,120 @@
+"""Writes the pages of docs/reference/api/: mkdocstrings fills them from docstrings.
+
+A page names objects by their path in the code. Of `sinklab`, every exported name has its place, so that a new one
+needs no edit here.
+"""
+
+import importlib
+import inspect
+
+import sinklab
+
+# Pages besides that of the package itself: title, purpose, objects. A missing object fails the build.
+PAGES = {
+    'opened.md': (
+        'Opened runs and models',
+        'This page describes what `sinklab.open` returns: a run or an open model that can be measured and plotted.',
+        ('sinklab.observe.opening.Opened', 'sinklab.observe.opening.Run', 'sinklab.observe.opening.Attention'),
+    ),
+    'operation.md': (
+        'Attention operation',
+        'This page describes the parts of an attention operation: a similarity, a normalizer, and the rule that '
+        'puts them '
+        'together. To add one, see [Add an operation](../../guides/add_an_operation.md).',
+        (
+            'sinklab.attend.operation.Operation',
+            'sinklab.attend.similarity.Similarity',
+            'sinklab.attend.normalizer.Normalizer',
+            'sinklab.attend.normalizer.Row',
+            'sinklab.attend.rule.Rule',
+            'sinklab.attend.mask.Mask',
+            'sinklab.attend.bias.Bias',
+        ),
+    ),
+    'metric.md': (
+        'Metric',
+        'This page describes an entry of the table of metrics: what it reads, what it computes, and how it is '
+        'shown. To add '
+        'one, see [Add a metric](../../guides/add_a_metric.md).',
+        (
+            'sinklab.measure.measure.Measure',
+            'sinklab.measure.measure.Number',
+            'sinklab.measure.measure.Picture',
+            'sinklab.measure.measure.of_heads',
+            'sinklab.measure.measure.of_rows',
+            'sinklab.measure.setting.Setting',
+        ),
+    ),
+    'data_source.md': (
+        'Data source',
+        'This page describes a source of documents, as `data.source` names one.',
+        (
+            'sinklab.data.documents.sources.source',
+            'sinklab.data.documents.document.Source',
+            'sinklab.data.documents.document.Document',
+            'sinklab.data.documents.document.Piece',
+        ),
+    ),
+    'callback.md': (
+        'Callback',
+        'This page describes callbacks of the training loop: objects that are told of each step.',
+        ('sinklab.train.listener.Listener', 'sinklab.train.listener.BestEffort'),
+    ),
+    'config.md': (
+        'Config objects',
+        'This page describes the frozen dataclasses that a config becomes; [Config fields](../config.md) lists the '
+        'same '
+        'fields with their defaults.',
+        (
+            'sinklab.parse.parse',
+            'sinklab.spec.Spec',
+            'sinklab.spec.Model',
+            'sinklab.spec.Attention',
+        ),
+    ),
+}
+
+
+def pages() -> dict[str, str]:
+    """Return {name of a page of docs/reference/api/: Markdown}."""
+    found = {'sinklab.md': package()}
+    for name, (title, purpose, objects) in PAGES.items():
+        for one in objects:
+            check(one)
+        found[name] = f'# {title}\n\n{purpose}\n\n' + ''.join(map(directive, objects))
+    return found
+
+
+def package() -> str:
+    """Return the page of the package: every name that it exports."""
+    return (
+        '# Python API\n\n'
+        'This page lists what `import sinklab` offers.\n\n'
+        'Other pages of this section: '
+        + ', '.join(f'[{title}]({name})' for name, (title, _, _) in PAGES.items())
+        + '.\n\n'
+        + ''.join(directive(path, name) for name, path in exported().items())
+    )
+
+
+def exported() -> dict[str, str]:
+    """Return {public name: path of the object} of the package; `dir` also has names that are imported lazily."""
+    found = {}
+    for name in sorted(dir(sinklab), key=lambda name: inspect.isclass(getattr(sinklab, name))):
+        value = getattr(sinklab, name)
+        is_object = inspect.isroutine(value) or inspect.isclass(value)
+        if not name.startswith('_') and is_object and value.__module__.startswith('sinklab'):
+            found[name] = f'{value.__module__}.{value.__qualname__}'
+    return found
+
+
+def directive(path: str, name: str = '') -> str:
+    """Return what mkdocstrings replaces by the documentation of an object."""
+    heading = f'    options:\n      heading: sinklab.{name}\n      toc_label: {name}\n' if name else ''
+    return f'::: {path}\n{heading}\n'
+
+
+def check(path: str) -> None:
+    """Raise AttributeError where an object is not in the code."""
+    module, _, name = path.rpartition('.')
+    getattr(importlib.import_module(module), name)

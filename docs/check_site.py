@@ -1,0 +1,81 @@
+"""Checks the built site: links between its pages, their anchors, and that no page loads anything from a network.
+
+    python docs/check_site.py build/docs
+
+MkDocs checks the links of Markdown pages; this also covers links of the theme and of HTML within pages. Prints one
+line for each fault and exits with 1 where there are any.
+"""
+
+import argparse
+import sys
+from collections.abc import Iterator
+from html.parser import HTMLParser
+from pathlib import Path
+from urllib.parse import unquote, urlsplit
+
+LOADING = {'script': 'src', 'img': 'src', 'iframe': 'src', 'source': 'src', 'link': 'href'}
+UNLOADED = ('canonical', 'prev', 'next')  # values of rel that load nothing
+
+
+class Page(HTMLParser):
+    """The links of a page, what it loads, and its anchors."""
+
+    def __init__(self, path: Path):
+        super().__init__()
+        self.links, self.loaded, self.anchors = [], [], set()
+        self.feed(path.read_text(encoding='utf-8'))
+
+    def handle_starttag(self, tag: str, attributes: list[tuple[str, str | None]]) -> None:
+        given = dict(attributes)
+        self.anchors |= {given[name] for name in ('id', 'name') if given.get(name)}
+        if tag == 'a' and given.get('href') is not None:
+            self.links.append(given['href'])
+        target = given.get(LOADING.get(tag, ''))
+        if target and given.get('rel') not in UNLOADED:
+            self.loaded.append(target)
+
+
+def faults(site: Path) -> Iterator[str]:
+    """Return one line for each broken link and for each file that would come from a network."""
+    pages = {path: Page(path) for path in sorted(site.rglob('*.html'))}
+    for path, page in pages.items():
+        if path.name == '404.html':  # a server shows it anywhere, so that its links begin with /
+            continue
+        name = path.relative_to(site)
+        for target in page.loaded:
+            if urlsplit(target).scheme in ('http', 'https') or target.startswith('//'):
+                yield f'{name} loads {target}'
+        for target in dict.fromkeys([*page.links, *page.loaded]):
+            if fault := broken(path, target, pages):
+                yield f'{name} links to {target}, {fault}'
+    for path in sorted(site.rglob('*.css')):
+        if 'url(http' in path.read_text(encoding='utf-8') or '@import' in path.read_text(encoding='utf-8'):
+            yield f'{path.relative_to(site)} loads a file from elsewhere'
+
+
+def broken(path: Path, target: str, pages: dict[Path, Page]) -> str:
+    """Return what is wrong with a link of a page; nothing where it is whole, or leaves the site."""
+    parts = urlsplit(target)
+    if parts.scheme or parts.netloc:
+        return ''
+    file = (path.parent / unquote(parts.path)).resolve() if parts.path else path
+    if file.is_dir():
+        file /= 'index.html'
+    if not file.exists():
+        return 'which is not there'
+    if parts.fragment and file in pages and unquote(parts.fragment) not in pages[file].anchors:
+        return 'which has no such anchor'
+    return ''
+
+
+def main() -> int:
+    arguments = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    arguments.add_argument('site', type=Path, help='the folder of the built site')
+    found = list(faults(arguments.parse_args().site.resolve()))
+    for fault in found:
+        print(f'check_site: {fault}', file=sys.stderr)
+    return 1 if found else 0
+
+
+if __name__ == '__main__':
+    sys.exit(main())

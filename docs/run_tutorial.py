@@ -1,0 +1,194 @@
+"""Run a tutorial as its reader would: its files, commands and cells, in a new folder, in the order of the page.
+
+    python docs/run_tutorial.py docs/tutorials/first_run.md             # as written, minutes
+    python docs/run_tutorial.py --quick docs/tutorials/first_run.md     # with the small size that the page names
+    python docs/run_tutorial.py --update docs/tutorials/first_run.md    # as written; the page's outputs become these
+
+What a block of a page is:
+
+- ```python with a first line `# NAME.py` is a file; any other ```python is a cell of a notebook, and the cells of a
+  page share their names.
+- ```sh is commands for bash; the exported variables of earlier blocks stay set.
+- ```text after a comment `<!-- output: all -->`, `<!-- output: first N -->` or `<!-- output: last N -->` is that many
+  lines of what the block before it printed. `<!-- output: all, as in PATH -->` says that the lines are not compared.
+- ```console is not run: it needs a cloud, a network or an hour.
+
+A page that takes minutes begins with a line `export ...` and names another in "To try this page in seconds:
+`export ...`"; --quick runs that one instead.
+"""
+
+import argparse
+import ast
+import contextlib
+import dataclasses
+import io
+import os
+import re
+import shlex
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+ROOT = Path(__file__).parents[1]
+BLOCK = re.compile(r'(?:^<!-- output: ([^\n]*) -->\n+)?^```(\w+)\n(.*?)^```$', re.MULTILINE | re.DOTALL)
+QUICK = re.compile(r'To try this page in seconds:\s`(export [^`]*)`')
+COLUMNS = '120'  # no table of a tutorial is folded
+
+
+@dataclasses.dataclass(frozen=True)
+class Block:
+    """A fenced block of a page.
+
+    Attributes:
+        kind: The language after the fence.
+        text: What stands between the fences.
+        lines: Of an output, which lines of it the page shows; None for blocks that are no output.
+        span: Where the text stands in the page.
+    """
+
+    kind: str
+    text: str
+    lines: str | None
+    span: tuple[int, int]
+
+    @property
+    def file(self) -> str | None:
+        """The name of the file that this block is, or None."""
+        found = re.match(r'# (\S+\.py)\n', self.text)
+        return found[1] if self.kind == 'python' and found else None
+
+
+def read_blocks(page: str) -> list[Block]:
+    """Return the blocks of a page in their order."""
+    return [Block(found[2], found[3], found[1], found.span(3)) for found in BLOCK.finditer(page)]
+
+
+def make_quick(page: str) -> str:
+    """Return a page with the small size that it names in place of its own; a page without one is small already."""
+    if not (quick := QUICK.search(page)):
+        return page
+    found = re.sub(r'(?<=^```sh\n)export .*$', lambda _: quick[1], page, count=1, flags=re.MULTILINE)
+    if found == page:
+        raise SystemExit(f'the page names `{quick[1]}`, and its first commands do not begin with export')
+    return found
+
+
+def select_lines(output: str, lines: str) -> list[str]:
+    """Return the lines of an output that a page shows."""
+    found = [line.rstrip() for line in output.rstrip().splitlines()]
+    match lines.partition(',')[0].split():
+        case ['first', count]:
+            return found[: int(count)]
+        case ['last', count]:
+            return found[-int(count) :]
+        case ['all']:
+            return found
+    raise SystemExit(f'<!-- output: {lines} --> must be all, first N or last N')
+
+
+def reduce_to_shape(line: str) -> str:
+    """Return a line with # for every number and one space between words: what is the same on each machine."""
+    line = re.sub(r'\d{4}-\d\d-\d\dT[\d:+.]+', '#', line)  # a date and time
+    line = re.sub(r'[^\w\s./@:=,-]', ' ', line)
+    line = re.sub(r'(?<![A-Za-z_\d])[-+]?\d[\d,]*(\.\d+)?(e[-+]?\d+)?', '#', line)
+    return ' '.join('#' if word in ('-', 'nan') else word for word in line.split())
+
+
+class Reader:
+    """Somebody who follows a page in a folder.
+
+    Args:
+        folder: Where files are written and commands run.
+        environment: Variables for the commands, besides those of this process.
+    """
+
+    def __init__(self, folder: Path, environment: dict[str, str] | None = None):
+        self.folder, self.names, self.printed = folder, {}, ''
+        self.variables = {**os.environ, 'COLUMNS': COLUMNS, **(environment or {})}
+
+    def follow(self, block: Block) -> None:
+        """Write the file, run the commands or execute the cell of a block, and keep what it prints."""
+        if block.file:
+            (self.folder / block.file).write_text(block.text, encoding='utf-8')
+        elif block.kind == 'sh':
+            self.printed = self.run(block.text)
+        elif block.kind == 'python':
+            self.printed = self.execute(block.text)
+
+    def run(self, commands: str) -> str:
+        """Run commands with bash, and remember the variables that they export."""
+        script = f'set -e\n{commands}\nenv -0 > {shlex.quote(str(self.folder / ".environment"))}\n'
+        process = subprocess.run(
+            ['bash', '-c', script], cwd=self.folder, env=self.variables, text=True,
+            stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
+        )  # fmt: skip
+        if process.returncode:
+            raise SystemExit(f'{commands}exits with {process.returncode}:\n{process.stdout}')
+        kept = (self.folder / '.environment').read_text(encoding='utf-8')
+        self.variables.update(one.split('=', 1) for one in kept.split('\0') if '=' in one)
+        return process.stdout
+
+    def execute(self, cell: str) -> str:
+        """Execute a cell as a notebook does: the value of a last expression is printed."""
+        *body, last = ast.parse(cell).body
+        printed, here = io.StringIO(), Path.cwd()
+        os.chdir(self.folder)
+        try:
+            with contextlib.redirect_stdout(printed):
+                if not isinstance(last, ast.Expr):
+                    exec(cell, self.names)
+                else:
+                    exec(compile(ast.Module(body, []), '<cell>', 'exec'), self.names)
+                    value = eval(compile(ast.Expression(last.value), '<cell>', 'eval'), self.names)
+                    if value is not None:
+                        print(repr(value))
+        finally:
+            os.chdir(here)
+        return printed.getvalue()
+
+
+def follow_page(page: str, reader: Reader) -> list[tuple[Block, list[str]]]:
+    """Follow a page from its first block to its last, and return each output block with the lines that were printed.
+
+    Of a block that is compared, the lines that are returned are all that were printed; the page may show some.
+    """
+    found = []
+    for block in read_blocks(page):
+        if block.lines is None:
+            reader.follow(block)
+        else:
+            found.append((block, reader.printed.rstrip().splitlines()))
+    return found
+
+
+def update(page: str, outputs: list[tuple[Block, list[str]]]) -> str:
+    """Return a page whose outputs are what was printed."""
+    for block, printed in reversed(outputs):
+        start, end = block.span
+        page = page[:start] + '\n'.join(select_lines('\n'.join(printed), block.lines)) + '\n' + page[end:]
+    return page
+
+
+def main() -> int:
+    arguments = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    arguments.add_argument('pages', nargs='+', type=Path)
+    how = arguments.add_mutually_exclusive_group()
+    how.add_argument('--quick', action='store_true', help='run the small size that a page names')
+    how.add_argument('--update', action='store_true', help='write what was printed into the page')
+    given = arguments.parse_args()
+    programs = f'{Path(sys.executable).parent}{os.pathsep}{os.environ["PATH"]}'
+    for path in given.pages:
+        page = path.read_text(encoding='utf-8')
+        with tempfile.TemporaryDirectory() as folder:
+            reader = Reader(Path(folder), dict(PATH=programs))
+            outputs = follow_page(make_quick(page) if given.quick else page, reader)
+        for block, printed in outputs:
+            print('\n'.join(select_lines('\n'.join(printed), block.lines)))
+        if given.update:
+            path.write_text(update(page, outputs), encoding='utf-8')
+    return 0
+
+
+if __name__ == '__main__':
+    sys.exit(main())

@@ -1,0 +1,56 @@
+"""Hook of MkDocs: adds the generated pages, and turns links to files of the repository into plain names.
+
+mkdocs.yml names this file under `hooks`.
+"""
+
+import re
+import sys
+from pathlib import Path
+from typing import Any
+
+from mkdocs.exceptions import PluginError
+from mkdocs.structure.files import File, Files
+
+ROOT = Path(__file__).parents[1]
+sys.path.insert(0, str(ROOT))  # the code that pages are generated from is that of this clone
+
+from docs import api_pages, paper_tables, reference  # noqa: E402
+
+LINK = re.compile(r'(?<!!)\[([^\]\[]*)\]\(((?:\.\./)+[^)#\s]*)(#[^)\s]*)?\)')
+
+
+def generated_pages() -> dict[str, str]:
+    """Return {path in docs/: Markdown} of all pages that are made at build time."""
+    return {
+        **{f'reference/{name}': text for name, text in reference.pages().items()},
+        **{f'reference/api/{name}': text for name, text in api_pages.pages().items()},
+        'paper/tables.md': paper_tables.page(),
+    }
+
+
+def on_files(files: Files, config: Any) -> Files:
+    """Add the generated pages."""
+    for path, text in generated_pages().items():
+        if present := files.get_file_from_path(path):
+            raise PluginError(
+                f'docs/{path} is generated at build time, and {present.abs_src_path} is there; remove it'
+            )
+        files.append(File.generated(config, path, content=text))
+    return files
+
+
+def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:
+    """Replace links to files outside of docs/ by the path of the file: the site has no copy of them."""
+    here = (ROOT / 'docs' / page.file.src_uri).parent
+
+    def name(match: re.Match) -> str:
+        words, target, _ = match.groups()
+        path = (here / target).resolve()
+        if path.is_relative_to(ROOT / 'docs') or not path.is_relative_to(ROOT):
+            return match[0]
+        if not path.exists():
+            raise PluginError(f'{page.file.src_uri} links to {target}, which is not in the repository')
+        inside = path.relative_to(ROOT).as_posix()
+        return words if inside in words.strip('`') else f'{words} (`{inside}`)'
+
+    return LINK.sub(name, markdown)

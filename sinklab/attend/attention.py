@@ -1,0 +1,281 @@
+"""Attention with any similarity and normalizer, as a function that any JAX program can call without a config."""
+
+import math
+import operator
+from collections.abc import Mapping
+from typing import Any, Literal, TypeVar, get_args, overload
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.typing import ArrayLike
+
+from sinklab.attend import choice, dense
+from sinklab.attend import mask as masks
+from sinklab.attend.backends import BACKENDS
+from sinklab.attend.dense import Attended
+from sinklab.attend.mask import Mask
+from sinklab.attend.normalizer import NORMALIZERS, Normalizer
+from sinklab.attend.operation import Operation
+from sinklab.attend.rule import Case, Rule
+from sinklab.attend.similarity import SIMILARITIES, Similarity
+from sinklab.record import Refusal, unknown
+from sinklab.spec import PAIRS, Backend
+
+Window = int | tuple[int, int]
+Entry = TypeVar('Entry')
+
+
+@overload
+def attention(
+    query: ArrayLike,
+    key: ArrayLike,
+    value: ArrayLike,
+    bias: ArrayLike | None = ...,
+    mask: ArrayLike | None = ...,
+    *,
+    similarity: str | Similarity = ...,
+    normalizer: str | Normalizer = ...,
+    scale: ArrayLike | None = ...,
+    offset: float = ...,
+    gain: float = ...,
+    power: float | None = ...,
+    is_causal: bool = ...,
+    local_window_size: Window | None = ...,
+    return_weights: Literal[False] = ...,
+    backend: Backend = ...,
+) -> jax.Array: ...
+
+
+@overload
+def attention(
+    query: ArrayLike,
+    key: ArrayLike,
+    value: ArrayLike,
+    bias: ArrayLike | None = ...,
+    mask: ArrayLike | None = ...,
+    *,
+    similarity: str | Similarity = ...,
+    normalizer: str | Normalizer = ...,
+    scale: ArrayLike | None = ...,
+    offset: float = ...,
+    gain: float = ...,
+    power: float | None = ...,
+    is_causal: bool = ...,
+    local_window_size: Window | None = ...,
+    return_weights: Literal[True],
+    backend: Backend = ...,
+) -> tuple[jax.Array, jax.Array]: ...
+
+
+def attention(
+    query: ArrayLike,
+    key: ArrayLike,
+    value: ArrayLike,
+    bias: ArrayLike | None = None,
+    mask: ArrayLike | None = None,
+    *,
+    similarity: str | Similarity = 'exp',
+    normalizer: str | Normalizer = 'sum',
+    scale: ArrayLike | None = None,
+    offset: float = 0.0,
+    gain: float = 1.0,
+    power: float | None = None,
+    is_causal: bool = False,
+    local_window_size: Window | None = None,
+    return_weights: bool = False,
+    backend: Backend = 'auto',
+) -> jax.Array | tuple[jax.Array, jax.Array]:
+    """Compute attention with a similarity and a normalizer of your choice; the default is softmax.
+
+    `A_ij = gain * weight(s_ij) / Z(sum_j mass(s_ij))` and `o_i = sum_j A_ij v_j`, with the scores
+    `s_ij = scale * <q_i, k_j> + bias_ij + offset`. The similarity gives the functions weight and mass (for most
+    similarities they are the same function), the normalizer gives Z. The arrays and the arguments `bias`, `mask`,
+    `scale`, `is_causal` and `local_window_size` are those of `jax.nn.dot_product_attention`. The function can be
+    used under `jax.jit`, `jax.grad` and `jax.vmap`.
+
+    | similarity | weight(s) | normalizers |
+    |---|---|---|
+    | `exp` | e^s | `sum` (softmax), `p_norm`, `plus_one` (softmax with a sink logit of 0) |
+    | `softpick` | max(e^s - 1, 0), with a mass of abs(e^s - 1) | `sum` |
+    | `sigmoid` | 1 / (1 + e^-s) | `none`, `sum`, `p_norm`, `count` |
+    | `elu1` | elu(s) + 1 | `none`, `sum`, `p_norm`, `count` |
+    | `relu` | max(s, 0) | `count`, `none`, `sum` |
+    | `identity` | s | `none`, `clamped`, `count`, `sum` |
+
+    | normalizer | Z |
+    |---|---|
+    | `sum` | the sum of the masses (1e-8 is added, as in the paper's code) |
+    | `p_norm` | (sum of mass^p)^(1/p), with p = `power` |
+    | `plus_one` | 1 + the sum |
+    | `clamped` | max(abs(sum), 1) |
+    | `count` | the number of keys that the query sees |
+    | `none` | 1 |
+
+    Scores, weights and their sums are computed in float32, whatever the dtype of the arrays.
+
+    Args:
+        query: Array of shape BTNH (batch, queries, heads, width of a head), or TNH.
+        key: Array of shape BSKH, or SKH. N is a multiple of K: each key head serves N / K query heads.
+        value: Array of shape BSKV, or SKV; V may differ from H.
+        bias: Array that is added to the scores, of a shape that can be broadcast to BNTS (NTS without a batch).
+        mask: Boolean array of such a shape. A query attends to a key where it is True.
+        similarity: A name of the table above, or a `Similarity` of your own.
+        normalizer: A name of the table above, or a `Normalizer` of your own.
+        scale: Factor of the products of queries and keys; 1 / sqrt(H) if it is None. Any other scale is applied to
+            the queries in their own dtype.
+        offset: Number that is added to every score. -log(T) is that of Apple's sigmoid attention (2409.04431).
+        gain: Factor of all weights, above 0.
+        power: The p of `p_norm`, above 0; without another normalizer it must be None.
+        is_causal: Query i attends to the keys j <= i alone.
+        local_window_size: (left, right): query i attends to the keys i - left <= j <= i + right alone. One number
+            stands for both.
+        return_weights: Also return A. The backend must then be `auto` or `dense`.
+        backend: `dense` builds the matrix A; `chunked` builds the rows of 128 queries at a time, so that memory grows
+            with T and not with its square; `tpu`, `gpu` and `cudnn` are kernels. `auto` is `dense` where `bias`,
+            `mask` or `return_weights` need the matrix, and `chunked` elsewhere. A kernel is refused where it cannot
+            compute what is asked, and not checked on your device: `sinklab doctor --kernels` does that.
+
+    Returns:
+        The output, of shape BTNV (or TNV), in the dtype of the values. With `return_weights` a pair of the output
+        and the weights A, of shape BNTS (or NTS), in float32. A query that attends to no key has an output of 0.
+
+    Raises:
+        Refusal: An argument is not allowed, or shapes do not fit. It is a `ValueError` of one line, raised while the
+            function is traced.
+    """
+    query, key, value = read_arrays(query, key, value)
+    batched = query.ndim == 4
+    if not batched:
+        query, key, value = (array[None] for array in (query, key, value))
+    operation = make_operation(similarity, normalizer, gain, power, offset)
+    rule = Rule(operation, make_mask(query.shape[1], key.shape[1], is_causal, local_window_size))
+    matrices = {name: array for name, array in (('bias', bias), ('mask', mask)) if array is not None}
+    needs = [*matrices, *(['return_weights'] if return_weights else [])]
+    name = choose_backend(backend, rule, query, value, needs)
+    if scale is not None:
+        query = query * jnp.asarray(scale * math.sqrt(query.shape[-1]), query.dtype)
+    found = attend(name, query, key, value, rule, matrices)
+    output = found.output_BTHK if batched else found.output_BTHK[0]
+    if not return_weights:
+        return output
+    return output, found.attention_BHTS if batched else found.attention_BHTS[0]
+
+
+def attend(
+    backend: str,
+    query_BTHK: jax.Array,
+    key_BSGK: jax.Array,
+    value_BSGK: jax.Array,
+    rule: Rule,
+    matrices: Mapping[str, ArrayLike],
+) -> Attended:
+    """Compute attention with a backend, or with the arrays `bias` and `mask` by the definition."""
+    if not matrices:
+        return BACKENDS[backend].attend(query_BTHK, key_BSGK, value_BSGK, rule)
+    keys = key_BSGK.shape[1]
+    shape = query_BTHK.shape[0], query_BTHK.shape[2], query_BTHK.shape[1], keys
+    arrays = {name: read_matrix(name, array, shape) for name, array in matrices.items()}
+    bias_BHTS = rule.score_bias(keys) + arrays.get('bias', 0.0)
+    visible_BHTS = rule.visible(keys) & arrays.get('mask', True)
+    return dense.attend_by_matrices(query_BTHK, key_BSGK, value_BSGK, bias_BHTS, visible_BHTS, rule.operation)
+
+
+def read_arrays(query: ArrayLike, key: ArrayLike, value: ArrayLike) -> tuple[jax.Array, jax.Array, jax.Array]:
+    """Return queries, keys and values as arrays of floating-point numbers whose shapes fit, or raise Refusal."""
+    arrays = dict(query=jnp.asarray(query), key=jnp.asarray(key), value=jnp.asarray(value))
+    shapes = ', '.join(f'{name} {array.shape}' for name, array in arrays.items())
+    for name, array in arrays.items():
+        if not jnp.issubdtype(array.dtype, jnp.floating):
+            raise Refusal(f'{name} is of {array.dtype}; give floating-point numbers')
+        if array.ndim not in (3, 4) or 0 in array.shape:
+            raise Refusal(f'{name} has the shape {array.shape}; give BTNH or TNH, no axis of which is 0')
+    (*batch, _, heads, width), (*batches, keys, groups, key_width) = arrays['query'].shape, arrays['key'].shape
+    if batch != batches or (*batch, keys, groups) != arrays['value'].shape[:-1] or width != key_width:
+        raise Refusal(f'shapes do not fit: {shapes}; give query BTNH, key BSKH and value BSKV')
+    if heads % groups:
+        raise Refusal(f'{heads} query heads are no multiple of {groups} key heads: {shapes}')
+    return arrays['query'], arrays['key'], arrays['value']
+
+
+def read_matrix(name: str, given: ArrayLike, shape: tuple[int, ...]) -> jax.Array:
+    """Return `bias` or `mask` as an array whose four axes are 1 or those of the scores, or raise Refusal."""
+    array = jnp.asarray(given)
+    kind, words = (jnp.bool_, 'booleans') if name == 'mask' else (jnp.floating, 'floating-point numbers')
+    if not jnp.issubdtype(array.dtype, kind):
+        raise Refusal(f'{name} is of {array.dtype}; give {words}')
+    array = array.reshape((1,) * (4 - array.ndim) + array.shape)
+    if array.ndim != 4 or any(one not in (1, whole) for one, whole in zip(array.shape, shape, strict=True)):
+        raise Refusal(f'{name} has the shape {jnp.shape(given)}, which cannot be broadcast to {shape} (BNTS)')
+    return array
+
+
+def make_operation(
+    similarity: str | Similarity, normalizer: str | Normalizer, gain: float, power: float | None, offset: float
+) -> Operation:
+    """Return the operation of a similarity and a normalizer, or raise Refusal where they do not go together."""
+    weigh = find_entry('similarity', similarity, SIMILARITIES, Similarity)
+    close = find_entry('normalizer', normalizer, NORMALIZERS, Normalizer)
+    if isinstance(similarity, str) and isinstance(normalizer, str) and normalizer not in PAIRS[similarity]:
+        raise Refusal(f'{similarity} has no normalizer {normalizer!r}; it has {", ".join(PAIRS[similarity])}')
+    if weigh.shifted and not close.uses_total:
+        raise Refusal('a shifted similarity needs a normalizer that reads the sum, or the shift would not cancel')
+    if (close is NORMALIZERS['p_norm']) != (power is not None):
+        raise Refusal(f'power={power} with {normalizer!r}; p_norm needs a power, and nothing else has one')
+    for name, number in dict(gain=gain, power=power).items():
+        if number is not None and not 0 < number < math.inf:
+            raise Refusal(f'{name}={number} is not allowed; give a finite number above 0')
+    if not math.isfinite(offset):
+        raise Refusal(f'offset={offset} is not allowed; give a finite number')
+    named = [one if isinstance(one, str) else 'your own' for one in (similarity, normalizer)]
+    return Operation(' with '.join(named), weigh, close, float(gain), power, float(offset))
+
+
+def find_entry(kind: str, given: Any, table: Mapping[str, Entry], entry: type[Entry]) -> Entry:
+    """Return the entry of a table that a name stands for, or the entry that is given itself."""
+    if isinstance(given, entry):
+        return given
+    if not isinstance(given, str) or given not in table:
+        raise Refusal(unknown(f'{kind}={given!r}', str(given), table, 'allowed'))
+    return table[given]
+
+
+def make_mask(queries: int, keys: int, is_causal: bool, local_window_size: Window | None) -> Mask:
+    """Return the interval of keys that each query sees; query i stands at the place of key i."""
+    place_T = np.arange(queries, dtype=np.int32)
+    start_T, end_T = np.zeros_like(place_T), np.full_like(place_T, keys)
+    if is_causal:
+        end_T = np.minimum(end_T, place_T + 1)
+    if local_window_size is not None:
+        left, right = read_window(local_window_size)
+        start_T = np.maximum(start_T, place_T - min(left, queries))
+        end_T = np.minimum(end_T, place_T + min(right, keys) + 1)
+    return masks.static(np.minimum(start_T, keys), end_T)
+
+
+def read_window(given: Window) -> tuple[int, int]:
+    """Return (left, right) of a window, or raise Refusal."""
+    try:
+        left, right = map(operator.index, given if isinstance(given, tuple | list) else (given, given))
+    except (TypeError, ValueError):
+        left = right = -1
+    if min(left, right) < 0:
+        raise Refusal(f'local_window_size={given!r} is not allowed; give a number of at least 0, or (left, right)')
+    return left, right
+
+
+def choose_backend(wanted: str, rule: Rule, query: jax.Array, value: jax.Array, needs: list[str]) -> str:
+    """Return the backend that computes attention, or raise Refusal where it cannot."""
+    if wanted not in get_args(Backend):
+        raise Refusal(unknown(f'backend={wanted!r}', str(wanted), get_args(Backend), 'allowed'))
+    if wanted == 'auto':
+        return 'dense' if needs else 'chunked'
+    if needs and wanted != 'dense':
+        raise Refusal(f'backend={wanted!r} builds no matrix, as {" and ".join(needs)} need; give auto or dense')
+    platform, (heads, width) = jax.default_backend(), query.shape[2:]
+    if BACKENDS[wanted].platform is not None and rule.mask.keys != rule.mask.length:
+        raise Refusal(f'backend={wanted!r} needs as many keys as queries; give auto, dense or chunked')
+    reason = choice.cannot(wanted, platform, Case(rule, heads, width, value.shape[-1], str(query.dtype)))
+    if reason:
+        raise Refusal(f'backend={wanted!r} cannot be used: {reason}; give auto, dense or chunked')
+    return wanted

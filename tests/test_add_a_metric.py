@@ -1,0 +1,33 @@
+"""The guide to adding a metric: apply its edits to a copy of this tree, run its commands, check their results."""
+
+import json
+
+import numpy as np
+import pytest
+from pages import NEEDS_GIT, blocks, commands, edited_copy, output
+
+PAGE = 'guides/add_a_metric.md'
+pytestmark = [pytest.mark.slow, NEEDS_GIT]
+
+
+@pytest.mark.exhaustive
+def test_the_page_adds_a_measure_in_one_place_that_is_tested_and_shown_everywhere(tmp_path):
+    sources = {
+        line for block in blocks(PAGE, 'diff') for line in block.splitlines() if line.startswith('+++ b/sinklab')
+    }
+    assert len(sources) == 1
+    tree = edited_copy(tmp_path / 'sinklab', PAGE)
+    shown = {command: output(tree, command) for command in commands(PAGE)}
+    run = tree / 'runs' / 'own'
+    assert 'alpha_self' in next(text for command, text in shown.items() if 'sinklab report' in command)
+    last = json.loads((run / 'metrics.jsonl').read_text().splitlines()[-1])
+    *_, newest = sorted((run / 'probe').glob('*.npz'))
+    assert 0 < last['alpha/self'] == pytest.approx(float(np.load(newest)['own_LH'].mean()), rel=1e-5)
+    page = (run / 'report.html').read_text()
+    assert '>alpha_self</th>' in page
+    assert 'Who looks at itself' in page
+    assert (run / 'own.png').exists()
+    assert (
+        '| `alpha/self` | Mean attention of queries to their own token. |'
+        in (tree / 'docs' / 'concepts.md').read_text()
+    )

@@ -1,0 +1,292 @@
+"""`sinklab.attention`: equal to the formulas in NumPy and float64, and to jax's softmax, under jit, grad and vmap."""
+
+import functools
+import subprocess
+import sys
+
+import formulas
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from conftest import OPERATIONS
+
+import sinklab
+from sinklab.attend import choice
+from sinklab.attend import mask as masks
+from sinklab.attend.mask import causal
+from sinklab.attend.normalizer import NORMALIZERS
+from sinklab.attend.rule import Case
+from sinklab.attend.similarity import SIMILARITIES, Similarity
+from sinklab.spec import PAIRS, Attention
+
+BATCH, LENGTH, HEADS, GROUPS, WIDTH, VALUE_WIDTH = 2, 9, 4, 2, 8, 6
+POWERS = {'p_norm': 1.5}
+
+
+def draw(seed=0, queries=LENGTH, keys=LENGTH, batch=(BATCH,), dtype=np.float32, groups=GROUPS):
+    """Return query, key, value and a bias; a row of scores has both signs and a sum that is far from 0."""
+    rng = np.random.default_rng(seed)
+    shapes = (
+        (*batch, queries, HEADS, WIDTH),
+        (*batch, keys, groups, WIDTH),
+        (*batch, keys, groups, VALUE_WIDTH),
+        (*batch, HEADS, queries, keys),
+    )
+    query, key, value, bias = (rng.normal(size=shape) for shape in shapes)
+    return [array.astype(dtype) for array in (query + 0.5, key + 0.5, value, bias)]
+
+
+def define(query, key, value, bias, visible_TS, similarity, normalizer, scale, offset, gain):
+    """Return (output, weights) by the formula of each pair, in float64, one head of one sequence at a time."""
+    query, key, value, bias = (np.float64(array) for array in (query, key, value, bias))
+    asked = Attention(similarity, normalizer, 'identity', gain, POWERS.get(normalizer), 0.0)
+    output = np.zeros((*query.shape[:3], value.shape[-1]))
+    weights = np.zeros((len(query), HEADS, query.shape[1], key.shape[1]))
+    for b, h in np.ndindex(len(query), HEADS):
+        group = h * key.shape[2] // HEADS
+        score_TS = scale * query[b, :, h] @ key[b, :, group].T + bias[b, h] + offset
+        weights[b, h] = formulas.weights(score_TS, visible_TS, asked)
+        output[b, :, h] = weights[b, h] @ value[b, :, group]
+    return output, weights
+
+
+def window(queries, keys, is_causal, left_right):
+    """Return which keys each query sees, from the definition of the two arguments."""
+    t, s = np.indices((queries, keys))
+    visible_TS = s <= t if is_causal else np.ones((queries, keys), bool)
+    if left_right is not None:
+        left, right = left_right if isinstance(left_right, tuple) else (left_right, left_right)
+        visible_TS &= (t - left <= s) & (s <= t + right)
+    return visible_TS
+
+
+@pytest.mark.parametrize(('similarity', 'normalizer'), OPERATIONS)
+def test_every_pair_equals_its_formula_in_float64(similarity, normalizer):
+    query, key, value, bias = draw()
+    mask = np.random.default_rng(1).uniform(size=(LENGTH, LENGTH)) < 0.7
+    named = dict(similarity=similarity, normalizer=normalizer, scale=0.4, offset=-0.3, gain=1.5)
+    visible_TS = window(LENGTH, LENGTH, True, (5, 0)) & mask
+    expected = define(query, key, value, bias, visible_TS, **named)
+    options = dict(named, power=POWERS.get(normalizer), is_causal=True, local_window_size=(5, 0))
+    found = sinklab.attention(query, key, value, bias, mask[None, None], return_weights=True, **options)
+    for ours, theirs in zip(found, expected, strict=True):
+        np.testing.assert_allclose(ours, theirs, rtol=2e-4, atol=2e-5)
+    without_bias = sinklab.attention(query, key, value, **options)
+    plain, _ = define(query, key, value, 0 * bias, window(LENGTH, LENGTH, True, (5, 0)), **named)
+    np.testing.assert_allclose(without_bias, plain, rtol=2e-4, atol=2e-5)
+
+
+def test_every_similarity_and_normalizer_of_the_tables_is_in_a_pair_and_in_the_docstring():
+    assert {name for name, _ in OPERATIONS} == {*SIMILARITIES} == {*PAIRS}
+    assert {name for _, name in OPERATIONS} == {*NORMALIZERS}
+    rows = [line.split('|')[1:-1] for line in sinklab.attention.__doc__.splitlines() if line.startswith('    | `')]
+    named = {cells[0].strip(' `'): cells[-1].replace(',', ' ').split() for cells in rows}
+    assert {*named} == {*SIMILARITIES} | {*NORMALIZERS}
+    for similarity, normalizers in PAIRS.items():
+        assert {f'`{one}`' for one in normalizers} == {one for one in named[similarity] if one.startswith('`')}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize('backend', ['dense', 'chunked'])
+@pytest.mark.parametrize('queries', [LENGTH, 5, 13])
+@pytest.mark.parametrize(
+    ('is_causal', 'left_right'), [(False, None), (True, None), (True, 3), (False, (2, 1)), (False, (0, 4))], ids=str
+)
+def test_softmax_equals_that_of_jax_for_each_mask_and_number_of_queries(backend, queries, is_causal, left_right):
+    query, key, value, _ = draw(queries=queries)
+    value = np.concatenate([value, value[..., :2]], -1)  # jax wants values of the width of keys
+    options = dict(is_causal=is_causal, local_window_size=left_right)
+    visible_T = window(queries, LENGTH, **dict(is_causal=is_causal, left_right=left_right)).any(-1)
+    expected = jax.nn.dot_product_attention(query, key, value, **options)
+    found = sinklab.attention(query, key, value, backend=backend, **options)
+    np.testing.assert_allclose(found[:, visible_T], expected[:, visible_T], rtol=1e-5, atol=1e-6)
+    assert not np.any(found[:, ~visible_T])  # jax spreads these queries over all keys
+
+
+def test_softmax_with_a_bias_a_mask_and_a_scale_equals_that_of_jax():
+    query, key, value, bias = draw()
+    value = np.concatenate([value, value[..., :2]], -1)
+    mask = np.random.default_rng(1).uniform(size=(BATCH, 1, LENGTH, LENGTH)) < 0.5
+    mask |= np.eye(LENGTH, dtype=bool)
+    expected = jax.nn.dot_product_attention(query, key, value, bias, mask, scale=0.25)
+    np.testing.assert_allclose(
+        sinklab.attention(query, key, value, bias, mask, scale=0.25), expected, rtol=1e-5, atol=1e-6
+    )
+
+
+@pytest.mark.parametrize('dtype', ['bfloat16', 'float16', 'float32'])
+def test_outputs_have_the_dtype_of_the_values_and_weights_are_float32(dtype):
+    query, key, value, _ = draw(dtype=jnp.dtype(dtype))
+    output, weights = sinklab.attention(query, key, value, is_causal=True, return_weights=True)
+    assert (output.dtype, weights.dtype) == (dtype, 'float32')
+    np.testing.assert_allclose(weights.sum(-1), 1, rtol=1e-5)
+    chunked = sinklab.attention(query, key, value, is_causal=True)
+    np.testing.assert_allclose(np.float32(chunked), np.float32(output), atol=2e-2)
+
+
+def test_arrays_without_a_batch_give_arrays_without_a_batch():
+    arrays = draw()
+    found = sinklab.attention(*(array[0] for array in arrays), return_weights=True)
+    expected = sinklab.attention(*arrays, return_weights=True)
+    for ours, theirs in zip(found, expected, strict=True):
+        np.testing.assert_allclose(ours, theirs[0], rtol=1e-6)
+
+
+def test_a_query_that_sees_no_key_has_an_output_of_zero():
+    query, key, value, _ = draw()
+    for similarity, normalizer in OPERATIONS:
+        options = dict(similarity=similarity, normalizer=normalizer, power=POWERS.get(normalizer))
+        hidden = np.zeros((1, 1, LENGTH, LENGTH), bool)
+        assert not np.any(sinklab.attention(query, key, value, mask=hidden, **options)), (similarity, normalizer)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ('similarity', 'normalizer'), [('exp', 'sum'), ('sigmoid', 'none'), ('elu1', 'p_norm'), ('softpick', 'sum')]
+)
+def test_gradients_are_those_of_finite_differences_and_of_every_backend(similarity, normalizer):
+    query, key, value, _ = draw(batch=(1,), queries=6, keys=6)
+    options = dict(similarity=similarity, normalizer=normalizer, power=POWERS.get(normalizer), is_causal=True)
+    cotangent = np.random.default_rng(2).normal(size=(1, 6, HEADS, VALUE_WIDTH)).astype(np.float32)
+
+    @functools.partial(jax.jit, static_argnums=1)
+    def total(arrays, backend):
+        return jnp.sum(cotangent * sinklab.attention(*arrays, backend=backend, **options))
+
+    dense, chunked = (jax.grad(total)([query, key, value], backend) for backend in ('dense', 'chunked'))
+    for ours, theirs in zip(chunked, dense, strict=True):
+        np.testing.assert_allclose(ours, theirs, rtol=1e-4, atol=1e-5)
+    rng, step, given = np.random.default_rng(3), 1e-4, (query, key, value)
+    moved = [rng.normal(size=array.shape) for array in given]
+
+    def exact(sign):
+        arrays = [np.float64(array) + sign * step * move for array, move in zip(given, moved, strict=True)]
+        named = dict(similarity=similarity, normalizer=normalizer, scale=WIDTH**-0.5, offset=0.0, gain=1.0)
+        return (cotangent * define(*arrays, np.zeros((1, HEADS, 6, 6)), np.tri(6, dtype=bool), **named)[0]).sum()
+
+    slope = sum(np.sum(np.float64(one) * move) for one, move in zip(dense, moved, strict=True))
+    assert slope == pytest.approx((exact(1) - exact(-1)) / (2 * step), rel=1e-3)
+
+
+def test_a_learned_scale_and_a_learned_bias_have_gradients_under_jit():
+    query, key, value, bias = draw()
+
+    @jax.jit
+    def total(scale, bias):
+        return jnp.sum(sinklab.attention(query, key, value, bias, scale=scale, similarity='sigmoid') ** 2)
+
+    for gradient in jax.grad(total, (0, 1))(0.3, bias):
+        assert np.all(np.isfinite(gradient))
+        assert np.any(gradient)
+
+
+@pytest.mark.slow
+def test_vmap_over_a_further_axis_equals_a_loop():
+    arrays = [np.stack(pair) for pair in zip(draw(0), draw(1), strict=True)]
+    for options in (dict(), dict(is_causal=True, similarity='sigmoid', normalizer='none')):
+        call = functools.partial(sinklab.attention, **options)
+        for given in (arrays[:3], arrays):
+            expected = np.stack([call(*(array[at] for array in given)) for at in range(2)])
+            np.testing.assert_allclose(jax.vmap(call)(*given), expected, rtol=1e-5, atol=1e-6)
+
+
+def test_a_similarity_of_your_own_is_used_like_those_of_the_table():
+    query, key, value, _ = draw()
+
+    def softplus(score, unit):
+        weight = jax.nn.softplus(score)
+        return weight, weight
+
+    found = sinklab.attention(query, key, value, similarity=Similarity(softplus), normalizer='none', is_causal=True)
+    score = np.einsum('bthk,bshk->bhts', query, np.repeat(key, HEADS // GROUPS, 2)) / np.sqrt(WIDTH)
+    weights = np.where(np.tri(LENGTH, dtype=bool), np.logaddexp(0, score), 0)
+    expected = np.einsum('bhts,bshk->bthk', weights, np.repeat(value, HEADS // GROUPS, 2))
+    np.testing.assert_allclose(found, expected, rtol=1e-4, atol=1e-5)
+    with pytest.raises(sinklab.Refusal):  # the shift of exp does not cancel without a sum
+        sinklab.attention(query, key, value, similarity=SIMILARITIES['exp'], normalizer=NORMALIZERS['none'])
+
+
+def test_the_mask_of_causal_attention_is_the_one_that_kernels_know():
+    """So that cuDNN and the kernels accept `is_causal`."""
+    from sinklab.attend.attention import make_mask
+
+    for found, expected in (
+        (make_mask(7, 7, True, None), causal(7)),
+        (make_mask(7, 7, True, (2, 0)), causal(7) & masks.window(7, 3)),
+    ):
+        np.testing.assert_array_equal(found.hull_2T, expected.hull_2T)
+        assert found.static
+
+
+REFUSED = {
+    'unknown similarity': (dict(similarity='sigmoyd'), ['sigmoyd', 'sigmoid', *SIMILARITIES]),
+    'unknown normalizer': (dict(normalizer='mean'), ['mean', *NORMALIZERS]),
+    'pair': (dict(similarity='exp', normalizer='none'), ['none', *PAIRS['exp']]),
+    'no power': (dict(normalizer='p_norm'), ['p_norm', 'None']),
+    'power of nothing': (dict(power=2.0), ['2.0', 'sum']),
+    'power of zero': (dict(normalizer='p_norm', power=0.0), ['0.0']),
+    'gain': (dict(gain=-1.0), ['-1.0']),
+    'offset': (dict(offset=float('nan')), ['nan']),
+    'unknown backend': (dict(backend='fast'), ['fast', 'auto', 'dense', 'chunked']),
+    'kernel of another platform': (dict(backend='tpu'), ['tpu', 'cpu', 'dense', 'chunked']),
+    'weights of chunks': (dict(backend='chunked', return_weights=True), ['chunked', 'return_weights', 'dense']),
+    'window': (dict(local_window_size=-1), ['-1']),
+    'window of three': (dict(local_window_size=(1, 2, 3)), ['(1, 2, 3)']),
+    'window of a half': (dict(local_window_size=0.5), ['0.5']),
+    'mask of numbers': (dict(mask=np.zeros((LENGTH, LENGTH))), ['float', 'booleans']),
+    'shape of mask': (dict(mask=np.zeros((3, LENGTH), bool)), [f'(3, {LENGTH})', 'BNTS']),
+    'shape of bias': (dict(bias=np.zeros((1, 3, 1, 1))), ['(1, 3, 1, 1)', 'BNTS']),
+    'similarity of no kind': (dict(similarity=[]), [*SIMILARITIES]),
+}
+
+
+@pytest.mark.parametrize('case', REFUSED)
+def test_a_wrong_argument_is_refused_in_one_line_with_what_is_allowed(case):
+    changed, words = REFUSED[case]
+    with pytest.raises(sinklab.Refusal) as caught:
+        sinklab.attention(*draw()[:3], **changed)
+    (line,) = str(caught.value).splitlines()
+    assert all(word in line for word in words), line
+    assert isinstance(caught.value, ValueError)
+
+
+def test_arrays_whose_shapes_do_not_fit_are_refused_by_their_shapes():
+    query, key, value, _ = draw()
+    for given in (
+        (query[..., :3], key, value),
+        (query, key[:, :4], value),
+        (query, key, value[:1]),
+        (query[:, :, :3], key, value),
+        (query[0], key, value),
+        (query[0, 0], key[0, 0], value[0, 0]),
+        (query[:, :0], key, value),
+        (np.int32(query), key, value),
+    ):
+        with pytest.raises(sinklab.Refusal) as caught:
+            sinklab.attention(*given)
+        assert len(str(caught.value).splitlines()) == 1
+
+
+def test_auto_takes_no_matrix_where_none_is_needed(monkeypatch):
+    """Which backend runs is decided by the arguments, and by the same words as that of a run."""
+    from sinklab.attend import attention as module
+
+    query, _, value, _ = draw()
+    rule = module.Rule(module.make_operation('exp', 'sum', 1.0, None, 0.0), causal(LENGTH))
+    for needs, expected in (([], 'chunked'), (['bias'], 'dense'), (['return_weights'], 'dense')):
+        assert module.choose_backend('auto', rule, query, value, needs) == expected
+    assert choice.cannot('cudnn', 'gpu', Case(rule, HEADS, WIDTH, VALUE_WIDTH, 'bfloat16')) is None
+    monkeypatch.setattr(jax, 'default_backend', lambda: 'gpu')
+    assert module.choose_backend('cudnn', rule, jnp.bfloat16(query), value, []) == 'cudnn'
+
+
+@pytest.mark.slow
+def test_the_package_is_imported_without_jax_and_names_its_public_api():
+    code = (
+        'import sys, sinklab; assert "jax" not in sys.modules and "numpy" not in sys.modules; '
+        'assert {"open", "attention", "Refusal"} <= {*dir(sinklab)}; sinklab.attention; assert "jax" in sys.modules'
+    )
+    subprocess.run([sys.executable, '-c', code], check=True, timeout=120)
+    with pytest.raises(AttributeError):
+        sinklab.attentoin  # noqa: B018

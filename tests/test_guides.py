@@ -1,0 +1,129 @@
+"""Pages of the documentation agree with the code: commands, options, files, exit codes, extras, counts."""
+
+import argparse
+import collections
+import json
+import re
+import shlex
+from pathlib import Path
+
+import pytest
+
+from configs import default, table
+from sinklab import folder
+from sinklab.cli.config import config_files
+from sinklab.cli.doctor import EXTRAS
+from sinklab.cli.main import main, parser
+from sinklab.processes.ending import CAUSES
+
+ROOT = Path(__file__).parents[1]
+DOCS = ROOT / 'docs'
+GUIDES = ('run_folders', 'reports', 'sweeps_and_claims', 'several_hosts', 'measure', 'evaluate', 'streaming', 'data')
+PAGES = [
+    'index.md',
+    'getting_started.md',
+    'concepts.md',
+    'faq.md',
+    'paper/decisions.md',
+    *(f'guides/{name}.md' for name in (*GUIDES, 'buckets')),
+]
+FIELDS = set(table.flat(default.get_config()))
+COUNTED = {
+    'holds': '19 hold',
+    'contradicted': '3 are contradicted',
+    'not seen': '2 effects are not seen',
+    'unsettled': '6 are unsettled',
+    'not testable here': '9 cannot be tested',
+    'not run': '46 were not run',
+}
+
+
+def read(page):
+    return (DOCS / page).read_text(encoding='utf-8')
+
+
+def commands(page):
+    """Return the arguments of every `sinklab` command in the code blocks of a page."""
+    found = []
+    for block in re.findall(r'^```(?:sh|console)\n(.*?)^```', read(page), re.MULTILINE | re.DOTALL):
+        for line in block.splitlines():
+            if match := re.search(r'(?:^|[ /])sinklab ((?!train --config=\.\.\.)[a-z].*)', line.removeprefix('$ ')):
+                found.append(shlex.split(match[1], comments=True))
+    return found
+
+
+def options(verb):
+    """Return the options of a command, without --help."""
+    (verbs,) = (one for one in parser()._actions if isinstance(one, argparse._SubParsersAction))
+    return {name for one in verbs.choices[verb]._actions for name in one.option_strings} - {'-h', '--help'}
+
+
+@pytest.mark.parametrize('page', PAGES)
+def test_a_page_says_first_what_it_is_for(page):
+    title, empty, first, *_ = read(page).splitlines()
+    assert title.startswith('# ')
+    assert not empty
+    assert first.startswith('This page ')
+
+
+@pytest.mark.parametrize('page', PAGES)
+def test_commands_of_a_page_have_options_fields_and_rows_that_exist(page):
+    for arguments in commands(page):
+        given, rest = parser().parse_known_args(arguments)
+        if not hasattr(table, 'scale'):  # `rows --size` comes with it
+            rest = [path for path in rest if arguments[0] != 'rows' or not path.startswith('--size=')]
+        for path in rest:
+            assert path.startswith('--config.'), arguments
+            assert path.removeprefix('--config.').partition('=')[0] in FIELDS, arguments
+        file, _, row = (getattr(given, 'config', None) or '').partition(':')
+        if file.startswith('configs/'):
+            assert (ROOT / file).exists(), arguments
+        if row:
+            module = __import__(f'configs.{Path(file).stem}', fromlist=['ROWS'])
+            assert row in module.ROWS, arguments
+
+
+@pytest.mark.parametrize('verb', ['measure', 'evaluate', 'report'])
+def test_a_guide_explains_every_option_of_its_command(verb):
+    page = read('guides/reports.md' if verb == 'report' else f'guides/{verb}.md')
+    assert {name for name in options(verb) if not re.search(rf'`{name}[`=]', page)} == set()
+
+
+def test_getting_started_names_every_command_and_every_extra():
+    page = read('getting_started.md')
+    (verbs,) = (one for one in parser()._actions if isinstance(one, argparse._SubParsersAction))
+    assert {verb for verb in verbs.choices if f'| `sinklab {verb}` |' not in page} == set()
+    assert {extra for extra in EXTRAS.values() if not re.search(rf'^\|.*`{extra}`.*\|.*\|$', page, re.M)} == set()
+
+
+def test_the_guide_to_run_folders_has_every_file_and_every_exit_code():
+    page = read('guides/run_folders.md')
+    assert {name for name in folder.FILES if f'| `{name}` |' not in page} == set()
+    assert {code for _, code in CAUSES.values() if not re.search(rf'^\| {code} \|', page, re.M)} == set()
+
+
+def test_the_guide_to_sweeps_has_every_table_of_rows():
+    page = read('guides/sweeps_and_claims.md')
+    assert {file for file in config_files() if f'| `{file}` |' not in page} <= {'configs/default.py'}
+
+
+@pytest.mark.skipif(not hasattr(table, 'scale'), reason='configs/table.py has no scale yet')
+@pytest.mark.parametrize('size', ['paper', 'quickstart'])
+def test_rows_of_the_guide_to_sweeps_are_valid(capsys, tmp_path, size):
+    (block,) = re.findall(r'^```python\n(.*?)^```', read('guides/sweeps_and_claims.md'), re.MULTILINE | re.DOTALL)
+    (tmp_path / 'mine.py').write_text(block)
+    assert main(['rows', f'--config={tmp_path}/mine.py', f'--size={size}', '--json']) == 0
+    rows = {row['row']: row['diff'] for row in json.loads(capsys.readouterr().out)}
+    assert rows['long_warmup'] == {'optimizer.warmup_steps': 400}
+    decay = {'paper': 0.3, 'quickstart': 1.5}[size]
+    assert rows['more_decay'] == {'optimizer.weight_decay': pytest.approx(decay)}
+
+
+@pytest.mark.parametrize('page', ['index.md', 'faq.md'])
+def test_counts_of_verdicts_are_those_of_the_results(capsys, page):
+    assert main(['claims', f'--results={DOCS}/results/claims.json', '--json']) == 0
+    found = collections.Counter(claim['verdict'] for claim in json.loads(capsys.readouterr().out))
+    assert {verdict: int(re.search(r'\d+', words)[0]) for verdict, words in COUNTED.items()} == found
+    text = ' '.join(read(page).split())
+    assert {words for words in COUNTED.values() if words not in text} == set()
+    assert f'{sum(found.values())} claims' in text

@@ -1,0 +1,107 @@
+"""Installing sinklab from a clone, and the commands that messages and pages name for it."""
+
+import re
+import shlex
+import shutil
+import subprocess
+import sys
+import venv
+from pathlib import Path
+
+import pytest
+
+from sinklab import install
+
+ROOT = Path(__file__).parents[1]
+EXTRAS = ('report', 'notebook', 'hf', 'tensorboard', 'wandb', 'data', 'evaluate', 'gcs', 's3', 'tpu', 'gpu')
+
+
+@pytest.fixture
+def environment(tmp_path, monkeypatch):
+    """The files of an environment that sinklab seems to run in, with a pip and without a uv."""
+    monkeypatch.setattr(sys, 'executable', str(tmp_path / 'env' / 'bin' / 'python'))
+    monkeypatch.setattr(install.importlib.util, 'find_spec', lambda name: name)
+    monkeypatch.setattr(install.shutil, 'which', lambda name: None)
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / 'env' / 'bin').mkdir(parents=True)
+    return tmp_path / 'env' / 'bin'
+
+
+def test_pip_of_the_environment_installs_the_clone_with_the_extra(environment, monkeypatch):
+    monkeypatch.setattr(install, 'ROOT', ROOT)
+    wanted = ['env/bin/python', '-m', 'pip', 'install', '-e', f'{ROOT}[notebook]']
+    assert shlex.split(install.format_extra_command('notebook')) == wanted
+
+
+def test_uv_of_the_environment_is_preferred_and_told_which_python(environment):
+    (environment / 'uv').touch()
+    assert install.format_installer() == 'env/bin/uv pip install --python env/bin/python'
+
+
+def test_uv_on_the_path_is_used_where_the_environment_has_no_pip(environment, monkeypatch):
+    monkeypatch.setattr(install.importlib.util, 'find_spec', lambda name: None)
+    monkeypatch.setattr(install.shutil, 'which', lambda name: f'/usr/bin/{name}')
+    assert install.format_installer() == 'uv pip install --python env/bin/python'
+
+
+def test_the_clone_is_a_dot_in_its_own_folder_and_quoted_elsewhere(environment, monkeypatch, tmp_path):
+    clone = tmp_path / "a user's clone"
+    clone.mkdir()
+    (clone / 'setup.py').touch()
+    monkeypatch.setattr(install, 'ROOT', clone)
+    assert shlex.split(install.format_extra_command('hf'))[-1] == "a user's clone[hf]"
+    monkeypatch.chdir(clone)
+    assert install.format_extra_command('hf').endswith(" -e '.[hf]'")
+
+
+@pytest.mark.parametrize('extra', EXTRAS)
+def test_without_a_clone_the_command_names_what_the_extra_requires(environment, monkeypatch, tmp_path, extra):
+    monkeypatch.setattr(install, 'ROOT', tmp_path)
+    command = shlex.split(install.format_extra_command(extra))
+    assert command[:4] == ['env/bin/python', '-m', 'pip', 'install']
+    assert len(command) > 4
+    assert all(re.fullmatch(r'[\w.\[\]-]+>=[\d.]+.*', part) for part in command[4:])
+
+
+def test_no_message_and_no_page_names_a_command_that_needs_the_package_index():
+    files = [*ROOT.glob('*.md'), *(ROOT / 'docs').rglob('*.md'), *(ROOT / 'docs').rglob('*.ipynb')]
+    files += [path for name in ('sinklab', 'launch', 'benchmarks') for path in (ROOT / name).rglob('*.py')]
+    found = [
+        f'{path.relative_to(ROOT)}: {line.strip()}'
+        for path in files
+        if path.name != 'install.py'
+        for line in path.read_text(encoding='utf-8').splitlines()
+        if re.search(r'pip install .*sinklab\[', line)
+    ]
+    assert found == []
+
+
+@pytest.mark.slow
+def test_an_editable_install_is_imported_from_the_folder_above_a_clone_named_sinklab(tmp_path):
+    pytest.importorskip('setuptools')
+    pytest.importorskip('pip')
+    clone, environment, wheels = tmp_path / 'sinklab', tmp_path / 'env', tmp_path / 'wheels'
+    for name in ('sinklab', 'configs'):
+        shutil.copytree(ROOT / name, clone / name, ignore=shutil.ignore_patterns('__pycache__'))
+    for name in ('setup.py', 'pyproject.toml', 'README.md', 'LICENSE'):
+        shutil.copy(ROOT / name, clone)
+    venv.create(environment, symlinks=True)
+    python = environment / 'bin' / 'python'
+    build = f'from setuptools import build_meta; print(build_meta.build_editable({str(wheels)!r}))'
+    wheels.mkdir()
+    run([sys.executable, '-c', build], clone)
+    (wheel,) = wheels.iterdir()
+    pip = [sys.executable, '-m', 'pip', '--disable-pip-version-check', '--python', str(python)]
+    run([*pip, 'install', '--no-index', '--no-deps', str(wheel)], tmp_path)
+
+    for folder in (tmp_path, clone, environment):
+        assert run(
+            [str(python), '-c', 'import sinklab; print(sinklab.open.__module__, sinklab.__file__)'], folder
+        ) == (f'sinklab {clone}/sinklab/__init__.py\n')
+
+
+def run(command, folder):
+    """Return what a command prints in a folder, without the paths of the test's own Python."""
+    found = subprocess.run(command, cwd=folder, env={}, capture_output=True, text=True)
+    assert found.returncode == 0, found.stdout + found.stderr
+    return found.stdout

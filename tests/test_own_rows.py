@@ -1,0 +1,184 @@
+"""Rows of a user's own file: what is written, said, recorded and trained is the same. And what sweeps say of rows."""
+
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+
+from sinklab.cli import sweep
+from sinklab.cli.config import describe_row, load
+from sinklab.cli.main import main
+from sinklab.folder import Folder
+from sinklab.spec import Hardware
+from sinklab.sweep import plan
+
+OLD = Path(__file__).parent / 'released' / 'decay_0.5-0'  # row.json and config.json of version 0.1
+TABLE = """
+from configs.table import scale, scale_with_size, table
+
+ROWS = {
+    'softmax': dict(diff={}, published={}, source='ours'),
+    'long_warmup': dict(diff={'optimizer.warmup_steps': 400}, published={'sink/1': 18.2}, source='ours'),
+    'heads': dict(diff={'model.heads': 4}, published={}, source='ours'),
+    'decay': dict(diff={'optimizer.weight_decay': 0.3}, published={}, source='ours'),
+    'triple': dict(diff=scale('optimizer.weight_decay', 3), published={}, source='ours'),
+    'as_paper': dict(diff=scale_with_size({'optimizer.weight_decay': 0.3}), published={}, source='ours'),
+}
+get_config = table(ROWS)
+"""
+
+
+@pytest.fixture
+def mine(tmp_path):
+    path = tmp_path / 'mine.py'
+    path.write_text(TABLE)
+    return path
+
+
+def refused(capsys, *arguments):
+    """The one line that a command is refused with."""
+    assert main(list(arguments)) == 1
+    (line,) = capsys.readouterr().err.strip().splitlines()
+    return line
+
+
+@pytest.mark.parametrize(
+    ('row', 'size', 'said'),
+    [
+        ('softmax', 'quickstart', 'at size quickstart: the baseline'),
+        ('long_warmup', 'quickstart', 'at size quickstart: optimizer.warmup_steps 100 -> 400'),
+        ('heads', 'paper', 'at size paper: model.heads 8 -> 4'),
+        ('heads', 'smoke', 'at size smoke: equal to the baseline, where model.heads is 4, too'),
+        ('decay', 'quickstart', 'at size quickstart: optimizer.weight_decay 0.5 -> 0.3'),
+        ('triple', 'quickstart', 'at size quickstart: optimizer.weight_decay 0.5 -> 1.5'),
+        ('as_paper', 'quickstart', 'at size quickstart: optimizer.weight_decay 0.5 -> 1.5'),
+    ],
+)
+def test_what_is_said_recorded_and_trained_of_a_row_is_the_same(mine, row, size, said):
+    spec, about = load(f'{mine}:{row}', [], size)
+    assert describe_row(f'{mine}:{row}', size, spec) == said
+    config = json.loads(json.dumps(about))['diff']
+    for path, value in config.items():
+        part, field = path.split('.')
+        assert getattr(getattr(spec, part), field) == pytest.approx(value)
+
+
+def test_an_override_is_part_of_what_a_row_comes_to(mine):
+    spec, about = load(f'{mine}:decay', ['--config.optimizer.weight_decay=0.7', '--config.seed=3'], 'smoke')
+    assert describe_row(f'{mine}:decay', 'smoke', spec) == 'at size smoke: optimizer.weight_decay 0.1 -> 0.7'
+    assert about['overrides'] == {'optimizer.weight_decay': '0.7', 'seed': '3'}
+
+
+def test_rows_show_the_values_of_a_size_and_name_those_that_are_equal_to_the_baseline(capsys, mine):
+    assert main(['rows', f'--config={mine}', '--size=quickstart', '--json']) == 0
+    rows = {row['row']: row for row in json.loads(capsys.readouterr().out)}
+    decays = {name: row['diff'].get('optimizer.weight_decay') for name, row in rows.items()}
+    decays = {name: value for name, value in decays.items() if value}
+    assert decays == pytest.approx({'decay': 0.3, 'triple': 1.5, 'as_paper': 1.5})
+    assert {row['size'] for row in rows.values()} == {'quickstart'}
+    assert [name for name, row in rows.items() if row['equals_baseline']] == ['softmax', 'heads']
+    assert main(['rows', f'--config={mine}', '--size=quickstart']) == 0
+    printed = capsys.readouterr().out
+    assert 'at size quickstart' in ' '.join(printed.split())
+    lines = printed.splitlines()
+    (heads,) = (line for line in lines if line.startswith(' heads'))
+    assert 'heads=4, as the baseline' in heads
+
+
+def test_a_shipped_row_is_listed_with_the_numbers_of_each_size(capsys):
+    for size, batch in (('paper', 128), ('quickstart', 8), ('smoke', 1)):
+        assert main(['rows', '--config=configs/optimization.py', f'--size={size}', '--json']) == 0
+        (row,) = (row for row in json.loads(capsys.readouterr().out) if row['row'] == 'batch_128')
+        assert row['diff'] == {'optimizer.batch_size': batch}
+
+
+def test_a_value_that_a_size_has_no_room_for_is_refused_with_the_sizes_that_have(capsys, mine, tmp_path):
+    for verb in (
+        ['train', f'--config={mine}:long_warmup'],
+        ['sweep', f'--config={mine}', '--rows=softmax,long_warmup'],
+    ):
+        line = refused(capsys, *verb, '--size=smoke', f'--workdir={tmp_path}/runs')
+        assert 'config.optimizer.warmup_steps is 400' in line
+        assert '--size=paper or quickstart' in line
+    assert load(f'{mine}:long_warmup', [], 'quickstart')[0].optimizer.warmup_steps == 400
+    assert not (tmp_path / 'runs').exists()
+
+
+@pytest.mark.parametrize('value', ['18 %', '18.2', None, [18.2]])
+def test_a_published_value_that_is_no_number_is_refused_by_every_verb_that_reads_rows(capsys, mine, tmp_path, value):
+    mine.write_text(TABLE.replace('18.2', repr(value)))
+    for verb in (['rows'], ['sweep', f'--workdir={tmp_path}/runs']):
+        line = refused(capsys, *verb, f'--config={mine}')
+        assert 'long_warmup' in line
+        assert 'sink/1' in line
+        assert repr(value) in line
+    assert 'sink/1' in refused(capsys, 'train', f'--config={mine}:long_warmup', f'--workdir={tmp_path}/run')
+
+
+@pytest.fixture
+def old(tmp_path):
+    """The folder of a run that version 0.1 has begun: its row.json has the number of the paper."""
+    shutil.copytree(OLD, tmp_path / 'runs' / OLD.name)
+    return Folder(tmp_path / 'runs' / OLD.name)
+
+
+def old_runs(old):
+    def load_row(row, seed):
+        return load(f'configs/optimization.py:{row}', sweep.seed_options(seed), 'quickstart')
+
+    return plan.runs(['decay_0.5'], [0], str(old.path.parent), load_row, Hardware())
+
+
+def test_a_run_of_version_0_1_of_a_shipped_row_is_gone_on_with(old):
+    assert old.read('row')['diff'] == {'optimizer.weight_decay': 0.5}
+    (run,) = old_runs(old)
+    assert (run.outcome, run.spec.optimizer.weight_decay) == ('to do', 2.5)
+    before = (old.path / 'row.json').read_bytes()
+    old.claim(run.spec, load('configs/optimization.py:decay_0.5', [], 'quickstart')[1])
+    assert (old.path / 'row.json').read_bytes() == before
+
+
+def test_a_folder_that_holds_another_row_has_the_advice_of_a_sweep(capsys, mine, tmp_path):
+    folder = Folder(tmp_path / 'runs' / 'decay-0')
+    folder.claim(*load(f'{mine}:decay', sweep.seed_options(0), 'smoke'))
+    mine.write_text(TABLE.replace("'optimizer.weight_decay': 0.3}, p", "'optimizer.weight_decay': 0.4}, p"))
+    given = [f'--config={mine}', '--rows=decay', '--size=smoke', f'--workdir={tmp_path}/runs']
+    line = refused(capsys, 'sweep', *given)
+    assert 'optimizer.weight_decay 0.3 -> 0.4' in line
+    assert 'another --workdir' in line
+    assert f'move {folder} away' in line
+    assert 'decay-0-2' not in line
+    assert 'scale_with_size' not in line
+    line = refused(capsys, 'train', f'--config={mine}:decay', '--size=smoke', f'--workdir={folder}')
+    assert f'--workdir={folder}-2' in line
+
+
+def test_a_run_that_was_scaled_by_version_0_1_is_explained(capsys, mine, tmp_path):
+    folder, options = Folder(tmp_path / 'runs' / 'decay-0'), sweep.seed_options(0)
+    scaled, _ = load(f'{mine}:as_paper', options, 'quickstart')
+    _, about = load(f'{mine}:decay', options, 'quickstart')
+    folder.claim(scaled, about)
+    given = [f'--config={mine}', '--rows=decay', '--size=quickstart', f'--workdir={tmp_path}/runs']
+    assert "scale_with_size({'optimizer.weight_decay': 0.3})" in refused(capsys, 'sweep', *given)
+
+
+@pytest.mark.parametrize(
+    ('given', 'seeds'),
+    [('1', [0]), ('3', [0, 1, 2]), ('2,', [2]), ('0,', [0]), ('0,1,2', [0, 1, 2]), ('5,3', [5, 3]), ('5,3,', [5, 3])],
+)
+def test_a_number_is_a_count_of_seeds_and_numbers_with_commas_are_seeds(given, seeds):
+    assert plan.parse_seeds(given) == seeds
+
+
+def test_a_count_is_refused_where_the_folder_was_begun_with_that_seed_alone(capsys, mine, tmp_path):
+    for seed in (2, 4):
+        spec, about = load(f'{mine}:softmax', sweep.seed_options(seed), 'smoke')
+        Folder(tmp_path / 'runs' / f'softmax-{seed}').claim(spec, about)
+    given = [f'--config={mine}', '--rows=softmax', '--size=smoke', f'--workdir={tmp_path}/runs']
+    line = refused(capsys, 'sweep', *given, '--seeds=2')
+    assert 'seeds 0, 1' in line
+    assert line.endswith('--seeds=2,')
+    plan.refuse_older_reading('2,', ['softmax'], f'{tmp_path}/runs')
+    plan.refuse_older_reading('3', ['softmax'], f'{tmp_path}/runs')
+    plan.refuse_older_reading('4', ['softmax'], f'{tmp_path}/runs')

@@ -1,0 +1,240 @@
+"""The generated pages of the site have everything that the code has; each test lists the code in a way of its own."""
+
+import ast
+import importlib
+import json
+import re
+from pathlib import Path
+
+import msgspec
+import numpy as np
+import pytest
+
+from configs import claims as claims_file
+from configs import default
+from configs.table import flat, reading
+from docs import api_pages, check_site, paper_tables, reference
+from sinklab import folder, spec
+from sinklab.cli import main
+from sinklab.files import run_files
+from sinklab.measure.table import DEEPER_NUMBERS, NUMBERS
+from sinklab.observe.study import LOSS
+from sinklab.processes import ending
+from sinklab.report.claims import FAILS
+from sinklab.report.sweep import EMERGES
+
+ROOT = Path(__file__).parents[1]
+PAGES = reference.pages()
+TABLES = paper_tables.page()
+FILES = sorted(path for path in (ROOT / 'configs').glob('*.py') if '\nROWS' in path.read_text(encoding='utf-8'))
+
+
+def lines_of(page, first):
+    """The lines of all tables whose first cell holds this text in backquotes."""
+    return [line for line in page.splitlines() if line.startswith('|') and f'`{first}`' in line.split(' | ')[0]]
+
+
+# config.md
+
+
+def test_every_config_field_has_one_line_with_its_default_and_a_meaning():
+    config = default.get_config()
+    for path in flat(config):
+        lines = [line for line in lines_of(PAGES['config.md'], path) if f'id="{path}"' in line or path == 'seed']
+        assert len(lines) == 1, path
+        cells = [cell.strip() for cell in lines[0].strip('|').split(' | ')]
+        assert cells[1] == f'`{reference.shown(reading(config, path))}`'
+        assert len(cells[3]) > 10
+
+
+def test_every_value_of_a_choice_is_listed():
+    tree = ast.parse((ROOT / 'sinklab' / 'spec.py').read_text(encoding='utf-8'))
+    named = [
+        node for node in ast.walk(tree) if isinstance(node, ast.Subscript) and ast.unparse(node.value) == 'Literal'
+    ]
+    values = {leaf.value for node in named for leaf in ast.walk(node.slice) if isinstance(leaf, ast.Constant)}
+    values |= {*spec.PAIRS, *spec.HYPERPARAMETERS['name'], *spec.HYPERPARAMETERS['schedule']}
+    for value in values - {'', 'name', 'schedule'} - {*spec.Backend.__args__} - {*spec.Takes.__args__}:
+        assert f'`{value}`' in PAGES['config.md'], value
+
+
+def test_every_field_of_a_spec_has_a_docstring():
+    for kind in (spec.Spec, spec.Hardware, *(getattr(spec, name) for name in ('Model', 'Attention', 'Mask', 'Data'))):
+        assert reference.docstrings_of_fields(kind).keys() == set(kind.__dataclass_fields__)
+
+
+# commands.md
+
+
+def commands(parser, name=''):
+    """Every command, by the text of its own help."""
+    for action in parser._actions:
+        for sub, one in action.choices.items() if action.nargs == 'A...' else ():
+            yield f'{name} {sub}'.strip(), one
+            yield from commands(one, f'{name} {sub}'.strip())
+
+
+COMMANDS = dict(commands(main.parser()))
+
+
+@pytest.mark.parametrize('name', COMMANDS)
+def test_every_option_of_a_command_is_in_its_section(name):
+    head = f' `sinklab {name}` {{ #sinklab-{name.replace(" ", "-")} }}'
+    section = re.split(r'\n##+ ', PAGES['commands.md'].partition(head)[2])[0]
+    assert section
+    options = set(re.findall(r'(?<![\w-])(--\w[\w-]*)', COMMANDS[name].format_usage()))
+    text = COMMANDS[name].format_help().removesuffix(f'{COMMANDS[name].epilog}\n')
+    options |= set(re.findall(r'^  (?:-\w, )?(--\w[\w-]*)', text, re.MULTILINE))
+    for option in options - {'--help', '--config'}:
+        assert f'`{option}' in section, option
+
+
+def test_every_verb_has_an_example():
+    for name in main.VERBS:
+        section = re.split(r'\n## ', PAGES['commands.md'].partition(f'## `sinklab {name}`')[2])[0]
+        assert re.search(rf'```text\n(.*\n)*.*sinklab {name}', section.partition('| argument')[2]), name
+
+
+# metrics.md
+
+
+@pytest.mark.parametrize('number', [*NUMBERS, *DEEPER_NUMBERS], ids=lambda number: number.name)
+def test_every_number_of_a_measure_is_a_metric_of_the_page(number):
+    (line,) = {line for line in lines_of(PAGES['metrics.md'], number.name) if 'log.' not in line}
+    assert number.sentence.split()[0] in line.replace('\\', '')
+
+
+def test_every_name_that_training_records_is_a_metric_of_the_page():
+    recorded = set()
+    for path in [*(ROOT / 'sinklab' / 'train').glob('*.py'), *(ROOT / 'sinklab' / 'data').rglob('*.py')]:
+        recorded |= set(re.findall(r"'((?:train|valid|speed|data)/\w+)'", path.read_text(encoding='utf-8')))
+    assert len(recorded) >= 7
+    for name in recorded:
+        assert lines_of(PAGES['metrics.md'], name), name
+
+
+def test_every_number_that_a_command_measures_or_derives_is_a_metric_of_the_page():
+    text = ''.join(path.read_text(encoding='utf-8') for path in (ROOT / 'sinklab' / 'observe').glob('*.py'))
+    names = [f'{name}/{{k}}' for name in re.findall(r"by_layer\('(\w+)'", text)]
+    assert len(names) == 2
+    for name in (*names, LOSS.name, EMERGES, FAILS):
+        assert lines_of(PAGES['metrics.md'], name), name
+
+
+# rows.md
+
+
+@pytest.mark.parametrize('path', FILES, ids=lambda path: path.stem)
+def test_every_row_has_a_line_with_its_changes_and_published_numbers(path):
+    section = PAGES['rows.md'].partition(f'## `configs/{path.name}`')[2].partition('\n## ')[0]
+    for name, row in importlib.import_module(f'configs.{path.stem}').ROWS.items():
+        (line,) = lines_of(section, name)
+        for field in row['diff']:
+            assert f'`{field}=' in line
+        for number, value in row['published'].items():
+            assert number in line
+            assert number == 'fails' or (f'{value:.2f}' if isinstance(value, float) else str(value)) in line
+        assert reference.escape(row['source'])[1:] in line
+
+
+# exit_codes.md, run_files.md
+
+
+def test_every_exit_code_and_every_cause_is_explained():
+    assert reference.ENDS.keys() == ending.CAUSES.keys()
+    assert {code for _, code in ending.CAUSES.values()} == reference.CODES.keys()
+    for cause, (kind, code) in ending.CAUSES.items():
+        (line,) = [line for line in lines_of(PAGES['exit_codes.md'], cause) if f'`{code}`' in line]
+        assert f'`{kind}`' in line
+        assert lines_of(PAGES['exit_codes.md'], code)
+
+
+def test_every_file_of_a_run_folder_is_listed():
+    assert set(reference.names_in_folder()) == reference.RUN_FILES.keys()
+    for name in (*folder.FILES, *(name for name in folder.BEGUN if name != 'lease.lock')):
+        assert lines_of(PAGES['run_files.md'], name) or lines_of(PAGES['run_files.md'], f'{name}/'), name
+
+
+def test_every_field_of_a_schema_is_listed():
+    assert {*reference.SCHEMA_OF.values(), 'verdicts'} == run_files.SCHEMAS.keys()
+    for file, name in reference.SCHEMA_OF.items():
+        section = PAGES['run_files.md'].partition(f'### `{file}`')[2].partition('\n### ')[0]
+        kind = run_files.SweepRow if name == 'sweep' else run_files.SCHEMAS[name]
+        for field in msgspec.structs.fields(kind):
+            assert lines_of(section, field.encode_name), (file, field.encode_name)
+
+
+# paper/tables.md
+
+
+@pytest.mark.parametrize('path', [path for path in FILES if path.stem != 'quickstart'], ids=lambda path: path.stem)
+def test_every_row_belongs_to_a_table_of_the_paper_or_of_later_work(path):
+    for name in importlib.import_module(f'configs.{path.stem}').ROWS:
+        assert f'[`{path.stem}:{name}`](../reference/rows.md#{path.stem}-{name})' in TABLES
+
+
+def test_every_table_and_figure_that_a_source_cites_has_a_section():
+    titles = ' '.join(line for line in TABLES.splitlines() if line.startswith('### '))
+    sources = {row['source'] for row in paper_tables.all_rows().values()}
+    sources |= {one['source'] for one in claims_file.CLAIMS.values()}
+    for version, kind, one, other in re.findall(
+        r'\((v1|ICLR)\), (Table|Figure)s? (\d+[A-D]?)(?: and (\d+))?', ' '.join(sources)
+    ):
+        for number in filter(None, (one, other)):
+            assert re.search(rf'{kind}s? (\d+ and )?{number}( and \d+)? \({version}\)', titles), (
+                version,
+                kind,
+                number,
+            )
+
+
+def test_every_claim_is_listed_with_its_verdict():
+    for name, verdict in paper_tables.verdicts().items():
+        lines = [line for line in TABLES.splitlines() if line.startswith(f'- `{name}` ')]
+        assert lines, name
+        assert f'**{verdict["verdict"]}' in lines[0]
+
+
+def test_our_numbers_are_those_of_the_measured_runs():
+    runs = json.loads((ROOT / 'docs' / 'results' / 'claims.json').read_text(encoding='utf-8'))['runs']
+    assert len(runs) > 20
+    for row, seeds in runs.items():
+        lines = [line for line in TABLES.splitlines() if line.startswith(f'| [`{row}`]')]
+        assert lines, row
+        sinks = [run['end']['sink/1'] for run in seeds.values()]
+        losses = [run['end']['valid/loss'] for run in seeds.values()]
+        for line in lines:
+            assert f'`sink/1` {np.mean(sinks):.1f} ± {np.std(sinks, ddof=1):.1f}' in line
+            assert f'`valid/loss` {np.mean(losses):.3f} ± {np.std(losses, ddof=1):.3f}' in line
+            assert f'{len(seeds)} seeds' in line
+
+
+def test_rows_whose_config_was_not_measured_have_no_numbers_of_ours():
+    assert paper_tables.ours_of('columns:kv_shared') is None
+    assert paper_tables.ours_of('blocks:swiglu') is None  # twice the heads of the measured baseline
+
+
+# reference/api/
+
+
+def test_the_pages_of_the_api_name_what_the_package_exports():
+    assert '::: sinklab.open' in api_pages.pages()['sinklab.md']
+    with pytest.raises(AttributeError):
+        api_pages.check('sinklab.train.listener.Missing')
+
+
+# The check of the built site
+
+
+def test_the_check_of_the_site_finds_broken_links_anchors_and_network_loads(tmp_path):
+    (tmp_path / 'index.html').write_text('<a href="other.html#here">x</a> <a href="https://example.org">y</a>')
+    (tmp_path / 'other.html').write_text('<h2 id="here">x</h2><link rel="canonical" href="https://example.org/">')
+    assert list(check_site.faults(tmp_path)) == []
+    (tmp_path / 'bad.html').write_text(
+        '<a href="missing.html">a</a><a href="other.html#there">b</a><script src="https://example.org/x.js"></script>'
+    )
+    assert [fault.partition(',')[0] for fault in check_site.faults(tmp_path)] == [
+        'bad.html loads https://example.org/x.js',
+        'bad.html links to missing.html',
+        'bad.html links to other.html#there',
+    ]

@@ -1,0 +1,126 @@
+"""docs/troubleshooting.md: each message of the page is one that the code prints."""
+
+import argparse
+import ast
+import functools
+import re
+from pathlib import Path
+
+import pytest
+
+from sinklab.cli.main import parser
+
+ROOT = Path(__file__).parents[1]
+PAGE = (ROOT / 'docs' / 'troubleshooting.md').read_text(encoding='utf-8')
+ENTRIES = dict(re.findall(r'^### (.*?)\n(.*?)(?=^##|\Z)', PAGE, re.MULTILINE | re.DOTALL))
+BLOCKS = re.findall(r'^```text\n(.*?)^```', PAGE, re.MULTILINE | re.DOTALL)
+MESSAGES = [line for block in BLOCKS for line in block.splitlines()]
+ANY = '\0'  # a value in a template of the code, and ... in a message of the page
+LEAST = 8  # characters of a message that its template must have
+SHARE = 0.15  # of a message that its template must have
+
+
+def read_templates():
+    """Yield every text in the code that could be a message, with ANY in place of values."""
+    for folder in ('sinklab', 'configs'):
+        for path in (ROOT / folder).rglob('*.py'):
+            tree = ast.parse(path.read_text(encoding='utf-8'))
+            constants = {
+                node.targets[0].id: node.value.value
+                for node in tree.body
+                if isinstance(node, ast.Assign) and isinstance(node.targets[0], ast.Name) and is_text(node.value)
+            }
+            for node in ast.walk(tree):
+                if isinstance(node, ast.JoinedStr) or is_text(node):
+                    yield re.sub(rf'\{{\w+\}}|{ANY}+', ANY, render(node, constants))
+
+
+def is_text(node):
+    return isinstance(node, ast.Constant) and isinstance(node.value, str)
+
+
+def render(node, constants):
+    """Return the text of a literal; constants are those of its module, of which some messages are composed."""
+    if isinstance(node, ast.JoinedStr):
+        return ''.join(render(part, constants) for part in node.values)
+    if isinstance(node, ast.FormattedValue):
+        return constants.get(node.value.id if isinstance(node.value, ast.Name) else None, ANY)
+    return node.value
+
+
+@functools.cache
+def templates():
+    """Return the fixed parts of every template that is long enough."""
+    found = {tuple(template.split(ANY)) for template in read_templates()}
+    return [parts for parts in found if sum(map(len, parts)) >= LEAST]
+
+
+def cut_short(text, part):
+    """Return how many characters at the end of a text are the beginning of a part."""
+    return next((length for length in range(len(text), 0, -1) if part.startswith(text[-length:])), 0)
+
+
+def count_shared(message, parts):
+    """Return how many characters of a message are the fixed parts of a template; 0 where it cannot print it.
+
+    The parts must follow each other in the message, from its beginning to its end. Where the message has ..., parts
+    may be missing.
+    """
+    position, shared = 0, 0
+    for number, part in enumerate(parts):
+        start = position if number or message.startswith('...') else 0
+        anywhere = number > 0 or message.startswith('...')
+        found = message.find(part, start) if anywhere else (0 if message.startswith(part) else -1)
+        if found >= 0:
+            position, shared = found + len(part), shared + len(part)
+            continue
+        cut = message.find('...', position)
+        length = cut_short(message[position:cut], part)
+        if cut < 0 or (not anywhere and length < cut):
+            return 0
+        position, shared = cut + len('...'), shared + length
+    whole = message.endswith(('...', parts[-1]))
+    return shared if whole else 0
+
+
+def is_printed(message):
+    """Return whether the code has a template that can print a message."""
+    least = max(LEAST, SHARE * len(message))
+    return any(count_shared(message, parts) >= least for parts in templates())
+
+
+def test_every_entry_has_a_message_a_cause_and_a_fix():
+    assert len(ENTRIES) >= 30
+    for heading, entry in ENTRIES.items():
+        assert re.search(r'^```text\n', entry, re.MULTILINE), heading
+        assert '**Cause:**' in entry, heading
+        assert '**Fix:**' in entry, heading
+
+
+@pytest.mark.parametrize('message', MESSAGES)
+def test_a_message_of_the_page_is_one_of_the_code(message):
+    assert is_printed(message)
+
+
+def test_a_message_that_the_code_does_not_print_is_found():
+    assert not is_printed('runs/base is in use: host b has worked there for 340 s; wait a little and try again')
+    assert not is_printed('config.model.head was not found; these are its fields: attention, columns')
+
+
+def subcommands(given):
+    """Return {name: parser} of a parser's subcommands."""
+    return next((one.choices for one in given._actions if isinstance(one, argparse._SubParsersAction)), {})
+
+
+@pytest.mark.parametrize('path', sorted((ROOT / 'docs').glob('**/*.md')), ids=lambda path: path.name)
+def test_commands_in_the_text_of_a_page_exist(path):
+    """A command in backticks has a subcommand and options that the command line knows."""
+    for command in re.findall(r'`sinklab ([a-z]+(?:\s[^`]*)?)`', path.read_text(encoding='utf-8')):
+        known, words = parser(), command.split()
+        while words and subcommands(known):
+            assert words[0] in subcommands(known), command
+            known = subcommands(known)[words.pop(0)]
+        options = {name for action in known._actions for name in action.option_strings}
+        for word in words:
+            name = word.partition('=')[0]
+            assert not name.startswith('--') or name in options or name.startswith('--config.'), command

@@ -1,0 +1,178 @@
+"""docs/tutorials: every page is followed from its first block to its last, at the small size that it names."""
+
+import importlib.util
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from pages import PROGRAMS
+from recorders import TOOLS, Recorders
+
+from docs import run_tutorial
+from docs.run_tutorial import Reader, follow_page, make_quick, read_blocks, reduce_to_shape, select_lines, update
+from sinklab.cli.main import parser
+
+ROOT = Path(__file__).parents[1]
+TUTORIALS = ROOT / 'docs' / 'tutorials'
+NEEDS = {'open_model': ('torch', 'transformers'), 'notebook': ('pandas', 'matplotlib')}
+POD = (TUTORIALS / 'pod.md').read_text(encoding='utf-8')
+FOLLOWED = sorted(path.stem for path in TUTORIALS.glob('*.md') if path.stem != 'pod')
+
+
+def read(name):
+    return (TUTORIALS / f'{name}.md').read_text(encoding='utf-8')
+
+
+@pytest.fixture
+def reader(tmp_path, monkeypatch):
+    """Somebody with an empty folder, for whom `sinklab` and `python` are these."""
+    (tmp_path / 'bin').mkdir()
+    for name, module in PROGRAMS.items():
+        (tmp_path / 'bin' / name).write_text(f'#!/bin/sh\nexec "{sys.executable}" {module} "$@"\n')
+        (tmp_path / 'bin' / name).chmod(0o755)
+    (tmp_path / 'here').mkdir()
+    return Reader(
+        tmp_path / 'here',
+        dict(PATH=f'{tmp_path / "bin"}{os.pathsep}{os.environ["PATH"]}', PYTHONPATH=str(ROOT), JAX_PLATFORMS='cpu'),
+    )
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize('name', FOLLOWED)
+def test_a_tutorial_is_executed_and_prints_what_it_shows(name, reader):
+    """Numbers differ from run to run and from size to size; words, columns and rows do not."""
+    for module in NEEDS.get(name, ()):
+        if importlib.util.find_spec(module) is None:
+            pytest.skip(f'docs/tutorials/{name}.md needs {module}, which is not installed')
+    for block, printed in follow_page(make_quick(read(name)), reader):
+        assert block.text.strip(), f'docs/tutorials/{name}.md shows an empty output'
+        if ', as in' not in block.lines:
+            check_output(block.text.splitlines(), select_lines('\n'.join(printed), block.lines))
+
+
+def check_output(shown, printed):
+    """Compare what a page shows with what was printed: of a table its columns and rows, of other lines their words.
+
+    A column that is empty at a small size is left out there, and names that are shorter leave room for one more: the
+    columns of one may be some of the columns of the other.
+    """
+    stale = f'run python docs/run_tutorial.py --update on this page; it printed {printed}'
+    shown, printed = ([reduce_to_shape(line) for line in lines] for lines in (shown, printed))
+    if len(shown) > 1 and '#' not in shown[0] and len(shown[0].split()) > 2:
+        columns, ours = set(shown[0].split()), set(printed[0].split())
+        assert columns <= ours or ours <= columns, stale
+        shown, printed = ([line.split(' ')[0] for line in lines[1:]] for lines in (shown, printed))
+    assert shown == printed, stale
+
+
+def test_of_a_table_columns_and_rows_are_compared_and_of_other_lines_words():
+    table = [' arm      step  Sink_1  emerges', ' softmax  1500  48.5 %  400-500', ' sigmoid  1500   0.0 %  -']
+    check_output(table, [' arm  step  Sink_1', ' softmax  4  0.0 %', ' sigmoid  4 1.0 %'])
+    check_output(['report: runs/a'], ['report: runs/a'])
+    for shown, printed in (
+        (table, [' arm  step  Sink_2', *table[1:]]),
+        (table, [table[0], table[2], table[1]]),
+        (table, table[:2]),
+        (['report: runs/a'], ['page: runs/a']),
+    ):
+        with pytest.raises(AssertionError):
+            check_output(shown, printed)
+
+
+def test_every_tutorial_says_first_what_it_is_for_and_names_a_small_size_for_what_takes_minutes():
+    assert {*FOLLOWED, 'pod'} == {*('first_run', 'own_ablation', 'own_text', 'notebook', 'open_model', 'fork', 'pod')}
+    for name in (*FOLLOWED, 'pod'):
+        page = read(name)
+        title, sentence = re.split(r'\n\n', page)[:2]
+        assert title.startswith('# ')
+        assert sentence.startswith('This tutorial '), name
+        assert 'export SIZE=quickstart' not in page or 'SIZE=smoke' in make_quick(page)
+
+
+def test_the_small_size_takes_the_place_of_the_first_exported_line():
+    words = 'To try this page in seconds:\n`export SIZE=smoke EVERY=2`.'
+    page = f'{words}\n\n```sh\nexport SIZE=big EVERY=9\ntrain $SIZE\n```\n'
+    (block,) = read_blocks(make_quick(page))
+    assert block.text == 'export SIZE=smoke EVERY=2\ntrain $SIZE\n'
+    assert make_quick('```sh\nls\n```\n') == '```sh\nls\n```\n'
+    with pytest.raises(SystemExit):
+        make_quick('To try this page in seconds: `export SIZE=smoke`.\n\n```sh\ntrain\n```\n')
+
+
+def test_files_commands_and_cells_of_a_page_are_followed_in_order_and_its_outputs_updated(tmp_path):
+    page = '\n'.join([
+        '```python\n# one.py\nprint(2 + 3)\n```\n',
+        f'```sh\nexport NUMBER=7\n{sys.executable} one.py; echo a b\n```\n',
+        '<!-- output: first 1 -->\n```text\nold\n```\n',
+        '```sh\necho $NUMBER\n```\n<!-- output: last 1 -->\n```text\nold\n```\n',
+        '```python\nx = 4\n```\n```python\nx * 2\n```\n\n<!-- output: all, as in a notebook -->\n```text\nold\n```\n',
+        '```console\nexit 1\n```\n',
+    ])  # fmt: skip
+    outputs = follow_page(page, Reader(tmp_path))
+    assert [printed for _, printed in outputs] == [['5', 'a b'], ['7'], ['8']]
+    assert [block.text for block in read_blocks(update(page, outputs)) if block.lines] == ['5\n', '7\n', '8\n']
+    with pytest.raises(SystemExit):
+        Reader(tmp_path).follow(read_blocks('```sh\nfalse\n```\n')[0])
+
+
+@pytest.mark.parametrize(
+    ('one', 'other', 'same'),
+    [
+        (' softmax   1500  48.5 %  1.00 ± 0.02', 'softmax 4 0.0 %  0.98 ± 0.10', True),
+        (' softmax   1500  48.5 %  -', 'softmax 4 0.0 %  0.3', True),
+        (' arm  Sink_1  alpha_1', ' arm  Sink_2  alpha_1', False),
+        ('1,500 steps', '4 steps', True),
+        ('(3, 4, 6, 6)', '(2, 4, 5, 5)', True),
+        ('step 500  saved 2026-11-25T20:25:11+00:00', 'step 2  saved 2027-01-05T09:00:59+00:00', True),
+        ('done 2/2', 'failed 2/2', False),
+    ],
+)
+def test_lines_are_compared_by_their_words_and_not_by_their_numbers(one, other, same):
+    assert (reduce_to_shape(one) == reduce_to_shape(other)) == same
+
+
+@pytest.fixture
+def recorded(tmp_path, monkeypatch):
+    """Programs that record how they are called, in a folder with the config files of the page."""
+    made = Recorders(tmp_path / 'bin', *TOOLS)
+    made.answer('queued-resources describe', ('ACTIVE\n', '', 0))
+    made.answer(
+        'systemctl show', ('ActiveState=inactive\nExecMainStatus=0\nExecMainStartTimestampMonotonic=17\n', '', 0)
+    )
+    (made.folder / 'python').symlink_to(sys.executable)
+    (tmp_path / 'configs').mkdir()
+    (tmp_path / 'configs' / 'scale.py').write_text((ROOT / 'configs' / 'scale.py').read_text())
+    monkeypatch.setenv('PYTHONPATH', os.pathsep.join([str(ROOT), *sys.path]))
+    return made
+
+
+@pytest.mark.slow
+def test_every_command_of_the_tutorial_of_a_pod_runs_and_comes_to_a_resumed_pair(recorded, tmp_path):
+    script = ''.join(block.text for block in read_blocks(POD) if block.kind == 'console')
+    said = subprocess.run(
+        ['bash', '-eu', '-o', 'pipefail', '-c', script],
+        cwd=tmp_path, env=recorded.environment, capture_output=True, text=True, timeout=120,
+    )  # fmt: skip
+    assert said.returncode == 0, said.stderr
+    calls, known = recorded.heard(), parser()
+    for call in calls:
+        if call[0] == 'sinklab':
+            known.parse_known_args(call[1:])
+    words = [' '.join(call) for call in calls]
+    for arm in ('pair-softmax-1b-0', 'pair-sigmoid-1b-0'):
+        made = [at for at, call in enumerate(words) if 'queued-resources create' in call and arm in call]
+        assert made, arm
+    softmax = [at for at, call in enumerate(words) if 'queued-resources create pair-softmax-1b-0' in call]
+    assert len(softmax) > 1, 'resume makes the TPUs again'
+    assert any('runs/pair/softmax_1b-0' in call and call.startswith('sinklab report') for call in words)
+
+
+def test_the_program_that_runs_tutorials_describes_itself(capsys, monkeypatch):
+    monkeypatch.setattr(sys, 'argv', ['run_tutorial.py', '--help'])
+    with pytest.raises(SystemExit) as ended:
+        run_tutorial.main()
+    assert ended.value.code == 0
+    assert '--update' in capsys.readouterr().out
