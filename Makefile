@@ -13,11 +13,12 @@ INSTALL := $(BIN)/uv pip install --quiet --python $(BIN)/python $(foreach kind,c
 CPU_TORCH := torch==2.13.0+cpu
 UV := install --quiet --disable-pip-version-check $(PINS:%=--constraint %) uv
 TORCH := $(BIN)/python -m pip install --quiet --disable-pip-version-check --only-binary=:all: $(PINS:%=--constraint %)
-PYTEST := $(BIN)/pytest -n 2 --dist worksteal
+# Bytecode of tests and of sinklab is written by the first process, also where PYTHONDONTWRITEBYTECODE is set.
+PYTEST := PYTHONDONTWRITEBYTECODE= $(BIN)/pytest -n 2 --dist worksteal
 # Pages are generated from the code, which needs no accelerator. The variable silences an advertisement of the theme.
 MKDOCS := JAX_PLATFORMS=cpu NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs
 
-.PHONY: quickstart test test-fast test-all faults lint docs docs-serve constraints pins clean
+.PHONY: quickstart test test-fast test-all test-shipped faults lint docs docs-serve constraints pins clean
 
 quickstart: .venv/quickstart
 	@$(BIN)/sinklab sweep --config=configs/quickstart.py --rows=$(ROWS) --workdir=$(RUNS) --jobs=$(JOBS) --remat=attention,ffn --report
@@ -31,6 +32,11 @@ test-fast: .venv/test
 test-all: .venv/test
 	$(PYTEST) --durations=30
 
+# A selection with the compiler flags that users run with; the other targets compile in haste (tests/conftest.py).
+SHIPPED := loop probe rows released attend fused primitive step loss cli sweep quiet
+test-shipped: .venv/test
+	SINKLAB_TESTS_SHIPPED=1 $(PYTEST) -m 'not exhaustive' --durations=30 $(SHIPPED:%=tests/test_%.py) tests/faults/test_faults.py
+
 # Fifty processes killed, fifty told to stop, each at another moment; most of an hour.
 faults: .venv/test
 	@mkdir -p runs
@@ -40,9 +46,10 @@ lint: .venv/test
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 
-# The documentation site, in build/docs/. Any broken link or anchor fails; nothing comes from a network.
+# The documentation site, in build/docs/; nothing comes from a network. Any warning fails, and any broken link or anchor
+# does. Without --quiet, under which MkDocs does not count warnings.
 docs: .venv/docs
-	$(MKDOCS) build --quiet
+	$(MKDOCS) build
 	$(BIN)/python docs/check_site.py build/docs
 	@echo 'open build/docs/index.html'
 

@@ -70,7 +70,6 @@ PAGES = {
             'sinklab.spec.Spec',
             'sinklab.spec.Model',
             'sinklab.spec.Attention',
-            'sinklab.record.Refusal',
         ),
     ),
 }
@@ -101,7 +100,7 @@ def package() -> str:
 def exported() -> dict[str, str]:
     """Return {public name: path of the object} of the package; `dir` also has names that are imported lazily."""
     found = {}
-    for name in dir(sinklab):
+    for name in sorted(dir(sinklab), key=lambda name: inspect.isclass(getattr(sinklab, name))):
         value = getattr(sinklab, name)
         is_object = inspect.isroutine(value) or inspect.isclass(value)
         if not name.startswith('_') and is_object and value.__module__.startswith('sinklab'):

@@ -89,6 +89,7 @@ def select_lines(output: str, lines: str) -> list[str]:
 
 def reduce_to_shape(line: str) -> str:
     """Return a line with # for every number and one space between words: what is the same on each machine."""
+    line = re.sub(r'\d{4}-\d\d-\d\dT[\d:+.]+', '#', line)  # a date and time
     line = re.sub(r'[^\w\s./@:=,-]', ' ', line)
     line = re.sub(r'(?<![A-Za-z_\d])[-+]?\d[\d,]*(\.\d+)?(e[-+]?\d+)?', '#', line)
     return ' '.join('#' if word in ('-', 'nan') else word for word in line.split())

@@ -18,8 +18,10 @@ lease.json      the job that is at work here
 import contextlib
 import dataclasses
 import glob
+import itertools
 import json
 import os
+import re
 import secrets
 import unicodedata
 from collections.abc import Callable
@@ -363,6 +365,32 @@ class Folder:
             run_files.warn(file, f'{file} ends at step {step}, and the run is done with {last}; bring its lines back')
         elif lacking:
             run_files.warn(file, f'{file} has no {lacking[0]} of its last step, {last}; bring its lines back')
+
+    def gaps(self, records: list[dict], every: int, until: int | None = None) -> list[tuple[int, int]]:
+        """Return pairs of steps between which metrics.jsonl has lost lines of training.
+
+        Args:
+            records: of metrics.jsonl, by step.
+            every: steps from one line to the next, by the config. Earlier attempts may have had others (the changes
+                in environment.json): the largest counts, so that no line is missed that was never written.
+            until: lines are to reach as far as this step, from which training goes on. None: as far as they go.
+        """
+        changes = [one for attempt in self.environment().get('attempts', []) for one in attempt.get('changes', [])]
+        numbers = [re.findall(r'\d+', change) for change in changes if 'log.every_steps' in change]
+        every = max([every, *(int(number) for found in numbers for number in found)])
+        steps = [self.start(), *(record['step'] for record in records if 'train/loss' in record)]
+        found = [(before, after) for before, after in itertools.pairwise(steps) if after - before > every]
+        if until is not None and until - steps[-1] >= every:
+            found.append((steps[-1], until))
+        return found
+
+    def describe_gap(self, gap: tuple[int, int]) -> str:
+        """Return what is to be said of one of `gaps`."""
+        before, after = gap
+        return (
+            f'{self.path / METRICS} has lost its lines of training between steps {before} and {after}; curves go '
+            'on without them, unless you bring them back from a copy'
+        )
 
     def is_measured(self, step: int) -> bool:
         """Whether a run was measured after a step, as it is at its end."""

@@ -149,6 +149,14 @@ def finish(code: int) -> int:
     return code
 
 
+def start_of_line() -> str:
+    """Return what comes before a line for `write_error`: it takes the place of a live bar, and else follows it."""
+    with contextlib.suppress(OSError, ValueError, AttributeError):
+        if sys.stderr.isatty() and os.environ.get('TERM', 'dumb') != 'dumb':
+            return '\r\x1b[2K'
+    return '\n'
+
+
 def write_error(text: str) -> None:
     """Write to the descriptor of sys.stderr, also from a signal handler; drop what cannot be written.
 

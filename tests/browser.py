@@ -14,9 +14,7 @@ import time
 import pytest
 
 BROWSER = next(filter(None, map(shutil.which, ('chromium', 'chromium-browser', 'google-chrome', 'chrome'))), None)
-NEEDS_BROWSER = pytest.mark.skipif(
-    BROWSER is None, reason='needs a browser: install chromium (Debian: apt-get install chromium)'
-)
+NEEDS_BROWSER = pytest.mark.skipif(BROWSER is None, reason='there is no Chromium, which opens the pages')
 FLAGS = [
     *('--headless', '--no-sandbox', '--disable-gpu', '--disable-quic', '--no-first-run', '--hide-scrollbars'),
     *('--disable-background-networking', '--disable-component-update', '--disable-sync', '--remote-debugging-pipe'),

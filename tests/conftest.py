@@ -1,11 +1,14 @@
 import atexit
+import collections
 import dataclasses
 import math
 import os
+import re
 import shutil
 import subprocess
 import tempfile
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Hashable, Iterable, Iterator
+from pathlib import Path
 
 os.environ['JAX_PLATFORMS'] = 'cpu'
 os.environ.pop('COLUMNS', None)  # workers of pytest-xdist have 80, and tables would be folded
@@ -30,8 +33,15 @@ from sinklab.train import state
 
 # Tests compile for minutes and compute for seconds. Older emitters, where there are some (jax 0.10), take a third of
 # those minutes; an extra option that is unknown is passed over.
-FLAGS = '--xla_backend_optimization_level=0 --xla_backend_extra_options=xla_cpu_disable_new_fusion_emitters'
-os.environ['XLA_FLAGS'] = f'{os.environ.get("XLA_FLAGS", "")} {FLAGS}'
+# One LLVM module a program takes a third less than the default, which divides programs over threads.
+FLAGS = (
+    '--xla_backend_optimization_level=0 --xla_backend_extra_options=xla_cpu_disable_new_fusion_emitters '
+    '--xla_cpu_parallel_codegen_split_count=1'
+)
+# With SINKLAB_TESTS_SHIPPED=1 (`make test-shipped`) tests compile with the flags that users run with.
+SHIPPED = os.environ.get('SINKLAB_TESTS_SHIPPED', '0') not in ('', '0')
+if not SHIPPED:
+    os.environ['XLA_FLAGS'] = f'{os.environ.get("XLA_FLAGS", "")} {FLAGS}'
 jax.config.update('jax_num_cpu_devices', 4)
 # Most tests compile the same few programs again: let them, and the processes that they start, find each other's.
 if 'SINKLAB_TESTS_COMPILED' not in os.environ:
@@ -67,6 +77,28 @@ def in_turn(pairs: Iterable[tuple]) -> list:
         pytest.param(*pair, marks=pytest.mark.exhaustive if number % 4 in (1, 2) else ())
         for number, pair in enumerate(pairs)
     ]
+
+
+def covering(cases: Iterable[Hashable], parts: Callable[[Hashable], Iterable[Hashable]]) -> set:
+    """Return a few of the cases in which every part of any case occurs, chosen greedily.
+
+    Args:
+        cases: of which some are chosen; of cases that add as much, the first.
+        parts: returns the parts of a case, for example (field, value) of each field.
+    """
+    having = {case: set(parts(case)) for case in cases}
+    missing, chosen = set().union(*having.values()), set()
+    while missing:
+        best = max(having, key=lambda case: len(having[case] & missing))
+        chosen.add(best)
+        missing -= having[best]
+    return chosen
+
+
+def some(cases: Iterable, chosen: Iterable) -> list:
+    """Return parameters for all cases; those that are not chosen are exhaustive."""
+    chosen = list(chosen)
+    return [pytest.param(case, marks=() if case in chosen else pytest.mark.exhaustive) for case in cases]
 
 
 TINY = {
@@ -173,12 +205,94 @@ def small_disk(tmp_path):
     subprocess.run(['umount', '-l', path], check=True)
 
 
+# Part of the reason of a skip -> how to enable the test.
+FIXES = {
+    'Chromium': 'apt-get install chromium',
+    'libtpu': 'rm .venv/test && make .venv/test (it needs a network)',
+    'torch': 'rm .venv/test && make .venv/test (it needs a network)',
+    'CUDA': '.venv/bin/uv pip install --python .venv/bin/python "jax[cuda13]"',
+    'cuda13': '.venv/bin/uv pip install --python .venv/bin/python "jax[cuda13]"',
+    'interpret GPU kernels': '.venv/bin/uv pip install --python .venv/bin/python --upgrade jax',
+    'has no model type': '.venv/bin/uv pip install --python .venv/bin/python --upgrade transformers',
+    'root': 'run the tests as root',
+    'systemd': 'apt-get install systemd',
+    'git': 'apt-get install git',
+    'no make': 'apt-get install make',
+    'not UTF-8': 'run the tests with --basetemp on a Linux file system such as ext4',
+}
+PACKAGES = '.venv/bin/uv pip install --python .venv/bin/python -e ".[test]"'
+SKIPPED: list[list[str]] = []  # [file, reason] of files that are skipped when they are collected
+ALL_SLOW = re.compile(r'^pytestmark = \[?pytest\.mark\.slow\b', re.MULTILINE)
+
+
+def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
+    """Leave out a file whose tests are all slow where no slow test is asked for; its imports take seconds."""
+    if 'not slow' not in config.option.markexpr or collection_path.suffix != '.py':
+        return None
+    return True if ALL_SLOW.search(collection_path.read_text(encoding='utf-8')) else None
+
+
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Whatever asks an emulator is slow: a request takes milliseconds, the first import of a library seconds."""
+    """Mark tests that use an emulator as slow, and run the tests of profiles first.
+
+    A request to an emulator takes milliseconds, the first import of a client seconds. jax's profiler can crash a
+    process that has loaded libtpu, which other tests do.
+    """
     for item in items:
         if 'emulators' in item.fixturenames:
             item.add_marker(pytest.mark.slow)
+    items.sort(key=lambda item: item.path.name != 'test_profile.py')
+
+
+def pytest_collectreport(report: pytest.CollectReport) -> None:
+    if report.skipped:
+        SKIPPED.append([report.nodeid, reason_of(report)])
+
+
+def pytest_sessionfinish(session: pytest.Session) -> None:
+    if hasattr(session.config, 'workeroutput'):
+        session.config.workeroutput['skipped_files'] = SKIPPED
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_testnodedown(node: object) -> None:
+    """Note which files a worker of pytest-xdist has skipped; pytest-xdist does not report them."""
+    SKIPPED.extend(getattr(node, 'workeroutput', {}).get('skipped_files', []))
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    """Print one line for each reason of skipped tests: how many, why, and the command that enables them."""
+    files = {name for name, _ in SKIPPED}
+    reports = [report for report in terminalreporter.stats.get('skipped', []) if report.nodeid not in files]
+    skips = [('tests', reason_of(report)) for report in reports]
+    skips += [('files', reason) for _, reason in sorted({(name, reason) for name, reason in SKIPPED})]
+    for line in skip_lines(skips):
+        terminalreporter.write_line(line)
+
+
+def reason_of(report: pytest.TestReport | pytest.CollectReport) -> str:
+    """Return the reason of a skipped test or file, without pytest's prefix."""
+    reason = report.longrepr[2] if isinstance(report.longrepr, tuple) else str(report.longrepr)
+    return reason.removeprefix('Skipped: ')
+
+
+def skip_lines(skips: list[tuple[str, str]]) -> list[str]:
+    """Return a line for each kind of skip.
+
+    Args:
+        skips: pairs of what was skipped ('tests' or 'files') and the reason.
+    """
+    groups = collections.defaultdict(list)
+    for what, reason in skips:
+        fix = next((fix for part, fix in FIXES.items() if part in reason), PACKAGES)
+        groups[what, 'the installed transformers is too old' if 'model type' in reason else reason, fix].append(
+            reason
+        )
+    return [
+        f'skipped {len(reasons)} {what if len(reasons) > 1 else what[:-1]}: {reason}; to run: {fix}'
+        for (what, reason, fix), reasons in sorted(groups.items())
+    ]
 
 
 @pytest.fixture(scope='session')

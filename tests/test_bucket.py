@@ -23,6 +23,9 @@ from sinklab.record import Refusal
 from sinklab.report import runs
 from sinklab.train import fork
 
+# A kind of bucket alone where the other kind is in the test beside it, or in the tests of files in buckets.
+GS = pytest.mark.parametrize('bucket', ['gs', pytest.param('s3', marks=pytest.mark.exhaustive)], indirect=True)
+S3 = pytest.mark.parametrize('bucket', ['s3', pytest.param('gs', marks=pytest.mark.exhaustive)], indirect=True)
 OURS = ('config.json', 'row.json', 'run.json', 'tokenizer.json')
 
 
@@ -81,6 +84,7 @@ def test_a_run_leaves_in_a_bucket_what_it_leaves_on_a_disk(corpus, at, disk):
 
 
 @pytest.mark.slow
+@S3
 def test_a_run_that_died_goes_on_in_a_bucket_as_if_it_had_not(corpus, at, disk):
     with pytest.raises(Died):
         train(spec(corpus), at, Dying(at=6))
@@ -91,6 +95,7 @@ def test_a_run_that_died_goes_on_in_a_bucket_as_if_it_had_not(corpus, at, disk):
 
 
 @pytest.mark.slow
+@S3
 def test_a_fork_from_a_bucket_into_a_bucket_is_that_from_a_disk(corpus, at, disk, tmp_path):
     longer = spec(corpus, optimizer__steps=12)
     train(spec(corpus), at)
@@ -107,6 +112,7 @@ def test_a_fork_from_a_bucket_into_a_bucket_is_that_from_a_disk(corpus, at, disk
 
 
 @pytest.mark.slow
+@GS
 def test_parameters_are_taken_from_a_bucket_into_a_bucket_as_from_a_disk(corpus, at, disk, tmp_path):
     train(spec(corpus), at)
 
@@ -120,6 +126,7 @@ def test_parameters_are_taken_from_a_bucket_into_a_bucket_as_from_a_disk(corpus,
 
 
 @pytest.mark.slow
+@GS
 def test_a_report_reads_a_bucket_as_it_reads_a_disk(corpus, at, disk, capsys):
     train(spec(corpus), at)
     ours, theirs = (runs.read([str(path)])[0] for path in (at, disk))
@@ -170,7 +177,7 @@ def test_a_storage_that_falls_silent_ends_a_wait_in_words(bucket, at):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize('bucket', ['gs', pytest.param('s3', marks=pytest.mark.exhaustive)], indirect=True)
+@GS
 def test_a_sweep_in_a_bucket_is_done_once(corpus, bucket, capsys):
     given = [
         '--config=configs/quickstart.py',
@@ -245,7 +252,7 @@ def test_a_storage_that_is_busy_for_a_minute_costs_a_run_nothing(corpus, bucket,
     alike(at, disk)
 
 
-@pytest.mark.parametrize('bucket', ['gs', pytest.param('s3', marks=pytest.mark.exhaustive)], indirect=True)
+@GS
 def test_a_permission_that_is_lost_ends_a_run_in_words_and_loses_nothing(corpus, bucket, at, disk):
     def closed(method, path):
         return Answer(status=403) if method in ('POST', 'PUT') and '/checkpoints/8/' in path else None

@@ -91,6 +91,7 @@ PART = st.sampled_from(['*', '**', '?', 'a', '.a', '.*', '[!a]', 'a*', '*a', 'a.
 @settings(max_examples=200, deadline=None)
 @given(st.lists(NAME, min_size=1, max_size=6), st.lists(PART, min_size=1, max_size=4))
 @example([['a', 'a']], ['*', '*', '**'])
+@pytest.mark.slow
 def test_a_path_fits_every_pattern_by_which_glob_finds_it(tmp_path_factory, names, pattern):
     folder = tmp_path_factory.mktemp('tree')
     for name in names:

@@ -198,6 +198,7 @@ def remount(disk, how):
     subprocess.run(['mount', '-o', f'remount,{how}', disk], check=True)
 
 
+@pytest.mark.slow
 def test_a_read_only_disk_is_said_in_words(small_disk):
     checkpoints = opened(Folder(small_disk / 'run'))
     checkpoints.save(1, STATE)
@@ -209,6 +210,7 @@ def test_a_read_only_disk_is_said_in_words(small_disk):
     assert opened(Folder(small_disk / 'run')).sound() == (1, [])
 
 
+@pytest.mark.slow
 def test_a_folder_that_vanishes_before_a_save_is_said_in_words_and_not_made_anew(tmp_path):
     checkpoints = opened(Folder(tmp_path / 'run'))
     (tmp_path / 'run').rename(tmp_path / 'away')
@@ -280,6 +282,7 @@ def around():
 
 
 @pytest.mark.parametrize('file', ['state/_METADATA', '_CHECKPOINT_METADATA'])
+@pytest.mark.slow
 def test_what_changes_after_it_was_verified_is_said_in_one_line_and_nothing_else_is(
     saved, tmp_path, file, caplog, capfd
 ):

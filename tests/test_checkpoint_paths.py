@@ -46,6 +46,7 @@ def test_every_other_character_of_a_path_is_restored(tmp_path):
     assert digests.find_unmerged(str(path.relative_to(folder)) for path in folder.rglob('*')) is None
 
 
+@pytest.mark.slow
 def test_a_checkpoint_without_its_merged_manifest_is_faulty_and_refused(tmp_path, corpus):
     """As code before this check has saved them: with digests of all files that there were."""
     train(spec(corpus, optimizer__steps=4), tmp_path)

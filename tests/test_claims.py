@@ -212,6 +212,7 @@ def given():
     return claims.claims(CLAIMS)
 
 
+@pytest.mark.slow
 def test_every_claim_is_of_rows_and_numbers_that_there_are(given):
     for name, claim in given.items():
         assert claim.words, name
@@ -226,6 +227,7 @@ def test_every_claim_is_of_rows_and_numbers_that_there_are(given):
 
 
 @pytest.mark.parametrize('size', ['quickstart', 'paper'])
+@pytest.mark.slow
 def test_rows_that_are_compared_differ_in_what_they_say_alone(given, size):
     for name, claim in given.items():
         loaded = [config.load(file_of(reading.row), [], size) for reading in claim.readings]

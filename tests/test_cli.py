@@ -119,6 +119,7 @@ def test_a_config_without_sizes_is_trained_where_none_is_asked_for(capsys, tmp_p
     assert "there is no size 'smoek'; did you mean smoke? (sizes: paper, quickstart, smoke" in line
 
 
+@pytest.mark.slow
 def test_rows_are_listed_with_what_was_published(capsys):
     assert main(['rows', '--json']) == 0
     rows = json.loads(capsys.readouterr().out)

@@ -139,6 +139,7 @@ def test_a_wrong_run_or_text_is_one_line(whole, tmp_path, text, capsys):
     assert 'a text of 0 tokens has none to predict' in refused(capsys, 'stream', path, asked)
 
 
+@pytest.mark.slow
 def test_the_tokenizer_is_the_one_of_the_training_or_nothing(whole, corpus, tmp_path, text, capsys):
     path, _ = whole
     store, words = stored(spec(corpus).data, 300).path, f'--text={text}'
@@ -161,6 +162,7 @@ def test_the_tokenizer_is_the_one_of_the_training_or_nothing(whole, corpus, tmp_
     assert (code, len(out.splitlines())) == (0, 3)
 
 
+@pytest.mark.slow
 def test_a_damaged_checkpoint_is_refused(whole, tmp_path, text, capsys):
     moved = shutil.copytree(whole[0], tmp_path / 'run')
     (moved / 'checkpoints' / '8' / 'state' / 'manifest.ocdbt').write_bytes(b'')
@@ -194,6 +196,7 @@ def test_a_text_that_ends_before_the_fixed_token_is_refused():
         shaped(np.array([5, 6]), tiny(data__fixed_position=4).data)
 
 
+@pytest.mark.slow
 def test_what_training_put_before_a_text_is_read_and_not_predicted(whole, tmp_path, text, corpus, capsys):
     moved = shutil.copytree(whole[0], tmp_path / 'run')
     config = json.loads((moved / 'config.json').read_text())

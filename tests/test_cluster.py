@@ -120,6 +120,7 @@ print(cluster.seat(None, None, None, 0))
 """
 
 
+@pytest.mark.slow
 def test_a_pod_of_a_jobset_is_read_as_jax_reads_it(environment, tmp_path):
     environment(**POD)
     (tmp_path / 'kubernetes.py').write_text(KUBERNETES)

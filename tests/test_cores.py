@@ -90,16 +90,16 @@ def test_what_jax_is_told_of_devices_goes_before(files, tmp_path, monkeypatch):
 
 @pytest.mark.slow
 def test_runs_at_once_are_what_they_are_one_after_another(files, tmp_path):
-    given = [f'--config={files}/mine.py', '--rows=softmax,sigmoid', '--size=smoke', '--seeds=0,1', '--json']
+    given = [f'--config={files}/mine.py', '--rows=softmax,sigmoid', '--size=smoke', '--seeds=0', '--json']
     tables = []
-    for jobs in (1, 3):
+    for jobs in (1, 2):
         done = program(files, 'sweep', *given, f'--jobs={jobs}', f'--workdir={tmp_path}/{jobs}')
         assert done.returncode == 0, done.stderr
         tables.append(json.loads(done.stdout))
     assert tables[0] == tables[1]
-    for folder in ('softmax-0', 'softmax-1', 'sigmoid-0', 'sigmoid-1'):
-        assert records(tmp_path / '1' / folder) == records(tmp_path / '3' / folder)
-    assert '[2/4] sigmoid, seed 0: sigmoid  attention: chunked' in done.stderr, 'each line says whose it is'
+    for folder in ('softmax-0', 'sigmoid-0'):
+        assert records(tmp_path / '1' / folder) == records(tmp_path / '2' / folder)
+    assert '[2/2] sigmoid, seed 0: sigmoid  attention: chunked' in done.stderr, 'each line says whose it is'
 
 
 def test_the_shares_of_jobs_are_all_cores_and_no_core_twice(monkeypatch):
@@ -141,7 +141,7 @@ def claimed(files, tmp_path_factory):
 
 
 def asked(files, path):
-    return [f'--config={files}/claims.py', '--size=smoke', '--seeds=5', f'--workdir={path}']
+    return [f'--config={files}/claims.py', '--size=smoke', '--seeds=3', f'--workdir={path}']
 
 
 @pytest.mark.slow
@@ -156,14 +156,14 @@ def test_claims_train_what_they_want_and_are_judged_by_it(claimed):
     }
     (more,) = (entry for entry in entries if entry['claim'] == 'more')
     masses = {
-        row: [records(path / f'mine.{row}-{seed}')[-1]['mass/row'] for seed in range(5)]
+        row: [records(path / f'mine.{row}-{seed}')[-1]['mass/row'] for seed in range(3)]
         for row in ('sigmoid', 'softmax')
     }
     expected = [ours - theirs for ours, theirs in zip(*masses.values(), strict=True)]
     assert [*more['differences'].values()] == pytest.approx(expected)
     assert more['published'] is None
     assert {folder.name for folder in path.iterdir() if folder.is_dir()} == {
-        f'mine.{row}-{seed}' for row in ('softmax', 'sigmoid', 'wild') for seed in range(5)
+        f'mine.{row}-{seed}' for row in ('softmax', 'sigmoid', 'wild') for seed in range(3)
     }
 
 
@@ -184,7 +184,7 @@ def test_claims_go_on_with_what_is_missing(files, claimed):
     assert before == {file: file.stat().st_mtime_ns for file in path.rglob('metrics.jsonl')}
     kept = json.loads((path / 'claims.json').read_text())['runs']
     assert {row.rpartition(':')[2]: [*seeds] for row, seeds in kept.items()} == {
-        row: [*'01234'] for row in ('softmax', 'sigmoid', 'wild')
+        row: [*'012'] for row in ('softmax', 'sigmoid', 'wild')
     }, 'what other claims have measured stays'
 
 

@@ -7,6 +7,7 @@ from runs import Hearing, spec, timeless, train
 
 from sinklab.folder import Folder
 from sinklab.record import Refusal
+from sinklab.report import runs
 
 
 @pytest.mark.slow
@@ -30,3 +31,38 @@ def test_a_run_whose_checkpoints_are_all_damaged_is_refused_and_begins_anew_with
         train(spec(corpus), tmp_path / 'run')
     shutil.rmtree(saved)
     assert timeless(train(spec(corpus), tmp_path / 'run')) == timeless(whole[1])
+
+
+@pytest.mark.slow
+def test_lines_that_were_lost_before_a_run_goes_on_are_named_by_it_and_by_the_report(whole, corpus, tmp_path, capsys):
+    run = tmp_path / 'run'
+    shutil.copytree(whole[0], run)
+    lines = (run / 'metrics.jsonl').read_text().splitlines(keepends=True)
+    (run / 'metrics.jsonl').write_text(''.join(lines[:3]))  # steps 0, 1, 2
+    hearing = Hearing()
+    train(spec(corpus), run, hearing)
+    (note,) = hearing.notes
+    assert 'between steps 2 and 8' in note
+    capsys.readouterr()
+    runs.read([str(run)])
+    assert any('between steps 2 and 8' in line for line in capsys.readouterr().err.splitlines())
+
+
+def test_gaps_are_seen_but_for_what_another_spacing_of_lines_explains(tmp_path):
+    folder = Folder(tmp_path)
+    (tmp_path / 'row.json').write_text('{"row": "tiny"}')
+
+    def gaps(steps, every, until=None):
+        return folder.gaps([{'step': step, 'train/loss': 1.0} for step in steps], every, until)
+
+    assert gaps([10, 20, 25, 30], 10, 35) == []
+    assert gaps([10, 20, 50], 10) == [(20, 50)]
+    assert gaps([30, 40], 10, 40) == [(0, 30)]
+    assert gaps([10, 20], 10, 40) == [(20, 40)]
+    attempts = [
+        dict(step=0, attention='dense'),
+        dict(step=50, attention='dense', changes=['log.every_steps 30 -> 10']),
+    ]
+    folder.write('environment', dict(attempts=attempts))
+    assert gaps([30, 60, 70], 10) == []
+    assert gaps([30, 60, 100], 10) == [(60, 100)]

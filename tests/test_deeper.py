@@ -224,6 +224,7 @@ def test_heads_come_in_the_order_in_which_they_stay_above_a_threshold():
 @pytest.mark.parametrize(
     'spec', [tiny(), tiny(model__columns__kind='sink_token'), operation(tiny(), 'exp', 'plus_one')]
 )
+@pytest.mark.slow
 def test_a_model_shows_all_that_is_measured_and_a_probe_what_it_showed_before(spec):
     ids_PT = np.random.default_rng(0).integers(1, 300, (2, 12)).astype(np.int32)
     setting = setting_of(spec, 12, count(spec.model), lengths=(4, 12), thresholds=(0.3,))

@@ -40,6 +40,7 @@ def same_model(spec):
     return dataclasses.replace(spec, model=dataclasses.replace(spec.model, attention=plain))
 
 
+@pytest.mark.slow
 def test_equal_specs_publish_equal_numbers():
     truths = {}
     for module, row in ROWS:
@@ -113,6 +114,7 @@ def ours(position):
 NOTHING_BSHK = np.zeros((1, 1, 4, 16), np.float32)
 
 
+@pytest.mark.slow
 def test_the_learned_dimensions_of_a_narrow_key_are_as_many_frequencies():
     """Half-split: e_i turns to cos(t f_i) e_i + sin(t f_i) e_(i + K/2); interleaved, two of them would share one."""
     spec = tiny(

@@ -85,6 +85,7 @@ def left_waiting(before, seconds=3.0):
     return left
 
 
+@pytest.mark.slow
 def test_a_checkpoint_folder_that_cannot_be_written_leaves_no_thread_waiting(tmp_path):
     checkpoints, before = Checkpoints(Folder(tmp_path), tiny().checkpoint, {}), set(threading.enumerate())
     (tmp_path / 'checkpoints').rmdir()
@@ -95,6 +96,7 @@ def test_a_checkpoint_folder_that_cannot_be_written_leaves_no_thread_waiting(tmp
     assert left_waiting(before) == []
 
 
+@pytest.mark.slow
 def test_parameters_for_a_folder_that_cannot_be_written_leave_no_thread_waiting(run, closed, capsys):
     before = set(threading.enumerate())
     assert main(['checkpoint', 'restore-params', str(run), f'--out={closed / "out"}']) == 1
@@ -103,6 +105,7 @@ def test_parameters_for_a_folder_that_cannot_be_written_leave_no_thread_waiting(
     assert left_waiting(before) == []
 
 
+@pytest.mark.slow
 def test_parameters_for_a_full_disk_are_refused_in_a_line_and_leave_nothing(run, mounted, capsys):
     disk = mounted('size=16k')
     assert main(['checkpoint', 'restore-params', str(run), f'--out={disk / "out"}']) == 1

@@ -89,7 +89,7 @@ def test_a_benchmark_that_is_told_to_end_ends_what_its_parts_have_started(tmp_pa
     assert json.loads((tmp_path / 'tests.json').read_text())['unended'] == ['tests']
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive  # half a minute; the tests beside it run single parts
 def test_what_a_device_can_do_is_told_part_after_part(tmp_path):
     (tmp_path / 'memory.json').write_text('{"memory": {"older": {}}}')
     done = subprocess.run([*DEVICE, f'--out={tmp_path}', '--dry'], capture_output=True, text=True)

@@ -6,11 +6,13 @@ import os
 import jax
 import numpy as np
 import pytest
-from conftest import mesh_of
+from conftest import mesh_of, tiny
+from threads import alike
 
 from sinklab import devices
 from sinklab.record import Refusal
 from sinklab.spec import Hardware
+from sinklab.train import start
 
 
 @dataclasses.dataclass(frozen=True)
@@ -159,3 +161,19 @@ def test_limits_of_control_groups_are_read(tmp_path, groups, files, limits):
         (tmp_path / 'mounted' / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / 'mounted' / name).write_text(text)
     assert [*devices.cgroup_limits(tmp_path / 'cgroup', tmp_path / 'mounted')] == limits
+
+
+def test_a_layout_that_does_not_fit_is_explained_by_processes_with_different_numbers_of_devices(monkeypatch):
+    def refusals(*counts):
+        each = iter(counts)
+        monkeypatch.setattr(start, 'count_devices', lambda: next(each))
+        return [
+            str(one)
+            for one in alike(2, lambda group: start.mesh_of_all(tiny(), Hardware(data=3), group, 1))
+            if isinstance(one, Refusal)
+        ]
+
+    assert len(said := refusals(2, 3)) == 2
+    assert all('process 1 differs from process 0 in the number of its devices' in one for one in said)
+    assert len(said := refusals(2, 2)) == 2
+    assert all('cannot be divided over 3 devices' in one for one in said)

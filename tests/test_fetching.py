@@ -139,6 +139,7 @@ def test_windows_are_read_together_within_a_row_only(numbers, size):
 
 @settings(max_examples=30, deadline=None)
 @given(st.integers(1, 8), st.integers(1, 8), st.integers(1, 60), st.integers(0, 99))
+@pytest.mark.slow
 def test_the_coverage_of_a_run_is_what_its_rows_come_to(each, processes, steps, seed):
     count = 16 * each * processes
     batches = Shuffled(

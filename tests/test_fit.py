@@ -21,6 +21,7 @@ def held(hardware, spec=None):
     return fit.held(spec, hardware, devices.mesh(hardware), 'chunked')
 
 
+@pytest.mark.slow
 def test_parameters_and_moments_are_what_a_device_has_of_them():
     alone, divided = held(Hardware()), held(Hardware(fsdp=4))
     assert alone.parameters == state.size(state.shapes(tiny())['params'])
@@ -29,6 +30,7 @@ def test_parameters_and_moments_are_what_a_device_has_of_them():
 
 
 @pytest.mark.parametrize('remat', fit.CHOICES)
+@pytest.mark.slow
 def test_activations_are_what_the_backward_pass_is_given(remat):
     spec, hardware = tiny(), Hardware(remat=remat)
     params = state.initial(spec)['params']
@@ -52,6 +54,7 @@ def test_micro_batches_and_devices_divide_activations():
     assert held(Hardware(data=2)).activations < 0.6 * whole
 
 
+@pytest.mark.slow
 def test_auto_computes_as_few_products_again_as_fit():
     spec, hardware, mesh = tiny(), Hardware(remat='auto'), devices.mesh(Hardware())
     needs = {remat: held(dataclasses.replace(hardware, remat=remat)).total for remat in fit.CHOICES[1:]}

@@ -85,6 +85,7 @@ def test_what_the_page_names_exists(named):
     assert not name or name in set(names(path)), f'docs/architecture.md names {name} of {file}'
 
 
+@pytest.mark.slow
 def test_no_test_imports_a_test():
     files = [path for path in FILES if path.is_relative_to(ROOT / 'tests')]
     assert [path.name for path in files if any(name.startswith('test_') for name, _ in imports(path))] == []

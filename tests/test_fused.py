@@ -2,12 +2,13 @@
 
 import dataclasses
 import functools
+import itertools
 
 import jax.numpy as jnp
 import numpy as np
 import pytest
 from attending import KERNELS, LENGTH, MASKS, SLOPES, alibi, close, compared, drawn, every, interpreted, rule
-from conftest import COVERING, OPERATIONS, attention
+from conftest import COVERING, OPERATIONS, attention, in_turn, some
 
 from sinklab.attend import dense
 from sinklab.attend import mask as masks
@@ -15,12 +16,11 @@ from sinklab.attend.backends import BACKENDS
 from sinklab.attend.received import of_first_keys
 
 pytestmark = pytest.mark.usefixtures('small_blocks')
-every_mask = pytest.mark.parametrize('mask', MASKS)
 beside_a_column = functools.partial(alibi, columns=1)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize('operation', OPERATIONS, ids='-'.join)
+@pytest.mark.parametrize('operation', some(OPERATIONS, COVERING), ids='-'.join)
 def test_chunks_are_the_definition_under_every_mask_with_columns_and_alibi(operation):
     arrays = drawn(16, columns=1, batch=len(MASKS))
     compared(
@@ -33,12 +33,12 @@ WIDTHS = 64, 96, 128
 
 
 def cases():
-    """Every operation in float32, every similarity and normalizer in bfloat16, at widths that take turns; the rest is
-    exhaustive."""
-    for number, operation in enumerate(KERNELS):
+    """Every similarity and normalizer in both precisions, at widths that take turns; the rest is exhaustive."""
+    for operation in KERNELS:
         for shift, precision in enumerate(PRECISIONS):
             for width in WIDTHS:
-                often = width == WIDTHS[(number + shift) % 3] and (precision == 'float32' or operation in COVERING)
+                turn = COVERING.index(operation) if operation in COVERING else None
+                often = turn is not None and width == WIDTHS[(turn + shift) % 3]
                 mark = pytest.mark.slow if often else pytest.mark.exhaustive
                 yield pytest.param(
                     operation, width, precision, id=f'{"-".join(operation)}-{width}-{precision}', marks=mark
@@ -53,35 +53,40 @@ def test_kernels_are_the_definition_under_every_mask_with_columns_and_alibi(oper
 
 
 @pytest.mark.slow
-@every_mask
-@pytest.mark.parametrize('backend', ['chunked', 'tpu'])
-def test_a_mask_known_before_tracing_is_the_definition(backend, mask):
+@pytest.mark.parametrize(('mask', 'backend'), in_turn(itertools.product(MASKS, ('chunked', 'tpu'))))
+def test_a_mask_known_before_tracing_is_the_definition(mask, backend):
     operation = ('exp', 'plus_one') if mask in ('full', 'window', 'documents') else ('sigmoid', 'none')
     compared(backend, attention(*operation), MASKS[mask](LENGTH), drawn())
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize('backend', ['chunked', 'tpu'])
-@pytest.mark.parametrize('operation', [('exp', 'plus_one'), ('elu1', 'sum')], ids='-'.join)
-def test_key_heads_may_serve_several_query_heads_and_values_be_wider(backend, operation):
+@pytest.mark.parametrize(
+    ('operation', 'backend'), in_turn(itertools.product([('exp', 'plus_one'), ('elu1', 'sum')], ('chunked', 'tpu')))
+)
+def test_key_heads_may_serve_several_query_heads_and_values_be_wider(operation, backend):
     arrays = drawn(64, heads=4, groups=2, value_width=96)
     compared(backend, attention(*operation), masks.causal(LENGTH), arrays)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize('backend', ['chunked', 'tpu'])
-@pytest.mark.parametrize('length', [1, 100, 257])
-def test_a_length_that_blocks_do_not_divide_is_padded_and_cut(backend, length):
-    for operation in (('exp', 'sum'), ('sigmoid', 'sum')):
-        compared(backend, attention(*operation), masks.causal(length), drawn(64, length=length))
+@pytest.mark.parametrize(
+    ('length', 'operation'), in_turn(itertools.product([1, 100, 257], (('exp', 'sum'), ('sigmoid', 'sum'))))
+)
+def test_a_length_that_blocks_do_not_divide_is_padded_and_cut(backend, length, operation):
+    compared(backend, attention(*operation), masks.causal(length), drawn(64, length=length))
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize('backend', ['chunked', 'tpu'])
 @pytest.mark.parametrize(
-    'operation', [('exp', 'sum'), ('exp', 'p_norm'), ('exp', 'plus_one'), ('elu1', 'sum')], ids='-'.join
+    ('operation', 'backend'),
+    in_turn(
+        itertools.product(
+            [('exp', 'sum'), ('exp', 'p_norm'), ('exp', 'plus_one'), ('elu1', 'sum')], ('chunked', 'tpu')
+        )
+    ),
 )
-def test_queries_that_see_nothing_get_zeros_and_finite_gradients(backend, operation):
+def test_queries_that_see_nothing_get_zeros_and_finite_gradients(operation, backend):
     end_T = np.where(np.arange(LENGTH) % 3 == 1, 0, np.arange(LENGTH) + 1)
     end_T[128:] = 0
     mask, arrays = masks.static(np.zeros(LENGTH, np.int32), end_T.astype(np.int32)), drawn(64)
@@ -90,12 +95,19 @@ def test_queries_that_see_nothing_get_zeros_and_finite_gradients(backend, operat
     assert all(np.isfinite(gradient).all() for gradient in gradients)
 
 
-@pytest.mark.parametrize('backend', ['dense', 'chunked', 'tpu'])
+READ = ('exp', 'sum'), ('exp', 'p_norm'), ('sigmoid', 'none'), ('identity', 'clamped')
+
+
 @pytest.mark.parametrize(
-    'operation', [('exp', 'sum'), ('exp', 'p_norm'), ('sigmoid', 'none'), ('identity', 'clamped')], ids='-'.join
+    'case',
+    some(
+        itertools.product(('dense', 'chunked', 'tpu'), READ),
+        [*zip(('chunked', 'tpu', 'chunked', 'tpu'), READ, strict=True), ('dense', READ[0])],
+    ),
 )
 @pytest.mark.slow
-def test_the_mass_on_first_keys_is_that_of_the_whole_matrix_under_every_mask(backend, operation):
+def test_the_mass_on_first_keys_is_that_of_the_whole_matrix_under_every_mask(case):
+    backend, operation = case
     arrays, keys = drawn(64, columns=1, batch=len(MASKS)), 5
     asked = rule(dataclasses.replace(attention(*operation), gain=0.5), every(LENGTH), 1, alibi(columns=1))
     with interpreted():

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from recorders import TOOLS, WHERE, Recorders, scheduler
 
-from configs.scale import BILLION
+from configs.scale import get_config
 from launch import jobset, queued_resources
 from launch.command import COMMON, GRACE, MARGIN
 from launch.job import AGAIN
@@ -119,7 +119,8 @@ def test_limits_are_those_of_the_launchers():
 
 
 def test_the_estimates_are_those_of_the_formula():
-    layers, width, ffn = (BILLION[f'model.{name}'] for name in ('layers', 'width', 'ffn_width'))
+    config = get_config('softmax_1b')
+    layers, width, ffn = config.model.layers, config.model.width, config.model.ffn_width
     tokens, length, vocabulary = 512 * 2048, 2048, 50_000
     parameters = layers * (4 * width**2 + 3 * width * ffn) + vocabulary * width
     work = 6 * parameters * tokens + 6 * layers * width * length * tokens
@@ -127,7 +128,7 @@ def test_the_estimates_are_those_of_the_formula():
     for page, name, chips, peak in (('cloud_tpu', 'v5e-256', 256, 197e12), ('slurm', '16 H100', 16, 989e12)):
         assert '8.3e15 FLOPs' in PAGES[page]
         seconds = work / (0.4 * chips * peak)
-        hours = seconds * BILLION['optimizer.steps'] / 3600
+        hours = seconds * config.optimizer.steps / 3600
         row = f'| {name} | {seconds:.2f} | {hours:.1f} | {chips * hours:,.0f} | {2 * chips * hours:,.0f} P |'
         assert row in PAGES[page], row
     assert f'add {256 * 10 * 600 / 3600:.0f} chip-hours' in PAGES['cloud_tpu']

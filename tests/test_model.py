@@ -1,5 +1,6 @@
 """The whole model against the one in reference.py, option by option, and what must hold for any weights."""
 
+import dataclasses
 import functools
 from typing import Literal, get_args, get_origin, get_type_hints
 
@@ -9,12 +10,13 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 import reference
-from conftest import drawn, tiny
+from conftest import covering, drawn, tiny
 from flax import nnx
 from options import COMBINATIONS, LENGTH, OPTIONS, TOKENS, option
 
 from configs import default
 from sinklab import spec
+from sinklab.folder import flat
 from sinklab.model.columns import count
 from sinklab.model.transformer import Transformer
 from sinklab.parse import parse
@@ -24,7 +26,22 @@ from sinklab.train.structure import structure
 pytestmark = pytest.mark.slow  # each case has a program of its own to compile
 
 
-@pytest.fixture(scope='module', params=[*OPTIONS, *COMBINATIONS])
+CASES = {**OPTIONS, **COMBINATIONS}
+
+
+def fields(name):
+    """Yield (path, value) of the fields of a case's model."""
+    yield from flat(dataclasses.asdict(tiny(**CASES[name]).model)).items()
+
+
+# Cases in which every value of every field of the model occurs; of cases that add as much, combinations come first.
+COVERING = covering(reversed(CASES), fields)
+
+
+@pytest.fixture(
+    scope='module',
+    params=[pytest.param(name, marks=() if name in COVERING else pytest.mark.exhaustive) for name in CASES],
+)
 def name(request):
     return request.param
 
@@ -40,7 +57,7 @@ def forgotten():
 @functools.cache
 def case(name):
     """(spec, structure of the model, parameters)."""
-    spec = tiny(**{**OPTIONS, **COMBINATIONS}[name])
+    spec = tiny(**CASES[name])
     return spec, state.architecture(spec)[0], drawn(spec)
 
 

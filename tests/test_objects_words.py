@@ -96,6 +96,7 @@ def test_who_has_no_credentials_is_told_so(emulators):
     assert seconds < 30.0
 
 
+@pytest.mark.slow
 def test_credentials_that_cannot_be_read_are_said():
     said, _ = run(SEEK % ('gs://b/x', 'gs://b/x'), GOOGLE_APPLICATION_CREDENTIALS='/nonexistent.json')
     assert said.startswith(f'{errno.EACCES} the credentials of GOOGLE_APPLICATION_CREDENTIALS')

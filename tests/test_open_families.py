@@ -19,6 +19,8 @@ from sinklab.observe import measuring, open_model, study
 from sinklab.observe.open_model import OpenModel
 from sinklab.record import Refusal
 
+pytestmark = pytest.mark.slow  # transformers takes seconds to import
+
 WITHOUT_ATTENTION = 'falcon_mamba', 'mamba', 'mamba2', 'rwkv', 'xlstm'
 REFUSED = {'hrm_text': 'has no list of', 'xlnet': 'attends to later tokens'}
 MEASURED = [name for name in open_families.FAMILIES if name not in (*WITHOUT_ATTENTION, *REFUSED)]

@@ -15,6 +15,8 @@ from sinklab.observe import hub, measuring, published, study
 from sinklab.observe.open_model import OpenModel
 from sinklab.record import Refusal
 
+pytestmark = pytest.mark.slow  # transformers takes seconds to import
+
 FAMILIES = tuple(open_models.configs())
 IDS_PT = np.random.default_rng(0).integers(2, open_models.VOCABULARY, (3, 16))
 T = IDS_PT.shape[1]

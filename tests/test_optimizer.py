@@ -116,6 +116,7 @@ def test_every_map_inside_blocks_and_nothing_else_is_a_matrix_to_muon(changes):
             assert len(reads) == (2 if names[-1] == 'output_HKD' else 1), names
 
 
+@pytest.mark.slow
 def test_a_new_map_is_a_matrix_to_muon_and_a_new_vector_is_not():
     class New(nnx.Module):
         def __init__(self, rngs):

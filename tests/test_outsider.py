@@ -50,13 +50,20 @@ def no_secret(monkeypatch, tmp_path_factory):
 
 @pytest.mark.slow
 def test_a_run_ends_well_whatever_a_stranger_sends_to_its_port(run):
-    assert attacked(run, ATTACKS) == [(0, [])] * 2
+    assert_ended_well(attacked(run, ATTACKS))
 
 
 @pytest.mark.exhaustive
 @pytest.mark.parametrize('name', ATTACKS)
 def test_a_run_ends_well_after_each_attack_alone(run, name):
-    assert attacked(run, [name]) == [(0, [])] * 2
+    assert_ended_well(attacked(run, [name]))
+
+
+def assert_ended_well(said):
+    """Both processes end with 0; process 0 may have said once that a stranger came as process 1."""
+    (first, lines), second = said
+    assert (first, second) == (0, (0, []))
+    assert ['process 1 had another secret' in line for line in lines] in ([], [True])
 
 
 @pytest.mark.slow
@@ -75,7 +82,24 @@ def test_a_process_without_the_secret_is_refused_in_one_line_and_the_run_goes_on
     run.start(UNTIL_TOLD, (1,))
     run.wait_for('here-1')
     (run.folder / 'go').touch()
-    assert run.ended() == [(0, [])] * 2
+    (code, lines), second = run.ended()
+    assert (code, second) == (0, (0, []))
+    assert ['process 1 had another secret' in line for line in lines] == ([True] if theirs else [])
+
+
+@pytest.mark.slow
+def test_a_run_that_waits_in_vain_for_a_process_with_another_secret_says_so_at_once_and_at_its_end(run, monkeypatch):
+    monkeypatch.setenv(VARIABLE, SECRET)
+    run.start('', (0,), join=10.0)
+    monkeypatch.setenv(VARIABLE, 'another secret of the tests')
+    for _ in range(2):  # it is said once
+        stranger = Run(run.folder)
+        stranger.port = run.port
+        assert [code for code, _ in stranger.start('', (1,)).ended()] == [1]
+    ((code, (at_once, at_end)),) = run.ended()
+    assert code == 1
+    assert 'still waits for process 1' in at_once
+    assert all(words in at_end for words in ('did not come within 10 s', 'had another secret', VARIABLE))
 
 
 @pytest.mark.slow

@@ -85,6 +85,7 @@ def test_a_bucket_never_falls_with_the_distance(distances):
         assert (np.diff(buckets(jnp.sort(jnp.asarray(distances)), floor_first)) >= 0).all()
 
 
+@pytest.mark.slow
 def test_sinusoids_stand_all_sines_left_of_all_cosines():
     x_BTD = np.random.default_rng(0).normal(size=(2, 7, 16)).astype(np.float32)
     found = position('absolute').embed(x_BTD, jnp.asarray(PLACES))

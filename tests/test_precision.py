@@ -178,8 +178,9 @@ DRAWS = 4
 # Of what a parameter makes, in two layers: itself, what it multiplies, their product, its activation, what gates it,
 # the norm twice, the head's sum, the stream. Independent roundings add up as their root.
 ROUNDINGS = 20
-SOME = ('exp-sum', 'softpick-sum', 'sigmoid-none', 'identity-clamped', 'kv', 'logit', 'sink token', 'v', 'norm post')
-SOME += ('position learned', 'position relative_t5', 'position alibi')
+# Two combinations have what one option each had before: a row, a column or a bias of every kind.
+SOME = ('exp-sum', 'sigmoid, kv', 'identity-clamped', 'softpick, logit', 'v', 'post, sink token, prefix')
+SOME += ('position learned', 't5, logit', 'position alibi')
 
 
 def perturbed(params, seed):

@@ -43,6 +43,7 @@ def test_a_store_holds_every_text_that_is_not_empty_once_on_the_side_of_its_key(
     assert store.meta['dropped'] == ({'empty': len(texts) - len(full)} if len(full) < len(texts) else {})
 
 
+@pytest.mark.slow
 def test_the_store_does_not_depend_on_processes_and_its_digest_not_on_where_it_lies(tmp_path):
     texts = corpus_of(60)
     stores = []
@@ -236,6 +237,20 @@ def test_the_verb_says_what_was_made_and_how_to_train_on_it(tmp_path, capsys):
     windows = sum(about['windows']['train'].values())
     said = f'batches of 999: 0 an epoch (windows to train on: {windows}; a smaller batch would not read one twice)'
     assert said in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(('documents', 'length'), [(400, 64), (60, 16)], ids=['quickstart', 'smoke'])
+def test_windows_are_counted_at_the_length_of_the_command_that_trains_on_the_store(
+    tmp_path, capsys, documents, length
+):
+    source, out = written(tmp_path / 'a.jsonl', corpus_of(documents, words=300)), f'{tmp_path}/store'
+    assert main(['prepare', f'--source={source}', f'--out={out}', '--vocabulary=512', '--held_out=0.3']) == 0
+    printed = capsys.readouterr().out
+    assert f'windows of {length} + 1 tokens' in printed
+    assert f'--size={"quickstart" if length == 64 else "smoke"} ' in printed
+    assert main(['prepare', '--check', out, '--json']) == 0
+    about = json.loads(capsys.readouterr().out)
+    assert (about['length'], about['problems']) == (length, [])
 
 
 @pytest.mark.parametrize('vocabulary', [257, (1 << 20) + 1, 99999999999, -1])

@@ -254,6 +254,7 @@ def command(source, out):
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize('bucket', ['s3', pytest.param('gs', marks=pytest.mark.exhaustive)], indirect=True)
 def test_killed_it_goes_on_and_meanwhile_no_second_one_begins(tmp_path, bucket):
     written(tmp_path / 'a.jsonl', corpus_of(800, words=300))
     source = f'text:{sent(tmp_path, f"{bucket.url}/pile")}/*.jsonl'

@@ -1,5 +1,6 @@
 """What holds for any weights: Propositions 1-4 of the paper, of one token repeated, and identities of operations."""
 
+import functools
 import math
 
 import jax
@@ -163,16 +164,20 @@ def optimizers(name):
 
 
 def losses(spec, params, optimizer, steps=4):
-    """(losses of a few steps, parameters after them), operation by operation."""
-    loss, opt_state, found = objective.loss_of(spec), optimizer.init(params), []
+    """Return the losses of a few steps, and the parameters after them."""
+    gradient_of, opt_state, found = gradient_of_loss(spec), optimizer.init(params), []
     ids = jnp.asarray(np.random.default_rng(1).integers(0, 300, (4, 13)))
-    with jax.disable_jit():
-        for _ in range(steps):
-            value, gradient = jax.value_and_grad(loss)(params, ids)
-            updates, opt_state = optimizer.update(gradient, opt_state, params)
-            params = optax.apply_updates(params, updates)
-            found.append(float(value))
+    for _ in range(steps):
+        value, gradient = gradient_of(params, ids)
+        updates, opt_state = optimizer.update(gradient, opt_state, params)
+        params = optax.apply_updates(params, updates)
+        found.append(float(value))
     return found, params
+
+
+@functools.cache
+def gradient_of_loss(spec):
+    return jax.jit(jax.value_and_grad(objective.loss_of(spec)))
 
 
 @pytest.mark.slow

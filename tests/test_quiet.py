@@ -68,6 +68,7 @@ def test_what_another_thread_sets_meanwhile_stays(monkeypatch):
         assert next(one[1].pattern for one in warnings.filters if one[1]) == 'of another thread'
 
 
+@pytest.mark.slow
 def test_an_error_inside_leaves_nothing_behind():
     before = process_wide()
     with pytest.raises(KeyError), quiet():

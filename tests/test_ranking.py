@@ -20,6 +20,7 @@ def ranked(given=Hardware(), chip=CHIP, **changes):  # noqa: B008 (frozen)
     return ranking.candidates(tiny(**changes), given, jax.devices()[:4], chip, 'chunked')
 
 
+@pytest.mark.slow
 def test_layouts_that_fit_are_in_the_order_of_their_seconds_and_use_all_devices():
     best, _ = ranked()
     assert [one.seconds for one in best] == sorted(one.seconds for one in best)

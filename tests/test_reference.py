@@ -18,7 +18,10 @@ from sinklab import folder, spec
 from sinklab.cli import main
 from sinklab.files import run_files
 from sinklab.measure.table import DEEPER_NUMBERS, NUMBERS
+from sinklab.observe.study import LOSS
 from sinklab.processes import ending
+from sinklab.report.claims import FAILS
+from sinklab.report.sweep import EMERGES
 
 ROOT = Path(__file__).parents[1]
 PAGES = reference.pages()
@@ -107,6 +110,14 @@ def test_every_name_that_training_records_is_a_metric_of_the_page():
         recorded |= set(re.findall(r"'((?:train|valid|speed|data)/\w+)'", path.read_text(encoding='utf-8')))
     assert len(recorded) >= 7
     for name in recorded:
+        assert lines_of(PAGES['metrics.md'], name), name
+
+
+def test_every_number_that_a_command_measures_or_derives_is_a_metric_of_the_page():
+    text = ''.join(path.read_text(encoding='utf-8') for path in (ROOT / 'sinklab' / 'observe').glob('*.py'))
+    names = [f'{name}/{{k}}' for name in re.findall(r"by_layer\('(\w+)'", text)]
+    assert len(names) == 2
+    for name in (*names, LOSS.name, EMERGES, FAILS):
         assert lines_of(PAGES['metrics.md'], name), name
 
 

@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
-from conftest import drawn
+from conftest import covering, drawn
 from flax import nnx
 from rows import ROWS
 from stores import chat
@@ -28,15 +28,23 @@ def distinct(part):
     return {name: SPECS[name] for name in {part(spec): name for name, spec in reversed(SPECS.items())}.values()}
 
 
-def kind(spec):
-    """What a row is made of, numbers apart."""
-    return numberless(spec.model), numberless(spec.probe), spec.optimizer.name
-
-
-def numberless(value):
+def choices(value, path=()):
+    """Yield (path of a field, its value) of a record; of a number only its type."""
     if dataclasses.is_dataclass(value):
-        return tuple(numberless(getattr(value, field.name)) for field in dataclasses.fields(value))
-    return type(value) if type(value) in (int, float) else value
+        for field in dataclasses.fields(value):
+            yield from choices(getattr(value, field.name), (*path, field.name))
+    else:
+        yield path, type(value) if type(value) in (int, float) else value
+
+
+def kind(name):
+    """Yield the operation of a row, the name of its optimizer, and the choices of its model and probe."""
+    spec = SPECS[name]
+    attention = spec.model.attention
+    yield 'operation', (attention.similarity, attention.normalizer, attention.feature_map)
+    yield 'optimizer', spec.optimizer.name
+    yield from choices(spec.model, ('model',))
+    yield from choices(spec.probe, ('probe',))
 
 
 @pytest.fixture(scope='module')
@@ -50,14 +58,21 @@ def reading(spec, sources):
     return dataclasses.replace(spec, data=dataclasses.replace(spec.data, source=sources[spec.data.loss]))
 
 
-def in_kinds():
-    """All rows; those of a kind that has been seen are exhaustive."""
-    often = distinct(kind)
-    for name in SPECS:
-        yield pytest.param(name, marks=pytest.mark.slow if name in often else pytest.mark.exhaustive)
+COVERING = covering(SPECS, kind)
 
 
-@pytest.mark.parametrize('name', list(in_kinds()))
+# Rows of different models, and the covering ones.
+MODELS = sorted({*distinct(lambda spec: spec.model), *COVERING})
+
+
+def sampled(names):
+    """Return parameters for rows; those in which no choice occurs that others lack are exhaustive."""
+    return [
+        pytest.param(name, marks=pytest.mark.slow if name in COVERING else pytest.mark.exhaustive) for name in names
+    ]
+
+
+@pytest.mark.parametrize('name', sampled(SPECS))
 def test_a_row_takes_steps_and_a_probe(name, sources):
     spec = reading(SPECS[name], sources)
     undecayed = dataclasses.replace(spec.optimizer, weight_decay=0.0)  # it would move what has no gradient
@@ -105,8 +120,7 @@ def test_the_optimizer_of_a_row_takes_steps_downhill(name):
     assert np.isfinite(params['weight']).all()
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize('name', distinct(lambda spec: spec.model))
+@pytest.mark.parametrize('name', sampled(MODELS))
 def test_a_row_is_causal_but_for_its_prefix(name):
     """What another id at one place changes, bit for bit: that place, later ones, and from a prefix all of it."""
     spec = dataclasses.replace(SPECS[name], data=dataclasses.replace(SPECS[name].data, length=16))

@@ -125,6 +125,7 @@ def test_a_sound_file_is_read_as_it_was_written(kind):
 @pytest.mark.parametrize('kind', SOUND)
 @HARD
 @hypothesis.given(data=st.data())
+@pytest.mark.slow
 def test_a_damaged_json_file_is_as_its_schema_says_or_is_refused(kind, data):
     content = data.draw(
         st.one_of(
@@ -140,6 +141,7 @@ def test_a_damaged_json_file_is_as_its_schema_says_or_is_refused(kind, data):
 
 @HARD
 @hypothesis.given(data=st.data())
+@pytest.mark.slow
 def test_damaged_lines_of_metrics_are_records_or_faults(data):
     number = data.draw(st.integers(0, len(RECORDS) - 1))
     lines = LINES.splitlines(keepends=True)
@@ -170,6 +172,7 @@ def probe_file(tmp_path_factory):
 
 @HARD
 @hypothesis.given(data=st.data())
+@pytest.mark.slow
 def test_a_damaged_probe_is_as_it_was_or_is_refused(probe_file, data):
     """Every array has its own checksum: what is read of a damaged file is what was written."""
     file = probe_file.with_name('damaged.npz')

@@ -44,13 +44,13 @@ def shell(command: str) -> tuple[int, str]:
 @pytest.mark.parametrize(
     ('program', 'streams', 'code', 'kind'),
     [
-        (SINKLAB, '2>/dev/full', 0, 'done'),
+        pytest.param(SINKLAB, '2>/dev/full', 0, 'done', marks=pytest.mark.exhaustive),
         (SINKLAB, '>/dev/full 2>&1', 0, 'done'),
         (SINKLAB, '2>&1 | head -1', 0, 'done'),
         (SINKLAB, '>&- 2>&-', 0, 'done'),
         pytest.param(f'{SINKLAB} --supervise', '2>/dev/full', 0, 'done'),
         pytest.param(f'{SINKLAB} --supervise', '2>&1 | head -1', 0, 'done', marks=pytest.mark.exhaustive),
-        (SIGNALLED, '2>/dev/full', 42, 'stopped'),
+        pytest.param(SIGNALLED, '2>/dev/full', 42, 'stopped', marks=pytest.mark.exhaustive),
         (SIGNALLED, '2>&-', 42, 'stopped'),
         pytest.param(SIGNALLED, '2>&1 | head -1', 42, 'stopped', marks=pytest.mark.exhaustive),
     ],

@@ -40,6 +40,7 @@ def is_of_interpreter(lines: tuple[str, ...]) -> bool:
     ('name', 'code'), [('SIGINT', 130), ('SIGTERM', -signal.SIGTERM), ('SIGHUP', -signal.SIGHUP)]
 )
 @pytest.mark.parametrize('busy', ['import slow', 'hash(b"x" * 2**30); time.sleep(20)'])
+@pytest.mark.slow
 def test_a_signal_before_a_verb_handles_it_ends_the_process_in_one_line(tmp_path, name, code, busy):
     done = run_script(tmp_path, f'send(0.1, signal.{name})\n{busy}\nprint("went on")')
     assert (done.returncode, done.stdout) == (code, '')

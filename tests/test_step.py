@@ -79,11 +79,16 @@ OTHERS = [
 SHARDED = Hardware(fsdp=2, tensor=2)
 PLAIN = tiny()
 CASES = [(PLAIN, hardware) for hardware in LAYOUTS]
+CASES += [pytest.param(operation(PLAIN, *pair), SHARDED, marks=pytest.mark.exhaustive) for pair in OPERATIONS[1:]]
+# Other models with operations that cover every similarity and normalizer: PLAIN has exp with sum.
+COVERED = [('sigmoid', 'none'), ('softpick', 'sum'), ('exp', 'plus_one'), ('elu1', 'p_norm')]
+COVERED += [('relu', 'count'), ('identity', 'clamped')]
+assert {*COVERED, ('exp', 'sum')} == {*COVERING}
 CASES += [
-    pytest.param(operation(PLAIN, *pair), SHARDED, marks=() if pair in COVERING else pytest.mark.exhaustive)
-    for pair in OPERATIONS[1:]
+    (operation(tiny(**changes), *pair) if pair else tiny(**changes), SHARDED)
+    for changes, pair in itertools.zip_longest(OTHERS, COVERED)
 ]
-CASES += [(tiny(**changes), SHARDED) for changes in OTHERS]
+CASES += [pytest.param(tiny(**changes), SHARDED, marks=pytest.mark.exhaustive) for changes in OTHERS]
 
 
 @functools.cache

@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 import subprocess
 import sys
 import time
@@ -166,11 +167,12 @@ def test_the_table_is_what_numpy_makes_of_the_metrics(swept):
 
 
 @pytest.mark.slow
-def test_what_is_done_or_diverged_is_passed_over(table, swept):
-    before = stamps(swept[0])
-    again = program(table, swept[0], '--rows=softmax,wild,sigmoid', '--seeds=0,7')
+def test_what_is_done_or_diverged_is_passed_over(table, swept, tmp_path):
+    path = shutil.copytree(swept[0], tmp_path / 'runs')
+    before = stamps(path)
+    again = program(table, path, '--rows=softmax,wild,sigmoid', '--seeds=0,7')
     assert again.returncode == 0, again.stderr
-    assert stamps(swept[0]) == before
+    assert stamps(path) == before
     assert again.stderr.count('done before') == 4
     assert again.stderr.count('diverged before; to run it again, delete') == 2
     assert 'diverged 2/2, as published' in again.stdout
@@ -223,7 +225,7 @@ def test_a_row_that_cannot_be_is_refused_before_the_first_one_trains(capsys, tmp
     [
         ('os.killpg(0, signal.SIGINT)', 130),  # Ctrl-C: to all processes of the terminal
         ('os.kill(os.getppid(), signal.SIGTERM)', 42),  # to the sweep alone
-        ('os.killpg(0, signal.SIGTERM)', 42),
+        pytest.param('os.killpg(0, signal.SIGTERM)', 42, marks=pytest.mark.exhaustive),
     ],
 )
 def test_an_interrupted_sweep_saves_its_run_and_goes_on(table, swept, tmp_path, interrupt, code):

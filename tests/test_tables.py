@@ -327,6 +327,7 @@ def test_what_does_not_look_at_mass_is_not_given_any():
     assert set(UNMEASURED) == {name for name, one in NORMALIZERS.items() if not one.uses_total}
 
 
+@pytest.mark.slow
 def test_every_value_of_a_menu_is_in_some_row():
     specs = [parse(module.get_config(row, 'paper').to_dict()) for module, row in ROWS]
     for record, part in (

@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from attending import rule, steep
-from conftest import attention, in_turn, tiny
+from conftest import attention, tiny
 from jax.sharding import AxisType, Mesh, SingleDeviceSharding
 
 from sinklab import sharding, topology
@@ -60,38 +60,36 @@ PRIMITIVES = ('exp', 'sum'), ('sigmoid', 'none')
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ('chip', 'operation'),
+    ('chip', 'operation', 'more'),
     [
-        pytest.param(chip, operation, marks=() if number == at else pytest.mark.exhaustive)
-        for number, chip in enumerate(('v5e:2x2', 'v5p:2x2x1', 'v6e:2x2'))
-        for at, operation in enumerate(OPERATIONS)
+        ('v5e:2x2', ('elu1', 'p_norm'), dict(width=64, curve='buckets')),
+        ('v5p:2x2x1', ('sigmoid', 'none'), dict(width=128, dtype=jnp.float32)),
+        ('v6e:2x2', ('exp', 'plus_one'), dict(width=96, curve='alibi', documents=True)),
     ],
 )
+def test_kernels_compile_without_a_square_matrix(chip, operation, more):
+    """Every chip, operation, width, precision, mask and curve once; the tests below have their products."""
+    assert square(compiled(chip, operation, **more)) < 1
+
+
+@pytest.mark.exhaustive
+@pytest.mark.parametrize('chip', ['v5e:2x2', 'v5p:2x2x1', 'v6e:2x2'])
+@pytest.mark.parametrize('operation', OPERATIONS)
 def test_kernels_compile_for_a_chip_without_a_square_matrix(chip, operation):
     assert square(compiled(chip, operation)) < 1
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    ('width_dtype', 'operation'),
-    in_turn(
-        (given, operation)
-        for given in ((64, jnp.bfloat16), (96, jnp.bfloat16), (128, jnp.float32))
-        for operation in PRIMITIVES
-    ),
-)
-def test_kernels_of_every_width_and_precision_compile(width_dtype, operation):
-    width, dtype = width_dtype
+@pytest.mark.exhaustive
+@pytest.mark.parametrize(('width', 'dtype'), [(64, jnp.bfloat16), (96, jnp.bfloat16), (128, jnp.float32)])
+@pytest.mark.parametrize('operation', PRIMITIVES)
+def test_kernels_of_every_width_and_precision_compile(width, dtype, operation):
     assert square(compiled('v5e:2x2', operation, width=width, dtype=dtype)) < 1
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    ('curve_documents', 'operation'),
-    in_turn((given, pair) for given in (('none', True), ('alibi', True), ('buckets', False)) for pair in PRIMITIVES),
-)
-def test_kernels_of_every_mask_and_curve_compile(curve_documents, operation):
-    curve, documents = curve_documents
+@pytest.mark.exhaustive
+@pytest.mark.parametrize(('curve', 'documents'), [('none', True), ('alibi', True), ('buckets', False)])
+@pytest.mark.parametrize('operation', PRIMITIVES)
+def test_kernels_of_every_mask_and_curve_compile(curve, documents, operation):
     assert square(compiled('v5e:2x2', operation, curve=curve, documents=documents)) < 1
 
 

@@ -1,11 +1,14 @@
 """docs/troubleshooting.md: each message of the page is one that the code prints."""
 
+import argparse
 import ast
 import functools
 import re
 from pathlib import Path
 
 import pytest
+
+from sinklab.cli.main import parser
 
 ROOT = Path(__file__).parents[1]
 PAGE = (ROOT / 'docs' / 'troubleshooting.md').read_text(encoding='utf-8')
@@ -102,3 +105,22 @@ def test_a_message_of_the_page_is_one_of_the_code(message):
 def test_a_message_that_the_code_does_not_print_is_found():
     assert not is_printed('runs/base is in use: host b has worked there for 340 s; wait a little and try again')
     assert not is_printed('config.model.head was not found; these are its fields: attention, columns')
+
+
+def subcommands(given):
+    """Return {name: parser} of a parser's subcommands."""
+    return next((one.choices for one in given._actions if isinstance(one, argparse._SubParsersAction)), {})
+
+
+@pytest.mark.parametrize('path', sorted((ROOT / 'docs').glob('**/*.md')), ids=lambda path: path.name)
+def test_commands_in_the_text_of_a_page_exist(path):
+    """A command in backticks has a subcommand and options that the command line knows."""
+    for command in re.findall(r'`sinklab ([a-z]+(?:\s[^`]*)?)`', path.read_text(encoding='utf-8')):
+        known, words = parser(), command.split()
+        while words and subcommands(known):
+            assert words[0] in subcommands(known), command
+            known = subcommands(known)[words.pop(0)]
+        options = {name for action in known._actions for name in action.option_strings}
+        for word in words:
+            name = word.partition('=')[0]
+            assert not name.startswith('--') or name in options or name.startswith('--config.'), command

@@ -7,6 +7,7 @@ import inspect
 import math
 import operator
 import traceback
+from collections.abc import Collection
 from pathlib import Path
 from typing import Any
 
@@ -337,3 +338,23 @@ def value(text: str, kind: type) -> Any:
     if type(parsed) is not kind:
         raise TypeError
     return parsed
+
+
+def expected(file: str, size: str | None, overrides: Collection[str]) -> tuple[dict[str, str], str] | None:
+    """Return {row: its Sink_1 in words} and where that comes from, by EXPECTED of a config file.
+
+    Args:
+        overrides: of fields.
+
+    Returns:
+        None where the file has none or is gone, or where the runs are of another size than its own, or overridden.
+    """
+    try:
+        module = module_of(file)
+    except Refusal:
+        return None
+    given = getattr(module, 'EXPECTED', None)
+    parameter = inspect.signature(module.get_config).parameters.get('size')
+    if not given or overrides or size != (parameter and parameter.default):
+        return None
+    return given['rows'], given['source']

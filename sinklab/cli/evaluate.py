@@ -91,7 +91,7 @@ def show(found: dict) -> None:
 
 
 def text(value: float) -> str:
-    return f'{value:.4f}' if abs(value) < 1e5 else f'{value:.3e}'
+    return f'{value:z.4f}' if abs(value) < 1e5 else f'{value:.3e}'
 
 
 def beside(measured: dict[str, float]) -> list[str]:

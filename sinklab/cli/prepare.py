@@ -33,6 +33,7 @@ from sinklab.record import Count, Refusal, field
 
 MAKING = ('source', 'out', 'held_out', 'bos', 'end_token', 'fixed_token', 'lenient', 'shard_tokens', 'processes')
 CHECKING = ('length', 'batch_size', 'hosts')
+SMALL = 4  # a vocabulary of less than a fourth of a size's is of a smaller model
 RECIPE = ('tokenizer', 'held_out', 'bos', 'end_token', 'fixed_token')  # fields of config.data that a store has, too
 
 
@@ -69,8 +70,18 @@ def arguments(verb: argparse.ArgumentParser) -> None:
     )
     add('--shard_tokens', type=int, metavar='N', help='tokens of a shard, about (default: 16777216)')
     add('--processes', type=int, metavar='N', help='processes that tokenize (default: one for each core)')
-    add('--length', type=int, metavar='T', help='with --check: tokens of a window (default: 2048)')
-    add('--batch_size', type=int, metavar='B', help='with --check: windows of a step, over all hosts (default: 512)')
+    add(
+        '--length',
+        type=int,
+        metavar='T',
+        help='with --check: tokens of a window (default: those of the largest size that the vocabulary fits)',
+    )
+    add(
+        '--batch_size',
+        type=int,
+        metavar='B',
+        help='with --check: windows of a step, over all hosts (default: as --length)',
+    )
     add('--hosts', type=int, metavar='N', help='with --check: hosts that share a batch (default: 1)')
     add('--json', action='store_true', help='print the result as JSON')
     verb.usage = '%(prog)s --source SOURCE --out DIR [options]\n       %(prog)s --check DIR [options]'
@@ -122,20 +133,31 @@ def make(given: argparse.Namespace, fields: dict[str, Any]) -> int:
     with Bar() as bar:
         prepare(recipe, place(given.out), fields['processes'], bar)
     store = Store(given.out)
-    tell(given, fields, store, found=[])
+    size, trained = fitting_size(store)
+    fields |= dict(length=trained.data.length, batch_size=trained.optimizer.batch_size)
+    tell(given, fields, store, found=[], why=f'of --size={size}')
     if not given.json:
-        print(f'train on it by: {train(given.out, fields, store)}')
+        print(f'train on it by: {train(given.out, fields, store, size, trained)}')
     return 0
 
 
-def train(folder: str, fields: dict[str, Any], store: Any) -> str:
-    """A command that trains on the store, at the largest size that it has windows for."""
+def fitting_size(store: Any) -> tuple[str, Any]:
+    """Return the largest size that fits a store, and its spec.
+
+    A size fits if the store has windows for a batch and for validation, and if the vocabulary is not small for it: a
+    tokenizer of 512 ids was not trained for a model that has 50,432.
+    """
     from sinklab.cli.config import load
 
     for size in ('paper', 'quickstart', 'smoke'):
         spec, _ = load('configs/default.py', [], size)
-        if fits(store, spec):
+        if fits(store, spec) and store.meta['vocabulary'] >= spec.model.vocabulary // SMALL:
             break
+    return size, spec
+
+
+def train(folder: str, fields: dict[str, Any], store: Any, size: str, spec: Any) -> str:
+    """Return a command that trains on the store at a size."""
     names = [name for name in RECIPE if name != 'tokenizer' and fields[name] != getattr(spec.data, name)]
     changed = [f'--config.data.{name}={fields[name]}' for name in names]
     if spec.model.vocabulary != store.meta['vocabulary'] and (size != 'paper' or fields['tokenizer'] == 'train'):
@@ -160,6 +182,12 @@ def check(given: argparse.Namespace, fields: dict[str, Any]) -> int:
     found = list(problems(store, given.vocabulary or store.meta['vocabulary']))
     if fields['tokenizer'] != 'train' and digest(given.tokenizer) != store.meta['tokenizer']:
         found.append(f'it was made by another tokenizer than {given.tokenizer}')
+    why = ''
+    if given.length is None:
+        size, trained = fitting_size(store)
+        fields['length'], why = trained.data.length, f'of --size={size}; --length=N counts others'
+        if given.batch_size is None:
+            fields['batch_size'] = trained.optimizer.batch_size
     length, batch, hosts = fields['length'], fields['batch_size'], fields['hosts']
     windows = summary(store, length, batch, hosts)['windows']
     found += [
@@ -167,23 +195,23 @@ def check(given: argparse.Namespace, fields: dict[str, Any]) -> int:
     ]
     if batch % hosts:
         found.append(f'a batch of {batch} windows cannot be divided over {hosts} hosts; use a multiple')
-    tell(given, fields, store, found)
+    tell(given, fields, store, found, why)
     for problem in found:
         print(f'sinklab prepare: {escape_control(store)}: {escape_control(problem)}', file=sys.stderr)
     return 1 if found else 0
 
 
-def tell(given: argparse.Namespace, fields: dict[str, Any], store: Any, found: list[str]) -> None:
+def tell(given: argparse.Namespace, fields: dict[str, Any], store: Any, found: list[str], why: str) -> None:
     from sinklab.data.store.check import samples, summary
 
     about = summary(store, fields['length'], fields['batch_size'], fields['hosts'])
     if given.json:
         print(json.dumps(about | dict(problems=found), indent=2))
     else:
-        show(store, about, samples(store, 2))
+        show(store, about, samples(store, 2), why)
 
 
-def show(store: Any, about: dict, texts: list[str]) -> None:
+def show(store: Any, about: dict, texts: list[str], why: str) -> None:
     from sinklab.cli import terminal
 
     headings, rows = ('domain', 'side', 'documents', 'tokens', 'MB of text', 'bytes a token', 'windows'), []
@@ -197,7 +225,8 @@ def show(store: Any, about: dict, texts: list[str]) -> None:
     terminal.print_table(console, headings, rows, left=['side'])
     dropped = ', '.join(f'{count:,} {why}' for why, count in about['dropped'].items())
     made = f'{store}: digest {about["digest"]}, {about["shards"]} shards, dropped: {dropped or "nothing"}'
-    for line in (made, f'windows of {about["length"]} + 1 tokens; {batches(about)}', *texts):
+    windows = f'windows of {about["length"]} + 1 tokens{f" ({why})" if why else ""}; {batches(about)}'
+    for line in (made, windows, *texts):
         console.print(escape_control(line, keep='\n\t'), soft_wrap=True)
 
 

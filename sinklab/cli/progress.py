@@ -21,7 +21,7 @@ from sinklab import streams
 from sinklab.cli import terminal
 from sinklab.escape import escape_control
 from sinklab.measure.table import HEADLINE
-from sinklab.processes.ending import End
+from sinklab.processes.ending import STOPPING, End
 from sinklab.spec import Spec
 from sinklab.sweep.plan import Run
 from sinklab.sweep.run import Watch
@@ -32,6 +32,7 @@ VARIABLE = 'SINKLAB_PROGRESS'  # environment variable: json has Progress write r
 MARK = '\x1e'  # the character before each record of a JSON text sequence
 EVERY = 0.2  # seconds between two records
 LOSS, PACE = 'train/loss', 'speed/tokens_per_second'
+SAVING = 'stopping, saves a checkpoint'
 MOST = 8  # bars of runs that have ended which stay until the end of a sweep
 
 
@@ -102,7 +103,7 @@ class Display:
 
     def add(self, name: str, steps: int) -> int:
         """Begin to show a run, and return the key by which it is updated."""
-        key = self.bars.add_task(escape_control(name), total=steps, text='')
+        key = self.bars.add_task(escape_control(name), total=steps, text='starting')
         self.runs[key], self.spoke[key] = Numbers(steps), 0.0
         return key
 
@@ -187,7 +188,8 @@ class Progress(Listener):
             self.programs = None
         if self.epochs is None and 'data/epoch' in record:
             self.epochs = record['data/epoch'] * self.steps / record['step']
-            self.fact(f'{self.steps} steps read the data {self.epochs:.3g} times')
+            part = f'{100 * self.epochs:.3g} %' if self.epochs < 1 else f'{self.epochs:.3g} times all'
+            self.fact(f'{self.steps} steps read {part} of the data')
         self.display.update(self.key, record)
 
     def note(self, line: str) -> None:
@@ -247,7 +249,7 @@ class Runs(Display, Watch):
     def __init__(self, runs: list[Run], jobs: int):
         super().__init__(terminal.console(stderr=True))
         self.waiting, self.seeds = [run for run in runs if run.outcome == 'to do'], {run.seed for run in runs}
-        self.keys, self.lock, self.all = {}, threading.Lock(), None
+        self.keys, self.lock, self.all, self.is_stopping = {}, threading.Lock(), None, False
         if self.live and len(self.waiting) > jobs:
             self.all = self.bars.add_task('all runs', total=len(self.waiting), text='')
 
@@ -258,19 +260,22 @@ class Runs(Display, Watch):
         if not self.live:
             self.say(at)
         with self.lock:
-            self.keys[id(run)] = key = self.add(self.name(run), run.spec.optimizer.steps)
-        self.mark(key, 'starting')
+            self.keys[id(run)] = self.add(self.name(run), run.spec.optimizer.steps)
 
     def hear(self, run: Run, line: bytes) -> bool:
         """Show a line of a run's process; return whether it is a record."""
         text = line.decode(errors='backslashreplace').removesuffix('\n')
         content = parse(text)
         if content is None:
-            if text.strip():
+            # What a run says as it stops names a command that goes on with this run alone.
+            is_end = text == STOPPING or (self.is_stopping and text.startswith('sinklab train: '))
+            if text.strip() and not (self.live and is_end):
                 self.say(f'{self.name(run)}: {text}')
             return False
         if isinstance(content.get('record'), dict):
             self.update(self.keys[id(run)], content['record'])
+            if self.is_stopping:
+                self.mark(self.keys[id(run)], SAVING)
         elif 'warning' in content or ('note' in content and not self.live):
             self.say(f'{self.name(run)}  {content.get("warning", content.get("note"))}')
         elif 'end' in content and content['end'] != 'done' and not (self.live and content['end'] == 'stopped'):
@@ -287,10 +292,11 @@ class Runs(Display, Watch):
             self.mark(key, run.outcome if run.outcome != 'to do' else 'stopped')
 
     def stopping(self) -> None:
-        """Say that a signal has come, and what the runs are waiting for."""
+        """Say beside the bars that a signal has come, and what the runs do now."""
+        self.is_stopping = True
         for run in self.waiting:
             if run.outcome == 'to do' and id(run) in self.keys:
-                self.mark(self.keys[id(run)], 'saving a checkpoint before it stops')
+                self.mark(self.keys[id(run)], SAVING)
 
 
 def parse(text: str) -> dict | None:

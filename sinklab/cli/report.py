@@ -135,8 +135,11 @@ def show(rows: list[dict]) -> None:
     from sinklab.report.closing import HEADINGS, cells, legend
 
     out = terminal.console(width=200)
-    terminal.print_table(out, HEADINGS, list(map(cells, rows)))
-    out.print(f'{legend(HEADINGS)}.', soft_wrap=not out.is_terminal)
+    columns = list(zip(HEADINGS, *map(cells, rows), strict=True))
+    shown = [column for column in columns if not {'-'}.issuperset(column[1:])]  # none of which no run has a value
+    headings, *lines = zip(*shown, strict=True)
+    terminal.print_table(out, headings, lines)
+    out.print(f'{legend(headings)}.', soft_wrap=not out.is_terminal)
     for row in rows:
         for note in row['notes']:
             print(f'{escape_control(row["arm"])}: {escape_control(note)}')

@@ -177,24 +177,10 @@ def summary(
     if given.json:
         print(text)
     elif not stopped:
-        show(*sweep.cells(rows, spans), note=note(rows))
-        print_words(closing.sentence(closing.seen_of_rows(rows, spans), *awaited(given, rest, runs, table), page))
-
-
-def awaited(
-    given: argparse.Namespace, rest: list[str], runs: list[Run], table: dict[str, dict]
-) -> tuple[dict[str, str], str]:
-    """Return {row: its Sink_1 in words}, and where that comes from: the config file's EXPECTED, or the published one.
-
-    EXPECTED is of the rows as they are, at the size that the file has where none is given.
-    """
-    from sinklab.report import closing
-
-    module = config.module_of(given.config)
-    usual = config.config_and_size(module, given.config, runs[0].row, None)[1]
-    if hasattr(module, 'EXPECTED') and not rest and runs[0].size == usual:
-        return module.EXPECTED['rows'], module.EXPECTED['source']
-    return closing.published(table), 'published, of a larger model'
+        headings, lines = columns(rows, spans)
+        show(headings, lines, note(headings, rows))
+        expected = config.expected(given.config, runs[0].size, rest) or closing.published(table)
+        print_words(closing.sentence(closing.seen_of_rows(rows, spans), *expected, page))
 
 
 def arm(about: dict, runs: list[Run]) -> Any:
@@ -209,13 +195,22 @@ def arm(about: dict, runs: list[Run]) -> Any:
     )
 
 
-def note(rows: list[dict]) -> str:
+def columns(rows: list[dict], spans: dict) -> tuple[list[str], list[list[str]]]:
+    """Return headings and cells of the closing table; a count of runs only where a row has several."""
+    from sinklab.report import sweep
+
+    headings, lines = sweep.cells(rows, spans)
+    kept = [at for at, one in enumerate(headings) if one != 'runs' or any(len(row['seeds']) > 1 for row in rows)]
+    return [headings[at] for at in kept], [[line[at] for at in kept] for line in lines]
+
+
+def note(headings: list[str], rows: list[dict]) -> str:
     """Say what the columns of a table of rows mean, and what stands in its cells."""
-    from sinklab.report import closing, sweep
+    from sinklab.report import closing
 
     several = any(list(row['seeds'].values()).count('done') > 1 for row in rows)
     published = any(value is not True for row in rows for value in row['published'].values())
-    said = [closing.legend(sweep.cells(rows)[0]), *(['±: standard deviation over runs'] if several else [])]
+    said = [closing.legend(headings), *(['±: standard deviation over runs'] if several else [])]
     return '; '.join([*said, *(['in parentheses: as published, of another model'] if published else [])]) + '.'
 
 
@@ -229,12 +224,12 @@ def show(headings: list[str], rows: list[list[str]], note: str = '') -> None:
 
 
 def two_lines(heading: str) -> 'Text | str':
-    """Divide 'Sink_1 - softmax (%)' behind Sink_1, and 'loss (nats)' in front of its unit."""
+    """Divide 'Sink_1 - softmax (%)' after Sink_1, 'loss (nats)' before its unit, and 'row mass' between words."""
     from sinklab.cli import terminal
 
     name, sign, rest = heading.partition(' - ')
     if not sign:
-        name, sign, rest = heading.rpartition(' (')
+        name, sign, rest = heading.rpartition(' (' if ' (' in heading else ' ')
     return terminal.lines(name, f'{sign.strip()}{" " if sign == " - " else ""}{rest}') if name else heading
 
 

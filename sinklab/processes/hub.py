@@ -50,8 +50,8 @@ QUEUE = 1024  # connections that the system holds until they are accepted
 class Hub:
     """Gathers, watches and decides, in one thread of its own, which waits for nobody."""
 
-    def __init__(self, count: int, patience: Patience, judge: Judge):
-        self.count, self.patience, self.judge = count, patience, judge
+    def __init__(self, count: int, patience: Patience, judge: Judge, say: Callable[[str], None] = lambda words: None):
+        self.count, self.patience, self.judge, self.say = count, patience, judge, say
         self.secret = RunSecret()
         self.members: dict[int, Member] = {}
         self.turned_away: dict[int, str] = {}
@@ -228,6 +228,8 @@ class Hub:
         if not hmac.compare_digest(hello.proof, self.secret.prove('process', *about)):
             # Of a start that follows, which may have a secret of its own, or of nobody.
             wire.send(Later(AT_ITS_END) if ending else Refused(WRONG_SECRET))
+            if not ending:
+                self.turn_away_without_secret(process)
             return
         if count != self.count:
             words = (
@@ -250,6 +252,15 @@ class Hub:
         wire.send(Welcome(self.secret.prove('hub', *about)))
         if len(self.members) == self.count:
             self.go()
+
+    def turn_away_without_secret(self, process: int) -> None:
+        """Say, once for each process that is waited for, that one came in its name with another secret.
+
+        Process 0 waits on: whoever has not proved the secret may be a stranger, who must not end the run.
+        """
+        if process in range(self.count) and process not in (*self.members, *self.turned_away):
+            self.turned_away[process] = f'one that came as process {process} had another secret: {VARIABLE} differs'
+            self.say(f'turned away: {self.turned_away[process]}; process 0 still waits for process {process}')
 
     def go(self, after: End | None = None) -> None:
         """Has all of them start their children, at first or again."""

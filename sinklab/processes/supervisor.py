@@ -63,7 +63,7 @@ class Supervisor:
         judge: Judge | None = None,
     ):
         self.seat, self.command, self.patience, self.failed, self.say = seat, command, patience, failed, say
-        self.hub = Hub(seat.count, patience, judge) if seat.index == 0 else None
+        self.hub = Hub(seat.count, patience, judge, say) if seat.index == 0 else None
         self.events = queue.SimpleQueue()
         self.wire = self.child = self.verdict = self.asked = None
         self.generation, self.beaten, self.met = 0, 0.0, False

@@ -12,6 +12,7 @@ from sinklab.report.runs import NUMBERS, Run
 
 HEADINGS = ('run', *(number.label for number in NUMBERS), 'emerges (step)', 'first head', 'end')
 LOSS = Number('valid/loss', 'loss', 'Mean cross-entropy of held-out windows.', 'nats')
+SOURCE = 'published, of another model'
 FEW = 6  # rows that a sentence names each
 MORE = {
     'runs': 'How many are done, each with another seed.',
@@ -90,7 +91,7 @@ def of_one(records: list[dict], published: Mapping[str, object]) -> tuple[list[s
     rows = []
     for number in shown:
         theirs = published.get(number.name)
-        said = ['' if theirs is None else fixed(theirs, 2) if isinstance(theirs, float) else str(theirs)]
+        said = [f'{theirs:.2f} {number.unit}'.rstrip() if isinstance(theirs, int | float) else '']
         rows.append([number.label, number.text(last[number.name]), *(said if published else []), number.sentence])
     return headings, rows
 
@@ -106,7 +107,11 @@ def seen(records: list[dict]) -> tuple[float | None, str]:
         return None, 'no probe'
     rates = [record[HEADLINE.name] for record in probed]
     found = of_rates([record['step'] for record in probed], rates)
-    return rates[-1], f'emerges {in_words(*found)}' if found else 'no sink'
+    return rates[-1], emerging(*found) if found else 'no sink'
+
+
+def emerging(after: int | None, at: int) -> str:
+    return 'as before training' if after is None and not at else f'emerges {in_words(after, at)}'
 
 
 def seen_of_rows(
@@ -126,14 +131,14 @@ def seen_of_rows(
         elif name not in spans or rate['mean'] < LEAST:
             found[name] = rate['mean'], 'no sink'
         else:
-            found[name] = rate['mean'], f'emerges {in_words(*spans[name])}'
+            found[name] = rate['mean'], emerging(*spans[name])
     return found
 
 
-def published(rows: Mapping[str, Mapping]) -> dict[str, str]:
-    """{row: its published Sink_1} of the rows that have one."""
+def published(rows: Mapping[str, Mapping]) -> tuple[dict[str, str], str]:
+    """Return {row: its published Sink_1}, of the rows that have one, and in words where that comes from."""
     found = {name: row.get('published', {}).get(HEADLINE.name) for name, row in rows.items()}
-    return {name: f'{fixed(rate, 1)} %' for name, rate in found.items() if rate is not None}
+    return {name: f'{fixed(rate, 1)} %' for name, rate in found.items() if isinstance(rate, int | float)}, SOURCE
 
 
 def sentence(

@@ -176,7 +176,21 @@ def run(folder: Folder, name: str, arm: str, config: dict, count: int) -> Run:
     warn_of_lost_probes(folder, records)
     if end['kind'] == 'done' and last is not None:
         folder.warn_of_lost_lines(records[-1] if records else {}, last, 'train/loss', 'valid/loss')
+    warn_of_gaps(folder, records, config.get('log.every_steps'))
     return Run(name, arm, records, steps, probes.values(drawn), folder, notes(folder), about_of(folder), config, end)
+
+
+def warn_of_gaps(folder: Folder, records: list[dict], every: int | None) -> None:
+    """Say on stderr where lines are missing within metrics.jsonl."""
+    if not isinstance(every, int):
+        return  # of an older run, or damaged
+    try:
+        gaps = folder.gaps(records, every, records[-1]['step'] if records else None)
+    except Damaged as error:
+        run_files.warn(folder.path / 'row.json', str(error))
+        return
+    for gap in gaps:
+        run_files.warn(folder.path / METRICS, folder.describe_gap(gap))
 
 
 def warn_of_lost_probes(folder: Folder, records: list[dict]) -> None:

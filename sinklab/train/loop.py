@@ -119,7 +119,8 @@ class Run:
 
     def train(self, origin: fork.Origin | None) -> None:
         first, passed = fork.begin(origin, self.spec, self.mesh, self.start, self.checkpoints)
-        for line in (*passed, *self.data.told, *fit.told(*self.where)):
+        lost = once(self.group, 'lost lines', lambda: self.lost_lines(first))
+        for line in (*passed, *lost, *self.data.told, *fit.told(*self.where)):
             self.note(line)
         owed = once(self.group, 'owed', lambda: self.owed(first))
         if self.last(first) and not owed:
@@ -211,6 +212,11 @@ class Run:
         """What should have been measured after a step, and was not: a run that is stopped does not wait for it."""
         known = next((record for record in self.folder.records() if record['step'] == number), {})
         return [name for name in self.measured(number) if MEASURED[name] not in known]
+
+    def lost_lines(self, first: int) -> list[str]:
+        """Return what is to be said of the lines up to step `first` that metrics.jsonl has lost."""
+        every = self.spec.log.every_steps
+        return [*map(self.folder.describe_gap, self.folder.gaps(self.folder.records(), every, first))]
 
     def last(self, number: int) -> bool:
         return number == self.spec.optimizer.steps

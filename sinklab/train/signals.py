@@ -31,7 +31,7 @@ def signals() -> Iterator[list[int]]:
         if first is None:
             first = now  # before anything during which another signal may be handled
             received.append(signal.SIGTERM if number == signal.SIGHUP else number)
-            streams.write_error(f'\n{STOPPING}\n')
+            streams.write_error(f'{streams.start_of_line()}{STOPPING}\n')
         elif now - first > TOGETHER:
             signal.signal(number, AT_ONCE[number])
             signal.raise_signal(number)

@@ -27,7 +27,7 @@ def start(
     """(layout, mesh, what computes attention, data), the same on all processes; what one refuses, all refuse."""
     hosts = group.gather('host', platform.node())
     processes = hosts.count(hosts[group.index])  # on this host, which share its memory
-    mesh = unanimous(group, 'devices', lambda: check(spec, hardware, processes))
+    mesh = mesh_of_all(spec, hardware, group, processes)
     once(group, 'room', lambda: check_room(spec, folder, mesh))
     attention = unanimous(group, 'attention', lambda: step.choice(spec, hardware))
     same(group, 'backend', {'what computes attention': attention.backend})
@@ -70,6 +70,26 @@ def forked(origin: fork.Origin | None, spec: Spec, folder: Folder, row: dict, da
         return {'from': fork.lineage(origin, spec, folder, data.fingerprint)}
 
     return row | once(group, 'lineage', lineage)
+
+
+def mesh_of_all(spec: Spec, hardware: Hardware, group: Group, processes: int) -> jax.sharding.Mesh:
+    """Make the mesh of all processes, and refuse a layout that does not fit on it.
+
+    Where processes have different numbers of devices, the refusal names that: it is why the layout does not fit.
+    """
+    try:
+        return unanimous(group, 'devices', lambda: check(spec, hardware, processes))
+    except Refusal:
+        same(group, 'number of devices', {'the number of its devices': count_devices()})
+        raise
+
+
+def count_devices() -> int:
+    """Return how many devices this process has; 0 where jax finds none."""
+    try:
+        return len(jax.local_devices())
+    except RuntimeError:
+        return 0
 
 
 def check(spec: Spec, hardware: Hardware, processes: int) -> jax.sharding.Mesh:

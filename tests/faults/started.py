@@ -10,7 +10,7 @@ from job import Job
 def programs():
     """Variables of processes that find each other's compiled programs and tokens."""
     cache = os.environ.get('SINKLAB_FAULTS_CACHE') or f'{os.environ["SINKLAB_TESTS_COMPILED"]}/faults'
-    return {'SINKLAB_CACHE': cache, 'JAX_COMPILATION_CACHE_DIR': f'{cache}/programs', 'XLA_FLAGS': ''}
+    return {'SINKLAB_CACHE': cache, 'JAX_COMPILATION_CACHE_DIR': f'{cache}/programs'}
 
 
 @pytest.fixture(scope='session')

@@ -12,6 +12,7 @@ import time
 from pathlib import Path
 
 import pytest
+from conftest import some
 from job import KUBERNETES, assert_same, free_port, outcome, timeless, words
 from processes import wait_for_ears
 
@@ -181,7 +182,11 @@ DIFFERENT = {
 }
 
 
-@pytest.mark.parametrize('what', DIFFERENT)
+# Each of these comes to light at another place of a start: the rest is said where one of these is.
+PLACES = 'config', 'refusal', 'devices', 'versions', 'data'
+
+
+@pytest.mark.parametrize('what', some(DIFFERENT, PLACES))
 def test_what_differs_on_one_process_is_named_by_all(job, tmp_path, what, seen):
     started = job(tmp_path / 'run', each={1: dict(DIFFERENT[what])})
     codes, said = started.wait()

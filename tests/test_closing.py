@@ -1,0 +1,117 @@
+"""What is printed once runs have ended: numbers with units, what was seen and what was expected."""
+
+import re
+
+import pytest
+
+from sinklab.cli import config, sweep
+from sinklab.measure.emergence import between, in_words
+from sinklab.measure.measure import fixed
+from sinklab.report import closing
+from sinklab.report import sweep as table
+from sinklab.report.sweep import Arm
+
+QUICK = 'configs/quickstart.py'
+
+
+def records(*rates, **last):
+    found = [{'step': 100 * at, 'sink/1': float(rate), 'seconds': 7.0 * at} for at, rate in enumerate(rates)]
+    found[-1] |= {'valid/loss': 2.5, 'alpha/1': 0.25} | last
+    return found
+
+
+def arm(row, *seeds, published=None):
+    numbers = {seed: table.judged(given, 512) for seed, given in enumerate(seeds)}
+    about = dict(config=QUICK, row=row, published=published or {})
+    return Arm(about, dict.fromkeys(numbers, 'done'), {}, numbers)
+
+
+@pytest.mark.parametrize(
+    ('value', 'digits', 'sign', 'text'),
+    [
+        *[(-0.001, 2, '', '0.00'), (-0.001, 2, '+', '0.00'), (0.0, 1, '+', '0.0'), (-0.006, 2, '+', '-0.01')],
+        *[(0.25, 1, '+', '+0.2'), (100.0, 0, '', '100'), (float('nan'), 2, '', 'nan')],
+    ],
+)
+def test_what_rounds_to_zero_has_no_sign(value, digits, sign, text):
+    assert fixed(value, digits, sign) == text
+
+
+def test_the_steps_of_emergence_are_the_same_for_a_run_and_for_a_row():
+    run = records(0, 10, 40, 40)
+    rows, spans = (function([arm('softmax', run)]) for function in (table.table, table.spans))
+    headings, ((*cells,),) = table.cells(rows, spans)
+    assert dict(zip(headings, cells, strict=True))['emerges (step)'] == '100-200' == between(100, 200)
+    assert closing.seen(run) == (40.0, 'emerges between steps 100 and 200')
+    assert closing.seen_of_rows(rows, spans) == {'softmax': closing.seen(run)}
+
+
+def test_several_seeds_emerge_between_the_first_and_the_last_of_their_probes():
+    arms = [arm('softmax', records(0, 10, 40, 40), records(0, 0, 0, 40), records(0, 0, 0, 0.5))]
+    assert table.spans(arms) == {'softmax': (100, 300)}
+    rate, words = closing.seen_of_rows(table.table(arms), table.spans(arms))['softmax']
+    assert (round(rate, 3), words) == (26.833, f'emerges {in_words(100, 300)}')
+
+
+def test_a_sink_that_was_there_before_training_does_not_emerge():
+    assert closing.seen(records(10, 10, 10)) == (10.0, 'as before training')
+    assert between(None, 0) == 'at start'
+    assert closing.seen(records(0, 0.1)) == (0.1, 'no sink')
+
+
+def test_a_run_has_a_line_for_each_number_with_its_unit_its_published_value_and_its_meaning():
+    headings, rows = closing.of_one(records(0, 40), {'sink/1': 18.18, 'fails': True, 'valid/loss': 'words'})
+    assert headings == ['number', 'value', 'published', 'what it is']
+    assert {row[0]: row[1:3] for row in rows} == {
+        'Sink_1': ['40.0 %', '18.18 %'],
+        'alpha_1': ['0.250', ''],
+        'valid loss': ['2.500 nats', ''],
+    }
+    assert all(row[3].endswith('.') for row in rows)
+    assert closing.of_one(records(0, 40), {})[0] == ['number', 'value', 'what it is']
+
+
+def test_one_sentence_says_what_was_seen_what_was_expected_and_where_the_page_lies():
+    seen = {'a': (48.5, 'emerges by step 5'), 'b': (None, 'diverged 1/1')}
+    said = closing.sentence(seen, {'a': '18.2 %', 'c': '5 %'}, 'published', 'runs/report.html')
+    assert re.findall(r'[\d.]+ %|report.html', said) == ['48.5 %', '18.2 %', 'report.html']
+    assert 'unknown for b (diverged 1/1)' in said
+    assert closing.sentence({str(at): (1.0, '') for at in range(7)}, {}, '', 'page') == 'page: page'
+
+
+def test_the_quickstart_has_expected_values_at_its_own_size_and_as_it_is():
+    rows, source = config.expected(QUICK, 'quickstart', [])
+    assert {'softmax', 'sigmoid_apple'} <= rows.keys()
+    assert 'docs/results/quickstart.md' in source
+    assert config.expected(QUICK, 'smoke', []) is None
+    assert config.expected(QUICK, 'quickstart', ['--config.seed=1']) is None
+    assert config.expected('configs/attention.py', None, []) is None
+    assert config.expected('gone.py', None, []) is None
+
+
+def test_each_column_of_a_sweep_has_a_meaning_or_says_it_itself():
+    arms = [
+        arm('softmax', records(0, 40, **{'mass/row': 1.0}), published={'sink/1': 18.18}),
+        arm('other', records(0, 0)),
+    ]
+    rows = table.table(arms)
+    headings, _ = sweep.columns(rows, table.spans(arms))
+    note = sweep.note(headings, rows)
+    plain = [heading.partition(' (')[0] for heading in headings]
+    assert [name for name in plain if f'{name}: ' not in note] == ['row', 'Sink_1 - softmax', 'end'], (
+        'one seed: no count of runs'
+    )
+    assert 'in parentheses' in note
+    assert '±' not in note
+
+
+def test_the_table_of_a_quickstart_fits_into_80_columns(monkeypatch, capsys):
+    monkeypatch.setenv('COLUMNS', '80')
+    mass = {'mass/row': 0.3}
+    softmax = arm('softmax', records(0, 10, 48.5, **mass), published={'sink/1': 18.18, 'valid/loss': 3.73})
+    arms = [softmax, arm('sigmoid_apple', records(0, 0, 0, **mass))]
+    rows = table.table(arms)
+    sweep.show(*sweep.columns(rows, table.spans(arms)))
+    lines = capsys.readouterr().out.splitlines()
+    assert max(map(len, lines)) <= 80
+    assert [line.split()[0] for line in lines[-2:]] == ['softmax', 'sigmoid_apple'], 'each row in one line'

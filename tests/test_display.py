@@ -1,0 +1,169 @@
+"""The display of a sweep: live bars in a terminal, plain lines elsewhere, and a clean terminal afterwards."""
+
+import json
+import os
+import pty
+import re
+import select
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from conftest import tiny
+
+from sinklab.cli import progress
+from sinklab.cli.sweep import trained
+from sinklab.folder import Folder
+from sinklab.sweep.plan import Run
+
+HERE = Path(__file__).parent
+# A run without jax: it writes the records of a run, and stops as a run does when a signal comes.
+CHILD = """
+import json, os, signal, sys, time
+def write(**content):
+    print('\\x1e' + json.dumps(content), file=sys.stderr, flush=True)
+def stop(number, frame):
+    time.sleep(0.5)
+    write(end='stopped', words='saved at step 2')
+    print('sinklab train: saved at step 2; go on with: sinklab train', file=sys.stderr, flush=True)
+    raise SystemExit(130)
+signal.signal(signal.SIGINT, stop)
+assert os.environ['SINKLAB_PROGRESS'] == 'json'
+write(note='attention: dense')
+write(record={'step': 0, 'sink/1': 0.0})
+write(record={'step': 2, 'train/loss': 4.25, 'speed/tokens_per_second': 1234.0})
+write(warning='a warning')
+print('words of a library')
+while len(sys.argv) > 1:
+    time.sleep(0.05)
+write(record={'step': 8, 'train/loss': 3.5, 'sink/1': 53.25})
+write(end='done', words='')
+"""
+
+
+class Held:
+    """A lease that nobody contests."""
+
+    def stopping(self):
+        pass
+
+    def check(self):
+        pass
+
+
+def sweep(folder, *waits):
+    """Train two runs in processes of CHILD, shown as a sweep shows them."""
+    runs = [Run(name, 0, Folder(f'{folder}/{name}'), None, tiny()) for name in ('softmax', 'sigmoid')]
+    trained(runs, lambda run: [sys.executable, '-c', CHILD, *waits], Held(), jobs=1)
+    return runs
+
+
+def in_terminal(code, keys=(), columns=80, term='xterm-256color'):
+    """(what a program in a terminal has written, its exit code); each of `keys` is pressed once its text is seen."""
+    environment = {**os.environ, 'TERM': term, 'COLUMNS': str(columns), 'PYTHONPATH': f'{HERE}:{HERE.parent}'}
+    environment.pop('NO_COLOR', None)
+    pid, terminal = pty.fork()
+    if not pid:
+        os.execve(sys.executable, [sys.executable, '-c', code], environment)
+    said, keys, end = b'', list(keys), time.monotonic() + 60
+    while time.monotonic() < end:
+        if select.select([terminal], [], [], 0.1)[0]:
+            try:
+                more = os.read(terminal, 65536)
+            except OSError:
+                break
+            said += more
+        if keys and keys[0][0] in said:
+            os.write(terminal, keys.pop(0)[1])
+    return said.decode(), os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+
+
+def screen(said):
+    """The lines that a terminal shows in the end: carriage returns, and moving up and erasing lines, are obeyed."""
+    lines, at, column = [''], 0, 0
+    for sign in re.findall(r'\x1b\[[0-9;?]*[A-Za-z]|[\r\n]|[^\x1b\r\n]+', said):
+        if sign == '\r':
+            column = 0
+        elif sign == '\n':
+            at += 1
+            lines += [''] * (at + 1 - len(lines))
+        elif sign.startswith('\x1b'):
+            if sign.endswith('A'):
+                at = max(0, at - int(sign[2:-1] or 1))
+            elif sign == '\x1b[2K':
+                lines[at] = ''
+        else:
+            lines[at] = lines[at].ljust(column)[:column] + sign + lines[at][column + len(sign) :]
+            column += len(sign)
+    return [line.rstrip() for line in lines if line.strip()]
+
+
+SWEEP = 'import sys\nfrom sinklab.sweep import run\nrun.prepare = lambda runs: None\nfrom test_display import sweep\n'
+
+
+@pytest.mark.slow
+def test_bars_show_loss_and_sink_and_are_taken_away(tmp_path):
+    said, code = in_terminal(f'{SWEEP}sweep({str(tmp_path)!r})')
+    assert code == 0, said
+    plain = re.sub(r'\x1b\[[0-9;?]*[A-Za-z]', '', said)
+    assert re.search(r'softmax +\S+ +8/8 +loss 3\.500 +Sink_1 +53\.2 %', plain)
+    assert re.search(r'all runs +\S+ +1/2', plain), 'one bar of all runs, where they are more than come at once'
+    assert not any('8/8' in line or 'all runs' in line for line in screen(said))
+    assert screen(said) == [
+        *('softmax  a warning', 'softmax: words of a library'),
+        *('sigmoid  a warning', 'sigmoid: words of a library'),
+    ]
+    assert 'attention: dense' not in plain
+    assert max(map(len, plain.replace('\r', '\n').splitlines())) <= 80
+
+
+@pytest.mark.slow
+def test_ctrl_c_leaves_a_clean_terminal_with_a_cursor(tmp_path):
+    code = f'{SWEEP}runs = sweep({str(tmp_path)!r}, "wait")\nprint("ended", [run.outcome for run in runs])'
+    said, code = in_terminal(code, [(b'4.250', b'\x03')])
+    assert code == 0, said
+    assert '\x1b[?25l' not in said, 'a process that is killed could not show the cursor again'
+    last = [line.removeprefix('^C') for line in screen(said)]
+    assert last == ['softmax  a warning', 'softmax: words of a library', "ended ['to do', 'to do']"]
+    assert 'stopping, saves a checkpoint' in said
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize('term', ['dumb', 'a pipe'])
+def test_without_a_terminal_that_can_erase_there_are_plain_lines(tmp_path, term):
+    code = f'{SWEEP}sweep({str(tmp_path)!r})'
+    if term == 'dumb':
+        said = in_terminal(code, term=term)[0].replace('\r\n', '\n')
+    else:
+        environment = {**os.environ, 'FORCE_COLOR': '1', 'PYTHONPATH': f'{HERE}:{HERE.parent}'}
+        said = subprocess.run([sys.executable, '-c', code], env=environment, capture_output=True, text=True).stderr
+    assert '\x1b' not in said
+    assert said.splitlines()[:8] == [
+        '[1/2] softmax, seed 0',
+        'softmax, seed 0  attention: dense',
+        'softmax, seed 0  step 0/8  loss   -    - tokens/s  Sink_1 0.0 %',
+        'softmax, seed 0  a warning',
+        'softmax, seed 0: words of a library',
+        'softmax, seed 0  step 8/8  loss 3.500  1,234 tokens/s  Sink_1 53.2 %',
+        '[2/2] sigmoid, seed 0',
+        'sigmoid, seed 0  attention: dense',
+    ]
+
+
+def test_a_run_of_a_sweep_writes_records(monkeypatch, capsys):
+    monkeypatch.setenv(progress.VARIABLE, 'json')
+    with progress.Progress('mine', tiny()) as shown:
+        shown.begin(0, 'dense', ['a 1 -> 2'])
+        shown.record({'step': 8, 'train/loss': 2.0, 'sink/1': 5.0, 'other': 1.0}, written=True)
+    records = [progress.parse(line) for line in capsys.readouterr().err.split('\n')]
+    assert {'note': 'attention: dense'} in records
+    assert {'warning': 'since step 0: a 1 -> 2'} in records
+    assert records[-2] == {'record': {'step': 8, 'train/loss': 2.0, 'sink/1': 5.0}}
+
+
+@pytest.mark.parametrize('line', ['', 'words', '{"record": {}}', '\x1e', '\x1e[1]', '\x1e{', '\x1enull'])
+def test_what_is_no_record_is_taken_for_words(line):
+    assert progress.parse(line) is None
+    assert progress.parse('\x1e' + json.dumps({'end': 'done'})) == {'end': 'done'}
