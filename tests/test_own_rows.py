@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from sinklab.cli import sweep
-from sinklab.cli.config import describe_row, load
+from sinklab.cli.config import describe_row, load, load_and_describe
 from sinklab.cli.main import main
 from sinklab.folder import Folder
 from sinklab.spec import Hardware
@@ -62,6 +62,13 @@ def test_what_is_said_recorded_and_trained_of_a_row_is_the_same(mine, row, size,
     for path, value in config.items():
         part, field = path.split('.')
         assert getattr(getattr(spec, part), field) == pytest.approx(value)
+
+
+def test_a_config_file_is_run_once(mine, tmp_path):
+    """It is a program of its author, which may do something."""
+    mine.write_text(f"{TABLE}\nwith open({str(tmp_path / 'runs.txt')!r}, 'a') as file:\n    file.write('run ')\n")
+    assert load_and_describe(f'{mine}:decay', [], 'smoke')[2] == 'at size smoke: optimizer.weight_decay 0.1 -> 0.3'
+    assert (tmp_path / 'runs.txt').read_text() == 'run '
 
 
 def test_an_override_is_part_of_what_a_row_comes_to(mine):

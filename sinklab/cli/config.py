@@ -22,6 +22,11 @@ KINDS = {'get_config': 'get_config(row); see configs/quickstart.py', 'CLAIMS': '
 
 def load(given: str, rest: list[str], size: str | None = None) -> tuple[Spec, dict]:
     """(spec, what row.json holds) for --config=`given` at a size, with the overrides in `rest` applied."""
+    return load_and_describe(given, rest, size)[:2]
+
+
+def load_and_describe(given: str, rest: list[str], size: str | None = None) -> tuple[Spec, dict, str | None]:
+    """Return what load() returns, and what the row comes to. The config file, a user's program, is run once."""
     file, _, row = given.partition(':')
     module = module_of(file)
     config, size = config_and_size(module, given, row or None, size)
@@ -31,7 +36,7 @@ def load(given: str, rest: list[str], size: str | None = None) -> tuple[Spec, di
         spec = parse(config.to_dict())
     except Refusal as refusal:
         raise Refusal(f'{refusal}{name_sizes_that_fit(module, given, size, rest, str(refusal))}') from refusal
-    return spec, {**told, 'size': size, 'overrides': overrides}
+    return spec, {**told, 'size': size, 'overrides': overrides}, describe(module, row, size, spec)
 
 
 def name_sizes_that_fit(module: Any, given: str, size: str | None, rest: list[str], refusal: str) -> str:
@@ -63,7 +68,11 @@ def describe_row(given: str, size: str | None, spec: Spec) -> str | None:
         None where the file has no baseline, as a file without table() of configs/table.py.
     """
     file, _, row = given.partition(':')
-    module = module_of(file)
+    return describe(module_of(file), row, size, spec)
+
+
+def describe(module: Any, row: str, size: str | None, spec: Spec) -> str | None:
+    """Return what describe_row() returns, of a row of a module."""
     if not row or not (baseline := baseline_of(module, size)):
         return None
     before, now = flat(baseline.to_dict()), flat(dataclasses.asdict(spec))

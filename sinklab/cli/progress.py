@@ -200,7 +200,7 @@ class Progress(Listener):
             self.fact(line)
 
     def begin(self, step: int, attention: str, changes: list[str]) -> None:
-        if self.row:
+        if self.row and not isinstance(self.display, Sequence):  # a sweep has said it of all rows
             self.fact(self.row)
         self.fact(f'attention: {attention}')
         if changes:

@@ -112,7 +112,7 @@ def train(given: argparse.Namespace, rest: list[str], group: Group) -> End:
 
     folder = unanimous(group, 'folder', lambda: Folder(given.workdir))
     parent = fork.parent(given.origin, folder, group)
-    spec, row = unanimous(group, 'config', lambda: asked(given, rest, folder, parent))
+    spec, row, comes_to = unanimous(group, 'config', lambda: asked(given, rest, folder, parent))
     layout = unanimous(group, 'layout', lambda: hardware.hardware(given))
     devices.divide_cpu(layout, group.count)
     programs.hasten(row['size'])
@@ -122,10 +122,6 @@ def train(given: argparse.Namespace, rest: list[str], group: Group) -> End:
     link.join(group)
     origin = unanimous(group, 'origin', lambda: fork.origin(parent)) if parent else None
     with contextlib.ExitStack() as stack:
-        if given.config:
-            comes_to = config.describe_row(given.config, row['size'], spec)
-        else:
-            comes_to = config.describe_origin(row, spec) if parent and parent.takes == 'params' else None
         progress = shown(row, spec, compiled, comes_to, stack) if group.index == 0 else None
         others = beside(given, folder, steps, progress.note, stack) if progress else []
         listeners = [*([progress] if progress else []), *others]
@@ -137,10 +133,10 @@ def train(given: argparse.Namespace, rest: list[str], group: Group) -> End:
 
 def asked(
     given: argparse.Namespace, rest: list[str], folder: Folder, parent: fork.Parent | None
-) -> tuple[Spec, dict]:
-    """The spec that is asked for, and its row, of a config file or of the run that it comes from."""
+) -> tuple[Spec, dict, str | None]:
+    """Return the spec, the row and what it comes to, of a config file or of the run that it comes from."""
     if given.config:
-        return config.load(given.config, rest, given.size)
+        return config.load_and_describe(given.config, rest, given.size)
     if not parent:
         raise Refusal(
             'neither --config nor --from is given; give --config=FILE[:ROW], such as configs/quickstart.py:softmax'
@@ -150,7 +146,8 @@ def asked(
             f'--size={given.size} is for a row of --config; leave it out, the size of a run is carried over'
         )
     known = parent.folder if parent.folder.is_claimed() else folder
-    return config.of_run(known, absolute(folder.path).name, rest)
+    spec, row = config.of_run(known, absolute(folder.path).name, rest)
+    return spec, row, config.describe_origin(row, spec) if parent.takes == 'params' else None
 
 
 def trained(
