@@ -80,6 +80,7 @@ def test_a_finished_run_is_left_as_it_is(whole, corpus):
     assert contents(whole[0]) == before
 
 
+@pytest.mark.slow
 def test_another_run_is_refused_with_the_difference(whole, corpus):
     before = contents(whole[0])
     other = operation(spec(corpus, optimizer__steps=20), 'sigmoid', 'none')
