@@ -1,5 +1,6 @@
 """Callbacks of the training loop."""
 
+import pytest
 from runs import outcome, spec, train
 
 from sinklab.train.listener import BestEffort, Listener
