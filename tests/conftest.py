@@ -220,6 +220,15 @@ FIXES = {
     'no make': 'apt-get install make',
     'not UTF-8': 'run the tests with --basetemp on a Linux file system such as ext4',
 }
+# Files of tests that use buckets through sinklab.files, in `make test` on one kind of bucket each. The tests of that
+# interface itself (test_objects*.py, test_objects_words.py, test_files.py) run on both.
+ONE_KIND = {
+    f'test_{name}.py'
+    for name in (
+        *('bucket', 'bucket_checkpoints', 'buckets', 'far_runs', 'fetching', 'fetching_faults', 'mixtures'),
+        *('prepare_bucket', 'validation'),
+    )
+}
 PACKAGES = '.venv/bin/uv pip install --python .venv/bin/python -e ".[test]"'
 SKIPPED: list[list[str]] = []  # [file, reason] of files that are skipped when they are collected
 ALL_SLOW = re.compile(r'^pytestmark = \[?pytest\.mark\.slow\b', re.MULTILINE)
@@ -243,6 +252,19 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         if 'emulators' in item.fixturenames:
             item.add_marker(pytest.mark.slow)
     items.sort(key=lambda item: item.path.name != 'test_profile.py')
+    mark_one_kind_of_bucket([item for item in items if item.path.name in ONE_KIND and 'bucket' in item.fixturenames])
+
+
+def mark_one_kind_of_bucket(items: list[pytest.Item]) -> None:
+    """Mark each test as exhaustive on one of the two kinds of buckets, in turn, unless it says itself on which."""
+    functions = collections.defaultdict(list)
+    for item in items:
+        functions[item.path.name, item.originalname].append(item)
+    for number, (_, same) in enumerate(functions.items()):
+        if not any(item.get_closest_marker('exhaustive') for item in same):
+            for item in same:
+                if item.callspec.params.get('bucket') == list(KINDS)[number % 2]:
+                    item.add_marker(pytest.mark.exhaustive)
 
 
 def pytest_collectreport(report: pytest.CollectReport) -> None:

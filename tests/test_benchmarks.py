@@ -39,7 +39,7 @@ def told(monkeypatch, capsys):
     return run
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_the_loop_tells_what_a_step_and_a_probe_cost(told):
     text = told('loop', '--size=smoke', '--steps=6', '--rounds=1')
     named = dict(re.findall(rf'^(.+?): +({NUMBER}) \({NUMBER} to {NUMBER}\)$', text, re.MULTILINE))
@@ -48,7 +48,7 @@ def test_the_loop_tells_what_a_step_and_a_probe_cost(told):
     assert {'loop over step, %', 'a probe every 100 steps, %'} < named.keys()
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_a_step_is_timed_beside_one_of_pytorch_with_as_many_parameters(monkeypatch):
     torch = pytest.importorskip('torch')
     monkeypatch.syspath_prepend(BENCHMARKS)
@@ -78,7 +78,7 @@ def test_what_reading_ahead_hides_is_timed_beside_reading_between_steps(told):
     assert 'hidden, %' in named
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_surviving_is_timed_beside_the_bare_step(told):
     text = told('surviving', '--size=smoke', '--rounds=2', '--every=3')
     named = dict(re.findall(rf'^(.+?): +({NUMBER}) \({NUMBER} to {NUMBER}\)$', text, re.MULTILINE))
@@ -115,7 +115,7 @@ def test_the_loss_is_timed_in_chunks_and_whole(told):
     assert {name for *_, name in lines} == {'chunks', 'whole'}
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_attention_is_timed_with_and_without_its_matrix(told):
     text = told('attention', '--lengths=16,32', '--matrix=16', '--rounds=2')
     what = r'T= *(\d+) (\S+) +(forward|with gradients) +(\S+(?: \+ sinks)?)'

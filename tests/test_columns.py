@@ -176,11 +176,13 @@ def test_softmax_off_by_one_is_a_sink_logit_of_zero():
     same(built('none', 'plus_one'), built('logit', score_H=np.zeros((1, 4, 1))))
 
 
+@pytest.mark.slow
 def test_a_kv_bias_whose_value_is_zero_is_a_k_bias():
     key = np.random.default_rng(1).normal(size=(1, 4, 4))
     same(built('kv', key_HK=key, value_HK=np.zeros((1, 4, 4))), built('k', key_HK=key))
 
 
+@pytest.mark.slow
 def test_a_sink_logit_far_below_the_scores_is_no_column_at_all():
     same(built('none'), built('logit', score_H=np.full((1, 4, 1), -100.0)))
 

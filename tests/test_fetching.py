@@ -45,6 +45,7 @@ def kept(disk: Path) -> int:
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize('bucket', ['s3', pytest.param('gs', marks=pytest.mark.exhaustive)], indirect=True)
 @pytest.mark.parametrize(('count', 'steps', 'batch'), [(1, 4, 8), (1, 60, 8), (4, 16, 8), (64, 40, 64)])
 def test_a_process_fetches_little_more_than_its_rows_need(store, bucket, disk, count, steps, batch):
     """By ranges, or as whole files where an epoch or more is read; of 64 processes, the first and the last."""
@@ -171,6 +172,7 @@ def test_a_store_that_exceeds_the_bound_is_read_by_ranges(store, bucket, disk, m
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize('bucket', ['gs', pytest.param('s3', marks=pytest.mark.exhaustive)], indirect=True)
 def test_of_two_stores_the_one_used_longest_ago_makes_room_and_none_that_is_in_use(
     store, bucket, disk, monkeypatch, tmp_path
 ):

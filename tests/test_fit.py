@@ -42,6 +42,7 @@ def test_activations_are_what_the_backward_pass_is_given(remat):
     assert held(hardware).activations == pytest.approx(state.size(kept), rel=0.1), 'but for what all sequences share'
 
 
+@pytest.mark.slow
 def test_what_keeps_less_holds_less():
     kept = [held(Hardware(remat=remat)).activations for remat in fit.CHOICES]
     assert kept == sorted(kept, reverse=True)

@@ -6,7 +6,7 @@ import shutil
 
 import numpy as np
 import pytest
-from conftest import operation, tiny
+from conftest import operation, some, tiny
 from runs import Died, Dying, assert_same, parameters, restored, timeless
 from stores import chat, made
 from threads import alike
@@ -107,7 +107,7 @@ def asked(file, row, store):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize('row', fine_tuning.ROWS)
+@pytest.mark.parametrize('row', some(fine_tuning.ROWS, list(fine_tuning.ROWS)[-1:]))
 def test_a_row_of_fine_tuning_begins_with_the_parameters_of_its_namesake(row, stores, tmp_path):
     before, spec = asked('scale', row, stores / 'text'), asked('fine_tuning', row, stores / 'chat')
     parent = Folder(tmp_path / 'parent')

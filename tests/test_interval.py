@@ -53,11 +53,13 @@ SKEWED = pytest.mark.parametrize(
 
 @SKEWED
 @pytest.mark.parametrize('n', [5, 8])
+@pytest.mark.slow
 def test_an_interval_of_skewed_shares_covers_the_truth_as_often_as_it_says(n, one, other):
     assert 92.9 <= covered(interval, n, one, other) <= 97
 
 
 @SKEWED
+@pytest.mark.slow
 def test_two_looks_of_a_claim_both_cover_the_truth_as_often_as_it_says(one, other):
     """With five seeds, and with three more."""
     difference_RN, truth = differences(8, one, other), one[0] - other[0]
@@ -67,6 +69,7 @@ def test_two_looks_of_a_claim_both_cover_the_truth_as_often_as_it_says(one, othe
 
 
 @pytest.mark.parametrize('n', [5, 8])
+@pytest.mark.slow
 def test_no_interval_is_much_wider_than_students(n):
     """However skewed, where the plain cubic has some of 2.4 times that width."""
     rng = np.random.default_rng(0)
@@ -89,6 +92,7 @@ def student(number_N):
 
 @pytest.mark.parametrize('n', [5, 8])
 @pytest.mark.parametrize('empty', [0.2, 0.3, 0.5, 0.7])
+@pytest.mark.slow
 def test_where_a_part_of_the_shares_is_0_it_covers_from_83_percent_on_and_no_less_than_students(n, empty):
     """Seeds without any sink beside seeds with one: five of them may miss a kind altogether."""
 

@@ -128,6 +128,7 @@ def test_a_run_without_the_file_of_its_secret_does_not_begin(tmp_path, monkeypat
     assert f'{tmp_path}/secret' in said.stderr
 
 
+@pytest.mark.slow
 def test_the_secret_of_a_job_is_made_once_by_who_submits_it_and_is_not_printed(recorders, capsys):
     given, file = SUBMIT['queued_resources'], Path('runs/launched/pair/secret')
     submit = [*given[:2], '--execute', *given[2:]]

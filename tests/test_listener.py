@@ -1,5 +1,6 @@
 """Callbacks of the training loop."""
 
+import pytest
 from runs import outcome, spec, train
 
 from sinklab.train.listener import BestEffort, Listener
@@ -13,6 +14,7 @@ class FullDisk(Listener):
         raise OSError(28, 'No space left on device')
 
 
+@pytest.mark.slow
 def test_an_error_of_a_mirror_is_a_warning_and_training_goes_on(corpus, tmp_path):
     mirror, warnings = FullDisk(), []
     records = train(spec(corpus), tmp_path / 'run', BestEffort(mirror, 'TensorBoard', warnings.append))

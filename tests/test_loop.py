@@ -80,6 +80,7 @@ def test_a_finished_run_is_left_as_it_is(whole, corpus):
     assert contents(whole[0]) == before
 
 
+@pytest.mark.slow
 def test_another_run_is_refused_with_the_difference(whole, corpus):
     before = contents(whole[0])
     other = operation(spec(corpus, optimizer__steps=20), 'sigmoid', 'none')
@@ -232,7 +233,7 @@ def test_flat_names_every_leaf():
 @pytest.mark.parametrize(
     ('name', 'at', 'saved', 'code'),
     [
-        ('INT', 1, 3, 130),
+        pytest.param('INT', 1, 3, 130, marks=pytest.mark.exhaustive),  # a sweep is interrupted in test_sweep.py
         pytest.param('TERM', 3, 4, 42, marks=pytest.mark.exhaustive),
         ('TERM', 6, 8, 42),
         ('HUP', 3, 4, 42),

@@ -388,6 +388,7 @@ def test_different_rows_have_different_folders_and_plain_ones_their_own_name():
 
 
 @given(st.text(), st.text())
+@pytest.mark.slow
 def test_no_two_names_share_a_file(one, other):
     files = escape.quote_file_name(one), escape.quote_file_name(other)
     assert (files[0] == files[1]) == (one == other)

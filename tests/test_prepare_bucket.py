@@ -155,6 +155,7 @@ def tampered(folder, name):
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize('bucket', ['gs', pytest.param('s3', marks=pytest.mark.exhaustive)], indirect=True)
 @pytest.mark.parametrize('done', [False, True], ids=['unfinished', 'finished'])
 @pytest.mark.parametrize('damage', [tampered, lambda folder, name: (folder / name).unlink()], ids=['other', 'lost'])
 def test_a_shard_that_is_not_what_was_uploaded_is_made_anew(tmp_path, bucket, monkeypatch, damage, done):

@@ -56,7 +56,7 @@ def trained(count, folder, last, config):
 
 # One run, saved and gone on with: how many processes, up to which step.
 STAGES = [
-    pytest.param(((2, 3), (1, 5)), id='2-1', marks=pytest.mark.slow),
+    pytest.param(((2, 3), (1, 5)), id='2-1', marks=pytest.mark.exhaustive),
     pytest.param(((2, 3), (4, 6), (1, 7)), id='2-4-1', marks=pytest.mark.exhaustive),
 ]
 

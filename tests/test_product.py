@@ -24,6 +24,7 @@ SIZES = dict(B=2, T=3, H=2, K=4, S=5)
 
 @pytest.mark.parametrize('wide', ['', 'D', 'F', 'V', 'G'])
 @pytest.mark.parametrize('equation', EQUATIONS)
+@pytest.mark.slow
 def test_gradients_are_those_of_the_plain_einsum(equation, wide):
     sizes = {letter: SIZES.get(letter, 24 if letter == wide else 6) for letter in equation if letter.isalpha()}
     of_x, of_weight = equation.partition('->')[0].split(',')

@@ -34,6 +34,7 @@ def test_what_is_given_is_kept():
     assert only.hardware == Hardware(data=2, fsdp=2, micro_batch=2, remat='attention')
 
 
+@pytest.mark.slow
 def test_what_has_no_room_or_cannot_be_divided_is_told():
     best, refused = ranked(chip=dataclasses.replace(CHIP, memory=1000))
     assert best == []

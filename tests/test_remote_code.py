@@ -58,6 +58,7 @@ def asked(folder, *more):
 
 
 @pytest.mark.parametrize('add', [with_tokenizer_code, with_model_code])
+@pytest.mark.slow
 def test_without_the_option_no_code_runs_whatever_is_answered(add, folder, capsys, monkeypatch):
     """transformers would ask; `input` answers yes."""
     add(folder)

@@ -95,10 +95,10 @@ def test_an_ignored_signal_stays_ignored(tmp_path):
 @pytest.mark.parametrize(
     ('verb', 'seconds', 'count'),
     [
-        (['--help'], 0.2, 4),
+        pytest.param(['--help'], 0.2, 4, marks=pytest.mark.exhaustive),
         (['train', '--config=CONFIG', '--config.optimizer.steps=100000', '--workdir={}/run'], 3.0, 4),
         (['report', 'RUN'], 0.5, 4),
-        (['measure', 'RUN'], 3.0, 3),
+        pytest.param(['measure', 'RUN'], 3.0, 3, marks=pytest.mark.exhaustive),
         pytest.param(['--help'], 0.2, 20, marks=pytest.mark.exhaustive),
         pytest.param(
             ['train', '--config=CONFIG', '--config.optimizer.steps=100000', '--workdir={}/run'],

@@ -78,7 +78,12 @@ OTHERS = [
 
 SHARDED = Hardware(fsdp=2, tensor=2)
 PLAIN = tiny()
-CASES = [(PLAIN, hardware) for hardware in LAYOUTS]
+# The other layouts, with and without remat and micro-batches, are in test_layouts.py.
+SAMPLED = [Hardware(data=4), SHARDED, Hardware(micro_batch=2, data=2), Hardware(remat='full')]
+SAMPLED += [Hardware(fsdp=4, remat='qkv,middle')]
+CASES = [
+    pytest.param(PLAIN, hardware, marks=() if hardware in SAMPLED else pytest.mark.exhaustive) for hardware in LAYOUTS
+]
 CASES += [pytest.param(operation(PLAIN, *pair), SHARDED, marks=pytest.mark.exhaustive) for pair in OPERATIONS[1:]]
 # Other models with operations that cover every similarity and normalizer: PLAIN has exp with sum.
 COVERED = [('sigmoid', 'none'), ('softpick', 'sum'), ('exp', 'plus_one'), ('elu1', 'p_norm')]

@@ -7,7 +7,8 @@ import pytest
 from job import assert_same
 
 pytest_plugins = ['started']
-pytestmark = pytest.mark.slow
+# One process in a bucket (test_bucket.py), and two on a disk (test_faults.py), are in `make test`.
+pytestmark = pytest.mark.exhaustive
 # Of process 1: shards of arrays, and what Orbax and we know of them; nothing of the run.
 ITS_OWN = re.compile(r'/ocdbt\.process_1/|/array_metadatas/process_1|/digests/\d+/1\.json')
 
@@ -20,7 +21,6 @@ def check_writes(proxy):
     assert [name for name in written if not ITS_OWN.search(name)] == []
 
 
-@pytest.mark.exhaustive
 def test_two_processes_in_a_bucket_are_those_on_a_disk(job, undisturbed, bucket, emulators):
     own = emulators.another(bucket)
     workdir = f'{bucket.url}/run'
@@ -30,7 +30,6 @@ def test_two_processes_in_a_bucket_are_those_on_a_disk(job, undisturbed, bucket,
     check_writes(own.proxy)
 
 
-@pytest.mark.parametrize('bucket', ['s3', pytest.param('gs', marks=pytest.mark.exhaustive)], indirect=True)
 def test_a_run_in_a_bucket_whose_process_was_killed_goes_on(job, undisturbed, bucket, emulators, tmp_path):
     own = emulators.another(bucket)
     workdir = f'{bucket.url}/run'

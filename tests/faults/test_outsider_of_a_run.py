@@ -8,7 +8,7 @@ from job import assert_same
 from outsider import ATTACKS, ports_of
 
 pytest_plugins = ['started']
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.exhaustive  # what each port answers a stranger is in test_outsider.py
 
 
 def test_a_run_ends_well_whatever_a_stranger_sends_to_each_of_its_ports(job, undisturbed, tmp_path):
