@@ -157,9 +157,10 @@ def attention(
         query = query * jnp.asarray(scale * math.sqrt(query.shape[-1]), query.dtype)
     found = attend(name, query, key, value, rule, matrices)
     output = found.output_BTHK if batched else found.output_BTHK[0]
-    if not return_weights:
+    weights = found.attention_BHTS
+    if weights is None or not return_weights:
         return output
-    return output, found.attention_BHTS if batched else found.attention_BHTS[0]
+    return output, weights if batched else weights[0]
 
 
 def attend(
