@@ -99,7 +99,7 @@ def short_text(value: Any) -> str:
 
 def equals_baseline(given: str, size: str | None) -> bool:
     """Return whether a row, FILE:ROW, is at a size the config that its table has without any row."""
-    file, _, row = given.rpartition(':')
+    file, _, row = given.partition(':')
     module = module_of(file)
     baseline = baseline_of(module, size)
     return bool(baseline) and config_and_size(module, given, row, size)[0].to_dict() == baseline.to_dict()
