@@ -178,6 +178,7 @@ def test_a_storage_that_falls_silent_ends_a_wait_in_words(bucket, at):
 
 @pytest.mark.slow
 @GS
+@pytest.mark.exhaustive
 def test_a_sweep_in_a_bucket_is_done_once(corpus, bucket, capsys):
     given = [
         '--config=configs/quickstart.py',

@@ -305,6 +305,7 @@ def many(path, count, steps):
 
 
 @NEEDS_BROWSER
+@pytest.mark.exhaustive
 def test_two_hundred_runs_are_a_page_of_less_than_ten_megabytes_that_opens_in_two_seconds(tab, tmp_path):
     paths = many(tmp_path, 200, range(0, 20_000, 50))
     begun = time.monotonic()

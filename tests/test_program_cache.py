@@ -270,6 +270,7 @@ def trained(folder, name):
 
 
 @pytest.mark.slow
+@pytest.mark.exhaustive
 def test_a_run_whose_compiled_step_is_damaged_computes_the_same(tmp_path):
     wanted, _ = trained(tmp_path, 'first')
     entries = sorted((tmp_path / 'programs').glob('jit_step-*'))

@@ -38,13 +38,27 @@ def choices(value, path=()):
 
 
 def kind(name):
-    """Yield the operation of a row, the name of its optimizer, and the choices of its model and probe."""
+    """Yield the optimizer of a row, and the choices of its model and probe."""
     spec = SPECS[name]
-    attention = spec.model.attention
-    yield 'operation', (attention.similarity, attention.normalizer, attention.feature_map)
     yield 'optimizer', spec.optimizer.name
     yield from choices(spec.model, ('model',))
     yield from choices(spec.probe, ('probe',))
+
+
+def attending(name):
+    """Yield the choices of a row that say what sees what."""
+    model = SPECS[name].model
+    for part in ('attention', 'mask', 'columns', 'position', 'combination', 'gate', 'norm', 'qk_norm', 'head_norm'):
+        yield from choices(getattr(model, part), (part,))
+
+
+MODELS = distinct(lambda spec: spec.model)
+
+
+def sampled(names, parts):
+    """Return parameters for rows; those in which no choice occurs that others lack are exhaustive."""
+    chosen, marks = covering(names, parts), {True: pytest.mark.slow, False: pytest.mark.exhaustive}
+    return [pytest.param(name, marks=marks[name in chosen]) for name in names]
 
 
 @pytest.fixture(scope='module')
@@ -58,21 +72,7 @@ def reading(spec, sources):
     return dataclasses.replace(spec, data=dataclasses.replace(spec.data, source=sources[spec.data.loss]))
 
 
-COVERING = covering(SPECS, kind)
-
-
-# Rows of different models, and the covering ones.
-MODELS = sorted({*distinct(lambda spec: spec.model), *COVERING})
-
-
-def sampled(names):
-    """Return parameters for rows; those in which no choice occurs that others lack are exhaustive."""
-    return [
-        pytest.param(name, marks=pytest.mark.slow if name in COVERING else pytest.mark.exhaustive) for name in names
-    ]
-
-
-@pytest.mark.parametrize('name', sampled(SPECS))
+@pytest.mark.parametrize('name', sampled(SPECS, kind))
 def test_a_row_takes_steps_and_a_probe(name, sources):
     spec = reading(SPECS[name], sources)
     undecayed = dataclasses.replace(spec.optimizer, weight_decay=0.0)  # it would move what has no gradient
@@ -120,7 +120,7 @@ def test_the_optimizer_of_a_row_takes_steps_downhill(name):
     assert np.isfinite(params['weight']).all()
 
 
-@pytest.mark.parametrize('name', sampled(MODELS))
+@pytest.mark.parametrize('name', sampled(MODELS, attending))
 def test_a_row_is_causal_but_for_its_prefix(name):
     """What another id at one place changes, bit for bit: that place, later ones, and from a prefix all of it."""
     spec = dataclasses.replace(SPECS[name], data=dataclasses.replace(SPECS[name].data, length=16))
