@@ -1,32 +1,59 @@
-"""The README: what it shows is so."""
+"""What the README shows equals the code and the committed results."""
 
+import collections
 import json
 import re
 import runpy
 from pathlib import Path
 
+import numpy as np
+
 from sinklab.cli.config import load
-from sinklab.cli.doctor import EXTRAS
 from sinklab.cli.main import main
 
 ROOT = Path(__file__).parents[1]
-README = ROOT / 'README.md'
+README = (ROOT / 'README.md').read_text(encoding='utf-8')
+GENERATED = ['docs/paper/tables.md']  # by `make docs`
 
 
-def test_the_config_file_of_the_readme_has_rows_that_parse(capsys, tmp_path):
-    (block,) = re.findall(r'^```python\n(.*?)^```', README.read_text(encoding='utf-8'), re.MULTILINE | re.DOTALL)
+def test_the_rows_of_the_readme_are_valid(capsys, tmp_path):
+    blocks = re.findall(r'^```python\n(.*?)^```', README, re.MULTILINE | re.DOTALL)
+    (block,) = (block for block in blocks if block.startswith('# mine.py'))
     (tmp_path / 'mine.py').write_text(block)
     assert main(['rows', f'--config={tmp_path}/mine.py', '--json']) == 0
     plain, other = json.loads(capsys.readouterr().out)
-    assert plain['diff'] == {}
-    (changed,) = other['diff']
-    assert load(f'{tmp_path}/mine.py:{other["row"]}', [])[0].optimizer.warmup_steps == other['diff'][changed]
+    assert (plain['diff'], other['diff']) == ({}, {'model.qk_norm': True})
+    assert load(f'{tmp_path}/mine.py:{other["row"]}', [], 'quickstart')[0].model.qk_norm
 
 
-def test_every_extra_that_doctor_offers_is_told_in_the_readme():
-    told = README.read_text(encoding='utf-8').partition('from a clone')[2].partition('## From there')[0]
-    for extra in set(EXTRAS.values()):
-        assert re.search(rf'[`\[,]{extra}[`\],]', told), extra
+def test_the_results_of_the_readme_are_those_that_were_measured():
+    runs = json.loads((ROOT / 'docs' / 'results' / 'claims.json').read_text())['runs']
+    table = README.partition('| model | row |')[2].partition('\n\n')[0]
+    found = re.findall(r'\| `(\w+:[\w.-]+)` \| ([\d.]+) \| \**([\d.]+) ± ([\d.]+)\** \| (\d) \|', table)
+    assert len(found) == 8
+    for name, published, mean, deviation, seeds in found:
+        file, row = name.split(':')
+        sinks = [run['end']['sink/1'] for run in runs[name].values()]
+        assert float(published) == round(
+            runpy.run_path(f'{ROOT}/configs/{file}.py')['ROWS'][row]['published']['sink/1'], 1
+        )
+        assert (mean, deviation) == (f'{np.mean(sinks):.1f}', f'{np.std(sinks, ddof=1):.1f}')
+        assert int(seeds) == len(sinks)
+
+
+def test_the_verdicts_of_the_readme_are_those_that_are_computed(capsys):
+    assert main(['claims', f'--results={ROOT}/docs/results/claims.json', '--json']) == 0
+    verdicts = collections.Counter(claim['verdict'] for claim in json.loads(capsys.readouterr().out))
+    status = ' '.join(README.partition('Of 85 claims')[2].partition('([details]')[0].replace('>', '').split())
+    names = 'holds', 'contradicted', 'not seen', 'unsettled', 'not testable here', 'not run'
+    assert [int(number) for number in re.findall(r'\d+', status)] == [verdicts[name] for name in names]
+    assert verdicts.total() == 85
+
+
+def test_links_of_the_readme_lead_somewhere():
+    links = re.findall(r'\]\(([^)#]+)', README)
+    assert len(links) > 15
+    assert [link for link in links if not link.startswith('http') and not (ROOT / link).exists()] == GENERATED
 
 
 def test_the_tables_of_numbers_are_those_of_the_measures():
