@@ -7,12 +7,21 @@ import runpy
 from pathlib import Path
 
 import numpy as np
+import pytest
 
+from configs.claims import CLAIMS
 from sinklab.cli.config import load
 from sinklab.cli.main import main
 
 ROOT = Path(__file__).parents[1]
 README = (ROOT / 'README.md').read_text(encoding='utf-8')
+
+
+@pytest.fixture
+def claims(capsys):
+    """{claim: verdict}"""
+    assert main(['claims', f'--results={ROOT}/docs/results/claims.json', '--json']) == 0
+    return {claim['claim']: claim['verdict'] for claim in json.loads(capsys.readouterr().out)}
 
 
 def test_the_rows_of_the_readme_are_valid(capsys, tmp_path):
@@ -25,25 +34,28 @@ def test_the_rows_of_the_readme_are_valid(capsys, tmp_path):
     assert load(f'{tmp_path}/mine.py:{other["row"]}', [], 'quickstart')[0].model.qk_norm
 
 
-def test_the_results_of_the_readme_are_those_that_were_measured():
+def test_the_results_of_the_readme_are_those_that_were_measured(claims):
     runs = json.loads((ROOT / 'docs' / 'results' / 'claims.json').read_text())['runs']
-    table = README.partition('| model | row |')[2].partition('\n\n')[0]
-    found = re.findall(r'\| `(\w+:[\w.-]+)` \| ([\d.]+) \| \**([\d.]+) ± ([\d.]+)\** \| (\d) \|', table)
+    table = README.partition('| model | claim |')[2].partition('\n\n')[0]
+    found = re.findall(r'\| `([\w.]+)`: [^|]+ \| ([\d.]+) \| ([\d.]+) ± ([\d.]+) \| ([\w ]+) \|', table)
     assert len(found) == 8
-    for name, published, mean, deviation, seeds in found:
-        file, row = name.split(':')
-        sinks = [run['end']['sink/1'] for run in runs[name].values()]
-        assert float(published) == round(
-            runpy.run_path(f'{ROOT}/configs/{file}.py')['ROWS'][row]['published']['sink/1'], 1
+    for name, published, mean, deviation, verdict in found:
+        row, number = CLAIMS[name]['of'][:2]
+        file, _, key = row.partition(':')
+        sinks = [run['end'][number] for run in runs[row].values()]
+        of_row = runpy.run_path(f'{ROOT}/configs/{file}.py')['ROWS'][key]['published'][number]
+        assert (published, mean, deviation) == (
+            f'{of_row:.1f}',
+            f'{np.mean(sinks):.1f}',
+            f'{np.std(sinks, ddof=1):.1f}',
         )
-        assert (mean, deviation) == (f'{np.mean(sinks):.1f}', f'{np.std(sinks, ddof=1):.1f}')
-        assert int(seeds) == len(sinks)
+        assert verdict == claims[name]
+        assert len(sinks) == (5 if name == 'rate_lower' else 8)
 
 
-def test_the_verdicts_of_the_readme_are_those_that_are_computed(capsys):
-    assert main(['claims', f'--results={ROOT}/docs/results/claims.json', '--json']) == 0
-    verdicts = collections.Counter(claim['verdict'] for claim in json.loads(capsys.readouterr().out))
-    status = ' '.join(README.partition('Of 85 claims')[2].partition('([details]')[0].replace('>', '').split())
+def test_the_verdicts_of_the_readme_are_those_that_are_computed(claims):
+    verdicts = collections.Counter(claims.values())
+    status = ' '.join(README.partition('of 85 claims')[2].partition('([details]')[0].replace('>', '').split())
     names = 'holds', 'contradicted', 'not seen', 'unsettled', 'not testable here', 'not run'
     assert [int(number) for number in re.findall(r'\d+', status)] == [verdicts[name] for name in names]
     assert verdicts.total() == 85
