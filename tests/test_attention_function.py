@@ -80,7 +80,9 @@ def test_every_pair_equals_its_formula_in_float64(similarity, normalizer):
 def test_every_similarity_and_normalizer_of_the_tables_is_in_a_pair_and_in_the_docstring():
     assert {name for name, _ in OPERATIONS} == {*SIMILARITIES} == {*PAIRS}
     assert {name for _, name in OPERATIONS} == {*NORMALIZERS}
-    rows = [line.split('|')[1:-1] for line in sinklab.attention.__doc__.splitlines() if line.startswith('    | `')]
+    rows = [
+        line.split('|')[1:-1] for line in inspect.getdoc(sinklab.attention).splitlines() if line.startswith('| `')
+    ]
     named = {cells[0].strip(' `'): cells[-1].replace(',', ' ').split() for cells in rows}
     assert {*named} == {*SIMILARITIES} | {*NORMALIZERS}
     for similarity, normalizers in PAIRS.items():

@@ -99,7 +99,7 @@ def test_a_sample_goes_on_from_its_prompt_and_is_the_same_for_a_seed(whole, caps
         (['--cache=0+3000000000'], 'y of --cache=0+3000000000 is 3000000000; it must be'),
         (['--cache=2000000000+2000000000'], 'x + y of --cache=2000000000+2000000000 is 4000000000; it must be'),
         (['--tokenizer=/nowhere.json'], 'the tokenizer /nowhere.json cannot be read'),
-        (['--cash=4+4'], '--cash=4+4 is unknown; see sinklab'),
+        (['--cash=4+4'], '--cash=4+4 is unknown; did you mean --cache?'),
     ],
 )
 @pytest.mark.parametrize('verb', ['stream', 'sample'])

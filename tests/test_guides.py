@@ -70,8 +70,6 @@ def test_a_page_says_first_what_it_is_for(page):
 def test_commands_of_a_page_have_options_fields_and_rows_that_exist(page):
     for arguments in commands(page):
         given, rest = parser().parse_known_args(arguments)
-        if not hasattr(table, 'scale'):  # `rows --size` comes with it
-            rest = [path for path in rest if arguments[0] != 'rows' or not path.startswith('--size=')]
         for path in rest:
             assert path.startswith('--config.'), arguments
             assert path.removeprefix('--config.').partition('=')[0] in FIELDS, arguments
@@ -107,7 +105,6 @@ def test_the_guide_to_sweeps_has_every_table_of_rows():
     assert {file for file in config_files() if f'| `{file}` |' not in page} <= {'configs/default.py'}
 
 
-@pytest.mark.skipif(not hasattr(table, 'scale'), reason='configs/table.py has no scale yet')
 @pytest.mark.parametrize('size', ['paper', 'quickstart'])
 def test_rows_of_the_guide_to_sweeps_are_valid(capsys, tmp_path, size):
     (block,) = re.findall(r'^```python\n(.*?)^```', read('guides/sweeps_and_claims.md'), re.MULTILINE | re.DOTALL)

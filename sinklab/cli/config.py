@@ -263,7 +263,8 @@ def module_of(file: str, holding: str = 'get_config') -> Any:
     specification = importlib.util.spec_from_file_location(path.stem, path)
     module = importlib.util.module_from_spec(specification)
     try:
-        specification.loader.exec_module(module)
+        # Without bytecode: Python takes that of the version before where an edit keeps the second and the size.
+        exec(compile(path.read_bytes(), str(path), 'exec'), module.__dict__)
     except Exception as error:
         raise Refusal(f'--config={file} does not run: {one_line(error, path)}') from error
     if not hasattr(module, holding):
