@@ -7,6 +7,7 @@ import re
 import shutil
 import subprocess
 import tempfile
+import zlib
 from collections.abc import Callable, Hashable, Iterable, Iterator
 from pathlib import Path
 
@@ -256,14 +257,14 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 def mark_one_kind_of_bucket(items: list[pytest.Item]) -> None:
-    """Mark each test as exhaustive on one of the two kinds of buckets, in turn, unless it says itself on which."""
+    """Mark each test as exhaustive on one of the two kinds of buckets, by its name, unless it says itself on which."""
     functions = collections.defaultdict(list)
     for item in items:
         functions[item.path.name, item.originalname].append(item)
-    for number, (_, same) in enumerate(functions.items()):
+    for name, same in functions.items():
         if not any(item.get_closest_marker('exhaustive') for item in same):
             for item in same:
-                if item.callspec.params.get('bucket') == list(KINDS)[number % 2]:
+                if item.callspec.params.get('bucket') == list(KINDS)[zlib.crc32(name[1].encode()) % 2]:
                     item.add_marker(pytest.mark.exhaustive)
 
 

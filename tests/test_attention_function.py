@@ -1,6 +1,7 @@
 """`sinklab.attention`: equal to the formulas in NumPy and float64, and to jax's softmax, under jit, grad and vmap."""
 
 import functools
+import inspect
 import subprocess
 import sys
 
@@ -80,9 +81,8 @@ def test_every_pair_equals_its_formula_in_float64(similarity, normalizer):
 def test_every_similarity_and_normalizer_of_the_tables_is_in_a_pair_and_in_the_docstring():
     assert {name for name, _ in OPERATIONS} == {*SIMILARITIES} == {*PAIRS}
     assert {name for _, name in OPERATIONS} == {*NORMALIZERS}
-    rows = [
-        line.split('|')[1:-1] for line in inspect.getdoc(sinklab.attention).splitlines() if line.startswith('| `')
-    ]
+    lines = inspect.getdoc(sinklab.attention).splitlines()
+    rows = [line.split('|')[1:-1] for line in lines if line.startswith('| `')]
     named = {cells[0].strip(' `'): cells[-1].replace(',', ' ').split() for cells in rows}
     assert {*named} == {*SIMILARITIES} | {*NORMALIZERS}
     for similarity, normalizers in PAIRS.items():
