@@ -257,7 +257,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 def mark_one_kind_of_bucket(items: list[pytest.Item]) -> None:
-    """Mark each test as exhaustive on one of the two kinds of buckets, by its name, unless it says itself on which."""
+    """Mark each test as exhaustive on one of the two kinds of buckets, chosen by its name, or as it says itself."""
     functions = collections.defaultdict(list)
     for item in items:
         functions[item.path.name, item.originalname].append(item)
