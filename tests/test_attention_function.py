@@ -2,6 +2,7 @@
 
 import functools
 import inspect
+import re
 import subprocess
 import sys
 
@@ -13,11 +14,12 @@ import pytest
 from conftest import OPERATIONS
 
 import sinklab
-from sinklab.attend import choice
+from sinklab.attend import choice, dense
 from sinklab.attend import mask as masks
 from sinklab.attend.mask import causal
 from sinklab.attend.normalizer import NORMALIZERS
-from sinklab.attend.rule import Case
+from sinklab.attend.operation import operation
+from sinklab.attend.rule import Case, Rule
 from sinklab.attend.similarity import SIMILARITIES, Similarity
 from sinklab.spec import PAIRS, Attention
 
@@ -38,7 +40,7 @@ def draw(seed=0, queries=LENGTH, keys=LENGTH, batch=(BATCH,), dtype=np.float32, 
     return [array.astype(dtype) for array in (query + 0.5, key + 0.5, value, bias)]
 
 
-def define(query, key, value, bias, visible_TS, similarity, normalizer, scale, offset, gain):
+def define(query, key, value, bias, visible_TS, similarity, normalizer, scale, score_offset, gain):
     """Return (output, weights) by the formula of each pair, in float64, one head of one sequence at a time."""
     query, key, value, bias = (np.float64(array) for array in (query, key, value, bias))
     asked = Attention(similarity, normalizer, 'identity', gain, POWERS.get(normalizer), 0.0)
@@ -46,7 +48,7 @@ def define(query, key, value, bias, visible_TS, similarity, normalizer, scale, o
     weights = np.zeros((len(query), HEADS, query.shape[1], key.shape[1]))
     for b, h in np.ndindex(len(query), HEADS):
         group = h * key.shape[2] // HEADS
-        score_TS = scale * query[b, :, h] @ key[b, :, group].T + bias[b, h] + offset
+        score_TS = scale * query[b, :, h] @ key[b, :, group].T + bias[b, h] + score_offset
         weights[b, h] = formulas.weights(score_TS, visible_TS, asked)
         output[b, :, h] = weights[b, h] @ value[b, :, group]
     return output, weights
@@ -66,7 +68,7 @@ def window(queries, keys, is_causal, left_right):
 def test_every_pair_equals_its_formula_in_float64(similarity, normalizer):
     query, key, value, bias = draw()
     mask = np.random.default_rng(1).uniform(size=(LENGTH, LENGTH)) < 0.7
-    named = dict(similarity=similarity, normalizer=normalizer, scale=0.4, offset=-0.3, gain=1.5)
+    named = dict(similarity=similarity, normalizer=normalizer, scale=0.4, score_offset=-0.3, gain=1.5)
     visible_TS = window(LENGTH, LENGTH, True, (5, 0)) & mask
     expected = define(query, key, value, bias, visible_TS, **named)
     options = dict(named, power=POWERS.get(normalizer), is_causal=True, local_window_size=(5, 0))
@@ -90,18 +92,20 @@ def test_every_similarity_and_normalizer_of_the_tables_is_in_a_pair_and_in_the_d
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize('backend', ['dense', 'chunked'])
+@pytest.mark.parametrize('implementation', ['dense', 'chunked'])
 @pytest.mark.parametrize('queries', [LENGTH, 5, 13])
 @pytest.mark.parametrize(
     ('is_causal', 'left_right'), [(False, None), (True, None), (True, 3), (False, (2, 1)), (False, (0, 4))], ids=str
 )
-def test_softmax_equals_that_of_jax_for_each_mask_and_number_of_queries(backend, queries, is_causal, left_right):
+def test_softmax_equals_that_of_jax_for_each_mask_and_number_of_queries(
+    implementation, queries, is_causal, left_right
+):
     query, key, value, _ = draw(queries=queries)
     value = np.concatenate([value, value[..., :2]], -1)  # jax wants values of the width of keys
     options = dict(is_causal=is_causal, local_window_size=left_right)
     visible_T = window(queries, LENGTH, **dict(is_causal=is_causal, left_right=left_right)).any(-1)
     expected = jax.nn.dot_product_attention(query, key, value, **options)
-    found = sinklab.attention(query, key, value, backend=backend, **options)
+    found = sinklab.attention(query, key, value, implementation=implementation, **options)
     np.testing.assert_allclose(found[:, visible_T], expected[:, visible_T], rtol=1e-5, atol=1e-6)
     assert not np.any(found[:, ~visible_T])  # jax spreads these queries over all keys
 
@@ -153,10 +157,10 @@ def test_gradients_are_those_of_finite_differences_and_of_every_backend(similari
     cotangent = np.random.default_rng(2).normal(size=(1, 6, HEADS, VALUE_WIDTH)).astype(np.float32)
 
     @functools.partial(jax.jit, static_argnums=1)
-    def total(arrays, backend):
-        return jnp.sum(cotangent * sinklab.attention(*arrays, backend=backend, **options))
+    def total(arrays, name):
+        return jnp.sum(cotangent * sinklab.attention(*arrays, implementation=name, **options))
 
-    dense, chunked = (jax.grad(total)([query, key, value], backend) for backend in ('dense', 'chunked'))
+    dense, chunked = (jax.grad(total)([query, key, value], name) for name in ('dense', 'chunked'))
     for ours, theirs in zip(chunked, dense, strict=True):
         np.testing.assert_allclose(ours, theirs, rtol=1e-4, atol=1e-5)
     rng, step, given = np.random.default_rng(3), 1e-4, (query, key, value)
@@ -164,7 +168,7 @@ def test_gradients_are_those_of_finite_differences_and_of_every_backend(similari
 
     def exact(sign):
         arrays = [np.float64(array) + sign * step * move for array, move in zip(given, moved, strict=True)]
-        named = dict(similarity=similarity, normalizer=normalizer, scale=WIDTH**-0.5, offset=0.0, gain=1.0)
+        named = dict(similarity=similarity, normalizer=normalizer, scale=WIDTH**-0.5, score_offset=0.0, gain=1.0)
         return (cotangent * define(*arrays, np.zeros((1, HEADS, 6, 6)), np.tri(6, dtype=bool), **named)[0]).sum()
 
     slope = sum(np.sum(np.float64(one) * move) for one, move in zip(dense, moved, strict=True))
@@ -181,6 +185,70 @@ def test_a_learned_scale_and_a_learned_bias_have_gradients_under_jit():
     for gradient in jax.grad(total, (0, 1))(0.3, bias):
         assert np.all(np.isfinite(gradient))
         assert np.any(gradient)
+
+
+def test_a_scale_is_applied_in_float32_to_products_of_bfloat16():
+    rng, width = np.random.default_rng(0), 96
+    query, key = (jnp.asarray(rng.normal(size=(1, 64, 2, width)), jnp.bfloat16) for _ in range(2))
+    for scale in (1.0, 0.3, -0.2, np.float32(0.3), jnp.bfloat16(0.3), np.array(2)):
+        score_BHTS = float(scale) * np.einsum('bthk,bshk->bhts', np.float64(query), np.float64(key))
+        expected = np.exp(score_BHTS - score_BHTS.max(-1, keepdims=True))
+        expected /= expected.sum(-1, keepdims=True)
+        options = dict(scale=scale, return_weights=True)
+        traced = jax.jit(lambda scale: sinklab.attention(query, key, key, scale=scale, return_weights=True))(scale)
+        for _, weights in (sinklab.attention(query, key, key, **options), traced):
+            np.testing.assert_allclose(weights, expected, atol=1e-4)
+        dense, chunked = (
+            np.float32(sinklab.attention(query, key, key, scale=scale, implementation=name))
+            for name in ('dense', 'chunked')
+        )
+        np.testing.assert_allclose(chunked, dense, atol=1e-2)
+
+
+def test_an_array_that_jax_traces_is_refused_as_a_scale_unless_it_is_one_number():
+    query, key, value, _ = draw()
+    for given in (jnp.ones(WIDTH), jnp.ones((), bool)):
+        with pytest.raises(sinklab.Refusal) as caught:
+            jax.jit(lambda scale: sinklab.attention(query, key, value, scale=scale))(given)
+        assert 'scale' in str(caught.value)
+        assert len(str(caught.value).splitlines()) == 1
+
+
+def test_a_kernel_takes_a_number_as_a_scale_and_refuses_an_array_that_jax_traces(monkeypatch):
+    from sinklab.attend import attention as module
+
+    query, key, value, _ = draw(dtype=jnp.bfloat16)
+    rule = module.Rule(module.make_operation('exp', 'sum', scale=0.3), causal(LENGTH))
+    monkeypatch.setattr(jax, 'default_backend', lambda: 'gpu')
+    assert module.choose_backend('cudnn', rule, query, value, []) == 'cudnn'
+    negative = module.Rule(module.make_operation('exp', 'sum', scale=-0.3), causal(LENGTH))
+    with pytest.raises(sinklab.Refusal):
+        module.choose_backend('cudnn', negative, query, value, [])
+    with pytest.raises(sinklab.Refusal) as caught:
+        jax.grad(lambda scale: sinklab.attention(query, key, value, scale=scale, implementation='cudnn').sum())(0.3)
+    assert 'chunked' in str(caught.value)
+
+
+def test_the_arguments_that_the_docstring_shares_with_jax_are_arguments_of_both():
+    ours, theirs = (
+        inspect.signature(function).parameters for function in (sinklab.attention, jax.nn.dot_product_attention)
+    )
+    docstring = ' '.join(sinklab.attention.__doc__.split())
+    sentence = re.search(r'The function takes (.*?) as `jax.nn.dot_product_attention` does', docstring)[1]
+    shared = re.findall('`(.*?)`', sentence)
+    assert {*shared} == ({*ours} & {*theirs}) - {'implementation'}
+    for name in {*theirs} - {*ours} - {'return_residual'}:
+        assert f'`{name}`' in docstring, name
+
+
+def test_the_score_offset_is_the_offset_of_a_config_times_log_t():
+    query, key, value, _ = draw()
+    asked = Attention('sigmoid', 'none', 'identity', 1.0, None, -1.0)
+    expected = dense.attend(*map(jnp.asarray, (query, key, value)), Rule(operation(asked, LENGTH), causal(LENGTH)))
+    found = sinklab.attention(
+        query, key, value, similarity='sigmoid', normalizer='none', score_offset=-1.0 * np.log(LENGTH), is_causal=True
+    )
+    np.testing.assert_allclose(found, expected.output_BTHK, rtol=1e-5, atol=1e-6)
 
 
 @pytest.mark.slow
@@ -229,10 +297,25 @@ REFUSED = {
     'power of nothing': (dict(power=2.0), ['2.0', 'sum']),
     'power of zero': (dict(normalizer='p_norm', power=0.0), ['0.0']),
     'gain': (dict(gain=-1.0), ['-1.0']),
-    'offset': (dict(offset=float('nan')), ['nan']),
-    'unknown backend': (dict(backend='fast'), ['fast', 'auto', 'dense', 'chunked']),
-    'kernel of another platform': (dict(backend='tpu'), ['tpu', 'cpu', 'dense', 'chunked']),
-    'weights of chunks': (dict(backend='chunked', return_weights=True), ['chunked', 'return_weights', 'dense']),
+    'gain of True': (dict(gain=True), ['gain', 'True']),
+    'gain of a list': (dict(gain=[1.0]), ['gain', '[1.0]']),
+    'offset': (dict(score_offset=float('nan')), ['score_offset', 'nan']),
+    'offset of True': (dict(score_offset=True), ['score_offset', 'True']),
+    'scale': (dict(scale=float('nan')), ['scale', 'nan', 'finite']),
+    'infinite scale': (dict(scale=np.float32(np.inf)), ['scale', 'inf', 'finite']),
+    'scale of True': (dict(scale=True), ['scale', 'True']),
+    'scale of words': (dict(scale='0.5'), ['scale', '0.5']),
+    'scale of a list': (dict(scale=[0.5]), ['scale', '[0.5]']),
+    'scale of lists': (dict(scale=[[0.5], []]), ['scale', '[0.5]']),
+    'scale of each width': (dict(scale=np.ones(WIDTH)), ['scale', 'one finite number']),
+    'scale of each width on the device': (dict(scale=jnp.ones(WIDTH)), ['scale', 'one finite number']),
+    'complex scale': (dict(scale=1j), ['scale', '1j']),
+    'unknown implementation': (dict(implementation='fast'), ['fast', 'auto', 'dense', 'chunked']),
+    'kernel of another platform': (dict(implementation='tpu'), ['tpu', 'cpu', 'dense', 'chunked']),
+    'weights of chunks': (
+        dict(implementation='chunked', return_weights=True),
+        ['chunked', 'return_weights', 'dense'],
+    ),
     'window': (dict(local_window_size=-1), ['-1']),
     'window of three': (dict(local_window_size=(1, 2, 3)), ['(1, 2, 3)']),
     'window of a half': (dict(local_window_size=0.5), ['0.5']),
@@ -275,7 +358,7 @@ def test_auto_takes_no_matrix_where_none_is_needed(monkeypatch):
     from sinklab.attend import attention as module
 
     query, _, value, _ = draw()
-    rule = module.Rule(module.make_operation('exp', 'sum', 1.0, None, 0.0), causal(LENGTH))
+    rule = module.Rule(module.make_operation('exp', 'sum'), causal(LENGTH))
     for needs, expected in (([], 'chunked'), (['bias'], 'dense'), (['return_weights'], 'dense')):
         assert module.choose_backend('auto', rule, query, value, needs) == expected
     assert choice.cannot('cudnn', 'gpu', Case(rule, HEADS, WIDTH, VALUE_WIDTH, 'bfloat16')) is None

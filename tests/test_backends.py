@@ -11,7 +11,7 @@ from attending import KERNELS, MASKS, alibi, interpreted, rule
 from conftest import attention, tiny
 
 from sinklab import devices, sharding
-from sinklab.attend import cudnn, epilogue, verification
+from sinklab.attend import cudnn, dense, epilogue, verification
 from sinklab.attend import mask as masks
 from sinklab.attend.bias import Bias, Curve
 from sinklab.attend.choice import Choice, cannot, choose
@@ -60,6 +60,18 @@ def test_a_causal_window_is_given_to_cudnn_as_one():
     assert cudnn.window(masks.causal(8) & masks.window(8, 3)) == 2
     assert cudnn.window(masks.prefix(8, 3)) is None
     assert cudnn.window(masks.causal(8) & masks.document(jnp.zeros((1, 8), int))) is None
+
+
+def test_cudnn_is_given_the_scale_of_the_operation(monkeypatch):
+    own, asked = jax.nn.dot_product_attention, rule(attention('exp', 'sum'), masks.causal(16))
+    monkeypatch.setattr(
+        jax.nn, 'dot_product_attention', lambda *arrays, **how: own(*arrays, **how | dict(implementation='xla'))
+    )
+    query, key, value = (jax.random.normal(jax.random.key(seed), (1, 16, 2, 8)) for seed in range(3))
+    for scale in (None, 0.7):
+        scaled = dataclasses.replace(asked, operation=dataclasses.replace(asked.operation, scale=scale))
+        found, expected = (attend(query, key, value, scaled) for attend in (cudnn.attend, dense.attend))
+        np.testing.assert_allclose(found.output_BTHK, expected.output_BTHK, rtol=1e-4, atol=1e-5)
 
 
 @pytest.mark.parametrize('layout', [Hardware(data=2, tensor=2), Hardware(tensor=2), Hardware()], ids=str)

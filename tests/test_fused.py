@@ -98,6 +98,23 @@ def test_queries_that_see_nothing_get_zeros_and_finite_gradients(operation, back
 READ = ('exp', 'sum'), ('exp', 'p_norm'), ('sigmoid', 'none'), ('identity', 'clamped')
 
 
+@pytest.mark.parametrize('scale', [0.3, -0.2])
+def test_kernels_and_chunks_use_the_scale_of_the_operation(scale):
+    arrays = drawn(16, columns=1)
+    for pair in (('exp', 'p_norm'), ('sigmoid', 'none')):
+        asked = rule(attention(*pair), masks.causal(LENGTH), 1)
+        asked = dataclasses.replace(asked, operation=dataclasses.replace(asked.operation, scale=scale))
+        query, key, value = arrays
+        plain = rule(attention(*pair), masks.causal(LENGTH), 1)
+        scaled = dense.attend(scale * np.sqrt(16) * query, key, value, plain)  # the definition, by other means
+        with interpreted():
+            for backend in ('dense', 'chunked', 'tpu'):
+                found = BACKENDS[backend].attend(*arrays, asked, measured=True)
+                close((found.output_BTHK, found.rows.mass_BHT), (scaled.output_BTHK, scaled.rows.mass_BHT), 5e-5)
+                received = of_first_keys(query, key, found.rows, asked, 3)
+                close(received.raw_BHS, scaled.attention_BHTS[..., :4].sum(2), 5e-5)
+
+
 @pytest.mark.parametrize(
     'case',
     some(

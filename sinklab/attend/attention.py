@@ -2,6 +2,7 @@
 
 import math
 import operator
+import reprlib
 from collections.abc import Mapping
 from typing import Any, Literal, TypeVar, get_args, overload
 
@@ -37,13 +38,13 @@ def attention(
     similarity: str | Similarity = ...,
     normalizer: str | Normalizer = ...,
     scale: ArrayLike | None = ...,
-    offset: float = ...,
+    score_offset: float = ...,
     gain: float = ...,
     power: float | None = ...,
     is_causal: bool = ...,
     local_window_size: Window | None = ...,
     return_weights: Literal[False] = ...,
-    backend: Backend = ...,
+    implementation: Backend = ...,
 ) -> jax.Array: ...
 
 
@@ -58,13 +59,13 @@ def attention(
     similarity: str | Similarity = ...,
     normalizer: str | Normalizer = ...,
     scale: ArrayLike | None = ...,
-    offset: float = ...,
+    score_offset: float = ...,
     gain: float = ...,
     power: float | None = ...,
     is_causal: bool = ...,
     local_window_size: Window | None = ...,
     return_weights: Literal[True],
-    backend: Backend = ...,
+    implementation: Backend = ...,
 ) -> tuple[jax.Array, jax.Array]: ...
 
 
@@ -78,21 +79,22 @@ def attention(
     similarity: str | Similarity = 'exp',
     normalizer: str | Normalizer = 'sum',
     scale: ArrayLike | None = None,
-    offset: float = 0.0,
+    score_offset: float = 0.0,
     gain: float = 1.0,
     power: float | None = None,
     is_causal: bool = False,
     local_window_size: Window | None = None,
     return_weights: bool = False,
-    backend: Backend = 'auto',
+    implementation: Backend = 'auto',
 ) -> jax.Array | tuple[jax.Array, jax.Array]:
     """Compute attention with a similarity and a normalizer of your choice; the default is softmax.
 
     `A_ij = gain * weight(s_ij) / Z(sum_j mass(s_ij))` and `o_i = sum_j A_ij v_j`, with the scores
-    `s_ij = scale * <q_i, k_j> + bias_ij + offset`. The similarity gives the functions weight and mass (for most
-    similarities they are the same function), the normalizer gives Z. The arrays and the arguments `bias`, `mask`,
-    `scale`, `is_causal` and `local_window_size` are those of `jax.nn.dot_product_attention`. The function can be
-    used under `jax.jit`, `jax.grad` and `jax.vmap`.
+    `s_ij = scale * <q_i, k_j> + bias_ij + score_offset`. The similarity gives the functions weight and mass (for most
+    similarities they are the same function), the normalizer gives Z. The function takes `query`, `key`, `value`,
+    `bias`, `mask`, `scale`, `is_causal` and `local_window_size` as `jax.nn.dot_product_attention` does. It has no
+    `query_seq_lengths` and no `key_value_seq_lengths` (a `mask` hides the keys of padding), and its
+    `implementation` has other values. The function can be used under `jax.jit`, `jax.grad` and `jax.vmap`.
 
     | similarity | weight(s) | normalizers |
     |---|---|---|
@@ -122,19 +124,21 @@ def attention(
         mask: Boolean array of such a shape. A query attends to a key where it is True.
         similarity: A name of the table above, or a `Similarity` of your own.
         normalizer: A name of the table above, or a `Normalizer` of your own.
-        scale: Factor of the products of queries and keys; 1 / sqrt(H) if it is None. Any other scale is applied to
-            the queries in their own dtype.
-        offset: Number that is added to every score. -log(T) is that of Apple's sigmoid attention (2409.04431).
+        scale: Factor of the products of queries and keys, which is applied in float32; 1 / sqrt(H) if it is None.
+            A scale that jax traces, such as a learned one, needs `auto`, `dense` or `chunked`.
+        score_offset: Number that is added to every score. The config's `model.attention.offset` is in units of
+            log T, so that `score_offset` is that offset * log(T), with T the tokens of a training window. Apple's
+            sigmoid attention (2409.04431) has -log(T), which is an offset of -1.
         gain: Factor of all weights, above 0.
         power: The p of `p_norm`, above 0; without another normalizer it must be None.
         is_causal: Query i attends to the keys j <= i alone.
         local_window_size: (left, right): query i attends to the keys i - left <= j <= i + right alone. One number
             stands for both.
-        return_weights: Also return A. The backend must then be `auto` or `dense`.
-        backend: `dense` builds the matrix A; `chunked` builds the rows of 128 queries at a time, so that memory grows
-            with T and not with its square; `tpu`, `gpu` and `cudnn` are kernels. `auto` is `dense` where `bias`,
-            `mask` or `return_weights` need the matrix, and `chunked` elsewhere. A kernel is refused where it cannot
-            compute what is asked, and not checked on your device: `sinklab doctor --kernels` does that.
+        return_weights: Also return A. The implementation must then be `auto` or `dense`.
+        implementation: `dense` builds the matrix A; `chunked` builds the rows of 128 queries at a time, so that
+            memory grows with T and not with its square; `tpu`, `gpu` and `cudnn` are kernels. `auto` is `dense` where
+            `bias`, `mask` or `return_weights` need the matrix, and `chunked` elsewhere. A kernel is refused where it
+            cannot compute what is asked, and not checked on your device: `sinklab doctor --kernels` does that.
 
     Returns:
         The output, of shape BTNV (or TNV), in the dtype of the values. With `return_weights` a pair of the output
@@ -148,13 +152,11 @@ def attention(
     batched = query.ndim == 4
     if not batched:
         query, key, value = (array[None] for array in (query, key, value))
-    operation = make_operation(similarity, normalizer, gain, power, offset)
+    operation = make_operation(similarity, normalizer, gain, power, score_offset, scale)
     rule = Rule(operation, make_mask(query.shape[1], key.shape[1], is_causal, local_window_size))
     matrices = {name: array for name, array in (('bias', bias), ('mask', mask)) if array is not None}
     needs = [*matrices, *(['return_weights'] if return_weights else [])]
-    name = choose_backend(backend, rule, query, value, needs)
-    if scale is not None:
-        query = query * jnp.asarray(scale * math.sqrt(query.shape[-1]), query.dtype)
+    name = choose_backend(implementation, rule, query, value, needs)
     found = attend(name, query, key, value, rule, matrices)
     output = found.output_BTHK if batched else found.output_BTHK[0]
     if not return_weights:
@@ -213,7 +215,12 @@ def read_matrix(name: str, given: ArrayLike, shape: tuple[int, ...]) -> jax.Arra
 
 
 def make_operation(
-    similarity: str | Similarity, normalizer: str | Normalizer, gain: float, power: float | None, offset: float
+    similarity: str | Similarity,
+    normalizer: str | Normalizer,
+    gain: float = 1.0,
+    power: float | None = None,
+    score_offset: float = 0.0,
+    scale: ArrayLike | None = None,
 ) -> Operation:
     """Return the operation of a similarity and a normalizer, or raise Refusal where they do not go together."""
     weigh = find_entry('similarity', similarity, SIMILARITIES, Similarity)
@@ -224,13 +231,43 @@ def make_operation(
         raise Refusal('a shifted similarity needs a normalizer that reads the sum, or the shift would not cancel')
     if (close is NORMALIZERS['p_norm']) != (power is not None):
         raise Refusal(f'power={power} with {normalizer!r}; p_norm needs a power, and nothing else has one')
-    for name, number in dict(gain=gain, power=power).items():
-        if number is not None and not 0 < number < math.inf:
-            raise Refusal(f'{name}={number} is not allowed; give a finite number above 0')
-    if not math.isfinite(offset):
-        raise Refusal(f'offset={offset} is not allowed; give a finite number')
     named = [one if isinstance(one, str) else 'your own' for one in (similarity, normalizer)]
-    return Operation(' with '.join(named), weigh, close, float(gain), power, float(offset))
+    return Operation(
+        ' with '.join(named),
+        weigh,
+        close,
+        gain=read_number('gain', gain, above=0),
+        power=None if power is None else read_number('power', power, above=0),
+        offset=read_number('score_offset', score_offset),
+        scale=None if scale is None else read_scale(scale),
+    )
+
+
+def read_scale(given: ArrayLike) -> float | jax.Array:
+    """Return a scale as a number, or as an array in float32 if jax traces it; or raise Refusal."""
+    if not isinstance(given, jax.core.Tracer):
+        return read_number('scale', given)
+    if given.ndim or not is_real(given.dtype):
+        raise Refusal(f'scale is an array of {given.dtype} of the shape {given.shape}; give one number')
+    return given.astype(jnp.float32)
+
+
+def read_number(name: str, given: ArrayLike, above: float = -math.inf) -> float:
+    """Return a number of Python, NumPy or jax as a float, or raise Refusal unless it is finite and above `above`."""
+    try:
+        array = np.asarray(given)
+    except (TypeError, ValueError):  # an array that jax traces, or a list of lists of several lengths
+        array = np.empty((), object)
+    if array.ndim or not is_real(array.dtype) or not above < float(array) < math.inf:
+        shown = ' '.join(reprlib.repr(given).split())
+        bound = '' if above == -math.inf else f' above {above}'
+        raise Refusal(f'{name}={shown} is not allowed; give one finite number{bound}')
+    return float(array)
+
+
+def is_real(dtype: np.dtype[Any]) -> bool:
+    """Return whether a dtype is one of integers or of floating-point numbers."""
+    return jnp.issubdtype(dtype, jnp.integer) or jnp.issubdtype(dtype, jnp.floating)
 
 
 def find_entry(kind: str, given: Any, table: Mapping[str, Entry], entry: type[Entry]) -> Entry:
@@ -269,15 +306,19 @@ def read_window(given: Window) -> tuple[int, int]:
 def choose_backend(wanted: str, rule: Rule, query: jax.Array, value: jax.Array, needs: list[str]) -> str:
     """Return the backend that computes attention, or raise Refusal where it cannot."""
     if wanted not in get_args(Backend):
-        raise Refusal(unknown(f'backend={wanted!r}', str(wanted), get_args(Backend), 'allowed'))
+        raise Refusal(unknown(f'implementation={wanted!r}', str(wanted), get_args(Backend), 'allowed'))
     if wanted == 'auto':
         return 'dense' if needs else 'chunked'
     if needs and wanted != 'dense':
-        raise Refusal(f'backend={wanted!r} builds no matrix, as {" and ".join(needs)} need; give auto or dense')
+        raise Refusal(
+            f'implementation={wanted!r} builds no matrix, as {" and ".join(needs)} need; give auto or dense'
+        )
+    if BACKENDS[wanted].platform is not None and isinstance(rule.operation.scale, jax.Array):
+        raise Refusal(f'implementation={wanted!r} needs a scale that jax does not trace; give auto, dense or chunked')
     platform, (heads, width) = jax.default_backend(), query.shape[2:]
     if BACKENDS[wanted].platform is not None and rule.mask.keys != rule.mask.length:
-        raise Refusal(f'backend={wanted!r} needs as many keys as queries; give auto, dense or chunked')
+        raise Refusal(f'implementation={wanted!r} needs as many keys as queries; give auto, dense or chunked')
     reason = choice.cannot(wanted, platform, Case(rule, heads, width, value.shape[-1], str(query.dtype)))
     if reason:
-        raise Refusal(f'backend={wanted!r} cannot be used: {reason}; give auto, dense or chunked')
+        raise Refusal(f'implementation={wanted!r} cannot be used: {reason}; give auto, dense or chunked')
     return wanted

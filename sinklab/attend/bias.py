@@ -25,7 +25,7 @@ class Curve:
     def learned(self) -> bool:
         return not isinstance(self.parameter_HP, np.ndarray)
 
-    def __call__(self, query_BT: jax.Array, key_BS: jax.Array) -> jax.Array:
+    def __call__(self, query_BT: jax.Array | np.ndarray, key_BS: jax.Array | np.ndarray) -> jax.Array:
         """bias_BHTS, in float32."""
         distance_BTS = jnp.maximum(query_BT[:, :, None] - key_BS[:, None, :], 0)
         parameters = [jnp.asarray(one_H)[:, None, None] for one_H in self.parameter_HP.T]
@@ -45,11 +45,19 @@ class Bias:
         """bias_BHTC."""
         if self.column_HC is not None:
             return self.column_HC[None, :, None]
-        return 0.0 if self.curve is None else self.curve(self.query_BT, self.key_BS[:, :columns])
+        return self.evaluate_curve(slice(columns))
+
+    def evaluate_curve(self, keys: slice) -> jax.Array | float:
+        """Return bias_BHTS of some of the keys by the curve, or 0 without one."""
+        if self.curve is None:
+            return 0.0
+        assert self.query_BT is not None, 'a curve needs the positions of queries'
+        assert self.key_BS is not None, 'a curve needs the positions of keys'
+        return self.curve(self.query_BT, self.key_BS[:, keys])
 
     def matrix(self, columns: int, keys: int) -> jax.Array | float:
         """bias_BHTS of columns and so many keys of the text, left to right; any axis may be 1."""
-        text = 0.0 if self.curve is None else self.curve(self.query_BT, self.key_BS[:, columns:])
+        text = self.evaluate_curve(slice(columns, None))
         if not columns or (self.curve is None and self.column_HC is None):
             return text
         column = self.column(columns)

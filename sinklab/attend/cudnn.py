@@ -24,6 +24,8 @@ def lacks(case: Case) -> str | None:
         return f'{operation.name}: it knows softmax alone'
     if case.rule.columns or case.rule.bias.curve is not None:
         return 'columns and biases: it is given queries, keys and values alone'
+    if operation.scale is not None and operation.scale <= 0:
+        return f'a scale of {operation.scale}, where it needs one above 0'
     if window(case.rule.mask) is None:
         return 'a mask that is neither causal nor a causal window'
     if case.dtype != 'bfloat16' or case.width % 8 or max(case.width, case.value_width) > 128:
@@ -36,6 +38,7 @@ def attend(query_BTHK, key_BSGK, value_BSGK, rule: Rule, measured: bool = False)
     before, gain = window(rule.mask), rule.operation.gain
     run = functools.partial(
         jax.nn.dot_product_attention,
+        scale=rule.operation.scale,
         is_causal=True,
         local_window_size=None if before == rule.mask.length - 1 else (before, 0),
         implementation='cudnn',

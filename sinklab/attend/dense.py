@@ -32,7 +32,7 @@ class Attended(NamedTuple):
 def attend(query_BTHK: jax.Array, key_BSGK: jax.Array, value_BSGK: jax.Array, rule: Rule) -> Attended:
     """o_i = sum_j A_ij v_j, A_ij = gain * weight(s_ij) / Z(sum_j mass(s_ij)).
 
-    s_ij = <q_i, k_j> / sqrt(K) + b_ij + offset. G key heads serve H / G query heads each.
+    s_ij = scale * <q_i, k_j> + b_ij + offset, and no scale is 1 / sqrt(K). G key heads serve H / G query heads each.
     """
     keys = key_BSGK.shape[1] - rule.columns
     arrays = rule.score_bias(keys), rule.visible(keys)
@@ -50,17 +50,17 @@ def attend_by_matrices(
 ) -> Attended:
     """Compute attention with an array of biases and one of visible keys; any axis of either may be 1."""
     key_BSHK, value_BSHK = (per_query_head(array, query_BTHK.shape[2]) for array in (key_BSGK, value_BSGK))
-    score_BHTS = scores(query_BTHK, key_BSHK) + bias_BHTS
+    score_BHTS = scores(query_BTHK, key_BSHK, operation.scale) + bias_BHTS
     attention_BHTS, rows = weights(score_BHTS, visible_BHTS, operation, columns)
     # Asked for BTHK, einsum has the factors change sides, and XLA:CPU takes longer for each head.
     output_BHTK = jnp.einsum('BHTS,BSHK->BHTK', attention_BHTS.astype(value_BSHK.dtype), value_BSHK)
     return Attended(jnp.swapaxes(output_BHTK, 1, 2), jax.lax.stop_gradient(rows), attention_BHTS)
 
 
-def scores(query_BTHK: jax.Array, key_BSHK: jax.Array) -> jax.Array:
-    """<q_i, k_j> / sqrt(K) as score_BHTS, in float32."""
+def scores(query_BTHK: jax.Array, key_BSHK: jax.Array, scale: float | jax.Array | None = None) -> jax.Array:
+    """Return scale * <q_i, k_j> as score_BHTS, in float32; the scale is 1 / sqrt(K) if it is None."""
     product_BHTS = jnp.einsum('BTHK,BSHK->BHTS', query_BTHK, key_BSHK, preferred_element_type=jnp.float32)
-    return query_BTHK.shape[-1] ** -0.5 * product_BHTS
+    return (query_BTHK.shape[-1] ** -0.5 if scale is None else scale) * product_BHTS
 
 
 def per_query_head(array_BSGK: jax.Array, heads: int) -> jax.Array:

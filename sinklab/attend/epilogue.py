@@ -67,7 +67,8 @@ def sums(operation: Operation, measured: bool = False) -> Sums:
 
 def problem(rule: Rule, width: int) -> Problem:
     """The text's part of a rule."""
-    bias, scores = rule.bias, Scores(width**-0.5, rule.operation.offset)
+    bias, scale = rule.bias, rule.operation.scale
+    scores = Scores(width**-0.5 if scale is None else scale, rule.operation.offset)
     if bias.curve is None:
         return Problem(scores, rule.mask)
     scores = dataclasses.replace(scores, curve=bias.curve.function, learned=bias.curve.learned)
@@ -106,7 +107,7 @@ def column_scores(query_BTHK: jax.Array, key_BCGK: jax.Array, rule: Rule) -> jax
     batch, queries, heads, _ = query_BTHK.shape
     if not rule.columns:
         return jnp.zeros((batch, heads, queries, 0))
-    score_BHTC = dense.scores(query_BTHK, dense.per_query_head(key_BCGK, heads))
+    score_BHTC = dense.scores(query_BTHK, dense.per_query_head(key_BCGK, heads), rule.operation.scale)
     return score_BHTC + rule.column_bias()
 
 

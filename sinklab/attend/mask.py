@@ -33,7 +33,7 @@ class Mask:
 
     @property
     def length(self) -> int:
-        return self.hull_2T.shape[1]
+        return int(self.hull_2T.shape[1])
 
     @property
     def keys(self) -> int:
@@ -43,13 +43,13 @@ class Mask:
     def visible(self, keys: int) -> jax.Array:
         """bool_BTS over `keys` keys."""
         key_S = jnp.arange(keys)
-        return (self.start_BT[..., None] <= key_S) & (key_S < self.end_BT[..., None])
+        return jnp.asarray((self.start_BT[..., None] <= key_S) & (key_S < self.end_BT[..., None]))
 
     def pad(self, before: int = 0, after: int = 0) -> 'Mask':
         """The mask with so many queries before the first and after the last, which see no key."""
         module, width = np if self.static else jnp, ((0, 0), (before, after))
-        edges = (module.pad(edge_BT, width) for edge_BT in (self.start_BT, self.end_BT))
-        return Mask(*edges, np.pad(self.hull_2T, width))
+        start_BT, end_BT = (module.pad(edge_BT, width) for edge_BT in (self.start_BT, self.end_BT))
+        return Mask(start_BT, end_BT, np.pad(self.hull_2T, width))
 
     def first(self, length: int) -> 'Mask':
         """Of the first queries and keys."""
@@ -111,5 +111,6 @@ def mask_of(mask: spec.Mask, length: int, start_BT: jax.Array | None = None) -> 
     if mask.block:
         seen &= block(length, mask.block)
     if mask.document:
+        assert start_BT is not None, "a mask of documents needs the start of each token's document"
         seen &= document(start_BT)
     return seen

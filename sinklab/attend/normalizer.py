@@ -48,27 +48,28 @@ def to_power(mass: jax.Array, power: float | None) -> jax.Array:
     return jnp.where(mass > 0, jnp.where(mass > 0, mass, 1.0) ** power, 0.0)
 
 
-def sum(row):
+def sum(row: Row) -> jax.Array:
     return row.total + EPSILON
 
 
-def p_norm(row):
+def p_norm(row: Row) -> jax.Array:
+    assert row.power is not None, 'p_norm needs a power'
     return jnp.where(row.total > 0, row.total, 1.0) ** (1 / row.power)
 
 
-def plus_one(row):
+def plus_one(row: Row) -> jax.Array:
     return row.total + row.unit
 
 
-def clamped(row):
+def clamped(row: Row) -> jax.Array:
     return jnp.maximum(jnp.abs(row.total), row.unit)
 
 
-def count(row):
+def count(row: Row) -> jax.Array:
     return jnp.maximum(row.count, 1).astype(row.total.dtype)
 
 
-def none(row):
+def none(row: Row) -> jax.Array:
     return jnp.ones_like(row.total)
 
 

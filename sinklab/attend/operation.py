@@ -3,6 +3,8 @@
 import dataclasses
 import math
 
+import jax
+
 from sinklab import spec
 from sinklab.attend.normalizer import NORMALIZERS, Normalizer
 from sinklab.attend.similarity import SIMILARITIES, Similarity
@@ -12,8 +14,8 @@ from sinklab.attend.similarity import SIMILARITIES, Similarity
 class Operation:
     """An attention operation: `A_ij = gain * weight(s_ij) / Z(sum_j mass(s_ij))`.
 
-    The scores are `s_ij = <q_i, k_j> / sqrt(K) + bias_ij + offset`. Softmax is the similarity `exp` with the
-    normalizer `sum`. docs/guides/add_an_operation.md adds one.
+    The scores are `s_ij = scale * <q_i, k_j> + bias_ij + offset`. Softmax is the similarity `exp` with the normalizer
+    `sum`. docs/guides/add_an_operation.md adds one.
 
     Attributes:
         name: What messages call it.
@@ -22,6 +24,8 @@ class Operation:
         gain: Factor of all weights.
         power: The p of the normalizer `p_norm`; None for the others.
         offset: Number that is added to every score.
+        scale: Factor of the products of queries and keys; None for 1 / sqrt(K). Kernels take a number, `dense` and
+            `chunked` also take an array of one number that jax traces.
     """
 
     name: str
@@ -30,6 +34,7 @@ class Operation:
     gain: float = 1.0
     power: float | None = None
     offset: float = 0.0
+    scale: float | jax.Array | None = None
 
     @property
     def uses_unit(self) -> bool:

@@ -58,7 +58,8 @@ def again(query_BTHK, key_BSGK, shift_BHT, z_BHT, rule: Rule, keys: int) -> jax.
     given = query_BTHK, key_BSGK[:, : rule.columns + keys], shift_BHT[..., None], z_BHT[..., None]
     query_BTHK, key_BSGK, shift_BHT1, z_BHT1 = jax.lax.stop_gradient(given)
     bias_BHTS = jax.lax.stop_gradient(rule.cut(0, keys).score_bias(keys))
-    score_BHTS = dense.scores(query_BTHK, dense.per_query_head(key_BSGK, query_BTHK.shape[2])) + bias_BHTS
+    key_BSHK = dense.per_query_head(key_BSGK, query_BTHK.shape[2])
+    score_BHTS = dense.scores(query_BTHK, key_BSHK, rule.operation.scale) + bias_BHTS
     visible_B1TS = rule.visible(keys)
     score_BHTS = jnp.where(visible_B1TS, score_BHTS - shift_BHT1, 0.0)
     weight_BHTS = rule.operation.similarity.weigh(score_BHTS, jnp.exp(-shift_BHT1))[0]

@@ -4,10 +4,13 @@ import dataclasses
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from sinklab.attend.bias import Bias
 from sinklab.attend.mask import Mask
 from sinklab.attend.operation import Operation
+
+Array = jax.Array | np.ndarray
 
 
 @dataclasses.dataclass(frozen=True)
@@ -36,6 +39,7 @@ class Rule:
         """Of the keys low..high of the text, and the columns; the mask stays as it is."""
         if self.bias.curve is None:
             return self
+        assert self.bias.key_BS is not None, 'a curve needs the positions of keys'
         bias = dataclasses.replace(self.bias, key_BS=part(self.bias.key_BS, self.columns, low, high))
         return dataclasses.replace(self, bias=bias)
 
@@ -62,7 +66,7 @@ class Case:
         return self.rule.mask.length
 
 
-def part(array_BS: jax.Array, columns: int, low: int, high: int) -> jax.Array:
+def part(array_BS: Array, columns: int, low: int, high: int) -> Array:
     """The columns, and the keys low..high of the text, along the second axis."""
     text = array_BS[:, columns + low : columns + high]
     return jnp.concatenate([array_BS[:, :columns], text], 1) if columns else text

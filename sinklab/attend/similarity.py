@@ -6,6 +6,9 @@ the factor that this takes out of weight and mass alike cancels in their ratio. 
 weighed as 0 and then dropped.
 """
 
+# The type of the functions in the table is `Formula`, which each need not repeat.
+# mypy: allow-untyped-defs
+
 import dataclasses
 from collections.abc import Callable
 
