@@ -116,6 +116,8 @@ def keep_ratio(value, paper, here):
     exact = value * here / paper
     if isinstance(value, float):
         return exact
+    if exact <= 0:
+        return round(exact)
     return max(1, round(exact) if exact < 3 else 2 * round(exact / 2))
 
 

@@ -107,6 +107,8 @@ def test_the_two_arms_of_the_quickstart_differ_in_the_operation_alone():
         ('post', 'pre', 'sandwich', 'post'),
         (True, False, True, True),
         (5, 0, 4, 5),
+        (0, 2000, 1, 0),
+        (500, 1000, 0, 0),
     ],
 )
 def test_a_row_keeps_its_factor_at_another_size(value, paper, here, expected):
