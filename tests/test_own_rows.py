@@ -6,10 +6,13 @@ from pathlib import Path
 
 import pytest
 
+from configs import default
+from configs.table import flat
 from sinklab.cli import sweep
-from sinklab.cli.config import describe_row, load, load_and_describe
+from sinklab.cli.config import describe_row, load, load_and_describe, of_diff
 from sinklab.cli.main import main
 from sinklab.folder import Folder
+from sinklab.folder import flat as dotted
 from sinklab.spec import Hardware
 from sinklab.sweep import plan
 
@@ -91,6 +94,21 @@ def test_rows_show_the_values_of_a_size_and_name_those_that_are_equal_to_the_bas
     lines = printed.splitlines()
     (heads,) = (line for line in lines if line.startswith(' heads'))
     assert 'heads=4, as the baseline' in heads
+
+
+@pytest.mark.parametrize('path', list(flat(default.get_config())))
+def test_the_value_of_every_field_is_read_from_a_config(path):
+    config = default.get_config()
+    assert of_diff(path, 'as written', config) == dotted(config.to_dict())[path]
+
+
+def test_a_row_may_set_a_field_that_is_named_like_a_method(capsys, mine):
+    mine.write_text(TABLE.replace("{'model.heads': 4}", "{'probe.keys': 5}"))
+    assert main(['rows', f'--config={mine}', '--size=quickstart', '--json']) == 0
+    (row,) = (row for row in json.loads(capsys.readouterr().out) if row['row'] == 'heads')
+    assert row['diff'] == {'probe.keys': 5}
+    assert main(['rows', f'--config={mine}', '--size=quickstart']) == 0
+    assert 'keys=5' in capsys.readouterr().out
 
 
 def test_a_shipped_row_is_listed_with_the_numbers_of_each_size(capsys):

@@ -5,7 +5,6 @@ import dataclasses
 import importlib.util
 import inspect
 import math
-import operator
 import traceback
 from collections.abc import Collection
 from pathlib import Path
@@ -210,16 +209,13 @@ def about(module: Any, file: str, row: str, config: Any = None) -> dict:
 
 def of_diff(path: str, written: Any, config: Any) -> Any:
     """Return the value that a row has in a config, or without one that which is written, as JSON can say it."""
-    from configs.table import Multiple, Scaled
+    from configs import table
 
-    try:
-        if config is not None:
-            return operator.attrgetter(path)(config)
-    except AttributeError:  # a row of get_config of its own, whose diff names no field
-        pass
-    if isinstance(written, Multiple):
+    if config is not None and path in table.flat(config):  # a get_config without table() may have a diff of others
+        return table.reading(config, path)
+    if isinstance(written, table.Multiple):
         return f'{written.factor} x {written.of or path}'
-    return written.value if isinstance(written, Scaled) else written
+    return written.value if isinstance(written, table.Scaled) else written
 
 
 def about_row(given: str) -> dict:
