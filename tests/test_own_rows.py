@@ -15,6 +15,7 @@ from sinklab.cli.main import main
 from sinklab.folder import Folder
 from sinklab.folder import flat as dotted
 from sinklab.record import Refusal
+from sinklab.seeds import SEEDS_HELP, parse_seeds
 from sinklab.spec import Hardware
 from sinklab.sweep import plan
 
@@ -257,7 +258,18 @@ def test_a_run_that_was_scaled_by_version_0_1_is_explained(capsys, mine, tmp_pat
     [('1', [0]), ('3', [0, 1, 2]), ('2,', [2]), ('0,', [0]), ('0,1,2', [0, 1, 2]), ('5,3', [5, 3]), ('5,3,', [5, 3])],
 )
 def test_a_number_is_a_count_of_seeds_and_numbers_with_commas_are_seeds(given, seeds):
-    assert plan.parse_seeds(given) == seeds
+    assert parse_seeds(given) == seeds
+
+
+@pytest.mark.parametrize('given', ['5000000000', '5000000000,', '4294967296,', '9' * 5000, '0,' * 2, '', ',', '1,,2'])
+def test_what_stands_for_no_seeds_is_refused(given):
+    with pytest.raises(Refusal, match='give a count'):
+        parse_seeds(given)
+
+
+def test_the_help_of_seeds_has_examples_that_are_read_as_it_says():
+    listed = re.findall(r"'([\d,]+)'", SEEDS_HELP)
+    assert [parse_seeds(given) for given in ('3', *listed)] == [[0, 1, 2], [0, 2, 5], [2]]
 
 
 def test_a_count_is_refused_where_the_folder_was_begun_with_that_seed_alone(capsys, mine, tmp_path):

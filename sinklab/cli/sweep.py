@@ -26,6 +26,7 @@ from sinklab.files.whole import whole, writable
 from sinklab.folder import Folder
 from sinklab.lease import Lease, lease
 from sinklab.record import Refusal, unknown
+from sinklab.seeds import SEEDS_HELP, list_seeds, parse_seeds
 from sinklab.spec import Spec
 from sinklab.sweep import plan
 from sinklab.sweep.plan import Run
@@ -67,7 +68,7 @@ def arguments(verb: argparse.ArgumentParser) -> None:
 
 
 def seeds_argument(verb: argparse.ArgumentParser, otherwise: str) -> None:
-    verb.add_argument('--seeds', metavar='N | SEED,...', help=f'{plan.SEEDS_HELP} (default: {otherwise})')
+    verb.add_argument('--seeds', metavar='N | SEED,...', help=f'{SEEDS_HELP} (default: {otherwise})')
 
 
 def jobs_argument(verb: argparse.ArgumentParser) -> None:
@@ -82,7 +83,7 @@ def jobs_argument(verb: argparse.ArgumentParser) -> None:
 
 def run(given: argparse.Namespace, rest: list[str]) -> int:
     layout, (module, table) = hardware.hardware(given), rows(given)
-    asked = [0] if given.seeds is None else plan.parse_seeds(given.seeds)
+    asked = [0] if given.seeds is None else parse_seeds(given.seeds)
     shares(given.jobs)
     refuse_seeds(rest)
 
@@ -96,7 +97,7 @@ def run(given: argparse.Namespace, rest: list[str]) -> int:
             plan.refuse_older_reading(given.seeds, table, given.workdir)
         runs = plan.runs(table, asked, given.workdir, load, layout)
         if given.seeds is not None and ',' not in given.seeds:
-            say(f'sinklab sweep: --seeds={given.seeds} is a count: seeds {plan.list_seeds(asked)}')
+            say(f'sinklab sweep: --seeds={given.seeds} is a count: seeds {list_seeds(asked)}')
         for names in plan.twins(runs):
             say(f'sinklab sweep: {" and ".join(names)} are the same run at size {runs[0].size}')
         for run in {run.row: run for run in runs}.values():
