@@ -61,7 +61,8 @@ def scale(path: str, factor: float, of: str | None = None) -> dict[str, Multiple
 
     Args:
         path: the field that is set.
-        factor: a number; products of whole numbers are rounded to whole numbers, and are at least 1.
+        factor: a number. Of a field with a whole number the product is rounded to the nearest whole number, odd or
+            even, and a positive product to at least 1. scale_with_size() rounds in another way.
         of: the field that is multiplied, where that is not the one that is set.
     """
     if isinstance(factor, bool) or not isinstance(factor, int | float):
@@ -70,7 +71,20 @@ def scale(path: str, factor: float, of: str | None = None) -> dict[str, Multiple
 
 
 def scale_with_size(diff: dict[str, object]) -> dict[str, Scaled]:
-    """Make a diff of values at the paper's size, each of which has the same ratio to the default at every size."""
+    """Make a diff of values at the paper's size, each of which has the same ratio to the default at every size.
+
+    At the paper's size values are trained as they are written. At another size:
+
+    - Whole numbers from 3 on are rounded to the nearest even number, because widths have to be even; positive ones
+      below 3 to the nearest whole number, at least 1. A 0 stays 0. scale() rounds in another way.
+    - A field of PART_OF in configs/sizes.py follows the field that it is a part of: a window and a block follow
+      data.length, model.columns.key_width follows model.head_width, and model.kv_heads follows model.heads. Windows
+      and blocks are at least 2 (LEAST).
+    - Texts, flags and None stay as they are written, and so do numbers whose default is 0 or None.
+
+    Args:
+        diff: values by the names of their fields.
+    """
     return {path: Scaled(value) for path, value in diff.items()}
 
 
@@ -116,6 +130,8 @@ def keep_ratio(value, paper, here):
     exact = value * here / paper
     if isinstance(value, float):
         return exact
+    if exact <= 0:
+        return round(exact)
     return max(1, round(exact) if exact < 3 else 2 * round(exact / 2))
 
 

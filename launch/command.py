@@ -12,8 +12,8 @@ from launch import flags
 from launch.job import Job, Refusal, asked, beside, named, option, reached, sweep
 from launch.plan import Plan, command
 from sinklab.escape import escape_control
+from sinklab.seeds import SEEDS_HELP, parse_seeds
 
-MOST_SEEDS = 1000  # as in sinklab/sweep/plan.py, which is not imported here
 GRACE = 120  # seconds, where nothing is said
 MARGIN = 10  # seconds that a stop takes beside the save, which may just have begun when it is told
 # Options of `sinklab train` that name what it reads -> the path in their values.
@@ -92,7 +92,7 @@ def parser(scheduler: Scheduler) -> argparse.ArgumentParser:
         '--seeds',
         default='',
         metavar='N | SEED,...',
-        help='... with each seed: 3 is 0, 1 and 2; else 0,2,5, or 2, for seed 2 alone',
+        help=f'... with each seed: {SEEDS_HELP}',
     )
     made.add_argument(
         '--restarts', type=int, default=50, metavar='N', help='how often it is tried again; %(default)s'
@@ -211,17 +211,11 @@ def listed(given: str) -> list[str]:
 
 
 def seeds(given: str) -> list[int]:
-    """Return the seeds that --seeds stands for, as `sinklab sweep` has it: of a number N alone, 0 to N - 1."""
-    if given.isascii() and given.isdecimal():
-        if not 1 <= int(given) <= MOST_SEEDS:
-            raise Refusal(
-                f'--seeds={given} is a count, from 1 to {MOST_SEEDS}; for that seed alone give --seeds={int(given)},'
-            )
-        return list(range(int(given)))
-    found = listed(given.removesuffix(',') or given)
-    if not all(seed.isascii() and seed.isdecimal() for seed in found):
-        raise Refusal(f'--seeds={given}: give a count, such as 3, or whole numbers with commas, such as 0,1,2')
-    return [int(seed) for seed in found]
+    """Return the seeds that --seeds stands for, as `sinklab sweep` reads them; none where it is not given."""
+    try:
+        return parse_seeds(given) if given else []
+    except ValueError as error:
+        raise Refusal(str(error)) from error
 
 
 def check_paths(arguments: tuple[str, ...], roots: tuple[str, ...]) -> None:

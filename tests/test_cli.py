@@ -373,3 +373,23 @@ def test_every_option_has_a_help_text_and_every_command_an_example(prog):
     verb = COMMANDS[prog]
     assert all(action.help for action in verb._actions if not isinstance(action, argparse._SubParsersAction))
     assert f'example:\n  {prog.split()[0]}' in verb.epilog
+
+
+@pytest.mark.parametrize(
+    ('words', 'prompt'),
+    [
+        (['--prompt', '-- SQL comment'], '-- SQL comment'),
+        (['--prompt', '--length=1 and more'], '--length=1 and more'),
+        (['--prompt', '--unheard-of=5 or 6'], '--unheard-of=5 or 6'),
+        (['--prompt=--unheard-of'], '--unheard-of'),
+        (['--prompt=-x'], '-x'),
+        (['--prompt', '-5'], '-5'),
+    ],
+)
+def test_a_value_that_begins_with_dashes_is_read_as_argparse_reads_it(words, prompt):
+    given = ['sample', 'run', *words]
+    top = parser()
+    top.refuse_unknown(given)
+    assert top.parse_known_args(given)[0].prompt == prompt
+    with pytest.raises(Refusal, match='--prmpt'):
+        top.refuse_unknown([*given, '--prmpt=two words'])

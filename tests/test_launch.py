@@ -16,7 +16,7 @@ from launch import command, job, tpus
 from sinklab.cli.main import parser
 from sinklab.escape import is_hidden
 from sinklab.processes.ending import CAUSES
-from sinklab.sweep import plan
+from sinklab.seeds import parse_seeds
 
 ROOT = Path(__file__).parents[1]
 
@@ -199,11 +199,15 @@ def test_a_topology_has_the_chips_of_its_slice_and_hosts_share_them(given):
 
 
 @pytest.mark.parametrize(
-    'given', ['1', '3', '2,', '0,1,2', '5,3,', '1000', '0', '1001', 'a', '-1', '2.0', ',', '1,,2']
+    'given',
+    [
+        *('1', '3', '2,', '0,1,2', '5,3,', '1000', '0', '1001', 'a', '-1', '2.0', ',', '1,,2', '0,0'),
+        *('5000000000', '5000000000,'),
+    ],
 )
 def test_seeds_are_read_as_a_sweep_reads_them(given):
     try:
-        expected = plan.parse_seeds(given)
+        expected = parse_seeds(given)
     except ValueError:
         with pytest.raises(command.Refusal, match=f'--seeds={given}'):
             command.seeds(given)
@@ -211,8 +215,8 @@ def test_seeds_are_read_as_a_sweep_reads_them(given):
         assert command.seeds(given) == expected
 
 
-# Modules of sinklab that import the standard library alone.
-LIGHT = 'sinklab.processes.ending', 'sinklab.escape', 'sinklab.install'
+# Modules of sinklab that import the standard library alone, or others that do.
+LIGHT = 'sinklab.processes.ending', 'sinklab.escape', 'sinklab.install', 'sinklab.seeds'
 
 
 def test_launchers_import_light_modules_of_sinklab_alone_and_nothing_imports_a_launcher():

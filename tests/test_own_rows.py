@@ -1,15 +1,21 @@
 """Rows of a user's own file: what is written, said, recorded and trained is the same. And what sweeps say of rows."""
 
 import json
+import re
 import shutil
 from pathlib import Path
 
 import pytest
 
+from configs import default
+from configs.table import flat
 from sinklab.cli import sweep
-from sinklab.cli.config import describe_row, load, load_and_describe
+from sinklab.cli.config import load, load_and_describe, of_diff
 from sinklab.cli.main import main
 from sinklab.folder import Folder
+from sinklab.folder import flat as dotted
+from sinklab.record import Refusal
+from sinklab.seeds import SEEDS_HELP, parse_seeds
 from sinklab.spec import Hardware
 from sinklab.sweep import plan
 
@@ -43,21 +49,28 @@ def refused(capsys, *arguments):
     return line
 
 
+def changes(said):
+    """The (field, value of the baseline, value of the row) that a description of a row has."""
+    return re.findall(r'([a-z_.]+) (\S+) -> ([^;\s]+)', said)
+
+
 @pytest.mark.parametrize(
-    ('row', 'size', 'said'),
+    ('row', 'size', 'changed'),
     [
-        ('softmax', 'quickstart', 'at size quickstart: the baseline'),
-        ('long_warmup', 'quickstart', 'at size quickstart: optimizer.warmup_steps 100 -> 400'),
-        ('heads', 'paper', 'at size paper: model.heads 8 -> 4'),
-        ('heads', 'smoke', 'at size smoke: equal to the baseline, where model.heads is 4, too'),
-        ('decay', 'quickstart', 'at size quickstart: optimizer.weight_decay 0.5 -> 0.3'),
-        ('triple', 'quickstart', 'at size quickstart: optimizer.weight_decay 0.5 -> 1.5'),
-        ('as_paper', 'quickstart', 'at size quickstart: optimizer.weight_decay 0.5 -> 1.5'),
+        ('softmax', 'quickstart', []),
+        ('long_warmup', 'quickstart', [('optimizer.warmup_steps', '100', '400')]),
+        ('heads', 'paper', [('model.heads', '8', '4')]),
+        ('heads', 'smoke', []),
+        ('decay', 'quickstart', [('optimizer.weight_decay', '0.5', '0.3')]),
+        ('triple', 'quickstart', [('optimizer.weight_decay', '0.5', '1.5')]),
+        ('as_paper', 'quickstart', [('optimizer.weight_decay', '0.5', '1.5')]),
     ],
 )
-def test_what_is_said_recorded_and_trained_of_a_row_is_the_same(mine, row, size, said):
-    spec, about = load(f'{mine}:{row}', [], size)
-    assert describe_row(f'{mine}:{row}', size, spec) == said
+def test_what_is_said_recorded_and_trained_of_a_row_is_the_same(mine, row, size, changed):
+    spec, about, said, _ = load_and_describe(f'{mine}:{row}', [], size)
+    assert changes(said) == changed
+    assert size in said
+    assert changed or all(path in said and str(value) in said for path, value in about['diff'].items())
     config = json.loads(json.dumps(about))['diff']
     for path, value in config.items():
         part, field = path.split('.')
@@ -67,13 +80,16 @@ def test_what_is_said_recorded_and_trained_of_a_row_is_the_same(mine, row, size,
 def test_a_config_file_is_run_once(mine, tmp_path):
     """It is a program of its author, which may do something."""
     mine.write_text(f"{TABLE}\nwith open({str(tmp_path / 'runs.txt')!r}, 'a') as file:\n    file.write('run ')\n")
-    assert load_and_describe(f'{mine}:decay', [], 'smoke')[2] == 'at size smoke: optimizer.weight_decay 0.1 -> 0.3'
+    load_and_describe(f'{mine}:decay', [], 'smoke')
     assert (tmp_path / 'runs.txt').read_text() == 'run '
+    assert main(['rows', f'--config={mine}', '--size=quickstart']) == 0
+    assert (tmp_path / 'runs.txt').read_text() == 'run run '
 
 
 def test_an_override_is_part_of_what_a_row_comes_to(mine):
-    spec, about = load(f'{mine}:decay', ['--config.optimizer.weight_decay=0.7', '--config.seed=3'], 'smoke')
-    assert describe_row(f'{mine}:decay', 'smoke', spec) == 'at size smoke: optimizer.weight_decay 0.1 -> 0.7'
+    overrides = ['--config.optimizer.weight_decay=0.7', '--config.seed=3']
+    _, about, said, _ = load_and_describe(f'{mine}:decay', overrides, 'smoke')
+    assert changes(said) == [('optimizer.weight_decay', '0.1', '0.7')]
     assert about['overrides'] == {'optimizer.weight_decay': '0.7', 'seed': '3'}
 
 
@@ -91,6 +107,21 @@ def test_rows_show_the_values_of_a_size_and_name_those_that_are_equal_to_the_bas
     lines = printed.splitlines()
     (heads,) = (line for line in lines if line.startswith(' heads'))
     assert 'heads=4, as the baseline' in heads
+
+
+@pytest.mark.parametrize('path', list(flat(default.get_config())))
+def test_the_value_of_every_field_is_read_from_a_config(path):
+    config = default.get_config()
+    assert of_diff(path, 'as written', config) == dotted(config.to_dict())[path]
+
+
+def test_a_row_may_set_a_field_that_is_named_like_a_method(capsys, mine):
+    mine.write_text(TABLE.replace("{'model.heads': 4}", "{'probe.keys': 5}"))
+    assert main(['rows', f'--config={mine}', '--size=quickstart', '--json']) == 0
+    (row,) = (row for row in json.loads(capsys.readouterr().out) if row['row'] == 'heads')
+    assert row['diff'] == {'probe.keys': 5}
+    assert main(['rows', f'--config={mine}', '--size=quickstart']) == 0
+    assert 'keys=5' in capsys.readouterr().out
 
 
 def test_a_shipped_row_is_listed_with_the_numbers_of_each_size(capsys):
@@ -121,6 +152,58 @@ def test_a_published_value_that_is_no_number_is_refused_by_every_verb_that_reads
         assert 'sink/1' in line
         assert repr(value) in line
     assert 'sink/1' in refused(capsys, 'train', f'--config={mine}:long_warmup', f'--workdir={tmp_path}/run')
+
+
+@pytest.mark.parametrize(
+    'value',
+    [
+        {'softmax': '17 %'},
+        {'rows': {'softmax': 17}, 'source': 'ours'},
+        {'rows': {'softmax': '17 %'}},
+        {'rows': '17 %', 'source': 'ours'},
+        ['17 %'],
+    ],
+)
+def test_expected_values_of_another_form_are_refused_before_training(capsys, mine, tmp_path, value):
+    mine.write_text(f'{TABLE}\nEXPECTED = {value!r}\n')
+    given = ['--size=smoke', f'--workdir={tmp_path}/run']
+    for verb in (['train', f'--config={mine}:softmax', *given], ['sweep', f'--config={mine}', *given]):
+        line = refused(capsys, *verb)
+        assert 'EXPECTED' in line
+        assert repr(value) in line
+    assert not (tmp_path / 'run').exists()
+
+
+def test_rows_that_are_no_dict_are_refused(capsys, mine, tmp_path):
+    mine.write_text(f'{TABLE}\nROWS = [5]\n')
+    assert 'ROWS is [5]' in refused(capsys, 'train', f'--config={mine}:softmax', f'--workdir={tmp_path}/run')
+    assert 'ROWS is [5]' in refused(capsys, 'rows', f'--config={mine}')
+
+
+def test_expected_values_are_read_when_a_run_starts(mine):
+    mine.write_text(f"{TABLE}\nEXPECTED = {{'rows': {{'softmax': '17 %', 5: '1 %'}}, 'source': 'ours'}}\n")
+    assert load_and_describe(f'{mine}:softmax', [], 'paper')[3] == ({'softmax': '17 %', '5': '1 %'}, 'ours')
+    assert load_and_describe(f'{mine}:softmax', [], 'smoke')[3] is None
+
+
+def test_sizes_are_named_where_the_row_is_at_fault_and_not_where_an_override_is(mine):
+    with pytest.raises(Refusal) as refusal:
+        load(f'{mine}:long_warmup', ['--config.optimizer.weight_decay=0.2'], 'smoke')
+    assert 'optimizer.warmup_steps, and' in str(refusal.value)
+    assert '--size=paper or quickstart' in str(refusal.value)
+    for row in ('heads', 'decay'):
+        with pytest.raises(Refusal) as refusal:
+            load(f'{mine}:{row}', ['--config.optimizer.warmup_steps=400'], 'smoke')
+        assert '--size' not in str(refusal.value)
+
+
+def test_sizes_are_named_of_a_field_that_the_refusal_names_in_part(mine):
+    """The refusal has 'config.data.end_token and fixed_token'."""
+    mine.write_text(TABLE.replace("{'model.heads': 4}", "{'data.tokenizer': 'a/b.json', 'data.fixed_token': 400}"))
+    with pytest.raises(Refusal) as refusal:
+        load(f'{mine}:heads', [], 'smoke')
+    assert 'row heads changes data.fixed_token, and' in str(refusal.value)
+    assert '--size=paper or quickstart' in str(refusal.value)
 
 
 @pytest.fixture
@@ -175,7 +258,18 @@ def test_a_run_that_was_scaled_by_version_0_1_is_explained(capsys, mine, tmp_pat
     [('1', [0]), ('3', [0, 1, 2]), ('2,', [2]), ('0,', [0]), ('0,1,2', [0, 1, 2]), ('5,3', [5, 3]), ('5,3,', [5, 3])],
 )
 def test_a_number_is_a_count_of_seeds_and_numbers_with_commas_are_seeds(given, seeds):
-    assert plan.parse_seeds(given) == seeds
+    assert parse_seeds(given) == seeds
+
+
+@pytest.mark.parametrize('given', ['5000000000', '5000000000,', '4294967296,', '9' * 5000, '0,' * 2, '', ',', '1,,2'])
+def test_what_stands_for_no_seeds_is_refused(given):
+    with pytest.raises(Refusal, match='give a count'):
+        parse_seeds(given)
+
+
+def test_the_help_of_seeds_has_examples_that_are_read_as_it_says():
+    listed = re.findall(r"'([\d,]+)'", SEEDS_HELP)
+    assert [parse_seeds(given) for given in ('3', *listed)] == [[0, 1, 2], [0, 2, 5], [2]]
 
 
 def test_a_count_is_refused_where_the_folder_was_begun_with_that_seed_alone(capsys, mine, tmp_path):

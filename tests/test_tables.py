@@ -11,12 +11,13 @@ from published import NUMBERS
 from rows import PAPER, ROWS, name
 
 from configs import default, emergence, optimization, quickstart
-from configs.sizes import SIZES
+from configs.sizes import PART_OF, SIZES
 from configs.table import Scaled, closest, flat, keep_ratio, reading, scale, scale_with_size, table
 from sinklab import spec
 from sinklab.parse import parse
 from sinklab.train import step
 
+ROOT = Path(__file__).parents[1]
 FREED = 'data.fixed_position'  # which rows empty although it is, lest a size have filled it
 
 
@@ -107,6 +108,8 @@ def test_the_two_arms_of_the_quickstart_differ_in_the_operation_alone():
         ('post', 'pre', 'sandwich', 'post'),
         (True, False, True, True),
         (5, 0, 4, 5),
+        (0, 2000, 1, 0),
+        (500, 1000, 0, 0),
     ],
 )
 def test_a_row_keeps_its_factor_at_another_size(value, paper, here, expected):
@@ -207,6 +210,25 @@ def test_what_cannot_be_multiplied_is_refused_by_name(diff, named):
 def test_a_factor_that_is_no_number_is_refused(factor):
     with pytest.raises(ValueError, match='factor must be a number'):
         scale('optimizer.weight_decay', factor)
+
+
+def test_scale_and_scale_with_size_round_as_the_guide_says():
+    small = {'paper': {}, 'small': {'model.ffn_width': 100, 'model.heads': 4, 'data.length': 16}}
+    assert (default.get_config().model.ffn_width, default.get_config().model.heads) == (1536, 8)
+    rows = {
+        'multiple': dict(diff=scale('model.ffn_width', 0.73)),
+        'small': dict(diff=scale('model.ffn_width', 0.001)),
+        'none': dict(diff=scale('optimizer.warmup_steps', 0)),
+        'ratio': dict(diff=scale_with_size({'model.ffn_width': 1121})),
+        'parts': dict(diff=scale_with_size({'model.mask.window': 64, 'model.kv_heads': 4})),
+    }
+    get_config = table(rows, sizes=small)
+    found = {name: get_config(name, 'small') for name in rows}
+    assert [found[name].model.ffn_width for name in ('multiple', 'small', 'ratio')] == [73, 1, 72]
+    assert found['none'].optimizer.warmup_steps == 0
+    assert (found['parts'].model.mask.window, found['parts'].model.kv_heads) == (2, 2)
+    guide = (ROOT / 'docs' / 'guides' / 'sweeps_and_claims.md').read_text(encoding='utf-8')
+    assert set(re.findall(r'`(model\.[a-z_.]+)`', guide)) >= set(PART_OF)
 
 
 def test_scale_with_size_keeps_what_is_written_at_the_papers_size():

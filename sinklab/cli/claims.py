@@ -22,6 +22,7 @@ from sinklab.folder import Folder
 from sinklab.install import format_extra_command
 from sinklab.lease import lease
 from sinklab.record import Refusal, unknown
+from sinklab.seeds import parse_seeds
 from sinklab.spec import Spec
 from sinklab.sweep import plan
 from sinklab.sweep.run import shares
@@ -155,7 +156,7 @@ def trained(given: argparse.Namespace, rest: list[str], claims: dict) -> int:
     from sinklab.sweep import results
 
     layout, size = hardware.hardware(given), given.size or SIZE
-    seeds = plan.parse_seeds(str(SEEDS) if given.seeds is None else given.seeds)
+    seeds = parse_seeds(str(SEEDS) if given.seeds is None else given.seeds)
     shares(given.jobs)
     sweep.refuse_seeds(rest)
 

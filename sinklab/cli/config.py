@@ -5,9 +5,8 @@ import dataclasses
 import importlib.util
 import inspect
 import math
-import operator
 import traceback
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -20,59 +19,83 @@ from sinklab.spec import Spec
 KINDS = {'get_config': 'get_config(row); see configs/quickstart.py', 'CLAIMS': 'CLAIMS; see configs/claims.py'}
 
 
-def load(given: str, rest: list[str], size: str | None = None) -> tuple[Spec, dict]:
-    """(spec, what row.json holds) for --config=`given` at a size, with the overrides in `rest` applied."""
-    return load_and_describe(given, rest, size)[:2]
+Expected = tuple[dict[str, str], str]  # {row: its Sink_1 in words}, and where that comes from
 
 
-def load_and_describe(given: str, rest: list[str], size: str | None = None) -> tuple[Spec, dict, str | None]:
-    """Return what load() returns, and what the row comes to. The config file, a user's program, is run once."""
+def load(given: str, rest: list[str], size: str | None = None, module: Any = None) -> tuple[Spec, dict]:
+    """(spec, what row.json holds) for --config=`given` at a size, with the overrides in `rest` applied.
+
+    Args:
+        module: of the config file, where that has been run already; otherwise it is run.
+    """
+    spec, about, *_ = load_and_describe(given, rest, size, module)
+    return spec, about
+
+
+def load_and_describe(
+    given: str, rest: list[str], size: str | None = None, module: Any = None
+) -> tuple[Spec, dict, str | None, Expected | None]:
+    """Return what load() returns, what the row comes to, and what is expected of the rows of its file.
+
+    The config file, a user's program, is run once. For the arguments see load().
+    """
     file, _, row = given.partition(':')
-    module = module_of(file)
+    module = module or module_of(file)
     config, size = config_and_size(module, given, row or None, size)
     told = about(module, file, row, config)
     overrides = overridden(config, rest)
     try:
         spec = parse(config.to_dict())
     except Refusal as refusal:
-        raise Refusal(f'{refusal}{name_sizes_that_fit(module, given, size, rest, str(refusal))}') from refusal
-    return spec, {**told, 'size': size, 'overrides': overrides}, describe(module, row, size, spec)
+        raise Refusal(f'{refusal}{name_sizes_that_fit(module, given, size, rest)}') from refusal
+    recorded = {**told, 'size': size, 'overrides': overrides}
+    return spec, recorded, describe_row(module, row, size, spec), expected_of(module, size, overrides)
 
 
-def name_sizes_that_fit(module: Any, given: str, size: str | None, rest: list[str], refusal: str) -> str:
-    """Return at which other sizes a row can be trained whose own value is refused at this one; '' if at none."""
-    row = given.partition(':')[2]
-    diff = getattr(module, 'ROWS', {}).get(key_of(module, row), {}).get('diff', {})
+def name_sizes_that_fit(module: Any, given: str, size: str | None, rest: list[str]) -> str:
+    """Return at which other sizes a row can be trained whose own values are refused at this one; '' if at none.
+
+    A value of the row is at fault if the row can be trained with the value of the baseline in its place.
+    """
+    row, baseline = given.partition(':')[2], baseline_of(module, size)
     overridden_paths = {path for path, _ in map(override, rest)}
-    ours = [path for path in diff if f'config.{path}' in refusal and path not in overridden_paths]
-    fit = []
-    for other in getattr(module.get_config, 'sizes', ()) if ours else ():
+    own = [path for path in diff_of(module, row) if path not in overridden_paths]
+    if not own or not baseline:
+        return ''
+
+    def is_accepted(size: str | None, *reset: str) -> bool:
         try:
-            config, _ = config_and_size(module, given, row, other)
+            config, _ = config_and_size(module, given, row, size)
+            config.update_from_flattened_dict({path: flat(baseline.to_dict())[path] for path in reset})
             overridden(config, rest)
             parse(config.to_dict())
-            fit.append(other)
         except Refusal:
-            pass
-    return f'; row {row} changes {", ".join(ours)}, and can be trained at --size={" or ".join(fit)}' if fit else ''
+            return False
+        return True
+
+    at_fault = [path for path in own if is_accepted(size, path)] or (own if is_accepted(size, *own) else [])
+    fit = [other for other in module.get_config.sizes if is_accepted(other)] if at_fault else []
+    return (
+        f'; row {row} changes {", ".join(at_fault)}, and can be trained at --size={" or ".join(fit)}' if fit else ''
+    )
 
 
-def describe_row(given: str, size: str | None, spec: Spec) -> str | None:
+def diff_of(module: Any, row: str) -> dict[str, Any]:
+    """Return the diff of a row as it is written; nothing where the file has no such row."""
+    return getattr(module, 'ROWS', {}).get(key_of(module, row), {}).get('diff', {})
+
+
+def describe_row(module: Any, row: str, size: str | None, spec: Spec) -> str | None:
     """Return what a row comes to at a size, in one line: the fields that differ from the baseline of its table.
 
     Args:
-        given: FILE:ROW.
+        module: of the config file.
+        row: its name; '' where none was given.
         spec: what is trained, with all overrides. Its two seeds are left out.
 
     Returns:
         None where the file has no baseline, as a file without table() of configs/table.py.
     """
-    file, _, row = given.partition(':')
-    return describe(module_of(file), row, size, spec)
-
-
-def describe(module: Any, row: str, size: str | None, spec: Spec) -> str | None:
-    """Return what describe_row() returns, of a row of a module."""
     if not row or not (baseline := baseline_of(module, size)):
         return None
     before, now = flat(baseline.to_dict()), flat(dataclasses.asdict(spec))
@@ -86,7 +109,7 @@ def describe(module: Any, row: str, size: str | None, spec: Spec) -> str | None:
 
 def unchanged(module: Any, row: str, baseline: dict[str, Any]) -> str:
     """Say of a row that trains the baseline which of its values the baseline has, too."""
-    diff = getattr(module, 'ROWS', {}).get(key_of(module, row), {}).get('diff', {})
+    diff = diff_of(module, row)
     if not diff:
         return 'the baseline'
     same = ', '.join(f'{path} is {short_text(baseline.get(path))}' for path in diff)
@@ -97,18 +120,18 @@ def short_text(value: Any) -> str:
     return f'{value:.6g}' if isinstance(value, float) else str(value)
 
 
-def equals_baseline(given: str, size: str | None) -> bool:
+def equals_baseline(module: Any, given: str, size: str | None) -> bool:
     """Return whether a row, FILE:ROW, is at a size the config that its table has without any row."""
-    file, _, row = given.partition(':')
-    module = module_of(file)
-    baseline = baseline_of(module, size)
+    row, baseline = given.partition(':')[2], baseline_of(module, size)
     return bool(baseline) and config_and_size(module, given, row, size)[0].to_dict() == baseline.to_dict()
 
 
 def baseline_of(module: Any, size: str | None) -> Any:
     """Return the config of a table without any of its rows, at a size; None where it has none."""
     make = getattr(module.get_config, 'baseline', None)
-    return make() if make and size is None else make and make(size)
+    if not make:
+        return None
+    return make() if size is None else make(size)
 
 
 def of_run(folder: Folder, name: str, rest: list[str]) -> tuple[Spec, dict]:
@@ -210,16 +233,13 @@ def about(module: Any, file: str, row: str, config: Any = None) -> dict:
 
 def of_diff(path: str, written: Any, config: Any) -> Any:
     """Return the value that a row has in a config, or without one that which is written, as JSON can say it."""
-    from configs.table import Multiple, Scaled
+    from configs import table
 
-    try:
-        if config is not None:
-            return operator.attrgetter(path)(config)
-    except AttributeError:  # a row of get_config of its own, whose diff names no field
-        pass
-    if isinstance(written, Multiple):
+    if config is not None and path in table.flat(config):  # a get_config without table() may have a diff of others
+        return table.reading(config, path)
+    if isinstance(written, table.Multiple):
         return f'{written.factor} x {written.of or path}'
-    return written.value if isinstance(written, Scaled) else written
+    return written.value if isinstance(written, table.Scaled) else written
 
 
 def about_row(given: str) -> dict:
@@ -228,9 +248,8 @@ def about_row(given: str) -> dict:
     return about(module_of(file), file, row)
 
 
-def rows(file: str, size: str | None = None) -> dict[str, dict]:
+def rows(module: Any, file: str, size: str | None = None) -> dict[str, dict]:
     """What the rows of a config file are about, at a size or the file's own; none where it has no table."""
-    module = module_of(file)
     keys = getattr(module, 'ROWS', {})
     if '' in keys:
         raise Refusal(f'{file} has a row without a name, which --config={file}:ROW cannot say; name it')
@@ -269,7 +288,24 @@ def module_of(file: str, holding: str = 'get_config') -> Any:
         raise Refusal(f'--config={file} does not run: {one_line(error, path)}') from error
     if not hasattr(module, holding):
         raise Refusal(f'--config={file} has no {KINDS[holding]} for one')
+    if holding == 'get_config':
+        check_tables(module, file)
     return module
+
+
+def check_tables(module: Any, file: str) -> None:
+    """Refuse ROWS and EXPECTED of a config file that are not of the form in which they are read."""
+    keys, given = getattr(module, 'ROWS', {}), getattr(module, 'EXPECTED', None)
+    if not isinstance(keys, Mapping):
+        raise Refusal(f'{file}: ROWS is {keys!r}; it must be a dict of rows: {{NAME: dict(diff={{...}}, ...)}}')
+    if not given:
+        return
+    whole = isinstance(given, Mapping) and given.keys() == {'rows', 'source'} and isinstance(given['rows'], Mapping)
+    if not whole or not all(isinstance(text, str) for text in (given['source'], *given['rows'].values())):
+        raise Refusal(
+            f"{file}: EXPECTED is {given!r}; it must be {{'rows': {{ROW: TEXT}}, 'source': TEXT}}, such as "
+            "{'rows': {'softmax': '17 %'}, 'source': 'a paper, Table 1'}; correct it, or leave it out"
+        )
 
 
 def one_line(error: Exception, file: str | Path) -> str:
@@ -341,21 +377,25 @@ def value(text: str, kind: type) -> Any:
     return parsed
 
 
-def expected(file: str, size: str | None, overrides: Collection[str]) -> tuple[dict[str, str], str] | None:
+def expected(file: str, size: str | None, overrides: Collection[str]) -> Expected | None:
+    """Return what expected_of() returns, of a config file; None where that is gone or is refused."""
+    try:
+        return expected_of(module_of(file), size, overrides)
+    except Refusal:
+        return None
+
+
+def expected_of(module: Any, size: str | None, overrides: Collection[str]) -> Expected | None:
     """Return {row: its Sink_1 in words} and where that comes from, by EXPECTED of a config file.
 
     Args:
         overrides: of fields.
 
     Returns:
-        None where the file has none or is gone, or where the runs are of another size than its own, or overridden.
+        None where the file has none, or where the runs are of another size than its own, or overridden.
     """
-    try:
-        module = module_of(file)
-    except Refusal:
-        return None
     given = getattr(module, 'EXPECTED', None)
     parameter = inspect.signature(module.get_config).parameters.get('size')
     if not given or overrides or size != (parameter and parameter.default):
         return None
-    return given['rows'], given['source']
+    return {str(row): text for row, text in given['rows'].items()}, given['source']

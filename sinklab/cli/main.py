@@ -70,14 +70,16 @@ class Parser(argparse.ArgumentParser):
     def refuse_unknown(self, arguments: Sequence[str]) -> None:
         """Refuse options that the subcommand of a command line does not have, with the one that is most like each.
 
-        --config.PATH=VALUE is left to the subcommand, and so is what follows --. Raises Refusal.
+        --config.PATH=VALUE is left to the subcommand, and so is what follows --. As in argparse, a word with a space
+        is the value of the option before it: --prompt '-- a comment'. Raises Refusal.
         """
         if self.subcommands:
             at = next((at for at, word in enumerate(arguments) if word in self.subcommands.choices), None)
             if at is not None:
                 self.subcommands.choices[arguments[at]].refuse_unknown(arguments[at + 1 :])
             return
-        given = [word for word in takewhile(lambda word: word != '--', arguments) if word.startswith('--')]
+        words = list(takewhile(lambda word: word != '--', arguments))
+        given = [word for at, word in enumerate(words) if word.startswith('--') and not self.is_value(words, at)]
         if '-h' in arguments or '--help' in given:
             return
         options = [option for option in self._option_string_actions if option.startswith('--')]
@@ -85,8 +87,15 @@ class Parser(argparse.ArgumentParser):
         known = [option for option in options if option != '--help']
         unknown = [word for word in unknown if not word.startswith('--config.')]
         if unknown:
-            words = '; '.join(f'{word} is unknown{self.suggest(word.partition("=")[0], known)}' for word in unknown)
-            raise Refusal(f'{words}; see {self.prog} --help')
+            faults = [f'{word} is unknown{self.suggest(word.partition("=")[0], known)}' for word in unknown]
+            raise Refusal(f'{"; ".join(faults)}; see {self.prog} --help')
+
+    def is_value(self, words: Sequence[str], at: int) -> bool:
+        """Return whether argparse reads a word as a value although it begins with dashes."""
+        if ' ' in words[at].partition('=')[0]:
+            return True
+        before = self._option_string_actions.get(words[at - 1]) if at else None
+        return ' ' in words[at] and before is not None and before.nargs != 0
 
     def error(self, message: str) -> None:
         print(f'{self.prog}: {escape_control(message)}; see {self.prog} --help', file=sys.stderr)

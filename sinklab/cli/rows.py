@@ -12,6 +12,7 @@ example:
 import argparse
 import json
 import sys
+from typing import Any
 
 from sinklab.cli.train import size_argument
 from sinklab.escape import escape_control
@@ -31,17 +32,19 @@ def arguments(verb: argparse.ArgumentParser) -> None:
 def run(given: argparse.Namespace, rest: list[str]) -> int:
     if rest:
         raise Refusal(f'{rest[0]} is unknown; see sinklab rows --help')
-    from sinklab.cli.config import config_files, rows
+    from sinklab.cli.config import config_files, module_of, rows
 
-    files = config_files() if given.config is None else [given.config]
-    tables = {file: [row | checked(row, given.size) for row in rows(file, given.size).values()] for file in files}
-    tables = {file: found for file, found in tables.items() if found}
+    tables = {}
+    for file in config_files() if given.config is None else [given.config]:
+        module = module_of(file)
+        if found := rows(module, file, given.size):
+            tables[file] = [row | checked(row, given.size, module) for row in found.values()]
     if not tables:
         raise Refusal(f'--config={given.config} has no rows; sinklab rows lists the files that have')
-    found = [row for table in tables.values() for row in table]
-    wrong = [row for row in found if 'refused' in row]
+    listed = [row for table in tables.values() for row in table]
+    wrong = [row for row in listed if 'refused' in row]
     if given.json:
-        print(json.dumps(found, indent=2, allow_nan=False))
+        print(json.dumps(listed, indent=2, allow_nan=False))
     else:
         show(tables)
     for row in wrong:
@@ -50,16 +53,20 @@ def run(given: argparse.Namespace, rest: list[str]) -> int:
     return 1 if wrong else 0
 
 
-def checked(row: dict, size: str | None) -> dict:
-    """Return the size of a row, whether it is equal to its baseline there, and why `train` would refuse it, if so."""
+def checked(row: dict, size: str | None, module: Any) -> dict:
+    """Return the size of a row, whether it is equal to its baseline there, and why `train` would refuse it, if so.
+
+    Args:
+        module: of the row's config file.
+    """
     from sinklab.cli.config import equals_baseline, load
 
     given = f'{row["config"]}:{row["row"]}'
     try:
-        _, about = load(given, [], size)
+        _, about = load(given, [], size, module)
     except Refusal as error:
         return dict(size=size, equals_baseline=False, refused=str(error))
-    return dict(size=about['size'], equals_baseline=equals_baseline(given, about['size']))
+    return dict(size=about['size'], equals_baseline=equals_baseline(module, given, about['size']))
 
 
 def show(tables: dict[str, list[dict]]) -> None:

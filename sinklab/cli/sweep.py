@@ -26,6 +26,7 @@ from sinklab.files.whole import whole, writable
 from sinklab.folder import Folder
 from sinklab.lease import Lease, lease
 from sinklab.record import Refusal, unknown
+from sinklab.seeds import SEEDS_HELP, list_seeds, parse_seeds
 from sinklab.spec import Spec
 from sinklab.sweep import plan
 from sinklab.sweep.plan import Run
@@ -67,7 +68,7 @@ def arguments(verb: argparse.ArgumentParser) -> None:
 
 
 def seeds_argument(verb: argparse.ArgumentParser, otherwise: str) -> None:
-    verb.add_argument('--seeds', metavar='N | SEED,...', help=f'{plan.SEEDS_HELP} (default: {otherwise})')
+    verb.add_argument('--seeds', metavar='N | SEED,...', help=f'{SEEDS_HELP} (default: {otherwise})')
 
 
 def jobs_argument(verb: argparse.ArgumentParser) -> None:
@@ -81,13 +82,13 @@ def jobs_argument(verb: argparse.ArgumentParser) -> None:
 
 
 def run(given: argparse.Namespace, rest: list[str]) -> int:
-    layout, table = hardware.hardware(given), rows(given)
-    asked = [0] if given.seeds is None else plan.parse_seeds(given.seeds)
+    layout, (module, table) = hardware.hardware(given), rows(given)
+    asked = [0] if given.seeds is None else parse_seeds(given.seeds)
     shares(given.jobs)
     refuse_seeds(rest)
 
     def load(row: str, seed: int) -> tuple[Spec, dict]:
-        return config.load(f'{given.config}:{row}', [*rest, *seed_options(seed)], given.size)
+        return config.load(f'{given.config}:{row}', [*rest, *seed_options(seed)], given.size, module)
 
     options = [f'--{name}={value}' for name in ('size', 'compiled') if (value := getattr(given, name))]
     options = [*hardware.options(layout), *options, *rest]
@@ -96,15 +97,16 @@ def run(given: argparse.Namespace, rest: list[str]) -> int:
             plan.refuse_older_reading(given.seeds, table, given.workdir)
         runs = plan.runs(table, asked, given.workdir, load, layout)
         if given.seeds is not None and ',' not in given.seeds:
-            say(f'sinklab sweep: --seeds={given.seeds} is a count: seeds {plan.list_seeds(asked)}')
+            say(f'sinklab sweep: --seeds={given.seeds} is a count: seeds {list_seeds(asked)}')
         for names in plan.twins(runs):
             say(f'sinklab sweep: {" and ".join(names)} are the same run at size {runs[0].size}')
         for run in {run.row: run for run in runs}.values():
-            if comes_to := config.describe_row(f'{given.config}:{run.row}', run.size, run.spec):
+            if comes_to := config.describe_row(module, run.row, run.size, run.spec):
                 say(f'sinklab sweep: {run.row} {comes_to}')
+        expected = config.expected_of(module, runs[0].size, rest)
         stopped = trained(runs, lambda run: command(f'{given.config}:{run.row}', run, options), held, given.jobs)
         held.check()
-        summary(given, rest, table, runs, stopped)
+        summary(given, rest, table, runs, stopped, expected)
     return ended('sweep', runs, stopped)
 
 
@@ -133,13 +135,14 @@ def ended(verb: str, runs: list[Run], stopped: int | None) -> int:
     return 1 if failed else 0
 
 
-def rows(given: argparse.Namespace) -> dict[str, dict]:
-    """The rows to run, in their order, and what each is about."""
+def rows(given: argparse.Namespace) -> tuple[Any, dict[str, dict]]:
+    """The module of the config file, and the rows to run, in their order, with what each is about."""
     file, _, row = given.config.partition(':')
     if row:
         instead = join_shell([f'--config={file}', f'--rows={row}'])
         raise Refusal(f'--config={given.config} names a row; give {instead}')
-    table = config.rows(file, given.size)
+    module = config.module_of(file)
+    table = config.rows(module, file, given.size)
     if not table:
         raise Refusal(f'--config={file} has no rows; sinklab rows lists the files that have')
     names = given.rows.split(',') if given.rows is not None else list(table)
@@ -148,7 +151,7 @@ def rows(given: argparse.Namespace) -> dict[str, dict]:
     for name in names:
         if name not in table:
             raise Refusal(unknown(f'--rows={given.rows}: row {name!r}', name, table, f'rows of {file}'))
-    return {name: table[name] for name in names}
+    return module, {name: table[name] for name in names}
 
 
 def seed_options(seed: int) -> list[str]:
@@ -161,7 +164,12 @@ def command(config: str, run: Run, options: list[str]) -> list[str]:
 
 
 def summary(
-    given: argparse.Namespace, rest: list[str], table: dict[str, dict], runs: list[Run], stopped: int | None
+    given: argparse.Namespace,
+    rest: list[str],
+    table: dict[str, dict],
+    runs: list[Run],
+    stopped: int | None,
+    expected: config.Expected | None,
 ) -> None:
     """Write sweep.json, and a page if that is asked for, then print what all runs have come to."""
     from sinklab.report import closing, sweep
@@ -179,8 +187,8 @@ def summary(
     elif not stopped:
         headings, lines = columns(rows, spans)
         show(headings, lines, note(headings, rows))
-        expected = config.expected(given.config, runs[0].size, rest) or closing.published(table)
-        print_words(closing.sentence(closing.seen_of_rows(rows, spans), *expected, page))
+        seen = closing.seen_of_rows(rows, spans)
+        print_words(closing.sentence(seen, *(expected or closing.published(table)), page))
 
 
 def arm(about: dict, runs: list[Run]) -> Any:

@@ -112,7 +112,7 @@ def train(given: argparse.Namespace, rest: list[str], group: Group) -> End:
 
     folder = unanimous(group, 'folder', lambda: Folder(given.workdir))
     parent = fork.parent(given.origin, folder, group)
-    spec, row, comes_to = unanimous(group, 'config', lambda: asked(given, rest, folder, parent))
+    spec, row, comes_to, expected = unanimous(group, 'config', lambda: asked(given, rest, folder, parent))
     layout = unanimous(group, 'layout', lambda: hardware.hardware(given))
     devices.divide_cpu(layout, group.count)
     programs.hasten(row['size'])
@@ -127,14 +127,18 @@ def train(given: argparse.Namespace, rest: list[str], group: Group) -> End:
         listeners = [*([progress] if progress else []), *others]
         end, records = trained(spec, layout, folder, row, *listeners, group=group, origin=origin, grace=given.grace)
         if progress and (end.code == 0 or isinstance(group, Alone)):
-            progress.end(end, f'sinklab train: {processes.line(end)}', lambda: show(folder, row, records))
+            progress.end(end, f'sinklab train: {processes.line(end)}', lambda: show(folder, row, records, expected))
     return end
 
 
 def asked(
     given: argparse.Namespace, rest: list[str], folder: Folder, parent: fork.Parent | None
-) -> tuple[Spec, dict, str | None]:
-    """Return the spec, the row and what it comes to, of a config file or of the run that it comes from."""
+) -> tuple[Spec, dict, str | None, config.Expected | None]:
+    """Return what is to be trained, of a config file or of the run that it comes from.
+
+    Returns:
+        The spec, the row, what it comes to in words, and what is expected of the rows of its config file.
+    """
     if given.config:
         return config.load_and_describe(given.config, rest, given.size)
     if not parent:
@@ -147,7 +151,9 @@ def asked(
         )
     known = parent.folder if parent.folder.is_claimed() else folder
     spec, row = config.of_run(known, absolute(folder.path).name, rest)
-    return spec, row, config.describe_origin(row, spec) if parent.takes == 'params' else None
+    comes_to = config.describe_origin(row, spec) if parent.takes == 'params' else None
+    expected = config.expected(row['config'], row['size'], row['overrides']) if row['config'] else None
+    return spec, row, comes_to, expected
 
 
 def trained(
@@ -214,7 +220,7 @@ def closing(record: dict) -> str:
     return f'step {record["step"]}, valid loss {record["valid/loss"]:.3f}, {measured}, {record["seconds"]:.0f} s'
 
 
-def show(folder: Folder, row: dict, records: list[dict]) -> None:
+def show(folder: Folder, row: dict, records: list[dict], expected: config.Expected | None) -> None:
     """Print what a run that is done has come to: a table with a line for each number, and what to do next."""
     from sinklab.cli import terminal
     from sinklab.report import closing
@@ -227,7 +233,6 @@ def show(folder: Folder, row: dict, records: list[dict]) -> None:
     terminal.print_table(out, headings, rows, left=['what it is'], words=['what it is'])
     if 'published' in headings and row.get('source'):
         out.print(escape_control(f'published: {row["source"]}, of another model'), soft_wrap=not out.is_terminal)
-    expected = config.expected(row['config'], row['size'], row['overrides']) if row['config'] else None
     words = closing.sentence({name: closing.seen(records)}, *(expected or closing.published({name: row})))
     out.print(escape_control(f'{words}; run: {folder}'), soft_wrap=not out.is_terminal)
     print(f'For a page with pictures: {join_shell(["sinklab", "report", folder])}')

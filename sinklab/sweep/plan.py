@@ -11,37 +11,8 @@ from sinklab.files.regular import Damaged
 from sinklab.files.whole import writable
 from sinklab.folder import Folder
 from sinklab.record import Refusal
+from sinklab.seeds import list_seeds, parse_seeds
 from sinklab.spec import Hardware, Spec
-
-MOST_SEEDS = 1000  # more than anyone trains: a larger number is meant as a seed
-SEEDS_HELP = 'how many seeds, from 0: 3 is 0, 1 and 2; or a list of seeds: 0,2,5, and 2, for seed 2 alone'
-
-
-def parse_seeds(given: str) -> list[int]:
-    """Return the seeds that --seeds stands for: of a number N, 0 to N - 1; of numbers with commas, those.
-
-    Raises:
-        Refusal: it is neither.
-    """
-    if given.isascii() and given.isdecimal():
-        count = int(given)
-        if not 1 <= count <= MOST_SEEDS:
-            raise Refusal(
-                f'--seeds={given} is a count, from 1 to {MOST_SEEDS}; for seed {count} alone give --seeds={count},'
-            )
-        return list(range(count))
-    listed = given.removesuffix(',').split(',')
-    found = [int(seed) if seed.isascii() and seed.isdecimal() else -1 for seed in listed]
-    if not all(0 <= seed < 2**32 for seed in found) or len(set(found)) < len(found):
-        raise Refusal(
-            f'--seeds={given}: give a count, such as --seeds=3, or whole numbers from 0 to 2^32 - 1, each once, such '
-            'as --seeds=0,1,2'
-        )
-    return found
-
-
-def list_seeds(seeds: list[int]) -> str:
-    return ', '.join(map(str, seeds)) if len(seeds) < 6 else f'{seeds[0]} to {seeds[-1]}'
 
 
 def refuse_older_reading(given: str, rows: Iterable[str], workdir: str) -> None:
