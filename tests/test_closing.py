@@ -71,6 +71,35 @@ def test_a_run_has_a_line_for_each_number_with_its_unit_its_published_value_and_
     assert closing.of_one(records(0, 40), {})[0] == ['number', 'value', 'what it is']
 
 
+@pytest.mark.parametrize('published', [{'sink/star': 74.12}, {'fails': True}, {'valid/loss': 'words'}])
+def test_a_run_has_no_published_column_where_nothing_would_stand_in_it(published):
+    headings, rows = closing.of_one(records(0, 40), published)
+    assert headings == ['number', 'value', 'what it is']
+    assert {len(row) for row in rows} == {3}
+
+
+def test_the_source_is_named_where_the_table_shows_a_published_number_or_the_row_is_published_as_failing():
+    def described(**published):
+        headings, _ = closing.of_one(records(0, 40), published)
+        return closing.describe_published(dict(published=published, source='Table 4'), headings)
+
+    assert 'Table 4' in described(**{'sink/1': 18.18})
+    assert 'fails' not in described(**{'sink/1': 18.18})
+    assert described(**{'sink/star': 74.12}) == ''
+    for numbers in ({}, {'sink/1': 18.18}):
+        assert re.search('fails.*Table 4', described(fails=True, **numbers))
+    assert closing.describe_published(dict(published=None, source='Table 4'), []) == ''
+
+
+@pytest.mark.parametrize(('published', 'shown'), [({'sink/1': 18.18}, True), ({'sink/2': 1.0}, False)])
+def test_a_note_explains_parentheses_where_a_cell_has_them(published, shown):
+    arms = [arm('softmax', records(0, 40), published=published | {'fails': True})]
+    rows = table.table(arms)
+    headings, lines = sweep.columns(rows, table.spans(arms))
+    assert any('(' in cell for cell in lines[0]) == shown
+    assert ('in parentheses' in sweep.note(headings, rows)) == shown
+
+
 def test_one_sentence_says_what_was_seen_what_was_expected_and_where_the_page_lies():
     seen = {'a': (48.5, 'emerges by step 5'), 'b': (None, 'diverged 1/1')}
     said = closing.sentence(seen, {'a': '18.2 %', 'c': '5 %'}, 'published', 'runs/report.html')

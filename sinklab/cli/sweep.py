@@ -206,12 +206,16 @@ def columns(rows: list[dict], spans: dict) -> tuple[list[str], list[list[str]]]:
 
 def note(headings: list[str], rows: list[dict]) -> str:
     """Say what the columns of a table of rows mean, and what stands in its cells."""
-    from sinklab.report import closing
+    from sinklab.report import closing, sweep
 
     several = any(list(row['seeds'].values()).count('done') > 1 for row in rows)
-    published = any(value is not True for row in rows for value in row['published'].values())
     said = [closing.legend(headings), *(['±: standard deviation over runs'] if several else [])]
-    return '; '.join([*said, *(['in parentheses: as published, of another model'] if published else [])]) + '.'
+    return (
+        '; '.join(
+            [*said, *(['in parentheses: as published, of another model'] if sweep.shows_published(rows) else [])]
+        )
+        + '.'
+    )
 
 
 def show(headings: list[str], rows: list[list[str]], note: str = '') -> None:

@@ -88,13 +88,32 @@ def of_one(records: list[dict], published: Mapping[str, object]) -> tuple[list[s
     """
     last = {name: value for record in records for name, value in record.items()}
     shown = [number for number in NUMBERS if number.name in last and number.name not in ('step', 'seconds')]
-    headings = ['number', 'value', *(['published'] if published else []), 'what it is']
     rows = []
     for number in shown:
         theirs = published.get(number.name)
-        said = [f'{theirs:.2f} {number.unit}'.rstrip() if isinstance(theirs, int | float) else '']
-        rows.append([number.label, number.text(last[number.name]), *(said if published else []), number.sentence])
-    return headings, rows
+        said = f'{theirs:.2f} {number.unit}'.rstrip() if isinstance(theirs, int | float) else ''
+        rows.append([number.label, number.text(last[number.name]), said, number.sentence])
+    headings = ['number', 'value', 'published', 'what it is']
+    if any(said for _, _, said, _ in rows):
+        return headings, rows
+    return [*headings[:2], headings[3]], [[label, value, what] for label, value, _, what in rows]
+
+
+def describe_published(row: Mapping, headings: Sequence[str]) -> str:
+    """Say what is published of a row besides the numbers of its table, and where that is published.
+
+    Args:
+        row: its row.json.
+        headings: of the table, as `of_one` returns them.
+
+    Returns:
+        A line, or '' where the table shows no published number and the row is not published as failing.
+    """
+    fails = bool((row.get('published') or {}).get('fails'))
+    origin = [f'{row["source"]}, of another model'] if row.get('source') else []
+    if fails:
+        return f'published: fails{"".join(f" ({where})" for where in origin)}'
+    return ''.join(f'published: {where}' for where in origin) if 'published' in headings else ''
 
 
 def duration(record: dict) -> str:

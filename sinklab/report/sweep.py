@@ -194,6 +194,12 @@ def measures(rows: list[dict]) -> list[str]:
     return [*COMPARED, *others, EMERGES, LOSS]
 
 
+def shows_published(rows: list[dict]) -> bool:
+    """Whether a cell of `cells` has a published number; that of emergence is not shown next to an interval."""
+    shown = [name for name in measures(rows) if name != EMERGES]
+    return any(row['published'].get(name) is not None for row in rows for name in shown)
+
+
 def done(row: dict) -> int:
     return list(row['seeds'].values()).count('done')
 
