@@ -5,7 +5,7 @@ import re
 import pytest
 
 from sinklab.cli import config, sweep
-from sinklab.measure.emergence import between, in_words
+from sinklab.measure.emergence import Span, span
 from sinklab.measure.measure import fixed
 from sinklab.report import closing
 from sinklab.report import sweep as table
@@ -41,22 +41,56 @@ def test_the_steps_of_emergence_are_the_same_for_a_run_and_for_a_row():
     run = records(0, 10, 40, 40)
     rows, spans = (function([arm('softmax', run)]) for function in (table.table, table.spans))
     headings, ((*cells,),) = table.cells(rows, spans)
-    assert dict(zip(headings, cells, strict=True))['emerges (step)'] == '100-200' == between(100, 200)
-    assert closing.seen(run) == (40.0, 'emerges between steps 100 and 200')
+    assert dict(zip(headings, cells, strict=True))['emerges (step)'] == '100-200'
+    assert spans == {'softmax': Span(100, 200, 1, 1)}
+    assert closing.seen(run) == (40.0, spans['softmax'].sentence())
     assert closing.seen_of_rows(rows, spans) == {'softmax': closing.seen(run)}
 
 
 def test_several_seeds_emerge_between_the_first_and_the_last_of_their_probes():
     arms = [arm('softmax', records(0, 10, 40, 40), records(0, 0, 0, 40), records(0, 0, 0, 0.5))]
-    assert table.spans(arms) == {'softmax': (100, 300)}
+    assert table.spans(arms) == {'softmax': Span(100, 300, 2, 3)}
     rate, words = closing.seen_of_rows(table.table(arms), table.spans(arms))['softmax']
-    assert (round(rate, 3), words) == (26.833, f'emerges {in_words(100, 300)}')
+    assert round(rate, 3) == 26.833
+    assert [int(number) for number in re.findall(r'\d+', words)] == [100, 300, 2, 3]
+    headings, ((*cells,),) = sweep.columns(table.table(arms), table.spans(arms))
+    assert dict(zip(headings, cells, strict=True))['emerges (step)'] == '100-300 (2 of 3)'
+
+
+@pytest.mark.parametrize(
+    ('found', 'expected', 'cell', 'learned'),
+    [
+        ([(100, 200)], Span(100, 200, 1, 1), '100-200', True),
+        ([(100, 200), (0, 100), (400, 500)], Span(0, 500, 3, 3), '0-500', True),
+        ([(100, 200), (None, 100)], Span(None, 200, 2, 2), 'by 200', True),
+        ([(None, 0), None], Span(None, 0, 1, 2), 'at start (1 of 2)', False),
+        ([(4, 8), None, None], Span(4, 8, 1, 3), '4-8 (1 of 3)', True),
+        ([None, None], Span(None, None, 0, 2), 'none', False),
+        ([], Span(None, None, 0, 0), 'none', False),
+    ],
+)
+def test_a_span_reaches_over_all_runs_with_a_sink_and_counts_them(found, expected, cell, learned):
+    assert span(found) == expected
+    assert (span(found).cell(), span(found).is_learned) == (cell, learned)
+    assert ('emerging' in span(found).sentence('emerging')) == learned
 
 
 def test_a_sink_that_was_there_before_training_does_not_emerge():
-    assert closing.seen(records(10, 10, 10)) == (10.0, 'as before training')
-    assert between(None, 0) == 'at start'
-    assert closing.seen(records(0, 0.1)) == (0.1, 'no sink')
+    assert closing.seen(records(10, 10, 10)) == (10.0, Span(None, 0, 1, 1).sentence())
+    assert closing.seen(records(0, 0.1)) == (0.1, Span(None, None, 0, 1).sentence())
+    assert closing.seen([{'step': 0}])[0] is None
+
+
+def test_a_table_says_none_where_a_row_has_no_sink_at_its_end():
+    arms = [
+        arm('softmax', records(0, 40)),
+        arm('sigmoid', records(0, 0.1), records(0, 0)),
+        arm('silent', [{'step': 1}]),
+    ]
+    headings, lines = sweep.columns(table.table(arms), table.spans(arms))
+    at = headings.index('emerges (step)')
+    assert [line[at] for line in lines] == ['0-100', 'none', '']
+    assert 'none: ' in sweep.note(headings, table.table(arms))
 
 
 def test_a_run_has_a_line_for_each_number_with_its_unit_its_published_value_and_its_meaning():

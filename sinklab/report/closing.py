@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 
 from sinklab.measure import table as measures
-from sinklab.measure.emergence import LEAST, between, in_words
+from sinklab.measure.emergence import LEAST, Span, span
 from sinklab.measure.emergence import emergence as of_rates
 from sinklab.measure.measure import Number, fixed
 from sinklab.measure.table import HEADLINE
@@ -16,8 +16,8 @@ SOURCE = 'published, of another model'
 FEW = 6  # rows that a sentence names each
 MORE = {
     'runs': 'How many are done, each with another seed.',
-    'emerges': 'Steps between which Sink_1 passes half of its last value (at start: before training; none if that is '
-    'below 1 %).',
+    'emerges': 'Steps between which Sink_1 passes half of its last value (at start: it has passed it before training; '
+    f'none: its last value is below {LEAST:.0f} %; 3 of 8: so many runs end with a sink).',
     'first head': 'The first whose mean alpha_1 is above 0.3 from then on.',
 }
 
@@ -74,9 +74,9 @@ def ends(row: dict) -> list[str]:
     """When a sink emerges, in which head first, and how the run has ended."""
     emerged, end = row['emergence'], row['outcome'] + ('' if row['probes'] else ', no probe')
     if not emerged:
-        return ['-', '-', end]
+        return ['-' if row[HEADLINE.name] is None else span([None]).cell(), '-', end]
     head = 'layer {} head {}'.format(*emerged['head']) if emerged['head'] else '-'
-    return [between(emerged['after'], emerged['at']), head, end]
+    return [span([(emerged['after'], emerged['at'])]).cell(), head, end]
 
 
 def of_one(records: list[dict], published: Mapping[str, object]) -> tuple[list[str], list[list[str]]]:
@@ -127,16 +127,10 @@ def seen(records: list[dict]) -> tuple[float | None, str]:
         return None, 'no probe'
     rates = [record[HEADLINE.name] for record in probed]
     found = of_rates([record['step'] for record in probed], rates)
-    return rates[-1], emerging(*found) if found else 'no sink'
+    return rates[-1], span([found]).sentence()
 
 
-def emerging(after: int | None, at: int) -> str:
-    return 'as before training' if after is None and not at else f'emerges {in_words(after, at)}'
-
-
-def seen_of_rows(
-    rows: Sequence[Mapping], spans: Mapping[str, tuple[int | None, int]]
-) -> dict[str, tuple[float | None, str]]:
+def seen_of_rows(rows: Sequence[Mapping], spans: Mapping[str, Span]) -> dict[str, tuple[float | None, str]]:
     """Return the same of each row of a sweep, as the mean of its runs.
 
     Args:
@@ -146,12 +140,7 @@ def seen_of_rows(
     found = {}
     for row in rows:
         name, rate = row['row'], row['ours'].get(HEADLINE.name)
-        if rate is None:
-            found[name] = None, row['outcome']
-        elif name not in spans or rate['mean'] < LEAST:
-            found[name] = rate['mean'], 'no sink'
-        else:
-            found[name] = rate['mean'], emerging(*spans[name])
+        found[name] = (None, row['outcome']) if rate is None else (rate['mean'], spans[name].sentence())
     return found
 
 

@@ -3,7 +3,7 @@
 import numpy as np
 
 from sinklab.measure import table as measures
-from sinklab.measure.emergence import between, in_words, middle
+from sinklab.measure.emergence import middle
 from sinklab.measure.measure import Number, Picture
 from sinklab.report.arms import Arm, mean
 from sinklab.report.axes import Axis, Point
@@ -52,7 +52,9 @@ class Lines:
 
     def sink_and_loss(self, as_paper: bool) -> dict:
         sink = self.panel(measures.HEADLINE)
-        sink['marks'] = [self.mark(run, found) for run in self.runs if (found := emergence(run)) and found.is_learned]
+        sink['marks'] = [
+            self.mark(run, found) for run in self.runs if (found := emergence(run)) and found.span.is_learned
+        ]
         loss, meaning = self.panel(LOSS), LOSS.sentence
         if len(self.runs) <= FEW and any(run.curve(TRAIN_LOSS)[0] for run in self.runs):
             loss, meaning = self.losses(), BOTH_LOSSES
@@ -89,7 +91,7 @@ class Lines:
             run=self.places[run.name],
             x=found.at,
             y=found.height,
-            text=f'emerges {in_words(found.after, found.at)}{head}',
+            text=f'{found.span.sentence()}{head}',
         )
 
     def context(self) -> dict | None:
@@ -172,7 +174,7 @@ class Lines:
         """The steps of emergence of the runs that have learned a sink, read out as intervals."""
         counted = {arm.name: arm.counted for arm in self.arms}
         found = [(one, learned(counted[one.arm])) for one in points]
-        spans = [between(*span(counted[one.arm])) for one, each in found if each]
+        spans = [span(counted[one.arm]).cell() for one, each in found if each]
         steps = [(one, np.array([middle(run.after, run.at) for run in each])) for one, each in found if each]
         line = self.axis_line(
             [(one, each.mean(), each.std(ddof=1) if len(each) > 1 else 0) for one, each in steps], 'points'

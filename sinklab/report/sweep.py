@@ -7,7 +7,7 @@ from collections.abc import Mapping
 import numpy as np
 
 from sinklab.folder import Folder
-from sinklab.measure.emergence import between, emergence, middle
+from sinklab.measure.emergence import Span, emergence, middle, span
 from sinklab.measure.measure import fixed
 from sinklab.measure.table import HEADLINE, NUMBERS, number
 from sinklab.report.interval import interval
@@ -139,14 +139,13 @@ def heading(name: str) -> str:
     return f'{label(name)} ({unit})' if unit else label(name)
 
 
-def spans(arms: list[Arm]) -> dict[str, tuple[int | None, int]]:
-    """Return {row: (step, step)}: between these probes the sinks of all its seeds emerge; None: from the start."""
+def spans(arms: list[Arm]) -> dict[str, Span]:
+    """Return between which probes the sinks of a row's seeds emerge, of each row with a probe."""
     found = {}
     for arm in arms:
-        each = [one for one in arm.numbers.values() if AT in one]
-        if each:
-            after = None if any(AFTER not in one for one in each) else min(one[AFTER] for one in each)
-            found[arm.about['row']] = after, max(one[AT] for one in each)
+        probed = [one for one in arm.numbers.values() if HEADLINE.name in one]
+        if probed:
+            found[arm.about['row']] = span([(one.get(AFTER), one[AT]) if AT in one else None for one in probed])
     return found
 
 
@@ -160,9 +159,7 @@ def text(value: object) -> str:
     return fixed(value, 2) if isinstance(value, float) else str(value)
 
 
-def cells(
-    rows: list[dict], spans: Mapping[str, tuple[int | None, int]] | None = None
-) -> tuple[list[str], list[list[str]]]:
+def cells(rows: list[dict], spans: Mapping[str, Span] | None = None) -> tuple[list[str], list[list[str]]]:
     """Return headings and cells of a table for people; a column in which nothing stands is left out.
 
     Args:
@@ -172,7 +169,7 @@ def cells(
     columns = {'row': [row['row'] for row in rows], 'runs': [str(done(row)) for row in rows]}
     for name in measures(rows):
         if name == EMERGES and spans is not None:
-            columns[heading(name)] = [between(*spans[row['row']]) if row['row'] in spans else '' for row in rows]
+            columns[heading(name)] = [spans[row['row']].cell() if row['row'] in spans else '' for row in rows]
         else:
             columns[heading(name)] = [cell(row['ours'].get(name), row['published'].get(name)) for row in rows]
         if name == HEADLINE.name:
