@@ -168,6 +168,12 @@ def test_each_column_of_a_sweep_has_a_meaning_or_says_it_itself():
     assert '±' not in note
 
 
+def test_each_column_of_a_report_has_a_meaning_or_says_it_itself():
+    meanings = closing.legend(closing.HEADINGS)
+    plain = [heading.partition(' (')[0] for heading in closing.HEADINGS]
+    assert [name for name in plain if f'{name}: ' not in meanings] == ['run', 'end']
+
+
 def test_the_table_of_a_quickstart_fits_into_80_columns(monkeypatch, capsys):
     monkeypatch.setenv('COLUMNS', '80')
     mass = {'mass/row': 0.3}

@@ -228,7 +228,7 @@ def show(headings: list[str], rows: list[list[str]], note: str = '') -> None:
 
 
 def two_lines(heading: str) -> 'Text | str':
-    """Divide 'Sink_1 - softmax (%)' after Sink_1, 'loss (nats)' before its unit, and 'row mass' between words."""
+    """Divide 'Sink_1 - softmax (%)' after Sink_1, 'valid loss (nats)' before its unit, 'row mass' between words."""
     from sinklab.cli import terminal
 
     name, sign, rest = heading.partition(' - ')

@@ -11,13 +11,12 @@ from sinklab.report.emergence import emergence
 from sinklab.report.runs import NUMBERS, Run
 
 HEADINGS = ('run', *(number.label for number in NUMBERS), 'emerges (step)', 'first head', 'end')
-LOSS = Number('valid/loss', 'loss', 'Mean cross-entropy of held-out windows.', 'nats')
 SOURCE = 'published, of another model'
 FEW = 6  # rows that a sentence names each
 MORE = {
     'runs': 'How many are done, each with another seed.',
-    'emerges': 'Steps between which Sink_1 passes half of its last value (at start: it has passed it before training; '
-    f'none: its last value is below {LEAST:.0f} %; 3 of 8: so many runs end with a sink).',
+    'emerges': 'Steps between which Sink_1 passes half of its last value (at start: it has passed it before '
+    f'training; none: its last value is below {LEAST:.0f} %; 3 of 8: so many runs end with a sink).',
     'first head': 'The first whose mean alpha_1 is above 0.3 from then on.',
 }
 
@@ -29,7 +28,7 @@ def legend(headings: Sequence[str], numbers: Sequence[Number] = ()) -> str:
         headings: those without a meaning here are passed over.
         numbers: what some of them are, beside what every run is measured by.
     """
-    known = *measures.NUMBERS, LOSS, *numbers
+    known = *measures.NUMBERS, *NUMBERS, *numbers
     sentences = {number.label: number.sentence for number in known} | MORE
     plain = [heading.partition(' (')[0] for heading in headings]
     if HEADLINE.label in plain and 'alpha_1' not in plain:

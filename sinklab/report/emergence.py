@@ -2,8 +2,8 @@
 
 import dataclasses
 
-from sinklab.measure.emergence import emergence as of_rates
 from sinklab.measure.emergence import Span, first_heads
+from sinklab.measure.emergence import emergence as of_rates
 from sinklab.measure.emergence import span as span_of
 from sinklab.measure.sink import THRESHOLD
 from sinklab.measure.table import HEADLINE, HEADLINE_MAP

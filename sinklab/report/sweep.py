@@ -8,16 +8,15 @@ import numpy as np
 
 from sinklab.folder import Folder
 from sinklab.measure.emergence import Span, emergence, middle, span
-from sinklab.measure.measure import fixed
-from sinklab.measure.table import HEADLINE, NUMBERS, number
+from sinklab.measure.measure import Number, fixed
+from sinklab.measure.table import HEADLINE, NUMBERS, VALID_LOSS, number
 from sinklab.report.interval import interval
 
 COMPARED = [number.name for number in NUMBERS if number.sweep]
-LOSS = 'valid/loss'
+LOSS = VALID_LOSS.name
 EMERGES = 'emergence/step'  # the middle of the two probes between which a run's sink emerges
 AFTER, AT = 'emergence/after', 'emergence/at'  # these probes: the first of them is missing where there is none before
-LABELS = {LOSS: 'loss', EMERGES: 'emerges'}
-UNITS = {LOSS: 'nats', EMERGES: 'step'}
+EMERGENCE = Number(EMERGES, 'emerges', 'Step at which the sink emerges.', 'step')
 FAILING = 0.6  # of log V. The worst loss that was published of a run that trains is 0.50 of it, of 50,432 ids.
 FAILURES = {'diverged', 'failed'}
 
@@ -127,16 +126,25 @@ def outcome(outcomes: list[str], fails: bool) -> str:
     return f'{words}, as published' if set(kinds) <= FAILURES else f'{words}, published: fails'
 
 
+def find_number(name: str) -> Number | None:
+    """Return how a number is shown, None of one that is not known."""
+    return {LOSS: VALID_LOSS, EMERGES: EMERGENCE}.get(name) or number(name)
+
+
 def label(name: str) -> str:
-    entry = number(name)
-    return LABELS.get(name) or (entry.label if entry else name)
+    entry = find_number(name)
+    return entry.label if entry else name
+
+
+def short_label(name: str) -> str:
+    """Return the label of a number for a list of several, and for the contrast of a claim."""
+    return 'loss' if name == LOSS else label(name)
 
 
 def heading(name: str) -> str:
     """Return the label of a number with its unit."""
-    entry = number(name)
-    unit = UNITS.get(name) or (entry.unit if entry else '')
-    return f'{label(name)} ({unit})' if unit else label(name)
+    entry = find_number(name)
+    return entry.axis if entry else name
 
 
 def spans(arms: list[Arm]) -> dict[str, Span]:
@@ -151,7 +159,10 @@ def spans(arms: list[Arm]) -> dict[str, Span]:
 
 def published_text(numbers: dict) -> str:
     """Published numbers, as a person reads them."""
-    said = (label(name) if value is True else f'{label(name)} {text(value)}' for name, value in numbers.items())
+    said = (
+        short_label(name) if value is True else f'{short_label(name)} {text(value)}'
+        for name, value in numbers.items()
+    )
     return '  '.join(said)
 
 
