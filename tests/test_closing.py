@@ -5,7 +5,7 @@ import re
 import pytest
 
 from sinklab.cli import config, sweep
-from sinklab.measure.emergence import between, in_words
+from sinklab.measure.emergence import Span, span
 from sinklab.measure.measure import fixed
 from sinklab.report import closing
 from sinklab.report import sweep as table
@@ -41,22 +41,56 @@ def test_the_steps_of_emergence_are_the_same_for_a_run_and_for_a_row():
     run = records(0, 10, 40, 40)
     rows, spans = (function([arm('softmax', run)]) for function in (table.table, table.spans))
     headings, ((*cells,),) = table.cells(rows, spans)
-    assert dict(zip(headings, cells, strict=True))['emerges (step)'] == '100-200' == between(100, 200)
-    assert closing.seen(run) == (40.0, 'emerges between steps 100 and 200')
+    assert dict(zip(headings, cells, strict=True))['emerges (step)'] == '100-200'
+    assert spans == {'softmax': Span(100, 200, 1, 1)}
+    assert closing.seen(run) == (40.0, spans['softmax'].sentence())
     assert closing.seen_of_rows(rows, spans) == {'softmax': closing.seen(run)}
 
 
 def test_several_seeds_emerge_between_the_first_and_the_last_of_their_probes():
     arms = [arm('softmax', records(0, 10, 40, 40), records(0, 0, 0, 40), records(0, 0, 0, 0.5))]
-    assert table.spans(arms) == {'softmax': (100, 300)}
+    assert table.spans(arms) == {'softmax': Span(100, 300, 2, 3)}
     rate, words = closing.seen_of_rows(table.table(arms), table.spans(arms))['softmax']
-    assert (round(rate, 3), words) == (26.833, f'emerges {in_words(100, 300)}')
+    assert round(rate, 3) == 26.833
+    assert [int(number) for number in re.findall(r'\d+', words)] == [100, 300, 2, 3]
+    headings, ((*cells,),) = sweep.columns(table.table(arms), table.spans(arms))
+    assert dict(zip(headings, cells, strict=True))['emerges (step)'] == '100-300 (2 of 3)'
+
+
+@pytest.mark.parametrize(
+    ('found', 'expected', 'cell', 'learned'),
+    [
+        ([(100, 200)], Span(100, 200, 1, 1), '100-200', True),
+        ([(100, 200), (0, 100), (400, 500)], Span(0, 500, 3, 3), '0-500', True),
+        ([(100, 200), (None, 100)], Span(None, 200, 2, 2), 'by 200', True),
+        ([(None, 0), None], Span(None, 0, 1, 2), 'at start (1 of 2)', False),
+        ([(4, 8), None, None], Span(4, 8, 1, 3), '4-8 (1 of 3)', True),
+        ([None, None], Span(None, None, 0, 2), 'none', False),
+        ([], Span(None, None, 0, 0), 'none', False),
+    ],
+)
+def test_a_span_reaches_over_all_runs_with_a_sink_and_counts_them(found, expected, cell, learned):
+    assert span(found) == expected
+    assert (span(found).cell(), span(found).is_learned) == (cell, learned)
+    assert ('emerging' in span(found).sentence('emerging')) == learned
 
 
 def test_a_sink_that_was_there_before_training_does_not_emerge():
-    assert closing.seen(records(10, 10, 10)) == (10.0, 'as before training')
-    assert between(None, 0) == 'at start'
-    assert closing.seen(records(0, 0.1)) == (0.1, 'no sink')
+    assert closing.seen(records(10, 10, 10)) == (10.0, Span(None, 0, 1, 1).sentence())
+    assert closing.seen(records(0, 0.1)) == (0.1, Span(None, None, 0, 1).sentence())
+    assert closing.seen([{'step': 0}])[0] is None
+
+
+def test_a_table_says_none_where_a_row_has_no_sink_at_its_end():
+    arms = [
+        arm('softmax', records(0, 40)),
+        arm('sigmoid', records(0, 0.1), records(0, 0)),
+        arm('silent', [{'step': 1}]),
+    ]
+    headings, lines = sweep.columns(table.table(arms), table.spans(arms))
+    at = headings.index('emerges (step)')
+    assert [line[at] for line in lines] == ['0-100', 'none', '']
+    assert 'none: ' in sweep.note(headings, table.table(arms))
 
 
 def test_a_run_has_a_line_for_each_number_with_its_unit_its_published_value_and_its_meaning():
@@ -69,6 +103,35 @@ def test_a_run_has_a_line_for_each_number_with_its_unit_its_published_value_and_
     }
     assert all(row[3].endswith('.') for row in rows)
     assert closing.of_one(records(0, 40), {})[0] == ['number', 'value', 'what it is']
+
+
+@pytest.mark.parametrize('published', [{'sink/star': 74.12}, {'fails': True}, {'valid/loss': 'words'}])
+def test_a_run_has_no_published_column_where_nothing_would_stand_in_it(published):
+    headings, rows = closing.of_one(records(0, 40), published)
+    assert headings == ['number', 'value', 'what it is']
+    assert {len(row) for row in rows} == {3}
+
+
+def test_the_source_is_named_where_the_table_shows_a_published_number_or_the_row_is_published_as_failing():
+    def described(**published):
+        headings, _ = closing.of_one(records(0, 40), published)
+        return closing.describe_published(dict(published=published, source='Table 4'), headings)
+
+    assert 'Table 4' in described(**{'sink/1': 18.18})
+    assert 'fails' not in described(**{'sink/1': 18.18})
+    assert described(**{'sink/star': 74.12}) == ''
+    for numbers in ({}, {'sink/1': 18.18}):
+        assert re.search('fails.*Table 4', described(fails=True, **numbers))
+    assert closing.describe_published(dict(published=None, source='Table 4'), []) == ''
+
+
+@pytest.mark.parametrize(('published', 'shown'), [({'sink/1': 18.18}, True), ({'sink/2': 1.0}, False)])
+def test_a_note_explains_parentheses_where_a_cell_has_them(published, shown):
+    arms = [arm('softmax', records(0, 40), published=published | {'fails': True})]
+    rows = table.table(arms)
+    headings, lines = sweep.columns(rows, table.spans(arms))
+    assert any('(' in cell for cell in lines[0]) == shown
+    assert ('in parentheses' in sweep.note(headings, rows)) == shown
 
 
 def test_one_sentence_says_what_was_seen_what_was_expected_and_where_the_page_lies():
@@ -103,6 +166,12 @@ def test_each_column_of_a_sweep_has_a_meaning_or_says_it_itself():
     )
     assert 'in parentheses' in note
     assert '±' not in note
+
+
+def test_each_column_of_a_report_has_a_meaning_or_says_it_itself():
+    meanings = closing.legend(closing.HEADINGS)
+    plain = [heading.partition(' (')[0] for heading in closing.HEADINGS]
+    assert [name for name in plain if f'{name}: ' not in meanings] == ['run', 'end']
 
 
 def test_the_table_of_a_quickstart_fits_into_80_columns(monkeypatch, capsys):

@@ -5,6 +5,7 @@ import os
 import pty
 import re
 import select
+import signal
 import subprocess
 import sys
 import time
@@ -60,14 +61,17 @@ def sweep(folder, *waits):
     return runs
 
 
-def in_terminal(code, keys=(), columns=80, term='xterm-256color'):
-    """(what a program in a terminal has written, its exit code); each of `keys` is pressed once its text is seen."""
+def in_terminal(code, keys=(), columns=80, term='xterm-256color', seconds=60):
+    """(what a program in a terminal has written, its exit code); each of `keys` is pressed once its text is seen.
+
+    A program that runs for longer than `seconds` is killed.
+    """
     environment = {**os.environ, 'TERM': term, 'COLUMNS': str(columns), 'PYTHONPATH': f'{HERE}:{HERE.parent}'}
     environment.pop('NO_COLOR', None)
     pid, terminal = pty.fork()
     if not pid:
         os.execve(sys.executable, [sys.executable, '-c', code], environment)
-    said, keys, end = b'', list(keys), time.monotonic() + 60
+    said, keys, end = b'', list(keys), time.monotonic() + seconds
     while time.monotonic() < end:
         if select.select([terminal], [], [], 0.1)[0]:
             try:
@@ -77,6 +81,8 @@ def in_terminal(code, keys=(), columns=80, term='xterm-256color'):
             said += more
         if keys and keys[0][0] in said:
             os.write(terminal, keys.pop(0)[1])
+    else:
+        os.kill(pid, signal.SIGKILL)
     return said.decode(), os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
 
 
@@ -98,6 +104,12 @@ def screen(said):
             lines[at] = lines[at].ljust(column)[:column] + sign + lines[at][column + len(sign) :]
             column += len(sign)
     return [line.rstrip() for line in lines if line.strip()]
+
+
+def test_a_program_that_does_not_end_is_killed():
+    said, code = in_terminal('import time; print("begun", flush=True); time.sleep(600)', seconds=2)
+    assert code == -signal.SIGKILL
+    assert said.strip() == 'begun'
 
 
 SWEEP = 'import sys\nfrom sinklab.sweep import run\nrun.prepare = lambda runs: None\nfrom test_display import sweep\n'

@@ -11,10 +11,12 @@ import pytest
 
 from configs import default, table
 from sinklab import folder
-from sinklab.cli.config import config_files
+from sinklab.cli import train
+from sinklab.cli.config import about_row, config_files
 from sinklab.cli.doctor import EXTRAS
 from sinklab.cli.main import main, parser
 from sinklab.processes.ending import CAUSES
+from sinklab.report.runs import NUMBERS
 
 ROOT = Path(__file__).parents[1]
 DOCS = ROOT / 'docs'
@@ -92,6 +94,22 @@ def test_getting_started_names_every_command_and_every_extra():
     (verbs,) = (one for one in parser()._actions if isinstance(one, argparse._SubParsersAction))
     assert {verb for verb in verbs.choices if f'| `sinklab {verb}` |' not in page} == set()
     assert {extra for extra in EXTRAS.values() if not re.search(rf'^\|.*`{extra}`.*\|.*\|$', page, re.M)} == set()
+
+
+def test_getting_started_shows_what_train_prints(capsys):
+    """The numbers are the page's own; the columns, units, meanings and sentences are those of the code."""
+    page = read('getting_started.md')
+    command, *shown = re.search(r'```\n(\$ sinklab train .*?)```', page, re.DOTALL)[1].splitlines()
+    given, rest = parser().parse_known_args(shlex.split(command)[2:])
+    number, seconds = (int(value) for value in re.findall(r'\d+', shown[0]))
+    values = {line[1:14].strip(): line[14:].split()[0] for line in shown[2:] if re.match(r' \S', line)}
+    last = {one.name: float(values[one.label]) for one in NUMBERS if one.label in values}
+    steps = [int(step) for step in re.search(r'between steps (\d+) and (\d+)', page).groups()]
+    records = [{'step': step, 'sink/1': rate} for step, rate in zip(steps, (0.0, last['sink/1']), strict=True)]
+    row = {**about_row(given.config), 'size': 'quickstart', 'overrides': {}}
+    train.show(folder.Folder(given.workdir), row, [*records, {'step': number, 'seconds': float(seconds), **last}])
+    assert [line.rstrip() for line in capsys.readouterr().out.splitlines()] == shown
+    assert not rest
 
 
 def test_the_guide_to_run_folders_has_every_file_and_every_exit_code():

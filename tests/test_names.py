@@ -31,7 +31,7 @@ from sinklab.record import Refusal
 from sinklab.report import arms, claims, closing, latex, page, runs
 from sinklab.spec import Hardware
 from sinklab.sweep import plan
-from sinklab.sweep.process import Relay, labelled
+from sinklab.sweep.process import Relay
 
 SHORT = [name for name in NAMES if len(name) < 40]
 
@@ -190,20 +190,30 @@ def test_what_is_escaped_is_printable_and_stays_as_it_is(text):
     assert escape.escape_control(text, keep='\n').count('\n') == text.count('\n')
 
 
-def test_a_line_of_one_run_among_several_cannot_pass_for_another_or_move_the_cursor():
+def display_of_sweep(tmp_path):
+    """Return a run of a sweep whose name moves the cursor, and the display of the sweep."""
+    run = plan.Run('[1/2] \x1b[31mb', 0, Folder(tmp_path / 'b'), None, tiny())
+    return run, progress.Runs([run], jobs=1)
+
+
+def test_a_line_of_one_run_among_several_cannot_pass_for_another_or_move_the_cursor(tmp_path, capsys):
+    run, display = display_of_sweep(tmp_path)
     line = '[2/2] a, seed 0: step\x1b[1A\r[1/2] b\x9b31m\xff'.encode('latin-1') + b'\n'
-    said = labelled('[1/2] \x1b[31mb: ', line).decode()
+    assert not display.hear(run, line)
+    said = capsys.readouterr().err
     assert said.endswith('\n')
     assert said[:-1].isprintable()
-    assert said.startswith('[1/2] \\x1b[31mb: [2/2] a, seed 0: step\\x1b[1A\\r[1/2] b')
+    assert said.startswith('[1/2] \\x1b[31mb, seed 0: [2/2] a, seed 0: step\\x1b[1A\\r[1/2] b')
 
 
-def test_what_runs_at_once_say_is_escaped(capfdbinary):
+def test_what_runs_at_once_say_is_escaped(tmp_path, capsys):
+    run, display = display_of_sweep(tmp_path)
     with Relay() as relay:
-        code, said = relay.run([sys.executable, '-c', 'print("a\\x1b[2Jb\\rc")'], name='x\x1b[31m: ')
+        command = [sys.executable, '-c', 'print("a\\x1b[2Jb\\rc")']
+        code, said = relay.run(command, hear=lambda line: display.hear(run, line))
     assert code == 0
     assert '\x1b[2J' in said
-    assert capfdbinary.readouterr().err == b'x\\x1b[31m: a\\x1b[2Jb\\rc\n'
+    assert capsys.readouterr().err == '[1/2] \\x1b[31mb, seed 0: a\\x1b[2Jb\\rc\n'
 
 
 class Cells(HTMLParser):

@@ -70,7 +70,7 @@ def test_a_signal_comes_to_the_process_under_way_at_once():
     with Relay() as relay:
         threading.Timer(2, os.kill, (os.getpid(), signal.SIGTERM)).start()
         start = time.monotonic()
-        code, said = relay.run([sys.executable, '-c', script])
+        code, said = relay.run([sys.executable, '-c', script], hear=lambda line: False)
     assert (code, said, relay.received) == (42, 'ready\n', [signal.SIGTERM])
     assert time.monotonic() - start < 10
 

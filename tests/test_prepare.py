@@ -251,6 +251,9 @@ def test_windows_are_counted_at_the_length_of_the_command_that_trains_on_the_sto
     assert main(['prepare', '--check', out, '--json']) == 0
     about = json.loads(capsys.readouterr().out)
     assert (about['length'], about['problems']) == (length, [])
+    assert main(['prepare', '--check', out, '--length=8', '--json']) == 0
+    other = json.loads(capsys.readouterr().out)
+    assert (other['length'], other['batch_size']) == (8, about['batch_size'])
 
 
 @pytest.mark.parametrize('vocabulary', [257, (1 << 20) + 1, 99999999999, -1])

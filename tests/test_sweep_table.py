@@ -72,7 +72,7 @@ def test_the_table_of_a_person_has_ours_and_published_in_one_cell():
     fails = arm('fails', {'fails': True}, ('diverged', 'diverged'))
     headings, rows = sweep.cells(sweep.table([first, moved, fails]))
     assert headings == [
-        *('row', 'runs', 'Sink_1 (%)', 'Sink_1 - plain (%)', 'Sink_* (%)', 'Sink_2 (%)', 'loss (nats)', 'end')
+        *('row', 'runs', 'Sink_1 (%)', 'Sink_1 - plain (%)', 'Sink_* (%)', 'Sink_2 (%)', 'valid loss (nats)', 'end')
     ]
     assert rows == [
         ['plain', '2', '15.00 ± 7.07 (18.18)', '', '', '', '3.25 ± 0.35 (3.70)', 'done'],

@@ -263,7 +263,7 @@ def cell(number: 'Number', value: float | None) -> str:
 
 
 def show_series(told: dict[str, dict]) -> None:
-    from sinklab.report.closing import emerging
+    from sinklab.measure.emergence import span
 
     for name, one in told.items():
         if not one['emergence']:
@@ -271,4 +271,4 @@ def show_series(told: dict[str, dict]) -> None:
             continue
         heads = ', '.join(f'layer {layer} head {head} (step {step})' for step, layer, head in one['heads'][:3])
         first = f'first heads with a mean alpha_1 above 0.3: {heads or "none"}'
-        print(escape_control(f'{name}: Sink_1 {emerging(*one["emergence"])}; {first}'))
+        print(escape_control(f'{name}: Sink_1 {span([one["emergence"]]).sentence()}; {first}'))

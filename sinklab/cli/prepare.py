@@ -80,7 +80,7 @@ def arguments(verb: argparse.ArgumentParser) -> None:
         '--batch_size',
         type=int,
         metavar='B',
-        help='with --check: windows of a step, over all hosts (default: of that size)',
+        help='with --check: windows of a step, over all hosts (default: of the largest size that fits)',
     )
     add('--hosts', type=int, metavar='N', help='with --check: hosts that share a batch (default: 1)')
     add('--json', action='store_true', help='print the result as JSON')
@@ -183,11 +183,11 @@ def check(given: argparse.Namespace, fields: dict[str, Any]) -> int:
     if fields['tokenizer'] != 'train' and digest(given.tokenizer) != store.meta['tokenizer']:
         found.append(f'it was made by another tokenizer than {given.tokenizer}')
     why = ''
+    size, trained = fitting_size(store)
     if given.length is None:
-        size, trained = fitting_size(store)
         fields['length'], why = trained.data.length, f'of --size={size}; --length=N counts others'
-        if given.batch_size is None:
-            fields['batch_size'] = trained.optimizer.batch_size
+    if given.batch_size is None:
+        fields['batch_size'] = trained.optimizer.batch_size
     length, batch, hosts = fields['length'], fields['batch_size'], fields['hosts']
     windows = summary(store, length, batch, hosts)['windows']
     found += [

@@ -214,12 +214,16 @@ def columns(rows: list[dict], spans: dict) -> tuple[list[str], list[list[str]]]:
 
 def note(headings: list[str], rows: list[dict]) -> str:
     """Say what the columns of a table of rows mean, and what stands in its cells."""
-    from sinklab.report import closing
+    from sinklab.report import closing, sweep
 
     several = any(list(row['seeds'].values()).count('done') > 1 for row in rows)
-    published = any(value is not True for row in rows for value in row['published'].values())
     said = [closing.legend(headings), *(['±: standard deviation over runs'] if several else [])]
-    return '; '.join([*said, *(['in parentheses: as published, of another model'] if published else [])]) + '.'
+    return (
+        '; '.join(
+            [*said, *(['in parentheses: as published, of another model'] if sweep.shows_published(rows) else [])]
+        )
+        + '.'
+    )
 
 
 def show(headings: list[str], rows: list[list[str]], note: str = '') -> None:
@@ -232,7 +236,7 @@ def show(headings: list[str], rows: list[list[str]], note: str = '') -> None:
 
 
 def two_lines(heading: str) -> 'Text | str':
-    """Divide 'Sink_1 - softmax (%)' after Sink_1, 'loss (nats)' before its unit, and 'row mass' between words."""
+    """Divide 'Sink_1 - softmax (%)' after Sink_1, 'valid loss (nats)' before its unit, 'row mass' between words."""
     from sinklab.cli import terminal
 
     name, sign, rest = heading.partition(' - ')

@@ -231,8 +231,8 @@ def show(folder: Folder, row: dict, records: list[dict], expected: config.Expect
     headings, rows = closing.of_one(records, row.get('published') or {})
     out.print(escape_control(f'{name}: done, {closing.duration(records[-1])}'), soft_wrap=True)
     terminal.print_table(out, headings, rows, left=['what it is'], words=['what it is'])
-    if 'published' in headings and row.get('source'):
-        out.print(escape_control(f'published: {row["source"]}, of another model'), soft_wrap=not out.is_terminal)
+    if published := closing.describe_published(row, headings):
+        out.print(escape_control(published), soft_wrap=not out.is_terminal)
     words = closing.sentence({name: closing.seen(records)}, *(expected or closing.published({name: row})))
     out.print(escape_control(f'{words}; run: {folder}'), soft_wrap=not out.is_terminal)
     print(f'For a page with pictures: {join_shell(["sinklab", "report", folder])}')

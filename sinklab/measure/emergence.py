@@ -1,5 +1,6 @@
 """When a sink emerges."""
 
+import dataclasses
 from collections.abc import Sequence
 
 import numpy as np
@@ -24,18 +25,58 @@ def middle(after: int | None, at: int) -> float:
     return float(at) if after is None else (after + at) / 2
 
 
-def between(after: int | None, at: int) -> str:
-    """Return the steps between which a sink emerges, for a cell of a table."""
-    if after is None:
-        return f'by {at}' if at else 'at start'
-    return f'{after}-{at}'
+@dataclasses.dataclass(frozen=True)
+class Span:
+    """The steps between which the sinks of one or several runs emerge.
+
+    Attributes:
+        after: The first of them; None where some run has its sink at its first probe.
+        at: The last of them; None where no run ends with a sink.
+        sinks: How many runs end with a sink.
+        runs: How many runs have a probe.
+    """
+
+    after: int | None
+    at: int | None
+    sinks: int
+    runs: int
+
+    def cell(self) -> str:
+        """Return the steps for a cell of a table, with the count of sinks where some runs have none."""
+        if self.at is None:
+            return 'none'
+        first = 'by ' if self.after is None else f'{self.after}-'
+        steps = f'{first}{self.at}' if self.is_learned else 'at start'
+        return steps if self.sinks == self.runs else f'{steps} ({self.sinks} of {self.runs})'
+
+    def sentence(self, verb: str = 'emerges') -> str:
+        """Return the same for a sentence."""
+        if self.at is None:
+            return 'no sink'
+        first = f'{verb} by step' if self.after is None else f'{verb} between steps {self.after} and'
+        steps = f'{first} {self.at}' if self.is_learned else 'as before training'
+        return steps if self.sinks == self.runs else f'{steps} in {self.sinks} of {self.runs} runs'
+
+    @property
+    def is_learned(self) -> bool:
+        """Whether a rate was lower before: at step 0 nothing has been learned yet."""
+        return self.after is not None or bool(self.at)
 
 
-def in_words(after: int | None, at: int) -> str:
-    """Return the same for a sentence."""
-    if after is None:
-        return f'by step {at}' if at else 'before training'
-    return f'between steps {after} and {at}'
+def span(found: Sequence[tuple[int | None, int] | None]) -> Span:
+    """Return the steps between which the sinks of runs emerge.
+
+    Args:
+        found: of each run that has a probe, what `emergence` returns.
+    """
+    sinks = [one for one in found if one is not None]
+    after = [one for one, _ in sinks if one is not None]
+    return Span(
+        min(after) if after and len(after) == len(sinks) else None,
+        max((at for _, at in sinks), default=None),
+        len(sinks),
+        len(found),
+    )
 
 
 def first_heads(steps: Sequence[int], alpha_NLH: np.ndarray, threshold: float) -> list[tuple[int, int, int]]:

@@ -25,6 +25,8 @@ DEEPER = (*angles.DEEPER, *spikes.MEASURES, *stream.MEASURES, *places.MEASURES, 
 NUMBERS = [number for measure in MEASURES for number in measure.shown]
 DEEPER_NUMBERS = [number for measure in DEEPER for number in measure.shown]
 PICTURES = [measure.picture for measure in MEASURES if measure.picture]
+# The number that tables and figures show besides those of the measures.
+VALID_LOSS = Number('valid/loss', 'valid loss', 'Mean cross-entropy of held-out windows.', 'nats')
 # What is shown where there is room for one.
 HEADLINE = next(number for number in NUMBERS if number.name == 'sink/1')
 HEADLINE_MAP = next(picture for picture in PICTURES if picture.array == 'alpha_LPHJ')

@@ -1,6 +1,6 @@
 """What a report says first: one sentence, made of the table by rule."""
 
-from sinklab.measure.emergence import LEAST, in_words
+from sinklab.measure.emergence import LEAST
 from sinklab.measure.table import HEADLINE
 from sinklab.report.arms import Arm
 from sinklab.report.emergence import span as emergence_span
@@ -29,8 +29,7 @@ def sink(arm: Arm, runs: list[Run]) -> str:
     if max(rates) < LEAST:
         return f'none after {steps(runs)} ({seeds(runs)})'
     share = f'{rates[0]:.0f} %' if len(runs) == 1 else f'{sum(rates) / len(rates):.0f} % ({span(rates)})'
-    after, at = emergence_span(runs)
-    begun = 'as before training' if after is None and not at else f'emerging {in_words(after, at)}'
+    begun = emergence_span(runs).sentence('emerging')
     return f'{share} of (text, layer, head) have a sink after {steps(runs)} ({seeds(runs)}), {begun}'
 
 

@@ -13,7 +13,7 @@ from sinklab.measure import table as measures
 from sinklab.measure.measure import fixed
 from sinklab.record import Refusal, unknown
 from sinklab.report.interval import FEWEST
-from sinklab.report.sweep import EMERGES, LOSS, judged, label
+from sinklab.report.sweep import EMERGES, LOSS, judged, short_label
 from sinklab.report.verdict import MOST, OVER, Bounds, bounds, needed, verdict
 
 VERDICTS = ('contradicted', 'not seen', 'diverged', 'unsettled', 'holds', 'not run', 'not testable here')
@@ -28,7 +28,7 @@ LEGEND = (
     'interval lies on one side of 0; not seen: no difference in the interval counts; unsettled, ~N: about N seeds '
     'are needed'
 )
-UNITS = {LOSS: 'nats', FAILS: 'share', EMERGES: 'steps'}
+UNITS = {LOSS: measures.VALID_LOSS.unit, FAILS: 'share', EMERGES: 'steps'}
 # Verdicts as a count of them says them, the best first.
 COUNTED = {
     'holds': 'hold',
@@ -51,7 +51,7 @@ class Reading:
     at: Literal['end', 'start'] = 'end'
 
     def __str__(self) -> str:
-        return f'{label(self.number)} of {self.row}' + (' before training' if self.at == 'start' else '')
+        return f'{short_label(self.number)} of {self.row}' + (' before training' if self.at == 'start' else '')
 
 
 @dataclasses.dataclass(frozen=True)

@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 
 from sinklab.measure import table as measures
-from sinklab.measure.emergence import LEAST, between, in_words
+from sinklab.measure.emergence import LEAST, Span, span
 from sinklab.measure.emergence import emergence as of_rates
 from sinklab.measure.measure import Number, fixed
 from sinklab.measure.table import HEADLINE
@@ -11,13 +11,12 @@ from sinklab.report.emergence import emergence
 from sinklab.report.runs import NUMBERS, Run
 
 HEADINGS = ('run', *(number.label for number in NUMBERS), 'emerges (step)', 'first head', 'end')
-LOSS = Number('valid/loss', 'loss', 'Mean cross-entropy of held-out windows.', 'nats')
 SOURCE = 'published, of another model'
 FEW = 6  # rows that a sentence names each
 MORE = {
     'runs': 'How many are done, each with another seed.',
-    'emerges': 'Steps between which Sink_1 passes half of its last value (at start: before training; none if that is '
-    'below 1 %).',
+    'emerges': 'Steps between which Sink_1 passes half of its last value (at start: it has passed it before '
+    f'training; none: its last value is below {LEAST:.0f} %; 3 of 8: so many runs end with a sink).',
     'first head': 'The first whose mean alpha_1 is above 0.3 from then on.',
 }
 
@@ -29,7 +28,7 @@ def legend(headings: Sequence[str], numbers: Sequence[Number] = ()) -> str:
         headings: those without a meaning here are passed over.
         numbers: what some of them are, beside what every run is measured by.
     """
-    known = *measures.NUMBERS, LOSS, *numbers
+    known = *measures.NUMBERS, *NUMBERS, *numbers
     sentences = {number.label: number.sentence for number in known} | MORE
     plain = [heading.partition(' (')[0] for heading in headings]
     if HEADLINE.label in plain and 'alpha_1' not in plain:
@@ -74,9 +73,9 @@ def ends(row: dict) -> list[str]:
     """When a sink emerges, in which head first, and how the run has ended."""
     emerged, end = row['emergence'], row['outcome'] + ('' if row['probes'] else ', no probe')
     if not emerged:
-        return ['-', '-', end]
+        return ['-' if row[HEADLINE.name] is None else span([None]).cell(), '-', end]
     head = 'layer {} head {}'.format(*emerged['head']) if emerged['head'] else '-'
-    return [between(emerged['after'], emerged['at']), head, end]
+    return [span([(emerged['after'], emerged['at'])]).cell(), head, end]
 
 
 def of_one(records: list[dict], published: Mapping[str, object]) -> tuple[list[str], list[list[str]]]:
@@ -88,13 +87,32 @@ def of_one(records: list[dict], published: Mapping[str, object]) -> tuple[list[s
     """
     last = {name: value for record in records for name, value in record.items()}
     shown = [number for number in NUMBERS if number.name in last and number.name not in ('step', 'seconds')]
-    headings = ['number', 'value', *(['published'] if published else []), 'what it is']
     rows = []
     for number in shown:
         theirs = published.get(number.name)
-        said = [f'{theirs:.2f} {number.unit}'.rstrip() if isinstance(theirs, int | float) else '']
-        rows.append([number.label, number.text(last[number.name]), *(said if published else []), number.sentence])
-    return headings, rows
+        said = f'{theirs:.2f} {number.unit}'.rstrip() if isinstance(theirs, int | float) else ''
+        rows.append([number.label, number.text(last[number.name]), said, number.sentence])
+    headings = ['number', 'value', 'published', 'what it is']
+    if any(said for _, _, said, _ in rows):
+        return headings, rows
+    return [*headings[:2], headings[3]], [[label, value, what] for label, value, _, what in rows]
+
+
+def describe_published(row: Mapping, headings: Sequence[str]) -> str:
+    """Say what is published of a row besides the numbers of its table, and where that is published.
+
+    Args:
+        row: its row.json.
+        headings: of the table, as `of_one` returns them.
+
+    Returns:
+        A line, or '' where the table shows no published number and the row is not published as failing.
+    """
+    fails = bool((row.get('published') or {}).get('fails'))
+    origin = [f'{row["source"]}, of another model'] if row.get('source') else []
+    if fails:
+        return f'published: fails{"".join(f" ({where})" for where in origin)}'
+    return ''.join(f'published: {where}' for where in origin) if 'published' in headings else ''
 
 
 def duration(record: dict) -> str:
@@ -108,16 +126,10 @@ def seen(records: list[dict]) -> tuple[float | None, str]:
         return None, 'no probe'
     rates = [record[HEADLINE.name] for record in probed]
     found = of_rates([record['step'] for record in probed], rates)
-    return rates[-1], emerging(*found) if found else 'no sink'
+    return rates[-1], span([found]).sentence()
 
 
-def emerging(after: int | None, at: int) -> str:
-    return 'as before training' if after is None and not at else f'emerges {in_words(after, at)}'
-
-
-def seen_of_rows(
-    rows: Sequence[Mapping], spans: Mapping[str, tuple[int | None, int]]
-) -> dict[str, tuple[float | None, str]]:
+def seen_of_rows(rows: Sequence[Mapping], spans: Mapping[str, Span]) -> dict[str, tuple[float | None, str]]:
     """Return the same of each row of a sweep, as the mean of its runs.
 
     Args:
@@ -127,12 +139,7 @@ def seen_of_rows(
     found = {}
     for row in rows:
         name, rate = row['row'], row['ours'].get(HEADLINE.name)
-        if rate is None:
-            found[name] = None, row['outcome']
-        elif name not in spans or rate['mean'] < LEAST:
-            found[name] = rate['mean'], 'no sink'
-        else:
-            found[name] = rate['mean'], emerging(*spans[name])
+        found[name] = (None, row['outcome']) if rate is None else (rate['mean'], spans[name].sentence())
     return found
 
 

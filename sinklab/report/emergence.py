@@ -2,8 +2,9 @@
 
 import dataclasses
 
+from sinklab.measure.emergence import Span, first_heads
 from sinklab.measure.emergence import emergence as of_rates
-from sinklab.measure.emergence import first_heads
+from sinklab.measure.emergence import span as span_of
 from sinklab.measure.sink import THRESHOLD
 from sinklab.measure.table import HEADLINE, HEADLINE_MAP
 from sinklab.report.arms import Arm
@@ -20,9 +21,8 @@ class Emergence:
     head_at: int | None  # the first of the probes that are drawn in which it is
 
     @property
-    def is_learned(self) -> bool:
-        """Whether the rate was lower before: at step 0 nothing has been learned yet."""
-        return self.after is not None or self.at > 0
+    def span(self) -> Span:
+        return span_of([(self.after, self.at)])
 
 
 @dataclasses.dataclass(frozen=True)
@@ -43,16 +43,13 @@ def emergences(points: list[Point], arms: list[Arm]) -> list[Emerging]:
 
 def learned(runs: list[Run]) -> list[Emergence]:
     """Return the emergences of the runs in which a sink was learned: not those that had it at step 0."""
-    return [found for run in runs if (found := emergence(run)) and found.is_learned]
+    return [found for run in runs if (found := emergence(run)) and found.span.is_learned]
 
 
-def span(runs: list[Run]) -> tuple[int | None, int] | None:
-    """Return the probes between which the sinks of all runs emerge, None where no run ends with a sink."""
-    found = [one for run in runs if (one := emergence(run))]
-    if not found:
-        return None
-    after = [one.after for one in found]
-    return None if None in after else min(after), max(one.at for one in found)
+def span(runs: list[Run]) -> Span:
+    """Return the probes between which the sinks of runs emerge."""
+    found = [emergence(run) for run in runs if run.last(HEADLINE.name) is not None]
+    return span_of([one and (one.after, one.at) for one in found])
 
 
 def emergence(run: Run) -> Emergence | None:

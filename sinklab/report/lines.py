@@ -3,8 +3,9 @@
 import numpy as np
 
 from sinklab.measure import table as measures
-from sinklab.measure.emergence import between, in_words, middle
+from sinklab.measure.emergence import middle
 from sinklab.measure.measure import Number, Picture
+from sinklab.measure.table import VALID_LOSS
 from sinklab.report.arms import Arm, mean
 from sinklab.report.axes import Axis, Point
 from sinklab.report.emergence import emergence, learned, span
@@ -13,7 +14,6 @@ from sinklab.report.probes import spaced
 from sinklab.report.runs import Run, branches
 from sinklab.report.sweep import EMERGES
 
-LOSS = Number('valid/loss', 'loss', 'Of held-out windows.')
 BOTH_LOSSES = 'lines are of training batches, dots of held-out windows.'
 TRAIN_LOSS = 'train/loss'
 EMERGED = Number(
@@ -46,29 +46,32 @@ class Lines:
     def recorded(self) -> list[Number]:
         """What is offered to be looked at over steps; of many runs, what the table has."""
         names = dict.fromkeys(name for run in self.runs for record in run.records for name in record)
-        known = [*OTHERS, LOSS, *filter(None, map(measures.number, names))]
+        known = [*OTHERS, VALID_LOSS, *filter(None, map(measures.number, names))]
         few = len(self.runs) <= FEW
-        return [number for number in known if number.name in names and (few or number.table or number is LOSS)]
+        return [number for number in known if number.name in names and (few or number.table or number is VALID_LOSS)]
 
     def sink_and_loss(self, as_paper: bool) -> dict:
         sink = self.panel(measures.HEADLINE)
-        sink['marks'] = [self.mark(run, found) for run in self.runs if (found := emergence(run)) and found.is_learned]
-        loss, meaning = self.panel(LOSS), LOSS.sentence
+        sink['marks'] = [
+            self.mark(run, found) for run in self.runs if (found := emergence(run)) and found.span.is_learned
+        ]
+        loss, meaning = self.panel(VALID_LOSS), f'{VALID_LOSS.label}: {VALID_LOSS.sentence}'
         if len(self.runs) <= FEW and any(run.curve(TRAIN_LOSS)[0] for run in self.runs):
-            loss, meaning = self.losses(), BOTH_LOSSES
+            loss, meaning = self.losses(), f'loss: {BOTH_LOSSES}'
         sentence = f'{measures.HEADLINE.label}: {measures.HEADLINE.sentence} A triangle stands where it has emerged.'
         if as_paper:
             sink['lines'] += self.published(measures.HEADLINE.name)
-            loss['lines'] += self.published(LOSS.name)
+            loss['lines'] += self.published(VALID_LOSS.name)
             sentence += ' Hollow, at the end: what was published, at its own size and number of steps.'
-        return figure('curves', 'Sink and loss', f'{sentence} {LOSS.label}: {meaning}', [sink, loss])
+        return figure('curves', 'Sink and loss', f'{sentence} {meaning}', [sink, loss])
 
     def losses(self) -> dict:
         """The loss of training as lines, that of validation, which has few points, as dots upon them."""
-        training, validation = self.panel(LOSS, TRAIN_LOSS), self.panel(LOSS)
+        training, validation = self.panel(VALID_LOSS, TRAIN_LOSS), self.panel(VALID_LOSS)
         lines = [dict(line, what='training') for line in training['lines']]
         lines += [dict(line, what='validation', dots=True) for line in validation['lines'] if line['kind'] in DRAWN]
-        return dict(validation, lines=lines, sentence=BOTH_LOSSES)
+        label = f'loss ({VALID_LOSS.unit})'
+        return dict(validation, label=label, lines=lines, sentence=BOTH_LOSSES)
 
     def published(self, name: str) -> list[dict]:
         """A point for each arm, at the last step of its runs."""
@@ -89,7 +92,7 @@ class Lines:
             run=self.places[run.name],
             x=found.at,
             y=found.height,
-            text=f'emerges {in_words(found.after, found.at)}{head}',
+            text=f'{found.span.sentence()}{head}',
         )
 
     def context(self) -> dict | None:
@@ -152,7 +155,7 @@ class Lines:
             f'What rows end with that differ in {axis.field} alone, mean and spread over seeds; hollow and dashed, '
             'what was published, at its own size. Values stand in their order, not to scale.'
         )
-        panels = [self.axis_panel(axis, number) for number in (measures.HEADLINE, LOSS, EMERGED)]
+        panels = [self.axis_panel(axis, number) for number in (measures.HEADLINE, VALID_LOSS, EMERGED)]
         return figure(f'along-{axis.field}', f'Along {axis.name}', sentence, panels)
 
     def axis_panel(self, axis: Axis, number: Number) -> dict:
@@ -172,7 +175,7 @@ class Lines:
         """The steps of emergence of the runs that have learned a sink, read out as intervals."""
         counted = {arm.name: arm.counted for arm in self.arms}
         found = [(one, learned(counted[one.arm])) for one in points]
-        spans = [between(*span(counted[one.arm])) for one, each in found if each]
+        spans = [span(counted[one.arm]).cell() for one, each in found if each]
         steps = [(one, np.array([middle(run.after, run.at) for run in each])) for one, each in found if each]
         line = self.axis_line(
             [(one, each.mean(), each.std(ddof=1) if len(each) > 1 else 0) for one, each in steps], 'points'

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from sinklab.escape import escape_html
 from sinklab.files.whole import whole
-from sinklab.measure.emergence import between
+from sinklab.measure.emergence import Span
 from sinklab.measure.table import HEADLINE
 from sinklab.report import claims, closing, maps, sweep
 from sinklab.report.answer import answer
@@ -119,11 +119,11 @@ def counted(row: dict) -> int:
     return max((found['n'] for found in row['ours'].values()), default=0)
 
 
-def both(row: dict, name: str, spans: Mapping[str, tuple[int | None, int] | None]) -> tuple[str, str]:
+def both(row: dict, name: str, spans: Mapping[str, Span]) -> tuple[str, str]:
     """(ours, published); emergence as the steps between which the sinks of all seeds emerge."""
     published = row['published'].get(name)
-    if name == sweep.EMERGES and spans[row['row']]:
-        return between(*spans[row['row']]), '' if published is None else sweep.text(published)
+    if name == sweep.EMERGES and spans[row['row']].runs:
+        return spans[row['row']].cell(), '' if published is None else sweep.text(published)
     return sweep.cell(row['ours'].get(name)) or '-', '' if published is None else sweep.text(published)
 
 

@@ -14,7 +14,7 @@ from sinklab.escape import FIGURE, escape_figure, quote_file_name
 from sinklab.files.whole import whole
 from sinklab.measure.emergence import middle
 from sinklab.measure.measure import Picture
-from sinklab.measure.table import HEADLINE
+from sinklab.measure.table import HEADLINE, VALID_LOSS
 from sinklab.report.arms import Arm, arms, mean, table
 from sinklab.report.axes import Axis, Point, axes
 from sinklab.report.emergence import Emerging, emergences
@@ -95,7 +95,7 @@ def draw_along(found: list[Arm], along: Axis) -> plt.Figure:
     """Sink and loss against a field, ours filled and published hollow."""
     figure, panels = plt.subplots(1, 2, figsize=(8, 2.8), layout='constrained')
     lines = [{}, {}]
-    for panel, (name, label) in enumerate([(HEADLINE.name, HEADLINE.axis), (LOSS, 'loss')]):
+    for panel, (name, label) in enumerate([(HEADLINE.name, HEADLINE.axis), (LOSS, VALID_LOSS.axis)]):
         axis = panels[panel]
         for at, points in enumerate(along.lines):
             ours = [(one.at, one.ours[name]['mean'], one.ours[name]['sd'] or 0) for one in points if name in one.ours]

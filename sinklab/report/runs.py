@@ -234,8 +234,8 @@ def drawn_pictures(runs: list[Run]) -> list[Picture]:
 
 
 NUMBERS = (
-    Number('step', 'step', 'The newest that is recorded.', digits=0),
+    Number('step', 'step', 'Last step that was recorded.', digits=0),
     *(number for number in measures.NUMBERS if number.table),
-    Number('valid/loss', 'valid loss', 'Mean cross-entropy of held-out windows.', 'nats'),
-    Number('seconds', 'time', 'Of all attempts.', 's', digits=0),
+    measures.VALID_LOSS,
+    Number('seconds', 'time', 'Time of training, over all attempts.', 's', digits=0),
 )

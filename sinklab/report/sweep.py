@@ -7,17 +7,16 @@ from collections.abc import Mapping
 import numpy as np
 
 from sinklab.folder import Folder
-from sinklab.measure.emergence import between, emergence, middle
-from sinklab.measure.measure import fixed
-from sinklab.measure.table import HEADLINE, NUMBERS, number
+from sinklab.measure.emergence import Span, emergence, middle, span
+from sinklab.measure.measure import Number, fixed
+from sinklab.measure.table import HEADLINE, NUMBERS, VALID_LOSS, number
 from sinklab.report.interval import interval
 
 COMPARED = [number.name for number in NUMBERS if number.sweep]
-LOSS = 'valid/loss'
+LOSS = VALID_LOSS.name
 EMERGES = 'emergence/step'  # the middle of the two probes between which a run's sink emerges
 AFTER, AT = 'emergence/after', 'emergence/at'  # these probes: the first of them is missing where there is none before
-LABELS = {LOSS: 'loss', EMERGES: 'emerges'}
-UNITS = {LOSS: 'nats', EMERGES: 'step'}
+EMERGENCE = Number(EMERGES, 'emerges', 'Step at which the sink emerges.', 'step')
 FAILING = 0.6  # of log V. The worst loss that was published of a run that trains is 0.50 of it, of 50,432 ids.
 FAILURES = {'diverged', 'failed'}
 
@@ -127,32 +126,43 @@ def outcome(outcomes: list[str], fails: bool) -> str:
     return f'{words}, as published' if set(kinds) <= FAILURES else f'{words}, published: fails'
 
 
+def find_number(name: str) -> Number | None:
+    """Return how a number is shown, None of one that is not known."""
+    return {LOSS: VALID_LOSS, EMERGES: EMERGENCE}.get(name) or number(name)
+
+
 def label(name: str) -> str:
-    entry = number(name)
-    return LABELS.get(name) or (entry.label if entry else name)
+    entry = find_number(name)
+    return entry.label if entry else name
+
+
+def short_label(name: str) -> str:
+    """Return the label of a number for a list of several, and for the contrast of a claim."""
+    return 'loss' if name == LOSS else label(name)
 
 
 def heading(name: str) -> str:
     """Return the label of a number with its unit."""
-    entry = number(name)
-    unit = UNITS.get(name) or (entry.unit if entry else '')
-    return f'{label(name)} ({unit})' if unit else label(name)
+    entry = find_number(name)
+    return entry.axis if entry else name
 
 
-def spans(arms: list[Arm]) -> dict[str, tuple[int | None, int]]:
-    """Return {row: (step, step)}: between these probes the sinks of all its seeds emerge; None: from the start."""
+def spans(arms: list[Arm]) -> dict[str, Span]:
+    """Return between which probes the sinks of a row's seeds emerge, of each row with a probe."""
     found = {}
     for arm in arms:
-        each = [one for one in arm.numbers.values() if AT in one]
-        if each:
-            after = None if any(AFTER not in one for one in each) else min(one[AFTER] for one in each)
-            found[arm.about['row']] = after, max(one[AT] for one in each)
+        probed = [one for one in arm.numbers.values() if HEADLINE.name in one]
+        if probed:
+            found[arm.about['row']] = span([(one.get(AFTER), one[AT]) if AT in one else None for one in probed])
     return found
 
 
 def published_text(numbers: dict) -> str:
     """Published numbers, as a person reads them."""
-    said = (label(name) if value is True else f'{label(name)} {text(value)}' for name, value in numbers.items())
+    said = (
+        short_label(name) if value is True else f'{short_label(name)} {text(value)}'
+        for name, value in numbers.items()
+    )
     return '  '.join(said)
 
 
@@ -160,9 +170,7 @@ def text(value: object) -> str:
     return fixed(value, 2) if isinstance(value, float) else str(value)
 
 
-def cells(
-    rows: list[dict], spans: Mapping[str, tuple[int | None, int]] | None = None
-) -> tuple[list[str], list[list[str]]]:
+def cells(rows: list[dict], spans: Mapping[str, Span] | None = None) -> tuple[list[str], list[list[str]]]:
     """Return headings and cells of a table for people; a column in which nothing stands is left out.
 
     Args:
@@ -172,7 +180,7 @@ def cells(
     columns = {'row': [row['row'] for row in rows], 'runs': [str(done(row)) for row in rows]}
     for name in measures(rows):
         if name == EMERGES and spans is not None:
-            columns[heading(name)] = [between(*spans[row['row']]) if row['row'] in spans else '' for row in rows]
+            columns[heading(name)] = [spans[row['row']].cell() if row['row'] in spans else '' for row in rows]
         else:
             columns[heading(name)] = [cell(row['ours'].get(name), row['published'].get(name)) for row in rows]
         if name == HEADLINE.name:
@@ -192,6 +200,12 @@ def measures(rows: list[dict]) -> list[str]:
     """What is shown of some row: the usual numbers, and between them what else was published and is measured here."""
     others = dict.fromkeys(name for row in rows for name in row['ours'] if name not in (*COMPARED, EMERGES, LOSS))
     return [*COMPARED, *others, EMERGES, LOSS]
+
+
+def shows_published(rows: list[dict]) -> bool:
+    """Whether a cell of `cells` has a published number; that of emergence is not shown next to an interval."""
+    shown = [name for name in measures(rows) if name != EMERGES]
+    return any(row['published'].get(name) is not None for row in rows for name in shown)
 
 
 def done(row: dict) -> int:

@@ -5,11 +5,9 @@ import os
 import queue
 import signal
 import subprocess
-import sys
 import threading
 from collections.abc import Callable
 
-from sinklab.escape import escape_control
 from sinklab.processes.ending import OF_SIGNAL
 
 LONGEST = 65536  # bytes of a line that are read at once
@@ -56,34 +54,20 @@ class Relay:
             with contextlib.suppress(OSError):
                 child.send_signal(number)
 
-    def run(self, command: list[str], name: str = '', hear: Callable[[bytes], bool] | None = None) -> tuple[int, str]:
+    def run(self, command: list[str], hear: Callable[[bytes], bool]) -> tuple[int, str]:
         """Run a command, and return its exit code and the end of what it says.
 
         Args:
             command: a program and its arguments.
-            name: stands before each line that is shown.
-            hear: shows lines instead; returns whether a line is a record rather than words. The environment of the
-                command then asks for records (cli/progress.py).
+            hear: shows a line; returns whether it is a record rather than words. The environment of the command asks
+                for records (cli/progress.py).
         """
-        more, said = {'SINKLAB_PROGRESS': 'json'} if hear else {}, b''
-        streams = dict(stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
-        with subprocess.Popen(command, env={**os.environ, **more}, **streams) as child:
+        said, environment = b'', {**os.environ, 'SINKLAB_PROGRESS': 'json'}
+        with subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT) as child:
             self.children.add(child)
             if self.received:  # between two commands
                 child.send_signal(self.received[-1])
             while line := child.stdout.readline(LONGEST):
-                if hear:
-                    is_record = hear(line)
-                else:
-                    is_record = False
-                    sys.stderr.buffer.write(labelled(name, line) if name else line)
-                    sys.stderr.buffer.flush()
-                said = said if is_record else (said + line)[-10_000:]
+                said = said if hear(line) else (said + line)[-10_000:]
             self.children.discard(child)
         return child.returncode, said.decode(errors='replace')
-
-
-def labelled(name: str, line: bytes) -> bytes:
-    """Put a name before a line; what would move the cursor back over the name is shown as an escape."""
-    said = escape_control(line.decode(errors='backslashreplace').removesuffix('\n'), keep='\t')
-    return f'{escape_control(name)}{said}\n'.encode()
