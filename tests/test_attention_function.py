@@ -186,6 +186,16 @@ def test_a_learned_scale_and_a_learned_bias_have_gradients_under_jit():
         assert np.all(np.isfinite(gradient))
         assert np.any(gradient)
 
+    def total_of(scale, name):
+        return jnp.sum(sinklab.attention(query, key, value, scale=scale, implementation=name) ** 2)
+
+    dense, chunked = (jax.grad(total_of)(0.3, name) for name in ('dense', 'chunked'))
+    np.testing.assert_allclose(chunked, dense, rtol=1e-4)
+    scales = np.float32([0.3, -0.2])
+    for name in ('dense', 'chunked'):
+        found = jax.vmap(lambda scale, name=name: total_of(scale, name))(scales)
+        np.testing.assert_allclose(found, [total_of(scale, name) for scale in scales], rtol=1e-5)
+
 
 def test_a_scale_is_applied_in_float32_to_products_of_bfloat16():
     rng, width = np.random.default_rng(0), 96
