@@ -248,8 +248,13 @@ def about_row(given: str) -> dict:
     return about(module_of(file), file, row)
 
 
-def rows(module: Any, file: str, size: str | None = None) -> dict[str, dict]:
-    """What the rows of a config file are about, at a size or the file's own; none where it has no table."""
+def rows(file: str, size: str | None = None, module: Any = None) -> dict[str, dict]:
+    """What the rows of a config file are about, at a size or the file's own; none where it has no table.
+
+    Args:
+        module: of the config file, where that has been run already; otherwise it is run.
+    """
+    module = module or module_of(file)
     keys = getattr(module, 'ROWS', {})
     if '' in keys:
         raise Refusal(f'{file} has a row without a name, which --config={file}:ROW cannot say; name it')

@@ -37,7 +37,7 @@ def run(given: argparse.Namespace, rest: list[str]) -> int:
     tables = {}
     for file in config_files() if given.config is None else [given.config]:
         module = module_of(file)
-        if found := rows(module, file, given.size):
+        if found := rows(file, given.size, module):
             tables[file] = [row | checked(row, given.size, module) for row in found.values()]
     if not tables:
         raise Refusal(f'--config={given.config} has no rows; sinklab rows lists the files that have')

@@ -142,7 +142,7 @@ def rows(given: argparse.Namespace) -> tuple[Any, dict[str, dict]]:
         instead = join_shell([f'--config={file}', f'--rows={row}'])
         raise Refusal(f'--config={given.config} names a row; give {instead}')
     module = config.module_of(file)
-    table = config.rows(module, file, given.size)
+    table = config.rows(file, given.size, module)
     if not table:
         raise Refusal(f'--config={file} has no rows; sinklab rows lists the files that have')
     names = given.rows.split(',') if given.rows is not None else list(table)
