@@ -26,7 +26,7 @@ def load(given: str, rest: list[str], size: str | None = None) -> tuple[Spec, di
 
 
 def load_and_describe(given: str, rest: list[str], size: str | None = None) -> tuple[Spec, dict, str | None]:
-    """Return what load() returns, and what the row comes to. The config file, a user's program, is run once."""
+    """Return what load() returns, and the fields that the row changes; a user's config file is executed once."""
     file, _, row = given.partition(':')
     module = module_of(file)
     config, size = config_and_size(module, given, row or None, size)
@@ -58,7 +58,7 @@ def name_sizes_that_fit(module: Any, given: str, size: str | None, rest: list[st
 
 
 def describe_row(given: str, size: str | None, spec: Spec) -> str | None:
-    """Return what a row comes to at a size, in one line: the fields that differ from the baseline of its table.
+    """Return the fields in which a row differs from the baseline of its table at a size, in one line.
 
     Args:
         given: FILE:ROW.

@@ -163,7 +163,7 @@ def command(config: str, run: Run, options: list[str]) -> list[str]:
 def summary(
     given: argparse.Namespace, rest: list[str], table: dict[str, dict], runs: list[Run], stopped: int | None
 ) -> None:
-    """Write sweep.json, and a page if that is asked for, then print what all runs have come to."""
+    """Write sweep.json, and a page if that is asked for, then print the results of all runs."""
     from sinklab.report import closing, sweep
 
     overrides = dict(map(config.override, rest))

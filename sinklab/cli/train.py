@@ -134,7 +134,7 @@ def train(given: argparse.Namespace, rest: list[str], group: Group) -> End:
 def asked(
     given: argparse.Namespace, rest: list[str], folder: Folder, parent: fork.Parent | None
 ) -> tuple[Spec, dict, str | None]:
-    """Return the spec, the row and what it comes to, of a config file or of the run that it comes from."""
+    """Return the spec, the row and the fields that it changes, of a config file or of the run that it comes from."""
     if given.config:
         return config.load_and_describe(given.config, rest, given.size)
     if not parent:
@@ -215,7 +215,7 @@ def closing(record: dict) -> str:
 
 
 def show(folder: Folder, row: dict, records: list[dict]) -> None:
-    """Print what a run that is done has come to: a table with a line for each number, and what to do next."""
+    """Print the results of a run that is done: a table with a line for each number, and what to do next."""
     from sinklab.cli import terminal
     from sinklab.report import closing
 
