@@ -24,6 +24,10 @@ def found(tmp_path):
     return runs.read(paths)
 
 
+def numbers_in(text):
+    return [int(number) for number in re.findall(r'\d+', text)]
+
+
 def test_a_run_is_read_as_it_was_written(found, tmp_path):
     run = found[0]
     assert run.probe_steps == [0, 10, 20]
@@ -119,9 +123,22 @@ def test_seeds_are_a_mean_with_a_spread_and_a_diverged_one_is_no_part_of_it(tmp_
     (row,) = arms.table([arm])
     assert row['ours']['sink/1'] == pytest.approx(dict(mean=50, sd=10 * 2**0.5, n=2))
     assert row['outcome'] == 'done 2/3, diverged 1/3'
-    words = '50 % (40 to 60) of (text, layer, head) have a sink after 20 steps (2 seeds), '
-    words += 'emerging between steps 10 and 20'
-    assert answer.answer([arm]) == f'softmax: {words}, seed 2 diverged at step 10.'
+    said = answer.answer([arm])
+    assert said.startswith('softmax: ')
+    assert said.endswith('.')
+    assert answer.of_arm(arm)[0] in said
+    counted, lost = answer.of_arm(arm)
+    # share, lowest and highest share, steps, seeds, and the probes between which the sinks emerge
+    assert numbers_in(counted) == [50, 40, 60, 20, 2, 10, 20]
+    assert ('diverged' in lost, numbers_in(lost)) == (True, [2, 10])
+
+
+def test_the_first_sentence_says_how_many_seeds_have_a_sink(tmp_path):
+    for seed, more in enumerate([None, {'sink/1': 0.0}, None]):
+        made_up(tmp_path / str(seed), 'softmax', seed=seed, more=more)
+    (arm,) = arms.arms(runs.read([f'{tmp_path}/{seed}' for seed in range(3)]))
+    (words,) = answer.of_arm(arm)
+    assert numbers_in(words)[-4:] == [10, 20, 2, 3]
 
 
 def test_rows_lie_on_the_published_side_of_the_first_or_do_not(tmp_path):
@@ -148,17 +165,23 @@ def test_the_first_sentence_names_what_has_no_sink_no_probe_or_no_end(tmp_path):
     made_up(tmp_path / 'd', 'wild', end='diverged')
     made_up(tmp_path / 'e', 'halted', end='stopped', more={'sink/1': 0.0})
     found = arms.arms(runs.read([f'{tmp_path}/{name}' for name in 'abcde']))
-    words = answer.answer(found)
-    assert words == (
-        'softmax: 40 % of (text, layer, head) have a sink after 20 steps (seed 0), emerging between steps 10 and 20; '
-        'none: none after 20 steps (seed 0); silent: no probe yet; wild: diverged at step 20; halted: none after 20 '
-        'steps (seed 0, stopped).'
-    )
-    many = answer.of_many(found)
-    assert many.startswith(
-        '5 runs of 5 rows: from 0 % of (text, layer, head) with a sink (none) to 40 % (softmax); 2 of 3 rows'
-    )
-    assert '1 unfinished; 1 diverged; 1 stopped; 1 without a probe' in many
+    said = dict(part.split(': ', 1) for part in answer.answer(found).removesuffix('.').split('; '))
+    assert {name: numbers_in(words) for name, words in said.items()} == {
+        'softmax': [40, 20, 0, 10, 20],  # share, steps, seed, emergence
+        'none': [20, 0],
+        'silent': [],
+        'wild': [20],
+        'halted': [20, 0],
+    }
+    assert {name for name, words in said.items() if words.startswith('none')} == {'none', 'halted'}
+    for name, word in (('silent', 'no probe'), ('wild', 'diverged'), ('halted', 'stopped')):
+        assert [one for one, words in said.items() if word in words] == [name]
+    first, *others = answer.of_many(found).removesuffix('.').split('; ')
+    assert numbers_in(first) == [5, 5, 0, 40], 'runs, rows, the lowest and the highest share'
+    assert re.findall(r'\((\w+)\)', first) == ['none', 'softmax']
+    assert numbers_in(others[0]) == [2, 3], 'rows without a sink, of those that have a probe'
+    for word in ('unfinished', 'diverged', 'stopped', 'probe'):
+        assert [numbers_in(part) for part in others[1:] if word in part] == [[1]], word
 
 
 @pytest.mark.parametrize(

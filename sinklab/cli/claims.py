@@ -207,7 +207,7 @@ def published_by_row(claims: dict) -> dict[str, dict]:
 
 
 def entries_of(claims: dict, found: dict) -> list[dict]:
-    """What each claim has come to."""
+    """Return the verdict of each claim."""
     from sinklab.report import claims as report
     from sinklab.sweep import results
 

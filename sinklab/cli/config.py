@@ -86,7 +86,7 @@ def diff_of(module: Any, row: str) -> dict[str, Any]:
 
 
 def describe_row(module: Any, row: str, size: str | None, spec: Spec) -> str | None:
-    """Return what a row comes to at a size, in one line: the fields that differ from the baseline of its table.
+    """Return the fields in which a row differs from the baseline of its table at a size, in one line.
 
     Args:
         module: of the config file.

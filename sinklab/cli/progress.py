@@ -165,7 +165,7 @@ class Progress(Listener):
         spec: its config.
         programs: says what was compiled, once it is asked after the first step.
         stderr: whether to write to standard error; else to standard output.
-        row: what the row comes to at its size, in one line.
+        row: the fields that the row changes at its size, in one line.
     """
 
     def __init__(self, name: str, spec: Spec, programs: object = None, stderr: bool = True, row: str | None = None):
@@ -226,7 +226,7 @@ class Progress(Listener):
         Args:
             end: how it has ended.
             words: the line that says so, where the run is not done.
-            closing: prints what the run has come to; a sweep does that for all of its runs.
+            closing: prints the results of the run; a sweep does that for all of its runs.
         """
         if isinstance(self.display, Sequence):
             self.display.write(end=end.kind, words=end.words)

@@ -171,7 +171,7 @@ def summary(
     stopped: int | None,
     expected: config.Expected | None,
 ) -> None:
-    """Write sweep.json, and a page if that is asked for, then print what all runs have come to."""
+    """Write sweep.json, and a page if that is asked for, then print the results of all runs."""
     from sinklab.report import closing, sweep
 
     overrides = dict(map(config.override, rest))

@@ -14,6 +14,7 @@ from sinklab.measure.setting import Setting
 
 EPSILON = 1e-8  # of the released code
 THRESHOLD = 0.3  # of the paper: a head whose alpha is above it has a sink
+COLUMN = 'The column (attention bias or sink token) with the most attention takes the place of token 1'
 THRESHOLDS = (0.2, 0.4, 0.5)  # that Sink_1 is also reported at
 
 
@@ -146,7 +147,7 @@ MEASURES = (
             ),
             Number('alpha/1', 'alpha_1', 'Mean attention that queries pay to the first token.', table=True),
             Number('alpha/floor', 'uniform', 'What alpha_1 would be if attention were uniform.', table=True),
-            *pair('{k}', 'The same of token k, over the queries that may see it.'),
+            *pair('{k}', 'Token k takes the place of token 1, over the queries that may see it.'),
             Number('sink/1@{k}', 'Sink_1 at {k}', 'Sink_1 at the threshold k instead of 0.3.', '%', 1),
         ),
         saved=('alpha_LPHJ',),
@@ -159,8 +160,8 @@ MEASURES = (
         'star',
         lambda attention, setting: star(proxy(attention), setting.columns).max(-1),
         (
-            *pair('star', 'Of the strongest column instead of token 1, with its own query.', table=True, sweep=True),
-            *pair('star/clean', 'Of the strongest column instead of token 1, without its own query.'),
+            *pair('star', f'{COLUMN}; its own query counts.', table=True, sweep=True),
+            *pair('star/clean', f'{COLUMN}; its own query does not count.'),
         ),
         numbers=lambda star_LPH, setting: (
             rate_and_mean('star', with_own_query(star_LPH, setting.length)) | rate_and_mean('star/clean', star_LPH)
@@ -173,14 +174,14 @@ MEASURES = (
     of_importance(
         'raw',
         '1/raw',
-        'Of the first token, from A_ij itself instead of the proxy.',
+        'A_ij itself is used instead of the proxy |A_ij| / sum_j |A_ij|.',
         lambda attention, setting: importance(attention, 1, setting.columns)[..., 0],
         context=lambda received, setting: context('1/raw', received.raw_BHS[..., setting.columns] / setting.length),
     ),
     of_importance(
         'within',
         '1/window',
-        'Of the first token, over the queries that see it in spite of a window or block.',
+        'Only the queries count whose window or block contains the first token.',
         lambda attention, setting: within(proxy(attention), setting.reach, setting.columns),
         sweep=True,
         applies=lambda setting: setting.reach < setting.length,
@@ -188,7 +189,7 @@ MEASURES = (
     of_importance(
         'edge',
         'edge',
-        "Of the first key in each query's window, wherever that is.",
+        "The first key of each query's window takes the place of token 1.",
         lambda attention, setting: edge(proxy(attention), setting.window, setting.columns),
         applies=lambda setting: setting.window is not None,
     ),

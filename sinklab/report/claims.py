@@ -14,7 +14,7 @@ from sinklab.measure.measure import fixed
 from sinklab.record import Refusal, unknown
 from sinklab.report.interval import FEWEST
 from sinklab.report.sweep import EMERGES, LOSS, judged, short_label
-from sinklab.report.verdict import MOST, OVER, Bounds, bounds, needed, verdict
+from sinklab.report.verdict import LOOKS, MOST, OVER, Bounds, bounds, needed, verdict
 
 VERDICTS = ('contradicted', 'not seen', 'diverged', 'unsettled', 'holds', 'not run', 'not testable here')
 FAILS = 'fails'  # 0 or 1
@@ -23,10 +23,11 @@ NOTE = f'mean difference of paired seeds and its interval ({OVER})'
 HEADINGS = ('claim', 'published', 'here', 'n', 'verdict')
 BRIEF = ('claim', 'unit', 'paper', 'here', 'seeds', 'verdict')
 LEGEND = (
-    'claim: --list says each in words; paper: the published difference; here: the mean difference between the two '
-    'runs of a seed [its 95 % interval, corrected for two looks]; share: of runs that fail; holds, contradicted: the '
-    'interval lies on one side of 0; not seen: no difference in the interval counts; unsettled, ~N: about N seeds '
-    'are needed'
+    'claim: --list prints the sentence of each; paper: the published difference; here: the mean difference between '
+    'the two runs of a seed [its 95 % interval, widened because claims may be judged twice, after '
+    f'{LOOKS[0]} and after {LOOKS[1]} seeds]; share: share of runs that fail; holds, contradicted: the interval lies '
+    'on the claimed or on the other side of 0; not seen: every difference in the interval is smaller than the least '
+    'that the claim asks for; unsettled, ~N: the claim needs about N seeds'
 )
 UNITS = {LOSS: measures.VALID_LOSS.unit, FAILS: 'share', EMERGES: 'steps'}
 # Verdicts as a count of them says them, the best first.
