@@ -11,7 +11,7 @@ import pytest
 
 from configs import default, table
 from sinklab import folder
-from sinklab.cli import train
+from sinklab.cli import config, train
 from sinklab.cli.config import about_row, config_files
 from sinklab.cli.doctor import EXTRAS
 from sinklab.cli.main import main, parser
@@ -107,7 +107,9 @@ def test_getting_started_shows_what_train_prints(capsys):
     steps = [int(step) for step in re.search(r'between steps (\d+) and (\d+)', page).groups()]
     records = [{'step': step, 'sink/1': rate} for step, rate in zip(steps, (0.0, last['sink/1']), strict=True)]
     row = {**about_row(given.config), 'size': 'quickstart', 'overrides': {}}
-    train.show(folder.Folder(given.workdir), row, [*records, {'step': number, 'seconds': float(seconds), **last}])
+    expected = config.expected(row['config'], row['size'], row['overrides'])
+    last = {'step': number, 'seconds': float(seconds), **last}
+    train.show(folder.Folder(given.workdir), row, [*records, last], expected)
     assert [line.rstrip() for line in capsys.readouterr().out.splitlines()] == shown
     assert not rest
 

@@ -137,7 +137,7 @@ def asked(
     """Return what is to be trained, of a config file or of the run that it comes from.
 
     Returns:
-        The spec, the row, what it comes to in words, and what is expected of the rows of its config file.
+        The spec, the row, the fields that it changes in words, and what is expected of the rows of its config file.
     """
     if given.config:
         return config.load_and_describe(given.config, rest, given.size)
@@ -221,7 +221,7 @@ def closing(record: dict) -> str:
 
 
 def show(folder: Folder, row: dict, records: list[dict], expected: config.Expected | None) -> None:
-    """Print what a run that is done has come to: a table with a line for each number, and what to do next."""
+    """Print the results of a run that is done: a table with a line for each number, and what to do next."""
     from sinklab.cli import terminal
     from sinklab.report import closing
 
