@@ -145,7 +145,6 @@ def asked(files, path):
 
 
 @pytest.mark.slow
-@pytest.mark.exhaustive
 def test_claims_train_what_they_want_and_are_judged_by_it(claimed):
     path, entries = claimed
     assert {entry['claim']: entry['verdict'] for entry in entries} == {
@@ -169,7 +168,6 @@ def test_claims_train_what_they_want_and_are_judged_by_it(claimed):
 
 
 @pytest.mark.slow
-@pytest.mark.exhaustive
 def test_what_was_measured_is_judged_again_from_its_file_alone(files, claimed):
     path, entries = claimed
     again = program(files, 'claims', f'--config={files}/claims.py', f'--results={path}/claims.json', '--json')
@@ -177,7 +175,6 @@ def test_what_was_measured_is_judged_again_from_its_file_alone(files, claimed):
 
 
 @pytest.mark.slow
-@pytest.mark.exhaustive
 def test_claims_go_on_with_what_is_missing(files, claimed):
     path, _ = claimed
     before = {file: file.stat().st_mtime_ns for file in path.rglob('metrics.jsonl')}
@@ -199,7 +196,6 @@ def test_claims_go_on_with_what_is_missing(files, claimed):
         (['--size=quickstart'], "size is 'smoke', and 'quickstart' is asked for"),
     ],
 )
-@pytest.mark.exhaustive
 def test_a_folder_of_other_runs_is_refused(files, claimed, arguments, words):
     path, _ = claimed
     done = program(files, 'claims', 'more', *asked(files, path), *arguments)
@@ -209,7 +205,6 @@ def test_a_folder_of_other_runs_is_refused(files, claimed, arguments, words):
 
 
 @pytest.mark.slow
-@pytest.mark.exhaustive
 def test_a_report_of_claims_begins_with_their_verdicts(files, claimed):
     path, entries = claimed
     done = program(files, 'report', str(path))

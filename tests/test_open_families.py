@@ -152,7 +152,7 @@ def test_attention_of_a_hybrid_model_is_named_by_the_layers_of_the_model(made, m
     assert len(found.matrix_LHTS) == 2
     assert found.strongest()[0] in (1, 3)
     found.plot(3, 0)
-    with pytest.raises(Refusal, match='they are 1, 3 and'):
+    with pytest.raises(Refusal, match='layers 1, 3, heads 0 to 3'):
         found.plot(0, 0)
     code, out, _ = measure(folder)
     assert code == 0
@@ -165,7 +165,7 @@ def test_both_attentions_of_a_layer_can_be_shown(made):
     for place, layer in enumerate(found.layers):
         (axes, *_) = found.plot(place=place, head=1).axes
         np.testing.assert_array_equal(axes.images[0].get_array(), found.matrix_LHTS[place, 1])
-        assert axes.get_title() == f'layer {layer}, matrix {place % 2 + 1} of 2, head 1'
+        assert axes.get_title() == f'layer {layer + 1}, matrix {place % 2 + 1} of 2, head 2'
 
 
 def test_numbers_of_each_layer_count_the_layers_of_the_model(opened):
