@@ -23,7 +23,7 @@ SIGMOID = {'model.attention.similarity': 'sigmoid', 'model.attention.normalizer'
 
 
 def size(layers, width, ffn_width, **more):
-    """Of heads that are 128 wide."""
+    """Return the fields of a model whose heads are 128 wide."""
     sizes = {'model.layers': layers, 'model.width': width, 'model.head_width': 128, 'model.ffn_width': ffn_width}
     return scale_with_size(sizes | {name.replace('__', '.'): value for name, value in more.items()})
 

@@ -98,7 +98,7 @@ def reduce_to_shape(line: str) -> str:
 
 
 class Reader:
-    """Somebody who follows a page in a folder.
+    """A reader that follows the steps of a page in a folder.
 
     Args:
         folder: Where files are written and commands run.

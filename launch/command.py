@@ -32,7 +32,7 @@ FETCH = {
 
 @dataclasses.dataclass(frozen=True)
 class Verb:
-    """What is done with the jobs of a command line."""
+    """An action on the jobs of a command line."""
 
     summary: str
     plan: Callable[[list[Job], argparse.Namespace], Plan]
@@ -42,7 +42,7 @@ class Verb:
 
 @dataclasses.dataclass(frozen=True)
 class Scheduler:
-    """What a launcher is, beside what all have in common."""
+    """The parts in which a launcher differs from the others."""
 
     module: str
     summary: str
@@ -149,7 +149,7 @@ def planned(scheduler: Scheduler, argv: Sequence[str]) -> tuple[argparse.Namespa
 
 
 def split(argv: list[str]) -> tuple[list[str], list[str]]:
-    """What stands before and after the first --."""
+    """Split the arguments at the first --."""
     index = argv.index('--') if '--' in argv else len(argv)
     return argv[:index], argv[index + 1 :]
 

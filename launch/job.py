@@ -21,7 +21,7 @@ BUCKETS = ('gs://', 's3://')
 
 
 class Refusal(ValueError):
-    """What cannot be, in one line: what was given, what is allowed, what to do."""
+    """An error of the user, in one line: what was given, what is allowed, what to do."""
 
 
 @dataclasses.dataclass(frozen=True)

@@ -189,7 +189,7 @@ def submitted(job: Job, given: argparse.Namespace) -> Plan:
 
 
 def resume(jobs: list[Job], given: argparse.Namespace) -> Plan:
-    """What is suspended stays so; another of its name begins."""
+    """Plan to delete the suspended resource of each job and to create one of the same name."""
     made = [(delete(job, given, optional=True), command('bash', f'{here(job.name)}/create.sh')) for job in jobs]
     return Plan(commands=tuple(one for pair in made for one in pair))
 

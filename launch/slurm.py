@@ -51,7 +51,7 @@ def check(given: argparse.Namespace) -> None:
 
 
 def directives(jobs: list[Job], given: argparse.Namespace, folder: str) -> dict[str, str | None]:
-    """What `sbatch` is told, by the names of its options."""
+    """Return the options of `sbatch` by name."""
     job, many = jobs[0], len(jobs) > 1
     least = f'%{given.at_once}' if given.at_once else ''
     log = folder.replace('%', '%%') + ('/%x-%A_%a.log' if many else '/%x-%j.log')

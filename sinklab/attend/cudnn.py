@@ -51,7 +51,7 @@ def attend(query_BTHK, key_BSGK, value_BSGK, rule: Rule, measured: bool = False)
 
 
 def over_mesh(run: Callable, key_BSGK: jax.Array) -> Callable:
-    """Of every device's own sequences and heads; left to itself it divides neither where a mesh is in part manual."""
+    """Run on each device's own sequences and heads; cuDNN divides neither by itself on a partly manual mesh."""
     batch, _, heads, _ = sharding.compilers(key_BSGK.shape, ('batch', None, 'heads', None))
     of_array, of_row = PartitionSpec(batch, None, heads, None), PartitionSpec(batch, None, heads)
     return sharding.on_each_part(run, sharding.compilers_axes(), (of_array,) * 3, (of_array, of_row))

@@ -210,7 +210,7 @@ def config_and_size(module: Any, given: str, row: str | None, size: str | None) 
 
 
 def about(module: Any, file: str, row: str, config: Any = None) -> dict:
-    """Where a row is, its diff, its published numbers and their source.
+    """Return where a row is, its diff, its published numbers and their source.
 
     Args:
         config: the row's config, of which the diff then has the values; otherwise it has those that are written.
@@ -249,7 +249,7 @@ def about_row(given: str) -> dict:
 
 
 def rows(file: str, size: str | None = None, module: Any = None) -> dict[str, dict]:
-    """What the rows of a config file are about, at a size or the file's own; none where it has no table.
+    """Describe the rows of a config file, at a size or the file's own; return nothing where it has no table.
 
     Args:
         module: of the config file, where that has been run already; otherwise it is run.

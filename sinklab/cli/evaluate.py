@@ -8,6 +8,7 @@ example:
 import argparse
 import json
 
+from sinklab.cli.reader import model_argument
 from sinklab.escape import escape_control
 from sinklab.files.place import place
 from sinklab.install import format_extra_command
@@ -15,12 +16,7 @@ from sinklab.record import Refusal
 
 
 def arguments(verb: argparse.ArgumentParser) -> None:
-    verb.add_argument(
-        'model',
-        metavar='RUN[@STEP] | hf:PATH_OR_ID',
-        help='run folder, such as runs/softmax@500 (default: its newest step), or an open model, such as '
-        'hf:openai-community/gpt2',
-    )
+    model_argument(verb)
     verb.add_argument(
         '--tasks',
         required=True,

@@ -13,6 +13,7 @@ import sys
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING
 
+from sinklab.cli.reader import model_argument
 from sinklab.escape import escape_control
 from sinklab.files.place import place
 from sinklab.files.whole import writable
@@ -42,12 +43,7 @@ SAME = 'source', 'sequences', 'length', 'seed', 'keys', 'positions', 'perturb', 
 
 
 def arguments(verb: argparse.ArgumentParser) -> None:
-    verb.add_argument(
-        'model',
-        metavar='RUN[@STEP] | hf:PATH_OR_ID',
-        help='run folder, such as runs/softmax@500 (default: its newest step), or an open model, such as '
-        'hf:openai-community/gpt2',
-    )
+    model_argument(verb)
     verb.add_argument(
         '--inputs',
         default='natural',

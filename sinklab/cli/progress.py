@@ -57,14 +57,14 @@ class Numbers:
             self.sink, self.measured = HEADLINE.text(record[HEADLINE.name]), self.step
 
     def line(self) -> str:
-        """All of them, for a log; Sink_1 with its step where that is not the newest one."""
+        """Format all numbers for a log, Sink_1 with its step if that is not the newest one."""
         at = '' if self.measured in (None, self.step) else f' at step {self.measured}'
         return (
             f'step {self.step}/{self.steps}  loss {self.loss}  {self.pace} tokens/s  {HEADLINE.label} {self.sink}{at}'
         )
 
     def live(self) -> str:
-        """What stands behind a bar."""
+        """Format the numbers behind a bar."""
         if self.step == 0 and self.loss.strip() == '-':
             return 'compiling' if self.measured is None else f'compiling   {HEADLINE.label} {self.sink:>7}'
         return f'loss {self.loss}  {HEADLINE.label} {self.sink:>7}'

@@ -29,6 +29,16 @@ def arguments(verb: argparse.ArgumentParser) -> None:
     )
 
 
+def model_argument(verb: argparse.ArgumentParser) -> None:
+    """Add the argument of commands that take a run or an open model."""
+    verb.add_argument(
+        'model',
+        metavar='RUN[@STEP] | hf:PATH_OR_ID',
+        help='run folder, such as runs/softmax@500 (default: its newest step), or an open model, such as '
+        'hf:openai-community/gpt2',
+    )
+
+
 @dataclasses.dataclass(frozen=True)
 class Reader:
     """A step of a run."""
