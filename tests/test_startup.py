@@ -120,7 +120,6 @@ def test_ctrl_c_at_a_random_moment_of_a_start_exits_with_130_and_at_most_one_lin
         assert end.code is not None, f'went on after {end.moment:.3f} s'
         if not is_of_interpreter(end.lines):
             assert end.code == 130 or (end.code == 0 and verb[0] != 'train'), end
-            stopping = [
-                line for line in end.lines if not line.startswith('mine ')
-            ]  # what a run logs of itself may follow
+            # What a run logs of itself begins with its name, and may follow a signal.
+            stopping = [line for line in end.lines if not line.startswith(f'{config}  ')]
             assert len(stopping) <= (2 if 'after this step' in ''.join(end.lines) else 1), end
