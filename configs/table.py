@@ -30,7 +30,7 @@ class Multiple:
             here: the config of the size.
         """
         field = self.of or path
-        known(field, list(flat(here)))
+        known(field, here)
         number = reading(here, field)
         if isinstance(number, bool) or not isinstance(number, int | float):
             raise ValueError(
@@ -103,7 +103,7 @@ def table(rows, base=None, sizes=SIZES, usual='paper'):
         named(row, rows, 'row')
         plain, here, config = made(base or {}), baseline(size), baseline(size)
         for path, value in rows[row]['diff'].items():
-            known(path, list(flat(here)))
+            known(path, here)
             marked = isinstance(value, Multiple | Scaled)
             assign(config, path, value.resolve(path, plain, here) if marked else value)
         return config
@@ -142,16 +142,24 @@ def named(name, menu, kind):
 
 
 def assign(config, path, value):
-    known(path, list(flat(config)))
+    known(path, config)
     try:
         config.update_from_flattened_dict({path: value})
     except TypeError as error:
         raise ValueError(f'{path} is {value!r}, where a value is like {reading(config, path)!r}') from error
 
 
-def known(path, fields):
-    if path not in fields:
-        raise ValueError(f'{path} is no field of configs/default.py{suggestion(path, fields)}')
+def known(path, config):
+    """Raise ValueError unless a path names a field of a config, and no section of it."""
+    value = config
+    for name in path.split('.'):
+        if not hasattr(value, 'items') or name not in value:
+            break
+        value = value[name]
+    else:
+        if not hasattr(value, 'items'):
+            return
+    raise ValueError(f'{path} is no field of configs/default.py{suggestion(path, list(flat(config)))}')
 
 
 def reading(config, path):

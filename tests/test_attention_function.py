@@ -64,6 +64,7 @@ def window(queries, keys, is_causal, left_right):
     return visible_TS
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(('similarity', 'normalizer'), OPERATIONS)
 def test_every_pair_equals_its_formula_in_float64(similarity, normalizer):
     query, key, value, bias = draw()
@@ -110,6 +111,7 @@ def test_softmax_equals_that_of_jax_for_each_mask_and_number_of_queries(
     assert not np.any(found[:, ~visible_T])  # jax spreads these queries over all keys
 
 
+@pytest.mark.slow
 def test_softmax_with_a_bias_a_mask_and_a_scale_equals_that_of_jax():
     query, key, value, bias = draw()
     value = np.concatenate([value, value[..., :2]], -1)
@@ -121,6 +123,7 @@ def test_softmax_with_a_bias_a_mask_and_a_scale_equals_that_of_jax():
     )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize('dtype', ['bfloat16', 'float16', 'float32'])
 def test_outputs_have_the_dtype_of_the_values_and_weights_are_float32(dtype):
     query, key, value, _ = draw(dtype=jnp.dtype(dtype))
@@ -131,6 +134,7 @@ def test_outputs_have_the_dtype_of_the_values_and_weights_are_float32(dtype):
     np.testing.assert_allclose(np.float32(chunked), np.float32(output), atol=2e-2)
 
 
+@pytest.mark.slow
 def test_arrays_without_a_batch_give_arrays_without_a_batch():
     arrays = draw()
     found = sinklab.attention(*(array[0] for array in arrays), return_weights=True)
@@ -175,6 +179,7 @@ def test_gradients_are_those_of_finite_differences_and_of_every_backend(similari
     assert slope == pytest.approx((exact(1) - exact(-1)) / (2 * step), rel=1e-3)
 
 
+@pytest.mark.slow
 def test_a_learned_scale_and_a_learned_bias_have_gradients_under_jit():
     query, key, value, bias = draw()
 
@@ -197,6 +202,7 @@ def test_a_learned_scale_and_a_learned_bias_have_gradients_under_jit():
         np.testing.assert_allclose(found, [total_of(scale, name) for scale in scales], rtol=1e-5)
 
 
+@pytest.mark.slow
 def test_a_scale_is_applied_in_float32_to_products_of_bfloat16():
     rng, width = np.random.default_rng(0), 96
     query, key = (jnp.asarray(rng.normal(size=(1, 64, 2, width)), jnp.bfloat16) for _ in range(2))

@@ -62,6 +62,7 @@ def test_a_causal_window_is_given_to_cudnn_as_one():
     assert cudnn.window(masks.causal(8) & masks.document(jnp.zeros((1, 8), int))) is None
 
 
+@pytest.mark.slow
 def test_cudnn_is_given_the_scale_of_the_operation(monkeypatch):
     own, asked = jax.nn.dot_product_attention, rule(attention('exp', 'sum'), masks.causal(16))
     monkeypatch.setattr(
@@ -74,6 +75,7 @@ def test_cudnn_is_given_the_scale_of_the_operation(monkeypatch):
         np.testing.assert_allclose(found.output_BTHK, expected.output_BTHK, rtol=1e-4, atol=1e-5)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize('layout', [Hardware(data=2, tensor=2), Hardware(tensor=2), Hardware()], ids=str)
 def test_cudnn_is_given_what_a_device_has_of_sequences_and_heads(monkeypatch, layout):
     asked, own = rule(attention('exp', 'sum'), masks.causal(16)), jax.nn.dot_product_attention
@@ -157,6 +159,7 @@ def test_a_kernel_that_gives_no_number_is_wrong(monkeypatch, poisoned):
         assert verification.error('tpu', PLAIN) == float('inf')
 
 
+@pytest.mark.slow
 def test_a_kernel_that_cannot_be_lowered_is_replaced_and_named_as_failed():
     """Off a TPU, Pallas raises ValueError while it lowers a kernel for TPUs."""
     choice = choose('auto', 'tpu', PLAIN)

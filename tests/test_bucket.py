@@ -111,8 +111,7 @@ def test_a_fork_from_a_bucket_into_a_bucket_is_that_from_a_disk(corpus, at, disk
     assert Folder(tmp_path / 'here').lineage()['run'] == str(at)
 
 
-@pytest.mark.slow
-@GS
+@pytest.mark.exhaustive
 def test_parameters_are_taken_from_a_bucket_into_a_bucket_as_from_a_disk(corpus, at, disk, tmp_path):
     train(spec(corpus), at)
 

@@ -5,7 +5,7 @@ import threading
 import jax
 import numpy as np
 import pytest
-from conftest import tiny
+from conftest import some, tiny
 from orbax.checkpoint import v1 as ocp
 
 from sinklab import lease
@@ -58,7 +58,7 @@ HARM = {
 }
 
 
-@pytest.mark.parametrize('harm', HARM)
+@pytest.mark.parametrize('harm', some(HARM, ['other bytes']))
 def test_a_damaged_checkpoint_is_passed_over_and_set_aside(at, harm):
     folder, saved, state = saving(at)
     for step in (1, 2):

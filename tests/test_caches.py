@@ -3,6 +3,7 @@
 import ast
 from pathlib import Path
 
+import pytest
 from conftest import tiny
 
 from sinklab.train import state
@@ -13,6 +14,7 @@ UNBOUNDED = ('functools.cache', 'cache', 'functools.lru_cache(None)', 'functools
 FEW = {'register', 'make_verified_class'}
 
 
+@pytest.mark.slow
 def test_no_function_of_values_of_a_user_keeps_all_its_results():
     found = set()
     for path in ROOT.rglob('*.py'):

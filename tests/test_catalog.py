@@ -89,6 +89,7 @@ def test_splits_and_parts_of_them_are_read(built):
     assert sorted(document.text for document in source(f'tfds:{built}:test').documents()) == sorted(TEXTS[40:])
 
 
+@pytest.mark.slow
 def test_what_would_need_tensorflow_is_refused(built, tmp_path):
     shutil.copytree(built, tmp_path / 'other')
     info = tmp_path / 'other' / 'dataset_info.json'

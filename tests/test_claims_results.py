@@ -69,6 +69,7 @@ def of_another_row(tmp_path):
 WORDS = 'optimization:decay_0.5 (optimizer.weight_decay 0.125 -> 2.5)'
 
 
+@pytest.mark.slow
 def test_results_of_a_row_that_has_changed_are_judged_and_say_so(capsys, of_another_row):
     file = of_another_row / 'claims.json'
     assert main(['claims', 'decay_more', f'--results={file}']) == 0
@@ -77,6 +78,7 @@ def test_results_of_a_row_that_has_changed_are_judged_and_say_so(capsys, of_anot
     assert 'contradicted' in said.out
 
 
+@pytest.mark.slow
 def test_a_row_that_has_changed_does_not_go_on(capsys, of_another_row):
     assert main(['claims', 'decay_more', f'--workdir={of_another_row}']) == 1
     line = f'sinklab claims: {of_another_row} has runs of other rows: {WORDS}; give another --workdir\n'

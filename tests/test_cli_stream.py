@@ -90,6 +90,7 @@ def test_a_sample_goes_on_from_its_prompt_and_is_the_same_for_a_seed(whole, caps
     assert said(capsys, *asked, '--top_k=1', '--temperature=3')[1] == coldest
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ('arguments', 'words'),
     [

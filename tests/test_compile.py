@@ -54,6 +54,7 @@ def test_each_micro_batch_scatters_gradients_and_the_last_one_alone_adds_them_al
     assert all(times % parts == 0 for times in scattered)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ('given', 'words'),
     [

@@ -195,6 +195,7 @@ def test_a_probe_may_have_a_token_before_its_text(corpus, prepend, token):
     np.testing.assert_array_equal(found[:5, 1:], plain[:5, :-1])
 
 
+@pytest.mark.slow
 @settings(max_examples=50, deadline=None)
 @given(st.lists(st.lists(st.integers(0, 2), min_size=12, max_size=12), min_size=1, max_size=3))
 def test_a_document_starts_after_the_end_of_the_one_before(rows):

@@ -100,6 +100,7 @@ def test_where_nothing_rises_there_is_no_secondary_sink_and_where_nothing_falls_
     assert stream.secondary(alike, np.array([1.0, *np.linspace(50, 90, 11)])) == 2.0
 
 
+@pytest.mark.slow
 def test_keys_on_a_line_have_rank_one_and_in_a_ball_many():
     rng = np.random.default_rng(0)
     line, ball = rng.normal(size=(2000, 1)) * np.ones(6), rng.normal(size=(2000, 6))

@@ -36,6 +36,7 @@ def saved(path, *numbers, **rules):
     return checkpoints
 
 
+@pytest.mark.slow
 def test_a_save_that_was_cut_short_and_cannot_be_deleted_is_said_to_be_there(tmp_path, undeletable):
     saved(tmp_path, 2, 4)
     digests.file_of(Folder(tmp_path), 4, 0).unlink()

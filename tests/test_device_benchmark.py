@@ -16,6 +16,8 @@ import pytest
 from conftest import tiny
 
 BENCHMARKS = Path(__file__).parents[1] / 'benchmarks'
+HEEDS = pytest.param('heeds', None, marks=pytest.mark.exhaustive)
+DEAF = pytest.param('deaf', None, marks=pytest.mark.exhaustive)
 DEVICE = [sys.executable, BENCHMARKS / 'device.py']
 # A process that has a child, and notes both: it heeds SIGTERM or does not, as its first argument says.
 PARENT = """
@@ -62,7 +64,8 @@ def device(monkeypatch):
     return runpy.run_path(str(BENCHMARKS / 'device.py'))
 
 
-@pytest.mark.parametrize(('kind', 'code'), [('heeds', None), ('deaf', None), ('leaves', 0)])
+@pytest.mark.slow
+@pytest.mark.parametrize(('kind', 'code'), [HEEDS, DEAF, ('leaves', 0)])
 def test_of_a_command_no_process_lives_when_its_time_is_over_or_it_has_ended(
     device, monkeypatch, tmp_path, kind, code
 ):

@@ -75,6 +75,7 @@ def is_named(names, why):
     return any(name in why for name in ([names] if isinstance(names, str) else names))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize('number', DAMAGES)
 def test_a_damage_is_named_and_the_newest_sound_checkpoint_is_restored(saved, tmp_path, number):
     folder, rng = copied(saved, tmp_path / 'run'), np.random.default_rng(number)
@@ -257,6 +258,7 @@ def test_all_processes_pass_over_the_same_and_one_of_them_sets_it_aside(saved, t
     assert [path.name for path in folder.damaged.iterdir()] == ['4']
 
 
+@pytest.mark.slow
 def test_files_that_are_seen_late_are_digested_and_those_that_are_not_seen_are_an_error(of_three, monkeypatch):
     monkeypatch.setattr(files, 'SHARED', 0.5)
     away = of_three.checkpoints.rename(of_three.path / 'away')

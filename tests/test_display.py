@@ -106,6 +106,7 @@ def screen(said):
     return [line.rstrip() for line in lines if line.strip()]
 
 
+@pytest.mark.slow
 def test_a_program_that_does_not_end_is_killed():
     said, code = in_terminal('import time; print("begun", flush=True); time.sleep(600)', seconds=2)
     assert code == -signal.SIGKILL

@@ -45,6 +45,7 @@ def texts_of(given):
     return [document.text for document in found(given)]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize('name', WRITERS)
 @settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(texts=st.lists(st.text(st.characters(exclude_categories=['Cs']), max_size=50), min_size=1, max_size=9))

@@ -49,6 +49,7 @@ def test_what_keeps_less_holds_less():
     assert len(set(kept)) == len(kept)
 
 
+@pytest.mark.slow
 def test_micro_batches_and_devices_divide_activations():
     whole = held(Hardware()).activations
     assert held(Hardware(micro_batch=2)).activations < 0.6 * whole
@@ -156,6 +157,7 @@ def test_memory_that_runs_out_is_refused_where_results_are_waited_for(
     assert (found['kind'], found['exit_code']) == (kind, code)
 
 
+@pytest.mark.slow
 def test_a_line_says_how_a_run_lies_on_its_devices():
     hardware = Hardware(data=2, fsdp=2)
     (line,) = fit.told(tiny(), hardware, devices.mesh(hardware), 'chunked')

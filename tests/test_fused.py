@@ -98,6 +98,7 @@ def test_queries_that_see_nothing_get_zeros_and_finite_gradients(operation, back
 READ = ('exp', 'sum'), ('exp', 'p_norm'), ('sigmoid', 'none'), ('identity', 'clamped')
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize('scale', [0.3, -0.2])
 def test_kernels_and_chunks_use_the_scale_of_the_operation(scale):
     arrays = drawn(16, columns=1)

@@ -41,12 +41,14 @@ def assert_planned(shown, keys, size, by_key):
     return bound_BI4, segments
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize('by_key', [False, True])
 @pytest.mark.parametrize('name', MASKS)
 def test_what_sees_is_visited_and_what_is_not_masked_sees_all(name, by_key):
     assert_planned(MASKS[name](LENGTH), LENGTH, (64, 128) if by_key else (128, 64), by_key)
 
 
+@pytest.mark.slow
 @settings(deadline=None, max_examples=100)
 @given(intervals(), st.booleans())
 def test_any_intervals_are_planned(shown, by_key):
@@ -147,6 +149,7 @@ def test_what_kernels_do_not_know_is_said_in_other_words():
     np.testing.assert_allclose(lowerable(function)(x, 3.0), function(x, 3.0), rtol=1e-5, atol=1e-5)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize('function', [jax.nn.sigmoid, jax.nn.softplus, jnp.expm1, lambda x: x ** jnp.float32(3.0)])
 def test_small_values_keep_their_digits(function):
     x = np.concatenate([np.linspace(-30, 30, 100), [1e-3, -1e-3, 1e-7, -1e-7]]).astype(np.float32)

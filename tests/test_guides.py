@@ -136,6 +136,7 @@ def test_rows_of_the_guide_to_sweeps_are_valid(capsys, tmp_path, size):
     assert rows['more_decay'] == {'optimizer.weight_decay': pytest.approx(decay)}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize('page', ['index.md', 'faq.md'])
 def test_counts_of_verdicts_are_those_of_the_results(capsys, page):
     assert main(['claims', f'--results={DOCS}/results/claims.json', '--json']) == 0

@@ -74,6 +74,7 @@ def assert_crashed(ends):
         assert 'test_hub.py' in end.trace, 'it says where'
 
 
+@pytest.mark.slow
 def test_an_error_over_an_end_crashes_the_run_for_all():
     group = Group(judge=raise_error(KeyError('bug')))
     group.welcomed.wait(5)
@@ -81,6 +82,7 @@ def test_an_error_over_an_end_crashes_the_run_for_all():
     assert_crashed(group.ended())
 
 
+@pytest.mark.slow
 def test_an_error_over_a_lost_connection_crashes_the_run_for_who_is_left():
     group = Group(judge=raise_error(KeyError('bug')), count=3)
     group.welcomed.wait(5)

@@ -31,6 +31,7 @@ def tree(folder):
     return {str(path.relative_to(folder)): path.read_bytes() for path in files}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize('name', NAMES)
 def test_what_is_printed_does_what_is_executed(name, recorders, tmp_path, capsys):
     """As a script of bash, to the last word and byte; whatever a path holds."""
@@ -57,6 +58,7 @@ def test_what_is_printed_does_what_is_executed(name, recorders, tmp_path, capsys
 SECRET = 'hf_not_for_others'
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize('how', ['executed', 'printed'])
 @pytest.mark.parametrize('name', NAMES)
 def test_files_with_variables_of_a_run_are_for_their_owner_alone(name, how, recorders, tmp_path, capsys):

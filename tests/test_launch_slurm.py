@@ -73,6 +73,7 @@ def test_a_sweep_is_an_array_of_which_each_element_runs_its_own(recorders, capsy
         assert f'--workdir=gs://b/runs/pair/{run} ' in Path(call[-1]).read_text()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize('code', [0, 1, 2, 3, 70, 126, 127, 130, *AGAIN])
 @pytest.mark.parametrize('restarts', [0, 49, 50])
 def test_it_is_queued_again_on_codes_that_ask_for_it_and_so_often(code, restarts, recorders, capsys, tmp_path):
@@ -109,6 +110,7 @@ def test_an_element_of_an_array_is_queued_again_and_not_its_array(recorders, cap
     assert recorders.heard()[1:] == [['scontrol', 'requeue', '8_3']]
 
 
+@pytest.mark.slow
 def test_what_slurm_ends_as_a_whole_is_left_to_slurm(recorders, capsys, tmp_path):
     """The script waits for the save, and asks for nothing."""
     (recorders.folder / 'srun').write_text('#!/bin/bash\ntouch begun; sleep 1; touch saved; exit 42\n')

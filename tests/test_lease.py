@@ -63,6 +63,7 @@ class Owner:
             written(self.folder, beat, self.state, **self.changes)
 
 
+@pytest.mark.slow
 def test_a_lease_is_there_while_it_is_held_and_gone_after(tmp_path):
     folder = tmp_path / 'some' / 'run'
     with lease.lease(folder) as held:
@@ -95,6 +96,7 @@ def test_a_job_whose_beat_may_be_kept_by_what_it_computes_is_given_the_time_that
     assert Patience().busy == AS_IT_IS
 
 
+@pytest.mark.slow
 def test_a_job_of_another_host_that_beats_no_more_is_dead(tmp_path, capsys):
     written(tmp_path, beat=1e9)
     start = time.monotonic()
@@ -105,6 +107,7 @@ def test_a_job_of_another_host_that_beats_no_more_is_dead(tmp_path, capsys):
     assert capsys.readouterr().err.endswith(words)
 
 
+@pytest.mark.slow
 def test_a_job_that_was_killed_while_it_stopped_is_waited_for_and_not_taken_for_one_that_works(tmp_path):
     """It has given signs of life before."""
     with Owner(tmp_path, 'stopping', seconds=0.15), lease.lease(tmp_path, grace=0.3) as held:
@@ -201,6 +204,7 @@ def refuse_reads(monkeypatch):
     refused[0] = 0
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize('number', [errno.EACCES, errno.EPERM, errno.ENXIO, errno.EIO, errno.ESTALE])
 def test_a_lease_that_cannot_be_read_for_a_while_is_not_lost(tmp_path, refuse_reads, number):
     """As with Kerberos or NFS, whose credentials have expired and are renewed."""

@@ -236,7 +236,7 @@ def test_flat_names_every_leaf():
         pytest.param('INT', 1, 3, 130, marks=pytest.mark.exhaustive),  # a sweep is interrupted in test_sweep.py
         pytest.param('TERM', 3, 4, 42, marks=pytest.mark.exhaustive),
         ('TERM', 6, 8, 42),
-        ('HUP', 3, 4, 42),
+        pytest.param('HUP', 3, 4, 42, marks=pytest.mark.exhaustive),
         ('KILL', 6, None, -9),
     ],
 )

@@ -138,6 +138,7 @@ def test_gradients_live_where_their_arrays_do(layout):
         assert gradient.sharding.is_equivalent_to(array.sharding, array.ndim)
 
 
+@pytest.mark.slow
 def test_a_mesh_serves_arrays_of_no_sharding_outside_jit():
     given = arrays()
     with jax.set_mesh(devices.mesh(Hardware(fsdp=2, tensor=2))):
@@ -179,6 +180,7 @@ def test_a_target_below_zero_counts_for_the_mean_with_a_loss_of_zero():
     assert not any(array.any() for array in (value, *gradients))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize('layout', [Hardware(), Hardware(tensor=4)], ids=str)
 def test_a_target_beyond_the_vocabulary_is_no_number(layout):
     hidden, head, target = arrays()
@@ -186,6 +188,7 @@ def test_a_target_beyond_the_vocabulary_is_no_number(layout):
         assert jnp.isnan(cross_entropy(hidden, head, target.at[2, 3].set(12)))
 
 
+@pytest.mark.slow
 def test_logits_of_any_size_do_not_overflow():
     hidden_BTD, head_VD = jnp.ones((1, 2, 1)), jnp.array([[1e30], [-1e30]])
     for mesh in (devices.mesh(Hardware()), devices.mesh(Hardware(tensor=2))):

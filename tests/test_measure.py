@@ -45,6 +45,7 @@ def test_the_importance_of_a_column_as_released_counts_a_query_of_its_own(length
             np.testing.assert_allclose(released[column], (1 + total) / (length + 1), rtol=1e-5)
 
 
+@pytest.mark.slow
 @settings(max_examples=30, deadline=None)
 @given(st.integers(3, 12), st.integers(0, 2), st.data(), st.integers(0, 2**31))
 def test_a_window_has_its_first_key_and_the_queries_that_see_the_first_token(length, columns, data, seed):

@@ -237,6 +237,7 @@ class Cells(HTMLParser):
             self.words[-1][2] += data
 
 
+@pytest.mark.slow
 def test_a_page_has_the_names_and_no_element_of_theirs(found, tmp_path):
     page.write(tmp_path / 'report.html', found)
     text = (tmp_path / 'report.html').read_text(encoding='utf-8')

@@ -53,6 +53,7 @@ def test_adamw_clips_decouples_its_decay_and_spares_no_parameter():
         np.testing.assert_allclose(params[name], expected[name], rtol=1e-5)
 
 
+@pytest.mark.slow
 def test_sgd_adds_momentum_to_the_gradient_and_decay_to_that():
     spec = tiny(**SGD, optimizer__warmup_steps=0, optimizer__weight_decay=0.5, optimizer__clip_norm=1e9).optimizer
     optimizer = transformation(spec, {})

@@ -88,6 +88,7 @@ def test_signals_that_come_together_are_one_and_a_later_one_acts_at_once(monkeyp
             signal.raise_signal(signal.SIGINT)
 
 
+@pytest.mark.slow
 def test_a_signal_that_comes_while_the_first_is_handled_does_not_act(monkeypatch):
     with contextlib.ExitStack() as after:
         after.callback(signal.signal, signal.SIGINT, signal.signal(signal.SIGINT, signal.default_int_handler))
@@ -104,6 +105,7 @@ def test_a_signal_that_comes_while_the_first_is_handled_does_not_act(monkeypatch
         assert (received, more) == ([signal.SIGINT], [])
 
 
+@pytest.mark.slow
 def test_a_repeated_signal_does_not_act_after_the_step_has_ended(monkeypatch):
     monkeypatch.setattr(signals, 'TOGETHER', 0.3)
     with contextlib.ExitStack() as after:

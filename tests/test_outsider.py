@@ -284,6 +284,7 @@ async def settled():
         await asyncio.sleep(0.01)
 
 
+@pytest.mark.slow
 def test_who_never_reads_is_dropped_and_delays_nobody():
     async def check():
         deaf, other = await Peer().open(), await Peer().open()
@@ -302,6 +303,7 @@ def test_who_never_reads_is_dropped_and_delays_nobody():
     asyncio.run(check())
 
 
+@pytest.mark.slow
 def test_who_has_not_read_for_too_long_is_dropped_though_little_waits_for_it():
     async def check():
         deaf = await Peer(silence=0.1).open()

@@ -124,6 +124,7 @@ def test_a_row_may_set_a_field_that_is_named_like_a_method(capsys, mine):
     assert 'keys=5' in capsys.readouterr().out
 
 
+@pytest.mark.slow
 def test_a_shipped_row_is_listed_with_the_numbers_of_each_size(capsys):
     for size, batch in (('paper', 128), ('quickstart', 8), ('smoke', 1)):
         assert main(['rows', '--config=configs/optimization.py', f'--size={size}', '--json']) == 0

@@ -35,6 +35,7 @@ def test_rotary_turns_pairs_of_dimensions_as_complex_numbers(width, name):
         np.testing.assert_allclose(found[b, :, h], expected, atol=1e-4)
 
 
+@pytest.mark.slow
 def test_rotary_scores_depend_on_the_distance_alone():
     query, key = np.random.default_rng(0).normal(size=(2, 1, 1, 1, 8)).astype(np.float32)
     places = jnp.arange(10)[None]
@@ -78,6 +79,7 @@ def test_buckets_as_printed_leap_at_half_and_at_the_farthest():
     assert sorted(set(np.asarray(found).tolist())) == [*range(17), 31]
 
 
+@pytest.mark.slow
 @settings(max_examples=20, deadline=None)
 @given(st.lists(st.integers(0, 1000), min_size=5, max_size=5))
 def test_a_bucket_never_falls_with_the_distance(distances):
@@ -94,6 +96,7 @@ def test_sinusoids_stand_all_sines_left_of_all_cosines():
     np.testing.assert_allclose((found - x_BTD)[:, PLACES[0] == 0][0], [[0] * 8 + [1] * 8] * 2, atol=1e-6)
 
 
+@pytest.mark.slow
 def test_a_learned_position_is_its_row_of_a_table_as_long_as_a_sequence():
     made = position('learned')
     x_BTD = jnp.ones((2, 7, 16))

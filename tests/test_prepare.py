@@ -22,6 +22,7 @@ from sinklab.data.store.store import Store
 from sinklab.record import Refusal
 
 
+@pytest.mark.slow
 @settings(max_examples=15, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(
     st.lists(st.text(st.characters(exclude_categories=['Cs']), max_size=60), min_size=2, max_size=12),
@@ -82,16 +83,17 @@ def command(source, folder):
     return [*words, '--vocabulary=300', '--shard_tokens=20000', '--processes=2', '--held_out=0.2']
 
 
-@pytest.mark.exhaustive
-def test_killed_at_ten_moments_it_keeps_what_was_finished_and_ends_in_the_same_store(tmp_path):
-    source, folder = written(tmp_path / 'a.jsonl', corpus_of(3000, words=300)), tmp_path / 'killed'
+@pytest.mark.slow
+@pytest.mark.parametrize(('moments', 'documents'), [(2, 800), pytest.param(10, 3000, marks=pytest.mark.exhaustive)])
+def test_a_killed_prepare_resumes_without_repeating_shards_and_ends_in_the_same_store(tmp_path, moments, documents):
+    source, folder = written(tmp_path / 'a.jsonl', corpus_of(documents, words=300)), tmp_path / 'killed'
     subprocess.run(command(source, tmp_path / 'whole'), check=True, capture_output=True)
     shards, rng = len(Store(tmp_path / 'whole').shards), random.Random(0)
-    assert shards > 30
+    assert shards > 3 * moments
     kept = {}
-    for moment in range(10):
+    for moment in range(moments):
         running = subprocess.Popen(command(source, folder), stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
-        wanted = (moment + 1) * shards // 20  # shards finished, all attempts together
+        wanted = (moment + 1) * shards // (2 * moments)  # shards finished, all attempts together
         while len(list(folder.glob('*-*.json'))) < wanted:
             assert running.poll() is None
             time.sleep(0.005)
@@ -239,6 +241,7 @@ def test_the_verb_says_what_was_made_and_how_to_train_on_it(tmp_path, capsys):
     assert said in capsys.readouterr().out
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(('documents', 'length'), [(400, 64), (60, 16)], ids=['quickstart', 'smoke'])
 def test_windows_are_counted_at_the_length_of_the_command_that_trains_on_the_store(
     tmp_path, capsys, documents, length

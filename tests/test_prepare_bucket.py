@@ -1,6 +1,7 @@
 """Preparation from buckets and to buckets: the store that is made on a disk, and nothing done twice."""
 
 import gzip
+import itertools
 import json
 import signal
 import subprocess
@@ -11,6 +12,7 @@ import pyarrow
 import pyarrow.parquet
 import pytest
 import zstandard
+from conftest import in_turn
 from emulators import Answer
 from stores import chat, corpus_of, lines, made, other_tokenizer, recipe, written
 
@@ -154,10 +156,13 @@ def tampered(folder, name):
     path.write_bytes(content[:-1] + bytes([content[-1] ^ 1]))
 
 
+def remove(folder, name):
+    (folder / name).unlink()
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize('bucket', ['gs', pytest.param('s3', marks=pytest.mark.exhaustive)], indirect=True)
-@pytest.mark.parametrize('done', [False, True], ids=['unfinished', 'finished'])
-@pytest.mark.parametrize('damage', [tampered, lambda folder, name: (folder / name).unlink()], ids=['other', 'lost'])
+@pytest.mark.parametrize(('damage', 'done'), in_turn(itertools.product([tampered, remove], [False, True])))
 def test_a_shard_that_is_not_what_was_uploaded_is_made_anew(tmp_path, bucket, monkeypatch, damage, done):
     monkeypatch.setattr('sinklab.data.prepare.TASK', 2000)
     source = written(tmp_path / 'a.jsonl', corpus_of(150))
@@ -197,7 +202,9 @@ def failing(times, path, methods, **how):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize('how', [dict(status=503), dict(bytes=0)], ids=['503', 'lost answer'])
+@pytest.mark.parametrize(
+    'how', [dict(status=503), pytest.param(dict(bytes=0), marks=pytest.mark.exhaustive)], ids=['503', 'lost answer']
+)
 def test_a_storage_that_fails_for_a_while_costs_time_alone(tmp_path, bucket, how):
     source = written(tmp_path / 'a.jsonl', TEXTS)
     local = made(tmp_path / 'store', source, shard_tokens=1000)
@@ -255,7 +262,7 @@ def command(source, out):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize('bucket', ['s3', pytest.param('gs', marks=pytest.mark.exhaustive)], indirect=True)
+@pytest.mark.exhaustive
 def test_killed_it_goes_on_and_meanwhile_no_second_one_begins(tmp_path, bucket):
     written(tmp_path / 'a.jsonl', corpus_of(800, words=300))
     source = f'text:{sent(tmp_path, f"{bucket.url}/pile")}/*.jsonl'

@@ -65,6 +65,7 @@ def test_a_large_power_leaves_something_of_every_row():
     close(found, dense.attend(*arrays, asked).output_BTHK, 5e-5)
 
 
+@pytest.mark.slow
 def test_a_softmax_that_sees_nothing_has_a_finite_lse():
     mask = masks.static(np.zeros(LENGTH, np.int32), np.zeros(LENGTH, np.int32))
     with interpreted():
@@ -99,6 +100,7 @@ def test_kernels_have_no_race(name, mask):
     assert not races(jax.grad(run, (0, 1, 2)), *drawn(64))
 
 
+@pytest.mark.slow
 def test_a_race_would_be_seen():
     def kernel(given, made):
         made[...] = given[...]

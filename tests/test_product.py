@@ -39,6 +39,7 @@ def test_gradients_are_those_of_the_plain_einsum(equation, wide):
         np.testing.assert_allclose(ours, theirs, rtol=1e-5, atol=1e-5)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize('equation', EQUATIONS)
 def test_in_bfloat16_they_are_summed_in_float32(equation):
     sizes = {letter: SIZES.get(letter, 6) for letter in equation if letter.isalpha()}

@@ -81,6 +81,7 @@ def test_without_the_public_reset_nothing_is_read_from_the_cache(monkeypatch):
         jax.config.update('jax_enable_compilation_cache', enabled)
 
 
+@pytest.mark.slow
 def test_devices_are_asked_for_where_the_cache_is_made_to_verify_alone():
     """`devices.found` installs the verifying cache; a verb that asks jax itself could compile without it."""
     package = Path(program_cache.__file__).parent

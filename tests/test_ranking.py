@@ -51,6 +51,7 @@ def test_parameters_are_divided_within_a_slice():
     assert {one.fsdp for one in ranking.layouts(tiny(), Hardware(fsdp=8), 8, 2)} == {8}
 
 
+@pytest.mark.slow
 def test_of_layouts_that_send_as_much_the_smallest_comes_first():
     best, _ = ranked(Hardware(micro_batch=4, remat='full'), model__dtype='bfloat16')
     assert [one.hardware.fsdp for one in best] == [4, 2, 1]

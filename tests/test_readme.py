@@ -34,6 +34,7 @@ def test_the_rows_of_the_readme_are_valid(capsys, tmp_path):
     assert load(f'{tmp_path}/mine.py:{other["row"]}', [], 'quickstart')[0].model.qk_norm
 
 
+@pytest.mark.slow
 def test_the_results_of_the_readme_are_those_that_were_measured(claims):
     runs = json.loads((ROOT / 'docs' / 'results' / 'claims.json').read_text())['runs']
     table = README.partition('| model | claim |')[2].partition('\n\n')[0]
@@ -53,6 +54,7 @@ def test_the_results_of_the_readme_are_those_that_were_measured(claims):
         assert len(sinks) == (5 if name == 'rate_lower' else 8)
 
 
+@pytest.mark.slow
 def test_the_verdicts_of_the_readme_are_those_that_are_computed(claims):
     verdicts = collections.Counter(claims.values())
     status = ' '.join(README.partition('of 85 claims')[2].partition('([details]')[0].replace('>', '').split())

@@ -1,6 +1,7 @@
 """The generated pages of the site have everything that the code has; each test lists the code in a way of its own."""
 
 import ast
+import functools
 import importlib
 import json
 import re
@@ -26,7 +27,7 @@ from sinklab.report.sweep import EMERGES
 
 ROOT = Path(__file__).parents[1]
 PAGES = reference.pages()
-TABLES = paper_tables.page()
+TABLES = functools.cache(paper_tables.page)
 FILES = sorted(path for path in (ROOT / 'configs').glob('*.py') if '\nROWS' in path.read_text(encoding='utf-8'))
 
 
@@ -171,11 +172,11 @@ def test_every_field_of_a_schema_is_listed():
 @pytest.mark.parametrize('path', [path for path in FILES if path.stem != 'quickstart'], ids=lambda path: path.stem)
 def test_every_row_belongs_to_a_table_of_the_paper_or_of_later_work(path):
     for name in importlib.import_module(f'configs.{path.stem}').ROWS:
-        assert f'[`{path.stem}:{name}`](../reference/rows.md#{path.stem}-{name})' in TABLES
+        assert f'[`{path.stem}:{name}`](../reference/rows.md#{path.stem}-{name})' in TABLES()
 
 
 def test_every_table_and_figure_that_a_source_cites_has_a_section():
-    titles = ' '.join(line for line in TABLES.splitlines() if line.startswith('### '))
+    titles = ' '.join(line for line in TABLES().splitlines() if line.startswith('### '))
     sources = {row['source'] for row in paper_tables.all_rows().values()}
     sources |= {one['source'] for one in claims_file.CLAIMS.values()}
     for version, kind, one, other in re.findall(
@@ -191,7 +192,7 @@ def test_every_table_and_figure_that_a_source_cites_has_a_section():
 
 def test_every_claim_is_listed_with_its_verdict():
     for name, verdict in paper_tables.verdicts().items():
-        lines = [line for line in TABLES.splitlines() if line.startswith(f'- `{name}` ')]
+        lines = [line for line in TABLES().splitlines() if line.startswith(f'- `{name}` ')]
         assert lines, name
         assert f'**{verdict["verdict"]}' in lines[0]
 
@@ -200,7 +201,7 @@ def test_our_numbers_are_those_of_the_measured_runs():
     runs = json.loads((ROOT / 'docs' / 'results' / 'claims.json').read_text(encoding='utf-8'))['runs']
     assert len(runs) > 20
     for row, seeds in runs.items():
-        lines = [line for line in TABLES.splitlines() if line.startswith(f'| [`{row}`]')]
+        lines = [line for line in TABLES().splitlines() if line.startswith(f'| [`{row}`]')]
         assert lines, row
         sinks = [run['end']['sink/1'] for run in seeds.values()]
         losses = [run['end']['valid/loss'] for run in seeds.values()]

@@ -14,6 +14,8 @@ pytest.importorskip('transformers', reason='open models need transformers')
 from sinklab.cli.main import main
 from sinklab.llama import parity
 
+pytestmark = pytest.mark.slow
+
 RUNS = "import os\nopen(os.environ['SINKLAB_TEST_RAN'], 'w').close()\n"
 TOKENIZER = RUNS + 'from transformers import PreTrainedTokenizerFast\nclass Own(PreTrainedTokenizerFast):\n    pass\n'
 MODEL = RUNS + (
@@ -58,7 +60,6 @@ def asked(folder, *more):
 
 
 @pytest.mark.parametrize('add', [with_tokenizer_code, with_model_code])
-@pytest.mark.slow
 def test_without_the_option_no_code_runs_whatever_is_answered(add, folder, capsys, monkeypatch):
     """transformers would ask; `input` answers yes."""
     add(folder)
@@ -71,14 +72,12 @@ def test_without_the_option_no_code_runs_whatever_is_answered(add, folder, capsy
     assert not (folder.parent / 'ran').exists()
 
 
-@pytest.mark.slow
 def test_with_the_option_the_code_of_a_tokenizer_runs(folder):
     with_tokenizer_code(folder)
     assert main(asked(folder, '--remote-code')) == 0
     assert (folder.parent / 'ran').exists()
 
 
-@pytest.mark.slow
 def test_a_yes_on_standard_input_runs_no_code(folder):
     with_tokenizer_code(folder)
     command = [sys.executable, '-m', 'sinklab', *asked(folder)]

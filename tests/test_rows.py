@@ -107,6 +107,7 @@ def test_the_data_of_a_row_are_batches_and_a_probe_of_its_ids(name, sources):
         assert 0 <= ids.min() < ids.max() < spec.model.vocabulary
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize('name', distinct(lambda spec: spec.optimizer))
 def test_the_optimizer_of_a_row_takes_steps_downhill(name):
     """Within its warm-up and after it, from where decay alone would move nothing."""

@@ -438,6 +438,7 @@ def test_a_probe_of_another_model_is_named(tmp_path):
     assert PICTURES
 
 
+@pytest.mark.slow
 def test_a_damaged_lease_is_waited_for_as_long_as_a_silent_owner(tmp_path, monkeypatch, capsys):
     monkeypatch.setattr('sinklab.lease.PATIENCE', 0.3)
     monkeypatch.setattr('sinklab.lease.BEAT', 0.1)

@@ -3,6 +3,7 @@
 import json
 import threading
 
+import pytest
 from conftest import tiny
 from runs import saved
 from threads import alike
@@ -45,6 +46,7 @@ def test_what_one_process_finds_damaged_all_refuse(tmp_path):
     assert [' is not sound: file does not hold ' in str(line) for line in verified(origin, origin)] == [True, True]
 
 
+@pytest.mark.slow
 def test_digests_that_are_seen_late_are_waited_for(tmp_path):
     one, other = made(tmp_path / 'one'), made(tmp_path / 'two')
     content = (one.folder.digests / '4' / '0.json').read_bytes()

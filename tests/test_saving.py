@@ -127,6 +127,7 @@ def test_all_wait_for_the_saves_of_all_at_an_end_that_they_agree_on(error, told)
     assert saved.told == told
 
 
+@pytest.mark.slow
 def test_whoever_waits_long_for_a_save_is_told(tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(checkpoints, 'TOLD', 0.05)
     saved = Checkpoints(Folder(tmp_path), spec('x').checkpoint, {})

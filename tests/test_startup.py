@@ -47,6 +47,7 @@ def test_a_signal_before_a_verb_handles_it_ends_the_process_in_one_line(tmp_path
     assert done.stderr.splitlines() == [f'sinklab verb: stopped at once by {name}; what was saved before is intact']
 
 
+@pytest.mark.slow
 def test_ctrl_c_during_an_import_is_raised_after_it(tmp_path):
     done = run_script(
         tmp_path,

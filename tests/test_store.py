@@ -34,6 +34,7 @@ def copied(store, tmp_path):
     return tmp_path / 'store'
 
 
+@pytest.mark.slow
 @settings(max_examples=100, deadline=None)
 @given(st.data())
 def test_a_row_reads_as_if_its_shards_were_one_array(store, data):

@@ -224,7 +224,8 @@ def test_a_row_that_cannot_be_is_refused_before_the_first_one_trains(capsys, tmp
     ('interrupt', 'code'),
     [
         ('os.killpg(0, signal.SIGINT)', 130),  # Ctrl-C: to all processes of the terminal
-        ('os.kill(os.getppid(), signal.SIGTERM)', 42),  # to the sweep alone
+        # To the sweep alone:
+        pytest.param('os.kill(os.getppid(), signal.SIGTERM)', 42, marks=pytest.mark.exhaustive),
         pytest.param('os.killpg(0, signal.SIGTERM)', 42, marks=pytest.mark.exhaustive),
     ],
 )

@@ -123,6 +123,7 @@ def digest(config):
     return hashlib.sha256(json.dumps(values, sort_keys=True).encode()).hexdigest()[:12]
 
 
+@pytest.mark.slow
 def test_shipped_rows_have_at_every_size_the_configs_that_runs_were_trained_with():
     """A digest may change where a field is added to the default, and where a row is corrected; not otherwise."""
     frozen = json.loads((Path(__file__).parent / 'released' / 'configs.json').read_text())
@@ -132,6 +133,7 @@ def test_shipped_rows_have_at_every_size_the_configs_that_runs_were_trained_with
     assert {row: digests.get(row) for row in frozen} == frozen
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize('module', PAPER, ids=name)
 def test_a_number_of_a_shipped_row_keeps_its_ratio_to_the_default_or_stands_as_written(module):
     """The rule by which rows were scaled before they said it themselves, of which no row is an exception."""

@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from conftest import some
 from pages import PROGRAMS
 from recorders import TOOLS, Recorders
 
@@ -41,7 +42,7 @@ def reader(tmp_path, monkeypatch):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize('name', FOLLOWED)
+@pytest.mark.parametrize('name', some(FOLLOWED, ['first_run', 'own_ablation']))
 def test_a_tutorial_is_executed_and_prints_what_it_shows(name, reader):
     """Numbers differ from run to run and from size to size; words, columns and rows do not."""
     for module in NEEDS.get(name, ()):

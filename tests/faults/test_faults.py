@@ -200,6 +200,7 @@ def test_what_differs_on_one_process_is_named_by_all(job, tmp_path, what, seen):
     seen(words=lines, seconds=round(seconds, 2))
 
 
+@pytest.mark.exhaustive
 def test_a_folder_that_is_not_shared(job, tmp_path):
     """One name, two disks: each process is in a directory of its own, and the name is relative."""
     places = {}
