@@ -28,6 +28,7 @@ ROWS = {
 }
 get_config = table(ROWS, {'data.source': SOURCE})
 """
+SEEDS = 5
 CLAIMS = """
 def claim(of, way, than):
     return dict(words='words', source='here', of=of, way=way, than=than, least=5.0)
@@ -141,7 +142,7 @@ def claimed(files, tmp_path_factory):
 
 
 def asked(files, path):
-    return [f'--config={files}/claims.py', '--size=smoke', '--seeds=5', f'--workdir={path}']
+    return [f'--config={files}/claims.py', '--size=smoke', f'--seeds={SEEDS}', f'--workdir={path}']
 
 
 @pytest.mark.slow
@@ -156,14 +157,14 @@ def test_claims_train_what_they_want_and_are_judged_by_it(claimed):
     }
     (more,) = (entry for entry in entries if entry['claim'] == 'more')
     masses = {
-        row: [records(path / f'mine.{row}-{seed}')[-1]['mass/row'] for seed in range(5)]
+        row: [records(path / f'mine.{row}-{seed}')[-1]['mass/row'] for seed in range(SEEDS)]
         for row in ('sigmoid', 'softmax')
     }
     expected = [ours - theirs for ours, theirs in zip(*masses.values(), strict=True)]
     assert [*more['differences'].values()] == pytest.approx(expected)
     assert more['published'] is None
     assert {folder.name for folder in path.iterdir() if folder.is_dir()} == {
-        f'mine.{row}-{seed}' for row in ('softmax', 'sigmoid', 'wild') for seed in range(5)
+        f'mine.{row}-{seed}' for row in ('softmax', 'sigmoid', 'wild') for seed in range(SEEDS)
     }
 
 
@@ -184,7 +185,7 @@ def test_claims_go_on_with_what_is_missing(files, claimed):
     assert before == {file: file.stat().st_mtime_ns for file in path.rglob('metrics.jsonl')}
     kept = json.loads((path / 'claims.json').read_text())['runs']
     assert {row.rpartition(':')[2]: [*seeds] for row, seeds in kept.items()} == {
-        row: [*'01234'] for row in ('softmax', 'sigmoid', 'wild')
+        row: [*map(str, range(SEEDS))] for row in ('softmax', 'sigmoid', 'wild')
     }, 'what other claims have measured stays'
 
 

@@ -112,6 +112,19 @@ def test_a_bucket_without_its_library_is_refused_with_the_extra_that_brings_it(s
     assert line.endswith(format_extra_command(extra))
 
 
+@pytest.mark.slow
+def test_a_bucket_is_reached_by_our_file_system_where_etils_has_used_another_before():
+    code = """
+from etils.epath import backend
+before = type(backend.fsspec_backend.fs('gs://b/x'))
+from sinklab.files import gcs
+from sinklab.files.place import place
+place('gs://b/x')
+print(before is gcs.Storage, type(backend.fsspec_backend.fs('gs://b/x')) is gcs.Storage)
+"""
+    assert run(code)[0].split() == ['False', 'True']
+
+
 def test_buckets_are_reached_as_is_said_here_where_tensorflow_is_installed(bucket, tmp_path):
     (tmp_path / 'tensorflow').mkdir()
     (tmp_path / 'tensorflow' / '__init__.py').write_text('raise SystemExit("tensorflow was imported")')

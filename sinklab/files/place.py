@@ -37,8 +37,9 @@ def place(given: str | os.PathLike) -> Path:
 
 @functools.cache
 def register(scheme: str) -> None:
-    """Has fsspec, and with it etils and Orbax, reach the buckets of a scheme with patience."""
+    """Make fsspec, and with it etils and Orbax, use the file system of this package for a scheme of URLs."""
     import fsspec
+    from etils.epath import backend
 
     library, extra = BUCKETS[scheme]
     try:
@@ -48,6 +49,8 @@ def register(scheme: str) -> None:
     kind = importlib.import_module(f'sinklab.files.{extra}').Storage
     for name in kind.protocol:
         fsspec.register_implementation(name, kind, clobber=True)
+    # etils keeps a file system that another library (tensorflow_datasets) has used before. Nothing public forgets it.
+    backend.fsspec_backend._get_filesystem.cache_clear()
 
 
 def is_remote(path: str | os.PathLike) -> bool:
