@@ -20,56 +20,56 @@ import numpy as np
 
 from sinklab import devices, sharding
 from sinklab.spec import Hardware
-from sinklab.train.ahead import Ahead
-from sinklab.train.loop import AHEAD
+from sinklab.train.ahead import Prefetcher
+from sinklab.train.loop import PREFETCH_DEPTH
 
 
-def reader(given: argparse.Namespace, seed: int, stall: float) -> Callable[[int], object]:
+def make_reader(args: argparse.Namespace, seed: int, stall: float) -> Callable[[int], object]:
     """read(number) -> a batch on the devices, now and then after a stall."""
-    draw, mesh = random.Random(seed), devices.mesh(Hardware())
-    stalled = {number for number in range(given.steps) if draw.random() < given.step / given.every}
+    rng, mesh = random.Random(seed), devices.make_mesh(Hardware())
+    stalled_steps = {step for step in range(args.steps) if rng.random() < args.step / args.every}
 
-    def read(number: int) -> object:
-        time.sleep(stall if number in stalled else 0)
-        return sharding.batch(lambda rows: np.full((len(rows), 129), number, np.int32), (8, 129), mesh)
+    def read(step: int) -> object:
+        time.sleep(stall if step in stalled_steps else 0)
+        return sharding.load_batch(lambda rows: np.full((len(rows), 129), step, np.int32), (8, 129), mesh)
 
     return read
 
 
-def seconds(given: argparse.Namespace, take: Callable[[int], object]) -> float:
+def time_steps(args: argparse.Namespace, get_batch: Callable[[int], object]) -> float:
     """Of a walk, whose batches must come in their order."""
     start = time.perf_counter()
-    for number in range(given.steps):
-        assert int(take(number)[0, 0]) == number
-        time.sleep(given.step)
+    for step in range(args.steps):
+        assert int(get_batch(step)[0, 0]) == step
+        time.sleep(args.step)
     return time.perf_counter() - start
 
 
-def round_of(given: argparse.Namespace, seed: int) -> tuple[float, float, float]:
+def run_round(args: argparse.Namespace, seed: int) -> tuple[float, float, float]:
     """Seconds of the three walks."""
-    stalling = reader(given, seed, given.stall)
-    calm, between = seconds(given, reader(given, seed, 0.0)), seconds(given, stalling)
-    with contextlib.closing(Ahead(stalling, range(given.steps), AHEAD)) as batches:
-        return calm, between, seconds(given, lambda _: batches.take())
+    stalling_reader = make_reader(args, seed, args.stall)
+    unstalled, unprefetched = time_steps(args, make_reader(args, seed, 0.0)), time_steps(args, stalling_reader)
+    with contextlib.closing(Prefetcher(stalling_reader, range(args.steps), PREFETCH_DEPTH)) as batches:
+        return unstalled, unprefetched, time_steps(args, lambda _: batches.get())
 
 
 def main() -> None:
-    arguments = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     for name, default in dict(steps=400, rounds=3, step=0.05, stall=0.5, every=2.0).items():
-        arguments.add_argument(f'--{name}', type=type(default), default=default)
-    given = arguments.parse_args()
-    reader(given, 0, 0.0)(0)  # the first batch makes the devices
-    rounds = [round_of(given, seed) for seed in range(given.rounds)]
-    calm, between, ahead = zip(*rounds, strict=True)
-    hidden = [100 * (1 - (ahead - calm) / (between - calm)) for calm, between, ahead in rounds]
+        parser.add_argument(f'--{name}', type=type(default), default=default)
+    args = parser.parse_args()
+    make_reader(args, 0, 0.0)(0)  # the first batch makes the devices
+    rounds = [run_round(args, seed) for seed in range(args.rounds)]
+    unstalled, unprefetched, prefetched = zip(*rounds, strict=True)
+    hidden_percent = [100 * (1 - (prefetched - unstalled) / (unprefetched - unstalled)) for unstalled, unprefetched, prefetched in rounds]
     print(f'{platform.processor() or platform.machine()}, {os.cpu_count()} cores, python {platform.python_version()}')
-    print(f'nothing stalls, s:     {spread(calm)}')
-    print(f'read between steps, s: {spread(between)}')
-    print(f'read ahead, s:         {spread(ahead)}')
-    print(f'hidden, %:             {spread(hidden)}')
+    print(f'nothing stalls, s:     {format_spread(unstalled)}')
+    print(f'read between steps, s: {format_spread(unprefetched)}')
+    print(f'read ahead, s:         {format_spread(prefetched)}')
+    print(f'hidden, %:             {format_spread(hidden_percent)}')
 
 
-def spread(values: list[float]) -> str:
+def format_spread(values: list[float]) -> str:
     return f'{statistics.median(values):.2f} ({min(values):.2f} to {max(values):.2f})'
 
 

@@ -17,73 +17,73 @@ import jax.numpy as jnp
 import numpy as np
 
 from sinklab.attend.backends import BACKENDS
-from sinklab.attend.examples import operations
-from sinklab.attend.mask import causal
+from sinklab.attend.examples import make_operations
+from sinklab.attend.mask import make_causal_mask
 from sinklab.attend.operation import Operation
-from sinklab.attend.received import of_first_keys
-from sinklab.attend.rule import Rule
-from sinklab.train.environment import versions
+from sinklab.attend.received import compute_key_mass
+from sinklab.attend.rule import AttentionSpec
+from sinklab.train.environment import get_package_versions
 
 OPERATIONS = {
-    '/'.join(pair): operations()[pair] for pair in (('exp', 'sum'), ('sigmoid', 'none'), ('softpick', 'sum'))
+    '/'.join(pair): make_operations()[pair] for pair in (('exp', 'sum'), ('sigmoid', 'none'), ('softpick', 'sum'))
 }
-RUNS = {'dense': ('dense', False), 'chunked': ('chunked', False), 'chunked + sinks': ('chunked', True)}
-HEADS, WIDTH, KEYS = 4, 64, 4
+VARIANTS = {'dense': ('dense', False), 'chunked': ('chunked', False), 'chunked + sinks': ('chunked', True)}
+NUM_HEADS, HEAD_WIDTH, NUM_KEYS = 4, 64, 4
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument('--lengths', type=lengths, default='512,2048,4096', help='such as 512,2048 (default)')
+    parser.add_argument('--lengths', type=parse_lengths, default='512,2048,4096', help='such as 512,2048 (default)')
     parser.add_argument('--rounds', type=int, default=7, choices=range(2, 100), metavar='N', help='2 to 99; 7')
     parser.add_argument('--matrix', type=int, default=4096, help='the longest of which the matrix is made')
-    given = parser.parse_args()
-    print(f'{jax.devices()[0].device_kind}, {versions(("jax", "jaxlib"))}')
-    for length in given.lengths:
+    args = parser.parse_args()
+    print(f'{jax.devices()[0].device_kind}, {get_package_versions(("jax", "jaxlib"))}')
+    for length in args.lengths:
         for name, operation in OPERATIONS.items():
             for gradient in (False, True):
                 runs = {
-                    run: compiled(backend, operation, length, gradient, sinks)
-                    for run, (backend, sinks) in RUNS.items()
-                    if backend != 'dense' or length <= given.matrix
+                    variant: compile_call(backend, operation, length, gradient, sinks)
+                    for variant, (backend, sinks) in VARIANTS.items()
+                    if backend != 'dense' or length <= args.matrix
                 }
-                report(f'T={length:6} {name:13} {"with gradients" if gradient else "forward":15}', runs, given.rounds)
+                print_times(f'T={length:6} {name:13} {"with gradients" if gradient else "forward":15}', runs, args.rounds)
 
 
-def lengths(given: str) -> list[int]:
-    found = [int(one) for one in given.split(',')]
-    if min(found) < 1:
+def parse_lengths(text: str) -> list[int]:
+    values = [int(item) for item in text.split(',')]
+    if min(values) < 1:
         raise ValueError
-    return found
+    return values
 
 
-def compiled(backend: str, operation: Operation, length: int, gradient: bool, sinks: bool) -> tuple[Callable, float]:
+def compile_call(backend: str, operation: Operation, length: int, with_gradient: bool, with_sinks: bool) -> tuple[Callable, float]:
     """(call, MiB)."""
     rng = np.random.default_rng(0)
-    arrays = [jnp.asarray(rng.normal(size=(1, length, HEADS, WIDTH)), jnp.float32) for _ in range(3)]
-    rule = Rule(operation, causal(length))
+    arrays = [jnp.asarray(rng.normal(size=(1, length, NUM_HEADS, HEAD_WIDTH)), jnp.float32) for _ in range(3)]
+    spec = AttentionSpec(operation, make_causal_mask(length))
 
-    def total(query, key, value):
-        output, rows, _ = BACKENDS[backend].attend(query, key, value, rule, measured=sinks)
-        found = of_first_keys(query, key, rows, rule, KEYS).share_BHS if sinks else 0.0
-        return jnp.sum(output), found
+    def compute_output_sum(query, key, value):
+        output, rows, _ = BACKENDS[backend].attend(query, key, value, spec, needs_mass=with_sinks)
+        sink_scores = compute_key_mass(query, key, rows, spec, NUM_KEYS).share_BHS if with_sinks else 0.0
+        return jnp.sum(output), sink_scores
 
-    function = jax.value_and_grad(total, (0, 1, 2), has_aux=True) if gradient else total
+    function = jax.value_and_grad(compute_output_sum, (0, 1, 2), has_aux=True) if with_gradient else compute_output_sum
     program = jax.jit(function).lower(*arrays).compile()
     return lambda: jax.block_until_ready(program(*arrays)), program.memory_analysis().temp_size_in_bytes / 2**20
 
 
-def report(what: str, runs: dict, rounds: int) -> None:
+def print_times(title: str, runs: dict, rounds: int) -> None:
     seconds = {name: [] for name in runs}
     for _ in range(rounds + 1):  # the first is not counted
         for name, (call, _) in runs.items():
             start = time.perf_counter()
             call()
             seconds[name].append(time.perf_counter() - start)
-    for name, each in seconds.items():
-        low, middle, high = statistics.quantiles(each[1:], n=4)
-        base = statistics.median(seconds.get('dense', each)[1:])
-        spread = f'{1e3 * middle:8.1f} ms ({1e3 * low:.1f}-{1e3 * high:.1f})'
-        print(f'{what} {name:16} {spread:28} {middle / base:6.2f} x{runs[name][1]:9.1f} MiB', flush=True)
+    for name, times in seconds.items():
+        low, middle, high = statistics.quantiles(times[1:], n=4)
+        baseline = statistics.median(seconds.get('dense', times)[1:])
+        text = f'{1e3 * middle:8.1f} ms ({1e3 * low:.1f}-{1e3 * high:.1f})'
+        print(f'{title} {name:16} {text:28} {middle / baseline:6.2f} x{runs[name][1]:9.1f} MiB', flush=True)
 
 
 if __name__ == '__main__':

@@ -18,59 +18,59 @@ import jax.numpy as jnp
 
 from configs import default
 from sinklab.checkpoint import digests
-from sinklab.checkpoint.checkpoints import Checkpoints
+from sinklab.checkpoint.checkpoints import Checkpointer
 from sinklab.files import tree
-from sinklab.folder import Folder
-from sinklab.parse import parse
+from sinklab.folder import RunDir
+from sinklab.parse import parse_config
 
-ARRAYS = 8
-
-
-def state(megabytes: int) -> dict[str, Any]:
-    shape = ARRAYS, megabytes * 1_000_000 // (4 * ARRAYS)
-    drawn = jax.random.normal(jax.random.key(0), shape)  # what is drawn does not compress
-    return jax.block_until_ready(dict(step=jnp.int32(0), params={str(i): row for i, row in enumerate(drawn)}))
+NUM_ARRAYS = 8
 
 
-def timed(function: Callable[[], Any]) -> float:
-    begun = time.perf_counter()
+def make_state(megabytes: int) -> dict[str, Any]:
+    shape = NUM_ARRAYS, megabytes * 1_000_000 // (4 * NUM_ARRAYS)
+    values = jax.random.normal(jax.random.key(0), shape)  # what is drawn does not compress
+    return jax.block_until_ready(dict(step=jnp.int32(0), params={str(i): row for i, row in enumerate(values)}))
+
+
+def time_call(function: Callable[[], Any]) -> float:
+    start = time.perf_counter()
     function()
-    return time.perf_counter() - begun
+    return time.perf_counter() - start
 
 
-def one_round(saved: dict) -> dict[str, float]:
+def run_round(train_state: dict) -> dict[str, float]:
     """Seconds of each part."""
-    abstract = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=x.sharding), saved)
-    rules = parse(default.get_config().to_dict()).checkpoint
+    abstract = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=x.sharding), train_state)
+    checkpoint_spec = parse_config(default.get_config().to_dict()).checkpoint
     with tempfile.TemporaryDirectory() as path:
-        folder = Folder(path)
-        checkpoints = Checkpoints(folder, rules, dict(store='benchmark'))
-        checkpoints.save(1, saved)  # the first imports and compiles
-        checkpoints.wait()
-        called = timed(lambda: checkpoints.save(2, saved))
-        checkpoints.wait()
-        gigabytes = tree.size(folder.checkpoints / '2') / 1e9
-        found = {
-            'save, the caller': called,
-            'save, until its digests are written': checkpoints.seconds,
-            'digests': timed(lambda: digests.write(folder, 2, 0, 1, 0.0)),
-            'verification': timed(checkpoints.sound),
-            'restore': timed(lambda: jax.block_until_ready(checkpoints.restore(2, abstract))),
-            'a poll': timed(checkpoints.poll),
+        run_dir = RunDir(path)
+        checkpointer = Checkpointer(run_dir, checkpoint_spec, dict(store='benchmark'))
+        checkpointer.save(1, train_state)  # the first imports and compiles
+        checkpointer.wait()
+        save_call_seconds = time_call(lambda: checkpointer.save(2, train_state))
+        checkpointer.wait()
+        gigabytes = tree.compute_size(run_dir.checkpoint_dir / '2') / 1e9
+        seconds = {
+            'save, the caller': save_call_seconds,
+            'save, until its digests are written': checkpointer.save_seconds,
+            'digests': time_call(lambda: digests.write_digests(run_dir, 2, 0, 1, 0.0)),
+            'verification': time_call(checkpointer.find_latest_valid_step),
+            'restore': time_call(lambda: jax.block_until_ready(checkpointer.restore(2, abstract))),
+            'a poll': time_call(checkpointer.raise_save_error),
         }
-        checkpoints.close()
-    return found | {f'{name}, a GB': found[name] / gigabytes for name in ('digests', 'verification')}
+        checkpointer.close()
+    return seconds | {f'{name}, a GB': seconds[name] / gigabytes for name in ('digests', 'verification')}
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument('--megabytes', type=int, default=1000)
     parser.add_argument('--rounds', type=int, default=3)
-    given = parser.parse_args()
-    saved = state(given.megabytes)
-    rounds = [one_round(saved) for _ in range(given.rounds)]
+    args = parser.parse_args()
+    train_state = make_state(args.megabytes)
+    rounds = [run_round(train_state) for _ in range(args.rounds)]
     for name in rounds[0]:
-        seconds = [found[name] for found in rounds]
+        seconds = [result[name] for result in rounds]
         print(f'{name}, s: {statistics.median(seconds):.4f} ({min(seconds):.4f} to {max(seconds):.4f})')
 
 

@@ -26,171 +26,171 @@ from tokenizers import Tokenizer
 
 from configs import default
 from sinklab.data.documents import sources
-from sinklab.data.prepare import prepare
-from sinklab.data.sequences.interventions import Intervened
-from sinklab.data.sequences.shuffled import Shuffled
+from sinklab.data.prepare import prepare_store
+from sinklab.data.sequences.interventions import TransformedWindows
+from sinklab.data.sequences.shuffled import ShuffledBatches
 from sinklab.data.sequences.windows import Windows
 from sinklab.data.store.recipe import Recipe
 from sinklab.data.store.store import Store
 from sinklab.data.tokens import tokenizer
-from sinklab.parse import parse
-from sinklab.train.environment import versions
+from sinklab.parse import parse_config
+from sinklab.train.environment import get_package_versions
 
 BATCH, LENGTH = 16, 2048
 
 
-def library(size: int) -> Iterator[str]:
+def iterate_library_texts(num_bytes: int) -> Iterator[str]:
     """Texts of the standard library until there are `size` bytes or no more."""
-    for document in sources.source('stdlib').documents():
-        if size <= 0:
+    for document in sources.open_source('stdlib').read_documents():
+        if num_bytes <= 0:
             return
         yield document.text
-        size -= len(document.text.encode())
+        num_bytes -= len(document.text.encode())
 
 
-def corpus(folder: Path, size: int) -> Path:
+def write_corpus(folder: Path, num_bytes: int) -> Path:
     """A .jsonl of the standard library, over and over until it has `size` bytes of text."""
-    texts = list(library(size))
-    path, written, number = folder / f'{size}.jsonl', 0, 0
+    texts = list(iterate_library_texts(num_bytes))
+    path, num_written, index = folder / f'{num_bytes}.jsonl', 0, 0
     with path.open('w') as file:
-        while written < size:
-            text = texts[number % len(texts)]
+        while num_written < num_bytes:
+            text = texts[index % len(texts)]
             file.write(json.dumps({'text': text}) + '\n')
-            written, number = written + len(text.encode()), number + 1
+            num_written, index = num_written + len(text.encode()), index + 1
     return path
 
 
-def reading(store: Store, vocabulary: int) -> tuple[Callable[[int], object], Callable[[int], object]]:
+def make_readers(store: Store, vocabulary: int) -> tuple[Callable[[int], object], Callable[[int], object]]:
     """(our batch of a number, the same amount of rows by NumPy from one memory map)."""
-    windows = Windows([store.row('train', '')], LENGTH, 'training')
-    data = parse(default.get_config().to_dict()).data
-    batches = Shuffled([Intervened(windows, data, vocabulary, fix=True)], 0, BATCH)
-    largest = max((shard for shard in store.shards if shard.side == 'train'), key=lambda shard: shard.tokens)
-    ids = np.memmap(store.path / f'{largest.name}.ids', store.dtype, 'r')
+    windows = Windows([store.get_tokens('train', '')], LENGTH, 'training')
+    data = parse_config(default.get_config().to_dict()).data
+    batches = ShuffledBatches([TransformedWindows(windows, data, vocabulary, with_fixed_token=True)], 0, BATCH)
+    largest_shard = max((shard for shard in store.shards if shard.side == 'train'), key=lambda shard: shard.tokens)
+    ids = np.memmap(store.path / f'{largest_shard.name}.ids', store.dtype, 'r')
     rows = np.random.default_rng(0).integers(len(ids) // (LENGTH + 1), size=(1000, BATCH))
 
-    def bare(number: int) -> np.ndarray:
-        places = rows[number % len(rows)] * (LENGTH + 1)
-        return np.stack([ids[place : place + LENGTH + 1] for place in places]).astype(np.int32)
+    def read_with_numpy(index: int) -> np.ndarray:
+        starts = rows[index % len(rows)] * (LENGTH + 1)
+        return np.stack([ids[start : start + LENGTH + 1] for start in starts]).astype(np.int32)
 
-    return lambda number: batches.rows(number, range(BATCH)), bare
+    return lambda index: batches.read_rows(index, range(BATCH)), read_with_numpy
 
 
-def pace(read: Callable[[int], object], seconds: float) -> float:
+def measure_throughput(read: Callable[[int], object], seconds: float) -> float:
     """Million tokens a second."""
-    number, start = 0, time.perf_counter()
+    count, start = 0, time.perf_counter()
     while time.perf_counter() - start < seconds:
-        read(number)
-        number += 1
-    return number * BATCH * LENGTH / (time.perf_counter() - start) / 1e6
+        read(count)
+        count += 1
+    return count * BATCH * LENGTH / (time.perf_counter() - start) / 1e6
 
 
-def family(process: int) -> Iterator[int]:
+def iterate_process_tree(pid: int) -> Iterator[int]:
     """A process and all that descend from it."""
-    yield process
-    for task in Path(f'/proc/{process}/task').glob('*/children'):
-        for child in task.read_text().split():
-            yield from family(int(child))
+    yield pid
+    for task_dir in Path(f'/proc/{pid}/task').glob('*/children'):
+        for child_pid in task_dir.read_text().split():
+            yield from iterate_process_tree(int(child_pid))
 
 
-def resident(process: int) -> float:
+def measure_resident_mb(pid: int) -> float:
     """MB of a process and all that descend from it; pages that they share count for each."""
     pages = 0
-    for member in family(process):
+    for member_pid in iterate_process_tree(pid):
         try:
-            pages += int(Path(f'/proc/{member}/statm').read_text().split()[1])
+            pages += int(Path(f'/proc/{member_pid}/statm').read_text().split()[1])
         except (OSError, IndexError):  # it has just ended
             continue
     return pages * os.sysconf('SC_PAGE_SIZE') / 1e6
 
 
-def prepared(source: Path, given: Path, folder: Path) -> tuple[float, float]:
+def time_prepare(source: Path, tokenizer_path: Path, folder: Path) -> tuple[float, float]:
     """(seconds, most MB resident) of `sinklab prepare`."""
     command = [sys.executable, '-m', 'sinklab', 'prepare', f'--source=text:{source}', f'--out={folder}', '--json']
-    command += [f'--tokenizer={given}', '--held_out=0.01']
-    start, most = time.perf_counter(), 0.0
-    running = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
-    ended = threading.Event()
-    threading.Thread(target=lambda: (running.wait(), ended.set())).start()
-    while not ended.wait(0.05):
+    command += [f'--tokenizer={tokenizer_path}', '--held_out=0.01']
+    start, peak_mb = time.perf_counter(), 0.0
+    process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    has_ended = threading.Event()
+    threading.Thread(target=lambda: (process.wait(), has_ended.set())).start()
+    while not has_ended.wait(0.05):
         try:
-            most = max(most, resident(running.pid))
+            peak_mb = max(peak_mb, measure_resident_mb(process.pid))
         except OSError:
             continue
-    if running.returncode:
+    if process.returncode:
         raise RuntimeError(f'{command} has failed')
-    return time.perf_counter() - start, most
+    return time.perf_counter() - start, peak_mb
 
 
-def bare(given: Path, texts: list[str]) -> float:
+def time_tokenizers(tokenizer_path: Path, texts: list[str]) -> float:
     """Seconds of `tokenizers` alone, in a process of its own, all cores, texts and tokenizer at hand."""
-    found, start = Tokenizer.from_file(str(given)), time.perf_counter()
-    for first in range(0, len(texts), 1000):
-        found.encode_batch_fast(texts[first : first + 1000], add_special_tokens=False)
+    loaded_tokenizer, start = Tokenizer.from_file(str(tokenizer_path)), time.perf_counter()
+    for offset in range(0, len(texts), 1000):
+        loaded_tokenizer.encode_batch_fast(texts[offset : offset + 1000], add_special_tokens=False)
     return time.perf_counter() - start
 
 
-def spread(values: list[float]) -> dict[str, float]:
+def summarize_spread(values: list[float]) -> dict[str, float]:
     return dict(median=statistics.median(values), least=min(values), most=max(values))
 
 
-def read_rounds(folder: Path, options: argparse.Namespace) -> dict:
-    source, given = corpus(folder, 3 * options.read_tokens), folder / 'tokenizer.json'
-    prepare(Recipe(f'text:{source}', str(given), None, 0.01, 'none', 0, 1), folder / 'read')
+def run_read_rounds(folder: Path, args: argparse.Namespace) -> dict:
+    source, tokenizer_path = write_corpus(folder, 3 * args.read_tokens), folder / 'tokenizer.json'
+    prepare_store(Recipe(f'text:{source}', str(tokenizer_path), None, 0.01, 'none', 0, 1), folder / 'read')
     cores = os.sched_getaffinity(0)
     os.sched_setaffinity(0, {min(cores)})
     store = Store(folder / 'read')  # which reads every byte once
-    ours, plain = reading(store, options.vocabulary)
-    found = [(pace(ours, options.seconds), pace(plain, options.seconds)) for _ in range(options.rounds)]
+    read_batch, read_numpy = make_readers(store, args.vocabulary)
+    rates = [(measure_throughput(read_batch, args.seconds), measure_throughput(read_numpy, args.seconds)) for _ in range(args.rounds)]
     os.sched_setaffinity(0, cores)
     return dict(
         tokens=sum(shard.tokens for shard in store.shards),
-        million_tokens_a_second=spread([one for one, _ in found]),
-        numpy_alone=spread([other for _, other in found]),
+        million_tokens_a_second=summarize_spread([store_rate for store_rate, _ in rates]),
+        numpy_alone=summarize_spread([numpy_rate for _, numpy_rate in rates]),
     )
 
 
-def prepare_rounds(folder: Path, size: int, rounds: int) -> dict:
-    source, given = corpus(folder, size), folder / 'tokenizer.json'
+def run_prepare_rounds(folder: Path, num_bytes: int, rounds: int) -> dict:
+    source, tokenizer_path = write_corpus(folder, num_bytes), folder / 'tokenizer.json'
     texts = [json.loads(line)['text'] for line in source.open()]
     ratios, memory = [], []
-    for number in range(rounds):
-        alone = bare(given, texts)
-        seconds, most = prepared(source, given, folder / f'store-{number}')
-        ratios.append(alone / seconds)
-        memory.append(most)
-        print(f'bare {size / 1e6 / alone:.2f} MB/s, prepare {size / 1e6 / seconds:.2f} MB/s', file=sys.stderr)
+    for round_index in range(rounds):
+        tokenizer_seconds = time_tokenizers(tokenizer_path, texts)
+        seconds, peak_mb = time_prepare(source, tokenizer_path, folder / f'store-{round_index}')
+        ratios.append(tokenizer_seconds / seconds)
+        memory.append(peak_mb)
+        print(f'bare {num_bytes / 1e6 / tokenizer_seconds:.2f} MB/s, prepare {num_bytes / 1e6 / seconds:.2f} MB/s', file=sys.stderr)
     del texts
-    seconds, most = prepared(corpus(folder, 10 * size), given, folder / 'large')
+    seconds, peak_mb = time_prepare(write_corpus(folder, 10 * num_bytes), tokenizer_path, folder / 'large')
     return dict(
-        text_mb=size / 1e6,
-        pace_over_bare=spread(ratios),
+        text_mb=num_bytes / 1e6,
+        pace_over_bare=summarize_spread(ratios),
         resident_mb=max(memory),
-        ten_times=dict(resident_mb=most, mb_a_second=10 * size / 1e6 / seconds),
+        ten_times=dict(resident_mb=peak_mb, mb_a_second=10 * num_bytes / 1e6 / seconds),
     )
 
 
 def main() -> None:
-    options = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    options.add_argument('--read_tokens', type=int, default=100_000_000)
-    options.add_argument('--text_mb', type=float, default=24)
-    options.add_argument('--rounds', type=int, default=3)
-    options.add_argument('--seconds', type=float, default=2, help='of one measurement of reading')
-    options.add_argument('--vocabulary', type=int, default=8192)
-    given = options.parse_args()
-    with tempfile.TemporaryDirectory() as name:
-        folder = Path(name)
-        size = int(given.text_mb * 1e6)
-        (folder / 'tokenizer.json').write_text(tokenizer.train(list(library(size)), given.vocabulary))
-        found = dict(
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument('--read_tokens', type=int, default=100_000_000)
+    parser.add_argument('--text_mb', type=float, default=24)
+    parser.add_argument('--rounds', type=int, default=3)
+    parser.add_argument('--seconds', type=float, default=2, help='of one measurement of reading')
+    parser.add_argument('--vocabulary', type=int, default=8192)
+    args = parser.parse_args()
+    with tempfile.TemporaryDirectory() as temp_dir:
+        folder = Path(temp_dir)
+        num_bytes = int(args.text_mb * 1e6)
+        (folder / 'tokenizer.json').write_text(tokenizer.train_tokenizer(list(iterate_library_texts(num_bytes)), args.vocabulary))
+        results = dict(
             machine=platform.processor() or platform.machine(),
             cores=len(os.sched_getaffinity(0)),
             python=platform.python_version(),
-            versions=versions(('numpy', 'grain', 'tokenizers')),
-            prepare=prepare_rounds(folder, size, given.rounds),
-            read=read_rounds(folder, given),
+            versions=get_package_versions(('numpy', 'grain', 'tokenizers')),
+            prepare=run_prepare_rounds(folder, num_bytes, args.rounds),
+            read=run_read_rounds(folder, args),
         )
-    print(json.dumps(found, indent=2))
+    print(json.dumps(results, indent=2))
 
 
 if __name__ == '__main__':

@@ -24,56 +24,56 @@ from collections.abc import Callable
 from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
-SHARES = dict(steps=0.45, kernels=0.2, tests=0.15, memory=0.15, gaps=0.05)  # of the time, the rest of which goes on
+TIME_SHARES = dict(steps=0.45, kernels=0.2, tests=0.15, memory=0.15, gaps=0.05)  # of the time, the rest of which goes on
 ROWS = ('softmax_60m', 'sigmoid_60m', 'softmax_1b', 'sigmoid_1b')
-BATCHES = {'60m': 32, '1b': 8}  # sequences of one device
-GOALS = {'60m': 0.25, '1b': 0.45}  # of MFU
-WITHIN = 0.9, 1.1  # of what was planned, what is used is to be
-WARM, STEPS, ROUNDS = 3, 10, 3
-LEAVE = 5.0  # seconds for processes that are told to end
+BATCH_SIZES = {'60m': 32, '1b': 8}  # sequences of one device
+MFU_GOALS = {'60m': 0.25, '1b': 0.45}  # of MFU
+MEMORY_RATIO_RANGE = 0.9, 1.1  # of what was planned, what is used is to be
+WARMUP_STEPS, NUM_STEPS, NUM_ROUNDS = 3, 10, 3
+TERMINATION_SECONDS = 5.0  # seconds for processes that are told to end
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument('--out', type=Path, required=True)
-    parser.add_argument('--parts', default=','.join(SHARES))
+    parser.add_argument('--parts', default=','.join(TIME_SHARES))
     parser.add_argument('--minutes', type=float, default=9.0)
     parser.add_argument('--dry', action='store_true')
-    parser.add_argument('--one', choices=SHARES, help=argparse.SUPPRESS)
+    parser.add_argument('--one', choices=TIME_SHARES, help=argparse.SUPPRESS)
     parser.add_argument('--row', choices=ROWS, help=argparse.SUPPRESS)
-    given = parser.parse_args()
-    parts = given.parts.split(',')
-    if unknown := set(parts) - set(SHARES):
-        print(f'device: {", ".join(unknown)} is no part; give some of {", ".join(SHARES)}', file=sys.stderr)
+    args = parser.parse_args()
+    parts = args.parts.split(',')
+    if unknown := set(parts) - set(TIME_SHARES):
+        print(f'device: {", ".join(unknown)} is no part; give some of {", ".join(TIME_SHARES)}', file=sys.stderr)
         return 1
-    given.out.mkdir(parents=True, exist_ok=True)
-    return written(given) if given.one else max(launched(parts, given))
+    args.out.mkdir(parents=True, exist_ok=True)
+    return write_part(args) if args.one else max(run_parts(parts, args))
 
 
-def launched(parts: list[str], given: argparse.Namespace) -> list[int]:
+def run_parts(parts: list[str], args: argparse.Namespace) -> list[int]:
     """Runs parts in their time, of what is used in memory each row by itself; 1 where one has failed."""
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # not without what has been started
-    until, codes = time.monotonic() + 60 * given.minutes, []
-    for part in (part for part in SHARES if part in parts):
-        (given.out / f'{part}.json').unlink(missing_ok=True)
+    deadline, codes = time.monotonic() + 60 * args.minutes, []
+    for part in (part for part in TIME_SHARES if part in parts):
+        (args.out / f'{part}.json').unlink(missing_ok=True)
         for row in ROWS if part == 'memory' else [None]:
-            begun = time.monotonic()
-            seconds = max(1.0, min(until - begun, 60 * given.minutes * (SHARES[part] + 0.2)))
-            code = bounded(command(part, row, given), seconds)
+            start = time.monotonic()
+            seconds = max(1.0, min(deadline - start, 60 * args.minutes * (TIME_SHARES[part] + 0.2)))
+            exit_code = run_with_timeout(make_part_command(part, row, args), seconds)
             name = f'{part} of {row}' if row else part
-            if code is None:
+            if exit_code is None:
                 print(f'device: {name} took more than {seconds:.0f} s', file=sys.stderr)
-            print(f'{name}: {"failed" if code != 0 else "done"} in {time.monotonic() - begun:.0f} s', flush=True)
-            codes.append(0 if code == 0 else 1)
+            print(f'{name}: {"failed" if exit_code != 0 else "done"} in {time.monotonic() - start:.0f} s', flush=True)
+            codes.append(0 if exit_code == 0 else 1)
     return codes
 
 
-def command(part: str, row: str | None, given: argparse.Namespace) -> list[str]:
-    more = [*([f'--row={row}'] if row else []), *(['--dry'] if given.dry else [])]
-    return [sys.executable, __file__, f'--out={given.out}', f'--one={part}', *more]
+def make_part_command(part: str, row: str | None, args: argparse.Namespace) -> list[str]:
+    flags = [*([f'--row={row}'] if row else []), *(['--dry'] if args.dry else [])]
+    return [sys.executable, __file__, f'--out={args.out}', f'--one={part}', *flags]
 
 
-def bounded(command: list[str], seconds: float) -> int | None:
+def run_with_timeout(command: list[str], seconds: float) -> int | None:
     """The exit code of a command, None where its time is over; nothing is left of what it has started."""
     environment = os.environ | dict(PYTHONPATH=os.pathsep.join([str(ROOT), os.environ.get('PYTHONPATH', '')]))
     process = subprocess.Popen(command, env=environment, start_new_session=True)
@@ -82,83 +82,83 @@ def bounded(command: list[str], seconds: float) -> int | None:
     except subprocess.TimeoutExpired:
         return None
     finally:
-        end(process)
+        terminate_process_group(process)
 
 
-def end(process: subprocess.Popen) -> None:
+def terminate_process_group(process: subprocess.Popen) -> None:
     """Tells a process and its group to end, and kills those that are there seconds later."""
-    for told in (signal.SIGTERM, signal.SIGKILL):
+    for signal_number in (signal.SIGTERM, signal.SIGKILL):
         with contextlib.suppress(ProcessLookupError):
-            os.killpg(process.pid, told)
-            until = time.monotonic() + LEAVE
-            while time.monotonic() < until:
+            os.killpg(process.pid, signal_number)
+            deadline = time.monotonic() + TERMINATION_SECONDS
+            while time.monotonic() < deadline:
                 process.poll()
                 os.killpg(process.pid, 0)  # raises when none is left
                 time.sleep(0.05)
 
 
-def written(given: argparse.Namespace) -> int:
+def write_part(args: argparse.Namespace) -> int:
     import jax
 
-    from sinklab.train.environment import versions
+    from sinklab.train.environment import get_package_versions
 
-    file, name = given.out / f'{given.one}.json', given.row or given.one
-    found = (json.loads(file.read_text()) if file.exists() else {}) | dict(
+    file, name = args.out / f'{args.one}.json', args.row or args.one
+    result = (json.loads(file.read_text()) if file.exists() else {}) | dict(
         command=' '.join(sys.argv),
         device=jax.devices()[0].device_kind,
         python=platform.python_version(),
-        versions=versions(('jax', 'jaxlib', 'flax', 'optax')),
-        dry=given.dry,
+        versions=get_package_versions(('jax', 'jaxlib', 'flax', 'optax')),
+        dry=args.dry,
     )
-    before = found.get('unended', [])
-    for figures in itertools.chain([dict(unended=[*before, name])], PARTS[given.one](given), [dict(unended=before)]):
+    unfinished_parts = result.get('unended', [])
+    for figures in itertools.chain([dict(unended=[*unfinished_parts, name])], PARTS[args.one](args), [dict(unended=unfinished_parts)]):
         for key, value in figures.items():
-            found[key] = found.get(key, {}) | value if isinstance(value, dict) else value
-        file.write_text(json.dumps(found, indent=2) + '\n')  # what there is by now, if the time is over
-    return 1 if found.get('failed') else 0
+            result[key] = result.get(key, {}) | value if isinstance(value, dict) else value
+        file.write_text(json.dumps(result, indent=2) + '\n')  # what there is by now, if the time is over
+    return 1 if result.get('failed') else 0
 
 
-def kernels(given: argparse.Namespace):
-    file = given.out / 'gpu_attention.json'
+def run_kernel_benchmark(args: argparse.Namespace):
+    file = args.out / 'gpu_attention.json'
     options = ['--tokens=8192', '--lengths=2048,4096', '--widths=64,128', '--rounds=10', f'--json={file}']
-    done = subprocess.run([sys.executable, ROOT / 'benchmarks' / 'gpu_attention.py', *options], capture_output=True)
+    process = subprocess.run([sys.executable, ROOT / 'benchmarks' / 'gpu_attention.py', *options], capture_output=True)
     figures = json.loads(file.read_text()) if file.exists() else None
     yield dict(
-        figures=figures, said=(done.stdout + done.stderr).decode()[-4000:], failed=done.returncode and not given.dry
+        figures=figures, said=(process.stdout + process.stderr).decode()[-4000:], failed=process.returncode and not args.dry
     )
 
 
-def tests(given: argparse.Namespace):
+def run_kernel_tests(args: argparse.Namespace):
     files = sorted(str(path) for path in (ROOT / 'tests').glob('test_gpu*.py'))
-    command = [sys.executable, '-m', 'pytest', '-q', '-x', *(['--collect-only'] if given.dry else []), *files]
-    done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT)
-    yield dict(failed=done.returncode, said=done.stdout[-4000:] + done.stderr[-1000:])
+    command = [sys.executable, '-m', 'pytest', '-q', '-x', *(['--collect-only'] if args.dry else []), *files]
+    process = subprocess.run(command, capture_output=True, text=True, cwd=ROOT)
+    yield dict(failed=process.returncode, said=process.stdout[-4000:] + process.stderr[-1000:])
 
 
-def steps(given: argparse.Namespace):
+def time_train_steps(args: argparse.Namespace):
     """Tokens a second and MFU of ours and of a plain step, in turn."""
     import jax
 
     from sinklab.train import fit, step
 
     for row in ROWS:
-        spec, hardware, mesh, backend = run_of(row, given)
+        spec, hardware, mesh, backend = load_run(row, args)
         remats = dict(ours=hardware.remat)
         with jax.set_mesh(mesh):
-            runs = {'ours': ours(spec, mesh, step.train_step(spec, hardware, mesh, backend))}
+            runs = {'ours': make_sinklab_run(spec, mesh, step.make_train_step(spec, hardware, mesh, backend))}
             if row.startswith('softmax'):
-                remats['plain'], runs['plain'] = plainly(spec)
+                remats['plain'], runs['plain'] = make_baseline_run(spec)
             times = {name: [] for name in runs}
-            for name in [*runs] * ROUNDS:
-                times[name].append(runs[name](STEPS))
+            for name in [*runs] * NUM_ROUNDS:
+                times[name].append(runs[name](NUM_STEPS))
         runs.clear()  # of their states, before others are made
-        peak = fit.peak(mesh)
-        found = {name: told(spec, seconds, peak) | dict(remat=remats[name]) for name, seconds in times.items()}
-        found |= dict(attention=backend, batch=spec.optimizer.batch_size, goal=GOALS[row.split('_')[1]])
-        yield dict(steps={row: found})
+        peak_flops = fit.get_peak_flops(mesh)
+        result = {name: summarize_times(spec, seconds, peak_flops) | dict(remat=remats[name]) for name, seconds in times.items()}
+        result |= dict(attention=backend, batch=spec.optimizer.batch_size, goal=MFU_GOALS[row.split('_')[1]])
+        yield dict(steps={row: result})
 
 
-def plainly(spec) -> tuple[str, Callable]:
+def make_baseline_run(spec) -> tuple[str, Callable]:
     """What a plain step computes again, and its run: nothing, as one writes it, where that fits beside ours."""
     import jax
     import plain
@@ -166,62 +166,62 @@ def plainly(spec) -> tuple[str, Callable]:
     from sinklab import devices
     from sinklab.train import fit
 
-    room = fit.USABLE * devices.device_memory() - stats().get('bytes_in_use', 0)
+    free_bytes = fit.USABLE_MEMORY_FRACTION * devices.get_device_memory_bytes() - get_memory_stats().get('bytes_in_use', 0)
     with contextlib.suppress(jax.errors.JaxRuntimeError):  # of a compiler that knows the room, or in it
-        state, step = plain.training(spec, 'none')
-        compiled = step.lower(state, ids(spec)).compile()
-        if planned(compiled) <= room:
-            return 'none', repeated(compiled, state, ids(spec))
-    state, step = plain.training(spec, 'full')
-    return 'full', repeated(step, state, ids(spec))
+        state, step = plain.make_train_step(spec, 'none')
+        compiled = step.lower(state, make_ids(spec)).compile()
+        if get_planned_bytes(compiled) <= free_bytes:
+            return 'none', make_timed_run(compiled, state, make_ids(spec))
+    state, step = plain.make_train_step(spec, 'full')
+    return 'full', make_timed_run(step, state, make_ids(spec))
 
 
-def memory(given: argparse.Namespace):
+def measure_memory(args: argparse.Namespace):
     """Bytes that the compiler plans, those that this process has used at most, and those that are said by shapes."""
     import jax
 
     from sinklab.train import fit, state, step
 
-    spec, hardware, mesh, backend = run_of(given.row, given)
+    spec, hardware, mesh, backend = load_run(args.row, args)
     with jax.set_mesh(mesh):
-        lowered = step.train_step(spec, hardware, mesh, backend).lower(
-            state.abstract(spec, mesh), *step.given(spec, mesh)
+        lowered = step.make_train_step(spec, hardware, mesh, backend).lower(
+            state.make_abstract_state(spec, mesh), *step.make_abstract_inputs(spec, mesh)
         )
         compiled = lowered.compile()
-        ours(spec, mesh, compiled)(2)
-    plan, used = planned(compiled), stats().get('peak_bytes_in_use')
-    found = dict(planned=plan, used=used, by_shapes=fit.held(spec, hardware, mesh, backend).total)
-    ratio = used / plan if used else None
-    yield dict(memory={given.row: found | dict(used_of_planned=ratio, goal=WITHIN, remat=hardware.remat)})
+        make_sinklab_run(spec, mesh, compiled)(2)
+    planned_bytes, used_bytes = get_planned_bytes(compiled), get_memory_stats().get('peak_bytes_in_use')
+    result = dict(planned=planned_bytes, used=used_bytes, by_shapes=fit.estimate_memory(spec, hardware, mesh, backend).total)
+    ratio = used_bytes / planned_bytes if used_bytes else None
+    yield dict(memory={args.row: result | dict(used_of_planned=ratio, goal=MEMORY_RATIO_RANGE, remat=hardware.remat)})
 
 
-def planned(compiled) -> int:
+def get_planned_bytes(compiled) -> int:
     """Bytes of a program and its arguments, as the compiler has planned them."""
-    of = compiled.memory_analysis()
-    return of.argument_size_in_bytes + of.temp_size_in_bytes + of.output_size_in_bytes - of.alias_size_in_bytes
+    analysis = compiled.memory_analysis()
+    return analysis.argument_size_in_bytes + analysis.temp_size_in_bytes + analysis.output_size_in_bytes - analysis.alias_size_in_bytes
 
 
-def stats() -> dict:
+def get_memory_stats() -> dict:
     """What a device says of its memory; of a CPU nothing."""
     import jax
 
     return jax.local_devices()[0].memory_stats() or {}
 
 
-def gaps(given: argparse.Namespace):
+def measure_dispatch(args: argparse.Namespace):
     """Seconds that the host takes for a step, and the device."""
     import jax
 
     from sinklab.train import step
 
     for row in ROWS[:2]:
-        spec, hardware, mesh, backend = run_of(row, given)
+        spec, hardware, mesh, backend = load_run(row, args)
         with jax.set_mesh(mesh):
-            run = ours(spec, mesh, step.train_step(spec, hardware, mesh, backend))
-            yield dict(gaps={row: dict(device=run(STEPS), host=run(STEPS, wait=False))})
+            run = make_sinklab_run(spec, mesh, step.make_train_step(spec, hardware, mesh, backend))
+            yield dict(gaps={row: dict(device=run(NUM_STEPS), host=run(NUM_STEPS, wait=False))})
 
 
-def run_of(row: str, given: argparse.Namespace) -> tuple:
+def load_run(row: str, args: argparse.Namespace) -> tuple:
     """(spec, layout, mesh, backend) of a row, on one device."""
     import dataclasses
 
@@ -229,67 +229,67 @@ def run_of(row: str, given: argparse.Namespace) -> tuple:
 
     from configs import scale
     from sinklab import devices
-    from sinklab.parse import parse
+    from sinklab.parse import parse_config
     from sinklab.spec import Hardware
     from sinklab.train import fit, step
 
-    config = scale.get_config(row, 'smoke' if given.dry else 'paper')
-    if not given.dry:
-        config.optimizer.batch_size = BATCHES[row.split('_')[1]]
-    spec, hardware = parse(config.to_dict()), Hardware(remat='auto')
-    backend = step.choice(spec, hardware).backend
-    mesh = devices.mesh(hardware, jax.devices()[:1])
-    remat = fit.chosen(spec, hardware, mesh, backend, devices.device_memory())
+    config = scale.get_config(row, 'smoke' if args.dry else 'paper')
+    if not args.dry:
+        config.optimizer.batch_size = BATCH_SIZES[row.split('_')[1]]
+    spec, hardware = parse_config(config.to_dict()), Hardware(remat='auto')
+    backend = step.choose_step_backend(spec, hardware).backend
+    mesh = devices.make_mesh(hardware, jax.devices()[:1])
+    remat = fit.choose_remat_policy(spec, hardware, mesh, backend, devices.get_device_memory_bytes())
     return spec, dataclasses.replace(hardware, remat=remat), mesh, backend
 
 
-def ids(spec):
+def make_ids(spec):
     import numpy as np
 
     shape = spec.optimizer.batch_size, spec.data.length + 1
     return np.random.default_rng(0).integers(0, spec.model.vocabulary, shape).astype(np.int32)
 
 
-def ours(spec, mesh, advance: Callable) -> Callable:
+def make_sinklab_run(spec, mesh, train_step: Callable) -> Callable:
     from sinklab import sharding
     from sinklab.train import state
 
-    nothing = sharding.of_each_device(0, mesh)
-    return repeated(
-        lambda now, batch: advance(now, batch, nothing), state.create(spec, mesh), sharding.put(ids(spec), mesh)
+    no_request = sharding.make_per_device_array(0, mesh)
+    return make_timed_run(
+        lambda train_state, batch: train_step(train_state, batch, no_request), state.create_state(spec, mesh), sharding.put_batch(make_ids(spec), mesh)
     )
 
 
-def repeated(step: Callable, now, batch) -> Callable:
+def make_timed_run(step: Callable, train_state, batch) -> Callable:
     """run(count) -> seconds a step, once it is warm; of the host alone, where that does not wait for the device."""
     import jax
 
-    held = [now]
-    for _ in range(WARM):
-        held[0], _ = step(held[0], batch)
-    jax.block_until_ready(held[0])
+    state_cell = [train_state]
+    for _ in range(WARMUP_STEPS):
+        state_cell[0], _ = step(state_cell[0], batch)
+    jax.block_until_ready(state_cell[0])
 
     def run(count: int, wait: bool = True) -> float:
-        begun = time.perf_counter()
+        start = time.perf_counter()
         for _ in range(count):
-            held[0], _ = step(held[0], batch)
-        ended = time.perf_counter()
-        jax.block_until_ready(held[0])
-        return ((time.perf_counter() if wait else ended) - begun) / count
+            state_cell[0], _ = step(state_cell[0], batch)
+        end_time = time.perf_counter()
+        jax.block_until_ready(state_cell[0])
+        return ((time.perf_counter() if wait else end_time) - start) / count
 
     return run
 
 
-def told(spec, seconds: list[float], peak: float | None) -> dict:
+def summarize_times(spec, seconds: list[float], peak_flops: float | None) -> dict:
     from sinklab.model import flops
 
     median = statistics.median(seconds)
     tokens = spec.optimizer.batch_size * spec.data.length / median
-    mfu = flops.step(spec) / median / peak if peak else None
+    mfu = flops.count_step_flops(spec) / median / peak_flops if peak_flops else None
     return dict(seconds=median, least=min(seconds), most=max(seconds), tokens_per_second=tokens, mfu=mfu)
 
 
-PARTS = dict(steps=steps, kernels=kernels, tests=tests, memory=memory, gaps=gaps)
+PARTS = dict(steps=time_train_steps, kernels=run_kernel_benchmark, tests=run_kernel_tests, memory=measure_memory, gaps=measure_dispatch)
 
 if __name__ == '__main__':
     sys.exit(main())

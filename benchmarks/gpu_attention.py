@@ -23,15 +23,15 @@ import jax.numpy as jnp
 import numpy as np
 
 from sinklab.attend.backends import BACKENDS
-from sinklab.attend.choice import lacks
-from sinklab.attend.examples import operations
-from sinklab.attend.mask import causal
-from sinklab.attend.received import of_first_keys
-from sinklab.attend.rule import Case, Rule
+from sinklab.attend.choice import explain_unusable
+from sinklab.attend.examples import make_operations
+from sinklab.attend.mask import make_causal_mask
+from sinklab.attend.received import compute_key_mass
+from sinklab.attend.rule import AttentionProblem, AttentionSpec
 
-WIDTH = 2048  # of the model: its heads fill it
-SOFTMAX, SIGMOID = operations()['exp', 'sum'], operations()['sigmoid', 'none']
-RUNS = {
+MODEL_WIDTH = 2048  # of the model: its heads fill it
+SOFTMAX, SIGMOID = make_operations()['exp', 'sum'], make_operations()['sigmoid', 'none']
+VARIANTS = {
     'cuDNN softmax': ('cudnn', SOFTMAX),
     'our softmax': ('gpu', SOFTMAX),
     'our sigmoid': ('gpu', SIGMOID),
@@ -39,7 +39,7 @@ RUNS = {
     'XLA sigmoid': ('dense', SIGMOID),
     'chunked sigmoid': ('chunked', SIGMOID),
 }
-KEYS = 4  # whose importance is measured
+NUM_KEYS = 4  # whose importance is measured
 
 
 def main() -> int:
@@ -49,87 +49,87 @@ def main() -> int:
     parser.add_argument('--widths', default='64,128')
     parser.add_argument('--rounds', type=int, default=20)
     parser.add_argument('--json', metavar='FILE', help='write all figures there too')
-    given = parser.parse_args()
+    args = parser.parse_args()
     if jax.default_backend() != 'gpu':
         print(f'gpu_attention: wants a GPU, and jax finds {jax.default_backend()} here', file=sys.stderr)
         return 1
-    here = jax.devices()[0].device_kind, f'jax {jax.__version__}', f'Python {platform.python_version()}'
-    print(f'{", ".join(here)}; {" ".join(sys.argv)}')
-    found = []
-    for width in map(int, given.widths.split(',')):
-        for length in map(int, given.lengths.split(',')):
-            found += compared(length, width, given)
-    if given.json:
-        with open(given.json, 'w') as file:
-            json.dump(found, file, indent=2)
+    machine = jax.devices()[0].device_kind, f'jax {jax.__version__}', f'Python {platform.python_version()}'
+    print(f'{", ".join(machine)}; {" ".join(sys.argv)}')
+    records = []
+    for width in map(int, args.widths.split(',')):
+        for length in map(int, args.lengths.split(',')):
+            records += compare_kernels(length, width, args)
+    if args.json:
+        with open(args.json, 'w') as file:
+            json.dump(records, file, indent=2)
     return 0
 
 
-def compared(length: int, width: int, given: argparse.Namespace) -> list[dict]:
-    shape = max(given.tokens // length, 1), length, WIDTH // width, width
+def compare_kernels(length: int, head_width: int, args: argparse.Namespace) -> list[dict]:
+    shape = max(args.tokens // length, 1), length, MODEL_WIDTH // head_width, head_width
     rng = np.random.default_rng(0)
     arrays = [jnp.asarray(rng.normal(size=shape), jnp.bfloat16) for _ in range(4)]
-    found = []
+    records = []
     for direction in ('forward', 'forward and backward'):
-        runs = dict(compiled(direction, arrays, length, width))
-        seconds = in_turns(runs, arrays, given.rounds)
-        flops = 2 * shape[0] * shape[2] * length**2 * width * (3.5 if direction.endswith('backward') else 1)
+        runs = dict(compile_variants(direction, arrays, length, head_width))
+        seconds = time_in_turns(runs, arrays, args.rounds)
+        flops = 2 * shape[0] * shape[2] * length**2 * head_width * (3.5 if direction.endswith('backward') else 1)
         cudnn = statistics.median(seconds['cuDNN softmax']) if 'cuDNN softmax' in seconds else None
-        for name, each in seconds.items():
-            low, middle, high = statistics.quantiles(each, n=4)
+        for name, times in seconds.items():
+            low, middle, high = statistics.quantiles(times, n=4)
             ratio = cudnn and cudnn / middle
-            record = dict(name=name, direction=direction, length=length, width=width, seconds=each, over_cudnn=ratio)
-            found.append(record)
+            record = dict(name=name, direction=direction, length=length, width=head_width, seconds=times, over_cudnn=ratio)
+            records.append(record)
             speed = ' '.join(f'{flops / second / 1e12:6.0f}' for second in (middle, high, low))
-            over = f'{ratio:6.2f} x cuDNN' if ratio else ''
-            print(f'T={length:6} K={width:4} {direction:21} {name:26} {speed} TFLOP/s {over}', flush=True)
-    return found
+            ratio_text = f'{ratio:6.2f} x cuDNN' if ratio else ''
+            print(f'T={length:6} K={head_width:4} {direction:21} {name:26} {speed} TFLOP/s {ratio_text}', flush=True)
+    return records
 
 
-def compiled(direction: str, arrays: list[jax.Array], length: int, width: int):
+def compile_variants(direction: str, arrays: list[jax.Array], length: int, head_width: int):
     """(name, compiled function) of whatever compiles and is right."""
-    for name, (backend, operation) in RUNS.items():
-        rule = Rule(operation, causal(length))
-        if reason := lacks(backend, 'gpu', Case(rule, WIDTH // width, width, width, 'bfloat16')):
-            print(f'T={length:6} K={width:4} {direction:21} {name:26} left out: {reason}')
+    for name, (backend, operation) in VARIANTS.items():
+        spec = AttentionSpec(operation, make_causal_mask(length))
+        if reason := explain_unusable(backend, 'gpu', AttentionProblem(spec, MODEL_WIDTH // head_width, head_width, head_width, 'bfloat16')):
+            print(f'T={length:6} K={head_width:4} {direction:21} {name:26} left out: {reason}')
             continue
-        for measured in (False, True) if backend != 'dense' else (False,):
-            function = jax.jit(directed(direction, backend, rule, measured))
+        for with_sinks in (False, True) if backend != 'dense' else (False,):
+            function = jax.jit(make_function(direction, backend, spec, with_sinks))
             try:
                 jax.block_until_ready(function(*arrays))
             except Exception as error:  # the plain matrix of 16k tokens does not fit, for one
                 print(
-                    f'T={length:6} K={width:4} {direction:21} {name:26} left out: {str(error).splitlines()[0][:90]}'
+                    f'T={length:6} K={head_width:4} {direction:21} {name:26} left out: {str(error).splitlines()[0][:90]}'
                 )
                 continue
-            yield name + measured * ' + sink scores', function
+            yield name + with_sinks * ' + sink scores', function
 
 
-def directed(direction: str, backend: str, rule: Rule, measured: bool) -> Callable:
+def make_function(direction: str, backend: str, spec: AttentionSpec, with_sinks: bool) -> Callable:
 
     def forward(query, key, value, cotangent):
-        output, rows, _ = BACKENDS[backend].attend(query, key, value, rule, measured=measured)
-        return output, of_first_keys(query, key, rows, rule, KEYS).share_BHS if measured else 0.0
+        output, rows, _ = BACKENDS[backend].attend(query, key, value, spec, needs_mass=with_sinks)
+        return output, compute_key_mass(query, key, rows, spec, NUM_KEYS).share_BHS if with_sinks else 0.0
 
-    def both(query, key, value, cotangent):
-        def total(query, key, value):
+    def forward_and_backward(query, key, value, cotangent):
+        def compute_weighted_sum(query, key, value):
             output, scores = forward(query, key, value, cotangent)
             return jnp.sum(output.astype(jnp.float32) * cotangent.astype(jnp.float32)), scores
 
-        return jax.grad(total, (0, 1, 2), has_aux=True)(query, key, value)
+        return jax.grad(compute_weighted_sum, (0, 1, 2), has_aux=True)(query, key, value)
 
-    return forward if direction == 'forward' else both
+    return forward if direction == 'forward' else forward_and_backward
 
 
-def in_turns(runs: dict[str, Callable], arrays: list[jax.Array], rounds: int) -> dict[str, list[float]]:
+def time_in_turns(runs: dict[str, Callable], arrays: list[jax.Array], rounds: int) -> dict[str, list[float]]:
     """Seconds of every call; ten calls are timed at once, so that launching them does not count."""
     seconds = {name: [] for name in runs}
     for _ in range(rounds):
         for name, function in runs.items():
             start = time.perf_counter()
             for _ in range(10):
-                found = function(*arrays)
-            jax.block_until_ready(found)
+                result = function(*arrays)
+            jax.block_until_ready(result)
             seconds[name].append((time.perf_counter() - start) / 10)
     return seconds
 

@@ -19,10 +19,10 @@ import numpy as np
 from flax import nnx
 
 from configs import default
-from sinklab.parse import parse
+from sinklab.parse import parse_config
 from sinklab.spec import Spec
 from sinklab.train import objective, state
-from sinklab.train.environment import versions
+from sinklab.train.environment import get_package_versions
 
 MODELS = {
     'kv, learned': {
@@ -48,74 +48,74 @@ MODELS = {
 }
 
 
-def built(changes: dict, dtype: str) -> Spec:
+def make_spec(changes: dict, dtype: str) -> Spec:
     config = default.get_config(size='smoke')
     config.update_from_flattened_dict({f'model.{name}': value for name, value in changes.items()})
     config.model.dtype = dtype
-    return parse(config.to_dict())
+    return parse_config(config.to_dict())
 
 
-def drawn(spec: Spec) -> dict:
+def make_parameters(spec: Spec) -> dict:
     """Parameters that leave no part without effect."""
     rng = np.random.default_rng(0)
-    shapes = nnx.to_pure_dict(state.architecture(spec)[1])
+    shapes = nnx.to_pure_dict(state.make_abstract_model(spec)[1])
     return jax.tree_util.tree_map_with_path(
         lambda path, leaf: np.float32((path[-1].key == 'gain_D') + 0.3 * rng.normal(size=leaf.shape)), shapes
     )
 
 
-def far(ours: dict, theirs: dict) -> dict[str, float]:
+def compute_errors(actual: dict, expected: dict) -> dict[str, float]:
     """The largest error over the largest entry, by parameter."""
-    pairs = zip(jax.tree_util.tree_leaves_with_path(ours), jax.tree.leaves(theirs), strict=True)
+    pairs = zip(jax.tree_util.tree_leaves_with_path(actual), jax.tree.leaves(expected), strict=True)
     return {
-        '.'.join(entry.key for entry in path): float(np.abs(one - other).max() / np.abs(other).max())
-        for (path, one), other in pairs
+        '.'.join(entry.key for entry in path): float(np.abs(actual_leaf - expected_leaf).max() / np.abs(expected_leaf).max())
+        for (path, actual_leaf), expected_leaf in pairs
     }
 
 
-def gradient(spec: Spec, params: dict, ids_BT: np.ndarray) -> dict:
+def compute_gradient(spec: Spec, params: dict, ids_BT: np.ndarray) -> dict:
     """In float64; compiled once for each number of sequences."""
-    return jax.tree.map(np.float64, jax.device_get(compiled(spec)(params, ids_BT)))
+    return jax.tree.map(np.float64, jax.device_get(compile_gradient(spec)(params, ids_BT)))
 
 
 @functools.cache
-def compiled(spec: Spec) -> Callable:
-    return jax.jit(jax.grad(objective.loss_of(spec)), compiler_options=state.ROUNDED['bfloat16'])
+def compile_gradient(spec: Spec) -> Callable:
+    return jax.jit(jax.grad(objective.make_loss(spec)), compiler_options=state.ROUNDING_COMPILER_OPTIONS['bfloat16'])
 
 
-def given(spec: Spec, sequences: int) -> tuple[dict, np.ndarray]:
+def make_inputs(spec: Spec, num_sequences: int) -> tuple[dict, np.ndarray]:
     """(parameters, ids_BT)."""
-    ids_BT = np.random.default_rng(1).integers(2, spec.model.vocabulary, (sequences, spec.data.length + 1))
+    ids_BT = np.random.default_rng(1).integers(2, spec.model.vocabulary, (num_sequences, spec.data.length + 1))
     ids_BT[:, 0] = spec.data.fixed_token
-    return drawn(spec), ids_BT
+    return make_parameters(spec), ids_BT
 
 
-def sums(changes: dict, sequences: int, part: int) -> dict[str, float]:
-    spec = built(changes, 'bfloat16')
-    params, ids_BT = given(spec, sequences)
-    parts = [gradient(spec, params, ids_BT[at : at + part]) for at in range(0, sequences, part)]
-    return far(gradient(spec, params, ids_BT), jax.tree.map(lambda *arrays: np.mean(arrays, 0), *parts))
+def measure_sum_error(changes: dict, num_sequences: int, part_size: int) -> dict[str, float]:
+    spec = make_spec(changes, 'bfloat16')
+    params, ids_BT = make_inputs(spec, num_sequences)
+    parts = [compute_gradient(spec, params, ids_BT[start : start + part_size]) for start in range(0, num_sequences, part_size)]
+    return compute_errors(compute_gradient(spec, params, ids_BT), jax.tree.map(lambda *arrays: np.mean(arrays, 0), *parts))
 
 
-def rounding(changes: dict, sequences: int) -> dict[str, float]:
-    half, single = (built(changes, dtype) for dtype in ('bfloat16', 'float32'))
-    return far(*(gradient(spec, *given(half, sequences)) for spec in (half, single)))
+def measure_rounding_error(changes: dict, num_sequences: int) -> dict[str, float]:
+    half, single = (make_spec(changes, dtype) for dtype in ('bfloat16', 'float32'))
+    return compute_errors(*(compute_gradient(spec, *make_inputs(half, num_sequences)) for spec in (half, single)))
 
 
 def main() -> None:
-    arguments = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    arguments.add_argument('--sequences', type=int, default=4096)
-    arguments.add_argument('--part', type=int, default=8)
-    arguments.add_argument('--models', default=';'.join(MODELS))
-    asked = arguments.parse_args()
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument('--sequences', type=int, default=4096)
+    parser.add_argument('--part', type=int, default=8)
+    parser.add_argument('--models', default=';'.join(MODELS))
+    args = parser.parse_args()
     print(f'{platform.processor() or platform.machine()}, {os.cpu_count()} cores, python {platform.python_version()}')
-    print(json.dumps(versions(('jax', 'jaxlib', 'flax'))))
+    print(json.dumps(get_package_versions(('jax', 'jaxlib', 'flax'))))
     print(f'{"model":15} {"parameter":42} {"sums":>8} {"rounding":>8}')
-    for name in asked.models.split(';'):
+    for name in args.models.split(';'):
         changes = MODELS[name]
-        rounded = rounding(changes, asked.sequences)
-        for parameter, summed in sums(changes, asked.sequences, asked.part).items():
-            print(f'{name:15} {parameter:42} {summed:8.1e} {rounded[parameter]:8.1e}')
+        rounding_errors = measure_rounding_error(changes, args.sequences)
+        for parameter, sum_error in measure_sum_error(changes, args.sequences, args.part).items():
+            print(f'{name:15} {parameter:42} {sum_error:8.1e} {rounding_errors[parameter]:8.1e}')
 
 
 if __name__ == '__main__':

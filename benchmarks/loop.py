@@ -22,106 +22,106 @@ import jax
 from configs import quickstart
 from configs.sizes import SIZES
 from sinklab import devices, sharding
-from sinklab.cli.progress import Progress
-from sinklab.data.batches import sequences
-from sinklab.folder import Folder
-from sinklab.parse import parse
+from sinklab.cli.progress import ProgressCallback
+from sinklab.data.batches import load_run_data
+from sinklab.folder import RunDir
+from sinklab.parse import parse_config
 from sinklab.spec import Hardware, Spec
 from sinklab.train import loop, probe, state, step
-from sinklab.train.environment import versions
-from sinklab.train.listener import Listener
+from sinklab.train.environment import get_package_versions
+from sinklab.train.listener import Callback
 
 HARDWARE = Hardware(data=1, fsdp=1, remat='attention,ffn')  # as `make quickstart`
-EVERY = 100  # steps between two probes
+PROBE_INTERVAL = 100  # steps between two probes
 
 
-def undisturbed(steps: int, size: str) -> Spec:
+def make_uninterrupted_spec(steps: int, size: str) -> Spec:
     """The quickstart's row with nothing due between its steps but metrics."""
     config = quickstart.get_config('softmax', size)
     for part in ('valid', 'probe', 'checkpoint'):
         config[part].every_steps = 0
     config.optimizer.steps, config.optimizer.warmup_steps = steps, 0
-    return parse(config.to_dict())
+    return parse_config(config.to_dict())
 
 
-def bare(spec: Spec) -> Callable[[int], float]:
+def make_step_timer(spec: Spec) -> Callable[[int], float]:
     """Seconds a step of the jitted function alone."""
-    mesh = devices.mesh(HARDWARE)
+    mesh = devices.make_mesh(HARDWARE)
     with jax.set_mesh(mesh):
-        now = state.create(spec, mesh)
-        batch = sharding.put(sequences(spec).batches.rows(0, range(spec.optimizer.batch_size)), mesh)
-        nothing = sharding.of_each_device(0, mesh)
-        advance = step.train_step(spec, HARDWARE, mesh).lower(now, batch, nothing).compile()
+        train_state = state.create_state(spec, mesh)
+        batch = sharding.put_batch(load_run_data(spec).batches.read_rows(0, range(spec.optimizer.batch_size)), mesh)
+        no_request = sharding.make_per_device_array(0, mesh)
+        compiled_step = step.make_train_step(spec, HARDWARE, mesh).lower(train_state, batch, no_request).compile()
 
-    def timed(count: int) -> float:
-        nonlocal now
-        now, _ = advance(now, batch, nothing)
-        jax.block_until_ready(now)
+    def time_steps(count: int) -> float:
+        nonlocal train_state
+        train_state, _ = compiled_step(train_state, batch, no_request)
+        jax.block_until_ready(train_state)
         start = time.perf_counter()
         for _ in range(count):
-            now, _ = advance(now, batch, nothing)
-        jax.block_until_ready(now)
+            train_state, _ = compiled_step(train_state, batch, no_request)
+        jax.block_until_ready(train_state)
         return (time.perf_counter() - start) / count
 
-    return timed
+    return time_steps
 
 
-def looped(spec: Spec, warm: int) -> float:
+def time_loop(spec: Spec, warmup_steps: int) -> float:
     """Seconds a step of the real loop, between its step `warm` and the one before its last."""
-    ticks = {}
+    times_by_step = {}
 
-    class Clock(Listener):
-        def record(self, record: dict, written: bool) -> None:
-            ticks[record['step']] = time.perf_counter()
+    class Clock(Callback):
+        def on_record(self, record: dict, written: bool) -> None:
+            times_by_step[record['step']] = time.perf_counter()
 
-    with tempfile.TemporaryDirectory() as folder, Progress('softmax', spec) as progress:
-        loop.train(spec, HARDWARE, Folder(Path(folder) / 'run'), {}, progress, Clock())
-    last = spec.optimizer.steps - 1
-    return (ticks[last] - ticks[warm]) / (last - warm)
+    with tempfile.TemporaryDirectory() as folder, ProgressCallback('softmax', spec) as progress:
+        loop.train(spec, HARDWARE, RunDir(Path(folder) / 'run'), {}, progress, Clock())
+    last_step = spec.optimizer.steps - 1
+    return (times_by_step[last_step] - times_by_step[warmup_steps]) / (last_step - warmup_steps)
 
 
-def probed(spec: Spec) -> Callable[[], float]:
+def make_probe_timer(spec: Spec) -> Callable[[], float]:
     """Seconds of a probe: its computation, its numbers and its file."""
-    mesh = devices.mesh(HARDWARE)
+    mesh = devices.make_mesh(HARDWARE)
     with jax.set_mesh(mesh):
-        params = state.create(spec, mesh)['params']
-        ids_PT, observe = sequences(spec).probe_PT, probe.observer(spec, mesh)
-        observe(params, ids_PT)
+        params = state.create_state(spec, mesh)['params']
+        ids_PT, run_probe = load_run_data(spec).probe_PT, probe.make_probe(spec, mesh)
+        run_probe(params, ids_PT)
 
-    def timed() -> float:
+    def time_probe() -> float:
         start = time.perf_counter()
         with jax.set_mesh(mesh):
-            observed = observe(params, ids_PT)
-        probe.numbers(observed, spec)
+            observations = run_probe(params, ids_PT)
+        probe.compute_probe_metrics(observations, spec)
         with tempfile.TemporaryDirectory() as folder:
-            probe.save(Path(folder) / '1.npz', observed, probe.setting(spec))
+            probe.save_probe(Path(folder) / '1.npz', observations, probe.get_probe_setting(spec))
         return time.perf_counter() - start
 
-    return timed
+    return time_probe
 
 
-def spread(values: list[float]) -> str:
+def format_spread(values: list[float]) -> str:
     return f'{statistics.median(values):.2f} ({min(values):.2f} to {max(values):.2f})'
 
 
 def main() -> None:
-    arguments = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    arguments.add_argument('--steps', type=int, default=120, choices=range(6, 100_000), metavar='N', help='from 6 on')
-    arguments.add_argument('--rounds', type=int, default=5)
-    arguments.add_argument('--size', default='quickstart', choices=SIZES)
-    given = arguments.parse_args()
-    spec, warm = undisturbed(given.steps, given.size), given.steps // 6
-    step_alone, probe_alone = bare(spec), probed(spec)
-    step_alone(warm)
-    rounds = [(step_alone(given.steps - warm), looped(spec, warm), probe_alone()) for _ in range(given.rounds)]
-    alone, whole, one = ([1e3 * value for value in column] for column in zip(*rounds, strict=True))
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument('--steps', type=int, default=120, choices=range(6, 100_000), metavar='N', help='from 6 on')
+    parser.add_argument('--rounds', type=int, default=5)
+    parser.add_argument('--size', default='quickstart', choices=SIZES)
+    args = parser.parse_args()
+    spec, warmup_steps = make_uninterrupted_spec(args.steps, args.size), args.steps // 6
+    time_step, time_probe = make_step_timer(spec), make_probe_timer(spec)
+    time_step(warmup_steps)
+    rounds = [(time_step(args.steps - warmup_steps), time_loop(spec, warmup_steps), time_probe()) for _ in range(args.rounds)]
+    bare_ms, loop_ms, probe_ms = ([1e3 * value for value in column] for column in zip(*rounds, strict=True))
     print(f'{platform.processor() or platform.machine()}, {os.cpu_count()} cores, python {platform.python_version()}')
-    print(json.dumps(versions(('jax', 'jaxlib', 'flax', 'optax', 'grain'))))
-    print(f'bare step, ms:              {spread(alone)}')
-    print(f'step of the loop, ms:       {spread(whole)}')
-    print(f'one probe, ms:              {spread(one)}')
-    print(f'loop over step, %:          {spread([100 * (w / a - 1) for a, w in zip(alone, whole, strict=True)])}')
-    print(f'a probe every {EVERY} steps, %: {spread([o / a for a, o in zip(alone, one, strict=True)])}')
+    print(json.dumps(get_package_versions(('jax', 'jaxlib', 'flax', 'optax', 'grain'))))
+    print(f'bare step, ms:              {format_spread(bare_ms)}')
+    print(f'step of the loop, ms:       {format_spread(loop_ms)}')
+    print(f'one probe, ms:              {format_spread(probe_ms)}')
+    print(f'loop over step, %:          {format_spread([100 * (w / a - 1) for a, w in zip(bare_ms, loop_ms, strict=True)])}')
+    print(f'a probe every {PROBE_INTERVAL} steps, %: {format_spread([o / a for a, o in zip(bare_ms, probe_ms, strict=True)])}')
 
 
 if __name__ == '__main__':

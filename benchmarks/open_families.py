@@ -21,46 +21,46 @@ from typing import Any
 import numpy as np
 
 VOCABULARY = 128
-TEXT = 'import os\n\ndef f(x, y):\n    return os.path.join(x, y)\n\nself.x = y\n' * 8
+SAMPLE_TEXT = 'import os\n\ndef f(x, y):\n    return os.path.join(x, y)\n\nself.x = y\n' * 8
 
 # Sizes that many families share.
-PLAIN = dict(vocab_size=VOCABULARY, hidden_size=32, num_hidden_layers=3, num_attention_heads=4)
-PLAIN |= dict(max_position_embeddings=128, pad_token_id=0, bos_token_id=1, eos_token_id=1)
+BASE = dict(vocab_size=VOCABULARY, hidden_size=32, num_hidden_layers=3, num_attention_heads=4)
+BASE |= dict(max_position_embeddings=128, pad_token_id=0, bos_token_id=1, eos_token_id=1)
 GPT = dict(vocab_size=VOCABULARY, n_embd=32, n_layer=3, n_head=4, n_positions=128, bos_token_id=1, eos_token_id=1)
-LLAMA = PLAIN | dict(intermediate_size=48, num_key_value_heads=2)
-WIDE = LLAMA | dict(head_dim=16)
-NARROW = LLAMA | dict(head_dim=8)
+LLAMA = BASE | dict(intermediate_size=48, num_key_value_heads=2)
+WIDE_HEADS = LLAMA | dict(head_dim=16)
+NARROW_HEADS = LLAMA | dict(head_dim=8)
 MOE = dict(num_experts=4, num_experts_per_tok=2, moe_intermediate_size=24)
-LOCAL = dict(num_local_experts=2, num_experts_per_tok=1)
+LOCAL_EXPERTS = dict(num_local_experts=2, num_experts_per_tok=1)
 WINDOW = dict(sliding_window=8)
 LATENT = dict(q_lora_rank=16, kv_lora_rank=16, qk_nope_head_dim=8, qk_rope_head_dim=8, v_head_dim=12, head_dim=8)
 DEEPSEEK = LLAMA | LATENT | dict(num_key_value_heads=4, moe_intermediate_size=24, n_routed_experts=4, n_group=1)
 DEEPSEEK |= dict(num_experts_per_tok=2, n_shared_experts=1, topk_group=1, first_k_dense_replace=1)
-ENCODER = PLAIN | dict(intermediate_size=48, is_decoder=True)
+ENCODER = BASE | dict(intermediate_size=48, is_decoder=True)
 DECODER = dict(vocab_size=VOCABULARY, d_model=32, decoder_layers=3, decoder_attention_heads=4, decoder_ffn_dim=48)
 DECODER |= dict(encoder_layers=2, encoder_attention_heads=4, encoder_ffn_dim=48, max_position_embeddings=128)
 DECODER |= dict(pad_token_id=0, bos_token_id=1, eos_token_id=1, decoder_start_token_id=1, forced_eos_token_id=1)
 DECODER |= dict(is_decoder=True, is_encoder_decoder=False)
-FOUR = LLAMA | dict(num_hidden_layers=4)
+FOUR_LAYERS = LLAMA | dict(num_hidden_layers=4)
 MAMBA = dict(mamba_n_heads=4, mamba_d_head=16, mamba_d_state=8, mamba_n_groups=1)
-DELTA = dict(linear_num_value_heads=4, linear_key_head_dim=8, linear_value_head_dim=8)
+DELTA_NET = dict(linear_num_value_heads=4, linear_key_head_dim=8, linear_value_head_dim=8)
 RECURRENT = dict(vocab_size=VOCABULARY, hidden_size=32, num_hidden_layers=3)
 
 # Fields of a config of each model type of transformers.
 FAMILIES: dict[str, dict[str, Any]] = {
-    'afmoe': WIDE | MOE | WINDOW | dict(num_dense_layers=1, num_hidden_layers=4),
+    'afmoe': WIDE_HEADS | MOE | WINDOW | dict(num_dense_layers=1, num_hidden_layers=4),
     'apertus': LLAMA,
     'arcee': LLAMA,
     'bailing_hybrid': DEEPSEEK | dict(num_hidden_layers=4, layer_types=['linear_attention', 'full_attention'] * 2),
-    'bamba': FOUR | MAMBA | dict(attn_layer_indices=[1, 3]),
+    'bamba': FOUR_LAYERS | MAMBA | dict(attn_layer_indices=[1, 3]),
     'bart': DECODER,
     'bert': ENCODER,
-    'biogpt': PLAIN | dict(intermediate_size=48),
+    'biogpt': BASE | dict(intermediate_size=48),
     'bitnet': LLAMA,
     'bloom': dict(vocab_size=VOCABULARY, hidden_size=32, n_layer=3, n_head=4),
     'codegen': GPT | dict(rotary_dim=4),
     'cohere': LLAMA,
-    'cohere2': FOUR | WINDOW,
+    'cohere2': FOUR_LAYERS | WINDOW,
     'cpmant': RECURRENT | dict(num_attention_heads=4, dim_head=8, dim_ff=48, prompt_types=4, prompt_length=4),
     'ctrl': dict(vocab_size=VOCABULARY, n_embd=32, n_layer=3, n_head=4, n_positions=128, dff=48),
     'dbrx': dict(
@@ -77,17 +77,17 @@ FAMILIES: dict[str, dict[str, Any]] = {
     'diffllama': LLAMA,
     'doge': LLAMA,
     'dots1': DEEPSEEK,
-    'ernie4_5': NARROW,
+    'ernie4_5': NARROW_HEADS,
     'ernie4_5_moe': LLAMA | dict(moe_num_experts=4, moe_k=2, moe_intermediate_size=24),
     'exaone4': LLAMA | WINDOW,
-    'falcon': PLAIN | dict(num_kv_heads=1),
+    'falcon': BASE | dict(num_kv_heads=1),
     'falcon_h1': LLAMA | MAMBA | dict(mamba_d_ssm=64),
     'falcon_mamba': RECURRENT | dict(state_size=8),
     'flex_olmo': LLAMA | dict(num_experts=4, num_experts_per_tok=2),
-    'gemma': WIDE,
-    'gemma2': WIDE | WINDOW | dict(query_pre_attn_scalar=16),
-    'gemma3_text': WIDE | WINDOW,
-    'gemma3n_text': WIDE
+    'gemma': WIDE_HEADS,
+    'gemma2': WIDE_HEADS | WINDOW | dict(query_pre_attn_scalar=16),
+    'gemma3_text': WIDE_HEADS | WINDOW,
+    'gemma3n_text': WIDE_HEADS
     | WINDOW
     | dict(
         num_hidden_layers=4,
@@ -98,7 +98,7 @@ FAMILIES: dict[str, dict[str, Any]] = {
         activation_sparsity_pattern=[0.0] * 4,
         layer_types=['sliding_attention', 'full_attention'] * 2,
     ),
-    'gemma4_text': WIDE
+    'gemma4_text': WIDE_HEADS
     | WINDOW
     | dict(
         num_hidden_layers=4,
@@ -108,29 +108,29 @@ FAMILIES: dict[str, dict[str, Any]] = {
         global_head_dim=32,
         layer_types=['sliding_attention', 'full_attention'] * 2,
     ),
-    'glm': NARROW,
-    'glm4': NARROW,
+    'glm': NARROW_HEADS,
+    'glm4': NARROW_HEADS,
     'glm4_moe': DEEPSEEK,
     'gpt2': GPT,
     'gpt_bigcode': GPT,
-    'gpt_neo': PLAIN
+    'gpt_neo': BASE
     | dict(num_hidden_layers=4, attention_types=[[['global', 'local'], 2]], window_size=8, intermediate_size=48),
-    'gpt_neox': PLAIN | dict(intermediate_size=48),
-    'gpt_neox_japanese': PLAIN,
-    'gpt_oss': WIDE | LOCAL | dict(sliding_window=64),
+    'gpt_neox': BASE | dict(intermediate_size=48),
+    'gpt_neox_japanese': BASE,
+    'gpt_oss': WIDE_HEADS | LOCAL_EXPERTS | dict(sliding_window=64),
     'gptj': GPT | dict(rotary_dim=4),
     'granite': LLAMA,
-    'granitemoe': LLAMA | LOCAL,
+    'granitemoe': LLAMA | LOCAL_EXPERTS,
     'granitemoehybrid': LLAMA
-    | LOCAL
+    | LOCAL_EXPERTS
     | MAMBA
     | dict(shared_intermediate_size=24, layers_block_type=['mamba', 'attention', 'mamba']),
-    'granitemoeshared': LLAMA | LOCAL | dict(shared_intermediate_size=24),
-    'helium': NARROW,
+    'granitemoeshared': LLAMA | LOCAL_EXPERTS | dict(shared_intermediate_size=24),
+    'helium': NARROW_HEADS,
     'hrm_text': LLAMA,
-    'hunyuan_v1_dense': NARROW,
-    'hunyuan_v1_moe': NARROW | dict(num_experts=2, moe_topk=1),
-    'jamba': FOUR | dict(attn_layer_period=2, attn_layer_offset=1, num_experts=2, use_mamba_kernels=False),
+    'hunyuan_v1_dense': NARROW_HEADS,
+    'hunyuan_v1_moe': NARROW_HEADS | dict(num_experts=2, moe_topk=1),
+    'jamba': FOUR_LAYERS | dict(attn_layer_period=2, attn_layer_offset=1, num_experts=2, use_mamba_kernels=False),
     'jetmoe': RECURRENT
     | dict(num_key_value_heads=2, kv_channels=8, intermediate_size=48, num_local_experts=4, num_experts_per_tok=2),
     'kimi_linear': DEEPSEEK
@@ -140,29 +140,29 @@ FAMILIES: dict[str, dict[str, Any]] = {
         linear_num_heads=4,
         linear_head_dim=8,
     ),
-    'laguna': WIDE | MOE | dict(num_attention_heads_per_layer=[4, 8, 4]),
-    'lfm2': FOUR | dict(layer_types=['conv', 'full_attention'] * 2),
-    'lfm2_moe': FOUR | MOE | dict(layer_types=['conv', 'full_attention'] * 2, num_dense_layers=1),
+    'laguna': WIDE_HEADS | MOE | dict(num_attention_heads_per_layer=[4, 8, 4]),
+    'lfm2': FOUR_LAYERS | dict(layer_types=['conv', 'full_attention'] * 2),
+    'lfm2_moe': FOUR_LAYERS | MOE | dict(layer_types=['conv', 'full_attention'] * 2, num_dense_layers=1),
     'llama': LLAMA,
-    'llama4_text': NARROW | LOCAL | dict(intermediate_size_mlp=48, num_hidden_layers=4),
+    'llama4_text': NARROW_HEADS | LOCAL_EXPERTS | dict(intermediate_size_mlp=48, num_hidden_layers=4),
     'longcat_flash': {name: value for name, value in DEEPSEEK.items() if name != 'num_hidden_layers'}
     | dict(num_layers=2, ffn_hidden_size=48, expert_ffn_hidden_size=24, moe_topk=2, zero_expert_num=1),
     'mamba': RECURRENT | dict(state_size=8),
     'mamba2': RECURRENT | dict(state_size=8, num_heads=4, head_dim=16, n_groups=1),
-    'mimo_v2_flash': WIDE | MOE,
+    'mimo_v2_flash': WIDE_HEADS | MOE,
     'minicpm3': DEEPSEEK,
-    'minimax': WIDE
-    | LOCAL
+    'minimax': WIDE_HEADS
+    | LOCAL_EXPERTS
     | dict(num_hidden_layers=4, layer_types=['linear_attention', 'full_attention'] * 2, block_size=8),
-    'minimax_m2': WIDE | LOCAL | dict(rotary_dim=8),
-    'ministral': WIDE,
+    'minimax_m2': WIDE_HEADS | LOCAL_EXPERTS | dict(rotary_dim=8),
+    'ministral': WIDE_HEADS,
     'mistral': LLAMA | WINDOW,
-    'mixtral': LLAMA | LOCAL,
-    'modernbert-decoder': PLAIN | WINDOW | dict(intermediate_size=48, local_attention=8),
+    'mixtral': LLAMA | LOCAL_EXPERTS,
+    'modernbert-decoder': BASE | WINDOW | dict(intermediate_size=48, local_attention=8),
     'mpt': dict(vocab_size=VOCABULARY, d_model=32, n_layers=3, n_heads=4, max_seq_len=128),
-    'nanochat': NARROW,
+    'nanochat': NARROW_HEADS,
     'nemotron': LLAMA,
-    'nemotron_h': WIDE
+    'nemotron_h': WIDE_HEADS
     | dict(
         num_hidden_layers=4,
         layers_block_type=['mamba', 'attention', 'mamba', 'mlp'],
@@ -174,17 +174,17 @@ FAMILIES: dict[str, dict[str, Any]] = {
     'olmo': LLAMA,
     'olmo2': LLAMA,
     'olmo3': LLAMA | WINDOW,
-    'olmo_hybrid': FOUR
-    | DELTA
+    'olmo_hybrid': FOUR_LAYERS
+    | DELTA_NET
     | dict(linear_num_key_heads=4, layer_types=['linear_attention', 'full_attention'] * 2),
     'olmoe': LLAMA | dict(num_experts=4, num_experts_per_tok=2),
     'openai-gpt': GPT,
-    'opt': PLAIN | dict(ffn_dim=64, word_embed_proj_dim=32),
-    'persimmon': PLAIN | dict(intermediate_size=48),
+    'opt': BASE | dict(ffn_dim=64, word_embed_proj_dim=32),
+    'persimmon': BASE | dict(intermediate_size=48),
     'phi': LLAMA,
     'phi3': LLAMA,
     'phimoe': LLAMA | dict(num_local_experts=2, num_experts_per_tok=2),
-    'prophetnet': {name: value for name, value in PLAIN.items() if name != 'num_hidden_layers'}
+    'prophetnet': {name: value for name, value in BASE.items() if name != 'num_hidden_layers'}
     | dict(
         num_decoder_layers=3,
         num_encoder_layers=2,
@@ -196,14 +196,14 @@ FAMILIES: dict[str, dict[str, Any]] = {
     ),
     'qwen2': LLAMA,
     'qwen2_moe': LLAMA | MOE | dict(shared_expert_intermediate_size=24),
-    'qwen3': WIDE,
-    'qwen3_5_text': WIDE | DELTA | dict(num_hidden_layers=4, linear_num_key_heads=2),
-    'qwen3_moe': WIDE | MOE,
-    'qwen3_next': WIDE
+    'qwen3': WIDE_HEADS,
+    'qwen3_5_text': WIDE_HEADS | DELTA_NET | dict(num_hidden_layers=4, linear_num_key_heads=2),
+    'qwen3_moe': WIDE_HEADS | MOE,
+    'qwen3_next': WIDE_HEADS
     | MOE
-    | DELTA
+    | DELTA_NET
     | dict(num_hidden_layers=4, linear_num_key_heads=2, shared_expert_intermediate_size=24),
-    'recurrent_gemma': NARROW | dict(lru_width=32, attention_window_size=8),
+    'recurrent_gemma': NARROW_HEADS | dict(lru_width=32, attention_window_size=8),
     'reformer': dict(
         vocab_size=VOCABULARY,
         is_decoder=True,
@@ -218,11 +218,11 @@ FAMILIES: dict[str, dict[str, Any]] = {
         num_buckets=2,
     ),
     'rwkv': RECURRENT | dict(attention_hidden_size=32, context_length=128),
-    'seed_oss': WIDE,
+    'seed_oss': WIDE_HEADS,
     'smollm3': LLAMA,
     'stablelm': LLAMA,
     'starcoder2': LLAMA,
-    'vaultgemma': WIDE | WINDOW,
+    'vaultgemma': WIDE_HEADS | WINDOW,
     'whisper': DECODER | dict(max_target_positions=128, suppress_tokens=None, begin_suppress_tokens=None),
     'xglm': dict(
         vocab_size=VOCABULARY,
@@ -248,7 +248,7 @@ FAMILIES: dict[str, dict[str, Any]] = {
         mamba_d_state=8,
         n_mamba_heads=2,
     ),
-    'zamba2': FOUR
+    'zamba2': FOUR_LAYERS
     | dict(
         num_key_value_heads=4,
         attention_hidden_size=64,
@@ -265,14 +265,14 @@ FAMILIES: dict[str, dict[str, Any]] = {
 }
 
 
-def config_of(family: str) -> Any:
+def make_config(family: str) -> Any:
     """Return the tiny config of a family; raises ValueError where the installed transformers does not know it."""
     import transformers
 
     return transformers.AutoConfig.for_model(family, **FAMILIES[family])
 
 
-def tokenizer_json() -> str:
+def make_tokenizer_json() -> str:
     """Return a byte-level tokenizer of 128 ids, with an end token that is BOS, too."""
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
@@ -280,11 +280,11 @@ def tokenizer_json() -> str:
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()
     trainer = trainers.BpeTrainer(vocab_size=VOCABULARY, special_tokens=['<|end|>'], show_progress=False)
-    tokenizer.train_from_iterator([TEXT], trainer)
+    tokenizer.train_from_iterator([SAMPLE_TEXT], trainer)
     return tokenizer.to_str()
 
 
-def save(config: Any, folder: Path, tokenizer: str | None = None) -> Any:
+def save_model(config: Any, folder: Path, tokenizer: str | None = None) -> Any:
     """Save a model of random weights, with attention that is far from uniform, and return it."""
     import torch
     import transformers
@@ -301,103 +301,103 @@ def save(config: Any, folder: Path, tokenizer: str | None = None) -> Any:
     model.save_pretrained(folder)
     if tokenizer:
         (folder / 'tokenizer.json').write_text(tokenizer)
-        told = dict(tokenizer_class='PreTrainedTokenizerFast', bos_token='<|end|>', eos_token='<|end|>')
-        (folder / 'tokenizer_config.json').write_text(json.dumps(told))
+        tokenizer_config = dict(tokenizer_class='PreTrainedTokenizerFast', bos_token='<|end|>', eos_token='<|end|>')
+        (folder / 'tokenizer_config.json').write_text(json.dumps(tokenizer_config))
     return model
 
 
-def own_attention(model: Any, ids_PT: np.ndarray) -> list[np.ndarray | None]:
+def get_hf_attention(model: Any, ids_PT: np.ndarray) -> list[np.ndarray | None]:
     """Return the attention_PHTS that transformers returns of each layer under eager attention."""
     import torch
 
     with torch.no_grad():
-        found = model(torch.as_tensor(ids_PT), output_attentions=True, use_cache=False)
-    return [None if one is None else one.numpy() for one in getattr(found, 'attentions', None) or ()]
+        outputs = model(torch.as_tensor(ids_PT), output_attentions=True, use_cache=False)
+    return [None if attention is None else attention.numpy() for attention in getattr(outputs, 'attentions', None) or ()]
 
 
-def shown_attention(subject: Any, ids_PT: np.ndarray) -> list[np.ndarray]:
+def get_sinklab_attention(hf_model: Any, ids_PT: np.ndarray) -> list[np.ndarray]:
     """Return the attention_PHTS that sinklab sees, of one layer after another that has attention."""
-    found = []
+    attentions = []
 
-    def keep(layer: dict) -> dict:
-        found.extend(layer.get('attention_LPHTS', ()))
+    def collect_layer(layer: dict) -> dict:
+        attentions.extend(layer.get('attention_LPHTS', ()))
         return {}
 
-    subject.observe(ids_PT, keep)
-    return found
+    hf_model.observe(ids_PT, collect_layer)
+    return attentions
 
 
-def difference(subject: Any, model: Any, ids_PT: np.ndarray) -> float | None:
+def compare_attention(hf_model: Any, model: Any, ids_PT: np.ndarray) -> float | None:
     """Return the largest difference between both; None where transformers returns no attention.
 
     A column of sinks, which transformers leaves out, is left out.
     """
-    ours, theirs = shown_attention(subject, ids_PT), own_attention(model, ids_PT)
-    if not any(one is not None for one in theirs):
+    actual, expected = get_sinklab_attention(hf_model, ids_PT), get_hf_attention(model, ids_PT)
+    if not any(array is not None for array in expected):
         return None
-    if len(ours) < len(theirs):  # some layers have no attention; of linear attention transformers returns states
-        theirs = [theirs[layer - 1] for layer in subject.array_layers['attention_LPHTS']]
-    pairs = [*zip(ours, theirs, strict=True)]
-    if any(other is None or one[..., -other.shape[-1] :].shape != other.shape for one, other in pairs):
+    if len(actual) < len(expected):  # some layers have no attention; of linear attention transformers returns states
+        expected = [expected[layer - 1] for layer in hf_model.array_layers['attention_LPHTS']]
+    pairs = [*zip(actual, expected, strict=True)]
+    if any(reference is None or array[..., -reference.shape[-1] :].shape != reference.shape for array, reference in pairs):
         return float('inf')
-    return max(float(np.abs(one[..., -other.shape[-1] :] - other).max()) for one, other in pairs)
+    return max(float(np.abs(array[..., -reference.shape[-1] :] - reference).max()) for array, reference in pairs)
 
 
-def survey(family: str, folder: Path, source: Path) -> dict[str, Any]:
+def measure_family(family: str, folder: Path, source: Path) -> dict[str, Any]:
     """Measure a family with the verb and from Python, and compare it with transformers."""
     import sinklab
     from sinklab.cli.main import main
 
     try:
-        model = save(config_of(family), folder, tokenizer_json())
+        model = save_model(make_config(family), folder, make_tokenizer_json())
     except ValueError as error:
         return dict(answer='not made', why=str(error)[:200])
     output, errors = io.StringIO(), io.StringIO()
-    arguments = ['measure', f'hf:{folder}', f'--source=text:{source}', '--inputs=natural,random,repeated']
-    arguments += ['--sequences=1', '--length=16', '--loss', '--json']
+    argv = ['measure', f'hf:{folder}', f'--source=text:{source}', '--inputs=natural,random,repeated']
+    argv += ['--sequences=1', '--length=16', '--loss', '--json']
     with contextlib.redirect_stdout(output), contextlib.redirect_stderr(errors):
-        code = main(arguments)
+        exit_code = main(argv)
     lines = errors.getvalue().strip().splitlines()
-    if code:
-        refused = code == 1 and len(lines) == 1
-        why = lines[-1].replace(f'hf:{folder}', 'MODEL')
-        return dict(answer='refused' if refused else 'internal error', code=code, why=why)
-    found = dict(answer='measured', numbers=json.loads(output.getvalue()))
-    opened = sinklab.open(f'hf:{folder}')
+    if exit_code:
+        is_refused = exit_code == 1 and len(lines) == 1
+        reason = lines[-1].replace(f'hf:{folder}', 'MODEL')
+        return dict(answer='refused' if is_refused else 'internal error', code=exit_code, why=reason)
+    result = dict(answer='measured', numbers=json.loads(output.getvalue()))
+    loaded_model = sinklab.open(f'hf:{folder}')
     try:
-        found['attention'] = list(opened.attention(TEXT[:30]).matrix_LHTS.shape)
+        result['attention'] = list(loaded_model.attention(SAMPLE_TEXT[:30]).matrix_LHTS.shape)
     except Exception as error:
-        found['attention'] = f'{type(error).__name__}: {error}'
-    found['remarks'] = list(getattr(opened.subject, 'remarks', ()))
+        result['attention'] = f'{type(error).__name__}: {error}'
+    result['remarks'] = list(getattr(loaded_model.subject, 'remarks', ()))
     ids_PT = np.random.default_rng(0).integers(2, 100, (2, 16))
     try:
-        found['difference'] = difference(opened.subject, model, ids_PT)
+        result['difference'] = compare_attention(loaded_model.subject, model, ids_PT)
     except Exception as error:
-        found['difference'] = f'{type(error).__name__}: {error}'
-    return found
+        result['difference'] = f'{type(error).__name__}: {error}'
+    return result
 
 
-def words(found: dict[str, Any] | None) -> str:
+def format_answer(result: dict[str, Any] | None) -> str:
     """Return what a table says of an answer."""
-    if found is None:
+    if result is None:
         return '-'
-    if found['answer'] != 'measured':
-        return f'{found["answer"]}: {found["why"].removeprefix("sinklab measure: ")}'.replace('|', '/')
-    broken = isinstance(found['attention'], str)
-    return 'measured' + (f'; `.attention()`: {found["attention"]}' if broken else '')
+    if result['answer'] != 'measured':
+        return f'{result["answer"]}: {result["why"].removeprefix("sinklab measure: ")}'.replace('|', '/')
+    has_error = isinstance(result['attention'], str)
+    return 'measured' + (f'; `.attention()`: {result["attention"]}' if has_error else '')
 
 
-def table(before: dict[str, Any], now: dict[str, Any]) -> str:
+def format_table(old_results: dict[str, Any], new_results: dict[str, Any]) -> str:
     rows = ['| family | before | now | largest difference | not measured |', '|---|---|---|---|---|']
-    for family, found in now.items():
-        apart = found.get('difference', '-')
-        apart = f'{apart:.1g}' if isinstance(apart, float) else '-' if apart is None else apart
-        remarks = '; '.join(found.get('remarks', ()))
-        rows.append(f'| `{family}` | {words(before.get(family))} | {words(found)} | {apart} | {remarks} |')
+    for family, result in new_results.items():
+        difference_text = result.get('difference', '-')
+        difference_text = f'{difference_text:.1g}' if isinstance(difference_text, float) else '-' if difference_text is None else difference_text
+        remarks = '; '.join(result.get('remarks', ()))
+        rows.append(f'| `{family}` | {format_answer(old_results.get(family))} | {format_answer(result)} | {difference_text} | {remarks} |')
     return '\n'.join(rows)
 
 
-def arguments() -> argparse.Namespace:
+def parse_arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument('folder', type=Path)
     parser.add_argument('--families', default=','.join(FAMILIES))
@@ -407,33 +407,33 @@ def arguments() -> argparse.Namespace:
     return parser.parse_args()
 
 
-def run(given: argparse.Namespace) -> None:
-    if given.table:
-        before = json.loads(given.before.read_text()) if given.before else {}
-        print(table(before, json.loads(given.out.read_text())))
+def main(args: argparse.Namespace) -> None:
+    if args.table:
+        old_results = json.loads(args.before.read_text()) if args.before else {}
+        print(format_table(old_results, json.loads(args.out.read_text())))
         return
     import transformers
 
     warnings.filterwarnings('ignore')
     transformers.utils.logging.set_verbosity_error()
     transformers.utils.logging.disable_progress_bar()
-    found = {}
-    with tempfile.TemporaryDirectory() as scratch:
-        os.environ['SINKLAB_CACHE'] = scratch  # nothing that was measured before is told again
-        source = Path(scratch) / 'text.txt'
-        source.write_text(TEXT)
-        for family in given.families.split(','):
-            folder = given.folder / family
+    results = {}
+    with tempfile.TemporaryDirectory() as temp_dir:
+        os.environ['SINKLAB_CACHE'] = temp_dir  # nothing that was measured before is told again
+        source = Path(temp_dir) / 'text.txt'
+        source.write_text(SAMPLE_TEXT)
+        for family in args.families.split(','):
+            folder = args.folder / family
             folder.mkdir(parents=True, exist_ok=True)
-            found[family] = survey(family, folder, source)
-            print(f'{family}: {words(found[family])}, {found[family].get("difference", "-")}', flush=True)
-            given.out.write_text(json.dumps(found, indent=1))
-    counts = {answer: sum(one['answer'] == answer for one in found.values()) for answer in ('measured', 'refused')}
+            results[family] = measure_family(family, folder, source)
+            print(f'{family}: {format_answer(results[family])}, {results[family].get("difference", "-")}', flush=True)
+            args.out.write_text(json.dumps(results, indent=1))
+    counts = {answer: sum(result['answer'] == answer for result in results.values()) for answer in ('measured', 'refused')}
     version = importlib.metadata.version('transformers')
     print(
-        f'transformers {version}: {len(found)} families, {counts["measured"]} measured, {counts["refused"]} refused'
+        f'transformers {version}: {len(results)} families, {counts["measured"]} measured, {counts["refused"]} refused'
     )
 
 
 if __name__ == '__main__':
-    run(arguments())
+    main(parse_arguments())

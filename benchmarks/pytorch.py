@@ -29,47 +29,47 @@ from configs import default
 from configs.sizes import SIZES
 from sinklab import devices, sharding
 from sinklab.cli import malloc
-from sinklab.parse import parse
-from sinklab.spec import Hardware, Model, Spec
+from sinklab.parse import parse_config
+from sinklab.spec import Hardware, ModelConfig, Spec
 from sinklab.train import state, step
-from sinklab.train.environment import versions
+from sinklab.train.environment import get_package_versions
 
 DTYPES = {'float32': torch.float32, 'bfloat16': torch.bfloat16}
 
 
-def ours(spec: Spec, given: argparse.Namespace, ids_BT: np.ndarray) -> Callable[[], float]:
+def make_sinklab_step(spec: Spec, args: argparse.Namespace, ids_BT: np.ndarray) -> Callable[[], float]:
     """A step, which returns its loss."""
-    hardware = Hardware(data=given.data or given.cores, fsdp=1, remat=given.remat)
-    devices.divide_cpu(hardware)
-    mesh = devices.mesh(hardware)
+    hardware = Hardware(data=args.data or args.cores, fsdp=1, remat=args.remat)
+    devices.split_cpu_devices(hardware)
+    mesh = devices.make_mesh(hardware)
     with jax.set_mesh(mesh):
-        now, batch = state.create(spec, mesh), sharding.put(ids_BT, mesh)
-        nothing = sharding.of_each_device(0, mesh)
-        advance = step.train_step(spec, hardware, mesh).lower(now, batch, nothing).compile()
+        train_state, batch = state.create_state(spec, mesh), sharding.put_batch(ids_BT, mesh)
+        no_request = sharding.make_per_device_array(0, mesh)
+        compiled_step = step.make_train_step(spec, hardware, mesh).lower(train_state, batch, no_request).compile()
 
-    def one() -> float:
-        nonlocal now
-        now, numbers = advance(now, batch, nothing)
-        return float(numbers['train/loss'])
+    def run_step() -> float:
+        nonlocal train_state
+        train_state, metrics = compiled_step(train_state, batch, no_request)
+        return float(metrics['train/loss'])
 
-    return one
+    return run_step
 
 
-def plainly(spec: Spec, given: argparse.Namespace, ids_BT: np.ndarray) -> Callable[[], float]:
-    now, advance = plain.training(spec, 'none')
+def make_jax_step(spec: Spec, args: argparse.Namespace, ids_BT: np.ndarray) -> Callable[[], float]:
+    train_state, train_step = plain.make_train_step(spec, 'none')
 
-    def one() -> float:
-        nonlocal now
-        now, loss = advance(now, ids_BT)
+    def run_step() -> float:
+        nonlocal train_state
+        train_state, loss = train_step(train_state, ids_BT)
         return float(loss)
 
-    return one
+    return run_step
 
 
 class Block(torch.nn.Module):
     """As it is usually written: one product for queries, keys and values, one for gate and input of the FFN."""
 
-    def __init__(self, model: Model):
+    def __init__(self, model: ModelConfig):
         super().__init__()
         inner = model.heads * model.head_width
         self.shape = 3, model.heads, model.head_width
@@ -81,7 +81,7 @@ class Block(torch.nn.Module):
 
     def forward(self, x_BTD: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
         query, key, value = self.qkv(self.norm_1(x_BTD)).unflatten(-1, self.shape).permute(2, 0, 3, 1, 4)
-        query, key = (rotated(array, cos, sin) for array in (query, key))
+        query, key = (apply_rotary(array, cos, sin) for array in (query, key))
         attended = functional.scaled_dot_product_attention(query, key, value, is_causal=True)
         x_BTD = x_BTD + self.out(attended.transpose(1, 2).flatten(2))
         gate, up = self.gate_and_in(self.norm_2(x_BTD)).chunk(2, -1)
@@ -89,7 +89,7 @@ class Block(torch.nn.Module):
 
 
 class Decoder(torch.nn.Module):
-    def __init__(self, model: Model):
+    def __init__(self, model: ModelConfig):
         super().__init__()
         self.half = model.head_width // 2
         self.embedding = torch.nn.Embedding(model.vocabulary, model.width)
@@ -107,78 +107,78 @@ class Decoder(torch.nn.Module):
         return self.head(self.norm(x_BTD))
 
 
-def rotated(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
+def apply_rotary(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
     left, right = x.chunk(2, -1)
     return torch.cat([left * cos - right * sin, right * cos + left * sin], -1)
 
 
-def eager(spec: Spec, given: argparse.Namespace, ids_BT: np.ndarray) -> Callable[[], float]:
+def make_pytorch_step(spec: Spec, args: argparse.Namespace, ids_BT: np.ndarray) -> Callable[[], float]:
     """bfloat16 is autocast, as PyTorch mixes precisions."""
     torch.manual_seed(0)
-    torch.set_num_threads(given.cores)
-    net, ids_BT = Decoder(spec.model), torch.from_numpy(ids_BT).long()
-    optimizer = torch.optim.AdamW(net.parameters(), 4e-4, (0.9, 0.95), weight_decay=0.1, fused=True)
-    mixed = spec.model.dtype != 'float32'
+    torch.set_num_threads(args.cores)
+    model, ids_BT = Decoder(spec.model), torch.from_numpy(ids_BT).long()
+    optimizer = torch.optim.AdamW(model.parameters(), 4e-4, (0.9, 0.95), weight_decay=0.1, fused=True)
+    is_mixed = spec.model.dtype != 'float32'
 
-    def one() -> float:
-        with torch.autocast('cpu', DTYPES[spec.model.dtype], enabled=mixed):
-            logits = net(ids_BT[:, :-1])
+    def run_step() -> float:
+        with torch.autocast('cpu', DTYPES[spec.model.dtype], enabled=is_mixed):
+            logits = model(ids_BT[:, :-1])
         loss = functional.cross_entropy(logits.float().flatten(0, 1), ids_BT[:, 1:].flatten())
         optimizer.zero_grad()
         loss.backward()
-        torch.nn.utils.clip_grad_norm_(net.parameters(), 1.0)
+        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         optimizer.step()
         return loss.item()
 
-    return one
+    return run_step
 
 
-CONTESTANTS = {'ours': ours, 'PyTorch eager': eager, 'plain JAX': plainly}
+STEP_MAKERS = {'ours': make_sinklab_step, 'PyTorch eager': make_pytorch_step, 'plain JAX': make_jax_step}
 
 
-def take_turns(name: str, given: argparse.Namespace) -> None:
+def serve_steps(name: str, args: argparse.Namespace) -> None:
     """Says the loss of a first step and, whenever it is told a number of steps, how many milliseconds one took."""
-    config = default.get_config(size=given.size)
-    config.model.dtype, config.data.length, config.optimizer.batch_size = given.dtype, given.length, given.batch
-    spec = parse(config.to_dict())
-    ids_BT = np.random.default_rng(0).integers(0, spec.model.vocabulary, (given.batch, given.length + 1), np.int32)
-    one = CONTESTANTS[name](spec, given, ids_BT)
-    print(one(), flush=True)
+    config = default.get_config(size=args.size)
+    config.model.dtype, config.data.length, config.optimizer.batch_size = args.dtype, args.length, args.batch
+    spec = parse_config(config.to_dict())
+    ids_BT = np.random.default_rng(0).integers(0, spec.model.vocabulary, (args.batch, args.length + 1), np.int32)
+    run_step = STEP_MAKERS[name](spec, args, ids_BT)
+    print(run_step(), flush=True)
     for steps in map(int, sys.stdin):
-        one()
+        run_step()
         start = time.perf_counter()
         for _ in range(steps):
-            one()
+            run_step()
         print(1e3 * (time.perf_counter() - start) / steps, flush=True)
 
 
-class Contestant:
+class StepProcess:
     """One of CONTESTANTS in a process of its own."""
 
     def __init__(self, name: str):
         command = [sys.executable, *sys.argv, f'--only={name}']
-        told = malloc.told() if name == 'ours' else {}
+        extra_environment = malloc.told() if name == 'ours' else {}
         self.process = subprocess.Popen(
-            command, env=os.environ | told, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+            command, env=os.environ | extra_environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
         )
-        print(f'{name}, loss of the first step: {self.told():.4f}')
+        print(f'{name}, loss of the first step: {self.read_number():.4f}')
 
-    def told(self) -> float:
+    def read_number(self) -> float:
         line = self.process.stdout.readline()
         if not line:
             sys.exit(self.process.wait() or 1)
         return float(line)
 
-    def timed(self, steps: int) -> float:
+    def time_steps(self, steps: int) -> float:
         print(steps, file=self.process.stdin, flush=True)
-        return self.told()
+        return self.read_number()
 
 
-def spread(values: list[float], digits: int = 1) -> str:
+def format_spread(values: list[float], digits: int = 1) -> str:
     return f'{statistics.median(values):.{digits}f} ({min(values):.{digits}f} to {max(values):.{digits}f})'
 
 
-def arguments() -> argparse.Namespace:
+def parse_arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument('--size', default='quickstart', choices=SIZES)
     parser.add_argument('--dtype', default='float32', choices=DTYPES)
@@ -189,29 +189,29 @@ def arguments() -> argparse.Namespace:
     parser.add_argument('--remat', default='attention,ffn')
     parser.add_argument('--rounds', type=int, default=20)
     parser.add_argument('--steps', type=int, default=4, help='of each in a round')
-    parser.add_argument('--only', choices=CONTESTANTS, help=argparse.SUPPRESS)
+    parser.add_argument('--only', choices=STEP_MAKERS, help=argparse.SUPPRESS)
     return parser.parse_args()
 
 
-def compare(given: argparse.Namespace) -> None:
-    contestants = {name: Contestant(name) for name in CONTESTANTS}
-    rounds = [[one.timed(given.steps) for one in contestants.values()] for _ in range(given.rounds)]
-    columns = dict(zip(contestants, zip(*rounds, strict=True), strict=True))
-    print(f'{platform.processor() or platform.machine()}, {given.cores} cores, python {platform.python_version()}')
-    print(json.dumps(versions(('jax', 'jaxlib', 'torch'))), json.dumps(vars(given)))
+def compare_frameworks(args: argparse.Namespace) -> None:
+    processes = {name: StepProcess(name) for name in STEP_MAKERS}
+    rounds = [[process.time_steps(args.steps) for process in processes.values()] for _ in range(args.rounds)]
+    columns = dict(zip(processes, zip(*rounds, strict=True), strict=True))
+    print(f'{platform.processor() or platform.machine()}, {args.cores} cores, python {platform.python_version()}')
+    print(json.dumps(get_package_versions(('jax', 'jaxlib', 'torch'))), json.dumps(vars(args)))
     for name, column in columns.items():
-        print(f'{name}, ms a step: {spread(list(column))}')
+        print(f'{name}, ms a step: {format_spread(list(column))}')
     for name in ('PyTorch eager', 'plain JAX'):
-        ratios = [theirs / own for theirs, own in zip(columns[name], columns['ours'], strict=True)]
-        print(f'{name} over ours: {spread(ratios, 2)}')
+        ratios = [other_ms / sinklab_ms for other_ms, sinklab_ms in zip(columns[name], columns['ours'], strict=True)]
+        print(f'{name} over ours: {format_spread(ratios, 2)}')
 
 
 def main() -> None:
-    given = arguments()
-    if given.only:
-        take_turns(given.only, given)
+    args = parse_arguments()
+    if args.only:
+        serve_steps(args.only, args)
     else:
-        compare(given)
+        compare_frameworks(args)
 
 
 if __name__ == '__main__':

@@ -21,7 +21,7 @@ import tempfile
 import time
 
 
-def child(start: float, options: list[str]) -> None:
+def run_child(start: float, options: list[str]) -> None:
     """One run; prints its parts as JSON."""
     from sinklab.cli import progress
     from sinklab.cli.main import main
@@ -30,78 +30,78 @@ def child(start: float, options: list[str]) -> None:
 
     parts = {'imports': time.time() - start}
 
-    def timed(name: str, function):
+    def time_function(name: str, function):
         @functools.wraps(function)
-        def run(*given, **more):
-            begun = time.time()
+        def run(*args, **kwargs):
+            call_start = time.time()
             try:
-                return function(*given, **more)
+                return function(*args, **kwargs)
             finally:
-                parts[name] = parts.get(name, 0.0) + time.time() - begun
+                parts[name] = parts.get(name, 0.0) + time.time() - call_start
 
         return run
 
-    def listened(self, record: dict, written: bool) -> None:
+    def record_and_time(self, record: dict, written: bool) -> None:
         if 'train/loss' in record:
             parts.setdefault('first step', time.time() - start)
-        heard(self, record, written)
+        original_record(self, record, written)
 
-    heard, progress.Progress.record = progress.Progress.record, listened
-    beginning.sequences = timed('data', beginning.sequences)
-    state.create = timed('initial state', state.create)
-    loop.evaluation = wrapped(timed, 'validation', loop.evaluation)
-    loop.probe.observer = wrapped(timed, 'probe', loop.probe.observer)
-    loop.Run.executable = timed('step', loop.Run.executable)
+    original_record, progress.ProgressCallback.on_record = progress.ProgressCallback.on_record, record_and_time
+    beginning.load_run_data = time_function('data', beginning.load_run_data)
+    state.create_state = time_function('initial state', state.create_state)
+    loop.make_evaluate = wrap_maker(time_function, 'validation', loop.make_evaluate)
+    loop.probe.make_probe = wrap_maker(time_function, 'probe', loop.probe.make_probe)
+    loop.TrainLoop.compile_step = time_function('step', loop.TrainLoop.compile_step)
     for name in ('__init__', 'sound', 'restore', 'save', 'close'):
-        setattr(loop.Checkpoints, name, timed('checkpoints', getattr(loop.Checkpoints, name)))
+        setattr(loop.Checkpointer, name, time_function('checkpoints', getattr(loop.Checkpointer, name)))
     if main(options):
         raise SystemExit(1)
     print(json.dumps(parts | {'end': time.time() - start}))
 
 
-def wrapped(timed, name: str, maker):
+def wrap_maker(time_function, name: str, maker):
     """What a maker makes, timed."""
-    return lambda *given: timed(name, maker(*given))
+    return lambda *args: time_function(name, maker(*args))
 
 
-def run(options: list[str], cache: str, folder: str) -> tuple[dict[str, float], str]:
+def run_command(options: list[str], cache_dir: str, run_dir: str) -> tuple[dict[str, float], str]:
     """(seconds by part, what it has said)"""
     environment = {name: value for name, value in os.environ.items() if name != 'JAX_COMPILATION_CACHE_DIR'}
-    command = [sys.executable, __file__, '--child', str(time.time()), *options, f'--workdir={folder}']
+    command = [sys.executable, __file__, '--child', str(time.time()), *options, f'--workdir={run_dir}']
     process = subprocess.run(
-        command, env=environment | {'SINKLAB_CACHE': cache}, capture_output=True, text=True, check=True
+        command, env=environment | {'SINKLAB_CACHE': cache_dir}, capture_output=True, text=True, check=True
     )
     return json.loads(process.stdout.splitlines()[-1]), process.stderr
 
 
-def round_of(options: list[str]) -> dict[str, dict[str, float]]:
+def run_round(options: list[str]) -> dict[str, dict[str, float]]:
     """The parts of the three kinds of start."""
-    with tempfile.TemporaryDirectory() as folder:
-        cold, _ = run(options, f'{folder}/cache', f'{folder}/cold')
-        warm, _ = run(options, f'{folder}/cache', f'{folder}/warm')
-        restart, said = run([*options, '--config.optimizer.steps=8'], f'{folder}/cache', f'{folder}/warm')
-    assert 'programs: 0 compiled' in said, said
+    with tempfile.TemporaryDirectory() as temp_dir:
+        cold, _ = run_command(options, f'{temp_dir}/cache', f'{temp_dir}/cold')
+        warm, _ = run_command(options, f'{temp_dir}/cache', f'{temp_dir}/warm')
+        restart, stderr_text = run_command([*options, '--config.optimizer.steps=8'], f'{temp_dir}/cache', f'{temp_dir}/warm')
+    assert 'programs: 0 compiled' in stderr_text, stderr_text
     return dict(cold=cold, warm=warm, restart=restart)
 
 
 def main() -> None:
     if sys.argv[1:2] == ['--child']:
-        child(float(sys.argv[2]), sys.argv[3:])
+        run_child(float(sys.argv[2]), sys.argv[3:])
         return
-    arguments = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    arguments.add_argument('--rounds', type=int, default=3)
-    arguments.add_argument('--config', default='configs/default.py')
-    arguments.add_argument('--size', default='smoke')
-    given = arguments.parse_args()
-    options = ['train', f'--config={given.config}', f'--size={given.size}']
-    rounds = [round_of(options) for _ in range(given.rounds)]
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument('--rounds', type=int, default=3)
+    parser.add_argument('--config', default='configs/default.py')
+    parser.add_argument('--size', default='smoke')
+    args = parser.parse_args()
+    options = ['train', f'--config={args.config}', f'--size={args.size}']
+    rounds = [run_round(options) for _ in range(args.rounds)]
     print(f'{platform.processor() or platform.machine()}, {os.cpu_count()} cores, python {platform.python_version()}')
     for part in rounds[0]['cold']:
-        spreads = (f'{kind} {spread([one[kind].get(part, 0.0) for one in rounds])}' for kind in rounds[0])
+        spreads = (f'{kind} {format_spread([result[kind].get(part, 0.0) for result in rounds])}' for kind in rounds[0])
         print(f'{part:14} ' + '  '.join(spreads))
 
 
-def spread(values: list[float]) -> str:
+def format_spread(values: list[float]) -> str:
     return f'{statistics.median(values):6.2f} ({min(values):.2f} to {max(values):.2f})'
 
 

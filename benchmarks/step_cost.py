@@ -22,79 +22,79 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 FIGURES = Path(__file__).with_suffix('.json')
 TOPOLOGIES = 'v5e:16x16', 'v5p:4x4x4', '2xv5e:8x8'
 ROWS = 'softmax_1b', 'sigmoid_1b'
-SMALL = 2**20  # bytes; losses, norms and gains are less
-OVER = 1.1  # of the least bytes that could be sent
-HIDDEN = {'v5e': 0.6}  # of the bytes of gathers, that travel beside what is computed; other chips do not overlap them
+MIN_BYTES = 2**20  # bytes; losses, norms and gains are less
+MAX_OVERHEAD = 1.1  # of the least bytes that could be sent
+MIN_OVERLAP = {'v5e': 0.6}  # of the bytes of gathers, that travel beside what is computed; other chips do not overlap them
 COMMAND = 'python benchmarks/step_cost.py --write'
-HELD = 'bytes', 'gathered', 'scattered', 'between', 'beside', 'mfu'  # what --check holds to the committed figures
+CHECKED_FIGURES = 'bytes', 'gathered', 'scattered', 'between', 'beside', 'mfu'  # what --check holds to the committed figures
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument('--topologies', default=','.join(TOPOLOGIES))
     parser.add_argument('--rows', default=','.join(ROWS))
-    what = parser.add_mutually_exclusive_group()
-    what.add_argument('--check', action='store_true')
-    what.add_argument('--write', action='store_true')
-    given = parser.parse_args()
+    mode = parser.add_mutually_exclusive_group()
+    mode.add_argument('--check', action='store_true')
+    mode.add_argument('--write', action='store_true')
+    args = parser.parse_args()
     os.environ['JAX_PLATFORMS'] = 'cpu'
     from sinklab import topology
     from sinklab.install import format_extra_command
 
-    if topology.library() is None:
+    if topology.find_libtpu() is None:
         sys.exit(f'step_cost: libtpu, which has the compiler, is not installed; {format_extra_command("tpu")}')
     print(
         f'{"":24}{"compiled":>9}{"GiB":>6}{"gathered":>10}{"scattered":>10}{"between":>9}{"beside":>8}{"ms":>6}{"MFU":>5}'
     )
-    found, code = {}, 0
-    for name in given.topologies.split(','):
-        for row in given.rows.split(','):
-            found[f'{row} {name}'] = one = cost(row, name)
-            show(f'{row} {name}', one)
-            code = max(code, told(f'{row} {name}', one['broken']))
-    if given.write:
+    costs, exit_code = {}, 0
+    for topology_name in args.topologies.split(','):
+        for row in args.rows.split(','):
+            costs[f'{row} {topology_name}'] = row_cost = compute_cost(row, topology_name)
+            print_cost(f'{row} {topology_name}', row_cost)
+            exit_code = max(exit_code, print_broken(f'{row} {topology_name}', row_cost['broken']))
+    if args.write:
         document = json.loads(FIGURES.read_text()) if FIGURES.exists() else dict(costs={})
-        document = dict(command=COMMAND, libtpu=topology.version(), costs=document['costs'] | found)
+        document = dict(command=COMMAND, libtpu=topology.find_libtpu_version(), costs=document['costs'] | costs)
         FIGURES.write_text(json.dumps(document, indent=2) + '\n')
-    return max(code, moved(found) if given.check else 0)
+    return max(exit_code, check_figures(costs) if args.check else 0)
 
 
-def cost(row: str, name: str) -> dict:
+def compute_cost(row: str, topology_name: str) -> dict:
     from configs import scale
     from sinklab.chips import CHIPS
-    from sinklab.parse import parse
+    from sinklab.parse import parse_config
     from sinklab.spec import Hardware
-    from sinklab.topology import described
+    from sinklab.topology import parse_topology
     from sinklab.train import memory
-    from sinklab.train.estimate import estimate
-    from sinklab.train.preview import preview
+    from sinklab.train.estimate import estimate_step_time
+    from sinklab.train.preview import compile_run
 
-    spec, (kind, chips) = parse(scale.get_config(row).to_dict()), described(name)
-    one = preview(spec, Hardware(remat='auto', attention='tpu'), chips, CHIPS[kind], ['step'])
-    mesh, step = one.mesh, one.programs['step']
-    bound = estimate(spec, one.hardware, step, mesh, one.chip)
-    sent = by_purpose(step.program.collectives(), mesh)
-    shapes = memory.held(spec, one.hardware, mesh, one.backend).total
+    spec, (chip_name, chips) = parse_config(scale.get_config(row).to_dict()), parse_topology(topology_name)
+    result = compile_run(spec, Hardware(remat='auto', attention='tpu'), chips, CHIPS[chip_name], ['step'])
+    mesh, step = result.mesh, result.programs['step']
+    step_estimate = estimate_step_time(spec, result.hardware, step, mesh, result.chip)
+    sent_collectives = group_by_purpose(step.program.find_collectives(), mesh)
+    shape_bytes = memory.estimate_memory(spec, result.hardware, mesh, result.backend).total
     return dict(
         mesh=dict(mesh.shape),
-        remat=one.hardware.remat,
-        compiled=round(step.seconds),
-        bytes=step.bytes['peak'],
-        by_shapes=shapes,
+        remat=result.hardware.remat,
+        compiled=round(step.compile_seconds),
+        bytes=step.memory_bytes['peak'],
+        by_shapes=shape_bytes,
         **{
-            purpose: round(sum(one.sent for one in sent[purpose])) for purpose in ('gathered', 'scattered', 'between')
+            purpose: round(sum(result.sent for result in sent_collectives[purpose])) for purpose in ('gathered', 'scattered', 'between')
         },
-        beside=round(beside(sent['gathered']), 3),
-        milliseconds=round(1e3 * bound.seconds),
-        mfu=round(bound.mfu, 3),
-        limit=bound.limit,
-        broken=broken(spec, one, shapes, sent, HIDDEN.get(kind)),
+        beside=round(compute_overlap(sent_collectives['gathered']), 3),
+        milliseconds=round(1e3 * step_estimate.seconds),
+        mfu=round(step_estimate.mfu, 3),
+        limit=step_estimate.limit,
+        broken=find_broken_rules(spec, result, shape_bytes, sent_collectives, MIN_OVERLAP.get(chip_name)),
     )
 
 
-def by_purpose(collectives: list, mesh) -> dict[str, list]:
+def group_by_purpose(collectives: list, mesh) -> dict[str, list]:
     """Collectives of more than a few numbers, by what they are for."""
-    from sinklab.train.estimate import crossed
+    from sinklab.train.estimate import find_crossed_axes
 
     purposes = {
         ('all-gather', 'fsdp'): 'gathered',
@@ -102,91 +102,91 @@ def by_purpose(collectives: list, mesh) -> dict[str, list]:
         ('collective-permute', 'fsdp'): 'scattered',  # what the compiler makes of some
         ('all-reduce', 'data'): 'between',
     }
-    found = collections.defaultdict(list)
-    for one in collectives:
-        if one.bytes >= SMALL:
-            found[purposes.get((one.kind, crossed(one, mesh)), 'others')].append(one)
-    return found
+    groups = collections.defaultdict(list)
+    for collective in collectives:
+        if collective.bytes >= MIN_BYTES:
+            groups[purposes.get((collective.kind, find_crossed_axes(collective, mesh)), 'others')].append(collective)
+    return groups
 
 
-def beside(gathers: list) -> float:
+def compute_overlap(gathers: list) -> float:
     """The share of the bytes of gathers that travels while something is computed."""
-    return sum(one.sent for one in gathers if one.asynchronous) / max(1, sum(one.sent for one in gathers))
+    return sum(collective.sent for collective in gathers if collective.asynchronous) / max(1, sum(collective.sent for collective in gathers))
 
 
-def broken(spec, one, shapes: int, sent: dict[str, list], hidden: float | None) -> list[str]:
+def find_broken_rules(spec, result, shape_bytes: int, sent_collectives: dict[str, list], min_overlap: float | None) -> list[str]:
     """The rules that a step does not keep, of so many bytes by shapes; so much of its gathers is to be hidden."""
     from sinklab.train import state
 
-    matrices = [leaf for leaf in tree(state.shapes(spec)['params']) if leaf.ndim > 2 or leaf.size > SMALL]
-    size, (data, fsdp) = 4 * sum(leaf.size for leaf in matrices), (one.mesh.shape['data'], one.mesh.shape['fsdp'])
-    scattered, between = (sum(each.sent for each in sent[purpose]) for purpose in ('scattered', 'between'))
-    stacked = {merged for leaf in matrices if leaf.ndim > 2 for merged in merges(leaf.shape)}
+    matrices = [leaf for leaf in list_leaves(state.get_state_shapes(spec)['params']) if leaf.ndim > 2 or leaf.size > MIN_BYTES]
+    weight_bytes, (data, fsdp) = 4 * sum(leaf.size for leaf in matrices), (result.mesh.shape['data'], result.mesh.shape['fsdp'])
+    scattered, between = (sum(collective.sent for collective in sent_collectives[purpose]) for purpose in ('scattered', 'between'))
+    stacked = {merged for leaf in matrices if leaf.ndim > 2 for merged in list_merged_shapes(leaf.shape)}
     rules = {
-        'it fits': one.peak <= one.memory,
-        'shapes say no less than it takes': shapes >= one.peak,
-        'gathers travel beside what is computed': hidden is None or beside(sent['gathered']) >= hidden,
+        'it fits': result.peak <= result.memory,
+        'shapes say no less than it takes': shape_bytes >= result.peak,
+        'gathers travel beside what is computed': min_overlap is None or compute_overlap(sent_collectives['gathered']) >= min_overlap,
         'weights are gathered in bfloat16': all(
-            kind.startswith('bf16') for each in sent['gathered'] for kind in each.types
+            type_text.startswith('bf16') for collective in sent_collectives['gathered'] for type_text in collective.types
         ),
-        'nothing else of size travels': not sent['others'],
-        f'gradients are scattered, with {OVER} of the least bytes': scattered <= OVER * size * (fsdp - 1) / fsdp,
-        'all gradients are scattered': scattered >= size * (fsdp - 1) / fsdp,
-        'slices add gradients once': between <= OVER * 2 * size / fsdp * (data - 1) / data,
+        'nothing else of size travels': not sent_collectives['others'],
+        f'gradients are scattered, with {MAX_OVERHEAD} of the least bytes': scattered <= MAX_OVERHEAD * weight_bytes * (fsdp - 1) / fsdp,
+        'all gradients are scattered': scattered >= weight_bytes * (fsdp - 1) / fsdp,
+        'slices add gradients once': between <= MAX_OVERHEAD * 2 * weight_bytes / fsdp * (data - 1) / data,
         'no array has all layers of a parameter': not any(
-            dimensions(kind) in stacked for _, kind, _ in one.programs['step'].program.buffers(10**6)
+            parse_dimensions(type_text) in stacked for _, type_text, _ in result.programs['step'].program.buffers(10**6)
         ),
     }
-    return [rule for rule, kept in rules.items() if not kept]
+    return [rule for rule, is_met in rules.items() if not is_met]
 
 
-def tree(params: dict) -> list:
+def list_leaves(params: dict) -> list:
     import jax
 
     return jax.tree.leaves(params)
 
 
-def merges(shape: tuple[int, ...]) -> list[tuple[int, ...]]:
+def list_merged_shapes(shape: tuple[int, ...]) -> list[tuple[int, ...]]:
     """A shape, and as it is where two neighbours of its dimensions are one."""
-    merged = [(*shape[:at], shape[at] * shape[at + 1], *shape[at + 2 :]) for at in range(1, len(shape) - 1)]
-    return [shape, *(one for one in merged if len(one) > 2)]
+    merged = [(*shape[:axis], shape[axis] * shape[axis + 1], *shape[axis + 2 :]) for axis in range(1, len(shape) - 1)]
+    return [shape, *(candidate for candidate in merged if len(candidate) > 2)]
 
 
-def dimensions(kind: str) -> tuple[int, ...]:
-    return tuple(int(size) for size in kind.partition('[')[2].partition(']')[0].split(',') if size)
+def parse_dimensions(type_text: str) -> tuple[int, ...]:
+    return tuple(int(size) for size in type_text.partition('[')[2].partition(']')[0].split(',') if size)
 
 
-def show(name: str, one: dict) -> None:
+def print_cost(name: str, row_cost: dict) -> None:
     sent = ''.join(
-        f'{one[purpose] / 1e6:{width}.0f}' for purpose, width in dict(gathered=10, scattered=10, between=9).items()
+        f'{row_cost[purpose] / 1e6:{width}.0f}' for purpose, width in dict(gathered=10, scattered=10, between=9).items()
     )
     print(
-        f'{name:24}{one["compiled"]:7} s{one["bytes"] / 2**30:6.2f}{sent}{one["beside"]:8.0%}{one["milliseconds"]:6}'
-        f'{one["mfu"]:5.0%}',
+        f'{name:24}{row_cost["compiled"]:7} s{row_cost["bytes"] / 2**30:6.2f}{sent}{row_cost["beside"]:8.0%}{row_cost["milliseconds"]:6}'
+        f'{row_cost["mfu"]:5.0%}',
         flush=True,
     )
 
 
-def told(name: str, words: list[str]) -> int:
-    for one in words:
-        print(f'{name}: broken: {one}', file=sys.stderr)
-    return bool(words)
+def print_broken(name: str, messages: list[str]) -> int:
+    for message in messages:
+        print(f'{name}: broken: {message}', file=sys.stderr)
+    return bool(messages)
 
 
-def moved(found: dict) -> int:
+def check_figures(costs: dict) -> int:
     """1 if a figure is more than a tenth from the committed one."""
     committed = json.loads(FIGURES.read_text())['costs']
-    words = {
+    messages = {
         name: [
-            f'{key} is {one[key]}, and {committed[name][key]} is committed'
-            for key in HELD
-            if not math.isclose(one[key], committed[name][key], rel_tol=0.1, abs_tol=0.01)
+            f'{key} is {entry[key]}, and {committed[name][key]} is committed'
+            for key in CHECKED_FIGURES
+            if not math.isclose(entry[key], committed[name][key], rel_tol=0.1, abs_tol=0.01)
         ]
         if name in committed
         else ['nothing is committed of it']
-        for name, one in found.items()
+        for name, entry in costs.items()
     }
-    return max(told(name, one) for name, one in words.items())
+    return max(print_broken(name, entry) for name, entry in messages.items())
 
 
 if __name__ == '__main__':

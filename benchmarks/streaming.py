@@ -22,82 +22,82 @@ import numpy as np
 
 from configs import quickstart
 from configs.sizes import SIZES
-from sinklab.model.streaming import Cache, Stream, begin, read
+from sinklab.model.streaming import CacheConfig, StreamState, init_stream, read_tokens
 from sinklab.model.transformer import Transformer
-from sinklab.parse import parse
+from sinklab.parse import parse_config
 from sinklab.spec import Spec
 from sinklab.train import state
-from sinklab.train.environment import versions
-from sinklab.train.loss import sums
-from sinklab.train.streaming import check, compiled
+from sinklab.train.environment import get_package_versions
+from sinklab.train.loss import sum_losses
+from sinklab.train.streaming import check_streaming, jit_model_function
 
 
-def given_spec(given: argparse.Namespace) -> Spec:
-    config = quickstart.get_config('softmax', given.size)
-    config.model.dtype = given.dtype
-    return parse(config.to_dict())
+def make_spec(args: argparse.Namespace) -> Spec:
+    config = quickstart.get_config('softmax', args.size)
+    config.model.dtype = args.dtype
+    return parse_config(config.to_dict())
 
 
-def one_pass(cache: Cache, tokens: int) -> Callable:
+def make_loss_function(cache: CacheConfig, chunk_tokens: int) -> Callable:
     """of(model, ids_T of T + 1) -> the sum of the losses; so many tokens are read at once."""
 
-    def of(model: Transformer, ids_T: jax.Array) -> jax.Array:
-        def step(stream: Stream, pair_2T: jax.Array) -> tuple[Stream, jax.Array]:
-            hidden_BTD, stream = read(model, cache, stream, pair_2T[:1])
-            return stream, sums(hidden_BTD, model.head[...], pair_2T[1:], gradient=False)[0]
+    def compute_loss(model: Transformer, ids_T: jax.Array) -> jax.Array:
+        def step(stream: StreamState, pair_2T: jax.Array) -> tuple[StreamState, jax.Array]:
+            hidden_BTD, stream = read_tokens(model, cache, stream, pair_2T[:1])
+            return stream, sum_losses(hidden_BTD, model.head[...], pair_2T[1:], gradient=False)[0]
 
-        pairs_N2T = jnp.stack([ids_T[:-1], ids_T[1:]]).reshape(2, -1, tokens).swapaxes(0, 1)
-        return jax.lax.scan(step, begin(model, cache), pairs_N2T)[1].sum()
+        pairs_N2T = jnp.stack([ids_T[:-1], ids_T[1:]]).reshape(2, -1, chunk_tokens).swapaxes(0, 1)
+        return jax.lax.scan(step, init_stream(model, cache), pairs_N2T)[1].sum()
 
-    return of
+    return compute_loss
 
 
-class Call(NamedTuple):
+class CallTime(NamedTuple):
     clock: float
     cores: float
     loss: float
 
 
-def call(program: Callable, *given) -> Call:
+def time_call(program: Callable, *inputs) -> CallTime:
     clock, cores = time.perf_counter(), time.process_time()
-    loss = float(program(*given))
-    return Call(time.perf_counter() - clock, time.process_time() - cores, loss)
+    loss = float(program(*inputs))
+    return CallTime(time.perf_counter() - clock, time.process_time() - cores, loss)
 
 
-def spread(values: list[float]) -> str:
+def format_spread(values: list[float]) -> str:
     return f'{statistics.median(values):.3g} ({min(values):.3g} to {max(values):.3g})'
 
 
 def main() -> None:
-    arguments = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    arguments.add_argument('--size', default='paper', choices=SIZES)
-    arguments.add_argument('--dtype', default='float32', choices=('float32', 'bfloat16'))
-    arguments.add_argument('--cache', default='4+1020', metavar='x+y')
-    arguments.add_argument('--tokens', type=int, default=1024)
-    arguments.add_argument('--rounds', type=int, default=2)
-    given = arguments.parse_args()
-    spec, cache = given_spec(given), Cache(*map(int, given.cache.split('+')))
-    check(spec, cache)
-    params = jax.jit(lambda: state.initial(spec)['params'])()
-    ids_T = np.random.default_rng(0).integers(spec.model.vocabulary, size=given.tokens + 1, dtype=np.int32)
-    ways = {'one pass': given.tokens, 'token by token': 1}
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument('--size', default='paper', choices=SIZES)
+    parser.add_argument('--dtype', default='float32', choices=('float32', 'bfloat16'))
+    parser.add_argument('--cache', default='4+1020', metavar='x+y')
+    parser.add_argument('--tokens', type=int, default=1024)
+    parser.add_argument('--rounds', type=int, default=2)
+    args = parser.parse_args()
+    spec, cache = make_spec(args), CacheConfig(*map(int, args.cache.split('+')))
+    check_streaming(spec, cache)
+    params = jax.jit(lambda: state.init_state(spec)['params'])()
+    ids_T = np.random.default_rng(0).integers(spec.model.vocabulary, size=args.tokens + 1, dtype=np.int32)
+    chunk_sizes = {'one pass': args.tokens, 'token by token': 1}
     programs = {
-        name: compiled(spec, one_pass(cache, at_once)).lower(params, ids_T).compile()
-        for name, at_once in ways.items()
+        name: jit_model_function(spec, make_loss_function(cache, chunk_tokens)).lower(params, ids_T).compile()
+        for name, chunk_tokens in chunk_sizes.items()
     }
     programs['one pass'](params, ids_T)
-    rounds = [{name: call(program, params, ids_T) for name, program in programs.items()} for _ in range(given.rounds)]
+    rounds = [{name: time_call(program, params, ids_T) for name, program in programs.items()} for _ in range(args.rounds)]
     print(f'{platform.processor() or platform.machine()}, {os.cpu_count()} cores, python {platform.python_version()}')
-    print(json.dumps(versions(('jax', 'jaxlib', 'flax'))))
+    print(json.dumps(get_package_versions(('jax', 'jaxlib', 'flax'))))
     for name, program in programs.items():
         memory = program.memory_analysis().temp_size_in_bytes / 2**20
-        clock, cores = ([getattr(one[name], kind) for one in rounds] for kind in ('clock', 'cores'))
-        print(f'{name}, s: clock {spread(clock)}, cores {spread(cores)}, {memory:.1f} MiB')
+        clock, cores = ([getattr(result[name], kind) for result in rounds] for kind in ('clock', 'cores'))
+        print(f'{name}, s: clock {format_spread(clock)}, cores {format_spread(cores)}, {memory:.1f} MiB')
     for kind in ('clock', 'cores'):
-        ratios = [getattr(one['token by token'], kind) / getattr(one['one pass'], kind) for one in rounds]
-        print(f'ratio, {kind}: {spread(ratios)}')
-    whole, scanned = (rounds[0][name].loss for name in ways)
-    print(f'losses differ by: {abs(whole - scanned) / scanned:.1e}')
+        ratios = [getattr(result['token by token'], kind) / getattr(result['one pass'], kind) for result in rounds]
+        print(f'ratio, {kind}: {format_spread(ratios)}')
+    one_pass_loss, scanned_loss = (rounds[0][name].loss for name in chunk_sizes)
+    print(f'losses differ by: {abs(one_pass_loss - scanned_loss) / scanned_loss:.1e}')
 
 
 if __name__ == '__main__':

@@ -22,91 +22,91 @@ from collections.abc import Callable
 from itertools import pairwise
 from pathlib import Path
 
-from loop import HARDWARE, bare, spread, undisturbed
+from loop import HARDWARE, make_step_timer, format_spread, make_uninterrupted_spec
 
 from configs.sizes import SIZES
 from sinklab.cli import processes
-from sinklab.cli.progress import Progress
-from sinklab.folder import Folder
-from sinklab.group import Group
+from sinklab.cli.progress import ProgressCallback
+from sinklab.folder import RunDir
+from sinklab.group import ProcessGroup
 from sinklab.processes import link
-from sinklab.processes.cluster import Seat
-from sinklab.processes.ending import End
-from sinklab.processes.patience import Patience
+from sinklab.processes.cluster import ProcessInfo
+from sinklab.processes.ending import ExitStatus
+from sinklab.processes.patience import Timeouts
 from sinklab.train import loop
-from sinklab.train.environment import versions
-from sinklab.train.listener import Listener
+from sinklab.train.environment import get_package_versions
+from sinklab.train.listener import Callback
 
 
-class Turns(Listener):
+class TurnCallback(Callback):
     """Gives the bare step a turn wherever a checkpoint is due, when no step of the loop is under way."""
 
-    def __init__(self, group: Group, step: Callable[[int], float], every: int):
-        self.group, self.step, self.every, self.ended = group, step, every, None
-        self.alone, self.looped = [], []  # (seconds by the clock, seconds of cores) a step
+    def __init__(self, group: ProcessGroup, time_step: Callable[[int], float], interval: int):
+        self.group, self.time_step, self.interval, self.turn_end = group, time_step, interval, None
+        self.bare_times, self.loop_times = [], []  # (seconds by the clock, seconds of cores) a step
 
-    def record(self, record: dict, written: bool) -> None:
-        if record['step'] == 0 or record['step'] % self.every:
+    def on_record(self, record: dict, written: bool) -> None:
+        if record['step'] == 0 or record['step'] % self.interval:
             return
-        if self.ended:
-            self.looped.append(since(self.ended, self.every))
-        self.group.at('measuring', record['step'])  # for as long as it takes
-        begun = since((0.0, 0.0))
-        self.step(self.every - 1)  # after one more
-        self.alone.append(since(begun, self.every))
-        self.ended = since((0.0, 0.0))
+        if self.turn_end:
+            self.loop_times.append(measure_since(self.turn_end, self.interval))
+        self.group.report_progress('measuring', record['step'])  # for as long as it takes
+        start = measure_since((0.0, 0.0))
+        self.time_step(self.interval - 1)  # after one more
+        self.bare_times.append(measure_since(start, self.interval))
+        self.turn_end = measure_since((0.0, 0.0))
 
 
-def since(begun: tuple[float, float], steps: int = 1) -> tuple[float, float]:
+def measure_since(start: tuple[float, float], num_steps: int = 1) -> tuple[float, float]:
     """(seconds by the clock, seconds of cores) a step, since a moment."""
-    clock, cores = begun
-    return (time.perf_counter() - clock) / steps, (time.process_time() - cores) / steps
+    clock, cores = start
+    return (time.perf_counter() - clock) / num_steps, (time.process_time() - cores) / num_steps
 
 
-def trained(group: Group, given: argparse.Namespace, folder: Path) -> End:
+def run_supervised(group: ProcessGroup, args: argparse.Namespace, out_dir: Path) -> ExitStatus:
     """The supervised run; leaves the seconds a step of each turn."""
-    spec = undisturbed(given.every * (given.rounds + 1) + 1, given.size)  # the last step is measured, and in no turn
-    spec = dataclasses.replace(spec, checkpoint=dataclasses.replace(spec.checkpoint, every_steps=given.every))
-    turns = Turns(group, bare(spec), given.every)
-    with Progress('softmax', spec) as progress:
-        loop.train(spec, HARDWARE, Folder(folder / 'run'), {}, progress, turns, group=group)
-    (folder / 'turns.json').write_text(json.dumps([turns.alone, turns.looped]))
-    return End('done')
+    spec = make_uninterrupted_spec(args.every * (args.rounds + 1) + 1, args.size)  # the last step is measured, and in no turn
+    spec = dataclasses.replace(spec, checkpoint=dataclasses.replace(spec.checkpoint, every_steps=args.every))
+    turns = TurnCallback(group, make_step_timer(spec), args.every)
+    with ProgressCallback('softmax', spec) as progress:
+        loop.train(spec, HARDWARE, RunDir(out_dir / 'run'), {}, progress, turns, group=group)
+    (out_dir / 'turns.json').write_text(json.dumps([turns.bare_times, turns.loop_times]))
+    return ExitStatus('done')
 
 
 def main() -> None:
-    arguments = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    arguments.add_argument('--rounds', type=int, default=20, choices=range(2, 10_000), metavar='N', help='from 2 on')
-    arguments.add_argument('--every', type=int, default=40, help='steps between two checkpoints')
-    arguments.add_argument('--size', default='quickstart', choices=SIZES)
-    arguments.add_argument('--folder', type=Path, help=argparse.SUPPRESS)
-    given = arguments.parse_args()
-    if link.supervised():
-        processes.child(lambda group: trained(group, given, given.folder))
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument('--rounds', type=int, default=20, choices=range(2, 10_000), metavar='N', help='from 2 on')
+    parser.add_argument('--every', type=int, default=40, help='steps between two checkpoints')
+    parser.add_argument('--size', default='quickstart', choices=SIZES)
+    parser.add_argument('--folder', type=Path, help=argparse.SUPPRESS)
+    args = parser.parse_args()
+    if link.is_supervised():
+        processes.run_worker(lambda group: run_supervised(group, args, args.folder))
     with tempfile.TemporaryDirectory() as folder:
-        command, start, before = [sys.executable, *sys.argv, f'--folder={folder}'], time.perf_counter(), used()
-        if code := processes.supervise(command, Seat(), Patience(), Folder(f'{folder}/run'), lambda: True, 0):
+        command, start, before = [sys.executable, *sys.argv, f'--folder={folder}'], time.perf_counter(), get_cpu_seconds()
+        if code := processes.supervise_run(command, ProcessInfo(), Timeouts(), RunDir(f'{folder}/run'), lambda: True, 0):
             sys.exit(code)
-        seconds, supervisor = time.perf_counter() - start, used() - before
-        alone, looped = json.loads(Path(folder, 'turns.json').read_text())
+        seconds, supervisor_seconds = time.perf_counter() - start, get_cpu_seconds() - before
+        bare_turns, loop_turns = json.loads(Path(folder, 'turns.json').read_text())
     print(f'{platform.processor() or platform.machine()}, {os.cpu_count()} cores, python {platform.python_version()}')
-    print(json.dumps(versions(('jax', 'jaxlib', 'orbax-checkpoint'))))
-    for name, bare_ms, loop_ms in zip(('clock', 'cores'), columns(alone), columns(looped), strict=True):
-        beside = [(before + after) / 2 for before, after in pairwise(bare_ms)]
-        percent = [100 * (whole / step - 1) for whole, step in zip(loop_ms, beside, strict=True)]
-        print(f'{name}: bare step, ms:              {spread(bare_ms)}')
-        print(f'{name}: step of a supervised loop:  {spread(loop_ms)}')
-        print(f'{name}: loop over step, %:          {spread(percent)}')
+    print(json.dumps(get_package_versions(('jax', 'jaxlib', 'orbax-checkpoint'))))
+    for name, bare_ms, loop_ms in zip(('clock', 'cores'), convert_to_milliseconds(bare_turns), convert_to_milliseconds(loop_turns), strict=True):
+        neighbor_means = [(before + after) / 2 for before, after in pairwise(bare_ms)]
+        percent = [100 * (loop_value / bare_value - 1) for loop_value, bare_value in zip(loop_ms, neighbor_means, strict=True)]
+        print(f'{name}: bare step, ms:              {format_spread(bare_ms)}')
+        print(f'{name}: step of a supervised loop:  {format_spread(loop_ms)}')
+        print(f'{name}: loop over step, %:          {format_spread(percent)}')
         print('{}: the middle half of that, %: {:.2f} to {:.2f}'.format(name, *statistics.quantiles(percent)[::2]))
-    print(f'supervisor, % of a core:           {100 * supervisor / seconds:.2f}')
+    print(f'supervisor, % of a core:           {100 * supervisor_seconds / seconds:.2f}')
 
 
-def columns(turns: list[tuple[float, float]]) -> list[list[float]]:
+def convert_to_milliseconds(turns: list[tuple[float, float]]) -> list[list[float]]:
     """Milliseconds by the clock, and of cores."""
     return [[1e3 * value for value in column] for column in zip(*turns, strict=True)]
 
 
-def used() -> float:
+def get_cpu_seconds() -> float:
     """Seconds of a core that this process has taken, without its children."""
     usage = resource.getrusage(resource.RUSAGE_SELF)
     return usage.ru_utime + usage.ru_stime

@@ -41,13 +41,13 @@ SIZES = {
 }
 
 
-def streaming(diff, perplexities, shots, **more):
-    published = {f'perplexity/{kept}': number for kept, number in zip(KEPT, perplexities, strict=True)}
-    published |= dict(zip(TASKS, shots, strict=True)) if shots else {}
-    return dict(diff=diff, published=published, source='Xiao et al., 2309.17453, section 4.2 and Table 3', **more)
+def make_streaming_row(diff, perplexities, accuracies, **fields):
+    published = {f'perplexity/{cache}': perplexity for cache, perplexity in zip(CACHE_LENGTHS, perplexities, strict=True)}
+    published |= dict(zip(ACCURACY_TASKS, accuracies, strict=True)) if accuracies else {}
+    return dict(diff=diff, published=published, source='Xiao et al., 2309.17453, section 4.2 and Table 3', **fields)
 
 
-def context(length):
+def make_context_row(length):
     """About 5B tokens, at the same number of tokens a step."""
     sizes = {'model.ffn_width': 2048, 'optimizer.steps': 10_000}
     if length != 2048:
@@ -57,24 +57,24 @@ def context(length):
     return dict(diff=diff, published={}, source='Barbero et al., 2504.02732 (120M, LLaMA-2 style)', note=note)
 
 
-KEPT = ('0+1024', '1+1023', '2+1022', '4+1020')
-TASKS = ('arc_challenge', 'arc_easy', 'hellaswag', 'lambada', 'openbookqa', 'piqa', 'winogrande')
+CACHE_LENGTHS = ('0+1024', '1+1023', '2+1022', '4+1020')
+ACCURACY_TASKS = ('arc_challenge', 'arc_easy', 'hellaswag', 'lambada', 'openbookqa', 'piqa', 'winogrande')
 
 ROWS = {
-    'streaming_vanilla': streaming({}, (27.87, 18.49, 18.05, 18.05), (18.6, 45.2, 29.4, 39.6, 16.0, 62.2, 50.1)),
-    'streaming_zero_sink': streaming(
+    'streaming_vanilla': make_streaming_row({}, (27.87, 18.49, 18.05, 18.05), (18.6, 45.2, 29.4, 39.6, 16.0, 62.2, 50.1)),
+    'streaming_zero_sink': make_streaming_row(
         {'model.attention.normalizer': 'plus_one'},
         (29214, 19.90, 18.27, 18.01),
         None,
         note='The 29214 has been questioned (issue 44 of mit-han-lab/streaming-llm): published, no target.',
     ),
-    'streaming_sink_token': streaming(
+    'streaming_sink_token': make_streaming_row(
         {'model.columns.kind': 'sink_token'},
         (1235, 18.01, 18.01, 18.02),
         (19.6, 45.6, 29.8, 39.9, 16.6, 62.6, 50.8),
         note='X counts the sink token.',
     ),
-    **{f'context_{length}': context(length) for length in (128, 256, 512, 1024, 2048)},
+    **{f'context_{length}': make_context_row(length) for length in (128, 256, 512, 1024, 2048)},
     'gradient_sinks': dict(
         diff={'model.ffn': 'swiglu'}
         | scale_with_size(

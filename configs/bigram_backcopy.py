@@ -63,31 +63,31 @@ SIZES = {
 }
 
 
-def row(diff, note, source='Guo et al., 2410.13835'):
+def make_row(diff, note, source='Guo et al., 2410.13835'):
     return dict(diff=diff, published={}, source=source, note=note)
 
 
-def operation(similarity, normalizer):
+def make_operation_diff(similarity, normalizer):
     return {'model.attention.similarity': similarity, 'model.attention.normalizer': normalizer}
 
 
 ROWS = {
-    'softmax': row({}, 'A sink on <s> for other queries, none for triggers; its value drains.'),
-    'softmax_3_layers': row({'model.layers': 3}, 'The sink, the drain and a peak of the residual norm.'),
-    'relu': row(
-        operation('relu', 'count') | scale_with_size({'optimizer.peak_learning_rate': 3e-3}),
+    'softmax': make_row({}, 'A sink on <s> for other queries, none for triggers; its value drains.'),
+    'softmax_3_layers': make_row({'model.layers': 3}, 'The sink, the drain and a peak of the residual norm.'),
+    'relu': make_row(
+        make_operation_diff('relu', 'count') | scale_with_size({'optimizer.peak_learning_rate': 3e-3}),
         'relu(s) / i: no sink; theirs trained for up to 100k steps.',
     ),
-    'elu1': row(
-        operation('elu1', 'none'),
+    'elu1': make_row(
+        make_operation_diff('elu1', 'none'),
         'Of this project: 0.44 of other queries by proxy, of a row mass of 10.',
         'this project',
     ),
-    'sigmoid': row(
-        operation('sigmoid', 'none'), 'Of this project: 0.45 by proxy, of a row mass of 1.2.', 'this project'
+    'sigmoid': make_row(
+        make_operation_diff('sigmoid', 'none'), 'Of this project: 0.45 by proxy, of a row mass of 1.2.', 'this project'
     ),
-    'value_gate': row({'model.gate': 'value_state'}, 'No sink, by a secondary report.', '2510.09017'),
-    'sgd': row(
+    'value_gate': make_row({'model.gate': 'value_state'}, 'No sink, by a secondary report.', '2510.09017'),
+    'sgd': make_row(
         {
             'optimizer.name': 'sgd',
             'optimizer.peak_learning_rate': 0.03,

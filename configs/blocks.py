@@ -13,18 +13,18 @@ numbers have other thresholds and models.
 from configs.sizes import QUICKSTART, SIZES, SMOKE
 from configs.table import scale_with_size, table
 
-EIGHT = {'model.heads': 8, 'model.head_width': 8}
+EIGHT_HEADS = {'model.heads': 8, 'model.head_width': 8}
 
 
-def row(diff, sink, loss, source, **more):
-    return dict(diff=diff, published={'sink/1': sink, 'valid/loss': loss}, source=source, **more)
+def make_row(diff, sink, loss, source, **fields):
+    return dict(diff=diff, published={'sink/1': sink, 'valid/loss': loss}, source=source, **fields)
 
 
-def ffn(name, sink, loss):
-    return row({'model.ffn': name}, sink, loss, 'Gu et al. (v1), Table 8')
+def make_ffn_row(name, sink, loss):
+    return make_row({'model.ffn': name}, sink, loss, 'Gu et al. (v1), Table 8')
 
 
-def even(name):
+def make_even_initialization_row(name):
     return dict(
         diff={'model.ffn': name, 'model.initialization': 'released_even'},
         published={},
@@ -33,31 +33,31 @@ def even(name):
     )
 
 
-def heads(count, width, sink, loss):
+def make_heads_row(count, width, sink, loss):
     diff = scale_with_size({'model.heads': count, 'model.head_width': width})
-    return row(diff, sink, loss, 'Gu et al. (v1), Table 9')
+    return make_row(diff, sink, loss, 'Gu et al. (v1), Table 9')
 
 
-def gate(name, attention, activation, mean, perplexity):
+def make_gate_row(name, attention, activation, mean, perplexity):
     published = dict(
         first_token_attention=attention, max_activation=activation, mean_gate=mean, perplexity=perplexity
     )
-    return dict(diff={'model.gate': name}, published=published, source=QIU, note=UNGATED)
+    return dict(diff={'model.gate': name}, published=published, source=QIU_SOURCE, note=UNGATED_NOTE)
 
 
-SUN = 'Sun et al., 2603.05498 (sink ratio by a threshold of their own)'
-PRE_NORM = 'Pre-norm has a sink ratio of 46.0 and a spike of 3818 there.'
-QIU = 'Qiu et al., 2505.06708 (mixture of experts 15A2B, 400B tokens)'
-UNGATED = 'Without a gate: first-token attention 0.467, largest activation 1053, perplexity 6.026.'
+SUN_SOURCE = 'Sun et al., 2603.05498 (sink ratio by a threshold of their own)'
+PRE_NORM_NOTE = 'Pre-norm has a sink ratio of 46.0 and a spike of 3818 there.'
+QIU_SOURCE = 'Qiu et al., 2505.06708 (mixture of experts 15A2B, 400B tokens)'
+UNGATED_NOTE = 'Without a gate: first-token attention 0.467, largest activation 1053, perplexity 6.026.'
 
 ROWS = {
-    'swiglu': row({}, 18.18, 3.73, 'Gu et al. (v1), Tables 8 and 9'),
-    'relu': ffn('relu', 16.90, 3.82),
-    'gelu': ffn('gelu', 14.76, 3.79),
-    'swish': ffn('swish', 17.89, 3.80),
-    'reglu': ffn('reglu', 13.88, 3.75),
-    'geglu': ffn('geglu', 17.86, 3.73),
-    **{f'{name}_even': even(name) for name in ('relu', 'gelu', 'swish', 'reglu', 'geglu')},
+    'swiglu': make_row({}, 18.18, 3.73, 'Gu et al. (v1), Tables 8 and 9'),
+    'relu': make_ffn_row('relu', 16.90, 3.82),
+    'gelu': make_ffn_row('gelu', 14.76, 3.79),
+    'swish': make_ffn_row('swish', 17.89, 3.80),
+    'reglu': make_ffn_row('reglu', 13.88, 3.75),
+    'geglu': make_ffn_row('geglu', 17.86, 3.73),
+    **{f'{name}_even': make_even_initialization_row(name) for name in ('relu', 'gelu', 'swish', 'reglu', 'geglu')},
     'post_norm': dict(
         diff={'model.norm': 'post'},
         published={'sink/1': 13.54},
@@ -65,10 +65,10 @@ ROWS = {
         note='No loss was published.',
     ),
     'sandwich_norm': dict(
-        diff={'model.norm': 'sandwich'}, published={'sink_ratio': 44.7, 'spike': 520}, source=SUN, note=PRE_NORM
+        diff={'model.norm': 'sandwich'}, published={'sink_ratio': 44.7, 'spike': 520}, source=SUN_SOURCE, note=PRE_NORM_NOTE
     ),
     'qk_norm': dict(
-        diff={'model.qk_norm': True}, published={'sink_ratio': 42.0, 'spike': 92}, source=SUN, note=PRE_NORM
+        diff={'model.qk_norm': True}, published={'sink_ratio': 42.0, 'spike': 92}, source=SUN_SOURCE, note=PRE_NORM_NOTE
     ),
     'head_norm': dict(
         diff={'model.head_norm': True},
@@ -76,20 +76,20 @@ ROWS = {
         source='2605.06611 (152M, 4 seeds)',
         note='Without it 2.781; the sink and its spikes are suppressed.',
     ),
-    'heads_4': heads(4, 192, 10.68, 3.74),
-    'heads_2': heads(2, 384, 12.95, 3.76),
-    'heads_1': heads(1, 768, 19.50, 3.78),
-    'add': row({'model.combination': 'add'}, 21.76, 3.74, 'Gu et al. (v1), Table 9'),
+    'heads_4': make_heads_row(4, 192, 10.68, 3.74),
+    'heads_2': make_heads_row(2, 384, 12.95, 3.76),
+    'heads_1': make_heads_row(1, 768, 19.50, 3.78),
+    'add': make_row({'model.combination': 'add'}, 21.76, 3.74, 'Gu et al. (v1), Table 9'),
     'add_wide': dict(
         diff={'model.combination': 'add_wide'},
         published={},
         source='the other reading of Gu et al. (v1), Table 9',
         note='Values as wide as the model; the code was not released, and the one number stands beside `add`.',
     ),
-    'gate_elementwise': gate('elementwise', 0.048, 94, 0.116, 5.761),
-    'gate_headwise': gate('headwise', 0.073, 98, 0.172, 5.792),
-    'gate_shared': gate('shared', 0.301, 286, 0.271, 5.801),
-    'gate_value': gate('value', 0.297, 125, 0.221, 5.820),
+    'gate_elementwise': make_gate_row('elementwise', 0.048, 94, 0.116, 5.761),
+    'gate_headwise': make_gate_row('headwise', 0.073, 98, 0.172, 5.792),
+    'gate_shared': make_gate_row('shared', 0.301, 286, 0.271, 5.801),
+    'gate_value': make_gate_row('value', 0.297, 125, 0.221, 5.820),
     'gate_value_state': dict(
         diff={'model.gate': 'value_state'},
         published={'perplexity': 15.49, 'kurtosis': 34.8},
@@ -100,5 +100,5 @@ ROWS = {
 
 get_config = table(
     ROWS,
-    sizes=SIZES | {'quickstart': QUICKSTART | EIGHT, 'smoke': SMOKE | {'model.heads': 8, 'model.head_width': 2}},
+    sizes=SIZES | {'quickstart': QUICKSTART | EIGHT_HEADS, 'smoke': SMOKE | {'model.heads': 8, 'model.head_width': 2}},
 )

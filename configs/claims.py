@@ -9,259 +9,259 @@ loss. What cannot be tested at a small size says why. At the quickstart's size e
 those of data.py, and those of blocks.py have twice the heads: each is compared with its like.
 """
 
-BASE, FREE, EIGHT = 'attention:softmax', 'data:amount_5b', 'blocks:swiglu'
-SINK, STAR, LOSS, FAILS = 'sink/1', 'sink/star', 'valid/loss', 'fails'
-LEAST = {SINK: 5.0, 'sink/2': 5.0, 'sink/3': 5.0, 'sink/prefix': 5.0, STAR: 5.0, LOSS: 0.02, FAILS: 0.5}
-BARBERO = 'Barbero et al., 2504.02732'
-V1, ICLR = 'Gu et al. (v1)', 'Gu et al. (ICLR)'
+BASELINE_ROW, NO_FIXED_TOKEN_ROW, EIGHT_HEADS_ROW = 'attention:softmax', 'data:amount_5b', 'blocks:swiglu'
+SINK_METRIC, SINK_STAR_METRIC, LOSS_METRIC, FAILS_METRIC = 'sink/1', 'sink/star', 'valid/loss', 'fails'
+MIN_DIFFERENCES = {SINK_METRIC: 5.0, 'sink/2': 5.0, 'sink/3': 5.0, 'sink/prefix': 5.0, SINK_STAR_METRIC: 5.0, LOSS_METRIC: 0.02, FAILS_METRIC: 0.5}
+BARBERO_SOURCE = 'Barbero et al., 2504.02732'
+GU_V1, GU_ICLR = 'Gu et al. (v1)', 'Gu et al. (ICLR)'
 
 
-def claim(words, source, row, way, than=None, number=SINK, least=None):
+def make_claim(statement, source, row, direction, reference=None, metric=SINK_METRIC, min_difference=None):
     """Of a row beside another reading; where none is given, the same number of BASE."""
-    pair = dict(of=(row, number), than=than or (BASE, number))
-    return dict(words=words, source=source, **pair, way=way, least=least or LEAST[number])
+    readings = dict(of=(row, metric), than=reference or (BASELINE_ROW, metric))
+    return dict(words=statement, source=source, **readings, way=direction, least=min_difference or MIN_DIFFERENCES[metric])
 
 
-def present(words, source, row):
+def make_presence_claim(statement, source, row):
     """A sink that was not there before training."""
-    return claim(words, source, row, '>', (row, SINK, 'start'))
+    return make_claim(statement, source, row, '>', (row, SINK_METRIC, 'start'))
 
 
-def elsewhere(words, source, row, number):
+def make_other_position_claim(statement, source, row, metric):
     """A sink that lies there and not on the first token."""
-    return claim(words, source, row, '>', (row, SINK), number)
+    return make_claim(statement, source, row, '>', (row, SINK_METRIC), metric)
 
 
-def fails(words, source, row):
-    return claim(words, source, row, '>', number=FAILS)
+def make_failure_claim(statement, source, row):
+    return make_claim(statement, source, row, '>', metric=FAILS_METRIC)
 
 
-def untestable(words, source, why):
-    return dict(words=words, source=source, why=why)
+def make_untestable_claim(statement, source, reason):
+    return dict(words=statement, source=source, why=reason)
 
 
 EMERGENCE = {
-    'emerges': present('The sink emerges in training.', f'{V1}, Figure 2A', BASE),
-    'rate_lower': claim('A smaller rate, less of a sink.', f'{ICLR}, Table 9', 'optimization:rate_2e-4_20k', '<'),
-    'rate_lowest': claim('A quarter of the rate, less yet.', f'{ICLR}, Table 9', 'optimization:rate_1e-4_20k', '<'),
-    'rate_higher': claim('A larger rate, more of one.', f'{ICLR}, Table 9', 'optimization:rate_8e-4_20k', '>'),
-    'rate_not_steps': claim(
-        'Twice the rate and half the steps: still more.', f'{ICLR}, Table 9', 'optimization:rate_8e-4_10k', '>'
+    'emerges': make_presence_claim('The sink emerges in training.', f'{GU_V1}, Figure 2A', BASELINE_ROW),
+    'rate_lower': make_claim('A smaller rate, less of a sink.', f'{GU_ICLR}, Table 9', 'optimization:rate_2e-4_20k', '<'),
+    'rate_lowest': make_claim('A quarter of the rate, less yet.', f'{GU_ICLR}, Table 9', 'optimization:rate_1e-4_20k', '<'),
+    'rate_higher': make_claim('A larger rate, more of one.', f'{GU_ICLR}, Table 9', 'optimization:rate_8e-4_20k', '>'),
+    'rate_not_steps': make_claim(
+        'Twice the rate and half the steps: still more.', f'{GU_ICLR}, Table 9', 'optimization:rate_8e-4_10k', '>'
     ),
-    'steps': claim(
+    'steps': make_claim(
         'Twice the steps, more of one.',
-        f'{ICLR}, Table 9',
+        f'{GU_ICLR}, Table 9',
         'optimization:rate_2e-4_40k',
         '>',
-        ('optimization:rate_2e-4_20k', SINK),
+        ('optimization:rate_2e-4_20k', SINK_METRIC),
     ),
-    'batch_small': claim('The batch does not matter: a quarter.', f'{V1}, Table 6', 'optimization:batch_128', '='),
-    'batch_half': claim('The batch does not matter: half.', f'{V1}, Table 6', 'optimization:batch_256', '='),
-    'batch_large': claim('The batch does not matter: twice.', f'{V1}, Table 6', 'optimization:batch_1024', '='),
-    'decay_more': claim('More weight decay, more of a sink.', f'{V1}, Table 1', 'optimization:decay_0.5', '>'),
-    'decay_less': claim(
-        'Less weight decay, less of one.', f'{V1}, Table 1', 'optimization:decay_0.01', '<', least=2.0
+    'batch_small': make_claim('The batch does not matter: a quarter.', f'{GU_V1}, Table 6', 'optimization:batch_128', '='),
+    'batch_half': make_claim('The batch does not matter: half.', f'{GU_V1}, Table 6', 'optimization:batch_256', '='),
+    'batch_large': make_claim('The batch does not matter: twice.', f'{GU_V1}, Table 6', 'optimization:batch_1024', '='),
+    'decay_more': make_claim('More weight decay, more of a sink.', f'{GU_V1}, Table 1', 'optimization:decay_0.5', '>'),
+    'decay_less': make_claim(
+        'Less weight decay, less of one.', f'{GU_V1}, Table 1', 'optimization:decay_0.01', '<', min_difference=2.0
     ),
-    'decay_none': present('Without weight decay there is one.', f'{V1}, Table 1', 'optimization:decay_0'),
-    'decay_too_much': claim(
+    'decay_none': make_presence_claim('Without weight decay there is one.', f'{GU_V1}, Table 1', 'optimization:decay_0'),
+    'decay_too_much': make_claim(
         'Not monotone: 20 times has less than 5 times.',
-        f'{V1}, Table 1',
+        f'{GU_V1}, Table 1',
         'optimization:decay_2',
         '<',
-        ('optimization:decay_0.5', SINK),
+        ('optimization:decay_0.5', SINK_METRIC),
     ),
-    'decay_far_too_much': claim('50 times has none.', f'{V1}, Table 1', 'optimization:decay_5', '<'),
+    'decay_far_too_much': make_claim('50 times has none.', f'{GU_V1}, Table 1', 'optimization:decay_5', '<'),
 }
 
 DATA = {
-    'amount': claim('Little data, no sink: a hundredth.', f'{V1}, Figure 2C', 'data:amount_50m', '<', (FREE, SINK)),
-    'random_1': claim(
-        'A random first token, more of a sink.', f'{V1}, section 5', 'data:random_1', '>', (FREE, SINK)
+    'amount': make_claim('Little data, no sink: a hundredth.', f'{GU_V1}, Figure 2C', 'data:amount_50m', '<', (NO_FIXED_TOKEN_ROW, SINK_METRIC)),
+    'random_1': make_claim(
+        'A random first token, more of a sink.', f'{GU_V1}, section 5', 'data:random_1', '>', (NO_FIXED_TOKEN_ROW, SINK_METRIC)
     ),
-    'random_1_10': claim(
-        'Ten random tokens: it tends to disappear.', f'{V1}, section 5', 'data:random_1_10', '<', (FREE, SINK)
+    'random_1_10': make_claim(
+        'Ten random tokens: it tends to disappear.', f'{GU_V1}, section 5', 'data:random_1_10', '<', (NO_FIXED_TOKEN_ROW, SINK_METRIC)
     ),
-    'random_1_2': elsewhere('Two random tokens: on the second.', f'{V1}, section 5', 'data:random_1_2', 'sink/2'),
-    'fixed_1': claim('A fixed first token, more of a sink.', f'{V1}, Table 7', 'data:fixed_1', '>', (FREE, SINK)),
-    'fixed_2': elsewhere('A token fixed at 2 takes it.', f'{V1}, Table 7', 'data:fixed_2', 'sink/2'),
-    'fixed_3': elsewhere('A token fixed at 3 takes it.', f'{V1}, Table 7', 'data:fixed_3', 'sink/3'),
-    'prefix': claim(
+    'random_1_2': make_other_position_claim('Two random tokens: on the second.', f'{GU_V1}, section 5', 'data:random_1_2', 'sink/2'),
+    'fixed_1': make_claim('A fixed first token, more of a sink.', f'{GU_V1}, Table 7', 'data:fixed_1', '>', (NO_FIXED_TOKEN_ROW, SINK_METRIC)),
+    'fixed_2': make_other_position_claim('A token fixed at 2 takes it.', f'{GU_V1}, Table 7', 'data:fixed_2', 'sink/2'),
+    'fixed_3': make_other_position_claim('A token fixed at 3 takes it.', f'{GU_V1}, Table 7', 'data:fixed_3', 'sink/3'),
+    'prefix': make_claim(
         'A prefix has it on one of its tokens.',
-        f'{V1}, Figure 3B',
+        f'{GU_V1}, Figure 3B',
         'objective:prefix_5',
         '>',
         ('objective:prefix_5', 'sink/prefix', 'start'),
         'sink/prefix',
     ),
-    'packing_document': claim(
+    'packing_document': make_claim(
         'Documents that do not see each other have less of one.',
-        BARBERO,
+        BARBERO_SOURCE,
         'packing:document',
         '<',
-        ('packing:causal', SINK),
+        ('packing:causal', SINK_METRIC),
     ),
-    'packing_bos': claim(
-        'BOS before each document, more.', BARBERO, 'packing:document_bos', '>', ('packing:document', SINK)
+    'packing_bos': make_claim(
+        'BOS before each document, more.', BARBERO_SOURCE, 'packing:document_bos', '>', ('packing:document', SINK_METRIC)
     ),
-    'packing_fixed': claim(
+    'packing_fixed': make_claim(
         'BOS at the start of each window as well, more.',
-        BARBERO,
+        BARBERO_SOURCE,
         'packing:causal_fixed',
         '>',
-        ('packing:causal', SINK),
+        ('packing:causal', SINK_METRIC),
     ),
 }
 
 ARCHITECTURE = {
     **{
-        f'position_{row}': present(f'It is there: positions {row}.', f'{V1}, Table 2', f'positions:{row}')
+        f'position_{row}': make_presence_claim(f'It is there: positions {row}.', f'{GU_V1}, Table 2', f'positions:{row}')
         for row in ('none', 'absolute', 'learned', 'relative_paper_code', 'alibi')
     },
     **{
-        f'ffn_{row}': present(f'It is there: FFN {row}.', f'{V1}, Table 8', f'blocks:{row}')
+        f'ffn_{row}': make_presence_claim(f'It is there: FFN {row}.', f'{GU_V1}, Table 8', f'blocks:{row}')
         for row in ('relu', 'geglu')
     },
     **{
-        f'heads_{count}': present(f'It is there: heads {count}.', f'{V1}, Table 9', f'blocks:heads_{count}')
+        f'heads_{count}': make_presence_claim(f'It is there: heads {count}.', f'{GU_V1}, Table 9', f'blocks:heads_{count}')
         for count in (1, 2)
     },
-    'add': present('It is there where heads are added.', f'{V1}, Table 9', 'blocks:add'),
-    'post_norm': present('It is there with post-norm.', f'{V1}, appendix D.3', 'blocks:post_norm'),
-    'sandwich_norm': present('It is there with sandwich norm.', 'Sun et al., 2603.05498', 'blocks:sandwich_norm'),
-    'qk_norm': present('It is there with normed queries and keys.', 'Sun et al., 2603.05498', 'blocks:qk_norm'),
-    'head_norm': claim('A norm of each head suppresses it.', '2605.06611', 'blocks:head_norm', '<', (EIGHT, SINK)),
-    'gate_elementwise': claim(
+    'add': make_presence_claim('It is there where heads are added.', f'{GU_V1}, Table 9', 'blocks:add'),
+    'post_norm': make_presence_claim('It is there with post-norm.', f'{GU_V1}, appendix D.3', 'blocks:post_norm'),
+    'sandwich_norm': make_presence_claim('It is there with sandwich norm.', 'Sun et al., 2603.05498', 'blocks:sandwich_norm'),
+    'qk_norm': make_presence_claim('It is there with normed queries and keys.', 'Sun et al., 2603.05498', 'blocks:qk_norm'),
+    'head_norm': make_claim('A norm of each head suppresses it.', '2605.06611', 'blocks:head_norm', '<', (EIGHT_HEADS_ROW, SINK_METRIC)),
+    'gate_elementwise': make_claim(
         'A gate of each element suppresses it.',
         'Qiu et al., 2505.06708',
         'blocks:gate_elementwise',
         '<',
-        (EIGHT, SINK),
+        (EIGHT_HEADS_ROW, SINK_METRIC),
     ),
-    'gate_headwise': claim(
-        'So does one of each head.', 'Qiu et al., 2505.06708', 'blocks:gate_headwise', '<', (EIGHT, SINK)
+    'gate_headwise': make_claim(
+        'So does one of each head.', 'Qiu et al., 2505.06708', 'blocks:gate_headwise', '<', (EIGHT_HEADS_ROW, SINK_METRIC)
     ),
-    'gate_shared': present('One that heads share does not.', 'Qiu et al., 2505.06708', 'blocks:gate_shared'),
-    'gate_value_state': claim(
-        'A gate of values suppresses it.', '2510.09017', 'blocks:gate_value_state', '<', (EIGHT, SINK)
+    'gate_shared': make_presence_claim('One that heads share does not.', 'Qiu et al., 2505.06708', 'blocks:gate_shared'),
+    'gate_value_state': make_claim(
+        'A gate of values suppresses it.', '2510.09017', 'blocks:gate_value_state', '<', (EIGHT_HEADS_ROW, SINK_METRIC)
     ),
 }
 
-COLUMNS = {
+LEARNED_KV = {
     **{
-        f'column_{row}': claim(
-            f'A column takes it from the first token: {row}.', f'{V1}, Table 3', f'columns:{row}', '<'
+        f'column_{row}': make_claim(
+            f'A column takes it from the first token: {row}.', f'{GU_V1}, Table 3', f'columns:{row}', '<'
         )
         for row in ('sink_token', 'kv', 'k')
     },
-    'column_k_shared': claim('One that heads share takes it, too.', f'{ICLR}, Table 12', 'columns:k_shared', '<'),
+    'column_k_shared': make_claim('One that heads share takes it, too.', f'{GU_ICLR}, Table 12', 'columns:k_shared', '<'),
     **{
-        f'column_{row}_has_it': elsewhere('... and has it.', f'{V1}, Table 3', f'columns:{row}', STAR)
+        f'column_{row}_has_it': make_other_position_claim('... and has it.', f'{GU_V1}, Table 3', f'columns:{row}', SINK_STAR_METRIC)
         for row in ('sink_token', 'kv', 'k')
     },
-    'column_v': claim('A bias of values does not matter.', f'{V1}, Table 3', 'columns:v', '='),
-    'column_logit': claim('A learned logit takes it.', 'gpt-oss (OpenAI, 2025)', 'columns:logit', '<'),
-    'column_value_norm': claim(
+    'column_v': make_claim('A bias of values does not matter.', f'{GU_V1}, Table 3', 'columns:v', '='),
+    'column_logit': make_claim('A learned logit takes it.', 'gpt-oss (OpenAI, 2025)', 'columns:logit', '<'),
+    'column_value_norm': make_claim(
         'The longer the value of a column, the less it takes.',
-        f'{V1}, Table 10',
+        f'{GU_V1}, Table 10',
         'columns:k_first_20',
         '<',
-        ('columns:k_first_1', STAR),
-        STAR,
+        ('columns:k_first_1', SINK_STAR_METRIC),
+        SINK_STAR_METRIC,
     ),
-    'column_key_width': claim(
+    'column_key_width': make_claim(
         'The fewer dimensions of its key are learned, the less it takes.',
-        f'{ICLR}, Table 13',
+        f'{GU_ICLR}, Table 13',
         'columns:k_width_1',
         '<',
-        ('columns:k_width_64', STAR),
-        STAR,
+        ('columns:k_width_64', SINK_STAR_METRIC),
+        SINK_STAR_METRIC,
     ),
 }
 
 OPERATION = {
-    'sigmoid': claim('Sigmoid, not normalized: none.', f'{V1}, Table 4', 'attention:sigmoid', '<'),
-    'sigmoid_apple': claim('Nor with an offset of -log T.', f'as {V1}, Table 4', 'attention:sigmoid_apple', '<'),
-    'sigmoid_normalized': claim(
+    'sigmoid': make_claim('Sigmoid, not normalized: none.', f'{GU_V1}, Table 4', 'attention:sigmoid', '<'),
+    'sigmoid_apple': make_claim('Nor with an offset of -log T.', f'as {GU_V1}, Table 4', 'attention:sigmoid_apple', '<'),
+    'sigmoid_normalized': make_claim(
         'Normalized, sigmoid has one.',
-        f'{V1}, Table 4',
+        f'{GU_V1}, Table 4',
         'attention:sigmoid_normalized',
         '>',
-        ('attention:sigmoid', SINK),
+        ('attention:sigmoid', SINK_METRIC),
     ),
-    'sigmoid_learns': claim('... and its loss is lower.', f'{V1}, Table 4', 'attention:sigmoid', '<', number=LOSS),
-    'sigmoid_apple_learns': claim(
-        'With the offset it learns as much.', f'as {V1}, Table 4', 'attention:sigmoid_apple', '=', number=LOSS
+    'sigmoid_learns': make_claim('... and its loss is lower.', f'{GU_V1}, Table 4', 'attention:sigmoid', '<', metric=LOSS_METRIC),
+    'sigmoid_apple_learns': make_claim(
+        'With the offset it learns as much.', f'as {GU_V1}, Table 4', 'attention:sigmoid_apple', '=', metric=LOSS_METRIC
     ),
-    'elu1': claim('elu + 1, not normalized: none.', f'{V1}, Table 4', 'attention:elu1', '<'),
-    'kernel_elu1_normalized': present(
-        'A normalized kernel has one.', f'{V1}, Table 4', 'attention:kernel_elu1_normalized'
+    'elu1': make_claim('elu + 1, not normalized: none.', f'{GU_V1}, Table 4', 'attention:elu1', '<'),
+    'kernel_elu1_normalized': make_presence_claim(
+        'A normalized kernel has one.', f'{GU_V1}, Table 4', 'attention:kernel_elu1_normalized'
     ),
-    'linear': claim('Linear attention: none.', f'{V1}, Table 13', 'attention:linear', '<'),
-    'mlp': claim('Signed weights: none.', f'{V1}, Table 13', 'attention:mlp', '<'),
-    'mlp_normalized': claim(
-        'Signed weights: none, though normalized.', f'{V1}, Table 4', 'attention:mlp_normalized', '<'
+    'linear': make_claim('Linear attention: none.', f'{GU_V1}, Table 13', 'attention:linear', '<'),
+    'mlp': make_claim('Signed weights: none.', f'{GU_V1}, Table 13', 'attention:mlp', '<'),
+    'mlp_normalized': make_claim(
+        'Signed weights: none, though normalized.', f'{GU_V1}, Table 4', 'attention:mlp_normalized', '<'
     ),
-    'alpha_2': claim('Rows that sum to 2 have more.', f'{V1}, Table 12', 'attention:alpha_2', '>'),
-    'alpha_0.2': claim('Rows that sum to 0.2 have less.', f'{V1}, Table 12', 'attention:alpha_0.2', '<'),
-    'alpha_0.1': claim('Rows that sum to 0.1 have less.', f'{V1}, Table 12', 'attention:alpha_0.1', '<'),
+    'alpha_2': make_claim('Rows that sum to 2 have more.', f'{GU_V1}, Table 12', 'attention:alpha_2', '>'),
+    'alpha_0.2': make_claim('Rows that sum to 0.2 have less.', f'{GU_V1}, Table 12', 'attention:alpha_0.2', '<'),
+    'alpha_0.1': make_claim('Rows that sum to 0.1 have less.', f'{GU_V1}, Table 12', 'attention:alpha_0.1', '<'),
     **{
-        f'softmax_p_{p}': fails(
-            f'Softmax by its {p}-norm does not train.', f'{ICLR}, D.4', f'attention:softmax_p_{p}'
+        f'softmax_p_{p}': make_failure_claim(
+            f'Softmax by its {p}-norm does not train.', f'{GU_ICLR}, D.4', f'attention:softmax_p_{p}'
         )
         for p in (2, 3, 4)
     },
     **{
-        row: fails(f'{words} does not train.', f'{V1}, Table 13', f'attention:{row}')
+        row: make_failure_claim(f'{words} does not train.', f'{GU_V1}, Table 13', f'attention:{row}')
         for row, words in (
             ('elu1_normalized', 'elu + 1, normalized,'),
             ('kernel_elu1', 'A kernel, not normalized,'),
             ('linear_normalized', 'Linear attention, normalized,'),
         )
     },
-    'off_by_one': claim(
+    'off_by_one': make_claim(
         'Softmax with 1 in its sum: none on the first token.',
         'Kaul et al., 2410.17174',
         'attention:softmax_off_by_one',
         '<',
     ),
-    'softpick': claim('Softpick: none.', 'Zuhri et al., 2504.20966', 'attention:softpick', '<'),
-    'relu': claim('relu(s) / i: none.', 'Guo et al., 2410.13835', 'attention:relu', '<'),
+    'softpick': make_claim('Softpick: none.', 'Zuhri et al., 2504.20966', 'attention:softpick', '<'),
+    'relu': make_claim('relu(s) / i: none.', 'Guo et al., 2410.13835', 'attention:relu', '<'),
 }
 
-LARGE = {
-    'size': untestable('Larger models have more.', f'{V1}, Figure 1', 'is of Pythia, 14M to 12B: sinklab measure'),
-    '1b': untestable(
-        'Sigmoid has none at 1B, either.', f'{V1}, section 7.3', 'is of 1B parameters: configs/scale.py'
+UNTESTABLE = {
+    'size': make_untestable_claim('Larger models have more.', f'{GU_V1}, Figure 1', 'is of Pythia, 14M to 12B: sinklab measure'),
+    '1b': make_untestable_claim(
+        'Sigmoid has none at 1B, either.', f'{GU_V1}, section 7.3', 'is of 1B parameters: configs/scale.py'
     ),
-    'instruct': untestable(
-        'Chat models have what their bases have.', f'{V1}, Table 5', 'is of open models: sinklab measure'
+    'instruct': make_untestable_claim(
+        'Chat models have what their bases have.', f'{GU_V1}, Table 5', 'is of open models: sinklab measure'
     ),
-    'domains': untestable(
-        'The domain hardly matters.', f'{V1}, Figure 7', 'is of 17 domains of the Pile: valid.domain'
+    'domains': make_untestable_claim(
+        'The domain hardly matters.', f'{GU_V1}, Figure 7', 'is of 17 domains of the Pile: valid.domain'
     ),
-    'streaming': untestable(
+    'streaming': make_untestable_claim(
         'Four first tokens keep the perplexity of a stream.',
         'Xiao et al., 2309.17453',
         'is of texts longer than the training: sinklab stream',
     ),
-    'context': untestable(
+    'context': make_untestable_claim(
         'Longer training texts have more.',
         'Barbero et al., 2504.02732',
         'is of 128 to 2048 tokens, and of 5B: configs/beyond.py',
     ),
-    'spikes': untestable(
+    'spikes': make_untestable_claim(
         'Massive activations come with it.',
-        f'{V1}, section 3.1',
+        f'{GU_V1}, section 3.1',
         'is of where norms jump by three orders, in deep models: norm/ratio of each run, sinklab measure',
     ),
-    'muon': untestable(
+    'muon': make_untestable_claim(
         'Muon for AdamW: fewer outliers.', 'OSP, 2506.19697', 'is of kurtosis at 1.4B: sinklab measure'
     ),
-    'window': untestable(
+    'window': make_untestable_claim(
         'A small window prevents it, one of 256 does not.',
-        f'{V1}, Figure 2D',
+        f'{GU_V1}, Figure 2D',
         'is of windows longer than the probed 64 tokens: in a shorter one alpha_1 cannot reach 0.3',
     ),
 }
 
-CLAIMS = {**EMERGENCE, **DATA, **ARCHITECTURE, **COLUMNS, **OPERATION, **LARGE}
+CLAIMS = {**EMERGENCE, **DATA, **ARCHITECTURE, **LEARNED_KV, **OPERATION, **UNTESTABLE}

@@ -14,50 +14,50 @@ not shared, shared, not shared, shared, as Table 3 shows; a sink token stands at
 from configs.table import scale_with_size, table
 
 
-def row(kind, star, sink, loss, source='Gu et al. (v1), Table 3', key_width=None, **how):
-    diff = {f'model.columns.{name}': value for name, value in dict(kind=kind, **how).items()}
+def make_row(kind, star, sink, loss, source='Gu et al. (v1), Table 3', key_width=None, **fields):
+    diff = {f'model.columns.{name}': value for name, value in dict(kind=kind, **fields).items()}
     if key_width:
         diff |= scale_with_size({'model.columns.key_width': key_width})
     return dict(diff=diff, published={'sink/star': star, 'sink/1': sink, 'valid/loss': loss}, source=source)
 
 
-def shared(kind, star, sink, loss, **how):
-    return row(kind, star, sink, loss, 'Gu et al. (v1), Table 11 (its header is misprinted)', shared=True, **how)
+def make_shared_row(kind, star, sink, loss, **fields):
+    return make_row(kind, star, sink, loss, 'Gu et al. (v1), Table 11 (its header is misprinted)', shared=True, **fields)
 
 
-def fixed(value, norm, star, sink, loss):
-    return row('k', star, sink, loss, 'Gu et al. (v1), Table 10', value=value, value_norm=norm)
+def make_fixed_value_row(value, norm, star, sink, loss):
+    return make_row('k', star, sink, loss, 'Gu et al. (v1), Table 10', value=value, value_norm=norm)
 
 
-def narrow(width, star, sink, loss):
-    return row('k', star, sink, loss, 'Gu et al. (ICLR), Table 13', value='zero', key_width=width)
+def make_narrow_key_row(width, star, sink, loss):
+    return make_row('k', star, sink, loss, 'Gu et al. (ICLR), Table 13', value='zero', key_width=width)
 
 
 ROWS = {
     'none': dict(diff={}, published={'sink/1': 18.18, 'valid/loss': 3.73}, source='Gu et al. (v1), Table 3'),
-    'sink_token': row('sink_token', 74.12, 0.00, 3.72),
-    'kv': row('kv', 72.76, 0.04, 3.72),
-    'k': row('k', 73.34, 0.00, 3.72, value='zero'),
+    'sink_token': make_row('sink_token', 74.12, 0.00, 3.72),
+    'kv': make_row('kv', 72.76, 0.04, 3.72),
+    'k': make_row('k', 73.34, 0.00, 3.72, value='zero'),
     'v': dict(
         diff={'model.columns.kind': 'v'},
         published={'sink/1': 17.53, 'valid/loss': 3.73},
         source='Gu et al. (v1), Table 3',
     ),
-    'kv_shared': shared('kv', 56.61, 12.44, 3.72),
-    'k_shared': shared('k', 68.31, 0.23, 3.72, value='zero'),
-    'k_first_1': fixed('first', 1.0, 70.03, 0.06, 3.72),
-    'k_first_5': fixed('first', 5.0, 44.43, 3.71, 3.72),
-    'k_first_20': fixed('first', 20.0, 1.51, 25.88, 3.71),
-    'k_uniform_1': fixed('uniform', 1.0, 69.74, 2.15, 3.72),
-    'k_uniform_5': fixed('uniform', 5.0, 27.99, 5.93, 3.72),
-    'k_uniform_20': fixed('uniform', 20.0, 0.00, 11.21, 3.73),
-    'k_width_1': narrow(1, 32.18, 4.74, 3.73),
-    'k_width_2': narrow(2, 30.88, 4.96, 3.72),
-    'k_width_4': narrow(4, 30.94, 4.39, 3.72),
-    'k_width_8': narrow(8, 31.39, 4.54, 3.73),
-    'k_width_16': narrow(16, 23.30, 2.19, 3.73),
-    'k_width_32': narrow(32, 51.23, 1.94, 3.73),
-    'k_width_64': narrow(64, 69.19, 0.04, 3.72),
+    'kv_shared': make_shared_row('kv', 56.61, 12.44, 3.72),
+    'k_shared': make_shared_row('k', 68.31, 0.23, 3.72, value='zero'),
+    'k_first_1': make_fixed_value_row('first', 1.0, 70.03, 0.06, 3.72),
+    'k_first_5': make_fixed_value_row('first', 5.0, 44.43, 3.71, 3.72),
+    'k_first_20': make_fixed_value_row('first', 20.0, 1.51, 25.88, 3.71),
+    'k_uniform_1': make_fixed_value_row('uniform', 1.0, 69.74, 2.15, 3.72),
+    'k_uniform_5': make_fixed_value_row('uniform', 5.0, 27.99, 5.93, 3.72),
+    'k_uniform_20': make_fixed_value_row('uniform', 20.0, 0.00, 11.21, 3.73),
+    'k_width_1': make_narrow_key_row(1, 32.18, 4.74, 3.73),
+    'k_width_2': make_narrow_key_row(2, 30.88, 4.96, 3.72),
+    'k_width_4': make_narrow_key_row(4, 30.94, 4.39, 3.72),
+    'k_width_8': make_narrow_key_row(8, 31.39, 4.54, 3.73),
+    'k_width_16': make_narrow_key_row(16, 23.30, 2.19, 3.73),
+    'k_width_32': make_narrow_key_row(32, 51.23, 1.94, 3.73),
+    'k_width_64': make_narrow_key_row(64, 69.19, 0.04, 3.72),
     'logit': dict(
         diff={'model.columns.kind': 'logit'},
         published={},

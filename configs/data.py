@@ -11,43 +11,43 @@ Decided: random and fixed tokens are targets like others, as released. A size ma
 
 from configs.table import table
 
-FIGURE = 'Gu et al. (v1), Figure 2C'
-CURVES = f'{FIGURE}; (ICLR), Figure 28'
-FREE = {'data.fixed_position': None}  # lest a size fix the first token
+FIGURE_2C = 'Gu et al. (v1), Figure 2C'
+FIGURES_2C_AND_28 = f'{FIGURE_2C}; (ICLR), Figure 28'
+NO_FIXED_TOKEN = {'data.fixed_position': None}  # lest a size fix the first token
 
 
-def amount(share, note, source=FIGURE):
-    return dict(diff=FREE | {'data.share': share}, published={}, source=source, note=note)
+def make_amount_row(share, note, source=FIGURE_2C):
+    return dict(diff=NO_FIXED_TOKEN | {'data.share': share}, published={}, source=source, note=note)
 
 
-def random(first, last, published, note=None):
-    diff = FREE | {'data.random_first': first, 'data.random_last': last}
+def make_random_row(first, last, published, note=None):
+    diff = NO_FIXED_TOKEN | {'data.random_first': first, 'data.random_last': last}
     return dict(diff=diff, published=published, source='Gu et al. (v1), section 5') | ({'note': note} if note else {})
 
 
-def fixed(position, *sinks):
+def make_fixed_row(position, *sinks):
     published = {f'sink/{k}': sink for k, sink in enumerate(sinks, 1)}
     return dict(diff={'data.fixed_position': position}, published=published, source='Gu et al. (v1), Table 7')
 
 
 ROWS = {
-    'amount_5b': dict(diff=FREE, published={'sink/1': 18.18, 'valid/loss': 3.73}, source=FIGURE),
-    'amount_2.5b': amount(0.5, 'A figure only.'),
-    'amount_500m': amount(0.1, 'A figure only, read by others as Sink_1 near 4 % and a loss near 3.8.'),
-    'amount_200m': amount(0.04, 'A figure only.'),
-    'amount_100m': amount(
-        0.02, 'Figures only: overfits between 1k and 2k steps, Sink_1 below 1 % up to 5k steps.', CURVES
+    'amount_5b': dict(diff=NO_FIXED_TOKEN, published={'sink/1': 18.18, 'valid/loss': 3.73}, source=FIGURE_2C),
+    'amount_2.5b': make_amount_row(0.5, 'A figure only.'),
+    'amount_500m': make_amount_row(0.1, 'A figure only, read by others as Sink_1 near 4 % and a loss near 3.8.'),
+    'amount_200m': make_amount_row(0.04, 'A figure only.'),
+    'amount_100m': make_amount_row(
+        0.02, 'Figures only: overfits between 1k and 2k steps, Sink_1 below 1 % up to 5k steps.', FIGURES_2C_AND_28
     ),
-    'amount_50m': amount(
-        0.01, 'Figures only: overfits between 1k and 2k steps, Sink_1 below 1 %, loss near 4.5.', CURVES
+    'amount_50m': make_amount_row(
+        0.01, 'Figures only: overfits between 1k and 2k steps, Sink_1 below 1 %, loss near 4.5.', FIGURES_2C_AND_28
     ),
-    'random_1': random(1, 1, {'sink/1': 27.03}),
-    'random_1_2': random(1, 2, {'sink/1': 1.98, 'sink/2': 14.08}),
-    'random_2': random(2, 2, {'sink/1': 20.99}),
-    **{f'random_1_{last}': random(1, last, {}, 'In words only: the sink tends to disappear.') for last in (3, 5, 10)},
-    'fixed_1': fixed(1, 74.11, 0.00, 0.00, 0.01),
-    'fixed_2': fixed(2, 0.00, 69.03, 0.00, 0.01),
-    'fixed_3': fixed(3, 0.00, 0.00, 69.64, 0.00),
+    'random_1': make_random_row(1, 1, {'sink/1': 27.03}),
+    'random_1_2': make_random_row(1, 2, {'sink/1': 1.98, 'sink/2': 14.08}),
+    'random_2': make_random_row(2, 2, {'sink/1': 20.99}),
+    **{f'random_1_{last}': make_random_row(1, last, {}, 'In words only: the sink tends to disappear.') for last in (3, 5, 10)},
+    'fixed_1': make_fixed_row(1, 74.11, 0.00, 0.00, 0.01),
+    'fixed_2': make_fixed_row(2, 0.00, 69.03, 0.00, 0.01),
+    'fixed_3': make_fixed_row(3, 0.00, 0.00, 69.64, 0.00),
 }
 
 get_config = table(ROWS)

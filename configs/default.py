@@ -20,7 +20,7 @@ def get_config(row=None, size='paper'):
     if size not in SIZES:
         raise ValueError(f'there is no size {size!r} (sizes: {", ".join(SIZES)})')
     config = ConfigDict()
-    config.model = model()
+    config.model = make_model_config()
     config.optimizer = ConfigDict(
         dict(
             name='adamw',
@@ -37,7 +37,7 @@ def get_config(row=None, size='paper'):
             epsilon=1e-8,
         )
     )
-    config.data = data()
+    config.data = make_data_config()
     config.valid = ConfigDict(dict(every_steps=1000, windows=800, domain=placeholder(str)))
     config.probe = ConfigDict(
         dict(
@@ -57,7 +57,7 @@ def get_config(row=None, size='paper'):
     return config.lock()
 
 
-def model():
+def make_model_config():
     return ConfigDict(
         dict(
             layers=10,
@@ -107,7 +107,7 @@ def model():
     )
 
 
-def data():
+def make_data_config():
     return ConfigDict(
         dict(
             task='text',

@@ -12,7 +12,7 @@ from configs import optimization
 from configs.table import scale_with_size, table
 
 
-def ours(path, value):
+def make_unpublished_row(path, value):
     return dict(diff=scale_with_size({path: value}), published={}, source='this project', note='not published')
 
 
@@ -21,11 +21,11 @@ ROWS = {
         name: optimization.ROWS[name] for name in ('rate_4e-4_20k', 'rate_1e-4_20k', 'rate_2e-4_20k', 'rate_8e-4_20k')
     },
     'decay_0.01': optimization.ROWS['decay_0.01'],
-    'decay_0.05': ours('optimizer.weight_decay', 0.05),
-    'decay_0.2': ours('optimizer.weight_decay', 0.2),
+    'decay_0.05': make_unpublished_row('optimizer.weight_decay', 0.05),
+    'decay_0.2': make_unpublished_row('optimizer.weight_decay', 0.2),
     'decay_0.5': optimization.ROWS['decay_0.5'],
-    'width_384': ours('model.width', 384),
-    'width_1536': ours('model.width', 1536),
+    'width_384': make_unpublished_row('model.width', 384),
+    'width_1536': make_unpublished_row('model.width', 1536),
 }
 
 get_config = table(ROWS)

@@ -13,7 +13,7 @@ Without --from a row trains a new model on conversations. A model of Hugging Fac
 row (--from=hf:PATH) has the same optimizer: see IMPORTED.
 """
 
-from configs.scale import BILLION, SIGMOID
+from configs.scale import SIZE_1B, SIGMOID
 from configs.sizes import QUICKSTART, SMOKE
 from configs.table import table
 
@@ -33,7 +33,7 @@ BASE = {
 
 # What a model of Hugging Face is trained further with where no row is named: --from=hf:PATH without --config. The
 # warm-up is a tenth of however many steps are asked for.
-IMPORTED = {path: value for path, value in BASE.items() if path.startswith('optimizer.')}
+IMPORTED_MODEL_OPTIMIZER = {path: value for path, value in BASE.items() if path.startswith('optimizer.')}
 
 # A small corpus has few conversations to hold out.
 SIZES = {
@@ -51,17 +51,17 @@ SIZES = {
 }
 
 
-MODEL = {path: value for path, value in BILLION.items() if path.startswith('model.')}
+MODEL_1B = {path: value for path, value in SIZE_1B.items() if path.startswith('model.')}
 
 
-def row(diff):
+def make_row(diff):
     note = 'A figure only: the training loss falls from about 2.6 to 1.8-2.0. No sink was published.'
     return dict(diff=diff, published={}, source='Gu et al. (ICLR), appendix E', note=note)
 
 
 ROWS = {
-    'softmax_1b': row(MODEL),
-    'sigmoid_1b': row(MODEL | SIGMOID),
+    'softmax_1b': make_row(MODEL_1B),
+    'sigmoid_1b': make_row(MODEL_1B | SIGMOID),
 }
 
 get_config = table(ROWS, BASE, SIZES)

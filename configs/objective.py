@@ -13,26 +13,26 @@ alpha_1 <= 0.5: the probe reports `sink/1/window` beside it, over the queries th
 from configs.table import scale_with_size, table
 
 
-def prefix(tokens):
+def make_prefix_row(tokens):
     note = 'A figure only (p = 5): the sink sits on one of the prefix tokens, which one varies; see sink/prefix.'
     return dict(diff={'model.mask.prefix': tokens}, published={}, source='Gu et al. (v1), Figure 3B', note=note)
 
 
-EDGE = 'alpha/edge is of longer texts than the window: sinklab measure RUN --length=N, up to the length of training.'
+EDGE_NOTE = 'alpha/edge is of longer texts than the window: sinklab measure RUN --length=N, up to the length of training.'
 
 
-def window(keys, note=f'A figure only: small windows prevent the sink, those from about 256 have it. {EDGE}'):
+def make_window_row(keys, note=f'A figure only: small windows prevent the sink, those from about 256 have it. {EDGE_NOTE}'):
     diff = scale_with_size({'model.mask.window': keys})
     return dict(diff=diff, published={}, source='Gu et al. (v1), Figure 2D', note=note)
 
 
 ROWS = {
     'full': dict(diff={}, published={'sink/1': 18.18, 'valid/loss': 3.73}, source='Gu et al. (v1), Table 1'),
-    **{f'prefix_{tokens}': prefix(tokens) for tokens in (2, 3, 4, 5, 10)},
-    'window_32': window(
+    **{f'prefix_{tokens}': make_prefix_row(tokens) for tokens in (2, 3, 4, 5, 10)},
+    'window_32': make_window_row(
         32, 'A figure only: no sink; confounded at T = 64, where half of the queries do not see x_1.'
     ),
-    **{f'window_{keys}': window(keys) for keys in (64, 128, 256, 512, 1024)},
+    **{f'window_{keys}': make_window_row(keys) for keys in (64, 128, 256, 512, 1024)},
     'block_256': dict(
         diff=scale_with_size({'model.mask.block': 256}),
         published={},

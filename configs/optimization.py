@@ -12,61 +12,61 @@ does not follow the batch.
 from configs.table import scale_with_size, table
 
 
-def row(diff, sink, loss, source):
+def make_row(diff, sink, loss, source):
     return dict(diff=diff, published={'sink/1': sink, 'valid/loss': loss}, source=source)
 
 
-def rate(diff, sink, loss):
-    return row(scale_with_size(diff), sink, loss, 'Gu et al. (ICLR), Table 9')
+def make_rate_row(diff, sink, loss):
+    return make_row(scale_with_size(diff), sink, loss, 'Gu et al. (ICLR), Table 9')
 
 
-def unpublished(diff, source, note):
+def make_unpublished_row(diff, source, note):
     return dict(diff=scale_with_size(diff), published={}, source=source, note=note)
 
 
-def batch(size, sink, loss):
-    return row(scale_with_size({'optimizer.batch_size': size}), sink, loss, 'Gu et al. (v1), Table 6')
+def make_batch_row(size, sink, loss):
+    return make_row(scale_with_size({'optimizer.batch_size': size}), sink, loss, 'Gu et al. (v1), Table 6')
 
 
-def decay(gamma, sink, loss):
-    return row(scale_with_size({'optimizer.weight_decay': gamma}), sink, loss, 'Gu et al. (v1), Table 1')
+def make_decay_row(gamma, sink, loss):
+    return make_row(scale_with_size({'optimizer.weight_decay': gamma}), sink, loss, 'Gu et al. (v1), Table 1')
 
 
-RELEASED = 'the released configs of Gu et al.'
-CURVES = 'Figure 2B (v1), whose other curve is rate_4e-4_20k'
+RELEASED_CONFIGS = 'the released configs of Gu et al.'
+FIGURE_2B = 'Figure 2B (v1), whose other curve is rate_4e-4_20k'
 
 ROWS = {
-    'rate_4e-4_20k': rate({}, 18.18, 3.73),
-    'rate_8e-4_10k': rate({'optimizer.peak_learning_rate': 8e-4, 'optimizer.steps': 10_000}, 23.44, 3.79),
-    'rate_8e-4_20k': rate({'optimizer.peak_learning_rate': 8e-4}, 32.23, 3.70),
-    'rate_2e-4_20k': rate({'optimizer.peak_learning_rate': 2e-4}, 11.21, 3.78),
-    'rate_2e-4_40k': rate({'optimizer.peak_learning_rate': 2e-4, 'optimizer.steps': 40_000}, 16.81, 3.68),
-    'rate_1e-4_20k': rate({'optimizer.peak_learning_rate': 1e-4}, 2.90, 3.92),
-    'rate_1e-4_80k': rate({'optimizer.peak_learning_rate': 1e-4, 'optimizer.steps': 80_000}, 6.29, 3.67),
-    'rate_1e-3_20k': unpublished(
-        {'optimizer.peak_learning_rate': 1e-3}, RELEASED, f'A released rate, and a curve of {CURVES}; no number.'
+    'rate_4e-4_20k': make_rate_row({}, 18.18, 3.73),
+    'rate_8e-4_10k': make_rate_row({'optimizer.peak_learning_rate': 8e-4, 'optimizer.steps': 10_000}, 23.44, 3.79),
+    'rate_8e-4_20k': make_rate_row({'optimizer.peak_learning_rate': 8e-4}, 32.23, 3.70),
+    'rate_2e-4_20k': make_rate_row({'optimizer.peak_learning_rate': 2e-4}, 11.21, 3.78),
+    'rate_2e-4_40k': make_rate_row({'optimizer.peak_learning_rate': 2e-4, 'optimizer.steps': 40_000}, 16.81, 3.68),
+    'rate_1e-4_20k': make_rate_row({'optimizer.peak_learning_rate': 1e-4}, 2.90, 3.92),
+    'rate_1e-4_80k': make_rate_row({'optimizer.peak_learning_rate': 1e-4, 'optimizer.steps': 80_000}, 6.29, 3.67),
+    'rate_1e-3_20k': make_unpublished_row(
+        {'optimizer.peak_learning_rate': 1e-3}, RELEASED_CONFIGS, f'A released rate, and a curve of {FIGURE_2B}; no number.'
     ),
-    'rate_1e-4_40k': unpublished(
+    'rate_1e-4_40k': make_unpublished_row(
         {'optimizer.peak_learning_rate': 1e-4, 'optimizer.steps': 40_000},
-        RELEASED,
-        f'A released rate, and a curve of {CURVES}; no number, Table 9 has it after 20k and 80k steps.',
+        RELEASED_CONFIGS,
+        f'A released rate, and a curve of {FIGURE_2B}; no number, Table 9 has it after 20k and 80k steps.',
     ),
-    'rate_1e-5_80k': unpublished(
+    'rate_1e-5_80k': make_unpublished_row(
         {'optimizer.peak_learning_rate': 1e-5, 'optimizer.steps': 80_000},
-        RELEASED,
-        f'A released rate, and a curve of {CURVES}; no number. Its first 20k steps are those of a run of 20k.',
+        RELEASED_CONFIGS,
+        f'A released rate, and a curve of {FIGURE_2B}; no number. Its first 20k steps are those of a run of 20k.',
     ),
-    'batch_128': batch(128, 16.45, 3.92),
-    'batch_256': batch(256, 17.19, 3.78),
-    'batch_1024': batch(1024, 16.19, 3.68),
-    'decay_0': decay(0.0, 15.20, 3.72),
-    'decay_0.001': decay(0.001, 15.39, 3.72),
-    'decay_0.01': decay(0.01, 15.23, 3.72),
-    'decay_0.5': decay(0.5, 41.08, 3.80),
-    'decay_1': decay(1.0, 37.71, 3.90),
-    'decay_2': decay(2.0, 6.13, 4.23),
-    'decay_5': decay(5.0, 0.01, 5.24),
-    'decay_10': unpublished({'optimizer.weight_decay': 10.0}, RELEASED, 'No result was published.'),
+    'batch_128': make_batch_row(128, 16.45, 3.92),
+    'batch_256': make_batch_row(256, 17.19, 3.78),
+    'batch_1024': make_batch_row(1024, 16.19, 3.68),
+    'decay_0': make_decay_row(0.0, 15.20, 3.72),
+    'decay_0.001': make_decay_row(0.001, 15.39, 3.72),
+    'decay_0.01': make_decay_row(0.01, 15.23, 3.72),
+    'decay_0.5': make_decay_row(0.5, 41.08, 3.80),
+    'decay_1': make_decay_row(1.0, 37.71, 3.90),
+    'decay_2': make_decay_row(2.0, 6.13, 4.23),
+    'decay_5': make_decay_row(5.0, 0.01, 5.24),
+    'decay_10': make_unpublished_row({'optimizer.weight_decay': 10.0}, RELEASED_CONFIGS, 'No result was published.'),
     'cosine': dict(
         diff={'optimizer.schedule': 'cosine', 'optimizer.final_share': 0.1},
         published={},

@@ -27,32 +27,32 @@ CAUSAL = {'data.fixed_position': None}  # lest a size fix the first token
 DOCUMENT = CAUSAL | {'model.mask.document': True}
 BOS = {'data.bos': 'documents'}
 FIXED_BOS = BOS | {'data.fixed_position': 1}
-BEFORE_TEXT = {'probe.prepend': 'bos'}
-NOT_HELD_OUT = {'data.fixed_held_out': False}
+PROBE_BOS = {'probe.prepend': 'bos'}
+NOT_FIXED_HELD_OUT = {'data.fixed_held_out': False}
 
 SOURCE = 'Barbero et al., 2504.02732, as in the slides of Gu (threshold and T not stated)'
-KEPT = 'Validation windows keep the BOS of their documents here, so that the loss is not of text alone.'
+KEPT_BOS_NOTE = 'Validation windows keep the BOS of their documents here, so that the loss is not of text alone.'
 
 
-def row(diff, sink, loss, **more):
-    return dict(diff=diff, published={'sink/1': sink, 'valid/loss': loss}, source=SOURCE, **more)
+def make_row(diff, sink, loss, **fields):
+    return dict(diff=diff, published={'sink/1': sink, 'valid/loss': loss}, source=SOURCE, **fields)
 
 
 ROWS = {
-    'causal': row(CAUSAL, 65.15, 2.70),
-    'causal_eos': row(
+    'causal': make_row(CAUSAL, 65.15, 2.70),
+    'causal_eos': make_row(
         CAUSAL | {'probe.prepend': 'eos'},
         65.10,
         2.69,
         note='EOS stands in for BOS; here it does so in the probe alone.',
     ),
-    'causal_fixed': row(CAUSAL | FIXED_BOS | BEFORE_TEXT, 90.84, 2.69),
-    'causal_fixed_text': row(CAUSAL | FIXED_BOS | NOT_HELD_OUT, 0.05, 7.56, note=KEPT),
-    'document': row(DOCUMENT, 28.23, 2.67),
-    'document_bos': row(DOCUMENT | BOS | BEFORE_TEXT, 83.33, 2.67),
-    'document_bos_text': row(DOCUMENT | BOS, 50.24, 2.68, note=KEPT),
-    'document_fixed': row(DOCUMENT | FIXED_BOS | BEFORE_TEXT, 90.56, 2.67),
-    'document_fixed_text': row(DOCUMENT | FIXED_BOS | NOT_HELD_OUT, 0.00, 7.78, note=KEPT),
+    'causal_fixed': make_row(CAUSAL | FIXED_BOS | PROBE_BOS, 90.84, 2.69),
+    'causal_fixed_text': make_row(CAUSAL | FIXED_BOS | NOT_FIXED_HELD_OUT, 0.05, 7.56, note=KEPT_BOS_NOTE),
+    'document': make_row(DOCUMENT, 28.23, 2.67),
+    'document_bos': make_row(DOCUMENT | BOS | PROBE_BOS, 83.33, 2.67),
+    'document_bos_text': make_row(DOCUMENT | BOS, 50.24, 2.68, note=KEPT_BOS_NOTE),
+    'document_fixed': make_row(DOCUMENT | FIXED_BOS | PROBE_BOS, 90.56, 2.67),
+    'document_fixed_text': make_row(DOCUMENT | FIXED_BOS | NOT_FIXED_HELD_OUT, 0.00, 7.78, note=KEPT_BOS_NOTE),
     'document_reset': dict(
         diff=DOCUMENT | {'data.positions': 'reset', 'model.position': 'learned'},
         published={},

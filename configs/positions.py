@@ -14,33 +14,33 @@ alone would have alpha_1 = 0.103 (the code) or 0.094 (as printed) at K = 96.
 from configs.table import table
 
 
-def row(position, sink, loss, **more):
+def make_row(position, sink, loss, **fields):
     published = {'sink/1': sink, 'valid/loss': loss}
-    return dict(diff={'model.position': position}, published=published, source='Gu et al. (v1), Table 2', **more)
+    return dict(diff={'model.position': position}, published=published, source='Gu et al. (v1), Table 2', **fields)
 
 
-def unpublished(position, source, note):
+def make_unpublished_row(position, source, note):
     return dict(diff={'model.position': position}, published={}, source=source, note=note)
 
 
 ROWS = {
     'rotary': dict(diff={}, published={'sink/1': 18.18, 'valid/loss': 3.73}, source='Gu et al. (v1), Table 2'),
-    'none': row('none', 20.35, 3.81),
-    'absolute': row('absolute', 32.73, 3.74),
-    'learned': row('learned', 33.13, 3.79),
-    'relative_paper_code': row(
+    'none': make_row('none', 20.35, 3.81),
+    'absolute': make_row('absolute', 32.73, 3.74),
+    'learned': make_row('learned', 33.13, 3.79),
+    'relative_paper_code': make_row(
         'relative_paper_code', 35.53, 5.45, note='The bias alone has alpha_1 = 0.334 at T = 64: no sink of the model.'
     ),
-    'relative_paper_printed': unpublished(
+    'relative_paper_printed': make_unpublished_row(
         'relative_paper_printed', 'Gu et al. (v1), equation 7', 'As printed; the published number is of the code.'
     ),
-    'relative_paper_negative': unpublished(
+    'relative_paper_negative': make_unpublished_row(
         'relative_paper_negative',
         'the preliminaries of Gu et al.',
         'The code with the other sign, -g(i - j); alone it has alpha_1 = 0.022 at T = 64.',
     ),
-    'relative_t5': unpublished('relative_t5', 'Raffel et al., 1910.10683', 'What Gu et al. cite; nothing published.'),
-    'alibi': row('alibi', 20.78, 3.71),
+    'relative_t5': make_unpublished_row('relative_t5', 'Raffel et al., 1910.10683', 'What Gu et al. cite; nothing published.'),
+    'alibi': make_row('alibi', 20.78, 3.71),
 }
 
 get_config = table(ROWS)

@@ -26,4 +26,4 @@ EXPECTED = {
     'source': 'eight seeds, docs/results/quickstart.md',
 }
 
-get_config = table(ROWS, usual='quickstart')
+get_config = table(ROWS, default_size='quickstart')

@@ -22,35 +22,35 @@ from configs.table import scale_with_size, table
 SIGMOID = {'model.attention.similarity': 'sigmoid', 'model.attention.normalizer': 'none'}
 
 
-def size(layers, width, ffn_width, **more):
+def make_size_diff(layers, width, ffn_width, **other_fields):
     """Return the fields of a model whose heads are 128 wide."""
     sizes = {'model.layers': layers, 'model.width': width, 'model.head_width': 128, 'model.ffn_width': ffn_width}
-    return scale_with_size(sizes | {name.replace('__', '.'): value for name, value in more.items()})
+    return scale_with_size(sizes | {name.replace('__', '.'): value for name, value in other_fields.items()})
 
 
 # As many steps and heads as 60M; 154M parameters but for the embeddings, then 341M and 1.13B.
-MIDDLE = size(12, 1024, 2816)
-LARGE = size(17, 1280, 3520, model__heads=10, optimizer__steps=30_000)
-BILLION = size(22, 2048, 5632, model__heads=16, optimizer__steps=40_000)
+SIZE_150M = make_size_diff(12, 1024, 2816)
+SIZE_350M = make_size_diff(17, 1280, 3520, model__heads=10, optimizer__steps=30_000)
+SIZE_1B = make_size_diff(22, 2048, 5632, model__heads=16, optimizer__steps=40_000)
 
 
-def row(diff, sink, loss, source):
+def make_row(diff, sink, loss, source):
     return dict(diff=diff, published={'sink/1': sink, 'valid/loss': loss}, source=source)
 
 
-def ours(diff):
+def make_unpublished_row(diff):
     return dict(diff=diff, published={}, source='ours', note='Between two sizes of the paper.')
 
 
 ROWS = {
-    'softmax_60m': row({}, 18.18, 3.73, 'Gu et al. (v1), Table 4'),
-    'sigmoid_60m': row(SIGMOID, 0.44, 3.70, 'Gu et al. (v1), Table 4 (proxy scores)'),
-    'softmax_150m': ours(MIDDLE),
-    'sigmoid_150m': ours(MIDDLE | SIGMOID),
-    'softmax_350m': ours(LARGE),
-    'sigmoid_350m': ours(LARGE | SIGMOID),
-    'softmax_1b': row(BILLION, 45.11, 3.07, 'Gu et al. (v1), section 7.3'),
-    'sigmoid_1b': row(BILLION | SIGMOID, 2.46, 3.10, 'Gu et al. (v1), section 7.3 (proxy scores)'),
+    'softmax_60m': make_row({}, 18.18, 3.73, 'Gu et al. (v1), Table 4'),
+    'sigmoid_60m': make_row(SIGMOID, 0.44, 3.70, 'Gu et al. (v1), Table 4 (proxy scores)'),
+    'softmax_150m': make_unpublished_row(SIZE_150M),
+    'sigmoid_150m': make_unpublished_row(SIZE_150M | SIGMOID),
+    'softmax_350m': make_unpublished_row(SIZE_350M),
+    'sigmoid_350m': make_unpublished_row(SIZE_350M | SIGMOID),
+    'softmax_1b': make_row(SIZE_1B, 45.11, 3.07, 'Gu et al. (v1), section 7.3'),
+    'sigmoid_1b': make_row(SIZE_1B | SIGMOID, 2.46, 3.10, 'Gu et al. (v1), section 7.3 (proxy scores)'),
 }
 
 get_config = table(ROWS)

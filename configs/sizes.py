@@ -59,10 +59,10 @@ SIZES = {'paper': {}, 'quickstart': QUICKSTART, 'smoke': SMOKE}
 
 # Fields that no size sets, and the fields that they are a part of: with scale_with_size, a window is a share of the
 # length.
-PART_OF = {
+REFERENCE_FIELDS = {
     'model.mask.window': 'data.length',
     'model.mask.block': 'data.length',
     'model.columns.key_width': 'model.head_width',
     'model.kv_heads': 'model.heads',
 }
-LEAST = {'model.mask.window': 2, 'model.mask.block': 2}  # with a window of 1, a query would see itself alone
+MIN_VALUES = {'model.mask.window': 2, 'model.mask.block': 2}  # with a window of 1, a query would see itself alone

@@ -12,17 +12,17 @@ import dataclasses
 import difflib
 
 from configs import default
-from configs.sizes import LEAST, PART_OF, SIZES
+from configs.sizes import MIN_VALUES, REFERENCE_FIELDS, SIZES
 
 
 @dataclasses.dataclass(frozen=True)
-class Multiple:
+class FactorOfSize:
     """A factor of what a size has in this field, or in another one."""
 
     factor: float
     of: str | None = None
 
-    def resolve(self, path, plain, here):
+    def resolve(self, path, unsized_config, sized_config):
         """Return the value at a size.
 
         Args:
@@ -30,8 +30,8 @@ class Multiple:
             here: the config of the size.
         """
         field = self.of or path
-        known(field, here)
-        number = reading(here, field)
+        check_field(field, sized_config)
+        number = get_field(sized_config, field)
         if isinstance(number, bool) or not isinstance(number, int | float):
             raise ValueError(
                 f'scale({path!r}, {self.factor}): {field} is {number!r} at this size, which is no number; '
@@ -44,19 +44,19 @@ class Multiple:
 
 
 @dataclasses.dataclass(frozen=True)
-class Scaled:
+class SizeScaledValue:
     """A value at the paper's size, which has the same ratio to the default at every other size."""
 
     value: object
 
-    def resolve(self, path, plain, here):
+    def resolve(self, path, unsized_config, sized_config):
         """Return the value at a size. For the arguments see Multiple.resolve."""
-        follows = PART_OF.get(path, path)
-        found = keep_ratio(self.value, reading(plain, follows), reading(here, follows))
-        return max(found, LEAST[path]) if path in LEAST else found
+        reference_field = REFERENCE_FIELDS.get(path, path)
+        scaled = scale_number(self.value, get_field(unsized_config, reference_field), get_field(sized_config, reference_field))
+        return max(scaled, MIN_VALUES[path]) if path in MIN_VALUES else scaled
 
 
-def scale(path: str, factor: float, of: str | None = None) -> dict[str, Multiple]:
+def scale(path: str, factor: float, of: str | None = None) -> dict[str, FactorOfSize]:
     """Make the part of a diff that multiplies what a size has.
 
     Args:
@@ -67,10 +67,10 @@ def scale(path: str, factor: float, of: str | None = None) -> dict[str, Multiple
     """
     if isinstance(factor, bool) or not isinstance(factor, int | float):
         raise ValueError(f'scale({path!r}, {factor!r}): the factor must be a number, as in scale({path!r}, 3)')
-    return {path: Multiple(factor, of)}
+    return {path: FactorOfSize(factor, of)}
 
 
-def scale_with_size(diff: dict[str, object]) -> dict[str, Scaled]:
+def scale_with_size(diff: dict[str, object]) -> dict[str, SizeScaledValue]:
     """Make a diff of values at the paper's size, each of which has the same ratio to the default at every size.
 
     At the paper's size values are trained as they are written. At another size:
@@ -85,49 +85,49 @@ def scale_with_size(diff: dict[str, object]) -> dict[str, Scaled]:
     Args:
         diff: values by the names of their fields.
     """
-    return {path: Scaled(value) for path, value in diff.items()}
+    return {path: SizeScaledValue(value) for path, value in diff.items()}
 
 
-def table(rows, base=None, sizes=SIZES, usual='paper'):
+def table(rows, base=None, sizes=SIZES, default_size='paper'):
     """Make get_config(row, size) for rows {name: {diff, published, source}}, each a diff from the default.
 
     `base` and a size stand between the default and a row. get_config.baseline(size) is the config without a row,
     and get_config.sizes the names of the sizes.
     """
 
-    def baseline(size=usual):
-        named(size, sizes, 'size')
-        return made((base or {}) | sizes[size])
+    def baseline(size=default_size):
+        check_name(size, sizes, 'size')
+        return make_config((base or {}) | sizes[size])
 
-    def get_config(row=None, size=usual):
-        named(row, rows, 'row')
-        plain, here, config = made(base or {}), baseline(size), baseline(size)
+    def get_config(row=None, size=default_size):
+        check_name(row, rows, 'row')
+        unsized_config, sized_config, config = make_config(base or {}), baseline(size), baseline(size)
         for path, value in rows[row]['diff'].items():
-            known(path, here)
-            marked = isinstance(value, Multiple | Scaled)
-            assign(config, path, value.resolve(path, plain, here) if marked else value)
+            check_field(path, sized_config)
+            is_size_dependent = isinstance(value, FactorOfSize | SizeScaledValue)
+            set_field(config, path, value.resolve(path, unsized_config, sized_config) if is_size_dependent else value)
         return config
 
     get_config.baseline, get_config.sizes = baseline, tuple(sizes)
     return get_config
 
 
-def made(values):
+def make_config(values):
     """Return the default with some values set."""
     config = default.get_config()
     for path, value in values.items():
-        assign(config, path, value)
+        set_field(config, path, value)
     return config
 
 
-def keep_ratio(value, paper, here):
+def scale_number(value, paper_reference, size_reference):
     """Return a number at another size: as many times what stands there as it was times the paper's.
 
     Whole numbers from 3 on are rounded to even ones, as widths have to be.
     """
-    if here == paper or not paper or any(isinstance(x, bool | str | None) for x in (value, paper, here)):
+    if size_reference == paper_reference or not paper_reference or any(isinstance(x, bool | str | None) for x in (value, paper_reference, size_reference)):
         return value
-    exact = value * here / paper
+    exact = value * size_reference / paper_reference
     if isinstance(value, float):
         return exact
     if exact <= 0:
@@ -135,21 +135,21 @@ def keep_ratio(value, paper, here):
     return max(1, round(exact) if exact < 3 else 2 * round(exact / 2))
 
 
-def named(name, menu, kind):
-    if name not in menu:
-        given = f'no {kind} was named' if name is None else f'there is no {kind} {name!r}'
-        raise ValueError(f'{given}{suggestion(str(name), menu)} ({kind}s: {", ".join(menu)})')
+def check_name(name, allowed, kind):
+    if name not in allowed:
+        problem = f'no {kind} was named' if name is None else f'there is no {kind} {name!r}'
+        raise ValueError(f'{problem}{format_suggestion(str(name), allowed)} ({kind}s: {", ".join(allowed)})')
 
 
-def assign(config, path, value):
-    known(path, config)
+def set_field(config, path, value):
+    check_field(path, config)
     try:
         config.update_from_flattened_dict({path: value})
     except TypeError as error:
-        raise ValueError(f'{path} is {value!r}, where a value is like {reading(config, path)!r}') from error
+        raise ValueError(f'{path} is {value!r}, where a value is like {get_field(config, path)!r}') from error
 
 
-def known(path, config):
+def check_field(path, config):
     """Raise ValueError unless a path names a field of a config, and no section of it."""
     value = config
     for name in path.split('.'):
@@ -159,36 +159,36 @@ def known(path, config):
     else:
         if not hasattr(value, 'items'):
             return
-    raise ValueError(f'{path} is no field of configs/default.py{suggestion(path, list(flat(config)))}')
+    raise ValueError(f'{path} is no field of configs/default.py{format_suggestion(path, list(list_fields(config)))}')
 
 
-def reading(config, path):
+def get_field(config, path):
     for name in path.split('.'):
         config = config[name]
     return config
 
 
-def flat(config, at=''):
+def list_fields(config, prefix=''):
     """The dotted names of all fields."""
     for name, value in config.items():
-        yield from flat(value, f'{at}{name}.') if hasattr(value, 'items') else [f'{at}{name}']
+        yield from list_fields(value, f'{prefix}{name}.') if hasattr(value, 'items') else [f'{prefix}{name}']
 
 
-def suggestion(name, names):
-    near = closest(name, names)
-    return f'; did you mean {near}?' if near else ''
+def format_suggestion(name, names):
+    match = find_closest_name(name, names)
+    return f'; did you mean {match}?' if match else ''
 
 
-def closest(name, names):
+def find_closest_name(name, names):
     """Return the name that is most like a given one, as a whole and in its last component; None if none is."""
-    whole = difflib.SequenceMatcher(b=name)
-    last = difflib.SequenceMatcher(b=name.rpartition('.')[2])
+    full_matcher = difflib.SequenceMatcher(b=name)
+    suffix_matcher = difflib.SequenceMatcher(b=name.rpartition('.')[2])
 
-    def likeness(other):
-        whole.set_seq1(other)
-        last.set_seq1(other.rpartition('.')[2])
-        return whole.ratio(), last.ratio()
+    def compute_similarity(other):
+        full_matcher.set_seq1(other)
+        suffix_matcher.set_seq1(other.rpartition('.')[2])
+        return full_matcher.ratio(), suffix_matcher.ratio()
 
-    rated = {other: likeness(other) for other in names}
-    alike = {other: sum(both) for other, both in rated.items() if both[1] >= 0.7 or min(both) >= 0.6}
-    return max(alike, key=alike.get, default=None)
+    ratios = {other: compute_similarity(other) for other in names}
+    total_ratios = {other: sum(ratio_pair) for other, ratio_pair in ratios.items() if ratio_pair[1] >= 0.7 or min(ratio_pair) >= 0.6}
+    return max(total_ratios, key=total_ratios.get, default=None)

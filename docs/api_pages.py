@@ -75,17 +75,17 @@ PAGES = {
 }
 
 
-def pages() -> dict[str, str]:
+def build_pages() -> dict[str, str]:
     """Return {name of a page of docs/reference/api/: Markdown}."""
-    found = {'sinklab.md': package()}
+    markdown_by_name = {'sinklab.md': build_package_page()}
     for name, (title, purpose, objects) in PAGES.items():
-        for one in objects:
-            check(one)
-        found[name] = f'# {title}\n\n{purpose}\n\n' + ''.join(map(directive, objects))
-    return found
+        for path in objects:
+            check_object_exists(path)
+        markdown_by_name[name] = f'# {title}\n\n{purpose}\n\n' + ''.join(map(format_directive, objects))
+    return markdown_by_name
 
 
-def package() -> str:
+def build_package_page() -> str:
     """Return the page of the package: every name that it exports."""
     return (
         '# Python API\n\n'
@@ -93,28 +93,28 @@ def package() -> str:
         'Other pages of this section: '
         + ', '.join(f'[{title}]({name})' for name, (title, _, _) in PAGES.items())
         + '.\n\n'
-        + ''.join(directive(path, name) for name, path in exported().items())
+        + ''.join(format_directive(path, name) for name, path in list_exports().items())
     )
 
 
-def exported() -> dict[str, str]:
+def list_exports() -> dict[str, str]:
     """Return {public name: path of the object} of the package; `dir` also has names that are imported lazily."""
-    found = {}
+    paths = {}
     for name in sorted(dir(sinklab), key=lambda name: inspect.isclass(getattr(sinklab, name))):
         value = getattr(sinklab, name)
         is_object = inspect.isroutine(value) or inspect.isclass(value)
         if not name.startswith('_') and is_object and value.__module__.startswith('sinklab'):
-            found[name] = f'{value.__module__}.{value.__qualname__}'
-    return found
+            paths[name] = f'{value.__module__}.{value.__qualname__}'
+    return paths
 
 
-def directive(path: str, name: str = '') -> str:
+def format_directive(path: str, name: str = '') -> str:
     """Return what mkdocstrings replaces by the documentation of an object."""
     heading = f'    options:\n      heading: sinklab.{name}\n      toc_label: {name}\n' if name else ''
     return f'::: {path}\n{heading}\n'
 
 
-def check(path: str) -> None:
+def check_object_exists(path: str) -> None:
     """Raise AttributeError where an object is not in the code."""
     module, _, name = path.rpartition('.')
     getattr(importlib.import_module(module), name)

@@ -13,47 +13,47 @@ from html.parser import HTMLParser
 from pathlib import Path
 from urllib.parse import unquote, urlsplit
 
-LOADING = {'script': 'src', 'img': 'src', 'iframe': 'src', 'source': 'src', 'link': 'href'}
-UNLOADED = ('canonical', 'prev', 'next')  # values of rel that load nothing
+LOADED_ATTRIBUTES = {'script': 'src', 'img': 'src', 'iframe': 'src', 'source': 'src', 'link': 'href'}
+UNLOADED_RELS = ('canonical', 'prev', 'next')  # values of rel that load nothing
 
 
-class Page(HTMLParser):
+class PageParser(HTMLParser):
     """The links of a page, what it loads, and its anchors."""
 
     def __init__(self, path: Path):
         super().__init__()
-        self.links, self.loaded, self.anchors = [], [], set()
+        self.links, self.loaded_urls, self.anchors = [], [], set()
         self.feed(path.read_text(encoding='utf-8'))
 
     def handle_starttag(self, tag: str, attributes: list[tuple[str, str | None]]) -> None:
-        given = dict(attributes)
-        self.anchors |= {given[name] for name in ('id', 'name') if given.get(name)}
-        if tag == 'a' and given.get('href') is not None:
-            self.links.append(given['href'])
-        target = given.get(LOADING.get(tag, ''))
-        if target and given.get('rel') not in UNLOADED:
-            self.loaded.append(target)
+        values = dict(attributes)
+        self.anchors |= {values[name] for name in ('id', 'name') if values.get(name)}
+        if tag == 'a' and values.get('href') is not None:
+            self.links.append(values['href'])
+        target = values.get(LOADED_ATTRIBUTES.get(tag, ''))
+        if target and values.get('rel') not in UNLOADED_RELS:
+            self.loaded_urls.append(target)
 
 
-def faults(site: Path) -> Iterator[str]:
+def find_faults(site: Path) -> Iterator[str]:
     """Return one line for each broken link and for each file that would come from a network."""
-    pages = {path: Page(path) for path in sorted(site.rglob('*.html'))}
+    pages = {path: PageParser(path) for path in sorted(site.rglob('*.html'))}
     for path, page in pages.items():
         if path.name == '404.html':  # a server shows it anywhere, so that its links begin with /
             continue
         name = path.relative_to(site)
-        for target in page.loaded:
+        for target in page.loaded_urls:
             if urlsplit(target).scheme in ('http', 'https') or target.startswith('//'):
                 yield f'{name} loads {target}'
-        for target in dict.fromkeys([*page.links, *page.loaded]):
-            if fault := broken(path, target, pages):
+        for target in dict.fromkeys([*page.links, *page.loaded_urls]):
+            if fault := find_link_error(path, target, pages):
                 yield f'{name} links to {target}, {fault}'
     for path in sorted(site.rglob('*.css')):
         if 'url(http' in path.read_text(encoding='utf-8') or '@import' in path.read_text(encoding='utf-8'):
             yield f'{path.relative_to(site)} loads a file from elsewhere'
 
 
-def broken(path: Path, target: str, pages: dict[Path, Page]) -> str:
+def find_link_error(path: Path, target: str, pages: dict[Path, PageParser]) -> str:
     """Return what is wrong with a link of a page; nothing where it is whole, or leaves the site."""
     parts = urlsplit(target)
     if parts.scheme or parts.netloc:
@@ -69,12 +69,12 @@ def broken(path: Path, target: str, pages: dict[Path, Page]) -> str:
 
 
 def main() -> int:
-    arguments = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    arguments.add_argument('site', type=Path, help='the folder of the built site')
-    found = list(faults(arguments.parse_args().site.resolve()))
-    for fault in found:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument('site', type=Path, help='the folder of the built site')
+    fault_lines = list(find_faults(parser.parse_args().site.resolve()))
+    for fault in fault_lines:
         print(f'check_site: {fault}', file=sys.stderr)
-    return 1 if found else 0
+    return 1 if fault_lines else 0
 
 
 if __name__ == '__main__':

@@ -7,33 +7,33 @@ import itertools
 import re
 from pathlib import Path
 
-from sinklab.measure.measure import Number
-from sinklab.measure.table import DEEPER_NUMBERS, NUMBERS
+from sinklab.measure.measure import MetricInfo
+from sinklab.measure.table import OFFLINE_METRIC_INFOS, METRIC_INFOS
 
 DOCS = Path(__file__).parent
-PAGES = {DOCS / 'concepts.md': NUMBERS, DOCS / 'guides' / 'measure.md': DEEPER_NUMBERS}
-HEAD = '| number | what it is |\n|---|---|\n'
+PAGES = {DOCS / 'concepts.md': METRIC_INFOS, DOCS / 'guides' / 'measure.md': OFFLINE_METRIC_INFOS}
+TABLE_HEAD = '| number | what it is |\n|---|---|\n'
 
 
-def page(text: str, numbers: list[Number]) -> str:
+def update_page(text: str, infos: list[MetricInfo]) -> str:
     """A page with the table as it is now."""
-    return re.sub(re.escape(HEAD) + r'(\|.*\n)*', lambda _: HEAD + rows(numbers), text)
+    return re.sub(re.escape(TABLE_HEAD) + r'(\|.*\n)*', lambda _: TABLE_HEAD + format_rows(infos), text)
 
 
-def rows(numbers: list[Number]) -> str:
+def format_rows(infos: list[MetricInfo]) -> str:
     """Neighbours of one sentence share a row."""
-    groups = itertools.groupby(numbers, lambda number: number.sentence)
-    return ''.join(f'| {", ".join(map(name, group))} | {escape(sentence)} |\n' for sentence, group in groups)
+    groups = itertools.groupby(infos, lambda info: info.description)
+    return ''.join(f'| {", ".join(map(format_name, group))} | {escape_pipes(sentence)} |\n' for sentence, group in groups)
 
 
-def name(number: Number) -> str:
-    return f'`{re.sub("[{}]", "", number.name)}`' + (f' ({number.unit})' if number.unit else '')
+def format_name(info: MetricInfo) -> str:
+    return f'`{re.sub("[{}]", "", info.name)}`' + (f' ({info.unit})' if info.unit else '')
 
 
-def escape(sentence: str) -> str:
+def escape_pipes(sentence: str) -> str:
     return sentence.replace('|', '\\|')
 
 
 if __name__ == '__main__':
     for path, numbers in PAGES.items():
-        path.write_text(page(path.read_text(encoding='utf-8'), numbers), encoding='utf-8')
+        path.write_text(update_page(path.read_text(encoding='utf-8'), numbers), encoding='utf-8')

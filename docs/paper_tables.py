@@ -14,127 +14,127 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
-from docs.reference import anchor, code, escape, file_slug, published, sentence, shown, table
+from docs.reference import format_anchor, format_code, escape_markdown, make_file_slug, format_published, format_sentence, format_value, format_table
 from sinklab.cli import claims as claims_command
 from sinklab.cli import config
-from sinklab.folder import flat
-from sinklab.measure.table import number
+from sinklab.folder import flatten_dict
+from sinklab.measure.table import find_metric_info
 from sinklab.model import flops
-from sinklab.observe.published import PUBLISHED
-from sinklab.record import Refusal
+from sinklab.observe.published import PUBLISHED_SINK_RATES
+from sinklab.record import UserError
 from sinklab.report import claims as claims_report
-from sinklab.report.sweep import spread
+from sinklab.report.sweep import summarize_values
 from sinklab.spec import Spec
 from sinklab.sweep import results
 
-RESULTS = Path(__file__).parent / 'results' / 'claims.json'
-BASELINE = 'optimization:rate_4e-4_20k'
-CHIP_HOURS = 61  # of the baseline on TPU v5e, by the compiler's estimate: configs/scale.py
-TRAINED = (
+RESULTS_FILE = Path(__file__).parent / 'results' / 'claims.json'
+BASELINE_ROW = 'optimization:rate_4e-4_20k'
+BASELINE_CHIP_HOURS = 61  # of the baseline on TPU v5e, by the compiler's estimate: configs/scale.py
+SWEEP_COMMAND = (
     'sinklab sweep --config=configs/{table}.py --size=quickstart \\\n  --workdir=runs/{table} \\\n  --rows={rows}'
 )
 
 
 @dataclasses.dataclass(frozen=True)
-class Entry:
+class PaperEntry:
     """A table or a figure, or several that show the same runs."""
 
-    where: str
+    location: str
     title: str
     rows: tuple[str, ...] = ()  # TABLE:ROW, with wildcards
-    words: str = ''
+    description: str = ''
     commands: tuple[str, ...] = ()  # besides training the rows
-    takes: str = ''  # why there is no result, and what one would take
+    missing_reason: str = ''  # why there is no result, and what one would take
     claims: tuple[str, ...] = ()  # of configs/claims.py, which have no row
 
 
-OPEN = 'Not run: the weights are on the Hugging Face hub, which was out of reach when these results were made. '
-OPEN_NEEDS = OPEN + 'It takes the model, its size in float32 as memory, and minutes on a CPU for models up to 1B.'
+NO_OPEN_MODELS = 'Not run: the weights are on the Hugging Face hub, which was out of reach when these results were made. '
+OPEN_MODEL_NEEDS = NO_OPEN_MODELS + 'It takes the model, its size in float32 as memory, and minutes on a CPU for models up to 1B.'
 
-GROUPS: dict[str, tuple[Entry, ...]] = {
+ENTRY_GROUPS: dict[str, tuple[PaperEntry, ...]] = {
     'Open models': (
-        Entry(
+        PaperEntry(
             'Figure 1 (v1)',
             'Sink_1 by model size: Pythia, GPT-2, OPT, LLaMA',
-            words='Published as a figure only.',
+            description='Published as a figure only.',
             commands=('sinklab measure hf:EleutherAI/pythia-14m', 'sinklab measure hf:openai-community/gpt2'),
-            takes=OPEN_NEEDS,
+            missing_reason=OPEN_MODEL_NEEDS,
             claims=('size',),
         ),
-        Entry(
+        PaperEntry(
             'Table 5 (v1), Table 1 (ICLR)',
             'Sink_1 of open models on natural, random and repeated tokens, base and chat',
             commands=('sinklab measure hf:meta-llama/Llama-2-7b-hf --inputs=natural,random,repeated',),
-            takes=OPEN + 'It takes 28 GB of memory for a model of 7B in float32.',
+            missing_reason=NO_OPEN_MODELS + 'It takes 28 GB of memory for a model of 7B in float32.',
             claims=('instruct',),
         ),
-        Entry(
+        PaperEntry(
             'Table 7 (ICLR)',
             'GPT2-XL with positions replaced or swapped',
-            words='Published for t = 5, 10, 15, 20, 25: with token t at position 1, Sink_1 is 0.20 to 10.97; '
+            description='Published for t = 5, 10, 15, 20, 25: with token t at position 1, Sink_1 is 0.20 to 10.97; '
             'swapped, Sink_1 is 1.44 to 9.42 and Sink_t 57.63 to 51.13; without a change Sink_1 is 62.28.',
             commands=('sinklab measure hf:openai-community/gpt2-xl --inputs=repeated --positions=swap:5',),
-            takes=OPEN_NEEDS,
+            missing_reason=OPEN_MODEL_NEEDS,
         ),
-        Entry(
+        PaperEntry(
             'Figure 7 (v1)',
             'Sink_1 in 17 domains of the Pile',
-            words='Published as a figure only: the domain hardly matters.',
+            description='Published as a figure only: the domain hardly matters.',
             commands=(
                 "sinklab measure hf:EleutherAI/pythia-14m --inputs=domains --source='text:pile/*#domain=DOMAIN'",
             ),
-            takes=OPEN + 'It also takes a sample of the Pile with its domains.',
+            missing_reason=NO_OPEN_MODELS + 'It also takes a sample of the Pile with its domains.',
             claims=('domains',),
         ),
-        Entry(
+        PaperEntry(
             'Section 3.1 and appendix C.1 (v1)',
             'Massive activations, norms of keys and values, angles of queries and keys, attention patterns',
-            words='Published as figures. Every probe records the same numbers of a run (`norm/...`, `qk/...`), and '
+            description='Published as figures. Every probe records the same numbers of a run (`norm/...`, `qk/...`), and '
             'the report draws them.',
             commands=('sinklab report runs/quickstart', 'sinklab measure hf:openai-community/gpt2 --json'),
-            takes=OPEN_NEEDS,
+            missing_reason=OPEN_MODEL_NEEDS,
             claims=('spikes',),
         ),
-        Entry(
+        PaperEntry(
             'Figure 10 (ICLR), appendix C.3',
             'HellaSwag accuracy beside Sink_1; hybrid models',
-            words='Published as a figure: both grow with size within a family, with no relation across families.',
+            description='Published as a figure: both grow with size within a family, with no relation across families.',
             commands=('sinklab evaluate hf:EleutherAI/pythia-14m --tasks=hellaswag',),
-            takes=OPEN + 'It also takes the task data, from the same hub.',
+            missing_reason=NO_OPEN_MODELS + 'It also takes the task data, from the same hub.',
         ),
-        Entry(
+        PaperEntry(
             'Propositions 1 to 4',
             'Attention on one repeated token follows from the position encoding alone',
-            words='Checked by tests on random weights of every position encoding, and by the command on any model.',
+            description='Checked by tests on random weights of every position encoding, and by the command on any model.',
             commands=('sinklab measure runs/quickstart/softmax-0 --inputs=repeated',),
         ),
     ),
     'Optimization': (
-        Entry(
+        PaperEntry(
             'Figure 2A (v1)',
             'The sink emerges during training',
-            (BASELINE, 'emergence:*'),
+            (BASELINE_ROW, 'emergence:*'),
             'Published: Sink_1 rises between 1,000 and 2,000 steps. Rows of `emergence.py` that no paper has show '
             'how the '
             'step moves with weight decay, rate and width: see [Emergence](../results/emergence.md).',
         ),
-        Entry(
+        PaperEntry(
             'Table 9 (ICLR), Figure 2B (v1)',
             'Learning rate and number of steps',
             ('optimization:rate_*',),
         ),
-        Entry('Table 6 (v1)', 'Batch size', (BASELINE, 'optimization:batch_*')),
-        Entry('Section 4 (v1)', 'Schedule of the learning rate', ('optimization:cosine',)),
+        PaperEntry('Table 6 (v1)', 'Batch size', (BASELINE_ROW, 'optimization:batch_*')),
+        PaperEntry('Section 4 (v1)', 'Schedule of the learning rate', ('optimization:cosine',)),
     ),
     'Data': (
-        Entry('Figure 2C (v1), Figure 28 (ICLR)', 'Amount of unique training data', ('data:amount_*',)),
-        Entry('Section 5 (v1)', 'Random tokens at the first positions', ('data:random_*',)),
-        Entry('Table 7 (v1)', 'A token that is the same in every sequence', ('data:fixed_*',)),
+        PaperEntry('Figure 2C (v1), Figure 28 (ICLR)', 'Amount of unique training data', ('data:amount_*',)),
+        PaperEntry('Section 5 (v1)', 'Random tokens at the first positions', ('data:random_*',)),
+        PaperEntry('Table 7 (v1)', 'A token that is the same in every sequence', ('data:fixed_*',)),
     ),
     'Loss': (
-        Entry('Table 1 (v1)', 'Weight decay', (BASELINE, 'optimization:decay_*')),
-        Entry('Figure 3B (v1)', 'Prefix language modeling', ('objective:prefix_*',)),
-        Entry(
+        PaperEntry('Table 1 (v1)', 'Weight decay', (BASELINE_ROW, 'optimization:decay_*')),
+        PaperEntry('Figure 3B (v1)', 'Prefix language modeling', ('objective:prefix_*',)),
+        PaperEntry(
             'Figure 2D (v1)',
             'Window attention',
             ('objective:full', 'objective:window_*', 'objective:block_*'),
@@ -142,31 +142,31 @@ GROUPS: dict[str, tuple[Entry, ...]] = {
         ),
     ),
     'Architecture': (
-        Entry('Table 2 (v1)', 'Position encoding', ('positions:*',)),
-        Entry(
+        PaperEntry('Table 2 (v1)', 'Position encoding', ('positions:*',)),
+        PaperEntry(
             'Table 8 (v1)',
             'Feed-forward network',
             ('blocks:swiglu', *(f'blocks:{name}*' for name in ('relu', 'gelu', 'swish', 'reglu', 'geglu'))),
         ),
-        Entry('Table 9 (v1)', 'Number and combination of heads', ('blocks:swiglu', 'blocks:heads_*', 'blocks:add*')),
-        Entry('Appendix D.3 (v1)', 'Post-norm', ('blocks:post_norm',)),
+        PaperEntry('Table 9 (v1)', 'Number and combination of heads', ('blocks:swiglu', 'blocks:heads_*', 'blocks:add*')),
+        PaperEntry('Appendix D.3 (v1)', 'Post-norm', ('blocks:post_norm',)),
     ),
     'Attention biases': (
-        Entry(
+        PaperEntry(
             'Table 3 (v1)',
             'Sink token, KV, K and V biases',
             ('columns:none', 'columns:sink_token', 'columns:kv', 'columns:k', 'columns:v'),
         ),
-        Entry('Table 10 (v1)', 'K bias with a fixed value', ('columns:k_first_*', 'columns:k_uniform_*')),
-        Entry(
+        PaperEntry('Table 10 (v1)', 'K bias with a fixed value', ('columns:k_first_*', 'columns:k_uniform_*')),
+        PaperEntry(
             'Table 11 (v1), Table 12 (ICLR)',
             'Biases that heads share',
             ('columns:kv', 'columns:kv_shared', 'columns:k', 'columns:k_shared'),
         ),
-        Entry('Table 13 (ICLR)', 'K bias with few learned dimensions', ('columns:k_width_*',)),
+        PaperEntry('Table 13 (ICLR)', 'K bias with few learned dimensions', ('columns:k_width_*',)),
     ),
     'Attention operation': (
-        Entry(
+        PaperEntry(
             'Tables 4 and 13 (v1)',
             'Similarities with and without normalization',
             (
@@ -177,41 +177,41 @@ GROUPS: dict[str, tuple[Entry, ...]] = {
                 *(f'attention:{row}' for row in ('kernel_elu1*', 'linear*', 'mlp*')),
             ),
         ),
-        Entry('Table 12 (v1)', 'Softmax rows that sum to alpha', ('attention:softmax', 'attention:alpha_*')),
-        Entry('Appendix D.4 (ICLR)', 'Normalization by a p-norm', ('attention:softmax_p_*', 'attention:sigmoid_p_*')),
-        Entry(
+        PaperEntry('Table 12 (v1)', 'Softmax rows that sum to alpha', ('attention:softmax', 'attention:alpha_*')),
+        PaperEntry('Appendix D.4 (ICLR)', 'Normalization by a p-norm', ('attention:softmax_p_*', 'attention:sigmoid_p_*')),
+        PaperEntry(
             'Table 14 (v1)',
             'Sigmoid without normalization: learning rate and weight decay',
             ('attention:sigmoid', 'attention:sigmoid_decay_*', 'attention:sigmoid_rate_*'),
         ),
-        Entry(
+        PaperEntry(
             'Section 7.3 (v1)',
             'Softmax and sigmoid at 1B',
             ('scale:*',),
             'Sizes between 60M and 1B are of this project.',
-            takes='The larger sizes were not run. `configs/scale.py` has the estimates of the compiler: 61 (60M), '
+            missing_reason='The larger sizes were not run. `configs/scale.py` has the estimates of the compiler: 61 (60M), '
             '106 (150M), 250 (350M) and 890 (1B) chip-hours of TPU v5e for each of the two.',
             claims=('1b',),
         ),
-        Entry(
+        PaperEntry(
             'Appendix E (ICLR)',
             'Supervised fine-tuning of the 1B pair',
             ('fine_tuning:*',),
-            takes='Not run: it begins with the 1B pair above, and takes UltraChat-200k.',
+            missing_reason='Not run: it begins with the 1B pair above, and takes UltraChat-200k.',
         ),
     ),
     'Talk: packing and BOS (Barbero et al., 2504.02732)': (
-        Entry('Slides; 2504.02732', 'Masks over documents and BOS tokens', ('packing:*',)),
-        Entry(
+        PaperEntry('Slides; 2504.02732', 'Masks over documents and BOS tokens', ('packing:*',)),
+        PaperEntry(
             '2504.02732, context length',
             'Context length at a constant number of tokens',
             ('beyond:context_*',),
-            takes='Not run: windows of 2048 tokens are too long for the quickstart size.',
+            missing_reason='Not run: windows of 2048 tokens are too long for the quickstart size.',
             claims=('context',),
         ),
     ),
     'StreamingLLM (Xiao et al., 2309.17453)': (
-        Entry(
+        PaperEntry(
             'Section 3.3, Table 3; section 4.2',
             'Models pre-trained with a sink token or a zero sink, under small caches',
             ('beyond:streaming_*',),
@@ -220,17 +220,17 @@ GROUPS: dict[str, tuple[Entry, ...]] = {
             'trained model; [its speed](../results/streaming.md) was measured, the published models were not '
             'trained.',
             ('sinklab stream runs/streaming_vanilla --source=text:pg19/book.txt --cache=0+1024,4+1020',),
-            takes='Not run: three runs of 160M parameters and 75B tokens, and the first test book of PG19.',
+            missing_reason='Not run: three runs of 160M parameters and 75B tokens, and the first test book of PG19.',
             claims=('streaming',),
         ),
     ),
     'Later work': (
-        Entry(
+        PaperEntry(
             '2409.04431, 2410.17174, 2504.20966',
             'Sigmoid with an offset, softmax-off-by-one, softpick',
             ('attention:sigmoid_apple', 'attention:softmax_off_by_one', 'attention:softpick'),
         ),
-        Entry(
+        PaperEntry(
             '2410.13835',
             'Bigram-Backcopy and ReLU attention (Guo et al.)',
             ('bigram_backcopy:*', 'attention:relu'),
@@ -238,67 +238,67 @@ GROUPS: dict[str, tuple[Entry, ...]] = {
             'of this '
             'project.',
         ),
-        Entry('gpt-oss', 'A learned logit in the sum of softmax', ('columns:logit',)),
-        Entry(
+        PaperEntry('gpt-oss', 'A learned logit in the sum of softmax', ('columns:logit',)),
+        PaperEntry(
             '2505.06708, 2510.09017',
             'Gated attention (Qiu et al.; value-state gates)',
             ('blocks:gate_*',),
         ),
-        Entry(
+        PaperEntry(
             '2603.05498, 2605.06611',
             'Sandwich norm, QK norm, head norm',
             ('blocks:sandwich_norm', 'blocks:qk_norm', 'blocks:head_norm'),
         ),
-        Entry(
+        PaperEntry(
             '2410.17174, 2506.19697',
             'Optimizers: SGD and Muon',
             ('optimization:sgd', 'optimization:muon'),
             claims=('muon',),
         ),
-        Entry('2603.17771', 'Gradient sinks (Chen et al.)', ('beyond:gradient_sinks',)),
+        PaperEntry('2603.17771', 'Gradient sinks (Chen et al.)', ('beyond:gradient_sinks',)),
     ),
 }
 
 
-def page() -> str:
+def build_page() -> str:
     """Return the Markdown of the page."""
-    entries = [entry for group in GROUPS.values() for entry in group]
-    words = (
+    entries = [entry for group in ENTRY_GROUPS.values() for entry in group]
+    markdown = (
         '# Tables and figures of the paper\n\n'
         'This page lists every table and figure of "When Attention Sink Emerges in Language Models" (Gu et al.), '
         'and of '
         'later work, that sinklab can run: the rows, the command, the published numbers, and ours where they were '
-        'run.\n\n' + introduction(entries) + contents()
+        'run.\n\n' + format_introduction(entries) + format_contents()
     )
-    for group, found in GROUPS.items():
-        words += f'## {group}\n\n' + ''.join(map(section, found))
-    return words + '\n<!-- Generated by docs/paper_tables.py; edits belong there. -->\n'
+    for group, group_entries in ENTRY_GROUPS.items():
+        markdown += f'## {group}\n\n' + ''.join(map(format_section, group_entries))
+    return markdown + '\n<!-- Generated by docs/paper_tables.py; edits belong there. -->\n'
 
 
-def introduction(entries: list[Entry]) -> str:
+def format_introduction(entries: list[PaperEntry]) -> str:
     """Return what was run, and how to read the columns."""
-    found, judged = measured(), Counter(one['verdict'] for one in verdicts().values())
-    rows = {row for entry in entries for row in rows_of(entry)}
-    run = sum(ours_of(row) is not None for row in rows)
-    seeds = sorted({len(seeds) for seeds in found['runs'].values()})
+    claims_data, verdict_counts = load_results(), Counter(verdict_entry['verdict'] for verdict_entry in load_verdicts().values())
+    rows = {row for entry in entries for row in match_rows(entry)}
+    num_run = sum(find_our_runs(row) is not None for row in rows)
+    seeds = sorted({len(seeds) for seeds in claims_data['runs'].values()})
     return (
-        f'**What was run.** {run} of {len(rows)} rows have a result in `docs/results/claims.json`, all of them at '
-        f'size `{found["size"]}`: 200,000 '
+        f'**What was run.** {num_run} of {len(rows)} rows have a result in `docs/results/claims.json`, all of them at '
+        f'size `{claims_data["size"]}`: 200,000 '
         f'parameters, on two CPU cores, with {seeds[0]} to {seeds[-1]} seeds. No row was trained at the size of the '
-        f'paper. Verdicts on {sum(judged.values())} [claims](../results/claims.md): '
-        + ', '.join(f'{judged[verdict]} {verdict}' for verdict in claims_report.VERDICTS if judged[verdict])
+        f'paper. Verdicts on {sum(verdict_counts.values())} [claims](../results/claims.md): '
+        + ', '.join(f'{verdict_counts[verdict]} {verdict}' for verdict in claims_report.VERDICTS if verdict_counts[verdict])
         + '.\n\n'
         '**Published** numbers are of the size of the paper (60M parameters unless the title says otherwise). '
         '**Ours** are '
-        f'of size `{found["size"]}`: the mean of all seeds and their standard deviation. Only directions can be '
+        f'of size `{claims_data["size"]}`: the mean of all seeds and their standard deviation. Only directions can be '
         f'compared '
         'between the two. Numbers of a row scale with the size: where a row has another value there, it stands '
         'below. '
         'A dash: not run.\n\n'
         '**What a row takes.** At the size of the paper: the last column has the operations of the run as a '
         'multiple of '
-        f'the baseline, which takes at least {CHIP_HOURS} chip-hours of TPU v5e by the estimate of the compiler '
-        f'(`sinklab compile`, not measured). At size `{found["size"]}`: about two minutes for two runs at once on '
+        f'the baseline, which takes at least {BASELINE_CHIP_HOURS} chip-hours of TPU v5e by the estimate of the compiler '
+        f'(`sinklab compile`, not measured). At size `{claims_data["size"]}`: about two minutes for two runs at once on '
         f'two '
         'cores; rows without a result were left out to save time, and the command of their table trains them. Data '
         'of the '
@@ -308,201 +308,201 @@ def introduction(entries: list[Entry]) -> str:
     )
 
 
-def contents() -> str:
+def format_contents() -> str:
     lines = (
-        [f'[{escape(entry.where)}](#{slug(entry)})', escape(entry.title), status(entry)]
-        for group in GROUPS.values()
+        [f'[{escape_markdown(entry.location)}](#{make_slug(entry)})', escape_markdown(entry.title), format_status(entry)]
+        for group in ENTRY_GROUPS.values()
         for entry in group
     )
-    return table(['table or figure', 'what it shows', 'rows with a result of ours'], lines)
+    return format_table(['table or figure', 'what it shows', 'rows with a result of ours'], lines)
 
 
-def slug(entry: Entry) -> str:
-    kept = ''.join(one if one.isalnum() else '-' for one in entry.where.lower())
-    return '-'.join(filter(None, kept.split('-')))
+def make_slug(entry: PaperEntry) -> str:
+    slug_text = ''.join(character if character.isalnum() else '-' for character in entry.location.lower())
+    return '-'.join(filter(None, slug_text.split('-')))
 
 
-def status(entry: Entry) -> str:
-    rows = rows_of(entry)
+def format_status(entry: PaperEntry) -> str:
+    rows = match_rows(entry)
     return (
-        f'{sum(ours_of(row) is not None for row in rows)} of {len(rows)}'
+        f'{sum(find_our_runs(row) is not None for row in rows)} of {len(rows)}'
         if rows
         else 'not run'
-        if entry.takes
+        if entry.missing_reason
         else ''
     )
 
 
-def section(entry: Entry) -> str:
+def format_section(entry: PaperEntry) -> str:
     """Return one table or figure of the paper."""
-    words = f'### {escape(entry.where)}: {escape(entry.title)} {{ #{slug(entry)} }}\n\n'
-    words += f'{entry.words}\n\n' if entry.words else ''
-    if commands := [*training(entry), *entry.commands]:
-        words += '```console\n' + '\n'.join(commands) + '\n```\n\n'
-    if rows := rows_of(entry):
-        words += table(['row', 'published', f'ours ({measured()["size"]})', 'cost'], map(line, rows))
-    if entry.where.startswith('Table 5'):
-        words += open_models()
-    words += f'{entry.takes}\n\n' if entry.takes else ''
-    return words + claims_of(entry)
+    markdown = f'### {escape_markdown(entry.location)}: {escape_markdown(entry.title)} {{ #{make_slug(entry)} }}\n\n'
+    markdown += f'{entry.description}\n\n' if entry.description else ''
+    if commands := [*list_sweep_commands(entry), *entry.commands]:
+        markdown += '```console\n' + '\n'.join(commands) + '\n```\n\n'
+    if rows := match_rows(entry):
+        markdown += format_table(['row', 'published', f'ours ({load_results()["size"]})', 'cost'], map(format_row, rows))
+    if entry.location.startswith('Table 5'):
+        markdown += format_open_models()
+    markdown += f'{entry.missing_reason}\n\n' if entry.missing_reason else ''
+    return markdown + format_claims(entry)
 
 
-def training(entry: Entry) -> Iterator[str]:
+def list_sweep_commands(entry: PaperEntry) -> Iterator[str]:
     """Return one command for the rows of each file."""
-    for name, rows in itertools.groupby(rows_of(entry), key=lambda row: row.partition(':')[0]):
-        yield TRAINED.format(table=name, rows=','.join(row.partition(':')[2] for row in rows))
+    for name, rows in itertools.groupby(match_rows(entry), key=lambda row: row.partition(':')[0]):
+        yield SWEEP_COMMAND.format(table=name, rows=','.join(row.partition(':')[2] for row in rows))
 
 
-def line(row: str) -> list[str]:
+def format_row(row: str) -> list[str]:
     """Return the cells of a row."""
     file, _, name = row.partition(':')
-    about = all_rows()[row]
-    notes = escape(sentence(about['note'])) if about.get('note') else ''
-    link = f'[{code(row)}](../reference/rows.md#{file_slug(file)}-{name})'
-    return [link, published(about['published']) or notes or 'nothing', ours(row), f'× {cost(row):.2g}']
+    row_info = load_all_rows()[row]
+    notes = escape_markdown(format_sentence(row_info['note'])) if row_info.get('note') else ''
+    link = f'[{format_code(row)}](../reference/rows.md#{make_file_slug(file)}-{name})'
+    return [link, format_published(row_info['published']) or notes or 'nothing', format_our_numbers(row), f'× {compute_relative_cost(row):.2g}']
 
 
-def ours(row: str) -> str:
+def format_our_numbers(row: str) -> str:
     """Return our numbers of a row, with what the row sets at that size where that is another value."""
-    found = ours_of(row)
-    if found is None:
+    runs = find_our_runs(row)
+    if runs is None:
         return '-'
     names = [
         'sink/1',
-        *(name for name in ('sink/2', 'sink/star') if name in all_rows()[row]['published']),
+        *(name for name in ('sink/2', 'sink/star') if name in load_all_rows()[row]['published']),
         'valid/loss',
     ]
     parts = []
     for name in names:
-        if values := [one['end'][name] for one in found.values() if name in one['end']]:
-            parts.append(f'{code(name)} {spread_text(values, name)}')
-    fails = [one for one in found.values() if one['end'].get('fails')]
-    parts += [f'fails in {len(fails)} of {len(found)}'] if fails or all_rows()[row]['published'].get('fails') else []
-    there = scaled(row)
-    return '<br>'.join([*parts, f'{len(found)} seeds', *(f'with {one}' for one in there)])
+        if values := [item['end'][name] for item in runs.values() if name in item['end']]:
+            parts.append(f'{format_code(name)} {format_spread(values, name)}')
+    failed_runs = [item for item in runs.values() if item['end'].get('fails')]
+    parts += [f'fails in {len(failed_runs)} of {len(runs)}'] if failed_runs or load_all_rows()[row]['published'].get('fails') else []
+    scaled_values = list_scaled_values(row)
+    return '<br>'.join([*parts, f'{len(runs)} seeds', *(f'with {item}' for item in scaled_values)])
 
 
-def spread_text(values: list[float], name: str) -> str:
-    found, entry = spread(values), number(name)
-    digits = 1 if entry and entry.unit == '%' else 3
-    return f'{found["mean"]:.{digits}f}' + ('' if found['sd'] is None else f' ± {found["sd"]:.{digits}f}')
+def format_spread(values: list[float], name: str) -> str:
+    mean_and_sd, info = summarize_values(values), find_metric_info(name)
+    digits = 1 if info and info.unit == '%' else 3
+    return f'{mean_and_sd["mean"]:.{digits}f}' + ('' if mean_and_sd['sd'] is None else f' ± {mean_and_sd["sd"]:.{digits}f}')
 
 
-def scaled(row: str) -> list[str]:
+def list_scaled_values(row: str) -> list[str]:
     """Return the values that a row has at the size of our results, where they are not those of the paper."""
-    here = flat(dataclasses.asdict(spec_of(row, measured()['size'])))
+    config_values = flatten_dict(dataclasses.asdict(load_spec(row, load_results()['size'])))
     return [
-        f'`{path}={shown(here[path])}`' for path, value in all_rows()[row]['diff'].items() if here.get(path) != value
+        f'`{path}={format_value(config_values[path])}`' for path, value in load_all_rows()[row]['diff'].items() if config_values.get(path) != value
     ]
 
 
-def cost(row: str) -> float:
+def compute_relative_cost(row: str) -> float:
     """Return the operations of a run at the size of the paper, as a multiple of the baseline."""
-    return operations(spec_of(row, None)) / operations(spec_of(BASELINE, None))
+    return count_operations(load_spec(row, None)) / count_operations(load_spec(BASELINE_ROW, None))
 
 
-def operations(spec: Spec) -> float:
-    return flops.step(spec) * spec.optimizer.steps
+def count_operations(spec: Spec) -> float:
+    return flops.count_step_flops(spec) * spec.optimizer.steps
 
 
-def open_models() -> str:
-    inputs = list(dict.fromkeys(name for found in PUBLISHED.values() for name in found))
+def format_open_models() -> str:
+    inputs = list(dict.fromkeys(name for published_sinks in PUBLISHED_SINK_RATES.values() for name in published_sinks))
     lines = (
-        [code(model), *(f'{found[one]:.2f}' if one in found else '' for one in inputs)]
-        for model, found in PUBLISHED.items()
+        [format_code(model), *(f'{published_sinks[input_name]:.2f}' if input_name in published_sinks else '' for input_name in inputs)]
+        for model, published_sinks in PUBLISHED_SINK_RATES.items()
     )
-    return 'Published Sink_1 in percent, at T = 64:\n\n' + table(['model', *inputs], lines)
+    return 'Published Sink_1 in percent, at T = 64:\n\n' + format_table(['model', *inputs], lines)
 
 
-def claims_of(entry: Entry) -> str:
+def format_claims(entry: PaperEntry) -> str:
     """Return the verdicts on claims that are about the rows of an entry, or that it names."""
-    rows, known = set(rows_of(entry)), claims()
-    names = [name for name, one in known.items() if name in entry.claims or (one.of and one.of.row in rows)]
+    rows, all_claims = set(match_rows(entry)), load_claims()
+    names = [name for name, claim in all_claims.items() if name in entry.claims or (claim.of and claim.of.row in rows)]
     if not names:
         return ''
-    lines = ''.join(f'- {claim_line(verdicts()[name])}\n' for name in names)
+    lines = ''.join(f'- {format_claim(load_verdicts()[name])}\n' for name in names)
     return f'Claims, and what our runs say:\n\n{lines}\n'
 
 
-def claim_line(found: dict) -> str:
-    name, _, here, seeds, verdict = claims_report.cells(found)
-    unit = ' percentage points' if found['unit'] == '%' else ''
-    said = f', difference {here}{unit}, {seeds} seeds' if here else ''
-    why = f': it {escape(found["why"])}' if found['why'] else ''
-    return f'{code(name)} {anchor(f"claim-{name}")}{escape(found["words"])} **{escape(verdict)}**{escape(said)}{why}'
+def format_claim(verdict_entry: dict) -> str:
+    name, _, difference, seeds, verdict = claims_report.format_claim_cells(verdict_entry)
+    unit = ' percentage points' if verdict_entry['unit'] == '%' else ''
+    difference_text = f', difference {difference}{unit}, {seeds} seeds' if difference else ''
+    reason = f': it {escape_markdown(verdict_entry["why"])}' if verdict_entry['why'] else ''
+    return f'{format_code(name)} {format_anchor(f"claim-{name}")}{escape_markdown(verdict_entry["words"])} **{escape_markdown(verdict)}**{escape_markdown(difference_text)}{reason}'
 
 
 # What is in the repository
 
 
 @functools.cache
-def all_rows() -> dict[str, dict[str, Any]]:
+def load_all_rows() -> dict[str, dict[str, Any]]:
     """Return {TABLE:ROW: what the row is about} of all files of configs/."""
     return {
-        f'{file_slug(file)}:{name}': row for file in config.config_files() for name, row in config.rows(file).items()
+        f'{make_file_slug(file)}:{name}': row for file in config.list_config_files() for name, row in config.load_rows(file).items()
     }
 
 
 @functools.cache
-def rows_of(entry: Entry) -> tuple[str, ...]:
+def match_rows(entry: PaperEntry) -> tuple[str, ...]:
     """Return the rows of an entry, in the order of its patterns."""
-    found = [row for pattern in entry.rows for row in fnmatch.filter(all_rows(), pattern)]
-    return tuple(dict.fromkeys(found))
+    matched_rows = [row for pattern in entry.rows for row in fnmatch.filter(load_all_rows(), pattern)]
+    return tuple(dict.fromkeys(matched_rows))
 
 
 @functools.cache
-def measured() -> dict[str, Any]:
-    return results.read(RESULTS)
+def load_results() -> dict[str, Any]:
+    return results.read_results(RESULTS_FILE)
 
 
 @functools.cache
-def claims() -> dict[str, Any]:
-    return claims_report.claims(config.module_of('configs/claims.py', 'CLAIMS').CLAIMS)
+def load_claims() -> dict[str, Any]:
+    return claims_report.parse_claims(config.load_config_module('configs/claims.py', 'CLAIMS').CLAIMS)
 
 
 @functools.cache
-def verdicts() -> dict[str, dict]:
-    return {one['claim']: one for one in claims_command.entries_of(claims(), measured())}
+def load_verdicts() -> dict[str, dict]:
+    return {verdict_entry['claim']: verdict_entry for verdict_entry in claims_command.compute_verdicts(load_claims(), load_results())}
 
 
 @functools.cache
-def spec_of(row: str, size: str | None) -> Spec:
+def load_spec(row: str, size: str | None) -> Spec:
     table, _, name = row.partition(':')
-    return config.load(f'configs/{table}.py:{name}', [], size)[0]
+    return config.load_spec(f'configs/{table}.py:{name}', [], size)[0]
 
 
 @functools.cache
-def runs_by_config() -> dict[str, dict]:
+def group_runs_by_config() -> dict[str, dict]:
     """Return {config as text: runs by seed} of the measured rows."""
-    base = results.first(measured()['configs'])
+    first_config = results.get_base_config(load_results()['configs'])
     return {
-        key(base | own): measured()['runs'][row]
-        for row, own in measured()['configs'].items()
-        if row in measured()['runs']
+        make_config_key(first_config | row_config): load_results()['runs'][row]
+        for row, row_config in load_results()['configs'].items()
+        if row in load_results()['runs']
     }
 
 
-def key(config: dict[str, Any]) -> str:
+def make_config_key(config: dict[str, Any]) -> str:
     return repr(sorted(config.items(), key=lambda item: item[0]))
 
 
 @functools.cache
-def ours_of(row: str) -> dict[str, dict] | None:
+def find_our_runs(row: str) -> dict[str, dict] | None:
     """Return our runs by seed: those of a measured row with the same config; None where there are none."""
     try:
-        here = results.config_of(spec_of(row, measured()['size']))
-    except Refusal:
+        row_config = results.get_flat_config(load_spec(row, load_results()['size']))
+    except UserError:
         return None
-    then = results.first(measured()['configs'])  # a field that came later is none of the measured ones
-    return runs_by_config().get(key({path: here.get(path) for path in then}))
+    first_config = results.get_base_config(load_results()['configs'])  # a field that came later is none of the measured ones
+    return group_runs_by_config().get(make_config_key({path: row_config.get(path) for path in first_config}))
 
 
-def unlisted(entries: Iterable[Entry] = ()) -> list[str]:
+def find_unlisted_rows(entries: Iterable[PaperEntry] = ()) -> list[str]:
     """Return the rows that no entry has; those of configs/quickstart.py are rows of other files."""
-    entries = list(entries) or [entry for group in GROUPS.values() for entry in group]
-    listed = {row for entry in entries for row in rows_of(entry)}
-    return [row for row in all_rows() if row not in listed and not row.startswith('quickstart:')]
+    entries = list(entries) or [entry for group in ENTRY_GROUPS.values() for entry in group]
+    listed = {row for entry in entries for row in match_rows(entry)}
+    return [row for row in load_all_rows() if row not in listed and not row.startswith('quickstart:')]
 
 
 if __name__ == '__main__':
-    print(page())
+    print(build_page())

@@ -14,19 +14,19 @@ from pathlib import Path
 ROOT = Path(__file__).parents[1]
 
 
-def commands(text: str) -> list[str]:
+def list_commands(text: str) -> list[str]:
     blocks = re.findall(r'^```sh\n(.*?)^```', text, re.MULTILINE | re.DOTALL)
     return [line for block in blocks for line in block.splitlines() if line]
 
 
 def main() -> int:
-    arguments = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    arguments.add_argument('documents', nargs='+', type=Path)
-    arguments.add_argument('--but', action='append', default=[], help='a command to pass over')
-    given = arguments.parse_args()
-    for document in given.documents:
-        for command in commands(document.read_text(encoding='utf-8')):
-            if command in given.but:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument('documents', nargs='+', type=Path)
+    parser.add_argument('--but', action='append', default=[], help='a command to pass over')
+    args = parser.parse_args()
+    for document in args.documents:
+        for command in list_commands(document.read_text(encoding='utf-8')):
+            if command in args.but:
                 continue
             print(f'$ {command}', flush=True)
             if code := subprocess.run(command, shell=True, cwd=ROOT).returncode:

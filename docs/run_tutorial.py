@@ -31,9 +31,9 @@ import tempfile
 from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
-BLOCK = re.compile(r'(?:^<!-- output: ([^\n]*) -->\n+)?^```(\w+)\n(.*?)^```$', re.MULTILINE | re.DOTALL)
-QUICK = re.compile(r'To try this page in seconds:\s`(export [^`]*)`')
-COLUMNS = '120'  # no table of a tutorial is folded
+BLOCK_PATTERN = re.compile(r'(?:^<!-- output: ([^\n]*) -->\n+)?^```(\w+)\n(.*?)^```$', re.MULTILINE | re.DOTALL)
+QUICK_PATTERN = re.compile(r'To try this page in seconds:\s`(export [^`]*)`')
+TERMINAL_COLUMNS = '120'  # no table of a tutorial is folded
 
 
 @dataclasses.dataclass(frozen=True)
@@ -55,37 +55,37 @@ class Block:
     @property
     def file(self) -> str | None:
         """The name of the file that this block is, or None."""
-        found = re.match(r'# (\S+\.py)\n', self.text)
-        return found[1] if self.kind == 'python' and found else None
+        match = re.match(r'# (\S+\.py)\n', self.text)
+        return match[1] if self.kind == 'python' and match else None
 
 
 def read_blocks(page: str) -> list[Block]:
     """Return the blocks of a page in their order."""
-    return [Block(found[2], found[3], found[1], found.span(3)) for found in BLOCK.finditer(page)]
+    return [Block(match[2], match[3], match[1], match.span(3)) for match in BLOCK_PATTERN.finditer(page)]
 
 
 def make_quick(page: str) -> str:
     """Return a page with the small size that it names in place of its own; a page without one is small already."""
-    if not (quick := QUICK.search(page)):
+    if not (quick := QUICK_PATTERN.search(page)):
         return page
-    found = re.sub(r'(?<=^```sh\n)export .*$', lambda _: quick[1], page, count=1, flags=re.MULTILINE)
-    if found == page:
+    quick_page = re.sub(r'(?<=^```sh\n)export .*$', lambda _: quick[1], page, count=1, flags=re.MULTILINE)
+    if quick_page == page:
         raise SystemExit(f'the page names `{quick[1]}`, and its first commands do not begin with export')
-    return found
+    return quick_page
 
 
 def select_lines(output: str, lines: str) -> list[str]:
     """Return the lines of an output that a page shows."""
-    found = [line.rstrip() for line in output.rstrip().splitlines()]
+    all_lines = [line.rstrip() for line in output.rstrip().splitlines()]
     match lines.partition(',')[0].split():
         case ['first', count]:
-            return found[: int(count)]
+            return all_lines[: int(count)]
         case ['last', count]:
-            return found[-int(count) :]
+            return all_lines[-int(count) :]
         case ['lines', start, end]:
-            return found[int(start) : int(end)]
+            return all_lines[int(start) : int(end)]
         case ['all']:
-            return found
+            return all_lines
     raise SystemExit(f'<!-- output: {lines} --> must be all, first N, last N or lines A B')
 
 
@@ -97,7 +97,7 @@ def reduce_to_shape(line: str) -> str:
     return ' '.join('#' if word in ('-', 'nan') else word for word in line.split())
 
 
-class Reader:
+class TutorialRunner:
     """A reader that follows the steps of a page in a folder.
 
     Args:
@@ -106,17 +106,17 @@ class Reader:
     """
 
     def __init__(self, folder: Path, environment: dict[str, str] | None = None):
-        self.folder, self.names, self.printed = folder, {}, ''
-        self.variables = {**os.environ, 'COLUMNS': COLUMNS, **(environment or {})}
+        self.folder, self.namespace, self.last_output = folder, {}, ''
+        self.variables = {**os.environ, 'COLUMNS': TERMINAL_COLUMNS, **(environment or {})}
 
     def follow(self, block: Block) -> None:
         """Write the file, run the commands or execute the cell of a block, and keep what it prints."""
         if block.file:
             (self.folder / block.file).write_text(block.text, encoding='utf-8')
         elif block.kind == 'sh':
-            self.printed = self.run(block.text)
+            self.last_output = self.run(block.text)
         elif block.kind == 'python':
-            self.printed = self.execute(block.text)
+            self.last_output = self.execute(block.text)
 
     def run(self, commands: str) -> str:
         """Run commands with bash, and remember the variables that they export."""
@@ -127,44 +127,44 @@ class Reader:
         )  # fmt: skip
         if process.returncode:
             raise SystemExit(f'{commands}exits with {process.returncode}:\n{process.stdout}')
-        kept = (self.folder / '.environment').read_text(encoding='utf-8')
-        self.variables.update(one.split('=', 1) for one in kept.split('\0') if '=' in one)
+        exported = (self.folder / '.environment').read_text(encoding='utf-8')
+        self.variables.update(pair.split('=', 1) for pair in exported.split('\0') if '=' in pair)
         return process.stdout
 
     def execute(self, cell: str) -> str:
         """Execute a cell as a notebook does: the value of a last expression is printed."""
         *body, last = ast.parse(cell).body
-        printed, here = io.StringIO(), Path.cwd()
+        output, previous_dir = io.StringIO(), Path.cwd()
         os.chdir(self.folder)
         try:
-            with contextlib.redirect_stdout(printed):
+            with contextlib.redirect_stdout(output):
                 if not isinstance(last, ast.Expr):
-                    exec(cell, self.names)
+                    exec(cell, self.namespace)
                 else:
-                    exec(compile(ast.Module(body, []), '<cell>', 'exec'), self.names)
-                    value = eval(compile(ast.Expression(last.value), '<cell>', 'eval'), self.names)
+                    exec(compile(ast.Module(body, []), '<cell>', 'exec'), self.namespace)
+                    value = eval(compile(ast.Expression(last.value), '<cell>', 'eval'), self.namespace)
                     if value is not None:
                         print(repr(value))
         finally:
-            os.chdir(here)
-        return printed.getvalue()
+            os.chdir(previous_dir)
+        return output.getvalue()
 
 
-def follow_page(page: str, reader: Reader) -> list[tuple[Block, list[str]]]:
+def follow_page(page: str, runner: TutorialRunner) -> list[tuple[Block, list[str]]]:
     """Follow a page from its first block to its last, and return each output block with the lines that were printed.
 
     Of a block that is compared, the lines that are returned are all that were printed; the page may show some.
     """
-    found = []
+    outputs = []
     for block in read_blocks(page):
         if block.lines is None:
-            reader.follow(block)
+            runner.follow(block)
         else:
-            found.append((block, reader.printed.rstrip().splitlines()))
-    return found
+            outputs.append((block, runner.last_output.rstrip().splitlines()))
+    return outputs
 
 
-def update(page: str, outputs: list[tuple[Block, list[str]]]) -> str:
+def update_outputs(page: str, outputs: list[tuple[Block, list[str]]]) -> str:
     """Return a page whose outputs are what was printed."""
     for block, printed in reversed(outputs):
         start, end = block.span
@@ -173,22 +173,22 @@ def update(page: str, outputs: list[tuple[Block, list[str]]]) -> str:
 
 
 def main() -> int:
-    arguments = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    arguments.add_argument('pages', nargs='+', type=Path)
-    how = arguments.add_mutually_exclusive_group()
-    how.add_argument('--quick', action='store_true', help='run the small size that a page names')
-    how.add_argument('--update', action='store_true', help='write what was printed into the page')
-    given = arguments.parse_args()
-    programs = f'{Path(sys.executable).parent}{os.pathsep}{os.environ["PATH"]}'
-    for path in given.pages:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument('pages', nargs='+', type=Path)
+    mode = parser.add_mutually_exclusive_group()
+    mode.add_argument('--quick', action='store_true', help='run the small size that a page names')
+    mode.add_argument('--update', action='store_true', help='write what was printed into the page')
+    args = parser.parse_args()
+    path_variable = f'{Path(sys.executable).parent}{os.pathsep}{os.environ["PATH"]}'
+    for path in args.pages:
         page = path.read_text(encoding='utf-8')
         with tempfile.TemporaryDirectory() as folder:
-            reader = Reader(Path(folder), dict(PATH=programs))
-            outputs = follow_page(make_quick(page) if given.quick else page, reader)
+            runner = TutorialRunner(Path(folder), dict(PATH=path_variable))
+            outputs = follow_page(make_quick(page) if args.quick else page, runner)
         for block, printed in outputs:
             print('\n'.join(select_lines('\n'.join(printed), block.lines)))
-        if given.update:
-            path.write_text(update(page, outputs), encoding='utf-8')
+        if args.update:
+            path.write_text(update_outputs(page, outputs), encoding='utf-8')
     return 0
 
 

@@ -16,24 +16,24 @@ sys.path.insert(0, str(ROOT))  # the code that pages are generated from is that 
 
 from docs import api_pages, paper_tables, reference  # noqa: E402
 
-LINK = re.compile(r'(?<!!)\[([^\]\[]*)\]\(((?:\.\./)+[^)#\s]*)(#[^)\s]*)?\)')
+LINK_PATTERN = re.compile(r'(?<!!)\[([^\]\[]*)\]\(((?:\.\./)+[^)#\s]*)(#[^)\s]*)?\)')
 
 
 def generated_pages() -> dict[str, str]:
     """Return {path in docs/: Markdown} of all pages that are made at build time."""
     return {
-        **{f'reference/{name}': text for name, text in reference.pages().items()},
-        **{f'reference/api/{name}': text for name, text in api_pages.pages().items()},
-        'paper/tables.md': paper_tables.page(),
+        **{f'reference/{name}': text for name, text in reference.build_pages().items()},
+        **{f'reference/api/{name}': text for name, text in api_pages.build_pages().items()},
+        'paper/tables.md': paper_tables.build_page(),
     }
 
 
 def on_files(files: Files, config: Any) -> Files:
     """Add the generated pages."""
     for path, text in generated_pages().items():
-        if present := files.get_file_from_path(path):
+        if existing_file := files.get_file_from_path(path):
             raise PluginError(
-                f'docs/{path} is generated at build time, and {present.abs_src_path} is there; remove it'
+                f'docs/{path} is generated at build time, and {existing_file.abs_src_path} is there; remove it'
             )
         files.append(File.generated(config, path, content=text))
     return files
@@ -41,16 +41,16 @@ def on_files(files: Files, config: Any) -> Files:
 
 def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:
     """Replace links to files outside of docs/ by the path of the file: the site has no copy of them."""
-    here = (ROOT / 'docs' / page.file.src_uri).parent
+    page_dir = (ROOT / 'docs' / page.file.src_uri).parent
 
-    def name(match: re.Match) -> str:
-        words, target, _ = match.groups()
-        path = (here / target).resolve()
+    def replace_link(match: re.Match) -> str:
+        link_text, target, _ = match.groups()
+        path = (page_dir / target).resolve()
         if path.is_relative_to(ROOT / 'docs') or not path.is_relative_to(ROOT):
             return match[0]
         if not path.exists():
             raise PluginError(f'{page.file.src_uri} links to {target}, which is not in the repository')
-        inside = path.relative_to(ROOT).as_posix()
-        return words if inside in words.strip('`') else f'{words} (`{inside}`)'
+        relative_path = path.relative_to(ROOT).as_posix()
+        return link_text if relative_path in link_text.strip('`') else f'{link_text} (`{relative_path}`)'
 
-    return LINK.sub(name, markdown)
+    return LINK_PATTERN.sub(replace_link, markdown)

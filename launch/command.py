@@ -9,24 +9,24 @@ import sys
 from collections.abc import Callable, Sequence
 
 from launch import flags
-from launch.job import Job, Refusal, asked, beside, named, option, reached, sweep
-from launch.plan import Plan, command
+from launch.job import Job, UserError, check_train_arguments, make_sibling_path, check_job_name, find_option, check_reachable, expand_sweep
+from launch.plan import Plan, make_command
 from sinklab.escape import escape_control
 from sinklab.seeds import SEEDS_HELP, parse_seeds
 
-GRACE = 120  # seconds, where nothing is said
-MARGIN = 10  # seconds that a stop takes beside the save, which may just have begun when it is told
+DEFAULT_GRACE_SECONDS = 120  # seconds, where nothing is said
+STOP_MARGIN_SECONDS = 10  # seconds that a stop takes beside the save, which may just have begun when it is told
 # Options of `sinklab train` that name what it reads -> the path in their values.
-READ = {
+PATH_OPTIONS = {
     'from': r'(?:params:)?(.+)',
     'config.data.source': r'(?:store|text|chat|mixture):(.+)',
     'config.data.tokenizer': r'(.*/.*)',
 }
 # How a run folder is copied from where it lies.
-FETCH = {
-    'gs://': lambda there, here: [command('gcloud', 'storage', 'rsync', '--recursive', there, here)],
-    's3://': lambda there, here: [command('aws', 's3', 'sync', there, here)],
-    '/': lambda there, here: [command('cp', '--recursive', '--no-target-directory', there, here)],
+COPY_COMMANDS = {
+    'gs://': lambda there, here: [make_command('gcloud', 'storage', 'rsync', '--recursive', there, here)],
+    's3://': lambda there, here: [make_command('aws', 's3', 'sync', there, here)],
+    '/': lambda there, here: [make_command('cp', '--recursive', '--no-target-directory', there, here)],
 }
 
 
@@ -35,9 +35,9 @@ class Verb:
     """An action on the jobs of a command line."""
 
     summary: str
-    plan: Callable[[list[Job], argparse.Namespace], Plan]
-    needs: tuple[str, ...] = ()  # what must be given: workdir, arguments
-    one: bool = False  # of a single job at a time, which has the terminal
+    make_plan: Callable[[list[Job], argparse.Namespace], Plan]
+    required_options: tuple[str, ...] = ()  # what must be given: workdir, arguments
+    is_single_job: bool = False  # of a single job at a time, which has the terminal
 
 
 @dataclasses.dataclass(frozen=True)
@@ -46,35 +46,35 @@ class Scheduler:
 
     module: str
     summary: str
-    options: Callable[[argparse.ArgumentParser], None]
-    check: Callable[[argparse.Namespace], None]  # refuses options that do not fit
-    roots: tuple[str, ...]  # how paths begin that all hosts reach
-    limit: Callable[[argparse.Namespace], float]  # seconds that the scheduler waits at most
+    add_options: Callable[[argparse.ArgumentParser], None]
+    check_options: Callable[[argparse.Namespace], None]  # refuses options that do not fit
+    path_prefixes: tuple[str, ...]  # how paths begin that all hosts reach
+    get_max_grace_seconds: Callable[[argparse.Namespace], float]  # seconds that the scheduler waits at most
     verbs: dict[str, Verb]
 
 
-def follow(jobs: list[Job], given: argparse.Namespace) -> Plan:
-    return Plan(commands=(command('sinklab', 'tail', jobs[0].workdir),))
+def plan_follow(jobs: list[Job], args: argparse.Namespace) -> Plan:
+    return Plan(commands=(make_command('sinklab', 'tail', jobs[0].workdir),))
 
 
-def fetch(jobs: list[Job], given: argparse.Namespace) -> Plan:
-    return sum((fetched(job, f'{given.out}/{job.name}') for job in jobs), Plan())
+def plan_fetch(jobs: list[Job], args: argparse.Namespace) -> Plan:
+    return sum((plan_fetch_job(job, f'{args.out}/{job.name}') for job in jobs), Plan())
 
 
-def fetched(job: Job, here: str) -> Plan:
-    (copy,) = (copy for root, copy in FETCH.items() if job.workdir.startswith(root))
-    return Plan(commands=(command('mkdir', '-p', here), *copy(job.workdir, here)))
+def plan_fetch_job(job: Job, target_folder: str) -> Plan:
+    (make_commands,) = (make_commands for root, make_commands in COPY_COMMANDS.items() if job.workdir.startswith(root))
+    return Plan(commands=(make_command('mkdir', '-p', target_folder), *make_commands(job.workdir, target_folder)))
 
 
-COMMON = {
-    'follow': Verb('the run in the words of its own terminal, from anywhere', follow, ('workdir',), one=True),
-    'fetch': Verb('a copy of the run folder, in --out', fetch, ('workdir',)),
+COMMON_VERBS = {
+    'follow': Verb('the run in the words of its own terminal, from anywhere', plan_follow, ('workdir',), is_single_job=True),
+    'fetch': Verb('a copy of the run folder, in --out', plan_fetch, ('workdir',)),
 }
 
 
-def parser(scheduler: Scheduler) -> argparse.ArgumentParser:
-    verbs = COMMON | scheduler.verbs
-    made = argparse.ArgumentParser(
+def make_parser(scheduler: Scheduler) -> argparse.ArgumentParser:
+    verbs = COMMON_VERBS | scheduler.verbs
+    argument_parser = argparse.ArgumentParser(
         prog=f'python -m {scheduler.module}',
         description=scheduler.summary,
         usage='%(prog)s VERB NAME [options] [-- train --config=FILE:ROW ...]',
@@ -82,179 +82,179 @@ def parser(scheduler: Scheduler) -> argparse.ArgumentParser:
         formatter_class=argparse.RawDescriptionHelpFormatter,
         allow_abbrev=False,
     )
-    made.error = refuse
-    made.add_argument('verb', choices=verbs, metavar='VERB')
-    made.add_argument('name', metavar='NAME', help='of the job, and what jobs of rows begin with')
-    made.add_argument('--execute', action='store_true', help='do it; else it is printed, as a script that does it')
-    made.add_argument('--workdir', default='', metavar='DIR', help='the run folder; of rows, the folder of theirs')
-    made.add_argument('--rows', default='', metavar='ROW,...', help='a job for each of these rows of --config=FILE')
-    made.add_argument(
+    argument_parser.error = raise_usage_error
+    argument_parser.add_argument('verb', choices=verbs, metavar='VERB')
+    argument_parser.add_argument('name', metavar='NAME', help='of the job, and what jobs of rows begin with')
+    argument_parser.add_argument('--execute', action='store_true', help='do it; else it is printed, as a script that does it')
+    argument_parser.add_argument('--workdir', default='', metavar='DIR', help='the run folder; of rows, the folder of theirs')
+    argument_parser.add_argument('--rows', default='', metavar='ROW,...', help='a job for each of these rows of --config=FILE')
+    argument_parser.add_argument(
         '--seeds',
         default='',
         metavar='N | SEED,...',
         help=f'... with each seed: {SEEDS_HELP}',
     )
-    made.add_argument(
+    argument_parser.add_argument(
         '--restarts', type=int, default=50, metavar='N', help='how often it is tried again; %(default)s'
     )
-    made.add_argument('--save', type=float, default=0.0, metavar='SECONDS', help='what a save takes, as measured')
-    made.add_argument(
+    argument_parser.add_argument('--save', type=float, default=0.0, metavar='SECONDS', help='what a save takes, as measured')
+    argument_parser.add_argument(
         '--grace', type=int, metavar='SECONDS', help='from SIGTERM to SIGKILL; by --save, else what fits'
     )
-    made.add_argument('--compiled', metavar='DIR', help='of compiled programs, for all jobs; beside the run folder')
-    made.add_argument('--code', metavar='DIR', help='where the hosts find the code; beside the run folder')
-    made.add_argument(
+    argument_parser.add_argument('--compiled', metavar='DIR', help='of compiled programs, for all jobs; beside the run folder')
+    argument_parser.add_argument('--code', metavar='DIR', help='where the hosts find the code; beside the run folder')
+    argument_parser.add_argument(
         '--flags', default='none', metavar='NAME', help=f'for the compiler: {", ".join(flags.PROFILES)}'
     )
-    made.add_argument(
+    argument_parser.add_argument(
         '--env',
         action='append',
         default=[],
         metavar='NAME[=VALUE]',
         help='a variable of the run; NAME alone: as it is here',
     )
-    made.add_argument('--out', default='runs', metavar='DIR', help='of what is fetched; %(default)s')
-    scheduler.options(made)
-    return made
+    argument_parser.add_argument('--out', default='runs', metavar='DIR', help='of what is fetched; %(default)s')
+    scheduler.add_options(argument_parser)
+    return argument_parser
 
 
-def refuse(message: str) -> None:
-    raise Refusal(f'{message}; see --help')
+def raise_usage_error(message: str) -> None:
+    raise UserError(f'{message}; see --help')
 
 
 def main(scheduler: Scheduler, argv: Sequence[str] | None = None) -> int:
     """Prints or executes what a command line asks for. Exit codes: 0 done, 1 refused or failed, 130 after Ctrl-C."""
     try:
-        given, plan = planned(scheduler, sys.argv[1:] if argv is None else argv)
-        plan.execute() if given.execute else print(plan, end='')
-    except Refusal as refusal:
-        print(f'{scheduler.module}: {escape_control(refusal)}', file=sys.stderr)
+        args, plan = plan_command_line(scheduler, sys.argv[1:] if argv is None else argv)
+        plan.execute() if args.execute else print(plan, end='')
+    except UserError as error:
+        print(f'{scheduler.module}: {escape_control(error)}', file=sys.stderr)
         return 1
     except KeyboardInterrupt:
         return 130
     return 0
 
 
-def planned(scheduler: Scheduler, argv: Sequence[str]) -> tuple[argparse.Namespace, Plan]:
-    ours, arguments = split(list(argv))
-    given = parser(scheduler).parse_args(ours)
-    verb = (COMMON | scheduler.verbs)[given.verb]
-    scheduler.check(given)
-    jobs = sweep(job(scheduler, verb, given, tuple(arguments)), listed(given.rows), seeds(given.seeds))
-    if verb.one and len(jobs) > 1:
-        names = ', '.join(f'{one.name} in {one.workdir}' for one in jobs)
-        raise Refusal(f'{given.verb} is of one job, and these are {names}; give NAME and --workdir of one')
-    plan = verb.plan(jobs, given)
-    return given, plan.live() if verb.one else plan
+def plan_command_line(scheduler: Scheduler, argv: Sequence[str]) -> tuple[argparse.Namespace, Plan]:
+    launcher_arguments, arguments = split_at_separator(list(argv))
+    args = make_parser(scheduler).parse_args(launcher_arguments)
+    verb = (COMMON_VERBS | scheduler.verbs)[args.verb]
+    scheduler.check_options(args)
+    jobs = expand_sweep(make_job(scheduler, verb, args, tuple(arguments)), split_list(args.rows), parse_seeds_flag(args.seeds))
+    if verb.is_single_job and len(jobs) > 1:
+        names = ', '.join(f'{planned_job.name} in {planned_job.workdir}' for planned_job in jobs)
+        raise UserError(f'{args.verb} is of one job, and these are {names}; give NAME and --workdir of one')
+    plan = verb.make_plan(jobs, args)
+    return args, plan.as_interactive() if verb.is_single_job else plan
 
 
-def split(argv: list[str]) -> tuple[list[str], list[str]]:
+def split_at_separator(argv: list[str]) -> tuple[list[str], list[str]]:
     """Split the arguments at the first --."""
     index = argv.index('--') if '--' in argv else len(argv)
     return argv[:index], argv[index + 1 :]
 
 
-def job(scheduler: Scheduler, verb: Verb, given: argparse.Namespace, arguments: tuple[str, ...]) -> Job:
+def make_job(scheduler: Scheduler, verb: Verb, args: argparse.Namespace, arguments: tuple[str, ...]) -> Job:
     """The job that is given, of which a sweep makes several."""
-    name = named(given.name)
-    if 'workdir' in verb.needs and not given.workdir:
-        raise Refusal(f'{given.verb} needs --workdir=DIR, the run folder')
-    if 'arguments' in verb.needs:
-        arguments = asked(arguments)
-        check_paths(arguments, scheduler.roots)
-    if given.workdir:
-        reached('workdir', given.workdir, scheduler.roots)
-    compiled = given.compiled or beside(given.workdir, 'compiled')
-    if given.workdir and compiled != 'none':
-        reached('compiled', compiled, scheduler.roots)
-    at_least(given, restarts=0)
+    name = check_job_name(args.name)
+    if 'workdir' in verb.required_options and not args.workdir:
+        raise UserError(f'{args.verb} needs --workdir=DIR, the run folder')
+    if 'arguments' in verb.required_options:
+        arguments = check_train_arguments(arguments)
+        check_paths(arguments, scheduler.path_prefixes)
+    if args.workdir:
+        check_reachable('workdir', args.workdir, scheduler.path_prefixes)
+    compilation_cache = args.compiled or make_sibling_path(args.workdir, 'compiled')
+    if args.workdir and compilation_cache != 'none':
+        check_reachable('compiled', compilation_cache, scheduler.path_prefixes)
+    check_minimum(args, restarts=0)
     return Job(
         name=name,
         arguments=arguments,
-        workdir=given.workdir,
-        environment=flags.profile(given.flags) | variables(given.env),
-        restarts=given.restarts,
-        grace=grace(given, scheduler.limit(given)),
-        compiled=compiled,
+        workdir=args.workdir,
+        environment=flags.get_profile(args.flags) | parse_variables(args.env),
+        max_restarts=args.restarts,
+        grace_seconds=choose_grace_seconds(args, scheduler.get_max_grace_seconds(args)),
+        compilation_cache=compilation_cache,
     )
 
 
-def grace(given: argparse.Namespace, limit: float) -> int:
+def choose_grace_seconds(args: argparse.Namespace, max_grace_seconds: float) -> int:
     """Seconds to save in: as given, else as a save needs them, within what the scheduler allows."""
-    need = math.ceil(given.save) + MARGIN if given.save else 0
-    at_least(given, grace=1)
-    chosen = given.grace if given.grace is not None else min(limit, max(need, GRACE))
-    if chosen < need:
-        raise Refusal(
-            f'{chosen:g} s are left to save in, and a save of {given.save:g} s needs {need}; give --grace={need} '
+    needed_seconds = math.ceil(args.save) + STOP_MARGIN_SECONDS if args.save else 0
+    check_minimum(args, grace=1)
+    grace_seconds = args.grace if args.grace is not None else min(max_grace_seconds, max(needed_seconds, DEFAULT_GRACE_SECONDS))
+    if grace_seconds < needed_seconds:
+        raise UserError(
+            f'{grace_seconds:g} s are left to save in, and a save of {args.save:g} s needs {needed_seconds}; give --grace={needed_seconds} '
             'where the scheduler can wait so long, or save often (checkpoint.every_minutes) and give no --save'
         )
-    if chosen > limit:
-        raise Refusal(f'--grace={chosen:g}: what runs there is ended {limit:g} s after it is told; give no more')
-    return int(chosen)
+    if grace_seconds > max_grace_seconds:
+        raise UserError(f'--grace={grace_seconds:g}: what runs there is ended {max_grace_seconds:g} s after it is told; give no more')
+    return int(grace_seconds)
 
 
-def variables(given: list[str]) -> dict[str, str]:
+def parse_variables(assignments: list[str]) -> dict[str, str]:
     """Return the variables of --env. A name alone has the value that it has here, which no process list shows."""
-    for text in given:
-        name, equals, _ = text.partition('=')
+    for assignment in assignments:
+        name, equals, _ = assignment.partition('=')
         if not re.fullmatch(r'[A-Za-z_]\w*', name):
-            raise Refusal(f'--env={text} is no NAME=VALUE')
+            raise UserError(f'--env={assignment} is no NAME=VALUE')
         if not equals and name not in os.environ:
-            raise Refusal(f'--env={name} has no value, and {name} is not set here; export it, or give NAME=VALUE')
-    parts = [text.partition('=') for text in given]
-    return {name: value if equals else os.environ[name] for name, equals, value in parts}
+            raise UserError(f'--env={name} has no value, and {name} is not set here; export it, or give NAME=VALUE')
+    fields = [assignment.partition('=') for assignment in assignments]
+    return {name: value if equals else os.environ[name] for name, equals, value in fields}
 
 
-def listed(given: str) -> list[str]:
-    return given.split(',') if given else []
+def split_list(text: str) -> list[str]:
+    return text.split(',') if text else []
 
 
-def seeds(given: str) -> list[int]:
+def parse_seeds_flag(text: str) -> list[int]:
     """Return the seeds that --seeds stands for, as `sinklab sweep` reads them; none where it is not given."""
     try:
-        return parse_seeds(given) if given else []
+        return parse_seeds(text) if text else []
     except ValueError as error:
-        raise Refusal(str(error)) from error
+        raise UserError(str(error)) from error
 
 
-def check_paths(arguments: tuple[str, ...], roots: tuple[str, ...]) -> None:
+def check_paths(arguments: tuple[str, ...], path_prefixes: tuple[str, ...]) -> None:
     """Refuses what lies here alone and is read there."""
-    for name, pattern in READ.items():
-        found = re.fullmatch(pattern, option(arguments, name) or '')
-        if found:
-            reached(name, found[1], roots)
+    for name, pattern in PATH_OPTIONS.items():
+        match = re.fullmatch(pattern, find_option(arguments, name) or '')
+        if match:
+            check_reachable(name, match[1], path_prefixes)
 
 
-def check_layout(arguments: tuple[str, ...], devices: int, what: str) -> None:
+def check_layout(arguments: tuple[str, ...], num_devices: int, target: str) -> None:
     """Refuses sizes that would leave devices without work, or miss some; those not said follow from the devices."""
-    said = {name: size for name in ('data', 'fsdp', 'tensor') if (size := option(arguments, name)) is not None}
-    if not all(re.fullmatch('[1-9][0-9]*', size) for size in said.values()):
+    sizes = {name: size for name in ('data', 'fsdp', 'tensor') if (size := find_option(arguments, name)) is not None}
+    if not all(re.fullmatch('[1-9][0-9]*', size) for size in sizes.values()):
         return  # of which sinklab has its own words
-    wanted = math.prod(map(int, said.values()))
-    if wanted != devices and (devices % wanted or {'data', 'fsdp'} <= said.keys()):
-        sizes = ' '.join(f'--{name}={size}' for name, size in said.items())
-        raise Refusal(
-            f'{sizes} cannot be laid on the {devices} devices of {what}; give sizes whose product is {devices}, or '
+    num_requested = math.prod(map(int, sizes.values()))
+    if num_requested != num_devices and (num_devices % num_requested or {'data', 'fsdp'} <= sizes.keys()):
+        flags = ' '.join(f'--{name}={size}' for name, size in sizes.items())
+        raise UserError(
+            f'{flags} cannot be laid on the {num_devices} devices of {target}; give sizes whose product is {num_devices}, or '
             'leave them out: then they follow from the devices'
         )
 
 
-def at_least(given: argparse.Namespace, **least: int) -> None:
+def check_minimum(args: argparse.Namespace, **minimums: int) -> None:
     """Refuses numbers that are too small."""
-    for name, allowed in least.items():
-        value = getattr(given, name)
-        if value is not None and value < allowed:
-            raise Refusal(f'--{name}={value} must be a whole number of at least {allowed}')
+    for name, minimum in minimums.items():
+        value = getattr(args, name)
+        if value is not None and value < minimum:
+            raise UserError(f'--{name}={value} must be a whole number of at least {minimum}')
 
 
-def needed(given: argparse.Namespace, **examples: str) -> None:
+def require_options(args: argparse.Namespace, **examples: str) -> None:
     """Refuses a command that lacks options, each with an example of its value."""
     for name, example in examples.items():
-        if not getattr(given, name):
-            raise Refusal(f'--{name} is not given; give it, e.g. --{name}={example}')
+        if not getattr(args, name):
+            raise UserError(f'--{name} is not given; give it, e.g. --{name}={example}')
 
 
-def code(given: argparse.Namespace, roots: tuple[str, ...]) -> str:
+def get_code_folder(args: argparse.Namespace, path_prefixes: tuple[str, ...]) -> str:
     """The folder of the code of a job, that its hosts reach."""
-    return reached('code', given.code or beside(given.workdir, 'code', given.name), roots)
+    return check_reachable('code', args.code or make_sibling_path(args.workdir, 'code', args.name), path_prefixes)

@@ -6,30 +6,30 @@ import sys
 from typing import Any
 
 from launch import tpus
-from launch.command import Scheduler, Verb, main, needed
-from launch.job import AGAIN, Job
-from launch.plan import Command, File, Plan, command
-from launch.shipping import PYTHON, here, shipped
+from launch.command import Scheduler, Verb, main, require_options
+from launch.job import RETRY_EXIT_CODES, Job
+from launch.plan import Command, File, Plan, make_command
+from launch.shipping import PYTHON_VERSION, get_local_folder, plan_code_bundle
 
-SPOT = 25  # seconds that pods of a spot node are given at most
-FOLDER = '/opt/sinklab'
-DOCKERFILE = f"""FROM python:{PYTHON}-slim
+SPOT_GRACE_SECONDS = 25  # seconds that pods of a spot node are given at most
+INSTALL_FOLDER = '/opt/sinklab'
+DOCKERFILE = f"""FROM python:{PYTHON_VERSION}-slim
 RUN pip install --no-cache-dir uv
-WORKDIR {FOLDER}
+WORKDIR {INSTALL_FOLDER}
 COPY . .
 RUN bash install.sh
 """
-FIRST = 'batch.kubernetes.io/job-completion-index=0,jobset.sigs.k8s.io/job-index=0'
+FIRST_POD_SELECTOR = 'batch.kubernetes.io/job-completion-index=0,jobset.sigs.k8s.io/job-index=0'
 # The secret by which processes recognise each other (docs/guides/network.md): a random number of the JobSet.
-SECRET = {
+SECRET_VARIABLE = {
     'name': 'SINKLAB_RUN_SECRET',
     'valueFrom': {'fieldRef': {'fieldPath': "metadata.labels['jobset.sigs.k8s.io/jobset-uid']"}},
 }
-NODEPOOL = 'cloud.google.com/gke-nodepool'
+NODEPOOL_LABEL = 'cloud.google.com/gke-nodepool'
 
 
-def options(parser: argparse.ArgumentParser) -> None:
-    tpus.options(parser)
+def add_options(parser: argparse.ArgumentParser) -> None:
+    tpus.add_options(parser)
     parser.add_argument('--project', metavar='ID', help='of Google Cloud, where the image is built')
     parser.add_argument('--image', metavar='PATH:TAG', help='of the container, to be built with this code')
     parser.add_argument('--built', action='store_true', help='the image is there')
@@ -39,163 +39,163 @@ def options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument('--queue', metavar='NAME', help='of Kueue')
 
 
-def manifest(job: Job, given: argparse.Namespace) -> dict[str, Any]:
+def make_manifest(job: Job, args: argparse.Namespace) -> dict[str, Any]:
     """The JobSet of a job."""
     return {
         'apiVersion': 'jobset.x-k8s.io/v1alpha2',
         'kind': 'JobSet',
         'metadata': {
             'name': job.name,
-            'namespace': given.namespace,
-            'labels': {'kueue.x-k8s.io/queue-name': given.queue} if given.queue else {},
+            'namespace': args.namespace,
+            'labels': {'kueue.x-k8s.io/queue-name': args.queue} if args.queue else {},
             # The pods of a slice lie on the hosts of one slice.
-            'annotations': {'alpha.jobset.sigs.k8s.io/exclusive-topology': NODEPOOL},
+            'annotations': {'alpha.jobset.sigs.k8s.io/exclusive-topology': NODEPOOL_LABEL},
         },
         'spec': {
             'failurePolicy': {
-                'maxRestarts': job.restarts,
+                'maxRestarts': job.max_restarts,
                 'rules': [{'name': 'final', 'action': 'FailJobSet', 'onJobFailureReasons': ['PodFailurePolicy']}],
             },
             'replicatedJobs': [
-                {'name': 'slice', 'replicas': given.slices, 'template': {'spec': of_slice(job, given)}}
+                {'name': 'slice', 'replicas': args.slices, 'template': {'spec': make_job_spec(job, args)}}
             ],
         },
     }
 
 
-def of_slice(job: Job, given: argparse.Namespace) -> dict[str, Any]:
+def make_job_spec(job: Job, args: argparse.Namespace) -> dict[str, Any]:
     """A Job: a pod for each host, all of which fail with the first."""
-    size = tpus.slice_of(given.accelerator)
-    final = {'containerName': 'sinklab', 'operator': 'NotIn', 'values': list(AGAIN)}
+    tpu_slice = tpus.parse_slice(args.accelerator)
+    final_exit_codes = {'containerName': 'sinklab', 'operator': 'NotIn', 'values': list(RETRY_EXIT_CODES)}
     return {
-        'parallelism': size.hosts,
-        'completions': size.hosts,
+        'parallelism': tpu_slice.num_hosts,
+        'completions': tpu_slice.num_hosts,
         'backoffLimit': 0,
-        'podFailurePolicy': {'rules': [{'action': 'FailJob', 'onExitCodes': final}]},
-        'template': {'spec': pod(job, given)},
+        'podFailurePolicy': {'rules': [{'action': 'FailJob', 'onExitCodes': final_exit_codes}]},
+        'template': {'spec': make_pod_spec(job, args)},
     }
 
 
-def pod(job: Job, given: argparse.Namespace) -> dict[str, Any]:
-    size = tpus.slice_of(given.accelerator)
-    spot = {'cloud.google.com/gke-spot': 'true'} if given.spot else {}
+def make_pod_spec(job: Job, args: argparse.Namespace) -> dict[str, Any]:
+    tpu_slice = tpus.parse_slice(args.accelerator)
+    spot_selector = {'cloud.google.com/gke-spot': 'true'} if args.spot else {}
     return {
         'restartPolicy': 'Never',
         'hostNetwork': True,
         'dnsPolicy': 'ClusterFirstWithHostNet',
-        'serviceAccountName': given.service_account,
-        'terminationGracePeriodSeconds': job.grace,
+        'serviceAccountName': args.service_account,
+        'terminationGracePeriodSeconds': job.grace_seconds,
         'nodeSelector': {
-            'cloud.google.com/gke-tpu-accelerator': size.kind.gke,
-            'cloud.google.com/gke-tpu-topology': size.topology,
-            **spot,
+            'cloud.google.com/gke-tpu-accelerator': tpu_slice.kind.gke_accelerator,
+            'cloud.google.com/gke-tpu-topology': tpu_slice.topology,
+            **spot_selector,
         },
-        'containers': [container(job, given, size.chips_of_host)],
+        'containers': [make_container(job, args, tpu_slice.chips_per_host)],
     }
 
 
-def container(job: Job, given: argparse.Namespace, chips: int) -> dict[str, Any]:
-    program, *arguments = job.command
+def make_container(job: Job, args: argparse.Namespace, chips: int) -> dict[str, Any]:
+    program, *arguments = job.argv
     return {
         'name': 'sinklab',
-        'image': given.image,
-        'workingDir': FOLDER,
-        'command': [f'{FOLDER}/env/bin/{program}'],
-        'args': [literal(argument) for argument in arguments],
-        'env': variables(job),
+        'image': args.image,
+        'workingDir': INSTALL_FOLDER,
+        'command': [f'{INSTALL_FOLDER}/env/bin/{program}'],
+        'args': [escape_dollars(argument) for argument in arguments],
+        'env': make_variables(job),
         'securityContext': {'privileged': True},
         'resources': {'limits': {'google.com/tpu': chips}},
     }
 
 
-def variables(job: Job) -> list[dict[str, Any]]:
+def make_variables(job: Job) -> list[dict[str, Any]]:
     """Return the variables of a pod: those of the job, and the secret of its run if it has none of its own."""
-    given = [{'name': name, 'value': literal(value)} for name, value in job.environment.items()]
-    return given if SECRET['name'] in job.environment else [*given, SECRET]
+    job_variables = [{'name': name, 'value': escape_dollars(value)} for name, value in job.environment.items()]
+    return job_variables if SECRET_VARIABLE['name'] in job.environment else [*job_variables, SECRET_VARIABLE]
 
 
-def literal(text: str) -> str:
+def escape_dollars(text: str) -> str:
     """For Kubernetes, to which $(NAME) is a variable and $$ a $."""
     return text.replace('$', '$$')
 
 
-def submit(jobs: list[Job], given: argparse.Namespace) -> Plan:
-    tpus.check_run(jobs[0].arguments, given)
-    needed(given, image='europe-west4-docker.pkg.dev/PROJECT/sinklab/sinklab:1')
-    image = Plan() if given.built else build(jobs, given)
-    return image + Plan(files=tuple(manifests(jobs, given))) + applied(jobs, given)
+def plan_submit(jobs: list[Job], args: argparse.Namespace) -> Plan:
+    tpus.check_run(jobs[0].arguments, args)
+    require_options(args, image='europe-west4-docker.pkg.dev/PROJECT/sinklab/sinklab:1')
+    image = Plan() if args.built else plan_image_build(jobs, args)
+    return image + Plan(files=tuple(make_manifest_files(jobs, args))) + plan_apply(jobs, args)
 
 
-def build(jobs: list[Job], given: argparse.Namespace) -> Plan:
-    needed(given, project='my-project')
-    folder = f'{here(given.name)}/image'
-    made = shipped(jobs[0], folder, 'tpu', File(f'{folder}/Dockerfile', DOCKERFILE))
-    asked = (f'--project={given.project}', f'--tag={given.image}', folder)
-    return made + Plan(commands=(command('gcloud', 'builds', 'submit', *asked),))
+def plan_image_build(jobs: list[Job], args: argparse.Namespace) -> Plan:
+    require_options(args, project='my-project')
+    folder = f'{get_local_folder(args.name)}/image'
+    bundle_plan = plan_code_bundle(jobs[0], folder, 'tpu', File(f'{folder}/Dockerfile', DOCKERFILE))
+    build_flags = (f'--project={args.project}', f'--tag={args.image}', folder)
+    return bundle_plan + Plan(commands=(make_command('gcloud', 'builds', 'submit', *build_flags),))
 
 
-def manifests(jobs: list[Job], given: argparse.Namespace) -> list[File]:
-    return [File(path(job), json.dumps(manifest(job, given), indent=2) + '\n', private=True) for job in jobs]
+def make_manifest_files(jobs: list[Job], args: argparse.Namespace) -> list[File]:
+    return [File(get_manifest_path(job), json.dumps(make_manifest(job, args), indent=2) + '\n', is_private=True) for job in jobs]
 
 
-def path(job: Job) -> str:
-    return f'{here(job.name)}/jobset.json'
+def get_manifest_path(job: Job) -> str:
+    return f'{get_local_folder(job.name)}/jobset.json'
 
 
-def kubectl(given: argparse.Namespace, *words: str) -> Command:
-    context = [f'--context={given.context}'] if given.context else []
-    return command('kubectl', *context, f'--namespace={given.namespace}', *words)
+def make_kubectl_command(args: argparse.Namespace, *words: str) -> Command:
+    context = [f'--context={args.context}'] if args.context else []
+    return make_command('kubectl', *context, f'--namespace={args.namespace}', *words)
 
 
-def applied(jobs: list[Job], given: argparse.Namespace) -> Plan:
-    return Plan(commands=tuple(kubectl(given, 'apply', f'--filename={path(job)}') for job in jobs))
+def plan_apply(jobs: list[Job], args: argparse.Namespace) -> Plan:
+    return Plan(commands=tuple(make_kubectl_command(args, 'apply', f'--filename={get_manifest_path(job)}') for job in jobs))
 
 
-def stop(jobs: list[Job], given: argparse.Namespace) -> Plan:
-    return each(jobs, given, 'delete', 'jobset', '--ignore-not-found', '--cascade=foreground', '--wait=true')
+def plan_stop(jobs: list[Job], args: argparse.Namespace) -> Plan:
+    return plan_for_each(jobs, args, 'delete', 'jobset', '--ignore-not-found', '--cascade=foreground', '--wait=true')
 
 
-def each(jobs: list[Job], given: argparse.Namespace, *words: str) -> Plan:
-    return Plan(commands=tuple(kubectl(given, *words, job.name) for job in jobs))
+def plan_for_each(jobs: list[Job], args: argparse.Namespace, *words: str) -> Plan:
+    return Plan(commands=tuple(make_kubectl_command(args, *words, job.name) for job in jobs))
 
 
-def resume(jobs: list[Job], given: argparse.Namespace) -> Plan:
+def plan_resume(jobs: list[Job], args: argparse.Namespace) -> Plan:
     """A JobSet that has ended cannot go on; another of its name can."""
-    return stop(jobs, given) + applied(jobs, given)
+    return plan_stop(jobs, args) + plan_apply(jobs, args)
 
 
-def status(jobs: list[Job], given: argparse.Namespace) -> Plan:
-    return each(jobs, given, 'get', 'jobset', '--output=wide')
+def plan_status(jobs: list[Job], args: argparse.Namespace) -> Plan:
+    return plan_for_each(jobs, args, 'get', 'jobset', '--output=wide')
 
 
-def of_first(jobs: list[Job], given: argparse.Namespace, *words: str) -> Plan:
+def plan_for_first_pods(jobs: list[Job], args: argparse.Namespace, *words: str) -> Plan:
     """About the pod of process 0 of each job."""
-    chosen = [f'--selector=jobset.sigs.k8s.io/jobset-name={job.name},{FIRST}' for job in jobs]
-    return Plan(commands=tuple(kubectl(given, *words, one) for one in chosen))
+    selectors = [f'--selector=jobset.sigs.k8s.io/jobset-name={job.name},{FIRST_POD_SELECTOR}' for job in jobs]
+    return Plan(commands=tuple(make_kubectl_command(args, *words, selector) for selector in selectors))
 
 
-def logs(jobs: list[Job], given: argparse.Namespace) -> Plan:
-    return of_first(jobs, given, 'logs', '--follow', '--tail=50')
+def plan_logs(jobs: list[Job], args: argparse.Namespace) -> Plan:
+    return plan_for_first_pods(jobs, args, 'logs', '--follow', '--tail=50')
 
 
-def preempt(jobs: list[Job], given: argparse.Namespace) -> Plan:
-    return of_first(jobs, given, 'delete', 'pod', '--wait=false')
+def plan_preempt(jobs: list[Job], args: argparse.Namespace) -> Plan:
+    return plan_for_first_pods(jobs, args, 'delete', 'pod', '--wait=false')
 
 
 SCHEDULER = Scheduler(
     module='launch.jobset',
     summary=__doc__,
-    options=options,
-    check=tpus.check,
-    roots=('gs://',),
-    limit=lambda given: SPOT if given.spot else 3600,
+    add_options=add_options,
+    check_options=tpus.check_options,
+    path_prefixes=('gs://',),
+    get_max_grace_seconds=lambda given: SPOT_GRACE_SECONDS if given.spot else 3600,
     verbs={
-        'submit': Verb('an image of the code, and the JobSet', submit, ('workdir', 'arguments')),
-        'resume': Verb('the same JobSet again, as it was submitted', resume),
-        'status': Verb('how it is, and how often it was started', status),
-        'logs': Verb('what process 0 has said', logs, one=True),
-        'preempt': Verb('a pod taken away: all save, and come back', preempt),
-        'stop': Verb('ended for good: all save', stop),
+        'submit': Verb('an image of the code, and the JobSet', plan_submit, ('workdir', 'arguments')),
+        'resume': Verb('the same JobSet again, as it was submitted', plan_resume),
+        'status': Verb('how it is, and how often it was started', plan_status),
+        'logs': Verb('what process 0 has said', plan_logs, is_single_job=True),
+        'preempt': Verb('a pod taken away: all save, and come back', plan_preempt),
+        'stop': Verb('ended for good: all save', plan_stop),
     },
 )
 

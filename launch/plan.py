@@ -9,20 +9,20 @@ import subprocess
 import sys
 from pathlib import Path
 
-from launch.job import Refusal
+from launch.job import UserError
 from sinklab.escape import escape_control, join_shell, quote_shell
 from sinklab.install import format_extra_command
 
-TOOLS = {
+INSTALL_HINTS = {
     'gcloud': 'install it from https://cloud.google.com/sdk/docs/install',
     'kubectl': 'install it by gcloud components install kubectl gke-gcloud-auth-plugin',
     'uv': 'install it by pip install uv',
     'sinklab': f'activate the environment in which it is installed, or install it by {format_extra_command("gcs")}',
     'aws': 'install it by pip install awscli',
 }
-SLURM = 'give this command where jobs of the cluster are given, its login node'
+SLURM_HINT = 'give this command where jobs of the cluster are given, its login node'
 # What schedulers say when they refuse -> what to do about it.
-HINTS = {
+ERROR_HINTS = {
     r'quota|RESOURCE_EXHAUSTED': (
         'ask for more at https://console.cloud.google.com/iam-admin/quotas, or take another --zone, --spot or a '
         'smaller --accelerator'
@@ -42,7 +42,7 @@ class File:
 
     path: str
     text: str
-    private: bool = False
+    is_private: bool = False
 
 
 @dataclasses.dataclass(frozen=True)
@@ -50,15 +50,15 @@ class Command:
     """An argument list; if it is `optional` and fails, the plan goes on; if it is `live`, the terminal is its own."""
 
     argv: tuple[str, ...]
-    optional: bool = False
-    live: bool = False
+    is_optional: bool = False
+    is_interactive: bool = False
 
     def __str__(self) -> str:
-        return join_shell(self.argv) + (' || true' if self.optional else '')
+        return join_shell(self.argv) + (' || true' if self.is_optional else '')
 
 
-def command(*argv: str, optional: bool = False) -> Command:
-    return Command(tuple(argv), optional)
+def make_command(*argv: str, is_optional: bool = False) -> Command:
+    return Command(tuple(argv), is_optional)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -69,63 +69,63 @@ class Plan:
     def __add__(self, other: 'Plan') -> 'Plan':
         return Plan((*self.files, *other.files), (*self.commands, *other.commands))
 
-    def live(self) -> 'Plan':
-        return Plan(self.files, tuple(dataclasses.replace(one, live=True) for one in self.commands))
+    def as_interactive(self) -> 'Plan':
+        return Plan(self.files, tuple(dataclasses.replace(planned, live=True) for planned in self.commands))
 
     def __str__(self) -> str:
         """A script that does all of it."""
-        return '\n'.join(['#!/bin/bash', 'set -eu', *map(written, self.files), *map(str, self.commands), ''])
+        return '\n'.join(['#!/bin/bash', 'set -eu', *map(format_write_script, self.files), *map(str, self.commands), ''])
 
     def execute(self) -> None:
         """All of it, up to the first command that fails; nothing, where a program is missing."""
-        for program in dict.fromkeys(one.argv[0] for one in self.commands):
+        for program in dict.fromkeys(planned.argv[0] for planned in self.commands):
             if not shutil.which(program):
-                raise Refusal(f'{program} is not there; {TOOLS.get(program, SLURM)}')
+                raise UserError(f'{program} is not there; {INSTALL_HINTS.get(program, SLURM_HINT)}')
         for file in self.files:
-            write(file)
-        for number, one in enumerate(self.commands):
-            code, said = executed(one)
-            if code and not one.optional:
-                raise Refusal(failed(one, code, said, len(self.commands) - number - 1))
+            write_file(file)
+        for number, planned in enumerate(self.commands):
+            code, stderr_lines = run_command(planned)
+            if code and not planned.is_optional:
+                raise UserError(format_failure(planned, code, stderr_lines, len(self.commands) - number - 1))
 
 
-def write(file: File) -> None:
+def write_file(file: File) -> None:
     path = Path(file.path)
     path.parent.mkdir(parents=True, exist_ok=True)
-    if file.private:  # from its first byte on, also where an earlier one was readable
+    if file.is_private:  # from its first byte on, also where an earlier one was readable
         path.unlink(missing_ok=True)
         path.touch(mode=0o600, exist_ok=False)
     path.write_text(file.text, encoding='utf-8')
 
 
-def written(file: File) -> str:
+def format_write_script(file: File) -> str:
     """Return Bash that does what `write` does."""
-    end = 'END'
-    while end in file.text.splitlines():
-        end += '_'
+    delimiter = 'END'
+    while delimiter in file.text.splitlines():
+        delimiter += '_'
     path = quote_shell(file.path)
     body = file.text if file.text.endswith('\n') else f'{file.text}\n'
     folder = quote_shell(os.path.dirname(file.path) or '.')
-    private = f'rm -f {path} && (umask 077 && : > {path})\n' if file.private else ''
-    return f"mkdir -p {folder}\n{private}cat > {path} <<'{end}'\n{body}{end}"
+    create_private = f'rm -f {path} && (umask 077 && : > {path})\n' if file.is_private else ''
+    return f"mkdir -p {folder}\n{create_private}cat > {path} <<'{delimiter}'\n{body}{delimiter}"
 
 
-def executed(one: Command) -> tuple[int, list[str]]:
+def run_command(command_to_run: Command) -> tuple[int, list[str]]:
     """(exit code, the last lines of stderr) of a command, which speaks for itself meanwhile."""
-    print(f'$ {one}', file=sys.stderr, flush=True)
-    if one.live:
-        return subprocess.run(one.argv).returncode, []
-    said = collections.deque(maxlen=20)
-    with subprocess.Popen(one.argv, stderr=subprocess.PIPE, text=True, errors='replace') as process:
+    print(f'$ {command_to_run}', file=sys.stderr, flush=True)
+    if command_to_run.is_interactive:
+        return subprocess.run(command_to_run.argv).returncode, []
+    stderr_lines = collections.deque(maxlen=20)
+    with subprocess.Popen(command_to_run.argv, stderr=subprocess.PIPE, text=True, errors='replace') as process:
         for line in process.stderr:
             sys.stderr.write(escape_control(line, keep='\t\n'))
-            said.append(line.strip())
-    return process.returncode, [line for line in said if line]
+            stderr_lines.append(line.strip())
+    return process.returncode, [line for line in stderr_lines if line]
 
 
-def failed(one: Command, code: int, said: list[str], left: int) -> str:
-    text = '\n'.join(said)
-    hint = next((hint for pattern, hint in HINTS.items() if re.search(pattern, text, re.IGNORECASE)), 'see above')
-    rest = f'; {left} more to run were not' if left else ''
-    last = escape_control(said[-1]) if said else 'without a word'
-    return f'{join_shell(one.argv[:4])} ... exits with {code} ({last}): {hint}{rest}'
+def format_failure(failed_command: Command, code: int, stderr_lines: list[str], num_remaining: int) -> str:
+    text = '\n'.join(stderr_lines)
+    hint = next((hint for pattern, hint in ERROR_HINTS.items() if re.search(pattern, text, re.IGNORECASE)), 'see above')
+    remainder = f'; {num_remaining} more to run were not' if num_remaining else ''
+    last_line = escape_control(stderr_lines[-1]) if stderr_lines else 'without a word'
+    return f'{join_shell(failed_command.argv[:4])} ... exits with {code} ({last_line}): {hint}{remainder}'

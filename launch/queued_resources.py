@@ -5,15 +5,15 @@ import os
 import sys
 
 from launch import tpus
-from launch.command import Scheduler, Verb, code, main, needed
-from launch.job import AGAIN, SIGNALS, Job, Refusal
-from launch.plan import Command, File, Plan, command
-from launch.shipping import here, shipped
+from launch.command import Scheduler, Verb, get_code_folder, main, require_options
+from launch.job import RETRY_EXIT_CODES, RETRY_SIGNALS, Job, UserError
+from launch.plan import Command, File, Plan, make_command
+from launch.shipping import get_local_folder, plan_code_bundle
 from sinklab.escape import quote_shell
 
-SPOT = 30  # seconds from the notice to the end of a spot VM
-FOLDER = '/opt/sinklab'
-BOOT = """#!/bin/bash
+SPOT_GRACE_SECONDS = 30  # seconds from the notice to the end of a spot VM
+INSTALL_FOLDER = '/opt/sinklab'
+BOOT_SCRIPT = """#!/bin/bash
 # At every boot of a host: the code, its environment, the run. run.sh has the values of --env: all is for root alone.
 set -eu
 umask 077
@@ -38,7 +38,7 @@ MAKE_SECRET = (
     '[[ -s "$1" ]] || "$0" -c "import secrets; print(secrets.token_hex(32))" > "$1"; '
     'chmod 600 "$1"'
 )
-SERVICE = """[Unit]
+SERVICE_UNIT = """[Unit]
 Description=A run of sinklab
 StartLimitIntervalSec=infinity
 StartLimitBurst={starts}
@@ -52,7 +52,7 @@ KillMode=mixed
 """
 # Asks as long as the run is not over, and makes the resource again when it is taken away. A run that is over costs on
 # as long as its machines stand, so they are given back.
-KEEP = """#!/bin/bash
+KEEP_SCRIPT = """#!/bin/bash
 set -u
 left={restarts}
 unanswered=0
@@ -86,11 +86,11 @@ while true; do
   sleep "${{EVERY:-60}}"
 done
 """
-PROPERTIES = 'ActiveState,Result,ExecMainStatus,ExecMainStartTimestampMonotonic,NRestarts'
+SERVICE_PROPERTIES = 'ActiveState,Result,ExecMainStatus,ExecMainStartTimestampMonotonic,NRestarts'
 
 
-def options(parser: argparse.ArgumentParser) -> None:
-    tpus.options(parser)
+def add_options(parser: argparse.ArgumentParser) -> None:
+    tpus.add_options(parser)
     parser.add_argument('--runtime', metavar='VERSION', help='of the VMs; the usual one of the chips')
     parser.add_argument('--reserved', action='store_true', help='of a reservation of yours')
     parser.add_argument('--service_account', metavar='EMAIL', help='of the VMs')
@@ -98,146 +98,146 @@ def options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument('--zone', default=os.environ.get('CLOUDSDK_COMPUTE_ZONE'), metavar='ZONE')
 
 
-def check(given: argparse.Namespace) -> None:
-    if given.verb not in ('follow', 'fetch'):
-        needed(given, project='my-project', zone='europe-west4-b')
-    tpus.check(given)
-    if given.spot and given.reserved:
-        raise Refusal('--spot and --reserved are both given; a reservation is not taken away, leave one out')
+def check_options(args: argparse.Namespace) -> None:
+    if args.verb not in ('follow', 'fetch'):
+        require_options(args, project='my-project', zone='europe-west4-b')
+    tpus.check_options(args)
+    if args.spot and args.reserved:
+        raise UserError('--spot and --reserved are both given; a reservation is not taken away, leave one out')
 
 
-def place(given: argparse.Namespace) -> tuple[str, str]:
-    return f'--project={given.project}', f'--zone={given.zone}'
+def make_location_flags(args: argparse.Namespace) -> tuple[str, str]:
+    return f'--project={args.project}', f'--zone={args.zone}'
 
 
-def queued(given: argparse.Namespace, *words: str, optional: bool = False) -> Command:
-    return command('gcloud', 'compute', 'tpus', 'queued-resources', *words, *place(given), optional=optional)
+def make_queued_resource_command(args: argparse.Namespace, *words: str, is_optional: bool = False) -> Command:
+    return make_command('gcloud', 'compute', 'tpus', 'queued-resources', *words, *make_location_flags(args), is_optional=is_optional)
 
 
-def nodes(job: Job, given: argparse.Namespace) -> list[str]:
+def list_node_names(job: Job, args: argparse.Namespace) -> list[str]:
     """The names of a job's slices."""
-    return [job.name] if given.slices == 1 else [f'{job.name}-{number}' for number in range(given.slices)]
+    return [job.name] if args.slices == 1 else [f'{job.name}-{number}' for number in range(args.slices)]
 
 
-def ssh(node: str, given: argparse.Namespace, worker: str, words: str, optional: bool = False) -> Command:
-    told = (*place(given), f'--worker={worker}', f'--command={words}')
-    return command('gcloud', 'compute', 'tpus', 'tpu-vm', 'ssh', node, *told, optional=optional)
+def make_ssh_command(node: str, args: argparse.Namespace, worker: str, remote_command: str, is_optional: bool = False) -> Command:
+    flags = (*make_location_flags(args), f'--worker={worker}', f'--command={remote_command}')
+    return make_command('gcloud', 'compute', 'tpus', 'tpu-vm', 'ssh', node, *flags, is_optional=is_optional)
 
 
-def of_first(job: Job, given: argparse.Namespace, words: str) -> Command:
+def make_first_host_command(job: Job, args: argparse.Namespace, remote_command: str) -> Command:
     """On the host of process 0."""
-    return ssh(nodes(job, given)[0], given, '0', words)
+    return make_ssh_command(list_node_names(job, args)[0], args, '0', remote_command)
 
 
-def service(job: Job) -> str:
-    codes = [*(str(code) for code in AGAIN), *SIGNALS]
-    return SERVICE.format(folder=FOLDER, starts=job.restarts + 1, again=' '.join(codes), grace=job.grace)
+def make_service_unit(job: Job) -> str:
+    retry_statuses = [*(str(code) for code in RETRY_EXIT_CODES), *RETRY_SIGNALS]
+    return SERVICE_UNIT.format(folder=INSTALL_FOLDER, starts=job.max_restarts + 1, again=' '.join(retry_statuses), grace=job.grace_seconds)
 
 
-def there(job: Job, given: argparse.Namespace) -> str:
-    return f'{code(given, SCHEDULER.roots)}/{job.name}'
+def get_bucket_folder(job: Job, args: argparse.Namespace) -> str:
+    return f'{get_code_folder(args, SCHEDULER.path_prefixes)}/{job.name}'
 
 
-def create(job: Job, given: argparse.Namespace) -> Command:
-    size = tpus.slice_of(given.accelerator)
-    many = (f'--node-count={given.slices}', f'--node-prefix={job.name}')
-    asked = {'spot': given.spot, 'reserved': given.reserved}
-    return queued(
-        given,
+def make_create_command(job: Job, args: argparse.Namespace) -> Command:
+    tpu_slice = tpus.parse_slice(args.accelerator)
+    slice_flags = (f'--node-count={args.slices}', f'--node-prefix={job.name}')
+    switches = {'spot': args.spot, 'reserved': args.reserved}
+    return make_queued_resource_command(
+        args,
         'create',
         job.name,
-        *((f'--node-id={job.name}',) if given.slices == 1 else many),
-        f'--accelerator-type={size.queued}',
-        f'--runtime-version={given.runtime or size.kind.runtime}',
-        *(f'--{name}' for name, wanted in asked.items() if wanted),
-        *([f'--service-account={given.service_account}'] if given.service_account else []),
-        f'--metadata-from-file=startup-script={here(job.name)}/boot.sh',
+        *((f'--node-id={job.name}',) if args.slices == 1 else slice_flags),
+        f'--accelerator-type={tpu_slice.accelerator_type}',
+        f'--runtime-version={args.runtime or tpu_slice.kind.runtime_version}',
+        *(f'--{name}' for name, is_enabled in switches.items() if is_enabled),
+        *([f'--service-account={args.service_account}'] if args.service_account else []),
+        f'--metadata-from-file=startup-script={get_local_folder(job.name)}/boot.sh',
     )
 
 
-def delete(job: Job, given: argparse.Namespace, optional: bool = False) -> Command:
-    return queued(given, 'delete', job.name, '--force', '--quiet', optional=optional)
+def make_delete_command(job: Job, args: argparse.Namespace, is_optional: bool = False) -> Command:
+    return make_queued_resource_command(args, 'delete', job.name, '--force', '--quiet', is_optional=is_optional)
 
 
-def describe(job: Job, given: argparse.Namespace) -> Command:
-    return queued(given, 'describe', job.name, '--format=value(state.state)')
+def make_describe_command(job: Job, args: argparse.Namespace) -> Command:
+    return make_queued_resource_command(args, 'describe', job.name, '--format=value(state.state)')
 
 
-def keep_script(job: Job, given: argparse.Namespace) -> str:
-    ask = of_first(job, given, f'systemctl show --property={PROPERTIES} sinklab')
-    parts = dict(describe=describe(job, given), ask=ask, delete=delete(job, given), create=create(job, given))
-    return KEEP.format(restarts=job.restarts, **parts)
+def make_keep_script(job: Job, args: argparse.Namespace) -> str:
+    ask_command = make_first_host_command(job, args, f'systemctl show --property={SERVICE_PROPERTIES} sinklab')
+    commands = dict(describe=make_describe_command(job, args), ask=ask_command, delete=make_delete_command(job, args), create=make_create_command(job, args))
+    return KEEP_SCRIPT.format(restarts=job.max_restarts, **commands)
 
 
-def submit(jobs: list[Job], given: argparse.Namespace) -> Plan:
-    tpus.check_run(jobs[0].arguments, given)
-    return sum((submitted(job, given) for job in jobs), Plan())
+def plan_submit(jobs: list[Job], args: argparse.Namespace) -> Plan:
+    tpus.check_run(jobs[0].arguments, args)
+    return sum((plan_submit_job(job, args) for job in jobs), Plan())
 
 
-def submitted(job: Job, given: argparse.Namespace) -> Plan:
+def plan_submit_job(job: Job, args: argparse.Namespace) -> Plan:
     texts = {
-        'boot.sh': BOOT.format(folder=FOLDER, code=quote_shell(there(job, given))),
-        'run.sh': job.script(FOLDER, secret=f'{FOLDER}/secret'),
-        'sinklab.service': service(job),
-        'create.sh': f'#!/bin/bash\nexec {create(job, given)}\n',
-        'keep.sh': keep_script(job, given),
+        'boot.sh': BOOT_SCRIPT.format(folder=INSTALL_FOLDER, code=quote_shell(get_bucket_folder(job, args))),
+        'run.sh': job.make_script(INSTALL_FOLDER, secret_file=f'{INSTALL_FOLDER}/secret'),
+        'sinklab.service': make_service_unit(job),
+        'create.sh': f'#!/bin/bash\nexec {make_create_command(job, args)}\n',
+        'keep.sh': make_keep_script(job, args),
     }
-    files = [File(f'{here(job.name)}/{name}', text, private=name == 'run.sh') for name, text in texts.items()]
-    secret = command('bash', '-c', MAKE_SECRET, sys.executable, f'{here(job.name)}/secret')
-    upload = command('gcloud', 'storage', 'rsync', '--recursive', here(job.name), there(job, given))
-    return shipped(job, here(job.name), 'tpu', *files) + Plan(commands=(secret, upload, create(job, given)))
+    files = [File(f'{get_local_folder(job.name)}/{name}', text, is_private=name == 'run.sh') for name, text in texts.items()]
+    secret_command = make_command('bash', '-c', MAKE_SECRET, sys.executable, f'{get_local_folder(job.name)}/secret')
+    upload_command = make_command('gcloud', 'storage', 'rsync', '--recursive', get_local_folder(job.name), get_bucket_folder(job, args))
+    return plan_code_bundle(job, get_local_folder(job.name), 'tpu', *files) + Plan(commands=(secret_command, upload_command, make_create_command(job, args)))
 
 
-def resume(jobs: list[Job], given: argparse.Namespace) -> Plan:
+def plan_resume(jobs: list[Job], args: argparse.Namespace) -> Plan:
     """Plan to delete the suspended resource of each job and to create one of the same name."""
-    made = [(delete(job, given, optional=True), command('bash', f'{here(job.name)}/create.sh')) for job in jobs]
-    return Plan(commands=tuple(one for pair in made for one in pair))
+    command_pairs = [(make_delete_command(job, args, is_optional=True), make_command('bash', f'{get_local_folder(job.name)}/create.sh')) for job in jobs]
+    return Plan(commands=tuple(planned for pair in command_pairs for planned in pair))
 
 
-def keep(jobs: list[Job], given: argparse.Namespace) -> Plan:
-    return Plan(commands=(command('bash', f'{here(jobs[0].name)}/keep.sh'),))
+def plan_keep(jobs: list[Job], args: argparse.Namespace) -> Plan:
+    return Plan(commands=(make_command('bash', f'{get_local_folder(jobs[0].name)}/keep.sh'),))
 
 
-def status(jobs: list[Job], given: argparse.Namespace) -> Plan:
-    return Plan(commands=tuple(describe(job, given) for job in jobs))
+def plan_status(jobs: list[Job], args: argparse.Namespace) -> Plan:
+    return Plan(commands=tuple(make_describe_command(job, args) for job in jobs))
 
 
-def logs(jobs: list[Job], given: argparse.Namespace) -> Plan:
-    words = 'sudo journalctl --follow --lines=50 --unit=google-startup-scripts --unit=sinklab'
-    return Plan(commands=(of_first(jobs[0], given, words),))
+def plan_logs(jobs: list[Job], args: argparse.Namespace) -> Plan:
+    journal_command = 'sudo journalctl --follow --lines=50 --unit=google-startup-scripts --unit=sinklab'
+    return Plan(commands=(make_first_host_command(jobs[0], args, journal_command),))
 
 
-def preempt(jobs: list[Job], given: argparse.Namespace) -> Plan:
-    return Plan(commands=tuple(of_first(job, given, 'sudo systemctl kill --signal=TERM sinklab') for job in jobs))
+def plan_preempt(jobs: list[Job], args: argparse.Namespace) -> Plan:
+    return Plan(commands=tuple(make_first_host_command(job, args, 'sudo systemctl kill --signal=TERM sinklab') for job in jobs))
 
 
-def stop(jobs: list[Job], given: argparse.Namespace) -> Plan:
+def plan_stop(jobs: list[Job], args: argparse.Namespace) -> Plan:
     """Saved first, if it stands, and given back."""
-    return sum((stopped(job, given) for job in jobs), Plan())
+    return sum((plan_stop_job(job, args) for job in jobs), Plan())
 
 
-def stopped(job: Job, given: argparse.Namespace) -> Plan:
-    told = [ssh(node, given, 'all', 'sudo systemctl stop sinklab', optional=True) for node in nodes(job, given)]
-    return Plan(commands=(*told, delete(job, given)))
+def plan_stop_job(job: Job, args: argparse.Namespace) -> Plan:
+    stop_commands = [make_ssh_command(node, args, 'all', 'sudo systemctl stop sinklab', is_optional=True) for node in list_node_names(job, args)]
+    return Plan(commands=(*stop_commands, make_delete_command(job, args)))
 
 
 SCHEDULER = Scheduler(
     module='launch.queued_resources',
     summary=__doc__,
-    options=options,
-    check=check,
-    roots=('gs://',),
-    limit=lambda given: SPOT if given.spot else 3600,
+    add_options=add_options,
+    check_options=check_options,
+    path_prefixes=('gs://',),
+    get_max_grace_seconds=lambda given: SPOT_GRACE_SECONDS if given.spot else 3600,
     verbs={
         'submit': Verb(
-            'the code in a bucket, and the TPUs, which begin by themselves', submit, ('workdir', 'arguments')
+            'the code in a bucket, and the TPUs, which begin by themselves', plan_submit, ('workdir', 'arguments')
         ),
-        'keep': Verb('made again when it is taken away, given back when it is over', keep, one=True),
-        'resume': Verb('made again, with the code that was shipped', resume),
-        'status': Verb('how the queued resource is', status),
-        'logs': Verb('what the first host has said', logs, one=True),
-        'preempt': Verb('told to stop as by a preemption: it saves, and comes back', preempt),
-        'stop': Verb('ended for good: it saves, and the TPUs are given back', stop),
+        'keep': Verb('made again when it is taken away, given back when it is over', plan_keep, is_single_job=True),
+        'resume': Verb('made again, with the code that was shipped', plan_resume),
+        'status': Verb('how the queued resource is', plan_status),
+        'logs': Verb('what the first host has said', plan_logs, is_single_job=True),
+        'preempt': Verb('told to stop as by a preemption: it saves, and comes back', plan_preempt),
+        'stop': Verb('ended for good: it saves, and the TPUs are given back', plan_stop),
     },
 )
 

@@ -6,17 +6,17 @@ import shlex
 import sys
 from collections.abc import Callable
 
-from launch.command import Scheduler, Verb, at_least, check_layout, code, main, needed
-from launch.job import AGAIN, BUCKETS, Job, Refusal
-from launch.plan import File, Plan, command
-from launch.shipping import shipped
+from launch.command import Scheduler, Verb, check_minimum, check_layout, get_code_folder, main, require_options
+from launch.job import RETRY_EXIT_CODES, BUCKET_PREFIXES, Job, UserError
+from launch.plan import File, Plan, make_command
+from launch.shipping import plan_code_bundle
 from sinklab.escape import quote_shell
 
-ROOTS = ('/', *BUCKETS)
+PATH_PREFIXES = ('/', *BUCKET_PREFIXES)
 # SLURM starts a job again by itself after a preemption or the loss of a host. By an exit code it does only where its
 # administrator has set RequeueExit, so the script asks: of that no cluster needs to know. A signal ahead of the limit
 # is for the steps; one that the script gets is of the whole job, and what becomes of that SLURM decides.
-SCRIPT = """#!/bin/bash
+JOB_SCRIPT = """#!/bin/bash
 {directives}
 ended=
 trap ended=1 TERM
@@ -37,7 +37,7 @@ exit "$code"
 """
 
 
-def options(parser: argparse.ArgumentParser) -> None:
+def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument('--nodes', type=int, default=1, metavar='N', help='hosts; %(default)s')
     parser.add_argument('--gpus', type=int, default=8, metavar='N', help='of each host; %(default)s; 0: none')
     parser.add_argument('--partition', metavar='NAME')
@@ -46,100 +46,100 @@ def options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument('--at_once', type=int, metavar='N', help='jobs of a sweep that run at the same time')
 
 
-def check(given: argparse.Namespace) -> None:
-    at_least(given, nodes=1, gpus=0, at_once=1)
+def check_options(args: argparse.Namespace) -> None:
+    check_minimum(args, nodes=1, gpus=0, at_once=1)
 
 
-def directives(jobs: list[Job], given: argparse.Namespace, folder: str) -> dict[str, str | None]:
+def make_directives(jobs: list[Job], args: argparse.Namespace, folder: str) -> dict[str, str | None]:
     """Return the options of `sbatch` by name."""
-    job, many = jobs[0], len(jobs) > 1
-    least = f'%{given.at_once}' if given.at_once else ''
-    log = folder.replace('%', '%%') + ('/%x-%A_%a.log' if many else '/%x-%j.log')
-    told = {
-        'job-name': given.name,
-        'array': f'0-{len(jobs) - 1}{least}' if many else None,
-        'nodes': given.nodes,
+    job, is_array = jobs[0], len(jobs) > 1
+    max_running = f'%{args.at_once}' if args.at_once else ''
+    log = folder.replace('%', '%%') + ('/%x-%A_%a.log' if is_array else '/%x-%j.log')
+    options = {
+        'job-name': args.name,
+        'array': f'0-{len(jobs) - 1}{max_running}' if is_array else None,
+        'nodes': args.nodes,
         'ntasks-per-node': 1,
-        'gpus-per-node': given.gpus or None,
+        'gpus-per-node': args.gpus or None,
         'exclusive': '',
-        'partition': given.partition,
-        'account': given.account,
-        'time': given.time,
-        'signal': f'TERM@{job.grace}',
+        'partition': args.partition,
+        'account': args.account,
+        'time': args.time,
+        'signal': f'TERM@{job.grace_seconds}',
         'requeue': '',
         'open-mode': 'append',
         'output': log,
     }
-    return {name: str(value) for name, value in told.items() if value is not None}
+    return {name: str(value) for name, value in options.items() if value is not None}
 
 
-def script(jobs: list[Job], given: argparse.Namespace, folder: str) -> str:
-    told = directives(jobs, given, folder)
-    lines = [f'#SBATCH --{name}{f"={quoted(value)}" if value else ""}' for name, value in told.items()]
-    return SCRIPT.format(
+def make_job_script(jobs: list[Job], args: argparse.Namespace, folder: str) -> str:
+    options = make_directives(jobs, args, folder)
+    lines = [f'#SBATCH --{name}{f"={quote_directive(value)}" if value else ""}' for name, value in options.items()]
+    return JOB_SCRIPT.format(
         directives='\n'.join(lines),
-        grace=jobs[0].grace,
+        grace=jobs[0].grace_seconds,
         code=quote_shell(folder),
-        again='|'.join(map(str, AGAIN)),
-        restarts=jobs[0].restarts,
+        again='|'.join(map(str, RETRY_EXIT_CODES)),
+        restarts=jobs[0].max_restarts,
     )
 
 
-def quoted(value: str) -> str:
+def quote_directive(value: str) -> str:
     """For `sbatch`, to which a backslash within quotes is one more way to quote, and a line break an end."""
     if re.search(r'[\\\n]', value):
-        raise Refusal(f'{value!r} holds a backslash or a line break, which sbatch does not read; take another')
+        raise UserError(f'{value!r} holds a backslash or a line break, which sbatch does not read; take another')
     return shlex.quote(value)
 
 
-def submit(jobs: list[Job], given: argparse.Namespace) -> Plan:
-    needed(given, time='1-00:00:00')
-    if given.gpus:
-        check_layout(jobs[0].arguments, given.nodes * given.gpus, f'{given.nodes} x {given.gpus} GPUs')
-    folder = reachable(given)
-    runs = [File(f'{folder}/run-{number}.sh', job.script(folder), private=True) for number, job in enumerate(jobs)]
-    made = shipped(jobs[0], folder, 'gpu', *runs, File(f'{folder}/job.sh', script(jobs, given, folder)))
-    return made + Plan(commands=(command('bash', f'{folder}/install.sh'),)) + resume(jobs, given)
+def plan_submit(jobs: list[Job], args: argparse.Namespace) -> Plan:
+    require_options(args, time='1-00:00:00')
+    if args.gpus:
+        check_layout(jobs[0].arguments, args.nodes * args.gpus, f'{args.nodes} x {args.gpus} GPUs')
+    folder = get_shared_code_folder(args)
+    run_scripts = [File(f'{folder}/run-{number}.sh', job.make_script(folder), is_private=True) for number, job in enumerate(jobs)]
+    bundle_plan = plan_code_bundle(jobs[0], folder, 'gpu', *run_scripts, File(f'{folder}/job.sh', make_job_script(jobs, args, folder)))
+    return bundle_plan + Plan(commands=(make_command('bash', f'{folder}/install.sh'),)) + plan_resume(jobs, args)
 
 
-def reachable(given: argparse.Namespace) -> str:
+def get_shared_code_folder(args: argparse.Namespace) -> str:
     """The folder of the code, which all hosts and this one see."""
-    return code(given, ('/',))
+    return get_code_folder(args, ('/',))
 
 
-def resume(jobs: list[Job], given: argparse.Namespace) -> Plan:
-    return Plan(commands=(command('sbatch', f'{reachable(given)}/job.sh'),))
+def plan_resume(jobs: list[Job], args: argparse.Namespace) -> Plan:
+    return Plan(commands=(make_command('sbatch', f'{get_shared_code_folder(args)}/job.sh'),))
 
 
-def of_name(*commands: tuple[str, ...]) -> Callable[[list[Job], argparse.Namespace], Plan]:
+def make_plan_by_name(*commands: tuple[str, ...]) -> Callable[[list[Job], argparse.Namespace], Plan]:
     """Commands about the jobs of a name."""
-    return lambda jobs, given: Plan(commands=tuple(command(*words, f'--name={given.name}') for words in commands))
+    return lambda jobs, args: Plan(commands=tuple(make_command(*words, f'--name={args.name}') for words in commands))
 
 
-def logs(jobs: list[Job], given: argparse.Namespace) -> Plan:
-    follow = 'exec tail --follow=name --lines=50 "$1"/"$2"-*.log'
-    return Plan(commands=(command('bash', '-c', follow, 'logs', reachable(given), given.name),))
+def plan_logs(jobs: list[Job], args: argparse.Namespace) -> Plan:
+    tail_command = 'exec tail --follow=name --lines=50 "$1"/"$2"-*.log'
+    return Plan(commands=(make_command('bash', '-c', tail_command, 'logs', get_shared_code_folder(args), args.name),))
 
 
-STATUS = ('squeue', '--me', '--format=%i %T %r %M %l %R')
-TERM = ('scancel', '--me', '--signal=TERM')
-PENDING = ('scancel', '--me', '--state=PENDING')
+STATUS_COMMAND = ('squeue', '--me', '--format=%i %T %r %M %l %R')
+TERM_COMMAND = ('scancel', '--me', '--signal=TERM')
+CANCEL_PENDING_COMMAND = ('scancel', '--me', '--state=PENDING')
 # The script alone, which then knows that it is the end; srun would kill the processes (--full).
-SCRIPT_ALONE = (*TERM, '--batch')
+TERM_SCRIPT_COMMAND = (*TERM_COMMAND, '--batch')
 SCHEDULER = Scheduler(
     module='launch.slurm',
     summary=__doc__,
-    options=options,
-    check=check,
-    roots=ROOTS,
-    limit=lambda given: 65535,  # of --signal; after a preemption, GraceTime of the partition
+    add_options=add_options,
+    check_options=check_options,
+    path_prefixes=PATH_PREFIXES,
+    get_max_grace_seconds=lambda given: 65535,  # of --signal; after a preemption, GraceTime of the partition
     verbs={
-        'submit': Verb('the code, its environment and the job', submit, ('workdir', 'arguments')),
-        'resume': Verb('the same job again, as it was shipped', resume, ('workdir',)),
-        'status': Verb('where it is in the queue', of_name(STATUS)),
-        'logs': Verb('what the job has said', logs, ('workdir',), one=True),
-        'preempt': Verb('told to stop as ahead of its limit: it saves, and comes back', of_name(TERM)),
-        'stop': Verb('told to stop for good: it saves', of_name(PENDING, SCRIPT_ALONE, TERM)),
+        'submit': Verb('the code, its environment and the job', plan_submit, ('workdir', 'arguments')),
+        'resume': Verb('the same job again, as it was shipped', plan_resume, ('workdir',)),
+        'status': Verb('where it is in the queue', make_plan_by_name(STATUS_COMMAND)),
+        'logs': Verb('what the job has said', plan_logs, ('workdir',), is_single_job=True),
+        'preempt': Verb('told to stop as ahead of its limit: it saves, and comes back', make_plan_by_name(TERM_COMMAND)),
+        'stop': Verb('told to stop for good: it saves', make_plan_by_name(CANCEL_PENDING_COMMAND, TERM_SCRIPT_COMMAND, TERM_COMMAND)),
     },
 )
 

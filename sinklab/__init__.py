@@ -7,16 +7,16 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from sinklab.attend.attention import attention as attention
-    from sinklab.observe.opening import Opened, Run
-    from sinklab.record import Refusal as Refusal
+    from sinklab.observe.opening import OpenedModel, OpenedRun
+    from sinklab.record import UserError as UserError
 
 __version__ = '0.2.0'
 
 # Imported when they are first used: jax takes a second, and `import sinklab` must not.
-LAZY = {'attention': 'sinklab.attend.attention', 'Refusal': 'sinklab.record'}
+LAZY_IMPORTS = {'attention': 'sinklab.attend.attention', 'Refusal': 'sinklab.record'}
 
 
-def open(given: str, *, bos: str = 'auto', remote_code: bool = False) -> 'Run | Opened':
+def open(model_ref: str, *, bos: str = 'auto', remote_code: bool = False) -> 'OpenedRun | OpenedModel':
     """Open a run or a model of transformers, to look at its attention and to measure it; nothing is written.
 
     Args:
@@ -36,16 +36,16 @@ def open(given: str, *, bos: str = 'auto', remote_code: bool = False) -> 'Run | 
     """
     from sinklab.observe import opening
 
-    return opening.open(given, bos=bos, remote_code=remote_code)
+    return opening.open(model_ref, bos=bos, remote_code=remote_code)
 
 
 def __getattr__(name: str) -> Any:
-    if name not in LAZY:
+    if name not in LAZY_IMPORTS:
         raise AttributeError(f'module {__name__!r} has no attribute {name!r}')
     import importlib
 
-    return getattr(importlib.import_module(LAZY[name]), name)
+    return getattr(importlib.import_module(LAZY_IMPORTS[name]), name)
 
 
 def __dir__() -> list[str]:
-    return sorted([*globals(), *LAZY])
+    return sorted([*globals(), *LAZY_IMPORTS])

@@ -13,20 +13,20 @@ from sinklab import startup, streams
 
 def run() -> None:
     """Run a verb, and exit with its code."""
-    streams.make_safe()
-    startup.install(next((argument for argument in sys.argv[1:] if not argument.startswith('-')), ''))
+    streams.install_safe_streams()
+    startup.install_signal_handlers(next((argument for argument in sys.argv[1:] if not argument.startswith('-')), ''))
     from sinklab.cli.main import main
 
     try:
-        with startup.keyboard_interrupts():
-            code = main()
+        with startup.enable_keyboard_interrupts():
+            exit_code = main()
     except KeyboardInterrupt:  # outside of a verb
-        os._exit(startup.INTERRUPTED)
-    except streams.OutputClosed:  # while help is printed
-        code = 0
-    except SystemExit as end:  # of argparse
-        code = end.code
-    sys.exit(streams.finish(code))
+        os._exit(startup.SIGINT_EXIT_CODE)
+    except streams.OutputClosedError:  # while help is printed
+        exit_code = 0
+    except SystemExit as exit_error:  # of argparse
+        exit_code = exit_error.code
+    sys.exit(streams.flush_standard_streams(exit_code))
 
 
 if __name__ == '__main__':

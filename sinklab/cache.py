@@ -5,29 +5,29 @@ import os
 import shutil
 from pathlib import Path
 
-from sinklab.record import Refusal
+from sinklab.record import UserError
 
 
-def cache() -> Path:
+def get_cache_dir() -> Path:
     """Return $SINKLAB_CACHE, or sinklab in the user's cache folder; make it, for this user alone, if it is not there.
 
     Compiled programs of it are run, so that nobody else may write there. The mode of a folder that exists is left.
     """
-    home = os.environ.get('XDG_CACHE_HOME') or Path.home() / '.cache'
-    chosen = os.environ.get('SINKLAB_CACHE') or Path(home) / 'sinklab'
-    if '://' in str(chosen):
-        raise Refusal(f'SINKLAB_CACHE={chosen} is no local folder; name one')
+    cache_home = os.environ.get('XDG_CACHE_HOME') or Path.home() / '.cache'
+    cache_dir = os.environ.get('SINKLAB_CACHE') or Path(cache_home) / 'sinklab'
+    if '://' in str(cache_dir):
+        raise UserError(f'SINKLAB_CACHE={cache_dir} is no local folder; name one')
     with contextlib.suppress(OSError):  # whoever writes there says what is wrong
-        Path(chosen).mkdir(0o700, parents=True, exist_ok=True)
-    return Path(chosen)
+        Path(cache_dir).mkdir(0o700, parents=True, exist_ok=True)
+    return Path(cache_dir)
 
 
-def room(folder: Path) -> int:
+def get_cache_limit_bytes(folder: Path) -> int:
     """Bytes that a folder of the cache may take: $SINKLAB_CACHE_GB, or half of what it could on its disk."""
-    if given := os.environ.get('SINKLAB_CACHE_GB'):
+    if limit_gb := os.environ.get('SINKLAB_CACHE_GB'):
         try:
-            return int(float(given) * 1e9)
+            return int(float(limit_gb) * 1e9)
         except (ValueError, OverflowError) as error:
-            raise Refusal(f'SINKLAB_CACHE_GB={given} is no number of GB; give one, such as 100') from error
-    taken = sum(path.stat().st_size for path in folder.rglob('*') if path.is_file())
-    return (taken + shutil.disk_usage(folder).free) // 2
+            raise UserError(f'SINKLAB_CACHE_GB={limit_gb} is no number of GB; give one, such as 100') from error
+    used_bytes = sum(path.stat().st_size for path in folder.rglob('*') if path.is_file())
+    return (used_bytes + shutil.disk_usage(folder).free) // 2

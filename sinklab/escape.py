@@ -17,13 +17,13 @@ from typing import Any
 # Categories of characters that have no picture, or change how others are shown: controls (C0, DEL, C1), halves of
 # characters, separators of lines and paragraphs, and format characters, such as a space of no width (U+200B), the
 # mark of the order of bytes (U+FEFF), and marks after which text is shown in another order than given (U+202E).
-HIDDEN = ('Cc', 'Cs', 'Zl', 'Zp', 'Cf')
+HIDDEN_CATEGORIES = ('Cc', 'Cs', 'Zl', 'Zp', 'Cf')
 JOINERS = '\u200c\u200d'  # format characters that belong to the spelling of Persian and Hindi, and to emoji
-LONGEST_NAME = 200  # bytes of a file name, of the 255 that file systems allow; what is appended needs some
-LINE = 60  # letters of a line in a picture
+MAX_NAME_BYTES = 200  # bytes of a file name, of the 255 that file systems allow; what is appended needs some
+FIGURE_LINE_CHARS = 60  # letters of a line in a picture
 # LaTeX defines these commands for all encodings of fonts, since 2020.
-LATEX = {letter: f'\\{letter}' for letter in '&%$#_{}'}
-LATEX |= {
+LATEX_COMMANDS = {char: f'\\{char}' for char in '&%$#_{}'}
+LATEX_COMMANDS |= {
     '\\': r'\textbackslash{}',
     '~': r'\textasciitilde{}',
     '^': r'\textasciicircum{}',
@@ -40,11 +40,11 @@ LATEX |= {
 }
 
 
-def is_hidden(letter: str) -> bool:
+def is_hidden(char: str) -> bool:
     """Return whether a character has no picture of its own, or changes how others are shown; but for JOINERS."""
-    if letter in string.printable:
-        return letter in '\t\n\r\x0b\x0c'
-    return unicodedata.category(letter) in HIDDEN and letter not in JOINERS
+    if char in string.printable:
+        return char in '\t\n\r\x0b\x0c'
+    return unicodedata.category(char) in HIDDEN_CATEGORIES and char not in JOINERS
 
 
 def escape_control(text: object, keep: str = '') -> str:
@@ -58,8 +58,8 @@ def escape_control(text: object, keep: str = '') -> str:
     if text.isascii() and text.isprintable():
         return text
     return ''.join(
-        letter.encode('unicode_escape').decode() if letter not in keep and is_hidden(letter) else letter
-        for letter in text
+        char.encode('unicode_escape').decode() if char not in keep and is_hidden(char) else char
+        for char in text
     )
 
 
@@ -70,9 +70,9 @@ def escape_html(text: object) -> str:
 
 def escape_latex(text: object) -> str:
     """Escape text for LaTeX, also for the first cell of a line of a table."""
-    shown = ''.join(LATEX.get(letter, letter) for letter in escape_control(text))
-    shown = re.sub('(?<=-)-|(?<=,),', lambda double: f'{{}}{double[0]}', shown)  # or it were one character
-    return f'{{}}{shown}' if shown[:1] in ('[', '*') else shown  # or it were an argument of the line before
+    escaped = ''.join(LATEX_COMMANDS.get(char, char) for char in escape_control(text))
+    escaped = re.sub('(?<=-)-|(?<=,),', lambda match: f'{{}}{match[0]}', escaped)  # or it were one character
+    return f'{{}}{escaped}' if escaped[:1] in ('[', '*') else escaped  # or it were an argument of the line before
 
 
 def escape_markdown(text: object) -> str:
@@ -88,12 +88,12 @@ def escape_figure(text: object) -> str:
 
     What `$` means there depends on the settings of FIGURE, which must hold while a figure is made.
     """
-    shown = escape_control(text)
-    return '\n'.join(shown[at : at + LINE] for at in range(0, len(shown), LINE))
+    escaped = escape_control(text)
+    return '\n'.join(escaped[start : start + FIGURE_LINE_CHARS] for start in range(0, len(escaped), FIGURE_LINE_CHARS))
 
 
 # Settings of Matplotlib with which text is drawn as it is given.
-FIGURE: dict[Any, Any] = {'text.parse_math': False, 'text.usetex': False}
+FIGURE_RC_PARAMS: dict[Any, Any] = {'text.parse_math': False, 'text.usetex': False}
 
 
 def quote_file_name(text: object) -> str:
@@ -104,17 +104,17 @@ def quote_file_name(text: object) -> str:
     """
     text = str(text)
     safe = re.sub(r'%(?=[0-9A-Fa-f]{2})', '%25', text)
-    safe = ''.join(percent(letter) if letter in '/\\*?[' or is_hidden(letter) else letter for letter in safe)
+    safe = ''.join(percent_encode(char) if char in '/\\*?[' or is_hidden(char) else char for char in safe)
     safe = re.sub(r'^\.', '%2E', safe)  # a shell's * leaves out names that begin with a dot
-    data = safe.encode()
-    if len(data) <= LONGEST_NAME:
+    encoded = safe.encode()
+    if len(encoded) <= MAX_NAME_BYTES:
         return safe
     digest = hashlib.sha256(text.encode(errors='surrogatepass')).hexdigest()[:16]
-    return f'{data[: LONGEST_NAME - 17].decode(errors="ignore")}-{digest}'
+    return f'{encoded[: MAX_NAME_BYTES - 17].decode(errors="ignore")}-{digest}'
 
 
-def percent(letter: str) -> str:
-    return ''.join(f'%{byte:02X}' for byte in letter.encode(errors='surrogatepass'))
+def percent_encode(char: str) -> str:
+    return ''.join(f'%{byte:02X}' for byte in char.encode(errors='surrogatepass'))
 
 
 def quote_shell(word: object) -> str:
@@ -122,12 +122,12 @@ def quote_shell(word: object) -> str:
     word = str(word)
     if not any(map(is_hidden, word)):
         return shlex.quote(word)
-    data = word.encode(errors='surrogateescape') if can_be_bytes(word) else word.encode(errors='backslashreplace')
-    shown = ''.join(chr(byte) if 32 <= byte < 127 and byte not in b"\\'" else f'\\x{byte:02x}' for byte in data)
-    return f"$'{shown}'"
+    encoded = word.encode(errors='surrogateescape') if is_encodable(word) else word.encode(errors='backslashreplace')
+    escaped = ''.join(chr(byte) if 32 <= byte < 127 and byte not in b"\\'" else f'\\x{byte:02x}' for byte in encoded)
+    return f"$'{escaped}'"
 
 
-def can_be_bytes(word: str) -> bool:
+def is_encodable(word: str) -> bool:
     try:
         word.encode(errors='surrogateescape')
     except UnicodeEncodeError:

@@ -23,8 +23,8 @@ def format_extra_command(extra: str) -> str:
     because the wheel that sinklab came from may be gone.
     """
     if (ROOT / 'setup.py').is_file():
-        return f'{format_installer()} -e {quote_shell(f"{relative(ROOT)}[{extra}]")}'
-    return format_package_command(*requirements(extra))
+        return f'{format_installer()} -e {quote_shell(f"{format_path(ROOT)}[{extra}]")}'
+    return format_package_command(*list_requirements(extra))
 
 
 def format_package_command(*packages: str) -> str:
@@ -36,25 +36,25 @@ def format_installer() -> str:
     """Return the start of an install command: the uv or pip that is there, for the Python that runs."""
     python = Path(sys.executable)
     if (uv := python.with_name('uv')).is_file():
-        parts = [relative(uv), 'pip', 'install', '--python', relative(python)]
+        parts = [format_path(uv), 'pip', 'install', '--python', format_path(python)]
     elif importlib.util.find_spec('pip') is None and shutil.which('uv'):
-        parts = ['uv', 'pip', 'install', '--python', relative(python)]
+        parts = ['uv', 'pip', 'install', '--python', format_path(python)]
     else:
-        parts = [relative(python), '-m', 'pip', 'install']
+        parts = [format_path(python), '-m', 'pip', 'install']
     return join_shell(parts)
 
 
-def relative(path: Path) -> str:
+def format_path(path: Path) -> str:
     """Return a path relative to the working directory where it lies below it, else the absolute path."""
     path = Path(os.path.abspath(path))  # not resolved: the Python of an environment is a link to another one
     try:
-        here = Path.cwd()
+        working_dir = Path.cwd()
     except FileNotFoundError:
         return str(path)
-    return str(path.relative_to(here)) if path.is_relative_to(here) else str(path)
+    return str(path.relative_to(working_dir)) if path.is_relative_to(working_dir) else str(path)
 
 
-def requirements(extra: str) -> list[str]:
+def list_requirements(extra: str) -> list[str]:
     """Return what an extra requires by the metadata of the installed sinklab, such as `pandas>=2.2`."""
-    found = [line.partition(';') for line in importlib.metadata.requires('sinklab') or ()]
-    return [name.strip() for name, _, marker in found if re.search(rf'extra == ["\']{re.escape(extra)}["\']', marker)]
+    split_lines = [line.partition(';') for line in importlib.metadata.requires('sinklab') or ()]
+    return [name.strip() for name, _, marker in split_lines if re.search(rf'extra == ["\']{re.escape(extra)}["\']', marker)]

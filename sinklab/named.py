@@ -4,82 +4,82 @@ import re
 
 from sinklab.escape import join_shell
 from sinklab.files import validation
-from sinklab.files.regular import Damaged
-from sinklab.folder import Folder
-from sinklab.parse import parse
-from sinklab.record import Refusal
+from sinklab.files.regular import DamagedFileError
+from sinklab.folder import RunDir
+from sinklab.parse import parse_config
+from sinklab.record import UserError
 from sinklab.spec import Spec
 
-OPEN = 'hf:'  # before the folder of an open model, or its name on the Hugging Face hub
+HF_PREFIX = 'hf:'  # before the folder of an open model, or its name on the Hugging Face hub
 
 
-def run_and_step(given: str) -> tuple[Folder, int | None]:
+def parse_run_ref(run_ref: str) -> tuple[RunDir, int | None]:
     """The folder, and the step where one is named: what holds a run as a whole has the @ in its name."""
-    path, _, step = given.rpartition('@')
-    whole = Folder(given)
-    if not path or not step.isdecimal() or whole.is_claimed() or whole.checkpoint_steps():
-        return whole, None
-    return Folder(path), int(step)
+    path, _, step = run_ref.rpartition('@')
+    run_dir = RunDir(run_ref)
+    if not path or not step.isdecimal() or run_dir.has_run() or run_dir.list_checkpoint_steps():
+        return run_dir, None
+    return RunDir(path), int(step)
 
 
-def wanted(folder: Folder, step: int | None) -> list[int]:
+def select_steps(run_dir: RunDir, step: int | None) -> list[int]:
     """The steps that are meant: the one that is named, or all that were saved."""
-    saved = folder.checkpoint_steps()
-    if not saved:
-        if str(folder).startswith(OPEN) or is_open_model(folder):
-            raise missing_run(str(folder))
-        raise Refusal(f'{folder} has no checkpoints; give the folder of a run that has saved some')
+    saved_steps = run_dir.list_checkpoint_steps()
+    if not saved_steps:
+        if str(run_dir).startswith(HF_PREFIX) or is_hf_model(run_dir):
+            raise make_missing_run_error(str(run_dir))
+        raise UserError(f'{run_dir} has no checkpoints; give the folder of a run that has saved some')
     if step is None:
-        return saved
-    if step not in saved:
-        raise Refusal(f'{folder} has no checkpoint {step}; it has: {", ".join(map(str, saved))}')
+        return saved_steps
+    if step not in saved_steps:
+        raise UserError(f'{run_dir} has no checkpoint {step}; it has: {", ".join(map(str, saved_steps))}')
     return [step]
 
 
-def spec_of(folder: Folder) -> Spec:
+def read_spec(run_dir: RunDir) -> Spec:
     """The spec of a run."""
     try:
-        return parse(folder.read('config'))
+        return parse_config(run_dir.read_json('config'))
     except FileNotFoundError as error:
-        raise missing_run(str(folder)) from error
-    except Damaged:
+        raise make_missing_run_error(str(run_dir)) from error
+    except DamagedFileError:
         raise
-    except Refusal as refusal:
-        if is_open_model(folder):
-            raise missing_run(str(folder)) from refusal
-        commit = folder.environment().get('commit')
-        raise Refusal(
-            f'{folder} holds a run of another version ({refusal}); go on from it with commit {commit}'
+    except UserError as refusal:
+        if is_hf_model(run_dir):
+            raise make_missing_run_error(str(run_dir)) from refusal
+        commit = run_dir.read_environment().get('commit')
+        raise UserError(
+            f'{run_dir} holds a run of another version ({refusal}); go on from it with commit {commit}'
         ) from refusal
 
 
-def missing_run(given: str, reads_open_models: bool = False) -> Refusal:
+def make_missing_run_error(run_ref: str, accepts_hf_models: bool = False) -> UserError:
     """Return the refusal of a name that is no run folder, with what to do where it is an open model.
 
     Args:
         given: what the user gave: a path, or hf:PATH_OR_ID.
         reads_open_models: whether the command also takes hf:PATH_OR_ID.
     """
-    name = given.removeprefix(OPEN)
-    folder = Folder(name)
-    if given != name or is_open_model(folder):
-        lacks = 'is an open model' if given != name else 'holds an open model'
-        if reads_open_models:
-            return Refusal(f'{given} {lacks}; give {join_shell([f"{OPEN}{name}"])}')
-        imported = join_shell(['sinklab', 'checkpoint', 'import', f'{OPEN}{name}', '--out=runs/imported'])
-        return Refusal(
-            f'{given} {lacks}, and only runs are read here; make a run of it by {imported}, and give runs/imported'
+    name = run_ref.removeprefix(HF_PREFIX)
+    run_dir = RunDir(name)
+    if run_ref != name or is_hf_model(run_dir):
+        problem = 'is an open model' if run_ref != name else 'holds an open model'
+        if accepts_hf_models:
+            return UserError(f'{run_ref} {problem}; give {join_shell([f"{HF_PREFIX}{name}"])}')
+        import_command = join_shell(['sinklab', 'checkpoint', 'import', f'{HF_PREFIX}{name}', '--out=runs/imported'])
+        return UserError(
+            f'{run_ref} {problem}, and only runs are read here; make a run of it by {import_command}, and give runs/imported'
         )
-    lacks = 'holds no run' if folder.path.exists() else 'is not there'
-    if not reads_open_models:
-        return Refusal(f'{given} {lacks}; give the folder of a run')
-    open_model = join_shell([f'{OPEN}{name}']) if re.fullmatch(r'[\w-]+/[\w.-]+', name) else f'{OPEN}PATH_OR_ID'
-    return Refusal(f'{given} {lacks}; give the folder of a run, or {open_model} for an open model')
+    problem = 'holds no run' if run_dir.path.exists() else 'is not there'
+    if not accepts_hf_models:
+        return UserError(f'{run_ref} {problem}; give the folder of a run')
+    hf_ref = join_shell([f'{HF_PREFIX}{name}']) if re.fullmatch(r'[\w-]+/[\w.-]+', name) else f'{HF_PREFIX}PATH_OR_ID'
+    return UserError(f'{run_ref} {problem}; give the folder of a run, or {hf_ref} for an open model')
 
 
-def is_open_model(folder: Folder) -> bool:
+def is_hf_model(run_dir: RunDir) -> bool:
     """Return whether a folder has the config.json of a model of transformers."""
     try:
-        return 'model_type' in validation.read_json(folder.path / 'config.json')
-    except (OSError, Refusal):
+        return 'model_type' in validation.read_json(run_dir.path / 'config.json')
+    except (OSError, UserError):
         return False

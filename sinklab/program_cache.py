@@ -19,11 +19,11 @@ from pathlib import Path
 import jax
 
 MAGIC = b'sinklab-program-1 '
-HEADER = len(MAGIC) + 64 + 1  # the magic, a SHA-256 in hexadecimal digits, and a newline
-NAME = '{}-verified'  # of a key; jax itself adds the suffixes
-ENTRY, ATIME = '-cache', '-atime'  # suffixes of jax: an entry, and the time of its last use
-UNFINISHED = '.unfinished'
-ABANDONED = 3600.0  # seconds after which nobody writes an unfinished file any more
+HEADER_BYTES = len(MAGIC) + 64 + 1  # the magic, a SHA-256 in hexadecimal digits, and a newline
+NAME_FORMAT = '{}-verified'  # of a key; jax itself adds the suffixes
+ENTRY_SUFFIX, ATIME_SUFFIX = '-cache', '-atime'  # suffixes of jax: an entry, and the time of its last use
+TEMPORARY_SUFFIX = '.unfinished'
+STALE_FILE_SECONDS = 3600.0  # seconds after which nobody writes an unfinished file any more
 
 
 def add_digest(key: str, program: bytes) -> bytes:
@@ -37,21 +37,21 @@ def remove_digest(key: str, entry: bytes) -> bytes:
     Raises:
         ValueError: the entry has no digest, or another one than its content.
     """
-    if not entry.startswith(MAGIC) or entry[HEADER - 1 : HEADER] != b'\n':
+    if not entry.startswith(MAGIC) or entry[HEADER_BYTES - 1 : HEADER_BYTES] != b'\n':
         raise ValueError('it has no digest')
-    program = entry[HEADER:]
-    if entry[len(MAGIC) : HEADER - 1] != compute_digest(key, program):
+    program = entry[HEADER_BYTES:]
+    if entry[len(MAGIC) : HEADER_BYTES - 1] != compute_digest(key, program):
         raise ValueError('its SHA-256 differs')
     return program
 
 
 def compute_digest(key: str, program: bytes) -> bytes:
-    digest = hashlib.sha256(key.encode() + b'\n')
-    digest.update(program)
-    return digest.hexdigest().encode()
+    hasher = hashlib.sha256(key.encode() + b'\n')
+    hasher.update(program)
+    return hasher.hexdigest().encode()
 
 
-def install() -> bool:
+def install_verified_cache() -> bool:
     """Have jax verify what it reads from its compilation cache, wherever that lies; return whether it does.
 
     jax has no public way to give it a cache object. `get_file_cache` of its private module makes one of the name
@@ -59,13 +59,13 @@ def install() -> bool:
     name, its cache is switched off: nothing is read that was not verified.
     """
     try:
-        module = importlib.import_module('jax._src.compilation_cache')
-        public = importlib.import_module('jax.experimental.compilation_cache.compilation_cache')
-        found = module.LRUCache
-        verified = make_verified_class(found)
-        if found is not verified:
-            module.LRUCache = verified
-            public.reset_cache()  # of a program that was compiled before, there is a cache that does not verify
+        private_module = importlib.import_module('jax._src.compilation_cache')
+        public_module = importlib.import_module('jax.experimental.compilation_cache.compilation_cache')
+        cache_class = private_module.LRUCache
+        verified_class = make_verified_class(cache_class)
+        if cache_class is not verified_class:
+            private_module.LRUCache = verified_class
+            public_module.reset_cache()  # of a program that was compiled before, there is a cache that does not verify
     except (ImportError, AttributeError, TypeError) as error:
         if jax.config.jax_enable_compilation_cache:
             print(
@@ -75,7 +75,7 @@ def install() -> bool:
             )
             jax.config.update('jax_enable_compilation_cache', False)
         return False
-    if found is not verified:
+    if cache_class is not verified_class:
         # On a GPU, XLA keeps what it measured of single kernels in files of its own, which it reads without a digest.
         with contextlib.suppress(AttributeError):
             jax.config.update('jax_persistent_cache_enable_xla_caches', 'none')
@@ -92,7 +92,7 @@ def make_verified_class(base: type) -> type:
         is_verified = True
 
         def get(self, key: str) -> bytes | None:
-            entry = super().get(NAME.format(key))
+            entry = super().get(NAME_FORMAT.format(key))
             if entry is None:
                 return None
             try:
@@ -103,53 +103,53 @@ def make_verified_class(base: type) -> type:
 
         def put(self, key: str, value: bytes) -> None:
             """Write an entry in one stroke, so that no other process reads a part of it."""
-            name, entry = NAME.format(key), add_digest(key, value)
-            path = self.path / f'{name}{ENTRY}'
+            name, entry = NAME_FORMAT.format(key), add_digest(key, value)
+            path = self.path / f'{name}{ENTRY_SUFFIX}'
             if self.eviction_enabled or '://' in os.fspath(path):  # under a lock of jax; an object appears whole
                 super().put(name, entry)
             elif not path.exists():
-                write_whole(Path(path), entry)
+                write_atomically(Path(path), entry)
 
-        def remove(self, key: str, why: Exception) -> None:
+        def remove(self, key: str, reason: Exception) -> None:
             """Remove an entry that must not be used, and say so in one line."""
-            name, done = NAME.format(key), 'it is removed and compiled again'
-            path = self.path / f'{name}{ENTRY}'
+            name, action = NAME_FORMAT.format(key), 'it is removed and compiled again'
+            path = self.path / f'{name}{ENTRY_SUFFIX}'
             try:
                 path.unlink(missing_ok=True)
-                (self.path / f'{name}{ATIME}').unlink(missing_ok=True)
+                (self.path / f'{name}{ATIME_SUFFIX}').unlink(missing_ok=True)
             except OSError as error:
-                done = f'it cannot be removed ({error.strerror or error}), and is compiled again; delete it'
-            print(f'sinklab: the compiled program {path} is damaged ({why}): {done}', file=sys.stderr)
+                action = f'it cannot be removed ({error.strerror or error}), and is compiled again; delete it'
+            print(f'sinklab: the compiled program {path} is damaged ({reason}): {action}', file=sys.stderr)
 
     return VerifiedCache
 
 
-def write_whole(path: Path, content: bytes) -> None:
+def write_atomically(path: Path, content: bytes) -> None:
     """Write a file that takes its name when it is complete. After a power failure its digest tells damage."""
-    unfinished = path.with_name(f'{path.name}.{uuid.uuid4().hex[:8]}{UNFINISHED}')
+    temporary_path = path.with_name(f'{path.name}.{uuid.uuid4().hex[:8]}{TEMPORARY_SUFFIX}')
     try:
-        unfinished.write_bytes(content)
-        unfinished.replace(path)
+        temporary_path.write_bytes(content)
+        temporary_path.replace(path)
     finally:
-        unfinished.unlink(missing_ok=True)
+        temporary_path.unlink(missing_ok=True)
 
 
 def remove_unverified(folder: Path) -> None:
     """Remove the entries of earlier versions, which had no digest and are not read any more, from a local folder."""
-    removed = 0
-    for suffix in (ENTRY, ATIME):
+    num_removed = 0
+    for suffix in (ENTRY_SUFFIX, ATIME_SUFFIX):
         for path in folder.glob(f'*{suffix}'):
-            if path.name.endswith(NAME.format('') + suffix):
+            if path.name.endswith(NAME_FORMAT.format('') + suffix):
                 continue
             with contextlib.suppress(OSError):
                 path.unlink()
-                removed += suffix == ENTRY
-    for path in folder.glob(f'*{ENTRY}.*{UNFINISHED}'):  # of a process that was killed while it wrote
+                num_removed += suffix == ENTRY_SUFFIX
+    for path in folder.glob(f'*{ENTRY_SUFFIX}.*{TEMPORARY_SUFFIX}'):  # of a process that was killed while it wrote
         with contextlib.suppress(OSError):
-            if time.time() - path.stat().st_mtime > ABANDONED:
+            if time.time() - path.stat().st_mtime > STALE_FILE_SECONDS:
                 path.unlink()
-    if removed:
+    if num_removed:
         print(
-            f'sinklab: removed {removed} compiled programs without a digest, of an earlier version, from {folder}',
+            f'sinklab: removed {num_removed} compiled programs without a digest, of an earlier version, from {folder}',
             file=sys.stderr,
         )

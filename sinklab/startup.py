@@ -18,27 +18,27 @@ from types import FrameType
 
 from sinklab import streams
 
-ENDING = signal.SIGINT, signal.SIGTERM, signal.SIGHUP
-INTERRUPTED = 128 + signal.SIGINT
-RETRY = 0.05  # seconds until an interrupt is raised again that could not be handled where it came
-IMPATIENT = 1.0  # seconds after the first Ctrl-C from which another one ends the process at once
-LINE = 'stopped at once by {name}; what was saved before is intact'
+TERMINATION_SIGNALS = signal.SIGINT, signal.SIGTERM, signal.SIGHUP
+SIGINT_EXIT_CODE = 128 + signal.SIGINT
+RETRY_SECONDS = 0.05  # seconds until an interrupt is raised again that could not be handled where it came
+FORCE_QUIT_SECONDS = 1.0  # seconds after the first Ctrl-C from which another one ends the process at once
+STOP_MESSAGE = 'stopped at once by {name}; what was saved before is intact'
 
 
-_name, _ending = 'sinklab', _thread.allocate_lock()
+_program_name, _exit_lock = 'sinklab', _thread.allocate_lock()
 
 
-def end_at_once(number: int, frame: FrameType | None = None) -> None:
+def exit_on_signal(signum: int, frame: FrameType | None = None) -> None:
     """End this process by a signal, with one line. A handler of Python, which `_watch` calls as well."""
-    if not _ending.acquire(blocking=False):
+    if not _exit_lock.acquire(blocking=False):
         return  # the other thread is at it
-    streams.write_error(f'{_name}: {LINE.format(name=signal.Signals(number).name)}\n')
-    if number != signal.SIGINT:
-        _die_of(number)
-    os._exit(128 + number)
+    streams.write_error(f'{_program_name}: {STOP_MESSAGE.format(name=signal.Signals(signum).name)}\n')
+    if signum != signal.SIGINT:
+        _kill_self(signum)
+    os._exit(128 + signum)
 
 
-def install(verb: str = '') -> None:
+def install_signal_handlers(verb: str = '') -> None:
     """Have SIGINT, SIGTERM and SIGHUP end this process at once, with one line, until other handlers are installed.
 
     A signal that is ignored stays so, as under nohup. SIGINT ends the process with code 130. The process dies of the
@@ -47,120 +47,120 @@ def install(verb: str = '') -> None:
     Args:
         verb: what the line names beside the program.
     """
-    global _name
-    _name = f'sinklab {verb}'.strip()
-    reader, writer = os.pipe()
-    os.set_blocking(writer, False)
-    for number in ENDING:
-        if signal.getsignal(number) != signal.SIG_IGN:
-            signal.signal(number, end_at_once)
-    signal.set_wakeup_fd(writer, warn_on_full_buffer=False)
-    _thread.start_new_thread(_watch, (reader,))
-    os.register_at_fork(after_in_child=_reset)
-    unblock()
+    global _program_name
+    _program_name = f'sinklab {verb}'.strip()
+    read_fd, write_fd = os.pipe()
+    os.set_blocking(write_fd, False)
+    for signum in TERMINATION_SIGNALS:
+        if signal.getsignal(signum) != signal.SIG_IGN:
+            signal.signal(signum, exit_on_signal)
+    signal.set_wakeup_fd(write_fd, warn_on_full_buffer=False)
+    _thread.start_new_thread(_watch_wakeup_pipe, (read_fd,))
+    os.register_at_fork(after_in_child=_reset_after_fork)
+    unblock_signals()
 
 
-def _watch(reader: int) -> None:
+def _watch_wakeup_pipe(read_fd: int) -> None:
     """End the process while its main thread is busy in C or C++, where no handler of Python runs."""
-    signal.pthread_sigmask(signal.SIG_BLOCK, ENDING)  # or one that came between `block` and the new program were lost
-    while numbers := os.read(reader, 1):
-        if signal.getsignal(numbers[0]) is end_at_once:  # else a verb handles it
-            end_at_once(numbers[0])
+    signal.pthread_sigmask(signal.SIG_BLOCK, TERMINATION_SIGNALS)  # or one that came between `block` and the new program were lost
+    while signums := os.read(read_fd, 1):
+        if signal.getsignal(signums[0]) is exit_on_signal:  # else a verb handles it
+            exit_on_signal(signums[0])
 
 
-def _die_of(number: int) -> None:
+def _kill_self(signum: int) -> None:
     """End this process by a signal. Python sets handlers in its main thread alone, so the C library is asked."""
     with contextlib.suppress(AttributeError, OSError):
-        ctypes.CDLL(None).signal(number, 0)
-        os.kill(os.getpid(), number)
+        ctypes.CDLL(None).signal(signum, 0)
+        os.kill(os.getpid(), signum)
         time.sleep(1)
 
 
-def _reset() -> None:
+def _reset_after_fork() -> None:
     """Give a forked process default handlers: a signal to it is none to its parent."""
     signal.set_wakeup_fd(-1)
-    for number in ENDING:
-        if signal.getsignal(number) is end_at_once:
-            signal.signal(number, signal.default_int_handler if number == signal.SIGINT else signal.SIG_DFL)
+    for signum in TERMINATION_SIGNALS:
+        if signal.getsignal(signum) is exit_on_signal:
+            signal.signal(signum, signal.default_int_handler if signum == signal.SIGINT else signal.SIG_DFL)
 
 
-def block() -> None:
+def block_signals() -> None:
     """Hold signals back while this process replaces its program; `install` lets them through again."""
-    signal.pthread_sigmask(signal.SIG_BLOCK, ENDING)
+    signal.pthread_sigmask(signal.SIG_BLOCK, TERMINATION_SIGNALS)
 
 
-def unblock() -> None:
+def unblock_signals() -> None:
     """Let through what `block` has held back."""
-    signal.pthread_sigmask(signal.SIG_UNBLOCK, ENDING)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, TERMINATION_SIGNALS)
 
 
 @contextlib.contextmanager
-def keyboard_interrupts() -> Iterator[None]:
+def enable_keyboard_interrupts() -> Iterator[None]:
     """Raise KeyboardInterrupt on Ctrl-C, after an import that the main thread is in, again if it is swallowed.
 
     A second Ctrl-C, a second after the first or later, ends the process at once.
     """
-    if signal.getsignal(signal.SIGINT) is not end_at_once:
+    if signal.getsignal(signal.SIGINT) is not exit_on_signal:
         yield
         return
-    first, hook = None, sys.unraisablehook
+    first_time, previous_hook = None, sys.unraisablehook
 
-    def interrupt(number: int, frame: FrameType | None) -> None:
-        nonlocal first
-        if first is not None and time.monotonic() - first > IMPATIENT and not retrying.is_set():
-            os._exit(INTERRUPTED)
-        first = first or time.monotonic()
-        retrying.clear()
-        if importer := _find_importer(frame):
-            _raise_after_import(importer)
+    def handle_interrupt(signum: int, frame: FrameType | None) -> None:
+        nonlocal first_time
+        if first_time is not None and time.monotonic() - first_time > FORCE_QUIT_SECONDS and not retry_event.is_set():
+            os._exit(SIGINT_EXIT_CODE)
+        first_time = first_time or time.monotonic()
+        retry_event.clear()
+        if import_frame := _find_import_frame(frame):
+            _raise_after_import(import_frame)
         else:
             raise KeyboardInterrupt
 
-    retrying = threading.Event()
+    retry_event = threading.Event()
 
-    def retry() -> None:
-        def again() -> None:
-            retrying.set()
+    def schedule_retry() -> None:
+        def resend_interrupt() -> None:
+            retry_event.set()
             signal.pthread_kill(threading.main_thread().ident, signal.SIGINT)  # wakes it, too, if it sleeps
 
-        timer = threading.Timer(RETRY, again)
+        timer = threading.Timer(RETRY_SECONDS, resend_interrupt)
         timer.daemon = True
         timer.start()
 
     def report_unraisable(unraisable: 'sys.UnraisableHookArgs') -> None:
         if unraisable.exc_type is KeyboardInterrupt:
-            retry()
+            schedule_retry()
         else:
-            hook(unraisable)
+            previous_hook(unraisable)
 
     sys.unraisablehook = report_unraisable
-    signal.signal(signal.SIGINT, interrupt)
+    signal.signal(signal.SIGINT, handle_interrupt)
     try:
         yield
     finally:
-        sys.unraisablehook = hook
-        if signal.getsignal(signal.SIGINT) is interrupt:
+        sys.unraisablehook = previous_hook
+        if signal.getsignal(signal.SIGINT) is handle_interrupt:
             # `_watch` may not have read yet that a signal came which was handled here.
-            signal.signal(signal.SIGINT, end_at_once if first is None else lambda *_: os._exit(INTERRUPTED))
+            signal.signal(signal.SIGINT, exit_on_signal if first_time is None else lambda *_: os._exit(SIGINT_EXIT_CODE))
 
 
-def _find_importer(frame: FrameType | None) -> FrameType | None:
+def _find_import_frame(frame: FrameType | None) -> FrameType | None:
     """Return the frame of the outermost import statement that is under way, or None."""
-    importer = None
+    import_frame = None
     while frame:
         if frame.f_code.co_filename.startswith('<frozen importlib'):
-            importer = frame.f_back
+            import_frame = frame.f_back
         frame = frame.f_back
-    return importer
+    return import_frame
 
 
-def _raise_after_import(importer: FrameType) -> None:
+def _raise_after_import(import_frame: FrameType) -> None:
     """Raise KeyboardInterrupt in a frame once its import statement has ended: C extensions do not survive one."""
 
-    def interrupt(frame: FrameType, event: str, argument: object) -> None:
+    def raise_interrupt(frame: FrameType, event: str, argument: object) -> None:
         sys.settrace(None)
         frame.f_trace = None
         raise KeyboardInterrupt
 
     sys.settrace(lambda frame, event, argument: None)
-    importer.f_trace = interrupt
+    import_frame.f_trace = raise_interrupt

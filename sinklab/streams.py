@@ -13,12 +13,12 @@ from typing import Any
 
 from sinklab.escape import escape_control
 
-LINES = '\t\n\r'  # control characters that text consists of, and lines that are written over and over
-GONE = errno.EPIPE, errno.EBADF  # nobody reads this stream any more
-HUNG_UP = errno.EIO, errno.ENXIO  # the same of a terminal; of a file, the disk has failed
+TEXT_CONTROL_CHARS = '\t\n\r'  # control characters that text consists of, and lines that are written over and over
+CLOSED_ERRNOS = errno.EPIPE, errno.EBADF  # nobody reads this stream any more
+HANGUP_ERRNOS = errno.EIO, errno.ENXIO  # the same of a terminal; of a file, the disk has failed
 
 
-class OutputClosed(Exception):
+class OutputClosedError(Exception):
     """The reader of standard output has gone, so that there is nobody to go on for.
 
     It is no BrokenPipeError: rich would turn that into SystemExit(1).
@@ -41,11 +41,11 @@ class SafeStream:
         self.stream, self.is_result, self.error, self._buffer = stream, is_result, None, None
 
     def write(self, data: Any) -> int:
-        self.write_unescaped(escape_control(data, LINES) if isinstance(data, str) else data)
+        self.write_unescaped(escape_control(data, TEXT_CONTROL_CHARS) if isinstance(data, str) else data)
         return len(data)
 
     def write_unescaped(self, data: Any) -> int:
-        self._attempt(lambda: self.stream.write(data))
+        self._run_safely(lambda: self.stream.write(data))
         return len(data)
 
     def writelines(self, lines: Any) -> None:
@@ -53,7 +53,7 @@ class SafeStream:
             self.write(line)
 
     def flush(self) -> None:
-        self._attempt(self.stream.flush)
+        self._run_safely(self.stream.flush)
 
     @property
     def buffer(self) -> 'SafeStream':
@@ -62,33 +62,33 @@ class SafeStream:
         self._buffer = buffer
         return buffer
 
-    def _attempt(self, action: Any) -> None:
+    def _run_safely(self, action: Any) -> None:
         try:
             action()
         except ValueError as error:  # it is closed, or cannot encode the text
             self.error = self.error or error
         except OSError as error:
-            if error.errno not in GONE and not (error.errno in HUNG_UP and self.stream.isatty()):
+            if error.errno not in CLOSED_ERRNOS and not (error.errno in HANGUP_ERRNOS and self.stream.isatty()):
                 self.error = self.error or error
                 return
-            self._discard()
+            self._redirect_to_null()
             if self.is_result:
-                raise OutputClosed from error
+                raise OutputClosedError from error
 
-    def _discard(self) -> None:
+    def _redirect_to_null(self) -> None:
         """Send what is buffered, and all that follows, to the null device, also what C++ libraries write."""
         with contextlib.suppress(OSError, ValueError):
-            null = os.open(os.devnull, os.O_WRONLY)
-            os.dup2(null, self.stream.fileno())
-            os.close(null)
+            null_fd = os.open(os.devnull, os.O_WRONLY)
+            os.dup2(null_fd, self.stream.fileno())
+            os.close(null_fd)
 
-    def finish(self) -> Exception | None:
+    def final_flush(self) -> Exception | None:
         """Flush for the last time, so that the interpreter has nothing to report; return the first error."""
-        with contextlib.suppress(OutputClosed):
+        with contextlib.suppress(OutputClosedError):
             self.flush()
         self.error = self.error or (self._buffer and self._buffer.error)
         if self.error:
-            self._discard()
+            self._redirect_to_null()
             with contextlib.suppress(OSError, ValueError):
                 self.stream.flush()
         return self.error
@@ -97,7 +97,7 @@ class SafeStream:
         return getattr(self.stream, name)
 
 
-class Unescaped:
+class UnescapedStream:
     """The same stream for a writer that escapes text by itself, and sends sequences of its own to a terminal."""
 
     def __init__(self, stream: SafeStream):
@@ -107,12 +107,12 @@ class Unescaped:
         return getattr(self.stream, name)
 
 
-def unescaped(stream: Any) -> Any:
+def get_unescaped_stream(stream: Any) -> Any:
     """Return a stream that writes control characters as they are; one that is not made safe is returned itself."""
-    return Unescaped(stream) if isinstance(stream, SafeStream) else stream
+    return UnescapedStream(stream) if isinstance(stream, SafeStream) else stream
 
 
-def open_missing() -> None:
+def open_missing_descriptors() -> None:
     """Open the null device for each standard descriptor that is closed, or the next file would take its number."""
     for descriptor in (0, 1, 2):
         try:
@@ -124,9 +124,9 @@ def open_missing() -> None:
             setattr(sys, name, open(descriptor, 'w', errors='backslashreplace', closefd=False))  # noqa: SIM115
 
 
-def make_safe() -> None:
+def install_safe_streams() -> None:
     """Replace sys.stdout and sys.stderr by streams that cannot end a run. To be called once, at the start."""
-    open_missing()
+    open_missing_descriptors()
     os.environ.setdefault('PYTHON_COLORS', '0')  # or Python 3.14 would colour --help and tracebacks
     for stream in (sys.stdout, sys.stderr):
         stream.reconfigure(errors='backslashreplace')  # of a path that is not UTF-8
@@ -139,17 +139,17 @@ def ignore_closed_output() -> None:
         sys.stdout.is_result = False
 
 
-def finish(code: int) -> int:
+def flush_standard_streams(exit_code: int) -> int:
     """Flush both streams at the end of a process, and return its exit code: 1 if its result could not be written."""
     error = sys.stdout.finish()
-    if error and not code and sys.stdout.is_result:
+    if error and not exit_code and sys.stdout.is_result:
         print(f'sinklab: standard output could not be written ({error}); the result is lost', file=sys.stderr)
-        code = 1
+        exit_code = 1
     sys.stderr.finish()
-    return code
+    return exit_code
 
 
-def start_of_line() -> str:
+def get_line_prefix() -> str:
     """Return what comes before a line for `write_error`: it takes the place of a live bar, and else follows it."""
     with contextlib.suppress(OSError, ValueError, AttributeError):
         if sys.stderr.isatty() and os.environ.get('TERM', 'dumb') != 'dumb':

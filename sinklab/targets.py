@@ -5,14 +5,14 @@ from typing import Any, TypeVar
 Ids = TypeVar('Ids', bound=Any)  # NumPy or JAX arrays
 
 
-def unpredicted(ids: Ids) -> Ids:
+def exclude_from_loss(ids: Ids) -> Ids:
     return ~ids
 
 
-def is_predicted(ids: Ids) -> Ids:
+def is_in_loss(ids: Ids) -> Ids:
     return ids >= 0
 
 
-def readable(ids: Ids) -> Ids:
+def strip_loss_mask(ids: Ids) -> Ids:
     """The ids themselves, as a model reads them."""
     return ids.__array_namespace__().where(ids < 0, ~ids, ids)

@@ -13,11 +13,11 @@ from jax.experimental import pallas as pl
 from sinklab.attend import dense
 from sinklab.attend import mask as masks
 from sinklab.attend.backends import BACKENDS
-from sinklab.attend.bias import Bias, Curve
-from sinklab.attend.kernels.primitive import NOTHING
-from sinklab.attend.operation import operation
-from sinklab.attend.rule import Rule
-from sinklab.spec import Attention
+from sinklab.attend.bias import ScoreBias, RelativePositionBias
+from sinklab.attend.kernels.primitive import MASK_VALUE
+from sinklab.attend.operation import resolve_operation
+from sinklab.attend.rule import AttentionSpec
+from sinklab.spec import AttentionConfig
 
 LENGTH, HEADS = 256, 2
 PLACES = np.arange(LENGTH)[None]
@@ -28,17 +28,17 @@ SLOPES = np.array([0.0, 0.002], np.float32)  # of ALiBi: one head has none
 
 def documents(length):
     start_T = STARTS[np.searchsorted(STARTS, np.arange(length), 'right') - 1]
-    return masks.causal(length) & masks.document(jnp.asarray(start_T[None], jnp.int32))
+    return masks.make_causal_mask(length) & masks.make_document_mask(jnp.asarray(start_T[None], jnp.int32))
 
 
 MASKS = {
-    'full': masks.full,
-    'causal': masks.causal,
-    'prefix': lambda length: masks.prefix(length, 100),
-    'window': lambda length: masks.causal(length) & masks.window(length, 50),
+    'full': masks.make_full_mask,
+    'causal': masks.make_causal_mask,
+    'prefix': lambda length: masks.make_prefix_mask(length, 100),
+    'window': lambda length: masks.make_causal_mask(length) & masks.make_window_mask(length, 50),
     'documents': documents,
-    'all of them': lambda length: masks.prefix(length, 40) & masks.window(length, 150) & documents(length),
-    'padded': lambda length: masks.causal(length - 150).pad(after=150),
+    'all of them': lambda length: masks.make_prefix_mask(length, 40) & masks.make_window_mask(length, 150) & documents(length),
+    'padded': lambda length: masks.make_causal_mask(length - 150).pad(after=150),
 }
 
 
@@ -46,7 +46,7 @@ def every(length, names=MASKS):
     """All masks, each of another sequence."""
     made = [MASKS[name](length) for name in names]
     start_BT, end_BT = (jnp.concatenate([getattr(mask, edge) for mask in made]) for edge in ('start_BT', 'end_BT'))
-    return masks.Mask(start_BT, end_BT, masks.full(length).hull_2T)
+    return masks.Mask(start_BT, end_BT, masks.make_full_mask(length).bounds_2T)
 
 
 def interpreted():
@@ -71,11 +71,11 @@ def steep(slope, distance):
 
 def alibi(slope_H=SLOPES, columns=0):
     key_BS = np.pad(PLACES, ((0, 0), (columns, 0)))
-    return Bias(Curve(steep, slope_H[:, None]), PLACES, key_BS)
+    return ScoreBias(RelativePositionBias(steep, slope_H[:, None]), PLACES, key_BS)
 
 
-def rule(attention: Attention, mask: masks.Mask, columns: int = 0, bias: Bias | None = None) -> Rule:
-    return Rule(operation(attention), mask, columns, bias or Bias())
+def rule(attention: AttentionConfig, mask: masks.Mask, columns: int = 0, bias: ScoreBias | None = None) -> AttentionSpec:
+    return AttentionSpec(resolve_operation(attention), mask, columns, bias or ScoreBias())
 
 
 @dataclasses.dataclass(frozen=True)
@@ -96,13 +96,13 @@ def attend(arrays, attention, mask, columns=0):
     return found.output_BTHK, found.attention_BHTS
 
 
-def compared(backend, attention, mask, arrays, bias=lambda: Bias(), columns=0, more=(), atol=5e-5):
+def compared(backend, attention, mask, arrays, bias=lambda: ScoreBias(), columns=0, more=(), atol=5e-5):
     """(output, gradients), which are near float32's, as are statistics and gradients of what the bias is made of."""
     cotangent = np.random.default_rng(1).normal(size=(*arrays[0].shape[:3], arrays[2].shape[-1])).astype(np.float32)
 
     def total(arrays, more, backend):
         asked = rule(attention, mask, columns, bias(*more))
-        output, rows, _ = BACKENDS[backend].attend(*arrays, asked, measured=True)
+        output, rows, _ = BACKENDS[backend].attend(*arrays, asked, needs_mass=True)
         return jnp.sum(cotangent * output.astype(jnp.float32)), (output, rows)
 
     def found(backend, arrays):
@@ -124,5 +124,5 @@ def close(ours, theirs, atol):
     """Trees within a tolerance relative to the largest entry of each array, whatever sees nothing left out."""
     for one, other in zip(jax.tree.leaves(ours), jax.tree.leaves(theirs), strict=True):
         one, other = np.float64(np.asarray(one, np.float32)), np.float64(np.asarray(other, np.float32))
-        largest = np.abs(other[np.abs(other) < -NOTHING / 2]).max(initial=1e-2)
+        largest = np.abs(other[np.abs(other) < -MASK_VALUE / 2]).max(initial=1e-2)
         np.testing.assert_allclose(one, other, rtol=0, atol=atol * largest)

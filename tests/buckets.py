@@ -9,17 +9,17 @@ import numpy as np
 from conftest import tiny
 from stores import made, written
 
-from sinklab.data.batches import Sequences, sequences
+from sinklab.data.batches import RunData, load_run_data
 from sinklab.data.store.store import Store
-from sinklab.files.place import place, storage
+from sinklab.files.place import parse_path, get_file_system
 
 LENGTH = 2047  # windows of 4 KB
 
 
 def expecting(spec, *share):
     """What a run reads that begins at its first step."""
-    data = sequences(spec, *share)
-    data.expect(0)
+    data = load_run_data(spec, *share)
+    data.start_prefetch(0)
     return data
 
 
@@ -37,7 +37,7 @@ def large(folder, count=60, held_out=0.2, **changes):
 def uploaded(store: Store, bucket, name='store') -> str:
     """The store in a bucket; requests count from then on."""
     url = f'{bucket.url}/{name}'
-    at = storage(place(url))
+    at = get_file_system(parse_path(url))
     for path in Path(store.path).iterdir():
         at.pipe_file(f'{url}/{path.name}', path.read_bytes())
     bucket.proxy.requests.clear()
@@ -58,7 +58,7 @@ def received(bucket, path='') -> int:
 class Reader:
     """A process that reads its rows of some steps, and of the held-out windows."""
 
-    data: Sequences
+    data: RunData
     number: int
     count: int
 
@@ -67,7 +67,7 @@ class Reader:
         return range(self.number * each, (self.number + 1) * each)
 
     def batches(self, spec, steps: int) -> list:
-        return [self.data.batches.rows(step, self.rows(spec.optimizer.batch_size)) for step in range(steps)]
+        return [self.data.batches.read_rows(step, self.rows(spec.optimizer.batch_size)) for step in range(steps)]
 
     def held_out(self):
         mine = self.rows(len(self.data.valid_NT))
@@ -86,5 +86,5 @@ def exactly_equal(one, other):
 def fetched(spec, steps):
     data = expecting(spec)
     for step in range(steps):
-        data.batches.rows(step, range(spec.optimizer.batch_size))
+        data.batches.read_rows(step, range(spec.optimizer.batch_size))
     return data

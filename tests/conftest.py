@@ -27,9 +27,9 @@ from sinklab import devices, program_cache
 from sinklab.attend import chunked
 from sinklab.attend.kernels import tpu
 from sinklab.files import patience
-from sinklab.files.place import hasty
-from sinklab.parse import parse
-from sinklab.spec import PAIRS, Attention, Hardware, Spec
+from sinklab.files.place import short_timeout
+from sinklab.parse import parse_config
+from sinklab.spec import NORMALIZERS_BY_SIMILARITY, AttentionConfig, Hardware, Spec
 from sinklab.train import state
 
 # Tests compile for minutes and compute for seconds. Older emitters, where there are some (jax 0.10), take a third of
@@ -53,18 +53,18 @@ for name, value in dict(
 ).items():
     os.environ[name.upper()] = str(value)
     jax.config.update(name, value)
-program_cache.install()  # before the first test compiles, or programs of two kinds would be kept
+program_cache.install_verified_cache()  # before the first test compiles, or programs of two kinds would be kept
 
 # A layout in a test takes as many of the four devices as it names, and the others are not idle.
-mesh_of = devices.mesh
-devices.mesh = lambda hardware, given=None: mesh_of(hardware, given or jax.devices()[: wanted(hardware)])
+mesh_of = devices.make_mesh
+devices.make_mesh = lambda hardware, given=None: mesh_of(hardware, given or jax.devices()[: wanted(hardware)])
 
 
 def wanted(hardware: Hardware) -> int:
-    return math.prod(getattr(hardware, axis) or 1 for axis in devices.AXES)
+    return math.prod(getattr(hardware, axis) or 1 for axis in devices.MESH_AXES)
 
 
-OPERATIONS = [(similarity, normalizer) for similarity, normalizers in PAIRS.items() for normalizer in normalizers]
+OPERATIONS = [(similarity, normalizer) for similarity, normalizers in NORMALIZERS_BY_SIMILARITY.items() for normalizer in normalizers]
 # Some of them, in which every similarity occurs, and every normalizer.
 COVERING = [
     *(('exp', 'sum'), ('exp', 'plus_one'), ('softpick', 'sum'), ('sigmoid', 'none'), ('elu1', 'p_norm')),
@@ -119,14 +119,14 @@ def tiny_config(**changes) -> ConfigDict:
 
 
 def tiny(**changes) -> Spec:
-    return parse(tiny_config(**changes).to_dict())
+    return parse_config(tiny_config(**changes).to_dict())
 
 
-def attention(similarity: str, normalizer: str, power: float = 2.0) -> Attention:
+def attention(similarity: str, normalizer: str, power: float = 2.0) -> AttentionConfig:
     """The plain operation of a pair, with what it cannot do without."""
     feature_map = 'elu1' if (similarity, normalizer) == ('identity', 'sum') else 'identity'
     power = power if normalizer == 'p_norm' else None
-    return Attention(similarity, normalizer, feature_map, gain=1.0, power=power, offset=0.0)
+    return AttentionConfig(similarity, normalizer, feature_map, gain=1.0, power=power, offset=0.0)
 
 
 def operation(spec: Spec, similarity: str, normalizer: str) -> Spec:
@@ -143,7 +143,7 @@ def drawn(spec: Spec, deviation: float = 0.4) -> dict:
         gain = path[-1].key == 'gain_D'
         return np.float32(gain + (0.3 if gain else deviation) * rng.normal(size=abstract.shape))
 
-    return jax.tree_util.tree_map_with_path(leaf, nnx.to_pure_dict(state.architecture(spec)[1]))
+    return jax.tree_util.tree_map_with_path(leaf, nnx.to_pure_dict(state.make_abstract_model(spec)[1]))
 
 
 @pytest.fixture(autouse=True)
@@ -338,6 +338,6 @@ def bucket(request: pytest.FixtureRequest, emulators: Emulators, monkeypatch: py
 def impatient(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Requests to object storage are asked again in seconds for minutes."""
     monkeypatch.setattr(patience, 'PAUSE', 0.05)
-    patience.LAST.clear()
-    with hasty(20.0):
+    patience.LAST_WARNING_TIMES.clear()
+    with short_timeout(20.0):
         yield

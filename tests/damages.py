@@ -98,7 +98,7 @@ def no_digests(folder, step, rng):
 
 
 def damaged_digests(folder, step, rng):
-    file = digests.file_of(folder, step, 0)
+    file = digests.get_digest_path(folder, step, 0)
     file.write_bytes(file.read_bytes()[: int(rng.integers(file.stat().st_size - 1))])
     return '0.json'
 

@@ -14,9 +14,9 @@ import numpy as np
 from conftest import drawn, tiny
 
 from sinklab import devices, sharding
-from sinklab.checkpoint.checkpoints import Checkpoints
-from sinklab.folder import Folder
-from sinklab.group import Alone
+from sinklab.checkpoint.checkpoints import Checkpointer
+from sinklab.folder import RunDir
+from sinklab.group import SingleProcessGroup
 from sinklab.spec import Hardware
 from sinklab.train import state, step
 
@@ -28,13 +28,13 @@ jax.config.update('jax_num_cpu_devices', 8)
 def steps(folder: Path, name: str, hardware: dict, dtype: str = 'float32', **more: str) -> dict:
     spec, hardware = tiny(model__dtype=dtype, optimizer__batch_size=BATCH, **SGD), Hardware(**hardware)
     ids_BT = np.random.default_rng(0).integers(0, 300, (STEPS, BATCH, 17)).astype(np.int32)
-    mesh = devices.mesh(hardware)
+    mesh = devices.make_mesh(hardware)
     with jax.set_mesh(mesh):
         now, first = begun(folder, more.get('from'), spec, mesh)
-        advance = step.train_step(spec, hardware, mesh)
+        advance = step.make_train_step(spec, hardware, mesh)
         for number in range(first, STEPS):
-            batch = sharding.put(ids_BT[number], mesh)
-            now, numbers = advance(now, batch, sharding.of_each_device(0, mesh))
+            batch = sharding.put_batch(ids_BT[number], mesh)
+            now, numbers = advance(now, batch, sharding.make_per_device_array(0, mesh))
             if number == 0:
                 saved(folder / name, spec).save(1, now)
     return dict(loss=numbers['train/loss'], **arrays(now))
@@ -42,13 +42,13 @@ def steps(folder: Path, name: str, hardware: dict, dtype: str = 'float32', **mor
 
 def begun(folder: Path, origin: str | None, spec, mesh) -> tuple[dict, int]:
     if origin:
-        return saved(folder / origin, spec).restore(1, state.abstract(spec, mesh)), 1
-    fresh = state.create(spec, mesh) | dict(params=drawn(spec, 0.1))
-    return jax.device_put(fresh, state.shardings(spec, mesh)), 0
+        return saved(folder / origin, spec).restore(1, state.make_abstract_state(spec, mesh)), 1
+    fresh = state.create_state(spec, mesh) | dict(params=drawn(spec, 0.1))
+    return jax.device_put(fresh, state.get_state_shardings(spec, mesh)), 0
 
 
-def saved(folder: Path, spec) -> Checkpoints:
-    return Checkpoints(Folder(folder), spec.checkpoint, {}, Alone())
+def saved(folder: Path, spec) -> Checkpointer:
+    return Checkpointer(RunDir(folder), spec.checkpoint, {}, SingleProcessGroup())
 
 
 def arrays(now: dict) -> dict:

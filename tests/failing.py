@@ -7,7 +7,7 @@ import time
 import numpy as np
 
 from sinklab.files import tree, whole
-from sinklab.files.place import storage
+from sinklab.files.place import get_file_system
 
 CONTENT = np.random.default_rng(0).bytes(200_000)
 
@@ -28,7 +28,7 @@ def during(seconds, answer):
 
 
 def write(path, content=CONTENT):
-    with whole.writable(path.parent), whole.whole(path) as unfinished:
+    with whole.writable_folder(path.parent), whole.atomic_write(path) as unfinished:
         unfinished.write_bytes(content)
 
 
@@ -44,27 +44,27 @@ def read(path):
 def fetched(path):
     with tempfile.TemporaryDirectory() as folder:
         local = os.path.join(folder, 'x')
-        storage(path).get_file(os.fspath(path), local)
+        get_file_system(path).get_file(os.fspath(path), local)
         with open(local, 'rb') as file:
             return file.read()
 
 
 def ranged(path):
     return b''.join(
-        storage(path).cat_file(os.fspath(path), start=first, end=first + 100_000) for first in (0, 100_000)
+        get_file_system(path).cat_file(os.fspath(path), start=first, end=first + 100_000) for first in (0, 100_000)
     )
 
 
 ASKED = {
     'read': lambda path: path.read_bytes(),
-    'files': lambda path: tree.files(path.parent, [path.name]),
+    'files': lambda path: tree.get_stored_files(path.parent, [path.name]),
     'exists': lambda path: path.exists(),
     'is_dir': lambda path: path.is_dir(),
-    'names': lambda path: tree.names(path.parent),
-    'entries': lambda path: list(tree.entries(path.parent)),
-    'finished': lambda path: tree.finished(path.parent),
-    'read_marked': lambda path: storage(path).read_marked(os.fspath(path)),
+    'names': lambda path: tree.list_files(path.parent),
+    'entries': lambda path: list(tree.list_entries(path.parent)),
+    'finished': lambda path: tree.list_committed(path.parent),
+    'read_marked': lambda path: get_file_system(path).read_marked(os.fspath(path)),
     'write': write,
-    'write_marked': lambda path: storage(path).write_marked(os.fspath(path), b'x', ''),
-    'remove': lambda path: tree.remove(path.parent),
+    'write_marked': lambda path: get_file_system(path).write_marked(os.fspath(path), b'x', ''),
+    'remove': lambda path: tree.remove_folder(path.parent),
 }

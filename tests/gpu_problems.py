@@ -4,7 +4,7 @@ import jax.numpy as jnp
 import numpy as np
 from attending import steep
 
-from sinklab.attend.kernels.primitive import NOTHING, Linear, Problem, Scores, Softmax
+from sinklab.attend.kernels.primitive import MASK_VALUE, LinearReduction, KernelSpec, ScoreSpec, SoftmaxReduction
 
 LENGTH = 384
 
@@ -16,9 +16,9 @@ def squares(score):
 
 
 SUMS = {
-    'softmax': Softmax(),
-    'sigmoid': Linear(lambda score: (0.5 * jnp.tanh(0.5 * score) + 0.5, ())),
-    'squares': Linear(squares),
+    'softmax': SoftmaxReduction(),
+    'sigmoid': LinearReduction(lambda score: (0.5 * jnp.tanh(0.5 * score) + 0.5, ())),
+    'squares': LinearReduction(squares),
 }
 
 
@@ -29,7 +29,7 @@ def problem(shown, width=64, length=LENGTH, curve=steep, groups=1, seed=0, posit
     shapes = (batch, heads, length, width), (batch, groups, length, width), (batch, groups, length, width)
     arrays = [jnp.asarray(rng.standard_normal(shape), jnp.bfloat16) for shape in shapes]
     parameter_HP = jnp.asarray(rng.uniform(0.01, 0.1, (heads, int(curve is not None))), jnp.float32)
-    return Problem(Scores(width**-0.5, -0.5, curve, learned=True), shown, positions, parameter_HP), arrays
+    return KernelSpec(ScoreSpec(width**-0.5, -0.5, curve, is_learned=True), shown, positions, parameter_HP), arrays
 
 
 def by_matrices(sums, problem, query, key, value, parameter_HP):
@@ -42,7 +42,7 @@ def by_matrices(sums, problem, query, key, value, parameter_HP):
     if scores.curve is not None:
         score += scores.curve(list(parameter_HP.T[:, None, :, None, None]), distance_BTS[:, None])
     visible = problem.mask.visible(keys)[:, None]
-    if sums != Softmax():
+    if sums != SoftmaxReduction():
         weight, masses = sums.weigh(score)
         output = jnp.einsum('bhts,bhsk->bhtk', jnp.where(visible, weight, 0), value)
         return output, tuple(jnp.where(visible, mass, 0).sum(-1) for mass in masses)
@@ -51,4 +51,4 @@ def by_matrices(sums, problem, query, key, value, parameter_HP):
     weight = jnp.where(visible, jnp.exp(jnp.where(visible, score, 0) - largest[..., None]), 0)
     total = jnp.where(sees, weight.sum(-1), 1)
     output = jnp.einsum('bhts,bhsk->bhtk', weight / total[..., None], value)
-    return output, (jnp.where(sees, largest + jnp.log(total), NOTHING),)
+    return output, (jnp.where(sees, largest + jnp.log(total), MASK_VALUE),)

@@ -4,8 +4,8 @@ import json
 
 import numpy as np
 
-from sinklab.folder import Folder
-from sinklab.measure.table import PICTURES
+from sinklab.folder import RunDir
+from sinklab.measure.table import FIGURES
 
 SIZES = dict(L=3, P=5, H=2, J=3, T=8, S=8) | {'2': 2}
 
@@ -23,7 +23,7 @@ def made_up(path, row, steps=(0, 10, 20), seed=0, published=None, end='done', pr
         for step in steps:
             file.write(json.dumps(numbers(step, seed, probes) | (more or {})) + '\n')
             if probes:
-                probe(Folder(path).probe(step), rng)
+                probe(RunDir(path).get_probe_path(step), rng)
     return str(path)
 
 
@@ -55,7 +55,7 @@ def numbers(step, seed, probes):
 
 def probe(path, rng, sizes=SIZES):
     path.parent.mkdir(exist_ok=True)
-    shapes = {picture.array: [sizes[letter] for letter in picture.array.split('_')[1]] for picture in PICTURES}
+    shapes = {picture.array_name: [sizes[letter] for letter in picture.array_name.split('_')[1]] for picture in FIGURES}
     arrays = {name: rng.random(shape, np.float32) for name, shape in shapes.items()}
     arrays['attention_LHTS'] = np.tril(arrays['attention_LHTS']).astype(np.float16)
     np.savez(path, **arrays)

@@ -16,9 +16,9 @@ from conftest import tiny
 from jax.experimental import multihost_utils
 
 from sinklab import devices, sharding
-from sinklab.checkpoint.checkpoints import Checkpoints
-from sinklab.data.batches import sequences
-from sinklab.folder import Folder
+from sinklab.checkpoint.checkpoints import Checkpointer
+from sinklab.data.batches import load_run_data
+from sinklab.folder import RunDir
 from sinklab.spec import Hardware
 from sinklab.train import state, step
 
@@ -45,19 +45,19 @@ class Collective:
 
 def main() -> None:
     spec, hardware = tiny(**GIVEN['config']), Hardware(data=4)
-    mesh, data = devices.mesh(hardware), sequences(spec)
-    checkpoints = Checkpoints(Folder(GIVEN['folder']), spec.checkpoint, data.fingerprint, Collective())
+    mesh, data = devices.make_mesh(hardware), load_run_data(spec)
+    checkpoints = Checkpointer(RunDir(GIVEN['folder']), spec.checkpoint, data.fingerprint, Collective())
     found = dict(batches={}, losses={}, read=[])
     with jax.set_mesh(mesh):
-        first = checkpoints.sound()[0] or 0
-        now = checkpoints.restore(first, state.abstract(spec, mesh)) if first else state.create(spec, mesh)
-        advance = step.train_step(spec, hardware, mesh)
+        first = checkpoints.find_latest_valid_step()[0] or 0
+        now = checkpoints.restore(first, state.make_abstract_state(spec, mesh)) if first else state.create_state(spec, mesh)
+        advance = step.make_train_step(spec, hardware, mesh)
         shape = spec.optimizer.batch_size, spec.data.length + 1
         for number in range(first + 1, GIVEN['last'] + 1):
-            batch = sharding.batch(functools.partial(read, found['read'], data.batches, number - 1), shape, mesh)
+            batch = sharding.load_batch(functools.partial(read, found['read'], data.batches, number - 1), shape, mesh)
             whole = multihost_utils.process_allgather(batch, tiled=True)
             found['batches'][number] = hashlib.sha256(whole.tobytes()).hexdigest()
-            now, numbers = advance(now, batch, sharding.of_each_device(0, mesh))
+            now, numbers = advance(now, batch, sharding.make_per_device_array(0, mesh))
             found['losses'][number] = float(numbers['train/loss']).hex()
         checkpoints.save(GIVEN['last'], now)
         checkpoints.close()

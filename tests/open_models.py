@@ -2,10 +2,10 @@
 
 import numpy as np
 
-from benchmarks.open_families import TEXT, VOCABULARY, tokenizer_json
-from benchmarks.open_families import save as saved
+from benchmarks.open_families import SAMPLE_TEXT, VOCABULARY, make_tokenizer_json
+from benchmarks.open_families import save_model as saved
 
-__all__ = ['TEXT', 'VOCABULARY', 'configs', 'saved', 'tokenizer_json', 'told']
+__all__ = ['SAMPLE_TEXT', 'VOCABULARY', 'configs', 'saved', 'make_tokenizer_json', 'told']
 
 
 def configs() -> dict:

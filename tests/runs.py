@@ -9,12 +9,12 @@ from orbax.checkpoint import v1 as ocp
 
 from sinklab import devices
 from sinklab.checkpoint import digests
-from sinklab.checkpoint.checkpoints import Checkpoints
-from sinklab.data.batches import sequences
-from sinklab.folder import Folder
+from sinklab.checkpoint.checkpoints import Checkpointer
+from sinklab.data.batches import load_run_data
+from sinklab.folder import RunDir
 from sinklab.spec import Hardware
 from sinklab.train import loop, state
-from sinklab.train.listener import Listener
+from sinklab.train.listener import Callback
 
 CLOCK = ('seconds', 'speed/tokens_per_second', 'speed/mfu')
 
@@ -24,7 +24,7 @@ def spec(corpus, **changes):
 
 
 def train(spec, path, *listeners, **more):
-    return loop.train(spec, Hardware(), Folder(path), dict(row='tiny'), *listeners, **more)
+    return loop.train(spec, Hardware(), RunDir(path), dict(row='tiny'), *listeners, **more)
 
 
 def timeless(records, after=0):
@@ -41,8 +41,8 @@ def parameters(path, step):
 
 def restored(folder, spec, step):
     """The state that a run has saved."""
-    checkpoints = Checkpoints(folder, spec.checkpoint, sequences(spec).fingerprint)
-    found = checkpoints.restore(step, state.abstract(spec, devices.mesh(Hardware())))
+    checkpoints = Checkpointer(folder, spec.checkpoint, load_run_data(spec).fingerprint)
+    found = checkpoints.restore(step, state.make_abstract_state(spec, devices.make_mesh(Hardware())))
     checkpoints.close()
     return found
 
@@ -57,7 +57,7 @@ def saved(folder, *steps, content=b'of a run'):
         (folder.checkpoints / str(step)).mkdir(parents=True)
         (folder.checkpoints / str(step) / 'file').write_bytes(content)
         (folder.digests / str(step)).mkdir(parents=True)
-        digests.write(folder, step, 0, 1, seconds=1.0)
+        digests.write_digests(folder, step, 0, 1, seconds=1.0)
 
 
 def contents(path):
@@ -73,23 +73,23 @@ class Died(Exception):
     pass
 
 
-class Dying(Listener):
+class Dying(Callback):
     def __init__(self, at, error=Died):
         self.at, self.error = at, error
 
-    def record(self, record, written):
+    def on_record(self, record, written):
         if record['step'] == self.at:
             raise self.error
 
 
-class Hearing(Listener):
+class Hearing(Callback):
     """Keeps what it is told."""
 
     def __init__(self):
         self.begun, self.notes = None, []
 
-    def begin(self, step, attention, changes):
+    def on_train_begin(self, step, attention, changes):
         self.begun = step, changes
 
-    def note(self, line):
+    def on_message(self, line):
         self.notes.append(line)

@@ -8,11 +8,11 @@ import numpy as np
 import pytest
 from tokenizers import Tokenizer, models, pre_tokenizers, trainers
 
-from sinklab.data.documents.sources import source
-from sinklab.data.prepare import prepare
+from sinklab.data.documents.sources import open_source
+from sinklab.data.prepare import prepare_store
 from sinklab.data.store.recipe import Recipe
 from sinklab.data.store.store import Store
-from sinklab.record import Refusal
+from sinklab.record import UserError
 
 END, BEGIN = 0, 1
 WORDS = ['sink', ' token', ' Ünïcode 中文', '\n\n', '<|endoftext|>', ' 1234', '\t', 'λ', '\u2028', ' a' * 40]
@@ -41,19 +41,19 @@ def mixture(folder, components):
 
 def found(given):
     """The documents of a source."""
-    return list(source(given).documents())
+    return list(open_source(given).read_documents())
 
 
 def refused(given):
     """The line that refuses a source."""
-    with pytest.raises(Refusal) as refusal:
+    with pytest.raises(UserError) as refusal:
         found(given)
     assert '\n' not in str(refusal.value)
     return str(refusal.value)
 
 
 def made(folder, source, processes=1, **changes):
-    prepare(recipe(source, **changes), folder, processes)
+    prepare_store(recipe(source, **changes), folder, processes)
     return Store(folder)
 
 
@@ -115,8 +115,8 @@ class Array:
     def __len__(self):
         return len(self.tokens)
 
-    def ids(self, start, end):
+    def read_ids(self, start, end):
         return self.tokens[start:end]
 
-    def loss_mask(self, start, end):
+    def read_loss_mask(self, start, end):
         return self.told[start:end]

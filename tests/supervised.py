@@ -10,30 +10,30 @@ import signal
 import sys
 import time
 
-from sinklab.cli.processes import child, supervise
-from sinklab.folder import Folder
-from sinklab.group import Group
+from sinklab.cli.processes import run_worker, supervise_run
+from sinklab.folder import RunDir
+from sinklab.group import ProcessGroup
 from sinklab.processes import link
-from sinklab.processes.cluster import Seat
-from sinklab.processes.ending import End
-from sinklab.processes.patience import Patience
-from sinklab.record import Refusal
+from sinklab.processes.cluster import ProcessInfo
+from sinklab.processes.ending import ExitStatus
+from sinklab.processes.patience import Timeouts
+from sinklab.record import UserError
 
 GIVEN = json.loads(sys.argv[1])
 
 
-def trained(group: Group) -> End:
-    known = dict(group=group, index=group.index, folder=Folder(GIVEN['folder']), time=time, signal=signal, os=os)
-    known |= dict(End=End, Refusal=Refusal, end=End('done'))
+def trained(group: ProcessGroup) -> ExitStatus:
+    known = dict(group=group, index=group.index, folder=RunDir(GIVEN['folder']), time=time, signal=signal, os=os)
+    known |= dict(End=ExitStatus, Refusal=UserError, end=ExitStatus('done'))
     exec(GIVEN['script'], known)
     return known['end']
 
 
-if link.supervised():
-    child(trained)
-seat = Seat(GIVEN['index'], GIVEN['count'], GIVEN['host'], GIVEN['port'])
-command, folder = [sys.executable, *sys.argv], Folder(GIVEN['folder'])
+if link.is_supervised():
+    run_worker(trained)
+seat = ProcessInfo(GIVEN['index'], GIVEN['count'], GIVEN['host'], GIVEN['port'])
+command, folder = [sys.executable, *sys.argv], RunDir(GIVEN['folder'])
 try:
-    sys.exit(supervise(command, seat, Patience(**GIVEN['patience']), folder, lambda: True, GIVEN['restarts']))
-except Refusal as refusal:
+    sys.exit(supervise_run(command, seat, Timeouts(**GIVEN['patience']), folder, lambda: True, GIVEN['restarts']))
+except UserError as refusal:
     sys.exit(f'sinklab train: {refusal}')

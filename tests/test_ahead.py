@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from sinklab.train.ahead import Ahead
+from sinklab.train.ahead import Prefetcher
 
 
 @settings(deadline=None, max_examples=30)
@@ -23,9 +23,9 @@ def test_all_come_in_their_order_and_none_is_begun_further_ahead_than_the_lag(co
         time.sleep(random.random() / 1000)
         return number * number
 
-    ahead = Ahead(made, range(3, 3 + count), lag)
+    ahead = Prefetcher(made, range(3, 3 + count), lag)
     for _ in range(count):
-        taken.append(ahead.take())
+        taken.append(ahead.get())
     ahead.close()
     assert taken == [number * number for number in range(3, 3 + count)]
     assert begun == list(range(3, 3 + count))
@@ -33,9 +33,9 @@ def test_all_come_in_their_order_and_none_is_begun_further_ahead_than_the_lag(co
 
 def test_what_is_wanted_next_is_made_while_nobody_asks():
     done = threading.Event()
-    ahead = Ahead(lambda number: done.set() if number == 3 else number, range(8), 4)
+    ahead = Prefetcher(lambda number: done.set() if number == 3 else number, range(8), 4)
     assert done.wait(10)
-    assert [ahead.take() for _ in range(3)] == [0, 1, 2]
+    assert [ahead.get() for _ in range(3)] == [0, 1, 2]
     ahead.close()
 
 
@@ -45,11 +45,11 @@ def test_an_error_is_raised_where_its_turn_is():
             raise OSError('of a disk')
         return number
 
-    ahead = Ahead(made, range(3), 3)
-    assert ahead.take() == 0
+    ahead = Prefetcher(made, range(3), 3)
+    assert ahead.get() == 0
     with pytest.raises(OSError, match='of a disk'):
-        ahead.take()
-    assert ahead.take() == 2
+        ahead.get()
+    assert ahead.get() == 2
     ahead.close()
 
 

@@ -14,10 +14,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from sinklab.attend import dense
-from sinklab.attend.mask import block, causal, document, prefix, static, window
-from sinklab.attend.operation import operation as resolved
-from sinklab.spec import Attention
-from sinklab.spec import Mask as Visible
+from sinklab.attend.mask import make_block_mask, make_causal_mask, make_document_mask, make_prefix_mask, make_static_mask, make_window_mask
+from sinklab.attend.operation import resolve_operation as resolved
+from sinklab.spec import AttentionConfig
+from sinklab.spec import MaskConfig as Visible
 
 POWERS = (0.25, 0.5, 2.0, 3.0)
 ATTENTIONS = [
@@ -28,7 +28,7 @@ ATTENTIONS = [
 
 
 def name(value):
-    if isinstance(value, Attention):
+    if isinstance(value, AttentionConfig):
         return '-'.join(str(part) for part in (value.similarity, value.normalizer, value.power) if part)
     return str(value)
 
@@ -63,7 +63,7 @@ def textbook(query, key, value, bias, visible_TS, operation, columns=0):
 @pytest.mark.parametrize('columns', [0, 1])
 def test_an_operation_equals_its_formula(operation, scale, columns):
     arrays = given_to(operation, scale, batch=3, columns=columns)
-    output, found = attend(arrays, operation, causal(4), columns=columns)
+    output, found = attend(arrays, operation, make_causal_mask(4), columns=columns)
     visible_TS = np.insert(np.tri(4, dtype=bool), [0] * columns, True, axis=1)
     for ours, theirs in zip((output, found), textbook(*arrays, visible_TS, operation, columns), strict=True):
         np.testing.assert_allclose(ours, theirs, rtol=2e-4, atol=2e-6)
@@ -76,7 +76,7 @@ def test_a_gradient_equals_the_numerical_one(operation, scale):
     arrays = [np.float64(array) for array in given_to(operation, scale, columns=1)]
     weight = np.random.default_rng(1).normal(size=(1, 4, 2, 3))
     visible_TS = np.insert(np.tri(4, dtype=bool), 0, True, axis=1)
-    ours = jax.grad(lambda arrays: jnp.sum(weight * attend(arrays, operation, causal(4), columns=1)[0]))(
+    ours = jax.grad(lambda arrays: jnp.sum(weight * attend(arrays, operation, make_causal_mask(4), columns=1)[0]))(
         [jnp.float32(array) for array in arrays]
     )
     for number, found in enumerate(ours):
@@ -102,7 +102,7 @@ def numerical(function, x, step=1e-5):
 @pytest.mark.slow
 @every_operation
 def test_a_query_that_sees_nothing_gets_zeros_and_finite_gradients(operation):
-    mask = static(np.array([0, 2, 0, 0]), np.array([1, 2, 3, 4]))
+    mask = make_static_mask(np.array([0, 2, 0, 0]), np.array([1, 2, 3, 4]))
     arrays = [jnp.asarray(array) for array in given_to(operation, scale=50.0)]
     (output, found), pull = jax.vjp(lambda *arrays: attend(arrays, operation, mask), *arrays)
     assert (output[:, 1] == 0).all()
@@ -116,10 +116,10 @@ def test_hidden_scores_of_any_size_change_nothing(operation):
     query, key, value, bias = given_to(operation)
     for hidden in (1e4, -1e4, 1e30):
         hiding = np.where(np.tri(4, dtype=bool), bias, hidden).astype(np.float32)
-        (plain, _), (output, _) = (attend((query, key, value, b), operation, causal(4)) for b in (bias, hiding))
+        (plain, _), (output, _) = (attend((query, key, value, b), operation, make_causal_mask(4)) for b in (bias, hiding))
         np.testing.assert_array_equal(plain, output)
         arrays = query, key, value, hiding
-        gradients = jax.grad(lambda arrays: attend(arrays, operation, causal(4))[0].sum())(arrays)
+        gradients = jax.grad(lambda arrays: attend(arrays, operation, make_causal_mask(4))[0].sum())(arrays)
         assert all(jnp.isfinite(gradient).all() for gradient in gradients)
         assert (np.asarray(gradients[3])[..., ~np.tri(4, dtype=bool)] == 0).all()
 
@@ -127,7 +127,7 @@ def test_hidden_scores_of_any_size_change_nothing(operation):
 @every_operation
 def test_a_gain_multiplies_what_is_attended(operation):
     arrays = given_to(operation)
-    plain, scaled = (attend(arrays, dataclasses.replace(operation, gain=gain), causal(4)) for gain in (1.0, 0.1))
+    plain, scaled = (attend(arrays, dataclasses.replace(operation, gain=gain), make_causal_mask(4)) for gain in (1.0, 0.1))
     for one, tenth in zip(plain, scaled, strict=True):
         np.testing.assert_allclose(tenth, 0.1 * one, rtol=1e-5, atol=1e-7)
 
@@ -135,28 +135,28 @@ def test_a_gain_multiplies_what_is_attended(operation):
 @pytest.mark.parametrize('similarity', ['exp', 'sigmoid', 'elu1'])
 def test_the_norm_of_power_one_is_the_sum(similarity):
     plain, power = attention(similarity, 'sum'), attention(similarity, 'p_norm', 1.0)
-    for ours, theirs in zip(*(attend(given_to(plain), kind, causal(4)) for kind in (plain, power)), strict=True):
+    for ours, theirs in zip(*(attend(given_to(plain), kind, make_causal_mask(4)) for kind in (plain, power)), strict=True):
         np.testing.assert_allclose(ours, theirs, rtol=1e-4, atol=1e-7)
 
 
 @pytest.mark.parametrize('operation', [operation for operation in ATTENTIONS if operation.power], ids=name)
 @pytest.mark.parametrize('scale', [1.0, 30.0])
 def test_a_row_of_a_p_norm_has_that_norm_one(operation, scale):
-    _, found = attend(given_to(operation, scale), operation, causal(4))
+    _, found = attend(given_to(operation, scale), operation, make_causal_mask(4))
     np.testing.assert_allclose((np.float64(found) ** operation.power).sum(-1), 1, rtol=1e-3)
 
 
 @pytest.mark.parametrize('operation', [operation for operation in ATTENTIONS if operation.power], ids=name)
 def test_a_p_norm_gives_everything_to_an_only_key_whatever_its_score(operation):
     score_S = jnp.array([-60.0, -30.0, -16.0, -1.0, 0.0, 1.0, 30.0, 60.0])
-    found, _ = dense.weights(score_S[:, None], jnp.ones((8, 1), bool), resolved(operation))
+    found, _ = dense.compute_weights(score_S[:, None], jnp.ones((8, 1), bool), resolved(operation))
     np.testing.assert_allclose(found, 1, rtol=1e-5)
 
 
 @pytest.mark.parametrize('operation', [attention('exp', 'sum'), attention('exp', 'p_norm', 2.0)], ids=name)
 def test_what_is_added_to_all_scores_divides_out(operation):
     query, key, value, bias = given_to(operation)
-    plain, moved = (attend((query, key, value, b), operation, causal(4)) for b in (bias, bias + 7))
+    plain, moved = (attend((query, key, value, b), operation, make_causal_mask(4)) for b in (bias, bias + 7))
     for ours, theirs in zip(plain, moved, strict=True):
         np.testing.assert_allclose(ours, theirs, rtol=1e-4, atol=1e-7)
 
@@ -165,7 +165,7 @@ def test_what_is_added_to_all_scores_divides_out(operation):
 def test_relu_attention_grows_with_its_scores_unless_they_are_divided_out(normalizer, degree):
     operation = attention('relu', normalizer)
     query, key, value, bias = given_to(operation)
-    plain, tripled = (attend((factor * query, key, value, factor * bias), operation, causal(4)) for factor in (1, 3))
+    plain, tripled = (attend((factor * query, key, value, factor * bias), operation, make_causal_mask(4)) for factor in (1, 3))
     for ours, theirs in zip(tripled, plain, strict=True):
         np.testing.assert_allclose(ours, 3**degree * theirs, rtol=1e-4, atol=1e-6)
 
@@ -173,7 +173,7 @@ def test_relu_attention_grows_with_its_scores_unless_they_are_divided_out(normal
 def test_a_bias_of_one_entry_is_the_same_for_all():
     *arrays, _ = given_to(attention('sigmoid', 'none'))
     outputs = (
-        attend((*arrays, np.full(shape, -1.5)), attention('sigmoid', 'none'), causal(4))[0]
+        attend((*arrays, np.full(shape, -1.5)), attention('sigmoid', 'none'), make_causal_mask(4))[0]
         for shape in [(1, 1, 1, 1), (1, 2, 4, 4), (1, 1, 4, 1)]
     )
     one, *others = outputs
@@ -183,7 +183,7 @@ def test_a_bias_of_one_entry_is_the_same_for_all():
 
 def test_attention_is_computed_in_single_precision_and_given_in_that_of_the_values():
     arrays = [jnp.asarray(array, jnp.bfloat16) for array in given_to(attention('exp', 'sum'))[:3]]
-    output, _, found = dense.attend(*arrays, rule(attention('exp', 'sum'), causal(4)))
+    output, _, found = dense.attend(*arrays, rule(attention('exp', 'sum'), make_causal_mask(4)))
     assert (output.dtype, found.dtype) == (jnp.bfloat16, jnp.float32)
     np.testing.assert_allclose(found.sum(-1), 1, rtol=1e-6)
 
@@ -199,28 +199,28 @@ def shown(mask, length):
 @few
 @given(lengths)
 def test_causal_shows_each_query_itself_and_what_is_before_it(length):
-    np.testing.assert_array_equal(shown(causal(length), length), np.tri(length, dtype=bool))
+    np.testing.assert_array_equal(shown(make_causal_mask(length), length), np.tri(length, dtype=bool))
 
 
 @few
 @given(lengths, places)
 def test_a_prefix_is_seen_by_all(length, tokens):
     t, s = np.indices((length, length))
-    np.testing.assert_array_equal(shown(prefix(length, tokens), length), (s <= t) | (s < tokens))
+    np.testing.assert_array_equal(shown(make_prefix_mask(length, tokens), length), (s <= t) | (s < tokens))
 
 
 @few
 @given(lengths, places)
 def test_a_causal_window_shows_so_many_keys_up_to_the_querys_own(length, keys):
     expected = [[t - keys < s <= t for s in range(length)] for t in range(length)]
-    np.testing.assert_array_equal(shown(window(length, keys) & causal(length), length), expected)
+    np.testing.assert_array_equal(shown(make_window_mask(length, keys) & make_causal_mask(length), length), expected)
 
 
 @few
 @given(lengths, places)
 def test_a_block_shows_the_keys_of_the_querys_own(length, keys):
     expected = [[t // keys == s // keys for s in range(length)] for t in range(length)]
-    np.testing.assert_array_equal(shown(block(length, keys), length), expected)
+    np.testing.assert_array_equal(shown(make_block_mask(length, keys), length), expected)
 
 
 @few
@@ -228,7 +228,7 @@ def test_a_block_shows_the_keys_of_the_querys_own(length, keys):
 def test_a_causal_document_shows_what_is_since_its_start(opens):
     number_T = np.cumsum(opens)
     start_T = [list(number_T).index(number) for number in number_T]
-    found = shown(document(jnp.array([start_T])) & causal(len(opens)), len(opens))
+    found = shown(make_document_mask(jnp.array([start_T])) & make_causal_mask(len(opens)), len(opens))
     expected = Visible(prefix=None, window=None, block=None, document=True)
     np.testing.assert_array_equal(found, formulas.visible(len(opens), expected, number_T))
 
@@ -238,7 +238,7 @@ intervals = st.lists(st.tuples(st.integers(0, 9), st.integers(0, 9)), min_size=3
 
 def interval(pairs):
     start, end = zip(*pairs, strict=True)
-    return static(np.array(start), np.array(end))
+    return make_static_mask(np.array(start), np.array(end))
 
 
 @few
@@ -257,7 +257,7 @@ def test_queries_before_a_mask_see_no_key(pairs, queries):
 
 def test_an_intersection_meets_the_masks_of_every_sequence():
     starts = jnp.array([[0, 0, 2, 2], [0, 1, 1, 1]])
-    found = (causal(4) & document(starts)).visible(4)
+    found = (make_causal_mask(4) & make_document_mask(starts)).materialize(4)
     for number, start_T in enumerate(np.asarray(starts)):
         expected = [[start_T[t] <= s <= t for s in range(4)] for t in range(4)]
         np.testing.assert_array_equal(found[number], expected)

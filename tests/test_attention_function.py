@@ -16,12 +16,12 @@ from conftest import OPERATIONS
 import sinklab
 from sinklab.attend import choice, dense
 from sinklab.attend import mask as masks
-from sinklab.attend.mask import causal
+from sinklab.attend.mask import make_causal_mask
 from sinklab.attend.normalizer import NORMALIZERS
-from sinklab.attend.operation import operation
-from sinklab.attend.rule import Case, Rule
+from sinklab.attend.operation import resolve_operation
+from sinklab.attend.rule import AttentionProblem, AttentionSpec
 from sinklab.attend.similarity import SIMILARITIES, Similarity
-from sinklab.spec import PAIRS, Attention
+from sinklab.spec import NORMALIZERS_BY_SIMILARITY, AttentionConfig
 
 BATCH, LENGTH, HEADS, GROUPS, WIDTH, VALUE_WIDTH = 2, 9, 4, 2, 8, 6
 POWERS = {'p_norm': 1.5}
@@ -43,7 +43,7 @@ def draw(seed=0, queries=LENGTH, keys=LENGTH, batch=(BATCH,), dtype=np.float32, 
 def define(query, key, value, bias, visible_TS, similarity, normalizer, scale, score_offset, gain):
     """Return (output, weights) by the formula of each pair, in float64, one head of one sequence at a time."""
     query, key, value, bias = (np.float64(array) for array in (query, key, value, bias))
-    asked = Attention(similarity, normalizer, 'identity', gain, POWERS.get(normalizer), 0.0)
+    asked = AttentionConfig(similarity, normalizer, 'identity', gain, POWERS.get(normalizer), 0.0)
     output = np.zeros((*query.shape[:3], value.shape[-1]))
     weights = np.zeros((len(query), HEADS, query.shape[1], key.shape[1]))
     for b, h in np.ndindex(len(query), HEADS):
@@ -82,13 +82,13 @@ def test_every_pair_equals_its_formula_in_float64(similarity, normalizer):
 
 
 def test_every_similarity_and_normalizer_of_the_tables_is_in_a_pair_and_in_the_docstring():
-    assert {name for name, _ in OPERATIONS} == {*SIMILARITIES} == {*PAIRS}
+    assert {name for name, _ in OPERATIONS} == {*SIMILARITIES} == {*NORMALIZERS_BY_SIMILARITY}
     assert {name for _, name in OPERATIONS} == {*NORMALIZERS}
     lines = inspect.getdoc(sinklab.attention).splitlines()
     rows = [line.split('|')[1:-1] for line in lines if line.startswith('| `')]
     named = {cells[0].strip(' `'): cells[-1].replace(',', ' ').split() for cells in rows}
     assert {*named} == {*SIMILARITIES} | {*NORMALIZERS}
-    for similarity, normalizers in PAIRS.items():
+    for similarity, normalizers in NORMALIZERS_BY_SIMILARITY.items():
         assert {f'`{one}`' for one in normalizers} == {one for one in named[similarity] if one.startswith('`')}
 
 
@@ -224,7 +224,7 @@ def test_a_scale_is_applied_in_float32_to_products_of_bfloat16():
 def test_an_array_that_jax_traces_is_refused_as_a_scale_unless_it_is_one_number():
     query, key, value, _ = draw()
     for given in (jnp.ones(WIDTH), jnp.ones((), bool)):
-        with pytest.raises(sinklab.Refusal) as caught:
+        with pytest.raises(sinklab.UserError) as caught:
             jax.jit(lambda scale: sinklab.attention(query, key, value, scale=scale))(given)
         assert 'scale' in str(caught.value)
         assert len(str(caught.value).splitlines()) == 1
@@ -234,13 +234,13 @@ def test_a_kernel_takes_a_number_as_a_scale_and_refuses_an_array_that_jax_traces
     from sinklab.attend import attention as module
 
     query, key, value, _ = draw(dtype=jnp.bfloat16)
-    rule = module.Rule(module.make_operation('exp', 'sum', scale=0.3), causal(LENGTH))
+    rule = module.AttentionSpec(module.make_operation('exp', 'sum', scale=0.3), make_causal_mask(LENGTH))
     monkeypatch.setattr(jax, 'default_backend', lambda: 'gpu')
-    assert module.choose_backend('cudnn', rule, query, value, []) == 'cudnn'
-    negative = module.Rule(module.make_operation('exp', 'sum', scale=-0.3), causal(LENGTH))
-    with pytest.raises(sinklab.Refusal):
-        module.choose_backend('cudnn', negative, query, value, [])
-    with pytest.raises(sinklab.Refusal) as caught:
+    assert module.resolve_implementation('cudnn', rule, query, value, []) == 'cudnn'
+    negative = module.AttentionSpec(module.make_operation('exp', 'sum', scale=-0.3), make_causal_mask(LENGTH))
+    with pytest.raises(sinklab.UserError):
+        module.resolve_implementation('cudnn', negative, query, value, [])
+    with pytest.raises(sinklab.UserError) as caught:
         jax.grad(lambda scale: sinklab.attention(query, key, value, scale=scale, implementation='cudnn').sum())(0.3)
     assert 'chunked' in str(caught.value)
 
@@ -259,8 +259,8 @@ def test_the_arguments_that_the_docstring_shares_with_jax_are_arguments_of_both(
 
 def test_the_score_offset_is_the_offset_of_a_config_times_log_t():
     query, key, value, _ = draw()
-    asked = Attention('sigmoid', 'none', 'identity', 1.0, None, -1.0)
-    expected = dense.attend(*map(jnp.asarray, (query, key, value)), Rule(operation(asked, LENGTH), causal(LENGTH)))
+    asked = AttentionConfig('sigmoid', 'none', 'identity', 1.0, None, -1.0)
+    expected = dense.attend(*map(jnp.asarray, (query, key, value)), AttentionSpec(resolve_operation(asked, LENGTH), make_causal_mask(LENGTH)))
     found = sinklab.attention(
         query, key, value, similarity='sigmoid', normalizer='none', score_offset=-1.0 * np.log(LENGTH), is_causal=True
     )
@@ -289,7 +289,7 @@ def test_a_similarity_of_your_own_is_used_like_those_of_the_table():
     weights = np.where(np.tri(LENGTH, dtype=bool), np.logaddexp(0, score), 0)
     expected = np.einsum('bhts,bshk->bthk', weights, np.repeat(value, HEADS // GROUPS, 2))
     np.testing.assert_allclose(found, expected, rtol=1e-4, atol=1e-5)
-    with pytest.raises(sinklab.Refusal):  # the shift of exp does not cancel without a sum
+    with pytest.raises(sinklab.UserError):  # the shift of exp does not cancel without a sum
         sinklab.attention(query, key, value, similarity=SIMILARITIES['exp'], normalizer=NORMALIZERS['none'])
 
 
@@ -298,17 +298,17 @@ def test_the_mask_of_causal_attention_is_the_one_that_kernels_know():
     from sinklab.attend.attention import make_mask
 
     for found, expected in (
-        (make_mask(7, 7, True, None), causal(7)),
-        (make_mask(7, 7, True, (2, 0)), causal(7) & masks.window(7, 3)),
+        (make_mask(7, 7, True, None), make_causal_mask(7)),
+        (make_mask(7, 7, True, (2, 0)), make_causal_mask(7) & masks.make_window_mask(7, 3)),
     ):
-        np.testing.assert_array_equal(found.hull_2T, expected.hull_2T)
-        assert found.static
+        np.testing.assert_array_equal(found.bounds_2T, expected.bounds_2T)
+        assert found.is_static
 
 
 REFUSED = {
     'unknown similarity': (dict(similarity='sigmoyd'), ['sigmoyd', 'sigmoid', *SIMILARITIES]),
     'unknown normalizer': (dict(normalizer='mean'), ['mean', *NORMALIZERS]),
-    'pair': (dict(similarity='exp', normalizer='none'), ['none', *PAIRS['exp']]),
+    'pair': (dict(similarity='exp', normalizer='none'), ['none', *NORMALIZERS_BY_SIMILARITY['exp']]),
     'no power': (dict(normalizer='p_norm'), ['p_norm', 'None']),
     'power of nothing': (dict(power=2.0), ['2.0', 'sum']),
     'power of zero': (dict(normalizer='p_norm', power=0.0), ['0.0']),
@@ -345,7 +345,7 @@ REFUSED = {
 @pytest.mark.parametrize('case', REFUSED)
 def test_a_wrong_argument_is_refused_in_one_line_with_what_is_allowed(case):
     changed, words = REFUSED[case]
-    with pytest.raises(sinklab.Refusal) as caught:
+    with pytest.raises(sinklab.UserError) as caught:
         sinklab.attention(*draw()[:3], **changed)
     (line,) = str(caught.value).splitlines()
     assert all(word in line for word in words), line
@@ -364,7 +364,7 @@ def test_arrays_whose_shapes_do_not_fit_are_refused_by_their_shapes():
         (query[:, :0], key, value),
         (np.int32(query), key, value),
     ):
-        with pytest.raises(sinklab.Refusal) as caught:
+        with pytest.raises(sinklab.UserError) as caught:
             sinklab.attention(*given)
         assert len(str(caught.value).splitlines()) == 1
 
@@ -374,12 +374,12 @@ def test_auto_takes_no_matrix_where_none_is_needed(monkeypatch):
     from sinklab.attend import attention as module
 
     query, _, value, _ = draw()
-    rule = module.Rule(module.make_operation('exp', 'sum'), causal(LENGTH))
+    rule = module.AttentionSpec(module.make_operation('exp', 'sum'), make_causal_mask(LENGTH))
     for needs, expected in (([], 'chunked'), (['bias'], 'dense'), (['return_weights'], 'dense')):
-        assert module.choose_backend('auto', rule, query, value, needs) == expected
-    assert choice.cannot('cudnn', 'gpu', Case(rule, HEADS, WIDTH, VALUE_WIDTH, 'bfloat16')) is None
+        assert module.resolve_implementation('auto', rule, query, value, needs) == expected
+    assert choice.explain_unsupported('cudnn', 'gpu', AttentionProblem(rule, HEADS, WIDTH, VALUE_WIDTH, 'bfloat16')) is None
     monkeypatch.setattr(jax, 'default_backend', lambda: 'gpu')
-    assert module.choose_backend('cudnn', rule, jnp.bfloat16(query), value, []) == 'cudnn'
+    assert module.resolve_implementation('cudnn', rule, jnp.bfloat16(query), value, []) == 'cudnn'
 
 
 @pytest.mark.slow

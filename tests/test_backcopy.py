@@ -6,17 +6,17 @@ import numpy as np
 import pytest
 from conftest import tiny
 
-from sinklab.data.batches import Drawn, sequences
+from sinklab.data.batches import SyntheticBatches, load_run_data
 from sinklab.data.sequences import backcopy
 from sinklab.measure import backcopy as measure
-from sinklab.record import Refusal
+from sinklab.record import UserError
 
 TEXT = 'ab ab abc ba  cab  a b c d'
 TASK = dict(data__task='backcopy', data__triggers=2, model__vocabulary=5, model__position='learned')
 
 
 def chain(vocabulary=9, triggers=2):
-    return backcopy.chain([TEXT[:10], TEXT[11:]], vocabulary, triggers)
+    return backcopy.fit_chain([TEXT[:10], TEXT[11:]], vocabulary, triggers)
 
 
 def test_ids_are_the_most_frequent_characters_in_their_order():
@@ -34,36 +34,36 @@ def test_ids_are_the_most_frequent_characters_in_their_order():
 
 def test_rare_characters_are_left_out_and_too_few_refused():
     found = chain(vocabulary=5)
-    assert found.begin == 4
+    assert found.begin_token == 4
     np.testing.assert_allclose(found.bigram_VV.sum(1), 1)
-    with pytest.raises(Refusal, match=r'config\.data\.triggers is 4, and the text has 5 characters'):
+    with pytest.raises(UserError, match=r'config\.data\.triggers is 4, and the text has 5 characters'):
         chain(vocabulary=6, triggers=4)
 
 
 def test_after_a_trigger_comes_what_stood_before_it():
     found = chain()
-    ids_BT = backcopy.sample(found, 200, 40, np.random.default_rng(0))
-    assert (ids_BT[:, 0] == found.begin).all()
-    assert (ids_BT[:, 1:] < found.begin).all()
+    ids_BT = backcopy.sample_sequences(found, 200, 40, np.random.default_rng(0))
+    assert (ids_BT[:, 0] == found.begin_token).all()
+    assert (ids_BT[:, 1:] < found.begin_token).all()
     assert (ids_BT[:, 1] >= found.triggers).all()
     before, trigger, after = ids_BT[:, :-2], ids_BT[:, 1:-1] < found.triggers, ids_BT[:, 2:]
     np.testing.assert_array_equal(before[trigger], after[trigger])
     last = ids_BT[:, 1:-1]
-    for number in range(found.triggers, found.begin):
+    for number in range(found.triggers, found.begin_token):
         follows = after[last == number]
-        share = np.bincount(follows, minlength=found.begin) / len(follows)
+        share = np.bincount(follows, minlength=found.begin_token) / len(follows)
         np.testing.assert_allclose(share, found.bigram_VV[number], atol=4 / np.sqrt(len(follows)))
 
 
 def test_sequences_are_a_pure_function_of_seed_and_step(corpus):
     spec = tiny(data__source=corpus, **TASK)
-    one, again = sequences(spec), sequences(spec)
-    np.testing.assert_array_equal(one.batches.rows(7, range(4)), again.batches.rows(7, range(4)))
-    assert one.batches.rows(7, range(4)).tolist() != one.batches.rows(8, range(4)).tolist()
-    other = sequences(dataclasses.replace(spec, data=dataclasses.replace(spec.data, seed=1)))
+    one, again = load_run_data(spec), load_run_data(spec)
+    np.testing.assert_array_equal(one.batches.read_rows(7, range(4)), again.batches.read_rows(7, range(4)))
+    assert one.batches.read_rows(7, range(4)).tolist() != one.batches.read_rows(8, range(4)).tolist()
+    other = load_run_data(dataclasses.replace(spec, data=dataclasses.replace(spec.data, seed=1)))
     assert one.valid_NT.tolist() != other.valid_NT.tolist()
     assert one.fingerprint['bigrams'] == other.fingerprint['bigrams']
-    assert one.batches.rows(0, range(4)).shape == (4, 17)
+    assert one.batches.read_rows(0, range(4)).shape == (4, 17)
     assert one.valid_NT.shape == (6, 17)
     assert one.probe_PT.shape == (5, 12)
     np.testing.assert_array_equal(one.is_trigger(one.probe_PT), one.probe_PT < 2)
@@ -72,7 +72,7 @@ def test_sequences_are_a_pure_function_of_seed_and_step(corpus):
 def test_triggers_and_others_are_averaged_apart():
     rng = np.random.default_rng(0)
     first_LPHT, trigger_PT = rng.random((2, 3, 4, 5)), rng.random((3, 5)) < 0.4
-    found = measure.attention(first_LPHT, trigger_PT)
+    found = measure.compute_trigger_attention(first_LPHT, trigger_PT)
     for side, wanted in (('trigger', True), ('other', False)):
         values = [
             first_LPHT[layer, p, h, t]
@@ -84,7 +84,7 @@ def test_triggers_and_others_are_averaged_apart():
         ]
         np.testing.assert_allclose(found[f'alpha/1/{side}'], np.mean(values))
     loss_NT, right_NT = rng.random((3, 5)), rng.random((3, 5)) < 0.5
-    found = measure.losses(loss_NT, right_NT, trigger_PT)
+    found = measure.compute_trigger_losses(loss_NT, right_NT, trigger_PT)
     np.testing.assert_allclose(found['valid/loss/trigger'], loss_NT[trigger_PT].mean())
     np.testing.assert_allclose(found['valid/loss/other'], loss_NT[~trigger_PT].mean())
     np.testing.assert_allclose(found['valid/accuracy/trigger'], right_NT[trigger_PT].mean())
@@ -94,8 +94,8 @@ def test_triggers_and_others_are_averaged_apart():
 @pytest.mark.parametrize('length', [2, 3, 40])
 def test_some_rows_are_those_of_the_whole_batch(rows, length):
     whole, part = (np.random.default_rng([7, 0, 3]) for _ in range(2))
-    expected = backcopy.sample(chain(), 12, length, whole)[rows.start : rows.stop]
-    np.testing.assert_array_equal(backcopy.sample(chain(), 12, length, part, rows), expected)
+    expected = backcopy.sample_sequences(chain(), 12, length, whole)[rows.start : rows.stop]
+    np.testing.assert_array_equal(backcopy.sample_sequences(chain(), 12, length, part, rows), expected)
 
 
 def test_a_process_draws_its_rows_alone(monkeypatch):
@@ -115,8 +115,8 @@ def test_a_process_draws_its_rows_alone(monkeypatch):
             drawn.append(count)
             return self.rng.choice(among, count, p=p)
 
-    batches = Drawn(chain(), 0, 8, 10)
-    expected = batches.rows(5, range(8))[2:4]
+    batches = SyntheticBatches(chain(), 0, 8, 10)
+    expected = batches.read_rows(5, range(8))[2:4]
     monkeypatch.setattr(np.random, 'default_rng', Counting)
-    np.testing.assert_array_equal(batches.rows(5, range(2, 4)), expected)
+    np.testing.assert_array_equal(batches.read_rows(5, range(2, 4)), expected)
     assert drawn == [2] * 9

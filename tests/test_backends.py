@@ -13,22 +13,22 @@ from conftest import attention, tiny
 from sinklab import devices, sharding
 from sinklab.attend import cudnn, dense, epilogue, verification
 from sinklab.attend import mask as masks
-from sinklab.attend.bias import Bias, Curve
-from sinklab.attend.choice import Choice, cannot, choose
-from sinklab.attend.rule import Case
-from sinklab.model.rule import case as case_of
-from sinklab.record import Refusal
+from sinklab.attend.bias import ScoreBias, RelativePositionBias
+from sinklab.attend.choice import BackendChoice, explain_unsupported, select_backend
+from sinklab.attend.rule import AttentionProblem
+from sinklab.model.rule import make_attention_problem as case_of
+from sinklab.record import UserError
 from sinklab.spec import Hardware
 
 pytestmark = pytest.mark.usefixtures('small_blocks')
-PLAIN = Case(rule(attention('exp', 'sum'), masks.causal(256)), 2, 64, 64, 'bfloat16')
+PLAIN = AttentionProblem(rule(attention('exp', 'sum'), masks.make_causal_mask(256)), 2, 64, 64, 'bfloat16')
 
 
 def of(*pair, length=256, power=2.0, **how):
-    return dict(rule=rule(attention(*pair, power=power), masks.causal(length), **how))
+    return dict(rule=rule(attention(*pair, power=power), masks.make_causal_mask(length), **how))
 
 
-TABLE = Bias(Curve(lambda table, distance: distance, np.zeros((1, 1)), elementwise=False))
+TABLE = ScoreBias(RelativePositionBias(lambda table, distance: distance, np.zeros((1, 1)), is_elementwise=False))
 
 
 @pytest.mark.parametrize(
@@ -39,7 +39,7 @@ TABLE = Bias(Curve(lambda table, distance: distance, np.zeros((1, 1)), elementwi
         (
             'cudnn',
             'gpu',
-            dict(rule=rule(attention('exp', 'sum'), masks.prefix(256, 3))),
+            dict(rule=rule(attention('exp', 'sum'), masks.make_prefix_mask(256, 3))),
             'neither causal',
         ),
         ('tpu', 'tpu', of('softpick', 'sum'), 'softpick'),
@@ -50,21 +50,21 @@ TABLE = Bias(Curve(lambda table, distance: distance, np.zeros((1, 1)), elementwi
     ],
 )
 def test_a_backend_that_cannot_is_refused_with_what_can(wanted, platform, case, message):
-    with pytest.raises(Refusal, match=message) as refused:
-        choose(wanted, platform, dataclasses.replace(PLAIN, **case))
+    with pytest.raises(UserError, match=message) as refused:
+        select_backend(wanted, platform, dataclasses.replace(PLAIN, **case))
     assert 'auto, dense, chunked' in str(refused.value)
 
 
 def test_a_causal_window_is_given_to_cudnn_as_one():
-    assert cudnn.window(masks.causal(8)) == 7
-    assert cudnn.window(masks.causal(8) & masks.window(8, 3)) == 2
-    assert cudnn.window(masks.prefix(8, 3)) is None
-    assert cudnn.window(masks.causal(8) & masks.document(jnp.zeros((1, 8), int))) is None
+    assert cudnn.find_causal_window(masks.make_causal_mask(8)) == 7
+    assert cudnn.find_causal_window(masks.make_causal_mask(8) & masks.make_window_mask(8, 3)) == 2
+    assert cudnn.find_causal_window(masks.make_prefix_mask(8, 3)) is None
+    assert cudnn.find_causal_window(masks.make_causal_mask(8) & masks.make_document_mask(jnp.zeros((1, 8), int))) is None
 
 
 @pytest.mark.slow
 def test_cudnn_is_given_the_scale_of_the_operation(monkeypatch):
-    own, asked = jax.nn.dot_product_attention, rule(attention('exp', 'sum'), masks.causal(16))
+    own, asked = jax.nn.dot_product_attention, rule(attention('exp', 'sum'), masks.make_causal_mask(16))
     monkeypatch.setattr(
         jax.nn, 'dot_product_attention', lambda *arrays, **how: own(*arrays, **how | dict(implementation='xla'))
     )
@@ -78,7 +78,7 @@ def test_cudnn_is_given_the_scale_of_the_operation(monkeypatch):
 @pytest.mark.slow
 @pytest.mark.parametrize('layout', [Hardware(data=2, tensor=2), Hardware(tensor=2), Hardware()], ids=str)
 def test_cudnn_is_given_what_a_device_has_of_sequences_and_heads(monkeypatch, layout):
-    asked, own = rule(attention('exp', 'sum'), masks.causal(16)), jax.nn.dot_product_attention
+    asked, own = rule(attention('exp', 'sum'), masks.make_causal_mask(16)), jax.nn.dot_product_attention
     query, key, value = (jax.random.normal(jax.random.key(seed), (4, 16, 4, 8)) for seed in range(3))
     key, value = key[:, :, ::2], value[:, :, ::2]
     shapes = []
@@ -89,10 +89,10 @@ def test_cudnn_is_given_what_a_device_has_of_sequences_and_heads(monkeypatch, la
 
     expected, residual = own(query, key, value, is_causal=True, implementation='xla', return_residual=True)
     monkeypatch.setattr(jax.nn, 'dot_product_attention', by_xla)
-    mesh = devices.mesh(layout)
+    mesh = devices.make_mesh(layout)
     with jax.set_mesh(mesh):
         found = jax.jit(lambda *arrays: cudnn.attend(*arrays, asked))(query, key, value)
-    rows, heads = 4 // sharding.ways(mesh), 2 // mesh.shape['tensor']
+    rows, heads = 4 // sharding.count_shards(mesh), 2 // mesh.shape['tensor']
     assert shapes == [[(rows, 16, 2 * heads, 8), (rows, 16, heads, 8), (rows, 16, heads, 8)]]
     np.testing.assert_allclose(found.output_BTHK, expected, atol=1e-6)
     np.testing.assert_allclose(found.rows.shift_BHT, residual.swapaxes(1, 2), atol=1e-6)
@@ -103,9 +103,9 @@ def test_a_kernel_that_computes_something_else_is_passed_over_and_said(monkeypat
     asked = rule(attention('exp', 'p_norm'), MASKS['window'](256), 1, alibi(columns=1))
     case = dataclasses.replace(PLAIN, rule=asked)
     with interpreted():
-        assert choose('auto', 'tpu', case) == Choice('tpu')
+        assert select_backend('auto', 'tpu', case) == BackendChoice('tpu')
         monkeypatch.setattr(epilogue, 'attend', doubled(epilogue.attend))
-        choice = choose('auto', 'tpu', case)
+        choice = select_backend('auto', 'tpu', case)
     assert choice.backend == 'chunked'
     assert 'wrong on these devices' in str(choice)
 
@@ -123,21 +123,21 @@ def test_a_backend_is_verified_under_the_mask_and_the_curve_of_the_run(changes):
     """The first queries and keys of what the model is trained with, and of its first heads."""
     spec = tiny(**changes, model__attention__similarity='sigmoid', model__attention__normalizer='none')
     whole, length = case_of(spec.model, 16), 12
-    shown = verification.beginning(whole, length)
-    keys, columns = shown.rule.mask.keys, whole.rule.columns
-    seen = np.asarray(whole.rule.visible(16))[:, :, :length]
-    np.testing.assert_array_equal(shown.rule.visible(keys), seen[..., : columns + keys])
+    shown = verification.truncate_problem(whole, length)
+    keys, columns = shown.spec.mask.num_keys, whole.spec.num_learned_kv
+    seen = np.asarray(whole.spec.materialize_mask(16))[:, :, :length]
+    np.testing.assert_array_equal(shown.spec.materialize_mask(keys), seen[..., : columns + keys])
     assert not seen[..., columns + keys :].any()
-    added = np.broadcast_to(whole.rule.score_bias(16), (1, 4, whole.length, columns + 16))
+    added = np.broadcast_to(whole.spec.materialize_bias(16), (1, 4, whole.num_queries, columns + 16))
     expected = added[:, : shown.heads, :length, : columns + keys]
-    np.testing.assert_array_equal(np.broadcast_to(shown.rule.score_bias(keys), expected.shape), expected)
+    np.testing.assert_array_equal(np.broadcast_to(shown.spec.materialize_bias(keys), expected.shape), expected)
 
 
 @pytest.mark.parametrize('platform', ['tpu', 'gpu'])
 @pytest.mark.parametrize('operation', KERNELS, ids='-'.join)
 def test_kernels_say_that_they_cover_every_operation_but_softpick(operation, platform):
-    asked = rule(attention(*operation), masks.causal(4096), 1, alibi(columns=1))
-    assert cannot(platform, platform, Case(asked, 8, 128, 128, 'bfloat16')) is None
+    asked = rule(attention(*operation), masks.make_causal_mask(4096), 1, alibi(columns=1))
+    assert explain_unsupported(platform, platform, AttentionProblem(asked, 8, 128, 128, 'bfloat16')) is None
 
 
 @pytest.mark.slow
@@ -156,21 +156,21 @@ def test_a_kernel_that_gives_no_number_is_wrong(monkeypatch, poisoned):
     attend = epilogue.attend
     monkeypatch.setattr(epilogue, 'attend', lambda kernels, q, k, v, *how: attend(kernels, *poison(q, k, v), *how))
     with interpreted():
-        assert verification.error('tpu', PLAIN) == float('inf')
+        assert verification.measure_error('tpu', PLAIN) == float('inf')
 
 
 @pytest.mark.slow
 def test_a_kernel_that_cannot_be_lowered_is_replaced_and_named_as_failed():
     """Off a TPU, Pallas raises ValueError while it lowers a kernel for TPUs."""
-    choice = choose('auto', 'tpu', PLAIN)
-    assert (choice.backend, choice.failed) == ('chunked', ('tpu',))
-    assert 'ValueError' in choice.passed['tpu']
-    assert choice.passed['tpu'] in choice.describe_fallback()
+    choice = select_backend('auto', 'tpu', PLAIN)
+    assert (choice.backend, choice.failed_backends) == ('chunked', ('tpu',))
+    assert 'ValueError' in choice.rejection_reasons['tpu']
+    assert choice.rejection_reasons['tpu'] in choice.describe_fallback()
 
 
 def test_a_backend_that_does_not_cover_a_case_has_not_failed():
-    choice = choose('auto', 'tpu', dataclasses.replace(PLAIN, **of('softpick', 'sum')))
-    assert (choice.backend, choice.failed, choice.describe_fallback()) == ('chunked', (), None)
+    choice = select_backend('auto', 'tpu', dataclasses.replace(PLAIN, **of('softpick', 'sum')))
+    assert (choice.backend, choice.failed_backends, choice.describe_fallback()) == ('chunked', (), None)
 
 
 @pytest.mark.parametrize(
@@ -184,8 +184,8 @@ def test_a_backend_that_does_not_cover_a_case_has_not_failed():
 )
 def test_what_jax_cannot_trace_or_compile_is_passed_over(monkeypatch, failure):
     monkeypatch.setattr(epilogue, 'attend', raising(failure))
-    choice = choose('auto', 'tpu', PLAIN)
-    assert (choice.backend, choice.failed) == ('chunked', ('tpu',))
+    choice = select_backend('auto', 'tpu', PLAIN)
+    assert (choice.backend, choice.failed_backends) == ('chunked', ('tpu',))
     assert str(failure) in str(choice)
 
 
@@ -200,14 +200,14 @@ def test_what_jax_cannot_trace_or_compile_is_passed_over(monkeypatch, failure):
 def test_a_bug_in_a_kernel_ends_the_choice_and_is_not_hidden_by_another_backend(monkeypatch, bug):
     monkeypatch.setattr(epilogue, 'attend', raising(bug))
     with pytest.raises(type(bug)) as raised:
-        choose('auto', 'tpu', PLAIN)
+        select_backend('auto', 'tpu', PLAIN)
     assert raised.value is bug
 
 
 def test_jax_still_says_that_cudnn_is_missing_in_the_words_that_are_looked_for():
     arrays = [jax.ShapeDtypeStruct((1, 128, 2, 64), jnp.bfloat16)] * 3
     by_cudnn = functools.partial(jax.nn.dot_product_attention, is_causal=True, implementation='cudnn')
-    with pytest.raises(RuntimeError, match=verification.NO_CUDNN):
+    with pytest.raises(RuntimeError, match=verification.NO_CUDNN_MESSAGE):
         jax.eval_shape(by_cudnn, *arrays)
 
 

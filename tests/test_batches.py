@@ -10,13 +10,13 @@ from hypothesis import strategies as st
 from stores import BEGIN as FIXED
 from stores import Array
 
-from sinklab.data.sequences.interventions import Intervened
-from sinklab.data.sequences.shuffled import Shuffled
+from sinklab.data.sequences.interventions import TransformedWindows
+from sinklab.data.sequences.shuffled import ShuffledBatches
 from sinklab.data.sequences.windows import Windows
 
 
 def plain_windows(count):
-    return Intervened(Windows([Array(np.arange(17 * count))], 16, 'training'), tiny().data, 300, fix=True)
+    return TransformedWindows(Windows([Array(np.arange(17 * count))], 16, 'training'), tiny().data, 300, with_fixed_token=True)
 
 
 @pytest.mark.slow
@@ -24,10 +24,10 @@ def plain_windows(count):
 @given(st.integers(1, 9), st.integers(0, 5), st.integers(0, 40))
 def test_a_batch_is_a_pure_function_of_seed_and_step(batch_size, seed, step):
     windows, rows = plain_windows(23), range(batch_size)
-    one, other = (Shuffled([windows], seed, batch_size) for _ in range(2))
+    one, other = (ShuffledBatches([windows], seed, batch_size) for _ in range(2))
     for earlier in range(min(step, 3)):
-        other.rows(earlier, rows)  # having read something before changes nothing
-    np.testing.assert_array_equal(one.rows(step, rows), other.rows(step, rows))
+        other.read_rows(earlier, rows)  # having read something before changes nothing
+    np.testing.assert_array_equal(one.read_rows(step, rows), other.read_rows(step, rows))
 
 
 @pytest.mark.slow
@@ -63,10 +63,10 @@ def test_the_slices_of_any_number_of_processes_are_what_one_reader_finds_from_th
         windows = [
             Windows(part, length, label, share, seed, masked) for part, label in zip(sets, labels, strict=True)
         ]
-        return Shuffled([Intervened(part, data, 300, fix=True) for part in windows], seed, each * processes, weights)
+        return ShuffledBatches([TransformedWindows(part, data, 300, with_fixed_token=True) for part in windows], seed, each * processes, weights)
 
     chosen = sorted({0, processes // 2, processes - 1})
-    slices = [read().rows(step % 4, range(number * each, (number + 1) * each)) for number in chosen]
+    slices = [read().read_rows(step % 4, range(number * each, (number + 1) * each)) for number in chosen]
     stream, windows = iter(read().dataset.to_iter_dataset()), read().windows
     before = [next(stream) for _ in range((step % 4 + 1) * each * processes)]
     batch = np.stack([windows[part][at] for part, at in before[-each * processes :]])
@@ -80,15 +80,15 @@ def test_the_slices_of_any_number_of_processes_are_what_one_reader_finds_from_th
 
 
 def test_an_epoch_shows_every_window_once_and_the_next_one_in_another_order():
-    batches = Shuffled([plain_windows(24)], 0, 4)
+    batches = ShuffledBatches([plain_windows(24)], 0, 4)
     first, second = (
-        np.concatenate([batches.rows(epoch * 6 + i, range(4))[:, 0] for i in range(6)]) for epoch in range(2)
+        np.concatenate([batches.read_rows(epoch * 6 + i, range(4))[:, 0] for i in range(6)]) for epoch in range(2)
     )
     assert sorted(first) == sorted(second) == [17 * i for i in range(24)]
     assert first.tolist() != second.tolist()
     assert first.tolist() != sorted(first)
-    other = Shuffled([plain_windows(24)], 1, 4)
-    assert batches.rows(0, range(4)).tolist() != other.rows(0, range(4)).tolist()
+    other = ShuffledBatches([plain_windows(24)], 1, 4)
+    assert batches.read_rows(0, range(4)).tolist() != other.read_rows(0, range(4)).tolist()
 
 
 @pytest.mark.slow
@@ -96,14 +96,14 @@ def test_an_epoch_shows_every_window_once_and_the_next_one_in_another_order():
 @given(st.floats(0.05, 0.95), st.integers(0, 3))
 def test_a_mixture_has_its_shares_and_counts_the_epochs_of_each(share, seed):
     one, other = (Windows([Array(1000 * number + np.zeros(17 * 40, int))], 16, 'x') for number in range(2))
-    parts = [Intervened(part, tiny().data, 300, fix=True) for part in (one, other)]
-    batches = Shuffled(parts, seed, 20, dict(one=share, other=1 - share))
-    found = np.concatenate([batches.rows(step, range(20))[:, 0] for step in range(10)])
+    parts = [TransformedWindows(part, tiny().data, 300, with_fixed_token=True) for part in (one, other)]
+    batches = ShuffledBatches(parts, seed, 20, dict(one=share, other=1 - share))
+    found = np.concatenate([batches.read_rows(step, range(20))[:, 0] for step in range(10)])
     assert abs((found == 0).mean() - share) <= 2 / 200
-    assert batches.epochs(10)['data/epoch/one'] == pytest.approx(200 * share / 40)
-    assert batches.epochs(10)['data/epoch/other'] == pytest.approx(200 * (1 - share) / 40)
+    assert batches.count_epochs(10)['data/epoch/one'] == pytest.approx(200 * share / 40)
+    assert batches.count_epochs(10)['data/epoch/other'] == pytest.approx(200 * (1 - share) / 40)
 
 
 def test_epochs_are_counted():
-    batches = Shuffled([plain_windows(24)], 0, 4)
-    assert [batches.epochs(step) for step in (0, 3, 6, 9)] == [{'data/epoch': epoch} for epoch in (0, 0.5, 1, 1.5)]
+    batches = ShuffledBatches([plain_windows(24)], 0, 4)
+    assert [batches.count_epochs(step) for step in (0, 3, 6, 9)] == [{'data/epoch': epoch} for epoch in (0, 0.5, 1, 1.5)]

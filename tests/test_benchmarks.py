@@ -14,7 +14,7 @@ import pytest
 
 from configs import default
 from sinklab import topology
-from sinklab.parse import parse
+from sinklab.parse import parse_config
 from sinklab.train import state
 
 BENCHMARKS = Path(__file__).parents[1] / 'benchmarks'
@@ -59,11 +59,11 @@ def test_a_step_is_timed_beside_one_of_pytorch_with_as_many_parameters(monkeypat
         (loss,) = re.findall(rf'^{name}, loss of the first step: ({NUMBER})$', text, re.MULTILINE)
         assert 5 < float(loss) < 7  # log 300, and what a random head adds
     assert re.search(rf'^PyTorch eager over ours: {NUMBER} ', text, re.MULTILINE)
-    spec = parse(default.get_config(size='smoke').to_dict())
+    spec = parse_config(default.get_config(size='smoke').to_dict())
     found = runpy.run_path(str(BENCHMARKS / 'pytorch.py'))
     theirs = found['Decoder'](spec.model)
     assert sum(one.numel() for one in theirs.parameters()) == sum(
-        leaf.size for leaf in jax.tree.leaves(state.shapes(spec)['params'])
+        leaf.size for leaf in jax.tree.leaves(state.get_state_shapes(spec)['params'])
     )
     found['eager'](spec, SimpleNamespace(cores=1), np.zeros((4, 17), np.int32))
     assert torch.get_num_threads() == 1
@@ -126,11 +126,11 @@ def test_attention_is_timed_with_and_without_its_matrix(told):
 
 
 @pytest.mark.exhaustive
-@pytest.mark.skipif(topology.library() is None, reason='libtpu, which has the compiler, could not be installed')
+@pytest.mark.skipif(topology.find_libtpu() is None, reason='libtpu, which has the compiler, could not be installed')
 def test_a_kernel_is_weighed_by_the_compiler_of_chips_that_are_not_here(told):
     """It costs what is committed, where the compiler is that of the commitment."""
     committed = json.loads((BENCHMARKS / 'tpu_cost.json').read_text())['versions']['libtpu']
-    check = ['--check'] if topology.version() == committed else []
+    check = ['--check'] if topology.find_libtpu_version() == committed else []
     text = told('tpu_cost', '--chips=v6e', '--kernels=softmax forward', *check)
     line = r'^v6e +softmax forward +(\d+) +(\d+)% +(\d+)% +(\d+)$'
     bundles, matrix, vector, cycles = re.search(line, text, re.MULTILINE).groups()

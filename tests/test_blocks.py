@@ -23,10 +23,10 @@ intervals = st.lists(st.tuples(st.integers(0, 64), st.integers(0, 64)), min_size
 @given(intervals, st.sampled_from([(8, 8), (16, 8), (8, 32), (64, 64)]), st.booleans())
 def test_a_plan_visits_what_is_seen_and_masks_what_is_seen_in_part(pairs, block, transposed):
     start, end = np.array(pairs, np.int32).T
-    mask = masks.static(start, end)
-    visible_IJ = np.asarray(mask.visible(64))[0].reshape(64 // block[0], block[0], 64 // block[1], block[1])
-    for given_mask in (mask, masks.Mask(jnp.asarray(start)[None], jnp.asarray(end)[None], mask.hull_2T)):
-        plan = (blocks.by_key if transposed else blocks.by_query)(given_mask, 64, block)
+    mask = masks.make_static_mask(start, end)
+    visible_IJ = np.asarray(mask.materialize(64))[0].reshape(64 // block[0], block[0], 64 // block[1], block[1])
+    for given_mask in (mask, masks.Mask(jnp.asarray(start)[None], jnp.asarray(end)[None], mask.bounds_2T)):
+        plan = (blocks.plan_by_key if transposed else blocks.plan_by_query)(given_mask, 64, block)
         outer_N, inner_N = plan.outer_N, plan.inner_N
         assert (np.diff(outer_N) >= 0).all()
         assert set(outer_N) == set(range(64 // block[transposed]))
@@ -39,10 +39,10 @@ def test_a_plan_visits_what_is_seen_and_masks_what_is_seen_in_part(pairs, block,
 
 @given(st.integers(1, 100_000))
 def test_blocks_divide_what_a_length_is_padded_to(length):
-    padded = length + -length % tpu.block(length)
+    padded = length + -length % tpu.get_padding_multiple(length)
     assert padded <= max(1.125 * length, length + 127)
-    for most in (tpu.BLOCKS[0] // 2, tpu.BLOCKS[0]):
-        assert padded % tpu.dividing(padded, most) == 0
+    for most in (tpu.BLOCK_SIZES[0] // 2, tpu.BLOCK_SIZES[0]):
+        assert padded % tpu.choose_block_size(padded, most) == 0
 
 
 @pytest.mark.slow
@@ -54,7 +54,7 @@ def test_kernels_in_the_blocks_of_a_chip_are_the_definition(operation, length):
     """2304 queries in blocks of 256; and blocks of 1024 by 2048, in strips."""
     arrays = drawn(64, heads=1, groups=1, length=length)
     start_BT = jnp.where(jnp.arange(length)[None] < 900, 0, 900)
-    asked = rule(attention(*operation), masks.causal(length) & masks.document(start_BT))
+    asked = rule(attention(*operation), masks.make_causal_mask(length) & masks.make_document_mask(start_BT))
 
     def total(arrays, attend):
         output = attend(*arrays, asked).output_BTHK

@@ -15,11 +15,11 @@ from sinklab.checkpoint import restore
 from sinklab.cli import fork as cli
 from sinklab.cli import tail
 from sinklab.cli.main import main
-from sinklab.files.place import hasty, place
-from sinklab.files.tree import names
-from sinklab.folder import Folder
-from sinklab.group import Alone
-from sinklab.record import Refusal
+from sinklab.files.place import short_timeout, parse_path
+from sinklab.files.tree import list_files
+from sinklab.folder import RunDir
+from sinklab.group import SingleProcessGroup
+from sinklab.record import UserError
 from sinklab.report import runs
 from sinklab.train import fork
 
@@ -39,7 +39,7 @@ def disk(corpus, tmp_path_factory):
 
 @pytest.fixture
 def at(bucket):
-    return place(f'{bucket.url}/runs/run')
+    return parse_path(f'{bucket.url}/runs/run')
 
 
 def arrays(path):
@@ -48,7 +48,7 @@ def arrays(path):
 
 
 def params(path, step):
-    return jax.tree.leaves(restore.parameters(path, step))
+    return jax.tree.leaves(restore.restore_parameters(path, step))
 
 
 def same(ours, theirs):
@@ -57,13 +57,13 @@ def same(ours, theirs):
 
 def alike(at, disk):
     """Whether a run in a bucket holds what one on a disk does."""
-    ours, theirs = Folder(at), Folder(disk)
-    assert [ours.read(name) for name in ('config', 'row')] == [theirs.read(name) for name in ('config', 'row')]
-    assert timeless(ours.records()) == timeless(theirs.records())
-    assert [path.name for path in ours.probes] == [path.name for path in theirs.probes]
-    for one, other in zip(ours.probes, theirs.probes, strict=True):
+    ours, theirs = RunDir(at), RunDir(disk)
+    assert [ours.read_json(name) for name in ('config', 'row')] == [theirs.read_json(name) for name in ('config', 'row')]
+    assert timeless(ours.read_records()) == timeless(theirs.read_records())
+    assert [path.name for path in ours.probe_files] == [path.name for path in theirs.probe_files]
+    for one, other in zip(ours.probe_files, theirs.probe_files, strict=True):
         assert one.read_bytes() == other.read_bytes()
-    assert ours.checkpoint_steps() == theirs.checkpoint_steps()
+    assert ours.list_checkpoint_steps() == theirs.list_checkpoint_steps()
     assert same(params(at, 8), params(disk, 8))
 
 
@@ -71,8 +71,8 @@ def alike(at, disk):
 def test_a_run_leaves_in_a_bucket_what_it_leaves_on_a_disk(corpus, at, disk):
     train(spec(corpus), at)
     alike(at, disk)
-    assert [line['step'] for line in Folder(at).lines()] == [line['step'] for line in Folder(disk).lines()]
-    assert {name.partition('/')[0] for name in names(at)} == {
+    assert [line['step'] for line in RunDir(at).read_metric_lines()] == [line['step'] for line in RunDir(disk).read_metric_lines()]
+    assert {name.partition('/')[0] for name in list_files(at)} == {
         *OURS,
         'environment.json',
         'outcome.json',
@@ -101,14 +101,14 @@ def test_a_fork_from_a_bucket_into_a_bucket_is_that_from_a_disk(corpus, at, disk
     train(spec(corpus), at)
 
     def forked(parent, path):
-        origin = fork.Origin(Folder(parent), 8, spec(corpus))
+        origin = fork.WarmStart(RunDir(parent), 8, spec(corpus))
         return timeless(train(longer, path, origin=origin))
 
     ours, theirs = forked(at, at.parent / 'fork'), forked(disk, tmp_path / 'fork')
     assert ours == theirs
-    assert Folder(at.parent / 'fork').lineage()['run'] == '../run'
-    assert timeless(train(longer, tmp_path / 'here', origin=fork.Origin(Folder(at), 8, spec(corpus)))) == ours
-    assert Folder(tmp_path / 'here').lineage()['run'] == str(at)
+    assert RunDir(at.parent / 'fork').read_lineage()['run'] == '../run'
+    assert timeless(train(longer, tmp_path / 'here', origin=fork.WarmStart(RunDir(at), 8, spec(corpus)))) == ours
+    assert RunDir(tmp_path / 'here').read_lineage()['run'] == str(at)
 
 
 @pytest.mark.exhaustive
@@ -116,21 +116,21 @@ def test_parameters_are_taken_from_a_bucket_into_a_bucket_as_from_a_disk(corpus,
     train(spec(corpus), at)
 
     def tuned(parent, path):
-        given = cli.parent(f'params:{parent}@8', Folder(path), Alone())
-        return timeless(train(spec(corpus), path, origin=cli.origin(given)))
+        given = cli.resolve_parent(f'params:{parent}@8', RunDir(path), SingleProcessGroup())
+        return timeless(train(spec(corpus), path, origin=cli.load_warm_start(given)))
 
     assert tuned(at, at.parent / 'tuned') == tuned(disk, tmp_path / 'tuned')
-    assert Folder(at.parent / 'tuned').checkpoint_steps() == [0, 4, 8]
-    assert Folder(at.parent / 'tuned').lineage()['takes'] == 'params'
+    assert RunDir(at.parent / 'tuned').list_checkpoint_steps() == [0, 4, 8]
+    assert RunDir(at.parent / 'tuned').read_lineage()['takes'] == 'params'
 
 
 @pytest.mark.slow
 @GS
 def test_a_report_reads_a_bucket_as_it_reads_a_disk(corpus, at, disk, capsys):
     train(spec(corpus), at)
-    ours, theirs = (runs.read([str(path)])[0] for path in (at, disk))
+    ours, theirs = (runs.read_runs([str(path)])[0] for path in (at, disk))
     assert timeless(ours.records) == timeless(theirs.records)
-    assert all(np.array_equal(ours.values[name], theirs.values[name]) for name in theirs.values)
+    assert all(np.array_equal(ours.probe_values[name], theirs.probe_values[name]) for name in theirs.probe_values)
     assert main(['report', str(at), '--png']) == 0
     assert f'report: {at}/report.html' in capsys.readouterr().out
     assert (at / 'curves.png').read_bytes().startswith(b'\x89PNG')
@@ -148,7 +148,7 @@ def test_a_step_asks_nothing_of_the_storage(corpus, bucket):
     between = []
 
     class Counting(Hearing):
-        def record(self, record, written):
+        def on_record(self, record, written):
             if record['step'] in (1, 39):
                 between.append(len(bucket.proxy.requests))
 
@@ -161,18 +161,18 @@ def test_a_step_asks_nothing_of_the_storage(corpus, bucket):
 def test_a_bucket_that_refuses_is_said_before_anything_is_compiled(corpus, bucket, at):
     with (
         bucket.proxy.treating(lambda method, path: Answer(status=403) if method in ('POST', 'PUT') else None),
-        pytest.raises(Refusal, match='cannot be written'),
+        pytest.raises(UserError, match='cannot be written'),
     ):
         train(spec(corpus), at)
 
 
 def test_a_storage_that_falls_silent_ends_a_wait_in_words(bucket, at):
     with (
-        hasty(0.5),
+        short_timeout(0.5),
         bucket.proxy.treating(lambda method, path: Answer(status=503)),
         pytest.raises(OSError, match='has not answered'),
     ):
-        Folder(at).read('config')
+        RunDir(at).read_json('config')
 
 
 @pytest.mark.slow
@@ -193,25 +193,25 @@ def test_a_sweep_in_a_bucket_is_done_once(corpus, bucket, capsys):
     assert main(['sweep', *given]) == 0
     assert capsys.readouterr().out == table
     assert written == [one.named for one in bucket.proxy.requests if one.writes and 'metrics' in one.named] != []
-    assert json.loads((place(bucket.url) / 'sweep' / 'sweep.json').read_text()) == json.loads(table)
+    assert json.loads((parse_path(bucket.url) / 'sweep' / 'sweep.json').read_text()) == json.loads(table)
 
 
 def test_a_run_in_a_bucket_is_followed(at):
     class Told(Hearing):
         steps = ()
 
-        def begin(self, step, attention, changes):
+        def on_train_begin(self, step, attention, changes):
             self.notes.append(attention)
 
-        def record(self, record, written):
+        def on_record(self, record, written):
             self.steps = (*self.steps, record['step'])
 
-    folder, told = Folder(at), Told()
-    folder.claim(tiny(), dict(row='tiny'))
-    with lease.lease(at) as held:
-        metrics, looks = folder.metrics(held.check), tail.followed(folder, told)
+    folder, told = RunDir(at), Told()
+    folder.initialize(tiny(), dict(row='tiny'))
+    with lease.hold_lease(at) as held:
+        metrics, looks = folder.open_metrics_writer(held.check), tail.follow_run(folder, told)
         next(looks)
-        folder.write('environment', dict(attempts=[dict(step=0, attention='dense')]))
+        folder.write_json('environment', dict(attempts=[dict(step=0, attention='dense')]))
         for step in (1, 2):
             metrics.append(dict(step=step))
             metrics.sync()
@@ -219,7 +219,7 @@ def test_a_run_in_a_bucket_is_followed(at):
         assert (told.notes, told.steps) == (['dense'], (1, 2))
         metrics.append(dict(step=3))
         metrics.close()
-        folder.write('outcome', dict(kind='done', message=''))
+        folder.write_json('outcome', dict(kind='done', message=''))
     assert list(looks) == []
     assert told.steps == (1, 2, 3)
 
@@ -239,7 +239,7 @@ def test_a_storage_that_is_busy_for_a_minute_costs_a_run_nothing(corpus, bucket,
     until = []
 
     class Busy(Hearing):
-        def record(self, record, written):
+        def on_record(self, record, written):
             if record['step'] == 3 and not until:
                 until.append(time.monotonic() + 60)
 
@@ -257,9 +257,9 @@ def test_a_permission_that_is_lost_ends_a_run_in_words_and_loses_nothing(corpus,
     def closed(method, path):
         return Answer(status=403) if method in ('POST', 'PUT') and '/checkpoints/8/' in path else None
 
-    with bucket.proxy.treating(closed), pytest.raises(Refusal, match='its last whole checkpoint is intact'):
+    with bucket.proxy.treating(closed), pytest.raises(UserError, match='its last whole checkpoint is intact'):
         train(spec(corpus), at)
-    assert Folder(at).checkpoint_steps() == [4]
-    assert Folder(at).read('outcome')['checkpoint'] == 4
+    assert RunDir(at).list_checkpoint_steps() == [4]
+    assert RunDir(at).read_json('outcome')['checkpoint'] == 4
     train(spec(corpus), at)
     alike(at, disk)

@@ -10,34 +10,34 @@ from orbax.checkpoint import v1 as ocp
 
 from sinklab import lease
 from sinklab.checkpoint import digests, restore
-from sinklab.checkpoint.checkpoints import Checkpoints
-from sinklab.files.place import place
-from sinklab.files.tree import COMMIT, names
-from sinklab.folder import Folder
-from sinklab.record import Refusal
+from sinklab.checkpoint.checkpoints import Checkpointer
+from sinklab.files.place import parse_path
+from sinklab.files.tree import COMMIT_MARKER, list_files
+from sinklab.folder import RunDir
+from sinklab.record import UserError
 
 
 @pytest.fixture
 def at(bucket):
-    return place(f'{bucket.url}/runs/run')
+    return parse_path(f'{bucket.url}/runs/run')
 
 
 def saving(at, **rules):
     state = {'params': {'x': jax.numpy.arange(4.0)}}
-    folder = Folder(at)
-    return folder, Checkpoints(folder, tiny(**rules).checkpoint, {}), state
+    folder = RunDir(at)
+    return folder, Checkpointer(folder, tiny(**rules).checkpoint, {}), state
 
 
 def test_half_an_upload_is_no_checkpoint_and_is_taken_away(at):
     folder, saved, state = saving(at)
     saved.save(1, state)
     saved.wait()
-    (folder.checkpoints / '2' / 'state').joinpath('half').write_bytes(b'half')
-    assert folder.checkpoint_steps() == [1]
+    (folder.checkpoint_dir / '2' / 'state').joinpath('half').write_bytes(b'half')
+    assert folder.list_checkpoint_steps() == [1]
     saved.close()
     _, again, _ = saving(at)
-    assert again.sound() == (1, [])
-    assert not names(folder.checkpoints / '2')
+    assert again.find_latest_valid_step() == (1, [])
+    assert not list_files(folder.checkpoint_dir / '2')
     again.close()
 
 
@@ -46,9 +46,9 @@ def test_what_is_no_longer_kept_is_gone(at):
     for step in (1, 2, 3, 4):
         saved.save(step, state)
     saved.close()
-    assert folder.checkpoint_steps() == [3, 4]
-    assert {name.partition('/')[0] for name in names(folder.checkpoints)} == {'3', '4'}
-    assert {name.partition('/')[0] for name in names(folder.digests)} == {'3', '4'}
+    assert folder.list_checkpoint_steps() == [3, 4]
+    assert {name.partition('/')[0] for name in list_files(folder.checkpoint_dir)} == {'3', '4'}
+    assert {name.partition('/')[0] for name in list_files(folder.digest_dir)} == {'3', '4'}
 
 
 HARM = {
@@ -64,13 +64,13 @@ def test_a_damaged_checkpoint_is_passed_over_and_set_aside(at, harm):
     for step in (1, 2):
         saved.save(step, state)
     saved.close()
-    largest = max(names(folder.checkpoints / '2'), key=lambda name: ('/d/' in name, name))
-    HARM[harm](folder.checkpoints / '2' / largest)
+    largest = max(list_files(folder.checkpoint_dir / '2'), key=lambda name: ('/d/' in name, name))
+    HARM[harm](folder.checkpoint_dir / '2' / largest)
     _, again, _ = saving(at)
-    step, passed = again.sound()
-    assert (step, folder.checkpoint_steps()) == (1, [1])
+    step, passed = again.find_latest_valid_step()
+    assert (step, folder.list_checkpoint_steps()) == (1, [1])
     assert 'is passed over' in passed[0]
-    assert names(folder.damaged / '2' / 'checkpoint')
+    assert list_files(folder.quarantine_dir / '2' / 'checkpoint')
     loaded = again.restore(1, jax.tree.map(lambda leaf: leaf, state))
     assert np.array_equal(loaded['params']['x'], state['params']['x'])
     again.close()
@@ -80,39 +80,39 @@ def test_a_save_that_nobody_committed_is_told_from_one_without_digests(at):
     folder, saved, state = saving(at)
     saved.save(1, state)
     saved.close()
-    digests.file_of(folder, 1, 0).unlink()
-    assert digests.fault(folder, 1).cut_short
-    assert (folder.checkpoints / '1' / COMMIT).exists()
+    digests.get_digest_path(folder, 1, 0).unlink()
+    assert digests.find_corruption(folder, 1).is_incomplete
+    assert (folder.checkpoint_dir / '1' / COMMIT_MARKER).exists()
 
 
 def test_a_checkpoint_is_loaded_by_orbax_itself(at):
     folder, saved, state = saving(at)
     saved.save(1, state)
     saved.close()
-    found = ocp.load(folder.checkpoints / '1', checkpointable_name='state')
+    found = ocp.load(folder.checkpoint_dir / '1', checkpointable_name='state')
     assert np.array_equal(found['params']['x'], state['params']['x'])
 
 
 def test_one_job_at_a_time_writes_in_a_bucket(at):
-    with lease.lease(at) as held:
-        with pytest.raises(Refusal, match='is in use'), lease.lease(at):
+    with lease.hold_lease(at) as held:
+        with pytest.raises(UserError, match='is in use'), lease.hold_lease(at):
             pass
         held.check()
-    assert not names(at)
-    with lease.lease(at):
+    assert not list_files(at)
+    with lease.hold_lease(at):
         pass
 
 
 def test_of_many_jobs_that_come_at_once_one_is_let_in(at, monkeypatch):
-    monkeypatch.setattr(lease, 'identity', lambda: dict(lease.UNREADABLE, host='here', machine='this', pid=1))
+    monkeypatch.setattr(lease, 'identity', lambda: dict(lease.UNREADABLE_OWNER, host='here', machine='this', pid=1))
     entered, refused, over = [], [], threading.Barrier(6)
 
     def come():
         try:
-            with lease.lease(at):
+            with lease.hold_lease(at):
                 entered.append(1)
                 over.wait(30)
-        except Refusal:
+        except UserError:
             refused.append(1)
             over.wait(30)
 
@@ -129,46 +129,46 @@ def test_of_many_jobs_that_come_at_once_one_is_let_in(at, monkeypatch):
 def test_who_is_not_heard_of_is_superseded_and_writes_no_more(at, monkeypatch):
     monkeypatch.setattr(lease, 'PATIENCE', 0.3)
     monkeypatch.setattr(lease, 'is_near', lambda owner: False)
-    with lease.lease(at) as asleep:
-        asleep.ended.set()  # its thread, as if the whole process slept
+    with lease.hold_lease(at) as asleep:
+        asleep.stop_event.set()  # its thread, as if the whole process slept
         asleep.thread.join()
-        with lease.lease(at) as held:
-            asleep.write()  # reaches nobody
-            held.look()
+        with lease.hold_lease(at) as held:
+            asleep.write_record()  # reaches nobody
+            held.poll_owner()
             held.check()
-            asleep.looked -= 60
-            with pytest.raises(lease.Superseded, match='has taken over'):
+            asleep.last_read_time -= 60
+            with pytest.raises(lease.LeaseLostError, match='has taken over'):
                 asleep.check()
-        assert not names(at)
+        assert not list_files(at)
 
 
 def test_a_checkpoint_that_was_copied_from_a_disk_is_known_by_its_content(at, tmp_path):
     folder, saved, state = saving(tmp_path / 'run')
     saved.save(1, state)
     saved.close()
-    for name in names(folder.path):
+    for name in list_files(folder.path):
         (at / name).write_bytes((folder.path / name).read_bytes())
     copied, again, _ = saving(at)
-    assert again.sound() == (1, [])
+    assert again.find_latest_valid_step() == (1, [])
     again.close()
-    (copied.checkpoints / '1' / COMMIT).unlink()  # as if it had been left out
-    with pytest.raises(Refusal, match=f'has no {COMMIT}, as after a copy from a disk'):
+    (copied.checkpoint_dir / '1' / COMMIT_MARKER).unlink()  # as if it had been left out
+    with pytest.raises(UserError, match=f'has no {COMMIT_MARKER}, as after a copy from a disk'):
         saving(at)
-    assert len(names(at)) == len(names(folder.path)) - 1
+    assert len(list_files(at)) == len(list_files(folder.path)) - 1
 
 
 def test_a_checkpoint_that_was_copied_to_a_disk_is_known_by_what_its_bucket_had_digested(at, tmp_path):
     _, saved, state = saving(at)
     saved.save(1, state)
     saved.close()
-    here = Folder(tmp_path / 'run')
-    for name in names(at):
+    here = RunDir(tmp_path / 'run')
+    for name in list_files(at):
         (here.path / name).parent.mkdir(parents=True, exist_ok=True)
         (here.path / name).write_bytes((at / name).read_bytes())
-    assert digests.fault(here, 1) is None
-    loaded = restore.parameters(here.path, 1)
+    assert digests.find_corruption(here, 1) is None
+    loaded = restore.restore_parameters(here.path, 1)
     assert np.array_equal(loaded['x'], state['params']['x'])
-    largest = max(names(here.checkpoints / '1'), key=lambda name: ('/d/' in name, name))
-    harmed = here.checkpoints / '1' / largest
+    largest = max(list_files(here.checkpoint_dir / '1'), key=lambda name: ('/d/' in name, name))
+    harmed = here.checkpoint_dir / '1' / largest
     harmed.write_bytes(harmed.read_bytes()[:-1] + b'?')
-    assert 'does not hold what was saved' in digests.fault(here, 1).why
+    assert 'does not hold what was saved' in digests.find_corruption(here, 1).reason

@@ -18,10 +18,10 @@ from hypothesis import strategies as st
 from stores import corpus_of, found, lines, mixture, refused
 
 from sinklab.data.documents import buckets, files
-from sinklab.data.documents.sources import source
-from sinklab.files.place import hasty, place
-from sinklab.files.whole import upload
-from sinklab.record import Refusal
+from sinklab.data.documents.sources import open_source
+from sinklab.files.place import short_timeout, parse_path
+from sinklab.files.whole import upload_file
+from sinklab.record import UserError
 
 TEXTS = corpus_of(40)
 PACKED = {
@@ -46,7 +46,7 @@ def sent(folder, url):
     """What a folder holds, in a bucket."""
     for path in folder.rglob('*'):
         if path.is_file():
-            upload(path, place(f'{url}/{path.relative_to(folder).as_posix()}'))
+            upload_file(path, parse_path(f'{url}/{path.relative_to(folder).as_posix()}'))
 
 
 @pytest.fixture
@@ -79,9 +79,9 @@ PATTERNS = [
 @pytest.mark.parametrize('pattern', PATTERNS)
 def test_a_pattern_matches_in_a_bucket_what_it_matches_on_a_disk(both, pattern):
     folder, url = both
-    names = [name for name, _ in files.matches(f'{folder}/{pattern}')]
+    names = [name for name, _ in files.glob_files(f'{folder}/{pattern}')]
     assert names
-    assert [name for name, _ in buckets.matches(f'{url}/{pattern}')] == names
+    assert [name for name, _ in buckets.glob_objects(f'{url}/{pattern}')] == names
 
 
 NAME = st.lists(st.text('a.*', min_size=1, max_size=3), min_size=1, max_size=3)
@@ -99,7 +99,7 @@ def test_a_path_fits_every_pattern_by_which_glob_finds_it(tmp_path_factory, name
             filled(folder, {'/'.join(name): b''})
     there = [path.relative_to(folder).as_posix() for path in folder.rglob('*') if path.is_file()]
     by_glob = [path for path in glob.glob('/'.join(pattern), root_dir=folder, recursive=True) if path in there]
-    assert sorted(path for path in there if buckets.fits(path.split('/'), pattern)) == sorted(set(by_glob))
+    assert sorted(path for path in there if buckets.is_glob_match(path.split('/'), pattern)) == sorted(set(by_glob))
 
 
 def test_documents_and_their_sizes_are_those_of_the_same_files_on_a_disk(both):
@@ -115,7 +115,7 @@ def test_a_mixture_may_lie_in_a_bucket_and_name_patterns_there(both, tmp_path, b
         {name: {'source': part['source'].format(root)} for name, part in components.items()} for root in (folder, url)
     )
     local = mixture(tmp_path, here)
-    place(f'{url}/mixture.json').write_text(json.dumps(there))
+    parse_path(f'{url}/mixture.json').write_text(json.dumps(there))
     assert found(f'mixture:{url}/mixture.json') == found(local)
     assert 'cannot be read' in refused(f'mixture:{url}/none.json')
 
@@ -123,10 +123,10 @@ def test_a_mixture_may_lie_in_a_bucket_and_name_patterns_there(both, tmp_path, b
 def test_identity_follows_what_the_storage_says_of_each_file(both):
     _, url = both
     given = f'text:{url}/**/*.jsonl*'
-    before = source(given).identity
-    assert source(given).identity == before
-    place(f'{url}/a.jsonl').write_bytes(lines([*TEXTS[:9], 'x' * len(TEXTS[9])]))
-    assert source(given).identity != before
+    before = open_source(given).identity
+    assert open_source(given).identity == before
+    parse_path(f'{url}/a.jsonl').write_bytes(lines([*TEXTS[:9], 'x' * len(TEXTS[9])]))
+    assert open_source(given).identity != before
 
 
 def large(lines_of, size=30_000, seed=0):
@@ -141,7 +141,7 @@ def test_a_large_file_is_streamed_and_read_once(bucket, tmp_path):
     size = (tmp_path / 'a.jsonl').stat().st_size
     bucket.proxy.requests.clear()
     tracemalloc.start()
-    texts = sum(len(document.text) for document in source(f'text:{bucket.url}/a.jsonl').documents())
+    texts = sum(len(document.text) for document in open_source(f'text:{bucket.url}/a.jsonl').read_documents())
     _, peak = tracemalloc.get_traced_memory()
     tracemalloc.stop()
     assert texts == 1000 * 30_000
@@ -206,11 +206,11 @@ def test_a_file_that_is_written_over_while_it_is_read_is_refused(bucket, tmp_pat
     monkeypatch.setattr(buckets, 'BLOCK', 1 << 12)
     (tmp_path / 'a.jsonl').write_bytes(lines(corpus_of(4000)))
     sent(tmp_path, bucket.url)
-    documents = source(f'text:{bucket.url}/a.jsonl').documents()
+    documents = open_source(f'text:{bucket.url}/a.jsonl').read_documents()
     next(documents)
     (tmp_path / 'a.jsonl').write_bytes(lines(corpus_of(4000, seed=1)))
     sent(tmp_path, bucket.url)
-    with pytest.raises(Refusal, match=f'^{bucket.url}/a.jsonl has changed since this was begun'):
+    with pytest.raises(UserError, match=f'^{bucket.url}/a.jsonl has changed since this was begun'):
         list(documents)
 
 
@@ -222,7 +222,7 @@ def test_what_is_not_there_is_said(both, bucket):
     for rest in ('x.txt', '*.txt', '**/*.{txt,jsonl}'):
         assert f'the bucket {bucket.url}-not is not there' in refused(f'text:{bucket.url}-not/{rest}')
     assert 'which bucket' in refused(f'text:{bucket.url[:-1]}*/*.txt')
-    place(f'{url}/a.csv').write_bytes(b'1')
+    parse_path(f'{url}/a.csv').write_bytes(b'1')
     assert f'matches {url}/a.csv, which cannot be read; allowed' in refused(f'text:{url}/**')
     assert 'neither local nor in a bucket' in refused('text:az://bucket/*.txt')
 
@@ -241,5 +241,5 @@ def test_a_permission_that_is_refused_is_said(both, bucket, pattern):
 @pytest.mark.slow
 def test_a_storage_that_does_not_answer_is_said_in_time(both, bucket):
     _, url = both
-    with bucket.proxy.treating(lambda method, path: Answer(status=503)), hasty(2):
+    with bucket.proxy.treating(lambda method, path: Answer(status=503)), short_timeout(2):
         assert 'has not answered for' in refused(f'text:{url}/*.jsonl')

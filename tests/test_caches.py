@@ -26,18 +26,18 @@ def test_no_function_of_values_of_a_user_keeps_all_its_results():
 
 
 def test_what_is_kept_of_specs_is_bounded():
-    for one in (state.architecture, state.optimizer, state.shapes):
+    for one in (state.make_abstract_model, state.get_optimizer, state.get_state_shapes):
         assert one.cache_info().maxsize, f'{one.__name__} keeps all'
 
 
 def test_specs_that_were_used_are_forgotten():
     """A notebook or a sweep in one process that goes through many specs does not keep them all."""
-    bound = state.architecture.cache_info().maxsize
+    bound = state.make_abstract_model.cache_info().maxsize
     for length in range(16, 16 + bound + 2):
-        state.architecture(tiny(data__length=length))
-    assert state.architecture.cache_info().currsize == bound
+        state.make_abstract_model(tiny(data__length=length))
+    assert state.make_abstract_model.cache_info().currsize == bound
 
 
 def test_what_is_asked_again_of_a_spec_is_not_made_again():
     spec = tiny()
-    assert state.optimizer(spec) is state.optimizer(spec)
+    assert state.get_optimizer(spec) is state.get_optimizer(spec)

@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from sinklab.data.documents.sources import source
-from sinklab.record import Refusal
+from sinklab.data.documents.sources import open_source
+from sinklab.record import UserError
 
 ROOT = Path(__file__).parents[1]
 TEXTS = [f'text number {number}: ' + 'wörd ' * (number % 7) for number in range(50)]
@@ -78,15 +78,15 @@ def test_every_example_is_a_document_without_tensorflow(built):
         (text, 'even' if number % 2 == 0 else 'odd') for number, text in enumerate(TEXTS)
     }
     assert len({name for name, *_ in found}) == len(TEXTS)
-    assert sum(size for *_, size in found) == source(f'tfds:{built}:train').size > 0
+    assert sum(size for *_, size in found) == open_source(f'tfds:{built}:train').size > 0
 
 
 @pytest.mark.slow
 def test_splits_and_parts_of_them_are_read(built):
-    whole = [document.text for document in source(f'tfds:{built}').documents()]
-    assert [document.text for document in source(f'tfds:{built}:train[:50%]').documents()] == whole[:25]
-    assert [document.text for document in source(f'tfds:{built}:train[10:20]').documents()] == whole[10:20]
-    assert sorted(document.text for document in source(f'tfds:{built}:test').documents()) == sorted(TEXTS[40:])
+    whole = [document.text for document in open_source(f'tfds:{built}').read_documents()]
+    assert [document.text for document in open_source(f'tfds:{built}:train[:50%]').read_documents()] == whole[:25]
+    assert [document.text for document in open_source(f'tfds:{built}:train[10:20]').read_documents()] == whole[10:20]
+    assert sorted(document.text for document in open_source(f'tfds:{built}:test').read_documents()) == sorted(TEXTS[40:])
 
 
 @pytest.mark.slow
@@ -94,8 +94,8 @@ def test_what_would_need_tensorflow_is_refused(built, tmp_path):
     shutil.copytree(built, tmp_path / 'other')
     info = tmp_path / 'other' / 'dataset_info.json'
     info.write_text(info.read_text().replace('array_record', 'tfrecord'))
-    with pytest.raises(Refusal, match='lies in tfrecord, which needs TensorFlow; tfds build'):
-        source(f'tfds:{tmp_path}/other')
+    with pytest.raises(UserError, match='lies in tfrecord, which needs TensorFlow; tfds build'):
+        open_source(f'tfds:{tmp_path}/other')
 
 
 def test_a_data_set_that_cannot_be_made_here_is_refused_with_the_remedy(tmp_path, monkeypatch):
@@ -106,8 +106,8 @@ def test_a_data_set_that_cannot_be_made_here_is_refused_with_the_remedy(tmp_path
 
     monkeypatch.setattr(tfds.core.DatasetBuilder, 'download_and_prepare', fail)
     monkeypatch.setattr(tfds.core.DatasetBuilder, 'is_prepared', lambda _: False)
-    with pytest.raises(Refusal, match=r'ConnectionError: no route\); run tfds build tiny_shakespeare'):
-        source('tfds:tiny_shakespeare')
+    with pytest.raises(UserError, match=r'ConnectionError: no route\); run tfds build tiny_shakespeare'):
+        open_source('tfds:tiny_shakespeare')
 
 
 @pytest.mark.parametrize(
@@ -120,7 +120,7 @@ def test_a_data_set_that_cannot_be_made_here_is_refused_with_the_remedy(tmp_path
     ],
 )
 def test_what_a_data_set_does_not_have_is_refused(built, behind, words):
-    with pytest.raises(Refusal) as refusal:
-        list(source(f'tfds:{built}{behind}').documents())
+    with pytest.raises(UserError) as refusal:
+        list(open_source(f'tfds:{built}{behind}').read_documents())
     assert '\n' not in str(refusal.value)
     assert words in str(refusal.value)

@@ -16,10 +16,10 @@ from conftest import tiny, tiny_config
 
 from sinklab.checkpoint import checkpoints as checkpoints_file
 from sinklab.checkpoint import digests, restore, storage
-from sinklab.checkpoint.checkpoints import Checkpoints
-from sinklab.folder import Folder
-from sinklab.parse import parse
-from sinklab.record import Refusal
+from sinklab.checkpoint.checkpoints import Checkpointer
+from sinklab.folder import RunDir
+from sinklab.parse import parse_config
+from sinklab.record import UserError
 
 pytestmark = pytest.mark.filterwarnings('ignore:coroutine .* was never awaited')
 DATA = dict(store='0123', seed=0)
@@ -29,7 +29,7 @@ STATE = jax.tree.map(jnp.asarray, dict(step=4, params=VALUES))
 
 
 def opened(folder, rules=RULES, data=DATA):
-    return Checkpoints(folder, rules, data)
+    return Checkpointer(folder, rules, data)
 
 
 def save(folder, *steps, rules=RULES):
@@ -43,7 +43,7 @@ def save(folder, *steps, rules=RULES):
 @pytest.fixture(scope='module')
 def saved(tmp_path_factory):
     """A folder with the checkpoints 2 and 4."""
-    folder = Folder(tmp_path_factory.mktemp('run'))
+    folder = RunDir(tmp_path_factory.mktemp('run'))
     save(folder, 2, 4)
     return folder
 
@@ -64,7 +64,7 @@ def test_a_state_comes_back_on_another_mesh_bit_for_bit(saved):
 
 
 def test_a_checkpoint_of_other_data_is_refused_with_the_difference(saved):
-    with pytest.raises(Refusal, match=r'was trained on other data \(store 0123 -> 4567\)'):
+    with pytest.raises(UserError, match=r'was trained on other data \(store 0123 -> 4567\)'):
         opened(saved, data=DATA | dict(store='4567')).restore(4, abstract())
 
 
@@ -77,39 +77,39 @@ def test_a_checkpoint_of_other_data_is_refused_with_the_difference(saved):
     ],
 )
 def test_a_checkpoint_of_another_model_is_said_to_be_that(saved, params, words):
-    with pytest.raises(Refusal, match=rf'checkpoints/4 is of another model: {words}'):
+    with pytest.raises(UserError, match=rf'checkpoints/4 is of another model: {words}'):
         opened(saved).restore(4, abstract(STATE | dict(params=params)))
 
 
 def test_the_newest_is_known_as_soon_as_it_is_begun_and_its_seconds_when_it_is_done(tmp_path):
-    checkpoints = opened(Folder(tmp_path))
-    assert (checkpoints.newest, checkpoints.seconds) == (None, None)
+    checkpoints = opened(RunDir(tmp_path))
+    assert (checkpoints.newest_step, checkpoints.save_seconds) == (None, None)
     checkpoints.save(3, STATE)
-    assert checkpoints.newest == 3
+    assert checkpoints.newest_step == 3
     checkpoints.wait()
-    assert 0 < checkpoints.seconds < 60
-    assert opened(Folder(tmp_path)).newest == 3
+    assert 0 < checkpoints.save_seconds < 60
+    assert opened(RunDir(tmp_path)).newest_step == 3
 
 
 def test_a_dropped_checkpoint_is_gone_with_its_digests(tmp_path):
-    folder, checkpoints = Folder(tmp_path), opened(Folder(tmp_path))
+    folder, checkpoints = RunDir(tmp_path), opened(RunDir(tmp_path))
     for step in (1, 2):
         checkpoints.save(step, STATE)
     checkpoints.wait()
-    checkpoints.drop(1)  # not the newest: nothing is known against it
-    assert folder.checkpoint_steps() == [1, 2]
-    checkpoints.drop(2)
-    assert checkpoints.newest == 1
-    assert checkpoints.sound() == (1, [])
-    assert [path.name for path in folder.digests.iterdir()] == ['1']
+    checkpoints.delete_if_newest(1)  # not the newest: nothing is known against it
+    assert folder.list_checkpoint_steps() == [1, 2]
+    checkpoints.delete_if_newest(2)
+    assert checkpoints.newest_step == 1
+    assert checkpoints.find_latest_valid_step() == (1, [])
+    assert [path.name for path in folder.digest_dir.iterdir()] == ['1']
 
 
 def test_the_digests_are_written_in_the_background(tmp_path, monkeypatch):
-    held, write = threading.Event(), digests.write
+    held, write = threading.Event(), digests.write_digests
     monkeypatch.setattr(digests, 'write', lambda *given: (held.wait(60), write(*given)))
-    checkpoints = opened(Folder(tmp_path))
+    checkpoints = opened(RunDir(tmp_path))
     checkpoints.save(1, STATE)
-    checkpoints.poll()
+    checkpoints.raise_save_error()
     assert not (tmp_path / 'digests' / '1' / '0.json').exists()
     held.set()
     checkpoints.wait()
@@ -120,15 +120,15 @@ class Unwritable(Exception):
     pass
 
 
-@pytest.mark.parametrize('call', [Checkpoints.poll, Checkpoints.wait, lambda saves: saves.save(2, STATE)])
+@pytest.mark.parametrize('call', [Checkpointer.raise_save_error, Checkpointer.wait, lambda saves: saves.save(2, STATE)])
 def test_the_next_call_raises_once_what_a_save_in_the_background_has_raised(tmp_path, monkeypatch, call):
     def fail(*_):
         raise Unwritable
 
     monkeypatch.setattr(digests, 'write', fail)
-    checkpoints = opened(Folder(tmp_path))
+    checkpoints = opened(RunDir(tmp_path))
     checkpoints.save(1, STATE)
-    checkpoints.pending.exception()
+    checkpoints.pending_save.exception()
     with pytest.raises(Unwritable):
         call(checkpoints)
     checkpoints.close()
@@ -139,25 +139,25 @@ def test_the_next_call_raises_once_what_a_save_in_the_background_has_raised(tmp_
     ('keep', 'every', 'left'), [(2, 0, [5, 6]), (3, 0, [4, 5, 6]), (2, 2, [2, 4, 5, 6]), (2, 3, [3, 5, 6])]
 )
 def test_the_last_are_kept_and_those_of_every_so_many_steps(tmp_path, keep, every, left):
-    rules = parse(
+    rules = parse_config(
         tiny_config(
             checkpoint__keep=keep, checkpoint__keep_every_steps=every, checkpoint__every_steps=every or 1
         ).to_dict()
     ).checkpoint
-    save(Folder(tmp_path), *range(1, 7), rules=rules)
-    assert Folder(tmp_path).checkpoint_steps() == left
+    save(RunDir(tmp_path), *range(1, 7), rules=rules)
+    assert RunDir(tmp_path).list_checkpoint_steps() == left
     assert sorted(int(path.name) for path in (tmp_path / 'digests').iterdir()) == left
-    assert [step for step in left if digests.fault(Folder(tmp_path), step)] == []
+    assert [step for step in left if digests.find_corruption(RunDir(tmp_path), step)] == []
 
 
 @pytest.mark.parametrize(('every', 'kept'), [(0, 4), (4, 6)])
 def test_steps_that_are_to_be_kept_and_never_saved_are_refused(every, kept):
-    with pytest.raises(Refusal, match=f'keep_every_steps is {kept}, and .*every_steps={every} saves none'):
+    with pytest.raises(UserError, match=f'keep_every_steps is {kept}, and .*every_steps={every} saves none'):
         tiny(checkpoint__every_steps=every, checkpoint__keep_every_steps=kept)
 
 
 def test_what_an_earlier_process_left_half_done_is_taken_away_and_nothing_else(saved, tmp_path):
-    folder = Folder(shutil.copytree(saved.path, tmp_path / 'run'))
+    folder = RunDir(shutil.copytree(saved.path, tmp_path / 'run'))
     before = {path for path in folder.path.rglob('*') if path.is_file()}
     for left in ('checkpoints/6.orbax-checkpoint-tmp/state', 'checkpoints/1.deleted', 'digests/6'):
         (folder.path / left).mkdir(parents=True)
@@ -165,7 +165,7 @@ def test_what_an_earlier_process_left_half_done_is_taken_away_and_nothing_else(s
     opened(folder)
     assert {path for path in folder.path.rglob('*') if path.is_file()} == before
     save(folder, 6)
-    assert opened(folder).sound() == (6, [])
+    assert opened(folder).find_latest_valid_step() == (6, [])
 
 
 def fill(path):
@@ -175,18 +175,18 @@ def fill(path):
 
 
 def test_a_full_disk_is_said_in_words_and_the_earlier_checkpoint_is_sound(small_disk):
-    folder, checkpoints = Folder(small_disk / 'run'), opened(Folder(small_disk / 'run'))
+    folder, checkpoints = RunDir(small_disk / 'run'), opened(RunDir(small_disk / 'run'))
     checkpoints.save(1, STATE)
     checkpoints.wait()
     with pytest.raises(OSError, match='No space'):
         fill(small_disk / 'ballast')
-    with pytest.raises(Refusal, match='make room and run the same command again'):
+    with pytest.raises(UserError, match='make room and run the same command again'):
         save_and_wait(checkpoints)
     checkpoints.close()
     (small_disk / 'ballast').unlink()
     checkpoints = save(folder, 2)
-    assert checkpoints.sound() == (2, [])
-    assert digests.fault(folder, 1) is None
+    assert checkpoints.find_latest_valid_step() == (2, [])
+    assert digests.find_corruption(folder, 1) is None
 
 
 def save_and_wait(checkpoints):
@@ -200,42 +200,42 @@ def remount(disk, how):
 
 @pytest.mark.slow
 def test_a_read_only_disk_is_said_in_words(small_disk):
-    checkpoints = opened(Folder(small_disk / 'run'))
+    checkpoints = opened(RunDir(small_disk / 'run'))
     checkpoints.save(1, STATE)
     checkpoints.wait()
     remount(small_disk, 'ro')
-    with pytest.raises(Refusal, match=r'can no longer be read or written \(Read-only file system\)'):
+    with pytest.raises(UserError, match=r'can no longer be read or written \(Read-only file system\)'):
         save_and_wait(checkpoints)
     remount(small_disk, 'rw')
-    assert opened(Folder(small_disk / 'run')).sound() == (1, [])
+    assert opened(RunDir(small_disk / 'run')).find_latest_valid_step() == (1, [])
 
 
 @pytest.mark.slow
 def test_a_folder_that_vanishes_before_a_save_is_said_in_words_and_not_made_anew(tmp_path):
-    checkpoints = opened(Folder(tmp_path / 'run'))
+    checkpoints = opened(RunDir(tmp_path / 'run'))
     (tmp_path / 'run').rename(tmp_path / 'away')
-    with pytest.raises(Refusal, match='run is no longer there; bring it back'):
+    with pytest.raises(UserError, match='run is no longer there; bring it back'):
         checkpoints.save(1, STATE)
     assert not (tmp_path / 'run').exists()
 
 
 @pytest.mark.slow
 def test_a_folder_that_vanishes_during_a_save_is_said_in_words(tmp_path, monkeypatch):
-    checkpoints, write = opened(Folder(tmp_path / 'run')), digests.write
+    checkpoints, write = opened(RunDir(tmp_path / 'run')), digests.write_digests
     monkeypatch.setattr(
         digests, 'write', lambda *given: ((tmp_path / 'run').rename(tmp_path / 'away'), write(*given))
     )
     checkpoints.save(1, STATE)
-    with pytest.raises(Refusal, match='run is no longer there; bring it back'):
+    with pytest.raises(UserError, match='run is no longer there; bring it back'):
         checkpoints.wait()
 
 
 def test_an_error_that_is_not_of_the_folder_is_left_as_it_is(tmp_path):
-    with pytest.raises(FileNotFoundError), storage.room(Folder(tmp_path / 'run')):
+    with pytest.raises(FileNotFoundError), storage.translate_storage_errors(RunDir(tmp_path / 'run')):
         (tmp_path / 'corpus').read_text()
-    with pytest.raises(PermissionError), storage.room(Folder(tmp_path / 'run')):
+    with pytest.raises(PermissionError), storage.translate_storage_errors(RunDir(tmp_path / 'run')):
         raise PermissionError(errno.EACCES, 'Permission denied', str(tmp_path / 'corpus'))
-    with pytest.raises(Refusal), storage.room(Folder(tmp_path / 'run')):
+    with pytest.raises(UserError), storage.translate_storage_errors(RunDir(tmp_path / 'run')):
         raise PermissionError(errno.EACCES, 'Permission denied', str(tmp_path / 'run' / 'probe'))
 
 
@@ -245,7 +245,7 @@ def test_what_orbax_says_of_the_storage_is_an_error_of_it_in_one_line(tmp_path, 
             raise ValueError('DATA_LOSS: of a disk\n' + 'and so on\n' * 500)
 
     monkeypatch.setattr(checkpoints_file.ocp, 'save_async', lambda *given, **more: Failing())
-    checkpoints = opened(Folder(tmp_path))
+    checkpoints = opened(RunDir(tmp_path))
     checkpoints.save(1, STATE)
     with pytest.raises(OSError, match=r'checkpoints/1 could not be saved \(ValueError: DATA_LOSS') as error:
         checkpoints.wait()
@@ -255,7 +255,7 @@ def test_what_orbax_says_of_the_storage_is_an_error_of_it_in_one_line(tmp_path, 
 
 @pytest.mark.parametrize('dtype', [None, 'bfloat16'])
 def test_parameters_alone_come_back_on_the_host_in_a_dtype(saved, dtype):
-    found = restore.parameters(saved.path, 4, dtype)
+    found = restore.restore_parameters(saved.path, 4, dtype)
     assert found.keys() == VALUES.keys()
     for name, leaf in found.items():
         assert type(leaf) is np.ndarray
@@ -265,15 +265,15 @@ def test_parameters_alone_come_back_on_the_host_in_a_dtype(saved, dtype):
 def test_parameters_alone_come_back_where_they_are_wanted(saved):
     mesh = jax.make_mesh((2,), ('data',), devices=jax.devices()[:2], axis_types=(jax.sharding.AxisType.Auto,))
     split = jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec('data'))
-    found = restore.parameters(saved.path, 4, 'bfloat16', abstract(STATE['params'], split))
+    found = restore.restore_parameters(saved.path, 4, 'bfloat16', abstract(STATE['params'], split))
     assert {(leaf.sharding, leaf.dtype) for leaf in found.values()} == {(split, jnp.dtype('bfloat16'))}
 
 
 def test_parameters_of_a_damaged_checkpoint_are_not_loaded(saved, tmp_path):
-    folder = Folder(shutil.copytree(saved.path, tmp_path / 'run'))
-    (folder.checkpoints / '4' / 'state' / '_sharding').write_text('{}')
-    with pytest.raises(Refusal, match=r'checkpoints/4 is not sound: state/_sharding has 2 bytes'):
-        restore.parameters(folder.path, 4)
+    folder = RunDir(shutil.copytree(saved.path, tmp_path / 'run'))
+    (folder.checkpoint_dir / '4' / 'state' / '_sharding').write_text('{}')
+    with pytest.raises(UserError, match=r'checkpoints/4 is not sound: state/_sharding has 2 bytes'):
+        restore.restore_parameters(folder.path, 4)
 
 
 def around():
@@ -286,11 +286,11 @@ def around():
 def test_what_changes_after_it_was_verified_is_said_in_one_line_and_nothing_else_is(
     saved, tmp_path, file, caplog, capfd
 ):
-    folder, before = Folder(shutil.copytree(saved.path, tmp_path / 'run')), around()
+    folder, before = RunDir(shutil.copytree(saved.path, tmp_path / 'run')), around()
     checkpoints = opened(folder)
-    assert checkpoints.sound() == (4, [])
-    (folder.checkpoints / '4' / file).write_text('')
-    with pytest.raises(Refusal, match=r'checkpoints/4 cannot be read \(') as refusal:
+    assert checkpoints.find_latest_valid_step() == (4, [])
+    (folder.checkpoint_dir / '4' / file).write_text('')
+    with pytest.raises(UserError, match=r'checkpoints/4 cannot be read \(') as refusal:
         checkpoints.restore(4, abstract())
     assert len(str(refusal.value).splitlines()) == 1
     assert len(str(refusal.value)) < 300 + len(str(folder))

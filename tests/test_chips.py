@@ -2,7 +2,7 @@
 
 import pytest
 
-from sinklab.chips import CHIPS, chip_of, peak_of
+from sinklab.chips import CHIPS, find_chip, get_peak_flops
 
 KINDS = {
     'TPU v4': 'v4',
@@ -20,25 +20,25 @@ KINDS = {
 
 @pytest.mark.parametrize('kind', KINDS)
 def test_a_device_is_known_by_its_kind(kind):
-    assert chip_of(kind) is CHIPS[KINDS[kind]]
+    assert find_chip(kind) is CHIPS[KINDS[kind]]
 
 
 def test_what_is_not_published_here_has_no_peak():
-    assert peak_of('cpu') is None
-    assert peak_of('NVIDIA GeForce RTX 4090') is None
-    assert peak_of('NVIDIA H100 PCIe') is None, 'slower than the H100 that is listed'
+    assert get_peak_flops('cpu') is None
+    assert get_peak_flops('NVIDIA GeForce RTX 4090') is None
+    assert get_peak_flops('NVIDIA H100 PCIe') is None, 'slower than the H100 that is listed'
 
 
 def test_two_devices_of_a_chip_share_it():
-    assert peak_of('TPU7x') == CHIPS['tpu7x'].peak / 2
+    assert get_peak_flops('TPU7x') == CHIPS['tpu7x'].flops_per_second / 2
 
 
 @pytest.mark.parametrize('name', CHIPS)
 def test_figures_are_of_the_right_size(name):
     """A unit that is off by a thousand, or bits for bytes, would show."""
     chip = CHIPS[name]
-    assert 1e14 < chip.peak < 1e16
-    assert 1e10 < chip.memory < 3e11
-    assert 5e11 < chip.bandwidth < 1e13
-    assert 1e11 < chip.links < 1e12
-    assert 100 < chip.peak / chip.bandwidth < 800, 'operations a byte'
+    assert 1e14 < chip.flops_per_second < 1e16
+    assert 1e10 < chip.memory_bytes < 3e11
+    assert 5e11 < chip.memory_bytes_per_second < 1e13
+    assert 1e11 < chip.link_bytes_per_second < 1e12
+    assert 100 < chip.flops_per_second / chip.memory_bytes_per_second < 800, 'operations a byte'

@@ -7,15 +7,15 @@ import pytest
 
 from configs.claims import CLAIMS
 from sinklab.cli import config
-from sinklab.cli.claims import file_of
-from sinklab.folder import flat
+from sinklab.cli.claims import get_config_path
+from sinklab.folder import flatten_dict
 from sinklab.measure import table as measures
 from sinklab.report import claims
-from sinklab.report.claims import Claim, Reading
-from sinklab.report.verdict import bounds, needed, verdict
+from sinklab.report.claims import Claim, Operand
+from sinklab.report.verdict import compute_difference_interval, estimate_needed_seeds, decide_verdict
 
 LEAST = 5.0
-SIGMOID, SOFTMAX = Reading('attention:sigmoid', 'sink/1'), Reading('attention:softmax', 'sink/1')
+SIGMOID, SOFTMAX = Operand('attention:sigmoid', 'sink/1'), Operand('attention:softmax', 'sink/1')
 
 
 def a_claim(way='<', **more):
@@ -23,7 +23,7 @@ def a_claim(way='<', **more):
 
 
 def said(values, way):
-    return verdict(bounds(values), np.mean(values), way, LEAST)
+    return decide_verdict(compute_difference_interval(values), np.mean(values), way, LEAST)
 
 
 WRONG = {
@@ -81,8 +81,8 @@ def test_of_decided_verdicts_95_of_100_are_right(way):
     ],
 )
 def test_a_verdict_is_of_the_interval_and_of_what_counts(values, more, less, same):
-    found = bounds(values) if values else None
-    assert [claims.conclusion(a_claim(way), values, found, 0) for way in '><='] == [more, less, same]
+    found = compute_difference_interval(values) if values else None
+    assert [claims.judge_claim(a_claim(way), values, found, 0) for way in '><='] == [more, less, same]
 
 
 def test_more_and_less_are_one_claim_turned_around():
@@ -107,7 +107,7 @@ def runs(ours, theirs, lost=()):
 
 
 def the_entry(claim, found, published=None):
-    return claims.entry('name', claim, found, published or {})
+    return claims.make_claim_entry('name', claim, found, published or {})
 
 
 def test_differences_are_of_the_seeds_that_both_have():
@@ -116,16 +116,16 @@ def test_differences_are_of_the_seeds_that_both_have():
     found = the_entry(a_claim(), runs(ours, theirs))
     assert found['differences'] == {'0': -50.0, '1': -40.0, '3': -60.0, '4': -40.0, '5': -50.0}
     assert found['mean'] == -48
-    assert found['interval'] == bounds([-50.0, -40.0, -60.0, -40.0, -50.0])
+    assert found['interval'] == compute_difference_interval([-50.0, -40.0, -60.0, -40.0, -50.0])
     assert found['verdict'] == 'holds'
 
 
 def test_a_run_that_diverged_is_an_outcome_of_its_own():
     some = the_entry(a_claim(), runs({n: 1.0 + n for n in range(5)}, {n: 50.0 + n for n in range(7)}, lost=(5, 6)))
-    assert (some['verdict'], some['diverged'], claims.said(some)) == ('holds', 2, 'holds, 2 diverged')
+    assert (some['verdict'], some['diverged'], claims.format_verdict(some)) == ('holds', 2, 'holds, 2 diverged')
     most = the_entry(a_claim(), runs({0: 1.0}, dict.fromkeys(range(5), 50.0), lost=(1, 2, 3, 4)))
     assert (most['verdict'], most['diverged']) == ('diverged', 4)
-    fails = Claim('words', 'source', Reading(SIGMOID.row, 'fails'), '>', Reading(SOFTMAX.row, 'fails'), 0.5)
+    fails = Claim('words', 'source', Operand(SIGMOID.row, 'fails'), '>', Operand(SOFTMAX.row, 'fails'), 0.5)
     found = runs({}, dict.fromkeys(range(5), 50.0), lost=range(5))
     for run in found[SOFTMAX.row].values():
         run['end']['fails'] = 0.0
@@ -137,7 +137,7 @@ def test_what_was_published_is_the_difference_of_the_rows_numbers():
     published = {SIGMOID.row: {'sink/1': 0.44}, SOFTMAX.row: {'sink/1': 18.18}}
     assert the_entry(a_claim(), {}, published)['published'] == pytest.approx(-17.74)
     assert the_entry(a_claim(), {}, {SIGMOID.row: {}})['published'] is None
-    emerges = Claim('words', 'source', SOFTMAX, '>', Reading(SOFTMAX.row, 'sink/1', 'start'), LEAST)
+    emerges = Claim('words', 'source', SOFTMAX, '>', Operand(SOFTMAX.row, 'sink/1', 'start'), LEAST)
     assert the_entry(emerges, {}, published)['published'] == 18.18
     entry = the_entry(emerges, runs({}, {0: 30.0, 1: 40.0, 2: 35.0, 3: 33.0, 4: 41.0}))
     assert (entry['verdict'], entry['either']) == ('holds', False)
@@ -147,21 +147,21 @@ def test_what_was_published_is_the_difference_of_the_rows_numbers():
 def test_with_as_many_seeds_as_are_needed_it_is_settled_and_not_before(values):
     """Of differences without skewness, more of the same."""
     values = np.array(values) + [0.01, 0, 0, 0, -0.01, 0][: len(values)]
-    count = needed(list(values), '>', LEAST)
+    count = estimate_needed_seeds(list(values), '>', LEAST)
     for times in range(1, 40):
         n = times * len(values)
         if n < 0.8 * count:
             assert said(np.tile(values, times), '>') == 'unsettled'
         if n >= count:
             assert said(np.tile(values, times), '>') != 'unsettled'
-    assert needed([1e4, -1e4, 0.0, 1e4, -1e4], '>', LEAST) is None
-    assert needed([50.0, 51.0], '>', LEAST) == 5
+    assert estimate_needed_seeds([1e4, -1e4, 0.0, 1e4, -1e4], '>', LEAST) is None
+    assert estimate_needed_seeds([50.0, 51.0], '>', LEAST) == 5
 
 
 @pytest.mark.parametrize(('failures', 'verdicts'), [(0, ['unsettled', 'not seen']), (1, ['holds', 'holds'])])
 def test_what_is_seen_in_no_run_of_five_may_be_so_in_half_of_all(failures, verdicts):
     """Failures are counted: with five seeds none rules out a half, with eight it does."""
-    fails = Claim('words', 'source', Reading(SIGMOID.row, 'fails'), '>', Reading(SOFTMAX.row, 'fails'), 0.5)
+    fails = Claim('words', 'source', Operand(SIGMOID.row, 'fails'), '>', Operand(SOFTMAX.row, 'fails'), 0.5)
 
     def of(count):
         found = runs(dict.fromkeys(range(count), 1.0), dict.fromkeys(range(count), 1.0))
@@ -191,25 +191,25 @@ def test_the_sign_test_is_of_coins():
 
     entries = [one('<', -1.0)] * 7 + [one('>', -1.0)] * 2
     entries += [one('=', 1.0), one('<', 1.0, interval=None), one('>', 1.0, either=False), one('<', 0.0)]
-    assert claims.sign_test(entries) == dict(claims=9, as_published=7, p=pytest.approx((36 + 9 + 1) / 2**9))
-    assert claims.sign_test([]) == dict(claims=0, as_published=0, p=None)
+    assert claims.compute_sign_test(entries) == dict(claims=9, as_published=7, p=pytest.approx((36 + 9 + 1) / 2**9))
+    assert claims.compute_sign_test([]) == dict(claims=0, as_published=0, p=None)
 
 
 def test_what_speaks_against_the_paper_stands_first():
     against = Claim('words', 'source', SIGMOID, '>', SOFTMAX, LEAST)
-    found = claims.table(
+    found = claims.make_claims_table(
         {'far': a_claim(why='too far'), 'holds': a_claim(), 'against': against},
         runs({n: 1.0 + n for n in range(5)}, dict.fromkeys(range(5), 50.0)),
         {},
     )
     assert [entry['claim'] for entry in found] == ['against', 'holds', 'far']
-    page = claims.markdown(found)
+    page = claims.format_markdown(found)
     assert page.index('`against`') < page.index('`holds`') < page.index('too far')
 
 
 @pytest.fixture(scope='module')
 def given():
-    return claims.claims(CLAIMS)
+    return claims.parse_claims(CLAIMS)
 
 
 @pytest.mark.slow
@@ -219,8 +219,8 @@ def test_every_claim_is_of_rows_and_numbers_that_there_are(given):
         assert claim.source, name
         assert bool(claim.why) != bool(claim.of), name
         for reading in claim.readings:
-            config.load(file_of(reading.row), [], 'quickstart')
-            assert reading.number == 'fails' or measures.number(reading.number) or reading.number == 'valid/loss', (
+            config.load_spec(get_config_path(reading.row), [], 'quickstart')
+            assert reading.number == 'fails' or measures.find_metric_info(reading.number) or reading.number == 'valid/loss', (
                 name
             )
     assert sum(claim.of is not None for claim in given.values()) >= 30
@@ -230,9 +230,9 @@ def test_every_claim_is_of_rows_and_numbers_that_there_are(given):
 @pytest.mark.slow
 def test_rows_that_are_compared_differ_in_what_they_say_alone(given, size):
     for name, claim in given.items():
-        loaded = [config.load(file_of(reading.row), [], size) for reading in claim.readings]
+        loaded = [config.load_spec(get_config_path(reading.row), [], size) for reading in claim.readings]
         if loaded:
-            fields = [flat(dataclasses.asdict(spec)) for spec, _ in loaded]
+            fields = [flatten_dict(dataclasses.asdict(spec)) for spec, _ in loaded]
             differ = {path for path in fields[0] if fields[0][path] != fields[1][path]}
             assert differ <= {path for _, row in loaded for path in row['diff']}, name
             assert differ or len({reading.row for reading in claim.readings}) == 1, name
@@ -240,9 +240,9 @@ def test_rows_that_are_compared_differ_in_what_they_say_alone(given, size):
 
 def test_a_claim_that_is_published_with_numbers_is_what_they_say(given):
     rows = {reading.row for claim in given.values() for reading in claim.readings}
-    published = {row: config.about_row(file_of(row))['published'] for row in rows}
+    published = {row: config.load_row_info(get_config_path(row))['published'] for row in rows}
     for name, claim in given.items():
-        difference = claims.of_rows(claim, published)
+        difference = claims.get_published_difference(claim, published)
         if difference is not None:
             said = '=' if abs(difference) < claim.least else '>' if difference > 0 else '<'
             assert said == claim.way, name
@@ -253,7 +253,7 @@ def test_every_interval_of_shares_is_drawn(monkeypatch, tmp_path):
     kept, close = [], plt.close
     monkeypatch.setattr(plt, 'close', kept.append)
     forest = pytest.importorskip('sinklab.report.forest')
-    found = claims.table(
+    found = claims.make_claims_table(
         {'holds': a_claim(), 'against': a_claim('>'), 'far': a_claim(why='too far'), 'empty': a_claim()},
         runs({n: 1.0 + n for n in range(5)}, {n: 50.0 + n**2 for n in range(5)}),
         {},

@@ -6,7 +6,7 @@ import pytest
 
 from configs.claims import CLAIMS
 from sinklab.cli.main import main
-from sinklab.record import Refusal
+from sinklab.record import UserError
 from sinklab.report import claims
 
 
@@ -68,8 +68,8 @@ GOOD = dict(words='w', source='s', of=('a:b', 'sink/1'), way='<', than=('a:c', '
     ],
 )
 def test_a_claim_that_is_none_is_refused_before_anything_is_trained(given, words):
-    with pytest.raises(Refusal) as refused:
-        claims.claims({'mine': {name: value for name, value in (GOOD | given).items() if value is not None}})
+    with pytest.raises(UserError) as refused:
+        claims.parse_claims({'mine': {name: value for name, value in (GOOD | given).items() if value is not None}})
     assert str(refused.value).startswith('claim mine: ')
     assert words in str(refused.value)
 

@@ -6,11 +6,11 @@ from pathlib import Path
 import pytest
 from conftest import tiny
 
-from sinklab.cli.claims import first_alike, in_words
+from sinklab.cli.claims import find_first_equal_rows, format_changes
 from sinklab.cli.main import main
-from sinklab.folder import Folder
+from sinklab.folder import RunDir
 from sinklab.sweep import results
-from sinklab.sweep.plan import Run
+from sinklab.sweep.plan import SweepRun
 
 RESULTS = Path(__file__).parents[1] / 'docs' / 'results'
 NOTHING = dict(same={}, configs={}, runs={})
@@ -19,18 +19,18 @@ NOTHING = dict(same={}, configs={}, runs={})
 def added(monkeypatch, before, specs):
     """With a run of every row that is the first of its kind."""
     monkeypatch.setattr(results, 'measured', lambda folder, outcome, names: f'of {folder}')
-    same = first_alike(specs)
-    runs = [Run(row, 0, Folder(row), None, specs[row], 'done') for row in dict.fromkeys(same.values())]
-    return results.add(before, specs, same, runs, set())
+    same = find_first_equal_rows(specs)
+    runs = [SweepRun(row, 0, RunDir(row), None, specs[row], 'done') for row in dict.fromkeys(same.values())]
+    return results.add_runs(before, specs, same, runs, set())
 
 
 def test_rows_that_are_one_run_are_trained_once_also_when_they_are_asked_for_one_by_one(monkeypatch):
     """B is A's run: asked for alone afterwards, it is A that goes on."""
     specs = {'A': tiny(), 'B': tiny(), 'C': tiny(seed=2)}
-    assert first_alike(specs) == {'A': 'A', 'B': 'A', 'C': 'C'}
+    assert find_first_equal_rows(specs) == {'A': 'A', 'B': 'A', 'C': 'C'}
     after = added(monkeypatch, NOTHING, specs)
     assert after['same'] == {'B': 'A'}
-    assert results.by_row(after) == {row: {'0': f'of {run}'} for row, run in zip('ACB', 'ACA', strict=True)}
+    assert results.expand_same_rows(after) == {row: {'0': f'of {run}'} for row, run in zip('ACB', 'ACA', strict=True)}
     again = added(monkeypatch, after, specs | {'B': tiny(seed=3)})
     assert again['same'] == {}
     assert again['configs'] == after['configs'] | {'B': {'seed': 3}}
@@ -42,7 +42,7 @@ def test_rows_that_are_others_than_when_they_were_measured_are_named(monkeypatch
     assert {row: config for row, config in found['configs'].items() if row != 'A'} == {'B': {'seed': 2}, 'alias': {}}
 
     def changed(**changes):
-        return results.changed(found, {**specs, **changes})
+        return results.find_changed_rows(found, {**specs, **changes})
 
     assert changed() == {}
     assert changed(A=tiny(seed=2)) == {'A': 'seed 0 -> 2'}
@@ -52,7 +52,7 @@ def test_rows_that_are_others_than_when_they_were_measured_are_named(monkeypatch
     assert changed(B=tiny(seed=2, log__every_steps=7, checkpoint__every_steps=70)) == {}
     half = {row: tiny(seed=spec.seed, data__share=0.5) for row, spec in specs.items()}
     assert changed(**half) == dict.fromkeys(specs, 'data.share 1.0 -> 0.5')
-    assert in_words(changed(**half)) == 'A, B, alias (data.share 1.0 -> 0.5)'
+    assert format_changes(changed(**half)) == 'A, B, alias (data.share 1.0 -> 0.5)'
     del found['configs']['A']['data.share']
     assert changed() == {}, 'a field that came later'
 

@@ -10,10 +10,10 @@ import sys
 import numpy as np
 import pytest
 
-from sinklab.cli.config import load
-from sinklab.cli.main import VERBS, main, parser
-from sinklab.folder import Folder
-from sinklab.record import Refusal
+from sinklab.cli.config import load_spec
+from sinklab.cli.main import COMMANDS, main, build_parser
+from sinklab.folder import RunDir
+from sinklab.record import UserError
 
 QUICK = 'configs/quickstart.py:softmax'
 
@@ -83,7 +83,7 @@ def test_a_config_that_is_not_there_is_named(capsys, tmp_path, given, words):
 
 
 def test_overrides_keep_the_type_that_a_field_has():
-    spec, row = load(
+    spec, row = load_spec(
         QUICK,
         [
             '--config.optimizer.peak_learning_rate=1',
@@ -101,18 +101,18 @@ def test_overrides_keep_the_type_that_a_field_has():
     assert row['overrides']['optimizer.steps'] == '200'
     assert row['published']['sink/1'] == 18.18
     assert row['size'] == 'quickstart'
-    assert load('configs/attention.py:softmax', [])[1]['size'] == 'paper'
+    assert load_spec('configs/attention.py:softmax', [])[1]['size'] == 'paper'
 
 
 def test_a_size_changes_the_run_and_not_what_its_row_is_about():
-    (plain, usual), (small, smoke) = load(QUICK, []), load(QUICK, ['--config.optimizer.steps=5'], 'smoke')
+    (plain, usual), (small, smoke) = load_spec(QUICK, []), load_spec(QUICK, ['--config.optimizer.steps=5'], 'smoke')
     assert (small.model.layers, small.optimizer.steps) == (2, 5)
     assert small.model.attention == plain.model.attention
     assert {name for name in usual if usual[name] != smoke[name]} == {'size', 'overrides'}
 
 
 def test_a_config_without_sizes_is_trained_where_none_is_asked_for(capsys, tmp_path, config):
-    assert load(config, [])[1]['size'] is None
+    assert load_spec(config, [])[1]['size'] is None
     line = refused(capsys, 'train', f'--config={config}', '--size=smoke', f'--workdir={tmp_path}/run')
     assert f'--size=smoke: get_config of --config={config} takes no size; leave --size out' in line
     line = refused(capsys, 'train', f'--config={QUICK}', '--size=smoek', f'--workdir={tmp_path}/run')
@@ -208,9 +208,9 @@ def test_a_config_file_that_raises_is_told_by_its_line(capsys, tmp_path, monkeyp
 
 def test_a_config_is_found_from_any_folder(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    assert load(QUICK, [])[1]['row'] == 'softmax'
-    with pytest.raises(Refusal, match='is no config file'):
-        load('quickstart.py:softmax', [])
+    assert load_spec(QUICK, [])[1]['row'] == 'softmax'
+    with pytest.raises(UserError, match='is no config file'):
+        load_spec('quickstart.py:softmax', [])
 
 
 @pytest.mark.slow
@@ -260,7 +260,7 @@ def test_doctor_says_what_works_and_fails_with_the_reason(capsys, monkeypatch):
     assert 'token cache does not work here: ' in capsys.readouterr().err
 
 
-@pytest.mark.parametrize('verb', VERBS)
+@pytest.mark.parametrize('verb', COMMANDS)
 def test_an_unknown_option_is_refused_before_a_missing_one_is_asked_for(capsys, verb):
     action = ['verify'] if verb == 'checkpoint' else []
     line = refused(capsys, verb, *action, '--unheard-of=5', '--also_unknown')
@@ -324,7 +324,7 @@ def test_no_verb_and_a_wrong_verb_print_the_usage(capsys):
         assert 'sinklab' in capsys.readouterr().err
 
 
-@pytest.mark.parametrize('verb', VERBS)
+@pytest.mark.parametrize('verb', COMMANDS)
 def test_every_verb_explains_itself_with_an_example(capsys, verb):
     with pytest.raises(SystemExit) as exit:
         main([verb, '--help'])
@@ -332,9 +332,9 @@ def test_every_verb_explains_itself_with_an_example(capsys, verb):
     assert f'example:\n  sinklab {verb}' in capsys.readouterr().out
 
 
-@pytest.mark.parametrize('verb', VERBS)
+@pytest.mark.parametrize('verb', COMMANDS)
 def test_the_list_of_verbs_says_no_verb_twice(verb):
-    summary = VERBS[verb].__doc__.splitlines()[0]
+    summary = COMMANDS[verb].__doc__.splitlines()[0]
     assert not summary.startswith(verb)
 
 
@@ -345,7 +345,7 @@ def test_a_folder_that_is_suggested_can_be_given_to_a_shell(capsys, tmp_path):
     line = refused(capsys, 'train', f'--config={QUICK}', f'--workdir={folder}')
     assert shlex.split(line.partition('e.g. ')[2]) == [f'--workdir={folder}/run']
     (folder / 'letter').rename(folder / 'row.json')
-    Folder(folder).write('config', {'seed': 5})
+    RunDir(folder).write_json('config', {'seed': 5})
     line = refused(capsys, 'train', f'--config={QUICK}', f'--workdir={folder}')
     assert shlex.split(line.partition('e.g. ')[2]) == [f'--workdir={folder}-2']
 
@@ -365,7 +365,7 @@ def actions(parser):
                 yield from actions(below)
 
 
-COMMANDS = dict(actions(parser()))
+COMMANDS = dict(actions(build_parser()))
 
 
 @pytest.mark.parametrize('prog', COMMANDS)
@@ -388,8 +388,8 @@ def test_every_option_has_a_help_text_and_every_command_an_example(prog):
 )
 def test_a_value_that_begins_with_dashes_is_read_as_argparse_reads_it(words, prompt):
     given = ['sample', 'run', *words]
-    top = parser()
-    top.refuse_unknown(given)
+    top = build_parser()
+    top.check_unknown_options(given)
     assert top.parse_known_args(given)[0].prompt == prompt
-    with pytest.raises(Refusal, match='--prmpt'):
-        top.refuse_unknown([*given, '--prmpt=two words'])
+    with pytest.raises(UserError, match='--prmpt'):
+        top.check_unknown_options([*given, '--prmpt=two words'])

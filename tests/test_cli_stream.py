@@ -12,11 +12,11 @@ from runs import spec
 from sinklab.checkpoint import restore
 from sinklab.cli import sample, stream
 from sinklab.cli.main import main
-from sinklab.data.corpus import corpus as stored
-from sinklab.data.sequences.prompts import shaped
-from sinklab.folder import Folder
-from sinklab.record import Refusal
-from sinklab.targets import unpredicted
+from sinklab.data.corpus import open_corpus as stored
+from sinklab.data.sequences.prompts import add_training_tokens
+from sinklab.folder import RunDir
+from sinklab.record import UserError
+from sinklab.targets import exclude_from_loss
 
 TEXT = 'abc dab nop lmk ab efgh ponm a kl'  # made-up words, as those of the corpus
 BEGIN = 1  # the fixed token, and BOS
@@ -42,7 +42,7 @@ def refused(capsys, *arguments):
 
 
 def ids_of(corpus):
-    tokenizer = stored(spec(corpus).data, 300).tokenizer()
+    tokenizer = stored(spec(corpus).data, 300).load_tokenizer()
     return np.array(tokenizer.encode(TEXT, add_special_tokens=False).ids)
 
 
@@ -51,7 +51,7 @@ def test_a_text_is_read_under_each_cache_with_the_perplexity_of_its_definition(w
     path, _ = whole
     code, out, _ = said(capsys, 'stream', f'{path}@4', f'--text={text}', '--cache=0+5,2+3', '--json')
     assert code == 0
-    ids, params = ids_of(corpus), restore.parameters(path, 4)
+    ids, params = ids_of(corpus), restore.restore_parameters(path, 4)
     rows = json.loads(out)
     assert [row['cache'] for row in rows] == ['0+5', '2+3']
     for row, (first, recent) in zip(rows, ((0, 5), (2, 3)), strict=True):
@@ -73,8 +73,8 @@ def test_the_table_has_the_caches_of_streaming_llm_in_half_a_window(whole, tmp_p
     assert columns.split() == ['cache', 'perplexity', 'published', 'tokens/s']
     cells = [line.split() for line in lines]
     assert [(row[0], row[2]) for row in cells] == [('0+8', '-'), ('1+7', '18.49'), ('2+6', '-'), ('4+4', '-')]
-    assert stream.usual(2048) == ['0+1024', '1+1023', '2+1022', '4+1020']
-    assert stream.usual(2) == ['0+1']
+    assert stream.list_default_caches(2048) == ['0+1024', '1+1023', '2+1022', '4+1020']
+    assert stream.list_default_caches(2) == ['0+1']
 
 
 @pytest.mark.slow
@@ -171,7 +171,7 @@ def test_a_damaged_checkpoint_is_refused(whole, tmp_path, text, capsys):
         assert 'checkpoints/8' in refused(capsys, words[0], moved, *words[1:])
 
 
-GIVEN = unpredicted(BEGIN)
+GIVEN = exclude_from_loss(BEGIN)
 
 
 @pytest.mark.parametrize(
@@ -189,12 +189,12 @@ GIVEN = unpredicted(BEGIN)
     ],
 )
 def test_a_text_begins_as_training_has_it(changes, ids, expected):
-    assert shaped(np.array(ids, np.int32), tiny(**changes).data).tolist() == expected
+    assert add_training_tokens(np.array(ids, np.int32), tiny(**changes).data).tolist() == expected
 
 
 def test_a_text_that_ends_before_the_fixed_token_is_refused():
-    with pytest.raises(Refusal, match='at place 4; give at least 3'):
-        shaped(np.array([5, 6]), tiny(data__fixed_position=4).data)
+    with pytest.raises(UserError, match='at place 4; give at least 3'):
+        add_training_tokens(np.array([5, 6]), tiny(data__fixed_position=4).data)
 
 
 @pytest.mark.slow
@@ -207,7 +207,7 @@ def test_what_training_put_before_a_text_is_read_and_not_predicted(whole, tmp_pa
     (fixed,), (bare,) = (json.loads(said(capsys, *asked, *more)[1]) for more in ([], ['--bare']))
     ids = ids_of(corpus)
     assert (fixed['predicted'], bare['predicted']) == (len(ids), len(ids) - 1)
-    params = restore.parameters(moved, Folder(moved).checkpoint_steps()[-1])
+    params = restore.restore_parameters(moved, RunDir(moved).list_checkpoint_steps()[-1])
     logits_TV = streams.logits(params, np.append([BEGIN], ids), spec(corpus), 2, 3)[:-1]
     assert fixed['perplexity'] == pytest.approx(streams.perplexity(logits_TV, ids), rel=1e-4)
 
@@ -221,10 +221,10 @@ class Letters:
 
 def test_letters_are_told_once_they_are_whole():
     before, following = 'aé'.encode(), 'b→c'.encode()
-    assert ''.join(sample.text(Letters(), [*before], [*following])) == 'b→c'
-    assert [*sample.text(Letters(), [*before], [*following])][:4] == ['b', '→', 'c', '']
-    assert ''.join(sample.text(Letters(), [], [*'→'.encode()[:2]])) == '\N{REPLACEMENT CHARACTER}'
+    assert ''.join(sample.decode_stream(Letters(), [*before], [*following])) == 'b→c'
+    assert [*sample.decode_stream(Letters(), [*before], [*following])][:4] == ['b', '→', 'c', '']
+    assert ''.join(sample.decode_stream(Letters(), [], [*'→'.encode()[:2]])) == '\N{REPLACEMENT CHARACTER}'
 
 
 def test_a_cache_that_nobody_gives_is_what_a_query_of_training_sees():
-    assert [sample.usual(length) for length in (2048, 16, 4, 2)] == ['4+2043', '4+11', '2+1', '0+1']
+    assert [sample.get_default_cache(length) for length in (2048, 16, 4, 2)] == ['4+2043', '4+11', '2+1', '0+1']

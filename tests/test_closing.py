@@ -5,11 +5,11 @@ import re
 import pytest
 
 from sinklab.cli import config, sweep
-from sinklab.measure.emergence import Span, span
-from sinklab.measure.measure import fixed
+from sinklab.measure.emergence import EmergenceSpan, merge_emergence
+from sinklab.measure.measure import format_fixed
 from sinklab.report import closing
 from sinklab.report import sweep as table
-from sinklab.report.sweep import Arm
+from sinklab.report.sweep import RowResult
 
 QUICK = 'configs/quickstart.py'
 
@@ -21,9 +21,9 @@ def records(*rates, **last):
 
 
 def arm(row, *seeds, published=None):
-    numbers = {seed: table.judged(given, 512) for seed, given in enumerate(seeds)}
+    numbers = {seed: table.compute_run_metrics(given, 512) for seed, given in enumerate(seeds)}
     about = dict(config=QUICK, row=row, published=published or {})
-    return Arm(about, dict.fromkeys(numbers, 'done'), {}, numbers)
+    return RowResult(about, dict.fromkeys(numbers, 'done'), {}, numbers)
 
 
 @pytest.mark.parametrize(
@@ -34,51 +34,51 @@ def arm(row, *seeds, published=None):
     ],
 )
 def test_what_rounds_to_zero_has_no_sign(value, digits, sign, text):
-    assert fixed(value, digits, sign) == text
+    assert format_fixed(value, digits, sign) == text
 
 
 def test_the_steps_of_emergence_are_the_same_for_a_run_and_for_a_row():
     run = records(0, 10, 40, 40)
-    rows, spans = (function([arm('softmax', run)]) for function in (table.table, table.spans))
-    headings, ((*cells,),) = table.cells(rows, spans)
+    rows, spans = (function([arm('softmax', run)]) for function in (table.make_sweep_table, table.compute_spans))
+    headings, ((*cells,),) = table.format_table_cells(rows, spans)
     assert dict(zip(headings, cells, strict=True))['emerges (step)'] == '100-200'
-    assert spans == {'softmax': Span(100, 200, 1, 1)}
-    assert closing.seen(run) == (40.0, spans['softmax'].sentence())
-    assert closing.seen_of_rows(rows, spans) == {'softmax': closing.seen(run)}
+    assert spans == {'softmax': EmergenceSpan(100, 200, 1, 1)}
+    assert closing.summarize_sink(run) == (40.0, spans['softmax'].format_sentence())
+    assert closing.summarize_sink_of_rows(rows, spans) == {'softmax': closing.summarize_sink(run)}
 
 
 def test_several_seeds_emerge_between_the_first_and_the_last_of_their_probes():
     arms = [arm('softmax', records(0, 10, 40, 40), records(0, 0, 0, 40), records(0, 0, 0, 0.5))]
-    assert table.spans(arms) == {'softmax': Span(100, 300, 2, 3)}
-    rate, words = closing.seen_of_rows(table.table(arms), table.spans(arms))['softmax']
+    assert table.compute_spans(arms) == {'softmax': EmergenceSpan(100, 300, 2, 3)}
+    rate, words = closing.summarize_sink_of_rows(table.make_sweep_table(arms), table.compute_spans(arms))['softmax']
     assert round(rate, 3) == 26.833
     assert [int(number) for number in re.findall(r'\d+', words)] == [100, 300, 2, 3]
-    headings, ((*cells,),) = sweep.columns(table.table(arms), table.spans(arms))
+    headings, ((*cells,),) = sweep.build_summary_table(table.make_sweep_table(arms), table.compute_spans(arms))
     assert dict(zip(headings, cells, strict=True))['emerges (step)'] == '100-300 (2 of 3)'
 
 
 @pytest.mark.parametrize(
     ('found', 'expected', 'cell', 'learned'),
     [
-        ([(100, 200)], Span(100, 200, 1, 1), '100-200', True),
-        ([(100, 200), (0, 100), (400, 500)], Span(0, 500, 3, 3), '0-500', True),
-        ([(100, 200), (None, 100)], Span(None, 200, 2, 2), 'by 200', True),
-        ([(None, 0), None], Span(None, 0, 1, 2), 'at start (1 of 2)', False),
-        ([(4, 8), None, None], Span(4, 8, 1, 3), '4-8 (1 of 3)', True),
-        ([None, None], Span(None, None, 0, 2), 'none', False),
-        ([], Span(None, None, 0, 0), 'none', False),
+        ([(100, 200)], EmergenceSpan(100, 200, 1, 1), '100-200', True),
+        ([(100, 200), (0, 100), (400, 500)], EmergenceSpan(0, 500, 3, 3), '0-500', True),
+        ([(100, 200), (None, 100)], EmergenceSpan(None, 200, 2, 2), 'by 200', True),
+        ([(None, 0), None], EmergenceSpan(None, 0, 1, 2), 'at start (1 of 2)', False),
+        ([(4, 8), None, None], EmergenceSpan(4, 8, 1, 3), '4-8 (1 of 3)', True),
+        ([None, None], EmergenceSpan(None, None, 0, 2), 'none', False),
+        ([], EmergenceSpan(None, None, 0, 0), 'none', False),
     ],
 )
 def test_a_span_reaches_over_all_runs_with_a_sink_and_counts_them(found, expected, cell, learned):
-    assert span(found) == expected
-    assert (span(found).cell(), span(found).is_learned) == (cell, learned)
-    assert ('emerging' in span(found).sentence('emerging')) == learned
+    assert merge_emergence(found) == expected
+    assert (merge_emergence(found).format_cell(), merge_emergence(found).is_learned) == (cell, learned)
+    assert ('emerging' in merge_emergence(found).format_sentence('emerging')) == learned
 
 
 def test_a_sink_that_was_there_before_training_does_not_emerge():
-    assert closing.seen(records(10, 10, 10)) == (10.0, Span(None, 0, 1, 1).sentence())
-    assert closing.seen(records(0, 0.1)) == (0.1, Span(None, None, 0, 1).sentence())
-    assert closing.seen([{'step': 0}])[0] is None
+    assert closing.summarize_sink(records(10, 10, 10)) == (10.0, EmergenceSpan(None, 0, 1, 1).format_sentence())
+    assert closing.summarize_sink(records(0, 0.1)) == (0.1, EmergenceSpan(None, None, 0, 1).format_sentence())
+    assert closing.summarize_sink([{'step': 0}])[0] is None
 
 
 def test_a_table_says_none_where_a_row_has_no_sink_at_its_end():
@@ -87,14 +87,14 @@ def test_a_table_says_none_where_a_row_has_no_sink_at_its_end():
         arm('sigmoid', records(0, 0.1), records(0, 0)),
         arm('silent', [{'step': 1}]),
     ]
-    headings, lines = sweep.columns(table.table(arms), table.spans(arms))
+    headings, lines = sweep.build_summary_table(table.make_sweep_table(arms), table.compute_spans(arms))
     at = headings.index('emerges (step)')
     assert [line[at] for line in lines] == ['0-100', 'none', '']
-    assert 'none: ' in sweep.note(headings, table.table(arms))
+    assert 'none: ' in sweep.format_legend(headings, table.make_sweep_table(arms))
 
 
 def test_a_run_has_a_line_for_each_number_with_its_unit_its_published_value_and_its_meaning():
-    headings, rows = closing.of_one(records(0, 40), {'sink/1': 18.18, 'fails': True, 'valid/loss': 'words'})
+    headings, rows = closing.make_metric_table(records(0, 40), {'sink/1': 18.18, 'fails': True, 'valid/loss': 'words'})
     assert headings == ['number', 'value', 'published', 'what it is']
     assert {row[0]: row[1:3] for row in rows} == {
         'Sink_1': ['40.0 %', '18.18 %'],
@@ -102,19 +102,19 @@ def test_a_run_has_a_line_for_each_number_with_its_unit_its_published_value_and_
         'valid loss': ['2.500 nats', ''],
     }
     assert all(row[3].endswith('.') for row in rows)
-    assert closing.of_one(records(0, 40), {})[0] == ['number', 'value', 'what it is']
+    assert closing.make_metric_table(records(0, 40), {})[0] == ['number', 'value', 'what it is']
 
 
 @pytest.mark.parametrize('published', [{'sink/star': 74.12}, {'fails': True}, {'valid/loss': 'words'}])
 def test_a_run_has_no_published_column_where_nothing_would_stand_in_it(published):
-    headings, rows = closing.of_one(records(0, 40), published)
+    headings, rows = closing.make_metric_table(records(0, 40), published)
     assert headings == ['number', 'value', 'what it is']
     assert {len(row) for row in rows} == {3}
 
 
 def test_the_source_is_named_where_the_table_shows_a_published_number_or_the_row_is_published_as_failing():
     def described(**published):
-        headings, _ = closing.of_one(records(0, 40), published)
+        headings, _ = closing.make_metric_table(records(0, 40), published)
         return closing.describe_published(dict(published=published, source='Table 4'), headings)
 
     assert 'Table 4' in described(**{'sink/1': 18.18})
@@ -128,28 +128,28 @@ def test_the_source_is_named_where_the_table_shows_a_published_number_or_the_row
 @pytest.mark.parametrize(('published', 'shown'), [({'sink/1': 18.18}, True), ({'sink/2': 1.0}, False)])
 def test_a_note_explains_parentheses_where_a_cell_has_them(published, shown):
     arms = [arm('softmax', records(0, 40), published=published | {'fails': True})]
-    rows = table.table(arms)
-    headings, lines = sweep.columns(rows, table.spans(arms))
+    rows = table.make_sweep_table(arms)
+    headings, lines = sweep.build_summary_table(rows, table.compute_spans(arms))
     assert any('(' in cell for cell in lines[0]) == shown
-    assert ('in parentheses' in sweep.note(headings, rows)) == shown
+    assert ('in parentheses' in sweep.format_legend(headings, rows)) == shown
 
 
 def test_one_sentence_says_what_was_seen_what_was_expected_and_where_the_page_lies():
     seen = {'a': (48.5, 'emerges by step 5'), 'b': (None, 'diverged 1/1')}
-    said = closing.sentence(seen, {'a': '18.2 %', 'c': '5 %'}, 'published', 'runs/report.html')
+    said = closing.format_comparison(seen, {'a': '18.2 %', 'c': '5 %'}, 'published', 'runs/report.html')
     assert re.findall(r'[\d.]+ %|report.html', said) == ['48.5 %', '18.2 %', 'report.html']
     assert re.search(r'unknown\b.*\bb\b.*diverged 1/1', said)
-    assert closing.sentence({str(at): (1.0, '') for at in range(7)}, {}, '', 'page') == 'page: page'
+    assert closing.format_comparison({str(at): (1.0, '') for at in range(7)}, {}, '', 'page') == 'page: page'
 
 
 def test_the_quickstart_has_expected_values_at_its_own_size_and_as_it_is():
-    rows, source = config.expected(QUICK, 'quickstart', [])
+    rows, source = config.load_expected_sinks(QUICK, 'quickstart', [])
     assert {'softmax', 'sigmoid_apple'} <= rows.keys()
     assert 'docs/results/quickstart.md' in source
-    assert config.expected(QUICK, 'smoke', []) is None
-    assert config.expected(QUICK, 'quickstart', ['--config.seed=1']) is None
-    assert config.expected('configs/attention.py', None, []) is None
-    assert config.expected('gone.py', None, []) is None
+    assert config.load_expected_sinks(QUICK, 'smoke', []) is None
+    assert config.load_expected_sinks(QUICK, 'quickstart', ['--config.seed=1']) is None
+    assert config.load_expected_sinks('configs/attention.py', None, []) is None
+    assert config.load_expected_sinks('gone.py', None, []) is None
 
 
 def test_each_column_of_a_sweep_has_a_meaning_or_says_it_itself():
@@ -157,9 +157,9 @@ def test_each_column_of_a_sweep_has_a_meaning_or_says_it_itself():
         arm('softmax', records(0, 40, **{'mass/row': 1.0}), published={'sink/1': 18.18}),
         arm('other', records(0, 0)),
     ]
-    rows = table.table(arms)
-    headings, _ = sweep.columns(rows, table.spans(arms))
-    note = sweep.note(headings, rows)
+    rows = table.make_sweep_table(arms)
+    headings, _ = sweep.build_summary_table(rows, table.compute_spans(arms))
+    note = sweep.format_legend(headings, rows)
     plain = [heading.partition(' (')[0] for heading in headings]
     assert [name for name in plain if f'{name}: ' not in note] == ['row', 'Sink_1 - softmax', 'end'], (
         'one seed: no count of runs'
@@ -169,8 +169,8 @@ def test_each_column_of_a_sweep_has_a_meaning_or_says_it_itself():
 
 
 def test_each_column_of_a_report_has_a_meaning_or_says_it_itself():
-    meanings = closing.legend(closing.HEADINGS)
-    plain = [heading.partition(' (')[0] for heading in closing.HEADINGS]
+    meanings = closing.format_legend(closing.RUN_HEADINGS)
+    plain = [heading.partition(' (')[0] for heading in closing.RUN_HEADINGS]
     assert [name for name in plain if f'{name}: ' not in meanings] == ['run', 'end']
 
 
@@ -179,8 +179,8 @@ def test_the_table_of_a_quickstart_fits_into_80_columns(monkeypatch, capsys):
     mass = {'mass/row': 0.3}
     softmax = arm('softmax', records(0, 10, 48.5, **mass), published={'sink/1': 18.18, 'valid/loss': 3.73})
     arms = [softmax, arm('sigmoid_apple', records(0, 0, 0, **mass))]
-    rows = table.table(arms)
-    sweep.show(*sweep.columns(rows, table.spans(arms)))
+    rows = table.make_sweep_table(arms)
+    sweep.print_table_with_note(*sweep.build_summary_table(rows, table.compute_spans(arms)))
     lines = capsys.readouterr().out.splitlines()
     assert max(map(len, lines)) <= 80
     assert [line.split()[0] for line in lines[-2:]] == ['softmax', 'sigmoid_apple'], 'each row in one line'

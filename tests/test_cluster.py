@@ -8,8 +8,8 @@ import pytest
 
 from sinklab.install import format_package_command
 from sinklab.processes import cluster
-from sinklab.processes.cluster import Seat
-from sinklab.record import Refusal
+from sinklab.processes.cluster import ProcessInfo
+from sinklab.record import UserError
 
 STEP = dict(
     SLURM_JOB_ID='4711', SLURM_STEP_NODELIST='node[07-08]', SLURM_NTASKS='4', SLURM_PROCID='3', SLURM_LOCALID='1'
@@ -33,11 +33,11 @@ def environment(monkeypatch):
 
 
 def seat(coordinator=None, processes=None, process=None):
-    return cluster.seat(coordinator, processes, process, 5.0)
+    return cluster.resolve_process_info(coordinator, processes, process, 5.0)
 
 
 def test_without_a_word_a_process_is_alone_and_jax_is_not_imported():
-    assert seat() == seat(None, 1) == Seat(0, 1)
+    assert seat() == seat(None, 1) == ProcessInfo(0, 1)
     code = 'import sys; from sinklab.processes import cluster; cluster.seat(None, None, None, 5.0)\n'
     code += 'assert not {"jax", "numpy"} & sys.modules.keys()'
     subprocess.run([sys.executable, '-c', code], check=True)
@@ -50,7 +50,7 @@ def test_without_a_word_a_process_is_alone_and_jax_is_not_imported():
 def test_what_is_given_is_taken(given, address):
     taken = seat(given, 4, 3)
     assert (taken.index, taken.count, taken.address) == (3, 4, address)
-    assert taken.beside(81) == address.rpartition(':')[0] + ':81'
+    assert taken.format_address(81) == address.rpartition(':')[0] + ':81'
 
 
 @pytest.mark.parametrize(
@@ -66,14 +66,14 @@ def test_what_is_given_is_taken(given, address):
     ],
 )
 def test_what_is_given_in_part_or_wrong_is_refused(given, words):
-    with pytest.raises(Refusal) as refused:
+    with pytest.raises(UserError) as refused:
         seat(*given)
     assert str(refused.value).startswith(words)
 
 
 def test_a_step_of_slurm_is_read_as_jax_reads_it(environment):
     environment(**STEP)
-    assert seat() == Seat(3, 4, 'node07', 61440 + 4711 % 4096, [1])
+    assert seat() == ProcessInfo(3, 4, 'node07', 61440 + 4711 % 4096, [1])
 
 
 def test_the_only_process_of_a_host_has_all_its_devices(environment):
@@ -85,7 +85,7 @@ def test_the_only_process_of_a_host_has_all_its_devices(environment):
 
 def test_one_rank_of_open_mpi_is_read_as_jax_reads_it(environment):
     environment(**RANK, **ORTE)
-    assert seat() == Seat(1, 2, '10.96.0.1', 61440 + 1531576320 // 4096 % 4096, [1])
+    assert seat() == ProcessInfo(1, 2, '10.96.0.1', 61440 + 1531576320 // 4096 % 4096, [1])
 
 
 KUBERNETES = """
@@ -128,7 +128,7 @@ def test_a_pod_of_a_jobset_is_read_as_jax_reads_it(environment, tmp_path):
     said = subprocess.run(
         [sys.executable, '-c', NAMED], env={**os.environ, 'PYTHONPATH': path}, capture_output=True, text=True
     )
-    assert said.stdout.strip() == str(Seat(1, 4, 'run-workers-0-0.run', 55527)), said.stderr
+    assert said.stdout.strip() == str(ProcessInfo(1, 4, 'run-workers-0-0.run', 55527)), said.stderr
 
 
 @pytest.mark.parametrize(
@@ -144,10 +144,10 @@ def test_a_pod_of_a_jobset_is_read_as_jax_reads_it(environment, tmp_path):
 )
 def test_one_of_many_does_not_take_itself_for_the_only_one(environment, variables, words):
     environment(**variables)
-    with pytest.raises(Refusal) as refused:
+    with pytest.raises(UserError) as refused:
         seat()
     assert words in str(refused.value)
-    assert seat(None, 1) == Seat()
+    assert seat(None, 1) == ProcessInfo()
 
 
 COUNTS = [
@@ -163,8 +163,8 @@ COUNTS = [
 @pytest.mark.parametrize(('name', 'others'), COUNTS, ids=[name for name, _ in COUNTS])
 def test_a_count_of_a_cluster_that_is_none_is_refused_in_one_line(environment, name, others, given):
     environment(**others | {name: given})
-    with pytest.raises(Refusal) as refused:
+    with pytest.raises(UserError) as refused:
         seat()
     assert str(refused.value).startswith(f'{name}={given!r} ')
     assert str(refused.value).isprintable()
-    assert seat(None, 1) == Seat()
+    assert seat(None, 1) == ProcessInfo()

@@ -11,9 +11,9 @@ from conftest import attention, operation, tiny
 from flax import nnx
 
 from sinklab.attend import dense
-from sinklab.attend.bias import Bias, Curve
-from sinklab.attend.mask import causal
-from sinklab.model.columns import COLUMNS, count
+from sinklab.attend.bias import ScoreBias, RelativePositionBias
+from sinklab.attend.mask import make_causal_mask
+from sinklab.model.columns import LEARNED_KV_KINDS, count_learned_kv
 from sinklab.model.transformer import Transformer
 from sinklab.train import state
 
@@ -29,7 +29,7 @@ def model(columns, **bias):
 
 
 def made(columns, **bias):
-    return COLUMNS[columns](model(columns, **bias), 4, nnx.Rngs(0))
+    return LEARNED_KV_KINDS[columns](model(columns, **bias), 4, nnx.Rngs(0))
 
 
 def attached(columns, **bias):
@@ -101,16 +101,16 @@ def test_a_fixed_value_is_no_parameter_of_the_model():
 PLACES = np.arange(5)[None]
 CURVES = {
     'none': None,
-    'distance': Curve(lambda slope, distance: slope[0] * distance, np.array([[1.0], [2.0], [3.0], [4.0]])),
+    'distance': RelativePositionBias(lambda slope, distance: slope[0] * distance, np.array([[1.0], [2.0], [3.0], [4.0]])),
 }
 
 
 def matrix(columns, curve):
     """bias_BHTS of five tokens, with those of the columns left of it."""
-    bias = Bias(CURVES[curve], PLACES, np.pad(PLACES, ((0, 0), (1, 0))), made(columns).score_HC())
-    plain = rule(attention('exp', 'sum'), causal(5), 1, bias)
+    bias = ScoreBias(CURVES[curve], PLACES, np.pad(PLACES, ((0, 0), (1, 0))), made(columns).score_HC())
+    plain = rule(attention('exp', 'sum'), make_causal_mask(5), 1, bias)
     moved = dataclasses.replace(plain, operation=dataclasses.replace(plain.operation, offset=0.5))
-    return np.broadcast_to(moved.score_bias(5), (1, 4, 5, 6))
+    return np.broadcast_to(moved.materialize_bias(5), (1, 4, 5, 6))
 
 
 @pytest.mark.parametrize('curve', CURVES)
@@ -129,7 +129,7 @@ def test_a_logit_is_a_score_of_its_own_beside_those_of_positions(curve):
 
 
 def test_the_first_token_is_column_number_count():
-    assert {columns: count(model(columns)) for columns in COLUMNS} == dict(
+    assert {columns: count_learned_kv(model(columns)) for columns in LEARNED_KV_KINDS} == dict(
         none=0, v=0, sink_token=1, k=1, kv=1, logit=1
     )
 
@@ -138,7 +138,7 @@ def test_the_first_token_is_column_number_count():
 def test_a_column_is_before_the_text_for_those_who_read_the_matrix():
     score_BHTS = jnp.asarray(np.random.default_rng(0).normal(size=(1, 1, 3, 4)), jnp.float32)
     zeros = jnp.zeros((1, 3, 1, 2)), jnp.zeros((1, 4, 1, 2)), jnp.zeros((1, 4, 1, 2))
-    found = attend((*zeros, score_BHTS), attention('exp', 'sum'), causal(3), columns=1)[1]
+    found = attend((*zeros, score_BHTS), attention('exp', 'sum'), make_causal_mask(3), columns=1)[1]
     np.testing.assert_array_equal(found[0, 0] > 0, [[1, 1, 0, 0], [1, 1, 1, 0], [1, 1, 1, 1]])
 
 
@@ -148,7 +148,7 @@ TOKENS = np.random.default_rng(0).integers(0, 300, (2, 8))
 def built(columns, normalizer='sum', **vectors):
     """(logits, Capture of its one layer) of softmax with a column, whose learned vectors are given."""
     spec = tiny(model__layers=1, model__columns__kind=columns, model__columns__value=model(columns).columns.value)
-    graph, abstract = state.architecture(operation(spec, 'exp', normalizer))
+    graph, abstract = state.make_abstract_model(operation(spec, 'exp', normalizer))
     rng = np.random.default_rng(0)
     params = nnx.to_pure_dict(abstract)
     own = params['blocks']['attention'].pop('columns', {})
@@ -196,9 +196,9 @@ def test_a_sink_logit_multiplies_the_output_by_the_sigmoid_of_how_far_it_lies_be
     query, logit = scale * query, made('logit')
     logit.score_H[...] = scale * jnp.asarray(rng.normal(size=(4, 1)), jnp.float32)
     keys, values = logit.attach(key, value)
-    beside = rule(attention('exp', 'sum'), causal(6), 1, Bias(column_HC=logit.score_HC()))
+    beside = rule(attention('exp', 'sum'), make_causal_mask(6), 1, ScoreBias(learned_HC=logit.score_HC()))
     found = dense.attend(query, keys, values, beside).output_BTHK
-    plain = dense.attend(query, key, value, rule(attention('exp', 'sum'), causal(6))).output_BTHK
+    plain = dense.attend(query, key, value, rule(attention('exp', 'sum'), make_causal_mask(6))).output_BTHK
     score = np.einsum('bthk,bshk->bths', np.float64(query), np.float64(key)) / 2
     for t in range(6):
         total = np.logaddexp.reduce(score[0, t, :, : t + 1], -1)

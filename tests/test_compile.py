@@ -8,7 +8,7 @@ from sinklab import topology
 from sinklab.cli.main import main
 from sinklab.install import format_package_command
 
-pytestmark = pytest.mark.skipif(topology.library() is None, reason='libtpu is not installed: make .venv/test does')
+pytestmark = pytest.mark.skipif(topology.find_libtpu() is None, reason='libtpu is not installed: make .venv/test does')
 ROW = ['--config=configs/scale.py:softmax_60m', '--size=smoke']
 
 
@@ -106,7 +106,7 @@ def test_the_best_layouts_are_found_by_formula_and_compiled(capsys):
 
 
 @pytest.mark.slow
-@pytest.mark.skipif(not topology.has_plugin(), reason='the plugin of jax for CUDA is not installed')
+@pytest.mark.skipif(not topology.has_cuda_plugin(), reason='the plugin of jax for CUDA is not installed')
 @pytest.mark.parametrize('attention', ['cudnn', 'gpu'])
 def test_a_node_of_gpus_that_is_not_here_is_compiled_for(capsys, attention):
     more = ['--config.model.dtype=bfloat16', '--config.model.width=256', '--config.model.head_width=64']
@@ -125,7 +125,7 @@ def test_a_node_of_gpus_that_is_not_here_is_compiled_for(capsys, attention):
     assert 0.8 < gathered <= 1, 'bfloat16 twice, but for both tables, which are met once; and float32 once'
 
 
-@pytest.mark.skipif(topology.has_plugin(), reason='the plugin of jax for CUDA is installed')
+@pytest.mark.skipif(topology.has_cuda_plugin(), reason='the plugin of jax for CUDA is installed')
 def test_a_compiler_for_gpus_that_is_not_there_is_asked_for(capsys):
     assert main(['compile', *ROW, '--topology=h100:8']) == 1
     assert format_package_command('jax[cuda13]') in capsys.readouterr().err

@@ -8,10 +8,10 @@ import sys
 import pytest
 from conftest import tiny
 
-from sinklab.folder import Folder
-from sinklab.record import Refusal
+from sinklab.folder import RunDir
+from sinklab.record import UserError
 from sinklab.sweep import run as sweep
-from sinklab.sweep.plan import Run, name
+from sinklab.sweep.plan import SweepRun, get_run_dir_name
 
 CLOCK = ('seconds', 'speed/tokens_per_second', 'speed/mfu')
 TABLE = """
@@ -64,7 +64,7 @@ def program(files, verb, *arguments):
 
 
 def records(path):
-    return [{k: v for k, v in record.items() if k not in CLOCK} for record in Folder(path).records()]
+    return [{k: v for k, v in record.items() if k not in CLOCK} for record in RunDir(path).read_records()]
 
 
 @pytest.mark.slow
@@ -105,12 +105,12 @@ def test_runs_at_once_are_what_they_are_one_after_another(files, tmp_path):
 
 def test_the_shares_of_jobs_are_all_cores_and_no_core_twice(monkeypatch):
     monkeypatch.setattr(os, 'sched_getaffinity', lambda _: {0, 2, 3, 5, 7}, raising=False)
-    assert sweep.shares(1) == [None]
-    assert sweep.shares(2) == [[0, 3, 7], [2, 5]]
-    assert sweep.shares(5) == [[0], [2], [3], [5], [7]]
-    assert sweep.shares(6) == [[0], [2], [3], [5], [7], [0]]
-    with pytest.raises(Refusal, match='--jobs=0 must be a whole number of at least 1'):
-        sweep.shares(0)
+    assert sweep.split_cores(1) == [None]
+    assert sweep.split_cores(2) == [[0, 3, 7], [2, 5]]
+    assert sweep.split_cores(5) == [[0], [2], [3], [5], [7]]
+    assert sweep.split_cores(6) == [[0], [2], [3], [5], [7], [0]]
+    with pytest.raises(UserError, match='--jobs=0 must be a whole number of at least 1'):
+        sweep.split_cores(0)
 
 
 def test_a_text_is_prepared_once_before_runs_share_the_cores(monkeypatch, capsys, corpus, tmp_path):
@@ -120,16 +120,16 @@ def test_a_text_is_prepared_once_before_runs_share_the_cores(monkeypatch, capsys
     for source in (corpus, f'text:{tmp_path}/none.txt'):
         for seed in (0, 1):
             spec = tiny(data__source=source, seed=seed, data__seed=seed)
-            runs.append(Run('softmax', seed, Folder(tmp_path / 'run'), None, spec))
-    sweep.prepare(runs)
+            runs.append(SweepRun('softmax', seed, RunDir(tmp_path / 'run'), None, spec))
+    sweep.prepare_stores(runs)
     assert [line.partition(' in ')[0] for line in capsys.readouterr().err.splitlines()] == [f'preparing {corpus}']
     assert len([*(tmp_path / 'cache' / 'stores').glob('*/meta.json')]) == 1
 
 
 def test_a_row_of_several_tables_has_a_folder_that_says_which():
-    assert name('softmax', 3) == 'softmax-3'
-    assert name('attention:alpha_0.1', 3) == 'attention.alpha_0.1-3'
-    assert name('/somewhere/mine.py:softmax', 0) == 'mine.softmax-0'
+    assert get_run_dir_name('softmax', 3) == 'softmax-3'
+    assert get_run_dir_name('attention:alpha_0.1', 3) == 'attention.alpha_0.1-3'
+    assert get_run_dir_name('/somewhere/mine.py:softmax', 0) == 'mine.softmax-0'
 
 
 @pytest.fixture(scope='module')

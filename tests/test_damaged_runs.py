@@ -5,8 +5,8 @@ import shutil
 import pytest
 from runs import Hearing, spec, timeless, train
 
-from sinklab.folder import Folder
-from sinklab.record import Refusal
+from sinklab.folder import RunDir
+from sinklab.record import UserError
 from sinklab.report import runs
 
 
@@ -18,7 +18,7 @@ def test_a_damaged_checkpoint_is_named_and_the_run_goes_on_from_the_one_before(w
     assert timeless(train(spec(corpus), tmp_path / 'run', hearing)) == timeless(whole[1])
     (line,) = hearing.notes
     assert line.startswith(f'{tmp_path}/run/checkpoints/8 is passed over: state/')
-    assert Folder(tmp_path / 'run').checkpoint_steps() == [4, 8]
+    assert RunDir(tmp_path / 'run').list_checkpoint_steps() == [4, 8]
 
 
 @pytest.mark.slow
@@ -27,7 +27,7 @@ def test_a_run_whose_checkpoints_are_all_damaged_is_refused_and_begins_anew_with
     saved = tmp_path / 'run' / 'checkpoints'
     for step in (4, 8):
         shutil.rmtree(saved / str(step) / 'state')
-    with pytest.raises(Refusal, match=r'has no sound checkpoint .* or delete .*/checkpoints alone'):
+    with pytest.raises(UserError, match=r'has no sound checkpoint .* or delete .*/checkpoints alone'):
         train(spec(corpus), tmp_path / 'run')
     shutil.rmtree(saved)
     assert timeless(train(spec(corpus), tmp_path / 'run')) == timeless(whole[1])
@@ -44,16 +44,16 @@ def test_lines_that_were_lost_before_a_run_goes_on_are_named_by_it_and_by_the_re
     (note,) = hearing.notes
     assert 'between steps 2 and 8' in note
     capsys.readouterr()
-    runs.read([str(run)])
+    runs.read_runs([str(run)])
     assert any('between steps 2 and 8' in line for line in capsys.readouterr().err.splitlines())
 
 
 def test_gaps_are_seen_but_for_what_another_spacing_of_lines_explains(tmp_path):
-    folder = Folder(tmp_path)
+    folder = RunDir(tmp_path)
     (tmp_path / 'row.json').write_text('{"row": "tiny"}')
 
     def gaps(steps, every, until=None):
-        return folder.gaps([{'step': step, 'train/loss': 1.0} for step in steps], every, until)
+        return folder.find_gaps([{'step': step, 'train/loss': 1.0} for step in steps], every, until)
 
     assert gaps([10, 20, 25, 30], 10, 35) == []
     assert gaps([10, 20, 50], 10) == [(20, 50)]
@@ -63,6 +63,6 @@ def test_gaps_are_seen_but_for_what_another_spacing_of_lines_explains(tmp_path):
         dict(step=0, attention='dense'),
         dict(step=50, attention='dense', changes=['log.every_steps 30 -> 10']),
     ]
-    folder.write('environment', dict(attempts=attempts))
+    folder.write_json('environment', dict(attempts=attempts))
     assert gaps([30, 60, 70], 10) == []
     assert gaps([30, 60, 100], 10) == [(60, 100)]

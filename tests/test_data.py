@@ -11,14 +11,14 @@ from runs import Hearing, train
 from stores import BEGIN as FIXED
 from stores import END, Array
 
-from sinklab.data.batches import sequences
-from sinklab.data.corpus import corpus as stored
-from sinklab.data.sequences.interventions import Intervened, with_fixed_token
-from sinklab.data.sequences.probes import INPUTS, natural
-from sinklab.data.sequences.shuffled import Shuffled
+from sinklab.data.batches import load_run_data
+from sinklab.data.corpus import open_corpus as stored
+from sinklab.data.sequences.interventions import TransformedWindows, set_fixed_token
+from sinklab.data.sequences.probes import PROBE_INPUTS, make_natural_probe
+from sinklab.data.sequences.shuffled import ShuffledBatches
 from sinklab.data.sequences.windows import Windows
-from sinklab.record import Refusal
-from sinklab.train.structure import starts
+from sinklab.record import UserError
+from sinklab.train.structure import find_document_starts
 
 
 @pytest.fixture
@@ -37,7 +37,7 @@ def test_windows_are_disjoint_blocks_of_one_more_than_the_length(length, size):
 
 
 def test_too_few_tokens_for_a_window_are_refused():
-    with pytest.raises(Refusal, match='has 16 tokens and a window takes 17'):
+    with pytest.raises(UserError, match='has 16 tokens and a window takes 17'):
         Windows([Array(np.zeros(16))], 16, 'held-out')
 
 
@@ -46,7 +46,7 @@ def test_too_few_tokens_for_a_window_are_refused():
 def test_windows_of_several_domains_are_those_of_each(sizes, length):
     rows = [Array(1000 * number + np.arange(size)) for number, size in enumerate(sizes)]
     if all(size <= length for size in sizes):
-        with pytest.raises(Refusal):
+        with pytest.raises(UserError):
             Windows(rows, length, 'training')
         return
     windows = Windows(rows, length, 'training')
@@ -69,18 +69,18 @@ def test_ids_that_are_not_to_be_predicted_come_as_their_complement():
 
 def test_probe_sequences_are_the_starts_of_held_out_documents_then_their_next_tokens(data):
     store = stored(data, 300)
-    row = store.row('held_out', '')
-    starts, keys = row.documents()
-    documents = [row.ids(*span) for span in zip(starts, [*starts[1:], len(row)], strict=True)]
+    row = store.get_tokens('held_out', '')
+    starts, keys = row.read_documents()
+    documents = [row.read_ids(*span) for span in zip(starts, [*starts[1:], len(row)], strict=True)]
     documents = [documents[number] for number in np.argsort(keys)]
     count = len(documents)
     probe = dataclasses.replace(tiny().probe, sequences=count + 2, length=10)
-    sequences = natural(store, probe, [])
+    sequences = make_natural_probe(store, probe, [])
     for number in range(count):
         np.testing.assert_array_equal(sequences[number], documents[number][:10])
     np.testing.assert_array_equal(sequences[count], documents[0][10:20])
-    with pytest.raises(Refusal, match=r'lower config\.probe\.sequences'):
-        natural(store, dataclasses.replace(probe, sequences=10_000), [])
+    with pytest.raises(UserError, match=r'lower config\.probe\.sequences'):
+        make_natural_probe(store, dataclasses.replace(probe, sequences=10_000), [])
 
 
 @pytest.mark.parametrize('sequences', [1, 100])
@@ -88,7 +88,7 @@ def test_probes_without_a_text_are_the_same_for_every_run_and_longer_ones_begin_
     store = stored(data, 300)
     for inputs in ('random', 'repeated'):
         short, long = (
-            INPUTS[inputs](
+            PROBE_INPUTS[inputs](
                 store, dataclasses.replace(tiny().probe, inputs=inputs, sequences=sequences, length=length), []
             )
             for length in (12, 50)
@@ -96,25 +96,25 @@ def test_probes_without_a_text_are_the_same_for_every_run_and_longer_ones_begin_
         np.testing.assert_array_equal(long[:, :12], short)
         assert short.shape == (sequences, 12)
         assert (short == short[:, :1]).all() == (inputs == 'repeated')
-        with_bos = INPUTS[inputs](store, dataclasses.replace(tiny().probe, inputs=inputs), [7])
+        with_bos = PROBE_INPUTS[inputs](store, dataclasses.replace(tiny().probe, inputs=inputs), [7])
         assert (with_bos[:, 0] == 7).all()
-    drawn = INPUTS['random'](store, dataclasses.replace(tiny().probe, sequences=128, length=2048), [])
+    drawn = PROBE_INPUTS['random'](store, dataclasses.replace(tiny().probe, sequences=128, length=2048), [])
     counts = np.bincount(drawn.ravel(), minlength=store.meta['vocabulary'])
     assert len(counts) == store.meta['vocabulary']
     assert abs(counts / counts.mean() - 1).max() < 0.2
 
 
 def test_more_probes_without_a_text_than_a_store_has_are_refused(data):
-    with pytest.raises(Refusal, match='a store has 128 of 2048'):
-        INPUTS['random'](stored(data, 300), dataclasses.replace(tiny().probe, sequences=129), [])
+    with pytest.raises(UserError, match='a store has 128 of 2048'):
+        PROBE_INPUTS['random'](stored(data, 300), dataclasses.replace(tiny().probe, sequences=129), [])
 
 
 @pytest.mark.parametrize('position', [1, 3, 16])
 def test_a_fixed_position_holds_the_fixed_token_everywhere_and_nothing_else_moves(corpus, position):
     spec = tiny(data__source=corpus, data__fixed_position=position, probe__length=16)
-    plain, fixed = (sequences(s) for s in (tiny(data__source=corpus, probe__length=16), spec))
+    plain, fixed = (load_run_data(s) for s in (tiny(data__source=corpus, probe__length=16), spec))
     for ours, theirs in (
-        (fixed.batches.rows(3, range(4)), plain.batches.rows(3, range(4))),
+        (fixed.batches.read_rows(3, range(4)), plain.batches.read_rows(3, range(4))),
         (fixed.valid_NT, plain.valid_NT),
         (fixed.probe_PT, plain.probe_PT),
     ):
@@ -124,14 +124,14 @@ def test_a_fixed_position_holds_the_fixed_token_everywhere_and_nothing_else_move
 
 def test_an_intervention_leaves_its_input_alone(data):
     ids = np.full((2, 17), 7)
-    with_fixed_token(ids, dataclasses.replace(data, fixed_position=2))
+    set_fixed_token(ids, dataclasses.replace(data, fixed_position=2))
     assert (ids == 7).all()
 
 
 def test_held_out_sequences_may_be_left_as_they_are(corpus):
     plain, spec = (tiny(data__source=corpus, **more) for more in ({}, FIXED_IN_TRAINING))
-    natural, found = sequences(plain), sequences(spec)
-    assert (found.batches.rows(0, range(4))[:, 0] == FIXED).all()
+    natural, found = load_run_data(plain), load_run_data(spec)
+    assert (found.batches.read_rows(0, range(4))[:, 0] == FIXED).all()
     np.testing.assert_array_equal(found.valid_NT, natural.valid_NT)
     np.testing.assert_array_equal(found.probe_PT, natural.probe_PT)
 
@@ -141,28 +141,28 @@ FIXED_IN_TRAINING = dict(data__fixed_position=1, data__fixed_held_out=False)
 
 @pytest.mark.parametrize(('first', 'last'), [(1, 1), (1, 2), (2, 2), (1, 10)])
 def test_random_tokens_stand_where_they_are_asked_for_the_same_in_every_epoch(corpus, first, last):
-    plain = sequences(tiny(data__source=corpus))
+    plain = load_run_data(tiny(data__source=corpus))
     spec = tiny(data__source=corpus, data__random_first=first, data__random_last=last)
-    found, again = sequences(spec), sequences(spec)
+    found, again = load_run_data(spec), load_run_data(spec)
     places = slice(first - 1, last)
     for ours, theirs in (
-        (found.batches.rows(3, range(4)), plain.batches.rows(3, range(4))),
+        (found.batches.read_rows(3, range(4)), plain.batches.read_rows(3, range(4))),
         (found.valid_NT, plain.valid_NT),
     ):
         assert (ours[:, places] != theirs[:, places]).mean() > 0.7
         assert ours[:, places].max() > 200  # of 300 ids
         np.testing.assert_array_equal(np.delete(ours, places, 1), np.delete(theirs, places, 1))
     np.testing.assert_array_equal(found.probe_PT, plain.probe_PT)
-    np.testing.assert_array_equal(found.batches.rows(3, range(4)), again.batches.rows(3, range(4)))
-    other = sequences(dataclasses.replace(spec, data=dataclasses.replace(spec.data, seed=1)))
+    np.testing.assert_array_equal(found.batches.read_rows(3, range(4)), again.batches.read_rows(3, range(4)))
+    other = load_run_data(dataclasses.replace(spec, data=dataclasses.replace(spec.data, seed=1)))
     assert found.valid_NT[:, places].tolist() != other.valid_NT[:, places].tolist()
 
 
 def test_random_tokens_belong_to_a_window_and_not_to_a_step():
     windows = Windows([Array(np.arange(17 * 8))], 16, 'training')
     data = dataclasses.replace(tiny().data, random_first=1, random_last=3)
-    batches = Shuffled([Intervened(windows, data, 300, fix=True)], 0, 8)
-    one, other = (sorted(batches.rows(epoch, range(8)).tolist(), key=lambda row: row[-1]) for epoch in range(2))
+    batches = ShuffledBatches([TransformedWindows(windows, data, 300, with_fixed_token=True)], 0, 8)
+    one, other = (sorted(batches.read_rows(epoch, range(8)).tolist(), key=lambda row: row[-1]) for epoch in range(2))
     assert one == other
 
 
@@ -180,17 +180,17 @@ def test_a_share_of_the_windows_is_exact_disjoint_and_drawn_by_the_seed(share, c
 
 def test_bos_changes_nothing_else(data):
     plain, found = stored(data, 300), stored(dataclasses.replace(data, bos='documents'), 300)
-    ours, theirs = (store.row('held_out', '') for store in (found, plain))
-    starts, _ = ours.documents()
-    np.testing.assert_array_equal(np.delete(ours.ids(0, len(ours)), starts), theirs.ids(0, len(theirs)))
-    assert (ours.ids(0, len(ours))[starts] == FIXED).all()
-    np.testing.assert_array_equal(natural(found, tiny().probe, []), natural(plain, tiny().probe, []))
+    ours, theirs = (store.get_tokens('held_out', '') for store in (found, plain))
+    starts, _ = ours.read_documents()
+    np.testing.assert_array_equal(np.delete(ours.read_ids(0, len(ours)), starts), theirs.read_ids(0, len(theirs)))
+    assert (ours.read_ids(0, len(ours))[starts] == FIXED).all()
+    np.testing.assert_array_equal(make_natural_probe(found, tiny().probe, []), make_natural_probe(plain, tiny().probe, []))
 
 
 @pytest.mark.parametrize(('prepend', 'token'), [('bos', FIXED), ('eos', END)])
 def test_a_probe_may_have_a_token_before_its_text(corpus, prepend, token):
-    plain = sequences(tiny(data__source=corpus)).probe_PT
-    found = sequences(tiny(data__source=corpus, probe__prepend=prepend)).probe_PT
+    plain = load_run_data(tiny(data__source=corpus)).probe_PT
+    found = load_run_data(tiny(data__source=corpus, probe__prepend=prepend)).probe_PT
     assert (found[:, 0] == token).all()
     np.testing.assert_array_equal(found[:5, 1:], plain[:5, :-1])
 
@@ -203,7 +203,7 @@ def test_a_document_starts_after_the_end_of_the_one_before(rows):
     for number, row in enumerate(rows):
         for place in range(1, 12):
             expected[number, place] = place if row[place - 1] == END else expected[number, place - 1]
-    np.testing.assert_array_equal(starts(np.array(rows), END), expected)
+    np.testing.assert_array_equal(find_document_starts(np.array(rows), END), expected)
 
 
 def test_what_is_not_predicted_stays_so_under_an_intervention():
@@ -212,7 +212,7 @@ def test_what_is_not_predicted_stays_so_under_an_intervention():
     for changes in (dict(random_first=1, random_last=4), dict(fixed_position=2)):
         data = dataclasses.replace(tiny().data, **changes)
         for index in range(2):
-            found = Intervened(windows, data, 300, fix=True)[index]
+            found = TransformedWindows(windows, data, 300, with_fixed_token=True)[index]
             np.testing.assert_array_equal(found >= 0, told[17 * index : 17 * index + 17])
 
 
@@ -220,12 +220,12 @@ def test_what_is_not_predicted_stays_so_under_an_intervention():
 def test_a_run_says_at_its_start_how_many_tokens_a_share_is(corpus, tmp_path):
     spec = tiny(data__source=corpus, data__share=0.1, optimizer__steps=3)
     held, hearing = stored(spec.data, 300), Hearing()
-    windows = len(held.row('train', '')) // 17
+    windows = len(held.get_tokens('train', '')) // 17
     train(spec, tmp_path / 'run', hearing)
     read, whole = 17 * round(windows / 10), 17 * windows
     line = f'data.share 0.1 is {read:,} of {whole:,} training tokens; in the paper, of 5,000,000,000'
     assert hearing.notes == [line]
-    assert sequences(tiny(data__source=corpus)).told == ()
+    assert load_run_data(tiny(data__source=corpus)).messages == ()
 
 
 def test_random_tokens_differ_between_domains_and_do_not_depend_on_the_share():
@@ -233,8 +233,8 @@ def test_random_tokens_differ_between_domains_and_do_not_depend_on_the_share():
 
     def drawn(share, domain):
         windows = Windows(rows, 16, f'train {domain}', share, 0)
-        found = Intervened(windows, data, 300, fix=True)
-        return {windows.number(index): found[index].tolist() for index in range(len(windows))}
+        found = TransformedWindows(windows, data, 300, with_fixed_token=True)
+        return {windows.get_number(index): found[index].tolist() for index in range(len(windows))}
 
     whole, part, other = drawn(1.0, 'a'), drawn(0.5, 'a'), drawn(1.0, 'b')
     assert all(whole[number] == ids for number, ids in part.items())

@@ -10,13 +10,13 @@ from conftest import drawn, operation, tiny
 from scipy import stats
 
 from sinklab.measure import angles, emergence, places, propositions, spikes, stream, table
-from sinklab.measure.setting import Setting, forward_arrays, setting_of
-from sinklab.model.columns import count
-from sinklab.train.forward import forward
+from sinklab.measure.setting import MetricSetting, extract_arrays, make_setting
+from sinklab.model.columns import count_learned_kv
+from sinklab.train.forward import make_forward
 
 L, P, H, T, K, D, KEYS = 3, 2, 2, 12, 4, 8, 3
-SINK = next(measure for measure in table.DEEPER if measure.reads == ('sink_LPCD',))
-SETTING = Setting(
+SINK = next(measure for measure in table.OFFLINE_METRICS if measure.inputs == ('sink_LPCD',))
+SETTING = MetricSetting(
     length=T,
     columns=1,
     implicit=False,
@@ -47,8 +47,8 @@ def arrays():
 
 @pytest.fixture(scope='module')
 def numbers(arrays):
-    among = table.measurable(arrays)
-    return table.numbers(table.kept(arrays, SETTING, among), SETTING, among)
+    among = table.select_measurable(arrays)
+    return table.compute_numbers(table.compute_arrays(arrays, SETTING, among), SETTING, among)
 
 
 def each(shape):
@@ -80,31 +80,31 @@ def test_the_rank_of_keys_is_that_of_their_covariance_over_texts(arrays, numbers
 
 
 def test_numbers_of_several_parts_have_labels():
-    assert table.number('sink/2/T16@0.25').label == 'Sink_2, T 16 > 0.25'
-    assert table.number('sink/1/T16@1e-05').label == 'Sink_1, T 16 > 1e-05'
-    assert table.number('alpha/1/T8').label == 'alpha_1, T 8'
-    assert table.number('sink/first') is None
+    assert table.find_metric_info('sink/2/T16@0.25').label == 'Sink_2, T 16 > 0.25'
+    assert table.find_metric_info('sink/1/T16@1e-05').label == 'Sink_1, T 16 > 1e-05'
+    assert table.find_metric_info('alpha/1/T8').label == 'alpha_1, T 8'
+    assert table.find_metric_info('sink/first') is None
 
 
 def test_keys_that_are_equal_have_rank_one():
     one_LPHK = np.random.default_rng(0).normal(size=(1, 1, 2, 64)).astype(np.float32).repeat(50, 1)
     signs = np.random.default_rng(1).choice([-1, 1], one_LPHK.shape).astype(np.float32)
     for keys in (one_LPHK, np.nextafter(one_LPHK, signs * np.inf, dtype=np.float32)):  # and but for rounding
-        np.testing.assert_array_equal(angles.rank(keys), 1)
+        np.testing.assert_array_equal(angles.compute_effective_rank(keys), 1)
 
 
 def test_where_nothing_rises_there_is_no_secondary_sink_and_where_nothing_falls_all_blocks_are_between():
     alike = np.ones((12, 1, 3))
-    assert stream.secondary(alike[:1], np.ones(1)) == 0.0
-    assert stream.secondary(alike, np.linspace(9, 1, 12)) == 0.0
-    assert stream.secondary(alike, np.array([1.0, *np.linspace(50, 90, 11)])) == 2.0
+    assert stream.count_secondary_sinks(alike[:1], np.ones(1)) == 0.0
+    assert stream.count_secondary_sinks(alike, np.linspace(9, 1, 12)) == 0.0
+    assert stream.count_secondary_sinks(alike, np.array([1.0, *np.linspace(50, 90, 11)])) == 2.0
 
 
 @pytest.mark.slow
 def test_keys_on_a_line_have_rank_one_and_in_a_ball_many():
     rng = np.random.default_rng(0)
     line, ball = rng.normal(size=(2000, 1)) * np.ones(6), rng.normal(size=(2000, 6))
-    ranks = angles.rank(np.stack([line, ball], 1)[None])
+    ranks = angles.compute_effective_rank(np.stack([line, ball], 1)[None])
     np.testing.assert_allclose(ranks[0], [1, 6], atol=0.1)
 
 
@@ -125,7 +125,7 @@ def test_spikes_after_every_block(arrays, numbers):
 def test_massive_is_what_is_above_both_of_its_bounds():
     residual = np.ones((1, 1, 10, 100), np.float32)
     residual[0, 0, 0, :3] = 99, 101, 1500  # below 100; below 1000 medians; above both
-    assert spikes.of_stream(residual)['massive_LP'].tolist() == [[1.0]]
+    assert spikes.compute_activation_statistics(residual)['massive_LP'].tolist() == [[1.0]]
 
 
 def test_the_spectrum_and_the_mixing_of_hidden_states(arrays, numbers):
@@ -143,10 +143,10 @@ def test_the_spectrum_and_the_mixing_of_hidden_states(arrays, numbers):
 
 def test_equal_tokens_have_no_spectrum_and_orthogonal_ones_the_widest():
     same, other = np.ones((5, 8), np.float32), np.eye(5, 8, dtype=np.float32)
-    entropy = stream.spectral_entropy(stream.grams(np.stack([same, other])[None]))
+    entropy = stream.compute_spectral_entropy(stream.compute_gram_matrices(np.stack([same, other])[None]))
     np.testing.assert_allclose(entropy[0], [0, np.log(5)], atol=1e-5)
-    cosines = stream.cosines(stream.grams(np.stack([same, other])[None]))
-    np.testing.assert_allclose(stream.mixing(cosines)[0], [1, 0], atol=1e-6)
+    cosines = stream.compute_cosines(stream.compute_gram_matrices(np.stack([same, other])[None]))
+    np.testing.assert_allclose(stream.compute_mixing(cosines)[0], [1, 0], atol=1e-6)
 
 
 def test_a_secondary_sink_is_like_the_first_token_for_more_than_four_blocks():
@@ -156,7 +156,7 @@ def test_a_secondary_sink_is_like_the_first_token_for_more_than_four_blocks():
     likeness[2:7, 0, 1] = -0.95  # five of them
     likeness[2:6, 0, 2] = 0.95  # four
     likeness[[0, 1, 2, 3, 4, 8], 0, 3] = 0.95  # three, and others outside
-    assert stream.secondary(likeness, first) == 1.0
+    assert stream.count_secondary_sinks(likeness, first) == 1.0
 
 
 def test_sinks_are_found_wherever_they_are(arrays, numbers):
@@ -195,9 +195,9 @@ def test_the_ratio_is_that_of_the_token_that_receives_most_be_it_a_sink_token(ar
         / np.mean([np.delete(norm[layer, 0], 2).mean(), np.delete(norm[layer, 1], 4).mean()])
         for layer in range(L)
     ]
-    np.testing.assert_allclose(places.own_ratio(kept), expected)
+    np.testing.assert_allclose(places.compute_sink_norm_ratio(kept), expected)
     kept |= dict(column_LPC=np.full((L, P, 1), 7.0), star_LPH=np.full((L, P, H), 0.9))
-    np.testing.assert_allclose(places.own_ratio(kept), 7 / norm.mean((1, 2)))
+    np.testing.assert_allclose(places.compute_sink_norm_ratio(kept), 7 / norm.mean((1, 2)))
 
 
 @pytest.mark.parametrize(
@@ -212,14 +212,14 @@ def test_the_ratio_is_that_of_the_token_that_receives_most_be_it_a_sink_token(ar
     ],
 )
 def test_a_sink_emerges_where_it_is_past_half_of_its_end_for_good(values, expected):
-    assert emergence.emergence([10 * n for n in range(len(values))], values) == expected
+    assert emergence.find_emergence([10 * n for n in range(len(values))], values) == expected
 
 
 def test_heads_come_in_the_order_in_which_they_stay_above_a_threshold():
     alpha = np.zeros((4, 1, 3))
     alpha[1:, 0, 2] = 0.4
     alpha[0, 0, 1], alpha[3, 0, 1] = 0.9, 0.9  # not for good before the end
-    assert emergence.first_heads([0, 5, 10, 15], alpha, 0.3) == [(5, 1, 3), (15, 1, 2)]
+    assert emergence.find_first_heads([0, 5, 10, 15], alpha, 0.3) == [(5, 1, 3), (15, 1, 2)]
 
 
 @pytest.mark.parametrize(
@@ -228,39 +228,39 @@ def test_heads_come_in_the_order_in_which_they_stay_above_a_threshold():
 @pytest.mark.slow
 def test_a_model_shows_all_that_is_measured_and_a_probe_what_it_showed_before(spec):
     ids_PT = np.random.default_rng(0).integers(1, 300, (2, 12)).astype(np.int32)
-    setting = setting_of(spec, 12, count(spec.model), lengths=(4, 12), thresholds=(0.3,))
-    captured = jax.jit(lambda params: forward(spec, capture=True)(params, ids_PT)[2])(drawn(spec))
-    found = forward_arrays(captured, setting)
+    setting = make_setting(spec, 12, count_learned_kv(spec.model), lengths=(4, 12), thresholds=(0.3,))
+    captured = jax.jit(lambda params: make_forward(spec, capture=True)(params, ids_PT)[2])(drawn(spec))
+    found = extract_arrays(captured, setting)
     assert ('sink_LPCD' in found) == (spec.model.columns.kind == 'sink_token')
-    among = table.measurable(found)
-    assert {*table.MEASURES, *table.DEEPER} - {*among} == ({SINK} if 'sink_LPCD' not in found else set())
-    jax_numbers = table.numbers(jax.jit(lambda found: table.kept(found, setting, among))(found), setting, among)
+    among = table.select_measurable(found)
+    assert {*table.METRICS, *table.OFFLINE_METRICS} - {*among} == ({SINK} if 'sink_LPCD' not in found else set())
+    jax_numbers = table.compute_numbers(jax.jit(lambda found: table.compute_arrays(found, setting, among))(found), setting, among)
     plain = {name: np.asarray(array) for name, array in found.items()}
-    numpy_numbers = table.numbers(table.kept(plain, setting, among), setting, among)
+    numpy_numbers = table.compute_numbers(table.compute_arrays(plain, setting, among), setting, among)
     assert jax_numbers.keys() == numpy_numbers.keys()
     for name, value in numpy_numbers.items():
         np.testing.assert_allclose(jax_numbers[name], value, rtol=2e-3, atol=2e-4, err_msg=name)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize('position', ['none', *propositions.RELATIVE, 'relative_t5', 'alibi', 'rotary'])
+@pytest.mark.parametrize('position', ['none', *propositions.RELATIVE_POSITIONS, 'relative_t5', 'alibi', 'rotary'])
 def test_propositions_hold_of_any_weights_and_of_no_other_text(position):
     spec = tiny(model__position=position)
     for repeated in (True, False):
         ids_PT = np.full((2, 12), 7) if repeated else np.random.default_rng(0).integers(1, 300, (2, 12))
         found = numbers_of(spec, ids_PT.astype(np.int32), repeated=True)
-        told = propositions.verdicts(position, found)
+        told = propositions.judge_propositions(position, found)
         assert told[0][2] == repeated
-        assert len(told) == 1 + (position in propositions.CLAIMS)
+        assert len(told) == 1 + (position in propositions.PROPOSITIONS)
         if repeated or position == 'rotary':  # whose bound is of a repeated token, but far from tight
             assert all(holds for _, _, holds in told[1:])
-    assert propositions.verdicts('learned', found) == []
+    assert propositions.judge_propositions('learned', found) == []
 
 
 def test_the_numbers_of_the_propositions_are_those_of_their_sentences(arrays):
     setting = dataclasses.replace(SETTING, repeated=True)
-    among = table.measurable(arrays)
-    found = table.numbers(table.kept(arrays, setting, among), setting, among)
+    among = table.select_measurable(arrays)
+    found = table.compute_numbers(table.compute_arrays(arrays, setting, among), setting, among)
     A, query, key = (np.float64(arrays[name]) for name in ('attention_LPHTS', 'query_LPTHK', 'key_LPSHK'))
     uneven, first, bound, relative = [], [], [], []
     for layer, text, head in each((L, P, H)):
@@ -280,8 +280,8 @@ def test_the_numbers_of_the_propositions_are_those_of_their_sentences(arrays):
 
 def numbers_of(spec, ids_PT, **how):
     """All that is measured of a model with drawn parameters."""
-    setting = setting_of(spec, ids_PT.shape[1], count(spec.model), **how)
-    captured = jax.jit(lambda params: forward(spec, capture=True)(params, ids_PT)[2])(drawn(spec))
-    found = forward_arrays(captured, setting)
-    among = table.measurable(found)
-    return table.numbers(table.kept(found, setting, among), setting, among)
+    setting = make_setting(spec, ids_PT.shape[1], count_learned_kv(spec.model), **how)
+    captured = jax.jit(lambda params: make_forward(spec, capture=True)(params, ids_PT)[2])(drawn(spec))
+    found = extract_arrays(captured, setting)
+    among = table.select_measurable(found)
+    return table.compute_numbers(table.compute_arrays(found, setting, among), setting, among)

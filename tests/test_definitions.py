@@ -14,21 +14,21 @@ from flax import nnx
 from rows import PAPER, ROWS, name
 
 from configs import packing
-from configs.unmeasured import UNMEASURED
-from sinklab.cli.main import VERBS
-from sinklab.data.batches import sequences
-from sinklab.folder import Folder
+from configs.unmeasured import REASONS_NOT_MEASURED
+from sinklab.cli.main import COMMANDS
+from sinklab.data.batches import load_run_data
+from sinklab.folder import RunDir
 from sinklab.measure import sink, table
-from sinklab.measure.setting import Setting
-from sinklab.model.columns import COLUMNS
-from sinklab.model.positions import Rotary
+from sinklab.measure.setting import MetricSetting
+from sinklab.model.columns import LEARNED_KV_KINDS
+from sinklab.model.positions import RotaryPosition
 from sinklab.model.transformer import Transformer
-from sinklab.parse import parse
+from sinklab.parse import parse_config
 from sinklab.report import sweep
 
 
 def spec_of(module, row, size='paper'):
-    return parse(module.get_config(row, size).to_dict())
+    return parse_config(module.get_config(row, size).to_dict())
 
 
 def same_model(spec):
@@ -67,8 +67,8 @@ def test_packing_trains_120m_parameters_on_30b_tokens():
 @pytest.mark.parametrize('row', ['causal_fixed', 'document_fixed'])
 def test_a_fixed_bos_stands_at_the_first_place_and_before_every_document(row, corpus):
     spec = spec_of(packing, row, 'smoke')
-    data = sequences(dataclasses.replace(spec, data=dataclasses.replace(spec.data, source=corpus, length=16)))
-    ids_BT = np.concatenate([data.batches.rows(step, range(4)) for step in range(60)])
+    data = load_run_data(dataclasses.replace(spec, data=dataclasses.replace(spec.data, source=corpus, length=16)))
+    ids_BT = np.concatenate([data.batches.read_rows(step, range(4)) for step in range(60)])
     opens = np.roll(ids_BT == spec.data.end_token, 1, axis=1)[:, 1:]
     assert opens.any(), 'no document begins within a window'
     assert (ids_BT[:, 0] == 1).all()
@@ -79,7 +79,7 @@ def bias_alone(kind, scale):
     """alpha_1 of the mean head where scores are a position's bias times a scale, at T = 64 and 8 heads."""
     score_HTS = scale * formulas.position_bias(kind, np.arange(64), 8)
     weight_HTS = np.where(np.tri(64) > 0, np.exp(score_HTS), 0)
-    return float(sink.importance(weight_HTS / weight_HTS.sum(-1, keepdims=True), 1).mean())
+    return float(sink.compute_importance(weight_HTS / weight_HTS.sum(-1, keepdims=True), 1).mean())
 
 
 RELATIVE = [('code', 0.334, 0.103), ('printed', 0.225, 0.094), ('negative', 0.022, 0.052)]
@@ -108,7 +108,7 @@ def ours(position):
     model.blocks.attention.query_DHK[...] *= 0
     with jax.disable_jit():
         captured = model(np.ones((1, 64), np.int32), capture=True)[1]
-    return float(sink.importance(captured.attention_BHTS, 1).mean())
+    return float(sink.compute_importance(captured.attention_BHTS, 1).mean())
 
 
 NOTHING_BSHK = np.zeros((1, 1, 4, 16), np.float32)
@@ -120,12 +120,12 @@ def test_the_learned_dimensions_of_a_narrow_key_are_as_many_frequencies():
     spec = tiny(
         model__columns__kind='k', model__columns__value='zero', model__head_width=16, model__columns__key_width=4
     )
-    column = COLUMNS['k'](spec.model, 16, nnx.Rngs(0))
+    column = LEARNED_KV_KINDS['k'](spec.model, 16, nnx.Rngs(0))
     key_BSHK, _ = column.attach(NOTHING_BSHK, NOTHING_BSHK)
     learned = np.flatnonzero(np.abs(key_BSHK[0, 0]).sum(0))
     assert learned.tolist() == [0, 1, 2, 3]
     unit_B1HK = np.eye(16, dtype=np.float32)[learned][:, None, None]
-    turned_BK = np.asarray(Rotary(spec.model, 8, nnx.Rngs(0)).rotate(unit_B1HK, np.array([[1]])))[:, 0, 0]
+    turned_BK = np.asarray(RotaryPosition(spec.model, 8, nnx.Rngs(0)).rotate(unit_B1HK, np.array([[1]])))[:, 0, 0]
     frequency = np.arccos(turned_BK[np.arange(4), learned])
     np.testing.assert_allclose(frequency, 10_000.0 ** (-2 * np.arange(4) / 16), rtol=1e-4)
 
@@ -153,7 +153,7 @@ def ended(folder, loss, vocabulary=512):
     (folder / 'config.json').write_text(json.dumps(dict(model=dict(vocabulary=vocabulary))))
     lines = [dict(step=0, seconds=0, **{'valid/loss': 6.3}), dict(step=9, seconds=1, **{'valid/loss': loss})]
     (folder / 'metrics.jsonl').write_text(''.join(json.dumps(line) + '\n' for line in lines))
-    return sweep.newest(Folder(folder))
+    return sweep.read_last_metrics(RunDir(folder))
 
 
 @pytest.mark.parametrize(
@@ -169,15 +169,15 @@ def ended(folder, loss, vocabulary=512):
 def test_a_row_published_as_failing_counts_runs_that_end_finite_and_bad(tmp_path, published, losses, outcomes, words):
     numbers = {seed: ended(tmp_path / str(seed), loss) for seed, loss in enumerate(losses)}
     about = dict(config='x.py', row='a', published=published)
-    [row] = sweep.table([sweep.Arm(about, dict(enumerate(outcomes.split())), {}, numbers)])
+    [row] = sweep.make_sweep_table([sweep.RowResult(about, dict(enumerate(outcomes.split())), {}, numbers)])
     assert row['outcome'] == words
     assert 'fails' not in row['ours']
 
 
 def test_a_published_name_is_measured_or_said_why_it_is_not():
     names = {name for module, row in ROWS for name in module.ROWS[row]['published']}
-    assert {name for name in names - {'valid/loss', 'fails'} if table.number(name) is None} == set(UNMEASURED)
-    assert all(UNMEASURED.values())
+    assert {name for name in names - {'valid/loss', 'fails'} if table.find_metric_info(name) is None} == set(REASONS_NOT_MEASURED)
+    assert all(REASONS_NOT_MEASURED.values())
 
 
 def names_of_measures():
@@ -185,20 +185,20 @@ def names_of_measures():
     rng = np.random.default_rng(0)
     arrays = dict(attention_LPHTS=np.float32(np.broadcast_to(np.tri(8) / np.arange(1, 9)[:, None], (2, 3, 4, 8, 8))))
     arrays |= dict(residual_LPTD=np.float32(rng.normal(size=(2, 3, 8, 5))))
-    setting = Setting(
+    setting = MetricSetting(
         length=8, columns=0, implicit=False, gain=1.0, keys=4, prefix=0, window=None, reach=8, triggers=False
     )
-    among = table.measurable(arrays)
-    return set(table.numbers(table.kept(arrays, setting, among), setting, among))
+    among = table.select_measurable(arrays)
+    return set(table.compute_numbers(table.compute_arrays(arrays, setting, among), setting, among))
 
 
 def test_what_the_reasons_of_unmeasured_numbers_name_exists():
-    reasons = ' '.join(set(UNMEASURED.values()))
+    reasons = ' '.join(set(REASONS_NOT_MEASURED.values()))
     numbers = re.findall(r'\b(?:spike|alpha|sink)/[\w/]+', reasons)
     assert any(name.startswith('spike/kurtosis/') for name in numbers)
     assert {name.removesuffix('/context') for name in numbers} <= names_of_measures()
     verbs = set(re.findall(r'sinklab (\w+)', reasons))
-    assert {'evaluate', 'measure', 'stream'} <= verbs <= set(VERBS)
+    assert {'evaluate', 'measure', 'stream'} <= verbs <= set(COMMANDS)
 
 
 def test_a_source_says_which_version_of_the_paper_numbers_it():

@@ -8,9 +8,9 @@ import pytest
 from conftest import tiny
 
 from sinklab.checkpoint import digests, steps
-from sinklab.checkpoint.checkpoints import Checkpoints
-from sinklab.checkpoint.orbax import TEMPORARY
-from sinklab.folder import Folder
+from sinklab.checkpoint.checkpoints import Checkpointer
+from sinklab.checkpoint.orbax import TEMPORARY_SUFFIX
+from sinklab.folder import RunDir
 
 STATE = dict(step=jnp.int32(0), params=dict(w=jnp.zeros(3)))
 
@@ -29,7 +29,7 @@ def undeletable(monkeypatch):
 
 
 def saved(path, *numbers, **rules):
-    checkpoints = Checkpoints(Folder(path), tiny(**rules).checkpoint, {})
+    checkpoints = Checkpointer(RunDir(path), tiny(**rules).checkpoint, {})
     for step in numbers:
         checkpoints.save(step, STATE)
     checkpoints.close()
@@ -39,39 +39,39 @@ def saved(path, *numbers, **rules):
 @pytest.mark.slow
 def test_a_save_that_was_cut_short_and_cannot_be_deleted_is_said_to_be_there(tmp_path, undeletable):
     saved(tmp_path, 2, 4)
-    digests.file_of(Folder(tmp_path), 4, 0).unlink()
-    checkpoints = Checkpoints(Folder(tmp_path), tiny().checkpoint, {})
-    newest, (line,) = checkpoints.sound()
+    digests.get_digest_path(RunDir(tmp_path), 4, 0).unlink()
+    checkpoints = Checkpointer(RunDir(tmp_path), tiny().checkpoint, {})
+    newest, (line,) = checkpoints.find_latest_valid_step()
     checkpoints.close()
     assert newest == 2
     assert 'it is deleted' not in line
     assert re.search(rf'{tmp_path}/checkpoints/4\.\w+\.deleted could not be deleted \(Operation not permitted', line)
-    assert Folder(tmp_path).checkpoint_steps() == [2]
+    assert RunDir(tmp_path).list_checkpoint_steps() == [2]
 
 
 def test_retention_says_in_a_line_what_it_cannot_delete_and_training_goes_on(tmp_path, undeletable, capsys):
     saved(tmp_path, 2, 4, 6, checkpoint__keep=2)
     (line,) = capsys.readouterr().err.splitlines()
     assert re.search(rf'{tmp_path}/checkpoints/2\.\w+\.deleted could not be deleted', line)
-    assert Folder(tmp_path).checkpoint_steps() == [4, 6]
+    assert RunDir(tmp_path).list_checkpoint_steps() == [4, 6]
 
 
 def test_what_could_not_be_deleted_is_tried_again_by_the_next_attempt(tmp_path, undeletable, monkeypatch, capsys):
     saved(tmp_path, 2, 4)
-    assert len(steps.remove(Folder(tmp_path), 4)) == 1
+    assert len(steps.delete_step(RunDir(tmp_path), 4)) == 1
     saved(tmp_path)
     assert len(capsys.readouterr().err.splitlines()) == 1
     monkeypatch.undo()
     saved(tmp_path)
-    assert [path.name for path in Folder(tmp_path).checkpoints.iterdir()] == ['2']
+    assert [path.name for path in RunDir(tmp_path).checkpoint_dir.iterdir()] == ['2']
     assert capsys.readouterr().err == ''
 
 
 def test_a_step_that_could_not_be_deleted_can_be_saved_again_and_retired(tmp_path, undeletable, capsys):
     saved(tmp_path, 2)
-    steps.remove(Folder(tmp_path), 2)
+    steps.delete_step(RunDir(tmp_path), 2)
     saved(tmp_path, 2, 4, 6, checkpoint__keep=2)
-    assert Folder(tmp_path).checkpoint_steps() == [4, 6]
+    assert RunDir(tmp_path).list_checkpoint_steps() == [4, 6]
     assert 'Traceback' not in capsys.readouterr().err
 
 
@@ -79,14 +79,14 @@ def test_a_step_that_could_not_be_deleted_can_be_saved_again_and_retired(tmp_pat
 def test_digests_go_with_a_checkpoint_whose_deletion_was_cut_short(tmp_path, name):
     saved(tmp_path, 2, 4)
     (tmp_path / 'checkpoints' / '2').rename(tmp_path / 'checkpoints' / name)
-    steps.tidy(Folder(tmp_path))
-    assert [path.name for path in Folder(tmp_path).digests.iterdir()] == ['4']
-    assert [path.name for path in Folder(tmp_path).checkpoints.iterdir()] == ['4']
+    steps.clean_up_run_dir(RunDir(tmp_path))
+    assert [path.name for path in RunDir(tmp_path).digest_dir.iterdir()] == ['4']
+    assert [path.name for path in RunDir(tmp_path).checkpoint_dir.iterdir()] == ['4']
 
 
 def test_digests_stay_of_a_checkpoint_that_was_moved_away_while_a_half_saved_one_is_left(tmp_path):
     saved(tmp_path, 2, 4)
     (tmp_path / 'checkpoints' / '2').rename(tmp_path / 'away')
-    (tmp_path / 'checkpoints' / f'2{TEMPORARY}-1').mkdir()
-    steps.tidy(Folder(tmp_path))
-    assert sorted(path.name for path in Folder(tmp_path).digests.iterdir()) == ['2', '4']
+    (tmp_path / 'checkpoints' / f'2{TEMPORARY_SUFFIX}-1').mkdir()
+    steps.clean_up_run_dir(RunDir(tmp_path))
+    assert sorted(path.name for path in RunDir(tmp_path).digest_dir.iterdir()) == ['2', '4']

@@ -13,15 +13,15 @@ import pytest
 from conftest import tiny
 
 from sinklab.checkpoint import restore
-from sinklab.checkpoint.checkpoints import Checkpoints
-from sinklab.checkpoint.storage import room
+from sinklab.checkpoint.checkpoints import Checkpointer
+from sinklab.checkpoint.storage import translate_storage_errors
 from sinklab.cli.main import main
-from sinklab.files.denied import is_permanent, permission
-from sinklab.files.whole import writable
-from sinklab.folder import Folder
+from sinklab.files.denied import is_permanent_error, describe_permission
+from sinklab.files.whole import writable_folder
+from sinklab.folder import RunDir
 from sinklab.llama import files
-from sinklab.record import Refusal
-from sinklab.train.outcome import of_error
+from sinklab.record import UserError
+from sinklab.train.outcome import classify_error
 
 STATE = dict(step=jnp.int32(4), params=dict(w=jnp.arange(4000.0)))
 PERMANENT = (errno.EACCES, errno.EPERM, errno.EROFS, errno.EISDIR, errno.ENOTDIR, errno.ELOOP)
@@ -30,10 +30,10 @@ PERMANENT = (errno.EACCES, errno.EPERM, errno.EROFS, errno.EISDIR, errno.ENOTDIR
 @pytest.fixture
 def run(tmp_path):
     """A run folder with the checkpoint 4."""
-    checkpoints = Checkpoints(Folder(tmp_path / 'run'), tiny().checkpoint, {})
+    checkpoints = Checkpointer(RunDir(tmp_path / 'run'), tiny().checkpoint, {})
     checkpoints.save(4, STATE)
     checkpoints.close()
-    return checkpoints.folder
+    return checkpoints.run_dir
 
 
 @pytest.fixture
@@ -87,10 +87,10 @@ def left_waiting(before, seconds=3.0):
 
 @pytest.mark.slow
 def test_a_checkpoint_folder_that_cannot_be_written_leaves_no_thread_waiting(tmp_path):
-    checkpoints, before = Checkpoints(Folder(tmp_path), tiny().checkpoint, {}), set(threading.enumerate())
+    checkpoints, before = Checkpointer(RunDir(tmp_path), tiny().checkpoint, {}), set(threading.enumerate())
     (tmp_path / 'checkpoints').rmdir()
     (tmp_path / 'checkpoints').write_text('a file in the place of the folder')
-    with pytest.raises(Refusal) as refusal:
+    with pytest.raises(UserError) as refusal:
         save_and_close(checkpoints)
     assert f'{tmp_path}/checkpoints is -rw' in str(refusal.value)
     assert left_waiting(before) == []
@@ -119,9 +119,9 @@ def test_what_safetensors_cannot_write_is_an_error_of_the_system(mounted):
     disk = mounted('size=16k')
     array = np.zeros(1 << 16, np.float32)
     with pytest.raises(OSError, match='No space left') as error:
-        files.write(disk, [('w', array.shape, lambda: array)], np.dtype(np.float32))
+        files.write_arrays(disk, [('w', array.shape, lambda: array)], np.dtype(np.float32))
     assert error.value.errno == errno.ENOSPC
-    assert error.value.filename == str(disk / files.MODEL)
+    assert error.value.filename == str(disk / files.MODEL_FILE)
 
 
 @pytest.mark.parametrize('number', PERMANENT, ids=errno.errorcode.get)
@@ -129,13 +129,13 @@ def test_what_the_same_command_would_meet_again_is_final_and_names_path_and_perm
     file = tmp_path / 'file'
     file.write_text('x')
     file.chmod(0o640)
-    end = of_error(OSError(number, os.strerror(number), str(file)))
-    assert (end.kind, end.code, end.trace) == ('refused', 1, '')
+    end = classify_error(OSError(number, os.strerror(number), str(file)))
+    assert (end.kind, end.exit_code, end.trace) == ('refused', 1, '')
     assert f'{file} is -rw-r-----' in end.words
     assert os.strerror(number) in end.words
-    with pytest.raises(Refusal, match=f'{file} is -rw-r-----'), writable(tmp_path):
+    with pytest.raises(UserError, match=f'{file} is -rw-r-----'), writable_folder(tmp_path):
         raise OSError(number, os.strerror(number), str(file))
-    with pytest.raises(Refusal, match=f'{file} is -rw-r-----'), room(Folder(tmp_path)):
+    with pytest.raises(UserError, match=f'{file} is -rw-r-----'), translate_storage_errors(RunDir(tmp_path)):
         raise OSError(number, os.strerror(number), str(file))
 
 
@@ -149,14 +149,14 @@ def test_what_the_same_command_would_meet_again_is_final_and_names_path_and_perm
     ids=str,
 )
 def test_what_may_pass_is_worth_another_start(error):
-    assert not is_permanent(error)
-    assert of_error(error).code == 42
+    assert not is_permanent_error(error)
+    assert classify_error(error).exit_code == 42
 
 
 def test_of_what_cannot_be_looked_at_the_folder_above_is_named(tmp_path):
     file = tmp_path / 'file'
     file.write_text('x')
-    assert permission(str(file / 'below' / 'it')).startswith(f'{file} is -rw')
+    assert describe_permission(str(file / 'below' / 'it')).startswith(f'{file} is -rw')
 
 
 def test_of_a_renaming_the_new_name_is_told(tmp_path):
@@ -164,7 +164,7 @@ def test_of_a_renaming_the_new_name_is_told(tmp_path):
     (tmp_path / 'old').write_text('x')
     with pytest.raises(IsADirectoryError) as error:
         (tmp_path / 'old').replace(tmp_path / 'new')
-    assert of_error(error.value).words.startswith(f'{tmp_path / "new"} ')
+    assert classify_error(error.value).words.startswith(f'{tmp_path / "new"} ')
 
 
 def test_a_folder_of_checkpoints_that_cannot_be_listed_is_not_taken_for_an_empty_one(run, monkeypatch):
@@ -180,6 +180,6 @@ def test_a_folder_of_checkpoints_that_cannot_be_listed_is_not_taken_for_an_empty
 def test_what_a_failed_save_has_begun_is_taken_away_and_what_lay_beside_it_stays(tmp_path):
     beside = tmp_path / 'out.orbax-checkpoint-tmp-of-another'
     beside.mkdir()
-    with pytest.raises(KeyError), restore.leaving_nothing(tmp_path / 'out'):
+    with pytest.raises(KeyError), restore.delete_on_failure(tmp_path / 'out'):
         fail(tmp_path / 'out.orbax-checkpoint-tmp')
     assert list(tmp_path.iterdir()) == [beside]

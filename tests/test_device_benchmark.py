@@ -138,8 +138,8 @@ def test_a_plain_step_learns_the_same_whatever_it_computes_again(device):
 
     spec = dataclasses.replace(tiny(), seed=1)
     losses = []
-    for remat in plain.REMAT:
-        state, step = plain.training(spec, remat)
+    for remat in plain.REMAT_POLICIES:
+        state, step = plain.make_train_step(spec, remat)
         for _ in range(3):
             state, loss = step(state, device['ids'](spec))
         losses.append(float(loss))

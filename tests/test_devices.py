@@ -10,7 +10,7 @@ from conftest import mesh_of, tiny
 from threads import alike
 
 from sinklab import devices
-from sinklab.record import Refusal
+from sinklab.record import UserError
 from sinklab.spec import Hardware
 from sinklab.train import start
 
@@ -56,7 +56,7 @@ def tpus(shape, slices=1, kind='TPU v5 lite', per_host=4):
 def test_with_nothing_said_parameters_are_divided_within_and_the_batch_across(found, sizes, crossing):
     mesh = mesh_of(Hardware(), found)
     assert tuple(mesh.shape.values()) == sizes
-    assert devices.crossings(mesh) == crossing
+    assert devices.find_crossed_boundaries(mesh) == crossing
     assert sorted(device.id for device in mesh.devices.flat) == [device.id for device in found], 'each of them once'
 
 
@@ -106,7 +106,7 @@ def test_a_slice_is_never_divided_between_two_places_across():
     ],
 )
 def test_devices_that_would_idle_and_slices_that_do_not_fit_are_refused(found, given, words):
-    with pytest.raises(Refusal, match=words):
+    with pytest.raises(UserError, match=words):
         mesh_of(given, found)
 
 
@@ -121,7 +121,7 @@ def test_devices_that_would_idle_and_slices_that_do_not_fit_are_refused(found, g
     ],
 )
 def test_an_axis_is_made_of_the_rings_of_the_network(found, given, rings):
-    assert devices.rings(mesh_of(given, found))['fsdp'] == rings
+    assert devices.find_rings(mesh_of(given, found))['fsdp'] == rings
 
 
 PHYSICAL = os.sysconf('SC_PHYS_PAGES') * os.sysconf('SC_PAGE_SIZE')
@@ -131,15 +131,15 @@ def test_devices_of_a_cpu_share_the_memory_of_the_host(monkeypatch):
     monkeypatch.setattr(devices, 'cgroup_limits', lambda: [])
     count = jax.local_device_count()
     assert count == 4, 'as the tests are set up'
-    assert devices.device_memory() == PHYSICAL // count
-    assert devices.device_memory(processes=2) == PHYSICAL // (2 * count)
+    assert devices.get_device_memory_bytes() == PHYSICAL // count
+    assert devices.get_device_memory_bytes(num_local_processes=2) == PHYSICAL // (2 * count)
 
 
 def test_a_limit_of_the_control_group_counts_where_it_is_less_than_the_host_has(monkeypatch):
     monkeypatch.setattr(devices, 'cgroup_limits', lambda: [2**20, 2**62])
-    assert devices.device_memory() == 2**20 // jax.local_device_count()
+    assert devices.get_device_memory_bytes() == 2**20 // jax.local_device_count()
     monkeypatch.setattr(devices, 'cgroup_limits', lambda: [2**62])
-    assert devices.device_memory() == PHYSICAL // jax.local_device_count()
+    assert devices.get_device_memory_bytes() == PHYSICAL // jax.local_device_count()
 
 
 @pytest.mark.parametrize(
@@ -160,7 +160,7 @@ def test_limits_of_control_groups_are_read(tmp_path, groups, files, limits):
     for name, text in files.items():
         (tmp_path / 'mounted' / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / 'mounted' / name).write_text(text)
-    assert [*devices.cgroup_limits(tmp_path / 'cgroup', tmp_path / 'mounted')] == limits
+    assert [*devices.read_cgroup_limits(tmp_path / 'cgroup', tmp_path / 'mounted')] == limits
 
 
 def test_a_layout_that_does_not_fit_is_explained_by_processes_with_different_numbers_of_devices(monkeypatch):
@@ -169,8 +169,8 @@ def test_a_layout_that_does_not_fit_is_explained_by_processes_with_different_num
         monkeypatch.setattr(start, 'count_devices', lambda: next(each))
         return [
             str(one)
-            for one in alike(2, lambda group: start.mesh_of_all(tiny(), Hardware(data=3), group, 1))
-            if isinstance(one, Refusal)
+            for one in alike(2, lambda group: start.make_mesh_on_all(tiny(), Hardware(data=3), group, 1))
+            if isinstance(one, UserError)
         ]
 
     assert len(said := refusals(2, 3)) == 2

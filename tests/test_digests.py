@@ -17,11 +17,11 @@ from damages import WAYS, flip, lose, no_digests, poison, swap, truncate
 from threads import alike
 
 from sinklab.checkpoint import digests, steps
-from sinklab.checkpoint.checkpoints import Checkpoints, fault_of
+from sinklab.checkpoint.checkpoints import Checkpointer, find_corruption_on_all
 from sinklab.files import tree
 from sinklab.files import whole as files
-from sinklab.folder import Folder
-from sinklab.record import Refusal
+from sinklab.folder import RunDir
+from sinklab.record import UserError
 
 DATA = dict(store='0123', seed=0)
 RULES = tiny().checkpoint
@@ -49,8 +49,8 @@ def abstract():
 @pytest.fixture(scope='module')
 def saved(tmp_path_factory):
     """A folder with the checkpoints 2 and 4."""
-    folder = Folder(tmp_path_factory.mktemp('run'))
-    checkpoints = Checkpoints(folder, RULES, DATA)
+    folder = RunDir(tmp_path_factory.mktemp('run'))
+    checkpoints = Checkpointer(folder, RULES, DATA)
     for step in (2, 4):
         checkpoints.save(step, state(step))
     checkpoints.close()
@@ -59,11 +59,11 @@ def saved(tmp_path_factory):
 
 def copied(saved, path):
     shutil.copytree(saved.path, path)
-    return Folder(path)
+    return RunDir(path)
 
 
 def opened(folder, group=None):
-    return Checkpoints(folder, RULES, DATA, group)
+    return Checkpointer(folder, RULES, DATA, group)
 
 
 DAMAGES = [
@@ -81,9 +81,9 @@ def test_a_damage_is_named_and_the_newest_sound_checkpoint_is_restored(saved, tm
     folder, rng = copied(saved, tmp_path / 'run'), np.random.default_rng(number)
     names = WAYS[number % len(WAYS)](folder, 4, rng)
     checkpoints = opened(folder)
-    newest, (line,) = checkpoints.sound()
+    newest, (line,) = checkpoints.find_latest_valid_step()
     assert newest == 2
-    assert line.startswith(f'{folder.checkpoints}/4 is passed over: ')
+    assert line.startswith(f'{folder.checkpoint_dir}/4 is passed over: ')
     assert len(line.splitlines()) == 1
     assert is_named(names, line)
     restored = checkpoints.restore(newest, abstract())
@@ -96,8 +96,8 @@ def test_where_none_is_sound_all_are_named_and_nothing_is_changed(saved, tmp_pat
     folder, rng = copied(saved, tmp_path / 'run'), np.random.default_rng(0)
     names = {step: way(folder, step, rng) for step, way in zip((2, 4), ways, strict=True)}
     before = {path: path.read_bytes() for path in folder.path.rglob('*') if path.is_file()}
-    with pytest.raises(Refusal, match='has no sound checkpoint') as refusal:
-        opened(folder).sound()
+    with pytest.raises(UserError, match='has no sound checkpoint') as refusal:
+        opened(folder).find_latest_valid_step()
     line = str(refusal.value)
     assert len(line.splitlines()) == 1
     assert all(is_named(of, line) for of in names.values())
@@ -108,23 +108,23 @@ def test_what_was_passed_over_is_kept_with_its_digests_and_its_step_is_saved_ane
     folder = copied(saved, tmp_path / 'run')
     for name in ('4', '4.1'):
         flip(folder, 4, np.random.default_rng(0))
-        damaged = {path.name: path.read_bytes() for path in (folder.checkpoints / '4').rglob('*') if path.is_file()}
+        damaged = {path.name: path.read_bytes() for path in (folder.checkpoint_dir / '4').rglob('*') if path.is_file()}
         checkpoints = opened(folder)
-        assert checkpoints.sound()[1][0].endswith(f'; it lies in {folder.damaged}/{name} now')
-        aside = folder.damaged / name
+        assert checkpoints.find_latest_valid_step()[1][0].endswith(f'; it lies in {folder.quarantine_dir}/{name} now')
+        aside = folder.quarantine_dir / name
         assert {
             path.name: path.read_bytes() for path in (aside / 'checkpoint').rglob('*') if path.is_file()
         } == damaged
         assert json.loads((aside / 'digests' / '0.json').read_text())['step'] == 4
         checkpoints.save(4, state(4))
         checkpoints.close()
-        assert opened(folder).sound() == (4, [])
+        assert opened(folder).find_latest_valid_step() == (4, [])
 
 
 def test_an_older_checkpoint_is_not_looked_at_while_a_newer_one_is_sound(saved, tmp_path):
     folder = copied(saved, tmp_path / 'run')
     flip(folder, 2, np.random.default_rng(0))
-    assert opened(folder).sound() == (4, [])
+    assert opened(folder).find_latest_valid_step() == (4, [])
 
 
 def cut_short(folder, step):
@@ -136,74 +136,74 @@ def cut_short(folder, step):
 def test_a_save_that_was_cut_short_is_passed_over_also_where_it_was_the_first(saved, tmp_path):
     folder = copied(saved, tmp_path / 'run')
     cut_short(folder, 4)
-    newest, (line,) = opened(folder).sound()
+    newest, (line,) = opened(folder).find_latest_valid_step()
     assert newest == 2
     assert 'its save was cut short, or goes on' in line
     cut_short(folder, 2)
-    newest, (line,) = opened(folder).sound()
+    newest, (line,) = opened(folder).find_latest_valid_step()
     assert newest is None
-    assert line.startswith(f'{folder.checkpoints}/2 is passed over: ')
-    assert opened(folder).sound() == (None, [])
+    assert line.startswith(f'{folder.checkpoint_dir}/2 is passed over: ')
+    assert opened(folder).find_latest_valid_step() == (None, [])
 
 
 @pytest.mark.parametrize('last', [2, 4])
 def test_kills_in_the_middle_of_the_digests_leave_nothing_behind(saved, tmp_path, last):
     folder = copied(saved, tmp_path / 'run')
     if last == 2:
-        steps.remove(folder, 4)
+        steps.delete_step(folder, 4)
     for _ in range(3):
         cut_short(folder, last)
         checkpoints = opened(folder)
-        newest, (line,) = checkpoints.sound()
+        newest, (line,) = checkpoints.find_latest_valid_step()
         assert (newest, line.endswith('; it is deleted')) == (2 if last == 4 else None, True)
         checkpoints.save(last, state(last))
         checkpoints.close()
-    assert not folder.damaged.exists()
-    assert opened(folder).sound() == (last, [])
+    assert not folder.quarantine_dir.exists()
+    assert opened(folder).find_latest_valid_step() == (last, [])
 
 
 def test_digests_that_are_seen_late_are_not_a_save_that_was_cut_short(of_three, monkeypatch):
     monkeypatch.setattr(files, 'SHARED', 5.0)
-    file = digests.file_of(of_three, 4, 2)
+    file = digests.get_digest_path(of_three, 4, 2)
     away = file.rename(of_three.path / 'away')
     later = threading.Timer(0.1, away.rename, [file])
     later.start()
-    assert opened(of_three).sound() == (4, [])
+    assert opened(of_three).find_latest_valid_step() == (4, [])
     later.join()
 
 
 def test_a_checkpoint_that_was_moved_away_is_sound_when_it_comes_back(saved, tmp_path):
     folder = copied(saved, tmp_path / 'run')
-    away = (folder.checkpoints / '4').rename(tmp_path / 'away')
-    assert opened(folder).sound() == (2, [])
-    away.rename(folder.checkpoints / '4')
-    assert opened(folder).sound() == (4, [])
+    away = (folder.checkpoint_dir / '4').rename(tmp_path / 'away')
+    assert opened(folder).find_latest_valid_step() == (2, [])
+    away.rename(folder.checkpoint_dir / '4')
+    assert opened(folder).find_latest_valid_step() == (4, [])
 
 
 def test_digests_of_an_earlier_checkpoint_do_not_speak_for_a_save_that_was_cut_short(saved, tmp_path, monkeypatch):
     folder = copied(saved, tmp_path / 'run')
-    shutil.rmtree(folder.checkpoints / '4')
+    shutil.rmtree(folder.checkpoint_dir / '4')
     checkpoints = opened(folder)
     monkeypatch.setattr(digests, 'write', lambda *given: None)
     checkpoints.save(4, state(4))
     checkpoints.close()
-    assert digests.fault(folder, 4).cut_short
+    assert digests.find_corruption(folder, 4).is_incomplete
 
 
 def test_digests_go_with_a_checkpoint_that_was_being_deleted(saved, tmp_path):
     folder = copied(saved, tmp_path / 'run')
-    (folder.checkpoints / '2').rename(folder.checkpoints / f'2{tree.GOING}')
+    (folder.checkpoint_dir / '2').rename(folder.checkpoint_dir / f'2{tree.DELETED_SUFFIX}')
     opened(folder)
-    assert [path.name for path in folder.digests.iterdir()] == ['4']
-    assert folder.checkpoint_steps() == [4]
+    assert [path.name for path in folder.digest_dir.iterdir()] == ['4']
+    assert folder.list_checkpoint_steps() == [4]
 
 
 def test_two_checkpoints_without_whole_digests_are_not_one_save_that_was_cut_short(saved, tmp_path):
     folder = copied(saved, tmp_path / 'run')
     for step in (2, 4):
         cut_short(folder, step)
-    with pytest.raises(Refusal, match='has no sound checkpoint'):
-        opened(folder).sound()
+    with pytest.raises(UserError, match='has no sound checkpoint'):
+        opened(folder).find_latest_valid_step()
 
 
 FILES = [
@@ -217,19 +217,19 @@ FILES = [
 @pytest.fixture
 def of_three(tmp_path):
     """The checkpoint of three processes, each of which has digested what it wrote."""
-    folder = Folder(tmp_path / 'run')
+    folder = RunDir(tmp_path / 'run')
     for name in FILES:
-        file = folder.checkpoints / '4' / name
+        file = folder.checkpoint_dir / '4' / name
         file.parent.mkdir(parents=True, exist_ok=True)
         file.write_text(name)
-    (folder.digests / '4').mkdir(parents=True)
+    (folder.digest_dir / '4').mkdir(parents=True)
     for process in range(3):
-        digests.write(folder, 4, process, 3, seconds=1.0)
+        digests.write_digests(folder, 4, process, 3, seconds=1.0)
     return folder
 
 
 def test_a_process_digests_what_it_wrote_and_all_of_them_together_everything(of_three):
-    parts = [json.loads(digests.file_of(of_three, 4, process).read_text())['files'] for process in range(3)]
+    parts = [json.loads(digests.get_digest_path(of_three, 4, process).read_text())['files'] for process in range(3)]
     assert sorted(name for part in parts for name in part) == sorted(FILES)
     assert all(f'process_{process}' in name for process in (1, 2) for name in parts[process])
 
@@ -237,40 +237,40 @@ def test_a_process_digests_what_it_wrote_and_all_of_them_together_everything(of_
 @pytest.mark.parametrize('count', [1, 2, 5])
 @pytest.mark.parametrize('name', FILES)
 def test_any_number_of_processes_finds_each_damage_together(of_three, name, count):
-    assert not any(digests.fault(of_three, 4, process, count) for process in range(count))
+    assert not any(digests.find_corruption(of_three, 4, process, count) for process in range(count))
     (of_three.checkpoints / '4' / name).write_text(name[::-1])
-    faults = [fault for process in range(count) if (fault := digests.fault(of_three, 4, process, count))]
-    assert faults == [digests.Fault(f'{name} does not hold what was saved')]
+    faults = [fault for process in range(count) if (fault := digests.find_corruption(of_three, 4, process, count))]
+    assert faults == [digests.CorruptionReport(f'{name} does not hold what was saved')]
 
 
 def test_the_verdict_of_one_process_is_that_of_all(of_three):
     (of_three.checkpoints / '4' / FILES[-1]).unlink()
-    lines = alike(2, lambda group: fault_of(of_three, 4, group).why)
+    lines = alike(2, lambda group: find_corruption_on_all(of_three, 4, group).reason)
     assert lines == [f'{FILES[-1]} is missing'] * 2
 
 
 def test_all_processes_pass_over_the_same_and_one_of_them_sets_it_aside(saved, tmp_path):
     folder = copied(saved, tmp_path / 'run')
     flip(folder, 4, np.random.default_rng(0))
-    one, other = alike(2, lambda group: opened(folder, group).sound())
+    one, other = alike(2, lambda group: opened(folder, group).find_latest_valid_step())
     assert one == other
     assert one[0] == 2
-    assert [path.name for path in folder.damaged.iterdir()] == ['4']
+    assert [path.name for path in folder.quarantine_dir.iterdir()] == ['4']
 
 
 @pytest.mark.slow
 def test_files_that_are_seen_late_are_digested_and_those_that_are_not_seen_are_an_error(of_three, monkeypatch):
     monkeypatch.setattr(files, 'SHARED', 0.5)
     away = of_three.checkpoints.rename(of_three.path / 'away')
-    written = digests.file_of(of_three, 4, 1).read_bytes()
+    written = digests.get_digest_path(of_three, 4, 1).read_bytes()
     with pytest.raises(FileNotFoundError, match='process 1'):
-        digests.write(of_three, 4, 1, 3, seconds=1.0)
-    assert digests.file_of(of_three, 4, 1).read_bytes() == written
+        digests.write_digests(of_three, 4, 1, 3, seconds=1.0)
+    assert digests.get_digest_path(of_three, 4, 1).read_bytes() == written
     later = threading.Timer(0.1, away.rename, [of_three.checkpoints])
     later.start()
-    digests.write(of_three, 4, 1, 3, seconds=1.0)
+    digests.write_digests(of_three, 4, 1, 3, seconds=1.0)
     later.join()
-    assert digests.fault(of_three, 4) is None
+    assert digests.find_corruption(of_three, 4) is None
 
 
 def test_a_folder_that_cannot_be_listed_is_an_error_of_the_storage(of_three, monkeypatch):
@@ -281,14 +281,14 @@ def test_a_folder_that_cannot_be_listed_is_an_error_of_the_storage(of_three, mon
 
     monkeypatch.setattr(os, 'scandir', scandir)
     with pytest.raises(OSError, match='Input/output error'):
-        digests.fault(of_three, 4)
+        digests.find_corruption(of_three, 4)
 
 
 @pytest.mark.parametrize('content', ['', '{}', '[]', 'null', '{"step": 4, "process": 0, "processes": "x"}'])
 def test_digests_that_are_none_are_said_to_be_damaged(saved, tmp_path, content):
     folder = copied(saved, tmp_path / 'run')
-    digests.file_of(folder, 4, 0).write_text(content)
-    assert digests.read(folder, 4) == digests.Fault(f'its digests are damaged ({folder.digests}/4/0.json)')
+    digests.get_digest_path(folder, 4, 0).write_text(content)
+    assert digests.read_digests(folder, 4) == digests.CorruptionReport(f'its digests are damaged ({folder.digest_dir}/4/0.json)')
 
 
 def change(**values):
@@ -324,26 +324,26 @@ TYPES = {
 @pytest.mark.parametrize('damage', TYPES.values(), ids=TYPES)
 def test_digests_of_other_types_are_damaged_and_the_checkpoint_before_is_the_newest(saved, tmp_path, damage):
     folder = copied(saved, tmp_path / 'run')
-    file = digests.file_of(folder, 4, 0)
+    file = digests.get_digest_path(folder, 4, 0)
     file.write_text(damage(json.loads(file.read_text())))
-    assert digests.newest(folder) == 2
-    assert digests.fault(folder, 4) == digests.Fault(f'its digests are damaged ({file})')
+    assert digests.find_newest_step(folder) == 2
+    assert digests.find_corruption(folder, 4) == digests.CorruptionReport(f'its digests are damaged ({file})')
 
 
 def test_a_file_of_more_than_4_gib_may_be_in_digests(saved, tmp_path):
     folder = copied(saved, tmp_path / 'run')
-    file = digests.file_of(folder, 4, 0)
+    file = digests.get_digest_path(folder, 4, 0)
     file.write_text(change(files={'a': [5 << 30, '00']})(json.loads(file.read_text())))
-    assert digests.read(folder, 4).files == {'a': (5 << 30, '00')}
+    assert digests.read_digests(folder, 4).files == {'a': (5 << 30, '00')}
 
 
 @pytest.mark.parametrize('name', ['../../secret', '/etc/passwd', 'a\\b'])
 def test_digests_that_name_a_file_outside_of_the_checkpoint_are_a_fault(tmp_path, name):
-    folder = Folder(tmp_path)
+    folder = RunDir(tmp_path)
     runs.saved(folder, 4)
     (tmp_path / 'secret').write_bytes(b'of a run')
-    file = digests.file_of(folder, 4, 0)
+    file = digests.get_digest_path(folder, 4, 0)
     part = json.loads(file.read_text())
     part['files'][name] = [8, hashlib.sha256(b'of a run').hexdigest()]
     file.write_text(json.dumps(part))
-    assert repr(name) in digests.fault(folder, 4).why
+    assert repr(name) in digests.find_corruption(folder, 4).reason

@@ -15,9 +15,9 @@ import pytest
 from conftest import tiny
 
 from sinklab.cli import progress
-from sinklab.cli.sweep import trained
-from sinklab.folder import Folder
-from sinklab.sweep.plan import Run
+from sinklab.cli.sweep import train_runs
+from sinklab.folder import RunDir
+from sinklab.sweep.plan import SweepRun
 
 HERE = Path(__file__).parent
 # A run without jax: it writes the records of a run, and stops as a run does when a signal comes.
@@ -56,8 +56,8 @@ class Held:
 
 def sweep(folder, *waits):
     """Train two runs in processes of CHILD, shown as a sweep shows them."""
-    runs = [Run(name, 0, Folder(f'{folder}/{name}'), None, tiny()) for name in ('softmax', 'sigmoid')]
-    trained(runs, lambda run: [sys.executable, '-c', CHILD, *waits], Held(), jobs=1)
+    runs = [SweepRun(name, 0, RunDir(f'{folder}/{name}'), None, tiny()) for name in ('softmax', 'sigmoid')]
+    train_runs(runs, lambda run: [sys.executable, '-c', CHILD, *waits], Held(), jobs=1)
     return runs
 
 
@@ -169,11 +169,11 @@ def test_without_a_terminal_that_can_erase_there_are_plain_lines(tmp_path, term)
 
 
 def test_a_run_of_a_sweep_writes_records(monkeypatch, capsys):
-    monkeypatch.setenv(progress.VARIABLE, 'json')
-    with progress.Progress('mine', tiny()) as shown:
-        shown.begin(0, 'dense', ['a 1 -> 2'])
-        shown.record({'step': 8, 'train/loss': 2.0, 'sink/1': 5.0, 'other': 1.0}, written=True)
-    records = [progress.parse(line) for line in capsys.readouterr().err.split('\n')]
+    monkeypatch.setenv(progress.PROGRESS_VARIABLE, 'json')
+    with progress.ProgressCallback('mine', tiny()) as shown:
+        shown.on_train_begin(0, 'dense', ['a 1 -> 2'])
+        shown.on_record({'step': 8, 'train/loss': 2.0, 'sink/1': 5.0, 'other': 1.0}, written=True)
+    records = [progress.parse_record(line) for line in capsys.readouterr().err.split('\n')]
     assert {'note': 'attention: dense'} in records
     assert {'warning': 'since step 0: a 1 -> 2'} in records
     assert records[-2] == {'record': {'step': 8, 'train/loss': 2.0, 'sink/1': 5.0}}
@@ -181,5 +181,5 @@ def test_a_run_of_a_sweep_writes_records(monkeypatch, capsys):
 
 @pytest.mark.parametrize('line', ['', 'words', '{"record": {}}', '\x1e', '\x1e[1]', '\x1e{', '\x1enull'])
 def test_what_is_no_record_is_taken_for_words(line):
-    assert progress.parse(line) is None
-    assert progress.parse('\x1e' + json.dumps({'end': 'done'})) == {'end': 'done'}
+    assert progress.parse_record(line) is None
+    assert progress.parse_record('\x1e' + json.dumps({'end': 'done'})) == {'end': 'done'}

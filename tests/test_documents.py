@@ -15,8 +15,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from stores import found, lines, refused, talk
 
-from sinklab.data.documents.document import Damaged, Document
-from sinklab.data.documents.sources import source
+from sinklab.data.documents.document import DamagedDocument, Document
+from sinklab.data.documents.sources import open_source
 from sinklab.install import format_extra_command
 
 TEXTS = ['first\nfile', 'zwei ü 中文 😀', '\u2028 \u0085 \x00', '', ' \n', 'a "quoted" \\ line']
@@ -120,8 +120,8 @@ def test_the_standard_library_is_a_corpus_of_its_sources_without_its_tests():
 def test_a_damaged_document_is_told_by_its_place_and_the_others_are_read(tmp_path, name, content, words):
     (tmp_path / name).write_bytes(content)
     read = found(f'text:{tmp_path}/*')
-    damaged = [document for document in read if isinstance(document, Damaged)]
-    assert [words in f'{document.where} {document.why}' for document in damaged] == [True]
+    damaged = [document for document in read if isinstance(document, DamagedDocument)]
+    assert [words in f'{document.location} {document.reason}' for document in damaged] == [True]
     assert all(document.text == 'x' for document in read if isinstance(document, Document))
 
 
@@ -174,7 +174,7 @@ def test_what_is_read_is_held_a_document_at_a_time(tmp_path):
     parquet(tmp_path / 'a.parquet', texts, rows=500)
     for path in tmp_path.iterdir():
         tracemalloc.start()
-        assert sum(1 for _ in source(f'text:{path}').documents()) == 3000
+        assert sum(1 for _ in open_source(f'text:{path}').read_documents()) == 3000
         peak = tracemalloc.get_traced_memory()[1]
         tracemalloc.stop()
         assert peak < 6e6, path  # of 30 MB
@@ -183,9 +183,9 @@ def test_what_is_read_is_held_a_document_at_a_time(tmp_path):
 def test_a_chat_tells_the_words_of_the_assistant(tmp_path):
     turns = talk(('system', 'be kind'), ('user', 'hello'), ('assistant', 'good day'), ('user', 'bye'))
     (tmp_path / 'a.jsonl').write_text(json.dumps(turns))
-    chat = source(f'chat:{tmp_path}/a.jsonl')
+    chat = open_source(f'chat:{tmp_path}/a.jsonl')
     assert chat.masked
-    (document,) = chat.documents()
+    (document,) = chat.read_documents()
     assert document.parts == (
         ('<|system|>\nbe kind\n<|user|>\nhello\n<|assistant|>\n', False),
         ('good day', True),
@@ -209,21 +209,21 @@ def test_a_chat_tells_the_words_of_the_assistant(tmp_path):
 def test_what_is_no_chat_is_damaged(tmp_path, record, words):
     (tmp_path / 'a.jsonl').write_text(json.dumps(record))
     (damaged,) = found(f'chat:{tmp_path}/a.jsonl')
-    assert words in damaged.why
+    assert words in damaged.reason
 
 
 def test_a_null_and_bytes_that_are_no_text_are_damaged_rows(tmp_path):
     damaged = pyarrow.array([b'ok', None, b'\xff'], pyarrow.binary()).view(pyarrow.string())
     pyarrow.parquet.write_table(pyarrow.table({'text': damaged}), tmp_path / 'a.parquet')
     first, null, bytes_ = found(f'text:{tmp_path}/a.parquet')
-    assert (first.text, null.why, bytes_.why) == ('ok', 'has a "text" that is no text', 'is not UTF-8 (byte 0)')
+    assert (first.text, null.reason, bytes_.reason) == ('ok', 'has a "text" that is no text', 'is not UTF-8 (byte 0)')
 
 
 def test_what_is_wrong_with_a_record_is_said_in_a_line(tmp_path):
     (tmp_path / 'a.jsonl').write_text(json.dumps({f'field\n{number}': 1 for number in range(5000)}))
     (damaged,) = found(f'text:{tmp_path}/a.jsonl')
-    assert '\n' not in damaged.why
-    assert len(damaged.why) < 400
+    assert '\n' not in damaged.reason
+    assert len(damaged.reason) < 400
 
 
 @pytest.mark.parametrize(('name', 'missing'), [('a.jsonl.zst', 'zstandard'), ('a.parquet', 'pyarrow')])
@@ -237,8 +237,8 @@ def test_a_library_that_is_missing_is_named(tmp_path, monkeypatch, name, missing
 def test_the_identity_changes_with_the_files_and_with_what_is_asked_of_them(tmp_path):
     (tmp_path / 'a.jsonl').write_bytes(lines(['one'], body='two'))
     given = f'text:{tmp_path}/a.jsonl'
-    first = source(given).identity
-    assert json.loads(json.dumps(first)) == json.loads(json.dumps(source(given).identity))
-    assert source(f'{given}#field=body').identity != first
+    first = open_source(given).identity
+    assert json.loads(json.dumps(first)) == json.loads(json.dumps(open_source(given).identity))
+    assert open_source(f'{given}#field=body').identity != first
     os.utime(tmp_path / 'a.jsonl', (1, 1))
-    assert source(given).identity != first
+    assert open_source(given).identity != first

@@ -16,11 +16,11 @@ from lm_eval import simple_evaluate
 from lm_eval.api.registry import get_model
 
 from sinklab.cli.main import main
-from sinklab.folder import Folder
+from sinklab.folder import RunDir
 from sinklab.install import format_extra_command
 from sinklab.observe import downstream
-from sinklab.observe.harness import Harness
-from sinklab.observe.own import Own
+from sinklab.observe.harness import SinklabLM
+from sinklab.observe.own import RunModel
 
 pytestmark = pytest.mark.slow
 ROOT = Path(__file__).parents[1]
@@ -42,7 +42,7 @@ def tasks(tmp_path_factory):
 
 def test_tasks_have_the_numbers_that_follow_by_hand(whole, tasks, capsys, tmp_path):
     path, records = whole
-    own, file, included = Own(Folder(path), 8), tmp_path / 'found.json', [f'--include={tasks}']
+    own, file, included = RunModel(RunDir(path), 8), tmp_path / 'found.json', [f'--include={tasks}']
     assert main(['evaluate', str(path), f'--tasks={",".join(TASKS)}', *included, '--json', f'--out={file}']) == 0
     found = json.loads(capsys.readouterr().out)
     assert found == json.loads(file.read_text())
@@ -73,10 +73,10 @@ def test_a_table_is_shown_of_the_first_texts_after_solved_ones(whole, tasks, cap
 
 
 def test_the_library_finds_the_model_by_its_name(whole, tasks):
-    assert get_model('sinklab') is Harness
-    how = dict(tasks=['mine_choice'], task_manager=downstream.tasks(['mine_choice'], str(tasks)), bootstrap_iters=0)
+    assert get_model('sinklab') is SinklabLM
+    how = dict(tasks=['mine_choice'], task_manager=downstream.load_task_manager(['mine_choice'], str(tasks)), bootstrap_iters=0)
     found = simple_evaluate(model='sinklab', model_args=f'run={whole[0]}@8', batch_size='auto', **how)
-    assert found['config']['model_sha'] == Own(Folder(whole[0]), 8).digest
+    assert found['config']['model_sha'] == RunModel(RunDir(whole[0]), 8).digest
     assert len(found['samples']['mine_choice']) == 4
 
 

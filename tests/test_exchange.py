@@ -9,14 +9,14 @@ from conftest import some, tiny
 from runs import parameters as leaves
 from runs import train
 
-from sinklab.checkpoint.restore import parameters
+from sinklab.checkpoint.restore import restore_parameters
 from sinklab.cli.main import main
-from sinklab.data.documents.sources import texts
+from sinklab.data.documents.sources import read_texts
 from sinklab.data.tokens import tokenizer as tokens
-from sinklab.folder import Folder, flat
+from sinklab.folder import RunDir, flatten_dict
 from sinklab.install import format_extra_command
 from sinklab.llama import config, exporting, files, parity, weights
-from sinklab.named import spec_of
+from sinklab.named import read_spec
 
 WORDS = f'transformers and torch are not installed: {format_extra_command("hf")}, where torch has a wheel'
 torch = pytest.importorskip('torch', reason=WORDS)
@@ -58,7 +58,7 @@ IDS = np.random.default_rng(1).integers(0, 300, (2, 40)).astype(np.int32)
 @pytest.fixture(scope='module')
 def tokenizer(corpus):
     """The text of a tokenizer.json of 300 ids, the first of which ends documents."""
-    return tokens.train(texts(corpus), 300)
+    return tokens.train_tokenizer(read_texts(corpus), 300)
 
 
 def made(name, path, tokenizer, dtype=torch.float32):
@@ -87,8 +87,8 @@ def of_theirs(model):
 
 
 def of_ours(path):
-    folder = Folder(path)
-    return parity.here(spec_of(folder).model, parameters(path, 0), IDS)
+    folder = RunDir(path)
+    return parity.compute_with_sinklab(read_spec(folder).model, restore_parameters(path, 0), IDS)
 
 
 def said(capsys, *arguments):
@@ -104,8 +104,8 @@ def brought(capsys, given, out):
 
 
 def arrays(path):
-    found = files.Arrays(path)
-    return {name: found.read(name) for name in found.shapes}
+    found = files.SafetensorsReader(path)
+    return {name: found.read_array(name) for name in found.shapes}
 
 
 def assert_close(ours, theirs):
@@ -145,10 +145,10 @@ def test_a_model_computes_the_same_here_and_there_and_comes_back_bit_by_bit(name
     assert before.keys() == after.keys()
     for part, array in before.items():
         np.testing.assert_array_equal(array, after[part])
-    read = [files.read_json(tmp_path / folder / files.CONFIG) for folder in ('theirs', 'again')]
-    assert config.fields(read[0], 'theirs') == config.fields(read[1], 'again')
+    read = [files.read_json_object(tmp_path / folder / files.CONFIG_FILE) for folder in ('theirs', 'again')]
+    assert config.parse_hf_config(read[0], 'theirs') == config.parse_hf_config(read[1], 'again')
     ours = transformers.AutoTokenizer.from_pretrained(tmp_path / 'again')
-    assert ours('abc def')['input_ids'] == tokens.parse(tokenizer, 'it').encode('abc def').ids
+    assert ours('abc def')['input_ids'] == tokens.parse_tokenizer(tokenizer, 'it').encode('abc def').ids
     assert (ours.eos_token_id, again.generation_config.eos_token_id) == (0, 0)
 
 
@@ -165,7 +165,7 @@ def test_bfloat16_and_several_files_are_read_and_written(tokenizer, tmp_path, ca
     assert {array.dtype for array in after.values()} == {np.dtype('bfloat16')}
     for part, array in before.items():
         np.testing.assert_array_equal(array, after[part])
-    assert files.read_json(tmp_path / 'again' / files.CONFIG)['max_position_embeddings'] == 9
+    assert files.read_json_object(tmp_path / 'again' / files.CONFIG_FILE)['max_position_embeddings'] == 9
     assert_close(of_ours(brought(capsys, tmp_path / 'again', tmp_path / 'run2')), of_theirs(model))
 
 
@@ -187,7 +187,7 @@ def test_a_run_of_ours_is_served_with_its_tokenizer(run, tmp_path, capsys):
     assert 'qwen3' in out
     assert f'of transformers {transformers.__version__}' in out
     model = loaded(tmp_path / 'out')
-    ours = parity.here(spec_of(Folder(run)).model, parameters(run, 8), IDS)
+    ours = parity.compute_with_sinklab(read_spec(RunDir(run)).model, restore_parameters(run, 8), IDS)
     assert_close(ours, of_theirs(model))
     tokenizer = transformers.AutoTokenizer.from_pretrained(tmp_path / 'out')
     ids = tokenizer('abc', return_tensors='pt')
@@ -199,8 +199,8 @@ def test_a_run_of_ours_is_served_with_its_tokenizer(run, tmp_path, capsys):
 
 
 def test_what_does_not_compute_the_same_leaves_nothing(run, tmp_path, capsys, monkeypatch):
-    right = weights.Leaf.given_out
-    monkeypatch.setattr(weights.Leaf, 'given_out', lambda leaf, array: right(leaf, array) * 1.001)
+    right = weights.ParameterSpec.convert_to_hf
+    monkeypatch.setattr(weights.ParameterSpec, 'given_out', lambda leaf, array: right(leaf, array) * 1.001)
     code, _, err = said(capsys, 'export', run, f'--out={tmp_path}/out')
     assert (code, len(err.splitlines())) == (1, 1)
     assert 'what was written is not this model, and is deleted' in err
@@ -216,7 +216,7 @@ def test_another_tokenizer_is_not_exported(run, tokenizer, tmp_path, capsys):
 
 
 def test_without_torch_the_extra_is_named_before_anything_is_written(run, tmp_path, capsys, monkeypatch):
-    monkeypatch.setattr(exporting.parity, 'libraries', lambda: files.library('torch_that_is_absent'))
+    monkeypatch.setattr(exporting.parity, 'libraries', lambda: files.import_hf_library('torch_that_is_absent'))
     code, _, err = said(capsys, 'export', run, f'--out={tmp_path}/out')
     assert code == 1
     assert err.endswith(f'this needs torch_that_is_absent; install it: {format_extra_command("hf")}\n')
@@ -241,19 +241,19 @@ def test_a_model_is_trained_further_with_another_operation(corpus, tokenizer, tm
     command += [*given, *SIGMOID]
     code, err = main(command), capsys.readouterr().err
     assert code == 0, err
-    folder = Folder(tmp_path / 'run')
-    assert folder.read('config')['model']['kv_heads'] == 2
-    assert folder.read('config')['optimizer']['peak_learning_rate'] == 2e-5
+    folder = RunDir(tmp_path / 'run')
+    assert folder.read_json('config')['model']['kv_heads'] == 2
+    assert folder.read_json('config')['optimizer']['peak_learning_rate'] == 2e-5
     assert 'fine-tuning defaults' in err
-    assert folder.lineage()['row'] == 'theirs'
-    assert folder.lineage()['data'] == []
+    assert folder.read_lineage()['row'] == 'theirs'
+    assert folder.read_lineage()['data'] == []
     assert any(
-        change.startswith('model.attention.similarity exp -> sigmoid') for change in folder.lineage()['config']
+        change.startswith('model.attention.similarity exp -> sigmoid') for change in folder.read_lineage()['config']
     )
-    theirs = flat(weights.read(spec_of(folder).model, files.Arrays(tmp_path / 'theirs'), 'theirs'))
-    ours = flat(parameters(folder.path, 0))
+    theirs = flatten_dict(weights.read_params(read_spec(folder).model, files.SafetensorsReader(tmp_path / 'theirs'), 'theirs'))
+    ours = flatten_dict(restore_parameters(folder.path, 0))
     jax.tree.map(np.testing.assert_array_equal, ours, {name: theirs[name] for name in ours})
-    assert [record['step'] for record in folder.records()] == [0, 1, 2, 3]
+    assert [record['step'] for record in folder.read_records()] == [0, 1, 2, 3]
     (tmp_path / 'theirs').rename(tmp_path / 'gone')
     assert main(command) == 0
     other = tmp_path / 'other.json'

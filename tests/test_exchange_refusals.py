@@ -11,10 +11,10 @@ from sinklab.checkpoint import digests
 from sinklab.cli import fork
 from sinklab.cli.main import main
 from sinklab.data.tokens import tokenizer as tokens
-from sinklab.folder import Folder
+from sinklab.folder import RunDir
 from sinklab.install import format_extra_command
 from sinklab.llama import config, files, weights
-from sinklab.record import Refusal
+from sinklab.record import UserError
 
 pytest.importorskip('safetensors', reason=f'safetensors is not installed: {format_extra_command("hf")}')
 
@@ -47,15 +47,15 @@ def whole(tmp_path_factory):
     model = of(kv_heads=2)
     rng = np.random.default_rng(0)
     shapes = {
-        one: leaf.theirs for name, leaf in weights.leaves(model).items() for one in leaf.names(weights.NAMES[name])
+        one: leaf.hf_shape for name, leaf in weights.list_parameters(model).items() for one in leaf.get_hf_names(weights.HF_NAMES[name])
     }
     arrays = [(name, shape, lambda shape=shape: rng.normal(size=shape)) for name, shape in shapes.items()]
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(files, 'LARGEST', 30_000)
-        files.write(path, arrays, np.dtype(np.float32))
+        files.write_arrays(path, arrays, np.dtype(np.float32))
     assert len(list(path.glob('*.safetensors'))) == 2
-    (path / 'tokenizer.json').write_text(tokens.train(['some words of text'], 300))
-    files.write_json(path / files.CONFIG, CONFIG)
+    (path / 'tokenizer.json').write_text(tokens.train_tokenizer(['some words of text'], 300))
+    files.write_json(path / files.CONFIG_FILE, CONFIG)
     return path
 
 
@@ -69,7 +69,7 @@ def brought(folder, capsys, given=None):
     out = folder.parent / 'out'
     code, err = main(['checkpoint', 'import', given or f'hf:{folder}', f'--out={out}']), capsys.readouterr().err
     assert (code, len(err.splitlines())) == (1, 1), err
-    assert not Folder(out).is_claimed()
+    assert not RunDir(out).has_run()
     return err
 
 
@@ -93,9 +93,9 @@ def test_a_whole_folder_is_read(folder, tmp_path, capsys):
 @pytest.mark.slow
 def test_an_imported_model_is_a_run_with_an_id_that_its_checkpoint_carries(folder, tmp_path):
     assert main(['checkpoint', 'import', f'hf:{folder}', f'--out={tmp_path}/out']) == 0
-    run = Folder(tmp_path / 'out')
-    assert digests.read(run, 0).run_ids == {run.run_id()}
-    assert run.run_id() is not None
+    run = RunDir(tmp_path / 'out')
+    assert digests.read_digests(run, 0).run_ids == {run.read_run_id()}
+    assert run.read_run_id() is not None
 
 
 def first(folder, pattern='*.safetensors'):
@@ -112,12 +112,12 @@ DAMAGES = {
     'a file too few': (lambda folder: first(folder).unlink(), 'which is not there'),
     'half a file': (lambda folder: first(folder).write_bytes(first(folder).read_bytes()[:5000]), 'cannot be read'),
     'an empty file': (lambda folder: first(folder).write_bytes(b''), 'cannot be read'),
-    'half of the arrays': (lambda folder: first(folder).rename(folder / files.MODEL), 'more arrays: it is not whole'),
+    'half of the arrays': (lambda folder: first(folder).rename(folder / files.MODEL_FILE), 'more arrays: it is not whole'),
     'an index of elsewhere': (
-        lambda folder: changed(folder, files.INDEX, weight_map={'a': '../theirs/model.safetensors'}),
+        lambda folder: changed(folder, files.INDEX_FILE, weight_map={'a': '../theirs/model.safetensors'}),
         "'../theirs/model.safetensors', which is no relative path",
     ),
-    'an index of nothing': (lambda folder: changed(folder, files.INDEX, weight_map=3), 'has no weight_map'),
+    'an index of nothing': (lambda folder: changed(folder, files.INDEX_FILE, weight_map=3), 'has no weight_map'),
 }
 
 
@@ -160,7 +160,7 @@ def test_arrays_of_other_kinds_are_named(folder, capsys):
     for file in folder.glob('*.safetensors*'):
         file.unlink()
     arrays = [('model.norm.weight', (16,), lambda: np.zeros(16))]
-    files.write(folder, arrays, np.dtype(np.int8))
+    files.write_arrays(folder, arrays, np.dtype(np.int8))
     assert 'model.norm.weight is in I8; read are F32, F16, BF16' in brought(folder, capsys)
 
 
@@ -189,8 +189,8 @@ def test_arrays_of_other_kinds_are_named(folder, capsys):
     ],
 )
 def test_a_model_that_is_none_of_ours_is_refused_by_name(given, words):
-    with pytest.raises(Refusal) as refusal:
-        config.fields(CONFIG | given, 'config.json')
+    with pytest.raises(UserError) as refusal:
+        config.parse_hf_config(CONFIG | given, 'config.json')
     assert words in str(refusal.value)
     assert '\n' not in str(refusal.value)
 
@@ -220,25 +220,25 @@ def test_a_model_that_is_none_of_ours_is_refused_by_name(given, words):
     ids=str,
 )
 def test_fields_are_what_transformers_takes_them_for(given, expected):
-    found = config.fields(given, 'config.json')
+    found = config.parse_hf_config(given, 'config.json')
     assert {name: found[f'model.{name}'] for name in expected} == expected
 
 
 def test_a_window_stays_within_windows_of_text():
-    found = config.fields(MISTRAL | dict(sliding_window=4096, max_position_embeddings=32768), 'config.json')
+    found = config.parse_hf_config(MISTRAL | dict(sliding_window=4096, max_position_embeddings=32768), 'config.json')
     assert (found['model.mask.window'], found['data.length']) == (4096, 8192)
-    assert config.fields(CONFIG | dict(max_position_embeddings=8192), 'config.json')['data.length'] == 2048
+    assert config.parse_hf_config(CONFIG | dict(max_position_embeddings=8192), 'config.json')['data.length'] == 2048
 
 
-@pytest.mark.parametrize('name', config.PLAIN)
+@pytest.mark.parametrize('name', config.EXPORTABLE_VALUES)
 def test_what_transformers_cannot_say_is_refused_by_its_field(name):
     others = {
         **{'position': 'alibi', 'ffn': 'gelu', 'norm': 'sandwich', 'head_norm': True, 'combination': 'add'},
         **{'gate': 'value', 'attention.gain': 2.0, 'mask.prefix': 3, 'mask.block': 5, 'columns.kind': 'kv'},
         **{'attention.similarity': 'softpick', 'attention.normalizer': 'plus_one', 'attention.feature_map': 'elu1'},
     }
-    with pytest.raises(Refusal, match=rf'^config\.model\.{name} is {others[name]}, which transformers cannot say'):
-        config.written(of(**{name.replace('.', '__'): others[name]}), 16, 1, 0)
+    with pytest.raises(UserError, match=rf'^config\.model\.{name} is {others[name]}, which transformers cannot say'):
+        config.make_hf_config(of(**{name.replace('.', '__'): others[name]}), 16, 1, 0)
 
 
 @pytest.mark.parametrize(
@@ -256,17 +256,17 @@ def test_what_transformers_cannot_say_is_refused_by_its_field(name):
 )
 def test_what_is_written_is_read_as_it_was(fields, kind):
     model = of(**fields)
-    found = config.written(model, 16, 1, 0)
+    found = config.make_hf_config(model, 16, 1, 0)
     assert found['model_type'] == kind
     tree = tiny(**{f'model__{name}': value for name, value in fields.items()})
-    for name, value in config.fields(found, 'config.json').items():
+    for name, value in config.parse_hf_config(found, 'config.json').items():
         part, _, field = name.partition('.')
-        assert config.reading(getattr(tree, part), field) == value, name
+        assert config.get_field(getattr(tree, part), field) == value, name
 
 
 def test_biases_and_norms_of_queries_go_together_in_no_model():
-    with pytest.raises(Refusal, match='qkv_bias and qk_norm are both set'):
-        config.written(of(qkv_bias=True, qk_norm=True), 16, 1, 0)
+    with pytest.raises(UserError, match='qkv_bias and qk_norm are both set'):
+        config.make_hf_config(of(qkv_bias=True, qk_norm=True), 16, 1, 0)
 
 
 def test_several_processes_are_told_to_import_first(folder, tmp_path):
@@ -277,9 +277,9 @@ def test_several_processes_are_told_to_import_first(folder, tmp_path):
             return [value, value]
 
     with pytest.raises(
-        Refusal, match=r'is for one process; .* sinklab checkpoint import hf:.* and give --from=params:DIR'
+        UserError, match=r'is for one process; .* sinklab checkpoint import hf:.* and give --from=params:DIR'
     ):
-        fork.parent(f'hf:{folder}', Folder(tmp_path / 'run'), Two())
+        fork.resolve_parent(f'hf:{folder}', RunDir(tmp_path / 'run'), Two())
 
 
 def test_a_run_that_begins_with_what_is_no_model_is_not_begun(tmp_path, capsys):
@@ -326,7 +326,7 @@ def test_a_link_that_leads_out_of_a_folder_is_not_copied(folder, tmp_path, capsy
     assert not (tmp_path / 'out' / 'chat_template.jinja').exists()
     (tmp_path / 'copied').mkdir()
     (tmp_path / 'out' / 'chat_template.jinja').symlink_to('../secret')
-    files.copy_beside(tmp_path / 'out', tmp_path / 'copied', 'chat_template.jinja')  # as export does
+    files.copy_companion(tmp_path / 'out', tmp_path / 'copied', 'chat_template.jinja')  # as export does
     assert list((tmp_path / 'copied').iterdir()) == []
 
 

@@ -11,12 +11,12 @@ from runs import parameters, timeless, train
 from stores import chat, corpus_of, made
 
 from sinklab import devices
-from sinklab.data.batches import sequences
-from sinklab.files.place import place, storage
-from sinklab.record import Refusal
+from sinklab.data.batches import load_run_data
+from sinklab.files.place import parse_path, get_file_system
+from sinklab.record import UserError
 from sinklab.spec import Hardware
-from sinklab.train.evaluation import evaluation, laid_out
-from sinklab.train.listener import Listener
+from sinklab.train.evaluation import make_evaluate, load_sharded_parts
+from sinklab.train.listener import Callback
 
 pytestmark = pytest.mark.slow
 SHORT = dict(data__length=16, checkpoint__every_steps=4)
@@ -51,12 +51,12 @@ def test_a_run_reads_each_of_its_windows_once(store, bucket, tmp_path):
 def test_a_store_that_changes_under_a_run_ends_it(store, bucket, tmp_path):
     url = uploaded(store, bucket)
 
-    class Changing(Listener):
-        def begin(self, *_):
+    class Changing(Callback):
+        def on_train_begin(self, *_):
             for shard in store.shards:
-                storage(place(url)).pipe_file(f'{url}/{shard.name}.ids', bytes(2 * shard.tokens))
+                get_file_system(parse_path(url)).pipe_file(f'{url}/{shard.name}.ids', bytes(2 * shard.tokens))
 
-    with pytest.raises(Refusal, match='has changed since it was opened') as refusal:
+    with pytest.raises(UserError, match='has changed since it was opened') as refusal:
         train(spec_on(url, **SHORT), tmp_path / 'run', Changing())
     assert '\n' not in str(refusal.value)
 
@@ -71,27 +71,27 @@ def test_held_out_windows_are_laid_out_by_those_who_hold_them(bucket, tmp_path, 
         for path in (local.path, uploaded(local, bucket))
     ]
     hardware = Hardware(data=2, micro_batch=most)
-    mesh = devices.mesh(hardware)
-    near, far = (sequences(spec).valid_NT for spec in specs)
+    mesh = devices.make_mesh(hardware)
+    near, far = (load_run_data(spec).valid_NT for spec in specs)
     with jax.set_mesh(mesh):
-        for one, other in zip(*(laid_out(found, most, mesh) for found in (near, far)), strict=True):
+        for one, other in zip(*(load_sharded_parts(found, most, mesh) for found in (near, far)), strict=True):
             np.testing.assert_array_equal(one, other)
-        valid = functools.partial(evaluation(specs[0], hardware, mesh), drawn(specs[0]))
+        valid = functools.partial(make_evaluate(specs[0], hardware, mesh), drawn(specs[0]))
         assert valid(near) == valid(far)
         assert valid(near)['valid/loss'] > 0
 
 
 def test_a_batch_is_known_by_its_windows_and_by_what_holds_them(store, bucket):
     url = uploaded(store, bucket)
-    batches = sequences(spec_on(url, **SHORT)).batches
+    batches = load_run_data(spec_on(url, **SHORT)).batches
     bucket.proxy.requests.clear()
-    marks = {batches.mark(step) for step in range(4)}
+    marks = {batches.compute_digest(step) for step in range(4)}
     assert len(marks) == 4
     assert not bucket.proxy.requests
-    again = sequences(spec_on(url, **SHORT)).batches
-    assert {again.mark(step) for step in range(4)} == marks
-    other = sequences(spec_on(url, **SHORT, data__seed=1)).batches
-    assert other.mark(0) not in marks
+    again = load_run_data(spec_on(url, **SHORT)).batches
+    assert {again.compute_digest(step) for step in range(4)} == marks
+    other = load_run_data(spec_on(url, **SHORT, data__seed=1)).batches
+    assert other.compute_digest(0) not in marks
     file = f'{url}/{store.shards[0].name}.ids'
-    storage(place(url)).pipe_file(file, storage(place(url)).cat_file(file)[:-2] + b'\1\0')
-    assert sequences(spec_on(url, **SHORT)).batches.mark(0) not in marks
+    get_file_system(parse_path(url)).pipe_file(file, get_file_system(parse_path(url)).cat_file(file)[:-2] + b'\1\0')
+    assert load_run_data(spec_on(url, **SHORT)).batches.compute_digest(0) not in marks

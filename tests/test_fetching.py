@@ -12,13 +12,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from stores import Array, chat, corpus_of, made, of_many_shards
 
-from sinklab.data.sequences.interventions import Intervened
-from sinklab.data.sequences.shuffled import Shuffled
-from sinklab.data.sequences.windows import TOGETHER, Windows
+from sinklab.data.sequences.interventions import TransformedWindows
+from sinklab.data.sequences.shuffled import ShuffledBatches
+from sinklab.data.sequences.windows import MAX_WINDOWS_PER_READ, Windows
 from sinklab.data.store import shelf
-from sinklab.data.store.shelf import covered
+from sinklab.data.store.shelf import compute_coverage
 from sinklab.data.store.store import Store
-from sinklab.record import Refusal
+from sinklab.record import UserError
 
 
 @pytest.fixture(scope='module')
@@ -52,7 +52,7 @@ def test_a_process_fetches_little_more_than_its_rows_need(store, bucket, disk, c
     url = uploaded(store, bucket)
     changes = dict(optimizer__batch_size=batch, optimizer__steps=steps, valid__windows=64)
     near, far = (spec_on(path, **changes) for path in (store.path, url))
-    texts = Store(store.path).row('held_out', '')
+    texts = Store(store.path).get_tokens('held_out', '')
     for number in sorted({0, count - 1}):
         shutil.rmtree(disk, ignore_errors=True)
         bucket.proxy.requests.clear()
@@ -65,7 +65,7 @@ def test_a_process_fetches_little_more_than_its_rows_need(store, bucket, disk, c
         if count == 1:
             windows = min(windows, len(one.data.batches.windows[0]))
         needed = 2 * (LENGTH + 1) * (windows + 64 // count)
-        needed += 2 * one.data.probe_PT.size + 16 * len(texts.documents()[0])
+        needed += 2 * one.data.probe_PT.size + 16 * len(texts.read_documents()[0])
         assert received(bucket) <= 1.2 * needed
         assert received(bucket) >= needed if count > 1 else True
 
@@ -80,7 +80,7 @@ def test_what_is_read_is_that_of_a_disk_in_mixtures_and_with_masks(bucket, tmp_p
     far = spec_on(uploaded(local, bucket), optimizer__steps=steps, **changes, valid__windows=7)
     one, other = (expecting(spec) for spec in (far, near))
     for step in (0, 1, 7):
-        exactly_equal(one.batches.rows(step, range(4)), other.batches.rows(step, range(4)))
+        exactly_equal(one.batches.read_rows(step, range(4)), other.batches.read_rows(step, range(4)))
     for rows in (slice(2, 5), slice(None), slice(7, 9)):
         exactly_equal(one.valid_NT[rows], other.valid_NT[rows])
     exactly_equal(one.probe_PT, other.probe_PT)
@@ -99,13 +99,13 @@ def test_rows_are_read_across_the_borders_of_shards(mixed, bucket):
     far = Store(uploaded(mixed, bucket))
     assert far.digest == mixed.digest
     for name in mixed.domains:
-        one, other = far.row('train', name), mixed.row('train', name)
-        exactly_equal(one.ids(0, len(one)), other.ids(0, len(other)))
-        exactly_equal(one.ids(100, 420), other.ids(100, 420))
-        for found, wanted in zip(one.documents(), other.documents(), strict=True):
+        one, other = far.get_tokens('train', name), mixed.row('train', name)
+        exactly_equal(one.read_ids(0, len(one)), other.ids(0, len(other)))
+        exactly_equal(one.read_ids(100, 420), other.ids(100, 420))
+        for found, wanted in zip(one.read_documents(), other.documents(), strict=True):
             exactly_equal(found, wanted)
-    exactly_equal(far.probes()['random_PT'], mixed.probes()['random_PT'])
-    assert far.tokenizer().to_str() == mixed.tokenizer().to_str()
+    exactly_equal(far.load_probe_arrays()['random_PT'], mixed.probes()['random_PT'])
+    assert far.load_tokenizer().to_str() == mixed.tokenizer().to_str()
 
 
 def test_a_store_is_opened_by_one_listing_and_one_file(mixed, bucket):
@@ -130,9 +130,9 @@ def test_windows_that_follow_each_other_are_one_request(store, bucket):
 @given(st.sets(st.integers(0, 400)), st.integers(1, 40))
 def test_windows_are_read_together_within_a_row_only(numbers, size):
     windows = Windows([Array(np.arange(size * count)) for count in (100, 7, 500)], size - 1, 'train')
-    runs = windows.runs(numbers)
+    runs = windows.group_consecutive(numbers)
     assert [first + i for first, count in runs for i in range(count)] == sorted(numbers)
-    assert all(count <= TOGETHER for _, count in runs)
+    assert all(count <= MAX_WINDOWS_PER_READ for _, count in runs)
     for first, count in runs:
         together = windows.read(first, count)
         np.testing.assert_array_equal(together, np.concatenate([windows[first + i] for i in range(count)]))
@@ -143,12 +143,12 @@ def test_windows_are_read_together_within_a_row_only(numbers, size):
 @pytest.mark.slow
 def test_the_coverage_of_a_run_is_what_its_rows_come_to(each, processes, steps, seed):
     count = 16 * each * processes
-    batches = Shuffled(
-        [Intervened(Windows([Array(np.arange(count))], 0, 't'), spec_on('').data, 9, False)], seed, each * processes
+    batches = ShuffledBatches(
+        [TransformedWindows(Windows([Array(np.arange(count))], 0, 't'), spec_on('').data, 9, False)], seed, each * processes
     )
-    seen = {place for step in range(steps) for place in batches.places(step, range(each))}
-    epochs = batches.epochs_of_each(steps)[0]
-    assert abs(len(seen) / count - covered(1 / processes, epochs)) < 0.15
+    seen = {place for step in range(steps) for place in batches.get_indices(step, range(each))}
+    epochs = batches.count_epochs_per_set(steps)[0]
+    assert abs(len(seen) / count - compute_coverage(1 / processes, epochs)) < 0.15
 
 
 @pytest.mark.slow
@@ -160,14 +160,14 @@ def test_files_that_are_read_all_over_are_kept_and_fetched_once(store, bucket, d
     bucket.proxy.requests.clear()
     after = fetched(spec, 60)
     assert bucket.proxy.count('train-000') == 0
-    exactly_equal(before.batches.rows(3, range(8)), after.batches.rows(3, range(8)))
+    exactly_equal(before.batches.read_rows(3, range(8)), after.batches.read_rows(3, range(8)))
 
 
 def test_a_store_that_exceeds_the_bound_is_read_by_ranges(store, bucket, disk, monkeypatch):
     size = store.size(['ids'], 'train')
     monkeypatch.setenv('SINKLAB_CACHE_GB', str((size - 1) / 1e9))
     data = fetched(spec_on(uploaded(store, bucket), optimizer__steps=500), 20)
-    assert data.batches.rows(0, range(4)).shape == (4, LENGTH + 1)
+    assert data.batches.read_rows(0, range(4)).shape == (4, LENGTH + 1)
     assert kept(disk) <= 100
 
 
@@ -177,7 +177,7 @@ def test_of_two_stores_the_one_used_longest_ago_makes_room_and_none_that_is_in_u
     store, bucket, disk, monkeypatch, tmp_path
 ):
     other = large(tmp_path, count=61)
-    size = max(found.size(['ids'], 'train') for found in (store, other))
+    size = max(found.count_bytes(['ids'], 'train') for found in (store, other))
     monkeypatch.setenv('SINKLAB_CACHE_GB', str(1.5 * size / 1e9))
     specs = [
         spec_on(uploaded(found, bucket, name), optimizer__batch_size=8, optimizer__steps=500)
@@ -199,7 +199,7 @@ def test_what_a_killed_process_has_left_unfinished_is_taken_away(disk):
     disk.mkdir(parents=True)
     (disk / 'x').mkdir()
     (disk / 'x' / 'train.ids.123.unfinished').write_bytes(b'half')
-    assert shelf.shelf('x', 10)
+    assert shelf.reserve_disk_cache('x', 10)
     assert not list(disk.rglob('*.unfinished'))
 
 
@@ -207,7 +207,7 @@ def test_a_cache_that_cannot_be_written_keeps_nothing_and_hinders_nothing(store,
     (tmp_path / 'file').write_text('in the way')
     monkeypatch.setenv('SINKLAB_CACHE', str(tmp_path / 'file'))
     near, far = (spec_on(path, optimizer__steps=500) for path in (store.path, uploaded(store, bucket)))
-    exactly_equal(*(expecting(spec).batches.rows(1, range(4)) for spec in (near, far)))
+    exactly_equal(*(expecting(spec).batches.read_rows(1, range(4)) for spec in (near, far)))
 
 
 def test_a_disk_that_fills_up_hinders_nothing(store, bucket, small_disk, monkeypatch):
@@ -217,13 +217,13 @@ def test_a_disk_that_fills_up_hinders_nothing(store, bucket, small_disk, monkeyp
     near, far = (spec_on(path, optimizer__steps=500) for path in (store.path, uploaded(store, bucket)))
     one, other = (expecting(spec).batches for spec in (near, far))
     for step in range(60):
-        exactly_equal(one.rows(step, range(4)), other.rows(step, range(4)))
+        exactly_equal(one.read_rows(step, range(4)), other.read_rows(step, range(4)))
 
 
 @pytest.mark.parametrize('given', ['much', 'nan', 'inf'])
 def test_a_bound_that_is_no_number_is_refused(store, bucket, given, monkeypatch):
     monkeypatch.setenv('SINKLAB_CACHE_GB', given)
-    with pytest.raises(Refusal, match=f'SINKLAB_CACHE_GB={given} is no number of GB'):
+    with pytest.raises(UserError, match=f'SINKLAB_CACHE_GB={given} is no number of GB'):
         expecting(spec_on(uploaded(store, bucket), optimizer__steps=500))
 
 
@@ -232,5 +232,5 @@ def test_a_store_is_read_by_several_at_once(mixed, bucket):
     url = uploaded(mixed, bucket)
     wanted = mixed.row('train', 'code').ids(0, 100)
     with ThreadPoolExecutor(8) as pool:
-        found = list(pool.map(lambda _: Store(url).row('train', 'code').ids(0, 100), range(16)))
+        found = list(pool.map(lambda _: Store(url).get_tokens('train', 'code').read_ids(0, 100), range(16)))
     assert all(np.array_equal(ids, wanted) for ids in found)

@@ -8,12 +8,12 @@ import pytest
 from buckets import exactly_equal, expecting, fetched, large, received, spec_on, uploaded
 from emulators import Answer
 
-from sinklab.data.store.check import problems, samples, summary
+from sinklab.data.store.check import find_problems, decode_samples, summarize_store
 from sinklab.data.store.store import Store
-from sinklab.files.place import hasty, place, storage
-from sinklab.processes.ending import End
-from sinklab.record import Refusal
-from sinklab.train.outcome import of_error
+from sinklab.files.place import short_timeout, parse_path, get_file_system
+from sinklab.processes.ending import ExitStatus
+from sinklab.record import UserError
+from sinklab.train.outcome import classify_error
 
 
 @pytest.fixture(scope='module')
@@ -34,11 +34,11 @@ def test_a_store_that_changes_under_a_run_is_refused_in_one_line(store, bucket, 
     data = expecting(spec_on(url, optimizer__steps=steps))
     for shard in store.shards:
         file = f'{url}/{shard.name}.ids'
-        storage(place(url)).rm_file(file)
+        get_file_system(parse_path(url)).rm_file(file)
         if how == 'rewritten':
-            storage(place(url)).pipe_file(file, bytes((Path(store.path) / f'{shard.name}.ids').stat().st_size))
-    with pytest.raises(Refusal, match=r'has changed since it was opened: train-\d+-\d+\.ids') as refusal:
-        [data.batches.rows(step, range(4)) for step in range(3)]
+            get_file_system(parse_path(url)).pipe_file(file, bytes((Path(store.path) / f'{shard.name}.ids').stat().st_size))
+    with pytest.raises(UserError, match=r'has changed since it was opened: train-\d+-\d+\.ids') as refusal:
+        [data.batches.read_rows(step, range(4)) for step in range(3)]
     assert '\n' not in str(refusal.value)
 
 
@@ -47,11 +47,11 @@ def test_a_store_that_changes_under_a_run_is_refused_in_one_line(store, bucket, 
 def test_a_file_that_is_missing_or_of_another_size_is_refused_at_once(store, bucket, name, how):
     url = uploaded(store, bucket)
     content = (Path(store.path) / name).read_bytes()
-    storage(place(url)).rm_file(f'{url}/{name}')
+    get_file_system(parse_path(url)).rm_file(f'{url}/{name}')
     if how == 'shorter':
-        storage(place(url)).pipe_file(f'{url}/{name}', content[:-1])
-    with pytest.raises(Refusal, match=name) as refusal:
-        Store(url).probes()
+        get_file_system(parse_path(url)).pipe_file(f'{url}/{name}', content[:-1])
+    with pytest.raises(UserError, match=name) as refusal:
+        Store(url).load_probe_arrays()
     assert '\n' not in str(refusal.value)
 
 
@@ -59,20 +59,20 @@ def test_a_file_that_was_damaged_before_is_found_out_where_it_is_read_whole(stor
     url = uploaded(store, bucket)
     for shard in store.shards:
         file = Path(store.path) / f'{shard.name}.ids'
-        storage(place(url)).pipe_file(f'{url}/{file.name}', file.read_bytes()[:-1] + b'\x07')
-    assert any('its sha256 differs' in problem for problem in problems(Store(url), 300))
-    with pytest.raises(Refusal, match='its sha256 differs'):
+        get_file_system(parse_path(url)).pipe_file(f'{url}/{file.name}', file.read_bytes()[:-1] + b'\x07')
+    assert any('its sha256 differs' in problem for problem in find_problems(Store(url), 300))
+    with pytest.raises(UserError, match='its sha256 differs'):
         fetched(spec_on(url, optimizer__batch_size=8, optimizer__steps=500), 60)
 
 
 def test_the_check_reads_each_file_once(store, bucket):
     url = uploaded(store, bucket)
     far = Store(url)
-    assert list(problems(far, 300)) == []
+    assert list(find_problems(far, 300)) == []
     assert received(bucket) <= 1.05 * sum(path.stat().st_size for path in Path(store.path).iterdir())
     near = Store(store.path)
-    assert samples(far, 2) == samples(near, 2)
-    assert json.dumps(summary(far, 16, 4, 1)) == json.dumps(summary(near, 16, 4, 1))
+    assert decode_samples(far, 2) == decode_samples(near, 2)
+    assert json.dumps(summarize_store(far, 16, 4, 1)) == json.dumps(summarize_store(near, 16, 4, 1))
 
 
 @pytest.mark.slow
@@ -92,7 +92,7 @@ def test_ranges_survive_a_storage_that_is_busy_or_loses_connections(store, bucke
     one, other = (expecting(spec).batches for spec in (near, far))
     with bucket.proxy.treating(rule):
         for step in range(4):
-            exactly_equal(one.rows(step, range(4)), other.rows(step, range(4)))
+            exactly_equal(one.read_rows(step, range(4)), other.read_rows(step, range(4)))
     assert left[0] < 0
 
 
@@ -101,13 +101,13 @@ def test_a_storage_that_does_not_answer_is_given_up_in_one_line(store, bucket):
     data = expecting(spec_on(uploaded(store, bucket), optimizer__steps=4))
     with (
         bucket.proxy.treating(lambda method, path: Answer(status=503) if '.ids' in path else None),
-        hasty(1.0),
+        short_timeout(1.0),
         pytest.raises(OSError, match='has not answered') as silence,
     ):
-        data.batches.rows(0, range(4))
-    assert of_error(silence.value) == End('storage', silence.value.strerror)
+        data.batches.read_rows(0, range(4))
+    assert classify_error(silence.value) == ExitStatus('storage', silence.value.strerror)
 
 
 def test_what_is_no_store_in_a_bucket_is_refused(bucket):
-    with pytest.raises(Refusal, match='holds no finished token store'):
+    with pytest.raises(UserError, match='holds no finished token store'):
         Store(f'{bucket.url}/nothing')

@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 
 from sinklab.files import tree
-from sinklab.files.place import absolute, is_remote, place, storage
-from sinklab.files.whole import append, whole, writable
-from sinklab.record import Refusal
+from sinklab.files.place import make_absolute, is_remote, parse_path, get_file_system
+from sinklab.files.whole import append_text, atomic_write, writable_folder
+from sinklab.record import UserError
 
 
 @pytest.fixture(params=['disk', 'gs', 's3'])
@@ -18,11 +18,11 @@ def folder(request, tmp_path, emulators, monkeypatch):
     made = emulators.bucket(request.param)
     for name, value in made.variables.items():
         monkeypatch.setenv(name, value)
-    return place(f'{made.url}/some/where')
+    return parse_path(f'{made.url}/some/where')
 
 
 def written(path, content):
-    with writable(path.parent), whole(path) as unfinished:
+    with writable_folder(path.parent), atomic_write(path) as unfinished:
         unfinished.write_bytes(content)
     return path
 
@@ -32,8 +32,8 @@ def test_a_file_holds_the_bytes_that_were_written(folder, end):
     content = np.random.default_rng(0).bytes(1000) + end
     path = written(folder / 'inner' / 'file.bin', content)
     assert path.read_bytes() == content
-    assert tree.files(path.parent, [path.name])[path.name].length == len(content)
-    assert tree.names(folder) == ['inner/file.bin']
+    assert tree.get_stored_files(path.parent, [path.name])[path.name].size == len(content)
+    assert tree.list_files(folder) == ['inner/file.bin']
 
 
 def test_a_file_of_many_pieces_is_written_as_it_is(folder):
@@ -45,64 +45,64 @@ def test_what_is_not_whole_does_not_appear(folder):
     path = written(folder / 'file', b'before')
 
     def broken_off():
-        with whole(path) as unfinished:
+        with atomic_write(path) as unfinished:
             unfinished.write_bytes(b'half')
             raise KeyError
 
     with pytest.raises(KeyError):
         broken_off()
     assert path.read_bytes() == b'before'
-    assert tree.names(folder) == ['file']
+    assert tree.list_files(folder) == ['file']
 
 
 def test_a_digest_tells_contents_apart(folder):
     files = [written(folder / name, content) for name, content in (('a', b'1'), ('b', b'1'), ('c', b'2'))]
-    digests = [tree.files(folder, [path.name])[path.name].digest() for path in files]
+    digests = [tree.get_stored_files(folder, [path.name])[path.name].get_digest() for path in files]
     assert digests[0] == digests[1] != digests[2]
 
 
 def test_a_small_file_grows(folder):
     for text in ('one\n', 'two\n'):
-        append(folder / 'log', text)
+        append_text(folder / 'log', text)
     assert (folder / 'log').read_text() == 'one\ntwo\n'
 
 
 def test_a_folder_is_whole_until_that_is_undone(folder):
     for step in ('1', '2'):
         written(folder / step / 'inner' / 'x', b'x')
-        written(folder / step / tree.COMMIT, b'')
-    assert sorted(tree.finished(folder)) == ['1', '2']
-    tree.undo(folder / '1')
-    assert [name for name in tree.finished(folder) if name.isdigit()] == ['2']
-    tree.remove(folder / '2')
-    assert not tree.names(folder / '2')
-    tree.remove(folder / '2')
+        written(folder / step / tree.COMMIT_MARKER, b'')
+    assert sorted(tree.list_committed(folder)) == ['1', '2']
+    tree.mark_deleted(folder / '1')
+    assert [name for name in tree.list_committed(folder) if name.isdigit()] == ['2']
+    tree.remove_folder(folder / '2')
+    assert not tree.list_files(folder / '2')
+    tree.remove_folder(folder / '2')
 
 
 def test_a_folder_is_moved_with_all_that_it_holds(folder):
-    for name in ('x', 'deep/y', tree.COMMIT):
+    for name in ('x', 'deep/y', tree.COMMIT_MARKER):
         written(folder / 'old' / name, name.encode())
-    tree.move(folder / 'old', folder / 'new')
-    assert sorted(path.name for path in tree.entries(folder)) == ['new']
-    assert tree.names(folder / 'new') == sorted(['x', 'deep/y', tree.COMMIT])
+    tree.move_folder(folder / 'old', folder / 'new')
+    assert sorted(path.name for path in tree.list_entries(folder)) == ['new']
+    assert tree.list_files(folder / 'new') == sorted(['x', 'deep/y', tree.COMMIT_MARKER])
     assert (folder / 'new' / 'deep' / 'y').read_bytes() == b'deep/y'
 
 
 def test_what_is_not_there_is_empty(folder):
     missing = folder / 'missing'
     assert not missing.exists()
-    assert [*tree.entries(missing), *tree.names(missing), *tree.finished(missing)] == []
+    assert [*tree.list_entries(missing), *tree.list_files(missing), *tree.list_committed(missing)] == []
 
 
 def test_a_path_is_said_as_it_was_given(folder):
-    assert os.fspath(absolute(folder)) == str(folder)
+    assert os.fspath(make_absolute(folder)) == str(folder)
     assert is_remote(folder) == ('://' in str(folder))
-    assert place(folder / 'x') == folder / 'x'
+    assert parse_path(folder / 'x') == folder / 'x'
 
 
 def test_of_several_who_write_over_what_they_have_seen_one_does(bucket):
     path = f'{bucket.url}/lease'
-    at = storage(place(path))
+    at = get_file_system(parse_path(path))
     first = at.write_marked(path, b'1', '')
     assert first
     assert at.write_marked(path, b'2', '') is None
@@ -111,27 +111,27 @@ def test_of_several_who_write_over_what_they_have_seen_one_does(bucket):
     assert second
     assert at.write_marked(path, b'4', first) is None
     assert at.read_marked(path) == (b'3', second)
-    place(path).unlink()
+    parse_path(path).unlink()
     assert at.write_marked(path, b'5', second) is None
 
 
 @pytest.mark.parametrize('given', ['http://x/y', 'az://b/x', 'gs://', 's3:///', 'gs:/b/x', 's3:b/x'])
 def test_what_is_no_place_is_refused(given):
-    with pytest.raises(Refusal):
-        place(given)
+    with pytest.raises(UserError):
+        parse_path(given)
 
 
 @pytest.mark.parametrize('given', ['runs/gs:/x', 'a:b', 'gs/x'])
 def test_a_colon_alone_makes_no_bucket(given):
-    assert not is_remote(place(given))
+    assert not is_remote(parse_path(given))
 
 
 def test_a_bucket_that_is_not_there_is_said(bucket):
-    missing = place(f'{bucket.url}-not/x')
+    missing = parse_path(f'{bucket.url}-not/x')
     with (
-        pytest.raises(Refusal, match=f'the bucket {bucket.url}-not is not there'),
-        writable(missing),
-        whole(missing) as f,
+        pytest.raises(UserError, match=f'the bucket {bucket.url}-not is not there'),
+        writable_folder(missing),
+        atomic_write(missing) as f,
     ):
         f.write_text('x')
 
@@ -150,14 +150,14 @@ def test_what_cannot_be_deleted_is_an_error_after_all_else_is_gone(tmp_path, mon
     denied = iter([True])
     monkeypatch.setattr(os, 'unlink', deny)
     with pytest.raises(OSError, match='not permitted'):
-        tree.remove(tmp_path / 'folder')
+        tree.remove_folder(tmp_path / 'folder')
     assert len(list((tmp_path / 'folder').rglob('file'))) == 1
-    tree.remove(tmp_path / 'folder')
+    tree.remove_folder(tmp_path / 'folder')
     assert not (tmp_path / 'folder').exists()
 
 
 def test_of_a_link_to_a_folder_the_link_alone_is_deleted(tmp_path):
     (tmp_path / 'folder').mkdir()
     (tmp_path / 'link').symlink_to(tmp_path / 'folder')
-    tree.remove(tmp_path / 'link')
+    tree.remove_folder(tmp_path / 'link')
     assert [path.name for path in tmp_path.iterdir()] == ['folder']

@@ -8,12 +8,12 @@ from conftest import drawn, tiny
 from stores import chat
 
 from sinklab import devices, sharding
-from sinklab.data.batches import sequences
-from sinklab.model.transformer import logits
-from sinklab.record import Refusal
+from sinklab.data.batches import load_run_data
+from sinklab.model.transformer import compute_logits
+from sinklab.record import UserError
 from sinklab.spec import Hardware
 from sinklab.train import evaluation, objective, state, step
-from sinklab.train.forward import forward
+from sinklab.train.forward import make_forward
 
 
 @pytest.fixture(scope='module')
@@ -36,8 +36,8 @@ def tuned(source, **changes):
 def expected(spec, params, ids_BT):
     """The mean over the targets that are ids, of a plain cross-entropy."""
     plain_BT = np.where(ids_BT < 0, ~ids_BT, ids_BT)
-    hidden_BTD, head_VD, _ = forward(spec)(params, plain_BT[:, :-1])
-    losses = optax.softmax_cross_entropy_with_integer_labels(logits(hidden_BTD, head_VD), plain_BT[:, 1:])
+    hidden_BTD, head_VD, _ = make_forward(spec)(params, plain_BT[:, :-1])
+    losses = optax.softmax_cross_entropy_with_integer_labels(compute_logits(hidden_BTD, head_VD), plain_BT[:, 1:])
     return float(np.asarray(losses)[ids_BT[:, 1:] >= 0].mean())
 
 
@@ -45,43 +45,43 @@ def expected(spec, params, ids_BT):
 @pytest.mark.parametrize('micro_batch', [None, 2])
 def test_the_loss_is_the_mean_over_the_words_of_the_assistant(source, micro_batch):
     spec, hardware = tuned(source), Hardware(micro_batch=micro_batch)
-    data, mesh, params = sequences(spec), devices.mesh(Hardware()), drawn(tuned(source))
-    batch = data.batches.rows(0, range(8))
+    data, mesh, params = load_run_data(spec), devices.make_mesh(Hardware()), drawn(tuned(source))
+    batch = data.batches.read_rows(0, range(8))
     counted = (batch[:, 1:] >= 0).sum(1)
     assert len(set(counted.tolist())) > 1  # micro-batches differ in it
     with jax.set_mesh(mesh):
-        before = state.initial(spec) | dict(params=jax.tree.map(jax.numpy.array, params))
-        _, numbers = step.train_step(spec, hardware, mesh)(before, batch, sharding.of_each_device(0, mesh))
+        before = state.init_state(spec) | dict(params=jax.tree.map(jax.numpy.array, params))
+        _, numbers = step.make_train_step(spec, hardware, mesh)(before, batch, sharding.make_per_device_array(0, mesh))
         np.testing.assert_allclose(float(numbers['train/loss']), expected(spec, params, batch), rtol=1e-5)
-        valid = evaluation.evaluation(spec, hardware, mesh)(params, data.valid_NT)['valid/loss']
+        valid = evaluation.make_evaluate(spec, hardware, mesh)(params, data.valid_NT)['valid/loss']
         np.testing.assert_allclose(valid, expected(spec, params, data.valid_NT), rtol=1e-5)
 
 
 @pytest.mark.slow
 def test_what_the_user_says_has_no_gradient_and_is_read_all_the_same(source):
     spec = tuned(source)
-    batch, params = sequences(spec).batches.rows(0, range(8)), drawn(tuned(source))
+    batch, params = load_run_data(spec).batches.read_rows(0, range(8)), drawn(tuned(source))
     mine = batch[:, 1:] < 0
-    head = jax.grad(lambda p: objective.loss_of(spec)(p, batch))(params)['head_VD']
+    head = jax.grad(lambda p: objective.make_loss(spec)(p, batch))(params)['head_VD']
     other = batch.copy()
     row, place = np.argwhere(mine & (np.arange(16) > 0))[0]
     other[row, place + 1] = ~((~other[row, place + 1] + 1) % 300)
-    changed = jax.grad(lambda p: objective.loss_of(spec)(p, other))(params)['head_VD']
+    changed = jax.grad(lambda p: objective.make_loss(spec)(p, other))(params)['head_VD']
     assert np.isfinite(head).all()
     assert (head != changed).any()  # later words have seen another one
     alone = np.where(np.arange(17) == place + 1, np.abs(batch), -1)[row : row + 1]
     assert (alone[:, 1:] >= 0).sum() == 1
     nothing = np.where(batch < 0, batch, ~batch)
-    assert float(objective.loss_of(spec)(params, nothing)) == 0
+    assert float(objective.make_loss(spec)(params, nothing)) == 0
 
 
 def test_the_same_chats_may_be_trained_on_in_full(source):
-    full = sequences(tiny(data__source=source, optimizer__batch_size=8)).batches.rows(0, range(8))
-    masked = sequences(tuned(source)).batches.rows(0, range(8))
+    full = load_run_data(tiny(data__source=source, optimizer__batch_size=8)).batches.read_rows(0, range(8))
+    masked = load_run_data(tuned(source)).batches.read_rows(0, range(8))
     assert (full >= 0).all()
     np.testing.assert_array_equal(np.where(masked < 0, ~masked, masked), full)
 
 
 def test_text_without_an_assistant_is_refused(corpus):
-    with pytest.raises(Refusal, match='tells nobody apart'):
+    with pytest.raises(UserError, match='tells nobody apart'):
         tiny(data__source=corpus, data__loss='assistant')

@@ -10,41 +10,41 @@ from runs import outcome, train
 from runs import spec as run_spec
 
 from sinklab import devices
-from sinklab.record import Refusal
+from sinklab.record import UserError
 from sinklab.spec import Hardware
 from sinklab.train import fit, state
-from sinklab.train.forward import forward
+from sinklab.train.forward import make_forward
 
 
 def held(hardware, spec=None):
     spec = spec or tiny()
-    return fit.held(spec, hardware, devices.mesh(hardware), 'chunked')
+    return fit.estimate_memory(spec, hardware, devices.make_mesh(hardware), 'chunked')
 
 
 @pytest.mark.slow
 def test_parameters_and_moments_are_what_a_device_has_of_them():
     alone, divided = held(Hardware()), held(Hardware(fsdp=4))
-    assert alone.parameters == state.size(state.shapes(tiny())['params'])
-    assert alone.moments == state.size(state.shapes(tiny())['opt_state'])
+    assert alone.parameters == state.count_bytes(state.get_state_shapes(tiny())['params'])
+    assert alone.moments == state.count_bytes(state.get_state_shapes(tiny())['opt_state'])
     assert alone.parameters / 4 < divided.parameters < alone.parameters / 3, 'but for gains, which all have'
 
 
-@pytest.mark.parametrize('remat', fit.CHOICES)
+@pytest.mark.parametrize('remat', fit.REMAT_POLICIES)
 @pytest.mark.slow
 def test_activations_are_what_the_backward_pass_is_given(remat):
     spec, hardware = tiny(), Hardware(remat=remat)
-    params = state.initial(spec)['params']
+    params = state.init_state(spec)['params']
     ids = jnp.zeros((spec.optimizer.batch_size, spec.data.length), jnp.int32)
-    _, backward = jax.vjp(lambda params: forward(spec, remat=remat)(params, ids)[0], params)
+    _, backward = jax.vjp(lambda params: make_forward(spec, remat=remat)(params, ids)[0], params)
     own = {leaf.unsafe_buffer_pointer() for leaf in jax.tree.leaves(params)}
     arrays = [leaf for leaf in jax.tree.leaves(backward) if isinstance(leaf, jax.Array)]
     kept = [leaf for leaf in arrays if leaf.unsafe_buffer_pointer() not in own]
-    assert held(hardware).activations == pytest.approx(state.size(kept), rel=0.1), 'but for what all sequences share'
+    assert held(hardware).activations == pytest.approx(state.count_bytes(kept), rel=0.1), 'but for what all sequences share'
 
 
 @pytest.mark.slow
 def test_what_keeps_less_holds_less():
-    kept = [held(Hardware(remat=remat)).activations for remat in fit.CHOICES]
+    kept = [held(Hardware(remat=remat)).activations for remat in fit.REMAT_POLICIES]
     assert kept == sorted(kept, reverse=True)
     assert len(set(kept)) == len(kept)
 
@@ -58,20 +58,20 @@ def test_micro_batches_and_devices_divide_activations():
 
 @pytest.mark.slow
 def test_auto_computes_as_few_products_again_as_fit():
-    spec, hardware, mesh = tiny(), Hardware(remat='auto'), devices.mesh(Hardware())
-    needs = {remat: held(dataclasses.replace(hardware, remat=remat)).total for remat in fit.CHOICES[1:]}
+    spec, hardware, mesh = tiny(), Hardware(remat='auto'), devices.make_mesh(Hardware())
+    needs = {remat: held(dataclasses.replace(hardware, remat=remat)).total for remat in fit.REMAT_POLICIES[1:]}
     for remat, need in needs.items():
-        room = need / fit.USABLE + 1
-        assert fit.chosen(spec, hardware, mesh, 'chunked', room) == remat
+        room = need / fit.USABLE_MEMORY_FRACTION + 1
+        assert fit.choose_remat_policy(spec, hardware, mesh, 'chunked', room) == remat
     spec = tiny(optimizer__batch_size=64)
-    least = held(Hardware(remat='full', micro_batch=16), spec).total / fit.USABLE + 1
+    least = held(Hardware(remat='full', micro_batch=16), spec).total / fit.USABLE_MEMORY_FRACTION + 1
     with pytest.raises(
-        Refusal, match=r'even if everything is computed again \(.*\); give --micro_batch=16 or more dev'
+        UserError, match=r'even if everything is computed again \(.*\); give --micro_batch=16 or more dev'
     ):
-        fit.chosen(spec, hardware, mesh, 'chunked', least)
-    with pytest.raises(Refusal, match=r'\); give more devices'):
-        fit.chosen(spec, hardware, mesh, 'chunked', 1)
-    assert fit.chosen(spec, Hardware(remat='qkv'), mesh, 'chunked', 1) == 'qkv'
+        fit.choose_remat_policy(spec, hardware, mesh, 'chunked', least)
+    with pytest.raises(UserError, match=r'\); give more devices'):
+        fit.choose_remat_policy(spec, hardware, mesh, 'chunked', 1)
+    assert fit.choose_remat_policy(spec, Hardware(remat='qkv'), mesh, 'chunked', 1) == 'qkv'
 
 
 TPU = (
@@ -98,13 +98,13 @@ GPU = 'RESOURCE_EXHAUSTED: Out of memory while trying to allocate 123456 bytes.'
     ids=['tpu', 'later', 'gpu'],
 )
 def test_a_program_that_does_not_fit_is_said_with_what_is_missing_and_what_would_mend_it(said, words):
-    where = tiny(), Hardware(remat='attention'), devices.mesh(Hardware()), 'chunked'
+    where = tiny(), Hardware(remat='attention'), devices.make_mesh(Hardware()), 'chunked'
 
     def run():
         raise jax.errors.JaxRuntimeError(said)
 
-    with pytest.raises(Refusal, match=words) as error:
-        fit.fitting('the step', where)(run)()
+    with pytest.raises(UserError, match=words) as error:
+        fit.translate_oom_errors('the step', where)(run)()
     assert 'give --remat=full or --micro_batch=2 or more devices' in str(error.value)
 
 
@@ -117,7 +117,7 @@ def test_a_program_that_does_not_fit_is_said_with_what_is_missing_and_what_would
     ],
 )
 def test_less_is_kept_or_less_is_read_at_once(remat, words):
-    assert words in fit.mend(tiny(), Hardware(remat=remat), devices.mesh(Hardware()), 'chunked')
+    assert words in fit.suggest_less_memory(tiny(), Hardware(remat=remat), devices.make_mesh(Hardware()), 'chunked')
 
 
 def test_other_errors_of_the_runtime_pass():
@@ -125,14 +125,14 @@ def test_other_errors_of_the_runtime_pass():
         raise jax.errors.JaxRuntimeError('INTERNAL: something else')
 
     with pytest.raises(jax.errors.JaxRuntimeError, match='INTERNAL'):
-        fit.fitting('the step', ())(run)()
+        fit.translate_oom_errors('the step', ())(run)()
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ('said', 'raised', 'kind', 'code'),
     [
-        (GPU, Refusal, 'refused', 1),
+        (GPU, UserError, 'refused', 1),
         ('RESOURCE_EXHAUSTED: gRPC: too many messages', jax.errors.JaxRuntimeError, 'lost', 42),
         ('INTERNAL: something else', jax.errors.JaxRuntimeError, 'lost', 42),
     ],
@@ -160,6 +160,6 @@ def test_memory_that_runs_out_is_refused_where_results_are_waited_for(
 @pytest.mark.slow
 def test_a_line_says_how_a_run_lies_on_its_devices():
     hardware = Hardware(data=2, fsdp=2)
-    (line,) = fit.told(tiny(), hardware, devices.mesh(hardware), 'chunked')
+    (line,) = fit.format_device_layout(tiny(), hardware, devices.make_mesh(hardware), 'chunked')
     assert line.startswith('4 devices (data 2 across devices, fsdp 2 across devices), each with ')
-    assert fit.told(tiny(), Hardware(), mesh_of(Hardware(), jax.devices()[:1]), 'chunked') == []
+    assert fit.format_device_layout(tiny(), Hardware(), mesh_of(Hardware(), jax.devices()[:1]), 'chunked') == []

@@ -53,30 +53,30 @@ def test_the_formula_counts_the_products_of_the_model(changes):
         return nnx.merge(graph, params)(ids, backend='dense')[0]
 
     counted = sum(products(jax.make_jaxpr(logits)(params, ids).jaxpr))
-    assert counted == spec.data.length * flops.forward(spec.model, spec.data.length, masked=False).total
+    assert counted == spec.data.length * flops.count_forward_flops(spec.model, spec.data.length, uses_mask=False).total
 
 
 def test_a_causal_mask_shows_half_and_a_window_what_it_is_wide():
     length = tiny().data.length
-    whole, half = (flops.forward(tiny().model, length, masked).attention for masked in (False, True))
+    whole, half = (flops.count_forward_flops(tiny().model, length, masked).attention for masked in (False, True))
     assert half / whole == pytest.approx((length + 1) / 2 / length)
-    window = flops.forward(tiny(model__mask__window=2).model, length).attention
+    window = flops.count_forward_flops(tiny(model__mask__window=2).model, length).attention
     assert window / whole == pytest.approx((2 - 1 / length) / length)
 
 
 def test_a_step_of_1b_is_what_the_field_counts():
     """6 N for each parameter that multiplies, and 6 L T D for attention under a causal mask."""
     from configs import scale
-    from sinklab.parse import parse
+    from sinklab.parse import parse_config
 
-    spec = parse(scale.get_config('softmax_1b').to_dict())
+    spec = parse_config(scale.get_config('softmax_1b').to_dict())
     tokens, model = spec.optimizer.batch_size * spec.data.length, spec.model
     blocks = model.layers * model.width * (4 * model.width + 3 * model.ffn_width)
     maps = 6 * (blocks + model.width * model.vocabulary)
     attention = 6 * model.layers * model.width * (spec.data.length + 1)
-    assert flops.step(spec) == pytest.approx(tokens * (maps + attention))
+    assert flops.count_step_flops(spec) == pytest.approx(tokens * (maps + attention))
 
 
 def test_an_operation_costs_what_softmax_costs():
     softmax, sigmoid = (operation(tiny(), *pair).model for pair in (('exp', 'sum'), ('sigmoid', 'none')))
-    assert flops.forward(softmax, 16) == flops.forward(sigmoid, 16)
+    assert flops.count_forward_flops(softmax, 16) == flops.count_forward_flops(sigmoid, 16)

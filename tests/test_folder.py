@@ -8,18 +8,18 @@ import pytest
 from conftest import tiny, tiny_config
 from runs import saved
 
-from sinklab.folder import Folder, flat
-from sinklab.parse import parse
-from sinklab.record import Refusal
-from sinklab.spec import CHANGEABLE, LATER, Hardware, Spec
+from sinklab.folder import RunDir, flatten_dict
+from sinklab.parse import parse_config
+from sinklab.record import UserError
+from sinklab.spec import CHANGEABLE_FIELDS, DEFAULTS_FOR_OLD_CONFIGS, Hardware, Spec
 from sinklab.sweep import plan
 
 
 @pytest.fixture
 def folder(tmp_path):
     """Of a run whose 8 steps are done."""
-    folder, spec = Folder(tmp_path / 'run'), tiny()
-    folder.claim(spec, {})
+    folder, spec = RunDir(tmp_path / 'run'), tiny()
+    folder.initialize(spec, {})
     saved(folder, 8)
     records = [{'step': step, 'seconds': 1.0, 'valid/loss': loss} for step, loss in ((0, 5.9), (8, 5.1))]
     (folder.path / 'metrics.jsonl').write_text(''.join(json.dumps(record) + '\n' for record in records))
@@ -27,27 +27,27 @@ def folder(tmp_path):
 
 
 def test_a_run_that_has_lost_the_numbers_of_its_end_is_not_done(folder):
-    run = plan.Run('softmax', 0, folder, None, tiny())
-    plan.look(run, Hardware())
+    run = plan.SweepRun('softmax', 0, folder, None, tiny())
+    plan.check_run(run, Hardware())
     assert (run.outcome, run.reason) == ('done', '')
     metrics = folder.path / 'metrics.jsonl'
     metrics.write_bytes(metrics.read_bytes()[:-20])
-    run = plan.Run('softmax', 0, folder, None, tiny())
-    plan.look(run, Hardware())
+    run = plan.SweepRun('softmax', 0, folder, None, tiny())
+    plan.check_run(run, Hardware())
     assert run.outcome == 'to do'
 
 
 def test_a_run_whose_last_save_was_cut_short_is_not_done(folder):
     (folder.digests / '8' / '0.json').unlink()
-    run = plan.Run('softmax', 0, folder, None, tiny())
-    plan.look(run, Hardware())
+    run = plan.SweepRun('softmax', 0, folder, None, tiny())
+    plan.check_run(run, Hardware())
     assert run.outcome == 'to do'
 
 
 def test_a_damaged_config_is_named(folder):
     folder.check(tiny())
     (folder.path / 'config.json').write_text('{"a":')
-    with pytest.raises(Refusal, match=r'config\.json is damaged .* bring it back, or do without this folder'):
+    with pytest.raises(UserError, match=r'config\.json is damaged .* bring it back, or do without this folder'):
         folder.check(tiny())
 
 
@@ -56,7 +56,7 @@ def test_a_run_of_another_version_is_refused_with_what_differs_and_its_commit(fo
     config['model']['width_of_old'] = config['model'].pop('width')
     folder.write('config', config)
     folder.write('environment', dict(commit='0123abc'))
-    with pytest.raises(Refusal) as refusal:
+    with pytest.raises(UserError) as refusal:
         folder.check(tiny())
     line = str(refusal.value)
     assert len(line.splitlines()) == 1
@@ -65,26 +65,26 @@ def test_a_run_of_another_version_is_refused_with_what_differs_and_its_commit(fo
     config['model']['width'] = 16
     folder.write('config', config)
     (folder.path / 'environment.json').unlink()
-    with pytest.raises(Refusal, match=r'has model\.width_of_old, unknown here; .* commit None'):
+    with pytest.raises(UserError, match=r'has model\.width_of_old, unknown here; .* commit None'):
         folder.check(tiny())
 
 
 def test_a_run_of_before_a_field_came_has_what_it_then_was(folder):
     config = folder.read('config')
-    for part, name in ((part, name) for part, later in LATER.items() for name in later):
+    for part, name in ((part, name) for part, later in DEFAULTS_FOR_OLD_CONFIGS.items() for name in later):
         del config[part][name]
     (folder.path / 'config.json').write_text(json.dumps(config))
     folder.check(tiny())
     assert folder.changes(tiny()) == []
-    assert parse(folder.read('config')) == tiny()
-    with pytest.raises(Refusal, match=r'holds another run \(model.kv_heads None -> 2\)'):
+    assert parse_config(folder.read('config')) == tiny()
+    with pytest.raises(UserError, match=r'holds another run \(model.kv_heads None -> 2\)'):
         folder.check(tiny(model__kv_heads=2))
 
 
 def test_what_came_later_is_what_is_usual():
     """Until a usual value changes, which then is another than that of older runs."""
-    config = flat(tiny_config().to_dict())
-    assert {name: config[name] for name in flat(LATER)} == flat(LATER)
+    config = flatten_dict(tiny_config().to_dict())
+    assert {name: config[name] for name in flatten_dict(DEFAULTS_FOR_OLD_CONFIGS)} == flatten_dict(DEFAULTS_FOR_OLD_CONFIGS)
 
 
 @pytest.mark.parametrize(
@@ -102,48 +102,48 @@ def test_what_touches_no_number_may_change_and_is_named(folder, changes, said):
     assert sorted(folder.changes(tiny(**changes))) == sorted(said)
 
 
-@pytest.mark.parametrize('part', [field.name for field in dataclasses.fields(Spec) if field.name not in CHANGEABLE])
+@pytest.mark.parametrize('part', [field.name for field in dataclasses.fields(Spec) if field.name not in CHANGEABLE_FIELDS])
 def test_nothing_else_may_change(folder, part):
     changes = dict(model=dict(model__norm='post'), optimizer=dict(optimizer__weight_decay=0.3), seed=dict(seed=1))
     changes |= dict(data=dict(data__seed=1), log=dict(log__rows=True), probe=dict(probe__keys=2))
-    with pytest.raises(Refusal, match=f'holds another run \\({part}'):
+    with pytest.raises(UserError, match=f'holds another run \\({part}'):
         folder.check(tiny(**changes[part]))
 
 
 def test_fewer_steps_than_are_done_are_refused(folder):
-    with pytest.raises(Refusal, match=r'is at step 8, and config\.optimizer\.steps is 7; give at least 8'):
+    with pytest.raises(UserError, match=r'is at step 8, and config\.optimizer\.steps is 7; give at least 8'):
         folder.check(tiny(optimizer__steps=7))
 
 
 def test_more_steps_of_a_schedule_that_ends_are_refused_with_the_fork_to_give(tmp_path):
-    folder, cosine = Folder(tmp_path / "an o'dd run"), dict(optimizer__schedule='cosine', optimizer__final_share=0.1)
-    folder.claim(tiny(**cosine), {})
-    with pytest.raises(Refusal) as refusal:
-        folder.check(tiny(**cosine, optimizer__steps=20))
+    folder, cosine = RunDir(tmp_path / "an o'dd run"), dict(optimizer__schedule='cosine', optimizer__final_share=0.1)
+    folder.initialize(tiny(**cosine), {})
+    with pytest.raises(UserError) as refusal:
+        folder.check_spec(tiny(**cosine, optimizer__steps=20))
     assert shlex.split(str(refusal.value).partition('give a new folder: ')[2]) == [f'--workdir={folder}-2']
-    (folder.checkpoints / '8').mkdir(parents=True)
-    with pytest.raises(Refusal, match='holds a run of 8 steps, and 20 change every step of a cosine') as refusal:
-        folder.check(tiny(**cosine, optimizer__steps=20))
+    (folder.checkpoint_dir / '8').mkdir(parents=True)
+    with pytest.raises(UserError, match='holds a run of 8 steps, and 20 change every step of a cosine') as refusal:
+        folder.check_spec(tiny(**cosine, optimizer__steps=20))
     options = [f'--from={folder}@8', '--config.optimizer.steps=20', f'--workdir={folder}-2']
     assert shlex.split(str(refusal.value).partition('fork it: ')[2]) == options
 
 
 @pytest.mark.parametrize('name', ['a\nb', 'a\tb', 'a\x7f', 'a\x1b[2J', 'a\x85b'])
 def test_a_name_with_a_control_character_is_refused_in_one_line(name):
-    with pytest.raises(Refusal, match='has a control character') as refusal:
-        Folder(name)
+    with pytest.raises(UserError, match='has a control character') as refusal:
+        RunDir(name)
     assert str(refusal.value).isprintable()
 
 
 @pytest.mark.parametrize('name', ['a b', 'a"b', "a'b", 'a;b', 'Größe', 'x/../a', 'a@5'])
 def test_other_names_are_names(tmp_path, name):
     (tmp_path / 'x').mkdir()
-    folder = Folder(f'{tmp_path}/{name}')
-    folder.claim(tiny(), {})
-    folder.check(tiny())
+    folder = RunDir(f'{tmp_path}/{name}')
+    folder.initialize(tiny(), {})
+    folder.check_spec(tiny())
 
 
 @pytest.mark.parametrize('name', ['lease.json', 'processes', 'digests', 'damaged', 'probe', 'x.unfinished'])
 def test_what_a_job_leaves_before_its_config_is_no_stranger(tmp_path, name):
     (tmp_path / name).touch()
-    Folder(tmp_path).check(tiny())
+    RunDir(tmp_path).check_spec(tiny())

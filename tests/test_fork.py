@@ -13,10 +13,10 @@ from runs import Died, Dying, assert_same, restored, timeless
 
 from sinklab import devices
 from sinklab.checkpoint import digests
-from sinklab.data.batches import sequences
+from sinklab.data.batches import load_run_data
 from sinklab.files import whole as files
-from sinklab.folder import Folder
-from sinklab.record import Refusal
+from sinklab.folder import RunDir
+from sinklab.record import UserError
 from sinklab.report import page, runs
 from sinklab.spec import Hardware
 from sinklab.train import fork, loop, start, state
@@ -39,14 +39,14 @@ def spec(corpus):
 @pytest.fixture(scope='module')
 def parent(spec, tmp_path_factory):
     """A run with checkpoints at 4 and 8, its end."""
-    folder = Folder(tmp_path_factory.mktemp('runs') / 'parent')
+    folder = RunDir(tmp_path_factory.mktemp('runs') / 'parent')
     loop.train(spec, Hardware(), folder, dict(row='softmax'))
     return folder
 
 
 @pytest.fixture
 def origin(parent, spec):
-    return fork.Origin(parent, 4, spec)
+    return fork.WarmStart(parent, 4, spec)
 
 
 def changed(spec, **changes):
@@ -54,7 +54,7 @@ def changed(spec, **changes):
 
 
 def train(spec, path, origin, *listeners, row='fork'):
-    return loop.train(spec, Hardware(), Folder(path), dict(row=row), *listeners, origin=origin)
+    return loop.train(spec, Hardware(), RunDir(path), dict(row=row), *listeners, origin=origin)
 
 
 def test_a_fork_that_changes_nothing_goes_on_bit_for_bit_like_its_parent(parent, spec, origin, tmp_path):
@@ -63,28 +63,28 @@ def test_a_fork_that_changes_nothing_goes_on_bit_for_bit_like_its_parent(parent,
     assert timeless(records, after=4) == after
     assert [record['step'] for record in records] == [4, 5, 6, 7, 8]
     assert 'valid/loss' in records[0], 'what it comes with is measured, as a fresh run is'
-    assert_same(restored(Folder(tmp_path / 'fork'), spec, 8), restored(parent, spec, 8))
+    assert_same(restored(RunDir(tmp_path / 'fork'), spec, 8), restored(parent, spec, 8))
 
 
 def test_a_fork_that_has_begun_needs_its_parent_no_more(parent, spec, origin, tmp_path):
     shutil.copytree(parent.path, tmp_path / 'parent')
-    origin = dataclasses.replace(origin, folder=Folder(tmp_path / 'parent'))
+    origin = dataclasses.replace(origin, folder=RunDir(tmp_path / 'parent'))
     with pytest.raises(Died):
         train(spec, tmp_path / 'fork', origin, Dying(6))
     shutil.rmtree(tmp_path / 'parent')
     assert timeless(train(spec, tmp_path / 'fork', None), after=4) == timeless(parent.records(), after=4)
     shutil.rmtree(tmp_path / 'fork' / 'checkpoints')
-    with pytest.raises(Refusal, match=r'has no checkpoint and begins at step 4 of \.\./parent; give --from again'):
+    with pytest.raises(UserError, match=r'has no checkpoint and begins at step 4 of \.\./parent; give --from again'):
         train(spec, tmp_path / 'fork', None)
 
 
 def test_parameters_are_carried_over_by_name_and_new_ones_are_those_of_a_fresh_run(parent, spec, origin):
-    other, mesh = changed(spec, **KV, seed=5), devices.mesh(Hardware())
+    other, mesh = changed(spec, **KV, seed=5), devices.make_mesh(Hardware())
     with jax.set_mesh(mesh):
         carried, fresh = (
-            fork.leaves(made) for made in (fork.carried(origin, other, mesh), state.create(other, mesh))
+            fork.flatten_by_path(made) for made in (fork.load_origin_state(origin, other, mesh), state.create_state(other, mesh))
         )
-    before = fork.leaves(restored(parent, spec, 4))
+    before = fork.flatten_by_path(restored(parent, spec, 4))
     assert before.keys() < carried.keys() == fresh.keys()
     for name, leaf in carried.items():
         np.testing.assert_array_equal(leaf, before[name] if name in before else fresh[name])
@@ -93,8 +93,8 @@ def test_parameters_are_carried_over_by_name_and_new_ones_are_those_of_a_fresh_r
 
 
 def test_what_is_new_and_dropped_and_otherwise_is_named(spec, origin, tmp_path):
-    other, folder = changed(spec, **KV, model__norm='post', optimizer__weight_decay=0.3), Folder(tmp_path / 'fork')
-    lineage = fork.lineage(origin, other, folder, sequences(other).fingerprint)
+    other, folder = changed(spec, **KV, model__norm='post', optimizer__weight_decay=0.3), RunDir(tmp_path / 'fork')
+    lineage = fork.describe_lineage(origin, other, folder, load_run_data(other).fingerprint)
     assert lineage['new'] == [
         *('blocks.attention.columns.key_HK', 'blocks.attention.columns.value_HK'),
         *('blocks.attention_norms.joined.gain_D', 'blocks.ffn_norms.joined.gain_D'),
@@ -108,7 +108,7 @@ def test_what_is_new_and_dropped_and_otherwise_is_named(spec, origin, tmp_path):
 
 def test_a_fork_of_other_batches_says_so(spec, origin, tmp_path):
     other = changed(spec, data__seed=3)
-    lineage = fork.lineage(origin, other, Folder(tmp_path / 'fork'), sequences(other).fingerprint)
+    lineage = fork.describe_lineage(origin, other, RunDir(tmp_path / 'fork'), load_run_data(other).fingerprint)
     assert lineage['data'] == ['seed 0 -> 3']
 
 
@@ -129,36 +129,36 @@ def test_what_cannot_be_carried_over_is_refused_and_nothing_is_read_or_made(
     spec, origin, tmp_path, monkeypatch, changes, words
 ):
     monkeypatch.setattr(start, 'sequences', lambda spec, share: pytest.fail('data was read'))
-    with pytest.raises(Refusal, match=words):
+    with pytest.raises(UserError, match=words):
         train(changed(spec, **changes), tmp_path / 'fork', origin)
     assert not (tmp_path / 'fork').exists()
 
 
 def test_data_that_has_changed_and_another_tokenizer_are_refused(spec, origin, tmp_path):
-    found = sequences(spec).fingerprint
+    found = load_run_data(spec).fingerprint
     for data, words in (
         (dict(found, store='x'), 'on other data .*bring the old'),
         (dict(found, tokenizer='x'), 'ids'),
     ):
-        with pytest.raises(Refusal, match=words):
-            fork.lineage(origin, changed(spec, optimizer__steps=9), Folder(tmp_path / 'fork'), data)
+        with pytest.raises(UserError, match=words):
+            fork.describe_lineage(origin, changed(spec, optimizer__steps=9), RunDir(tmp_path / 'fork'), data)
 
 
 def test_a_fork_of_a_fork_and_the_way_back_are_shown_as_branches(parent, spec, origin, tmp_path):
     sigmoid = operation(spec, 'sigmoid', 'none')
-    there = Folder(tmp_path / 'there')
+    there = RunDir(tmp_path / 'there')
     train(sigmoid, there.path, origin, row='sigmoid')
     longer = dataclasses.replace(spec.optimizer, steps=10)
     back = dataclasses.replace(spec, optimizer=longer)
-    train(back, tmp_path / 'back', fork.Origin(there, 8, sigmoid), row='softmax')
-    found = runs.read([str(parent), str(there), str(tmp_path / 'back')])
+    train(back, tmp_path / 'back', fork.WarmStart(there, 8, sigmoid), row='softmax')
+    found = runs.read_runs([str(parent), str(there), str(tmp_path / 'back')])
     assert [run.name for run in found] == ['softmax', 'sigmoid from softmax@4', 'softmax from sigmoid@8']
-    (first, steps, values), (second, *_) = runs.branches(found, 'sink/1')
+    (first, steps, values), (second, *_) = runs.find_branches(found, 'sink/1')
     assert (first, second, steps) == (1, 2, [4, 4])
-    sinks = dict(zip(*found[0].curve('sink/1'), strict=True))
-    assert values == [(sinks[0] + sinks[8]) / 2, found[1].curve('sink/1')[1][0]]
-    assert runs.branches(found[1:2], 'sink/1') == [], 'its parent is not shown'
-    page.write(tmp_path / 'report.html', found)
+    sinks = dict(zip(*found[0].get_curve('sink/1'), strict=True))
+    assert values == [(sinks[0] + sinks[8]) / 2, found[1].get_curve('sink/1')[1][0]]
+    assert runs.find_branches(found[1:2], 'sink/1') == [], 'its parent is not shown'
+    page.write_report_page(tmp_path / 'report.html', found)
     html = (tmp_path / 'report.html').read_text(encoding='utf-8')
     assert 'model.attention.similarity exp -&gt; sigmoid' in html
     assert json.loads((tmp_path / 'back' / 'row.json').read_text())['from']['run'] == '../there'
@@ -167,8 +167,8 @@ def test_a_fork_of_a_fork_and_the_way_back_are_shown_as_branches(parent, spec, o
 def test_a_damaged_checkpoint_is_refused_with_the_others(parent, spec, origin, tmp_path):
     shutil.copytree(parent.path, tmp_path / 'parent')
     shutil.rmtree(tmp_path / 'parent' / 'checkpoints' / '4' / 'state')
-    damaged = dataclasses.replace(origin, folder=Folder(tmp_path / 'parent'))
-    with pytest.raises(Refusal, match=r'checkpoints/4 is not sound: .* another step of .* \(\[8\]\)'):
+    damaged = dataclasses.replace(origin, folder=RunDir(tmp_path / 'parent'))
+    with pytest.raises(UserError, match=r'checkpoints/4 is not sound: .* another step of .* \(\[8\]\)'):
         train(spec, tmp_path / 'fork', damaged)
     assert not (tmp_path / 'fork').exists()
 
@@ -188,25 +188,25 @@ def test_a_fork_whose_first_checkpoint_was_cut_short_is_carried_over_again(paren
     records = train(spec, path, origin)
     assert [record['step'] for record in records] == [4, 5, 6, 7, 8]
     assert timeless(records, after=4) == timeless(parent.records(), after=4)
-    with pytest.raises(Refusal, match=r'has no checkpoint and begins at step 4 of .*/parent; give --from again'):
+    with pytest.raises(UserError, match=r'has no checkpoint and begins at step 4 of .*/parent; give --from again'):
         train(spec, tmp_path / 'alone', None)
 
 
 def test_an_origin_that_is_another_one_since_the_claim_is_not_loaded(parent, spec, origin, tmp_path):
     path = begun(spec, origin, tmp_path / 'fork')
     shutil.copytree(parent.path, tmp_path / 'parent')
-    again = dataclasses.replace(origin, folder=Folder(tmp_path / 'parent'))
-    digests.write(again.folder, 4, 0, 1, seconds=9.0)
-    with pytest.raises(Refusal, match=r'parent/checkpoints/4 is not what it was when the fork was begun'):
+    again = dataclasses.replace(origin, folder=RunDir(tmp_path / 'parent'))
+    digests.write_digests(again.folder, 4, 0, 1, seconds=9.0)
+    with pytest.raises(UserError, match=r'parent/checkpoints/4 is not what it was when the fork was begun'):
         train(spec, path, again)
-    assert Folder(path).checkpoint_steps() == []
+    assert RunDir(path).list_checkpoint_steps() == []
 
 
 def test_an_origin_that_has_been_damaged_since_the_claim_is_not_loaded(parent, spec, origin, tmp_path):
     path = begun(spec, origin, tmp_path / 'fork')
     shutil.copytree(parent.path, tmp_path / 'parent')
-    damaged = dataclasses.replace(origin, folder=Folder(tmp_path / 'parent'))
+    damaged = dataclasses.replace(origin, folder=RunDir(tmp_path / 'parent'))
     flip(damaged.folder, 4, np.random.default_rng(0))
-    with pytest.raises(Refusal, match=r'checkpoints/4 is not sound: .* does not hold what was saved'):
+    with pytest.raises(UserError, match=r'checkpoints/4 is not sound: .* does not hold what was saved'):
         train(spec, path, damaged)
-    assert Folder(path).checkpoint_steps() == []
+    assert RunDir(path).list_checkpoint_steps() == []

@@ -10,11 +10,11 @@ from threads import alike
 
 from sinklab.checkpoint import digests
 from sinklab.cli import fork
-from sinklab.cli.config import load, of_run
+from sinklab.cli.config import load_spec, load_run_config
 from sinklab.cli.main import main
-from sinklab.folder import Folder
-from sinklab.group import Alone
-from sinklab.record import Refusal
+from sinklab.folder import RunDir
+from sinklab.group import SingleProcessGroup
+from sinklab.record import UserError
 
 SIGMOID = ['--config.model.attention.similarity=sigmoid', '--config.model.attention.normalizer=none']
 
@@ -36,7 +36,7 @@ def parent(config, tmp_path_factory):
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv('SINKLAB_CACHE', str(config.parent / 'cache'))
         assert main(['train', f'--config={config}', f'--workdir={path}', '--compiled=none']) == 0
-    return Folder(path)
+    return RunDir(path)
 
 
 def forked(capsys, *arguments):
@@ -52,13 +52,13 @@ def test_without_a_config_the_parent_has_it_and_fields_that_it_leaves_empty_can_
     (line,) = (line for line in said.splitlines() if 'since step 4: from ' in line)
     for words in ('model.attention.similarity exp -> sigmoid', 'model.mask.window None -> 6', "a @ 'run'@4"):
         assert words in line
-    folder = Folder(tmp_path / 'fork')
-    config = folder.read('config')
+    folder = RunDir(tmp_path / 'fork')
+    config = folder.read_json('config')
     assert (config['model']['mask']['window'], config['optimizer']['clip_norm']) == (6, 0.5)
-    assert folder.read('row')['overrides']['model.mask.window'] == '6'
-    assert folder.read('row')['row'] == 'fork'
-    assert folder.lineage()['commit'] == parent.environment()['commit']
-    assert [record['step'] for record in folder.records()] == [4, 5, 6, 7, 8]
+    assert folder.read_json('row')['overrides']['model.mask.window'] == '6'
+    assert folder.read_json('row')['row'] == 'fork'
+    assert folder.read_lineage()['commit'] == parent.environment()['commit']
+    assert [record['step'] for record in folder.read_records()] == [4, 5, 6, 7, 8]
 
 
 @pytest.mark.slow
@@ -70,7 +70,7 @@ def test_the_same_command_goes_on_without_the_parent(capsys, parent, tmp_path):
     shutil.rmtree(tmp_path / 'fork' / 'checkpoints' / '8')
     code, said = forked(capsys, *given)
     assert code == 0, said
-    assert Folder(tmp_path / 'fork').checkpoint_steps() == [4, 8]
+    assert RunDir(tmp_path / 'fork').list_checkpoint_steps() == [4, 8]
     code, said = forked(capsys, f'--from={tmp_path}/parent@8', *given[1:])
     assert (code, len(said.splitlines())) == (1, 1)
     assert f'holds a fork of {tmp_path}/parent@4, and --from={tmp_path}/parent@8 is another checkpoint' in said
@@ -80,8 +80,8 @@ def test_the_same_command_goes_on_without_the_parent(capsys, parent, tmp_path):
 def test_without_a_step_the_newest_is_taken_and_kept(capsys, parent, tmp_path):
     given = [f'--from={parent}', f'--workdir={tmp_path}/fork', '--config.optimizer.steps=10']
     assert forked(capsys, *given)[0] == 0
-    assert Folder(tmp_path / 'fork').lineage()['step'] == 8
-    assert fork.parent(str(parent), Folder(tmp_path / 'fork'), Alone()).step == 8
+    assert RunDir(tmp_path / 'fork').read_lineage()['step'] == 8
+    assert fork.resolve_parent(str(parent), RunDir(tmp_path / 'fork'), SingleProcessGroup()).step == 8
 
 
 def made(path, *steps, lineage=None):
@@ -113,58 +113,58 @@ def test_what_is_no_checkpoint_is_refused(tmp_path, monkeypatch, given, words):
     monkeypatch.chdir(tmp_path)
     made(tmp_path / 'run', 2, 4)
     made(tmp_path / 'empty')
-    with pytest.raises(Refusal, match=words):
-        fork.parent(given, Folder('child'), Alone())
+    with pytest.raises(UserError, match=words):
+        fork.resolve_parent(given, RunDir('child'), SingleProcessGroup())
 
 
 def test_a_run_that_is_no_fork_is_not_made_one(tmp_path):
     made(tmp_path / 'run', 4)
-    with pytest.raises(Refusal, match='holds a run that is no fork'):
-        fork.parent(f'{tmp_path}/run@4', Folder(made(tmp_path / 'child', 4)), Alone())
+    with pytest.raises(UserError, match='holds a run that is no fork'):
+        fork.resolve_parent(f'{tmp_path}/run@4', RunDir(made(tmp_path / 'child', 4)), SingleProcessGroup())
 
 
 def test_a_fork_knows_its_parent_by_what_it_holds_wherever_it_lies_now(tmp_path):
-    saved(Folder(made(tmp_path / 'run')), 2, 4)
-    saved(Folder(made(tmp_path / 'other')), 4, content=b'of another run')
-    lineage = dict(run='../run', step=4, seal=digests.seal(Folder(tmp_path / 'run'), 4))
-    child = Folder(made(tmp_path / 'child', lineage=lineage))
+    saved(RunDir(made(tmp_path / 'run')), 2, 4)
+    saved(RunDir(made(tmp_path / 'other')), 4, content=b'of another run')
+    lineage = dict(run='../run', step=4, seal=digests.compute_checkpoint_digest(RunDir(tmp_path / 'run'), 4))
+    child = RunDir(made(tmp_path / 'child', lineage=lineage))
     (tmp_path / 'run').rename(tmp_path / 'moved')
     for given in ('moved', 'moved@4', 'run@4'):
-        assert fork.parent(f'{tmp_path}/{given}', child, Alone()).step == 4
+        assert fork.resolve_parent(f'{tmp_path}/{given}', child, SingleProcessGroup()).step == 4
     for given in ('moved@2', 'other@4', 'nowhere@4'):
-        with pytest.raises(Refusal, match=rf'holds a fork of .*/run@4, and --from=.*{given} is another checkpoint'):
-            fork.parent(f'{tmp_path}/{given}', child, Alone())
+        with pytest.raises(UserError, match=rf'holds a fork of .*/run@4, and --from=.*{given} is another checkpoint'):
+            fork.resolve_parent(f'{tmp_path}/{given}', child, SingleProcessGroup())
 
 
 def test_a_folder_may_have_an_at_and_a_number_in_its_name(tmp_path):
     made(tmp_path / 'run@5', 2, 4)
     for given, step in (('run@5', 4), ('run@5@2', 2)):
-        parent = fork.parent(f'{tmp_path}/{given}', Folder(tmp_path / 'child'), Alone())
-        assert (parent.folder.path, parent.step) == (tmp_path / 'run@5', step)
+        parent = fork.resolve_parent(f'{tmp_path}/{given}', RunDir(tmp_path / 'child'), SingleProcessGroup())
+        assert (parent.run_dir.path, parent.step) == (tmp_path / 'run@5', step)
 
 
 def test_what_is_taken_stands_before_the_first_colon(tmp_path):
     run = made(tmp_path / 'a:run', 2, 4)
     for given, takes, step in (('params:', 'params', 4), ('', '', 4), ('params:', 'params', 2)):
-        parent = fork.parent(f'{given}{run}@{step}', Folder(tmp_path / 'child'), Alone())
-        assert (parent.folder.path, parent.step, parent.takes) == (run, step, takes)
+        parent = fork.resolve_parent(f'{given}{run}@{step}', RunDir(tmp_path / 'child'), SingleProcessGroup())
+        assert (parent.run_dir.path, parent.step, parent.takes) == (run, step, takes)
 
 
 def test_a_fork_of_parameters_knows_its_parent_wherever_it_lies_and_takes_nothing_else_of_it(tmp_path):
-    run = Folder(made(tmp_path / 'run'))
+    run = RunDir(made(tmp_path / 'run'))
     saved(run, 4)
-    lineage = dict(run='../run', step=4, seal=digests.seal(run, 4), takes='params', start=0)
-    child, moved = Folder(made(tmp_path / 'child', lineage=lineage)), tmp_path / 'moved'
+    lineage = dict(run='../run', step=4, seal=digests.compute_checkpoint_digest(run, 4), takes='params', start=0)
+    child, moved = RunDir(made(tmp_path / 'child', lineage=lineage)), tmp_path / 'moved'
     run.path.rename(moved)
-    assert fork.parent(f'params:{moved}', child, Alone()).step == 4
+    assert fork.resolve_parent(f'params:{moved}', child, SingleProcessGroup()).step == 4
     words = rf'fork of params:.*/run@4, and --from={moved} takes along something else of it; give --from=params:.*@4'
-    with pytest.raises(Refusal, match=words):
-        fork.parent(f'{moved}', child, Alone())
+    with pytest.raises(UserError, match=words):
+        fork.resolve_parent(f'{moved}', child, SingleProcessGroup())
 
 
 def of_each(tmp_path, *given):
     """What each of two processes understands by its --from."""
-    return alike(2, lambda group: fork.parent(given[group.index], Folder(tmp_path / 'child'), group))
+    return alike(2, lambda group: fork.resolve_parent(given[group.index], RunDir(tmp_path / 'child'), group))
 
 
 def test_process_0_chooses_the_step(tmp_path):
@@ -204,11 +204,11 @@ def test_a_command_that_means_nothing_is_refused_in_one_line(capsys, tmp_path, a
 
 
 def test_what_was_published_is_not_of_a_run_that_differs_in_what_it_measures(tmp_path):
-    spec, row = load('configs/quickstart.py:softmax', ['--config.optimizer.steps=200'])
-    folder = Folder(tmp_path)
-    folder.claim(spec, row)
-    same, about = of_run(folder, 'again', ['--config.probe.every_steps=50'])
+    spec, row = load_spec('configs/quickstart.py:softmax', ['--config.optimizer.steps=200'])
+    folder = RunDir(tmp_path)
+    folder.initialize(spec, row)
+    same, about = load_run_config(folder, 'again', ['--config.probe.every_steps=50'])
     assert (same.probe.every_steps, about['published'], about['row']) == (50, row['published'], 'again')
     assert about['overrides'] == {'probe.every_steps': '50'}
-    other, about = of_run(folder, 'other', ['--config.seed=3'])
+    other, about = load_run_config(folder, 'other', ['--config.seed=3'])
     assert (other.seed, about['published'], about['source']) == (3, {}, '')

@@ -12,19 +12,19 @@ from stores import chat, made
 from threads import alike
 
 from configs import default, fine_tuning
-from sinklab.checkpoint.checkpoints import Checkpoints
-from sinklab.checkpoint.restore import parameters as nested
-from sinklab.cli.config import describe_origin, load, of_run
+from sinklab.checkpoint.checkpoints import Checkpointer
+from sinklab.checkpoint.restore import restore_parameters as nested
+from sinklab.cli.config import describe_optimizer_source, load_spec, load_run_config
 from sinklab.cli.main import main
-from sinklab.data.batches import sequences
+from sinklab.data.batches import load_run_data
 from sinklab.files import whole as files
-from sinklab.folder import Folder
-from sinklab.parse import parse
-from sinklab.record import Refusal
+from sinklab.folder import RunDir
+from sinklab.parse import parse_config
+from sinklab.record import UserError
 from sinklab.report import runs
-from sinklab.spec import Hardware, Takes
+from sinklab.spec import Hardware, WarmStartTakes
 from sinklab.train import fork, loop, objective, start, state
-from sinklab.train.optimizer import schedule
+from sinklab.train.optimizer import make_schedule
 
 SGD = dict(optimizer__name='sgd', optimizer__beta2=None, optimizer__epsilon=None)
 
@@ -36,39 +36,39 @@ def disk(monkeypatch):
 
 
 def train(spec, path, origin, *listeners, row='tuned'):
-    return loop.train(spec, Hardware(), Folder(path), dict(row=row), *listeners, origin=origin)
+    return loop.train(spec, Hardware(), RunDir(path), dict(row=row), *listeners, origin=origin)
 
 
 def imported(path, **more):
     """The folder of a model of Hugging Face, without its parameters."""
     config = default.get_config()
-    config.update_from_flattened_dict(fine_tuning.IMPORTED)
+    config.update_from_flattened_dict(fine_tuning.IMPORTED_MODEL_OPTIMIZER)
     folder, about = (
-        Folder(path),
+        RunDir(path),
         dict(config='hf:theirs', row='theirs', size=None, overrides={}, diff={}, published={}),
     )
-    folder.claim(parse(config.to_dict()), about | dict(source='hf:theirs') | more)
+    folder.initialize(parse_config(config.to_dict()), about | dict(source='hf:theirs') | more)
     return folder
 
 
 def test_a_model_of_others_is_trained_further_with_the_defaults_of_fine_tuning(tmp_path):
     folder = imported(tmp_path / 'theirs', optimizer_defaults='configs/fine_tuning.py')
-    spec, row = of_run(folder, 'ours', ['--config.optimizer.steps=20', '--config.data.length=32'])
+    spec, row = load_run_config(folder, 'ours', ['--config.optimizer.steps=20', '--config.data.length=32'])
     optimizer = spec.optimizer
     assert (optimizer.peak_learning_rate, optimizer.weight_decay, optimizer.beta2) == (2e-5, 0.0, 0.999)
     assert (optimizer.schedule, optimizer.final_share) == ('cosine', 0.0)
     assert (optimizer.steps, optimizer.warmup_steps, spec.probe.length) == (20, 2, 32)
-    said = describe_origin(row, spec)
+    said = describe_optimizer_source(row, spec)
     assert [words for words in ('configs/fine_tuning.py', '2e-05', '2 of 20 steps') if words not in said] == []
 
 
 def test_what_is_overridden_of_the_defaults_of_fine_tuning_stands(tmp_path):
     folder = imported(tmp_path / 'theirs', optimizer_defaults='configs/fine_tuning.py')
     given = {'optimizer.warmup_steps': 7, 'optimizer.steps': 20, 'optimizer.schedule': 'constant', 'probe.length': 9}
-    spec, _ = of_run(folder, 'ours', [f'--config.{path}={value}' for path, value in given.items()])
+    spec, _ = load_run_config(folder, 'ours', [f'--config.{path}={value}' for path, value in given.items()])
     assert (spec.optimizer.warmup_steps, spec.optimizer.final_share, spec.probe.length) == (7, None, 9)
-    with pytest.raises(Refusal) as refusal:
-        of_run(
+    with pytest.raises(UserError) as refusal:
+        load_run_config(
             folder,
             'ours',
             ['--config.optimizer.warmup_steps=30', '--config.optimizer.steps=20', '--config.probe.keys=65'],
@@ -82,9 +82,9 @@ def test_what_is_overridden_of_the_defaults_of_fine_tuning_stands(tmp_path):
 def test_a_run_that_was_trained_here_is_forked_with_its_own_optimizer(tmp_path, more):
     """One that was imported before there were such defaults, and one that was fine-tuned with them."""
     folder = imported(tmp_path / 'theirs', **more)
-    spec, row = of_run(folder, 'ours', ['--config.optimizer.steps=500'])
+    spec, row = load_run_config(folder, 'ours', ['--config.optimizer.steps=500'])
     assert (spec.optimizer.warmup_steps, 'optimizer_defaults' in row) == (200, False)
-    assert 'the run that it comes from' in describe_origin(row, spec)
+    assert 'the run that it comes from' in describe_optimizer_source(row, spec)
 
 
 @pytest.fixture(scope='module')
@@ -103,27 +103,27 @@ def asked(file, row, store):
     ours = dict(source=f'store:{store}', held_out=0.2)
     given = [f'--config.data.{name}={value}' for name, value in ours.items()]
     given += ['--config.checkpoint.every_steps=1', '--config.checkpoint.keep=9']
-    return load(f'configs/{file}.py:{row}', given, 'smoke')[0]
+    return load_spec(f'configs/{file}.py:{row}', given, 'smoke')[0]
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize('row', some(fine_tuning.ROWS, list(fine_tuning.ROWS)[-1:]))
 def test_a_row_of_fine_tuning_begins_with_the_parameters_of_its_namesake(row, stores, tmp_path):
     before, spec = asked('scale', row, stores / 'text'), asked('fine_tuning', row, stores / 'chat')
-    parent = Folder(tmp_path / 'parent')
+    parent = RunDir(tmp_path / 'parent')
     train(before, parent.path, None, row=row)
     steps = before.optimizer.steps
-    origin = fork.Origin(parent, steps, before, 'params')
+    origin = fork.WarmStart(parent, steps, before, 'params')
     records = train(spec, tmp_path / 'tuned', origin)
-    tuned = Folder(tmp_path / 'tuned')
-    assert [record['step'] for record in records] == tuned.checkpoint_steps() == [0, 1, 2, 3, 4]
+    tuned = RunDir(tmp_path / 'tuned')
+    assert [record['step'] for record in records] == tuned.list_checkpoint_steps() == [0, 1, 2, 3, 4]
     assert_same(parameters(tuned.path, 0), parameters(parent.path, steps))
-    first, fresh = restored(tuned, spec, 0), state.initial(spec)
+    first, fresh = restored(tuned, spec, 0), state.init_state(spec)
     assert_same((first['step'], first['opt_state']), (fresh['step'], fresh['opt_state']))
-    batch = sequences(spec).batches.rows(0, range(4))
-    loss = objective.loss_of(spec)(nested(parent.path, steps), batch) / objective.predicted_share(batch)
+    batch = load_run_data(spec).batches.read_rows(0, range(4))
+    loss = objective.make_loss(spec)(nested(parent.path, steps), batch) / objective.compute_predicted_fraction(batch)
     np.testing.assert_allclose(records[1]['train/loss'], loss, rtol=1e-5)
-    assert schedule(spec.optimizer)(0) == 0
+    assert make_schedule(spec.optimizer)(0) == 0
     assert_same(parameters(tuned.path, 1), parameters(tuned.path, 0))
     moved = zip(parameters(tuned.path, 2), parameters(tuned.path, 1), strict=True)
     assert all((one != other).any() for one, other in moved)
@@ -142,7 +142,7 @@ def spec(corpus):
 @pytest.fixture(scope='module')
 def parent(spec, tmp_path_factory):
     """A run with checkpoints at 4 and 8, its end."""
-    folder = Folder(tmp_path_factory.mktemp('runs') / 'parent')
+    folder = RunDir(tmp_path_factory.mktemp('runs') / 'parent')
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv('SINKLAB_CACHE', str(folder.path.parent / 'cache'))
         train(spec, folder.path, None, row='softmax')
@@ -151,7 +151,7 @@ def parent(spec, tmp_path_factory):
 
 @pytest.fixture
 def origin(parent, spec):
-    return fork.Origin(parent, 8, spec, 'params')
+    return fork.WarmStart(parent, 8, spec, 'params')
 
 
 def changed(spec, **changes):
@@ -164,7 +164,7 @@ def test_another_optimizer_may_take_the_parameters_and_what_is_new_is_said(spec,
     records = train(other, tmp_path / 'tuned', origin)
     assert [record['step'] for record in records] == [*range(9)]
     assert 'valid/loss' in records[0]
-    lineage = Folder(tmp_path / 'tuned').lineage()
+    lineage = RunDir(tmp_path / 'tuned').read_lineage()
     assert (tmp_path / 'tuned' / lineage['run']).resolve() == origin.folder.path.resolve()
     assert (lineage['step'], lineage['takes'], lineage['start']) == (8, 'params', 0)
     assert lineage['new'] == ['blocks.attention.columns.key_HK', 'blocks.attention.columns.value_HK']
@@ -174,10 +174,10 @@ def test_another_optimizer_may_take_the_parameters_and_what_is_new_is_said(spec,
 
 @pytest.mark.slow
 def test_data_that_have_changed_may_be_read_and_another_tokenizer_is_refused(spec, origin, tmp_path):
-    found, folder = sequences(spec).fingerprint, Folder(tmp_path / 'tuned')
-    assert fork.lineage(origin, spec, folder, dict(found, store='x'))['data'] == [f'store {found["store"]} -> x']
-    with pytest.raises(Refusal, match=r'--from=params:.*/parent@8 has another tokenizer'):
-        fork.lineage(origin, spec, folder, dict(found, tokenizer='x'))
+    found, folder = load_run_data(spec).fingerprint, RunDir(tmp_path / 'tuned')
+    assert fork.describe_lineage(origin, spec, folder, dict(found, store='x'))['data'] == [f'store {found["store"]} -> x']
+    with pytest.raises(UserError, match=r'--from=params:.*/parent@8 has another tokenizer'):
+        fork.describe_lineage(origin, spec, folder, dict(found, tokenizer='x'))
 
 
 @pytest.mark.slow
@@ -198,7 +198,7 @@ def test_what_is_of_another_model_is_refused_and_nothing_is_read_or_made(
     spec, origin, tmp_path, monkeypatch, changes, words
 ):
     monkeypatch.setattr(start, 'sequences', lambda spec, share: pytest.fail('data was read'))
-    with pytest.raises(Refusal, match=words):
+    with pytest.raises(UserError, match=words):
         train(changed(spec, **changes), tmp_path / 'tuned', origin)
     assert not (tmp_path / 'tuned').exists()
 
@@ -207,8 +207,8 @@ def test_what_is_of_another_model_is_refused_and_nothing_is_read_or_made(
 def test_a_damaged_checkpoint_is_refused_with_the_others(parent, spec, origin, tmp_path):
     shutil.copytree(parent.path, tmp_path / 'parent')
     shutil.rmtree(tmp_path / 'parent' / 'checkpoints' / '8' / 'state')
-    damaged = dataclasses.replace(origin, folder=Folder(tmp_path / 'parent'))
-    with pytest.raises(Refusal, match=r'checkpoints/8 is not sound: .* another step of .* \(\[4\]\)'):
+    damaged = dataclasses.replace(origin, folder=RunDir(tmp_path / 'parent'))
+    with pytest.raises(UserError, match=r'checkpoints/8 is not sound: .* another step of .* \(\[4\]\)'):
         train(spec, tmp_path / 'tuned', damaged)
     assert not (tmp_path / 'tuned').exists()
 
@@ -221,7 +221,7 @@ def test_what_was_cut_short_before_its_first_checkpoint_is_taken_along_again(spe
         train(spec, path, origin, Dying(1))
     (path / 'metrics.jsonl').unlink()
     (path / 'digests' / '0' / '0.json').unlink()
-    with pytest.raises(Refusal, match=r'no checkpoint and begins with the parameters of step 8 of .*; give --from'):
+    with pytest.raises(UserError, match=r'no checkpoint and begins with the parameters of step 8 of .*; give --from'):
         train(spec, path, None)
     assert timeless(train(spec, path, origin)) == timeless(records)
     assert_same(parameters(path, 8), parameters(tmp_path / 'whole', 8))
@@ -231,16 +231,16 @@ def test_what_was_cut_short_before_its_first_checkpoint_is_taken_along_again(spe
 def test_what_begins_at_step_0_is_reported_listed_and_forked_like_others(capsys, parent, spec, origin, tmp_path):
     path = tmp_path / 'tuned'
     train(operation(spec, 'sigmoid', 'none'), path, origin)
-    found = runs.read([str(parent), str(path)])
+    found = runs.read_runs([str(parent), str(path)])
     assert [run.name for run in found] == ['softmax', 'tuned from params:softmax@8']
     assert found[1].notes[0].startswith('from params:')
-    assert runs.branches(found, 'sink/1') == []
+    assert runs.find_branches(found, 'sink/1') == []
     capsys.readouterr()
     for action, words in (('ls', 'step 0  '), ('verify', 'checkpoints/0: sound')):
         assert main(['checkpoint', action, str(path)]) == 0
         assert words in capsys.readouterr().out
     assert main(['checkpoint', 'restore-params', f'{path}@0', f'--out={tmp_path}/params']) == 0
-    back = fork.Origin(Folder(path), 0, operation(spec, 'sigmoid', 'none'))
+    back = fork.WarmStart(RunDir(path), 0, operation(spec, 'sigmoid', 'none'))
     train(operation(spec, 'sigmoid', 'none'), tmp_path / 'again', back)
     assert_same(parameters(tmp_path / 'again', 8), parameters(path, 8))
 
@@ -249,15 +249,15 @@ def test_what_begins_at_step_0_is_reported_listed_and_forked_like_others(capsys,
 def test_the_command_takes_the_config_along_and_goes_on_with_and_without_the_run(capsys, parent, tmp_path):
     given = ['train', '--compiled=none', f'--workdir={tmp_path}/tuned', f'--from=params:{parent}@4']
     given += ['--config.optimizer.peak_learning_rate=1e-3']
-    tuned = Folder(tmp_path / 'tuned')
+    tuned = RunDir(tmp_path / 'tuned')
     assert main(given) == 0
     (line,) = (line for line in capsys.readouterr().err.splitlines() if 'since step 0: from params:' in line)
     assert 'optimizer.peak_learning_rate 0.01 -> 0.001' in line
-    records = timeless(tuned.records())
+    records = timeless(tuned.read_records())
     for again in (given, [one for one in given if not one.startswith('--from')] + [f'--config={settings(tmp_path)}']):
-        shutil.rmtree(tuned.checkpoints / '8')
+        shutil.rmtree(tuned.checkpoint_dir / '8')
         assert main(again) == 0, capsys.readouterr().err
-        assert timeless(tuned.records()) == records
+        assert timeless(tuned.read_records()) == records
     assert main([one.replace('params:', '') for one in given]) == 1
     said = capsys.readouterr().err.splitlines()[-1]
     assert f'@4, and --from={parent}@4 takes along something else of it; give --from=params:{parent}@4' in said
@@ -273,20 +273,20 @@ def settings(path):
 
 
 def test_that_parameters_are_not_taken_along_yet_is_known_by_process_0_alone(tmp_path):
-    folders = [Folder(tmp_path / name) for name in ('here', 'there')]
+    folders = [RunDir(tmp_path / name) for name in ('here', 'there')]
     folders[0].path.mkdir()
     lineage = dict(run='../parent', step=4, takes='params', start=0)
     (folders[0].path / 'row.json').write_text(json.dumps({'from': lineage}))
-    assert folders[0].start() == 0
+    assert folders[0].read_start_step() == 0
 
     def begin(group):
-        return fork.begin(None, tiny(), None, 0, Checkpoints(folders[group.index], tiny().checkpoint, {}, group))
+        return fork.prepare_first_checkpoint(None, tiny(), None, 0, Checkpointer(folders[group.index], tiny().checkpoint, {}, group))
 
     words = 'here has no checkpoint and begins with the parameters of step 4 of ../parent; give --from again'
     assert [str(refusal).endswith(words) for refusal in alike(2, begin)] == [True, True]
 
 
 def test_every_word_before_a_run_has_its_meaning():
-    assert set(Takes.__args__) == set(fork.TAKEN)
-    shapes = state.shapes(tiny())
-    assert set(fork.TAKEN[''].parts) == set(shapes) > set(fork.TAKEN['params'].parts)
+    assert set(WarmStartTakes.__args__) == set(fork.WARM_START_MODES)
+    shapes = state.get_state_shapes(tiny())
+    assert set(fork.WARM_START_MODES[''].state_keys) == set(shapes) > set(fork.WARM_START_MODES['params'].state_keys)

@@ -13,7 +13,7 @@ from conftest import COVERING, OPERATIONS, attention, in_turn, some
 from sinklab.attend import dense
 from sinklab.attend import mask as masks
 from sinklab.attend.backends import BACKENDS
-from sinklab.attend.received import of_first_keys
+from sinklab.attend.received import compute_key_mass
 
 pytestmark = pytest.mark.usefixtures('small_blocks')
 beside_a_column = functools.partial(alibi, columns=1)
@@ -66,7 +66,7 @@ def test_a_mask_known_before_tracing_is_the_definition(mask, backend):
 )
 def test_key_heads_may_serve_several_query_heads_and_values_be_wider(operation, backend):
     arrays = drawn(64, heads=4, groups=2, value_width=96)
-    compared(backend, attention(*operation), masks.causal(LENGTH), arrays)
+    compared(backend, attention(*operation), masks.make_causal_mask(LENGTH), arrays)
 
 
 @pytest.mark.slow
@@ -75,7 +75,7 @@ def test_key_heads_may_serve_several_query_heads_and_values_be_wider(operation, 
     ('length', 'operation'), in_turn(itertools.product([1, 100, 257], (('exp', 'sum'), ('sigmoid', 'sum'))))
 )
 def test_a_length_that_blocks_do_not_divide_is_padded_and_cut(backend, length, operation):
-    compared(backend, attention(*operation), masks.causal(length), drawn(64, length=length))
+    compared(backend, attention(*operation), masks.make_causal_mask(length), drawn(64, length=length))
 
 
 @pytest.mark.slow
@@ -90,7 +90,7 @@ def test_a_length_that_blocks_do_not_divide_is_padded_and_cut(backend, length, o
 def test_queries_that_see_nothing_get_zeros_and_finite_gradients(operation, backend):
     end_T = np.where(np.arange(LENGTH) % 3 == 1, 0, np.arange(LENGTH) + 1)
     end_T[128:] = 0
-    mask, arrays = masks.static(np.zeros(LENGTH, np.int32), end_T.astype(np.int32)), drawn(64)
+    mask, arrays = masks.make_static_mask(np.zeros(LENGTH, np.int32), end_T.astype(np.int32)), drawn(64)
     output, gradients = compared(backend, attention(*operation), mask, arrays)
     assert (np.asarray(output)[:, end_T == 0] == 0).all()
     assert all(np.isfinite(gradient).all() for gradient in gradients)
@@ -104,16 +104,16 @@ READ = ('exp', 'sum'), ('exp', 'p_norm'), ('sigmoid', 'none'), ('identity', 'cla
 def test_kernels_and_chunks_use_the_scale_of_the_operation(scale):
     arrays = drawn(16, columns=1)
     for pair in (('exp', 'p_norm'), ('sigmoid', 'none')):
-        asked = rule(attention(*pair), masks.causal(LENGTH), 1)
+        asked = rule(attention(*pair), masks.make_causal_mask(LENGTH), 1)
         asked = dataclasses.replace(asked, operation=dataclasses.replace(asked.operation, scale=scale))
         query, key, value = arrays
-        plain = rule(attention(*pair), masks.causal(LENGTH), 1)
+        plain = rule(attention(*pair), masks.make_causal_mask(LENGTH), 1)
         scaled = dense.attend(scale * np.sqrt(16) * query, key, value, plain)  # the definition, by other means
         with interpreted():
             for backend in ('dense', 'chunked', 'tpu'):
-                found = BACKENDS[backend].attend(*arrays, asked, measured=True)
-                close((found.output_BTHK, found.rows.mass_BHT), (scaled.output_BTHK, scaled.rows.mass_BHT), 5e-5)
-                received = of_first_keys(query, key, found.rows, asked, 3)
+                found = BACKENDS[backend].attend(*arrays, asked, needs_mass=True)
+                close((found.output_BTHK, found.rows.mass_BHT), (scaled.output_BTHK, scaled.row_stats.mass_BHT), 5e-5)
+                received = compute_key_mass(query, key, found.rows, asked, 3)
                 close(received.raw_BHS, scaled.attention_BHTS[..., :4].sum(2), 5e-5)
 
 
@@ -130,8 +130,8 @@ def test_the_mass_on_first_keys_is_that_of_the_whole_matrix_under_every_mask(cas
     arrays, keys = drawn(64, columns=1, batch=len(MASKS)), 5
     asked = rule(dataclasses.replace(attention(*operation), gain=0.5), every(LENGTH), 1, alibi(columns=1))
     with interpreted():
-        _, rows, _ = BACKENDS[backend].attend(*arrays, asked, measured=True)
-    found = of_first_keys(*arrays[:2], rows, asked, keys, first=2)
+        _, rows, _ = BACKENDS[backend].attend(*arrays, asked, needs_mass=True)
+    found = compute_key_mass(*arrays[:2], rows, asked, keys, first_query=2)
     attention_BHTS = np.float64(dense.attend(*arrays, asked).attention_BHTS)[:, :, 2:]
     mass = np.abs(attention_BHTS).sum(-1, keepdims=True)
     close(found.raw_BHS, attention_BHTS[..., : 1 + keys].sum(2), 2e-5)

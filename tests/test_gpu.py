@@ -13,9 +13,9 @@ from hypothesis import strategies as st
 
 from sinklab.attend import mask
 from sinklab.attend.kernels import gpu, gpu_plan
-from sinklab.attend.kernels.gpu_block import LOG2E, block_of
-from sinklab.attend.kernels.gpu_lowering import REWRITTEN, lowerable
-from sinklab.attend.kernels.primitive import NOTHING, Linear, Scores, Softmax
+from sinklab.attend.kernels.gpu_block import LOG2E, make_block_ops
+from sinklab.attend.kernels.gpu_lowering import REWRITES, make_lowerable
+from sinklab.attend.kernels.primitive import MASK_VALUE, LinearReduction, ScoreSpec, SoftmaxReduction
 
 
 @st.composite
@@ -27,7 +27,7 @@ def intervals(draw):
 
 def assert_planned(shown, keys, size, by_key):
     """Every pair that sees is walked through, and what is walked through unmasked sees entirely."""
-    bound_BI4, segments = gpu_plan.plan(shown, keys, size, by_key)
+    bound_BI4, segments = gpu_plan.plan_segments(shown, keys, size, by_key)
     visible_BTS = np.asarray(shown.visible(keys))
     blocks_BIJ = visible_BTS.reshape(len(visible_BTS), -1, size[0], keys // size[1], size[1]).swapaxes(2, 3)
     some, every = blocks_BIJ.any((3, 4)), blocks_BIJ.all((3, 4))
@@ -57,7 +57,7 @@ def test_any_intervals_are_planned(shown, by_key):
 
 @pytest.mark.parametrize('by_key', [False, True])
 def test_a_causal_mask_hides_within_one_block_of_a_walk(by_key):
-    bound_BI4, segments = assert_planned(mask.causal(LENGTH), LENGTH, (128, 128), by_key)
+    bound_BI4, segments = assert_planned(mask.make_causal_mask(LENGTH), LENGTH, (128, 128), by_key)
     assert [masked for *_, masked in segments] == ([True, False] if by_key else [False, True])
     first, last = (0, 1) if by_key else (2, 3)
     assert (bound_BI4[..., last] - bound_BI4[..., first] == 1).all()
@@ -72,7 +72,7 @@ def hiding(shown, b, queries, keys):
 def walk(block, shown, query, key, value, parameter_HP):
     """Forward of one sequence and head, block by block: what a kernel does, without one."""
     outputs, rows_of_all = [], []
-    bound_BI4, segments = gpu_plan.plan(shown, len(key), (128, 64), False)
+    bound_BI4, segments = gpu_plan.plan_segments(shown, len(key), (128, 64), False)
     for i, bound in enumerate(np.asarray(bound_BI4)[0]):
         queries, rows, total = slice(128 * i, 128 * i + 128), block.start(128), jnp.zeros((128, value.shape[1]))
         for low, high, masked in segments:
@@ -80,7 +80,7 @@ def walk(block, shown, query, key, value, parameter_HP):
                 keys = slice(64 * j, 64 * j + 64)
                 hide = hiding(shown, 0, queries, keys) if masked else lambda array, instead: array
                 distance = jnp.maximum(np.arange(len(query))[queries, None] - np.arange(len(key))[None, keys], 0)
-                bias = lowerable(steep)(list(parameter_HP), distance.astype(jnp.float32))
+                bias = make_lowerable(steep)(list(parameter_HP), distance.astype(jnp.float32))
                 weight, kept, rows = block.add(query[queries] @ key[keys].T, rows, bias, hide)
                 total = (total if kept is None else kept[:, None] * total) + weight @ value[keys]
         output, rows = block.finish(total, rows)
@@ -101,7 +101,7 @@ def test_blocks_add_up_to_the_definition(name, shown):
     asked, arrays = problem(MASKS[shown](LENGTH))
     expected = in_float64(functools.partial(by_matrices, SUMS[name], asked), *arrays, asked.parameter_HP)
     query, key, value = (one.astype(jnp.float32) for one in arrays)
-    block = block_of(SUMS[name], asked.scores)
+    block = make_block_ops(SUMS[name], asked.score_spec)
     with jax.default_matmul_precision('highest'):
         found = walk(block, asked.mask, query[0, 1], key[0, 0], value[0, 0], asked.parameter_HP[1])
     close(found, jax.tree.map(lambda one: one[0, 1], expected), 1e-5)
@@ -110,13 +110,13 @@ def test_blocks_add_up_to_the_definition(name, shown):
 @pytest.mark.slow
 @pytest.mark.parametrize('name', SUMS)
 def test_a_block_is_differentiated_as_the_definition_is(name):
-    shown = mask.causal(128)
-    sums, scores = SUMS[name], problem(shown, length=128)[0].scores
-    softmax, block = sums == Softmax(), block_of(sums, scores)
+    shown = mask.make_causal_mask(128)
+    sums, scores = SUMS[name], problem(shown, length=128)[0].score_spec
+    softmax, block = sums == SoftmaxReduction(), make_block_ops(sums, scores)
     rng = np.random.default_rng(1)
     product, d_weight, bias = (rng.standard_normal((128, 128)).astype(np.float32) for _ in range(3))
     d_rows = [rng.standard_normal((128, 1)).astype(np.float32) for _ in range(sums.statistics)]
-    visible = np.asarray(shown.visible(128))[0]
+    visible = np.asarray(shown.materialize(128))[0]
 
     def weighed(product):
         score = scores.scale * product + bias + scores.offset
@@ -125,7 +125,7 @@ def test_a_block_is_differentiated_as_the_definition_is(name):
         total = sum((d * one).sum() for d, one in zip((d_weight, *d_rows), hidden, strict=True))
         return total / scores.scale, hidden[0]
 
-    shift = np.where(np.arange(128)[:, None] < 3, NOTHING, 0.7).astype(np.float32) if softmax else None
+    shift = np.where(np.arange(128)[:, None] < 3, MASK_VALUE, 0.7).astype(np.float32) if softmax else None
     visible = visible & (np.arange(128)[:, None] >= 3)
     rows = [LOG2E * shift, *d_rows] if softmax else d_rows
     shift = None if shift is None else np.maximum(shift, 0)
@@ -144,31 +144,31 @@ def test_what_kernels_do_not_know_is_said_in_other_words():
         return jnp.tanh(x) + jax.nn.sigmoid(x) + jnp.floor(3 * x) + x**p + jnp.expm1(x) + jnp.log1p(x + 3)
 
     x = np.linspace(-3, 3, 100, dtype=np.float32)
-    rewritten = jax.make_jaxpr(lowerable(function))(x, 3.0)
-    assert not {equation.primitive.name for equation in rewritten.eqns} & REWRITTEN.keys()
-    np.testing.assert_allclose(lowerable(function)(x, 3.0), function(x, 3.0), rtol=1e-5, atol=1e-5)
+    rewritten = jax.make_jaxpr(make_lowerable(function))(x, 3.0)
+    assert not {equation.primitive.name for equation in rewritten.eqns} & REWRITES.keys()
+    np.testing.assert_allclose(make_lowerable(function)(x, 3.0), function(x, 3.0), rtol=1e-5, atol=1e-5)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize('function', [jax.nn.sigmoid, jax.nn.softplus, jnp.expm1, lambda x: x ** jnp.float32(3.0)])
 def test_small_values_keep_their_digits(function):
     x = np.concatenate([np.linspace(-30, 30, 100), [1e-3, -1e-3, 1e-7, -1e-7]]).astype(np.float32)
-    np.testing.assert_allclose(lowerable(function)(x), function(x), rtol=2e-5)
+    np.testing.assert_allclose(make_lowerable(function)(x), function(x), rtol=2e-5)
 
 
 @pytest.mark.parametrize(
     ('dtype', 'width', 'sums', 'reason'),
     [
-        ('bfloat16', 64, Softmax(), None),
-        ('float16', 96, Linear(squares), None),
-        ('float32', 64, Softmax(), 'no wgmma'),
-        ('bfloat16', 48, Softmax(), 'heads of 48'),
-        ('bfloat16', 64, Linear(lambda score: (jnp.cumsum(score, 1), ())), 'cumsum'),
-        ('bfloat16', 64, Linear(lambda score: (jax.lax.fori_loop(0, 3, lambda _, x: 2 * x, score), ())), 'scan'),
-        ('bfloat16', 64, Linear(lambda score: (score * np.arange(1.0, 3.0)[:1], ())), 'an array'),
+        ('bfloat16', 64, SoftmaxReduction(), None),
+        ('float16', 96, LinearReduction(squares), None),
+        ('float32', 64, SoftmaxReduction(), 'no wgmma'),
+        ('bfloat16', 48, SoftmaxReduction(), 'heads of 48'),
+        ('bfloat16', 64, LinearReduction(lambda score: (jnp.cumsum(score, 1), ())), 'cumsum'),
+        ('bfloat16', 64, LinearReduction(lambda score: (jax.lax.fori_loop(0, 3, lambda _, x: 2 * x, score), ())), 'scan'),
+        ('bfloat16', 64, LinearReduction(lambda score: (score * np.arange(1.0, 3.0)[:1], ())), 'an array'),
     ],
 )
 def test_what_is_not_covered_is_said(dtype, width, sums, reason):
     array = jax.ShapeDtypeStruct((1, 2, 128, width), dtype)
-    found = gpu.covers(sums, Scores(1.0, 0.0, steep), array, array, array)
+    found = gpu.explain_unsupported(sums, ScoreSpec(1.0, 0.0, steep), array, array, array)
     assert found is None if reason is None else reason in found

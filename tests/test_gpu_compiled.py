@@ -8,17 +8,17 @@ from gpu_problems import SUMS
 from sinklab import topology
 from sinklab.attend import mask
 from sinklab.attend.kernels import gpu
-from sinklab.attend.kernels.primitive import Problem, Scores, Softmax
+from sinklab.attend.kernels.primitive import KernelSpec, ScoreSpec, SoftmaxReduction
 
 
 @pytest.fixture(scope='module')
 def absent():
     """A Hopper GPU that is not there: (its sharding, the mesh to trace under)."""
-    if not topology.has_plugin():
+    if not topology.has_cuda_plugin():
         pytest.skip('jax_plugins.xla_cuda13 is not installed: nothing compiles for a GPU')
     from jax.sharding import AbstractDevice, AbstractMesh, SingleDeviceSharding
 
-    (one,) = topology.gpus('h100:1', 'h100')
+    (one,) = topology.make_gpu_devices('h100:1', 'h100')
     device = AbstractDevice(device_kind=one.device_kind, num_cores=None, platform='cuda')
     return SingleDeviceSharding(one), AbstractMesh((1,), ('x',), abstract_device=device)
 
@@ -36,14 +36,14 @@ def test_kernels_compile_for_a_gpu_without_a_matrix_of_scores(absent, name, show
     query, key = of(jnp.bfloat16, 1, 4, length, width), of(jnp.bfloat16, 1, 2, length, width)
     parameter_HP, row = of(jnp.float32, 4, 0), of(jnp.float32, 1, 4, length)
     sums = SUMS[name]
-    rows = [row] * (sums.statistics + (sums == Softmax()))
+    rows = [row] * (sums.statistics + (sums == SoftmaxReduction()))
 
     def masked(start):
-        causal = mask.causal(length)
-        return {'full': mask.full(length), 'causal': causal, 'documents': causal & mask.document(start)}[shown]
+        causal = mask.make_causal_mask(length)
+        return {'full': mask.make_full_mask(length), 'causal': causal, 'documents': causal & mask.make_document_mask(start)}[shown]
 
     def both(start, query, key, value, parameter_HP, *rows):
-        given = sums, Problem(Scores(width**-0.5), masked(start), None, parameter_HP), query, key, value
+        given = sums, KernelSpec(ScoreSpec(width**-0.5), masked(start), None, parameter_HP), query, key, value
         output, statistics = gpu.forward(*given)
         return output, statistics, gpu.backward(*given, output, rows)
 

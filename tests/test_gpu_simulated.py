@@ -11,7 +11,7 @@ from conftest import attention
 from gpu_problems import LENGTH, SUMS, by_matrices, problem
 
 from sinklab.attend import mask
-from sinklab.attend.bias import Bias
+from sinklab.attend.bias import ScoreBias
 from sinklab.attend.kernels import gpu
 
 
@@ -29,7 +29,7 @@ def simulated(monkeypatch):
     def product(left, right):
         if isinstance(left, jax.Array):  # in registers
             return jnp.dot(left, right[...], preferred_element_type=jnp.float32)
-        return gpu_kernel.product(left, right)
+        return gpu_kernel.multiply(left, right)
 
     monkeypatch.setattr(gpu_kernel, 'accumulate', accumulate)
     with plgpu.force_gpu_interpret_mode(plgpu.InterpretGPUParams()):
@@ -77,5 +77,5 @@ def test_kernels_are_right_on_a_simulated_gpu(simulated, name, shown, width, cur
 def test_attention_by_simulated_kernels_is_the_definition(simulated, operation, length, columns):
     """A length that is padded; columns and ALiBi."""
     arrays = drawn(64, columns, length=length, dtype=jnp.bfloat16)
-    bias = functools.partial(alibi, columns=columns) if columns else Bias
-    compared('gpu', attention(*operation), mask.causal(length), arrays, bias, columns, atol=1.5e-2)
+    bias = functools.partial(alibi, columns=columns) if columns else ScoreBias
+    compared('gpu', attention(*operation), mask.make_causal_mask(length), arrays, bias, columns, atol=1.5e-2)

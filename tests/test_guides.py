@@ -12,11 +12,11 @@ import pytest
 from configs import default, table
 from sinklab import folder
 from sinklab.cli import config, train
-from sinklab.cli.config import about_row, config_files
-from sinklab.cli.doctor import EXTRAS
-from sinklab.cli.main import main, parser
-from sinklab.processes.ending import CAUSES
-from sinklab.report.runs import NUMBERS
+from sinklab.cli.config import load_row_info, list_config_files
+from sinklab.cli.doctor import EXTRA_OF_PACKAGE
+from sinklab.cli.main import main, build_parser
+from sinklab.processes.ending import EXIT_CAUSES
+from sinklab.report.runs import RUN_METRIC_INFOS
 
 ROOT = Path(__file__).parents[1]
 DOCS = ROOT / 'docs'
@@ -29,7 +29,7 @@ PAGES = [
     'paper/decisions.md',
     *(f'guides/{name}.md' for name in (*GUIDES, 'buckets')),
 ]
-FIELDS = set(table.flat(default.get_config()))
+FIELDS = set(table.list_fields(default.get_config()))
 COUNTED = {
     'holds': '19 hold',
     'contradicted': '3 are contradicted',
@@ -56,7 +56,7 @@ def commands(page):
 
 def options(verb):
     """Return the options of a command, without --help."""
-    (verbs,) = (one for one in parser()._actions if isinstance(one, argparse._SubParsersAction))
+    (verbs,) = (one for one in build_parser()._actions if isinstance(one, argparse._SubParsersAction))
     return {name for one in verbs.choices[verb]._actions for name in one.option_strings} - {'-h', '--help'}
 
 
@@ -71,7 +71,7 @@ def test_a_page_says_first_what_it_is_for(page):
 @pytest.mark.parametrize('page', PAGES)
 def test_commands_of_a_page_have_options_fields_and_rows_that_exist(page):
     for arguments in commands(page):
-        given, rest = parser().parse_known_args(arguments)
+        given, rest = build_parser().parse_known_args(arguments)
         for path in rest:
             assert path.startswith('--config.'), arguments
             assert path.removeprefix('--config.').partition('=')[0] in FIELDS, arguments
@@ -91,38 +91,38 @@ def test_a_guide_explains_every_option_of_its_command(verb):
 
 def test_getting_started_names_every_command_and_every_extra():
     page = read('getting_started.md')
-    (verbs,) = (one for one in parser()._actions if isinstance(one, argparse._SubParsersAction))
+    (verbs,) = (one for one in build_parser()._actions if isinstance(one, argparse._SubParsersAction))
     assert {verb for verb in verbs.choices if f'| `sinklab {verb}` |' not in page} == set()
-    assert {extra for extra in EXTRAS.values() if not re.search(rf'^\|.*`{extra}`.*\|.*\|$', page, re.M)} == set()
+    assert {extra for extra in EXTRA_OF_PACKAGE.values() if not re.search(rf'^\|.*`{extra}`.*\|.*\|$', page, re.M)} == set()
 
 
 def test_getting_started_shows_what_train_prints(capsys):
     """The numbers are the page's own; the columns, units, meanings and sentences are those of the code."""
     page = read('getting_started.md')
     command, *shown = re.search(r'```\n(\$ sinklab train .*?)```', page, re.DOTALL)[1].splitlines()
-    given, rest = parser().parse_known_args(shlex.split(command)[2:])
+    given, rest = build_parser().parse_known_args(shlex.split(command)[2:])
     number, seconds = (int(value) for value in re.findall(r'\d+', shown[0]))
     values = {line[1:14].strip(): line[14:].split()[0] for line in shown[2:] if re.match(r' \S', line)}
-    last = {one.name: float(values[one.label]) for one in NUMBERS if one.label in values}
+    last = {one.name: float(values[one.label]) for one in RUN_METRIC_INFOS if one.label in values}
     steps = [int(step) for step in re.search(r'between steps (\d+) and (\d+)', page).groups()]
     records = [{'step': step, 'sink/1': rate} for step, rate in zip(steps, (0.0, last['sink/1']), strict=True)]
-    row = {**about_row(given.config), 'size': 'quickstart', 'overrides': {}}
-    expected = config.expected(row['config'], row['size'], row['overrides'])
+    row = {**load_row_info(given.config), 'size': 'quickstart', 'overrides': {}}
+    expected = config.load_expected_sinks(row['config'], row['size'], row['overrides'])
     last = {'step': number, 'seconds': float(seconds), **last}
-    train.show(folder.Folder(given.workdir), row, [*records, last], expected)
+    train.print_results(folder.RunDir(given.workdir), row, [*records, last], expected)
     assert [line.rstrip() for line in capsys.readouterr().out.splitlines()] == shown
     assert not rest
 
 
 def test_the_guide_to_run_folders_has_every_file_and_every_exit_code():
     page = read('guides/run_folders.md')
-    assert {name for name in folder.FILES if f'| `{name}` |' not in page} == set()
-    assert {code for _, code in CAUSES.values() if not re.search(rf'^\| {code} \|', page, re.M)} == set()
+    assert {name for name in folder.RUN_FILES if f'| `{name}` |' not in page} == set()
+    assert {code for _, code in EXIT_CAUSES.values() if not re.search(rf'^\| {code} \|', page, re.M)} == set()
 
 
 def test_the_guide_to_sweeps_has_every_table_of_rows():
     page = read('guides/sweeps_and_claims.md')
-    assert {file for file in config_files() if f'| `{file}` |' not in page} <= {'configs/default.py'}
+    assert {file for file in list_config_files() if f'| `{file}` |' not in page} <= {'configs/default.py'}
 
 
 @pytest.mark.parametrize('size', ['paper', 'quickstart'])

@@ -14,11 +14,11 @@ pytest.importorskip('lm_eval')
 from lm_eval.api.instance import Instance
 from lm_eval.utils import get_rolling_token_windows, make_disjoint_window
 
-from sinklab.folder import Folder
+from sinklab.folder import RunDir
 from sinklab.observe import harness, writing
-from sinklab.observe.harness import Harness
-from sinklab.observe.own import Own
-from sinklab.record import Refusal
+from sinklab.observe.harness import SinklabLM
+from sinklab.observe.own import RunModel
+from sinklab.record import UserError
 
 pytestmark = pytest.mark.slow
 WAYS = {'plain': {}, 'fixed': dict(fixed_position=1), 'documents': dict(positions='reset')}
@@ -27,7 +27,7 @@ WAYS = {'plain': {}, 'fixed': dict(fixed_position=1), 'documents': dict(position
 @pytest.fixture(scope='module', params=WAYS)
 def own(request, whole):
     """A run whose parameters leave nothing without effect, of data that begin in another way each."""
-    found = Own(Folder(whole[0]), 8)
+    found = RunModel(RunDir(whole[0]), 8)
     data = dataclasses.replace(found.spec.data, **WAYS[request.param])
     mask = dataclasses.replace(found.spec.model.mask, document=request.param == 'documents')
     model = dataclasses.replace(found.spec.model, mask=mask)
@@ -46,7 +46,7 @@ def requests(kind, *arguments):
 
 
 def test_a_continuation_has_the_likelihood_of_its_formula(own):
-    asked = Harness(own)
+    asked = SinklabLM(own)
     pairs = [(one['question'], choice) for one in QUESTIONS for choice in one['choices']]
     assert {asked.length(len(asked.tok_encode(''.join(pair)))) for pair in pairs} >= {8, 16}
     found = asked.loglikelihood(requests('loglikelihood', *pairs), disable_tqdm=True)
@@ -58,7 +58,7 @@ def test_a_continuation_has_the_likelihood_of_its_formula(own):
 
 
 def test_the_likeliest_token_is_greedy(own):
-    asked = Harness(own)
+    asked = SinklabLM(own)
     context = asked.tok_encode(CONTEXTS[0])
     logits_TV, _, _ = reference.forward(own.params, np.array(context), own.spec)
     first = int(logits_TV[-1].argmax())
@@ -67,7 +67,7 @@ def test_the_likeliest_token_is_greedy(own):
 
 
 def test_a_text_is_read_in_the_windows_of_the_library(own):
-    found = Harness(own).loglikelihood_rolling(requests('loglikelihood_rolling', *((text,) for text in TEXTS)), True)
+    found = SinklabLM(own).loglikelihood_rolling(requests('loglikelihood_rolling', *((text,) for text in TEXTS)), True)
     first, length = before(own), own.spec.data.length
     for text, score in zip(TEXTS, found, strict=True):
         prefix = [own.spec.data.end_token, *first][-1]
@@ -81,7 +81,7 @@ def test_a_text_is_read_in_the_windows_of_the_library(own):
 
 
 def test_an_empty_context_is_what_stands_before_every_text_or_the_end_of_another(own):
-    asked = Harness(own)
+    asked = SinklabLM(own)
     assert asked.loglikelihood_rolling(requests('loglikelihood_rolling', ('',)), True) == [0.0]
     found = asked.loglikelihood(requests('loglikelihood', ('', 'abc'), (' ', 'abc')), disable_tqdm=True)
     (score, _), (after_space, _) = found
@@ -93,17 +93,17 @@ def test_an_empty_context_is_what_stands_before_every_text_or_the_end_of_another
 
 def test_a_text_goes_on_with_the_likeliest_token_beyond_the_training_length(own):
     given = [(context, dict(until=[], max_gen_toks=20)) for context in CONTEXTS]
-    found = Harness(own, batch_size=1).generate_until(requests('generate_until', *given), True)
+    found = SinklabLM(own, batch_size=1).generate_until(requests('generate_until', *given), True)
     assert found == [goes_on(own, context, 20) for context in CONTEXTS]
-    assert found == Harness(own).generate_until(requests('generate_until', *given), True)
+    assert found == SinklabLM(own).generate_until(requests('generate_until', *given), True)
     stop = found[0][len(found[0]) // 2 :][:2]
-    again = Harness(own).generate_until(requests('generate_until', (CONTEXTS[0], dict(until=stop))), True)
+    again = SinklabLM(own).generate_until(requests('generate_until', (CONTEXTS[0], dict(until=stop))), True)
     assert again == [found[0].partition(stop)[0]]
 
 
 def test_what_is_drawn_has_the_frequencies_of_a_softmax():
     rng, logits_V = np.random.default_rng(0), np.array([0.0, 1.0, 2.0])
-    counts = np.bincount([writing.drawn(logits_V, 0.5, rng) for _ in range(4000)])
+    counts = np.bincount([writing.sample_token(logits_V, 0.5, rng) for _ in range(4000)])
     weight_V = np.exp(logits_V / 0.5)
     np.testing.assert_allclose(counts / 4000, weight_V / weight_V.sum(), atol=0.02)
 
@@ -118,13 +118,13 @@ def test_what_is_drawn_has_the_frequencies_of_a_softmax():
     ],
 )
 def test_what_a_task_asks_of_a_text_is_read(given, expected):
-    assert writing.asked(given) == writing.Asked(*expected)
+    assert writing.parse_generation_options(given) == writing.GenerationConfig(*expected)
 
 
 @pytest.mark.parametrize('given', [dict(num_beams=4), dict(do_sample=True, top_p=0.9), dict(repetition_penalty=1.2)])
 def test_what_would_change_a_text_and_is_unknown_is_refused(given):
-    with pytest.raises(Refusal, match='a task asks for'):
-        writing.asked(given)
+    with pytest.raises(UserError, match='a task asks for'):
+        writing.parse_generation_options(given)
 
 
 @pytest.mark.parametrize(
@@ -137,10 +137,10 @@ def test_what_would_change_a_text_and_is_unknown_is_refused(given):
     ],
 )
 def test_a_run_without_a_likelihood_of_texts_is_refused(changes, said):
-    with pytest.raises(Refusal, match=said):
-        harness.check(tiny(**changes), 'a run')
+    with pytest.raises(UserError, match=said):
+        harness.check_scorable(tiny(**changes), 'a run')
 
 
 def test_places_of_later_texts_are_without_a_fixed_token_if_training_left_them():
     spec = tiny(data__fixed_position=3)
-    harness.check(dataclasses.replace(spec, data=dataclasses.replace(spec.data, fixed_held_out=False)), 'a run')
+    harness.check_scorable(dataclasses.replace(spec, data=dataclasses.replace(spec.data, fixed_held_out=False)), 'a run')

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from jax.sharding import AxisType, NamedSharding, PartitionSpec
 
-from sinklab.hlo import Program, groups_of, padded, size_of
+from sinklab.hlo import HloProgram, parse_replica_groups, count_padded_bytes, count_bytes
 
 TEXT = """
 HloModule jit_step, is_scheduled=true, num_partitions=8
@@ -54,16 +54,16 @@ ENTRY %main.1 (p: bf16[8,64]) -> f32[] {
 
 
 def test_collectives_of_a_text_are_found_where_they_are_and_as_often_as_they_are_run():
-    collectives = Program(TEXT).collectives()
+    collectives = HloProgram(TEXT).find_collectives()
     assert len(collectives) == 4, 'that which is begun, gone on with and ended is one'
-    found = {one.kind + str(one.times): one for one in collectives}
+    found = {one.kind + str(one.num_executions): one for one in collectives}
     gather, scatter = found['all-gather22'], found['reduce-scatter22']
-    assert (gather.bytes, gather.asynchronous, len(gather.groups[0])) == (32 * 64 * 2, True, 4)
-    assert (scatter.bytes, scatter.asynchronous) == (32 * 64 * 4, False)
-    assert scatter.sent == 22 * 32 * 64 * 4 * 3 / 4
+    assert (gather.num_bytes, gather.is_async, len(gather.replica_groups[0])) == (32 * 64 * 2, True, 4)
+    assert (scatter.num_bytes, scatter.is_async) == (32 * 64 * 4, False)
+    assert scatter.sent_bytes == 22 * 32 * 64 * 4 * 3 / 4
     reduce, start = found['all-reduce1'], found['all-gather1']
-    assert (reduce.bytes, reduce.groups[0], reduce.sent) == (44, (0, 4), 44)
-    assert (start.bytes, start.asynchronous, start.groups[1]) == (16, True, (1, 5))
+    assert (reduce.num_bytes, reduce.replica_groups[0], reduce.sent_bytes) == (44, (0, 4), 44)
+    assert (start.num_bytes, start.is_async, start.replica_groups[1]) == (16, True, (1, 5))
 
 
 def test_what_slices_exchange_is_found_with_those_in_its_place():
@@ -77,16 +77,16 @@ def test_what_slices_exchange_is_found_with_those_in_its_place():
         f'  %recv.1 = (f32[8,128]{{1,0}}, u32[], token[]) recv(%t), frontend_attributes={{{attributes}}}\n'
         '  %send.2 = (f32[8,128]{1,0}, u32[], token[]) send(%p, %t), is_host_transfer=true\n}\n'
     )
-    (found,) = Program(text).collectives()
-    assert (found.kind, found.types, found.groups) == ('all-reduce', ('f32[8,128]',), ((0, 64),))
-    assert found.asynchronous
-    assert found.sent == 4 * 8 * 128
+    (found,) = HloProgram(text).find_collectives()
+    assert (found.kind, found.types, found.replica_groups) == ('all-reduce', ('f32[8,128]',), ((0, 64),))
+    assert found.is_async
+    assert found.sent_bytes == 4 * 8 * 128
 
 
 def test_cycles_and_kernels_count_as_often_as_they_are_run():
-    program = Program(TEXT)
-    assert program.cycles() == 22 * 120
-    assert program.kernels('sinklab_') == {'softmax_forward': 22}
+    program = HloProgram(TEXT)
+    assert program.estimate_cycles() == 22 * 120
+    assert program.count_kernels('sinklab_') == {'softmax_forward': 22}
 
 
 @pytest.mark.parametrize(
@@ -102,12 +102,12 @@ def test_cycles_and_kernels_count_as_often_as_they_are_run():
     ],
 )
 def test_groups_are_read_in_every_notation(text, groups):
-    assert groups_of(text, 4) == groups
+    assert parse_replica_groups(text, 4) == groups
 
 
 def test_groups_in_a_notation_that_is_not_known_are_no_groups():
     with pytest.raises(ValueError, match='written in an unknown way: replica_groups=new'):
-        groups_of('replica_groups=new', 4)
+        parse_replica_groups('replica_groups=new', 4)
 
 
 STARTS = {
@@ -121,12 +121,12 @@ STARTS = {
 @pytest.mark.parametrize('opcode', STARTS)
 def test_of_what_begins_a_collective_its_results_count(opcode):
     type, kind, types, bytes = STARTS[opcode]
-    (found,) = Program(
+    (found,) = HloProgram(
         f'HloModule m, num_partitions=2\n\nENTRY %main (p: f32[4]) -> f32[4] {{\n'
         f'  %start.1 = {type} {opcode}(%p), replica_groups={{}}\n}}\n'
-    ).collectives()
-    assert (found.kind, found.types, found.bytes, found.groups) == (kind, types, bytes, ((0, 1),))
-    assert found.asynchronous
+    ).find_collectives()
+    assert (found.kind, found.types, found.num_bytes, found.replica_groups) == (kind, types, bytes, ((0, 1),))
+    assert found.is_async
 
 
 def test_what_is_begun_as_a_computation_of_its_own_is_asynchronous():
@@ -136,16 +136,16 @@ def test_what_is_begun_as_a_computation_of_its_own_is_asynchronous():
         'ENTRY %main (p: f32[4]) -> f32[2] {\n'
         '  %start = ((f32[4]), f32[2]) async-start(%p), calls=%wrapped\n}\n'
     )
-    (found,) = Program(text).collectives()
-    assert (found.kind, found.bytes, found.asynchronous) == ('reduce-scatter', 16, True)
+    (found,) = HloProgram(text).find_collectives()
+    assert (found.kind, found.num_bytes, found.is_async) == ('reduce-scatter', 16, True)
 
 
 def test_bytes_are_those_of_tiles():
-    assert size_of('bf16', '22,8,5632') == 22 * 8 * 5632 * 2
-    assert size_of('pred', '3') == 3
-    assert padded('bf16', '5632,8', '1,0', '8', '128') == 5632 * 128 * 2
-    assert padded('f32', '5632,8', '0,1', '8', '128') == 5632 * 8 * 4
-    assert padded('f32', '7', '0', None, None) == 28
+    assert count_bytes('bf16', '22,8,5632') == 22 * 8 * 5632 * 2
+    assert count_bytes('pred', '3') == 3
+    assert count_padded_bytes('bf16', '5632,8', '1,0', '8', '128') == 5632 * 128 * 2
+    assert count_padded_bytes('f32', '5632,8', '0,1', '8', '128') == 5632 * 8 * 4
+    assert count_padded_bytes('f32', '7', '0', None, None) == 28
 
 
 def test_a_program_of_this_machine_says_what_its_scan_gathers():
@@ -163,8 +163,8 @@ def test_a_program_of_this_machine_says_what_its_scan_gathers():
     run = jax.shard_map(
         local, mesh=mesh, in_specs=(PartitionSpec(None, 'fsdp'), rows), out_specs=PartitionSpec(), check_vma=False
     )
-    program = Program(jax.jit(run).lower(weights_LDF, np.ones((8, 8), np.float32)).compile().as_text())
-    found = {one.kind: one for one in program.collectives()}
-    assert (found['all-gather'].times, found['all-gather'].bytes) == (5, 8 * 16 * 4)
-    assert (found['all-reduce'].times, found['all-reduce'].bytes) == (1, 4)
-    assert found['all-gather'].groups == ((0, 1, 2, 3),)
+    program = HloProgram(jax.jit(run).lower(weights_LDF, np.ones((8, 8), np.float32)).compile().as_text())
+    found = {one.kind: one for one in program.find_collectives()}
+    assert (found['all-gather'].num_executions, found['all-gather'].num_bytes) == (5, 8 * 16 * 4)
+    assert (found['all-reduce'].num_executions, found['all-reduce'].num_bytes) == (1, 4)
+    assert found['all-gather'].replica_groups == ((0, 1, 2, 3),)

@@ -7,16 +7,16 @@ import threading
 import pytest
 from processes import QUICK, free_port
 
-from sinklab.cli.processes import supervise
-from sinklab.folder import Folder
+from sinklab.cli.processes import supervise_run
+from sinklab.folder import RunDir
 from sinklab.processes import account, hub, secret
-from sinklab.processes.cluster import Seat
-from sinklab.processes.ending import End
-from sinklab.processes.patience import Patience
-from sinklab.processes.wire import FROM_HUB, At, Challenge, Ended, Hello, Over, Wire
-from sinklab.record import Refusal
+from sinklab.processes.cluster import ProcessInfo
+from sinklab.processes.ending import ExitStatus
+from sinklab.processes.patience import Timeouts
+from sinklab.processes.wire import FROM_COORDINATOR_DECODER, ProgressReport, Challenge, WorkerExit, Hello, RunExit, MessageChannel
+from sinklab.record import UserError
 
-PATIENCE = Patience(**QUICK | dict(join=10.0, silence=5.0))
+PATIENCE = Timeouts(**QUICK | dict(join=10.0, silence=5.0))
 
 
 def raise_error(error):
@@ -30,15 +30,15 @@ class Group:
     """A hub, and the ends of all connections to it, which say what a test has them say."""
 
     def __init__(self, judge=lambda end, able: (end, False), count=2):
-        self.hub = hub.Hub(count, PATIENCE, judge)
+        self.hub = hub.Coordinator(count, PATIENCE, judge)
         self.secret = self.hub.secret = secret.RunSecret('a secret of the tests')
         port = free_port()
         self.hub.open('127.0.0.1', port)
         own, other = socket.socketpair()
-        self.hub.attach(other)
+        self.hub.attach_local(other)
         self.hub.thread.start()
         links = [own, *(socket.create_connection(('127.0.0.1', port)) for _ in range(count - 1))]
-        self.wires = [Wire(link, PATIENCE.silence, FROM_HUB) for link in links]
+        self.wires = [MessageChannel(link, PATIENCE.silence, FROM_COORDINATOR_DECODER) for link in links]
         self.ends, self.welcomed = {}, threading.Barrier(count + 1)
         self.threads = [threading.Thread(target=self.listen, args=(index,)) for index in range(count)]
         for thread in self.threads:
@@ -51,9 +51,9 @@ class Group:
                 case Challenge():
                     proof = self.secret.prove('process', message.nonce, nonce, index, len(self.wires))
                     wire.send(Hello(index, len(self.wires), 'host', 1, nonce, proof))
-                case hub.Go():
+                case hub.StartWorkers():
                     self.welcomed.wait(5)
-                case Over(end=end):
+                case RunExit(end=end):
                     self.ends[index] = end
                     wire.close()
                     return
@@ -78,7 +78,7 @@ def assert_crashed(ends):
 def test_an_error_over_an_end_crashes_the_run_for_all():
     group = Group(judge=raise_error(KeyError('bug')))
     group.welcomed.wait(5)
-    group.wires[1].send(Ended(End('crashed'), generation=1))
+    group.wires[1].send(WorkerExit(ExitStatus('crashed'), generation=1))
     assert_crashed(group.ended())
 
 
@@ -91,10 +91,10 @@ def test_an_error_over_a_lost_connection_crashes_the_run_for_who_is_left():
 
 
 def test_an_error_over_a_message_is_not_blamed_on_who_sent_it(monkeypatch):
-    monkeypatch.setattr(hub.Member, 'hear', raise_error(KeyError('bug')))
+    monkeypatch.setattr(hub.WorkerState, 'hear', raise_error(KeyError('bug')))
     group = Group()
     group.welcomed.wait(5)
-    group.wires[1].send(At('step', 1, None, 0.0, generation=1))
+    group.wires[1].send(ProgressReport('step', 1, None, 0.0, generation=1))
     assert_crashed(group.ended())
 
 
@@ -106,14 +106,14 @@ def test_an_error_while_the_hub_looks_for_who_hangs_crashes_the_run_for_all(monk
 
 
 def test_a_refusal_of_the_hub_refuses_the_run_for_all(monkeypatch):
-    monkeypatch.setattr(hub, 'free_port', raise_error(Refusal('no port of this machine is free')))
-    assert Group().ended() == [End('refused', 'no port of this machine is free')] * 2
+    monkeypatch.setattr(hub, 'free_port', raise_error(UserError('no port of this machine is free')))
+    assert Group().ended() == [ExitStatus('refused', 'no port of this machine is free')] * 2
 
 
 def test_an_error_that_asyncio_reports_crashes_the_run_for_all(monkeypatch):
     group = Group()
     group.welcomed.wait(5)
-    monkeypatch.setattr(hub.Hub, 'challenge_newcomer', raise_error(KeyError('bug')))
+    monkeypatch.setattr(hub.Coordinator, 'challenge_newcomer', raise_error(KeyError('bug')))
     with socket.create_connection(('127.0.0.1', group.hub.port)):
         assert_crashed(group.ended())
 
@@ -121,18 +121,18 @@ def test_an_error_that_asyncio_reports_crashes_the_run_for_all(monkeypatch):
 def supervised(folder, *script):
     (folder / 'config.json').write_text('{}')
     command = [sys.executable, '-c', '\n'.join(script)]
-    return supervise(command, Seat(), PATIENCE, Folder(folder), lambda: True, 0)
+    return supervise_run(command, ProcessInfo(), PATIENCE, RunDir(folder), lambda: True, 0)
 
 
 @pytest.mark.parametrize(
     ('error', 'code', 'words'),
-    [(KeyError('bug'), 70, "KeyError: 'bug'"), (Refusal('damaged'), 1, 'damaged')],
+    [(KeyError('bug'), 70, "KeyError: 'bug'"), (UserError('damaged'), 1, 'damaged')],
     ids=['an error', 'a refusal'],
 )
 def test_a_run_whose_hub_fails_ends_with_the_code_and_the_words_of_that(
     monkeypatch, capsys, tmp_path, error, code, words
 ):
-    monkeypatch.setattr(account.Account, 'judge', raise_error(error))
+    monkeypatch.setattr(account.RestartPolicy, 'judge', raise_error(error))
     assert supervised(tmp_path, 'raise SystemExit(3)') == code
     said = capsys.readouterr().err
     assert said.splitlines()[-1] == f'sinklab train: {words}'

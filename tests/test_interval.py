@@ -8,8 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy import stats
 
-from sinklab.report.interval import interval, share_interval
-from sinklab.report.verdict import LEVEL
+from sinklab.report.interval import compute_mean_interval, compute_proportion_interval
+from sinklab.report.verdict import LOOK_CONFIDENCE_LEVEL
 
 REPEATS = 4000
 QUANTILE = {n: stats.t.ppf(0.975, n - 1) for n in (5, 8)}
@@ -55,7 +55,7 @@ SKEWED = pytest.mark.parametrize(
 @pytest.mark.parametrize('n', [5, 8])
 @pytest.mark.slow
 def test_an_interval_of_skewed_shares_covers_the_truth_as_often_as_it_says(n, one, other):
-    assert 92.9 <= covered(interval, n, one, other) <= 97
+    assert 92.9 <= covered(compute_mean_interval, n, one, other) <= 97
 
 
 @SKEWED
@@ -63,7 +63,7 @@ def test_an_interval_of_skewed_shares_covers_the_truth_as_often_as_it_says(n, on
 def test_two_looks_of_a_claim_both_cover_the_truth_as_often_as_it_says(one, other):
     """With five seeds, and with three more."""
     difference_RN, truth = differences(8, one, other), one[0] - other[0]
-    look = functools.partial(interval, level=LEVEL)
+    look = functools.partial(compute_mean_interval, level=LOOK_CONFIDENCE_LEVEL)
     both = covers(look, difference_RN[:, :5], truth) & covers(look, difference_RN, truth)
     assert 93 <= 100 * np.mean(both) <= 97
 
@@ -78,7 +78,7 @@ def test_no_interval_is_much_wider_than_students(n):
         rng.beta(1, 4, (REPEATS, n)),
         -(10.0 ** rng.normal(0, 2, (REPEATS, n))),
     ):
-        found, students = ([np.subtract(*of(number_N)) for number_N in one] for of in (interval, student))
+        found, students = ([np.subtract(*of(number_N)) for number_N in one] for of in (compute_mean_interval, student))
         ratio = np.divide(found, students)
         assert ratio.min() > 0.9
         assert ratio.max() < 1.6
@@ -100,41 +100,41 @@ def test_where_a_part_of_the_shares_is_0_it_covers_from_83_percent_on_and_no_les
         return np.where(rng.random(shape) < empty, 0, rng.normal(0.5, 0.1, shape))
 
     given = n, (0.5 * (1 - empty), some), NOTHING
-    assert covered(interval, *given) >= 82
-    assert covered(interval, *given) >= covered(student, *given) - 0.5
+    assert covered(compute_mean_interval, *given) >= 82
+    assert covered(compute_mean_interval, *given) >= covered(student, *given) - 0.5
 
 
 def test_of_skewed_shares_students_own_covers_less():
     given = 5, shares(1, 4), NOTHING
-    assert covered(student, *given) < 92 < covered(interval, *given)
+    assert covered(student, *given) < 92 < covered(compute_mean_interval, *given)
 
 
 def test_of_symmetric_numbers_it_is_students():
     number_N = [-3.0, -1.0, 0.5, 2.0, 4.0]
-    np.testing.assert_allclose(interval(number_N), student(number_N), rtol=1e-12)
+    np.testing.assert_allclose(compute_mean_interval(number_N), student(number_N), rtol=1e-12)
 
 
 @given(st.lists(st.floats(-100, 100), min_size=5, max_size=9), st.floats(0.1, 10), st.floats(-50, 50))
 def test_it_goes_along_with_units_and_with_signs(numbers, scale, shift):
     number_N = np.round(numbers, 3)
-    low, high = interval(number_N)
+    low, high = compute_mean_interval(number_N)
     assert low <= number_N.mean() <= high or np.isclose(low, high)
     tolerance = dict(rtol=1e-6, atol=1e-6 * scale * (1 + np.abs(number_N).max()))
     np.testing.assert_allclose(
-        interval(scale * number_N + shift), [scale * low + shift, scale * high + shift], **tolerance
+        compute_mean_interval(scale * number_N + shift), [scale * low + shift, scale * high + shift], **tolerance
     )
-    np.testing.assert_allclose(interval(-number_N), [-high, -low], **tolerance)
+    np.testing.assert_allclose(compute_mean_interval(-number_N), [-high, -low], **tolerance)
 
 
 @pytest.mark.parametrize('n', [5, 8, 13])
-@pytest.mark.parametrize('level', [0.95, LEVEL])
+@pytest.mark.parametrize('level', [0.95, LOOK_CONFIDENCE_LEVEL])
 def test_the_interval_of_a_share_is_that_of_an_exact_binomial_test(n, level):
     for ones in range(n + 1):
         expected = stats.binomtest(ones, n).proportion_ci(level, 'exact')
-        np.testing.assert_allclose(share_interval([1.0] * ones + [0.0] * (n - ones), level), expected, atol=1e-12)
-    assert share_interval([0.0] * 4) is None
+        np.testing.assert_allclose(compute_proportion_interval([1.0] * ones + [0.0] * (n - ones), level), expected, atol=1e-12)
+    assert compute_proportion_interval([0.0] * 4) is None
 
 
 def test_four_numbers_have_none_and_equal_ones_a_point():
-    assert interval([1.0, 2.0, 3.0, 4.0]) is None
-    assert interval([0.25] * 5) == (0.25, 0.25)
+    assert compute_mean_interval([1.0, 2.0, 3.0, 4.0]) is None
+    assert compute_mean_interval([0.25] * 5) == (0.25, 0.25)

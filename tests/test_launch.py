@@ -13,9 +13,9 @@ import pytest
 from recorders import HARD, NAMES, RUN, SUBMIT, WHERE, launched, printed, recorded, refused, scheduler
 
 from launch import command, job, tpus
-from sinklab.cli.main import parser
+from sinklab.cli.main import build_parser
 from sinklab.escape import is_hidden
-from sinklab.processes.ending import CAUSES
+from sinklab.processes.ending import EXIT_CAUSES
 from sinklab.seeds import parse_seeds
 
 ROOT = Path(__file__).parents[1]
@@ -84,10 +84,10 @@ def test_files_with_variables_of_a_run_are_for_their_owner_alone(name, how, reco
 
 def test_a_variable_without_a_value_has_that_of_the_launcher(monkeypatch):
     monkeypatch.setenv('TOKEN', f'{SECRET}=1')
-    assert command.variables(['TOKEN', 'EMPTY=', 'A=b=c']) == {'TOKEN': f'{SECRET}=1', 'EMPTY': '', 'A': 'b=c'}
+    assert command.parse_variables(['TOKEN', 'EMPTY=', 'A=b=c']) == {'TOKEN': f'{SECRET}=1', 'EMPTY': '', 'A': 'b=c'}
     monkeypatch.delenv('TOKEN')
-    with pytest.raises(job.Refusal, match='TOKEN'):
-        command.variables(['TOKEN'])
+    with pytest.raises(job.UserError, match='TOKEN'):
+        command.parse_variables(['TOKEN'])
 
 
 @pytest.mark.parametrize('name', NAMES)
@@ -97,15 +97,15 @@ def test_a_run_gets_its_arguments_as_they_were_given(name, recorders, capsys, tm
     given[2:2] = [f'--workdir={HARD}', "--env=WORDS=a 'b' $(c) $HOME", '--compiled=gs://b/c d']
     where = '--code=/opt/sinklab' if name == 'slurm' else ''
     ours_of = scheduler(name)
-    ours, arguments = command.split([one for one in [*given[:2], where, *given[2:]] if one])
-    parsed = command.parser(ours_of).parse_args(ours)
-    made = command.job(ours_of, ours_of.verbs['submit'], parsed, tuple(arguments))
+    ours, arguments = command.split_at_separator([one for one in [*given[:2], where, *given[2:]] if one])
+    parsed = command.make_parser(ours_of).parse_args(ours)
+    made = command.make_job(ours_of, ours_of.verbs['submit'], parsed, tuple(arguments))
     shown = tmp_path / 'env' / 'bin' / 'sinklab'
     shown.parent.mkdir(parents=True)
     shown.write_text(f'#!{sys.executable}\nimport os, sys; print([os.environ["WORDS"], *sys.argv[1:]])\n')
     shown.chmod(0o755)
     said = subprocess.run(
-        ['bash', '-c', made.script(str(tmp_path))],
+        ['bash', '-c', made.make_script(str(tmp_path))],
         check=True,
         capture_output=True,
         text=True,
@@ -113,7 +113,7 @@ def test_a_run_gets_its_arguments_as_they_were_given(name, recorders, capsys, tm
     )
     own = [f'--workdir={HARD}', '--grace=120', '--compiled=gs://b/c d']
     assert ast.literal_eval(said.stdout) == ["a 'b' $(c) $HOME", *RUN[1:], *own]
-    parser().parse_known_args(made.command[1:])  # and sinklab knows them
+    build_parser().parse_known_args(made.argv[1:])  # and sinklab knows them
 
 
 HIDDEN = '\x1b[31m \u202e \x9b1A\r \n end'
@@ -126,7 +126,7 @@ def test_a_printed_script_shows_hidden_characters_as_escapes_and_gives_them_to_t
     script = printed(capsys, name, given)
     assert not any(map(is_hidden, script.replace('\n', '')))
     made = job.Job('pair', (), '', {'WORDS': HIDDEN}, 0, 0, '')
-    line = next(line for line in made.script('/').splitlines() if 'WORDS' in line)
+    line = next(line for line in made.make_script('/').splitlines() if 'WORDS' in line)
     said = subprocess.run(['bash', '-c', f'{line}; echo "$WORDS"'], check=True, capture_output=True)
     assert said.stdout.decode() == f'{HIDDEN}\n'
 
@@ -137,19 +137,19 @@ def test_a_refusal_shows_hidden_characters_as_escapes(capsys):
 
 def test_a_container_gets_its_arguments_as_they_were_given():
     """Kubernetes puts variables for $(NAME), and $ for $$."""
-    from launch.jobset import literal
+    from launch.jobset import escape_dollars
 
     def expanded(text):
         return re.sub(r'\$\$|\$\((\w+)\)', lambda found: '$' if found[0] == '$$' else 'EXPANDED', text)
 
     for text in (HARD, '$(HOME)', '$$(HOME)', '$', '$$', 'plain'):
-        assert expanded(literal(text)) == text
+        assert expanded(escape_dollars(text)) == text
 
 
 def test_exit_codes_are_tried_again_or_final_as_sinklab_means_them():
     final = {'refused', 'diverged', 'crashed', 'interrupted', 'fruitless', 'done'}
-    assert all((code in job.AGAIN) == (cause not in final) for cause, (_, code) in CAUSES.items())
-    assert set(job.AGAIN) == {42, 134, 135, 137, 139, 143}
+    assert all((code in job.RETRY_EXIT_CODES) == (cause not in final) for cause, (_, code) in EXIT_CAUSES.items())
+    assert set(job.RETRY_EXIT_CODES) == {42, 134, 135, 137, 139, 143}
 
 
 @pytest.mark.parametrize(
@@ -176,28 +176,28 @@ def test_jobs_of_a_sweep_are_as_sinklab_sweep_has_them(recorders, capsys):
     script = printed(capsys, 'queued_resources', argv)
     runs = [shlex.split(line)[1:] for line in script.splitlines() if line.startswith('exec ./env')]
     folders = [f'gs://b/pair/{row}-{seed}' for seed in (0, 3) for row in ('softmax_1b', 'sigmoid_1b')]
-    assert [job.option(tuple(run), 'workdir') for run in runs] == folders
-    assert [job.option(tuple(run), 'config') for run in runs] == [
+    assert [job.find_option(tuple(run), 'workdir') for run in runs] == folders
+    assert [job.find_option(tuple(run), 'config') for run in runs] == [
         f'configs/scale.py:{row}' for row in ('softmax_1b', 'sigmoid_1b') * 2
     ]
     for field in ('config.seed', 'config.data.seed'):
-        assert [job.option(tuple(run), field) for run in runs] == ['0', '0', '3', '3']
+        assert [job.find_option(tuple(run), field) for run in runs] == ['0', '0', '3', '3']
     assert re.findall(r'^gcloud .* create (\S+)', script, re.MULTILINE) == [
         'pair-softmax-1b-0', 'pair-sigmoid-1b-0', 'pair-softmax-1b-3', 'pair-sigmoid-1b-3'
     ]  # fmt: skip
-    assert {job.option(tuple(run), 'compiled') for run in runs} == {'gs://b/compiled'}
+    assert {job.find_option(tuple(run), 'compiled') for run in runs} == {'gs://b/compiled'}
 
 
 @pytest.mark.parametrize(
-    'given', [f'{name}-{chips}' for name, kind in tpus.KINDS.items() for chips in kind.topologies]
+    'given', [f'{name}-{chips}' for name, kind in tpus.TPU_KINDS.items() for chips in kind.topologies]
 )
 def test_a_topology_has_the_chips_of_its_slice_and_hosts_share_them(given):
-    one = tpus.slice_of(given)
+    one = tpus.parse_slice(given)
     product = 1
     for side in one.topology.split('x'):
         product *= int(side)
-    assert product == one.chips == one.hosts * one.chips_of_host
-    assert one.hosts == 1 or one.chips_of_host == 4
+    assert product == one.chips == one.num_hosts * one.chips_per_host
+    assert one.num_hosts == 1 or one.chips_per_host == 4
 
 
 @pytest.mark.parametrize(
@@ -211,10 +211,10 @@ def test_seeds_are_read_as_a_sweep_reads_them(given):
     try:
         expected = parse_seeds(given)
     except ValueError:
-        with pytest.raises(command.Refusal, match=f'--seeds={given}'):
-            command.seeds(given)
+        with pytest.raises(command.UserError, match=f'--seeds={given}'):
+            command.parse_seeds_flag(given)
     else:
-        assert command.seeds(given) == expected
+        assert command.parse_seeds_flag(given) == expected
 
 
 # Modules of sinklab that import the standard library alone, or others that do.
@@ -238,6 +238,6 @@ def test_help_tells_every_verb_and_starts_at_once(name):
         [sys.executable, '-X', 'importtime', '-m', f'launch.{name}', '--help'],
         cwd=ROOT, env={**os.environ, 'PYTHONPATH': str(ROOT)}, capture_output=True, text=True, check=True,
     )  # fmt: skip
-    verbs = command.COMMON | scheduler(name).verbs
+    verbs = command.COMMON_VERBS | scheduler(name).verbs
     assert all(re.search(rf'^  {verb} +{re.escape(one.summary)}$', said.stdout, re.M) for verb, one in verbs.items())
     assert not re.search(r'\b(jax|numpy|yaml)\b', said.stderr)

@@ -31,7 +31,7 @@ GIVEN = [(name, *item) for name, values in PROFILES.items() for item in values.i
 
 
 def accepted(variable, value):
-    if variable == 'LIBTPU_INIT_ARGS' and topology.library() is None:
+    if variable == 'LIBTPU_INIT_ARGS' and topology.find_libtpu() is None:
         pytest.skip('libtpu, which has the compiler, could not be installed; pip install libtpu')
     environment = {**os.environ, 'XLA_FLAGS': '', variable: value, 'JAX_PLATFORMS': 'cpu', 'PYTHONPATH': str(ROOT)}
     said = subprocess.run([sys.executable, '-c', READERS[variable]], env=environment, capture_output=True, text=True)

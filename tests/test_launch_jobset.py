@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 from recorders import SUBMIT, printed, recorded
 
-from launch.job import AGAIN
-from launch.tpus import KINDS
+from launch.job import RETRY_EXIT_CODES
+from launch.tpus import TPU_KINDS
 
 jsonschema = pytest.importorskip('jsonschema', reason='jsonschema, of the extra test, is not installed')
 CRD = json.loads((Path(__file__).parent / 'jobset_crd.json').read_text())
@@ -56,7 +56,7 @@ def test_it_is_what_the_schema_accepts(options, recorders, capsys):
     assert wrong(manifest(capsys, *OPTIONS[options])) == []
 
 
-@pytest.mark.parametrize('given', [f'{name}-{max(kind.topologies)}' for name, kind in KINDS.items()])
+@pytest.mark.parametrize('given', [f'{name}-{max(kind.topologies)}' for name, kind in TPU_KINDS.items()])
 def test_so_it_is_of_every_kind_of_tpu(given, recorders, capsys):
     chips = given.rpartition('-')[2]
     argv = [one.replace('v5e-256', given) for one in SUBMIT['jobset']]
@@ -87,7 +87,7 @@ def test_it_fails_for_good_on_all_codes_but_those_that_ask_for_a_start(recorders
     (rule,) = spec['replicatedJobs'][0]['template']['spec']['podFailurePolicy']['rules']
     assert rule['action'] == 'FailJob'
     codes = rule['onExitCodes']
-    assert (codes['operator'], codes['values']) == ('NotIn', sorted(AGAIN))  # Kubernetes wants them in order
+    assert (codes['operator'], codes['values']) == ('NotIn', sorted(RETRY_EXIT_CODES))  # Kubernetes wants them in order
     (final,) = spec['failurePolicy']['rules']
     assert (final['action'], final['onJobFailureReasons']) == ('FailJobSet', ['PodFailurePolicy'])
     assert spec['replicatedJobs'][0]['template']['spec']['backoffLimit'] == 0

@@ -11,11 +11,11 @@ from recorders import TOOLS, WHERE, Recorders, scheduler
 
 from configs.scale import get_config
 from launch import jobset, queued_resources
-from launch.command import COMMON, GRACE, MARGIN
-from launch.job import AGAIN
-from sinklab.cli.main import parser
-from sinklab.processes.account import FRUITLESS
-from sinklab.processes.ending import CAUSES
+from launch.command import COMMON_VERBS, DEFAULT_GRACE_SECONDS, STOP_MARGIN_SECONDS
+from launch.job import RETRY_EXIT_CODES
+from sinklab.cli.main import build_parser
+from sinklab.processes.account import MAX_FRUITLESS
+from sinklab.processes.ending import EXIT_CAUSES
 
 ROOT = Path(__file__).parents[1]
 PAGES = {
@@ -71,7 +71,7 @@ def ran(tmp_path, monkeypatch):
 @pytest.mark.parametrize('section', sections(), ids=lambda section: f'{section[0]}: {section[1]}')
 def test_every_command_runs_and_what_it_names_is_there(section, ran, tmp_path):
     calls = ran(sections()[section])
-    known = parser()
+    known = build_parser()
     for call in calls:
         if call[0] == 'sinklab':
             known.parse_known_args(call[1:])
@@ -90,7 +90,7 @@ def test_each_launcher_has_a_page():
 
 @pytest.mark.parametrize('page', PAGES)
 def test_every_verb_of_the_launcher_is_on_its_page(page):
-    verbs = COMMON | scheduler(LAUNCHERS[page]).verbs
+    verbs = COMMON_VERBS | scheduler(LAUNCHERS[page]).verbs
     executed = set(re.findall(r'^python -m launch\.(\w+) (\w+)', PAGES[page], re.MULTILINE))
     assert executed == {(LAUNCHERS[page], verb) for verb in verbs}
     described = re.findall(r'^\| `(\w+)` \|', PAGES[page].partition('| verb |')[2].partition('\n\n')[0], re.MULTILINE)
@@ -102,20 +102,20 @@ def test_exit_codes_are_those_of_the_launchers(page):
     table = PAGES[page].partition('## When the run ends')[2].partition('\n## ')[0]
     rows = dict(re.findall(r'^\| ([\d, ]+) \| [^|]+ \| ([^|]+) \|', table, re.MULTILINE))
     codes = {int(code): words for row, words in rows.items() for code in row.split(',')}
-    assert {code for code, words in codes.items() if words.startswith('starts again')} == set(AGAIN)
+    assert {code for code, words in codes.items() if words.startswith('starts again')} == set(RETRY_EXIT_CODES)
     assert all(words.startswith(('ends', 'starts again')) for words in codes.values())
-    assert codes.keys() == {code for _, code in CAUSES.values()} | set(AGAIN)
+    assert codes.keys() == {code for _, code in EXIT_CAUSES.values()} | set(RETRY_EXIT_CODES)
 
 
 def test_limits_are_those_of_the_launchers():
     pages = {name: ' '.join(page.split()) for name, page in PAGES.items()}
-    assert f'spot VM is gone {queued_resources.SPOT} s after' in pages['cloud_tpu']
-    assert f'spot node has {jobset.SPOT} s at most' in pages['gke']
+    assert f'spot VM is gone {queued_resources.SPOT_GRACE_SECONDS} s after' in pages['cloud_tpu']
+    assert f'spot node has {jobset.SPOT_GRACE_SECONDS} s at most' in pages['gke']
     for page in pages.values():
-        assert f'{MARGIN} s more, at least two minutes' in page
+        assert f'{STOP_MARGIN_SECONDS} s more, at least two minutes' in page
         assert 'default 50' in page
-    assert GRACE == 120
-    assert FRUITLESS == 5
+    assert DEFAULT_GRACE_SECONDS == 120
+    assert MAX_FRUITLESS == 5
 
 
 def test_the_estimates_are_those_of_the_formula():

@@ -8,7 +8,7 @@ import pytest
 from recorders import NAMES, RUN, SUBMIT, WHERE, launched, printed, recorded, refused
 
 from launch import command
-from launch.job import Refusal
+from launch.job import UserError
 from sinklab import devices, record
 from sinklab.spec import Hardware
 
@@ -106,7 +106,7 @@ def test_sizes_that_are_not_given_are_left_to_the_run(name, sizes, recorders, ca
 def refuses(check, *given):
     try:
         check(*given)
-    except (Refusal, record.Refusal):
+    except (UserError, record.UserError):
         return True
     return False
 
@@ -117,7 +117,7 @@ def test_sizes_are_refused_that_the_run_would_refuse_on_these_devices(slices):
     for data, fsdp, tensor in itertools.product(sizes, sizes, sizes[1:]):
         said = {name: size for name, size in dict(data=data, fsdp=fsdp, tensor=tensor).items() if size}
         arguments = tuple(f'--{name}={size}' for name, size in said.items())
-        by_run = refuses(devices.shape, Hardware(**said), 16, slices)
+        by_run = refuses(devices.compute_mesh_shape, Hardware(**said), 16, slices)
         assert refuses(command.check_layout, arguments, 16, '16') == by_run, arguments
 
 

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 from recorders import RUN, SUBMIT, launched, printed, recorded
 
-from launch.job import AGAIN
+from launch.job import RETRY_EXIT_CODES
 
 ROOT = Path(__file__).parents[1]
 # As srun does: the command once on each host, with who it is; the largest of their exit codes.
@@ -74,7 +74,7 @@ def test_a_sweep_is_an_array_of_which_each_element_runs_its_own(recorders, capsy
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize('code', [0, 1, 2, 3, 70, 126, 127, 130, *AGAIN])
+@pytest.mark.parametrize('code', [0, 1, 2, 3, 70, 126, 127, 130, *RETRY_EXIT_CODES])
 @pytest.mark.parametrize('restarts', [0, 49, 50])
 def test_it_is_queued_again_on_codes_that_ask_for_it_and_so_often(code, restarts, recorders, capsys, tmp_path):
     for name in ('srun', 'scontrol'):
@@ -83,7 +83,7 @@ def test_it_is_queued_again_on_codes_that_ask_for_it_and_so_often(code, restarts
     (tmp_path / 'job.sh').write_text(script_of(capsys))
     environment = {**recorders.environment, 'SLURM_JOB_ID': '7', 'SLURM_RESTART_COUNT': str(restarts)}
     assert subprocess.run(['bash', 'job.sh'], env=environment).returncode == code
-    again = code in AGAIN and restarts < 50
+    again = code in RETRY_EXIT_CODES and restarts < 50
     assert recorders.heard()[1:] == [['scontrol', 'requeue', '7']] * again
 
 
@@ -209,16 +209,16 @@ def at_step(notes, step):
 @pytest.mark.exhaustive  # that codes have it queued again is tested above, that runs go on bit for bit in test_loop
 def test_two_processes_that_are_told_to_stop_ahead_of_time_end_in_the_bits_of_those_that_are_not(submitted):
     from sinklab.checkpoint import restore
-    from sinklab.folder import Folder
+    from sinklab.folder import RunDir
 
     cluster, run, notes = submitted('stopped')
     assert cluster.run(at_step(notes, 4), at_step(notes, 8)) == [42, 42, 0]
     quiet, undisturbed, _ = submitted('quiet')
     assert quiet.run() == [0]
-    assert len(Folder(run).environment()['attempts']) == 3
-    steps = [Folder(path).checkpoint_steps()[-1] for path in (run, undisturbed)]
+    assert len(RunDir(run).read_environment()['attempts']) == 3
+    steps = [RunDir(path).list_checkpoint_steps()[-1] for path in (run, undisturbed)]
     assert steps == [12, 12]
-    assert digest(restore.parameters(run, 12)) == digest(restore.parameters(undisturbed, 12))
+    assert digest(restore.restore_parameters(run, 12)) == digest(restore.restore_parameters(undisturbed, 12))
 
 
 def digest(parameters):

@@ -6,18 +6,18 @@ import time
 import pytest
 
 from sinklab.files import lines
-from sinklab.files.place import place
-from sinklab.files.tree import names
-from sinklab.lease import Superseded
+from sinklab.files.place import parse_path
+from sinklab.files.tree import list_files
+from sinklab.lease import LeaseLostError
 
 
 @pytest.fixture
 def path(bucket):
-    return place(f'{bucket.url}/run/metrics.jsonl')
+    return parse_path(f'{bucket.url}/run/metrics.jsonl')
 
 
 def written(path, *texts, check=lambda: None):
-    adding = lines.adding(path, check)
+    adding = lines.open_append_log(path, check)
     for text in texts:
         adding.append(text)
         adding.sync()
@@ -30,22 +30,22 @@ def test_what_was_written_is_read_once_and_in_order_from_any_byte_on(path, monke
     for attempt in range(3):
         written(path, *told[3 * attempt : 3 * attempt + 3]).close()
     whole = b''.join(line + b'\n' for line in told)
-    assert lines.read(path) == whole
-    assert len(lines.known(path)) == 6  # two lines are more than ten bytes, and each attempt begins a segment
+    assert lines.read_log(path) == whole
+    assert len(lines.list_segments(path)) == 6  # two lines are more than ten bytes, and each attempt begins a segment
     for start in (0, 1, 7, 14, len(whole) - 1, len(whole), len(whole) + 1):
-        assert lines.read(path, start) == whole[start:]
+        assert lines.read_log(path, start) == whole[start:]
 
 
 def test_what_was_added_is_there_in_time(path, monkeypatch):
     monkeypatch.setattr(lines, 'EVERY', 0.1)
-    adding = lines.adding(path)
+    adding = lines.open_append_log(path)
     for line in (b'one', b'two'):
         adding.append(line)
         until = time.monotonic() + 5
-        while not lines.read(path).endswith(line + b'\n') and time.monotonic() < until:
+        while not lines.read_log(path).endswith(line + b'\n') and time.monotonic() < until:
             time.sleep(0.02)
-    assert lines.read(path) == b'one\ntwo\n'
-    assert len(lines.known(path)) == 1
+    assert lines.read_log(path) == b'one\ntwo\n'
+    assert len(lines.list_segments(path)) == 1
     adding.close()
 
 
@@ -62,10 +62,10 @@ def test_without_lines_nothing_is_asked_of_the_storage(bucket, path, monkeypatch
 def test_who_is_killed_loses_what_has_come_since_the_last_segment_and_doubles_nothing(path):
     killed = written(path, b'one', b'two')
     killed.append(b'lost')
-    killed.ended.set()  # without what a close does
+    killed.stop_event.set()  # without what a close does
     again = written(path, b'three')
     again.close()
-    assert lines.read(path) == b'one\ntwo\nthree\n'
+    assert lines.read_log(path) == b'one\ntwo\nthree\n'
 
 
 def test_a_folder_that_another_job_has_taken_gets_no_line_more(path, monkeypatch):
@@ -74,27 +74,27 @@ def test_a_folder_that_another_job_has_taken_gets_no_line_more(path, monkeypatch
 
     def check():
         if taken.is_set():
-            raise Superseded('taken')
+            raise LeaseLostError('taken')
 
     adding = written(path, b'one', check=check)
     taken.set()
     adding.append(b'two')
     adding.thread.join(5)
-    with pytest.raises(Superseded):
+    with pytest.raises(LeaseLostError):
         adding.append(b'three')
-    with pytest.raises(Superseded):
+    with pytest.raises(LeaseLostError):
         adding.close()
-    assert lines.read(path) == b'one\n'
+    assert lines.read_log(path) == b'one\n'
 
 
 def test_lines_that_come_while_a_segment_is_written_come_after_it(bucket, path, monkeypatch):
     monkeypatch.setattr(lines, 'LARGE', 64)
     monkeypatch.setattr(lines, 'EVERY', 0.001)
-    adding = lines.adding(path)
+    adding = lines.open_append_log(path)
     told = [f'line {number}'.encode() for number in range(200)]
     for line in told:
         adding.append(line)
         time.sleep(0.001)
     adding.close()
-    assert lines.read(path) == b''.join(line + b'\n' for line in told)
-    assert len(lines.known(path)) == len(names(path.parent / 'metrics')) > 1
+    assert lines.read_log(path) == b''.join(line + b'\n' for line in told)
+    assert len(lines.list_segments(path)) == len(list_files(path.parent / 'metrics')) > 1

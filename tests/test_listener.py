@@ -3,13 +3,13 @@
 import pytest
 from runs import outcome, spec, train
 
-from sinklab.train.listener import BestEffort, Listener
+from sinklab.train.listener import BestEffortCallback, Callback
 
 
-class FullDisk(Listener):
+class FullDisk(Callback):
     calls = 0
 
-    def record(self, record, written):
+    def on_record(self, record, written):
         self.calls += 1
         raise OSError(28, 'No space left on device')
 
@@ -17,7 +17,7 @@ class FullDisk(Listener):
 @pytest.mark.slow
 def test_an_error_of_a_mirror_is_a_warning_and_training_goes_on(corpus, tmp_path):
     mirror, warnings = FullDisk(), []
-    records = train(spec(corpus), tmp_path / 'run', BestEffort(mirror, 'TensorBoard', warnings.append))
+    records = train(spec(corpus), tmp_path / 'run', BestEffortCallback(mirror, 'TensorBoard', warnings.append))
     assert [record['step'] for record in records] == list(range(9))
     assert outcome(tmp_path / 'run')['kind'] == 'done'
     assert mirror.calls == len(warnings) == 1

@@ -13,8 +13,8 @@ import pytest
 from conftest import tiny
 
 from sinklab.files import lock
-from sinklab.files.regular import Damaged
-from sinklab.folder import Folder
+from sinklab.files.regular import DamagedFileError
+from sinklab.folder import RunDir
 
 pytestmark = pytest.mark.slow
 
@@ -43,7 +43,7 @@ class Section:
         """Starts a thread of this name that goes in and stays so long."""
 
         def come():
-            with lock.locked(self.path):
+            with lock.acquire_lock(self.path):
                 self.inside.append(name)
                 self.most = max(self.most, len(self.inside))
                 self.entered[name].set()
@@ -108,7 +108,7 @@ def test_on_a_disk_without_locks_of_the_kernel_a_dead_lock_is_taken_over_as_well
 
     monkeypatch.setattr(lock.fcntl, 'flock', refuse)
     path.touch()
-    with lock.locked(path):
+    with lock.acquire_lock(path):
         assert path.exists()
     assert list(path.parent.iterdir()) == []
 
@@ -118,7 +118,7 @@ def test_a_process_that_was_stopped_while_it_took_over_is_not_waited_for_for_eve
     path.touch()
     with path.open('rb+') as file:
         lock.fcntl.flock(file, lock.fcntl.LOCK_EX)
-        with lock.locked(path):
+        with lock.acquire_lock(path):
             pass
     assert list(path.parent.iterdir()) == []
 
@@ -127,7 +127,7 @@ def test_no_descriptor_is_left_open(path):
     before = len(os.listdir('/proc/self/fd'))
     path.touch()
     for _ in range(3):
-        with lock.locked(path):
+        with lock.acquire_lock(path):
             pass
     assert len(os.listdir('/proc/self/fd')) == before
 
@@ -154,7 +154,7 @@ def test_what_is_no_file_in_the_place_of_a_lock_is_refused_at_once(path, make, m
     refused = []
 
     def come():
-        with pytest.raises(Damaged) as raised, lock.locked(path):
+        with pytest.raises(DamagedFileError) as raised, lock.acquire_lock(path):
             pass
         refused.append(str(raised.value))
 
@@ -169,11 +169,11 @@ def test_what_is_no_file_in_the_place_of_a_lock_is_refused_at_once(path, make, m
 
 @pytest.mark.parametrize('name', ['a folder', 'a FIFO', 'a socket', 'a link to a device', 'a link to itself'])
 def test_a_run_whose_lock_is_no_file_is_refused_before_it_starts(path, name):
-    folder = Folder(path.parent)
-    folder.claim(tiny(), {})
+    folder = RunDir(path.parent)
+    folder.initialize(tiny(), {})
     IRREGULAR[name](path)
-    with pytest.raises(Damaged, match=r'lease\.lock'):
-        folder.check(tiny())
+    with pytest.raises(DamagedFileError, match=r'lease\.lock'):
+        folder.check_spec(tiny())
 
 
 @pytest.mark.parametrize('taken_over', [False, True])
@@ -182,7 +182,7 @@ def test_only_its_owner_may_write_a_lock(path, taken_over):
         path.touch()
     mask = os.umask(0)
     try:
-        with lock.locked(path):
+        with lock.acquire_lock(path):
             assert stat.S_IMODE(path.stat().st_mode) == 0o644
     finally:
         os.umask(mask)

@@ -12,10 +12,10 @@ from conftest import tiny
 from runs import Died, Dying, Hearing, contents, outcome, parameters, timeless, train
 
 from sinklab import lease
-from sinklab.folder import Folder
-from sinklab.record import Refusal
-from sinklab.spec import OPEN_ENDED
-from sinklab.train.listener import Listener
+from sinklab.folder import RunDir
+from sinklab.record import UserError
+from sinklab.spec import EXTENDABLE_SCHEDULES
+from sinklab.train.listener import Callback
 from sinklab.train.optimizer import SCHEDULES
 
 
@@ -28,7 +28,7 @@ def test_a_schedule_is_open_ended_if_more_steps_leave_it_as_it_is(schedule):
     given = dataclasses.replace(tiny().optimizer, schedule=schedule, final_share=0.1)
     shorter, longer = (SCHEDULES[schedule](dataclasses.replace(given, steps=steps)) for steps in (8, 12))
     same = all(shorter(step) == longer(step) for step in range(8))
-    assert same == (schedule in OPEN_ENDED)
+    assert same == (schedule in EXTENDABLE_SCHEDULES)
 
 
 @pytest.mark.slow
@@ -41,22 +41,22 @@ def test_a_finished_run_of_more_steps_is_the_run_that_had_them_from_the_start(co
     assert hearing.begun == (8, ['optimizer.steps 8 -> 12'])
     assert timeless(records, after=8) == timeless(whole, after=8)
     jax.tree.map(np.testing.assert_array_equal, parameters(path, 12), parameters(tmp_path / 'whole', 12))
-    assert Folder(path).read('config')['optimizer']['steps'] == 12
-    with pytest.raises(Refusal, match='is at step 12'):
+    assert RunDir(path).read_json('config')['optimizer']['steps'] == 12
+    with pytest.raises(UserError, match='is at step 12'):
         train(spec(corpus), path)
 
 
 @pytest.mark.slow
 def test_what_has_changed_is_noted_at_the_step_where_it_has(corpus, tmp_path):
-    folder, hearing = Folder(tmp_path / 'run'), Hearing()
+    folder, hearing = RunDir(tmp_path / 'run'), Hearing()
     with pytest.raises(Died):
         train(spec(corpus), folder.path, Dying(6))
     train(spec(corpus, probe__every_steps=3), folder.path, hearing)
     assert hearing.begun == (4, ['probe.every_steps 0 -> 3'])
-    first, second = folder.environment()['attempts']
+    first, second = folder.read_environment()['attempts']
     assert 'changes' not in first
     assert (second['step'], second['changes']) == (4, ['probe.every_steps 0 -> 3'])
-    assert 'sink/1' in folder.records()[6]
+    assert 'sink/1' in folder.read_records()[6]
 
 
 @pytest.mark.slow
@@ -76,11 +76,11 @@ def settled(path):
 
 @pytest.mark.slow
 def test_a_second_job_is_refused_and_leaves_the_first_alone(corpus, tmp_path):
-    class Second(Listener):
-        def record(self, record, written):
+    class Second(Callback):
+        def on_record(self, record, written):
             if record['step'] == 5:
                 before = settled(tmp_path)
-                with pytest.raises(Refusal, match=f'is in use: another job .process {os.getpid()} on '):
+                with pytest.raises(UserError, match=f'is in use: another job .process {os.getpid()} on '):
                     train(spec(corpus), tmp_path)
                 after = settled(tmp_path)
                 assert after.keys() == before.keys()
@@ -97,16 +97,16 @@ def test_a_second_job_is_refused_and_leaves_the_first_alone(corpus, tmp_path):
 def test_a_job_that_another_has_taken_over_from_writes_nothing_more(corpus, tmp_path, monkeypatch):
     monkeypatch.setattr(lease, 'BEAT', 0.0)
 
-    class Taken(Listener):
-        def record(self, record, written):
+    class Taken(Callback):
+        def on_record(self, record, written):
             if record['step'] == 5:
-                content = lease.read(tmp_path / 'lease.json') | dict(token='theirs', pid=17)
+                content = lease.read_owner(tmp_path / 'lease.json') | dict(token='theirs', pid=17)
                 (tmp_path / 'theirs').write_text(json.dumps(content))
                 (tmp_path / 'theirs').replace(tmp_path / 'lease.json')
                 self.before = contents(tmp_path)
 
     taken = Taken()
-    with pytest.raises(lease.Superseded, match=r'process 17 on .* has taken over'):
+    with pytest.raises(lease.LeaseLostError, match=r'process 17 on .* has taken over'):
         train(spec(corpus, checkpoint__every_steps=0), tmp_path, taken)
     assert contents(tmp_path) == taken.before
     assert not (tmp_path / 'outcome.json').exists()

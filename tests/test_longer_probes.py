@@ -11,7 +11,7 @@ from conftest import some
 import sinklab
 from sinklab.cli.main import main
 from sinklab.measure import propositions, sink
-from sinklab.measure.propositions import RELATIVE
+from sinklab.measure.propositions import RELATIVE_POSITIONS
 
 pytestmark = pytest.mark.slow
 
@@ -38,12 +38,12 @@ def test_texts_longer_than_a_window_have_an_edge(corpus, tmp_path, monkeypatch, 
     first = [share_LPHTS[..., t - 1, t - 64] for t in range(65, 129)]  # the oldest of 64 keys of query t
     within = share_LPHTS[..., :64, 0].mean(-1)
     assert numbers['alpha/edge'] == pytest.approx(np.mean(first), rel=1e-4)
-    assert numbers['sink/edge'] == sink.rate(np.mean(first, 0))
+    assert numbers['sink/edge'] == sink.compute_sink_rate(np.mean(first, 0))
     assert numbers['alpha/1/window'] == pytest.approx(within.mean(), rel=1e-4)
     assert numbers['alpha/floor'] == pytest.approx(sum(1 / t for t in range(1, 65)) / 128)
 
 
-@pytest.mark.parametrize('kind', some(RELATIVE, list(RELATIVE)[:1]))
+@pytest.mark.parametrize('kind', some(RELATIVE_POSITIONS, list(RELATIVE_POSITIONS)[:1]))
 def test_proposition_2_is_reached_beyond_the_farthest_distance(corpus, tmp_path, monkeypatch, capsys, kind):
     """One token repeated 160 times: keys from a distance of 128 on share one weight."""
     spec = runs.spec(corpus, model__position=kind, data__length=160, optimizer__steps=3, valid__windows=2)
@@ -68,7 +68,7 @@ def closed_form(kind, length):
     return weight_TS / weight_TS.sum(-1, keepdims=True)
 
 
-@pytest.mark.parametrize('kind', RELATIVE)
+@pytest.mark.parametrize('kind', RELATIVE_POSITIONS)
 @pytest.mark.parametrize('change', [None, 'far', 'text'])
 def test_proposition_2_is_of_any_softmax_of_the_distance_and_of_nothing_else(kind, change):
     """It fails where a key from a distance of 128 on has another weight, or weights depend on the text."""
@@ -77,5 +77,5 @@ def test_proposition_2_is_of_any_softmax_of_the_distance_and_of_nothing_else(kin
         attention_TS[150, 3] += 0.01
     if change == 'text':
         attention_TS[20, 7] += 0.01
-    difference = np.abs(attention_TS - propositions.of_distance(attention_TS)).max()
+    difference = np.abs(attention_TS - propositions.apply_last_row_by_distance(attention_TS)).max()
     assert (difference <= propositions.TOLERANCE) == (change is None)

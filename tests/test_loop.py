@@ -14,14 +14,14 @@ from conftest import operation
 from orbax.checkpoint import v1 as ocp
 from runs import Died, Dying, contents, outcome, parameters, spec, timeless, train
 
-from sinklab.attend.choice import Choice
+from sinklab.attend.choice import BackendChoice
 from sinklab.cli.main import main
-from sinklab.data.batches import sequences
-from sinklab.folder import Folder, flat
-from sinklab.record import Refusal
+from sinklab.data.batches import load_run_data
+from sinklab.folder import RunDir, flatten_dict
+from sinklab.record import UserError
 from sinklab.spec import Hardware
 from sinklab.train import loop, objective, start
-from sinklab.train.listener import Listener
+from sinklab.train.listener import Callback
 
 
 @pytest.mark.slow
@@ -84,7 +84,7 @@ def test_a_finished_run_is_left_as_it_is(whole, corpus):
 def test_another_run_is_refused_with_the_difference(whole, corpus):
     before = contents(whole[0])
     other = operation(spec(corpus, optimizer__steps=20), 'sigmoid', 'none')
-    with pytest.raises(Refusal) as refusal:
+    with pytest.raises(UserError) as refusal:
         train(other, whole[0])
     for words in ('optimizer.steps 8 -> 20', 'similarity exp -> sigmoid', f'--workdir={whole[0]}-2'):
         assert words in str(refusal.value)
@@ -93,12 +93,12 @@ def test_another_run_is_refused_with_the_difference(whole, corpus):
 
 def test_a_folder_of_something_else_and_a_file_are_refused(corpus, tmp_path):
     (tmp_path / 'letter').write_text('dear')
-    with pytest.raises(Refusal, match='holds files and no run'):
+    with pytest.raises(UserError, match='holds files and no run'):
         train(spec(corpus), tmp_path)
-    with pytest.raises(Refusal, match='is a file'):
+    with pytest.raises(UserError, match='is a file'):
         train(spec(corpus), tmp_path / 'letter')
-    with pytest.raises(Refusal, match='neither local nor in a bucket'):
-        Folder('http://bucket/run')
+    with pytest.raises(UserError, match='neither local nor in a bucket'):
+        RunDir('http://bucket/run')
 
 
 @pytest.mark.slow
@@ -111,7 +111,7 @@ def test_other_data_under_the_same_name_is_refused(tmp_path):
     (tmp_path / '3.txt').write_text('something else ' * 40)
     before = contents(tmp_path / 'run')
     assert outcome(tmp_path / 'run') == dict(kind='crashed', step=6, checkpoint=4, message='runs.Died', exit_code=70)
-    with pytest.raises(Refusal, match='was trained on other data'):
+    with pytest.raises(UserError, match='was trained on other data'):
         train(spec(source), tmp_path / 'run')
     assert contents(tmp_path / 'run') == before
     assert outcome(tmp_path / 'run')['kind'] == 'refused'
@@ -121,12 +121,12 @@ def test_other_data_under_the_same_name_is_refused(tmp_path):
 @pytest.mark.slow
 def test_divergence_stops_the_run_and_names_a_checkpoint_that_training_can_go_on_from(corpus, tmp_path):
     wild = spec(corpus, optimizer__peak_learning_rate=1e30, optimizer__warmup_steps=5, checkpoint__every_steps=1)
-    with pytest.raises(loop.Diverged, match=r'train/\w+ is \w+ at step \d'):
+    with pytest.raises(loop.DivergedError, match=r'train/\w+ is \w+ at step \d'):
         train(wild, tmp_path / 'run')
-    folder = Folder(tmp_path / 'run')
-    kept = ocp.load(folder.checkpoints / str(folder.checkpoint_steps()[-1]), checkpointable_name='state')
-    batch = sequences(wild).batches.rows(int(kept['step']), range(4))
-    value, gradient = jax.value_and_grad(objective.loss_of(wild))(kept['params'], batch)
+    folder = RunDir(tmp_path / 'run')
+    kept = ocp.load(folder.checkpoint_dir / str(folder.list_checkpoint_steps()[-1]), checkpointable_name='state')
+    batch = load_run_data(wild).batches.read_rows(int(kept['step']), range(4))
+    value, gradient = jax.value_and_grad(objective.make_loss(wild))(kept['params'], batch)
     assert np.isfinite(value)
     assert all(np.isfinite(leaf).all() for leaf in jax.tree.leaves(gradient))
 
@@ -135,30 +135,30 @@ def test_divergence_stops_the_run_and_names_a_checkpoint_that_training_can_go_on
 def test_a_measurement_that_is_not_finite_is_divergence_and_is_not_saved(corpus, tmp_path, monkeypatch):
     values = iter([0.0, float('nan')])
     monkeypatch.setattr(loop.probe, 'numbers', lambda *_: {'sink/1': next(values)})
-    with pytest.raises(loop.Diverged, match='sink/1 is nan at step 3'):
+    with pytest.raises(loop.DivergedError, match='sink/1 is nan at step 3'):
         train(spec(corpus, checkpoint__every_steps=3), tmp_path / 'run')
     expected = dict(kind='diverged', step=3, checkpoint=None, message='sink/1 is nan at step 3', exit_code=3)
     assert outcome(tmp_path / 'run') == expected
-    assert Folder(tmp_path / 'run').checkpoint_steps() == []
+    assert RunDir(tmp_path / 'run').list_checkpoint_steps() == []
 
 
 def test_a_folder_that_cannot_be_made_is_refused(corpus, tmp_path):
     (tmp_path / 'file').write_text('in the way')
-    with pytest.raises(Refusal, match=r'cannot be made \(Not a directory\)'):
+    with pytest.raises(UserError, match=r'cannot be made \(Not a directory\)'):
         train(spec(corpus), tmp_path / 'file' / 'run')
 
 
 def test_too_little_room_is_refused_before_anything_is_written(corpus, tmp_path, monkeypatch):
     usage = shutil.disk_usage(tmp_path)
     monkeypatch.setattr(shutil, 'disk_usage', lambda path: usage._replace(free=100_000))
-    with pytest.raises(Refusal, match=r'lower config\.checkpoint\.keep'):
+    with pytest.raises(UserError, match=r'lower config\.checkpoint\.keep'):
         train(spec(corpus), tmp_path / 'run')
     assert not (tmp_path / 'run').exists()
 
 
 def test_a_probe_that_does_not_fit_is_refused_with_its_size(corpus, tmp_path, monkeypatch):
     monkeypatch.setattr(start.devices, 'device_memory', lambda processes: 50_000 // jax.local_device_count())
-    with pytest.raises(Refusal, match=r'a probe would capture 0\.0 GiB'):
+    with pytest.raises(UserError, match=r'a probe would capture 0\.0 GiB'):
         train(spec(corpus), tmp_path / 'run')
 
 
@@ -170,12 +170,12 @@ def fill(path):
 
 @pytest.mark.slow
 def test_a_disk_that_fills_up_is_said_in_words_and_the_run_goes_on_when_there_is_room(whole, corpus, small_disk):
-    class Filler(Listener):
-        def record(self, record, written):
+    class Filler(Callback):
+        def on_record(self, record, written):
             if record['step'] == 6:
                 fill(small_disk / 'ballast')
 
-    with pytest.raises(Refusal, match='make room and run the same command again'):
+    with pytest.raises(UserError, match='make room and run the same command again'):
         train(spec(corpus), small_disk / 'run', Filler())
     (small_disk / 'ballast').unlink()
     assert timeless(train(spec(corpus), small_disk / 'run')) == timeless(whole[1])
@@ -184,14 +184,14 @@ def test_a_disk_that_fills_up_is_said_in_words_and_the_run_goes_on_when_there_is
 @pytest.mark.slow
 @pytest.mark.parametrize('at', [None, 2], ids=['done', 'died'])
 def test_a_kernel_that_failed_is_named_at_the_end_of_a_run(corpus, tmp_path, monkeypatch, at):
-    choice = Choice('chunked', {'tpu': 'it fails on these devices (ValueError: no)'}, ('tpu',))
+    choice = BackendChoice('chunked', {'tpu': 'it fails on these devices (ValueError: no)'}, ('tpu',))
     monkeypatch.setattr(start.step, 'choice', lambda spec, hardware: choice)
     heard = Recorded()
     with contextlib.suppress(Died):
         train(spec(corpus), tmp_path / 'run', heard, *([Dying(at)] if at else []))
     assert heard.last[0] == 'note'
     assert 'chunked' in heard.last[1]
-    assert choice.passed['tpu'] in heard.last[1]
+    assert choice.rejection_reasons['tpu'] in heard.last[1]
 
 
 def test_processes_of_one_host_share_its_memory(corpus, tmp_path, monkeypatch):
@@ -207,26 +207,26 @@ def test_processes_of_one_host_share_its_memory(corpus, tmp_path, monkeypatch):
 
     def memory(processes):
         asked.append(processes)
-        raise Refusal('enough is known')
+        raise UserError('enough is known')
 
     monkeypatch.setattr(start.devices, 'device_memory', memory)
-    with pytest.raises(Refusal, match='enough is known'):
-        start.start(spec(corpus), Hardware(), Folder(tmp_path / 'run'), Three())
+    with pytest.raises(UserError, match='enough is known'):
+        start.set_up_run(spec(corpus), Hardware(), RunDir(tmp_path / 'run'), Three())
     assert asked == [2]
 
 
-class Recorded(Listener):
+class Recorded(Callback):
     """Keeps what it was told last."""
 
-    def note(self, line):
+    def on_message(self, line):
         self.last = 'note', line
 
-    def record(self, record, written):
+    def on_record(self, record, written):
         self.last = 'record', record
 
 
 def test_flat_names_every_leaf():
-    assert flat({'a': {'b': 1, 'c': {'d': None}}, 'e': 2}) == {'a.b': 1, 'a.c.d': None, 'e': 2}
+    assert flatten_dict({'a': {'b': 1, 'c': {'d': None}}, 'e': 2}) == {'a.b': 1, 'a.c.d': None, 'e': 2}
 
 
 @pytest.mark.slow
@@ -274,7 +274,7 @@ def test_a_signal_to_the_real_program(whole, corpus, tmp_path, name, at, saved, 
         assert second.returncode == 0, second.stderr
     else:
         assert main(command[3:]) == 0
-    assert timeless(Folder(tmp_path / 'run').records()) == timeless(whole[1])
+    assert timeless(RunDir(tmp_path / 'run').read_records()) == timeless(whole[1])
     for ours, theirs in zip(parameters(tmp_path / 'run', 8), parameters(whole[0], 8), strict=True):
         np.testing.assert_array_equal(ours, theirs)
 

@@ -68,19 +68,19 @@ def rounded(head_VD, dtype):
 
 def on_devices(mesh, gradient=True):
     """`both` or the loss alone, by each device of its own rows and its part of the head's width, as in a step."""
-    ways = sharding.ways(mesh)
+    ways = sharding.count_shards(mesh)
     if ways == 1:
         return both if gradient else cross_entropy
     others = ('data',) if mesh.shape['data'] > 1 else ()
 
     def local(hidden, head, target):
         if not gradient:
-            return jax.lax.pmean(cross_entropy(hidden, head, target), sharding.BATCH)
+            return jax.lax.pmean(cross_entropy(hidden, head, target), sharding.BATCH_AXES)
         value, (d_hidden, d_head) = both(hidden, head, target)
-        return jax.lax.pmean(value, sharding.BATCH), (d_hidden / ways, jax.lax.psum(d_head, others) / ways)
+        return jax.lax.pmean(value, sharding.BATCH_AXES), (d_hidden / ways, jax.lax.psum(d_head, others) / ways)
 
-    rows, part = PartitionSpec(sharding.BATCH), PartitionSpec(None, 'fsdp')
-    own = {axis for axis, size in mesh.shape.items() if axis in sharding.BATCH or size == 1}
+    rows, part = PartitionSpec(sharding.BATCH_AXES), PartitionSpec(None, 'fsdp')
+    own = {axis for axis, size in mesh.shape.items() if axis in sharding.BATCH_AXES or size == 1}
     return jax.shard_map(
         local,
         in_specs=(rows, part, rows),
@@ -93,7 +93,7 @@ def on_devices(mesh, gradient=True):
 def placed(mesh, given):
     """As a run places them."""
     return [
-        jax.device_put(array, NamedSharding(mesh, sharding.dividing(mesh, array.shape, sharding.partition(*names))))
+        jax.device_put(array, NamedSharding(mesh, sharding.drop_indivisible_axes(mesh, array.shape, sharding.logical_to_mesh_axes(*names))))
         for array, names in zip(given, AXES, strict=True)
     ]
 
@@ -118,7 +118,7 @@ def test_a_mesh_changes_neither_loss_nor_gradients_whatever_it_divides(sizes, la
     monkeypatch.setattr(loss, 'LEAST_ROWS', 3)
     jax.clear_caches()
     hidden, head, target = arrays(**sizes, dtype=dtype)
-    mesh = devices.mesh(layout)
+    mesh = devices.make_mesh(layout)
     with jax.set_mesh(mesh):
         given = placed(mesh, (hidden, head, target))
         found, value = jax.jit(on_devices(mesh))(*given), jax.jit(cross_entropy)(*given)
@@ -130,7 +130,7 @@ def test_a_mesh_changes_neither_loss_nor_gradients_whatever_it_divides(sizes, la
 @pytest.mark.slow
 @pytest.mark.parametrize('layout', LAYOUTS, ids=str)
 def test_gradients_live_where_their_arrays_do(layout):
-    mesh = devices.mesh(layout)
+    mesh = devices.make_mesh(layout)
     with jax.set_mesh(mesh):
         given = placed(mesh, arrays())
         _, gradients = jax.jit(on_devices(mesh))(*given)
@@ -141,7 +141,7 @@ def test_gradients_live_where_their_arrays_do(layout):
 @pytest.mark.slow
 def test_a_mesh_serves_arrays_of_no_sharding_outside_jit():
     given = arrays()
-    with jax.set_mesh(devices.mesh(Hardware(fsdp=2, tensor=2))):
+    with jax.set_mesh(devices.make_mesh(Hardware(fsdp=2, tensor=2))):
         close(both(*given), definition(*given))
 
 
@@ -184,14 +184,14 @@ def test_a_target_below_zero_counts_for_the_mean_with_a_loss_of_zero():
 @pytest.mark.parametrize('layout', [Hardware(), Hardware(tensor=4)], ids=str)
 def test_a_target_beyond_the_vocabulary_is_no_number(layout):
     hidden, head, target = arrays()
-    with jax.set_mesh(devices.mesh(layout)):
+    with jax.set_mesh(devices.make_mesh(layout)):
         assert jnp.isnan(cross_entropy(hidden, head, target.at[2, 3].set(12)))
 
 
 @pytest.mark.slow
 def test_logits_of_any_size_do_not_overflow():
     hidden_BTD, head_VD = jnp.ones((1, 2, 1)), jnp.array([[1e30], [-1e30]])
-    for mesh in (devices.mesh(Hardware()), devices.mesh(Hardware(tensor=2))):
+    for mesh in (devices.make_mesh(Hardware()), devices.make_mesh(Hardware(tensor=2))):
         with jax.set_mesh(mesh):
             value, (_, d_head_VD) = both(hidden_BTD, head_VD, jnp.array([[0, 1]]))
         np.testing.assert_allclose(value, 1e30, rtol=1e-6)
@@ -222,10 +222,10 @@ BATCH, LENGTH, WIDTH, VOCABULARY = 4, 4096, 20, 1004  # sizes that nothing else 
 
 @functools.cache
 def compiled(layout, gradient=True):
-    mesh = devices.mesh(layout)
+    mesh = devices.make_mesh(layout)
     shapes = ((BATCH, LENGTH, WIDTH), jnp.float32), ((VOCABULARY, WIDTH), jnp.float32), ((BATCH, LENGTH), jnp.int32)
     with jax.set_mesh(mesh):
-        where = [NamedSharding(mesh, sharding.partition(*names)) for names in AXES]
+        where = [NamedSharding(mesh, sharding.logical_to_mesh_axes(*names)) for names in AXES]
         given = [jax.ShapeDtypeStruct(*shape, sharding=s) for shape, s in zip(shapes, where, strict=True)]
         return jax.jit(on_devices(mesh, gradient)).lower(*given).compile()
 
@@ -259,7 +259,7 @@ def messages(lines, kind):
 @pytest.mark.parametrize('layout', [Hardware(), *LAYOUTS], ids=str)
 def test_the_logits_of_a_batch_never_exist(layout, gradient):
     program = compiled(layout, gradient)
-    assert max(map(math.prod, sizes_of(program.as_text()))) == loss.LEAST_ROWS * VOCABULARY
+    assert max(map(math.prod, sizes_of(program.as_text()))) == loss.MIN_CHUNK_ROWS * VOCABULARY
     logits_bytes = 4 * BATCH * LENGTH * VOCABULARY / ways(layout)
     assert program.memory_analysis().temp_size_in_bytes < logits_bytes / 2
 
@@ -267,7 +267,7 @@ def test_the_logits_of_a_batch_never_exist(layout, gradient):
 @pytest.mark.parametrize('layout', [layout for layout in LAYOUTS if layout.tensor > 1], ids=str)
 def test_no_device_meets_the_whole_vocabulary_where_the_mesh_divides_it(layout):
     sizes = sizes_of(compiled(layout).as_text())
-    assert (loss.LEAST_ROWS * layout.tensor, VOCABULARY // layout.tensor) in sizes
+    assert (loss.MIN_CHUNK_ROWS * layout.tensor, VOCABULARY // layout.tensor) in sizes
     assert not any(VOCABULARY in dimensions for dimensions in sizes)
 
 
@@ -277,7 +277,7 @@ def test_devices_exchange_rows_alone_chunk_by_chunk_and_the_rest_once(layout):
     kinds = 'all-reduce', 'all-gather', 'reduce-scatter', 'all-to-all', 'collective-permute'
     within = {kind: messages(inside, kind) for kind in kinds}
     assert any('dot(' in line or 'custom-call(' in line for line in inside), 'the chunks are in a loop'
-    assert within.pop('all-reduce') == [(loss.LEAST_ROWS * layout.tensor,)] * 3 * (layout.tensor > 1)
+    assert within.pop('all-reduce') == [(loss.MIN_CHUNK_ROWS * layout.tensor,)] * 3 * (layout.tensor > 1)
     assert not any(within.values())
     once = {kind: [found for found in messages(outside, kind) if found] for kind in kinds}  # () is the loss
     data, fsdp = layout.data or 1, layout.fsdp or 1

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from sinklab.cli import command, malloc
-from sinklab.train.environment import environment
+from sinklab.train.environment import describe_environment
 
 
 @pytest.fixture
@@ -93,8 +93,8 @@ def test_a_command_is_the_same_process_with_the_same_arguments_once_more(own, tm
 
 def test_a_run_says_what_malloc_was_told(monkeypatch):
     monkeypatch.setenv(malloc.TUNABLES, 'glibc.malloc.hugetlb=1')
-    assert environment({}, 'dense', [])['malloc'] == 'glibc.malloc.hugetlb=1'
+    assert describe_environment({}, 'dense', [])['malloc'] == 'glibc.malloc.hugetlb=1'
 
 
 def test_this_process_is_no_command():
-    assert not command.is_own()
+    assert not command.is_sinklab_process()

@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
 from sinklab.measure import norms, sink
-from sinklab.measure.setting import setting_of
+from sinklab.measure.setting import make_setting
 
 
 def importance_by_hand(A, k, columns=0, prefix=1):
@@ -28,7 +28,7 @@ def attention(length, columns, seed, prefix=1):
 @given(st.integers(2, 12), st.integers(0, 2), st.integers(1, 4), st.integers(0, 2**31))
 def test_importance_is_a_mean_over_the_queries_that_see_a_key(length, columns, prefix, seed):
     A, keys = attention(length, columns, seed, prefix), min(length, 4)
-    found = sink.importance(A, keys, columns, prefix)
+    found = sink.compute_importance(A, keys, columns, prefix)
     expected = [[importance_by_hand(a, k, columns, prefix) for k in range(1, keys + 1)] for a in A]
     np.testing.assert_allclose(found, expected, rtol=1e-5)
 
@@ -37,8 +37,8 @@ def test_importance_is_a_mean_over_the_queries_that_see_a_key(length, columns, p
 @given(st.integers(2, 12), st.integers(1, 2), st.integers(0, 2**31))
 def test_the_importance_of_a_column_as_released_counts_a_query_of_its_own(length, columns, seed):
     A = attention(length, columns, seed)
-    clean = sink.star(A, columns)
-    for a, found, released in zip(A, clean, sink.with_own_query(clean, length), strict=True):
+    clean = sink.compute_column_importance(A, columns)
+    for a, found, released in zip(A, clean, sink.add_own_query(clean, length), strict=True):
         for column in range(columns):
             total = sum(a[i, column] for i in range(length))
             np.testing.assert_allclose(found[column], total / length, rtol=1e-5)
@@ -50,7 +50,7 @@ def test_the_importance_of_a_column_as_released_counts_a_query_of_its_own(length
 @given(st.integers(3, 12), st.integers(0, 2), st.data(), st.integers(0, 2**31))
 def test_a_window_has_its_first_key_and_the_queries_that_see_the_first_token(length, columns, data, seed):
     A, window = attention(length, columns, seed), data.draw(st.integers(1, length - 1))
-    for a, within, edge in zip(A, sink.within(A, window, columns), sink.edge(A, window, columns), strict=True):
+    for a, within, edge in zip(A, sink.compute_importance_in_reach(A, window, columns), sink.compute_window_edge(A, window, columns), strict=True):
         first = [a[t - 1, columns] for t in range(1, window + 1)]
         oldest = [a[t - 1, columns + t - window] for t in range(window + 1, length + 1)]
         np.testing.assert_allclose(within, np.mean(first), rtol=1e-5)
@@ -59,25 +59,25 @@ def test_a_window_has_its_first_key_and_the_queries_that_see_the_first_token(len
 
 def test_the_window_of_which_a_query_is_alone_has_the_querys_own_key_at_its_edge():
     A = attention(6, 1, 0)
-    np.testing.assert_allclose(sink.edge(A, 1, 1), np.mean([A[:, t, 1 + t] for t in range(1, 6)], 0))
+    np.testing.assert_allclose(sink.compute_window_edge(A, 1, 1), np.mean([A[:, t, 1 + t] for t in range(1, 6)], 0))
 
 
 def test_uniform_attention_stands_on_the_floor():
     A = np.tril(np.ones((64, 64))) / np.arange(1, 65)[:, None]
-    np.testing.assert_allclose(sink.importance(A, 1)[0], sink.floor(64), rtol=1e-6)
-    assert round(sink.floor(64), 4) == 0.0741
+    np.testing.assert_allclose(sink.compute_importance(A, 1)[0], sink.compute_uniform_importance(64), rtol=1e-6)
+    assert round(sink.compute_uniform_importance(64), 4) == 0.0741
 
 
 def test_the_indicator_is_strict_and_taken_of_each_sequence_before_the_mean():
     alpha_LPH = np.array([[[0.3], [0.31], [0.9], [0.0]]])  # one layer, four sequences, one head
-    assert sink.rate(alpha_LPH) == 50.0
-    assert sink.rate(alpha_LPH.mean(1)) == 100.0  # the mean over sequences would hide it
+    assert sink.compute_sink_rate(alpha_LPH) == 50.0
+    assert sink.compute_sink_rate(alpha_LPH.mean(1)) == 100.0  # the mean over sequences would hide it
 
 
 @settings(max_examples=30, deadline=None)
 @given(arrays(np.float64, (3, 4, 4), elements=st.floats(-5, 5).filter(lambda x: x == 0 or abs(x) > 1e-3)))
 def test_a_proxy_row_sums_to_one_or_is_empty(A):
-    proxy = np.asarray(sink.proxy(A), np.float64)
+    proxy = np.asarray(sink.normalize_rows(A), np.float64)
     empty = (A == 0).all(-1)
     np.testing.assert_allclose(proxy.sum(-1), np.where(empty, 0, 1), atol=1e-4)
     assert (proxy >= 0).all()
@@ -85,14 +85,14 @@ def test_a_proxy_row_sums_to_one_or_is_empty(A):
 
 def test_the_proxy_of_a_normalized_row_is_itself():
     A = np.random.default_rng(0).dirichlet(np.ones(9), 5)
-    np.testing.assert_allclose(sink.proxy(A), A, rtol=1e-6)
-    np.testing.assert_allclose(sink.mass(A), 1)
+    np.testing.assert_allclose(sink.normalize_rows(A), A, rtol=1e-6)
+    np.testing.assert_allclose(sink.compute_row_mass(A), 1)
 
 
 def test_numbers_name_what_they_are():
     alpha_LPHJ = np.zeros((2, 3, 4, 5))
     alpha_LPHJ[0, :, :, 0] = 0.45
-    found = sink.numbers(alpha_LPHJ, 0.25)
+    found = sink.compute_sink_numbers(alpha_LPHJ, 0.25)
     assert (found['sink/1'], found['sink/1@0.4'], found['sink/1@0.5'], found['sink/2']) == (50, 50, 0, 0)
     assert found['alpha/1'] == pytest.approx(0.225)
     assert found['alpha/floor'] == 0.25
@@ -101,9 +101,9 @@ def test_numbers_name_what_they_are():
 
 def test_a_star_is_counted_with_its_own_query_and_without():
     star_LPH = np.array([[[0.35], [0.29]]])  # one layer, two sequences, one head
-    setting = setting_of(tiny(model__columns__kind='kv', data__length=64), 64, 1)
-    (measure,) = (measure for measure in sink.MEASURES if 'star_LH' in measure.saved)
-    found = measure.numbers(dict(star_LPH=star_LPH), setting)
+    setting = make_setting(tiny(model__columns__kind='kv', data__length=64), 64, 1)
+    (measure,) = (measure for measure in sink.METRICS if 'star_LH' in measure.saved_arrays)
+    found = measure.compute_numbers(dict(star_LPH=star_LPH), setting)
     assert (found['sink/star'], found['sink/star/clean']) == (100, 50)  # (1 + 64 * 0.29) / 65 is 0.301
     assert found['alpha/star/clean'] == pytest.approx(0.32)
     assert found['alpha/star'] == pytest.approx((1 + 64 * 0.32) / 65)
@@ -112,12 +112,12 @@ def test_a_star_is_counted_with_its_own_query_and_without():
 def test_the_sink_of_a_prefix_is_that_of_each_sequence_wherever_it_lies():
     """One head whose sink is the second token in half of the texts and the third in the others."""
     alpha_LPHJ = np.array([[[[0.1, 0.5, 0.0]], [[0.1, 0.0, 0.6]]]])
-    found = sink.prefix_numbers(alpha_LPHJ)
+    found = sink.compute_prefix_numbers(alpha_LPHJ)
     assert found == {'sink/prefix': 100, 'argmax/1': 0, 'argmax/2': 50, 'argmax/3': 50}
 
 
 def test_the_largest_of_a_prefix_is_counted_without_a_threshold():
-    found = sink.prefix_numbers(np.array([[[[0.1, 0.2]], [[0.4, 0.0]]]]))
+    found = sink.compute_prefix_numbers(np.array([[[[0.1, 0.2]], [[0.4, 0.0]]]]))
     assert found == {'sink/prefix': 50, 'argmax/1': 50, 'argmax/2': 50}
 
 
@@ -125,14 +125,14 @@ def test_a_token_of_the_prefix_that_gets_all_attention_has_an_importance_of_one(
     """Its queries are all T; over the T - k + 1 from it on, the sum would be above 1."""
     A = np.zeros((12, 12))
     A[:, 3] = 1
-    np.testing.assert_allclose(sink.importance(A, 5, prefix=4), [0, 0, 0, 1, 0], rtol=1e-6)
+    np.testing.assert_allclose(sink.compute_importance(A, 5, prefix=4), [0, 0, 0, 1, 0], rtol=1e-6)
 
 
 def test_the_norm_ratio_is_a_ratio_of_means_over_sequences():
     residual_LPTD = np.random.default_rng(0).normal(size=(2, 5, 6, 3))
     norm = np.sqrt((residual_LPTD**2).sum(-1))
-    np.testing.assert_allclose(norms.norms(residual_LPTD), norm, rtol=1e-5)
-    found = norms.of_blocks(norm)
+    np.testing.assert_allclose(norms.compute_norms(residual_LPTD), norm, rtol=1e-5)
+    found = norms.compute_block_ratios(norm)
     for layer in range(2):
         expected = norm[layer, :, 0].mean() / norm[layer, :, 1:].mean()
         assert found[f'norm/ratio/{layer + 1:02}'] == pytest.approx(expected)
@@ -148,5 +148,5 @@ def test_the_floor_is_the_importance_of_uniform_attention(columns, prefix, reach
         attention_TS[query] = np.array(seen) / sum(seen)
         if reach and query >= reach:
             attention_TS[query, columns] = 0
-    expected = sink.importance(attention_TS, 1, columns)[0]
-    np.testing.assert_allclose(sink.floor(length, columns, prefix, reach), expected, rtol=1e-6)
+    expected = sink.compute_importance(attention_TS, 1, columns)[0]
+    np.testing.assert_allclose(sink.compute_uniform_importance(length, columns, prefix, reach), expected, rtol=1e-6)

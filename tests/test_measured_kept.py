@@ -19,7 +19,7 @@ def trained(tmp_path_factory, corpus):
 
 
 def measure(path, capsys, *more):
-    run_files.WARNED.clear()
+    run_files.PRINTED_WARNINGS.clear()
     code = main(['measure', str(path), '--json', *more])
     out, err = capsys.readouterr()
     return code, out and json.loads(out), err

@@ -10,7 +10,7 @@ import time
 import pytest
 from processes import FOREVER, TOUCH, Run, only, run_of, started, wait_for_ears
 
-from sinklab.processes.hub import free_port
+from sinklab.processes.hub import find_free_port
 
 pytestmark = pytest.mark.slow
 
@@ -115,7 +115,7 @@ def test_what_hangs_up_is_tried_again_and_refused_at_last(run):
 def test_jobs_with_neighbouring_ports_do_not_take_each_others():
     """A port is let go again before jax opens it, and the other job may not yet have opened its own."""
     mine = [8476 + number for number in range(8)]
-    theirs = [free_port(port) for port in mine]
+    theirs = [find_free_port(port) for port in mine]
     assert not {*theirs} & {*mine}
     assert len({*theirs}) == len(mine)
-    assert 1024 <= free_port(65535) < 65535
+    assert 1024 <= find_free_port(65535) < 65535

@@ -5,7 +5,7 @@ import json
 import pytest
 from stores import found, lines, mixture, refused, talk
 
-from sinklab.data.documents.sources import source
+from sinklab.data.documents.sources import open_source
 
 
 @pytest.fixture
@@ -19,13 +19,13 @@ def parts(tmp_path):
 def test_a_mixture_keeps_the_domain_of_every_document_and_its_weights_sum_to_one(parts):
     a, b = (dict(source=f'text:{parts}/{name}') for name in ('a.jsonl', 'b.txt'))
     given = mixture(parts, dict(A=a | dict(weight=3), B=b | dict(weight=1)))
-    assert source(given).weights == (('A', 0.75), ('B', 0.25))
+    assert open_source(given).weights == (('A', 0.75), ('B', 0.25))
     assert [(document.domain, document.name, document.text) for document in found(given)] == [
         ('A', 'A/a.jsonl:1', 'one'),
         ('A', 'A/a.jsonl:2', 'two'),
         ('B', 'B/b.txt', 'three'),
     ]
-    assert source(mixture(parts, dict(A=a, B=b))).weights is None
+    assert open_source(mixture(parts, dict(A=a, B=b))).weights is None
 
 
 @pytest.mark.parametrize(

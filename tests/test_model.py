@@ -16,12 +16,12 @@ from options import COMBINATIONS, LENGTH, OPTIONS, TOKENS, option
 
 from configs import default
 from sinklab import spec
-from sinklab.folder import flat
-from sinklab.model.columns import count
+from sinklab.folder import flatten_dict
+from sinklab.model.columns import count_learned_kv
 from sinklab.model.transformer import Transformer
-from sinklab.parse import parse
+from sinklab.parse import parse_config
 from sinklab.train import state
-from sinklab.train.structure import structure
+from sinklab.train.structure import make_document_inputs
 
 pytestmark = pytest.mark.slow  # each case has a program of its own to compile
 
@@ -31,7 +31,7 @@ CASES = {**OPTIONS, **COMBINATIONS}
 
 def fields(name):
     """Yield (path, value) of the fields of a case's model."""
-    yield from flat(dataclasses.asdict(tiny(**CASES[name]).model)).items()
+    yield from flatten_dict(dataclasses.asdict(tiny(**CASES[name]).model)).items()
 
 
 # Cases in which every value of every field of the model occurs; of cases that add as much, combinations come first.
@@ -58,12 +58,12 @@ def forgotten():
 def case(name):
     """(spec, structure of the model, parameters)."""
     spec = tiny(**CASES[name])
-    return spec, state.architecture(spec)[0], drawn(spec)
+    return spec, state.make_abstract_model(spec)[0], drawn(spec)
 
 
 def run(name, params, token_BT, **how):
     spec, graph, _ = case(name)
-    return nnx.merge(graph, params)(token_BT, **structure(jnp.asarray(token_BT), spec), **how)
+    return nnx.merge(graph, params)(token_BT, **make_document_inputs(jnp.asarray(token_BT), spec), **how)
 
 
 @functools.lru_cache(1)
@@ -81,7 +81,7 @@ def pulled(pull, logits_BTV):
 def test_logits_attention_and_residual_equal_the_reference(name):
     spec, _, params = case(name)
     logits, _, captured = passed(name)
-    assert count(spec.model) == (spec.model.columns.kind in reference.COLUMN)
+    assert count_learned_kv(spec.model) == (spec.model.columns.kind in reference.COLUMN)
     for number, tokens in enumerate(TOKENS):
         expected = reference.forward(params, tokens, spec)
         found = (logits[number], captured.attention_BHTS[:, number], captured.residual_BTD[:, number])
@@ -150,10 +150,10 @@ def test_compiled_it_says_the_same(name, remat):
 def test_options_name_every_value_of_every_menu():
     seen = [tiny(**changes).model for changes in {**OPTIONS, **COMBINATIONS}.values()]
     for kind, part in (
-        (spec.Model, None),
-        (spec.Attention, 'attention'),
-        (spec.Columns, 'columns'),
-        (spec.Rotary, 'rotary'),
+        (spec.ModelConfig, None),
+        (spec.AttentionConfig, 'attention'),
+        (spec.LearnedKVConfig, 'columns'),
+        (spec.RotaryConfig, 'rotary'),
     ):
         for field, hint in get_type_hints(kind).items():
             if get_origin(hint) is Literal and field not in ('dtype', 'initialization'):
@@ -228,7 +228,7 @@ def test_the_initialization_of_torch():
 def test_half_precision_follows_single_precision():
     params = case('exp-sum')[2]
     exact, _ = run('exp-sum', params, TOKENS)
-    half = state.architecture(tiny(model__dtype='bfloat16'))[0]
+    half = state.make_abstract_model(tiny(model__dtype='bfloat16'))[0]
     rough, captured = nnx.merge(half, params)(TOKENS, capture=True)
     assert rough.dtype == captured.attention_BHTS.dtype == jnp.float32
     np.testing.assert_allclose(rough, exact, atol=0.05 * np.abs(exact).max())
@@ -236,7 +236,7 @@ def test_half_precision_follows_single_precision():
 
 
 def test_the_60m_baseline_has_the_published_number_of_parameters():
-    _, abstract = state.architecture(parse(default.get_config().to_dict()))
+    _, abstract = state.make_abstract_model(parse_config(default.get_config().to_dict()))
     params = nnx.to_pure_dict(abstract)
     maps = {name: params['blocks'][name] for name in ('attention', 'ffn')}
     assert round(sum(leaf.size for leaf in jax.tree.leaves(maps)) / 1e6, 2) == 58.98

@@ -26,12 +26,12 @@ from sinklab import escape, streams
 from sinklab.cli import measure, progress, report, sweep, terminal
 from sinklab.cli.main import main
 from sinklab.files.place import check_utf8
-from sinklab.folder import Folder
-from sinklab.record import Refusal
+from sinklab.folder import RunDir
+from sinklab.record import UserError
 from sinklab.report import arms, claims, closing, latex, page, runs
 from sinklab.spec import Hardware
 from sinklab.sweep import plan
-from sinklab.sweep.process import Relay
+from sinklab.sweep.process import SignalForwarder
 
 SHORT = [name for name in NAMES if len(name) < 40]
 
@@ -41,7 +41,7 @@ def found(tmp_path_factory):
     """A run of each name, and one whose name is a number."""
     folder = tmp_path_factory.mktemp('named')
     paths = [made_up(folder / str(at), name, steps=(0, 10)) for at, name in enumerate([*NAMES, '5'])]
-    return runs.read(paths)
+    return runs.read_runs(paths)
 
 
 def shown_names(text):
@@ -51,13 +51,13 @@ def shown_names(text):
 
 @pytest.mark.parametrize('name', NAMES, ids=ascii)
 def test_a_cell_of_a_table_on_a_terminal_has_the_name(capsys, name):
-    terminal.print_table(terminal.console(width=100), ['row'], [[name]])
+    terminal.print_table(terminal.make_console(width=100), ['row'], [[name]])
     _, *lines = capsys.readouterr().out.splitlines()
     assert ''.join(line.strip() for line in lines) == visible(name)
 
 
 def test_a_report_on_a_terminal_names_its_runs(found, capsys):
-    report.show(closing.table([run for run in found if len(run.name) < 40]))
+    report.print_runs(closing.make_run_table([run for run in found if len(run.name) < 40]))
     assert set(map(visible, SHORT)) <= set(shown_names(capsys.readouterr().out))
 
 
@@ -116,7 +116,7 @@ def test_a_refusal_is_one_line_whatever_it_names(capsys):
 
 @pytest.mark.parametrize('name', NAMES, ids=ascii)
 def test_a_table_of_a_sweep_has_the_name_in_heading_and_cell(capsys, name):
-    sweep.show([f'Sink_1 - {name}', 'n'], [[name, '1']])
+    sweep.print_table_with_note([f'Sink_1 - {name}', 'n'], [[name, '1']])
     text = capsys.readouterr().out
     assert ''.join(text.split()).count(''.join(visible(name).split())) >= (2 if len(name) < 40 else 0)
 
@@ -130,11 +130,11 @@ def test_a_live_line_has_the_name(monkeypatch, name):
     stream = io.StringIO()
     stream.isatty = lambda: True
     monkeypatch.setattr(sys, 'stderr', stream)
-    with progress.Progress(name, tiny()) as shown:
-        assert shown.display.live
-        shown.record({'step': 1, 'train/loss': 1.0}, written=True)
-        shown.note(f'note of {name}')
-    with measure.progress(name, 3) as watch:
+    with progress.ProgressCallback(name, tiny()) as shown:
+        assert shown.display.is_live
+        shown.on_record({'step': 1, 'train/loss': 1.0}, written=True)
+        shown.on_message(f'note of {name}')
+    with measure.show_progress(name, 3) as watch:
         watch(1)
     text = re.sub(r'\x1b\[[0-9;?]*[A-Za-z]|\r', '', stream.getvalue())
     assert visible(name) in text
@@ -149,8 +149,8 @@ def test_lines_of_what_is_measured_have_the_name(capsys, name):
     told = dict(model=name, inputs={name: numbers}, published={}, remarks=[f'remark of {name}'])
     told |= dict(propositions=[dict(claim=f'claim of {name}', number=None, holds=True)])
     series = {name: dict(emergence=None), f'b{name}': dict(emergence=(None, 4), heads=[])}
-    measure.show([told])
-    measure.show_series(series)
+    measure.print_measurements([told])
+    measure.print_emergence(series)
     text, shown = capsys.readouterr().out, visible(name)
     assert all(letter.isprintable() or letter == '\n' for letter in text)
     assert text.splitlines()[0] == shown
@@ -177,7 +177,7 @@ def test_a_stream_lets_lines_that_are_written_over_pass_and_the_sequences_of_our
     stream = io.StringIO()
     safe = streams.SafeStream(stream)
     safe.write('10 %\r20 %\ta\n')
-    streams.unescaped(safe).write('\x1b[31mred\x1b[0m')
+    streams.get_unescaped_stream(safe).write('\x1b[31mred\x1b[0m')
     assert stream.getvalue() == '10 %\r20 %\ta\n\x1b[31mred\x1b[0m'
 
 
@@ -192,14 +192,14 @@ def test_what_is_escaped_is_printable_and_stays_as_it_is(text):
 
 def display_of_sweep(tmp_path):
     """Return a run of a sweep whose name moves the cursor, and the display of the sweep."""
-    run = plan.Run('[1/2] \x1b[31mb', 0, Folder(tmp_path / 'b'), None, tiny())
-    return run, progress.Runs([run], jobs=1)
+    run = plan.SweepRun('[1/2] \x1b[31mb', 0, RunDir(tmp_path / 'b'), None, tiny())
+    return run, progress.SweepDisplay([run], jobs=1)
 
 
 def test_a_line_of_one_run_among_several_cannot_pass_for_another_or_move_the_cursor(tmp_path, capsys):
     run, display = display_of_sweep(tmp_path)
     line = '[2/2] a, seed 0: step\x1b[1A\r[1/2] b\x9b31m\xff'.encode('latin-1') + b'\n'
-    assert not display.hear(run, line)
+    assert not display.on_output_line(run, line)
     said = capsys.readouterr().err
     assert said.endswith('\n')
     assert said[:-1].isprintable()
@@ -208,9 +208,9 @@ def test_a_line_of_one_run_among_several_cannot_pass_for_another_or_move_the_cur
 
 def test_what_runs_at_once_say_is_escaped(tmp_path, capsys):
     run, display = display_of_sweep(tmp_path)
-    with Relay() as relay:
+    with SignalForwarder() as relay:
         command = [sys.executable, '-c', 'print("a\\x1b[2Jb\\rc")']
-        code, said = relay.run(command, hear=lambda line: display.hear(run, line))
+        code, said = relay.run_command(command, on_line=lambda line: display.on_output_line(run, line))
     assert code == 0
     assert '\x1b[2J' in said
     assert capsys.readouterr().err == '[1/2] \\x1b[31mb, seed 0: a\\x1b[2Jb\\rc\n'
@@ -239,7 +239,7 @@ class Cells(HTMLParser):
 
 @pytest.mark.slow
 def test_a_page_has_the_names_and_no_element_of_theirs(found, tmp_path):
-    page.write(tmp_path / 'report.html', found)
+    page.write_report_page(tmp_path / 'report.html', found)
     text = (tmp_path / 'report.html').read_text(encoding='utf-8')
     cells = Cells(text)
     heads = [words for tag, about, words in cells.words if tag == 'th' and about.get('scope') == 'row']
@@ -301,7 +301,7 @@ def typeset(text):
 
 
 def test_a_table_for_latex_has_the_names(found):
-    lines = latex.text(arms.table(arms.arms(found))).splitlines()
+    lines = latex.format_latex_table(arms.make_group_table(arms.group_runs(found))).splitlines()
     body = lines[lines.index('\\midrule') + 1 : lines.index('\\bottomrule')]
     assert all(line.endswith(' \\\\') for line in body)
     assert not any(line.startswith(('[', '*')) for line in body), 'an argument of the end of the line before'
@@ -315,22 +315,22 @@ def test_a_picture_has_the_names_in_its_legend_and_titles(found):
     pytest.importorskip('matplotlib')
     from matplotlib import pyplot as plt
 
-    from sinklab.measure.table import PICTURES
+    from sinklab.measure.table import FIGURES
     from sinklab.report import pictures
 
-    heads, ratios = (next(one for one in PICTURES if one.kind == kind) for kind in ('heads', 'ratios'))
-    every = arms.arms(found)
-    with warnings.catch_warnings(), plt.rc_context(escape.FIGURE):
+    heads, ratios = (next(one for one in FIGURES if one.kind == kind) for kind in ('heads', 'ratios'))
+    every = arms.group_runs(found)
+    with warnings.catch_warnings(), plt.rc_context(escape.FIGURE_RC_PARAMS):
         warnings.filterwarnings('error')
         warnings.filterwarnings('ignore', 'Glyph|.*layout not applied')
         for some in [every[at : at + 12] for at in range(0, len(every), 12)]:
             names = [visible(arm.name) for arm in some]
-            for figure in (pictures.curves(some, None), pictures.ratios(some, ratios)):
+            for figure in (pictures.draw_curves(some, None), pictures.draw_ratios(some, ratios)):
                 figure.canvas.draw()
                 told = [*figure.legends, *filter(None, (axis.get_legend() for axis in figure.axes))]
                 assert [text.get_text().replace('\n', '') for text in told[0].get_texts()] == names
                 plt.close(figure)
-            figure = pictures.heads(some, heads)
+            figure = pictures.draw_head_maps(some, heads)
             figure.canvas.draw()
             assert [axis.get_title().replace('\n', '') for axis in figure.axes][: len(names)] == names
             plt.close(figure)
@@ -350,7 +350,7 @@ def test_claims_in_markdown_keep_their_columns():
     words = 'a | b\nc <script> d < e \\'
     entry = dict(claim='x', words=words, source='s|t', why='', contrast='', published=None, interval=None, mean=None)
     entry |= dict(differences={}, verdict='holds', diverged=0, seeds_needed=None, either=False, way='>')
-    table = claims.markdown([entry]).splitlines()
+    table = claims.format_markdown([entry]).splitlines()
     assert [len(re.findall(r'(?<!\\)\|', line)) for line in table[:3]] == [7] * 3
     assert not re.search(r'(?<!\\)<[a-z]', table[2])
 
@@ -383,19 +383,19 @@ def test_joiners_that_belong_to_a_word_stay(name):
 
 @pytest.mark.parametrize('name', NAMES, ids=ascii)
 def test_a_row_makes_one_folder_below_that_of_its_sweep(tmp_path, name):
-    folder = tmp_path / plan.name(name, 3)
+    folder = tmp_path / plan.get_run_dir_name(name, 3)
     folder.mkdir()
     assert list(tmp_path.iterdir()) == [folder]
     assert folder.name.endswith('-3')
     assert glob.glob('*', root_dir=tmp_path) == [folder.name]
-    assert Folder(folder).check(tiny()) is None, 'checkpoints can be saved there'
+    assert RunDir(folder).check_spec(tiny()) is None, 'checkpoints can be saved there'
 
 
 def test_different_rows_have_different_folders_and_plain_ones_their_own_name():
-    names = [plan.name(name, 0) for name in NAMES]
+    names = [plan.get_run_dir_name(name, 0) for name in NAMES]
     assert len(set(names)) == len(names)
     plain = ['softmax', 'sigmoid_norm', 'a-b.c', 'ü', '50%', 'two words']
-    assert [plan.name(name, 1) for name in plain] == [f'{name}-1' for name in plain]
+    assert [plan.get_run_dir_name(name, 1) for name in plain] == [f'{name}-1' for name in plain]
 
 
 @given(st.text(), st.text())
@@ -411,8 +411,8 @@ def test_no_two_names_share_a_file(one, other):
 
 def test_rows_that_would_share_a_folder_are_refused(tmp_path):
     row = dict(size=None)
-    with pytest.raises(plan.Refusal):
-        plan.runs(['a/t.py:x', 'b/t.py:x'], [0], str(tmp_path / 'w'), lambda *_: (tiny(), row), Hardware())
+    with pytest.raises(plan.UserError):
+        plan.plan_runs(['a/t.py:x', 'b/t.py:x'], [0], str(tmp_path / 'w'), lambda *_: (tiny(), row), Hardware())
 
 
 def test_a_figure_of_a_field_with_a_slash_stays_in_its_folder():
@@ -431,7 +431,7 @@ def test_a_shell_reads_the_words_of_a_command_that_is_printed():
 
 def numbers_of(row):
     """The numbers of a row of `report --json`, as its table writes them."""
-    cells = closing.cells(row)
+    cells = closing.format_run_cells(row)
     return [text for text in cells[1:] if any(letter.isdigit() for letter in text)]
 
 
@@ -451,7 +451,7 @@ def test_a_narrow_terminal_shows_every_number_of_a_report_whole(tmp_path, monkey
         assert re.search(rf'(?<!\S){re.escape(number)}(?!\S)', words), number
     assert all(len(line) <= columns for line in text.splitlines())
     assert '…' not in text
-    for heading, column in zip(closing.HEADINGS, zip(*map(closing.cells, rows), strict=True), strict=True):
+    for heading, column in zip(closing.RUN_HEADINGS, zip(*map(closing.format_run_cells, rows), strict=True), strict=True):
         assert heading in words or {*column} == {'-'}
 
 
@@ -460,7 +460,7 @@ def test_a_narrow_terminal_shows_every_number_of_a_sweep_whole(monkeypatch, caps
     cells = [f'{at}2.34 ± 0.56 (18.{at}8)' for at in range(1, 8)]
     monkeypatch.setenv('COLUMNS', str(columns))
     monkeypatch.setattr(sys.stdout, 'isatty', lambda: True, raising=False)
-    sweep.show(['row', *map(str, range(1, 8)), 'outcome'], [['softmax', *cells, 'diverged 1/3, done 2/3']])
+    sweep.print_table_with_note(['row', *map(str, range(1, 8)), 'outcome'], [['softmax', *cells, 'diverged 1/3, done 2/3']])
     text = capsys.readouterr().out
     assert all(cell in text for cell in cells)
 
@@ -470,7 +470,7 @@ def test_names_and_words_share_the_room_that_numbers_leave(monkeypatch, capsys, 
     monkeypatch.setenv('COLUMNS', str(columns))
     words, numbers = ['a task that has a long name', 'a metric that has a long name'], ['12,345,678', '0.1234±0.0056']
     headings = ['task', 'metric', 'n', 'value']
-    terminal.print_table(terminal.console(), headings, [[*words, *numbers]], words=['metric'])
+    terminal.print_table(terminal.make_console(), headings, [[*words, *numbers]], wrap_columns=['metric'])
     lines = capsys.readouterr().out.splitlines()
     assert lines[0].split() == headings, 'in one piece'
     assert max(map(len, lines)) <= columns
@@ -481,18 +481,18 @@ def test_names_and_words_share_the_room_that_numbers_leave(monkeypatch, capsys, 
 def test_columns_are_narrowed_no_more_than_a_line_needs(columns, room):
     widths, foldable = map(list, zip(*columns, strict=True))
     foldable[0] = True
-    found = terminal.narrowed(widths, foldable, room)
+    found = terminal.shrink_widths(widths, foldable, room)
     assert all(now == before for now, before, folds in zip(found, widths, foldable, strict=True) if not folds)
-    assert all(min(terminal.LEAST, before) <= now <= before for now, before in zip(found, widths, strict=True))
-    least = [min(width, terminal.LEAST) if folds else width for width, folds in zip(widths, foldable, strict=True)]
+    assert all(min(terminal.MIN_COLUMN_WIDTH, before) <= now <= before for now, before in zip(found, widths, strict=True))
+    least = [min(width, terminal.MIN_COLUMN_WIDTH) if folds else width for width, folds in zip(widths, foldable, strict=True)]
     together = sum(now for now, folds in zip(found, foldable, strict=True) if folds)
-    if sum(least) + terminal.GAP * len(widths) > room:
-        assert together <= max(room // 3, terminal.LEAST * sum(foldable))
+    if sum(least) + terminal.COLUMN_GAP * len(widths) > room:
+        assert together <= max(room // 3, terminal.MIN_COLUMN_WIDTH * sum(foldable))
 
 
 def test_headings_of_rich_are_found_among_those_that_are_aligned_to_the_left(capsys):
     headings = ['row', Text('side'), Text('of')]
-    terminal.print_table(terminal.console(), headings, [['a', 'left', 'x']], left=['side'], words=headings[2:])
+    terminal.print_table(terminal.make_console(), headings, [['a', 'left', 'x']], left_columns=['side'], wrap_columns=headings[2:])
     heading, line = capsys.readouterr().out.splitlines()
     assert (heading.index('side'), heading.index('of')) == (line.index('left'), line.index('x'))
 
@@ -548,7 +548,7 @@ def test_files_in_a_folder_that_is_not_utf8_are_read_and_written(tmp_path):
     assert main(['report', path, '--latex', f'--out={folder}/out']) == 0
     assert {file.name for file in (folder / 'out').iterdir()} == {'report.html', 'table.tex'}
     (folder / 'text.txt').write_text('some words here. ' * 2000)
-    with pytest.raises(Refusal):
+    with pytest.raises(UserError):
         check_utf8(folder, 'it could not')
     store = tmp_path / 'store'
     assert main(['prepare', f'--source=text:{folder}/*.txt', f'--out={store}', '--vocabulary=300']) == 0

@@ -17,9 +17,9 @@ from etils.epath import backend
 from failing import ASKED, CONTENT, always, during, fetched, once, ranged, read, sends, write
 
 from sinklab.files import patience, regular, tree, whole
-from sinklab.files.place import hasty, place, storage
-from sinklab.files.regular import Damaged
-from sinklab.record import Refusal
+from sinklab.files.place import short_timeout, parse_path, get_file_system
+from sinklab.files.regular import DamagedFileError
+from sinklab.record import UserError
 
 MINUTE = 60.0
 
@@ -55,7 +55,7 @@ WAYS = [read, fetched, ranged]
 
 @pytest.mark.parametrize('status', some([408, 429, 500, 502, 503, 504], [408, 429, 503]))
 def test_a_storage_that_is_busy_for_a_while_is_waited_for(bucket, status):
-    path = place(f'{bucket.url}/x')
+    path = parse_path(f'{bucket.url}/x')
     with bucket.proxy.treating(during(1.0, Answer(status=status))):
         write(path)
     with bucket.proxy.treating(during(1.0, Answer(status=status))):
@@ -64,13 +64,13 @@ def test_a_storage_that_is_busy_for_a_while_is_waited_for(bucket, status):
 
 @pytest.mark.parametrize(('asked', 'bucket'), in_turn(itertools.product(ASKED, KINDS)), indirect=['bucket'])
 def test_one_that_is_busy_for_longer_is_refused_in_words_and_in_time(bucket, asked, capsys):
-    path = place(f'{bucket.url}/folder/x')
+    path = parse_path(f'{bucket.url}/folder/x')
     write(path)
     begun = time.monotonic()
-    with hasty(1.0), bucket.proxy.treating(always(Answer(status=503))), pytest.raises((OSError, Refusal)) as refused:
+    with short_timeout(1.0), bucket.proxy.treating(always(Answer(status=503))), pytest.raises((OSError, UserError)) as refused:
         ASKED[asked](path)
     assert time.monotonic() - begun < 4.0
-    error = refused.value.__cause__ if isinstance(refused.value, Refusal) else refused.value
+    error = refused.value.__cause__ if isinstance(refused.value, UserError) else refused.value
     assert error.errno == errno.ETIMEDOUT
     assert f'{bucket.url} has not answered for' in str(refused.value)
     assert 'Traceback' not in capsys.readouterr().err
@@ -79,7 +79,7 @@ def test_one_that_is_busy_for_longer_is_refused_in_words_and_in_time(bucket, ask
 @pytest.mark.parametrize('bucket', some(KINDS, ['gs']), indirect=True)
 def test_a_storage_that_does_not_answer_is_told_of_once(bucket, monkeypatch, capsys):
     monkeypatch.setattr(patience, 'TOLD', 0.3)
-    path = place(f'{bucket.url}/x')
+    path = parse_path(f'{bucket.url}/x')
     write(path)
     with bucket.proxy.treating(during(2.0, Answer(status=503))):
         threads = [threading.Thread(target=read, args=(path,)) for _ in range(4)]
@@ -94,7 +94,7 @@ def test_a_storage_that_does_not_answer_is_told_of_once(bucket, monkeypatch, cap
 
 @pytest.mark.parametrize('way', WAYS)
 def test_a_connection_that_is_lost_in_the_middle_of_a_file_loses_nothing(bucket, way):
-    path = place(f'{bucket.url}/x')
+    path = parse_path(f'{bucket.url}/x')
     write(path)
     left = [0, 1, 50_000, 99_999]
     with bucket.proxy.treating(
@@ -106,7 +106,7 @@ def test_a_connection_that_is_lost_in_the_middle_of_a_file_loses_nothing(bucket,
 
 @pytest.mark.parametrize('way', WAYS)
 def test_a_file_whose_second_half_never_comes_is_asked_for_again(brief, way):
-    path = place(f'{brief.url}/x')
+    path = parse_path(f'{brief.url}/x')
     write(path)
     begun = time.monotonic()
     with brief.proxy.treating(once(Answer(bytes=50_000, stalls=30.0), 'GET', '/x')):
@@ -116,23 +116,23 @@ def test_a_file_whose_second_half_never_comes_is_asked_for_again(brief, way):
 
 @pytest.mark.parametrize('bucket', some(KINDS, ['s3']), indirect=True)
 def test_a_slow_answer_is_waited_for(bucket):
-    path = place(f'{bucket.url}/x')
+    path = parse_path(f'{bucket.url}/x')
     with bucket.proxy.treating(always(Answer(seconds=1.0))):
         write(path)
         assert read(path) == CONTENT
 
 
 def test_an_answer_that_never_comes_is_waited_for_in_vain_for_a_time_with_a_bound(brief):
-    path = place(f'{brief.url}/x')
+    path = parse_path(f'{brief.url}/x')
     begun = time.monotonic()
-    with hasty(2.0), brief.proxy.treating(always(Answer(seconds=8.0))), pytest.raises(OSError, match='not answered'):
+    with short_timeout(2.0), brief.proxy.treating(always(Answer(seconds=8.0))), pytest.raises(OSError, match='not answered'):
         write(path)
     assert time.monotonic() - begun < 6.0
 
 
 @pytest.mark.parametrize('stalls', [0.0, 30.0])
 def test_a_connection_that_is_lost_while_a_file_is_sent_loses_nothing(brief, stalls):
-    path, content = place(f'{brief.url}/x'), CONTENT * 60  # more than a connection takes that nobody reads
+    path, content = parse_path(f'{brief.url}/x'), CONTENT * 60  # more than a connection takes that nobody reads
     rule, left = sends, [Answer(taken=100_000, stalls=stalls)]
     with brief.proxy.treating(lambda *request: left.pop() if left and rule(*request) else None):
         write(path, content)
@@ -151,12 +151,12 @@ FAULTS = [Answer(status=503), Answer(lost=True), Answer(taken=1 << 20), Answer(b
 
 @pytest.mark.parametrize(('fault', 'bucket'), in_turn(itertools.product(FAULTS, KINDS)), indirect=['bucket'])
 def test_a_large_file_is_whole_whatever_happens_to_each_of_its_requests(bucket, in_parts, fault):
-    path = place(f'{bucket.url}/x')
+    path = parse_path(f'{bucket.url}/x')
     write(path, in_parts)
     asked = len(bucket.proxy.requests)
     assert asked > 3
     for number in range(asked):
-        place(path).unlink()
+        parse_path(path).unlink()
         seen = []
 
         def rule(*request, seen=seen, number=number):
@@ -169,7 +169,7 @@ def test_a_large_file_is_whole_whatever_happens_to_each_of_its_requests(bucket, 
 
 
 def test_half_an_upload_is_no_object(bucket, in_parts):
-    path = place(f'{bucket.url}/x')
+    path = parse_path(f'{bucket.url}/x')
     seen = []
 
     def rule(method, name):
@@ -177,42 +177,42 @@ def test_half_an_upload_is_no_object(bucket, in_parts):
             seen.append(name)
         return Answer(status=503) if len(seen) > 1 else None
 
-    with hasty(0.5), bucket.proxy.treating(rule), pytest.raises(OSError, match='has not answered'):
+    with short_timeout(0.5), bucket.proxy.treating(rule), pytest.raises(OSError, match='has not answered'):
         write(path, in_parts)
     assert not path.exists()
-    assert tree.names(path.parent) == []
+    assert tree.list_files(path.parent) == []
     write(path, b'before')
     seen.clear()
-    with hasty(0.5), bucket.proxy.treating(rule), pytest.raises(OSError, match='has not answered'):
+    with short_timeout(0.5), bucket.proxy.treating(rule), pytest.raises(OSError, match='has not answered'):
         write(path, in_parts)
     assert read(path) == b'before'
 
 
 def test_nothing_is_left_on_the_disk_of_what_fails(bucket, tmp_path, monkeypatch):
     monkeypatch.setattr(tempfile, 'tempdir', str(tmp_path))
-    path = place(f'{bucket.url}/x')
+    path = parse_path(f'{bucket.url}/x')
     write(path)
-    with hasty(0.3), bucket.proxy.treating(always(Answer(status=503))):
+    with short_timeout(0.3), bucket.proxy.treating(always(Answer(status=503))):
         with pytest.raises(OSError, match='not answered'):
             write(path, CONTENT * 40)
         with pytest.raises(OSError, match='not answered'):
-            storage(path).get_file(os.fspath(path), os.fspath(tmp_path / 'fetched'))
+            get_file_system(path).get_file(os.fspath(path), os.fspath(tmp_path / 'fetched'))
     with (
-        hasty(0.3),
+        short_timeout(0.3),
         bucket.proxy.treating(always(Answer(bytes=1000), 'GET')),
         pytest.raises(OSError, match='answered'),
     ):
-        storage(path).get_file(os.fspath(path), os.fspath(tmp_path / 'fetched'))
+        get_file_system(path).get_file(os.fspath(path), os.fspath(tmp_path / 'fetched'))
     assert list(tmp_path.iterdir()) == []
 
 
 @pytest.mark.exhaustive
 def test_a_minute_in_which_the_storage_is_busy_is_survived_by_those_who_wait_as_long_as_usual(bucket, monkeypatch):
     monkeypatch.setattr(patience, 'PAUSE', 0.5)
-    there, path = (place(f'{bucket.url}/{name}') for name in ('there', 'x'))
+    there, path = (parse_path(f'{bucket.url}/{name}') for name in ('there', 'x'))
     write(there)
     busy = bucket.proxy.treating(during(MINUTE, Answer(status=503)))
-    with hasty(patience.USUAL), busy, ThreadPoolExecutor(2) as pool:
+    with short_timeout(patience.DEFAULT_RETRY_SECONDS), busy, ThreadPoolExecutor(2) as pool:
         both = [pool.submit(contextvars.copy_context().run, *what) for what in ((read, there), (write, path))]
         assert both[0].result() == CONTENT
         both[1].result()
@@ -220,16 +220,16 @@ def test_a_minute_in_which_the_storage_is_busy_is_survived_by_those_who_wait_as_
 
 
 def put(bucket, content):
-    path = place(f'{bucket.url}/file.json')
-    storage(path).pipe_file(os.fspath(path), content)
+    path = parse_path(f'{bucket.url}/file.json')
+    get_file_system(path).pipe_file(os.fspath(path), content)
     bucket.proxy.requests.clear()
     return path
 
 
 def test_an_object_that_is_too_large_is_refused_without_being_fetched(bucket):
     path = put(bucket, bytes(10 << 20))
-    with pytest.raises(Damaged, match=r'file\.json is damaged .*at most 1,000 are read'):
-        regular.read(path, most=1000)
+    with pytest.raises(DamagedFileError, match=r'file\.json is damaged .*at most 1,000 are read'):
+        regular.read_regular_file(path, max_bytes=1000)
     assert sum(request.received for request in bucket.proxy.requests) < 10_000
 
 
@@ -239,7 +239,7 @@ def test_an_object_is_read_from_a_byte_on_in_one_request_like_a_file(bucket, tmp
     content = bytes(range(size))
     path = put(bucket, content)
     (tmp_path / 'file').write_bytes(content)
-    assert regular.read(path, start, most=10) == regular.read(tmp_path / 'file', start, most=10) == content[start:]
+    assert regular.read_regular_file(path, start, max_bytes=10) == regular.read_regular_file(tmp_path / 'file', start, max_bytes=10) == content[start:]
     assert len(bucket.proxy.requests) == 1
 
 
@@ -247,9 +247,9 @@ def test_an_object_without_bytes_is_empty_where_the_storage_has_no_range_of_it(b
     """GCS answers so, unlike its emulator."""
     path = put(bucket, b'')
     with bucket.proxy.treating(always(Answer(status=416, text='Request range not satisfiable'), 'GET')):
-        assert regular.read(path) == b''
+        assert regular.read_regular_file(path) == b''
 
 
 def test_an_object_that_is_not_there_is_not_found(bucket):
     with pytest.raises(FileNotFoundError):
-        regular.read(place(f'{bucket.url}/none.json'))
+        regular.read_regular_file(parse_path(f'{bucket.url}/none.json'))

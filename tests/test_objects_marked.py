@@ -7,14 +7,14 @@ from emulators import Answer
 from failing import once, write
 
 from sinklab.files import tree
-from sinklab.files.place import place, storage
+from sinklab.files.place import parse_path, get_file_system
 
 pytestmark = pytest.mark.usefixtures('impatient')
 
 
 def test_a_write_whose_answer_was_lost_knows_itself(bucket):
     path = f'{bucket.url}/lease'
-    at = storage(place(path))
+    at = get_file_system(parse_path(path))
     mark = ''
     for number in range(3):
         with bucket.proxy.treating(once(Answer(lost=True), path='lease')):
@@ -29,7 +29,7 @@ def test_a_write_whose_answer_was_lost_knows_itself(bucket):
 
 def test_a_write_that_another_has_overtaken_since_is_not_taken_for_its_own(bucket):
     path = f'{bucket.url}/lease'
-    at = storage(place(path))
+    at = get_file_system(parse_path(path))
     first = at.write_marked(path, b'before', '')
 
     def overtaken(method, name):
@@ -50,11 +50,11 @@ def test_two_who_write_at_the_same_time_are_asked_to_again(bucket):
     path = f'{bucket.url}/lease'
     text = '<Error><Code>ConditionalRequestConflict</Code><Message>conflict</Message></Error>'
     with bucket.proxy.treating(once(Answer(status=409, text=text), 'PUT')):
-        assert storage(place(path)).write_marked(path, b'x', '')
+        assert get_file_system(parse_path(path)).write_marked(path, b'x', '')
 
 
 def test_of_two_who_write_at_the_same_time_exactly_one_does(bucket):
-    at = storage(place(bucket.url + '/x'))
+    at = get_file_system(parse_path(bucket.url + '/x'))
     for number in range(50):
         path, won = f'{bucket.url}/lease-{number}', []
         gate = threading.Barrier(2)
@@ -73,7 +73,7 @@ def test_of_two_who_write_at_the_same_time_exactly_one_does(bucket):
 
 
 def test_what_was_deleted_with_an_answer_lost_is_deleted(bucket):
-    path = place(f'{bucket.url}/x')
+    path = parse_path(f'{bucket.url}/x')
     write(path)
     with bucket.proxy.treating(lambda method, name: deleted(method, name) and gone.pop() if gone else None):
         gone = [Answer(lost=True)]
@@ -87,22 +87,22 @@ def deleted(method, path):
 
 
 def test_many_objects_go_by_few_requests(bucket, monkeypatch):
-    folder = place(f'{bucket.url}/folder')
+    folder = parse_path(f'{bucket.url}/folder')
     for number in range(150):
-        storage(folder).pipe_file(f'{folder}/{number // 10}/{number}', b'x')
-    write(folder / tree.COMMIT, b'')
+        get_file_system(folder).pipe_file(f'{folder}/{number // 10}/{number}', b'x')
+    write(folder / tree.COMMIT_MARKER, b'')
     bucket.proxy.requests.clear()
-    tree.move(folder, place(f'{bucket.url}/other'))
-    assert tree.names(folder) == []
-    assert len(tree.names(place(f'{bucket.url}/other'))) == 151
+    tree.move_folder(folder, parse_path(f'{bucket.url}/other'))
+    assert tree.list_files(folder) == []
+    assert len(tree.list_files(parse_path(f'{bucket.url}/other'))) == 151
     asked = len(bucket.proxy.requests)
     assert asked <= (2 * 151 + 10), 'a copy is one request of GCS, and two of S3; a deletion one of GCS, none of S3'
 
 
 def test_a_name_that_looks_like_a_pattern_is_a_name(bucket):
-    folder = place(f'{bucket.url}/folder')
+    folder = parse_path(f'{bucket.url}/folder')
     for name in ('a[1]', 'a1', 'b*'):
         write(folder / 'old' / name, name.encode())
     write(folder / 'b2', b'')
-    tree.move(folder / 'old', folder / 'new')
-    assert tree.names(folder) == ['b2', 'new/a1', 'new/a[1]', 'new/b*']
+    tree.move_folder(folder / 'old', folder / 'new')
+    assert tree.list_files(folder) == ['b2', 'new/a1', 'new/a[1]', 'new/b*']

@@ -18,29 +18,29 @@ from emulators import Answer
 from failing import ASKED, always, read, write
 
 from sinklab.files import patience
-from sinklab.files.place import place
+from sinklab.files.place import parse_path
 from sinklab.install import format_extra_command
-from sinklab.record import Refusal
+from sinklab.record import UserError
 
 pytestmark = pytest.mark.usefixtures('impatient')
 
 
 @pytest.mark.parametrize('asked', ASKED)
 def test_what_is_not_allowed_is_said_at_once(bucket, asked):
-    path = place(f'{bucket.url}/folder/x')
+    path = parse_path(f'{bucket.url}/folder/x')
     write(path)
     begun, known = time.monotonic(), len(bucket.proxy.requests)
-    with bucket.proxy.treating(always(Answer(status=403))), pytest.raises((OSError, Refusal)) as refused:
+    with bucket.proxy.treating(always(Answer(status=403))), pytest.raises((OSError, UserError)) as refused:
         ASKED[asked](path)
     assert time.monotonic() - begun < 2.0
     assert len(bucket.proxy.requests) - known <= 3
-    error = refused.value.__cause__ if isinstance(refused.value, Refusal) else refused.value
+    error = refused.value.__cause__ if isinstance(refused.value, UserError) else refused.value
     assert error.errno == errno.EACCES
     assert f'{bucket.url} refuses this account' in str(refused.value)
 
 
 def test_a_bucket_that_is_not_there_is_said_by_all_who_ask(bucket):
-    path = place(f'{bucket.url}-not/folder/x')
+    path = parse_path(f'{bucket.url}-not/folder/x')
     for asked in ('exists', 'names', 'entries', 'finished', 'write_marked'):
         with pytest.raises(OSError, match=f'the bucket {bucket.url}-not is not there') as refused:
             ASKED[asked](path)
@@ -48,7 +48,7 @@ def test_a_bucket_that_is_not_there_is_said_by_all_who_ask(bucket):
 
 
 def test_what_is_not_there_is_neither_refused_nor_waited_for(bucket):
-    path = place(f'{bucket.url}/x')
+    path = parse_path(f'{bucket.url}/x')
     begun = time.monotonic()
     with pytest.raises(FileNotFoundError):
         read(path)
@@ -196,7 +196,7 @@ def caused(*errors):
     ids=lambda value: type(value).__name__ if isinstance(value, Exception) else errno.errorcode[value],
 )
 def test_an_error_of_the_libraries_is_one_of_the_system(error, number):
-    said = patience.in_words(error, 'gs://b', 0.0)
+    said = patience.translate_error(error, 'gs://b', 0.0)
     assert isinstance(said, OSError)
     assert said.errno == number
     assert patience.is_transient(error) == (number == errno.ETIMEDOUT)
@@ -204,4 +204,4 @@ def test_an_error_of_the_libraries_is_one_of_the_system(error, number):
 
 @pytest.mark.parametrize('error', [FileNotFoundError('x'), FileExistsError('x'), KeyError('x')])
 def test_what_is_not_about_the_storage_is_left_as_it_is(error):
-    assert patience.in_words(error, 'gs://b', 0.0) is error
+    assert patience.translate_error(error, 'gs://b', 0.0) is error

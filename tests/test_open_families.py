@@ -16,8 +16,8 @@ from benchmarks import open_families
 from sinklab.cli.main import main
 from sinklab.measure import angles
 from sinklab.observe import measuring, open_model, study
-from sinklab.observe.open_model import OpenModel
-from sinklab.record import Refusal
+from sinklab.observe.open_model import HFModel
+from sinklab.record import UserError
 
 pytestmark = pytest.mark.slow  # transformers takes seconds to import
 
@@ -64,14 +64,14 @@ def made(tmp_path_factory):
         if family not in transformers.models.auto.configuration_auto.CONFIG_MAPPING:
             pytest.skip(NOT_KNOWN.format(family))
         folder = tmp_path_factory.mktemp(family)
-        return folder, open_families.save(open_families.config_of(family), folder, open_families.tokenizer_json())
+        return folder, open_families.save_model(open_families.make_config(family), folder, open_families.make_tokenizer_json())
 
     return make
 
 
 @pytest.fixture(scope='module')
 def opened(made):
-    return functools.cache(lambda family: OpenModel(str(made(family)[0])))
+    return functools.cache(lambda family: HFModel(str(made(family)[0])))
 
 
 @pytest.fixture
@@ -80,7 +80,7 @@ def measure(tmp_path, capsys, monkeypatch):
 
     def run(folder, *options):
         monkeypatch.setenv('SINKLAB_CACHE', str(tmp_path / 'cache'))
-        (tmp_path / 'text.txt').write_text(open_families.TEXT)
+        (tmp_path / 'text.txt').write_text(open_families.SAMPLE_TEXT)
         capsys.readouterr()
         texts = f'--source=text:{tmp_path}/text.txt', '--sequences=1', '--length=16'
         code = main(['measure', f'hf:{folder}', *texts, *options])
@@ -93,7 +93,7 @@ def measure(tmp_path, capsys, monkeypatch):
 @pytest.mark.parametrize('family', sampled(MEASURED))
 def test_attention_is_what_transformers_returns(made, opened, family):
     subject = opened(family)
-    assert open_families.difference(subject, made(family)[1], IDS_PT) <= 1e-6
+    assert open_families.compare_attention(subject, made(family)[1], IDS_PT) <= 1e-6
     every = tuple(range(1, len(subject.show.layers) + 1))
     assert subject.array_layers['attention_LPHTS'] == ATTENTION_LAYERS.get(family, every)
 
@@ -105,7 +105,7 @@ def test_every_family_is_measured_by_the_verb_and_from_python(made, measure, fam
     assert code == 0, err
     found = json.loads(out)['inputs']
     assert all('sink/1' in numbers and 'loss' in numbers for numbers in found.values())
-    matrix_LHTS = sinklab.open(f'hf:{folder}').attention(open_families.TEXT[:30]).matrix_LHTS
+    matrix_LHTS = sinklab.open(f'hf:{folder}').attention(open_families.SAMPLE_TEXT[:30]).matrix_LHTS
     assert matrix_LHTS.ndim == 4
 
 
@@ -140,19 +140,19 @@ def test_an_exception_of_transformers_is_one_line_with_its_reason(made, measure,
 
 
 def test_an_exception_of_sinklab_itself_is_not_blamed_on_the_model(made):
-    subject = OpenModel(str(made('gptj')[0]))
+    subject = HFModel(str(made('gptj')[0]))
     with pytest.raises(ZeroDivisionError):
-        subject.observe(IDS_PT, lambda layer: 1 // 0)
+        subject.capture(IDS_PT, lambda layer: 1 // 0)
 
 
 def test_attention_of_a_hybrid_model_is_named_by_the_layers_of_the_model(made, measure):
     folder, _ = made('minimax')
-    found = sinklab.open(f'hf:{folder}').attention(open_families.TEXT[:30])
+    found = sinklab.open(f'hf:{folder}').attention(open_families.SAMPLE_TEXT[:30])
     assert found.layers == (1, 3)
     assert len(found.matrix_LHTS) == 2
     assert found.strongest()[0] in (1, 3)
     found.plot(3, 0)
-    with pytest.raises(Refusal, match='layers 1, 3, heads 0 to 3'):
+    with pytest.raises(UserError, match='layers 1, 3, heads 0 to 3'):
         found.plot(0, 0)
     code, out, _ = measure(folder)
     assert code == 0
@@ -160,7 +160,7 @@ def test_attention_of_a_hybrid_model_is_named_by_the_layers_of_the_model(made, m
 
 
 def test_both_attentions_of_a_layer_can_be_shown(made):
-    found = sinklab.open(f'hf:{made("longcat_flash")[0]}').attention(open_families.TEXT[:30])
+    found = sinklab.open(f'hf:{made("longcat_flash")[0]}').attention(open_families.SAMPLE_TEXT[:30])
     assert found.layers == (0, 0, 1, 1)
     for place, layer in enumerate(found.layers):
         (axes, *_) = found.plot(place=place, head=1).axes
@@ -172,7 +172,7 @@ def test_numbers_of_each_layer_count_the_layers_of_the_model(opened):
     subject = opened('bamba')
     kept = subject.observe(IDS_PT, lambda layer: {'n_LPTD': layer['normed_LPTD']} if 'normed_LPTD' in layer else {})
     norm_LT = np.linalg.norm(kept['n_LPTD'], axis=-1).mean(1)
-    found = measuring.measured(subject, IDS_PT)
+    found = measuring.measure_model(subject, IDS_PT)
     numbers = {name: value for name, value in found.numbers.items() if name.startswith('norm/normed/')}
     assert [*numbers] == ['norm/normed/02', 'norm/normed/04']
     np.testing.assert_allclose([*numbers.values()], norm_LT[:, 0] / norm_LT[:, 1:].mean(-1), rtol=1e-5)
@@ -180,21 +180,21 @@ def test_numbers_of_each_layer_count_the_layers_of_the_model(opened):
 
 
 def test_propositions_are_not_claimed_of_hybrid_models(opened):
-    told = study.study(opened('bamba'), study.Question(inputs=('repeated',), sequences=2, length=T)).answer()
+    told = study.make_job(opened('bamba'), study.MeasureRequest(inputs=('repeated',), sequences=2, length=T)).run()
     assert told.propositions == []
 
 
 def test_each_head_counts_once_where_layers_have_different_numbers_of_heads(made, opened):
     subject, (folder, model) = opened('laguna'), made('laguna')
     assert subject.heads == (4, 8, 4)
-    attention = [np.float64(layer) for layer in open_families.own_attention(model, IDS_PT)]
+    attention = [np.float64(layer) for layer in open_families.get_hf_attention(model, IDS_PT)]
     alpha = np.concatenate([layer[..., 0].mean(-1).ravel() for layer in attention])
-    found = measuring.measured(subject, IDS_PT)
+    found = measuring.measure_model(subject, IDS_PT)
     np.testing.assert_allclose(found.numbers['alpha/1'], alpha.mean(), rtol=1e-5)
     np.testing.assert_allclose(found.numbers['sink/1'], 100 * (alpha > 0.3).mean())
     assert found.arrays['alpha_LPHJ'].shape[:3] == (1, P, 16)
     np.testing.assert_array_equal(found.arrays['attention_layer_H'], [1] * 4 + [2] * 8 + [3] * 4)
-    matrix_LHTS = sinklab.open(f'hf:{folder}').attention(open_families.TEXT[:30]).matrix_LHTS
+    matrix_LHTS = sinklab.open(f'hf:{folder}').attention(open_families.SAMPLE_TEXT[:30]).matrix_LHTS
     assert matrix_LHTS.shape[:2] == (3, 8)
     np.testing.assert_array_equal(np.isnan(matrix_LHTS).all((2, 3)).sum(-1), [4, 0, 4])
 
@@ -204,12 +204,12 @@ def test_ranks_of_keys_are_those_of_heads_of_their_own_widths(opened):
 
     def keep(layer):
         widths.add(layer['key_LPSHK'].shape[-1])
-        ranks.append(angles.rank(layer['key_LPSHK'][:, :, 0]))
+        ranks.append(angles.compute_effective_rank(layer['key_LPSHK'][:, :, 0]))
         return {}
 
     subject.observe(IDS_PT, keep)
     assert len(widths) == 2
-    np.testing.assert_allclose(measuring.measured(subject, IDS_PT).numbers['key/rank/1'], np.mean(ranks), rtol=1e-6)
+    np.testing.assert_allclose(measuring.measure_model(subject, IDS_PT).numbers['key/rank/1'], np.mean(ranks), rtol=1e-6)
 
 
 @pytest.mark.exhaustive

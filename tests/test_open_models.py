@@ -12,8 +12,8 @@ pytest.importorskip('transformers', reason='open models need transformers')
 from sinklab.cli.main import main
 from sinklab.measure import table
 from sinklab.observe import hub, measuring, published, study
-from sinklab.observe.open_model import OpenModel
-from sinklab.record import Refusal
+from sinklab.observe.open_model import HFModel
+from sinklab.record import UserError
 
 pytestmark = pytest.mark.slow  # transformers takes seconds to import
 
@@ -28,7 +28,7 @@ def model(request, tmp_path_factory):
     """(its family, as transformers has it, as it is measured)."""
     folder = tmp_path_factory.mktemp(request.param)
     theirs = open_models.saved(open_models.configs()[request.param], folder)
-    return request.param, theirs, OpenModel(str(folder))
+    return request.param, theirs, HFModel(str(folder))
 
 
 def shown(subject, *names):
@@ -69,7 +69,7 @@ def test_queries_keys_and_values_make_what_is_attended(model):
 def test_numbers_are_those_of_the_matrices_of_transformers(model):
     _family, theirs, subject = model
     attention, residual = (np.float64(one) for one in open_models.told(theirs, IDS_PT))
-    numbers = measuring.measured(subject, IDS_PT, keys=2).numbers
+    numbers = measuring.measure_model(subject, IDS_PT, keys=2).numbers
     alphas = [[matrix[k:, k].sum() / (T - k) for k in range(2)] for matrix in attention.reshape(-1, T, T)]
     for k in range(2):
         np.testing.assert_allclose(numbers[f'alpha/{k + 1}'], np.mean(alphas, 0)[k], rtol=1e-5)
@@ -77,14 +77,14 @@ def test_numbers_are_those_of_the_matrices_of_transformers(model):
     norm = np.linalg.norm(residual, axis=-1).mean(1)
     for layer, one in enumerate(norm, 1):
         np.testing.assert_allclose(numbers[f'norm/ratio/{layer:02}'], one[0] / one[1:].mean(), rtol=1e-5)
-    assert {name for one in table.measurable(subject.reads) for name in one.reads} <= {*subject.reads}
+    assert {name for one in table.select_measurable(subject.reads) for name in one.inputs} <= {*subject.reads}
 
 
 def test_parts_of_the_sequences_are_measured_as_all_at_once(model, monkeypatch):
     _, _, subject = model
-    whole = measuring.measured(subject, IDS_PT).numbers
+    whole = measuring.measure_model(subject, IDS_PT).numbers
     monkeypatch.setattr('sinklab.observe.open_model.AT_ONCE', 1)
-    parts = measuring.measured(subject, IDS_PT).numbers
+    parts = measuring.measure_model(subject, IDS_PT).numbers
     for name, value in whole.items():
         np.testing.assert_allclose(parts[name], value, rtol=1e-4, atol=1e-5, err_msg=name)
 
@@ -93,14 +93,14 @@ def test_parts_of_the_sequences_are_measured_as_all_at_once(model, monkeypatch):
 def gpt2(tmp_path_factory):
     folder = tmp_path_factory.mktemp('open') / 'gpt2-xl'
     folder.mkdir()
-    return folder, open_models.saved(open_models.configs()['gpt2'], folder, open_models.tokenizer_json())
+    return folder, open_models.saved(open_models.configs()['gpt2'], folder, open_models.make_tokenizer_json())
 
 
 def test_token_one_at_another_place_is_the_model_with_its_positions_changed(gpt2):
     import torch
 
     folder, theirs = gpt2
-    subject, table_TD = OpenModel(str(folder)), theirs.transformer.wpe.weight
+    subject, table_TD = HFModel(str(folder)), theirs.transformer.wpe.weight
     before = table_TD.detach().clone()
     with torch.no_grad():
         table_TD[[0, 4]] = before[[4, 0]]
@@ -108,7 +108,7 @@ def test_token_one_at_another_place_is_the_model_with_its_positions_changed(gpt2
         table_TD[:] = before
     position_T = np.arange(T)
     position_T[[0, 4]] = 4, 0
-    found = subject.observe(IDS_PT, lambda layer: {'a_LPHTS': layer['attention_LPHTS']}, position_T)
+    found = subject.capture(IDS_PT, lambda layer: {'a_LPHTS': layer['attention_LPHTS']}, position_T)
     np.testing.assert_allclose(found['a_LPHTS'], expected, atol=1e-5)
 
 
@@ -116,7 +116,7 @@ def test_the_verb_says_what_is_published_beside_and_finds_again_what_it_has_meas
     gpt2, capsys, monkeypatch, tmp_path
 ):
     monkeypatch.setenv('SINKLAB_CACHE', str(tmp_path / 'cache'))
-    (tmp_path / 'a.txt').write_text(open_models.TEXT)
+    (tmp_path / 'a.txt').write_text(open_models.SAMPLE_TEXT)
     arguments = ['measure', f'hf:{gpt2[0]}', f'--source=text:{tmp_path}/*.txt', '--sequences=1', '--length=64']
     arguments += ['--inputs=natural,random,repeated', '--lengths=4,64', '--eps=0.2,0.3', '--json']
     assert main(arguments) == 0
@@ -127,22 +127,22 @@ def test_the_verb_says_what_is_published_beside_and_finds_again_what_it_has_meas
     monkeypatch.setattr(measuring, 'measured', lambda *_, **__: pytest.fail('it was measured before'))
     assert main(arguments) == 0
     assert json.loads(capsys.readouterr().out) == found
-    assert published.published(f'hf:{gpt2[0]}', 32) == {}
+    assert published.find_published(f'hf:{gpt2[0]}', 32) == {}
 
 
 def test_a_model_of_one_layer_and_texts_shorter_than_the_keys_are_measured(tmp_path):
     config = open_models.configs()['gpt2']
     config.n_layer = 1
     open_models.saved(config, tmp_path)
-    found = measuring.measured(OpenModel(str(tmp_path)), IDS_PT[:, :3])
+    found = measuring.measure_model(HFModel(str(tmp_path)), IDS_PT[:, :3])
     assert {'sink/3', 'secondary/tokens'} <= {*found.numbers}
     assert 'sink/4' not in found.numbers
 
 
 def test_propositions_are_of_models_that_see_whole_texts_by_softmax(model):
     family, _, subject = model
-    asked = study.Question(inputs=('repeated',), sequences=2, length=T)
-    told = study.study(subject, asked).answer().propositions
+    asked = study.MeasureRequest(inputs=('repeated',), sequences=2, length=T)
+    told = study.make_job(subject, asked).run().propositions
     assert bool(told) == (family in PLAIN)
     assert all(one['holds'] for one in told)
 
@@ -159,8 +159,8 @@ def test_the_loss_is_that_of_transformers(model):
 
 @pytest.mark.parametrize(('bos', 'first'), [('auto', None), ('none', None), ('force', '<|end|>')])
 def test_bos_stands_before_a_text_where_it_is_asked_for(gpt2, bos, first):
-    subject = OpenModel(str(gpt2[0]), bos)
-    words = subject.words(subject.encode('import os'))
+    subject = HFModel(str(gpt2[0]), bos)
+    words = subject.decode_tokens(subject.encode('import os'))
     assert words[0] == (first or 'import')
 
 
@@ -181,9 +181,9 @@ def test_bos_stands_before_a_text_where_it_is_asked_for(gpt2, bos, first):
 )
 def test_a_damaged_model_is_refused_in_one_line(tmp_path, capsys, harm, said):
     config = open_models.configs()['gpt2']
-    open_models.saved(config, tmp_path, open_models.tokenizer_json())
+    open_models.saved(config, tmp_path, open_models.make_tokenizer_json())
     harm(tmp_path)
-    (tmp_path / 'text.txt').write_text(open_models.TEXT)
+    (tmp_path / 'text.txt').write_text(open_models.SAMPLE_TEXT)
     capsys.readouterr()
     given = [f'--source=text:{tmp_path}/text.txt', '--sequences=1', '--length=16']
     assert main(['measure', f'hf:{tmp_path}', *given]) == 1
@@ -209,5 +209,5 @@ def another_vocabulary(folder):
 
 def test_what_is_not_there_is_refused_without_a_network(tmp_path, monkeypatch):
     monkeypatch.setenv('HF_HUB_OFFLINE', '1')
-    with pytest.raises(Refusal, match='cannot be fetched'):
-        hub.folder_of('nobody/nothing')
+    with pytest.raises(UserError, match='cannot be fetched'):
+        hub.find_model_dir('nobody/nothing')

@@ -16,12 +16,12 @@ import runs
 import sinklab
 from sinklab import streams
 from sinklab.cli.main import main
-from sinklab.data.batches import sequences
-from sinklab.folder import Folder
+from sinklab.data.batches import load_run_data
+from sinklab.folder import RunDir
 from sinklab.measure import sink
 from sinklab.observe import inputs, measuring, opening, perturbation, selection
-from sinklab.record import Refusal
-from sinklab.train.forward import forward
+from sinklab.record import UserError
+from sinklab.train.forward import make_forward
 
 pytestmark = pytest.mark.slow
 ROOT = Path(__file__).parents[1]
@@ -57,7 +57,7 @@ def test_three_lines_without_the_corpus_and_without_a_trace(trained, monkeypatch
     assert repr(run) == f"sinklab.open('{path}@8')"
     _, captured = run.model(run.ids('import os'), capture=True)
     np.testing.assert_allclose(found.matrix_LHTS, captured.attention_BHTS[:, 0], atol=1e-6)
-    assert alpha['sink/1'] == sink.rate(sink.importance(found.matrix_LHTS, 1))
+    assert alpha['sink/1'] == sink.compute_sink_rate(sink.compute_importance(found.matrix_LHTS, 1))
 
 
 def test_a_picture_has_a_label_for_every_token(trained):
@@ -80,7 +80,7 @@ def test_a_picture_shows_the_strongest_matrix_of_those_that_are_asked_for():
     pytest.importorskip('matplotlib')
     first_LH = np.array([[0.1, 0.2], [0.9, 0.3], [0.4, 0.5], [0.6, np.nan]])
     matrix_LHTS = np.broadcast_to(first_LH[..., None, None], (4, 2, 3, 3))
-    found = opening.Attention(matrix_LHTS, ['a', 'b', 'c'], ['a', 'b', 'c'], (0, 0, 2, 2))
+    found = opening.AttentionMatrices(matrix_LHTS, ['a', 'b', 'c'], ['a', 'b', 'c'], (0, 0, 2, 2))
     assert found.strongest() == (0, 0)
     for given, at, head, title in [
         ({}, 1, 0, 'layer 1, matrix 2 of 2, head 1'),
@@ -97,14 +97,14 @@ def test_a_picture_shows_the_strongest_matrix_of_those_that_are_asked_for():
         assert name == title, given
         np.testing.assert_array_equal(matrix, matrix_LHTS[at, head])
     for given in (dict(layer=1), dict(layer=0, head=2), dict(head=-1), dict(place=4), dict(place=0, layer=0)):
-        with pytest.raises(Refusal):
+        with pytest.raises(UserError):
             found.plot(**given)
 
 
 def test_tokens_with_any_characters_are_labels_that_show_them():
     pytest.importorskip('matplotlib')
     words = ['a\x1b[31m', 'x\u202ey', '$\\frac$', '$', ' \n\t', '', '\ud800']
-    found = opening.Attention(np.ones((1, 1, 7, 7)), words, words, (0,))
+    found = opening.AttentionMatrices(np.ones((1, 1, 7, 7)), words, words, (0,))
     axes = found.plot().axes[0]
     wanted = [r'a\x1b[31m', r'x\u202ey', r'$\frac$', '$', '·⏎⇥', '∅', r'\ud800']
     axes.figure.canvas.draw()  # where $\frac$ as a formula raises
@@ -144,7 +144,7 @@ def test_measured_again_a_checkpoint_gives_the_numbers_of_its_own_probe(trained,
     assert 'qk/cos/difference' in recorded
     for name, value in recorded.items():
         np.testing.assert_allclose(numbers[name], value, rtol=1e-5, atol=1e-6, err_msg=name)
-    with np.load(tmp_path / 'out' / 'natural.npz') as arrays, np.load(Folder(path).probes[-1]) as probe:
+    with np.load(tmp_path / 'out' / 'natural.npz') as arrays, np.load(RunDir(path).probe_files[-1]) as probe:
         np.testing.assert_allclose(arrays['alpha_LPHJ'], probe['alpha_LPHJ'], atol=1e-6)
         np.testing.assert_allclose(arrays['cos_LH2'], probe['cos_LH2'], atol=1e-6)
 
@@ -167,10 +167,10 @@ def test_what_is_measured_is_kept_when_the_reader_of_the_output_has_gone(trained
 def test_texts_begin_as_asked_and_their_loss_is_that_of_the_reference(trained, bos, begins):
     path, spec, _ = trained
     subject = sinklab.open(path, bos=bos).subject
-    wanted = inputs.Wanted(sequences=2, length=8, seed=0, source=None)
-    ids_PT = inputs.inputs(subject, ('natural',), wanted)['natural']
+    wanted = inputs.InputSpec(sequences=2, length=8, seed=0, source=None)
+    ids_PT = inputs.make_inputs(subject, ('natural',), wanted)['natural']
     assert ((ids_PT[:, 0] == spec.data.fixed_token) == begins).all()
-    words = subject.words(subject.encode('import os'))
+    words = subject.decode_tokens(subject.encode('import os'))
     assert ''.join(words[1:] if begins else words) == 'import os'
     params = sinklab.open(path).params()
     logits_PTV = [reference.forward(params, ids_T[:-1], spec)[0] for ids_T in ids_PT]
@@ -178,7 +178,7 @@ def test_texts_begin_as_asked_and_their_loss_is_that_of_the_reference(trained, b
         [formulas.logsumexp(row) - row[target] for row, target in zip(logits_TV, ids_T[1:], strict=True)]
         for logits_TV, ids_T in zip(logits_PTV, ids_PT, strict=True)
     ]
-    np.testing.assert_allclose(subject.loss(ids_PT), expected, rtol=1e-4)
+    np.testing.assert_allclose(subject.compute_loss(ids_PT), expected, rtol=1e-4)
 
 
 def test_a_text_may_be_shorter_than_the_keys_that_are_told(trained):
@@ -193,9 +193,9 @@ def test_a_run_is_measured_on_the_domain_of_its_probes(trained):
     subject.spec = dataclasses.replace(
         subject.spec, probe=dataclasses.replace(subject.spec.probe, domain='none such')
     )
-    wanted = inputs.Wanted(sequences=2, length=8, seed=0, source=None)
-    with pytest.raises(Refusal, match='none such'):
-        inputs.inputs(subject, ('natural',), wanted)
+    wanted = inputs.InputSpec(sequences=2, length=8, seed=0, source=None)
+    with pytest.raises(UserError, match='none such'):
+        inputs.make_inputs(subject, ('natural',), wanted)
 
 
 def test_a_kept_result_is_found_by_all_that_it_is_made_of(trained):
@@ -215,15 +215,15 @@ def test_a_kept_result_is_found_by_all_that_it_is_made_of(trained):
         (other, ids_PT, None, {}),
         (wider, ids_PT, None, {}),
     ]
-    assert len({measuring.name_of(*one) for one in asked}) == len(asked)
-    assert measuring.name_of(*asked[0]) == measuring.name_of(sinklab.open(trained[0]).subject, *asked[0][1:])
+    assert len({measuring.compute_cache_key(*one) for one in asked}) == len(asked)
+    assert measuring.compute_cache_key(*asked[0]) == measuring.compute_cache_key(sinklab.open(trained[0]).subject, *asked[0][1:])
 
 
 def test_a_perturbation_sees_the_places_of_tokens(trained):
     subject = sinklab.open(trained[0]).subject
     ids_PT = np.random.default_rng(0).integers(2, subject.vocabulary, (2, 8))
     plain, swapped = (
-        perturbation.spread(subject, ids_PT, 1, 0, position_T) for position_T in (None, inputs.positions('swap:5', 8))
+        perturbation.measure_perturbation(subject, ids_PT, 1, 0, position_T) for position_T in (None, inputs.parse_positions('swap:5', 8))
     )
     assert plain.keys() == swapped.keys()
     assert any(abs(plain[name] - swapped[name]) > 1e-4 for name in plain)
@@ -232,21 +232,21 @@ def test_a_perturbation_sees_the_places_of_tokens(trained):
 def test_a_layer_selects_by_what_its_queries_are_worth(trained):
     subject = sinklab.open(trained[0]).subject
     ids_PT = np.random.default_rng(0).integers(2, subject.vocabulary, (4, 8))
-    found = selection.selection(subject, ids_PT)
+    found = selection.measure_selection(subject, ids_PT)
     assert [*found] == ['selection/01', 'selection/02']
-    own, loss = subject.params, subject.loss(ids_PT).mean()
+    own, loss = subject.params, subject.compute_loss(ids_PT).mean()
     for layer in range(2):
         query_LDHK = np.array(own['blocks']['attention']['query_DHK'])
         query_LDHK[layer] = 0.0
-        silent = subject.without_queries(layer)
+        silent = subject.copy_with_zero_queries(layer)
         attention = dict(own['blocks']['attention'], query_DHK=query_LDHK)
         np.testing.assert_array_equal(silent.params['blocks']['attention']['query_DHK'], query_LDHK)
-        program = forward(subject.spec, capture=True)
+        program = make_forward(subject.spec, capture=True)
         _, _, captured = program(own | dict(blocks=own['blocks'] | dict(attention=attention)), ids_PT)
         flat_TS = np.tril(np.ones((8, 8))) / np.arange(1, 9)[:, None]
         shown_BHTS = np.asarray(captured.attention_BHTS[layer])
         np.testing.assert_allclose(shown_BHTS, np.broadcast_to(flat_TS, shown_BHTS.shape), atol=1e-6)
-        assert found[f'selection/0{layer + 1}'] == pytest.approx(silent.loss(ids_PT).mean() - loss, abs=1e-6)
+        assert found[f'selection/0{layer + 1}'] == pytest.approx(silent.compute_loss(ids_PT).mean() - loss, abs=1e-6)
     np.testing.assert_array_equal(
         subject.params['blocks']['attention']['query_DHK'], own['blocks']['attention']['query_DHK']
     )
@@ -288,9 +288,9 @@ def test_every_checkpoint_is_measured_and_the_emergence_is_told(trained, capsys,
 def test_inputs_are_what_their_names_say(trained):
     path, spec, _ = trained
     subject = sinklab.open(path).subject
-    wanted = inputs.Wanted(sequences=4, length=8, seed=0, source=None)
-    found = inputs.inputs(subject, ('natural', 'random', 'repeated'), wanted)
-    np.testing.assert_array_equal(found['natural'][:, :8], sequences(spec).probe_PT[:4, :8])
+    wanted = inputs.InputSpec(sequences=4, length=8, seed=0, source=None)
+    found = inputs.make_inputs(subject, ('natural', 'random', 'repeated'), wanted)
+    np.testing.assert_array_equal(found['natural'][:, :8], load_run_data(spec).probe_PT[:4, :8])
     for name, ids_PT in found.items():
         assert ids_PT.shape == (4, 8), name
         assert (ids_PT[:, 0] == spec.data.fixed_token).all() == (name != 'repeated'), name
@@ -375,11 +375,11 @@ def test_commands_that_read_runs_alone_name_the_import_of_an_open_model(model, c
 
 def test_a_text_too_short_or_an_unknown_measure_is_refused(trained):
     run = sinklab.open(trained[0])
-    with pytest.raises(Refusal, match='there is no measure'):
+    with pytest.raises(UserError, match='there is no measure'):
         run.measure('sinks', text='import os')
-    with pytest.raises(Refusal, match='a text is empty'):
+    with pytest.raises(UserError, match='a text is empty'):
         run.attention('')
-    with pytest.raises(Refusal, match='there is no layer 99'):
+    with pytest.raises(UserError, match='there is no layer 99'):
         run.attention('import os').plot(99, 0)
 
 

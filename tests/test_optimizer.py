@@ -6,14 +6,14 @@ import pytest
 from conftest import tiny
 from flax import nnx
 
-from sinklab.model.initialization import normal
+from sinklab.model.initialization import make_normal_param
 from sinklab.train import state
-from sinklab.train.optimizer import maps, schedule, transformation
+from sinklab.train.optimizer import make_muon_dimension_numbers, make_schedule, make_optimizer
 
 
 def rates(**changes):
     optimizer = tiny(**{f'optimizer__{name}': value for name, value in changes.items()}).optimizer
-    return np.array([schedule(optimizer)(step) for step in range(optimizer.steps + 1)])
+    return np.array([make_schedule(optimizer)(step) for step in range(optimizer.steps + 1)])
 
 
 def test_a_constant_schedule_climbs_from_zero_and_stays():
@@ -31,7 +31,7 @@ def test_a_cosine_schedule_climbs_and_falls_to_its_end():
 @pytest.mark.slow
 def test_adamw_clips_decouples_its_decay_and_spares_no_parameter():
     spec = tiny(optimizer__warmup_steps=0, optimizer__weight_decay=0.5, optimizer__clip_norm=1.0).optimizer
-    optimizer = transformation(spec, {})
+    optimizer = make_optimizer(spec, {})
     params = {'gain': jnp.array([1.0, -2.0]), 'weight': jnp.array([[3.0]])}
     gradients = [
         {'gain': jnp.array([3.0, 0.0]), 'weight': jnp.array([[4.0]])},
@@ -56,7 +56,7 @@ def test_adamw_clips_decouples_its_decay_and_spares_no_parameter():
 @pytest.mark.slow
 def test_sgd_adds_momentum_to_the_gradient_and_decay_to_that():
     spec = tiny(**SGD, optimizer__warmup_steps=0, optimizer__weight_decay=0.5, optimizer__clip_norm=1e9).optimizer
-    optimizer = transformation(spec, {})
+    optimizer = make_optimizer(spec, {})
     params, trace, expected = jnp.array([1.0, -2.0]), np.zeros(2), np.array([1.0, -2.0])
     state = optimizer.init(params)
     for gradient in (jnp.array([3.0, 0.5]), jnp.array([0.1, 0.2])):
@@ -75,7 +75,7 @@ def test_muon_turns_every_map_inside_blocks_into_a_rotation_and_leaves_the_rest_
     spec = tiny(
         optimizer__name='muon', optimizer__warmup_steps=0, optimizer__weight_decay=0.0, optimizer__clip_norm=1e6
     )
-    params = state.initial(spec)['params']
+    params = state.init_state(spec)['params']
     gradient = jax.tree.map(lambda x: jax.random.normal(jax.random.key(x.size), x.shape), params)
 
     def second_update(optimizer):
@@ -83,7 +83,7 @@ def test_muon_turns_every_map_inside_blocks_into_a_rotation_and_leaves_the_rest_
         return optimizer.update(jax.tree.map(lambda x: x / 2, gradient), now, params)[0]
 
     clip, adam = optax.clip_by_global_norm(1e6), optax.adamw(1e-2, b2=0.95, weight_decay=0.0, nesterov=True)
-    adam, found = second_update(optax.chain(clip, adam)), second_update(state.optimizer(spec))
+    adam, found = second_update(optax.chain(clip, adam)), second_update(state.get_optimizer(spec))
     for name in ('embedding_VD', 'head_VD'):
         np.testing.assert_allclose(found[name], adam[name], rtol=1e-4, atol=1e-6)
     for room, name, rows in (('attention', 'query_DHK', 16), ('attention', 'output_HKD', 16), ('ffn', 'in_DF', 16)):
@@ -102,8 +102,8 @@ VECTORS = {'key_HK', 'value_HK', 'score_H'}  # of columns: one a head
 
 @pytest.mark.parametrize('changes', BLOCKS, ids=lambda changes: next(iter(changes)))
 def test_every_map_inside_blocks_and_nothing_else_is_a_matrix_to_muon(changes):
-    abstract = nnx.to_pure_dict(state.architecture(tiny(**changes))[1])
-    found = maps(state.architecture(tiny(**changes))[1])
+    abstract = nnx.to_pure_dict(state.make_abstract_model(tiny(**changes))[1])
+    found = make_muon_dimension_numbers(state.make_abstract_model(tiny(**changes))[1])
     for path, leaf in jax.tree_util.tree_leaves_with_path(abstract):
         names = [entry.key for entry in path]
         own = found
@@ -121,10 +121,10 @@ def test_every_map_inside_blocks_and_nothing_else_is_a_matrix_to_muon(changes):
 def test_a_new_map_is_a_matrix_to_muon_and_a_new_vector_is_not():
     class New(nnx.Module):
         def __init__(self, rngs):
-            self.mine_HKDF = normal(rngs, (2, 3, 4, 5), 1.0, (None,) * 4, inputs=2)
-            self.other_HK = normal(rngs, (2, 3), 1.0, (None, None), inputs=None)
+            self.mine_HKDF = make_normal_param(rngs, (2, 3, 4, 5), 1.0, (None,) * 4, inputs=2)
+            self.other_HK = make_normal_param(rngs, (2, 3), 1.0, (None, None), inputs=None)
 
-    found = maps(nnx.state(New(nnx.Rngs(0))))
+    found = make_muon_dimension_numbers(nnx.state(New(nnx.Rngs(0))))
     assert found == dict(mine_HKDF=((0, 1), (2, 3)), other_HK=None)
-    stacked = maps(nnx.state(nnx.split_rngs(splits=6)(nnx.vmap(New))(nnx.Rngs(0))))
+    stacked = make_muon_dimension_numbers(nnx.state(nnx.split_rngs(splits=6)(nnx.vmap(New))(nnx.Rngs(0))))
     assert stacked == dict(mine_HKDF=((1, 2), (3, 4)), other_HK=None)

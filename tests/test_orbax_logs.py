@@ -14,8 +14,8 @@ from runs import spec, train
 
 from sinklab import startup
 from sinklab.checkpoint import log_filters
-from sinklab.record import Refusal
-from sinklab.train.listener import Listener
+from sinklab.record import UserError
+from sinklab.train.listener import Callback
 
 
 def fail_in_a_thread(error):
@@ -36,13 +36,13 @@ FULL = OSError(28, 'No space left on device'), ValueError('RESOURCE_EXHAUSTED: F
 
 @pytest.mark.parametrize('error', FULL, ids=lambda error: type(error).__name__)
 def test_an_error_of_storage_is_not_logged_beside_what_is_raised(caplog, error):
-    log_filters.install()
+    log_filters.install_filters()
     fail_in_a_thread(error)
     assert caplog.records == []
 
 
 def test_another_error_of_a_thread_is_logged(caplog):
-    log_filters.install()
+    log_filters.install_filters()
     fail_in_a_thread(TypeError('a bug'))
     (record,) = caplog.records
     assert 'a bug' in record.getMessage()
@@ -50,7 +50,7 @@ def test_another_error_of_a_thread_is_logged(caplog):
 
 @pytest.mark.parametrize('name', ['absl', 'asyncio', 'orbax', None], ids=str)
 def test_what_others_log_is_left_as_it_is(caplog, name):
-    log_filters.install()
+    log_filters.install_filters()
     logger = logging.getLogger(name)
     try:
         raise OSError(28, 'No space left on device')
@@ -69,7 +69,7 @@ def test_absl_keeps_a_logger_of_its_own_class():
 
 def test_the_filter_is_installed_once():
     for _ in range(2):
-        log_filters.install()
+        log_filters.install_filters()
     assert logging.getLogger('absl').filters.count(log_filters.is_logged) == 1
     hook = sys.unraisablehook
     assert not isinstance(getattr(hook, 'hook', None), log_filters.UnraisableHook)
@@ -80,7 +80,7 @@ def hooked(monkeypatch):
     """Errors that cannot be raised and reach the hook behind the filter."""
     heard = []
     monkeypatch.setattr(sys, 'unraisablehook', heard.append)
-    log_filters.install()
+    log_filters.install_filters()
     return heard
 
 
@@ -122,7 +122,7 @@ def test_hooks_that_others_set_and_put_back_meanwhile_are_called_and_never_in_a_
         sys.unraisablehook = older
 
     stack = contextlib.ExitStack()
-    changes = [lambda: stack.enter_context(log_filters.quiet()), log_filters.install, stack.close, wrap, put_back]
+    changes = [lambda: stack.enter_context(log_filters.suppress_orbax_logs()), log_filters.install_filters, stack.close, wrap, put_back]
     for order in itertools.product(changes, repeat=4):
         put_back()
         for change in order:
@@ -137,15 +137,15 @@ def test_hooks_that_others_set_and_put_back_meanwhile_are_called_and_never_in_a_
 
 @pytest.mark.parametrize('inside', [False, True], ids=['before', 'inside'])
 def test_keyboard_interrupts_and_the_filter_leave_each_other_in_force(hooked, monkeypatch, inside):
-    monkeypatch.setattr(startup.signal, 'getsignal', lambda number: startup.end_at_once)
+    monkeypatch.setattr(startup.signal, 'getsignal', lambda number: startup.exit_on_signal)
     monkeypatch.setattr(startup.signal, 'signal', lambda number, handler: None)
-    with startup.keyboard_interrupts():
+    with startup.enable_keyboard_interrupts():
         if inside:
-            log_filters.install()
+            log_filters.install_filters()
         sys.unraisablehook(unraisable('C++'))
         sys.unraisablehook(unraisable('a program'))
         assert len(hooked) == 1
-    with log_filters.quiet():
+    with log_filters.suppress_orbax_logs():
         sys.unraisablehook(unraisable('C++'))
     assert len(hooked) == 1
 
@@ -156,26 +156,26 @@ def test_an_interrupt_in_code_of_orbax_is_heard_inside_of_quiet(hooked):
         exec(code)
     trace = raised.value.__traceback__
     given = types.SimpleNamespace(exc_type=KeyboardInterrupt, exc_value=raised.value, exc_traceback=trace)
-    with log_filters.quiet():
+    with log_filters.suppress_orbax_logs():
         sys.unraisablehook(given)
     assert hooked == [given]
 
 
 def test_a_message_that_cannot_be_formatted_does_not_raise_from_the_filter():
-    log_filters.install()
-    with log_filters.quiet():
+    log_filters.install_filters()
+    with log_filters.suppress_orbax_logs():
         assert log_filters.is_logged(logging.LogRecord('absl', logging.ERROR, 'x.py', 1, '%d', ('x',), None))
 
 
 @pytest.mark.slow
 def test_a_full_disk_is_said_without_what_orbax_logs(corpus, small_disk, caplog):
-    class Filler(Listener):
-        def record(self, record, written):
+    class Filler(Callback):
+        def on_record(self, record, written):
             if record['step'] == 6:
                 with contextlib.suppress(OSError), (small_disk / 'ballast').open('wb', buffering=0) as file:
                     while file.write(bytes(1024)):
                         pass
 
-    with pytest.raises(Refusal, match='no room is left'):
+    with pytest.raises(UserError, match='no room is left'):
         train(spec(corpus, checkpoint__every_steps=1), small_disk / 'run', Filler())
     assert [record.getMessage() for record in caplog.records] == []

@@ -15,17 +15,17 @@ from runs import saved
 
 from sinklab.cli import rows
 from sinklab.cli.main import main
-from sinklab.folder import Folder
+from sinklab.folder import RunDir
 from sinklab.processes import ending as endings
-from sinklab.processes.ending import CAUSES, OF_SIGNAL
-from sinklab.record import Refusal
+from sinklab.processes.ending import EXIT_CAUSES, CAUSE_BY_SIGNAL
+from sinklab.record import UserError
 from sinklab.spec import Hardware
 from sinklab.sweep import plan
 from sinklab.sweep import run as sweep_run
-from sinklab.sweep.process import Relay
-from sinklab.sweep.run import SIGNAL_OF, ending
+from sinklab.sweep.process import SignalForwarder
+from sinklab.sweep.run import SIGNAL_OF_EXIT_CODE, classify_exit
 from sinklab.train import loop, signals, start
-from sinklab.train.outcome import outcome
+from sinklab.train.outcome import write_outcome
 
 
 @pytest.mark.parametrize(
@@ -43,35 +43,35 @@ from sinklab.train.outcome import outcome
     ],
 )
 def test_what_a_run_has_written_goes_before_its_exit_code(written, code, said, expected):
-    assert ending(written, code, said) == expected
+    assert classify_exit(written, code, said) == expected
 
 
 def test_a_sweep_ends_by_the_usual_signal_of_a_run_that_was_stopped(monkeypatch):
     """In whatever order signals that end with one exit code are listed."""
-    assert set(SIGNAL_OF) == {CAUSES[cause][1] for cause in OF_SIGNAL.values()}
-    monkeypatch.setattr(endings, 'OF_SIGNAL', dict(reversed(OF_SIGNAL.items())))
+    assert set(SIGNAL_OF_EXIT_CODE) == {EXIT_CAUSES[cause][1] for cause in CAUSE_BY_SIGNAL.values()}
+    monkeypatch.setattr(endings, 'OF_SIGNAL', dict(reversed(CAUSE_BY_SIGNAL.items())))
     assert runpy.run_path(sweep_run.__file__)['SIGNAL_OF'] == {42: signal.SIGTERM, 130: signal.SIGINT}
 
 
 def test_a_sweep_does_not_take_an_earlier_outcome_for_the_newest(tmp_path):
-    run = plan.Run('softmax', 0, Folder(tmp_path / 'run'), None, tiny())
-    run.folder.claim(run.spec, {})
-    run.folder.write('outcome', dict(kind='diverged', message='loss is nan'))
-    plan.look(run, Hardware())
+    run = plan.SweepRun('softmax', 0, RunDir(tmp_path / 'run'), None, tiny())
+    run.run_dir.initialize(run.spec, {})
+    run.run_dir.write_json('outcome', dict(kind='diverged', message='loss is nan'))
+    plan.check_run(run, Hardware())
     assert (run.outcome, run.reason) == ('diverged', 'loss is nan')
-    run.forget()
-    assert run.last_outcome() == {}
+    run.delete_outcome()
+    assert run.read_last_outcome() == {}
 
 
 @pytest.mark.slow
 def test_a_signal_comes_to_the_process_under_way_at_once():
     script = 'import signal, sys\nsignal.signal(signal.SIGTERM, lambda *_: sys.exit(42))\n'
     script += 'print("ready", flush=True)\nsignal.pause()'
-    with Relay() as relay:
+    with SignalForwarder() as relay:
         threading.Timer(2, os.kill, (os.getpid(), signal.SIGTERM)).start()
         start = time.monotonic()
-        code, said = relay.run([sys.executable, '-c', script], hear=lambda line: False)
-    assert (code, said, relay.received) == (42, 'ready\n', [signal.SIGTERM])
+        code, said = relay.run_command([sys.executable, '-c', script], on_line=lambda line: False)
+    assert (code, said, relay.received_signals) == (42, 'ready\n', [signal.SIGTERM])
     assert time.monotonic() - start < 10
 
 
@@ -79,7 +79,7 @@ def test_a_signal_comes_to_the_process_under_way_at_once():
 def test_signals_that_come_together_are_one_and_a_later_one_acts_at_once(monkeypatch, before):
     with contextlib.ExitStack() as after:
         after.callback(signal.signal, signal.SIGINT, signal.signal(signal.SIGINT, before))
-        received = after.enter_context(signals.signals())
+        received = after.enter_context(signals.collect_stop_signals())
         for _ in range(3):
             signal.raise_signal(signal.SIGINT)
         assert received == [signal.SIGINT]
@@ -92,7 +92,7 @@ def test_signals_that_come_together_are_one_and_a_later_one_acts_at_once(monkeyp
 def test_a_signal_that_comes_while_the_first_is_handled_does_not_act(monkeypatch):
     with contextlib.ExitStack() as after:
         after.callback(signal.signal, signal.SIGINT, signal.signal(signal.SIGINT, signal.default_int_handler))
-        received = after.enter_context(signals.signals())
+        received = after.enter_context(signals.collect_stop_signals())
         clock, more = time.monotonic, [signal.SIGINT]
 
         def a_minute_later():
@@ -110,7 +110,7 @@ def test_a_repeated_signal_does_not_act_after_the_step_has_ended(monkeypatch):
     monkeypatch.setattr(signals, 'TOGETHER', 0.3)
     with contextlib.ExitStack() as after:
         after.callback(signal.signal, signal.SIGINT, signal.signal(signal.SIGINT, signal.default_int_handler))
-        with signals.signals() as received:
+        with signals.collect_stop_signals() as received:
             signal.raise_signal(signal.SIGINT)
             threading.Timer(0.1, os.kill, (os.getpid(), signal.SIGINT)).start()
         assert received == [signal.SIGINT]
@@ -120,8 +120,8 @@ def test_a_repeated_signal_does_not_act_after_the_step_has_ended(monkeypatch):
 
 def test_a_folder_that_was_refused_before_it_was_claimed_gets_no_outcome(tmp_path):
     (tmp_path / 'letter').write_text('dear')
-    with pytest.raises(Refusal, match='holds files and no run'):
-        loop.train(tiny(), Hardware(), Folder(tmp_path), {})
+    with pytest.raises(UserError, match='holds files and no run'):
+        loop.train(tiny(), Hardware(), RunDir(tmp_path), {})
     assert [path.name for path in tmp_path.iterdir()] == ['letter']
 
 
@@ -129,11 +129,11 @@ def test_a_folder_that_was_refused_before_it_was_claimed_gets_no_outcome(tmp_pat
     ('error', 'kind', 'code', 'message'),
     [
         (None, 'done', 0, ''),
-        (loop.Diverged(5, {'train/loss': float('nan'), 'x': 1.0}), 'diverged', 3, 'train/loss is nan at step 5'),
-        (loop.Stopped(signal.SIGTERM, 5), 'stopped', 42, 'saved at step 5'),
-        (loop.Stopped(signal.SIGINT, 5), 'stopped', 130, 'saved at step 5'),
+        (loop.DivergedError(5, {'train/loss': float('nan'), 'x': 1.0}), 'diverged', 3, 'train/loss is nan at step 5'),
+        (loop.StoppedBySignal(signal.SIGTERM, 5), 'stopped', 42, 'saved at step 5'),
+        (loop.StoppedBySignal(signal.SIGINT, 5), 'stopped', 130, 'saved at step 5'),
         (KeyboardInterrupt(), 'stopped', 130, 'stopped at once; what was saved before is intact'),
-        (Refusal('no room'), 'refused', 1, 'no room'),
+        (UserError('no room'), 'refused', 1, 'no room'),
         (OSError(28, 'No space left'), 'lost', 42, 'OSError: [Errno 28] No space left'),
         (JaxRuntimeError('INTERNAL'), 'lost', 42, 'jax.errors.JaxRuntimeError: INTERNAL'),
         (KeyError(3), 'crashed', 70, 'KeyError: 3'),
@@ -141,14 +141,14 @@ def test_a_folder_that_was_refused_before_it_was_claimed_gets_no_outcome(tmp_pat
     ids=str,
 )
 def test_every_end_is_written_and_passed_on(tmp_path, error, kind, code, message):
-    folder = Folder(tmp_path)
+    folder = RunDir(tmp_path)
     saved(folder, 4)
     (folder.path / 'metrics.jsonl').write_text('{"step": 4}\n{"step": 5}\n{"st')
-    folder.write('config', {})
-    folder.write('outcome', dict(kind='of an earlier attempt'))
+    folder.write_json('config', {})
+    folder.write_json('outcome', dict(kind='of an earlier attempt'))
 
     def attempt():
-        with outcome(folder):
+        with write_outcome(folder):
             assert not (folder.path / 'outcome.json').exists()
             if error:
                 raise error
@@ -158,7 +158,7 @@ def test_every_end_is_written_and_passed_on(tmp_path, error, kind, code, message
             attempt()
     else:
         attempt()
-    assert folder.read('outcome') == dict(kind=kind, step=5, checkpoint=4, message=message, exit_code=code)
+    assert folder.read_json('outcome') == dict(kind=kind, step=5, checkpoint=4, message=message, exit_code=code)
 
 
 @pytest.mark.parametrize(
@@ -167,7 +167,7 @@ def test_every_end_is_written_and_passed_on(tmp_path, error, kind, code, message
         (OSError(5, 'Input/output error'), 42, 'OSError: [Errno 5] Input/output error; start the same command again'),
         (JaxRuntimeError('INTERNAL'), 42, 'INTERNAL; start the same command again'),
         (KeyError(3), 70, 'KeyError: 3'),
-        (Refusal('no room'), 1, 'sinklab rows: no room'),
+        (UserError('no room'), 1, 'sinklab rows: no room'),
     ],
     ids=str,
 )
@@ -182,9 +182,9 @@ def test_a_command_without_a_supervisor_ends_with_the_same_codes(monkeypatch, ca
 
 def test_what_ends_before_the_data_is_read_takes_the_place_of_an_earlier_end(tmp_path, monkeypatch):
     """A launcher that starts a run again on 42 would do so for ever."""
-    spec, folder = tiny(), Folder(tmp_path)
-    folder.claim(spec, {})
-    folder.write('outcome', dict(kind='stopped', exit_code=42))
+    spec, folder = tiny(), RunDir(tmp_path)
+    folder.initialize(spec, {})
+    folder.write_json('outcome', dict(kind='stopped', exit_code=42))
 
     def too_much(spec, share):
         raise MemoryError('of the data')
@@ -192,6 +192,6 @@ def test_what_ends_before_the_data_is_read_takes_the_place_of_an_earlier_end(tmp
     monkeypatch.setattr(start, 'sequences', too_much)
     with pytest.raises(MemoryError):
         loop.train(spec, Hardware(), folder, {})
-    assert folder.read('outcome') == dict(
+    assert folder.read_json('outcome') == dict(
         kind='crashed', step=0, checkpoint=None, message='MemoryError: of the data', exit_code=70
     )

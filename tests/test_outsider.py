@@ -15,23 +15,23 @@ from processes import TOUCH, Run, free_port, started
 
 from sinklab.processes import cluster, connection
 from sinklab.processes import secret as secrets
-from sinklab.processes.cluster import Seat
+from sinklab.processes.cluster import ProcessInfo
 from sinklab.processes.connection import Connection
-from sinklab.processes.ending import End
-from sinklab.processes.secret import VARIABLE, create_secret, find_secret
+from sinklab.processes.ending import ExitStatus
+from sinklab.processes.secret import SECRET_VARIABLE, create_secret, find_secret
 from sinklab.processes.wire import (
-    BETWEEN,
-    FROM_HUB,
-    INVALID,
-    LONGEST,
-    STRANGE,
-    TO_HUB,
-    Ended,
-    Gather,
+    WORKER_DECODER,
+    FROM_COORDINATOR_DECODER,
+    DECODE_ERRORS,
+    MAX_MESSAGE_BYTES,
+    NOT_A_RUN_PROCESS,
+    TO_COORDINATOR_DECODER,
+    WorkerExit,
+    GatherRequest,
     Welcome,
-    encode,
+    encode_message,
 )
-from sinklab.record import Refusal
+from sinklab.record import UserError
 
 SECRET = 'a secret of the tests, long enough'
 UNTIL_TOLD = TOUCH + "while not (folder.path / 'go').exists(): time.sleep(0.05)"
@@ -44,7 +44,7 @@ def run(tmp_path):
 
 @pytest.fixture(autouse=True)
 def no_secret(monkeypatch, tmp_path_factory):
-    monkeypatch.delenv(VARIABLE, raising=False)
+    monkeypatch.delenv(SECRET_VARIABLE, raising=False)
     monkeypatch.setenv('SINKLAB_CACHE', str(tmp_path_factory.mktemp('cache')))
 
 
@@ -69,16 +69,16 @@ def assert_ended_well(said):
 @pytest.mark.slow
 @pytest.mark.parametrize('theirs', ['another secret of the tests', ''], ids=['another', 'none'])
 def test_a_process_without_the_secret_is_refused_in_one_line_and_the_run_goes_on(run, monkeypatch, theirs):
-    monkeypatch.setenv(VARIABLE, SECRET)
+    monkeypatch.setenv(SECRET_VARIABLE, SECRET)
     run.start(UNTIL_TOLD, (0,))
-    monkeypatch.setenv(VARIABLE, theirs)
+    monkeypatch.setenv(SECRET_VARIABLE, theirs)
     monkeypatch.setenv('SINKLAB_CACHE', str(run.folder / 'another'))
     stranger = Run(run.folder)
     stranger.port = run.port
     ((code, lines),) = stranger.start(UNTIL_TOLD, (1,)).ended()
     assert (code, len(lines)) == (1, 1)
-    assert VARIABLE in lines[0]
-    monkeypatch.setenv(VARIABLE, SECRET)
+    assert SECRET_VARIABLE in lines[0]
+    monkeypatch.setenv(SECRET_VARIABLE, SECRET)
     run.start(UNTIL_TOLD, (1,))
     run.wait_for('here-1')
     (run.folder / 'go').touch()
@@ -89,9 +89,9 @@ def test_a_process_without_the_secret_is_refused_in_one_line_and_the_run_goes_on
 
 @pytest.mark.slow
 def test_a_run_that_waits_in_vain_for_a_process_with_another_secret_says_so_at_once_and_at_its_end(run, monkeypatch):
-    monkeypatch.setenv(VARIABLE, SECRET)
+    monkeypatch.setenv(SECRET_VARIABLE, SECRET)
     run.start('', (0,), join=10.0)
-    monkeypatch.setenv(VARIABLE, 'another secret of the tests')
+    monkeypatch.setenv(SECRET_VARIABLE, 'another secret of the tests')
     for _ in range(2):  # it is said once
         stranger = Run(run.folder)
         stranger.port = run.port
@@ -99,14 +99,14 @@ def test_a_run_that_waits_in_vain_for_a_process_with_another_secret_says_so_at_o
     ((code, (at_once, at_end)),) = run.ended()
     assert code == 1
     assert 'still waits for process 1' in at_once
-    assert all(words in at_end for words in ('did not come within 10 s', 'had another secret', VARIABLE))
+    assert all(words in at_end for words in ('did not come within 10 s', 'had another secret', SECRET_VARIABLE))
 
 
 @pytest.mark.slow
 def test_processes_of_one_machine_share_a_secret_that_only_their_user_reads(run):
     run.start(UNTIL_TOLD)
     run.wait_for('here-1')
-    file = secrets.locate_file(run.port)
+    file = secrets.get_secret_path(run.port)
     assert len(file.read_text()) == 64
     assert (file.stat().st_mode & 0o777, file.parent.stat().st_mode & 0o777) == (0o600, 0o700)
     (run.folder / 'go').touch()
@@ -118,45 +118,45 @@ def test_processes_of_one_machine_share_a_secret_that_only_their_user_reads(run)
 def test_processes_of_several_machines_without_a_secret_run_with_a_warning(run):
     said = run.start("group.gather('x', 0)", host=socket.gethostname()).ended()
     assert [code for code, _ in said] == [0, 0]
-    assert VARIABLE in said[0][1][-1]
+    assert SECRET_VARIABLE in said[0][1][-1]
     assert not said[1][1]
 
 
 @pytest.mark.slow
 def test_a_given_secret_that_is_short_is_refused(run, monkeypatch):
-    monkeypatch.setenv(VARIABLE, 'hunter2')
+    monkeypatch.setenv(SECRET_VARIABLE, 'hunter2')
     ((code, lines),) = run.start('', (0,)).ended()
     assert (code, len(lines)) == (1, 1)
-    assert VARIABLE in lines[0]
+    assert SECRET_VARIABLE in lines[0]
     assert 'hunter2' not in lines[0]
 
 
 @pytest.mark.parametrize('given', ['', ' \n'], ids=['empty', 'blank'])
 def test_a_given_secret_that_is_empty_is_refused_on_one_machine_and_on_several(monkeypatch, given):
     """A label of Kubernetes that is missing, or a file that cannot be read, leaves the variable empty."""
-    monkeypatch.setenv(VARIABLE, given)
+    monkeypatch.setenv(SECRET_VARIABLE, given)
     for host in ('localhost', 'host0'):
         for read in (create_secret, find_secret):
-            with pytest.raises(Refusal, match=VARIABLE):
-                read(Seat(0, 2, host, 8476))
+            with pytest.raises(UserError, match=SECRET_VARIABLE):
+                read(ProcessInfo(0, 2, host, 8476))
 
 
 @pytest.mark.slow
 def test_a_run_with_an_empty_secret_ends_in_one_line(run, monkeypatch):
-    monkeypatch.setenv(VARIABLE, '')
+    monkeypatch.setenv(SECRET_VARIABLE, '')
     ((code, lines),) = run.start('', (0,)).ended()
     assert (code, len(lines)) == (1, 1)
-    assert all(word in lines[0] for word in (VARIABLE, 'openssl rand -hex 32', 'unset'))
+    assert all(word in lines[0] for word in (SECRET_VARIABLE, 'openssl rand -hex 32', 'unset'))
 
 
 def test_a_secret_is_made_once_for_one_machine_and_never_for_several(monkeypatch):
-    here, far = (Seat(1, 2, host, 8476) for host in ('localhost', 'host0'))
+    here, far = (ProcessInfo(1, 2, host, 8476) for host in ('localhost', 'host0'))
     made = create_secret(here)
-    assert find_secret(here).text == made.text != create_secret(Seat(0, 2, '::1', 8477)).text
+    assert find_secret(here).text == made.text != create_secret(ProcessInfo(0, 2, '::1', 8477)).text
     assert create_secret(far).text == find_secret(far).text == ''
     monkeypatch.setattr(os, 'geteuid', lambda: 12345)  # the file is another user's
     assert find_secret(here).text == ''
-    monkeypatch.setenv(VARIABLE, SECRET)
+    monkeypatch.setenv(SECRET_VARIABLE, SECRET)
     assert create_secret(far).text == find_secret(here).text == SECRET
 
 
@@ -168,19 +168,19 @@ def test_both_sides_agree_on_the_secret_where_its_file_cannot_be_written(monkeyp
     def refuse(*_, **__):
         raise OSError(30, 'Read-only file system')
 
-    file = secrets.locate_file(8476)
+    file = secrets.get_secret_path(8476)
     file.parent.mkdir(exist_ok=True)
     if left is not None:
         file.write_bytes(left if isinstance(left, bytes) else left.encode())
     monkeypatch.setattr(secrets.Path, failing, refuse)
     monkeypatch.setattr(secrets.Path, 'unlink', refuse)
-    here, there = (Seat(index, 2, '127.0.0.1', 8476) for index in (0, 1))
+    here, there = (ProcessInfo(index, 2, '127.0.0.1', 8476) for index in (0, 1))
     made = create_secret(here).text
     assert made == find_secret(there).text == (left if left == 'a' * 64 else '')
 
 
 def test_a_secret_that_a_killed_run_has_left_is_replaced():
-    here = Seat(0, 2, '127.0.0.1', 8476)
+    here = ProcessInfo(0, 2, '127.0.0.1', 8476)
     left = create_secret(here).text
     made = create_secret(here).text
     assert left != made == find_secret(here).text
@@ -197,8 +197,8 @@ GO = dict(kind='go', generation=1, port=1, after=None)
 # What answers in the place of process 0.
 IMPOSTORS = {
     'go': json.dumps(GO).encode() + b'\n',
-    'over': encode(Ended(End('done'))).replace(b'"end"', b'"over"', 1),
-    'a false proof': json.dumps(dict(kind='challenge', nonce=DIGEST)).encode() + b'\n' + encode(Welcome(DIGEST)),
+    'over': encode_message(WorkerExit(ExitStatus('done'))).replace(b'"end"', b'"over"', 1),
+    'a false proof': json.dumps(dict(kind='challenge', nonce=DIGEST)).encode() + b'\n' + encode_message(Welcome(DIGEST)),
     '10 MB': b'x' * 10_000_000 + b'\n',
     'nesting': b'[' * 100_000 + b'\n',
 }
@@ -247,17 +247,17 @@ def answer(server, text):
     ids=range(10),
 )
 def test_a_message_is_refused_unless_all_of_it_is_as_its_type_says(line):
-    for decoder in (TO_HUB, FROM_HUB, BETWEEN):
-        with pytest.raises(INVALID):
+    for decoder in (TO_COORDINATOR_DECODER, FROM_COORDINATOR_DECODER, WORKER_DECODER):
+        with pytest.raises(DECODE_ERRORS):
             decoder.decode(line)
 
 
 def test_words_of_another_host_cannot_command_a_terminal():
-    ended = Ended(End('lost', 'a\x1b[2Jb\udc80', 'one\n\ttwo\r\x07'))
-    found = TO_HUB.decode(encode(ended)).end
+    ended = WorkerExit(ExitStatus('lost', 'a\x1b[2Jb\udc80', 'one\n\ttwo\r\x07'))
+    found = TO_COORDINATOR_DECODER.decode(encode_message(ended)).end
     assert (found.words, found.trace) == (r'a\x1b[2Jb\udc80', 'one\n\ttwo\\r\\x07')
     raw = b'{"kind":"end","end":{"cause":"lost","words":"\\u001b[2J"}}'
-    assert TO_HUB.decode(raw).end.words == r'\x1b[2J'
+    assert TO_COORDINATOR_DECODER.decode(raw).end.words == r'\x1b[2J'
 
 
 class Peer:
@@ -288,17 +288,17 @@ async def settled():
 def test_who_never_reads_is_dropped_and_delays_nobody():
     async def check():
         deaf, other = await Peer().open(), await Peer().open()
-        deaf.connection.is_known = True
+        deaf.connection.is_authenticated = True
         begun, sent = time.monotonic(), 0
-        while not deaf.connection.why:
-            deaf.connection.send(Gather(1, 'x', 'y' * (1 << 20)))
+        while not deaf.connection.end_reason:
+            deaf.connection.send(GatherRequest(1, 'x', 'y' * (1 << 20)))
             sent += 1
-        other.connection.send(Gather(1, 'x', 'y'))
+        other.connection.send(GatherRequest(1, 'x', 'y'))
         assert time.monotonic() - begun < 2
-        assert sent <= (connection.UNREAD >> 20) + 2
+        assert sent <= (connection.MAX_UNREAD_BYTES >> 20) + 2
         await settled()
         assert (deaf.why, other.why) == ('not reading what it is sent', None)
-        assert other.other.recv(100) == encode(Gather(1, 'x', 'y'))
+        assert other.other.recv(100) == encode_message(GatherRequest(1, 'x', 'y'))
 
     asyncio.run(check())
 
@@ -307,10 +307,10 @@ def test_who_never_reads_is_dropped_and_delays_nobody():
 def test_who_has_not_read_for_too_long_is_dropped_though_little_waits_for_it():
     async def check():
         deaf = await Peer(silence=0.1).open()
-        deaf.connection.send(Gather(1, 'x', 'y' * (1 << 20)))
+        deaf.connection.send(GatherRequest(1, 'x', 'y' * (1 << 20)))
         await settled()
-        deaf.connection.heard = time.monotonic()
-        deaf.connection.check(time.monotonic())
+        deaf.connection.last_heard_time = time.monotonic()
+        deaf.connection.check_timeouts(time.monotonic())
         await settled()
         assert deaf.why.startswith('not reading')
 
@@ -320,14 +320,14 @@ def test_who_has_not_read_for_too_long_is_dropped_though_little_waits_for_it():
 def test_a_stranger_may_say_little_and_a_process_much():
     async def check(known, size):
         peer = await Peer().open()
-        peer.connection.is_known = known
-        threading.Thread(target=send_all, args=(peer.other, encode(Gather(1, 'x', 'y' * size)))).start()
+        peer.connection.is_authenticated = known
+        threading.Thread(target=send_all, args=(peer.other, encode_message(GatherRequest(1, 'x', 'y' * size)))).start()
         while not peer.heard and peer.why is None:
             await asyncio.sleep(0.01)
         return len(peer.heard)
 
     assert [asyncio.run(check(*case)) for case in ((False, 100), (False, 10_000), (True, 10_000_000))] == [1, 0, 1]
-    assert asyncio.run(check(True, LONGEST)) == 0
+    assert asyncio.run(check(True, MAX_MESSAGE_BYTES)) == 0
 
 
 def send_all(other, content):
@@ -341,9 +341,9 @@ def test_a_message_that_is_not_as_its_type_says_ends_its_connection_alone():
     async def check():
         one, other = await Peer().open(), await Peer().open()
         one.other.sendall(b'{"kind":"gather","number":-1}\n')
-        other.other.sendall(encode(Gather(1, 'x', '')))
+        other.other.sendall(encode_message(GatherRequest(1, 'x', '')))
         await settled()
-        assert (one.why, other.why) == (STRANGE, None)
+        assert (one.why, other.why) == (NOT_A_RUN_PROCESS, None)
         assert (len(one.heard), len(other.heard)) == (0, 1)
 
     asyncio.run(check())
@@ -354,7 +354,7 @@ def test_one_interface_is_listened_on_where_the_address_says_which():
     sockets, reason = connection.open_listeners('127.0.0.1', port, 1)
     assert [one.getsockname()[:2] for one in sockets] == [('127.0.0.1', port)]
     assert reason == ''
-    with pytest.raises(Refusal):
+    with pytest.raises(UserError):
         connection.open_listeners('127.0.0.1', port, 1)
     sockets[0].close()
 
@@ -384,6 +384,6 @@ def test_all_interfaces_are_listened_on_where_none_is_known_to_have_the_address(
 
 def test_a_module_of_jax_that_has_moved_is_refused_in_words(monkeypatch):
     monkeypatch.setitem(sys.modules, 'jax._src.clusters', None)
-    with pytest.raises(Refusal) as refused:
-        cluster.found({'SLURM_JOB_ID': '1', 'SLURM_STEP_NODELIST': 'localhost', 'SLURM_NTASKS': '2'}, 5)
-    assert cluster.BY_HAND in str(refused.value)
+    with pytest.raises(UserError) as refused:
+        cluster.detect_process_info({'SLURM_JOB_ID': '1', 'SLURM_STEP_NODELIST': 'localhost', 'SLURM_NTASKS': '2'}, 5)
+    assert cluster.FLAGS_HINT in str(refused.value)

@@ -8,13 +8,13 @@ from pathlib import Path
 import pytest
 
 from configs import default
-from configs.table import flat
+from configs.table import list_fields
 from sinklab.cli import sweep
-from sinklab.cli.config import load, load_and_describe, of_diff
+from sinklab.cli.config import load_spec, load_and_describe, get_diff_value
 from sinklab.cli.main import main
-from sinklab.folder import Folder
-from sinklab.folder import flat as dotted
-from sinklab.record import Refusal
+from sinklab.folder import RunDir
+from sinklab.folder import flatten_dict as dotted
+from sinklab.record import UserError
 from sinklab.seeds import SEEDS_HELP, parse_seeds
 from sinklab.spec import Hardware
 from sinklab.sweep import plan
@@ -109,10 +109,10 @@ def test_rows_show_the_values_of_a_size_and_name_those_that_are_equal_to_the_bas
     assert 'heads=4, as the baseline' in heads
 
 
-@pytest.mark.parametrize('path', list(flat(default.get_config())))
+@pytest.mark.parametrize('path', list(list_fields(default.get_config())))
 def test_the_value_of_every_field_is_read_from_a_config(path):
     config = default.get_config()
-    assert of_diff(path, 'as written', config) == dotted(config.to_dict())[path]
+    assert get_diff_value(path, 'as written', config) == dotted(config.to_dict())[path]
 
 
 def test_a_row_may_set_a_field_that_is_named_like_a_method(capsys, mine):
@@ -140,7 +140,7 @@ def test_a_value_that_a_size_has_no_room_for_is_refused_with_the_sizes_that_have
         line = refused(capsys, *verb, '--size=smoke', f'--workdir={tmp_path}/runs')
         assert 'config.optimizer.warmup_steps is 400' in line
         assert '--size=paper or quickstart' in line
-    assert load(f'{mine}:long_warmup', [], 'quickstart')[0].optimizer.warmup_steps == 400
+    assert load_spec(f'{mine}:long_warmup', [], 'quickstart')[0].optimizer.warmup_steps == 400
     assert not (tmp_path / 'runs').exists()
 
 
@@ -188,21 +188,21 @@ def test_expected_values_are_read_when_a_run_starts(mine):
 
 
 def test_sizes_are_named_where_the_row_is_at_fault_and_not_where_an_override_is(mine):
-    with pytest.raises(Refusal) as refusal:
-        load(f'{mine}:long_warmup', ['--config.optimizer.weight_decay=0.2'], 'smoke')
+    with pytest.raises(UserError) as refusal:
+        load_spec(f'{mine}:long_warmup', ['--config.optimizer.weight_decay=0.2'], 'smoke')
     assert 'optimizer.warmup_steps, and' in str(refusal.value)
     assert '--size=paper or quickstart' in str(refusal.value)
     for row in ('heads', 'decay'):
-        with pytest.raises(Refusal) as refusal:
-            load(f'{mine}:{row}', ['--config.optimizer.warmup_steps=400'], 'smoke')
+        with pytest.raises(UserError) as refusal:
+            load_spec(f'{mine}:{row}', ['--config.optimizer.warmup_steps=400'], 'smoke')
         assert '--size' not in str(refusal.value)
 
 
 def test_sizes_are_named_of_a_field_that_the_refusal_names_in_part(mine):
     """The refusal has 'config.data.end_token and fixed_token'."""
     mine.write_text(TABLE.replace("{'model.heads': 4}", "{'data.tokenizer': 'a/b.json', 'data.fixed_token': 400}"))
-    with pytest.raises(Refusal) as refusal:
-        load(f'{mine}:heads', [], 'smoke')
+    with pytest.raises(UserError) as refusal:
+        load_spec(f'{mine}:heads', [], 'smoke')
     assert 'row heads changes data.fixed_token, and' in str(refusal.value)
     assert '--size=paper or quickstart' in str(refusal.value)
 
@@ -211,14 +211,14 @@ def test_sizes_are_named_of_a_field_that_the_refusal_names_in_part(mine):
 def old(tmp_path):
     """The folder of a run that version 0.1 has begun: its row.json has the number of the paper."""
     shutil.copytree(OLD, tmp_path / 'runs' / OLD.name)
-    return Folder(tmp_path / 'runs' / OLD.name)
+    return RunDir(tmp_path / 'runs' / OLD.name)
 
 
 def old_runs(old):
     def load_row(row, seed):
-        return load(f'configs/optimization.py:{row}', sweep.seed_options(seed), 'quickstart')
+        return load_spec(f'configs/optimization.py:{row}', sweep.format_seed_flags(seed), 'quickstart')
 
-    return plan.runs(['decay_0.5'], [0], str(old.path.parent), load_row, Hardware())
+    return plan.plan_runs(['decay_0.5'], [0], str(old.path.parent), load_row, Hardware())
 
 
 def test_a_run_of_version_0_1_of_a_shipped_row_is_gone_on_with(old):
@@ -226,13 +226,13 @@ def test_a_run_of_version_0_1_of_a_shipped_row_is_gone_on_with(old):
     (run,) = old_runs(old)
     assert (run.outcome, run.spec.optimizer.weight_decay) == ('to do', 2.5)
     before = (old.path / 'row.json').read_bytes()
-    old.claim(run.spec, load('configs/optimization.py:decay_0.5', [], 'quickstart')[1])
+    old.claim(run.spec, load_spec('configs/optimization.py:decay_0.5', [], 'quickstart')[1])
     assert (old.path / 'row.json').read_bytes() == before
 
 
 def test_a_folder_that_holds_another_row_has_the_advice_of_a_sweep(capsys, mine, tmp_path):
-    folder = Folder(tmp_path / 'runs' / 'decay-0')
-    folder.claim(*load(f'{mine}:decay', sweep.seed_options(0), 'smoke'))
+    folder = RunDir(tmp_path / 'runs' / 'decay-0')
+    folder.initialize(*load_spec(f'{mine}:decay', sweep.format_seed_flags(0), 'smoke'))
     mine.write_text(TABLE.replace("'optimizer.weight_decay': 0.3}, p", "'optimizer.weight_decay': 0.4}, p"))
     given = [f'--config={mine}', '--rows=decay', '--size=smoke', f'--workdir={tmp_path}/runs']
     line = refused(capsys, 'sweep', *given)
@@ -246,10 +246,10 @@ def test_a_folder_that_holds_another_row_has_the_advice_of_a_sweep(capsys, mine,
 
 
 def test_a_run_that_was_scaled_by_version_0_1_is_explained(capsys, mine, tmp_path):
-    folder, options = Folder(tmp_path / 'runs' / 'decay-0'), sweep.seed_options(0)
-    scaled, _ = load(f'{mine}:as_paper', options, 'quickstart')
-    _, about = load(f'{mine}:decay', options, 'quickstart')
-    folder.claim(scaled, about)
+    folder, options = RunDir(tmp_path / 'runs' / 'decay-0'), sweep.format_seed_flags(0)
+    scaled, _ = load_spec(f'{mine}:as_paper', options, 'quickstart')
+    _, about = load_spec(f'{mine}:decay', options, 'quickstart')
+    folder.initialize(scaled, about)
     given = [f'--config={mine}', '--rows=decay', '--size=quickstart', f'--workdir={tmp_path}/runs']
     assert "scale_with_size({'optimizer.weight_decay': 0.3})" in refused(capsys, 'sweep', *given)
 
@@ -264,7 +264,7 @@ def test_a_number_is_a_count_of_seeds_and_numbers_with_commas_are_seeds(given, s
 
 @pytest.mark.parametrize('given', ['5000000000', '5000000000,', '4294967296,', '9' * 5000, '0,' * 2, '', ',', '1,,2'])
 def test_what_stands_for_no_seeds_is_refused(given):
-    with pytest.raises(Refusal, match='give a count'):
+    with pytest.raises(UserError, match='give a count'):
         parse_seeds(given)
 
 
@@ -275,12 +275,12 @@ def test_the_help_of_seeds_has_examples_that_are_read_as_it_says():
 
 def test_a_count_is_refused_where_the_folder_was_begun_with_that_seed_alone(capsys, mine, tmp_path):
     for seed in (2, 4):
-        spec, about = load(f'{mine}:softmax', sweep.seed_options(seed), 'smoke')
-        Folder(tmp_path / 'runs' / f'softmax-{seed}').claim(spec, about)
+        spec, about = load_spec(f'{mine}:softmax', sweep.format_seed_flags(seed), 'smoke')
+        RunDir(tmp_path / 'runs' / f'softmax-{seed}').initialize(spec, about)
     given = [f'--config={mine}', '--rows=softmax', '--size=smoke', f'--workdir={tmp_path}/runs']
     line = refused(capsys, 'sweep', *given, '--seeds=2')
     assert 'seeds 0, 1' in line
     assert line.endswith('--seeds=2,')
-    plan.refuse_older_reading('2,', ['softmax'], f'{tmp_path}/runs')
-    plan.refuse_older_reading('3', ['softmax'], f'{tmp_path}/runs')
-    plan.refuse_older_reading('4', ['softmax'], f'{tmp_path}/runs')
+    plan.check_seed_count('2,', ['softmax'], f'{tmp_path}/runs')
+    plan.check_seed_count('3', ['softmax'], f'{tmp_path}/runs')
+    plan.check_seed_count('4', ['softmax'], f'{tmp_path}/runs')

@@ -13,9 +13,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from made_up import SIZES, made_up, numbers, probe
 
-from sinklab.folder import Folder
-from sinklab.measure.measure import Picture
-from sinklab.measure.table import PICTURES
+from sinklab.folder import RunDir
+from sinklab.measure.measure import FigureSpec
+from sinklab.measure.table import FIGURES
 from sinklab.report import closing, lines, maps, page, paper, runs
 
 pytestmark = pytest.mark.slow
@@ -48,7 +48,7 @@ def folder(tmp_path_factory):
     made_up(path / 'silent', 'silent', probes=False, end='unfinished')
     made_up(path / 'wild', 'wild', steps=(0, 10), end='diverged')
     names = ('softmax-0', 'softmax-1', 'odd', 'silent', 'wild')
-    page.write(path / 'report.html', runs.read([f'{path}/{name}' for name in names]))
+    page.write_report_page(path / 'report.html', runs.read_runs([f'{path}/{name}' for name in names]))
     return path
 
 
@@ -64,16 +64,16 @@ def test_the_page_loads_nothing_and_is_small(folder):
     assert 'a&lt;b &amp; &quot;c&quot;' in html
     assert 'a<b' not in html
     assert len(html) < 150_000
-    for text in (*(picture.title for picture in PICTURES), *(one for one in closing.HEADINGS if one != 'Sink_*')):
+    for text in (*(picture.title for picture in FIGURES), *(one for one in closing.RUN_HEADINGS if one != 'Sink_*')):
         assert text in html
 
 
 def test_what_is_packed_is_what_a_probe_has_to_a_level_of_its_scale(folder):
     found, arrays = unpacked(folder / 'report.html')
     (alpha,) = (figure for figure in found['figures'] if figure['name'] == 'alpha')
-    (run,) = runs.read([f'{folder}/softmax-0'])
+    (run,) = runs.read_runs([f'{folder}/softmax-0'])
     values = levels(arrays, alpha['maps'][0]['values'])
-    np.testing.assert_allclose(values, run.values['alpha'].ravel(), atol=1 / 65535)
+    np.testing.assert_allclose(values, run.probe_values['alpha'].ravel(), atol=1 / 65535)
 
 
 def unpacked(path):
@@ -93,30 +93,30 @@ def levels(arrays, place):
 def test_a_map_of_cosines_is_of_every_probe_and_its_colours_part_at_zero(folder):
     found, arrays = unpacked(folder / 'report.html')
     (cosine,) = (figure for figure in found['figures'] if figure['name'] == 'cos')
-    (run,) = runs.read([f'{folder}/softmax-0'])
-    with np.load(Folder(f'{folder}/softmax-0').probes[0]) as saved:
-        np.testing.assert_array_equal(run.values['cos'][0], saved['cos_LH2'][..., 0] - saved['cos_LH2'][..., 1])
+    (run,) = runs.read_runs([f'{folder}/softmax-0'])
+    with np.load(RunDir(f'{folder}/softmax-0').probe_files[0]) as saved:
+        np.testing.assert_array_equal(run.probe_values['cos'][0], saved['cos_LH2'][..., 0] - saved['cos_LH2'][..., 1])
     assert cosine['title'] == 'Where keys point'
     assert cosine['low'] == -cosine['top'] < 0
     assert cosine['maps'][0]['steps'] == run.probe_steps
     values = cosine['low'] + levels(arrays, cosine['maps'][0]['values']) * (cosine['top'] - cosine['low'])
-    np.testing.assert_allclose(values, run.values['cos'].ravel(), atol=2 * cosine['top'] / 65535)
+    np.testing.assert_allclose(values, run.probe_values['cos'].ravel(), atol=2 * cosine['top'] / 65535)
 
 
 def test_figures_of_the_paper_are_figures_of_the_page():
-    names = {name for name in paper.PAPER if not name.startswith('along-')}
-    assert names <= {'curves', *(picture.name for picture in PICTURES)}
+    names = {name for name in paper.PAPER_FIGURES if not name.startswith('along-')}
+    assert names <= {'curves', *(picture.name for picture in FIGURES)}
 
 
 def test_a_scale_has_its_middle_at_zero_where_some_value_is_negative():
-    cosine = Picture('heads', 'cosine_LH', 'Queries and keys', 'cosine')
-    assert maps.bounds(cosine, [np.array([-0.5, 0.25])]) == (-0.5, 0.5)
-    assert maps.bounds(cosine, [np.array([0.125, 0.25])]) == (0.0, 0.25)
+    cosine = FigureSpec('heads', 'cosine_LH', 'Queries and keys', 'cosine')
+    assert maps.compute_scale(cosine, [np.array([-0.5, 0.25])]) == (-0.5, 0.5)
+    assert maps.compute_scale(cosine, [np.array([0.125, 0.25])]) == (0.0, 0.25)
 
 
 @given(st.lists(st.floats(-9, 9), min_size=1, max_size=300), st.integers(6, 40))
 def test_of_a_long_curve_the_ends_the_smallest_and_the_largest_value_are_kept(values, count):
-    kept = lines.extremes(values, count)
+    kept = lines.select_extremes(values, count)
     assert len(kept) <= count
     assert {0, len(values) - 1} <= {*kept}
     assert {min(values), max(values)} <= {values[at] for at in kept}
@@ -125,8 +125,8 @@ def test_of_a_long_curve_the_ends_the_smallest_and_the_largest_value_are_kept(va
 @NEEDS_BROWSER
 def test_every_figure_is_drawn_without_a_word_on_the_console(shown):
     assert shown.console == []
-    kinds = [picture.kind for picture in PICTURES]
-    names = [picture.name for picture in PICTURES] + ['curves', 'context', 'numbers', 'along-optimizer.weight_decay']
+    kinds = [picture.kind for picture in FIGURES]
+    names = [picture.name for picture in FIGURES] + ['curves', 'context', 'numbers', 'along-optimizer.weight_decay']
     for name in names:
         count = f'document.querySelectorAll("[id=\\"figure-{name}\\"] .drawn :is(.path, canvas)").length'
         assert shown.ask(count) > 0, f'{name} is not drawn'
@@ -247,7 +247,7 @@ def test_a_table_that_is_wider_than_the_window_says_that_it_scrolls(tab, folder,
 @NEEDS_BROWSER
 def test_a_number_that_is_0_everywhere_has_no_axis_below_0(tab, tmp_path):
     run = made_up(tmp_path / 'a', 'softmax', more={'train/grad_norm': 0.0})
-    page.write(tmp_path / 'report.html', runs.read([run]))
+    page.write_report_page(tmp_path / 'report.html', runs.read_runs([run]))
     tab.open(tmp_path / 'report.html')
     ticks = tab.ask('[...document.querySelectorAll("#figure-numbers svg text")].map(one => +one.textContent)')
     assert all(value is None or value >= 0 for value in ticks), ticks
@@ -257,7 +257,7 @@ def test_a_number_that_is_0_everywhere_has_no_axis_below_0(tab, tmp_path):
 @pytest.mark.parametrize('kind', ['one', 'silent', 'wild'])
 def test_a_single_run_is_a_page_too(tab, tmp_path, kind):
     more = dict(one={}, silent=dict(probes=False), wild=dict(end='diverged'))[kind]
-    page.write(tmp_path / 'report.html', runs.read([made_up(tmp_path / 'run', 'softmax', **more)]))
+    page.write_report_page(tmp_path / 'report.html', runs.read_runs([made_up(tmp_path / 'run', 'softmax', **more)]))
     tab.console.clear()
     tab.open(tmp_path / 'report.html', 400)
     assert tab.console == []
@@ -276,7 +276,7 @@ def test_a_fork_leaves_the_line_of_its_parent(tab, tmp_path):
     changes = dict(config=['model.attention.similarity exp -> sigmoid'], new=[], dropped=[], data=[])
     about['from'] = dict(run='../softmax', row='softmax', step=15, **changes)
     (tmp_path / 'fork' / 'row.json').write_text(json.dumps(about))
-    page.write(tmp_path / 'report.html', runs.read(paths))
+    page.write_report_page(tmp_path / 'report.html', runs.read_runs(paths))
     tab.console.clear()
     tab.open(tmp_path / 'report.html')
     assert tab.console == []
@@ -298,9 +298,9 @@ def many(path, count, steps):
         )
         rng = np.random.default_rng(at)
         records = [numbers(step / 500, at % 3, probes=True) | noise(step, rng) for step in steps]
-        Folder(row).path.joinpath('metrics.jsonl').write_text('\n'.join(map(json.dumps, records)))
+        RunDir(row).path.joinpath('metrics.jsonl').write_text('\n'.join(map(json.dumps, records)))
         for step in steps[::40]:
-            probe(Folder(row).probe(step), np.random.default_rng(at + step), sizes)
+            probe(RunDir(row).get_probe_path(step), np.random.default_rng(at + step), sizes)
     return [f'{path}/{at:03}' for at in range(count)]
 
 
@@ -309,7 +309,7 @@ def many(path, count, steps):
 def test_two_hundred_runs_are_a_page_of_less_than_ten_megabytes_that_opens_in_two_seconds(tab, tmp_path):
     paths = many(tmp_path, 200, range(0, 20_000, 50))
     begun = time.monotonic()
-    page.write(tmp_path / 'report.html', runs.read(paths))
+    page.write_report_page(tmp_path / 'report.html', runs.read_runs(paths))
     took, size = time.monotonic() - begun, (tmp_path / 'report.html').stat().st_size
     tab.console.clear()
     tab.open(tmp_path / 'report.html')
@@ -319,5 +319,5 @@ def test_two_hundred_runs_are_a_page_of_less_than_ten_megabytes_that_opens_in_tw
     assert drawn < 2000 * 4, 'four times what an idle machine may take'
     assert tab.console == []
     assert tab.ask('document.querySelectorAll("#figure-alpha canvas").length') == 12
-    assert lines.FEWEST <= lines.POINTS // 200
-    assert maps.RUNS < 200
+    assert lines.MIN_POINTS <= lines.MAX_TOTAL_POINTS // 200
+    assert maps.MAX_MATRIX_RUNS < 200

@@ -6,11 +6,11 @@ import numpy as np
 import pytest
 
 from sinklab.measure import emergence, sink, table
-from sinklab.measure.setting import Setting
+from sinklab.measure.setting import MetricSetting
 
 L, P, H, T, K, D, KEYS = 4, 3, 5, 24, 6, 8, 10
 MASS, LONG = 0.625, 50.0  # of every query that sees the token; of the stream's token, beside 1
-SETTING = Setting(
+SETTING = MetricSetting(
     length=T, columns=0, implicit=False, gain=1.0, keys=KEYS, prefix=0, window=None, reach=T, triggers=False
 )
 SETTING = dataclasses.replace(SETTING, lengths=(12, T), thresholds=(0.3, 0.6, 0.65))
@@ -42,9 +42,9 @@ def found(request):
 
 
 def measured(given):
-    among = table.measurable(given)
-    kept = table.kept(given, SETTING, among)
-    return table.numbers(kept, SETTING, among), table.file_arrays(kept, SETTING, among)
+    among = table.select_measurable(given)
+    kept = table.compute_arrays(given, SETTING, among)
+    return table.compute_numbers(kept, SETTING, among), table.select_saved_arrays(kept, SETTING, among)
 
 
 def alpha_of(place, length=T):
@@ -56,7 +56,7 @@ def test_importance_is_its_mass_at_its_place_layer_and_head(found):
     (layer, head, place), numbers, arrays = found
     alpha_LPHJ = arrays['alpha_LPHJ']
     np.testing.assert_allclose(alpha_LPHJ[layer, :, head, place], alpha_of(place), rtol=1e-6)
-    above = np.argwhere(alpha_LPHJ.mean(1) > sink.THRESHOLD).tolist()
+    above = np.argwhere(alpha_LPHJ.mean(1) > sink.SINK_THRESHOLD).tolist()
     assert above == [[layer, head, place]]
     np.testing.assert_allclose(numbers[f'sink/{place + 1}'], 100 / (L * H))
     assert sum(numbers[f'sink/{k + 1}'] for k in range(KEYS)) == numbers[f'sink/{place + 1}']
@@ -114,4 +114,4 @@ def test_it_emerges_with_its_head_at_its_step(found):
     (layer, head, place), _, arrays = found
     alpha_LH = arrays['alpha_LPHJ'][..., place].mean(1)
     steps = [0, 10, 20]
-    assert emergence.first_heads(steps, [alpha_LH * 0, alpha_LH, alpha_LH], 0.3) == [(10, layer + 1, head + 1)]
+    assert emergence.find_first_heads(steps, [alpha_LH * 0, alpha_LH, alpha_LH], 0.3) == [(10, layer + 1, head + 1)]

@@ -11,9 +11,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from options import OPTIONS
 
-from sinklab.attend.bias import Bias
-from sinklab.measure.propositions import RELATIVE
-from sinklab.model.positions import POSITIONS, buckets, slopes
+from sinklab.attend.bias import ScoreBias
+from sinklab.measure.propositions import RELATIVE_POSITIONS
+from sinklab.model.positions import POSITIONS, compute_buckets, compute_alibi_slopes
 
 PLACES = np.array([[0, 1, 2, 0, 1, 5, 150], [3, 3, 4, 90, 7, 0, 1]])  # of two sequences; any order will do
 
@@ -49,19 +49,19 @@ def test_rotary_scores_depend_on_the_distance_alone():
 
 @pytest.mark.parametrize('heads', [1, 2, 3, 4, 6, 8, 12, 16, 20])
 def test_alibi_has_the_slopes_of_press(heads):
-    np.testing.assert_allclose(slopes(heads), formulas.slopes(heads), rtol=1e-6)
+    np.testing.assert_allclose(compute_alibi_slopes(heads), formulas.slopes(heads), rtol=1e-6)
 
 
 def test_alibi_of_eight_heads_goes_from_a_half_to_a_256th():
-    np.testing.assert_array_equal(slopes(8), 0.5 ** np.arange(1, 9))
+    np.testing.assert_array_equal(compute_alibi_slopes(8), 0.5 ** np.arange(1, 9))
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize('kind', ['none', *RELATIVE, 'relative_t5', 'alibi'])
+@pytest.mark.parametrize('kind', ['none', *RELATIVE_POSITIONS, 'relative_t5', 'alibi'])
 def test_a_bias_is_that_of_the_distance(kind):
     made = position(kind, model__heads=6)
     table_RH = np.asarray(made.table_RH[...]) if kind == 'relative_t5' else None
-    found = Bias(made.curve(), jnp.asarray(PLACES), jnp.asarray(PLACES)).matrix(0, 7)
+    found = ScoreBias(made.curve(), jnp.asarray(PLACES), jnp.asarray(PLACES)).materialize(0, 7)
     for b, place_T in enumerate(PLACES):
         expected = formulas.position_bias(kind, place_T, 6, table_RH)
         np.testing.assert_allclose(np.broadcast_to(found, (2, 6, 7, 7))[b], expected, rtol=1e-6)
@@ -69,12 +69,12 @@ def test_a_bias_is_that_of_the_distance(kind):
 
 def test_buckets_are_those_of_t5_and_of_the_released_code():
     distances = np.arange(400)
-    np.testing.assert_array_equal(buckets(jnp.asarray(distances)), [formulas.bucket(d) for d in distances])
+    np.testing.assert_array_equal(compute_buckets(jnp.asarray(distances)), [formulas.bucket(d) for d in distances])
 
 
 def test_buckets_as_printed_leap_at_half_and_at_the_farthest():
     distances = np.arange(400)
-    found = buckets(jnp.asarray(distances), floor_first=True)
+    found = compute_buckets(jnp.asarray(distances), floor_first=True)
     np.testing.assert_array_equal(found, [formulas.printed(d) for d in distances])
     assert sorted(set(np.asarray(found).tolist())) == [*range(17), 31]
 
@@ -84,7 +84,7 @@ def test_buckets_as_printed_leap_at_half_and_at_the_farthest():
 @given(st.lists(st.integers(0, 1000), min_size=5, max_size=5))
 def test_a_bucket_never_falls_with_the_distance(distances):
     for floor_first in (False, True):
-        assert (np.diff(buckets(jnp.sort(jnp.asarray(distances)), floor_first)) >= 0).all()
+        assert (np.diff(compute_buckets(jnp.sort(jnp.asarray(distances)), floor_first)) >= 0).all()
 
 
 @pytest.mark.slow

@@ -22,13 +22,13 @@ from options import COMBINATIONS, OPTIONS, TOKENS
 from sinklab import devices, sharding
 from sinklab.attend import chunked
 from sinklab.attend import mask as masks
-from sinklab.model.parameter import product
+from sinklab.model.parameter import param_einsum
 from sinklab.spec import Hardware
 from sinklab.train import objective, state, step
-from sinklab.train.structure import structure
+from sinklab.train.structure import make_document_inputs
 
 UNIT = 2.0**-8  # of a rounding to bfloat16, relative
-STRICT = state.ROUNDED['bfloat16']
+STRICT = state.ROUNDING_COMPILER_OPTIONS['bfloat16']
 EXHAUSTIVE = pytest.mark.exhaustive
 pytestmark = pytest.mark.slow
 
@@ -74,7 +74,7 @@ def test_the_gradient_of_a_product_is_the_same_whichever_factor_is_wider(equatio
     x, weight, d_y = (rng.integers(-8, 9, [size[axis] for axis in axes]) for axes in (of_x, of_weight, of_y))
 
     def taken(weight):
-        return product(equation, jnp.float32(x), nnx.Param(weight, axes=(None,) * weight.ndim))
+        return param_einsum(equation, jnp.float32(x), nnx.Param(weight, axes=(None,) * weight.ndim))
 
     (d_weight,) = jax.vjp(taken, jnp.float32(weight))[1](jnp.float32(d_y))
     np.testing.assert_array_equal(d_weight, np.einsum(f'{of_x},{of_y}->{of_weight}', x, d_y))
@@ -89,7 +89,7 @@ def test_the_gradient_of_a_product_is_summed_in_float32(equation):
     x[0] *= 16
 
     def taken(x, weight):
-        return product(equation, x, nnx.Param(weight, axes=(None,) * weight.ndim))
+        return param_einsum(equation, x, nnx.Param(weight, axes=(None,) * weight.ndim))
 
     y, pull = jax.vjp(taken, jnp.bfloat16(x), jnp.float32(weight))
     d_x, d_weight = pull(jnp.bfloat16(d_y))
@@ -117,7 +117,7 @@ def test_the_gradient_of_a_batch_is_the_mean_of_those_of_its_parts(model):
 def test_a_token_that_is_seen_100_000_times_has_the_gradient_of_float32():
     """Of so many equal sequences it is that of one; n equal addends in float32 are right to n / 2^25 of their sum."""
     spec = tiny(model__dtype='bfloat16', model__layers=1)
-    gradient = jax.jit(jax.grad(objective.loss_of(spec)), compiler_options=STRICT)
+    gradient = jax.jit(jax.grad(objective.make_loss(spec)), compiler_options=STRICT)
     one = np.full((1, 17), 7, np.int32)
     found, expected = gradient(drawn(spec), np.repeat(one, 8192, 0)), gradient(drawn(spec), one)
     assert error(found['embedding_VD'][7], expected['embedding_VD'][7]) < 16 * 8192 / 2**25
@@ -135,12 +135,12 @@ def momentum(hardware, dtype='bfloat16'):
     """The gradient of a batch, as the first step leaves it in SGD's momentum."""
     spec, mesh = (
         dataclasses.replace(WHOLE, model=dataclasses.replace(WHOLE.model, dtype=dtype)),
-        devices.mesh(hardware),
+        devices.make_mesh(hardware),
     )
     with jax.set_mesh(mesh):
-        now, batch = state.create(spec, mesh), sharding.put(IDS, mesh)
-        advance = step.train_step(spec, hardware, mesh)
-        after, _ = advance(now, batch, sharding.of_each_device(0, mesh))
+        now, batch = state.create_state(spec, mesh), sharding.put_batch(IDS, mesh)
+        advance = step.make_train_step(spec, hardware, mesh)
+        after, _ = advance(now, batch, sharding.make_per_device_array(0, mesh))
         (trace,) = (leaf.trace for leaf in after['opt_state'][1] if hasattr(leaf, 'trace'))
         return jax.device_get(trace)
 
@@ -163,7 +163,7 @@ def test_parts_that_are_rounded_before_they_are_added_leave_gradients_as_near_to
 
 def test_chunks_add_gradients_of_keys_in_float32():
     """A key that every query sees gets as much from 64 chunks as from one, but for a last rounding."""
-    asked, rng = rule(attention('sigmoid', 'none'), masks.full(512)), np.random.default_rng(0)
+    asked, rng = rule(attention('sigmoid', 'none'), masks.make_full_mask(512)), np.random.default_rng(0)
     arrays = [jnp.bfloat16(rng.uniform(size=(1, 512, 1, 4))) for _ in range(3)]
 
     def d_arrays(chunk):
@@ -203,11 +203,11 @@ def moved(function, params):
 
 def compiled(spec):
     """run(params) -> (gradient of a sum of logits, logits_BTV)."""
-    graph = state.architecture(spec)[0]
+    graph = state.make_abstract_model(spec)[0]
     weight_BTV = np.random.default_rng(1).normal(size=(*TOKENS.shape, 300)).astype(np.float32)
 
     def total(params):
-        logits_BTV, _ = nnx.merge(graph, params)(TOKENS, **structure(jnp.asarray(TOKENS), spec))
+        logits_BTV, _ = nnx.merge(graph, params)(TOKENS, **make_document_inputs(jnp.asarray(TOKENS), spec))
         return jnp.sum(weight_BTV * logits_BTV), logits_BTV
 
     return jax.jit(jax.grad(total, has_aux=True), compiler_options=STRICT)

@@ -15,11 +15,11 @@ from hypothesis import strategies as st
 from stores import END, chat, corpus_of, documents, made, recipe, texts_of, written
 
 from sinklab.cli.main import main
-from sinklab.data.documents.split import exact_limit, key
-from sinklab.data.prepare import prepare
-from sinklab.data.store.shard import PREDICTED
+from sinklab.data.documents.split import compute_limit, hash_document_name
+from sinklab.data.prepare import prepare_store
+from sinklab.data.store.shard import PREDICTED_SUFFIX
 from sinklab.data.store.store import Store
-from sinklab.record import Refusal
+from sinklab.record import UserError
 
 
 @pytest.mark.slow
@@ -33,14 +33,14 @@ def test_a_store_holds_every_text_that_is_not_empty_once_on_the_side_of_its_key(
     folder = tmp_path_factory.mktemp('store')
     source, full = written(folder / 'a.jsonl', texts), [text for text in texts if text.strip()]
     if len(full) < 2:
-        with pytest.raises(Refusal, match='give more files'):
+        with pytest.raises(UserError, match='give more files'):
             made(folder / 'store', source)
         return
     store = made(folder / 'store', source, bos=bos, shard_tokens=size)
     assert sorted(texts_of(store, 'train') + texts_of(store, 'held_out')) == sorted(full)
     names = [f'a.jsonl:{number}' for number, text in enumerate(texts, 1) if text.strip()]
-    limit = exact_limit([key(name) for name in names], 0.2)
-    assert texts_of(store, 'held_out') == [text for text, name in zip(full, names, strict=True) if key(name) < limit]
+    limit = compute_limit([hash_document_name(name) for name in names], 0.2)
+    assert texts_of(store, 'held_out') == [text for text, name in zip(full, names, strict=True) if hash_document_name(name) < limit]
     assert store.meta['dropped'] == ({'empty': len(texts) - len(full)} if len(full) < len(texts) else {})
 
 
@@ -67,9 +67,9 @@ def test_the_words_of_the_assistant_and_the_end_after_them_are_to_be_predicted(t
     assert store.meta['masked']
     said = []
     for side in ('train', 'held_out'):
-        row = store.row(side, '')
-        ids, predicted = row.ids(0, len(row)), row.loss_mask(0, len(row)).astype(bool)
-        said.append(store.tokenizer().decode(ids[predicted].tolist(), skip_special_tokens=False))
+        row = store.get_tokens(side, '')
+        ids, predicted = row.read_ids(0, len(row)), row.read_loss_mask(0, len(row)).astype(bool)
+        said.append(store.load_tokenizer().decode(ids[predicted].tolist(), skip_special_tokens=False))
         for end in np.flatnonzero(ids == END):
             assert predicted[end] == predicted[end - 1]
     both = ''.join(said)
@@ -118,19 +118,19 @@ def test_damaged_companions_are_made_again_or_refused(tmp_path):
     for name in ('tokenizer.json', 'probe.npz'):
         for damage in (lambda path: path.unlink(), lambda path: path.write_bytes(path.read_bytes()[:-9])):
             damage(folder / name)
-            with pytest.raises(Refusal, match=rf'{name} is not the one that it was made with'):
+            with pytest.raises(UserError, match=rf'{name} is not the one that it was made with'):
                 Store(folder)
             assert made(folder, source).digest == digest
     for name in ('meta.json', 'recipe.json'):
         (folder / name).write_text('{')
-        with pytest.raises(Refusal, match=rf'{name} is damaged.*delete'):
+        with pytest.raises(UserError, match=rf'{name} is damaged.*delete'):
             made(folder, source)
 
 
 def test_a_refused_preparation_leaves_nothing_behind(tmp_path):
     (tmp_path / 'a.jsonl').write_text('{"body": "x"}')
     for source in (f'text:{tmp_path}/a.jsonl', f'text:{tmp_path}/none', 'web:x'):
-        with pytest.raises(Refusal):
+        with pytest.raises(UserError):
             made(tmp_path / 'store', source)
     assert not (tmp_path / 'store').exists()
     assert [path.name for path in tmp_path.iterdir()] == ['a.jsonl']
@@ -139,12 +139,12 @@ def test_a_refused_preparation_leaves_nothing_behind(tmp_path):
 def test_finished_shards_are_kept_and_damaged_ones_made_anew(tmp_path, monkeypatch):
     source = written(tmp_path / 'a.jsonl', corpus_of(60))
     whole = made(tmp_path / 'whole', source, shard_tokens=300)
-    prepare(recipe(source, shard_tokens=300), tmp_path / 'again', 1)
+    prepare_store(recipe(source, shard_tokens=300), tmp_path / 'again', 1)
     kept = tmp_path / 'again' / 'train-000-00000.ids'
     before = kept.stat().st_mtime_ns
     damaged = tmp_path / 'again' / 'train-000-00002.ids'
     damaged.write_bytes(damaged.read_bytes()[:-1])
-    with pytest.raises(Refusal, match=r'train-000-00002\.ids has .* bytes of'):
+    with pytest.raises(UserError, match=r'train-000-00002\.ids has .* bytes of'):
         Store(tmp_path / 'again')
     assert made(tmp_path / 'again', source, shard_tokens=300).digest == whole.digest
     assert kept.stat().st_mtime_ns == before
@@ -154,14 +154,14 @@ def test_a_folder_of_something_else_is_left_alone(tmp_path):
     source = written(tmp_path / 'a.jsonl', corpus_of(20))
     (tmp_path / 'mine').mkdir()
     (tmp_path / 'mine' / 'file').write_text('precious')
-    with pytest.raises(Refusal, match='holds files and no token store'):
+    with pytest.raises(UserError, match='holds files and no token store'):
         made(tmp_path / 'mine', source)
     assert [path.name for path in (tmp_path / 'mine').iterdir()] == ['file']
     made(tmp_path / 'store', source)
-    with pytest.raises(Refusal, match=r'begun from something else \(held_out 0\.2 -> 0\.3\)'):
+    with pytest.raises(UserError, match=r'begun from something else \(held_out 0\.2 -> 0\.3\)'):
         made(tmp_path / 'store', source, held_out=0.3)
     written(tmp_path / 'a.jsonl', corpus_of(21))
-    with pytest.raises(Refusal, match='the files have changed since'):
+    with pytest.raises(UserError, match='the files have changed since'):
         made(tmp_path / 'store', source)
 
 
@@ -179,7 +179,7 @@ def test_damaged_documents_are_refused_or_named_and_counted(tmp_path, capsys):
     (tmp_path / 'a.jsonl').write_bytes(
         b'\n'.join([*lines, b'{"text": "caf\xe9"}', b'{"body": "x"}', b'{"text": " "}'])
     )
-    with pytest.raises(Refusal, match=r'line 10 .*--lenient'):
+    with pytest.raises(UserError, match=r'line 10 .*--lenient'):
         made(tmp_path / 'store', f'text:{tmp_path}/a.jsonl')
     store = made(tmp_path / 'store', f'text:{tmp_path}/a.jsonl', lenient=True)
     assert store.meta['dropped'] == {'damaged': 2, 'empty': 1}
@@ -192,7 +192,7 @@ def test_damaged_documents_are_refused_or_named_and_counted(tmp_path, capsys):
 @pytest.mark.slow
 def test_a_full_disk_is_said_in_one_line_and_what_is_finished_is_kept(tmp_path, small_disk):
     source, folder = written(tmp_path / 'a.jsonl', corpus_of(3000, words=300)), small_disk / 'store'
-    with pytest.raises(Refusal, match=r'No space left.*give the same command again') as refusal:
+    with pytest.raises(UserError, match=r'No space left.*give the same command again') as refusal:
         made(folder, source, shard_tokens=100_000)
     assert '\n' not in str(refusal.value)
     assert not list(folder.glob('*.unfinished'))
@@ -209,13 +209,13 @@ def test_a_dead_tokenizing_process_is_said_in_one_line(tmp_path, monkeypatch):
     (tmp_path / 'python').write_text('#!/bin/sh\nexit 9\n')
     os.chmod(tmp_path / 'python', 0o755)
     monkeypatch.setattr(sys, 'executable', str(tmp_path / 'python'))
-    with pytest.raises(Refusal, match=r'has died \(exit code 9\)'):
+    with pytest.raises(UserError, match=r'has died \(exit code 9\)'):
         made(tmp_path / 'store', source, processes=2)
 
 
 def test_masks_are_written_where_documents_tell_them_alone(tmp_path):
     store = made(tmp_path / 'store', written(tmp_path / 'a.jsonl', corpus_of(9)))
-    assert not any(PREDICTED in shard.sha256 for shard in store.shards)
+    assert not any(PREDICTED_SUFFIX in shard.sha256 for shard in store.shards)
 
 
 def test_the_verb_says_what_was_made_and_how_to_train_on_it(tmp_path, capsys):

@@ -17,20 +17,20 @@ from emulators import Answer
 from stores import chat, corpus_of, lines, made, other_tokenizer, recipe, written
 
 from sinklab.cli.main import main
-from sinklab.data.prepare import prepare
-from sinklab.data.store.marks import MARKS
+from sinklab.data.prepare import prepare_store
+from sinklab.data.store.marks import ETAGS_FILE
 from sinklab.files import tree
-from sinklab.files.place import place, storage
-from sinklab.files.whole import upload
-from sinklab.record import Refusal
+from sinklab.files.place import parse_path, get_file_system
+from sinklab.files.whole import upload_file
+from sinklab.record import UserError
 
 TEXTS = corpus_of(60)
 
 
 def sent(folder, url):
     """What a folder holds, in a bucket."""
-    for name in tree.names(folder):
-        upload(folder / name, place(f'{url}/{name}'))
+    for name in tree.list_files(folder):
+        upload_file(folder / name, parse_path(f'{url}/{name}'))
     return url
 
 
@@ -52,8 +52,8 @@ EVERY = '**/*.{txt,jsonl,jsonl.gz,jsonl.zst,parquet}'
 
 def same(local, remote):
     """Whether a store in a bucket has the files of one on a disk, byte for byte, and MARKS alone beside them."""
-    names = [name for name in tree.names(local) if name != '.lock']
-    assert tree.names(remote) == sorted([*names, MARKS])
+    names = [name for name in tree.list_files(local) if name != '.lock']
+    assert tree.list_files(remote) == sorted([*names, ETAGS_FILE])
     for name in names:
         ours, theirs = ((folder / name).read_bytes() for folder in (local, remote))
         if name in ('meta.json', 'recipe.json'):
@@ -69,35 +69,35 @@ def test_a_store_from_a_bucket_in_a_bucket_is_the_one_of_the_same_files_on_a_dis
     for number, (source, folder) in enumerate(
         [
             (f'text:{url}/{EVERY}', tmp_path / 'other'),
-            (f'text:{corpus}/{EVERY}', place(f'{bucket.url}/one')),
-            (f'text:{url}/{EVERY}', place(f'{bucket.url}/two')),
+            (f'text:{corpus}/{EVERY}', parse_path(f'{bucket.url}/one')),
+            (f'text:{url}/{EVERY}', parse_path(f'{bucket.url}/two')),
         ]
     ):
         store = made(folder, source, shard_tokens=300, processes=1 + number % 2)
         assert store.digest == local.digest
         assert len(store.shards) > 5
-    assert same(local.path, place(f'{bucket.url}/one'))
-    assert same(local.path, place(f'{bucket.url}/two'))
-    assert (place(f'{bucket.url}/one') / 'meta.json').read_text() == (local.path / 'meta.json').read_text()
+    assert same(local.path, parse_path(f'{bucket.url}/one'))
+    assert same(local.path, parse_path(f'{bucket.url}/two'))
+    assert (parse_path(f'{bucket.url}/one') / 'meta.json').read_text() == (local.path / 'meta.json').read_text()
 
 
 @pytest.mark.slow
 def test_masked_shards_are_uploaded_with_their_masks(tmp_path, bucket):
     source = chat(tmp_path / 'a.jsonl', [[('user', f'hello {n}'), ('assistant', f'good day {n}')] for n in range(9)])
-    assert same(made(tmp_path / 'store', source).path, made(place(f'{bucket.url}/store'), source).path)
+    assert same(made(tmp_path / 'store', source).path, made(parse_path(f'{bucket.url}/store'), source).path)
 
 
 def test_a_tokenizer_may_lie_in_a_bucket(tmp_path, bucket):
     source = written(tmp_path / 'a.jsonl', TEXTS)
     end = other_tokenizer(tmp_path / 'tokenizer.json') - 2
-    upload(tmp_path / 'tokenizer.json', place(f'{bucket.url}/tokenizer.json'))
+    upload_file(tmp_path / 'tokenizer.json', parse_path(f'{bucket.url}/tokenizer.json'))
     given = dict(vocabulary=None, end_token=end, fixed_token=end + 1)
     digests = [
         made(tmp_path / str(number), source, tokenizer=file, **given).digest
         for number, file in enumerate((str(tmp_path / 'tokenizer.json'), f'{bucket.url}/tokenizer.json'))
     ]
     assert digests[0] == digests[1]
-    with pytest.raises(Refusal, match=f'the tokenizer {bucket.url}/none.json cannot be read'):
+    with pytest.raises(UserError, match=f'the tokenizer {bucket.url}/none.json cannot be read'):
         made(tmp_path / 'store', source, tokenizer=f'{bucket.url}/none.json', **given)
 
 
@@ -112,7 +112,7 @@ def stopped(folder, source, shards, **changes):
             raise Stop
 
     with pytest.raises(Stop):
-        prepare(recipe(source, **changes), folder, 1, listen)
+        prepare_store(recipe(source, **changes), folder, 1, listen)
 
 
 def uploads(bucket):
@@ -134,18 +134,18 @@ def test_what_was_finished_is_neither_written_nor_read_again(tmp_path, bucket, m
     monkeypatch.setattr('sinklab.data.prepare.TASK', 2000)
     source = written(tmp_path / 'a.jsonl', corpus_of(150))
     local = made(tmp_path / 'whole', source, shard_tokens=1000)
-    folder = place(f'{bucket.url}/store')
+    folder = parse_path(f'{bucket.url}/store')
     stopped(folder, source, 4, shard_tokens=1000)
     finished = len(list(folder.glob('*-*-*.json')))
     assert 4 <= finished < len(local.shards)
     bucket.proxy.requests.clear()
-    prepare(recipe(source, shard_tokens=1000), folder, 1)
+    prepare_store(recipe(source, shard_tokens=1000), folder, 1)
     new = len(local.shards) - finished
-    assert len(uploads(bucket)) == 3 * new + len(('probe.npz', MARKS, 'meta.json'))
+    assert len(uploads(bucket)) == 3 * new + len(('probe.npz', ETAGS_FILE, 'meta.json'))
     assert not read(bucket)
     assert same(local.path, folder)
     bucket.proxy.requests.clear()
-    prepare(recipe(source, shard_tokens=1000), folder, 1)
+    prepare_store(recipe(source, shard_tokens=1000), folder, 1)
     assert not uploads(bucket)
     assert not read(bucket)
 
@@ -166,7 +166,7 @@ def remove(folder, name):
 def test_a_shard_that_is_not_what_was_uploaded_is_made_anew(tmp_path, bucket, monkeypatch, damage, done):
     monkeypatch.setattr('sinklab.data.prepare.TASK', 2000)
     source = written(tmp_path / 'a.jsonl', corpus_of(150))
-    local, folder = made(tmp_path / 'whole', source, shard_tokens=1000), place(f'{bucket.url}/store')
+    local, folder = made(tmp_path / 'whole', source, shard_tokens=1000), parse_path(f'{bucket.url}/store')
     if done:
         made(folder, source, shard_tokens=1000)
     else:
@@ -179,13 +179,13 @@ def test_a_shard_that_is_not_what_was_uploaded_is_made_anew(tmp_path, bucket, mo
 def test_a_store_that_was_copied_into_a_bucket_is_verified_and_taken(tmp_path, bucket):
     source = written(tmp_path / 'a.jsonl', TEXTS)
     local = made(tmp_path / 'store', source)
-    folder = place(sent(local.path, f'{bucket.url}/store'))
+    folder = parse_path(sent(local.path, f'{bucket.url}/store'))
     bucket.proxy.requests.clear()
-    prepare(recipe(source), folder, 1)
+    prepare_store(recipe(source), folder, 1)
     assert not uploads(bucket)
-    tampered(folder, local.shards[0].files[0])
-    prepare(recipe(source), folder, 1)
-    assert (folder / local.shards[0].files[0]).read_bytes() == (local.path / local.shards[0].files[0]).read_bytes()
+    tampered(folder, local.shards[0].file_names[0])
+    prepare_store(recipe(source), folder, 1)
+    assert (folder / local.shards[0].file_names[0]).read_bytes() == (local.path / local.shards[0].file_names[0]).read_bytes()
 
 
 def failing(times, path, methods, **how):
@@ -210,9 +210,9 @@ def test_a_storage_that_fails_for_a_while_costs_time_alone(tmp_path, bucket, how
     local = made(tmp_path / 'store', source, shard_tokens=1000)
     rule, left = failing(4, 'train-000', ('PUT', 'POST'), **how)
     with bucket.proxy.treating(rule):
-        made(place(f'{bucket.url}/store'), source, shard_tokens=1000)
+        made(parse_path(f'{bucket.url}/store'), source, shard_tokens=1000)
     assert left == [0] or bucket.url.startswith('gs')  # there the name is in the body
-    assert same(local.path, place(f'{bucket.url}/store'))
+    assert same(local.path, parse_path(f'{bucket.url}/store'))
 
 
 def one_line(capsys, *arguments):
@@ -227,13 +227,13 @@ def test_what_cannot_be_written_is_said_in_one_line(tmp_path, bucket, capsys):
     given = f'--source={source}', '--vocabulary=300'
     missing = one_line(capsys, *given, f'--out={bucket.url}-not/store')
     assert f'{bucket.url}-not/store cannot be written (the bucket {bucket.url}-not is not there)' in missing
-    place(f'{bucket.url}/mine/file').write_text('precious')
+    parse_path(f'{bucket.url}/mine/file').write_text('precious')
     assert 'holds files and no token store (file)' in one_line(capsys, *given, f'--out={bucket.url}/mine')
-    assert tree.names(place(f'{bucket.url}/mine')) == ['file']
+    assert tree.list_files(parse_path(f'{bucket.url}/mine')) == ['file']
     assert 'neither local nor in a bucket' in one_line(capsys, *given, '--out=az://bucket/store')
     with bucket.proxy.treating(lambda method, _: Answer(status=403) if method in ('PUT', 'POST') else None):
         assert 'refuses this account' in one_line(capsys, *given, f'--out={bucket.url}/store')
-    assert not tree.names(place(f'{bucket.url}/store'))
+    assert not tree.list_files(parse_path(f'{bucket.url}/store'))
     sent(tmp_path, f'{bucket.url}/same')
     same_folder = one_line(capsys, f'--source=text:{bucket.url}/same/*.jsonl', f'--out={bucket.url}/same')
     assert 'holds files and no token store (a.jsonl)' in same_folder
@@ -252,7 +252,7 @@ def test_the_verb_says_what_lies_in_a_bucket_and_how_to_train_on_it(tmp_path, bu
 
 def sent_texts(tmp_path, bucket):
     written(tmp_path / 'a.jsonl', TEXTS)
-    upload(tmp_path / 'a.jsonl', place(f'{bucket.url}/a.jsonl'))
+    upload_file(tmp_path / 'a.jsonl', parse_path(f'{bucket.url}/a.jsonl'))
     return f'text:{bucket.url}/a.jsonl'
 
 
@@ -266,7 +266,7 @@ def command(source, out):
 def test_killed_it_goes_on_and_meanwhile_no_second_one_begins(tmp_path, bucket):
     written(tmp_path / 'a.jsonl', corpus_of(800, words=300))
     source = f'text:{sent(tmp_path, f"{bucket.url}/pile")}/*.jsonl'
-    folder = place(f'{bucket.url}/store')
+    folder = parse_path(f'{bucket.url}/store')
     local = json.loads(subprocess.run(command(source, tmp_path / 'whole'), check=True, capture_output=True).stdout)
     quiet = dict(stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
     with bucket.proxy.treating(lambda method, _: Answer(seconds=0.3) if method in ('PUT', 'POST') else None):
@@ -289,5 +289,5 @@ def test_killed_it_goes_on_and_meanwhile_no_second_one_begins(tmp_path, bucket):
 
 def written_at(folder, shards):
     """When the ids of these shards were written."""
-    known = {name: storage(folder).info(f'{folder}/{name}.ids') for name in shards}
+    known = {name: get_file_system(folder).info(f'{folder}/{name}.ids') for name in shards}
     return {name: said.get('generation') or said['LastModified'] for name, said in known.items()}

@@ -13,18 +13,18 @@ from jax.sharding import AxisType
 from sinklab.attend import dense, epilogue
 from sinklab.attend import mask as masks
 from sinklab.attend.kernels import tpu
-from sinklab.attend.kernels.primitive import NOTHING, Linear, Problem, Scores, Softmax, primitive
-from sinklab.model.positions import slopes
+from sinklab.attend.kernels.primitive import MASK_VALUE, LinearReduction, KernelSpec, ScoreSpec, SoftmaxReduction, run_kernels
+from sinklab.model.positions import compute_alibi_slopes
 
 pytestmark = pytest.mark.usefixtures('small_blocks')
 
 
 def text_sums(sums, arrays, mask):
     """What the primitives sum, and their statistics, by the whole matrix."""
-    score_BHTS = dense.scores(*arrays[:2])
+    score_BHTS = dense.compute_scores(*arrays[:2])
     visible_BHTS = mask.visible(arrays[1].shape[1])[:, None]
     value_BSHV = arrays[2]
-    if sums == Softmax():
+    if sums == SoftmaxReduction():
         score_BHTS = jnp.where(visible_BHTS, score_BHTS, -jnp.inf)
         weight_BHTS, statistics = jax.nn.softmax(score_BHTS), (jax.nn.logsumexp(score_BHTS, -1),)
     else:
@@ -34,9 +34,9 @@ def text_sums(sums, arrays, mask):
 
 
 SUMS = {
-    'softmax': Softmax(),
-    'no statistic': Linear(lambda score: (jnp.tanh(score), ())),
-    'two statistics': Linear(lambda score: (jnp.exp(score), (score**2, jnp.cos(score)))),
+    'softmax': SoftmaxReduction(),
+    'no statistic': LinearReduction(lambda score: (jnp.tanh(score), ())),
+    'two statistics': LinearReduction(lambda score: (jnp.exp(score), (score**2, jnp.cos(score)))),
 }
 
 
@@ -44,7 +44,7 @@ SUMS = {
 @pytest.mark.parametrize('name', SUMS)
 def test_cotangents_of_the_statistics_reach_queries_and_keys_under_every_mask(name):
     arrays, mask, sums = drawn(64, batch=len(MASKS)), every(LENGTH), SUMS[name]
-    problem = Problem(Scores(64**-0.5), mask)
+    problem = KernelSpec(ScoreSpec(64**-0.5), mask)
 
     def total(arrays, summed):
         output, statistics = summed(arrays)
@@ -52,14 +52,14 @@ def test_cotangents_of_the_statistics_reach_queries_and_keys_under_every_mask(na
         return sum(jnp.sum(draw.normal(size=array.shape) * array) for array in (output, *statistics))
 
     with interpreted():
-        ours = jax.grad(total)(arrays, lambda arrays: primitive(tpu, sums, problem, *arrays))
+        ours = jax.grad(total)(arrays, lambda arrays: run_kernels(tpu, sums, problem, *arrays))
     theirs = jax.grad(total)(arrays, lambda arrays: text_sums(sums, arrays, mask))
     close(ours, theirs, 2e-5)
 
 
 @pytest.mark.slow
 def test_a_large_power_leaves_something_of_every_row():
-    asked, arrays = rule(attention('exp', 'p_norm', power=16.0), masks.causal(1024)), drawn(64, length=1024)
+    asked, arrays = rule(attention('exp', 'p_norm', power=16.0), masks.make_causal_mask(1024)), drawn(64, length=1024)
     with interpreted():
         found = epilogue.attend(tpu, *arrays, asked).output_BTHK
     close(found, dense.attend(*arrays, asked).output_BTHK, 5e-5)
@@ -67,11 +67,11 @@ def test_a_large_power_leaves_something_of_every_row():
 
 @pytest.mark.slow
 def test_a_softmax_that_sees_nothing_has_a_finite_lse():
-    mask = masks.static(np.zeros(LENGTH, np.int32), np.zeros(LENGTH, np.int32))
+    mask = masks.make_static_mask(np.zeros(LENGTH, np.int32), np.zeros(LENGTH, np.int32))
     with interpreted():
-        output, (lse,) = primitive(tpu, Softmax(), Problem(Scores(0.125), mask), *drawn(64))
+        output, (lse,) = run_kernels(tpu, SoftmaxReduction(), KernelSpec(ScoreSpec(0.125), mask), *drawn(64))
     assert (output == 0).all()
-    assert (lse == np.float32(NOTHING)).all()
+    assert (lse == np.float32(MASK_VALUE)).all()
 
 
 def races(run, *arrays) -> bool:
@@ -92,10 +92,10 @@ def races(run, *arrays) -> bool:
 @pytest.mark.slow
 @pytest.mark.parametrize(('name', 'mask'), in_turn((name, mask) for name in SUMS for mask in ('causal', 'documents')))
 def test_kernels_have_no_race(name, mask):
-    problem = Problem(Scores(0.125), MASKS[mask](LENGTH))
+    problem = KernelSpec(ScoreSpec(0.125), MASKS[mask](LENGTH))
 
     def run(*arrays):
-        return primitive(tpu, SUMS[name], problem, *arrays)[0].sum()
+        return run_kernels(tpu, SUMS[name], problem, *arrays)[0].sum()
 
     assert not races(jax.grad(run, (0, 1, 2)), *drawn(64))
 
@@ -126,7 +126,7 @@ def test_a_race_would_be_seen():
 def test_kernels_under_a_mesh_give_what_they_give_without(axes, mask):
     mesh = jax.make_mesh(axes, ('data', 'fsdp', 'tensor'), axis_types=(AxisType.Auto,) * 3)
     mask, arrays = MASKS[mask](LENGTH), drawn(64, batch=4)
-    slope_H = jnp.asarray(slopes(HEADS))
+    slope_H = jnp.asarray(compute_alibi_slopes(HEADS))
 
     def run(arrays, slope_H):
         asked = rule(attention('exp', 'plus_one'), mask, bias=alibi(slope_H))

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 import sinklab
-from sinklab.model.parameter import multiply
+from sinklab.model.parameter import sharded_einsum
 
 MODEL = Path(sinklab.__file__).parent / 'model'
 EQUATIONS = sorted(
@@ -31,7 +31,7 @@ def test_gradients_are_those_of_the_plain_einsum(equation, wide):
     rng = np.random.default_rng(0)
     x, weight = (rng.normal(size=[sizes[one] for one in letters]).astype('float32') for letters in (of_x, of_weight))
     axes = (None,) * weight.ndim
-    y, back = jax.vjp(lambda *given: multiply(equation, axes, None, *given), x, weight)
+    y, back = jax.vjp(lambda *given: sharded_einsum(equation, axes, None, *given), x, weight)
     expected, plain = jax.vjp(lambda *given: jnp.einsum(equation, *given), x, weight)
     np.testing.assert_array_equal(y, expected)
     d_y = rng.normal(size=y.shape).astype('float32')
@@ -47,7 +47,7 @@ def test_in_bfloat16_they_are_summed_in_float32(equation):
     rng = np.random.default_rng(0)
     x, weight = (rng.normal(size=[sizes[one] for one in letters]) for letters in (of_x, of_weight))
     x, weight = jnp.asarray(x, jnp.bfloat16), jnp.asarray(weight, jnp.float32)
-    y, back = jax.vjp(lambda *given: multiply(equation, (None,) * weight.ndim, None, *given), x, weight)
+    y, back = jax.vjp(lambda *given: sharded_einsum(equation, (None,) * weight.ndim, None, *given), x, weight)
     d_y = jnp.asarray(rng.normal(size=y.shape), jnp.bfloat16)
     _, plain = jax.vjp(lambda weight: jnp.einsum(equation, x.astype(jnp.float32), weight), weight)
     np.testing.assert_allclose(jax.jit(back)(d_y)[1], plain(d_y.astype(jnp.float32))[0], rtol=1e-5, atol=1e-5)

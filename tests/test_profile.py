@@ -8,11 +8,11 @@ from runs import Died, Dying, spec, train
 
 from sinklab.cli import train as verb
 from sinklab.cli.main import main
-from sinklab.folder import Folder
+from sinklab.folder import RunDir
 from sinklab.processes import link
-from sinklab.record import Refusal
+from sinklab.record import UserError
 from sinklab.train import loop
-from sinklab.train.profile import Profile, asked
+from sinklab.train.profile import ProfilerCallback, parse_profile_steps
 
 
 @pytest.fixture
@@ -20,8 +20,8 @@ def traced(corpus, tmp_path):
     """traced(STEP:COUNT, *listeners) -> (the profile, what it has said) of a run of eight steps."""
 
     def run(given, *listeners, **changes):
-        said, folder = [], Folder(tmp_path)
-        with Profile(folder, asked(given, folder, 8), said.append) as profile:
+        said, folder = [], RunDir(tmp_path)
+        with ProfilerCallback(folder, parse_profile_steps(given, folder, 8), said.append) as profile:
             train(spec(corpus, log__every_steps=1, **changes), tmp_path, *listeners, profile)
         assert not profile.going
         return said
@@ -100,7 +100,7 @@ def test_the_rest_of_the_steps_is_traced_where_an_attempt_begins_among_them(tmp_
     calls = []
     monkeypatch.setattr(jax.profiler, 'start_trace', lambda folder, **_: calls.append(folder))
     monkeypatch.setattr(jax.profiler, 'stop_trace', lambda: calls.append('stop'))
-    with Profile(Folder(tmp_path), range(2, 7), calls.append) as profile:
+    with ProfilerCallback(RunDir(tmp_path), range(2, 7), calls.append) as profile:
         profile.begin(4, 'dense', [])
         for step in (5, 6, 7):
             profile.record(dict(step=step), written=False)
@@ -110,21 +110,21 @@ def test_the_rest_of_the_steps_is_traced_where_an_attempt_begins_among_them(tmp_
 
 @pytest.mark.parametrize('given', ['3', '0:2', '3:0', 'a:b', '3:2:1', '-1:2', '', f'1:{10**20}'])
 def test_what_is_no_range_is_refused(tmp_path, given):
-    with pytest.raises(Refusal, match='give STEP:COUNT'):
-        asked(given, Folder(tmp_path), 8)
+    with pytest.raises(UserError, match='give STEP:COUNT'):
+        parse_profile_steps(given, RunDir(tmp_path), 8)
 
 
 def test_what_begins_after_the_last_step_is_refused(tmp_path):
-    assert asked('8:2', Folder(tmp_path), 8) == range(8, 9)
-    with pytest.raises(Refusal, match=r'--profile=9:2 begins after the last step, which is 8; give an earlier STEP'):
-        asked('9:2', Folder(tmp_path), 8)
+    assert parse_profile_steps('8:2', RunDir(tmp_path), 8) == range(8, 9)
+    with pytest.raises(UserError, match=r'--profile=9:2 begins after the last step, which is 8; give an earlier STEP'):
+        parse_profile_steps('9:2', RunDir(tmp_path), 8)
 
 
 def test_a_bucket_is_refused():
-    folder = Folder('runs/x')
+    folder = RunDir('runs/x')
     folder.path = 'gs://bucket/run'
-    with pytest.raises(Refusal, match='writes to disks alone'):
-        asked('3:2', folder, 8)
+    with pytest.raises(UserError, match='writes to disks alone'):
+        parse_profile_steps('3:2', folder, 8)
 
 
 @pytest.mark.parametrize('given', ['3', '201:1'])

@@ -15,7 +15,7 @@ import jax.numpy as jnp
 import pytest
 
 from sinklab import program_cache
-from sinklab.cache import cache
+from sinklab.cache import get_cache_dir
 from sinklab.cli import programs
 
 PROGRAM = bytes(range(256)) * 40
@@ -28,7 +28,7 @@ def opened(tmp_path):
     """A cache as jax makes it, after sinklab's change to jax."""
     from jax._src import compilation_cache
 
-    assert program_cache.install()
+    assert program_cache.install_verified_cache()
     made, _ = compilation_cache.get_file_cache(str(tmp_path))
     return made
 
@@ -48,7 +48,7 @@ def test_jax_still_makes_its_cache_from_the_private_name_that_sinklab_replaces(t
     """Fails where a new jax has moved it: then sinklab/program_cache.py must follow."""
     from jax._src import compilation_cache
 
-    assert program_cache.install(), f'jax {jax.__version__} has no {".".join(INSTALLED)}'
+    assert program_cache.install_verified_cache(), f'jax {jax.__version__} has no {".".join(INSTALLED)}'
     made, _ = compilation_cache.get_file_cache(str(tmp_path))
     assert getattr(made, 'is_verified', False), 'jax does not make its cache from the name that is replaced any more'
 
@@ -59,7 +59,7 @@ def test_without_that_private_name_nothing_is_read_from_the_cache(monkeypatch, c
     monkeypatch.delattr(compilation_cache, 'LRUCache')
     enabled = jax.config.jax_enable_compilation_cache
     try:
-        assert not program_cache.install()
+        assert not program_cache.install_verified_cache()
         assert not jax.config.jax_enable_compilation_cache
     finally:
         jax.config.update('jax_enable_compilation_cache', enabled)
@@ -75,7 +75,7 @@ def test_without_the_public_reset_nothing_is_read_from_the_cache(monkeypatch):
     monkeypatch.delattr(public, 'reset_cache')
     enabled = jax.config.jax_enable_compilation_cache
     try:
-        assert not program_cache.install()
+        assert not program_cache.install_verified_cache()
         assert not jax.config.jax_enable_compilation_cache
     finally:
         jax.config.update('jax_enable_compilation_cache', enabled)
@@ -124,7 +124,7 @@ def test_no_flipped_bit_of_the_header_gets_through(opened, tmp_path):
     opened.put(KEY, PROGRAM)
     path = entry(tmp_path)
     good = path.read_bytes()
-    for bit in range(8 * program_cache.HEADER):
+    for bit in range(8 * program_cache.HEADER_BYTES):
         path.write_bytes(flip(good, bit))
         assert opened.get(KEY) is None, bit
 
@@ -135,8 +135,8 @@ def test_no_flipped_bit_of_the_header_gets_through(opened, tmp_path):
         lambda content: b'',
         lambda content: content[: len(content) // 2],
         lambda content: content + b'x',
-        lambda content: content[program_cache.HEADER :],
-        lambda content: content[: program_cache.HEADER],
+        lambda content: content[program_cache.HEADER_BYTES :],
+        lambda content: content[: program_cache.HEADER_BYTES],
     ],
     ids=['empty', 'truncated', 'longer', 'without digest', 'digest alone'],
 )
@@ -179,7 +179,7 @@ def test_the_bound_on_the_size_of_the_cache_still_holds(tmp_path):
         made.put(f'{KEY}{number}', PROGRAM)
     assert made.get(f'{KEY}0') is None
     assert made.get(f'{KEY}4') == PROGRAM
-    path = tmp_path / f'{program_cache.NAME.format(f"{KEY}4")}{program_cache.ENTRY}'
+    path = tmp_path / f'{program_cache.NAME_FORMAT.format(f"{KEY}4")}{program_cache.ENTRY_SUFFIX}'
     path.write_bytes(flip(path.read_bytes(), 9000))
     assert made.get(f'{KEY}4') is None
     made.put(f'{KEY}5', PROGRAM)
@@ -192,7 +192,7 @@ def test_entries_in_a_bucket_are_verified(bucket, capsys):
     made, _ = compilation_cache.get_file_cache(f'{bucket.url}/programs')
     made.put(KEY, PROGRAM)
     assert made.get(KEY) == PROGRAM
-    path = made.path / f'{program_cache.NAME.format(KEY)}{program_cache.ENTRY}'
+    path = made.path / f'{program_cache.NAME_FORMAT.format(KEY)}{program_cache.ENTRY_SUFFIX}'
     path.write_bytes(flip(path.read_bytes(), 5000))
     assert made.get(KEY) is None
     assert not path.exists()
@@ -216,8 +216,8 @@ def test_folders_of_the_cache_are_for_the_user_alone(tmp_path, monkeypatch):
     before = os.umask(0)
     try:
         monkeypatch.setenv('SINKLAB_CACHE', str(tmp_path / 'cache'))
-        assert stat.S_IMODE(cache().stat().st_mode) == 0o700
-        assert programs.writable(str(tmp_path / 'compiled'))
+        assert stat.S_IMODE(get_cache_dir().stat().st_mode) == 0o700
+        assert programs.ensure_writable(str(tmp_path / 'compiled'))
         assert stat.S_IMODE((tmp_path / 'compiled').stat().st_mode) == 0o700
     finally:
         os.umask(before)

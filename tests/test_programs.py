@@ -39,17 +39,17 @@ def test_none_are_kept_where_none_are_wanted():
 def test_only_what_learns_nothing_is_compiled_in_haste(monkeypatch):
     monkeypatch.setenv('XLA_FLAGS', '--xla_dump_to=somewhere')
     for size in (None, 'paper', 'quickstart'):
-        programs.hasten(size)
+        programs.set_fast_compile_flags(size)
     assert os.environ['XLA_FLAGS'] == '--xla_dump_to=somewhere'
-    programs.hasten('smoke')
-    programs.hasten('smoke')
-    assert os.environ['XLA_FLAGS'] == f'--xla_dump_to=somewhere {programs.HASTE}'
+    programs.set_fast_compile_flags('smoke')
+    programs.set_fast_compile_flags('smoke')
+    assert os.environ['XLA_FLAGS'] == f'--xla_dump_to=somewhere {programs.FAST_COMPILE_FLAGS}'
 
 
 def test_programs_of_other_processors_lie_elsewhere(monkeypatch, tmp_path):
     monkeypatch.setenv('SINKLAB_CACHE', str(tmp_path))
-    here = programs.usual()
-    assert here == programs.usual()
+    here = programs.get_default_cache_dir()
+    assert here == programs.get_default_cache_dir()
     assert here.parent == tmp_path / 'programs'
     monkeypatch.setattr(programs, 'processor', lambda: 'another')
-    assert programs.usual() != here
+    assert programs.get_default_cache_dir() != here

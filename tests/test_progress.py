@@ -8,9 +8,9 @@ from sinklab.cli import progress
 
 def shown(capsys, records, **changes):
     """The lines that a log has of these records."""
-    listener = progress.Progress('mine', tiny(**changes))
+    listener = progress.ProgressCallback('mine', tiny(**changes))
     for record in records:
-        listener.record(record, written=True)
+        listener.on_record(record, written=True)
     return capsys.readouterr().err.splitlines()
 
 
@@ -33,7 +33,7 @@ def test_a_sink_that_was_measured_before_is_told_with_its_step(capsys, monkeypat
     ('every', 'step', 'told'), [(0, 0, True), (8, 0, True), (4, 0, False), (4, 3, False), (4, 4, True), (3, 4, False)]
 )
 def test_a_run_that_saves_nothing_before_its_end_says_so_at_its_start(capsys, every, step, told):
-    progress.Progress('mine', tiny(checkpoint__every_steps=every)).begin(step, 'chunked, earlier dense', [])
+    progress.ProgressCallback('mine', tiny(checkpoint__every_steps=every)).on_train_begin(step, 'chunked, earlier dense', [])
     lines = capsys.readouterr().err.splitlines()
     assert lines[0] == 'mine  attention: chunked, earlier dense'
     assert any('saves no checkpoint before its end' in line for line in lines) == told
@@ -41,10 +41,10 @@ def test_a_run_that_saves_nothing_before_its_end_says_so_at_its_start(capsys, ev
 
 def test_what_a_row_comes_to_is_said_at_its_start(capsys):
     said = 'at size smoke: optimizer.steps 4 -> 8'
-    progress.Progress('mine', tiny(), row=said).begin(0, 'dense', [])
+    progress.ProgressCallback('mine', tiny(), row_description=said).on_train_begin(0, 'dense', [])
     assert capsys.readouterr().err.splitlines()[0] == f'mine  {said}'
 
 
 def test_what_has_changed_since_a_step_is_said(capsys):
-    progress.Progress('mine', tiny(checkpoint__every_steps=2)).begin(4, 'dense', ['a 1 -> 2', 'b 3 -> 4'])
+    progress.ProgressCallback('mine', tiny(checkpoint__every_steps=2)).on_train_begin(4, 'dense', ['a 1 -> 2', 'b 3 -> 4'])
     assert capsys.readouterr().err.splitlines()[1:] == ['mine  since step 4: a 1 -> 2; b 3 -> 4']

@@ -12,7 +12,7 @@ from conftest import OPERATIONS, drawn, operation, tiny
 from flax import nnx
 
 from sinklab.measure import sink
-from sinklab.measure.propositions import CLAIMS
+from sinklab.measure.propositions import PROPOSITIONS
 from sinklab.train import objective, state
 
 pytestmark = pytest.mark.slow  # each case has a program of its own to compile
@@ -23,7 +23,7 @@ REPEATED = np.full((1, T), 7)
 def passed(spec, params, tokens):
     """(logits, Capture), operation by operation."""
     with jax.disable_jit():
-        return nnx.merge(state.architecture(spec)[0], params)(tokens, capture=True)
+        return nnx.merge(state.make_abstract_model(spec)[0], params)(tokens, capture=True)
 
 
 def repeated(position, pair=('exp', 'sum'), **changes):
@@ -34,7 +34,7 @@ def repeated(position, pair=('exp', 'sum'), **changes):
     return *(np.float64(x[:, 0]) for x in (captured.attention_BHTS, captured.residual_BTD)), params
 
 
-@pytest.mark.parametrize('position', CLAIMS)
+@pytest.mark.parametrize('position', PROPOSITIONS)
 def test_hidden_states_of_a_repeated_token_are_equal_after_every_block(position):
     _, residual_LTD, _ = repeated(position)
     np.testing.assert_allclose(residual_LTD, residual_LTD[:, :1].repeat(T, 1), rtol=1e-5, atol=1e-5)
@@ -50,15 +50,15 @@ def test_proposition_1_without_positions_a_repeated_token_is_attended_uniformly(
     attention_LHTS, _, _ = repeated('none')
     uniform_TS = np.tri(T) / np.arange(1, T + 1)[:, None]
     np.testing.assert_allclose(attention_LHTS, np.broadcast_to(uniform_TS, attention_LHTS.shape), atol=1e-6)
-    np.testing.assert_allclose(sink.importance(attention_LHTS, 1), sink.floor(T), rtol=1e-5)
-    assert round(sink.floor(T), 4) == 0.0741
+    np.testing.assert_allclose(sink.compute_importance(attention_LHTS, 1), sink.compute_uniform_importance(T), rtol=1e-5)
+    assert round(sink.compute_uniform_importance(T), 4) == 0.0741
 
 
 @pytest.mark.parametrize(('kind', 'alpha'), [('code', 0.334), ('printed', 0.225), ('negative', 0.022)])
 def test_proposition_2_relative_positions_alone_make_the_sink_of_a_repeated_token(kind, alpha):
     attention_LHTS, _, _ = repeated(f'relative_paper_{kind}')
     assert np.ptp(attention_LHTS, axis=(0, 1)).max() < 1e-5, 'it depends on weights'
-    found = np.asarray(sink.importance(attention_LHTS, 1))
+    found = np.asarray(sink.compute_importance(attention_LHTS, 1))
     np.testing.assert_allclose(found, alpha, atol=5e-4)
     if kind == 'code':
         np.testing.assert_allclose(attention_LHTS[:, :, 1, 0], 0.731, atol=5e-4)
@@ -74,10 +74,10 @@ def test_proposition_3_alibi_prefers_the_nearest_of_a_repeated_token():
             np.testing.assert_allclose(found, [weight_S / weight_S.sum()] * 2, rtol=1e-4)
             assert (np.diff(found) > 0).all()
             assert (found[:, 0] <= (1 + 1e-5) / (t + 1)).all()
-    alpha_LH = np.asarray(sink.importance(attention_LHTS, 1))[..., 0]
+    alpha_LH = np.asarray(sink.compute_importance(attention_LHTS, 1))[..., 0]
     for slope, alpha in ((1 / 2, 0.028), (1 / 16, 0.054), (1 / 256, 0.072)):
         np.testing.assert_allclose(alpha_LH[:, round(-math.log2(slope)) - 1], alpha, atol=5e-4)
-    assert (alpha_LH < sink.floor(T)).all()
+    assert (alpha_LH < sink.compute_uniform_importance(T)).all()
 
 
 def test_proposition_4_rotary_attention_to_a_repeated_token_is_bounded():
@@ -113,7 +113,7 @@ def test_a_column_beside_a_repeated_token_gets_its_score_against_theirs_and_not_
 def test_sigmoid_scores_of_a_repeated_token_are_all_equal_and_its_proxy_stands_on_the_floor():
     attention_LHTS, _, _ = repeated('none', ('sigmoid', 'none'), **ONE_LAYER)
     np.testing.assert_allclose(attention_LHTS, np.tri(T) * attention_LHTS[..., :1, :1], rtol=1e-5)
-    np.testing.assert_allclose(sink.importance(sink.proxy(attention_LHTS), 1), sink.floor(T), rtol=1e-4)
+    np.testing.assert_allclose(sink.compute_importance(sink.normalize_rows(attention_LHTS), 1), sink.compute_uniform_importance(T), rtol=1e-4)
 
 
 TOKENS = np.random.default_rng(0).integers(0, 300, (2, 12))
@@ -125,7 +125,7 @@ def test_the_proxy_of_a_normalized_operation_is_itself(pair):
     spec = operation(tiny(), *pair)
     attention = passed(spec, drawn(spec), TOKENS)[1].attention_BHTS
     empty = np.asarray(attention).sum(-1, keepdims=True) < 0.5  # relu may see nothing above 0
-    np.testing.assert_allclose(sink.proxy(attention), np.where(empty, 0, attention), rtol=1e-4, atol=1e-7)
+    np.testing.assert_allclose(sink.normalize_rows(attention), np.where(empty, 0, attention), rtol=1e-4, atol=1e-7)
     assert empty.mean() < 0.2
 
 
@@ -177,7 +177,7 @@ def losses(spec, params, optimizer, steps=4):
 
 @functools.cache
 def gradient_of_loss(spec):
-    return jax.jit(jax.value_and_grad(objective.loss_of(spec)))
+    return jax.jit(jax.value_and_grad(objective.make_loss(spec)))
 
 
 @pytest.mark.slow

@@ -7,11 +7,11 @@ import warnings
 
 import pytest
 
-from sinklab.checkpoint.log_filters import install, quiet
+from sinklab.checkpoint.log_filters import install_filters, suppress_orbax_logs
 
 
 def process_wide():
-    install()  # which stays
+    install_filters()  # which stays
     loggers = [logging.getLogger(name) for name in (None, 'absl', 'asyncio')]
     return [list(logger.filters) for logger in loggers], sys.unraisablehook, list(warnings.filters)
 
@@ -32,7 +32,7 @@ class Thread:
         self.inside.wait(10)
 
     def stay(self):
-        with quiet():
+        with suppress_orbax_logs():
             self.inside.set()
             self.leave.wait(10)
 
@@ -71,6 +71,6 @@ def test_what_another_thread_sets_meanwhile_stays(monkeypatch):
 @pytest.mark.slow
 def test_an_error_inside_leaves_nothing_behind():
     before = process_wide()
-    with pytest.raises(KeyError), quiet():
+    with pytest.raises(KeyError), suppress_orbax_logs():
         raise KeyError
     assert process_wide() == before

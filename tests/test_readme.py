@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from configs.claims import CLAIMS
-from sinklab.cli.config import load
+from sinklab.cli.config import load_spec
 from sinklab.cli.main import main
 
 ROOT = Path(__file__).parents[1]
@@ -31,7 +31,7 @@ def test_the_rows_of_the_readme_are_valid(capsys, tmp_path):
     assert main(['rows', f'--config={tmp_path}/mine.py', '--json']) == 0
     plain, other = json.loads(capsys.readouterr().out)
     assert (plain['diff'], other['diff']) == ({}, {'model.qk_norm': True})
-    assert load(f'{tmp_path}/mine.py:{other["row"]}', [], 'quickstart')[0].model.qk_norm
+    assert load_spec(f'{tmp_path}/mine.py:{other["row"]}', [], 'quickstart')[0].model.qk_norm
 
 
 @pytest.mark.slow

@@ -14,20 +14,20 @@ import pytest
 
 from configs import claims as claims_file
 from configs import default
-from configs.table import flat, reading
+from configs.table import list_fields, get_field
 from docs import api_pages, check_site, paper_tables, reference
 from sinklab import folder, spec
 from sinklab.cli import main
 from sinklab.files import run_files
-from sinklab.measure.table import DEEPER_NUMBERS, NUMBERS
-from sinklab.observe.study import LOSS
+from sinklab.measure.table import OFFLINE_METRIC_INFOS, METRIC_INFOS
+from sinklab.observe.study import LOSS_INFO
 from sinklab.processes import ending
-from sinklab.report.claims import FAILS
-from sinklab.report.sweep import EMERGES
+from sinklab.report.claims import FAILS_METRIC
+from sinklab.report.sweep import EMERGENCE_METRIC
 
 ROOT = Path(__file__).parents[1]
-PAGES = reference.pages()
-TABLES = functools.cache(paper_tables.page)
+PAGES = reference.build_pages()
+TABLES = functools.cache(paper_tables.build_page)
 FILES = sorted(path for path in (ROOT / 'configs').glob('*.py') if '\nROWS' in path.read_text(encoding='utf-8'))
 
 
@@ -41,11 +41,11 @@ def lines_of(page, first):
 
 def test_every_config_field_has_one_line_with_its_default_and_a_meaning():
     config = default.get_config()
-    for path in flat(config):
+    for path in list_fields(config):
         lines = [line for line in lines_of(PAGES['config.md'], path) if f'id="{path}"' in line or path == 'seed']
         assert len(lines) == 1, path
         cells = [cell.strip() for cell in lines[0].strip('|').split(' | ')]
-        assert cells[1] == f'`{reference.shown(reading(config, path))}`'
+        assert cells[1] == f'`{reference.format_value(get_field(config, path))}`'
         assert len(cells[3]) > 10
 
 
@@ -55,14 +55,14 @@ def test_every_value_of_a_choice_is_listed():
         node for node in ast.walk(tree) if isinstance(node, ast.Subscript) and ast.unparse(node.value) == 'Literal'
     ]
     values = {leaf.value for node in named for leaf in ast.walk(node.slice) if isinstance(leaf, ast.Constant)}
-    values |= {*spec.PAIRS, *spec.HYPERPARAMETERS['name'], *spec.HYPERPARAMETERS['schedule']}
-    for value in values - {'', 'name', 'schedule'} - {*spec.Backend.__args__} - {*spec.Takes.__args__}:
+    values |= {*spec.NORMALIZERS_BY_SIMILARITY, *spec.HYPERPARAMETERS['name'], *spec.HYPERPARAMETERS['schedule']}
+    for value in values - {'', 'name', 'schedule'} - {*spec.BackendName.__args__} - {*spec.WarmStartTakes.__args__}:
         assert f'`{value}`' in PAGES['config.md'], value
 
 
 def test_every_field_of_a_spec_has_a_docstring():
     for kind in (spec.Spec, spec.Hardware, *(getattr(spec, name) for name in ('Model', 'Attention', 'Mask', 'Data'))):
-        assert reference.docstrings_of_fields(kind).keys() == set(kind.__dataclass_fields__)
+        assert reference.read_field_docstrings(kind).keys() == set(kind.__dataclass_fields__)
 
 
 # commands.md
@@ -76,7 +76,7 @@ def commands(parser, name=''):
             yield from commands(one, f'{name} {sub}'.strip())
 
 
-COMMANDS = dict(commands(main.parser()))
+COMMANDS = dict(commands(main.build_parser()))
 
 
 @pytest.mark.parametrize('name', COMMANDS)
@@ -92,7 +92,7 @@ def test_every_option_of_a_command_is_in_its_section(name):
 
 
 def test_every_verb_has_an_example():
-    for name in main.VERBS:
+    for name in main.COMMANDS:
         section = re.split(r'\n## ', PAGES['commands.md'].partition(f'## `sinklab {name}`')[2])[0]
         assert re.search(rf'```text\n(.*\n)*.*sinklab {name}', section.partition('| argument')[2]), name
 
@@ -100,7 +100,7 @@ def test_every_verb_has_an_example():
 # metrics.md
 
 
-@pytest.mark.parametrize('number', [*NUMBERS, *DEEPER_NUMBERS], ids=lambda number: number.name)
+@pytest.mark.parametrize('number', [*METRIC_INFOS, *OFFLINE_METRIC_INFOS], ids=lambda number: number.name)
 def test_every_number_of_a_measure_is_a_metric_of_the_page(number):
     (line,) = {line for line in lines_of(PAGES['metrics.md'], number.name) if 'log.' not in line}
     assert number.sentence.split()[0] in line.replace('\\', '')
@@ -119,7 +119,7 @@ def test_every_number_that_a_command_measures_or_derives_is_a_metric_of_the_page
     text = ''.join(path.read_text(encoding='utf-8') for path in (ROOT / 'sinklab' / 'observe').glob('*.py'))
     names = [f'{name}/{{k}}' for name in re.findall(r"by_layer\('(\w+)'", text)]
     assert len(names) == 2
-    for name in (*names, LOSS.name, EMERGES, FAILS):
+    for name in (*names, LOSS_INFO.name, EMERGENCE_METRIC, FAILS_METRIC):
         assert lines_of(PAGES['metrics.md'], name), name
 
 
@@ -136,30 +136,30 @@ def test_every_row_has_a_line_with_its_changes_and_published_numbers(path):
         for number, value in row['published'].items():
             assert number in line
             assert number == 'fails' or (f'{value:.2f}' if isinstance(value, float) else str(value)) in line
-        assert reference.escape(row['source'])[1:] in line
+        assert reference.escape_markdown(row['source'])[1:] in line
 
 
 # exit_codes.md, run_files.md
 
 
 def test_every_exit_code_and_every_cause_is_explained():
-    assert reference.ENDS.keys() == ending.CAUSES.keys()
-    assert {code for _, code in ending.CAUSES.values()} == reference.CODES.keys()
-    for cause, (kind, code) in ending.CAUSES.items():
+    assert reference.CAUSE_MEANINGS.keys() == ending.EXIT_CAUSES.keys()
+    assert {code for _, code in ending.EXIT_CAUSES.values()} == reference.EXIT_CODES.keys()
+    for cause, (kind, code) in ending.EXIT_CAUSES.items():
         (line,) = [line for line in lines_of(PAGES['exit_codes.md'], cause) if f'`{code}`' in line]
         assert f'`{kind}`' in line
         assert lines_of(PAGES['exit_codes.md'], code)
 
 
 def test_every_file_of_a_run_folder_is_listed():
-    assert set(reference.names_in_folder()) == reference.RUN_FILES.keys()
-    for name in (*folder.FILES, *(name for name in folder.BEGUN if name != 'lease.lock')):
+    assert set(reference.list_run_files()) == reference.RUN_FILES.keys()
+    for name in (*folder.RUN_FILES, *(name for name in folder.FILES_BEFORE_CONFIG if name != 'lease.lock')):
         assert lines_of(PAGES['run_files.md'], name) or lines_of(PAGES['run_files.md'], f'{name}/'), name
 
 
 def test_every_field_of_a_schema_is_listed():
-    assert {*reference.SCHEMA_OF.values(), 'verdicts'} == run_files.SCHEMAS.keys()
-    for file, name in reference.SCHEMA_OF.items():
+    assert {*reference.SCHEMA_NAMES.values(), 'verdicts'} == run_files.SCHEMAS.keys()
+    for file, name in reference.SCHEMA_NAMES.items():
         section = PAGES['run_files.md'].partition(f'### `{file}`')[2].partition('\n### ')[0]
         kind = run_files.SweepRow if name == 'sweep' else run_files.SCHEMAS[name]
         for field in msgspec.structs.fields(kind):
@@ -177,7 +177,7 @@ def test_every_row_belongs_to_a_table_of_the_paper_or_of_later_work(path):
 
 def test_every_table_and_figure_that_a_source_cites_has_a_section():
     titles = ' '.join(line for line in TABLES().splitlines() if line.startswith('### '))
-    sources = {row['source'] for row in paper_tables.all_rows().values()}
+    sources = {row['source'] for row in paper_tables.load_all_rows().values()}
     sources |= {one['source'] for one in claims_file.CLAIMS.values()}
     for version, kind, one, other in re.findall(
         r'\((v1|ICLR)\), (Table|Figure)s? (\d+[A-D]?)(?: and (\d+))?', ' '.join(sources)
@@ -191,7 +191,7 @@ def test_every_table_and_figure_that_a_source_cites_has_a_section():
 
 
 def test_every_claim_is_listed_with_its_verdict():
-    for name, verdict in paper_tables.verdicts().items():
+    for name, verdict in paper_tables.load_verdicts().items():
         lines = [line for line in TABLES().splitlines() if line.startswith(f'- `{name}` ')]
         assert lines, name
         assert f'**{verdict["verdict"]}' in lines[0]
@@ -212,17 +212,17 @@ def test_our_numbers_are_those_of_the_measured_runs():
 
 
 def test_rows_whose_config_was_not_measured_have_no_numbers_of_ours():
-    assert paper_tables.ours_of('columns:kv_shared') is None
-    assert paper_tables.ours_of('blocks:swiglu') is None  # twice the heads of the measured baseline
+    assert paper_tables.find_our_runs('columns:kv_shared') is None
+    assert paper_tables.find_our_runs('blocks:swiglu') is None  # twice the heads of the measured baseline
 
 
 # reference/api/
 
 
 def test_the_pages_of_the_api_name_what_the_package_exports():
-    assert '::: sinklab.open' in api_pages.pages()['sinklab.md']
+    assert '::: sinklab.open' in api_pages.build_pages()['sinklab.md']
     with pytest.raises(AttributeError):
-        api_pages.check('sinklab.train.listener.Missing')
+        api_pages.check_object_exists('sinklab.train.listener.Missing')
 
 
 def test_every_module_on_the_pages_of_the_api_is_type_checked_strictly():
@@ -230,7 +230,7 @@ def test_every_module_on_the_pages_of_the_api_is_type_checked_strictly():
     config = tomllib.loads((ROOT / 'pyproject.toml').read_text(encoding='utf-8'))
     strict = {name for one in config['tool']['mypy']['overrides'] for name in one['module']}
     named = {path.rpartition('.')[0] for _, _, paths in api_pages.PAGES.values() for path in paths}
-    named |= {path.rpartition('.')[0] for path in api_pages.exported().values()}
+    named |= {path.rpartition('.')[0] for path in api_pages.list_exports().values()}
     assert named - strict == {'sinklab.parse', 'sinklab.spec'}
 
 
@@ -240,11 +240,11 @@ def test_every_module_on_the_pages_of_the_api_is_type_checked_strictly():
 def test_the_check_of_the_site_finds_broken_links_anchors_and_network_loads(tmp_path):
     (tmp_path / 'index.html').write_text('<a href="other.html#here">x</a> <a href="https://example.org">y</a>')
     (tmp_path / 'other.html').write_text('<h2 id="here">x</h2><link rel="canonical" href="https://example.org/">')
-    assert list(check_site.faults(tmp_path)) == []
+    assert list(check_site.find_faults(tmp_path)) == []
     (tmp_path / 'bad.html').write_text(
         '<a href="missing.html">a</a><a href="other.html#there">b</a><script src="https://example.org/x.js"></script>'
     )
-    assert [fault.partition(',')[0] for fault in check_site.faults(tmp_path)] == [
+    assert [fault.partition(',')[0] for fault in check_site.find_faults(tmp_path)] == [
         'bad.html loads https://example.org/x.js',
         'bad.html links to missing.html',
         'bad.html links to other.html#there',

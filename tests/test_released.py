@@ -12,8 +12,8 @@ from flax import nnx
 
 from sinklab.attend import chunked
 from sinklab.measure import sink
-from sinklab.model.positions import Absolute
-from sinklab.model.transformer import logits
+from sinklab.model.positions import SinusoidalPosition
+from sinklab.model.transformer import compute_logits
 from sinklab.train import state
 
 pytestmark = pytest.mark.slow  # the shapes of every operation are compiled
@@ -120,7 +120,7 @@ FFNS = {
 
 def model(spec, given):
     """Ours with the released weights."""
-    structure, abstract = state.architecture(spec)
+    structure, abstract = state.make_abstract_model(spec)
     params = jax.tree.map(jnp.asarray, parameters(given, spec))
     assert jax.tree.map(jnp.shape, params) == jax.tree.map(jnp.shape, nnx.to_pure_dict(abstract))
     return nnx.merge(structure, params)
@@ -128,7 +128,7 @@ def model(spec, given):
 
 def rounded(given):
     """A table of the sinusoids as the released code keeps them, in bfloat16."""
-    exact = Absolute(None, LENGTH, None).embed(jnp.zeros((1, LENGTH, 32)), np.arange(LENGTH)[None])[0]
+    exact = SinusoidalPosition(None, LENGTH, None).embed(jnp.zeros((1, LENGTH, 32)), np.arange(LENGTH)[None])[0]
     return given | {'wpe.weight': np.float32(exact.astype(jnp.bfloat16))}
 
 
@@ -150,7 +150,7 @@ def test_the_definition_has_the_released_logits_and_attention(name):
     attention_LBHTS = captured.attention_BHTS
     proxied = spec.model.attention.normalizer in BY_PROXY
     equal(logits_BTV, given['logits'])
-    equal(sink.proxy(attention_LBHTS) if proxied else attention_LBHTS, given['attn'][..., -LENGTH:, :])
+    equal(sink.normalize_rows(attention_LBHTS) if proxied else attention_LBHTS, given['attn'][..., -LENGTH:, :])
 
 
 @pytest.mark.parametrize('name', some(VARIANTS, list(VARIANTS)[::2]))
@@ -160,7 +160,7 @@ def test_chunks_have_the_released_logits_and_attention_to_every_key(name, monkey
     with jax.disable_jit():
         ours = model(spec, given)
         hidden_BTD, captured = ours.hidden(given['ids'], backend='chunked', keys=LENGTH)
-        equal(logits(hidden_BTD, ours.head_VD[...]), given['logits'])
+        equal(compute_logits(hidden_BTD, ours.head_VD[...]), given['logits'])
     received = captured.received
     proxied = spec.model.attention.normalizer in BY_PROXY
     found_LBHS = received.share_BHS if proxied else received.raw_BHS

@@ -37,7 +37,7 @@ def folder(tmp_path, monkeypatch):
     monkeypatch.setenv('SINKLAB_CACHE', str(tmp_path / 'cache'))
     monkeypatch.setenv('HF_MODULES_CACHE', str(tmp_path / 'modules'))
     (tmp_path / 'theirs').mkdir()
-    open_models.saved(open_models.configs()['llama'], tmp_path / 'theirs', open_models.tokenizer_json())
+    open_models.saved(open_models.configs()['llama'], tmp_path / 'theirs', open_models.make_tokenizer_json())
     return tmp_path / 'theirs'
 
 
@@ -54,7 +54,7 @@ def with_model_code(folder):
 
 
 def asked(folder, *more):
-    (folder.parent / 'text.txt').write_text(open_models.TEXT)
+    (folder.parent / 'text.txt').write_text(open_models.SAMPLE_TEXT)
     text = f'--source=text:{folder.parent}/text.txt'
     return ['measure', f'hf:{folder}', text, '--sequences=1', '--length=16', *more]
 
@@ -92,5 +92,5 @@ def test_an_exported_tokenizer_is_compared_without_its_code(folder, monkeypatch)
     with_tokenizer_code(folder)
     monkeypatch.setattr('builtins.input', lambda *_: 'y')
     with pytest.raises(Exception, match='trust_remote_code'):
-        parity.same_ids(folder)
+        parity.check_tokenizer_parity(folder)
     assert not (folder.parent / 'ran').exists()

@@ -8,20 +8,20 @@ import pytest
 from made_up import made_up
 
 from sinklab.cli.main import main
-from sinklab.folder import Folder
-from sinklab.measure.table import PICTURES
-from sinklab.record import Refusal
+from sinklab.folder import RunDir
+from sinklab.measure.table import FIGURES
+from sinklab.record import UserError
 from sinklab.report import answer, arms, axes, closing, emergence, latex, lines, page, pictures, probes, runs
-from sinklab.report.emergence import Emergence
-from sinklab.report.pack import Pack
+from sinklab.report.emergence import RunEmergence
+from sinklab.report.pack import BinaryPayload
 
-MATRICES = next(picture for picture in PICTURES if picture.kind == 'matrices')
+MATRICES = next(picture for picture in FIGURES if picture.kind == 'matrices')
 
 
 @pytest.fixture
 def found(tmp_path):
     paths = [made_up(tmp_path / 'a', 'softmax'), made_up(tmp_path / 'b', 'a<b & "c"', steps=(0, 20), seed=1)]
-    return runs.read(paths)
+    return runs.read_runs(paths)
 
 
 def numbers_in(text):
@@ -33,7 +33,7 @@ def test_a_run_is_read_as_it_was_written(found, tmp_path):
     assert run.probe_steps == [0, 10, 20]
     assert run.curve('train/loss') == ([0, 10, 20], [5.0, 4.0, 3.0])
     assert run.curve('nothing') == ([], [])
-    with np.load(Folder(tmp_path / 'a').probe(20)) as arrays:
+    with np.load(RunDir(tmp_path / 'a').get_probe_path(20)) as arrays:
         alpha_LH = arrays['alpha_LPHJ'][..., 0].mean(1)
     np.testing.assert_allclose(run.values['alpha'][2], alpha_LH)
     (layer, head), *_ = run.strongest(4)
@@ -41,9 +41,9 @@ def test_a_run_is_read_as_it_was_written(found, tmp_path):
     np.testing.assert_allclose(run.matrices(MATRICES).sum(-1), 1, atol=1e-2)
     assert run.values['value'].shape == (3, 3), 'ratios of every probe'
     row = {'arm': 'softmax', 'step': 20, 'sink/1': 40.0, 'sink/star': None, 'alpha/1': 0.3, 'valid/loss': 5 - 20 / 12}
-    table = closing.table(found)
+    table = closing.make_run_table(found)
     assert {name: table[0][name] for name in row} == row
-    shown = dict(zip(closing.HEADINGS, closing.cells(table[0]), strict=True))
+    shown = dict(zip(closing.RUN_HEADINGS, closing.format_run_cells(table[0]), strict=True))
     expected = ('40.0 %', '-', '0.300', '3.333 nats', '10-20', 'done')
     names = 'Sink_1', 'Sink_*', 'alpha_1', 'valid loss', 'emerges (step)', 'end'
     assert tuple(shown[name] for name in names) == expected
@@ -53,52 +53,52 @@ def test_runs_are_named_by_their_row_then_what_they_change_then_their_seed_and_f
     given = [('a', dict(seed=0)), ('b', dict(seed=1)), ('c', dict(seed=1)), ('d', dict(optimizer__weight_decay=0.5))]
     for name, more in given:
         made_up(tmp_path / name, 'softmax', **{'optimizer__weight_decay': 0.1, **more})
-    found = runs.read([f'{tmp_path}/{name}' for name in 'abcd'])
+    found = runs.read_runs([f'{tmp_path}/{name}' for name in 'abcd'])
     plain = 'softmax, weight_decay 0.1'
     names = [f'{plain}, seed 0', f'{plain}, seed 1 (b)', f'{plain}, seed 1 (c)', 'softmax, weight_decay 0.5']
     assert [run.name for run in found] == names
-    assert [arm.name for arm in arms.arms(found)] == [plain, 'softmax, weight_decay 0.5']
-    assert runs.read([f'{tmp_path}/a'])[0].name == 'softmax'
+    assert [arm.name for arm in arms.group_runs(found)] == [plain, 'softmax, weight_decay 0.5']
+    assert runs.read_runs([f'{tmp_path}/a'])[0].name == 'softmax'
 
 
 def test_a_row_without_a_name_is_called_by_its_folder(tmp_path):
-    assert runs.read([made_up(tmp_path / 'mine', None)])[0].name == 'mine'
+    assert runs.read_runs([made_up(tmp_path / 'mine', None)])[0].name == 'mine'
 
 
 def test_a_damaged_probe_is_named(tmp_path):
     path = made_up(tmp_path / 'a', 'softmax')
-    Folder(path).probe(10).write_bytes(b'PK nothing')
-    with pytest.raises(Refusal, match=r'00000010\.npz is damaged'):
-        runs.read([path])
+    RunDir(path).get_probe_path(10).write_bytes(b'PK nothing')
+    with pytest.raises(UserError, match=r'00000010\.npz is damaged'):
+        runs.read_runs([path])
 
 
 def test_a_damaged_probe_costs_a_report_of_several_runs_that_run_alone(tmp_path, capsys):
     damaged, sound = (made_up(tmp_path / name, name) for name in ('damaged', 'sound'))
-    (Folder(damaged).probe(10)).write_bytes(b'')
-    assert [run.name for run in runs.read([damaged, sound])] == ['sound']
-    assert str(Folder(damaged).probe(10)) in capsys.readouterr().err
-    with pytest.raises(Refusal):
-        runs.read([damaged, damaged + '/'])
+    (RunDir(damaged).get_probe_path(10)).write_bytes(b'')
+    assert [run.name for run in runs.read_runs([damaged, sound])] == ['sound']
+    assert str(RunDir(damaged).get_probe_path(10)) in capsys.readouterr().err
+    with pytest.raises(UserError):
+        runs.read_runs([damaged, damaged + '/'])
 
 
 def test_a_probe_that_was_written_before_an_array_was_kept_is_refused(tmp_path):
     path = made_up(tmp_path / 'a', 'softmax')
-    probe = Folder(path).probe(10)
+    probe = RunDir(path).get_probe_path(10)
     arrays = dict(np.load(probe))
     arrays['alpha_LPHK'] = arrays.pop('alpha_LPHJ')
     np.savez(probe, **arrays)
-    with pytest.raises(Refusal, match=r'00000010\.npz has no alpha_LPHJ, for an earlier sinklab has written it'):
-        runs.read([path])
+    with pytest.raises(UserError, match=r'00000010\.npz has no alpha_LPHJ, for an earlier sinklab has written it'):
+        runs.read_runs([path])
 
 
 def test_a_run_that_is_older_than_a_measure_is_named_where_its_picture_is_lacking(tmp_path):
     paths = [made_up(tmp_path / name, name) for name in ('old', 'new')]
-    probe = Folder(paths[0]).probe(10)
+    probe = RunDir(paths[0]).get_probe_path(10)
     arrays = dict(np.load(probe))
     del arrays['entropy_LH']
     np.savez(probe, **arrays)
-    assert {p.name for p in PICTURES} - {p.name for p in runs.drawn_pictures(runs.read(paths[:1]))} == {'entropy'}
-    page.write(tmp_path / 'report.html', runs.read(paths))
+    assert {p.name for p in FIGURES} - {p.name for p in runs.select_drawn_figures(runs.read_runs(paths[:1]))} == {'entropy'}
+    page.write_report_page(tmp_path / 'report.html', runs.read_runs(paths))
     text = (tmp_path / 'report.html').read_text(encoding='utf-8')
     assert re.search(r'How spread attention is</h2><p>[^<]* Without it: old\.', text)
 
@@ -106,28 +106,28 @@ def test_a_run_that_is_older_than_a_measure_is_named_where_its_picture_is_lackin
 def test_of_many_probes_the_first_the_last_and_some_between_are_read(monkeypatch, tmp_path):
     path = made_up(tmp_path / 'a', 'softmax', steps=range(0, 90, 10))
     monkeypatch.setattr(probes, 'FILES', 3)
-    assert runs.read([path])[0].probe_steps == [0, 40, 80]
-    assert probes.spaced(3, 1) == [2]
-    assert probes.spaced(0, 5) == []
+    assert runs.read_runs([path])[0].probe_steps == [0, 40, 80]
+    assert probes.select_evenly(3, 1) == [2]
+    assert probes.select_evenly(0, 5) == []
 
 
 def test_seeds_are_a_mean_with_a_spread_and_a_diverged_one_is_no_part_of_it(tmp_path):
     paths = [made_up(tmp_path / str(seed), 'softmax', seed=seed) for seed in (0, 1)]
     paths.append(made_up(tmp_path / '2', 'softmax', seed=2, steps=(0, 10), end='diverged', optimizer__steps=20))
-    found = runs.read(paths)
-    (arm,) = arms.arms(found)
-    steps, mean, spread = arms.mean(arm.counted, 'sink/1')
+    found = runs.read_runs(paths)
+    (arm,) = arms.group_runs(found)
+    steps, mean, spread = arms.compute_mean_curve(arm.counted_runs, 'sink/1')
     assert steps == [0, 10, 20]
     np.testing.assert_allclose(mean, [0, 25, 50])
     np.testing.assert_allclose(spread, [0, 5 * 2**0.5, 10 * 2**0.5])
-    (row,) = arms.table([arm])
+    (row,) = arms.make_group_table([arm])
     assert row['ours']['sink/1'] == pytest.approx(dict(mean=50, sd=10 * 2**0.5, n=2))
     assert row['outcome'] == 'done 2/3, diverged 1/3'
-    said = answer.answer([arm])
+    said = answer.format_headline([arm])
     assert said.startswith('softmax: ')
     assert said.endswith('.')
-    assert answer.of_arm(arm)[0] in said
-    counted, lost = answer.of_arm(arm)
+    assert answer.format_group(arm)[0] in said
+    counted, lost = answer.format_group(arm)
     # share, lowest and highest share, steps, seeds, and the probes between which the sinks emerge
     assert numbers_in(counted) == [50, 40, 60, 20, 2, 10, 20]
     assert ('diverged' in lost, numbers_in(lost)) == (True, [2, 10])
@@ -136,8 +136,8 @@ def test_seeds_are_a_mean_with_a_spread_and_a_diverged_one_is_no_part_of_it(tmp_
 def test_the_first_sentence_says_how_many_seeds_have_a_sink(tmp_path):
     for seed, more in enumerate([None, {'sink/1': 0.0}, None]):
         made_up(tmp_path / str(seed), 'softmax', seed=seed, more=more)
-    (arm,) = arms.arms(runs.read([f'{tmp_path}/{seed}' for seed in range(3)]))
-    (words,) = answer.of_arm(arm)
+    (arm,) = arms.group_runs(runs.read_runs([f'{tmp_path}/{seed}' for seed in range(3)]))
+    (words,) = answer.format_group(arm)
     assert numbers_in(words)[-4:] == [10, 20, 2, 3]
 
 
@@ -152,8 +152,8 @@ def test_rows_lie_on_the_published_side_of_the_first_or_do_not(tmp_path):
     ):
         given = {} if published is None else {'sink/1': published}
         made_up(tmp_path / name, name, seed=0, published=given, more={'sink/1': 10.0 + seed}, model__x=name)
-    found = arms.arms(runs.read([f'{tmp_path}/{name}' for name in ('b', 'softmax', 'c', 'd', 'e')]))
-    said = {row['row']: row['direction'] for row in arms.table(found)}
+    found = arms.group_runs(runs.read_runs([f'{tmp_path}/{name}' for name in ('b', 'softmax', 'c', 'd', 'e')]))
+    said = {row['row']: row['direction'] for row in arms.make_group_table(found)}
     assert [*said] == ['softmax', 'b', 'c', 'd', 'e']
     assert [*said.values()] == ['', 'as published, one seed', 'opposite, one seed', 'no difference', '']
 
@@ -164,8 +164,8 @@ def test_the_first_sentence_names_what_has_no_sink_no_probe_or_no_end(tmp_path):
     made_up(tmp_path / 'c', 'silent', probes=False, end='unfinished', steps=(0, 10), optimizer__steps=20)
     made_up(tmp_path / 'd', 'wild', end='diverged')
     made_up(tmp_path / 'e', 'halted', end='stopped', more={'sink/1': 0.0})
-    found = arms.arms(runs.read([f'{tmp_path}/{name}' for name in 'abcde']))
-    said = dict(part.split(': ', 1) for part in answer.answer(found).removesuffix('.').split('; '))
+    found = arms.group_runs(runs.read_runs([f'{tmp_path}/{name}' for name in 'abcde']))
+    said = dict(part.split(': ', 1) for part in answer.format_headline(found).removesuffix('.').split('; '))
     assert {name: numbers_in(words) for name, words in said.items()} == {
         'softmax': [40, 20, 0, 10, 20],  # share, steps, seed, emergence
         'none': [20, 0],
@@ -176,7 +176,7 @@ def test_the_first_sentence_names_what_has_no_sink_no_probe_or_no_end(tmp_path):
     assert {name for name, words in said.items() if words.startswith('none')} == {'none', 'halted'}
     for name, word in (('silent', 'no probe'), ('wild', 'diverged'), ('halted', 'stopped')):
         assert [one for one, words in said.items() if word in words] == [name]
-    first, *others = answer.of_many(found).removesuffix('.').split('; ')
+    first, *others = answer.format_many_groups(found).removesuffix('.').split('; ')
     assert numbers_in(first) == [5, 5, 0, 40], 'runs, rows, the lowest and the highest share'
     assert re.findall(r'\((\w+)\)', first) == ['none', 'softmax']
     assert numbers_in(others[0]) == [2, 3], 'rows without a sink, of those that have a probe'
@@ -191,10 +191,10 @@ def test_a_sink_emerges_at_the_probe_from_which_on_there_is_more_than_half_of_it
     path = made_up(tmp_path / 'a', 'softmax', steps=(0, 10, 20, 30))
     lines = [json.dumps(dict(step=10 * place, seconds=1, **{'sink/1': rate})) for place, rate in enumerate(rates)]
     (tmp_path / 'a' / 'metrics.jsonl').write_text('\n'.join(lines) + '\n')
-    run = runs.read([path])[0]
-    one = emergence.emergence(run)
-    step, head = first_to_stay(run.probe_steps, run.values['alpha'])
-    assert one == Emergence(after, at, rates[at // 10], head, step)
+    run = runs.read_runs([path])[0]
+    one = emergence.find_run_emergence(run)
+    step, head = first_to_stay(run.probe_steps, run.probe_values['alpha'])
+    assert one == RunEmergence(after, at, rates[at // 10], head, step)
 
 
 @pytest.mark.parametrize('runs_of_row', [1, 2])
@@ -206,36 +206,36 @@ def test_a_rate_that_is_there_at_step_0_does_not_emerge(tmp_path, runs_of_row):
             paths.append(tmp_path / f'{decay}-{seed}')
             more = {'sink/1': 10.0}
             made_up(paths[-1], f'decay_{decay}', seed=seed, more=more, optimizer__weight_decay=decay)
-    found = arms.arms(runs.read(list(map(str, paths))))
-    assert [emergence.learned(arm.counted) for arm in found] == [[], []]
-    assert 'emerging' not in answer.answer(found)
-    assert 'before training' in answer.answer(found)
-    drawn = lines.Lines(found, Pack())
-    assert drawn.sink_and_loss(False)['panels'][0]['marks'] == []
-    (axis,) = axes.axes(found, arms.table(found))
-    assert 'step of emergence' not in [panel['label'] for panel in drawn.along(axis)['panels']]
+    found = arms.group_runs(runs.read_runs(list(map(str, paths))))
+    assert [emergence.select_learned(arm.counted_runs) for arm in found] == [[], []]
+    assert 'emerging' not in answer.format_headline(found)
+    assert 'before training' in answer.format_headline(found)
+    drawn = lines.LineFigures(found, BinaryPayload())
+    assert drawn.make_sink_and_loss_figure(False)['panels'][0]['marks'] == []
+    (axis,) = axes.find_axes(found, arms.make_group_table(found))
+    assert 'step of emergence' not in [panel['label'] for panel in drawn.make_axis_figure(axis)['panels']]
 
 
 def test_a_step_of_emergence_is_an_interval_in_both_tables_and_in_the_figure(tmp_path):
     for seed, steps in ((0, (0, 10, 20)), (1, (0, 15, 20))):
         made_up(tmp_path / str(seed), 'softmax', steps, seed, optimizer__weight_decay=0.1)
     made_up(tmp_path / '2', 'decay', optimizer__weight_decay=0.5)
-    page.write(tmp_path / 'report.html', runs.read([f'{tmp_path}/{seed}' for seed in range(3)]))
+    page.write_report_page(tmp_path / 'report.html', runs.read_runs([f'{tmp_path}/{seed}' for seed in range(3)]))
     html = (tmp_path / 'report.html').read_text()
     by_row, by_run = (re.search(f'id="table-{name}".*?</table>', html, re.DOTALL)[0] for name in ('rows', 'runs'))
-    found = arms.arms(runs.read([f'{tmp_path}/{seed}' for seed in range(3)]))
-    each = [[emergence.span([run]) for run in arm.counted] for arm in found]
-    assert [[(one.after, one.at) for one in spans] for spans in each] == [[(10, 20), (0, 15)], [(10, 20)]]
+    found = arms.group_runs(runs.read_runs([f'{tmp_path}/{seed}' for seed in range(3)]))
+    each = [[emergence.compute_span([run]) for run in arm.counted_runs] for arm in found]
+    assert [[(one.start_step, one.end_step) for one in spans] for spans in each] == [[(10, 20), (0, 15)], [(10, 20)]]
     assert re.findall(r'<td>(\d+-\d+)</td>', by_row) == ['0-20', '10-20']
     assert re.findall(r'<td>(\d+-\d+)</td>', by_run) == ['10-20', '0-15', '10-20']
-    (axis,) = axes.axes(found, arms.table(found))
-    (panel,) = [one for one in lines.Lines(found, Pack()).along(axis)['panels'] if 'emergence' in one['label']]
+    (axis,) = axes.find_axes(found, arms.make_group_table(found))
+    (panel,) = [one for one in lines.LineFigures(found, BinaryPayload()).make_axis_figure(axis)['panels'] if 'emergence' in one['label']]
     assert [line['words'] for line in panel['lines']] == [['0-20', '10-20']]
 
 
 def test_the_loss_of_training_is_a_line_and_that_of_validation_dots(tmp_path):
     path = made_up(tmp_path / 'a', 'softmax')
-    _, loss = lines.Lines(arms.arms(runs.read([path])), Pack()).sink_and_loss(False)['panels']
+    _, loss = lines.LineFigures(arms.group_runs(runs.read_runs([path])), BinaryPayload()).make_sink_and_loss_figure(False)['panels']
     assert [(line['what'], line.get('dots', False)) for line in loss['lines']] == [
         ('training', False),
         ('validation', True),
@@ -256,12 +256,12 @@ def first_to_stay(steps, alpha_NLH):
 
 
 def test_a_head_that_rises_and_falls_again_is_not_the_first(tmp_path):
-    run = runs.read([made_up(tmp_path / 'a', 'softmax', steps=(0, 10, 20, 30))])[0]
-    alpha_NLH = np.zeros_like(run.values['alpha'])
+    run = runs.read_runs([made_up(tmp_path / 'a', 'softmax', steps=(0, 10, 20, 30))])[0]
+    alpha_NLH = np.zeros_like(run.probe_values['alpha'])
     alpha_NLH[[0, 1], 0, 0] = 0.9
     alpha_NLH[2:, 1, 1] = 0.4
-    run.values['alpha'] = alpha_NLH
-    assert emergence.first_head(run) == ((2, 2), 20)
+    run.probe_values['alpha'] = alpha_NLH
+    assert emergence.find_first_head(run) == ((2, 2), 20)
 
 
 def test_a_sweep_has_an_axis_for_each_number_in_which_arms_differ_alone(tmp_path):
@@ -269,11 +269,11 @@ def test_a_sweep_has_an_axis_for_each_number_in_which_arms_differ_alone(tmp_path
     for at, (decay, rate, window) in enumerate(given):
         config = dict(optimizer__weight_decay=decay, optimizer__peak_learning_rate=rate, model__mask__window=window)
         made_up(tmp_path / str(at), f'row{at}', data__length=64, published={'sink/1': 18.18}, **config)
-    found = arms.arms(runs.read([f'{tmp_path}/{at}' for at in range(4)]))
-    one, other = axes.axes(found, arms.table(found))
+    found = arms.group_runs(runs.read_runs([f'{tmp_path}/{at}' for at in range(4)]))
+    one, other = axes.find_axes(found, arms.make_group_table(found))
     assert (one.name, one.labels) == ('weight decay', ['0.1', '0.5'])
     assert (other.name, other.labels) == ('peak learning rate', ['0.001', '0.01'])
-    assert [[point.arm for point in line] for line in one.lines] == [['row0', 'row1']]
+    assert [[point.group_name for point in line] for line in one.lines] == [['row0', 'row1']]
     assert one.lines[0][0].published == {'sink/1': 18.18}
 
 
@@ -283,8 +283,8 @@ def test_emergence_is_drawn_against_each_axis_as_what_lies_between_two_probes(tm
     for rate, seed, steps, more in given:
         config = dict(optimizer__peak_learning_rate=rate, optimizer__steps=60)
         made_up(tmp_path / f'{rate}-{seed}', f'rate_{rate}', steps, seed, more=more, **config)
-    found = arms.arms(runs.read(sorted(map(str, tmp_path.iterdir()))))
-    ((_, draw, along),) = [entry for entry in pictures.figures(found) if entry[0] == 'emergence']
+    found = arms.group_runs(runs.read_runs(sorted(map(str, tmp_path.iterdir()))))
+    ((_, draw, along),) = [entry for entry in pictures.list_figures(found) if entry[0] == 'emergence']
     (axis,) = draw(found, along).axes
     assert [[(x, y) for x, y in segment] for bars in axis.collections for segment in bars.get_segments()] == [
         [(0, 10), (0, 20)],
@@ -297,15 +297,15 @@ def test_emergence_is_drawn_against_each_axis_as_what_lies_between_two_probes(tm
 def test_a_window_of_none_reaches_over_the_whole_length(tmp_path):
     for window in (None, 8):
         made_up(tmp_path / str(window), f'window_{window}', model__mask__window=window, data__length=64)
-    found = arms.arms(runs.read([f'{tmp_path}/None', f'{tmp_path}/8']))
-    (axis,) = axes.axes(found, arms.table(found))
+    found = arms.group_runs(runs.read_runs([f'{tmp_path}/None', f'{tmp_path}/8']))
+    (axis,) = axes.find_axes(found, arms.make_group_table(found))
     assert axis.labels == ['8', '64']
 
 
 def test_the_table_is_latex_that_escapes_what_it_has_to(tmp_path):
     made_up(tmp_path / 'a', 'softmax', published={'sink/1': 18.18})
     made_up(tmp_path / 'b', 'k_first & 50%', published={'sink/1': 1.0})
-    latex.write(tmp_path / 'table.tex', runs.read([f'{tmp_path}/a', f'{tmp_path}/b']))
+    latex.write_latex_table(tmp_path / 'table.tex', runs.read_runs([f'{tmp_path}/a', f'{tmp_path}/b']))
     lines = (tmp_path / 'table.tex').read_text().splitlines()
     assert r'\toprule' in lines
     assert next(line for line in lines if line.startswith('softmax')).startswith('softmax & 1 & 40.00 (18.18)')
@@ -344,8 +344,8 @@ def test_the_folder_of_a_sweep_is_its_runs_in_the_order_of_its_rows(capsys, tmp_
 
 @pytest.mark.slow
 def test_the_pictures_are_png_files_of_some_size(found, tmp_path):
-    written = pictures.write(tmp_path, found)
-    assert [path.name for path in written] == [f'{name}.png' for name in ('curves', *(p.name for p in PICTURES))]
+    written = pictures.write_pictures(tmp_path, found)
+    assert [path.name for path in written] == [f'{name}.png' for name in ('curves', *(p.name for p in FIGURES))]
     for path in written:
         head = path.read_bytes()[:24]
         assert head.startswith(b'\x89PNG')

@@ -14,13 +14,13 @@ from rows import ROWS
 from stores import chat
 
 from sinklab import devices, sharding
-from sinklab.data.batches import sequences
-from sinklab.parse import parse
+from sinklab.data.batches import load_run_data
+from sinklab.parse import parse_config
 from sinklab.spec import Hardware
 from sinklab.train import probe, state, step
-from sinklab.train.optimizer import transformation
+from sinklab.train.optimizer import make_optimizer
 
-SPECS = {f'{module.__name__}:{row}': parse(module.get_config(row, 'smoke').to_dict()) for module, row in ROWS}
+SPECS = {f'{module.__name__}:{row}': parse_config(module.get_config(row, 'smoke').to_dict()) for module, row in ROWS}
 
 
 def distinct(part):
@@ -80,17 +80,17 @@ def test_a_row_takes_steps_and_a_probe(name, sources):
     spec = reading(SPECS[name], sources)
     undecayed = dataclasses.replace(spec.optimizer, weight_decay=0.0)  # it would move what has no gradient
     spec = dataclasses.replace(spec, optimizer=undecayed)
-    data, mesh = sequences(spec), devices.mesh(Hardware())
-    one, other = (data.batches.rows(step, range(spec.optimizer.batch_size)) for step in range(2))
+    data, mesh = load_run_data(spec), devices.make_mesh(Hardware())
+    one, other = (data.batches.read_rows(step, range(spec.optimizer.batch_size)) for step in range(2))
     with jax.set_mesh(mesh):
-        now = state.create(spec, mesh)
+        now = state.create_state(spec, mesh)
         before = jax.device_get(now['params'])
-        advance = step.train_step(spec, Hardware(), mesh)
-        nothing = sharding.of_each_device(0, mesh)
+        advance = step.make_train_step(spec, Hardware(), mesh)
+        nothing = sharding.make_per_device_array(0, mesh)
         now, _ = advance(now, one, nothing)  # where there is a warm-up, its rate is 0
         now, numbers = advance(now, other, nothing)
-        observed = probe.observer(spec, mesh)(now['params'], data.probe_PT)
-    found = jax.device_get(numbers) | probe.numbers(observed, spec, data.is_trigger(data.probe_PT))
+        observed = probe.make_probe(spec, mesh)(now['params'], data.probe_PT)
+    found = jax.device_get(numbers) | probe.compute_probe_metrics(observed, spec, data.is_trigger(data.probe_PT))
     assert all(np.isfinite(value) for value in found.values())
     column = spec.model.columns.kind in ('sink_token', 'k', 'kv', 'logit')
     assert ('sink/star' in found) == (column or spec.model.attention.normalizer == 'plus_one')
@@ -102,8 +102,8 @@ def test_a_row_takes_steps_and_a_probe(name, sources):
 @pytest.mark.parametrize('name', distinct(lambda spec: spec.data))
 def test_the_data_of_a_row_are_batches_and_a_probe_of_its_ids(name, sources):
     spec = reading(SPECS[name], sources)
-    data, size = sequences(spec), spec.optimizer.batch_size
-    ids_BT = data.batches.rows(0, range(size))
+    data, size = load_run_data(spec), spec.optimizer.batch_size
+    ids_BT = data.batches.read_rows(0, range(size))
     assert ids_BT.shape == (size, spec.data.length + 1)
     assert data.probe_PT.shape == (spec.probe.sequences, spec.probe.length)
     for ids in (np.where(ids_BT < 0, ~ids_BT, ids_BT), data.probe_PT):
@@ -115,7 +115,7 @@ def test_the_data_of_a_row_are_batches_and_a_probe_of_its_ids(name, sources):
 def test_the_optimizer_of_a_row_takes_steps_downhill(name):
     """Within its warm-up and after it, from where decay alone would move nothing."""
     optimizer = SPECS[name].optimizer
-    transform, params = transformation(optimizer, dict(weight=None)), dict(weight=jnp.zeros((2, 3)))
+    transform, params = make_optimizer(optimizer, dict(weight=None)), dict(weight=jnp.zeros((2, 3)))
     gradient, now = dict(weight=jnp.ones((2, 3))), transform.init(params)
     for _ in range(optimizer.warmup_steps + 1):
         updates, now = transform.update(gradient, now, params)
@@ -128,7 +128,7 @@ def test_the_optimizer_of_a_row_takes_steps_downhill(name):
 def test_a_row_is_causal_but_for_its_prefix(name):
     """What another id at one place changes, bit for bit: that place, later ones, and from a prefix all of it."""
     spec = dataclasses.replace(SPECS[name], data=dataclasses.replace(SPECS[name].data, length=16))
-    graph, params = state.architecture(spec)[0], drawn(spec)
+    graph, params = state.make_abstract_model(spec)[0], drawn(spec)
     where = dict(start_BT=jnp.array([[0] * 6 + [6] * 10])) if spec.model.mask.document else {}
     run = jax.jit(lambda params, ids_T: nnx.merge(graph, params)(ids_T[None], **where)[0][0])
     logits = functools.partial(run, params)

@@ -16,10 +16,10 @@ from made_up import made_up, probe
 
 from sinklab.cli.main import main
 from sinklab.files import regular, run_files
-from sinklab.files.regular import Damaged
-from sinklab.folder import Folder
-from sinklab.lease import Superseded, lease
-from sinklab.measure.table import PICTURES
+from sinklab.files.regular import DamagedFileError
+from sinklab.folder import RunDir
+from sinklab.lease import LeaseLostError, hold_lease
+from sinklab.measure.table import FIGURES
 from sinklab.report import probes, runs
 
 SECONDS = 2.0  # that a reader may take of a small file
@@ -109,7 +109,7 @@ def quickly(read, *given):
     begun = time.monotonic()
     try:
         return read(*given)
-    except Damaged as error:
+    except DamagedFileError as error:
         if len(str(error).splitlines()) != 1:
             raise
         return None
@@ -119,7 +119,7 @@ def quickly(read, *given):
 
 @pytest.mark.parametrize('kind', SOUND)
 def test_a_sound_file_is_read_as_it_was_written(kind):
-    assert run_files.decode_json(json.dumps(SOUND[kind]), kind, 'file') == SOUND[kind]
+    assert run_files.decode_run_file(json.dumps(SOUND[kind]), kind, 'file') == SOUND[kind]
 
 
 @pytest.mark.parametrize('kind', SOUND)
@@ -133,7 +133,7 @@ def test_a_damaged_json_file_is_as_its_schema_says_or_is_refused(kind, data):
             changed_bytes(json.dumps(SOUND[kind]).encode()),
         )
     )
-    found = quickly(run_files.decode_json, content, kind, 'file')
+    found = quickly(run_files.decode_run_file, content, kind, 'file')
     if found is not None:
         run_files.msgspec.convert(found, run_files.SCHEMAS[kind])
         json.dumps(found, allow_nan=False)
@@ -157,7 +157,7 @@ def test_damaged_lines_of_metrics_are_records_or_faults(data):
             assert math.isfinite(value)
             assert abs(value) < 1e39
     assert all(1 <= fault.line <= content.count(b'\n') + 1 for fault in faults)
-    assert all(len(fault.why.splitlines()) == 1 for fault in faults)
+    assert all(len(fault.reason.splitlines()) == 1 for fault in faults)
 
 
 @pytest.fixture(scope='module')
@@ -211,7 +211,7 @@ def test_a_header_of_more_numbers_than_there_are_bytes_allocates_nothing(tmp_pat
 
     huge_header(tmp_path / 'a.npz')
     tracemalloc.start()
-    with pytest.raises(Damaged, match='has other bytes than its shape'):
+    with pytest.raises(DamagedFileError, match='has other bytes than its shape'):
         run_files.read_arrays(tmp_path / 'a.npz')
     assert tracemalloc.get_traced_memory()[1] < 1 << 20
     tracemalloc.stop()
@@ -277,34 +277,34 @@ def attempt(folder, *steps):
 
 
 def test_a_sweep_reads_a_run_that_was_killed_in_a_line_and_then_again(tmp_path, capsys):
-    folder = Folder(tmp_path)
+    folder = RunDir(tmp_path)
     crash(folder, 1, 2, 3, cut=4)
     crash(folder, 3, cut=4)
     attempt(folder)
     attempt(folder, 3)
-    assert [record['step'] for record in folder.records(8, strict=True)] == [1, 2, 3]
-    assert folder.lines_from(0)[0] == folder.lines()
+    assert [record['step'] for record in folder.read_records(8, strict=True)] == [1, 2, 3]
+    assert folder.read_metric_lines_from(0)[0] == folder.read_metric_lines()
     assert capsys.readouterr().err == ''
 
 
 def test_a_sweep_reads_a_run_that_was_killed_in_a_line_and_then_records_other_steps(tmp_path, capsys):
     """The checkpoint is of step 3, so that no line shows that another attempt has begun."""
-    folder = Folder(tmp_path)
+    folder = RunDir(tmp_path)
     crash(folder, 1, 2, 3, cut=4)
     attempt(folder, 5, 10)
-    assert [record['step'] for record in folder.records(10, strict=True)] == [1, 2, 3, 5, 10]
-    assert folder.lines_from(0)[0] == folder.lines()
+    assert [record['step'] for record in folder.read_records(10, strict=True)] == [1, 2, 3, 5, 10]
+    assert folder.read_metric_lines_from(0)[0] == folder.read_metric_lines()
     assert capsys.readouterr().err == ''
 
 
 def test_a_run_that_is_followed_while_it_crashes_and_goes_on_has_no_damaged_line(tmp_path, capsys):
-    folder = Folder(tmp_path)
+    folder = RunDir(tmp_path)
     crash(folder, 1, 2, 3, cut=4)
-    records, byte = folder.lines_from(0)
+    records, byte = folder.read_metric_lines_from(0)
     attempt(folder, 2, 3)
-    more, byte = folder.lines_from(byte)
+    more, byte = folder.read_metric_lines_from(byte)
     attempt(folder, 4, 5)
-    last, _ = folder.lines_from(byte)
+    last, _ = folder.read_metric_lines_from(byte)
     assert [record['step'] for record in records + more + last] == [1, 2, 3, 2, 3, 4, 5]
     assert capsys.readouterr().err == ''
 
@@ -312,14 +312,14 @@ def test_a_run_that_is_followed_while_it_crashes_and_goes_on_has_no_damaged_line
 @pytest.mark.parametrize('left', [b'{', b'{"st', b'{"step": 4', b'{"step": 4, "seconds": 2.0'])
 def test_what_a_crash_left_of_a_line_is_removed_before_others_are_added(tmp_path, left):
     (tmp_path / 'metrics.jsonl').write_bytes(lines_of(1, 2) + left)
-    attempt(Folder(tmp_path), 2)
+    attempt(RunDir(tmp_path), 2)
     assert (tmp_path / 'metrics.jsonl').read_bytes() == lines_of(1, 2) + b'{"step": 2, "seconds": 1.0}\n'
 
 
 @pytest.mark.parametrize('left', [b'{"step": 3, "seconds": 1.5}', b'null', bytes(9), b'{"a": 1'])
 def test_a_last_line_that_is_whole_or_damaged_is_kept(tmp_path, left):
     (tmp_path / 'metrics.jsonl').write_bytes(lines_of(1, 2) + left)
-    attempt(Folder(tmp_path), 4)
+    attempt(RunDir(tmp_path), 4)
     assert (tmp_path / 'metrics.jsonl').read_bytes() == lines_of(1, 2) + left + b'\n{"step": 4, "seconds": 2.0}\n'
 
 
@@ -327,10 +327,10 @@ def test_a_job_that_has_lost_its_folder_removes_nothing(tmp_path):
     (tmp_path / 'metrics.jsonl').write_bytes(lines_of(1) + b'{"st')
 
     def check():
-        raise Superseded('taken over')
+        raise LeaseLostError('taken over')
 
-    with pytest.raises(Superseded):
-        Folder(tmp_path).metrics(check)
+    with pytest.raises(LeaseLostError):
+        RunDir(tmp_path).open_metrics_writer(check)
     assert (tmp_path / 'metrics.jsonl').read_bytes() == lines_of(1) + b'{"st'
 
 
@@ -346,83 +346,83 @@ SHAPES = {
 def test_only_regular_files_are_opened(tmp_path, monkeypatch, kind):
     monkeypatch.chdir(tmp_path)  # the name of a socket has at most 107 bytes
     SHAPES[kind](regular.Path('file'))
-    with pytest.raises(Damaged, match=f'file is {kind} where a file has to be'):
-        regular.read(regular.Path('file'))
+    with pytest.raises(DamagedFileError, match=f'file is {kind} where a file has to be'):
+        regular.read_regular_file(regular.Path('file'))
 
 
 def test_a_file_that_is_too_large_is_not_read(tmp_path):
     with (tmp_path / 'row.json').open('wb') as file:
         file.truncate(1 << 40)
-    with pytest.raises(Damaged, match='1,099,511,627,776 bytes'):
-        run_files.read_json(tmp_path / 'row.json', 'row')
+    with pytest.raises(DamagedFileError, match='1,099,511,627,776 bytes'):
+        run_files.read_run_file(tmp_path / 'row.json', 'row')
 
 
 def test_the_lease_is_readable_by_all_and_executable_by_nobody(tmp_path):
     before = os.umask(0)
     try:
-        with lease(tmp_path):
+        with hold_lease(tmp_path):
             assert stat.S_IMODE((tmp_path / 'lease.json').stat().st_mode) == 0o644
     finally:
         os.umask(before)
 
 
 def test_a_damaged_line_is_named_once_with_its_number(tmp_path, capsys):
-    folder = Folder(made_up(tmp_path / 'a', 'softmax'))
+    folder = RunDir(made_up(tmp_path / 'a', 'softmax'))
     file = folder.path / 'metrics.jsonl'
     lines = file.read_text().splitlines()
     file.write_text('\n'.join([lines[0], 'null', *lines[1:], '{"step": "x"}']) + '\n')
-    assert [record['step'] for record in folder.records()] == [0, 10, 20]
-    folder.records()
+    assert [record['step'] for record in folder.read_records()] == [0, 10, 20]
+    folder.read_records()
     (said,) = capsys.readouterr().err.splitlines()
     assert said.startswith(
         f'sinklab: {file}, line 2, is damaged (Expected object, got null) and is passed over, as is '
     )
-    with pytest.raises(Damaged, match='line 2, is damaged'):
-        folder.records(strict=True)
+    with pytest.raises(DamagedFileError, match='line 2, is damaged'):
+        folder.read_records(strict=True)
 
 
 def test_a_second_fault_of_a_file_is_named_while_the_run_is_followed(tmp_path, capsys):
-    folder = Folder(tmp_path)
+    folder = RunDir(tmp_path)
     file = tmp_path / 'metrics.jsonl'
     file.write_bytes(lines_of(1) + b'null\n')
-    _, byte = folder.lines_from(0)
+    _, byte = folder.read_metric_lines_from(0)
     for _ in range(2):
-        folder.lines_from(0)
+        folder.read_metric_lines_from(0)
     assert f'{file}, line 2, is damaged (Expected object, got null)' in capsys.readouterr().err
     with file.open('ab') as opened:
         opened.write(lines_of(2) + b'\n5\n' + lines_of(3) + b'{"st')
-    records, after = folder.lines_from(byte)
+    records, after = folder.read_metric_lines_from(byte)
     assert [record['step'] for record in records] == [2, 3]
     assert after == file.stat().st_size - len(b'{"st')
     (said,) = capsys.readouterr().err.splitlines()
     assert said.startswith(
         f'sinklab: {file}, line 4, is damaged (it is empty) and is passed over, as is one line more'
     )
-    assert folder.lines_from(after) == ([], after)
+    assert folder.read_metric_lines_from(after) == ([], after)
 
 
 def test_many_lines_of_steps_that_the_run_has_not_are_named_in_one_line(tmp_path, capsys):
-    folder = Folder(tmp_path)
+    folder = RunDir(tmp_path)
     attempt(folder, *range(1, 30))
-    folder.records(20)
+    folder.read_records(20)
     (said,) = capsys.readouterr().err.splitlines()
     assert 'a line has step 21, and the run has 20 steps' in said
 
 
 def test_a_line_of_a_step_that_the_run_has_not_is_no_record(tmp_path, capsys):
-    folder = Folder(made_up(tmp_path / 'a', 'softmax'))
+    folder = RunDir(made_up(tmp_path / 'a', 'softmax'))
     with (folder.path / 'metrics.jsonl').open('a') as file:
         file.write('{"step": 1000000, "seconds": 1}\n')
-    assert folder.records(20)[-1]['step'] == 20
+    assert folder.read_records(20)[-1]['step'] == 20
     assert 'a line has step 1000000, and the run has 20 steps' in capsys.readouterr().err
-    with pytest.raises(Damaged, match='step 1000000'):
-        folder.records(20, strict=True)
+    with pytest.raises(DamagedFileError, match='step 1000000'):
+        folder.read_records(20, strict=True)
 
 
 def test_of_several_runs_a_damaged_one_is_left_out_and_a_single_one_refused(tmp_path, capsys):
     paths = [made_up(tmp_path / name, name) for name in ('a', 'b')]
     (tmp_path / 'a' / 'row.json').write_text('{"row": 5}')
-    assert [run.name for run in runs.read(paths)] == ['b']
+    assert [run.name for run in runs.read_runs(paths)] == ['b']
     assert 'row.json is damaged (Expected str | null, got int - at $.row)' in capsys.readouterr().err
     assert main(['report', paths[0]]) == 1
     (said,) = capsys.readouterr().err.splitlines()
@@ -430,12 +430,12 @@ def test_of_several_runs_a_damaged_one_is_left_out_and_a_single_one_refused(tmp_
 
 
 def test_a_probe_of_another_model_is_named(tmp_path):
-    folder = Folder(made_up(tmp_path / 'a', 'softmax'))
-    arrays = dict(np.load(folder.probe(10)))
-    np.savez(folder.probe(10), **{name: array[:1] for name, array in arrays.items()})
-    with pytest.raises(Damaged, match=r'00000010\.npz has 1 layers, and .* has 3'):
-        probes.values(folder.probes)
-    assert PICTURES
+    folder = RunDir(made_up(tmp_path / 'a', 'softmax'))
+    arrays = dict(np.load(folder.get_probe_path(10)))
+    np.savez(folder.get_probe_path(10), **{name: array[:1] for name, array in arrays.items()})
+    with pytest.raises(DamagedFileError, match=r'00000010\.npz has 1 layers, and .* has 3'):
+        probes.load_probe_values(folder.probe_files)
+    assert FIGURES
 
 
 @pytest.mark.slow
@@ -446,13 +446,13 @@ def test_a_damaged_lease_is_waited_for_as_long_as_a_silent_owner(tmp_path, monke
         folder = tmp_path / str(number)
         folder.mkdir()
         (folder / 'lease.json').write_bytes(content)
-        with lease(folder):
+        with hold_lease(folder):
             assert 'lease.json is damaged' in capsys.readouterr().err
 
 
 def test_a_finished_run_whose_row_is_gone_is_no_run_that_begins_anew(tmp_path):
-    folder = Folder(tmp_path / 'run')
-    folder.claim(tiny(), dict(row='tiny'))
+    folder = RunDir(tmp_path / 'run')
+    folder.initialize(tiny(), dict(row='tiny'))
     (folder.path / 'row.json').unlink()
-    with pytest.raises(Damaged, match=r'row\.json is missing, which says what a fork comes from'):
-        folder.start()
+    with pytest.raises(DamagedFileError, match=r'row\.json is missing, which says what a fork comes from'):
+        folder.read_start_step()

@@ -9,12 +9,12 @@ from conftest import tiny
 from runs import spec, train
 
 from sinklab.checkpoint import digests, restore, steps
-from sinklab.checkpoint.checkpoints import Checkpoints
-from sinklab.checkpoint.digests import RUN_ID
+from sinklab.checkpoint.checkpoints import Checkpointer
+from sinklab.checkpoint.digests import RUN_ID_KEY
 from sinklab.cli.main import main
 from sinklab.files import whole as files
-from sinklab.folder import Folder
-from sinklab.record import Refusal
+from sinklab.folder import RunDir
+from sinklab.record import UserError
 from sinklab.spec import Hardware
 from sinklab.train import fork, loop
 
@@ -29,11 +29,11 @@ def disk(monkeypatch):
 
 def begun(path, value=0.0, born_with_id=True):
     """A run with the checkpoints 2 and 4, whose state is this number."""
-    folder = Folder(path)
-    folder.claim(tiny(), {})
+    folder = RunDir(path)
+    folder.initialize(tiny(), {})
     if not born_with_id:
         forget_id(folder)
-    checkpoints = Checkpoints(folder, RULES, {})
+    checkpoints = Checkpointer(folder, RULES, {})
     for step in (2, 4):
         checkpoints.save(step, dict(step=jnp.int32(step), params=dict(w=jnp.full(3, value))))
     checkpoints.close()
@@ -54,34 +54,34 @@ def put(source, target, step=4):
 
 def test_two_runs_of_the_same_config_have_different_ids_which_their_checkpoints_carry(tmp_path):
     ours, theirs = begun(tmp_path / 'ours'), begun(tmp_path / 'theirs')
-    assert ours.run_id() != theirs.run_id()
-    assert ours.read('config') == theirs.read('config')
+    assert ours.read_run_id() != theirs.read_run_id()
+    assert ours.read_json('config') == theirs.read_json('config')
     for folder in (ours, theirs):
-        assert json.loads(digests.file_of(folder, 4, 0).read_text())[RUN_ID] == folder.run_id()
-        assert digests.fault(folder, 4) is None
+        assert json.loads(digests.get_digest_path(folder, 4, 0).read_text())[RUN_ID_KEY] == folder.read_run_id()
+        assert digests.find_corruption(folder, 4) is None
 
 
 @pytest.mark.parametrize(('ours', 'theirs'), [(True, True), (True, False)])
 def test_a_checkpoint_of_another_run_is_named_with_both_ids_and_set_aside(tmp_path, ours, theirs):
     ours, theirs = begun(tmp_path / 'ours', 1.0, ours), begun(tmp_path / 'theirs', 2.0, theirs)
     put(theirs, ours)
-    checkpoints = Checkpoints(ours, RULES, {})
-    newest, (line,) = checkpoints.sound()
+    checkpoints = Checkpointer(ours, RULES, {})
+    newest, (line,) = checkpoints.find_latest_valid_step()
     checkpoints.close()
     assert newest == 2
-    assert (theirs.run_id() or 'no id') in line
-    assert str(ours.run_id()) in line
-    assert (ours.damaged / '4' / 'checkpoint').is_dir()
-    assert (ours.damaged / '4' / 'digests' / '0.json').is_file()
+    assert (theirs.read_run_id() or 'no id') in line
+    assert str(ours.read_run_id()) in line
+    assert (ours.quarantine_dir / '4' / 'checkpoint').is_dir()
+    assert (ours.quarantine_dir / '4' / 'digests' / '0.json').is_file()
 
 
 def test_where_no_checkpoint_is_of_the_run_nothing_is_moved_and_the_run_is_refused(tmp_path):
     ours, theirs = begun(tmp_path / 'ours'), begun(tmp_path / 'theirs')
     for step in (2, 4):
         put(theirs, ours, step)
-    with pytest.raises(Refusal, match=theirs.run_id()):
-        Checkpoints(ours, RULES, {}).sound()
-    assert ours.checkpoint_steps() == [2, 4]
+    with pytest.raises(UserError, match=theirs.read_run_id()):
+        Checkpointer(ours, RULES, {}).find_latest_valid_step()
+    assert ours.list_checkpoint_steps() == [2, 4]
 
 
 @pytest.mark.parametrize('command', [['verify'], ['restore-params', '--out={out}']], ids=lambda words: words[0])
@@ -91,88 +91,88 @@ def test_a_reader_refuses_a_checkpoint_of_another_run_in_a_line_that_names_both(
     verb, *options = (word.format(out=tmp_path / 'out') for word in command)
     assert main(['checkpoint', verb, f'{ours}@4', *options]) == 1
     (line,) = ''.join(capsys.readouterr()).splitlines()
-    assert ours.run_id() in line
-    assert theirs.run_id() in line
+    assert ours.read_run_id() in line
+    assert theirs.read_run_id() in line
     assert not (tmp_path / 'out').exists()
 
 
 def test_the_newest_checkpoint_is_the_newest_of_the_run_itself(tmp_path):
     ours, theirs = begun(tmp_path / 'ours'), begun(tmp_path / 'theirs')
     put(theirs, ours)
-    assert digests.newest(ours) == 2
+    assert digests.find_newest_step(ours) == 2
     (ours.path / 'run.json').write_text('{')
-    assert digests.newest(ours) == 4  # whose it is cannot be told; whoever reads it is refused
-    with pytest.raises(Refusal, match=r'run\.json is damaged'):
-        digests.fault(ours, 4)
+    assert digests.find_newest_step(ours) == 4  # whose it is cannot be told; whoever reads it is refused
+    with pytest.raises(UserError, match=r'run\.json is damaged'):
+        digests.find_corruption(ours, 4)
 
 
 def test_a_run_that_is_older_than_ids_goes_on_without_one(tmp_path):
     folder = begun(tmp_path / 'run', born_with_id=False)
-    assert folder.run_id() is None
-    assert digests.fault(folder, 4) is None
-    checkpoints = Checkpoints(folder, RULES, {})
+    assert folder.read_run_id() is None
+    assert digests.find_corruption(folder, 4) is None
+    checkpoints = Checkpointer(folder, RULES, {})
     checkpoints.save(6, dict(step=jnp.int32(6), params=dict(w=jnp.zeros(3))))
     checkpoints.close()
-    assert folder.run_id() is None
-    assert digests.fault(folder, 6) is None
-    assert folder.checkpoint_steps() == [2, 4, 6]
+    assert folder.read_run_id() is None
+    assert digests.find_corruption(folder, 6) is None
+    assert folder.list_checkpoint_steps() == [2, 4, 6]
 
 
 def test_a_copied_or_moved_run_keeps_its_id_and_its_checkpoints(tmp_path):
     folder = begun(tmp_path / 'run', 3.0)
-    copied = Folder(shutil.copytree(folder.path, tmp_path / 'copied'))
-    moved = Folder(shutil.move(folder.path, tmp_path / 'moved'))
+    copied = RunDir(shutil.copytree(folder.path, tmp_path / 'copied'))
+    moved = RunDir(shutil.move(folder.path, tmp_path / 'moved'))
     for other in (copied, moved):
-        assert digests.fault(other, 4) is None
-        assert restore.parameters(other.path, 4)['w'][0] == 3
+        assert digests.find_corruption(other, 4) is None
+        assert restore.restore_parameters(other.path, 4)['w'][0] == 3
 
 
 @pytest.mark.parametrize('content', ['', '[]', '5', '{}', '{"id": 5}', '{"id": ""}', '[' * 100_000, '\xff'], ids=len)
 def test_a_file_that_holds_no_id_is_refused_in_words(tmp_path, content):
     folder = begun(tmp_path / 'run')
     (folder.path / 'run.json').write_text(content, encoding='latin-1')
-    with pytest.raises(Refusal, match=r'run\.json is damaged'):
-        folder.run_id()
+    with pytest.raises(UserError, match=r'run\.json is damaged'):
+        folder.read_run_id()
 
 
 @pytest.mark.parametrize('given', [5, '', [], {}], ids=str)
 def test_digests_whose_id_is_none_are_damaged(tmp_path, given):
     folder = begun(tmp_path / 'run')
-    file = digests.file_of(folder, 4, 0)
-    file.write_text(json.dumps(json.loads(file.read_text()) | {RUN_ID: given}))
-    assert 'damaged' in digests.fault(folder, 4).why or 'another' in digests.fault(folder, 4).why
+    file = digests.get_digest_path(folder, 4, 0)
+    file.write_text(json.dumps(json.loads(file.read_text()) | {RUN_ID_KEY: given}))
+    assert 'damaged' in digests.find_corruption(folder, 4).reason or 'another' in digests.find_corruption(folder, 4).reason
 
 
 def test_digests_of_one_process_of_another_run_are_enough(tmp_path):
-    folder = Folder(tmp_path / 'run')
-    folder.claim(tiny(), {})
-    state = folder.checkpoints / '4' / 'state'
+    folder = RunDir(tmp_path / 'run')
+    folder.initialize(tiny(), {})
+    state = folder.checkpoint_dir / '4' / 'state'
     (state / 'ocdbt.process_1').mkdir(parents=True)
     for name in ('manifest.ocdbt', 'ocdbt.process_1/of_1'):
         (state / name).write_text(name)
-    folder.digests.mkdir()
-    steps.begin(folder, 4)
-    digests.write(folder, 4, 0, 2, 1.0)
-    digests.write(folder, 4, 1, 2, 1.0, 'another')
-    fault = digests.fault(folder, 4)
-    assert 'another' in fault.why
-    assert folder.run_id() in fault.why
-    assert not fault.cut_short
+    folder.digest_dir.mkdir()
+    steps.make_digest_dir(folder, 4)
+    digests.write_digests(folder, 4, 0, 2, 1.0)
+    digests.write_digests(folder, 4, 1, 2, 1.0, 'another')
+    fault = digests.find_corruption(folder, 4)
+    assert 'another' in fault.reason
+    assert folder.read_run_id() in fault.reason
+    assert not fault.is_incomplete
 
 
 def test_without_run_json_the_id_that_all_checkpoints_have_is_that_of_the_run_and_that_is_said(tmp_path, capsys):
     folder = begun(tmp_path / 'run')
-    run_id, content = folder.run_id(), (folder.path / 'run.json').read_bytes()
+    run_id, content = folder.read_run_id(), (folder.path / 'run.json').read_bytes()
     forget_id(folder)
-    checkpoints = Checkpoints(folder, RULES, {})
+    checkpoints = Checkpointer(folder, RULES, {})
     checkpoints.save(6, dict(step=jnp.int32(6), params=dict(w=jnp.zeros(3))))
     checkpoints.close()
     (line,) = capsys.readouterr().err.splitlines()
     assert str(folder.path / 'run.json') in line
     assert run_id in line
-    assert digests.read(folder, 6).run_ids == {run_id}
+    assert digests.read_digests(folder, 6).run_ids == {run_id}
     (folder.path / 'run.json').write_bytes(content)
-    assert digests.fault(folder, 6) is None
+    assert digests.find_corruption(folder, 6) is None
 
 
 @pytest.mark.parametrize('their_id', [True, False])
@@ -180,17 +180,17 @@ def test_without_run_json_checkpoints_of_different_runs_are_refused_in_a_line_th
     tmp_path, capsys, their_id
 ):
     ours, theirs = begun(tmp_path / 'ours'), begun(tmp_path / 'theirs', born_with_id=their_id)
-    run_id = ours.run_id()
+    run_id = ours.read_run_id()
     put(theirs, ours)
     forget_id(ours)
-    with pytest.raises(Refusal, match=run_id) as raised:
-        Checkpoints(ours, RULES, {})
-    assert (theirs.run_id() or 'no id') in str(raised.value)
+    with pytest.raises(UserError, match=run_id) as raised:
+        Checkpointer(ours, RULES, {})
+    assert (theirs.read_run_id() or 'no id') in str(raised.value)
     for command in (['verify'], ['restore-params', f'--out={tmp_path}/out'], ['ls']):
         assert main(['checkpoint', command[0], f'{ours}@4', *command[1:]]) == 1
         (line,) = ''.join(capsys.readouterr()).splitlines()
         assert str(ours.path / 'run.json') in line
-    assert digests.newest(ours) == 4  # whose it is cannot be told; whoever reads it is refused
+    assert digests.find_newest_step(ours) == 4  # whose it is cannot be told; whoever reads it is refused
 
 
 class First:
@@ -225,27 +225,27 @@ class Second:
 
 
 def test_process_0_tells_the_id_to_those_that_do_not_see_its_file_yet(tmp_path):
-    folder, first = Folder(tmp_path / 'run'), First()
-    folder.claim(tiny(), {})
-    Checkpoints(folder, RULES, {}, first).close()
-    second = Checkpoints(Folder(tmp_path / 'elsewhere').read_only(), RULES, {}, Second(first.said))
+    folder, first = RunDir(tmp_path / 'run'), First()
+    folder.initialize(tiny(), {})
+    Checkpointer(folder, RULES, {}, first).close()
+    second = Checkpointer(RunDir(tmp_path / 'elsewhere').as_read_only(), RULES, {}, Second(first.said))
     second.close()
-    assert second.run_id == folder.run_id()
+    assert second.run_id == folder.read_run_id()
 
 
 @pytest.mark.slow
 def test_a_run_does_not_go_on_from_the_checkpoints_of_another_and_a_fork_of_it_has_its_own_id(corpus, tmp_path):
-    ours, theirs = Folder(tmp_path / 'ours'), Folder(tmp_path / 'theirs')
+    ours, theirs = RunDir(tmp_path / 'ours'), RunDir(tmp_path / 'theirs')
     for folder in (ours, theirs):
         train(spec(corpus), folder.path)
     for step in (4, 8):
         put(theirs, ours, step)
-    with pytest.raises(Refusal, match=f'{theirs.run_id()}.*{ours.run_id()}'):
+    with pytest.raises(UserError, match=f'{theirs.read_run_id()}.*{ours.read_run_id()}'):
         train(spec(corpus), ours.path)
-    forked, origin = Folder(tmp_path / 'fork'), fork.Origin(theirs, 4, spec(corpus))
+    forked, origin = RunDir(tmp_path / 'fork'), fork.WarmStart(theirs, 4, spec(corpus))
     loop.train(spec(corpus), Hardware(), forked, dict(row='fork'), origin=origin)
-    assert forked.run_id() not in (None, theirs.run_id())
-    assert digests.fault(forked, 4) is None
-    with pytest.raises(Refusal, match=ours.run_id()):
-        loop.train(spec(corpus), Hardware(), Folder(tmp_path / 'x'), {}, origin=fork.Origin(ours, 4, spec(corpus)))
-    assert not Folder(tmp_path / 'x').is_claimed()
+    assert forked.read_run_id() not in (None, theirs.read_run_id())
+    assert digests.find_corruption(forked, 4) is None
+    with pytest.raises(UserError, match=ours.read_run_id()):
+        loop.train(spec(corpus), Hardware(), RunDir(tmp_path / 'x'), {}, origin=fork.WarmStart(ours, 4, spec(corpus)))
+    assert not RunDir(tmp_path / 'x').has_run()

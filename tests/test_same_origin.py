@@ -8,27 +8,27 @@ from conftest import tiny
 from runs import saved
 from threads import alike
 
-from sinklab.checkpoint.checkpoints import Checkpoints
+from sinklab.checkpoint.checkpoints import Checkpointer
 from sinklab.files import whole as files
-from sinklab.folder import Folder
-from sinklab.record import Refusal
+from sinklab.folder import RunDir
+from sinklab.record import UserError
 from sinklab.train import fork
 
 
 def made(path, content=b'of a run'):
-    folder = Folder(path)
+    folder = RunDir(path)
     saved(folder, 4, content=content)
-    return fork.Origin(folder, 4, tiny())
+    return fork.WarmStart(folder, 4, tiny())
 
 
 def verified(*origins):
-    return alike(len(origins), lambda group: fork.verify(origins[group.index], group))
+    return alike(len(origins), lambda group: fork.verify_origin(origins[group.index], group))
 
 
 def test_the_same_checkpoint_by_another_path_is_no_other_one(tmp_path):
     origin = made(tmp_path / 'one')
     (tmp_path / 'two').symlink_to(tmp_path / 'one')
-    assert verified(origin, fork.Origin(Folder(tmp_path / 'two'), 4, tiny())) == [None, None]
+    assert verified(origin, fork.WarmStart(RunDir(tmp_path / 'two'), 4, tiny())) == [None, None]
 
 
 def test_another_checkpoint_and_none_are_refused_by_all(tmp_path, monkeypatch):
@@ -36,21 +36,21 @@ def test_another_checkpoint_and_none_are_refused_by_all(tmp_path, monkeypatch):
     one, other = made(tmp_path / 'one'), made(tmp_path / 'two', b'of another')
     for origins in ((one, other), (one, None), (None, one)):
         said = verified(*origins)
-        assert [type(refusal) for refusal in said] == [Refusal, Refusal]
+        assert [type(refusal) for refusal in said] == [UserError, UserError]
         assert all('process 1 differs from process 0 in the checkpoint of --from' in str(line) for line in said)
 
 
 def test_what_one_process_finds_damaged_all_refuse(tmp_path):
     origin = made(tmp_path / 'one')
-    (origin.folder.checkpoints / '4' / 'file').write_bytes(b'of a RUN')
+    (origin.run_dir.checkpoint_dir / '4' / 'file').write_bytes(b'of a RUN')
     assert [' is not sound: file does not hold ' in str(line) for line in verified(origin, origin)] == [True, True]
 
 
 @pytest.mark.slow
 def test_digests_that_are_seen_late_are_waited_for(tmp_path):
     one, other = made(tmp_path / 'one'), made(tmp_path / 'two')
-    content = (one.folder.digests / '4' / '0.json').read_bytes()
-    file = other.folder.digests / '4' / '0.json'
+    content = (one.run_dir.digest_dir / '4' / '0.json').read_bytes()
+    file = other.run_dir.digest_dir / '4' / '0.json'
     file.write_text('{}')
     later = threading.Timer(0.3, file.write_bytes, [content])
     later.start()
@@ -60,12 +60,12 @@ def test_digests_that_are_seen_late_are_waited_for(tmp_path):
 
 def test_that_a_fork_has_no_checkpoint_is_known_by_process_0_alone(tmp_path):
     """The others do not see its row.json yet."""
-    folders = [Folder(tmp_path / name) for name in ('here', 'there')]
+    folders = [RunDir(tmp_path / name) for name in ('here', 'there')]
     folders[0].path.mkdir()
     (folders[0].path / 'row.json').write_text(json.dumps({'from': dict(run='../parent', step=4)}))
 
     def begin(group):
-        return fork.begin(None, tiny(), None, 4, Checkpoints(folders[group.index], tiny().checkpoint, {}, group))
+        return fork.prepare_first_checkpoint(None, tiny(), None, 4, Checkpointer(folders[group.index], tiny().checkpoint, {}, group))
 
     said = alike(2, begin)
     words = 'here has no checkpoint and begins at step 4 of ../parent; give --from again'

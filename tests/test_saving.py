@@ -8,11 +8,11 @@ from conftest import tiny
 from runs import Hearing, spec, train
 
 from sinklab.checkpoint import checkpoints, digests
-from sinklab.checkpoint.checkpoints import Checkpoints
-from sinklab.folder import Folder
-from sinklab.lease import Superseded
+from sinklab.checkpoint.checkpoints import Checkpointer
+from sinklab.folder import RunDir
+from sinklab.lease import LeaseLostError
 from sinklab.train import loop
-from sinklab.train.outcome import Disagreement, Diverged, Stopped
+from sinklab.train.outcome import ReplicaMismatchError, DivergedError, StoppedBySignal
 
 
 @pytest.mark.slow
@@ -20,7 +20,7 @@ def test_a_run_saves_by_the_clock(corpus, tmp_path):
     """A moment after each save the next one is wished; two steps later it is agreed on."""
     timed = spec(corpus, checkpoint__every_steps=0, checkpoint__every_minutes=1e-6, checkpoint__keep=8)
     train(timed, tmp_path)
-    saved = Folder(tmp_path).checkpoint_steps()
+    saved = RunDir(tmp_path).list_checkpoint_steps()
     assert len(saved) >= 3
     assert saved[-1] == 8
 
@@ -51,10 +51,10 @@ class Beside:
 
 @pytest.mark.slow
 def test_processes_that_come_to_other_numbers_save_nothing_of_them(corpus, tmp_path):
-    with pytest.raises(Disagreement, match=r'process 1 differs from process 0 in train/loss: 0x1\.0.* at step 4'):
+    with pytest.raises(ReplicaMismatchError, match=r'process 1 differs from process 0 in train/loss: 0x1\.0.* at step 4'):
         train(spec(corpus), tmp_path, group=Beside())
-    assert Folder(tmp_path).checkpoint_steps() == []
-    written = Folder(tmp_path).read('outcome')
+    assert RunDir(tmp_path).list_checkpoint_steps() == []
+    written = RunDir(tmp_path).read_json('outcome')
     assert (written['kind'], written['step'], written['exit_code']) == ('lost', 4, 42)
 
 
@@ -65,7 +65,7 @@ class Lost(Exception):
 @pytest.mark.parametrize('held', [0, 1])
 def test_a_folder_that_another_job_has_taken_gets_no_digests_and_loses_no_checkpoint(tmp_path, held):
     """The job learns it after so many looks, while its save goes on in the background."""
-    folder, looks = Folder(tmp_path), []
+    folder, looks = RunDir(tmp_path), []
 
     def check():
         looks.append(folder)
@@ -73,17 +73,17 @@ def test_a_folder_that_another_job_has_taken_gets_no_digests_and_loses_no_checkp
             raise Lost
 
     rules, values = tiny(checkpoint__keep=2).checkpoint, {'a': jnp.arange(3)}
-    before = Checkpoints(folder, rules, {})
+    before = Checkpointer(folder, rules, {})
     for step in (1, 2):
         before.save(step, values)
     before.close()
-    now = Checkpoints(folder, rules, {}, check=check)
+    now = Checkpointer(folder, rules, {}, check_owner=check)
     now.save(3, values)
     with pytest.raises(Lost):
         now.wait()
     now.close()
-    assert folder.checkpoint_steps() == [1, 2, 3]
-    assert digests.file_of(folder, 3, 0).exists() == bool(held)
+    assert folder.list_checkpoint_steps() == [1, 2, 3]
+    assert digests.get_digest_path(folder, 3, 0).exists() == bool(held)
 
 
 class Told:
@@ -103,11 +103,11 @@ class Told:
     ('error', 'told'),
     [
         (None, ['wait for all', 'close']),
-        (Stopped(15, 4), ['wait for all', 'close']),
-        (Diverged(4, {}), ['wait for all', 'close']),
-        (Disagreement(4, 'x'), ['wait for all', 'close']),
+        (StoppedBySignal(15, 4), ['wait for all', 'close']),
+        (DivergedError(4, {}), ['wait for all', 'close']),
+        (ReplicaMismatchError(4, 'x'), ['wait for all', 'close']),
         (OSError('of this process alone'), ['close']),
-        (Superseded('of another job'), []),
+        (LeaseLostError('of another job'), []),
     ],
     ids=str,
 )
@@ -115,7 +115,7 @@ def test_all_wait_for_the_saves_of_all_at_an_end_that_they_agree_on(error, told)
     saved = Told()
 
     def end():
-        with loop.closing(saved):
+        with loop.close_checkpointer(saved):
             if error:
                 raise error
 
@@ -130,8 +130,8 @@ def test_all_wait_for_the_saves_of_all_at_an_end_that_they_agree_on(error, told)
 @pytest.mark.slow
 def test_whoever_waits_long_for_a_save_is_told(tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(checkpoints, 'TOLD', 0.05)
-    saved = Checkpoints(Folder(tmp_path), spec('x').checkpoint, {})
-    saved.newest, saved.pending = 4, saved.pool.submit(lambda: time.sleep(0.3) or 0.3)
+    saved = Checkpointer(RunDir(tmp_path), spec('x').checkpoint, {})
+    saved.newest_step, saved.pending_save = 4, saved.pool.submit(lambda: time.sleep(0.3) or 0.3)
     saved.wait()
     lines = capsys.readouterr().err.splitlines()
     assert len(lines) > 1

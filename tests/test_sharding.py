@@ -18,7 +18,7 @@ from sinklab.train import evaluation, state
 @given(st.integers(1, 900), st.integers(1, 64), st.integers(1, 16))
 def test_parts_are_equal_divide_over_the_devices_and_lose_nothing(sequences, per_device, ways):
     ids_NT = np.arange(2 * sequences).reshape(-1, 2)
-    parts = evaluation.equal_parts(ids_NT, per_device * ways, ways)
+    parts = evaluation.split_into_parts(ids_NT, per_device * ways, ways)
     (rows,) = {len(part) for part in parts}
     assert rows % ways == 0
     assert rows <= per_device * ways
@@ -30,14 +30,14 @@ def test_parts_are_equal_divide_over_the_devices_and_lose_nothing(sequences, per
 
 @pytest.mark.parametrize('rings', [(4,), (2, 2), (1, 4)])
 def test_a_sum_is_parted_ring_after_ring_as_it_is_at_once(rings):
-    mesh, parts = devices.mesh(Hardware(fsdp=4)), np.arange(4 * 8 * 3.0, dtype=np.float32).reshape(4, 8, 3)
+    mesh, parts = devices.make_mesh(Hardware(fsdp=4)), np.arange(4 * 8 * 3.0, dtype=np.float32).reshape(4, 8, 3)
 
     def local(part_8N):
-        token = exchange.RINGS.set(dict(fsdp=rings))
+        token = exchange.AXIS_RINGS.set(dict(fsdp=rings))
         try:
-            return exchange.part(part_8N[0], 'embed', None)
+            return exchange.reduce_scatter(part_8N[0], 'embed', None)
         finally:
-            exchange.RINGS.reset(token)
+            exchange.AXIS_RINGS.reset(token)
 
     spec = PartitionSpec('fsdp')
     with jax.set_mesh(mesh):
@@ -46,12 +46,12 @@ def test_a_sum_is_parted_ring_after_ring_as_it_is_at_once(rings):
 
 
 def test_a_batch_that_does_not_divide_is_an_error_and_not_laid_on_every_device():
-    mesh = devices.mesh(Hardware(data=2, fsdp=2))
-    assert sharding.of_batch(mesh, (8, 17)).shard_shape((8, 17)) == (2, 17)
+    mesh = devices.make_mesh(Hardware(data=2, fsdp=2))
+    assert sharding.make_batch_sharding(mesh, (8, 17)).shard_shape((8, 17)) == (2, 17)
     with pytest.raises(ValueError, match='a batch of 6 sequences cannot be divided over 4 devices'):
-        sharding.of_batch(mesh, (6, 17))
+        sharding.make_batch_sharding(mesh, (6, 17))
     with jax.set_mesh(mesh), pytest.raises(ValueError, match='a batch of 6'):
-        jax.jit(lambda x: sharding.place(x, 'batch', None))(np.zeros((6, 17)))
+        jax.jit(lambda x: sharding.constrain_sharding(x, 'batch', None))(np.zeros((6, 17)))
 
 
 @pytest.mark.slow
@@ -59,15 +59,15 @@ def test_a_batch_that_does_not_divide_is_an_error_and_not_laid_on_every_device()
 def test_validation_that_does_not_divide_is_one_program_and_the_plain_mean(loss):
     """11 windows in batches of 8 over 4 devices; of a chat, some tokens are not predicted."""
     spec = tiny(optimizer__batch_size=8, **({} if loss == 'all' else dict(data__loss=loss, data__source='chat:x')))
-    mesh, params = devices.mesh(Hardware(data=4)), drawn(spec)
+    mesh, params = devices.make_mesh(Hardware(data=4)), drawn(spec)
     rng = np.random.default_rng(0)
     ids_NT = rng.integers(0, 300, (11, 17)).astype(np.int32)
     if loss == 'assistant':
         ids_NT = np.where(rng.uniform(size=ids_NT.shape) < 0.3, ~ids_NT, ids_NT)
     read_NT = np.where(ids_NT < 0, ~ids_NT, ids_NT)
-    loss_NT, _ = evaluation.tokenwise(spec, devices.mesh(Hardware()))(params, read_NT)
+    loss_NT, _ = evaluation.make_token_loss(spec, devices.make_mesh(Hardware()))(params, read_NT)
     with jax.set_mesh(mesh), jtu.count_jit_compilation_cache_miss() as compiled:
-        found = evaluation.evaluation(spec, Hardware(data=4), mesh)(params, ids_NT)
+        found = evaluation.make_evaluate(spec, Hardware(data=4), mesh)(params, ids_NT)
     assert compiled() == 1
     expected = np.mean(np.asarray(loss_NT), where=ids_NT[:, 1:] >= 0)
     np.testing.assert_allclose(found['valid/loss'], expected, rtol=1e-5)
@@ -76,8 +76,8 @@ def test_validation_that_does_not_divide_is_one_program_and_the_plain_mean(loss)
 @pytest.mark.slow
 def test_what_runs_once_is_made_of_the_same_bits_as_at_full_optimization():
     spec = tiny()
-    program = jax.jit(lambda: state.initial(spec)).lower()
-    (quick,) = state.ONCE.values()
+    program = jax.jit(lambda: state.init_state(spec)).lower()
+    (quick,) = state.INIT_COMPILER_OPTIONS.values()
     made = [program.compile(compiler_options=options)() for options in (quick, {'xla_backend_optimization_level': 3})]
     for one, other in zip(*map(jax.tree.leaves, made), strict=True):
         np.testing.assert_array_equal(one, other)

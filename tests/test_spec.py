@@ -1,8 +1,8 @@
 import pytest
 from conftest import tiny, tiny_config
 
-from sinklab.parse import parse
-from sinklab.record import Refusal
+from sinklab.parse import parse_config
+from sinklab.record import UserError
 
 UNNORMALIZED = dict(model__attention__similarity='sigmoid', model__attention__normalizer='none')
 
@@ -48,8 +48,8 @@ def changed(path, value):
     ],
 )
 def test_what_cannot_be_is_refused_in_words_that_name_it(path, value, words):
-    with pytest.raises(Refusal) as refusal:
-        parse(changed(path, value))
+    with pytest.raises(UserError) as refusal:
+        parse_config(changed(path, value))
     assert words in str(refusal.value)
     assert '\n' not in str(refusal.value)
 
@@ -57,16 +57,16 @@ def test_what_cannot_be_is_refused_in_words_that_name_it(path, value, words):
 def test_all_faults_of_fields_are_named_at_once_and_then_all_between_fields():
     tree = changed('model.layers', 0)
     tree['seed'], tree['probe']['inptus'] = -1, 'natural'
-    with pytest.raises(Refusal) as refusal:
-        parse(tree)
+    with pytest.raises(UserError) as refusal:
+        parse_config(tree)
     named = ('3 faults', 'config.model.layers is 0', 'config.seed is -1', 'config.probe.inptus is unknown')
     assert [words for words in named if words not in str(refusal.value)] == []
     tree = changed('optimizer.warmup_steps', 99)
     tree['probe'] |= dict(length=17, keys=18)
     tree['data'] |= dict(random_first=2, fixed_position=3)
     tree['model']['rotary'] |= dict(scaling='llama3', slow=4.0)
-    with pytest.raises(Refusal) as refusal:
-        parse(tree)
+    with pytest.raises(UserError) as refusal:
+        parse_config(tree)
     named = ('warmup_steps is 99', 'length is 17', 'keys is 18', 'random_first and random_last', 'factor', 'fast')
     assert [words for words in named if words not in str(refusal.value)] == []
     assert '\n' not in str(refusal.value)
@@ -75,12 +75,12 @@ def test_all_faults_of_fields_are_named_at_once_and_then_all_between_fields():
 def test_a_missing_field_is_named():
     tree = tiny_config().to_dict()
     del tree['probe']['keys']
-    with pytest.raises(Refusal, match=r'config\.probe\.keys is missing'):
-        parse(tree)
+    with pytest.raises(UserError, match=r'config\.probe\.keys is missing'):
+        parse_config(tree)
 
 
 def test_a_whole_number_stands_for_a_float():
-    assert parse(changed('optimizer.clip_norm', 2)).optimizer.clip_norm == 2.0
+    assert parse_config(changed('optimizer.clip_norm', 2)).optimizer.clip_norm == 2.0
 
 
 @pytest.mark.parametrize(
@@ -155,7 +155,7 @@ def test_a_whole_number_stands_for_a_float():
     ids=lambda x: x[:30] if isinstance(x, str) else None,
 )
 def test_fields_that_do_not_go_together_are_refused_with_what_does(changes, words):
-    with pytest.raises(Refusal) as refusal:
+    with pytest.raises(UserError) as refusal:
         tiny(**changes)
     assert words in str(refusal.value)
     assert '\n' not in str(refusal.value)

@@ -6,8 +6,8 @@ from hypothesis import strategies as st
 from stores import corpus_of, made, texts_of
 
 from sinklab.data.documents import sources, split
-from sinklab.data.documents.document import Document, Piece, Source
-from sinklab.data.documents.split import exact_limit, key
+from sinklab.data.documents.document import Document, SourcePiece, Source
+from sinklab.data.documents.split import compute_limit, hash_document_name
 
 
 @settings(max_examples=40, deadline=None)
@@ -18,16 +18,16 @@ from sinklab.data.documents.split import exact_limit, key
 )
 def test_a_single_text_is_cut_into_a_side_that_is_trained_on_and_one_that_is_held_out(text, held_out, name):
     document = Document(name, ((text, True),), '', 1000)
-    source = split.two_sided(Source((Piece(name, 1000, lambda: iter([document])),), ()), held_out)
-    found = sorted(source.documents(), key=lambda document: document.name)
+    source = split.split_single_text(Source((SourcePiece(name, 1000, lambda: iter([document])),), ()), held_out)
+    found = sorted(source.read_documents(), key=lambda document: document.name)
     assert ''.join(document.text for document in found) == text
     assert sum(document.size for document in found) == 1000
     if not text.strip():
         assert source.limit is None
         return
-    held = [document for document in found if key(document.name) < source.limit]
+    held = [document for document in found if hash_document_name(document.name) < source.limit]
     assert len(held) == 1
-    assert not any(document.blank for document in found)
+    assert not any(document.is_blank for document in found)
 
 
 @pytest.mark.parametrize('sample', [1 << 26, 1000])  # characters: more than the text has, and fewer
@@ -49,7 +49,7 @@ def test_a_store_of_one_long_text_has_both_of_its_sides(tmp_path, monkeypatch, c
 @settings(max_examples=50, deadline=None)
 @given(st.sets(st.integers(0, 2**64 - 1), min_size=2, max_size=40), st.floats(0.01, 0.99))
 def test_a_split_is_exact_and_leaves_no_side_empty(keys, held_out):
-    below = sum(number < exact_limit(list(keys), held_out) for number in keys)
+    below = sum(number < compute_limit(list(keys), held_out) for number in keys)
     assert below == min(max(1, round(held_out * len(keys))), len(keys) - 1)
 
 
@@ -58,7 +58,7 @@ def test_a_large_corpus_gives_its_tokenizer_a_sample_from_all_over(tmp_path, mon
     for number in range(50):
         (tmp_path / 'texts' / f'{number:02}.txt').write_text(f'{number} ' + 'a word ' * 1000)
     monkeypatch.setattr(split, 'SAMPLE', 40_000)
-    limit, texts = split.survey(sources.source(f'text:{tmp_path}/texts/*.txt'), 0.2, lenient=False, texts=True)
+    limit, texts = split.survey_corpus(sources.open_source(f'text:{tmp_path}/texts/*.txt'), 0.2, lenient=False, with_texts=True)
     assert limit == int(0.2 * 2**64)
     assert 20_000 < sum(map(len, texts)) < 60_000
     assert len({text.split()[0] for text in texts}) == len(texts) > 20

@@ -14,7 +14,7 @@ import pytest
 from runs import outcome
 
 from sinklab import streams
-from sinklab.folder import Folder
+from sinklab.folder import RunDir
 
 SINKLAB = shlex.join([sys.executable, '-m', 'sinklab'])
 # Sends itself SIGTERM after the third step, and trains as the command does.
@@ -60,9 +60,9 @@ def test_a_log_that_cannot_be_written_does_not_change_a_run(config, tmp_path, pr
     options = '--supervise' if options else ''
     command = f'{program} train --config={config} --workdir={tmp_path}/run {options} {streams}'
     assert shell(command)[0] == code
-    folder = Folder(tmp_path / 'run')
+    folder = RunDir(tmp_path / 'run')
     assert outcome(folder.path)['kind'] == kind
-    assert outcome(folder.path)['checkpoint'] == folder.records()[-1]['step']
+    assert outcome(folder.path)['checkpoint'] == folder.read_records()[-1]['step']
 
 
 @pytest.mark.slow
@@ -121,7 +121,7 @@ def test_a_disk_that_fails_under_a_result_is_an_error_and_a_terminal_that_hangs_
     assert failing.error.errno == errno.EIO
     terminal = Broken(errno.EIO)
     terminal.isatty = lambda: True
-    with pytest.raises(streams.OutputClosed):
+    with pytest.raises(streams.OutputClosedError):
         streams.SafeStream(terminal, is_result=True).write('abc')
 
 
@@ -134,7 +134,7 @@ def test_writing_to_standard_error_never_raises(number):
 
 
 def test_only_a_result_stops_a_command_whose_reader_has_gone():
-    with pytest.raises(streams.OutputClosed):
+    with pytest.raises(streams.OutputClosedError):
         streams.SafeStream(Broken(errno.EPIPE), is_result=True).write('abc')
     full = streams.SafeStream(Broken(errno.ENOSPC), is_result=True)
     full.write('abc')

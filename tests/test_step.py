@@ -13,12 +13,12 @@ from jax.sharding import AbstractMesh, PartitionSpec
 from scipy.stats import entropy
 
 from sinklab import devices, sharding
-from sinklab.devices import AXES
-from sinklab.model.columns import count
-from sinklab.record import Refusal
+from sinklab.devices import MESH_AXES
+from sinklab.model.columns import count_learned_kv
+from sinklab.record import UserError
 from sinklab.spec import Hardware
 from sinklab.train import evaluation, layout, objective, state, step
-from sinklab.train.forward import forward
+from sinklab.train.forward import make_forward
 
 IDS = np.random.default_rng(0).integers(0, 300, (4, 17)).astype(np.int32)
 
@@ -26,19 +26,19 @@ IDS = np.random.default_rng(0).integers(0, 300, (4, 17)).astype(np.int32)
 @functools.cache
 def fresh(spec):
     """A state as initialized on one device: it is the same on every mesh, by a test below."""
-    mesh = devices.mesh(Hardware())
+    mesh = devices.make_mesh(Hardware())
     with jax.set_mesh(mesh):
-        return jax.device_get(state.create(spec, mesh))
+        return jax.device_get(state.create_state(spec, mesh))
 
 
 def updated(spec, hardware, times=2):
     """(numbers, state) after a few steps on one batch."""
-    mesh = devices.mesh(hardware)
+    mesh = devices.make_mesh(hardware)
     with jax.set_mesh(mesh):
-        now = jax.device_put(fresh(spec), state.shardings(spec, mesh))
-        advance = step.train_step(spec, hardware, mesh)
+        now = jax.device_put(fresh(spec), state.get_state_shardings(spec, mesh))
+        advance = step.make_train_step(spec, hardware, mesh)
         for _ in range(times):
-            now, numbers = advance(now, sharding.put(IDS, mesh), sharding.of_each_device(0, mesh))
+            now, numbers = advance(now, sharding.put_batch(IDS, mesh), sharding.make_per_device_array(0, mesh))
         return jax.device_get(numbers), now
 
 
@@ -117,7 +117,7 @@ def test_a_layout_changes_neither_loss_nor_parameters(spec, hardware):
 @pytest.mark.slow
 @pytest.mark.parametrize('hardware', [Hardware(data=4), Hardware(fsdp=2, tensor=2)], ids=str)
 def test_a_fresh_state_is_the_same_on_every_mesh(hardware):
-    made = [state.create(tiny(), devices.mesh(layout)) for layout in (Hardware(), hardware)]
+    made = [state.create_state(tiny(), devices.make_mesh(layout)) for layout in (Hardware(), hardware)]
     for one, other in zip(*map(jax.tree.leaves, made), strict=True):
         np.testing.assert_array_equal(one, other)
 
@@ -125,7 +125,7 @@ def test_a_fresh_state_is_the_same_on_every_mesh(hardware):
 @pytest.mark.slow
 def test_moments_live_where_their_parameters_do_and_a_step_leaves_them_there():
     spec, hardware = tiny(), Hardware(fsdp=2, tensor=2)
-    where = state.shardings(spec, devices.mesh(hardware))
+    where = state.get_state_shardings(spec, devices.make_mesh(hardware))
     moments = where['opt_state'][1][0]
     assert moments.mu == moments.nu == where['params']
     assert where['params']['blocks']['ffn']['out_FD'].spec == PartitionSpec(None, 'tensor', 'fsdp')
@@ -140,12 +140,12 @@ def test_moments_live_where_their_parameters_do_and_a_step_leaves_them_there():
 def test_a_prefix_is_not_predicted_in_training_but_in_validation():
     spec = tiny(model__mask__prefix=4, probe__keys=4)
     params = fresh(spec)['params']
-    loss_BT, _ = evaluation.tokenwise(spec, devices.mesh(Hardware()))(params, IDS)
-    np.testing.assert_allclose(objective.loss_of(spec, first=4)(params, IDS), loss_BT[:, 3:].mean(), rtol=1e-5)
-    with jax.set_mesh(mesh := devices.mesh(Hardware())):
-        valid = evaluation.evaluation(spec, Hardware(), mesh)(params, IDS)['valid/loss']
-        given = fresh(spec), sharding.put(IDS, mesh), sharding.of_each_device(0, mesh)
-        _, numbers = step.train_step(spec, Hardware(), mesh)(*given)
+    loss_BT, _ = evaluation.make_token_loss(spec, devices.make_mesh(Hardware()))(params, IDS)
+    np.testing.assert_allclose(objective.make_loss(spec, first_target=4)(params, IDS), loss_BT[:, 3:].mean(), rtol=1e-5)
+    with jax.set_mesh(mesh := devices.make_mesh(Hardware())):
+        valid = evaluation.make_evaluate(spec, Hardware(), mesh)(params, IDS)['valid/loss']
+        given = fresh(spec), sharding.put_batch(IDS, mesh), sharding.make_per_device_array(0, mesh)
+        _, numbers = step.make_train_step(spec, Hardware(), mesh)(*given)
     np.testing.assert_allclose(valid, loss_BT.mean(), rtol=1e-5)
     np.testing.assert_allclose(numbers['train/loss'], loss_BT[:, 3:].mean(), rtol=1e-5)
 
@@ -159,12 +159,12 @@ def test_seeds_differ():
 @pytest.mark.slow
 def test_the_evaluation_is_the_mean_over_windows_whatever_the_batch():
     spec, hardware = tiny(), Hardware(data=2)
-    mesh = devices.mesh(hardware)
+    mesh = devices.make_mesh(hardware)
     ids_NT = np.random.default_rng(1).integers(0, 300, (7, 17)).astype(np.int32)
     with jax.set_mesh(mesh):
-        params = jax.device_put(fresh(spec)['params'], state.shardings(spec, mesh)['params'])
-        found = evaluation.evaluation(spec, hardware, mesh)(params, ids_NT)
-    loss = jax.jit(objective.loss_of(spec))
+        params = jax.device_put(fresh(spec)['params'], state.get_state_shardings(spec, mesh)['params'])
+        found = evaluation.make_evaluate(spec, hardware, mesh)(params, ids_NT)
+    loss = jax.jit(objective.make_loss(spec))
     each = [float(loss(fresh(spec)['params'], ids_NT[i : i + 1])) for i in range(7)]
     np.testing.assert_allclose(found['valid/loss'], np.mean(each), rtol=1e-5)
 
@@ -181,45 +181,45 @@ def test_the_evaluation_is_the_mean_over_windows_whatever_the_batch():
     ids=str,
 )
 def test_a_layout_that_does_not_divide_is_refused(hardware, words):
-    with pytest.raises(Refusal, match=words):
-        layout.check(
+    with pytest.raises(UserError, match=words):
+        layout.check_layout(
             tiny(model__kv_heads=2 if 'kv_heads' in words else None),
             hardware,
-            AbstractMesh((hardware.data or 1, hardware.fsdp or 1, hardware.tensor), AXES),
+            AbstractMesh((hardware.data or 1, hardware.fsdp or 1, hardware.tensor), MESH_AXES),
         )
 
 
 @pytest.mark.parametrize('changes', [{}, *OTHERS], ids=str)
 def test_a_layout_passes_where_every_parameter_divides_and_only_there(changes):
     spec = tiny(**changes)
-    abstract = nnx.to_pure_dict(state.architecture(spec)[1])
+    abstract = nnx.to_pure_dict(state.make_abstract_model(spec)[1])
     for fsdp, tensor in itertools.product((1, 2, 3, 4, 8), repeat=2):
-        mesh = AbstractMesh((1, fsdp, tensor), AXES)
+        mesh = AbstractMesh((1, fsdp, tensor), MESH_AXES)
         try:
             jax.tree.map(
                 lambda leaf, where: where.shard_shape(leaf.shape),
                 abstract,
-                sharding.of_parameters(mesh, state.architecture(spec)[1]),
+                sharding.make_parameter_shardings(mesh, state.make_abstract_model(spec)[1]),
             )
             divides = 4 % fsdp == 0
         except ValueError:
             divides = False
         try:
-            layout.check(spec, Hardware(), mesh)
+            layout.check_layout(spec, Hardware(), mesh)
             passes = True
-        except Refusal:
+        except UserError:
             passes = False
         assert passes == divides, (fsdp, tensor)
 
 
 def test_more_devices_than_there_are_is_refused():
-    with pytest.raises(Refusal, match='wants 8 devices and 4 are here'):
-        devices.mesh(Hardware(data=8))
+    with pytest.raises(UserError, match='wants 8 devices and 4 are here'):
+        devices.make_mesh(Hardware(data=8))
 
 
 def test_two_logical_axes_on_one_mesh_axis_collide():
     with pytest.raises(ValueError, match='land on one mesh axis'):
-        sharding.partition('batch', 'embed')
+        sharding.logical_to_mesh_axes('batch', 'embed')
 
 
 LOOKING = dict(log__sinks=True, log__rows=True)
@@ -239,14 +239,14 @@ def test_sinks_and_rows_of_a_training_batch_are_those_of_its_matrices(columns, p
     without = dataclasses.replace(spec, log=dataclasses.replace(spec.log, sinks=False, rows=False))
     _, unseen = updated(without, Hardware(), times=1)
     jax.tree.map(functools.partial(np.testing.assert_allclose, rtol=1e-4, atol=1e-5), seen, unseen)
-    _, _, captured = jax.jit(forward(spec, capture=True))(fresh(spec)['params'], IDS[:, :-1])
+    _, _, captured = jax.jit(make_forward(spec, capture=True))(fresh(spec)['params'], IDS[:, :-1])
     attention_LBHTS = np.float64(captured.attention_BHTS)
     share_LBHTS = attention_LBHTS / attention_LBHTS.sum(-1, keepdims=True)
     for k in range(spec.probe.keys):
-        alpha_LBH = share_LBHTS[..., count(spec.model) + k].sum(-1) / (16 - k)
+        alpha_LBH = share_LBHTS[..., count_learned_kv(spec.model) + k].sum(-1) / (16 - k)
         np.testing.assert_allclose(numbers[f'alpha/{k + 1}/context'], alpha_LBH.mean(), rtol=1e-4)
         np.testing.assert_allclose(numbers[f'sink/{k + 1}/context'], 100 * (alpha_LBH > 0.3).mean(), rtol=1e-4)
-    uniform = sum(1 / (i + count(spec.model)) for i in range(1, 17)) / 16
+    uniform = sum(1 / (i + count_learned_kv(spec.model)) for i in range(1, 17)) / 16
     np.testing.assert_allclose(numbers['alpha/floor/context'], uniform, rtol=1e-4)
     np.testing.assert_allclose(numbers['mass/row/context'], attention_LBHTS.sum(-1).mean(), rtol=1e-4)
     np.testing.assert_allclose(numbers['entropy/row/context'], entropy(share_LBHTS, axis=-1).mean(), rtol=1e-4)

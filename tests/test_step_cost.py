@@ -34,7 +34,7 @@ def sent(kind, dtype, bytes, asynchronous=True):
 
 def kept():
     """(what is sent, the arrays of the step) by the rules, of a tiny model."""
-    size = state.size(state.shapes(tiny())['params'])
+    size = state.count_bytes(state.get_state_shapes(tiny())['params'])
     fully, least = size * (FSDP - 1) / FSDP, 2 * size / FSDP * (DATA - 1) / DATA
     return dict(
         gathered=[sent('all-gather', 'bf16', fully)],
@@ -75,7 +75,7 @@ HARMS = {
 
 
 def stacked(dtype):
-    leaf = max(state.shapes(tiny())['params']['blocks']['ffn'].values(), key=lambda leaf: leaf.size)
+    leaf = max(state.get_state_shapes(tiny())['params']['blocks']['ffn'].values(), key=lambda leaf: leaf.size)
     return f'{dtype}[{",".join(map(str, leaf.shape))}]'
 
 
@@ -98,10 +98,10 @@ def test_a_step_that_costs_more_than_is_committed_is_told(gate, capsys):
 
 
 @pytest.mark.exhaustive
-@pytest.mark.skipif(topology.library() is None, reason='libtpu, which has the compiler, could not be installed')
+@pytest.mark.skipif(topology.find_libtpu() is None, reason='libtpu, which has the compiler, could not be installed')
 def test_a_step_of_1b_on_two_slices_keeps_the_rules_and_fits():
     """And costs what is committed, where the compiler is that of the commitment."""
-    check = ['--check'] if topology.version() == COMMITTED['libtpu'] else []
+    check = ['--check'] if topology.find_libtpu_version() == COMMITTED['libtpu'] else []
     command = [sys.executable, GATE, '--topologies=2xv5e:8x8', '--rows=sigmoid_1b', *check]
     done = subprocess.run(command, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr[-2000:]

@@ -13,14 +13,14 @@ from hypothesis import strategies as st
 from stores import BEGIN, END, corpus_of, made, mixture, of_many_shards, other_tokenizer, recipe, texts_of, written
 
 from sinklab.cli.main import main
-from sinklab.data.batches import sequences
-from sinklab.data.corpus import corpus
-from sinklab.data.prepare import prepare
+from sinklab.data.batches import load_run_data
+from sinklab.data.corpus import open_corpus
+from sinklab.data.prepare import prepare_store
 from sinklab.data.store import store as store_room
-from sinklab.data.store.check import problems, samples
-from sinklab.data.store.shard import IDS
+from sinklab.data.store.check import find_problems, decode_samples
+from sinklab.data.store.shard import IDS_SUFFIX
 from sinklab.data.store.store import Store
-from sinklab.record import Refusal
+from sinklab.record import UserError
 
 
 @pytest.fixture(scope='module')
@@ -39,7 +39,7 @@ def copied(store, tmp_path):
 @given(st.data())
 def test_a_row_reads_as_if_its_shards_were_one_array(store, data):
     row = store.row('train', data.draw(st.sampled_from(store.domains)))
-    whole = np.concatenate([np.fromfile(store.path / f'{shard.name}.{IDS}', store.dtype) for shard in row.shards])
+    whole = np.concatenate([np.fromfile(store.path / f'{shard.name}.{IDS_SUFFIX}', store.dtype) for shard in row.shards])
     assert len(row) == len(whole)
     start = data.draw(st.integers(0, len(whole) - 1))
     end = data.draw(st.integers(start + 1, len(whole)))
@@ -62,7 +62,7 @@ def test_what_the_meta_file_counts_is_what_is_there(store):
             assert domain[side] == dict(
                 documents=len(starts), tokens=len(row), bytes=sum(len(text.encode()) for text in texts)
             )
-    assert list(problems(store, 300)) == []
+    assert list(find_problems(store, 300)) == []
 
 
 DAMAGE = {
@@ -95,26 +95,26 @@ def test_a_large_store_is_refused_by_size_and_its_digests_are_left_to_the_check(
     monkeypatch.setattr(store_room, 'VERIFIED', 0)
     name = f'train-001-00001.{suffix}'
     DAMAGE['flipped'](copied / name)
-    assert any(name in problem for problem in problems(Store(copied), 300))
+    assert any(name in problem for problem in find_problems(Store(copied), 300))
     DAMAGE['truncated'](copied / name)
-    with pytest.raises(Refusal, match=name):
+    with pytest.raises(UserError, match=name):
         Store(copied)
 
 
 def test_the_wrong_tokenizer_is_refused(copied, tmp_path):
     other_tokenizer(tmp_path / 'other.json')
-    with pytest.raises(Refusal, match='was made by another tokenizer'):
+    with pytest.raises(UserError, match='was made by another tokenizer'):
         chosen(copied, tokenizer=str(tmp_path / 'other.json'))
     assert chosen(copied, tokenizer=str(copied / 'tokenizer.json'))
     shutil.copy(tmp_path / 'other.json', copied / 'tokenizer.json')
-    with pytest.raises(Refusal, match=r'tokenizer\.json is not the one'):
+    with pytest.raises(UserError, match=r'tokenizer\.json is not the one'):
         Store(copied)
 
 
 def chosen(path, vocabulary=300, **changes):
     plain = dict(source=f'store:{path}', bos='documents', held_out=0.2)
     data = tiny(**{f'data__{name}': value for name, value in (plain | changes).items()}).data
-    return corpus(data, vocabulary)
+    return open_corpus(data, vocabulary)
 
 
 @pytest.mark.parametrize(
@@ -129,29 +129,29 @@ def chosen(path, vocabulary=300, **changes):
     ],
 )
 def test_a_store_that_was_made_for_other_runs_is_refused(store, changes, words):
-    with pytest.raises(Refusal) as refusal:
+    with pytest.raises(UserError) as refusal:
         chosen(store.path, **changes)
     assert words in str(refusal.value)
 
 
 def test_what_is_no_store_is_refused(tmp_path):
-    with pytest.raises(Refusal, match='no finished token store; make one by sinklab prepare'):
+    with pytest.raises(UserError, match='no finished token store; make one by sinklab prepare'):
         Store(tmp_path)
     (tmp_path / 'recipe.json').write_text('{}')
-    with pytest.raises(Refusal, match='give its prepare command again'):
+    with pytest.raises(UserError, match='give its prepare command again'):
         Store(tmp_path)
     (tmp_path / 'meta.json').write_text('{')
-    with pytest.raises(Refusal, match='cannot be read'):
+    with pytest.raises(UserError, match='cannot be read'):
         Store(tmp_path)
     (tmp_path / 'meta.json').write_text('{"format": 1}')
-    with pytest.raises(Refusal, match='has format 1'):
+    with pytest.raises(UserError, match='has format 1'):
         Store(tmp_path)
 
 
 LIES = {
-    'an end within a document': (IDS, 3, END, 'do not end with token 0'),
-    'no BOS': (IDS, 0, 5, 'begin with token 1'),
-    'an id beyond': (IDS, 3, 65535, 'its largest id is 65535'),
+    'an end within a document': (IDS_SUFFIX, 3, END, 'do not end with token 0'),
+    'no BOS': (IDS_SUFFIX, 0, 5, 'begin with token 1'),
+    'an id beyond': (IDS_SUFFIX, 3, 65535, 'its largest id is 65535'),
 }
 
 
@@ -166,11 +166,11 @@ def test_the_check_looks_into_the_tokens_and_not_at_digests_alone(copied, lie):
     shard = next(shard for shard in meta['shards'] if shard['name'] == 'train-000-00000')
     shard['sha256'][suffix] = hashlib.sha256(path.read_bytes()).hexdigest()
     (copied / 'meta.json').write_text(json.dumps(meta))
-    assert any(words in problem for problem in problems(Store(copied), 300))
+    assert any(words in problem for problem in find_problems(Store(copied), 300))
 
 
 def test_samples_are_decoded(store):
-    shown = samples(store, 2)
+    shown = decode_samples(store, 2)
     assert len(shown) == 4
     assert shown[0].startswith('train: <|padding|>')
 
@@ -184,20 +184,20 @@ def test_documents_are_opened_by_bos_where_that_is_asked(store):
 def test_nothing_is_prepared_twice(tmp_path, capsys):
     source = written(tmp_path / 'a.jsonl', corpus_of(20))
     data = tiny(data__source=source).data
-    first = corpus(data, 300)
+    first = open_corpus(data, 300)
     assert 'preparing text:' in capsys.readouterr().err
-    assert corpus(data, 300).digest == first.digest
+    assert open_corpus(data, 300).digest == first.digest
     assert capsys.readouterr().err == ''
     written(tmp_path / 'a.jsonl', corpus_of(21))
-    assert corpus(data, 300).digest != first.digest
-    assert len({first.digest, corpus(data, 290).digest}) == 2
+    assert open_corpus(data, 300).digest != first.digest
+    assert len({first.digest, open_corpus(data, 290).digest}) == 2
 
 
 def test_a_cache_that_cannot_be_written_is_refused(tmp_path, monkeypatch):
     (tmp_path / 'file').write_text('in the way')
     monkeypatch.setenv('SINKLAB_CACHE', str(tmp_path / 'file'))
-    with pytest.raises(Refusal, match='cannot be made'):
-        corpus(tiny(data__source=written(tmp_path / 'a.jsonl', corpus_of(20))).data, 300)
+    with pytest.raises(UserError, match='cannot be made'):
+        open_corpus(tiny(data__source=written(tmp_path / 'a.jsonl', corpus_of(20))).data, 300)
 
 
 def test_validation_never_reads_a_window_twice(tmp_path):
@@ -206,16 +206,16 @@ def test_validation_never_reads_a_window_twice(tmp_path):
         for name, count in dict(one=100, other=10).items()
     }
     given = dict(data__source=mixture(tmp_path, parts), data__held_out=0.3)
-    assert len(sequences(tiny(**given, valid__windows=4)).valid_NT) == 4
-    with pytest.raises(Refusal, match=r'held-out documents of other have \d+ windows .* of which it takes 100'):
-        sequences(tiny(**given, valid__windows=200))
+    assert len(load_run_data(tiny(**given, valid__windows=4)).valid_NT) == 4
+    with pytest.raises(UserError, match=r'held-out documents of other have \d+ windows .* of which it takes 100'):
+        load_run_data(tiny(**given, valid__windows=200))
 
 
 def windows_of_held_out(path, domain, size):
     """Every block of so many ids of the files that meta.json lists for a domain, in the order of the files."""
     shards = json.loads((path / 'meta.json').read_text())['shards']
     named = [shard['name'] for shard in shards if (shard['side'], shard['domain']) == ('held_out', domain)]
-    ids = np.concatenate([np.fromfile(path / f'{name}.{IDS}', np.uint16) for name in named])
+    ids = np.concatenate([np.fromfile(path / f'{name}.{IDS_SUFFIX}', np.uint16) for name in named])
     return ids[: len(ids) // size * size].reshape(-1, size).tolist()
 
 
@@ -224,22 +224,22 @@ def test_validation_on_one_domain_reads_its_held_out_documents_alone(store, doma
     wanted = windows_of_held_out(store.path, domain, 17)
     given = dict(data__source=f'store:{store.path}', data__bos='documents', data__held_out=0.2)
     given |= dict(valid__windows=len(wanted))
-    plain, found = sequences(tiny(**given)), sequences(tiny(**given, valid__domain=domain))
+    plain, found = load_run_data(tiny(**given)), load_run_data(tiny(**given, valid__domain=domain))
     assert sorted(found.valid_NT.tolist()) == sorted(wanted)
     assert found.valid_NT.tolist() != wanted
     assert not all(window in wanted for window in plain.valid_NT.tolist())
     assert found.fingerprint == plain.fingerprint
     for step in range(3):
-        np.testing.assert_array_equal(found.batches.rows(step, range(4)), plain.batches.rows(step, range(4)))
-    with pytest.raises(Refusal, match=f'held-out documents of {domain} have {len(wanted)} windows of 17 tokens'):
-        sequences(tiny(**given | dict(valid__windows=len(wanted) + 1), valid__domain=domain))
+        np.testing.assert_array_equal(found.batches.read_rows(step, range(4)), plain.batches.read_rows(step, range(4)))
+    with pytest.raises(UserError, match=f'held-out documents of {domain} have {len(wanted)} windows of 17 tokens'):
+        load_run_data(tiny(**given | dict(valid__windows=len(wanted) + 1), valid__domain=domain))
 
 
 def test_validation_on_one_domain_of_a_weighted_mixture_is_that_of_it_alone(tmp_path):
     sources = {name: written(tmp_path / f'{name}.jsonl', corpus_of(100, seed)) for seed, name in enumerate('ab')}
     parts = {name: dict(source=source, weight=1) for name, source in sources.items()}
     given = dict(data__source=mixture(tmp_path, parts), data__held_out=0.3, valid__domain='b')
-    valid_NT = sequences(tiny(**given)).valid_NT
+    valid_NT = load_run_data(tiny(**given)).valid_NT
     assert len(valid_NT) == tiny().valid.windows
     made(tmp_path / 'store', given['data__source'], held_out=0.3)
     wanted = windows_of_held_out(tmp_path / 'store', 'b', 17)
@@ -248,16 +248,16 @@ def test_validation_on_one_domain_of_a_weighted_mixture_is_that_of_it_alone(tmp_
 
 def test_a_domain_that_is_not_there_is_refused_in_one_line(store):
     given = dict(data__source=f'store:{store.path}', data__bos='documents', data__held_out=0.2)
-    with pytest.raises(Refusal) as refusal:
-        sequences(tiny(**given, valid__domain='cod'))
+    with pytest.raises(UserError) as refusal:
+        load_run_data(tiny(**given, valid__domain='cod'))
     assert str(refusal.value) == "config.valid.domain = 'cod' is unknown; did you mean code? (domains: prose, code)"
 
 
 def test_several_may_prepare_one_store(tmp_path):
     source = written(tmp_path / 'a.jsonl', corpus_of(60))
     with ThreadPoolExecutor(4) as pool:
-        list(pool.map(lambda _: prepare(recipe(source), tmp_path / 'store', 1), range(4)))
-    assert list(problems(Store(tmp_path / 'store'), 300)) == []
+        list(pool.map(lambda _: prepare_store(recipe(source), tmp_path / 'store', 1), range(4)))
+    assert list(find_problems(Store(tmp_path / 'store'), 300)) == []
 
 
 def test_a_domain_may_have_no_document_on_one_side(tmp_path):
@@ -266,15 +266,15 @@ def test_a_domain_may_have_no_document_on_one_side(tmp_path):
         for name, texts in dict(one=corpus_of(60), other=['alone']).items()
     }
     found = made(tmp_path / 'store', mixture(tmp_path, parts))
-    sides = {side: len(found.row(side, 'other')) for side in ('train', 'held_out')}
+    sides = {side: len(found.get_tokens(side, 'other')) for side in ('train', 'held_out')}
     assert min(sides.values()) == 0
     assert max(sides.values()) > 0
-    assert list(problems(found, 300)) == []
-    assert len(samples(found, 1)) == 2
+    assert list(find_problems(found, 300)) == []
+    assert len(decode_samples(found, 1)) == 2
     spec = tiny(data__source=f'store:{tmp_path}/store', data__held_out=0.2)
-    assert sequences(spec).probe_PT.shape == (5, 12)
-    with pytest.raises(Refusal, match=r"config\.probe\.domain = 'none' is unknown"):
-        sequences(tiny(data__source=f'store:{tmp_path}/store', data__held_out=0.2, probe__domain='none'))
+    assert load_run_data(spec).probe_PT.shape == (5, 12)
+    with pytest.raises(UserError, match=r"config\.probe\.domain = 'none' is unknown"):
+        load_run_data(tiny(data__source=f'store:{tmp_path}/store', data__held_out=0.2, probe__domain='none'))
     parts = {name: part | dict(weight=1) for name, part in parts.items()}
-    with pytest.raises(Refusal, match=r"side '(train|held_out) other' has 0 tokens"):
-        sequences(tiny(data__source=mixture(tmp_path, parts), data__held_out=0.2))
+    with pytest.raises(UserError, match=r"side '(train|held_out) other' has 0 tokens"):
+        load_run_data(tiny(data__source=mixture(tmp_path, parts), data__held_out=0.2))

@@ -13,16 +13,16 @@ from flax import nnx
 from options import COMBINATIONS, OPTIONS, SIGMOID, option
 
 from sinklab.model import streaming
-from sinklab.model.streaming import Cache, begin, read
-from sinklab.model.transformer import logits
-from sinklab.record import Refusal
-from sinklab.targets import unpredicted
+from sinklab.model.streaming import CacheConfig, init_stream, read_tokens
+from sinklab.model.transformer import compute_logits
+from sinklab.record import UserError
+from sinklab.targets import exclude_from_loss
 from sinklab.train import state
-from sinklab.train.sampling import Choice, sample
-from sinklab.train.streaming import check, compiled, read_text, segments
+from sinklab.train.sampling import Sampler, sample_tokens
+from sinklab.train.streaming import check_streaming, jit_model_function, measure_perplexity, split_into_segments
 
 TOKENS = 1 + np.random.default_rng(0).permutation(299)[:14].astype(np.int32)
-CACHES = [Cache(0, 4), Cache(2, 3)]
+CACHES = [CacheConfig(0, 4), CacheConfig(2, 3)]
 EVERYTHING = OPTIONS | COMBINATIONS
 # Every kind of position, column, operation and window; what is left is in `make test-all`.
 SOME = {
@@ -50,11 +50,11 @@ def in_parts(spec, params, cache, size, token_T=TOKENS):
     """logits_TV of a text of which so many tokens are read at once, and then those that are left."""
 
     def step(model, stream, id_BT):
-        hidden_BTD, stream = read(model, cache, stream, id_BT)
-        return logits(hidden_BTD, model.head[...])[0], stream
+        hidden_BTD, stream = read_tokens(model, cache, stream, id_BT)
+        return compute_logits(hidden_BTD, model.head[...])[0], stream
 
-    program, found = compiled(spec, step), []
-    stream = compiled(spec, lambda model: begin(model, cache))(params)
+    program, found = jit_model_function(spec, step), []
+    stream = jit_model_function(spec, lambda model: init_stream(model, cache))(params)
     for start in range(0, len(token_T), size):
         logits_TV, stream = program(params, stream, token_T[None, start : start + size])
         found.append(logits_TV)
@@ -64,12 +64,12 @@ def in_parts(spec, params, cache, size, token_T=TOKENS):
 def one_by_one(spec, params, cache, token_T=TOKENS):
     def run(model):
         def step(stream, id):
-            hidden_BTD, stream = read(model, cache, stream, id[None, None])
-            return stream, logits(hidden_BTD, model.head[...])[0, 0]
+            hidden_BTD, stream = read_tokens(model, cache, stream, id[None, None])
+            return stream, compute_logits(hidden_BTD, model.head[...])[0, 0]
 
-        return jax.lax.scan(step, begin(model, cache), jnp.asarray(token_T))[1]
+        return jax.lax.scan(step, init_stream(model, cache), jnp.asarray(token_T))[1]
 
-    return compiled(spec, run)(params)
+    return jit_model_function(spec, run)(params)
 
 
 def assert_near(ours, theirs):
@@ -117,7 +117,7 @@ def test_one_pass_is_the_scan_token_by_token(position, columns, window, cache):
 @pytest.mark.parametrize('size', [3, 5, 8])
 def test_it_does_not_matter_how_many_are_read_at_once(size):
     spec, params = case(**SIGMOID, **option(columns__kind='sink_token'))
-    for cache in (Cache(0, 4), Cache(3, 6)):
+    for cache in (CacheConfig(0, 4), CacheConfig(3, 6)):
         assert_near(in_parts(spec, params, cache, size), in_parts(spec, params, cache, len(TOKENS)))
 
 
@@ -131,29 +131,29 @@ def test_it_does_not_matter_how_many_are_read_at_once(size):
 )
 def test_a_cache_that_keeps_everything_is_no_cache(name):
     spec, params = case(**EVERYTHING[name])
-    expected = nnx.merge(state.architecture(spec)[0], params)(TOKENS[None])[0][0]
-    for cache in (Cache(0, 14), Cache(10, 5), Cache(14, 1)):
+    expected = nnx.merge(state.make_abstract_model(spec)[0], params)(TOKENS[None])[0][0]
+    for cache in (CacheConfig(0, 14), CacheConfig(10, 5), CacheConfig(14, 1)):
         assert_near(in_parts(spec, params, cache, len(TOKENS)), expected)
 
 
 @pytest.mark.slow
 def test_a_cache_that_is_larger_than_its_text_takes_no_more_room():
     spec, params = case(**option(position='alibi'))
-    for cache in (Cache(0, 10**9), Cache(10**9, 10**9), Cache(4, 10**9)):
-        small = cache.within(len(TOKENS))
+    for cache in (CacheConfig(0, 10**9), CacheConfig(10**9, 10**9), CacheConfig(4, 10**9)):
+        small = cache.clip(len(TOKENS))
         assert small.size <= 2 * len(TOKENS)
-        assert_near(in_parts(spec, params, small, 7), in_parts(spec, params, Cache(0, 14), 7))
-    assert Cache(4, 8).within(20) == Cache(4, 8)
+        assert_near(in_parts(spec, params, small, 7), in_parts(spec, params, CacheConfig(0, 14), 7))
+    assert CacheConfig(4, 8).clip(20) == CacheConfig(4, 8)
 
 
 @pytest.mark.slow
 def test_the_first_tokens_are_seen_for_ever_and_the_others_for_as_long_as_they_are_recent():
     spec, params = case(model__layers=1)
-    plain = in_parts(spec, params, Cache(2, 3), len(TOKENS))
+    plain = in_parts(spec, params, CacheConfig(2, 3), len(TOKENS))
     for at, until in ((0, 14), (1, 14), (2, 5), (5, 8)):
         changed = TOKENS.copy()
         changed[at] = 0
-        differ = np.abs(in_parts(spec, params, Cache(2, 3), len(TOKENS), changed) - plain).max(-1) > 1e-4
+        differ = np.abs(in_parts(spec, params, CacheConfig(2, 3), len(TOKENS), changed) - plain).max(-1) > 1e-4
         np.testing.assert_array_equal(np.flatnonzero(differ), np.arange(at, until + (at >= 2)))
 
 
@@ -161,19 +161,19 @@ def test_the_first_tokens_are_seen_for_ever_and_the_others_for_as_long_as_they_a
 def test_perplexity_is_that_of_all_that_is_predicted():
     spec, params = case(**option(columns__kind='sink_token'))
     ids = TOKENS.copy()
-    ids[[0, 6]] = unpredicted(ids[[0, 6]])
+    ids[[0, 6]] = exclude_from_loss(ids[[0, 6]])
     logits_TV = streams.logits(params, TOKENS, spec, 2, 3)[:-1]
     told = np.arange(1, 14) != 6
     expected = streams.perplexity(logits_TV[told], TOKENS[1:][told])
     for segment in (5, 1024):
-        found = read_text(spec, Cache(2, 3), params, ids, segment)
+        found = measure_perplexity(spec, CacheConfig(2, 3), params, ids, segment)
         assert found.perplexity == pytest.approx(expected, rel=1e-4)
-        assert found.predicted == 12
+        assert found.num_predicted == 12
 
 
 def test_segments_are_equal_and_hold_all():
     for length, most in ((14, 5), (10, 5), (3, 1024), (1, 1)):
-        found = segments(np.arange(length), -1, most)
+        found = split_into_segments(np.arange(length), -1, most)
         assert found.shape[2] <= most
         assert found.shape[0] == -(-length // most)
         np.testing.assert_array_equal(found.ravel()[:length], np.arange(length))
@@ -187,9 +187,9 @@ def test_memory_grows_with_the_text_and_not_with_its_square(monkeypatch):
 
     def bytes_of(length):
         def run(model, id_BT):
-            return read(model, Cache(4, 60), begin(model, Cache(4, 60)), id_BT)[0]
+            return read_tokens(model, CacheConfig(4, 60), init_stream(model, CacheConfig(4, 60)), id_BT)[0]
 
-        program = compiled(spec, run).lower(params, jax.ShapeDtypeStruct((1, length), jnp.int32)).compile()
+        program = jit_model_function(spec, run).lower(params, jax.ShapeDtypeStruct((1, length), jnp.int32)).compile()
         return program.memory_analysis().temp_size_in_bytes
 
     assert bytes_of(8192) < 2.2 * bytes_of(4096)
@@ -197,34 +197,34 @@ def test_memory_grows_with_the_text_and_not_with_its_square(monkeypatch):
 
 @pytest.mark.parametrize('name', UNREADABLE)
 def test_a_mask_of_windows_is_refused(name):
-    with pytest.raises(Refusal, match=r'^config\.model\.mask\.(prefix|block)='):
-        check(tiny(**EVERYTHING[name]), Cache(2, 3))
+    with pytest.raises(UserError, match=r'^config\.model\.mask\.(prefix|block)='):
+        check_streaming(tiny(**EVERYTHING[name]), CacheConfig(2, 3))
 
 
 def test_what_has_no_positions_and_what_has_read_no_text_are_refused():
     learned = tiny(model__position='learned')
-    check(learned, Cache(4, 11))
-    with pytest.raises(Refusal, match=r'--cache=4\+12 asks at position 16, and the model has learned 0 to 15'):
-        check(learned, Cache(4, 12))
-    check(tiny(model__position='learned', model__columns__kind='sink_token'), Cache(4, 12))
-    check(tiny(), Cache(4, 1020))
-    with pytest.raises(Refusal, match='backcopy has read no text'):
-        check(tiny(data__task='backcopy', data__triggers=3), Cache(2, 3))
+    check_streaming(learned, CacheConfig(4, 11))
+    with pytest.raises(UserError, match=r'--cache=4\+12 asks at position 16, and the model has learned 0 to 15'):
+        check_streaming(learned, CacheConfig(4, 12))
+    check_streaming(tiny(model__position='learned', model__columns__kind='sink_token'), CacheConfig(4, 12))
+    check_streaming(tiny(), CacheConfig(4, 1020))
+    with pytest.raises(UserError, match='backcopy has read no text'):
+        check_streaming(tiny(data__task='backcopy', data__triggers=3), CacheConfig(2, 3))
 
 
 def test_a_text_without_anything_to_predict_is_refused():
     spec, params = case()
-    for ids in (TOKENS[:1], np.append(TOKENS[:1], unpredicted(TOKENS[1:]))):
-        with pytest.raises(Refusal, match='has none to predict'):
-            read_text(spec, Cache(2, 3), params, ids)
+    for ids in (TOKENS[:1], np.append(TOKENS[:1], exclude_from_loss(TOKENS[1:]))):
+        with pytest.raises(UserError, match='has none to predict'):
+            measure_perplexity(spec, CacheConfig(2, 3), params, ids)
 
 
-GREEDY = Choice(0.0, None)
+GREEDY = Sampler(0.0, None)
 
 
 def sampled(choice=GREEDY, tokens=9, seed=0, prompt=TOKENS, **changes):
     spec, params = case(**changes)
-    return list(sample(spec, Cache(2, 3), params, prompt, tokens, choice, seed))
+    return list(sample_tokens(spec, CacheConfig(2, 3), params, prompt, tokens, choice, seed))
 
 
 @pytest.mark.slow
@@ -240,9 +240,9 @@ def test_at_no_temperature_each_token_is_the_likeliest_under_the_cache(changes):
 
 @pytest.mark.slow
 def test_a_seed_draws_the_same_again_and_another_one_something_else():
-    warm = Choice(2.0, None)
+    warm = Sampler(2.0, None)
     assert sampled(warm) == sampled(warm) != sampled(warm, seed=1)
-    assert sampled(Choice(2.0, 1)) == sampled(Choice(1e-12, None)) == sampled()
+    assert sampled(Sampler(2.0, 1)) == sampled(Sampler(1e-12, None)) == sampled()
 
 
 @pytest.mark.slow
@@ -253,9 +253,9 @@ def test_tokens_are_drawn_by_their_probability_among_the_likeliest():
         drawn = jax.vmap(lambda key: choice(logits_V, key))(keys)
         return np.bincount(drawn, minlength=3) / len(keys)
 
-    np.testing.assert_allclose(shares(Choice(1.0, None)), [0.1, 0.6, 0.3], atol=0.03)
-    np.testing.assert_allclose(shares(Choice(1.0, 2)), [0, 2 / 3, 1 / 3], atol=0.03)
-    np.testing.assert_allclose(shares(Choice(0.5, 3)), np.array([1, 36, 9]) / 46, atol=0.03)
+    np.testing.assert_allclose(shares(Sampler(1.0, None)), [0.1, 0.6, 0.3], atol=0.03)
+    np.testing.assert_allclose(shares(Sampler(1.0, 2)), [0, 2 / 3, 1 / 3], atol=0.03)
+    np.testing.assert_allclose(shares(Sampler(0.5, 3)), np.array([1, 36, 9]) / 46, atol=0.03)
     np.testing.assert_array_equal(shares(GREEDY), [0, 1, 0])
 
 
@@ -274,5 +274,5 @@ def test_a_long_prompt_is_read_in_parts(monkeypatch):
 
 
 def test_a_prompt_of_nothing_is_refused():
-    with pytest.raises(Refusal, match='nothing to go on from'):
+    with pytest.raises(UserError, match='nothing to go on from'):
         sampled(prompt=TOKENS[:0])

@@ -9,8 +9,8 @@ from textwrap import indent
 import pytest
 from processes import FOREVER, LISTENING, TOUCH, Run, gone, only, pid_of_child, run_of, started
 
-from sinklab.folder import Folder
-from sinklab.processes.ending import STOPPING
+from sinklab.folder import RunDir
+from sinklab.processes.ending import STOPPING_MESSAGE
 
 pytestmark = pytest.mark.slow
 SAVE = """
@@ -65,7 +65,7 @@ def test_all_end_as_the_one_that_fails_and_say_so_in_one_line(run, act, code, wo
     assert said[0][1] == said[1][1]
     assert time.monotonic() - start < 15
     if kind:
-        assert {'kind': kind, 'exit_code': code}.items() <= Folder(run.folder).read('outcome').items()
+        assert {'kind': kind, 'exit_code': code}.items() <= RunDir(run.folder).read_json('outcome').items()
     else:
         assert not (run.folder / 'outcome.json').exists()
 
@@ -167,7 +167,7 @@ def test_a_process_that_has_begun_stops_as_it_will_and_all_with_it_and_it_is_sai
     assert [code for code, _ in said] == [42, 42]
     lines = [line for line in said[told][1] if line]
     said[told] = 42, lines[-1:]
-    assert [line.removeprefix('sinklab train: ') for line in lines[:-1]] == [STOPPING]
+    assert [line.removeprefix('sinklab train: ') for line in lines[:-1]] == [STOPPING_MESSAGE]
     assert only(said).startswith('saved at step 7; go on with: ')
 
 
@@ -215,4 +215,4 @@ def test_a_scheduler_is_told_after_starts_without_a_new_checkpoint_that_it_is_a_
         ((code, _),) = Run(run.folder).start('raise OSError("storage")', (0,), 1).ended()
         codes.append(code)
     assert codes == [42, 42, 42, 42, 70]
-    assert Folder(run.folder).read('outcome')['fruitless'] == 5
+    assert RunDir(run.folder).read_json('outcome')['fruitless'] == 5

@@ -11,15 +11,15 @@ import numpy as np
 import pytest
 
 from sinklab.cli import processes
-from sinklab.cli.config import load
-from sinklab.cli.main import main, parser
-from sinklab.cli.sweep import command
-from sinklab.folder import Folder
-from sinklab.lease import Superseded, lease
-from sinklab.processes.cluster import Seat
+from sinklab.cli.config import load_spec
+from sinklab.cli.main import main, build_parser
+from sinklab.cli.sweep import make_train_command
+from sinklab.folder import RunDir
+from sinklab.lease import LeaseLostError, hold_lease
+from sinklab.processes.cluster import ProcessInfo
 from sinklab.sweep import run as sweep
-from sinklab.sweep.plan import Run
-from sinklab.sweep.run import Watch, train
+from sinklab.sweep.plan import SweepRun
+from sinklab.sweep.run import SweepCallback, run_sweep
 
 CLOCK = ('seconds', 'speed/tokens_per_second', 'speed/mfu')
 TABLE = """
@@ -95,7 +95,7 @@ def refused(capsys, table, workdir, *arguments):
 
 
 def timeless(path):
-    return [{k: v for k, v in record.items() if k not in CLOCK} for record in Folder(path).records()]
+    return [{k: v for k, v in record.items() if k not in CLOCK} for record in RunDir(path).read_records()]
 
 
 def stamps(path):
@@ -125,8 +125,8 @@ def test_every_row_gets_its_outcome_and_none_takes_the_others_down(swept):
         {'optimizer.peak_learning_rate': 1e30},
         {'optimizer.weight_decay': 0.2},
     ]
-    assert Folder(path / 'wild-7').read('row')['diff'] == {'optimizer.peak_learning_rate': 1e30}
-    kinds = {row: Folder(path / f'{row}-7').read('outcome')['kind'] for row in ('softmax', 'wild')}
+    assert RunDir(path / 'wild-7').read_json('row')['diff'] == {'optimizer.peak_learning_rate': 1e30}
+    kinds = {row: RunDir(path / f'{row}-7').read_json('outcome')['kind'] for row in ('softmax', 'wild')}
     assert kinds == {'softmax': 'done', 'wild': 'diverged'}
     assert rows[2]['note'] == 'unlikely'
     assert (rows[0]['size'], rows[0]['overrides']) == ('smoke', {'log.every_steps': '1'})
@@ -138,11 +138,11 @@ def test_every_row_gets_its_outcome_and_none_takes_the_others_down(swept):
 @pytest.mark.slow
 def test_the_arms_of_a_seed_see_the_same_data(swept):
     for seed in (0, 7):
-        configs = [Folder(swept[0] / f'{row}-{seed}').read('config') for row in ('softmax', 'wild', 'sigmoid')]
+        configs = [RunDir(swept[0] / f'{row}-{seed}').read_json('config') for row in ('softmax', 'wild', 'sigmoid')]
         assert [config['seed'] for config in configs] == [seed] * 3
         assert all(config['data'] == configs[0]['data'] for config in configs)
         assert configs[0]['data']['seed'] == seed
-        assert Folder(swept[0] / f'sigmoid-{seed}').read('row')['size'] == 'smoke'
+        assert RunDir(swept[0] / f'sigmoid-{seed}').read_json('row')['size'] == 'smoke'
 
 
 @pytest.mark.slow
@@ -179,8 +179,8 @@ def test_what_is_done_or_diverged_is_passed_over(table, swept, tmp_path):
 
 
 def test_a_folder_of_another_run_is_a_refusal_of_all_and_is_left_as_it_is(capsys, table, tmp_path):
-    folder = Folder(tmp_path / 'runs' / 'sigmoid-0')
-    folder.claim(load(f'{table}:softmax', [], 'smoke')[0], {})
+    folder = RunDir(tmp_path / 'runs' / 'sigmoid-0')
+    folder.initialize(load_spec(f'{table}:softmax', [], 'smoke')[0], {})
     before = stamps(tmp_path / 'runs')
     line = refused(capsys, table, tmp_path / 'runs', '--size=smoke', '--rows=softmax,sigmoid')
     assert 'row sigmoid is refused: ' in line
@@ -289,19 +289,19 @@ def test_a_workdir_that_cannot_be_is_refused(capsys, table, tmp_path):
 def test_a_row_is_alone_in_a_job_of_a_cluster_that_has_room_for_more(monkeypatch, tmp_path):
     for name, value in dict(SLURM_JOB_ID='1', SLURM_NTASKS='2').items():
         monkeypatch.setenv(name, value)
-    row = command('mine.py', Run('softmax', 0, Folder(tmp_path), None, None), [])
-    given, _ = parser().parse_known_args(row[row.index('train') :])
-    assert processes.seat(given) == Seat()
+    row = make_train_command('mine.py', SweepRun('softmax', 0, RunDir(tmp_path), None, None), [])
+    given, _ = build_parser().parse_known_args(row[row.index('train') :])
+    assert processes.parse_process_info(given) == ProcessInfo()
 
 
 def test_a_sweep_that_is_started_twice_is_refused(capsys, table, tmp_path):
-    with lease(tmp_path / 'runs'):
+    with hold_lease(tmp_path / 'runs'):
         words = refused(capsys, table, tmp_path / 'runs', '--rows=softmax')
     assert words.startswith(f'sinklab sweep: {tmp_path}/runs is in use: another job (process {os.getpid()} on ')
     assert not (tmp_path / 'runs').exists()
 
 
-class Unheard(Watch):
+class Unheard(SweepCallback):
     """Shows nothing."""
 
 
@@ -311,11 +311,11 @@ def test_a_sweep_in_a_folder_that_another_has_taken_over_starts_nothing_more(tmp
             raise AssertionError
 
         def check(self):
-            raise Superseded('another job has taken over')
+            raise LeaseLostError('another job has taken over')
 
-    runs = [Run('softmax', 0, Folder(tmp_path), None, None)]
-    with pytest.raises(Superseded):
-        train(runs, lambda run: pytest.fail('a run was started'), Unheard(), Lost())
+    runs = [SweepRun('softmax', 0, RunDir(tmp_path), None, None)]
+    with pytest.raises(LeaseLostError):
+        run_sweep(runs, lambda run: pytest.fail('a run was started'), Unheard(), Lost())
 
 
 def test_an_error_in_one_job_ends_a_sweep_while_earlier_jobs_run(tmp_path, monkeypatch):
@@ -331,9 +331,9 @@ def test_an_error_in_one_job_ends_a_sweep_while_earlier_jobs_run(tmp_path, monke
             raise RuntimeError('seed 1')
         return [sys.executable, '-c', 'import time; time.sleep(60)']
 
-    runs = [Run('softmax', seed, Folder(tmp_path / str(seed)), None, None) for seed in (0, 1)]
+    runs = [SweepRun('softmax', seed, RunDir(tmp_path / str(seed)), None, None) for seed in (0, 1)]
     began = time.monotonic()
     monkeypatch.setattr(sweep, 'prepare', lambda runs: None)
     with pytest.raises(RuntimeError, match='seed 1'):
-        train(runs, command, Unheard(), Held(), jobs=2)
+        run_sweep(runs, command, Unheard(), Held(), jobs=2)
     assert time.monotonic() - began < 30

@@ -11,10 +11,10 @@ from published import NUMBERS
 from rows import PAPER, ROWS, name
 
 from configs import default, emergence, optimization, quickstart
-from configs.sizes import PART_OF, SIZES
-from configs.table import Scaled, closest, flat, keep_ratio, reading, scale, scale_with_size, table
+from configs.sizes import REFERENCE_FIELDS, SIZES
+from configs.table import SizeScaledValue, find_closest_name, list_fields, scale_number, get_field, scale, scale_with_size, table
 from sinklab import spec
-from sinklab.parse import parse
+from sinklab.parse import parse_config
 from sinklab.train import step
 
 ROOT = Path(__file__).parents[1]
@@ -24,12 +24,12 @@ FREED = 'data.fixed_position'  # which rows empty although it is, lest a size ha
 @pytest.mark.parametrize('size', ['paper', 'quickstart', 'smoke'])
 @pytest.mark.parametrize(('module', 'row'), ROWS, ids=name)
 def test_a_row_parses_at_every_size(module, row, size):
-    parse(module.get_config(row, size).to_dict())
+    parse_config(module.get_config(row, size).to_dict())
 
 
 @pytest.mark.parametrize(('module', 'row'), ROWS, ids=name)
 def test_attention_is_chosen_for_every_row(module, row):
-    assert step.choice(parse(module.get_config(row, 'smoke').to_dict()), spec.Hardware()).backend == 'chunked'
+    assert step.choose_step_backend(parse_config(module.get_config(row, 'smoke').to_dict()), spec.Hardware()).backend == 'chunked'
 
 
 @pytest.mark.parametrize(('module', 'row'), ROWS, ids=name)
@@ -43,7 +43,7 @@ def test_a_row_says_where_its_numbers_are_from_or_why_there_are_none(module, row
 
 @pytest.mark.parametrize('module', PAPER, ids=name)
 def test_the_rows_of_a_table_differ_and_only_one_is_the_baseline(module):
-    specs = {parse(module.get_config(row, 'paper').to_dict()): row for row in module.ROWS}
+    specs = {parse_config(module.get_config(row, 'paper').to_dict()): row for row in module.ROWS}
     assert list(specs.values()) == list(module.ROWS)
     assert sum(not row['diff'] for row in module.ROWS.values()) <= 1
 
@@ -52,9 +52,9 @@ def test_the_rows_of_a_table_differ_and_only_one_is_the_baseline(module):
 def test_a_diff_names_known_fields_and_changes_each_of_them(module):
     plain = table({'plain': dict(diff={})}, getattr(module, 'BASE', None))('plain')
     for row, about in module.ROWS.items():
-        assert set(about['diff']) <= set(flat(plain))
+        assert set(about['diff']) <= set(list_fields(plain))
         here = module.get_config(row, 'paper')
-        same = [path for path in about['diff'] if reading(here, path) == reading(plain, path)]
+        same = [path for path in about['diff'] if get_field(here, path) == get_field(plain, path)]
         assert set(same) <= {FREED}, row
 
 
@@ -113,13 +113,13 @@ def test_the_two_arms_of_the_quickstart_differ_in_the_operation_alone():
     ],
 )
 def test_a_row_keeps_its_factor_at_another_size(value, paper, here, expected):
-    assert keep_ratio(value, paper, here) == pytest.approx(expected)
-    assert type(keep_ratio(value, paper, here)) is type(value)
+    assert scale_number(value, paper, here) == pytest.approx(expected)
+    assert type(scale_number(value, paper, here)) is type(value)
 
 
 def digest(config):
     """A digest of a config's values and their types, by dotted names."""
-    values = {path: reading(config, path) for path in sorted(flat(config))}
+    values = {path: get_field(config, path) for path in sorted(list_fields(config))}
     return hashlib.sha256(json.dumps(values, sort_keys=True).encode()).hexdigest()[:12]
 
 
@@ -144,8 +144,8 @@ def test_a_number_of_a_shipped_row_keeps_its_ratio_to_the_default_or_stands_as_w
         for size in SIZES:
             config, here = module.get_config(row, size), module.get_config.baseline(size)
             for path, written in about['diff'].items():
-                value, found = getattr(written, 'value', written), reading(config, path)
-                before, now = (reading(one, parts.get(path, path)) for one in (paper, here))
+                value, found = getattr(written, 'value', written), get_field(config, path)
+                before, now = (get_field(one, parts.get(path, path)) for one in (paper, here))
                 if type(value) not in (int, float) or not before or 'optimizer.name' in about['diff']:
                     assert found == value, (row, path, size)
                 elif type(value) is float:
@@ -167,9 +167,9 @@ def test_a_value_that_a_row_writes_is_trained_at_every_size(size):
     get_config = table(OWN)
     for row, about in OWN.items():
         config, plain = get_config(row, size), get_config.baseline(size)
-        assert {path: reading(config, path) for path in about['diff']} == about['diff']
-        others = set(flat(plain)) - set(about['diff'])
-        assert {path: reading(config, path) for path in others} == {path: reading(plain, path) for path in others}
+        assert {path: get_field(config, path) for path in about['diff']} == about['diff']
+        others = set(list_fields(plain)) - set(about['diff'])
+        assert {path: get_field(config, path) for path in others} == {path: get_field(plain, path) for path in others}
 
 
 def test_a_row_multiplies_what_the_size_has_where_it_says_so():
@@ -230,14 +230,14 @@ def test_scale_and_scale_with_size_round_as_the_guide_says():
     assert found['none'].optimizer.warmup_steps == 0
     assert (found['parts'].model.mask.window, found['parts'].model.kv_heads) == (2, 2)
     guide = (ROOT / 'docs' / 'guides' / 'sweeps_and_claims.md').read_text(encoding='utf-8')
-    assert set(re.findall(r'`(model\.[a-z_.]+)`', guide)) >= set(PART_OF)
+    assert set(re.findall(r'`(model\.[a-z_.]+)`', guide)) >= set(REFERENCE_FIELDS)
 
 
 def test_scale_with_size_keeps_what_is_written_at_the_papers_size():
     diff = {'optimizer.weight_decay': 0.3, 'model.mask.window': 256}
-    assert scale_with_size(diff) == {path: Scaled(value) for path, value in diff.items()}
+    assert scale_with_size(diff) == {path: SizeScaledValue(value) for path, value in diff.items()}
     get_config = table({'a': dict(diff=scale_with_size(diff))})
-    assert {path: reading(get_config('a'), path) for path in diff} == diff
+    assert {path: get_field(get_config('a'), path) for path in diff} == diff
     assert get_config('a', 'quickstart').optimizer.weight_decay == pytest.approx(1.5)
     assert get_config('a', 'quickstart').model.mask.window == 8
 
@@ -257,7 +257,7 @@ def test_scale_with_size_keeps_what_is_written_at_the_papers_size():
     ],
 )
 def test_the_field_that_is_meant_is_found_by_its_whole_name_and_by_its_last(given, meant):
-    assert closest(given, list(flat(default.get_config()))) == meant
+    assert find_closest_name(given, list(list_fields(default.get_config()))) == meant
 
 
 def test_a_part_follows_what_it_is_a_part_of():
@@ -306,59 +306,59 @@ def test_every_menu_has_its_function():
     from sinklab.attend.backends import BACKENDS
     from sinklab.attend.normalizer import NORMALIZERS
     from sinklab.attend.similarity import SIMILARITIES
-    from sinklab.data.batches import PREPENDED, TASKS
+    from sinklab.data.batches import PREPENDED_IDS, TASKS
     from sinklab.model.attention import COMBINATIONS
-    from sinklab.model.columns import COLUMNS, DIRECTIONS
+    from sinklab.model.columns import LEARNED_KV_KINDS, VALUE_DIRECTIONS
     from sinklab.model.feature_map import FEATURE_MAPS
-    from sinklab.model.ffn import FFNS
+    from sinklab.model.ffn import FFN_ACTIVATIONS
     from sinklab.model.gate import GATES
     from sinklab.model.initialization import INITIALIZATIONS
-    from sinklab.model.norm import PLACEMENTS
+    from sinklab.model.norm import NORM_PLACEMENTS
     from sinklab.model.positions import POSITIONS
     from sinklab.train.optimizer import OPTIMIZERS, SCHEDULES
 
-    assert set(get_args(spec.Similarity)) == set(SIMILARITIES) == set(spec.PAIRS)
-    pairs = {name for pair in spec.PAIRS.values() for name in pair}
-    assert set(get_args(spec.Normalizer)) == set(NORMALIZERS) == pairs
-    assert set(get_args(spec.Backend)) == {'auto', *BACKENDS}
-    assert menu(spec.Attention, 'feature_map') == set(FEATURE_MAPS)
-    assert menu(spec.Model, 'position') == set(POSITIONS)
-    assert menu(spec.Columns, 'kind') == set(COLUMNS)
-    assert menu(spec.Model, 'ffn') == set(FFNS)
-    assert menu(spec.Model, 'norm') == set(PLACEMENTS)
-    assert menu(spec.Model, 'combination') == set(COMBINATIONS)
-    assert menu(spec.Model, 'gate') == set(GATES)
-    assert menu(spec.Model, 'initialization') == set(INITIALIZATIONS)
-    assert menu(spec.Columns, 'value') == {'learned', *DIRECTIONS}
-    assert menu(spec.Optimizer, 'name') == set(OPTIMIZERS) == set(spec.HYPERPARAMETERS['name'])
-    assert menu(spec.Optimizer, 'schedule') == set(SCHEDULES) == set(spec.HYPERPARAMETERS['schedule'])
-    assert menu(spec.Data, 'task') == set(TASKS)
-    assert menu(spec.Probe, 'prepend') == set(PREPENDED)
+    assert set(get_args(spec.SimilarityName)) == set(SIMILARITIES) == set(spec.NORMALIZERS_BY_SIMILARITY)
+    pairs = {name for pair in spec.NORMALIZERS_BY_SIMILARITY.values() for name in pair}
+    assert set(get_args(spec.NormalizerName)) == set(NORMALIZERS) == pairs
+    assert set(get_args(spec.BackendName)) == {'auto', *BACKENDS}
+    assert menu(spec.AttentionConfig, 'feature_map') == set(FEATURE_MAPS)
+    assert menu(spec.ModelConfig, 'position') == set(POSITIONS)
+    assert menu(spec.LearnedKVConfig, 'kind') == set(LEARNED_KV_KINDS)
+    assert menu(spec.ModelConfig, 'ffn') == set(FFN_ACTIVATIONS)
+    assert menu(spec.ModelConfig, 'norm') == set(NORM_PLACEMENTS)
+    assert menu(spec.ModelConfig, 'combination') == set(COMBINATIONS)
+    assert menu(spec.ModelConfig, 'gate') == set(GATES)
+    assert menu(spec.ModelConfig, 'initialization') == set(INITIALIZATIONS)
+    assert menu(spec.LearnedKVConfig, 'value') == {'learned', *VALUE_DIRECTIONS}
+    assert menu(spec.OptimizerConfig, 'name') == set(OPTIMIZERS) == set(spec.HYPERPARAMETERS['name'])
+    assert menu(spec.OptimizerConfig, 'schedule') == set(SCHEDULES) == set(spec.HYPERPARAMETERS['schedule'])
+    assert menu(spec.DataConfig, 'task') == set(TASKS)
+    assert menu(spec.ProbeConfig, 'prepend') == set(PREPENDED_IDS)
 
 
 def test_a_shifted_similarity_goes_with_no_normalizer_that_would_keep_the_shift():
     from sinklab.attend.similarity import SIMILARITIES
-    from sinklab.parse import UNMEASURED
+    from sinklab.parse import MASS_INDEPENDENT_NORMALIZERS
 
     for kind, similarity in SIMILARITIES.items():
-        assert not (similarity.shifted and set(UNMEASURED) & set(spec.PAIRS[kind])), kind
+        assert not (similarity.is_shifted and set(MASS_INDEPENDENT_NORMALIZERS) & set(spec.NORMALIZERS_BY_SIMILARITY[kind])), kind
 
 
 def test_what_does_not_look_at_mass_is_not_given_any():
     from sinklab.attend.normalizer import NORMALIZERS
-    from sinklab.parse import UNMEASURED
+    from sinklab.parse import MASS_INDEPENDENT_NORMALIZERS
 
-    assert set(UNMEASURED) == {name for name, one in NORMALIZERS.items() if not one.uses_total}
+    assert set(MASS_INDEPENDENT_NORMALIZERS) == {name for name, one in NORMALIZERS.items() if not one.uses_total}
 
 
 @pytest.mark.slow
 def test_every_value_of_a_menu_is_in_some_row():
-    specs = [parse(module.get_config(row, 'paper').to_dict()) for module, row in ROWS]
+    specs = [parse_config(module.get_config(row, 'paper').to_dict()) for module, row in ROWS]
     for record, part in (
-        (spec.Model, 'model'),
-        (spec.Columns, 'model.columns'),
-        (spec.Attention, 'model.attention'),
-        (spec.Optimizer, 'optimizer'),
+        (spec.ModelConfig, 'model'),
+        (spec.LearnedKVConfig, 'model.columns'),
+        (spec.AttentionConfig, 'model.attention'),
+        (spec.OptimizerConfig, 'optimizer'),
     ):
         for field, hint in get_type_hints(record).items():
             wanted = {value for value in get_args(hint) if isinstance(value, str)}

@@ -7,26 +7,26 @@ from conftest import tiny
 
 from sinklab.cli import tail
 from sinklab.cli.main import main
-from sinklab.folder import Folder
-from sinklab.lease import UNREADABLE, lease
-from sinklab.train.listener import Listener
+from sinklab.folder import RunDir
+from sinklab.lease import UNREADABLE_OWNER, hold_lease
+from sinklab.train.listener import Callback
 
 
-class Told(Listener):
+class Told(Callback):
     def __init__(self):
         self.steps, self.begun = [], []
 
-    def begin(self, step, attention, changes):
+    def on_train_begin(self, step, attention, changes):
         self.begun.append((step, attention, changes))
 
-    def record(self, record, written):
+    def on_record(self, record, written):
         self.steps.append(record['step'])
 
 
 @pytest.fixture
 def folder(tmp_path):
-    folder = Folder(tmp_path / 'run')
-    folder.claim(tiny(), dict(row='tiny'))
+    folder = RunDir(tmp_path / 'run')
+    folder.initialize(tiny(), dict(row='tiny'))
     return folder
 
 
@@ -46,8 +46,8 @@ def attempts(folder, **said):
 
 def test_what_comes_is_told_once_and_in_order_and_until_the_end(folder):
     told = Told()
-    with lease(folder.path):
-        looks = tail.followed(folder, told)
+    with hold_lease(folder.path):
+        looks = tail.follow_run(folder, told)
         next(looks)
         assert (told.steps, told.begun) == ([], [])
         attempts(folder, dense=0)
@@ -72,29 +72,29 @@ def test_of_what_was_there_before_the_newest_is_told_and_what_was_last_measured(
     for step in range(1, 9):
         write(folder, line(step, **({'sink/1': 0.5} if step in (3, 6) else {})))
     told = Told()
-    next(tail.followed(folder, told))
+    next(tail.follow_run(folder, told))
     assert told.steps == [6, 8]
     write(folder, line(9, **{'sink/1': 0.5}))
     told = Told()
-    next(tail.followed(folder, told))
+    next(tail.follow_run(folder, told))
     assert told.steps == [6, 9]
 
 
 def test_an_owner_out_of_sight_is_followed_until_it_is_not_heard_of(folder, monkeypatch):
-    (folder.path / 'lease.json').write_text(json.dumps(UNREADABLE | dict(machine='another')))
+    (folder.path / 'lease.json').write_text(json.dumps(UNREADABLE_OWNER | dict(machine='another')))
     folder.write('outcome', dict(kind='stopped', message=''))  # of the attempt before
-    looks = tail.followed(folder, Told())
+    looks = tail.follow_run(folder, Told())
     next(looks)
     monkeypatch.setattr('sinklab.lease.PATIENCE', 0.0)
     assert list(looks) == []
 
 
 def test_a_run_that_was_lost_may_begin_again(folder, monkeypatch):
-    looks = tail.followed(folder, Told())
+    looks = tail.follow_run(folder, Told())
     next(looks)
     folder.write('outcome', dict(kind='lost', message=''))
     next(looks)
-    with lease(folder.path):
+    with hold_lease(folder.path):
         next(looks)
     monkeypatch.setattr(tail, 'AGAIN', 0.0)
     assert list(looks) == []

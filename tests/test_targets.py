@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from sinklab.targets import is_predicted, readable, unpredicted
+from sinklab.targets import is_in_loss, strip_loss_mask, exclude_from_loss
 
 IDS = np.array([[0, 1, 299], [7, 0, 2**31 - 1]], np.int32)
 
@@ -13,7 +13,7 @@ IDS = np.array([[0, 1, 299], [7, 0, 2**31 - 1]], np.int32)
 @pytest.mark.parametrize('array', [np.asarray, jnp.asarray])
 @pytest.mark.parametrize('compiled', [lambda f: f, jax.jit])
 def test_what_is_not_predicted_is_read_as_it_was(array, compiled):
-    mixed = np.where(IDS > 5, np.array(unpredicted(array(IDS))), IDS)
-    np.testing.assert_array_equal(compiled(readable)(array(mixed)), IDS)
-    np.testing.assert_array_equal(compiled(is_predicted)(array(mixed)), IDS <= 5)
-    assert compiled(readable)(array(mixed)).dtype == np.int32
+    mixed = np.where(IDS > 5, np.array(exclude_from_loss(array(IDS))), IDS)
+    np.testing.assert_array_equal(compiled(strip_loss_mask)(array(mixed)), IDS)
+    np.testing.assert_array_equal(compiled(is_in_loss)(array(mixed)), IDS <= 5)
+    assert compiled(strip_loss_mask)(array(mixed)).dtype == np.int32

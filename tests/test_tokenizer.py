@@ -7,10 +7,10 @@ import pytest
 from stores import BEGIN, END, corpus_of, documents, made, other_tokenizer, recipe, written
 from tokenizers import Tokenizer
 
-from sinklab.data.prepare import prepare
+from sinklab.data.prepare import prepare_store
 from sinklab.data.store.store import Store
 from sinklab.data.tokens import tokenizer
-from sinklab.record import Refusal
+from sinklab.record import UserError
 
 
 def test_a_text_cannot_spell_a_special_token(tmp_path):
@@ -23,13 +23,13 @@ def test_a_long_document_is_cut_where_that_changes_no_token(tmp_path, monkeypatc
     monkeypatch.setattr(tokenizer, 'LONGEST', 1000)
     long = ' '.join(corpus_of(400))
     store = made(tmp_path / 'store', written(tmp_path / 'a.jsonl', [long, 'short one', 'another']))
-    whole = store.tokenizer().encode(long, add_special_tokens=False).ids
+    whole = store.load_tokenizer().encode(long, add_special_tokens=False).ids
     assert whole in documents(store, 'train') + documents(store, 'held_out')
 
 
 def test_a_long_document_that_cannot_be_cut_is_refused(tmp_path, monkeypatch):
     monkeypatch.setattr(tokenizer, 'LONGEST', 1000)
-    with pytest.raises(Refusal, match=r'a\.jsonl:2 has 5,000 characters.*split the document'):
+    with pytest.raises(UserError, match=r'a\.jsonl:2 has 5,000 characters.*split the document'):
         made(tmp_path / 'store', written(tmp_path / 'a.jsonl', ['short', 'x' * 5000, 'another']))
 
 
@@ -37,11 +37,11 @@ def test_a_tokenizer_of_someone_else_is_taken_with_its_own_special_tokens(tmp_pa
     size = other_tokenizer(tmp_path / 'other.json')
     source = written(tmp_path / 'a.jsonl', corpus_of(9))
     asked = recipe(source, tokenizer=str(tmp_path / 'other.json'), vocabulary=None)
-    with pytest.raises(Refusal, match=rf'is to end documents.*set end_token to one of: {size - 2} </s>'):
-        prepare(asked, tmp_path / 'store', 1)
-    prepare(dataclasses.replace(asked, end_token=size - 2, fixed_token=size - 1), tmp_path / 'store', 1)
-    row = Store(tmp_path / 'store').row('train', '')
-    assert (row.ids(0, len(row)) == size - 2).sum() == len(row.documents()[0])
+    with pytest.raises(UserError, match=rf'is to end documents.*set end_token to one of: {size - 2} </s>'):
+        prepare_store(asked, tmp_path / 'store', 1)
+    prepare_store(dataclasses.replace(asked, end_token=size - 2, fixed_token=size - 1), tmp_path / 'store', 1)
+    row = Store(tmp_path / 'store').get_tokens('train', '')
+    assert (row.read_ids(0, len(row)) == size - 2).sum() == len(row.read_documents()[0])
 
 
 def test_a_token_that_texts_can_spell_cannot_end_documents(tmp_path):
@@ -50,7 +50,7 @@ def test_a_token_that_texts_can_spell_cannot_end_documents(tmp_path):
     found.add_tokens(['<|im_end|>'])
     found.save(str(tmp_path / 'other.json'))
     asked = dict(tokenizer=str(tmp_path / 'other.json'), vocabulary=None, end_token=found.token_to_id('<|im_end|>'))
-    with pytest.raises(Refusal, match='must be a special one'):
+    with pytest.raises(UserError, match='must be a special one'):
         made(tmp_path / 'store', written(tmp_path / 'a.jsonl', corpus_of(9)), **asked)
 
 

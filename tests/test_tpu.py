@@ -16,32 +16,32 @@ from jax.sharding import AxisType, Mesh, SingleDeviceSharding
 from sinklab import sharding, topology
 from sinklab.attend import mask as masks
 from sinklab.attend.backends import BACKENDS
-from sinklab.attend.bias import Bias, Curve
-from sinklab.devices import AXES
-from sinklab.model.positions import buckets, slopes
+from sinklab.attend.bias import ScoreBias, RelativePositionBias
+from sinklab.devices import MESH_AXES
+from sinklab.model.positions import compute_buckets, compute_alibi_slopes
 from sinklab.spec import Hardware
 from sinklab.train import state, step
 
 pytestmark = pytest.mark.skipif(
-    topology.library() is None, reason='libtpu, which has the compiler, could not be installed; pip install libtpu'
+    topology.find_libtpu() is None, reason='libtpu, which has the compiler, could not be installed; pip install libtpu'
 )
 LENGTH, HEADS = 8192, 2
 PLACES = np.arange(LENGTH)[None]
 CURVES = {
     'none': None,
-    'alibi': Curve(steep, slopes(HEADS)[:, None]),
-    'buckets': Curve(lambda _, distance: buckets(distance), np.zeros((1, 0))),
+    'alibi': RelativePositionBias(steep, compute_alibi_slopes(HEADS)[:, None]),
+    'buckets': RelativePositionBias(lambda _, distance: compute_buckets(distance), np.zeros((1, 0))),
 }
 OPERATIONS = [('exp', 'plus_one'), ('sigmoid', 'none'), ('elu1', 'p_norm')]
 
 
 def compiled(chip, operation, backend='tpu', width=128, dtype=jnp.bfloat16, curve='none', documents=False):
     """Forward and backward for one chip."""
-    where = SingleDeviceSharding(topology.devices(chip)[0])
-    bias = Bias(CURVES[curve], PLACES, PLACES)
+    where = SingleDeviceSharding(topology.make_tpu_devices(chip)[0])
+    bias = ScoreBias(CURVES[curve], PLACES, PLACES)
 
     def total(query, key, value, start_BT):
-        mask = masks.causal(LENGTH) & masks.document(start_BT) if documents else masks.causal(LENGTH)
+        mask = masks.make_causal_mask(LENGTH) & masks.make_document_mask(start_BT) if documents else masks.make_causal_mask(LENGTH)
         asked = rule(attention(*operation), mask, bias=bias)
         return jnp.sum(BACKENDS[backend].attend(query, key, value, asked).output_BTHK ** 2)
 
@@ -102,13 +102,13 @@ def test_the_whole_matrix_is_seen_by_the_measure_of_memory():
 def test_a_training_step_compiles_for_a_mesh_of_chips():
     hardware = Hardware(data=1, fsdp=2, tensor=2, attention='tpu')
     spec = tiny(model__head_width=64, model__width=256, model__dtype='bfloat16', data__length=256)
-    chips = np.array(topology.devices('v5e:2x2')).reshape(1, 2, 2)
-    mesh = Mesh(chips, AXES, axis_types=(AxisType.Auto,) * 3)
+    chips = np.array(topology.make_tpu_devices('v5e:2x2')).reshape(1, 2, 2)
+    mesh = Mesh(chips, MESH_AXES, axis_types=(AxisType.Auto,) * 3)
     with jax.set_mesh(mesh):
-        batch = jax.ShapeDtypeStruct((4, 257), jnp.int32, sharding=sharding.of_batch(mesh, (4, 257)))
-        wish = jax.ShapeDtypeStruct((4,), jnp.int32, sharding=sharding.of_devices(mesh))
-        advance = step.train_step(spec, hardware, mesh, 'tpu')
-        text = advance.lower(state.abstract(spec, mesh), batch, wish).compile().as_text()
+        batch = jax.ShapeDtypeStruct((4, 257), jnp.int32, sharding=sharding.make_batch_sharding(mesh, (4, 257)))
+        wish = jax.ShapeDtypeStruct((4,), jnp.int32, sharding=sharding.make_per_device_sharding(mesh))
+        advance = step.make_train_step(spec, hardware, mesh, 'tpu')
+        text = advance.lower(state.make_abstract_state(spec, mesh), batch, wish).compile().as_text()
     assert 'sinklab_softmax_forward' in text
     assert 'sinklab_softmax_backward' in text
 
@@ -119,7 +119,7 @@ KINDS = [f'{kind} {direction}' for kind in ('softmax', 'sigmoid', 'splash') for 
 
 
 @pytest.mark.exhaustive  # one of them is in test_benchmarks
-@pytest.mark.skipif(topology.version() != FIGURES['versions']['libtpu'], reason='the figures are of another libtpu')
+@pytest.mark.skipif(topology.find_libtpu_version() != FIGURES['versions']['libtpu'], reason='the figures are of another libtpu')
 def test_kernels_cost_what_is_committed_and_no_more_than_their_limits():
     command = [sys.executable, COST, '--check', '--chips=v6e', f'--kernels={",".join(KINDS)}']
     found = subprocess.run(command, capture_output=True, text=True)
@@ -127,5 +127,5 @@ def test_kernels_cost_what_is_committed_and_no_more_than_their_limits():
 
 
 def test_a_topology_that_is_none_is_refused():
-    with pytest.raises(topology.Refusal, match='no topology'):
-        topology.devices('v5e:3x3')
+    with pytest.raises(topology.UserError, match='no topology'):
+        topology.make_tpu_devices('v5e:3x3')

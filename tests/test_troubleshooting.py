@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from sinklab.cli.main import parser
+from sinklab.cli.main import build_parser
 
 ROOT = Path(__file__).parents[1]
 PAGE = (ROOT / 'docs' / 'troubleshooting.md').read_text(encoding='utf-8')
@@ -116,7 +116,7 @@ def subcommands(given):
 def test_commands_in_the_text_of_a_page_exist(path):
     """A command in backticks has a subcommand and options that the command line knows."""
     for command in re.findall(r'`sinklab ([a-z]+(?:\s[^`]*)?)`', path.read_text(encoding='utf-8')):
-        known, words = parser(), command.split()
+        known, words = build_parser(), command.split()
         while words and subcommands(known):
             assert words[0] in subcommands(known), command
             known = subcommands(known)[words.pop(0)]

@@ -13,8 +13,8 @@ from pages import PROGRAMS
 from recorders import TOOLS, Recorders
 
 from docs import run_tutorial
-from docs.run_tutorial import Reader, follow_page, make_quick, read_blocks, reduce_to_shape, select_lines, update
-from sinklab.cli.main import parser
+from docs.run_tutorial import TutorialRunner, follow_page, make_quick, read_blocks, reduce_to_shape, select_lines, update_outputs
+from sinklab.cli.main import build_parser
 
 ROOT = Path(__file__).parents[1]
 TUTORIALS = ROOT / 'docs' / 'tutorials'
@@ -35,7 +35,7 @@ def reader(tmp_path, monkeypatch):
         (tmp_path / 'bin' / name).write_text(f'#!/bin/sh\nexec "{sys.executable}" {module} "$@"\n')
         (tmp_path / 'bin' / name).chmod(0o755)
     (tmp_path / 'here').mkdir()
-    return Reader(
+    return TutorialRunner(
         tmp_path / 'here',
         dict(PATH=f'{tmp_path / "bin"}{os.pathsep}{os.environ["PATH"]}', PYTHONPATH=str(ROOT), JAX_PLATFORMS='cpu'),
     )
@@ -118,11 +118,11 @@ def test_files_commands_and_cells_of_a_page_are_followed_in_order_and_its_output
         '```python\nx = 4\n```\n```python\nx * 2\n```\n\n<!-- output: all, as in a notebook -->\n```text\nold\n```\n',
         '```console\nexit 1\n```\n',
     ])  # fmt: skip
-    outputs = follow_page(page, Reader(tmp_path))
+    outputs = follow_page(page, TutorialRunner(tmp_path))
     assert [printed for _, printed in outputs] == [['5', 'a b'], ['7'], ['8']]
-    assert [block.text for block in read_blocks(update(page, outputs)) if block.lines] == ['5\n', '7\n', '8\n']
+    assert [block.text for block in read_blocks(update_outputs(page, outputs)) if block.lines] == ['5\n', '7\n', '8\n']
     with pytest.raises(SystemExit):
-        Reader(tmp_path).follow(read_blocks('```sh\nfalse\n```\n')[0])
+        TutorialRunner(tmp_path).follow(read_blocks('```sh\nfalse\n```\n')[0])
 
 
 @pytest.mark.parametrize(
@@ -164,7 +164,7 @@ def test_every_command_of_the_tutorial_of_a_pod_runs_and_comes_to_a_resumed_pair
         cwd=tmp_path, env=recorded.environment, capture_output=True, text=True, timeout=120,
     )  # fmt: skip
     assert said.returncode == 0, said.stderr
-    calls, known = recorded.heard(), parser()
+    calls, known = recorded.heard(), build_parser()
     for call in calls:
         if call[0] == 'sinklab':
             known.parse_known_args(call[1:])

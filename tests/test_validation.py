@@ -15,15 +15,15 @@ import pytest
 from buckets import uploaded
 from stores import made, recipe, written
 
-from sinklab.data.documents.sources import source
+from sinklab.data.documents.sources import open_source
 from sinklab.data.store import marks
-from sinklab.data.store.meta import is_whole
-from sinklab.data.store.recipe import plan_in
+from sinklab.data.store.meta import is_store_complete
+from sinklab.data.store.recipe import read_plan
 from sinklab.data.store.store import Store
 from sinklab.files import validation
-from sinklab.files.place import place, storage
+from sinklab.files.place import parse_path, get_file_system
 from sinklab.llama import files
-from sinklab.record import Refusal
+from sinklab.record import UserError
 
 SHA = '0' * 64
 TEXTS = [f'{number} a text of some words' for number in range(30)]
@@ -32,7 +32,7 @@ ESCAPES += ['gs://other/x']
 
 
 def refusal(function, *given, **more):
-    with pytest.raises(Refusal) as found:
+    with pytest.raises(UserError) as found:
         function(*given, **more)
     assert '\n' not in str(found.value)
     return str(found.value)
@@ -69,8 +69,8 @@ def test_links_of_a_snapshot_of_the_hub_lead_to_blobs_of_the_same_repository_alo
     snapshot.mkdir(parents=True)
     (snapshot / 'config.json').symlink_to('../../blobs/abc')
     (snapshot / 'other.json').symlink_to('../../../models--org--other/blobs/abc')
-    assert not validation.leads_out(snapshot / 'config.json', snapshot)
-    assert validation.leads_out(snapshot / 'other.json', snapshot)
+    assert not validation.is_linked_outside(snapshot / 'config.json', snapshot)
+    assert validation.is_linked_outside(snapshot / 'other.json', snapshot)
 
 
 @pytest.mark.parametrize('name', [name for name in ESCAPES if name != 5] + ['link.safetensors'], ids=repr)
@@ -79,15 +79,15 @@ def test_an_index_of_hugging_face_names_files_of_its_folder_alone(name, tmp_path
     folder.mkdir()
     (tmp_path / 'x').write_text('secret')
     (folder / 'link.safetensors').symlink_to('../x')
-    (folder / files.INDEX).write_text(json.dumps(dict(weight_map=dict(a=name))))
-    assert files.INDEX in refusal(files.parts, folder)
+    (folder / files.INDEX_FILE).write_text(json.dumps(dict(weight_map=dict(a=name))))
+    assert files.INDEX_FILE in refusal(files.list_weight_files, folder)
 
 
 def test_an_index_that_names_a_file_in_a_deeper_folder_says_so(tmp_path):
     (tmp_path / 'sub').mkdir()
     (tmp_path / 'sub' / 'x.safetensors').write_bytes(b'')
-    (tmp_path / files.INDEX).write_text(json.dumps(dict(weight_map=dict(a='sub/x.safetensors'))))
-    said = refusal(files.parts, tmp_path)
+    (tmp_path / files.INDEX_FILE).write_text(json.dumps(dict(weight_map=dict(a='sub/x.safetensors'))))
+    said = refusal(files.list_weight_files, tmp_path)
     assert 'names sub/x.safetensors' in said
     assert 'not there' not in said
 
@@ -159,10 +159,10 @@ def test_a_disk_or_bucket_that_does_not_answer_is_no_damage_of_a_file(error, tmp
     for read in (
         lambda: validation.read_json(tmp_path / 'meta.json'),
         lambda: validation.load_npz(tmp_path / 'probe.npz'),
-        lambda: is_whole(tmp_path),
-        lambda: plan_in(tmp_path, asked, source(given)),
-        lambda: marks.kept(tmp_path),
-        lambda: files.read_json(tmp_path / 'config.json'),
+        lambda: is_store_complete(tmp_path),
+        lambda: read_plan(tmp_path, asked, open_source(given)),
+        lambda: marks.read_etags(tmp_path),
+        lambda: files.read_json_object(tmp_path / 'config.json'),
     ):
         with pytest.raises(type(error)) as found:
             read()
@@ -176,7 +176,7 @@ def test_a_store_stays_finished_where_its_shards_cannot_be_read_now(error, copie
 
     read_bytes = Path.read_bytes
     monkeypatch.setattr(Path, 'read_bytes', lambda path: fail() if path.suffix == '.ids' else read_bytes(path))
-    for opened in (is_whole, Store):
+    for opened in (is_store_complete, Store):
         with pytest.raises(type(error)):
             opened(copied)
     assert (copied / 'meta.json').exists()
@@ -287,11 +287,11 @@ def test_safetensors_whose_header_does_not_fit_are_refused(case, tmp_path):
     header, size = SAFETENSORS.get(case, ({'a': tensor()}, 8))
     text = header if isinstance(header, bytes) else json.dumps(header).encode()
     length = {'a header of 2^63 bytes': 2**63, 'a header of 200 MB': 200 << 20}.get(case, len(text))
-    with (tmp_path / files.MODEL).open('wb') as file:
+    with (tmp_path / files.MODEL_FILE).open('wb') as file:
         file.write(struct.pack('<Q', length) + text + bytes(size))
         if length == 200 << 20:
             file.truncate(length + 8)
-    assert files.MODEL in refusal(files.Arrays, tmp_path)
+    assert files.MODEL_FILE in refusal(files.SafetensorsReader, tmp_path)
 
 
 @pytest.fixture(scope='module')
@@ -349,7 +349,7 @@ def test_a_store_whose_meta_file_lies_is_refused(case, copied):
 def test_a_meta_file_of_another_kind_is_refused(text, copied):
     (copied / 'meta.json').write_text(text)
     assert 'meta.json' in refusal(Store, copied)
-    assert 'meta.json' in refusal(is_whole, copied)
+    assert 'meta.json' in refusal(is_store_complete, copied)
 
 
 def test_a_shard_that_is_a_link_out_of_the_store_is_refused(copied):
@@ -377,12 +377,12 @@ def test_a_store_in_a_bucket_touches_nothing_outside_the_cache(changes, store, b
     url = uploaded(store, bucket)
     meta = json.loads((store.path / 'meta.json').read_text())
     (meta if 'digest' in changes else meta['shards'][0]).update(changes)
-    storage(place(url)).pipe_file(f'{url}/meta.json', json.dumps(meta).encode())
+    get_file_system(parse_path(url)).pipe_file(f'{url}/meta.json', json.dumps(meta).encode())
 
     def read():
         found = Store(url)
-        found.expect(1.0, ('ids',))
-        found.row('train', found.domains[0]).ids(0, 5)
+        found.enable_disk_cache(1.0, ('ids',))
+        found.get_tokens('train', found.domains[0]).read_ids(0, 5)
 
     assert 'meta.json' in refusal(read)
     assert [path.name for path in (tmp_path / 'outside').iterdir()] == ['mine.unfinished']
@@ -395,7 +395,7 @@ def test_a_damaged_record_of_an_unfinished_store_is_made_again(text, store, tmp_
     whole = made(folder, source)
     shutil.copytree(folder, tmp_path / 'copy')
     for shard in whole.shards:
-        shard.write(folder)
+        shard.write_record(folder)
     (folder / 'meta.json').unlink()
     min(folder.glob('train-*.json')).write_text(text)
     assert made(folder, source).digest == whole.digest
@@ -409,16 +409,16 @@ def test_a_record_in_a_bucket_that_is_not_utf_8_is_made_again(tmp_path, bucket, 
             self.path = path
 
         def cat(self, paths):
-            return storage(folder).cat(paths) | {self.path: b'{"name": "\xff"}'}
+            return get_file_system(folder).cat(paths) | {self.path: b'{"name": "\xff"}'}
 
         def __getattr__(self, name):
-            return getattr(storage(folder), name)
+            return getattr(get_file_system(folder), name)
 
-    given, folder = written(tmp_path / 'a.jsonl', TEXTS), place(f'{bucket.url}/store')
+    given, folder = written(tmp_path / 'a.jsonl', TEXTS), parse_path(f'{bucket.url}/store')
     whole = made(folder, given)
-    seen = marks.seen(folder)
+    seen = marks.list_etags(folder)
     for shard in whole.shards:
-        shard.write(folder, {file: seen[file] for file in shard.files})
+        shard.write_record(folder, {file: seen[file] for file in shard.file_names})
     (folder / 'meta.json').unlink()
     record = folder / f'{next(shard.name for shard in whole.shards if shard.side == "train")}.json'
     monkeypatch.setattr(marks, 'storage', lambda folder: Altered(os.fspath(record).partition('://')[2]))

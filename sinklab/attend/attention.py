@@ -14,14 +14,14 @@ from jax.typing import ArrayLike
 from sinklab.attend import choice, dense
 from sinklab.attend import mask as masks
 from sinklab.attend.backends import BACKENDS
-from sinklab.attend.dense import Attended
+from sinklab.attend.dense import AttentionOutput
 from sinklab.attend.mask import Mask
 from sinklab.attend.normalizer import NORMALIZERS, Normalizer
 from sinklab.attend.operation import Operation
-from sinklab.attend.rule import Case, Rule
+from sinklab.attend.rule import AttentionProblem, AttentionSpec
 from sinklab.attend.similarity import SIMILARITIES, Similarity
-from sinklab.record import Refusal, unknown
-from sinklab.spec import PAIRS, Backend
+from sinklab.record import UserError, format_unknown_name
+from sinklab.spec import NORMALIZERS_BY_SIMILARITY, BackendName
 
 Window = int | tuple[int, int]
 Entry = TypeVar('Entry')
@@ -44,7 +44,7 @@ def attention(
     is_causal: bool = ...,
     local_window_size: Window | None = ...,
     return_weights: Literal[False] = ...,
-    implementation: Backend = ...,
+    implementation: BackendName = ...,
 ) -> jax.Array: ...
 
 
@@ -65,7 +65,7 @@ def attention(
     is_causal: bool = ...,
     local_window_size: Window | None = ...,
     return_weights: Literal[True],
-    implementation: Backend = ...,
+    implementation: BackendName = ...,
 ) -> tuple[jax.Array, jax.Array]: ...
 
 
@@ -85,7 +85,7 @@ def attention(
     is_causal: bool = False,
     local_window_size: Window | None = None,
     return_weights: bool = False,
-    implementation: Backend = 'auto',
+    implementation: BackendName = 'auto',
 ) -> jax.Array | tuple[jax.Array, jax.Array]:
     """Compute attention with a similarity and a normalizer of your choice; the default is softmax.
 
@@ -148,16 +148,16 @@ def attention(
         Refusal: An argument is not allowed, or shapes do not fit. It is a `ValueError` of one line, raised while the
             function is traced.
     """
-    query, key, value = read_arrays(query, key, value)
+    query, key, value = convert_arrays(query, key, value)
     batched = query.ndim == 4
     if not batched:
         query, key, value = (array[None] for array in (query, key, value))
     operation = make_operation(similarity, normalizer, gain, power, score_offset, scale)
-    rule = Rule(operation, make_mask(query.shape[1], key.shape[1], is_causal, local_window_size))
+    rule = AttentionSpec(operation, make_mask(query.shape[1], key.shape[1], is_causal, local_window_size))
     matrices = {name: array for name, array in (('bias', bias), ('mask', mask)) if array is not None}
     needs = [*matrices, *(['return_weights'] if return_weights else [])]
-    name = choose_backend(implementation, rule, query, value, needs)
-    found = attend(name, query, key, value, rule, matrices)
+    name = resolve_implementation(implementation, rule, query, value, needs)
+    found = attend_on_backend(name, query, key, value, rule, matrices)
     output = found.output_BTHK if batched else found.output_BTHK[0]
     if not return_weights:
         return output
@@ -166,51 +166,51 @@ def attention(
     return output, weights if batched else weights[0]
 
 
-def attend(
+def attend_on_backend(
     backend: str,
     query_BTHK: jax.Array,
     key_BSGK: jax.Array,
     value_BSGK: jax.Array,
-    rule: Rule,
+    spec: AttentionSpec,
     matrices: Mapping[str, ArrayLike],
-) -> Attended:
+) -> AttentionOutput:
     """Compute attention with a backend, or with the arrays `bias` and `mask` by the definition."""
     if not matrices:
-        return BACKENDS[backend].attend(query_BTHK, key_BSGK, value_BSGK, rule)
-    keys = key_BSGK.shape[1]
-    shape = query_BTHK.shape[0], query_BTHK.shape[2], query_BTHK.shape[1], keys
-    arrays = {name: read_matrix(name, array, shape) for name, array in matrices.items()}
-    bias_BHTS = rule.score_bias(keys) + arrays.get('bias', 0.0)
-    visible_BHTS = rule.visible(keys) & arrays.get('mask', True)
-    return dense.attend_by_matrices(query_BTHK, key_BSGK, value_BSGK, bias_BHTS, visible_BHTS, rule.operation)
+        return BACKENDS[backend].attend(query_BTHK, key_BSGK, value_BSGK, spec)
+    num_keys = key_BSGK.shape[1]
+    shape = query_BTHK.shape[0], query_BTHK.shape[2], query_BTHK.shape[1], num_keys
+    arrays = {name: convert_matrix(name, array, shape) for name, array in matrices.items()}
+    bias_BHTS = spec.materialize_bias(num_keys) + arrays.get('bias', 0.0)
+    visible_BHTS = spec.materialize_mask(num_keys) & arrays.get('mask', True)
+    return dense.attend_with_matrices(query_BTHK, key_BSGK, value_BSGK, bias_BHTS, visible_BHTS, spec.operation)
 
 
-def read_arrays(query: ArrayLike, key: ArrayLike, value: ArrayLike) -> tuple[jax.Array, jax.Array, jax.Array]:
+def convert_arrays(query: ArrayLike, key: ArrayLike, value: ArrayLike) -> tuple[jax.Array, jax.Array, jax.Array]:
     """Return queries, keys and values as arrays of floating-point numbers whose shapes fit, or raise Refusal."""
     arrays = dict(query=jnp.asarray(query), key=jnp.asarray(key), value=jnp.asarray(value))
     shapes = ', '.join(f'{name} {array.shape}' for name, array in arrays.items())
     for name, array in arrays.items():
         if not jnp.issubdtype(array.dtype, jnp.floating):
-            raise Refusal(f'{name} is of {array.dtype}; give floating-point numbers')
+            raise UserError(f'{name} is of {array.dtype}; give floating-point numbers')
         if array.ndim not in (3, 4) or 0 in array.shape:
-            raise Refusal(f'{name} has the shape {array.shape}; give BTNH or TNH, no axis of which is 0')
-    (*batch, _, heads, width), (*batches, keys, groups, key_width) = arrays['query'].shape, arrays['key'].shape
-    if batch != batches or (*batch, keys, groups) != arrays['value'].shape[:-1] or width != key_width:
-        raise Refusal(f'shapes do not fit: {shapes}; give query BTNH, key BSKH and value BSKV')
-    if heads % groups:
-        raise Refusal(f'{heads} query heads are no multiple of {groups} key heads: {shapes}')
+            raise UserError(f'{name} has the shape {array.shape}; give BTNH or TNH, no axis of which is 0')
+    (*batch, _, num_heads, width), (*key_batch, num_keys, num_kv_heads, key_width) = arrays['query'].shape, arrays['key'].shape
+    if batch != key_batch or (*batch, num_keys, num_kv_heads) != arrays['value'].shape[:-1] or width != key_width:
+        raise UserError(f'shapes do not fit: {shapes}; give query BTNH, key BSKH and value BSKV')
+    if num_heads % num_kv_heads:
+        raise UserError(f'{num_heads} query heads are no multiple of {num_kv_heads} key heads: {shapes}')
     return arrays['query'], arrays['key'], arrays['value']
 
 
-def read_matrix(name: str, given: ArrayLike, shape: tuple[int, ...]) -> jax.Array:
+def convert_matrix(name: str, array_like: ArrayLike, shape: tuple[int, ...]) -> jax.Array:
     """Return `bias` or `mask` as an array whose four axes are 1 or those of the scores, or raise Refusal."""
-    array = jnp.asarray(given)
-    kind, words = (jnp.bool_, 'booleans') if name == 'mask' else (jnp.floating, 'floating-point numbers')
-    if not jnp.issubdtype(array.dtype, kind):
-        raise Refusal(f'{name} is of {array.dtype}; give {words}')
+    array = jnp.asarray(array_like)
+    dtype_class, dtype_name = (jnp.bool_, 'booleans') if name == 'mask' else (jnp.floating, 'floating-point numbers')
+    if not jnp.issubdtype(array.dtype, dtype_class):
+        raise UserError(f'{name} is of {array.dtype}; give {dtype_name}')
     array = array.reshape((1,) * (4 - array.ndim) + array.shape)
-    if array.ndim != 4 or any(one not in (1, whole) for one, whole in zip(array.shape, shape, strict=True)):
-        raise Refusal(f'{name} has the shape {jnp.shape(given)}, which cannot be broadcast to {shape} (BNTS)')
+    if array.ndim != 4 or any(size not in (1, full_size) for size, full_size in zip(array.shape, shape, strict=True)):
+        raise UserError(f'{name} has the shape {jnp.shape(array_like)}, which cannot be broadcast to {shape} (BNTS)')
     return array
 
 
@@ -223,102 +223,102 @@ def make_operation(
     scale: ArrayLike | None = None,
 ) -> Operation:
     """Return the operation of a similarity and a normalizer, or raise Refusal where they do not go together."""
-    weigh = find_entry('similarity', similarity, SIMILARITIES, Similarity)
-    close = find_entry('normalizer', normalizer, NORMALIZERS, Normalizer)
-    if isinstance(similarity, str) and isinstance(normalizer, str) and normalizer not in PAIRS[similarity]:
-        raise Refusal(f'{similarity} has no normalizer {normalizer!r}; it has {", ".join(PAIRS[similarity])}')
-    if weigh.shifted and not close.uses_total:
-        raise Refusal('a shifted similarity needs a normalizer that reads the sum, or the shift would not cancel')
-    if (close is NORMALIZERS['p_norm']) != (power is not None):
-        raise Refusal(f'power={power} with {normalizer!r}; p_norm needs a power, and nothing else has one')
-    named = [one if isinstance(one, str) else 'your own' for one in (similarity, normalizer)]
+    similarity_entry = find_entry('similarity', similarity, SIMILARITIES, Similarity)
+    normalizer_entry = find_entry('normalizer', normalizer, NORMALIZERS, Normalizer)
+    if isinstance(similarity, str) and isinstance(normalizer, str) and normalizer not in NORMALIZERS_BY_SIMILARITY[similarity]:
+        raise UserError(f'{similarity} has no normalizer {normalizer!r}; it has {", ".join(NORMALIZERS_BY_SIMILARITY[similarity])}')
+    if similarity_entry.is_shifted and not normalizer_entry.uses_total:
+        raise UserError('a shifted similarity needs a normalizer that reads the sum, or the shift would not cancel')
+    if (normalizer_entry is NORMALIZERS['p_norm']) != (power is not None):
+        raise UserError(f'power={power} with {normalizer!r}; p_norm needs a power, and nothing else has one')
+    names = [entry if isinstance(entry, str) else 'your own' for entry in (similarity, normalizer)]
     return Operation(
-        ' with '.join(named),
-        weigh,
-        close,
-        gain=read_number('gain', gain, above=0),
-        power=None if power is None else read_number('power', power, above=0),
-        offset=read_number('score_offset', score_offset),
-        scale=None if scale is None else read_scale(scale),
+        ' with '.join(names),
+        similarity_entry,
+        normalizer_entry,
+        gain=convert_number('gain', gain, exclusive_min=0),
+        power=None if power is None else convert_number('power', power, exclusive_min=0),
+        offset=convert_number('score_offset', score_offset),
+        scale=None if scale is None else convert_scale(scale),
     )
 
 
-def read_scale(given: ArrayLike) -> float | jax.Array:
+def convert_scale(scale: ArrayLike) -> float | jax.Array:
     """Return a scale as a number, or as an array in float32 if jax traces it; or raise Refusal."""
-    if not isinstance(given, jax.core.Tracer):
-        return read_number('scale', given)
-    if given.ndim or not is_real(given.dtype):
-        raise Refusal(f'scale is an array of {given.dtype} of the shape {given.shape}; give one number')
-    return given.astype(jnp.float32)
+    if not isinstance(scale, jax.core.Tracer):
+        return convert_number('scale', scale)
+    if scale.ndim or not is_real_dtype(scale.dtype):
+        raise UserError(f'scale is an array of {scale.dtype} of the shape {scale.shape}; give one number')
+    return scale.astype(jnp.float32)
 
 
-def read_number(name: str, given: ArrayLike, above: float = -math.inf) -> float:
+def convert_number(name: str, value: ArrayLike, exclusive_min: float = -math.inf) -> float:
     """Return a number of Python, NumPy or jax as a float, or raise Refusal unless it is finite and above `above`."""
     try:
-        array = np.asarray(given)
+        array = np.asarray(value)
     except (TypeError, ValueError):  # an array that jax traces, or a list of lists of several lengths
         array = np.empty((), object)
-    if array.ndim or not is_real(array.dtype) or not above < float(array) < math.inf:
-        shown = ' '.join(reprlib.repr(given).split())
-        bound = '' if above == -math.inf else f' above {above}'
-        raise Refusal(f'{name}={shown} is not allowed; give one finite number{bound}')
+    if array.ndim or not is_real_dtype(array.dtype) or not exclusive_min < float(array) < math.inf:
+        text = ' '.join(reprlib.repr(value).split())
+        bound = '' if exclusive_min == -math.inf else f' above {exclusive_min}'
+        raise UserError(f'{name}={text} is not allowed; give one finite number{bound}')
     return float(array)
 
 
-def is_real(dtype: np.dtype[Any]) -> bool:
+def is_real_dtype(dtype: np.dtype[Any]) -> bool:
     """Return whether a dtype is one of integers or of floating-point numbers."""
     return jnp.issubdtype(dtype, jnp.integer) or jnp.issubdtype(dtype, jnp.floating)
 
 
-def find_entry(kind: str, given: Any, table: Mapping[str, Entry], entry: type[Entry]) -> Entry:
+def find_entry(kind: str, value: Any, table: Mapping[str, Entry], entry_class: type[Entry]) -> Entry:
     """Return the entry of a table that a name stands for, or the entry that is given itself."""
-    if isinstance(given, entry):
-        return given
-    if not isinstance(given, str) or given not in table:
-        raise Refusal(unknown(f'{kind}={given!r}', str(given), table, 'allowed'))
-    return table[given]
+    if isinstance(value, entry_class):
+        return value
+    if not isinstance(value, str) or value not in table:
+        raise UserError(format_unknown_name(f'{kind}={value!r}', str(value), table, 'allowed'))
+    return table[value]
 
 
-def make_mask(queries: int, keys: int, is_causal: bool, local_window_size: Window | None) -> Mask:
+def make_mask(num_queries: int, num_keys: int, is_causal: bool, local_window_size: Window | None) -> Mask:
     """Return the interval of keys that each query sees; query i stands at the place of key i."""
-    place_T = np.arange(queries, dtype=np.int32)
-    start_T, end_T = np.zeros_like(place_T), np.full_like(place_T, keys)
+    query_T = np.arange(num_queries, dtype=np.int32)
+    start_T, end_T = np.zeros_like(query_T), np.full_like(query_T, num_keys)
     if is_causal:
-        end_T = np.minimum(end_T, place_T + 1)
+        end_T = np.minimum(end_T, query_T + 1)
     if local_window_size is not None:
-        left, right = read_window(local_window_size)
-        start_T = np.maximum(start_T, place_T - min(left, queries))
-        end_T = np.minimum(end_T, place_T + min(right, keys) + 1)
-    return masks.static(np.minimum(start_T, keys), end_T)
+        left, right = convert_window(local_window_size)
+        start_T = np.maximum(start_T, query_T - min(left, num_queries))
+        end_T = np.minimum(end_T, query_T + min(right, num_keys) + 1)
+    return masks.make_static_mask(np.minimum(start_T, num_keys), end_T)
 
 
-def read_window(given: Window) -> tuple[int, int]:
+def convert_window(window: Window) -> tuple[int, int]:
     """Return (left, right) of a window, or raise Refusal."""
     try:
-        left, right = map(operator.index, given if isinstance(given, tuple | list) else (given, given))
+        left, right = map(operator.index, window if isinstance(window, tuple | list) else (window, window))
     except (TypeError, ValueError):
         left = right = -1
     if min(left, right) < 0:
-        raise Refusal(f'local_window_size={given!r} is not allowed; give a number of at least 0, or (left, right)')
+        raise UserError(f'local_window_size={window!r} is not allowed; give a number of at least 0, or (left, right)')
     return left, right
 
 
-def choose_backend(wanted: str, rule: Rule, query: jax.Array, value: jax.Array, needs: list[str]) -> str:
+def resolve_implementation(implementation: str, spec: AttentionSpec, query: jax.Array, value: jax.Array, needs: list[str]) -> str:
     """Return the backend that computes attention, or raise Refusal where it cannot."""
-    if wanted not in get_args(Backend):
-        raise Refusal(unknown(f'implementation={wanted!r}', str(wanted), get_args(Backend), 'allowed'))
-    if wanted == 'auto':
+    if implementation not in get_args(BackendName):
+        raise UserError(format_unknown_name(f'implementation={implementation!r}', str(implementation), get_args(BackendName), 'allowed'))
+    if implementation == 'auto':
         return 'dense' if needs else 'chunked'
-    if needs and wanted != 'dense':
-        raise Refusal(
-            f'implementation={wanted!r} builds no matrix, as {" and ".join(needs)} need; give auto or dense'
+    if needs and implementation != 'dense':
+        raise UserError(
+            f'implementation={implementation!r} builds no matrix, as {" and ".join(needs)} need; give auto or dense'
         )
-    if BACKENDS[wanted].platform is not None and isinstance(rule.operation.scale, jax.Array):
-        raise Refusal(f'implementation={wanted!r} needs a scale that jax does not trace; give auto, dense or chunked')
+    if BACKENDS[implementation].platform is not None and isinstance(spec.operation.scale, jax.Array):
+        raise UserError(f'implementation={implementation!r} needs a scale that jax does not trace; give auto, dense or chunked')
     platform, (heads, width) = jax.default_backend(), query.shape[2:]
-    if BACKENDS[wanted].platform is not None and rule.mask.keys != rule.mask.length:
-        raise Refusal(f'implementation={wanted!r} needs as many keys as queries; give auto, dense or chunked')
-    reason = choice.cannot(wanted, platform, Case(rule, heads, width, value.shape[-1], str(query.dtype)))
+    if BACKENDS[implementation].platform is not None and spec.mask.num_keys != spec.mask.num_queries:
+        raise UserError(f'implementation={implementation!r} needs as many keys as queries; give auto, dense or chunked')
+    reason = choice.explain_unsupported(implementation, platform, AttentionProblem(spec, heads, width, value.shape[-1], str(query.dtype)))
     if reason:
-        raise Refusal(f'implementation={wanted!r} cannot be used: {reason}; give auto, dense or chunked')
-    return wanted
+        raise UserError(f'implementation={implementation!r} cannot be used: {reason}; give auto, dense or chunked')
+    return implementation

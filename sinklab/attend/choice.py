@@ -3,15 +3,15 @@
 import dataclasses
 
 from sinklab.attend.backends import BACKENDS
-from sinklab.attend.rule import Case
-from sinklab.attend.verification import ACCURACY, Unsupported, error
-from sinklab.record import Refusal
+from sinklab.attend.rule import AttentionProblem
+from sinklab.attend.verification import MAX_RELATIVE_ERROR, UnsupportedBackendError, measure_error
+from sinklab.record import UserError
 
-PREFERRED = {'tpu': ('tpu', 'chunked'), 'gpu': ('cudnn', 'gpu', 'chunked')}  # by platform; elsewhere chunked
+PREFERRED_BACKENDS = {'tpu': ('tpu', 'chunked'), 'gpu': ('cudnn', 'gpu', 'chunked')}  # by platform; elsewhere chunked
 
 
 @dataclasses.dataclass(frozen=True)
-class Choice:
+class BackendChoice:
     """A backend, and why those that would have come first were not taken.
 
     Attributes:
@@ -20,51 +20,51 @@ class Choice:
     """
 
     backend: str
-    passed: dict[str, str] = dataclasses.field(default_factory=dict)
-    failed: tuple[str, ...] = ()
+    rejection_reasons: dict[str, str] = dataclasses.field(default_factory=dict)
+    failed_backends: tuple[str, ...] = ()
 
     def __str__(self) -> str:
-        return self.backend + ''.join(f' (not {name}: {reason})' for name, reason in self.passed.items())
+        return self.backend + ''.join(f' (not {name}: {reason})' for name, reason in self.rejection_reasons.items())
 
     def describe_fallback(self) -> str | None:
         """Return a line that says which backends failed and what was used instead; None where none failed."""
-        if not self.failed:
+        if not self.failed_backends:
             return None
-        reasons = '; '.join(f'{name}: {self.passed[name]}' for name in self.failed)
+        reasons = '; '.join(f'{name}: {self.rejection_reasons[name]}' for name in self.failed_backends)
         return f'attention was computed by the fall-back {self.backend} ({reasons}); see sinklab doctor --kernels'
 
 
-def choose(wanted: str, platform: str, case: Case, here: bool = True) -> Choice:
+def select_backend(requested: str, platform: str, problem: AttentionProblem, verify: bool = True) -> BackendChoice:
     """`wanted` or, for auto, the first of the platform's backends that can and, where it is `here`, is right.
 
     Raises Refusal.
     """
-    passed = {}
-    for name in PREFERRED.get(platform, ('chunked',)) if wanted == 'auto' else (wanted,):
-        reason = lacks(name, platform, case) if here else cannot(name, platform, case)
+    rejection_reasons = {}
+    for name in PREFERRED_BACKENDS.get(platform, ('chunked',)) if requested == 'auto' else (requested,):
+        reason = explain_unusable(name, platform, problem) if verify else explain_unsupported(name, platform, problem)
         if reason is None:
-            failed = tuple(other for other in passed if cannot(other, platform, case) is None)
-            return Choice(name, passed, failed)
-        passed[name] = reason
-    others = ', '.join(name for name in BACKENDS if name not in passed and cannot(name, platform, case) is None)
-    raise Refusal(f'--attention={wanted} is not to be had: {passed[wanted]}; here are auto, {others}')
+            failed_backends = tuple(other for other in rejection_reasons if explain_unsupported(other, platform, problem) is None)
+            return BackendChoice(name, rejection_reasons, failed_backends)
+        rejection_reasons[name] = reason
+    others = ', '.join(name for name in BACKENDS if name not in rejection_reasons and explain_unsupported(name, platform, problem) is None)
+    raise UserError(f'--attention={requested} is not to be had: {rejection_reasons[requested]}; here are auto, {others}')
 
 
-def lacks(name: str, platform: str, case: Case) -> str | None:
+def explain_unusable(name: str, platform: str, problem: AttentionProblem) -> str | None:
     """None, or why a backend is not to be used; what is for one platform alone shows there that it is right."""
-    reason = cannot(name, platform, case)
+    reason = explain_unsupported(name, platform, problem)
     if reason or BACKENDS[name].platform is None:
         return reason
     try:
-        found = error(name, case)
-    except Unsupported as failure:  # anything else is a bug in the backend, which a fall-back would hide
+        relative_error = measure_error(name, problem)
+    except UnsupportedBackendError as failure:  # anything else is a bug in the backend, which a fall-back would hide
         return f'it fails on these devices ({failure})'
-    return None if found <= ACCURACY else f'wrong on these devices by {found:.1e} of the largest entry'
+    return None if relative_error <= MAX_RELATIVE_ERROR else f'wrong on these devices by {relative_error:.1e} of the largest entry'
 
 
-def cannot(name: str, platform: str, case: Case) -> str | None:
+def explain_unsupported(name: str, platform: str, problem: AttentionProblem) -> str | None:
     """None, or why a backend is not for a platform or a case."""
     backend = BACKENDS[name]
     if backend.platform not in (None, platform):
         return f'it is for {backend.platform}, and the devices here are {platform}'
-    return backend.lacks(case)
+    return backend.explain_unsupported(problem)

@@ -6,18 +6,18 @@ import jax.numpy as jnp
 import numpy as np
 
 from sinklab.attend import mask as masks
-from sinklab.attend.bias import Bias, Curve
+from sinklab.attend.bias import ScoreBias, RelativePositionBias
 from sinklab.attend.mask import Mask
 from sinklab.attend.normalizer import NORMALIZERS
 from sinklab.attend.operation import Operation
-from sinklab.attend.rule import Rule
+from sinklab.attend.rule import AttentionSpec
 from sinklab.attend.similarity import SIMILARITIES
-from sinklab.spec import PAIRS
+from sinklab.spec import NORMALIZERS_BY_SIMILARITY
 
 
-def operations() -> dict[tuple[str, str], Operation]:
+def make_operations() -> dict[tuple[str, str], Operation]:
     """Every similarity with every normalizer that it goes with."""
-    pairs = [(similarity, normalizer) for similarity, normalizers in PAIRS.items() for normalizer in normalizers]
+    pairs = [(similarity, normalizer) for similarity, normalizers in NORMALIZERS_BY_SIMILARITY.items() for normalizer in normalizers]
     return {
         (similarity, normalizer): Operation(
             f'{similarity} with {normalizer}',
@@ -29,32 +29,32 @@ def operations() -> dict[tuple[str, str], Operation]:
     }
 
 
-def document_starts(length: int) -> np.ndarray:
+def make_document_starts(length: int) -> np.ndarray:
     """Three documents, as start_BT."""
-    place_T = np.arange(length)
-    return np.maximum.accumulate(np.where(place_T % (length // 3 + 1) == 0, place_T, 0))[None]
+    position_T = np.arange(length)
+    return np.maximum.accumulate(np.where(position_T % (length // 3 + 1) == 0, position_T, 0))[None]
 
 
-def documents(length: int) -> Mask:
-    return masks.causal(length) & masks.document(jnp.asarray(document_starts(length)))
+def make_three_documents_mask(length: int) -> Mask:
+    return masks.make_causal_mask(length) & masks.make_document_mask(jnp.asarray(make_document_starts(length)))
 
 
-def slope(heads: int, length: int) -> Bias:
+def make_alibi_bias(heads: int, length: int) -> ScoreBias:
     """A score falls with distance."""
-    place_BT = np.arange(length)[None]
-    return Bias(Curve(lambda slope, distance: -slope[0] * distance, np.full((heads, 1), 1 / 64)), place_BT, place_BT)
+    position_BT = np.arange(length)[None]
+    return ScoreBias(RelativePositionBias(lambda slope, distance: -slope[0] * distance, np.full((heads, 1), 1 / 64)), position_BT, position_BT)
 
 
 MASKS: dict[str, Callable[[int], Mask]] = {
-    'causal': masks.causal,
-    'prefix': lambda length: masks.prefix(length, length // 3),
-    'window': lambda length: masks.causal(length) & masks.window(length, -(-length // 3)),
-    'block': lambda length: masks.causal(length) & masks.block(length, -(-length // 3)),
-    'document': documents,
+    'causal': masks.make_causal_mask,
+    'prefix': lambda length: masks.make_prefix_mask(length, length // 3),
+    'window': lambda length: masks.make_causal_mask(length) & masks.make_window_mask(length, -(-length // 3)),
+    'block': lambda length: masks.make_causal_mask(length) & masks.make_block_mask(length, -(-length // 3)),
+    'document': make_three_documents_mask,
 }
 
 
-def rules(operation: Operation, heads: int, length: int) -> dict[str, Rule]:
+def make_specs(operation: Operation, heads: int, length: int) -> dict[str, AttentionSpec]:
     """The operation under each mask, and with a curve."""
-    found = {name: Rule(operation, mask(length)) for name, mask in MASKS.items()}
-    return found | {'alibi': Rule(operation, masks.causal(length), bias=slope(heads, length))}
+    specs = {name: AttentionSpec(operation, mask(length)) for name, mask in MASKS.items()}
+    return specs | {'alibi': AttentionSpec(operation, masks.make_causal_mask(length), bias=make_alibi_bias(heads, length))}

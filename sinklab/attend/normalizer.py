@@ -10,7 +10,7 @@ EPSILON = 1e-8  # of the released code
 
 
 @dataclasses.dataclass(frozen=True)
-class Row:
+class RowSums:
     """What a normalizer computes Z from: sums over the keys that each query sees.
 
     Attributes:
@@ -36,48 +36,48 @@ class Normalizer:
         uses_total: `close` reads `Row.total`.
     """
 
-    close: Callable[[Row], jax.Array]
+    compute_z: Callable[[RowSums], jax.Array]
     uses_unit: bool = False
     uses_total: bool = True
 
 
-def to_power(mass: jax.Array, power: float | None) -> jax.Array:
+def raise_to_power(mass: jax.Array, power: float | None) -> jax.Array:
     """mass^power, 0 where there is no mass: 0^p has no finite gradient."""
     if power is None:
         return mass
     return jnp.where(mass > 0, jnp.where(mass > 0, mass, 1.0) ** power, 0.0)
 
 
-def sum(row: Row) -> jax.Array:
+def row_sum(row: RowSums) -> jax.Array:
     return row.total + EPSILON
 
 
-def p_norm(row: Row) -> jax.Array:
+def p_norm(row: RowSums) -> jax.Array:
     assert row.power is not None, 'p_norm needs a power'
     return jnp.where(row.total > 0, row.total, 1.0) ** (1 / row.power)
 
 
-def plus_one(row: Row) -> jax.Array:
+def plus_one(row: RowSums) -> jax.Array:
     return row.total + row.unit
 
 
-def clamped(row: Row) -> jax.Array:
+def clamped_sum(row: RowSums) -> jax.Array:
     return jnp.maximum(jnp.abs(row.total), row.unit)
 
 
-def count(row: Row) -> jax.Array:
+def key_count(row: RowSums) -> jax.Array:
     return jnp.maximum(row.count, 1).astype(row.total.dtype)
 
 
-def none(row: Row) -> jax.Array:
+def constant_one(row: RowSums) -> jax.Array:
     return jnp.ones_like(row.total)
 
 
 NORMALIZERS = {
-    'sum': Normalizer(sum),
+    'sum': Normalizer(row_sum),
     'p_norm': Normalizer(p_norm),
     'plus_one': Normalizer(plus_one, uses_unit=True),
-    'clamped': Normalizer(clamped, uses_unit=True),
-    'count': Normalizer(count, uses_total=False),
-    'none': Normalizer(none, uses_total=False),
+    'clamped': Normalizer(clamped_sum, uses_unit=True),
+    'count': Normalizer(key_count, uses_total=False),
+    'none': Normalizer(constant_one, uses_total=False),
 }

@@ -42,7 +42,7 @@ class Operation:
         return self.similarity.uses_unit or self.normalizer.uses_unit
 
 
-def operation(attention: spec.Attention, length: int = 1) -> Operation:
+def resolve_operation(attention: spec.AttentionConfig, length: int = 1) -> Operation:
     """Return the operation of a config's `model.attention`, for windows of `length` tokens.
 
     Args:

@@ -15,7 +15,7 @@ from collections.abc import Callable
 import jax
 import jax.numpy as jnp
 
-Formula = Callable[[jax.Array, jax.Array], tuple[jax.Array, jax.Array]]
+WeighFunction = Callable[[jax.Array, jax.Array], tuple[jax.Array, jax.Array]]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -33,11 +33,11 @@ class Similarity:
             by their sum.
     """
 
-    weigh: Formula
-    shifted: bool = False
+    weigh: WeighFunction
+    is_shifted: bool = False
     uses_unit: bool = False
-    signed: bool = False
-    rounded: Formula | None = None
+    is_signed: bool = False
+    approximate_weigh: WeighFunction | None = None
 
 
 def exp(score, unit):
@@ -47,8 +47,8 @@ def exp(score, unit):
 
 def softpick(score, unit):
     """relu(e^s - 1) and |e^s - 1| (Zuhri et al., 2025)."""
-    above = jnp.exp(score) - unit
-    return jax.nn.relu(above), jnp.abs(above)
+    weight_with_sign = jnp.exp(score) - unit
+    return jax.nn.relu(weight_with_sign), jnp.abs(weight_with_sign)
 
 
 def sigmoid(score, unit):
@@ -56,7 +56,7 @@ def sigmoid(score, unit):
     return weight, weight
 
 
-def sigmoid_by_tanh(score, unit):
+def tanh_sigmoid(score, unit):
     weight = half_tanh(score)
     return weight, weight
 
@@ -68,9 +68,9 @@ def half_tanh(x: jax.Array) -> jax.Array:
 
 
 @half_tanh.defjvp
-def _(given, moved):
-    weight = half_tanh(*given)
-    return weight, (weight - weight * weight) * moved[0]
+def _(primals, tangents):
+    weight = half_tanh(*primals)
+    return weight, (weight - weight * weight) * tangents[0]
 
 
 def elu1(score, unit):
@@ -100,10 +100,10 @@ def identity(score, unit):
 
 
 SIMILARITIES = {
-    'exp': Similarity(exp, shifted=True),
-    'softpick': Similarity(softpick, shifted=True, uses_unit=True),
-    'sigmoid': Similarity(sigmoid, rounded=sigmoid_by_tanh),
+    'exp': Similarity(exp, is_shifted=True),
+    'softpick': Similarity(softpick, is_shifted=True, uses_unit=True),
+    'sigmoid': Similarity(sigmoid, approximate_weigh=tanh_sigmoid),
     'elu1': Similarity(elu1),
     'relu': Similarity(relu),
-    'identity': Similarity(identity, signed=True),
+    'identity': Similarity(identity, is_signed=True),
 }

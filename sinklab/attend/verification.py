@@ -10,19 +10,19 @@ import jax.numpy as jnp
 import numpy as np
 
 from sinklab.attend.backends import BACKENDS
-from sinklab.attend.rule import Case
+from sinklab.attend.rule import AttentionProblem
 
-ACCURACY = 2e-2  # of the largest entry, in bfloat16, for a kernel to be trusted
-SHOWN = 4096  # a length at which every kernel has several blocks, interior ones too
-HEADS = 2
-NO_CUDNN = 'cuDNN is not detected'  # what jax's RuntimeError says while `jax.nn.dot_product_attention` is traced
+MAX_RELATIVE_ERROR = 2e-2  # of the largest entry, in bfloat16, for a kernel to be trusted
+NUM_CHECKED_TOKENS = 4096  # a length at which every kernel has several blocks, interior ones too
+NUM_CHECKED_HEADS = 2
+NO_CUDNN_MESSAGE = 'cuDNN is not detected'  # what jax's RuntimeError says while `jax.nn.dot_product_attention` is traced
 
 
-class Unsupported(Exception):
+class UnsupportedBackendError(Exception):
     """A backend that jax, its compilers or the devices here cannot run; the cause is what they raised."""
 
 
-def error(name: str, case: Case) -> float:
+def measure_error(name: str, problem: AttentionProblem) -> float:
     """How far a backend is from the definition in float32, forward and backward, in units of the largest entry.
 
     On random arrays, under the first queries, keys and heads of the case's own rule.
@@ -31,45 +31,45 @@ def error(name: str, case: Case) -> float:
         Unsupported: the backend cannot be lowered, compiled or executed here. Whatever else a backend raises is a
             bug in it and passes through.
     """
-    case = beginning(case, SHOWN)
+    problem = truncate_problem(problem, NUM_CHECKED_TOKENS)
     rng = np.random.default_rng(0)
-    keys, heads = case.rule.columns + case.rule.mask.keys, case.heads
-    shapes = (case.length, case.width), (keys, case.width), (keys, case.value_width)
-    drawn = (rng.uniform(size=(1, n, heads, width)) - (at == 2) / 2 for at, (n, width) in enumerate(shapes))
-    arrays = [jnp.asarray(array, case.dtype) for array in drawn]
-    cotangent = jnp.asarray(rng.normal(size=(1, case.length, heads, case.value_width)), jnp.float32)
+    num_keys, num_heads = problem.spec.num_learned_kv + problem.spec.mask.num_keys, problem.heads
+    shapes = (problem.num_queries, problem.width), (num_keys, problem.width), (num_keys, problem.value_width)
+    random_arrays = (rng.uniform(size=(1, length, num_heads, width)) - (index == 2) / 2 for index, (length, width) in enumerate(shapes))
+    arrays = [jnp.asarray(array, problem.dtype) for array in random_arrays]
+    cotangent = jnp.asarray(rng.normal(size=(1, problem.num_queries, num_heads, problem.value_width)), jnp.float32)
 
-    def total(arrays, backend):
-        output, rows, _ = BACKENDS[backend].attend(*arrays, case.rule, measured=True)
-        return jnp.sum(cotangent * output.astype(jnp.float32)), (output, rows.mass_BHT)
+    def compute_loss(arrays, backend):
+        output, row_stats, _ = BACKENDS[backend].attend(*arrays, problem.spec, needs_mass=True)
+        return jnp.sum(cotangent * output.astype(jnp.float32)), (output, row_stats.mass_BHT)
 
-    run = jax.jit(jax.grad(total, has_aux=True), static_argnums=1)
+    compute_gradient = jax.jit(jax.grad(compute_loss, has_aux=True), static_argnums=1)
     with jax.default_matmul_precision('highest'):
-        right = execute(run, [array.astype(jnp.float32) for array in arrays], 'dense')
-    far = jax.tree.map(
+        expected = compile_and_execute(compute_gradient, [array.astype(jnp.float32) for array in arrays], 'dense')
+    relative_errors = jax.tree.map(
         lambda x, y: float(jnp.abs(x - y).max() / jnp.maximum(jnp.abs(x).max(), 1e-9)),
-        right,
-        execute(run, arrays, name),
+        expected,
+        compile_and_execute(compute_gradient, arrays, name),
     )
-    leaves = jax.tree.leaves(far)
+    leaves = jax.tree.leaves(relative_errors)
     return max(leaves) if np.isfinite(leaves).all() else float('inf')  # max() would pass over what is no number
 
 
-def execute(run: Callable, arrays: list[jax.Array], backend: str) -> Any:
+def compile_and_execute(jitted: Callable, arrays: list[jax.Array], backend: str) -> Any:
     """Trace, lower, compile and execute a jitted function of (arrays, backend), and wait for what it returns.
 
     Which errors say that the backend cannot run here, and which are bugs, depends on the stage that raises them:
     jax and Pallas raise the same types for both.
     """
-    with raising_unsupported(is_unsupported_by_tracing):
-        traced = run.trace(arrays, backend)
+    with translate_unsupported_errors(is_unsupported_by_tracing):
+        traced = jitted.trace(arrays, backend)
     # No code of this project runs in here: kernels are Python functions that tracing has called. The lowering rules
     # of Pallas (Mosaic for TPU and for GPU) raise NotImplementedError, ValueError, TypeError, IndexError and classes
     # of their own, which are private, for what they do not support.
-    with raising_unsupported(lambda failure: True):
+    with translate_unsupported_errors(lambda failure: True):
         lowered = traced.lower()
     # XLA, Mosaic and ptxas, as well as the device when it executes, raise JaxRuntimeError and nothing else.
-    with raising_unsupported(lambda failure: isinstance(failure, jax.errors.JaxRuntimeError)):
+    with translate_unsupported_errors(lambda failure: isinstance(failure, jax.errors.JaxRuntimeError)):
         return jax.block_until_ready(lowered.compile()(arrays))
 
 
@@ -81,27 +81,27 @@ def is_unsupported_by_tracing(failure: Exception) -> bool:
     of a kernel are ours, and what a kernel does not cover is for its `covers` to say.
     """
     unsupported = isinstance(failure, NotImplementedError | jax.errors.JaxRuntimeError)
-    return unsupported or (type(failure) is RuntimeError and NO_CUDNN in str(failure))
+    return unsupported or (type(failure) is RuntimeError and NO_CUDNN_MESSAGE in str(failure))
 
 
 @contextlib.contextmanager
-def raising_unsupported(is_unsupported: Callable[[Exception], bool]) -> Iterator[None]:
+def translate_unsupported_errors(is_unsupported: Callable[[Exception], bool]) -> Iterator[None]:
     """Raise Unsupported from those errors for which `is_unsupported` is true."""
     try:
         yield
     except Exception as failure:
         if not is_unsupported(failure):
             raise
-        raise Unsupported(f'{type(failure).__name__}: {(str(failure).splitlines() or [""])[0]}') from failure
+        raise UnsupportedBackendError(f'{type(failure).__name__}: {(str(failure).splitlines() or [""])[0]}') from failure
 
 
-def beginning(case: Case, length: int) -> Case:
+def truncate_problem(problem: AttentionProblem, length: int) -> AttentionProblem:
     """At most so many tokens of a case, and two heads."""
-    rule = case.rule.first(min(case.length, length))
-    bias, curve = rule.bias, rule.bias.curve
-    if curve is not None:
-        curve = dataclasses.replace(curve, parameter_HP=curve.parameter_HP[:HEADS])
-    if bias.column_HC is not None:
-        bias = dataclasses.replace(bias, column_HC=bias.column_HC[:HEADS])
-    rule = dataclasses.replace(rule, bias=dataclasses.replace(bias, curve=curve))
-    return dataclasses.replace(case, rule=rule, heads=HEADS)
+    spec = problem.spec.truncate(min(problem.num_queries, length))
+    bias, relative = spec.bias, spec.bias.relative
+    if relative is not None:
+        relative = dataclasses.replace(relative, parameter_HP=relative.parameter_HP[:NUM_CHECKED_HEADS])
+    if bias.learned_HC is not None:
+        bias = dataclasses.replace(bias, column_HC=bias.learned_HC[:NUM_CHECKED_HEADS])
+    spec = dataclasses.replace(spec, bias=dataclasses.replace(bias, curve=relative))
+    return dataclasses.replace(problem, rule=spec, heads=NUM_CHECKED_HEADS)

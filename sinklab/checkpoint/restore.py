@@ -11,96 +11,96 @@ import numpy as np
 from orbax.checkpoint import v1 as ocp
 
 from sinklab.checkpoint import digests
-from sinklab.checkpoint.log_filters import quiet
-from sinklab.checkpoint.orbax import TEMPORARY, one_line, reaching
-from sinklab.checkpoint.storage import writing
+from sinklab.checkpoint.log_filters import suppress_orbax_logs
+from sinklab.checkpoint.orbax import TEMPORARY_SUFFIX, shorten_read_errors, use_orbax_context
+from sinklab.checkpoint.storage import translate_write_errors
 from sinklab.files import tree
-from sinklab.files.place import absolute, check_checkpoint_path, is_remote
-from sinklab.files.whole import writable
-from sinklab.folder import Folder
-from sinklab.record import Refusal
+from sinklab.files.place import make_absolute, check_checkpoint_path, is_remote
+from sinklab.files.whole import writable_folder
+from sinklab.folder import RunDir
+from sinklab.record import UserError
 
 
-def metadata(checkpoint: Path) -> Any:
+def read_metadata(checkpoint: Path) -> Any:
     """What Orbax knows of a checkpoint without reading its arrays: `metadata`, a tree, and `custom_metadata`."""
-    with one_line(checkpoint), reaching(checkpoint):
-        saved = ocp.metadata(absolute(checkpoint))
-        if not (saved.metadata and saved.custom_metadata):  # what is empty reads as that
+    with shorten_read_errors(checkpoint), use_orbax_context(checkpoint):
+        checkpoint_metadata = ocp.metadata(make_absolute(checkpoint))
+        if not (checkpoint_metadata.metadata and checkpoint_metadata.custom_metadata):  # what is empty reads as that
             raise ValueError('it does not say what it holds')
-    return saved
+    return checkpoint_metadata
 
 
-def shapes(tree: Any) -> dict[str, tuple[int, ...]]:
+def get_leaf_shapes(tree: Any) -> dict[str, tuple[int, ...]]:
     """The shape of each leaf by its name."""
     leaves = jax.tree_util.tree_leaves_with_path(tree)
     return {jax.tree_util.keystr(path, simple=True, separator='/'): tuple(leaf.shape) for path, leaf in leaves}
 
 
-def check_model(checkpoint: Path, saved: Any, wanted: Any) -> None:
+def check_same_model(checkpoint: Path, saved_tree: Any, expected_tree: Any) -> None:
     """Refuses a checkpoint of another model."""
-    theirs, ours = shapes(saved), shapes(wanted)
-    for name in sorted(theirs.keys() | ours.keys()):
-        if theirs.get(name) != ours.get(name):
-            raise Refusal(
-                f'{checkpoint} is of another model: {name} is {theirs.get(name, "not there")}, and '
-                f'{ours.get(name, "nothing")} is wanted; give the config that it was trained with'
+    saved_shapes, expected_shapes = get_leaf_shapes(saved_tree), get_leaf_shapes(expected_tree)
+    for name in sorted(saved_shapes.keys() | expected_shapes.keys()):
+        if saved_shapes.get(name) != expected_shapes.get(name):
+            raise UserError(
+                f'{checkpoint} is of another model: {name} is {saved_shapes.get(name, "not there")}, and '
+                f'{expected_shapes.get(name, "nothing")} is wanted; give the config that it was trained with'
             )
 
 
-def parameters(path: str | Path, step: int, dtype: str | None = None, abstract: Any = None) -> Any:
+def restore_parameters(path: str | Path, step: int, dtype: str | None = None, abstract_params: Any = None) -> Any:
     """The verified parameters of a run at a step, NumPy arrays or what `abstract` says, in another dtype if given."""
-    folder = Folder(path)
-    checkpoint = folder.checkpoints / str(step)
-    if step not in folder.checkpoint_steps():
-        raise Refusal(f'{checkpoint} is not there; {folder} has {folder.checkpoint_steps() or "no checkpoints"}')
-    if fault := digests.fault(folder, step):
-        raise Refusal(f'{checkpoint} is not sound: {fault.why}; take another step, see sinklab checkpoint verify')
-    saved = metadata(checkpoint).metadata['params']
-    if abstract is None:
-        wanted = jax.tree.map(lambda leaf: np.empty(leaf.shape, kind(leaf, dtype)), saved)
+    run_dir = RunDir(path)
+    checkpoint = run_dir.checkpoint_dir / str(step)
+    if step not in run_dir.list_checkpoint_steps():
+        raise UserError(f'{checkpoint} is not there; {run_dir} has {run_dir.list_checkpoint_steps() or "no checkpoints"}')
+    if corruption := digests.find_corruption(run_dir, step):
+        raise UserError(f'{checkpoint} is not sound: {corruption.reason}; take another step, see sinklab checkpoint verify')
+    saved_params = read_metadata(checkpoint).metadata['params']
+    if abstract_params is None:
+        target = jax.tree.map(lambda leaf: np.empty(leaf.shape, get_restore_dtype(leaf, dtype)), saved_params)
     else:
-        check_model(checkpoint, saved, abstract)
-        wanted = jax.tree.map(
-            lambda leaf: jax.ShapeDtypeStruct(leaf.shape, kind(leaf, dtype), sharding=leaf.sharding), abstract
+        check_same_model(checkpoint, saved_params, abstract_params)
+        target = jax.tree.map(
+            lambda leaf: jax.ShapeDtypeStruct(leaf.shape, get_restore_dtype(leaf, dtype), sharding=leaf.sharding), abstract_params
         )
-    with one_line(checkpoint), reaching(checkpoint), ocp.Context(pytree_options=partial()):
-        return ocp.load(absolute(checkpoint), {'params': wanted}, checkpointable_name='state')['params']
+    with shorten_read_errors(checkpoint), use_orbax_context(checkpoint), ocp.Context(pytree_options=make_partial_load_options()):
+        return ocp.load(make_absolute(checkpoint), {'params': target}, checkpointable_name='state')['params']
 
 
-def write_parameters(folder: Folder, step: int, out: Path, dtype: str | None = None) -> int:
+def save_parameters(run_dir: RunDir, step: int, output_path: Path, dtype: str | None = None) -> int:
     """Saves the parameters of a run at a step alone, and returns how many they are."""
-    check_checkpoint_path(out)
-    params = parameters(folder.path, step, dtype)
-    out = absolute(out)
-    with writable(out.parent), writing(out), leaving_nothing(out), quiet(), reaching(out):
-        ocp.save(out, params)
+    check_checkpoint_path(output_path)
+    params = restore_parameters(run_dir.path, step, dtype)
+    output_path = make_absolute(output_path)
+    with writable_folder(output_path.parent), translate_write_errors(output_path), delete_on_failure(output_path), suppress_orbax_logs(), use_orbax_context(output_path):
+        ocp.save(output_path, params)
     return sum(leaf.size for leaf in jax.tree.leaves(params))
 
 
 @contextlib.contextmanager
-def leaving_nothing(out: Path) -> Iterator[None]:
+def delete_on_failure(output_path: Path) -> Iterator[None]:
     """Remove what a save that fails has written beside the folder that it was to make."""
-    before = set(unfinished(out))
+    existing_paths = set(list_temporary_dirs(output_path))
     try:
         yield
     except BaseException:
-        for path in set(unfinished(out)) - before:
+        for path in set(list_temporary_dirs(output_path)) - existing_paths:
             with contextlib.suppress(OSError):
-                tree.remove(path)
+                tree.remove_folder(path)
         raise
 
 
-def unfinished(out: Path) -> list[Path]:
+def list_temporary_dirs(output_path: Path) -> list[Path]:
     """Return the folders that Orbax writes before they get the name of this one."""
-    if is_remote(out):  # nothing is renamed there
+    if is_remote(output_path):  # nothing is renamed there
         return []
-    return [path for path in tree.entries(out.parent) if path.name.startswith(f'{out.name}{TEMPORARY}')]
+    return [path for path in tree.list_entries(output_path.parent) if path.name.startswith(f'{output_path.name}{TEMPORARY_SUFFIX}')]
 
 
-def partial() -> ocp.options.PyTreeOptions:
+def make_partial_load_options() -> ocp.options.PyTreeOptions:
     return ocp.options.PyTreeOptions(loading=ocp.options.PyTreeOptions.Loading(partial_load=True))
 
 
-def kind(leaf: Any, dtype: str | None) -> jnp.dtype:
+def get_restore_dtype(leaf: Any, dtype: str | None) -> jnp.dtype:
     """What a leaf's dtype is to be; only floating point changes its own."""
     return jnp.dtype(dtype) if dtype and jnp.issubdtype(leaf.dtype, jnp.floating) else leaf.dtype

@@ -17,147 +17,147 @@ import sys
 from collections.abc import Callable
 
 from sinklab.cli import llama
-from sinklab.files.place import place
-from sinklab.folder import Folder
-from sinklab.named import run_and_step, wanted
-from sinklab.record import Refusal
+from sinklab.files.place import parse_path
+from sinklab.folder import RunDir
+from sinklab.named import parse_run_ref, select_steps
+from sinklab.record import UserError
 
 
-def arguments(verb: argparse.ArgumentParser) -> None:
-    actions = verb.add_subparsers(dest='action', metavar='ACTION', required=True)
-    for name, (words, add, _) in ACTIONS.items():
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    actions = parser.add_subparsers(dest='action', metavar='ACTION', required=True)
+    for name, (summary, add_action_arguments, _) in ACTIONS.items():
         examples = [line for line in __doc__.splitlines() if f'sinklab checkpoint {name} ' in line]
         action = actions.add_parser(
             name,
-            help=words,
-            description=words,
+            help=summary,
+            description=summary,
             epilog='\n'.join(['example:', *examples]),
             formatter_class=argparse.RawDescriptionHelpFormatter,
             allow_abbrev=False,
         )
-        add(action)
+        add_action_arguments(action)
 
 
-def of_run(action: argparse.ArgumentParser) -> None:
-    action.add_argument(
+def add_run_argument(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
         'run', metavar='RUN[@STEP]', help='run folder, and one of its steps, such as runs/softmax@500'
     )
 
 
-def of_data(action: argparse.ArgumentParser) -> None:
-    of_run(action)
-    action.add_argument('--json', action='store_true', help='print JSON')
+def add_listing_arguments(parser: argparse.ArgumentParser) -> None:
+    add_run_argument(parser)
+    parser.add_argument('--json', action='store_true', help='print JSON')
 
 
-def of_parameters(action: argparse.ArgumentParser) -> None:
-    of_run(action)
-    action.add_argument('--out', required=True, metavar='DIR', help='new folder to write to')
-    action.add_argument(
+def add_restore_arguments(parser: argparse.ArgumentParser) -> None:
+    add_run_argument(parser)
+    parser.add_argument('--out', required=True, metavar='DIR', help='new folder to write to')
+    parser.add_argument(
         '--dtype', choices=('float32', 'bfloat16', 'float16'), help='type of the numbers (default: as they are)'
     )
 
 
-def of_export(action: argparse.ArgumentParser) -> None:
-    of_parameters(action)
-    action.add_argument(
+def add_export_arguments(parser: argparse.ArgumentParser) -> None:
+    add_restore_arguments(parser)
+    parser.add_argument(
         '--length',
         type=int,
         metavar='N',
         help='largest number of tokens that the model takes (default: that of a training window)',
     )
-    action.add_argument('--tokenizer', metavar='FILE', help='tokenizer.json of the run, if it has moved')
+    parser.add_argument('--tokenizer', metavar='FILE', help='tokenizer.json of the run, if it has moved')
 
 
-def of_import(action: argparse.ArgumentParser) -> None:
-    action.add_argument(
+def add_import_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
         'source', metavar='hf:PATH', help='folder of a model of Hugging Face, or hf:ORG/NAME of the hub'
     )
-    action.add_argument('--out', required=True, metavar='DIR', help='new run folder, with the model at step 0')
+    parser.add_argument('--out', required=True, metavar='DIR', help='new run folder, with the model at step 0')
 
 
-def run(given: argparse.Namespace, rest: list[str]) -> int:
-    if rest:
-        raise Refusal(f'{rest[0]} is unknown; see sinklab checkpoint {given.action} --help')
-    return ACTIONS[given.action][2](given)
+def run(args: argparse.Namespace, extra_args: list[str]) -> int:
+    if extra_args:
+        raise UserError(f'{extra_args[0]} is unknown; see sinklab checkpoint {args.action} --help')
+    return ACTIONS[args.action][2](args)
 
 
-def meant(given: argparse.Namespace) -> tuple[Folder, list[int]]:
-    folder, step = run_and_step(given.run)
-    return folder, wanted(folder, step)
+def resolve_steps(args: argparse.Namespace) -> tuple[RunDir, list[int]]:
+    run_dir, step = parse_run_ref(args.run)
+    return run_dir, select_steps(run_dir, step)
 
 
-def ls(given: argparse.Namespace) -> int:
+def list_checkpoints(args: argparse.Namespace) -> int:
     from sinklab.checkpoint import digests
     from sinklab.files import tree
 
-    folder, steps = meant(given)
-    rows, run_id = [], digests.id_finder(folder)
+    run_dir, steps = resolve_steps(args)
+    rows, run_id = [], digests.make_run_id_finder(run_dir)
     for step in steps:
-        known = digests.read(folder, step, run_id)
-        missing = isinstance(known, digests.Fault)
+        digest_record = digests.read_digests(run_dir, step, run_id)
+        is_missing = isinstance(digest_record, digests.CorruptionReport)
         rows.append(
             dict(
                 step=step,
-                saved=None if missing else known.written,
-                seconds=None if missing else known.seconds,
-                bytes=tree.size(folder.checkpoints / str(step)),
-                digests=known.why if missing else 'complete',
+                saved=None if is_missing else digest_record.written,
+                seconds=None if is_missing else digest_record.seconds,
+                bytes=tree.compute_size(run_dir.checkpoint_dir / str(step)),
+                digests=digest_record.reason if is_missing else 'complete',
             )
         )
-    show(
-        given.json,
+    print_rows(
+        args.json,
         rows,
         lambda row: '  '.join(f'{name} {"-" if value is None else value}' for name, value in row.items()),
     )
     return 0
 
 
-def verify(given: argparse.Namespace) -> int:
+def verify_checkpoints(args: argparse.Namespace) -> int:
     from sinklab.checkpoint import digests
 
-    folder, steps = meant(given)
-    run_id = digests.id_finder(folder)
-    faults = {step: digests.fault(folder, step, run_id=run_id) for step in steps}
+    run_dir, steps = resolve_steps(args)
+    run_id = digests.make_run_id_finder(run_dir)
+    corruption_reports = {step: digests.find_corruption(run_dir, step, run_id=run_id) for step in steps}
     rows = [
-        dict(step=step, path=str(folder.checkpoints / str(step)), fault=fault.why if fault else None)
-        for step, fault in faults.items()
-        if step in folder.checkpoint_steps()  # a run that goes on may have taken it away meanwhile
+        dict(step=step, path=str(run_dir.checkpoint_dir / str(step)), fault=corruption.reason if corruption else None)
+        for step, corruption in corruption_reports.items()
+        if step in run_dir.list_checkpoint_steps()  # a run that goes on may have taken it away meanwhile
     ]
-    show(given.json, rows, lambda row: f'{row["path"]}: {row["fault"] or "sound"}')
+    print_rows(args.json, rows, lambda row: f'{row["path"]}: {row["fault"] or "sound"}')
     return int(any(row['fault'] for row in rows))
 
 
-def restore_parameters(given: argparse.Namespace) -> int:
+def restore_parameters(args: argparse.Namespace) -> int:
     import jax
 
     from sinklab import program_cache
 
-    program_cache.install()
+    program_cache.install_verified_cache()
     jax.config.update('jax_platforms', 'cpu')  # a run may hold the others
     from sinklab.checkpoint import log_filters, restore
 
-    folder, steps = meant(given)
-    out = place(given.out)
+    run_dir, steps = resolve_steps(args)
+    out = parse_path(args.out)
     if out.exists():
-        raise Refusal(f'--out={given.out} is there already; give a new folder')
-    log_filters.install()
-    count = restore.write_parameters(folder, steps[-1], out, given.dtype)
-    print(f'{given.out}: {count:,} parameters of {folder.checkpoints / str(steps[-1])}')
+        raise UserError(f'--out={args.out} is there already; give a new folder')
+    log_filters.install_filters()
+    num_parameters = restore.save_parameters(run_dir, steps[-1], out, args.dtype)
+    print(f'{args.out}: {num_parameters:,} parameters of {run_dir.checkpoint_dir / str(steps[-1])}')
     return 0
 
 
-def show(as_json: bool, rows: list[dict], line: Callable[[dict], str]) -> None:
-    sys.stdout.write(json.dumps(rows, indent=2) + '\n' if as_json else ''.join(f'{line(row)}\n' for row in rows))
+def print_rows(as_json: bool, rows: list[dict], format_row: Callable[[dict], str]) -> None:
+    sys.stdout.write(json.dumps(rows, indent=2) + '\n' if as_json else ''.join(f'{format_row(row)}\n' for row in rows))
 
 
 ACTIONS = {
-    'ls': ('list the checkpoints of a run; arrays are not read', of_data, ls),
-    'verify': ('compare checkpoints with their digests; the exit code is 1 if one is damaged', of_data, verify),
+    'ls': ('list the checkpoints of a run; arrays are not read', add_listing_arguments, list_checkpoints),
+    'verify': ('compare checkpoints with their digests; the exit code is 1 if one is damaged', add_listing_arguments, verify_checkpoints),
     'restore-params': (
         'write the parameters of a checkpoint alone (default: of the newest one)',
-        of_parameters,
+        add_restore_arguments,
         restore_parameters,
     ),
-    'export': ('write a folder that transformers can load; its outputs are compared first', of_export, llama.export),
-    'import': ('make a run of a LLaMA, Mistral or Qwen model, for train --from', of_import, llama.bring),
+    'export': ('write a folder that transformers can load; its outputs are compared first', add_export_arguments, llama.export_model),
+    'import': ('make a run of a LLaMA, Mistral or Qwen model, for train --from', add_import_arguments, llama.import_model),
 }

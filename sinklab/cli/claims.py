@@ -16,222 +16,222 @@ import json
 from collections.abc import Mapping
 
 from sinklab.cli import config, hardware, programs, sweep
-from sinklab.cli.train import size_argument
-from sinklab.files.place import place
-from sinklab.folder import Folder
+from sinklab.cli.train import add_size_argument
+from sinklab.files.place import parse_path
+from sinklab.folder import RunDir
 from sinklab.install import format_extra_command
-from sinklab.lease import lease
-from sinklab.record import Refusal, unknown
+from sinklab.lease import hold_lease
+from sinklab.record import UserError, format_unknown_name
 from sinklab.seeds import parse_seeds
 from sinklab.spec import Spec
 from sinklab.sweep import plan
-from sinklab.sweep.run import shares
+from sinklab.sweep.run import split_cores
 
-SIZE = 'quickstart'
-SEEDS = 5
-ASK = 'To test one of them: sinklab claims NAME --workdir=DIR'
-ALSO = {'valid/loss', 'mass/row', 'entropy/row', 'emergence/step'}  # kept beside what claims read
+DEFAULT_SIZE = 'quickstart'
+DEFAULT_NUM_SEEDS = 5
+TEST_HINT = 'To test one of them: sinklab claims NAME --workdir=DIR'
+EXTRA_METRICS = {'valid/loss', 'mass/row', 'entropy/row', 'emergence/step'}  # kept beside what claims read
 
 
-def arguments(verb: argparse.ArgumentParser) -> None:
-    verb.add_argument(
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
         'names', nargs='*', metavar='NAME', help='claims to test, such as sigmoid (default: all of them)'
     )
-    verb.add_argument(
+    parser.add_argument(
         '--config', default='configs/claims.py', metavar='FILE', help='file with CLAIMS (default: %(default)s)'
     )
-    verb.add_argument('--list', action='store_true', help='list all claims in words, and train nothing')
-    sweep.seeds_argument(verb, str(SEEDS))
-    verb.add_argument(
+    parser.add_argument('--list', action='store_true', help='list all claims in words, and train nothing')
+    sweep.add_seeds_argument(parser, str(DEFAULT_NUM_SEEDS))
+    parser.add_argument(
         '--workdir',
         metavar='DIR',
         help='folder for the run folders (TABLE.ROW-SEED) and claims.json, such as runs/claims',
     )
-    verb.add_argument(
+    parser.add_argument(
         '--results', metavar='FILE', help='judge what an earlier claims.json has measured, and train nothing'
     )
-    size_argument(verb)
-    sweep.jobs_argument(verb)
-    hardware.arguments(verb)
-    programs.argument(verb)
-    verb.add_argument(
+    add_size_argument(parser)
+    sweep.add_jobs_argument(parser)
+    hardware.add_arguments(parser)
+    programs.add_cache_argument(parser)
+    parser.add_argument(
         '--png', metavar='FILE', help='also draw all differences in percent, with their intervals, into a PNG file'
     )
-    shown = verb.add_mutually_exclusive_group()
-    shown.add_argument('--json', action='store_true', help='print the verdicts as JSON')
-    shown.add_argument('--markdown', action='store_true', help='print the verdicts as a Markdown table')
-    verb.usage = '%(prog)s [NAME ...] (--workdir DIR | --results FILE | --list) [--config.PATH=VALUE ...] [options]'
+    output_format = parser.add_mutually_exclusive_group()
+    output_format.add_argument('--json', action='store_true', help='print the verdicts as JSON')
+    output_format.add_argument('--markdown', action='store_true', help='print the verdicts as a Markdown table')
+    parser.usage = '%(prog)s [NAME ...] (--workdir DIR | --results FILE | --list) [--config.PATH=VALUE ...] [options]'
 
 
-def run(given: argparse.Namespace, rest: list[str]) -> int:
-    claims = known(given, rest)
-    if (given.workdir is not None) + (given.results is not None) + given.list != 1:
-        raise Refusal(
+def run(args: argparse.Namespace, extra_args: list[str]) -> int:
+    claims = load_claims(args, extra_args)
+    if (args.workdir is not None) + (args.results is not None) + args.list != 1:
+        raise UserError(
             'give --workdir=DIR to train what claims want, --results=FILE to judge what was measured, or --list'
         )
-    drawable(given.png)
-    if given.list:
-        said = [[name, claims[name].words, claims[name].source] for name in given.names or claims]
-        sweep.show(['claim', 'words', 'source'], said, ASK)
+    check_png_path(args.png)
+    if args.list:
+        claim_rows = [[name, claims[name].words, claims[name].source] for name in args.names or claims]
+        sweep.print_table_with_note(['claim', 'words', 'source'], claim_rows, TEST_HINT)
         return 0
-    if given.results is not None:
-        untrained(given)
-        show(given, claims, judged(given.results))
+    if args.results is not None:
+        check_no_training_flags(args)
+        print_verdicts(args, claims, load_results(args.results))
         return 0
-    return trained(given, rest, claims)
+    return train_claim_runs(args, extra_args, claims)
 
 
-def untrained(given: argparse.Namespace) -> None:
+def check_no_training_flags(args: argparse.Namespace) -> None:
     for name in ('seeds', 'size', 'compiled'):
-        if (value := getattr(given, name)) is not None:
-            raise Refusal(
-                f'--{name}={value} is for training, and --results={given.results} trains nothing; leave it out'
+        if (value := getattr(args, name)) is not None:
+            raise UserError(
+                f'--{name}={value} is for training, and --results={args.results} trains nothing; leave it out'
             )
 
 
-def judged(file: str) -> dict:
+def load_results(path: str) -> dict:
     """What a claims.json has; says which rows are others by now."""
     from sinklab.sweep import results
 
-    found = results.read(place(file))
-    tell(file, changed(found))
-    return found
+    claims_data = results.read_results(parse_path(path))
+    print_changes(path, find_changed_rows(claims_data))
+    return claims_data
 
 
-def changed(found: dict) -> dict[str, str]:
+def find_changed_rows(claims_data: dict) -> dict[str, str]:
     """{row: how it differs from what was measured}, of those that do."""
     from sinklab.sweep import results
 
-    overrides = [f'--config.{path}={value}' for path, value in found['overrides'].items()]
-    options = [*overrides, *sweep.seed_options(0)]
-    return results.changed(found, {row: spec(row, options, found['size']) for row in found['configs']})
+    overrides = [f'--config.{path}={value}' for path, value in claims_data['overrides'].items()]
+    options = [*overrides, *sweep.format_seed_flags(0)]
+    return results.find_changed_rows(claims_data, {row: load_row_spec(row, options, claims_data['size']) for row in claims_data['configs']})
 
 
-def spec(row: str, options: list[str], size: str) -> Spec | None:
+def load_row_spec(row: str, options: list[str], size: str) -> Spec | None:
     """None of a row that is gone."""
     try:
-        return config.load(file_of(row), options, size)[0]
-    except Refusal:
+        return config.load_spec(get_config_path(row), options, size)[0]
+    except UserError:
         return None
 
 
-def tell(file: str, changed: dict[str, str]) -> None:
-    if changed:
-        sweep.say(f'rows that are others by now than those of {file}: {in_words(changed)}')
+def print_changes(path: str, changes: dict[str, str]) -> None:
+    if changes:
+        sweep.print_status(f'rows that are others by now than those of {path}: {format_changes(changes)}')
 
 
-def in_words(changed: dict[str, str]) -> str:
+def format_changes(changes: dict[str, str]) -> str:
     """Each change once, with all rows that have it."""
-    rows = {how: [row for row in changed if changed[row] == how] for how in changed.values()}
-    return '; '.join(f'{", ".join(names)} ({how})' for how, names in rows.items())
+    rows = {change: [row for row in changes if changes[row] == change] for change in changes.values()}
+    return '; '.join(f'{", ".join(names)} ({change})' for change, names in rows.items())
 
 
-def drawable(path: str | None) -> None:
+def check_png_path(path: str | None) -> None:
     """Refuses before anything is trained what could not be drawn after it."""
     if path is None:
         return
     try:
         from sinklab.report import forest  # noqa: F401
     except ImportError as error:
-        raise Refusal(f'--png={path} needs matplotlib; install it: {format_extra_command("report")}') from error
-    if not place(path).parent.is_dir():
-        raise Refusal(f'--png={path}: there is no folder {place(path).parent}; make it, or give another one')
+        raise UserError(f'--png={path} needs matplotlib; install it: {format_extra_command("report")}') from error
+    if not parse_path(path).parent.is_dir():
+        raise UserError(f'--png={path}: there is no folder {parse_path(path).parent}; make it, or give another one')
 
 
-def known(given: argparse.Namespace, rest: list[str]) -> dict:
+def load_claims(args: argparse.Namespace, extra_args: list[str]) -> dict:
     """All claims of the file, among which the named ones are."""
-    from sinklab.report.claims import claims
+    from sinklab.report.claims import parse_claims
 
-    if strange := [argument for argument in rest if not argument.startswith('--config.') or given.results]:
-        raise Refusal(f'{strange[0]} has no meaning here; see sinklab claims --help')
-    found = config.module_of(given.config, 'CLAIMS').CLAIMS
-    for name in given.names:
-        if name not in found:
-            raise Refusal(unknown(f'claim {name!r}', name, found, 'claims'))
-    return claims(found)
+    if unexpected := [argument for argument in extra_args if not argument.startswith('--config.') or args.results]:
+        raise UserError(f'{unexpected[0]} has no meaning here; see sinklab claims --help')
+    claim_table = config.load_config_module(args.config, 'CLAIMS').CLAIMS
+    for name in args.names:
+        if name not in claim_table:
+            raise UserError(format_unknown_name(f'claim {name!r}', name, claim_table, 'claims'))
+    return parse_claims(claim_table)
 
 
-def trained(given: argparse.Namespace, rest: list[str], claims: dict) -> int:
+def train_claim_runs(args: argparse.Namespace, extra_args: list[str], claims: dict) -> int:
     """Trains what is missing of all that the named claims read."""
     from sinklab.sweep import results
 
-    layout, size = hardware.hardware(given), given.size or SIZE
-    seeds = parse_seeds(str(SEEDS) if given.seeds is None else given.seeds)
-    shares(given.jobs)
-    sweep.refuse_seeds(rest)
+    layout, size = hardware.parse_hardware(args), args.size or DEFAULT_SIZE
+    seeds = parse_seeds(str(DEFAULT_NUM_SEEDS) if args.seeds is None else args.seeds)
+    split_cores(args.jobs)
+    sweep.check_no_seed_overrides(extra_args)
 
-    def load(row: str, seed: int) -> tuple[Spec, dict]:
-        return config.load(file_of(row), [*rest, *sweep.seed_options(seed)], size)
+    def load_row(row: str, seed: int) -> tuple[Spec, dict]:
+        return config.load_spec(get_config_path(row), [*extra_args, *sweep.format_seed_flags(seed)], size)
 
-    named = [claims[name] for name in given.names or claims]
-    options = [*hardware.options(layout), f'--size={size}', *rest]
-    options += [f'--compiled={given.compiled}'] if given.compiled else []
-    with lease(Folder(given.workdir).path) as held:
-        before = results.kept(given.workdir, dict(size=size, overrides=dict(map(config.override, rest))))
-        wanted = {reading.row: load(reading.row, 0)[0] for claim in named for reading in claim.readings}
-        others = changed(before)
-        if mine := {row: how for row, how in others.items() if row in wanted and row in before['runs']}:
-            raise Refusal(f'{given.workdir} has runs of other rows: {in_words(mine)}; give another --workdir')
-        tell(f'{given.workdir}/{results.NAME}', others)
-        specs = {row: load(row, 0)[0] for row in before['runs'] if row not in others} | wanted
-        same = first_alike(specs)
-        firsts = dict.fromkeys(same[row] for row in wanted)
-        runs = plan.runs(firsts, seeds, given.workdir, load, layout)
-        stopped = sweep.trained(runs, lambda run: sweep.command(file_of(run.row), run, options), held, given.jobs)
-        held.check()
-        now = results.add(
-            before, specs, same, runs, ALSO | {one.number for claim in claims.values() for one in claim.readings}
+    selected_claims = [claims[name] for name in args.names or claims]
+    options = [*hardware.format_hardware_flags(layout), f'--size={size}', *extra_args]
+    options += [f'--compiled={args.compiled}'] if args.compiled else []
+    with hold_lease(RunDir(args.workdir).path) as run_lease:
+        previous_data = results.read_or_create(args.workdir, dict(size=size, overrides=dict(map(config.parse_override, extra_args))))
+        needed_specs = {reading.row: load_row(reading.row, 0)[0] for claim in selected_claims for reading in claim.readings}
+        changed_rows = find_changed_rows(previous_data)
+        if conflicts := {row: change for row, change in changed_rows.items() if row in needed_specs and row in previous_data['runs']}:
+            raise UserError(f'{args.workdir} has runs of other rows: {format_changes(conflicts)}; give another --workdir')
+        print_changes(f'{args.workdir}/{results.CLAIMS_FILE}', changed_rows)
+        specs = {row: load_row(row, 0)[0] for row in previous_data['runs'] if row not in changed_rows} | needed_specs
+        first_rows = find_first_equal_rows(specs)
+        unique_rows = dict.fromkeys(first_rows[row] for row in needed_specs)
+        runs = plan.plan_runs(unique_rows, seeds, args.workdir, load_row, layout)
+        stop_signal = sweep.train_runs(runs, lambda run: sweep.make_train_command(get_config_path(run.row), run, options), run_lease, args.jobs)
+        run_lease.check()
+        claims_data = results.add_runs(
+            previous_data, specs, first_rows, runs, EXTRA_METRICS | {claim_reading.number for claim in claims.values() for claim_reading in claim.readings}
         )
-        results.write(given.workdir, results.NAME, now)
-        results.write(given.workdir, results.VERDICTS, entries_of(claims, now))
-    show(given, claims, now)
-    return sweep.ended('claims', runs, stopped)
+        results.write_json(args.workdir, results.CLAIMS_FILE, claims_data)
+        results.write_json(args.workdir, results.VERDICTS_FILE, compute_verdicts(claims, claims_data))
+    print_verdicts(args, claims, claims_data)
+    return sweep.report_failures('claims', runs, stop_signal)
 
 
-def file_of(row: str) -> str:
+def get_config_path(row: str) -> str:
     """TABLE:ROW as --config takes it: of a file of configs/, or of a path."""
     table, _, name = row.partition(':')
     return row if table.endswith('.py') else f'configs/{table}.py:{name}'
 
 
-def first_alike(specs: Mapping[str, Spec]) -> dict[str, str]:
+def find_first_equal_rows(specs: Mapping[str, Spec]) -> dict[str, str]:
     """{row: the first row that is the same run}, so that each run is trained once."""
-    first = {}
-    return {row: first.setdefault(spec, row) for row, spec in specs.items()}
+    first_rows = {}
+    return {row: first_rows.setdefault(spec, row) for row, spec in specs.items()}
 
 
-def published_by_row(claims: dict) -> dict[str, dict]:
+def collect_published_numbers(claims: dict) -> dict[str, dict]:
     """{row: its published numbers} of all that the claims read."""
     rows = {reading.row for claim in claims.values() for reading in claim.readings}
-    return {row: config.about_row(file_of(row))['published'] for row in rows}
+    return {row: config.load_row_info(get_config_path(row))['published'] for row in rows}
 
 
-def entries_of(claims: dict, found: dict) -> list[dict]:
+def compute_verdicts(claims: dict, claims_data: dict) -> list[dict]:
     """Return the verdict of each claim."""
     from sinklab.report import claims as report
     from sinklab.sweep import results
 
-    return report.table(claims, results.by_row(found), published_by_row(claims))
+    return report.make_claims_table(claims, results.expand_same_rows(claims_data), collect_published_numbers(claims))
 
 
-def show(given: argparse.Namespace, claims: dict, found: dict) -> None:
+def print_verdicts(args: argparse.Namespace, claims: dict, claims_data: dict) -> None:
     from sinklab.report import claims as report
 
-    entries = [entry for entry in entries_of(claims, found) if entry['claim'] in (given.names or claims)]
-    if given.png:
+    entries = [entry for entry in compute_verdicts(claims, claims_data) if entry['claim'] in (args.names or claims)]
+    if args.png:
         from sinklab.report import forest
 
-        forest.write(place(given.png), entries, '%')
-    if given.json:
+        forest.write_claims_plot(parse_path(args.png), entries, '%')
+    if args.json:
         print(json.dumps(entries, indent=2, allow_nan=False))
-    elif given.markdown:
-        print(report.markdown(entries), end='')
+    elif args.markdown:
+        print(report.format_markdown(entries), end='')
     else:
-        run = [entry for entry in entries if entry['verdict'] not in ('not run', 'not testable here')]
-        cells = [report.brief_cells(entry, claims[entry['claim']]) for entry in run]
+        tested_entries = [entry for entry in entries if entry['verdict'] not in ('not run', 'not testable here')]
+        cells = [report.format_brief_cells(entry, claims[entry['claim']]) for entry in tested_entries]
         if cells:
-            sweep.show(list(report.BRIEF), cells, f'{report.LEGEND}; all at size {found["size"]}.')
+            sweep.print_table_with_note(list(report.BRIEF_HEADINGS), cells, f'{report.LEGEND}; all at size {claims_data["size"]}.')
         for verdict in ('not testable here', 'not run'):
-            for line in report.list_names(entries, verdict):
-                sweep.print_words(line)
-        sweep.print_words(f'{report.counts(entries)} {report.in_words(entries)}')
+            for line in report.format_verdict_names(entries, verdict):
+                sweep.print_wrapped(line)
+        sweep.print_wrapped(f'{report.format_counts(entries)} {report.format_sign_test(entries)}')

@@ -6,16 +6,16 @@ from pathlib import Path
 from sinklab.escape import join_shell
 
 
-def program() -> list[str]:
+def get_program_argv() -> list[str]:
     return [sys.argv[0]] if Path(sys.argv[0]).name == 'sinklab' else [sys.executable, '-m', 'sinklab']
 
 
-def is_own() -> bool:
+def is_sinklab_process() -> bool:
     """Whether this process is the command's, and not a program that calls it."""
     path = Path(sys.argv[0])
     return path.name == 'sinklab' or path.parts[-2:] == ('sinklab', '__main__.py')
 
 
-def again() -> str:
+def format_command_line() -> str:
     """The command line that was given, to be given again."""
-    return join_shell([*program(), *sys.argv[1:]])
+    return join_shell([*get_program_argv(), *sys.argv[1:]])

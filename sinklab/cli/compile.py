@@ -16,142 +16,142 @@ from collections.abc import Sequence
 from typing import Any
 
 from sinklab.cli import config, hardware
-from sinklab.cli.train import size_argument
+from sinklab.cli.train import add_size_argument
 from sinklab.escape import escape_control
-from sinklab.record import Refusal
+from sinklab.record import UserError
 from sinklab.spec import Hardware, Spec
 
 GIB = 2**30
-BEST = 3  # layouts that --fit compiles
+NUM_COMPILED_LAYOUTS = 3  # layouts that --fit compiles
 
 
-def arguments(verb: argparse.ArgumentParser) -> None:
-    verb.add_argument(
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
         '--config',
         metavar='FILE[:ROW]',
         required=True,
         help='config file, and a row of it, such as configs/scale.py:softmax_1b',
     )
-    size_argument(verb)
-    verb.add_argument(
+    add_size_argument(parser)
+    parser.add_argument(
         '--topology',
         metavar='CHIP:SHAPE',
         required=True,
         help='kind and number of chips: v5e:16x16, v5p:4x4x4, 2xv5e:8x8 (two slices), h100:8 and others',
     )
-    hardware.arguments(verb)
-    verb.add_argument(
+    hardware.add_arguments(parser)
+    parser.add_argument(
         '--programs',
         metavar='NAMES',
         help='only some programs of state, validation, probe, step (default: all of them)',
     )
-    verb.add_argument(
+    parser.add_argument(
         '--fit',
         action='store_true',
         help='rank layouts (--data, --fsdp, --tensor, --micro_batch) by formula, and compile the best three',
     )
-    verb.add_argument('--json', action='store_true', help='print the result as JSON')
+    parser.add_argument('--json', action='store_true', help='print the result as JSON')
 
 
-def run(given: argparse.Namespace, rest: list[str]) -> int:
+def run(args: argparse.Namespace, extra_args: list[str]) -> int:
     from sinklab.chips import CHIPS
-    from sinklab.topology import described
+    from sinklab.topology import parse_topology
 
-    spec, row = config.load(given.config, rest, given.size)
-    name, chips = described(given.topology)
-    where = chips, CHIPS[name]
+    spec, row = config.load_spec(args.config, extra_args, args.size)
+    chip_name, chips = parse_topology(args.topology)
+    target = chips, CHIPS[chip_name]
     title = row['row'] or row['config']
-    if given.fit and given.programs:
-        raise Refusal('--fit compiles the step alone; leave --programs out')
-    if given.fit:
-        return fitted(spec, hardware.hardware(given), where, dict(row=title, topology=given.topology), given.json)
-    found = compiled(spec, hardware.hardware(given), where, given.programs.split(',') if given.programs else ())
-    if given.json:
-        print(json.dumps(dict(row=title, topology=given.topology, **found), indent=2))
+    if args.fit and args.programs:
+        raise UserError('--fit compiles the step alone; leave --programs out')
+    if args.fit:
+        return compile_best_layouts(spec, hardware.parse_hardware(args), target, dict(row=title, topology=args.topology), args.json)
+    report = compile_layout(spec, hardware.parse_hardware(args), target, args.programs.split(',') if args.programs else ())
+    if args.json:
+        print(json.dumps(dict(row=title, topology=args.topology, **report), indent=2))
     else:
-        show(f'{title} on {given.topology}', found)
-    return 0 if found['fits'] else 1
+        print_compiled_programs(f'{title} on {args.topology}', report)
+    return 0 if report['fits'] else 1
 
 
-def compiled(spec: Spec, asked: Hardware, where: tuple, names: Sequence[str] = ()) -> dict:
-    from sinklab.train.preview import document, preview
+def compile_layout(spec: Spec, layout: Hardware, target: tuple, program_names: Sequence[str] = ()) -> dict:
+    from sinklab.train.preview import make_report, compile_run
 
-    return document(
-        spec, preview(spec, asked, *where, names, say=functools.partial(print, file=sys.stderr, flush=True))
+    return make_report(
+        spec, compile_run(spec, layout, *target, program_names, print_line=functools.partial(print, file=sys.stderr, flush=True))
     )
 
 
-def fitted(spec: Spec, asked: Hardware, where: tuple, of: dict, as_json: bool) -> int:
+def compile_best_layouts(spec: Spec, layout: Hardware, target: tuple, row_info: dict, as_json: bool) -> int:
     """The best three of all layouts, compiled."""
     from sinklab.train import ranking
-    from sinklab.train.preview import platform
-    from sinklab.train.step import choice_for
+    from sinklab.train.preview import get_platform
+    from sinklab.train.step import choose_step_backend_for
 
-    best, refused = ranking.candidates(spec, asked, *where, choice_for(spec, asked, platform(where[0])).backend)
-    if not best:
-        raise Refusal(f'none of {len(refused)} layouts has room for this run: {nearest(refused)}; give more chips')
-    found = []
-    for one in best:
+    candidates, rejected = ranking.rank_layouts(spec, layout, *target, choose_step_backend_for(spec, layout, get_platform(target[0])).backend)
+    if not candidates:
+        raise UserError(f'none of {len(rejected)} layouts has room for this run: {format_nearest_layout(rejected)}; give more chips')
+    reports = []
+    for candidate in candidates:
         try:
-            found.append(of_candidate(one) | compiled(spec, one.hardware, where, ['step']))
-        except Refusal as refusal:  # the formula was too small
-            refused.append(dataclasses.replace(one, refused=str(refusal)))
-        if len(found) == BEST:
+            reports.append(describe_candidate(candidate) | compile_layout(spec, candidate.hardware, target, ['step']))
+        except UserError as error:  # the formula was too small
+            rejected.append(dataclasses.replace(candidate, refused=str(error)))
+        if len(reports) == NUM_COMPILED_LAYOUTS:
             break
     if as_json:
-        print(json.dumps(of | dict(best=found, refused=[of_candidate(one) for one in refused]), indent=2))
-        return 0 if found else 1
-    for one in found:
-        show(' '.join(one['options']), one)
-    said = f'; {nearest(refused)}' if refused else ''
-    print(f'{of["row"]} on {of["topology"]}: {len(best)} layouts fit by formula, {len(refused)} are refused{said}')
-    return 0 if found else 1
+        print(json.dumps(row_info | dict(best=reports, refused=[describe_candidate(candidate) for candidate in rejected]), indent=2))
+        return 0 if reports else 1
+    for candidate in reports:
+        print_compiled_programs(' '.join(candidate['options']), candidate)
+    suffix = f'; {format_nearest_layout(rejected)}' if rejected else ''
+    print(f'{row_info["row"]} on {row_info["topology"]}: {len(candidates)} layouts fit by formula, {len(rejected)} are refused{suffix}')
+    return 0 if reports else 1
 
 
-def nearest(refused: list) -> str:
+def format_nearest_layout(rejected: list) -> str:
     """Of what is refused, that which would need least, and why."""
-    one = min(refused, key=lambda one: one.bytes or math.inf)
-    return f'{" ".join(hardware.options(one.hardware))} is refused ({one.refused})'
+    candidate = min(rejected, key=lambda candidate: candidate.bytes or math.inf)
+    return f'{" ".join(hardware.format_hardware_flags(candidate.hardware))} is refused ({candidate.refused})'
 
 
-def of_candidate(one: Any) -> dict:
-    said = dict(options=hardware.options(one.hardware), formula_bytes=one.bytes, formula_seconds=one.seconds)
-    return said | (dict(refused=one.refused) if one.refused else {})
+def describe_candidate(candidate: Any) -> dict:
+    fields = dict(options=hardware.format_hardware_flags(candidate.hardware), formula_bytes=candidate.bytes, formula_seconds=candidate.seconds)
+    return fields | (dict(refused=candidate.refused) if candidate.refused else {})
 
 
-def show(title: str, found: dict) -> None:
+def print_compiled_programs(title: str, report: dict) -> None:
     from sinklab.cli import terminal
 
-    console = terminal.console(width=140)
-    crosses = {axis: f' across {what}' for axis, what in found['crosses'].items()}
-    sizes = ' x '.join(f'{axis} {size}{crosses.get(axis, "")}' for axis, size in found['mesh'].items())
-    console.print(f'{escape_control(title)}: {sizes}, attention {found["attention"]}, remat {found["remat"]}')
+    console = terminal.make_console(width=140)
+    axis_links = {axis: f' across {link}' for axis, link in report['crosses'].items()}
+    sizes = ' x '.join(f'{axis} {size}{axis_links.get(axis, "")}' for axis, size in report['mesh'].items())
+    console.print(f'{escape_control(title)}: {sizes}, attention {report["attention"]}, remat {report["remat"]}')
     rows = []
-    for name, one in found['programs'].items():
-        peak, sent = one['bytes']['peak'], sum(each['sent'] for each in one['collectives'])
-        share = f'{peak / found["memory_bytes_per_chip"]:.0%} of {found["memory_bytes_per_chip"] / GIB:.2f}'
-        rows.append([name, f'{peak / GIB:.2f}', share, f'{sent / 1e6:.0f}', f'{one["seconds"]:.0f} s'])
+    for name, program in report['programs'].items():
+        peak_bytes, sent_bytes = program['bytes']['peak'], sum(collective['sent'] for collective in program['collectives'])
+        memory_share = f'{peak_bytes / report["memory_bytes_per_chip"]:.0%} of {report["memory_bytes_per_chip"] / GIB:.2f}'
+        rows.append([name, f'{peak_bytes / GIB:.2f}', memory_share, f'{sent_bytes / 1e6:.0f}', f'{program["seconds"]:.0f} s'])
     headings = 'program', 'GiB a chip', 'of', 'sent, MB', 'compiled in'
-    terminal.print_table(console, headings, rows, left=headings)
-    if bound := found['estimate']:
+    terminal.print_table(console, headings, rows, left_columns=headings)
+    if step_estimate := report['estimate']:
         console.print(
-            f'estimated, not measured: a step takes at least {1e3 * bound["seconds"]:.0f} ms, MFU at most '
-            f'{bound["mfu"]:.0%}; most of the rest: {bound["limit"]}'
+            f'estimated, not measured: a step takes at least {1e3 * step_estimate["seconds"]:.0f} ms, MFU at most '
+            f'{step_estimate["mfu"]:.0%}; most of the rest: {step_estimate["limit"]}'
         )
-    if step := found['programs'].get('step'):
-        lists(console, step)
+    if step := report['programs'].get('step'):
+        print_step_details(console, step)
 
 
-def lists(console: Any, step: dict) -> None:
+def print_step_details(console: Any, step: dict) -> None:
     from sinklab.cli import terminal
 
     rows = []
-    for one in sorted(step['collectives'], key=lambda each: -each['sent'])[:16]:
-        beside = 'yes' if one['asynchronous'] else 'no'
-        types = ' '.join(one['types'][:3]) + (' ...' if len(one['types']) > 3 else '')
-        rows.append([one['kind'], one['axis'], str(one['times']), f'{one["sent"] / 1e6:.0f}', beside, types])
+    for entry in sorted(step['collectives'], key=lambda collective: -collective['sent'])[:16]:
+        is_overlapped = 'yes' if entry['asynchronous'] else 'no'
+        types = ' '.join(entry['types'][:3]) + (' ...' if len(entry['types']) > 3 else '')
+        rows.append([entry['kind'], entry['axis'], str(entry['times']), f'{entry["sent"] / 1e6:.0f}', is_overlapped, types])
     headings = 'collectives of the step', 'axis', 'times', 'MB sent', 'beside computing', 'of'
-    terminal.print_table(console, headings, rows, left=headings, words=['of'])
-    rows = [[one['type'], f'{one["bytes"] / 1e6:.0f}', one['origin'][-60:]] for one in step['buffers']]
+    terminal.print_table(console, headings, rows, left_columns=headings, wrap_columns=['of'])
+    rows = [[entry['type'], f'{entry["bytes"] / 1e6:.0f}', entry['origin'][-60:]] for entry in step['buffers']]
     headings = 'largest arrays of the step', 'MB', 'of'
-    terminal.print_table(console, headings, rows, left=headings, words=['of'])
+    terminal.print_table(console, headings, rows, left_columns=headings, wrap_columns=['of'])

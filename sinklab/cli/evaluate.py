@@ -8,105 +8,105 @@ example:
 import argparse
 import json
 
-from sinklab.cli.reader import model_argument
+from sinklab.cli.reader import add_model_argument
 from sinklab.escape import escape_control
-from sinklab.files.place import place
+from sinklab.files.place import parse_path
 from sinklab.install import format_extra_command
-from sinklab.record import Refusal
+from sinklab.record import UserError
 
 
-def arguments(verb: argparse.ArgumentParser) -> None:
-    model_argument(verb)
-    verb.add_argument(
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    add_model_argument(parser)
+    parser.add_argument(
         '--tasks',
         required=True,
         metavar='NAME,...',
         help='tasks or groups of tasks, such as hellaswag,piqa; * stands for any characters',
     )
-    verb.add_argument('--include', metavar='DIR', help='folder with YAML files of your own tasks')
-    verb.add_argument('--limit', type=int, metavar='N', help='only the first N texts of each task')
-    verb.add_argument(
+    parser.add_argument('--include', metavar='DIR', help='folder with YAML files of your own tasks')
+    parser.add_argument('--limit', type=int, metavar='N', help='only the first N texts of each task')
+    parser.add_argument(
         '--few_shot',
         type=int,
         metavar='K',
         help='number of solved examples before each text (default: as the task says)',
     )
-    verb.add_argument('--out', metavar='FILE', help='also write all numbers as JSON into this new file')
-    verb.add_argument('--json', action='store_true', help='print all numbers as JSON')
+    parser.add_argument('--out', metavar='FILE', help='also write all numbers as JSON into this new file')
+    parser.add_argument('--json', action='store_true', help='print all numbers as JSON')
 
 
-def run(given: argparse.Namespace, rest: list[str]) -> int:
-    if rest:
-        raise Refusal(f'{rest[0]} is unknown; see sinklab evaluate --help')
-    check(given)
+def run(args: argparse.Namespace, extra_args: list[str]) -> int:
+    if extra_args:
+        raise UserError(f'{extra_args[0]} is unknown; see sinklab evaluate --help')
+    check_arguments(args)
     try:
         from sinklab.observe import downstream
     except ImportError as error:
-        raise Refusal(f'evaluate needs {error.name}; install it: {format_extra_command("evaluate")}') from error
-    tasks = [name for name in given.tasks.split(',') if name]
-    found = downstream.evaluated(given.model, tasks, given.include, given.limit, given.few_shot)
-    if given.out:
-        write(given.out, found)
-    if given.json:
-        print(json.dumps(found, indent=2))
+        raise UserError(f'evaluate needs {error.name}; install it: {format_extra_command("evaluate")}') from error
+    tasks = [name for name in args.tasks.split(',') if name]
+    results = downstream.evaluate_tasks(args.model, tasks, args.include, args.limit, args.few_shot)
+    if args.out:
+        write_results(args.out, results)
+    if args.json:
+        print(json.dumps(results, indent=2))
     else:
-        show(found)
+        print_results(results)
     return 0
 
 
-def check(given: argparse.Namespace) -> None:
-    if not given.tasks.strip(','):
-        raise Refusal('--tasks= is empty; give names, such as --tasks=hellaswag')
-    if (given.limit or 1) < 1 or given.limit == 0 or (given.few_shot or 0) < 0:
-        raise Refusal(f'--limit={given.limit} --few_shot={given.few_shot} is none; give at least 1 and 0')
-    if given.include and not place(given.include).is_dir():
-        raise Refusal(f'--include={given.include} is no folder; give one with YAML files of tasks')
-    if given.out and place(given.out).exists():
-        raise Refusal(f'--out={given.out} is there already; give a new file')
+def check_arguments(args: argparse.Namespace) -> None:
+    if not args.tasks.strip(','):
+        raise UserError('--tasks= is empty; give names, such as --tasks=hellaswag')
+    if (args.limit or 1) < 1 or args.limit == 0 or (args.few_shot or 0) < 0:
+        raise UserError(f'--limit={args.limit} --few_shot={args.few_shot} is none; give at least 1 and 0')
+    if args.include and not parse_path(args.include).is_dir():
+        raise UserError(f'--include={args.include} is no folder; give one with YAML files of tasks')
+    if args.out and parse_path(args.out).exists():
+        raise UserError(f'--out={args.out} is there already; give a new file')
 
 
-def write(out: str, found: dict) -> None:
-    from sinklab.files.whole import whole, writable
+def write_results(out: str, results: dict) -> None:
+    from sinklab.files.whole import atomic_write, writable_folder
 
-    path = place(out)
-    with writable(path.parent), whole(path) as unfinished:
-        unfinished.write_text(json.dumps(found, indent=2) + '\n', encoding='utf-8')
+    path = parse_path(out)
+    with writable_folder(path.parent), atomic_write(path) as temp_path:
+        temp_path.write_text(json.dumps(results, indent=2) + '\n', encoding='utf-8')
 
 
-def show(found: dict) -> None:
+def print_results(results: dict) -> None:
     from sinklab.cli import terminal
 
     rows = []
-    for name, task in found['tasks'].items():
-        for key, value, error in metrics(task['numbers']):
-            ends = ('-' if one is None else str(one) for one in (task['samples'], task['few_shot']))
-            rows.append([name, key, text(value), '-' if error is None else text(error), *ends])
+    for name, task in results['tasks'].items():
+        for key, value, error in list_metrics(task['numbers']):
+            trailing_cells = ('-' if count is None else str(count) for count in (task['samples'], task['few_shot']))
+            rows.append([name, key, format_number(value), '-' if error is None else format_number(error), *trailing_cells])
     headings = 'task', 'metric', 'value', 'standard error', 'texts', 'few-shot'
-    terminal.print_table(terminal.console(width=200), headings, rows, words=['metric'])
-    print(', '.join([escape_control(found['model']), *beside(found.get('measured', {}))]))
+    terminal.print_table(terminal.make_console(width=200), headings, rows, wrap_columns=['metric'])
+    print(', '.join([escape_control(results['model']), *format_run_metrics(results.get('measured', {}))]))
 
 
-def text(value: float) -> str:
+def format_number(value: float) -> str:
     return f'{value:z.4f}' if abs(value) < 1e5 else f'{value:.3e}'
 
 
-def beside(measured: dict[str, float]) -> list[str]:
+def format_run_metrics(metrics: dict[str, float]) -> list[str]:
     """What the run itself has measured after the same step."""
     from sinklab.measure import table as measures
 
-    numbers = {name: measures.number(name) for name in measured}
+    infos = {name: measures.find_metric_info(name) for name in metrics}
     return [
-        f'{number.label} {number.text(measured[name])}' if number else f'{name} {measured[name]:.3f}'
-        for name, number in numbers.items()
+        f'{info.label} {info.format_value(metrics[name])}' if info else f'{name} {metrics[name]:.3f}'
+        for name, info in infos.items()
     ]
 
 
-def metrics(numbers: dict[str, float]) -> list[tuple[str, float, float | None]]:
+def list_metrics(numbers: dict[str, float]) -> list[tuple[str, float, float | None]]:
     """(name, value, standard error) of each; a filter of answers stands behind the name."""
-    found = []
+    rows = []
     for key, value in numbers.items():
-        name, _, filtered = key.partition(',')
+        name, _, filter_name = key.partition(',')
         if not name.endswith('_stderr'):
-            label = name if filtered in ('', 'none') else f'{name} ({filtered})'
-            found.append((label, value, numbers.get(f'{name}_stderr,{filtered}')))
-    return found
+            label = name if filter_name in ('', 'none') else f'{name} ({filter_name})'
+            rows.append((label, value, numbers.get(f'{name}_stderr,{filter_name}')))
+    return rows

@@ -6,107 +6,107 @@ from typing import Any, get_args
 from sinklab.checkpoint import digests
 from sinklab.cli import llama
 from sinklab.escape import quote_shell
-from sinklab.files.place import joined, resolved
-from sinklab.folder import Folder, named
-from sinklab.group import Group, once, same, unanimous
-from sinklab.llama import PREFIX
-from sinklab.named import run_and_step, spec_of, wanted
-from sinklab.record import Refusal
-from sinklab.spec import Takes
+from sinklab.files.place import join_path, resolve_path
+from sinklab.folder import RunDir, format_run_ref
+from sinklab.group import ProcessGroup, broadcast_from_primary, check_equal_on_all, run_on_all_or_raise
+from sinklab.llama import HF_PREFIX
+from sinklab.named import parse_run_ref, read_spec, select_steps
+from sinklab.record import UserError
+from sinklab.spec import WarmStartTakes
 
 
 @dataclasses.dataclass(frozen=True)
-class Given:
+class WarmStartFlag:
     """--from, as it is given."""
 
-    words: str
-    takes: Takes
-    folder: Folder
+    flag_text: str
+    takes: WarmStartTakes
+    run_dir: RunDir
     step: int | None
 
 
 @dataclasses.dataclass(frozen=True)
-class Parent:
+class ParentCheckpoint:
     """A run, which a fork that has begun can do without, a step of it, and what is taken along of that."""
 
-    folder: Folder
+    run_dir: RunDir
     step: int
-    takes: Takes
+    takes: WarmStartTakes
 
 
-def parent(given: str | None, child: Folder, group: Group) -> Parent | None:
+def resolve_parent(from_flag: str | None, child: RunDir, group: ProcessGroup) -> ParentCheckpoint | None:
     """What is given, at a step that process 0 chooses, and that is the same on all processes."""
-    if given and given.startswith(PREFIX):
-        given = unanimous(group, 'import of --from', lambda: at_hand(given, child, group))
-    read = unanimous(group, '--from', lambda: reading(given) if given else None)
-    chosen = once(group, 'step of --from', lambda: choice(read, child) if read else None)
-    same(group, 'steps of --from', {'--from': meant(read, chosen)})
-    return Parent(read.folder, chosen, read.takes) if read else None
+    if from_flag and from_flag.startswith(HF_PREFIX):
+        from_flag = run_on_all_or_raise(group, 'import of --from', lambda: import_parent_model(from_flag, child, group))
+    flag = run_on_all_or_raise(group, '--from', lambda: parse_from_flag(from_flag) if from_flag else None)
+    step = broadcast_from_primary(group, 'step of --from', lambda: choose_step(flag, child) if flag else None)
+    check_equal_on_all(group, 'steps of --from', {'--from': format_parent_step(flag, step)})
+    return ParentCheckpoint(flag.run_dir, step, flag.takes) if flag else None
 
 
-def at_hand(given: str, child: Folder, group: Group) -> str:
+def import_parent_model(from_flag: str, child: RunDir, group: ProcessGroup) -> str:
     """The parameters that hf:PATH stands for, as --from has them; what several processes read, all have to see."""
     if group.count > 1:
-        raise Refusal(
-            f'--from={given} is for one process; write it where all of them see it, by sinklab checkpoint import '
-            f'{quote_shell(given)} --out=DIR, and give --from=params:DIR'
+        raise UserError(
+            f'--from={from_flag} is for one process; write it where all of them see it, by sinklab checkpoint import '
+            f'{quote_shell(from_flag)} --out=DIR, and give --from=params:DIR'
         )
-    return llama.kept(given, child)
+    return llama.get_cached_import(from_flag, child)
 
 
-def reading(given: str) -> Given:
+def parse_from_flag(from_flag: str) -> WarmStartFlag:
     """What is taken stands before the first colon; a path may have a colon, too."""
-    takes, _, run = given.partition(':')
-    if takes not in filter(None, get_args(Takes)):
-        takes, run = '', given
+    takes, _, run = from_flag.partition(':')
+    if takes not in filter(None, get_args(WarmStartTakes)):
+        takes, run = '', from_flag
     if not run:
-        raise Refusal(f'--from={given} names no run; give {named(f"--from={takes}", "RUN", "STEP")}')
-    return Given(given, takes, *run_and_step(run))
+        raise UserError(f'--from={from_flag} names no run; give {format_run_ref(f"--from={takes}", "RUN", "STEP")}')
+    return WarmStartFlag(from_flag, takes, *parse_run_ref(run))
 
 
-def meant(given: Given | None, chosen: int | None) -> str:
+def format_parent_step(flag: WarmStartFlag | None, step: int | None) -> str:
     """What all processes must have alike."""
-    if not given:
+    if not flag:
         return 'not given'
-    return f'{given.takes and f"{given.takes} of "}step {chosen if given.step is None else given.step}'
+    return f'{flag.takes and f"{flag.takes} of "}step {step if flag.step is None else flag.step}'
 
 
-def choice(given: Given, child: Folder) -> int:
+def choose_step(flag: WarmStartFlag, child_dir: RunDir) -> int:
     """The given step, or the newest where none is; of a fork that has begun, the one that it has come from."""
-    folder = given.folder
-    if resolved(folder.path) == resolved(child.path):
-        raise Refusal(f'--from={given.words} is the --workdir, too; give a new folder')
-    if child.is_claimed():
-        return known(given, child)
-    if not folder.is_claimed():
-        raise Refusal(
-            f'--from={given.words}: {folder} holds no run; give a run folder, and a step: '
-            f'--from={named(given.takes, "RUN", "STEP")}'
+    parent_dir = flag.run_dir
+    if resolve_path(parent_dir.path) == resolve_path(child_dir.path):
+        raise UserError(f'--from={flag.flag_text} is the --workdir, too; give a new folder')
+    if child_dir.has_run():
+        return get_recorded_step(flag, child_dir)
+    if not parent_dir.has_run():
+        raise UserError(
+            f'--from={flag.flag_text}: {parent_dir} holds no run; give a run folder, and a step: '
+            f'--from={format_run_ref(flag.takes, "RUN", "STEP")}'
         )
-    saved, whole = wanted(folder, given.step), digests.newest(folder)  # the last may still be being saved
-    return saved[-1] if given.step is not None or whole is None else whole
+    steps, newest_step = select_steps(parent_dir, flag.step), digests.find_newest_step(parent_dir)  # the last may still be being saved
+    return steps[-1] if flag.step is not None or newest_step is None else newest_step
 
 
-def known(given: Given, child: Folder) -> int:
+def get_recorded_step(flag: WarmStartFlag, child_dir: RunDir) -> int:
     """The step that a folder which holds a run says that it has come from."""
-    lineage, folder = child.lineage(), given.folder
+    lineage, parent_dir = child_dir.read_lineage(), flag.run_dir
     if not lineage:
-        raise Refusal(f'{child} holds a run that is no fork; give a new folder, or leave --from out to go on in it')
-    told, at, takes = joined(child.path, lineage['run']), lineage['step'], lineage.get('takes', '')
-    holds = f'{child} holds a fork of {named(takes, told, at)}, and --from={given.words}'
-    elsewhere = told != resolved(folder.path)
-    if given.step not in (None, at) or (elsewhere and digests.seal(folder, at) != lineage.get('seal')):
-        raise Refusal(f'{holds} is another checkpoint; give that one, wherever it lies now, or a new folder')
-    if given.takes != takes:
-        raise Refusal(
-            f'{holds} takes along something else of it; give {quote_shell(f"--from={named(takes, folder, at)}")}'
+        raise UserError(f'{child_dir} holds a run that is no fork; give a new folder, or leave --from out to go on in it')
+    recorded_path, recorded_step, takes = join_path(child_dir.path, lineage['run']), lineage['step'], lineage.get('takes', '')
+    message = f'{child_dir} holds a fork of {format_run_ref(takes, recorded_path, recorded_step)}, and --from={flag.flag_text}'
+    is_moved = recorded_path != resolve_path(parent_dir.path)
+    if flag.step not in (None, recorded_step) or (is_moved and digests.compute_checkpoint_digest(parent_dir, recorded_step) != lineage.get('seal')):
+        raise UserError(f'{message} is another checkpoint; give that one, wherever it lies now, or a new folder')
+    if flag.takes != takes:
+        raise UserError(
+            f'{message} takes along something else of it; give {quote_shell(f"--from={format_run_ref(takes, parent_dir, recorded_step)}")}'
         )
-    return at
+    return recorded_step
 
 
-def origin(parent: Parent) -> Any:
+def load_warm_start(parent: ParentCheckpoint) -> Any:
     """What the training loop is to go on from; None where the parent is gone."""
-    from sinklab.train.fork import Origin
+    from sinklab.train.fork import WarmStart
 
-    folder = parent.folder
-    return Origin(folder, parent.step, spec_of(folder), parent.takes) if folder.is_claimed() else None
+    parent_dir = parent.run_dir
+    return WarmStart(parent_dir, parent.step, read_spec(parent_dir), parent.takes) if parent_dir.has_run() else None

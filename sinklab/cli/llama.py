@@ -7,108 +7,108 @@ import sys
 import uuid
 from pathlib import Path
 
-from sinklab.cache import cache
+from sinklab.cache import get_cache_dir
 from sinklab.escape import quote_shell
-from sinklab.files.place import absolute, check_checkpoint_path, joined, place
-from sinklab.files.whole import UNFINISHED
-from sinklab.folder import Folder
-from sinklab.llama import PREFIX
-from sinklab.named import spec_of
-from sinklab.record import Refusal
+from sinklab.files.place import make_absolute, check_checkpoint_path, join_path, parse_path
+from sinklab.files.whole import TEMPORARY_SUFFIX
+from sinklab.folder import RunDir
+from sinklab.llama import HF_PREFIX
+from sinklab.named import read_spec
+from sinklab.record import UserError
 
-IMPORTS = 2  # counts the defaults that imports have had, so that a run that began with older ones finds its own
+IMPORT_VERSION = 2  # counts the defaults that imports have had, so that a run that began with older ones finds its own
 
 
-def export(given: argparse.Namespace) -> int:
+def export_model(args: argparse.Namespace) -> int:
     """Refuses what cannot be said before it reads an array."""
     import jax
 
     from sinklab import program_cache
 
-    program_cache.install()
+    program_cache.install_verified_cache()
     jax.config.update('jax_platforms', 'cpu')  # where float32 is multiplied as float32
     from sinklab.checkpoint import restore
     from sinklab.llama import exporting
-    from sinklab.observe.opening import step_of
-    from sinklab.observe.own import tokenizer_of
+    from sinklab.observe.opening import resolve_checkpoint
+    from sinklab.observe.own import find_run_tokenizer
 
-    folder, step = step_of(given.run)
-    spec, out = spec_of(folder), place(given.out)
-    content = exporting.check(spec, out, given.length)
-    tokenizer = tokenizer_of(folder, step, spec, given.tokenizer)
-    params = restore.parameters(folder.path, step)
-    found = exporting.write(spec, params, content, tokenizer, absolute(out), given.dtype or 'float32')
-    count = sum(leaf.size for leaf in jax.tree.leaves(params))
-    said = f'{given.out}: {content["model_type"]}, {count:,} parameters of {folder.checkpoints / str(step)}'
-    print(f'{said}; {found}')
+    run_dir, step = resolve_checkpoint(args.run)
+    spec, out = read_spec(run_dir), parse_path(args.out)
+    hf_config = exporting.check_export(spec, out, args.length)
+    tokenizer = find_run_tokenizer(run_dir, step, spec, args.tokenizer)
+    params = restore.restore_parameters(run_dir.path, step)
+    parity_text = exporting.export_model(spec, params, hf_config, tokenizer, make_absolute(out), args.dtype or 'float32')
+    num_parameters = sum(leaf.size for leaf in jax.tree.leaves(params))
+    message = f'{args.out}: {hf_config["model_type"]}, {num_parameters:,} parameters of {run_dir.checkpoint_dir / str(step)}'
+    print(f'{message}; {parity_text}')
     return 0
 
 
-def bring(given: argparse.Namespace) -> int:
+def import_model(args: argparse.Namespace) -> int:
     import jax
 
     from sinklab import program_cache
 
-    program_cache.install()
+    program_cache.install_verified_cache()
     jax.config.update('jax_platforms', 'cpu')  # a run may hold the others
-    folder = Folder(given.out)
-    if folder.path.exists():
-        raise Refusal(f'--out={given.out} is there already; give a new folder')
-    count = imported(given.source, folder, absolute(folder.path))
-    by = quote_shell(f'--from=params:{folder}')
-    print(f'{folder}: {count:,} parameters of {given.source}; begin with them by {by}')
+    run_dir = RunDir(args.out)
+    if run_dir.path.exists():
+        raise UserError(f'--out={args.out} is there already; give a new folder')
+    num_parameters = write_imported_run(args.source, run_dir, make_absolute(run_dir.path))
+    from_flag = quote_shell(f'--from=params:{run_dir}')
+    print(f'{run_dir}: {num_parameters:,} parameters of {args.source}; begin with them by {from_flag}')
     return 0
 
 
-def imported(given: str, folder: Folder, home: Path) -> int:
+def write_imported_run(hf_source: str, run_dir: RunDir, final_path: Path) -> int:
     """Makes a run folder, which comes to lie at `home`, and returns how many parameters it has."""
     from configs import default, fine_tuning
     from sinklab.llama import files, importing
-    from sinklab.parse import parse
+    from sinklab.parse import parse_config
 
-    check_checkpoint_path(folder.path)
-    source = files.opened(given)
-    config, fields = default.get_config(), importing.fields(source, home)
+    check_checkpoint_path(run_dir.path)
+    source = files.fetch_model_dir(hf_source)
+    config, fields = default.get_config(), importing.make_config_fields(source, final_path)
     try:
-        config.update_from_flattened_dict(fine_tuning.IMPORTED | fields)
+        config.update_from_flattened_dict(fine_tuning.IMPORTED_MODEL_OPTIMIZER | fields)
     except TypeError as error:
-        raise Refusal(f'{source / files.CONFIG} says what no model here can be: {error}') from error
-    row = dict(config=given, row=source.resolve().name, size=None, overrides={}, diff={}, published={}, source=given)
+        raise UserError(f'{source / files.CONFIG_FILE} says what no model here can be: {error}') from error
+    row = dict(config=hf_source, row=source.resolve().name, size=None, overrides={}, diff={}, published={}, source=hf_source)
     row['optimizer_defaults'] = 'configs/fine_tuning.py'
-    return importing.write(source, parse(config.to_dict()), folder, row)
+    return importing.import_model(source, parse_config(config.to_dict()), run_dir, row)
 
 
-def kept(given: str, child: Folder) -> str:
+def get_cached_import(hf_source: str, child_dir: RunDir) -> str:
     """What --from=hf:PATH stands for: params:RUN@0, of a run in the cache that is imported where it is not there.
 
     A run that has begun with one knows it, wherever the model itself is by now.
     """
-    if lineage := child.lineage() if child.is_claimed() else {}:
-        known = joined(child.path, lineage['run'])
-        if known.parent == home() and known.name.rpartition('-')[0] == name_of(given):
-            return f'params:{known}@0'
-    folder = place_of(given)
-    if not folder.is_claimed():
-        print(f'importing {given} into {folder}', file=sys.stderr, flush=True)
-        unfinished = folder.path.with_name(f'{folder.path.name}.{uuid.uuid4().hex[:8]}{UNFINISHED}')
+    if lineage := child_dir.read_lineage() if child_dir.has_run() else {}:
+        parent_path = join_path(child_dir.path, lineage['run'])
+        if parent_path.parent == get_imports_root() and parent_path.name.rpartition('-')[0] == get_model_name(hf_source):
+            return f'params:{parent_path}@0'
+    run_dir = get_import_dir(hf_source)
+    if not run_dir.has_run():
+        print(f'importing {hf_source} into {run_dir}', file=sys.stderr, flush=True)
+        temp_path = run_dir.path.with_name(f'{run_dir.path.name}.{uuid.uuid4().hex[:8]}{TEMPORARY_SUFFIX}')
         try:
-            imported(given, Folder(unfinished), folder.path)
+            write_imported_run(hf_source, RunDir(temp_path), run_dir.path)
             with contextlib.suppress(OSError):  # another process was first
-                unfinished.rename(folder.path)
+                temp_path.rename(run_dir.path)
         finally:
-            shutil.rmtree(unfinished, ignore_errors=True)
-    return f'params:{folder}@0'
+            shutil.rmtree(temp_path, ignore_errors=True)
+    return f'params:{run_dir}@0'
 
 
-def place_of(given: str) -> Folder:
+def get_import_dir(hf_source: str) -> RunDir:
     from sinklab.llama import files
 
-    return Folder(home() / f'{name_of(given)}-{files.identity(files.opened(given))}.{IMPORTS}')
+    return RunDir(get_imports_root() / f'{get_model_name(hf_source)}-{files.compute_identity(files.fetch_model_dir(hf_source))}.{IMPORT_VERSION}')
 
 
-def name_of(given: str) -> str:
-    return Path(given.removeprefix(PREFIX)).absolute().name
+def get_model_name(hf_source: str) -> str:
+    return Path(hf_source.removeprefix(HF_PREFIX)).absolute().name
 
 
-def home() -> Path:
-    return cache().resolve() / 'imports'
+def get_imports_root() -> Path:
+    return get_cache_dir().resolve() / 'imports'

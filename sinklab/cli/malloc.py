@@ -6,8 +6,8 @@ import sys
 from pathlib import Path
 
 from sinklab import startup
-from sinklab.cli.command import is_own
-from sinklab.cli.programs import knows_the_cpu_alone
+from sinklab.cli.command import is_sinklab_process
+from sinklab.cli.programs import is_cpu_only
 
 TUNABLES = 'GLIBC_TUNABLES'
 HUGE = 'glibc.malloc.hugetlb'
@@ -23,20 +23,20 @@ def ask_for_large_pages() -> None:
     those who ask, and jax knows the CPU alone.
     """
     own, more = str(os.getpid()), told()
-    if not more or not is_own() or os.environ.get(BEGUN) == own:
+    if not more or not is_sinklab_process() or os.environ.get(BEGUN) == own:
         return
     more[BEGUN] = own
-    startup.block()
+    startup.block_signals()
     try:
         os.execve(sys.executable, [sys.executable, *sys.orig_argv[1:]], os.environ | more)
     except OSError:  # it goes on with small ones
-        startup.unblock()
+        startup.unblock_signals()
 
 
 def told() -> dict[str, str]:
     """What an environment has more for that; nothing where it is not wanted."""
     said = os.environ.get(TUNABLES, '')
-    if HUGE in said or not (knows_the_cpu_alone() and is_asked()):
+    if HUGE in said or not (is_cpu_only() and is_asked()):
         return {}
     return {TUNABLES: ':'.join(filter(None, [said, f'{HUGE}=1']))}
 

@@ -27,221 +27,221 @@ from typing import Any, get_type_hints
 
 from sinklab import spec
 from sinklab.escape import escape_control, join_shell
-from sinklab.files.place import place
-from sinklab.parse import LARGEST_TRAINED, SMALLEST_TRAINED
-from sinklab.record import Count, Refusal, field
+from sinklab.files.place import parse_path
+from sinklab.parse import MAX_TRAINED_VOCABULARY, MIN_TRAINED_VOCABULARY
+from sinklab.record import PositiveInt, UserError, parse_value
 
-MAKING = ('source', 'out', 'held_out', 'bos', 'end_token', 'fixed_token', 'lenient', 'shard_tokens', 'processes')
-CHECKING = ('length', 'batch_size', 'hosts')
-SMALL = 4  # a vocabulary of less than a fourth of a size's is of a smaller model
-RECIPE = ('tokenizer', 'held_out', 'bos', 'end_token', 'fixed_token')  # fields of config.data that a store has, too
+PREPARE_FLAGS = ('source', 'out', 'held_out', 'bos', 'end_token', 'fixed_token', 'lenient', 'shard_tokens', 'processes')
+CHECK_FLAGS = ('length', 'batch_size', 'hosts')
+MAX_VOCABULARY_RATIO = 4  # a vocabulary of less than a fourth of a size's is of a smaller model
+STORE_FIELDS = ('tokenizer', 'held_out', 'bos', 'end_token', 'fixed_token')  # fields of config.data that a store has, too
 
 
-def arguments(verb: argparse.ArgumentParser) -> None:
-    add = verb.add_argument
-    add('--source', metavar='SOURCE', help='documents, as the forms above say')
-    add(
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    add_argument = parser.add_argument
+    add_argument('--source', metavar='SOURCE', help='documents, as the forms above say')
+    add_argument(
         '--out',
         metavar='DIR',
         help='folder of the store, local or in a bucket: a new one, or one to go on with, such as stores/pile',
     )
-    add('--check', metavar='DIR', help='verify an existing store, and say what it holds')
-    add(
+    add_argument('--check', metavar='DIR', help='verify an existing store, and say what it holds')
+    add_argument(
         '--tokenizer',
         metavar='FILE',
         help='tokenizer.json; or train: train one on a sample (default: train)',
     )
-    add(
+    add_argument(
         '--vocabulary',
         type=int,
         metavar='N',
         help='size of a tokenizer that is trained; with --check: the largest size allowed',
     )
-    add(
+    add_argument(
         '--held_out', type=float, metavar='SHARE', help='share of documents for validation and probes (default: 0.15)'
     )
-    add('--bos', choices=('none', 'documents'), help='documents: begin each document with BOS; none: do not')
-    add('--end_token', type=int, metavar='ID', help='token that ends a document (default: 0, as in GPT-NeoX)')
-    add('--fixed_token', type=int, metavar='ID', help='token for BOS and for fixed positions (default: 1)')
-    add(
+    add_argument('--bos', choices=('none', 'documents'), help='documents: begin each document with BOS; none: do not')
+    add_argument('--end_token', type=int, metavar='ID', help='token that ends a document (default: 0, as in GPT-NeoX)')
+    add_argument('--fixed_token', type=int, metavar='ID', help='token for BOS and for fixed positions (default: 1)')
+    add_argument(
         '--lenient',
         action='store_true',
         help='leave out damaged documents, name and count them (default: stop at the first)',
     )
-    add('--shard_tokens', type=int, metavar='N', help='tokens of a shard, about (default: 16777216)')
-    add('--processes', type=int, metavar='N', help='processes that tokenize (default: one for each core)')
-    add(
+    add_argument('--shard_tokens', type=int, metavar='N', help='tokens of a shard, about (default: 16777216)')
+    add_argument('--processes', type=int, metavar='N', help='processes that tokenize (default: one for each core)')
+    add_argument(
         '--length',
         type=int,
         metavar='T',
         help='with --check: tokens of a window (default: of the largest size that fits)',
     )
-    add(
+    add_argument(
         '--batch_size',
         type=int,
         metavar='B',
         help='with --check: windows of a step, over all hosts (default: of the largest size that fits)',
     )
-    add('--hosts', type=int, metavar='N', help='with --check: hosts that share a batch (default: 1)')
-    add('--json', action='store_true', help='print the result as JSON')
-    verb.usage = '%(prog)s --source SOURCE --out DIR [options]\n       %(prog)s --check DIR [options]'
+    add_argument('--hosts', type=int, metavar='N', help='with --check: hosts that share a batch (default: 1)')
+    add_argument('--json', action='store_true', help='print the result as JSON')
+    parser.usage = '%(prog)s --source SOURCE --out DIR [options]\n       %(prog)s --check DIR [options]'
 
 
-def run(given: argparse.Namespace, rest: list[str]) -> int:
-    checking = given.check is not None
-    if rest:
-        raise Refusal(f'{rest[0]} is unknown (a pattern must be quoted); see sinklab prepare --help')
-    if not checking and not (given.source and given.out):
-        raise Refusal('give --source and --out to prepare a store, or --check to verify one')
-    for name in MAKING if checking else CHECKING:
-        if getattr(given, name) not in (None, False):
-            raise Refusal(f'--{name} has no use {"with" if checking else "without"} --check; leave it out')
-    if given.vocabulary is not None and given.tokenizer not in (None, 'train') and not checking:
-        raise Refusal(f'--vocabulary={given.vocabulary} is for a tokenizer trained here; leave it out')
-    fields = settings(given)
-    trained, ids = fields['tokenizer'] == 'train' and not checking, fields['vocabulary']
-    if trained and not SMALLEST_TRAINED <= ids <= LARGEST_TRAINED:
-        raise Refusal(f'--vocabulary={ids}: a tokenizer trained here has {SMALLEST_TRAINED} to {LARGEST_TRAINED} ids')
-    return check(given, fields) if checking else make(given, fields)
+def run(args: argparse.Namespace, extra_args: list[str]) -> int:
+    is_check = args.check is not None
+    if extra_args:
+        raise UserError(f'{extra_args[0]} is unknown (a pattern must be quoted); see sinklab prepare --help')
+    if not is_check and not (args.source and args.out):
+        raise UserError('give --source and --out to prepare a store, or --check to verify one')
+    for name in PREPARE_FLAGS if is_check else CHECK_FLAGS:
+        if getattr(args, name) not in (None, False):
+            raise UserError(f'--{name} has no use {"with" if is_check else "without"} --check; leave it out')
+    if args.vocabulary is not None and args.tokenizer not in (None, 'train') and not is_check:
+        raise UserError(f'--vocabulary={args.vocabulary} is for a tokenizer trained here; leave it out')
+    fields = parse_settings(args)
+    trains_tokenizer, vocabulary_size = fields['tokenizer'] == 'train' and not is_check, fields['vocabulary']
+    if trains_tokenizer and not MIN_TRAINED_VOCABULARY <= vocabulary_size <= MAX_TRAINED_VOCABULARY:
+        raise UserError(f'--vocabulary={vocabulary_size}: a tokenizer trained here has {MIN_TRAINED_VOCABULARY} to {MAX_TRAINED_VOCABULARY} ids')
+    return check_store(args, fields) if is_check else build_store(args, fields)
 
 
-def settings(given: argparse.Namespace) -> dict[str, Any]:
+def parse_settings(args: argparse.Namespace) -> dict[str, Any]:
     """What is given, each in the domain of its field; and the values of configs/default.py for what is not."""
-    from sinklab.cli.config import load
+    from sinklab.cli.config import load_spec
 
-    plain, _ = load('configs/default.py', [])
-    usual = vars(plain.data) | dict(vocabulary=plain.model.vocabulary, batch_size=plain.optimizer.batch_size)
-    usual |= dict(hosts=1, shard_tokens=1 << 24, processes=None)
-    hints = get_type_hints(spec.Model, include_extras=True) | get_type_hints(spec.Data, include_extras=True)
-    hints |= dict(batch_size=Count, hosts=Count, shard_tokens=Count, processes=Count | None)
-    asked = {name: value for name, value in vars(given).items() if name in usual and value is not None}
-    return usual | {name: field(hints[name], value, f'--{name}') for name, value in asked.items()}
+    default_spec, _ = load_spec('configs/default.py', [])
+    defaults = vars(default_spec.data) | dict(vocabulary=default_spec.model.vocabulary, batch_size=default_spec.optimizer.batch_size)
+    defaults |= dict(hosts=1, shard_tokens=1 << 24, processes=None)
+    hints = get_type_hints(spec.ModelConfig, include_extras=True) | get_type_hints(spec.DataConfig, include_extras=True)
+    hints |= dict(batch_size=PositiveInt, hosts=PositiveInt, shard_tokens=PositiveInt, processes=PositiveInt | None)
+    user_values = {name: value for name, value in vars(args).items() if name in defaults and value is not None}
+    return defaults | {name: parse_value(hints[name], value, f'--{name}') for name, value in user_values.items()}
 
 
-def make(given: argparse.Namespace, fields: dict[str, Any]) -> int:
-    from sinklab.data.prepare import prepare
+def build_store(args: argparse.Namespace, fields: dict[str, Any]) -> int:
+    from sinklab.data.prepare import prepare_store
     from sinklab.data.store.recipe import Recipe
     from sinklab.data.store.store import Store
 
     recipe = Recipe(
         source=fields['source'],
         vocabulary=fields['vocabulary'] if fields['tokenizer'] == 'train' else None,
-        **{name: fields[name] for name in RECIPE},
-        lenient=given.lenient,
+        **{name: fields[name] for name in STORE_FIELDS},
+        lenient=args.lenient,
         shard_tokens=fields['shard_tokens'],
     )
-    with Bar() as bar:
-        prepare(recipe, place(given.out), fields['processes'], bar)
-    store = Store(given.out)
-    size, trained = fitting_size(store)
-    fields |= dict(length=trained.data.length, batch_size=trained.optimizer.batch_size)
-    tell(given, fields, store, found=[], why=f'of --size={size}')
-    if not given.json:
-        print(f'train on it by: {train(given.out, fields, store, size, trained)}')
+    with PrepareProgressBar() as on_progress:
+        prepare_store(recipe, parse_path(args.out), fields['processes'], on_progress)
+    store = Store(args.out)
+    size, size_spec = choose_size(store)
+    fields |= dict(length=size_spec.data.length, batch_size=size_spec.optimizer.batch_size)
+    print_store(args, fields, store, issues=[], size_note=f'of --size={size}')
+    if not args.json:
+        print(f'train on it by: {format_train_command(args.out, fields, store, size, size_spec)}')
     return 0
 
 
-def fitting_size(store: Any) -> tuple[str, Any]:
+def choose_size(store: Any) -> tuple[str, Any]:
     """Return the largest size that fits a store, and its spec.
 
     A size fits if the store has windows for a batch and for validation, and if the vocabulary is not small for it: a
     tokenizer of 512 ids was not trained for a model that has 50,432.
     """
-    from sinklab.cli.config import load
+    from sinklab.cli.config import load_spec
 
     for size in ('paper', 'quickstart', 'smoke'):
-        spec, _ = load('configs/default.py', [], size)
-        if fits(store, spec) and store.meta['vocabulary'] >= spec.model.vocabulary // SMALL:
+        spec, _ = load_spec('configs/default.py', [], size)
+        if has_enough_windows(store, spec) and store.meta['vocabulary'] >= spec.model.vocabulary // MAX_VOCABULARY_RATIO:
             break
     return size, spec
 
 
-def train(folder: str, fields: dict[str, Any], store: Any, size: str, spec: Any) -> str:
+def format_train_command(store_path: str, fields: dict[str, Any], store: Any, size: str, spec: Any) -> str:
     """Return a command that trains on the store at a size."""
-    names = [name for name in RECIPE if name != 'tokenizer' and fields[name] != getattr(spec.data, name)]
-    changed = [f'--config.data.{name}={fields[name]}' for name in names]
+    changed_names = [name for name in STORE_FIELDS if name != 'tokenizer' and fields[name] != getattr(spec.data, name)]
+    overrides = [f'--config.data.{name}={fields[name]}' for name in changed_names]
     if spec.model.vocabulary != store.meta['vocabulary'] and (size != 'paper' or fields['tokenizer'] == 'train'):
-        changed.append(f'--config.model.vocabulary={max(store.meta["vocabulary"], SMALLEST_TRAINED)}')
-    words = ['sinklab', 'train', '--config=configs/default.py', *([] if size == 'paper' else [f'--size={size}'])]
-    return join_shell([*words, f'--config.data.source=store:{folder}', *changed, '--workdir=runs/new'])
+        overrides.append(f'--config.model.vocabulary={max(store.meta["vocabulary"], MIN_TRAINED_VOCABULARY)}')
+    argv = ['sinklab', 'train', '--config=configs/default.py', *([] if size == 'paper' else [f'--size={size}'])]
+    return join_shell([*argv, f'--config.data.source=store:{store_path}', *overrides, '--workdir=runs/new'])
 
 
-def fits(store: Any, spec: Any) -> bool:
-    def windows(side: str) -> int:
+def has_enough_windows(store: Any, spec: Any) -> bool:
+    def count_windows(side: str) -> int:
         return sum(len(store.row(side, name)) // (spec.data.length + 1) for name in store.domains)
 
-    return windows('train') >= spec.optimizer.batch_size and windows('held_out') >= spec.valid.windows
+    return count_windows('train') >= spec.optimizer.batch_size and count_windows('held_out') >= spec.valid.windows
 
 
-def check(given: argparse.Namespace, fields: dict[str, Any]) -> int:
-    from sinklab.data.store.check import problems, summary
+def check_store(args: argparse.Namespace, fields: dict[str, Any]) -> int:
+    from sinklab.data.store.check import find_problems, summarize_store
     from sinklab.data.store.store import Store
-    from sinklab.data.tokens.tokenizer import digest
+    from sinklab.data.tokens.tokenizer import compute_tokenizer_digest
 
-    store = Store(given.check)
-    found = list(problems(store, given.vocabulary or store.meta['vocabulary']))
-    if fields['tokenizer'] != 'train' and digest(given.tokenizer) != store.meta['tokenizer']:
-        found.append(f'it was made by another tokenizer than {given.tokenizer}')
-    why = ''
-    size, trained = fitting_size(store)
-    if given.length is None:
-        fields['length'], why = trained.data.length, f'of --size={size}; --length=N counts others'
-    if given.batch_size is None:
-        fields['batch_size'] = trained.optimizer.batch_size
+    store = Store(args.check)
+    issues = list(find_problems(store, args.vocabulary or store.meta['vocabulary']))
+    if fields['tokenizer'] != 'train' and compute_tokenizer_digest(args.tokenizer) != store.meta['tokenizer']:
+        issues.append(f'it was made by another tokenizer than {args.tokenizer}')
+    size_note = ''
+    size, size_spec = choose_size(store)
+    if args.length is None:
+        fields['length'], size_note = size_spec.data.length, f'of --size={size}; --length=N counts others'
+    if args.batch_size is None:
+        fields['batch_size'] = size_spec.optimizer.batch_size
     length, batch, hosts = fields['length'], fields['batch_size'], fields['hosts']
-    windows = summary(store, length, batch, hosts)['windows']
-    found += [
+    windows = summarize_store(store, length, batch, hosts)['windows']
+    issues += [
         f'its {side} side has no window of {length} + 1 tokens' for side in windows if not any(windows[side].values())
     ]
     if batch % hosts:
-        found.append(f'a batch of {batch} windows cannot be divided over {hosts} hosts; use a multiple')
-    tell(given, fields, store, found, why)
-    for problem in found:
-        print(f'sinklab prepare: {escape_control(store)}: {escape_control(problem)}', file=sys.stderr)
-    return 1 if found else 0
+        issues.append(f'a batch of {batch} windows cannot be divided over {hosts} hosts; use a multiple')
+    print_store(args, fields, store, issues, size_note)
+    for issue in issues:
+        print(f'sinklab prepare: {escape_control(store)}: {escape_control(issue)}', file=sys.stderr)
+    return 1 if issues else 0
 
 
-def tell(given: argparse.Namespace, fields: dict[str, Any], store: Any, found: list[str], why: str) -> None:
-    from sinklab.data.store.check import samples, summary
+def print_store(args: argparse.Namespace, fields: dict[str, Any], store: Any, issues: list[str], size_note: str) -> None:
+    from sinklab.data.store.check import decode_samples, summarize_store
 
-    about = summary(store, fields['length'], fields['batch_size'], fields['hosts'])
-    if given.json:
-        print(json.dumps(about | dict(problems=found), indent=2))
+    store_summary = summarize_store(store, fields['length'], fields['batch_size'], fields['hosts'])
+    if args.json:
+        print(json.dumps(store_summary | dict(problems=issues), indent=2))
     else:
-        show(store, about, samples(store, 2), why)
+        print_store_table(store, store_summary, decode_samples(store, 2), size_note)
 
 
-def show(store: Any, about: dict, texts: list[str], why: str) -> None:
+def print_store_table(store: Any, store_summary: dict, texts: list[str], size_note: str) -> None:
     from sinklab.cli import terminal
 
     headings, rows = ('domain', 'side', 'documents', 'tokens', 'MB of text', 'bytes a token', 'windows'), []
-    for domain in about['domains']:
-        for side, windows in about['windows'].items():
+    for domain in store_summary['domains']:
+        for side, windows in store_summary['windows'].items():
             counts = domain[side]
             cells = [f'{counts["documents"]:,}', f'{counts["tokens"]:,}', f'{counts["bytes"] / 1e6:,.3f}']
             cells.append(f'{counts["bytes"] / max(1, counts["tokens"]):.2f}')
             rows.append([domain['name'] or '-', side, *cells, f'{windows[domain["name"]]:,}'])
-    console = terminal.console(width=120)
-    terminal.print_table(console, headings, rows, left=['side'])
-    dropped = ', '.join(f'{count:,} {why}' for why, count in about['dropped'].items())
-    made = f'{store}: digest {about["digest"]}, {about["shards"]} shards, dropped: {dropped or "nothing"}'
-    windows = f'windows of {about["length"]} + 1 tokens{f" ({why})" if why else ""}; {batches(about)}'
-    for line in (made, windows, *texts):
+    console = terminal.make_console(width=120)
+    terminal.print_table(console, headings, rows, left_columns=['side'])
+    dropped = ', '.join(f'{count:,} {why}' for why, count in store_summary['dropped'].items())
+    store_line = f'{store}: digest {store_summary["digest"]}, {store_summary["shards"]} shards, dropped: {dropped or "nothing"}'
+    windows = f'windows of {store_summary["length"]} + 1 tokens{f" ({size_note})" if size_note else ""}; {format_batches(store_summary)}'
+    for line in (store_line, windows, *texts):
         console.print(escape_control(line, keep='\n\t'), soft_wrap=True)
 
 
-def batches(about: dict) -> str:
+def format_batches(store_summary: dict) -> str:
     """How the windows make batches, and what a host reads of them."""
-    size, hosts, windows = about['batch_size'], about['hosts'], sum(about['windows']['train'].values())
-    said = f'batches of {size}: {about["batches"]:,} an epoch'
-    if not about['batches']:
-        said += f' (windows to train on: {windows:,}; a smaller batch would not read one twice)'
-    if about['rows_per_host']:
-        said += f', {about["rows_per_host"]} windows of each for every one of {hosts} hosts'
-    return said
+    batch_size, hosts, num_windows = store_summary['batch_size'], store_summary['hosts'], sum(store_summary['windows']['train'].values())
+    text = f'batches of {batch_size}: {store_summary["batches"]:,} an epoch'
+    if not store_summary['batches']:
+        text += f' (windows to train on: {num_windows:,}; a smaller batch would not read one twice)'
+    if store_summary['rows_per_host']:
+        text += f', {store_summary["rows_per_host"]} windows of each for every one of {hosts} hosts'
+    return text
 
 
-class Bar:
+class PrepareProgressBar:
     """A listener to a preparation: a live line on a terminal, a line now and then in a log."""
 
     def __init__(self):
@@ -249,23 +249,23 @@ class Bar:
 
         from sinklab.cli import terminal
 
-        self.console = terminal.console(stderr=True)
-        self.live = terminal.is_live(self.console)
-        text, bar = terminal.column('{task.description}'), BarColumn(bar_width=20)
-        self.bar = Progress(bar, text, console=self.console, transient=True, disable=not self.live)
-        self.task, self.spoke = self.bar.add_task('reading a sample', total=None), 0.0
+        self.console = terminal.make_console(stderr=True)
+        self.is_live = terminal.is_live(self.console)
+        text_column, bar_column = terminal.make_progress_column('{task.description}'), BarColumn(bar_width=20)
+        self.progress = Progress(bar_column, text_column, console=self.console, transient=True, disable=not self.is_live)
+        self.task_id, self.last_update_time = self.progress.add_task('reading a sample', total=None), 0.0
 
     def __enter__(self) -> Any:
-        from sinklab.data.prepare import Lines
+        from sinklab.data.prepare import ProgressPrinter
 
-        self.bar.start()
-        return self if self.live else Lines()
+        self.progress.start()
+        return self if self.is_live else ProgressPrinter()
 
     def __exit__(self, *_) -> None:
-        self.bar.stop()
+        self.progress.stop()
 
     def __call__(self, progress: Any) -> None:
-        if time.monotonic() - self.spoke < 0.1:
+        if time.monotonic() - self.last_update_time < 0.1:
             return
-        self.spoke = time.monotonic()
-        self.bar.update(self.task, completed=progress.read, total=progress.size, description=escape_control(progress))
+        self.last_update_time = time.monotonic()
+        self.progress.update(self.task_id, completed=progress.read, total=progress.size, description=escape_control(progress))

@@ -9,59 +9,59 @@ from typing import NoReturn
 
 from sinklab import streams
 from sinklab.checkpoint import digests
-from sinklab.cli.command import again
+from sinklab.cli.command import format_command_line
 from sinklab.escape import escape_control
-from sinklab.folder import Folder
-from sinklab.group import Group
-from sinklab.lease import GRACE
+from sinklab.folder import RunDir
+from sinklab.group import ProcessGroup
+from sinklab.lease import DEFAULT_GRACE_SECONDS
 from sinklab.processes import cluster, link
-from sinklab.processes.account import Account, log
-from sinklab.processes.ending import End
-from sinklab.processes.patience import Patience
+from sinklab.processes.account import RestartPolicy, log_failure
+from sinklab.processes.ending import ExitStatus
+from sinklab.processes.patience import Timeouts
 from sinklab.processes.supervisor import Supervisor
-from sinklab.record import Refusal
-from sinklab.train.outcome import of_error
+from sinklab.record import UserError
+from sinklab.train.outcome import classify_error
 
-HINTS = {'stopped': '; go on with: {again}', 'lost': '; start the same command again'}
+RECOVERY_HINTS = {'stopped': '; go on with: {again}', 'lost': '; start the same command again'}
 
 
-def arguments(verb: argparse.ArgumentParser) -> None:
-    verb.add_argument(
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
         '--coordinator',
         metavar='HOST:PORT',
         help='address of process 0, where one run has several processes, such as host0:8476',
     )
-    verb.add_argument(
+    parser.add_argument(
         '--processes',
         type=int,
         metavar='N',
         help='number of processes of the run (default: what the cluster says; 1: alone)',
     )
-    verb.add_argument('--process', type=int, metavar='I', help='number of this process, from 0')
-    verb.add_argument(
+    parser.add_argument('--process', type=int, metavar='I', help='number of this process, from 0')
+    parser.add_argument(
         '--join_timeout',
         type=float,
-        default=Patience.join,
+        default=Timeouts.join,
         metavar='SECONDS',
         help='seconds to wait for all processes at the start (default: %(default)g)',
     )
-    verb.add_argument(
+    parser.add_argument(
         '--patience',
         metavar='TIMES[,SECONDS]',
         help='end a run if a step takes so many times its usual duration, and at least so many seconds '
-        f'(default: {Patience.multiple:g},{Patience.floor:g})',
+        f'(default: {Timeouts.step_multiple:g},{Timeouts.min_step:g})',
     )
-    verb.add_argument(
+    parser.add_argument(
         '--grace',
         type=float,
-        default=GRACE,
+        default=DEFAULT_GRACE_SECONDS,
         metavar='SECONDS',
         help='seconds between SIGTERM and SIGKILL, in which a checkpoint is saved (default: %(default)g)',
     )
-    verb.add_argument(
+    parser.add_argument(
         '--supervise', action='store_true', help='watch a run of one process as well, and end it if a step hangs'
     )
-    verb.add_argument(
+    parser.add_argument(
         '--restarts',
         type=int,
         default=0,
@@ -70,79 +70,79 @@ def arguments(verb: argparse.ArgumentParser) -> None:
     )
 
 
-def seat(given: argparse.Namespace) -> cluster.Seat:
-    return cluster.seat(given.coordinator, given.processes, given.process, patience(given).join)
+def parse_process_info(args: argparse.Namespace) -> cluster.ProcessInfo:
+    return cluster.resolve_process_info(args.coordinator, args.processes, args.process, parse_timeouts(args).join)
 
 
-def patience(given: argparse.Namespace) -> Patience:
+def parse_timeouts(args: argparse.Namespace) -> Timeouts:
     """As the options say."""
-    if given.restarts < 0:
-        raise Refusal(f'--restarts={given.restarts} must be a whole number of at least 0')
-    times, _, least = (given.patience or '').partition(',')
-    texts = dict(multiple=times, floor=least or None) if given.patience is not None else {}
-    numbers = {name: number(text) for name, text in texts.items() if text is not None}
-    if not all(numbers.values()) or (given.patience or '').endswith(','):
-        raise Refusal(
-            f'--patience={given.patience} must be one or two numbers above 0, e.g. --patience=20,60 for 20 times the '
+    if args.restarts < 0:
+        raise UserError(f'--restarts={args.restarts} must be a whole number of at least 0')
+    multiple_text, _, floor_text = (args.patience or '').partition(',')
+    texts = dict(multiple=multiple_text, floor=floor_text or None) if args.patience is not None else {}
+    numbers = {name: parse_positive(text) for name, text in texts.items() if text is not None}
+    if not all(numbers.values()) or (args.patience or '').endswith(','):
+        raise UserError(
+            f'--patience={args.patience} must be one or two numbers above 0, e.g. --patience=20,60 for 20 times the '
             'usual and no less than 60 seconds'
         )
     for name in ('join_timeout', 'grace'):
-        if not number(getattr(given, name)):
-            raise Refusal(f'--{name}={getattr(given, name):g} must be a number of seconds above 0')
-    return Patience(join=given.join_timeout, **numbers)
+        if not parse_positive(getattr(args, name)):
+            raise UserError(f'--{name}={getattr(args, name):g} must be a number of seconds above 0')
+    return Timeouts(join=args.join_timeout, **numbers)
 
 
-def number(given: str | float) -> float | None:
+def parse_positive(value: str | float) -> float | None:
     """A finite number above 0, if that is what is given."""
     try:
-        return float(given) if 0 < float(given) < math.inf else None
+        return float(value) if 0 < float(value) < math.inf else None
     except ValueError:
         return None
 
 
-def supervise(
+def supervise_run(
     command: list[str],
-    seat: cluster.Seat,
-    patience: Patience,
-    folder: Folder,
-    ours: Callable[[], bool],
+    process_info: cluster.ProcessInfo,
+    timeouts: Timeouts,
+    run_dir: RunDir,
+    is_this_run: Callable[[], bool],
     restarts: int,
 ) -> int:
     """Has a command run in a child, and ends as those of all processes do. `ours`: the folder holds this run."""
-    checkpoint = functools.partial(digests.newest, folder)
-    account = None if seat.index else Account(folder, ours, checkpoint, restarts)
-    failed = functools.partial(log, folder, seat.index)
-    end = Supervisor(seat, command, patience, failed, say, account and account.judge).run()
-    if account:
-        account.close(end)
-        show_cursor()
-        if end.kind == 'crashed':
-            print(end.trace.rstrip(), file=sys.stderr)
-    if end.code:
-        say(line(end))
-    return end.code
+    find_newest_step = functools.partial(digests.find_newest_step, run_dir)
+    restart_policy = None if process_info.index else RestartPolicy(run_dir, is_this_run, find_newest_step, restarts)
+    log_to_run_dir = functools.partial(log_failure, run_dir, process_info.index)
+    exit_status = Supervisor(process_info, command, timeouts, log_to_run_dir, print_error, restart_policy and restart_policy.decide_restart).run()
+    if restart_policy:
+        restart_policy.write_outcome(exit_status)
+        restore_cursor()
+        if exit_status.kind == 'crashed':
+            print(exit_status.trace.rstrip(), file=sys.stderr)
+    if exit_status.exit_code:
+        print_error(format_exit_status(exit_status))
+    return exit_status.exit_code
 
 
-def line(end: End) -> str:
+def format_exit_status(exit_status: ExitStatus) -> str:
     """What a person reads of an end, and can do."""
-    return end.words + HINTS.get(end.kind, '').format(again=again())
+    return exit_status.words + RECOVERY_HINTS.get(exit_status.kind, '').format(again=format_command_line())
 
 
-def say(text: str) -> None:
+def print_error(text: str) -> None:
     print(f'sinklab train: {escape_control(text)}', file=sys.stderr, flush=True)
 
 
-def show_cursor() -> None:
+def restore_cursor() -> None:
     """A line that was live when its process was killed has left none."""
     if sys.stderr.isatty():
-        streams.unescaped(sys.stderr).write('\r\x1b[K\x1b[?25h')
+        streams.get_unescaped_stream(sys.stderr).write('\r\x1b[K\x1b[?25h')
 
 
-def child(function: Callable[[Group], End]) -> NoReturn:
+def run_worker(function: Callable[[ProcessGroup], ExitStatus]) -> NoReturn:
     """Runs a function as one of a group, and leaves as it ends."""
-    group = link.group()
+    group = link.connect_group()
     try:
-        end = function(group)
+        exit_status = function(group)
     except BaseException as error:
-        end = of_error(error)
-    group.end(end)
+        exit_status = classify_error(error)
+    group.end(exit_status)

@@ -7,100 +7,100 @@ import os
 import platform
 from pathlib import Path
 
-from sinklab.files.place import check_utf8, is_remote, place
-from sinklab.record import Refusal
+from sinklab.files.place import check_utf8, is_remote, parse_path
+from sinklab.record import UserError
 
-NONE = 'none'
+NO_CACHE = 'none'
 # XLA's quickest: half the time of a start, and steps of twice or more.
-HASTE = '--xla_backend_optimization_level=0 --xla_backend_extra_options=xla_cpu_disable_new_fusion_emitters'
-ACCELERATORS = ('libtpu', 'jax_cuda12_plugin', 'jax_cuda13_plugin', 'jax_rocm7_plugin')
-HASTY = ('smoke',)  # sizes whose programs run for less time than they take to compile
+FAST_COMPILE_FLAGS = '--xla_backend_optimization_level=0 --xla_backend_extra_options=xla_cpu_disable_new_fusion_emitters'
+ACCELERATOR_PACKAGES = ('libtpu', 'jax_cuda12_plugin', 'jax_cuda13_plugin', 'jax_rocm7_plugin')
+FAST_COMPILE_SIZES = ('smoke',)  # sizes whose programs run for less time than they take to compile
 
 
-def argument(verb: argparse.ArgumentParser) -> None:
-    verb.add_argument(
+def add_cache_argument(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
         '--compiled',
         metavar='DIR',
         help='folder for compiled programs, which later runs reuse (default: the cache of the user); none: keep none',
     )
 
 
-def hasten(size: str | None) -> None:
+def set_fast_compile_flags(size: str | None) -> None:
     """What learns nothing is compiled in haste, where jax knows the CPU alone; to be said before it is at work."""
-    given = os.environ.get('XLA_FLAGS', '')
-    if size in HASTY and '--xla_backend' not in given and knows_the_cpu_alone():
-        os.environ['XLA_FLAGS'] = f'{given} {HASTE}'.strip()
+    xla_flags = os.environ.get('XLA_FLAGS', '')
+    if size in FAST_COMPILE_SIZES and '--xla_backend' not in xla_flags and is_cpu_only():
+        os.environ['XLA_FLAGS'] = f'{xla_flags} {FAST_COMPILE_FLAGS}'.strip()
 
 
-def knows_the_cpu_alone() -> bool:
-    return not any(map(importlib.util.find_spec, ACCELERATORS))
+def is_cpu_only() -> bool:
+    return not any(map(importlib.util.find_spec, ACCELERATOR_PACKAGES))
 
 
-class Programs:
+class CompilationCache:
     """Keeps what this process compiles in a folder, finds what others have, and counts both."""
 
-    def __init__(self, folder: str | None):
+    def __init__(self, cache_dir: str | None):
         import jax
 
         from sinklab import program_cache
 
-        program_cache.install()
-        self.asked = self.found = 0
-        self.folder = folder or jax.config.jax_compilation_cache_dir or str(usual())
-        jax.monitoring.register_event_listener(self.hear)
-        if folder:
-            check_utf8(place(folder), 'jax could not keep compiled programs there')
-        elif not writable(self.folder) or not is_utf8(self.folder):
-            self.folder = NONE
-        if self.folder == NONE:
+        program_cache.install_verified_cache()
+        self.num_requests = self.num_hits = 0
+        self.cache_dir = cache_dir or jax.config.jax_compilation_cache_dir or str(get_default_cache_dir())
+        jax.monitoring.register_event_listener(self.count_event)
+        if cache_dir:
+            check_utf8(parse_path(cache_dir), 'jax could not keep compiled programs there')
+        elif not ensure_writable(self.cache_dir) or not is_utf8_path(self.cache_dir):
+            self.cache_dir = NO_CACHE
+        if self.cache_dir == NO_CACHE:
             jax.config.update('jax_enable_compilation_cache', False)
             return
-        if self.folder == str(usual()):
-            program_cache.remove_unverified(Path(self.folder))
-        if not writable(self.folder):
-            raise Refusal(f'--compiled={folder} cannot be written; give another folder, or none')
-        jax.config.update('jax_compilation_cache_dir', self.folder)
+        if self.cache_dir == str(get_default_cache_dir()):
+            program_cache.remove_unverified(Path(self.cache_dir))
+        if not ensure_writable(self.cache_dir):
+            raise UserError(f'--compiled={cache_dir} cannot be written; give another folder, or none')
+        jax.config.update('jax_compilation_cache_dir', self.cache_dir)
         jax.config.update('jax_persistent_cache_min_compile_time_secs', 0.0)
 
-    def hear(self, event: str, **_) -> None:
-        self.asked += event == '/jax/compilation_cache/compile_requests_use_cache'
-        self.found += event == '/jax/compilation_cache/cache_hits'
+    def count_event(self, event: str, **_) -> None:
+        self.num_requests += event == '/jax/compilation_cache/compile_requests_use_cache'
+        self.num_hits += event == '/jax/compilation_cache/cache_hits'
 
     def __str__(self) -> str:
-        if self.folder == NONE:
+        if self.cache_dir == NO_CACHE:
             return 'programs: all compiled, none kept'
-        return f'programs: {self.asked - self.found} compiled, {self.found} found in {self.folder}'
+        return f'programs: {self.num_requests - self.num_hits} compiled, {self.num_hits} found in {self.cache_dir}'
 
 
-def is_utf8(folder: str) -> bool:
+def is_utf8_path(path: str) -> bool:
     try:
-        check_utf8(place(folder), '')
-    except Refusal:
+        check_utf8(parse_path(path), '')
+    except UserError:
         return False
     return True
 
 
-def writable(folder: str) -> bool:
-    if is_remote(folder):
-        return bool(place(folder))  # jax says what it cannot keep there, and goes on without
+def ensure_writable(path: str) -> bool:
+    if is_remote(path):
+        return bool(parse_path(path))  # jax says what it cannot keep there, and goes on without
     try:
-        Path(folder).mkdir(0o700, parents=True, exist_ok=True)  # who can write there can run code as this user
+        Path(path).mkdir(0o700, parents=True, exist_ok=True)  # who can write there can run code as this user
     except OSError:
         return False
-    return os.access(folder, os.W_OK)
+    return os.access(path, os.W_OK)
 
 
-def usual() -> Path:
+def get_default_cache_dir() -> Path:
     """In the user's cache, by the kind of processor: a program for a CPU holds instructions that others may lack."""
-    from sinklab.cache import cache
+    from sinklab.cache import get_cache_dir
 
-    return cache() / 'programs' / hashlib.sha256(processor().encode()).hexdigest()[:8]
+    return get_cache_dir() / 'programs' / hashlib.sha256(describe_processor().encode()).hexdigest()[:8]
 
 
-def processor() -> str:
+def describe_processor() -> str:
     try:
         lines = Path('/proc/cpuinfo').read_text(encoding='utf-8').splitlines()
     except OSError:
         lines = [platform.processor()]
-    told = {line.partition(':')[0].strip(): line for line in lines}
-    return ' '.join([platform.machine(), *(told.get(name, '') for name in ('model name', 'flags', 'Features'))])
+    cpu_info = {line.partition(':')[0].strip(): line for line in lines}
+    return ' '.join([platform.machine(), *(cpu_info.get(name, '') for name in ('model name', 'flags', 'Features'))])

@@ -20,57 +20,57 @@ from rich.progress import Progress as Bars
 from sinklab import streams
 from sinklab.cli import terminal
 from sinklab.escape import escape_control
-from sinklab.measure.table import HEADLINE
-from sinklab.processes.ending import STOPPING, End
+from sinklab.measure.table import HEADLINE_METRIC
+from sinklab.processes.ending import STOPPING_MESSAGE, ExitStatus
 from sinklab.spec import Spec
-from sinklab.sweep.plan import Run
-from sinklab.sweep.run import Watch
-from sinklab.train.listener import Listener
+from sinklab.sweep.plan import SweepRun
+from sinklab.sweep.run import SweepCallback
+from sinklab.train.listener import Callback
 
-QUIET = 10.0  # seconds between two lines of a log
-VARIABLE = 'SINKLAB_PROGRESS'  # environment variable: json has Progress write records for a sweep
-MARK = '\x1e'  # the character before each record of a JSON text sequence
-EVERY = 0.2  # seconds between two records
-LOSS, PACE = 'train/loss', 'speed/tokens_per_second'
-SAVING = 'stopping, saves a checkpoint'
-MOST = 8  # bars of runs that have ended which stay until the end of a sweep
+LOG_SECONDS = 10.0  # seconds between two lines of a log
+PROGRESS_VARIABLE = 'SINKLAB_PROGRESS'  # environment variable: json has Progress write records for a sweep
+RECORD_SEPARATOR = '\x1e'  # the character before each record of a JSON text sequence
+RECORD_SECONDS = 0.2  # seconds between two records
+LOSS_METRIC, SPEED_METRIC = 'train/loss', 'speed/tokens_per_second'
+SAVING_TEXT = 'stopping, saves a checkpoint'
+MAX_FINISHED_BARS = 8  # bars of runs that have ended which stay until the end of a sweep
 
 
 @dataclasses.dataclass
-class Numbers:
+class LatestMetrics:
     """The newest numbers of a run, as text."""
 
-    steps: int
+    num_steps: int
     step: int = 0
     loss: str = '  -  '
-    pace: str = '-'
+    speed: str = '-'
     sink: str = '-'
-    measured: int | None = None  # the step of `sink`
+    sink_step: int | None = None  # the step of `sink`
 
     def update(self, record: dict) -> None:
         self.step = record['step']
-        if LOSS in record:
-            self.loss = f'{record[LOSS]:.3f}'
-        if PACE in record:
-            self.pace = f'{record[PACE]:,.0f}'
-        if HEADLINE.name in record:
-            self.sink, self.measured = HEADLINE.text(record[HEADLINE.name]), self.step
+        if LOSS_METRIC in record:
+            self.loss = f'{record[LOSS_METRIC]:.3f}'
+        if SPEED_METRIC in record:
+            self.speed = f'{record[SPEED_METRIC]:,.0f}'
+        if HEADLINE_METRIC.name in record:
+            self.sink, self.sink_step = HEADLINE_METRIC.format_value(record[HEADLINE_METRIC.name]), self.step
 
-    def line(self) -> str:
+    def format_line(self) -> str:
         """Format all numbers for a log, Sink_1 with its step if that is not the newest one."""
-        at = '' if self.measured in (None, self.step) else f' at step {self.measured}'
+        step_suffix = '' if self.sink_step in (None, self.step) else f' at step {self.sink_step}'
         return (
-            f'step {self.step}/{self.steps}  loss {self.loss}  {self.pace} tokens/s  {HEADLINE.label} {self.sink}{at}'
+            f'step {self.step}/{self.num_steps}  loss {self.loss}  {self.speed} tokens/s  {HEADLINE_METRIC.label} {self.sink}{step_suffix}'
         )
 
-    def live(self) -> str:
+    def format_bar_text(self) -> str:
         """Format the numbers behind a bar."""
         if self.step == 0 and self.loss.strip() == '-':
-            return 'compiling' if self.measured is None else f'compiling   {HEADLINE.label} {self.sink:>7}'
-        return f'loss {self.loss}  {HEADLINE.label} {self.sink:>7}'
+            return 'compiling' if self.sink_step is None else f'compiling   {HEADLINE_METRIC.label} {self.sink:>7}'
+        return f'loss {self.loss}  {HEADLINE_METRIC.label} {self.sink:>7}'
 
 
-class Display:
+class ProgressDisplay:
     """Shows how runs go on: a bar for each on a terminal, else a line of each every QUIET seconds.
 
     As a context it shows the bars and takes them away.
@@ -80,21 +80,21 @@ class Display:
         only: whether there is one run, of which the pace is shown as well.
     """
 
-    def __init__(self, console: Console, only: bool = False):
-        self.console, self.only, self.live = console, only, terminal.is_live(console)
+    def __init__(self, console: Console, is_single_run: bool = False):
+        self.console, self.is_single_run, self.is_live = console, is_single_run, terminal.is_live(console)
         self.bars = Bars(
-            terminal.column('{task.description}'),
+            terminal.make_progress_column('{task.description}'),
             BarColumn(bar_width=16),
             MofNCompleteColumn(),
-            terminal.column('{task.fields[text]}'),
+            terminal.make_progress_column('{task.fields[text]}'),
             TimeRemainingColumn(compact=True),
             console=console,
             transient=True,
-            disable=not self.live,
+            disable=not self.is_live,
         )
-        self.runs, self.spoke = {}, {}
+        self.runs, self.last_print_times = {}, {}
 
-    def __enter__(self) -> 'Display':
+    def __enter__(self) -> 'ProgressDisplay':
         self.bars.start()
         return self
 
@@ -104,60 +104,60 @@ class Display:
     def add(self, name: str, steps: int) -> int:
         """Begin to show a run, and return the key by which it is updated."""
         key = self.bars.add_task(escape_control(name), total=steps, text='starting')
-        self.runs[key], self.spoke[key] = Numbers(steps), 0.0
+        self.runs[key], self.last_print_times[key] = LatestMetrics(steps), 0.0
         return key
 
     def update(self, key: int, record: dict) -> None:
         numbers = self.runs[key]
         numbers.update(record)
-        if self.live:
-            pace = f'  {numbers.pace} tokens/s' if self.only and self.console.width >= 100 else ''
-            self.bars.update(key, completed=numbers.step, text=numbers.live() + pace)
-        elif numbers.step == numbers.steps or time.monotonic() - self.spoke[key] > QUIET:
-            self.spoke[key] = time.monotonic()
-            self.say(f'{self.bars.tasks[key].description}  {numbers.line()}')
+        if self.is_live:
+            speed_text = f'  {numbers.pace} tokens/s' if self.is_single_run and self.console.width >= 100 else ''
+            self.bars.update(key, completed=numbers.step, text=numbers.live() + speed_text)
+        elif numbers.step == numbers.steps or time.monotonic() - self.last_print_times[key] > LOG_SECONDS:
+            self.last_print_times[key] = time.monotonic()
+            self.print_line(f'{self.bars.tasks[key].description}  {numbers.line()}')
 
-    def mark(self, key: int, text: str) -> None:
+    def set_bar_text(self, key: int, text: str) -> None:
         """Show words in place of the numbers of a run."""
         self.bars.update(key, text=text)
 
-    def say(self, text: str) -> None:
+    def print_line(self, text: str) -> None:
         """Print a line, above the bars if there are any."""
         self.console.print(escape_control(text), soft_wrap=True)
 
 
-class Sequence:
+class ProgressRecordWriter:
     """Writes what a Display shows as a JSON text sequence for the display of a sweep; numbers every EVERY seconds."""
 
     def __init__(self, stream: Any):
-        self.stream, self.steps, self.written = streams.unescaped(stream), 0, 0.0
+        self.stream, self.num_steps, self.last_write_time = streams.get_unescaped_stream(stream), 0, 0.0
 
-    def __enter__(self) -> 'Sequence':
+    def __enter__(self) -> 'ProgressRecordWriter':
         return self
 
     def __exit__(self, *_) -> None:
         pass
 
     def add(self, name: str, steps: int) -> int:
-        self.steps = steps
+        self.num_steps = steps
         return 0
 
     def update(self, key: int, record: dict) -> None:
-        last = record['step'] == self.steps or HEADLINE.name in record
-        if last or time.monotonic() - self.written > EVERY:
-            self.written = time.monotonic()
-            names = 'step', LOSS, PACE, HEADLINE.name
-            self.write(record={name: record[name] for name in names if name in record})
+        is_due = record['step'] == self.num_steps or HEADLINE_METRIC.name in record
+        if is_due or time.monotonic() - self.last_write_time > RECORD_SECONDS:
+            self.last_write_time = time.monotonic()
+            names = 'step', LOSS_METRIC, SPEED_METRIC, HEADLINE_METRIC.name
+            self.write_record(record={name: record[name] for name in names if name in record})
 
-    def say(self, text: str) -> None:
-        self.write(note=text)
+    def print_line(self, text: str) -> None:
+        self.write_record(note=text)
 
-    def write(self, **content: Any) -> None:
-        self.stream.write(f'{MARK}{json.dumps(content)}\n')
+    def write_record(self, **content: Any) -> None:
+        self.stream.write(f'{RECORD_SEPARATOR}{json.dumps(content)}\n')
         self.stream.flush()
 
 
-class Progress(Listener):
+class ProgressCallback(Callback):
     """Shows how one run goes on. As a context it shows the bar and takes it away.
 
     Args:
@@ -168,59 +168,59 @@ class Progress(Listener):
         row: the fields that the row changes at its size, in one line.
     """
 
-    def __init__(self, name: str, spec: Spec, programs: object = None, stderr: bool = True, row: str | None = None):
-        as_records = os.environ.get(VARIABLE) == 'json'
-        self.display = Sequence(sys.stderr) if as_records else Display(terminal.console(stderr=stderr), only=True)
+    def __init__(self, name: str, spec: Spec, compilation_cache: object = None, stderr: bool = True, row_description: str | None = None):
+        as_records = os.environ.get(PROGRESS_VARIABLE) == 'json'
+        self.display = ProgressRecordWriter(sys.stderr) if as_records else ProgressDisplay(terminal.make_console(stderr=stderr), is_single_run=True)
         self.key = self.display.add(name, spec.optimizer.steps)
-        self.name, self.steps, self.epochs = name, spec.optimizer.steps, None
-        self.checkpoint, self.programs, self.row = spec.checkpoint, programs, row
+        self.name, self.num_steps, self.epochs = name, spec.optimizer.steps, None
+        self.checkpoint, self.compilation_cache, self.row_description = spec.checkpoint, compilation_cache, row_description
 
-    def __enter__(self) -> 'Progress':
+    def __enter__(self) -> 'ProgressCallback':
         self.display.__enter__()
         return self
 
     def __exit__(self, *_) -> None:
         self.display.__exit__()
 
-    def record(self, record: dict, written: bool) -> None:
-        if self.programs and LOSS in record:
-            self.fact(str(self.programs))
-            self.programs = None
+    def on_record(self, record: dict, written: bool) -> None:
+        if self.compilation_cache and LOSS_METRIC in record:
+            self.print_fact(str(self.compilation_cache))
+            self.compilation_cache = None
         if self.epochs is None and 'data/epoch' in record:
-            self.epochs = record['data/epoch'] * self.steps / record['step']
-            part = f'{100 * self.epochs:.3g} %' if self.epochs < 1 else f'{self.epochs:.3g} times all'
-            self.fact(f'{self.steps} steps read {part} of the data')
+            self.epochs = record['data/epoch'] * self.num_steps / record['step']
+            share_text = f'{100 * self.epochs:.3g} %' if self.epochs < 1 else f'{self.epochs:.3g} times all'
+            self.print_fact(f'{self.num_steps} steps read {share_text} of the data')
         self.display.update(self.key, record)
 
-    def note(self, line: str) -> None:
+    def on_message(self, line: str) -> None:
         """Say what the reader should know; a sweep shows it, too."""
-        if isinstance(self.display, Sequence):
-            self.display.write(warning=line)
+        if isinstance(self.display, ProgressRecordWriter):
+            self.display.write_record(warning=line)
         else:
-            self.fact(line)
+            self.print_fact(line)
 
-    def begin(self, step: int, attention: str, changes: list[str]) -> None:
-        if self.row and not isinstance(self.display, Sequence):  # a sweep has said it of all rows
-            self.fact(self.row)
-        self.fact(f'attention: {attention}')
+    def on_train_begin(self, step: int, attention: str, changes: list[str]) -> None:
+        if self.row_description and not isinstance(self.display, ProgressRecordWriter):  # a sweep has said it of all rows
+            self.print_fact(self.row_description)
+        self.print_fact(f'attention: {attention}')
         if changes:
-            self.note(f'since step {step}: {"; ".join(changes)}')
-        every = self.checkpoint.every_steps
-        if not self.checkpoint.every_minutes and (not every or step + every - step % every >= self.steps):
-            self.fact(
+            self.on_message(f'since step {step}: {"; ".join(changes)}')
+        interval = self.checkpoint.every_steps
+        if not self.checkpoint.every_minutes and (not interval or step + interval - step % interval >= self.num_steps):
+            self.print_fact(
                 f'saves no checkpoint before its end, but for Ctrl-C and SIGTERM '
-                f'(config.checkpoint.every_steps is {every})'
+                f'(config.checkpoint.every_steps is {interval})'
             )
 
-    def say(self, line: str) -> None:
+    def print_line(self, line: str) -> None:
         """Print a line as it is."""
-        self.display.say(line)
+        self.display.print_line(line)
 
-    def fact(self, line: str) -> None:
+    def print_fact(self, line: str) -> None:
         """Say something of the run that a log should have."""
-        self.display.say(line if isinstance(self.display, Sequence) else f'{self.name}  {line}')
+        self.display.print_line(line if isinstance(self.display, ProgressRecordWriter) else f'{self.name}  {line}')
 
-    def end(self, end: End, words: str, closing: Callable[[], None]) -> None:
+    def finish(self, exit_status: ExitStatus, message: str, print_results: Callable[[], None]) -> None:
         """Take the bar away, and say how the run has ended.
 
         Args:
@@ -228,17 +228,17 @@ class Progress(Listener):
             words: the line that says so, where the run is not done.
             closing: prints the results of the run; a sweep does that for all of its runs.
         """
-        if isinstance(self.display, Sequence):
-            self.display.write(end=end.kind, words=end.words)
+        if isinstance(self.display, ProgressRecordWriter):
+            self.display.write_record(end=exit_status.kind, words=exit_status.words)
             return
         self.display.__exit__()
-        if end.code == 0:
-            closing()
+        if exit_status.exit_code == 0:
+            print_results()
         else:
-            self.display.say(words)
+            self.display.print_line(message)
 
 
-class Runs(Display, Watch):
+class SweepDisplay(ProgressDisplay, SweepCallback):
     """One display of all runs of a sweep.
 
     Args:
@@ -246,62 +246,62 @@ class Runs(Display, Watch):
         jobs: how many there are at once.
     """
 
-    def __init__(self, runs: list[Run], jobs: int):
-        super().__init__(terminal.console(stderr=True))
-        self.waiting, self.seeds = [run for run in runs if run.outcome == 'to do'], {run.seed for run in runs}
-        self.keys, self.lock, self.all, self.is_stopping = {}, threading.Lock(), None, False
-        if self.live and len(self.waiting) > jobs:
-            self.all = self.bars.add_task('all runs', total=len(self.waiting), text='')
+    def __init__(self, runs: list[SweepRun], jobs: int):
+        super().__init__(terminal.make_console(stderr=True))
+        self.pending_runs, self.seeds = [run for run in runs if run.outcome == 'to do'], {run.seed for run in runs}
+        self.bar_keys, self.lock, self.total_bar, self.is_stopping = {}, threading.Lock(), None, False
+        if self.is_live and len(self.pending_runs) > jobs:
+            self.total_bar = self.bars.add_task('all runs', total=len(self.pending_runs), text='')
 
-    def name(self, run: Run) -> str:
-        return run.row if self.live and len(self.seeds) == 1 else str(run)
+    def format_run_name(self, run: SweepRun) -> str:
+        return run.row if self.is_live and len(self.seeds) == 1 else str(run)
 
-    def begin(self, at: str, run: Run) -> None:
-        if not self.live:
-            self.say(at)
+    def on_run_begin(self, label: str, run: SweepRun) -> None:
+        if not self.is_live:
+            self.print_line(label)
         with self.lock:
-            self.keys[id(run)] = self.add(self.name(run), run.spec.optimizer.steps)
+            self.bar_keys[id(run)] = self.add(self.format_run_name(run), run.spec.optimizer.steps)
 
-    def hear(self, run: Run, line: bytes) -> bool:
+    def on_output_line(self, run: SweepRun, line: bytes) -> bool:
         """Show a line of a run's process; return whether it is a record."""
         text = line.decode(errors='backslashreplace').removesuffix('\n')
-        content = parse(text)
+        content = parse_record(text)
         if content is None:
             # What a run says as it stops names a command that goes on with this run alone.
-            is_end = text == STOPPING or (self.is_stopping and text.startswith('sinklab train: '))
-            if text.strip() and not (self.live and is_end):
-                self.say(f'{self.name(run)}: {text}')
+            is_end = text == STOPPING_MESSAGE or (self.is_stopping and text.startswith('sinklab train: '))
+            if text.strip() and not (self.is_live and is_end):
+                self.print_line(f'{self.format_run_name(run)}: {text}')
             return False
         if isinstance(content.get('record'), dict):
-            self.update(self.keys[id(run)], content['record'])
+            self.update(self.bar_keys[id(run)], content['record'])
             if self.is_stopping:
-                self.mark(self.keys[id(run)], SAVING)
-        elif 'warning' in content or ('note' in content and not self.live):
-            self.say(f'{self.name(run)}  {content.get("warning", content.get("note"))}')
-        elif 'end' in content and content['end'] != 'done' and not (self.live and content['end'] == 'stopped'):
-            self.say(f'{self.name(run)}: {content["end"]}: {content.get("words", "")}')
+                self.set_bar_text(self.bar_keys[id(run)], SAVING_TEXT)
+        elif 'warning' in content or ('note' in content and not self.is_live):
+            self.print_line(f'{self.format_run_name(run)}  {content.get("warning", content.get("note"))}')
+        elif 'end' in content and content['end'] != 'done' and not (self.is_live and content['end'] == 'stopped'):
+            self.print_line(f'{self.format_run_name(run)}: {content["end"]}: {content.get("words", "")}')
         return True
 
-    def end(self, run: Run) -> None:
-        key = self.keys[id(run)]
-        if self.all is not None:
-            self.bars.advance(self.all)
-        if len(self.waiting) > MOST:
+    def on_run_end(self, run: SweepRun) -> None:
+        key = self.bar_keys[id(run)]
+        if self.total_bar is not None:
+            self.bars.advance(self.total_bar)
+        if len(self.pending_runs) > MAX_FINISHED_BARS:
             self.bars.update(key, visible=False)
         elif run.outcome != 'done':
-            self.mark(key, run.outcome if run.outcome != 'to do' else 'stopped')
+            self.set_bar_text(key, run.outcome if run.outcome != 'to do' else 'stopped')
 
-    def stopping(self) -> None:
+    def on_stop_signal(self) -> None:
         """Say beside the bars that a signal has come, and what the runs do now."""
         self.is_stopping = True
-        for run in self.waiting:
-            if run.outcome == 'to do' and id(run) in self.keys:
-                self.mark(self.keys[id(run)], SAVING)
+        for run in self.pending_runs:
+            if run.outcome == 'to do' and id(run) in self.bar_keys:
+                self.set_bar_text(self.bar_keys[id(run)], SAVING_TEXT)
 
 
-def parse(text: str) -> dict | None:
+def parse_record(text: str) -> dict | None:
     """Return a record of a JSON text sequence; None of any other line."""
-    if not text.startswith(MARK):
+    if not text.startswith(RECORD_SEPARATOR):
         return None
     try:
         content = json.loads(text[1:])

@@ -5,33 +5,33 @@ import dataclasses
 import re
 from typing import TYPE_CHECKING, Any
 
-from sinklab.folder import Folder
-from sinklab.named import spec_of
-from sinklab.record import Count, Natural, Refusal, field
+from sinklab.folder import RunDir
+from sinklab.named import read_spec
+from sinklab.record import PositiveInt, NonNegativeInt, UserError, parse_value
 from sinklab.spec import Spec
 
 if TYPE_CHECKING:
     import numpy as np
     from tokenizers import Tokenizer
 
-    from sinklab.model.streaming import Cache
+    from sinklab.model.streaming import CacheConfig
 
 
-def arguments(verb: argparse.ArgumentParser) -> None:
-    verb.add_argument(
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
         'run',
         metavar='RUN[@STEP]',
         help='run folder, and one of its steps, such as runs/softmax@500 (default: the newest)',
     )
-    verb.add_argument('--tokenizer', metavar='FILE', help='tokenizer.json of the run, if its token store is gone')
-    verb.add_argument(
+    parser.add_argument('--tokenizer', metavar='FILE', help='tokenizer.json of the run, if its token store is gone')
+    parser.add_argument(
         '--bare', action='store_true', help='leave out the BOS or the fixed tokens that training put before texts'
     )
 
 
-def model_argument(verb: argparse.ArgumentParser) -> None:
+def add_model_argument(parser: argparse.ArgumentParser) -> None:
     """Add the argument of commands that take a run or an open model."""
-    verb.add_argument(
+    parser.add_argument(
         'model',
         metavar='RUN[@STEP] | hf:PATH_OR_ID',
         help='run folder, such as runs/softmax@500 (default: its newest step), or an open model, such as '
@@ -40,59 +40,59 @@ def model_argument(verb: argparse.ArgumentParser) -> None:
 
 
 @dataclasses.dataclass(frozen=True)
-class Reader:
+class RunCheckpoint:
     """A step of a run."""
 
-    folder: Folder
+    run_dir: RunDir
     step: int
     spec: Spec
 
     def __str__(self) -> str:
-        return f'{self.folder}@{self.step}'
+        return f'{self.run_dir}@{self.step}'
 
-    def tokenizer(self, file: str | None) -> 'Tokenizer':
+    def load_tokenizer(self, file: str | None) -> 'Tokenizer':
         """The one that the run was trained with, or a file that is the same."""
         from sinklab.data.tokens import tokenizer
-        from sinklab.observe.own import tokenizer_of
+        from sinklab.observe.own import find_run_tokenizer
 
-        return tokenizer.load(tokenizer_of(self.folder, self.step, self.spec, file))
+        return tokenizer.load_tokenizer(find_run_tokenizer(self.run_dir, self.step, self.spec, file))
 
-    def ids(self, text: str, name: str, bare: bool, tokenizer: 'Tokenizer') -> 'np.ndarray':
+    def encode_text(self, text: str, name: str, bare: bool, tokenizer: 'Tokenizer') -> 'np.ndarray':
         """Of a text, as training would show its beginning; what is put there stands as its complement."""
-        from sinklab.data.sequences.prompts import shaped
-        from sinklab.data.tokens.encode import ids_of_text
+        from sinklab.data.sequences.prompts import add_training_tokens
+        from sinklab.data.tokens.encode import encode_long_text
 
-        ids_T = ids_of_text(tokenizer, text, name)
-        return ids_T if bare else shaped(ids_T, self.spec.data)
+        ids_T = encode_long_text(tokenizer, text, name)
+        return ids_T if bare else add_training_tokens(ids_T, self.spec.data)
 
-    def parameters(self) -> Any:
+    def load_parameters(self) -> Any:
         """Verified, and where they are computed with."""
         from sinklab.checkpoint import restore
-        from sinklab.train.streaming import parameters
+        from sinklab.train.streaming import make_abstract_params
 
-        return restore.parameters(self.folder.path, self.step, abstract=parameters(self.spec))
-
-
-def reader(given: str) -> Reader:
-    from sinklab.observe.opening import step_of
-
-    folder, step = step_of(given)
-    return Reader(folder, step, spec_of(folder))
+        return restore.restore_parameters(self.run_dir.path, self.step, abstract_params=make_abstract_params(self.spec))
 
 
-def cache(words: str, spec: Spec) -> 'Cache':
+def load_checkpoint(run_ref: str) -> RunCheckpoint:
+    from sinklab.observe.opening import resolve_checkpoint
+
+    run_dir, step = resolve_checkpoint(run_ref)
+    return RunCheckpoint(run_dir, step, read_spec(run_dir))
+
+
+def parse_cache(text: str, spec: Spec) -> 'CacheConfig':
     """x+y, which the model can have."""
-    from sinklab.model.streaming import Cache
-    from sinklab.train.streaming import check
+    from sinklab.model.streaming import CacheConfig
+    from sinklab.train.streaming import check_streaming
 
-    found = re.fullmatch(r'([0-9]+)\+([0-9]+)', words)
-    if not found:
-        raise Refusal(
-            f'--cache={words} is no cache; give x+y, so many first and so many recent tokens, such as 4+1020'
+    match = re.fullmatch(r'([0-9]+)\+([0-9]+)', text)
+    if not match:
+        raise UserError(
+            f'--cache={text} is no cache; give x+y, so many first and so many recent tokens, such as 4+1020'
         )
-    first, recent = (int(number) for number in found.groups())
-    at = f'--cache={words}'
-    made = Cache(field(Natural, first, f'x of {at}'), field(Count, recent, f'y of {at}'))
-    field(Count, made.size, f'x + y of {at}')
-    check(spec, made)
-    return made
+    first, recent = (int(number) for number in match.groups())
+    flag_text = f'--cache={text}'
+    kv_cache = CacheConfig(parse_value(NonNegativeInt, first, f'x of {flag_text}'), parse_value(PositiveInt, recent, f'y of {flag_text}'))
+    parse_value(PositiveInt, kv_cache.size, f'x + y of {flag_text}')
+    check_streaming(spec, kv_cache)
+    return kv_cache

@@ -16,132 +16,132 @@ from pathlib import Path
 from types import ModuleType
 
 from sinklab.escape import escape_control
-from sinklab.files.place import absolute, common, is_remote, place
-from sinklab.folder import Folder
+from sinklab.files.place import make_absolute, find_common_folder, is_remote, parse_path
+from sinklab.folder import RunDir
 from sinklab.install import format_extra_command
-from sinklab.record import Refusal
+from sinklab.record import UserError
 
 
-def arguments(verb: argparse.ArgumentParser) -> None:
-    verb.add_argument(
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
         'runs',
         nargs='+',
         metavar='DIR',
         help='run folders, or the folder of a sweep or of claims, such as runs/sweep',
     )
-    verb.add_argument(
+    parser.add_argument(
         '--out',
         metavar='DIR',
         help='folder for report.html (default: that of the run, or the one that all runs lie in)',
     )
-    verb.add_argument('--paper', action='store_true', help='order and number the figures as the paper does')
+    parser.add_argument('--paper', action='store_true', help='order and number the figures as the paper does')
     for kind in ('png', 'svg', 'pdf'):
-        verb.add_argument(f'--{kind}', action='store_true', help=f'also write the pictures as {kind.upper()} files')
-    verb.add_argument(
+        parser.add_argument(f'--{kind}', action='store_true', help=f'also write the pictures as {kind.upper()} files')
+    parser.add_argument(
         '--latex', action='store_true', help='also write the table by row as LaTeX (table.tex, with booktabs)'
     )
-    verb.add_argument('--json', action='store_true', help='print the table as JSON')
+    parser.add_argument('--json', action='store_true', help='print the table as JSON')
 
 
-def run(given: argparse.Namespace, rest: list[str]) -> int:
-    if rest:
-        raise Refusal(f'{rest[0]} is unknown; see sinklab report --help')
+def run(args: argparse.Namespace, extra_args: list[str]) -> int:
+    if extra_args:
+        raise UserError(f'{extra_args[0]} is unknown; see sinklab report --help')
     from sinklab.report import closing, runs
     from sinklab.sweep import results
 
-    paths = [str(path) for one in given.runs for path in matching(one)]
-    found = runs.read(paths)
-    claimed = results.verdicts(beside(paths))
-    page = write(place(given.out) if given.out else beside(paths), found, given, claimed)
-    table = closing.table(found)
-    if given.json:
+    paths = [str(path) for pattern in args.runs for path in find_runs(pattern)]
+    run_records = runs.read_runs(paths)
+    verdicts = results.read_verdicts(choose_report_dir(paths))
+    page_path = write_report(parse_path(args.out) if args.out else choose_report_dir(paths), run_records, args, verdicts)
+    table = closing.make_run_table(run_records)
+    if args.json:
         print(json.dumps(table, indent=2, allow_nan=False))
     else:
-        show(table)
-    print(f'report: {escape_control(page)}', file=sys.stderr if given.json else sys.stdout)
+        print_runs(table)
+    print(f'report: {escape_control(page_path)}', file=sys.stderr if args.json else sys.stdout)
     return 0
 
 
-def matching(given: str) -> list[Path]:
+def find_runs(pattern: str) -> list[Path]:
     """The runs of a sweep; in a bucket those of a pattern, which no shell has looked for; else, as given."""
-    if not (is_remote(given) and glob.has_magic(given)):
-        return of_sweep(place(given)) or of_claims(place(given)) or [place(given)]
-    start = given[: min(given.index(sign) for sign in '*?[' if sign in given)].rpartition('/')[0]
-    found = [path.parent for path in place(start).glob(f'{given[len(start) + 1 :].rstrip("/")}/config.json')]
-    if not found:
-        raise Refusal(f'{given} matches no run; give run folders')
-    return sorted(found)
+    if not (is_remote(pattern) and glob.has_magic(pattern)):
+        return list_sweep_runs(parse_path(pattern)) or list_claim_runs(parse_path(pattern)) or [parse_path(pattern)]
+    parent = pattern[: min(pattern.index(character) for character in '*?[' if character in pattern)].rpartition('/')[0]
+    run_paths = [path.parent for path in parse_path(parent).glob(f'{pattern[len(parent) + 1 :].rstrip("/")}/config.json')]
+    if not run_paths:
+        raise UserError(f'{pattern} matches no run; give run folders')
+    return sorted(run_paths)
 
 
-def of_sweep(folder: Path) -> list[Path]:
+def list_sweep_runs(sweep_dir: Path) -> list[Path]:
     """Of the folder of a sweep that has ended: its runs, the rows in their order."""
-    if not (folder / 'sweep.json').exists():
+    if not (sweep_dir / 'sweep.json').exists():
         return []
     from sinklab.sweep import plan
 
-    found = [folder / plan.name(row['row'], seed) for row in Folder(folder).read('sweep') for seed in row['seeds']]
-    return [run for run in found if (run / 'row.json').exists()]
+    run_paths = [sweep_dir / plan.get_run_dir_name(row['row'], seed) for row in RunDir(sweep_dir).read_json('sweep') for seed in row['seeds']]
+    return [run for run in run_paths if (run / 'row.json').exists()]
 
 
-def of_claims(folder: Path) -> list[Path]:
+def list_claim_runs(claims_dir: Path) -> list[Path]:
     from sinklab.sweep import results
 
-    return results.folders(folder)
+    return results.list_run_dirs(claims_dir)
 
 
-def beside(runs: list[str]) -> Path:
+def choose_report_dir(run_paths: list[str]) -> Path:
     """A single run's own folder, or the innermost one that all of several lie in."""
-    paths = [absolute(place(path)) for path in runs]
-    return paths[0] if len(paths) == 1 else common([path.parent for path in paths])
+    paths = [make_absolute(parse_path(path)) for path in run_paths]
+    return paths[0] if len(paths) == 1 else find_common_folder([path.parent for path in paths])
 
 
-def write(folder: Path, found: list, given: argparse.Namespace, claimed: list[dict]) -> Path:
+def write_report(out_dir: Path, runs: list, args: argparse.Namespace, verdicts: list[dict]) -> Path:
     """The page, and what else is asked for."""
     from sinklab.report import latex, page
 
-    kinds = [kind for kind in ('png', 'svg', 'pdf') if getattr(given, kind)]
+    kinds = [kind for kind in ('png', 'svg', 'pdf') if getattr(args, kind)]
     try:
-        if not is_remote(folder):
-            folder.mkdir(parents=True, exist_ok=True)
-        page.write(folder / 'report.html', found, given.paper, claimed)
+        if not is_remote(out_dir):
+            out_dir.mkdir(parents=True, exist_ok=True)
+        page.write_report_page(out_dir / 'report.html', runs, args.paper, verdicts)
         if kinds:
-            pictures().write(folder, found, kinds)
-        if given.latex:
-            latex.write(folder / 'table.tex', found)
+            import_pictures().write(out_dir, runs, kinds)
+        if args.latex:
+            latex.write_latex_table(out_dir / 'table.tex', runs)
     except OSError as error:
-        raise Refusal(f'{folder} cannot be written ({error.strerror}); choose another --out') from error
-    return folder / 'report.html'
+        raise UserError(f'{out_dir} cannot be written ({error.strerror}); choose another --out') from error
+    return out_dir / 'report.html'
 
 
-def write_page(folder: Path) -> Path | None:
+def write_page(sweep_dir: Path) -> Path | None:
     """Write the page of a sweep; return its file, or None where no run has begun."""
     from sinklab.report import page, runs
 
-    file, paths = folder / 'report.html', [str(path) for path in of_sweep(folder)]
+    file, paths = sweep_dir / 'report.html', [str(path) for path in list_sweep_runs(sweep_dir)]
     if not paths:
         return None
-    page.write(file, runs.read(paths))
+    page.write_report_page(file, runs.read_runs(paths))
     return file
 
 
-def pictures() -> ModuleType:
+def import_pictures() -> ModuleType:
     try:
         from sinklab.report import pictures
     except ImportError as error:
-        raise Refusal(f'pictures need {error.name}; install it: {format_extra_command("report")}') from error
+        raise UserError(f'pictures need {error.name}; install it: {format_extra_command("report")}') from error
     return pictures
 
 
-def show(rows: list[dict]) -> None:
+def print_runs(rows: list[dict]) -> None:
     from sinklab.cli import terminal
-    from sinklab.report.closing import HEADINGS, cells, legend
+    from sinklab.report.closing import RUN_HEADINGS, format_run_cells, format_legend
 
-    out = terminal.console(width=200)
-    columns = list(zip(HEADINGS, *map(cells, rows), strict=True))
-    shown = [column for column in columns if not {'-'}.issuperset(column[1:])]  # none of which no run has a value
-    headings, *lines = zip(*shown, strict=True)
-    terminal.print_table(out, headings, lines)
-    out.print(f'{legend(headings)}.', soft_wrap=not out.is_terminal)
+    console = terminal.make_console(width=200)
+    columns = list(zip(RUN_HEADINGS, *map(format_run_cells, rows), strict=True))
+    nonempty_columns = [column for column in columns if not {'-'}.issuperset(column[1:])]  # none of which no run has a value
+    headings, *lines = zip(*nonempty_columns, strict=True)
+    terminal.print_table(console, headings, lines)
+    console.print(f'{format_legend(headings)}.', soft_wrap=not console.is_terminal)
     for row in rows:
         for note in row['notes']:
             print(f'{escape_control(row["arm"])}: {escape_control(note)}')

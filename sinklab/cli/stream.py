@@ -11,62 +11,62 @@ import math
 import sys
 
 from sinklab.cli import reader
-from sinklab.files.place import place
-from sinklab.record import Refusal
+from sinklab.files.place import parse_path
+from sinklab.record import UserError
 
-FIRST = 0, 1, 2, 4  # tokens that the caches of the table keep of the beginning
+FIRST_TOKEN_COUNTS = 0, 1, 2, 4  # tokens that the caches of the table keep of the beginning
 
 
-def arguments(verb: argparse.ArgumentParser) -> None:
-    reader.arguments(verb)
-    verb.add_argument('--text', required=True, metavar='FILE', help='a text in UTF-8, such as book.txt')
-    verb.add_argument(
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    reader.add_arguments(parser)
+    parser.add_argument('--text', required=True, metavar='FILE', help='a text in UTF-8, such as book.txt')
+    parser.add_argument(
         '--cache',
         metavar='x+y,...',
         help='caches of x first and y recent tokens, such as 0+1024,4+1020 (default: x of 0, 1, 2 and 4, and x + y '
         'of half a training window)',
     )
-    verb.add_argument('--json', action='store_true', help='print the result as JSON')
+    parser.add_argument('--json', action='store_true', help='print the result as JSON')
 
 
-def run(given: argparse.Namespace, rest: list[str]) -> int:
-    if rest:
-        raise Refusal(f'{rest[0]} is unknown; see sinklab stream --help')
-    from sinklab.train.streaming import read_text
+def run(args: argparse.Namespace, extra_args: list[str]) -> int:
+    if extra_args:
+        raise UserError(f'{extra_args[0]} is unknown; see sinklab stream --help')
+    from sinklab.train.streaming import measure_perplexity
 
-    model = reader.reader(given.run)
-    words = usual(model.spec.data.length) if given.cache is None else given.cache.split(',')
-    caches = [reader.cache(one, model.spec) for one in words]
-    ids_T = model.ids(content(given.text), given.text, given.bare, model.tokenizer(given.tokenizer))
-    params, published, rows = model.parameters(), model.folder.read('row').get('published', {}), []
+    checkpoint = reader.load_checkpoint(args.run)
+    cache_texts = list_default_caches(checkpoint.spec.data.length) if args.cache is None else args.cache.split(',')
+    caches = [reader.parse_cache(cache_text, checkpoint.spec) for cache_text in cache_texts]
+    ids_T = checkpoint.encode_text(read_text_file(args.text), args.text, args.bare, checkpoint.load_tokenizer(args.tokenizer))
+    params, published, rows = checkpoint.load_parameters(), checkpoint.run_dir.read_json('row').get('published', {}), []
     for cache in caches:
-        found = read_text(model.spec, cache, params, ids_T)
-        row = dict(cache=str(cache), perplexity=found.perplexity, loss=found.loss, predicted=found.predicted)
+        result = measure_perplexity(checkpoint.spec, cache, params, ids_T)
+        row = dict(cache=str(cache), perplexity=result.perplexity, loss=result.loss, predicted=result.num_predicted)
         row |= dict(published=published.get(f'perplexity/{cache}'))
-        rows.append(row | dict(tokens_per_second=(len(ids_T) - 1) / found.seconds))
-        if not given.json:
-            show(rows[-1], f'{model}, {found.predicted:,} tokens of {given.text}' if len(rows) == 1 else None)
-    if given.json:
-        print(json.dumps([finite(row) for row in rows], indent=2, allow_nan=False))
+        rows.append(row | dict(tokens_per_second=(len(ids_T) - 1) / result.seconds))
+        if not args.json:
+            print_row(rows[-1], f'{checkpoint}, {result.num_predicted:,} tokens of {args.text}' if len(rows) == 1 else None)
+    if args.json:
+        print(json.dumps([replace_nonfinite(row) for row in rows], indent=2, allow_nan=False))
     return 0
 
 
-def usual(length: int) -> list[str]:
+def list_default_caches(length: int) -> list[str]:
     """Table 3's, which has windows of 2048 tokens and 1024 in a cache."""
     half = max(length // 2, 1)
-    return [f'{first}+{half - first}' for first in FIRST if first < half]
+    return [f'{first}+{half - first}' for first in FIRST_TOKEN_COUNTS if first < half]
 
 
-def content(file: str) -> str:
+def read_text_file(file: str) -> str:
     try:
-        return place(file).read_bytes().decode()
+        return parse_path(file).read_bytes().decode()
     except OSError as error:
-        raise Refusal(f'--text={file} cannot be read ({error.strerror or error}); give a file') from error
+        raise UserError(f'--text={file} cannot be read ({error.strerror or error}); give a file') from error
     except UnicodeDecodeError as error:
-        raise Refusal(f'--text={file} is not UTF-8 (byte {error.start}); give a text in UTF-8') from error
+        raise UserError(f'--text={file} is not UTF-8 (byte {error.start}); give a text in UTF-8') from error
 
 
-def show(row: dict, heading: str | None) -> None:
+def print_row(row: dict, heading: str | None) -> None:
     if heading:
         print(f'{heading}\n{"cache":>12} {"perplexity":>12} {"published":>10} {"tokens/s":>10}')
     published = '-' if row['published'] is None else f'{row["published"]:,.2f}'
@@ -74,5 +74,5 @@ def show(row: dict, heading: str | None) -> None:
     sys.stdout.flush()
 
 
-def finite(row: dict) -> dict:
-    return {name: None if isinstance(one, float) and not math.isfinite(one) else one for name, one in row.items()}
+def replace_nonfinite(row: dict) -> dict:
+    return {name: None if isinstance(value, float) and not math.isfinite(value) else value for name, value in row.items()}

@@ -18,61 +18,61 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from sinklab.cli import config, hardware, programs, report
-from sinklab.cli.command import again, program
-from sinklab.cli.train import size_argument
+from sinklab.cli.command import format_command_line, get_program_argv
+from sinklab.cli.train import add_size_argument
 from sinklab.escape import escape_control, join_shell
-from sinklab.files.place import place
-from sinklab.files.whole import whole, writable
-from sinklab.folder import Folder
-from sinklab.lease import Lease, lease
-from sinklab.record import Refusal, unknown
-from sinklab.seeds import SEEDS_HELP, list_seeds, parse_seeds
+from sinklab.files.place import parse_path
+from sinklab.files.whole import atomic_write, writable_folder
+from sinklab.folder import RunDir
+from sinklab.lease import Lease, hold_lease
+from sinklab.record import UserError, format_unknown_name
+from sinklab.seeds import SEEDS_HELP, format_seeds, parse_seeds
 from sinklab.spec import Spec
 from sinklab.sweep import plan
-from sinklab.sweep.plan import Run
-from sinklab.sweep.run import shares, train
+from sinklab.sweep.plan import SweepRun
+from sinklab.sweep.run import split_cores, run_sweep
 
 if TYPE_CHECKING:
     from rich.text import Text
 
-LEFT = 'row', 'end', 'claim', 'words', 'source', 'verdict'
-WORDS = 'end', 'words', 'source', 'verdict'  # columns that are folded where a terminal is narrow
+LEFT_COLUMNS = 'row', 'end', 'claim', 'words', 'source', 'verdict'
+WRAP_COLUMNS = 'end', 'words', 'source', 'verdict'  # columns that are folded where a terminal is narrow
 
 
-def arguments(verb: argparse.ArgumentParser) -> None:
-    verb.add_argument(
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
         '--config',
         required=True,
         metavar='FILE',
         help='config file with rows, such as configs/quickstart.py; sinklab rows lists them',
     )
-    verb.add_argument(
+    parser.add_argument(
         '--rows',
         metavar='ROW,...',
         help='only these rows, in this order, such as softmax,sigmoid_apple; the first is the baseline',
     )
-    size_argument(verb)
-    seeds_argument(verb, 'seed 0 alone')
-    verb.add_argument(
+    add_size_argument(parser)
+    add_seeds_argument(parser, 'seed 0 alone')
+    parser.add_argument(
         '--workdir',
         required=True,
         metavar='DIR',
         help='folder for the run folders (ROW-SEED) and sweep.json, such as runs/sweep',
     )
-    jobs_argument(verb)
-    hardware.arguments(verb)
-    programs.argument(verb)
-    verb.add_argument('--report', action='store_true', help='also write DIR/report.html, a page with pictures')
-    verb.add_argument('--json', action='store_true', help='print the table as JSON')
-    verb.usage = '%(prog)s --config FILE [--rows ROW,...] --workdir DIR [--config.PATH=VALUE ...] [options]'
+    add_jobs_argument(parser)
+    hardware.add_arguments(parser)
+    programs.add_cache_argument(parser)
+    parser.add_argument('--report', action='store_true', help='also write DIR/report.html, a page with pictures')
+    parser.add_argument('--json', action='store_true', help='print the table as JSON')
+    parser.usage = '%(prog)s --config FILE [--rows ROW,...] --workdir DIR [--config.PATH=VALUE ...] [options]'
 
 
-def seeds_argument(verb: argparse.ArgumentParser, otherwise: str) -> None:
-    verb.add_argument('--seeds', metavar='N | SEED,...', help=f'{SEEDS_HELP} (default: {otherwise})')
+def add_seeds_argument(parser: argparse.ArgumentParser, default_text: str) -> None:
+    parser.add_argument('--seeds', metavar='N | SEED,...', help=f'{SEEDS_HELP} (default: {default_text})')
 
 
-def jobs_argument(verb: argparse.ArgumentParser) -> None:
-    verb.add_argument(
+def add_jobs_argument(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
         '--jobs',
         type=int,
         default=1,
@@ -81,178 +81,178 @@ def jobs_argument(verb: argparse.ArgumentParser) -> None:
     )
 
 
-def run(given: argparse.Namespace, rest: list[str]) -> int:
-    layout, (module, table) = hardware.hardware(given), rows(given)
-    asked = [0] if given.seeds is None else parse_seeds(given.seeds)
-    shares(given.jobs)
-    refuse_seeds(rest)
+def run(args: argparse.Namespace, extra_args: list[str]) -> int:
+    layout, (module, table) = hardware.parse_hardware(args), select_rows(args)
+    seeds = [0] if args.seeds is None else parse_seeds(args.seeds)
+    split_cores(args.jobs)
+    check_no_seed_overrides(extra_args)
 
-    def load(row: str, seed: int) -> tuple[Spec, dict]:
-        return config.load(f'{given.config}:{row}', [*rest, *seed_options(seed)], given.size, module)
+    def load_row(row: str, seed: int) -> tuple[Spec, dict]:
+        return config.load_spec(f'{args.config}:{row}', [*extra_args, *format_seed_flags(seed)], args.size, module)
 
-    options = [f'--{name}={value}' for name in ('size', 'compiled') if (value := getattr(given, name))]
-    options = [*hardware.options(layout), *options, *rest]
-    with lease(Folder(given.workdir).path) as held:
-        if given.seeds is not None:
-            plan.refuse_older_reading(given.seeds, table, given.workdir)
-        runs = plan.runs(table, asked, given.workdir, load, layout)
-        if given.seeds is not None and ',' not in given.seeds:
-            say(f'sinklab sweep: --seeds={given.seeds} is a count: seeds {list_seeds(asked)}')
-        for names in plan.twins(runs):
-            say(f'sinklab sweep: {" and ".join(names)} are the same run at size {runs[0].size}')
+    options = [f'--{name}={value}' for name in ('size', 'compiled') if (value := getattr(args, name))]
+    options = [*hardware.format_hardware_flags(layout), *options, *extra_args]
+    with hold_lease(RunDir(args.workdir).path) as run_lease:
+        if args.seeds is not None:
+            plan.check_seed_count(args.seeds, table, args.workdir)
+        runs = plan.plan_runs(table, seeds, args.workdir, load_row, layout)
+        if args.seeds is not None and ',' not in args.seeds:
+            print_status(f'sinklab sweep: --seeds={args.seeds} is a count: seeds {format_seeds(seeds)}')
+        for names in plan.find_duplicate_rows(runs):
+            print_status(f'sinklab sweep: {" and ".join(names)} are the same run at size {runs[0].size}')
         for run in {run.row: run for run in runs}.values():
-            if comes_to := config.describe_row(module, run.row, run.size, run.spec):
-                say(f'sinklab sweep: {run.row} {comes_to}')
-        expected = config.expected_of(module, runs[0].size, rest)
-        stopped = trained(runs, lambda run: command(f'{given.config}:{run.row}', run, options), held, given.jobs)
-        held.check()
-        summary(given, rest, table, runs, stopped, expected)
-    return ended('sweep', runs, stopped)
+            if description := config.describe_row(module, run.row, run.size, run.spec):
+                print_status(f'sinklab sweep: {run.row} {description}')
+        expected = config.get_expected_sinks(module, runs[0].size, extra_args)
+        stop_signal = train_runs(runs, lambda run: make_train_command(f'{args.config}:{run.row}', run, options), run_lease, args.jobs)
+        run_lease.check()
+        write_summary(args, extra_args, table, runs, stop_signal, expected)
+    return report_failures('sweep', runs, stop_signal)
 
 
-def trained(runs: list[Run], command: Callable[[Run], list[str]], held: Lease, jobs: int) -> int | None:
+def train_runs(runs: list[SweepRun], make_command: Callable[[SweepRun], list[str]], run_lease: Lease, jobs: int) -> int | None:
     """Train what is to do, shown in one display; return the signal that has ended it before its time."""
-    from sinklab.cli.progress import Runs
+    from sinklab.cli.progress import SweepDisplay
 
-    with Runs(runs, jobs) as display:
-        return train(runs, command, display, held, jobs)
+    with SweepDisplay(runs, jobs) as display:
+        return run_sweep(runs, make_command, display, run_lease, jobs)
 
 
-def refuse_seeds(rest: list[str]) -> None:
-    for argument in rest:
+def check_no_seed_overrides(extra_args: list[str]) -> None:
+    for argument in extra_args:
         if argument.startswith(('--config.seed=', '--config.data.seed=')):
-            raise Refusal(f'{argument}: a sweep sets both seeds of a run; give --seeds')
+            raise UserError(f'{argument}: a sweep sets both seeds of a run; give --seeds')
 
 
-def ended(verb: str, runs: list[Run], stopped: int | None) -> int:
+def report_failures(command_name: str, runs: list[SweepRun], stop_signal: int | None) -> int:
     """Says what has failed and what has stopped the rest, and returns the exit code."""
-    failed = [f'{run.row} {run.outcome}: {run.reason}' for run in runs if run.outcome in ('refused', 'crashed')]
-    for words in dict.fromkeys(failed):
-        say(f'sinklab {verb}: {words}')
-    if stopped:
-        say(f'sinklab {verb}: stopped; go on with: {again()}')
-        return 130 if stopped == signal.SIGINT else 42
-    return 1 if failed else 0
+    failures = [f'{run.row} {run.outcome}: {run.reason}' for run in runs if run.outcome in ('refused', 'crashed')]
+    for message in dict.fromkeys(failures):
+        print_status(f'sinklab {command_name}: {message}')
+    if stop_signal:
+        print_status(f'sinklab {command_name}: stopped; go on with: {format_command_line()}')
+        return 130 if stop_signal == signal.SIGINT else 42
+    return 1 if failures else 0
 
 
-def rows(given: argparse.Namespace) -> tuple[Any, dict[str, dict]]:
+def select_rows(args: argparse.Namespace) -> tuple[Any, dict[str, dict]]:
     """The module of the config file, and the rows to run, in their order, with what each is about."""
-    file, _, row = given.config.partition(':')
+    file, _, row = args.config.partition(':')
     if row:
-        instead = join_shell([f'--config={file}', f'--rows={row}'])
-        raise Refusal(f'--config={given.config} names a row; give {instead}')
-    module = config.module_of(file)
-    table = config.rows(file, given.size, module)
+        suggestion = join_shell([f'--config={file}', f'--rows={row}'])
+        raise UserError(f'--config={args.config} names a row; give {suggestion}')
+    module = config.load_config_module(file)
+    table = config.load_rows(file, args.size, module)
     if not table:
-        raise Refusal(f'--config={file} has no rows; sinklab rows lists the files that have')
-    names = given.rows.split(',') if given.rows is not None else list(table)
+        raise UserError(f'--config={file} has no rows; sinklab rows lists the files that have')
+    names = args.rows.split(',') if args.rows is not None else list(table)
     if len(set(names)) < len(names):
-        raise Refusal(f'--rows={given.rows} names a row twice; give each once')
+        raise UserError(f'--rows={args.rows} names a row twice; give each once')
     for name in names:
         if name not in table:
-            raise Refusal(unknown(f'--rows={given.rows}: row {name!r}', name, table, f'rows of {file}'))
+            raise UserError(format_unknown_name(f'--rows={args.rows}: row {name!r}', name, table, f'rows of {file}'))
     return module, {name: table[name] for name in names}
 
 
-def seed_options(seed: int) -> list[str]:
+def format_seed_flags(seed: int) -> list[str]:
     return [f'--config.seed={seed}', f'--config.data.seed={seed}']
 
 
-def command(config: str, run: Run, options: list[str]) -> list[str]:
-    row = [f'--config={config}', f'--workdir={run.folder}', '--processes=1']
-    return [*program(), 'train', *row, *options, *seed_options(run.seed)]
+def make_train_command(config_path: str, run: SweepRun, options: list[str]) -> list[str]:
+    flags = [f'--config={config_path}', f'--workdir={run.run_dir}', '--processes=1']
+    return [*get_program_argv(), 'train', *flags, *options, *format_seed_flags(run.seed)]
 
 
-def summary(
-    given: argparse.Namespace,
-    rest: list[str],
+def write_summary(
+    args: argparse.Namespace,
+    extra_args: list[str],
     table: dict[str, dict],
-    runs: list[Run],
-    stopped: int | None,
-    expected: config.Expected | None,
+    runs: list[SweepRun],
+    stop_signal: int | None,
+    expected: config.ExpectedSinks | None,
 ) -> None:
     """Write sweep.json, and a page if that is asked for, then print the results of all runs."""
     from sinklab.report import closing, sweep
 
-    overrides = dict(map(config.override, rest))
-    arms = [arm(dict(about, overrides=overrides), runs) for about in table.values()]
-    rows, spans = sweep.table(arms), sweep.spans(arms)
+    overrides = dict(map(config.parse_override, extra_args))
+    groups = [make_run_group(dict(row_info, overrides=overrides), runs) for row_info in table.values()]
+    rows, spans = sweep.make_sweep_table(groups), sweep.compute_spans(groups)
     text = json.dumps(rows, indent=2, allow_nan=False)
-    folder = place(given.workdir)
-    with writable(folder), whole(folder / 'sweep.json') as unfinished:
-        unfinished.write_text(text + '\n', encoding='utf-8')
-    page = report.write_page(folder) if given.report and not stopped else None
-    if given.json:
+    sweep_dir = parse_path(args.workdir)
+    with writable_folder(sweep_dir), atomic_write(sweep_dir / 'sweep.json') as temp_path:
+        temp_path.write_text(text + '\n', encoding='utf-8')
+    page_path = report.write_page(sweep_dir) if args.report and not stop_signal else None
+    if args.json:
         print(text)
-    elif not stopped:
-        headings, lines = columns(rows, spans)
-        show(headings, lines, note(headings, rows))
-        seen = closing.seen_of_rows(rows, spans)
-        print_words(closing.sentence(seen, *(expected or closing.published(table)), page))
+    elif not stop_signal:
+        headings, lines = build_summary_table(rows, spans)
+        print_table_with_note(headings, lines, format_legend(headings, rows))
+        observations = closing.summarize_sink_of_rows(rows, spans)
+        print_wrapped(closing.format_comparison(observations, *(expected or closing.collect_published_rates(table)), page_path))
 
 
-def arm(about: dict, runs: list[Run]) -> Any:
-    from sinklab.report.sweep import Arm, newest
+def make_run_group(row_info: dict, runs: list[SweepRun]) -> Any:
+    from sinklab.report.sweep import RowResult, read_last_metrics
 
-    mine = [run for run in runs if run.row == about['row']]
-    return Arm(
-        dict(about, size=mine[0].size),
-        outcomes={run.seed: run.outcome for run in mine},
-        reasons={run.seed: run.reason for run in mine if run.reason},
-        numbers={run.seed: newest(run.folder) for run in mine if run.outcome == 'done'},
+    row_runs = [run for run in runs if run.row == row_info['row']]
+    return RowResult(
+        dict(row_info, size=row_runs[0].size),
+        outcomes={run.seed: run.outcome for run in row_runs},
+        reasons={run.seed: run.reason for run in row_runs if run.reason},
+        metrics_by_seed={run.seed: read_last_metrics(run.run_dir) for run in row_runs if run.outcome == 'done'},
     )
 
 
-def columns(rows: list[dict], spans: dict) -> tuple[list[str], list[list[str]]]:
+def build_summary_table(rows: list[dict], spans: dict) -> tuple[list[str], list[list[str]]]:
     """Return headings and cells of the closing table; a count of runs only where a row has several."""
     from sinklab.report import sweep
 
-    headings, lines = sweep.cells(rows, spans)
-    kept = [at for at, one in enumerate(headings) if one != 'runs' or any(len(row['seeds']) > 1 for row in rows)]
-    return [headings[at] for at in kept], [[line[at] for at in kept] for line in lines]
+    headings, lines = sweep.format_table_cells(rows, spans)
+    column_indices = [index for index, heading in enumerate(headings) if heading != 'runs' or any(len(row['seeds']) > 1 for row in rows)]
+    return [headings[index] for index in column_indices], [[line[index] for index in column_indices] for line in lines]
 
 
-def note(headings: list[str], rows: list[dict]) -> str:
+def format_legend(headings: list[str], rows: list[dict]) -> str:
     """Say what the columns of a table of rows mean, and what stands in its cells."""
     from sinklab.report import closing, sweep
 
-    several = any(list(row['seeds'].values()).count('done') > 1 for row in rows)
-    said = [closing.legend(headings), *(['±: standard deviation over runs'] if several else [])]
+    has_spread = any(list(row['seeds'].values()).count('done') > 1 for row in rows)
+    parts = [closing.format_legend(headings), *(['±: standard deviation over runs'] if has_spread else [])]
     return (
         '; '.join(
-            [*said, *(['in parentheses: as published, of another model'] if sweep.shows_published(rows) else [])]
+            [*parts, *(['in parentheses: as published, of another model'] if sweep.has_published_cells(rows) else [])]
         )
         + '.'
     )
 
 
-def show(headings: list[str], rows: list[list[str]], note: str = '') -> None:
+def print_table_with_note(headings: list[str], rows: list[list[str]], note: str = '') -> None:
     """Print a table whose units stand in a line of their own below the headings, and a note."""
     from sinklab.cli import terminal
 
-    terminal.print_table(terminal.console(width=200), list(map(two_lines, headings)), rows, left=LEFT, words=WORDS)
+    terminal.print_table(terminal.make_console(width=200), list(map(split_heading, headings)), rows, left_columns=LEFT_COLUMNS, wrap_columns=WRAP_COLUMNS)
     if note:
-        print_words(note)
+        print_wrapped(note)
 
 
-def two_lines(heading: str) -> 'Text | str':
+def split_heading(heading: str) -> 'Text | str':
     """Divide 'Sink_1 - softmax (%)' after Sink_1, 'valid loss (nats)' before its unit, 'row mass' between words."""
     from sinklab.cli import terminal
 
-    name, sign, rest = heading.partition(' - ')
-    if not sign:
-        name, sign, rest = heading.rpartition(' (' if ' (' in heading else ' ')
-    return terminal.lines(name, f'{sign.strip()}{" " if sign == " - " else ""}{rest}') if name else heading
+    name, separator, suffix = heading.partition(' - ')
+    if not separator:
+        name, separator, suffix = heading.rpartition(' (' if ' (' in heading else ' ')
+    return terminal.make_multiline_cell(name, f'{separator.strip()}{" " if separator == " - " else ""}{suffix}') if name else heading
 
 
-def print_words(text: str) -> None:
+def print_wrapped(text: str) -> None:
     """Print a text, wrapped between words where it goes to a terminal."""
     from sinklab.cli import terminal
 
-    out = terminal.console()
-    out.print(escape_control(text), soft_wrap=not out.is_terminal)
+    console = terminal.make_console()
+    console.print(escape_control(text), soft_wrap=not console.is_terminal)
 
 
-def say(text: str) -> None:
+def print_status(text: str) -> None:
     sys.stderr.write(f'{escape_control(text)}\n')  # whole, beside what runs at once say
     sys.stderr.flush()

@@ -13,86 +13,86 @@ import time
 from collections.abc import Iterator
 
 from sinklab.files import run_files
-from sinklab.files.place import absolute
-from sinklab.files.regular import Damaged
-from sinklab.folder import Folder
-from sinklab.lease import NAME, Watch
-from sinklab.named import spec_of
-from sinklab.record import Refusal
-from sinklab.train.listener import Listener
+from sinklab.files.place import make_absolute
+from sinklab.files.regular import DamagedFileError
+from sinklab.folder import RunDir
+from sinklab.lease import LEASE_NAME, LeaseWatcher
+from sinklab.named import read_spec
+from sinklab.record import UserError
+from sinklab.train.listener import Callback
 
-EVERY = 1.0  # seconds between two looks
-AGAIN = 15.0  # seconds in which a run that was lost is started again by its supervisors, or is over
-
-
-def arguments(verb: argparse.ArgumentParser) -> None:
-    verb.add_argument('run', metavar='RUN', help='run folder, such as runs/softmax')
+POLL_SECONDS = 1.0  # seconds between two looks
+RESTART_SECONDS = 15.0  # seconds in which a run that was lost is started again by its supervisors, or is over
 
 
-def run(given: argparse.Namespace, rest: list[str]) -> int:
-    from sinklab.cli.progress import Progress
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument('run', metavar='RUN', help='run folder, such as runs/softmax')
 
-    if rest:
-        raise Refusal(f'{rest[0]} is unknown; see sinklab tail --help')
-    folder = Folder(given.run)
-    spec, name = spec_of(folder), name_of(folder)
-    with contextlib.suppress(KeyboardInterrupt), Progress(name, spec, stderr=False) as progress:
-        for _ in followed(folder, progress):
-            time.sleep(EVERY)
-        end = ending(folder)
-        if end['kind'] == 'done':
-            folder.warn_of_lost_lines((folder.records() or [{}])[-1], spec.optimizer.steps, 'train/loss')
-        progress.note(': '.join(filter(None, [end['kind'], end.get('message', '')])))
+
+def run(args: argparse.Namespace, extra_args: list[str]) -> int:
+    from sinklab.cli.progress import ProgressCallback
+
+    if extra_args:
+        raise UserError(f'{extra_args[0]} is unknown; see sinklab tail --help')
+    run_dir = RunDir(args.run)
+    spec, name = read_spec(run_dir), get_run_name(run_dir)
+    with contextlib.suppress(KeyboardInterrupt), ProgressCallback(name, spec, stderr=False) as progress:
+        for _ in follow_run(run_dir, progress):
+            time.sleep(POLL_SECONDS)
+        outcome = read_outcome(run_dir)
+        if outcome['kind'] == 'done':
+            run_dir.warn_about_lost_lines((run_dir.read_records() or [{}])[-1], spec.optimizer.steps, 'train/loss')
+        progress.on_message(': '.join(filter(None, [outcome['kind'], outcome.get('message', '')])))
     return 0
 
 
-def name_of(folder: Folder) -> str:
+def get_run_name(run_dir: RunDir) -> str:
     """Return the name of its row, or of the folder where there is none."""
-    file, own = folder.path / 'row.json', absolute(folder.path).name
+    file, folder_name = run_dir.path / 'row.json', make_absolute(run_dir.path).name
     try:
-        row = run_files.read_json(file, 'row', f'the run is called {own}')
+        row = run_files.read_run_file(file, 'row', f'the run is called {folder_name}')
         if 'row' not in row:
-            raise Damaged(f'{file} is damaged (it has no row); the run is called {own}')
-        return row['row'] or own
+            raise DamagedFileError(f'{file} is damaged (it has no row); the run is called {folder_name}')
+        return row['row'] or folder_name
     except FileNotFoundError:
-        return own
-    except Damaged as error:
-        run_files.warn(file, str(error))
-        return own
+        return folder_name
+    except DamagedFileError as error:
+        run_files.warn_once(file, str(error))
+        return folder_name
 
 
-def followed(folder: Folder, listener: Listener) -> Iterator[None]:
+def follow_run(run_dir: RunDir, callback: Callback) -> Iterator[None]:
     """Tells a listener of the newest attempt and record, and of what comes, as long as the run is under way."""
-    from sinklab.measure.table import HEADLINE
+    from sinklab.measure.table import HEADLINE_METRIC
 
-    watch, alive, attempts = Watch(folder.path / NAME), time.monotonic(), 0
-    records, byte = folder.lines_from(0)
-    measured = [record for record in records[:-1] if HEADLINE.name in record]
-    records = [*measured[-1:], *records[-1:]]
+    lease_watch, last_alive_time, num_attempts = LeaseWatcher(run_dir.path / LEASE_NAME), time.monotonic(), 0
+    records, offset = run_dir.read_metric_lines_from(0)
+    sink_records = [record for record in records[:-1] if HEADLINE_METRIC.name in record]
+    records = [*sink_records[-1:], *records[-1:]]
     while True:
-        watch.look()
-        if not watch.is_gone:
-            alive = time.monotonic()
-        wait = AGAIN if ending(folder)['kind'] == 'lost' else 0
-        over = watch.is_gone and time.monotonic() - alive >= wait
-        known = folder.environment().get('attempts', [])
-        if len(known) > attempts:
-            attempts = len(known)
-            listener.begin(*folder.beginning(known))
-        more, byte = folder.lines_from(byte)
-        for record in [*records, *more]:
-            listener.record(record, written=True)
+        lease_watch.poll()
+        if not lease_watch.is_gone:
+            last_alive_time = time.monotonic()
+        wait_seconds = RESTART_SECONDS if read_outcome(run_dir)['kind'] == 'lost' else 0
+        is_over = lease_watch.is_gone and time.monotonic() - last_alive_time >= wait_seconds
+        attempt_list = run_dir.read_environment().get('attempts', [])
+        if len(attempt_list) > num_attempts:
+            num_attempts = len(attempt_list)
+            callback.on_train_begin(*run_dir.summarize_newest_attempt(attempt_list))
+        new_records, offset = run_dir.read_metric_lines_from(offset)
+        for record in [*records, *new_records]:
+            callback.on_record(record, written=True)
         records = []
-        if over:  # before what was written by then was read
+        if is_over:  # before what was written by then was read
             return
         yield
 
 
-def ending(folder: Folder) -> dict:
+def read_outcome(run_dir: RunDir) -> dict:
     """How the latest attempt has ended; lost, where it has said nothing."""
     try:
-        return folder.read('outcome')
-    except Damaged as error:
+        return run_dir.read_json('outcome')
+    except DamagedFileError as error:
         return dict(kind='unknown', message=str(error))
     except FileNotFoundError:
         return dict(kind='lost', message='nobody is at work there; start the same command again')

@@ -12,10 +12,10 @@ from rich.table import Table
 from rich.text import Text
 
 from sinklab.escape import escape_control
-from sinklab.streams import unescaped
+from sinklab.streams import get_unescaped_stream
 
-GAP = 2  # cells between two columns
-LEAST = 8  # cells of a column of names or words in a line that is short
+COLUMN_GAP = 2  # cells between two columns
+MIN_COLUMN_WIDTH = 8  # cells of a column of names or words in a line that is short
 
 
 class SafeConsole(Console):
@@ -35,7 +35,7 @@ class SafeConsole(Console):
                 yield Segment(escape_control(segment.text, keep='\n'), segment.style)
 
 
-def console(stderr: bool = False, width: int | None = None) -> Console:
+def make_console(stderr: bool = False, width: int | None = None) -> Console:
     """Make a console for which text is text: no markup, no :emoji:, no highlighting.
 
     Args:
@@ -44,7 +44,7 @@ def console(stderr: bool = False, width: int | None = None) -> Console:
     """
     stream = sys.stderr if stderr else sys.stdout
     return SafeConsole(
-        file=unescaped(stream),
+        file=get_unescaped_stream(stream),
         markup=False,
         emoji=False,
         highlight=False,
@@ -57,23 +57,23 @@ def is_live(console: Console) -> bool:
     return console.is_interactive and console.file.isatty()
 
 
-def cell(text: object, style: str = '') -> Text:
+def make_cell(text: object, style: str = '') -> Text:
     """Return a text for a cell, a heading or a title, in which nothing is markup."""
     return Text(escape_control(text), style)
 
 
-def column(template: str) -> TextColumn:
+def make_progress_column(template: str) -> TextColumn:
     """Return a column of a progress bar whose fields are no markup."""
     return TextColumn(template, markup=False)
 
 
 def print_table(
-    out: Console,
+    console: Console,
     headings: Sequence[object],
     rows: Sequence[Sequence[object]],
-    left: Iterable[object] = (),
-    words: Iterable[object] = (),
-    **look: Any,
+    left_columns: Iterable[object] = (),
+    wrap_columns: Iterable[object] = (),
+    **table_options: Any,
 ) -> None:
     """Print a table whose numbers are whole however narrow the terminal is.
 
@@ -85,65 +85,65 @@ def print_table(
         left: headings of the other columns that are aligned to the left.
         words: headings of other columns that hold words, and may be folded, too.
     """
-    columns = [list(map(as_text, column)) for column in zip(headings, *rows, strict=True)]
-    words = {str(heading) for heading in words}
-    left = {str(heading) for heading in left} | words
+    columns = [list(map(to_text, column)) for column in zip(headings, *rows, strict=True)]
+    wrap_columns = {str(heading) for heading in wrap_columns}
+    left_columns = {str(heading) for heading in left_columns} | wrap_columns
     widths = [max(line.cell_len for text in column for line in text.split('\n') or [text]) for column in columns]
-    foldable = [at == 0 or str(heading) in words for at, heading in enumerate(headings)]
-    room = out.width
-    if sum(widths) + GAP * len(widths) > room:
-        widths = narrowed(widths, foldable, room)
-    pieces = split(widths, room)
-    out.width = max(room, *(sum(widths[one] + GAP for one in piece) for piece in pieces))
-    for at, piece in enumerate(pieces):
-        table = Table(box=None, **(look if at == 0 else {}))
-        for one in piece:
-            folds = foldable[one]
+    foldable = [index == 0 or str(heading) in wrap_columns for index, heading in enumerate(headings)]
+    total_width = console.width
+    if sum(widths) + COLUMN_GAP * len(widths) > total_width:
+        widths = shrink_widths(widths, foldable, total_width)
+    pieces = split_columns(widths, total_width)
+    console.width = max(total_width, *(sum(widths[column_index] + COLUMN_GAP for column_index in piece) for piece in pieces))
+    for index, piece in enumerate(pieces):
+        table = Table(box=None, **(table_options if index == 0 else {}))
+        for column_index in piece:
+            can_fold = foldable[column_index]
             table.add_column(
-                columns[one][0],
-                justify='left' if one == 0 or str(headings[one]) in left else 'right',
+                columns[column_index][0],
+                justify='left' if column_index == 0 or str(headings[column_index]) in left_columns else 'right',
                 overflow='fold',
-                no_wrap=not folds,
-                width=widths[one] if folds else None,
-                min_width=widths[one],
+                no_wrap=not can_fold,
+                width=widths[column_index] if can_fold else None,
+                min_width=widths[column_index],
             )
-        for row in zip(*(columns[one][1:] for one in piece), strict=True):
+        for row in zip(*(columns[column_index][1:] for column_index in piece), strict=True):
             table.add_row(*row)
-        out.print(table, *([''] if at + 1 < len(pieces) else []), sep='\n')
-    out.width = room
+        console.print(table, *([''] if index + 1 < len(pieces) else []), sep='\n')
+    console.width = total_width
 
 
-def narrowed(widths: list[int], foldable: list[bool], room: int) -> list[int]:
+def shrink_widths(widths: list[int], foldable: list[bool], total_width: int) -> list[int]:
     """Return widths of columns of which those that may be folded share what the others leave of a line.
 
     Where that is too little, they share a third of the line, and the table is to be split.
     """
-    folded = sorted((at for at, folds in enumerate(foldable) if folds), key=widths.__getitem__)
-    left = room - GAP * len(widths) - sum(width for width, folds in zip(widths, foldable, strict=True) if not folds)
-    if left < LEAST * len(folded):
-        left = max(room // 3, LEAST * len(folded))
+    foldable_indices = sorted((index for index, can_fold in enumerate(foldable) if can_fold), key=widths.__getitem__)
+    remaining = total_width - COLUMN_GAP * len(widths) - sum(width for width, can_fold in zip(widths, foldable, strict=True) if not can_fold)
+    if remaining < MIN_COLUMN_WIDTH * len(foldable_indices):
+        remaining = max(total_width // 3, MIN_COLUMN_WIDTH * len(foldable_indices))
     widths = [*widths]
-    for before, at in enumerate(folded):  # the narrowest first: what it does not need is for the others
-        widths[at] = min(widths[at], left // (len(folded) - before))
-        left -= widths[at]
+    for rank, index in enumerate(foldable_indices):  # the narrowest first: what it does not need is for the others
+        widths[index] = min(widths[index], remaining // (len(foldable_indices) - rank))
+        remaining -= widths[index]
     return widths
 
 
-def split(widths: list[int], room: int) -> list[list[int]]:
+def split_columns(widths: list[int], total_width: int) -> list[list[int]]:
     """Divide the columns of a table into pieces that fit, each with the first column."""
     pieces = [[0]]
-    for at in range(1, len(widths)):
+    for index in range(1, len(widths)):
         piece = pieces[-1]
-        if len(piece) > 1 and sum(widths[one] for one in piece) + widths[at] + GAP * (len(piece) + 1) > room:
+        if len(piece) > 1 and sum(widths[column_index] for column_index in piece) + widths[index] + COLUMN_GAP * (len(piece) + 1) > total_width:
             pieces.append([0])
-        pieces[-1].append(at)
+        pieces[-1].append(index)
     return pieces
 
 
-def as_text(given: object) -> Text:
-    return given if isinstance(given, Text) else cell(given)
+def to_text(value: object) -> Text:
+    return value if isinstance(value, Text) else make_cell(value)
 
 
-def lines(*given: str | None) -> Text:
+def make_multiline_cell(*texts: str | None) -> Text:
     """Return a cell of several lines, without those that are empty."""
-    return Text('\n').join(cell(one) for one in given if one)
+    return Text('\n').join(make_cell(text) for text in texts if text)

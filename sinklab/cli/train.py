@@ -21,24 +21,24 @@ from typing import Any
 
 from sinklab.checkpoint import digests
 from sinklab.cli import config, fork, hardware, malloc, processes, programs
-from sinklab.cli.command import program
+from sinklab.cli.command import get_program_argv
 from sinklab.escape import escape_control, join_shell
-from sinklab.files.place import absolute
-from sinklab.folder import Folder, flat
-from sinklab.group import Alone, Group, same, unanimous
+from sinklab.files.place import make_absolute
+from sinklab.folder import RunDir, flatten_dict
+from sinklab.group import SingleProcessGroup, ProcessGroup, check_equal_on_all, run_on_all_or_raise
 from sinklab.processes import link
-from sinklab.processes.ending import End
-from sinklab.record import Refusal
+from sinklab.processes.ending import ExitStatus
+from sinklab.record import UserError
 from sinklab.spec import Hardware, Spec
 
 
-def arguments(verb: argparse.ArgumentParser) -> None:
-    verb.add_argument(
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
         '--config',
         metavar='FILE[:ROW]',
         help='config file, and a row of it, such as configs/quickstart.py:softmax; configs/default.py has all fields',
     )
-    verb.add_argument(
+    parser.add_argument(
         '--from',
         dest='origin',
         metavar='[params:]RUN[@STEP]',
@@ -46,32 +46,32 @@ def arguments(verb: argparse.ArgumentParser) -> None:
         'params: take its parameters alone and count steps anew; hf:PATH: start from a model of transformers. '
         'Without --config the config of that run is used',
     )
-    size_argument(verb)
-    verb.add_argument(
+    add_size_argument(parser)
+    parser.add_argument(
         '--workdir',
         required=True,
         metavar='DIR',
         help='run folder: a new one, or one to go on with, such as runs/softmax',
     )
-    hardware.arguments(verb)
-    programs.argument(verb)
-    verb.add_argument('--tensorboard', action='store_true', help='also write TensorBoard events into DIR/tensorboard')
-    verb.add_argument('--wandb', action='store_true', help='also write an offline run of Weights & Biases into DIR')
-    verb.add_argument(
+    hardware.add_arguments(parser)
+    programs.add_cache_argument(parser)
+    parser.add_argument('--tensorboard', action='store_true', help='also write TensorBoard events into DIR/tensorboard')
+    parser.add_argument('--wandb', action='store_true', help='also write an offline run of Weights & Biases into DIR')
+    parser.add_argument(
         '--profile',
         metavar='STEP:COUNT',
         help='trace COUNT steps after STEP into DIR/profile, for XProf, such as 100:5; the trace may contain one '
         'step more at each end, and compilation if it contains one of the first two steps',
     )
-    processes.arguments(verb)
-    verb.usage = (
+    processes.add_arguments(parser)
+    parser.usage = (
         '%(prog)s (--config FILE[:ROW] [--size SIZE] | --from [params:]RUN[@STEP]) --workdir DIR '
         '[--config.PATH=VALUE ...] [options]'
     )
 
 
-def size_argument(verb: argparse.ArgumentParser) -> None:
-    verb.add_argument(
+def add_size_argument(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
         '--size',
         metavar='SIZE',
         help='paper, quickstart (minutes on two cores) or smoke (seconds; learns nothing): model and step counts of '
@@ -79,167 +79,167 @@ def size_argument(verb: argparse.ArgumentParser) -> None:
     )
 
 
-def run(given: argparse.Namespace, rest: list[str]) -> int:
+def run(args: argparse.Namespace, extra_args: list[str]) -> int:
     malloc.ask_for_large_pages()
-    if link.supervised():
-        processes.child(functools.partial(train, given, rest))
-    seat = processes.seat(given)
-    if seat.count > 1 or given.supervise or given.restarts:
-        command = [*program(), *sys.argv[1:]]
-        ours = functools.partial(holds_it, given, rest)
-        return processes.supervise(
-            command, seat, processes.patience(given), Folder(given.workdir), ours, given.restarts
+    if link.is_supervised():
+        processes.run_worker(functools.partial(run_training, args, extra_args))
+    process_info = processes.parse_process_info(args)
+    if process_info.count > 1 or args.supervise or args.restarts:
+        command = [*get_program_argv(), *sys.argv[1:]]
+        is_this_run = functools.partial(has_requested_run, args, extra_args)
+        return processes.supervise_run(
+            command, process_info, processes.parse_timeouts(args), RunDir(args.workdir), is_this_run, args.restarts
         )
-    return train(given, rest, Alone()).code
+    return run_training(args, extra_args, SingleProcessGroup()).exit_code
 
 
-def holds_it(given: argparse.Namespace, rest: list[str]) -> bool:
+def has_requested_run(args: argparse.Namespace, extra_args: list[str]) -> bool:
     """Whether the folder holds the run that is asked for."""
-    folder = Folder(given.workdir)
-    if not folder.is_claimed():
+    run_dir = RunDir(args.workdir)
+    if not run_dir.has_run():
         return False
     try:
-        parent = fork.parent(given.origin, folder, Alone())
-        folder.check(asked(given, rest, folder, parent)[0])
+        parent = fork.resolve_parent(args.origin, run_dir, SingleProcessGroup())
+        run_dir.check_spec(load_requested_spec(args, extra_args, run_dir, parent)[0])
     except (OSError, ValueError):
         return False
     return True
 
 
-def train(given: argparse.Namespace, rest: list[str], group: Group) -> End:
+def run_training(args: argparse.Namespace, extra_args: list[str], group: ProcessGroup) -> ExitStatus:
     """Trains as one of a group, as the only one or one that a supervisor speaks for."""
     from sinklab import devices
 
-    folder = unanimous(group, 'folder', lambda: Folder(given.workdir))
-    parent = fork.parent(given.origin, folder, group)
-    spec, row, comes_to, expected = unanimous(group, 'config', lambda: asked(given, rest, folder, parent))
-    layout = unanimous(group, 'layout', lambda: hardware.hardware(given))
-    devices.divide_cpu(layout, group.count)
-    programs.hasten(row['size'])
-    same(group, 'run', likeness(spec, layout))
-    compiled = unanimous(group, 'programs', lambda: programs.Programs(given.compiled))
-    steps = unanimous(group, 'profile', lambda: traced(given, folder, spec))
-    link.join(group)
-    origin = unanimous(group, 'origin', lambda: fork.origin(parent)) if parent else None
+    run_dir = run_on_all_or_raise(group, 'folder', lambda: RunDir(args.workdir))
+    parent = fork.resolve_parent(args.origin, run_dir, group)
+    spec, row, description, expected = run_on_all_or_raise(group, 'config', lambda: load_requested_spec(args, extra_args, run_dir, parent))
+    layout = run_on_all_or_raise(group, 'layout', lambda: hardware.parse_hardware(args))
+    devices.split_cpu_devices(layout, group.count)
+    programs.set_fast_compile_flags(row['size'])
+    check_equal_on_all(group, 'run', collect_shared_settings(spec, layout))
+    compilation_cache = run_on_all_or_raise(group, 'programs', lambda: programs.CompilationCache(args.compiled))
+    profile_steps = run_on_all_or_raise(group, 'profile', lambda: parse_profile_steps(args, run_dir, spec))
+    link.initialize_distributed(group)
+    origin = run_on_all_or_raise(group, 'origin', lambda: fork.load_warm_start(parent)) if parent else None
     with contextlib.ExitStack() as stack:
-        progress = shown(row, spec, compiled, comes_to, stack) if group.index == 0 else None
-        others = beside(given, folder, steps, progress.note, stack) if progress else []
-        listeners = [*([progress] if progress else []), *others]
-        end, records = trained(spec, layout, folder, row, *listeners, group=group, origin=origin, grace=given.grace)
-        if progress and (end.code == 0 or isinstance(group, Alone)):
-            progress.end(end, f'sinklab train: {processes.line(end)}', lambda: show(folder, row, records, expected))
-    return end
+        progress = start_progress(row, spec, compilation_cache, description, stack) if group.index == 0 else None
+        other_callbacks = make_callbacks(args, run_dir, profile_steps, progress.note, stack) if progress else []
+        callbacks = [*([progress] if progress else []), *other_callbacks]
+        exit_status, records = run_loop(spec, layout, run_dir, row, *callbacks, group=group, origin=origin, grace_seconds=args.grace)
+        if progress and (exit_status.exit_code == 0 or isinstance(group, SingleProcessGroup)):
+            progress.end(exit_status, f'sinklab train: {processes.format_exit_status(exit_status)}', lambda: print_results(run_dir, row, records, expected))
+    return exit_status
 
 
-def asked(
-    given: argparse.Namespace, rest: list[str], folder: Folder, parent: fork.Parent | None
-) -> tuple[Spec, dict, str | None, config.Expected | None]:
+def load_requested_spec(
+    args: argparse.Namespace, extra_args: list[str], run_dir: RunDir, parent: fork.ParentCheckpoint | None
+) -> tuple[Spec, dict, str | None, config.ExpectedSinks | None]:
     """Return what is to be trained, of a config file or of the run that it comes from.
 
     Returns:
         The spec, the row, the fields that it changes in words, and what is expected of the rows of its config file.
     """
-    if given.config:
-        return config.load_and_describe(given.config, rest, given.size)
+    if args.config:
+        return config.load_and_describe(args.config, extra_args, args.size)
     if not parent:
-        raise Refusal(
+        raise UserError(
             'neither --config nor --from is given; give --config=FILE[:ROW], such as configs/quickstart.py:softmax'
         )
-    if given.size:
-        raise Refusal(
-            f'--size={given.size} is for a row of --config; leave it out, the size of a run is carried over'
+    if args.size:
+        raise UserError(
+            f'--size={args.size} is for a row of --config; leave it out, the size of a run is carried over'
         )
-    known = parent.folder if parent.folder.is_claimed() else folder
-    spec, row = config.of_run(known, absolute(folder.path).name, rest)
-    comes_to = config.describe_origin(row, spec) if parent.takes == 'params' else None
-    expected = config.expected(row['config'], row['size'], row['overrides']) if row['config'] else None
-    return spec, row, comes_to, expected
+    source_dir = parent.run_dir if parent.run_dir.has_run() else run_dir
+    spec, row = config.load_run_config(source_dir, make_absolute(run_dir.path).name, extra_args)
+    description = config.describe_optimizer_source(row, spec) if parent.takes == 'params' else None
+    expected = config.load_expected_sinks(row['config'], row['size'], row['overrides']) if row['config'] else None
+    return spec, row, description, expected
 
 
-def trained(
-    spec: Spec, layout: Hardware, folder: Folder, row: dict, *listeners: Any, group: Group, origin: Any, grace: float
-) -> tuple[End, list[dict]]:
+def run_loop(
+    spec: Spec, layout: Hardware, run_dir: RunDir, row: dict, *callbacks: Any, group: ProcessGroup, origin: Any, grace_seconds: float
+) -> tuple[ExitStatus, list[dict]]:
     """Train, and return the end that all processes agree on, and the records of a run that is done."""
     from sinklab.train import loop
-    from sinklab.train.outcome import Disagreement, Diverged, Stopped, of_error
+    from sinklab.train.outcome import ReplicaMismatchError, DivergedError, StoppedBySignal, classify_error
 
     try:
-        records = loop.train(spec, layout, folder, row, *listeners, group=group, origin=origin, grace=grace)
-    except Diverged as error:
-        return of_error(error).with_words(f'{error}: the run has diverged; {last_good(folder)}'), []
-    except (Disagreement, Stopped) as error:
-        return of_error(error), []
-    return End('done', f'{folder}: {closing(records[-1])}' if records else ''), records
+        records = loop.train(spec, layout, run_dir, row, *callbacks, group=group, origin=origin, grace_seconds=grace_seconds)
+    except DivergedError as error:
+        return classify_error(error).replace_words(f'{error}: the run has diverged; {format_last_checkpoint(run_dir)}'), []
+    except (ReplicaMismatchError, StoppedBySignal) as error:
+        return classify_error(error), []
+    return ExitStatus('done', f'{run_dir}: {format_last_record(records[-1])}' if records else ''), records
 
 
-def shown(row: dict, spec: Any, compiled: Any, comes_to: str | None, stack: contextlib.ExitStack) -> Any:
+def start_progress(row: dict, spec: Any, compilation_cache: Any, description: str | None, stack: contextlib.ExitStack) -> Any:
     """The line that goes on as the run does."""
-    from sinklab.cli.progress import Progress
+    from sinklab.cli.progress import ProgressCallback
 
-    return stack.enter_context(Progress(row['row'] or row['config'], spec, compiled, row=comes_to))
+    return stack.enter_context(ProgressCallback(row['row'] or row['config'], spec, compilation_cache, row_description=description))
 
 
-def traced(given: argparse.Namespace, folder: Folder, spec: Spec) -> range | None:
+def parse_profile_steps(args: argparse.Namespace, run_dir: RunDir, spec: Spec) -> range | None:
     """The steps of which a trace is asked for."""
     from sinklab.train import profile
 
-    return None if given.profile is None else profile.asked(given.profile, folder, spec.optimizer.steps)
+    return None if args.profile is None else profile.parse_profile_steps(args.profile, run_dir, spec.optimizer.steps)
 
 
-def beside(
-    given: argparse.Namespace, folder: Folder, steps: range | None, say: Any, stack: contextlib.ExitStack
+def make_callbacks(
+    args: argparse.Namespace, run_dir: RunDir, profile_steps: range | None, print_message: Any, stack: contextlib.ExitStack
 ) -> list:
     """Whoever else listens to the run, as asked for."""
     from sinklab.train import profile, tensorboard, wandb
-    from sinklab.train.listener import BestEffort
+    from sinklab.train.listener import BestEffortCallback
 
-    mirrors = [BestEffort(tensorboard.Mirror(folder), 'TensorBoard', say)] if given.tensorboard else []
-    if given.wandb:
-        mirrors.append(BestEffort(stack.enter_context(wandb.Mirror(folder)), 'Weights & Biases', say))
-    return mirrors + ([stack.enter_context(profile.Profile(folder, steps, say))] if steps else [])
+    callbacks = [BestEffortCallback(tensorboard.TensorBoardCallback(run_dir), 'TensorBoard', print_message)] if args.tensorboard else []
+    if args.wandb:
+        callbacks.append(BestEffortCallback(stack.enter_context(wandb.WandbCallback(run_dir)), 'Weights & Biases', print_message))
+    return callbacks + ([stack.enter_context(profile.ProfilerCallback(run_dir, profile_steps, print_message))] if profile_steps else [])
 
 
-def likeness(spec: Any, layout: Any) -> dict[str, Any]:
+def collect_shared_settings(spec: Any, layout: Any) -> dict[str, Any]:
     """What must be alike on all processes. A store may lie elsewhere on each: its digest is compared."""
     import sinklab
-    from sinklab.train.environment import commit, versions
+    from sinklab.train.environment import get_commit, get_package_versions
 
-    config = flat(dataclasses.asdict(spec), 'config')
+    config = flatten_dict(dataclasses.asdict(spec), 'config')
     if str(config['config.data.source']).startswith('store:'):
         del config['config.data.source']
-    code = dict(sinklab=sinklab.__version__, commit=commit(), python=platform.python_version())
-    return code | versions() | flat(dataclasses.asdict(layout), 'layout') | config
+    code_versions = dict(sinklab=sinklab.__version__, commit=get_commit(), python=platform.python_version())
+    return code_versions | get_package_versions() | flatten_dict(dataclasses.asdict(layout), 'layout') | config
 
 
-def closing(record: dict) -> str:
+def format_last_record(record: dict) -> str:
     """Return the last record of a run in one line."""
-    from sinklab.measure.table import NUMBERS
+    from sinklab.measure.table import METRIC_INFOS
 
-    shown = [number for number in NUMBERS if number.table and number.name in record]
-    measured = ', '.join(f'{number.label} {number.text(record[number.name])}' for number in shown)
-    return f'step {record["step"]}, valid loss {record["valid/loss"]:.3f}, {measured}, {record["seconds"]:.0f} s'
+    infos = [info for info in METRIC_INFOS if info.in_table and info.name in record]
+    metrics_text = ', '.join(f'{info.label} {info.format_value(record[info.name])}' for info in infos)
+    return f'step {record["step"]}, valid loss {record["valid/loss"]:.3f}, {metrics_text}, {record["seconds"]:.0f} s'
 
 
-def show(folder: Folder, row: dict, records: list[dict], expected: config.Expected | None) -> None:
+def print_results(run_dir: RunDir, row: dict, records: list[dict], expected: config.ExpectedSinks | None) -> None:
     """Print the results of a run that is done: a table with a line for each number, and what to do next."""
     from sinklab.cli import terminal
     from sinklab.report import closing
 
     if not records:
         return
-    name, out = row['row'] or row['config'], terminal.console(width=100)
-    headings, rows = closing.of_one(records, row.get('published') or {})
-    out.print(escape_control(f'{name}: done, {closing.duration(records[-1])}'), soft_wrap=True)
-    terminal.print_table(out, headings, rows, left=['what it is'], words=['what it is'])
+    name, console = row['row'] or row['config'], terminal.make_console(width=100)
+    headings, rows = closing.make_metric_table(records, row.get('published') or {})
+    console.print(escape_control(f'{name}: done, {closing.format_duration(records[-1])}'), soft_wrap=True)
+    terminal.print_table(console, headings, rows, left_columns=['what it is'], wrap_columns=['what it is'])
     if published := closing.describe_published(row, headings):
-        out.print(escape_control(published), soft_wrap=not out.is_terminal)
-    words = closing.sentence({name: closing.seen(records)}, *(expected or closing.published({name: row})))
-    out.print(escape_control(f'{words}; run: {folder}'), soft_wrap=not out.is_terminal)
-    print(f'For a page with pictures: {join_shell(["sinklab", "report", folder])}')
+        console.print(escape_control(published), soft_wrap=not console.is_terminal)
+    summary = closing.format_comparison({name: closing.summarize_sink(records)}, *(expected or closing.collect_published_rates({name: row})))
+    console.print(escape_control(f'{summary}; run: {run_dir}'), soft_wrap=not console.is_terminal)
+    print(f'For a page with pictures: {join_shell(["sinklab", "report", run_dir])}')
 
 
-def last_good(folder: Folder) -> str:
-    step = digests.newest(folder)
+def format_last_checkpoint(run_dir: RunDir) -> str:
+    step = digests.find_newest_step(run_dir)
     return (
-        'no checkpoint was saved' if step is None else f'the last good checkpoint is {folder.checkpoints / str(step)}'
+        'no checkpoint was saved' if step is None else f'the last good checkpoint is {run_dir.checkpoint_dir / str(step)}'
     )

@@ -9,28 +9,28 @@ from pathlib import Path
 from sinklab.files.place import is_remote
 
 # A permission, a file of another kind at the path, or a limit of this process. Another start meets the same.
-PERMANENT = frozenset((errno.EACCES, errno.EPERM, errno.EROFS, errno.EISDIR, errno.ENOTDIR, errno.ELOOP))
-PERMANENT |= {errno.ENAMETOOLONG, errno.EFBIG}
+PERMANENT_ERRNOS = frozenset((errno.EACCES, errno.EPERM, errno.EROFS, errno.EISDIR, errno.ENOTDIR, errno.ELOOP))
+PERMANENT_ERRNOS |= {errno.ENAMETOOLONG, errno.EFBIG}
 
 
-def is_permanent(error: BaseException) -> bool:
+def is_permanent_error(error: BaseException) -> bool:
     """Return whether a storage error names a path, and starting the same command again would meet it again."""
-    return isinstance(error, OSError) and error.errno in PERMANENT and path_of(error) is not None
+    return isinstance(error, OSError) and error.errno in PERMANENT_ERRNOS and get_error_path(error) is not None
 
 
-def path_of(error: BaseException) -> str | None:
+def get_error_path(error: BaseException) -> str | None:
     """Return the path that a storage error names; of a renaming, the new name."""
     name = getattr(error, 'filename2', None) or getattr(error, 'filename', None)
     return os.fsdecode(name) if isinstance(name, str | bytes | os.PathLike) and name else None
 
 
-def describe(error: OSError) -> str:
+def describe_path_error(error: OSError) -> str:
     """Return what is wrong with the path that an error names, and its permission, in one line."""
-    seen = permission(path_of(error))
-    return f'{path_of(error)} cannot be used ({error.strerror}{f"; {seen}" if seen else ""})'
+    permissions = describe_permission(get_error_path(error))
+    return f'{get_error_path(error)} cannot be used ({error.strerror}{f"; {permissions}" if permissions else ""})'
 
 
-def permission(name: str) -> str:
+def describe_permission(name: str) -> str:
     """Return mode and owner of a path, or of the nearest folder above it that can be looked at, and this user.
 
     Returns:
@@ -39,18 +39,18 @@ def permission(name: str) -> str:
     if is_remote(name):
         return ''
     path = Path(os.path.abspath(name))
-    for known in (path, *path.parents):
+    for existing_path in (path, *path.parents):
         try:
-            found = known.lstat()
+            info = existing_path.lstat()
         except OSError:
             continue
-        mode, owner = stat.filemode(found.st_mode), f'{user(found.st_uid)}:{found.st_gid}'
-        return f'{known} is {mode} {owner}, this process runs as {user(os.geteuid())}'
+        mode, owner = stat.filemode(info.st_mode), f'{get_user_name(info.st_uid)}:{info.st_gid}'
+        return f'{existing_path} is {mode} {owner}, this process runs as {get_user_name(os.geteuid())}'
     return ''
 
 
-def user(number: int) -> str:
+def get_user_name(uid: int) -> str:
     try:
-        return pwd.getpwuid(number).pw_name
+        return pwd.getpwuid(uid).pw_name
     except KeyError:
-        return str(number)
+        return str(uid)

@@ -5,29 +5,29 @@ import os
 from collections.abc import Mapping
 from pathlib import Path
 
-from sinklab.files.place import storage
+from sinklab.files.place import get_file_system
 
-CONTENT = ('md5Hash', 'crc32c', 'ETag')  # what storage says of a content, the best first
+CONTENT_DIGEST_KEYS = ('md5Hash', 'crc32c', 'ETag')  # what storage says of a content, the best first
 
 
 @dataclasses.dataclass(frozen=True)
-class Known:
+class ObjectInfo:
     """Bytes of an object, a digest of its content with its kind, and its version, another once it is written over."""
 
     size: int
-    content: str
+    content_digest: str
     version: str
-    unpacked: bool = False  # by the storage, when it is read
+    is_decompressed: bool = False  # by the storage, when it is read
 
 
-def known(about: Mapping) -> Known:
-    content = next(f'{kind} {about[kind]}' for kind in CONTENT if about.get(kind))
-    version = str(about.get('generation') or about['ETag'])
-    return Known(int(about['size']), content, version, about.get('contentEncoding') == 'gzip')
+def parse_object_info(metadata: Mapping) -> ObjectInfo:
+    content_digest = next(f'{kind} {metadata[kind]}' for kind in CONTENT_DIGEST_KEYS if metadata.get(kind))
+    version = str(metadata.get('generation') or metadata['ETag'])
+    return ObjectInfo(int(metadata['size']), content_digest, version, metadata.get('contentEncoding') == 'gzip')
 
 
-def listing(folder: Path, prefix: str = '') -> dict[str, Known]:
+def list_objects(folder: Path, prefix: str = '') -> dict[str, ObjectInfo]:
     """All objects below a folder, by their paths in it; those that begin so. A request for a thousand."""
     root = os.fspath(folder).partition('://')[2] + '/'
-    found = storage(folder).find(os.fspath(folder), detail=True, prefix=prefix)
-    return {path.removeprefix(root): known(about) for path, about in found.items() if not path.endswith('/')}
+    objects = get_file_system(folder).find(os.fspath(folder), detail=True, prefix=prefix)
+    return {path.removeprefix(root): parse_object_info(metadata) for path, metadata in objects.items() if not path.endswith('/')}

@@ -13,17 +13,17 @@ from collections.abc import Callable
 from pathlib import Path
 
 from sinklab.files import regular
-from sinklab.files.known import listing
-from sinklab.files.place import is_remote, storage
-from sinklab.files.run_files import is_cut_off
-from sinklab.files.tree import content
+from sinklab.files.known import list_objects
+from sinklab.files.place import is_remote, get_file_system
+from sinklab.files.run_files import is_truncated
+from sinklab.files.tree import read_file
 
-EVERY = 20.0  # seconds, at most, until a line is in the bucket, beside what a request takes
-LARGE = 1 << 20  # bytes of a segment that gets no more lines
+FLUSH_SECONDS = 20.0  # seconds, at most, until a line is in the bucket, beside what a request takes
+SEGMENT_BYTES = 1 << 20  # bytes of a segment that gets no more lines
 Check = Callable[[], None]
 
 
-class Appended:
+class LocalAppendLog:
     """A file on a disk that lines are added to.
 
     What a crash has cut off at its end is removed: followed by other lines, it would look like damage. Whoever reads
@@ -34,10 +34,10 @@ class Appended:
         check()
         self.file = path.open('ab')
         content = path.read_bytes()
-        last = content.rpartition(b'\n')[2]
-        if is_cut_off(last):
-            self.file.truncate(len(content) - len(last))
-        elif last:
+        last_line = content.rpartition(b'\n')[2]
+        if is_truncated(last_line):
+            self.file.truncate(len(content) - len(last_line))
+        elif last_line:
             self.file.write(b'\n')
 
     def append(self, line: bytes) -> None:
@@ -51,26 +51,26 @@ class Appended:
         self.file.close()
 
 
-class Segmented:
+class RemoteAppendLog:
     """Segments in a bucket, written in the background; `check` is asked before, and raises what ends the writing."""
 
     def __init__(self, path: Path, check: Check):
-        self.folder, self.check = segments(path), check
-        self.number = max((number_of(name) for name, _ in known(path)), default=0) + 1
-        self.lines, self.written, self.error, self.mark = b'', 0, None, ''
-        self.adding, self.writing = threading.Lock(), threading.Lock()
-        self.ended = threading.Event()
-        self.thread = threading.Thread(target=self.live, name='metrics', daemon=True)
+        self.folder, self.check = get_segment_folder(path), check
+        self.segment_number = max((parse_segment_number(name) for name, _ in list_segments(path)), default=0) + 1
+        self.buffer, self.flushed_bytes, self.error, self.version = b'', 0, None, ''
+        self.buffer_lock, self.flush_lock = threading.Lock(), threading.Lock()
+        self.stop_event = threading.Event()
+        self.thread = threading.Thread(target=self.flush_periodically, name='metrics', daemon=True)
         self.thread.start()
 
     def append(self, line: bytes) -> None:
         if self.error:
             raise self.error
-        with self.adding:
-            self.lines += line + b'\n'
+        with self.buffer_lock:
+            self.buffer += line + b'\n'
 
-    def live(self) -> None:
-        while not self.ended.wait(EVERY):
+    def flush_periodically(self) -> None:
+        while not self.stop_event.wait(FLUSH_SECONDS):
             try:
                 self.sync()
             except Exception as error:  # of whatever kind: it is raised where lines are added
@@ -79,61 +79,61 @@ class Segmented:
 
     def sync(self) -> None:
         """Until all lines that have come are in the bucket."""
-        with self.writing:
-            with self.adding:
-                lines = self.lines
-            if len(lines) == self.written:
+        with self.flush_lock:
+            with self.buffer_lock:
+                content = self.buffer
+            if len(content) == self.flushed_bytes:
                 return
             self.check()
-            self.put(os.fspath(self.folder / f'{self.number:08}.jsonl'), lines)
-            self.written = len(lines)
-            if self.written >= LARGE:
-                with self.adding:
-                    self.lines, self.written, self.number = self.lines[self.written :], 0, self.number + 1
-                self.mark = ''
+            self.write_segment(os.fspath(self.folder / f'{self.segment_number:08}.jsonl'), content)
+            self.flushed_bytes = len(content)
+            if self.flushed_bytes >= SEGMENT_BYTES:
+                with self.buffer_lock:
+                    self.buffer, self.flushed_bytes, self.segment_number = self.buffer[self.flushed_bytes :], 0, self.segment_number + 1
+                self.version = ''
 
-    def put(self, path: str, lines: bytes) -> None:
+    def write_segment(self, path: str, content: bytes) -> None:
         """Writes a segment in the place of what was written of it before, and of nothing else."""
-        mark = storage(self.folder).write_marked(path, lines, self.mark)
-        if not mark:
+        version = get_file_system(self.folder).write_marked(path, content, self.version)
+        if not version:
             self.check()
             raise FileExistsError(errno.EEXIST, 'another process has written these numbers', path)
-        self.mark = mark
+        self.version = version
 
     def close(self) -> None:
-        self.ended.set()
+        self.stop_event.set()
         self.thread.join()
         self.sync()
 
 
-def adding(path: Path, check: Check = lambda: None) -> Appended | Segmented:
-    return (Segmented if is_remote(path) else Appended)(path, check)
+def open_append_log(path: Path, check: Check = lambda: None) -> LocalAppendLog | RemoteAppendLog:
+    return (RemoteAppendLog if is_remote(path) else LocalAppendLog)(path, check)
 
 
-def segments(path: Path) -> Path:
+def get_segment_folder(path: Path) -> Path:
     return path.with_suffix('')
 
 
-def known(path: Path) -> list[tuple[str, int]]:
+def list_segments(path: Path) -> list[tuple[str, int]]:
     """(name, bytes) of the segments that there are."""
-    found = listing(segments(path)).items()
-    return sorted((name, about.size) for name, about in found if number_of(name) is not None)
+    objects = list_objects(get_segment_folder(path)).items()
+    return sorted((name, info.size) for name, info in objects if parse_segment_number(name) is not None)
 
 
-def number_of(name: str) -> int | None:
+def parse_segment_number(name: str) -> int | None:
     """Return the number of a segment; None of an object that is none."""
     return int(match[1]) if (match := re.fullmatch(r'([0-9]{8,12})\.jsonl', name)) else None
 
 
-def read(path: Path, start: int = 0) -> bytes:
+def read_log(path: Path, start: int = 0) -> bytes:
     """All that is there now, from a byte on."""
     if not is_remote(path):
         with contextlib.suppress(FileNotFoundError):
-            return regular.read(path, start)
+            return regular.read_regular_file(path, start)
         return b''
-    found, first = [], 0
-    for name, size in known(path):
-        if first + size > start:
-            found.append(content(segments(path) / name)[max(0, start - first) :])
-        first += size
-    return b''.join(found)
+    parts, segment_start = [], 0
+    for name, size in list_segments(path):
+        if segment_start + size > start:
+            parts.append(read_file(get_segment_folder(path) / name)[max(0, start - segment_start) :])
+        segment_start += size
+    return b''.join(parts)

@@ -16,51 +16,51 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from sinklab.files import regular
-from sinklab.files.regular import Damaged
-from sinklab.files.whole import UNFINISHED
+from sinklab.files.regular import DamagedFileError
+from sinklab.files.whole import TEMPORARY_SUFFIX
 
-DEAD = 10.0  # seconds until whoever has a lock, for some milliseconds, is taken for dead
-STOPPED = 6  # times as long until whoever holds the kernel's lock is taken for stopped
+STALE_LOCK_SECONDS = 10.0  # seconds until whoever has a lock, for some milliseconds, is taken for dead
+FLOCK_WAIT_FACTOR = 6  # times as long until whoever holds the kernel's lock is taken for stopped
 # Of a disk without such locks, or on NFS of a file that this user may only read.
-UNKNOWN = errno.ENOSYS, errno.ENOLCK, errno.ENOTSUP, errno.EOPNOTSUPP, errno.EINVAL, errno.EBADF
+NO_FLOCK_ERRNOS = errno.ENOSYS, errno.ENOLCK, errno.ENOTSUP, errno.EOPNOTSUPP, errno.EINVAL, errno.EBADF
 
 
 @contextlib.contextmanager
-def locked(path: Path) -> Iterator[None]:
+def acquire_lock(path: Path) -> Iterator[None]:
     """Hold the lock for a few milliseconds; others wait once in vain for a process that dies inside.
 
     Raises:
         Damaged: what stands in the place of the file is no regular file.
     """
-    there, since = None, time.monotonic()
+    identity, unchanged_since = None, time.monotonic()
     while True:
         try:
-            mine = create(path)
+            lock_fd = create_lock_file(path)
             break
         except FileExistsError:
-            before, there = there, mark(path)
-        if there != before:
-            since = time.monotonic()
-        if time.monotonic() - since > DEAD and (mine := take_over(path, there)) is not None:
+            previous_identity, identity = identity, read_file_identity(path)
+        if identity != previous_identity:
+            unchanged_since = time.monotonic()
+        if time.monotonic() - unchanged_since > STALE_LOCK_SECONDS and (lock_fd := break_stale_lock(path, identity)) is not None:
             break
-        time.sleep(DEAD / 1000)
+        time.sleep(STALE_LOCK_SECONDS / 1000)
     try:
         yield
     finally:
-        release(path, mine)
+        release_lock(path, lock_fd)
 
 
-def release(path: Path, mine: int) -> None:
+def release_lock(path: Path, lock_fd: int) -> None:
     """Delete the file of a lock, if it is still ours."""
     try:
-        with excluding(mine):
-            if mark(path) == identity(mine):
+        with hold_flock(lock_fd):
+            if read_file_identity(path) == get_descriptor_identity(lock_fd):
                 path.unlink(missing_ok=True)
     finally:
-        os.close(mine)
+        os.close(lock_fd)
 
 
-def take_over(path: Path, dead: tuple[int, int] | None) -> int | None:
+def break_stale_lock(path: Path, stale_identity: tuple[int, int] | None) -> int | None:
     """Put a lock in the place of a dead one's.
 
     On a disk without locks of the kernel, of several that come here at the same time the last has it.
@@ -69,84 +69,84 @@ def take_over(path: Path, dead: tuple[int, int] | None) -> int | None:
         A descriptor of the new file, or None where somebody else was first.
     """
     try:
-        theirs = reopen(path)
+        stale_fd = open_lock_file(path)
     except FileNotFoundError:
         return None
-    unfinished, mine = path.with_name(f'{path.name}.{uuid.uuid4().hex[:8]}{UNFINISHED}'), None
+    temporary_path, lock_fd = path.with_name(f'{path.name}.{uuid.uuid4().hex[:8]}{TEMPORARY_SUFFIX}'), None
     try:
-        with excluding(theirs):
-            if identity(theirs) != dead or mark(path) != dead:
+        with hold_flock(stale_fd):
+            if get_descriptor_identity(stale_fd) != stale_identity or read_file_identity(path) != stale_identity:
                 return None
-            mine = create(unfinished)
-            unfinished.replace(path)
-        time.sleep(DEAD / 10)
-        if mark(path) == identity(mine):
-            mine, kept = None, mine
-            return kept
+            lock_fd = create_lock_file(temporary_path)
+            temporary_path.replace(path)
+        time.sleep(STALE_LOCK_SECONDS / 10)
+        if read_file_identity(path) == get_descriptor_identity(lock_fd):
+            lock_fd, acquired_fd = None, lock_fd
+            return acquired_fd
         return None
     finally:
-        unfinished.unlink(missing_ok=True)
-        os.close(theirs)
-        if mine is not None:
-            os.close(mine)
+        temporary_path.unlink(missing_ok=True)
+        os.close(stale_fd)
+        if lock_fd is not None:
+            os.close(lock_fd)
 
 
-def create(path: Path) -> int:
+def create_lock_file(path: Path) -> int:
     return os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o644)
 
 
-def reopen(path: Path) -> int:
+def open_lock_file(path: Path) -> int:
     """Open the file of a lock as NFS wants it for locks of the kernel; of another user, as far as that is allowed.
 
     Raises:
         Damaged: it is no regular file, or may not be read.
     """
-    with regular.naming_lasting_errors(path):
+    with regular.translate_lasting_errors(path):
         try:
-            return regular.open_descriptor(path, os.O_RDWR)
+            return regular.open_regular_descriptor(path, os.O_RDWR)
         except PermissionError:
-            return regular.open_descriptor(path)
+            return regular.open_regular_descriptor(path)
 
 
 @contextlib.contextmanager
-def excluding(file: int) -> Iterator[None]:
+def hold_flock(descriptor: int) -> Iterator[None]:
     """Hold the kernel's lock on an open file, where the disk has such locks.
 
     Whoever holds it does so for less than a millisecond, unless it is stopped; it is then not waited for any more.
     """
-    until = time.monotonic() + STOPPED * DEAD
-    while time.monotonic() < until:
+    deadline = time.monotonic() + FLOCK_WAIT_FACTOR * STALE_LOCK_SECONDS
+    while time.monotonic() < deadline:
         try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
             break
         except BlockingIOError:
-            time.sleep(DEAD / 1000)
+            time.sleep(STALE_LOCK_SECONDS / 1000)
         except OSError as error:
-            if error.errno not in UNKNOWN:
+            if error.errno not in NO_FLOCK_ERRNOS:
                 raise
             break
     try:
         yield
     finally:
         with contextlib.suppress(OSError):
-            fcntl.flock(file, fcntl.LOCK_UN)
+            fcntl.flock(descriptor, fcntl.LOCK_UN)
 
 
-def mark(path: Path) -> tuple[int, int] | None:
+def read_file_identity(path: Path) -> tuple[int, int] | None:
     """Return which file this is; None where there is none. Raises Damaged for what is no regular file."""
     try:
-        with regular.naming_lasting_errors(path):
-            file = regular.open_descriptor(path)  # a network's disk looks again where a file is opened
+        with regular.translate_lasting_errors(path):
+            descriptor = regular.open_regular_descriptor(path)  # a network's disk looks again where a file is opened
     except FileNotFoundError:
         if path.is_symlink():  # which keeps the file from being made, and is nobody's lock
-            raise Damaged(f'{path} is a link to nothing where a file has to be; remove it') from None
+            raise DamagedFileError(f'{path} is a link to nothing where a file has to be; remove it') from None
         return None
     try:
-        return identity(file)
+        return get_descriptor_identity(descriptor)
     finally:
-        os.close(file)
+        os.close(descriptor)
 
 
-def identity(file: int) -> tuple[int, int]:
-    found = os.fstat(file)
-    return found.st_ino, found.st_mtime_ns
+def get_descriptor_identity(descriptor: int) -> tuple[int, int]:
+    info = os.fstat(descriptor)
+    return info.st_ino, info.st_mtime_ns

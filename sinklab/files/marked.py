@@ -4,17 +4,17 @@ import errno
 from collections.abc import Callable
 from typing import Any
 
-from sinklab.files.patience import status
+from sinklab.files.patience import get_http_status
 
-GONE = {404, 412, 416}  # of a read that wants an object as it was
+CHANGED_STATUSES = {404, 412, 416}  # of a read that wants an object as it was
 
 
-def unchanged(path: str, size: int, read: Callable[[], bytes]) -> bytes:
+def read_if_match(path: str, size: int, read: Callable[[], bytes]) -> bytes:
     """A range of an object that is still the one that had a mark; of another, or of none, an error with ESTALE."""
     try:
         content = read()
     except OSError as error:  # gcsfs says 412 by FileExistsError
-        if isinstance(error, FileExistsError | FileNotFoundError) or status(error) in GONE:
+        if isinstance(error, FileExistsError | FileNotFoundError) or get_http_status(error) in CHANGED_STATUSES:
             raise OSError(errno.ESTALE, f'{path} is not what it was') from error
         raise
     if len(content) != size:
@@ -22,10 +22,10 @@ def unchanged(path: str, size: int, read: Callable[[], bytes]) -> bytes:
     return content
 
 
-def own(at: Any, path: str, content: bytes) -> str | None:
+def find_own_version(file_system: Any, path: str, content: bytes) -> str | None:
     """The mark of what lies there if this process wrote it, in a try whose answer was lost; contents are unique."""
     try:
-        found, mark = at.read_marked(path)
+        stored, version = file_system.read_marked(path)
     except FileNotFoundError:
         return None
-    return mark if found == content else None
+    return version if stored == content else None

@@ -10,166 +10,166 @@ import time
 from collections.abc import Awaitable, Callable, Iterator
 from typing import Any
 
-USUAL = 300.0  # seconds in which a request is tried again
-PATIENCE = contextvars.ContextVar('PATIENCE', default=USUAL)
-TOLD = 5.0  # seconds after which that is told
-PAUSE, LONGEST = 0.5, 15.0  # seconds between two tries, doubled from one to the next
-TRANSIENT = {408, 429, 500, 502, 503, 504}  # of HTTP: the same request may be answered later
-FORBIDDEN = {401, 403}
-CONNECT, ONE = 20.0, 120.0  # seconds until a connection is there; without a byte, or of a request that sends many
-RENEWED = 5  # times that an upload of many parts is begun
-LAST: dict[str, float] = {}  # when it was told of a storage that it does not answer
+DEFAULT_RETRY_SECONDS = 300.0  # seconds in which a request is tried again
+RETRY_SECONDS = contextvars.ContextVar('PATIENCE', default=DEFAULT_RETRY_SECONDS)
+WARN_AFTER_SECONDS = 5.0  # seconds after which that is told
+FIRST_PAUSE_SECONDS, MAX_PAUSE_SECONDS = 0.5, 15.0  # seconds between two tries, doubled from one to the next
+TRANSIENT_STATUSES = {408, 429, 500, 502, 503, 504}  # of HTTP: the same request may be answered later
+FORBIDDEN_STATUSES = {401, 403}
+CONNECT_TIMEOUT_SECONDS, REQUEST_TIMEOUT_SECONDS = 20.0, 120.0  # seconds until a connection is there; without a byte, or of a request that sends many
+MAX_UPLOAD_ATTEMPTS = 5  # times that an upload of many parts is begun
+LAST_WARNING_TIMES: dict[str, float] = {}  # when it was told of a storage that it does not answer
 
 
-class Unanswered(OSError):
+class StorageTimeoutError(OSError):
     """No TimeoutError: of those fsspec keeps neither the number nor the words."""
 
 
-class Denied(PermissionError):
+class AccessDeniedError(PermissionError):
     """What no other start mends: no credentials, or none that are enough."""
 
 
-class NoBucket(OSError):
+class BucketNotFoundError(OSError):
     """Nor this."""
 
 
-async def enduring(request: Callable[[], Awaitable], where: str, seconds: float | None = None) -> Any:
+async def retry_request(request: Callable[[], Awaitable], bucket_url: str, timeout_seconds: float | None = None) -> Any:
     """The answer to a request, of so many seconds at most, as soon as there is one; or an OSError with an errno.
 
     Of a try without an answer nobody knows whether the storage has heard it.
     """
-    begun, pause = time.monotonic(), PAUSE
+    start_time, pause = time.monotonic(), FIRST_PAUSE_SECONDS
     while True:
         try:
-            return await asyncio.wait_for(request(), bound(seconds))
+            return await asyncio.wait_for(request(), get_request_timeout(timeout_seconds))
         except Exception as error:  # of the libraries below, which have no kind in common
-            waited, patience = time.monotonic() - begun, PATIENCE.get()
-            if not is_transient(error) or waited + pause > patience:
-                said = in_words(error, where, waited)
-                if said is error:
+            waited_seconds, retry_seconds = time.monotonic() - start_time, RETRY_SECONDS.get()
+            if not is_transient(error) or waited_seconds + pause > retry_seconds:
+                translated = translate_error(error, bucket_url, waited_seconds)
+                if translated is error:
                     raise
-                raise said from error
-            if waited > TOLD:
-                tell(f'{where} does not answer ({line(error)}); trying for {patience:.0f} s', where)
+                raise translated from error
+            if waited_seconds > WARN_AFTER_SECONDS:
+                warn_of_retry(f'{bucket_url} does not answer ({summarize_error(error)}); trying for {retry_seconds:.0f} s', bucket_url)
         await asyncio.sleep(pause * random.uniform(0.5, 1.0))
-        pause = min(2 * pause, LONGEST)
+        pause = min(2 * pause, MAX_PAUSE_SECONDS)
 
 
-def bound(seconds: float | None) -> float | None:
+def get_request_timeout(timeout_seconds: float | None) -> float | None:
     """Of one request; where nobody should wait for long, also of one whose end is not known."""
-    patience = PATIENCE.get()
-    return seconds if patience >= USUAL else min(seconds or ONE, max(patience, CONNECT / 10))
+    retry_seconds = RETRY_SECONDS.get()
+    return timeout_seconds if retry_seconds >= DEFAULT_RETRY_SECONDS else min(timeout_seconds or REQUEST_TIMEOUT_SECONDS, max(retry_seconds, CONNECT_TIMEOUT_SECONDS / 10))
 
 
-async def renewed(request: Callable[[], Awaitable]) -> Any:
+async def retry_upload(request: Callable[[], Awaitable]) -> Any:
     """An upload, begun again if the storage no longer knows of it: it has ended, and the answer was lost."""
-    for left in reversed(range(RENEWED)):
+    for remaining in reversed(range(MAX_UPLOAD_ATTEMPTS)):
         try:
             return await request()
         except Exception as error:
-            gone = code(error) == 'NoSuchUpload' or 'upload_id=' in str(error) or status(error) == 410
-            broken = kinds(error) & BROKEN
-            if not left and broken:
+            is_lost = get_s3_error_code(error) == 'NoSuchUpload' or 'upload_id=' in str(error) or get_http_status(error) == 410
+            is_corrupted = get_class_names(error) & CHECKSUM_ERRORS
+            if not remaining and is_corrupted:
                 raise OSError(errno.EIO, 'the storage has kept something else than it was given') from error
-            if not left or not (gone or broken):
+            if not remaining or not (is_lost or is_corrupted):
                 raise
     return None
 
 
-async def abandoned(request: Callable[[], Awaitable]) -> Any:
+async def try_abort_upload(request: Callable[[], Awaitable]) -> Any:
     """Takes back what was uploaded by halves, if that can be done at once; otherwise the bucket's rules do."""
-    token = PATIENCE.set(0.0)
+    token = RETRY_SECONDS.set(0.0)
     try:
         with contextlib.suppress(Exception):
-            return await enduring(request, '', CONNECT)
+            return await retry_request(request, '', CONNECT_TIMEOUT_SECONDS)
     finally:
-        PATIENCE.reset(token)
+        RETRY_SECONDS.reset(token)
 
 
-def unless_absent(error: Exception) -> None:
+def raise_unless_absent(error: Exception) -> None:
     if not isinstance(error, FileNotFoundError):
         raise error
 
 
-def tell(text: str, where: str) -> None:
+def warn_of_retry(text: str, bucket_url: str) -> None:
     """Says once what holds for all the requests that wait for the same."""
-    if time.monotonic() - LAST.get(where, -PATIENCE.get()) >= PATIENCE.get():
-        LAST[where] = time.monotonic()
+    if time.monotonic() - LAST_WARNING_TIMES.get(bucket_url, -RETRY_SECONDS.get()) >= RETRY_SECONDS.get():
+        LAST_WARNING_TIMES[bucket_url] = time.monotonic()
         print(text, file=sys.stderr)
 
 
 def is_transient(error: BaseException) -> bool:
     """Whether the same request may be answered later: the storage is busy, or was not reached."""
-    if any(kinds(cause) & UNREACHED or getattr(cause, 'retryable', None) is True for cause in causes(error)):
+    if any(get_class_names(cause) & CONNECTION_ERRORS or getattr(cause, 'retryable', None) is True for cause in iterate_causes(error)):
         return True
-    if code(error) in BUSY or status(error) in TRANSIENT:
+    if get_s3_error_code(error) in TRANSIENT_S3_CODES or get_http_status(error) in TRANSIENT_STATUSES:
         return True
-    return not status(error) and isinstance(error, TimeoutError | ConnectionError)
+    return not get_http_status(error) and isinstance(error, TimeoutError | ConnectionError)
 
 
-def in_words(error: Exception, where: str, waited: float) -> Exception:
+def translate_error(error: Exception, bucket_url: str, waited_seconds: float) -> Exception:
     """What an error is for those above: of the system's kinds."""
     if is_transient(error):
-        return Unanswered(errno.ETIMEDOUT, f'{where} has not answered for {waited:.0f} s ({line(error)})')
-    if kinds(error) & UNKNOWN:
-        return Denied(errno.EACCES, f'no credentials for {where} are found ({line(error)})')
-    if code(error) == 'NoSuchBucket':
-        return no_bucket(where)
+        return StorageTimeoutError(errno.ETIMEDOUT, f'{bucket_url} has not answered for {waited_seconds:.0f} s ({summarize_error(error)})')
+    if get_class_names(error) & CREDENTIAL_ERRORS:
+        return AccessDeniedError(errno.EACCES, f'no credentials for {bucket_url} are found ({summarize_error(error)})')
+    if get_s3_error_code(error) == 'NoSuchBucket':
+        return make_bucket_error(bucket_url)
     if is_forbidden(error):
-        return Denied(errno.EACCES, f'{where} refuses this account ({line(error)})')
-    if kinds(error) & FOREIGN or str(error).startswith('Bad Request'):
-        return OSError(errno.EINVAL, f'{where} does not take this request ({line(error)})')
+        return AccessDeniedError(errno.EACCES, f'{bucket_url} refuses this account ({summarize_error(error)})')
+    if get_class_names(error) & LIBRARY_ERRORS or str(error).startswith('Bad Request'):
+        return OSError(errno.EINVAL, f'{bucket_url} does not take this request ({summarize_error(error)})')
     return error
 
 
 def is_forbidden(error: Exception) -> bool:
     return (
-        status(error) in FORBIDDEN
-        or code(error) in EXPIRED
+        get_http_status(error) in FORBIDDEN_STATUSES
+        or get_s3_error_code(error) in EXPIRED_TOKEN_CODES
         or isinstance(error, PermissionError)
         or str(error).startswith('Forbidden')
     )
 
 
-def no_bucket(where: str) -> NoBucket:
-    return NoBucket(errno.ENXIO, f'the bucket {where} is not there')
+def make_bucket_error(bucket_url: str) -> BucketNotFoundError:
+    return BucketNotFoundError(errno.ENXIO, f'the bucket {bucket_url} is not there')
 
 
-def causes(error: BaseException | None) -> Iterator[BaseException]:
+def iterate_causes(error: BaseException | None) -> Iterator[BaseException]:
     """An error, and what it comes from."""
     while error:
         yield error
         error = error.__cause__
 
 
-def kinds(error: BaseException) -> set[tuple[str, str]]:
-    return {(kind.__module__.partition('.')[0], kind.__name__) for kind in type(error).__mro__}
+def get_class_names(error: BaseException) -> set[tuple[str, str]]:
+    return {(base.__module__.partition('.')[0], base.__name__) for base in type(error).__mro__}
 
 
-def status(error: BaseException) -> int:
+def get_http_status(error: BaseException) -> int:
     """The number of HTTP that an error stands for, or 0."""
-    for cause in causes(error):
-        number = getattr(cause, 'code', None) or getattr(cause, 'status', None)
+    for cause in iterate_causes(error):
+        http_status = getattr(cause, 'code', None) or getattr(cause, 'status', None)
         if isinstance(response := getattr(cause, 'response', None), dict):
-            number = response.get('ResponseMetadata', {}).get('HTTPStatusCode')
-        if isinstance(number, int | str) and str(number).isdigit():
-            return int(number)
+            http_status = response.get('ResponseMetadata', {}).get('HTTPStatusCode')
+        if isinstance(http_status, int | str) and str(http_status).isdigit():
+            return int(http_status)
     return 0
 
 
-def code(error: BaseException) -> str:
+def get_s3_error_code(error: BaseException) -> str:
     """The word of S3 for an error, or ''."""
-    answers = (getattr(cause, 'response', None) for cause in causes(error))
-    return next((str(answer.get('Error', {}).get('Code')) for answer in answers if isinstance(answer, dict)), '')
+    responses = (getattr(cause, 'response', None) for cause in iterate_causes(error))
+    return next((str(response.get('Error', {}).get('Code')) for response in responses if isinstance(response, dict)), '')
 
 
-def line(error: BaseException) -> str:
+def summarize_error(error: BaseException) -> str:
     return ' '.join(str(error).split())[:120] or type(error).__name__
 
 
 # By (package, class): none of them is imported before a bucket is named.
-BROKEN = {('gcsfs', 'ChecksumError')}
-UNREACHED = {
+CHECKSUM_ERRORS = {('gcsfs', 'ChecksumError')}
+CONNECTION_ERRORS = {
     ('aiohttp', 'ClientConnectionError'),
     ('aiohttp', 'ClientPayloadError'),
     ('botocore', 'HTTPClientError'),
@@ -184,10 +184,10 @@ UNREACHED = {
     ('requests', 'Timeout'),
 }
 # The last is of two who write the same object at the same time.
-BUSY = {'RequestTimeout', 'IncompleteBody', 'InternalError', 'SlowDown', 'OperationAborted'}
-BUSY |= {'ServiceUnavailable', 'XAmzContentSHA256Mismatch', 'BadDigest', 'ConditionalRequestConflict'}
-EXPIRED = {'ExpiredToken', 'InvalidToken', 'TokenRefreshRequired'}
-UNKNOWN = {
+TRANSIENT_S3_CODES = {'RequestTimeout', 'IncompleteBody', 'InternalError', 'SlowDown', 'OperationAborted'}
+TRANSIENT_S3_CODES |= {'ServiceUnavailable', 'XAmzContentSHA256Mismatch', 'BadDigest', 'ConditionalRequestConflict'}
+EXPIRED_TOKEN_CODES = {'ExpiredToken', 'InvalidToken', 'TokenRefreshRequired'}
+CREDENTIAL_ERRORS = {
     ('google', 'GoogleAuthError'),
     ('botocore', 'NoCredentialsError'),
     ('botocore', 'PartialCredentialsError'),
@@ -195,7 +195,7 @@ UNKNOWN = {
     ('botocore', 'ProfileNotFound'),
     ('botocore', 'SSOError'),
 }
-FOREIGN = {
+LIBRARY_ERRORS = {
     ('aiohttp', 'ClientError'),
     ('botocore', 'BotoCoreError'),
     ('botocore', 'ClientError'),

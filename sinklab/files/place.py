@@ -10,45 +10,45 @@ from pathlib import Path
 from typing import Any
 
 from sinklab.install import format_extra_command
-from sinklab.record import Refusal
+from sinklab.record import UserError
 
 os.environ['EPATH_USE_TF'] = 'false'  # or etils would have TensorFlow reach buckets, where that is installed
 # Characters of a path that Orbax or TensorStore read as something else: a checkpoint there cannot be restored.
-UNSAVABLE = ('*', '?', '[', '\\')
+UNSAVABLE_CHARS = ('*', '?', '[', '\\')
 # (the library that is needed, the extra that brings it and the file here that holds a Storage of it)
-BUCKETS = {'gs': ('gcsfs', 'gcs'), 's3': ('s3fs', 's3')}
+REMOTE_SCHEMES = {'gs': ('gcsfs', 'gcs'), 's3': ('s3fs', 's3')}
 
 
-def place(given: str | os.PathLike) -> Path:
+def parse_path(path: str | os.PathLike) -> Path:
     """A pathlib.Path, or an epath.Path for gs:// and s3://."""
-    path = os.fspath(given)
-    if not is_remote(path):
-        return Path(path)
+    text = os.fspath(path)
+    if not is_remote(text):
+        return Path(text)
     from etils import epath
 
-    scheme, _, rest = path.partition('://')
-    if scheme not in BUCKETS:
-        raise Refusal(f'{path} is neither local nor in a bucket that is known here; give a path, gs:// or s3://')
+    scheme, _, rest = text.partition('://')
+    if scheme not in REMOTE_SCHEMES:
+        raise UserError(f'{text} is neither local nor in a bucket that is known here; give a path, gs:// or s3://')
     if not rest.strip('/'):
-        raise Refusal(f'{path} names no bucket; give {scheme}://BUCKET/PATH')
-    register(scheme)
-    return epath.Path(path.rstrip('/'))
+        raise UserError(f'{text} names no bucket; give {scheme}://BUCKET/PATH')
+    register_file_system(scheme)
+    return epath.Path(text.rstrip('/'))
 
 
 @functools.cache
-def register(scheme: str) -> None:
+def register_file_system(scheme: str) -> None:
     """Make fsspec, and with it etils and Orbax, use the file system of this package for a scheme of URLs."""
     import fsspec
     from etils.epath import backend
 
-    library, extra = BUCKETS[scheme]
+    library, extra = REMOTE_SCHEMES[scheme]
     try:
         importlib.import_module(library)
     except ImportError as error:
-        raise Refusal(f'{scheme}:// needs {library}; install it: {format_extra_command(extra)}') from error
-    kind = importlib.import_module(f'sinklab.files.{extra}').Storage
-    for name in kind.protocol:
-        fsspec.register_implementation(name, kind, clobber=True)
+        raise UserError(f'{scheme}:// needs {library}; install it: {format_extra_command(extra)}') from error
+    storage_class = importlib.import_module(f'sinklab.files.{extra}').Storage
+    for name in storage_class.protocol:
+        fsspec.register_implementation(name, storage_class, clobber=True)
     # etils keeps a file system that another library (tensorflow_datasets) has used before. Nothing public forgets it.
     backend.fsspec_backend._get_filesystem.cache_clear()
 
@@ -59,23 +59,23 @@ def is_remote(path: str | os.PathLike) -> bool:
     Raises Refusal of gs:/bucket, by which nobody means a folder `gs:`.
     """
     scheme, colon, rest = os.fspath(path).partition(':')
-    if colon and scheme in BUCKETS and not rest.startswith('//'):
-        raise Refusal(f'{scheme}:{rest} is no bucket; give {scheme}://{rest.lstrip("/")}')
+    if colon and scheme in REMOTE_SCHEMES and not rest.startswith('//'):
+        raise UserError(f'{scheme}:{rest} is no bucket; give {scheme}://{rest.lstrip("/")}')
     return rest.startswith('//')
 
 
-def storage(path: Path) -> Any:
+def get_file_system(path: Path) -> Any:
     """The fsspec file system of a path in a bucket; paths are given to it as text."""
     import fsspec
 
     return fsspec.filesystem(os.fspath(path).partition('://')[0])
 
 
-def absolute(path: Path) -> Path:
+def make_absolute(path: Path) -> Path:
     return path if is_remote(path) else path.absolute()
 
 
-def resolved(path: Path) -> Path:
+def resolve_path(path: Path) -> Path:
     return path if is_remote(path) else path.resolve()
 
 
@@ -91,16 +91,16 @@ def check_checkpoint_path(path: Path) -> None:
     Raises:
         Refusal: the absolute path has one of these characters.
     """
-    whole = os.fspath(absolute(path))
-    if bad := [letter for letter in UNSAVABLE if letter in whole]:
-        raise Refusal(
-            f'{whole!a} has {" and ".join(bad)} in it, and checkpoints saved there could not be read; '
-            f'give a folder whose absolute path has none of {" ".join(UNSAVABLE)}'
+    absolute_path = os.fspath(make_absolute(path))
+    if bad_chars := [char for char in UNSAVABLE_CHARS if char in absolute_path]:
+        raise UserError(
+            f'{absolute_path!a} has {" and ".join(bad_chars)} in it, and checkpoints saved there could not be read; '
+            f'give a folder whose absolute path has none of {" ".join(UNSAVABLE_CHARS)}'
         )
     check_utf8(path, 'checkpoints could not be saved there')
 
 
-def check_utf8(path: Path, why: str) -> None:
+def check_utf8(path: Path, consequence: str) -> None:
     """Refuse a path that is not UTF-8, which libraries that are not written in Python cannot open.
 
     Args:
@@ -110,55 +110,55 @@ def check_utf8(path: Path, why: str) -> None:
     Raises:
         Refusal: the absolute path has bytes that are not UTF-8.
     """
-    whole = os.fspath(absolute(path))
+    absolute_path = os.fspath(make_absolute(path))
     try:
-        whole.encode()
+        absolute_path.encode()
     except UnicodeEncodeError as error:
-        raise Refusal(f'{whole!a} is not UTF-8, and {why}; give a folder whose absolute path is UTF-8') from error
+        raise UserError(f'{absolute_path!a} is not UTF-8, and {consequence}; give a folder whose absolute path is UTF-8') from error
 
 
-def relative(path: Path, start: Path) -> str:
+def make_relative(path: Path, start: Path) -> str:
     """The way from one folder to another; in whole, where there is none from a disk to a bucket."""
-    if is_remote(path) and bucket(path) == bucket(start):
-        return posixpath.relpath(key(path), key(start))
-    return os.fspath(absolute(path)) if is_remote(path) or is_remote(start) else os.path.relpath(path, start)
+    if is_remote(path) and get_bucket_url(path) == get_bucket_url(start):
+        return posixpath.relpath(get_object_key(path), get_object_key(start))
+    return os.fspath(make_absolute(path)) if is_remote(path) or is_remote(start) else os.path.relpath(path, start)
 
 
-def joined(start: Path, way: str) -> Path:
+def join_path(start: Path, relative_path: str) -> Path:
     """Where such a way leads to."""
-    if is_remote(way):
-        return place(way)
-    if is_remote(start) and not os.path.isabs(way):
-        return place(bucket(start) + posixpath.normpath(posixpath.join(key(start), way)))
-    return Path(start, way).resolve()
+    if is_remote(relative_path):
+        return parse_path(relative_path)
+    if is_remote(start) and not os.path.isabs(relative_path):
+        return parse_path(get_bucket_url(start) + posixpath.normpath(posixpath.join(get_object_key(start), relative_path)))
+    return Path(start, relative_path).resolve()
 
 
-def common(paths: list[Path]) -> Path:
+def find_common_folder(paths: list[Path]) -> Path:
     """The innermost folder that all of them lie in."""
     if not any(map(is_remote, paths)):
         return Path(os.path.commonpath(paths))
-    if len({bucket(path) for path in paths}) > 1:
-        raise Refusal(f'{paths[0]} and {paths[-1]} lie in no folder together; give --out')
-    return place(bucket(paths[0]) + posixpath.commonpath([key(path) for path in paths]))
+    if len({get_bucket_url(path) for path in paths}) > 1:
+        raise UserError(f'{paths[0]} and {paths[-1]} lie in no folder together; give --out')
+    return parse_path(get_bucket_url(paths[0]) + posixpath.commonpath([get_object_key(path) for path in paths]))
 
 
-def bucket(path: Path) -> str:
+def get_bucket_url(path: Path) -> str:
     """gs://BUCKET; nothing of a local path."""
     return '/'.join(os.fspath(path).split('/')[:3]) if is_remote(path) else ''
 
 
-def key(path: Path) -> str:
+def get_object_key(path: Path) -> str:
     """/FOLDER/FILE of a path in a bucket."""
-    return os.fspath(path).removeprefix(bucket(path)) or '/'
+    return os.fspath(path).removeprefix(get_bucket_url(path)) or '/'
 
 
 @contextlib.contextmanager
-def hasty(seconds: float) -> Iterator[None]:
+def short_timeout(seconds: float) -> Iterator[None]:
     """For a request of this thread that nobody should wait for longer than that."""
-    from sinklab.files.patience import PATIENCE
+    from sinklab.files.patience import RETRY_SECONDS
 
-    token = PATIENCE.set(seconds)
+    token = RETRY_SECONDS.set(seconds)
     try:
         yield
     finally:
-        PATIENCE.reset(token)
+        RETRY_SECONDS.reset(token)

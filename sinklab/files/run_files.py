@@ -17,18 +17,18 @@ import msgspec
 from msgspec import Meta, Struct
 
 from sinklab.files import regular, validation
-from sinklab.files.regular import Damaged
-from sinklab.spec import Takes
+from sinklab.files.regular import DamagedFileError
+from sinklab.spec import WarmStartTakes
 
 if TYPE_CHECKING:
     import numpy as np
 
-LARGEST_JSON = 64 << 20  # bytes of a JSON file
-LONGEST_LINE = 1 << 20  # bytes of a line of metrics.jsonl
-DEEPEST = 32  # objects and lists inside each other
-SAME = 'LH'  # letters of dimensions that all arrays of a model have alike
-REMEDY = 'bring it back, or do without this folder'
-REMOVE = 'bring it back, or remove the line when no job is at work there'
+MAX_JSON_FILE_BYTES = 64 << 20  # bytes of a JSON file
+MAX_LINE_BYTES = 1 << 20  # bytes of a line of metrics.jsonl
+MAX_NESTING = 32  # objects and lists inside each other
+MODEL_DIMENSIONS = 'LH'  # letters of dimensions that all arrays of a model have alike
+RESTORE_REMEDY = 'bring it back, or do without this folder'
+LINE_REMEDY = 'bring it back, or remove the line when no job is at work there'
 
 Step = Annotated[int, Meta(ge=0, lt=2**31)]  # as in spec.py: steps in arrays are int32
 Count = Annotated[int, Meta(ge=0, lt=2**31)]
@@ -51,7 +51,7 @@ class Lineage(Struct):
     data: list[str] = []
     seal: str = ''
     commit: str | None = None
-    takes: Takes = ''
+    takes: WarmStartTakes = ''
     start: Step = 0
 
 
@@ -114,7 +114,7 @@ class SweepRow(Struct):
     seeds: dict[Annotated[str, Meta(pattern=r'\A[0-9]{1,10}\Z')], str]
 
 
-class Measured(Struct):
+class RunMeasurement(Struct):
     outcome: str
     start: dict[str, Number]
     end: dict[str, Number]
@@ -127,10 +127,10 @@ class Claims(Struct):
     overrides: dict[str, str]
     same: dict[str, str]
     configs: dict[str, dict[str, Any]]
-    runs: dict[str, dict[Annotated[str, Meta(pattern=r'\A[0-9]{1,10}\Z')], Measured]]
+    runs: dict[str, dict[Annotated[str, Meta(pattern=r'\A[0-9]{1,10}\Z')], RunMeasurement]]
 
 
-class Owner(Struct):
+class LeaseOwner(Struct):
     """lease.json. A number of a process becomes a part of a path, and has to be one."""
 
     token: str = ''
@@ -150,7 +150,7 @@ class RunIdentity(Struct):
     id: RunId
 
 
-class SavedFiles(Struct):
+class ProcessDigests(Struct):
     """digests/STEP/PROCESS.json: the files of a checkpoint that one process has written, {name: (bytes, digest)}."""
 
     step: Step
@@ -164,7 +164,7 @@ class SavedFiles(Struct):
 
 SCHEMAS: dict[str, Any] = {
     'run': RunIdentity,
-    'digests': SavedFiles,
+    'digests': ProcessDigests,
     'row': Row,
     'outcome': Outcome,
     'environment': Environment,
@@ -172,25 +172,25 @@ SCHEMAS: dict[str, Any] = {
     'sweep': list[SweepRow],
     'claims': Claims,
     'verdicts': list[dict[str, Any]],
-    'lease': Owner,
+    'lease': LeaseOwner,
 }
-METRICS_LINE = msgspec.json.Decoder(dict[str, Number])
+METRICS_LINE_DECODER = msgspec.json.Decoder(dict[str, Number])
 MeasuredNumbers = dict[str, float]
 
-WARNED: set[tuple[str, str]] = set()  # (file, message)
+PRINTED_WARNINGS: set[tuple[str, str]] = set()  # (file, message)
 
 
-def warn(file: Path, message: str) -> None:
+def warn_once(file: Path, message: str) -> None:
     """Say once in this process, on stderr, what is wrong with a file that is done without."""
-    if (said := (str(file), message)) not in WARNED:
-        WARNED.add(said)
+    if (warning := (str(file), message)) not in PRINTED_WARNINGS:
+        PRINTED_WARNINGS.add(warning)
         print(f'sinklab: {message}', file=sys.stderr, flush=True)
 
 
 # JSON files
 
 
-def read_json(file: Path, kind: str, remedy: str = REMEDY) -> Any:
+def read_run_file(file: Path, kind: str, remedy: str = RESTORE_REMEDY) -> Any:
     """Read a JSON file, checked against its schema.
 
     Args:
@@ -202,25 +202,25 @@ def read_json(file: Path, kind: str, remedy: str = REMEDY) -> Any:
         Damaged: it is not as the schema says.
         FileNotFoundError: it is not there.
     """
-    return decode_json(regular.read(file, most=LARGEST_JSON), kind, file, remedy)
+    return decode_run_file(regular.read_regular_file(file, max_bytes=MAX_JSON_FILE_BYTES), kind, file, remedy)
 
 
-def decode_json(content: bytes | str, kind: str, file: Path | str, remedy: str = REMEDY) -> Any:
+def decode_run_file(content: bytes | str, kind: str, file: Path | str, remedy: str = RESTORE_REMEDY) -> Any:
     """Decode the content of a JSON file as plain objects, checked against the schema of its kind. Raises Damaged."""
     try:
-        found = parse_json(content)
-        msgspec.convert(found, SCHEMAS[kind])
+        decoded = parse_finite_json(content)
+        msgspec.convert(decoded, SCHEMAS[kind])
     except (ValueError, msgspec.MsgspecError) as error:
-        raise Damaged(f'{file} is damaged ({one_line(error)}); {remedy}') from error
-    return found
+        raise DamagedFileError(f'{file} is damaged ({format_error(error)}); {remedy}') from error
+    return decoded
 
 
-def parse_json(content: bytes | str) -> Any:
+def parse_finite_json(content: bytes | str) -> Any:
     """Parse JSON of finite numbers that is not nested deeply. Raises ValueError."""
-    return validation.decode_json(content, DEEPEST, finite=True)
+    return validation.decode_json(content, MAX_NESTING, finite=True)
 
 
-def one_line(error: Exception | str) -> str:
+def format_error(error: Exception | str) -> str:
     return ' '.join(str(error).replace('`', '').split())[:200]
 
 
@@ -231,10 +231,10 @@ class LineFault(NamedTuple):
     """A line of metrics.jsonl that cannot be used."""
 
     line: int  # from 1
-    why: str
+    reason: str
 
 
-def decode_metrics(content: bytes, first: int = 1) -> tuple[list[dict[str, Any]], list[LineFault]]:
+def decode_metrics(content: bytes, first_number: int = 1) -> tuple[list[dict[str, Any]], list[LineFault]]:
     """Decode lines of metrics.jsonl.
 
     A crash can cut a line off (see `is_cut_off`). The next attempt goes on from a checkpoint that is older than that
@@ -258,24 +258,24 @@ def decode_metrics(content: bytes, first: int = 1) -> tuple[list[dict[str, Any]]
     lines = content.split(b'\n')
     if not lines[-1]:
         lines.pop()
-    records, faults, cut = [], [], []
-    for number, line in enumerate(lines, first):
+    records, faults, truncated = [], [], []
+    for number, line in enumerate(lines, first_number):
         try:
             records.append(decode_record(line))
         except ValueError as error:
-            if is_cut_off(line):
-                cut.append((number, line, one_line(error), len(records)))
+            if is_truncated(line):
+                truncated.append((number, line, format_error(error), len(records)))
             else:
-                faults.append(LineFault(number, one_line(error)))
+                faults.append(LineFault(number, format_error(error)))
     steps = [record['step'] for record in records]
-    recorded, greatest = set(steps), [*itertools.accumulate(reversed(steps), max)]
-    for number, line, why, before in cut:
-        step, after = re.match(rb'\{"step": (\d{1,10}),', line), len(steps) - before
-        if not step or not after or int(step[1]) in recorded:
+    recorded_steps, max_step_from_end = set(steps), [*itertools.accumulate(reversed(steps), max)]
+    for number, line, reason, num_before in truncated:
+        step, num_after = re.match(rb'\{"step": (\d{1,10}),', line), len(steps) - num_before
+        if not step or not num_after or int(step[1]) in recorded_steps:
             continue
-        resumed = before and steps[before] <= steps[before - 1]
-        if greatest[after - 1] > int(step[1]) and not resumed:
-            faults.append(LineFault(number, f'cut off: {why}'))
+        has_resumed = num_before and steps[num_before] <= steps[num_before - 1]
+        if max_step_from_end[num_after - 1] > int(step[1]) and not has_resumed:
+            faults.append(LineFault(number, f'cut off: {reason}'))
     return records, sorted(faults)
 
 
@@ -283,10 +283,10 @@ def decode_record(line: bytes) -> dict[str, Any]:
     """Decode one line. Raises ValueError, which says what is wrong."""
     if not line.strip():
         raise ValueError('it is empty')
-    if len(line) > LONGEST_LINE:
-        raise ValueError(f'{len(line):,} bytes, and at most {LONGEST_LINE:,} are read')
+    if len(line) > MAX_LINE_BYTES:
+        raise ValueError(f'{len(line):,} bytes, and at most {MAX_LINE_BYTES:,} are read')
     try:
-        record = METRICS_LINE.decode(line)
+        record = METRICS_LINE_DECODER.decode(line)
     except RecursionError:
         raise ValueError('objects inside each other') from None
     except msgspec.MsgspecError as error:
@@ -299,24 +299,24 @@ def decode_record(line: bytes) -> dict[str, Any]:
     return record
 
 
-def is_cut_off(line: bytes) -> bool:
+def is_truncated(line: bytes) -> bool:
     """Return whether a crash can have left it: what was written of a record before its end."""
-    start = b'{"step": '
-    return bool(line) and not line.endswith(b'}') and line[: len(start)] == start[: len(line)]
+    prefix = b'{"step": '
+    return bool(line) and not line.endswith(b'}') and line[: len(prefix)] == prefix[: len(line)]
 
 
-def say_faults(file: Path, faults: list[LineFault], passed_over: bool = True) -> str:
+def format_faults(file: Path, faults: list[LineFault], is_skipped: bool = True) -> str:
     """Return one line about all faults of a metrics.jsonl."""
-    line, why = faults[0]
-    more = f', as {"is one line" if len(faults) == 2 else f"are {len(faults) - 1} lines"} more' if faults[1:] else ''
-    does = ' and is passed over' if passed_over else ''
-    return f'{file}, line {line}, is damaged ({why}){does}{more}; {REMOVE}'
+    line, reason = faults[0]
+    others = f', as {"is one line" if len(faults) == 2 else f"are {len(faults) - 1} lines"} more' if faults[1:] else ''
+    action = ' and is passed over' if is_skipped else ''
+    return f'{file}, line {line}, is damaged ({reason}){action}{others}; {LINE_REMEDY}'
 
 
 # Arrays
 
 
-def read_arrays(file: Path, names: Collection[str] | None = None, remedy: str = REMEDY) -> dict[str, 'np.ndarray']:
+def read_arrays(file: Path, names: Collection[str] | None = None, remedy: str = RESTORE_REMEDY) -> dict[str, 'np.ndarray']:
     """Read arrays of a file as np.savez writes it, none of which can be larger than the file says by its size.
 
     Args:
@@ -328,10 +328,10 @@ def read_arrays(file: Path, names: Collection[str] | None = None, remedy: str = 
         Damaged: the file or one of these arrays is not as NumPy writes it, or would have to be unpickled.
         FileNotFoundError: it is not there.
     """
-    return validation.load_npz(file, remedy=remedy, names=names, largest=math.inf)
+    return validation.load_npz(file, remedy=remedy, names=names, max_bytes=math.inf)
 
 
-def check_dimensions(file: Path, found: dict[str, 'np.ndarray'], remedy: str = REMEDY) -> dict[str, int]:
+def check_dimensions(file: Path, arrays: dict[str, 'np.ndarray'], remedy: str = RESTORE_REMEDY) -> dict[str, int]:
     """Check arrays against the letters that end their names: alpha_LPHJ has four dimensions, of L, P, H and J.
 
     Returns:
@@ -343,20 +343,20 @@ def check_dimensions(file: Path, found: dict[str, 'np.ndarray'], remedy: str = R
     import numpy as np
 
     sizes: dict[str, tuple[int, str]] = {}
-    for name, array in found.items():
+    for name, array in arrays.items():
         letters = name.rpartition('_')[2]
         if array.ndim != len(letters) or 0 in array.shape:
-            raise Damaged(f'{file} is damaged ({name} has the shape {array.shape}); {remedy}')
+            raise DamagedFileError(f'{file} is damaged ({name} has the shape {array.shape}); {remedy}')
         if array.dtype.kind not in 'fiub' or np.isinf(array).any() or np.isnan(array).all():
-            raise Damaged(f'{file} is damaged ({name}, of {array.dtype}, does not hold finite numbers); {remedy}')
+            raise DamagedFileError(f'{file} is damaged ({name}, of {array.dtype}, does not hold finite numbers); {remedy}')
         for letter, size in zip(letters, array.shape, strict=True):
-            if letter not in SAME and not letter.isdigit():
+            if letter not in MODEL_DIMENSIONS and not letter.isdigit():
                 continue
-            fixed = (int(letter), 'its name') if letter.isdigit() else (size, name)
-            known, of = sizes.setdefault(letter, fixed)
-            if known != size:
-                raise Damaged(f'{file} is damaged ({name} has {size} of {letter}, and {of} has {known}); {remedy}')
-    return {letter: size for letter, (size, _) in sizes.items() if letter in SAME}
+            own_size = (int(letter), 'its name') if letter.isdigit() else (size, name)
+            expected_size, size_source = sizes.setdefault(letter, own_size)
+            if expected_size != size:
+                raise DamagedFileError(f'{file} is damaged ({name} has {size} of {letter}, and {size_source} has {expected_size}); {remedy}')
+    return {letter: size for letter, (size, _) in sizes.items() if letter in MODEL_DIMENSIONS}
 
 
 def decode_numbers(text: str, file: Path) -> dict[str, float]:
@@ -364,10 +364,10 @@ def decode_numbers(text: str, file: Path) -> dict[str, float]:
     try:
         return msgspec.convert(json.loads(text), MeasuredNumbers)
     except (RecursionError, ValueError, msgspec.MsgspecError) as error:
-        raise Damaged(f'{file} is damaged ({one_line(error)}); remove it') from error
+        raise DamagedFileError(f'{file} is damaged ({format_error(error)}); remove it') from error
 
 
-def step_of(file: Path) -> int | None:
+def parse_probe_step(file: Path) -> int | None:
     """Return the step in the name of a probe's file, STEP.npz; None where the name is no step."""
     name = file.stem
     return int(name) if re.fullmatch(r'[0-9]{1,10}', name) and int(name) < 2**31 else None

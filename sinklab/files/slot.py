@@ -6,94 +6,94 @@ from collections.abc import Callable
 from pathlib import Path
 
 from sinklab.files import regular
-from sinklab.files.lock import locked
-from sinklab.files.place import is_remote, storage
-from sinklab.files.whole import whole
+from sinklab.files.lock import acquire_lock
+from sinklab.files.place import is_remote, get_file_system
+from sinklab.files.whole import atomic_write
 
-LARGEST = 1 << 20  # bytes of the text
-LOCK = '.lock'  # in the place of its suffix: who changes hands
-Expected = Callable[[str | None], bool]  # of what stands there; None where nothing does
+MAX_TEXT_BYTES = 1 << 20  # bytes of the text
+LOCK_SUFFIX = '.lock'  # in the place of its suffix: who changes hands
+TextPredicate = Callable[[str | None], bool]  # of what stands there; None where nothing does
 
 
-class FileSlot:
+class LocalCasFile:
     """A file that stays open: once another has been put in its place, what is written reaches nobody."""
 
-    def __init__(self, path: Path, is_ours: Expected):
-        self.path, self.is_ours, self.file = path, is_ours, None
+    def __init__(self, path: Path, is_ours: TextPredicate):
+        self.path, self.is_ours, self.descriptor = path, is_ours, None
 
     def read(self) -> str | None:
         try:
-            return regular.read(self.path, most=LARGEST).decode(errors='replace')
+            return regular.read_regular_file(self.path, max_bytes=MAX_TEXT_BYTES).decode(errors='replace')
         except FileNotFoundError:
             return None
 
-    def swap(self, expected: Expected, text: str) -> bool:
+    def compare_and_swap(self, is_expected: TextPredicate, text: str) -> bool:
         """Puts a text in the place of what is there, if that is as expected."""
-        with locked(self.path.with_suffix(LOCK)):
-            if not expected(self.read()):
+        with acquire_lock(self.path.with_suffix(LOCK_SUFFIX)):
+            if not is_expected(self.read()):
                 return False
-            with whole(self.path) as unfinished:
-                self.file = os.open(unfinished, os.O_RDWR | os.O_CREAT, 0o644)
-                self.write(text)
+            with atomic_write(self.path) as temporary_path:
+                self.descriptor = os.open(temporary_path, os.O_RDWR | os.O_CREAT, 0o644)
+                self.overwrite(text)
         return True
 
-    def write(self, text: str) -> None:
+    def overwrite(self, text: str) -> None:
         """Says something else of the same length: it can be read at any time, and is kept on a full disk."""
-        os.pwrite(self.file, text.encode(), 0)
-        os.fsync(self.file)
+        os.pwrite(self.descriptor, text.encode(), 0)
+        os.fsync(self.descriptor)
 
-    def leave(self) -> None:
+    def release(self) -> None:
         """Takes our text away."""
-        with contextlib.suppress(OSError, regular.Damaged), locked(self.path.with_suffix(LOCK)):
+        with contextlib.suppress(OSError, regular.DamagedFileError), acquire_lock(self.path.with_suffix(LOCK_SUFFIX)):
             if self.is_ours(self.read()):
                 self.path.unlink()
-        os.close(self.file)
+        os.close(self.descriptor)
 
 
-class ObjectSlot:
+class RemoteCasFile:
     """An object, written and taken away on the condition that it is the one that we have put there."""
 
-    def __init__(self, path: Path, is_ours: Expected):
-        self.path, self.is_ours, self.at, self.mark = path, is_ours, storage(path), ''
+    def __init__(self, path: Path, is_ours: TextPredicate):
+        self.path, self.is_ours, self.file_system, self.version = path, is_ours, get_file_system(path), ''
 
     def read(self) -> str | None:
         try:
-            return self.at.cat_file(os.fspath(self.path)).decode(errors='replace')
+            return self.file_system.cat_file(os.fspath(self.path)).decode(errors='replace')
         except FileNotFoundError:
             return None
 
-    def swap(self, expected: Expected, text: str) -> bool:
-        there, self.mark = self.look()
-        return expected(there) and self.put(text)
+    def compare_and_swap(self, is_expected: TextPredicate, text: str) -> bool:
+        current_text, self.version = self.read_with_version()
+        return is_expected(current_text) and self.write_if_unchanged(text)
 
-    def write(self, text: str) -> None:
+    def overwrite(self, text: str) -> None:
         """Says something else, also where the answer to an earlier time was lost, and what lies there is ours."""
-        if not self.put(text):
-            there, mark = self.look()
-            if self.is_ours(there):
-                self.mark = mark
-                self.put(text)
+        if not self.write_if_unchanged(text):
+            current_text, version = self.read_with_version()
+            if self.is_ours(current_text):
+                self.version = version
+                self.write_if_unchanged(text)
 
-    def put(self, text: str) -> bool:
+    def write_if_unchanged(self, text: str) -> bool:
         """Whether this has come into the place of what was seen there last."""
-        mark = self.at.write_marked(os.fspath(self.path), text.encode(), self.mark)
-        self.mark = mark or self.mark
-        return bool(mark)
+        version = self.file_system.write_marked(os.fspath(self.path), text.encode(), self.version)
+        self.version = version or self.version
+        return bool(version)
 
-    def look(self) -> tuple[str | None, str]:
+    def read_with_version(self) -> tuple[str | None, str]:
         """(what lies there, its mark)."""
         try:
-            content, mark = self.at.read_marked(os.fspath(self.path))
+            content, version = self.file_system.read_marked(os.fspath(self.path))
         except FileNotFoundError:
             return None, ''
-        return content.decode(errors='replace'), mark
+        return content.decode(errors='replace'), version
 
-    def leave(self) -> None:
+    def release(self) -> None:
         with contextlib.suppress(OSError):
-            there, mark = self.look()
-            if self.is_ours(there):
-                self.at.remove_marked(os.fspath(self.path), mark)
+            current_text, version = self.read_with_version()
+            if self.is_ours(current_text):
+                self.file_system.remove_marked(os.fspath(self.path), version)
 
 
-def slot(path: Path, is_ours: Expected = lambda text: False) -> FileSlot | ObjectSlot:
-    return (ObjectSlot if is_remote(path) else FileSlot)(path, is_ours)
+def open_cas_file(path: Path, is_ours: TextPredicate = lambda text: False) -> LocalCasFile | RemoteCasFile:
+    return (RemoteCasFile if is_remote(path) else LocalCasFile)(path, is_ours)

@@ -19,17 +19,17 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import msgspec
 
 from sinklab.files.place import is_remote
-from sinklab.files.regular import Damaged, opened
+from sinklab.files.regular import DamagedFileError, open_regular_file
 
 if TYPE_CHECKING:
     import numpy as np
 
-JSON_BYTES = 256 << 20  # the largest tokenizer.json has 40 MB, meta.json of 100,000 shards has 60 MB
-JSON_DEPTH = 64  # levels of nesting
-ARRAY_BYTES = 16 << 30  # of all arrays of an .npz
-DEFLATED = 1100  # bytes that one byte of a deflated file stands for, at most
-HUB_REPOSITORY = ('models--', 'datasets--', 'spaces--')  # of a folder of Hugging Face's hub cache
-AGAIN = 'get it again'
+MAX_JSON_BYTES = 256 << 20  # the largest tokenizer.json has 40 MB, meta.json of 100,000 shards has 60 MB
+MAX_JSON_DEPTH = 64  # levels of nesting
+MAX_ARRAY_BYTES = 16 << 30  # of all arrays of an .npz
+MAX_DEFLATE_RATIO = 1100  # bytes that one byte of a deflated file stands for, at most
+HUB_REPOSITORY_PREFIXES = ('models--', 'datasets--', 'spaces--')  # of a folder of Hugging Face's hub cache
+DEFAULT_REMEDY = 'get it again'
 T = TypeVar('T')
 
 
@@ -45,7 +45,7 @@ def check_relative_name(name: Any, file: str | os.PathLike) -> str:
             character.
     """
     if not is_relative_name(name):
-        raise Damaged(f'{file} names {str(name)[:80]!a}, which is no relative path below its folder; {AGAIN}')
+        raise DamagedFileError(f'{file} names {str(name)[:80]!a}, which is no relative path below its folder; {DEFAULT_REMEDY}')
     return name
 
 
@@ -63,38 +63,38 @@ def resolve_name(folder: Path, name: Any, file: str | os.PathLike) -> Path:
         Damaged: also where the name, or a folder above it, is a link that leads out of the folder.
     """
     path = folder / check_relative_name(name, file)
-    if not leads_out(path, folder):
+    if not is_linked_outside(path, folder):
         return path
-    raise Damaged(f'{file} names {name}, a link that leads out of {folder} to {path.resolve()}; put a copy there')
+    raise DamagedFileError(f'{file} names {name}, a link that leads out of {folder} to {path.resolve()}; put a copy there')
 
 
-def leads_out(path: Path, folder: Path) -> bool:
+def is_linked_outside(path: Path, folder: Path) -> bool:
     """Return whether links of a path below a folder lead out of it.
 
     The snapshots of Hugging Face's hub cache consist of links to `blobs` of the same repository; these stay inside.
     """
     if is_remote(path):  # in a bucket there are no links
         return False
-    real, home = path.resolve(), folder.resolve()
-    homes = [home, *(above for above in home.parents if above.name.startswith(HUB_REPOSITORY))]
-    return not any(real.is_relative_to(one) for one in homes)
+    resolved_path, resolved_folder = path.resolve(), folder.resolve()
+    allowed_folders = [resolved_folder, *(parent for parent in resolved_folder.parents if parent.name.startswith(HUB_REPOSITORY_PREFIXES))]
+    return not any(resolved_path.is_relative_to(allowed) for allowed in allowed_folders)
 
 
-def read_bounded(path: Path, most: int) -> bytes:
+def read_bounded(path: Path, max_bytes: int) -> bytes:
     """Return the content of a regular file of at most `most` bytes.
 
     Raises:
         Damaged: it is no regular file, may not be read, or is larger.
         OSError: it is not there, or its disk or bucket does not answer.
     """
-    with opened(path) as file:
-        content = file.read(most + 1)
-    if len(content) > most:
-        raise Damaged(f'{path} has more than {most:,} bytes, which is more than such a file can need; {AGAIN}')
+    with open_regular_file(path) as file:
+        content = file.read(max_bytes + 1)
+    if len(content) > max_bytes:
+        raise DamagedFileError(f'{path} has more than {max_bytes:,} bytes, which is more than such a file can need; {DEFAULT_REMEDY}')
     return content
 
 
-def read_json(path: Path, kind: type[T] = dict, most: int = JSON_BYTES, remedy: str = AGAIN) -> T:
+def read_json(path: Path, schema: type[T] = dict, max_bytes: int = MAX_JSON_BYTES, remedy: str = DEFAULT_REMEDY) -> T:
     """Return the content of a JSON file, converted to a type by `msgspec.convert`.
 
     Args:
@@ -107,20 +107,20 @@ def read_json(path: Path, kind: type[T] = dict, most: int = JSON_BYTES, remedy: 
         OSError: it is not there, or its disk or bucket does not answer, of which the file is not to blame.
         Damaged: it is no regular file, too large, too deeply nested, no UTF-8, no JSON or of another type.
     """
-    return parse_json(read_bounded(path, most), path, kind, remedy)
+    return parse_json(read_bounded(path, max_bytes), path, schema, remedy)
 
 
-def parse_json(content: bytes, name: str | os.PathLike, kind: type[T] = dict, remedy: str = AGAIN) -> T:
+def parse_json(content: bytes, name: str | os.PathLike, schema: type[T] = dict, remedy: str = DEFAULT_REMEDY) -> T:
     """Return what a text in JSON says, as `read_json` does; `name` is where it comes from."""
     try:
-        return msgspec.convert(decode_json(content), kind)
+        return msgspec.convert(decode_json(content), schema)
     except msgspec.ValidationError as error:
-        raise Damaged(f'{name} is damaged ({error}); {remedy}') from error
+        raise DamagedFileError(f'{name} is damaged ({error}); {remedy}') from error
     except ValueError as error:
-        raise Damaged(f'{name} is damaged and cannot be read ({str(error)[:160]}); {remedy}') from error
+        raise DamagedFileError(f'{name} is damaged and cannot be read ({str(error)[:160]}); {remedy}') from error
 
 
-def decode_json(content: bytes | str, deepest: int = JSON_DEPTH, finite: bool = False) -> Any:
+def decode_json(content: bytes | str, max_depth: int = MAX_JSON_DEPTH, finite: bool = False) -> Any:
     """Decode JSON as plain objects.
 
     Args:
@@ -132,30 +132,30 @@ def decode_json(content: bytes | str, deepest: int = JSON_DEPTH, finite: bool = 
         ValueError: it is no UTF-8, no JSON, nested too deeply, or has a number that is refused.
     """
     text = content.decode('utf-8') if isinstance(content, bytes) else content
-    numbers: dict[str, Any] = dict(parse_constant=refuse_constant, parse_float=parse_finite) if finite else {}
+    number_hooks: dict[str, Any] = dict(parse_constant=reject_constant, parse_float=parse_finite_number) if finite else {}
     try:
         # json and not msgspec, which refuses half of a surrogate pair: names of files that are not UTF-8 have them.
-        found = json.loads(text, **numbers)
-        check_depth(found, deepest)
+        decoded = json.loads(text, **number_hooks)
+        check_depth(decoded, max_depth)
     except RecursionError:
-        raise ValueError(f'objects inside each other, more than {deepest} levels deep') from None
-    return found
+        raise ValueError(f'objects inside each other, more than {max_depth} levels deep') from None
+    return decoded
 
 
-def refuse_constant(text: str) -> None:
+def reject_constant(text: str) -> None:
     raise ValueError(f'{text} is no number of JSON')
 
 
-def parse_finite(text: str) -> float:
+def parse_finite_number(text: str) -> float:
     if math.isinf(number := float(text)):
         raise ValueError(f'{text[:20]} is too large a number')
     return number
 
 
-def check_depth(found: Any, deepest: int) -> None:
+def check_depth(decoded: Any, max_depth: int) -> None:
     """Raise RecursionError where lists and objects are nested more than `deepest` levels deep."""
-    level: Iterable[Any] = [found]
-    for _ in range(deepest + 1):
+    level: Iterable[Any] = [decoded]
+    for _ in range(max_depth + 1):
         nested = [item for item in level if isinstance(item, dict | list)]
         if not nested:
             return
@@ -172,9 +172,9 @@ ARCHIVE_ERRORS = (
 def load_npz(
     content: Path | bytes,
     name: str | os.PathLike = '',
-    remedy: str = AGAIN,
+    remedy: str = DEFAULT_REMEDY,
     names: Collection[str] | None = None,
-    largest: float = 0,
+    max_bytes: float = 0,
 ) -> 'dict[str, np.ndarray]':
     """Return arrays of an .npz, whose headers are checked before anything is allocated; no pickles.
 
@@ -189,26 +189,26 @@ def load_npz(
         OSError: it is not there, or its disk or bucket does not answer.
         Damaged: it is no .npz, or an array claims more bytes than its member of the archive has.
     """
-    name, largest = name or os.fspath(content), largest or ARRAY_BYTES
+    name, max_bytes = name or os.fspath(content), max_bytes or MAX_ARRAY_BYTES
     try:
         with (
-            io.BytesIO(content) if isinstance(content, bytes) else opened(content) as file,
+            io.BytesIO(content) if isinstance(content, bytes) else open_regular_file(content) as file,
             zipfile.ZipFile(file) as archive,
         ):
             members = {entry.filename.removesuffix('.npy'): entry for entry in archive.infolist()}
-            wanted = members if names is None else [one for one in names if one in members]
-            if sum(members[one].file_size for one in wanted) > largest:
-                raise ValueError(f'it unpacks to more than {largest:,} bytes')
-            return {one: read_array(archive, members[one], one) for one in wanted}
+            selected = members if names is None else [key for key in names if key in members]
+            if sum(members[key].file_size for key in selected) > max_bytes:
+                raise ValueError(f'it unpacks to more than {max_bytes:,} bytes')
+            return {key: read_array(archive, members[key], key) for key in selected}
     except (*ARCHIVE_ERRORS, OSError) as error:
         # zipfile says "not a zip file" where a disk does not answer. Before the beginning of a file is EINVAL.
-        below = error.__context__ if isinstance(error, zipfile.BadZipFile) else error
-        if isinstance(below, OSError) and below.errno != errno.EINVAL:
-            raise below from None
-        if isinstance(error, Damaged):
+        cause = error.__context__ if isinstance(error, zipfile.BadZipFile) else error
+        if isinstance(cause, OSError) and cause.errno != errno.EINVAL:
+            raise cause from None
+        if isinstance(error, DamagedFileError):
             raise
-        why = ' '.join(str(error).split())[:160] or type(error).__name__
-        raise Damaged(f'{name} is damaged and no whole .npz ({why}); {remedy}') from error
+        reason = ' '.join(str(error).split())[:160] or type(error).__name__
+        raise DamagedFileError(f'{name} is damaged and no whole .npz ({reason}); {remedy}') from error
 
 
 def read_array(archive: zipfile.ZipFile, entry: zipfile.ZipInfo, name: str) -> 'np.ndarray':
@@ -217,7 +217,7 @@ def read_array(archive: zipfile.ZipFile, entry: zipfile.ZipInfo, name: str) -> '
 
     if entry.compress_type not in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED):
         raise ValueError(f'{name} is compressed in a way that NumPy has none of')
-    if entry.file_size > DEFLATED * (entry.compress_size + 64):
+    if entry.file_size > MAX_DEFLATE_RATIO * (entry.compress_size + 64):
         raise ValueError(f'{name} says that it has {entry.file_size:,} bytes, made of {entry.compress_size:,}')
     with archive.open(entry) as member:
         version = np.lib.format.read_magic(member)
@@ -233,5 +233,5 @@ def read_array(archive: zipfile.ZipFile, entry: zipfile.ZipInfo, name: str) -> '
         content = member.read(size) + member.read(1)  # at its end its checksum is compared
         if len(content) != size:
             raise ValueError(f'{name} has {len(content):,} bytes of {size:,}')
-    found = np.frombuffer(bytearray(content), dtype)
-    return found.reshape(shape, order='F' if in_fortran_order else 'C')
+    flat_array = np.frombuffer(bytearray(content), dtype)
+    return flat_array.reshape(shape, order='F' if in_fortran_order else 'C')

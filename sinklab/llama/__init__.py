@@ -1,3 +1,3 @@
 """Models of LLaMA's family as transformers has them: read, written, and held to what it computes."""
 
-PREFIX = 'hf:'  # of what is named as one
+HF_PREFIX = 'hf:'  # of what is named as one

@@ -17,159 +17,159 @@ import numpy as np
 
 from sinklab.files import validation
 from sinklab.install import format_extra_command
-from sinklab.llama import PREFIX
-from sinklab.record import Refusal
+from sinklab.llama import HF_PREFIX
+from sinklab.record import UserError
 
-MODEL, INDEX, CONFIG = 'model.safetensors', 'model.safetensors.index.json', 'config.json'
-PICKLES = ('*.bin', '*.pt', '*.pth', '*.ckpt', '*.pkl')
+MODEL_FILE, INDEX_FILE, CONFIG_FILE = 'model.safetensors', 'model.safetensors.index.json', 'config.json'
+PICKLE_PATTERNS = ('*.bin', '*.pt', '*.pth', '*.ckpt', '*.pkl')
 # Of the hub: arrays, what is told of them, and all that a tokenizer may be made of; never a pickle.
-WANTED = ['*.safetensors', '*.json', '*.jinja', '*.txt', 'tokenizer.model']
-KINDS = ('F32', 'F16', 'BF16')
+FETCH_PATTERNS = ['*.safetensors', '*.json', '*.jinja', '*.txt', 'tokenizer.model']
+SUPPORTED_DTYPES = ('F32', 'F16', 'BF16')
 # What goes along with a tokenizer.json, and says nothing of parameters.
-BESIDE = ('tokenizer_config.json', 'special_tokens_map.json', 'chat_template.jinja', 'generation_config.json')
-LARGEST = 5 * 10**9  # bytes of arrays in a file
+COMPANION_FILES = ('tokenizer_config.json', 'special_tokens_map.json', 'chat_template.jinja', 'generation_config.json')
+MAX_FILE_BYTES = 5 * 10**9  # bytes of arrays in a file
 
 
-def library(name: str) -> Any:
+def import_hf_library(name: str) -> Any:
     """A library of the extra hf."""
     try:
         return importlib.import_module(name)
     except ImportError as error:
-        raise Refusal(f'this needs {name.partition(".")[0]}; install it: {format_extra_command("hf")}') from error
+        raise UserError(f'this needs {name.partition(".")[0]}; install it: {format_extra_command("hf")}') from error
 
 
-def opened(given: str, more: tuple[str, ...] = ()) -> Path:
+def fetch_model_dir(model_ref: str, extra_patterns: tuple[str, ...] = ()) -> Path:
     """The folder of hf:PATH, or of hf:ORG/NAME as the hub has it, of which WANTED is fetched, and more patterns."""
-    name = given.removeprefix(PREFIX)
+    name = model_ref.removeprefix(HF_PREFIX)
     if Path(name).is_dir():
         return Path(name)
-    if not given.startswith(PREFIX) or not re.fullmatch(r'[\w-]+/[\w.-]+', name):
-        raise Refusal(f'{given} is no folder; give hf:PATH, a folder with {CONFIG}, or hf:ORG/NAME of the hub')
-    hub = library('huggingface_hub')
+    if not model_ref.startswith(HF_PREFIX) or not re.fullmatch(r'[\w-]+/[\w.-]+', name):
+        raise UserError(f'{model_ref} is no folder; give hf:PATH, a folder with {CONFIG_FILE}, or hf:ORG/NAME of the hub')
+    hub = import_hf_library('huggingface_hub')
     try:
-        return Path(hub.snapshot_download(name, allow_patterns=[*WANTED, *more]))
+        return Path(hub.snapshot_download(name, allow_patterns=[*FETCH_PATTERNS, *extra_patterns]))
     except Exception as error:  # of any kind: of the network, of the hub, of who may read what
-        said = ' '.join(str(error).split())[:160]
-        raise Refusal(f'{given} is no folder here, and cannot be fetched ({type(error).__name__}: {said})') from error
+        message = ' '.join(str(error).split())[:160]
+        raise UserError(f'{model_ref} is no folder here, and cannot be fetched ({type(error).__name__}: {message})') from error
 
 
-def read_json(file: Path) -> dict:
+def read_json_object(path: Path) -> dict:
     try:
-        found = validation.read_json(file, object)
+        content = validation.read_json(path, object)
     except FileNotFoundError as error:
-        raise Refusal(f'{file} is missing; give a folder of Hugging Face that is whole') from error
-    if not isinstance(found, dict):
-        raise Refusal(f'{file} holds no fields; get it again')
-    return found
+        raise UserError(f'{path} is missing; give a folder of Hugging Face that is whole') from error
+    if not isinstance(content, dict):
+        raise UserError(f'{path} holds no fields; get it again')
+    return content
 
 
-def parts(folder: Path) -> list[Path]:
+def list_weight_files(model_dir: Path) -> list[Path]:
     """The files of a folder that hold its arrays."""
-    if (folder / MODEL).exists():
-        return [folder / MODEL]
-    if not (folder / INDEX).exists():
-        pickles = sorted(path.name for pattern in PICKLES for path in folder.glob(pattern))
+    if (model_dir / MODEL_FILE).exists():
+        return [model_dir / MODEL_FILE]
+    if not (model_dir / INDEX_FILE).exists():
+        pickles = sorted(path.name for pattern in PICKLE_PATTERNS for path in model_dir.glob(pattern))
         if pickles:
-            raise Refusal(
-                f'{folder} holds {pickles[0]}, a pickle, which may run anything and is not read; have transformers '
+            raise UserError(
+                f'{model_dir} holds {pickles[0]}, a pickle, which may run anything and is not read; have transformers '
                 'write the model anew, which makes safetensors'
             )
-        raise Refusal(f'{folder} has no {MODEL} and no {INDEX}; give a folder of Hugging Face that is whole')
-    named = read_json(folder / INDEX).get('weight_map')
-    if not isinstance(named, dict) or not all(isinstance(name, str) for name in named.values()):
-        raise Refusal(f'{folder / INDEX} has no weight_map of names; get it again')
-    names = sorted(set(named.values()))
-    found = [validation.resolve_name(folder, name, folder / INDEX) for name in names]
-    for name, path in zip(names, found, strict=True):
-        if path.parent != folder:
-            raise Refusal(f'{folder / INDEX} names {name}; files must lie in the folder itself: put it there')
+        raise UserError(f'{model_dir} has no {MODEL_FILE} and no {INDEX_FILE}; give a folder of Hugging Face that is whole')
+    weight_map = read_json_object(model_dir / INDEX_FILE).get('weight_map')
+    if not isinstance(weight_map, dict) or not all(isinstance(name, str) for name in weight_map.values()):
+        raise UserError(f'{model_dir / INDEX_FILE} has no weight_map of names; get it again')
+    names = sorted(set(weight_map.values()))
+    paths = [validation.resolve_name(model_dir, name, model_dir / INDEX_FILE) for name in names]
+    for name, path in zip(names, paths, strict=True):
+        if path.parent != model_dir:
+            raise UserError(f'{model_dir / INDEX_FILE} names {name}; files must lie in the folder itself: put it there')
         if not path.exists():
-            raise Refusal(f'{folder / INDEX} names {name}, which is not there; get it again')
-    return found
+            raise UserError(f'{model_dir / INDEX_FILE} names {name}, which is not there; get it again')
+    return paths
 
 
-def copy_beside(source: Path, out: Path, name: str) -> None:
+def copy_companion(source_dir: Path, output_dir: Path, name: str) -> None:
     """Copy a file that goes along with a tokenizer, if it is there; a link that leads out of its folder is skipped.
 
     Who made the folder chose where its links lead: a copy of what they name could carry a private file away.
     """
-    path = source / name
-    if validation.leads_out(path, source) or (path.exists() and not path.is_file()):
+    path = source_dir / name
+    if validation.is_linked_outside(path, source_dir) or (path.exists() and not path.is_file()):
         print(
             f'sinklab: {path} is not copied: it is no regular file of that folder; put a copy there', file=sys.stderr
         )
     elif path.exists():
-        (out / name).write_bytes(validation.read_bounded(path, validation.JSON_BYTES))
+        (output_dir / name).write_bytes(validation.read_bounded(path, validation.MAX_JSON_BYTES))
 
 
-def identity(folder: Path) -> str:
+def compute_identity(model_dir: Path) -> str:
     """What tells a folder from what it was before: where its files lie, how long they are and since when."""
-    found = [folder / CONFIG, folder / 'tokenizer.json', *parts(folder)]
-    known = [(str(file.resolve()), file.stat().st_size, file.stat().st_mtime_ns) for file in found if file.exists()]
-    return hashlib.sha256(json.dumps(known).encode()).hexdigest()[:16]
+    paths = [model_dir / CONFIG_FILE, model_dir / 'tokenizer.json', *list_weight_files(model_dir)]
+    stats = [(str(path.resolve()), path.stat().st_size, path.stat().st_mtime_ns) for path in paths if path.exists()]
+    return hashlib.sha256(json.dumps(stats).encode()).hexdigest()[:16]
 
 
-class Arrays:
+class SafetensorsReader:
     """The arrays of a folder, read one at a time."""
 
-    def __init__(self, folder: Path):
-        self.files = {}
-        for path in parts(folder):
-            with one_line(path):
-                file = library('safetensors').safe_open(path, framework='np')
-            self.files |= dict.fromkeys(file.keys(), (path, file))
-        self.shapes = {name: self.shape(name) for name in self.files}
+    def __init__(self, model_dir: Path):
+        self.file_of_array = {}
+        for path in list_weight_files(model_dir):
+            with translate_safetensors_errors(path):
+                file = import_hf_library('safetensors').safe_open(path, framework='np')
+            self.file_of_array |= dict.fromkeys(file.keys(), (path, file))
+        self.shapes = {name: self.read_shape(name) for name in self.file_of_array}
 
-    def shape(self, name: str) -> tuple[int, ...]:
-        path, file = self.files[name]
-        with one_line(path):
-            found = file.get_slice(name)
-        if found.get_dtype() not in KINDS:
-            raise Refusal(f'{path}: {name} is in {found.get_dtype()}; read are {", ".join(KINDS)}')
-        return tuple(found.get_shape())
+    def read_shape(self, name: str) -> tuple[int, ...]:
+        path, file = self.file_of_array[name]
+        with translate_safetensors_errors(path):
+            array_slice = file.get_slice(name)
+        if array_slice.get_dtype() not in SUPPORTED_DTYPES:
+            raise UserError(f'{path}: {name} is in {array_slice.get_dtype()}; read are {", ".join(SUPPORTED_DTYPES)}')
+        return tuple(array_slice.get_shape())
 
-    def read(self, name: str) -> np.ndarray:
-        path, file = self.files[name]
-        with one_line(path):
+    def read_array(self, name: str) -> np.ndarray:
+        path, file = self.file_of_array[name]
+        with translate_safetensors_errors(path):
             return file.get_tensor(name)
 
 
 @contextlib.contextmanager
-def one_line(path: Path) -> Iterator[None]:
+def translate_safetensors_errors(path: Path) -> Iterator[None]:
     try:
         yield
-    except (OSError, library('safetensors').SafetensorError) as error:
-        raise Refusal(f'{path} cannot be read ({" ".join(str(error).split())}); get it again') from error
+    except (OSError, import_hf_library('safetensors').SafetensorError) as error:
+        raise UserError(f'{path} cannot be read ({" ".join(str(error).split())}); get it again') from error
 
 
-def write(folder: Path, arrays: Iterable[tuple[str, tuple[int, ...], Callable[[], np.ndarray]]], dtype: Any) -> None:
+def write_arrays(output_dir: Path, arrays: Iterable[tuple[str, tuple[int, ...], Callable[[], np.ndarray]]], dtype: Any) -> None:
     """Arrays in files of at most LARGEST bytes, and where there are several, which of them lies where."""
-    save, files = library('safetensors.numpy').save_file, [{}]
+    save_file, shards = import_hf_library('safetensors.numpy').save_file, [{}]
     size = total = 0
     for name, shape, array in arrays:
-        bytes = math.prod(shape) * dtype.itemsize
-        if files[-1] and size + bytes > LARGEST:
-            files, size = [*files, {}], 0
-        files[-1][name], size, total = array, size + bytes, total + bytes
-    names = [f'model-{number:05}-of-{len(files):05}.safetensors' for number in range(1, len(files) + 1)]
-    names = names if files[1:] else [MODEL]
-    for name, held in zip(names, files, strict=True):
-        given = {one: np.asarray(array(), dtype) for one, array in held.items()}
+        num_bytes = math.prod(shape) * dtype.itemsize
+        if shards[-1] and size + num_bytes > MAX_FILE_BYTES:
+            shards, size = [*shards, {}], 0
+        shards[-1][name], size, total = array, size + num_bytes, total + num_bytes
+    names = [f'model-{number:05}-of-{len(shards):05}.safetensors' for number in range(1, len(shards) + 1)]
+    names = names if shards[1:] else [MODEL_FILE]
+    for name, shard in zip(names, shards, strict=True):
+        loaded = {array_name: np.asarray(array(), dtype) for array_name, array in shard.items()}
         try:
-            save(given, folder / name, metadata={'format': 'pt'})
-        except library('safetensors').SafetensorError as error:
-            raise as_system_error(error, folder / name) from error
-    if files[1:]:
-        where = {one: name for name, held in zip(names, files, strict=True) for one in held}
-        write_json(folder / INDEX, dict(metadata=dict(total_size=total), weight_map=where))
+            save_file(loaded, output_dir / name, metadata={'format': 'pt'})
+        except import_hf_library('safetensors').SafetensorError as error:
+            raise make_os_error(error, output_dir / name) from error
+    if shards[1:]:
+        weight_map = {array_name: name for name, shard in zip(names, shards, strict=True) for array_name in shard}
+        write_json(output_dir / INDEX_FILE, dict(metadata=dict(total_size=total), weight_map=weight_map))
 
 
-def as_system_error(error: Exception, path: Path) -> OSError:
+def make_os_error(error: Exception, path: Path) -> OSError:
     """Return the OSError that safetensors has met while it wrote a file, and names in its text."""
-    found = re.search(r'os error (\d+)', str(error))
-    number = int(found[1]) if found else errno.EIO
-    return OSError(number, os.strerror(number) if found else str(error), str(path))
+    match = re.search(r'os error (\d+)', str(error))
+    error_number = int(match[1]) if match else errno.EIO
+    return OSError(error_number, os.strerror(error_number) if match else str(error), str(path))
 
 
-def write_json(file: Path, content: dict) -> None:
-    file.write_text(json.dumps(content, indent=2) + '\n', encoding='utf-8')
+def write_json(path: Path, content: dict) -> None:
+    path.write_text(json.dumps(content, indent=2) + '\n', encoding='utf-8')

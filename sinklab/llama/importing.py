@@ -5,80 +5,80 @@ from typing import Any
 
 import numpy as np
 
-from sinklab.checkpoint.checkpoints import Checkpoints
+from sinklab.checkpoint.checkpoints import Checkpointer
 from sinklab.data.tokens import tokenizer as tokens
 from sinklab.data.tokens.tokenizer import Tokenizer
 from sinklab.files.validation import resolve_name
-from sinklab.files.whole import writable
-from sinklab.folder import Folder, flat, new_run_id
+from sinklab.files.whole import writable_folder
+from sinklab.folder import RunDir, flatten_dict, make_run_id
 from sinklab.llama import config, files, weights
-from sinklab.record import Refusal
+from sinklab.record import UserError
 from sinklab.spec import Spec
 
-TOKENIZER = 'tokenizer.json'
+TOKENIZER_FILE = 'tokenizer.json'
 
 
-def fields(source: Path, home: Path) -> dict[str, Any]:
+def make_config_fields(source_dir: Path, final_dir: Path) -> dict[str, Any]:
     """What a config has of a folder, by dotted names, if its tokenizer comes to lie in `home`."""
-    given = files.read_json(source / files.CONFIG)
-    found = config.fields(given, str(source / files.CONFIG))
-    tokenizer, name = tokenizer_of(source), str(source / TOKENIZER)
-    if (size := tokens.size(tokenizer)) > found['model.vocabulary']:
-        raise Refusal(
-            f'{name} has ids up to {size - 1}, and the vocab_size of {source / files.CONFIG} is '
-            f'{found["model.vocabulary"]}: it is not the tokenizer of this model'
+    hf_config = files.read_json_object(source_dir / files.CONFIG_FILE)
+    config_fields = config.parse_hf_config(hf_config, str(source_dir / files.CONFIG_FILE))
+    tokenizer, name = load_source_tokenizer(source_dir), str(source_dir / TOKENIZER_FILE)
+    if (size := tokens.get_vocabulary_size(tokenizer)) > config_fields['model.vocabulary']:
+        raise UserError(
+            f'{name} has ids up to {size - 1}, and the vocab_size of {source_dir / files.CONFIG_FILE} is '
+            f'{config_fields["model.vocabulary"]}: it is not the tokenizer of this model'
         )
-    end = first(given.get('eos_token_id'))
-    begin = first(given.get('bos_token_id'))
-    if end is None:
-        raise Refusal(f'{source / files.CONFIG} has no eos_token_id, which is to end documents; write one into it')
-    begins = begin is not None and tokenizer.encode('').ids[:1] == [begin]
-    fixed = begin if begin not in (None, end) else another(tokenizer, end)
-    tokens.check(tokenizer, end, fixed, name)
-    return found | {
-        'probe.length': min(64, found['data.length']),
-        'probe.keys': min(10, found['data.length']),
-        'data.tokenizer': str(home / TOKENIZER),
-        'data.end_token': end,
-        'data.fixed_token': fixed,
-        'data.bos': 'documents' if begins else 'none',
+    end_token = get_first_id(hf_config.get('eos_token_id'))
+    begin_token = get_first_id(hf_config.get('bos_token_id'))
+    if end_token is None:
+        raise UserError(f'{source_dir / files.CONFIG_FILE} has no eos_token_id, which is to end documents; write one into it')
+    has_bos = begin_token is not None and tokenizer.encode('').ids[:1] == [begin_token]
+    fixed_token = begin_token if begin_token not in (None, end_token) else choose_other_token(tokenizer, end_token)
+    tokens.check_special_tokens(tokenizer, end_token, fixed_token, name)
+    return config_fields | {
+        'probe.length': min(64, config_fields['data.length']),
+        'probe.keys': min(10, config_fields['data.length']),
+        'data.tokenizer': str(final_dir / TOKENIZER_FILE),
+        'data.end_token': end_token,
+        'data.fixed_token': fixed_token,
+        'data.bos': 'documents' if has_bos else 'none',
     }
 
 
-def tokenizer_of(source: Path) -> Tokenizer:
-    if not (source / TOKENIZER).exists():
-        raise Refusal(
-            f'{source / TOKENIZER} is missing; have transformers write it: '
+def load_source_tokenizer(source_dir: Path) -> Tokenizer:
+    if not (source_dir / TOKENIZER_FILE).exists():
+        raise UserError(
+            f'{source_dir / TOKENIZER_FILE} is missing; have transformers write it: '
             'AutoTokenizer.from_pretrained(...).save_pretrained(...)'
         )
-    resolve_name(source, TOKENIZER, source)
-    return tokens.load(source / TOKENIZER)
+    resolve_name(source_dir, TOKENIZER_FILE, source_dir)
+    return tokens.load_tokenizer(source_dir / TOKENIZER_FILE)
 
 
-def first(given: Any) -> int | None:
+def get_first_id(value: Any) -> int | None:
     """One id of what may be several or none."""
-    given = given[0] if isinstance(given, list) and given else given
-    return given if type(given) is int else None
+    value = value[0] if isinstance(value, list) and value else value
+    return value if type(value) is int else None
 
 
-def another(tokenizer: Tokenizer, end: int) -> int:
+def choose_other_token(tokenizer: Tokenizer, end_token: int) -> int:
     """A token beside the end, special if there is one."""
-    special = [number for number, token in tokenizer.get_added_tokens_decoder().items() if token.special]
-    return next(number for number in (*sorted(special), 0, 1) if number != end)
+    special = [token_id for token_id, token in tokenizer.get_added_tokens_decoder().items() if token.special]
+    return next(token_id for token_id in (*sorted(special), 0, 1) if token_id != end_token)
 
 
-def write(source: Path, spec: Spec, folder: Folder, row: dict) -> int:
+def import_model(source_dir: Path, spec: Spec, run_dir: RunDir, row: dict) -> int:
     """Makes a run folder of a source, and returns how many parameters it has."""
-    params = weights.read(spec.model, files.Arrays(source), str(source))
-    with writable(folder.path):
-        for name in (TOKENIZER, *files.BESIDE):
-            files.copy_beside(source, folder.path, name)
-    data = dict(tokenizer=tokens.digest(folder.path / TOKENIZER)[:16])
-    run_id = new_run_id()
-    saved = Checkpoints(folder, spec.checkpoint, data, run_id=run_id)
+    params = weights.read_params(spec.model, files.SafetensorsReader(source_dir), str(source_dir))
+    with writable_folder(run_dir.path):
+        for name in (TOKENIZER_FILE, *files.COMPANION_FILES):
+            files.copy_companion(source_dir, run_dir.path, name)
+    data_fingerprint = dict(tokenizer=tokens.compute_tokenizer_digest(run_dir.path / TOKENIZER_FILE)[:16])
+    run_id = make_run_id()
+    checkpointer = Checkpointer(run_dir, spec.checkpoint, data_fingerprint, run_id=run_id)
     try:
-        saved.save(0, dict(step=np.zeros((), np.int32), params=params))
+        checkpointer.save(0, dict(step=np.zeros((), np.int32), params=params))
     finally:
-        saved.close()
-    folder.claim(spec, row, run_id=run_id)
-    return sum(leaf.size for leaf in flat(params).values())
+        checkpointer.close()
+    run_dir.initialize(spec, row, run_id=run_id)
+    return sum(leaf.size for leaf in flatten_dict(params).values())

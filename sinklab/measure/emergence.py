@@ -5,28 +5,28 @@ from collections.abc import Sequence
 
 import numpy as np
 
-LEAST = 1.0  # percent: what ends below has no sink
+MIN_FINAL_RATE_PERCENT = 1.0  # percent: what ends below has no sink
 
 
-def emergence(steps: Sequence[int], rates: Sequence[float]) -> tuple[int | None, int] | None:
+def find_emergence(steps: Sequence[int], rates: Sequence[float]) -> tuple[int | None, int] | None:
     """(the last step with at most half of the final rate, None where there is none; the first one that stays above).
 
     It emerges between the two, which is what the spacing of the steps leaves open. None where it does not.
     """
-    if not len(rates) or rates[-1] < LEAST:
+    if not len(rates) or rates[-1] < MIN_FINAL_RATE_PERCENT:
         return None
-    below = [at for at, rate in enumerate(rates) if not rate > rates[-1] / 2]
-    at = below[-1] + 1 if below else 0
-    return (steps[at - 1] if at else None), steps[at]
+    below = [index for index, rate in enumerate(rates) if not rate > rates[-1] / 2]
+    index = below[-1] + 1 if below else 0
+    return (steps[index - 1] if index else None), steps[index]
 
 
-def middle(after: int | None, at: int) -> float:
+def estimate_step(start_step: int | None, end_step: int) -> float:
     """The step of emergence as one number, right to within half of what lies between two probes."""
-    return float(at) if after is None else (after + at) / 2
+    return float(end_step) if start_step is None else (start_step + end_step) / 2
 
 
 @dataclasses.dataclass(frozen=True)
-class Span:
+class EmergenceSpan:
     """The steps between which the sinks of one or several runs emerge.
 
     Attributes:
@@ -36,50 +36,50 @@ class Span:
         runs: How many runs have a probe.
     """
 
-    after: int | None
-    at: int | None
-    sinks: int
-    runs: int
+    start_step: int | None
+    end_step: int | None
+    num_sinks: int
+    num_runs: int
 
-    def cell(self) -> str:
+    def format_cell(self) -> str:
         """Return the steps for a cell of a table, with the count of sinks where some runs have none."""
-        if self.at is None:
+        if self.end_step is None:
             return 'none'
-        first = 'by ' if self.after is None else f'{self.after}-'
-        steps = f'{first}{self.at}' if self.is_learned else 'at start'
-        return steps if self.sinks == self.runs else f'{steps} ({self.sinks} of {self.runs})'
+        start = 'by ' if self.start_step is None else f'{self.start_step}-'
+        steps = f'{start}{self.end_step}' if self.is_learned else 'at start'
+        return steps if self.num_sinks == self.num_runs else f'{steps} ({self.num_sinks} of {self.num_runs})'
 
-    def sentence(self, verb: str = 'emerges') -> str:
+    def format_sentence(self, verb: str = 'emerges') -> str:
         """Return the same for a sentence."""
-        if self.at is None:
+        if self.end_step is None:
             return 'no sink'
-        first = f'{verb} by step' if self.after is None else f'{verb} between steps {self.after} and'
-        steps = f'{first} {self.at}' if self.is_learned else 'as before training'
-        return steps if self.sinks == self.runs else f'{steps} in {self.sinks} of {self.runs} runs'
+        start = f'{verb} by step' if self.start_step is None else f'{verb} between steps {self.start_step} and'
+        steps = f'{start} {self.end_step}' if self.is_learned else 'as before training'
+        return steps if self.num_sinks == self.num_runs else f'{steps} in {self.num_sinks} of {self.num_runs} runs'
 
     @property
     def is_learned(self) -> bool:
         """Whether a rate was lower before: at step 0 nothing has been learned yet."""
-        return self.after is not None or bool(self.at)
+        return self.start_step is not None or bool(self.end_step)
 
 
-def span(found: Sequence[tuple[int | None, int] | None]) -> Span:
+def merge_emergence(emergences: Sequence[tuple[int | None, int] | None]) -> EmergenceSpan:
     """Return the steps between which the sinks of runs emerge.
 
     Args:
         found: of each run that has a probe, what `emergence` returns.
     """
-    sinks = [one for one in found if one is not None]
-    after = [one for one, _ in sinks if one is not None]
-    return Span(
-        min(after) if after and len(after) == len(sinks) else None,
-        max((at for _, at in sinks), default=None),
+    sinks = [steps for steps in emergences if steps is not None]
+    start_steps = [steps for steps, _ in sinks if steps is not None]
+    return EmergenceSpan(
+        min(start_steps) if start_steps and len(start_steps) == len(sinks) else None,
+        max((end_step for _, end_step in sinks), default=None),
         len(sinks),
-        len(found),
+        len(emergences),
     )
 
 
-def first_heads(steps: Sequence[int], alpha_NLH: np.ndarray, threshold: float) -> list[tuple[int, int, int]]:
+def find_first_heads(steps: Sequence[int], alpha_NLH: np.ndarray, threshold: float) -> list[tuple[int, int, int]]:
     """(step, layer, head), from 1, of every head whose alpha is above a threshold at the end: from which step on.
 
     The earliest first, of those of a step the strongest.
@@ -88,6 +88,6 @@ def first_heads(steps: Sequence[int], alpha_NLH: np.ndarray, threshold: float) -
     above_NLH = alpha_NLH > threshold
     stays_NLH = np.flip(np.logical_and.accumulate(np.flip(above_NLH, 0)), 0)
     heads = np.argwhere(stays_NLH[-1])
-    first = [(int(stays_NLH[:, layer, head].argmax()), int(layer), int(head)) for layer, head in heads]
-    ordered = sorted(first, key=lambda one: (one[0], -alpha_NLH[one]))
-    return [(int(steps[at]), layer + 1, head + 1) for at, layer, head in ordered]
+    entries = [(int(stays_NLH[:, layer, head].argmax()), int(layer), int(head)) for layer, head in heads]
+    ordered = sorted(entries, key=lambda entry: (entry[0], -alpha_NLH[entry]))
+    return [(int(steps[index]), layer + 1, head + 1) for index, layer, head in ordered]

@@ -1,27 +1,27 @@
 """How spread attention is."""
 
-from sinklab.measure.measure import Number, Picture, of_rows
-from sinklab.measure.sink import proxy
+from sinklab.measure.measure import MetricInfo, FigureSpec, make_row_metric
+from sinklab.measure.sink import normalize_rows
 
 
-def row(attention_BHTS):
+def compute_row_entropy(attention_BHTS):
     """-sum_j p_ij log p_ij in nats, p_ij = |A_ij| / sum_j |A_ij| over columns and text."""
-    xp, share_BHTS = attention_BHTS.__array_namespace__(), proxy(attention_BHTS)
+    xp, share_BHTS = attention_BHTS.__array_namespace__(), normalize_rows(attention_BHTS)
     return -(share_BHTS * xp.log(xp.where(share_BHTS > 0, share_BHTS, 1))).sum(-1)
 
 
-MEASURES = (
-    of_rows(
+METRICS = (
+    make_row_metric(
         'entropy',
-        row,
-        Number(
+        compute_row_entropy,
+        MetricInfo(
             'entropy/row',
             'entropy',
             'Of a row of attention: mean of -sum_j p_ij log p_ij, p = |A| / sum |A|.',
             'nats',
             2,
-            table=True,
+            in_table=True,
         ),
-        picture=Picture('heads', 'entropy_LH', 'How spread attention is', 'entropy'),
+        picture=FigureSpec('heads', 'entropy_LH', 'How spread attention is', 'entropy'),
     ),
 )

@@ -7,12 +7,12 @@ from typing import Any, Literal
 
 import numpy as np
 
-from sinklab.measure.setting import Setting
+from sinklab.measure.setting import MetricSetting
 
 Arrays = Mapping[str, Any]
 
 
-def fixed(value: float, digits: int, sign: str = '') -> str:
+def format_fixed(value: float, digits: int, sign: str = '') -> str:
     """Return a number with so many decimals; what rounds to 0 has no sign.
 
     Args:
@@ -23,7 +23,7 @@ def fixed(value: float, digits: int, sign: str = '') -> str:
 
 
 @dataclasses.dataclass(frozen=True)
-class Number:
+class MetricInfo:
     """How a number of metrics.jsonl is shown to people.
 
     Attributes:
@@ -38,22 +38,22 @@ class Number:
 
     name: str
     label: str
-    sentence: str
+    description: str
     unit: str = ''
     digits: int = 3
-    table: bool = False
-    sweep: bool = False
+    in_table: bool = False
+    in_sweep: bool = False
 
     @property
-    def axis(self) -> str:
+    def axis_label(self) -> str:
         return f'{self.label} ({self.unit})' if self.unit else self.label
 
-    def text(self, value: float) -> str:
-        return f'{fixed(value, self.digits)} {self.unit}'.rstrip()
+    def format_value(self, value: float) -> str:
+        return f'{format_fixed(value, self.digits)} {self.unit}'.rstrip()
 
 
 @dataclasses.dataclass(frozen=True)
-class Picture:
+class FigureSpec:
     """A figure of an array that every probe saves.
 
     Attributes:
@@ -67,29 +67,29 @@ class Picture:
     """
 
     kind: Literal['heads', 'matrices', 'ratios']
-    array: str
+    array_name: str
     title: str
     label: str
-    sentence: str = 'The mean of each layer and head.'
-    of: Callable[[np.ndarray], np.ndarray] = np.asarray
-    largest: float | None = None
+    caption: str = 'The mean of each layer and head.'
+    transform: Callable[[np.ndarray], np.ndarray] = np.asarray
+    scale_max: float | None = None
 
     @property
     def name(self) -> str:
         """Of its file."""
-        return self.array.partition('_')[0]
+        return self.array_name.partition('_')[0]
 
 
-def always(setting: Setting) -> bool:
+def is_always_applicable(setting: MetricSetting) -> bool:
     return True
 
 
-def nothing(*_: Any) -> Arrays:
+def compute_nothing(*_: Any) -> Arrays:
     return {}
 
 
 @dataclasses.dataclass(frozen=True)
-class Measure:
+class Metric:
     """A metric entry: it computes numbers from arrays of a forward pass; docs/guides/add_a_metric.md adds one.
 
     Attributes:
@@ -104,25 +104,25 @@ class Measure:
         row: Function attention_BHTS -> one value a query, for `log.rows`.
     """
 
-    reads: tuple[str, ...] = ()
-    arrays: Callable[..., Arrays] = nothing
-    numbers: Callable[[Arrays, Setting], Mapping[str, Any]] = nothing
-    shown: tuple[Number, ...] = ()
-    saved: tuple[str, ...] = ()
-    picture: Picture | None = None
-    applies: Callable[[Setting], bool] = always
-    context: Callable[[Any, Setting], Arrays] = nothing
-    row: Callable[[Any], Any] | None = None
+    inputs: tuple[str, ...] = ()
+    compute_arrays: Callable[..., Arrays] = compute_nothing
+    compute_numbers: Callable[[Arrays, MetricSetting], Mapping[str, Any]] = compute_nothing
+    infos: tuple[MetricInfo, ...] = ()
+    saved_arrays: tuple[str, ...] = ()
+    figure: FigureSpec | None = None
+    is_applicable: Callable[[MetricSetting], bool] = is_always_applicable
+    context_numbers: Callable[[Any, MetricSetting], Arrays] = compute_nothing
+    row_function: Callable[[Any], Any] | None = None
 
 
-def of_heads(
+def make_head_metric(
     name: str,
-    value: Callable[..., Any],
-    shown: tuple[Number, ...],
-    reads: tuple[str, ...] = ('attention_LPHTS',),
-    numbers: Callable[[np.ndarray, Setting], dict[str, float]] | None = None,
-    **more: Any,
-) -> Measure:
+    compute_value: Callable[..., Any],
+    infos: tuple[MetricInfo, ...],
+    inputs: tuple[str, ...] = ('attention_LPHTS',),
+    compute_numbers: Callable[[np.ndarray, MetricSetting], dict[str, float]] | None = None,
+    **fields: Any,
+) -> Metric:
     """Make a metric entry of one value for each layer, sequence and head.
 
     Args:
@@ -134,14 +134,14 @@ def of_heads(
         **more: Further fields of `Measure`.
     """
 
-    def of_kept(kept: Arrays, setting: Setting) -> dict[str, float]:
-        value_LPH = kept[f'{name}_LPH']
-        return numbers(value_LPH, setting) if numbers else {shown[0].name: float(np.mean(value_LPH))}
+    def summarize_heads(arrays: Arrays, setting: MetricSetting) -> dict[str, float]:
+        value_LPH = arrays[f'{name}_LPH']
+        return compute_numbers(value_LPH, setting) if compute_numbers else {infos[0].name: float(np.mean(value_LPH))}
 
-    return Measure(reads, lambda *given: {f'{name}_LPH': value(*given)}, of_kept, shown, (f'{name}_LH',), **more)
+    return Metric(inputs, lambda *arguments: {f'{name}_LPH': compute_value(*arguments)}, summarize_heads, infos, (f'{name}_LH',), **fields)
 
 
-def of_rows(name: str, row: Callable[[Any], Any], shown: Number, **more: Any) -> Measure:
+def make_row_metric(name: str, row_function: Callable[[Any], Any], info: MetricInfo, **fields: Any) -> Metric:
     """Make a metric entry of the mean over queries of a value of each row of attention.
 
     Args:
@@ -150,12 +150,12 @@ def of_rows(name: str, row: Callable[[Any], Any], shown: Number, **more: Any) ->
         shown: How the mean over all heads is shown.
         **more: Further fields of `Measure`.
     """
-    return of_heads(name, lambda attention, setting: row(attention).mean(-1), (shown,), row=row, **more)
+    return make_head_metric(name, lambda attention, setting: row_function(attention).mean(-1), (info,), row=row_function, **fields)
 
 
-def union(parts: Iterable[Arrays]) -> dict[str, Any]:
+def merge_disjoint(parts: Iterable[Arrays]) -> dict[str, Any]:
     """Of parts that share no name."""
     pairs = [pair for part in parts for pair in part.items()]
-    if twice := [name for name, count in Counter(name for name, _ in pairs).items() if count > 1]:
-        raise ValueError(f'two measures give {", ".join(twice)}')
+    if duplicates := [name for name, count in Counter(name for name, _ in pairs).items() if count > 1]:
+        raise ValueError(f'two measures give {", ".join(duplicates)}')
     return dict(pairs)

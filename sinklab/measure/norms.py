@@ -2,73 +2,73 @@
 
 import numpy as np
 
-from sinklab.measure.measure import Measure, Number, Picture
-from sinklab.measure.setting import Setting
+from sinklab.measure.measure import Metric, MetricInfo, FigureSpec
+from sinklab.measure.setting import MetricSetting
 
-HIDDEN = 'Norm of the first hidden state over the mean of the others, after each block.'
-MASSIVE = f'{HIDDEN} Massive activations (Sun et al., 2024) are ratios of hundreds; about 1 is none.'
-KEY = 'Norm of the first key, as attended, over the mean of the others, in each block.'
-VALUE = 'Norm of the first value over the mean of the others, in each block.'
+HIDDEN_SENTENCE = 'Norm of the first hidden state over the mean of the others, after each block.'
+MASSIVE_SENTENCE = f'{HIDDEN_SENTENCE} Massive activations (Sun et al., 2024) are ratios of hundreds; about 1 is none.'
+KEY_SENTENCE = 'Norm of the first key, as attended, over the mean of the others, in each block.'
+VALUE_SENTENCE = 'Norm of the first value over the mean of the others, in each block.'
 
 PLURALS = {'query': 'queries'}
 
 
-def norms(array_TD):
+def compute_norms(array_TD):
     """||x_t||_2 of each token, in float32."""
     return array_TD.__array_namespace__().linalg.norm(array_TD.astype('float32'), axis=-1)
 
 
-def ratio(norm_T) -> np.ndarray:
+def compute_first_ratio(norm_T) -> np.ndarray:
     """||x_1|| / mean_{t > 1} ||x_t||."""
     norm_T = np.asarray(norm_T)
     return norm_T[..., 0] / norm_T[..., 1:].mean(-1)
 
 
-def of_blocks(norm_LPT) -> dict[str, float]:
+def compute_block_ratios(norm_LPT) -> dict[str, float]:
     """norm/ratio/LL after each block, a ratio of means over sequences as in the released code."""
-    ratios = ratio(np.mean(norm_LPT, 1))
+    ratios = compute_first_ratio(np.mean(norm_LPT, 1))
     return {f'norm/ratio/{layer:02}': float(value) for layer, value in enumerate(ratios, 1)}
 
 
-def of_text(array_LPSHK, setting: Setting):
+def compute_text_norms(array_LPSHK, setting: MetricSetting):
     """Means over heads of the norms of the text's keys or values, _LPT."""
-    return norms(array_LPSHK[:, :, setting.columns :]).mean(-1)
+    return compute_norms(array_LPSHK[:, :, setting.columns :]).mean(-1)
 
 
-def first_and_others(name: str, norm_LPT) -> dict[str, float]:
+def compare_first_with_others(name: str, norm_LPT) -> dict[str, float]:
     """norm/NAME/1 and norm/NAME/other, means over sequences, layers and heads, and norm/NAME/ratio, theirs."""
     first, other = float(np.mean(norm_LPT[..., 0])), float(np.mean(norm_LPT[..., 1:]))
-    between = first / other if other else np.nan  # keys that are all 0, as those of an untrained Zaya, have no ratio
-    return {f'norm/{name}/1': first, f'norm/{name}/other': other, f'norm/{name}/ratio': between}
+    norm_ratio = first / other if other else np.nan  # keys that are all 0, as those of an untrained Zaya, have no ratio
+    return {f'norm/{name}/1': first, f'norm/{name}/other': other, f'norm/{name}/ratio': norm_ratio}
 
 
-def numbers_of(name: str) -> tuple[Number, ...]:
-    many = PLURALS.get(name, f'{name}s')
-    sentence = f'Mean norm of the {many} that attention uses: of the first token, of other tokens, and their ratio.'
-    return tuple(Number(f'norm/{name}/{of}', f'{name} norm {of}', sentence) for of in ('1', 'other', 'ratio'))
+def make_norm_infos(name: str) -> tuple[MetricInfo, ...]:
+    plural = PLURALS.get(name, f'{name}s')
+    sentence = f'Mean norm of the {plural} that attention uses: of the first token, of other tokens, and their ratio.'
+    return tuple(MetricInfo(f'norm/{name}/{part}', f'{name} norm {part}', sentence) for part in ('1', 'other', 'ratio'))
 
 
-def of_first(name: str, title: str, sentence: str) -> Measure:
+def make_first_token_metric(name: str, title: str, caption: str) -> Metric:
     """Of the text's keys or values."""
-    return Measure(
-        reads=(f'{name}_LPSHK',),
-        arrays=lambda array, setting: {f'{name}_LPT': of_text(array, setting)},
-        numbers=lambda kept, setting: first_and_others(name, kept[f'{name}_LPT']),
-        shown=numbers_of(name),
-        saved=(f'{name}_LT',),
-        picture=Picture('ratios', f'{name}_LT', title, 'norm ratio', sentence, of=ratio),
+    return Metric(
+        inputs=(f'{name}_LPSHK',),
+        compute_arrays=lambda array, setting: {f'{name}_LPT': compute_text_norms(array, setting)},
+        compute_numbers=lambda arrays, setting: compare_first_with_others(name, arrays[f'{name}_LPT']),
+        infos=make_norm_infos(name),
+        saved_arrays=(f'{name}_LT',),
+        figure=FigureSpec('ratios', f'{name}_LT', title, 'norm ratio', caption, transform=compute_first_ratio),
     )
 
 
-MEASURES = (
-    Measure(
-        reads=('residual_LPTD',),
-        arrays=lambda residual, setting: {'norm_LPT': norms(residual)},
-        numbers=lambda kept, setting: of_blocks(kept['norm_LPT']),
-        shown=(Number('norm/ratio/{k}', 'norm ratio {k}', HIDDEN),),
-        saved=('norm_LT',),
-        picture=Picture('ratios', 'norm_LT', 'Hidden states of the first token', 'norm ratio', MASSIVE, of=ratio),
+METRICS = (
+    Metric(
+        inputs=('residual_LPTD',),
+        compute_arrays=lambda residual, setting: {'norm_LPT': compute_norms(residual)},
+        compute_numbers=lambda kept, setting: compute_block_ratios(kept['norm_LPT']),
+        infos=(MetricInfo('norm/ratio/{k}', 'norm ratio {k}', HIDDEN_SENTENCE),),
+        saved_arrays=('norm_LT',),
+        figure=FigureSpec('ratios', 'norm_LT', 'Hidden states of the first token', 'norm ratio', MASSIVE_SENTENCE, transform=compute_first_ratio),
     ),
-    of_first('key', 'Keys of the first token', KEY),
-    of_first('value', 'Values of the first token', VALUE),
+    make_first_token_metric('key', 'Keys of the first token', KEY_SENTENCE),
+    make_first_token_metric('value', 'Values of the first token', VALUE_SENTENCE),
 )

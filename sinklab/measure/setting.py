@@ -5,11 +5,11 @@ from typing import Any
 
 from sinklab.spec import Spec
 
-IMPLICIT = ('plus_one',)  # normalizers that are softmax with a column whose key and value are zero
+IMPLICIT_KEY_NORMALIZERS = ('plus_one',)  # normalizers that are softmax with a column whose key and value are zero
 
 
 @dataclasses.dataclass(frozen=True)
-class Setting:
+class MetricSetting:
     """What a measure has to know of a model besides its arrays. The first token is key number `columns`."""
 
     length: int  # T, of the text
@@ -26,11 +26,11 @@ class Setting:
     repeated: bool = False  # all tokens of a text are one
 
 
-def setting_of(spec: Spec, length: int, columns: int, **more: Any) -> Setting:
+def make_setting(spec: Spec, length: int, columns: int, **overrides: Any) -> MetricSetting:
     """The setting of a model over so many tokens, with so many columns of its own; what is given otherwise is so."""
     mask, attention = spec.model.mask, spec.model.attention
-    implicit = attention.normalizer in IMPLICIT
-    found = dict(
+    implicit = attention.normalizer in IMPLICIT_KEY_NORMALIZERS
+    fields = dict(
         length=length,
         columns=columns + implicit,
         implicit=implicit,
@@ -41,43 +41,43 @@ def setting_of(spec: Spec, length: int, columns: int, **more: Any) -> Setting:
         reach=min(mask.window or length, mask.block or length, length),
         triggers=spec.data.task == 'backcopy',
     )
-    return Setting(**found | more)
+    return MetricSetting(**fields | overrides)
 
 
-def with_implicit(attention_TS: Any, setting: Setting) -> Any:
+def add_implicit_key(attention_TS: Any, setting: MetricSetting) -> Any:
     """With the implicit column, if there is one, left of all others: what rows lack of a sum of the gain."""
     if not setting.implicit:
         return attention_TS
-    lacked = (setting.gain - attention_TS.sum(-1, keepdims=True)).clip(0)
-    return attention_TS.__array_namespace__().concatenate([lacked, attention_TS], -1)
+    missing_mass = (setting.gain - attention_TS.sum(-1, keepdims=True)).clip(0)
+    return attention_TS.__array_namespace__().concatenate([missing_mass, attention_TS], -1)
 
 
-def forward_arrays(captured: Any, setting: Setting) -> dict[str, Any]:
+def extract_arrays(captured: Any, setting: MetricSetting) -> dict[str, Any]:
     """A Capture of L layers by names, with the implicit column."""
-    given = {name: array for name, array in vars(captured).items() if '_B' in name and array is not None}
-    return completed({name.replace('_B', '_LP'): array for name, array in given.items()}, setting)
+    arrays = {name: array for name, array in vars(captured).items() if '_B' in name and array is not None}
+    return complete_arrays({name.replace('_B', '_LP'): array for name, array in arrays.items()}, setting)
 
 
-def completed(found: dict[str, Any], setting: Setting) -> dict[str, Any]:
+def complete_arrays(arrays: dict[str, Any], setting: MetricSetting) -> dict[str, Any]:
     """Arrays with the implicit column, if there is one."""
-    if setting.implicit and 'attention_LPHTS' in found:  # not every layer of an open model has attention
-        found['attention_LPHTS'] = with_implicit(found['attention_LPHTS'], setting)
-        for name in {'key_LPSHK', 'value_LPSHK'} & found.keys():
-            xp = found[name].__array_namespace__()
-            found[name] = xp.pad(found[name], ((0, 0), (0, 0), (1, 0), (0, 0), (0, 0)))
-    return found
+    if setting.implicit and 'attention_LPHTS' in arrays:  # not every layer of an open model has attention
+        arrays['attention_LPHTS'] = add_implicit_key(arrays['attention_LPHTS'], setting)
+        for name in {'key_LPSHK', 'value_LPSHK'} & arrays.keys():
+            xp = arrays[name].__array_namespace__()
+            arrays[name] = xp.pad(arrays[name], ((0, 0), (0, 0), (1, 0), (0, 0), (0, 0)))
+    return arrays
 
 
-def received_sums(received: Any, setting: Setting) -> Any:
+def complete_key_mass(key_mass: Any, setting: MetricSetting) -> Any:
     """What columns and first keys have received, the implicit column as in forward_arrays."""
     if not setting.implicit:
-        return received
-    xp = received.raw_BHS.__array_namespace__()
-    lacked_BH1 = setting.length * (setting.gain - received.mass_BH)[..., None]
-    raw_BHS = xp.concatenate([lacked_BH1, received.raw_BHS], -1)
+        return key_mass
+    xp = key_mass.raw_BHS.__array_namespace__()
+    missing_BH1 = setting.length * (setting.gain - key_mass.mass_BH)[..., None]
+    raw_BHS = xp.concatenate([missing_BH1, key_mass.raw_BHS], -1)
     return dataclasses.replace(
-        received,
+        key_mass,
         raw_BHS=raw_BHS,
         share_BHS=raw_BHS / setting.gain,
-        mass_BH=xp.full_like(received.mass_BH, setting.gain),
+        mass_BH=xp.full_like(key_mass.mass_BH, setting.gain),
     )

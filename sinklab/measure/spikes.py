@@ -2,12 +2,12 @@
 
 import numpy as np
 
-from sinklab.measure.measure import Measure, Number, union
-from sinklab.measure.norms import norms, ratio
+from sinklab.measure.measure import Metric, MetricInfo, merge_disjoint
+from sinklab.measure.norms import compute_norms, compute_first_ratio
 
-LARGE, OVER_MEDIAN = 100.0, 1000.0  # the criterion of Sun et al.
+MIN_MASSIVE_ENTRY, MIN_MEDIAN_RATIO = 100.0, 1000.0  # the criterion of Sun et al.
 
-OF_LAYERS = {
+STATISTICS = {
     'top': 'The largest entry |h| of the hidden states after each block; the mean over texts.',
     'over_median': 'The largest entry |h| over the median entry, after each block; the mean over texts.',
     'kurtosis': 'Kurtosis E[(h - mean)^4] / variance^2 of entries after each block (normal: 3); the mean over texts.',
@@ -15,14 +15,14 @@ OF_LAYERS = {
 }
 
 
-def of_stream(residual_LPTD) -> dict:
+def compute_activation_statistics(residual_LPTD) -> dict:
     """top, over_median, kurtosis and massive, each _LP."""
     flat = residual_LPTD.astype('float32').reshape(*residual_LPTD.shape[:2], -1)
     xp, size = flat.__array_namespace__(), abs(flat)
     top, median = size.max(-1), xp.median(size, -1)
     centred = flat - flat.mean(-1, keepdims=True)
     square = centred * centred
-    is_massive = (size > LARGE) & (size > OVER_MEDIAN * median[..., None])
+    is_massive = (size > MIN_MASSIVE_ENTRY) & (size > MIN_MEDIAN_RATIO * median[..., None])
     return {
         'top_LP': top,
         'over_median_LP': top / median,
@@ -31,35 +31,35 @@ def of_stream(residual_LPTD) -> dict:
     }
 
 
-def by_layer(name: str, value_L) -> dict[str, float]:
+def name_by_layer(name: str, value_L) -> dict[str, float]:
     return {f'{name}/{layer:02}': float(value) for layer, value in enumerate(value_L, 1)}
 
 
-MEASURES = (
-    Measure(
-        reads=('residual_LPTD',),
-        arrays=lambda residual, setting: of_stream(residual),
-        numbers=lambda kept, setting: union(
-            by_layer(f'spike/{name}', np.mean(kept[f'{name}_LP'], 1)) for name in OF_LAYERS
+METRICS = (
+    Metric(
+        inputs=('residual_LPTD',),
+        compute_arrays=lambda residual, setting: compute_activation_statistics(residual),
+        compute_numbers=lambda kept, setting: merge_disjoint(
+            name_by_layer(f'spike/{name}', np.mean(kept[f'{name}_LP'], 1)) for name in STATISTICS
         ),
-        shown=tuple(
-            Number(f'spike/{name}/{{k}}', f'{name.replace("_", " ")} {{k}}', said, digits=1)
-            for name, said in OF_LAYERS.items()
+        infos=tuple(
+            MetricInfo(f'spike/{name}/{{k}}', f'{name.replace("_", " ")} {{k}}', said, digits=1)
+            for name, said in STATISTICS.items()
         ),
-        saved=tuple(f'{name}_L' for name in OF_LAYERS),
+        saved_arrays=tuple(f'{name}_L' for name in STATISTICS),
     ),
-    Measure(
-        reads=('normed_LPTD',),
-        arrays=lambda normed, setting: {'normed_LPT': norms(normed)},
-        numbers=lambda kept, setting: by_layer('norm/normed', ratio(np.mean(kept['normed_LPT'], 1))),
-        shown=(
-            Number(
+    Metric(
+        inputs=('normed_LPTD',),
+        compute_arrays=lambda normed, setting: {'normed_LPT': compute_norms(normed)},
+        compute_numbers=lambda kept, setting: name_by_layer('norm/normed', compute_first_ratio(np.mean(kept['normed_LPT'], 1))),
+        infos=(
+            MetricInfo(
                 'norm/normed/{k}',
                 'normed ratio {k}',
                 'Norm of the normalized hidden state that the attention of each block reads: of the first token, '
                 'over the mean of the others.',
             ),
         ),
-        saved=('normed_LT',),
+        saved_arrays=('normed_LT',),
     ),
 )

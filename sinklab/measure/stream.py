@@ -2,51 +2,51 @@
 
 import numpy as np
 
-from sinklab.measure.measure import Measure, Number, union
-from sinklab.measure.norms import norms
+from sinklab.measure.measure import Metric, MetricInfo, merge_disjoint
+from sinklab.measure.norms import compute_norms
 from sinklab.measure.sink import EPSILON
-from sinklab.measure.spikes import by_layer
+from sinklab.measure.spikes import name_by_layer
 
-SPECTRUM = "Entropy of the eigenvalues of the tokens' Gram matrix, which sum to 1, after each block: 0 where one "
-SPECTRUM += 'direction has all, log T where hidden states are orthogonal and equally long.'
-MIXING = 'Mean cosine between the hidden states of two tokens, without the first token, after each block.'
-ALIKE, LASTING = 0.9, 4  # of a secondary sink: |cos| with the first token, and for more than so many blocks
-SECONDARY = 'Tokens whose hidden state has |cos| > 0.9 with that of the first token, in more than 4 of the '
-SECONDARY += 'blocks between the largest rise and fall of its norm (Wong et al., 2025).'
+SPECTRUM_SENTENCE = "Entropy of the eigenvalues of the tokens' Gram matrix, which sum to 1, after each block: 0 where one "
+SPECTRUM_SENTENCE += 'direction has all, log T where hidden states are orthogonal and equally long.'
+MIXING_SENTENCE = 'Mean cosine between the hidden states of two tokens, without the first token, after each block.'
+SECONDARY_SINK_COSINE, SECONDARY_SINK_BLOCKS = 0.9, 4  # of a secondary sink: |cos| with the first token, and for more than so many blocks
+SECONDARY_SENTENCE = 'Tokens whose hidden state has |cos| > 0.9 with that of the first token, in more than 4 of the '
+SECONDARY_SENTENCE += 'blocks between the largest rise and fall of its norm (Wong et al., 2025).'
 
 
-def grams(residual_LPTD):
+def compute_gram_matrices(residual_LPTD):
     """<h_s, h_t>, _LPTT in float32."""
     residual = residual_LPTD.astype('float32')
     return residual @ residual.swapaxes(-1, -2)
 
 
-def cosines(gram_LPTT):
+def compute_cosines(gram_LPTT):
     norm = gram_LPTT.diagonal(0, -2, -1) ** 0.5
     return gram_LPTT / (norm[..., :, None] * norm[..., None, :]).clip(EPSILON)
 
 
-def spectral_entropy(gram_LPTT):
+def compute_spectral_entropy(gram_LPTT):
     """-sum l log l over the eigenvalues l of a Gram matrix over its trace, in nats, _LP."""
     xp = gram_LPTT.__array_namespace__()
     share = xp.linalg.eigvalsh(gram_LPTT / gram_LPTT.trace(0, -2, -1)[..., None, None])
     return -(share * xp.log(xp.where(share > EPSILON, share, 1))).sum(-1)
 
 
-def mixing(cosine_LPTT):
+def compute_mixing(cosine_LPTT):
     """Mean cosine of two tokens other than the first, _LP."""
     others = cosine_LPTT[..., 1:, 1:]
     count = others.shape[-1]
     return (others.sum((-1, -2)) - others.trace(0, -2, -1)) / max(1, count * (count - 1))
 
 
-def of_stream(residual) -> dict:
-    gram = grams(residual)
-    cosine = cosines(gram)
-    return {'spectrum_LP': spectral_entropy(gram), 'mixing_LP': mixing(cosine), 'likeness_LPT': cosine[..., 0, :]}
+def compute_similarities(residual) -> dict:
+    gram = compute_gram_matrices(residual)
+    cosine = compute_cosines(gram)
+    return {'spectrum_LP': compute_spectral_entropy(gram), 'mixing_LP': compute_mixing(cosine), 'likeness_LPT': cosine[..., 0, :]}
 
 
-def secondary(likeness_LPT, first_L) -> float:
+def count_secondary_sinks(likeness_LPT, first_L) -> float:
     """Mean number of tokens of a text that are secondary sinks, by the mean norms of the first token after blocks.
 
     Wong et al. also ask for fewer than L - 15 blocks, which no model of less than 21 could have; that is left out.
@@ -56,23 +56,23 @@ def secondary(likeness_LPT, first_L) -> float:
         return 0.0
     rise, fall = int(np.argmax(change)) + 1, int(np.argmin(change)) + 1
     between = slice(rise, fall if fall > rise and change.min() < 0 else None)
-    lasts_PT = (np.abs(likeness_LPT[between]) > ALIKE).sum(0) > LASTING
+    lasts_PT = (np.abs(likeness_LPT[between]) > SECONDARY_SINK_COSINE).sum(0) > SECONDARY_SINK_BLOCKS
     return float(lasts_PT[:, 1:].sum(-1).mean())
 
 
-MEASURES = (
-    Measure(
-        reads=('residual_LPTD',),
-        arrays=lambda residual, setting: of_stream(residual) | {'first_LP': norms(residual[:, :, 0])},
-        numbers=lambda kept, setting: (
-            union(by_layer(name, np.mean(kept[f'{name}_LP'], 1)) for name in ('spectrum', 'mixing'))
-            | {'secondary/tokens': secondary(kept['likeness_LPT'], np.mean(kept['first_LP'], 1))}
+METRICS = (
+    Metric(
+        inputs=('residual_LPTD',),
+        compute_arrays=lambda residual, setting: compute_similarities(residual) | {'first_LP': compute_norms(residual[:, :, 0])},
+        compute_numbers=lambda kept, setting: (
+            merge_disjoint(name_by_layer(name, np.mean(kept[f'{name}_LP'], 1)) for name in ('spectrum', 'mixing'))
+            | {'secondary/tokens': count_secondary_sinks(kept['likeness_LPT'], np.mean(kept['first_LP'], 1))}
         ),
-        shown=(
-            Number('spectrum/{k}', 'spectral entropy {k}', SPECTRUM, 'nats'),
-            Number('mixing/{k}', 'mixing {k}', MIXING),
-            Number('secondary/tokens', 'secondary sinks', SECONDARY, digits=2),
+        infos=(
+            MetricInfo('spectrum/{k}', 'spectral entropy {k}', SPECTRUM_SENTENCE, 'nats'),
+            MetricInfo('mixing/{k}', 'mixing {k}', MIXING_SENTENCE),
+            MetricInfo('secondary/tokens', 'secondary sinks', SECONDARY_SENTENCE, digits=2),
         ),
-        saved=('spectrum_L', 'mixing_L', 'likeness_LT'),
+        saved_arrays=('spectrum_L', 'mixing_L', 'likeness_LT'),
     ),
 )

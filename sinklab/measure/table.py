@@ -8,78 +8,78 @@ from typing import Any
 import numpy as np
 
 from sinklab.measure import angles, backcopy, contribution, entropy, norms, places, propositions, sink, spikes, stream
-from sinklab.measure.measure import Arrays, Measure, Number, nothing, union
-from sinklab.measure.setting import Setting, forward_arrays, received_sums, with_implicit
+from sinklab.measure.measure import Arrays, Metric, MetricInfo, compute_nothing, merge_disjoint
+from sinklab.measure.setting import MetricSetting, extract_arrays, complete_key_mass, add_implicit_key
 
-Measures = tuple[Measure, ...]
-MEASURES = (
-    *sink.MEASURES,
-    *entropy.MEASURES,
-    *contribution.MEASURES,
-    *norms.MEASURES,
-    *angles.MEASURES,
-    *backcopy.MEASURES,
+Metrics = tuple[Metric, ...]
+METRICS = (
+    *sink.METRICS,
+    *entropy.METRICS,
+    *contribution.CONTRIBUTION_METRICS,
+    *norms.METRICS,
+    *angles.METRICS,
+    *backcopy.METRICS,
 )
 # What is measured of a finished model alone: too dear, or too much, for every probe of a training.
-DEEPER = (*angles.DEEPER, *spikes.MEASURES, *stream.MEASURES, *places.MEASURES, *propositions.MEASURES)
-NUMBERS = [number for measure in MEASURES for number in measure.shown]
-DEEPER_NUMBERS = [number for measure in DEEPER for number in measure.shown]
-PICTURES = [measure.picture for measure in MEASURES if measure.picture]
+OFFLINE_METRICS = (*angles.OFFLINE_METRICS, *spikes.METRICS, *stream.METRICS, *places.METRICS, *propositions.METRICS)
+METRIC_INFOS = [number for measure in METRICS for number in measure.infos]
+OFFLINE_METRIC_INFOS = [number for measure in OFFLINE_METRICS for number in measure.infos]
+FIGURES = [measure.figure for measure in METRICS if measure.figure]
 # The number that tables and figures show besides those of the measures.
-VALID_LOSS = Number('valid/loss', 'valid loss', 'Mean cross-entropy of held-out windows.', 'nats')
+VALID_LOSS = MetricInfo('valid/loss', 'valid loss', 'Mean cross-entropy of held-out windows.', 'nats')
 # What is shown where there is room for one.
-HEADLINE = next(number for number in NUMBERS if number.name == 'sink/1')
-HEADLINE_MAP = next(picture for picture in PICTURES if picture.array == 'alpha_LPHJ')
+HEADLINE_METRIC = next(number for number in METRIC_INFOS if number.name == 'sink/1')
+HEADLINE_FIGURE = next(picture for picture in FIGURES if picture.array_name == 'alpha_LPHJ')
 
 
-def in_setting(setting: Setting, among: Measures = MEASURES) -> list[Measure]:
-    return [measure for measure in among if measure.applies(setting)]
+def select_applicable(setting: MetricSetting, metrics: Metrics = METRICS) -> list[Metric]:
+    return [metric for metric in metrics if metric.is_applicable(setting)]
 
 
-def arrays(captured: Any, setting: Setting, among: Measures = MEASURES) -> Arrays:
+def compute_probe_arrays(captured: Any, setting: MetricSetting, metrics: Metrics = METRICS) -> Arrays:
     """What all measures keep of a Capture of L layers."""
-    return kept(forward_arrays(captured, setting), setting, among)
+    return compute_arrays(extract_arrays(captured, setting), setting, metrics)
 
 
-def kept(forward: Arrays, setting: Setting, among: Measures) -> Arrays:
+def compute_arrays(forward: Arrays, setting: MetricSetting, metrics: Metrics) -> Arrays:
     """What measures keep of the arrays of a forward pass."""
-    return union(m.arrays(*(forward[name] for name in m.reads), setting) for m in in_setting(setting, among))
+    return merge_disjoint(metric.compute_arrays(*(forward[name] for name in metric.inputs), setting) for metric in select_applicable(setting, metrics))
 
 
-def measurable(reads: Collection[str]) -> Measures:
+def select_measurable(inputs: Collection[str]) -> Metrics:
     """All measures, DEEPER ones among them, that read nothing but these arrays."""
-    return tuple(measure for measure in (*MEASURES, *DEEPER) if {*measure.reads} <= {*reads})
+    return tuple(metric for metric in (*METRICS, *OFFLINE_METRICS) if {*metric.inputs} <= {*inputs})
 
 
-def numbers(kept: Arrays, setting: Setting, among: Measures = MEASURES) -> dict[str, float]:
+def compute_numbers(arrays: Arrays, setting: MetricSetting, metrics: Metrics = METRICS) -> dict[str, float]:
     """What a probe adds to metrics.jsonl."""
-    return union(measure.numbers(kept, setting) for measure in in_setting(setting, among))
+    return merge_disjoint(metric.compute_numbers(arrays, setting) for metric in select_applicable(setting, metrics))
 
 
-def rows(setting: Setting) -> dict[str, Callable[[Any], Any]]:
+def get_row_functions(setting: MetricSetting) -> dict[str, Callable[[Any], Any]]:
     """What is measured of whole rows and of nothing less: attention_BHTS of some queries -> a value of each."""
-    measures = [measure for measure in in_setting(setting) if measure.row and measure.context is nothing]
-    return {m.shown[0].name: lambda attention, m=m: m.row(with_implicit(attention, setting)) for m in measures}
+    metrics = [metric for metric in select_applicable(setting) if metric.row_function and metric.context_numbers is compute_nothing]
+    return {m.infos[0].name: lambda attention, m=m: m.row_function(add_implicit_key(attention, setting)) for m in metrics}
 
 
-def context(captured: Any, setting: Setting) -> Arrays:
+def compute_context_numbers(captured: Any, setting: MetricSetting) -> Arrays:
     """NAME/context of a training batch, over its whole length: of first keys and of rows, where asked for."""
-    found = {name: value.mean() for name, value in (captured.row_means or {}).items()}
+    numbers = {name: value.mean() for name, value in (captured.row_means or {}).items()}
     if captured.received is not None:
-        sums = received_sums(captured.received, setting)
-        found |= union(measure.context(sums, setting) for measure in in_setting(setting))
-    return {f'{name}/context': value for name, value in found.items()}
+        key_mass = complete_key_mass(captured.received, setting)
+        numbers |= merge_disjoint(metric.context_numbers(key_mass, setting) for metric in select_applicable(setting))
+    return {f'{name}/context': value for name, value in numbers.items()}
 
 
-def file_arrays(kept: Arrays, setting: Setting, among: Measures = MEASURES) -> dict[str, np.ndarray]:
+def select_saved_arrays(arrays: Arrays, setting: MetricSetting, metrics: Metrics = METRICS) -> dict[str, np.ndarray]:
     """The arrays of a probe's file: as kept, or their means over sequences."""
-    names = [name for measure in in_setting(setting, among) for name in measure.saved]
-    return {name: kept[name] if name in kept else kept[name.replace('_L', '_LP')].mean(1) for name in names}
+    names = [name for metric in select_applicable(setting, metrics) for name in metric.saved_arrays]
+    return {name: arrays[name] if name in arrays else arrays[name.replace('_L', '_LP')].mean(1) for name in names}
 
 
-def number(name: str) -> Number | None:
+def find_metric_info(name: str) -> MetricInfo | None:
     """What people read of a recorded name; that of sink/{k} for sink/2, with 2 in its label."""
-    for entry in (*NUMBERS, *DEEPER_NUMBERS):
+    for entry in (*METRIC_INFOS, *OFFLINE_METRIC_INFOS):
         if match := re.fullmatch(re.sub(r'\\{(\w+)\\}', r'(?P<\1>[\\d.e-]+)', re.escape(entry.name)), name):
             return dataclasses.replace(entry, name=name, label=entry.label.format(**match.groupdict()))
     return None

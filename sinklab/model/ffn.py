@@ -5,18 +5,18 @@ import jax
 from flax import nnx
 
 from sinklab import spec
-from sinklab.model.initialization import INITIALIZATIONS, normal
-from sinklab.model.parameter import product
-from sinklab.model.remat import kept
-from sinklab.sharding import place
+from sinklab.model.initialization import INITIALIZATIONS, make_normal_param
+from sinklab.model.parameter import param_einsum
+from sinklab.model.remat import checkpoint_name
+from sinklab.sharding import constrain_sharding
 
-gelu = functools.partial(jax.nn.gelu, approximate=False)
-FFNS = {  # activation, whether it is a gate
+exact_gelu = functools.partial(jax.nn.gelu, approximate=False)
+FFN_ACTIVATIONS = {  # activation, whether it is a gate
     'relu': (jax.nn.relu, False),
-    'gelu': (gelu, False),
+    'gelu': (exact_gelu, False),
     'swish': (jax.nn.silu, False),
     'reglu': (jax.nn.relu, True),
-    'geglu': (gelu, True),
+    'geglu': (exact_gelu, True),
     'swiglu': (jax.nn.silu, True),
 }
 
@@ -24,23 +24,23 @@ FFNS = {  # activation, whether it is a gate
 class FFN(nnx.Module):
     """activation(x W_in) W_out, or gated: (activation(x W_gate) * x W_in) W_out (Shazeer, 2020)."""
 
-    def __init__(self, model: spec.Model, rngs: nnx.Rngs):
+    def __init__(self, model: spec.ModelConfig, rngs: nnx.Rngs):
         init = INITIALIZATIONS[model.initialization]
-        inward = (model.width, model.ffn_width), init.linear(model, model.width), ('embed', 'ffn')
-        self.activation, gated = FFNS[model.ffn]
-        self.gate_DF = normal(rngs, *inward, inputs=1) if gated else None
-        self.in_DF = normal(rngs, *inward, inputs=1)
+        input_args = (model.width, model.ffn_width), init.linear(model, model.width), ('embed', 'ffn')
+        self.activation, is_gated = FFN_ACTIVATIONS[model.ffn]
+        self.gate_DF = make_normal_param(rngs, *input_args, inputs=1) if is_gated else None
+        self.in_DF = make_normal_param(rngs, *input_args, inputs=1)
         std = init.ffn_output(model, model.ffn_width)
-        self.out_FD = normal(rngs, (model.ffn_width, model.width), std, ('ffn', 'embed'), inputs=1)
+        self.out_FD = make_normal_param(rngs, (model.ffn_width, model.width), std, ('ffn', 'embed'), inputs=1)
 
     def __call__(self, x_BTD: jax.Array) -> jax.Array:
-        in_BTF = kept(product('BTD,DF->BTF', x_BTD, self.in_DF), 'ffn')
-        gate_BTF = None if self.gate_DF is None else kept(product('BTD,DF->BTF', x_BTD, self.gate_DF), 'ffn')
-        inside_BTF = place(inside(self.activation, in_BTF, gate_BTF), 'batch', None, 'ffn')
-        return product('BTF,FD->BTD', inside_BTF, self.out_FD)
+        in_BTF = checkpoint_name(param_einsum('BTD,DF->BTF', x_BTD, self.in_DF), 'ffn')
+        gate_BTF = None if self.gate_DF is None else checkpoint_name(param_einsum('BTD,DF->BTF', x_BTD, self.gate_DF), 'ffn')
+        hidden_BTF = constrain_sharding(activate(self.activation, in_BTF, gate_BTF), 'batch', None, 'ffn')
+        return param_einsum('BTF,FD->BTD', hidden_BTF, self.out_FD)
 
 
 @functools.partial(jax.checkpoint, static_argnums=0, prevent_cse=False)  # the scan over layers is barrier enough
-def inside(activation: Callable, in_BTF: jax.Array, gate_BTF: jax.Array | None) -> jax.Array:
+def activate(activation: Callable, in_BTF: jax.Array, gate_BTF: jax.Array | None) -> jax.Array:
     """activation(in), or activation(gate) * in, whose own steps no backward pass keeps."""
     return activation(in_BTF) if gate_BTF is None else in_BTF * activation(gate_BTF)

@@ -3,13 +3,13 @@
 import dataclasses
 
 from sinklab import spec
-from sinklab.attend.mask import mask_of
+from sinklab.attend.mask import resolve_mask
 from sinklab.model.attention import COMBINATIONS
-from sinklab.model.columns import count
-from sinklab.model.ffn import FFNS
+from sinklab.model.columns import count_learned_kv
+from sinklab.model.ffn import FFN_ACTIVATIONS
 from sinklab.model.gate import GATES
 
-TRAINED = 3  # a gradient is two products for each one of the forward pass
+TRAINING_FLOPS_FACTOR = 3  # a gradient is two products for each one of the forward pass
 
 
 @dataclasses.dataclass(frozen=True)
@@ -26,54 +26,54 @@ class Flops:
         return sum(dataclasses.astuple(self))
 
 
-def forward(model: spec.Model, length: int, masked: bool = True) -> Flops:
+def count_forward_flops(model: spec.ModelConfig, length: int, uses_mask: bool = True) -> Flops:
     """By the config; of scores, those that the mask shows (half of them under a causal one), or all."""
     combination = COMBINATIONS[model.combination]
-    width, heads, groups, key = model.width, model.heads, model.groups, model.head_width
-    value = width if combination.wide else key
-    maps = width * (heads * key + groups * (key + value)) + of_output(model)
-    maps += gate(model, value) + (4 * heads * key * key if model.attention.feature_map == 'mlp' else 0)
-    keys = seen(model.mask, length) if masked else length
+    width, heads, kv_heads, key_width = model.width, model.heads, model.num_kv_heads, model.head_width
+    value_width = width if combination.has_wide_values else key_width
+    projection_weights = width * (heads * key_width + kv_heads * (key_width + value_width)) + count_output_weights(model)
+    projection_weights += count_gate_weights(model, value_width) + (4 * heads * key_width * key_width if model.attention.feature_map == 'mlp' else 0)
+    mean_keys = compute_mean_visible_keys(model.mask, length) if uses_mask else length
     return Flops(
-        projections=2 * model.layers * maps,
-        attention=2 * model.layers * heads * (keys + count(model)) * (key + value),
-        ffn=2 * model.layers * width * model.ffn_width * (3 if FFNS[model.ffn][1] else 2),
+        projections=2 * model.layers * projection_weights,
+        attention=2 * model.layers * heads * (mean_keys + count_learned_kv(model)) * (key_width + value_width),
+        ffn=2 * model.layers * width * model.ffn_width * (3 if FFN_ACTIVATIONS[model.ffn][1] else 2),
         head=2 * width * model.vocabulary,
     )
 
 
-def again(model: spec.Model, length: int, remat: str) -> float:
+def count_recompute_flops(model: spec.ModelConfig, length: int, remat: str) -> float:
     """Of the forward pass, for each token, what the backward pass makes again."""
-    one = forward(model, length)
-    outward = 2 * model.layers * model.width * model.ffn_width  # of the FFN; nothing backward reads what it gives
-    middle = 2 * model.layers * of_output(model)
-    parts = {'attention': one.attention, 'qkv': one.projections - middle, 'middle': middle}
-    parts['ffn'] = one.ffn - outward
-    return sum(part for name, part in parts.items() if name not in spec.names_kept(remat))
+    forward_flops = count_forward_flops(model, length)
+    ffn_output = 2 * model.layers * model.width * model.ffn_width  # of the FFN; nothing backward reads what it gives
+    middle = 2 * model.layers * count_output_weights(model)
+    parts = {'attention': forward_flops.attention, 'qkv': forward_flops.projections - middle, 'middle': middle}
+    parts['ffn'] = forward_flops.ffn - ffn_output
+    return sum(part for name, part in parts.items() if name not in spec.parse_saved_activations(remat))
 
 
-def of_output(model: spec.Model) -> int:
+def count_output_weights(model: spec.ModelConfig) -> int:
     """Entries of W_O."""
     combination = COMBINATIONS[model.combination]
-    value = model.width if combination.wide else model.head_width
-    return (1 if combination.added else model.heads) * value * model.width
+    value_width = model.width if combination.has_wide_values else model.head_width
+    return (1 if combination.sums_heads else model.heads) * value_width * model.width
 
 
-def gate(model: spec.Model, value: int) -> int:
-    kind = GATES[model.gate]
-    if kind is None:
+def count_gate_weights(model: spec.ModelConfig, value_width: int) -> int:
+    gate_kind = GATES[model.gate]
+    if gate_kind is None:
         return 0
-    inputs = model.width if kind.of == 'x' else value
-    return inputs * (1 if kind.shared and kind.of == 'x' else model.heads) * (value if kind.wide else 1)
+    num_inputs = model.width if gate_kind.of == 'x' else value_width
+    return num_inputs * (1 if gate_kind.shared and gate_kind.of == 'x' else model.heads) * (value_width if gate_kind.wide else 1)
 
 
-def seen(mask: spec.Mask, length: int) -> float:
+def compute_mean_visible_keys(mask: spec.MaskConfig, length: int) -> float:
     """How many keys of the text a query sees, on the mean; of documents, as if each window were one."""
-    start_T, end_T = mask_of(dataclasses.replace(mask, document=False), length, None).hull_2T
+    start_T, end_T = resolve_mask(dataclasses.replace(mask, document=False), length, None).bounds_2T
     return float((end_T - start_T).mean())
 
 
-def step(spec: spec.Spec) -> float:
+def count_step_flops(spec: spec.Spec) -> float:
     """Of one update."""
     tokens = spec.optimizer.batch_size * spec.data.length
-    return TRAINED * tokens * forward(spec.model, spec.data.length).total
+    return TRAINING_FLOPS_FACTOR * tokens * count_forward_flops(spec.model, spec.data.length).total

@@ -9,55 +9,55 @@ from flax import nnx
 
 from sinklab import spec
 
-Deviation = Callable[[spec.Model, int], float]  # of a map with so many inputs
+StdFunction = Callable[[spec.ModelConfig, int], float]  # of a map with so many inputs
 
 
 @dataclasses.dataclass(frozen=True)
 class Initialization:
-    embedding: Deviation  # its inputs are its width
-    linear: Deviation
-    attention_output: Deviation
-    ffn_output: Deviation
+    embedding: StdFunction  # its inputs are its width
+    linear: StdFunction
+    attention_output: StdFunction
+    ffn_output: StdFunction
 
 
-def fan_in(model: spec.Model, inputs: int) -> float:
+def fan_in_std(model: spec.ModelConfig, inputs: int) -> float:
     return (2 / (5 * inputs)) ** 0.5
 
 
-def shallow(model: spec.Model, inputs: int) -> float:
+def depth_scaled_std(model: spec.ModelConfig, inputs: int) -> float:
     return inputs**-0.5 / model.layers
 
 
-def as_released(model: spec.Model, inputs: int) -> float:
+def released_ffn_std(model: spec.ModelConfig, inputs: int) -> float:
     """The released code scales by depth where the FFN is SwiGLU, and only there."""
-    return shallow(model, inputs) if model.ffn == 'swiglu' else fan_in(model, inputs)
+    return depth_scaled_std(model, inputs) if model.ffn == 'swiglu' else fan_in_std(model, inputs)
 
 
-def torch_linear(model: spec.Model, inputs: int) -> float:
+def torch_linear_std(model: spec.ModelConfig, inputs: int) -> float:
     return (3 * inputs) ** -0.5
 
 
-def one(model: spec.Model, inputs: int) -> float:
+def unit_std(model: spec.ModelConfig, inputs: int) -> float:
     return 1.0
 
 
-def constant(model: spec.Model, inputs: int) -> float:
+def constant_std(model: spec.ModelConfig, inputs: int) -> float:
     return 0.02
 
 
-def residual(model: spec.Model, inputs: int) -> float:
+def gpt2_residual_std(model: spec.ModelConfig, inputs: int) -> float:
     return 0.02 / (2 * model.layers) ** 0.5
 
 
 INITIALIZATIONS = {
-    'released': Initialization(fan_in, fan_in, fan_in, as_released),  # sail-sg/Attention-Sink, model.py
-    'released_even': Initialization(fan_in, fan_in, fan_in, shallow),
-    'gpt2': Initialization(constant, constant, residual, residual),  # Radford et al., 2019
-    'torch': Initialization(one, torch_linear, torch_linear, torch_linear),  # the deviations of PyTorch's defaults
+    'released': Initialization(fan_in_std, fan_in_std, fan_in_std, released_ffn_std),  # sail-sg/Attention-Sink, model.py
+    'released_even': Initialization(fan_in_std, fan_in_std, fan_in_std, depth_scaled_std),
+    'gpt2': Initialization(constant_std, constant_std, gpt2_residual_std, gpt2_residual_std),  # Radford et al., 2019
+    'torch': Initialization(unit_std, torch_linear_std, torch_linear_std, torch_linear_std),  # the deviations of PyTorch's defaults
 }
 
 
-def normal(
+def make_normal_param(
     rngs: nnx.Rngs, shape: tuple[int, ...], std: float, axes: tuple[str | None, ...], *, inputs: int | None
 ) -> nnx.Param:
     """N(0, std^2) of `shape`, each dimension named by a logical axis of sharding.RULES.

@@ -22,7 +22,7 @@ class RMSNorm(nnx.Module):
         return (x * self.gain_D[...]).astype(x_BTD.dtype)
 
 
-class Nothing(nnx.Module):
+class Identity(nnx.Module):
     """Stands where a placement has no norm."""
 
     def __call__(self, x_BTD: jax.Array) -> jax.Array:
@@ -30,28 +30,28 @@ class Nothing(nnx.Module):
 
 
 @dataclasses.dataclass(frozen=True)
-class Placement:
+class NormPlacement:
     before: bool = False  # of what a branch reads
     after: bool = False  # of what it gives
     joined: bool = False  # of its sum with the stream
     final: bool = True  # of the stream that the head reads
 
 
-PLACEMENTS = {
-    'pre': Placement(before=True),
-    'post': Placement(joined=True, final=False),
-    'sandwich': Placement(before=True, after=True),
+NORM_PLACEMENTS = {
+    'pre': NormPlacement(before=True),
+    'post': NormPlacement(joined=True, final=False),
+    'sandwich': NormPlacement(before=True, after=True),
 }
 
 
-def norm(present: bool, model: spec.Model, width: int | None = None) -> RMSNorm | Nothing:
-    return RMSNorm(width or model.width, model.norm_epsilon) if present else Nothing()
+def make_norm(enabled: bool, model: spec.ModelConfig, width: int | None = None) -> RMSNorm | Identity:
+    return RMSNorm(width or model.width, model.norm_epsilon) if enabled else Identity()
 
 
-class Norms(nnx.Module):
+class BranchNorms(nnx.Module):
     """The norms of one branch: joined(x + after(f(before(x))))."""
 
-    def __init__(self, model: spec.Model):
-        placement = PLACEMENTS[model.norm]
-        self.before, self.after = norm(placement.before, model), norm(placement.after, model)
-        self.joined = norm(placement.joined, model)
+    def __init__(self, model: spec.ModelConfig):
+        placement = NORM_PLACEMENTS[model.norm]
+        self.before, self.after = make_norm(placement.before, model), make_norm(placement.after, model)
+        self.joined = make_norm(placement.joined, model)

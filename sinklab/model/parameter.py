@@ -14,24 +14,24 @@ from flax import nnx
 
 from sinklab import exchange
 
-HEADS = 'HK'  # dimensions that stand together in a weight and in what it meets or gives
+HEAD_DIMS = 'HK'  # dimensions that stand together in a weight and in what it meets or gives
 
 
-def spread(array: jax.Array, shape: tuple[int, ...], dtype: jnp.dtype) -> jax.Array:
+def broadcast_and_cast(array: jax.Array, shape: tuple[int, ...], dtype: jnp.dtype) -> jax.Array:
     """What serves many rows, broadcast first and rounded after: gradients of the rows are added in float32."""
     return jnp.broadcast_to(array, shape).astype(dtype)
 
 
-def whole(parameter: nnx.Param) -> jax.Array:
+def all_gather_param(parameter: nnx.Param) -> jax.Array:
     """All of a small parameter, as it is."""
-    return exchange.whole(parameter[...], *axes(parameter))
+    return exchange.all_gather(parameter[...], *get_logical_axes(parameter))
 
 
-def axes(parameter: nnx.Param) -> tuple[str | None, ...]:
+def get_logical_axes(parameter: nnx.Param) -> tuple[str | None, ...]:
     return parameter.get_metadata()['axes']
 
 
-def transposed(equation: str, array: jax.Array) -> jax.Array:
+def transpose_with_barrier(equation: str, array: jax.Array) -> jax.Array:
     """einsum(equation, array), made here and once.
 
     A transpose that XLA:CPU moves into a product makes that slow, or has its wide factor copied; one that it moves
@@ -41,98 +41,98 @@ def transposed(equation: str, array: jax.Array) -> jax.Array:
     return barrier(jnp.einsum(equation, barrier(array)))
 
 
-def product(equation: str, x: jax.Array, weight: nnx.Param, dtype: jnp.dtype | None = None) -> jax.Array:
+def param_einsum(equation: str, x: jax.Array, weight: nnx.Param, dtype: jnp.dtype | None = None) -> jax.Array:
     """einsum(equation, x, weight) of what is rounded to the dtype of x, given in `dtype` or that of x.
 
     Its gradient is rounded to the dtype of x, too, before it is multiplied; that of the weight is summed in its own.
     """
-    return multiply(equation, axes(weight), dtype, x, weight[...])
+    return sharded_einsum(equation, get_logical_axes(weight), dtype, x, weight[...])
 
 
-def multiply(
+def sharded_einsum(
     equation: str, axes: tuple[str | None, ...], dtype: jnp.dtype | None, x: jax.Array, weight: jax.Array
 ) -> jax.Array:
     """The product with an array whose dimensions have these names."""
-    if not exchange.parts(axes):
-        return mixed_product(equation, axes, dtype, x, weight)
-    return with_matrix(HEADS, equation, axes, dtype, x, weight)
+    if not exchange.find_sharded_dimensions(axes):
+        return mixed_precision_einsum(equation, axes, dtype, x, weight)
+    return merged_heads_einsum(HEAD_DIMS, equation, axes, dtype, x, weight)
 
 
-def with_matrix(pair: str, equation: str, axes: tuple, dtype: jnp.dtype | None, x: jax.Array, weight: jax.Array):
+def merged_heads_einsum(merged_dims: str, equation: str, axes: tuple, dtype: jnp.dtype | None, x: jax.Array, weight: jax.Array):
     """The product with a pair of dimensions as one: parts of a matrix are gathered in the tiles of the whole."""
-    of_x, of_weight, of_y = equation.replace('->', ',').split(',')
-    if pair not in of_weight:
-        return mixed_product(equation, axes, dtype, x, weight)
-    at = of_weight.index(pair)
-    sizes = weight.shape[at : at + 2]
-    y = mixed_product(
-        equation.replace(pair, pair[0]),
-        axes[: at + 1] + axes[at + 2 :],
+    x_dims, weight_dims, y_dims = equation.replace('->', ',').split(',')
+    if merged_dims not in weight_dims:
+        return mixed_precision_einsum(equation, axes, dtype, x, weight)
+    index = weight_dims.index(merged_dims)
+    sizes = weight.shape[index : index + 2]
+    y = mixed_precision_einsum(
+        equation.replace(merged_dims, merged_dims[0]),
+        axes[: index + 1] + axes[index + 2 :],
         dtype,
-        merged(x, of_x, pair),
-        merged(weight, of_weight, pair),
+        merge_dims(x, x_dims, merged_dims),
+        merge_dims(weight, weight_dims, merged_dims),
     )
-    at = of_y.find(pair)
-    return y if at < 0 else y.reshape(*y.shape[:at], *sizes, *y.shape[at + 1 :])
+    index = y_dims.find(merged_dims)
+    return y if index < 0 else y.reshape(*y.shape[:index], *sizes, *y.shape[index + 1 :])
 
 
-def merged(array: jax.Array, letters: str, pair: str) -> jax.Array:
-    at = letters.find(pair)
-    return array if at < 0 else array.reshape(*array.shape[:at], -1, *array.shape[at + 2 :])
+def merge_dims(array: jax.Array, dims: str, merged_dims: str) -> jax.Array:
+    index = dims.find(merged_dims)
+    return array if index < 0 else array.reshape(*array.shape[:index], -1, *array.shape[index + 2 :])
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0, 1, 2))
-def mixed_product(equation, axes, dtype, x, weight):
-    return jnp.einsum(equation, x, gathered(weight, axes, x.dtype), preferred_element_type=dtype or x.dtype)
+def mixed_precision_einsum(equation, axes, dtype, x, weight):
+    return jnp.einsum(equation, x, gather_weight(weight, axes, x.dtype), preferred_element_type=dtype or x.dtype)
 
 
-def gathered(weight: jax.Array, axes: tuple[str | None, ...], dtype: jnp.dtype) -> jax.Array:
+def gather_weight(weight: jax.Array, axes: tuple[str | None, ...], dtype: jnp.dtype) -> jax.Array:
     """All of a weight, rounded before it travels."""
-    return exchange.whole(weight.astype(dtype), *axes)
+    return exchange.all_gather(weight.astype(dtype), *axes)
 
 
-def forward(equation, axes, dtype, x, weight):
-    return mixed_product(equation, axes, dtype, x, weight), (x, weight)
+def einsum_forward(equation, axes, dtype, x, weight):
+    return mixed_precision_einsum(equation, axes, dtype, x, weight), (x, weight)
 
 
-def backward(equation, axes, dtype, saved, d_y):
-    x, weight = saved
-    of_x, of_weight, of_y = equation.replace('->', ',').split(',')
+def einsum_backward(equation, axes, dtype, residuals, d_y):
+    x, weight = residuals
+    x_dims, weight_dims, y_dims = equation.replace('->', ',').split(',')
     d_y = d_y.astype(x.dtype)
-    d_x = jnp.einsum(f'{of_y},{of_weight}->{of_x}', d_y, gathered(weight, axes, x.dtype))
+    d_x = jnp.einsum(f'{y_dims},{weight_dims}->{x_dims}', d_y, gather_weight(weight, axes, x.dtype))
     # What is divided comes first, as it travels. XLA:CPU has no product in bfloat16 that it transposes afterwards.
-    divided = ''.join(of_weight[dimension] for dimension, _ in exchange.parts(axes))
-    if not divided and x.dtype == weight.dtype and d_y.size + weight.size < x.size:
+    sharded_dims = ''.join(weight_dims[dimension] for dimension, _ in exchange.find_sharded_dimensions(axes))
+    if not sharded_dims and x.dtype == weight.dtype and d_y.size + weight.size < x.size:
         # The left factor is copied, to transpose it: of a wide one and a narrow one the narrow one, and then the sum.
-        order = ''.join(letter for letter in dict.fromkeys(of_y + of_x) if letter in of_weight)
-        return d_x, transposed(f'{order}->{of_weight}', jnp.einsum(f'{of_y},{of_x}->{order}', d_y, x))
-    order = ''.join(dict.fromkeys(divided + of_weight))
-    d_weight = jnp.einsum(f'{of_x},{of_y}->{order}', x, d_y, preferred_element_type=weight.dtype)
-    return d_x, exchange.part(jnp.einsum(f'{order}->{of_weight}', d_weight), *axes)
+        order = ''.join(dim for dim in dict.fromkeys(y_dims + x_dims) if dim in weight_dims)
+        return d_x, transpose_with_barrier(f'{order}->{weight_dims}', jnp.einsum(f'{y_dims},{x_dims}->{order}', d_y, x))
+    order = ''.join(dict.fromkeys(sharded_dims + weight_dims))
+    d_weight = jnp.einsum(f'{x_dims},{y_dims}->{order}', x, d_y, preferred_element_type=weight.dtype)
+    return d_x, exchange.reduce_scatter(jnp.einsum(f'{order}->{weight_dims}', d_weight), *axes)
 
 
-mixed_product.defvjp(forward, backward)
+mixed_precision_einsum.defvjp(einsum_forward, einsum_backward)
 
 
 def look_up(table: nnx.Param, row_BT: jax.Array, dtype: jnp.dtype) -> jax.Array:
     """Rows of a table of vectors, rounded; the gradients of a row are added in float32, where their tokens are."""
-    if not exchange.parts(axes(table)):
+    if not exchange.find_sharded_dimensions(get_logical_axes(table)):
         return table[...][row_BT].astype(dtype)
-    return parted_look_up(axes(table), dtype, len(table[...]), table[...], row_BT)
+    return look_up_sharded(get_logical_axes(table), dtype, len(table[...]), table[...], row_BT)
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0, 1, 2))
-def parted_look_up(axes, dtype, rows, table, row_BT):
-    return gathered(table, axes, dtype)[row_BT]
+def look_up_sharded(axes, dtype, num_rows, table, row_BT):
+    return gather_weight(table, axes, dtype)[row_BT]
 
 
-def look_up_forward(axes, dtype, rows, table, row_BT):
-    return parted_look_up(axes, dtype, rows, table, row_BT), row_BT
+def look_up_sharded_forward(axes, dtype, num_rows, table, row_BT):
+    return look_up_sharded(axes, dtype, num_rows, table, row_BT), row_BT
 
 
-def look_up_backward(axes, dtype, rows, row_BT, d_BTD):
-    d_table = jnp.zeros((rows, d_BTD.shape[-1]), jnp.float32).at[row_BT].add(d_BTD.astype(jnp.float32))
-    return exchange.part(d_table, *axes), None
+def look_up_sharded_backward(axes, dtype, num_rows, row_BT, d_BTD):
+    d_table = jnp.zeros((num_rows, d_BTD.shape[-1]), jnp.float32).at[row_BT].add(d_BTD.astype(jnp.float32))
+    return exchange.reduce_scatter(d_table, *axes), None
 
 
-parted_look_up.defvjp(look_up_forward, look_up_backward)
+look_up_sharded.defvjp(look_up_sharded_forward, look_up_sharded_backward)

@@ -8,17 +8,17 @@ from collections.abc import Callable
 import jax
 from jax.ad_checkpoint import checkpoint_name
 
-from sinklab.spec import KEPT, names_kept
+from sinklab.spec import SAVEABLE_ACTIVATIONS, parse_saved_activations
 
-kept = checkpoint_name
+checkpoint_name = checkpoint_name
 
 
-def rematerialized(layer: Callable, remat: str) -> Callable:
+def apply_remat(layer: Callable, remat: str) -> Callable:
     """The layer, keeping everything (none), nothing (full), or what has some of the names, joined by commas."""
     if remat == 'none':
         return layer
-    names = names_kept(remat)
-    if unknown := names - set(KEPT):
-        raise ValueError(f'{", ".join(unknown)} is kept nowhere; names are {", ".join(KEPT)}')
+    names = parse_saved_activations(remat)
+    if unknown := names - set(SAVEABLE_ACTIVATIONS):
+        raise ValueError(f'{", ".join(unknown)} is kept nowhere; names are {", ".join(SAVEABLE_ACTIVATIONS)}')
     policy = jax.checkpoint_policies.save_only_these_names(*names)
     return jax.checkpoint(layer, prevent_cse=False, policy=policy)  # a scan is barrier enough

@@ -16,66 +16,66 @@ import jax.numpy as jnp
 
 from sinklab import spec
 from sinklab.attend import chunked, dense
-from sinklab.attend.bias import Bias
-from sinklab.attend.operation import operation
+from sinklab.attend.bias import ScoreBias
+from sinklab.attend.operation import resolve_operation
 from sinklab.model.attention import COMBINATIONS, SelfAttention
-from sinklab.model.columns import COLUMNS
+from sinklab.model.columns import LEARNED_KV_KINDS
 from sinklab.model.parameter import look_up
-from sinklab.model.positions import POSITIONS, Position
+from sinklab.model.positions import POSITIONS, PositionEncoding
 from sinklab.model.transformer import Transformer
 
-CHUNK = 128  # queries whose scores are alive at once
-ALWAYS, NEVER = -1, 1 << 30  # times of keys: before all tokens, and after all
+CHUNK_SIZE = 128  # queries whose scores are alive at once
+ALWAYS_TIME, NEVER_TIME = -1, 1 << 30  # times of keys: before all tokens, and after all
 Tree = TypeVar('Tree')
 
 
 @dataclasses.dataclass(frozen=True)
-class Cache:
+class CacheConfig:
     """What a token sees beside itself: x first and y recent ones."""
 
-    first: int
-    recent: int
+    num_first: int
+    num_recent: int
 
     def __str__(self) -> str:
-        return f'{self.first}+{self.recent}'
+        return f'{self.num_first}+{self.num_recent}'
 
     @property
     def size(self) -> int:
-        return self.first + self.recent
+        return self.num_first + self.num_recent
 
-    def within(self, tokens: int) -> 'Cache':
+    def clip(self, num_tokens: int) -> 'CacheConfig':
         """A cache that keeps the same of so many tokens."""
-        return Cache(min(self.first, tokens), min(self.recent, tokens))
+        return CacheConfig(min(self.num_first, num_tokens), min(self.num_recent, num_tokens))
 
 
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
-class Pairs:
+class KeyValues:
     key_BSHK: jax.Array  # not rotated
     value_BSHK: jax.Array
 
 
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
-class Kept:
+class KVCache:
     """Of a layer; what is not filled yet is seen by nobody."""
 
-    first: Pairs
-    recent: Pairs  # the last of them just before what is read next
+    first: KeyValues
+    recent: KeyValues  # the last of them just before what is read next
 
 
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
-class Stream:
+class StreamState:
     """A text as far as it has been read."""
 
-    time: jax.Array  # so many tokens, with a sink token
-    layers: Kept  # with a leading L
+    num_read: jax.Array  # so many tokens, with a sink token
+    caches: KVCache  # with a leading L
 
 
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
-class Queries:
+class RotatedQueries:
     """As they are rotated for some of the keys; B of positions and times is 1."""
 
     query_BTHK: jax.Array
@@ -85,157 +85,157 @@ class Queries:
 
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
-class Keys:
-    pairs: Pairs  # rotated, columns left of them
+class RotatedKeys:
+    key_values: KeyValues  # rotated, columns left of them
     position_BS: jax.Array
     time_BS: jax.Array
-    columns: int = dataclasses.field(default=0, metadata=dict(static=True))
+    num_learned_kv: int = dataclasses.field(default=0, metadata=dict(static=True))
 
 
 @dataclasses.dataclass(frozen=True)
-class Reading:
+class StreamingContext:
     """How a layer sees what it has kept and what is read now, in the place of a View."""
 
-    cache: Cache
-    model: spec.Model
+    cache_config: CacheConfig
+    model: spec.ModelConfig
     length: int  # of the windows that the model is trained on
-    position: Position
-    time: jax.Array  # of the first token that is read now
-    kept: Kept
+    position: PositionEncoding
+    start_time: jax.Array  # of the first token that is read now
+    kv_cache: KVCache
     capture = False
 
-    def heads(self, layer: SelfAttention, query_BTHK, key_BTHK, value_BTHK) -> tuple[jax.Array, Kept]:
+    def attend_heads(self, layer: SelfAttention, query_BTHK, key_BTHK, value_BTHK) -> tuple[jax.Array, KVCache]:
         """(what each head aggregates, what is kept from there on)."""
-        own = Pairs(key_BTHK, value_BTHK)
-        first = filled(self.kept.first, own, self.time)
-        recent = jax.tree.map(lambda *parts: jnp.concatenate(parts, 1), self.kept.recent, own)
-        kept = Kept(first, cut(recent, query_BTHK.shape[1], self.cache.recent))
-        return self.attend(layer, query_BTHK, first, recent), kept
+        new_kv = KeyValues(key_BTHK, value_BTHK)
+        first_kv = fill_first(self.kv_cache.first, new_kv, self.start_time)
+        recent_kv = jax.tree.map(lambda *parts: jnp.concatenate(parts, 1), self.kv_cache.recent, new_kv)
+        kv_cache = KVCache(first_kv, slice_tokens(recent_kv, query_BTHK.shape[1], self.cache_config.num_recent))
+        return self.attend(layer, query_BTHK, first_kv, recent_kv), kv_cache
 
-    def attend(self, layer: SelfAttention, query_BTHK: jax.Array, first: Pairs, recent: Pairs) -> jax.Array:
+    def attend(self, layer: SelfAttention, query_BTHK: jax.Array, first_kv: KeyValues, recent_kv: KeyValues) -> jax.Array:
         """o_i = sum_j A_ij v_j over columns, first and recent tokens, a chunk of queries after another."""
         length = query_BTHK.shape[1]
-        chunk = min(CHUNK, length) if is_of_distances(self.model) else 1
-        chunks = -(-length // chunk)
-        query_BTHK, recent = padded((query_BTHK, recent), chunks * chunk - length)
-        far = self.far(layer, first)
+        chunk_size = min(CHUNK_SIZE, length) if is_shift_invariant(self.model) else 1
+        num_chunks = -(-length // chunk_size)
+        query_BTHK, recent_kv = pad_tokens((query_BTHK, recent_kv), num_chunks * chunk_size - length)
+        first_keys = self.make_first_keys(layer, first_kv)
 
-        def of_chunk(start: jax.Array) -> jax.Array:
-            given = cut(query_BTHK, start, chunk), cut(recent, start, self.cache.recent + chunk)
-            return self.of_chunk(layer, *given, far, self.time + start)
+        def attend_chunk(start: jax.Array) -> jax.Array:
+            slices = slice_tokens(query_BTHK, start, chunk_size), slice_tokens(recent_kv, start, self.cache_config.num_recent + chunk_size)
+            return self.attend_chunk(layer, *slices, first_keys, self.start_time + start)
 
-        return chunked.join(jax.lax.map(of_chunk, chunk * jnp.arange(chunks)), 1, length)
+        return chunked.join_chunks(jax.lax.map(attend_chunk, chunk_size * jnp.arange(num_chunks)), 1, length)
 
-    def of_chunk(
-        self, layer: SelfAttention, query_BTHK: jax.Array, recent: Pairs, far: Keys, time: jax.Array
+    def attend_chunk(
+        self, layer: SelfAttention, query_BTHK: jax.Array, recent_kv: KeyValues, first_keys: RotatedKeys, start_time: jax.Array
     ) -> jax.Array:
         """Of queries from a time on. To the first tokens each stands as in the cache, to the recent ones as the first
         of them does there, and the others after it: so it is rotated twice, and has one row."""
-        place_BT = jnp.arange(query_BTHK.shape[1])[None]
-        time_BT = time + place_BT
-        asks_BT = jnp.minimum(time_BT, self.cache.size)
-        follows_BT = asks_BT[:, :1] + place_BT
-        to_far, to_near = (
-            Queries(layer.feature_map(self.position.rotate(query_BTHK, position_BT)), position_BT, time_BT)
-            for position_BT in (asks_BT, follows_BT)
+        offset_BT = jnp.arange(query_BTHK.shape[1])[None]
+        time_BT = start_time + offset_BT
+        position_in_cache_BT = jnp.minimum(time_BT, self.cache_config.size)
+        consecutive_BT = position_in_cache_BT[:, :1] + offset_BT
+        queries_of_first, queries_of_recent = (
+            RotatedQueries(layer.feature_map(self.position.rotate(query_BTHK, position_BT)), position_BT, time_BT)
+            for position_BT in (position_in_cache_BT, consecutive_BT)
         )
-        near = self.near(layer, recent, far, (follows_BT[:, :1], time_BT[:, :1]))
-        return self.rows(layer, [(to_far, far), (to_near, near)])
+        recent_keys = self.make_recent_keys(layer, recent_kv, first_keys, (consecutive_BT[:, :1], time_BT[:, :1]))
+        return self.attend_rows(layer, [(queries_of_first, first_keys), (queries_of_recent, recent_keys)])
 
-    def far(self, layer: SelfAttention, first: Pairs) -> Keys:
+    def make_first_keys(self, layer: SelfAttention, first_kv: KeyValues) -> RotatedKeys:
         """The first tokens, and the columns left of them."""
-        place_BS = jnp.arange(first.key_BSHK.shape[1])[None]
-        key_BSHK, value_BSHK = layer.columns.attach(self.position.rotate(first.key_BSHK, place_BS), first.value_BSHK)
-        columns = key_BSHK.shape[1] - place_BS.shape[1]
+        index_BS = jnp.arange(first_kv.key_BSHK.shape[1])[None]
+        key_BSHK, value_BSHK = layer.columns.attach(self.position.rotate(first_kv.key_BSHK, index_BS), first_kv.value_BSHK)
+        num_learned_kv = key_BSHK.shape[1] - index_BS.shape[1]
         position_BS, time_BS = (
-            jnp.pad(place_BS, ((0, 0), (columns, 0)), constant_values=value) for value in (0, ALWAYS)
+            jnp.pad(index_BS, ((0, 0), (num_learned_kv, 0)), constant_values=value) for value in (0, ALWAYS_TIME)
         )
-        return Keys(Pairs(layer.feature_map(key_BSHK), value_BSHK), position_BS, time_BS, columns)
+        return RotatedKeys(KeyValues(layer.feature_map(key_BSHK), value_BSHK), position_BS, time_BS, num_learned_kv)
 
-    def near(self, layer: SelfAttention, recent: Pairs, far: Keys, asks: tuple[jax.Array, jax.Array]) -> Keys:
+    def make_recent_keys(self, layer: SelfAttention, recent_kv: KeyValues, first_keys: RotatedKeys, starts: tuple[jax.Array, jax.Array]) -> RotatedKeys:
         """The recent tokens up to where is asked, by position and time, without those that are among the first."""
-        place_BS = jnp.arange(recent.key_BSHK.shape[1])[None] - self.cache.recent
-        position_BS, time_BS = (first + place_BS for first in asks)
-        key_BSHK = layer.feature_map(self.position.rotate(recent.key_BSHK, position_BS))
-        is_first_BS = time_BS < far.position_BS.shape[1] - far.columns
-        return Keys(Pairs(key_BSHK, recent.value_BSHK), position_BS, jnp.where(is_first_BS, NEVER, time_BS))
+        offset_BS = jnp.arange(recent_kv.key_BSHK.shape[1])[None] - self.cache_config.num_recent
+        position_BS, time_BS = (start + offset_BS for start in starts)
+        key_BSHK = layer.feature_map(self.position.rotate(recent_kv.key_BSHK, position_BS))
+        is_first_BS = time_BS < first_keys.position_BS.shape[1] - first_keys.num_learned_kv
+        return RotatedKeys(KeyValues(key_BSHK, recent_kv.value_BSHK), position_BS, jnp.where(is_first_BS, NEVER_TIME, time_BS))
 
-    def rows(self, layer: SelfAttention, sides: list[tuple[Queries, Keys]]) -> jax.Array:
+    def attend_rows(self, layer: SelfAttention, query_key_groups: list[tuple[RotatedQueries, RotatedKeys]]) -> jax.Array:
         """What some queries aggregate of several kinds of keys, which are one row to each of them."""
-        rule = operation(self.model.attention, self.length)
-        score_BHTS = jnp.concatenate([self.scores(layer, *side) for side in sides], -1) + rule.offset
-        visible_B1TS = jnp.concatenate([self.visible(*side) for side in sides], -1)[:, None]
-        weight_BHTS, _ = dense.weights(score_BHTS, visible_B1TS, rule, COLUMNS[self.model.columns.kind].count)
-        value_BSHK = jnp.concatenate([keys.pairs.value_BSHK for _, keys in sides], 1)
+        attention_operation = resolve_operation(self.model.attention, self.length)
+        score_BHTS = jnp.concatenate([self.compute_scores(layer, *query_key_group) for query_key_group in query_key_groups], -1) + attention_operation.offset
+        visible_B1TS = jnp.concatenate([self.compute_mask(*query_key_group) for query_key_group in query_key_groups], -1)[:, None]
+        weight_BHTS, _ = dense.compute_weights(score_BHTS, visible_B1TS, attention_operation, LEARNED_KV_KINDS[self.model.columns.kind].count)
+        value_BSHK = jnp.concatenate([keys.key_values.value_BSHK for _, keys in query_key_groups], 1)
         return jnp.einsum('BHTS,BSHK->BTHK', weight_BHTS.astype(value_BSHK.dtype), value_BSHK)
 
-    def scores(self, layer: SelfAttention, queries: Queries, keys: Keys) -> jax.Array:
+    def compute_scores(self, layer: SelfAttention, queries: RotatedQueries, keys: RotatedKeys) -> jax.Array:
         """<q_i, k_j> / sqrt(K) + b_ij as score_BHTS."""
-        bias = Bias(self.position.curve(), queries.position_BT, keys.position_BS, layer.columns.score_HC())
-        score_BHTS = dense.scores(queries.query_BTHK, keys.pairs.key_BSHK)
-        return score_BHTS + bias.matrix(keys.columns, score_BHTS.shape[-1] - keys.columns)
+        bias = ScoreBias(self.position.make_relative_bias(), queries.position_BT, keys.position_BS, layer.columns.score_HC())
+        score_BHTS = dense.compute_scores(queries.query_BTHK, keys.key_values.key_BSHK)
+        return score_BHTS + bias.materialize(keys.num_learned_kv, score_BHTS.shape[-1] - keys.num_learned_kv)
 
-    def visible(self, queries: Queries, keys: Keys) -> jax.Array:
+    def compute_mask(self, queries: RotatedQueries, keys: RotatedKeys) -> jax.Array:
         """bool_BTS: what is kept of the text, as far as the window of the model goes."""
         time_B1S = keys.time_BS[:, None]
         lag_BTS = queries.time_BT[..., None] - time_B1S
         distance_BTS = queries.position_BT[..., None] - keys.position_BS[:, None]
-        kept = (lag_BTS <= self.cache.recent) | (time_B1S < self.cache.first)
-        window = self.model.mask.window or NEVER
-        near = (distance_BTS < window) | (time_B1S < COLUMNS[self.model.columns.kind].token.count)
-        return (lag_BTS >= 0) & kept & near
+        is_cached = (lag_BTS <= self.cache_config.num_recent) | (time_B1S < self.cache_config.num_first)
+        window = self.model.mask.window or NEVER_TIME
+        is_in_window = (distance_BTS < window) | (time_B1S < LEARNED_KV_KINDS[self.model.columns.kind].token.count)
+        return (lag_BTS >= 0) & is_cached & is_in_window
 
 
-def begin(model: Transformer, cache: Cache, batch: int = 1) -> Stream:
+def init_stream(model: Transformer, cache_config: CacheConfig, batch: int = 1) -> StreamState:
     """Nothing read but the sink token, where a model has one."""
-    sinks, shape = model.sink.count, model.model
+    num_sink_tokens, model_spec = model.sink.count, model.model
 
-    def room(tokens: int) -> Pairs:
-        wide = shape.width if COMBINATIONS[shape.combination].wide else shape.head_width
-        sizes = ((shape.layers, batch, tokens, shape.heads, width) for width in (shape.head_width, wide))
-        return Pairs(*(jnp.zeros(size, model.dtype) for size in sizes))
+    def make_empty(tokens: int) -> KeyValues:
+        value_width = model_spec.width if COMBINATIONS[model_spec.combination].has_wide_values else model_spec.head_width
+        sizes = ((model_spec.layers, batch, tokens, model_spec.heads, width) for width in (model_spec.head_width, value_width))
+        return KeyValues(*(jnp.zeros(size, model.dtype) for size in sizes))
 
-    stream = Stream(jnp.int32(0), Kept(room(max(cache.first, sinks)), room(cache.recent)))
-    nothing_BTD = jnp.zeros((batch, 0, shape.width), model.dtype)
-    return advance(model, cache, stream, model.sink.attach(nothing_BTD))[1] if sinks else stream
+    state = StreamState(jnp.int32(0), KVCache(make_empty(max(cache_config.num_first, num_sink_tokens)), make_empty(cache_config.num_recent)))
+    empty_BTD = jnp.zeros((batch, 0, model_spec.width), model.dtype)
+    return advance_stream(model, cache_config, state, model.sink.attach(empty_BTD))[1] if num_sink_tokens else state
 
 
-def read(model: Transformer, cache: Cache, stream: Stream, token_BT: jax.Array) -> tuple[jax.Array, Stream]:
+def read_tokens(model: Transformer, cache_config: CacheConfig, state: StreamState, token_BT: jax.Array) -> tuple[jax.Array, StreamState]:
     """(hidden_BTD after the last norm, the stream with these tokens), all of them at once."""
-    return advance(model, cache, stream, look_up(model.embedding_VD, token_BT, model.dtype))
+    return advance_stream(model, cache_config, state, look_up(model.embedding_VD, token_BT, model.dtype))
 
 
-def advance(model: Transformer, cache: Cache, stream: Stream, x_BTD: jax.Array) -> tuple[jax.Array, Stream]:
-    time_BT = stream.time + jnp.arange(x_BTD.shape[1])[None]
-    x_BTD = model.position.embed(x_BTD, jnp.minimum(time_BT, cache.size))
+def advance_stream(model: Transformer, cache_config: CacheConfig, state: StreamState, x_BTD: jax.Array) -> tuple[jax.Array, StreamState]:
+    time_BT = state.num_read + jnp.arange(x_BTD.shape[1])[None]
+    x_BTD = model.position.embed(x_BTD, jnp.minimum(time_BT, cache_config.size))
 
-    def layer(x_BTD: jax.Array, given: tuple) -> tuple[jax.Array, Kept]:
-        block, kept = given
-        return block(x_BTD, Reading(cache, model.model, model.length, model.position, stream.time, kept))
+    def layer(x_BTD: jax.Array, block_and_cache: tuple) -> tuple[jax.Array, KVCache]:
+        block, kv_cache = block_and_cache
+        return block(x_BTD, StreamingContext(cache_config, model.model, model.length, model.position, state.num_read, kv_cache))
 
-    x_BTD, layers = jax.lax.scan(layer, x_BTD, (model.blocks, stream.layers))
-    return model.norm(x_BTD), Stream(stream.time + x_BTD.shape[1], layers)
+    x_BTD, caches = jax.lax.scan(layer, x_BTD, (model.blocks, state.caches))
+    return model.norm(x_BTD), StreamState(state.num_read + x_BTD.shape[1], caches)
 
 
-def is_of_distances(model: spec.Model) -> bool:
+def is_shift_invariant(model: spec.ModelConfig) -> bool:
     """Whether a query and its keys may be moved together: not if what is rotated is mapped afterwards."""
-    return model.attention.feature_map == 'identity' or POSITIONS[model.position].rotate is Position.rotate
+    return model.attention.feature_map == 'identity' or POSITIONS[model.position].rotate is PositionEncoding.rotate
 
 
-def filled(first: Pairs, own: Pairs, time: jax.Array) -> Pairs:
+def fill_first(first_kv: KeyValues, new_kv: KeyValues, start_time: jax.Array) -> KeyValues:
     """The first tokens, with those of them that are read now."""
-    tokens = own.key_BSHK.shape[1]
-    place_S = jnp.arange(first.key_BSHK.shape[1]) - time
-    is_own_S11 = ((place_S >= 0) & (place_S < tokens))[:, None, None]
-    at_S = jnp.clip(place_S, 0, tokens - 1)
-    return jax.tree.map(lambda before, now: jnp.where(is_own_S11, now[:, at_S], before), first, own)
+    num_new = new_kv.key_BSHK.shape[1]
+    offset_S = jnp.arange(first_kv.key_BSHK.shape[1]) - start_time
+    is_new_S11 = ((offset_S >= 0) & (offset_S < num_new))[:, None, None]
+    source_S = jnp.clip(offset_S, 0, num_new - 1)
+    return jax.tree.map(lambda old, new: jnp.where(is_new_S11, new[:, source_S], old), first_kv, new_kv)
 
 
-def cut(tree: Tree, start: jax.Array | int, count: int) -> Tree:
+def slice_tokens(tree: Tree, start: jax.Array | int, num_tokens: int) -> Tree:
     """So many places of each array, along its second axis."""
-    return jax.tree.map(lambda array: jax.lax.dynamic_slice_in_dim(array, start, count, 1), tree)
+    return jax.tree.map(lambda array: jax.lax.dynamic_slice_in_dim(array, start, num_tokens, 1), tree)
 
 
-def padded(tree: Tree, more: int) -> Tree:
+def pad_tokens(tree: Tree, padding: int) -> Tree:
     """With so many places more at the end."""
-    return jax.tree.map(lambda array: jnp.pad(array, ((0, 0), (0, more), (0, 0), (0, 0))), tree)
+    return jax.tree.map(lambda array: jnp.pad(array, ((0, 0), (0, padding), (0, 0), (0, 0))), tree)

@@ -5,21 +5,21 @@ import hashlib
 from collections.abc import Iterator
 from pathlib import Path
 
-from sinklab.llama import PREFIX, files
-from sinklab.record import Refusal
+from sinklab.llama import HF_PREFIX, files
+from sinklab.record import UserError
 
-CODE = '*.py'  # that comes with a model, fetched where it may run
+CODE_PATTERN = '*.py'  # that comes with a model, fetched where it may run
 
 
-def folder_of(given: str, remote_code: bool = False) -> Path:
+def find_model_dir(path_or_id: str, remote_code: bool = False) -> Path:
     """A folder as it is, else the files of a model of the Hugging Face hub, with all their weights as safetensors."""
-    folder = files.opened(f'{PREFIX}{Path(given).expanduser()}', (CODE,) if remote_code else ())
-    if (folder / 'row.json').exists():
-        raise Refusal(f'{folder} holds a run of sinklab; leave hf: out')
-    if not (folder / files.CONFIG).exists():
-        raise Refusal(f'{folder} holds no open model (no {files.CONFIG}); give a folder of transformers, or a run')
-    files.parts(folder)
-    return folder
+    model_dir = files.fetch_model_dir(f'{HF_PREFIX}{Path(path_or_id).expanduser()}', (CODE_PATTERN,) if remote_code else ())
+    if (model_dir / 'row.json').exists():
+        raise UserError(f'{model_dir} holds a run of sinklab; leave hf: out')
+    if not (model_dir / files.CONFIG_FILE).exists():
+        raise UserError(f'{model_dir} holds no open model (no {files.CONFIG_FILE}); give a folder of transformers, or a run')
+    files.list_weight_files(model_dir)
+    return model_dir
 
 
 @contextlib.contextmanager
@@ -31,18 +31,18 @@ def explain_remote_code(name: str) -> Iterator[None]:
     try:
         yield
     except Exception as error:  # transformers raises ValueError, and here that may have become a Refusal
-        if not any('trust_remote_code' in str(one) for one in (error, error.__cause__)):
+        if not any('trust_remote_code' in str(exception) for exception in (error, error.__cause__)):
             raise
-        raise Refusal(
+        raise UserError(
             f'{name} comes with Python code of its own, which is not run; read that code, and give --remote-code to '
             'run it as this user'
         ) from error
 
 
-def digest(folder: Path) -> str:
+def digest_model_dir(model_dir: Path) -> str:
     """Of config, weights and code."""
-    found = hashlib.sha256()
-    for file in (folder / files.CONFIG, *files.parts(folder), *sorted(folder.glob(CODE))):
-        with file.open('rb') as opened:
-            found.update(hashlib.file_digest(opened, 'sha256').digest())
-    return found.hexdigest()
+    hasher = hashlib.sha256()
+    for file in (model_dir / files.CONFIG_FILE, *files.list_weight_files(model_dir), *sorted(model_dir.glob(CODE_PATTERN))):
+        with file.open('rb') as stream:
+            hasher.update(hashlib.file_digest(stream, 'sha256').digest())
+    return hasher.hexdigest()

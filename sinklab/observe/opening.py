@@ -8,63 +8,63 @@ from typing import Any
 import numpy as np
 
 from sinklab.checkpoint import digests, restore
-from sinklab.escape import FIGURE, escape_figure
-from sinklab.folder import Folder
+from sinklab.escape import FIGURE_RC_PARAMS, escape_figure
+from sinklab.folder import RunDir
 from sinklab.install import format_extra_command
-from sinklab.named import OPEN, is_open_model, missing_run, run_and_step, wanted
+from sinklab.named import HF_PREFIX, is_hf_model, make_missing_run_error, parse_run_ref, select_steps
 from sinklab.observe import hub
-from sinklab.observe.measuring import measured
-from sinklab.observe.own import Own
-from sinklab.observe.subject import Subject
-from sinklab.record import Refusal
+from sinklab.observe.measuring import measure_model
+from sinklab.observe.own import RunModel
+from sinklab.observe.subject import MeasurableModel
+from sinklab.record import UserError
 
 
-def subject(given: str, bos: str = 'auto', remote_code: bool = False) -> Subject:
+def open_model(model_ref: str, bos: str = 'auto', remote_code: bool = False) -> MeasurableModel:
     """A step of a run, the newest whole one if none is named, or hf:PATH_OR_ID."""
-    if given.startswith(OPEN):
-        folder = hub.folder_of(given.removeprefix(OPEN), remote_code)  # before torch is loaded
+    if model_ref.startswith(HF_PREFIX):
+        model_dir = hub.find_model_dir(model_ref.removeprefix(HF_PREFIX), remote_code)  # before torch is loaded
         try:
-            from sinklab.observe.open_model import OpenModel
+            from sinklab.observe.open_model import HFModel
         except ImportError as error:
-            raise Refusal(f'{given} needs {error.name}; install it: {format_extra_command("hf")}') from error
-        with hub.explain_remote_code(given):
-            return OpenModel(folder, bos, remote_code, given)
-    return Own(*step_of(given, reads_open_models=True), bos)
+            raise UserError(f'{model_ref} needs {error.name}; install it: {format_extra_command("hf")}') from error
+        with hub.explain_remote_code(model_ref):
+            return HFModel(model_dir, bos, remote_code, model_ref)
+    return RunModel(*resolve_checkpoint(model_ref, reads_open_models=True), bos)
 
 
-def subjects(given: str, bos: str = 'auto') -> Iterator[Subject]:
+def open_all_checkpoints(run_ref: str, bos: str = 'auto') -> Iterator[MeasurableModel]:
     """All steps of a run, each for as long as it is looked at."""
-    folder, step = of_run(given)
+    run_dir, step = resolve_run(run_ref)
     if step is not None:
-        raise Refusal(f'--all is of all steps, and {given} is one; give {folder}')
-    return (Own(folder, one, bos) for one in wanted(folder, step))
+        raise UserError(f'--all is of all steps, and {run_ref} is one; give {run_dir}')
+    return (RunModel(run_dir, saved_step, bos) for saved_step in select_steps(run_dir, step))
 
 
-def step_of(given: str, reads_open_models: bool = False) -> tuple[Folder, int]:
+def resolve_checkpoint(run_ref: str, reads_open_models: bool = False) -> tuple[RunDir, int]:
     """RUN@STEP, or of RUN the newest step that is whole."""
-    folder, step = of_run(given, reads_open_models)
-    saved = wanted(folder, step)
-    newest = digests.newest(folder) if step is None else None
-    return folder, saved[-1] if newest is None else newest
+    run_dir, step = resolve_run(run_ref, reads_open_models)
+    saved_steps = select_steps(run_dir, step)
+    newest = digests.find_newest_step(run_dir) if step is None else None
+    return run_dir, saved_steps[-1] if newest is None else newest
 
 
-def of_run(given: str, reads_open_models: bool = False) -> tuple[Folder, int | None]:
-    if given.startswith(OPEN):
-        raise missing_run(given)
-    folder, step = run_and_step(given)
-    if not folder.is_claimed() or is_open_model(folder):
-        raise missing_run(str(folder), reads_open_models)
-    return folder, step
+def resolve_run(run_ref: str, reads_open_models: bool = False) -> tuple[RunDir, int | None]:
+    if run_ref.startswith(HF_PREFIX):
+        raise make_missing_run_error(run_ref)
+    run_dir, step = parse_run_ref(run_ref)
+    if not run_dir.has_run() or is_hf_model(run_dir):
+        raise make_missing_run_error(str(run_dir), reads_open_models)
+    return run_dir, step
 
 
-def open(given: str, **how: Any) -> 'Run | Opened':
+def open(model_ref: str, **options: Any) -> 'OpenedRun | OpenedModel':
     """Open a run, RUN@STEP or hf:PATH_OR_ID, as `sinklab.open` does; parameters are read when they are needed."""
-    found = subject(str(given), **how)
-    return Run(found) if isinstance(found, Own) else Opened(found)
+    model = open_model(str(model_ref), **options)
+    return OpenedRun(model) if isinstance(model, RunModel) else OpenedModel(model)
 
 
 @dataclasses.dataclass(repr=False)
-class Attention:
+class AttentionMatrices:
     """The attention matrices of one text, as `sinklab.open(...).attention(text)` returns them.
 
     Attributes:
@@ -88,8 +88,8 @@ class Attention:
 
     def strongest(self) -> tuple[int, int]:
         """Return (layer of the model, head), from 0, of the largest mean attention to the first token."""
-        at, head = self._strongest_of(np.ones(self.matrix_LHTS.shape[:2], bool))
-        return self.layers[at], head
+        index, head = self._find_strongest(np.ones(self.matrix_LHTS.shape[:2], bool))
+        return self.layers[index], head
 
     def plot(self, layer: int | None = None, head: int | None = None, place: int | None = None) -> Any:
         """Draw the matrix of one head; of what is not given, that with the largest mean attention to the first token.
@@ -107,71 +107,71 @@ class Attention:
         from matplotlib import rc_context
         from matplotlib.figure import Figure
 
-        at, head = self._find(layer, head, place)
-        layer, same = self.layers[at], [one for one, other in enumerate(self.layers) if other == self.layers[at]]
-        which = f', matrix {same.index(at) + 1} of {len(same)}' if len(same) > 1 else ''
+        index, head = self._select_matrix(layer, head, place)
+        layer, same_layer = self.layers[index], [i for i, number in enumerate(self.layers) if number == self.layers[index]]
+        suffix = f', matrix {same_layer.index(index) + 1} of {len(same_layer)}' if len(same_layer) > 1 else ''
         size = 2 + 0.2 * len(self.keys)
-        with rc_context(FIGURE):  # a text keeps what holds when it is made
+        with rc_context(FIGURE_RC_PARAMS):  # a text keeps what holds when it is made
             figure = Figure(figsize=(size, size), layout='constrained')
             axes = figure.subplots()
-            image = axes.imshow(self.matrix_LHTS[at, head], cmap='viridis', vmin=0)
-            axes.set_xticks(range(len(self.keys)), map(label, self.keys), rotation=90, fontsize=7)
-            axes.set_yticks(range(len(self.queries)), map(label, self.queries), fontsize=7)
-            axes.set(xlabel='key', ylabel='query', title=f'layer {layer + 1}{which}, head {head + 1}')
+            image = axes.imshow(self.matrix_LHTS[index, head], cmap='viridis', vmin=0)
+            axes.set_xticks(range(len(self.keys)), map(format_token, self.keys), rotation=90, fontsize=7)
+            axes.set_yticks(range(len(self.queries)), map(format_token, self.queries), fontsize=7)
+            axes.set(xlabel='key', ylabel='query', title=f'layer {layer + 1}{suffix}, head {head + 1}')
             figure.colorbar(image, shrink=0.6, label='attention')
         return figure
 
-    def _find(self, layer: int | None, head: int | None, place: int | None) -> tuple[int, int]:
+    def _select_matrix(self, layer: int | None, head: int | None, place: int | None) -> tuple[int, int]:
         """Return the place and the head of the strongest of those that are asked for."""
-        count, heads = self.matrix_LHTS.shape[:2]
-        if place is not None and (layer is not None or not 0 <= place < count):
-            raise Refusal(f'place={place} must be 0 to {count - 1}, and stands instead of a layer')
-        asked_LH = np.ones((count, heads), bool)
+        num_matrices, num_heads = self.matrix_LHTS.shape[:2]
+        if place is not None and (layer is not None or not 0 <= place < num_matrices):
+            raise UserError(f'place={place} must be 0 to {num_matrices - 1}, and stands instead of a layer')
+        candidate_LH = np.ones((num_matrices, num_heads), bool)
         if layer is not None:
-            asked_LH &= (np.array(self.layers) == layer)[:, None]
+            candidate_LH &= (np.array(self.layers) == layer)[:, None]
         if place is not None:
-            asked_LH &= (np.arange(count) == place)[:, None]
+            candidate_LH &= (np.arange(num_matrices) == place)[:, None]
         if head is not None:
-            asked_LH &= np.arange(heads) == head
-        if not asked_LH.any():
-            whole = self.layers == tuple(range(count))
-            layers = f'0 to {count - 1}' if whole else ', '.join(map(str, dict.fromkeys(self.layers)))
-            asked = ' '.join(f'{name} {one}' for name, one in (('layer', layer), ('head', head)) if one is not None)
-            raise Refusal(f'there is no {asked}; indices count from 0: layers {layers}, heads 0 to {heads - 1}')
-        return self._strongest_of(asked_LH)
+            candidate_LH &= np.arange(num_heads) == head
+        if not candidate_LH.any():
+            has_all_layers = self.layers == tuple(range(num_matrices))
+            layers = f'0 to {num_matrices - 1}' if has_all_layers else ', '.join(map(str, dict.fromkeys(self.layers)))
+            request = ' '.join(f'{name} {value}' for name, value in (('layer', layer), ('head', head)) if value is not None)
+            raise UserError(f'there is no {request}; indices count from 0: layers {layers}, heads 0 to {num_heads - 1}')
+        return self._find_strongest(candidate_LH)
 
-    def _strongest_of(self, asked_LH: np.ndarray) -> tuple[int, int]:
+    def _find_strongest(self, candidate_LH: np.ndarray) -> tuple[int, int]:
         first_LH = self.matrix_LHTS[..., len(self.keys) - len(self.queries)].mean(-1)
         first_LH = np.where(
-            asked_LH, np.where(np.isnan(first_LH), -1, first_LH), -2
+            candidate_LH, np.where(np.isnan(first_LH), -1, first_LH), -2
         )  # nan: a head that a layer lacks
-        at, head = np.unravel_index(first_LH.argmax(), first_LH.shape)
-        return int(at), int(head)
+        index, head = np.unravel_index(first_LH.argmax(), first_LH.shape)
+        return int(index), int(head)
 
 
-def label(word: str) -> str:
+def format_token(token: str) -> str:
     """Return a token as a label of an axis, in which spaces and ends of lines are seen."""
-    return escape_figure(word.replace(' ', '·').replace('\n', '⏎').replace('\t', '⇥')) or '∅'
+    return escape_figure(token.replace(' ', '·').replace('\n', '⏎').replace('\t', '⇥')) or '∅'
 
 
-def matrices(layer: dict[str, Any]) -> dict[str, Any]:
-    return {name: layer[name] for name in ('attention_LPHTS',) if name in layer}
+def extract_attention(arrays: dict[str, Any]) -> dict[str, Any]:
+    return {name: arrays[name] for name in ('attention_LPHTS',) if name in arrays}
 
 
-def by_layer(matrix_LHTS: np.ndarray, heads: tuple[int, ...]) -> np.ndarray:
+def split_heads_by_layer(matrix_LHTS: np.ndarray, heads_per_layer: tuple[int, ...]) -> np.ndarray:
     """Return heads that stand beside each other, as layers of different numbers of heads; what lacks is nan."""
-    if len(set(heads)) < 2:
+    if len(set(heads_per_layer)) < 2:
         return matrix_LHTS
-    found = np.full((len(heads), max(heads), *matrix_LHTS.shape[2:]), np.nan, matrix_LHTS.dtype)
-    for at, matrix_HTS in enumerate(np.split(matrix_LHTS[0], np.cumsum(heads)[:-1])):
-        found[at, : len(matrix_HTS)] = matrix_HTS
-    return found
+    padded_LHTS = np.full((len(heads_per_layer), max(heads_per_layer), *matrix_LHTS.shape[2:]), np.nan, matrix_LHTS.dtype)
+    for layer, matrix_HTS in enumerate(np.split(matrix_LHTS[0], np.cumsum(heads_per_layer)[:-1])):
+        padded_LHTS[layer, : len(matrix_HTS)] = matrix_HTS
+    return padded_LHTS
 
 
-class Opened:
+class OpenedModel:
     """A run or a model of transformers that is open for reading; `sinklab.open` makes it."""
 
-    def __init__(self, subject: Subject):
+    def __init__(self, subject: MeasurableModel):
         self.subject = subject
 
     def __repr__(self) -> str:
@@ -189,29 +189,29 @@ class Opened:
         Raises:
             Refusal: A text is empty, or has fewer than two tokens.
         """
-        found = [self.subject.encode(one) for one in ([text] if isinstance(text, str) else text)]
+        encoded = [self.subject.encode(item) for item in ([text] if isinstance(text, str) else text)]
         if not all([text] if isinstance(text, str) else [*text]):
-            raise Refusal('a text is empty; give one of some tokens, as text=...')
-        shortest = min(map(len, found), default=0)
-        if shortest < 2:
-            raise Refusal(f'the shortest text has {shortest} tokens; give at least 2')
-        return self.subject.shaped(np.array([one[:shortest] for one in found]))
+            raise UserError('a text is empty; give one of some tokens, as text=...')
+        min_length = min(map(len, encoded), default=0)
+        if min_length < 2:
+            raise UserError(f'the shortest text has {min_length} tokens; give at least 2')
+        return self.subject.apply_training_format(np.array([item[:min_length] for item in encoded]))
 
-    def attention(self, text: str) -> Attention:
+    def attention(self, text: str) -> AttentionMatrices:
         """Compute the attention matrices of all layers and heads for one text.
 
         Raises:
             Refusal: The text is empty, or longer than the model reads.
         """
         ids_PT = self.ids(text)
-        kept = self.subject.observe(ids_PT, matrices)
-        words = self.subject.words(ids_PT[0])
-        matrix_LHTS = by_layer(kept['attention_LPHTS'][:, 0], self.subject.heads)
+        arrays = self.subject.capture(ids_PT, extract_attention)
+        tokens = self.subject.decode_tokens(ids_PT[0])
+        matrix_LHTS = split_heads_by_layer(arrays['attention_LPHTS'][:, 0], self.subject.heads_per_layer)
         layers = self.subject.array_layers.get('attention_LPHTS') or range(1, len(matrix_LHTS) + 1)
         layers = tuple(layer - 1 for layer in layers)
-        return Attention(matrix_LHTS, words, [*self.subject.columns(), *words], layers)
+        return AttentionMatrices(matrix_LHTS, tokens, [*self.subject.get_learned_key_names(), *tokens], layers)
 
-    def measure(self, name: str = '', text: str | list[str] = '', **how: Any) -> float | dict[str, float]:
+    def measure(self, name: str = '', text: str | list[str] = '', **overrides: Any) -> float | dict[str, float]:
         """Compute one metric of one or more texts, or several metrics.
 
         Args:
@@ -225,20 +225,20 @@ class Opened:
         Raises:
             Refusal: There is no such metric, or a text does not fit the model.
         """
-        numbers = measured(self.subject, self.ids(text), **how).numbers
+        numbers = measure_model(self.subject, self.ids(text), **overrides).numbers
         if name in numbers:
             return numbers[name]
-        found = {one: value for one, value in numbers.items() if not name or one.startswith(f'{name}/')}
-        if not found:
-            kinds = ', '.join(dict.fromkeys(one.partition('/')[0] for one in numbers))
-            raise Refusal(f'there is no measure {name!r}; there are {kinds}')
-        return found
+        matching = {metric_name: value for metric_name, value in numbers.items() if not name or metric_name.startswith(f'{name}/')}
+        if not matching:
+            families = ', '.join(dict.fromkeys(metric_name.partition('/')[0] for metric_name in numbers))
+            raise UserError(f'there is no measure {name!r}; there are {families}')
+        return matching
 
 
-class Run(Opened):
+class OpenedRun(OpenedModel):
     """A run of sinklab at one step, finished or still training; `sinklab.open` makes it."""
 
-    subject: Own
+    subject: RunModel
 
     @property
     def spec(self) -> Any:
@@ -248,12 +248,12 @@ class Run(Opened):
     @property
     def steps(self) -> list[int]:
         """The steps that have a checkpoint, in ascending order."""
-        return self.subject.folder.checkpoint_steps()
+        return self.subject.run_dir.list_checkpoint_steps()
 
-    def at(self, step: int) -> 'Run':
+    def at(self, step: int) -> 'OpenedRun':
         """Return the same run at another checkpoint; raise Refusal where there is none at this step."""
-        (found,) = wanted(self.subject.folder, step)
-        return Run(Own(self.subject.folder, found, self.subject.bos))
+        (saved_step,) = select_steps(self.subject.run_dir, step)
+        return OpenedRun(RunModel(self.subject.run_dir, saved_step, self.subject.bos))
 
     def params(self, step: int | None = None) -> dict[str, Any]:
         """Read the parameters of a checkpoint, the one that is open if no step is given, and verify their digests.
@@ -261,15 +261,15 @@ class Run(Opened):
         Returns:
             Nested dicts of NumPy arrays, named as the parameters of the flax.nnx module.
         """
-        found: dict[str, Any] = restore.parameters(
-            self.subject.folder.path, self.subject.step if step is None else step
+        params: dict[str, Any] = restore.restore_parameters(
+            self.subject.run_dir.path, self.subject.step if step is None else step
         )
-        return found
+        return params
 
     @functools.cached_property
     def model(self) -> Any:
         """The model as a flax.nnx module: `model(ids_BT, capture=True)` returns (logits_BTV, Capture)."""
-        return self.subject.model()
+        return self.subject.build_module()
 
     def curve(self, name: str) -> Any:
         """Return what the run itself has logged of one metric, or of all whose names begin with `name` and a slash.
@@ -283,11 +283,11 @@ class Run(Opened):
         try:
             import pandas
         except ImportError as error:
-            raise Refusal(
+            raise UserError(
                 f'a curve is a data frame of pandas; install it: {format_extra_command("notebook")}'
             ) from error
-        frame = pandas.DataFrame(self.subject.folder.records()).set_index('step')
-        found = [one for one in frame.columns if one == name or one.startswith(f'{name}/')]
-        if not found:
-            raise Refusal(f'{self.subject.folder} has no {name!r}; it has {", ".join(frame.columns)}')
-        return frame[found].dropna(how='all')
+        frame = pandas.DataFrame(self.subject.run_dir.read_records()).set_index('step')
+        columns = [column for column in frame.columns if column == name or column.startswith(f'{name}/')]
+        if not columns:
+            raise UserError(f'{self.subject.run_dir} has no {name!r}; it has {", ".join(frame.columns)}')
+        return frame[columns].dropna(how='all')

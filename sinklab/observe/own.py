@@ -16,208 +16,208 @@ from flax import nnx
 
 from sinklab import devices, sharding
 from sinklab.checkpoint import digests, restore
-from sinklab.data.batches import PREPENDED
-from sinklab.data.corpus import corpus, tokenizer_file
-from sinklab.data.sequences.interventions import with_fixed_token
-from sinklab.data.sequences.prompts import shaped
-from sinklab.data.tokens.tokenizer import Tokenizer, load
-from sinklab.data.tokens.tokenizer import digest as digest_of
-from sinklab.folder import Folder
+from sinklab.data.batches import PREPENDED_IDS
+from sinklab.data.corpus import open_corpus, find_tokenizer_file
+from sinklab.data.sequences.interventions import set_fixed_token
+from sinklab.data.sequences.prompts import add_training_tokens
+from sinklab.data.tokens.tokenizer import Tokenizer, load_tokenizer
+from sinklab.data.tokens.tokenizer import compute_tokenizer_digest as digest_of
+from sinklab.folder import RunDir
 from sinklab.measure.measure import Arrays
-from sinklab.measure.setting import Setting, forward_arrays, setting_of
-from sinklab.model.columns import COLUMNS, count
-from sinklab.named import spec_of
-from sinklab.observe.subject import Keep, Watch, check_length, in_parts, unwatched
-from sinklab.record import Refusal
+from sinklab.measure.setting import MetricSetting, extract_arrays, make_setting
+from sinklab.model.columns import LEARNED_KV_KINDS, count_learned_kv
+from sinklab.named import read_spec
+from sinklab.observe.subject import ExtractFn, ProgressFn, check_length, run_in_batches, ignore_progress
+from sinklab.record import UserError
 from sinklab.spec import Hardware, Spec
-from sinklab.targets import is_predicted, readable
+from sinklab.targets import is_in_loss, strip_loss_mask
 from sinklab.train import probe, state
-from sinklab.train.evaluation import tokenwise
-from sinklab.train.forward import forward
+from sinklab.train.evaluation import make_token_loss
+from sinklab.train.forward import make_forward
 
-AT_ONCE = 1 << 30  # bytes of what is captured, or of logits, at once
-SOFTMAX = 'identity', 'exp', 'sum'
-QUERIES = 'query_DHK', 'query_bias'
-READS = 'attention_LPHTS', 'query_LPTHK', 'key_LPSHK', 'value_LPSHK', 'head_LPTHK', 'normed_LPTD', 'residual_LPTD'
+MAX_BATCH_BYTES = 1 << 30  # bytes of what is captured, or of logits, at once
+SOFTMAX_OPERATION = 'identity', 'exp', 'sum'
+QUERY_PARAMETERS = 'query_DHK', 'query_bias'
+AVAILABLE_ARRAYS = 'attention_LPHTS', 'query_LPTHK', 'key_LPSHK', 'value_LPSHK', 'head_LPTHK', 'normed_LPTD', 'residual_LPTD'
 
 
 # What begins a text: as the run's own probes have it, nothing, or BOS. (changes of probe, changes of data)
-BOS: dict[str, tuple[dict, dict]] = {
+BOS_CHANGES: dict[str, tuple[dict, dict]] = {
     'auto': ({}, {}),
     'none': (dict(prepend='none'), dict(fixed_held_out=False)),
     'force': (dict(prepend='bos'), {}),
 }
 
 
-class Own:
+class RunModel:
     """A step of a run; nothing is written to its folder."""
 
-    def __init__(self, folder: Folder, step: int, bos: str = 'auto'):
-        self.folder, self.step, self.bos, self.spec = folder, step, bos, beginning(spec_of(folder), bos)
-        self.name = f'{folder}@{step}'
+    def __init__(self, run_dir: RunDir, step: int, bos: str = 'auto'):
+        self.run_dir, self.step, self.bos, self.spec = run_dir, step, bos, apply_bos(read_spec(run_dir), bos)
+        self.name = f'{run_dir}@{step}'
         self.vocabulary = self.spec.model.vocabulary
         # All layers are alike, and show everything.
         self.array_layers: dict[str, tuple[int, ...]] = {}
-        self.heads: tuple[int, ...] = ()
+        self.heads_per_layer: tuple[int, ...] = ()
         self.remarks: tuple[str, ...] = ()
-        self.reads = (*READS, *(('sink_LPCD',) if COLUMNS[self.spec.model.columns.kind].token.count else ()))
+        self.available_arrays = (*AVAILABLE_ARRAYS, *(('sink_LPCD',) if LEARNED_KV_KINDS[self.spec.model.columns.kind].token.count else ()))
 
     @functools.cached_property
     def digest(self) -> str:
-        config = json.dumps([dataclasses.asdict(part) for part in (self.spec.model, self.spec.data)], sort_keys=True)
-        return f'{digests.seal(self.folder, self.step)} {hashlib.sha256(config.encode()).hexdigest()[:16]}'
+        config_json = json.dumps([dataclasses.asdict(part) for part in (self.spec.model, self.spec.data)], sort_keys=True)
+        return f'{digests.compute_checkpoint_digest(self.run_dir, self.step)} {hashlib.sha256(config_json.encode()).hexdigest()[:16]}'
 
     @property
     def mesh(self) -> jax.sharding.Mesh:
-        return one_device()
+        return make_one_device_mesh()
 
     @functools.cached_property
     def params(self) -> dict:
         """The verified parameters, on the first device."""
-        abstract = state.abstract(self.spec, self.mesh)['params']
-        return restore.parameters(self.folder.path, self.step, abstract=abstract)
+        abstract_params = state.make_abstract_state(self.spec, self.mesh)['params']
+        return restore.restore_parameters(self.run_dir.path, self.step, abstract_params=abstract_params)
 
     @functools.cached_property
     def tokenizer(self) -> Tokenizer:
         """The run's own; one that is older than tokenizer.json in its folder has it from its corpus."""
         if self.spec.data.task != 'text':
-            raise Refusal(f'{self.folder} was trained on {self.spec.data.task}, which has no tokenizer; give ids')
-        return load(tokenizer_of(self.folder, self.step, self.spec))
+            raise UserError(f'{self.run_dir} was trained on {self.spec.data.task}, which has no tokenizer; give ids')
+        return load_tokenizer(find_run_tokenizer(self.run_dir, self.step, self.spec))
 
     def encode(self, text: str) -> list[int]:
         """As the run's probes begin, where these put something before a text, else as training showed a beginning."""
         ids_T = np.array(self.tokenizer.encode(text, add_special_tokens=False).ids, np.int32)
-        before = PREPENDED[self.spec.probe.prepend](self.spec.data)
-        if before or self.bos == 'none':
-            return [*before, *ids_T.tolist()]
-        return readable(shaped(ids_T, self.spec.data)).tolist()
+        prefix_ids = PREPENDED_IDS[self.spec.probe.prepend](self.spec.data)
+        if prefix_ids or self.bos == 'none':
+            return [*prefix_ids, *ids_T.tolist()]
+        return strip_loss_mask(add_training_tokens(ids_T, self.spec.data)).tolist()
 
     @property
     def position(self) -> str:
         return self.spec.model.position
 
     @property
-    def longest(self) -> int:
+    def max_length(self) -> int:
         return self.spec.data.length
 
-    def columns(self) -> list[str]:
+    def get_learned_key_names(self) -> list[str]:
         """Their names, left of the text, an implicit one first."""
-        implicit = self.setting(2).implicit
-        return ['(+1)'] * implicit + [f'({self.spec.model.columns.kind})'] * count(self.spec.model)
+        has_implicit_key = self.make_setting(2).implicit
+        return ['(+1)'] * has_implicit_key + [f'({self.spec.model.columns.kind})'] * count_learned_kv(self.spec.model)
 
-    def is_plain(self, length: int) -> bool:
-        rule, setting = self.spec.model.attention, self.setting(length)
-        whole = setting.reach == length and not setting.prefix and not setting.columns
-        whole = whole and not self.spec.model.mask.document and self.spec.data.positions != 'reset'
-        return whole and (rule.feature_map, rule.similarity, rule.normalizer) == SOFTMAX
+    def is_causal_softmax(self, length: int) -> bool:
+        operation, setting = self.spec.model.attention, self.make_setting(length)
+        sees_whole_text = setting.reach == length and not setting.prefix and not setting.columns
+        sees_whole_text = sees_whole_text and not self.spec.model.mask.document and self.spec.data.positions != 'reset'
+        return sees_whole_text and (operation.feature_map, operation.similarity, operation.normalizer) == SOFTMAX_OPERATION
 
-    def triggers(self, ids_PT: np.ndarray) -> np.ndarray:
+    def find_triggers(self, ids_PT: np.ndarray) -> np.ndarray:
         return ids_PT < self.spec.data.triggers
 
-    def words(self, ids_T: np.ndarray) -> list[str]:
-        return [self.word(int(one)) for one in readable(np.asarray(ids_T))]
+    def decode_tokens(self, ids_T: np.ndarray) -> list[str]:
+        return [self.decode_token(int(token_id)) for token_id in strip_loss_mask(np.asarray(ids_T))]
 
-    def word(self, token: int) -> str:
+    def decode_token(self, token_id: int) -> str:
         """Return the text of a token; of a special token that training put into sequences, what it is for."""
         data = self.spec.data
-        if token == data.fixed_token and not self.tokenizer.decode([token], skip_special_tokens=True):
+        if token_id == data.fixed_token and not self.tokenizer.decode([token_id], skip_special_tokens=True):
             if data.fixed_position is not None:
                 return '(fixed token)'
             if data.bos == 'documents' or self.spec.probe.prepend == 'bos':
                 return '(BOS)'
-        return self.tokenizer.decode([token], skip_special_tokens=False)
+        return self.tokenizer.decode([token_id], skip_special_tokens=False)
 
-    def shaped(self, ids_PT: np.ndarray) -> np.ndarray:
-        return with_fixed_token(ids_PT, self.spec.data) if self.spec.data.fixed_held_out else ids_PT
+    def apply_training_format(self, ids_PT: np.ndarray) -> np.ndarray:
+        return set_fixed_token(ids_PT, self.spec.data) if self.spec.data.fixed_held_out else ids_PT
 
-    def model(self) -> nnx.Module:
-        return nnx.merge(state.architecture(self.spec)[0], self.params)
+    def build_module(self) -> nnx.Module:
+        return nnx.merge(state.make_abstract_model(self.spec)[0], self.params)
 
-    def domains(self) -> list[str]:
+    def list_domains(self) -> list[str]:
         """Those of the run's store."""
-        return corpus(self.spec.data, self.vocabulary).domains
+        return open_corpus(self.spec.data, self.vocabulary).domains
 
-    def setting(self, length: int, **more: Any) -> Setting:
-        return setting_of(self.spec, length, count(self.spec.model), **more)
+    def make_setting(self, length: int, **overrides: Any) -> MetricSetting:
+        return make_setting(self.spec, length, count_learned_kv(self.spec.model), **overrides)
 
-    def observe(
-        self, ids_PT: np.ndarray, keep: Keep, position_T: np.ndarray | None = None, watch: Watch = unwatched
+    def capture(
+        self, ids_PT: np.ndarray, extract: ExtractFn, position_T: np.ndarray | None = None, on_progress: ProgressFn = ignore_progress
     ) -> dict[str, np.ndarray]:
-        program, rows = kept_of(self.spec, keep, hashed(position_T)), self.rows(check_length(self, ids_PT))
+        program, batch_size = jit_capture(self.spec, extract, make_hashable(position_T)), self.choose_batch_size(check_length(self, ids_PT))
         with jax.set_mesh(self.mesh):
-            return in_parts(functools.partial(self.on_device, program), ids_PT, rows, watch)
+            return run_in_batches(functools.partial(self.run_on_device, program), ids_PT, batch_size, on_progress)
 
-    def loss(self, ids_PT: np.ndarray, position_T: np.ndarray | None = None) -> np.ndarray:
-        program = loss_of(self.spec, hashed(None if position_T is None else position_T[:-1]))
-        rows = max(1, AT_ONCE // (4 * check_length(self, ids_PT) * self.vocabulary))
+    def compute_loss(self, ids_PT: np.ndarray, position_T: np.ndarray | None = None) -> np.ndarray:
+        program = jit_token_loss(self.spec, make_hashable(None if position_T is None else position_T[:-1]))
+        batch_size = max(1, MAX_BATCH_BYTES // (4 * check_length(self, ids_PT) * self.vocabulary))
         with jax.set_mesh(self.mesh):
-            found = in_parts(functools.partial(self.on_device, program), ids_PT, rows)
-        return np.where(is_predicted(ids_PT[:, 1:]), found['loss_LPT'][0], np.nan)
+            arrays = run_in_batches(functools.partial(self.run_on_device, program), ids_PT, batch_size)
+        return np.where(is_in_loss(ids_PT[:, 1:]), arrays['loss_LPT'][0], np.nan)
 
-    def without_queries(self, layer: int) -> 'Own':
+    def copy_with_zero_queries(self, layer: int) -> 'RunModel':
         """The same with scores of 0 in one layer, but for what positions and columns add to them."""
-        other, attention = copy.copy(self), self.params['blocks']['attention']
-        queries = {name: attention[name] for name in QUERIES if name in attention}
-        silent = jax.tree.map(lambda leaf: jnp.asarray(leaf).at[layer].set(0), queries)
-        other.params = self.params | dict(blocks=self.params['blocks'] | dict(attention=attention | silent))
-        return other
+        clone, attention = copy.copy(self), self.params['blocks']['attention']
+        queries = {name: attention[name] for name in QUERY_PARAMETERS if name in attention}
+        zeros = jax.tree.map(lambda leaf: jnp.asarray(leaf).at[layer].set(0), queries)
+        clone.params = self.params | dict(blocks=self.params['blocks'] | dict(attention=attention | zeros))
+        return clone
 
-    def on_device(self, program: Callable, ids_PT: np.ndarray) -> Arrays:
-        return jax.device_get(program(self.params, sharding.put(readable(ids_PT), self.mesh)))
+    def run_on_device(self, program: Callable, ids_PT: np.ndarray) -> Arrays:
+        return jax.device_get(program(self.params, sharding.put_batch(strip_loss_mask(ids_PT), self.mesh)))
 
-    def rows(self, length: int) -> int:
+    def choose_batch_size(self, length: int) -> int:
         """How many sequences are captured at once."""
-        return max(1, AT_ONCE // probe.captured_bytes(self.spec.model, length))
+        return max(1, MAX_BATCH_BYTES // probe.estimate_sequence_bytes(self.spec.model, length))
 
 
 @functools.cache
-def one_device() -> jax.sharding.Mesh:
-    return devices.mesh(Hardware(), devices.found()[:1])
+def make_one_device_mesh() -> jax.sharding.Mesh:
+    return devices.make_mesh(Hardware(), devices.get_devices()[:1])
 
 
 @functools.lru_cache(maxsize=16)  # what is asked of another step, or again, is not compiled again
-def kept_of(spec: Spec, keep: Keep, position: tuple[int, ...] | None) -> Callable:
+def jit_capture(spec: Spec, extract: ExtractFn, positions: tuple[int, ...] | None) -> Callable:
     """program(params, ids_PT) -> what is kept of all layers."""
-    run = forward(spec, capture=True, **placed(position))
+    forward_fn = make_forward(spec, capture=True, **make_position_kwargs(positions))
 
     def program(params: dict, ids_PT: jax.Array) -> Arrays:
-        _, _, captured = run(params, ids_PT)
-        return keep(forward_arrays(captured, setting_of(spec, ids_PT.shape[1], count(spec.model))))
+        _, _, intermediates = forward_fn(params, ids_PT)
+        return extract(extract_arrays(intermediates, make_setting(spec, ids_PT.shape[1], count_learned_kv(spec.model))))
 
-    return jax.jit(program, **state.jit_options(spec, one_device()))
+    return jax.jit(program, **state.get_jit_options(spec, make_one_device_mesh()))
 
 
 @functools.lru_cache(maxsize=16)
-def loss_of(spec: Spec, position: tuple[int, ...] | None) -> Callable:
+def jit_token_loss(spec: Spec, positions: tuple[int, ...] | None) -> Callable:
     """program(params, ids_PT) -> loss_LPT, of one L."""
-    program = tokenwise(spec, one_device(), **placed(position))
+    program = make_token_loss(spec, make_one_device_mesh(), **make_position_kwargs(positions))
     return lambda params, ids_PT: {'loss_LPT': program(params, ids_PT)[0][None]}
 
 
-def hashed(position_T: np.ndarray | None) -> tuple[int, ...] | None:
+def make_hashable(position_T: np.ndarray | None) -> tuple[int, ...] | None:
     return None if position_T is None else tuple(map(int, position_T))
 
 
-def placed(position_T: Any) -> dict[str, np.ndarray]:
+def make_position_kwargs(position_T: Any) -> dict[str, np.ndarray]:
     """What a forward pass is told of where tokens stand."""
     return {} if position_T is None else dict(position_BT=np.array(position_T)[None])
 
 
-def beginning(spec: Spec, bos: str) -> Spec:
+def apply_bos(spec: Spec, bos: str) -> Spec:
     """The spec of a run whose texts begin so."""
     if bos != 'auto' and spec.data.task != 'text':
-        raise Refusal(f'--bos={bos} is of texts, and the run was trained on {spec.data.task}; leave it out')
-    of_probe, of_data = BOS[bos]
+        raise UserError(f'--bos={bos} is of texts, and the run was trained on {spec.data.task}; leave it out')
+    probe_changes, data_changes = BOS_CHANGES[bos]
     return dataclasses.replace(
-        spec, probe=dataclasses.replace(spec.probe, **of_probe), data=dataclasses.replace(spec.data, **of_data)
+        spec, probe=dataclasses.replace(spec.probe, **probe_changes), data=dataclasses.replace(spec.data, **data_changes)
     )
 
 
-def tokenizer_of(run: Folder, step: int, spec: Spec, given: str | None = None) -> Path:
+def find_run_tokenizer(run_dir: RunDir, step: int, spec: Spec, override: str | None = None) -> Path:
     """The tokenizer.json of a run; raises Refusal where it is not the one that the checkpoint was trained with."""
-    file = tokenizer_file(run.path, spec.data, spec.model.vocabulary, given)
-    trained = restore.metadata(run.checkpoints / str(step)).custom_metadata['data'].get('tokenizer')
-    if not trained or not digest_of(file).startswith(trained):
-        remedy = 'give the one of its token store' if given else 'give --tokenizer=FILE, its tokenizer.json'
-        raise Refusal(f'{file} is another tokenizer than {run}@{step} was trained with; {remedy}')
-    return file
+    tokenizer_path = find_tokenizer_file(run_dir.path, spec.data, spec.model.vocabulary, override)
+    trained_digest = restore.read_metadata(run_dir.checkpoint_dir / str(step)).custom_metadata['data'].get('tokenizer')
+    if not trained_digest or not digest_of(tokenizer_path).startswith(trained_digest):
+        remedy = 'give the one of its token store' if override else 'give --tokenizer=FILE, its tokenizer.json'
+        raise UserError(f'{tokenizer_path} is another tokenizer than {run_dir}@{step} was trained with; {remedy}')
+    return tokenizer_path

@@ -2,7 +2,7 @@
 
 from pathlib import PurePath
 
-PUBLISHED: dict[str, dict[str, float]] = {
+PUBLISHED_SINK_RATES: dict[str, dict[str, float]] = {
     'gpt2-xl': {'natural': 77.00, 'random': 70.29, 'repeated': 62.28},
     'Mistral-7B-v0.1': {'natural': 97.49, 'random': 75.21, 'repeated': 0.00},
     'Mistral-7B-Instruct-v0.1': {'natural': 88.34},
@@ -17,12 +17,12 @@ PUBLISHED: dict[str, dict[str, float]] = {
 }
 
 
-LENGTH = 64
+PUBLISHED_LENGTH = 64
 
 
-def published(given: str, length: int) -> dict[str, float]:
+def find_published(model_name: str, length: int) -> dict[str, float]:
     """By inputs, of a model whose folder or name on the hub ends as the published one's does; of LENGTH alone."""
-    last = PurePath(given.removeprefix('hf:')).name.lower()
+    base_name = PurePath(model_name.removeprefix('hf:')).name.lower()
     return (
-        {} if length != LENGTH else next((numbers for name, numbers in PUBLISHED.items() if name.lower() == last), {})
+        {} if length != PUBLISHED_LENGTH else next((numbers for name, numbers in PUBLISHED_SINK_RATES.items() if name.lower() == base_name), {})
     )

@@ -2,15 +2,15 @@
 
 import numpy as np
 
-from sinklab.measure.spikes import by_layer
-from sinklab.observe.subject import Subject
-from sinklab.record import Refusal
+from sinklab.measure.spikes import name_by_layer
+from sinklab.observe.subject import MeasurableModel
+from sinklab.record import UserError
 
 
-def selection(subject: Subject, ids_PT: np.ndarray, position_T: np.ndarray | None = None) -> dict[str, float]:
+def measure_selection(model: MeasurableModel, ids_PT: np.ndarray, position_T: np.ndarray | None = None) -> dict[str, float]:
     """selection/L: by how much the loss of these texts rises where the queries of that layer are 0, in nats."""
-    if not hasattr(subject, 'without_queries'):
-        raise Refusal(f'--selection is of runs, and {subject.name} is none; leave it out')
-    loss = np.nanmean(subject.loss(ids_PT, position_T))
-    without = (subject.without_queries(layer) for layer in range(subject.spec.model.layers))
-    return by_layer('selection', np.array([np.nanmean(one.loss(ids_PT, position_T)) - loss for one in without]))
+    if not hasattr(model, 'without_queries'):
+        raise UserError(f'--selection is of runs, and {model.name} is none; leave it out')
+    loss = np.nanmean(model.compute_loss(ids_PT, position_T))
+    silenced_models = (model.without_queries(layer) for layer in range(model.spec.model.layers))
+    return name_by_layer('selection', np.array([np.nanmean(silenced_model.loss(ids_PT, position_T)) - loss for silenced_model in silenced_models]))

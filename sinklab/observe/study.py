@@ -7,28 +7,28 @@ from typing import Any
 
 import numpy as np
 
-from sinklab.files.place import place
-from sinklab.files.whole import whole
-from sinklab.measure.emergence import emergence, first_heads
-from sinklab.measure.measure import Number
-from sinklab.measure.propositions import verdicts
-from sinklab.measure.sink import THRESHOLD
+from sinklab.files.place import parse_path
+from sinklab.files.whole import atomic_write
+from sinklab.measure.emergence import find_emergence, find_first_heads
+from sinklab.measure.measure import MetricInfo
+from sinklab.measure.propositions import judge_propositions
+from sinklab.measure.sink import SINK_THRESHOLD
 from sinklab.observe import inputs, measuring, perturbation
-from sinklab.observe.measuring import Measured
-from sinklab.observe.published import LENGTH, published
-from sinklab.observe.selection import selection
-from sinklab.observe.subject import Subject, Watch, unwatched
-from sinklab.record import Refusal, unknown
+from sinklab.observe.measuring import Measurement
+from sinklab.observe.published import PUBLISHED_LENGTH, find_published
+from sinklab.observe.selection import measure_selection
+from sinklab.observe.subject import MeasurableModel, ProgressFn, ignore_progress
+from sinklab.record import UserError, format_unknown_name
 
-USUAL = dict(
-    sequences=100, length=LENGTH, source='stdlib'
+OPEN_MODEL_DEFAULTS = dict(
+    sequences=100, length=PUBLISHED_LENGTH, source='stdlib'
 )  # of what was not probed in a training: the paper's numbers
-LOSS = Number('loss', 'loss', 'Mean of -log p of every token but the first.', 'nats')
-LEAST = dict(sequences=1, length=2, keys=1, perturb=1, seed=0)
+LOSS_INFO = MetricInfo('loss', 'loss', 'Mean of -log p of every token but the first.', 'nats')
+MIN_VALUES = dict(sequences=1, length=2, keys=1, perturb=1, seed=0)
 
 
 @dataclasses.dataclass(frozen=True)
-class Question:
+class MeasureRequest:
     """None: as a run was probed, and USUAL of an open model."""
 
     inputs: tuple[str, ...] = ('natural',)
@@ -38,7 +38,7 @@ class Question:
     seed: int = 0
     keys: int | None = None  # the first tokens whose importance is told; at least K of `positions`
     lengths: tuple[int, ...] = ()  # sinks of the first T tokens, at these thresholds
-    thresholds: tuple[float, ...] = (THRESHOLD,)
+    thresholds: tuple[float, ...] = (SINK_THRESHOLD,)
     positions: str | None = None
     perturb: int | None = None  # a token, from 1
     loss: bool = False
@@ -46,151 +46,151 @@ class Question:
 
     def __post_init__(self):
         if not self.inputs:
-            raise Refusal(f'--inputs is empty; give some of {", ".join(inputs.INPUTS)}')
+            raise UserError(f'--inputs is empty; give some of {", ".join(inputs.INPUT_KINDS)}')
         for kind in self.inputs:
-            if kind not in inputs.INPUTS:
-                raise Refusal(unknown(f'--inputs={kind}', kind, inputs.INPUTS, 'inputs'))
-        for name, least in LEAST.items():
-            given = getattr(self, name)
-            if given is not None and given < least:
-                raise Refusal(f'--{name}={given} is nothing to measure; give at least {least}')
-        if wrong := [one for one in self.thresholds if not 0 < one < 1]:
-            raise Refusal(f'--eps has {wrong[0]:g}; give shares of attention, more than 0 and less than 1')
-        if len({f'{one:g}' for one in self.thresholds}) < len(self.thresholds):
-            raise Refusal('--eps has two thresholds that are one in six digits; leave one out')
+            if kind not in inputs.INPUT_KINDS:
+                raise UserError(format_unknown_name(f'--inputs={kind}', kind, inputs.INPUT_KINDS, 'inputs'))
+        for name, minimum in MIN_VALUES.items():
+            value = getattr(self, name)
+            if value is not None and value < minimum:
+                raise UserError(f'--{name}={value} is nothing to measure; give at least {minimum}')
+        if invalid := [threshold for threshold in self.thresholds if not 0 < threshold < 1]:
+            raise UserError(f'--eps has {invalid[0]:g}; give shares of attention, more than 0 and less than 1')
+        if len({f'{threshold:g}' for threshold in self.thresholds}) < len(self.thresholds):
+            raise UserError('--eps has two thresholds that are one in six digits; leave one out')
 
-    def of(self, subject: Subject) -> 'Question':
+    def fill_defaults(self, model: MeasurableModel) -> 'MeasureRequest':
         """With all that is None filled in; raises Refusal where the model cannot be asked so."""
-        usual = dict(vars(subject.spec.probe), source=None) if hasattr(subject, 'spec') else USUAL
-        given = {name: getattr(self, name) for name in USUAL}
-        full = dataclasses.replace(self, **{k: usual[k] if v is None else v for k, v in given.items()})
-        length, longest = full.length, subject.longest
-        if longest and length > longest:
-            raise Refusal(f'{subject.name} reads {longest} tokens, and --length is {length}; lower it')
-        least = max(1, subject.setting(length).prefix)  # before which a text is not yet itself
-        if wrong := [one for one in self.lengths if not least <= one <= length]:
-            raise Refusal(f'--lengths has {wrong[0]}, of texts of {length}; give {least} to {length}, or --length')
-        if full.positions:  # what stands at K is told, too
-            usual_keys = subject.setting(length).keys
-            full = dataclasses.replace(full, keys=max(self.keys or usual_keys, int(full.position_T[0]) + 1))
+        defaults = dict(vars(model.spec.probe), source=None) if hasattr(model, 'spec') else OPEN_MODEL_DEFAULTS
+        requested = {name: getattr(self, name) for name in OPEN_MODEL_DEFAULTS}
+        request = dataclasses.replace(self, **{k: defaults[k] if v is None else v for k, v in requested.items()})
+        length, max_length = request.length, model.max_length
+        if max_length and length > max_length:
+            raise UserError(f'{model.name} reads {max_length} tokens, and --length is {length}; lower it')
+        min_length = max(1, model.make_setting(length).prefix)  # before which a text is not yet itself
+        if invalid := [prefix_length for prefix_length in self.lengths if not min_length <= prefix_length <= length]:
+            raise UserError(f'--lengths has {invalid[0]}, of texts of {length}; give {min_length} to {length}, or --length')
+        if request.positions:  # what stands at K is told, too
+            default_keys = model.make_setting(length).keys
+            request = dataclasses.replace(request, keys=max(self.keys or default_keys, int(request.position_T[0]) + 1))
         for name in ('perturb', 'keys'):
-            if (given := getattr(self, name)) is not None and given > length:
-                raise Refusal(f'--{name}={given} is beyond the text; give 1 to {length}')
-        return full
+            if (requested := getattr(self, name)) is not None and requested > length:
+                raise UserError(f'--{name}={requested} is beyond the text; give 1 to {length}')
+        return request
 
     @property
     def position_T(self) -> np.ndarray | None:
-        return inputs.positions(self.positions, self.length) if self.positions else None
+        return inputs.parse_positions(self.positions, self.length) if self.positions else None
 
     @property
-    def how(self) -> dict[str, Any]:
+    def setting_overrides(self) -> dict[str, Any]:
         """What the Setting has of it."""
-        how = dict(lengths=self.lengths, thresholds=self.thresholds) if self.lengths else {}
-        return how | (dict(keys=self.keys) if self.keys else {})
+        overrides = dict(lengths=self.lengths, thresholds=self.thresholds) if self.lengths else {}
+        return overrides | (dict(keys=self.keys) if self.keys else {})
 
 
 @dataclasses.dataclass(frozen=True)
-class Answer:
+class MeasureResult:
     """Of a model, which is not kept with it."""
 
-    about: dict[str, Any]  # model, digest, and of the question what USUAL names
+    header: dict[str, Any]  # model, digest, and of the question what USUAL names
     step: int | None  # of a run
-    found: dict[str, Measured]  # by inputs
+    measurements: dict[str, Measurement]  # by inputs
     published: dict[str, float]
     propositions: list[dict[str, Any]]  # what must hold of one token, repeated, where they are of this model
 
-    def told(self) -> dict[str, Any]:
+    def to_dict(self) -> dict[str, Any]:
         """As it is printed, and kept in measured.json."""
-        numbers = {name: finite(one.numbers) for name, one in self.found.items()}
-        return dict(self.about, inputs=numbers, published=self.published, propositions=self.propositions)
+        numbers = {name: replace_nonfinite(measurement.numbers) for name, measurement in self.measurements.items()}
+        return dict(self.header, inputs=numbers, published=self.published, propositions=self.propositions)
 
 
 @dataclasses.dataclass(frozen=True)
-class Study:
+class MeasureJob:
     """A question with what it is asked of."""
 
-    subject: Subject
-    question: Question
-    ids: dict[str, np.ndarray]  # _PT, by inputs
+    model: MeasurableModel
+    request: MeasureRequest
+    ids_by_input: dict[str, np.ndarray]  # _PT, by inputs
 
     @property
-    def sequences(self) -> int:
-        return sum(map(len, self.ids.values()))
+    def num_sequences(self) -> int:
+        return sum(map(len, self.ids_by_input.values()))
 
-    def answer(self, watch: Watch = unwatched) -> Answer:
-        found = {name: self.measured(name, watch) for name in self.ids}
-        about = dict(model=self.subject.name, digest=self.subject.digest)
-        about |= {name: getattr(self.question, name) for name in USUAL}
-        if self.subject.remarks:
-            about |= dict(remarks=[*self.subject.remarks])
-        step = getattr(self.subject, 'step', None)
-        return Answer(about, step, found, self.published(), self.propositions(found))
+    def run(self, on_progress: ProgressFn = ignore_progress) -> MeasureResult:
+        measurements = {name: self.measure_input(name, on_progress) for name in self.ids_by_input}
+        header = dict(model=self.model.name, digest=self.model.digest)
+        header |= {name: getattr(self.request, name) for name in OPEN_MODEL_DEFAULTS}
+        if self.model.remarks:
+            header |= dict(remarks=[*self.model.remarks])
+        step = getattr(self.model, 'step', None)
+        return MeasureResult(header, step, measurements, self.get_published(), self.evaluate_propositions(measurements))
 
-    def published(self) -> dict[str, float]:
+    def get_published(self) -> dict[str, float]:
         """Of a model that is asked as the published one was."""
-        as_is = self.subject.bos == 'auto' and not self.question.positions
-        return published(self.subject.name, self.question.length) if as_is else {}
+        is_unchanged = self.model.bos == 'auto' and not self.request.positions
+        return find_published(self.model.name, self.request.length) if is_unchanged else {}
 
-    def propositions(self, found: dict[str, Measured]) -> list[dict[str, Any]]:
-        in_order = self.subject.is_plain(self.question.length) and not self.question.positions
-        if 'repeated' not in found or not in_order:
+    def evaluate_propositions(self, measurements: dict[str, Measurement]) -> list[dict[str, Any]]:
+        is_covered = self.model.is_causal_softmax(self.request.length) and not self.request.positions
+        if 'repeated' not in measurements or not is_covered:
             return []
-        told = verdicts(self.subject.position, finite(found['repeated'].numbers))
-        return [dict(claim=claim, number=number, holds=holds) for claim, number, holds in told]
+        judged = judge_propositions(self.model.position, replace_nonfinite(measurements['repeated'].numbers))
+        return [dict(claim=claim, number=number, holds=holds) for claim, number, holds in judged]
 
-    def measured(self, name: str, watch: Watch) -> Measured:
-        ids_PT, how = self.ids[name], self.question.how | dict(repeated=name == 'repeated')
-        found = measuring.remembered(self.subject, ids_PT, self.question.position_T, watch, **how)
-        return dataclasses.replace(found, numbers=found.numbers | beside(self.subject, ids_PT, self.question))
-
-
-def study(subject: Subject, asked: Question) -> Study:
-    question = asked.of(subject)
-    of_texts = {field.name: getattr(question, field.name) for field in dataclasses.fields(inputs.Wanted)}
-    return Study(subject, question, inputs.inputs(subject, question.inputs, inputs.Wanted(**of_texts)))
+    def measure_input(self, name: str, on_progress: ProgressFn) -> Measurement:
+        ids_PT, overrides = self.ids_by_input[name], self.request.setting_overrides | dict(repeated=name == 'repeated')
+        measurement = measuring.measure_cached(self.model, ids_PT, self.request.position_T, on_progress, **overrides)
+        return dataclasses.replace(measurement, numbers=measurement.numbers | compute_extra_metrics(self.model, ids_PT, self.request))
 
 
-def beside(subject: Subject, ids_PT: np.ndarray, question: Question) -> dict[str, float]:
+def make_job(model: MeasurableModel, request: MeasureRequest) -> MeasureJob:
+    full_request = request.fill_defaults(model)
+    input_fields = {field.name: getattr(full_request, field.name) for field in dataclasses.fields(inputs.InputSpec)}
+    return MeasureJob(model, full_request, inputs.make_inputs(model, full_request.inputs, inputs.InputSpec(**input_fields)))
+
+
+def compute_extra_metrics(model: MeasurableModel, ids_PT: np.ndarray, request: MeasureRequest) -> dict[str, float]:
     """What takes passes of its own."""
-    found = {}
-    if question.loss:
-        found[LOSS.name] = float(np.nanmean(subject.loss(ids_PT, question.position_T)))
-    if question.selection:
-        found |= selection(subject, ids_PT, question.position_T)
-    if question.perturb is not None:
-        found |= perturbation.spread(subject, ids_PT, question.perturb - 1, question.seed, question.position_T)
-    return found
+    metrics = {}
+    if request.loss:
+        metrics[LOSS_INFO.name] = float(np.nanmean(model.compute_loss(ids_PT, request.position_T)))
+    if request.selection:
+        metrics |= measure_selection(model, ids_PT, request.position_T)
+    if request.perturb is not None:
+        metrics |= perturbation.measure_perturbation(model, ids_PT, request.perturb - 1, request.seed, request.position_T)
+    return metrics
 
 
-def finite(numbers: dict[str, float]) -> dict[str, float | None]:
+def replace_nonfinite(numbers: dict[str, float]) -> dict[str, float | None]:
     """As JSON can say them."""
     return {name: value if math.isfinite(value) else None for name, value in numbers.items()}
 
 
-def series(answers: list[Answer]) -> dict[str, dict[str, Any]]:
+def summarize_series(results: list[MeasureResult]) -> dict[str, dict[str, Any]]:
     """By inputs, of several steps of a run: when its sink emerges, and in which heads first."""
-    steps = [one.step for one in answers]
-    told = {}
-    for name in answers[0].found:
-        each = [one.found[name] for one in answers]
-        alpha_NLH = [one.arrays['alpha_LPHJ'][..., 0].mean(1) for one in each]
-        emerged = emergence(steps, [one.numbers['sink/1'] for one in each])
-        told[name] = dict(emergence=emerged, heads=first_heads(steps, alpha_NLH, THRESHOLD))
-    return told
+    steps = [item.step for item in results]
+    summaries = {}
+    for name in results[0].measurements:
+        measurements = [item.measurements[name] for item in results]
+        alpha_NLH = [item.arrays['alpha_LPHJ'][..., 0].mean(1) for item in measurements]
+        emergence_steps = find_emergence(steps, [item.numbers['sink/1'] for item in measurements])
+        summaries[name] = dict(emergence=emergence_steps, heads=find_first_heads(steps, alpha_NLH, SINK_THRESHOLD))
+    return summaries
 
 
-def record(answers: list[Answer], of_all: bool) -> dict[str, Any]:
+def make_record(results: list[MeasureResult], is_series: bool) -> dict[str, Any]:
     """Of one step, or of all of a run."""
-    told = [one.told() for one in answers]
-    return dict(steps=told, series=series(answers)) if of_all else told[0]
+    steps = [result.to_dict() for result in results]
+    return dict(steps=steps, series=summarize_series(results)) if is_series else steps[0]
 
 
-def keep(answers: list[Answer], folder: str, of_all: bool) -> None:
+def write_results(results: list[MeasureResult], output_dir: str, is_series: bool) -> None:
     """DIR/measured.json, and the arrays of each input as DIR/INPUT.npz, or as DIR/STEP/INPUT.npz of all steps."""
-    for one in answers:
-        at = place(folder) / (f'{one.step:08}' if of_all else '')
-        at.mkdir(parents=True, exist_ok=True)
-        for name, found in one.found.items():
-            measuring.save(at / f'{name.replace("/", "-")}.npz', found)
-    with whole(place(folder) / 'measured.json') as unfinished:
-        unfinished.write_text(json.dumps(record(answers, of_all), indent=2, allow_nan=False), encoding='utf-8')
+    for result in results:
+        step_dir = parse_path(output_dir) / (f'{result.step:08}' if is_series else '')
+        step_dir.mkdir(parents=True, exist_ok=True)
+        for name, measurement in result.measurements.items():
+            measuring.save_measurement(step_dir / f'{name.replace("/", "-")}.npz', measurement)
+    with atomic_write(parse_path(output_dir) / 'measured.json') as unfinished:
+        unfinished.write_text(json.dumps(make_record(results, is_series), indent=2, allow_nan=False), encoding='utf-8')

@@ -6,20 +6,20 @@ from typing import Any, Protocol
 import numpy as np
 
 from sinklab.measure.measure import Arrays
-from sinklab.measure.setting import Setting
-from sinklab.record import Refusal
+from sinklab.measure.setting import MetricSetting
+from sinklab.record import UserError
 
 # (arrays of a forward pass with a leading L and P, by the names of measure/setting.py) -> what is kept of them.
-Keep = Callable[[dict[str, Any]], Arrays]
+ExtractFn = Callable[[dict[str, Any]], Arrays]
 # Is told of so many sequences more that have been read.
-Watch = Callable[[int], Any]
+ProgressFn = Callable[[int], Any]
 
 
-def unwatched(sequences: int) -> None:
+def ignore_progress(sequences: int) -> None:
     """Nobody is told."""
 
 
-class Subject(Protocol):
+class MeasurableModel(Protocol):
     @property
     def name(self) -> str: ...
 
@@ -37,7 +37,7 @@ class Subject(Protocol):
     def vocabulary(self) -> int: ...
 
     @property
-    def longest(self) -> int | None:
+    def max_length(self) -> int | None:
         """The number of tokens that a text may have."""
         ...
 
@@ -47,7 +47,7 @@ class Subject(Protocol):
         ...
 
     @property
-    def reads(self) -> tuple[str, ...]:
+    def available_arrays(self) -> tuple[str, ...]:
         """The arrays that it has for all layers, or for those that have attention."""
         ...
 
@@ -57,7 +57,7 @@ class Subject(Protocol):
         ...
 
     @property
-    def heads(self) -> tuple[int, ...]:
+    def heads_per_layer(self) -> tuple[int, ...]:
         """The heads of each layer that has attention, where layers may differ; else empty."""
         ...
 
@@ -70,52 +70,52 @@ class Subject(Protocol):
         """The ids of a text, with what stands before every text."""
         ...
 
-    def words(self, ids_T: np.ndarray) -> list[str]:
+    def decode_tokens(self, ids_T: np.ndarray) -> list[str]:
         """What each token stands for."""
         ...
 
-    def columns(self) -> list[str]:
+    def get_learned_key_names(self) -> list[str]:
         """The names of what stands left of the text."""
         ...
 
-    def is_plain(self, length: int) -> bool:
+    def is_causal_softmax(self, length: int) -> bool:
         """Whether each token of a text attends to all up to itself and to nothing else, by softmax, in all layers."""
         ...
 
-    def shaped(self, ids_PT: np.ndarray) -> np.ndarray:
+    def apply_training_format(self, ids_PT: np.ndarray) -> np.ndarray:
         """Sequences as training shaped its own."""
         ...
 
-    def setting(self, length: int, **more: Any) -> Setting: ...
+    def make_setting(self, length: int, **more: Any) -> MetricSetting: ...
 
-    def observe(
-        self, ids_PT: np.ndarray, keep: Keep, position_T: np.ndarray | None = None, watch: Watch = unwatched
+    def capture(
+        self, ids_PT: np.ndarray, extract: ExtractFn, position_T: np.ndarray | None = None, on_progress: ProgressFn = ignore_progress
     ) -> dict[str, np.ndarray]:
         """What is kept of all layers and sequences; of arrays without a P, of the first sequences."""
         ...
 
-    def loss(self, ids_PT: np.ndarray, position_T: np.ndarray | None = None) -> np.ndarray:
+    def compute_loss(self, ids_PT: np.ndarray, position_T: np.ndarray | None = None) -> np.ndarray:
         """loss_PT in nats of every token but the first; nan of what training puts into texts and does not predict."""
         ...
 
 
-def check_length(subject: Subject, ids_PT: np.ndarray) -> int:
+def check_length(model: MeasurableModel, ids_PT: np.ndarray) -> int:
     """The length of the sequences; raises Refusal where it is more than a model can read."""
     length = int(ids_PT.shape[1])
-    if subject.longest and length > subject.longest:
-        raise Refusal(f'{subject.name} reads {subject.longest} tokens, and {length} are given; shorten the text')
+    if model.max_length and length > model.max_length:
+        raise UserError(f'{model.name} reads {model.max_length} tokens, and {length} are given; shorten the text')
     return length
 
 
-def in_parts(
-    kept: Callable[[np.ndarray], Arrays], ids_PT: np.ndarray, rows: int, watch: Watch = unwatched
+def run_in_batches(
+    compute: Callable[[np.ndarray], Arrays], ids_PT: np.ndarray, batch_size: int, on_progress: ProgressFn = ignore_progress
 ) -> dict[str, np.ndarray]:
     """What is kept of so many sequences at once, part after part; of arrays without a P, the first part's."""
-    parts = []
-    for at in range(0, len(ids_PT), rows):
-        parts.append(kept(ids_PT[at : at + rows]))
-        watch(len(ids_PT[at : at + rows]))
+    outputs = []
+    for start in range(0, len(ids_PT), batch_size):
+        outputs.append(compute(ids_PT[start : start + batch_size]))
+        on_progress(len(ids_PT[start : start + batch_size]))
     return {
-        name: np.concatenate([part[name] for part in parts], 1) if '_LP' in name else array
-        for name, array in parts[0].items()
+        name: np.concatenate([output[name] for output in outputs], 1) if '_LP' in name else array
+        for name, array in outputs[0].items()
     }

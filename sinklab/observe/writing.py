@@ -6,54 +6,54 @@ from typing import Any
 import numpy as np
 from tokenizers import Tokenizer
 
-from sinklab.record import Refusal
+from sinklab.record import UserError
 
-LIMITS = 'max_gen_toks', 'max_new_tokens', 'max_tokens', 'max_completion_tokens'  # one, by several names
-USUAL = 256  # tokens, where a task names none
-KNOWN = 'until', 'do_sample', 'temperature', *LIMITS
-CUTS = 'top_k', 'top_p', 'min_p'  # of what is drawn from: without effect on the likeliest
-PLAIN = ('num_beams', 1), ('top_p', 1), ('top_k', 0), ('repetition_penalty', 1)
+LIMIT_KEYS = 'max_gen_toks', 'max_new_tokens', 'max_tokens', 'max_completion_tokens'  # one, by several names
+DEFAULT_MAX_TOKENS = 256  # tokens, where a task names none
+SUPPORTED_KEYS = 'until', 'do_sample', 'temperature', *LIMIT_KEYS
+TRUNCATION_KEYS = 'top_k', 'top_p', 'min_p'  # of what is drawn from: without effect on the likeliest
+NEUTRAL_OPTIONS = ('num_beams', 1), ('top_p', 1), ('top_k', 0), ('repetition_penalty', 1)
 
 
 @dataclasses.dataclass(frozen=True)
-class Asked:
+class GenerationConfig:
     until: tuple[str, ...]
-    most: int  # tokens
+    max_new_tokens: int  # tokens
     temperature: float  # 0: the likeliest token
 
 
-def asked(given: dict[str, Any]) -> Asked:
+def parse_generation_options(options: dict[str, Any]) -> GenerationConfig:
     """What a task wants of a text; what would change it and is not known here is refused."""
-    until = given.get('until') or ()
-    sampled = given.get('do_sample')
-    temperature = float(given.get('temperature', 1.0 if sampled else 0.0)) if sampled is not False else 0.0
-    for name, value in given.items():
-        if not (name in KNOWN or (name, value) in PLAIN or (name in CUTS and not temperature)):
-            raise Refusal(f'a task asks for {name}={value}, which sinklab cannot do; it knows {", ".join(KNOWN)}')
-    most = next((int(given[name]) for name in LIMITS if given.get(name) is not None), USUAL)
-    return Asked((until,) if isinstance(until, str) else tuple(until), most, temperature)
+    until = options.get('until') or ()
+    sampled = options.get('do_sample')
+    temperature = float(options.get('temperature', 1.0 if sampled else 0.0)) if sampled is not False else 0.0
+    for name, value in options.items():
+        if not (name in SUPPORTED_KEYS or (name, value) in NEUTRAL_OPTIONS or (name in TRUNCATION_KEYS and not temperature)):
+            raise UserError(f'a task asks for {name}={value}, which sinklab cannot do; it knows {", ".join(SUPPORTED_KEYS)}')
+    max_new_tokens = next((int(options[name]) for name in LIMIT_KEYS if options.get(name) is not None), DEFAULT_MAX_TOKENS)
+    return GenerationConfig((until,) if isinstance(until, str) else tuple(until), max_new_tokens, temperature)
 
 
-class Text:
+class GeneratedText:
     """One that is being written, from its context on."""
 
-    def __init__(self, context: list[int], asked: Asked):
-        self.ids, self.begin, self.asked = list(context), len(context), asked
-        self.said, self.done = '', asked.most < 1
+    def __init__(self, context: list[int], config: GenerationConfig):
+        self.ids, self.context_length, self.config = list(context), len(context), config
+        self.text, self.is_done = '', config.max_new_tokens < 1
 
-    def add(self, logits_V: np.ndarray, rng: np.random.Generator, end: int, tokenizer: Tokenizer) -> None:
-        chosen = drawn(logits_V, self.asked.temperature, rng)
-        if chosen == end:
-            self.done = True
+    def append_token(self, logits_V: np.ndarray, rng: np.random.Generator, end_token: int, tokenizer: Tokenizer) -> None:
+        token = sample_token(logits_V, self.config.temperature, rng)
+        if token == end_token:
+            self.is_done = True
             return
-        self.ids.append(chosen)
-        said = tokenizer.decode(self.ids[self.begin :], skip_special_tokens=False)
-        found = [said.find(stop) for stop in self.asked.until if stop and stop in said]
-        self.said = said[: min(found, default=len(said))]
-        self.done = bool(found) or len(self.ids) - self.begin >= self.asked.most
+        self.ids.append(token)
+        text = tokenizer.decode(self.ids[self.context_length :], skip_special_tokens=False)
+        stop_positions = [text.find(stop) for stop in self.config.until if stop and stop in text]
+        self.text = text[: min(stop_positions, default=len(text))]
+        self.is_done = bool(stop_positions) or len(self.ids) - self.context_length >= self.config.max_new_tokens
 
 
-def drawn(logits_V: np.ndarray, temperature: float, rng: np.random.Generator) -> int:
+def sample_token(logits_V: np.ndarray, temperature: float, rng: np.random.Generator) -> int:
     """argmax, or v with probability softmax(logits / temperature)_v."""
     if not temperature:
         return int(logits_V.argmax())

@@ -5,11 +5,11 @@ import signal
 import traceback
 from typing import Literal
 
-from sinklab.record import Refusal
+from sinklab.record import UserError
 
 # What a process, or all of them, have ended of -> (kind in outcome.json, exit code). Of several, the first in this
 # order has caused the others: a process that is killed makes others raise and abort, and none of those kills it.
-CAUSES = {
+EXIT_CAUSES = {
     'refused': ('refused', 1),
     'diverged': ('diverged', 3),
     'disagreed': ('lost', 42),
@@ -27,78 +27,78 @@ CAUSES = {
     'done': ('done', 0),
 }
 # What an exit code says where no word has come: a stop would have left one.
-KIND_OF = {code: kind for kind, code in reversed(CAUSES.values())}
-OF_SIGNAL = {signal.SIGINT: 'interrupted', signal.SIGHUP: 'stopped', signal.SIGTERM: 'stopped'}
-TOGETHER = 1.0  # seconds within which a terminal, a scheduler and a sweep send the same signal
-Cause = Literal[tuple(CAUSES)]
-STOPPING = 'stopping after this step; once more to stop at once'
+KIND_BY_EXIT_CODE = {code: kind for kind, code in reversed(EXIT_CAUSES.values())}
+CAUSE_BY_SIGNAL = {signal.SIGINT: 'interrupted', signal.SIGHUP: 'stopped', signal.SIGTERM: 'stopped'}
+SAME_SIGNAL_SECONDS = 1.0  # seconds within which a terminal, a scheduler and a sweep send the same signal
+ExitCause = Literal[tuple(EXIT_CAUSES)]
+STOPPING_MESSAGE = 'stopping after this step; once more to stop at once'
 
 
 @dataclasses.dataclass(frozen=True)
-class End:
+class ExitStatus:
     """Why something has ended, in the words of one line."""
 
-    cause: Cause
+    cause: ExitCause
     words: str = ''
     trace: str = ''  # for who has to mend it
     orderly: bool = False  # the others are about to end alike
 
     def __post_init__(self):
         for name in ('words', 'trace'):
-            object.__setattr__(self, name, printable(getattr(self, name)))
+            object.__setattr__(self, name, escape_unprintable(getattr(self, name)))
 
     @property
     def kind(self) -> str:
-        return CAUSES[self.cause][0]
+        return EXIT_CAUSES[self.cause][0]
 
     @property
-    def code(self) -> int:
-        return CAUSES[self.cause][1]
+    def exit_code(self) -> int:
+        return EXIT_CAUSES[self.cause][1]
 
     @property
-    def wrong(self) -> bool:
+    def is_failure(self) -> bool:
         """Whether something is to be looked into."""
         return self.kind in ('lost', 'crashed')
 
-    def with_words(self, words: str) -> 'End':
+    def replace_words(self, words: str) -> 'ExitStatus':
         return dataclasses.replace(self, words=words)
 
 
-def printable(text: str) -> str:
+def escape_unprintable(text: str) -> str:
     """Escape what a terminal would obey, and what has no UTF-8; line breaks and tabs stay."""
-    return ''.join(one if one.isprintable() or one in '\n\t' else ascii(one)[1:-1] for one in text)
+    return ''.join(char if char.isprintable() or char in '\n\t' else ascii(char)[1:-1] for char in text)
 
 
-def of_exit(code: int, begun: bool, noise: str) -> End:
+def make_exit_status(return_code: int, has_started: bool, log_tail: str) -> ExitStatus:
     """Of a process that has left without a word; `code` is minus a signal where one has killed it."""
-    if -code in OF_SIGNAL:
-        return at_once(-code) if begun else before(-code)
-    if code == -signal.SIGABRT:
-        return End('aborted', 'aborted by the runtime of jax')
-    if code < 0:
-        return End('killed', f'killed by {signal.Signals(-code).name}')
-    return End('crashed', f'exit code {code}, without a word', noise)
+    if -return_code in CAUSE_BY_SIGNAL:
+        return make_immediate_stop(-return_code) if has_started else make_early_stop(-return_code)
+    if return_code == -signal.SIGABRT:
+        return ExitStatus('aborted', 'aborted by the runtime of jax')
+    if return_code < 0:
+        return ExitStatus('killed', f'killed by {signal.Signals(-return_code).name}')
+    return ExitStatus('crashed', f'exit code {return_code}, without a word', log_tail)
 
 
-def describe_error(error: Exception) -> End:
+def describe_error(error: Exception) -> ExitStatus:
     """Return the end of a run in which what watches over its processes has failed."""
-    if isinstance(error, Refusal):
-        return End('refused', str(error))
-    words = ' '.join(traceback.format_exception_only(error)[-1].split())
-    return End('crashed', words, ''.join(traceback.format_exception(error)))
+    if isinstance(error, UserError):
+        return ExitStatus('refused', str(error))
+    message = ' '.join(traceback.format_exception_only(error)[-1].split())
+    return ExitStatus('crashed', message, ''.join(traceback.format_exception(error)))
 
 
-def before(number: int) -> End:
-    return End(OF_SIGNAL[number], f'{signal.Signals(number).name} came before the first step; nothing was begun')
+def make_early_stop(signum: int) -> ExitStatus:
+    return ExitStatus(CAUSE_BY_SIGNAL[signum], f'{signal.Signals(signum).name} came before the first step; nothing was begun')
 
 
-def at_once(number: int) -> End:
-    return End(OF_SIGNAL[number], 'stopped at once; what was saved before is intact')
+def make_immediate_stop(signum: int) -> ExitStatus:
+    return ExitStatus(CAUSE_BY_SIGNAL[signum], 'stopped at once; what was saved before is intact')
 
 
-def of_group(ends: dict[int, End], names: list[str]) -> End:
+def combine_exit_statuses(exit_statuses: dict[int, ExitStatus], names: list[str]) -> ExitStatus:
     """How all have ended, of how each has, in the order in which that was heard."""
-    root = min(ends, key=lambda index: [*CAUSES].index(ends[index].cause))
-    first = ends[root]
-    alike = len(ends) == len(names) and len({end.words for end in ends.values()}) == 1
-    return first if alike else first.with_words(f'{names[root]}: {first.words}')
+    root_index = min(exit_statuses, key=lambda index: [*EXIT_CAUSES].index(exit_statuses[index].cause))
+    root_status = exit_statuses[root_index]
+    is_same_for_all = len(exit_statuses) == len(names) and len({status.words for status in exit_statuses.values()}) == 1
+    return root_status if is_same_for_all else root_status.replace_words(f'{names[root_index]}: {root_status.words}')

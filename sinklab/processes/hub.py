@@ -12,57 +12,57 @@ from collections.abc import Callable, Iterator
 
 from sinklab.processes import connection
 from sinklab.processes.connection import Connection
-from sinklab.processes.ending import End, describe_error, of_group
-from sinklab.processes.member import Member, hung
-from sinklab.processes.patience import Patience
-from sinklab.processes.secret import VARIABLE, RunSecret
+from sinklab.processes.ending import ExitStatus, describe_error, combine_exit_statuses
+from sinklab.processes.member import WorkerState, find_hung_worker
+from sinklab.processes.patience import Timeouts
+from sinklab.processes.secret import SECRET_VARIABLE, RunSecret
 from sinklab.processes.wire import (
-    At,
-    Beat,
-    Ended,
-    Gather,
-    Gathered,
-    Go,
+    ProgressReport,
+    Heartbeat,
+    WorkerExit,
+    GatherRequest,
+    GatherResult,
+    StartWorkers,
     Hello,
-    Later,
+    RetryLater,
     Message,
-    Over,
-    Refused,
+    RunExit,
+    Rejection,
     Welcome,
 )
-from sinklab.record import Refusal
+from sinklab.record import UserError
 
-Judge = Callable[[End, bool], tuple[End, bool]]  # an end, whether all could start again -> the end, whether they do
+RestartDecider = Callable[[ExitStatus, bool], tuple[ExitStatus, bool]]  # an end, whether all could start again -> the end, whether they do
 
 
-PORTS, APART = range(1024, 65536), 1000
-AT_ITS_END = 'the run that is found there is at its end; start all of its processes again'
-WRONG_SECRET = (
-    f'process 0 has another secret of the run than this process, or one of them has none; give {VARIABLE} alike to '
+USER_PORTS, PORT_OFFSET = range(1024, 65536), 1000
+RUN_ENDING_MESSAGE = 'the run that is found there is at its end; start all of its processes again'
+WRONG_SECRET_MESSAGE = (
+    f'process 0 has another secret of the run than this process, or one of them has none; give {SECRET_VARIABLE} alike to '
     'all processes, or, where all are on one machine, start them as one user with one SINKLAB_CACHE'
 )
-STRANGERS = 64  # connections without a greeting, beside those that the processes themselves may be opening
-GREET = 0.2  # seconds that each of them has at least, however many come
-RETRY = 0.2  # seconds until an accept that failed is tried again
-QUEUE = 1024  # connections that the system holds until they are accepted
+MAX_UNAUTHENTICATED = 64  # connections without a greeting, beside those that the processes themselves may be opening
+GREETING_SECONDS = 0.2  # seconds that each of them has at least, however many come
+ACCEPT_RETRY_SECONDS = 0.2  # seconds until an accept that failed is tried again
+LISTEN_BACKLOG = 1024  # connections that the system holds until they are accepted
 
 
-class Hub:
+class Coordinator:
     """Gathers, watches and decides, in one thread of its own, which waits for nobody."""
 
-    def __init__(self, count: int, patience: Patience, judge: Judge, say: Callable[[str], None] = lambda words: None):
-        self.count, self.patience, self.judge, self.say = count, patience, judge, say
+    def __init__(self, count: int, timeouts: Timeouts, decide_restart: RestartDecider, print_line: Callable[[str], None] = lambda text: None):
+        self.count, self.timeouts, self.decide_restart, self.print_line = count, timeouts, decide_restart, print_line
         self.secret = RunSecret()
-        self.members: dict[int, Member] = {}
-        self.turned_away: dict[int, str] = {}
-        self.generation, self.port, self.interface, self.servers, self.own = 0, 0, None, [], None
-        self.strangers: dict[Connection, None] = {}  # without a greeting that was accepted; oldest first
+        self.workers: dict[int, WorkerState] = {}
+        self.rejections: dict[int, str] = {}
+        self.generation, self.port, self.interface, self.servers, self.local_sock = 0, 0, None, [], None
+        self.unauthenticated: dict[Connection, None] = {}  # without a greeting that was accepted; oldest first
         self.accepting: set[asyncio.Task] = set()
-        self.deadline = time.monotonic() + patience.join
-        self.over, self.ends = False, {}
-        self.failure: End | None = None  # of the hub itself, for a supervisor that it can no longer tell
-        self.gathered: dict[int, dict[int, Gather]] = {}
-        self.thread = threading.Thread(target=self.work, daemon=True)
+        self.deadline = time.monotonic() + timeouts.join
+        self.is_over, self.exit_statuses = False, {}
+        self.failure: ExitStatus | None = None  # of the hub itself, for a supervisor that it can no longer tell
+        self.gather_requests: dict[int, dict[int, GatherRequest]] = {}
+        self.thread = threading.Thread(target=self.run_thread, daemon=True)
 
     def open(self, host: str, port: int) -> str:
         """Let the supervisors of other processes in.
@@ -70,59 +70,59 @@ class Hub:
         Returns:
             Why that is on all interfaces of this machine; '' if it is on that of the host's address alone.
         """
-        self.servers, reason = connection.open_listeners(host, port, QUEUE)
-        self.port, self.deadline = port, time.monotonic() + self.patience.join
+        self.servers, reason = connection.open_listeners(host, port, LISTEN_BACKLOG)
+        self.port, self.deadline = port, time.monotonic() + self.timeouts.join
         self.interface = None if reason else self.servers[0].getsockname()[0]
         return reason
 
     def connection_limit(self) -> int:
         """Return how many connections may be without a greeting, so that most file descriptors stay free."""
-        allowed, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
-        wanted = self.count + STRANGERS
-        return wanted if allowed == resource.RLIM_INFINITY else min(wanted, max(4, (allowed - self.count) // 4))
+        max_descriptors, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+        limit = self.count + MAX_UNAUTHENTICATED
+        return limit if max_descriptors == resource.RLIM_INFINITY else min(limit, max(4, (max_descriptors - self.count) // 4))
 
-    def attach(self, own: socket.socket) -> None:
+    def attach_local(self, local_sock: socket.socket) -> None:
         """Let the supervisor of process 0 in, before the thread starts."""
-        self.own = own
+        self.local_sock = local_sock
 
-    def work(self) -> None:
+    def run_thread(self) -> None:
         """Do the work of the hub in its thread until the run is over."""
         try:
             asyncio.run(self.run())
         except Exception as error:  # before there was anybody to tell, e.g. without file descriptors for a loop
             self.failure = self.failure or describe_error(error)
         finally:
-            self.own.close()
+            self.local_sock.close()
 
     async def run(self) -> None:
         loop = asyncio.get_running_loop()
         loop.set_exception_handler(self.handle_loop_error)
-        self.stirred = asyncio.Event()
-        await loop.create_connection(lambda: self.make_connection(Connection.challenge), sock=self.own)
+        self.wake_event = asyncio.Event()
+        await loop.create_connection(lambda: self.make_connection(Connection.send_challenge), sock=self.local_sock)
         for server in self.servers:
             server.setblocking(False)
-            loop.add_reader(server, self.accept, server)
-        beaten = 0.0
+            loop.add_reader(server, self.accept_connection, server)
+        last_heartbeat = 0.0
         try:
-            while not self.over or (self.connected() and time.monotonic() < self.deadline):
+            while not self.is_over or (self.list_connected_workers() and time.monotonic() < self.deadline):
                 with contextlib.suppress(TimeoutError):
-                    await asyncio.wait_for(self.stirred.wait(), self.patience.beat / 2)
-                self.stirred.clear()
+                    await asyncio.wait_for(self.wake_event.wait(), self.timeouts.heartbeat / 2)
+                self.wake_event.clear()
                 now = time.monotonic()
-                if now - beaten > self.patience.beat:
-                    beaten = now
+                if now - last_heartbeat > self.timeouts.heartbeat:
+                    last_heartbeat = now
                     with self.end_run_on_error():
-                        self.tell(Beat())
-                        for one in [*self.strangers, *(member.wire for member in self.members.values())]:
-                            one.check(now)
-                        self.look(now)
+                        self.broadcast(Heartbeat())
+                        for conn in [*self.unauthenticated, *(worker.conn for worker in self.workers.values())]:
+                            conn.check_timeouts(now)
+                        self.check_deadlines(now)
         finally:
             self.secret.remove_file()
             for server in self.servers:
                 loop.remove_reader(server)
                 server.close()
-            for one in [*self.strangers, *(member.wire for member in self.members.values())]:
-                one.close()
+            for conn in [*self.unauthenticated, *(worker.conn for worker in self.workers.values())]:
+                conn.close()
             await asyncio.sleep(0)
 
     @contextlib.contextmanager
@@ -135,9 +135,9 @@ class Hub:
 
     def fail(self, error: Exception) -> None:
         """End the run for all processes because of an error of the hub; what has ended already stays as it is."""
-        if not self.over:
+        if not self.is_over:
             self.failure = describe_error(error)
-            self.conclude(self.failure)
+            self.end_run(self.failure)
 
     def handle_loop_error(self, loop: asyncio.AbstractEventLoop, context: dict) -> None:
         """Handle what asyncio reports; an OSError is of one connection, which is closed by then."""
@@ -145,29 +145,29 @@ class Hub:
         if isinstance(error, Exception) and not isinstance(error, OSError):
             self.fail(error)
 
-    def make_connection(self, made: Callable) -> Connection:
-        return Connection(self.patience.silence, made, self.receive, self.handle_loss)
+    def make_connection(self, on_open: Callable) -> Connection:
+        return Connection(self.timeouts.silence, on_open, self.receive, self.handle_loss)
 
-    def accept(self, server: socket.socket) -> None:
+    def accept_connection(self, server: socket.socket) -> None:
         """Let one in, in the place of the oldest without a greeting if there are too many of those."""
-        if len(self.strangers) + len(self.accepting) >= self.connection_limit():
-            oldest = next((one for one in self.strangers if not one.why), None)
-            left = GREET - (time.monotonic() - oldest.since) if oldest else GREET
-            if left > 0:
-                self.pause_accepting(server, left)
+        if len(self.unauthenticated) + len(self.accepting) >= self.connection_limit():
+            oldest = next((conn for conn in self.unauthenticated if not conn.end_reason), None)
+            wait_seconds = GREETING_SECONDS - (time.monotonic() - oldest.start_time) if oldest else GREETING_SECONDS
+            if wait_seconds > 0:
+                self.pause_accepting(server, wait_seconds)
             else:
-                oldest.drop('one of too many')
+                oldest.abort('one of too many')
             return
         try:
-            accepted, _ = server.accept()
+            sock, _ = server.accept()
         except (BlockingIOError, ConnectionError):  # it is gone again
             return
         except OSError:  # no file descriptors, or no memory
-            self.pause_accepting(server, RETRY)
+            self.pause_accepting(server, ACCEPT_RETRY_SECONDS)
             return
         loop = asyncio.get_running_loop()
         task = loop.create_task(
-            loop.connect_accepted_socket(lambda: self.make_connection(self.challenge_newcomer), accepted)
+            loop.connect_accepted_socket(lambda: self.make_connection(self.challenge_connection), sock)
         )
         self.accepting.add(task)
         task.add_done_callback(self.accepting.discard)
@@ -176,162 +176,162 @@ class Hub:
         """Accept nobody for a while; the system holds who comes."""
         loop = asyncio.get_running_loop()
         loop.remove_reader(server)
-        loop.call_later(seconds, lambda: server.fileno() < 0 or loop.add_reader(server, self.accept, server))
+        loop.call_later(seconds, lambda: server.fileno() < 0 or loop.add_reader(server, self.accept_connection, server))
 
-    def challenge_newcomer(self, newcomer: Connection) -> None:
-        self.strangers[newcomer] = None
-        newcomer.challenge()
+    def challenge_connection(self, conn: Connection) -> None:
+        self.unauthenticated[conn] = None
+        conn.send_challenge()
 
-    def connected(self) -> list[Member]:
+    def list_connected_workers(self) -> list[WorkerState]:
         """The members that can still be told something, without that of process 0."""
-        return [member for member in self.members.values() if member.index and not member.wire.why]
+        return [worker for worker in self.workers.values() if worker.index and not worker.conn.end_reason]
 
-    def tell(self, message: Message) -> None:
-        for member in self.members.values():
-            member.wire.send(message)
+    def broadcast(self, message: Message) -> None:
+        for worker in self.workers.values():
+            worker.conn.send(message)
 
-    def member_of(self, wire: Connection) -> Member | None:
-        return next((member for member in self.members.values() if member.wire is wire), None)
+    def find_worker(self, conn: Connection) -> WorkerState | None:
+        return next((worker for worker in self.workers.values() if worker.conn is conn), None)
 
-    def handle_loss(self, wire: Connection) -> None:
-        self.strangers.pop(wire, None)
-        self.stirred.set()
+    def handle_loss(self, conn: Connection) -> None:
+        self.unauthenticated.pop(conn, None)
+        self.wake_event.set()
         with self.end_run_on_error():
-            if (member := self.member_of(wire)) and not self.over:
-                member.child = None
-                self.ended(member, End('lost', wire.why))
+            if (worker := self.find_worker(conn)) and not self.is_over:
+                worker.worker_pid = None
+                self.record_exit(worker, ExitStatus('lost', conn.end_reason))
 
-    def receive(self, wire: Connection, message: Message) -> None:
+    def receive(self, conn: Connection, message: Message) -> None:
         with self.end_run_on_error():
-            self.handle(wire, message)
+            self.handle_message(conn, message)
 
-    def handle(self, wire: Connection, message: Message) -> None:
-        member = self.member_of(wire)
-        if not member:
+    def handle_message(self, conn: Connection, message: Message) -> None:
+        worker = self.find_worker(conn)
+        if not worker:
             if isinstance(message, Hello):
-                self.meet(wire, message)
-        elif not self.over and getattr(message, 'generation', None) == self.generation:
+                self.register_worker(conn, message)
+        elif not self.is_over and getattr(message, 'generation', None) == self.generation:
             match message:
-                case Ended(end=end):
-                    self.ended(member, end)
-                case At():
-                    member.hear(message)
-                case Gather():
-                    self.gather(member, message)
+                case WorkerExit(end=exit_status):
+                    self.record_exit(worker, exit_status)
+                case ProgressReport():
+                    worker.update_progress(message)
+                case GatherRequest():
+                    self.gather(worker, message)
 
-    def meet(self, wire: Connection, hello: Hello) -> None:
+    def register_worker(self, conn: Connection, hello: Hello) -> None:
         process, count = hello.process, hello.count
-        newcomer, holder = Member(process, hello.host, hello.pid, wire), self.members.get(process)
-        about = wire.nonce, hello.nonce, process, count
-        ending = self.over or any(member.wire.why for member in self.members.values())
-        words, kind = None, Refused
-        if not hmac.compare_digest(hello.proof, self.secret.prove('process', *about)):
+        newcomer, current = WorkerState(process, hello.host, hello.pid, conn), self.workers.get(process)
+        proof_parts = conn.nonce, hello.nonce, process, count
+        is_ending = self.is_over or any(worker.conn.end_reason for worker in self.workers.values())
+        problem, reply_class = None, Rejection
+        if not hmac.compare_digest(hello.proof, self.secret.prove('process', *proof_parts)):
             # Of a start that follows, which may have a secret of its own, or of nobody.
-            wire.send(Later(AT_ITS_END) if ending else Refused(WRONG_SECRET))
-            if not ending:
-                self.turn_away_without_secret(process)
+            conn.send(RetryLater(RUN_ENDING_MESSAGE) if is_ending else Rejection(WRONG_SECRET_MESSAGE))
+            if not is_ending:
+                self.reject_without_secret(process)
             return
         if count != self.count:
-            words = (
+            problem = (
                 f'{newcomer} came with --processes={count}, process 0 with {self.count}; give the same number to all'
             )
         elif process not in range(self.count):
-            words = f'--process={process} is not below --processes={self.count}'
-        elif self.over or (holder and holder.wire.why):  # the newcomer is of the start that follows
-            words, kind = AT_ITS_END, Later
-        elif holder:
-            words = f'--process={process} is taken by {holder}; give each process a number of its own'
-        if words:
+            problem = f'--process={process} is not below --processes={self.count}'
+        elif self.is_over or (current and current.conn.end_reason):  # the newcomer is of the start that follows
+            problem, reply_class = RUN_ENDING_MESSAGE, RetryLater
+        elif current:
+            problem = f'--process={process} is taken by {current}; give each process a number of its own'
+        if problem:
             if process in range(self.count):
-                self.turned_away[process] = words
-            wire.send(kind(words))  # and leaves it to the other end to close: a reset could overtake this
+                self.rejections[process] = problem
+            conn.send(reply_class(problem))  # and leaves it to the other end to close: a reset could overtake this
             return
-        self.strangers.pop(wire, None)
-        self.members[process] = newcomer
-        wire.is_known, wire.heard = True, time.monotonic()
-        wire.send(Welcome(self.secret.prove('hub', *about)))
-        if len(self.members) == self.count:
-            self.go()
+        self.unauthenticated.pop(conn, None)
+        self.workers[process] = newcomer
+        conn.is_authenticated, conn.last_heard_time = True, time.monotonic()
+        conn.send(Welcome(self.secret.prove('hub', *proof_parts)))
+        if len(self.workers) == self.count:
+            self.start_generation()
 
-    def turn_away_without_secret(self, process: int) -> None:
+    def reject_without_secret(self, process: int) -> None:
         """Say, once for each process that is waited for, that one came in its name with another secret.
 
         Process 0 waits on: whoever has not proved the secret may be a stranger, who must not end the run.
         """
-        if process in range(self.count) and process not in (*self.members, *self.turned_away):
-            self.turned_away[process] = f'one that came as process {process} had another secret: {VARIABLE} differs'
-            self.say(f'turned away: {self.turned_away[process]}; process 0 still waits for process {process}')
+        if process in range(self.count) and process not in (*self.workers, *self.rejections):
+            self.rejections[process] = f'one that came as process {process} had another secret: {SECRET_VARIABLE} differs'
+            self.print_line(f'turned away: {self.rejections[process]}; process 0 still waits for process {process}')
 
-    def go(self, after: End | None = None) -> None:
+    def start_generation(self, previous_exit: ExitStatus | None = None) -> None:
         """Has all of them start their children, at first or again."""
         self.generation += 1
-        self.deadline, self.ends, self.gathered = None, {}, {}
-        for member in self.members.values():
-            member.begin()
-        port = free_port(self.port) if self.count > 1 else None
-        self.tell(Go(self.generation, port, after))
+        self.deadline, self.exit_statuses, self.gather_requests = None, {}, {}
+        for worker in self.workers.values():
+            worker.reset()
+        port = find_free_port(self.port) if self.count > 1 else None
+        self.broadcast(StartWorkers(self.generation, port, previous_exit))
 
-    def gather(self, member: Member, message: Gather) -> None:
+    def gather(self, worker: WorkerState, message: GatherRequest) -> None:
         """The values of the n-th time that each has come to gather, once all have."""
-        came = self.gathered.setdefault(message.number, {})
-        came[member.index] = message
-        others = ((index, other.name) for index, other in came.items() if other.name != message.name)
-        if other := next(others, None):
-            index, name = other
-            self.ended(member, End('crashed', f'came to {message.name!r} when process {index} came to {name!r}'))
-        elif len(came) == self.count:
-            del self.gathered[message.number]
-            self.tell(Gathered([came[index].value for index in range(self.count)], self.generation))
+        requests = self.gather_requests.setdefault(message.number, {})
+        requests[worker.index] = message
+        others = ((index, mismatch.name) for index, mismatch in requests.items() if mismatch.name != message.name)
+        if mismatch := next(others, None):
+            index, name = mismatch
+            self.record_exit(worker, ExitStatus('crashed', f'came to {message.name!r} when process {index} came to {name!r}'))
+        elif len(requests) == self.count:
+            del self.gather_requests[message.number]
+            self.broadcast(GatherResult([requests[index].value for index in range(self.count)], self.generation))
 
-    def ended(self, member: Member, end: End) -> None:
+    def record_exit(self, worker: WorkerState, exit_status: ExitStatus) -> None:
         """Waits a moment for other ends after the first bad one: they may have caused it."""
-        self.ends.setdefault(member.index, end)
-        if end.cause != 'done':
-            wait = self.patience.orderly if end.orderly else self.patience.settle
+        self.exit_statuses.setdefault(worker.index, exit_status)
+        if exit_status.cause != 'done':
+            wait_seconds = self.timeouts.orderly_exit if exit_status.orderly else self.timeouts.settle
             now = time.monotonic()
-            self.deadline = min(self.deadline or math.inf, now + wait) if self.generation else now
-        self.look(time.monotonic())
+            self.deadline = min(self.deadline or math.inf, now + wait_seconds) if self.generation else now
+        self.check_deadlines(time.monotonic())
 
-    def look(self, now: float) -> None:
+    def check_deadlines(self, now: float) -> None:
         """Decides, once there is something to decide."""
-        waiting = [member for member in self.members.values() if member.index not in self.ends]
-        late = self.deadline is not None and now >= self.deadline
-        if self.over:
+        unfinished = [worker for worker in self.workers.values() if worker.index not in self.exit_statuses]
+        is_past_deadline = self.deadline is not None and now >= self.deadline
+        if self.is_over:
             return
-        if self.ends and (late or len(self.ends) == self.count):
-            self.decide(of_group(self.ends, [str(self.members.get(index)) for index in range(self.count)]))
-        elif late:
-            self.decide(End('refused', self.missing()))
-        elif self.deadline is None and (end := hung(waiting, self.patience)):
-            self.decide(end)
+        if self.exit_statuses and (is_past_deadline or len(self.exit_statuses) == self.count):
+            self.end_or_restart(combine_exit_statuses(self.exit_statuses, [str(self.workers.get(index)) for index in range(self.count)]))
+        elif is_past_deadline:
+            self.end_or_restart(ExitStatus('refused', self.describe_missing()))
+        elif self.deadline is None and (exit_status := find_hung_worker(unfinished, self.timeouts)):
+            self.end_or_restart(exit_status)
 
-    def missing(self) -> str:
-        absent = [index for index in range(self.count) if index not in self.members]
-        reasons = [self.turned_away[index] for index in absent if index in self.turned_away]
+    def describe_missing(self) -> str:
+        absent = [index for index in range(self.count) if index not in self.workers]
+        reasons = [self.rejections[index] for index in absent if index in self.rejections]
         return (
-            f'process {", ".join(map(str, absent))} of {self.count} did not come within {self.patience.join:.0f} s'
+            f'process {", ".join(map(str, absent))} of {self.count} did not come within {self.timeouts.join:.0f} s'
             f'{"".join(f" ({reason})" for reason in reasons)}; start all of them'
         )
 
-    def decide(self, end: End) -> None:
-        able = len(self.connected()) == self.count - 1
-        end, again = self.judge(end, able)
-        if again:
-            self.go(end)
+    def end_or_restart(self, exit_status: ExitStatus) -> None:
+        can_restart = len(self.list_connected_workers()) == self.count - 1
+        exit_status, is_restarting = self.decide_restart(exit_status, can_restart)
+        if is_restarting:
+            self.start_generation(exit_status)
         else:
-            self.conclude(end)
+            self.end_run(exit_status)
 
-    def conclude(self, end: End) -> None:
+    def end_run(self, exit_status: ExitStatus) -> None:
         """End the run, and tell all processes how."""
-        self.over, self.deadline = True, time.monotonic() + self.patience.parting
-        self.tell(Over(end))
-        self.stirred.set()
+        self.is_over, self.deadline = True, time.monotonic() + self.timeouts.shutdown
+        self.broadcast(RunExit(exit_status))
+        self.wake_event.set()
 
 
-def free_port(after: int) -> int:
+def find_free_port(base_port: int) -> int:
     """A port that nobody listens on, away from those that other jobs of this host are given beside this one's."""
-    first = after + APART - PORTS.start
-    for port in (PORTS[(first + more) % len(PORTS)] for more in range(len(PORTS))):
+    first = base_port + PORT_OFFSET - USER_PORTS.start
+    for port in (USER_PORTS[(first + offset) % len(USER_PORTS)] for offset in range(len(USER_PORTS))):
         with contextlib.suppress(OSError), socket.create_server(('', port)):
             return port
-    raise Refusal('no port of this machine is free')
+    raise UserError('no port of this machine is free')

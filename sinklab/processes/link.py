@@ -14,29 +14,29 @@ import time
 from typing import Any, NoReturn
 
 from sinklab import startup
-from sinklab.group import Alone, Group
-from sinklab.processes.ending import End
-from sinklab.processes.wire import BETWEEN, At, Ended, Gather, Gathered, Wire
+from sinklab.group import SingleProcessGroup, ProcessGroup
+from sinklab.processes.ending import ExitStatus
+from sinklab.processes.wire import WORKER_DECODER, ProgressReport, WorkerExit, GatherRequest, GatherResult, MessageChannel
 from sinklab.streams import SafeStream
 
-VARIABLE = 'SINKLAB_SUPERVISED'
+WORKER_VARIABLE = 'SINKLAB_SUPERVISED'
 # XLA for CPUs otherwise begins independent collectives in any order, and processes meet in different ones.
-IN_ORDER = '--xla_cpu_enable_concurrency_optimized_scheduler=false'
-BIND = 'JAX_COORDINATOR_BIND_ADDRESS'  # of jax itself, for whoever wants another interface
-DIE_WITH_PARENT = 1  # PR_SET_PDEATHSIG of Linux
+ORDERED_COLLECTIVES_FLAG = '--xla_cpu_enable_concurrency_optimized_scheduler=false'
+BIND_VARIABLE = 'JAX_COORDINATOR_BIND_ADDRESS'  # of jax itself, for whoever wants another interface
+PR_SET_PDEATHSIG = 1  # PR_SET_PDEATHSIG of Linux
 
 
-def supervised() -> bool:
-    return VARIABLE in os.environ
+def is_supervised() -> bool:
+    return WORKER_VARIABLE in os.environ
 
 
-def group() -> Group:
+def connect_group() -> ProcessGroup:
     """The group of this process, as its supervisor has put it into the environment."""
-    given = os.environ.pop(VARIABLE, None)
-    return Link(**json.loads(given)) if given else Alone()
+    settings = os.environ.pop(WORKER_VARIABLE, None)
+    return WorkerClient(**json.loads(settings)) if settings else SingleProcessGroup()
 
 
-class Link:
+class WorkerClient:
     """All processes of a run, reached through this one's supervisor; without it, this process ends."""
 
     def __init__(
@@ -53,82 +53,82 @@ class Link:
         join: float,
     ):
         self.index, self.count = index, count
-        self.coordinator, self.bind, self.devices, self.timeout = coordinator, bind, devices, join
-        self.beat, self.gathered, self.answers = beat, 0, queue.SimpleQueue()
-        self.place, self.heard, self.wake = ('starting', 0, None, time.monotonic()), False, threading.Event()
+        self.coordinator_address, self.bind_address, self.devices, self.join_seconds = coordinator, bind, devices, join
+        self.heartbeat_seconds, self.num_gathers, self.gather_results = beat, 0, queue.SimpleQueue()
+        self.progress, self.reported_handler, self.wake_event = ('starting', 0, None, time.monotonic()), False, threading.Event()
         with contextlib.suppress(AttributeError, OSError):
-            ctypes.CDLL(None).prctl(DIE_WITH_PARENT, signal.SIGKILL)
+            ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
         faulthandler.enable(file=2)
         faulthandler.register(signal.SIGUSR1, file=2)
         for name, descriptor in zip(('stdout', 'stderr'), terminal, strict=False):
             stream = os.fdopen(descriptor, 'w', buffering=1, errors='backslashreplace')
             setattr(sys, name, SafeStream(stream))
-        self.wire = Wire(socket.socket(fileno=link), silence, BETWEEN)
-        for target in (self.listen, self.tell):
+        self.channel = MessageChannel(socket.socket(fileno=link), silence, WORKER_DECODER)
+        for target in (self.receive_messages, self.send_heartbeats):
             threading.Thread(target=target, daemon=True).start()
 
     def gather(self, name: str, value: Any) -> list[Any]:
-        self.gathered += 1
-        self.wire.send(Gather(self.gathered, name, json.dumps(value)))
-        return self.answers.get()
+        self.num_gathers += 1
+        self.channel.send(GatherRequest(self.num_gathers, name, json.dumps(value)))
+        return self.gather_results.get()
 
-    def at(self, place: str, step: int = 0, usual: float | None = None) -> None:
-        self.place = place, int(step), None if usual is None else float(usual), time.monotonic()
-        if listens() != self.heard:
-            self.wake.set()
+    def report_progress(self, activity: str, step: int = 0, usual_seconds: float | None = None) -> None:
+        self.progress = activity, int(step), None if usual_seconds is None else float(usual_seconds), time.monotonic()
+        if has_signal_handler() != self.reported_handler:
+            self.wake_event.set()
 
-    def join(self) -> None:
+    def initialize_distributed(self) -> None:
         """All processes have met before: jax aborts where one is missing."""
         import jax
 
         flags = os.environ.get('XLA_FLAGS', '')
-        if IN_ORDER.partition('=')[0] not in flags:
-            os.environ['XLA_FLAGS'] = f'{flags} {IN_ORDER}'.strip()
+        if ORDERED_COLLECTIVES_FLAG.partition('=')[0] not in flags:
+            os.environ['XLA_FLAGS'] = f'{flags} {ORDERED_COLLECTIVES_FLAG}'.strip()
         jax.config.update('jax_enable_preemption_service', False)  # it swallows SIGTERM
         jax.distributed.initialize(
-            self.coordinator,
+            self.coordinator_address,
             self.count,
             self.index,
             local_device_ids=self.devices,
             cluster_detection_method='deactivate',
-            coordinator_bind_address=None if BIND in os.environ else self.bind,
-            initialization_timeout=int(self.timeout),
+            coordinator_bind_address=None if BIND_VARIABLE in os.environ else self.bind_address,
+            initialization_timeout=int(self.join_seconds),
             heartbeat_timeout_seconds=3600,  # supervisors see within seconds who is gone, and say so
         )
 
-    def end(self, end: End) -> NoReturn:
+    def exit(self, exit_status: ExitStatus) -> NoReturn:
         """Leaves, at once: an orderly end of jax waits for processes that may be gone."""
-        self.wire.send(Ended(end))
-        if end.code == 0:
-            self.at('ending', self.place[1])
+        self.channel.send(WorkerExit(exit_status))
+        if exit_status.exit_code == 0:
+            self.report_progress('ending', self.progress[1])
             self.gather('end', None)  # who leaves first takes the others with it
         for stream in (sys.stdout, sys.stderr):
             with contextlib.suppress(OSError, ValueError):
                 stream.flush()
-        os._exit(end.code)
+        os._exit(exit_status.exit_code)
 
-    def listen(self) -> None:
-        for message in self.wire:
-            if isinstance(message, Gathered):
-                self.answers.put([json.loads(value) for value in message.values])
-        os._exit(End('lost').code)
+    def receive_messages(self) -> None:
+        for message in self.channel:
+            if isinstance(message, GatherResult):
+                self.gather_results.put([json.loads(value) for value in message.values])
+        os._exit(ExitStatus('lost').exit_code)
 
-    def tell(self) -> None:
+    def send_heartbeats(self) -> None:
         """Signs of life, from another thread than the one that may wait for other processes."""
         while True:
-            self.wake.clear()
-            self.heard = listens()
-            place, step, usual, since = self.place
-            self.wire.send(At(place, step, usual, time.monotonic() - since, self.heard))
-            self.wake.wait(self.beat)
+            self.wake_event.clear()
+            self.reported_handler = has_signal_handler()
+            activity, step, usual_seconds, start_time = self.progress
+            self.channel.send(ProgressReport(activity, step, usual_seconds, time.monotonic() - start_time, self.reported_handler))
+            self.wake_event.wait(self.heartbeat_seconds)
 
 
-def join(group: Group) -> None:
+def initialize_distributed(group: ProcessGroup) -> None:
     """Makes the devices of all processes those of one run; an only process has none but its own."""
-    if isinstance(group, Link) and group.count > 1:
-        group.join()
+    if isinstance(group, WorkerClient) and group.count > 1:
+        group.initialize_distributed()
 
 
-def listens() -> bool:
+def has_signal_handler() -> bool:
     """Whether a signal would be heard, and not be the end."""
-    return signal.getsignal(signal.SIGTERM) not in (signal.SIG_DFL, startup.end_at_once, None)
+    return signal.getsignal(signal.SIGTERM) not in (signal.SIG_DFL, startup.exit_on_signal, None)

@@ -13,13 +13,13 @@ import secrets
 import socket
 from pathlib import Path
 
-from sinklab.cache import cache
-from sinklab.processes.cluster import Seat
-from sinklab.record import Refusal
+from sinklab.cache import get_cache_dir
+from sinklab.processes.cluster import ProcessInfo
+from sinklab.record import UserError
 
-VARIABLE = 'SINKLAB_RUN_SECRET'
-SHORTEST = 16  # characters; who records a greeting can try shorter ones
-LONGEST_FILE = 4096
+SECRET_VARIABLE = 'SINKLAB_RUN_SECRET'
+MIN_SECRET_CHARS = 16  # characters; who records a greeting can try shorter ones
+MAX_SECRET_FILE_BYTES = 4096
 
 
 @dataclasses.dataclass(frozen=True)
@@ -46,73 +46,73 @@ class RunSecret:
                 self.file.unlink()
 
 
-def read_variable() -> str:
+def read_secret_variable() -> str:
     """Return what SINKLAB_RUN_SECRET says; '' if it is not set.
 
     Raises:
         Refusal: it is empty or too short to protect anything.
     """
-    given = os.environ.get(VARIABLE)
-    if given is None:
+    secret = os.environ.get(SECRET_VARIABLE)
+    if secret is None:
         return ''
-    given = given.strip()
-    if not given:  # what was to give it has failed: without a secret the run would go on unprotected
-        raise Refusal(
-            f'{VARIABLE} is set and empty, and needs at least {SHORTEST} characters; make one for all processes by: '
+    secret = secret.strip()
+    if not secret:  # what was to give it has failed: without a secret the run would go on unprotected
+        raise UserError(
+            f'{SECRET_VARIABLE} is set and empty, and needs at least {MIN_SECRET_CHARS} characters; make one for all processes by: '
             'openssl rand -hex 32, or unset it'
         )
-    if len(given) < SHORTEST:
-        raise Refusal(
-            f'{VARIABLE} has {len(given)} characters and needs at least {SHORTEST}; make one by: openssl rand -hex 32'
+    if len(secret) < MIN_SECRET_CHARS:
+        raise UserError(
+            f'{SECRET_VARIABLE} has {len(secret)} characters and needs at least {MIN_SECRET_CHARS}; make one by: openssl rand -hex 32'
         )
-    return given
+    return secret
 
 
-def create_secret(seat: Seat) -> RunSecret:
+def create_secret(process_info: ProcessInfo) -> RunSecret:
     """Return the secret of process 0: the given one, or a new one where all processes are on this machine.
 
     The new one is written into the user's cache, readable by this user alone. Where that cannot be written, it is
     what the others find there: the secret of a run that was killed, or none. It is empty, too, if processes are on
     several machines and none is given.
     """
-    if (given := read_variable()) or not seat.is_local:
-        return RunSecret(given)
-    text, file = secrets.token_hex(32), locate_file(seat.port)
-    unfinished = file.with_name(f'{file.name}.{secrets.token_hex(4)}')
+    if (secret := read_secret_variable()) or not process_info.is_local:
+        return RunSecret(secret)
+    text, file = secrets.token_hex(32), get_secret_path(process_info.port)
+    temporary_path = file.with_name(f'{file.name}.{secrets.token_hex(4)}')
     try:
         file.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-        descriptor = os.open(unfinished, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o600)
-        with open(descriptor, 'w') as opened:
-            opened.write(text)
-        unfinished.replace(file)
+        descriptor = os.open(temporary_path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o600)
+        with open(descriptor, 'w') as stream:
+            stream.write(text)
+        temporary_path.replace(file)
     except OSError:
         with contextlib.suppress(OSError):
-            unfinished.unlink()
-        return RunSecret(read_file(file), file)
+            temporary_path.unlink()
+        return RunSecret(read_secret_file(file), file)
     return RunSecret(text, file)
 
 
-def find_secret(seat: Seat) -> RunSecret:
+def find_secret(process_info: ProcessInfo) -> RunSecret:
     """Return the secret of another process than 0: the given one, or what process 0 has written on this machine.
 
     To be called when process 0 has answered: by then it has written the file.
     """
-    if (given := read_variable()) or not seat.is_local:
-        return RunSecret(given)
-    return RunSecret(read_file(locate_file(seat.port)))
+    if (secret := read_secret_variable()) or not process_info.is_local:
+        return RunSecret(secret)
+    return RunSecret(read_secret_file(get_secret_path(process_info.port)))
 
 
-def read_file(file: Path) -> str:
+def read_secret_file(file: Path) -> str:
     """Return the secret in a file of this user; '' if there is none, or it is too short to protect anything."""
     try:
-        with open(os.open(file, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)) as opened:
-            text = opened.read(LONGEST_FILE) if os.fstat(opened.fileno()).st_uid == os.geteuid() else ''
+        with open(os.open(file, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)) as stream:
+            text = stream.read(MAX_SECRET_FILE_BYTES) if os.fstat(stream.fileno()).st_uid == os.geteuid() else ''
     except (OSError, ValueError):
         return ''
-    return text if len(text) >= SHORTEST else ''
+    return text if len(text) >= MIN_SECRET_CHARS else ''
 
 
-def locate_file(port: int) -> Path:
+def get_secret_path(port: int) -> Path:
     """Return the file of the run that meets at a port of this machine."""
     host = re.sub(r'[^\w.-]', '_', socket.gethostname())
-    return cache() / 'run-secrets' / f'{host}-{port}'
+    return get_cache_dir() / 'run-secrets' / f'{host}-{port}'

@@ -16,34 +16,34 @@ from collections.abc import Callable
 
 import msgspec
 
-from sinklab.processes.child import Child
-from sinklab.processes.cluster import Seat
-from sinklab.processes.ending import STOPPING, TOGETHER, End, at_once, before
-from sinklab.processes.hub import Hub, Judge
-from sinklab.processes.patience import Patience
-from sinklab.processes.secret import VARIABLE, RunSecret, create_secret, find_secret, read_variable
+from sinklab.processes.child import WorkerProcess
+from sinklab.processes.cluster import ProcessInfo
+from sinklab.processes.ending import STOPPING_MESSAGE, SAME_SIGNAL_SECONDS, ExitStatus, make_immediate_stop, make_early_stop
+from sinklab.processes.hub import Coordinator, RestartDecider
+from sinklab.processes.patience import Timeouts
+from sinklab.processes.secret import SECRET_VARIABLE, RunSecret, create_secret, find_secret, read_secret_variable
 from sinklab.processes.wire import (
-    FROM_HUB,
-    STRANGE,
-    At,
-    Beat,
+    FROM_COORDINATOR_DECODER,
+    NOT_A_RUN_PROCESS,
+    ProgressReport,
+    Heartbeat,
     Challenge,
-    Ended,
-    Gather,
-    Gathered,
-    Go,
+    WorkerExit,
+    GatherRequest,
+    GatherResult,
+    StartWorkers,
     Hello,
-    Later,
+    RetryLater,
     Message,
-    Over,
-    Refused,
+    RunExit,
+    Rejection,
     Welcome,
-    Wire,
-    host_name,
+    MessageChannel,
+    get_host_name,
 )
-from sinklab.record import Refusal
+from sinklab.record import UserError
 
-RETRY = 0.2  # seconds between two attempts to reach process 0
+CONNECT_RETRY_SECONDS = 0.2  # seconds between two attempts to reach process 0
 
 
 class Supervisor:
@@ -55,257 +55,257 @@ class Supervisor:
 
     def __init__(
         self,
-        seat: Seat,
+        process_info: ProcessInfo,
         command: list[str],
-        patience: Patience,
-        failed: Callable[[End, str], None],
-        say: Callable[[str], None],
-        judge: Judge | None = None,
+        timeouts: Timeouts,
+        on_failure: Callable[[ExitStatus, str], None],
+        print_line: Callable[[str], None],
+        decide_restart: RestartDecider | None = None,
     ):
-        self.seat, self.command, self.patience, self.failed, self.say = seat, command, patience, failed, say
-        self.hub = Hub(seat.count, patience, judge, say) if seat.index == 0 else None
+        self.process_info, self.command, self.timeouts, self.on_failure, self.print_line = process_info, command, timeouts, on_failure, print_line
+        self.coordinator = Coordinator(process_info.count, timeouts, decide_restart, print_line) if process_info.index == 0 else None
         self.events = queue.SimpleQueue()
-        self.wire = self.child = self.verdict = self.asked = None
-        self.generation, self.beaten, self.met = 0, 0.0, False
-        self.deadline = time.monotonic() + patience.join
+        self.channel = self.worker = self.exit_status = self.stop_request = None
+        self.generation, self.last_heartbeat, self.is_accepted = 0, 0.0, False
+        self.deadline = time.monotonic() + timeouts.join
         self.secret, self.nonces = RunSecret(), ('', '')
 
-    def run(self) -> End:
+    def run(self) -> ExitStatus:
         """Until all processes have ended; how they have."""
-        wanted = signal.SIGINT, signal.SIGTERM, signal.SIGHUP
+        stop_signals = signal.SIGINT, signal.SIGTERM, signal.SIGHUP
         signals = [
-            number for number in wanted if signal.getsignal(number) != signal.SIG_IGN or number != signal.SIGHUP
+            signum for signum in stop_signals if signal.getsignal(signum) != signal.SIG_IGN or signum != signal.SIGHUP
         ]
-        earlier = {
-            number: signal.signal(number, lambda number, _: self.later(self.signalled, number)) for number in signals
+        previous_handlers = {
+            signum: signal.signal(signum, lambda signum, _: self.post_event(self.handle_signal, signum)) for signum in signals
         }
         try:
-            self.enter()
-            while not self.verdict:
-                self.turn()
-            return self.verdict
+            self.start()
+            while not self.exit_status:
+                self.process_event()
+            return self.exit_status
         finally:
-            self.leave()
-            for number, handler in earlier.items():
-                signal.signal(number, handler)
+            self.close()
+            for signum, handler in previous_handlers.items():
+                signal.signal(signum, handler)
 
-    def later(self, function: Callable, *arguments: object) -> None:
+    def post_event(self, function: Callable, *arguments: object) -> None:
         self.events.put(functools.partial(function, *arguments))
 
-    def turn(self, timeout: float = 0.5) -> None:
+    def process_event(self, timeout: float = 0.5) -> None:
         """Does the next thing that is to do."""
         with contextlib.suppress(queue.Empty):
-            self.events.get(timeout=min(timeout, self.patience.beat / 2))()
-        if time.monotonic() - self.beaten > self.patience.beat and self.events.empty():
-            self.beat()
-        if self.wire and not self.met and not self.hub and time.monotonic() > self.deadline + self.patience.silence:
-            self.verdict = self.verdict or End('refused', self.wrong_address)  # who says something, and never enough
+            self.events.get(timeout=min(timeout, self.timeouts.heartbeat / 2))()
+        if time.monotonic() - self.last_heartbeat > self.timeouts.heartbeat and self.events.empty():
+            self.send_heartbeat()
+        if self.channel and not self.is_accepted and not self.coordinator and time.monotonic() > self.deadline + self.timeouts.silence:
+            self.exit_status = self.exit_status or ExitStatus('refused', self.wrong_address_message)  # who says something, and never enough
 
     @property
-    def wrong_address(self) -> str:
-        return f'what answers at {self.seat.address} is not process 0 of a run; give its address'
+    def wrong_address_message(self) -> str:
+        return f'what answers at {self.process_info.address} is not process 0 of a run; give its address'
 
-    def enter(self) -> None:
+    def start(self) -> None:
         """Goes to where the supervisors of all processes meet."""
-        read_variable()
-        if self.hub:
-            if self.seat.count > 1 and not self.opened():
+        read_secret_variable()
+        if self.coordinator:
+            if self.process_info.count > 1 and not self.open_coordinator():
                 return
-            if self.seat.count > 1:  # before anybody is answered, who may then look for it
-                self.hub.secret = self.secret = create_secret(self.seat)
+            if self.process_info.count > 1:  # before anybody is answered, who may then look for it
+                self.coordinator.secret = self.secret = create_secret(self.process_info)
                 self.warn_without_secret()
-            connection, other = socket.socketpair()
-            self.hub.attach(other)
-            self.hub.thread.start()
-            self.greet(connection)
+            sock, coordinator_sock = socket.socketpair()
+            self.coordinator.attach_local(coordinator_sock)
+            self.coordinator.thread.start()
+            self.start_channel(sock)
         else:
-            self.reach()
+            self.connect()
 
-    def opened(self) -> bool:
+    def open_coordinator(self) -> bool:
         """Waits for a run that is at its end to let go of the port, unless a signal comes first."""
-        deadline = time.monotonic() + 2 * self.patience.parting
-        while not self.verdict:
+        deadline = time.monotonic() + 2 * self.timeouts.shutdown
+        while not self.exit_status:
             try:
-                if reason := self.hub.open(self.seat.host, self.seat.port):
-                    self.say(f'process 0 listens on all interfaces of this machine ({reason})')
+                if reason := self.coordinator.open(self.process_info.host, self.process_info.port):
+                    self.print_line(f'process 0 listens on all interfaces of this machine ({reason})')
                 return True
-            except Refusal as refusal:
-                if time.monotonic() > deadline or refusal.__cause__.errno != errno.EADDRINUSE:
+            except UserError as error:
+                if time.monotonic() > deadline or error.__cause__.errno != errno.EADDRINUSE:
                     raise
-            self.turn(RETRY)
+            self.process_event(CONNECT_RETRY_SECONDS)
         return False
 
     def warn_without_secret(self) -> None:
         if not self.secret.text:
-            self.say(
-                f'{VARIABLE} is not set, and whoever reaches {self.seat.address} can end this run; set it to the '
+            self.print_line(
+                f'{SECRET_VARIABLE} is not set, and whoever reaches {self.process_info.address} can end this run; set it to the '
                 'same random text for all processes'
             )
 
-    def greet(self, connection: socket.socket) -> None:
-        self.wire = Wire(connection, self.patience.silence, FROM_HUB)
-        threading.Thread(target=self.listen, args=(self.wire,), daemon=True).start()
+    def start_channel(self, sock: socket.socket) -> None:
+        self.channel = MessageChannel(sock, self.timeouts.silence, FROM_COORDINATOR_DECODER)
+        threading.Thread(target=self.receive_messages, args=(self.channel,), daemon=True).start()
 
     def answer_challenge(self, challenge: Challenge) -> None:
         """Say who this is, and prove that it knows the secret."""
-        if not self.hub:
-            self.secret = find_secret(self.seat)
+        if not self.coordinator:
+            self.secret = find_secret(self.process_info)
         self.nonces = challenge.nonce, secrets.token_hex(32)
-        index, count = self.seat.index, self.seat.count
+        index, count = self.process_info.index, self.process_info.count
         proof = self.secret.prove('process', *self.nonces, index, count)
-        self.wire.send(Hello(index, count, host_name(), os.getpid(), self.nonces[1], proof))
+        self.channel.send(Hello(index, count, get_host_name(), os.getpid(), self.nonces[1], proof))
 
     def check_welcome(self, welcome: Welcome) -> None:
         """Go on, if it is the hub that welcomes."""
-        expected = self.secret.prove('hub', *self.nonces, self.seat.index, self.seat.count)
+        expected = self.secret.prove('hub', *self.nonces, self.process_info.index, self.process_info.count)
         if hmac.compare_digest(welcome.proof, expected) and self.nonces[0]:
-            self.met = True
+            self.is_accepted = True
         else:
-            self.wire.reject()
+            self.channel.reject()
 
-    def reach(self) -> None:
+    def connect(self) -> None:
         """Goes to process 0, unless a signal comes first."""
-        while not self.verdict:
+        while not self.exit_status:
             try:
-                connection = socket.create_connection((self.seat.host, self.seat.port), self.patience.silence)
-                if connection.getsockname() != connection.getpeername():  # a port of its own that met itself
-                    self.greet(connection)
+                sock = socket.create_connection((self.process_info.host, self.process_info.port), self.timeouts.silence)
+                if sock.getsockname() != sock.getpeername():  # a port of its own that met itself
+                    self.start_channel(sock)
                     return
-                connection.close()
+                sock.close()
             except OSError as error:
                 if time.monotonic() > self.deadline:
-                    raise Refusal(
-                        f'nobody answers at {self.seat.address} for {self.patience.join:.0f} s ({error}); start '
+                    raise UserError(
+                        f'nobody answers at {self.process_info.address} for {self.timeouts.join:.0f} s ({error}); start '
                         'process 0 on that host, or give its address in --coordinator'
                     ) from error
-            self.turn(RETRY)
+            self.process_event(CONNECT_RETRY_SECONDS)
 
-    def come_again(self, words: str) -> None:
+    def reconnect(self, message: str) -> None:
         """Comes again: a run that is at its end will have made room."""
-        self.wire.close()
-        self.wire = None
+        self.channel.close()
+        self.channel = None
         if time.monotonic() > self.deadline:
-            self.verdict = End('refused', words)
+            self.exit_status = ExitStatus('refused', message)
         else:
-            threading.Timer(RETRY, self.later, (self.reach,)).start()
+            threading.Timer(CONNECT_RETRY_SECONDS, self.post_event, (self.connect,)).start()
 
-    def listen(self, wire: Wire) -> None:
-        for message in wire:
-            self.later(self.told, wire, message)
-        self.later(self.left, wire)
+    def receive_messages(self, channel: MessageChannel) -> None:
+        for message in channel:
+            self.post_event(self.handle_coordinator_message, channel, message)
+        self.post_event(self.handle_coordinator_loss, channel)
 
-    def beat(self) -> None:
-        self.beaten = time.monotonic()
-        if self.wire:
-            self.wire.send(Beat())
-        if self.child:
-            self.child.wire.send(Beat())
-            if silent := self.child.silent(self.patience):
-                self.report(silent)
+    def send_heartbeat(self) -> None:
+        self.last_heartbeat = time.monotonic()
+        if self.channel:
+            self.channel.send(Heartbeat())
+        if self.worker:
+            self.worker.channel.send(Heartbeat())
+            if silence_exit := self.worker.check_silence(self.timeouts):
+                self.report_exit(silence_exit)
 
-    def told(self, wire: Wire, message: Message) -> None:
+    def handle_coordinator_message(self, channel: MessageChannel, message: Message) -> None:
         """What the hub says."""
-        if wire is not self.wire:
+        if channel is not self.channel:
             return
         match message:
-            case Challenge() if not self.met:
+            case Challenge() if not self.is_accepted:
                 self.answer_challenge(message)
-            case Welcome() if not self.met:
+            case Welcome() if not self.is_accepted:
                 self.check_welcome(message)
-            case Later(words=words) if not self.met:
-                self.come_again(words)
-            case Refused(words=words) if not self.met:
-                self.verdict = self.verdict or End('refused', words)
-            case Beat():
+            case RetryLater(words=reason) if not self.is_accepted:
+                self.reconnect(reason)
+            case Rejection(words=reason) if not self.is_accepted:
+                self.exit_status = self.exit_status or ExitStatus('refused', reason)
+            case Heartbeat():
                 pass
-            case _ if not self.met:
-                wire.reject()
-            case Over(end=end):
-                self.verdict = self.verdict or end
-            case Go(generation=generation, port=port, after=after):
-                self.go(generation, port, after)
-            case Gathered(generation=self.generation) if self.child:
-                self.child.wire.send(message)
+            case _ if not self.is_accepted:
+                channel.reject()
+            case RunExit(end=exit_status):
+                self.exit_status = self.exit_status or exit_status
+            case StartWorkers(generation=generation, port=port, after=previous_exit):
+                self.start_worker(generation, port, previous_exit)
+            case GatherResult(generation=self.generation) if self.worker:
+                self.worker.channel.send(message)
 
-    def left(self, wire: Wire) -> None:
+    def handle_coordinator_loss(self, channel: MessageChannel) -> None:
         """The hub is gone, or something else is where it should be."""
-        if wire is not self.wire:
+        if channel is not self.channel:
             return
-        if self.hub and self.hub.failure:
-            self.verdict = self.verdict or self.hub.failure
+        if self.coordinator and self.coordinator.failure:
+            self.exit_status = self.exit_status or self.coordinator.failure
             return
-        lost = End('lost', f'the supervisor of process 0 ({self.seat.address}) is {wire.why}')
-        if self.met or wire.why == STRANGE:
-            self.verdict = self.verdict or (lost if self.met else End('refused', self.wrong_address))
+        lost_status = ExitStatus('lost', f'the supervisor of process 0 ({self.process_info.address}) is {channel.end_reason}')
+        if self.is_accepted or channel.end_reason == NOT_A_RUN_PROCESS:
+            self.exit_status = self.exit_status or (lost_status if self.is_accepted else ExitStatus('refused', self.wrong_address_message))
         else:  # as a run at its end leaves who comes late
-            self.come_again(self.wrong_address)
+            self.reconnect(self.wrong_address_message)
 
-    def go(self, generation: int, port: int | None, after: End | None) -> None:
+    def start_worker(self, generation: int, port: int | None, previous_exit: ExitStatus | None) -> None:
         """Starts the child, in the place of one that has ended or is to."""
-        if after:
-            self.say(f'{after.words}; starting again')
-            self.drop(after)
+        if previous_exit:
+            self.print_line(f'{previous_exit.words}; starting again')
+            self.stop_worker(previous_exit)
         self.generation = generation
-        if self.asked:
-            self.report(before(self.asked[0]))
+        if self.stop_request:
+            self.report_exit(make_early_stop(self.stop_request[0]))
         else:
-            coordinator = port and self.seat.beside(port)
-            interface = port and self.hub and self.hub.interface
-            bind = interface and dataclasses.replace(self.seat, host=interface).beside(port)
-            heard = functools.partial(self.later, self.heard)
-            self.child = Child(self.command, self.seat, coordinator, bind, self.patience, heard)
+            jax_coordinator = port and self.process_info.format_address(port)
+            interface = port and self.coordinator and self.coordinator.interface
+            bind_address = interface and dataclasses.replace(self.process_info, host=interface).format_address(port)
+            on_message = functools.partial(self.post_event, self.handle_worker_message)
+            self.worker = WorkerProcess(self.command, self.process_info, jax_coordinator, bind_address, self.timeouts, on_message)
 
-    def heard(self, child: Child, message: Message | None) -> None:
+    def handle_worker_message(self, worker: WorkerProcess, message: Message | None) -> None:
         """What the child says, and at last that it has let go of the line."""
-        if child is not self.child:
+        if worker is not self.worker:
             return
         match message:
             case None:
-                self.report(child.end(self.patience))
-            case At(listens=listens):
-                child.at(listens)
-                self.send(msgspec.structs.replace(message, child=child.process.pid))
-            case Gather():
-                self.send(message)
-            case Ended(end=end):
-                child.said = end
+                self.report_exit(worker.wait_exit_status(self.timeouts))
+            case ProgressReport(listens=has_signal_handler):
+                worker.record_report(has_signal_handler)
+                self.forward(msgspec.structs.replace(message, child=worker.process.pid))
+            case GatherRequest():
+                self.forward(message)
+            case WorkerExit(end=exit_status):
+                worker.reported_exit = exit_status
 
-    def send(self, message: At | Gather | Ended) -> None:
-        self.wire.send(msgspec.structs.replace(message, generation=self.generation))
+    def forward(self, message: ProgressReport | GatherRequest | WorkerExit) -> None:
+        self.channel.send(msgspec.structs.replace(message, generation=self.generation))
 
-    def report(self, end: End) -> None:
+    def report_exit(self, exit_status: ExitStatus) -> None:
         """Lets all know of an end; the hub alone decides what comes of it."""
-        if self.wire:
-            self.send(Ended(end))
+        if self.channel:
+            self.forward(WorkerExit(exit_status))
         else:
-            self.verdict = end
+            self.exit_status = exit_status
 
-    def signalled(self, number: int) -> None:
+    def handle_signal(self, signum: int) -> None:
         """The first signal is the child's, once it has an ear for it; a later one acts at once."""
         now = time.monotonic()
-        if self.asked and now - self.asked[1] > TOGETHER:
-            self.report(at_once(number))
-        if self.asked:
+        if self.stop_request and now - self.stop_request[1] > SAME_SIGNAL_SECONDS:
+            self.report_exit(make_immediate_stop(signum))
+        if self.stop_request:
             return
-        self.asked = number, now
-        if not (self.child and self.child.begun):
-            self.report(before(number))
-        elif self.child.listens:
-            self.child.signal(number)
-            if self.seat.index:  # a child that has the terminal says so itself
-                self.say(STOPPING)
+        self.stop_request = signum, now
+        if not (self.worker and self.worker.has_started):
+            self.report_exit(make_early_stop(signum))
+        elif self.worker.has_signal_handler:
+            self.worker.send_signal(signum)
+            if self.process_info.index:  # a child that has the terminal says so itself
+                self.print_line(STOPPING_MESSAGE)
 
-    def drop(self, end: End) -> None:
+    def stop_worker(self, exit_status: ExitStatus) -> None:
         """Ends the child, and keeps what it leaves behind where something is to be looked into."""
-        child, self.child = self.child, None
-        if child:
-            child.kill(stacks=end.wrong)
-            if end.wrong:
-                self.failed(end, child.tail())
+        worker, self.worker = self.worker, None
+        if worker:
+            worker.kill(dump_stacks=exit_status.is_failure)
+            if exit_status.is_failure:
+                self.on_failure(exit_status, worker.read_log_tail())
 
-    def leave(self) -> None:
-        if self.wire:
-            self.wire.close()
-        self.drop(self.verdict or End('stopped'))
-        if self.hub and self.hub.thread.is_alive():
-            self.hub.thread.join(2 * self.patience.parting)
+    def close(self) -> None:
+        if self.channel:
+            self.channel.close()
+        self.stop_worker(self.exit_status or ExitStatus('stopped'))
+        if self.coordinator and self.coordinator.thread.is_alive():
+            self.coordinator.thread.join(2 * self.timeouts.shutdown)

@@ -13,11 +13,11 @@ from typing import Annotated
 import msgspec
 from msgspec import Meta
 
-from sinklab.processes.ending import End
+from sinklab.processes.ending import ExitStatus
 
-LONGEST = 1 << 24  # bytes of a message between processes that know each other
-GREETING = 1 << 12  # bytes of a message before that
-STRANGE = 'no process of a run'
+MAX_MESSAGE_BYTES = 1 << 24  # bytes of a message between processes that know each other
+MAX_GREETING_BYTES = 1 << 12  # bytes of a message before that
+NOT_A_RUN_PROCESS = 'no process of a run'
 
 Count = Annotated[int, Meta(ge=0, le=1 << 53)]
 Index = Annotated[int, Meta(ge=0, lt=1 << 20)]
@@ -55,23 +55,23 @@ class Welcome(Message, tag='welcome'):
     proof: Digest
 
 
-class Refused(Message, tag='refused'):
+class Rejection(Message, tag='refused'):
     """The hub's answer to a greeting that it refuses for good."""
 
     words: str
 
 
-class Later(Message, tag='later'):
+class RetryLater(Message, tag='later'):
     """The hub's answer to who comes while its run is ending; it may come again."""
 
     words: str
 
 
-class Beat(Message, tag='beat'):
+class Heartbeat(Message, tag='beat'):
     """A sign of life."""
 
 
-class At(Message, tag='at'):
+class ProgressReport(Message, tag='at'):
     """Where a child is. Its supervisor adds which child of which generation that is."""
 
     place: Name
@@ -83,7 +83,7 @@ class At(Message, tag='at'):
     child: Count | None = None
 
 
-class Gather(Message, tag='gather'):
+class GatherRequest(Message, tag='gather'):
     """What a child brings to the n-th meeting of all: JSON in a text, which only other children read."""
 
     number: Count
@@ -92,89 +92,89 @@ class Gather(Message, tag='gather'):
     generation: Count = 0
 
 
-class Gathered(Message, tag='gathered'):
+class GatherResult(Message, tag='gathered'):
     """What all have brought, by their numbers."""
 
     values: list[str]
     generation: Count = 0
 
 
-class Ended(Message, tag='end'):
+class WorkerExit(Message, tag='end'):
     """How a child has ended."""
 
-    end: End
+    end: ExitStatus
     generation: Count = 0
 
 
-class Go(Message, tag='go'):
+class StartWorkers(Message, tag='go'):
     """The hub has all supervisors start their children, at first or after an end."""
 
     generation: Count
     port: Port | None
-    after: End | None
+    after: ExitStatus | None
 
 
-class Over(Message, tag='over'):
+class RunExit(Message, tag='over'):
     """How all have ended."""
 
-    end: End
+    end: ExitStatus
 
 
-TO_HUB = msgspec.json.Decoder(Hello | Beat | At | Gather | Ended)
-FROM_HUB = msgspec.json.Decoder(Challenge | Welcome | Refused | Later | Beat | Go | Gathered | Over)
-BETWEEN = msgspec.json.Decoder(Beat | At | Gather | Gathered | Ended)  # a supervisor and its child
-INVALID = msgspec.MsgspecError, ValueError, RecursionError
+TO_COORDINATOR_DECODER = msgspec.json.Decoder(Hello | Heartbeat | ProgressReport | GatherRequest | WorkerExit)
+FROM_COORDINATOR_DECODER = msgspec.json.Decoder(Challenge | Welcome | Rejection | RetryLater | Heartbeat | StartWorkers | GatherResult | RunExit)
+WORKER_DECODER = msgspec.json.Decoder(Heartbeat | ProgressReport | GatherRequest | GatherResult | WorkerExit)  # a supervisor and its child
+DECODE_ERRORS = msgspec.MsgspecError, ValueError, RecursionError
 
 
-def encode(message: Message) -> bytes:
+def encode_message(message: Message) -> bytes:
     return msgspec.json.encode(message) + b'\n'
 
 
-def host_name() -> str:
+def get_host_name() -> str:
     """Return the name of this machine, as far as it is printable ASCII."""
     return re.sub('[^ -~]', '?', socket.gethostname())[:255]
 
 
-class Wire:
+class MessageChannel:
     """One end of a connection that threads read and write, over which something must come every so often."""
 
-    def __init__(self, connection: socket.socket, silence: float | None, decoder: msgspec.json.Decoder):
-        connection.settimeout(silence)
-        self.connection, self.silence, self.decoder, self.why = connection, silence, decoder, ''
-        self.sending = threading.Lock()
+    def __init__(self, sock: socket.socket, silence_seconds: float | None, decoder: msgspec.json.Decoder):
+        sock.settimeout(silence_seconds)
+        self.sock, self.silence_seconds, self.decoder, self.end_reason = sock, silence_seconds, decoder, ''
+        self.send_lock = threading.Lock()
 
     def send(self, message: Message) -> None:
         """Sends, or leaves it to who receives to find that nobody is there any more."""
-        line = encode(message)
+        line = encode_message(message)
         try:
-            with self.sending:
-                self.connection.sendall(line)
+            with self.send_lock:
+                self.sock.sendall(line)
         except OSError:
             self.close()
 
     def __iter__(self) -> Iterator[Message]:
         """Messages until the other end is gone; `why` then says how that was seen."""
-        why = 'gone'
+        reason = 'gone'
         try:
-            with self.connection.makefile('rb') as lines:
-                while line := lines.readline(LONGEST):
+            with self.sock.makefile('rb') as lines:
+                while line := lines.readline(MAX_MESSAGE_BYTES):
                     yield self.decoder.decode(line)
         except TimeoutError:
-            why = f'not heard of for {self.silence:.0f} s'
+            reason = f'not heard of for {self.silence_seconds:.0f} s'
         except OSError:
             pass
-        except INVALID:
-            why = STRANGE
+        except DECODE_ERRORS:
+            reason = NOT_A_RUN_PROCESS
         finally:
-            self.why = self.why or why
+            self.end_reason = self.end_reason or reason
             self.close()
 
     def reject(self) -> None:
         """Ends a connection to somebody who is not what it should be."""
-        self.why = self.why or STRANGE
+        self.end_reason = self.end_reason or NOT_A_RUN_PROCESS
         self.close()
 
     def close(self) -> None:
         with contextlib.suppress(OSError):  # it is closed
-            self.connection.shutdown(socket.SHUT_RDWR)
-        self.connection.close()
+            self.sock.shutdown(socket.SHUT_RDWR)
+        self.sock.close()

@@ -1,77 +1,77 @@
 """What a report says first: one sentence, made of the table by rule."""
 
-from sinklab.measure.emergence import LEAST
-from sinklab.measure.table import HEADLINE
-from sinklab.report.arms import Arm
-from sinklab.report.emergence import span as emergence_span
-from sinklab.report.runs import Run
+from sinklab.measure.emergence import MIN_FINAL_RATE_PERCENT
+from sinklab.measure.table import HEADLINE_METRIC
+from sinklab.report.arms import RunGroup
+from sinklab.report.emergence import compute_span as emergence_span
+from sinklab.report.runs import RunResult
 
-FEW = 6  # arms that are named each
-
-
-def answer(arms: list[Arm]) -> str:
-    if len(arms) > FEW:
-        return of_many(arms)
-    return '; '.join(f'{arm.name}: {", ".join(of_arm(arm))}' for arm in arms) + '.'
+MAX_NAMED_GROUPS = 6  # arms that are named each
 
 
-def of_arm(arm: Arm) -> list[str]:
+def format_headline(run_groups: list[RunGroup]) -> str:
+    if len(run_groups) > MAX_NAMED_GROUPS:
+        return format_many_groups(run_groups)
+    return '; '.join(f'{run_group.name}: {", ".join(format_group(run_group))}' for run_group in run_groups) + '.'
+
+
+def format_group(run_group: RunGroup) -> list[str]:
     """What is to be said of it: its sink, and what of its runs has gone otherwise."""
-    measured = [run for run in arm.counted if run.last(HEADLINE.name) is not None]
-    without = [run for run in arm.counted if run not in measured]
-    others = [run for run in arm.runs if run not in arm.counted]
-    told = [sink(arm, measured)] if measured else []
-    return [*told, *(f'{seed_of(arm, run)}no probe yet' for run in without), *(failed(arm, run) for run in others)]
+    measured_runs = [run for run in run_group.counted_runs if run.get_last(HEADLINE_METRIC.name) is not None]
+    unmeasured_runs = [run for run in run_group.counted_runs if run not in measured_runs]
+    excluded_runs = [run for run in run_group.runs if run not in run_group.counted_runs]
+    texts = [format_sink_rate(run_group, measured_runs)] if measured_runs else []
+    return [*texts, *(f'{format_seed_prefix(run_group, run)}no probe yet' for run in unmeasured_runs), *(format_failure(run_group, run) for run in excluded_runs)]
 
 
-def sink(arm: Arm, runs: list[Run]) -> str:
-    rates = [run.last(HEADLINE.name) for run in runs]
-    if max(rates) < LEAST:
-        return f'none after {steps(runs)} ({seeds(runs)})'
-    share = f'{rates[0]:.0f} %' if len(runs) == 1 else f'{sum(rates) / len(rates):.0f} % ({span(rates)})'
-    begun = emergence_span(runs).sentence('emerging')
-    return f'{share} of (text, layer, head) have a sink after {steps(runs)} ({seeds(runs)}), {begun}'
+def format_sink_rate(run_group: RunGroup, runs: list[RunResult]) -> str:
+    rates = [run.get_last(HEADLINE_METRIC.name) for run in runs]
+    if max(rates) < MIN_FINAL_RATE_PERCENT:
+        return f'none after {format_steps(runs)} ({format_seeds(runs)})'
+    rate_text = f'{rates[0]:.0f} %' if len(runs) == 1 else f'{sum(rates) / len(rates):.0f} % ({format_range(rates)})'
+    emergence_text = emergence_span(runs).format_sentence('emerging')
+    return f'{rate_text} of (text, layer, head) have a sink after {format_steps(runs)} ({format_seeds(runs)}), {emergence_text}'
 
 
-def span(rates: list[float]) -> str:
+def format_range(rates: list[float]) -> str:
     return f'{min(rates):.0f} to {max(rates):.0f}'
 
 
-def steps(runs: list[Run]) -> str:
-    last = sorted({run.records[-1]['step'] for run in runs})
-    return f'{last[0]} steps' if len(last) == 1 else f'{last[0]} to {last[-1]} steps'
+def format_steps(runs: list[RunResult]) -> str:
+    last_steps = sorted({run.records[-1]['step'] for run in runs})
+    return f'{last_steps[0]} steps' if len(last_steps) == 1 else f'{last_steps[0]} to {last_steps[-1]} steps'
 
 
-def seeds(runs: list[Run]) -> str:
-    known = [run.seed for run in runs if run.seed is not None]
-    told = f'{len(runs)} seeds' if len(runs) > 1 else f'seed {known[0]}' if known else 'one run'
-    return ', '.join([told, *dict.fromkeys(run.kind for run in runs if run.kind != 'done')])
+def format_seeds(runs: list[RunResult]) -> str:
+    seed_numbers = [run.seed for run in runs if run.seed is not None]
+    text = f'{len(runs)} seeds' if len(runs) > 1 else f'seed {seed_numbers[0]}' if seed_numbers else 'one run'
+    return ', '.join([text, *dict.fromkeys(run.outcome for run in runs if run.outcome != 'done')])
 
 
-def seed_of(arm: Arm, run: Run) -> str:
-    return f'seed {run.seed} ' if len(arm.runs) > 1 and run.seed is not None else ''
+def format_seed_prefix(run_group: RunGroup, run: RunResult) -> str:
+    return f'seed {run.seed} ' if len(run_group.runs) > 1 and run.seed is not None else ''
 
 
-def failed(arm: Arm, run: Run) -> str:
-    return f'{seed_of(arm, run)}{run.kind} at step {run.ending.get("step", 0)}'
+def format_failure(run_group: RunGroup, run: RunResult) -> str:
+    return f'{format_seed_prefix(run_group, run)}{run.outcome} at step {run.outcome_record.get("step", 0)}'
 
 
-def of_many(arms: list[Arm]) -> str:
+def format_many_groups(run_groups: list[RunGroup]) -> str:
     """The ends of the order by the mean rate, and how many are neither."""
     rates = {}
-    for arm in arms:
-        if found := [rate for run in arm.counted if (rate := run.last(HEADLINE.name)) is not None]:
-            rates[arm.name] = sum(found) / len(found)
-    runs = [run for arm in arms for run in arm.runs]
-    told = [f'{len(runs)} runs of {len(arms)} rows']
+    for run_group in run_groups:
+        if group_rates := [rate for run in run_group.counted_runs if (rate := run.get_last(HEADLINE_METRIC.name)) is not None]:
+            rates[run_group.name] = sum(group_rates) / len(group_rates)
+    runs = [run for run_group in run_groups for run in run_group.runs]
+    texts = [f'{len(runs)} runs of {len(run_groups)} rows']
     if rates:
-        low, high = min(rates, key=rates.get), max(rates, key=rates.get)
-        told[0] += (
-            f': from {rates[low]:.0f} % of (text, layer, head) with a sink ({low}) to {rates[high]:.0f} % ({high})'
+        lowest, highest = min(rates, key=rates.get), max(rates, key=rates.get)
+        texts[0] += (
+            f': from {rates[lowest]:.0f} % of (text, layer, head) with a sink ({lowest}) to {rates[highest]:.0f} % ({highest})'
         )
-        none = sum(rate < LEAST for rate in rates.values())
-        told.append(f'{none} of {len(rates)} rows have none')
-    kinds = [run.kind for run in runs]
-    told += [f'{kinds.count(kind)} {kind}' for kind in dict.fromkeys(kinds) if kind != 'done']
-    silent = sum(run.last(HEADLINE.name) is None for run in runs)
-    return '; '.join(told + ([f'{silent} without a probe'] if silent else [])) + '.'
+        num_without_sink = sum(rate < MIN_FINAL_RATE_PERCENT for rate in rates.values())
+        texts.append(f'{num_without_sink} of {len(rates)} rows have none')
+    outcomes = [run.outcome for run in runs]
+    texts += [f'{outcomes.count(outcome)} {outcome}' for outcome in dict.fromkeys(outcomes) if outcome != 'done']
+    num_without_probe = sum(run.get_last(HEADLINE_METRIC.name) is None for run in runs)
+    return '; '.join(texts + ([f'{num_without_probe} without a probe'] if num_without_probe else [])) + '.'

@@ -5,65 +5,65 @@ import dataclasses
 import numpy as np
 
 from sinklab.report import sweep
-from sinklab.report.runs import Run
+from sinklab.report.runs import RunResult
 
-LEFT_OUT = ('diverged', 'refused')  # kinds of ends whose numbers are no result
+EXCLUDED_OUTCOMES = ('diverged', 'refused')  # kinds of ends whose numbers are no result
 
 
 @dataclasses.dataclass(frozen=True)
-class Arm:
+class RunGroup:
     name: str
-    runs: list[Run]
+    runs: list[RunResult]
 
     @property
-    def about(self) -> dict:
+    def row_info(self) -> dict:
         """row.json, by the name that the arm has here."""
-        about = self.runs[0].about
-        return {'source': '', **about, 'row': self.name, 'published': about.get('published') or {}}
+        row_info = self.runs[0].row_info
+        return {'source': '', **row_info, 'row': self.name, 'published': row_info.get('published') or {}}
 
     @property
-    def counted(self) -> list[Run]:
+    def counted_runs(self) -> list[RunResult]:
         """Those that are done; where none is, those under way."""
-        done = [run for run in self.runs if run.kind == 'done']
-        return done or [run for run in self.runs if run.kind not in LEFT_OUT]
+        done = [run for run in self.runs if run.outcome == 'done']
+        return done or [run for run in self.runs if run.outcome not in EXCLUDED_OUTCOMES]
 
 
-def arms(runs: list[Run]) -> list[Arm]:
+def group_runs(runs: list[RunResult]) -> list[RunGroup]:
     """The baseline first, which changes nothing of its table's default, if it is there; the others as given."""
-    found = [Arm(name, [run for run in runs if run.arm == name]) for name in dict.fromkeys(run.arm for run in runs)]
-    return sorted(found, key=lambda arm: arm is not baseline(found))
+    run_groups = [RunGroup(name, [run for run in runs if run.group_name == name]) for name in dict.fromkeys(run.group_name for run in runs)]
+    return sorted(run_groups, key=lambda run_group: run_group is not find_baseline(run_groups))
 
 
-def baseline(arms: list[Arm]) -> Arm:
-    plain = [arm for arm in arms if arm.about.get('diff') == {} and not arm.about.get('from')]
-    return (plain or arms)[0]
+def find_baseline(run_groups: list[RunGroup]) -> RunGroup:
+    unchanged = [run_group for run_group in run_groups if run_group.row_info.get('diff') == {} and not run_group.row_info.get('from')]
+    return (unchanged or run_groups)[0]
 
 
-def table(arms: list[Arm]) -> list[dict]:
+def make_group_table(run_groups: list[RunGroup]) -> list[dict]:
     """As of a sweep, and whether a row lies on the published side of the first."""
-    rows = sweep.table([in_sweep(arm) for arm in arms])
-    return [row | dict(direction=sweep.direction(row, rows[0])) for row in rows]
+    rows = sweep.make_sweep_table([make_row_result(run_group) for run_group in run_groups])
+    return [row | dict(direction=sweep.compare_direction(row, rows[0])) for row in rows]
 
 
-def in_sweep(arm: Arm) -> sweep.Arm:
-    keys = {run.name: run.seed if one_of_its_seed(arm, run) else run.name for run in arm.runs}
-    return sweep.Arm(
-        arm.about,
-        outcomes={keys[run.name]: run.kind for run in arm.runs},
-        reasons={keys[run.name]: message for run in arm.runs if (message := run.ending.get('message'))},
-        numbers={
-            keys[run.name]: sweep.judged(run.records, run.config.get('model.vocabulary')) for run in arm.counted
+def make_row_result(run_group: RunGroup) -> sweep.RowResult:
+    key_of_run = {run.name: run.seed if is_only_run_of_seed(run_group, run) else run.name for run in run_group.runs}
+    return sweep.RowResult(
+        run_group.row_info,
+        outcomes={key_of_run[run.name]: run.outcome for run in run_group.runs},
+        reasons={key_of_run[run.name]: message for run in run_group.runs if (message := run.outcome_record.get('message'))},
+        metrics_by_seed={
+            key_of_run[run.name]: sweep.compute_run_metrics(run.records, run.config.get('model.vocabulary')) for run in run_group.counted_runs
         },
     )
 
 
-def one_of_its_seed(arm: Arm, run: Run) -> bool:
-    return run.seed is not None and [one.seed for one in arm.runs].count(run.seed) == 1
+def is_only_run_of_seed(run_group: RunGroup, run: RunResult) -> bool:
+    return run.seed is not None and [other.seed for other in run_group.runs].count(run.seed) == 1
 
 
-def mean(runs: list[Run], name: str) -> tuple[list[int], np.ndarray, np.ndarray] | None:
+def compute_mean_curve(runs: list[RunResult], metric_name: str) -> tuple[list[int], np.ndarray, np.ndarray] | None:
     """(steps, mean, sample standard deviation) of a number at the steps that all of several runs recorded it at."""
-    curves = [dict(zip(*run.curve(name), strict=True)) for run in runs]
+    curves = [dict(zip(*run.get_curve(metric_name), strict=True)) for run in runs]
     steps = sorted(set.intersection(*map(set, curves))) if len(curves) > 1 else []
     if not steps:
         return None

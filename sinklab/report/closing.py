@@ -3,99 +3,99 @@
 from collections.abc import Mapping, Sequence
 
 from sinklab.measure import table as measures
-from sinklab.measure.emergence import LEAST, Span, span
-from sinklab.measure.emergence import emergence as of_rates
-from sinklab.measure.measure import Number, fixed
-from sinklab.measure.table import HEADLINE
-from sinklab.report.emergence import emergence
-from sinklab.report.runs import NUMBERS, Run
+from sinklab.measure.emergence import MIN_FINAL_RATE_PERCENT, EmergenceSpan, merge_emergence
+from sinklab.measure.emergence import find_emergence as of_rates
+from sinklab.measure.measure import MetricInfo, format_fixed
+from sinklab.measure.table import HEADLINE_METRIC
+from sinklab.report.emergence import find_run_emergence
+from sinklab.report.runs import RUN_METRIC_INFOS, RunResult
 
-HEADINGS = ('run', *(number.label for number in NUMBERS), 'emerges (step)', 'first head', 'end')
-SOURCE = 'published, of another model'
-FEW = 6  # rows that a sentence names each
-MORE = {
+RUN_HEADINGS = ('run', *(number.label for number in RUN_METRIC_INFOS), 'emerges (step)', 'first head', 'end')
+PUBLISHED_SOURCE = 'published, of another model'
+MAX_NAMED_ROWS = 6  # rows that a sentence names each
+EXTRA_COLUMN_SENTENCES = {
     'runs': 'How many are done, each with another seed.',
     'emerges': 'Steps between which Sink_1 passes half of its last value (at start: it has passed it before '
-    f'training; none: its last value is below {LEAST:.0f} %; 3 of 8: so many runs end with a sink).',
+    f'training; none: its last value is below {MIN_FINAL_RATE_PERCENT:.0f} %; 3 of 8: so many runs end with a sink).',
     'first head': 'The first whose mean alpha_1 is above 0.3 from then on.',
 }
 
 
-def legend(headings: Sequence[str], numbers: Sequence[Number] = ()) -> str:
+def format_legend(headings: Sequence[str], metric_infos: Sequence[MetricInfo] = ()) -> str:
     """Say in one paragraph what columns with these headings, and units behind them, mean.
 
     Args:
         headings: those without a meaning here are passed over.
         numbers: what some of them are, beside what every run is measured by.
     """
-    known = *measures.NUMBERS, *NUMBERS, *numbers
-    sentences = {number.label: number.sentence for number in known} | MORE
-    plain = [heading.partition(' (')[0] for heading in headings]
-    if HEADLINE.label in plain and 'alpha_1' not in plain:
-        plain.insert(plain.index(HEADLINE.label) + 1, 'alpha_1')
-    return '; '.join(f'{name}: {small(sentences[name])}' for name in plain if name in sentences)
+    all_infos = *measures.METRIC_INFOS, *RUN_METRIC_INFOS, *metric_infos
+    sentences = {metric_info.label: metric_info.description for metric_info in all_infos} | EXTRA_COLUMN_SENTENCES
+    labels = [heading.partition(' (')[0] for heading in headings]
+    if HEADLINE_METRIC.label in labels and 'alpha_1' not in labels:
+        labels.insert(labels.index(HEADLINE_METRIC.label) + 1, 'alpha_1')
+    return '; '.join(f'{name}: {lowercase_first_letter(sentences[name])}' for name in labels if name in sentences)
 
 
-def small(sentence: str) -> str:
+def lowercase_first_letter(sentence: str) -> str:
     """Return a sentence to follow a colon."""
     first, rest = sentence.rstrip('.')[:1], sentence.rstrip('.')[1:]
     return (first.lower() if rest[:1].islower() else first) + rest
 
 
-def table(runs: list[Run]) -> list[dict]:
+def make_run_table(runs: list[RunResult]) -> list[dict]:
     """None where a number was never recorded, or no sink has emerged."""
-    return [entry(run) for run in runs]
+    return [make_run_row(run) for run in runs]
 
 
-def entry(run: Run) -> dict:
-    found = emergence(run)
-    emerged = found and dict(after=found.after, at=found.at, head=found.head)
+def make_run_row(run: RunResult) -> dict:
+    run_emergence = find_run_emergence(run)
+    emergence_fields = run_emergence and dict(after=run_emergence.start_step, at=run_emergence.end_step, head=run_emergence.first_head)
     return dict(
         arm=run.name,
         notes=run.notes,
-        **{number.name: run.last(number.name) for number in NUMBERS},
+        **{metric_info.name: run.get_last(metric_info.name) for metric_info in RUN_METRIC_INFOS},
         seed=run.seed,
-        row=run.arm,
-        outcome=run.kind,
-        message=run.ending.get('message', ''),
-        probes=len(run.folder.probes),
-        emergence=emerged,
+        row=run.group_name,
+        outcome=run.outcome,
+        message=run.outcome_record.get('message', ''),
+        probes=len(run.run_dir.probe_files),
+        emergence=emergence_fields,
     )
 
 
-def cells(row: dict) -> list[str]:
+def format_run_cells(row: dict) -> list[str]:
     """A row of it as a person reads it, under HEADINGS."""
-    values = [(number, row[number.name]) for number in NUMBERS]
-    return [row['arm'], *('-' if value is None else number.text(value) for number, value in values), *ends(row)]
+    values = [(metric_info, row[metric_info.name]) for metric_info in RUN_METRIC_INFOS]
+    return [row['arm'], *('-' if value is None else metric_info.format_value(value) for metric_info, value in values), *format_end_cells(row)]
 
 
-def ends(row: dict) -> list[str]:
+def format_end_cells(row: dict) -> list[str]:
     """When a sink emerges, in which head first, and how the run has ended."""
-    emerged, end = row['emergence'], row['outcome'] + ('' if row['probes'] else ', no probe')
-    if not emerged:
-        return ['-' if row[HEADLINE.name] is None else span([None]).cell(), '-', end]
-    head = 'layer {} head {}'.format(*emerged['head']) if emerged['head'] else '-'
-    return [span([(emerged['after'], emerged['at'])]).cell(), head, end]
+    emergence_fields, outcome_text = row['emergence'], row['outcome'] + ('' if row['probes'] else ', no probe')
+    if not emergence_fields:
+        return ['-' if row[HEADLINE_METRIC.name] is None else merge_emergence([None]).format_cell(), '-', outcome_text]
+    head_text = 'layer {} head {}'.format(*emergence_fields['head']) if emergence_fields['head'] else '-'
+    return [merge_emergence([(emergence_fields['after'], emergence_fields['at'])]).format_cell(), head_text, outcome_text]
 
 
-def of_one(records: list[dict], published: Mapping[str, object]) -> tuple[list[str], list[list[str]]]:
+def make_metric_table(records: list[dict], published: Mapping[str, object]) -> tuple[list[str], list[list[str]]]:
     """Return headings and rows of a table with a line for each number of one run.
 
     Args:
         records: of its metrics.jsonl.
         published: {name: number}, of its row.
     """
-    last = {name: value for record in records for name, value in record.items()}
-    shown = [number for number in NUMBERS if number.name in last and number.name not in ('step', 'seconds')]
+    last_values = {name: value for record in records for name, value in record.items()}
+    metric_infos = [metric_info for metric_info in RUN_METRIC_INFOS if metric_info.name in last_values and metric_info.name not in ('step', 'seconds')]
     rows = []
-    for number in shown:
-        theirs = published.get(number.name)
-        said = f'{theirs:.2f} {number.unit}'.rstrip() if isinstance(theirs, int | float) else ''
-        rows.append([number.label, number.text(last[number.name]), said, number.sentence])
+    for metric_info in metric_infos:
+        published_value = published.get(metric_info.name)
+        published_text = f'{published_value:.2f} {metric_info.unit}'.rstrip() if isinstance(published_value, int | float) else ''
+        rows.append([metric_info.label, metric_info.format_value(last_values[metric_info.name]), published_text, metric_info.description])
     headings = ['number', 'value', 'published', 'what it is']
-    if any(said for _, _, said, _ in rows):
+    if any(published_text for _, _, published_text, _ in rows):
         return headings, rows
-    return [*headings[:2], headings[3]], [[label, value, what] for label, value, _, what in rows]
+    return [*headings[:2], headings[3]], [[label, value, sentence] for label, value, _, sentence in rows]
 
 
 def describe_published(row: Mapping, headings: Sequence[str]) -> str:
@@ -108,49 +108,49 @@ def describe_published(row: Mapping, headings: Sequence[str]) -> str:
     Returns:
         A line, or '' where the table shows no published number and the row is not published as failing.
     """
-    fails = bool((row.get('published') or {}).get('fails'))
-    origin = [f'{row["source"]}, of another model'] if row.get('source') else []
-    if fails:
-        return f'published: fails{"".join(f" ({where})" for where in origin)}'
-    return ''.join(f'published: {where}' for where in origin) if 'published' in headings else ''
+    is_published_failure = bool((row.get('published') or {}).get('fails'))
+    sources = [f'{row["source"]}, of another model'] if row.get('source') else []
+    if is_published_failure:
+        return f'published: fails{"".join(f" ({source_text})" for source_text in sources)}'
+    return ''.join(f'published: {source_text}' for source_text in sources) if 'published' in headings else ''
 
 
-def duration(record: dict) -> str:
+def format_duration(record: dict) -> str:
     return f'{record["step"]} steps in {record["seconds"]:.0f} s'
 
 
-def seen(records: list[dict]) -> tuple[float | None, str]:
+def summarize_sink(records: list[dict]) -> tuple[float | None, str]:
     """Return what Sink_1 a run has ended with, and in words when it emerged."""
-    probed = [record for record in records if HEADLINE.name in record]
-    if not probed:
+    probe_records = [record for record in records if HEADLINE_METRIC.name in record]
+    if not probe_records:
         return None, 'no probe'
-    rates = [record[HEADLINE.name] for record in probed]
-    found = of_rates([record['step'] for record in probed], rates)
-    return rates[-1], span([found]).sentence()
+    rates = [record[HEADLINE_METRIC.name] for record in probe_records]
+    emergence_steps = of_rates([record['step'] for record in probe_records], rates)
+    return rates[-1], merge_emergence([emergence_steps]).format_sentence()
 
 
-def seen_of_rows(rows: Sequence[Mapping], spans: Mapping[str, Span]) -> dict[str, tuple[float | None, str]]:
+def summarize_sink_of_rows(rows: Sequence[Mapping], spans: Mapping[str, EmergenceSpan]) -> dict[str, tuple[float | None, str]]:
     """Return the same of each row of a sweep, as the mean of its runs.
 
     Args:
         rows: of report/sweep.py:table.
         spans: of report/sweep.py:spans.
     """
-    found = {}
+    summaries = {}
     for row in rows:
-        name, rate = row['row'], row['ours'].get(HEADLINE.name)
-        found[name] = (None, row['outcome']) if rate is None else (rate['mean'], spans[name].sentence())
-    return found
+        name, rate = row['row'], row['ours'].get(HEADLINE_METRIC.name)
+        summaries[name] = (None, row['outcome']) if rate is None else (rate['mean'], spans[name].format_sentence())
+    return summaries
 
 
-def published(rows: Mapping[str, Mapping]) -> tuple[dict[str, str], str]:
+def collect_published_rates(rows: Mapping[str, Mapping]) -> tuple[dict[str, str], str]:
     """Return {row: its published Sink_1}, of the rows that have one, and in words where that comes from."""
-    found = {name: row.get('published', {}).get(HEADLINE.name) for name, row in rows.items()}
-    return {name: f'{fixed(rate, 1)} %' for name, rate in found.items() if isinstance(rate, int | float)}, SOURCE
+    rates = {name: row.get('published', {}).get(HEADLINE_METRIC.name) for name, row in rows.items()}
+    return {name: f'{format_fixed(rate, 1)} %' for name, rate in rates.items() if isinstance(rate, int | float)}, PUBLISHED_SOURCE
 
 
-def sentence(
-    seen: Mapping[str, tuple[float | None, str]], expected: Mapping[str, str], source: str, page: object = None
+def format_comparison(
+    observed: Mapping[str, tuple[float | None, str]], expected: Mapping[str, str], source: str, page: object = None
 ) -> str:
     """Say in one sentence what was seen, what was expected, and where the page lies.
 
@@ -160,17 +160,17 @@ def sentence(
         source: where the expected values come from.
         page: the file, if there is one.
     """
-    said = []
-    if len(seen) <= FEW:
-        each = [
-            f'{"unknown" if rate is None else f"{fixed(rate, 1)} %"} for {name} ({words})'
-            for name, (rate, words) in seen.items()
+    texts = []
+    if len(observed) <= MAX_NAMED_ROWS:
+        row_texts = [
+            f'{"unknown" if rate is None else f"{format_fixed(rate, 1)} %"} for {name} ({words})'
+            for name, (rate, words) in observed.items()
         ]
-        said.append(f'Seen: {HEADLINE.label} is {join(each)}')
-        if awaited := [f'{words} for {name}' for name, words in expected.items() if name in seen]:
-            said.append(f'expected: {join(awaited)} ({source})')
-    return '; '.join([*said, *([f'page: {page}'] if page else [])])
+        texts.append(f'Seen: {HEADLINE_METRIC.label} is {join_with_and(row_texts)}')
+        if expected_texts := [f'{words} for {name}' for name, words in expected.items() if name in observed]:
+            texts.append(f'expected: {join_with_and(expected_texts)} ({source})')
+    return '; '.join([*texts, *([f'page: {page}'] if page else [])])
 
 
-def join(words: Sequence[str]) -> str:
+def join_with_and(words: Sequence[str]) -> str:
     return ' and '.join(filter(None, [', '.join(words[:-1]), words[-1]]))

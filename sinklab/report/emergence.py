@@ -2,63 +2,63 @@
 
 import dataclasses
 
-from sinklab.measure.emergence import Span, first_heads
-from sinklab.measure.emergence import emergence as of_rates
-from sinklab.measure.emergence import span as span_of
-from sinklab.measure.sink import THRESHOLD
-from sinklab.measure.table import HEADLINE, HEADLINE_MAP
-from sinklab.report.arms import Arm
-from sinklab.report.axes import Point
-from sinklab.report.runs import Run
+from sinklab.measure.emergence import EmergenceSpan, find_first_heads
+from sinklab.measure.emergence import find_emergence as of_rates
+from sinklab.measure.emergence import merge_emergence as span_of
+from sinklab.measure.sink import SINK_THRESHOLD
+from sinklab.measure.table import HEADLINE_METRIC, HEADLINE_FIGURE
+from sinklab.report.arms import RunGroup
+from sinklab.report.axes import AxisPoint
+from sinklab.report.runs import RunResult
 
 
 @dataclasses.dataclass(frozen=True)
-class Emergence:
-    after: int | None  # the last probe with at most half of it; None: the first probe has more
-    at: int  # the first probe from which on there is more
-    height: float  # the rate there
-    head: tuple[int, int] | None  # (layer, head), from 1, whose mean alpha_1 is first above the threshold for good
-    head_at: int | None  # the first of the probes that are drawn in which it is
+class RunEmergence:
+    start_step: int | None  # the last probe with at most half of it; None: the first probe has more
+    end_step: int  # the first probe from which on there is more
+    rate: float  # the rate there
+    first_head: tuple[int, int] | None  # (layer, head), from 1, whose mean alpha_1 is first above the threshold for good
+    first_head_step: int | None  # the first of the probes that are drawn in which it is
 
     @property
-    def span(self) -> Span:
-        return span_of([(self.after, self.at)])
+    def span(self) -> EmergenceSpan:
+        return span_of([(self.start_step, self.end_step)])
 
 
 @dataclasses.dataclass(frozen=True)
-class Emerging:
+class PointEmergence:
     """The runs at one place of an axis."""
 
-    at: int  # of the axis' labels
-    each: list[Emergence]  # of those that end with a sink
-    runs: int  # all of them
+    tick: int  # of the axis' labels
+    emergences: list[RunEmergence]  # of those that end with a sink
+    num_runs: int  # all of them
 
 
-def emergences(points: list[Point], arms: list[Arm]) -> list[Emerging]:
+def find_emergences(points: list[AxisPoint], run_groups: list[RunGroup]) -> list[PointEmergence]:
     """Of each point of an axis' line."""
-    runs = {arm.name: arm.counted for arm in arms}
-    each = [learned(runs[point.arm]) for point in points]
-    return [Emerging(point.at, found, len(runs[point.arm])) for point, found in zip(points, each, strict=True)]
+    runs_of_group = {run_group.name: run_group.counted_runs for run_group in run_groups}
+    emergences_by_point = [select_learned(runs_of_group[point.group_name]) for point in points]
+    return [PointEmergence(point.tick, point_emergences, len(runs_of_group[point.group_name])) for point, point_emergences in zip(points, emergences_by_point, strict=True)]
 
 
-def learned(runs: list[Run]) -> list[Emergence]:
+def select_learned(runs: list[RunResult]) -> list[RunEmergence]:
     """Return the emergences of the runs in which a sink was learned: not those that had it at step 0."""
-    return [found for run in runs if (found := emergence(run)) and found.span.is_learned]
+    return [run_emergence for run in runs if (run_emergence := find_run_emergence(run)) and run_emergence.span.is_learned]
 
 
-def span(runs: list[Run]) -> Span:
+def compute_span(runs: list[RunResult]) -> EmergenceSpan:
     """Return the probes between which the sinks of runs emerge."""
-    found = [emergence(run) for run in runs if run.last(HEADLINE.name) is not None]
-    return span_of([one and (one.after, one.at) for one in found])
+    run_emergences = [find_run_emergence(run) for run in runs if run.get_last(HEADLINE_METRIC.name) is not None]
+    return span_of([item and (item.start_step, item.end_step) for item in run_emergences])
 
 
-def emergence(run: Run) -> Emergence | None:
-    steps, rates = run.curve(HEADLINE.name)
-    found = of_rates(steps, rates)
-    return found and Emergence(*found, rates[steps.index(found[1])], *first_head(run))
+def find_run_emergence(run: RunResult) -> RunEmergence | None:
+    steps, rates = run.get_curve(HEADLINE_METRIC.name)
+    steps_around = of_rates(steps, rates)
+    return steps_around and RunEmergence(*steps_around, rates[steps.index(steps_around[1])], *find_first_head(run))
 
 
-def first_head(run: Run) -> tuple[tuple[int, int] | None, int | None]:
-    alpha_NLH = run.values.get(HEADLINE_MAP.name, ())
-    found = first_heads(run.probe_steps, alpha_NLH, THRESHOLD) if len(alpha_NLH) else ()
-    return (found[0][1:], found[0][0]) if found else (None, None)
+def find_first_head(run: RunResult) -> tuple[tuple[int, int] | None, int | None]:
+    alpha_NLH = run.probe_values.get(HEADLINE_FIGURE.name, ())
+    first = find_first_heads(run.probe_steps, alpha_NLH, SINK_THRESHOLD) if len(alpha_NLH) else ()
+    return (first[0][1:], first[0][0]) if first else (None, None)

@@ -4,35 +4,35 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from sinklab.escape import escape_latex
-from sinklab.files.whole import whole
+from sinklab.files.whole import atomic_write
 from sinklab.report import sweep
-from sinklab.report.arms import arms, in_sweep, table
-from sinklab.report.runs import Run
+from sinklab.report.arms import group_runs, make_row_result, make_group_table
+from sinklab.report.runs import RunResult
 
 
-def write(path: Path, runs: list[Run]) -> None:
-    found = arms(runs)
-    with whole(path) as unfinished:
-        unfinished.write_text(text(table(found), sweep.spans(list(map(in_sweep, found)))), encoding='utf-8')
+def write_latex_table(path: Path, runs: list[RunResult]) -> None:
+    run_groups = group_runs(runs)
+    with atomic_write(path) as unfinished:
+        unfinished.write_text(format_latex_table(make_group_table(run_groups), sweep.compute_spans(list(map(make_row_result, run_groups)))), encoding='utf-8')
 
 
-def text(rows: list[dict], spans: Mapping | None = None) -> str:
-    headings, cells = sweep.cells(rows, spans)
+def format_latex_table(rows: list[dict], spans: Mapping | None = None) -> str:
+    headings, cells = sweep.format_table_cells(rows, spans)
     if any(row['direction'] for row in rows):
         headings, cells = (
             [*headings, 'direction'],
-            [[*one, row['direction']] for one, row in zip(cells, rows, strict=True)],
+            [[*row_cells, row['direction']] for row_cells, row in zip(cells, rows, strict=True)],
         )
-    left = ('row', 'end', 'direction')
-    columns = ''.join('l' if heading in left else 'r' for heading in headings)
+    left_aligned = ('row', 'end', 'direction')
+    alignment = ''.join('l' if heading in left_aligned else 'r' for heading in headings)
     return '\n'.join(
         [
             '% mean and sample standard deviation over n seeds (published, at the size of its source)',
-            rf'\begin{{tabular}}{{{columns}}}',
+            rf'\begin{{tabular}}{{{alignment}}}',
             r'\toprule',
-            line(headings),
+            format_latex_row(headings),
             r'\midrule',
-            *map(line, cells),
+            *map(format_latex_row, cells),
             r'\bottomrule',
             r'\end{tabular}',
             '',
@@ -40,5 +40,5 @@ def text(rows: list[dict], spans: Mapping | None = None) -> str:
     )
 
 
-def line(cells: list[str]) -> str:
+def format_latex_row(cells: list[str]) -> str:
     return ' & '.join(map(escape_latex, cells)) + r' \\'

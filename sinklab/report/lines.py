@@ -3,213 +3,213 @@
 import numpy as np
 
 from sinklab.measure import table as measures
-from sinklab.measure.emergence import middle
-from sinklab.measure.measure import Number, Picture
+from sinklab.measure.emergence import estimate_step
+from sinklab.measure.measure import MetricInfo, FigureSpec
 from sinklab.measure.table import VALID_LOSS
-from sinklab.report.arms import Arm, mean
-from sinklab.report.axes import Axis, Point
-from sinklab.report.emergence import emergence, learned, span
-from sinklab.report.pack import Pack
-from sinklab.report.probes import spaced
-from sinklab.report.runs import Run, branches
-from sinklab.report.sweep import EMERGES
+from sinklab.report.arms import RunGroup, compute_mean_curve
+from sinklab.report.axes import SweepAxis, AxisPoint
+from sinklab.report.emergence import find_run_emergence, select_learned, compute_span
+from sinklab.report.pack import BinaryPayload
+from sinklab.report.probes import select_evenly
+from sinklab.report.runs import RunResult, find_branches
+from sinklab.report.sweep import EMERGENCE_METRIC
 
-BOTH_LOSSES = 'lines are of training batches, dots of held-out windows.'
+LOSSES_SENTENCE = 'lines are of training batches, dots of held-out windows.'
 TRAIN_LOSS = 'train/loss'
-EMERGED = Number(
-    EMERGES,
+EMERGENCE_AXIS_INFO = MetricInfo(
+    EMERGENCE_METRIC,
     'step of emergence',
     'Between these two probes a run comes to half of its last Sink_1; the middle is drawn.',
     digits=0,
 )
-OTHERS = (
-    Number('train/grad_norm', 'gradient norm', 'Before it is clipped.'),
-    Number('train/learning_rate', 'learning rate', 'Of the step.', digits=5),
-    Number('speed/tokens_per_second', 'tokens/s', 'Of the whole run.', digits=0),
+TRAIN_INFOS = (
+    MetricInfo('train/grad_norm', 'gradient norm', 'Before it is clipped.'),
+    MetricInfo('train/learning_rate', 'learning rate', 'Of the step.', digits=5),
+    MetricInfo('speed/tokens_per_second', 'tokens/s', 'Of the whole run.', digits=0),
 )
-POINTS = 20_000  # of one number's curves together
-MOST, FEWEST = 400, 40  # of one
-FEW = 8  # runs whose losses of training are drawn, and all of whose numbers
-DRAWN = ('only', 'mean')  # kinds of lines that are drawn as dots: not the runs of a mean
-CONTEXT = ('sink/1', 'sink/star/clean', 'alpha/1', 'entropy/row', 'mass/row')
+MAX_TOTAL_POINTS = 20_000  # of one number's curves together
+MAX_POINTS, MIN_POINTS = 400, 40  # of one
+MAX_RUNS_WITH_LOSSES = 8  # runs whose losses of training are drawn, and all of whose numbers
+DOTTED_KINDS = ('only', 'mean')  # kinds of lines that are drawn as dots: not the runs of a mean
+CONTEXT_METRICS = ('sink/1', 'sink/star/clean', 'alpha/1', 'entropy/row', 'mass/row')
 
 
-class Lines:
+class LineFigures:
     """Draws numbers of these arms into a pack."""
 
-    def __init__(self, arms: list[Arm], pack: Pack):
-        self.arms, self.pack = arms, pack
-        self.runs = [run for arm in arms for run in arm.runs]
-        self.places = {run.name: at for at, run in enumerate(self.runs)}
-        self.points = points(len(self.runs))
+    def __init__(self, run_groups: list[RunGroup], payload: BinaryPayload):
+        self.run_groups, self.payload = run_groups, payload
+        self.runs = [run for run_group in run_groups for run in run_group.runs]
+        self.run_indices = {run.name: index for index, run in enumerate(self.runs)}
+        self.max_points = choose_max_points(len(self.runs))
 
-    def recorded(self) -> list[Number]:
+    def list_metric_infos(self) -> list[MetricInfo]:
         """What is offered to be looked at over steps; of many runs, what the table has."""
         names = dict.fromkeys(name for run in self.runs for record in run.records for name in record)
-        known = [*OTHERS, VALID_LOSS, *filter(None, map(measures.number, names))]
-        few = len(self.runs) <= FEW
-        return [number for number in known if number.name in names and (few or number.table or number is VALID_LOSS)]
+        candidates = [*TRAIN_INFOS, VALID_LOSS, *filter(None, map(measures.find_metric_info, names))]
+        has_few_runs = len(self.runs) <= MAX_RUNS_WITH_LOSSES
+        return [metric_info for metric_info in candidates if metric_info.name in names and (has_few_runs or metric_info.in_table or metric_info is VALID_LOSS)]
 
-    def sink_and_loss(self, as_paper: bool) -> dict:
-        sink = self.panel(measures.HEADLINE)
-        sink['marks'] = [
-            self.mark(run, found) for run in self.runs if (found := emergence(run)) and found.span.is_learned
+    def make_sink_and_loss_figure(self, as_paper: bool) -> dict:
+        sink_panel = self.make_panel(measures.HEADLINE_METRIC)
+        sink_panel['marks'] = [
+            self.make_emergence_mark(run, run_emergence) for run in self.runs if (run_emergence := find_run_emergence(run)) and run_emergence.span.is_learned
         ]
-        loss, meaning = self.panel(VALID_LOSS), f'{VALID_LOSS.label}: {VALID_LOSS.sentence}'
-        if len(self.runs) <= FEW and any(run.curve(TRAIN_LOSS)[0] for run in self.runs):
-            loss, meaning = self.losses(), f'loss: {BOTH_LOSSES}'
-        sentence = f'{measures.HEADLINE.label}: {measures.HEADLINE.sentence} A triangle stands where it has emerged.'
+        loss_panel, loss_sentence = self.make_panel(VALID_LOSS), f'{VALID_LOSS.label}: {VALID_LOSS.description}'
+        if len(self.runs) <= MAX_RUNS_WITH_LOSSES and any(run.get_curve(TRAIN_LOSS)[0] for run in self.runs):
+            loss_panel, loss_sentence = self.make_loss_panel(), f'loss: {LOSSES_SENTENCE}'
+        sentence = f'{measures.HEADLINE_METRIC.label}: {measures.HEADLINE_METRIC.description} A triangle stands where it has emerged.'
         if as_paper:
-            sink['lines'] += self.published(measures.HEADLINE.name)
-            loss['lines'] += self.published(VALID_LOSS.name)
+            sink_panel['lines'] += self.make_published_points(measures.HEADLINE_METRIC.name)
+            loss_panel['lines'] += self.make_published_points(VALID_LOSS.name)
             sentence += ' Hollow, at the end: what was published, at its own size and number of steps.'
-        return figure('curves', 'Sink and loss', f'{sentence} {meaning}', [sink, loss])
+        return make_figure('curves', 'Sink and loss', f'{sentence} {loss_sentence}', [sink_panel, loss_panel])
 
-    def losses(self) -> dict:
+    def make_loss_panel(self) -> dict:
         """The loss of training as lines, that of validation, which has few points, as dots upon them."""
-        training, validation = self.panel(VALID_LOSS, TRAIN_LOSS), self.panel(VALID_LOSS)
+        training, validation = self.make_panel(VALID_LOSS, TRAIN_LOSS), self.make_panel(VALID_LOSS)
         lines = [dict(line, what='training') for line in training['lines']]
-        lines += [dict(line, what='validation', dots=True) for line in validation['lines'] if line['kind'] in DRAWN]
+        lines += [dict(line, what='validation', dots=True) for line in validation['lines'] if line['kind'] in DOTTED_KINDS]
         label = f'loss ({VALID_LOSS.unit})'
-        return dict(validation, label=label, lines=lines, sentence=BOTH_LOSSES)
+        return dict(validation, label=label, lines=lines, sentence=LOSSES_SENTENCE)
 
-    def published(self, name: str) -> list[dict]:
+    def make_published_points(self, metric_name: str) -> list[dict]:
         """A point for each arm, at the last step of its runs."""
-        found = [(at, arm, arm.about['published'].get(name)) for at, arm in enumerate(self.arms)]
+        values_of_groups = [(index, run_group, run_group.row_info['published'].get(metric_name)) for index, run_group in enumerate(self.run_groups)]
         steps = {
-            at: max((run.records[-1]['step'] for run in arm.runs if run.records), default=0) for at, arm, _ in found
+            index: max((run.records[-1]['step'] for run in run_group.runs if run.records), default=0) for index, run_group, _ in values_of_groups
         }
         return [
-            dict(kind='published', arms=[at], x=self.pack.add([steps[at]], 'i4'))
-            | dict(y=self.pack.add([value]), sd=self.pack.add([0]))
-            for at, _, value in found
+            dict(kind='published', arms=[index], x=self.payload.add_array([steps[index]], 'i4'))
+            | dict(y=self.payload.add_array([value]), sd=self.payload.add_array([0]))
+            for index, _, value in values_of_groups
             if isinstance(value, int | float)
         ]
 
-    def mark(self, run: Run, found) -> dict:
-        head = f', layer {found.head[0]} head {found.head[1]} first' if found.head else ''
+    def make_emergence_mark(self, run: RunResult, run_emergence) -> dict:
+        head_text = f', layer {run_emergence.head[0]} head {run_emergence.head[1]} first' if run_emergence.head else ''
         return dict(
-            run=self.places[run.name],
-            x=found.at,
-            y=found.height,
-            text=f'{found.span.sentence()}{head}',
+            run=self.run_indices[run.name],
+            x=run_emergence.at,
+            y=run_emergence.height,
+            text=f'{run_emergence.span.sentence()}{head_text}',
         )
 
-    def context(self) -> dict | None:
+    def make_context_figure(self) -> dict | None:
         """What `log.sinks` and `log.rows` have recorded over whole training windows, beside the probe's."""
-        names = [name for name in CONTEXT if any(run.last(f'{name}/context') is not None for run in self.runs)]
+        names = [name for name in CONTEXT_METRICS if any(run.get_last(f'{name}/context') is not None for run in self.runs)]
         panels = []
         for name in names:
-            panel = self.panel(measures.number(name), f'{name}/context')
-            lines = [line for at, arm in enumerate(self.arms) for line in self.of_arm(at, arm, name)]
+            panel = self.make_panel(measures.find_metric_info(name), f'{name}/context')
+            lines = [line for index, run_group in enumerate(self.run_groups) for line in self.make_group_lines(index, run_group, name)]
             panel['lines'] += [dict(line, kind='dashed', sd=None) for line in lines if line['kind'] != 'member']
             panels.append(panel)
         sentence = 'Of batches of training, over the whole length of their windows; dashed, of the probe.'
-        return figure('context', 'Over the whole context', sentence, panels) if panels else None
+        return make_figure('context', 'Over the whole context', sentence, panels) if panels else None
 
-    def numbers(self) -> dict:
-        panels = [self.panel(number) for number in self.recorded()]
-        return figure('numbers', 'Any number over steps', 'Choose one.', panels) | dict(kind='choice')
+    def make_choice_figure(self) -> dict:
+        panels = [self.make_panel(metric_info) for metric_info in self.list_metric_infos()]
+        return make_figure('numbers', 'Any number over steps', 'Choose one.', panels) | dict(kind='choice')
 
-    def panel(self, number: Number, name: str = '') -> dict:
-        name = name or number.name
-        lines = [line for at, arm in enumerate(self.arms) for line in self.of_arm(at, arm, name)]
-        found = branches(self.runs, name)
-        links = [dict(self.line(self.runs[at], steps, values), kind='branch') for at, steps, values in found]
-        about = dict(label=number.axis, digits=number.digits, sentence=number.sentence)
-        return dict(about, x='step', lines=[line for line in lines if line] + links)
+    def make_panel(self, metric_info: MetricInfo, name: str = '') -> dict:
+        name = name or metric_info.name
+        lines = [line for index, run_group in enumerate(self.run_groups) for line in self.make_group_lines(index, run_group, name)]
+        forks = find_branches(self.runs, name)
+        branch_lines = [dict(self.make_line(self.runs[index], steps, values), kind='branch') for index, steps, values in forks]
+        header = dict(label=metric_info.axis_label, digits=metric_info.digits, sentence=metric_info.description)
+        return dict(header, x='step', lines=[line for line in lines if line] + branch_lines)
 
-    def of_arm(self, at: int, arm: Arm, name: str) -> list[dict]:
+    def make_group_lines(self, index: int, run_group: RunGroup, name: str) -> list[dict]:
         """The mean of its runs with its spread, and they thin; of a single one, itself."""
-        kind = 'only' if len(arm.runs) == 1 else 'member'
-        lines = [dict(self.line(run, *run.curve(name)), kind=kind) for run in arm.runs if run.curve(name)[0]]
-        if found := mean(arm.counted, name):
-            kept = spaced(len(found[0]), self.points)
-            steps, values, spread = (np.asarray(one)[kept] for one in found)
-            band = dict(arm=at, run=None, kind='mean', n=len(arm.counted), sd=self.pack.add(spread))
-            lines.append(band | dict(x=self.pack.add(steps, 'i4'), y=self.pack.add(values)))
+        kind = 'only' if len(run_group.runs) == 1 else 'member'
+        lines = [dict(self.make_line(run, *run.get_curve(name)), kind=kind) for run in run_group.runs if run.get_curve(name)[0]]
+        if mean_curve := compute_mean_curve(run_group.counted_runs, name):
+            indices = select_evenly(len(mean_curve[0]), self.max_points)
+            steps, values, spread = (np.asarray(array)[indices] for array in mean_curve)
+            mean_line = dict(arm=index, run=None, kind='mean', n=len(run_group.counted_runs), sd=self.payload.add_array(spread))
+            lines.append(mean_line | dict(x=self.payload.add_array(steps, 'i4'), y=self.payload.add_array(values)))
         elif kind == 'member':
             lines = [line | dict(kind='only') for line in lines]
         return lines
 
-    def line(self, run: Run, steps: list[int], values: list[float]) -> dict:
-        place = next(at for at, arm in enumerate(self.arms) if arm.name == run.arm)
-        kept = extremes(values, self.points)
-        xs, ys = self.pack.add(np.asarray(steps)[kept], 'i4'), self.pack.add(np.asarray(values)[kept])
-        return dict(arm=place, run=self.places[run.name], x=xs, y=ys)
+    def make_line(self, run: RunResult, steps: list[int], values: list[float]) -> dict:
+        group_index = next(i for i, run_group in enumerate(self.run_groups) if run_group.name == run.group_name)
+        indices = select_extremes(values, self.max_points)
+        xs, ys = self.payload.add_array(np.asarray(steps)[indices], 'i4'), self.payload.add_array(np.asarray(values)[indices])
+        return dict(arm=group_index, run=self.run_indices[run.name], x=xs, y=ys)
 
-    def ratios(self, picture: Picture) -> dict:
+    def make_ratios_figure(self, figure_spec: FigureSpec) -> dict:
         """By block, at each probe."""
         lines = [
-            dict(run=self.places[run.name], steps=run.probe_steps, y=self.pack.add(run.values[picture.name]))
-            | dict(arm=[arm.name for arm in self.arms].index(run.arm), blocks=run.values[picture.name].shape[1])
+            dict(run=self.run_indices[run.name], steps=run.probe_steps, y=self.payload.add_array(run.probe_values[figure_spec.name]))
+            | dict(arm=[run_group.name for run_group in self.run_groups].index(run.group_name), blocks=run.probe_values[figure_spec.name].shape[1])
             for run in self.runs
-            if run.has(picture)
+            if run.has_figure(figure_spec)
         ]
-        panel = dict(label=picture.label, digits=2, sentence=picture.sentence, x='block', lines=lines, rule=1)
-        return figure(picture.name, picture.title, picture.sentence, [panel]) | dict(kind='ratios')
+        panel = dict(label=figure_spec.label, digits=2, sentence=figure_spec.caption, x='block', lines=lines, rule=1)
+        return make_figure(figure_spec.name, figure_spec.title, figure_spec.caption, [panel]) | dict(kind='ratios')
 
-    def along(self, axis: Axis) -> dict:
+    def make_axis_figure(self, axis: SweepAxis) -> dict:
         """Sink, loss and emergence against a field of the config; hollow, what was published."""
         sentence = (
             f'What rows end with that differ in {axis.field} alone, mean and spread over seeds; hollow and dashed, '
             'what was published, at its own size. Values stand in their order, not to scale.'
         )
-        panels = [self.axis_panel(axis, number) for number in (measures.HEADLINE, VALID_LOSS, EMERGED)]
-        return figure(f'along-{axis.field}', f'Along {axis.name}', sentence, panels)
+        panels = [self.make_axis_panel(axis, metric_info) for metric_info in (measures.HEADLINE_METRIC, VALID_LOSS, EMERGENCE_AXIS_INFO)]
+        return make_figure(f'along-{axis.field}', f'Along {axis.name}', sentence, panels)
 
-    def axis_panel(self, axis: Axis, number: Number) -> dict:
+    def make_axis_panel(self, axis: SweepAxis, metric_info: MetricInfo) -> dict:
         lines = []
         for points in axis.lines:
-            if number is EMERGED:
-                lines.append(self.emerged(points))
+            if metric_info is EMERGENCE_AXIS_INFO:
+                lines.append(self.make_emergence_line(points))
                 continue
-            ours = [(one, one.ours[number.name]) for one in points if number.name in one.ours]
-            theirs = [(one, one.published[number.name]) for one in points if number.name in one.published]
-            lines.append(self.axis_line([(one, found['mean'], found['sd'] or 0) for one, found in ours], 'points'))
-            lines.append(self.axis_line([(one, value, 0) for one, value in theirs], 'published'))
-        about = dict(label=number.axis, digits=number.digits, sentence=number.sentence)
-        return dict(about, x=axis.name, ticks=axis.labels, lines=[line for line in lines if line])
+            own_values = [(point, point.ours[metric_info.name]) for point in points if metric_info.name in point.ours]
+            published_values = [(point, point.published[metric_info.name]) for point in points if metric_info.name in point.published]
+            lines.append(self.make_axis_line([(point, stats['mean'], stats['sd'] or 0) for point, stats in own_values], 'points'))
+            lines.append(self.make_axis_line([(point, value, 0) for point, value in published_values], 'published'))
+        header = dict(label=metric_info.axis_label, digits=metric_info.digits, sentence=metric_info.description)
+        return dict(header, x=axis.name, ticks=axis.labels, lines=[line for line in lines if line])
 
-    def emerged(self, points: list[Point]) -> dict | None:
+    def make_emergence_line(self, points: list[AxisPoint]) -> dict | None:
         """The steps of emergence of the runs that have learned a sink, read out as intervals."""
-        counted = {arm.name: arm.counted for arm in self.arms}
-        found = [(one, learned(counted[one.arm])) for one in points]
-        spans = [span(counted[one.arm]).cell() for one, each in found if each]
-        steps = [(one, np.array([middle(run.after, run.at) for run in each])) for one, each in found if each]
-        line = self.axis_line(
-            [(one, each.mean(), each.std(ddof=1) if len(each) > 1 else 0) for one, each in steps], 'points'
+        runs_of_group = {run_group.name: run_group.counted_runs for run_group in self.run_groups}
+        pairs = [(point, select_learned(runs_of_group[point.group_name])) for point in points]
+        spans = [compute_span(runs_of_group[point.group_name]).format_cell() for point, emergences in pairs if emergences]
+        steps = [(point, np.array([estimate_step(run_emergence.start_step, run_emergence.end_step) for run_emergence in emergences])) for point, emergences in pairs if emergences]
+        line = self.make_axis_line(
+            [(point, emergences.mean(), emergences.std(ddof=1) if len(emergences) > 1 else 0) for point, emergences in steps], 'points'
         )
         return line and dict(line, words=spans)
 
-    def axis_line(self, points: list[tuple], kind: str) -> dict | None:
-        names = [arm.name for arm in self.arms]
+    def make_axis_line(self, points: list[tuple], kind: str) -> dict | None:
+        names = [run_group.name for run_group in self.run_groups]
         return points and dict(
             kind=kind,
             arms=[names.index(point.arm) for point, *_ in points],
-            x=self.pack.add([point.at for point, *_ in points], 'i4'),
-            y=self.pack.add([value for _, value, _ in points]),
-            sd=self.pack.add([sd for *_, sd in points]),
+            x=self.payload.add_array([point.at for point, *_ in points], 'i4'),
+            y=self.payload.add_array([value for _, value, _ in points]),
+            sd=self.payload.add_array([sd for *_, sd in points]),
         )
 
 
-def points(runs: int) -> int:
+def choose_max_points(num_runs: int) -> int:
     """At most so many of each curve."""
-    return int(np.clip(POINTS // runs, FEWEST, MOST))
+    return int(np.clip(MAX_TOTAL_POINTS // num_runs, MIN_POINTS, MAX_POINTS))
 
 
-def figure(name: str, title: str, sentence: str, panels: list[dict]) -> dict:
+def make_figure(name: str, title: str, sentence: str, panels: list[dict]) -> dict:
     """Of the panels in which something stands."""
-    shown = [panel for panel in panels if panel['lines']]
-    return dict(name=name, kind='lines', title=title, sentence=sentence, panels=shown)
+    nonempty_panels = [panel for panel in panels if panel['lines']]
+    return dict(name=name, kind='lines', title=title, sentence=sentence, panels=nonempty_panels)
 
 
-def extremes(values: list[float], count: int) -> list[int]:
+def select_extremes(values: list[float], max_points: int) -> list[int]:
     """At most so many places: all, or the smallest and the largest value of count / 2 equal parts, and the ends."""
-    if len(values) <= count:
+    if len(values) <= max_points:
         return [*range(len(values))]
-    found, start = {0, len(values) - 1}, 0
-    for part in np.array_split(np.asarray(values), count // 2 - 1):
-        found |= {start + int(part.argmin()), start + int(part.argmax())}
+    indices, start = {0, len(values) - 1}, 0
+    for part in np.array_split(np.asarray(values), max_points // 2 - 1):
+        indices |= {start + int(part.argmin()), start + int(part.argmax())}
         start += len(part)
-    return sorted(found)
+    return sorted(indices)

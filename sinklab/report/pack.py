@@ -10,34 +10,34 @@ from typing import Any
 
 import numpy as np
 
-ALIGNED = 4
-LEVELS = {'u1': 255, 'u2': 65535}
+ALIGNMENT_BYTES = 4
+MAX_LEVEL = {'u1': 255, 'u2': 65535}
 
 
-def padded(data: bytes) -> bytes:
-    return data + b' ' * (-len(data) % ALIGNED)
+def pad_to_alignment(data: bytes) -> bytes:
+    return data + b' ' * (-len(data) % ALIGNMENT_BYTES)
 
 
-class Pack:
+class BinaryPayload:
     def __init__(self) -> None:
-        self.parts: dict[bytes, int] = {}  # what was added, and where it begins; the same is kept once
-        self.size = 0
+        self.offsets: dict[bytes, int] = {}  # what was added, and where it begins; the same is kept once
+        self.num_bytes = 0
 
-    def add(self, values: Any, kind: str = 'f4') -> list:
+    def add_array(self, values: Any, dtype: str = 'f4') -> list:
         """[kind, first byte, length] of an array, for the JSON."""
-        array = np.ascontiguousarray(values, np.dtype(kind).newbyteorder('<'))
-        data = padded(array.tobytes())
-        if data not in self.parts:
-            self.parts[data] = self.size
-            self.size += len(data)
-        return [kind, self.parts[data], array.size]
+        array = np.ascontiguousarray(values, np.dtype(dtype).newbyteorder('<'))
+        data = pad_to_alignment(array.tobytes())
+        if data not in self.offsets:
+            self.offsets[data] = self.num_bytes
+            self.num_bytes += len(data)
+        return [dtype, self.offsets[data], array.size]
 
-    def levels(self, values: np.ndarray, low: float, top: float, kind: str) -> list:
+    def add_quantized(self, values: np.ndarray, low: float, top: float, dtype: str) -> list:
         """By as many levels from low to top as the kind has; what is not finite counts as low."""
         share = (np.nan_to_num(values, nan=low, posinf=top, neginf=low) - low) / max(top - low, 1e-30)
-        return self.add(np.rint(np.clip(share, 0, 1) * LEVELS[kind]), kind)
+        return self.add_array(np.rint(np.clip(share, 0, 1) * MAX_LEVEL[dtype]), dtype)
 
-    def text(self, content: Any) -> str:
-        head = padded(json.dumps(content, allow_nan=False, separators=(',', ':')).encode())
-        whole = len(head).to_bytes(ALIGNED, 'little') + head + b''.join(self.parts)
-        return base64.b64encode(gzip.compress(whole, 6, mtime=0)).decode()
+    def encode(self, header: Any) -> str:
+        header_bytes = pad_to_alignment(json.dumps(header, allow_nan=False, separators=(',', ':')).encode())
+        content_bytes = len(header_bytes).to_bytes(ALIGNMENT_BYTES, 'little') + header_bytes + b''.join(self.offsets)
+        return base64.b64encode(gzip.compress(content_bytes, 6, mtime=0)).decode()

@@ -8,166 +8,166 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from sinklab.escape import escape_html
-from sinklab.files.whole import whole
-from sinklab.measure.emergence import Span
-from sinklab.measure.table import HEADLINE
+from sinklab.files.whole import atomic_write
+from sinklab.measure.emergence import EmergenceSpan
+from sinklab.measure.table import HEADLINE_METRIC
 from sinklab.report import claims, closing, maps, sweep
-from sinklab.report.answer import answer
-from sinklab.report.arms import Arm, arms, table
-from sinklab.report.content import content
-from sinklab.report.emergence import span
-from sinklab.report.lines import points
-from sinklab.report.runs import NUMBERS, Run
+from sinklab.report.answer import format_headline
+from sinklab.report.arms import RunGroup, group_runs, make_group_table
+from sinklab.report.content import make_page_data
+from sinklab.report.emergence import compute_span
+from sinklab.report.lines import choose_max_points
+from sinklab.report.runs import RUN_METRIC_INFOS, RunResult
 
-ASSETS = Path(__file__).parent / 'assets'
+ASSETS_DIR = Path(__file__).parent / 'assets'
 SCRIPTS = ('unpack.js', 'colours.js', 'lines.js', 'panels.js', 'maps.js', 'controls.js', 'start.js')
-NOTHING = ('', '-', ('-', ''))
-SHOWN = 12  # runs whose table is open
-POLICY = "default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'; img-src data: blob:"
-OURS = (
+EMPTY_CELLS = ('', '-', ('-', ''))
+MAX_OPEN_RUNS = 12  # runs whose table is open
+CONTENT_SECURITY_POLICY = "default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'; img-src data: blob:"
+ROWS_SENTENCE = (
     'Ours, as mean ± sample standard deviation over n seeds; beneath it what was published, at its own size. The '
     ' direction compares the difference from the first row with the published one.'
 )
 
 # Shown by a script where a table is wider than its frame.
-HINT = '<p class="hint" hidden>More columns: scroll the table sideways &#8594;</p>'
+SCROLL_HINT = '<p class="hint" hidden>More columns: scroll the table sideways &#8594;</p>'
 
 
-def write(path: Path, runs: list[Run], as_paper: bool = False, claimed: Sequence[dict] = ()) -> None:
+def write_report_page(path: Path, runs: list[RunResult], as_paper: bool = False, claim_entries: Sequence[dict] = ()) -> None:
     """`claimed` are the entries of report/claims.py, where runs were made for them."""
-    found = arms(runs)
-    rows = table(found)
-    figures, packed = content(found, rows, as_paper)
-    with whole(path) as unfinished:
-        unfinished.write_text(page(found, rows, figures, packed, claimed), encoding='utf-8')
+    run_groups = group_runs(runs)
+    rows = make_group_table(run_groups)
+    figures, payload = make_page_data(run_groups, rows, as_paper)
+    with atomic_write(path) as unfinished:
+        unfinished.write_text(render_page(run_groups, rows, figures, payload, claim_entries), encoding='utf-8')
 
 
-def page(found: list[Arm], rows: list[dict], figures: list[dict], packed: str, claimed: Sequence[dict] = ()) -> str:
-    runs = [run for arm in found for run in arm.runs]
-    title = f'Attention sinks: {named([arm.name for arm in found])}'
+def render_page(run_groups: list[RunGroup], rows: list[dict], figures: list[dict], payload: str, claim_entries: Sequence[dict] = ()) -> str:
+    runs = [run for run_group in run_groups for run in run_group.runs]
+    title = f'Attention sinks: {format_names([run_group.name for run_group in run_groups])}'
     body = [
         f'<h1>{escape_html(title)}</h1>',
-        f'<p class="answer">{escape_html(answer(found))}</p>',
+        f'<p class="answer">{escape_html(format_headline(run_groups))}</p>',
         '<noscript><p>The figures need JavaScript; the tables do not.</p></noscript>',
-        asset('controls.html'),
-        f'<main>{by_claim(claimed)}{by_row(found, rows)}{by_run(runs, found)}',
-        f'{"".join(map(section, figures))}{kept(runs)}</main>',
-        f'<script type="application/octet-stream" id="packed">{packed}</script>',
-        f'<script>"use strict";{"".join(map(asset, SCRIPTS))}</script>',
+        read_asset('controls.html'),
+        f'<main>{render_claims_table(claim_entries)}{render_rows_table(run_groups, rows)}{render_runs_table(runs, run_groups)}',
+        f'{"".join(map(render_figure, figures))}{render_limits_note(runs)}</main>',
+        f'<script type="application/octet-stream" id="packed">{payload}</script>',
+        f'<script>"use strict";{"".join(map(read_asset, SCRIPTS))}</script>',
     ]
     return (
         '<!doctype html><html lang="en"><head><meta charset="utf-8">'
         '<meta name="viewport" content="width=device-width, initial-scale=1">'
-        f'<meta http-equiv="Content-Security-Policy" content="{POLICY}"><title>{escape_html(title)}</title>'
-        f'<style>{asset("page.css")}</style></head><body>{"".join(body)}</body></html>'
+        f'<meta http-equiv="Content-Security-Policy" content="{CONTENT_SECURITY_POLICY}"><title>{escape_html(title)}</title>'
+        f'<style>{read_asset("page.css")}</style></head><body>{"".join(body)}</body></html>'
     )
 
 
-def asset(name: str) -> str:
-    return (ASSETS / name).read_text(encoding='utf-8')
+def read_asset(name: str) -> str:
+    return (ASSETS_DIR / name).read_text(encoding='utf-8')
 
 
-def named(names: list[str], most: int = 4) -> str:
-    return ', '.join(names) if len(names) <= most else f'{", ".join(names[:most])} and {len(names) - most} more'
+def format_names(names: list[str], max_names: int = 4) -> str:
+    return ', '.join(names) if len(names) <= max_names else f'{", ".join(names[:max_names])} and {len(names) - max_names} more'
 
 
-def section(figure: dict) -> str:
+def render_figure(figure: dict) -> str:
     name = escape_html(figure['name'])
-    lacking = f' Without it: {named(figure["without"])}.' if figure.get('without') else ''
+    note = f' Without it: {format_names(figure["without"])}.' if figure.get('without') else ''
     if 'runs' in figure:
-        lacking += f' Of {figure["runs"]} runs.' if figure['runs'] > 1 else ''
+        note += f' Of {figure["runs"]} runs.' if figure['runs'] > 1 else ''
     return (
         f'<section class="figure" id="figure-{name}" aria-labelledby="title-{name}">'
-        f'<h2 id="title-{name}">{escape_html(figure["title"])}</h2><p>{escape_html(figure["sentence"] + lacking)}</p>'
+        f'<h2 id="title-{name}">{escape_html(figure["title"])}</h2><p>{escape_html(figure["sentence"] + note)}</p>'
         '<div class="drawn"></div><details class="values"><summary>values</summary><div class="scroll"></div>'
-        f'{HINT}</details></section>'
+        f'{SCROLL_HINT}</details></section>'
     )
 
 
-def kept(runs: list[Run]) -> str:
+def render_limits_note(runs: list[RunResult]) -> str:
     """By which rule less is drawn than the runs hold."""
-    probes = max(len(run.probe_steps) for run in runs)
-    words = (
-        f'Of {len(runs)} runs: curves of at most {points(len(runs))} points, the smallest and largest value of equal '
-        f'parts; {probes} probes of a run at most, at even distances; maps by 65,535 levels, matrices by 255, of the '
-        f'{maps.HEADS} strongest heads of {maps.RUNS} runs at most.'
+    max_probes = max(len(run.probe_steps) for run in runs)
+    text = (
+        f'Of {len(runs)} runs: curves of at most {choose_max_points(len(runs))} points, the smallest and largest value of equal '
+        f'parts; {max_probes} probes of a run at most, at even distances; maps by 65,535 levels, matrices by 255, of the '
+        f'{maps.MAX_MATRIX_HEADS} strongest heads of {maps.MAX_MATRIX_RUNS} runs at most.'
     )
-    return f'<p class="note" id="kept">{words}</p>'
+    return f'<p class="note" id="kept">{text}</p>'
 
 
-def by_claim(entries: Sequence[dict]) -> str:
+def render_claims_table(entries: Sequence[dict]) -> str:
     if not entries:
         return ''
-    lines = [(None, [f'{entry["claim"]}: {entry["words"]}', *claims.cells(entry)[1:]]) for entry in entries]
-    return block('claims', 'Claims', f'{claims.NOTE}. {claims.in_words(entries)}', list(claims.HEADINGS), lines)
+    lines = [(None, [f'{entry["claim"]}: {entry["words"]}', *claims.format_claim_cells(entry)[1:]]) for entry in entries]
+    return render_table('claims', 'Claims', f'{claims.INTERVAL_NOTE}. {claims.format_sign_test(entries)}', list(claims.CLAIM_HEADINGS), lines)
 
 
-def by_row(found: list[Arm], rows: list[dict]) -> str:
-    spans = {arm.name: span(arm.counted) for arm in found}
-    names = sweep.measures(rows)
-    shown = [name for name in names if any(name in row['ours'] or name in row['published'] for row in rows)]
-    heads = ['row', 'n', *map(sweep.label, shown), f'{HEADLINE.label} − {rows[0]["row"]}', 'direction', 'outcome']
+def render_rows_table(run_groups: list[RunGroup], rows: list[dict]) -> str:
+    spans = {run_group.name: compute_span(run_group.counted_runs) for run_group in run_groups}
+    names = sweep.list_shown_metrics(rows)
+    shown_names = [name for name in names if any(name in row['ours'] or name in row['published'] for row in rows)]
+    headings = ['row', 'n', *map(sweep.get_label, shown_names), f'{HEADLINE_METRIC.label} − {rows[0]["row"]}', 'direction', 'outcome']
     lines = [
-        (at, [row['row'], counted(row), *(both(row, name, spans) for name in shown), *last(row)])
-        for at, row in enumerate(rows)
+        (index, [row['row'], count_runs(row), *(make_metric_cell(row, name, spans) for name in shown_names), *make_last_cells(row)])
+        for index, row in enumerate(rows)
     ]
-    return block('rows', 'By row', OURS, heads, lines)
+    return render_table('rows', 'By row', ROWS_SENTENCE, headings, lines)
 
 
-def counted(row: dict) -> int:
+def count_runs(row: dict) -> int:
     """Of how many runs its numbers are."""
-    return max((found['n'] for found in row['ours'].values()), default=0)
+    return max((stats['n'] for stats in row['ours'].values()), default=0)
 
 
-def both(row: dict, name: str, spans: Mapping[str, Span]) -> tuple[str, str]:
+def make_metric_cell(row: dict, name: str, spans: Mapping[str, EmergenceSpan]) -> tuple[str, str]:
     """(ours, published); emergence as the steps between which the sinks of all seeds emerge."""
     published = row['published'].get(name)
-    if name == sweep.EMERGES and spans[row['row']].runs:
-        return spans[row['row']].cell(), '' if published is None else sweep.text(published)
-    return sweep.cell(row['ours'].get(name)) or '-', '' if published is None else sweep.text(published)
+    if name == sweep.EMERGENCE_METRIC and spans[row['row']].num_runs:
+        return spans[row['row']].format_cell(), '' if published is None else sweep.format_number(published)
+    return sweep.format_cell(row['ours'].get(name)) or '-', '' if published is None else sweep.format_number(published)
 
 
-def last(row: dict) -> list[str]:
-    return [sweep.cell((row['difference'] or {}).get(HEADLINE.name)), row['direction'], row['outcome']]
+def make_last_cells(row: dict) -> list[str]:
+    return [sweep.format_cell((row['difference'] or {}).get(HEADLINE_METRIC.name)), row['direction'], row['outcome']]
 
 
-def by_run(runs: list[Run], found: list[Arm]) -> str:
-    entries, places = closing.table(runs), [arm.name for arm in found]
-    lines = [(places.index(run.arm), closing.cells(entry)) for run, entry in zip(runs, entries, strict=True)]
-    table = block('runs', '', '', closing.HEADINGS, lines)
-    said = {run.name: [*run.notes, *filter(None, [run.ending.get('message')])] for run in runs}
+def render_runs_table(runs: list[RunResult], run_groups: list[RunGroup]) -> str:
+    entries, group_names = closing.make_run_table(runs), [run_group.name for run_group in run_groups]
+    lines = [(group_names.index(run.group_name), closing.format_run_cells(entry)) for run, entry in zip(runs, entries, strict=True)]
+    table = render_table('runs', '', '', closing.RUN_HEADINGS, lines)
+    notes_of_run = {run.name: [*run.notes, *filter(None, [run.outcome_record.get('message')])] for run in runs}
     notes = ''.join(
-        f'<p class="note">{escape_html(f"{name}: {note}")}</p>' for name, told in said.items() for note in told
+        f'<p class="note">{escape_html(f"{name}: {note}")}</p>' for name, run_notes in notes_of_run.items() for note in run_notes
     )
-    is_open = ' open' if len(runs) <= SHOWN else ''
+    is_open = ' open' if len(runs) <= MAX_OPEN_RUNS else ''
     return f'<details class="runs"{is_open}><summary>By run: {len(runs)}</summary>{table}{notes}</details>'
 
 
-def block(name: str, title: str, sentence: str, heads: list[str], lines: list[tuple[int | None, list]]) -> str:
+def render_table(name: str, title: str, sentence: str, headings: list[str], lines: list[tuple[int | None, list]]) -> str:
     """A table whose rows know their arm, in a frame that scrolls, without the columns in which nothing stands."""
-    told = [at for at in range(len(heads)) if at == 0 or any(cells[at] not in NOTHING for _, cells in lines)]
-    heads, lines = [heads[at] for at in told], [(arm, [cells[at] for at in told]) for arm, cells in lines]
-    meanings = {number.label: number.sentence for number in NUMBERS}
-    head = ''.join(
-        f'<th scope="col" title="{escape_html(meanings.get(one, ""))}">{escape_html(one)}</th>' for one in heads
+    column_indices = [column for column in range(len(headings)) if column == 0 or any(cells[column] not in EMPTY_CELLS for _, cells in lines)]
+    headings, lines = [headings[column] for column in column_indices], [(group_index, [cells[column] for column in column_indices]) for group_index, cells in lines]
+    meanings = {metric_info.label: metric_info.description for metric_info in RUN_METRIC_INFOS}
+    head_html = ''.join(
+        f'<th scope="col" title="{escape_html(meanings.get(heading, ""))}">{escape_html(heading)}</th>' for heading in headings
     )
-    body = ''.join(f'<tr{of_arm(arm)}>{"".join(map(cell, range(len(cells)), cells))}</tr>' for arm, cells in lines)
+    body_html = ''.join(f'<tr{format_group_attribute(group_index)}>{"".join(map(render_cell, range(len(cells)), cells))}</tr>' for group_index, cells in lines)
     label = escape_html(title or name)
-    above = f'<h2>{escape_html(title)}</h2><p>{escape_html(sentence)}</p>' if title else ''
+    title_html = f'<h2>{escape_html(title)}</h2><p>{escape_html(sentence)}</p>' if title else ''
     return (
-        f'<section class="table" id="table-{name}">{above}<div class="scroll" tabindex="0" role="region" '
-        f'aria-label="{label}"><table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>'
-        f'</div>{HINT}</section>'
+        f'<section class="table" id="table-{name}">{title_html}<div class="scroll" tabindex="0" role="region" '
+        f'aria-label="{label}"><table><thead><tr>{head_html}</tr></thead><tbody>{body_html}</tbody></table>'
+        f'</div>{SCROLL_HINT}</section>'
     )
 
 
-def of_arm(arm: int | None) -> str:
-    return '' if arm is None else f' data-arm="{arm}"'
+def format_group_attribute(group_index: int | None) -> str:
+    return '' if group_index is None else f' data-arm="{group_index}"'
 
 
-def cell(at: int, value: object) -> str:
-    if at == 0:
+def render_cell(column: int, value: object) -> str:
+    if column == 0:
         return f'<th scope="row">{escape_html(value)}</th>'
-    ours, published = value if isinstance(value, tuple) else (value, '')
-    beneath = f'<small><span class="hidden">published </span>{escape_html(published)}</small>' if published else ''
-    return f'<td>{escape_html(ours)}{beneath}</td>'
+    own_value, published = value if isinstance(value, tuple) else (value, '')
+    published_html = f'<small><span class="hidden">published </span>{escape_html(published)}</small>' if published else ''
+    return f'<td>{escape_html(own_value)}{published_html}</td>'

@@ -1,7 +1,7 @@
 """Which figure of "When Attention Sink Emerges in Language Models" a figure of the page is."""
 
 # By names of figures, in the paper's order; a number is of arXiv 2410.10781v1, where it is known.
-PAPER = {
+PAPER_FIGURES = {
     'norm': ('Hidden states', ''),
     'key': ('Keys', ''),
     'value': ('Values', ''),
@@ -21,15 +21,15 @@ PAPER = {
 }
 
 
-def ordered(figures: list[dict]) -> list[dict]:
+def sort_like_paper(figures: list[dict]) -> list[dict]:
     """The paper's first, in its order and by its numbers; then the others."""
-    at = {name: place for place, name in enumerate(PAPER)}
-    found = sorted(figures, key=lambda figure: at.get(figure['name'], len(PAPER)))
-    return [dict(figure, title=title(figure)) for figure in found]
+    positions = {name: position for position, name in enumerate(PAPER_FIGURES)}
+    sorted_figures = sorted(figures, key=lambda figure: positions.get(figure['name'], len(PAPER_FIGURES)))
+    return [dict(figure, title=make_paper_title(figure)) for figure in sorted_figures]
 
 
-def title(figure: dict) -> str:
-    words, number = PAPER.get(figure['name'], ('', ''))
+def make_paper_title(figure: dict) -> str:
+    words, number = PAPER_FIGURES.get(figure['name'], ('', ''))
     if not number:
         return figure['title']
     return f'{number}. {words}' + ('' if figure['name'].startswith('along-') else f': {figure["title"]}')

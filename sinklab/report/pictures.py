@@ -10,233 +10,233 @@ import numpy as np
 matplotlib.use('Agg')
 import matplotlib.pyplot as plt
 
-from sinklab.escape import FIGURE, escape_figure, quote_file_name
-from sinklab.files.whole import whole
-from sinklab.measure.emergence import middle
-from sinklab.measure.measure import Picture
-from sinklab.measure.table import HEADLINE, VALID_LOSS
-from sinklab.report.arms import Arm, arms, mean, table
-from sinklab.report.axes import Axis, Point, axes
-from sinklab.report.emergence import Emerging, emergences
-from sinklab.report.maps import bounds
-from sinklab.report.runs import Run, branches, drawn_pictures
-from sinklab.report.sweep import EMERGES, LOSS
+from sinklab.escape import FIGURE_RC_PARAMS, escape_figure, quote_file_name
+from sinklab.files.whole import atomic_write
+from sinklab.measure.emergence import estimate_step
+from sinklab.measure.measure import FigureSpec
+from sinklab.measure.table import HEADLINE_METRIC, VALID_LOSS
+from sinklab.report.arms import RunGroup, group_runs, compute_mean_curve, make_group_table
+from sinklab.report.axes import SweepAxis, AxisPoint, find_axes
+from sinklab.report.emergence import PointEmergence, find_emergences
+from sinklab.report.maps import compute_scale
+from sinklab.report.runs import RunResult, find_branches, select_drawn_figures
+from sinklab.report.sweep import EMERGENCE_METRIC, LOSS_METRIC
 
-COLOURS = ('#0072B2', '#D55E00', '#009E73', '#CC79A7', '#E69F00', '#56B4E9', '#000000')  # Okabe and Ito
-DASHES = ('-', '--', ':', '-.')
-HEADS = 4  # shown of each run
-PER_ROW = 4  # runs, in a grid of them
-MOST = 12  # runs of which maps are drawn
-LABELLED = 12  # arms of a legend
-FONTS = {'svg.fonttype': 'none', 'pdf.fonttype': 42}  # text stays text
+LINE_COLOURS = ('#0072B2', '#D55E00', '#009E73', '#CC79A7', '#E69F00', '#56B4E9', '#000000')  # Okabe and Ito
+LINE_STYLES = ('-', '--', ':', '-.')
+HEADS_PER_RUN = 4  # shown of each run
+RUNS_PER_ROW = 4  # runs, in a grid of them
+MAX_MAP_RUNS = 12  # runs of which maps are drawn
+MAX_LEGEND_ENTRIES = 12  # arms of a legend
+FONT_OPTIONS = {'svg.fonttype': 'none', 'pdf.fonttype': 42}  # text stays text
 
 
-def write(folder: Path, runs: list[Run], kinds: Sequence[str] = ('png',)) -> list[Path]:
+def write_pictures(folder: Path, runs: list[RunResult], formats: Sequence[str] = ('png',)) -> list[Path]:
     """curves, a picture for each axis of a sweep, of emergence, of the table of measures; PNG at 200 dots an inch."""
-    found, paths = arms(runs), []
-    with plt.rc_context(FONTS | FIGURE):
-        for name, draw, given in figures(found):
-            figure = draw(found, given)
-            for kind in kinds:
-                paths.append(folder / f'{quote_file_name(name)}.{kind}')
-                with whole(paths[-1]) as unfinished:
-                    figure.savefig(unfinished, dpi=200, bbox_inches='tight', format=kind)
+    run_groups, paths = group_runs(runs), []
+    with plt.rc_context(FONT_OPTIONS | FIGURE_RC_PARAMS):
+        for name, draw, argument in list_figures(run_groups):
+            figure = draw(run_groups, argument)
+            for extension in formats:
+                paths.append(folder / f'{quote_file_name(name)}.{extension}')
+                with atomic_write(paths[-1]) as unfinished:
+                    figure.savefig(unfinished, dpi=200, bbox_inches='tight', format=extension)
             plt.close(figure)
     return paths
 
 
-def figures(found: list[Arm]) -> list[tuple]:
+def list_figures(run_groups: list[RunGroup]) -> list[tuple]:
     """(name, what draws it, of what)."""
-    along = axes(found, table(found))
-    moved = [axis for axis in along if any(EMERGES in point.ours for points in axis.lines for point in points)]
-    by_axis = [(f'along-{axis.field}', draw_along, axis) for axis in along]
-    by_axis += [('emergence', draw_emergence, moved)] if moved else []
-    runs = [run for arm in found for run in arm.runs]
-    drawn = [(picture.name, FIGURES[picture.kind], picture) for picture in drawn_pictures(runs)]
-    return [('curves', curves, None), *by_axis, *drawn]
+    sweep_axes = find_axes(run_groups, make_group_table(run_groups))
+    axes_with_emergence = [axis for axis in sweep_axes if any(EMERGENCE_METRIC in point.ours for points in axis.lines for point in points)]
+    axis_figures = [(f'along-{axis.field}', draw_sweep_axis, axis) for axis in sweep_axes]
+    axis_figures += [('emergence', draw_emergence, axes_with_emergence)] if axes_with_emergence else []
+    runs = [run for run_group in run_groups for run in run_group.runs]
+    map_figures = [(figure_spec.name, MAP_DRAWERS[figure_spec.kind], figure_spec) for figure_spec in select_drawn_figures(runs)]
+    return [('curves', draw_curves, None), *axis_figures, *map_figures]
 
 
-def style(at: int) -> dict:
-    return dict(color=COLOURS[at % len(COLOURS)], linestyle=DASHES[at // len(COLOURS) % len(DASHES)])
+def get_line_style(index: int) -> dict:
+    return dict(color=LINE_COLOURS[index % len(LINE_COLOURS)], linestyle=LINE_STYLES[index // len(LINE_COLOURS) % len(LINE_STYLES)])
 
 
-def curves(found: list[Arm], _: None) -> plt.Figure:
+def draw_curves(run_groups: list[RunGroup], _: None) -> plt.Figure:
     figure, (left, right) = plt.subplots(1, 2, figsize=(8, 2.8), layout='constrained')
     lines = {}
-    for at, arm in enumerate(found):
-        lines |= curve(left, arm, HEADLINE.name, style(at))
-        curve(right, arm, 'valid/loss', style(at))
-        for run in arm.runs:
-            right.plot(*run.curve('train/loss'), **style(at), alpha=0.3 / len(arm.runs), linewidth=0.8)
-    runs = [run for arm in found for run in arm.runs]
-    colours = [style(at)['color'] for at, arm in enumerate(found) for _ in arm.runs]
-    for axis, name in ((left, HEADLINE.name), (right, 'valid/loss')):
-        for number, steps, values in branches(runs, name):
-            axis.plot(steps, values, ':', marker='.', color=colours[number])
-    left.set(xlabel='step', ylabel=HEADLINE.axis, ylim=(-2, None))
+    for index, run_group in enumerate(run_groups):
+        lines |= draw_mean_curve(left, run_group, HEADLINE_METRIC.name, get_line_style(index))
+        draw_mean_curve(right, run_group, 'valid/loss', get_line_style(index))
+        for run in run_group.runs:
+            right.plot(*run.get_curve('train/loss'), **get_line_style(index), alpha=0.3 / len(run_group.runs), linewidth=0.8)
+    runs = [run for run_group in run_groups for run in run_group.runs]
+    colours = [get_line_style(index)['color'] for index, run_group in enumerate(run_groups) for _ in run_group.runs]
+    for axis, name in ((left, HEADLINE_METRIC.name), (right, 'valid/loss')):
+        for run_index, steps, values in find_branches(runs, name):
+            axis.plot(steps, values, ':', marker='.', color=colours[run_index])
+    left.set(xlabel='step', ylabel=HEADLINE_METRIC.axis_label, ylim=(-2, None))
     right.set(xlabel='step', ylabel='loss (pale: train)')
-    return legend(plain(figure), left, lines)
+    return add_legend(hide_top_and_right_spines(figure), left, lines)
 
 
-def curve(axis: plt.Axes, arm: Arm, name: str, style: dict) -> dict[str, plt.Line2D]:
+def draw_mean_curve(axis: plt.Axes, run_group: RunGroup, metric_name: str, line_style: dict) -> dict[str, plt.Line2D]:
     """Draw the mean of its runs with its spread, and they thin; of a single one, itself. Return {name: line}."""
-    found = mean(arm.counted, name)
-    thin = dict(alpha=0.35, linewidth=0.7) if found else {}
-    lines = [axis.plot(*run.curve(name), **style, **thin)[0] for run in arm.runs]
-    if not found:
-        return {arm.name: lines[0]}
-    steps, values, spread = found
-    (line,) = axis.plot(steps, values, **style)
-    axis.fill_between(steps, values - spread, values + spread, color=style['color'], alpha=0.15, linewidth=0)
-    return {f'{arm.name} (n={len(arm.counted)})': line}
+    mean_curve = compute_mean_curve(run_group.counted_runs, metric_name)
+    run_style = dict(alpha=0.35, linewidth=0.7) if mean_curve else {}
+    lines = [axis.plot(*run.get_curve(metric_name), **line_style, **run_style)[0] for run in run_group.runs]
+    if not mean_curve:
+        return {run_group.name: lines[0]}
+    steps, values, spread = mean_curve
+    (line,) = axis.plot(steps, values, **line_style)
+    axis.fill_between(steps, values - spread, values + spread, color=line_style['color'], alpha=0.15, linewidth=0)
+    return {f'{run_group.name} (n={len(run_group.counted_runs)})': line}
 
 
-def draw_along(found: list[Arm], along: Axis) -> plt.Figure:
+def draw_sweep_axis(run_groups: list[RunGroup], sweep_axis: SweepAxis) -> plt.Figure:
     """Sink and loss against a field, ours filled and published hollow."""
     figure, panels = plt.subplots(1, 2, figsize=(8, 2.8), layout='constrained')
     lines = [{}, {}]
-    for panel, (name, label) in enumerate([(HEADLINE.name, HEADLINE.axis), (LOSS, VALID_LOSS.axis)]):
+    for panel, (name, label) in enumerate([(HEADLINE_METRIC.name, HEADLINE_METRIC.axis_label), (LOSS_METRIC, VALID_LOSS.axis_label)]):
         axis = panels[panel]
-        for at, points in enumerate(along.lines):
-            ours = [(one.at, one.ours[name]['mean'], one.ours[name]['sd'] or 0) for one in points if name in one.ours]
-            if ours:
+        for index, points in enumerate(sweep_axis.lines):
+            own_points = [(point.tick, point.ours[name]['mean'], point.ours[name]['sd'] or 0) for point in points if name in point.ours]
+            if own_points:
                 lines[panel]['ours'] = axis.errorbar(
-                    *zip(*ours, strict=True), **style(at), marker='o', markersize=4, capsize=2
+                    *zip(*own_points, strict=True), **get_line_style(index), marker='o', markersize=4, capsize=2
                 )
-            if theirs := published(points, name):
+            if published_points := select_published(points, name):
                 hollow = dict(marker='o', markersize=4, markerfacecolor='none', linewidth=0.8)
-                (lines[panel]['published'],) = axis.plot(*theirs, **style(at) | dict(linestyle='--'), **hollow)
-        axis.set(xlabel=escape_figure(along.name), ylabel=label)
-        axis.set(xticks=range(len(along.labels)), xticklabels=list(map(escape_figure, along.labels)))
-    return legend(plain(figure), panels[0], lines[0])
+                (lines[panel]['published'],) = axis.plot(*published_points, **get_line_style(index) | dict(linestyle='--'), **hollow)
+        axis.set(xlabel=escape_figure(sweep_axis.name), ylabel=label)
+        axis.set(xticks=range(len(sweep_axis.labels)), xticklabels=list(map(escape_figure, sweep_axis.labels)))
+    return add_legend(hide_top_and_right_spines(figure), panels[0], lines[0])
 
 
-def published(points: list[Point], name: str) -> list[tuple]:
-    return [*zip(*[(one.at, one.published[name]) for one in points if name in one.published], strict=True)]
+def select_published(points: list[AxisPoint], metric_name: str) -> list[tuple]:
+    return [*zip(*[(point.tick, point.published[metric_name]) for point in points if metric_name in point.published], strict=True)]
 
 
-def draw_emergence(found: list[Arm], along: list[Axis]) -> plt.Figure:
+def draw_emergence(run_groups: list[RunGroup], sweep_axes: list[SweepAxis]) -> plt.Figure:
     """Against each field the two probes between which the sink of each run emerges, and in how many runs one does."""
-    size = dict(figsize=(1 + 2.6 * len(along), 2.8), layout='constrained')
-    figure, panels = plt.subplots(1, len(along), sharey=True, squeeze=False, **size)
-    for axis, field in zip(panels[0], along, strict=True):
-        lines = [emergences(points, found) for points in field.lines]
-        for number, line in enumerate(lines):
-            emerging(axis, line, style(number))
-        here = [[one for line in lines for one in line if one.at == at] for at in range(len(field.labels))]
-        counts = [f'{sum(len(one.each) for one in ones)}/{sum(one.runs for one in ones)}' for ones in here]
-        words = [f'{escape_figure(label)}\n{count}' for label, count in zip(field.labels, counts, strict=True)]
+    size = dict(figsize=(1 + 2.6 * len(sweep_axes), 2.8), layout='constrained')
+    figure, panels = plt.subplots(1, len(sweep_axes), sharey=True, squeeze=False, **size)
+    for axis, sweep_axis in zip(panels[0], sweep_axes, strict=True):
+        lines = [find_emergences(points, run_groups) for points in sweep_axis.lines]
+        for index, line in enumerate(lines):
+            draw_emergence_bars(axis, line, get_line_style(index))
+        points_by_tick = [[point for line in lines for point in line if point.tick == tick] for tick in range(len(sweep_axis.labels))]
+        counts = [f'{sum(len(point.emergences) for point in tick_points)}/{sum(point.num_runs for point in tick_points)}' for tick_points in points_by_tick]
+        tick_labels = [f'{escape_figure(label)}\n{count}' for label, count in zip(sweep_axis.labels, counts, strict=True)]
         axis.set(
-            xlabel=escape_figure(f'{field.name}, and runs with a sink'), xticks=range(len(words)), xticklabels=words
+            xlabel=escape_figure(f'{sweep_axis.name}, and runs with a sink'), xticks=range(len(tick_labels)), xticklabels=tick_labels
         )
     panels[0, 0].set(ylabel='step of emergence', ylim=(0, None))
-    return plain(figure)
+    return hide_top_and_right_spines(figure)
 
 
-def emerging(axis: plt.Axes, line: list[Emerging], style: dict) -> None:
+def draw_emergence_bars(axis: plt.Axes, line: list[PointEmergence], line_style: dict) -> None:
     """A bar for each run, side by side, with a dot where it is seen first, and a line through their means."""
-    for one in line:
-        places = one.at + 0.06 * (np.arange(len(one.each)) - (len(one.each) - 1) / 2)
-        axis.vlines(places, [run.after or 0 for run in one.each], [run.at for run in one.each], **style)
-        axis.plot(places, [run.at for run in one.each], 'o', color=style['color'], markersize=2)
-    means = [(one.at, np.mean([middle(run.after, run.at) for run in one.each])) for one in line if one.each]
-    axis.plot(*zip(*means, strict=True), **style, linewidth=0.8, marker='_', markersize=12)
+    for point in line:
+        xs = point.tick + 0.06 * (np.arange(len(point.emergences)) - (len(point.emergences) - 1) / 2)
+        axis.vlines(xs, [run_emergence.start_step or 0 for run_emergence in point.emergences], [run_emergence.end_step for run_emergence in point.emergences], **line_style)
+        axis.plot(xs, [run_emergence.end_step for run_emergence in point.emergences], 'o', color=line_style['color'], markersize=2)
+    means = [(point.tick, np.mean([estimate_step(run_emergence.start_step, run_emergence.end_step) for run_emergence in point.emergences])) for point in line if point.emergences]
+    axis.plot(*zip(*means, strict=True), **line_style, linewidth=0.8, marker='_', markersize=12)
 
 
-def pictured(found: list[Arm], picture: Picture) -> list[Run]:
-    return [run for arm in found for run in arm.runs if run.has(picture)][:MOST]
+def select_drawn_runs(run_groups: list[RunGroup], figure_spec: FigureSpec) -> list[RunResult]:
+    return [run for run_group in run_groups for run in run_group.runs if run.has_figure(figure_spec)][:MAX_MAP_RUNS]
 
 
-def heads(found: list[Arm], picture: Picture) -> plt.Figure:
-    runs = pictured(found, picture)
-    columns = min(PER_ROW, len(runs))
+def draw_head_maps(run_groups: list[RunGroup], figure_spec: FigureSpec) -> plt.Figure:
+    runs = select_drawn_runs(run_groups, figure_spec)
+    columns = min(RUNS_PER_ROW, len(runs))
     rows = -(-len(runs) // columns)
     figure, axes = plt.subplots(rows, columns, figsize=(3 * columns, 2.8 * rows), squeeze=False, layout='constrained')
-    low, top = bounds(picture, [run.values[picture.name][-1] for run in runs])
+    low, top = compute_scale(figure_spec, [run.probe_values[figure_spec.name][-1] for run in runs])
     for run, axis in zip(runs, axes.flat, strict=False):
-        values_LH = run.values[picture.name][-1]
+        values_LH = run.probe_values[figure_spec.name][-1]
         layers, count = values_LH.shape
         extent = (0.5, count + 0.5, 0.5, layers + 0.5)
-        look = dict(cmap='RdBu_r' if low < 0 else 'viridis', vmin=low, vmax=top)
-        image = axis.imshow(values_LH, origin='lower', aspect='auto', extent=extent, **look)
+        image_options = dict(cmap='RdBu_r' if low < 0 else 'viridis', vmin=low, vmax=top)
+        image = axis.imshow(values_LH, origin='lower', aspect='auto', extent=extent, **image_options)
         axis.set_title(escape_figure(run.name), fontsize=9, wrap=True)
-        axis.set(xlabel='head', ylabel='layer', xticks=ticks(count), yticks=ticks(layers))
+        axis.set(xlabel='head', ylabel='layer', xticks=choose_ticks(count), yticks=choose_ticks(layers))
     for axis in axes.flat[len(runs) :]:
         axis.set_visible(False)
-    return scaled(figure, image, axes, picture.label)
+    return add_colour_bar(figure, image, axes, figure_spec.label)
 
 
-def scaled(figure: plt.Figure, image: Any, axes: Any, label: str) -> plt.Figure:
+def add_colour_bar(figure: plt.Figure, image: Any, axes: Any, label: str) -> plt.Figure:
     """With a scale of one width, however high the figure is."""
     figure.colorbar(image, ax=axes, label=label, aspect=16 * len(axes), pad=0.02)
     return figure
 
 
-def ticks(count: int) -> list[int]:
+def choose_ticks(count: int) -> list[int]:
     """At most eight."""
     return [*range(1, count + 1, -(-count // 8))]
 
 
-def matrices(found: list[Arm], picture: Picture) -> plt.Figure:
-    runs = pictured(found, picture)
+def draw_matrices(run_groups: list[RunGroup], figure_spec: FigureSpec) -> plt.Figure:
+    runs = select_drawn_runs(run_groups, figure_spec)
     figure, axes = plt.subplots(
-        len(runs), HEADS, figsize=(2.2 * HEADS, 2.5 * len(runs)), squeeze=False, layout='constrained'
+        len(runs), HEADS_PER_RUN, figsize=(2.2 * HEADS_PER_RUN, 2.5 * len(runs)), squeeze=False, layout='constrained'
     )
     for run, row in zip(runs, axes, strict=True):
-        values_LHTS = run.matrices(picture)
+        values_LHTS = run.load_matrices(figure_spec)
         for axis in row:
             axis.set_axis_off()
-        for (layer, head), axis in zip(run.strongest(HEADS), row, strict=False):
-            image = axis.imshow(values_LHTS[layer, head], vmin=0, vmax=picture.largest or values_LHTS.max())
+        for (layer, head), axis in zip(run.find_strongest_heads(HEADS_PER_RUN), row, strict=False):
+            image = axis.imshow(values_LHTS[layer, head], vmin=0, vmax=figure_spec.scale_max or values_LHTS.max())
             axis.set_title(f'{escape_figure(run.name)}\nlayer {layer + 1} head {head + 1}', fontsize=8)
             axis.set(xticks=[], yticks=[])
             axis.set_axis_on()
-    return scaled(figure, image, axes, picture.label)
+    return add_colour_bar(figure, image, axes, figure_spec.label)
 
 
-def ratios(found: list[Arm], picture: Picture) -> plt.Figure:
+def draw_ratios(run_groups: list[RunGroup], figure_spec: FigureSpec) -> plt.Figure:
     figure, axis = plt.subplots(figsize=(4, 2.8), layout='constrained')
     lines = {}
-    for at, arm in enumerate(found):
-        ratios_L = [run.values[picture.name][-1] for run in arm.runs if run.has(picture)]
-        thin = dict(alpha=0.35, linewidth=0.7) if len(ratios_L) > 1 else dict(marker='o')
+    for index, run_group in enumerate(run_groups):
+        ratios_L = [run.probe_values[figure_spec.name][-1] for run in run_group.runs if run.has_figure(figure_spec)]
+        line_options = dict(alpha=0.35, linewidth=0.7) if len(ratios_L) > 1 else dict(marker='o')
         for ratio_L in ratios_L:
-            (lines[arm.name],) = axis.plot(range(1, len(ratio_L) + 1), ratio_L, **style(at), **thin)
+            (lines[run_group.name],) = axis.plot(range(1, len(ratio_L) + 1), ratio_L, **get_line_style(index), **line_options)
         if len(ratios_L) > 1:
             mean_L = sum(ratios_L) / len(ratios_L)
-            del lines[arm.name]
-            (line,) = axis.plot(range(1, len(mean_L) + 1), mean_L, **style(at), marker='o')
-            lines[f'{arm.name} (n={len(ratios_L)})'] = line
+            del lines[run_group.name]
+            (line,) = axis.plot(range(1, len(mean_L) + 1), mean_L, **get_line_style(index), marker='o')
+            lines[f'{run_group.name} (n={len(ratios_L)})'] = line
     axis.axhline(1, color='#999', linestyle=':')
     axis.xaxis.get_major_locator().set_params(integer=True)
-    axis.set(xlabel='block', ylabel=picture.label)
-    return legend(plain(figure), axis, lines)
+    axis.set(xlabel='block', ylabel=figure_spec.label)
+    return add_legend(hide_top_and_right_spines(figure), axis, lines)
 
 
-def legend(figure: plt.Figure, axis: plt.Axes, shown: dict[str, Any]) -> plt.Figure:
+def add_legend(figure: plt.Figure, axis: plt.Axes, line_of_label: dict[str, Any]) -> plt.Figure:
     """Inside where it is short, below where it would hide the lines; of too many arms none.
 
     Lines are given by their names, not by labels: Matplotlib leaves out those that begin with an underscore.
     """
-    words, lines = [*map(escape_figure, shown)], [*shown.values()]
-    if 0 < len(shown) <= 3:
-        made = axis.legend(lines, ['-'] * len(lines), frameon=False)
-    elif 0 < len(shown) <= LABELLED:
-        figure.set_figheight(figure.get_figheight() + 0.22 * -(-len(shown) // 3))
-        made = figure.legend(
+    labels, lines = [*map(escape_figure, line_of_label)], [*line_of_label.values()]
+    if 0 < len(line_of_label) <= 3:
+        drawn_legend = axis.legend(lines, ['-'] * len(lines), frameon=False)
+    elif 0 < len(line_of_label) <= MAX_LEGEND_ENTRIES:
+        figure.set_figheight(figure.get_figheight() + 0.22 * -(-len(line_of_label) // 3))
+        drawn_legend = figure.legend(
             lines, ['-'] * len(lines), loc='outside lower center', ncols=3, frameon=False, fontsize=8
         )
     else:
         return figure
-    for text, word in zip(made.get_texts(), words, strict=True):
-        text.set_text(word)
+    for text, label in zip(drawn_legend.get_texts(), labels, strict=True):
+        text.set_text(label)
     return figure
 
 
-def plain(figure: plt.Figure) -> plt.Figure:
+def hide_top_and_right_spines(figure: plt.Figure) -> plt.Figure:
     for axis in figure.axes:
         axis.spines[['top', 'right']].set_visible(False)
     return figure
 
 
-FIGURES = dict(heads=heads, matrices=matrices, ratios=ratios)
+MAP_DRAWERS = dict(heads=draw_head_maps, matrices=draw_matrices, ratios=draw_ratios)

@@ -6,236 +6,236 @@ import numpy as np
 
 from sinklab.escape import quote_shell
 from sinklab.files import run_files
-from sinklab.files.place import joined, resolved
-from sinklab.files.regular import Damaged
-from sinklab.folder import METRICS, Folder, ancestry, flat, named
+from sinklab.files.place import join_path, resolve_path
+from sinklab.files.regular import DamagedFileError
+from sinklab.folder import METRICS_FILE, RunDir, format_lineage, flatten_dict, format_run_ref
 from sinklab.measure import table as measures
-from sinklab.measure.measure import Number, Picture
-from sinklab.parse import parse
-from sinklab.record import Refusal
+from sinklab.measure.measure import MetricInfo, FigureSpec
+from sinklab.parse import parse_config
+from sinklab.record import UserError
 from sinklab.report import labels, probes
 
 
 @dataclasses.dataclass(frozen=True)
-class Run:
+class RunResult:
     name: str  # its arm, and its seed where the arm has others
-    arm: str
+    group_name: str
     records: list[dict]
     probe_steps: list[int]  # of the probes that are drawn
-    values: dict[
+    probe_values: dict[
         str, np.ndarray
     ]  # of those N probes, by names of pictures: values_NLH for heads, values_NL for ratios
-    folder: Folder
+    run_dir: RunDir
     notes: list[str]  # what it comes from, and what has changed on its way
-    about: dict  # row.json
+    row_info: dict  # row.json
     config: dict  # flat
-    ending: dict  # outcome.json; of kind `unfinished` where it has said nothing yet
+    outcome_record: dict  # outcome.json; of kind `unfinished` where it has said nothing yet
 
     @property
     def seed(self) -> int | None:
         return self.config.get('seed')
 
     @property
-    def kind(self) -> str:
-        return self.ending['kind']
+    def outcome(self) -> str:
+        return self.outcome_record['kind']
 
-    def curve(self, name: str) -> tuple[list[int], list[float]]:
+    def get_curve(self, metric_name: str) -> tuple[list[int], list[float]]:
         """(steps, values) where a number was recorded."""
-        found = [(record['step'], record[name]) for record in self.records if name in record]
-        return [step for step, _ in found], [value for _, value in found]
+        points = [(record['step'], record[metric_name]) for record in self.records if metric_name in record]
+        return [step for step, _ in points], [value for _, value in points]
 
-    def last(self, name: str) -> float | None:
+    def get_last(self, metric_name: str) -> float | None:
         """The newest value of a number."""
-        return next((record[name] for record in reversed(self.records) if name in record), None)
+        return next((record[metric_name] for record in reversed(self.records) if metric_name in record), None)
 
-    def height(self, name: str, step: int) -> float | None:
+    def interpolate(self, metric_name: str, step: int) -> float | None:
         """Where the curve of a number is drawn at a step."""
-        steps, values = self.curve(name)
+        steps, values = self.get_curve(metric_name)
         return float(np.interp(step, steps, values)) if steps else None
 
-    def strongest(self, count: int) -> list[tuple[int, int]]:
+    def find_strongest_heads(self, num_heads: int) -> list[tuple[int, int]]:
         """(layer, head) of the heads that give most to the first token, in the last probe."""
         if not self.probe_steps:
             return []
-        alpha_LH = self.values[measures.HEADLINE_MAP.name][-1]
-        order = np.argsort(-alpha_LH, axis=None)[:count]
+        alpha_LH = self.probe_values[measures.HEADLINE_FIGURE.name][-1]
+        order = np.argsort(-alpha_LH, axis=None)[:num_heads]
         return [(int(layer), int(head)) for layer, head in zip(*np.unravel_index(order, alpha_LH.shape), strict=True)]
 
-    def has(self, picture: Picture) -> bool:
-        if picture.kind != 'matrices':
-            return picture.name in self.values
-        return bool(self.probe_steps) and self.matrices(picture) is not None
+    def has_figure(self, figure_spec: FigureSpec) -> bool:
+        if figure_spec.kind != 'matrices':
+            return figure_spec.name in self.probe_values
+        return bool(self.probe_steps) and self.load_matrices(figure_spec) is not None
 
-    def matrices(self, picture: Picture, at: int = -1) -> np.ndarray | None:
+    def load_matrices(self, figure_spec: FigureSpec, index: int = -1) -> np.ndarray | None:
         """Of all layers and heads in one of its probes, read when they are asked for."""
-        found = probes.arrays(self.folder.probe(self.probe_steps[at]), [picture.array])
-        return picture.of(found[picture.array]) if found else None
+        arrays = probes.read_probe_arrays(self.run_dir.get_probe_path(self.probe_steps[index]), [figure_spec.array_name])
+        return figure_spec.transform(arrays[figure_spec.array_name]) if arrays else None
 
 
-def read(paths: list[str]) -> list[Run]:
+def read_runs(paths: list[str]) -> list[RunResult]:
     """The runs in these folders, each named by its row, and by its changes, its seed or its folder where it must."""
-    folders = [Folder(path) for path in dict.fromkeys(paths)]
-    folders = readable(folders)
-    rows, configs = [row_of(folder) for folder in folders], [config(folder) for folder in folders]
-    arms = labels.arms(rows, configs)
-    names = labels.names(arms, [one.get('seed') for one in configs], [folder.path for folder in folders])
-    count = max(2, probes.FILES // len(folders))
-    found = []
-    for of_one in zip(folders, names, arms, configs, strict=True):
+    run_dirs = [RunDir(path) for path in dict.fromkeys(paths)]
+    run_dirs = select_readable(run_dirs)
+    rows, configs = [get_row_name(run_dir) for run_dir in run_dirs], [read_config(run_dir) for run_dir in run_dirs]
+    group_names = labels.make_group_names(rows, configs)
+    names = labels.make_run_names(group_names, [run_config.get('seed') for run_config in configs], [run_dir.path for run_dir in run_dirs])
+    max_probes = max(2, probes.MAX_FILES // len(run_dirs))
+    loaded = []
+    for arguments in zip(run_dirs, names, group_names, configs, strict=True):
         try:
-            found.append(run(*of_one, count))
-        except Damaged as error:  # such as a probe
-            if len(folders) == 1:
+            loaded.append(load_run(*arguments, max_probes))
+        except DamagedFileError as error:  # such as a probe
+            if len(run_dirs) == 1:
                 raise
-            run_files.warn(of_one[0].path, f'{error}; the report goes on without this run')
-    if not found:
-        raise Refusal('each of these runs has a file that is damaged, as said above; mend one of them')
-    return found
+            run_files.warn_once(arguments[0].path, f'{error}; the report goes on without this run')
+    if not loaded:
+        raise UserError('each of these runs has a file that is damaged, as said above; mend one of them')
+    return loaded
 
 
-def readable(folders: list[Folder]) -> list[Folder]:
+def select_readable(run_dirs: list[RunDir]) -> list[RunDir]:
     """Return the folders whose row and config can be read; of several, the others are named and left out."""
-    found, damaged = [], []
-    for folder in folders:
+    readable_dirs, damaged = [], []
+    for run_dir in run_dirs:
         try:
-            row_of(folder)
-            config(folder)
-            found.append(folder)
-        except Damaged as error:
-            damaged.append((folder, error))
-    if not found and damaged:
+            get_row_name(run_dir)
+            read_config(run_dir)
+            readable_dirs.append(run_dir)
+        except DamagedFileError as error:
+            damaged.append((run_dir, error))
+    if not readable_dirs and damaged:
         raise damaged[0][1]
-    for folder, error in damaged:
-        run_files.warn(folder.path, f'{error}; the report goes on without this run')
-    return found
+    for run_dir, error in damaged:
+        run_files.warn_once(run_dir.path, f'{error}; the report goes on without this run')
+    return readable_dirs
 
 
-def branches(runs: list[Run], number: str) -> list[tuple[int, list[int], list[float]]]:
+def find_branches(runs: list[RunResult], metric_name: str) -> list[tuple[int, list[int], list[float]]]:
     """(place of a fork, steps, values): from its parent's curve to its own, where both are among the runs.
 
     One that counts its steps anew stands beside its parent and is no branch of it.
     """
-    found, at = [], {resolved(run.folder.path): run for run in runs}
-    for place, run in enumerate(runs):
-        lineage = run.about.get('from') or {}
-        start = lineage.get('start', lineage.get('step'))
-        goes_on = lineage and lineage['step'] == start
-        parent = at.get(joined(run.folder.path, lineage['run'])) if goes_on else None
-        if parent and (before := parent.height(number, start)) is not None:
-            steps, values = run.curve(number)
-            found.append((place, [start, *steps[:1]], [before, *values[:1]]))
-    return found
+    forks, index_of_path = [], {resolve_path(run.run_dir.path): run for run in runs}
+    for index, run in enumerate(runs):
+        lineage = run.row_info.get('from') or {}
+        start_step = lineage.get('start', lineage.get('step'))
+        continues = lineage and lineage['step'] == start_step
+        parent = index_of_path.get(join_path(run.run_dir.path, lineage['run'])) if continues else None
+        if parent and (parent_value := parent.interpolate(metric_name, start_step)) is not None:
+            steps, values = run.get_curve(metric_name)
+            forks.append((index, [start_step, *steps[:1]], [parent_value, *values[:1]]))
+    return forks
 
 
-def notes(folder: Folder) -> list[str]:
-    attempts = folder.environment().get('attempts', [])
-    changed = [f'since step {one["step"]}: {"; ".join(one["changes"])}' for one in attempts if 'changes' in one]
-    return [*filter(None, ['; '.join(ancestry(folder.lineage()))]), *changed]
+def make_notes(run_dir: RunDir) -> list[str]:
+    attempts = run_dir.read_environment().get('attempts', [])
+    changes = [f'since step {attempt["step"]}: {"; ".join(attempt["changes"])}' for attempt in attempts if 'changes' in attempt]
+    return [*filter(None, ['; '.join(format_lineage(run_dir.read_lineage()))]), *changes]
 
 
-def row_of(folder: Folder) -> str:
+def get_row_name(run_dir: RunDir) -> str:
     """The name of its row, or its folder's where it has none; of a fork, with what it comes from."""
     try:
-        row, lineage = folder.read('row')['row'], folder.lineage()
-        row = folder.path.absolute().name if row in (None, '') else str(row)
+        row, lineage = run_dir.read_json('row')['row'], run_dir.read_lineage()
+        row = run_dir.path.absolute().name if row in (None, '') else str(row)
         if not lineage:
             return row
         origin = lineage.get('row') or lineage['run']
-        return f'{row} from {named(lineage.get("takes", ""), origin, lineage["step"])}'
+        return f'{row} from {format_run_ref(lineage.get("takes", ""), origin, lineage["step"])}'
     except (FileNotFoundError, NotADirectoryError, KeyError) as error:
         runs = (
-            f'the runs of this sweep: {quote_shell(str(folder))}/*/'
-            if (folder.path / 'sweep.json').exists()
+            f'the runs of this sweep: {quote_shell(str(run_dir))}/*/'
+            if (run_dir.path / 'sweep.json').exists()
             else 'folders of runs'
         )
-        raise Refusal(f'{folder} holds no run that `sinklab train` has written; give {runs}') from error
+        raise UserError(f'{run_dir} holds no run that `sinklab train` has written; give {runs}') from error
 
 
-def config(folder: Folder) -> dict:
+def read_config(run_dir: RunDir) -> dict:
     """Flat; empty of a run that was stopped before it had one."""
     try:
-        found = folder.read('config')
+        fields = run_dir.read_json('config')
     except FileNotFoundError:
-        if (folder.path / METRICS).exists():
-            file = folder.path / 'config.json'
-            run_files.warn(file, f'{file} is missing; the report does without it, and without a seed')
+        if (run_dir.path / METRICS_FILE).exists():
+            path = run_dir.path / 'config.json'
+            run_files.warn_once(path, f'{path} is missing; the report does without it, and without a seed')
         return {}
     try:
-        parse(found)
-    except Refusal as error:
-        file = folder.path / 'config.json'
-        run_files.warn(file, f'{file} is damaged, or of another version, and is shown as it is ({error})')
-    return flat(found)
+        parse_config(fields)
+    except UserError as error:
+        path = run_dir.path / 'config.json'
+        run_files.warn_once(path, f'{path} is damaged, or of another version, and is shown as it is ({error})')
+    return flatten_dict(fields)
 
 
-def run(folder: Folder, name: str, arm: str, config: dict, count: int) -> Run:
-    last = config.get('optimizer.steps')
-    drawn, records = probes.kept(folder.probes, count), folder.records(last)
-    steps = [run_files.step_of(path) for path in drawn]
-    end = ending(folder, records, last)
-    warn_of_lost_probes(folder, records)
-    if end['kind'] == 'done' and last is not None:
-        folder.warn_of_lost_lines(records[-1] if records else {}, last, 'train/loss', 'valid/loss')
-    warn_of_gaps(folder, records, config.get('log.every_steps'))
-    return Run(name, arm, records, steps, probes.values(drawn), folder, notes(folder), about_of(folder), config, end)
+def load_run(run_dir: RunDir, name: str, group_name: str, config: dict, max_probes: int) -> RunResult:
+    last_step = config.get('optimizer.steps')
+    probe_paths, records = probes.select_probes(run_dir.probe_files, max_probes), run_dir.read_records(last_step)
+    steps = [run_files.parse_probe_step(path) for path in probe_paths]
+    outcome_record = read_outcome(run_dir, records, last_step)
+    warn_of_lost_probes(run_dir, records)
+    if outcome_record['kind'] == 'done' and last_step is not None:
+        run_dir.warn_about_lost_lines(records[-1] if records else {}, last_step, 'train/loss', 'valid/loss')
+    warn_of_gaps(run_dir, records, config.get('log.every_steps'))
+    return RunResult(name, group_name, records, steps, probes.load_probe_values(probe_paths), run_dir, make_notes(run_dir), read_row_info(run_dir), config, outcome_record)
 
 
-def warn_of_gaps(folder: Folder, records: list[dict], every: int | None) -> None:
+def warn_of_gaps(run_dir: RunDir, records: list[dict], every_steps: int | None) -> None:
     """Say on stderr where lines are missing within metrics.jsonl."""
-    if not isinstance(every, int):
+    if not isinstance(every_steps, int):
         return  # of an older run, or damaged
     try:
-        gaps = folder.gaps(records, every, records[-1]['step'] if records else None)
-    except Damaged as error:
-        run_files.warn(folder.path / 'row.json', str(error))
+        gaps = run_dir.find_gaps(records, every_steps, records[-1]['step'] if records else None)
+    except DamagedFileError as error:
+        run_files.warn_once(run_dir.path / 'row.json', str(error))
         return
     for gap in gaps:
-        run_files.warn(folder.path / METRICS, folder.describe_gap(gap))
+        run_files.warn_once(run_dir.path / METRICS_FILE, run_dir.format_gap(gap))
 
 
-def warn_of_lost_probes(folder: Folder, records: list[dict]) -> None:
+def warn_of_lost_probes(run_dir: RunDir, records: list[dict]) -> None:
     """Say on stderr which probes are in metrics.jsonl and have no file."""
-    there = {run_files.step_of(path) for path in folder.probes}
-    lost = [record['step'] for record in records if measures.HEADLINE.name in record and record['step'] not in there]
-    if lost and there:
-        file = folder.probe(lost[0])
-        more = f' (and {len(lost) - 1} more)' if lost[1:] else ''
-        run_files.warn(file, f'{file} is missing{more}; maps are drawn without it')
+    saved_steps = {run_files.parse_probe_step(path) for path in run_dir.probe_files}
+    lost_steps = [record['step'] for record in records if measures.HEADLINE_METRIC.name in record and record['step'] not in saved_steps]
+    if lost_steps and saved_steps:
+        probe_path = run_dir.get_probe_path(lost_steps[0])
+        rest_text = f' (and {len(lost_steps) - 1} more)' if lost_steps[1:] else ''
+        run_files.warn_once(probe_path, f'{probe_path} is missing{rest_text}; maps are drawn without it')
 
 
-def about_of(folder: Folder) -> dict:
+def read_row_info(run_dir: RunDir) -> dict:
     """Read row.json; published values that are no numbers are named and left out."""
-    about, file = folder.read('row'), folder.path / 'row.json'
-    given = about.get('published', {})
-    numbers = {name: value for name, value in given.items() if isinstance(value, int | float)}
-    if others := [name for name in given if name not in numbers]:
-        run_files.warn(
-            file, f'{file} has {given[others[0]]!r} as published {others[0]}, which is no number; left out'
+    row_info, path = run_dir.read_json('row'), run_dir.path / 'row.json'
+    published = row_info.get('published', {})
+    numbers = {name: value for name, value in published.items() if isinstance(value, int | float)}
+    if invalid := [name for name in published if name not in numbers]:
+        run_files.warn_once(
+            path, f'{path} has {published[invalid[0]]!r} as published {invalid[0]}, which is no number; left out'
         )
-    return about | dict(published=numbers, source=str(about.get('source') or ''))
+    return row_info | dict(published=numbers, source=str(row_info.get('source') or ''))
 
 
-def ending(folder: Folder, records: list[dict], steps: int | None) -> dict:
+def read_outcome(run_dir: RunDir, records: list[dict], last_step: int | None) -> dict:
     """How the latest attempt has ended; a run that says nothing is done if it has measured its last step."""
-    file = folder.path / 'outcome.json'
+    path = run_dir.path / 'outcome.json'
     try:
-        return dict(step=0, message='') | run_files.read_json(file, 'outcome', 'the report judges by its numbers')
-    except (OSError, Damaged) as error:
-        if isinstance(error, Damaged):
-            run_files.warn(file, str(error))
-        last = records[-1] if records else {}
-        done = last.get('step') == steps is not None and 'valid/loss' in last
-        return dict(kind='done' if done else 'unfinished', step=last.get('step', 0), message='')
+        return dict(step=0, message='') | run_files.read_run_file(path, 'outcome', 'the report judges by its numbers')
+    except (OSError, DamagedFileError) as error:
+        if isinstance(error, DamagedFileError):
+            run_files.warn_once(path, str(error))
+        last_record = records[-1] if records else {}
+        is_done = last_record.get('step') == last_step is not None and 'valid/loss' in last_record
+        return dict(kind='done' if is_done else 'unfinished', step=last_record.get('step', 0), message='')
 
 
-def drawn_pictures(runs: list[Run]) -> list[Picture]:
+def select_drawn_figures(runs: list[RunResult]) -> list[FigureSpec]:
     """Those that some run has the array of; one is older than a measure whose array its probes lack."""
-    return [picture for picture in measures.PICTURES if any(run.has(picture) for run in runs)]
+    return [figure_spec for figure_spec in measures.FIGURES if any(run.has_figure(figure_spec) for run in runs)]
 
 
-NUMBERS = (
-    Number('step', 'step', 'Last step that was recorded.', digits=0),
-    *(number for number in measures.NUMBERS if number.table),
+RUN_METRIC_INFOS = (
+    MetricInfo('step', 'step', 'Last step that was recorded.', digits=0),
+    *(number for number in measures.METRIC_INFOS if number.in_table),
     measures.VALID_LOSS,
-    Number('seconds', 'time', 'Time of training, over all attempts.', 's', digits=0),
+    MetricInfo('seconds', 'time', 'Time of training, over all attempts.', 's', digits=0),
 )

@@ -6,114 +6,114 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from sinklab.files import regular, run_files
-from sinklab.files.place import place
-from sinklab.files.regular import Damaged
-from sinklab.files.whole import whole, writable
-from sinklab.folder import differences, flat
-from sinklab.record import Refusal
-from sinklab.report.claims import measured
+from sinklab.files.place import parse_path
+from sinklab.files.regular import DamagedFileError
+from sinklab.files.whole import atomic_write, writable_folder
+from sinklab.folder import format_differences, flatten_dict
+from sinklab.record import UserError
+from sinklab.report.claims import read_claim_metrics
 from sinklab.spec import Spec
 from sinklab.sweep import plan
-from sinklab.sweep.plan import Run
+from sinklab.sweep.plan import SweepRun
 
-NAME, VERDICTS = 'claims.json', 'verdicts.json'
-FIELDS = 'size', 'overrides', 'same', 'configs', 'runs'
+CLAIMS_FILE, VERDICTS_FILE = 'claims.json', 'verdicts.json'
+CLAIMS_FIELDS = 'size', 'overrides', 'same', 'configs', 'runs'
 
 
-def by_row(results: dict) -> dict[str, dict]:
+def expand_same_rows(results: dict) -> dict[str, dict]:
     """{row: {seed: measured}}, of rows that are the same run, too."""
     return results['runs'] | {row: results['runs'].get(first, {}) for row, first in results['same'].items()}
 
 
-def kept(workdir: str, about: dict) -> dict:
+def read_or_create(workdir: str, header: dict) -> dict:
     """What a folder's file has; refused where that is of other runs."""
-    path = place(workdir) / NAME
+    path = parse_path(workdir) / CLAIMS_FILE
     if not path.exists():
         if (path.parent / 'sweep.json').exists():
-            raise Refusal(f'{workdir} is the folder of a sweep (it has a sweep.json); give another --workdir')
-        return about | dict(same={}, configs={}, runs={})
-    found = read(path)
-    for name, asked in about.items():
-        if found[name] != asked:
-            at = f'{path}: {name} is {found[name]!r}'
-            raise Refusal(f'{at}, and {asked!r} is asked for; give another --workdir, or ask as before')
-    return found
+            raise UserError(f'{workdir} is the folder of a sweep (it has a sweep.json); give another --workdir')
+        return header | dict(same={}, configs={}, runs={})
+    results = read_results(path)
+    for name, requested in header.items():
+        if results[name] != requested:
+            problem = f'{path}: {name} is {results[name]!r}'
+            raise UserError(f'{problem}, and {requested!r} is asked for; give another --workdir, or ask as before')
+    return results
 
 
-def read(path: Path) -> dict:
-    instead = f'give a {NAME} that sinklab claims has written'
+def read_results(path: Path) -> dict:
+    advice = f'give a {CLAIMS_FILE} that sinklab claims has written'
     try:
-        content = regular.read(path, most=run_files.LARGEST_JSON)
-        found = run_files.parse_json(content)
+        content = regular.read_regular_file(path, max_bytes=run_files.MAX_JSON_FILE_BYTES)
+        results = run_files.parse_finite_json(content)
     except (OSError, ValueError) as error:
-        raise Refusal(f'{path} cannot be read ({error}); {instead}') from error
-    missing = [name for name in FIELDS if not isinstance(found, dict) or name not in found]
-    remove = f'{instead}, or remove it where its runs lie beside it'
+        raise UserError(f'{path} cannot be read ({error}); {advice}') from error
+    missing = [name for name in CLAIMS_FIELDS if not isinstance(results, dict) or name not in results]
+    remove_advice = f'{advice}, or remove it where its runs lie beside it'
     if missing:
-        raise Refusal(f'{path} holds no {", ".join(missing)}; {remove}')
-    return run_files.decode_json(content, 'claims', path, remove)
+        raise UserError(f'{path} holds no {", ".join(missing)}; {remove_advice}')
+    return run_files.decode_run_file(content, 'claims', path, remove_advice)
 
 
-def config_of(spec: Spec) -> dict:
+def get_flat_config(spec: Spec) -> dict:
     """What numbers depend on, flat."""
-    config = flat(dataclasses.asdict(spec))
+    config = flatten_dict(dataclasses.asdict(spec))
     return {path: value for path, value in config.items() if path.partition('.')[0] not in ('checkpoint', 'log')}
 
 
-def changed(results: dict, specs: Mapping[str, Spec | None]) -> dict[str, str]:
+def find_changed_rows(results: dict, specs: Mapping[str, Spec | None]) -> dict[str, str]:
     """{row: how it differs from what was measured}, of those that do; None is a row that is gone.
 
     A field that there was not then is none of its.
     """
-    base, found = first(results['configs']), {}
-    for row, own in results['configs'].items():
-        then, now = base | own, specs[row] and config_of(specs[row])
-        other = differences(then, {path: now.get(path) for path in then}) if now else ['gone']
-        if other:
-            found[row] = ', '.join(other)
-    return found
+    base_config, changed_rows = get_base_config(results['configs']), {}
+    for row, config_change in results['configs'].items():
+        old_config, new_config = base_config | config_change, specs[row] and get_flat_config(specs[row])
+        changes = format_differences(old_config, {path: new_config.get(path) for path in old_config}) if new_config else ['gone']
+        if changes:
+            changed_rows[row] = ', '.join(changes)
+    return changed_rows
 
 
-def first(configs: dict[str, dict]) -> dict:
+def get_base_config(configs: dict[str, dict]) -> dict:
     """The one that is kept whole; of the others it is kept what they have otherwise."""
     return next(iter(configs.values()), {})
 
 
-def add(results: dict, specs: Mapping[str, Spec], same: dict[str, str], runs: list[Run], names: set[str]) -> dict:
+def add_runs(results: dict, specs: Mapping[str, Spec], same: dict[str, str], runs: list[SweepRun], metric_names: set[str]) -> dict:
     """With what runs say now that have ended."""
-    found = {row: dict(seeds) for row, seeds in results['runs'].items()}
+    measured_runs = {row: dict(seeds) for row, seeds in results['runs'].items()}
     for run in runs:
         if run.outcome in ('done', 'diverged'):
-            found.setdefault(run.row, {})[str(run.seed)] = measured(run.folder, run.outcome, names)
-    others = {row: one for row, one in (results['same'] | same).items() if row != one}
+            measured_runs.setdefault(run.row, {})[str(run.seed)] = read_claim_metrics(run.run_dir, run.outcome, metric_names)
+    same_rows = {row: first_row for row, first_row in (results['same'] | same).items() if row != first_row}
     configs = dict(results['configs'])
-    for row in [row for row in (*found, *others) if row in specs and row not in results['runs']]:
-        base = first(configs)
-        configs[row] = {path: value for path, value in config_of(specs[row]).items() if value != base.get(path, ...)}
-    return results | dict(same=others, configs=configs, runs=found)
+    for row in [row for row in (*measured_runs, *same_rows) if row in specs and row not in results['runs']]:
+        base_config = get_base_config(configs)
+        configs[row] = {path: value for path, value in get_flat_config(specs[row]).items() if value != base_config.get(path, ...)}
+    return results | dict(same=same_rows, configs=configs, runs=measured_runs)
 
 
-def folders(workdir: Path) -> list[Path]:
+def list_run_dirs(workdir: Path) -> list[Path]:
     """The runs of a folder that `sinklab claims` has filled; none of another one."""
-    if not (workdir / NAME).exists():
+    if not (workdir / CLAIMS_FILE).exists():
         return []
-    found = read(workdir / NAME)['runs']
-    return [workdir / plan.name(row, int(seed)) for row, seeds in found.items() for seed in seeds]
+    seeds_of_row = read_results(workdir / CLAIMS_FILE)['runs']
+    return [workdir / plan.get_run_dir_name(row, int(seed)) for row, seeds in seeds_of_row.items() for seed in seeds]
 
 
-def verdicts(workdir: Path) -> list[dict]:
+def read_verdicts(workdir: Path) -> list[dict]:
     """What was said of claims there, if anything was."""
-    path = workdir / VERDICTS
+    path = workdir / VERDICTS_FILE
     try:
-        return run_files.read_json(path, 'verdicts', 'the report does without it; sinklab claims writes it again')
-    except Damaged as error:
-        run_files.warn(path, str(error))
+        return run_files.read_run_file(path, 'verdicts', 'the report does without it; sinklab claims writes it again')
+    except DamagedFileError as error:
+        run_files.warn_once(path, str(error))
         return []
     except (FileNotFoundError, NotADirectoryError):
         return []
 
 
-def write(workdir: str, name: str, content: dict | list) -> None:
-    folder = place(workdir)
-    with writable(folder), whole(folder / name) as unfinished:
+def write_json(workdir: str, name: str, content: dict | list) -> None:
+    directory = parse_path(workdir)
+    with writable_folder(directory), atomic_write(directory / name) as unfinished:
         unfinished.write_text(json.dumps(content, indent=1, allow_nan=False) + '\n', encoding='utf-8')

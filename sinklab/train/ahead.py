@@ -6,40 +6,40 @@ from collections.abc import Callable, Iterable
 from typing import Generic, TypeVar
 
 T = TypeVar('T')
-LEAVE = 5.0  # seconds for what is being made when it is closed; what hangs is left behind
+JOIN_TIMEOUT_SECONDS = 5.0  # seconds for what is being made when it is closed; what hangs is left behind
 
 
-class Ahead(Generic[T]):
+class Prefetcher(Generic[T]):
     """function(number) for each of some numbers, in their order: a thread of its own is at most `lag` of them ahead.
 
     What it raises is raised where that number's turn is.
     """
 
-    def __init__(self, function: Callable[[int], T], numbers: Iterable[int], lag: int):
-        self.function, self.numbers = function, numbers
-        self.room, self.made, self.closed = threading.Semaphore(lag), queue.SimpleQueue(), False
-        self.thread = threading.Thread(target=self.run, daemon=True)
+    def __init__(self, function: Callable[[int], T], indices: Iterable[int], depth: int):
+        self.function, self.indices = function, indices
+        self.free_slots, self.results, self.is_closed = threading.Semaphore(depth), queue.SimpleQueue(), False
+        self.thread = threading.Thread(target=self.run_worker, daemon=True)
         self.thread.start()
 
-    def run(self) -> None:
-        for number in self.numbers:
-            self.room.acquire()
-            if self.closed:
+    def run_worker(self) -> None:
+        for index in self.indices:
+            self.free_slots.acquire()
+            if self.is_closed:
                 return
             try:
-                self.made.put((self.function(number), None))
+                self.results.put((self.function(index), None))
             except BaseException as error:
-                self.made.put((None, error))
+                self.results.put((None, error))
 
-    def take(self) -> T:
+    def get(self) -> T:
         """What comes next; it makes room for one more."""
-        found, error = self.made.get()
-        self.room.release()
+        result, error = self.results.get()
+        self.free_slots.release()
         if error:
             raise error
-        return found
+        return result
 
     def close(self) -> None:
-        self.closed = True
-        self.room.release()
-        self.thread.join(LEAVE)
+        self.is_closed = True
+        self.free_slots.release()
+        self.thread.join(JOIN_TIMEOUT_SECONDS)

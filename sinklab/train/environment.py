@@ -9,47 +9,47 @@ from pathlib import Path
 import jax
 
 import sinklab
-from sinklab.devices import found
+from sinklab.devices import get_devices
 
 PACKAGES = ('jax', 'jaxlib', 'flax', 'optax', 'orbax-checkpoint', 'grain', 'ml-collections', 'tokenizers', 'numpy')
 
 
-def versions(packages=PACKAGES) -> dict[str, str | None]:
+def get_package_versions(packages=PACKAGES) -> dict[str, str | None]:
     """Installed versions; None for what is not installed."""
 
-    def of(package: str) -> str | None:
+    def find_version(package: str) -> str | None:
         try:
             return version(package)
         except PackageNotFoundError:
             return None
 
-    return {package: of(package) for package in packages}
+    return {package: find_version(package) for package in packages}
 
 
-def commit() -> str | None:
+def get_commit() -> str | None:
     """The commit of the source tree that runs, with + where it has been changed; None for an installed copy."""
 
-    def git(*arguments: str) -> str:
+    def run_git(*arguments: str) -> str:
         command = ['git', '-C', str(Path(__file__).parent), *arguments]
         return subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
 
     try:
-        git('ls-files', '--error-unmatch', __file__)
-        return git('rev-parse', 'HEAD') + ('+' if git('status', '--porcelain', '--untracked-files=no') else '')
+        run_git('ls-files', '--error-unmatch', __file__)
+        return run_git('rev-parse', 'HEAD') + ('+' if run_git('status', '--porcelain', '--untracked-files=no') else '')
     except (OSError, subprocess.CalledProcessError):
         return None
 
 
-def environment(layout: dict, attention: str, attempts: list[dict]) -> dict:
+def describe_environment(layout: dict, attention: str, attempts: list[dict]) -> dict:
     """Of the newest of a run's attempts, and what computed attention in each."""
     return dict(
         sinklab=sinklab.__version__,
-        commit=commit(),
+        commit=get_commit(),
         python=platform.python_version(),
         platform=platform.platform(),
         malloc=os.environ.get('GLIBC_TUNABLES'),
-        versions=versions(),
-        devices=[device.device_kind for device in found()],
+        versions=get_package_versions(),
+        devices=[device.device_kind for device in get_devices()],
         processes=jax.process_count(),
         layout=layout,
         attention=attention,

@@ -8,92 +8,92 @@ import numpy as np
 import optax
 
 from sinklab import sharding
-from sinklab.data.sequences.shuffled import Held
+from sinklab.data.sequences.shuffled import HeldOutWindows
 from sinklab.measure import backcopy
-from sinklab.model.transformer import logits
+from sinklab.model.transformer import compute_logits
 from sinklab.spec import Hardware, Spec
-from sinklab.targets import is_predicted, readable, unpredicted
+from sinklab.targets import is_in_loss, strip_loss_mask, exclude_from_loss
 from sinklab.train import state
-from sinklab.train.forward import forward
-from sinklab.train.objective import loss_of, over_devices, predicted_share
+from sinklab.train.forward import make_forward
+from sinklab.train.objective import make_loss, make_data_parallel_loss, compute_predicted_fraction
 
 
-def evaluation(spec: Spec, hardware: Hardware, mesh: jax.sharding.Mesh, backend: str = 'chunked') -> Callable:
+def make_evaluate(spec: Spec, hardware: Hardware, mesh: jax.sharding.Mesh, backend: str = 'chunked') -> Callable:
     """valid(params, ids_NT, trigger_NT) -> {valid/loss}, over all tokens; with triggers, each kind apart as well."""
-    loss, by_token = mean_loss(spec, mesh, backend), tokenwise(spec, mesh, backend)
-    most = hardware.sequences(spec.optimizer.batch_size)
+    loss_fn, token_loss_fn = make_mean_loss(spec, mesh, backend), make_token_loss(spec, mesh, backend)
+    micro_batch = hardware.get_micro_batch_size(spec.optimizer.batch_size)
 
-    def valid(params: dict, ids_NT: np.ndarray, trigger_NT: np.ndarray | None = None) -> dict[str, float]:
-        parts = laid_out(ids_NT, most, mesh)
+    def evaluate(params: dict, ids_NT: np.ndarray, trigger_NT: np.ndarray | None = None) -> dict[str, float]:
+        parts = load_sharded_parts(ids_NT, micro_batch, mesh)
         if trigger_NT is None:
-            losses = jax.device_get([loss(params, part) for part in parts])
+            losses = jax.device_get([loss_fn(params, part) for part in parts])
             total = sum(len(part) * value for part, value in zip(parts, losses, strict=True))
-            return {'valid/loss': float(total) / len(ids_NT) / share(ids_NT, parts)}
-        found = jax.device_get([by_token(params, part) for part in parts])
-        loss_NT, right_NT = (np.concatenate(arrays)[: len(ids_NT)] for arrays in zip(*found, strict=True))
-        return {'valid/loss': float(loss_NT.mean())} | backcopy.losses(loss_NT, right_NT, trigger_NT)
+            return {'valid/loss': float(total) / len(ids_NT) / compute_split_fraction(ids_NT, parts)}
+        token_results = jax.device_get([token_loss_fn(params, part) for part in parts])
+        loss_NT, is_correct_NT = (np.concatenate(arrays)[: len(ids_NT)] for arrays in zip(*token_results, strict=True))
+        return {'valid/loss': float(loss_NT.mean())} | backcopy.compute_trigger_losses(loss_NT, is_correct_NT, trigger_NT)
 
-    return valid
+    return evaluate
 
 
-def mean_loss(spec: Spec, mesh: jax.sharding.Mesh, backend: str) -> Callable:
+def make_mean_loss(spec: Spec, mesh: jax.sharding.Mesh, backend: str) -> Callable:
     """loss(params, ids_BT of T + 1), over all that is predicted or not."""
-    return jax.jit(over_devices(loss_of(spec, backend=backend), spec, mesh), **state.jit_options(spec, mesh))
+    return jax.jit(make_data_parallel_loss(make_loss(spec, backend=backend), spec, mesh), **state.get_jit_options(spec, mesh))
 
 
-def tokenwise(spec: Spec, mesh: jax.sharding.Mesh, backend: str = 'chunked', **how) -> Callable:
+def make_token_loss(spec: Spec, mesh: jax.sharding.Mesh, backend: str = 'chunked', **model_options) -> Callable:
     """by_token(params, ids_BT of T + 1) -> (loss_BT, whether the likeliest token was the next one)."""
-    run = forward(spec, backend=backend, **how)
+    apply_model = make_forward(spec, backend=backend, **model_options)
 
     def by_token(params: dict, ids_BT: jax.Array) -> tuple[jax.Array, jax.Array]:
-        ids_BT = readable(ids_BT)
-        hidden_BTD, head_VD, _ = run(params, ids_BT[:, :-1])
-        logits_BTV = logits(hidden_BTD, head_VD)
+        ids_BT = strip_loss_mask(ids_BT)
+        hidden_BTD, head_VD, _ = apply_model(params, ids_BT[:, :-1])
+        logits_BTV = compute_logits(hidden_BTD, head_VD)
         loss_BT = optax.softmax_cross_entropy_with_integer_labels(logits_BTV, ids_BT[:, 1:])
         return loss_BT, logits_BTV.argmax(-1) == ids_BT[:, 1:]
 
-    return jax.jit(by_token, **state.jit_options(spec, mesh))
+    return jax.jit(by_token, **state.get_jit_options(spec, mesh))
 
 
-def laid_out(ids_NT: np.ndarray | Held, most: int, mesh: jax.sharding.Mesh) -> list[jax.Array]:
+def load_sharded_parts(ids_NT: np.ndarray | HeldOutWindows, max_rows: int, mesh: jax.sharding.Mesh) -> list[jax.Array]:
     """Equal parts of the sequences on the devices; every process reads those of its own devices."""
-    number, rows = division(len(ids_NT), most, sharding.ways(mesh))
+    num_parts, part_rows = compute_part_sizes(len(ids_NT), max_rows, sharding.count_shards(mesh))
 
-    def read(first: int, rows: range) -> np.ndarray:
-        return filled(ids_NT[first + rows.start : first + rows.stop], len(rows))
+    def read_rows(first_row: int, part_rows: range) -> np.ndarray:
+        return pad_rows(ids_NT[first_row + part_rows.start : first_row + part_rows.stop], len(part_rows))
 
     return [
-        sharding.batch(functools.partial(read, part * rows), (rows, ids_NT.shape[1]), mesh) for part in range(number)
+        sharding.load_batch(functools.partial(read_rows, part * part_rows), (part_rows, ids_NT.shape[1]), mesh) for part in range(num_parts)
     ]
 
 
-def share(ids_NT: np.ndarray | Held, parts: list[jax.Array]) -> float:
+def compute_split_fraction(ids_NT: np.ndarray | HeldOutWindows, parts: list[jax.Array]) -> float:
     """The share of targets that are predicted; of sequences that no process has all of, counted where they are."""
     if isinstance(ids_NT, np.ndarray):
-        return float(predicted_share(ids_NT))
-    count = sum(int(predicted(part)) for part in parts)
+        return float(compute_predicted_fraction(ids_NT))
+    count = sum(int(count_predicted(part)) for part in parts)
     return float(np.float32(count) / np.float32(len(ids_NT) * (ids_NT.shape[1] - 1))) or 1.0
 
 
 @jax.jit
-def predicted(ids_BT: jax.Array) -> jax.Array:
-    return is_predicted(ids_BT[:, 1:]).sum()
+def count_predicted(ids_BT: jax.Array) -> jax.Array:
+    return is_in_loss(ids_BT[:, 1:]).sum()
 
 
-def equal_parts(ids_NT: np.ndarray, most: int, ways: int) -> list[np.ndarray]:
+def split_into_parts(ids_NT: np.ndarray, max_rows: int, num_shards: int) -> list[np.ndarray]:
     """The sequences in equal parts of at most so many, each a multiple of `ways`, for one program to read.
 
     What is not predicted fills up the last ones.
     """
-    number, rows = division(len(ids_NT), most, ways)
-    return np.split(filled(ids_NT, number * rows), number)
+    num_parts, part_rows = compute_part_sizes(len(ids_NT), max_rows, num_shards)
+    return np.split(pad_rows(ids_NT, num_parts * part_rows), num_parts)
 
 
-def division(count: int, most: int, ways: int) -> tuple[int, int]:
+def compute_part_sizes(num_sequences: int, max_rows: int, num_shards: int) -> tuple[int, int]:
     """(how many parts, sequences of each)."""
-    number = -(-count // most)
-    return number, -(-count // (number * ways)) * ways
+    num_parts = -(-num_sequences // max_rows)
+    return num_parts, -(-num_sequences // (num_parts * num_shards)) * num_shards
 
 
-def filled(ids_NT: np.ndarray, rows: int) -> np.ndarray:
-    return np.pad(ids_NT, ((0, rows - len(ids_NT)), (0, 0)), constant_values=unpredicted(0))
+def pad_rows(ids_NT: np.ndarray, num_rows: int) -> np.ndarray:
+    return np.pad(ids_NT, ((0, num_rows - len(ids_NT)), (0, 0)), constant_values=exclude_from_loss(0))

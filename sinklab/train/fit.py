@@ -8,61 +8,61 @@ from collections.abc import Iterator
 import jax
 
 from sinklab import chips, devices, sharding
-from sinklab.record import Refusal
-from sinklab.spec import Hardware, Spec, names_kept
-from sinklab.train.memory import Held, held
+from sinklab.record import UserError
+from sinklab.spec import Hardware, Spec, parse_saved_activations
+from sinklab.train.memory import MemoryEstimate, estimate_memory
 
 # From what computes nothing again to what computes everything again.
-CHOICES = ('none', 'attention,qkv,middle,ffn', 'attention,qkv,middle', 'attention,qkv', 'attention', 'full')
-USABLE = 0.9  # of a device's memory: the rest is for what the compiler does not share
+REMAT_POLICIES = ('none', 'attention,qkv,middle,ffn', 'attention,qkv,middle', 'attention,qkv', 'attention', 'full')
+USABLE_MEMORY_FRACTION = 0.9  # of a device's memory: the rest is for what the compiler does not share
 GIB = 2**30
-MISSING = (
+OOM_SIZE_PATTERNS = (
     r'Used \S+ of \S+ hbm\. Exceeded hbm capacity by \S*\w',
     r'memory required for HLO temporaries \(\S+\) exceeds available HBM \(\S+\)',
     r'allocat\w+ [\d.]+ ?\w*',
 )
-MEMORY = r'memory|alloc|reserve|\bhbm\b'  # in what XLA says when it is memory that is exhausted
+MEMORY_ERROR_PATTERN = r'memory|alloc|reserve|\bhbm\b'  # in what XLA says when it is memory that is exhausted
 
 
-def chosen(spec: Spec, hardware: Hardware, mesh: jax.sharding.Mesh, backend: str, memory: float) -> str:
+def choose_remat_policy(spec: Spec, hardware: Hardware, mesh: jax.sharding.Mesh, backend: str, memory_bytes: float) -> str:
     """What is computed again; where that is auto, as few products as fit. Raises Refusal where nothing does.
 
     What lies between products is always made again: compilers estimate that to be quicker than to write and read it.
     """
     if hardware.remat != 'auto':
         return hardware.remat
-    for remat in CHOICES[1:]:
-        needed = held(spec, dataclasses.replace(hardware, remat=remat), mesh, backend)
-        if needed.total <= USABLE * memory:
+    for remat in REMAT_POLICIES[1:]:
+        estimate = estimate_memory(spec, dataclasses.replace(hardware, remat=remat), mesh, backend)
+        if estimate.total <= USABLE_MEMORY_FRACTION * memory_bytes:
             return remat
-    raise Refusal(
-        f'{needed.total / GIB:.1f} GiB of {memory / GIB:.1f} are needed on a device even if everything is computed '
-        f'again ({gibibytes(needed)}); {mends([*enough(spec, hardware, mesh, backend, memory), "more devices"])}'
+    raise UserError(
+        f'{estimate.total / GIB:.1f} GiB of {memory_bytes / GIB:.1f} are needed on a device even if everything is computed '
+        f'again ({format_gibibytes(estimate)}); {format_suggestions([*suggest_micro_batch(spec, hardware, mesh, backend, memory_bytes), "more devices"])}'
     )
 
 
-def enough(spec: Spec, hardware: Hardware, mesh: jax.sharding.Mesh, backend: str, memory: float) -> list[str]:
+def suggest_micro_batch(spec: Spec, hardware: Hardware, mesh: jax.sharding.Mesh, backend: str, memory_bytes: float) -> list[str]:
     """The most sequences at once that fit if everything is computed again."""
-    while given := smaller(spec, hardware, mesh):
-        hardware = dataclasses.replace(hardware, remat='full', micro_batch=int(given[0].partition('=')[2]))
-        if held(spec, hardware, mesh, backend).total <= USABLE * memory:
-            return given
+    while options := suggest_half_micro_batch(spec, hardware, mesh):
+        hardware = dataclasses.replace(hardware, remat='full', micro_batch=int(options[0].partition('=')[2]))
+        if estimate_memory(spec, hardware, mesh, backend).total <= USABLE_MEMORY_FRACTION * memory_bytes:
+            return options
     return []
 
 
 @contextlib.contextmanager
-def fitting(program: str, where: tuple) -> Iterator[None]:
+def translate_oom_errors(program: str, program_args: tuple) -> Iterator[None]:
     """Says in words, of (spec, hardware, mesh, backend), that a program does not fit on a device; nothing is lost."""
     try:
         yield
     except jax.errors.JaxRuntimeError as error:
         if 'RESOURCE_EXHAUSTED' not in str(error):
             raise
-        raise refusal(program, where, error) from error
+        raise make_oom_error(program, program_args, error) from error
 
 
 @contextlib.contextmanager
-def refusing_out_of_memory(where: tuple) -> Iterator[None]:
+def translate_async_oom_errors(program_args: tuple) -> Iterator[None]:
     """Refuse, wherever a run notices it, that a device has no memory left.
 
     Programs are dispatched asynchronously: what fails on a device is raised by what waits for its results first, such
@@ -76,57 +76,57 @@ def refusing_out_of_memory(where: tuple) -> Iterator[None]:
     try:
         yield
     except jax.errors.JaxRuntimeError as error:
-        if 'RESOURCE_EXHAUSTED' not in str(error) or not re.search(MEMORY, str(error), re.IGNORECASE):
+        if 'RESOURCE_EXHAUSTED' not in str(error) or not re.search(MEMORY_ERROR_PATTERN, str(error), re.IGNORECASE):
             raise
-        raise refusal('the run', where, error) from error
+        raise make_oom_error('the run', program_args, error) from error
 
 
-def refusal(program: str, where: tuple, error: Exception) -> Refusal:
-    return Refusal(f'{program} does not fit on a device ({missing(str(error))}); {mend(*where)}')
+def make_oom_error(program: str, program_args: tuple, error: Exception) -> UserError:
+    return UserError(f'{program} does not fit on a device ({extract_oom_size(str(error))}); {suggest_less_memory(*program_args)}')
 
 
-def missing(said: str) -> str:
+def extract_oom_size(message: str) -> str:
     """How many bytes, as compilers and allocators say it."""
-    found = next(filter(None, (re.search(pattern, said) for pattern in MISSING)), None)
-    return found[0] if found else ' '.join(said.split())[:120]
+    match = next(filter(None, (re.search(pattern, message) for pattern in OOM_SIZE_PATTERNS)), None)
+    return match[0] if match else ' '.join(message.split())[:120]
 
 
-def mend(spec: Spec, hardware: Hardware, mesh: jax.sharding.Mesh, backend: str) -> str:
+def suggest_less_memory(spec: Spec, hardware: Hardware, mesh: jax.sharding.Mesh, backend: str) -> str:
     """What would need less."""
-    all_kept = hardware.remat == 'none'
-    less = (one for one in CHOICES[1:] if all_kept or names_kept(one) < names_kept(hardware.remat))
-    ways = [f'--remat={remat}' for remat in [*less][:1]]
-    said = mends([*ways, *smaller(spec, hardware, mesh), 'more devices'])
-    return f'by shapes it has GiB of {gibibytes(held(spec, hardware, mesh, backend))}; {said}'
+    saves_all = hardware.remat == 'none'
+    smaller_policies = (policy for policy in REMAT_POLICIES[1:] if saves_all or parse_saved_activations(policy) < parse_saved_activations(hardware.remat))
+    options = [f'--remat={remat}' for remat in [*smaller_policies][:1]]
+    suggestions = format_suggestions([*options, *suggest_half_micro_batch(spec, hardware, mesh), 'more devices'])
+    return f'by shapes it has GiB of {format_gibibytes(estimate_memory(spec, hardware, mesh, backend))}; {suggestions}'
 
 
-def smaller(spec: Spec, hardware: Hardware, mesh: jax.sharding.Mesh) -> list[str]:
+def suggest_half_micro_batch(spec: Spec, hardware: Hardware, mesh: jax.sharding.Mesh) -> list[str]:
     """Half of the sequences at once, where that can be."""
-    batch = spec.optimizer.batch_size
-    micro = hardware.sequences(batch) // 2
-    return [f'--micro_batch={micro}'] if micro and batch % micro == 0 == micro % sharding.ways(mesh) else []
+    batch_size = spec.optimizer.batch_size
+    micro_batch = hardware.get_micro_batch_size(batch_size) // 2
+    return [f'--micro_batch={micro_batch}'] if micro_batch and batch_size % micro_batch == 0 == micro_batch % sharding.count_shards(mesh) else []
 
 
-def mends(ways: list[str]) -> str:
-    return 'give ' + ' or '.join(ways)
+def format_suggestions(options: list[str]) -> str:
+    return 'give ' + ' or '.join(options)
 
 
-def gibibytes(on: Held) -> str:
-    return ', '.join(f'{name} {size / GIB:.2f}' for name, size in dataclasses.asdict(on).items())
+def format_gibibytes(estimate: MemoryEstimate) -> str:
+    return ', '.join(f'{name} {size / GIB:.2f}' for name, size in dataclasses.asdict(estimate).items())
 
 
-def peak(mesh: jax.sharding.Mesh) -> float | None:
+def get_peak_flops(mesh: jax.sharding.Mesh) -> float | None:
     """Operations a second of all devices together, where that is published."""
-    one = chips.peak_of(mesh.devices.flat[0].device_kind)
-    return one and one * mesh.size
+    device_peak = chips.get_peak_flops(mesh.devices.flat[0].device_kind)
+    return device_peak and device_peak * mesh.size
 
 
-def told(spec: Spec, hardware: Hardware, mesh: jax.sharding.Mesh, backend: str) -> list[str]:
+def format_device_layout(spec: Spec, hardware: Hardware, mesh: jax.sharding.Mesh, backend: str) -> list[str]:
     """How a run lies on its devices, in a line for people; of a single one of a kind that is not known, nothing."""
-    if mesh.size == 1 and not peak(mesh):
+    if mesh.size == 1 and not get_peak_flops(mesh):
         return []
-    crossing = devices.crossings(mesh)
-    axes = ', '.join(f'{axis} {size} across {crossing[axis]}' for axis, size in mesh.shape.items() if size > 1)
-    on = held(spec, hardware, mesh, backend)
-    bytes = (f'{getattr(on, name) / 1e9:.3g} GB of {name}' for name in ('parameters', 'moments', 'activations'))
-    return [f'{mesh.size} devices ({axes or "one alone"}), each with {", ".join(bytes)}; remat {hardware.remat}']
+    crossings = devices.find_crossed_boundaries(mesh)
+    axes = ', '.join(f'{axis} {size} across {crossings[axis]}' for axis, size in mesh.shape.items() if size > 1)
+    estimate = estimate_memory(spec, hardware, mesh, backend)
+    sizes = (f'{getattr(estimate, name) / 1e9:.3g} GB of {name}' for name in ('parameters', 'moments', 'activations'))
+    return [f'{mesh.size} devices ({axes or "one alone"}), each with {", ".join(sizes)}; remat {hardware.remat}']

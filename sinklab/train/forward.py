@@ -7,16 +7,16 @@ from flax import nnx
 
 from sinklab.spec import Spec
 from sinklab.train import state
-from sinklab.train.structure import structure
+from sinklab.train.structure import make_document_inputs
 
 
-def forward(spec: Spec, **how) -> Callable:
+def make_forward(spec: Spec, **model_options) -> Callable:
     """run(params, ids_BT) -> (hidden_BTD, head_VD, Capture)."""
-    graph, _ = state.architecture(spec)
+    graphdef, _ = state.make_abstract_model(spec)
 
-    def run(params: dict, ids_BT: jax.Array) -> tuple:
-        model = nnx.merge(graph, params)
-        hidden_BTD, captured = model.hidden(ids_BT, **structure(ids_BT, spec) | how)
-        return hidden_BTD, model.head[...], captured
+    def apply_model(params: dict, ids_BT: jax.Array) -> tuple:
+        model = nnx.merge(graphdef, params)
+        hidden_BTD, intermediates = model.hidden(ids_BT, **make_document_inputs(ids_BT, spec) | model_options)
+        return hidden_BTD, model.head[...], intermediates
 
-    return run
+    return apply_model

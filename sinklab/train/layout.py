@@ -5,54 +5,54 @@ import jax.numpy as jnp
 from flax import nnx
 
 from sinklab import sharding
-from sinklab.devices import AXES
-from sinklab.record import Refusal
+from sinklab.devices import MESH_AXES
+from sinklab.record import UserError
 from sinklab.spec import Hardware, Spec
 from sinklab.train import state
 
-Shape = jax.sharding.Mesh | jax.sharding.AbstractMesh
-FIELDS = {'embed': 'width', 'ffn': 'ffn_width'}  # of config.model, where an axis has another name
+AnyMesh = jax.sharding.Mesh | jax.sharding.AbstractMesh
+FIELD_OF_AXIS = {'embed': 'width', 'ffn': 'ffn_width'}  # of config.model, where an axis has another name
 
 
-def asked(hardware: Hardware) -> jax.sharding.AbstractMesh:
+def make_requested_mesh(hardware: Hardware) -> jax.sharding.AbstractMesh:
     """The axes that are given, of devices that this process does not touch, for another may hold them."""
-    return jax.sharding.AbstractMesh(tuple(getattr(hardware, axis) or 1 for axis in AXES), AXES)
+    return jax.sharding.AbstractMesh(tuple(getattr(hardware, axis) or 1 for axis in MESH_AXES), MESH_AXES)
 
 
-def check(spec: Spec, hardware: Hardware, mesh: Shape) -> None:
+def check_layout(spec: Spec, hardware: Hardware, mesh: AnyMesh) -> None:
     """Refuses a layout that a batch or a parameter cannot be divided into."""
-    batch = spec.optimizer.batch_size
-    micro = hardware.sequences(batch)
-    ways = sharding.ways(mesh)
-    if batch % micro:
-        raise Refusal(f'--micro_batch={micro} does not divide config.optimizer.batch_size, which is {batch}')
-    if micro % ways:
-        given = (
-            f'--micro_batch={micro}' if hardware.micro_batch else f'config.optimizer.batch_size, which is {micro},'
+    batch_size = spec.optimizer.batch_size
+    micro_batch = hardware.get_micro_batch_size(batch_size)
+    num_shards = sharding.count_shards(mesh)
+    if batch_size % micro_batch:
+        raise UserError(f'--micro_batch={micro_batch} does not divide config.optimizer.batch_size, which is {batch_size}')
+    if micro_batch % num_shards:
+        option = (
+            f'--micro_batch={micro_batch}' if hardware.micro_batch else f'config.optimizer.batch_size, which is {micro_batch},'
         )
-        raise Refusal(
-            f'{given} cannot be divided over {ways} devices (--data={mesh.shape["data"]} x '
-            f'--fsdp={mesh.shape["fsdp"]}); use a multiple of {ways}, fewer devices, or more of them along --tensor'
+        raise UserError(
+            f'{option} cannot be divided over {num_shards} devices (--data={mesh.shape["data"]} x '
+            f'--fsdp={mesh.shape["fsdp"]}); use a multiple of {num_shards}, fewer devices, or more of them along --tensor'
         )
-    for leaf in jax.tree.leaves(state.architecture(spec)[1], is_leaf=lambda leaf: isinstance(leaf, nnx.Variable)):
-        check_parameter(mesh, leaf)
+    for leaf in jax.tree.leaves(state.make_abstract_model(spec)[1], is_leaf=lambda leaf: isinstance(leaf, nnx.Variable)):
+        check_parameter_layout(mesh, leaf)
 
 
-def check_parameter(mesh: Shape, leaf: nnx.Variable) -> None:
-    for name, size in zip(sharding.logical(leaf), leaf.shape, strict=True):
+def check_parameter_layout(mesh: AnyMesh, leaf: nnx.Variable) -> None:
+    for name, size in zip(sharding.get_logical_axes(leaf), leaf.shape, strict=True):
         axis = sharding.RULES[name] if name else None
         if axis and size % mesh.shape[axis]:
-            given = f'config.model.{FIELDS.get(name, name)} is {size}'
-            raise Refusal(f'{given}, which --{axis}={mesh.shape[axis]} does not divide')
+            description = f'config.model.{FIELD_OF_AXIS.get(name, name)} is {size}'
+            raise UserError(f'{description}, which --{axis}={mesh.shape[axis]} does not divide')
 
 
-def check_memory(spec: Spec, hardware: Hardware, mesh: Shape, memory: int) -> None:
+def check_residual_memory(spec: Spec, hardware: Hardware, mesh: AnyMesh, memory_bytes: int) -> None:
     """Refuses a batch of which a device could not even hold the stream between its layers."""
-    model, micro = spec.model, hardware.sequences(spec.optimizer.batch_size)
-    tokens = micro * spec.data.length // sharding.ways(mesh)
-    least = tokens * model.layers * model.width * jnp.dtype(model.dtype).itemsize
-    if least > memory:
-        raise Refusal(
-            f'a step of {micro} sequences holds at least {least / 2**30:.1f} GiB on a device of '
-            f'{memory / 2**30:.1f} GiB; lower config.optimizer.batch_size, or give --micro_batch'
+    model, micro_batch = spec.model, hardware.get_micro_batch_size(spec.optimizer.batch_size)
+    tokens_per_device = micro_batch * spec.data.length // sharding.count_shards(mesh)
+    min_bytes = tokens_per_device * model.layers * model.width * jnp.dtype(model.dtype).itemsize
+    if min_bytes > memory_bytes:
+        raise UserError(
+            f'a step of {micro_batch} sequences holds at least {min_bytes / 2**30:.1f} GiB on a device of '
+            f'{memory_bytes / 2**30:.1f} GiB; lower config.optimizer.batch_size, or give --micro_batch'
         )

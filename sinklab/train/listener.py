@@ -4,7 +4,7 @@ from collections.abc import Callable
 from typing import Any
 
 
-class Listener:
+class Callback:
     """A callback of the training loop: the methods below are called on process 0 while a run trains.
 
     This one does nothing; derive from it and override what you need. Pass listeners to `sinklab.train.loop.train`.
@@ -12,10 +12,10 @@ class Listener:
     `BestEffort` where training should go on without it.
     """
 
-    def note(self, line: str) -> None:
+    def on_message(self, line: str) -> None:
         """Receive a line for whoever reads the terminal."""
 
-    def begin(self, step: int, attention: str, changes: list[str]) -> None:
+    def on_train_begin(self, step: int, attention: str, changes: list[str]) -> None:
         """Receive the start of an attempt, the first one or one that resumes.
 
         Args:
@@ -24,7 +24,7 @@ class Listener:
             changes: Fields of the config that differ from the attempt before, a line each.
         """
 
-    def record(self, record: dict[str, Any], written: bool) -> None:
+    def on_record(self, record: dict[str, Any], written: bool) -> None:
         """Receive the numbers of a step.
 
         Args:
@@ -33,7 +33,7 @@ class Listener:
         """
 
 
-class BestEffort(Listener):
+class BestEffortCallback(Callback):
     """A listener whose errors end it and not the run: each kind of mirror copies what metrics.jsonl already holds.
 
     Args:
@@ -42,27 +42,27 @@ class BestEffort(Listener):
         warn: called once, with a line that says what happened.
     """
 
-    def __init__(self, listener: Listener, name: str, warn: Callable[[str], None]):
-        self.listener: Listener | None = listener
+    def __init__(self, callback: Callback, name: str, warn: Callable[[str], None]):
+        self.callback: Callback | None = callback
         self.name, self.warn = name, warn
 
-    def note(self, line: str) -> None:
+    def on_message(self, line: str) -> None:
         self._call('note', line)
 
-    def begin(self, step: int, attention: str, changes: list[str]) -> None:
+    def on_train_begin(self, step: int, attention: str, changes: list[str]) -> None:
         self._call('begin', step, attention, changes)
 
-    def record(self, record: dict[str, Any], written: bool) -> None:
+    def on_record(self, record: dict[str, Any], written: bool) -> None:
         self._call('record', record, written)
 
     def _call(self, method: str, *arguments: object) -> None:
-        if self.listener is None:
+        if self.callback is None:
             return
         try:
-            getattr(self.listener, method)(*arguments)
+            getattr(self.callback, method)(*arguments)
         except Exception as error:
-            self.listener = None
-            words = ' '.join(str(error).split())
+            self.callback = None
+            message = ' '.join(str(error).split())
             self.warn(
-                f'{self.name}: {type(error).__name__}: {words}; nothing more is written there, training goes on'
+                f'{self.name}: {type(error).__name__}: {message}; nothing more is written there, training goes on'
             )

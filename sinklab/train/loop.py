@@ -10,132 +10,132 @@ from collections.abc import Callable, Iterator
 import jax
 
 from sinklab import sharding
-from sinklab.attend.choice import Choice
+from sinklab.attend.choice import BackendChoice
 from sinklab.checkpoint import log_filters
-from sinklab.checkpoint.checkpoints import Checkpoints
-from sinklab.checkpoint.storage import room
-from sinklab.data.batches import Sequences
-from sinklab.folder import Folder
-from sinklab.group import Alone, Group, difference, once
-from sinklab.lease import GRACE, Elsewhere, Lease, Superseded
-from sinklab.measure.table import HEADLINE
+from sinklab.checkpoint.checkpoints import Checkpointer
+from sinklab.checkpoint.storage import translate_storage_errors
+from sinklab.data.batches import RunData
+from sinklab.folder import RunDir
+from sinklab.group import SingleProcessGroup, ProcessGroup, describe_difference, broadcast_from_primary
+from sinklab.lease import DEFAULT_GRACE_SECONDS, NullLease, Lease, LeaseLostError
+from sinklab.measure.table import HEADLINE_METRIC
 from sinklab.model import flops
 from sinklab.spec import Hardware, Spec
 from sinklab.train import fit, fork, probe, replicas, state, step
-from sinklab.train.ahead import Ahead
-from sinklab.train.environment import environment
-from sinklab.train.evaluation import evaluation
-from sinklab.train.listener import Listener
-from sinklab.train.outcome import Disagreement, Diverged, Stopped, outcome
-from sinklab.train.signals import signals
-from sinklab.train.start import forked, held, start
-from sinklab.train.stopwatch import Stopwatch
+from sinklab.train.ahead import Prefetcher
+from sinklab.train.environment import describe_environment
+from sinklab.train.evaluation import make_evaluate
+from sinklab.train.listener import Callback
+from sinklab.train.outcome import ReplicaMismatchError, DivergedError, StoppedBySignal, write_outcome
+from sinklab.train.signals import collect_stop_signals
+from sinklab.train.start import add_lineage, acquire_lease, set_up_run
+from sinklab.train.stopwatch import StepTimer
 
 # What a process may wish of all; the largest counts. Above these: the number of SIGINT or SIGTERM, to end the run.
-NOTHING, SAVE = 0, 1
-STEPS_TO_STOP = 3  # at most, from a signal to the state that is saved
-AHEAD = 16  # batches that are read and placed before their steps, at most
+NO_REQUEST, SAVE_REQUEST = 0, 1
+MAX_STEPS_TO_STOP = 3  # at most, from a signal to the state that is saved
+PREFETCH_DEPTH = 16  # batches that are read and placed before their steps, at most
 # What is measured of a state beside its steps, and a number that every one of them leaves in its record.
-MEASURED = {'valid': 'valid/loss', 'probe': HEADLINE.name}
+METRIC_OF_EVAL = {'valid': 'valid/loss', 'probe': HEADLINE_METRIC.name}
 
 
 def train(
     spec: Spec,
     hardware: Hardware,
-    folder: Folder,
+    run_dir: RunDir,
     row: dict,
-    *listeners: Listener,
-    group: Group | None = None,
-    origin: fork.Origin | None = None,
-    grace: float = GRACE,
+    *callbacks: Callback,
+    group: ProcessGroup | None = None,
+    origin: fork.WarmStart | None = None,
+    grace_seconds: float = DEFAULT_GRACE_SECONDS,
 ) -> list[dict]:
     """Trains in `folder`, going on from its newest checkpoint or from its origin's; process 0 gets all its records.
 
     `grace` is how many seconds are left to a run that is told to stop. Raises Refusal (before a step is compiled, and
     a run is as it was but for its outcome; later where a program does not fit), Diverged, Stopped, or Disagreement.
     """
-    log_filters.install()
-    group = group or Alone()
-    folder = folder if group.index == 0 else folder.read_only()
-    once(group, 'folder', lambda: folder.check(spec))
-    with held(folder, group, grace) as lease:
-        once(group, 'folder, held', lambda: folder.check(spec))  # as the job has left it that was waited for
-        with outcome(folder), room(folder):
-            fork.check(origin, spec, folder, group)
-            hardware, mesh, attention, data = start(spec, hardware, folder, group)
-            row = forked(origin, spec, folder, row, data, group)
-            once(group, 'claim', lambda: folder.claim(spec, row, data.tokenizer))
-            saved = Checkpoints(folder, spec.checkpoint, data.fingerprint, group, lease.check)
-            refusing = fit.refusing_out_of_memory((spec, hardware, mesh, attention.backend))
-            with jax.set_mesh(mesh), refusing, closing(saved):
-                run = Run(spec, hardware, mesh, attention, folder, data, saved, listeners, group, lease, grace)
-                run.train(origin)
-    return folder.records(spec.optimizer.steps) if group.index == 0 else []
+    log_filters.install_filters()
+    group = group or SingleProcessGroup()
+    run_dir = run_dir if group.index == 0 else run_dir.as_read_only()
+    broadcast_from_primary(group, 'folder', lambda: run_dir.check_spec(spec))
+    with acquire_lease(run_dir, group, grace_seconds) as lease:
+        broadcast_from_primary(group, 'folder, held', lambda: run_dir.check_spec(spec))  # as the job has left it that was waited for
+        with write_outcome(run_dir), translate_storage_errors(run_dir):
+            fork.check_warm_start(origin, spec, run_dir, group)
+            hardware, mesh, attention, data = set_up_run(spec, hardware, run_dir, group)
+            row = add_lineage(origin, spec, run_dir, row, data, group)
+            broadcast_from_primary(group, 'claim', lambda: run_dir.initialize(spec, row, data.tokenizer))
+            checkpointer = Checkpointer(run_dir, spec.checkpoint, data.fingerprint, group, lease.check)
+            oom_translation = fit.translate_async_oom_errors((spec, hardware, mesh, attention.backend))
+            with jax.set_mesh(mesh), oom_translation, close_checkpointer(checkpointer):
+                loop = TrainLoop(spec, hardware, mesh, attention, run_dir, data, checkpointer, callbacks, group, lease, grace_seconds)
+                loop.train(origin)
+    return run_dir.read_records(spec.optimizer.steps) if group.index == 0 else []
 
 
 @contextlib.contextmanager
-def closing(saved: Checkpoints) -> Iterator[None]:
+def close_checkpointer(checkpointer: Checkpointer) -> Iterator[None]:
     """Waits at the end for what is being written, by all where all end alike; not in a folder of another job."""
-    with contextlib.ExitStack() as after:
-        after.callback(saved.close)
+    with contextlib.ExitStack() as stack:
+        stack.callback(checkpointer.close)
         try:
             yield
-        except Superseded:
-            after.pop_all()
+        except LeaseLostError:
+            stack.pop_all()
             raise
-        except (Stopped, Diverged, Disagreement):
-            saved.wait_for_all()
+        except (StoppedBySignal, DivergedError, ReplicaMismatchError):
+            checkpointer.wait_on_all_processes()
             raise
-        saved.wait_for_all()
+        checkpointer.wait_on_all_processes()
 
 
 @dataclasses.dataclass
-class Run:
+class TrainLoop:
     """One attempt at a run: its compiled functions, and what has to be done after a step."""
 
     spec: Spec
     hardware: Hardware
     mesh: jax.sharding.Mesh
-    attention: Choice
-    folder: Folder
-    data: Sequences
-    checkpoints: Checkpoints
-    listeners: tuple[Listener, ...]
-    group: Group
-    lease: Lease | Elsewhere
-    grace: float
-    warned: bool = False
+    attention: BackendChoice
+    run_dir: RunDir
+    data: RunData
+    checkpointer: Checkpointer
+    callbacks: tuple[Callback, ...]
+    group: ProcessGroup
+    lease: Lease | NullLease
+    grace_seconds: float
+    has_warned: bool = False
 
     def __post_init__(self):
-        self.start = once(self.group, 'start', self.folder.start)
-        self.where = where = self.spec, self.hardware, self.mesh, self.attention.backend
-        self.fitting = functools.partial(fit.fitting, where=where)
-        self.step, self.valid = step.train_step(*where), self.fitting('validation')(evaluation(*where))
-        self.observe = self.fitting('the probe')(probe.observer(self.spec, self.mesh))
-        self.saved = time.monotonic()
-        self.differing = replicas.comparison(self.spec, self.mesh, self.group)
-        self.peak = fit.peak(self.mesh)
-        self.wishes = functools.cache(functools.partial(sharding.of_each_device, mesh=self.mesh))
+        self.start_step = broadcast_from_primary(self.group, 'start', self.run_dir.read_start_step)
+        self.program_args = program_args = self.spec, self.hardware, self.mesh, self.attention.backend
+        self.translate_oom = functools.partial(fit.translate_oom_errors, program_args=program_args)
+        self.train_step, self.evaluate = step.make_train_step(*program_args), self.translate_oom('validation')(make_evaluate(*program_args))
+        self.run_probe = self.translate_oom('the probe')(probe.make_probe(self.spec, self.mesh))
+        self.last_save_time = time.monotonic()
+        self.find_replica_mismatch = replicas.make_mismatch_finder(self.spec, self.mesh, self.group)
+        self.peak_flops = fit.get_peak_flops(self.mesh)
+        self.make_request_array = functools.cache(functools.partial(sharding.make_per_device_array, mesh=self.mesh))
 
-    def train(self, origin: fork.Origin | None) -> None:
-        first, passed = fork.begin(origin, self.spec, self.mesh, self.start, self.checkpoints)
-        lost = once(self.group, 'lost lines', lambda: self.lost_lines(first))
-        for line in (*passed, *lost, *self.data.told, *fit.told(*self.where)):
-            self.note(line)
-        owed = once(self.group, 'owed', lambda: self.owed(first))
-        if self.last(first) and not owed:
+    def train(self, origin: fork.WarmStart | None) -> None:
+        resume_step, quarantine_lines = fork.prepare_first_checkpoint(origin, self.spec, self.mesh, self.start_step, self.checkpointer)
+        lost_lines = broadcast_from_primary(self.group, 'lost lines', lambda: self.describe_lost_lines(resume_step))
+        for line in (*quarantine_lines, *lost_lines, *self.data.messages, *fit.format_device_layout(*self.program_args)):
+            self.log_line(line)
+        missing_evals = broadcast_from_primary(self.group, 'owed', lambda: self.find_missing_evals(resume_step))
+        if self.is_last(resume_step) and not missing_evals:
             return
-        self.data.expect(first)
-        self.stopwatch = Stopwatch(once(self.group, 'seconds', lambda: self.folder.seconds(first)))
-        with self.reporting_fallback(), contextlib.closing(self.folder.metrics(self.lease.check)) as self.metrics:
-            now = self.begin(first, owed)
-            if not self.last(first):
-                advance = self.executable(now)
-                with signals() as self.received:
-                    self.steps(advance, now, first)
+        self.data.start_prefetch(resume_step)
+        self.stopwatch = StepTimer(broadcast_from_primary(self.group, 'seconds', lambda: self.run_dir.read_elapsed_seconds(resume_step)))
+        with self.report_fallback_at_exit(), contextlib.closing(self.run_dir.open_metrics_writer(self.lease.check)) as self.metrics_writer:
+            train_state = self.restore_or_create(resume_step, missing_evals)
+            if not self.is_last(resume_step):
+                compiled_step = self.compile_step(train_state)
+                with collect_stop_signals() as self.received_signals:
+                    self.run_steps(compiled_step, train_state, resume_step)
 
     @contextlib.contextmanager
-    def reporting_fallback(self) -> Iterator[None]:
+    def report_fallback_at_exit(self) -> Iterator[None]:
         """Say at the end, however it comes, that a kernel failed here and another backend computed attention.
 
         The start says it too, thousands of lines earlier.
@@ -144,177 +144,177 @@ class Run:
             yield
         finally:
             if line := self.attention.describe_fallback():
-                self.note(line)
+                self.log_line(line)
 
-    def begin(self, first: int, owed: list[str]) -> dict:
+    def restore_or_create(self, resume_step: int, missing_evals: list[str]) -> dict:
         """The state to go on from, and a note of where that happens; what is not yet measured of it is."""
-        self.group.at('restoring', first)
-        known = self.checkpoints.newest == first
-        now = self.checkpoints.restore(first, state.abstract(self.spec, self.mesh)) if known else None
-        changes, note = self.folder.changes(self.spec), {'step': first, 'attention': str(self.attention)}
-        attempts = [*self.folder.environment().get('attempts', []), note | ({'changes': changes} if changes else {})]
+        self.group.report_progress('restoring', resume_step)
+        has_checkpoint = self.checkpointer.newest_step == resume_step
+        train_state = self.checkpointer.restore(resume_step, state.make_abstract_state(self.spec, self.mesh)) if has_checkpoint else None
+        changes, attempt = self.run_dir.list_changes(self.spec), {'step': resume_step, 'attention': str(self.attention)}
+        attempts = [*self.run_dir.read_environment().get('attempts', []), attempt | ({'changes': changes} if changes else {})]
         self.lease.check()
         layout = dataclasses.asdict(self.hardware) | dict(self.mesh.shape)
-        self.folder.write('environment', environment(layout, str(self.attention), attempts))
+        self.run_dir.write_json('environment', describe_environment(layout, str(self.attention), attempts))
         if changes:
-            self.folder.write('config', dataclasses.asdict(self.spec))
-        for listener in self.listeners:
-            listener.begin(*self.folder.beginning(attempts))
-        now = now or state.create(self.spec, self.mesh)
-        if owed:
-            numbers = self.measure(first, now['params'], owed)
-            self.record({'step': first, 'seconds': self.stopwatch.seconds(), **numbers}, written=True)
-        return now
+            self.run_dir.write_json('config', dataclasses.asdict(self.spec))
+        for callback in self.callbacks:
+            callback.on_train_begin(*self.run_dir.summarize_newest_attempt(attempts))
+        train_state = train_state or state.create_state(self.spec, self.mesh)
+        if missing_evals:
+            metrics = self.run_evals(resume_step, train_state['params'], missing_evals)
+            self.write_record({'step': resume_step, 'seconds': self.stopwatch.get_total_seconds(), **metrics}, written=True)
+        return train_state
 
-    def steps(self, advance: Callable, now: dict, first: int) -> None:
+    def run_steps(self, compiled_step: Callable, train_state: dict, resume_step: int) -> None:
         """A step is settled while the devices work on the next, or at once where something is due after it."""
-        unsettled, wish, steps = None, NOTHING, range(first + 1, self.spec.optimizer.steps + 1)
-        with contextlib.closing(Ahead(self.batch, steps, AHEAD)) as batches:
-            for number in steps:
-                self.group.at('reading its batch', number)
-                with jax.profiler.StepTraceAnnotation('train', step_num=number):
-                    now, numbers = advance(now, batches.take(), self.wishes(self.wish()))
-                if unsettled:
-                    wish = self.settle(*unsettled)
-                unsettled = number, numbers
-                if wish or self.due(number):
-                    self.settle(number, numbers, now, wish)
-                    unsettled, wish = None, NOTHING
+        pending, request, steps = None, NO_REQUEST, range(resume_step + 1, self.spec.optimizer.steps + 1)
+        with contextlib.closing(Prefetcher(self.load_batch, steps, PREFETCH_DEPTH)) as batches:
+            for step_num in steps:
+                self.group.report_progress('reading its batch', step_num)
+                with jax.profiler.StepTraceAnnotation('train', step_num=step_num):
+                    train_state, metrics = compiled_step(train_state, batches.get(), self.make_request_array(self.get_local_request()))
+                if pending:
+                    request = self.process_metrics(*pending)
+                pending = step_num, metrics
+                if request or self.is_state_needed(step_num):
+                    self.process_metrics(step_num, metrics, train_state, request)
+                    pending, request = None, NO_REQUEST
 
-    def executable(self, now: dict) -> Callable:
+    def compile_step(self, train_state: dict) -> Callable:
         """The compiled step."""
-        self.group.at('compiling')
-        lowered, fits = self.step.lower(now, *step.given(self.spec, self.mesh)), self.fitting('the step')
-        advance = fits(lowered.compile)()
+        self.group.report_progress('compiling')
+        lowered, translate_oom = self.train_step.lower(train_state, *step.make_abstract_inputs(self.spec, self.mesh)), self.translate_oom('the step')
+        compiled_step = translate_oom(lowered.compile)()
         self.stopwatch.restart()
-        return fits(advance)
+        return translate_oom(compiled_step)
 
-    def batch(self, number: int) -> jax.Array:
+    def load_batch(self, step_num: int) -> jax.Array:
         shape = self.spec.optimizer.batch_size, self.spec.data.length + 1
-        return sharding.batch(functools.partial(self.data.batches.rows, number - 1), shape, self.mesh)
+        return sharding.load_batch(functools.partial(self.data.batches.read_rows, step_num - 1), shape, self.mesh)
 
-    def wish(self) -> int:
+    def get_local_request(self) -> int:
         """What this process wishes: the end, if it was told to; a checkpoint, by the clock of process 0."""
-        minutes = self.spec.checkpoint.every_minutes
-        overdue = minutes and self.group.index == 0 and time.monotonic() - self.saved > 60 * minutes
-        return self.received[0] if self.received else SAVE if overdue else NOTHING
+        every_minutes = self.spec.checkpoint.every_minutes
+        is_save_overdue = every_minutes and self.group.index == 0 and time.monotonic() - self.last_save_time > 60 * every_minutes
+        return self.received_signals[0] if self.received_signals else SAVE_REQUEST if is_save_overdue else NO_REQUEST
 
-    def due(self, number: int) -> bool:
+    def is_state_needed(self, step_num: int) -> bool:
         """Whether something after this step needs its state."""
-        return bool(self.measured(number)) or is_due(number, self.spec.checkpoint.every_steps)
+        return bool(self.list_due_evals(step_num)) or is_due(step_num, self.spec.checkpoint.every_steps)
 
-    def measured(self, number: int) -> list[str]:
+    def list_due_evals(self, step_num: int) -> list[str]:
         """What is measured after a step: what is due, and all of it before the first and after the last."""
-        edge = number == self.start or self.last(number)
-        return [name for name in MEASURED if edge or is_due(number, getattr(self.spec, name).every_steps)]
+        is_edge = step_num == self.start_step or self.is_last(step_num)
+        return [name for name in METRIC_OF_EVAL if is_edge or is_due(step_num, getattr(self.spec, name).every_steps)]
 
-    def owed(self, number: int) -> list[str]:
+    def find_missing_evals(self, step_num: int) -> list[str]:
         """What should have been measured after a step, and was not: a run that is stopped does not wait for it."""
-        known = next((record for record in self.folder.records() if record['step'] == number), {})
-        return [name for name in self.measured(number) if MEASURED[name] not in known]
+        logged_record = next((record for record in self.run_dir.read_records() if record['step'] == step_num), {})
+        return [name for name in self.list_due_evals(step_num) if METRIC_OF_EVAL[name] not in logged_record]
 
-    def lost_lines(self, first: int) -> list[str]:
+    def describe_lost_lines(self, resume_step: int) -> list[str]:
         """Return what is to be said of the lines up to step `first` that metrics.jsonl has lost."""
-        every = self.spec.log.every_steps
-        return [*map(self.folder.describe_gap, self.folder.gaps(self.folder.records(), every, first))]
+        every_steps = self.spec.log.every_steps
+        return [*map(self.run_dir.format_gap, self.run_dir.find_gaps(self.run_dir.read_records(), every_steps, resume_step))]
 
-    def last(self, number: int) -> bool:
-        return number == self.spec.optimizer.steps
+    def is_last(self, step_num: int) -> bool:
+        return step_num == self.spec.optimizer.steps
 
-    def settle(self, number: int, numbers: dict[str, jax.Array], now: dict | None = None, wish: int = NOTHING) -> int:
+    def process_metrics(self, step_num: int, metrics: dict[str, jax.Array], train_state: dict | None = None, request: int = NO_REQUEST) -> int:
         """Reads a step's numbers, and does what is due after it; `now` is given where that needs the state.
 
         Returns what has been wished, of which all processes learn here.
         """
         self.lease.check()
-        self.group.at('step', number, self.stopwatch.usual)
-        numbers = {name: float(value) for name, value in jax.device_get(numbers).items()}
-        wish = max(wish, int(numbers.pop('wish')))
-        if not all(map(math.isfinite, numbers.values())):
-            self.checkpoints.drop(number - 1)  # these numbers are of the parameters that it holds
-            raise Diverged(number, numbers)
-        self.stopwatch.step()
-        record = {'step': number, 'seconds': self.stopwatch.seconds(), **numbers}
-        if logged := is_due(number, self.spec.log.every_steps):
+        self.group.report_progress('step', step_num, self.stopwatch.step_seconds)
+        metrics = {name: float(value) for name, value in jax.device_get(metrics).items()}
+        request = max(request, int(metrics.pop('wish')))
+        if not all(map(math.isfinite, metrics.values())):
+            self.checkpointer.delete_if_newest(step_num - 1)  # these numbers are of the parameters that it holds
+            raise DivergedError(step_num, metrics)
+        self.stopwatch.count_step()
+        record = {'step': step_num, 'seconds': self.stopwatch.get_total_seconds(), **metrics}
+        if is_logged := is_due(step_num, self.spec.log.every_steps):
             tokens = self.spec.optimizer.batch_size * self.spec.data.length
-            record['speed/tokens_per_second'] = self.stopwatch.pace() * tokens
-            if self.peak:
-                record['speed/mfu'] = self.stopwatch.pace() * flops.step(self.spec) / self.peak
-            record |= self.data.batches.epochs(number)
-        measured = self.measured(number) if now else []
-        if wish <= SAVE:
-            record |= self.measure(number, now['params'], measured) if measured else {}
-        self.record(record, written=bool(logged or measured))
-        if now:
-            self.after(number, now, numbers, wish)
-        if logged:
-            self.checkpoints.poll()
-            self.warn()
-        if logged or now:
+            record['speed/tokens_per_second'] = self.stopwatch.get_steps_per_second() * tokens
+            if self.peak_flops:
+                record['speed/mfu'] = self.stopwatch.get_steps_per_second() * flops.count_step_flops(self.spec) / self.peak_flops
+            record |= self.data.batches.count_epochs(step_num)
+        due_evals = self.list_due_evals(step_num) if train_state else []
+        if request <= SAVE_REQUEST:
+            record |= self.run_evals(step_num, train_state['params'], due_evals) if due_evals else {}
+        self.write_record(record, written=bool(is_logged or due_evals))
+        if train_state:
+            self.save_or_stop(step_num, train_state, metrics, request)
+        if is_logged:
+            self.checkpointer.raise_save_error()
+            self.warn_of_short_grace()
+        if is_logged or train_state:
             self.stopwatch.restart()
-        return wish
+        return request
 
-    def after(self, number: int, now: dict, numbers: dict[str, float], wish: int) -> None:
+    def save_or_stop(self, step_num: int, train_state: dict, metrics: dict[str, float], request: int) -> None:
         """Saves, where that is due or wished; ends, where that is wished."""
-        if wish or self.last(number) or is_due(number, self.spec.checkpoint.every_steps):
-            self.save(number, now, numbers)
-        if wish > SAVE:
-            self.lease.stopping()
-            raise Stopped(wish, number)
+        if request or self.is_last(step_num) or is_due(step_num, self.spec.checkpoint.every_steps):
+            self.save_checkpoint(step_num, train_state, metrics)
+        if request > SAVE_REQUEST:
+            self.lease.mark_stopping()
+            raise StoppedBySignal(request, step_num)
 
-    def measure(self, number: int, params: dict, what: list[str]) -> dict[str, float]:
+    def run_evals(self, step_num: int, params: dict, evals: list[str]) -> dict[str, float]:
         """Validation and probe."""
-        self.group.at('measuring', number)
-        numbers = {}
-        if 'valid' in what:
-            numbers |= self.valid(params, self.data.valid_NT, self.data.valid_triggers())
-        if 'probe' in what:
-            observed = self.observe(params, self.data.probe_PT)
-            self.folder.keep(number, functools.partial(probe.save, kept=observed, setting=probe.setting(self.spec)))
-            numbers |= probe.numbers(observed, self.spec, self.data.is_trigger(self.data.probe_PT))
-        if not all(map(math.isfinite, numbers.values())):
-            raise Diverged(number, numbers)
-        return numbers
+        self.group.report_progress('measuring', step_num)
+        metrics = {}
+        if 'valid' in evals:
+            metrics |= self.evaluate(params, self.data.valid_NT, self.data.find_valid_triggers())
+        if 'probe' in evals:
+            probe_arrays = self.run_probe(params, self.data.probe_PT)
+            self.run_dir.save_probe(step_num, functools.partial(probe.save_probe, probe_arrays=probe_arrays, setting=probe.get_probe_setting(self.spec)))
+            metrics |= probe.compute_probe_metrics(probe_arrays, self.spec, self.data.is_trigger(self.data.probe_PT))
+        if not all(map(math.isfinite, metrics.values())):
+            raise DivergedError(step_num, metrics)
+        return metrics
 
-    def record(self, record: dict, written: bool) -> None:
+    def write_record(self, record: dict, written: bool) -> None:
         if written:
             self.lease.check()
-            self.metrics.append(record)
-        for listener in self.listeners:
-            listener.record(record, written)
+            self.metrics_writer.append(record)
+        for callback in self.callbacks:
+            callback.on_record(record, written)
 
-    def note(self, line: str) -> None:
-        for listener in self.listeners:
-            listener.note(line)
+    def log_line(self, line: str) -> None:
+        for callback in self.callbacks:
+            callback.on_message(line)
 
-    def warn(self) -> None:
+    def warn_of_short_grace(self) -> None:
         """Says once when what has to be done between a signal and the end does not fit into the time for it."""
-        seconds = (self.checkpoints.seconds or 0.0) + STEPS_TO_STOP * (self.stopwatch.usual or 0.0)
-        if self.checkpoints.seconds and seconds > self.grace and not self.warned:
-            self.warned = True
-            self.note(
-                f'a save and the steps before it take {seconds:.2g} s, and --grace is {self.grace:g} s: a run that '
+        needed_seconds = (self.checkpointer.save_seconds or 0.0) + MAX_STEPS_TO_STOP * (self.stopwatch.step_seconds or 0.0)
+        if self.checkpointer.save_seconds and needed_seconds > self.grace_seconds and not self.has_warned:
+            self.has_warned = True
+            self.log_line(
+                f'a save and the steps before it take {needed_seconds:.2g} s, and --grace is {self.grace_seconds:g} s: a run that '
                 'is told to stop may be killed before it is saved; have more time given, and say so by --grace'
             )
 
-    def save(self, number: int, now: dict, numbers: dict[str, float]) -> None:
-        if self.checkpoints.newest != number:
-            self.compare(number, now, numbers)
-            self.group.at('saving', number)
-            self.metrics.sync()
-            self.checkpoints.save(number, now)
-            self.saved = time.monotonic()
+    def save_checkpoint(self, step_num: int, train_state: dict, metrics: dict[str, float]) -> None:
+        if self.checkpointer.newest_step != step_num:
+            self.check_replicas(step_num, train_state, metrics)
+            self.group.report_progress('saving', step_num)
+            self.metrics_writer.sync()
+            self.checkpointer.save(step_num, train_state)
+            self.last_save_time = time.monotonic()
 
-    def compare(self, number: int, now: dict, numbers: dict[str, float]) -> None:
+    def check_replicas(self, step_num: int, train_state: dict, metrics: dict[str, float]) -> None:
         """Sees that all processes have the same: data, numbers, and the bits of each parameter that several hold."""
-        differ = self.differing(number, now['params'])
-        if self.group.count > 1 and not differ:
-            mine = {'the batch': self.data.batches.mark(number - 1)}
-            mine |= {name: value.hex() for name, value in numbers.items()}
-            differ = difference(self.group.gather(f'step {number}', mine))
-        if differ:
-            raise Disagreement(number, differ)
+        mismatch = self.find_replica_mismatch(step_num, train_state['params'])
+        if self.group.count > 1 and not mismatch:
+            local_values = {'the batch': self.data.batches.compute_digest(step_num - 1)}
+            local_values |= {name: value.hex() for name, value in metrics.items()}
+            mismatch = describe_difference(self.group.gather(f'step {step_num}', local_values))
+        if mismatch:
+            raise ReplicaMismatchError(step_num, mismatch)
 
 
-def is_due(number: int, every_steps: int) -> bool:
-    return every_steps > 0 and number % every_steps == 0
+def is_due(step_num: int, every_steps: int) -> bool:
+    return every_steps > 0 and step_num % every_steps == 0

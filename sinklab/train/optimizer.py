@@ -5,16 +5,16 @@ from flax import nnx
 from optax import contrib
 
 from sinklab import spec
-from sinklab.sharding import by_parameter, logical
+from sinklab.sharding import map_parameters, get_logical_axes
 
 
-def constant(optimizer: spec.Optimizer) -> optax.Schedule:
-    climb = optax.linear_schedule(0.0, optimizer.peak_learning_rate, optimizer.warmup_steps)
-    stay = optax.constant_schedule(optimizer.peak_learning_rate)
-    return optax.join_schedules([climb, stay], [optimizer.warmup_steps])
+def constant(optimizer: spec.OptimizerConfig) -> optax.Schedule:
+    warmup = optax.linear_schedule(0.0, optimizer.peak_learning_rate, optimizer.warmup_steps)
+    plateau = optax.constant_schedule(optimizer.peak_learning_rate)
+    return optax.join_schedules([warmup, plateau], [optimizer.warmup_steps])
 
 
-def cosine(optimizer: spec.Optimizer) -> optax.Schedule:
+def cosine(optimizer: spec.OptimizerConfig) -> optax.Schedule:
     return optax.warmup_cosine_decay_schedule(
         0.0,
         optimizer.peak_learning_rate,
@@ -24,9 +24,9 @@ def cosine(optimizer: spec.Optimizer) -> optax.Schedule:
     )
 
 
-def adamw(optimizer: spec.Optimizer, maps: dict) -> optax.GradientTransformation:
+def adamw(optimizer: spec.OptimizerConfig, dimension_numbers: dict) -> optax.GradientTransformation:
     return optax.adamw(
-        schedule(optimizer),
+        make_schedule(optimizer),
         b1=optimizer.beta1,
         b2=optimizer.beta2,
         eps=optimizer.epsilon,
@@ -34,18 +34,18 @@ def adamw(optimizer: spec.Optimizer, maps: dict) -> optax.GradientTransformation
     )
 
 
-def sgd(optimizer: spec.Optimizer, maps: dict) -> optax.GradientTransformation:
+def sgd(optimizer: spec.OptimizerConfig, dimension_numbers: dict) -> optax.GradientTransformation:
     return optax.chain(
         optax.trace(optimizer.beta1),
         optax.add_decayed_weights(optimizer.weight_decay),
-        optax.scale_by_learning_rate(schedule(optimizer)),
+        optax.scale_by_learning_rate(make_schedule(optimizer)),
     )
 
 
-def muon(optimizer: spec.Optimizer, maps: dict) -> optax.GradientTransformation:
+def muon(optimizer: spec.OptimizerConfig, dimension_numbers: dict) -> optax.GradientTransformation:
     """Muon for the maps; embeddings, head, gains and vectors take AdamW with Nesterov's momentum."""
     return contrib.muon(
-        schedule(optimizer),
+        make_schedule(optimizer),
         beta=optimizer.beta1,
         eps=optimizer.epsilon,
         weight_decay=optimizer.weight_decay,
@@ -53,33 +53,33 @@ def muon(optimizer: spec.Optimizer, maps: dict) -> optax.GradientTransformation:
         adam_b2=optimizer.beta2,
         adam_weight_decay=optimizer.weight_decay,
         consistent_rms=0.2,  # updates as large as AdamW's (Liu et al., 2025)
-        muon_weight_dimension_numbers=maps,
+        muon_weight_dimension_numbers=dimension_numbers,
     )
 
 
-def maps(parameters: nnx.State) -> dict:
+def make_muon_dimension_numbers(parameters: nnx.State) -> dict:
     """The axes that each map reads and writes, stacked layers being neither; None for what is no map."""
 
-    def axes(leaf: nnx.Variable) -> contrib.MuonDimensionNumbers | None:
-        names, inputs = logical(leaf), leaf.get_metadata()['inputs']
-        if inputs is None:
+    def get_dimension_numbers(leaf: nnx.Variable) -> contrib.MuonDimensionNumbers | None:
+        names, num_inputs = get_logical_axes(leaf), leaf.get_metadata()['inputs']
+        if num_inputs is None:
             return None
-        first = names.count('layer')
-        reads, writes = range(first, first + inputs), range(first + inputs, len(names))
-        return contrib.MuonDimensionNumbers(tuple(reads), tuple(writes))
+        first_axis = names.count('layer')
+        input_axes, output_axes = range(first_axis, first_axis + num_inputs), range(first_axis + num_inputs, len(names))
+        return contrib.MuonDimensionNumbers(tuple(input_axes), tuple(output_axes))
 
-    return by_parameter(axes, parameters)
+    return map_parameters(get_dimension_numbers, parameters)
 
 
 SCHEDULES = {'constant': constant, 'cosine': cosine}
 OPTIMIZERS = {'adamw': adamw, 'sgd': sgd, 'muon': muon}
 
 
-def schedule(optimizer: spec.Optimizer) -> optax.Schedule:
+def make_schedule(optimizer: spec.OptimizerConfig) -> optax.Schedule:
     return SCHEDULES[optimizer.schedule](optimizer)
 
 
-def transformation(optimizer: spec.Optimizer, maps: dict) -> optax.GradientTransformation:
+def make_optimizer(optimizer: spec.OptimizerConfig, dimension_numbers: dict) -> optax.GradientTransformation:
     """The rule of an update; `maps` says which parameters are matrices."""
     clip = optax.clip_by_global_norm(optimizer.clip_norm) if optimizer.clip_norm else optax.identity()
-    return optax.chain(clip, OPTIMIZERS[optimizer.name](optimizer, maps))
+    return optax.chain(clip, OPTIMIZERS[optimizer.name](optimizer, dimension_numbers))

@@ -6,110 +6,110 @@ from collections.abc import Callable, Sequence
 import jax
 
 from sinklab import devices
-from sinklab.chips import Chip
-from sinklab.record import Refusal
+from sinklab.chips import ChipSpec
+from sinklab.record import UserError
 from sinklab.spec import Hardware, Spec
 from sinklab.train import fit, layout, memory, programs, state
-from sinklab.train.estimate import Compiled, compiled, crossed, estimate
-from sinklab.train.step import choice_for
+from sinklab.train.estimate import CompiledProgram, compile_program, find_crossed_axes, estimate_step_time
+from sinklab.train.step import choose_step_backend_for
 
 
 @dataclasses.dataclass(frozen=True)
-class Preview:
+class CompiledRun:
     """The programs of a run, compiled for a mesh of chips."""
 
     hardware: Hardware
     mesh: jax.sharding.Mesh
-    chip: Chip
+    chip: ChipSpec
     backend: str
-    programs: dict[str, Compiled]
+    programs: dict[str, CompiledProgram]
 
     @property
-    def memory(self) -> float:
-        return self.chip.memory / self.chip.devices
+    def memory_bytes(self) -> float:
+        return self.chip.memory_bytes / self.chip.devices_per_chip
 
     @property
-    def peak(self) -> int:
-        return max(one.bytes['peak'] for one in self.programs.values())
+    def peak_bytes(self) -> int:
+        return max(program.memory_bytes['peak'] for program in self.programs.values())
 
 
-def preview(
+def compile_run(
     spec: Spec,
     hardware: Hardware,
-    found: Sequence[jax.Device],
-    chip: Chip,
-    names: Sequence[str] = (),
-    say: Callable[[str], None] = lambda text: None,
-) -> Preview:
+    target_devices: Sequence[jax.Device],
+    chip: ChipSpec,
+    program_names: Sequence[str] = (),
+    print_line: Callable[[str], None] = lambda text: None,
+) -> CompiledRun:
     """All programs, or those of some names. Raises Refusal where one does not fit, or cannot be laid on the chips."""
-    mesh = devices.mesh(hardware, found)
-    layout.check(spec, hardware, mesh)
-    backend = choice_for(spec, hardware, platform(found)).backend
-    remat = fit.chosen(spec, hardware, mesh, backend, chip.memory / chip.devices)
+    mesh = devices.make_mesh(hardware, target_devices)
+    layout.check_layout(spec, hardware, mesh)
+    backend = choose_step_backend_for(spec, hardware, get_platform(target_devices)).backend
+    remat = fit.choose_remat_policy(spec, hardware, mesh, backend, chip.memory_bytes / chip.devices_per_chip)
     hardware = dataclasses.replace(hardware, remat=remat)
-    done = {}
+    compiled_programs = {}
     with jax.set_mesh(mesh):
-        lowers = programs.programs(spec, hardware, mesh, backend)
-        for name in known(names, [*lowers]):
-            say(f'compiling the program {name} for {mesh.size} devices, which may take minutes')
-            with fit.fitting(f'the program {name}', (spec, hardware, mesh, backend)):
-                done[name] = compiled(lowers[name], platform(found), beside(name, spec, mesh))
-    return Preview(hardware, mesh, chip, backend, done)
+        lowerings = programs.get_programs(spec, hardware, mesh, backend)
+        for name in select_programs(program_names, [*lowerings]):
+            print_line(f'compiling the program {name} for {mesh.size} devices, which may take minutes')
+            with fit.translate_oom_errors(f'the program {name}', (spec, hardware, mesh, backend)):
+                compiled_programs[name] = compile_program(lowerings[name], get_platform(target_devices), count_resident_bytes(name, spec, mesh))
+    return CompiledRun(hardware, mesh, chip, backend, compiled_programs)
 
 
-def beside(name: str, spec: Spec, mesh: jax.sharding.Mesh) -> int:
+def count_resident_bytes(name: str, spec: Spec, mesh: jax.sharding.Mesh) -> int:
     """Bytes that lie on a device while a program runs in training, and that it is not given: moments."""
-    given_all = ('state', 'step')
-    return 0 if name in given_all else memory.of_a_device(state.abstract(spec, mesh)['opt_state'])
+    programs_with_state = ('state', 'step')
+    return 0 if name in programs_with_state else memory.count_device_bytes(state.make_abstract_state(spec, mesh)['opt_state'])
 
 
-def platform(found: Sequence[jax.Device]) -> str:
+def get_platform(target_devices: Sequence[jax.Device]) -> str:
     """As jax calls the backend of such devices."""
-    return {'cuda': 'gpu'}.get(found[0].platform, found[0].platform)
+    return {'cuda': 'gpu'}.get(target_devices[0].platform, target_devices[0].platform)
 
 
-def known(names: Sequence[str], programs: list[str]) -> Sequence[str]:
-    if unknown := [name for name in names if name not in programs]:
-        raise Refusal(f'--programs: {unknown[0]} is unknown; give some of {", ".join(programs)}')
-    return names or programs
+def select_programs(program_names: Sequence[str], available_names: list[str]) -> Sequence[str]:
+    if unknown_names := [name for name in program_names if name not in available_names]:
+        raise UserError(f'--programs: {unknown_names[0]} is unknown; give some of {", ".join(available_names)}')
+    return program_names or available_names
 
 
-def document(spec: Spec, one: Preview) -> dict:
+def make_report(spec: Spec, compiled_run: CompiledRun) -> dict:
     """All of it as JSON has it."""
     return dict(
-        devices=one.mesh.size,
-        mesh=dict(one.mesh.shape),
-        crosses=devices.crossings(one.mesh),
-        attention=one.backend,
+        devices=compiled_run.mesh.size,
+        mesh=dict(compiled_run.mesh.shape),
+        crosses=devices.find_crossed_boundaries(compiled_run.mesh),
+        attention=compiled_run.backend,
         batch_size=spec.optimizer.batch_size,
-        micro_batch=one.hardware.sequences(spec.optimizer.batch_size),
-        remat=one.hardware.remat,
-        peak_bytes_per_chip=one.peak,
-        memory_bytes_per_chip=one.memory,
-        fits=one.peak <= one.memory,
-        programs={name: of_program(program, one.mesh) for name, program in one.programs.items()},
-        estimate=of_step(spec, one) if 'step' in one.programs else None,
+        micro_batch=compiled_run.hardware.get_micro_batch_size(spec.optimizer.batch_size),
+        remat=compiled_run.hardware.remat,
+        peak_bytes_per_chip=compiled_run.peak_bytes,
+        memory_bytes_per_chip=compiled_run.memory_bytes,
+        fits=compiled_run.peak_bytes <= compiled_run.memory_bytes,
+        programs={name: make_program_report(program, compiled_run.mesh) for name, program in compiled_run.programs.items()},
+        estimate=make_step_report(spec, compiled_run) if 'step' in compiled_run.programs else None,
     )
 
 
-def of_step(spec: Spec, one: Preview) -> dict:
-    bound = estimate(spec, one.hardware, one.programs['step'], one.mesh, one.chip)
-    return dataclasses.asdict(bound) | dict(seconds=bound.seconds, mfu=bound.mfu, limit=bound.limit)
+def make_step_report(spec: Spec, compiled_run: CompiledRun) -> dict:
+    step_estimate = estimate_step_time(spec, compiled_run.hardware, compiled_run.programs['step'], compiled_run.mesh, compiled_run.chip)
+    return dataclasses.asdict(step_estimate) | dict(seconds=step_estimate.seconds, mfu=step_estimate.mfu, limit=step_estimate.limit)
 
 
-def of_program(one: Compiled, mesh: jax.sharding.Mesh) -> dict:
+def make_program_report(compiled_program: CompiledProgram, mesh: jax.sharding.Mesh) -> dict:
     collectives = [
         dict(
-            kind=each.kind,
-            types=list(each.types),
-            axis=crossed(each, mesh),
-            bytes=each.bytes,
-            times=each.times,
-            sent=round(each.sent),
-            asynchronous=each.asynchronous,
-            origin=each.origin,
+            kind=collective.kind,
+            types=list(collective.types),
+            axis=find_crossed_axes(collective, mesh),
+            bytes=collective.num_bytes,
+            times=collective.num_executions,
+            sent=round(collective.sent_bytes),
+            asynchronous=collective.is_async,
+            origin=collective.op_name,
         )
-        for each in one.program.collectives()
+        for collective in compiled_program.program.find_collectives()
     ]
-    buffers = [dict(bytes=size, type=type, origin=origin) for size, type, origin in one.program.buffers()]
-    return dict(seconds=round(one.seconds, 1), bytes=one.bytes, collectives=collectives, buffers=buffers)
+    buffers = [dict(bytes=size, type=array_type, origin=origin) for size, array_type, origin in compiled_program.program.find_largest_buffers()]
+    return dict(seconds=round(compiled_program.compile_seconds, 1), bytes=compiled_program.memory_bytes, collectives=collectives, buffers=buffers)

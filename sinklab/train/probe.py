@@ -7,74 +7,74 @@ import jax
 import numpy as np
 
 from sinklab import sharding
-from sinklab.files.whole import whole
+from sinklab.files.whole import atomic_write
 from sinklab.measure import table
-from sinklab.measure.setting import Setting, setting_of
+from sinklab.measure.setting import MetricSetting, make_setting
 from sinklab.model.attention import COMBINATIONS
-from sinklab.model.columns import count
-from sinklab.record import Refusal
-from sinklab.spec import Model, Spec
-from sinklab.targets import readable
+from sinklab.model.columns import count_learned_kv
+from sinklab.record import UserError
+from sinklab.spec import ModelConfig, Spec
+from sinklab.targets import strip_loss_mask
 from sinklab.train import state
-from sinklab.train.evaluation import equal_parts
-from sinklab.train.forward import forward
+from sinklab.train.evaluation import split_into_parts
+from sinklab.train.forward import make_forward
 
 
-def captured_bytes(model: Model, length: int) -> int:
+def estimate_sequence_bytes(model: ModelConfig, length: int) -> int:
     """What is captured of a sequence: matrices in float32; residuals, queries, keys, values, what heads aggregate."""
-    keys = length + count(model)
-    value_width = model.width if COMBINATIONS[model.combination].wide else model.head_width
-    entries = length * model.width
-    entries += (keys + length) * model.heads * (model.head_width + value_width)
+    num_keys = length + count_learned_kv(model)
+    value_width = model.width if COMBINATIONS[model.combination].has_wide_values else model.head_width
+    num_entries = length * model.width
+    num_entries += (num_keys + length) * model.heads * (model.head_width + value_width)
     itemsize = np.dtype('float32' if model.dtype == 'float32' else 'uint16').itemsize
-    return model.layers * (4 * model.heads * length * keys + itemsize * entries)
+    return model.layers * (4 * model.heads * length * num_keys + itemsize * num_entries)
 
 
-def capture_bytes(spec: Spec) -> int:
+def estimate_probe_bytes(spec: Spec) -> int:
     """That of all sequences of a probe."""
-    return spec.probe.sequences * captured_bytes(spec.model, spec.probe.length)
+    return spec.probe.sequences * estimate_sequence_bytes(spec.model, spec.probe.length)
 
 
-def check(spec: Spec, memory: int) -> None:
-    if capture_bytes(spec) > memory // 2:
-        raise Refusal(
-            f'a probe would capture {capture_bytes(spec) / 2**30:.1f} GiB, more than half of the '
-            f'{memory / 2**30:.1f} GiB here; lower config.probe.sequences or config.probe.length'
+def check_probe_memory(spec: Spec, memory_bytes: int) -> None:
+    if estimate_probe_bytes(spec) > memory_bytes // 2:
+        raise UserError(
+            f'a probe would capture {estimate_probe_bytes(spec) / 2**30:.1f} GiB, more than half of the '
+            f'{memory_bytes / 2**30:.1f} GiB here; lower config.probe.sequences or config.probe.length'
         )
 
 
-def setting(spec: Spec) -> Setting:
-    return setting_of(spec, spec.probe.length, count(spec.model))
+def get_probe_setting(spec: Spec) -> MetricSetting:
+    return make_setting(spec, spec.probe.length, count_learned_kv(spec.model))
 
 
-def observer(spec: Spec, mesh: jax.sharding.Mesh) -> Callable[[dict, np.ndarray], dict[str, np.ndarray]]:
+def make_probe(spec: Spec, mesh: jax.sharding.Mesh) -> Callable[[dict, np.ndarray], dict[str, np.ndarray]]:
     """observe(params, ids_PT) -> the arrays that are kept, by names."""
-    compiled = program(spec, mesh)
+    compute_arrays = jit_probe(spec, mesh)
 
-    def observe(params: dict, ids_PT: np.ndarray) -> dict[str, np.ndarray]:
-        (filled_PT,) = equal_parts(ids_PT, len(ids_PT), sharding.ways(mesh))
-        kept = jax.device_get(compiled(params, sharding.put(readable(filled_PT), mesh)))
-        return {name: array[:, : len(ids_PT)] if '_LP' in name else array for name, array in kept.items()}
+    def run_probe(params: dict, ids_PT: np.ndarray) -> dict[str, np.ndarray]:
+        (filled_PT,) = split_into_parts(ids_PT, len(ids_PT), sharding.count_shards(mesh))
+        probe_arrays = jax.device_get(compute_arrays(params, sharding.put_batch(strip_loss_mask(filled_PT), mesh)))
+        return {name: array[:, : len(ids_PT)] if '_LP' in name else array for name, array in probe_arrays.items()}
 
-    return observe
+    return run_probe
 
 
-def program(spec: Spec, mesh: jax.sharding.Mesh) -> Callable:
+def jit_probe(spec: Spec, mesh: jax.sharding.Mesh) -> Callable:
     """What computes the arrays that are kept, of sequences whose number the devices divide."""
-    run, at = forward(spec, capture=True), setting(spec)
+    apply_model, probe_setting = make_forward(spec, capture=True), get_probe_setting(spec)
 
-    def arrays(params: dict, ids_PT: jax.Array) -> dict[str, jax.Array]:
-        _, _, captured = run(params, ids_PT)
-        return table.arrays(captured, at)
+    def compute_arrays(params: dict, ids_PT: jax.Array) -> dict[str, jax.Array]:
+        _, _, intermediates = apply_model(params, ids_PT)
+        return table.compute_probe_arrays(intermediates, probe_setting)
 
-    return jax.jit(arrays, **state.jit_options(spec, mesh))
+    return jax.jit(compute_arrays, **state.get_jit_options(spec, mesh))
 
 
-def numbers(kept: dict[str, np.ndarray], spec: Spec, trigger_PT: np.ndarray | None = None) -> dict[str, float]:
+def compute_probe_metrics(probe_arrays: dict[str, np.ndarray], spec: Spec, trigger_PT: np.ndarray | None = None) -> dict[str, float]:
     """What a probe adds to metrics.jsonl."""
-    return table.numbers(dict(kept, trigger_PT=trigger_PT), setting(spec))
+    return table.compute_numbers(dict(probe_arrays, trigger_PT=trigger_PT), get_probe_setting(spec))
 
 
-def save(path: Path, kept: dict[str, np.ndarray], setting: Setting) -> None:
-    with whole(path) as unfinished, unfinished.open('wb') as file:
-        np.savez_compressed(file, **table.file_arrays(kept, setting))
+def save_probe(path: Path, probe_arrays: dict[str, np.ndarray], setting: MetricSetting) -> None:
+    with atomic_write(path) as temporary_path, temporary_path.open('wb') as file:
+        np.savez_compressed(file, **table.select_saved_arrays(probe_arrays, setting))

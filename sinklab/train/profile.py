@@ -7,27 +7,27 @@ from collections.abc import Callable
 import jax
 
 from sinklab.files.place import is_remote
-from sinklab.folder import Folder
-from sinklab.record import Refusal
-from sinklab.train.listener import Listener
+from sinklab.folder import RunDir
+from sinklab.record import UserError
+from sinklab.train.listener import Callback
 
-NAME = 'profile'  # in the run's folder
+PROFILE_DIR = 'profile'  # in the run's folder
 
 
-def asked(given: str, folder: Folder, last: int) -> range:
+def parse_profile_steps(option: str, run_dir: RunDir, last_step: int) -> range:
     """The steps of STEP:COUNT that a run has. Raises Refusal."""
-    found = re.fullmatch(r'(\d{1,12}):(\d{1,12})', given)
-    first, count = map(int, found.groups()) if found else (0, 0)
-    if not first or not count:
-        raise Refusal(f'--profile={given}: give STEP:COUNT, both whole numbers from 1 on, such as 100:5')
-    if first > last:
-        raise Refusal(f'--profile={given} begins after the last step, which is {last}; give an earlier STEP')
-    if is_remote(folder.path):
-        raise Refusal(f'--profile writes to disks alone, and {folder} is in a bucket; give another --workdir')
-    return range(first, min(first + count - 1, last) + 1)
+    match = re.fullmatch(r'(\d{1,12}):(\d{1,12})', option)
+    first_step, count = map(int, match.groups()) if match else (0, 0)
+    if not first_step or not count:
+        raise UserError(f'--profile={option}: give STEP:COUNT, both whole numbers from 1 on, such as 100:5')
+    if first_step > last_step:
+        raise UserError(f'--profile={option} begins after the last step, which is {last_step}; give an earlier STEP')
+    if is_remote(run_dir.path):
+        raise UserError(f'--profile writes to disks alone, and {run_dir} is in a bucket; give another --workdir')
+    return range(first_step, min(first_step + count - 1, last_step) + 1)
 
 
-class Profile(Listener, contextlib.AbstractContextManager):
+class ProfilerCallback(Callback, contextlib.AbstractContextManager):
     """Writes what some steps do, and on which devices, into profile/ of a run.
 
     A step is dispatched before the numbers of the one before it are there: a trace begins with the numbers of the
@@ -35,42 +35,42 @@ class Profile(Listener, contextlib.AbstractContextManager):
     and the one after, what is due after these, and of an attempt's first two steps what is compiled for them.
     """
 
-    def __init__(self, folder: Folder, steps: range, say: Callable[[str], None]):
-        self.folder, self.steps, self.say = folder, steps, say
-        self.going = self.settled = False
+    def __init__(self, run_dir: RunDir, steps: range, print_line: Callable[[str], None]):
+        self.run_dir, self.steps, self.print_line = run_dir, steps, print_line
+        self.is_tracing = self.is_resolved = False
 
-    def begin(self, step: int, attention: str, changes: list[str]) -> None:
+    def on_train_begin(self, step: int, attention: str, changes: list[str]) -> None:
         if step >= self.steps[-1]:
-            self.miss()
+            self.report_missed()
         elif step + 2 >= self.steps[0]:
-            self.open()
+            self.start_trace()
 
-    def record(self, record: dict, written: bool) -> None:
-        if self.going and record['step'] >= self.steps[-1]:
+    def on_record(self, record: dict, written: bool) -> None:
+        if self.is_tracing and record['step'] >= self.steps[-1]:
             jax.block_until_ready(jax.live_arrays())  # the numbers are of one device, and others may be at work
-            self.close()
-            first, last = self.steps[0], self.steps[-1]
-            self.say(f'steps {first} to {last} are traced in {self.folder.path / NAME}, for XProf or TensorBoard')
-        elif not self.going and record['step'] + 2 == self.steps[0]:
-            self.open()
+            self.stop_trace()
+            first_step, last_step = self.steps[0], self.steps[-1]
+            self.print_line(f'steps {first_step} to {last_step} are traced in {self.run_dir.path / PROFILE_DIR}, for XProf or TensorBoard')
+        elif not self.is_tracing and record['step'] + 2 == self.steps[0]:
+            self.start_trace()
 
-    def open(self) -> None:
+    def start_trace(self) -> None:
         options = jax.profiler.ProfileOptions()
         options.python_tracer_level = 0  # a million calls of what is compiled would crowd out the steps
-        jax.profiler.start_trace(str(self.folder.path / NAME), profiler_options=options)
-        self.going = self.settled = True
+        jax.profiler.start_trace(str(self.run_dir.path / PROFILE_DIR), profiler_options=options)
+        self.is_tracing = self.is_resolved = True
 
-    def close(self) -> None:
-        if self.going:
-            self.going = False
+    def stop_trace(self) -> None:
+        if self.is_tracing:
+            self.is_tracing = False
             jax.profiler.stop_trace()
 
-    def miss(self) -> None:
-        self.settled = True
-        first, last = self.steps[0], self.steps[-1]
-        self.say(f'nothing is traced: this attempt runs none of the steps {first} to {last} of --profile')
+    def report_missed(self) -> None:
+        self.is_resolved = True
+        first_step, last_step = self.steps[0], self.steps[-1]
+        self.print_line(f'nothing is traced: this attempt runs none of the steps {first_step} to {last_step} of --profile')
 
-    def __exit__(self, kind: type[BaseException] | None, *_) -> None:
-        self.close()
-        if kind is None and not self.settled:
-            self.miss()
+    def __exit__(self, error_type: type[BaseException] | None, *_) -> None:
+        self.stop_trace()
+        if error_type is None and not self.is_resolved:
+            self.report_missed()

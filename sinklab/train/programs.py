@@ -9,26 +9,26 @@ from sinklab import sharding
 from sinklab.spec import Hardware, Spec
 from sinklab.train import evaluation, probe, state, step
 
-Lower = Callable[[], jax.stages.Lowered]
+LowerFn = Callable[[], jax.stages.Lowered]
 
 
-def programs(spec: Spec, hardware: Hardware, mesh: jax.sharding.Mesh, backend: str) -> dict[str, Lower]:
+def get_programs(spec: Spec, hardware: Hardware, mesh: jax.sharding.Mesh, backend: str) -> dict[str, LowerFn]:
     """By name, in the order in which a run comes to them; to be lowered under the mesh."""
-    now = state.abstract(spec, mesh)
-    ways = sharding.ways(mesh)
-    _, rows = evaluation.division(spec.valid.windows, hardware.sequences(spec.optimizer.batch_size), ways)
-    _, probed = evaluation.division(spec.probe.sequences, spec.probe.sequences, ways)
+    abstract_state = state.make_abstract_state(spec, mesh)
+    num_shards = sharding.count_shards(mesh)
+    _, valid_rows = evaluation.compute_part_sizes(spec.valid.windows, hardware.get_micro_batch_size(spec.optimizer.batch_size), num_shards)
+    _, probe_rows = evaluation.compute_part_sizes(spec.probe.sequences, spec.probe.sequences, num_shards)
 
     # Where some tokens are triggers, losses are told of each token.
-    valid = evaluation.tokenwise if spec.data.triggers else evaluation.mean_loss
+    make_valid_loss = evaluation.make_token_loss if spec.data.triggers else evaluation.make_mean_loss
 
-    def ids(count: int, length: int) -> jax.ShapeDtypeStruct:
-        where = sharding.of_batch(mesh, (count, length))
-        return jax.ShapeDtypeStruct((count, length), jnp.int32, sharding=where)
+    def make_abstract_ids(count: int, length: int) -> jax.ShapeDtypeStruct:
+        ids_sharding = sharding.make_batch_sharding(mesh, (count, length))
+        return jax.ShapeDtypeStruct((count, length), jnp.int32, sharding=ids_sharding)
 
     return {
-        'state': lambda: state.creation(spec, mesh).lower(),
-        'validation': lambda: valid(spec, mesh, backend).lower(now['params'], ids(rows, spec.data.length + 1)),
-        'probe': lambda: probe.program(spec, mesh).lower(now['params'], ids(probed, spec.probe.length)),
-        'step': lambda: step.train_step(spec, hardware, mesh, backend).lower(now, *step.given(spec, mesh)),
+        'state': lambda: state.jit_create_state(spec, mesh).lower(),
+        'validation': lambda: make_valid_loss(spec, mesh, backend).lower(abstract_state['params'], make_abstract_ids(valid_rows, spec.data.length + 1)),
+        'probe': lambda: probe.jit_probe(spec, mesh).lower(abstract_state['params'], make_abstract_ids(probe_rows, spec.probe.length)),
+        'step': lambda: step.make_train_step(spec, hardware, mesh, backend).lower(abstract_state, *step.make_abstract_inputs(spec, mesh)),
     }

@@ -7,17 +7,17 @@ from collections.abc import Iterator, Sequence
 import jax
 
 from sinklab import devices
-from sinklab.chips import Chip
+from sinklab.chips import ChipSpec
 from sinklab.model import flops
-from sinklab.record import Refusal
+from sinklab.record import UserError
 from sinklab.spec import Hardware, Spec
 from sinklab.train import fit, layout, memory, state
 
-MICRO = (1, 2, 4, 8, 16)  # into how many parts a batch may be divided
+MICRO_BATCH_COUNTS = (1, 2, 4, 8, 16)  # into how many parts a batch may be divided
 
 
 @dataclasses.dataclass(frozen=True)
-class Candidate:
+class LayoutCandidate:
     """A way to lay a run on devices: what it would take, or why it cannot be."""
 
     hardware: Hardware
@@ -26,61 +26,61 @@ class Candidate:
     refused: str = ''
 
 
-def candidates(
-    spec: Spec, given: Hardware, found: Sequence[jax.Device], chip: Chip, backend: str
-) -> tuple[list[Candidate], list[Candidate]]:
+def rank_layouts(
+    spec: Spec, requested: Hardware, target_devices: Sequence[jax.Device], chip: ChipSpec, backend: str
+) -> tuple[list[LayoutCandidate], list[LayoutCandidate]]:
     """(those that fit, the quickest first; those that do not). What is given is kept, but for --remat=none."""
-    slices = devices.by_slice(found)
-    known = [
-        candidate(spec, hardware, found, chip, backend) for hardware in layouts(spec, given, len(found), len(slices))
+    slices = devices.group_by_slice(target_devices)
+    entries = [
+        evaluate_layout(spec, hardware, target_devices, chip, backend) for hardware in generate_layouts(spec, requested, len(target_devices), len(slices))
     ]
     # Of what differs in rounding alone, that which takes least memory.
-    fitting = sorted(
-        (one for one in known if not one.refused), key=lambda one: (float(f'{one.seconds:.6g}'), one.bytes)
+    fitting_entries = sorted(
+        (entry for entry in entries if not entry.refused), key=lambda entry: (float(f'{entry.seconds:.6g}'), entry.bytes)
     )
-    return fitting, [one for one in known if one.refused]
+    return fitting_entries, [entry for entry in entries if entry.refused]
 
 
-def candidate(spec: Spec, hardware: Hardware, found: Sequence[jax.Device], chip: Chip, backend: str) -> Candidate:
-    room = fit.USABLE * chip.memory / chip.devices
+def evaluate_layout(spec: Spec, hardware: Hardware, target_devices: Sequence[jax.Device], chip: ChipSpec, backend: str) -> LayoutCandidate:
+    usable_bytes = fit.USABLE_MEMORY_FRACTION * chip.memory_bytes / chip.devices_per_chip
     try:
-        mesh = devices.mesh(hardware, found)
-        layout.check(spec, hardware, mesh)
-    except Refusal as refusal:
-        return Candidate(hardware, refused=str(refusal))
-    bytes = memory.held(spec, hardware, mesh, backend).total
-    said = f'{bytes / fit.GIB:.1f} GiB, of {room / fit.GIB:.1f} that are {fit.USABLE:.0%} of the memory'
-    refused = said if bytes > room else ''
-    return Candidate(hardware, bytes, seconds(spec, hardware, mesh, chip), refused)
+        mesh = devices.make_mesh(hardware, target_devices)
+        layout.check_layout(spec, hardware, mesh)
+    except UserError as error:
+        return LayoutCandidate(hardware, refused=str(error))
+    needed_bytes = memory.estimate_memory(spec, hardware, mesh, backend).total
+    message = f'{needed_bytes / fit.GIB:.1f} GiB, of {usable_bytes / fit.GIB:.1f} that are {fit.USABLE_MEMORY_FRACTION:.0%} of the memory'
+    reason = message if needed_bytes > usable_bytes else ''
+    return LayoutCandidate(hardware, needed_bytes, estimate_step_seconds(spec, hardware, mesh, chip), reason)
 
 
-def layouts(spec: Spec, given: Hardware, count: int, slices: int) -> Iterator[Hardware]:
+def generate_layouts(spec: Spec, requested: Hardware, num_devices: int, num_slices: int) -> Iterator[Hardware]:
     """Between slices gradients alone travel, and of each device as little as can be, if nothing else is given."""
-    batch, each = spec.optimizer.batch_size, count // given.tensor
-    within = each // slices
-    sizes = [within] if slices > 1 else [size for size in range(1, within + 1) if within % size == 0]
-    shares = [given.fsdp] if given.fsdp else sizes
-    micros = [given.micro_batch] if given.micro_batch else [batch // parts for parts in MICRO if batch % parts == 0]
-    remats = fit.CHOICES[1:] if given.remat in ('none', 'auto') else (given.remat,)
-    for fsdp, micro, remat in itertools.product(shares, micros, remats):
-        if not given.data or given.data * fsdp == each:
-            yield dataclasses.replace(given, data=each // fsdp, fsdp=fsdp, micro_batch=micro, remat=remat)
+    batch_size, num_batch_shards = spec.optimizer.batch_size, num_devices // requested.tensor
+    shards_per_slice = num_batch_shards // num_slices
+    sizes = [shards_per_slice] if num_slices > 1 else [size for size in range(1, shards_per_slice + 1) if shards_per_slice % size == 0]
+    fsdp_sizes = [requested.fsdp] if requested.fsdp else sizes
+    micro_batches = [requested.micro_batch] if requested.micro_batch else [batch_size // parts for parts in MICRO_BATCH_COUNTS if batch_size % parts == 0]
+    remat_policies = fit.REMAT_POLICIES[1:] if requested.remat in ('none', 'auto') else (requested.remat,)
+    for fsdp, micro_batch, remat in itertools.product(fsdp_sizes, micro_batches, remat_policies):
+        if not requested.data or requested.data * fsdp == num_batch_shards:
+            yield dataclasses.replace(requested, data=num_batch_shards // fsdp, fsdp=fsdp, micro_batch=micro_batch, remat=remat)
 
 
-def seconds(spec: Spec, hardware: Hardware, mesh: jax.sharding.Mesh, chip: Chip) -> float:
+def estimate_step_seconds(spec: Spec, hardware: Hardware, mesh: jax.sharding.Mesh, chip: ChipSpec) -> float:
     """Products, and those made again, at the peak; and what travels, as if nothing were computed beside it."""
     model, length = spec.model, spec.data.length
-    tokens = spec.optimizer.batch_size * length / mesh.size
-    products = flops.TRAINED * flops.forward(model, length).total + flops.again(model, length, hardware.remat)
-    computed = tokens * products / (chip.peak / chip.devices)
-    return computed + sent(spec, hardware, mesh) / (chip.links / chip.devices)
+    tokens_per_device = spec.optimizer.batch_size * length / mesh.size
+    flops_per_token = flops.TRAINING_FLOPS_FACTOR * flops.count_forward_flops(model, length).total + flops.count_recompute_flops(model, length, hardware.remat)
+    compute_seconds = tokens_per_device * flops_per_token / (chip.flops_per_second / chip.devices_per_chip)
+    return compute_seconds + estimate_sent_bytes(spec, hardware, mesh) / (chip.link_bytes_per_second / chip.devices_per_chip)
 
 
-def sent(spec: Spec, hardware: Hardware, mesh: jax.sharding.Mesh) -> float:
+def estimate_sent_bytes(spec: Spec, hardware: Hardware, mesh: jax.sharding.Mesh) -> float:
     """Bytes that a device sends a step: along fsdp parameters twice, rounded, and gradients once; then along data."""
-    size = state.size(state.shapes(spec)['params']) / mesh.shape['tensor']
-    batch = spec.optimizer.batch_size
-    parts = batch // hardware.sequences(batch)
-    rounded = 0.5 if spec.model.dtype == 'bfloat16' else 1.0
+    parameter_bytes = state.count_bytes(state.get_state_shapes(spec)['params']) / mesh.shape['tensor']
+    batch_size = spec.optimizer.batch_size
+    num_micro_batches = batch_size // hardware.get_micro_batch_size(batch_size)
+    dtype_factor = 0.5 if spec.model.dtype == 'bfloat16' else 1.0
     fsdp, data = mesh.shape['fsdp'], mesh.shape['data']
-    return parts * size * (2 * rounded + 1) * (fsdp - 1) / fsdp + 2 * size / fsdp * (data - 1) / data
+    return num_micro_batches * parameter_bytes * (2 * dtype_factor + 1) * (fsdp - 1) / fsdp + 2 * parameter_bytes / fsdp * (data - 1) / data

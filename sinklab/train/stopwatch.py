@@ -3,26 +3,26 @@
 import time
 
 
-class Stopwatch:
+class StepTimer:
     """Seconds of a run over all its attempts, and the pace of its steps."""
 
-    usual = None  # seconds a step has lately taken
+    step_seconds = None  # seconds a step has lately taken
 
-    def __init__(self, earlier: float):
-        self.start = time.perf_counter() - earlier
+    def __init__(self, previous_seconds: float):
+        self.start_time = time.perf_counter() - previous_seconds
         self.restart()
 
-    def seconds(self) -> float:
-        return time.perf_counter() - self.start
+    def get_total_seconds(self) -> float:
+        return time.perf_counter() - self.start_time
 
     def restart(self) -> None:
-        self.lap, self.steps = time.perf_counter(), 0
+        self.lap_start, self.num_steps = time.perf_counter(), 0
 
-    def step(self) -> None:
+    def count_step(self) -> None:
         """One more has ended; what is done between them does not count."""
-        self.steps += 1
-        self.usual = 1 / self.pace()
+        self.num_steps += 1
+        self.step_seconds = 1 / self.get_steps_per_second()
 
-    def pace(self) -> float:
+    def get_steps_per_second(self) -> float:
         """Steps a second since the last restart."""
-        return self.steps / (time.perf_counter() - self.lap)
+        return self.num_steps / (time.perf_counter() - self.lap_start)

@@ -9,23 +9,23 @@ import numpy as np
 from flax import nnx
 
 from sinklab import devices
-from sinklab.model.columns import COLUMNS
-from sinklab.model.streaming import Cache, Stream, begin, read
-from sinklab.record import Refusal
+from sinklab.model.columns import LEARNED_KV_KINDS
+from sinklab.model.streaming import CacheConfig, StreamState, init_stream, read_tokens
+from sinklab.record import UserError
 from sinklab.spec import Hardware, Spec
-from sinklab.targets import is_predicted, readable, unpredicted
+from sinklab.targets import is_in_loss, strip_loss_mask, exclude_from_loss
 from sinklab.train import state
-from sinklab.train.loss import sums
+from sinklab.train.loss import sum_losses
 
-SEGMENT = 1024  # tokens that are read at once, at most
+SEGMENT_TOKENS = 1024  # tokens that are read at once, at most
 
 
 @dataclasses.dataclass(frozen=True)
-class Read:
+class StreamingLoss:
     """What came of reading a text."""
 
     loss: float  # mean over what is predicted, nats
-    predicted: int
+    num_predicted: int
     seconds: float  # without what was compiled
 
     @property
@@ -34,79 +34,79 @@ class Read:
             return float(np.exp(self.loss))
 
 
-def check(spec: Spec, cache: Cache) -> None:
+def check_streaming(spec: Spec, cache: CacheConfig) -> None:
     """Refuses a model that does not read token by token, or has no positions for such a cache."""
-    mask, at = spec.model.mask, f'--cache={cache}'
+    mask, cache_option = spec.model.mask, f'--cache={cache}'
     if spec.data.task != 'text':
-        raise Refusal(f'a run of config.data.task={spec.data.task} has read no text; give one of task=text')
+        raise UserError(f'a run of config.data.task={spec.data.task} has read no text; give one of task=text')
     if mask.prefix:
-        raise Refusal(
+        raise UserError(
             f'config.model.mask.prefix={mask.prefix} shows the first tokens what comes after them, which is not yet '
             'there when a text is read token by token; give a run without'
         )
     if mask.block:
-        raise Refusal(
-            f'config.model.mask.block={mask.block} cuts windows, and {at} has no blocks; give a run without'
+        raise UserError(
+            f'config.model.mask.block={mask.block} cuts windows, and {cache_option} has no blocks; give a run without'
         )
-    last = spec.data.length + sinks(spec) - 1
-    if spec.model.position == 'learned' and cache.size > last:
-        raise Refusal(f'{at} asks at position {cache.size}, and the model has learned 0 to {last}; lower x + y')
+    last_position = spec.data.length + count_sink_tokens(spec) - 1
+    if spec.model.position == 'learned' and cache.size > last_position:
+        raise UserError(f'{cache_option} asks at position {cache.size}, and the model has learned 0 to {last_position}; lower x + y')
 
 
-def sinks(spec: Spec) -> int:
+def count_sink_tokens(spec: Spec) -> int:
     """How many tokens the model puts before a text."""
-    return COLUMNS[spec.model.columns.kind].token.count
+    return LEARNED_KV_KINDS[spec.model.columns.kind].token.count
 
 
-def device() -> jax.sharding.Mesh:
+def make_device_mesh() -> jax.sharding.Mesh:
     """One device: a text is a single sequence."""
-    return devices.mesh(Hardware(), devices.found()[:1])
+    return devices.make_mesh(Hardware(), devices.get_devices()[:1])
 
 
-def parameters(spec: Spec) -> dict:
+def make_abstract_params(spec: Spec) -> dict:
     """What parameters are to be there, as arrays without memory."""
-    return state.abstract(spec, device())['params']
+    return state.make_abstract_state(spec, make_device_mesh())['params']
 
 
-def compiled(spec: Spec, function: Callable, **options) -> Callable:
+def jit_model_function(spec: Spec, function: Callable, **options) -> Callable:
     """function(model, ...) as a program of (params, ...)."""
-    graph, _ = state.architecture(spec)
+    graphdef, _ = state.make_abstract_model(spec)
 
-    def of_parameters(params: dict, *given) -> tuple:
-        return function(nnx.merge(graph, params), *given)
+    def apply_function(params: dict, *arguments) -> tuple:
+        return function(nnx.merge(graphdef, params), *arguments)
 
-    return jax.jit(of_parameters, compiler_options=state.compiler_options(spec, device()), **options)
+    return jax.jit(apply_function, compiler_options=state.get_compiler_options(spec, make_device_mesh()), **options)
 
 
-def read_text(spec: Spec, cache: Cache, params: dict, ids_T: np.ndarray, segment: int = SEGMENT) -> Read:
+def measure_perplexity(spec: Spec, cache: CacheConfig, params: dict, ids_T: np.ndarray, segment_tokens: int = SEGMENT_TOKENS) -> StreamingLoss:
     """Reads all of a text, so many tokens at once, each predicted from what the cache has of those before it.
 
     An id that is read and not predicted stands as its complement.
     """
-    check(spec, cache)
-    predicted = int(is_predicted(ids_T[1:]).sum())
-    if not predicted:
-        raise Refusal(f'a text of {len(ids_T)} tokens has none to predict; give a longer one')
-    kept = cache.within(len(ids_T) + sinks(spec))
+    check_streaming(spec, cache)
+    num_predicted = int(is_in_loss(ids_T[1:]).sum())
+    if not num_predicted:
+        raise UserError(f'a text of {len(ids_T)} tokens has none to predict; give a longer one')
+    bounded_cache = cache.clip(len(ids_T) + count_sink_tokens(spec))
 
-    def losses(model: nnx.Module, stream: Stream, id_BT: jax.Array, target_BT: jax.Array) -> tuple:
-        hidden_BTD, stream = read(model, kept, stream, id_BT)
-        return sums(hidden_BTD, model.head[...], target_BT, gradient=False)[0], stream
+    def sum_segment_loss(model: nnx.Module, stream: StreamState, id_BT: jax.Array, target_BT: jax.Array) -> tuple:
+        hidden_BTD, stream = read_tokens(model, bounded_cache, stream, id_BT)
+        return sum_losses(hidden_BTD, model.head[...], target_BT, gradient=False)[0], stream
 
-    ids_NBT, targets_NBT = segments(readable(ids_T[:-1]), 0, segment), segments(ids_T[1:], unpredicted(0), segment)
-    stream = compiled(spec, lambda model: begin(model, kept))(params)
-    program = compiled(spec, losses, donate_argnums=1).lower(params, stream, ids_NBT[0], targets_NBT[0]).compile()
-    start, totals = time.perf_counter(), []
+    ids_NBT, targets_NBT = split_into_segments(strip_loss_mask(ids_T[:-1]), 0, segment_tokens), split_into_segments(ids_T[1:], exclude_from_loss(0), segment_tokens)
+    stream = jit_model_function(spec, lambda model: init_stream(model, bounded_cache))(params)
+    compiled_loss = jit_model_function(spec, sum_segment_loss, donate_argnums=1).lower(params, stream, ids_NBT[0], targets_NBT[0]).compile()
+    start_time, segment_losses = time.perf_counter(), []
     for id_BT, target_BT in zip(ids_NBT, targets_NBT, strict=True):
-        total, stream = program(params, stream, id_BT, target_BT)
-        totals.append(total)
-    total = sum(map(float, jax.device_get(totals)))
-    return Read(total / predicted, predicted, time.perf_counter() - start)
+        total_loss, stream = compiled_loss(params, stream, id_BT, target_BT)
+        segment_losses.append(total_loss)
+    total_loss = sum(map(float, jax.device_get(segment_losses)))
+    return StreamingLoss(total_loss / num_predicted, num_predicted, time.perf_counter() - start_time)
 
 
-def segments(ids_T: np.ndarray, filler: int, most: int) -> np.ndarray:
+def split_into_segments(ids_T: np.ndarray, fill_id: int, max_tokens: int) -> np.ndarray:
     """N equal parts of at most so many, with a filler in the last; B is 1."""
-    number = -(-len(ids_T) // most)
-    each = -(-len(ids_T) // number)
-    filled_T = np.pad(ids_T.astype(np.int32), (0, number * each - len(ids_T)), constant_values=filler)
-    return filled_T.reshape(number, 1, each)
+    num_segments = -(-len(ids_T) // max_tokens)
+    segment_tokens = -(-len(ids_T) // num_segments)
+    filled_T = np.pad(ids_T.astype(np.int32), (0, num_segments * segment_tokens - len(ids_T)), constant_values=fill_id)
+    return filled_T.reshape(num_segments, 1, segment_tokens)

@@ -6,18 +6,18 @@ import jax.numpy as jnp
 from sinklab import spec
 
 
-def starts(ids_BT: jax.Array, end_token: int) -> jax.Array:
+def find_document_starts(ids_BT: jax.Array, end_token: int) -> jax.Array:
     """start_BT: the place where the document of each token starts, in its window."""
-    place_T = jnp.arange(ids_BT.shape[1])
-    opens_BT = jnp.pad(ids_BT[:, :-1] == end_token, ((0, 0), (1, 0)), constant_values=True)
-    return jax.lax.cummax(jnp.where(opens_BT, place_T, 0), axis=1)
+    position_T = jnp.arange(ids_BT.shape[1])
+    is_first_BT = jnp.pad(ids_BT[:, :-1] == end_token, ((0, 0), (1, 0)), constant_values=True)
+    return jax.lax.cummax(jnp.where(is_first_BT, position_T, 0), axis=1)
 
 
-def structure(ids_BT: jax.Array, spec: spec.Spec) -> dict[str, jax.Array]:
+def make_document_inputs(ids_BT: jax.Array, spec: spec.Spec) -> dict[str, jax.Array]:
     """What a model reads beside its tokens: nothing, in most rows."""
-    found = {}
+    inputs = {}
     if spec.model.mask.document:
-        found['start_BT'] = starts(ids_BT, spec.data.end_token)
+        inputs['start_BT'] = find_document_starts(ids_BT, spec.data.end_token)
     if spec.data.positions == 'reset':
-        found['position_BT'] = jnp.arange(ids_BT.shape[1]) - starts(ids_BT, spec.data.end_token)
-    return found
+        inputs['position_BT'] = jnp.arange(ids_BT.shape[1]) - find_document_starts(ids_BT, spec.data.end_token)
+    return inputs

@@ -77,30 +77,30 @@ class Noting:
 def versions():
     from sinklab.train import environment
 
-    environment.versions = lambda: {'jax': '0.0'}
+    environment.get_package_versions = lambda: {'jax': '0.0'}
 
 
 def commit():
     from sinklab.train import environment
 
-    environment.commit = lambda: 'another'
+    environment.get_commit = lambda: 'another'
 
 
 def data():
     from sinklab.train import start
 
-    def other(spec, share, sequences=start.sequences):
+    def other(spec, share, sequences=start.load_run_data):
         found = sequences(spec, share)
         return dataclasses.replace(found, fingerprint=found.fingerprint | {'store': 'another'})
 
-    start.sequences = other
+    start.load_run_data = other
 
 
 def backend():
-    from sinklab.attend.choice import Choice
+    from sinklab.attend.choice import BackendChoice
     from sinklab.train import step
 
-    step.choice = lambda spec, hardware: Choice('dense')
+    step.choose_step_backend = lambda spec, hardware: BackendChoice('dense')
 
 
 OTHERS = dict(versions=versions, commit=commit, data=data, backend=backend)
@@ -109,8 +109,8 @@ OTHERS.get(os.environ.get('OTHER'), lambda: None)()
 if 'train' in sys.argv and {'NOTES', 'FAULT', 'PAUSE'} & os.environ.keys():
     from sinklab.train import loop
 
-    def noting(run, begin=loop.Run.__post_init__):
+    def noting(run, begin=loop.TrainLoop.__post_init__):
         run.group = Noting(run.group, run.folder.path)
         begin(run)
 
-    loop.Run.__post_init__ = noting
+    loop.TrainLoop.__post_init__ = noting

@@ -38,7 +38,7 @@ from typing import Any
 
 import numpy as np
 
-from sinklab.cli.programs import HASTE
+from sinklab.cli.programs import FAST_COMPILE_FLAGS
 
 VERBS = 'train', 'tail', 'report', 'measure', 'verify'
 BAD = 'silent', 'traceback', 'hang', 'retry', 'unnamed'
@@ -503,7 +503,7 @@ def work() -> None:
     from sinklab.train import loop  # noqa: F401
 
     # Seconds that are waited for somebody who is not there, and for files that a network's disk may show late.
-    tail.AGAIN, lock.DEAD, lease.PATIENCE, whole.SHARED = 0.5, 0.5, 3.0, 0.0
+    tail.RESTART_SECONDS, lock.STALE_LOCK_SECONDS, lease.OWNER_TIMEOUT_SECONDS, whole.SHARED_DISK_SECONDS = 0.5, 0.5, 3.0, 0.0
     channel.write('ready\n')
     channel.flush()
     warned = getattr(sys.modules.get('sinklab.files.run_files'), 'WARNED', set())
@@ -533,7 +533,7 @@ class Answers:
     def __init__(self, scratch: Path):
         self.scratch, self.cache = scratch, scratch / 'cache'
         # One way of compiling for all verbs: whichever of them a worker runs first would choose it otherwise.
-        self.worker = Worker(dict(JAX_PLATFORMS='cpu', SINKLAB_CACHE=str(self.cache), XLA_FLAGS=HASTE))
+        self.worker = Worker(dict(JAX_PLATFORMS='cpu', SINKLAB_CACHE=str(self.cache), XLA_FLAGS=FAST_COMPILE_FLAGS))
         corpus = scratch / 'corpus'
         corpus.mkdir()
         rng = random.Random(0)

@@ -15,7 +15,7 @@ import jax
 import numpy as np
 
 from sinklab.checkpoint import restore
-from sinklab.folder import Folder
+from sinklab.folder import RunDir
 
 HERE = Path(__file__).parent
 CLOCK = ('seconds', 'speed/tokens_per_second', 'speed/mfu')
@@ -117,12 +117,12 @@ def words(said):
 
 
 def timeless(workdir):
-    return [{k: v for k, v in record.items() if k not in CLOCK} for record in Folder(workdir).records()]
+    return [{k: v for k, v in record.items() if k not in CLOCK} for record in RunDir(workdir).read_records()]
 
 
 def parameters(workdir):
     """The parameters of the newest checkpoint, by name; its digests are verified."""
-    found = restore.parameters(workdir, Folder(workdir).checkpoint_steps()[-1])
+    found = restore.restore_parameters(workdir, RunDir(workdir).list_checkpoint_steps()[-1])
     return {jax.tree_util.keystr(path): leaf for path, leaf in jax.tree_util.tree_leaves_with_path(found)}
 
 

@@ -16,7 +16,7 @@ from conftest import some
 from job import KUBERNETES, assert_same, free_port, outcome, timeless, words
 from processes import wait_for_ears
 
-from sinklab.folder import Folder
+from sinklab.folder import RunDir
 
 pytest_plugins = ['started']
 pytestmark = pytest.mark.slow
@@ -50,7 +50,7 @@ def test_two_processes_are_one_run(undisturbed, alone):
     assert abs(ours - theirs) <= 2 * 3 * 2**-24 * theirs
     assert_same(undisturbed, alone, exactly=False)
     assert files(undisturbed) == files(alone)
-    assert Folder(undisturbed).read('environment')['processes'] == 2
+    assert RunDir(undisturbed).read_json('environment')['processes'] == 2
     assert outcome(undisturbed)['checkpoint'] == 12
 
 
@@ -127,7 +127,7 @@ def test_a_process_is_told_to_stop(job, undisturbed, tmp_path, moment, seen):
     """All save the same step, exit 42, and go on bit for bit."""
     codes, said, where, seconds = harm(job, tmp_path / 'run', moment, 'TERM')
     assert codes == [42, 42] or (codes == [0, 0] and seconds < AT_ITS_END), said
-    if codes == [42, 42] and Folder(tmp_path / 'run').is_claimed():
+    if codes == [42, 42] and RunDir(tmp_path / 'run').has_run():
         kept = outcome(tmp_path / 'run')
         assert (kept['kind'], kept['exit_code']) == ('stopped', 42)
         assert kept['message'].endswith((f'saved at step {kept["checkpoint"]}', NOTHING))

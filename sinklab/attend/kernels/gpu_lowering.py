@@ -17,9 +17,9 @@ def logistic(x):
 
 def log1p(x):
     """log(1 + x) with the digits that 1 + x rounds off (Kahan)."""
-    more = 1 + x
-    off = more - 1
-    return jnp.where(off == 0, x, jnp.log(more) * (x / jnp.where(off == 0, 1.0, off)))
+    one_plus_x = 1 + x
+    rounded_x = one_plus_x - 1
+    return jnp.where(rounded_x == 0, x, jnp.log(one_plus_x) * (x / jnp.where(rounded_x == 0, 1.0, rounded_x)))
 
 
 def expm1(x):
@@ -30,10 +30,10 @@ def expm1(x):
 
 def power(x, y):
     """|x|^y, below 0 with the sign of an odd whole power, and nothing for others."""
-    size, half = jnp.exp2(y * jnp.log2(jnp.abs(x))), y / 2
+    magnitude, half = jnp.exp2(y * jnp.log2(jnp.abs(x))), y / 2
     odd = floor(half) != half
-    signed = jnp.where(odd, -size, size)
-    return jnp.where(x >= 0, size, jnp.where(floor(y) == y, signed, jnp.nan))
+    signed = jnp.where(odd, -magnitude, magnitude)
+    return jnp.where(x >= 0, magnitude, jnp.where(floor(y) == y, signed, jnp.nan))
 
 
 def floor(x):
@@ -42,10 +42,10 @@ def floor(x):
 
 
 # Of the primitives that weights and curves are made of: those that Mosaic GPU lowers, and those rewritten for it.
-KNOWN = {'abs', 'add', 'and', 'broadcast_in_dim', 'clamp', 'convert_element_type', 'cos', 'div', 'eq', 'erf', 'exp'}
-KNOWN |= {'exp2', 'ge', 'gt', 'integer_pow', 'le', 'log', 'log2', 'lt', 'max', 'min', 'mul', 'ne', 'neg', 'not', 'or'}
-KNOWN |= {'round', 'rsqrt', 'select_n', 'sign', 'sin', 'sqrt', 'square', 'sub'}
-REWRITTEN = {
+SUPPORTED_PRIMITIVES = {'abs', 'add', 'and', 'broadcast_in_dim', 'clamp', 'convert_element_type', 'cos', 'div', 'eq', 'erf', 'exp'}
+SUPPORTED_PRIMITIVES |= {'exp2', 'ge', 'gt', 'integer_pow', 'le', 'log', 'log2', 'lt', 'max', 'min', 'mul', 'ne', 'neg', 'not', 'or'}
+SUPPORTED_PRIMITIVES |= {'round', 'rsqrt', 'select_n', 'sign', 'sin', 'sqrt', 'square', 'sub'}
+REWRITES = {
     'add_any': jnp.add,
     'copy': lambda x: x,
     'expm1': expm1,
@@ -58,65 +58,65 @@ REWRITTEN = {
 }
 
 
-CALLS = {'pjit', 'jit', 'closed_call', 'core_call', 'custom_jvp_call', 'custom_vjp_call'}
+CALL_PRIMITIVES = {'pjit', 'jit', 'closed_call', 'core_call', 'custom_jvp_call', 'custom_vjp_call'}
 
 
-def lowerable(function: Callable) -> Callable:
+def make_lowerable(function: Callable) -> Callable:
     """The same function of arrays, without calls and what kernels do not know by name."""
 
-    def run(*given):
-        closed, shape = jax.make_jaxpr(function, return_shape=True)(*given)
-        return jax.tree.unflatten(jax.tree.structure(shape), evaluate(closed, jax.tree.leaves(given)))
+    def run(*arguments):
+        closed_jaxpr, shape = jax.make_jaxpr(function, return_shape=True)(*arguments)
+        return jax.tree.unflatten(jax.tree.structure(shape), evaluate_jaxpr(closed_jaxpr, jax.tree.leaves(arguments)))
 
     return run
 
 
-def evaluate(closed, given):
-    values = dict(zip(closed.jaxpr.constvars, closed.consts, strict=True))
-    values |= zip(closed.jaxpr.invars, given, strict=True)
+def evaluate_jaxpr(closed_jaxpr, inputs):
+    values = dict(zip(closed_jaxpr.jaxpr.constvars, closed_jaxpr.consts, strict=True))
+    values |= zip(closed_jaxpr.jaxpr.invars, inputs, strict=True)
 
     def read(variable):
         return variable.val if isinstance(variable, Literal) else values[variable]
 
-    for equation in closed.jaxpr.eqns:
-        name, arguments, called = equation.primitive.name, [read(one) for one in equation.invars], call(equation)
-        if called is not None:
-            found = evaluate(called, arguments)
-        elif name in REWRITTEN:
-            found = [REWRITTEN[name](*arguments)]
+    for equation in closed_jaxpr.jaxpr.eqns:
+        name, arguments, called_jaxpr = equation.primitive.name, [read(var) for var in equation.invars], get_called_jaxpr(equation)
+        if called_jaxpr is not None:
+            outputs = evaluate_jaxpr(called_jaxpr, arguments)
+        elif name in REWRITES:
+            outputs = [REWRITES[name](*arguments)]
         else:
-            found = equation.primitive.bind(*arguments, **equation.params)
-            found = found if equation.primitive.multiple_results else [found]
-        values |= zip(equation.outvars, found, strict=True)
-    return [read(one) for one in closed.jaxpr.outvars]
+            outputs = equation.primitive.bind(*arguments, **equation.params)
+            outputs = outputs if equation.primitive.multiple_results else [outputs]
+        values |= zip(equation.outvars, outputs, strict=True)
+    return [read(var) for var in closed_jaxpr.jaxpr.outvars]
 
 
-def call(equation):
+def get_called_jaxpr(equation):
     """What an equation does nothing but call."""
-    if equation.primitive.name not in CALLS:
+    if equation.primitive.name not in CALL_PRIMITIVES:
         return None
     return equation.params.get('jaxpr') or equation.params.get('call_jaxpr')
 
 
-def unknown(curve: Callable | None, weighs: Sequence[Callable]) -> set[str]:
+def find_unsupported_ops(bias_function: Callable | None, weigh_functions: Sequence[Callable]) -> set[str]:
     """What a curve or a weight does that a kernel cannot."""
     scalar, block = jnp.float32(1), jax.ShapeDtypeStruct((1, 1), jnp.float32)
-    traced = [jax.make_jaxpr(functools.partial(slopes, weigh))(block) for weigh in weighs]
-    if curve is not None:
-        traced.append(
-            jax.make_jaxpr(lambda x, distance: slopes(lambda p: curve([p] * 64, distance), x))(scalar, block)
+    jaxprs = [jax.make_jaxpr(functools.partial(compute_slopes, weigh))(block) for weigh in weigh_functions]
+    if bias_function is not None:
+        jaxprs.append(
+            jax.make_jaxpr(lambda x, distance: compute_slopes(lambda p: bias_function([p] * 64, distance), x))(scalar, block)
         )
-    return set().union(*map(strange, traced))
+    return set().union(*map(find_unsupported_in_jaxpr, jaxprs))
 
 
-def strange(closed) -> set[str]:
-    found = {'an array' for constant in closed.consts if jnp.ndim(constant)}
-    for equation in closed.jaxpr.eqns:
-        name, called = equation.primitive.name, call(equation)
-        found |= strange(called) if called is not None else {name} - KNOWN - REWRITTEN.keys()
-    return found
+def find_unsupported_in_jaxpr(closed_jaxpr) -> set[str]:
+    unsupported = {'an array' for constant in closed_jaxpr.consts if jnp.ndim(constant)}
+    for equation in closed_jaxpr.jaxpr.eqns:
+        name, called_jaxpr = equation.primitive.name, get_called_jaxpr(equation)
+        unsupported |= find_unsupported_in_jaxpr(called_jaxpr) if called_jaxpr is not None else {name} - SUPPORTED_PRIMITIVES - REWRITES.keys()
+    return unsupported
 
 
-def slopes(function: Callable, at):
+def compute_slopes(function: Callable, x):
     """(values, derivatives) of an elementwise function."""
-    return jax.jvp(function, (at,), (jnp.ones_like(at),))
+    return jax.jvp(function, (x,), (jnp.ones_like(x),))

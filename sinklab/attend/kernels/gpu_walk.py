@@ -13,213 +13,213 @@ from jax import lax
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import mosaic_gpu as plgpu
 
-from sinklab.attend.kernels.gpu_block import across
-from sinklab.attend.kernels.gpu_lowering import lowerable, slopes
-from sinklab.attend.kernels.gpu_plan import OUTER, inner, plan
-from sinklab.attend.kernels.primitive import Problem
+from sinklab.attend.kernels.gpu_block import broadcast_to_block
+from sinklab.attend.kernels.gpu_lowering import make_lowerable, compute_slopes
+from sinklab.attend.kernels.gpu_plan import OUTER_BLOCK, choose_inner_block, plan_segments
+from sinklab.attend.kernels.primitive import KernelSpec
 
-ROWS = OUTER // 2  # of the outer block for one warpgroup: what wgmma multiplies at once
-STAGES = 2  # inner blocks on the chip
-REGISTERS = {'multiply': 240, 'load': 24}  # of a thread: (2 * 240 + 24) * 128 <= 65536
+WARPGROUP_ROWS = OUTER_BLOCK // 2  # of the outer block for one warpgroup: what wgmma multiplies at once
+NUM_STAGES = 2  # inner blocks on the chip
+MAX_REGISTERS = {'multiply': 240, 'load': 24}  # of a thread: (2 * 240 + 24) * 128 <= 65536
 
 
 @dataclasses.dataclass(frozen=True)
-class Stream:
+class StreamedInput:
     """Where one inner array passes through: buffers that one warpgroup fills and the others free."""
 
     source: jax.Array
     buffer: jax.Array
-    full: jax.Array
-    empty: jax.Array
+    full_barrier: jax.Array
+    empty_barrier: jax.Array
 
-    def load(self, n, count, place) -> None:
+    def load(self, n, count, index) -> None:
         """Block n of `count`; at the end this waits until all are freed."""
-        slot = lax.rem(n, jnp.int32(STAGES))
-        pl.when(n >= STAGES)(lambda: plgpu.barrier_wait(self.empty.at[slot]))
+        slot = lax.rem(n, jnp.int32(NUM_STAGES))
+        pl.when(n >= NUM_STAGES)(lambda: plgpu.barrier_wait(self.empty_barrier.at[slot]))
 
         @pl.when(n < count)
         def _():
-            plgpu.copy_gmem_to_smem(self.source.at[place], self.buffer.at[slot], self.full.at[slot])
+            plgpu.copy_gmem_to_smem(self.source.at[index], self.buffer.at[slot], self.full_barrier.at[slot])
 
     def wait(self, slot):
-        plgpu.barrier_wait(self.full.at[slot])
+        plgpu.barrier_wait(self.full_barrier.at[slot])
         return self.buffer.at[slot]
 
-    def free(self, slot) -> None:
-        plgpu.barrier_arrive(self.empty.at[slot])
+    def release(self, slot) -> None:
+        plgpu.barrier_arrive(self.empty_barrier.at[slot])
 
-    def take(self, slot):
+    def take_row(self, slot):
         """A row, in registers: once for every block."""
-        row = in_registers(self.wait(slot), 1)
-        self.free(slot)
+        row = load_row(self.wait(slot), 1)
+        self.release(slot)
         return row
 
 
 @dataclasses.dataclass(frozen=True)
-class Pair:
+class BlockPair:
     """A block of scores: a warpgroup's part of an outer block and a whole inner block."""
 
-    team: 'Team'
-    inner_at: jax.Array
-    masked: bool
+    warpgroup: 'Warpgroup'
+    inner_start: jax.Array
+    is_masked: bool
 
     @property
     def shape(self) -> tuple[int, int]:
-        return ROWS, self.team.call.inner
+        return WARPGROUP_ROWS, self.warpgroup.call.inner_block
 
-    def of_each(self, ref, outer: bool):
+    def load_rows(self, ref, is_outer: bool):
         """Numbers of the outer rows, or of the inner ones, for each score."""
-        axis = 0 if outer else 1
-        at, size = (self.team.outer_at, ROWS) if outer else (self.inner_at, self.shape[1])
-        row = in_registers(ref.at[pl.ds(at, size)], axis)
-        return across(row, self.shape, axis)
+        axis = 0 if is_outer else 1
+        start, size = (self.warpgroup.outer_start, WARPGROUP_ROWS) if is_outer else (self.inner_start, self.shape[1])
+        row = load_row(ref.at[pl.ds(start, size)], axis)
+        return broadcast_to_block(row, self.shape, axis)
 
-    def place(self, outer: bool):
-        at = self.team.outer_at if outer else self.inner_at
-        return at + plgpu.broadcasted_iota(jnp.int32, self.shape, 1 - outer, layout=plgpu.Layout.WGMMA)
+    def compute_indices(self, is_outer: bool):
+        start = self.warpgroup.outer_start if is_outer else self.inner_start
+        return start + plgpu.broadcasted_iota(jnp.int32, self.shape, 1 - is_outer, layout=plgpu.Layout.WGMMA)
 
-    def of_query(self, row: int):
-        ref = self.team.row_BRT
-        return self.of_each(ref.at[self.team.sequence_of(ref), row], not self.team.call.by_key)
+    def load_query_row(self, row: int):
+        ref = self.warpgroup.row_BRT
+        return self.load_rows(ref.at[self.warpgroup.get_batch_index(ref), row], not self.warpgroup.call.key_major)
 
-    def hide(self, array, instead: float):
-        if not self.masked:
+    def apply_mask(self, array, fill_value: float):
+        if not self.is_masked:
             return array
-        key = self.place(self.team.call.by_key)
-        return jnp.where((self.of_query(0) <= key) & (key < self.of_query(1)), array, instead)
+        key = self.compute_indices(self.warpgroup.call.key_major)
+        return jnp.where((self.load_query_row(0) <= key) & (key < self.load_query_row(1)), array, fill_value)
 
-    def places(self):
+    def load_positions(self):
         """Positions of the query and the key of each score; loaded early, so that nobody waits for them."""
-        call, ref = self.team.call, self.team.position_BS
-        if call.curve is None:
+        call, ref = self.warpgroup.call, self.warpgroup.position_BS
+        if call.bias_function is None:
             return None
-        if not call.positions:
-            return self.place(not call.by_key), self.place(call.by_key)
-        return self.of_query(2), self.of_each(ref.at[self.team.sequence_of(ref)], call.by_key)
+        if not call.has_positions:
+            return self.compute_indices(not call.key_major), self.compute_indices(call.key_major)
+        return self.load_query_row(2), self.load_rows(ref.at[self.warpgroup.get_batch_index(ref)], call.key_major)
 
-    def bias(self, places):
-        return None if places is None else lowerable(self.team.call.curve)(self.team.parameters(), distance(*places))
+    def compute_bias(self, positions):
+        return None if positions is None else make_lowerable(self.warpgroup.call.bias_function)(self.warpgroup.load_parameters(), compute_distance(*positions))
 
-    def slopes(self, places) -> list[jax.Array]:
+    def compute_bias_slopes(self, positions) -> list[jax.Array]:
         """d curve / d parameter, for each that is learned."""
-        given, curve = self.team.parameters()[: self.team.call.slopes], self.team.call.curve
+        parameters, bias_function = self.warpgroup.load_parameters()[: self.warpgroup.call.num_slopes], self.warpgroup.call.bias_function
 
         def slope(p, x, distance):
-            return slopes(lambda x: curve([*given[:p], x, *given[p + 1 :]], distance), x)[1]
+            return compute_slopes(lambda x: bias_function([*parameters[:p], x, *parameters[p + 1 :]], distance), x)[1]
 
-        return [lowerable(functools.partial(slope, p))(one, distance(*places)) for p, one in enumerate(given)]
+        return [make_lowerable(functools.partial(slope, p))(parameter, compute_distance(*positions)) for p, parameter in enumerate(parameters)]
 
 
-def distance(query, key):
+def compute_distance(query, key):
     return jnp.maximum(query - key, 0).astype(jnp.float32)
 
 
-def in_registers(row_ref, axis: int):
+def load_row(row_ref, axis: int):
     """A column of a block for axis 0, a row for axis 1."""
     index = (...,) if jax.__version_info__ < (0, 11) else ()
     return plgpu.load(row_ref, *index, layout=plgpu.Layout.WGMMA.reduce(1 - axis), optimized=False)
 
 
 @dataclasses.dataclass(frozen=True)
-class Team:
+class Warpgroup:
     """A multiplying warpgroup: its rows of the outer arrays, the inner ones, and its places in the results."""
 
-    call: 'Call'
+    call: 'KernelCall'
     sequence: jax.Array
     head: jax.Array
     number: jax.Array
-    outer_at: jax.Array
-    bound: Sequence[jax.Array]
-    small: Sequence[jax.Array]
+    outer_start: jax.Array
+    bounds: Sequence[jax.Array]
+    small_inputs: Sequence[jax.Array]
     outer: Sequence[jax.Array]
-    inner: Sequence[Stream]
-    made: Sequence[tuple[jax.Array, jax.Array]]  # (buffer, result)
-    turn: jax.Array | None
+    inner: Sequence[StreamedInput]
+    outputs: Sequence[tuple[jax.Array, jax.Array]]  # (buffer, result)
+    turn_barrier: jax.Array | None
 
     row_BRT = property(lambda self: self.small[1])
     position_BS = property(lambda self: self.small[2])
 
-    def sequence_of(self, ref):
+    def get_batch_index(self, ref):
         return self.sequence if ref.shape[0] > 1 else 0
 
-    def statistics(self) -> list[jax.Array]:
+    def load_statistics(self) -> list[jax.Array]:
         """Those of its own queries."""
-        at = pl.ds(self.outer_at, ROWS)
-        return [in_registers(ref.at[self.sequence, self.head, at], 0) for ref in self.small[4:]]
+        row_slice = pl.ds(self.outer_start, WARPGROUP_ROWS)
+        return [load_row(ref.at[self.sequence, self.head, row_slice], 0) for ref in self.small_inputs[4:]]
 
-    def parameters(self) -> list[jax.Array]:
-        return [self.small[3][self.head, p] for p in range(self.call.parameters)]
+    def load_parameters(self) -> list[jax.Array]:
+        return [self.small_inputs[3][self.head, p] for p in range(self.call.num_parameters)]
 
-    def meet(self, work: Callable = lambda: None):
+    def take_turns(self, work: Callable = lambda: None):
         """Where the two take turns, one has the tensor cores while the other weighs; `work` is done in between."""
-        if self.turn is not None:
-            plgpu.barrier_arrive(self.turn)
-        found = work()
-        if self.turn is not None:
-            plgpu.barrier_wait(self.turn)
-        return found
+        if self.turn_barrier is not None:
+            plgpu.barrier_arrive(self.turn_barrier)
+        result = work()
+        if self.turn_barrier is not None:
+            plgpu.barrier_wait(self.turn_barrier)
+        return result
 
-    def walk(self, step: Callable, carry):
+    def loop_over_blocks(self, step: Callable, carry):
         """carry after step(pair, slot, carry) for every inner block."""
 
         def visit(masked, n, carry):
-            slot = lax.rem(n - self.bound[0], jnp.int32(STAGES))
-            return step(Pair(self, n * self.call.inner, masked), slot, carry)
+            slot = lax.rem(n - self.bounds[0], jnp.int32(NUM_STAGES))
+            return step(BlockPair(self, n * self.call.inner_block, masked), slot, carry)
 
-        pl.when(self.number == 1)(self.meet)
+        pl.when(self.number == 1)(self.take_turns)
         for first, last, masked in self.call.segments:
-            carry = lax.fori_loop(self.bound[first], self.bound[last], functools.partial(visit, masked), carry)
-        pl.when(self.number == 0)(self.meet)
+            carry = lax.fori_loop(self.bounds[first], self.bounds[last], functools.partial(visit, masked), carry)
+        pl.when(self.number == 0)(self.take_turns)
         return carry
 
-    def write(self, arrays, rows) -> None:
-        for array, (buffer, _) in zip((*arrays, *rows), self.made, strict=True):
+    def write_outputs(self, arrays, rows) -> None:
+        for array, (buffer, _) in zip((*arrays, *rows), self.outputs, strict=True):
             buffer[...] = array.astype(buffer.dtype)
         plgpu.commit_smem()
-        for buffer, result in self.made:
+        for buffer, result in self.outputs:
             plgpu.copy_smem_to_gmem(buffer, result)
         plgpu.wait_smem_to_gmem(0)
 
 
-class Call:
+class KernelCall:
     """A kernel over (sequence, head, outer block)."""
 
-    def __init__(self, direction: str, block, problem: Problem, query_BHTK, key_BGSK):
-        mask, positions, parameter_HP = problem.mask, problem.positions, problem.parameter_HP
-        self.by_key = direction == 'key'
-        self.inner = inner(direction, block.crowded, query_BHTK.shape[-1])
-        size = (self.inner, OUTER) if self.by_key else (OUTER, self.inner)
-        bound_BI4, self.segments = plan(mask, key_BGSK.shape[2], size, self.by_key)
+    def __init__(self, direction: str, block_ops, kernel_spec: KernelSpec, query_BHTK, key_BGSK):
+        mask, positions, parameter_HP = kernel_spec.mask, kernel_spec.positions, kernel_spec.parameter_HP
+        self.key_major = direction == 'key'
+        self.inner_block = choose_inner_block(direction, block_ops.crowded, query_BHTK.shape[-1])
+        block_size = (self.inner_block, OUTER_BLOCK) if self.key_major else (OUTER_BLOCK, self.inner_block)
+        bound_BI4, self.segments = plan_segments(mask, key_BGSK.shape[2], block_size, self.key_major)
         self.grid = (*query_BHTK.shape[:2], bound_BI4.shape[1])
-        self.curve, self.positions = problem.scores.curve, positions is not None
-        self.parameters = 0 if self.curve is None else parameter_HP.shape[1]
-        self.slopes = self.parameters if problem.scores.learned else 0
+        self.bias_function, self.has_positions = kernel_spec.score_spec.bias_function, positions is not None
+        self.num_parameters = 0 if self.bias_function is None else parameter_HP.shape[1]
+        self.num_slopes = self.num_parameters if kernel_spec.score_spec.is_learned else 0
         rows = [mask.start_BT, mask.end_BT, *([] if positions is None else positions[:1])]
-        many = max(len(row) for row in rows)
-        row_BRT = jnp.stack([jnp.broadcast_to(jnp.asarray(row, jnp.int32), (many, row.shape[1])) for row in rows], 1)
-        position_BS = jnp.zeros((1, OUTER), jnp.int32) if positions is None else jnp.asarray(positions[1], jnp.int32)
-        parameter_HP = parameter_HP.astype(jnp.float32) if self.parameters else jnp.zeros((self.grid[1], 1))
-        self.small = [jnp.asarray(bound_BI4), row_BRT, position_BS, parameter_HP]
+        batch = max(len(row) for row in rows)
+        row_BRT = jnp.stack([jnp.broadcast_to(jnp.asarray(row, jnp.int32), (batch, row.shape[1])) for row in rows], 1)
+        position_BS = jnp.zeros((1, OUTER_BLOCK), jnp.int32) if positions is None else jnp.asarray(positions[1], jnp.int32)
+        parameter_HP = parameter_HP.astype(jnp.float32) if self.num_parameters else jnp.zeros((self.grid[1], 1))
+        self.small_inputs = [jnp.asarray(bound_BI4), row_BRT, position_BS, parameter_HP]
 
-    def __call__(self, body, name: str, outer, inner, made, rows: int = 0, statistics=(), turns: bool = False):
+    def __call__(self, body, name: str, outer, inner, output_dtypes, num_row_outputs: int = 0, statistics=(), takes_turns: bool = False):
         """Results of the shape of `outer`, of the dtypes `made`, and `rows` more in float32 with one row each."""
         shape = (*self.grid[:2], *outer[0].shape[2:])
-        types = [jax.ShapeDtypeStruct(shape, dtype) for dtype in made]
-        small = [*self.small, *statistics]
-        counts = len(small), len(outer), len(inner), len(made) + rows
+        output_types = [jax.ShapeDtypeStruct(shape, dtype) for dtype in output_dtypes]
+        small_inputs = [*self.small_inputs, *statistics]
+        ref_counts = len(small_inputs), len(outer), len(inner), len(output_dtypes) + num_row_outputs
         return plgpu.kernel(
-            functools.partial(self.kernel, body, counts, turns),
-            out_type=[*types, *[jax.ShapeDtypeStruct(shape[:3], jnp.float32)] * rows],
-            scratch_types=self.scratch(outer, inner, rows),
+            functools.partial(self.run_kernel, body, ref_counts, takes_turns),
+            out_type=[*output_types, *[jax.ShapeDtypeStruct(shape[:3], jnp.float32)] * num_row_outputs],
+            scratch_types=self.make_scratch(outer, inner, num_row_outputs),
             grid=self.grid,
             grid_names=('sequence', 'head', 'outer'),
             num_threads=3,
             thread_name='warpgroup',
             kernel_name=name,
             compiler_params=plgpu.CompilerParams(approx_math=True),
-        )(*small, *outer, *inner)
+        )(*small_inputs, *outer, *inner)
 
-    def scratch(self, outer, inner, rows: int) -> tuple:
+    def make_scratch(self, outer, inner, num_row_outputs: int) -> tuple:
         def buffer(array, *shape):
             if array.ndim == 3:
                 return plgpu.SMEM(shape, array.dtype)
@@ -229,51 +229,51 @@ class Call:
             return plgpu.SMEM((*shape, width), array.dtype, transforms=tiles)
 
         return (
-            tuple(buffer(array, 2, ROWS) for array in outer),
-            tuple(buffer(array, STAGES, self.inner) for array in inner),
-            tuple(plgpu.SMEM((2, ROWS), jnp.float32) for _ in range(rows)),
+            tuple(buffer(array, 2, WARPGROUP_ROWS) for array in outer),
+            tuple(buffer(array, NUM_STAGES, self.inner_block) for array in inner),
+            tuple(plgpu.SMEM((2, WARPGROUP_ROWS), jnp.float32) for _ in range(num_row_outputs)),
             tuple(plgpu.Barrier(num_barriers=2) for _ in outer),
-            tuple(plgpu.Barrier(num_barriers=STAGES) for _ in inner),
-            tuple(plgpu.Barrier(num_arrivals=2, num_barriers=STAGES) for _ in inner),
+            tuple(plgpu.Barrier(num_barriers=NUM_STAGES) for _ in inner),
+            tuple(plgpu.Barrier(num_arrivals=2, num_barriers=NUM_STAGES) for _ in inner),
             plgpu.Barrier(num_arrivals=2),
         )
 
-    def kernel(self, body, counts: tuple[int, ...], turns: bool, *refs) -> None:
-        small, outer, inner, made, scratch = split(refs, counts)
+    def run_kernel(self, body, ref_counts: tuple[int, ...], takes_turns: bool, *refs) -> None:
+        small_refs, outer, inner, output_refs, scratch = split_refs(refs, ref_counts)
         outer_buffers, inner_buffers, row_buffers, outer_full, inner_full, inner_empty, turn = scratch
         b, h, i, number = (lax.axis_index(name) for name in ('sequence', 'head', 'outer', 'warpgroup'))
-        i = i if self.by_key else self.grid[2] - 1 - i  # under a causal mask the longest first
-        bound = [small[0][b if small[0].shape[0] > 1 else 0, i, n] for n in range(4)]
-        streams = [Stream(*one) for one in zip(inner, inner_buffers, inner_full, inner_empty, strict=True)]
+        i = i if self.key_major else self.grid[2] - 1 - i  # under a causal mask the longest first
+        bounds = [small_refs[0][b if small_refs[0].shape[0] > 1 else 0, i, n] for n in range(4)]
+        streams = [StreamedInput(*stream_refs) for stream_refs in zip(inner, inner_buffers, inner_full, inner_empty, strict=True)]
 
-        def place(ref, at, size):
-            return b, lax.div(h, jnp.int32(self.grid[1] // ref.shape[1])), pl.ds(at, size)
+        def index_block(ref, start, size):
+            return b, lax.div(h, jnp.int32(self.grid[1] // ref.shape[1])), pl.ds(start, size)
 
         @pl.when(number == 2)
         def _load():
-            plgpu.set_max_registers(REGISTERS['load'], action='decrease')
+            plgpu.set_max_registers(MAX_REGISTERS['load'], action='decrease')
 
-            @pl.loop(0, bound[3] - bound[0] + STAGES)
+            @pl.loop(0, bounds[3] - bounds[0] + NUM_STAGES)
             def _(n):
                 for stream in streams:
-                    at = (bound[0] + n) * self.inner
-                    stream.load(n, bound[3] - bound[0], place(stream.source, at, self.inner))
+                    start = (bounds[0] + n) * self.inner_block
+                    stream.load(n, bounds[3] - bounds[0], index_block(stream.source, start, self.inner_block))
 
         @pl.when(number < 2)
         def _multiply():
-            plgpu.set_max_registers(REGISTERS['multiply'], action='increase')
-            at = i * OUTER + number * ROWS
-            own = [buffer.at[number] for buffer in outer_buffers]
-            for ref, buffer, full in zip(outer, own, outer_full, strict=True):
-                plgpu.copy_gmem_to_smem(ref.at[place(ref, at, ROWS)], buffer, full.at[number])
+            plgpu.set_max_registers(MAX_REGISTERS['multiply'], action='increase')
+            start = i * OUTER_BLOCK + number * WARPGROUP_ROWS
+            warpgroup_buffers = [buffer.at[number] for buffer in outer_buffers]
+            for ref, buffer, full in zip(outer, warpgroup_buffers, outer_full, strict=True):
+                plgpu.copy_gmem_to_smem(ref.at[index_block(ref, start, WARPGROUP_ROWS)], buffer, full.at[number])
             for full in outer_full:
                 plgpu.barrier_wait(full.at[number])
-            staged = [*own[: len(made) - len(row_buffers)], *(buffer.at[number] for buffer in row_buffers)]
-            results = [(buffer, ref.at[place(ref, at, ROWS)]) for buffer, ref in zip(staged, made, strict=True)]
-            body(Team(self, b, h, number, at, bound, small, own, streams, results, turn if turns else None))
+            staged = [*warpgroup_buffers[: len(output_refs) - len(row_buffers)], *(buffer.at[number] for buffer in row_buffers)]
+            results = [(buffer, ref.at[index_block(ref, start, WARPGROUP_ROWS)]) for buffer, ref in zip(staged, output_refs, strict=True)]
+            body(Warpgroup(self, b, h, number, start, bounds, small_refs, warpgroup_buffers, streams, results, turn if takes_turns else None))
 
 
-def split(refs, counts: tuple[int, ...]) -> list:
+def split_refs(refs, counts: tuple[int, ...]) -> list:
     """As many as each count says, and the rest."""
     parts, rest = [], list(refs)
     for count in counts:

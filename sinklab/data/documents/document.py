@@ -4,7 +4,7 @@ import dataclasses
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from sinklab.record import Refusal
+from sinklab.record import UserError
 
 
 @dataclasses.dataclass(frozen=True)
@@ -28,12 +28,12 @@ class Document:
         return ''.join(text for text, _ in self.parts)
 
     @property
-    def blank(self) -> bool:
+    def is_blank(self) -> bool:
         return all(not text or text.isspace() for text, _ in self.parts)
 
 
 @dataclasses.dataclass(frozen=True)
-class Damaged:
+class DamagedDocument:
     """A document that cannot be read.
 
     Attributes:
@@ -42,13 +42,13 @@ class Damaged:
         size: Bytes of the source that it stands for.
     """
 
-    where: str
-    why: str
+    location: str
+    reason: str
     size: int
 
 
 @dataclasses.dataclass(frozen=True)
-class Piece:
+class SourcePiece:
     """A part of a source that can be read by itself: a file, or a range of a data set.
 
     Attributes:
@@ -59,7 +59,7 @@ class Piece:
 
     name: str
     size: int
-    read: Callable[[], Iterator[Document | Damaged]]
+    read: Callable[[], Iterator[Document | DamagedDocument]]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -74,7 +74,7 @@ class Source:
         limit: Documents whose key is below it are held out, where the source decides that itself.
     """
 
-    pieces: tuple[Piece, ...]
+    pieces: tuple[SourcePiece, ...]
     identity: tuple[Any, ...]
     weights: tuple[tuple[str, float], ...] | None = None
     masked: bool = False
@@ -84,12 +84,12 @@ class Source:
     def size(self) -> int:
         return sum(piece.size for piece in self.pieces)
 
-    def documents(self) -> Iterator[Document | Damaged]:
+    def read_documents(self) -> Iterator[Document | DamagedDocument]:
         for piece in self.pieces:
             yield from piece.read()
 
 
-def intact(document: Document | Damaged) -> Document:
-    if isinstance(document, Damaged):
-        raise Refusal(f'{document.where} {document.why}; mend it, leave it out, or let prepare --lenient drop it')
+def require_intact(document: Document | DamagedDocument) -> Document:
+    if isinstance(document, DamagedDocument):
+        raise UserError(f'{document.location} {document.reason}; mend it, leave it out, or let prepare --lenient drop it')
     return document

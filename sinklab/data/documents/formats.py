@@ -8,85 +8,85 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-from sinklab.data.documents.files import content, library, line, reading
-from sinklab.record import Refusal
+from sinklab.data.documents.files import open_decompressed, import_library, shorten_text, translate_read_errors
+from sinklab.record import UserError
 
-ROWS = 256  # of a table, held at once
+PARQUET_BATCH_ROWS = 256  # of a table, held at once
 
 
-class Fault(ValueError):
+class RecordError(ValueError):
     """Why one record cannot be used, others of its file being fine."""
 
 
 @dataclasses.dataclass(frozen=True)
-class Format:
+class RecordFormat:
     unit: str  # what a record is called; '' where it is the whole file
-    records: Callable[[Path, list[str]], Iterator[tuple[int, Any, int]]]  # (number, record, bytes on disk)
-    fields: Callable[[Any], dict[str, Any]]  # of a record, or a Fault
+    read_records: Callable[[Path, list[str]], Iterator[tuple[int, Any, int]]]  # (number, record, bytes on disk)
+    decode_record: Callable[[Any], dict[str, Any]]  # of a record, or a Fault
 
 
-def format_of(path: Path) -> Format:
-    return next(format for suffix, format in FORMATS.items() if str(path).endswith(suffix))
+def get_record_format(path: Path) -> RecordFormat:
+    return next(record_format for suffix, record_format in FORMATS.items() if str(path).endswith(suffix))
 
 
-def whole(path: Path, _: list[str]) -> Iterator[tuple[int, bytes, int]]:
-    with content(path) as (text, file):
+def read_whole_file(path: Path, _: list[str]) -> Iterator[tuple[int, bytes, int]]:
+    with open_decompressed(path) as (text, file):
         yield 0, text.read(), file.tell()
 
 
-def lines(path: Path, _: list[str]) -> Iterator[tuple[int, bytes, int]]:
+def read_lines(path: Path, _: list[str]) -> Iterator[tuple[int, bytes, int]]:
     """Lines that are not blank; of a compressed file, the first line of a block stands for the block."""
-    behind = 0
-    with content(path) as (texts, file):
+    end = 0
+    with open_decompressed(path) as (texts, file):
         for number, text in enumerate(texts, 1):
             if text.strip():
-                behind, before = file.tell(), behind
-                yield number, text, behind - before
+                end, start = file.tell(), end
+                yield number, text, end - start
 
 
-def rows(path: Path, columns: list[str]) -> Iterator[tuple[int, Any, int]]:
-    parquet, pyarrow = library('pyarrow.parquet', path), library('pyarrow', path)
-    with reading(path, pyarrow.ArrowException), path.open('rb') as file:
+def read_parquet_rows(path: Path, columns: list[str]) -> Iterator[tuple[int, Any, int]]:
+    parquet, pyarrow = import_library('pyarrow.parquet', path), import_library('pyarrow', path)
+    with translate_read_errors(path, pyarrow.ArrowException), path.open('rb') as file:
         size = file.seek(0, os.SEEK_END)
         table = parquet.ParquetFile(file, buffer_size=1 << 20, page_checksum_verification=True)
         for name in columns:
             if name not in table.schema_arrow.names:
-                raise Refusal(f'{path} has no column {name!r} (columns: {", ".join(table.schema_arrow.names)})')
+                raise UserError(f'{path} has no column {name!r} (columns: {", ".join(table.schema_arrow.names)})')
         groups = range(table.num_row_groups)  # one by one: asked for all, it reads the whole file first
-        batches = (batch for group in groups for batch in table.iter_batches(ROWS, [group], columns))
+        batches = (batch for group in groups for batch in table.iter_batches(PARQUET_BATCH_ROWS, [group], columns))
         count = table.metadata.num_rows
         for number, row in enumerate(itertools.chain.from_iterable(batch.to_struct_array() for batch in batches)):
             yield number + 1, row, size * (number + 1) // count - size * number // count
 
 
-def utf8(decode: Callable[[], Any]) -> Any:
+def decode_utf8(decode: Callable[[], Any]) -> Any:
     """What decodes, or a Fault."""
     try:
         return decode()
     except UnicodeDecodeError as error:
-        raise Fault(f'is not UTF-8 (byte {error.start})') from error
+        raise RecordError(f'is not UTF-8 (byte {error.start})') from error
 
 
-def json_object(content: bytes, hook: Callable | None = None) -> dict[str, Any]:
+def parse_json_object(encoded: bytes, hook: Callable | None = None) -> dict[str, Any]:
     try:
-        fields = json.loads(utf8(content.decode).removeprefix('\ufeff'), object_pairs_hook=hook)
-    except Fault:
+        fields = json.loads(decode_utf8(encoded.decode).removeprefix('\ufeff'), object_pairs_hook=hook)
+    except RecordError:
         raise
     except (ValueError, RecursionError) as error:
-        raise Fault(f'is not JSON ({line(error)})') from error
+        raise RecordError(f'is not JSON ({shorten_text(error)})') from error
     if not isinstance(fields, dict):
-        raise Fault('is not a JSON object')
+        raise RecordError('is not a JSON object')
     return fields
 
 
-TEXT = Format('', whole, lambda content: {'text': utf8(content.decode)})
-LINES = Format('line', lines, json_object)
+TEXT_FORMAT = RecordFormat('', read_whole_file, lambda content: {'text': decode_utf8(content.decode)})
+JSONL_FORMAT = RecordFormat('line', read_lines, parse_json_object)
 FORMATS = {
-    '.txt': TEXT,
-    '.txt.gz': TEXT,
-    '.txt.zst': TEXT,
-    '.jsonl': LINES,
-    '.jsonl.gz': LINES,
-    '.jsonl.zst': LINES,
-    '.parquet': Format('row', rows, lambda row: utf8(row.as_py)),
+    '.txt': TEXT_FORMAT,
+    '.txt.gz': TEXT_FORMAT,
+    '.txt.zst': TEXT_FORMAT,
+    '.jsonl': JSONL_FORMAT,
+    '.jsonl.gz': JSONL_FORMAT,
+    '.jsonl.zst': JSONL_FORMAT,
+    '.parquet': RecordFormat('row', read_parquet_rows, lambda row: decode_utf8(row.as_py)),
 }

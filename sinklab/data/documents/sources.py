@@ -11,17 +11,17 @@ from pathlib import Path
 from typing import Any
 
 from sinklab.data.documents import buckets, catalog, files, formats, records
-from sinklab.data.documents.document import Damaged, Document, Piece, Source, intact
-from sinklab.data.documents.mixture import mixture
-from sinklab.data.documents.records import Content, Fields
-from sinklab.files.place import is_remote, place
-from sinklab.record import Refusal, unknown
+from sinklab.data.documents.document import DamagedDocument, Document, SourcePiece, Source, require_intact
+from sinklab.data.documents.mixture import open_mixture
+from sinklab.data.documents.records import ContentReader, FieldNames
+from sinklab.files.place import is_remote, parse_path
+from sinklab.record import UserError, format_unknown_name
 
-LEFT_OUT = {'site-packages', 'test', 'tests', 'idle_test'}
-PIECES = 64  # of a data set of the catalogue
+SKIPPED_NAMES = {'site-packages', 'test', 'tests', 'idle_test'}
+MAX_TFDS_PIECES = 64  # of a data set of the catalogue
 
 
-def source(given: str) -> Source:
+def open_source(source_name: str) -> Source:
     """Return the data source of a name, such as `text:corpus/*.txt`; nothing is read before its documents are.
 
     Args:
@@ -31,138 +31,140 @@ def source(given: str) -> Source:
     Raises:
         Refusal: There is no such kind, or no such file.
     """
-    kinds = {form.partition(':')[0]: kind for form, kind in SOURCES.items()}
-    kind, _, rest = given.partition(':')
-    if kind not in kinds:
-        file = f'; for the file, give text:{given}' if os.path.exists(given) else ''
-        raise Refusal(unknown(given, kind, SOURCES, 'sources') + file)
-    return kinds[kind](given, rest)
+    openers = {form.partition(':')[0]: kind for form, kind in SOURCES.items()}
+    kind, _, argument = source_name.partition(':')
+    if kind not in openers:
+        hint = f'; for the file, give text:{source_name}' if os.path.exists(source_name) else ''
+        raise UserError(format_unknown_name(source_name, kind, SOURCES, 'sources') + hint)
+    return openers[kind](source_name, argument)
 
 
-def texts(given: str) -> list[str]:
+def read_texts(source_name: str) -> list[str]:
     """Read the texts of a small corpus into memory, without those that are blank."""
-    found = map(intact, source(given).documents())
-    return [document.text for document in found if not document.blank]
+    documents = map(require_intact, open_source(source_name).read_documents())
+    return [document.text for document in documents if not document.is_blank]
 
 
-def stdlib(given: str, rest: str) -> Source:
+def open_stdlib(source_name: str, argument: str) -> Source:
     """The Python sources of the running interpreter's standard library, its tests aside."""
-    if rest:
-        raise Refusal(f'{given} is more than stdlib, which is the whole library; leave :{rest} out')
+    if argument:
+        raise UserError(f'{source_name} is more than stdlib, which is the whole library; leave :{argument} out')
     root = Path(sysconfig.get_path('stdlib'))
-    names = sorted(path.relative_to(root).as_posix() for path in modules(root))
-    return of_files('stdlib', [(name, root / name) for name in names], module)
+    names = sorted(path.relative_to(root).as_posix() for path in find_python_files(root))
+    return make_file_source('stdlib', [(name, root / name) for name in names], read_python_file)
 
 
-def modules(root: Path) -> Iterator[Path]:
+def find_python_files(root: Path) -> Iterator[Path]:
     """The .py files below a folder; installed packages, ten times as many, are never entered."""
     for folder, folders, names in os.walk(root):
-        folders[:] = set(folders) - LEFT_OUT
-        yield from (Path(folder, name) for name in set(names) - LEFT_OUT if name.endswith('.py'))
+        folders[:] = set(folders) - SKIPPED_NAMES
+        yield from (Path(folder, name) for name in set(names) - SKIPPED_NAMES if name.endswith('.py'))
 
 
-def module(name: str, path: Path) -> Iterator[Document | Damaged]:
+def read_python_file(name: str, path: Path) -> Iterator[Document | DamagedDocument]:
     size = path.stat().st_size
     try:
-        with files.reading(path), tokenize.open(path) as file:  # honours a coding cookie
+        with files.translate_read_errors(path), tokenize.open(path) as file:  # honours a coding cookie
             yield Document(name, ((file.read(), True),), '', size)
     except (UnicodeDecodeError, SyntaxError) as error:
-        yield Damaged(str(path), f'is not Python ({files.line(error)})', size)
+        yield DamagedDocument(str(path), f'is not Python ({files.shorten_text(error)})', size)
 
 
-def text(given: str, rest: str) -> Source:
+def open_text(source_name: str, argument: str) -> Source:
     """Each .txt is a document, and so is a field of each line of a .jsonl and of each row of a .parquet."""
-    pattern, fields = records.options(given, rest, 'text')
-    found = matches(given, pattern, formats.FORMATS)
-    for _, path in found:
-        if formats.format_of(path) is formats.TEXT and fields != Fields('text', ''):
-            raise Refusal(f'{given} names fields, and {path} has none; leave them out, or match other files')
-    return of_records('text', found, fields, records.text)
+    pattern, fields = records.parse_field_options(source_name, argument, 'text')
+    matched_files = match_files(source_name, pattern, formats.FORMATS)
+    for _, path in matched_files:
+        if formats.get_record_format(path) is formats.TEXT_FORMAT and fields != FieldNames('text', ''):
+            raise UserError(f'{source_name} names fields, and {path} has none; leave them out, or match other files')
+    return make_record_source('text', matched_files, fields, records.read_text)
 
 
-def chat(given: str, rest: str) -> Source:
+def open_chat(source_name: str, argument: str) -> Source:
     """Each line or row is a conversation, of which the words of the assistant are to be predicted."""
-    pattern, fields = records.options(given, rest, 'messages')
-    allowed = [suffix for suffix, format in formats.FORMATS.items() if format is not formats.TEXT]
-    return of_records('chat', matches(given, pattern, allowed), fields, records.conversation, masked=True)
+    pattern, fields = records.parse_field_options(source_name, argument, 'messages')
+    suffixes = [suffix for suffix, record_format in formats.FORMATS.items() if record_format is not formats.TEXT_FORMAT]
+    return make_record_source('chat', match_files(source_name, pattern, suffixes), fields, records.read_conversation, masked=True)
 
 
-def tfds(given: str, rest: str) -> Source:
+def open_tfds(source_name: str, argument: str) -> Source:
     """Each example of a split of a data set of the catalogue of TensorFlow Datasets is a document."""
-    name, fields = records.options(given, rest, '')
-    split = catalog.split(given, name)
-    fields = Fields(fields.content or split.only_text(), fields.domain)
-    split.check(fields.content, fields.domain)
-    count = min(PIECES, len(split))
+    name, fields = records.parse_field_options(source_name, argument, '')
+    split = catalog.open_split(source_name, name)
+    fields = FieldNames(fields.content or split.find_text_feature(), fields.domain)
+    split.check_features(fields.content, fields.domain)
+    count = min(MAX_TFDS_PIECES, len(split))
     bounds = [len(split) * number // count for number in range(count + 1)]
 
-    def piece(start: int, stop: int) -> Piece:
-        def read() -> Iterator[Document | Damaged]:
-            return records.documents(split.records(start, stop), dict, fields, records.text)
+    def make_piece(start: int, stop: int) -> SourcePiece:
+        def read() -> Iterator[Document | DamagedDocument]:
+            return records.convert_records(split.read_records(start, stop), dict, fields, records.read_text)
 
-        return Piece(f'{name}:{start}-{stop}', split.behind(stop) - split.behind(start), read)
+        return SourcePiece(f'{name}:{start}-{stop}', split.estimate_bytes(stop) - split.estimate_bytes(start), read)
 
-    pieces = tuple(itertools.starmap(piece, itertools.pairwise(bounds)))
+    pieces = tuple(itertools.starmap(make_piece, itertools.pairwise(bounds)))
     return Source(pieces, ('tfds', *dataclasses.astuple(fields), *split.identity))
 
 
-def matches(given: str, pattern: str, suffixes: Iterable[str]) -> list[tuple[str, Path]]:
-    found: list[tuple[str, Path]] = (buckets if is_remote(pattern) else files).matches(pattern)
-    if not found:
-        if place(pattern).is_dir() if is_remote(pattern) else os.path.isdir(pattern):
-            raise Refusal(f'{given} is a folder; name its files, as in {pattern}/*.txt, and quote the pattern')
-        raise Refusal(f'{given} matches no file; quote the pattern, check the path')
-    for _, path in found:
+def match_files(source_name: str, pattern: str, suffixes: Iterable[str]) -> list[tuple[str, Path]]:
+    matched_files: list[tuple[str, Path]] = (
+        buckets.glob_objects(pattern) if is_remote(pattern) else files.glob_files(pattern)
+    )
+    if not matched_files:
+        if parse_path(pattern).is_dir() if is_remote(pattern) else os.path.isdir(pattern):
+            raise UserError(f'{source_name} is a folder; name its files, as in {pattern}/*.txt, and quote the pattern')
+        raise UserError(f'{source_name} matches no file; quote the pattern, check the path')
+    for _, path in matched_files:
         if not str(path).endswith(tuple(suffixes)):
-            raise Refusal(f'{given} matches {path}, which cannot be read; allowed: {", ".join(suffixes)}')
-    return found
+            raise UserError(f'{source_name} matches {path}, which cannot be read; allowed: {", ".join(suffixes)}')
+    return matched_files
 
 
-def of_files(
+def make_file_source(
     kind: str,
-    found: list[tuple[str, Path]],
-    read: Callable[[str, Path], Iterator[Document | Damaged]],
-    *also: str,
+    matched_files: list[tuple[str, Path]],
+    read: Callable[[str, Path], Iterator[Document | DamagedDocument]],
+    *identity_parts: str,
     masked: bool = False,
 ) -> Source:
-    pieces: list[Piece] = []
-    identity: list[Any] = [kind, *also]
-    for name, path in found:
-        size, mark = stamp(path)
-        identity.append((name, size, mark))
-        pieces.append(Piece(name, size, functools.partial(read, name, path)))
+    pieces: list[SourcePiece] = []
+    identity: list[Any] = [kind, *identity_parts]
+    for name, path in matched_files:
+        size, version = get_file_version(path)
+        identity.append((name, size, version))
+        pieces.append(SourcePiece(name, size, functools.partial(read, name, path)))
     return Source(tuple(pieces), tuple(identity), masked=masked)
 
 
-def stamp(path: Path | buckets.Object) -> tuple[int, int | str]:
+def get_file_version(path: Path | buckets.RemoteFile) -> tuple[int, int | str]:
     """(bytes, what changes with them) of a file."""
-    if isinstance(path, buckets.Object):
-        return path.size, path.mark
-    with files.reading(path):
+    if isinstance(path, buckets.RemoteFile):
+        return path.size, path.version
+    with files.translate_read_errors(path):
         status = os.stat(path)
     return status.st_size, status.st_mtime_ns
 
 
-def of_records(
-    kind: str, found: list[tuple[str, Path]], fields: Fields, content: Content, masked: bool = False
+def make_record_source(
+    kind: str, matched_files: list[tuple[str, Path]], fields: FieldNames, read_content: ContentReader, masked: bool = False
 ) -> Source:
-    def read(name: str, path: Path) -> Iterator[Document | Damaged]:
-        format = formats.format_of(path)
-        found = (
-            (f'{name}:{number}', f'{path}, {format.unit} {number}', record, size)
+    def read(name: str, path: Path) -> Iterator[Document | DamagedDocument]:
+        record_format = formats.get_record_format(path)
+        numbered_records = (
+            (f'{name}:{number}', f'{path}, {record_format.unit} {number}', record, size)
             if number
             else (name, str(path), record, size)
-            for number, record, size in format.records(path, fields.columns)
+            for number, record, size in record_format.read_records(path, fields.columns)
         )
-        return records.documents(found, format.fields, fields, content)
+        return records.convert_records(numbered_records, record_format.decode_record, fields, read_content)
 
-    return of_files(kind, found, read, fields.content, fields.domain, masked=masked)
+    return make_file_source(kind, matched_files, read, fields.content, fields.domain, masked=masked)
 
 
 SOURCES: dict[str, Callable[[str, str], Source]] = {
-    'stdlib': stdlib,
-    'text:GLOB': text,
-    'chat:GLOB': chat,
-    'tfds:NAME[:SPLIT]': tfds,
-    'mixture:FILE': functools.partial(mixture, source=source),
+    'stdlib': open_stdlib,
+    'text:GLOB': open_text,
+    'chat:GLOB': open_chat,
+    'tfds:NAME[:SPLIT]': open_tfds,
+    'mixture:FILE': functools.partial(open_mixture, open_part=open_source),
 }

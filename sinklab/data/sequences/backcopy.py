@@ -10,17 +10,17 @@ import hashlib
 
 import numpy as np
 
-from sinklab.record import Refusal
+from sinklab.record import UserError
 
 
 @dataclasses.dataclass(frozen=True)
-class Chain:
+class MarkovChain:
     unigram_V: np.ndarray
     bigram_VV: np.ndarray  # P(column | row)
     triggers: int  # the ids below it
 
     @property
-    def begin(self) -> int:
+    def begin_token(self) -> int:
         return len(self.unigram_V)
 
     @property
@@ -28,26 +28,26 @@ class Chain:
         return hashlib.sha256(self.bigram_VV.tobytes()).hexdigest()[:16]
 
 
-def chain(texts: list[str], vocabulary: int, triggers: int) -> Chain:
+def fit_chain(texts: list[str], vocabulary: int, triggers: int) -> MarkovChain:
     """The statistics of the texts' vocabulary - 1 most frequent characters, or of all if they are fewer."""
     text = '\n'.join(texts)
-    points = np.frombuffer(text.encode('utf-32-le'), np.uint32)
-    found, ids, counts = np.unique(points, return_inverse=True, return_counts=True)
+    code_points = np.frombuffer(text.encode('utf-32-le'), np.uint32)
+    characters, ids, counts = np.unique(code_points, return_inverse=True, return_counts=True)
     rank = np.empty_like(counts)
-    rank[np.lexsort((found, -counts))] = np.arange(len(counts))
+    rank[np.lexsort((characters, -counts))] = np.arange(len(counts))
     ids = rank[ids]
     ids = ids[ids < vocabulary - 1]
     size = int(ids.max()) + 1
     if size < triggers + 2:
-        raise Refusal(f'config.data.triggers is {triggers}, and the text has {size} characters; lower it')
+        raise UserError(f'config.data.triggers is {triggers}, and the text has {size} characters; lower it')
     unigram_V = np.bincount(ids, minlength=size) / len(ids)
     pairs_VV = np.bincount(ids[:-1] * size + ids[1:], minlength=size**2).reshape(size, size)
     follows_V = pairs_VV.sum(1, keepdims=True)
     bigram_VV = np.where(follows_V > 0, pairs_VV / np.maximum(follows_V, 1), unigram_V)
-    return Chain(unigram_V, bigram_VV, triggers)
+    return MarkovChain(unigram_V, bigram_VV, triggers)
 
 
-def sample(chain: Chain, count: int, length: int, rng: np.random.Generator, rows: range | None = None) -> np.ndarray:
+def sample_sequences(chain: MarkovChain, count: int, length: int, rng: np.random.Generator, rows: range | None = None) -> np.ndarray:
     """Draw sequences of a chain, all of them or a part.
 
     Args:
@@ -60,17 +60,17 @@ def sample(chain: Chain, count: int, length: int, rng: np.random.Generator, rows
         int32 of shape (rows, length).
     """
     rows = range(count) if rows is None else rows
-    before, after, own = rows.start, count - rows.stop, len(rows)
-    skip = rng.bit_generator.advance if before or after else lambda numbers: None
-    up_to_VV = chain.bigram_VV.cumsum(1)
-    calm_V = np.where(np.arange(chain.begin) < chain.triggers, 0, chain.unigram_V)
-    ids_BT = np.empty((own, length), np.int32)
-    ids_BT[:, 0] = chain.begin
-    skip(before)  # a number for each row: the first column takes one by inversion, as the others do
-    ids_BT[:, 1] = rng.choice(chain.begin, own, p=calm_V / calm_V.sum())
+    rows_before, rows_after, num_rows = rows.start, count - rows.stop, len(rows)
+    skip = rng.bit_generator.advance if rows_before or rows_after else lambda numbers: None
+    cumulative_VV = chain.bigram_VV.cumsum(1)
+    non_trigger_V = np.where(np.arange(chain.begin_token) < chain.triggers, 0, chain.unigram_V)
+    ids_BT = np.empty((num_rows, length), np.int32)
+    ids_BT[:, 0] = chain.begin_token
+    skip(rows_before)  # a number for each row: the first column takes one by inversion, as the others do
+    ids_BT[:, 1] = rng.choice(chain.begin_token, num_rows, p=non_trigger_V / non_trigger_V.sum())
     for t in range(2, length):
         last_B = ids_BT[:, t - 1]
-        skip(after + before)
-        drawn_B = (up_to_VV[last_B] < rng.random((own, 1))).sum(1).clip(max=chain.begin - 1)
+        skip(rows_after + rows_before)
+        drawn_B = (cumulative_VV[last_B] < rng.random((num_rows, 1))).sum(1).clip(max=chain.begin_token - 1)
         ids_BT[:, t] = np.where(last_B < chain.triggers, ids_BT[:, t - 2], drawn_B)
     return ids_BT

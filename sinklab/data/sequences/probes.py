@@ -3,65 +3,65 @@
 import numpy as np
 
 from sinklab import spec
-from sinklab.data.store.meta import LENGTH, SEQUENCES
+from sinklab.data.store.meta import PROBE_LENGTH, PROBE_SEQUENCES
 from sinklab.data.store.store import Store
-from sinklab.record import Refusal
+from sinklab.record import UserError
 
 
-def natural(store: Store, probe: spec.Probe, before: list[int]) -> np.ndarray:
+def make_natural_probe(store: Store, probe: spec.ProbeConfig, prefix_ids: list[int]) -> np.ndarray:
     """The first ids of held-out texts, in the order of their keys; then, if those are too few, their next ones.
 
     With ids `before`, those stand before each text, and the last of its `length` ids make room for them.
     """
-    names = store.named(probe.domain, 'config.probe.domain')
-    taken = probe.length - len(before)
-    parts = [texts(store, name) for name in names]
-    owner, first, length, key = (np.concatenate(column) for column in zip(*parts, strict=True))
-    if (count := int(np.sum(length // taken))) < probe.sequences:
-        raise Refusal(
+    names = store.resolve_domains(probe.domain, 'config.probe.domain')
+    text_tokens = probe.length - len(prefix_ids)
+    parts = [list_held_out_texts(store, name) for name in names]
+    domain_number, first, length, key = (np.concatenate(column) for column in zip(*parts, strict=True))
+    if (count := int(np.sum(length // text_tokens))) < probe.sequences:
+        raise UserError(
             f'config.probe wants {probe.sequences} sequences of {probe.length} tokens and the held-out documents '
             f'have {count}; lower config.probe.sequences or length, or hold out more'
         )
     chosen, number = [], 0
     while len(chosen) < probe.sequences:
-        long = np.flatnonzero(length >= (number + 1) * taken)
-        long = long[np.argsort(key[long])][: probe.sequences - len(chosen)]
-        chosen += [(store.domains[owner[i]], int(first[i]) + number * taken) for i in long]
+        candidates = np.flatnonzero(length >= (number + 1) * text_tokens)
+        candidates = candidates[np.argsort(key[candidates])][: probe.sequences - len(chosen)]
+        chosen += [(store.domains[domain_number[i]], int(first[i]) + number * text_tokens) for i in candidates]
         number += 1
-    rows = {name: store.row('held_out', name) for name in names}
-    ids = store.each(lambda text: rows[text[0]].ids(text[1], text[1] + taken), chosen)
-    return np.stack([np.array([*before, *text], np.int32) for text in ids])
+    tokens_by_domain = {name: store.get_tokens('held_out', name) for name in names}
+    ids = store.map_reads(lambda text: tokens_by_domain[text[0]].read_ids(text[1], text[1] + text_tokens), chosen)
+    return np.stack([np.array([*prefix_ids, *text], np.int32) for text in ids])
 
 
-def texts(store: Store, domain: str) -> tuple[np.ndarray, ...]:
+def list_held_out_texts(store: Store, domain: str) -> tuple[np.ndarray, ...]:
     """(number of the domain, start, length, key) of every held-out text, its BOS left out."""
-    row = store.row('held_out', domain)
-    starts, keys = row.documents()
+    tokens = store.get_tokens('held_out', domain)
+    starts, keys = tokens.read_documents()
     first = starts + int(store.has_bos)
-    owner = np.full(len(keys), store.domains.index(domain))
-    return owner, first, np.append(starts, len(row))[1:] - first, keys
+    domain_number = np.full(len(keys), store.domains.index(domain))
+    return domain_number, first, np.append(starts, len(tokens))[1:] - first, keys
 
 
-def random(store: Store, probe: spec.Probe, before: list[int]) -> np.ndarray:
-    return prepend(ids_without_text(store, 'random_PT', probe)[:, : probe.length], before)
+def make_random_probe(store: Store, probe: spec.ProbeConfig, prefix_ids: list[int]) -> np.ndarray:
+    return prepend_ids(load_probe_ids(store, 'random_PT', probe)[:, : probe.length], prefix_ids)
 
 
-def single_token(store: Store, probe: spec.Probe, before: list[int]) -> np.ndarray:
-    return prepend(np.repeat(ids_without_text(store, 'repeated_P', probe)[:, None], probe.length, axis=1), before)
+def make_repeated_probe(store: Store, probe: spec.ProbeConfig, prefix_ids: list[int]) -> np.ndarray:
+    return prepend_ids(np.repeat(load_probe_ids(store, 'repeated_P', probe)[:, None], probe.length, axis=1), prefix_ids)
 
 
-def ids_without_text(store: Store, name: str, probe: spec.Probe) -> np.ndarray:
-    if probe.sequences > SEQUENCES or probe.length > LENGTH:
-        raise Refusal(
+def load_probe_ids(store: Store, name: str, probe: spec.ProbeConfig) -> np.ndarray:
+    if probe.sequences > PROBE_SEQUENCES or probe.length > PROBE_LENGTH:
+        raise UserError(
             f'config.probe wants {probe.sequences} sequences of {probe.length} tokens, and of {probe.inputs} ones a '
-            f'store has {SEQUENCES} of {LENGTH}; lower config.probe.sequences or length'
+            f'store has {PROBE_SEQUENCES} of {PROBE_LENGTH}; lower config.probe.sequences or length'
         )
-    return store.probes()[name][: probe.sequences]
+    return store.load_probe_arrays()[name][: probe.sequences]
 
 
-def prepend(ids_PT: np.ndarray, before: list[int]) -> np.ndarray:
+def prepend_ids(ids_PT: np.ndarray, prefix_ids: list[int]) -> np.ndarray:
     """With ids before them, at the cost of the last."""
-    return np.insert(ids_PT, [0] * len(before), before, axis=1)[:, : ids_PT.shape[1]]
+    return np.insert(ids_PT, [0] * len(prefix_ids), prefix_ids, axis=1)[:, : ids_PT.shape[1]]
 
 
-INPUTS = {'natural': natural, 'random': random, 'repeated': single_token}
+PROBE_INPUTS = {'natural': make_natural_probe, 'random': make_random_probe, 'repeated': make_repeated_probe}

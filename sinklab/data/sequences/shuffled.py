@@ -6,12 +6,12 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 import grain
 import numpy as np
 
-from sinklab.data.sequences.interventions import Intervened
+from sinklab.data.sequences.interventions import TransformedWindows
 
-Place = tuple[int, int]  # (which set of windows, index in it)
+WindowIndex = tuple[int, int]  # (which set of windows, index in it)
 
 
-class Places:
+class WindowIndices:
     """The places of a set of windows, for an order of them."""
 
     def __init__(self, part: int, count: int):
@@ -20,11 +20,11 @@ class Places:
     def __len__(self) -> int:
         return self.count
 
-    def __getitem__(self, index: int) -> Place:
+    def __getitem__(self, index: int) -> WindowIndex:
         return self.part, index
 
 
-class Shuffled:
+class ShuffledBatches:
     """Batches of windows, each epoch shuffled anew; with weights, of several sets of windows in those shares.
 
     From a bucket, whose store reads `each` of several at once, windows that follow each other are read as one, and a
@@ -33,79 +33,79 @@ class Shuffled:
 
     def __init__(
         self,
-        windows: list[Intervened],
+        windows: list[TransformedWindows],
         seed: int,
         batch_size: int,
         weights: Mapping[str, float] | None = None,
-        each: Callable | None = None,
-        store: str = '',
+        map_reads: Callable | None = None,
+        store_version: str = '',
     ):
         self.windows, self.batch_size, self.weights = windows, batch_size, weights
-        self.each, self.store = each, store
-        sets = [Places(part, len(found)) for part, found in enumerate(windows)]
-        orders = [grain.MapDataset.source(places).seed(seed).shuffle().repeat() for places in sets]
+        self.map_reads, self.store_version = map_reads, store_version
+        sets = [WindowIndices(part, len(window_set)) for part, window_set in enumerate(windows)]
+        orders = [grain.MapDataset.source(indices).seed(seed).shuffle().repeat() for indices in sets]
         self.dataset = grain.MapDataset.mix(orders, list(weights.values())) if weights else orders[0]
 
-    def places(self, step: int, rows: Iterable[int]) -> list[Place]:
+    def get_indices(self, step: int, rows: Iterable[int]) -> list[WindowIndex]:
         return [self.dataset[step * self.batch_size + row] for row in rows]
 
-    def rows(self, step: int, rows: Iterable[int]) -> np.ndarray:
-        places = self.places(step, rows)
-        return np.stack(self.gathered(places) if self.each else [self.windows[part][at] for part, at in places])
+    def read_rows(self, step: int, rows: Iterable[int]) -> np.ndarray:
+        indices = self.get_indices(step, rows)
+        return np.stack(self.read_windows(indices) if self.map_reads else [self.windows[part][index] for part, index in indices])
 
-    def gathered(self, places: list[Place]) -> list[np.ndarray]:
+    def read_windows(self, indices: list[WindowIndex]) -> list[np.ndarray]:
         """What stands at these places, read at once."""
-        numbers = [(part, self.windows[part].windows.number(at)) for part, at in places]
-        read = {}
-        for found in self.each(lambda run: dict(self.run(*run)), self.runs(numbers)):
-            read |= found
+        numbers = [(part, self.windows[part].windows.get_number(index)) for part, index in indices]
+        ids_by_number = {}
+        for run_ids in self.map_reads(lambda run: dict(self.read_run(*run)), self.group_consecutive(numbers)):
+            ids_by_number |= run_ids
         return [
-            self.windows[part].changed(at, read[number]) for (part, at), number in zip(places, numbers, strict=True)
+            self.windows[part].apply_interventions(index, ids_by_number[number]) for (part, index), number in zip(indices, numbers, strict=True)
         ]
 
-    def runs(self, numbers: list[Place]) -> list[tuple[int, int, int]]:
+    def group_consecutive(self, numbers: list[WindowIndex]) -> list[tuple[int, int, int]]:
         """(set, first, count) of windows, by their numbers, that follow each other."""
         return [
             (part, *run)
             for part in sorted({part for part, _ in numbers})
-            for run in self.windows[part].windows.runs(number for other, number in numbers if other == part)
+            for run in self.windows[part].windows.group_consecutive(number for other, number in numbers if other == part)
         ]
 
-    def run(self, part: int, first: int, count: int) -> Iterator[tuple[Place, np.ndarray]]:
+    def read_run(self, part: int, first: int, count: int) -> Iterator[tuple[WindowIndex, np.ndarray]]:
         ids = self.windows[part].windows.read(first, count).reshape(count, -1)
         return (((part, first + i), ids_T) for i, ids_T in enumerate(ids))
 
-    def mark(self, step: int) -> str:
+    def compute_digest(self, step: int) -> str:
         """What tells a batch from others: its ids, or where they stand in which files of a bucket."""
-        everything = range(self.batch_size)
-        places = (self.store, self.places(step, everything)) if self.each else None
-        content = repr(places).encode() if places else self.rows(step, everything).tobytes()
+        all_rows = range(self.batch_size)
+        indices = (self.store_version, self.get_indices(step, all_rows)) if self.map_reads else None
+        content = repr(indices).encode() if indices else self.read_rows(step, all_rows).tobytes()
         return hashlib.sha256(content).hexdigest()[:16]
 
-    def epochs(self, step: int) -> dict[str, float]:
-        epochs = self.epochs_of_each(step)
+    def count_epochs(self, step: int) -> dict[str, float]:
+        epochs = self.count_epochs_per_set(step)
         if not self.weights:
             return {'data/epoch': epochs[0]}
-        named = {f'data/epoch/{name}': of for name, of in zip(self.weights, epochs, strict=True)}
-        return {'data/epoch': max(epochs), **named}
+        set_epochs = {f'data/epoch/{name}': value for name, value in zip(self.weights, epochs, strict=True)}
+        return {'data/epoch': max(epochs), **set_epochs}
 
-    def epochs_of_each(self, step: int) -> list[float]:
+    def count_epochs_per_set(self, step: int) -> list[float]:
         """How often each set of windows has been read before a step."""
-        read, shares = step * self.batch_size, self.weights.values() if self.weights else [1]
-        return [read * share / len(part) for share, part in zip(shares, self.windows, strict=True)]
+        num_read, shares = step * self.batch_size, self.weights.values() if self.weights else [1]
+        return [num_read * share / len(part) for share, part in zip(shares, self.windows, strict=True)]
 
 
-class Held:
+class HeldOutWindows:
     """Held-out windows, of which only those are read that are looked at, each once."""
 
-    def __init__(self, batches: Shuffled, length: int):
-        self.batches, self.shape, self.known = batches, (batches.batch_size, length + 1), {}
+    def __init__(self, batches: ShuffledBatches, length: int):
+        self.batches, self.shape, self.loaded_rows = batches, (batches.batch_size, length + 1), {}
 
     def __len__(self) -> int:
         return self.shape[0]
 
-    def __getitem__(self, where: slice) -> np.ndarray:
-        wanted = range(*where.indices(len(self)))
-        if missing := [row for row in wanted if row not in self.known]:
-            self.known |= zip(missing, self.batches.rows(0, missing), strict=True)
-        return np.stack([self.known[row] for row in wanted]) if wanted else np.zeros((0, self.shape[1]), np.int32)
+    def __getitem__(self, index: slice) -> np.ndarray:
+        rows = range(*index.indices(len(self)))
+        if missing := [row for row in rows if row not in self.loaded_rows]:
+            self.loaded_rows |= zip(missing, self.batches.read_rows(0, missing), strict=True)
+        return np.stack([self.loaded_rows[row] for row in rows]) if rows else np.zeros((0, self.shape[1]), np.int32)

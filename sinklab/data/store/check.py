@@ -5,36 +5,36 @@ from collections.abc import Callable, Iterator
 
 import numpy as np
 
-from sinklab.data.store.shard import DOCUMENTS, IDS, SIDES, Shard
+from sinklab.data.store.shard import DOCUMENTS_SUFFIX, IDS_SUFFIX, SIDES, Shard
 from sinklab.data.store.store import Store
 
-READ = IDS, DOCUMENTS  # of a shard, to look into
-SHOWN = 160  # characters of a sample
+CHECKED_SUFFIXES = IDS_SUFFIX, DOCUMENTS_SUFFIX  # of a shard, to look into
+MAX_SAMPLE_CHARS = 160  # characters of a sample
 
 
-def problems(store: Store, vocabulary: int) -> Iterator[str]:
+def find_problems(store: Store, vocabulary: int) -> Iterator[str]:
     """Every file by its digest, every count and every id by what must hold; shard by shard, each file read once."""
     for shard in store.shards:
         contents: dict[str, bytes] = {}
-        if damage := shard.damage(functools.partial(kept, contents, store.read)):
+        if damage := shard.find_damage(functools.partial(read_and_store, contents, store.read_file)):
             yield damage
         else:
             arrays = {
-                suffix: np.frombuffer(contents[f'{shard.name}.{suffix}'], store.kind(suffix)) for suffix in READ
+                suffix: np.frombuffer(contents[f'{shard.name}.{suffix}'], store.get_dtype(suffix)) for suffix in CHECKED_SUFFIXES
             }
-            yield from (f'{shard.name}: {problem}' for problem in inside(store, shard, arrays, vocabulary))
-    probe = store.probes()
+            yield from (f'{shard.name}: {problem}' for problem in find_shard_problems(store, shard, arrays, vocabulary))
+    probe = store.load_probe_arrays()
     if max(int(ids.max()) for ids in probe.values()) >= store.meta['vocabulary']:
         yield 'probe.npz has ids beyond the tokenizer'
 
 
-def kept(contents: dict[str, bytes], read: Callable[[str], bytes], file: str) -> bytes:
+def read_and_store(contents: dict[str, bytes], read: Callable[[str], bytes], file: str) -> bytes:
     contents[file] = read(file)
     return contents[file]
 
 
-def inside(store: Store, shard: Shard, arrays: dict[str, np.ndarray], vocabulary: int) -> Iterator[str]:
-    ids, starts = arrays[IDS], arrays[DOCUMENTS]['start'].astype(np.int64)
+def find_shard_problems(store: Store, shard: Shard, arrays: dict[str, np.ndarray], vocabulary: int) -> Iterator[str]:
+    ids, starts = arrays[IDS_SUFFIX], arrays[DOCUMENTS_SUFFIX]['start'].astype(np.int64)
     if len(ids) != shard.tokens or len(starts) != shard.documents:
         yield f'{len(ids)} tokens of {len(starts)} documents, recorded are {shard.tokens} of {shard.documents}'
         return
@@ -49,9 +49,9 @@ def inside(store: Store, shard: Shard, arrays: dict[str, np.ndarray], vocabulary
         yield f'its largest id is {largest}; recorded is {shard.largest}, and below {vocabulary} is allowed'
 
 
-def summary(store: Store, length: int, batch_size: int, hosts: int) -> dict:
+def summarize_store(store: Store, length: int, batch_size: int, hosts: int) -> dict:
     """Counts, and how many windows and batches they make; no rows per host where hosts do not divide a batch."""
-    windows = {side: {name: len(store.row(side, name)) // (length + 1) for name in store.domains} for side in SIDES}
+    windows = {side: {name: len(store.get_tokens(side, name)) // (length + 1) for name in store.domains} for side in SIDES}
     names = ('source', 'digest', 'vocabulary', 'bos', 'end_token', 'fixed_token', 'held_out', 'masked', 'weights')
     return dict(
         **{name: store.meta[name] for name in names},
@@ -67,14 +67,14 @@ def summary(store: Store, length: int, batch_size: int, hosts: int) -> dict:
     )
 
 
-def samples(store: Store, count: int) -> list[str]:
+def decode_samples(store: Store, count: int) -> list[str]:
     """The beginnings of the first documents of each side, decoded."""
-    tokenizer, texts = store.tokenizer(), []
+    tokenizer, texts = store.load_tokenizer(), []
     for side in SIDES:
-        row = next(row for row in (store.row(side, name) for name in store.domains) if len(row))
-        starts, _ = row.documents()
-        for start, end in zip(starts[:count], [*starts[1:], len(row)], strict=False):
-            ids = row.ids(int(start), min(int(end), int(start) + SHOWN)).tolist()
+        tokens = next(tokens for tokens in (store.get_tokens(side, name) for name in store.domains) if len(tokens))
+        starts, _ = tokens.read_documents()
+        for start, end in zip(starts[:count], [*starts[1:], len(tokens)], strict=False):
+            ids = tokens.read_ids(int(start), min(int(end), int(start) + MAX_SAMPLE_CHARS)).tolist()
             text = tokenizer.decode(ids, skip_special_tokens=False)
-            texts.append(f'{side}: {" ".join(text.split())[:SHOWN]}')
+            texts.append(f'{side}: {" ".join(text.split())[:MAX_SAMPLE_CHARS]}')
     return texts

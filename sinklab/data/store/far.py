@@ -10,93 +10,93 @@ from pathlib import Path
 
 import numpy as np
 
-from sinklab.data.store.threads import fetchers
-from sinklab.files.known import listing
-from sinklab.files.place import storage
-from sinklab.files.whole import whole
-from sinklab.record import Refusal
+from sinklab.data.store.threads import get_fetcher_pool
+from sinklab.files.known import list_objects
+from sinklab.files.place import get_file_system
+from sinklab.files.whole import atomic_write
+from sinklab.record import UserError
 
-BESIDE = 0.05  # of a file may be read by ranges while it is being fetched whole
+MAX_RANGED_SHARE = 0.05  # of a file may be read by ranges while it is being fetched whole
 
 
-class Far:
+class RemoteStore:
     """Sizes and marks of all files, of one listing; what is read later is of these files or refused."""
 
     def __init__(self, folder: Path):
-        self.folder, self.storage = os.fspath(folder), storage(folder)
-        self.known = listing(folder)
+        self.folder, self.storage = os.fspath(folder), get_file_system(folder)
+        self.object_infos = list_objects(folder)
 
-    def mark(self, files: Iterable[str]) -> str:
+    def compute_version(self, files: Iterable[str]) -> str:
         """Of some files together, for processes to compare."""
-        return hashlib.sha256(repr([(file, self.known.get(file)) for file in files]).encode()).hexdigest()[:16]
+        return hashlib.sha256(repr([(file, self.object_infos.get(file)) for file in files]).encode()).hexdigest()[:16]
 
     def read(self, file: str, start: int = 0, end: int | None = None) -> bytes:
-        known = self.known[file]
-        end = known.size if end is None else end
+        info = self.object_infos[file]
+        end = info.size if end is None else end
         if start >= end:
             return b''
         try:
-            return self.storage.read_range(f'{self.folder}/{file}', start, end, known.version)
+            return self.storage.read_range(f'{self.folder}/{file}', start, end, info.version)
         except OSError as error:
             if error.errno == errno.ESTALE:
-                words = f'{self.folder} has changed since it was opened: {file} is another file now, or gone'
-                raise Refusal(f'{words}; bring it back and give the same command again') from error
+                problem = f'{self.folder} has changed since it was opened: {file} is another file now, or gone'
+                raise UserError(f'{problem}; bring it back and give the same command again') from error
             raise
 
 
-class Ranged:
+class RemoteArray:
     """A file as an array whose slices are read when they are asked for; the whole of it is held to its digest."""
 
-    def __init__(self, far: Far, file: str, kind: np.dtype, sha256: str):
-        self.far, self.file, self.kind, self.sha256 = far, file, kind, sha256
+    def __init__(self, remote_store: RemoteStore, file: str, dtype: np.dtype, sha256: str):
+        self.remote_store, self.file, self.dtype, self.sha256 = remote_store, file, dtype, sha256
 
     def __len__(self) -> int:
-        return self.far.known[self.file].size // self.kind.itemsize
+        return self.remote_store.object_infos[self.file].size // self.dtype.itemsize
 
-    def __getitem__(self, where: slice) -> np.ndarray:
-        start, end, _ = where.indices(len(self))
-        content = self.far.read(self.file, start * self.kind.itemsize, end * self.kind.itemsize)
+    def __getitem__(self, index: slice) -> np.ndarray:
+        start, end, _ = index.indices(len(self))
+        content = self.remote_store.read(self.file, start * self.dtype.itemsize, end * self.dtype.itemsize)
         if end - start == len(self) and hashlib.sha256(content).hexdigest() != self.sha256:
-            raise Refusal(
-                f'{self.far.folder} is damaged: {self.file} is not as it was written (its sha256 differs); bring the '
+            raise UserError(
+                f'{self.remote_store.folder} is damaged: {self.file} is not as it was written (its sha256 differs); bring the '
                 'file anew, or give its prepare command again, which mends it'
             )
-        return np.frombuffer(content, self.kind)
+        return np.frombuffer(content, self.dtype)
 
 
-class Kept(Ranged):
+class CachedArray(RemoteArray):
     """One that is fetched whole from when it is first asked for; until it is there, a little of it by ranges."""
 
-    def __init__(self, far: Far, file: str, kind: np.dtype, sha256: str, folder: Path):
-        super().__init__(far, file, kind, sha256)
+    def __init__(self, remote_store: RemoteStore, file: str, dtype: np.dtype, sha256: str, folder: Path):
+        super().__init__(remote_store, file, dtype, sha256)
         self.path, self.lock = folder / file, threading.Lock()
-        self.spent, self.fetched = 0, None
+        self.num_ranged, self.fetch_future = 0, None
         if self.path.exists():  # whole, for it got its name when it was
-            self.fetched = Future()
-            self.fetched.set_result(np.memmap(self.path, kind, 'r').view(np.ndarray))
+            self.fetch_future = Future()
+            self.fetch_future.set_result(np.memmap(self.path, dtype, 'r').view(np.ndarray))
 
-    def __getitem__(self, where: slice) -> np.ndarray:
-        if self.waits(where) and (local := self.fetched.result()) is not None:
-            return local[where]
-        return super().__getitem__(where)
+    def __getitem__(self, index: slice) -> np.ndarray:
+        if self.is_read_from_file(index) and (local_array := self.fetch_future.result()) is not None:
+            return local_array[index]
+        return super().__getitem__(index)
 
-    def waits(self, where: slice) -> bool:
+    def is_read_from_file(self, index: slice) -> bool:
         """Whether this slice is taken from the whole file, which may have to come first."""
-        start, end, _ = where.indices(len(self))
+        start, end, _ = index.indices(len(self))
         with self.lock:
-            self.fetched = self.fetched or fetchers().submit(self.fetch)
-            if self.fetched.done() or self.spent + end - start > BESIDE * len(self):
+            self.fetch_future = self.fetch_future or get_fetcher_pool().submit(self.fetch_file)
+            if self.fetch_future.done() or self.num_ranged + end - start > MAX_RANGED_SHARE * len(self):
                 return True
-            self.spent += end - start
+            self.num_ranged += end - start
         return False
 
-    def fetch(self) -> np.ndarray | None:
+    def fetch_file(self) -> np.ndarray | None:
         """The file on this machine's disk, where another process may have put it; None where that has no room."""
         content = None if self.path.exists() else super().__getitem__(slice(None))
         try:
             if not self.path.exists():
-                with whole(self.path) as unfinished:
+                with atomic_write(self.path) as unfinished:
                     unfinished.write_bytes(content)
-            return np.memmap(self.path, self.kind, 'r').view(np.ndarray)
+            return np.memmap(self.path, self.dtype, 'r').view(np.ndarray)
         except OSError:
             return None

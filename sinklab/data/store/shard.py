@@ -17,16 +17,16 @@ from typing import Annotated, Any, Literal
 import msgspec
 import numpy as np
 
-from sinklab.files.regular import is_lasting
+from sinklab.files.regular import is_lasting_error
 from sinklab.files.validation import check_relative_name
-from sinklab.files.whole import whole
-from sinklab.record import Refusal
+from sinklab.files.whole import atomic_write
+from sinklab.record import UserError
 
-FORMAT = 3  # of all that a store holds
+FORMAT_VERSION = 3  # of all that a store holds
 SIDES = ('train', 'held_out')
-RECIPE, TOKENIZER, PROBE, META = 'recipe.json', 'tokenizer.json', 'probe.npz', 'meta.json'
-IDS, DOCUMENTS, PREDICTED = 'ids', 'documents', 'predicted'
-DOCUMENT = np.dtype([('start', '<u8'), ('key', '<u8')])
+RECIPE_FILE, TOKENIZER_FILE, PROBE_FILE, META_FILE = 'recipe.json', 'tokenizer.json', 'probe.npz', 'meta.json'
+IDS_SUFFIX, DOCUMENTS_SUFFIX, PREDICTED_SUFFIX = 'ids', 'documents', 'predicted'
+DOCUMENT_DTYPE = np.dtype([('start', '<u8'), ('key', '<u8')])
 Count = Annotated[int, msgspec.Meta(ge=0, lt=1 << 62)]
 Sha256 = Annotated[str, msgspec.Meta(pattern=r'\A[0-9a-f]{64}\Z')]
 
@@ -45,7 +45,7 @@ class Shard:
     said: Sha256  # digest of the digests of its documents
     sha256: dict[Literal['ids', 'documents', 'predicted'], Sha256]  # by suffix
 
-    def damage(self, read: Callable[[str], bytes]) -> str | None:
+    def find_damage(self, read: Callable[[str], bytes]) -> str | None:
         """Return what is wrong with its files, if anything is; `read` gives the content of a file by its name.
 
         Raises:
@@ -56,7 +56,7 @@ class Shard:
             try:
                 content = read(file)
             except OSError as error:
-                if not is_lasting(error):  # of a disk or a bucket that does not answer, the file is not to blame
+                if not is_lasting_error(error):  # of a disk or a bucket that does not answer, the file is not to blame
                     raise
                 return f'{file} cannot be read ({error.strerror or error})'
             if hashlib.sha256(content).hexdigest() != digest:
@@ -64,14 +64,14 @@ class Shard:
         return None
 
     @property
-    def files(self) -> list[str]:
+    def file_names(self) -> list[str]:
         return [f'{self.name}.{suffix}' for suffix in self.sha256]
 
-    def write(self, folder: Path, marks: Mapping[str, str] | None = None) -> None:
+    def write_record(self, folder: Path, etags: Mapping[str, str] | None = None) -> None:
         """Its record, by which it counts as finished; in a bucket with the marks of its files."""
-        said = dataclasses.asdict(self) | (dict(marks=marks) if marks else {})
-        with whole(folder / f'{self.name}.json') as unfinished:
-            unfinished.write_text(json.dumps(said), encoding='utf-8')
+        record = dataclasses.asdict(self) | (dict(marks=etags) if etags else {})
+        with atomic_write(folder / f'{self.name}.json') as unfinished:
+            unfinished.write_text(json.dumps(record), encoding='utf-8')
 
 
 def parse_shard(record: Any, file: Path) -> Shard:
@@ -86,13 +86,13 @@ def parse_shard(record: Any, file: Path) -> Shard:
             raise msgspec.ValidationError(f'unknown field {min(unknown)!a}')
         shard = msgspec.convert(record, Shard)
     except msgspec.ValidationError as error:
-        raise Refusal(f'{file} has a damaged record of a shard ({error}); bring the store anew') from error
+        raise UserError(f'{file} has a damaged record of a shard ({error}); bring the store anew') from error
     check_relative_name(shard.name, file)
-    if '/' in shard.name or IDS not in shard.sha256 or DOCUMENTS not in shard.sha256:
-        raise Refusal(f'{file} has a damaged record of the shard {shard.name!a}; bring the store anew')
+    if '/' in shard.name or IDS_SUFFIX not in shard.sha256 or DOCUMENTS_SUFFIX not in shard.sha256:
+        raise UserError(f'{file} has a damaged record of the shard {shard.name!a}; bring the store anew')
     return shard
 
 
-def digest(file: Path) -> str:
+def digest_file(file: Path) -> str:
     """Its sha256; of nothing, where there is no file."""
     return hashlib.sha256(file.read_bytes() if file.exists() else b'').hexdigest()

@@ -12,33 +12,33 @@ from collections.abc import Callable, Iterable
 import numpy as np
 
 from sinklab.data.store import meta
-from sinklab.data.store.far import Far, Kept, Ranged
+from sinklab.data.store.far import RemoteStore, CachedArray, RemoteArray
 from sinklab.data.store.shard import (
-    DOCUMENT,
-    DOCUMENTS,
-    IDS,
-    META,
-    PREDICTED,
-    PROBE,
+    DOCUMENT_DTYPE,
+    DOCUMENTS_SUFFIX,
+    IDS_SUFFIX,
+    META_FILE,
+    PREDICTED_SUFFIX,
+    PROBE_FILE,
     SIDES,
-    TOKENIZER,
+    TOKENIZER_FILE,
     Shard,
-    digest,
+    digest_file,
     parse_shard,
 )
-from sinklab.data.store.shelf import shelf, worthwhile
-from sinklab.data.store.threads import readers
-from sinklab.data.tokens.tokenizer import Tokenizer, parse
-from sinklab.files.place import is_remote, place
-from sinklab.files.regular import is_lasting
-from sinklab.files.validation import leads_out, load_npz
-from sinklab.record import Refusal, unknown
+from sinklab.data.store.shelf import reserve_disk_cache, is_worth_fetching
+from sinklab.data.store.threads import get_reader_pool
+from sinklab.data.tokens.tokenizer import Tokenizer, parse_tokenizer
+from sinklab.files.place import is_remote, parse_path
+from sinklab.files.regular import is_lasting_error
+from sinklab.files.validation import is_linked_outside, load_npz
+from sinklab.record import UserError, format_unknown_name
 
-VERIFIED = 1 << 30  # bytes of ids that are verified whenever they are opened; `prepare --check` verifies more
-OPEN = 1 << 14  # files that are mapped at once, where the system allows it
+MAX_VERIFIED_BYTES = 1 << 30  # bytes of ids that are verified whenever they are opened; `prepare --check` verifies more
+MAX_MAPPED_FILES = 1 << 14  # files that are mapped at once, where the system allows it
 
 
-class Row:
+class TokenArray:
     """The tokens of one side of one domain, as if they lay in one array."""
 
     def __init__(self, store: 'Store', shards: list[Shard]):
@@ -48,23 +48,23 @@ class Row:
     def __len__(self) -> int:
         return self.starts[-1]
 
-    def ids(self, start: int, end: int) -> np.ndarray:
-        return self.read(IDS, start, end)
+    def read_ids(self, start: int, end: int) -> np.ndarray:
+        return self.read(IDS_SUFFIX, start, end)
 
-    def loss_mask(self, start: int, end: int) -> np.ndarray:
-        return self.read(PREDICTED, start, end)
+    def read_loss_mask(self, start: int, end: int) -> np.ndarray:
+        return self.read(PREDICTED_SUFFIX, start, end)
 
     def read(self, suffix: str, start: int, end: int) -> np.ndarray:
         number, parts = bisect.bisect_right(self.starts, start) - 1, []
         while start < end:
             first = self.starts[number]
-            parts.append(self.store.mapped(self.shards[number], suffix)[start - first : end - first])
+            parts.append(self.store.get_array(self.shards[number], suffix)[start - first : end - first])
             start, number = self.starts[number + 1], number + 1
         return parts[0] if len(parts) == 1 else np.concatenate(parts)
 
-    def documents(self) -> tuple[np.ndarray, np.ndarray]:
+    def read_documents(self) -> tuple[np.ndarray, np.ndarray]:
         """(start, key) of each document."""
-        parts = self.store.each(lambda shard: self.store.mapped(shard, DOCUMENTS)[:], self.shards)
+        parts = self.store.map_reads(lambda shard: self.store.get_array(shard, DOCUMENTS_SUFFIX)[:], self.shards)
         starts = [part['start'].astype(np.int64) + first for part, first in zip(parts, self.starts[:-1], strict=True)]
         keys = [part['key'] for part in parts]
         return np.concatenate([np.zeros(0, np.int64), *starts]), np.concatenate([np.zeros(0, np.uint64), *keys])
@@ -74,13 +74,13 @@ class Store:
     """A finished store. Its digest is of its tokens and of what tells how to read them, wherever it lies."""
 
     def __init__(self, path: str | os.PathLike):
-        self.path, self.remote = place(path), is_remote(path)
-        self.far = Far(self.path) if self.remote else None  # first: what is changed after it is found out
-        self.meta = meta.read(self.path)
-        self.shards = [parse_shard(record, self.path / META) for record in self.meta['shards']]
+        self.path, self.is_remote = parse_path(path), is_remote(path)
+        self.remote_store = RemoteStore(self.path) if self.is_remote else None  # first: what is changed after it is found out
+        self.meta = meta.read_meta(self.path)
+        self.shards = [parse_shard(record, self.path / META_FILE) for record in self.meta['shards']]
         self.dtype = np.dtype(self.meta['dtype'])
-        self.mapped, self.shelf = functools.lru_cache(mappable())(self.map), None
-        self.verify(digests=not self.remote and self.size((IDS,)) <= VERIFIED)
+        self.get_array, self.disk_cache = functools.lru_cache(raise_open_file_limit())(self.open_array), None
+        self.verify_files(with_digests=not self.is_remote and self.count_bytes((IDS_SUFFIX,)) <= MAX_VERIFIED_BYTES)
 
     def __str__(self) -> str:
         return str(self.path)
@@ -98,120 +98,120 @@ class Store:
     def domains(self) -> list[str]:
         return [domain['name'] for domain in self.meta['domains']]
 
-    def named(self, domain: str | None, field: str) -> list[str]:
+    def resolve_domains(self, domain: str | None, field: str) -> list[str]:
         """The one domain that a field of a config names, or all."""
         names = [name for name in self.domains if domain in (None, name)]
         if not names:
-            raise Refusal(unknown(f'{field} = {domain!r}', str(domain), self.domains, 'domains'))
+            raise UserError(format_unknown_name(f'{field} = {domain!r}', str(domain), self.domains, 'domains'))
         return names
 
-    def row(self, side: str, domain: str) -> Row:
-        return Row(self, [shard for shard in self.shards if (shard.side, shard.domain) == (side, domain)])
+    def get_tokens(self, side: str, domain: str) -> TokenArray:
+        return TokenArray(self, [shard for shard in self.shards if (shard.side, shard.domain) == (side, domain)])
 
     @property
-    def mark(self) -> str | None:
+    def remote_version(self) -> str | None:
         """Of the files in a bucket as they are now, whatever they are called by; None on a disk."""
-        files = [file for shard in self.shards for file in shard.files]
-        return self.far and self.far.mark([*files, META, TOKENIZER, PROBE])
+        files = [file for shard in self.shards for file in shard.file_names]
+        return self.remote_store and self.remote_store.compute_version([*files, META_FILE, TOKENIZER_FILE, PROBE_FILE])
 
-    def size(self, suffixes: Iterable[str], *sides: str) -> int:
+    def count_bytes(self, suffixes: Iterable[str], *sides: str) -> int:
         """Bytes of the files of its shards, of all sides if none is named."""
         shards = [shard for shard in self.shards if shard.side in (sides or SIDES)]
-        return sum(self.sizes(shard)[suffix] for shard in shards for suffix in suffixes)
+        return sum(self.compute_file_sizes(shard)[suffix] for shard in shards for suffix in suffixes)
 
-    def tokenizer_json(self) -> str:
-        return self.read_as(TOKENIZER, self.meta['tokenizer']).decode()
+    def read_tokenizer_json(self) -> str:
+        return self.read_verified_file(TOKENIZER_FILE, self.meta['tokenizer']).decode()
 
-    def tokenizer(self) -> Tokenizer:
-        return parse(self.tokenizer_json(), str(self.path / TOKENIZER))
+    def load_tokenizer(self) -> Tokenizer:
+        return parse_tokenizer(self.read_tokenizer_json(), str(self.path / TOKENIZER_FILE))
 
-    def probes(self) -> dict[str, np.ndarray]:
-        return load_npz(self.read_as(PROBE, self.meta['probe']), self.path / PROBE, 'bring the store anew')
+    def load_probe_arrays(self) -> dict[str, np.ndarray]:
+        return load_npz(self.read_verified_file(PROBE_FILE, self.meta['probe']), self.path / PROBE_FILE, 'bring the store anew')
 
-    def read(self, file: str) -> bytes:
-        return self.far.read(file) if self.remote else (self.path / file).read_bytes()
+    def read_file(self, file: str) -> bytes:
+        return self.remote_store.read(file) if self.is_remote else (self.path / file).read_bytes()
 
-    def read_as(self, file: str, wanted: str) -> bytes:
+    def read_verified_file(self, file: str, expected_digest: str) -> bytes:
         """A file that was verified when the store was opened; one in a bucket is so now."""
-        content = self.read(file)
-        if self.remote and hashlib.sha256(content).hexdigest() != wanted:
-            self.refuse(f'{file} is not the one that it was made with')
+        content = self.read_file(file)
+        if self.is_remote and hashlib.sha256(content).hexdigest() != expected_digest:
+            self.raise_damaged(f'{file} is not the one that it was made with')
         return content
 
-    def each(self, function: Callable, items: Iterable) -> list:
+    def map_reads(self, function: Callable, items: Iterable) -> list:
         """What a function that reads makes of each; at once, where reading is waiting."""
-        return readers().map(function, items) if self.remote else [function(item) for item in items]
+        return get_reader_pool().map(function, items) if self.is_remote else [function(item) for item in items]
 
-    def expect(self, coverage: float, suffixes: Iterable[str]) -> None:
+    def enable_disk_cache(self, coverage: float, suffixes: Iterable[str]) -> None:
         """Has the training files of a store in a bucket be fetched whole, if as much of them is read and they fit."""
-        if self.remote and worthwhile(coverage):
-            self.shelf = shelf(self.digest, self.size(suffixes, 'train'))
-            self.mapped.cache_clear()
+        if self.is_remote and is_worth_fetching(coverage):
+            self.disk_cache = reserve_disk_cache(self.digest, self.count_bytes(suffixes, 'train'))
+            self.get_array.cache_clear()
 
-    def kind(self, suffix: str) -> np.dtype:
-        return {IDS: self.dtype, DOCUMENTS: DOCUMENT, PREDICTED: np.dtype(np.uint8)}[suffix]
+    def get_dtype(self, suffix: str) -> np.dtype:
+        return {IDS_SUFFIX: self.dtype, DOCUMENTS_SUFFIX: DOCUMENT_DTYPE, PREDICTED_SUFFIX: np.dtype(np.uint8)}[suffix]
 
-    def map(self, shard: Shard, suffix: str) -> np.ndarray | Ranged:
-        file, kind = f'{shard.name}.{suffix}', self.kind(suffix)
-        if not self.remote:
-            return np.memmap(self.path / file, kind, 'r').view(np.ndarray)
-        what = self.far, file, kind, shard.sha256[suffix]
-        kept = self.shelf and shard.side == 'train' and suffix != DOCUMENTS
-        return Kept(*what, self.shelf.folder) if kept else Ranged(*what)
+    def open_array(self, shard: Shard, suffix: str) -> np.ndarray | RemoteArray:
+        file, dtype = f'{shard.name}.{suffix}', self.get_dtype(suffix)
+        if not self.is_remote:
+            return np.memmap(self.path / file, dtype, 'r').view(np.ndarray)
+        arguments = self.remote_store, file, dtype, shard.sha256[suffix]
+        is_cached = self.disk_cache and shard.side == 'train' and suffix != DOCUMENTS_SUFFIX
+        return CachedArray(*arguments, self.disk_cache.folder) if is_cached else RemoteArray(*arguments)
 
-    def sizes(self, shard: Shard) -> dict[str, int]:
+    def compute_file_sizes(self, shard: Shard) -> dict[str, int]:
         """Bytes that its files must have, by suffix."""
-        counts = {IDS: shard.tokens, PREDICTED: shard.tokens, DOCUMENTS: shard.documents}
-        return {suffix: counts[suffix] * self.kind(suffix).itemsize for suffix in shard.sha256}
+        counts = {IDS_SUFFIX: shard.tokens, PREDICTED_SUFFIX: shard.tokens, DOCUMENTS_SUFFIX: shard.documents}
+        return {suffix: counts[suffix] * self.get_dtype(suffix).itemsize for suffix in shard.sha256}
 
-    def verify(self, digests: bool) -> None:
+    def verify_files(self, with_digests: bool) -> None:
         """Refuses a store with a file that is missing or damaged: by its size, or by its digest, too."""
         for shard in self.shards:
-            for suffix, size in self.sizes(shard).items():
+            for suffix, size in self.compute_file_sizes(shard).items():
                 self.check_links(f'{shard.name}.{suffix}')
                 self.check_size(f'{shard.name}.{suffix}', size)
-            if digests and (damage := shard.damage(self.read)):
-                self.refuse(damage)
-        for file, wanted in ((TOKENIZER, self.meta['tokenizer']), (PROBE, self.meta['probe'])):
-            if self.remote and file not in self.far.known:
-                self.refuse(f'{file} is not there')
-            if not self.remote and digest(self.path / file) != wanted:
-                self.refuse(f'{file} is not the one that it was made with')
+            if with_digests and (damage := shard.find_damage(self.read_file)):
+                self.raise_damaged(damage)
+        for file, expected_digest in ((TOKENIZER_FILE, self.meta['tokenizer']), (PROBE_FILE, self.meta['probe'])):
+            if self.is_remote and file not in self.remote_store.object_infos:
+                self.raise_damaged(f'{file} is not there')
+            if not self.is_remote and digest_file(self.path / file) != expected_digest:
+                self.raise_damaged(f'{file} is not the one that it was made with')
 
     def check_links(self, file: str) -> None:
         path = self.path / file
         # A name of a shard has no folder in it, so that only a link leads anywhere else.
-        if not self.remote and os.path.islink(path) and leads_out(path, self.path):
-            raise Refusal(f'{path} is a link that leads out of the store, to {path.resolve()}; put a copy there')
+        if not self.is_remote and os.path.islink(path) and is_linked_outside(path, self.path):
+            raise UserError(f'{path} is a link that leads out of the store, to {path.resolve()}; put a copy there')
 
     def check_size(self, file: str, size: int) -> None:
         try:
-            found = self.length(file)
+            actual_size = self.get_file_size(file)
         except OSError as error:
-            if not is_lasting(error):
+            if not is_lasting_error(error):
                 raise
-            self.refuse(f'{file} cannot be read ({error.strerror or error})')
-        if found != size:
-            self.refuse(f'{file} has {found:,} bytes of {size:,}')
+            self.raise_damaged(f'{file} cannot be read ({error.strerror or error})')
+        if actual_size != size:
+            self.raise_damaged(f'{file} has {actual_size:,} bytes of {size:,}')
 
-    def length(self, file: str) -> int:
-        if not self.remote:
+    def get_file_size(self, file: str) -> int:
+        if not self.is_remote:
             return (self.path / file).stat().st_size
-        if file not in self.far.known:
+        if file not in self.remote_store.object_infos:
             raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT))
-        return self.far.known[file].size
+        return self.remote_store.object_infos[file].size
 
-    def refuse(self, damage: str) -> None:
-        raise Refusal(
+    def raise_damaged(self, damage: str) -> None:
+        raise UserError(
             f'{self} is damaged: {damage}; bring the file anew, or give its prepare command again, which mends it (a '
             'store in the cache may be deleted)'
         )
 
 
-def mappable() -> int:
+def raise_open_file_limit() -> int:
     """How many files may be mapped at once: half of those that may be open, which are made as many as can be."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    wanted = 2 * OPEN if hard == resource.RLIM_INFINITY else min(2 * OPEN, hard)
-    if soft != resource.RLIM_INFINITY and soft < wanted:
-        resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
-    return OPEN if soft == resource.RLIM_INFINITY else min(OPEN, max(soft, wanted) // 2)
+    target = 2 * MAX_MAPPED_FILES if hard == resource.RLIM_INFINITY else min(2 * MAX_MAPPED_FILES, hard)
+    if soft != resource.RLIM_INFINITY and soft < target:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (target, hard))
+    return MAX_MAPPED_FILES if soft == resource.RLIM_INFINITY else min(MAX_MAPPED_FILES, max(soft, target) // 2)

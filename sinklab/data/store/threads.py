@@ -8,29 +8,29 @@ from collections.abc import Callable, Iterable
 from concurrent.futures import Future
 from typing import Any
 
-READERS = 64  # ranges that a process reads at once
-FETCHERS = 4  # files that it fetches whole at once
+MAX_READER_THREADS = 64  # ranges that a process reads at once
+MAX_FETCHER_THREADS = 4  # files that it fetches whole at once
 
 
-class Threads:
+class DaemonThreadPool:
     """So many at most, each begun when there is something for it to do."""
 
-    def __init__(self, most: int):
-        self.most, self.begun = most, 0
-        self.wanted, self.lock = queue.SimpleQueue(), threading.Lock()
+    def __init__(self, max_threads: int):
+        self.max_threads, self.num_threads = max_threads, 0
+        self.tasks, self.lock = queue.SimpleQueue(), threading.Lock()
 
-    def submit(self, function: Callable, *given: Any) -> Future:
+    def submit(self, function: Callable, *arguments: Any) -> Future:
         future = Future()
-        self.wanted.put((future, functools.partial(contextvars.copy_context().run, function, *given)))
+        self.tasks.put((future, functools.partial(contextvars.copy_context().run, function, *arguments)))
         with self.lock:
-            if self.begun < self.most:
-                self.begun += 1
-                threading.Thread(target=self.work, daemon=True).start()
+            if self.num_threads < self.max_threads:
+                self.num_threads += 1
+                threading.Thread(target=self.run_tasks, daemon=True).start()
         return future
 
-    def work(self) -> None:
+    def run_tasks(self) -> None:
         while True:
-            future, function = self.wanted.get()
+            future, function = self.tasks.get()
             try:
                 future.set_result(function())
             except BaseException as error:
@@ -45,10 +45,10 @@ class Threads:
 
 
 @functools.cache
-def readers() -> Threads:
-    return Threads(READERS)
+def get_reader_pool() -> DaemonThreadPool:
+    return DaemonThreadPool(MAX_READER_THREADS)
 
 
 @functools.cache
-def fetchers() -> Threads:
-    return Threads(FETCHERS)
+def get_fetcher_pool() -> DaemonThreadPool:
+    return DaemonThreadPool(MAX_FETCHER_THREADS)

@@ -18,106 +18,106 @@ from pathlib import Path
 import numpy as np
 from tokenizers import Tokenizer
 
-from sinklab.data.tokens.tokenizer import cut, load, size
-from sinklab.record import Refusal
+from sinklab.data.tokens.tokenizer import split_text, load_tokenizer, get_vocabulary_size
+from sinklab.record import UserError
 
-AHEAD = 3  # tasks under way for each process
+TASKS_PER_PROCESS = 3  # tasks under way for each process
 
 
-def dtype(tokenizer: Tokenizer) -> np.dtype:
+def choose_ids_dtype(tokenizer: Tokenizer) -> np.dtype:
     """The smallest that holds every id."""
-    return np.dtype('<u2' if size(tokenizer) <= 2**16 else '<u4')
+    return np.dtype('<u2' if get_vocabulary_size(tokenizer) <= 2**16 else '<u4')
 
 
-def encode(tokenizer: Tokenizer, kind: np.dtype, texts: list[str]) -> list[np.ndarray]:
+def encode_texts(tokenizer: Tokenizer, ids_dtype: np.dtype, texts: list[str]) -> list[np.ndarray]:
     encodings = tokenizer.encode_batch_fast(texts, add_special_tokens=False)
-    return [np.array(encoding.ids, kind) for encoding in encodings]
+    return [np.array(encoding.ids, ids_dtype) for encoding in encodings]
 
 
-def ids_of_text(tokenizer: Tokenizer, text: str, name: str) -> np.ndarray:
+def encode_long_text(tokenizer: Tokenizer, text: str, name: str) -> np.ndarray:
     """The ids of one text of any length."""
-    return np.concatenate(encode(tokenizer, np.dtype(np.int32), [*cut(text, tokenizer, name)]))
+    return np.concatenate(encode_texts(tokenizer, np.dtype(np.int32), [*split_text(text, tokenizer, name)]))
 
 
-def ids_of(file: Path, tasks: Iterable[list[str]], processes: int) -> Iterator[list[np.ndarray]]:
+def encode_tasks(tokenizer_path: Path, tasks: Iterable[list[str]], processes: int) -> Iterator[list[np.ndarray]]:
     """The ids of each task, in order; few tasks are under way at once."""
     if processes == 1:
-        tokenizer = load(file)
-        yield from map(functools.partial(encode, tokenizer, dtype(tokenizer)), tasks)
+        tokenizer = load_tokenizer(tokenizer_path)
+        yield from map(functools.partial(encode_texts, tokenizer, choose_ids_dtype(tokenizer)), tasks)
         return
-    workers = Workers(file)
+    workers = EncoderProcesses(tokenizer_path)
     with ThreadPoolExecutor(processes, initializer=workers.start) as pool:
         try:
-            yield from in_order(pool, workers.encode, tasks, processes * AHEAD)
+            yield from map_in_order(pool, workers.encode, tasks, processes * TASKS_PER_PROCESS)
         finally:
             workers.stop()
             pool.shutdown(wait=True, cancel_futures=True)
 
 
-def in_order(pool: ThreadPoolExecutor, work: Callable, tasks: Iterable, ahead: int) -> Iterator:
-    waiting = collections.deque()
+def map_in_order(pool: ThreadPoolExecutor, function: Callable, tasks: Iterable, max_pending: int) -> Iterator:
+    pending = collections.deque()
     for task in tasks:
-        waiting.append(pool.submit(work, task))
-        if len(waiting) >= ahead:
-            yield waiting.popleft().result()
-    while waiting:
-        yield waiting.popleft().result()
+        pending.append(pool.submit(function, task))
+        if len(pending) >= max_pending:
+            yield pending.popleft().result()
+    while pending:
+        yield pending.popleft().result()
 
 
-class Workers:
+class EncoderProcesses:
     """A process for each thread that starts one."""
 
-    def __init__(self, file: Path):
-        self.command = [sys.executable, '-m', 'sinklab.data.tokens.encode', str(file)]
-        self.mine, self.all = threading.local(), []
+    def __init__(self, tokenizer_path: Path):
+        self.command = [sys.executable, '-m', 'sinklab.data.tokens.encode', str(tokenizer_path)]
+        self.thread_local, self.processes = threading.local(), []
 
     def start(self) -> None:
         # In a session of its own, Ctrl-C reaches the parent alone; the end of stdin then ends this one.
         path = os.pathsep.join(filter(None, [str(Path(__file__).parents[3]), os.environ.get('PYTHONPATH')]))
         environment = {**os.environ, 'PYTHONPATH': path, 'TOKENIZERS_PARALLELISM': 'false'}
         pipes = dict(stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=environment, start_new_session=True)
-        self.mine.process = subprocess.Popen(self.command, **pipes)
-        self.all.append(self.mine.process)
+        self.thread_local.process = subprocess.Popen(self.command, **pipes)
+        self.processes.append(self.thread_local.process)
 
     def encode(self, texts: list[str]) -> list[np.ndarray]:
-        process = self.mine.process
+        process = self.thread_local.process
         try:
             pickle.dump(texts, process.stdin)
             process.stdin.flush()
             return pickle.load(process.stdout)
         except (OSError, EOFError, pickle.UnpicklingError) as error:
-            raise Refusal(
-                f'a tokenizing process has died (exit code {exit_code(process)}); what is done is kept, and the same '
+            raise UserError(
+                f'a tokenizing process has died (exit code {get_exit_code(process)}); what is done is kept, and the same '
                 'command goes on: with fewer --processes, if memory was short'
             ) from error
 
     def stop(self) -> None:
-        for process in self.all:
+        for process in self.processes:
             process.kill()
             process.wait()
 
 
-def exit_code(process: subprocess.Popen) -> int | str:
+def get_exit_code(process: subprocess.Popen) -> int | str:
     try:
         return process.wait(timeout=1)
     except subprocess.TimeoutExpired:
         return 'none: it does not answer'
 
 
-def serve(file: str) -> None:
-    tokenizer = load(file)
-    kind = dtype(tokenizer)
+def serve_encoder(tokenizer_path: str) -> None:
+    tokenizer = load_tokenizer(tokenizer_path)
+    ids_dtype = choose_ids_dtype(tokenizer)
     while True:
         try:
             texts = pickle.load(sys.stdin.buffer)
         except EOFError:
             return
         try:
-            pickle.dump(encode(tokenizer, kind, texts), sys.stdout.buffer)
+            pickle.dump(encode_texts(tokenizer, ids_dtype, texts), sys.stdout.buffer)
             sys.stdout.buffer.flush()
         except BrokenPipeError:  # whoever asked is dead
             os._exit(1)
 
 
 if __name__ == '__main__':
-    serve(sys.argv[1])
+    serve_encoder(sys.argv[1])
