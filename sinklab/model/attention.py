@@ -17,7 +17,7 @@ from sinklab.model.gate import Gate
 from sinklab.model.initialization import INITIALIZATIONS, make_normal_param
 from sinklab.model.norm import Identity, make_norm
 from sinklab.model.parameter import param_einsum, broadcast_and_cast
-from sinklab.model.remat import checkpoint_name
+from jax.ad_checkpoint import checkpoint_name
 from sinklab.sharding import constrain_sharding
 
 

@@ -8,7 +8,7 @@ from sinklab.model.attention import SelfAttention, AttentionContext
 from sinklab.model.capture import Intermediates
 from sinklab.model.ffn import FFN
 from sinklab.model.norm import BranchNorms
-from sinklab.model.remat import checkpoint_name
+from jax.ad_checkpoint import checkpoint_name
 from sinklab.sharding import constrain_sharding
 
 

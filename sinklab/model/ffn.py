@@ -7,7 +7,7 @@ from flax import nnx
 from sinklab import spec
 from sinklab.model.initialization import INITIALIZATIONS, make_normal_param
 from sinklab.model.parameter import param_einsum
-from sinklab.model.remat import checkpoint_name
+from jax.ad_checkpoint import checkpoint_name
 from sinklab.sharding import constrain_sharding
 
 exact_gelu = functools.partial(jax.nn.gelu, approximate=False)

@@ -6,11 +6,8 @@ By the names that `kept` gives to values on their way through a layer; the strea
 from collections.abc import Callable
 
 import jax
-from jax.ad_checkpoint import checkpoint_name
 
 from sinklab.spec import SAVEABLE_ACTIVATIONS, parse_saved_activations
-
-checkpoint_name = checkpoint_name
 
 
 def apply_remat(layer: Callable, remat: str) -> Callable:
