@@ -41,7 +41,7 @@ setup(
     package_data={'sinklab.report': ['assets/*']},
     entry_points={'console_scripts': ['sinklab = sinklab.__main__:run']},
     install_requires=[
-        'jax>=0.10.2,<0.13',  # sinklab/program_cache.py, sinklab/processes/cluster.py
+        'jax>=0.10.2,<0.13',  # sinklab/compilation_cache.py, sinklab/supervisor/cluster.py
         'flax>=0.12.8',
         'optax>=0.2.8',
         'orbax-checkpoint>=0.12.8,<0.13',  # sinklab/checkpoint/orbax.py
@@ -50,7 +50,7 @@ setup(
         'msgspec>=0.20',
         'numpy>=2.0',
         'etils[epath]>=1.9',
-        'fsspec>=2026.9,<2027',  # sinklab/files/gcs.py, sinklab/files/s3.py
+        'fsspec>=2026.9,<2027',  # sinklab/storage/gcs.py, sinklab/storage/s3.py
         'rich>=13.0',
         'scipy>=1.12',
         'tokenizers>=0.21',

@@ -16,13 +16,13 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from sinklab.attend.backends import BACKENDS
-from sinklab.attend.examples import make_operations
-from sinklab.attend.mask import make_causal_mask
-from sinklab.attend.operation import Operation
-from sinklab.attend.received import compute_key_mass
-from sinklab.attend.rule import AttentionSpec
-from sinklab.train.environment import get_package_versions
+from sinklab.attn.backends import BACKENDS
+from sinklab.attn.example_specs import make_operations
+from sinklab.attn.key_mass import compute_key_mass
+from sinklab.attn.mask import make_causal_mask
+from sinklab.attn.operations import Operation
+from sinklab.attn.spec import AttentionSpec
+from sinklab.train.setup import get_package_versions
 
 OPERATIONS = {
     '/'.join(pair): make_operations()[pair] for pair in (('exp', 'sum'), ('sigmoid', 'none'), ('softpick', 'sum'))
@@ -46,7 +46,9 @@ def main() -> None:
                     for variant, (backend, sinks) in VARIANTS.items()
                     if backend != 'dense' or length <= args.matrix
                 }
-                print_times(f'T={length:6} {name:13} {"with gradients" if gradient else "forward":15}', runs, args.rounds)
+                print_times(
+                    f'T={length:6} {name:13} {"with gradients" if gradient else "forward":15}', runs, args.rounds
+                )
 
 
 def parse_lengths(text: str) -> list[int]:
@@ -56,7 +58,9 @@ def parse_lengths(text: str) -> list[int]:
     return values
 
 
-def compile_call(backend: str, operation: Operation, length: int, with_gradient: bool, with_sinks: bool) -> tuple[Callable, float]:
+def compile_call(
+    backend: str, operation: Operation, length: int, with_gradient: bool, with_sinks: bool
+) -> tuple[Callable, float]:
     """(call, MiB)."""
     rng = np.random.default_rng(0)
     arrays = [jnp.asarray(rng.normal(size=(1, length, NUM_HEADS, HEAD_WIDTH)), jnp.float32) for _ in range(3)]
@@ -67,7 +71,9 @@ def compile_call(backend: str, operation: Operation, length: int, with_gradient:
         sink_scores = compute_key_mass(query, key, rows, spec, NUM_KEYS).share_BHS if with_sinks else 0.0
         return jnp.sum(output), sink_scores
 
-    function = jax.value_and_grad(compute_output_sum, (0, 1, 2), has_aux=True) if with_gradient else compute_output_sum
+    function = (
+        jax.value_and_grad(compute_output_sum, (0, 1, 2), has_aux=True) if with_gradient else compute_output_sum
+    )
     program = jax.jit(function).lower(*arrays).compile()
     return lambda: jax.block_until_ready(program(*arrays)), program.memory_analysis().temp_size_in_bytes / 2**20
 

@@ -18,10 +18,10 @@ import jax.numpy as jnp
 
 from configs import default
 from sinklab.checkpoint import digests
-from sinklab.checkpoint.checkpoints import Checkpointer
-from sinklab.files import tree
-from sinklab.folder import RunDir
-from sinklab.parse import parse_config
+from sinklab.checkpoint.checkpointer import Checkpointer
+from sinklab.config.validate import parse_config
+from sinklab.run_dir import RunDir
+from sinklab.storage import directories
 
 NUM_ARRAYS = 8
 
@@ -49,7 +49,7 @@ def run_round(train_state: dict) -> dict[str, float]:
         checkpointer.wait()
         save_call_seconds = time_call(lambda: checkpointer.save(2, train_state))
         checkpointer.wait()
-        gigabytes = tree.compute_size(run_dir.checkpoint_dir / '2') / 1e9
+        gigabytes = directories.compute_size(run_dir.checkpoint_dir / '2') / 1e9
         seconds = {
             'save, the caller': save_call_seconds,
             'save, until its digests are written': checkpointer.save_seconds,

@@ -25,16 +25,13 @@ import numpy as np
 from tokenizers import Tokenizer
 
 from configs import default
-from sinklab.data.documents import sources
+from sinklab.config.validate import parse_config
+from sinklab.data import sources, tokenizer
 from sinklab.data.prepare import prepare_store
-from sinklab.data.sequences.interventions import TransformedWindows
-from sinklab.data.sequences.shuffled import ShuffledBatches
-from sinklab.data.sequences.windows import Windows
-from sinklab.data.store.recipe import Recipe
-from sinklab.data.store.store import Store
-from sinklab.data.tokens import tokenizer
-from sinklab.parse import parse_config
-from sinklab.train.environment import get_package_versions
+from sinklab.data.store import Store
+from sinklab.data.store_files import Recipe
+from sinklab.data.windows import ShuffledBatches, TransformedWindows, Windows
+from sinklab.train.setup import get_package_versions
 
 BATCH, LENGTH = 16, 2048
 
@@ -141,7 +138,10 @@ def run_read_rounds(folder: Path, args: argparse.Namespace) -> dict:
     os.sched_setaffinity(0, {min(cores)})
     store = Store(folder / 'read')  # which reads every byte once
     read_batch, read_numpy = make_readers(store, args.vocabulary)
-    rates = [(measure_throughput(read_batch, args.seconds), measure_throughput(read_numpy, args.seconds)) for _ in range(args.rounds)]
+    rates = [
+        (measure_throughput(read_batch, args.seconds), measure_throughput(read_numpy, args.seconds))
+        for _ in range(args.rounds)
+    ]
     os.sched_setaffinity(0, cores)
     return dict(
         tokens=sum(shard.tokens for shard in store.shards),
@@ -159,7 +159,10 @@ def run_prepare_rounds(folder: Path, num_bytes: int, rounds: int) -> dict:
         seconds, peak_mb = time_prepare(source, tokenizer_path, folder / f'store-{round_index}')
         ratios.append(tokenizer_seconds / seconds)
         memory.append(peak_mb)
-        print(f'bare {num_bytes / 1e6 / tokenizer_seconds:.2f} MB/s, prepare {num_bytes / 1e6 / seconds:.2f} MB/s', file=sys.stderr)
+        print(
+            f'bare {num_bytes / 1e6 / tokenizer_seconds:.2f} MB/s, prepare {num_bytes / 1e6 / seconds:.2f} MB/s',
+            file=sys.stderr,
+        )
     del texts
     seconds, peak_mb = time_prepare(write_corpus(folder, 10 * num_bytes), tokenizer_path, folder / 'large')
     return dict(
@@ -181,7 +184,9 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as temp_dir:
         folder = Path(temp_dir)
         num_bytes = int(args.text_mb * 1e6)
-        (folder / 'tokenizer.json').write_text(tokenizer.train_tokenizer(list(iterate_library_texts(num_bytes)), args.vocabulary))
+        (folder / 'tokenizer.json').write_text(
+            tokenizer.train_tokenizer(list(iterate_library_texts(num_bytes)), args.vocabulary)
+        )
         results = dict(
             machine=platform.processor() or platform.machine(),
             cores=len(os.sched_getaffinity(0)),

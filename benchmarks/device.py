@@ -24,7 +24,9 @@ from collections.abc import Callable
 from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
-TIME_SHARES = dict(steps=0.45, kernels=0.2, tests=0.15, memory=0.15, gaps=0.05)  # of the time, the rest of which goes on
+TIME_SHARES = dict(
+    steps=0.45, kernels=0.2, tests=0.15, memory=0.15, gaps=0.05
+)  # of the time, the rest of which goes on
 ROWS = ('softmax_60m', 'sigmoid_60m', 'softmax_1b', 'sigmoid_1b')
 BATCH_SIZES = {'60m': 32, '1b': 8}  # sequences of one device
 MFU_GOALS = {'60m': 0.25, '1b': 0.45}  # of MFU
@@ -100,7 +102,7 @@ def terminate_process_group(process: subprocess.Popen) -> None:
 def write_part(args: argparse.Namespace) -> int:
     import jax
 
-    from sinklab.train.environment import get_package_versions
+    from sinklab.train.setup import get_package_versions
 
     file, name = args.out / f'{args.one}.json', args.row or args.one
     result = (json.loads(file.read_text()) if file.exists() else {}) | dict(
@@ -111,7 +113,9 @@ def write_part(args: argparse.Namespace) -> int:
         dry=args.dry,
     )
     unfinished_parts = result.get('unended', [])
-    for figures in itertools.chain([dict(unended=[*unfinished_parts, name])], PARTS[args.one](args), [dict(unended=unfinished_parts)]):
+    for figures in itertools.chain(
+        [dict(unended=[*unfinished_parts, name])], PARTS[args.one](args), [dict(unended=unfinished_parts)]
+    ):
         for key, value in figures.items():
             result[key] = result.get(key, {}) | value if isinstance(value, dict) else value
         file.write_text(json.dumps(result, indent=2) + '\n')  # what there is by now, if the time is over
@@ -121,10 +125,14 @@ def write_part(args: argparse.Namespace) -> int:
 def run_kernel_benchmark(args: argparse.Namespace):
     file = args.out / 'gpu_attention.json'
     options = ['--tokens=8192', '--lengths=2048,4096', '--widths=64,128', '--rounds=10', f'--json={file}']
-    process = subprocess.run([sys.executable, ROOT / 'benchmarks' / 'gpu_attention.py', *options], capture_output=True)
+    process = subprocess.run(
+        [sys.executable, ROOT / 'benchmarks' / 'gpu_attention.py', *options], capture_output=True
+    )
     figures = json.loads(file.read_text()) if file.exists() else None
     yield dict(
-        figures=figures, said=(process.stdout + process.stderr).decode()[-4000:], failed=process.returncode and not args.dry
+        figures=figures,
+        said=(process.stdout + process.stderr).decode()[-4000:],
+        failed=process.returncode and not args.dry,
     )
 
 
@@ -139,7 +147,7 @@ def time_train_steps(args: argparse.Namespace):
     """Tokens a second and MFU of ours and of a plain step, in turn."""
     import jax
 
-    from sinklab.train import fit, step
+    from sinklab.train import memory_estimate, step
 
     for row in ROWS:
         spec, hardware, mesh, backend = load_run(row, args)
@@ -152,8 +160,11 @@ def time_train_steps(args: argparse.Namespace):
             for name in [*runs] * NUM_ROUNDS:
                 times[name].append(runs[name](NUM_STEPS))
         runs.clear()  # of their states, before others are made
-        peak_flops = fit.get_peak_flops(mesh)
-        result = {name: summarize_times(spec, seconds, peak_flops) | dict(remat=remats[name]) for name, seconds in times.items()}
+        peak_flops = memory_estimate.get_peak_flops(mesh)
+        result = {
+            name: summarize_times(spec, seconds, peak_flops) | dict(remat=remats[name])
+            for name, seconds in times.items()
+        }
         result |= dict(attention=backend, batch=spec.optimizer.batch_size, goal=MFU_GOALS[row.split('_')[1]])
         yield dict(steps={row: result})
 
@@ -163,10 +174,13 @@ def make_baseline_run(spec) -> tuple[str, Callable]:
     import jax
     import plain
 
-    from sinklab import devices
-    from sinklab.train import fit
+    from sinklab.parallel import device_mesh
+    from sinklab.train import memory_estimate
 
-    free_bytes = fit.USABLE_MEMORY_FRACTION * devices.get_device_memory_bytes() - get_memory_stats().get('bytes_in_use', 0)
+    free_bytes = (
+        memory_estimate.USABLE_MEMORY_FRACTION * device_mesh.get_device_memory_bytes()
+        - get_memory_stats().get('bytes_in_use', 0)
+    )
     with contextlib.suppress(jax.errors.JaxRuntimeError):  # of a compiler that knows the room, or in it
         state, step = plain.make_train_step(spec, 'none')
         compiled = step.lower(state, make_ids(spec)).compile()
@@ -180,7 +194,7 @@ def measure_memory(args: argparse.Namespace):
     """Bytes that the compiler plans, those that this process has used at most, and those that are said by shapes."""
     import jax
 
-    from sinklab.train import fit, state, step
+    from sinklab.train import memory_estimate, state, step
 
     spec, hardware, mesh, backend = load_run(args.row, args)
     with jax.set_mesh(mesh):
@@ -190,7 +204,11 @@ def measure_memory(args: argparse.Namespace):
         compiled = lowered.compile()
         make_sinklab_run(spec, mesh, compiled)(2)
     planned_bytes, used_bytes = get_planned_bytes(compiled), get_memory_stats().get('peak_bytes_in_use')
-    result = dict(planned=planned_bytes, used=used_bytes, by_shapes=fit.estimate_memory(spec, hardware, mesh, backend).total)
+    result = dict(
+        planned=planned_bytes,
+        used=used_bytes,
+        by_shapes=memory_estimate.estimate_memory(spec, hardware, mesh, backend).total,
+    )
     ratio = used_bytes / planned_bytes if used_bytes else None
     yield dict(memory={args.row: result | dict(used_of_planned=ratio, goal=MEMORY_RATIO_RANGE, remat=hardware.remat)})
 
@@ -198,7 +216,12 @@ def measure_memory(args: argparse.Namespace):
 def get_planned_bytes(compiled) -> int:
     """Bytes of a program and its arguments, as the compiler has planned them."""
     analysis = compiled.memory_analysis()
-    return analysis.argument_size_in_bytes + analysis.temp_size_in_bytes + analysis.output_size_in_bytes - analysis.alias_size_in_bytes
+    return (
+        analysis.argument_size_in_bytes
+        + analysis.temp_size_in_bytes
+        + analysis.output_size_in_bytes
+        - analysis.alias_size_in_bytes
+    )
 
 
 def get_memory_stats() -> dict:
@@ -228,18 +251,18 @@ def load_run(row: str, args: argparse.Namespace) -> tuple:
     import jax
 
     from configs import scale
-    from sinklab import devices
-    from sinklab.parse import parse_config
-    from sinklab.spec import Hardware
-    from sinklab.train import fit, step
+    from sinklab.config.spec import Hardware
+    from sinklab.config.validate import parse_config
+    from sinklab.parallel import device_mesh
+    from sinklab.train import memory_estimate, step
 
     config = scale.get_config(row, 'smoke' if args.dry else 'paper')
     if not args.dry:
         config.optimizer.batch_size = BATCH_SIZES[row.split('_')[1]]
     spec, hardware = parse_config(config.to_dict()), Hardware(remat='auto')
     backend = step.choose_step_backend(spec, hardware).backend
-    mesh = devices.make_mesh(hardware, jax.devices()[:1])
-    remat = fit.choose_remat_policy(spec, hardware, mesh, backend, devices.get_device_memory_bytes())
+    mesh = device_mesh.make_mesh(hardware, jax.devices()[:1])
+    remat = memory_estimate.choose_remat_policy(spec, hardware, mesh, backend, device_mesh.get_device_memory_bytes())
     return spec, dataclasses.replace(hardware, remat=remat), mesh, backend
 
 
@@ -251,12 +274,14 @@ def make_ids(spec):
 
 
 def make_sinklab_run(spec, mesh, train_step: Callable) -> Callable:
-    from sinklab import sharding
+    from sinklab.parallel import sharding
     from sinklab.train import state
 
     no_request = sharding.make_per_device_array(0, mesh)
     return make_timed_run(
-        lambda train_state, batch: train_step(train_state, batch, no_request), state.create_state(spec, mesh), sharding.put_batch(make_ids(spec), mesh)
+        lambda train_state, batch: train_step(train_state, batch, no_request),
+        state.create_state(spec, mesh),
+        sharding.put_batch(make_ids(spec), mesh),
     )
 
 
@@ -289,7 +314,13 @@ def summarize_times(spec, seconds: list[float], peak_flops: float | None) -> dic
     return dict(seconds=median, least=min(seconds), most=max(seconds), tokens_per_second=tokens, mfu=mfu)
 
 
-PARTS = dict(steps=time_train_steps, kernels=run_kernel_benchmark, tests=run_kernel_tests, memory=measure_memory, gaps=measure_dispatch)
+PARTS = dict(
+    steps=time_train_steps,
+    kernels=run_kernel_benchmark,
+    tests=run_kernel_tests,
+    memory=measure_memory,
+    gaps=measure_dispatch,
+)
 
 if __name__ == '__main__':
     sys.exit(main())

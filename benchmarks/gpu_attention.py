@@ -22,12 +22,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from sinklab.attend.backends import BACKENDS
-from sinklab.attend.choice import explain_unusable
-from sinklab.attend.examples import make_operations
-from sinklab.attend.mask import make_causal_mask
-from sinklab.attend.received import compute_key_mass
-from sinklab.attend.rule import AttentionProblem, AttentionSpec
+from sinklab.attn.backends import BACKENDS, explain_unusable
+from sinklab.attn.example_specs import make_operations
+from sinklab.attn.key_mass import compute_key_mass
+from sinklab.attn.mask import make_causal_mask
+from sinklab.attn.spec import AttentionProblem, AttentionSpec
 
 MODEL_WIDTH = 2048  # of the model: its heads fill it
 SOFTMAX, SIGMOID = make_operations()['exp', 'sum'], make_operations()['sigmoid', 'none']
@@ -78,7 +77,9 @@ def compare_kernels(length: int, head_width: int, args: argparse.Namespace) -> l
         for name, times in seconds.items():
             low, middle, high = statistics.quantiles(times, n=4)
             ratio = cudnn and cudnn / middle
-            record = dict(name=name, direction=direction, length=length, width=head_width, seconds=times, over_cudnn=ratio)
+            record = dict(
+                name=name, direction=direction, length=length, width=head_width, seconds=times, over_cudnn=ratio
+            )
             records.append(record)
             speed = ' '.join(f'{flops / second / 1e12:6.0f}' for second in (middle, high, low))
             ratio_text = f'{ratio:6.2f} x cuDNN' if ratio else ''
@@ -90,7 +91,9 @@ def compile_variants(direction: str, arrays: list[jax.Array], length: int, head_
     """(name, compiled function) of whatever compiles and is right."""
     for name, (backend, operation) in VARIANTS.items():
         spec = AttentionSpec(operation, make_causal_mask(length))
-        if reason := explain_unusable(backend, 'gpu', AttentionProblem(spec, MODEL_WIDTH // head_width, head_width, head_width, 'bfloat16')):
+        if reason := explain_unusable(
+            backend, 'gpu', AttentionProblem(spec, MODEL_WIDTH // head_width, head_width, head_width, 'bfloat16')
+        ):
             print(f'T={length:6} K={head_width:4} {direction:21} {name:26} left out: {reason}')
             continue
         for with_sinks in (False, True) if backend != 'dense' else (False,):

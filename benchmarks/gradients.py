@@ -19,10 +19,10 @@ import numpy as np
 from flax import nnx
 
 from configs import default
-from sinklab.parse import parse_config
-from sinklab.spec import Spec
-from sinklab.train import objective, state
-from sinklab.train.environment import get_package_versions
+from sinklab.config.spec import Spec
+from sinklab.config.validate import parse_config
+from sinklab.train import state, step
+from sinklab.train.setup import get_package_versions
 
 MODELS = {
     'kv, learned': {
@@ -68,7 +68,9 @@ def compute_errors(actual: dict, expected: dict) -> dict[str, float]:
     """The largest error over the largest entry, by parameter."""
     pairs = zip(jax.tree_util.tree_leaves_with_path(actual), jax.tree.leaves(expected), strict=True)
     return {
-        '.'.join(entry.key for entry in path): float(np.abs(actual_leaf - expected_leaf).max() / np.abs(expected_leaf).max())
+        '.'.join(entry.key for entry in path): float(
+            np.abs(actual_leaf - expected_leaf).max() / np.abs(expected_leaf).max()
+        )
         for (path, actual_leaf), expected_leaf in pairs
     }
 
@@ -80,7 +82,7 @@ def compute_gradient(spec: Spec, params: dict, ids_BT: np.ndarray) -> dict:
 
 @functools.cache
 def compile_gradient(spec: Spec) -> Callable:
-    return jax.jit(jax.grad(objective.make_loss(spec)), compiler_options=state.ROUNDING_COMPILER_OPTIONS['bfloat16'])
+    return jax.jit(jax.grad(step.make_loss(spec)), compiler_options=state.ROUNDING_COMPILER_OPTIONS['bfloat16'])
 
 
 def make_inputs(spec: Spec, num_sequences: int) -> tuple[dict, np.ndarray]:
@@ -93,8 +95,13 @@ def make_inputs(spec: Spec, num_sequences: int) -> tuple[dict, np.ndarray]:
 def measure_sum_error(changes: dict, num_sequences: int, part_size: int) -> dict[str, float]:
     spec = make_spec(changes, 'bfloat16')
     params, ids_BT = make_inputs(spec, num_sequences)
-    parts = [compute_gradient(spec, params, ids_BT[start : start + part_size]) for start in range(0, num_sequences, part_size)]
-    return compute_errors(compute_gradient(spec, params, ids_BT), jax.tree.map(lambda *arrays: np.mean(arrays, 0), *parts))
+    parts = [
+        compute_gradient(spec, params, ids_BT[start : start + part_size])
+        for start in range(0, num_sequences, part_size)
+    ]
+    return compute_errors(
+        compute_gradient(spec, params, ids_BT), jax.tree.map(lambda *arrays: np.mean(arrays, 0), *parts)
+    )
 
 
 def measure_rounding_error(changes: dict, num_sequences: int) -> dict[str, float]:

@@ -18,8 +18,8 @@ import jax.numpy as jnp
 import optax
 
 from sinklab.model.transformer import compute_logits
-from sinklab.train.environment import get_package_versions
 from sinklab.train.loss import cross_entropy
+from sinklab.train.setup import get_package_versions
 
 
 def compute_full_loss(hidden_BTD: jax.Array, head_VD: jax.Array, target_BT: jax.Array) -> jax.Array:
@@ -54,7 +54,9 @@ def main() -> None:
         functions = dict(chunks=cross_entropy, whole=compute_full_loss)
         functions |= {f'd {name}': jax.value_and_grad(function, (0, 1)) for name, function in functions.items()}
         programs = {name: jax.jit(function).lower(*inputs).compile() for name, function in functions.items()}
-        rounds = [{name: time_call(program, inputs) for name, program in programs.items()} for _ in range(args.rounds)]
+        rounds = [
+            {name: time_call(program, inputs) for name, program in programs.items()} for _ in range(args.rounds)
+        ]
         for name, program in programs.items():
             ms = sorted(1e3 * times[name] for times in rounds[1:])
             memory = program.memory_analysis().temp_size_in_bytes / 2**20

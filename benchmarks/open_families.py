@@ -312,7 +312,9 @@ def get_hf_attention(model: Any, ids_PT: np.ndarray) -> list[np.ndarray | None]:
 
     with torch.no_grad():
         outputs = model(torch.as_tensor(ids_PT), output_attentions=True, use_cache=False)
-    return [None if attention is None else attention.numpy() for attention in getattr(outputs, 'attentions', None) or ()]
+    return [
+        None if attention is None else attention.numpy() for attention in getattr(outputs, 'attentions', None) or ()
+    ]
 
 
 def get_sinklab_attention(hf_model: Any, ids_PT: np.ndarray) -> list[np.ndarray]:
@@ -338,7 +340,9 @@ def compare_attention(hf_model: Any, model: Any, ids_PT: np.ndarray) -> float | 
     if len(actual) < len(expected):  # some layers have no attention; of linear attention transformers returns states
         expected = [expected[layer - 1] for layer in hf_model.array_layers['attention_LPHTS']]
     pairs = [*zip(actual, expected, strict=True)]
-    if any(reference is None or array[..., -reference.shape[-1] :].shape != reference.shape for array, reference in pairs):
+    if any(
+        reference is None or array[..., -reference.shape[-1] :].shape != reference.shape for array, reference in pairs
+    ):
         return float('inf')
     return max(float(np.abs(array[..., -reference.shape[-1] :] - reference).max()) for array, reference in pairs)
 
@@ -391,9 +395,17 @@ def format_table(old_results: dict[str, Any], new_results: dict[str, Any]) -> st
     rows = ['| family | before | now | largest difference | not measured |', '|---|---|---|---|---|']
     for family, result in new_results.items():
         difference_text = result.get('difference', '-')
-        difference_text = f'{difference_text:.1g}' if isinstance(difference_text, float) else '-' if difference_text is None else difference_text
+        difference_text = (
+            f'{difference_text:.1g}'
+            if isinstance(difference_text, float)
+            else '-'
+            if difference_text is None
+            else difference_text
+        )
         remarks = '; '.join(result.get('remarks', ()))
-        rows.append(f'| `{family}` | {format_answer(old_results.get(family))} | {format_answer(result)} | {difference_text} | {remarks} |')
+        rows.append(
+            f'| `{family}` | {format_answer(old_results.get(family))} | {format_answer(result)} | {difference_text} | {remarks} |'
+        )
     return '\n'.join(rows)
 
 
@@ -428,7 +440,9 @@ def main(args: argparse.Namespace) -> None:
             results[family] = measure_family(family, folder, source)
             print(f'{family}: {format_answer(results[family])}, {results[family].get("difference", "-")}', flush=True)
             args.out.write_text(json.dumps(results, indent=1))
-    counts = {answer: sum(result['answer'] == answer for result in results.values()) for answer in ('measured', 'refused')}
+    counts = {
+        answer: sum(result['answer'] == answer for result in results.values()) for answer in ('measured', 'refused')
+    }
     version = importlib.metadata.version('transformers')
     print(
         f'transformers {version}: {len(results)} families, {counts["measured"]} measured, {counts["refused"]} refused'

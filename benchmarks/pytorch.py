@@ -4,7 +4,7 @@
 
 The same model, batch, clipping and optimizer, float32: ours as `sinklab train --data=N --remat=NAMES` runs it, with a
 device for each core unless told otherwise; PyTorch eager, with its fused AdamW and scaled_dot_product_attention; and
-plain JAX, as one writes it first (benchmarks/plain.py), on one device. A round takes so many steps of each, while the
+plain JAX, as one writes it first (benchmarks/jax_baseline.py), on one device. A round takes so many steps of each, while the
 others wait. Of malloc, PyTorch and plain JAX have what the system has, ours what `sinklab train` has, large pages
 (sinklab/cli/malloc.py); with GLIBC_TUNABLES=glibc.malloc.hugetlb=1, or =0, all three have the same.
 """
@@ -27,12 +27,12 @@ from torch.nn import functional
 
 from configs import default
 from configs.sizes import SIZES
-from sinklab import devices, sharding
 from sinklab.cli import malloc
-from sinklab.parse import parse_config
-from sinklab.spec import Hardware, ModelConfig, Spec
+from sinklab.config.spec import Hardware, ModelConfig, Spec
+from sinklab.config.validate import parse_config
+from sinklab.parallel import device_mesh, sharding
 from sinklab.train import state, step
-from sinklab.train.environment import get_package_versions
+from sinklab.train.setup import get_package_versions
 
 DTYPES = {'float32': torch.float32, 'bfloat16': torch.bfloat16}
 
@@ -40,8 +40,8 @@ DTYPES = {'float32': torch.float32, 'bfloat16': torch.bfloat16}
 def make_sinklab_step(spec: Spec, args: argparse.Namespace, ids_BT: np.ndarray) -> Callable[[], float]:
     """A step, which returns its loss."""
     hardware = Hardware(data=args.data or args.cores, fsdp=1, remat=args.remat)
-    devices.split_cpu_devices(hardware)
-    mesh = devices.make_mesh(hardware)
+    device_mesh.split_cpu_devices(hardware)
+    mesh = device_mesh.make_mesh(hardware)
     with jax.set_mesh(mesh):
         train_state, batch = state.create_state(spec, mesh), sharding.put_batch(ids_BT, mesh)
         no_request = sharding.make_per_device_array(0, mesh)

@@ -24,9 +24,18 @@ TOPOLOGIES = 'v5e:16x16', 'v5p:4x4x4', '2xv5e:8x8'
 ROWS = 'softmax_1b', 'sigmoid_1b'
 MIN_BYTES = 2**20  # bytes; losses, norms and gains are less
 MAX_OVERHEAD = 1.1  # of the least bytes that could be sent
-MIN_OVERLAP = {'v5e': 0.6}  # of the bytes of gathers, that travel beside what is computed; other chips do not overlap them
+MIN_OVERLAP = {
+    'v5e': 0.6
+}  # of the bytes of gathers, that travel beside what is computed; other chips do not overlap them
 COMMAND = 'python benchmarks/step_cost.py --write'
-CHECKED_FIGURES = 'bytes', 'gathered', 'scattered', 'between', 'beside', 'mfu'  # what --check holds to the committed figures
+CHECKED_FIGURES = (
+    'bytes',
+    'gathered',
+    'scattered',
+    'between',
+    'beside',
+    'mfu',
+)  # what --check holds to the committed figures
 
 
 def main() -> int:
@@ -38,8 +47,8 @@ def main() -> int:
     mode.add_argument('--write', action='store_true')
     args = parser.parse_args()
     os.environ['JAX_PLATFORMS'] = 'cpu'
-    from sinklab import topology
-    from sinklab.install import format_extra_command
+    from sinklab.install_commands import format_extra_command
+    from sinklab.planning import topology
 
     if topology.find_libtpu() is None:
         sys.exit(f'step_cost: libtpu, which has the compiler, is not installed; {format_extra_command("tpu")}')
@@ -61,20 +70,20 @@ def main() -> int:
 
 def compute_cost(row: str, topology_name: str) -> dict:
     from configs import scale
-    from sinklab.chips import CHIPS
-    from sinklab.parse import parse_config
-    from sinklab.spec import Hardware
-    from sinklab.topology import parse_topology
-    from sinklab.train import memory
-    from sinklab.train.estimate import estimate_step_time
-    from sinklab.train.preview import compile_run
+    from sinklab.chip_specs import CHIPS
+    from sinklab.config.spec import Hardware
+    from sinklab.config.validate import parse_config
+    from sinklab.planning.compile_run import compile_run
+    from sinklab.planning.cost_estimate import estimate_step_time
+    from sinklab.planning.topology import parse_topology
+    from sinklab.train import memory_estimate
 
     spec, (chip_name, chips) = parse_config(scale.get_config(row).to_dict()), parse_topology(topology_name)
     result = compile_run(spec, Hardware(remat='auto', attention='tpu'), chips, CHIPS[chip_name], ['step'])
     mesh, step = result.mesh, result.programs['step']
     step_estimate = estimate_step_time(spec, result.hardware, step, mesh, result.chip)
     sent_collectives = group_by_purpose(step.program.find_collectives(), mesh)
-    shape_bytes = memory.estimate_memory(spec, result.hardware, mesh, result.backend).total
+    shape_bytes = memory_estimate.estimate_memory(spec, result.hardware, mesh, result.backend).total
     return dict(
         mesh=dict(mesh.shape),
         remat=result.hardware.remat,
@@ -82,7 +91,8 @@ def compute_cost(row: str, topology_name: str) -> dict:
         bytes=step.memory_bytes['peak'],
         by_shapes=shape_bytes,
         **{
-            purpose: round(sum(result.sent for result in sent_collectives[purpose])) for purpose in ('gathered', 'scattered', 'between')
+            purpose: round(sum(result.sent for result in sent_collectives[purpose]))
+            for purpose in ('gathered', 'scattered', 'between')
         },
         beside=round(compute_overlap(sent_collectives['gathered']), 3),
         milliseconds=round(1e3 * step_estimate.seconds),
@@ -94,7 +104,7 @@ def compute_cost(row: str, topology_name: str) -> dict:
 
 def group_by_purpose(collectives: list, mesh) -> dict[str, list]:
     """Collectives of more than a few numbers, by what they are for."""
-    from sinklab.train.estimate import find_crossed_axes
+    from sinklab.planning.cost_estimate import find_crossed_axes
 
     purposes = {
         ('all-gather', 'fsdp'): 'gathered',
@@ -111,30 +121,46 @@ def group_by_purpose(collectives: list, mesh) -> dict[str, list]:
 
 def compute_overlap(gathers: list) -> float:
     """The share of the bytes of gathers that travels while something is computed."""
-    return sum(collective.sent for collective in gathers if collective.asynchronous) / max(1, sum(collective.sent for collective in gathers))
+    return sum(collective.sent for collective in gathers if collective.asynchronous) / max(
+        1, sum(collective.sent for collective in gathers)
+    )
 
 
-def find_broken_rules(spec, result, shape_bytes: int, sent_collectives: dict[str, list], min_overlap: float | None) -> list[str]:
+def find_broken_rules(
+    spec, result, shape_bytes: int, sent_collectives: dict[str, list], min_overlap: float | None
+) -> list[str]:
     """The rules that a step does not keep, of so many bytes by shapes; so much of its gathers is to be hidden."""
     from sinklab.train import state
 
-    matrices = [leaf for leaf in list_leaves(state.get_state_shapes(spec)['params']) if leaf.ndim > 2 or leaf.size > MIN_BYTES]
-    weight_bytes, (data, fsdp) = 4 * sum(leaf.size for leaf in matrices), (result.mesh.shape['data'], result.mesh.shape['fsdp'])
-    scattered, between = (sum(collective.sent for collective in sent_collectives[purpose]) for purpose in ('scattered', 'between'))
+    matrices = [
+        leaf for leaf in list_leaves(state.get_state_shapes(spec)['params']) if leaf.ndim > 2 or leaf.size > MIN_BYTES
+    ]
+    weight_bytes, (data, fsdp) = (
+        4 * sum(leaf.size for leaf in matrices),
+        (result.mesh.shape['data'], result.mesh.shape['fsdp']),
+    )
+    scattered, between = (
+        sum(collective.sent for collective in sent_collectives[purpose]) for purpose in ('scattered', 'between')
+    )
     stacked = {merged for leaf in matrices if leaf.ndim > 2 for merged in list_merged_shapes(leaf.shape)}
     rules = {
         'it fits': result.peak <= result.memory,
         'shapes say no less than it takes': shape_bytes >= result.peak,
-        'gathers travel beside what is computed': min_overlap is None or compute_overlap(sent_collectives['gathered']) >= min_overlap,
+        'gathers travel beside what is computed': min_overlap is None
+        or compute_overlap(sent_collectives['gathered']) >= min_overlap,
         'weights are gathered in bfloat16': all(
-            type_text.startswith('bf16') for collective in sent_collectives['gathered'] for type_text in collective.types
+            type_text.startswith('bf16')
+            for collective in sent_collectives['gathered']
+            for type_text in collective.types
         ),
         'nothing else of size travels': not sent_collectives['others'],
-        f'gradients are scattered, with {MAX_OVERHEAD} of the least bytes': scattered <= MAX_OVERHEAD * weight_bytes * (fsdp - 1) / fsdp,
+        f'gradients are scattered, with {MAX_OVERHEAD} of the least bytes': scattered
+        <= MAX_OVERHEAD * weight_bytes * (fsdp - 1) / fsdp,
         'all gradients are scattered': scattered >= weight_bytes * (fsdp - 1) / fsdp,
         'slices add gradients once': between <= MAX_OVERHEAD * 2 * weight_bytes / fsdp * (data - 1) / data,
         'no array has all layers of a parameter': not any(
-            parse_dimensions(type_text) in stacked for _, type_text, _ in result.programs['step'].program.buffers(10**6)
+            parse_dimensions(type_text) in stacked
+            for _, type_text, _ in result.programs['step'].program.buffers(10**6)
         ),
     }
     return [rule for rule, is_met in rules.items() if not is_met]
@@ -158,7 +184,8 @@ def parse_dimensions(type_text: str) -> tuple[int, ...]:
 
 def print_cost(name: str, row_cost: dict) -> None:
     sent = ''.join(
-        f'{row_cost[purpose] / 1e6:{width}.0f}' for purpose, width in dict(gathered=10, scattered=10, between=9).items()
+        f'{row_cost[purpose] / 1e6:{width}.0f}'
+        for purpose, width in dict(gathered=10, scattered=10, between=9).items()
     )
     print(
         f'{name:24}{row_cost["compiled"]:7} s{row_cost["bytes"] / 2**30:6.2f}{sent}{row_cost["beside"]:8.0%}{row_cost["milliseconds"]:6}'

@@ -22,14 +22,19 @@ import numpy as np
 
 from configs import quickstart
 from configs.sizes import SIZES
-from sinklab.model.streaming import CacheConfig, StreamState, init_stream, read_tokens
+from sinklab.config.spec import Spec
+from sinklab.config.validate import parse_config
+from sinklab.model.streaming import (
+    CacheConfig,
+    StreamState,
+    init_stream,
+    read_tokens,
+)
 from sinklab.model.transformer import Transformer
-from sinklab.parse import parse_config
-from sinklab.spec import Spec
 from sinklab.train import state
-from sinklab.train.environment import get_package_versions
+from sinklab.train.generate import check_streaming, jit_model_function
 from sinklab.train.loss import sum_losses
-from sinklab.train.streaming import check_streaming, jit_model_function
+from sinklab.train.setup import get_package_versions
 
 
 def make_spec(args: argparse.Namespace) -> Spec:
@@ -86,7 +91,9 @@ def main() -> None:
         for name, chunk_tokens in chunk_sizes.items()
     }
     programs['one pass'](params, ids_T)
-    rounds = [{name: time_call(program, params, ids_T) for name, program in programs.items()} for _ in range(args.rounds)]
+    rounds = [
+        {name: time_call(program, params, ids_T) for name, program in programs.items()} for _ in range(args.rounds)
+    ]
     print(f'{platform.processor() or platform.machine()}, {os.cpu_count()} cores, python {platform.python_version()}')
     print(json.dumps(get_package_versions(('jax', 'jaxlib', 'flax'))))
     for name, program in programs.items():

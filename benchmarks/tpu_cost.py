@@ -75,7 +75,7 @@ def main() -> int:
 
 def find_argument_error(args: argparse.Namespace) -> str | None:
     """Why nothing can be compiled."""
-    from sinklab import topology
+    from sinklab.planning import topology
 
     for option, names in (('chips', CHIP_TOPOLOGIES), ('kernels', KERNELS)):
         for name in getattr(args, option).split(','):
@@ -92,8 +92,15 @@ def print_ratios(costs: dict) -> None:
         chip, *kind, direction = name.split()
         softmax = costs.get(f'{chip} softmax {direction}')
         if softmax and kind != ['softmax']:
-            softmax_ratios = {key: kernel_cost[key] / softmax[key] for key in ('bundles', 'cycles') if kernel_cost[key] and softmax[key]}
-            print(f'{name}: ' + ', '.join(f'{value:.2f} of our softmax in {key}' for key, value in softmax_ratios.items()))
+            softmax_ratios = {
+                key: kernel_cost[key] / softmax[key]
+                for key in ('bundles', 'cycles')
+                if kernel_cost[key] and softmax[key]
+            }
+            print(
+                f'{name}: '
+                + ', '.join(f'{value:.2f} of our softmax in {key}' for key, value in softmax_ratios.items())
+            )
 
 
 def check_figures(costs: dict) -> int:
@@ -102,8 +109,12 @@ def check_figures(costs: dict) -> int:
     for name, kernel_cost in costs.items():
         for key in ('bundles', 'cycles'):
             committed_value, value = committed.get(name, {}).get(key), kernel_cost[key]
-            if committed_value != value and not (committed_value and value and abs(value / committed_value - 1) <= 0.1):
-                print(f'{name}: {value} {key}, and {committed_value} are committed in {FIGURES.name}', file=sys.stderr)
+            if committed_value != value and not (
+                committed_value and value and abs(value / committed_value - 1) <= 0.1
+            ):
+                print(
+                    f'{name}: {value} {key}, and {committed_value} are committed in {FIGURES.name}', file=sys.stderr
+                )
                 exit_code = 1
     return exit_code
 
@@ -139,12 +150,15 @@ def measure_cost(chip: str, kernel: str, args: argparse.Namespace) -> dict:
 
 def count_scores(kernel: str, length: int) -> int:
     """How many a body computes."""
-    from sinklab.attend.kernels import tpu
+    from sinklab.attn.pallas import tpu
 
     queries, keys = (
         (1024, 1024)
         if kernel.startswith('splash')
-        else (tpu.choose_block_size(length, tpu.BLOCK_SIZES[0] // 2), tpu.choose_block_size(length, tpu.BLOCK_SIZES[0]))
+        else (
+            tpu.choose_block_size(length, tpu.BLOCK_SIZES[0] // 2),
+            tpu.choose_block_size(length, tpu.BLOCK_SIZES[0]),
+        )
     )
     return queries * keys
 
@@ -198,8 +212,8 @@ def find_branch_addresses(text: str) -> list[int]:
 
 
 def get_versions() -> dict:
-    from sinklab import topology
-    from sinklab.train.environment import get_package_versions
+    from sinklab.planning import topology
+    from sinklab.train.setup import get_package_versions
 
     return get_package_versions(('jax',)) | dict(libtpu=topology.find_libtpu_version())
 
@@ -208,7 +222,7 @@ def compile_kernel(chip: str, kernel: str, args: argparse.Namespace) -> int:
     import jax
     from jax.sharding import SingleDeviceSharding
 
-    from sinklab import topology
+    from sinklab.planning import topology
 
     chip_sharding = SingleDeviceSharding(topology.make_tpu_devices(CHIP_TOPOLOGIES[chip])[0])
     make_kernel = make_splash_kernel if kernel.startswith('splash') else make_sinklab_kernel
@@ -221,16 +235,19 @@ def make_sinklab_kernel(kernel: str, args: argparse.Namespace):
     """(function, shapes): one kernel of the softmax or the linear primitive."""
     import jax.numpy as jnp
 
-    from sinklab.attend import epilogue
-    from sinklab.attend.examples import make_operations
-    from sinklab.attend.kernels import tpu
-    from sinklab.attend.kernels.primitive import KernelSpec, ScoreSpec, SoftmaxReduction
-    from sinklab.attend.mask import make_full_mask
+    from sinklab.attn import finalize
+    from sinklab.attn.example_specs import make_operations
+    from sinklab.attn.mask import make_full_mask
+    from sinklab.attn.pallas import tpu
+    from sinklab.attn.pallas.primitive import KernelSpec, ScoreSpec, SoftmaxReduction
 
     name, *normalized, direction = kernel.split()
     pair = ('exp', 'sum') if name == 'softmax' else (name, 'sum' if normalized else 'none')
-    sums = epilogue.choose_reduction(make_operations()[pair])
-    common_args = sums, KernelSpec(ScoreSpec(args.width**-0.5), make_full_mask(args.length), None, jnp.zeros((args.heads, 0)))
+    sums = finalize.choose_reduction(make_operations()[pair])
+    common_args = (
+        sums,
+        KernelSpec(ScoreSpec(args.width**-0.5), make_full_mask(args.length), None, jnp.zeros((args.heads, 0))),
+    )
     head_shape = (1, args.heads, args.length, args.width), jnp.bfloat16
     row_shape = head_shape[0][:3], jnp.float32
     if direction == 'forward':

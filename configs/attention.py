@@ -47,7 +47,9 @@ def make_softmax_p_row(power):
 
 def make_sigmoid_p_row(power):
     return make_row_with_note(
-        make_operation_diff('sigmoid', 'p_norm', power=power), P_NORM_SOURCE, 'Trains, and has massive activations; no number.'
+        make_operation_diff('sigmoid', 'p_norm', power=power),
+        P_NORM_SOURCE,
+        'Trains, and has massive activations; no number.',
     )
 
 
@@ -78,8 +80,13 @@ ROWS = {
     'softmax_p_0.25': make_softmax_p_row(1 / 4),
     'softmax_p_0.33': make_softmax_p_row(1 / 3),
     'softmax_p_0.5': make_softmax_p_row(1 / 2),
-    **{f'softmax_p_{p}': make_failing_row(make_operation_diff(normalizer='p_norm', power=float(p)), P_NORM_SOURCE) for p in (2, 3, 4)},
-    'sigmoid_p_1': make_row(make_operation_diff('sigmoid', 'p_norm', power=1.0), 30.24, 3.74, f'Gu et al. (v1), Table 4; {P_NORM_SOURCE}')
+    **{
+        f'softmax_p_{p}': make_failing_row(make_operation_diff(normalizer='p_norm', power=float(p)), P_NORM_SOURCE)
+        for p in (2, 3, 4)
+    },
+    'sigmoid_p_1': make_row(
+        make_operation_diff('sigmoid', 'p_norm', power=1.0), 30.24, 3.74, f'Gu et al. (v1), Table 4; {P_NORM_SOURCE}'
+    )
     | dict(note='sigmoid_normalized by another name: the 1-norm of what is positive is its sum.'),
     **{f'sigmoid_p_{p}': make_sigmoid_p_row(float(p)) for p in (2, 3, 4)},
     'sigmoid_decay_0': make_proxy_row(make_sigmoid_sweep_diff(weight_decay=0.0), 0.64, 3.77, SWEEP_SOURCE),

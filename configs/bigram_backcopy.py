@@ -84,7 +84,9 @@ ROWS = {
         'this project',
     ),
     'sigmoid': make_row(
-        make_operation_diff('sigmoid', 'none'), 'Of this project: 0.45 by proxy, of a row mass of 1.2.', 'this project'
+        make_operation_diff('sigmoid', 'none'),
+        'Of this project: 0.45 by proxy, of a row mass of 1.2.',
+        'this project',
     ),
     'value_gate': make_row({'model.gate': 'value_state'}, 'No sink, by a secondary report.', '2510.09017'),
     'sgd': make_row(

@@ -65,10 +65,16 @@ ROWS = {
         note='No loss was published.',
     ),
     'sandwich_norm': dict(
-        diff={'model.norm': 'sandwich'}, published={'sink_ratio': 44.7, 'spike': 520}, source=SUN_SOURCE, note=PRE_NORM_NOTE
+        diff={'model.norm': 'sandwich'},
+        published={'sink_ratio': 44.7, 'spike': 520},
+        source=SUN_SOURCE,
+        note=PRE_NORM_NOTE,
     ),
     'qk_norm': dict(
-        diff={'model.qk_norm': True}, published={'sink_ratio': 42.0, 'spike': 92}, source=SUN_SOURCE, note=PRE_NORM_NOTE
+        diff={'model.qk_norm': True},
+        published={'sink_ratio': 42.0, 'spike': 92},
+        source=SUN_SOURCE,
+        note=PRE_NORM_NOTE,
     ),
     'head_norm': dict(
         diff={'model.head_norm': True},
@@ -100,5 +106,6 @@ ROWS = {
 
 get_config = table(
     ROWS,
-    sizes=SIZES | {'quickstart': QUICKSTART | EIGHT_HEADS, 'smoke': SMOKE | {'model.heads': 8, 'model.head_width': 2}},
+    sizes=SIZES
+    | {'quickstart': QUICKSTART | EIGHT_HEADS, 'smoke': SMOKE | {'model.heads': 8, 'model.head_width': 2}},
 )

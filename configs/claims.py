@@ -11,7 +11,15 @@ those of data.py, and those of blocks.py have twice the heads: each is compared 
 
 BASELINE_ROW, NO_FIXED_TOKEN_ROW, EIGHT_HEADS_ROW = 'attention:softmax', 'data:amount_5b', 'blocks:swiglu'
 SINK_METRIC, SINK_STAR_METRIC, LOSS_METRIC, FAILS_METRIC = 'sink/1', 'sink/star', 'valid/loss', 'fails'
-MIN_DIFFERENCES = {SINK_METRIC: 5.0, 'sink/2': 5.0, 'sink/3': 5.0, 'sink/prefix': 5.0, SINK_STAR_METRIC: 5.0, LOSS_METRIC: 0.02, FAILS_METRIC: 0.5}
+MIN_DIFFERENCES = {
+    SINK_METRIC: 5.0,
+    'sink/2': 5.0,
+    'sink/3': 5.0,
+    'sink/prefix': 5.0,
+    SINK_STAR_METRIC: 5.0,
+    LOSS_METRIC: 0.02,
+    FAILS_METRIC: 0.5,
+}
 BARBERO_SOURCE = 'Barbero et al., 2504.02732'
 GU_V1, GU_ICLR = 'Gu et al. (v1)', 'Gu et al. (ICLR)'
 
@@ -19,7 +27,9 @@ GU_V1, GU_ICLR = 'Gu et al. (v1)', 'Gu et al. (ICLR)'
 def make_claim(statement, source, row, direction, reference=None, metric=SINK_METRIC, min_difference=None):
     """Of a row beside another reading; where none is given, the same number of BASE."""
     readings = dict(of=(row, metric), than=reference or (BASELINE_ROW, metric))
-    return dict(words=statement, source=source, **readings, way=direction, least=min_difference or MIN_DIFFERENCES[metric])
+    return dict(
+        words=statement, source=source, **readings, way=direction, least=min_difference or MIN_DIFFERENCES[metric]
+    )
 
 
 def make_presence_claim(statement, source, row):
@@ -42,9 +52,15 @@ def make_untestable_claim(statement, source, reason):
 
 EMERGENCE = {
     'emerges': make_presence_claim('The sink emerges in training.', f'{GU_V1}, Figure 2A', BASELINE_ROW),
-    'rate_lower': make_claim('A smaller rate, less of a sink.', f'{GU_ICLR}, Table 9', 'optimization:rate_2e-4_20k', '<'),
-    'rate_lowest': make_claim('A quarter of the rate, less yet.', f'{GU_ICLR}, Table 9', 'optimization:rate_1e-4_20k', '<'),
-    'rate_higher': make_claim('A larger rate, more of one.', f'{GU_ICLR}, Table 9', 'optimization:rate_8e-4_20k', '>'),
+    'rate_lower': make_claim(
+        'A smaller rate, less of a sink.', f'{GU_ICLR}, Table 9', 'optimization:rate_2e-4_20k', '<'
+    ),
+    'rate_lowest': make_claim(
+        'A quarter of the rate, less yet.', f'{GU_ICLR}, Table 9', 'optimization:rate_1e-4_20k', '<'
+    ),
+    'rate_higher': make_claim(
+        'A larger rate, more of one.', f'{GU_ICLR}, Table 9', 'optimization:rate_8e-4_20k', '>'
+    ),
     'rate_not_steps': make_claim(
         'Twice the rate and half the steps: still more.', f'{GU_ICLR}, Table 9', 'optimization:rate_8e-4_10k', '>'
     ),
@@ -55,14 +71,22 @@ EMERGENCE = {
         '>',
         ('optimization:rate_2e-4_20k', SINK_METRIC),
     ),
-    'batch_small': make_claim('The batch does not matter: a quarter.', f'{GU_V1}, Table 6', 'optimization:batch_128', '='),
+    'batch_small': make_claim(
+        'The batch does not matter: a quarter.', f'{GU_V1}, Table 6', 'optimization:batch_128', '='
+    ),
     'batch_half': make_claim('The batch does not matter: half.', f'{GU_V1}, Table 6', 'optimization:batch_256', '='),
-    'batch_large': make_claim('The batch does not matter: twice.', f'{GU_V1}, Table 6', 'optimization:batch_1024', '='),
-    'decay_more': make_claim('More weight decay, more of a sink.', f'{GU_V1}, Table 1', 'optimization:decay_0.5', '>'),
+    'batch_large': make_claim(
+        'The batch does not matter: twice.', f'{GU_V1}, Table 6', 'optimization:batch_1024', '='
+    ),
+    'decay_more': make_claim(
+        'More weight decay, more of a sink.', f'{GU_V1}, Table 1', 'optimization:decay_0.5', '>'
+    ),
     'decay_less': make_claim(
         'Less weight decay, less of one.', f'{GU_V1}, Table 1', 'optimization:decay_0.01', '<', min_difference=2.0
     ),
-    'decay_none': make_presence_claim('Without weight decay there is one.', f'{GU_V1}, Table 1', 'optimization:decay_0'),
+    'decay_none': make_presence_claim(
+        'Without weight decay there is one.', f'{GU_V1}, Table 1', 'optimization:decay_0'
+    ),
     'decay_too_much': make_claim(
         'Not monotone: 20 times has less than 5 times.',
         f'{GU_V1}, Table 1',
@@ -74,17 +98,43 @@ EMERGENCE = {
 }
 
 DATA = {
-    'amount': make_claim('Little data, no sink: a hundredth.', f'{GU_V1}, Figure 2C', 'data:amount_50m', '<', (NO_FIXED_TOKEN_ROW, SINK_METRIC)),
+    'amount': make_claim(
+        'Little data, no sink: a hundredth.',
+        f'{GU_V1}, Figure 2C',
+        'data:amount_50m',
+        '<',
+        (NO_FIXED_TOKEN_ROW, SINK_METRIC),
+    ),
     'random_1': make_claim(
-        'A random first token, more of a sink.', f'{GU_V1}, section 5', 'data:random_1', '>', (NO_FIXED_TOKEN_ROW, SINK_METRIC)
+        'A random first token, more of a sink.',
+        f'{GU_V1}, section 5',
+        'data:random_1',
+        '>',
+        (NO_FIXED_TOKEN_ROW, SINK_METRIC),
     ),
     'random_1_10': make_claim(
-        'Ten random tokens: it tends to disappear.', f'{GU_V1}, section 5', 'data:random_1_10', '<', (NO_FIXED_TOKEN_ROW, SINK_METRIC)
+        'Ten random tokens: it tends to disappear.',
+        f'{GU_V1}, section 5',
+        'data:random_1_10',
+        '<',
+        (NO_FIXED_TOKEN_ROW, SINK_METRIC),
     ),
-    'random_1_2': make_other_position_claim('Two random tokens: on the second.', f'{GU_V1}, section 5', 'data:random_1_2', 'sink/2'),
-    'fixed_1': make_claim('A fixed first token, more of a sink.', f'{GU_V1}, Table 7', 'data:fixed_1', '>', (NO_FIXED_TOKEN_ROW, SINK_METRIC)),
-    'fixed_2': make_other_position_claim('A token fixed at 2 takes it.', f'{GU_V1}, Table 7', 'data:fixed_2', 'sink/2'),
-    'fixed_3': make_other_position_claim('A token fixed at 3 takes it.', f'{GU_V1}, Table 7', 'data:fixed_3', 'sink/3'),
+    'random_1_2': make_other_position_claim(
+        'Two random tokens: on the second.', f'{GU_V1}, section 5', 'data:random_1_2', 'sink/2'
+    ),
+    'fixed_1': make_claim(
+        'A fixed first token, more of a sink.',
+        f'{GU_V1}, Table 7',
+        'data:fixed_1',
+        '>',
+        (NO_FIXED_TOKEN_ROW, SINK_METRIC),
+    ),
+    'fixed_2': make_other_position_claim(
+        'A token fixed at 2 takes it.', f'{GU_V1}, Table 7', 'data:fixed_2', 'sink/2'
+    ),
+    'fixed_3': make_other_position_claim(
+        'A token fixed at 3 takes it.', f'{GU_V1}, Table 7', 'data:fixed_3', 'sink/3'
+    ),
     'prefix': make_claim(
         'A prefix has it on one of its tokens.',
         f'{GU_V1}, Figure 3B',
@@ -101,7 +151,11 @@ DATA = {
         ('packing:causal', SINK_METRIC),
     ),
     'packing_bos': make_claim(
-        'BOS before each document, more.', BARBERO_SOURCE, 'packing:document_bos', '>', ('packing:document', SINK_METRIC)
+        'BOS before each document, more.',
+        BARBERO_SOURCE,
+        'packing:document_bos',
+        '>',
+        ('packing:document', SINK_METRIC),
     ),
     'packing_fixed': make_claim(
         'BOS at the start of each window as well, more.',
@@ -114,7 +168,9 @@ DATA = {
 
 ARCHITECTURE = {
     **{
-        f'position_{row}': make_presence_claim(f'It is there: positions {row}.', f'{GU_V1}, Table 2', f'positions:{row}')
+        f'position_{row}': make_presence_claim(
+            f'It is there: positions {row}.', f'{GU_V1}, Table 2', f'positions:{row}'
+        )
         for row in ('none', 'absolute', 'learned', 'relative_paper_code', 'alibi')
     },
     **{
@@ -122,14 +178,22 @@ ARCHITECTURE = {
         for row in ('relu', 'geglu')
     },
     **{
-        f'heads_{count}': make_presence_claim(f'It is there: heads {count}.', f'{GU_V1}, Table 9', f'blocks:heads_{count}')
+        f'heads_{count}': make_presence_claim(
+            f'It is there: heads {count}.', f'{GU_V1}, Table 9', f'blocks:heads_{count}'
+        )
         for count in (1, 2)
     },
     'add': make_presence_claim('It is there where heads are added.', f'{GU_V1}, Table 9', 'blocks:add'),
     'post_norm': make_presence_claim('It is there with post-norm.', f'{GU_V1}, appendix D.3', 'blocks:post_norm'),
-    'sandwich_norm': make_presence_claim('It is there with sandwich norm.', 'Sun et al., 2603.05498', 'blocks:sandwich_norm'),
-    'qk_norm': make_presence_claim('It is there with normed queries and keys.', 'Sun et al., 2603.05498', 'blocks:qk_norm'),
-    'head_norm': make_claim('A norm of each head suppresses it.', '2605.06611', 'blocks:head_norm', '<', (EIGHT_HEADS_ROW, SINK_METRIC)),
+    'sandwich_norm': make_presence_claim(
+        'It is there with sandwich norm.', 'Sun et al., 2603.05498', 'blocks:sandwich_norm'
+    ),
+    'qk_norm': make_presence_claim(
+        'It is there with normed queries and keys.', 'Sun et al., 2603.05498', 'blocks:qk_norm'
+    ),
+    'head_norm': make_claim(
+        'A norm of each head suppresses it.', '2605.06611', 'blocks:head_norm', '<', (EIGHT_HEADS_ROW, SINK_METRIC)
+    ),
     'gate_elementwise': make_claim(
         'A gate of each element suppresses it.',
         'Qiu et al., 2505.06708',
@@ -138,11 +202,21 @@ ARCHITECTURE = {
         (EIGHT_HEADS_ROW, SINK_METRIC),
     ),
     'gate_headwise': make_claim(
-        'So does one of each head.', 'Qiu et al., 2505.06708', 'blocks:gate_headwise', '<', (EIGHT_HEADS_ROW, SINK_METRIC)
+        'So does one of each head.',
+        'Qiu et al., 2505.06708',
+        'blocks:gate_headwise',
+        '<',
+        (EIGHT_HEADS_ROW, SINK_METRIC),
     ),
-    'gate_shared': make_presence_claim('One that heads share does not.', 'Qiu et al., 2505.06708', 'blocks:gate_shared'),
+    'gate_shared': make_presence_claim(
+        'One that heads share does not.', 'Qiu et al., 2505.06708', 'blocks:gate_shared'
+    ),
     'gate_value_state': make_claim(
-        'A gate of values suppresses it.', '2510.09017', 'blocks:gate_value_state', '<', (EIGHT_HEADS_ROW, SINK_METRIC)
+        'A gate of values suppresses it.',
+        '2510.09017',
+        'blocks:gate_value_state',
+        '<',
+        (EIGHT_HEADS_ROW, SINK_METRIC),
     ),
 }
 
@@ -153,9 +227,13 @@ LEARNED_KV = {
         )
         for row in ('sink_token', 'kv', 'k')
     },
-    'column_k_shared': make_claim('One that heads share takes it, too.', f'{GU_ICLR}, Table 12', 'columns:k_shared', '<'),
+    'column_k_shared': make_claim(
+        'One that heads share takes it, too.', f'{GU_ICLR}, Table 12', 'columns:k_shared', '<'
+    ),
     **{
-        f'column_{row}_has_it': make_other_position_claim('... and has it.', f'{GU_V1}, Table 3', f'columns:{row}', SINK_STAR_METRIC)
+        f'column_{row}_has_it': make_other_position_claim(
+            '... and has it.', f'{GU_V1}, Table 3', f'columns:{row}', SINK_STAR_METRIC
+        )
         for row in ('sink_token', 'kv', 'k')
     },
     'column_v': make_claim('A bias of values does not matter.', f'{GU_V1}, Table 3', 'columns:v', '='),
@@ -180,7 +258,9 @@ LEARNED_KV = {
 
 OPERATION = {
     'sigmoid': make_claim('Sigmoid, not normalized: none.', f'{GU_V1}, Table 4', 'attention:sigmoid', '<'),
-    'sigmoid_apple': make_claim('Nor with an offset of -log T.', f'as {GU_V1}, Table 4', 'attention:sigmoid_apple', '<'),
+    'sigmoid_apple': make_claim(
+        'Nor with an offset of -log T.', f'as {GU_V1}, Table 4', 'attention:sigmoid_apple', '<'
+    ),
     'sigmoid_normalized': make_claim(
         'Normalized, sigmoid has one.',
         f'{GU_V1}, Table 4',
@@ -188,9 +268,15 @@ OPERATION = {
         '>',
         ('attention:sigmoid', SINK_METRIC),
     ),
-    'sigmoid_learns': make_claim('... and its loss is lower.', f'{GU_V1}, Table 4', 'attention:sigmoid', '<', metric=LOSS_METRIC),
+    'sigmoid_learns': make_claim(
+        '... and its loss is lower.', f'{GU_V1}, Table 4', 'attention:sigmoid', '<', metric=LOSS_METRIC
+    ),
     'sigmoid_apple_learns': make_claim(
-        'With the offset it learns as much.', f'as {GU_V1}, Table 4', 'attention:sigmoid_apple', '=', metric=LOSS_METRIC
+        'With the offset it learns as much.',
+        f'as {GU_V1}, Table 4',
+        'attention:sigmoid_apple',
+        '=',
+        metric=LOSS_METRIC,
     ),
     'elu1': make_claim('elu + 1, not normalized: none.', f'{GU_V1}, Table 4', 'attention:elu1', '<'),
     'kernel_elu1_normalized': make_presence_claim(
@@ -229,7 +315,9 @@ OPERATION = {
 }
 
 UNTESTABLE = {
-    'size': make_untestable_claim('Larger models have more.', f'{GU_V1}, Figure 1', 'is of Pythia, 14M to 12B: sinklab measure'),
+    'size': make_untestable_claim(
+        'Larger models have more.', f'{GU_V1}, Figure 1', 'is of Pythia, 14M to 12B: sinklab measure'
+    ),
     '1b': make_untestable_claim(
         'Sigmoid has none at 1B, either.', f'{GU_V1}, section 7.3', 'is of 1B parameters: configs/scale.py'
     ),
@@ -247,7 +335,7 @@ UNTESTABLE = {
     'context': make_untestable_claim(
         'Longer training texts have more.',
         'Barbero et al., 2504.02732',
-        'is of 128 to 2048 tokens, and of 5B: configs/beyond.py',
+        'is of 128 to 2048 tokens, and of 5B: configs/extensions.py',
     ),
     'spikes': make_untestable_claim(
         'Massive activations come with it.',

@@ -22,7 +22,9 @@ def make_row(kind, star, sink, loss, source='Gu et al. (v1), Table 3', key_width
 
 
 def make_shared_row(kind, star, sink, loss, **fields):
-    return make_row(kind, star, sink, loss, 'Gu et al. (v1), Table 11 (its header is misprinted)', shared=True, **fields)
+    return make_row(
+        kind, star, sink, loss, 'Gu et al. (v1), Table 11 (its header is misprinted)', shared=True, **fields
+    )
 
 
 def make_fixed_value_row(value, norm, star, sink, loss):

@@ -44,7 +44,10 @@ ROWS = {
     'random_1': make_random_row(1, 1, {'sink/1': 27.03}),
     'random_1_2': make_random_row(1, 2, {'sink/1': 1.98, 'sink/2': 14.08}),
     'random_2': make_random_row(2, 2, {'sink/1': 20.99}),
-    **{f'random_1_{last}': make_random_row(1, last, {}, 'In words only: the sink tends to disappear.') for last in (3, 5, 10)},
+    **{
+        f'random_1_{last}': make_random_row(1, last, {}, 'In words only: the sink tends to disappear.')
+        for last in (3, 5, 10)
+    },
     'fixed_1': make_fixed_row(1, 74.11, 0.00, 0.00, 0.01),
     'fixed_2': make_fixed_row(2, 0.00, 69.03, 0.00, 0.01),
     'fixed_3': make_fixed_row(3, 0.00, 0.00, 69.64, 0.00),

@@ -13,7 +13,7 @@ Without --from a row trains a new model on conversations. A model of Hugging Fac
 row (--from=hf:PATH) has the same optimizer: see IMPORTED.
 """
 
-from configs.scale import SIZE_1B, SIGMOID
+from configs.scale import SIGMOID, SIZE_1B
 from configs.sizes import QUICKSTART, SMOKE
 from configs.table import table
 

@@ -18,10 +18,14 @@ def make_prefix_row(tokens):
     return dict(diff={'model.mask.prefix': tokens}, published={}, source='Gu et al. (v1), Figure 3B', note=note)
 
 
-EDGE_NOTE = 'alpha/edge is of longer texts than the window: sinklab measure RUN --length=N, up to the length of training.'
+EDGE_NOTE = (
+    'alpha/edge is of longer texts than the window: sinklab measure RUN --length=N, up to the length of training.'
+)
 
 
-def make_window_row(keys, note=f'A figure only: small windows prevent the sink, those from about 256 have it. {EDGE_NOTE}'):
+def make_window_row(
+    keys, note=f'A figure only: small windows prevent the sink, those from about 256 have it. {EDGE_NOTE}'
+):
     diff = scale_with_size({'model.mask.window': keys})
     return dict(diff=diff, published={}, source='Gu et al. (v1), Figure 2D', note=note)
 

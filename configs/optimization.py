@@ -44,7 +44,9 @@ ROWS = {
     'rate_1e-4_20k': make_rate_row({'optimizer.peak_learning_rate': 1e-4}, 2.90, 3.92),
     'rate_1e-4_80k': make_rate_row({'optimizer.peak_learning_rate': 1e-4, 'optimizer.steps': 80_000}, 6.29, 3.67),
     'rate_1e-3_20k': make_unpublished_row(
-        {'optimizer.peak_learning_rate': 1e-3}, RELEASED_CONFIGS, f'A released rate, and a curve of {FIGURE_2B}; no number.'
+        {'optimizer.peak_learning_rate': 1e-3},
+        RELEASED_CONFIGS,
+        f'A released rate, and a curve of {FIGURE_2B}; no number.',
     ),
     'rate_1e-4_40k': make_unpublished_row(
         {'optimizer.peak_learning_rate': 1e-4, 'optimizer.steps': 40_000},

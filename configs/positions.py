@@ -39,7 +39,9 @@ ROWS = {
         'the preliminaries of Gu et al.',
         'The code with the other sign, -g(i - j); alone it has alpha_1 = 0.022 at T = 64.',
     ),
-    'relative_t5': make_unpublished_row('relative_t5', 'Raffel et al., 1910.10683', 'What Gu et al. cite; nothing published.'),
+    'relative_t5': make_unpublished_row(
+        'relative_t5', 'Raffel et al., 1910.10683', 'What Gu et al. cite; nothing published.'
+    ),
     'alibi': make_row('alibi', 20.78, 3.71),
 }
 

@@ -10,7 +10,12 @@ has the figures of eight seeds. The paper's plain `sigmoid`, without the offset 
 else the paper claims, and whether it is seen at this size: sinklab claims, docs/results/claims.md.
 """
 
-from configs import attention, columns, data, optimization
+from configs import (
+    attention,
+    columns,
+    data,
+    optimization,
+)
 from configs.table import table
 
 ROWS = {

@@ -52,7 +52,9 @@ class SizeScaledValue:
     def resolve(self, path, unsized_config, sized_config):
         """Return the value at a size. For the arguments see Multiple.resolve."""
         reference_field = REFERENCE_FIELDS.get(path, path)
-        scaled = scale_number(self.value, get_field(unsized_config, reference_field), get_field(sized_config, reference_field))
+        scaled = scale_number(
+            self.value, get_field(unsized_config, reference_field), get_field(sized_config, reference_field)
+        )
         return max(scaled, MIN_VALUES[path]) if path in MIN_VALUES else scaled
 
 
@@ -125,7 +127,11 @@ def scale_number(value, paper_reference, size_reference):
 
     Whole numbers from 3 on are rounded to even ones, as widths have to be.
     """
-    if size_reference == paper_reference or not paper_reference or any(isinstance(x, bool | str | None) for x in (value, paper_reference, size_reference)):
+    if (
+        size_reference == paper_reference
+        or not paper_reference
+        or any(isinstance(x, bool | str | None) for x in (value, paper_reference, size_reference))
+    ):
         return value
     exact = value * size_reference / paper_reference
     if isinstance(value, float):
@@ -190,5 +196,9 @@ def find_closest_name(name, names):
         return full_matcher.ratio(), suffix_matcher.ratio()
 
     ratios = {other: compute_similarity(other) for other in names}
-    total_ratios = {other: sum(ratio_pair) for other, ratio_pair in ratios.items() if ratio_pair[1] >= 0.7 or min(ratio_pair) >= 0.6}
+    total_ratios = {
+        other: sum(ratio_pair)
+        for other, ratio_pair in ratios.items()
+        if ratio_pair[1] >= 0.7 or min(ratio_pair) >= 0.6
+    }
     return max(total_ratios, key=total_ratios.get, default=None)

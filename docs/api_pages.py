@@ -14,7 +14,7 @@ PAGES = {
     'opened.md': (
         'Opened runs and models',
         'This page describes what `sinklab.open` returns: a run or an open model that can be measured and plotted.',
-        ('sinklab.observe.opening.Opened', 'sinklab.observe.opening.Run', 'sinklab.observe.opening.Attention'),
+        ('sinklab.api.Opened', 'sinklab.api.Run', 'sinklab.api.Attention'),
     ),
     'operation.md': (
         'Attention operation',
@@ -22,13 +22,13 @@ PAGES = {
         'puts them '
         'together. To add one, see [Add an operation](../../guides/add_an_operation.md).',
         (
-            'sinklab.attend.operation.Operation',
-            'sinklab.attend.similarity.Similarity',
-            'sinklab.attend.normalizer.Normalizer',
-            'sinklab.attend.normalizer.Row',
-            'sinklab.attend.rule.Rule',
-            'sinklab.attend.mask.Mask',
-            'sinklab.attend.bias.Bias',
+            'sinklab.attn.operations.Operation',
+            'sinklab.attn.operations.Similarity',
+            'sinklab.attn.operations.Normalizer',
+            'sinklab.attn.operations.Row',
+            'sinklab.attn.spec.Rule',
+            'sinklab.attn.mask.Mask',
+            'sinklab.attn.spec.Bias',
         ),
     ),
     'metric.md': (
@@ -37,28 +37,28 @@ PAGES = {
         'shown. To add '
         'one, see [Add a metric](../../guides/add_a_metric.md).',
         (
-            'sinklab.measure.measure.Measure',
-            'sinklab.measure.measure.Number',
-            'sinklab.measure.measure.Picture',
-            'sinklab.measure.measure.of_heads',
-            'sinklab.measure.measure.of_rows',
-            'sinklab.measure.setting.Setting',
+            'sinklab.metrics.metric.Measure',
+            'sinklab.metrics.metric.Number',
+            'sinklab.metrics.metric.Picture',
+            'sinklab.metrics.metric.of_heads',
+            'sinklab.metrics.metric.of_rows',
+            'sinklab.metrics.metric.Setting',
         ),
     ),
     'data_source.md': (
         'Data source',
         'This page describes a source of documents, as `data.source` names one.',
         (
-            'sinklab.data.documents.sources.source',
-            'sinklab.data.documents.document.Source',
-            'sinklab.data.documents.document.Document',
-            'sinklab.data.documents.document.Piece',
+            'sinklab.data.sources.source',
+            'sinklab.data.document.Source',
+            'sinklab.data.document.Document',
+            'sinklab.data.document.Piece',
         ),
     ),
     'callback.md': (
         'Callback',
         'This page describes callbacks of the training loop: objects that are told of each step.',
-        ('sinklab.train.listener.Listener', 'sinklab.train.listener.BestEffort'),
+        ('sinklab.train.callbacks.Listener', 'sinklab.train.callbacks.BestEffort'),
     ),
     'config.md': (
         'Config objects',
@@ -66,10 +66,10 @@ PAGES = {
         'same '
         'fields with their defaults.',
         (
-            'sinklab.parse.parse',
-            'sinklab.spec.Spec',
-            'sinklab.spec.Model',
-            'sinklab.spec.Attention',
+            'sinklab.config.validate.parse',
+            'sinklab.config.spec.Spec',
+            'sinklab.config.spec.Model',
+            'sinklab.config.spec.Attention',
         ),
     ),
 }

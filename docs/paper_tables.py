@@ -1,6 +1,6 @@
 """Writes docs/paper/tables.md: every table and figure of the paper and of later work, as rows, with our results.
 
-Published numbers are those of the rows in configs/ and of sinklab/observe/published.py, ours those of
+Published numbers are those of the rows in configs/ and of sinklab/analysis/measure.py, ours those of
 docs/results/claims.json, verdicts those that `sinklab claims` computes of it. What is written here is which rows
 belong to which table, and what a result would take.
 """
@@ -14,17 +14,26 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
-from docs.reference import format_anchor, format_code, escape_markdown, make_file_slug, format_published, format_sentence, format_value, format_table
+from docs.reference import (
+    escape_markdown,
+    format_anchor,
+    format_code,
+    format_published,
+    format_sentence,
+    format_table,
+    format_value,
+    make_file_slug,
+)
+from sinklab.analysis.measure import PUBLISHED_SINK_RATES
 from sinklab.cli import claims as claims_command
-from sinklab.cli import config
-from sinklab.folder import flatten_dict
-from sinklab.measure.table import find_metric_info
+from sinklab.cli import config_flags
+from sinklab.config.spec import Spec
+from sinklab.metrics.registry import find_metric_info
 from sinklab.model import flops
-from sinklab.observe.published import PUBLISHED_SINK_RATES
-from sinklab.record import UserError
 from sinklab.report import claims as claims_report
-from sinklab.report.sweep import summarize_values
-from sinklab.spec import Spec
+from sinklab.report.sweep_table import summarize_values
+from sinklab.run_dir import flatten_dict
+from sinklab.schema import UserError
 from sinklab.sweep import results
 
 RESULTS_FILE = Path(__file__).parent / 'results' / 'claims.json'
@@ -48,8 +57,12 @@ class PaperEntry:
     claims: tuple[str, ...] = ()  # of configs/claims.py, which have no row
 
 
-NO_OPEN_MODELS = 'Not run: the weights are on the Hugging Face hub, which was out of reach when these results were made. '
-OPEN_MODEL_NEEDS = NO_OPEN_MODELS + 'It takes the model, its size in float32 as memory, and minutes on a CPU for models up to 1B.'
+NO_OPEN_MODELS = (
+    'Not run: the weights are on the Hugging Face hub, which was out of reach when these results were made. '
+)
+OPEN_MODEL_NEEDS = (
+    NO_OPEN_MODELS + 'It takes the model, its size in float32 as memory, and minutes on a CPU for models up to 1B.'
+)
 
 ENTRY_GROUPS: dict[str, tuple[PaperEntry, ...]] = {
     'Open models': (
@@ -148,7 +161,9 @@ ENTRY_GROUPS: dict[str, tuple[PaperEntry, ...]] = {
             'Feed-forward network',
             ('blocks:swiglu', *(f'blocks:{name}*' for name in ('relu', 'gelu', 'swish', 'reglu', 'geglu'))),
         ),
-        PaperEntry('Table 9 (v1)', 'Number and combination of heads', ('blocks:swiglu', 'blocks:heads_*', 'blocks:add*')),
+        PaperEntry(
+            'Table 9 (v1)', 'Number and combination of heads', ('blocks:swiglu', 'blocks:heads_*', 'blocks:add*')
+        ),
         PaperEntry('Appendix D.3 (v1)', 'Post-norm', ('blocks:post_norm',)),
     ),
     'Attention biases': (
@@ -178,7 +193,9 @@ ENTRY_GROUPS: dict[str, tuple[PaperEntry, ...]] = {
             ),
         ),
         PaperEntry('Table 12 (v1)', 'Softmax rows that sum to alpha', ('attention:softmax', 'attention:alpha_*')),
-        PaperEntry('Appendix D.4 (ICLR)', 'Normalization by a p-norm', ('attention:softmax_p_*', 'attention:sigmoid_p_*')),
+        PaperEntry(
+            'Appendix D.4 (ICLR)', 'Normalization by a p-norm', ('attention:softmax_p_*', 'attention:sigmoid_p_*')
+        ),
         PaperEntry(
             'Table 14 (v1)',
             'Sigmoid without normalization: learning rate and weight decay',
@@ -277,7 +294,10 @@ def build_page() -> str:
 
 def format_introduction(entries: list[PaperEntry]) -> str:
     """Return what was run, and how to read the columns."""
-    claims_data, verdict_counts = load_results(), Counter(verdict_entry['verdict'] for verdict_entry in load_verdicts().values())
+    claims_data, verdict_counts = (
+        load_results(),
+        Counter(verdict_entry['verdict'] for verdict_entry in load_verdicts().values()),
+    )
     rows = {row for entry in entries for row in match_rows(entry)}
     num_run = sum(find_our_runs(row) is not None for row in rows)
     seeds = sorted({len(seeds) for seeds in claims_data['runs'].values()})
@@ -286,7 +306,9 @@ def format_introduction(entries: list[PaperEntry]) -> str:
         f'size `{claims_data["size"]}`: 200,000 '
         f'parameters, on two CPU cores, with {seeds[0]} to {seeds[-1]} seeds. No row was trained at the size of the '
         f'paper. Verdicts on {sum(verdict_counts.values())} [claims](../results/claims.md): '
-        + ', '.join(f'{verdict_counts[verdict]} {verdict}' for verdict in claims_report.VERDICTS if verdict_counts[verdict])
+        + ', '.join(
+            f'{verdict_counts[verdict]} {verdict}' for verdict in claims_report.VERDICTS if verdict_counts[verdict]
+        )
         + '.\n\n'
         '**Published** numbers are of the size of the paper (60M parameters unless the title says otherwise). '
         '**Ours** are '
@@ -310,7 +332,11 @@ def format_introduction(entries: list[PaperEntry]) -> str:
 
 def format_contents() -> str:
     lines = (
-        [f'[{escape_markdown(entry.location)}](#{make_slug(entry)})', escape_markdown(entry.title), format_status(entry)]
+        [
+            f'[{escape_markdown(entry.location)}](#{make_slug(entry)})',
+            escape_markdown(entry.title),
+            format_status(entry),
+        ]
         for group in ENTRY_GROUPS.values()
         for entry in group
     )
@@ -340,7 +366,9 @@ def format_section(entry: PaperEntry) -> str:
     if commands := [*list_sweep_commands(entry), *entry.commands]:
         markdown += '```console\n' + '\n'.join(commands) + '\n```\n\n'
     if rows := match_rows(entry):
-        markdown += format_table(['row', 'published', f'ours ({load_results()["size"]})', 'cost'], map(format_row, rows))
+        markdown += format_table(
+            ['row', 'published', f'ours ({load_results()["size"]})', 'cost'], map(format_row, rows)
+        )
     if entry.location.startswith('Table 5'):
         markdown += format_open_models()
     markdown += f'{entry.missing_reason}\n\n' if entry.missing_reason else ''
@@ -359,7 +387,12 @@ def format_row(row: str) -> list[str]:
     row_info = load_all_rows()[row]
     notes = escape_markdown(format_sentence(row_info['note'])) if row_info.get('note') else ''
     link = f'[{format_code(row)}](../reference/rows.md#{make_file_slug(file)}-{name})'
-    return [link, format_published(row_info['published']) or notes or 'nothing', format_our_numbers(row), f'× {compute_relative_cost(row):.2g}']
+    return [
+        link,
+        format_published(row_info['published']) or notes or 'nothing',
+        format_our_numbers(row),
+        f'× {compute_relative_cost(row):.2g}',
+    ]
 
 
 def format_our_numbers(row: str) -> str:
@@ -377,7 +410,11 @@ def format_our_numbers(row: str) -> str:
         if values := [item['end'][name] for item in runs.values() if name in item['end']]:
             parts.append(f'{format_code(name)} {format_spread(values, name)}')
     failed_runs = [item for item in runs.values() if item['end'].get('fails')]
-    parts += [f'fails in {len(failed_runs)} of {len(runs)}'] if failed_runs or load_all_rows()[row]['published'].get('fails') else []
+    parts += (
+        [f'fails in {len(failed_runs)} of {len(runs)}']
+        if failed_runs or load_all_rows()[row]['published'].get('fails')
+        else []
+    )
     scaled_values = list_scaled_values(row)
     return '<br>'.join([*parts, f'{len(runs)} seeds', *(f'with {item}' for item in scaled_values)])
 
@@ -385,14 +422,18 @@ def format_our_numbers(row: str) -> str:
 def format_spread(values: list[float], name: str) -> str:
     mean_and_sd, info = summarize_values(values), find_metric_info(name)
     digits = 1 if info and info.unit == '%' else 3
-    return f'{mean_and_sd["mean"]:.{digits}f}' + ('' if mean_and_sd['sd'] is None else f' ± {mean_and_sd["sd"]:.{digits}f}')
+    return f'{mean_and_sd["mean"]:.{digits}f}' + (
+        '' if mean_and_sd['sd'] is None else f' ± {mean_and_sd["sd"]:.{digits}f}'
+    )
 
 
 def list_scaled_values(row: str) -> list[str]:
     """Return the values that a row has at the size of our results, where they are not those of the paper."""
     config_values = flatten_dict(dataclasses.asdict(load_spec(row, load_results()['size'])))
     return [
-        f'`{path}={format_value(config_values[path])}`' for path, value in load_all_rows()[row]['diff'].items() if config_values.get(path) != value
+        f'`{path}={format_value(config_values[path])}`'
+        for path, value in load_all_rows()[row]['diff'].items()
+        if config_values.get(path) != value
     ]
 
 
@@ -406,9 +447,14 @@ def count_operations(spec: Spec) -> float:
 
 
 def format_open_models() -> str:
-    inputs = list(dict.fromkeys(name for published_sinks in PUBLISHED_SINK_RATES.values() for name in published_sinks))
+    inputs = list(
+        dict.fromkeys(name for published_sinks in PUBLISHED_SINK_RATES.values() for name in published_sinks)
+    )
     lines = (
-        [format_code(model), *(f'{published_sinks[input_name]:.2f}' if input_name in published_sinks else '' for input_name in inputs)]
+        [
+            format_code(model),
+            *(f'{published_sinks[input_name]:.2f}' if input_name in published_sinks else '' for input_name in inputs),
+        ]
         for model, published_sinks in PUBLISHED_SINK_RATES.items()
     )
     return 'Published Sink_1 in percent, at T = 64:\n\n' + format_table(['model', *inputs], lines)
@@ -417,7 +463,9 @@ def format_open_models() -> str:
 def format_claims(entry: PaperEntry) -> str:
     """Return the verdicts on claims that are about the rows of an entry, or that it names."""
     rows, all_claims = set(match_rows(entry)), load_claims()
-    names = [name for name, claim in all_claims.items() if name in entry.claims or (claim.of and claim.of.row in rows)]
+    names = [
+        name for name, claim in all_claims.items() if name in entry.claims or (claim.of and claim.of.row in rows)
+    ]
     if not names:
         return ''
     lines = ''.join(f'- {format_claim(load_verdicts()[name])}\n' for name in names)
@@ -439,7 +487,9 @@ def format_claim(verdict_entry: dict) -> str:
 def load_all_rows() -> dict[str, dict[str, Any]]:
     """Return {TABLE:ROW: what the row is about} of all files of configs/."""
     return {
-        f'{make_file_slug(file)}:{name}': row for file in config.list_config_files() for name, row in config.load_rows(file).items()
+        f'{make_file_slug(file)}:{name}': row
+        for file in config_flags.list_config_files()
+        for name, row in config_flags.load_rows(file).items()
     }
 
 
@@ -457,18 +507,21 @@ def load_results() -> dict[str, Any]:
 
 @functools.cache
 def load_claims() -> dict[str, Any]:
-    return claims_report.parse_claims(config.load_config_module('configs/claims.py', 'CLAIMS').CLAIMS)
+    return claims_report.parse_claims(config_flags.load_config_module('configs/claims.py', 'CLAIMS').CLAIMS)
 
 
 @functools.cache
 def load_verdicts() -> dict[str, dict]:
-    return {verdict_entry['claim']: verdict_entry for verdict_entry in claims_command.compute_verdicts(load_claims(), load_results())}
+    return {
+        verdict_entry['claim']: verdict_entry
+        for verdict_entry in claims_command.compute_verdicts(load_claims(), load_results())
+    }
 
 
 @functools.cache
 def load_spec(row: str, size: str | None) -> Spec:
     table, _, name = row.partition(':')
-    return config.load_spec(f'configs/{table}.py:{name}', [], size)[0]
+    return config_flags.load_spec(f'configs/{table}.py:{name}', [], size)[0]
 
 
 @functools.cache
@@ -483,7 +536,7 @@ def group_runs_by_config() -> dict[str, dict]:
 
 
 def make_config_key(config: dict[str, Any]) -> str:
-    return repr(sorted(config.items(), key=lambda item: item[0]))
+    return repr(sorted(config_flags.items(), key=lambda item: item[0]))
 
 
 @functools.cache
@@ -493,7 +546,9 @@ def find_our_runs(row: str) -> dict[str, dict] | None:
         row_config = results.get_flat_config(load_spec(row, load_results()['size']))
     except UserError:
         return None
-    first_config = results.get_base_config(load_results()['configs'])  # a field that came later is none of the measured ones
+    first_config = results.get_base_config(
+        load_results()['configs']
+    )  # a field that came later is none of the measured ones
     return group_runs_by_config().get(make_config_key({path: row_config.get(path) for path in first_config}))
 
 

@@ -6,11 +6,14 @@ import re
 from collections.abc import Mapping
 
 from sinklab.escape import join_shell, quote_shell
-from sinklab.processes.ending import EXIT_CAUSES
+from sinklab.supervisor.exit_status import EXIT_CAUSES
 
 # What a scheduler starts again: a run that says so, and a process that a signal has ended. All else is final.
 RETRY_SIGNALS = {'SIGABRT': 6, 'SIGBUS': 7, 'SIGKILL': 9, 'SIGSEGV': 11, 'SIGTERM': 15}
-RETRY_EXIT_CODES = (*sorted({code for kind, code in EXIT_CAUSES.values() if kind == 'lost'}), *(128 + n for n in RETRY_SIGNALS.values()))
+RETRY_EXIT_CODES = (
+    *sorted({code for kind, code in EXIT_CAUSES.values() if kind == 'lost'}),
+    *(128 + n for n in RETRY_SIGNALS.values()),
+)
 # What is not for a user to say to a run -> what to do instead.
 RESERVED_OPTIONS = {
     **{name: f'give --{name} before it' for name in ('workdir', 'grace', 'compiled', 'restarts')},
@@ -38,7 +41,11 @@ class Job:
 
     @property
     def argv(self) -> list[str]:
-        run_flags = [f'--workdir={self.workdir}', f'--grace={self.grace_seconds}', f'--compiled={self.compilation_cache}']
+        run_flags = [
+            f'--workdir={self.workdir}',
+            f'--grace={self.grace_seconds}',
+            f'--compiled={self.compilation_cache}',
+        ]
         return ['sinklab', *self.arguments, *run_flags]
 
     def make_script(self, folder: str, secret_file: str = '') -> str:

@@ -5,11 +5,21 @@ import json
 import sys
 from typing import Any
 
-from launch import tpus
-from launch.command import Scheduler, Verb, main, require_options
+from launch import tpu_slices
+from launch.code_bundle import PYTHON_VERSION, get_local_folder, plan_code_bundle
+from launch.command_line import (
+    Scheduler,
+    Verb,
+    main,
+    require_options,
+)
 from launch.job import RETRY_EXIT_CODES, Job
-from launch.plan import Command, File, Plan, make_command
-from launch.shipping import PYTHON_VERSION, get_local_folder, plan_code_bundle
+from launch.plan import (
+    Command,
+    File,
+    Plan,
+    make_command,
+)
 
 SPOT_GRACE_SECONDS = 25  # seconds that pods of a spot node are given at most
 INSTALL_FOLDER = '/opt/sinklab'
@@ -29,7 +39,7 @@ NODEPOOL_LABEL = 'cloud.google.com/gke-nodepool'
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
-    tpus.add_options(parser)
+    tpu_slices.add_options(parser)
     parser.add_argument('--project', metavar='ID', help='of Google Cloud, where the image is built')
     parser.add_argument('--image', metavar='PATH:TAG', help='of the container, to be built with this code')
     parser.add_argument('--built', action='store_true', help='the image is there')
@@ -65,7 +75,7 @@ def make_manifest(job: Job, args: argparse.Namespace) -> dict[str, Any]:
 
 def make_job_spec(job: Job, args: argparse.Namespace) -> dict[str, Any]:
     """A Job: a pod for each host, all of which fail with the first."""
-    tpu_slice = tpus.parse_slice(args.accelerator)
+    tpu_slice = tpu_slices.parse_slice(args.accelerator)
     final_exit_codes = {'containerName': 'sinklab', 'operator': 'NotIn', 'values': list(RETRY_EXIT_CODES)}
     return {
         'parallelism': tpu_slice.num_hosts,
@@ -77,7 +87,7 @@ def make_job_spec(job: Job, args: argparse.Namespace) -> dict[str, Any]:
 
 
 def make_pod_spec(job: Job, args: argparse.Namespace) -> dict[str, Any]:
-    tpu_slice = tpus.parse_slice(args.accelerator)
+    tpu_slice = tpu_slices.parse_slice(args.accelerator)
     spot_selector = {'cloud.google.com/gke-spot': 'true'} if args.spot else {}
     return {
         'restartPolicy': 'Never',
@@ -120,7 +130,7 @@ def escape_dollars(text: str) -> str:
 
 
 def plan_submit(jobs: list[Job], args: argparse.Namespace) -> Plan:
-    tpus.check_run(jobs[0].arguments, args)
+    tpu_slices.check_run(jobs[0].arguments, args)
     require_options(args, image='europe-west4-docker.pkg.dev/PROJECT/sinklab/sinklab:1')
     image = Plan() if args.built else plan_image_build(jobs, args)
     return image + Plan(files=tuple(make_manifest_files(jobs, args))) + plan_apply(jobs, args)
@@ -135,7 +145,10 @@ def plan_image_build(jobs: list[Job], args: argparse.Namespace) -> Plan:
 
 
 def make_manifest_files(jobs: list[Job], args: argparse.Namespace) -> list[File]:
-    return [File(get_manifest_path(job), json.dumps(make_manifest(job, args), indent=2) + '\n', is_private=True) for job in jobs]
+    return [
+        File(get_manifest_path(job), json.dumps(make_manifest(job, args), indent=2) + '\n', is_private=True)
+        for job in jobs
+    ]
 
 
 def get_manifest_path(job: Job) -> str:
@@ -148,7 +161,9 @@ def make_kubectl_command(args: argparse.Namespace, *words: str) -> Command:
 
 
 def plan_apply(jobs: list[Job], args: argparse.Namespace) -> Plan:
-    return Plan(commands=tuple(make_kubectl_command(args, 'apply', f'--filename={get_manifest_path(job)}') for job in jobs))
+    return Plan(
+        commands=tuple(make_kubectl_command(args, 'apply', f'--filename={get_manifest_path(job)}') for job in jobs)
+    )
 
 
 def plan_stop(jobs: list[Job], args: argparse.Namespace) -> Plan:
@@ -186,7 +201,7 @@ SCHEDULER = Scheduler(
     module='launch.jobset',
     summary=__doc__,
     add_options=add_options,
-    check_options=tpus.check_options,
+    check_options=tpu_slices.check_options,
     path_prefixes=('gs://',),
     get_max_grace_seconds=lambda given: SPOT_GRACE_SECONDS if given.spot else 3600,
     verbs={

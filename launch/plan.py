@@ -11,7 +11,7 @@ from pathlib import Path
 
 from launch.job import UserError
 from sinklab.escape import escape_control, join_shell, quote_shell
-from sinklab.install import format_extra_command
+from sinklab.install_commands import format_extra_command
 
 INSTALL_HINTS = {
     'gcloud': 'install it from https://cloud.google.com/sdk/docs/install',
@@ -74,7 +74,9 @@ class Plan:
 
     def __str__(self) -> str:
         """A script that does all of it."""
-        return '\n'.join(['#!/bin/bash', 'set -eu', *map(format_write_script, self.files), *map(str, self.commands), ''])
+        return '\n'.join(
+            ['#!/bin/bash', 'set -eu', *map(format_write_script, self.files), *map(str, self.commands), '']
+        )
 
     def execute(self) -> None:
         """All of it, up to the first command that fails; nothing, where a program is missing."""
@@ -125,7 +127,9 @@ def run_command(command_to_run: Command) -> tuple[int, list[str]]:
 
 def format_failure(failed_command: Command, code: int, stderr_lines: list[str], num_remaining: int) -> str:
     text = '\n'.join(stderr_lines)
-    hint = next((hint for pattern, hint in ERROR_HINTS.items() if re.search(pattern, text, re.IGNORECASE)), 'see above')
+    hint = next(
+        (hint for pattern, hint in ERROR_HINTS.items() if re.search(pattern, text, re.IGNORECASE)), 'see above'
+    )
     remainder = f'; {num_remaining} more to run were not' if num_remaining else ''
     last_line = escape_control(stderr_lines[-1]) if stderr_lines else 'without a word'
     return f'{join_shell(failed_command.argv[:4])} ... exits with {code} ({last_line}): {hint}{remainder}'

@@ -4,11 +4,27 @@ import argparse
 import os
 import sys
 
-from launch import tpus
-from launch.command import Scheduler, Verb, get_code_folder, main, require_options
-from launch.job import RETRY_EXIT_CODES, RETRY_SIGNALS, Job, UserError
-from launch.plan import Command, File, Plan, make_command
-from launch.shipping import get_local_folder, plan_code_bundle
+from launch import tpu_slices
+from launch.code_bundle import get_local_folder, plan_code_bundle
+from launch.command_line import (
+    Scheduler,
+    Verb,
+    get_code_folder,
+    main,
+    require_options,
+)
+from launch.job import (
+    RETRY_EXIT_CODES,
+    RETRY_SIGNALS,
+    Job,
+    UserError,
+)
+from launch.plan import (
+    Command,
+    File,
+    Plan,
+    make_command,
+)
 from sinklab.escape import quote_shell
 
 SPOT_GRACE_SECONDS = 30  # seconds from the notice to the end of a spot VM
@@ -90,7 +106,7 @@ SERVICE_PROPERTIES = 'ActiveState,Result,ExecMainStatus,ExecMainStartTimestampMo
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
-    tpus.add_options(parser)
+    tpu_slices.add_options(parser)
     parser.add_argument('--runtime', metavar='VERSION', help='of the VMs; the usual one of the chips')
     parser.add_argument('--reserved', action='store_true', help='of a reservation of yours')
     parser.add_argument('--service_account', metavar='EMAIL', help='of the VMs')
@@ -101,7 +117,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 def check_options(args: argparse.Namespace) -> None:
     if args.verb not in ('follow', 'fetch'):
         require_options(args, project='my-project', zone='europe-west4-b')
-    tpus.check_options(args)
+    tpu_slices.check_options(args)
     if args.spot and args.reserved:
         raise UserError('--spot and --reserved are both given; a reservation is not taken away, leave one out')
 
@@ -111,7 +127,9 @@ def make_location_flags(args: argparse.Namespace) -> tuple[str, str]:
 
 
 def make_queued_resource_command(args: argparse.Namespace, *words: str, is_optional: bool = False) -> Command:
-    return make_command('gcloud', 'compute', 'tpus', 'queued-resources', *words, *make_location_flags(args), is_optional=is_optional)
+    return make_command(
+        'gcloud', 'compute', 'tpus', 'queued-resources', *words, *make_location_flags(args), is_optional=is_optional
+    )
 
 
 def list_node_names(job: Job, args: argparse.Namespace) -> list[str]:
@@ -119,7 +137,9 @@ def list_node_names(job: Job, args: argparse.Namespace) -> list[str]:
     return [job.name] if args.slices == 1 else [f'{job.name}-{number}' for number in range(args.slices)]
 
 
-def make_ssh_command(node: str, args: argparse.Namespace, worker: str, remote_command: str, is_optional: bool = False) -> Command:
+def make_ssh_command(
+    node: str, args: argparse.Namespace, worker: str, remote_command: str, is_optional: bool = False
+) -> Command:
     flags = (*make_location_flags(args), f'--worker={worker}', f'--command={remote_command}')
     return make_command('gcloud', 'compute', 'tpus', 'tpu-vm', 'ssh', node, *flags, is_optional=is_optional)
 
@@ -131,7 +151,9 @@ def make_first_host_command(job: Job, args: argparse.Namespace, remote_command: 
 
 def make_service_unit(job: Job) -> str:
     retry_statuses = [*(str(code) for code in RETRY_EXIT_CODES), *RETRY_SIGNALS]
-    return SERVICE_UNIT.format(folder=INSTALL_FOLDER, starts=job.max_restarts + 1, again=' '.join(retry_statuses), grace=job.grace_seconds)
+    return SERVICE_UNIT.format(
+        folder=INSTALL_FOLDER, starts=job.max_restarts + 1, again=' '.join(retry_statuses), grace=job.grace_seconds
+    )
 
 
 def get_bucket_folder(job: Job, args: argparse.Namespace) -> str:
@@ -139,7 +161,7 @@ def get_bucket_folder(job: Job, args: argparse.Namespace) -> str:
 
 
 def make_create_command(job: Job, args: argparse.Namespace) -> Command:
-    tpu_slice = tpus.parse_slice(args.accelerator)
+    tpu_slice = tpu_slices.parse_slice(args.accelerator)
     slice_flags = (f'--node-count={args.slices}', f'--node-prefix={job.name}')
     switches = {'spot': args.spot, 'reserved': args.reserved}
     return make_queued_resource_command(
@@ -165,12 +187,17 @@ def make_describe_command(job: Job, args: argparse.Namespace) -> Command:
 
 def make_keep_script(job: Job, args: argparse.Namespace) -> str:
     ask_command = make_first_host_command(job, args, f'systemctl show --property={SERVICE_PROPERTIES} sinklab')
-    commands = dict(describe=make_describe_command(job, args), ask=ask_command, delete=make_delete_command(job, args), create=make_create_command(job, args))
+    commands = dict(
+        describe=make_describe_command(job, args),
+        ask=ask_command,
+        delete=make_delete_command(job, args),
+        create=make_create_command(job, args),
+    )
     return KEEP_SCRIPT.format(restarts=job.max_restarts, **commands)
 
 
 def plan_submit(jobs: list[Job], args: argparse.Namespace) -> Plan:
-    tpus.check_run(jobs[0].arguments, args)
+    tpu_slices.check_run(jobs[0].arguments, args)
     return sum((plan_submit_job(job, args) for job in jobs), Plan())
 
 
@@ -182,15 +209,28 @@ def plan_submit_job(job: Job, args: argparse.Namespace) -> Plan:
         'create.sh': f'#!/bin/bash\nexec {make_create_command(job, args)}\n',
         'keep.sh': make_keep_script(job, args),
     }
-    files = [File(f'{get_local_folder(job.name)}/{name}', text, is_private=name == 'run.sh') for name, text in texts.items()]
+    files = [
+        File(f'{get_local_folder(job.name)}/{name}', text, is_private=name == 'run.sh')
+        for name, text in texts.items()
+    ]
     secret_command = make_command('bash', '-c', MAKE_SECRET, sys.executable, f'{get_local_folder(job.name)}/secret')
-    upload_command = make_command('gcloud', 'storage', 'rsync', '--recursive', get_local_folder(job.name), get_bucket_folder(job, args))
-    return plan_code_bundle(job, get_local_folder(job.name), 'tpu', *files) + Plan(commands=(secret_command, upload_command, make_create_command(job, args)))
+    upload_command = make_command(
+        'gcloud', 'storage', 'rsync', '--recursive', get_local_folder(job.name), get_bucket_folder(job, args)
+    )
+    return plan_code_bundle(job, get_local_folder(job.name), 'tpu', *files) + Plan(
+        commands=(secret_command, upload_command, make_create_command(job, args))
+    )
 
 
 def plan_resume(jobs: list[Job], args: argparse.Namespace) -> Plan:
     """Plan to delete the suspended resource of each job and to create one of the same name."""
-    command_pairs = [(make_delete_command(job, args, is_optional=True), make_command('bash', f'{get_local_folder(job.name)}/create.sh')) for job in jobs]
+    command_pairs = [
+        (
+            make_delete_command(job, args, is_optional=True),
+            make_command('bash', f'{get_local_folder(job.name)}/create.sh'),
+        )
+        for job in jobs
+    ]
     return Plan(commands=tuple(planned for pair in command_pairs for planned in pair))
 
 
@@ -208,7 +248,11 @@ def plan_logs(jobs: list[Job], args: argparse.Namespace) -> Plan:
 
 
 def plan_preempt(jobs: list[Job], args: argparse.Namespace) -> Plan:
-    return Plan(commands=tuple(make_first_host_command(job, args, 'sudo systemctl kill --signal=TERM sinklab') for job in jobs))
+    return Plan(
+        commands=tuple(
+            make_first_host_command(job, args, 'sudo systemctl kill --signal=TERM sinklab') for job in jobs
+        )
+    )
 
 
 def plan_stop(jobs: list[Job], args: argparse.Namespace) -> Plan:
@@ -217,7 +261,10 @@ def plan_stop(jobs: list[Job], args: argparse.Namespace) -> Plan:
 
 
 def plan_stop_job(job: Job, args: argparse.Namespace) -> Plan:
-    stop_commands = [make_ssh_command(node, args, 'all', 'sudo systemctl stop sinklab', is_optional=True) for node in list_node_names(job, args)]
+    stop_commands = [
+        make_ssh_command(node, args, 'all', 'sudo systemctl stop sinklab', is_optional=True)
+        for node in list_node_names(job, args)
+    ]
     return Plan(commands=(*stop_commands, make_delete_command(job, args)))
 
 

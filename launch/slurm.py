@@ -6,10 +6,23 @@ import shlex
 import sys
 from collections.abc import Callable
 
-from launch.command import Scheduler, Verb, check_minimum, check_layout, get_code_folder, main, require_options
-from launch.job import RETRY_EXIT_CODES, BUCKET_PREFIXES, Job, UserError
+from launch.code_bundle import plan_code_bundle
+from launch.command_line import (
+    Scheduler,
+    Verb,
+    check_layout,
+    check_minimum,
+    get_code_folder,
+    main,
+    require_options,
+)
+from launch.job import (
+    BUCKET_PREFIXES,
+    RETRY_EXIT_CODES,
+    Job,
+    UserError,
+)
 from launch.plan import File, Plan, make_command
-from launch.shipping import plan_code_bundle
 from sinklab.escape import quote_shell
 
 PATH_PREFIXES = ('/', *BUCKET_PREFIXES)
@@ -97,8 +110,12 @@ def plan_submit(jobs: list[Job], args: argparse.Namespace) -> Plan:
     if args.gpus:
         check_layout(jobs[0].arguments, args.nodes * args.gpus, f'{args.nodes} x {args.gpus} GPUs')
     folder = get_shared_code_folder(args)
-    run_scripts = [File(f'{folder}/run-{number}.sh', job.make_script(folder), is_private=True) for number, job in enumerate(jobs)]
-    bundle_plan = plan_code_bundle(jobs[0], folder, 'gpu', *run_scripts, File(f'{folder}/job.sh', make_job_script(jobs, args, folder)))
+    run_scripts = [
+        File(f'{folder}/run-{number}.sh', job.make_script(folder), is_private=True) for number, job in enumerate(jobs)
+    ]
+    bundle_plan = plan_code_bundle(
+        jobs[0], folder, 'gpu', *run_scripts, File(f'{folder}/job.sh', make_job_script(jobs, args, folder))
+    )
     return bundle_plan + Plan(commands=(make_command('bash', f'{folder}/install.sh'),)) + plan_resume(jobs, args)
 
 
@@ -138,8 +155,13 @@ SCHEDULER = Scheduler(
         'resume': Verb('the same job again, as it was shipped', plan_resume, ('workdir',)),
         'status': Verb('where it is in the queue', make_plan_by_name(STATUS_COMMAND)),
         'logs': Verb('what the job has said', plan_logs, ('workdir',), is_single_job=True),
-        'preempt': Verb('told to stop as ahead of its limit: it saves, and comes back', make_plan_by_name(TERM_COMMAND)),
-        'stop': Verb('told to stop for good: it saves', make_plan_by_name(CANCEL_PENDING_COMMAND, TERM_SCRIPT_COMMAND, TERM_COMMAND)),
+        'preempt': Verb(
+            'told to stop as ahead of its limit: it saves, and comes back', make_plan_by_name(TERM_COMMAND)
+        ),
+        'stop': Verb(
+            'told to stop for good: it saves',
+            make_plan_by_name(CANCEL_PENDING_COMMAND, TERM_SCRIPT_COMMAND, TERM_COMMAND),
+        ),
     },
 )
 

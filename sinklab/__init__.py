@@ -1,42 +1,42 @@
 """Train language models, watch attention sinks emerge, and find out why.
 
-The public Python API is `sinklab.open`, `sinklab.attention`, and the exception `sinklab.Refusal`.
+The public Python API is `sinklab.open`, `sinklab.attention`, and the exception `sinklab.UserError`.
 """
 
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from sinklab.attend.attention import attention as attention
-    from sinklab.observe.opening import OpenedModel, OpenedRun
-    from sinklab.record import UserError as UserError
+    from sinklab.api import OpenedModel, OpenedRun
+    from sinklab.attn.function import attention as attention
+    from sinklab.schema import UserError as UserError
 
 __version__ = '0.2.0'
 
 # Imported when they are first used: jax takes a second, and `import sinklab` must not.
-LAZY_IMPORTS = {'attention': 'sinklab.attend.attention', 'Refusal': 'sinklab.record'}
+LAZY_IMPORTS = {'attention': 'sinklab.attn.function', 'UserError': 'sinklab.schema'}
 
 
 def open(model_ref: str, *, bos: str = 'auto', remote_code: bool = False) -> 'OpenedRun | OpenedModel':
     """Open a run or a model of transformers, to look at its attention and to measure it; nothing is written.
 
     Args:
-        given: The folder of a run (its newest whole checkpoint is taken), `RUN@STEP`, or `hf:` with the folder or
+        model_ref: The folder of a run (its newest whole checkpoint is taken), `RUN@STEP`, or `hf:` with the folder or
             the name of a model of transformers. A run may also lie in a bucket, and may still be training.
         bos: What a text begins with. `auto`: what training or the model's tokenizer puts there; `none`: the text
             itself; `force`: BOS.
         remote_code: Execute the Python code that comes with a model of transformers.
 
     Returns:
-        A `Run`, or an `Opened` for `hf:`. Both have `.attention(text)` and `.measure(name, text)`; a run also has
+        An `OpenedRun`, or an `OpenedModel` for `hf:`. Both have `.attention(text)` and `.measure(name, text)`; a run also has
         `.steps`, `.at(step)`, `.curve(name)`, `.params(step)`, `.model` and `.spec`. Parameters are read when they
         are first needed.
 
     Raises:
         Refusal: There is no such run, step or model, or a package that it needs is not installed.
     """
-    from sinklab.observe import opening
+    from sinklab import api
 
-    return opening.open(model_ref, bos=bos, remote_code=remote_code)
+    return api.open(model_ref, bos=bos, remote_code=remote_code)
 
 
 def __getattr__(name: str) -> Any:

@@ -8,25 +8,27 @@ if _signal.getsignal(_signal.SIGINT) is _signal.default_int_handler:
 import os
 import sys
 
-from sinklab import startup, streams
+from sinklab import standard_streams, startup_signals
 
 
 def run() -> None:
     """Run a verb, and exit with its code."""
-    streams.install_safe_streams()
-    startup.install_signal_handlers(next((argument for argument in sys.argv[1:] if not argument.startswith('-')), ''))
+    standard_streams.install_safe_streams()
+    startup_signals.install_signal_handlers(
+        next((argument for argument in sys.argv[1:] if not argument.startswith('-')), '')
+    )
     from sinklab.cli.main import main
 
     try:
-        with startup.enable_keyboard_interrupts():
+        with startup_signals.enable_keyboard_interrupts():
             exit_code = main()
     except KeyboardInterrupt:  # outside of a verb
-        os._exit(startup.SIGINT_EXIT_CODE)
-    except streams.OutputClosedError:  # while help is printed
+        os._exit(startup_signals.SIGINT_EXIT_CODE)
+    except standard_streams.OutputClosedError:  # while help is printed
         exit_code = 0
     except SystemExit as exit_error:  # of argparse
         exit_code = exit_error.code
-    sys.exit(streams.flush_standard_streams(exit_code))
+    sys.exit(standard_streams.flush_standard_streams(exit_code))
 
 
 if __name__ == '__main__':

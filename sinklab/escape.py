@@ -58,8 +58,7 @@ def escape_control(text: object, keep: str = '') -> str:
     if text.isascii() and text.isprintable():
         return text
     return ''.join(
-        char.encode('unicode_escape').decode() if char not in keep and is_hidden(char) else char
-        for char in text
+        char.encode('unicode_escape').decode() if char not in keep and is_hidden(char) else char for char in text
     )
 
 
@@ -89,7 +88,9 @@ def escape_figure(text: object) -> str:
     What `$` means there depends on the settings of FIGURE, which must hold while a figure is made.
     """
     escaped = escape_control(text)
-    return '\n'.join(escaped[start : start + FIGURE_LINE_CHARS] for start in range(0, len(escaped), FIGURE_LINE_CHARS))
+    return '\n'.join(
+        escaped[start : start + FIGURE_LINE_CHARS] for start in range(0, len(escaped), FIGURE_LINE_CHARS)
+    )
 
 
 # Settings of Matplotlib with which text is drawn as it is given.

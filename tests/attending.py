@@ -10,14 +10,13 @@ import numpy as np
 from conftest import OPERATIONS
 from jax.experimental import pallas as pl
 
-from sinklab.attend import dense
-from sinklab.attend import mask as masks
-from sinklab.attend.backends import BACKENDS
-from sinklab.attend.bias import ScoreBias, RelativePositionBias
-from sinklab.attend.kernels.primitive import MASK_VALUE
-from sinklab.attend.operation import resolve_operation
-from sinklab.attend.rule import AttentionSpec
-from sinklab.spec import AttentionConfig
+from sinklab.attn import mask as masks
+from sinklab.attn import reference
+from sinklab.attn.backends import BACKENDS
+from sinklab.attn.operations import resolve_operation
+from sinklab.attn.pallas.primitive import MASK_VALUE
+from sinklab.attn.spec import AttentionSpec, RelativePositionBias, ScoreBias
+from sinklab.config.spec import AttentionConfig
 
 LENGTH, HEADS = 256, 2
 PLACES = np.arange(LENGTH)[None]
@@ -37,7 +36,9 @@ MASKS = {
     'prefix': lambda length: masks.make_prefix_mask(length, 100),
     'window': lambda length: masks.make_causal_mask(length) & masks.make_window_mask(length, 50),
     'documents': documents,
-    'all of them': lambda length: masks.make_prefix_mask(length, 40) & masks.make_window_mask(length, 150) & documents(length),
+    'all of them': lambda length: (
+        masks.make_prefix_mask(length, 40) & masks.make_window_mask(length, 150) & documents(length)
+    ),
     'padded': lambda length: masks.make_causal_mask(length - 150).pad(after=150),
 }
 
@@ -74,7 +75,9 @@ def alibi(slope_H=SLOPES, columns=0):
     return ScoreBias(RelativePositionBias(steep, slope_H[:, None]), PLACES, key_BS)
 
 
-def rule(attention: AttentionConfig, mask: masks.Mask, columns: int = 0, bias: ScoreBias | None = None) -> AttentionSpec:
+def rule(
+    attention: AttentionConfig, mask: masks.Mask, columns: int = 0, bias: ScoreBias | None = None
+) -> AttentionSpec:
     return AttentionSpec(resolve_operation(attention), mask, columns, bias or ScoreBias())
 
 
@@ -92,7 +95,7 @@ class Matrix:
 def attend(arrays, attention, mask, columns=0):
     """(output_BTHK, attention_BHTS) of (query, key, value, bias), by the definition."""
     *arrays, bias = (jnp.asarray(array, jnp.float32) for array in arrays)
-    found = dense.attend(*arrays, rule(attention, mask, columns, Matrix(bias)))
+    found = reference.attend(*arrays, rule(attention, mask, columns, Matrix(bias)))
     return found.output_BTHK, found.attention_BHTS
 
 

@@ -10,8 +10,8 @@ from conftest import tiny
 from stores import made, written
 
 from sinklab.data.batches import RunData, load_run_data
-from sinklab.data.store.store import Store
-from sinklab.files.place import parse_path, get_file_system
+from sinklab.data.store import Store
+from sinklab.storage.paths import get_file_system, parse_path
 
 LENGTH = 2047  # windows of 4 KB
 

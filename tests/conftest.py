@@ -23,13 +23,19 @@ from ml_collections import ConfigDict
 
 from configs import default
 from configs.sizes import SMOKE
-from sinklab import devices, program_cache
-from sinklab.attend import chunked
-from sinklab.attend.kernels import tpu
-from sinklab.files import patience
-from sinklab.files.place import short_timeout
-from sinklab.parse import parse_config
-from sinklab.spec import NORMALIZERS_BY_SIMILARITY, AttentionConfig, Hardware, Spec
+from sinklab import compilation_cache
+from sinklab.attn import chunked
+from sinklab.attn.pallas import tpu
+from sinklab.config.spec import (
+    NORMALIZERS_BY_SIMILARITY,
+    AttentionConfig,
+    Hardware,
+    Spec,
+)
+from sinklab.config.validate import parse_config
+from sinklab.parallel import device_mesh
+from sinklab.storage import retry
+from sinklab.storage.paths import short_timeout
 from sinklab.train import state
 
 # Tests compile for minutes and compute for seconds. Older emitters, where there are some (jax 0.10), take a third of
@@ -53,18 +59,22 @@ for name, value in dict(
 ).items():
     os.environ[name.upper()] = str(value)
     jax.config.update(name, value)
-program_cache.install_verified_cache()  # before the first test compiles, or programs of two kinds would be kept
+compilation_cache.install_verified_cache()  # before the first test compiles, or programs of two kinds would be kept
 
 # A layout in a test takes as many of the four devices as it names, and the others are not idle.
-mesh_of = devices.make_mesh
-devices.make_mesh = lambda hardware, given=None: mesh_of(hardware, given or jax.devices()[: wanted(hardware)])
+mesh_of = device_mesh.make_mesh
+device_mesh.make_mesh = lambda hardware, given=None: mesh_of(hardware, given or jax.devices()[: wanted(hardware)])
 
 
 def wanted(hardware: Hardware) -> int:
-    return math.prod(getattr(hardware, axis) or 1 for axis in devices.MESH_AXES)
+    return math.prod(getattr(hardware, axis) or 1 for axis in device_mesh.MESH_AXES)
 
 
-OPERATIONS = [(similarity, normalizer) for similarity, normalizers in NORMALIZERS_BY_SIMILARITY.items() for normalizer in normalizers]
+OPERATIONS = [
+    (similarity, normalizer)
+    for similarity, normalizers in NORMALIZERS_BY_SIMILARITY.items()
+    for normalizer in normalizers
+]
 # Some of them, in which every similarity occurs, and every normalizer.
 COVERING = [
     *(('exp', 'sum'), ('exp', 'plus_one'), ('softpick', 'sum'), ('sigmoid', 'none'), ('elu1', 'p_norm')),
@@ -337,7 +347,7 @@ def bucket(request: pytest.FixtureRequest, emulators: Emulators, monkeypatch: py
 @pytest.fixture
 def impatient(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Requests to object storage are asked again in seconds for minutes."""
-    monkeypatch.setattr(patience, 'PAUSE', 0.05)
-    patience.LAST_WARNING_TIMES.clear()
+    monkeypatch.setattr(retry, 'PAUSE', 0.05)
+    retry.LAST_WARNING_TIMES.clear()
     with short_timeout(20.0):
         yield

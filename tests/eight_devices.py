@@ -13,11 +13,11 @@ import jax
 import numpy as np
 from conftest import drawn, tiny
 
-from sinklab import devices, sharding
-from sinklab.checkpoint.checkpoints import Checkpointer
-from sinklab.folder import RunDir
-from sinklab.group import SingleProcessGroup
-from sinklab.spec import Hardware
+from sinklab.checkpoint.checkpointer import Checkpointer
+from sinklab.config.spec import Hardware
+from sinklab.parallel import device_mesh, sharding
+from sinklab.process_group import SingleProcessGroup
+from sinklab.run_dir import RunDir
 from sinklab.train import state, step
 
 BATCH, STEPS = 16, 3
@@ -28,7 +28,7 @@ jax.config.update('jax_num_cpu_devices', 8)
 def steps(folder: Path, name: str, hardware: dict, dtype: str = 'float32', **more: str) -> dict:
     spec, hardware = tiny(model__dtype=dtype, optimizer__batch_size=BATCH, **SGD), Hardware(**hardware)
     ids_BT = np.random.default_rng(0).integers(0, 300, (STEPS, BATCH, 17)).astype(np.int32)
-    mesh = devices.make_mesh(hardware)
+    mesh = device_mesh.make_mesh(hardware)
     with jax.set_mesh(mesh):
         now, first = begun(folder, more.get('from'), spec, mesh)
         advance = step.make_train_step(spec, hardware, mesh)

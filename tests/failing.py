@@ -6,8 +6,8 @@ import time
 
 import numpy as np
 
-from sinklab.files import tree, whole
-from sinklab.files.place import get_file_system
+from sinklab.storage import atomic_write, directories
+from sinklab.storage.paths import get_file_system
 
 CONTENT = np.random.default_rng(0).bytes(200_000)
 
@@ -28,7 +28,7 @@ def during(seconds, answer):
 
 
 def write(path, content=CONTENT):
-    with whole.writable_folder(path.parent), whole.atomic_write(path) as unfinished:
+    with atomic_write.writable_folder(path.parent), atomic_write.atomic_write(path) as unfinished:
         unfinished.write_bytes(content)
 
 
@@ -57,14 +57,14 @@ def ranged(path):
 
 ASKED = {
     'read': lambda path: path.read_bytes(),
-    'files': lambda path: tree.get_stored_files(path.parent, [path.name]),
+    'files': lambda path: directories.get_stored_files(path.parent, [path.name]),
     'exists': lambda path: path.exists(),
     'is_dir': lambda path: path.is_dir(),
-    'names': lambda path: tree.list_files(path.parent),
-    'entries': lambda path: list(tree.list_entries(path.parent)),
-    'finished': lambda path: tree.list_committed(path.parent),
+    'names': lambda path: directories.list_files(path.parent),
+    'entries': lambda path: list(directories.list_entries(path.parent)),
+    'finished': lambda path: directories.list_committed(path.parent),
     'read_marked': lambda path: get_file_system(path).read_marked(os.fspath(path)),
     'write': write,
     'write_marked': lambda path: get_file_system(path).write_marked(os.fspath(path), b'x', ''),
-    'remove': lambda path: tree.remove_folder(path.parent),
+    'remove': lambda path: directories.remove_folder(path.parent),
 }

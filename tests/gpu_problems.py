@@ -4,7 +4,13 @@ import jax.numpy as jnp
 import numpy as np
 from attending import steep
 
-from sinklab.attend.kernels.primitive import MASK_VALUE, LinearReduction, KernelSpec, ScoreSpec, SoftmaxReduction
+from sinklab.attn.pallas.primitive import (
+    MASK_VALUE,
+    KernelSpec,
+    LinearReduction,
+    ScoreSpec,
+    SoftmaxReduction,
+)
 
 LENGTH = 384
 

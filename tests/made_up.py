@@ -4,8 +4,8 @@ import json
 
 import numpy as np
 
-from sinklab.folder import RunDir
-from sinklab.measure.table import FIGURES
+from sinklab.metrics.registry import FIGURES
+from sinklab.run_dir import RunDir
 
 SIZES = dict(L=3, P=5, H=2, J=3, T=8, S=8) | {'2': 2}
 
@@ -55,7 +55,9 @@ def numbers(step, seed, probes):
 
 def probe(path, rng, sizes=SIZES):
     path.parent.mkdir(exist_ok=True)
-    shapes = {picture.array_name: [sizes[letter] for letter in picture.array_name.split('_')[1]] for picture in FIGURES}
+    shapes = {
+        picture.array_name: [sizes[letter] for letter in picture.array_name.split('_')[1]] for picture in FIGURES
+    }
     arrays = {name: rng.random(shape, np.float32) for name, shape in shapes.items()}
     arrays['attention_LHTS'] = np.tril(arrays['attention_LHTS']).astype(np.float16)
     np.savez(path, **arrays)

@@ -15,11 +15,11 @@ import numpy as np
 from conftest import tiny
 from jax.experimental import multihost_utils
 
-from sinklab import devices, sharding
-from sinklab.checkpoint.checkpoints import Checkpointer
+from sinklab.checkpoint.checkpointer import Checkpointer
+from sinklab.config.spec import Hardware
 from sinklab.data.batches import load_run_data
-from sinklab.folder import RunDir
-from sinklab.spec import Hardware
+from sinklab.parallel import device_mesh, sharding
+from sinklab.run_dir import RunDir
 from sinklab.train import state, step
 
 NUMBER, COUNT, PORT = map(int, sys.argv[1:4])
@@ -45,12 +45,16 @@ class Collective:
 
 def main() -> None:
     spec, hardware = tiny(**GIVEN['config']), Hardware(data=4)
-    mesh, data = devices.make_mesh(hardware), load_run_data(spec)
+    mesh, data = device_mesh.make_mesh(hardware), load_run_data(spec)
     checkpoints = Checkpointer(RunDir(GIVEN['folder']), spec.checkpoint, data.fingerprint, Collective())
     found = dict(batches={}, losses={}, read=[])
     with jax.set_mesh(mesh):
         first = checkpoints.find_latest_valid_step()[0] or 0
-        now = checkpoints.restore(first, state.make_abstract_state(spec, mesh)) if first else state.create_state(spec, mesh)
+        now = (
+            checkpoints.restore(first, state.make_abstract_state(spec, mesh))
+            if first
+            else state.create_state(spec, mesh)
+        )
         advance = step.make_train_step(spec, hardware, mesh)
         shape = spec.optimizer.batch_size, spec.data.length + 1
         for number in range(first + 1, GIVEN['last'] + 1):

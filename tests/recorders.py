@@ -7,7 +7,7 @@ import shutil
 import sys
 from pathlib import Path
 
-from launch import command
+from launch import command_line
 
 HARMLESS = ('bash', 'cp', 'mkdir', 'cat', 'dirname', 'sha256sum', 'cut', 'touch', 'ln', 'rm', 'sleep', 'chmod')
 # uv alone does something: an empty wheel, and an empty environment.
@@ -86,7 +86,7 @@ def scheduler(name):
 
 
 def launched(name, argv):
-    return command.main(scheduler(name), argv)
+    return command_line.main(scheduler(name), argv)
 
 
 def printed(capsys, name, argv):

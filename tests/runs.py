@@ -7,14 +7,14 @@ import numpy as np
 from conftest import tiny
 from orbax.checkpoint import v1 as ocp
 
-from sinklab import devices
 from sinklab.checkpoint import digests
-from sinklab.checkpoint.checkpoints import Checkpointer
+from sinklab.checkpoint.checkpointer import Checkpointer
+from sinklab.config.spec import Hardware
 from sinklab.data.batches import load_run_data
-from sinklab.folder import RunDir
-from sinklab.spec import Hardware
+from sinklab.parallel import device_mesh
+from sinklab.run_dir import RunDir
 from sinklab.train import loop, state
-from sinklab.train.listener import Callback
+from sinklab.train.callbacks import Callback
 
 CLOCK = ('seconds', 'speed/tokens_per_second', 'speed/mfu')
 
@@ -42,7 +42,7 @@ def parameters(path, step):
 def restored(folder, spec, step):
     """The state that a run has saved."""
     checkpoints = Checkpointer(folder, spec.checkpoint, load_run_data(spec).fingerprint)
-    found = checkpoints.restore(step, state.make_abstract_state(spec, devices.make_mesh(Hardware())))
+    found = checkpoints.restore(step, state.make_abstract_state(spec, device_mesh.make_mesh(Hardware())))
     checkpoints.close()
     return found
 

@@ -8,11 +8,11 @@ import numpy as np
 import pytest
 from tokenizers import Tokenizer, models, pre_tokenizers, trainers
 
-from sinklab.data.documents.sources import open_source
 from sinklab.data.prepare import prepare_store
-from sinklab.data.store.recipe import Recipe
-from sinklab.data.store.store import Store
-from sinklab.record import UserError
+from sinklab.data.sources import open_source
+from sinklab.data.store import Store
+from sinklab.data.store_files import Recipe
+from sinklab.schema import UserError
 
 END, BEGIN = 0, 1
 WORDS = ['sink', ' token', ' Ünïcode 中文', '\n\n', '<|endoftext|>', ' 1234', '\t', 'λ', '\u2028', ' a' * 40]

@@ -10,14 +10,14 @@ import signal
 import sys
 import time
 
-from sinklab.cli.processes import run_worker, supervise_run
-from sinklab.folder import RunDir
-from sinklab.group import ProcessGroup
-from sinklab.processes import link
-from sinklab.processes.cluster import ProcessInfo
-from sinklab.processes.ending import ExitStatus
-from sinklab.processes.patience import Timeouts
-from sinklab.record import UserError
+from sinklab.cli.process_flags import run_worker, supervise_run
+from sinklab.process_group import ProcessGroup
+from sinklab.run_dir import RunDir
+from sinklab.schema import UserError
+from sinklab.supervisor import worker_client
+from sinklab.supervisor.cluster import ProcessInfo
+from sinklab.supervisor.exit_status import ExitStatus
+from sinklab.supervisor.timeouts import Timeouts
 
 GIVEN = json.loads(sys.argv[1])
 
@@ -29,7 +29,7 @@ def trained(group: ProcessGroup) -> ExitStatus:
     return known['end']
 
 
-if link.is_supervised():
+if worker_client.is_supervised():
     run_worker(trained)
 seat = ProcessInfo(GIVEN['index'], GIVEN['count'], GIVEN['host'], GIVEN['port'])
 command, folder = [sys.executable, *sys.argv], RunDir(GIVEN['folder'])

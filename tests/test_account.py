@@ -12,20 +12,20 @@ import pytest
 from runs import saved
 
 from sinklab.checkpoint import digests
-from sinklab.cli import processes
-from sinklab.files import regular
-from sinklab.files.regular import DamagedFileError
-from sinklab.files.whole import append_text
-from sinklab.folder import RunDir
-from sinklab.lease import hold_lease, read_owner_token
-from sinklab.processes.account import RestartPolicy, log_failure
-from sinklab.processes.ending import EXIT_CAUSES, ExitStatus, combine_exit_statuses
-from sinklab.record import UserError
+from sinklab.cli import process_flags
+from sinklab.run_dir import RunDir
+from sinklab.schema import UserError
+from sinklab.storage import untrusted_files
+from sinklab.storage.atomic_write import append_text
+from sinklab.storage.lease import hold_lease, read_owner_token
+from sinklab.storage.untrusted_files import DamagedFileError
+from sinklab.supervisor.exit_status import EXIT_CAUSES, ExitStatus, combine_exit_statuses
+from sinklab.supervisor.supervisor import RestartPolicy, log_failure
 
 LOST = ExitStatus('lost', 'gone')
 HOLD = """
 import pathlib, time
-from sinklab.lease import lease
+from sinklab.storage.lease import lease
 with lease(pathlib.Path({})):
     print('held', flush=True)
     time.sleep(600)
@@ -87,7 +87,12 @@ def test_a_run_that_is_done_after_restarts_forgets_the_attempts_in_vain(folder):
 
 
 def test_nothing_begins_again_where_a_supervisor_is_gone_or_all_is_well_or_it_would_end_alike(folder):
-    for end, able in [(LOST, False), (ExitStatus('done'), True), (ExitStatus('refused'), True), (ExitStatus('crashed'), True)]:
+    for end, able in [
+        (LOST, False),
+        (ExitStatus('done'), True),
+        (ExitStatus('refused'), True),
+        (ExitStatus('crashed'), True),
+    ]:
         assert account(folder, restarts=1).decide_restart(end, able) == (end, False)
 
 
@@ -182,7 +187,7 @@ def test_what_stands_in_the_place_of_a_log_delays_and_ends_nobody(folder, kind):
 def test_no_reader_is_waited_for_where_a_fifo_comes_into_the_place_of_a_log(folder, monkeypatch):
     file = folder.path / 'processes' / '0.log'
     occupy(file, 'FIFO')
-    monkeypatch.setattr(regular, 'check', lambda path: None)  # it was a file when it was looked at
+    monkeypatch.setattr(untrusted_files, 'check', lambda path: None)  # it was a file when it was looked at
     log_failure(folder, 0, LOST, 'noise')
     with pytest.raises(OSError, match='No such device'):
         append_text(file, 'noise')
@@ -216,15 +221,18 @@ def test_a_refusal_or_a_kill_is_a_cause_and_an_abort_is_what_comes_of_it():
 
 def options(*given):
     parser = argparse.ArgumentParser()
-    processes.add_arguments(parser)
+    process_flags.add_arguments(parser)
     return parser.parse_args(given)
 
 
 def test_patience_is_as_given():
-    taken = processes.parse_timeouts(options('--patience=5,30', '--join_timeout=7'))
+    taken = process_flags.parse_timeouts(options('--patience=5,30', '--join_timeout=7'))
     assert (taken.step_multiple, taken.min_step, taken.join) == (5, 30, 7)
     assert (taken.get_step_timeout(1), taken.get_step_timeout(100)) == (30, 500)
-    assert processes.parse_timeouts(options('--patience=5')).min_step == processes.parse_timeouts(options()).min_step
+    assert (
+        process_flags.parse_timeouts(options('--patience=5')).min_step
+        == process_flags.parse_timeouts(options()).min_step
+    )
 
 
 @pytest.mark.parametrize(
@@ -236,5 +244,5 @@ def test_patience_is_as_given():
 )
 def test_other_patience_is_refused_in_the_words_in_which_it_was_given(given):
     with pytest.raises(UserError) as refused:
-        processes.parse_timeouts(options(given))
+        process_flags.parse_timeouts(options(given))
     assert given.partition('=')[0] in str(refused.value)

@@ -11,11 +11,11 @@ OPERATION = """
 import sys
 import numpy as np
 from configs.softplus import get_config
-from sinklab.attend.dense import attend
-from sinklab.attend.mask import causal
-from sinklab.attend.operation import operation
-from sinklab.attend.rule import Rule
-from sinklab.parse import parse
+from sinklab.attn.reference import attend
+from sinklab.attn.mask import causal
+from sinklab.attn.operations import operation
+from sinklab.attn.spec import Rule
+from sinklab.config.validate import parse
 
 given = np.load('given.npy')
 for row in ('softplus', 'softplus_unnormalized'):

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from sinklab.train.ahead import Prefetcher
+from sinklab.train.prefetch import Prefetcher
 
 
 @settings(deadline=None, max_examples=30)
@@ -55,7 +55,7 @@ def test_an_error_is_raised_where_its_turn_is():
 
 HANGS = """
 import time
-from sinklab.train import ahead
+from sinklab.train import prefetch
 ahead.LEAVE = 0.1
 ahead.Ahead(lambda _: time.sleep(600), range(3), 3).close()
 """

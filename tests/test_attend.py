@@ -13,11 +13,18 @@ from conftest import OPERATIONS, attention
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from sinklab.attend import dense
-from sinklab.attend.mask import make_block_mask, make_causal_mask, make_document_mask, make_prefix_mask, make_static_mask, make_window_mask
-from sinklab.attend.operation import resolve_operation as resolved
-from sinklab.spec import AttentionConfig
-from sinklab.spec import MaskConfig as Visible
+from sinklab.attn import reference
+from sinklab.attn.mask import (
+    make_block_mask,
+    make_causal_mask,
+    make_document_mask,
+    make_prefix_mask,
+    make_static_mask,
+    make_window_mask,
+)
+from sinklab.attn.operations import resolve_operation as resolved
+from sinklab.config.spec import AttentionConfig
+from sinklab.config.spec import MaskConfig as Visible
 
 POWERS = (0.25, 0.5, 2.0, 3.0)
 ATTENTIONS = [
@@ -116,7 +123,9 @@ def test_hidden_scores_of_any_size_change_nothing(operation):
     query, key, value, bias = given_to(operation)
     for hidden in (1e4, -1e4, 1e30):
         hiding = np.where(np.tri(4, dtype=bool), bias, hidden).astype(np.float32)
-        (plain, _), (output, _) = (attend((query, key, value, b), operation, make_causal_mask(4)) for b in (bias, hiding))
+        (plain, _), (output, _) = (
+            attend((query, key, value, b), operation, make_causal_mask(4)) for b in (bias, hiding)
+        )
         np.testing.assert_array_equal(plain, output)
         arrays = query, key, value, hiding
         gradients = jax.grad(lambda arrays: attend(arrays, operation, make_causal_mask(4))[0].sum())(arrays)
@@ -127,7 +136,9 @@ def test_hidden_scores_of_any_size_change_nothing(operation):
 @every_operation
 def test_a_gain_multiplies_what_is_attended(operation):
     arrays = given_to(operation)
-    plain, scaled = (attend(arrays, dataclasses.replace(operation, gain=gain), make_causal_mask(4)) for gain in (1.0, 0.1))
+    plain, scaled = (
+        attend(arrays, dataclasses.replace(operation, gain=gain), make_causal_mask(4)) for gain in (1.0, 0.1)
+    )
     for one, tenth in zip(plain, scaled, strict=True):
         np.testing.assert_allclose(tenth, 0.1 * one, rtol=1e-5, atol=1e-7)
 
@@ -135,7 +146,9 @@ def test_a_gain_multiplies_what_is_attended(operation):
 @pytest.mark.parametrize('similarity', ['exp', 'sigmoid', 'elu1'])
 def test_the_norm_of_power_one_is_the_sum(similarity):
     plain, power = attention(similarity, 'sum'), attention(similarity, 'p_norm', 1.0)
-    for ours, theirs in zip(*(attend(given_to(plain), kind, make_causal_mask(4)) for kind in (plain, power)), strict=True):
+    for ours, theirs in zip(
+        *(attend(given_to(plain), kind, make_causal_mask(4)) for kind in (plain, power)), strict=True
+    ):
         np.testing.assert_allclose(ours, theirs, rtol=1e-4, atol=1e-7)
 
 
@@ -149,7 +162,7 @@ def test_a_row_of_a_p_norm_has_that_norm_one(operation, scale):
 @pytest.mark.parametrize('operation', [operation for operation in ATTENTIONS if operation.power], ids=name)
 def test_a_p_norm_gives_everything_to_an_only_key_whatever_its_score(operation):
     score_S = jnp.array([-60.0, -30.0, -16.0, -1.0, 0.0, 1.0, 30.0, 60.0])
-    found, _ = dense.compute_weights(score_S[:, None], jnp.ones((8, 1), bool), resolved(operation))
+    found, _ = reference.compute_weights(score_S[:, None], jnp.ones((8, 1), bool), resolved(operation))
     np.testing.assert_allclose(found, 1, rtol=1e-5)
 
 
@@ -165,7 +178,9 @@ def test_what_is_added_to_all_scores_divides_out(operation):
 def test_relu_attention_grows_with_its_scores_unless_they_are_divided_out(normalizer, degree):
     operation = attention('relu', normalizer)
     query, key, value, bias = given_to(operation)
-    plain, tripled = (attend((factor * query, key, value, factor * bias), operation, make_causal_mask(4)) for factor in (1, 3))
+    plain, tripled = (
+        attend((factor * query, key, value, factor * bias), operation, make_causal_mask(4)) for factor in (1, 3)
+    )
     for ours, theirs in zip(tripled, plain, strict=True):
         np.testing.assert_allclose(ours, 3**degree * theirs, rtol=1e-4, atol=1e-6)
 
@@ -183,7 +198,7 @@ def test_a_bias_of_one_entry_is_the_same_for_all():
 
 def test_attention_is_computed_in_single_precision_and_given_in_that_of_the_values():
     arrays = [jnp.asarray(array, jnp.bfloat16) for array in given_to(attention('exp', 'sum'))[:3]]
-    output, _, found = dense.attend(*arrays, rule(attention('exp', 'sum'), make_causal_mask(4)))
+    output, _, found = reference.attend(*arrays, rule(attention('exp', 'sum'), make_causal_mask(4)))
     assert (output.dtype, found.dtype) == (jnp.bfloat16, jnp.float32)
     np.testing.assert_allclose(found.sum(-1), 1, rtol=1e-6)
 

@@ -14,14 +14,12 @@ import pytest
 from conftest import OPERATIONS
 
 import sinklab
-from sinklab.attend import choice, dense
-from sinklab.attend import mask as masks
-from sinklab.attend.mask import make_causal_mask
-from sinklab.attend.normalizer import NORMALIZERS
-from sinklab.attend.operation import resolve_operation
-from sinklab.attend.rule import AttentionProblem, AttentionSpec
-from sinklab.attend.similarity import SIMILARITIES, Similarity
-from sinklab.spec import NORMALIZERS_BY_SIMILARITY, AttentionConfig
+from sinklab.attn import backends, reference
+from sinklab.attn import mask as masks
+from sinklab.attn.mask import make_causal_mask
+from sinklab.attn.operations import NORMALIZERS, SIMILARITIES, Similarity, resolve_operation
+from sinklab.attn.spec import AttentionProblem, AttentionSpec
+from sinklab.config.spec import NORMALIZERS_BY_SIMILARITY, AttentionConfig
 
 BATCH, LENGTH, HEADS, GROUPS, WIDTH, VALUE_WIDTH = 2, 9, 4, 2, 8, 6
 POWERS = {'p_norm': 1.5}
@@ -164,8 +162,8 @@ def test_gradients_are_those_of_finite_differences_and_of_every_backend(similari
     def total(arrays, name):
         return jnp.sum(cotangent * sinklab.attention(*arrays, implementation=name, **options))
 
-    dense, chunked = (jax.grad(total)([query, key, value], name) for name in ('dense', 'chunked'))
-    for ours, theirs in zip(chunked, dense, strict=True):
+    reference, chunked = (jax.grad(total)([query, key, value], name) for name in ('dense', 'chunked'))
+    for ours, theirs in zip(chunked, reference, strict=True):
         np.testing.assert_allclose(ours, theirs, rtol=1e-4, atol=1e-5)
     rng, step, given = np.random.default_rng(3), 1e-4, (query, key, value)
     moved = [rng.normal(size=array.shape) for array in given]
@@ -175,7 +173,7 @@ def test_gradients_are_those_of_finite_differences_and_of_every_backend(similari
         named = dict(similarity=similarity, normalizer=normalizer, scale=WIDTH**-0.5, score_offset=0.0, gain=1.0)
         return (cotangent * define(*arrays, np.zeros((1, HEADS, 6, 6)), np.tri(6, dtype=bool), **named)[0]).sum()
 
-    slope = sum(np.sum(np.float64(one) * move) for one, move in zip(dense, moved, strict=True))
+    slope = sum(np.sum(np.float64(one) * move) for one, move in zip(reference, moved, strict=True))
     assert slope == pytest.approx((exact(1) - exact(-1)) / (2 * step), rel=1e-3)
 
 
@@ -194,8 +192,8 @@ def test_a_learned_scale_and_a_learned_bias_have_gradients_under_jit():
     def total_of(scale, name):
         return jnp.sum(sinklab.attention(query, key, value, scale=scale, implementation=name) ** 2)
 
-    dense, chunked = (jax.grad(total_of)(0.3, name) for name in ('dense', 'chunked'))
-    np.testing.assert_allclose(chunked, dense, rtol=1e-4)
+    reference, chunked = (jax.grad(total_of)(0.3, name) for name in ('dense', 'chunked'))
+    np.testing.assert_allclose(chunked, reference, rtol=1e-4)
     scales = np.float32([0.3, -0.2])
     for name in ('dense', 'chunked'):
         found = jax.vmap(lambda scale, name=name: total_of(scale, name))(scales)
@@ -214,11 +212,11 @@ def test_a_scale_is_applied_in_float32_to_products_of_bfloat16():
         traced = jax.jit(lambda scale: sinklab.attention(query, key, key, scale=scale, return_weights=True))(scale)
         for _, weights in (sinklab.attention(query, key, key, **options), traced):
             np.testing.assert_allclose(weights, expected, atol=1e-4)
-        dense, chunked = (
+        reference, chunked = (
             np.float32(sinklab.attention(query, key, key, scale=scale, implementation=name))
             for name in ('dense', 'chunked')
         )
-        np.testing.assert_allclose(chunked, dense, atol=1e-2)
+        np.testing.assert_allclose(chunked, reference, atol=1e-2)
 
 
 def test_an_array_that_jax_traces_is_refused_as_a_scale_unless_it_is_one_number():
@@ -231,7 +229,7 @@ def test_an_array_that_jax_traces_is_refused_as_a_scale_unless_it_is_one_number(
 
 
 def test_a_kernel_takes_a_number_as_a_scale_and_refuses_an_array_that_jax_traces(monkeypatch):
-    from sinklab.attend import attention as module
+    from sinklab.attn import function as module
 
     query, key, value, _ = draw(dtype=jnp.bfloat16)
     rule = module.AttentionSpec(module.make_operation('exp', 'sum', scale=0.3), make_causal_mask(LENGTH))
@@ -260,7 +258,10 @@ def test_the_arguments_that_the_docstring_shares_with_jax_are_arguments_of_both(
 def test_the_score_offset_is_the_offset_of_a_config_times_log_t():
     query, key, value, _ = draw()
     asked = AttentionConfig('sigmoid', 'none', 'identity', 1.0, None, -1.0)
-    expected = dense.attend(*map(jnp.asarray, (query, key, value)), AttentionSpec(resolve_operation(asked, LENGTH), make_causal_mask(LENGTH)))
+    expected = reference.attend(
+        *map(jnp.asarray, (query, key, value)),
+        AttentionSpec(resolve_operation(asked, LENGTH), make_causal_mask(LENGTH)),
+    )
     found = sinklab.attention(
         query, key, value, similarity='sigmoid', normalizer='none', score_offset=-1.0 * np.log(LENGTH), is_causal=True
     )
@@ -295,7 +296,7 @@ def test_a_similarity_of_your_own_is_used_like_those_of_the_table():
 
 def test_the_mask_of_causal_attention_is_the_one_that_kernels_know():
     """So that cuDNN and the kernels accept `is_causal`."""
-    from sinklab.attend.attention import make_mask
+    from sinklab.attn.function import make_mask
 
     for found, expected in (
         (make_mask(7, 7, True, None), make_causal_mask(7)),
@@ -371,13 +372,16 @@ def test_arrays_whose_shapes_do_not_fit_are_refused_by_their_shapes():
 
 def test_auto_takes_no_matrix_where_none_is_needed(monkeypatch):
     """Which backend runs is decided by the arguments, and by the same words as that of a run."""
-    from sinklab.attend import attention as module
+    from sinklab.attn import function as module
 
     query, _, value, _ = draw()
     rule = module.AttentionSpec(module.make_operation('exp', 'sum'), make_causal_mask(LENGTH))
     for needs, expected in (([], 'chunked'), (['bias'], 'dense'), (['return_weights'], 'dense')):
         assert module.resolve_implementation('auto', rule, query, value, needs) == expected
-    assert choice.explain_unsupported('cudnn', 'gpu', AttentionProblem(rule, HEADS, WIDTH, VALUE_WIDTH, 'bfloat16')) is None
+    assert (
+        backends.explain_unsupported('cudnn', 'gpu', AttentionProblem(rule, HEADS, WIDTH, VALUE_WIDTH, 'bfloat16'))
+        is None
+    )
     monkeypatch.setattr(jax, 'default_backend', lambda: 'gpu')
     assert module.resolve_implementation('cudnn', rule, jnp.bfloat16(query), value, []) == 'cudnn'
 

@@ -6,17 +6,17 @@ import numpy as np
 import pytest
 from conftest import tiny
 
+from sinklab.data import bigram_backcopy
 from sinklab.data.batches import SyntheticBatches, load_run_data
-from sinklab.data.sequences import backcopy
-from sinklab.measure import backcopy as measure
-from sinklab.record import UserError
+from sinklab.metrics import bigram_backcopy as measure
+from sinklab.schema import UserError
 
 TEXT = 'ab ab abc ba  cab  a b c d'
 TASK = dict(data__task='backcopy', data__triggers=2, model__vocabulary=5, model__position='learned')
 
 
 def chain(vocabulary=9, triggers=2):
-    return backcopy.fit_chain([TEXT[:10], TEXT[11:]], vocabulary, triggers)
+    return bigram_backcopy.fit_chain([TEXT[:10], TEXT[11:]], vocabulary, triggers)
 
 
 def test_ids_are_the_most_frequent_characters_in_their_order():
@@ -42,7 +42,7 @@ def test_rare_characters_are_left_out_and_too_few_refused():
 
 def test_after_a_trigger_comes_what_stood_before_it():
     found = chain()
-    ids_BT = backcopy.sample_sequences(found, 200, 40, np.random.default_rng(0))
+    ids_BT = bigram_backcopy.sample_sequences(found, 200, 40, np.random.default_rng(0))
     assert (ids_BT[:, 0] == found.begin_token).all()
     assert (ids_BT[:, 1:] < found.begin_token).all()
     assert (ids_BT[:, 1] >= found.triggers).all()
@@ -94,8 +94,8 @@ def test_triggers_and_others_are_averaged_apart():
 @pytest.mark.parametrize('length', [2, 3, 40])
 def test_some_rows_are_those_of_the_whole_batch(rows, length):
     whole, part = (np.random.default_rng([7, 0, 3]) for _ in range(2))
-    expected = backcopy.sample_sequences(chain(), 12, length, whole)[rows.start : rows.stop]
-    np.testing.assert_array_equal(backcopy.sample_sequences(chain(), 12, length, part, rows), expected)
+    expected = bigram_backcopy.sample_sequences(chain(), 12, length, whole)[rows.start : rows.stop]
+    np.testing.assert_array_equal(bigram_backcopy.sample_sequences(chain(), 12, length, part, rows), expected)
 
 
 def test_a_process_draws_its_rows_alone(monkeypatch):

@@ -10,15 +10,19 @@ import pytest
 from attending import KERNELS, MASKS, alibi, interpreted, rule
 from conftest import attention, tiny
 
-from sinklab import devices, sharding
-from sinklab.attend import cudnn, dense, epilogue, verification
-from sinklab.attend import mask as masks
-from sinklab.attend.bias import ScoreBias, RelativePositionBias
-from sinklab.attend.choice import BackendChoice, explain_unsupported, select_backend
-from sinklab.attend.rule import AttentionProblem
-from sinklab.model.rule import make_attention_problem as case_of
-from sinklab.record import UserError
-from sinklab.spec import Hardware
+from sinklab.attn import (
+    backends,
+    cudnn,
+    finalize,
+    reference,
+)
+from sinklab.attn import mask as masks
+from sinklab.attn.backends import BackendChoice, explain_unsupported, select_backend
+from sinklab.attn.spec import AttentionProblem, RelativePositionBias, ScoreBias
+from sinklab.config.spec import Hardware
+from sinklab.model.attention import make_attention_problem as case_of
+from sinklab.parallel import device_mesh, sharding
+from sinklab.schema import UserError
 
 pytestmark = pytest.mark.usefixtures('small_blocks')
 PLAIN = AttentionProblem(rule(attention('exp', 'sum'), masks.make_causal_mask(256)), 2, 64, 64, 'bfloat16')
@@ -59,7 +63,9 @@ def test_a_causal_window_is_given_to_cudnn_as_one():
     assert cudnn.find_causal_window(masks.make_causal_mask(8)) == 7
     assert cudnn.find_causal_window(masks.make_causal_mask(8) & masks.make_window_mask(8, 3)) == 2
     assert cudnn.find_causal_window(masks.make_prefix_mask(8, 3)) is None
-    assert cudnn.find_causal_window(masks.make_causal_mask(8) & masks.make_document_mask(jnp.zeros((1, 8), int))) is None
+    assert (
+        cudnn.find_causal_window(masks.make_causal_mask(8) & masks.make_document_mask(jnp.zeros((1, 8), int))) is None
+    )
 
 
 @pytest.mark.slow
@@ -71,7 +77,7 @@ def test_cudnn_is_given_the_scale_of_the_operation(monkeypatch):
     query, key, value = (jax.random.normal(jax.random.key(seed), (1, 16, 2, 8)) for seed in range(3))
     for scale in (None, 0.7):
         scaled = dataclasses.replace(asked, operation=dataclasses.replace(asked.operation, scale=scale))
-        found, expected = (attend(query, key, value, scaled) for attend in (cudnn.attend, dense.attend))
+        found, expected = (attend(query, key, value, scaled) for attend in (cudnn.attend, reference.attend))
         np.testing.assert_allclose(found.output_BTHK, expected.output_BTHK, rtol=1e-4, atol=1e-5)
 
 
@@ -89,7 +95,7 @@ def test_cudnn_is_given_what_a_device_has_of_sequences_and_heads(monkeypatch, la
 
     expected, residual = own(query, key, value, is_causal=True, implementation='xla', return_residual=True)
     monkeypatch.setattr(jax.nn, 'dot_product_attention', by_xla)
-    mesh = devices.make_mesh(layout)
+    mesh = device_mesh.make_mesh(layout)
     with jax.set_mesh(mesh):
         found = jax.jit(lambda *arrays: cudnn.attend(*arrays, asked))(query, key, value)
     rows, heads = 4 // sharding.count_shards(mesh), 2 // mesh.shape['tensor']
@@ -104,7 +110,7 @@ def test_a_kernel_that_computes_something_else_is_passed_over_and_said(monkeypat
     case = dataclasses.replace(PLAIN, rule=asked)
     with interpreted():
         assert select_backend('auto', 'tpu', case) == BackendChoice('tpu')
-        monkeypatch.setattr(epilogue, 'attend', doubled(epilogue.attend))
+        monkeypatch.setattr(finalize, 'attend', doubled(finalize.attend))
         choice = select_backend('auto', 'tpu', case)
     assert choice.backend == 'chunked'
     assert 'wrong on these devices' in str(choice)
@@ -123,7 +129,7 @@ def test_a_backend_is_verified_under_the_mask_and_the_curve_of_the_run(changes):
     """The first queries and keys of what the model is trained with, and of its first heads."""
     spec = tiny(**changes, model__attention__similarity='sigmoid', model__attention__normalizer='none')
     whole, length = case_of(spec.model, 16), 12
-    shown = verification.truncate_problem(whole, length)
+    shown = backends.truncate_problem(whole, length)
     keys, columns = shown.spec.mask.num_keys, whole.spec.num_learned_kv
     seen = np.asarray(whole.spec.materialize_mask(16))[:, :, :length]
     np.testing.assert_array_equal(shown.spec.materialize_mask(keys), seen[..., : columns + keys])
@@ -153,10 +159,10 @@ def test_a_kernel_that_gives_no_number_is_wrong(monkeypatch, poisoned):
         return tuple(d if at != poisoned else jnp.full_like(d, jnp.nan) for at, d in enumerate(d_arrays))
 
     poison.defvjp(lambda *arrays: (arrays, None), backward)
-    attend = epilogue.attend
-    monkeypatch.setattr(epilogue, 'attend', lambda kernels, q, k, v, *how: attend(kernels, *poison(q, k, v), *how))
+    attend = finalize.attend
+    monkeypatch.setattr(finalize, 'attend', lambda kernels, q, k, v, *how: attend(kernels, *poison(q, k, v), *how))
     with interpreted():
-        assert verification.measure_error('tpu', PLAIN) == float('inf')
+        assert backends.measure_error('tpu', PLAIN) == float('inf')
 
 
 @pytest.mark.slow
@@ -183,7 +189,7 @@ def test_a_backend_that_does_not_cover_a_case_has_not_failed():
     ids=lambda failure: type(failure).__name__,
 )
 def test_what_jax_cannot_trace_or_compile_is_passed_over(monkeypatch, failure):
-    monkeypatch.setattr(epilogue, 'attend', raising(failure))
+    monkeypatch.setattr(finalize, 'attend', raising(failure))
     choice = select_backend('auto', 'tpu', PLAIN)
     assert (choice.backend, choice.failed_backends) == ('chunked', ('tpu',))
     assert str(failure) in str(choice)
@@ -198,7 +204,7 @@ def test_what_jax_cannot_trace_or_compile_is_passed_over(monkeypatch, failure):
     ids=lambda bug: type(bug).__name__,
 )
 def test_a_bug_in_a_kernel_ends_the_choice_and_is_not_hidden_by_another_backend(monkeypatch, bug):
-    monkeypatch.setattr(epilogue, 'attend', raising(bug))
+    monkeypatch.setattr(finalize, 'attend', raising(bug))
     with pytest.raises(type(bug)) as raised:
         select_backend('auto', 'tpu', PLAIN)
     assert raised.value is bug
@@ -207,7 +213,7 @@ def test_a_bug_in_a_kernel_ends_the_choice_and_is_not_hidden_by_another_backend(
 def test_jax_still_says_that_cudnn_is_missing_in_the_words_that_are_looked_for():
     arrays = [jax.ShapeDtypeStruct((1, 128, 2, 64), jnp.bfloat16)] * 3
     by_cudnn = functools.partial(jax.nn.dot_product_attention, is_causal=True, implementation='cudnn')
-    with pytest.raises(RuntimeError, match=verification.NO_CUDNN_MESSAGE):
+    with pytest.raises(RuntimeError, match=backends.NO_CUDNN_MESSAGE):
         jax.eval_shape(by_cudnn, *arrays)
 
 

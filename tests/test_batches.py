@@ -10,13 +10,13 @@ from hypothesis import strategies as st
 from stores import BEGIN as FIXED
 from stores import Array
 
-from sinklab.data.sequences.interventions import TransformedWindows
-from sinklab.data.sequences.shuffled import ShuffledBatches
-from sinklab.data.sequences.windows import Windows
+from sinklab.data.windows import ShuffledBatches, TransformedWindows, Windows
 
 
 def plain_windows(count):
-    return TransformedWindows(Windows([Array(np.arange(17 * count))], 16, 'training'), tiny().data, 300, with_fixed_token=True)
+    return TransformedWindows(
+        Windows([Array(np.arange(17 * count))], 16, 'training'), tiny().data, 300, with_fixed_token=True
+    )
 
 
 @pytest.mark.slow
@@ -63,7 +63,12 @@ def test_the_slices_of_any_number_of_processes_are_what_one_reader_finds_from_th
         windows = [
             Windows(part, length, label, share, seed, masked) for part, label in zip(sets, labels, strict=True)
         ]
-        return ShuffledBatches([TransformedWindows(part, data, 300, with_fixed_token=True) for part in windows], seed, each * processes, weights)
+        return ShuffledBatches(
+            [TransformedWindows(part, data, 300, with_fixed_token=True) for part in windows],
+            seed,
+            each * processes,
+            weights,
+        )
 
     chosen = sorted({0, processes // 2, processes - 1})
     slices = [read().read_rows(step % 4, range(number * each, (number + 1) * each)) for number in chosen]
@@ -106,4 +111,6 @@ def test_a_mixture_has_its_shares_and_counts_the_epochs_of_each(share, seed):
 
 def test_epochs_are_counted():
     batches = ShuffledBatches([plain_windows(24)], 0, 4)
-    assert [batches.count_epochs(step) for step in (0, 3, 6, 9)] == [{'data/epoch': epoch} for epoch in (0, 0.5, 1, 1.5)]
+    assert [batches.count_epochs(step) for step in (0, 3, 6, 9)] == [
+        {'data/epoch': epoch} for epoch in (0, 0.5, 1, 1.5)
+    ]

@@ -13,8 +13,8 @@ import numpy as np
 import pytest
 
 from configs import default
-from sinklab import topology
-from sinklab.parse import parse_config
+from sinklab.config.validate import parse_config
+from sinklab.planning import topology
 from sinklab.train import state
 
 BENCHMARKS = Path(__file__).parents[1] / 'benchmarks'

@@ -11,9 +11,9 @@ from conftest import attention, in_turn
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from sinklab.attend import dense, epilogue
-from sinklab.attend import mask as masks
-from sinklab.attend.kernels import blocks, tpu
+from sinklab.attn import finalize, reference
+from sinklab.attn import mask as masks
+from sinklab.attn.pallas import block_plan, tpu
 
 intervals = st.lists(st.tuples(st.integers(0, 64), st.integers(0, 64)), min_size=64, max_size=64)
 
@@ -26,15 +26,15 @@ def test_a_plan_visits_what_is_seen_and_masks_what_is_seen_in_part(pairs, block,
     mask = masks.make_static_mask(start, end)
     visible_IJ = np.asarray(mask.materialize(64))[0].reshape(64 // block[0], block[0], 64 // block[1], block[1])
     for given_mask in (mask, masks.Mask(jnp.asarray(start)[None], jnp.asarray(end)[None], mask.bounds_2T)):
-        plan = (blocks.plan_by_key if transposed else blocks.plan_by_query)(given_mask, 64, block)
+        plan = (block_plan.plan_by_key if transposed else block_plan.plan_by_query)(given_mask, 64, block)
         outer_N, inner_N = plan.outer_N, plan.inner_N
         assert (np.diff(outer_N) >= 0).all()
         assert set(outer_N) == set(range(64 // block[transposed]))
         query_N, key_N = (inner_N, outer_N) if transposed else (outer_N, inner_N)
-        kind_IJ = np.full((64 // block[0], 64 // block[1]), blocks.HIDDEN)
+        kind_IJ = np.full((64 // block[0], 64 // block[1]), block_plan.HIDDEN)
         kind_IJ[query_N, key_N] = np.asarray(plan.kind_BN)[0]
-        assert (visible_IJ.all((1, 3)) == (kind_IJ == blocks.INTERIOR)).all()
-        assert not (visible_IJ.any((1, 3)) & (kind_IJ == blocks.HIDDEN)).any()
+        assert (visible_IJ.all((1, 3)) == (kind_IJ == block_plan.INTERIOR)).all()
+        assert not (visible_IJ.any((1, 3)) & (kind_IJ == block_plan.HIDDEN)).any()
 
 
 @given(st.integers(1, 100_000))
@@ -62,5 +62,5 @@ def test_kernels_in_the_blocks_of_a_chip_are_the_definition(operation, length):
 
     run = jax.jit(jax.grad(total, has_aux=True), static_argnums=1)
     with interpreted():
-        found = run(arrays, functools.partial(epilogue.attend, tpu))
-    close(found, run(arrays, dense.attend), 5e-5)
+        found = run(arrays, functools.partial(finalize.attend, tpu))
+    close(found, run(arrays, reference.attend), 5e-5)

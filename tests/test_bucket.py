@@ -10,18 +10,18 @@ from conftest import tiny
 from emulators import Answer
 from runs import Died, Dying, Hearing, spec, timeless, train
 
-from sinklab import lease
 from sinklab.checkpoint import restore
-from sinklab.cli import fork as cli
 from sinklab.cli import tail
+from sinklab.cli import warm_start_flags as cli
 from sinklab.cli.main import main
-from sinklab.files.place import short_timeout, parse_path
-from sinklab.files.tree import list_files
-from sinklab.folder import RunDir
-from sinklab.group import SingleProcessGroup
-from sinklab.record import UserError
+from sinklab.process_group import SingleProcessGroup
 from sinklab.report import runs
-from sinklab.train import fork
+from sinklab.run_dir import RunDir
+from sinklab.schema import UserError
+from sinklab.storage import lease
+from sinklab.storage.directories import list_files
+from sinklab.storage.paths import parse_path, short_timeout
+from sinklab.train import warm_start
 
 # A kind of bucket alone where the other kind is in the test beside it, or in the tests of files in buckets.
 GS = pytest.mark.parametrize('bucket', ['gs', pytest.param('s3', marks=pytest.mark.exhaustive)], indirect=True)
@@ -58,7 +58,9 @@ def same(ours, theirs):
 def alike(at, disk):
     """Whether a run in a bucket holds what one on a disk does."""
     ours, theirs = RunDir(at), RunDir(disk)
-    assert [ours.read_json(name) for name in ('config', 'row')] == [theirs.read_json(name) for name in ('config', 'row')]
+    assert [ours.read_json(name) for name in ('config', 'row')] == [
+        theirs.read_json(name) for name in ('config', 'row')
+    ]
     assert timeless(ours.read_records()) == timeless(theirs.read_records())
     assert [path.name for path in ours.probe_files] == [path.name for path in theirs.probe_files]
     for one, other in zip(ours.probe_files, theirs.probe_files, strict=True):
@@ -71,7 +73,9 @@ def alike(at, disk):
 def test_a_run_leaves_in_a_bucket_what_it_leaves_on_a_disk(corpus, at, disk):
     train(spec(corpus), at)
     alike(at, disk)
-    assert [line['step'] for line in RunDir(at).read_metric_lines()] == [line['step'] for line in RunDir(disk).read_metric_lines()]
+    assert [line['step'] for line in RunDir(at).read_metric_lines()] == [
+        line['step'] for line in RunDir(disk).read_metric_lines()
+    ]
     assert {name.partition('/')[0] for name in list_files(at)} == {
         *OURS,
         'environment.json',
@@ -101,13 +105,15 @@ def test_a_fork_from_a_bucket_into_a_bucket_is_that_from_a_disk(corpus, at, disk
     train(spec(corpus), at)
 
     def forked(parent, path):
-        origin = fork.WarmStart(RunDir(parent), 8, spec(corpus))
+        origin = warm_start.WarmStart(RunDir(parent), 8, spec(corpus))
         return timeless(train(longer, path, origin=origin))
 
     ours, theirs = forked(at, at.parent / 'fork'), forked(disk, tmp_path / 'fork')
     assert ours == theirs
     assert RunDir(at.parent / 'fork').read_lineage()['run'] == '../run'
-    assert timeless(train(longer, tmp_path / 'here', origin=fork.WarmStart(RunDir(at), 8, spec(corpus)))) == ours
+    assert (
+        timeless(train(longer, tmp_path / 'here', origin=warm_start.WarmStart(RunDir(at), 8, spec(corpus)))) == ours
+    )
     assert RunDir(tmp_path / 'here').read_lineage()['run'] == str(at)
 
 

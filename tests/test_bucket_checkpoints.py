@@ -8,13 +8,13 @@ import pytest
 from conftest import some, tiny
 from orbax.checkpoint import v1 as ocp
 
-from sinklab import lease
 from sinklab.checkpoint import digests, restore
-from sinklab.checkpoint.checkpoints import Checkpointer
-from sinklab.files.place import parse_path
-from sinklab.files.tree import COMMIT_MARKER, list_files
-from sinklab.folder import RunDir
-from sinklab.record import UserError
+from sinklab.checkpoint.checkpointer import Checkpointer
+from sinklab.run_dir import RunDir
+from sinklab.schema import UserError
+from sinklab.storage import lease
+from sinklab.storage.directories import COMMIT_MARKER, list_files
+from sinklab.storage.paths import parse_path
 
 
 @pytest.fixture

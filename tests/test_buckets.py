@@ -17,11 +17,11 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from stores import corpus_of, found, lines, mixture, refused
 
-from sinklab.data.documents import buckets, files
-from sinklab.data.documents.sources import open_source
-from sinklab.files.place import short_timeout, parse_path
-from sinklab.files.whole import upload_file
-from sinklab.record import UserError
+from sinklab.data import source_files
+from sinklab.data.sources import open_source
+from sinklab.schema import UserError
+from sinklab.storage.atomic_write import upload_file
+from sinklab.storage.paths import parse_path, short_timeout
 
 TEXTS = corpus_of(40)
 PACKED = {
@@ -79,9 +79,9 @@ PATTERNS = [
 @pytest.mark.parametrize('pattern', PATTERNS)
 def test_a_pattern_matches_in_a_bucket_what_it_matches_on_a_disk(both, pattern):
     folder, url = both
-    names = [name for name, _ in files.glob_files(f'{folder}/{pattern}')]
+    names = [name for name, _ in source_files.glob_files(f'{folder}/{pattern}')]
     assert names
-    assert [name for name, _ in buckets.glob_objects(f'{url}/{pattern}')] == names
+    assert [name for name, _ in source_files.glob_objects(f'{url}/{pattern}')] == names
 
 
 NAME = st.lists(st.text('a.*', min_size=1, max_size=3), min_size=1, max_size=3)
@@ -99,7 +99,9 @@ def test_a_path_fits_every_pattern_by_which_glob_finds_it(tmp_path_factory, name
             filled(folder, {'/'.join(name): b''})
     there = [path.relative_to(folder).as_posix() for path in folder.rglob('*') if path.is_file()]
     by_glob = [path for path in glob.glob('/'.join(pattern), root_dir=folder, recursive=True) if path in there]
-    assert sorted(path for path in there if buckets.is_glob_match(path.split('/'), pattern)) == sorted(set(by_glob))
+    assert sorted(path for path in there if source_files.is_glob_match(path.split('/'), pattern)) == sorted(
+        set(by_glob)
+    )
 
 
 def test_documents_and_their_sizes_are_those_of_the_same_files_on_a_disk(both):
@@ -151,7 +153,7 @@ def test_a_large_file_is_streamed_and_read_once(bucket, tmp_path):
 
 
 def test_of_a_table_the_columns_that_are_needed_are_read(bucket, tmp_path, monkeypatch):
-    monkeypatch.setattr(buckets, 'BLOCK', 1 << 16)
+    monkeypatch.setattr(source_files, 'BLOCK', 1 << 16)
     rng = np.random.default_rng(0)
     other = [rng.bytes(300_000) for _ in range(20)]
     table = pyarrow.table({'before': other, 'text': [f'{n} text' for n in range(20)], 'more': other})
@@ -203,7 +205,7 @@ def test_a_storage_that_fails_for_a_while_costs_time_alone(both, bucket, how):
 
 
 def test_a_file_that_is_written_over_while_it_is_read_is_refused(bucket, tmp_path, monkeypatch):
-    monkeypatch.setattr(buckets, 'BLOCK', 1 << 12)
+    monkeypatch.setattr(source_files, 'BLOCK', 1 << 12)
     (tmp_path / 'a.jsonl').write_bytes(lines(corpus_of(4000)))
     sent(tmp_path, bucket.url)
     documents = open_source(f'text:{bucket.url}/a.jsonl').read_documents()

@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from sinklab.data.documents.sources import open_source
-from sinklab.record import UserError
+from sinklab.data.sources import open_source
+from sinklab.schema import UserError
 
 ROOT = Path(__file__).parents[1]
 TEXTS = [f'text number {number}: ' + 'wörd ' * (number % 7) for number in range(50)]
@@ -39,7 +39,7 @@ BUILDER = """
 """
 READER = """
     import json, sys
-    from sinklab.data.documents.sources import source
+    from sinklab.data.sources import source
     found = [(d.name, d.text, d.domain, d.size) for d in source(sys.argv[1]).documents()]
     assert 'tensorflow' not in sys.modules
     print(json.dumps(found))
@@ -86,7 +86,9 @@ def test_splits_and_parts_of_them_are_read(built):
     whole = [document.text for document in open_source(f'tfds:{built}').read_documents()]
     assert [document.text for document in open_source(f'tfds:{built}:train[:50%]').read_documents()] == whole[:25]
     assert [document.text for document in open_source(f'tfds:{built}:train[10:20]').read_documents()] == whole[10:20]
-    assert sorted(document.text for document in open_source(f'tfds:{built}:test').read_documents()) == sorted(TEXTS[40:])
+    assert sorted(document.text for document in open_source(f'tfds:{built}:test').read_documents()) == sorted(
+        TEXTS[40:]
+    )
 
 
 @pytest.mark.slow

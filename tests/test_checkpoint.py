@@ -14,12 +14,12 @@ import numpy as np
 import pytest
 from conftest import tiny, tiny_config
 
-from sinklab.checkpoint import checkpoints as checkpoints_file
-from sinklab.checkpoint import digests, restore, storage
-from sinklab.checkpoint.checkpoints import Checkpointer
-from sinklab.folder import RunDir
-from sinklab.parse import parse_config
-from sinklab.record import UserError
+from sinklab.checkpoint import checkpointer as checkpoints_file
+from sinklab.checkpoint import digests, orbax, restore
+from sinklab.checkpoint.checkpointer import Checkpointer
+from sinklab.config.validate import parse_config
+from sinklab.run_dir import RunDir
+from sinklab.schema import UserError
 
 pytestmark = pytest.mark.filterwarnings('ignore:coroutine .* was never awaited')
 DATA = dict(store='0123', seed=0)
@@ -120,7 +120,9 @@ class Unwritable(Exception):
     pass
 
 
-@pytest.mark.parametrize('call', [Checkpointer.raise_save_error, Checkpointer.wait, lambda saves: saves.save(2, STATE)])
+@pytest.mark.parametrize(
+    'call', [Checkpointer.raise_save_error, Checkpointer.wait, lambda saves: saves.save(2, STATE)]
+)
 def test_the_next_call_raises_once_what_a_save_in_the_background_has_raised(tmp_path, monkeypatch, call):
     def fail(*_):
         raise Unwritable
@@ -231,11 +233,11 @@ def test_a_folder_that_vanishes_during_a_save_is_said_in_words(tmp_path, monkeyp
 
 
 def test_an_error_that_is_not_of_the_folder_is_left_as_it_is(tmp_path):
-    with pytest.raises(FileNotFoundError), storage.translate_storage_errors(RunDir(tmp_path / 'run')):
+    with pytest.raises(FileNotFoundError), orbax.translate_storage_errors(RunDir(tmp_path / 'run')):
         (tmp_path / 'corpus').read_text()
-    with pytest.raises(PermissionError), storage.translate_storage_errors(RunDir(tmp_path / 'run')):
+    with pytest.raises(PermissionError), orbax.translate_storage_errors(RunDir(tmp_path / 'run')):
         raise PermissionError(errno.EACCES, 'Permission denied', str(tmp_path / 'corpus'))
-    with pytest.raises(UserError), storage.translate_storage_errors(RunDir(tmp_path / 'run')):
+    with pytest.raises(UserError), orbax.translate_storage_errors(RunDir(tmp_path / 'run')):
         raise PermissionError(errno.EACCES, 'Permission denied', str(tmp_path / 'run' / 'probe'))
 
 

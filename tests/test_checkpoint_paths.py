@@ -9,9 +9,9 @@ from runs import spec, train
 
 from sinklab.checkpoint import digests, restore
 from sinklab.cli import main
-from sinklab.files.place import check_checkpoint_path
-from sinklab.folder import RunDir
-from sinklab.record import UserError
+from sinklab.run_dir import RunDir
+from sinklab.schema import UserError
+from sinklab.storage.paths import check_checkpoint_path
 
 UNREADABLE = ['a[x]', 'a\\b', 'a*', 'a?', os.fsdecode(b'\xff')]
 READABLE = ' ]{}%20#~|:;&\'"$!@=+,()ü日'

@@ -2,7 +2,7 @@
 
 import pytest
 
-from sinklab.chips import CHIPS, find_chip, get_peak_flops
+from sinklab.chip_specs import CHIPS, find_chip, get_peak_flops
 
 KINDS = {
     'TPU v4': 'v4',

@@ -6,13 +6,13 @@ import numpy as np
 import pytest
 
 from configs.claims import CLAIMS
-from sinklab.cli import config
+from sinklab.cli import config_flags
 from sinklab.cli.claims import get_config_path
-from sinklab.folder import flatten_dict
-from sinklab.measure import table as measures
+from sinklab.metrics import registry as measures
 from sinklab.report import claims
 from sinklab.report.claims import Claim, Operand
-from sinklab.report.verdict import compute_difference_interval, estimate_needed_seeds, decide_verdict
+from sinklab.report.statistics import compute_difference_interval, decide_verdict, estimate_needed_seeds
+from sinklab.run_dir import flatten_dict
 
 LEAST = 5.0
 SIGMOID, SOFTMAX = Operand('attention:sigmoid', 'sink/1'), Operand('attention:softmax', 'sink/1')
@@ -219,10 +219,12 @@ def test_every_claim_is_of_rows_and_numbers_that_there_are(given):
         assert claim.source, name
         assert bool(claim.why) != bool(claim.of), name
         for reading in claim.readings:
-            config.load_spec(get_config_path(reading.row), [], 'quickstart')
-            assert reading.number == 'fails' or measures.find_metric_info(reading.number) or reading.number == 'valid/loss', (
-                name
-            )
+            config_flags.load_spec(get_config_path(reading.row), [], 'quickstart')
+            assert (
+                reading.number == 'fails'
+                or measures.find_metric_info(reading.number)
+                or reading.number == 'valid/loss'
+            ), name
     assert sum(claim.of is not None for claim in given.values()) >= 30
 
 
@@ -230,7 +232,7 @@ def test_every_claim_is_of_rows_and_numbers_that_there_are(given):
 @pytest.mark.slow
 def test_rows_that_are_compared_differ_in_what_they_say_alone(given, size):
     for name, claim in given.items():
-        loaded = [config.load_spec(get_config_path(reading.row), [], size) for reading in claim.readings]
+        loaded = [config_flags.load_spec(get_config_path(reading.row), [], size) for reading in claim.readings]
         if loaded:
             fields = [flatten_dict(dataclasses.asdict(spec)) for spec, _ in loaded]
             differ = {path for path in fields[0] if fields[0][path] != fields[1][path]}
@@ -240,7 +242,7 @@ def test_rows_that_are_compared_differ_in_what_they_say_alone(given, size):
 
 def test_a_claim_that_is_published_with_numbers_is_what_they_say(given):
     rows = {reading.row for claim in given.values() for reading in claim.readings}
-    published = {row: config.load_row_info(get_config_path(row))['published'] for row in rows}
+    published = {row: config_flags.load_row_info(get_config_path(row))['published'] for row in rows}
     for name, claim in given.items():
         difference = claims.get_published_difference(claim, published)
         if difference is not None:
@@ -252,7 +254,7 @@ def test_every_interval_of_shares_is_drawn(monkeypatch, tmp_path):
     plt = pytest.importorskip('matplotlib.pyplot')
     kept, close = [], plt.close
     monkeypatch.setattr(plt, 'close', kept.append)
-    forest = pytest.importorskip('sinklab.report.forest')
+    forest = pytest.importorskip('sinklab.report.pictures')
     found = claims.make_claims_table(
         {'holds': a_claim(), 'against': a_claim('>'), 'far': a_claim(why='too far'), 'empty': a_claim()},
         runs({n: 1.0 + n for n in range(5)}, {n: 50.0 + n**2 for n in range(5)}),

@@ -6,8 +6,8 @@ import pytest
 
 from configs.claims import CLAIMS
 from sinklab.cli.main import main
-from sinklab.record import UserError
 from sinklab.report import claims
+from sinklab.schema import UserError
 
 
 @pytest.mark.parametrize(

@@ -8,7 +8,7 @@ from conftest import tiny
 
 from sinklab.cli.claims import find_first_equal_rows, format_changes
 from sinklab.cli.main import main
-from sinklab.folder import RunDir
+from sinklab.run_dir import RunDir
 from sinklab.sweep import results
 from sinklab.sweep.plan import SweepRun
 

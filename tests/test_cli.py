@@ -10,10 +10,10 @@ import sys
 import numpy as np
 import pytest
 
-from sinklab.cli.config import load_spec
-from sinklab.cli.main import COMMANDS, main, build_parser
-from sinklab.folder import RunDir
-from sinklab.record import UserError
+from sinklab.cli.config_flags import load_spec
+from sinklab.cli.main import COMMANDS, build_parser, main
+from sinklab.run_dir import RunDir
+from sinklab.schema import UserError
 
 QUICK = 'configs/quickstart.py:softmax'
 

@@ -9,9 +9,9 @@ import pytest
 from conftest import tiny
 from orbax.checkpoint import v1 as ocp
 
-from sinklab.checkpoint.checkpoints import Checkpointer
+from sinklab.checkpoint.checkpointer import Checkpointer
 from sinklab.cli.main import main
-from sinklab.folder import RunDir
+from sinklab.run_dir import RunDir
 
 VALUES = np.linspace(0, 1, 12, dtype=np.float32).reshape(3, 4)
 

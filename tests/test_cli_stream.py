@@ -12,11 +12,11 @@ from runs import spec
 from sinklab.checkpoint import restore
 from sinklab.cli import sample, stream
 from sinklab.cli.main import main
-from sinklab.data.corpus import open_corpus as stored
-from sinklab.data.sequences.prompts import add_training_tokens
-from sinklab.folder import RunDir
-from sinklab.record import UserError
-from sinklab.targets import exclude_from_loss
+from sinklab.data.prepare import open_corpus as stored
+from sinklab.data.probe_sequences import add_training_tokens
+from sinklab.loss_mask import exclude_from_loss
+from sinklab.run_dir import RunDir
+from sinklab.schema import UserError
 
 TEXT = 'abc dab nop lmk ab efgh ponm a kl'  # made-up words, as those of the corpus
 BEGIN = 1  # the fixed token, and BOS

@@ -4,12 +4,12 @@ import re
 
 import pytest
 
-from sinklab.cli import config, sweep
-from sinklab.measure.emergence import EmergenceSpan, merge_emergence
-from sinklab.measure.measure import format_fixed
-from sinklab.report import closing
-from sinklab.report import sweep as table
-from sinklab.report.sweep import RowResult
+from sinklab.cli import config_flags, sweep
+from sinklab.metrics.emergence import EmergenceSpan, merge_emergence
+from sinklab.metrics.metric import format_fixed
+from sinklab.report import summary_table
+from sinklab.report import sweep_table as table
+from sinklab.report.sweep_table import RowResult
 
 QUICK = 'configs/quickstart.py'
 
@@ -43,14 +43,16 @@ def test_the_steps_of_emergence_are_the_same_for_a_run_and_for_a_row():
     headings, ((*cells,),) = table.format_table_cells(rows, spans)
     assert dict(zip(headings, cells, strict=True))['emerges (step)'] == '100-200'
     assert spans == {'softmax': EmergenceSpan(100, 200, 1, 1)}
-    assert closing.summarize_sink(run) == (40.0, spans['softmax'].format_sentence())
-    assert closing.summarize_sink_of_rows(rows, spans) == {'softmax': closing.summarize_sink(run)}
+    assert summary_table.summarize_sink(run) == (40.0, spans['softmax'].format_sentence())
+    assert summary_table.summarize_sink_of_rows(rows, spans) == {'softmax': summary_table.summarize_sink(run)}
 
 
 def test_several_seeds_emerge_between_the_first_and_the_last_of_their_probes():
     arms = [arm('softmax', records(0, 10, 40, 40), records(0, 0, 0, 40), records(0, 0, 0, 0.5))]
     assert table.compute_spans(arms) == {'softmax': EmergenceSpan(100, 300, 2, 3)}
-    rate, words = closing.summarize_sink_of_rows(table.make_sweep_table(arms), table.compute_spans(arms))['softmax']
+    rate, words = summary_table.summarize_sink_of_rows(table.make_sweep_table(arms), table.compute_spans(arms))[
+        'softmax'
+    ]
     assert round(rate, 3) == 26.833
     assert [int(number) for number in re.findall(r'\d+', words)] == [100, 300, 2, 3]
     headings, ((*cells,),) = sweep.build_summary_table(table.make_sweep_table(arms), table.compute_spans(arms))
@@ -76,9 +78,9 @@ def test_a_span_reaches_over_all_runs_with_a_sink_and_counts_them(found, expecte
 
 
 def test_a_sink_that_was_there_before_training_does_not_emerge():
-    assert closing.summarize_sink(records(10, 10, 10)) == (10.0, EmergenceSpan(None, 0, 1, 1).format_sentence())
-    assert closing.summarize_sink(records(0, 0.1)) == (0.1, EmergenceSpan(None, None, 0, 1).format_sentence())
-    assert closing.summarize_sink([{'step': 0}])[0] is None
+    assert summary_table.summarize_sink(records(10, 10, 10)) == (10.0, EmergenceSpan(None, 0, 1, 1).format_sentence())
+    assert summary_table.summarize_sink(records(0, 0.1)) == (0.1, EmergenceSpan(None, None, 0, 1).format_sentence())
+    assert summary_table.summarize_sink([{'step': 0}])[0] is None
 
 
 def test_a_table_says_none_where_a_row_has_no_sink_at_its_end():
@@ -94,7 +96,9 @@ def test_a_table_says_none_where_a_row_has_no_sink_at_its_end():
 
 
 def test_a_run_has_a_line_for_each_number_with_its_unit_its_published_value_and_its_meaning():
-    headings, rows = closing.make_metric_table(records(0, 40), {'sink/1': 18.18, 'fails': True, 'valid/loss': 'words'})
+    headings, rows = summary_table.make_metric_table(
+        records(0, 40), {'sink/1': 18.18, 'fails': True, 'valid/loss': 'words'}
+    )
     assert headings == ['number', 'value', 'published', 'what it is']
     assert {row[0]: row[1:3] for row in rows} == {
         'Sink_1': ['40.0 %', '18.18 %'],
@@ -102,27 +106,27 @@ def test_a_run_has_a_line_for_each_number_with_its_unit_its_published_value_and_
         'valid loss': ['2.500 nats', ''],
     }
     assert all(row[3].endswith('.') for row in rows)
-    assert closing.make_metric_table(records(0, 40), {})[0] == ['number', 'value', 'what it is']
+    assert summary_table.make_metric_table(records(0, 40), {})[0] == ['number', 'value', 'what it is']
 
 
 @pytest.mark.parametrize('published', [{'sink/star': 74.12}, {'fails': True}, {'valid/loss': 'words'}])
 def test_a_run_has_no_published_column_where_nothing_would_stand_in_it(published):
-    headings, rows = closing.make_metric_table(records(0, 40), published)
+    headings, rows = summary_table.make_metric_table(records(0, 40), published)
     assert headings == ['number', 'value', 'what it is']
     assert {len(row) for row in rows} == {3}
 
 
 def test_the_source_is_named_where_the_table_shows_a_published_number_or_the_row_is_published_as_failing():
     def described(**published):
-        headings, _ = closing.make_metric_table(records(0, 40), published)
-        return closing.describe_published(dict(published=published, source='Table 4'), headings)
+        headings, _ = summary_table.make_metric_table(records(0, 40), published)
+        return summary_table.describe_published(dict(published=published, source='Table 4'), headings)
 
     assert 'Table 4' in described(**{'sink/1': 18.18})
     assert 'fails' not in described(**{'sink/1': 18.18})
     assert described(**{'sink/star': 74.12}) == ''
     for numbers in ({}, {'sink/1': 18.18}):
         assert re.search('fails.*Table 4', described(fails=True, **numbers))
-    assert closing.describe_published(dict(published=None, source='Table 4'), []) == ''
+    assert summary_table.describe_published(dict(published=None, source='Table 4'), []) == ''
 
 
 @pytest.mark.parametrize(('published', 'shown'), [({'sink/1': 18.18}, True), ({'sink/2': 1.0}, False)])
@@ -136,20 +140,20 @@ def test_a_note_explains_parentheses_where_a_cell_has_them(published, shown):
 
 def test_one_sentence_says_what_was_seen_what_was_expected_and_where_the_page_lies():
     seen = {'a': (48.5, 'emerges by step 5'), 'b': (None, 'diverged 1/1')}
-    said = closing.format_comparison(seen, {'a': '18.2 %', 'c': '5 %'}, 'published', 'runs/report.html')
+    said = summary_table.format_comparison(seen, {'a': '18.2 %', 'c': '5 %'}, 'published', 'runs/report.html')
     assert re.findall(r'[\d.]+ %|report.html', said) == ['48.5 %', '18.2 %', 'report.html']
     assert re.search(r'unknown\b.*\bb\b.*diverged 1/1', said)
-    assert closing.format_comparison({str(at): (1.0, '') for at in range(7)}, {}, '', 'page') == 'page: page'
+    assert summary_table.format_comparison({str(at): (1.0, '') for at in range(7)}, {}, '', 'page') == 'page: page'
 
 
 def test_the_quickstart_has_expected_values_at_its_own_size_and_as_it_is():
-    rows, source = config.load_expected_sinks(QUICK, 'quickstart', [])
+    rows, source = config_flags.load_expected_sinks(QUICK, 'quickstart', [])
     assert {'softmax', 'sigmoid_apple'} <= rows.keys()
     assert 'docs/results/quickstart.md' in source
-    assert config.load_expected_sinks(QUICK, 'smoke', []) is None
-    assert config.load_expected_sinks(QUICK, 'quickstart', ['--config.seed=1']) is None
-    assert config.load_expected_sinks('configs/attention.py', None, []) is None
-    assert config.load_expected_sinks('gone.py', None, []) is None
+    assert config_flags.load_expected_sinks(QUICK, 'smoke', []) is None
+    assert config_flags.load_expected_sinks(QUICK, 'quickstart', ['--config.seed=1']) is None
+    assert config_flags.load_expected_sinks('configs/attention.py', None, []) is None
+    assert config_flags.load_expected_sinks('gone.py', None, []) is None
 
 
 def test_each_column_of_a_sweep_has_a_meaning_or_says_it_itself():
@@ -169,8 +173,8 @@ def test_each_column_of_a_sweep_has_a_meaning_or_says_it_itself():
 
 
 def test_each_column_of_a_report_has_a_meaning_or_says_it_itself():
-    meanings = closing.format_legend(closing.RUN_HEADINGS)
-    plain = [heading.partition(' (')[0] for heading in closing.RUN_HEADINGS]
+    meanings = summary_table.format_legend(summary_table.RUN_HEADINGS)
+    plain = [heading.partition(' (')[0] for heading in summary_table.RUN_HEADINGS]
     assert [name for name in plain if f'{name}: ' not in meanings] == ['run', 'end']
 
 

@@ -6,10 +6,10 @@ import sys
 
 import pytest
 
-from sinklab.install import format_package_command
-from sinklab.processes import cluster
-from sinklab.processes.cluster import ProcessInfo
-from sinklab.record import UserError
+from sinklab.install_commands import format_package_command
+from sinklab.schema import UserError
+from sinklab.supervisor import cluster
+from sinklab.supervisor.cluster import ProcessInfo
 
 STEP = dict(
     SLURM_JOB_ID='4711', SLURM_STEP_NODELIST='node[07-08]', SLURM_NTASKS='4', SLURM_PROCID='3', SLURM_LOCALID='1'
@@ -38,7 +38,7 @@ def seat(coordinator=None, processes=None, process=None):
 
 def test_without_a_word_a_process_is_alone_and_jax_is_not_imported():
     assert seat() == seat(None, 1) == ProcessInfo(0, 1)
-    code = 'import sys; from sinklab.processes import cluster; cluster.seat(None, None, None, 5.0)\n'
+    code = 'import sys; from sinklab.supervisor import cluster; cluster.seat(None, None, None, 5.0)\n'
     code += 'assert not {"jax", "numpy"} & sys.modules.keys()'
     subprocess.run([sys.executable, '-c', code], check=True)
 
@@ -114,7 +114,7 @@ import sys
 from jax._src.clusters import K8sCluster
 K8sCluster._namespace = classmethod(lambda cls: "default")  # a file that only a pod has
 K8sCluster._pod = classmethod(lambda cls: __import__("kubernetes").pod)  # found by the address of this host
-from sinklab.processes import cluster
+from sinklab.supervisor import cluster
 cluster.TPU_DEVICES = ()
 print(cluster.seat(None, None, None, 0))
 """

@@ -10,10 +10,10 @@ from attending import attend, rule
 from conftest import attention, operation, tiny
 from flax import nnx
 
-from sinklab.attend import dense
-from sinklab.attend.bias import ScoreBias, RelativePositionBias
-from sinklab.attend.mask import make_causal_mask
-from sinklab.model.columns import LEARNED_KV_KINDS, count_learned_kv
+from sinklab.attn import reference
+from sinklab.attn.mask import make_causal_mask
+from sinklab.attn.spec import RelativePositionBias, ScoreBias
+from sinklab.model.learned_kv import LEARNED_KV_KINDS, count_learned_kv
 from sinklab.model.transformer import Transformer
 from sinklab.train import state
 
@@ -101,7 +101,9 @@ def test_a_fixed_value_is_no_parameter_of_the_model():
 PLACES = np.arange(5)[None]
 CURVES = {
     'none': None,
-    'distance': RelativePositionBias(lambda slope, distance: slope[0] * distance, np.array([[1.0], [2.0], [3.0], [4.0]])),
+    'distance': RelativePositionBias(
+        lambda slope, distance: slope[0] * distance, np.array([[1.0], [2.0], [3.0], [4.0]])
+    ),
 }
 
 
@@ -197,8 +199,8 @@ def test_a_sink_logit_multiplies_the_output_by_the_sigmoid_of_how_far_it_lies_be
     logit.score_H[...] = scale * jnp.asarray(rng.normal(size=(4, 1)), jnp.float32)
     keys, values = logit.attach(key, value)
     beside = rule(attention('exp', 'sum'), make_causal_mask(6), 1, ScoreBias(learned_HC=logit.score_HC()))
-    found = dense.attend(query, keys, values, beside).output_BTHK
-    plain = dense.attend(query, key, value, rule(attention('exp', 'sum'), make_causal_mask(6))).output_BTHK
+    found = reference.attend(query, keys, values, beside).output_BTHK
+    plain = reference.attend(query, key, value, rule(attention('exp', 'sum'), make_causal_mask(6))).output_BTHK
     score = np.einsum('bthk,bshk->bths', np.float64(query), np.float64(key)) / 2
     for t in range(6):
         total = np.logaddexp.reduce(score[0, t, :, : t + 1], -1)

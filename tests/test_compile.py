@@ -4,11 +4,13 @@ import json
 
 import pytest
 
-from sinklab import topology
 from sinklab.cli.main import main
-from sinklab.install import format_package_command
+from sinklab.install_commands import format_package_command
+from sinklab.planning import topology
 
-pytestmark = pytest.mark.skipif(topology.find_libtpu() is None, reason='libtpu is not installed: make .venv/test does')
+pytestmark = pytest.mark.skipif(
+    topology.find_libtpu() is None, reason='libtpu is not installed: make .venv/test does'
+)
 ROW = ['--config=configs/scale.py:softmax_60m', '--size=smoke']
 
 

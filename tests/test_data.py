@@ -12,13 +12,11 @@ from stores import BEGIN as FIXED
 from stores import END, Array
 
 from sinklab.data.batches import load_run_data
-from sinklab.data.corpus import open_corpus as stored
-from sinklab.data.sequences.interventions import TransformedWindows, set_fixed_token
-from sinklab.data.sequences.probes import PROBE_INPUTS, make_natural_probe
-from sinklab.data.sequences.shuffled import ShuffledBatches
-from sinklab.data.sequences.windows import Windows
-from sinklab.record import UserError
-from sinklab.train.structure import find_document_starts
+from sinklab.data.prepare import open_corpus as stored
+from sinklab.data.probe_sequences import PROBE_INPUTS, make_natural_probe
+from sinklab.data.windows import ShuffledBatches, TransformedWindows, Windows, set_fixed_token
+from sinklab.schema import UserError
+from sinklab.train.loss import find_document_starts
 
 
 @pytest.fixture
@@ -184,7 +182,9 @@ def test_bos_changes_nothing_else(data):
     starts, _ = ours.read_documents()
     np.testing.assert_array_equal(np.delete(ours.read_ids(0, len(ours)), starts), theirs.read_ids(0, len(theirs)))
     assert (ours.read_ids(0, len(ours))[starts] == FIXED).all()
-    np.testing.assert_array_equal(make_natural_probe(found, tiny().probe, []), make_natural_probe(plain, tiny().probe, []))
+    np.testing.assert_array_equal(
+        make_natural_probe(found, tiny().probe, []), make_natural_probe(plain, tiny().probe, [])
+    )
 
 
 @pytest.mark.parametrize(('prepend', 'token'), [('bos', FIXED), ('eos', END)])

@@ -9,13 +9,21 @@ import pytest
 from conftest import drawn, operation, tiny
 from scipy import stats
 
-from sinklab.measure import angles, emergence, places, propositions, spikes, stream, table
-from sinklab.measure.setting import MetricSetting, extract_arrays, make_setting
-from sinklab.model.columns import count_learned_kv
-from sinklab.train.forward import make_forward
+from sinklab.metrics import (
+    angles,
+    emergence,
+    hidden_states,
+    massive_activations,
+    propositions,
+    registry,
+    sink_position,
+)
+from sinklab.metrics.metric import MetricSetting, extract_arrays, make_setting
+from sinklab.model.learned_kv import count_learned_kv
+from sinklab.train.loss import make_forward
 
 L, P, H, T, K, D, KEYS = 3, 2, 2, 12, 4, 8, 3
-SINK = next(measure for measure in table.OFFLINE_METRICS if measure.inputs == ('sink_LPCD',))
+SINK = next(measure for measure in registry.OFFLINE_METRICS if measure.inputs == ('sink_LPCD',))
 SETTING = MetricSetting(
     length=T,
     columns=1,
@@ -47,8 +55,8 @@ def arrays():
 
 @pytest.fixture(scope='module')
 def numbers(arrays):
-    among = table.select_measurable(arrays)
-    return table.compute_numbers(table.compute_arrays(arrays, SETTING, among), SETTING, among)
+    among = registry.select_measurable(arrays)
+    return registry.compute_numbers(registry.compute_arrays(arrays, SETTING, among), SETTING, among)
 
 
 def each(shape):
@@ -80,10 +88,10 @@ def test_the_rank_of_keys_is_that_of_their_covariance_over_texts(arrays, numbers
 
 
 def test_numbers_of_several_parts_have_labels():
-    assert table.find_metric_info('sink/2/T16@0.25').label == 'Sink_2, T 16 > 0.25'
-    assert table.find_metric_info('sink/1/T16@1e-05').label == 'Sink_1, T 16 > 1e-05'
-    assert table.find_metric_info('alpha/1/T8').label == 'alpha_1, T 8'
-    assert table.find_metric_info('sink/first') is None
+    assert registry.find_metric_info('sink/2/T16@0.25').label == 'Sink_2, T 16 > 0.25'
+    assert registry.find_metric_info('sink/1/T16@1e-05').label == 'Sink_1, T 16 > 1e-05'
+    assert registry.find_metric_info('alpha/1/T8').label == 'alpha_1, T 8'
+    assert registry.find_metric_info('sink/first') is None
 
 
 def test_keys_that_are_equal_have_rank_one():
@@ -95,9 +103,9 @@ def test_keys_that_are_equal_have_rank_one():
 
 def test_where_nothing_rises_there_is_no_secondary_sink_and_where_nothing_falls_all_blocks_are_between():
     alike = np.ones((12, 1, 3))
-    assert stream.count_secondary_sinks(alike[:1], np.ones(1)) == 0.0
-    assert stream.count_secondary_sinks(alike, np.linspace(9, 1, 12)) == 0.0
-    assert stream.count_secondary_sinks(alike, np.array([1.0, *np.linspace(50, 90, 11)])) == 2.0
+    assert hidden_states.count_secondary_sinks(alike[:1], np.ones(1)) == 0.0
+    assert hidden_states.count_secondary_sinks(alike, np.linspace(9, 1, 12)) == 0.0
+    assert hidden_states.count_secondary_sinks(alike, np.array([1.0, *np.linspace(50, 90, 11)])) == 2.0
 
 
 @pytest.mark.slow
@@ -125,7 +133,7 @@ def test_spikes_after_every_block(arrays, numbers):
 def test_massive_is_what_is_above_both_of_its_bounds():
     residual = np.ones((1, 1, 10, 100), np.float32)
     residual[0, 0, 0, :3] = 99, 101, 1500  # below 100; below 1000 medians; above both
-    assert spikes.compute_activation_statistics(residual)['massive_LP'].tolist() == [[1.0]]
+    assert massive_activations.compute_activation_statistics(residual)['massive_LP'].tolist() == [[1.0]]
 
 
 def test_the_spectrum_and_the_mixing_of_hidden_states(arrays, numbers):
@@ -143,10 +151,12 @@ def test_the_spectrum_and_the_mixing_of_hidden_states(arrays, numbers):
 
 def test_equal_tokens_have_no_spectrum_and_orthogonal_ones_the_widest():
     same, other = np.ones((5, 8), np.float32), np.eye(5, 8, dtype=np.float32)
-    entropy = stream.compute_spectral_entropy(stream.compute_gram_matrices(np.stack([same, other])[None]))
+    entropy = hidden_states.compute_spectral_entropy(
+        hidden_states.compute_gram_matrices(np.stack([same, other])[None])
+    )
     np.testing.assert_allclose(entropy[0], [0, np.log(5)], atol=1e-5)
-    cosines = stream.compute_cosines(stream.compute_gram_matrices(np.stack([same, other])[None]))
-    np.testing.assert_allclose(stream.compute_mixing(cosines)[0], [1, 0], atol=1e-6)
+    cosines = hidden_states.compute_cosines(hidden_states.compute_gram_matrices(np.stack([same, other])[None]))
+    np.testing.assert_allclose(hidden_states.compute_mixing(cosines)[0], [1, 0], atol=1e-6)
 
 
 def test_a_secondary_sink_is_like_the_first_token_for_more_than_four_blocks():
@@ -156,7 +166,7 @@ def test_a_secondary_sink_is_like_the_first_token_for_more_than_four_blocks():
     likeness[2:7, 0, 1] = -0.95  # five of them
     likeness[2:6, 0, 2] = 0.95  # four
     likeness[[0, 1, 2, 3, 4, 8], 0, 3] = 0.95  # three, and others outside
-    assert stream.count_secondary_sinks(likeness, first) == 1.0
+    assert hidden_states.count_secondary_sinks(likeness, first) == 1.0
 
 
 def test_sinks_are_found_wherever_they_are(arrays, numbers):
@@ -195,9 +205,9 @@ def test_the_ratio_is_that_of_the_token_that_receives_most_be_it_a_sink_token(ar
         / np.mean([np.delete(norm[layer, 0], 2).mean(), np.delete(norm[layer, 1], 4).mean()])
         for layer in range(L)
     ]
-    np.testing.assert_allclose(places.compute_sink_norm_ratio(kept), expected)
+    np.testing.assert_allclose(sink_position.compute_sink_norm_ratio(kept), expected)
     kept |= dict(column_LPC=np.full((L, P, 1), 7.0), star_LPH=np.full((L, P, H), 0.9))
-    np.testing.assert_allclose(places.compute_sink_norm_ratio(kept), 7 / norm.mean((1, 2)))
+    np.testing.assert_allclose(sink_position.compute_sink_norm_ratio(kept), 7 / norm.mean((1, 2)))
 
 
 @pytest.mark.parametrize(
@@ -232,11 +242,15 @@ def test_a_model_shows_all_that_is_measured_and_a_probe_what_it_showed_before(sp
     captured = jax.jit(lambda params: make_forward(spec, capture=True)(params, ids_PT)[2])(drawn(spec))
     found = extract_arrays(captured, setting)
     assert ('sink_LPCD' in found) == (spec.model.columns.kind == 'sink_token')
-    among = table.select_measurable(found)
-    assert {*table.METRICS, *table.OFFLINE_METRICS} - {*among} == ({SINK} if 'sink_LPCD' not in found else set())
-    jax_numbers = table.compute_numbers(jax.jit(lambda found: table.compute_arrays(found, setting, among))(found), setting, among)
+    among = registry.select_measurable(found)
+    assert {*registry.METRICS, *registry.OFFLINE_METRICS} - {*among} == (
+        {SINK} if 'sink_LPCD' not in found else set()
+    )
+    jax_numbers = registry.compute_numbers(
+        jax.jit(lambda found: registry.compute_arrays(found, setting, among))(found), setting, among
+    )
     plain = {name: np.asarray(array) for name, array in found.items()}
-    numpy_numbers = table.compute_numbers(table.compute_arrays(plain, setting, among), setting, among)
+    numpy_numbers = registry.compute_numbers(registry.compute_arrays(plain, setting, among), setting, among)
     assert jax_numbers.keys() == numpy_numbers.keys()
     for name, value in numpy_numbers.items():
         np.testing.assert_allclose(jax_numbers[name], value, rtol=2e-3, atol=2e-4, err_msg=name)
@@ -259,8 +273,8 @@ def test_propositions_hold_of_any_weights_and_of_no_other_text(position):
 
 def test_the_numbers_of_the_propositions_are_those_of_their_sentences(arrays):
     setting = dataclasses.replace(SETTING, repeated=True)
-    among = table.select_measurable(arrays)
-    found = table.compute_numbers(table.compute_arrays(arrays, setting, among), setting, among)
+    among = registry.select_measurable(arrays)
+    found = registry.compute_numbers(registry.compute_arrays(arrays, setting, among), setting, among)
     A, query, key = (np.float64(arrays[name]) for name in ('attention_LPHTS', 'query_LPTHK', 'key_LPSHK'))
     uneven, first, bound, relative = [], [], [], []
     for layer, text, head in each((L, P, H)):
@@ -283,5 +297,5 @@ def numbers_of(spec, ids_PT, **how):
     setting = make_setting(spec, ids_PT.shape[1], count_learned_kv(spec.model), **how)
     captured = jax.jit(lambda params: make_forward(spec, capture=True)(params, ids_PT)[2])(drawn(spec))
     found = extract_arrays(captured, setting)
-    among = table.select_measurable(found)
-    return table.compute_numbers(table.compute_arrays(found, setting, among), setting, among)
+    among = registry.select_measurable(found)
+    return registry.compute_numbers(registry.compute_arrays(found, setting, among), setting, among)

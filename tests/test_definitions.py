@@ -14,17 +14,17 @@ from flax import nnx
 from rows import PAPER, ROWS, name
 
 from configs import packing
-from configs.unmeasured import REASONS_NOT_MEASURED
+from configs.published_not_measured import REASONS_NOT_MEASURED
 from sinklab.cli.main import COMMANDS
+from sinklab.config.validate import parse_config
 from sinklab.data.batches import load_run_data
-from sinklab.folder import RunDir
-from sinklab.measure import sink, table
-from sinklab.measure.setting import MetricSetting
-from sinklab.model.columns import LEARNED_KV_KINDS
+from sinklab.metrics import registry, sink
+from sinklab.metrics.metric import MetricSetting
+from sinklab.model.learned_kv import LEARNED_KV_KINDS
 from sinklab.model.positions import RotaryPosition
 from sinklab.model.transformer import Transformer
-from sinklab.parse import parse_config
-from sinklab.report import sweep
+from sinklab.report import sweep_table
+from sinklab.run_dir import RunDir
 
 
 def spec_of(module, row, size='paper'):
@@ -58,8 +58,8 @@ def test_packing_trains_120m_parameters_on_30b_tokens():
     spec = spec_of(packing, 'causal')
     shapes = nnx.state(nnx.eval_shape(lambda: Transformer(spec.model, spec.data.length, nnx.Rngs(0))))
     every = sum(math.prod(leaf.shape) for leaf in jax.tree.leaves(shapes))
-    table = spec.model.vocabulary * spec.model.width
-    assert every - table == pytest.approx(120e6, rel=0.05)
+    registry = spec.model.vocabulary * spec.model.width
+    assert every - registry == pytest.approx(120e6, rel=0.05)
     tokens = spec.optimizer.steps * spec.optimizer.batch_size * spec.data.length
     assert tokens == pytest.approx(30e9, rel=1e-3)
 
@@ -144,7 +144,7 @@ def test_the_learned_dimensions_of_a_narrow_key_are_as_many_frequencies():
     ],
 )
 def test_a_run_fails_that_is_not_finite_or_knows_no_context(loss, vocabulary, fails):
-    assert sweep.has_failed(loss, vocabulary) == fails
+    assert sweep_table.has_failed(loss, vocabulary) == fails
 
 
 def ended(folder, loss, vocabulary=512):
@@ -153,7 +153,7 @@ def ended(folder, loss, vocabulary=512):
     (folder / 'config.json').write_text(json.dumps(dict(model=dict(vocabulary=vocabulary))))
     lines = [dict(step=0, seconds=0, **{'valid/loss': 6.3}), dict(step=9, seconds=1, **{'valid/loss': loss})]
     (folder / 'metrics.jsonl').write_text(''.join(json.dumps(line) + '\n' for line in lines))
-    return sweep.read_last_metrics(RunDir(folder))
+    return sweep_table.read_last_metrics(RunDir(folder))
 
 
 @pytest.mark.parametrize(
@@ -169,14 +169,18 @@ def ended(folder, loss, vocabulary=512):
 def test_a_row_published_as_failing_counts_runs_that_end_finite_and_bad(tmp_path, published, losses, outcomes, words):
     numbers = {seed: ended(tmp_path / str(seed), loss) for seed, loss in enumerate(losses)}
     about = dict(config='x.py', row='a', published=published)
-    [row] = sweep.make_sweep_table([sweep.RowResult(about, dict(enumerate(outcomes.split())), {}, numbers)])
+    [row] = sweep_table.make_sweep_table(
+        [sweep_table.RowResult(about, dict(enumerate(outcomes.split())), {}, numbers)]
+    )
     assert row['outcome'] == words
     assert 'fails' not in row['ours']
 
 
 def test_a_published_name_is_measured_or_said_why_it_is_not():
     names = {name for module, row in ROWS for name in module.ROWS[row]['published']}
-    assert {name for name in names - {'valid/loss', 'fails'} if table.find_metric_info(name) is None} == set(REASONS_NOT_MEASURED)
+    assert {name for name in names - {'valid/loss', 'fails'} if registry.find_metric_info(name) is None} == set(
+        REASONS_NOT_MEASURED
+    )
     assert all(REASONS_NOT_MEASURED.values())
 
 
@@ -188,8 +192,8 @@ def names_of_measures():
     setting = MetricSetting(
         length=8, columns=0, implicit=False, gain=1.0, keys=4, prefix=0, window=None, reach=8, triggers=False
     )
-    among = table.select_measurable(arrays)
-    return set(table.compute_numbers(table.compute_arrays(arrays, setting, among), setting, among))
+    among = registry.select_measurable(arrays)
+    return set(registry.compute_numbers(registry.compute_arrays(arrays, setting, among), setting, among))
 
 
 def test_what_the_reasons_of_unmeasured_numbers_name_exists():

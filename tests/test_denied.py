@@ -13,15 +13,15 @@ import pytest
 from conftest import tiny
 
 from sinklab.checkpoint import restore
-from sinklab.checkpoint.checkpoints import Checkpointer
-from sinklab.checkpoint.storage import translate_storage_errors
+from sinklab.checkpoint.checkpointer import Checkpointer
+from sinklab.checkpoint.orbax import translate_storage_errors
 from sinklab.cli.main import main
-from sinklab.files.denied import is_permanent_error, describe_permission
-from sinklab.files.whole import writable_folder
-from sinklab.folder import RunDir
-from sinklab.llama import files
-from sinklab.record import UserError
-from sinklab.train.outcome import classify_error
+from sinklab.hf import files
+from sinklab.run_dir import RunDir
+from sinklab.schema import UserError
+from sinklab.storage.atomic_write import writable_folder
+from sinklab.storage.permanent_errors import describe_permission, is_permanent_error
+from sinklab.train.run_status import classify_error
 
 STATE = dict(step=jnp.int32(4), params=dict(w=jnp.arange(4000.0)))
 PERMANENT = (errno.EACCES, errno.EPERM, errno.EROFS, errno.EISDIR, errno.ENOTDIR, errno.ELOOP)

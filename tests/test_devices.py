@@ -9,10 +9,10 @@ import pytest
 from conftest import mesh_of, tiny
 from threads import alike
 
-from sinklab import devices
-from sinklab.record import UserError
-from sinklab.spec import Hardware
-from sinklab.train import start
+from sinklab.config.spec import Hardware
+from sinklab.parallel import device_mesh
+from sinklab.schema import UserError
+from sinklab.train import setup
 
 
 @dataclasses.dataclass(frozen=True)
@@ -56,7 +56,7 @@ def tpus(shape, slices=1, kind='TPU v5 lite', per_host=4):
 def test_with_nothing_said_parameters_are_divided_within_and_the_batch_across(found, sizes, crossing):
     mesh = mesh_of(Hardware(), found)
     assert tuple(mesh.shape.values()) == sizes
-    assert devices.find_crossed_boundaries(mesh) == crossing
+    assert device_mesh.find_crossed_boundaries(mesh) == crossing
     assert sorted(device.id for device in mesh.devices.flat) == [device.id for device in found], 'each of them once'
 
 
@@ -121,25 +121,25 @@ def test_devices_that_would_idle_and_slices_that_do_not_fit_are_refused(found, g
     ],
 )
 def test_an_axis_is_made_of_the_rings_of_the_network(found, given, rings):
-    assert devices.find_rings(mesh_of(given, found))['fsdp'] == rings
+    assert device_mesh.find_rings(mesh_of(given, found))['fsdp'] == rings
 
 
 PHYSICAL = os.sysconf('SC_PHYS_PAGES') * os.sysconf('SC_PAGE_SIZE')
 
 
 def test_devices_of_a_cpu_share_the_memory_of_the_host(monkeypatch):
-    monkeypatch.setattr(devices, 'cgroup_limits', lambda: [])
+    monkeypatch.setattr(device_mesh, 'cgroup_limits', lambda: [])
     count = jax.local_device_count()
     assert count == 4, 'as the tests are set up'
-    assert devices.get_device_memory_bytes() == PHYSICAL // count
-    assert devices.get_device_memory_bytes(num_local_processes=2) == PHYSICAL // (2 * count)
+    assert device_mesh.get_device_memory_bytes() == PHYSICAL // count
+    assert device_mesh.get_device_memory_bytes(num_local_processes=2) == PHYSICAL // (2 * count)
 
 
 def test_a_limit_of_the_control_group_counts_where_it_is_less_than_the_host_has(monkeypatch):
-    monkeypatch.setattr(devices, 'cgroup_limits', lambda: [2**20, 2**62])
-    assert devices.get_device_memory_bytes() == 2**20 // jax.local_device_count()
-    monkeypatch.setattr(devices, 'cgroup_limits', lambda: [2**62])
-    assert devices.get_device_memory_bytes() == PHYSICAL // jax.local_device_count()
+    monkeypatch.setattr(device_mesh, 'cgroup_limits', lambda: [2**20, 2**62])
+    assert device_mesh.get_device_memory_bytes() == 2**20 // jax.local_device_count()
+    monkeypatch.setattr(device_mesh, 'cgroup_limits', lambda: [2**62])
+    assert device_mesh.get_device_memory_bytes() == PHYSICAL // jax.local_device_count()
 
 
 @pytest.mark.parametrize(
@@ -160,16 +160,16 @@ def test_limits_of_control_groups_are_read(tmp_path, groups, files, limits):
     for name, text in files.items():
         (tmp_path / 'mounted' / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / 'mounted' / name).write_text(text)
-    assert [*devices.read_cgroup_limits(tmp_path / 'cgroup', tmp_path / 'mounted')] == limits
+    assert [*device_mesh.read_cgroup_limits(tmp_path / 'cgroup', tmp_path / 'mounted')] == limits
 
 
 def test_a_layout_that_does_not_fit_is_explained_by_processes_with_different_numbers_of_devices(monkeypatch):
     def refusals(*counts):
         each = iter(counts)
-        monkeypatch.setattr(start, 'count_devices', lambda: next(each))
+        monkeypatch.setattr(setup, 'count_devices', lambda: next(each))
         return [
             str(one)
-            for one in alike(2, lambda group: start.make_mesh_on_all(tiny(), Hardware(data=3), group, 1))
+            for one in alike(2, lambda group: setup.make_mesh_on_all(tiny(), Hardware(data=3), group, 1))
             if isinstance(one, UserError)
         ]
 

@@ -16,12 +16,12 @@ from conftest import tiny
 from damages import WAYS, flip, lose, no_digests, poison, swap, truncate
 from threads import alike
 
-from sinklab.checkpoint import digests, steps
-from sinklab.checkpoint.checkpoints import Checkpointer, find_corruption_on_all
-from sinklab.files import tree
-from sinklab.files import whole as files
-from sinklab.folder import RunDir
-from sinklab.record import UserError
+from sinklab.checkpoint import digests, retention
+from sinklab.checkpoint.checkpointer import Checkpointer, find_corruption_on_all
+from sinklab.run_dir import RunDir
+from sinklab.schema import UserError
+from sinklab.storage import atomic_write as files
+from sinklab.storage import directories
 
 DATA = dict(store='0123', seed=0)
 RULES = tiny().checkpoint
@@ -108,7 +108,9 @@ def test_what_was_passed_over_is_kept_with_its_digests_and_its_step_is_saved_ane
     folder = copied(saved, tmp_path / 'run')
     for name in ('4', '4.1'):
         flip(folder, 4, np.random.default_rng(0))
-        damaged = {path.name: path.read_bytes() for path in (folder.checkpoint_dir / '4').rglob('*') if path.is_file()}
+        damaged = {
+            path.name: path.read_bytes() for path in (folder.checkpoint_dir / '4').rglob('*') if path.is_file()
+        }
         checkpoints = opened(folder)
         assert checkpoints.find_latest_valid_step()[1][0].endswith(f'; it lies in {folder.quarantine_dir}/{name} now')
         aside = folder.quarantine_dir / name
@@ -150,7 +152,7 @@ def test_a_save_that_was_cut_short_is_passed_over_also_where_it_was_the_first(sa
 def test_kills_in_the_middle_of_the_digests_leave_nothing_behind(saved, tmp_path, last):
     folder = copied(saved, tmp_path / 'run')
     if last == 2:
-        steps.delete_step(folder, 4)
+        retention.delete_step(folder, 4)
     for _ in range(3):
         cut_short(folder, last)
         checkpoints = opened(folder)
@@ -192,7 +194,7 @@ def test_digests_of_an_earlier_checkpoint_do_not_speak_for_a_save_that_was_cut_s
 
 def test_digests_go_with_a_checkpoint_that_was_being_deleted(saved, tmp_path):
     folder = copied(saved, tmp_path / 'run')
-    (folder.checkpoint_dir / '2').rename(folder.checkpoint_dir / f'2{tree.DELETED_SUFFIX}')
+    (folder.checkpoint_dir / '2').rename(folder.checkpoint_dir / f'2{directories.DELETED_SUFFIX}')
     opened(folder)
     assert [path.name for path in folder.digest_dir.iterdir()] == ['4']
     assert folder.list_checkpoint_steps() == [4]
@@ -288,7 +290,9 @@ def test_a_folder_that_cannot_be_listed_is_an_error_of_the_storage(of_three, mon
 def test_digests_that_are_none_are_said_to_be_damaged(saved, tmp_path, content):
     folder = copied(saved, tmp_path / 'run')
     digests.get_digest_path(folder, 4, 0).write_text(content)
-    assert digests.read_digests(folder, 4) == digests.CorruptionReport(f'its digests are damaged ({folder.digest_dir}/4/0.json)')
+    assert digests.read_digests(folder, 4) == digests.CorruptionReport(
+        f'its digests are damaged ({folder.digest_dir}/4/0.json)'
+    )
 
 
 def change(**values):

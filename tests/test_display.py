@@ -16,7 +16,7 @@ from conftest import tiny
 
 from sinklab.cli import progress
 from sinklab.cli.sweep import train_runs
-from sinklab.folder import RunDir
+from sinklab.run_dir import RunDir
 from sinklab.sweep.plan import SweepRun
 
 HERE = Path(__file__).parent

@@ -15,9 +15,9 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from stores import found, lines, refused, talk
 
-from sinklab.data.documents.document import DamagedDocument, Document
-from sinklab.data.documents.sources import open_source
-from sinklab.install import format_extra_command
+from sinklab.data.document import DamagedDocument, Document
+from sinklab.data.sources import open_source
+from sinklab.install_commands import format_extra_command
 
 TEXTS = ['first\nfile', 'zwei ü 中文 😀', '\u2028 \u0085 \x00', '', ' \n', 'a "quoted" \\ line']
 

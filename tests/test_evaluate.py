@@ -15,12 +15,12 @@ pytest.importorskip('lm_eval')
 from lm_eval import simple_evaluate
 from lm_eval.api.registry import get_model
 
+from sinklab.analysis import lm_eval
+from sinklab.analysis.lm_eval import SinklabLM
+from sinklab.analysis.run_model import RunModel
 from sinklab.cli.main import main
-from sinklab.folder import RunDir
-from sinklab.install import format_extra_command
-from sinklab.observe import downstream
-from sinklab.observe.harness import SinklabLM
-from sinklab.observe.own import RunModel
+from sinklab.install_commands import format_extra_command
+from sinklab.run_dir import RunDir
 
 pytestmark = pytest.mark.slow
 ROOT = Path(__file__).parents[1]
@@ -74,7 +74,9 @@ def test_a_table_is_shown_of_the_first_texts_after_solved_ones(whole, tasks, cap
 
 def test_the_library_finds_the_model_by_its_name(whole, tasks):
     assert get_model('sinklab') is SinklabLM
-    how = dict(tasks=['mine_choice'], task_manager=downstream.load_task_manager(['mine_choice'], str(tasks)), bootstrap_iters=0)
+    how = dict(
+        tasks=['mine_choice'], task_manager=lm_eval.load_task_manager(['mine_choice'], str(tasks)), bootstrap_iters=0
+    )
     found = simple_evaluate(model='sinklab', model_args=f'run={whole[0]}@8', batch_size='auto', **how)
     assert found['config']['model_sha'] == RunModel(RunDir(whole[0]), 8).digest
     assert len(found['samples']['mine_choice']) == 4
@@ -83,7 +85,7 @@ def test_the_library_finds_the_model_by_its_name(whole, tasks):
 @pytest.mark.exhaustive
 def test_the_librarys_own_command_line_runs_a_run(whole, tasks):
     asked = ['--model=sinklab', f'--model_args=run={whole[0]}@8', '--tasks=mine_choice', f'--include_path={tasks}']
-    command = [sys.executable, '-m', 'sinklab.observe.harness', 'run', *asked, '--batch_size=auto']
+    command = [sys.executable, '-m', 'sinklab.analysis.lm_eval', 'run', *asked, '--batch_size=auto']
     told = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, timeout=300)
     assert 'mine_choice' in told.stdout, told.stderr
 
@@ -112,7 +114,7 @@ def test_what_cannot_be_evaluated_is_refused_in_one_line(whole, tasks, capsys, a
 
 def test_without_the_library_the_extra_is_named(monkeypatch, capsys):
     monkeypatch.setitem(sys.modules, 'lm_eval', None)
-    monkeypatch.delitem(sys.modules, 'sinklab.observe.downstream')
-    monkeypatch.delattr('sinklab.observe.downstream')
+    monkeypatch.delitem(sys.modules, 'sinklab.analysis.lm_eval')
+    monkeypatch.delattr('sinklab.analysis.lm_eval')
     assert main(['evaluate', 'runs/none', '--tasks=hellaswag']) == 1
     assert capsys.readouterr().err.endswith(f'install it: {format_extra_command("evaluate")}\n')

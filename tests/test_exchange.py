@@ -11,12 +11,18 @@ from runs import train
 
 from sinklab.checkpoint.restore import restore_parameters
 from sinklab.cli.main import main
-from sinklab.data.documents.sources import read_texts
-from sinklab.data.tokens import tokenizer as tokens
-from sinklab.folder import RunDir, flatten_dict
-from sinklab.install import format_extra_command
-from sinklab.llama import config, exporting, files, parity, weights
-from sinklab.named import read_spec
+from sinklab.data import tokenizer as tokens
+from sinklab.data.sources import read_texts
+from sinklab.hf import (
+    config,
+    convert,
+    files,
+    parity,
+    weights,
+)
+from sinklab.install_commands import format_extra_command
+from sinklab.run_dir import RunDir, flatten_dict
+from sinklab.run_ref import read_spec
 
 WORDS = f'transformers and torch are not installed: {format_extra_command("hf")}, where torch has a wheel'
 torch = pytest.importorskip('torch', reason=WORDS)
@@ -216,7 +222,7 @@ def test_another_tokenizer_is_not_exported(run, tokenizer, tmp_path, capsys):
 
 
 def test_without_torch_the_extra_is_named_before_anything_is_written(run, tmp_path, capsys, monkeypatch):
-    monkeypatch.setattr(exporting.parity, 'libraries', lambda: files.import_hf_library('torch_that_is_absent'))
+    monkeypatch.setattr(convert.parity, 'libraries', lambda: files.import_hf_library('torch_that_is_absent'))
     code, _, err = said(capsys, 'export', run, f'--out={tmp_path}/out')
     assert code == 1
     assert err.endswith(f'this needs torch_that_is_absent; install it: {format_extra_command("hf")}\n')
@@ -250,7 +256,9 @@ def test_a_model_is_trained_further_with_another_operation(corpus, tokenizer, tm
     assert any(
         change.startswith('model.attention.similarity exp -> sigmoid') for change in folder.read_lineage()['config']
     )
-    theirs = flatten_dict(weights.read_params(read_spec(folder).model, files.SafetensorsReader(tmp_path / 'theirs'), 'theirs'))
+    theirs = flatten_dict(
+        weights.read_params(read_spec(folder).model, files.SafetensorsReader(tmp_path / 'theirs'), 'theirs')
+    )
     ours = flatten_dict(restore_parameters(folder.path, 0))
     jax.tree.map(np.testing.assert_array_equal, ours, {name: theirs[name] for name in ours})
     assert [record['step'] for record in folder.read_records()] == [0, 1, 2, 3]

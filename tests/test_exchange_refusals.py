@@ -8,13 +8,13 @@ import pytest
 from conftest import tiny
 
 from sinklab.checkpoint import digests
-from sinklab.cli import fork
+from sinklab.cli import warm_start_flags
 from sinklab.cli.main import main
-from sinklab.data.tokens import tokenizer as tokens
-from sinklab.folder import RunDir
-from sinklab.install import format_extra_command
-from sinklab.llama import config, files, weights
-from sinklab.record import UserError
+from sinklab.data import tokenizer as tokens
+from sinklab.hf import config, files, weights
+from sinklab.install_commands import format_extra_command
+from sinklab.run_dir import RunDir
+from sinklab.schema import UserError
 
 pytest.importorskip('safetensors', reason=f'safetensors is not installed: {format_extra_command("hf")}')
 
@@ -47,7 +47,9 @@ def whole(tmp_path_factory):
     model = of(kv_heads=2)
     rng = np.random.default_rng(0)
     shapes = {
-        one: leaf.hf_shape for name, leaf in weights.list_parameters(model).items() for one in leaf.get_hf_names(weights.HF_NAMES[name])
+        one: leaf.hf_shape
+        for name, leaf in weights.list_parameters(model).items()
+        for one in leaf.get_hf_names(weights.HF_NAMES[name])
     }
     arrays = [(name, shape, lambda shape=shape: rng.normal(size=shape)) for name, shape in shapes.items()]
     with pytest.MonkeyPatch.context() as patch:
@@ -112,7 +114,10 @@ DAMAGES = {
     'a file too few': (lambda folder: first(folder).unlink(), 'which is not there'),
     'half a file': (lambda folder: first(folder).write_bytes(first(folder).read_bytes()[:5000]), 'cannot be read'),
     'an empty file': (lambda folder: first(folder).write_bytes(b''), 'cannot be read'),
-    'half of the arrays': (lambda folder: first(folder).rename(folder / files.MODEL_FILE), 'more arrays: it is not whole'),
+    'half of the arrays': (
+        lambda folder: first(folder).rename(folder / files.MODEL_FILE),
+        'more arrays: it is not whole',
+    ),
     'an index of elsewhere': (
         lambda folder: changed(folder, files.INDEX_FILE, weight_map={'a': '../theirs/model.safetensors'}),
         "'../theirs/model.safetensors', which is no relative path",
@@ -279,7 +284,7 @@ def test_several_processes_are_told_to_import_first(folder, tmp_path):
     with pytest.raises(
         UserError, match=r'is for one process; .* sinklab checkpoint import hf:.* and give --from=params:DIR'
     ):
-        fork.resolve_parent(f'hf:{folder}', RunDir(tmp_path / 'run'), Two())
+        warm_start_flags.resolve_parent(f'hf:{folder}', RunDir(tmp_path / 'run'), Two())
 
 
 def test_a_run_that_begins_with_what_is_no_model_is_not_begun(tmp_path, capsys):

@@ -10,13 +10,13 @@ from conftest import drawn
 from runs import parameters, timeless, train
 from stores import chat, corpus_of, made
 
-from sinklab import devices
+from sinklab.config.spec import Hardware
 from sinklab.data.batches import load_run_data
-from sinklab.files.place import parse_path, get_file_system
-from sinklab.record import UserError
-from sinklab.spec import Hardware
-from sinklab.train.evaluation import make_evaluate, load_sharded_parts
-from sinklab.train.listener import Callback
+from sinklab.parallel import device_mesh
+from sinklab.schema import UserError
+from sinklab.storage.paths import get_file_system, parse_path
+from sinklab.train.callbacks import Callback
+from sinklab.train.evaluate import load_sharded_parts, make_evaluate
 
 pytestmark = pytest.mark.slow
 SHORT = dict(data__length=16, checkpoint__every_steps=4)
@@ -71,7 +71,7 @@ def test_held_out_windows_are_laid_out_by_those_who_hold_them(bucket, tmp_path, 
         for path in (local.path, uploaded(local, bucket))
     ]
     hardware = Hardware(data=2, micro_batch=most)
-    mesh = devices.make_mesh(hardware)
+    mesh = device_mesh.make_mesh(hardware)
     near, far = (load_run_data(spec).valid_NT for spec in specs)
     with jax.set_mesh(mesh):
         for one, other in zip(*(load_sharded_parts(found, most, mesh) for found in (near, far)), strict=True):

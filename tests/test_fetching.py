@@ -12,13 +12,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from stores import Array, chat, corpus_of, made, of_many_shards
 
-from sinklab.data.sequences.interventions import TransformedWindows
-from sinklab.data.sequences.shuffled import ShuffledBatches
-from sinklab.data.sequences.windows import MAX_WINDOWS_PER_READ, Windows
-from sinklab.data.store import shelf
-from sinklab.data.store.shelf import compute_coverage
-from sinklab.data.store.store import Store
-from sinklab.record import UserError
+from sinklab.data import disk_cache
+from sinklab.data.disk_cache import compute_coverage
+from sinklab.data.store import Store
+from sinklab.data.windows import MAX_WINDOWS_PER_READ, ShuffledBatches, TransformedWindows, Windows
+from sinklab.schema import UserError
 
 
 @pytest.fixture(scope='module')
@@ -144,7 +142,9 @@ def test_windows_are_read_together_within_a_row_only(numbers, size):
 def test_the_coverage_of_a_run_is_what_its_rows_come_to(each, processes, steps, seed):
     count = 16 * each * processes
     batches = ShuffledBatches(
-        [TransformedWindows(Windows([Array(np.arange(count))], 0, 't'), spec_on('').data, 9, False)], seed, each * processes
+        [TransformedWindows(Windows([Array(np.arange(count))], 0, 't'), spec_on('').data, 9, False)],
+        seed,
+        each * processes,
     )
     seen = {place for step in range(steps) for place in batches.get_indices(step, range(each))}
     epochs = batches.count_epochs_per_set(steps)[0]
@@ -199,7 +199,7 @@ def test_what_a_killed_process_has_left_unfinished_is_taken_away(disk):
     disk.mkdir(parents=True)
     (disk / 'x').mkdir()
     (disk / 'x' / 'train.ids.123.unfinished').write_bytes(b'half')
-    assert shelf.reserve_disk_cache('x', 10)
+    assert disk_cache.reserve_disk_cache('x', 10)
     assert not list(disk.rglob('*.unfinished'))
 
 

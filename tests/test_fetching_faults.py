@@ -8,12 +8,12 @@ import pytest
 from buckets import exactly_equal, expecting, fetched, large, received, spec_on, uploaded
 from emulators import Answer
 
-from sinklab.data.store.check import find_problems, decode_samples, summarize_store
-from sinklab.data.store.store import Store
-from sinklab.files.place import short_timeout, parse_path, get_file_system
-from sinklab.processes.ending import ExitStatus
-from sinklab.record import UserError
-from sinklab.train.outcome import classify_error
+from sinklab.data.store import Store
+from sinklab.data.store_check import decode_samples, find_problems, summarize_store
+from sinklab.schema import UserError
+from sinklab.storage.paths import get_file_system, parse_path, short_timeout
+from sinklab.supervisor.exit_status import ExitStatus
+from sinklab.train.run_status import classify_error
 
 
 @pytest.fixture(scope='module')
@@ -36,7 +36,9 @@ def test_a_store_that_changes_under_a_run_is_refused_in_one_line(store, bucket, 
         file = f'{url}/{shard.name}.ids'
         get_file_system(parse_path(url)).rm_file(file)
         if how == 'rewritten':
-            get_file_system(parse_path(url)).pipe_file(file, bytes((Path(store.path) / f'{shard.name}.ids').stat().st_size))
+            get_file_system(parse_path(url)).pipe_file(
+                file, bytes((Path(store.path) / f'{shard.name}.ids').stat().st_size)
+            )
     with pytest.raises(UserError, match=r'has changed since it was opened: train-\d+-\d+\.ids') as refusal:
         [data.batches.read_rows(step, range(4)) for step in range(3)]
     assert '\n' not in str(refusal.value)

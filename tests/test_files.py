@@ -5,10 +5,15 @@ import os
 import numpy as np
 import pytest
 
-from sinklab.files import tree
-from sinklab.files.place import make_absolute, is_remote, parse_path, get_file_system
-from sinklab.files.whole import append_text, atomic_write, writable_folder
-from sinklab.record import UserError
+from sinklab.schema import UserError
+from sinklab.storage import directories
+from sinklab.storage.atomic_write import append_text, atomic_write, writable_folder
+from sinklab.storage.paths import (
+    get_file_system,
+    is_remote,
+    make_absolute,
+    parse_path,
+)
 
 
 @pytest.fixture(params=['disk', 'gs', 's3'])
@@ -32,8 +37,8 @@ def test_a_file_holds_the_bytes_that_were_written(folder, end):
     content = np.random.default_rng(0).bytes(1000) + end
     path = written(folder / 'inner' / 'file.bin', content)
     assert path.read_bytes() == content
-    assert tree.get_stored_files(path.parent, [path.name])[path.name].size == len(content)
-    assert tree.list_files(folder) == ['inner/file.bin']
+    assert directories.get_stored_files(path.parent, [path.name])[path.name].size == len(content)
+    assert directories.list_files(folder) == ['inner/file.bin']
 
 
 def test_a_file_of_many_pieces_is_written_as_it_is(folder):
@@ -52,12 +57,12 @@ def test_what_is_not_whole_does_not_appear(folder):
     with pytest.raises(KeyError):
         broken_off()
     assert path.read_bytes() == b'before'
-    assert tree.list_files(folder) == ['file']
+    assert directories.list_files(folder) == ['file']
 
 
 def test_a_digest_tells_contents_apart(folder):
     files = [written(folder / name, content) for name, content in (('a', b'1'), ('b', b'1'), ('c', b'2'))]
-    digests = [tree.get_stored_files(folder, [path.name])[path.name].get_digest() for path in files]
+    digests = [directories.get_stored_files(folder, [path.name])[path.name].get_digest() for path in files]
     assert digests[0] == digests[1] != digests[2]
 
 
@@ -70,28 +75,32 @@ def test_a_small_file_grows(folder):
 def test_a_folder_is_whole_until_that_is_undone(folder):
     for step in ('1', '2'):
         written(folder / step / 'inner' / 'x', b'x')
-        written(folder / step / tree.COMMIT_MARKER, b'')
-    assert sorted(tree.list_committed(folder)) == ['1', '2']
-    tree.mark_deleted(folder / '1')
-    assert [name for name in tree.list_committed(folder) if name.isdigit()] == ['2']
-    tree.remove_folder(folder / '2')
-    assert not tree.list_files(folder / '2')
-    tree.remove_folder(folder / '2')
+        written(folder / step / directories.COMMIT_MARKER, b'')
+    assert sorted(directories.list_committed(folder)) == ['1', '2']
+    directories.mark_deleted(folder / '1')
+    assert [name for name in directories.list_committed(folder) if name.isdigit()] == ['2']
+    directories.remove_folder(folder / '2')
+    assert not directories.list_files(folder / '2')
+    directories.remove_folder(folder / '2')
 
 
 def test_a_folder_is_moved_with_all_that_it_holds(folder):
-    for name in ('x', 'deep/y', tree.COMMIT_MARKER):
+    for name in ('x', 'deep/y', directories.COMMIT_MARKER):
         written(folder / 'old' / name, name.encode())
-    tree.move_folder(folder / 'old', folder / 'new')
-    assert sorted(path.name for path in tree.list_entries(folder)) == ['new']
-    assert tree.list_files(folder / 'new') == sorted(['x', 'deep/y', tree.COMMIT_MARKER])
+    directories.move_folder(folder / 'old', folder / 'new')
+    assert sorted(path.name for path in directories.list_entries(folder)) == ['new']
+    assert directories.list_files(folder / 'new') == sorted(['x', 'deep/y', directories.COMMIT_MARKER])
     assert (folder / 'new' / 'deep' / 'y').read_bytes() == b'deep/y'
 
 
 def test_what_is_not_there_is_empty(folder):
     missing = folder / 'missing'
     assert not missing.exists()
-    assert [*tree.list_entries(missing), *tree.list_files(missing), *tree.list_committed(missing)] == []
+    assert [
+        *directories.list_entries(missing),
+        *directories.list_files(missing),
+        *directories.list_committed(missing),
+    ] == []
 
 
 def test_a_path_is_said_as_it_was_given(folder):
@@ -150,14 +159,14 @@ def test_what_cannot_be_deleted_is_an_error_after_all_else_is_gone(tmp_path, mon
     denied = iter([True])
     monkeypatch.setattr(os, 'unlink', deny)
     with pytest.raises(OSError, match='not permitted'):
-        tree.remove_folder(tmp_path / 'folder')
+        directories.remove_folder(tmp_path / 'folder')
     assert len(list((tmp_path / 'folder').rglob('file'))) == 1
-    tree.remove_folder(tmp_path / 'folder')
+    directories.remove_folder(tmp_path / 'folder')
     assert not (tmp_path / 'folder').exists()
 
 
 def test_of_a_link_to_a_folder_the_link_alone_is_deleted(tmp_path):
     (tmp_path / 'folder').mkdir()
     (tmp_path / 'link').symlink_to(tmp_path / 'folder')
-    tree.remove_folder(tmp_path / 'link')
+    directories.remove_folder(tmp_path / 'link')
     assert [path.name for path in tmp_path.iterdir()] == ['folder']

@@ -7,13 +7,20 @@ import pytest
 from conftest import drawn, tiny
 from stores import chat
 
-from sinklab import devices, sharding
+from sinklab.config.spec import Hardware
 from sinklab.data.batches import load_run_data
 from sinklab.model.transformer import compute_logits
-from sinklab.record import UserError
-from sinklab.spec import Hardware
-from sinklab.train import evaluation, objective, state, step
-from sinklab.train.forward import make_forward
+from sinklab.parallel import device_mesh, sharding
+from sinklab.schema import UserError
+from sinklab.train import (
+    evaluate,
+    state,
+    step,
+)
+from sinklab.train import (
+    step as step_module,
+)
+from sinklab.train.loss import make_forward
 
 
 @pytest.fixture(scope='module')
@@ -45,15 +52,17 @@ def expected(spec, params, ids_BT):
 @pytest.mark.parametrize('micro_batch', [None, 2])
 def test_the_loss_is_the_mean_over_the_words_of_the_assistant(source, micro_batch):
     spec, hardware = tuned(source), Hardware(micro_batch=micro_batch)
-    data, mesh, params = load_run_data(spec), devices.make_mesh(Hardware()), drawn(tuned(source))
+    data, mesh, params = load_run_data(spec), device_mesh.make_mesh(Hardware()), drawn(tuned(source))
     batch = data.batches.read_rows(0, range(8))
     counted = (batch[:, 1:] >= 0).sum(1)
     assert len(set(counted.tolist())) > 1  # micro-batches differ in it
     with jax.set_mesh(mesh):
         before = state.init_state(spec) | dict(params=jax.tree.map(jax.numpy.array, params))
-        _, numbers = step.make_train_step(spec, hardware, mesh)(before, batch, sharding.make_per_device_array(0, mesh))
+        _, numbers = step.make_train_step(spec, hardware, mesh)(
+            before, batch, sharding.make_per_device_array(0, mesh)
+        )
         np.testing.assert_allclose(float(numbers['train/loss']), expected(spec, params, batch), rtol=1e-5)
-        valid = evaluation.make_evaluate(spec, hardware, mesh)(params, data.valid_NT)['valid/loss']
+        valid = evaluate.make_evaluate(spec, hardware, mesh)(params, data.valid_NT)['valid/loss']
         np.testing.assert_allclose(valid, expected(spec, params, data.valid_NT), rtol=1e-5)
 
 
@@ -62,17 +71,17 @@ def test_what_the_user_says_has_no_gradient_and_is_read_all_the_same(source):
     spec = tuned(source)
     batch, params = load_run_data(spec).batches.read_rows(0, range(8)), drawn(tuned(source))
     mine = batch[:, 1:] < 0
-    head = jax.grad(lambda p: objective.make_loss(spec)(p, batch))(params)['head_VD']
+    head = jax.grad(lambda p: step_module.make_loss(spec)(p, batch))(params)['head_VD']
     other = batch.copy()
     row, place = np.argwhere(mine & (np.arange(16) > 0))[0]
     other[row, place + 1] = ~((~other[row, place + 1] + 1) % 300)
-    changed = jax.grad(lambda p: objective.make_loss(spec)(p, other))(params)['head_VD']
+    changed = jax.grad(lambda p: step_module.make_loss(spec)(p, other))(params)['head_VD']
     assert np.isfinite(head).all()
     assert (head != changed).any()  # later words have seen another one
     alone = np.where(np.arange(17) == place + 1, np.abs(batch), -1)[row : row + 1]
     assert (alone[:, 1:] >= 0).sum() == 1
     nothing = np.where(batch < 0, batch, ~batch)
-    assert float(objective.make_loss(spec)(params, nothing)) == 0
+    assert float(step_module.make_loss(spec)(params, nothing)) == 0
 
 
 def test_the_same_chats_may_be_trained_on_in_full(source):

@@ -9,16 +9,16 @@ from conftest import mesh_of, tiny
 from runs import outcome, train
 from runs import spec as run_spec
 
-from sinklab import devices
-from sinklab.record import UserError
-from sinklab.spec import Hardware
-from sinklab.train import fit, state
-from sinklab.train.forward import make_forward
+from sinklab.config.spec import Hardware
+from sinklab.parallel import device_mesh
+from sinklab.schema import UserError
+from sinklab.train import memory_estimate, state
+from sinklab.train.loss import make_forward
 
 
 def held(hardware, spec=None):
     spec = spec or tiny()
-    return fit.estimate_memory(spec, hardware, devices.make_mesh(hardware), 'chunked')
+    return memory_estimate.estimate_memory(spec, hardware, device_mesh.make_mesh(hardware), 'chunked')
 
 
 @pytest.mark.slow
@@ -29,7 +29,7 @@ def test_parameters_and_moments_are_what_a_device_has_of_them():
     assert alone.parameters / 4 < divided.parameters < alone.parameters / 3, 'but for gains, which all have'
 
 
-@pytest.mark.parametrize('remat', fit.REMAT_POLICIES)
+@pytest.mark.parametrize('remat', memory_estimate.REMAT_POLICIES)
 @pytest.mark.slow
 def test_activations_are_what_the_backward_pass_is_given(remat):
     spec, hardware = tiny(), Hardware(remat=remat)
@@ -39,12 +39,14 @@ def test_activations_are_what_the_backward_pass_is_given(remat):
     own = {leaf.unsafe_buffer_pointer() for leaf in jax.tree.leaves(params)}
     arrays = [leaf for leaf in jax.tree.leaves(backward) if isinstance(leaf, jax.Array)]
     kept = [leaf for leaf in arrays if leaf.unsafe_buffer_pointer() not in own]
-    assert held(hardware).activations == pytest.approx(state.count_bytes(kept), rel=0.1), 'but for what all sequences share'
+    assert held(hardware).activations == pytest.approx(state.count_bytes(kept), rel=0.1), (
+        'but for what all sequences share'
+    )
 
 
 @pytest.mark.slow
 def test_what_keeps_less_holds_less():
-    kept = [held(Hardware(remat=remat)).activations for remat in fit.REMAT_POLICIES]
+    kept = [held(Hardware(remat=remat)).activations for remat in memory_estimate.REMAT_POLICIES]
     assert kept == sorted(kept, reverse=True)
     assert len(set(kept)) == len(kept)
 
@@ -58,20 +60,22 @@ def test_micro_batches_and_devices_divide_activations():
 
 @pytest.mark.slow
 def test_auto_computes_as_few_products_again_as_fit():
-    spec, hardware, mesh = tiny(), Hardware(remat='auto'), devices.make_mesh(Hardware())
-    needs = {remat: held(dataclasses.replace(hardware, remat=remat)).total for remat in fit.REMAT_POLICIES[1:]}
+    spec, hardware, mesh = tiny(), Hardware(remat='auto'), device_mesh.make_mesh(Hardware())
+    needs = {
+        remat: held(dataclasses.replace(hardware, remat=remat)).total for remat in memory_estimate.REMAT_POLICIES[1:]
+    }
     for remat, need in needs.items():
-        room = need / fit.USABLE_MEMORY_FRACTION + 1
-        assert fit.choose_remat_policy(spec, hardware, mesh, 'chunked', room) == remat
+        room = need / memory_estimate.USABLE_MEMORY_FRACTION + 1
+        assert memory_estimate.choose_remat_policy(spec, hardware, mesh, 'chunked', room) == remat
     spec = tiny(optimizer__batch_size=64)
-    least = held(Hardware(remat='full', micro_batch=16), spec).total / fit.USABLE_MEMORY_FRACTION + 1
+    least = held(Hardware(remat='full', micro_batch=16), spec).total / memory_estimate.USABLE_MEMORY_FRACTION + 1
     with pytest.raises(
         UserError, match=r'even if everything is computed again \(.*\); give --micro_batch=16 or more dev'
     ):
-        fit.choose_remat_policy(spec, hardware, mesh, 'chunked', least)
+        memory_estimate.choose_remat_policy(spec, hardware, mesh, 'chunked', least)
     with pytest.raises(UserError, match=r'\); give more devices'):
-        fit.choose_remat_policy(spec, hardware, mesh, 'chunked', 1)
-    assert fit.choose_remat_policy(spec, Hardware(remat='qkv'), mesh, 'chunked', 1) == 'qkv'
+        memory_estimate.choose_remat_policy(spec, hardware, mesh, 'chunked', 1)
+    assert memory_estimate.choose_remat_policy(spec, Hardware(remat='qkv'), mesh, 'chunked', 1) == 'qkv'
 
 
 TPU = (
@@ -98,13 +102,13 @@ GPU = 'RESOURCE_EXHAUSTED: Out of memory while trying to allocate 123456 bytes.'
     ids=['tpu', 'later', 'gpu'],
 )
 def test_a_program_that_does_not_fit_is_said_with_what_is_missing_and_what_would_mend_it(said, words):
-    where = tiny(), Hardware(remat='attention'), devices.make_mesh(Hardware()), 'chunked'
+    where = tiny(), Hardware(remat='attention'), device_mesh.make_mesh(Hardware()), 'chunked'
 
     def run():
         raise jax.errors.JaxRuntimeError(said)
 
     with pytest.raises(UserError, match=words) as error:
-        fit.translate_oom_errors('the step', where)(run)()
+        memory_estimate.translate_oom_errors('the step', where)(run)()
     assert 'give --remat=full or --micro_batch=2 or more devices' in str(error.value)
 
 
@@ -117,7 +121,9 @@ def test_a_program_that_does_not_fit_is_said_with_what_is_missing_and_what_would
     ],
 )
 def test_less_is_kept_or_less_is_read_at_once(remat, words):
-    assert words in fit.suggest_less_memory(tiny(), Hardware(remat=remat), devices.make_mesh(Hardware()), 'chunked')
+    assert words in memory_estimate.suggest_less_memory(
+        tiny(), Hardware(remat=remat), device_mesh.make_mesh(Hardware()), 'chunked'
+    )
 
 
 def test_other_errors_of_the_runtime_pass():
@@ -125,7 +131,7 @@ def test_other_errors_of_the_runtime_pass():
         raise jax.errors.JaxRuntimeError('INTERNAL: something else')
 
     with pytest.raises(jax.errors.JaxRuntimeError, match='INTERNAL'):
-        fit.translate_oom_errors('the step', ())(run)()
+        memory_estimate.translate_oom_errors('the step', ())(run)()
 
 
 @pytest.mark.slow
@@ -160,6 +166,9 @@ def test_memory_that_runs_out_is_refused_where_results_are_waited_for(
 @pytest.mark.slow
 def test_a_line_says_how_a_run_lies_on_its_devices():
     hardware = Hardware(data=2, fsdp=2)
-    (line,) = fit.format_device_layout(tiny(), hardware, devices.make_mesh(hardware), 'chunked')
+    (line,) = memory_estimate.format_device_layout(tiny(), hardware, device_mesh.make_mesh(hardware), 'chunked')
     assert line.startswith('4 devices (data 2 across devices, fsdp 2 across devices), each with ')
-    assert fit.format_device_layout(tiny(), Hardware(), mesh_of(Hardware(), jax.devices()[:1]), 'chunked') == []
+    assert (
+        memory_estimate.format_device_layout(tiny(), Hardware(), mesh_of(Hardware(), jax.devices()[:1]), 'chunked')
+        == []
+    )

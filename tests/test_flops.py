@@ -53,7 +53,9 @@ def test_the_formula_counts_the_products_of_the_model(changes):
         return nnx.merge(graph, params)(ids, backend='dense')[0]
 
     counted = sum(products(jax.make_jaxpr(logits)(params, ids).jaxpr))
-    assert counted == spec.data.length * flops.count_forward_flops(spec.model, spec.data.length, uses_mask=False).total
+    assert (
+        counted == spec.data.length * flops.count_forward_flops(spec.model, spec.data.length, uses_mask=False).total
+    )
 
 
 def test_a_causal_mask_shows_half_and_a_window_what_it_is_wide():
@@ -67,7 +69,7 @@ def test_a_causal_mask_shows_half_and_a_window_what_it_is_wide():
 def test_a_step_of_1b_is_what_the_field_counts():
     """6 N for each parameter that multiplies, and 6 L T D for attention under a causal mask."""
     from configs import scale
-    from sinklab.parse import parse_config
+    from sinklab.config.validate import parse_config
 
     spec = parse_config(scale.get_config('softmax_1b').to_dict())
     tokens, model = spec.optimizer.batch_size * spec.data.length, spec.model

@@ -8,10 +8,15 @@ import pytest
 from conftest import tiny, tiny_config
 from runs import saved
 
-from sinklab.folder import RunDir, flatten_dict
-from sinklab.parse import parse_config
-from sinklab.record import UserError
-from sinklab.spec import CHANGEABLE_FIELDS, DEFAULTS_FOR_OLD_CONFIGS, Hardware, Spec
+from sinklab.config.spec import (
+    CHANGEABLE_FIELDS,
+    DEFAULTS_FOR_OLD_CONFIGS,
+    Hardware,
+    Spec,
+)
+from sinklab.config.validate import parse_config
+from sinklab.run_dir import RunDir, flatten_dict
+from sinklab.schema import UserError
 from sinklab.sweep import plan
 
 
@@ -84,7 +89,9 @@ def test_a_run_of_before_a_field_came_has_what_it_then_was(folder):
 def test_what_came_later_is_what_is_usual():
     """Until a usual value changes, which then is another than that of older runs."""
     config = flatten_dict(tiny_config().to_dict())
-    assert {name: config[name] for name in flatten_dict(DEFAULTS_FOR_OLD_CONFIGS)} == flatten_dict(DEFAULTS_FOR_OLD_CONFIGS)
+    assert {name: config[name] for name in flatten_dict(DEFAULTS_FOR_OLD_CONFIGS)} == flatten_dict(
+        DEFAULTS_FOR_OLD_CONFIGS
+    )
 
 
 @pytest.mark.parametrize(
@@ -102,7 +109,9 @@ def test_what_touches_no_number_may_change_and_is_named(folder, changes, said):
     assert sorted(folder.changes(tiny(**changes))) == sorted(said)
 
 
-@pytest.mark.parametrize('part', [field.name for field in dataclasses.fields(Spec) if field.name not in CHANGEABLE_FIELDS])
+@pytest.mark.parametrize(
+    'part', [field.name for field in dataclasses.fields(Spec) if field.name not in CHANGEABLE_FIELDS]
+)
 def test_nothing_else_may_change(folder, part):
     changes = dict(model=dict(model__norm='post'), optimizer=dict(optimizer__weight_decay=0.3), seed=dict(seed=1))
     changes |= dict(data=dict(data__seed=1), log=dict(log__rows=True), probe=dict(probe__keys=2))

@@ -11,15 +11,20 @@ from conftest import operation, tiny
 from damages import flip
 from runs import Died, Dying, assert_same, restored, timeless
 
-from sinklab import devices
 from sinklab.checkpoint import digests
+from sinklab.config.spec import Hardware
 from sinklab.data.batches import load_run_data
-from sinklab.files import whole as files
-from sinklab.folder import RunDir
-from sinklab.record import UserError
+from sinklab.parallel import device_mesh
 from sinklab.report import page, runs
-from sinklab.spec import Hardware
-from sinklab.train import fork, loop, start, state
+from sinklab.run_dir import RunDir
+from sinklab.schema import UserError
+from sinklab.storage import atomic_write as files
+from sinklab.train import (
+    loop,
+    setup,
+    state,
+    warm_start,
+)
 
 pytestmark = pytest.mark.slow
 KV = dict(model__columns__kind='kv')
@@ -46,7 +51,7 @@ def parent(spec, tmp_path_factory):
 
 @pytest.fixture
 def origin(parent, spec):
-    return fork.WarmStart(parent, 4, spec)
+    return warm_start.WarmStart(parent, 4, spec)
 
 
 def changed(spec, **changes):
@@ -79,12 +84,13 @@ def test_a_fork_that_has_begun_needs_its_parent_no_more(parent, spec, origin, tm
 
 
 def test_parameters_are_carried_over_by_name_and_new_ones_are_those_of_a_fresh_run(parent, spec, origin):
-    other, mesh = changed(spec, **KV, seed=5), devices.make_mesh(Hardware())
+    other, mesh = changed(spec, **KV, seed=5), device_mesh.make_mesh(Hardware())
     with jax.set_mesh(mesh):
         carried, fresh = (
-            fork.flatten_by_path(made) for made in (fork.load_origin_state(origin, other, mesh), state.create_state(other, mesh))
+            warm_start.flatten_by_path(made)
+            for made in (warm_start.load_origin_state(origin, other, mesh), state.create_state(other, mesh))
         )
-    before = fork.flatten_by_path(restored(parent, spec, 4))
+    before = warm_start.flatten_by_path(restored(parent, spec, 4))
     assert before.keys() < carried.keys() == fresh.keys()
     for name, leaf in carried.items():
         np.testing.assert_array_equal(leaf, before[name] if name in before else fresh[name])
@@ -94,7 +100,7 @@ def test_parameters_are_carried_over_by_name_and_new_ones_are_those_of_a_fresh_r
 
 def test_what_is_new_and_dropped_and_otherwise_is_named(spec, origin, tmp_path):
     other, folder = changed(spec, **KV, model__norm='post', optimizer__weight_decay=0.3), RunDir(tmp_path / 'fork')
-    lineage = fork.describe_lineage(origin, other, folder, load_run_data(other).fingerprint)
+    lineage = warm_start.describe_lineage(origin, other, folder, load_run_data(other).fingerprint)
     assert lineage['new'] == [
         *('blocks.attention.columns.key_HK', 'blocks.attention.columns.value_HK'),
         *('blocks.attention_norms.joined.gain_D', 'blocks.ffn_norms.joined.gain_D'),
@@ -108,7 +114,7 @@ def test_what_is_new_and_dropped_and_otherwise_is_named(spec, origin, tmp_path):
 
 def test_a_fork_of_other_batches_says_so(spec, origin, tmp_path):
     other = changed(spec, data__seed=3)
-    lineage = fork.describe_lineage(origin, other, RunDir(tmp_path / 'fork'), load_run_data(other).fingerprint)
+    lineage = warm_start.describe_lineage(origin, other, RunDir(tmp_path / 'fork'), load_run_data(other).fingerprint)
     assert lineage['data'] == ['seed 0 -> 3']
 
 
@@ -128,7 +134,7 @@ def test_a_fork_of_other_batches_says_so(spec, origin, tmp_path):
 def test_what_cannot_be_carried_over_is_refused_and_nothing_is_read_or_made(
     spec, origin, tmp_path, monkeypatch, changes, words
 ):
-    monkeypatch.setattr(start, 'sequences', lambda spec, share: pytest.fail('data was read'))
+    monkeypatch.setattr(setup, 'sequences', lambda spec, share: pytest.fail('data was read'))
     with pytest.raises(UserError, match=words):
         train(changed(spec, **changes), tmp_path / 'fork', origin)
     assert not (tmp_path / 'fork').exists()
@@ -141,7 +147,7 @@ def test_data_that_has_changed_and_another_tokenizer_are_refused(spec, origin, t
         (dict(found, tokenizer='x'), 'ids'),
     ):
         with pytest.raises(UserError, match=words):
-            fork.describe_lineage(origin, changed(spec, optimizer__steps=9), RunDir(tmp_path / 'fork'), data)
+            warm_start.describe_lineage(origin, changed(spec, optimizer__steps=9), RunDir(tmp_path / 'fork'), data)
 
 
 def test_a_fork_of_a_fork_and_the_way_back_are_shown_as_branches(parent, spec, origin, tmp_path):
@@ -150,7 +156,7 @@ def test_a_fork_of_a_fork_and_the_way_back_are_shown_as_branches(parent, spec, o
     train(sigmoid, there.path, origin, row='sigmoid')
     longer = dataclasses.replace(spec.optimizer, steps=10)
     back = dataclasses.replace(spec, optimizer=longer)
-    train(back, tmp_path / 'back', fork.WarmStart(there, 8, sigmoid), row='softmax')
+    train(back, tmp_path / 'back', warm_start.WarmStart(there, 8, sigmoid), row='softmax')
     found = runs.read_runs([str(parent), str(there), str(tmp_path / 'back')])
     assert [run.name for run in found] == ['softmax', 'sigmoid from softmax@4', 'softmax from sigmoid@8']
     (first, steps, values), (second, *_) = runs.find_branches(found, 'sink/1')

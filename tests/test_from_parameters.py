@@ -12,18 +12,24 @@ from stores import chat, made
 from threads import alike
 
 from configs import default, fine_tuning
-from sinklab.checkpoint.checkpoints import Checkpointer
+from sinklab.checkpoint.checkpointer import Checkpointer
 from sinklab.checkpoint.restore import restore_parameters as nested
-from sinklab.cli.config import describe_optimizer_source, load_spec, load_run_config
+from sinklab.cli.config_flags import describe_optimizer_source, load_run_config, load_spec
 from sinklab.cli.main import main
+from sinklab.config.spec import Hardware, WarmStartTakes
+from sinklab.config.validate import parse_config
 from sinklab.data.batches import load_run_data
-from sinklab.files import whole as files
-from sinklab.folder import RunDir
-from sinklab.parse import parse_config
-from sinklab.record import UserError
 from sinklab.report import runs
-from sinklab.spec import Hardware, WarmStartTakes
-from sinklab.train import fork, loop, objective, start, state
+from sinklab.run_dir import RunDir
+from sinklab.schema import UserError
+from sinklab.storage import atomic_write as files
+from sinklab.train import (
+    loop,
+    setup,
+    state,
+    step,
+    warm_start,
+)
 from sinklab.train.optimizer import make_schedule
 
 SGD = dict(optimizer__name='sgd', optimizer__beta2=None, optimizer__epsilon=None)
@@ -113,7 +119,7 @@ def test_a_row_of_fine_tuning_begins_with_the_parameters_of_its_namesake(row, st
     parent = RunDir(tmp_path / 'parent')
     train(before, parent.path, None, row=row)
     steps = before.optimizer.steps
-    origin = fork.WarmStart(parent, steps, before, 'params')
+    origin = warm_start.WarmStart(parent, steps, before, 'params')
     records = train(spec, tmp_path / 'tuned', origin)
     tuned = RunDir(tmp_path / 'tuned')
     assert [record['step'] for record in records] == tuned.list_checkpoint_steps() == [0, 1, 2, 3, 4]
@@ -121,7 +127,7 @@ def test_a_row_of_fine_tuning_begins_with_the_parameters_of_its_namesake(row, st
     first, fresh = restored(tuned, spec, 0), state.init_state(spec)
     assert_same((first['step'], first['opt_state']), (fresh['step'], fresh['opt_state']))
     batch = load_run_data(spec).batches.read_rows(0, range(4))
-    loss = objective.make_loss(spec)(nested(parent.path, steps), batch) / objective.compute_predicted_fraction(batch)
+    loss = step.make_loss(spec)(nested(parent.path, steps), batch) / step.compute_predicted_fraction(batch)
     np.testing.assert_allclose(records[1]['train/loss'], loss, rtol=1e-5)
     assert make_schedule(spec.optimizer)(0) == 0
     assert_same(parameters(tuned.path, 1), parameters(tuned.path, 0))
@@ -151,7 +157,7 @@ def parent(spec, tmp_path_factory):
 
 @pytest.fixture
 def origin(parent, spec):
-    return fork.WarmStart(parent, 8, spec, 'params')
+    return warm_start.WarmStart(parent, 8, spec, 'params')
 
 
 def changed(spec, **changes):
@@ -175,9 +181,11 @@ def test_another_optimizer_may_take_the_parameters_and_what_is_new_is_said(spec,
 @pytest.mark.slow
 def test_data_that_have_changed_may_be_read_and_another_tokenizer_is_refused(spec, origin, tmp_path):
     found, folder = load_run_data(spec).fingerprint, RunDir(tmp_path / 'tuned')
-    assert fork.describe_lineage(origin, spec, folder, dict(found, store='x'))['data'] == [f'store {found["store"]} -> x']
+    assert warm_start.describe_lineage(origin, spec, folder, dict(found, store='x'))['data'] == [
+        f'store {found["store"]} -> x'
+    ]
     with pytest.raises(UserError, match=r'--from=params:.*/parent@8 has another tokenizer'):
-        fork.describe_lineage(origin, spec, folder, dict(found, tokenizer='x'))
+        warm_start.describe_lineage(origin, spec, folder, dict(found, tokenizer='x'))
 
 
 @pytest.mark.slow
@@ -197,7 +205,7 @@ def test_data_that_have_changed_may_be_read_and_another_tokenizer_is_refused(spe
 def test_what_is_of_another_model_is_refused_and_nothing_is_read_or_made(
     spec, origin, tmp_path, monkeypatch, changes, words
 ):
-    monkeypatch.setattr(start, 'sequences', lambda spec, share: pytest.fail('data was read'))
+    monkeypatch.setattr(setup, 'sequences', lambda spec, share: pytest.fail('data was read'))
     with pytest.raises(UserError, match=words):
         train(changed(spec, **changes), tmp_path / 'tuned', origin)
     assert not (tmp_path / 'tuned').exists()
@@ -240,7 +248,7 @@ def test_what_begins_at_step_0_is_reported_listed_and_forked_like_others(capsys,
         assert main(['checkpoint', action, str(path)]) == 0
         assert words in capsys.readouterr().out
     assert main(['checkpoint', 'restore-params', f'{path}@0', f'--out={tmp_path}/params']) == 0
-    back = fork.WarmStart(RunDir(path), 0, operation(spec, 'sigmoid', 'none'))
+    back = warm_start.WarmStart(RunDir(path), 0, operation(spec, 'sigmoid', 'none'))
     train(operation(spec, 'sigmoid', 'none'), tmp_path / 'again', back)
     assert_same(parameters(tmp_path / 'again', 8), parameters(path, 8))
 
@@ -280,13 +288,19 @@ def test_that_parameters_are_not_taken_along_yet_is_known_by_process_0_alone(tmp
     assert folders[0].read_start_step() == 0
 
     def begin(group):
-        return fork.prepare_first_checkpoint(None, tiny(), None, 0, Checkpointer(folders[group.index], tiny().checkpoint, {}, group))
+        return warm_start.prepare_first_checkpoint(
+            None, tiny(), None, 0, Checkpointer(folders[group.index], tiny().checkpoint, {}, group)
+        )
 
     words = 'here has no checkpoint and begins with the parameters of step 4 of ../parent; give --from again'
     assert [str(refusal).endswith(words) for refusal in alike(2, begin)] == [True, True]
 
 
 def test_every_word_before_a_run_has_its_meaning():
-    assert set(WarmStartTakes.__args__) == set(fork.WARM_START_MODES)
+    assert set(WarmStartTakes.__args__) == set(warm_start.WARM_START_MODES)
     shapes = state.get_state_shapes(tiny())
-    assert set(fork.WARM_START_MODES[''].state_keys) == set(shapes) > set(fork.WARM_START_MODES['params'].state_keys)
+    assert (
+        set(warm_start.WARM_START_MODES[''].state_keys)
+        == set(shapes)
+        > set(warm_start.WARM_START_MODES['params'].state_keys)
+    )

@@ -10,10 +10,10 @@ import pytest
 from attending import KERNELS, LENGTH, MASKS, SLOPES, alibi, close, compared, drawn, every, interpreted, rule
 from conftest import COVERING, OPERATIONS, attention, in_turn, some
 
-from sinklab.attend import dense
-from sinklab.attend import mask as masks
-from sinklab.attend.backends import BACKENDS
-from sinklab.attend.received import compute_key_mass
+from sinklab.attn import mask as masks
+from sinklab.attn import reference
+from sinklab.attn.backends import BACKENDS
+from sinklab.attn.key_mass import compute_key_mass
 
 pytestmark = pytest.mark.usefixtures('small_blocks')
 beside_a_column = functools.partial(alibi, columns=1)
@@ -108,7 +108,7 @@ def test_kernels_and_chunks_use_the_scale_of_the_operation(scale):
         asked = dataclasses.replace(asked, operation=dataclasses.replace(asked.operation, scale=scale))
         query, key, value = arrays
         plain = rule(attention(*pair), masks.make_causal_mask(LENGTH), 1)
-        scaled = dense.attend(scale * np.sqrt(16) * query, key, value, plain)  # the definition, by other means
+        scaled = reference.attend(scale * np.sqrt(16) * query, key, value, plain)  # the definition, by other means
         with interpreted():
             for backend in ('dense', 'chunked', 'tpu'):
                 found = BACKENDS[backend].attend(*arrays, asked, needs_mass=True)
@@ -132,7 +132,7 @@ def test_the_mass_on_first_keys_is_that_of_the_whole_matrix_under_every_mask(cas
     with interpreted():
         _, rows, _ = BACKENDS[backend].attend(*arrays, asked, needs_mass=True)
     found = compute_key_mass(*arrays[:2], rows, asked, keys, first_query=2)
-    attention_BHTS = np.float64(dense.attend(*arrays, asked).attention_BHTS)[:, :, 2:]
+    attention_BHTS = np.float64(reference.attend(*arrays, asked).attention_BHTS)[:, :, 2:]
     mass = np.abs(attention_BHTS).sum(-1, keepdims=True)
     close(found.raw_BHS, attention_BHTS[..., : 1 + keys].sum(2), 2e-5)
     close(found.share_BHS, (np.abs(attention_BHTS) / (mass + 1e-8))[..., : 1 + keys].sum(2), 2e-5)

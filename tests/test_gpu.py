@@ -11,11 +11,16 @@ from gpu_problems import LENGTH, SUMS, by_matrices, problem, squares
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from sinklab.attend import mask
-from sinklab.attend.kernels import gpu, gpu_plan
-from sinklab.attend.kernels.gpu_block import LOG2E, make_block_ops
-from sinklab.attend.kernels.gpu_lowering import REWRITES, make_lowerable
-from sinklab.attend.kernels.primitive import MASK_VALUE, LinearReduction, ScoreSpec, SoftmaxReduction
+from sinklab.attn import mask
+from sinklab.attn.pallas import gpu, gpu_pipeline
+from sinklab.attn.pallas.gpu_block import LOG2E, make_block_ops
+from sinklab.attn.pallas.gpu_lowering import REWRITES, make_lowerable
+from sinklab.attn.pallas.primitive import (
+    MASK_VALUE,
+    LinearReduction,
+    ScoreSpec,
+    SoftmaxReduction,
+)
 
 
 @st.composite
@@ -27,7 +32,7 @@ def intervals(draw):
 
 def assert_planned(shown, keys, size, by_key):
     """Every pair that sees is walked through, and what is walked through unmasked sees entirely."""
-    bound_BI4, segments = gpu_plan.plan_segments(shown, keys, size, by_key)
+    bound_BI4, segments = gpu_pipeline.plan_segments(shown, keys, size, by_key)
     visible_BTS = np.asarray(shown.visible(keys))
     blocks_BIJ = visible_BTS.reshape(len(visible_BTS), -1, size[0], keys // size[1], size[1]).swapaxes(2, 3)
     some, every = blocks_BIJ.any((3, 4)), blocks_BIJ.all((3, 4))
@@ -72,7 +77,7 @@ def hiding(shown, b, queries, keys):
 def walk(block, shown, query, key, value, parameter_HP):
     """Forward of one sequence and head, block by block: what a kernel does, without one."""
     outputs, rows_of_all = [], []
-    bound_BI4, segments = gpu_plan.plan_segments(shown, len(key), (128, 64), False)
+    bound_BI4, segments = gpu_pipeline.plan_segments(shown, len(key), (128, 64), False)
     for i, bound in enumerate(np.asarray(bound_BI4)[0]):
         queries, rows, total = slice(128 * i, 128 * i + 128), block.start(128), jnp.zeros((128, value.shape[1]))
         for low, high, masked in segments:
@@ -164,7 +169,12 @@ def test_small_values_keep_their_digits(function):
         ('float32', 64, SoftmaxReduction(), 'no wgmma'),
         ('bfloat16', 48, SoftmaxReduction(), 'heads of 48'),
         ('bfloat16', 64, LinearReduction(lambda score: (jnp.cumsum(score, 1), ())), 'cumsum'),
-        ('bfloat16', 64, LinearReduction(lambda score: (jax.lax.fori_loop(0, 3, lambda _, x: 2 * x, score), ())), 'scan'),
+        (
+            'bfloat16',
+            64,
+            LinearReduction(lambda score: (jax.lax.fori_loop(0, 3, lambda _, x: 2 * x, score), ())),
+            'scan',
+        ),
         ('bfloat16', 64, LinearReduction(lambda score: (score * np.arange(1.0, 3.0)[:1], ())), 'an array'),
     ],
 )

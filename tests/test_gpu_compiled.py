@@ -5,10 +5,10 @@ import jax.numpy as jnp
 import pytest
 from gpu_problems import SUMS
 
-from sinklab import topology
-from sinklab.attend import mask
-from sinklab.attend.kernels import gpu
-from sinklab.attend.kernels.primitive import KernelSpec, ScoreSpec, SoftmaxReduction
+from sinklab.attn import mask
+from sinklab.attn.pallas import gpu
+from sinklab.attn.pallas.primitive import KernelSpec, ScoreSpec, SoftmaxReduction
+from sinklab.planning import topology
 
 
 @pytest.fixture(scope='module')
@@ -40,7 +40,11 @@ def test_kernels_compile_for_a_gpu_without_a_matrix_of_scores(absent, name, show
 
     def masked(start):
         causal = mask.make_causal_mask(length)
-        return {'full': mask.make_full_mask(length), 'causal': causal, 'documents': causal & mask.make_document_mask(start)}[shown]
+        return {
+            'full': mask.make_full_mask(length),
+            'causal': causal,
+            'documents': causal & mask.make_document_mask(start),
+        }[shown]
 
     def both(start, query, key, value, parameter_HP, *rows):
         given = sums, KernelSpec(ScoreSpec(width**-0.5), masked(start), None, parameter_HP), query, key, value

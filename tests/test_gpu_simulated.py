@@ -10,9 +10,9 @@ from attending import MASKS, alibi, close, compared, drawn, every, steep
 from conftest import attention
 from gpu_problems import LENGTH, SUMS, by_matrices, problem
 
-from sinklab.attend import mask
-from sinklab.attend.bias import ScoreBias
-from sinklab.attend.kernels import gpu
+from sinklab.attn import mask
+from sinklab.attn.pallas import gpu
+from sinklab.attn.spec import ScoreBias
 
 
 @pytest.fixture
@@ -21,7 +21,7 @@ def simulated(monkeypatch):
     plgpu = pytest.importorskip('jax.experimental.pallas.mosaic_gpu')
     if not hasattr(plgpu, 'InterpretGPUParams'):
         pytest.skip(f'jax {jax.__version__} does not interpret GPU kernels')
-    from sinklab.attend.kernels import gpu_kernel
+    from sinklab.attn.pallas import gpu as gpu_module
 
     def accumulate(totals, *factors):
         return tuple(total + product(*one) for total, one in zip(totals, factors, strict=True))
@@ -29,9 +29,9 @@ def simulated(monkeypatch):
     def product(left, right):
         if isinstance(left, jax.Array):  # in registers
             return jnp.dot(left, right[...], preferred_element_type=jnp.float32)
-        return gpu_kernel.multiply(left, right)
+        return gpu_module.multiply(left, right)
 
-    monkeypatch.setattr(gpu_kernel, 'accumulate', accumulate)
+    monkeypatch.setattr(gpu_module, 'accumulate', accumulate)
     with plgpu.force_gpu_interpret_mode(plgpu.InterpretGPUParams()):
         yield
 

@@ -10,13 +10,13 @@ from pathlib import Path
 import pytest
 
 from configs import default, table
-from sinklab import folder
-from sinklab.cli import config, train
-from sinklab.cli.config import load_row_info, list_config_files
+from sinklab import run_dir
+from sinklab.cli import config_flags, train
+from sinklab.cli.config_flags import list_config_files, load_row_info
 from sinklab.cli.doctor import EXTRA_OF_PACKAGE
-from sinklab.cli.main import main, build_parser
-from sinklab.processes.ending import EXIT_CAUSES
+from sinklab.cli.main import build_parser, main
 from sinklab.report.runs import RUN_METRIC_INFOS
+from sinklab.supervisor.exit_status import EXIT_CAUSES
 
 ROOT = Path(__file__).parents[1]
 DOCS = ROOT / 'docs'
@@ -93,7 +93,9 @@ def test_getting_started_names_every_command_and_every_extra():
     page = read('getting_started.md')
     (verbs,) = (one for one in build_parser()._actions if isinstance(one, argparse._SubParsersAction))
     assert {verb for verb in verbs.choices if f'| `sinklab {verb}` |' not in page} == set()
-    assert {extra for extra in EXTRA_OF_PACKAGE.values() if not re.search(rf'^\|.*`{extra}`.*\|.*\|$', page, re.M)} == set()
+    assert {
+        extra for extra in EXTRA_OF_PACKAGE.values() if not re.search(rf'^\|.*`{extra}`.*\|.*\|$', page, re.M)
+    } == set()
 
 
 def test_getting_started_shows_what_train_prints(capsys):
@@ -107,16 +109,16 @@ def test_getting_started_shows_what_train_prints(capsys):
     steps = [int(step) for step in re.search(r'between steps (\d+) and (\d+)', page).groups()]
     records = [{'step': step, 'sink/1': rate} for step, rate in zip(steps, (0.0, last['sink/1']), strict=True)]
     row = {**load_row_info(given.config), 'size': 'quickstart', 'overrides': {}}
-    expected = config.load_expected_sinks(row['config'], row['size'], row['overrides'])
+    expected = config_flags.load_expected_sinks(row['config'], row['size'], row['overrides'])
     last = {'step': number, 'seconds': float(seconds), **last}
-    train.print_results(folder.RunDir(given.workdir), row, [*records, last], expected)
+    train.print_results(run_dir.RunDir(given.workdir), row, [*records, last], expected)
     assert [line.rstrip() for line in capsys.readouterr().out.splitlines()] == shown
     assert not rest
 
 
 def test_the_guide_to_run_folders_has_every_file_and_every_exit_code():
     page = read('guides/run_folders.md')
-    assert {name for name in folder.RUN_FILES if f'| `{name}` |' not in page} == set()
+    assert {name for name in run_dir.RUN_FILES if f'| `{name}` |' not in page} == set()
     assert {code for _, code in EXIT_CAUSES.values() if not re.search(rf'^\| {code} \|', page, re.M)} == set()
 
 

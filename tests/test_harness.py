@@ -14,11 +14,11 @@ pytest.importorskip('lm_eval')
 from lm_eval.api.instance import Instance
 from lm_eval.utils import get_rolling_token_windows, make_disjoint_window
 
-from sinklab.folder import RunDir
-from sinklab.observe import harness, writing
-from sinklab.observe.harness import SinklabLM
-from sinklab.observe.own import RunModel
-from sinklab.record import UserError
+from sinklab.analysis import lm_eval
+from sinklab.analysis.lm_eval import SinklabLM
+from sinklab.analysis.run_model import RunModel
+from sinklab.run_dir import RunDir
+from sinklab.schema import UserError
 
 pytestmark = pytest.mark.slow
 WAYS = {'plain': {}, 'fixed': dict(fixed_position=1), 'documents': dict(positions='reset')}
@@ -38,7 +38,7 @@ def own(request, whole):
 
 @pytest.fixture(autouse=True)
 def several_lengths(monkeypatch):
-    monkeypatch.setattr(harness, 'SHORTEST', 4)
+    monkeypatch.setattr(lm_eval, 'SHORTEST', 4)
 
 
 def requests(kind, *arguments):
@@ -67,7 +67,9 @@ def test_the_likeliest_token_is_greedy(own):
 
 
 def test_a_text_is_read_in_the_windows_of_the_library(own):
-    found = SinklabLM(own).loglikelihood_rolling(requests('loglikelihood_rolling', *((text,) for text in TEXTS)), True)
+    found = SinklabLM(own).loglikelihood_rolling(
+        requests('loglikelihood_rolling', *((text,) for text in TEXTS)), True
+    )
     first, length = before(own), own.spec.data.length
     for text, score in zip(TEXTS, found, strict=True):
         prefix = [own.spec.data.end_token, *first][-1]
@@ -103,7 +105,7 @@ def test_a_text_goes_on_with_the_likeliest_token_beyond_the_training_length(own)
 
 def test_what_is_drawn_has_the_frequencies_of_a_softmax():
     rng, logits_V = np.random.default_rng(0), np.array([0.0, 1.0, 2.0])
-    counts = np.bincount([writing.sample_token(logits_V, 0.5, rng) for _ in range(4000)])
+    counts = np.bincount([lm_eval.sample_token(logits_V, 0.5, rng) for _ in range(4000)])
     weight_V = np.exp(logits_V / 0.5)
     np.testing.assert_allclose(counts / 4000, weight_V / weight_V.sum(), atol=0.02)
 
@@ -118,13 +120,13 @@ def test_what_is_drawn_has_the_frequencies_of_a_softmax():
     ],
 )
 def test_what_a_task_asks_of_a_text_is_read(given, expected):
-    assert writing.parse_generation_options(given) == writing.GenerationConfig(*expected)
+    assert lm_eval.parse_generation_options(given) == lm_eval.GenerationConfig(*expected)
 
 
 @pytest.mark.parametrize('given', [dict(num_beams=4), dict(do_sample=True, top_p=0.9), dict(repetition_penalty=1.2)])
 def test_what_would_change_a_text_and_is_unknown_is_refused(given):
     with pytest.raises(UserError, match='a task asks for'):
-        writing.parse_generation_options(given)
+        lm_eval.parse_generation_options(given)
 
 
 @pytest.mark.parametrize(
@@ -138,9 +140,11 @@ def test_what_would_change_a_text_and_is_unknown_is_refused(given):
 )
 def test_a_run_without_a_likelihood_of_texts_is_refused(changes, said):
     with pytest.raises(UserError, match=said):
-        harness.check_scorable(tiny(**changes), 'a run')
+        lm_eval.check_scorable(tiny(**changes), 'a run')
 
 
 def test_places_of_later_texts_are_without_a_fixed_token_if_training_left_them():
     spec = tiny(data__fixed_position=3)
-    harness.check_scorable(dataclasses.replace(spec, data=dataclasses.replace(spec.data, fixed_held_out=False)), 'a run')
+    lm_eval.check_scorable(
+        dataclasses.replace(spec, data=dataclasses.replace(spec.data, fixed_held_out=False)), 'a run'
+    )

@@ -6,7 +6,12 @@ import numpy as np
 import pytest
 from jax.sharding import AxisType, NamedSharding, PartitionSpec
 
-from sinklab.hlo import HloProgram, parse_replica_groups, count_padded_bytes, count_bytes
+from sinklab.planning.hlo import (
+    HloProgram,
+    count_bytes,
+    count_padded_bytes,
+    parse_replica_groups,
+)
 
 TEXT = """
 HloModule jit_step, is_scheduled=true, num_partitions=8

@@ -7,14 +7,22 @@ import threading
 import pytest
 from processes import QUICK, free_port
 
-from sinklab.cli.processes import supervise_run
-from sinklab.folder import RunDir
-from sinklab.processes import account, hub, secret
-from sinklab.processes.cluster import ProcessInfo
-from sinklab.processes.ending import ExitStatus
-from sinklab.processes.patience import Timeouts
-from sinklab.processes.wire import FROM_COORDINATOR_DECODER, ProgressReport, Challenge, WorkerExit, Hello, RunExit, MessageChannel
-from sinklab.record import UserError
+from sinklab.cli.process_flags import supervise_run
+from sinklab.run_dir import RunDir
+from sinklab.schema import UserError
+from sinklab.supervisor import coordinator, run_secret, supervisor
+from sinklab.supervisor.cluster import ProcessInfo
+from sinklab.supervisor.exit_status import ExitStatus
+from sinklab.supervisor.messages import (
+    FROM_COORDINATOR_DECODER,
+    Challenge,
+    Hello,
+    MessageChannel,
+    ProgressReport,
+    RunExit,
+    WorkerExit,
+)
+from sinklab.supervisor.timeouts import Timeouts
 
 PATIENCE = Timeouts(**QUICK | dict(join=10.0, silence=5.0))
 
@@ -30,8 +38,8 @@ class Group:
     """A hub, and the ends of all connections to it, which say what a test has them say."""
 
     def __init__(self, judge=lambda end, able: (end, False), count=2):
-        self.hub = hub.Coordinator(count, PATIENCE, judge)
-        self.secret = self.hub.secret = secret.RunSecret('a secret of the tests')
+        self.hub = coordinator.Coordinator(count, PATIENCE, judge)
+        self.secret = self.hub.secret = run_secret.RunSecret('a secret of the tests')
         port = free_port()
         self.hub.open('127.0.0.1', port)
         own, other = socket.socketpair()
@@ -51,7 +59,7 @@ class Group:
                 case Challenge():
                     proof = self.secret.prove('process', message.nonce, nonce, index, len(self.wires))
                     wire.send(Hello(index, len(self.wires), 'host', 1, nonce, proof))
-                case hub.StartWorkers():
+                case coordinator.StartWorkers():
                     self.welcomed.wait(5)
                 case RunExit(end=end):
                     self.ends[index] = end
@@ -91,7 +99,7 @@ def test_an_error_over_a_lost_connection_crashes_the_run_for_who_is_left():
 
 
 def test_an_error_over_a_message_is_not_blamed_on_who_sent_it(monkeypatch):
-    monkeypatch.setattr(hub.WorkerState, 'hear', raise_error(KeyError('bug')))
+    monkeypatch.setattr(coordinator.WorkerState, 'hear', raise_error(KeyError('bug')))
     group = Group()
     group.welcomed.wait(5)
     group.wires[1].send(ProgressReport('step', 1, None, 0.0, generation=1))
@@ -99,21 +107,21 @@ def test_an_error_over_a_message_is_not_blamed_on_who_sent_it(monkeypatch):
 
 
 def test_an_error_while_the_hub_looks_for_who_hangs_crashes_the_run_for_all(monkeypatch):
-    monkeypatch.setattr(hub, 'hung', raise_error(KeyError('bug')))
+    monkeypatch.setattr(coordinator, 'hung', raise_error(KeyError('bug')))
     group = Group()
     group.welcomed.wait(5)
     assert_crashed(group.ended())
 
 
 def test_a_refusal_of_the_hub_refuses_the_run_for_all(monkeypatch):
-    monkeypatch.setattr(hub, 'free_port', raise_error(UserError('no port of this machine is free')))
+    monkeypatch.setattr(coordinator, 'free_port', raise_error(UserError('no port of this machine is free')))
     assert Group().ended() == [ExitStatus('refused', 'no port of this machine is free')] * 2
 
 
 def test_an_error_that_asyncio_reports_crashes_the_run_for_all(monkeypatch):
     group = Group()
     group.welcomed.wait(5)
-    monkeypatch.setattr(hub.Coordinator, 'challenge_newcomer', raise_error(KeyError('bug')))
+    monkeypatch.setattr(coordinator.Coordinator, 'challenge_newcomer', raise_error(KeyError('bug')))
     with socket.create_connection(('127.0.0.1', group.hub.port)):
         assert_crashed(group.ended())
 
@@ -132,7 +140,7 @@ def supervised(folder, *script):
 def test_a_run_whose_hub_fails_ends_with_the_code_and_the_words_of_that(
     monkeypatch, capsys, tmp_path, error, code, words
 ):
-    monkeypatch.setattr(account.RestartPolicy, 'judge', raise_error(error))
+    monkeypatch.setattr(supervisor.RestartPolicy, 'judge', raise_error(error))
     assert supervised(tmp_path, 'raise SystemExit(3)') == code
     said = capsys.readouterr().err
     assert said.splitlines()[-1] == f'sinklab train: {words}'
@@ -144,6 +152,6 @@ def test_a_hub_that_cannot_begin_ends_the_run_at_once(monkeypatch, tmp_path, cap
         coroutine.close()
         raise OSError(24, 'Too many open files')
 
-    monkeypatch.setattr(hub.asyncio, 'run', run)
+    monkeypatch.setattr(coordinator.asyncio, 'run', run)
     assert supervised(tmp_path) == 70
     assert 'OSError: [Errno 24] Too many open files' in capsys.readouterr().err.splitlines()[-1]

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from packaging.requirements import Requirement
 
-from sinklab import install
+from sinklab import install_commands
 
 ROOT = Path(__file__).parents[1]
 EXTRAS = ('report', 'notebook', 'hf', 'tensorboard', 'wandb', 'data', 'evaluate', 'gcs', 's3', 'tpu', 'gpu')
@@ -21,44 +21,44 @@ EXTRAS = ('report', 'notebook', 'hf', 'tensorboard', 'wandb', 'data', 'evaluate'
 def environment(tmp_path, monkeypatch):
     """The files of an environment that sinklab seems to run in, with a pip and without a uv."""
     monkeypatch.setattr(sys, 'executable', str(tmp_path / 'env' / 'bin' / 'python'))
-    monkeypatch.setattr(install.importlib.util, 'find_spec', lambda name: name)
-    monkeypatch.setattr(install.shutil, 'which', lambda name: None)
+    monkeypatch.setattr(install_commands.importlib.util, 'find_spec', lambda name: name)
+    monkeypatch.setattr(install_commands.shutil, 'which', lambda name: None)
     monkeypatch.chdir(tmp_path)
     (tmp_path / 'env' / 'bin').mkdir(parents=True)
     return tmp_path / 'env' / 'bin'
 
 
 def test_pip_of_the_environment_installs_the_clone_with_the_extra(environment, monkeypatch):
-    monkeypatch.setattr(install, 'ROOT', ROOT)
+    monkeypatch.setattr(install_commands, 'ROOT', ROOT)
     wanted = ['env/bin/python', '-m', 'pip', 'install', '-e', f'{ROOT}[notebook]']
-    assert shlex.split(install.format_extra_command('notebook')) == wanted
+    assert shlex.split(install_commands.format_extra_command('notebook')) == wanted
 
 
 def test_uv_of_the_environment_is_preferred_and_told_which_python(environment):
     (environment / 'uv').touch()
-    assert install.format_installer() == 'env/bin/uv pip install --python env/bin/python'
+    assert install_commands.format_installer() == 'env/bin/uv pip install --python env/bin/python'
 
 
 def test_uv_on_the_path_is_used_where_the_environment_has_no_pip(environment, monkeypatch):
-    monkeypatch.setattr(install.importlib.util, 'find_spec', lambda name: None)
-    monkeypatch.setattr(install.shutil, 'which', lambda name: f'/usr/bin/{name}')
-    assert install.format_installer() == 'uv pip install --python env/bin/python'
+    monkeypatch.setattr(install_commands.importlib.util, 'find_spec', lambda name: None)
+    monkeypatch.setattr(install_commands.shutil, 'which', lambda name: f'/usr/bin/{name}')
+    assert install_commands.format_installer() == 'uv pip install --python env/bin/python'
 
 
 def test_the_clone_is_a_dot_in_its_own_folder_and_quoted_elsewhere(environment, monkeypatch, tmp_path):
     clone = tmp_path / "a user's clone"
     clone.mkdir()
     (clone / 'setup.py').touch()
-    monkeypatch.setattr(install, 'ROOT', clone)
-    assert shlex.split(install.format_extra_command('hf'))[-1] == "a user's clone[hf]"
+    monkeypatch.setattr(install_commands, 'ROOT', clone)
+    assert shlex.split(install_commands.format_extra_command('hf'))[-1] == "a user's clone[hf]"
     monkeypatch.chdir(clone)
-    assert install.format_extra_command('hf').endswith(" -e '.[hf]'")
+    assert install_commands.format_extra_command('hf').endswith(" -e '.[hf]'")
 
 
 @pytest.mark.parametrize('extra', EXTRAS)
 def test_without_a_clone_the_command_names_what_the_extra_requires(environment, monkeypatch, tmp_path, extra):
-    monkeypatch.setattr(install, 'ROOT', tmp_path)
-    command = shlex.split(install.format_extra_command(extra))
+    monkeypatch.setattr(install_commands, 'ROOT', tmp_path)
+    command = shlex.split(install_commands.format_extra_command(extra))
     assert command[:4] == ['env/bin/python', '-m', 'pip', 'install']
     assert len(command) > 4
     found = [Requirement(part) for part in command[4:]]

@@ -8,8 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy import stats
 
-from sinklab.report.interval import compute_mean_interval, compute_proportion_interval
-from sinklab.report.verdict import LOOK_CONFIDENCE_LEVEL
+from sinklab.report.statistics import LOOK_CONFIDENCE_LEVEL, compute_mean_interval, compute_proportion_interval
 
 REPEATS = 4000
 QUANTILE = {n: stats.t.ppf(0.975, n - 1) for n in (5, 8)}
@@ -78,7 +77,9 @@ def test_no_interval_is_much_wider_than_students(n):
         rng.beta(1, 4, (REPEATS, n)),
         -(10.0 ** rng.normal(0, 2, (REPEATS, n))),
     ):
-        found, students = ([np.subtract(*of(number_N)) for number_N in one] for of in (compute_mean_interval, student))
+        found, students = (
+            [np.subtract(*of(number_N)) for number_N in one] for of in (compute_mean_interval, student)
+        )
         ratio = np.divide(found, students)
         assert ratio.min() > 0.9
         assert ratio.max() < 1.6
@@ -131,7 +132,9 @@ def test_it_goes_along_with_units_and_with_signs(numbers, scale, shift):
 def test_the_interval_of_a_share_is_that_of_an_exact_binomial_test(n, level):
     for ones in range(n + 1):
         expected = stats.binomtest(ones, n).proportion_ci(level, 'exact')
-        np.testing.assert_allclose(compute_proportion_interval([1.0] * ones + [0.0] * (n - ones), level), expected, atol=1e-12)
+        np.testing.assert_allclose(
+            compute_proportion_interval([1.0] * ones + [0.0] * (n - ones), level), expected, atol=1e-12
+        )
     assert compute_proportion_interval([0.0] * 4) is None
 
 

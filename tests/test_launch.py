@@ -12,11 +12,11 @@ from pathlib import Path
 import pytest
 from recorders import HARD, NAMES, RUN, SUBMIT, WHERE, launched, printed, recorded, refused, scheduler
 
-from launch import command, job, tpus
+from launch import command_line, job, tpu_slices
 from sinklab.cli.main import build_parser
+from sinklab.config.seeds import parse_seeds
 from sinklab.escape import is_hidden
-from sinklab.processes.ending import EXIT_CAUSES
-from sinklab.seeds import parse_seeds
+from sinklab.supervisor.exit_status import EXIT_CAUSES
 
 ROOT = Path(__file__).parents[1]
 
@@ -84,10 +84,14 @@ def test_files_with_variables_of_a_run_are_for_their_owner_alone(name, how, reco
 
 def test_a_variable_without_a_value_has_that_of_the_launcher(monkeypatch):
     monkeypatch.setenv('TOKEN', f'{SECRET}=1')
-    assert command.parse_variables(['TOKEN', 'EMPTY=', 'A=b=c']) == {'TOKEN': f'{SECRET}=1', 'EMPTY': '', 'A': 'b=c'}
+    assert command_line.parse_variables(['TOKEN', 'EMPTY=', 'A=b=c']) == {
+        'TOKEN': f'{SECRET}=1',
+        'EMPTY': '',
+        'A': 'b=c',
+    }
     monkeypatch.delenv('TOKEN')
     with pytest.raises(job.UserError, match='TOKEN'):
-        command.parse_variables(['TOKEN'])
+        command_line.parse_variables(['TOKEN'])
 
 
 @pytest.mark.parametrize('name', NAMES)
@@ -97,9 +101,9 @@ def test_a_run_gets_its_arguments_as_they_were_given(name, recorders, capsys, tm
     given[2:2] = [f'--workdir={HARD}', "--env=WORDS=a 'b' $(c) $HOME", '--compiled=gs://b/c d']
     where = '--code=/opt/sinklab' if name == 'slurm' else ''
     ours_of = scheduler(name)
-    ours, arguments = command.split_at_separator([one for one in [*given[:2], where, *given[2:]] if one])
-    parsed = command.make_parser(ours_of).parse_args(ours)
-    made = command.make_job(ours_of, ours_of.verbs['submit'], parsed, tuple(arguments))
+    ours, arguments = command_line.split_at_separator([one for one in [*given[:2], where, *given[2:]] if one])
+    parsed = command_line.make_parser(ours_of).parse_args(ours)
+    made = command_line.make_job(ours_of, ours_of.verbs['submit'], parsed, tuple(arguments))
     shown = tmp_path / 'env' / 'bin' / 'sinklab'
     shown.parent.mkdir(parents=True)
     shown.write_text(f'#!{sys.executable}\nimport os, sys; print([os.environ["WORDS"], *sys.argv[1:]])\n')
@@ -189,10 +193,10 @@ def test_jobs_of_a_sweep_are_as_sinklab_sweep_has_them(recorders, capsys):
 
 
 @pytest.mark.parametrize(
-    'given', [f'{name}-{chips}' for name, kind in tpus.TPU_KINDS.items() for chips in kind.topologies]
+    'given', [f'{name}-{chips}' for name, kind in tpu_slices.TPU_KINDS.items() for chips in kind.topologies]
 )
 def test_a_topology_has_the_chips_of_its_slice_and_hosts_share_them(given):
-    one = tpus.parse_slice(given)
+    one = tpu_slices.parse_slice(given)
     product = 1
     for side in one.topology.split('x'):
         product *= int(side)
@@ -211,14 +215,14 @@ def test_seeds_are_read_as_a_sweep_reads_them(given):
     try:
         expected = parse_seeds(given)
     except ValueError:
-        with pytest.raises(command.UserError, match=f'--seeds={given}'):
-            command.parse_seeds_flag(given)
+        with pytest.raises(command_line.UserError, match=f'--seeds={given}'):
+            command_line.parse_seeds_flag(given)
     else:
-        assert command.parse_seeds_flag(given) == expected
+        assert command_line.parse_seeds_flag(given) == expected
 
 
 # Modules of sinklab that import the standard library alone, or others that do.
-LIGHT = 'sinklab.processes.ending', 'sinklab.escape', 'sinklab.install', 'sinklab.seeds'
+LIGHT = 'sinklab.supervisor.exit_status', 'sinklab.escape', 'sinklab.install_commands', 'sinklab.config.seeds'
 
 
 def test_launchers_import_light_modules_of_sinklab_alone_and_nothing_imports_a_launcher():
@@ -238,6 +242,6 @@ def test_help_tells_every_verb_and_starts_at_once(name):
         [sys.executable, '-X', 'importtime', '-m', f'launch.{name}', '--help'],
         cwd=ROOT, env={**os.environ, 'PYTHONPATH': str(ROOT)}, capture_output=True, text=True, check=True,
     )  # fmt: skip
-    verbs = command.COMMON_VERBS | scheduler(name).verbs
+    verbs = command_line.COMMON_VERBS | scheduler(name).verbs
     assert all(re.search(rf'^  {verb} +{re.escape(one.summary)}$', said.stdout, re.M) for verb, one in verbs.items())
     assert not re.search(r'\b(jax|numpy|yaml)\b', said.stderr)

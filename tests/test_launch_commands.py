@@ -6,9 +6,9 @@ import sys
 import pytest
 from recorders import SUBMIT, WHERE, launched, printed, recorded, scheduler
 
-from launch import command
+from launch import command_line
+from launch.code_bundle import ROOT
 from launch.queued_resources import MAKE_SECRET
-from launch.shipping import ROOT
 
 PLACE = '--project=p --zone=z'
 QUEUED = 'gcloud compute tpus queued-resources'
@@ -107,7 +107,7 @@ def test_every_other_verb(name, verb, recorders, capsys):
 
 
 def test_no_verb_is_left_out():
-    verbs = {(name, verb) for name in WHERE for verb in command.COMMON_VERBS | scheduler(name).verbs}
+    verbs = {(name, verb) for name in WHERE for verb in command_line.COMMON_VERBS | scheduler(name).verbs}
     assert verbs == COMMANDS.keys() | {(name, 'submit') for name in WHERE}
 
 

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from launch.flags import PROFILES
-from sinklab import topology
+from launch.xla_flags import PROFILES
+from sinklab.planning import topology
 
 ROOT = Path(__file__).parents[1]
 UNKNOWN = '--xla_no_such_flag=true'
@@ -17,7 +17,7 @@ FUSED = '--xla_tpu_enable_async_collective_fusion_fuse_all_gather=true --xla_ena
 # Some flags are known to the compiler and refused for a chip, which is said when something is compiled for it.
 COMPILED = """
 import jax
-from sinklab import topology
+from sinklab.planning import topology
 for name in ('v4:2x2x1', 'v5e:2x2', 'v5p:2x2x1', 'v6e:2x2'):
     place = jax.sharding.SingleDeviceSharding(topology.devices(name)[0])
     jax.jit(jax.numpy.sin).lower(jax.ShapeDtypeStruct((8, 128), 'float32', sharding=place)).compile()

@@ -7,7 +7,7 @@ import pytest
 from recorders import SUBMIT, printed, recorded
 
 from launch.job import RETRY_EXIT_CODES
-from launch.tpus import TPU_KINDS
+from launch.tpu_slices import TPU_KINDS
 
 jsonschema = pytest.importorskip('jsonschema', reason='jsonschema, of the extra test, is not installed')
 CRD = json.loads((Path(__file__).parent / 'jobset_crd.json').read_text())
@@ -87,7 +87,10 @@ def test_it_fails_for_good_on_all_codes_but_those_that_ask_for_a_start(recorders
     (rule,) = spec['replicatedJobs'][0]['template']['spec']['podFailurePolicy']['rules']
     assert rule['action'] == 'FailJob'
     codes = rule['onExitCodes']
-    assert (codes['operator'], codes['values']) == ('NotIn', sorted(RETRY_EXIT_CODES))  # Kubernetes wants them in order
+    assert (codes['operator'], codes['values']) == (
+        'NotIn',
+        sorted(RETRY_EXIT_CODES),
+    )  # Kubernetes wants them in order
     (final,) = spec['failurePolicy']['rules']
     assert (final['action'], final['onJobFailureReasons']) == ('FailJobSet', ['PodFailurePolicy'])
     assert spec['replicatedJobs'][0]['template']['spec']['backoffLimit'] == 0

@@ -7,10 +7,11 @@ from pathlib import Path
 import pytest
 from recorders import NAMES, RUN, SUBMIT, WHERE, launched, printed, recorded, refused
 
-from launch import command
+from launch import command_line
 from launch.job import UserError
-from sinklab import devices, record
-from sinklab.spec import Hardware
+from sinklab import schema
+from sinklab.config.spec import Hardware
+from sinklab.parallel import device_mesh
 
 
 @pytest.fixture
@@ -106,7 +107,7 @@ def test_sizes_that_are_not_given_are_left_to_the_run(name, sizes, recorders, ca
 def refuses(check, *given):
     try:
         check(*given)
-    except (UserError, record.UserError):
+    except (UserError, schema.UserError):
         return True
     return False
 
@@ -117,13 +118,13 @@ def test_sizes_are_refused_that_the_run_would_refuse_on_these_devices(slices):
     for data, fsdp, tensor in itertools.product(sizes, sizes, sizes[1:]):
         said = {name: size for name, size in dict(data=data, fsdp=fsdp, tensor=tensor).items() if size}
         arguments = tuple(f'--{name}={size}' for name, size in said.items())
-        by_run = refuses(devices.compute_mesh_shape, Hardware(**said), 16, slices)
-        assert refuses(command.check_layout, arguments, 16, '16') == by_run, arguments
+        by_run = refuses(device_mesh.compute_mesh_shape, Hardware(**said), 16, slices)
+        assert refuses(command_line.check_layout, arguments, 16, '16') == by_run, arguments
 
 
 def test_sizes_that_are_no_numbers_are_left_to_the_words_of_the_run():
     for size in ('0', '-1', 'all', ''):
-        assert not refuses(command.check_layout, ('train', f'--fsdp={size}'), 8, '8')
+        assert not refuses(command_line.check_layout, ('train', f'--fsdp={size}'), 8, '8')
 
 
 # Options that a launcher lacks, or that do not fit -> the words of its refusal.

@@ -209,7 +209,7 @@ def at_step(notes, step):
 @pytest.mark.exhaustive  # that codes have it queued again is tested above, that runs go on bit for bit in test_loop
 def test_two_processes_that_are_told_to_stop_ahead_of_time_end_in_the_bits_of_those_that_are_not(submitted):
     from sinklab.checkpoint import restore
-    from sinklab.folder import RunDir
+    from sinklab.run_dir import RunDir
 
     cluster, run, notes = submitted('stopped')
     assert cluster.run(at_step(notes, 4), at_step(notes, 8)) == [42, 42, 0]

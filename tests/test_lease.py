@@ -11,10 +11,10 @@ import time
 import pytest
 from threads import crowd
 
-from sinklab import lease
-from sinklab.files import lock as files
-from sinklab.processes.patience import Timeouts
-from sinklab.record import UserError
+from sinklab.schema import UserError
+from sinklab.storage import file_lock as files
+from sinklab.storage import lease
+from sinklab.supervisor.timeouts import Timeouts
 
 OTHER = dict(host='elsewhere', machine='another boot', pid=17, born='5', job='', attempt=0, token='theirs')
 AS_IT_IS = lease.OWNER_TIMEOUT_SECONDS
@@ -140,7 +140,11 @@ def test_a_job_that_is_stopping_is_waited_for(tmp_path, capsys):
 
 
 def test_a_job_that_is_stopping_for_too_long_is_a_job_that_works(tmp_path):
-    with Owner(tmp_path, 'stopping'), pytest.raises(UserError, match='in use'), lease.hold_lease(tmp_path, grace_seconds=0.1):
+    with (
+        Owner(tmp_path, 'stopping'),
+        pytest.raises(UserError, match='in use'),
+        lease.hold_lease(tmp_path, grace_seconds=0.1),
+    ):
         pass
 
 

@@ -3,7 +3,7 @@
 import pytest
 from runs import outcome, spec, train
 
-from sinklab.train.listener import BestEffortCallback, Callback
+from sinklab.train.callbacks import BestEffortCallback, Callback
 
 
 class FullDisk(Callback):

@@ -11,11 +11,11 @@ import runs
 from conftest import tiny
 from runs import Died, Dying, Hearing, contents, outcome, parameters, timeless, train
 
-from sinklab import lease
-from sinklab.folder import RunDir
-from sinklab.record import UserError
-from sinklab.spec import EXTENDABLE_SCHEDULES
-from sinklab.train.listener import Callback
+from sinklab.config.spec import EXTENDABLE_SCHEDULES
+from sinklab.run_dir import RunDir
+from sinklab.schema import UserError
+from sinklab.storage import lease
+from sinklab.train.callbacks import Callback
 from sinklab.train.optimizer import SCHEDULES
 
 

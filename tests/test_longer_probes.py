@@ -10,8 +10,8 @@ from conftest import some
 
 import sinklab
 from sinklab.cli.main import main
-from sinklab.measure import propositions, sink
-from sinklab.measure.propositions import RELATIVE_POSITIONS
+from sinklab.metrics import propositions, sink
+from sinklab.metrics.propositions import RELATIVE_POSITIONS
 
 pytestmark = pytest.mark.slow
 

@@ -14,14 +14,14 @@ from conftest import operation
 from orbax.checkpoint import v1 as ocp
 from runs import Died, Dying, contents, outcome, parameters, spec, timeless, train
 
-from sinklab.attend.choice import BackendChoice
+from sinklab.attn.backends import BackendChoice
 from sinklab.cli.main import main
+from sinklab.config.spec import Hardware
 from sinklab.data.batches import load_run_data
-from sinklab.folder import RunDir, flatten_dict
-from sinklab.record import UserError
-from sinklab.spec import Hardware
-from sinklab.train import loop, objective, start
-from sinklab.train.listener import Callback
+from sinklab.run_dir import RunDir, flatten_dict
+from sinklab.schema import UserError
+from sinklab.train import loop, setup, step
+from sinklab.train.callbacks import Callback
 
 
 @pytest.mark.slow
@@ -126,7 +126,7 @@ def test_divergence_stops_the_run_and_names_a_checkpoint_that_training_can_go_on
     folder = RunDir(tmp_path / 'run')
     kept = ocp.load(folder.checkpoint_dir / str(folder.list_checkpoint_steps()[-1]), checkpointable_name='state')
     batch = load_run_data(wild).batches.read_rows(int(kept['step']), range(4))
-    value, gradient = jax.value_and_grad(objective.make_loss(wild))(kept['params'], batch)
+    value, gradient = jax.value_and_grad(step.make_loss(wild))(kept['params'], batch)
     assert np.isfinite(value)
     assert all(np.isfinite(leaf).all() for leaf in jax.tree.leaves(gradient))
 
@@ -157,7 +157,7 @@ def test_too_little_room_is_refused_before_anything_is_written(corpus, tmp_path,
 
 
 def test_a_probe_that_does_not_fit_is_refused_with_its_size(corpus, tmp_path, monkeypatch):
-    monkeypatch.setattr(start.devices, 'device_memory', lambda processes: 50_000 // jax.local_device_count())
+    monkeypatch.setattr(setup.devices, 'device_memory', lambda processes: 50_000 // jax.local_device_count())
     with pytest.raises(UserError, match=r'a probe would capture 0\.0 GiB'):
         train(spec(corpus), tmp_path / 'run')
 
@@ -185,7 +185,7 @@ def test_a_disk_that_fills_up_is_said_in_words_and_the_run_goes_on_when_there_is
 @pytest.mark.parametrize('at', [None, 2], ids=['done', 'died'])
 def test_a_kernel_that_failed_is_named_at_the_end_of_a_run(corpus, tmp_path, monkeypatch, at):
     choice = BackendChoice('chunked', {'tpu': 'it fails on these devices (ValueError: no)'}, ('tpu',))
-    monkeypatch.setattr(start.step, 'choice', lambda spec, hardware: choice)
+    monkeypatch.setattr(setup.step, 'choice', lambda spec, hardware: choice)
     heard = Recorded()
     with contextlib.suppress(Died):
         train(spec(corpus), tmp_path / 'run', heard, *([Dying(at)] if at else []))
@@ -209,9 +209,9 @@ def test_processes_of_one_host_share_its_memory(corpus, tmp_path, monkeypatch):
         asked.append(processes)
         raise UserError('enough is known')
 
-    monkeypatch.setattr(start.devices, 'device_memory', memory)
+    monkeypatch.setattr(setup.devices, 'device_memory', memory)
     with pytest.raises(UserError, match='enough is known'):
-        start.set_up_run(spec(corpus), Hardware(), RunDir(tmp_path / 'run'), Three())
+        setup.set_up_run(spec(corpus), Hardware(), RunDir(tmp_path / 'run'), Three())
     assert asked == [2]
 
 

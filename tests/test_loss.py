@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 from jax.sharding import NamedSharding, PartitionSpec
 
-from sinklab import devices, sharding
-from sinklab.spec import Hardware
+from sinklab.config.spec import Hardware
+from sinklab.parallel import device_mesh, sharding
 from sinklab.train import loss
 from sinklab.train.loss import cross_entropy
 
@@ -93,7 +93,12 @@ def on_devices(mesh, gradient=True):
 def placed(mesh, given):
     """As a run places them."""
     return [
-        jax.device_put(array, NamedSharding(mesh, sharding.drop_indivisible_axes(mesh, array.shape, sharding.logical_to_mesh_axes(*names))))
+        jax.device_put(
+            array,
+            NamedSharding(
+                mesh, sharding.drop_indivisible_axes(mesh, array.shape, sharding.logical_to_mesh_axes(*names))
+            ),
+        )
         for array, names in zip(given, AXES, strict=True)
     ]
 
@@ -118,7 +123,7 @@ def test_a_mesh_changes_neither_loss_nor_gradients_whatever_it_divides(sizes, la
     monkeypatch.setattr(loss, 'LEAST_ROWS', 3)
     jax.clear_caches()
     hidden, head, target = arrays(**sizes, dtype=dtype)
-    mesh = devices.make_mesh(layout)
+    mesh = device_mesh.make_mesh(layout)
     with jax.set_mesh(mesh):
         given = placed(mesh, (hidden, head, target))
         found, value = jax.jit(on_devices(mesh))(*given), jax.jit(cross_entropy)(*given)
@@ -130,7 +135,7 @@ def test_a_mesh_changes_neither_loss_nor_gradients_whatever_it_divides(sizes, la
 @pytest.mark.slow
 @pytest.mark.parametrize('layout', LAYOUTS, ids=str)
 def test_gradients_live_where_their_arrays_do(layout):
-    mesh = devices.make_mesh(layout)
+    mesh = device_mesh.make_mesh(layout)
     with jax.set_mesh(mesh):
         given = placed(mesh, arrays())
         _, gradients = jax.jit(on_devices(mesh))(*given)
@@ -141,7 +146,7 @@ def test_gradients_live_where_their_arrays_do(layout):
 @pytest.mark.slow
 def test_a_mesh_serves_arrays_of_no_sharding_outside_jit():
     given = arrays()
-    with jax.set_mesh(devices.make_mesh(Hardware(fsdp=2, tensor=2))):
+    with jax.set_mesh(device_mesh.make_mesh(Hardware(fsdp=2, tensor=2))):
         close(both(*given), definition(*given))
 
 
@@ -184,14 +189,14 @@ def test_a_target_below_zero_counts_for_the_mean_with_a_loss_of_zero():
 @pytest.mark.parametrize('layout', [Hardware(), Hardware(tensor=4)], ids=str)
 def test_a_target_beyond_the_vocabulary_is_no_number(layout):
     hidden, head, target = arrays()
-    with jax.set_mesh(devices.make_mesh(layout)):
+    with jax.set_mesh(device_mesh.make_mesh(layout)):
         assert jnp.isnan(cross_entropy(hidden, head, target.at[2, 3].set(12)))
 
 
 @pytest.mark.slow
 def test_logits_of_any_size_do_not_overflow():
     hidden_BTD, head_VD = jnp.ones((1, 2, 1)), jnp.array([[1e30], [-1e30]])
-    for mesh in (devices.make_mesh(Hardware()), devices.make_mesh(Hardware(tensor=2))):
+    for mesh in (device_mesh.make_mesh(Hardware()), device_mesh.make_mesh(Hardware(tensor=2))):
         with jax.set_mesh(mesh):
             value, (_, d_head_VD) = both(hidden_BTD, head_VD, jnp.array([[0, 1]]))
         np.testing.assert_allclose(value, 1e30, rtol=1e-6)
@@ -222,7 +227,7 @@ BATCH, LENGTH, WIDTH, VOCABULARY = 4, 4096, 20, 1004  # sizes that nothing else 
 
 @functools.cache
 def compiled(layout, gradient=True):
-    mesh = devices.make_mesh(layout)
+    mesh = device_mesh.make_mesh(layout)
     shapes = ((BATCH, LENGTH, WIDTH), jnp.float32), ((VOCABULARY, WIDTH), jnp.float32), ((BATCH, LENGTH), jnp.int32)
     with jax.set_mesh(mesh):
         where = [NamedSharding(mesh, sharding.logical_to_mesh_axes(*names)) for names in AXES]

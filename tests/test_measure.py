@@ -5,8 +5,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
-from sinklab.measure import norms, sink
-from sinklab.measure.setting import make_setting
+from sinklab.metrics import norms, sink
+from sinklab.metrics.metric import make_setting
 
 
 def importance_by_hand(A, k, columns=0, prefix=1):
@@ -50,7 +50,12 @@ def test_the_importance_of_a_column_as_released_counts_a_query_of_its_own(length
 @given(st.integers(3, 12), st.integers(0, 2), st.data(), st.integers(0, 2**31))
 def test_a_window_has_its_first_key_and_the_queries_that_see_the_first_token(length, columns, data, seed):
     A, window = attention(length, columns, seed), data.draw(st.integers(1, length - 1))
-    for a, within, edge in zip(A, sink.compute_importance_in_reach(A, window, columns), sink.compute_window_edge(A, window, columns), strict=True):
+    for a, within, edge in zip(
+        A,
+        sink.compute_importance_in_reach(A, window, columns),
+        sink.compute_window_edge(A, window, columns),
+        strict=True,
+    ):
         first = [a[t - 1, columns] for t in range(1, window + 1)]
         oldest = [a[t - 1, columns + t - window] for t in range(window + 1, length + 1)]
         np.testing.assert_allclose(within, np.mean(first), rtol=1e-5)

@@ -6,7 +6,7 @@ import pytest
 import runs
 
 from sinklab.cli.main import main
-from sinklab.files import run_files
+from sinklab.storage import run_files
 
 pytestmark = pytest.mark.slow
 
@@ -36,7 +36,9 @@ def test_a_cache_that_cannot_be_written_takes_no_result_away(trained, tmp_path, 
 
 
 def test_a_result_is_printed_before_a_folder_that_cannot_be_written_ends_it(trained, tmp_path, monkeypatch, capsys):
-    monkeypatch.setattr('sinklab.observe.study.keep', lambda *_: (_ for _ in ()).throw(OSError(28, 'No space left')))
+    monkeypatch.setattr(
+        'sinklab.analysis.measure_job.keep', lambda *_: (_ for _ in ()).throw(OSError(28, 'No space left'))
+    )
     code, found, err = measure(trained, capsys, f'--out={tmp_path}/out')
     assert (code, 'sink/1' in found['inputs']['natural']) == (1, True)
     assert 'No space left' in err.splitlines()[-1]

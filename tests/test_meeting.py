@@ -10,7 +10,7 @@ import time
 import pytest
 from processes import FOREVER, TOUCH, Run, only, run_of, started, wait_for_ears
 
-from sinklab.processes.hub import find_free_port
+from sinklab.supervisor.coordinator import find_free_port
 
 pytestmark = pytest.mark.slow
 

@@ -5,7 +5,7 @@ import json
 import pytest
 from stores import found, lines, mixture, refused, talk
 
-from sinklab.data.documents.sources import open_source
+from sinklab.data.sources import open_source
 
 
 @pytest.fixture

@@ -15,13 +15,13 @@ from flax import nnx
 from options import COMBINATIONS, LENGTH, OPTIONS, TOKENS, option
 
 from configs import default
-from sinklab import spec
-from sinklab.folder import flatten_dict
-from sinklab.model.columns import count_learned_kv
+from sinklab.config import spec
+from sinklab.config.validate import parse_config
+from sinklab.model.learned_kv import count_learned_kv
 from sinklab.model.transformer import Transformer
-from sinklab.parse import parse_config
+from sinklab.run_dir import flatten_dict
 from sinklab.train import state
-from sinklab.train.structure import make_document_inputs
+from sinklab.train.loss import make_document_inputs
 
 pytestmark = pytest.mark.slow  # each case has a program of its own to compile
 

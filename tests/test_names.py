@@ -22,16 +22,29 @@ from made_up import made_up
 from markdown_it import MarkdownIt
 from rich.text import Text
 
-from sinklab import escape, streams
-from sinklab.cli import measure, progress, report, sweep, terminal
+from sinklab import escape, standard_streams
+from sinklab.cli import (
+    measure,
+    progress,
+    report,
+    sweep,
+    terminal,
+)
 from sinklab.cli.main import main
-from sinklab.files.place import check_utf8
-from sinklab.folder import RunDir
-from sinklab.record import UserError
-from sinklab.report import arms, claims, closing, latex, page, runs
-from sinklab.spec import Hardware
+from sinklab.config.spec import Hardware
+from sinklab.report import (
+    claims,
+    latex,
+    page,
+    run_groups,
+    runs,
+    summary_table,
+)
+from sinklab.run_dir import RunDir
+from sinklab.schema import UserError
+from sinklab.storage.paths import check_utf8
 from sinklab.sweep import plan
-from sinklab.sweep.process import SignalForwarder
+from sinklab.sweep.run import SignalForwarder
 
 SHORT = [name for name in NAMES if len(name) < 40]
 
@@ -57,7 +70,7 @@ def test_a_cell_of_a_table_on_a_terminal_has_the_name(capsys, name):
 
 
 def test_a_report_on_a_terminal_names_its_runs(found, capsys):
-    report.print_runs(closing.make_run_table([run for run in found if len(run.name) < 40]))
+    report.print_runs(summary_table.make_run_table([run for run in found if len(run.name) < 40]))
     assert set(map(visible, SHORT)) <= set(shown_names(capsys.readouterr().out))
 
 
@@ -165,7 +178,7 @@ def test_lines_of_what_is_measured_have_the_name(capsys, name):
 @pytest.mark.parametrize('name', NAMES, ids=ascii)
 def test_a_standard_stream_shows_control_characters(name):
     stream = io.StringIO()
-    safe = streams.SafeStream(stream)
+    safe = standard_streams.SafeStream(stream)
     print(name, file=safe)
     kept = name.replace('\n', '').replace('\r', '').replace('\t', '')
     assert all(letter.isprintable() or letter in '\n\r\t' for letter in stream.getvalue())
@@ -175,9 +188,9 @@ def test_a_standard_stream_shows_control_characters(name):
 
 def test_a_stream_lets_lines_that_are_written_over_pass_and_the_sequences_of_our_own():
     stream = io.StringIO()
-    safe = streams.SafeStream(stream)
+    safe = standard_streams.SafeStream(stream)
     safe.write('10 %\r20 %\ta\n')
-    streams.get_unescaped_stream(safe).write('\x1b[31mred\x1b[0m')
+    standard_streams.get_unescaped_stream(safe).write('\x1b[31mred\x1b[0m')
     assert stream.getvalue() == '10 %\r20 %\ta\n\x1b[31mred\x1b[0m'
 
 
@@ -301,7 +314,7 @@ def typeset(text):
 
 
 def test_a_table_for_latex_has_the_names(found):
-    lines = latex.format_latex_table(arms.make_group_table(arms.group_runs(found))).splitlines()
+    lines = latex.format_latex_table(run_groups.make_group_table(run_groups.group_runs(found))).splitlines()
     body = lines[lines.index('\\midrule') + 1 : lines.index('\\bottomrule')]
     assert all(line.endswith(' \\\\') for line in body)
     assert not any(line.startswith(('[', '*')) for line in body), 'an argument of the end of the line before'
@@ -315,11 +328,11 @@ def test_a_picture_has_the_names_in_its_legend_and_titles(found):
     pytest.importorskip('matplotlib')
     from matplotlib import pyplot as plt
 
-    from sinklab.measure.table import FIGURES
+    from sinklab.metrics.registry import FIGURES
     from sinklab.report import pictures
 
     heads, ratios = (next(one for one in FIGURES if one.kind == kind) for kind in ('heads', 'ratios'))
-    every = arms.group_runs(found)
+    every = run_groups.group_runs(found)
     with warnings.catch_warnings(), plt.rc_context(escape.FIGURE_RC_PARAMS):
         warnings.filterwarnings('error')
         warnings.filterwarnings('ignore', 'Glyph|.*layout not applied')
@@ -431,7 +444,7 @@ def test_a_shell_reads_the_words_of_a_command_that_is_printed():
 
 def numbers_of(row):
     """The numbers of a row of `report --json`, as its table writes them."""
-    cells = closing.format_run_cells(row)
+    cells = summary_table.format_run_cells(row)
     return [text for text in cells[1:] if any(letter.isdigit() for letter in text)]
 
 
@@ -451,7 +464,9 @@ def test_a_narrow_terminal_shows_every_number_of_a_report_whole(tmp_path, monkey
         assert re.search(rf'(?<!\S){re.escape(number)}(?!\S)', words), number
     assert all(len(line) <= columns for line in text.splitlines())
     assert '…' not in text
-    for heading, column in zip(closing.RUN_HEADINGS, zip(*map(closing.format_run_cells, rows), strict=True), strict=True):
+    for heading, column in zip(
+        summary_table.RUN_HEADINGS, zip(*map(summary_table.format_run_cells, rows), strict=True), strict=True
+    ):
         assert heading in words or {*column} == {'-'}
 
 
@@ -460,7 +475,9 @@ def test_a_narrow_terminal_shows_every_number_of_a_sweep_whole(monkeypatch, caps
     cells = [f'{at}2.34 ± 0.56 (18.{at}8)' for at in range(1, 8)]
     monkeypatch.setenv('COLUMNS', str(columns))
     monkeypatch.setattr(sys.stdout, 'isatty', lambda: True, raising=False)
-    sweep.print_table_with_note(['row', *map(str, range(1, 8)), 'outcome'], [['softmax', *cells, 'diverged 1/3, done 2/3']])
+    sweep.print_table_with_note(
+        ['row', *map(str, range(1, 8)), 'outcome'], [['softmax', *cells, 'diverged 1/3, done 2/3']]
+    )
     text = capsys.readouterr().out
     assert all(cell in text for cell in cells)
 
@@ -483,8 +500,13 @@ def test_columns_are_narrowed_no_more_than_a_line_needs(columns, room):
     foldable[0] = True
     found = terminal.shrink_widths(widths, foldable, room)
     assert all(now == before for now, before, folds in zip(found, widths, foldable, strict=True) if not folds)
-    assert all(min(terminal.MIN_COLUMN_WIDTH, before) <= now <= before for now, before in zip(found, widths, strict=True))
-    least = [min(width, terminal.MIN_COLUMN_WIDTH) if folds else width for width, folds in zip(widths, foldable, strict=True)]
+    assert all(
+        min(terminal.MIN_COLUMN_WIDTH, before) <= now <= before for now, before in zip(found, widths, strict=True)
+    )
+    least = [
+        min(width, terminal.MIN_COLUMN_WIDTH) if folds else width
+        for width, folds in zip(widths, foldable, strict=True)
+    ]
     together = sum(now for now, folds in zip(found, foldable, strict=True) if folds)
     if sum(least) + terminal.COLUMN_GAP * len(widths) > room:
         assert together <= max(room // 3, terminal.MIN_COLUMN_WIDTH * sum(foldable))
@@ -492,7 +514,9 @@ def test_columns_are_narrowed_no_more_than_a_line_needs(columns, room):
 
 def test_headings_of_rich_are_found_among_those_that_are_aligned_to_the_left(capsys):
     headings = ['row', Text('side'), Text('of')]
-    terminal.print_table(terminal.make_console(), headings, [['a', 'left', 'x']], left_columns=['side'], wrap_columns=headings[2:])
+    terminal.print_table(
+        terminal.make_console(), headings, [['a', 'left', 'x']], left_columns=['side'], wrap_columns=headings[2:]
+    )
     heading, line = capsys.readouterr().out.splitlines()
     assert (heading.index('side'), heading.index('of')) == (line.index('left'), line.index('x'))
 

@@ -16,10 +16,15 @@ from emulators import KINDS, Answer
 from etils.epath import backend
 from failing import ASKED, CONTENT, always, during, fetched, once, ranged, read, sends, write
 
-from sinklab.files import patience, regular, tree, whole
-from sinklab.files.place import short_timeout, parse_path, get_file_system
-from sinklab.files.regular import DamagedFileError
-from sinklab.record import UserError
+from sinklab.schema import UserError
+from sinklab.storage import (
+    atomic_write,
+    directories,
+    retry,
+    untrusted_files,
+)
+from sinklab.storage.paths import get_file_system, parse_path, short_timeout
+from sinklab.storage.untrusted_files import DamagedFileError
 
 MINUTE = 60.0
 
@@ -38,7 +43,7 @@ def brief(monkeypatch, bucket):
 
 
 def patience_modules():
-    from sinklab.files import gcs, s3
+    from sinklab.storage import gcs, s3
 
     return gcs, s3
 
@@ -67,7 +72,11 @@ def test_one_that_is_busy_for_longer_is_refused_in_words_and_in_time(bucket, ask
     path = parse_path(f'{bucket.url}/folder/x')
     write(path)
     begun = time.monotonic()
-    with short_timeout(1.0), bucket.proxy.treating(always(Answer(status=503))), pytest.raises((OSError, UserError)) as refused:
+    with (
+        short_timeout(1.0),
+        bucket.proxy.treating(always(Answer(status=503))),
+        pytest.raises((OSError, UserError)) as refused,
+    ):
         ASKED[asked](path)
     assert time.monotonic() - begun < 4.0
     error = refused.value.__cause__ if isinstance(refused.value, UserError) else refused.value
@@ -78,7 +87,7 @@ def test_one_that_is_busy_for_longer_is_refused_in_words_and_in_time(bucket, ask
 
 @pytest.mark.parametrize('bucket', some(KINDS, ['gs']), indirect=True)
 def test_a_storage_that_does_not_answer_is_told_of_once(bucket, monkeypatch, capsys):
-    monkeypatch.setattr(patience, 'TOLD', 0.3)
+    monkeypatch.setattr(retry, 'TOLD', 0.3)
     path = parse_path(f'{bucket.url}/x')
     write(path)
     with bucket.proxy.treating(during(2.0, Answer(status=503))):
@@ -125,7 +134,11 @@ def test_a_slow_answer_is_waited_for(bucket):
 def test_an_answer_that_never_comes_is_waited_for_in_vain_for_a_time_with_a_bound(brief):
     path = parse_path(f'{brief.url}/x')
     begun = time.monotonic()
-    with short_timeout(2.0), brief.proxy.treating(always(Answer(seconds=8.0))), pytest.raises(OSError, match='not answered'):
+    with (
+        short_timeout(2.0),
+        brief.proxy.treating(always(Answer(seconds=8.0))),
+        pytest.raises(OSError, match='not answered'),
+    ):
         write(path)
     assert time.monotonic() - begun < 6.0
 
@@ -142,7 +155,7 @@ def test_a_connection_that_is_lost_while_a_file_is_sent_loses_nothing(brief, sta
 
 @pytest.fixture
 def in_parts(monkeypatch):
-    monkeypatch.setattr(whole, 'PART', 5 << 20)
+    monkeypatch.setattr(atomic_write, 'PART', 5 << 20)
     return np.random.default_rng(1).bytes((12 << 20) + 7)
 
 
@@ -180,7 +193,7 @@ def test_half_an_upload_is_no_object(bucket, in_parts):
     with short_timeout(0.5), bucket.proxy.treating(rule), pytest.raises(OSError, match='has not answered'):
         write(path, in_parts)
     assert not path.exists()
-    assert tree.list_files(path.parent) == []
+    assert directories.list_files(path.parent) == []
     write(path, b'before')
     seen.clear()
     with short_timeout(0.5), bucket.proxy.treating(rule), pytest.raises(OSError, match='has not answered'):
@@ -208,11 +221,11 @@ def test_nothing_is_left_on_the_disk_of_what_fails(bucket, tmp_path, monkeypatch
 
 @pytest.mark.exhaustive
 def test_a_minute_in_which_the_storage_is_busy_is_survived_by_those_who_wait_as_long_as_usual(bucket, monkeypatch):
-    monkeypatch.setattr(patience, 'PAUSE', 0.5)
+    monkeypatch.setattr(retry, 'PAUSE', 0.5)
     there, path = (parse_path(f'{bucket.url}/{name}') for name in ('there', 'x'))
     write(there)
     busy = bucket.proxy.treating(during(MINUTE, Answer(status=503)))
-    with short_timeout(patience.DEFAULT_RETRY_SECONDS), busy, ThreadPoolExecutor(2) as pool:
+    with short_timeout(retry.DEFAULT_RETRY_SECONDS), busy, ThreadPoolExecutor(2) as pool:
         both = [pool.submit(contextvars.copy_context().run, *what) for what in ((read, there), (write, path))]
         assert both[0].result() == CONTENT
         both[1].result()
@@ -229,7 +242,7 @@ def put(bucket, content):
 def test_an_object_that_is_too_large_is_refused_without_being_fetched(bucket):
     path = put(bucket, bytes(10 << 20))
     with pytest.raises(DamagedFileError, match=r'file\.json is damaged .*at most 1,000 are read'):
-        regular.read_regular_file(path, max_bytes=1000)
+        untrusted_files.read_regular_file(path, max_bytes=1000)
     assert sum(request.received for request in bucket.proxy.requests) < 10_000
 
 
@@ -239,7 +252,11 @@ def test_an_object_is_read_from_a_byte_on_in_one_request_like_a_file(bucket, tmp
     content = bytes(range(size))
     path = put(bucket, content)
     (tmp_path / 'file').write_bytes(content)
-    assert regular.read_regular_file(path, start, max_bytes=10) == regular.read_regular_file(tmp_path / 'file', start, max_bytes=10) == content[start:]
+    assert (
+        untrusted_files.read_regular_file(path, start, max_bytes=10)
+        == untrusted_files.read_regular_file(tmp_path / 'file', start, max_bytes=10)
+        == content[start:]
+    )
     assert len(bucket.proxy.requests) == 1
 
 
@@ -247,9 +264,9 @@ def test_an_object_without_bytes_is_empty_where_the_storage_has_no_range_of_it(b
     """GCS answers so, unlike its emulator."""
     path = put(bucket, b'')
     with bucket.proxy.treating(always(Answer(status=416, text='Request range not satisfiable'), 'GET')):
-        assert regular.read_regular_file(path) == b''
+        assert untrusted_files.read_regular_file(path) == b''
 
 
 def test_an_object_that_is_not_there_is_not_found(bucket):
     with pytest.raises(FileNotFoundError):
-        regular.read_regular_file(parse_path(f'{bucket.url}/none.json'))
+        untrusted_files.read_regular_file(parse_path(f'{bucket.url}/none.json'))

@@ -6,8 +6,8 @@ import pytest
 from emulators import Answer
 from failing import once, write
 
-from sinklab.files import tree
-from sinklab.files.place import parse_path, get_file_system
+from sinklab.storage import directories
+from sinklab.storage.paths import get_file_system, parse_path
 
 pytestmark = pytest.mark.usefixtures('impatient')
 
@@ -90,11 +90,11 @@ def test_many_objects_go_by_few_requests(bucket, monkeypatch):
     folder = parse_path(f'{bucket.url}/folder')
     for number in range(150):
         get_file_system(folder).pipe_file(f'{folder}/{number // 10}/{number}', b'x')
-    write(folder / tree.COMMIT_MARKER, b'')
+    write(folder / directories.COMMIT_MARKER, b'')
     bucket.proxy.requests.clear()
-    tree.move_folder(folder, parse_path(f'{bucket.url}/other'))
-    assert tree.list_files(folder) == []
-    assert len(tree.list_files(parse_path(f'{bucket.url}/other'))) == 151
+    directories.move_folder(folder, parse_path(f'{bucket.url}/other'))
+    assert directories.list_files(folder) == []
+    assert len(directories.list_files(parse_path(f'{bucket.url}/other'))) == 151
     asked = len(bucket.proxy.requests)
     assert asked <= (2 * 151 + 10), 'a copy is one request of GCS, and two of S3; a deletion one of GCS, none of S3'
 
@@ -104,5 +104,5 @@ def test_a_name_that_looks_like_a_pattern_is_a_name(bucket):
     for name in ('a[1]', 'a1', 'b*'):
         write(folder / 'old' / name, name.encode())
     write(folder / 'b2', b'')
-    tree.move_folder(folder / 'old', folder / 'new')
-    assert tree.list_files(folder) == ['b2', 'new/a1', 'new/a[1]', 'new/b*']
+    directories.move_folder(folder / 'old', folder / 'new')
+    assert directories.list_files(folder) == ['b2', 'new/a1', 'new/a[1]', 'new/b*']

@@ -17,10 +17,10 @@ import requests
 from emulators import Answer
 from failing import ASKED, always, read, write
 
-from sinklab.files import patience
-from sinklab.files.place import parse_path
-from sinklab.install import format_extra_command
-from sinklab.record import UserError
+from sinklab.install_commands import format_extra_command
+from sinklab.schema import UserError
+from sinklab.storage import retry
+from sinklab.storage.paths import parse_path
 
 pytestmark = pytest.mark.usefixtures('impatient')
 
@@ -71,7 +71,7 @@ def run(code, **variables):
 
 
 SEEK = """
-from sinklab.files.place import place, storage
+from sinklab.storage.paths import place, storage
 try:
     print(storage(place('%s')).find('%s'))
 except OSError as error:
@@ -106,7 +106,7 @@ def test_credentials_that_cannot_be_read_are_said():
 @pytest.mark.parametrize(('scheme', 'library', 'extra'), [('gs', 'gcsfs', 'gcs'), ('s3', 's3fs', 's3')])
 def test_a_bucket_without_its_library_is_refused_with_the_extra_that_brings_it(scheme, library, extra):
     block = f'import sys; sys.modules["{library}"] = None\n'
-    said, _ = run(f'{block}from sinklab.files.place import place\nplace("{scheme}://b/x")')
+    said, _ = run(f'{block}from sinklab.storage.paths import place\nplace("{scheme}://b/x")')
     line = said.splitlines()[-1]
     assert f'{scheme}:// needs {library}; ' in line
     assert line.endswith(format_extra_command(extra))
@@ -117,8 +117,8 @@ def test_a_bucket_is_reached_by_our_file_system_where_etils_has_used_another_bef
     code = """
 from etils.epath import backend
 before = type(backend.fsspec_backend.fs('gs://b/x'))
-from sinklab.files import gcs
-from sinklab.files.place import place
+from sinklab.storage import gcs
+from sinklab.storage.paths import place
 place('gs://b/x')
 print(before is gcs.Storage, type(backend.fsspec_backend.fs('gs://b/x')) is gcs.Storage)
 """
@@ -132,8 +132,8 @@ def test_buckets_are_reached_as_is_said_here_where_tensorflow_is_installed(bucke
     code = f"""
 import importlib.util
 assert importlib.util.find_spec('tensorflow')
-from sinklab.files.place import place
-from sinklab.files import tree
+from sinklab.storage.paths import place
+from sinklab.storage import directories
 path = place('{bucket.url}/x')
 path.write_text('there')
 print(path.read_text(), tree.names(path.parent))
@@ -196,12 +196,12 @@ def caused(*errors):
     ids=lambda value: type(value).__name__ if isinstance(value, Exception) else errno.errorcode[value],
 )
 def test_an_error_of_the_libraries_is_one_of_the_system(error, number):
-    said = patience.translate_error(error, 'gs://b', 0.0)
+    said = retry.translate_error(error, 'gs://b', 0.0)
     assert isinstance(said, OSError)
     assert said.errno == number
-    assert patience.is_transient(error) == (number == errno.ETIMEDOUT)
+    assert retry.is_transient(error) == (number == errno.ETIMEDOUT)
 
 
 @pytest.mark.parametrize('error', [FileNotFoundError('x'), FileExistsError('x'), KeyError('x')])
 def test_what_is_not_about_the_storage_is_left_as_it_is(error):
-    assert patience.translate_error(error, 'gs://b', 0.0) is error
+    assert retry.translate_error(error, 'gs://b', 0.0) is error

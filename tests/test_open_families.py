@@ -13,11 +13,12 @@ import transformers
 
 import sinklab
 from benchmarks import open_families
+from sinklab.analysis import hf_model, measure_job
+from sinklab.analysis import measure as measure_module
+from sinklab.analysis.hf_model import HFModel
 from sinklab.cli.main import main
-from sinklab.measure import angles
-from sinklab.observe import measuring, open_model, study
-from sinklab.observe.open_model import HFModel
-from sinklab.record import UserError
+from sinklab.metrics import angles
+from sinklab.schema import UserError
 
 pytestmark = pytest.mark.slow  # transformers takes seconds to import
 
@@ -64,7 +65,9 @@ def made(tmp_path_factory):
         if family not in transformers.models.auto.configuration_auto.CONFIG_MAPPING:
             pytest.skip(NOT_KNOWN.format(family))
         folder = tmp_path_factory.mktemp(family)
-        return folder, open_families.save_model(open_families.make_config(family), folder, open_families.make_tokenizer_json())
+        return folder, open_families.save_model(
+            open_families.make_config(family), folder, open_families.make_tokenizer_json()
+        )
 
     return make
 
@@ -112,7 +115,7 @@ def test_every_family_is_measured_by_the_verb_and_from_python(made, measure, fam
 @pytest.mark.parametrize('family', sampled(WITHOUT_ATTENTION))
 def test_a_model_without_attention_is_refused_before_its_weights_are_read(made, measure, monkeypatch, family):
     folder, _ = made(family)
-    monkeypatch.setattr(open_model, 'loaded', lambda *_: pytest.fail('its weights were read'))
+    monkeypatch.setattr(hf_model, 'loaded', lambda *_: pytest.fail('its weights were read'))
     code, _, err = measure(folder)
     assert (code, len(err)) == (1, 1)
     assert f'model type {family}' in err[0]
@@ -172,7 +175,7 @@ def test_numbers_of_each_layer_count_the_layers_of_the_model(opened):
     subject = opened('bamba')
     kept = subject.observe(IDS_PT, lambda layer: {'n_LPTD': layer['normed_LPTD']} if 'normed_LPTD' in layer else {})
     norm_LT = np.linalg.norm(kept['n_LPTD'], axis=-1).mean(1)
-    found = measuring.measure_model(subject, IDS_PT)
+    found = measure_module.measure_model(subject, IDS_PT)
     numbers = {name: value for name, value in found.numbers.items() if name.startswith('norm/normed/')}
     assert [*numbers] == ['norm/normed/02', 'norm/normed/04']
     np.testing.assert_allclose([*numbers.values()], norm_LT[:, 0] / norm_LT[:, 1:].mean(-1), rtol=1e-5)
@@ -180,7 +183,9 @@ def test_numbers_of_each_layer_count_the_layers_of_the_model(opened):
 
 
 def test_propositions_are_not_claimed_of_hybrid_models(opened):
-    told = study.make_job(opened('bamba'), study.MeasureRequest(inputs=('repeated',), sequences=2, length=T)).run()
+    told = measure_job.make_job(
+        opened('bamba'), measure_job.MeasureRequest(inputs=('repeated',), sequences=2, length=T)
+    ).run()
     assert told.propositions == []
 
 
@@ -189,7 +194,7 @@ def test_each_head_counts_once_where_layers_have_different_numbers_of_heads(made
     assert subject.heads == (4, 8, 4)
     attention = [np.float64(layer) for layer in open_families.get_hf_attention(model, IDS_PT)]
     alpha = np.concatenate([layer[..., 0].mean(-1).ravel() for layer in attention])
-    found = measuring.measure_model(subject, IDS_PT)
+    found = measure_module.measure_model(subject, IDS_PT)
     np.testing.assert_allclose(found.numbers['alpha/1'], alpha.mean(), rtol=1e-5)
     np.testing.assert_allclose(found.numbers['sink/1'], 100 * (alpha > 0.3).mean())
     assert found.arrays['alpha_LPHJ'].shape[:3] == (1, P, 16)
@@ -209,7 +214,9 @@ def test_ranks_of_keys_are_those_of_heads_of_their_own_widths(opened):
 
     subject.observe(IDS_PT, keep)
     assert len(widths) == 2
-    np.testing.assert_allclose(measuring.measure_model(subject, IDS_PT).numbers['key/rank/1'], np.mean(ranks), rtol=1e-6)
+    np.testing.assert_allclose(
+        measure_module.measure_model(subject, IDS_PT).numbers['key/rank/1'], np.mean(ranks), rtol=1e-6
+    )
 
 
 @pytest.mark.exhaustive

@@ -9,11 +9,11 @@ import pytest
 pytest.importorskip('torch', reason='open models need torch, which has no wheel here')
 pytest.importorskip('transformers', reason='open models need transformers')
 
+from sinklab.analysis import hf_hub, measure, measure_job
+from sinklab.analysis.hf_model import HFModel
 from sinklab.cli.main import main
-from sinklab.measure import table
-from sinklab.observe import hub, measuring, published, study
-from sinklab.observe.open_model import HFModel
-from sinklab.record import UserError
+from sinklab.metrics import registry
+from sinklab.schema import UserError
 
 pytestmark = pytest.mark.slow  # transformers takes seconds to import
 
@@ -69,7 +69,7 @@ def test_queries_keys_and_values_make_what_is_attended(model):
 def test_numbers_are_those_of_the_matrices_of_transformers(model):
     _family, theirs, subject = model
     attention, residual = (np.float64(one) for one in open_models.told(theirs, IDS_PT))
-    numbers = measuring.measure_model(subject, IDS_PT, keys=2).numbers
+    numbers = measure.measure_model(subject, IDS_PT, keys=2).numbers
     alphas = [[matrix[k:, k].sum() / (T - k) for k in range(2)] for matrix in attention.reshape(-1, T, T)]
     for k in range(2):
         np.testing.assert_allclose(numbers[f'alpha/{k + 1}'], np.mean(alphas, 0)[k], rtol=1e-5)
@@ -77,14 +77,14 @@ def test_numbers_are_those_of_the_matrices_of_transformers(model):
     norm = np.linalg.norm(residual, axis=-1).mean(1)
     for layer, one in enumerate(norm, 1):
         np.testing.assert_allclose(numbers[f'norm/ratio/{layer:02}'], one[0] / one[1:].mean(), rtol=1e-5)
-    assert {name for one in table.select_measurable(subject.reads) for name in one.inputs} <= {*subject.reads}
+    assert {name for one in registry.select_measurable(subject.reads) for name in one.inputs} <= {*subject.reads}
 
 
 def test_parts_of_the_sequences_are_measured_as_all_at_once(model, monkeypatch):
     _, _, subject = model
-    whole = measuring.measure_model(subject, IDS_PT).numbers
-    monkeypatch.setattr('sinklab.observe.open_model.AT_ONCE', 1)
-    parts = measuring.measure_model(subject, IDS_PT).numbers
+    whole = measure.measure_model(subject, IDS_PT).numbers
+    monkeypatch.setattr('sinklab.analysis.hf_model.AT_ONCE', 1)
+    parts = measure.measure_model(subject, IDS_PT).numbers
     for name, value in whole.items():
         np.testing.assert_allclose(parts[name], value, rtol=1e-4, atol=1e-5, err_msg=name)
 
@@ -124,25 +124,25 @@ def test_the_verb_says_what_is_published_beside_and_finds_again_what_it_has_meas
     assert found['published'] == {'natural': 77.0, 'random': 70.29, 'repeated': 62.28}
     assert found['inputs'].keys() == {'natural', 'random', 'repeated'}
     assert found['inputs']['natural']['sink/1/T64@0.3'] == found['inputs']['natural']['sink/1']
-    monkeypatch.setattr(measuring, 'measured', lambda *_, **__: pytest.fail('it was measured before'))
+    monkeypatch.setattr(measure, 'measured', lambda *_, **__: pytest.fail('it was measured before'))
     assert main(arguments) == 0
     assert json.loads(capsys.readouterr().out) == found
-    assert published.find_published(f'hf:{gpt2[0]}', 32) == {}
+    assert measure.find_published(f'hf:{gpt2[0]}', 32) == {}
 
 
 def test_a_model_of_one_layer_and_texts_shorter_than_the_keys_are_measured(tmp_path):
     config = open_models.configs()['gpt2']
     config.n_layer = 1
     open_models.saved(config, tmp_path)
-    found = measuring.measure_model(HFModel(str(tmp_path)), IDS_PT[:, :3])
+    found = measure.measure_model(HFModel(str(tmp_path)), IDS_PT[:, :3])
     assert {'sink/3', 'secondary/tokens'} <= {*found.numbers}
     assert 'sink/4' not in found.numbers
 
 
 def test_propositions_are_of_models_that_see_whole_texts_by_softmax(model):
     family, _, subject = model
-    asked = study.MeasureRequest(inputs=('repeated',), sequences=2, length=T)
-    told = study.make_job(subject, asked).run().propositions
+    asked = measure_job.MeasureRequest(inputs=('repeated',), sequences=2, length=T)
+    told = measure_job.make_job(subject, asked).run().propositions
     assert bool(told) == (family in PLAIN)
     assert all(one['holds'] for one in told)
 
@@ -210,4 +210,4 @@ def another_vocabulary(folder):
 def test_what_is_not_there_is_refused_without_a_network(tmp_path, monkeypatch):
     monkeypatch.setenv('HF_HUB_OFFLINE', '1')
     with pytest.raises(UserError, match='cannot be fetched'):
-        hub.find_model_dir('nobody/nothing')
+        hf_hub.find_model_dir('nobody/nothing')

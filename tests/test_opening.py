@@ -14,14 +14,14 @@ import reference
 import runs
 
 import sinklab
-from sinklab import streams
+from sinklab import api, standard_streams
+from sinklab.analysis import measure
 from sinklab.cli.main import main
 from sinklab.data.batches import load_run_data
-from sinklab.folder import RunDir
-from sinklab.measure import sink
-from sinklab.observe import inputs, measuring, opening, perturbation, selection
-from sinklab.record import UserError
-from sinklab.train.forward import make_forward
+from sinklab.metrics import sink
+from sinklab.run_dir import RunDir
+from sinklab.schema import UserError
+from sinklab.train.loss import make_forward
 
 pytestmark = pytest.mark.slow
 ROOT = Path(__file__).parents[1]
@@ -45,7 +45,7 @@ def state_of(path):
 
 def test_three_lines_without_the_corpus_and_without_a_trace(trained, monkeypatch):
     path, *_ = trained
-    monkeypatch.setattr('sinklab.observe.own.corpus', lambda *_: pytest.fail('the corpus is read'))
+    monkeypatch.setattr('sinklab.analysis.run_model.corpus', lambda *_: pytest.fail('the corpus is read'))
     before = state_of(path)
     run = sinklab.open(path)
     found = run.attention('import os')
@@ -80,7 +80,7 @@ def test_a_picture_shows_the_strongest_matrix_of_those_that_are_asked_for():
     pytest.importorskip('matplotlib')
     first_LH = np.array([[0.1, 0.2], [0.9, 0.3], [0.4, 0.5], [0.6, np.nan]])
     matrix_LHTS = np.broadcast_to(first_LH[..., None, None], (4, 2, 3, 3))
-    found = opening.AttentionMatrices(matrix_LHTS, ['a', 'b', 'c'], ['a', 'b', 'c'], (0, 0, 2, 2))
+    found = api.AttentionMatrices(matrix_LHTS, ['a', 'b', 'c'], ['a', 'b', 'c'], (0, 0, 2, 2))
     assert found.strongest() == (0, 0)
     for given, at, head, title in [
         ({}, 1, 0, 'layer 1, matrix 2 of 2, head 1'),
@@ -104,7 +104,7 @@ def test_a_picture_shows_the_strongest_matrix_of_those_that_are_asked_for():
 def test_tokens_with_any_characters_are_labels_that_show_them():
     pytest.importorskip('matplotlib')
     words = ['a\x1b[31m', 'x\u202ey', '$\\frac$', '$', ' \n\t', '', '\ud800']
-    found = opening.AttentionMatrices(np.ones((1, 1, 7, 7)), words, words, (0,))
+    found = api.AttentionMatrices(np.ones((1, 1, 7, 7)), words, words, (0,))
     axes = found.plot().axes[0]
     wanted = [r'a\x1b[31m', r'x\u202ey', r'$\frac$', '$', '·⏎⇥', '∅', r'\ud800']
     axes.figure.canvas.draw()  # where $\frac$ as a formula raises
@@ -156,7 +156,7 @@ def test_what_is_measured_is_kept_when_the_reader_of_the_output_has_gone(trained
     reader, writer = os.pipe()
     os.close(reader)
     with open(writer, 'w') as pipe:
-        monkeypatch.setattr(sys, 'stdout', streams.SafeStream(pipe, is_result=True))
+        monkeypatch.setattr(sys, 'stdout', standard_streams.SafeStream(pipe, is_result=True))
         assert main(['measure', str(trained[0]), '--sequences=2', f'--out={tmp_path}/out', *how]) == 0
     found = json.loads((tmp_path / 'out' / 'measured.json').read_text())
     assert 'sink/1' in (found['steps'][-1] if '--all' in how else found)['inputs']['natural']
@@ -167,8 +167,8 @@ def test_what_is_measured_is_kept_when_the_reader_of_the_output_has_gone(trained
 def test_texts_begin_as_asked_and_their_loss_is_that_of_the_reference(trained, bos, begins):
     path, spec, _ = trained
     subject = sinklab.open(path, bos=bos).subject
-    wanted = inputs.InputSpec(sequences=2, length=8, seed=0, source=None)
-    ids_PT = inputs.make_inputs(subject, ('natural',), wanted)['natural']
+    wanted = measure.InputSpec(sequences=2, length=8, seed=0, source=None)
+    ids_PT = measure.make_inputs(subject, ('natural',), wanted)['natural']
     assert ((ids_PT[:, 0] == spec.data.fixed_token) == begins).all()
     words = subject.decode_tokens(subject.encode('import os'))
     assert ''.join(words[1:] if begins else words) == 'import os'
@@ -193,9 +193,9 @@ def test_a_run_is_measured_on_the_domain_of_its_probes(trained):
     subject.spec = dataclasses.replace(
         subject.spec, probe=dataclasses.replace(subject.spec.probe, domain='none such')
     )
-    wanted = inputs.InputSpec(sequences=2, length=8, seed=0, source=None)
+    wanted = measure.InputSpec(sequences=2, length=8, seed=0, source=None)
     with pytest.raises(UserError, match='none such'):
-        inputs.make_inputs(subject, ('natural',), wanted)
+        measure.make_inputs(subject, ('natural',), wanted)
 
 
 def test_a_kept_result_is_found_by_all_that_it_is_made_of(trained):
@@ -215,15 +215,18 @@ def test_a_kept_result_is_found_by_all_that_it_is_made_of(trained):
         (other, ids_PT, None, {}),
         (wider, ids_PT, None, {}),
     ]
-    assert len({measuring.compute_cache_key(*one) for one in asked}) == len(asked)
-    assert measuring.compute_cache_key(*asked[0]) == measuring.compute_cache_key(sinklab.open(trained[0]).subject, *asked[0][1:])
+    assert len({measure.compute_cache_key(*one) for one in asked}) == len(asked)
+    assert measure.compute_cache_key(*asked[0]) == measure.compute_cache_key(
+        sinklab.open(trained[0]).subject, *asked[0][1:]
+    )
 
 
 def test_a_perturbation_sees_the_places_of_tokens(trained):
     subject = sinklab.open(trained[0]).subject
     ids_PT = np.random.default_rng(0).integers(2, subject.vocabulary, (2, 8))
     plain, swapped = (
-        perturbation.measure_perturbation(subject, ids_PT, 1, 0, position_T) for position_T in (None, inputs.parse_positions('swap:5', 8))
+        measure.measure_perturbation(subject, ids_PT, 1, 0, position_T)
+        for position_T in (None, measure.parse_positions('swap:5', 8))
     )
     assert plain.keys() == swapped.keys()
     assert any(abs(plain[name] - swapped[name]) > 1e-4 for name in plain)
@@ -232,7 +235,7 @@ def test_a_perturbation_sees_the_places_of_tokens(trained):
 def test_a_layer_selects_by_what_its_queries_are_worth(trained):
     subject = sinklab.open(trained[0]).subject
     ids_PT = np.random.default_rng(0).integers(2, subject.vocabulary, (4, 8))
-    found = selection.measure_selection(subject, ids_PT)
+    found = measure.measure_selection(subject, ids_PT)
     assert [*found] == ['selection/01', 'selection/02']
     own, loss = subject.params, subject.compute_loss(ids_PT).mean()
     for layer in range(2):
@@ -288,8 +291,8 @@ def test_every_checkpoint_is_measured_and_the_emergence_is_told(trained, capsys,
 def test_inputs_are_what_their_names_say(trained):
     path, spec, _ = trained
     subject = sinklab.open(path).subject
-    wanted = inputs.InputSpec(sequences=4, length=8, seed=0, source=None)
-    found = inputs.make_inputs(subject, ('natural', 'random', 'repeated'), wanted)
+    wanted = measure.InputSpec(sequences=4, length=8, seed=0, source=None)
+    found = measure.make_inputs(subject, ('natural', 'random', 'repeated'), wanted)
     np.testing.assert_array_equal(found['natural'][:, :8], load_run_data(spec).probe_PT[:4, :8])
     for name, ids_PT in found.items():
         assert ids_PT.shape == (4, 8), name

@@ -8,7 +8,7 @@ from flax import nnx
 
 from sinklab.model.initialization import make_normal_param
 from sinklab.train import state
-from sinklab.train.optimizer import make_muon_dimension_numbers, make_schedule, make_optimizer
+from sinklab.train.optimizer import make_muon_dimension_numbers, make_optimizer, make_schedule
 
 
 def rates(**changes):

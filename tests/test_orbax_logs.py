@@ -12,10 +12,10 @@ import pytest
 from orbax.checkpoint._src.futures import future
 from runs import spec, train
 
-from sinklab import startup
+from sinklab import startup_signals
 from sinklab.checkpoint import log_filters
-from sinklab.record import UserError
-from sinklab.train.listener import Callback
+from sinklab.schema import UserError
+from sinklab.train.callbacks import Callback
 
 
 def fail_in_a_thread(error):
@@ -122,7 +122,13 @@ def test_hooks_that_others_set_and_put_back_meanwhile_are_called_and_never_in_a_
         sys.unraisablehook = older
 
     stack = contextlib.ExitStack()
-    changes = [lambda: stack.enter_context(log_filters.suppress_orbax_logs()), log_filters.install_filters, stack.close, wrap, put_back]
+    changes = [
+        lambda: stack.enter_context(log_filters.suppress_orbax_logs()),
+        log_filters.install_filters,
+        stack.close,
+        wrap,
+        put_back,
+    ]
     for order in itertools.product(changes, repeat=4):
         put_back()
         for change in order:
@@ -137,9 +143,9 @@ def test_hooks_that_others_set_and_put_back_meanwhile_are_called_and_never_in_a_
 
 @pytest.mark.parametrize('inside', [False, True], ids=['before', 'inside'])
 def test_keyboard_interrupts_and_the_filter_leave_each_other_in_force(hooked, monkeypatch, inside):
-    monkeypatch.setattr(startup.signal, 'getsignal', lambda number: startup.exit_on_signal)
-    monkeypatch.setattr(startup.signal, 'signal', lambda number, handler: None)
-    with startup.enable_keyboard_interrupts():
+    monkeypatch.setattr(startup_signals.signal, 'getsignal', lambda number: startup_signals.exit_on_signal)
+    monkeypatch.setattr(startup_signals.signal, 'signal', lambda number, handler: None)
+    with startup_signals.enable_keyboard_interrupts():
         if inside:
             log_filters.install_filters()
         sys.unraisablehook(unraisable('C++'))

@@ -15,17 +15,16 @@ from runs import saved
 
 from sinklab.cli import rows
 from sinklab.cli.main import main
-from sinklab.folder import RunDir
-from sinklab.processes import ending as endings
-from sinklab.processes.ending import EXIT_CAUSES, CAUSE_BY_SIGNAL
-from sinklab.record import UserError
-from sinklab.spec import Hardware
+from sinklab.config.spec import Hardware
+from sinklab.run_dir import RunDir
+from sinklab.schema import UserError
+from sinklab.supervisor import exit_status as endings
+from sinklab.supervisor.exit_status import CAUSE_BY_SIGNAL, EXIT_CAUSES
 from sinklab.sweep import plan
 from sinklab.sweep import run as sweep_run
-from sinklab.sweep.process import SignalForwarder
-from sinklab.sweep.run import SIGNAL_OF_EXIT_CODE, classify_exit
-from sinklab.train import loop, signals, start
-from sinklab.train.outcome import write_outcome
+from sinklab.sweep.run import SIGNAL_OF_EXIT_CODE, SignalForwarder, classify_exit
+from sinklab.train import loop, run_status, setup
+from sinklab.train.run_status import write_outcome
 
 
 @pytest.mark.parametrize(
@@ -69,21 +68,21 @@ def test_a_signal_comes_to_the_process_under_way_at_once():
     script += 'print("ready", flush=True)\nsignal.pause()'
     with SignalForwarder() as relay:
         threading.Timer(2, os.kill, (os.getpid(), signal.SIGTERM)).start()
-        start = time.monotonic()
+        setup = time.monotonic()
         code, said = relay.run_command([sys.executable, '-c', script], on_line=lambda line: False)
     assert (code, said, relay.received_signals) == (42, 'ready\n', [signal.SIGTERM])
-    assert time.monotonic() - start < 10
+    assert time.monotonic() - setup < 10
 
 
 @pytest.mark.parametrize('before', [signal.default_int_handler, signal.SIG_IGN])
 def test_signals_that_come_together_are_one_and_a_later_one_acts_at_once(monkeypatch, before):
     with contextlib.ExitStack() as after:
         after.callback(signal.signal, signal.SIGINT, signal.signal(signal.SIGINT, before))
-        received = after.enter_context(signals.collect_stop_signals())
+        received = after.enter_context(run_status.collect_stop_signals())
         for _ in range(3):
             signal.raise_signal(signal.SIGINT)
         assert received == [signal.SIGINT]
-        monkeypatch.setattr(signals, 'TOGETHER', 0.0)
+        monkeypatch.setattr(run_status, 'TOGETHER', 0.0)
         with pytest.raises(KeyboardInterrupt):
             signal.raise_signal(signal.SIGINT)
 
@@ -92,7 +91,7 @@ def test_signals_that_come_together_are_one_and_a_later_one_acts_at_once(monkeyp
 def test_a_signal_that_comes_while_the_first_is_handled_does_not_act(monkeypatch):
     with contextlib.ExitStack() as after:
         after.callback(signal.signal, signal.SIGINT, signal.signal(signal.SIGINT, signal.default_int_handler))
-        received = after.enter_context(signals.collect_stop_signals())
+        received = after.enter_context(run_status.collect_stop_signals())
         clock, more = time.monotonic, [signal.SIGINT]
 
         def a_minute_later():
@@ -107,10 +106,10 @@ def test_a_signal_that_comes_while_the_first_is_handled_does_not_act(monkeypatch
 
 @pytest.mark.slow
 def test_a_repeated_signal_does_not_act_after_the_step_has_ended(monkeypatch):
-    monkeypatch.setattr(signals, 'TOGETHER', 0.3)
+    monkeypatch.setattr(run_status, 'TOGETHER', 0.3)
     with contextlib.ExitStack() as after:
         after.callback(signal.signal, signal.SIGINT, signal.signal(signal.SIGINT, signal.default_int_handler))
-        with signals.collect_stop_signals() as received:
+        with run_status.collect_stop_signals() as received:
             signal.raise_signal(signal.SIGINT)
             threading.Timer(0.1, os.kill, (os.getpid(), signal.SIGINT)).start()
         assert received == [signal.SIGINT]
@@ -189,7 +188,7 @@ def test_what_ends_before_the_data_is_read_takes_the_place_of_an_earlier_end(tmp
     def too_much(spec, share):
         raise MemoryError('of the data')
 
-    monkeypatch.setattr(start, 'sequences', too_much)
+    monkeypatch.setattr(setup, 'sequences', too_much)
     with pytest.raises(MemoryError):
         loop.train(spec, Hardware(), folder, {})
     assert folder.read_json('outcome') == dict(

@@ -13,25 +13,25 @@ import pytest
 from outsider import ATTACKS, DIGEST, attacked, connected
 from processes import TOUCH, Run, free_port, started
 
-from sinklab.processes import cluster, connection
-from sinklab.processes import secret as secrets
-from sinklab.processes.cluster import ProcessInfo
-from sinklab.processes.connection import Connection
-from sinklab.processes.ending import ExitStatus
-from sinklab.processes.secret import SECRET_VARIABLE, create_secret, find_secret
-from sinklab.processes.wire import (
-    WORKER_DECODER,
-    FROM_COORDINATOR_DECODER,
+from sinklab.schema import UserError
+from sinklab.supervisor import cluster, connection
+from sinklab.supervisor import run_secret as secrets
+from sinklab.supervisor.cluster import ProcessInfo
+from sinklab.supervisor.connection import Connection
+from sinklab.supervisor.exit_status import ExitStatus
+from sinklab.supervisor.messages import (
     DECODE_ERRORS,
+    FROM_COORDINATOR_DECODER,
     MAX_MESSAGE_BYTES,
     NOT_A_RUN_PROCESS,
     TO_COORDINATOR_DECODER,
-    WorkerExit,
+    WORKER_DECODER,
     GatherRequest,
     Welcome,
+    WorkerExit,
     encode_message,
 )
-from sinklab.record import UserError
+from sinklab.supervisor.run_secret import SECRET_VARIABLE, create_secret, find_secret
 
 SECRET = 'a secret of the tests, long enough'
 UNTIL_TOLD = TOUCH + "while not (folder.path / 'go').exists(): time.sleep(0.05)"
@@ -198,7 +198,9 @@ GO = dict(kind='go', generation=1, port=1, after=None)
 IMPOSTORS = {
     'go': json.dumps(GO).encode() + b'\n',
     'over': encode_message(WorkerExit(ExitStatus('done'))).replace(b'"end"', b'"over"', 1),
-    'a false proof': json.dumps(dict(kind='challenge', nonce=DIGEST)).encode() + b'\n' + encode_message(Welcome(DIGEST)),
+    'a false proof': json.dumps(dict(kind='challenge', nonce=DIGEST)).encode()
+    + b'\n'
+    + encode_message(Welcome(DIGEST)),
     '10 MB': b'x' * 10_000_000 + b'\n',
     'nesting': b'[' * 100_000 + b'\n',
 }
@@ -321,7 +323,9 @@ def test_a_stranger_may_say_little_and_a_process_much():
     async def check(known, size):
         peer = await Peer().open()
         peer.connection.is_authenticated = known
-        threading.Thread(target=send_all, args=(peer.other, encode_message(GatherRequest(1, 'x', 'y' * size)))).start()
+        threading.Thread(
+            target=send_all, args=(peer.other, encode_message(GatherRequest(1, 'x', 'y' * size)))
+        ).start()
         while not peer.heard and peer.why is None:
             await asyncio.sleep(0.01)
         return len(peer.heard)

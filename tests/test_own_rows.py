@@ -10,13 +10,13 @@ import pytest
 from configs import default
 from configs.table import list_fields
 from sinklab.cli import sweep
-from sinklab.cli.config import load_spec, load_and_describe, get_diff_value
+from sinklab.cli.config_flags import get_diff_value, load_and_describe, load_spec
 from sinklab.cli.main import main
-from sinklab.folder import RunDir
-from sinklab.folder import flatten_dict as dotted
-from sinklab.record import UserError
-from sinklab.seeds import SEEDS_HELP, parse_seeds
-from sinklab.spec import Hardware
+from sinklab.config.seeds import SEEDS_HELP, parse_seeds
+from sinklab.config.spec import Hardware
+from sinklab.run_dir import RunDir
+from sinklab.run_dir import flatten_dict as dotted
+from sinklab.schema import UserError
 from sinklab.sweep import plan
 
 OLD = Path(__file__).parent / 'released' / 'decay_0.5-0'  # row.json and config.json of version 0.1

@@ -13,10 +13,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 from made_up import SIZES, made_up, numbers, probe
 
-from sinklab.folder import RunDir
-from sinklab.measure.measure import FigureSpec
-from sinklab.measure.table import FIGURES
-from sinklab.report import closing, lines, maps, page, paper, runs
+from sinklab.metrics.metric import FigureSpec
+from sinklab.metrics.registry import FIGURES
+from sinklab.report import (
+    figure_data,
+    page,
+    runs,
+    summary_table,
+)
+from sinklab.run_dir import RunDir
 
 pytestmark = pytest.mark.slow
 DARK = 'getComputedStyle(document.body).backgroundColor'
@@ -64,7 +69,10 @@ def test_the_page_loads_nothing_and_is_small(folder):
     assert 'a&lt;b &amp; &quot;c&quot;' in html
     assert 'a<b' not in html
     assert len(html) < 150_000
-    for text in (*(picture.title for picture in FIGURES), *(one for one in closing.RUN_HEADINGS if one != 'Sink_*')):
+    for text in (
+        *(picture.title for picture in FIGURES),
+        *(one for one in summary_table.RUN_HEADINGS if one != 'Sink_*'),
+    ):
         assert text in html
 
 
@@ -104,19 +112,19 @@ def test_a_map_of_cosines_is_of_every_probe_and_its_colours_part_at_zero(folder)
 
 
 def test_figures_of_the_paper_are_figures_of_the_page():
-    names = {name for name in paper.PAPER_FIGURES if not name.startswith('along-')}
+    names = {name for name in figure_data.PAPER_FIGURES if not name.startswith('along-')}
     assert names <= {'curves', *(picture.name for picture in FIGURES)}
 
 
 def test_a_scale_has_its_middle_at_zero_where_some_value_is_negative():
     cosine = FigureSpec('heads', 'cosine_LH', 'Queries and keys', 'cosine')
-    assert maps.compute_scale(cosine, [np.array([-0.5, 0.25])]) == (-0.5, 0.5)
-    assert maps.compute_scale(cosine, [np.array([0.125, 0.25])]) == (0.0, 0.25)
+    assert figure_data.compute_scale(cosine, [np.array([-0.5, 0.25])]) == (-0.5, 0.5)
+    assert figure_data.compute_scale(cosine, [np.array([0.125, 0.25])]) == (0.0, 0.25)
 
 
 @given(st.lists(st.floats(-9, 9), min_size=1, max_size=300), st.integers(6, 40))
 def test_of_a_long_curve_the_ends_the_smallest_and_the_largest_value_are_kept(values, count):
-    kept = lines.select_extremes(values, count)
+    kept = figure_data.select_extremes(values, count)
     assert len(kept) <= count
     assert {0, len(values) - 1} <= {*kept}
     assert {min(values), max(values)} <= {values[at] for at in kept}
@@ -319,5 +327,5 @@ def test_two_hundred_runs_are_a_page_of_less_than_ten_megabytes_that_opens_in_tw
     assert drawn < 2000 * 4, 'four times what an idle machine may take'
     assert tab.console == []
     assert tab.ask('document.querySelectorAll("#figure-alpha canvas").length') == 12
-    assert lines.MIN_POINTS <= lines.MAX_TOTAL_POINTS // 200
-    assert maps.MAX_MATRIX_RUNS < 200
+    assert figure_data.MIN_POINTS <= figure_data.MAX_TOTAL_POINTS // 200
+    assert figure_data.MAX_MATRIX_RUNS < 200

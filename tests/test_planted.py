@@ -5,8 +5,8 @@ import dataclasses
 import numpy as np
 import pytest
 
-from sinklab.measure import emergence, sink, table
-from sinklab.measure.setting import MetricSetting
+from sinklab.metrics import emergence, registry, sink
+from sinklab.metrics.metric import MetricSetting
 
 L, P, H, T, K, D, KEYS = 4, 3, 5, 24, 6, 8, 10
 MASS, LONG = 0.625, 50.0  # of every query that sees the token; of the stream's token, beside 1
@@ -42,9 +42,9 @@ def found(request):
 
 
 def measured(given):
-    among = table.select_measurable(given)
-    kept = table.compute_arrays(given, SETTING, among)
-    return table.compute_numbers(kept, SETTING, among), table.select_saved_arrays(kept, SETTING, among)
+    among = registry.select_measurable(given)
+    kept = registry.compute_arrays(given, SETTING, among)
+    return registry.compute_numbers(kept, SETTING, among), registry.select_saved_arrays(kept, SETTING, among)
 
 
 def alpha_of(place, length=T):

@@ -11,9 +11,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from options import OPTIONS
 
-from sinklab.attend.bias import ScoreBias
-from sinklab.measure.propositions import RELATIVE_POSITIONS
-from sinklab.model.positions import POSITIONS, compute_buckets, compute_alibi_slopes
+from sinklab.attn.spec import ScoreBias
+from sinklab.metrics.propositions import RELATIVE_POSITIONS
+from sinklab.model.positions import POSITIONS, compute_alibi_slopes, compute_buckets
 
 PLACES = np.array([[0, 1, 2, 0, 1, 5, 150], [3, 3, 4, 90, 7, 0, 1]])  # of two sequences; any order will do
 

@@ -19,13 +19,14 @@ from conftest import attention, drawn, some, tiny
 from flax import nnx
 from options import COMBINATIONS, OPTIONS, TOKENS
 
-from sinklab import devices, sharding
-from sinklab.attend import chunked
-from sinklab.attend import mask as masks
-from sinklab.model.parameter import param_einsum
-from sinklab.spec import Hardware
-from sinklab.train import objective, state, step
-from sinklab.train.structure import make_document_inputs
+from sinklab.attn import chunked
+from sinklab.attn import mask as masks
+from sinklab.config.spec import Hardware
+from sinklab.parallel import device_mesh, sharding
+from sinklab.parallel.mixed_precision import param_einsum
+from sinklab.train import state, step
+from sinklab.train import step as step_module
+from sinklab.train.loss import make_document_inputs
 
 UNIT = 2.0**-8  # of a rounding to bfloat16, relative
 STRICT = state.ROUNDING_COMPILER_OPTIONS['bfloat16']
@@ -117,7 +118,7 @@ def test_the_gradient_of_a_batch_is_the_mean_of_those_of_its_parts(model):
 def test_a_token_that_is_seen_100_000_times_has_the_gradient_of_float32():
     """Of so many equal sequences it is that of one; n equal addends in float32 are right to n / 2^25 of their sum."""
     spec = tiny(model__dtype='bfloat16', model__layers=1)
-    gradient = jax.jit(jax.grad(objective.make_loss(spec)), compiler_options=STRICT)
+    gradient = jax.jit(jax.grad(step_module.make_loss(spec)), compiler_options=STRICT)
     one = np.full((1, 17), 7, np.int32)
     found, expected = gradient(drawn(spec), np.repeat(one, 8192, 0)), gradient(drawn(spec), one)
     assert error(found['embedding_VD'][7], expected['embedding_VD'][7]) < 16 * 8192 / 2**25
@@ -135,7 +136,7 @@ def momentum(hardware, dtype='bfloat16'):
     """The gradient of a batch, as the first step leaves it in SGD's momentum."""
     spec, mesh = (
         dataclasses.replace(WHOLE, model=dataclasses.replace(WHOLE.model, dtype=dtype)),
-        devices.make_mesh(hardware),
+        device_mesh.make_mesh(hardware),
     )
     with jax.set_mesh(mesh):
         now, batch = state.create_state(spec, mesh), sharding.put_batch(IDS, mesh)

@@ -15,11 +15,11 @@ from hypothesis import strategies as st
 from stores import END, chat, corpus_of, documents, made, recipe, texts_of, written
 
 from sinklab.cli.main import main
-from sinklab.data.documents.split import compute_limit, hash_document_name
+from sinklab.data.held_out_split import compute_limit, hash_document_name
 from sinklab.data.prepare import prepare_store
-from sinklab.data.store.shard import PREDICTED_SUFFIX
-from sinklab.data.store.store import Store
-from sinklab.record import UserError
+from sinklab.data.store import Store
+from sinklab.data.store_files import PREDICTED_SUFFIX
+from sinklab.schema import UserError
 
 
 @pytest.mark.slow
@@ -40,7 +40,9 @@ def test_a_store_holds_every_text_that_is_not_empty_once_on_the_side_of_its_key(
     assert sorted(texts_of(store, 'train') + texts_of(store, 'held_out')) == sorted(full)
     names = [f'a.jsonl:{number}' for number, text in enumerate(texts, 1) if text.strip()]
     limit = compute_limit([hash_document_name(name) for name in names], 0.2)
-    assert texts_of(store, 'held_out') == [text for text, name in zip(full, names, strict=True) if hash_document_name(name) < limit]
+    assert texts_of(store, 'held_out') == [
+        text for text, name in zip(full, names, strict=True) if hash_document_name(name) < limit
+    ]
     assert store.meta['dropped'] == ({'empty': len(texts) - len(full)} if len(full) < len(texts) else {})
 
 

@@ -18,18 +18,18 @@ from stores import chat, corpus_of, lines, made, other_tokenizer, recipe, writte
 
 from sinklab.cli.main import main
 from sinklab.data.prepare import prepare_store
-from sinklab.data.store.marks import ETAGS_FILE
-from sinklab.files import tree
-from sinklab.files.place import parse_path, get_file_system
-from sinklab.files.whole import upload_file
-from sinklab.record import UserError
+from sinklab.data.remote_store import ETAGS_FILE
+from sinklab.schema import UserError
+from sinklab.storage import directories
+from sinklab.storage.atomic_write import upload_file
+from sinklab.storage.paths import get_file_system, parse_path
 
 TEXTS = corpus_of(60)
 
 
 def sent(folder, url):
     """What a folder holds, in a bucket."""
-    for name in tree.list_files(folder):
+    for name in directories.list_files(folder):
         upload_file(folder / name, parse_path(f'{url}/{name}'))
     return url
 
@@ -52,8 +52,8 @@ EVERY = '**/*.{txt,jsonl,jsonl.gz,jsonl.zst,parquet}'
 
 def same(local, remote):
     """Whether a store in a bucket has the files of one on a disk, byte for byte, and MARKS alone beside them."""
-    names = [name for name in tree.list_files(local) if name != '.lock']
-    assert tree.list_files(remote) == sorted([*names, ETAGS_FILE])
+    names = [name for name in directories.list_files(local) if name != '.lock']
+    assert directories.list_files(remote) == sorted([*names, ETAGS_FILE])
     for name in names:
         ours, theirs = ((folder / name).read_bytes() for folder in (local, remote))
         if name in ('meta.json', 'recipe.json'):
@@ -185,7 +185,9 @@ def test_a_store_that_was_copied_into_a_bucket_is_verified_and_taken(tmp_path, b
     assert not uploads(bucket)
     tampered(folder, local.shards[0].file_names[0])
     prepare_store(recipe(source), folder, 1)
-    assert (folder / local.shards[0].file_names[0]).read_bytes() == (local.path / local.shards[0].file_names[0]).read_bytes()
+    assert (folder / local.shards[0].file_names[0]).read_bytes() == (
+        local.path / local.shards[0].file_names[0]
+    ).read_bytes()
 
 
 def failing(times, path, methods, **how):
@@ -229,11 +231,11 @@ def test_what_cannot_be_written_is_said_in_one_line(tmp_path, bucket, capsys):
     assert f'{bucket.url}-not/store cannot be written (the bucket {bucket.url}-not is not there)' in missing
     parse_path(f'{bucket.url}/mine/file').write_text('precious')
     assert 'holds files and no token store (file)' in one_line(capsys, *given, f'--out={bucket.url}/mine')
-    assert tree.list_files(parse_path(f'{bucket.url}/mine')) == ['file']
+    assert directories.list_files(parse_path(f'{bucket.url}/mine')) == ['file']
     assert 'neither local nor in a bucket' in one_line(capsys, *given, '--out=az://bucket/store')
     with bucket.proxy.treating(lambda method, _: Answer(status=403) if method in ('PUT', 'POST') else None):
         assert 'refuses this account' in one_line(capsys, *given, f'--out={bucket.url}/store')
-    assert not tree.list_files(parse_path(f'{bucket.url}/store'))
+    assert not directories.list_files(parse_path(f'{bucket.url}/store'))
     sent(tmp_path, f'{bucket.url}/same')
     same_folder = one_line(capsys, f'--source=text:{bucket.url}/same/*.jsonl', f'--out={bucket.url}/same')
     assert 'holds files and no token store (a.jsonl)' in same_folder

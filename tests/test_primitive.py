@@ -10,10 +10,17 @@ from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 from jax.sharding import AxisType
 
-from sinklab.attend import dense, epilogue
-from sinklab.attend import mask as masks
-from sinklab.attend.kernels import tpu
-from sinklab.attend.kernels.primitive import MASK_VALUE, LinearReduction, KernelSpec, ScoreSpec, SoftmaxReduction, run_kernels
+from sinklab.attn import finalize, reference
+from sinklab.attn import mask as masks
+from sinklab.attn.pallas import tpu
+from sinklab.attn.pallas.primitive import (
+    MASK_VALUE,
+    KernelSpec,
+    LinearReduction,
+    ScoreSpec,
+    SoftmaxReduction,
+    run_kernels,
+)
 from sinklab.model.positions import compute_alibi_slopes
 
 pytestmark = pytest.mark.usefixtures('small_blocks')
@@ -21,7 +28,7 @@ pytestmark = pytest.mark.usefixtures('small_blocks')
 
 def text_sums(sums, arrays, mask):
     """What the primitives sum, and their statistics, by the whole matrix."""
-    score_BHTS = dense.compute_scores(*arrays[:2])
+    score_BHTS = reference.compute_scores(*arrays[:2])
     visible_BHTS = mask.visible(arrays[1].shape[1])[:, None]
     value_BSHV = arrays[2]
     if sums == SoftmaxReduction():
@@ -61,8 +68,8 @@ def test_cotangents_of_the_statistics_reach_queries_and_keys_under_every_mask(na
 def test_a_large_power_leaves_something_of_every_row():
     asked, arrays = rule(attention('exp', 'p_norm', power=16.0), masks.make_causal_mask(1024)), drawn(64, length=1024)
     with interpreted():
-        found = epilogue.attend(tpu, *arrays, asked).output_BTHK
-    close(found, dense.attend(*arrays, asked).output_BTHK, 5e-5)
+        found = finalize.attend(tpu, *arrays, asked).output_BTHK
+    close(found, reference.attend(*arrays, asked).output_BTHK, 5e-5)
 
 
 @pytest.mark.slow
@@ -130,7 +137,7 @@ def test_kernels_under_a_mesh_give_what_they_give_without(axes, mask):
 
     def run(arrays, slope_H):
         asked = rule(attention('exp', 'plus_one'), mask, bias=alibi(slope_H))
-        return jnp.sum(jnp.sin(epilogue.attend(tpu, *arrays, asked).output_BTHK))
+        return jnp.sum(jnp.sin(finalize.attend(tpu, *arrays, asked).output_BTHK))
 
     with interpreted():
         alone = jax.jit(jax.value_and_grad(run, (0, 1)))(arrays, slope_H)

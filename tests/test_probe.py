@@ -12,13 +12,12 @@ from conftest import drawn, operation, tiny
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from sinklab import devices
-from sinklab.measure import table
-from sinklab.measure.measure import is_always_applicable
-from sinklab.measure.setting import extract_arrays, make_setting
-from sinklab.spec import Hardware
-from sinklab.train import probe, state
-from sinklab.train.forward import make_forward
+from sinklab.config.spec import Hardware
+from sinklab.metrics import registry
+from sinklab.metrics.metric import extract_arrays, is_always_applicable, make_setting
+from sinklab.parallel import device_mesh
+from sinklab.train import sink_probe, state
+from sinklab.train.loss import make_forward
 
 IDS_PT = np.random.default_rng(0).integers(1, 300, (5, 12)).astype(np.int32)
 IDS_BT = np.random.default_rng(1).integers(1, 300, (4, 16)).astype(np.int32)
@@ -108,11 +107,11 @@ CASES = {
 @pytest.mark.parametrize('hardware', [Hardware(), pytest.param(Hardware(data=2, tensor=2), marks=pytest.mark.slow)])
 def test_the_hook_says_what_numpy_says(name, hardware):
     spec, columns = CASES[name], int(CASES[name].model.columns.kind != 'none')
-    params, mesh = drawn(spec), devices.make_mesh(hardware)
+    params, mesh = drawn(spec), device_mesh.make_mesh(hardware)
     with jax.set_mesh(mesh):
         placed = jax.device_put(params, state.get_state_shardings(spec, mesh)['params'])
-        observed = probe.make_probe(spec, mesh)(placed, IDS_PT)
-    found = probe.compute_probe_metrics(observed, spec)
+        observed = sink_probe.make_probe(spec, mesh)(placed, IDS_PT)
+    found = sink_probe.compute_probe_metrics(observed, spec)
 
     each = [reference.forward(params, tokens, spec) for tokens in IDS_PT]
     attention_LPHTS, residual_LPTD = (np.stack([one[at] for one in each], 1) for at in (1, 2))
@@ -141,13 +140,13 @@ def test_softmax_off_by_one_and_a_column_of_zero_are_one_model_with_one_set_of_n
     with_column['blocks']['attention']['columns'] = dict(key_HK=np.zeros((1, 4, 4), np.float32))
     for changes, weights in ((OFF_BY_ONE, params), (COLUMN_OF_ZERO, with_column)):
         spec = tiny(**changes, model__layers=1, model__attention__gain=0.5)
-        mesh = devices.make_mesh(Hardware())
+        mesh = device_mesh.make_mesh(Hardware())
         with jax.set_mesh(mesh), jax.disable_jit():
-            observed = jax.device_get(probe.make_probe(spec, mesh)(weights, IDS_PT))
+            observed = jax.device_get(sink_probe.make_probe(spec, mesh)(weights, IDS_PT))
             setting = make_setting(spec, IDS_BT.shape[1], int(changes is COLUMN_OF_ZERO))
-            _, _, captured = make_forward(spec, keys=3, rows=table.get_row_functions(setting))(weights, IDS_BT)
-        context = {name: float(value) for name, value in table.compute_context_numbers(captured, setting).items()}
-        found.append(probe.compute_probe_metrics(observed, spec) | context)
+            _, _, captured = make_forward(spec, keys=3, rows=registry.get_row_functions(setting))(weights, IDS_BT)
+        context = {name: float(value) for name, value in registry.compute_context_numbers(captured, setting).items()}
+        found.append(sink_probe.compute_probe_metrics(observed, spec) | context)
     assert found[0] == pytest.approx(found[1], rel=1e-4, abs=1e-5)
     assert found[0]['alpha/star/clean'] > 0.05
     assert {'sink/1', 'sink/1/context', 'alpha/star/clean/context', 'entropy/row/context'} <= set(found[0])
@@ -165,7 +164,7 @@ def test_softmax_off_by_one_and_a_column_of_zero_are_one_model_with_one_set_of_n
 def test_numbers_of_any_matrices_are_those_of_the_loops(columns, prefix, window, block, seed):
     spec = tiny(model__mask__prefix=prefix, model__mask__window=window, model__mask__block=block)
     captured, setting = random_capture(columns, seed), make_setting(spec, LENGTH, columns)
-    found = table.compute_numbers(jax.device_get(table.compute_probe_arrays(captured, setting)), setting)
+    found = registry.compute_numbers(jax.device_get(registry.compute_probe_arrays(captured, setting)), setting)
     expected = expected_numbers(captured.attention_BHTS, spec, columns) | expected_norms(captured, columns)
     found = {name: value for name, value in found.items() if not name.startswith('norm/ratio')}
     assert found == pytest.approx(expected, rel=1e-3, abs=1e-5)
@@ -190,7 +189,7 @@ def random_capture(columns, seed=0):
 
 
 def test_a_window_as_long_as_the_probe_is_none():
-    kept = table.compute_probe_arrays(random_capture(0), make_setting(tiny(model__mask__window=12), LENGTH, 0))
+    kept = registry.compute_probe_arrays(random_capture(0), make_setting(tiny(model__mask__window=12), LENGTH, 0))
     assert not {'within_LPH', 'edge_LPH'} & set(kept)
 
 
@@ -243,14 +242,16 @@ def test_a_capture_has_queries_keys_and_values_as_attended_and_what_heads_make_o
 @pytest.mark.parametrize('columns', [0, 1])
 def test_what_is_saved_is_what_was_seen(tmp_path, columns):
     setting = make_setting(tiny(), LENGTH, columns)
-    kept = jax.device_get(table.compute_probe_arrays(random_capture(columns), setting))
-    probe.save_probe(tmp_path / '1.npz', kept, setting)
+    kept = jax.device_get(registry.compute_probe_arrays(random_capture(columns), setting))
+    sink_probe.save_probe(tmp_path / '1.npz', kept, setting)
     assert [path.name for path in tmp_path.iterdir()] == ['1.npz']
     with np.load(tmp_path / '1.npz') as saved:
         np.testing.assert_array_equal(saved['alpha_LPHJ'], kept['alpha_LPHJ'])
         np.testing.assert_array_equal(saved['attention_LHTS'], kept['attention_LHTS'])
         assert saved['attention_LHTS'].dtype == np.float16
-        names = {name for measure in table.METRICS if measure.is_applicable(setting) for name in measure.saved_arrays}
+        names = {
+            name for measure in registry.METRICS if measure.is_applicable(setting) for name in measure.saved_arrays
+        }
         assert set(saved) == names
         assert {'mass_LH', 'raw_LH', 'entropy_LH', 'contribution_LH', 'norm_LT', 'key_LT', 'value_LT'} < names
         assert {'cos_LH2', 'norms_LH2', 'score_LH2'} < names
@@ -266,21 +267,26 @@ def test_every_number_of_a_probe_is_an_entry_for_people_and_every_entry_is_of_a_
         (dataclasses.replace(tiny(), data=dataclasses.replace(tiny().data, task='backcopy')), 0),
     ):
         setting = make_setting(spec, LENGTH, columns)
-        kept = table.compute_probe_arrays(random_capture(columns), setting)
-        found |= set(table.compute_numbers(dict(kept, trigger_PT=trigger_PT), setting))
-    entries = {name: table.find_metric_info(name) for name in found}
+        kept = registry.compute_probe_arrays(random_capture(columns), setting)
+        found |= set(registry.compute_numbers(dict(kept, trigger_PT=trigger_PT), setting))
+    entries = {name: registry.find_metric_info(name) for name in found}
     assert all(entries.values()), [name for name, entry in entries.items() if entry is None]
-    assert {entry.description for entry in entries.values()} == {number.description for number in table.METRIC_INFOS}
+    assert {entry.description for entry in entries.values()} == {
+        number.description for number in registry.METRIC_INFOS
+    }
     labels = [entry.label for entry in entries.values()]
     assert len(set(labels)) == len(labels)
 
 
 def test_pictures_are_of_arrays_that_every_probe_saves():
-    assert all(measure.is_applicable is is_always_applicable and measure.figure.array_name in measure.saved_arrays for measure in drawn_measures())
+    assert all(
+        measure.is_applicable is is_always_applicable and measure.figure.array_name in measure.saved_arrays
+        for measure in drawn_measures()
+    )
 
 
 def drawn_measures():
-    return [measure for measure in table.METRICS if measure.figure]
+    return [measure for measure in registry.METRICS if measure.figure]
 
 
 @pytest.mark.parametrize('columns', ['none', 'kv'])
@@ -290,4 +296,4 @@ def test_the_memory_of_a_capture_is_counted_before_it_is_taken(columns):
     query, key = 2 * 5 * 4 * 12 * 4 * 4, 2 * 5 * 4 * keys * 4 * 4
     value, head = 2 * 5 * 4 * keys * 16 * 4, 2 * 5 * 4 * 12 * 16 * 4
     spec = tiny(model__columns__kind=columns, model__combination='add_wide')
-    assert probe.estimate_probe_bytes(spec) == attention + residual + query + key + value + head
+    assert sink_probe.estimate_probe_bytes(spec) == attention + residual + query + key + value + head

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 import sinklab
-from sinklab.model.parameter import sharded_einsum
+from sinklab.parallel.mixed_precision import sharded_einsum
 
 MODEL = Path(sinklab.__file__).parent / 'model'
 EQUATIONS = sorted(

@@ -8,11 +8,11 @@ from runs import Died, Dying, spec, train
 
 from sinklab.cli import train as verb
 from sinklab.cli.main import main
-from sinklab.folder import RunDir
-from sinklab.processes import link
-from sinklab.record import UserError
+from sinklab.run_dir import RunDir
+from sinklab.schema import UserError
+from sinklab.supervisor import worker_client
 from sinklab.train import loop
-from sinklab.train.profile import ProfilerCallback, parse_profile_steps
+from sinklab.train.callbacks import ProfilerCallback, parse_profile_steps
 
 
 @pytest.fixture
@@ -116,7 +116,9 @@ def test_what_is_no_range_is_refused(tmp_path, given):
 
 def test_what_begins_after_the_last_step_is_refused(tmp_path):
     assert parse_profile_steps('8:2', RunDir(tmp_path), 8) == range(8, 9)
-    with pytest.raises(UserError, match=r'--profile=9:2 begins after the last step, which is 8; give an earlier STEP'):
+    with pytest.raises(
+        UserError, match=r'--profile=9:2 begins after the last step, which is 8; give an earlier STEP'
+    ):
         parse_profile_steps('9:2', RunDir(tmp_path), 8)
 
 
@@ -132,7 +134,7 @@ def test_a_profile_is_refused_before_processes_join_and_anything_is_compiled(mon
     def never(*_, **__):
         raise AssertionError('it has been begun')
 
-    for module, name in ((link, 'join'), (loop, 'train'), (verb, 'shown')):
+    for module, name in ((worker_client, 'join'), (loop, 'train'), (verb, 'shown')):
         monkeypatch.setattr(module, name, never)
     options = ['--config=configs/quickstart.py:softmax', '--config.optimizer.steps=200', f'--workdir={tmp_path}/run']
     assert main(['train', *options, f'--profile={given}']) == 1

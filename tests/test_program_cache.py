@@ -14,9 +14,9 @@ import jax
 import jax.numpy as jnp
 import pytest
 
-from sinklab import program_cache
-from sinklab.cache import get_cache_dir
-from sinklab.cli import programs
+from sinklab import compilation_cache as compilation_cache_module
+from sinklab.cli import compilation_flags
+from sinklab.storage.cache_dir import get_cache_dir
 
 PROGRAM = bytes(range(256)) * 40
 KEY = 'jit_step-0123'
@@ -28,7 +28,7 @@ def opened(tmp_path):
     """A cache as jax makes it, after sinklab's change to jax."""
     from jax._src import compilation_cache
 
-    assert program_cache.install_verified_cache()
+    assert compilation_cache_module.install_verified_cache()
     made, _ = compilation_cache.get_file_cache(str(tmp_path))
     return made
 
@@ -45,10 +45,10 @@ def flip(content, bit):
 
 
 def test_jax_still_makes_its_cache_from_the_private_name_that_sinklab_replaces(tmp_path):
-    """Fails where a new jax has moved it: then sinklab/program_cache.py must follow."""
+    """Fails where a new jax has moved it: then sinklab/compilation_cache.py must follow."""
     from jax._src import compilation_cache
 
-    assert program_cache.install_verified_cache(), f'jax {jax.__version__} has no {".".join(INSTALLED)}'
+    assert compilation_cache_module.install_verified_cache(), f'jax {jax.__version__} has no {".".join(INSTALLED)}'
     made, _ = compilation_cache.get_file_cache(str(tmp_path))
     assert getattr(made, 'is_verified', False), 'jax does not make its cache from the name that is replaced any more'
 
@@ -59,7 +59,7 @@ def test_without_that_private_name_nothing_is_read_from_the_cache(monkeypatch, c
     monkeypatch.delattr(compilation_cache, 'LRUCache')
     enabled = jax.config.jax_enable_compilation_cache
     try:
-        assert not program_cache.install_verified_cache()
+        assert not compilation_cache_module.install_verified_cache()
         assert not jax.config.jax_enable_compilation_cache
     finally:
         jax.config.update('jax_enable_compilation_cache', enabled)
@@ -75,7 +75,7 @@ def test_without_the_public_reset_nothing_is_read_from_the_cache(monkeypatch):
     monkeypatch.delattr(public, 'reset_cache')
     enabled = jax.config.jax_enable_compilation_cache
     try:
-        assert not program_cache.install_verified_cache()
+        assert not compilation_cache_module.install_verified_cache()
         assert not jax.config.jax_enable_compilation_cache
     finally:
         jax.config.update('jax_enable_compilation_cache', enabled)
@@ -84,7 +84,7 @@ def test_without_the_public_reset_nothing_is_read_from_the_cache(monkeypatch):
 @pytest.mark.slow
 def test_devices_are_asked_for_where_the_cache_is_made_to_verify_alone():
     """`devices.found` installs the verifying cache; a verb that asks jax itself could compile without it."""
-    package = Path(program_cache.__file__).parent
+    package = Path(compilation_cache_module.__file__).parent
     asking = set()
     for path in package.rglob('*.py'):
         for node in ast.walk(ast.parse(path.read_text(encoding='utf-8'))):
@@ -94,7 +94,7 @@ def test_devices_are_asked_for_where_the_cache_is_made_to_verify_alone():
 
 
 def test_a_verb_that_imports_jax_itself_makes_the_cache_verify():
-    for path in (Path(program_cache.__file__).parent / 'cli').glob('*.py'):
+    for path in (Path(compilation_cache_module.__file__).parent / 'cli').glob('*.py'):
         for function in ast.walk(ast.parse(path.read_text(encoding='utf-8'))):
             if isinstance(function, ast.FunctionDef) and 'import jax' in ast.unparse(function).split('\n    '):
                 assert 'program_cache.install()' in ast.unparse(function), f'{path.name}: {function.name}'
@@ -124,7 +124,7 @@ def test_no_flipped_bit_of_the_header_gets_through(opened, tmp_path):
     opened.put(KEY, PROGRAM)
     path = entry(tmp_path)
     good = path.read_bytes()
-    for bit in range(8 * program_cache.HEADER_BYTES):
+    for bit in range(8 * compilation_cache_module.HEADER_BYTES):
         path.write_bytes(flip(good, bit))
         assert opened.get(KEY) is None, bit
 
@@ -135,8 +135,8 @@ def test_no_flipped_bit_of_the_header_gets_through(opened, tmp_path):
         lambda content: b'',
         lambda content: content[: len(content) // 2],
         lambda content: content + b'x',
-        lambda content: content[program_cache.HEADER_BYTES :],
-        lambda content: content[: program_cache.HEADER_BYTES],
+        lambda content: content[compilation_cache_module.HEADER_BYTES :],
+        lambda content: content[: compilation_cache_module.HEADER_BYTES],
     ],
     ids=['empty', 'truncated', 'longer', 'without digest', 'digest alone'],
 )
@@ -174,12 +174,16 @@ def test_the_bound_on_the_size_of_the_cache_still_holds(tmp_path):
     pytest.importorskip('filelock')
     from jax._src import compilation_cache
 
-    made = program_cache.make_verified_class(compilation_cache.LRUCache)(str(tmp_path), max_size=3 * len(PROGRAM))
+    made = compilation_cache_module.make_verified_class(compilation_cache.LRUCache)(
+        str(tmp_path), max_size=3 * len(PROGRAM)
+    )
     for number in range(5):
         made.put(f'{KEY}{number}', PROGRAM)
     assert made.get(f'{KEY}0') is None
     assert made.get(f'{KEY}4') == PROGRAM
-    path = tmp_path / f'{program_cache.NAME_FORMAT.format(f"{KEY}4")}{program_cache.ENTRY_SUFFIX}'
+    path = (
+        tmp_path / f'{compilation_cache_module.NAME_FORMAT.format(f"{KEY}4")}{compilation_cache_module.ENTRY_SUFFIX}'
+    )
     path.write_bytes(flip(path.read_bytes(), 9000))
     assert made.get(f'{KEY}4') is None
     made.put(f'{KEY}5', PROGRAM)
@@ -192,7 +196,7 @@ def test_entries_in_a_bucket_are_verified(bucket, capsys):
     made, _ = compilation_cache.get_file_cache(f'{bucket.url}/programs')
     made.put(KEY, PROGRAM)
     assert made.get(KEY) == PROGRAM
-    path = made.path / f'{program_cache.NAME_FORMAT.format(KEY)}{program_cache.ENTRY_SUFFIX}'
+    path = made.path / f'{compilation_cache_module.NAME_FORMAT.format(KEY)}{compilation_cache_module.ENTRY_SUFFIX}'
     path.write_bytes(flip(path.read_bytes(), 5000))
     assert made.get(KEY) is None
     assert not path.exists()
@@ -206,7 +210,7 @@ def test_entries_of_earlier_versions_are_removed_from_the_users_cache(opened, tm
     stray = tmp_path / 'jit_step-verified-cache.0123abcd.unfinished'
     stray.write_bytes(PROGRAM)
     os.utime(stray, (0, 0))
-    program_cache.remove_unverified(tmp_path)
+    compilation_cache_module.remove_unverified(tmp_path)
     assert opened.get(KEY) == PROGRAM
     assert len(list(tmp_path.iterdir())) == 1
     assert len(capsys.readouterr().err.splitlines()) == 1
@@ -217,7 +221,7 @@ def test_folders_of_the_cache_are_for_the_user_alone(tmp_path, monkeypatch):
     try:
         monkeypatch.setenv('SINKLAB_CACHE', str(tmp_path / 'cache'))
         assert stat.S_IMODE(get_cache_dir().stat().st_mode) == 0o700
-        assert programs.ensure_writable(str(tmp_path / 'compiled'))
+        assert compilation_flags.ensure_writable(str(tmp_path / 'compiled'))
         assert stat.S_IMODE((tmp_path / 'compiled').stat().st_mode) == 0o700
     finally:
         os.umask(before)
@@ -249,7 +253,7 @@ def test_no_flipped_bit_of_a_real_program_changes_what_is_computed(tmp_path):
             jax.clear_caches()
             assert jax.tree.map(bytes, jax.device_get(step(x))) == wanted
             assert path.exists(), 'it was not compiled anew'
-            assert path.read_bytes().startswith(program_cache.MAGIC)
+            assert path.read_bytes().startswith(compilation_cache_module.MAGIC)
     finally:
         for name, value in before.items():
             jax.config.update(name, value)

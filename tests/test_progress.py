@@ -33,7 +33,9 @@ def test_a_sink_that_was_measured_before_is_told_with_its_step(capsys, monkeypat
     ('every', 'step', 'told'), [(0, 0, True), (8, 0, True), (4, 0, False), (4, 3, False), (4, 4, True), (3, 4, False)]
 )
 def test_a_run_that_saves_nothing_before_its_end_says_so_at_its_start(capsys, every, step, told):
-    progress.ProgressCallback('mine', tiny(checkpoint__every_steps=every)).on_train_begin(step, 'chunked, earlier dense', [])
+    progress.ProgressCallback('mine', tiny(checkpoint__every_steps=every)).on_train_begin(
+        step, 'chunked, earlier dense', []
+    )
     lines = capsys.readouterr().err.splitlines()
     assert lines[0] == 'mine  attention: chunked, earlier dense'
     assert any('saves no checkpoint before its end' in line for line in lines) == told
@@ -46,5 +48,7 @@ def test_what_a_row_comes_to_is_said_at_its_start(capsys):
 
 
 def test_what_has_changed_since_a_step_is_said(capsys):
-    progress.ProgressCallback('mine', tiny(checkpoint__every_steps=2)).on_train_begin(4, 'dense', ['a 1 -> 2', 'b 3 -> 4'])
+    progress.ProgressCallback('mine', tiny(checkpoint__every_steps=2)).on_train_begin(
+        4, 'dense', ['a 1 -> 2', 'b 3 -> 4']
+    )
     assert capsys.readouterr().err.splitlines()[1:] == ['mine  since step 4: a 1 -> 2; b 3 -> 4']

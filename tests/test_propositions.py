@@ -11,9 +11,9 @@ import pytest
 from conftest import OPERATIONS, drawn, operation, tiny
 from flax import nnx
 
-from sinklab.measure import sink
-from sinklab.measure.propositions import PROPOSITIONS
-from sinklab.train import objective, state
+from sinklab.metrics import sink
+from sinklab.metrics.propositions import PROPOSITIONS
+from sinklab.train import state, step
 
 pytestmark = pytest.mark.slow  # each case has a program of its own to compile
 T = 64
@@ -50,7 +50,9 @@ def test_proposition_1_without_positions_a_repeated_token_is_attended_uniformly(
     attention_LHTS, _, _ = repeated('none')
     uniform_TS = np.tri(T) / np.arange(1, T + 1)[:, None]
     np.testing.assert_allclose(attention_LHTS, np.broadcast_to(uniform_TS, attention_LHTS.shape), atol=1e-6)
-    np.testing.assert_allclose(sink.compute_importance(attention_LHTS, 1), sink.compute_uniform_importance(T), rtol=1e-5)
+    np.testing.assert_allclose(
+        sink.compute_importance(attention_LHTS, 1), sink.compute_uniform_importance(T), rtol=1e-5
+    )
     assert round(sink.compute_uniform_importance(T), 4) == 0.0741
 
 
@@ -113,7 +115,9 @@ def test_a_column_beside_a_repeated_token_gets_its_score_against_theirs_and_not_
 def test_sigmoid_scores_of_a_repeated_token_are_all_equal_and_its_proxy_stands_on_the_floor():
     attention_LHTS, _, _ = repeated('none', ('sigmoid', 'none'), **ONE_LAYER)
     np.testing.assert_allclose(attention_LHTS, np.tri(T) * attention_LHTS[..., :1, :1], rtol=1e-5)
-    np.testing.assert_allclose(sink.compute_importance(sink.normalize_rows(attention_LHTS), 1), sink.compute_uniform_importance(T), rtol=1e-4)
+    np.testing.assert_allclose(
+        sink.compute_importance(sink.normalize_rows(attention_LHTS), 1), sink.compute_uniform_importance(T), rtol=1e-4
+    )
 
 
 TOKENS = np.random.default_rng(0).integers(0, 300, (2, 12))
@@ -177,7 +181,7 @@ def losses(spec, params, optimizer, steps=4):
 
 @functools.cache
 def gradient_of_loss(spec):
-    return jax.jit(jax.value_and_grad(objective.make_loss(spec)))
+    return jax.jit(jax.value_and_grad(step.make_loss(spec)))
 
 
 @pytest.mark.slow

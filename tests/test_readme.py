@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from configs.claims import CLAIMS
-from sinklab.cli.config import load_spec
+from sinklab.cli.config_flags import load_spec
 from sinklab.cli.main import main
 
 ROOT = Path(__file__).parents[1]

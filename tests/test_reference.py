@@ -14,16 +14,17 @@ import pytest
 
 from configs import claims as claims_file
 from configs import default
-from configs.table import list_fields, get_field
+from configs.table import get_field, list_fields
 from docs import api_pages, check_site, paper_tables, reference
-from sinklab import folder, spec
+from sinklab import run_dir
+from sinklab.analysis.measure_job import LOSS_INFO
 from sinklab.cli import main
-from sinklab.files import run_files
-from sinklab.measure.table import OFFLINE_METRIC_INFOS, METRIC_INFOS
-from sinklab.observe.study import LOSS_INFO
-from sinklab.processes import ending
+from sinklab.config import spec
+from sinklab.metrics.registry import METRIC_INFOS, OFFLINE_METRIC_INFOS
 from sinklab.report.claims import FAILS_METRIC
-from sinklab.report.sweep import EMERGENCE_METRIC
+from sinklab.report.sweep_table import EMERGENCE_METRIC
+from sinklab.storage import run_files
+from sinklab.supervisor import exit_status
 
 ROOT = Path(__file__).parents[1]
 PAGES = reference.build_pages()
@@ -143,9 +144,9 @@ def test_every_row_has_a_line_with_its_changes_and_published_numbers(path):
 
 
 def test_every_exit_code_and_every_cause_is_explained():
-    assert reference.CAUSE_MEANINGS.keys() == ending.EXIT_CAUSES.keys()
-    assert {code for _, code in ending.EXIT_CAUSES.values()} == reference.EXIT_CODES.keys()
-    for cause, (kind, code) in ending.EXIT_CAUSES.items():
+    assert reference.CAUSE_MEANINGS.keys() == exit_status.EXIT_CAUSES.keys()
+    assert {code for _, code in exit_status.EXIT_CAUSES.values()} == reference.EXIT_CODES.keys()
+    for cause, (kind, code) in exit_status.EXIT_CAUSES.items():
         (line,) = [line for line in lines_of(PAGES['exit_codes.md'], cause) if f'`{code}`' in line]
         assert f'`{kind}`' in line
         assert lines_of(PAGES['exit_codes.md'], code)
@@ -153,7 +154,7 @@ def test_every_exit_code_and_every_cause_is_explained():
 
 def test_every_file_of_a_run_folder_is_listed():
     assert set(reference.list_run_files()) == reference.RUN_FILES.keys()
-    for name in (*folder.RUN_FILES, *(name for name in folder.FILES_BEFORE_CONFIG if name != 'lease.lock')):
+    for name in (*run_dir.RUN_FILES, *(name for name in run_dir.FILES_BEFORE_CONFIG if name != 'lease.lock')):
         assert lines_of(PAGES['run_files.md'], name) or lines_of(PAGES['run_files.md'], f'{name}/'), name
 
 
@@ -222,7 +223,7 @@ def test_rows_whose_config_was_not_measured_have_no_numbers_of_ours():
 def test_the_pages_of_the_api_name_what_the_package_exports():
     assert '::: sinklab.open' in api_pages.build_pages()['sinklab.md']
     with pytest.raises(AttributeError):
-        api_pages.check_object_exists('sinklab.train.listener.Missing')
+        api_pages.check_object_exists('sinklab.train.callbacks.Missing')
 
 
 def test_every_module_on_the_pages_of_the_api_is_type_checked_strictly():
@@ -231,7 +232,7 @@ def test_every_module_on_the_pages_of_the_api_is_type_checked_strictly():
     strict = {name for one in config['tool']['mypy']['overrides'] for name in one['module']}
     named = {path.rpartition('.')[0] for _, _, paths in api_pages.PAGES.values() for path in paths}
     named |= {path.rpartition('.')[0] for path in api_pages.list_exports().values()}
-    assert named - strict == {'sinklab.parse', 'sinklab.spec'}
+    assert named - strict == {'sinklab.config.validate', 'sinklab.config.spec'}
 
 
 # The check of the built site

@@ -10,8 +10,8 @@ import pytest
 from conftest import attention, some, tiny
 from flax import nnx
 
-from sinklab.attend import chunked
-from sinklab.measure import sink
+from sinklab.attn import chunked
+from sinklab.metrics import sink
 from sinklab.model.positions import SinusoidalPosition
 from sinklab.model.transformer import compute_logits
 from sinklab.train import state

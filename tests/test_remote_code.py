@@ -12,7 +12,7 @@ pytest.importorskip('torch', reason='open models need torch, which has no wheel 
 pytest.importorskip('transformers', reason='open models need transformers')
 
 from sinklab.cli.main import main
-from sinklab.llama import parity
+from sinklab.hf import parity
 
 pytestmark = pytest.mark.slow
 

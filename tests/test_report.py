@@ -8,12 +8,22 @@ import pytest
 from made_up import made_up
 
 from sinklab.cli.main import main
-from sinklab.folder import RunDir
-from sinklab.measure.table import FIGURES
-from sinklab.record import UserError
-from sinklab.report import answer, arms, axes, closing, emergence, latex, lines, page, pictures, probes, runs
+from sinklab.metrics.registry import FIGURES
+from sinklab.report import (
+    emergence,
+    figure_data,
+    latex,
+    page,
+    pictures,
+    probe_files,
+    run_groups,
+    runs,
+    summary_table,
+)
 from sinklab.report.emergence import RunEmergence
-from sinklab.report.pack import BinaryPayload
+from sinklab.report.figure_data import BinaryPayload
+from sinklab.run_dir import RunDir
+from sinklab.schema import UserError
 
 MATRICES = next(picture for picture in FIGURES if picture.kind == 'matrices')
 
@@ -41,9 +51,9 @@ def test_a_run_is_read_as_it_was_written(found, tmp_path):
     np.testing.assert_allclose(run.matrices(MATRICES).sum(-1), 1, atol=1e-2)
     assert run.values['value'].shape == (3, 3), 'ratios of every probe'
     row = {'arm': 'softmax', 'step': 20, 'sink/1': 40.0, 'sink/star': None, 'alpha/1': 0.3, 'valid/loss': 5 - 20 / 12}
-    table = closing.make_run_table(found)
+    table = summary_table.make_run_table(found)
     assert {name: table[0][name] for name in row} == row
-    shown = dict(zip(closing.RUN_HEADINGS, closing.format_run_cells(table[0]), strict=True))
+    shown = dict(zip(summary_table.RUN_HEADINGS, summary_table.format_run_cells(table[0]), strict=True))
     expected = ('40.0 %', '-', '0.300', '3.333 nats', '10-20', 'done')
     names = 'Sink_1', 'Sink_*', 'alpha_1', 'valid loss', 'emerges (step)', 'end'
     assert tuple(shown[name] for name in names) == expected
@@ -57,7 +67,7 @@ def test_runs_are_named_by_their_row_then_what_they_change_then_their_seed_and_f
     plain = 'softmax, weight_decay 0.1'
     names = [f'{plain}, seed 0', f'{plain}, seed 1 (b)', f'{plain}, seed 1 (c)', 'softmax, weight_decay 0.5']
     assert [run.name for run in found] == names
-    assert [arm.name for arm in arms.group_runs(found)] == [plain, 'softmax, weight_decay 0.5']
+    assert [arm.name for arm in run_groups.group_runs(found)] == [plain, 'softmax, weight_decay 0.5']
     assert runs.read_runs([f'{tmp_path}/a'])[0].name == 'softmax'
 
 
@@ -97,7 +107,9 @@ def test_a_run_that_is_older_than_a_measure_is_named_where_its_picture_is_lackin
     arrays = dict(np.load(probe))
     del arrays['entropy_LH']
     np.savez(probe, **arrays)
-    assert {p.name for p in FIGURES} - {p.name for p in runs.select_drawn_figures(runs.read_runs(paths[:1]))} == {'entropy'}
+    assert {p.name for p in FIGURES} - {p.name for p in runs.select_drawn_figures(runs.read_runs(paths[:1]))} == {
+        'entropy'
+    }
     page.write_report_page(tmp_path / 'report.html', runs.read_runs(paths))
     text = (tmp_path / 'report.html').read_text(encoding='utf-8')
     assert re.search(r'How spread attention is</h2><p>[^<]* Without it: old\.', text)
@@ -105,29 +117,29 @@ def test_a_run_that_is_older_than_a_measure_is_named_where_its_picture_is_lackin
 
 def test_of_many_probes_the_first_the_last_and_some_between_are_read(monkeypatch, tmp_path):
     path = made_up(tmp_path / 'a', 'softmax', steps=range(0, 90, 10))
-    monkeypatch.setattr(probes, 'FILES', 3)
+    monkeypatch.setattr(probe_files, 'FILES', 3)
     assert runs.read_runs([path])[0].probe_steps == [0, 40, 80]
-    assert probes.select_evenly(3, 1) == [2]
-    assert probes.select_evenly(0, 5) == []
+    assert probe_files.select_evenly(3, 1) == [2]
+    assert probe_files.select_evenly(0, 5) == []
 
 
 def test_seeds_are_a_mean_with_a_spread_and_a_diverged_one_is_no_part_of_it(tmp_path):
     paths = [made_up(tmp_path / str(seed), 'softmax', seed=seed) for seed in (0, 1)]
     paths.append(made_up(tmp_path / '2', 'softmax', seed=2, steps=(0, 10), end='diverged', optimizer__steps=20))
     found = runs.read_runs(paths)
-    (arm,) = arms.group_runs(found)
-    steps, mean, spread = arms.compute_mean_curve(arm.counted_runs, 'sink/1')
+    (arm,) = run_groups.group_runs(found)
+    steps, mean, spread = run_groups.compute_mean_curve(arm.counted_runs, 'sink/1')
     assert steps == [0, 10, 20]
     np.testing.assert_allclose(mean, [0, 25, 50])
     np.testing.assert_allclose(spread, [0, 5 * 2**0.5, 10 * 2**0.5])
-    (row,) = arms.make_group_table([arm])
+    (row,) = run_groups.make_group_table([arm])
     assert row['ours']['sink/1'] == pytest.approx(dict(mean=50, sd=10 * 2**0.5, n=2))
     assert row['outcome'] == 'done 2/3, diverged 1/3'
-    said = answer.format_headline([arm])
+    said = summary_table.format_headline([arm])
     assert said.startswith('softmax: ')
     assert said.endswith('.')
-    assert answer.format_group(arm)[0] in said
-    counted, lost = answer.format_group(arm)
+    assert summary_table.format_group(arm)[0] in said
+    counted, lost = summary_table.format_group(arm)
     # share, lowest and highest share, steps, seeds, and the probes between which the sinks emerge
     assert numbers_in(counted) == [50, 40, 60, 20, 2, 10, 20]
     assert ('diverged' in lost, numbers_in(lost)) == (True, [2, 10])
@@ -136,8 +148,8 @@ def test_seeds_are_a_mean_with_a_spread_and_a_diverged_one_is_no_part_of_it(tmp_
 def test_the_first_sentence_says_how_many_seeds_have_a_sink(tmp_path):
     for seed, more in enumerate([None, {'sink/1': 0.0}, None]):
         made_up(tmp_path / str(seed), 'softmax', seed=seed, more=more)
-    (arm,) = arms.group_runs(runs.read_runs([f'{tmp_path}/{seed}' for seed in range(3)]))
-    (words,) = answer.format_group(arm)
+    (arm,) = run_groups.group_runs(runs.read_runs([f'{tmp_path}/{seed}' for seed in range(3)]))
+    (words,) = summary_table.format_group(arm)
     assert numbers_in(words)[-4:] == [10, 20, 2, 3]
 
 
@@ -152,8 +164,8 @@ def test_rows_lie_on_the_published_side_of_the_first_or_do_not(tmp_path):
     ):
         given = {} if published is None else {'sink/1': published}
         made_up(tmp_path / name, name, seed=0, published=given, more={'sink/1': 10.0 + seed}, model__x=name)
-    found = arms.group_runs(runs.read_runs([f'{tmp_path}/{name}' for name in ('b', 'softmax', 'c', 'd', 'e')]))
-    said = {row['row']: row['direction'] for row in arms.make_group_table(found)}
+    found = run_groups.group_runs(runs.read_runs([f'{tmp_path}/{name}' for name in ('b', 'softmax', 'c', 'd', 'e')]))
+    said = {row['row']: row['direction'] for row in run_groups.make_group_table(found)}
     assert [*said] == ['softmax', 'b', 'c', 'd', 'e']
     assert [*said.values()] == ['', 'as published, one seed', 'opposite, one seed', 'no difference', '']
 
@@ -164,8 +176,8 @@ def test_the_first_sentence_names_what_has_no_sink_no_probe_or_no_end(tmp_path):
     made_up(tmp_path / 'c', 'silent', probes=False, end='unfinished', steps=(0, 10), optimizer__steps=20)
     made_up(tmp_path / 'd', 'wild', end='diverged')
     made_up(tmp_path / 'e', 'halted', end='stopped', more={'sink/1': 0.0})
-    found = arms.group_runs(runs.read_runs([f'{tmp_path}/{name}' for name in 'abcde']))
-    said = dict(part.split(': ', 1) for part in answer.format_headline(found).removesuffix('.').split('; '))
+    found = run_groups.group_runs(runs.read_runs([f'{tmp_path}/{name}' for name in 'abcde']))
+    said = dict(part.split(': ', 1) for part in summary_table.format_headline(found).removesuffix('.').split('; '))
     assert {name: numbers_in(words) for name, words in said.items()} == {
         'softmax': [40, 20, 0, 10, 20],  # share, steps, seed, emergence
         'none': [20, 0],
@@ -176,7 +188,7 @@ def test_the_first_sentence_names_what_has_no_sink_no_probe_or_no_end(tmp_path):
     assert {name for name, words in said.items() if words.startswith('none')} == {'none', 'halted'}
     for name, word in (('silent', 'no probe'), ('wild', 'diverged'), ('halted', 'stopped')):
         assert [one for one, words in said.items() if word in words] == [name]
-    first, *others = answer.format_many_groups(found).removesuffix('.').split('; ')
+    first, *others = summary_table.format_many_groups(found).removesuffix('.').split('; ')
     assert numbers_in(first) == [5, 5, 0, 40], 'runs, rows, the lowest and the highest share'
     assert re.findall(r'\((\w+)\)', first) == ['none', 'softmax']
     assert numbers_in(others[0]) == [2, 3], 'rows without a sink, of those that have a probe'
@@ -189,8 +201,10 @@ def test_the_first_sentence_names_what_has_no_sink_no_probe_or_no_end(tmp_path):
 )
 def test_a_sink_emerges_at_the_probe_from_which_on_there_is_more_than_half_of_its_end(tmp_path, rates, after, at):
     path = made_up(tmp_path / 'a', 'softmax', steps=(0, 10, 20, 30))
-    lines = [json.dumps(dict(step=10 * place, seconds=1, **{'sink/1': rate})) for place, rate in enumerate(rates)]
-    (tmp_path / 'a' / 'metrics.jsonl').write_text('\n'.join(lines) + '\n')
+    figure_data = [
+        json.dumps(dict(step=10 * place, seconds=1, **{'sink/1': rate})) for place, rate in enumerate(rates)
+    ]
+    (tmp_path / 'a' / 'metrics.jsonl').write_text('\n'.join(figure_data) + '\n')
     run = runs.read_runs([path])[0]
     one = emergence.find_run_emergence(run)
     step, head = first_to_stay(run.probe_steps, run.probe_values['alpha'])
@@ -206,13 +220,13 @@ def test_a_rate_that_is_there_at_step_0_does_not_emerge(tmp_path, runs_of_row):
             paths.append(tmp_path / f'{decay}-{seed}')
             more = {'sink/1': 10.0}
             made_up(paths[-1], f'decay_{decay}', seed=seed, more=more, optimizer__weight_decay=decay)
-    found = arms.group_runs(runs.read_runs(list(map(str, paths))))
+    found = run_groups.group_runs(runs.read_runs(list(map(str, paths))))
     assert [emergence.select_learned(arm.counted_runs) for arm in found] == [[], []]
-    assert 'emerging' not in answer.format_headline(found)
-    assert 'before training' in answer.format_headline(found)
-    drawn = lines.LineFigures(found, BinaryPayload())
+    assert 'emerging' not in summary_table.format_headline(found)
+    assert 'before training' in summary_table.format_headline(found)
+    drawn = figure_data.LineFigures(found, BinaryPayload())
     assert drawn.make_sink_and_loss_figure(False)['panels'][0]['marks'] == []
-    (axis,) = axes.find_axes(found, arms.make_group_table(found))
+    (axis,) = run_groups.find_axes(found, run_groups.make_group_table(found))
     assert 'step of emergence' not in [panel['label'] for panel in drawn.make_axis_figure(axis)['panels']]
 
 
@@ -223,19 +237,25 @@ def test_a_step_of_emergence_is_an_interval_in_both_tables_and_in_the_figure(tmp
     page.write_report_page(tmp_path / 'report.html', runs.read_runs([f'{tmp_path}/{seed}' for seed in range(3)]))
     html = (tmp_path / 'report.html').read_text()
     by_row, by_run = (re.search(f'id="table-{name}".*?</table>', html, re.DOTALL)[0] for name in ('rows', 'runs'))
-    found = arms.group_runs(runs.read_runs([f'{tmp_path}/{seed}' for seed in range(3)]))
+    found = run_groups.group_runs(runs.read_runs([f'{tmp_path}/{seed}' for seed in range(3)]))
     each = [[emergence.compute_span([run]) for run in arm.counted_runs] for arm in found]
     assert [[(one.start_step, one.end_step) for one in spans] for spans in each] == [[(10, 20), (0, 15)], [(10, 20)]]
     assert re.findall(r'<td>(\d+-\d+)</td>', by_row) == ['0-20', '10-20']
     assert re.findall(r'<td>(\d+-\d+)</td>', by_run) == ['10-20', '0-15', '10-20']
-    (axis,) = axes.find_axes(found, arms.make_group_table(found))
-    (panel,) = [one for one in lines.LineFigures(found, BinaryPayload()).make_axis_figure(axis)['panels'] if 'emergence' in one['label']]
+    (axis,) = run_groups.find_axes(found, run_groups.make_group_table(found))
+    (panel,) = [
+        one
+        for one in figure_data.LineFigures(found, BinaryPayload()).make_axis_figure(axis)['panels']
+        if 'emergence' in one['label']
+    ]
     assert [line['words'] for line in panel['lines']] == [['0-20', '10-20']]
 
 
 def test_the_loss_of_training_is_a_line_and_that_of_validation_dots(tmp_path):
     path = made_up(tmp_path / 'a', 'softmax')
-    _, loss = lines.LineFigures(arms.group_runs(runs.read_runs([path])), BinaryPayload()).make_sink_and_loss_figure(False)['panels']
+    _, loss = figure_data.LineFigures(
+        run_groups.group_runs(runs.read_runs([path])), BinaryPayload()
+    ).make_sink_and_loss_figure(False)['panels']
     assert [(line['what'], line.get('dots', False)) for line in loss['lines']] == [
         ('training', False),
         ('validation', True),
@@ -269,8 +289,8 @@ def test_a_sweep_has_an_axis_for_each_number_in_which_arms_differ_alone(tmp_path
     for at, (decay, rate, window) in enumerate(given):
         config = dict(optimizer__weight_decay=decay, optimizer__peak_learning_rate=rate, model__mask__window=window)
         made_up(tmp_path / str(at), f'row{at}', data__length=64, published={'sink/1': 18.18}, **config)
-    found = arms.group_runs(runs.read_runs([f'{tmp_path}/{at}' for at in range(4)]))
-    one, other = axes.find_axes(found, arms.make_group_table(found))
+    found = run_groups.group_runs(runs.read_runs([f'{tmp_path}/{at}' for at in range(4)]))
+    one, other = run_groups.find_axes(found, run_groups.make_group_table(found))
     assert (one.name, one.labels) == ('weight decay', ['0.1', '0.5'])
     assert (other.name, other.labels) == ('peak learning rate', ['0.001', '0.01'])
     assert [[point.group_name for point in line] for line in one.lines] == [['row0', 'row1']]
@@ -283,7 +303,7 @@ def test_emergence_is_drawn_against_each_axis_as_what_lies_between_two_probes(tm
     for rate, seed, steps, more in given:
         config = dict(optimizer__peak_learning_rate=rate, optimizer__steps=60)
         made_up(tmp_path / f'{rate}-{seed}', f'rate_{rate}', steps, seed, more=more, **config)
-    found = arms.group_runs(runs.read_runs(sorted(map(str, tmp_path.iterdir()))))
+    found = run_groups.group_runs(runs.read_runs(sorted(map(str, tmp_path.iterdir()))))
     ((_, draw, along),) = [entry for entry in pictures.list_figures(found) if entry[0] == 'emergence']
     (axis,) = draw(found, along).axes
     assert [[(x, y) for x, y in segment] for bars in axis.collections for segment in bars.get_segments()] == [
@@ -297,8 +317,8 @@ def test_emergence_is_drawn_against_each_axis_as_what_lies_between_two_probes(tm
 def test_a_window_of_none_reaches_over_the_whole_length(tmp_path):
     for window in (None, 8):
         made_up(tmp_path / str(window), f'window_{window}', model__mask__window=window, data__length=64)
-    found = arms.group_runs(runs.read_runs([f'{tmp_path}/None', f'{tmp_path}/8']))
-    (axis,) = axes.find_axes(found, arms.make_group_table(found))
+    found = run_groups.group_runs(runs.read_runs([f'{tmp_path}/None', f'{tmp_path}/8']))
+    (axis,) = run_groups.find_axes(found, run_groups.make_group_table(found))
     assert axis.labels == ['8', '64']
 
 
@@ -306,10 +326,10 @@ def test_the_table_is_latex_that_escapes_what_it_has_to(tmp_path):
     made_up(tmp_path / 'a', 'softmax', published={'sink/1': 18.18})
     made_up(tmp_path / 'b', 'k_first & 50%', published={'sink/1': 1.0})
     latex.write_latex_table(tmp_path / 'table.tex', runs.read_runs([f'{tmp_path}/a', f'{tmp_path}/b']))
-    lines = (tmp_path / 'table.tex').read_text().splitlines()
-    assert r'\toprule' in lines
-    assert next(line for line in lines if line.startswith('softmax')).startswith('softmax & 1 & 40.00 (18.18)')
-    assert any(line.startswith(r'k\_first \& 50\% & 1 & 40.00 (1.00)') for line in lines)
+    figure_data = (tmp_path / 'table.tex').read_text().splitlines()
+    assert r'\toprule' in figure_data
+    assert next(line for line in figure_data if line.startswith('softmax')).startswith('softmax & 1 & 40.00 (18.18)')
+    assert any(line.startswith(r'k\_first \& 50\% & 1 & 40.00 (1.00)') for line in figure_data)
 
 
 @pytest.mark.slow

@@ -13,11 +13,11 @@ from flax import nnx
 from rows import ROWS
 from stores import chat
 
-from sinklab import devices, sharding
+from sinklab.config.spec import Hardware
+from sinklab.config.validate import parse_config
 from sinklab.data.batches import load_run_data
-from sinklab.parse import parse_config
-from sinklab.spec import Hardware
-from sinklab.train import probe, state, step
+from sinklab.parallel import device_mesh, sharding
+from sinklab.train import sink_probe, state, step
 from sinklab.train.optimizer import make_optimizer
 
 SPECS = {f'{module.__name__}:{row}': parse_config(module.get_config(row, 'smoke').to_dict()) for module, row in ROWS}
@@ -80,7 +80,7 @@ def test_a_row_takes_steps_and_a_probe(name, sources):
     spec = reading(SPECS[name], sources)
     undecayed = dataclasses.replace(spec.optimizer, weight_decay=0.0)  # it would move what has no gradient
     spec = dataclasses.replace(spec, optimizer=undecayed)
-    data, mesh = load_run_data(spec), devices.make_mesh(Hardware())
+    data, mesh = load_run_data(spec), device_mesh.make_mesh(Hardware())
     one, other = (data.batches.read_rows(step, range(spec.optimizer.batch_size)) for step in range(2))
     with jax.set_mesh(mesh):
         now = state.create_state(spec, mesh)
@@ -89,8 +89,8 @@ def test_a_row_takes_steps_and_a_probe(name, sources):
         nothing = sharding.make_per_device_array(0, mesh)
         now, _ = advance(now, one, nothing)  # where there is a warm-up, its rate is 0
         now, numbers = advance(now, other, nothing)
-        observed = probe.make_probe(spec, mesh)(now['params'], data.probe_PT)
-    found = jax.device_get(numbers) | probe.compute_probe_metrics(observed, spec, data.is_trigger(data.probe_PT))
+        observed = sink_probe.make_probe(spec, mesh)(now['params'], data.probe_PT)
+    found = jax.device_get(numbers) | sink_probe.compute_probe_metrics(observed, spec, data.is_trigger(data.probe_PT))
     assert all(np.isfinite(value) for value in found.values())
     column = spec.model.columns.kind in ('sink_token', 'k', 'kv', 'logit')
     assert ('sink/star' in found) == (column or spec.model.attention.normalizer == 'plus_one')

@@ -15,12 +15,12 @@ from conftest import tiny
 from made_up import made_up, probe
 
 from sinklab.cli.main import main
-from sinklab.files import regular, run_files
-from sinklab.files.regular import DamagedFileError
-from sinklab.folder import RunDir
-from sinklab.lease import LeaseLostError, hold_lease
-from sinklab.measure.table import FIGURES
-from sinklab.report import probes, runs
+from sinklab.metrics.registry import FIGURES
+from sinklab.report import probe_files, runs
+from sinklab.run_dir import RunDir
+from sinklab.storage import run_files, untrusted_files
+from sinklab.storage.lease import LeaseLostError, hold_lease
+from sinklab.storage.untrusted_files import DamagedFileError
 
 SECONDS = 2.0  # that a reader may take of a small file
 LINEAGE = dict(run='../a', step=4, seal='0', row='a', commit=None, config=['x 1 -> 2'], new=[], dropped=[], data=[])
@@ -345,9 +345,9 @@ SHAPES = {
 @pytest.mark.parametrize('kind', SHAPES)
 def test_only_regular_files_are_opened(tmp_path, monkeypatch, kind):
     monkeypatch.chdir(tmp_path)  # the name of a socket has at most 107 bytes
-    SHAPES[kind](regular.Path('file'))
+    SHAPES[kind](untrusted_files.Path('file'))
     with pytest.raises(DamagedFileError, match=f'file is {kind} where a file has to be'):
-        regular.read_regular_file(regular.Path('file'))
+        untrusted_files.read_regular_file(untrusted_files.Path('file'))
 
 
 def test_a_file_that_is_too_large_is_not_read(tmp_path):
@@ -434,14 +434,14 @@ def test_a_probe_of_another_model_is_named(tmp_path):
     arrays = dict(np.load(folder.get_probe_path(10)))
     np.savez(folder.get_probe_path(10), **{name: array[:1] for name, array in arrays.items()})
     with pytest.raises(DamagedFileError, match=r'00000010\.npz has 1 layers, and .* has 3'):
-        probes.load_probe_values(folder.probe_files)
+        probe_files.load_probe_values(folder.probe_files)
     assert FIGURES
 
 
 @pytest.mark.slow
 def test_a_damaged_lease_is_waited_for_as_long_as_a_silent_owner(tmp_path, monkeypatch, capsys):
-    monkeypatch.setattr('sinklab.lease.PATIENCE', 0.3)
-    monkeypatch.setattr('sinklab.lease.BEAT', 0.1)
+    monkeypatch.setattr('sinklab.storage.lease.PATIENCE', 0.3)
+    monkeypatch.setattr('sinklab.storage.lease.BEAT', 0.1)
     for number, content in enumerate([b'\xff\xfe', b'[]', b'{"pid": "../../x"}', b'{"beat": "x"}', b'']):
         folder = tmp_path / str(number)
         folder.mkdir()

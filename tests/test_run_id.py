@@ -8,15 +8,15 @@ import pytest
 from conftest import tiny
 from runs import spec, train
 
-from sinklab.checkpoint import digests, restore, steps
-from sinklab.checkpoint.checkpoints import Checkpointer
+from sinklab.checkpoint import digests, restore, retention
+from sinklab.checkpoint.checkpointer import Checkpointer
 from sinklab.checkpoint.digests import RUN_ID_KEY
 from sinklab.cli.main import main
-from sinklab.files import whole as files
-from sinklab.folder import RunDir
-from sinklab.record import UserError
-from sinklab.spec import Hardware
-from sinklab.train import fork, loop
+from sinklab.config.spec import Hardware
+from sinklab.run_dir import RunDir
+from sinklab.schema import UserError
+from sinklab.storage import atomic_write as files
+from sinklab.train import loop, warm_start
 
 RULES = tiny().checkpoint
 
@@ -140,7 +140,10 @@ def test_digests_whose_id_is_none_are_damaged(tmp_path, given):
     folder = begun(tmp_path / 'run')
     file = digests.get_digest_path(folder, 4, 0)
     file.write_text(json.dumps(json.loads(file.read_text()) | {RUN_ID_KEY: given}))
-    assert 'damaged' in digests.find_corruption(folder, 4).reason or 'another' in digests.find_corruption(folder, 4).reason
+    assert (
+        'damaged' in digests.find_corruption(folder, 4).reason
+        or 'another' in digests.find_corruption(folder, 4).reason
+    )
 
 
 def test_digests_of_one_process_of_another_run_are_enough(tmp_path):
@@ -151,7 +154,7 @@ def test_digests_of_one_process_of_another_run_are_enough(tmp_path):
     for name in ('manifest.ocdbt', 'ocdbt.process_1/of_1'):
         (state / name).write_text(name)
     folder.digest_dir.mkdir()
-    steps.make_digest_dir(folder, 4)
+    retention.make_digest_dir(folder, 4)
     digests.write_digests(folder, 4, 0, 2, 1.0)
     digests.write_digests(folder, 4, 1, 2, 1.0, 'another')
     fault = digests.find_corruption(folder, 4)
@@ -242,10 +245,12 @@ def test_a_run_does_not_go_on_from_the_checkpoints_of_another_and_a_fork_of_it_h
         put(theirs, ours, step)
     with pytest.raises(UserError, match=f'{theirs.read_run_id()}.*{ours.read_run_id()}'):
         train(spec(corpus), ours.path)
-    forked, origin = RunDir(tmp_path / 'fork'), fork.WarmStart(theirs, 4, spec(corpus))
+    forked, origin = RunDir(tmp_path / 'fork'), warm_start.WarmStart(theirs, 4, spec(corpus))
     loop.train(spec(corpus), Hardware(), forked, dict(row='fork'), origin=origin)
     assert forked.read_run_id() not in (None, theirs.read_run_id())
     assert digests.find_corruption(forked, 4) is None
     with pytest.raises(UserError, match=ours.read_run_id()):
-        loop.train(spec(corpus), Hardware(), RunDir(tmp_path / 'x'), {}, origin=fork.WarmStart(ours, 4, spec(corpus)))
+        loop.train(
+            spec(corpus), Hardware(), RunDir(tmp_path / 'x'), {}, origin=warm_start.WarmStart(ours, 4, spec(corpus))
+        )
     assert not RunDir(tmp_path / 'x').has_run()

@@ -8,27 +8,27 @@ from conftest import tiny
 from runs import saved
 from threads import alike
 
-from sinklab.checkpoint.checkpoints import Checkpointer
-from sinklab.files import whole as files
-from sinklab.folder import RunDir
-from sinklab.record import UserError
-from sinklab.train import fork
+from sinklab.checkpoint.checkpointer import Checkpointer
+from sinklab.run_dir import RunDir
+from sinklab.schema import UserError
+from sinklab.storage import atomic_write as files
+from sinklab.train import warm_start
 
 
 def made(path, content=b'of a run'):
     folder = RunDir(path)
     saved(folder, 4, content=content)
-    return fork.WarmStart(folder, 4, tiny())
+    return warm_start.WarmStart(folder, 4, tiny())
 
 
 def verified(*origins):
-    return alike(len(origins), lambda group: fork.verify_origin(origins[group.index], group))
+    return alike(len(origins), lambda group: warm_start.verify_origin(origins[group.index], group))
 
 
 def test_the_same_checkpoint_by_another_path_is_no_other_one(tmp_path):
     origin = made(tmp_path / 'one')
     (tmp_path / 'two').symlink_to(tmp_path / 'one')
-    assert verified(origin, fork.WarmStart(RunDir(tmp_path / 'two'), 4, tiny())) == [None, None]
+    assert verified(origin, warm_start.WarmStart(RunDir(tmp_path / 'two'), 4, tiny())) == [None, None]
 
 
 def test_another_checkpoint_and_none_are_refused_by_all(tmp_path, monkeypatch):
@@ -65,7 +65,9 @@ def test_that_a_fork_has_no_checkpoint_is_known_by_process_0_alone(tmp_path):
     (folders[0].path / 'row.json').write_text(json.dumps({'from': dict(run='../parent', step=4)}))
 
     def begin(group):
-        return fork.prepare_first_checkpoint(None, tiny(), None, 4, Checkpointer(folders[group.index], tiny().checkpoint, {}, group))
+        return warm_start.prepare_first_checkpoint(
+            None, tiny(), None, 4, Checkpointer(folders[group.index], tiny().checkpoint, {}, group)
+        )
 
     said = alike(2, begin)
     words = 'here has no checkpoint and begins at step 4 of ../parent; give --from again'

@@ -7,12 +7,12 @@ import pytest
 from conftest import tiny
 from runs import Hearing, spec, train
 
-from sinklab.checkpoint import checkpoints, digests
-from sinklab.checkpoint.checkpoints import Checkpointer
-from sinklab.folder import RunDir
-from sinklab.lease import LeaseLostError
+from sinklab.checkpoint import checkpointer, digests
+from sinklab.checkpoint.checkpointer import Checkpointer
+from sinklab.run_dir import RunDir
+from sinklab.storage.lease import LeaseLostError
 from sinklab.train import loop
-from sinklab.train.outcome import ReplicaMismatchError, DivergedError, StoppedBySignal
+from sinklab.train.run_status import DivergedError, ReplicaMismatchError, StoppedBySignal
 
 
 @pytest.mark.slow
@@ -51,7 +51,9 @@ class Beside:
 
 @pytest.mark.slow
 def test_processes_that_come_to_other_numbers_save_nothing_of_them(corpus, tmp_path):
-    with pytest.raises(ReplicaMismatchError, match=r'process 1 differs from process 0 in train/loss: 0x1\.0.* at step 4'):
+    with pytest.raises(
+        ReplicaMismatchError, match=r'process 1 differs from process 0 in train/loss: 0x1\.0.* at step 4'
+    ):
         train(spec(corpus), tmp_path, group=Beside())
     assert RunDir(tmp_path).list_checkpoint_steps() == []
     written = RunDir(tmp_path).read_json('outcome')
@@ -129,7 +131,7 @@ def test_all_wait_for_the_saves_of_all_at_an_end_that_they_agree_on(error, told)
 
 @pytest.mark.slow
 def test_whoever_waits_long_for_a_save_is_told(tmp_path, monkeypatch, capsys):
-    monkeypatch.setattr(checkpoints, 'TOLD', 0.05)
+    monkeypatch.setattr(checkpointer, 'TOLD', 0.05)
     saved = Checkpointer(RunDir(tmp_path), spec('x').checkpoint, {})
     saved.newest_step, saved.pending_save = 4, saved.pool.submit(lambda: time.sleep(0.3) or 0.3)
     saved.wait()

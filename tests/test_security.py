@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from launch import jobset, queued_resources, shipping
+from launch import code_bundle, jobset, queued_resources
 
 ROOT = Path(__file__).parents[1]
 FOLDER = ROOT / 'docs' / 'guides'
@@ -61,14 +61,14 @@ def test_a_page_names_files_and_options_that_there_are():
     code = ' '.join(path.read_text() for folder in ('sinklab', 'launch') for path in (ROOT / folder).rglob('*.py'))
     for option in set(re.findall(r'`(--[a-z-]+)', PAGE)) - {'--require-hashes'}:
         assert f"'{option}'" in code, option
-    assert '--require-hashes' in shipping.INSTALL_SCRIPT
+    assert '--require-hashes' in code_bundle.INSTALL_SCRIPT
     assert '(docs/guides/security.md)' in (ROOT / 'README.md').read_text(encoding='utf-8')
 
 
 def test_launchers_run_as_the_page_says():
     assert 'export HOME=/root' in queued_resources.BOOT_SCRIPT
     assert 'User=' not in queued_resources.SERVICE_UNIT, 'a service of systemd without one is of root'
-    assert f'`python:{shipping.PYTHON_VERSION}-slim`' in PAGE
+    assert f'`python:{code_bundle.PYTHON_VERSION}-slim`' in PAGE
     assert 'USER' not in jobset.DOCKERFILE
     assert "'privileged': True" in Path(jobset.__file__).read_text()
     assert 'pip install --no-cache-dir uv\n' in jobset.DOCKERFILE, 'not pinned, as the page says'

@@ -9,16 +9,16 @@ from hypothesis import strategies as st
 from jax._src import test_util as jtu
 from jax.sharding import PartitionSpec
 
-from sinklab import devices, exchange, sharding
-from sinklab.spec import Hardware
-from sinklab.train import evaluation, state
+from sinklab.config.spec import Hardware
+from sinklab.parallel import collectives, device_mesh, sharding
+from sinklab.train import evaluate, state
 
 
 @settings(max_examples=200, deadline=None)
 @given(st.integers(1, 900), st.integers(1, 64), st.integers(1, 16))
 def test_parts_are_equal_divide_over_the_devices_and_lose_nothing(sequences, per_device, ways):
     ids_NT = np.arange(2 * sequences).reshape(-1, 2)
-    parts = evaluation.split_into_parts(ids_NT, per_device * ways, ways)
+    parts = evaluate.split_into_parts(ids_NT, per_device * ways, ways)
     (rows,) = {len(part) for part in parts}
     assert rows % ways == 0
     assert rows <= per_device * ways
@@ -30,14 +30,14 @@ def test_parts_are_equal_divide_over_the_devices_and_lose_nothing(sequences, per
 
 @pytest.mark.parametrize('rings', [(4,), (2, 2), (1, 4)])
 def test_a_sum_is_parted_ring_after_ring_as_it_is_at_once(rings):
-    mesh, parts = devices.make_mesh(Hardware(fsdp=4)), np.arange(4 * 8 * 3.0, dtype=np.float32).reshape(4, 8, 3)
+    mesh, parts = device_mesh.make_mesh(Hardware(fsdp=4)), np.arange(4 * 8 * 3.0, dtype=np.float32).reshape(4, 8, 3)
 
     def local(part_8N):
-        token = exchange.AXIS_RINGS.set(dict(fsdp=rings))
+        token = collectives.AXIS_RINGS.set(dict(fsdp=rings))
         try:
-            return exchange.reduce_scatter(part_8N[0], 'embed', None)
+            return collectives.reduce_scatter(part_8N[0], 'embed', None)
         finally:
-            exchange.AXIS_RINGS.reset(token)
+            collectives.AXIS_RINGS.reset(token)
 
     spec = PartitionSpec('fsdp')
     with jax.set_mesh(mesh):
@@ -46,7 +46,7 @@ def test_a_sum_is_parted_ring_after_ring_as_it_is_at_once(rings):
 
 
 def test_a_batch_that_does_not_divide_is_an_error_and_not_laid_on_every_device():
-    mesh = devices.make_mesh(Hardware(data=2, fsdp=2))
+    mesh = device_mesh.make_mesh(Hardware(data=2, fsdp=2))
     assert sharding.make_batch_sharding(mesh, (8, 17)).shard_shape((8, 17)) == (2, 17)
     with pytest.raises(ValueError, match='a batch of 6 sequences cannot be divided over 4 devices'):
         sharding.make_batch_sharding(mesh, (6, 17))
@@ -59,15 +59,15 @@ def test_a_batch_that_does_not_divide_is_an_error_and_not_laid_on_every_device()
 def test_validation_that_does_not_divide_is_one_program_and_the_plain_mean(loss):
     """11 windows in batches of 8 over 4 devices; of a chat, some tokens are not predicted."""
     spec = tiny(optimizer__batch_size=8, **({} if loss == 'all' else dict(data__loss=loss, data__source='chat:x')))
-    mesh, params = devices.make_mesh(Hardware(data=4)), drawn(spec)
+    mesh, params = device_mesh.make_mesh(Hardware(data=4)), drawn(spec)
     rng = np.random.default_rng(0)
     ids_NT = rng.integers(0, 300, (11, 17)).astype(np.int32)
     if loss == 'assistant':
         ids_NT = np.where(rng.uniform(size=ids_NT.shape) < 0.3, ~ids_NT, ids_NT)
     read_NT = np.where(ids_NT < 0, ~ids_NT, ids_NT)
-    loss_NT, _ = evaluation.make_token_loss(spec, devices.make_mesh(Hardware()))(params, read_NT)
+    loss_NT, _ = evaluate.make_token_loss(spec, device_mesh.make_mesh(Hardware()))(params, read_NT)
     with jax.set_mesh(mesh), jtu.count_jit_compilation_cache_miss() as compiled:
-        found = evaluation.make_evaluate(spec, Hardware(data=4), mesh)(params, ids_NT)
+        found = evaluate.make_evaluate(spec, Hardware(data=4), mesh)(params, ids_NT)
     assert compiled() == 1
     expected = np.mean(np.asarray(loss_NT), where=ids_NT[:, 1:] >= 0)
     np.testing.assert_allclose(found['valid/loss'], expected, rtol=1e-5)

@@ -1,8 +1,8 @@
 import pytest
 from conftest import tiny, tiny_config
 
-from sinklab.parse import parse_config
-from sinklab.record import UserError
+from sinklab.config.validate import parse_config
+from sinklab.schema import UserError
 
 UNNORMALIZED = dict(model__attention__similarity='sigmoid', model__attention__normalizer='none')
 

@@ -5,9 +5,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from stores import corpus_of, made, texts_of
 
-from sinklab.data.documents import sources, split
-from sinklab.data.documents.document import Document, SourcePiece, Source
-from sinklab.data.documents.split import compute_limit, hash_document_name
+from sinklab.data import held_out_split, sources
+from sinklab.data.document import Document, Source, SourcePiece
+from sinklab.data.held_out_split import compute_limit, hash_document_name
 
 
 @settings(max_examples=40, deadline=None)
@@ -18,7 +18,9 @@ from sinklab.data.documents.split import compute_limit, hash_document_name
 )
 def test_a_single_text_is_cut_into_a_side_that_is_trained_on_and_one_that_is_held_out(text, held_out, name):
     document = Document(name, ((text, True),), '', 1000)
-    source = split.split_single_text(Source((SourcePiece(name, 1000, lambda: iter([document])),), ()), held_out)
+    source = held_out_split.split_single_text(
+        Source((SourcePiece(name, 1000, lambda: iter([document])),), ()), held_out
+    )
     found = sorted(source.read_documents(), key=lambda document: document.name)
     assert ''.join(document.text for document in found) == text
     assert sum(document.size for document in found) == 1000
@@ -32,7 +34,7 @@ def test_a_single_text_is_cut_into_a_side_that_is_trained_on_and_one_that_is_hel
 
 @pytest.mark.parametrize('sample', [1 << 26, 1000])  # characters: more than the text has, and fewer
 def test_a_store_of_one_long_text_has_both_of_its_sides(tmp_path, monkeypatch, capsys, sample):
-    monkeypatch.setattr(split, 'SAMPLE', sample)
+    monkeypatch.setattr(held_out_split, 'SAMPLE', sample)
     text = ' '.join(corpus_of(200))
     (tmp_path / 'long.txt').write_text(text)
     (tmp_path / 'blank.txt').write_text(' ')
@@ -57,8 +59,10 @@ def test_a_large_corpus_gives_its_tokenizer_a_sample_from_all_over(tmp_path, mon
     (tmp_path / 'texts').mkdir()
     for number in range(50):
         (tmp_path / 'texts' / f'{number:02}.txt').write_text(f'{number} ' + 'a word ' * 1000)
-    monkeypatch.setattr(split, 'SAMPLE', 40_000)
-    limit, texts = split.survey_corpus(sources.open_source(f'text:{tmp_path}/texts/*.txt'), 0.2, lenient=False, with_texts=True)
+    monkeypatch.setattr(held_out_split, 'SAMPLE', 40_000)
+    limit, texts = held_out_split.survey_corpus(
+        sources.open_source(f'text:{tmp_path}/texts/*.txt'), 0.2, lenient=False, with_texts=True
+    )
     assert limit == int(0.2 * 2**64)
     assert 20_000 < sum(map(len, texts)) < 60_000
     assert len({text.split()[0] for text in texts}) == len(texts) > 20

@@ -13,14 +13,14 @@ from pathlib import Path
 import pytest
 from runs import outcome
 
-from sinklab import streams
-from sinklab.folder import RunDir
+from sinklab import standard_streams
+from sinklab.run_dir import RunDir
 
 SINKLAB = shlex.join([sys.executable, '-m', 'sinklab'])
 # Sends itself SIGTERM after the third step, and trains as the command does.
 SIGNALLED = f"""{shlex.quote(sys.executable)} -c '
 import os, signal, sys
-from sinklab import streams
+from sinklab import standard_streams
 import sinklab.train.loop as loop
 def record(run, record, written, old=loop.Run.record):
     old(run, record, written)
@@ -58,7 +58,7 @@ def shell(command: str) -> tuple[int, str]:
 def test_a_log_that_cannot_be_written_does_not_change_a_run(config, tmp_path, program, streams, code, kind):
     program, *options = program.split(' --supervise')
     options = '--supervise' if options else ''
-    command = f'{program} train --config={config} --workdir={tmp_path}/run {options} {streams}'
+    command = f'{program} train --config={config} --workdir={tmp_path}/run {options} {standard_streams}'
     assert shell(command)[0] == code
     folder = RunDir(tmp_path / 'run')
     assert outcome(folder.path)['kind'] == kind
@@ -101,7 +101,7 @@ def test_the_outcome_of_runs_does_not_depend_on_a_table_that_cannot_be_written(c
 @pytest.mark.slow
 @pytest.mark.parametrize('number', [signal.SIGTERM, signal.SIGINT, signal.SIGHUP])
 def test_a_reader_that_has_stopped_does_not_keep_a_signal_from_ending_a_process(number):
-    script = 'import signal, time\nfrom sinklab import startup, streams\n'
+    script = 'import signal, time\nfrom sinklab import startup_signals, streams\n'
     script += 'signal.signal(signal.SIGHUP, signal.SIG_DFL)\nstreams.make_safe()\n'
     script += 'signal.signal(signal.SIGINT, signal.default_int_handler)\nstartup.install("verb")\n'
     script += 'print("ready", flush=True)\nimport os\nos.set_blocking(2, False)\n'
@@ -116,26 +116,26 @@ def test_a_reader_that_has_stopped_does_not_keep_a_signal_from_ending_a_process(
 
 
 def test_a_disk_that_fails_under_a_result_is_an_error_and_a_terminal_that_hangs_up_is_not():
-    failing = streams.SafeStream(Broken(errno.EIO), is_result=True)
+    failing = standard_streams.SafeStream(Broken(errno.EIO), is_result=True)
     failing.write('abc')
     assert failing.error.errno == errno.EIO
     terminal = Broken(errno.EIO)
     terminal.isatty = lambda: True
-    with pytest.raises(streams.OutputClosedError):
-        streams.SafeStream(terminal, is_result=True).write('abc')
+    with pytest.raises(standard_streams.OutputClosedError):
+        standard_streams.SafeStream(terminal, is_result=True).write('abc')
 
 
 @pytest.mark.parametrize('number', [errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.EPIPE, errno.EAGAIN])
 def test_writing_to_standard_error_never_raises(number):
-    stream = streams.SafeStream(Broken(number))
+    stream = standard_streams.SafeStream(Broken(number))
     assert stream.write('abc') == 3
     stream.writelines(['a', 'b'])
     stream.flush()
 
 
 def test_only_a_result_stops_a_command_whose_reader_has_gone():
-    with pytest.raises(streams.OutputClosedError):
-        streams.SafeStream(Broken(errno.EPIPE), is_result=True).write('abc')
-    full = streams.SafeStream(Broken(errno.ENOSPC), is_result=True)
+    with pytest.raises(standard_streams.OutputClosedError):
+        standard_streams.SafeStream(Broken(errno.EPIPE), is_result=True).write('abc')
+    full = standard_streams.SafeStream(Broken(errno.ENOSPC), is_result=True)
     full.write('abc')
     assert full.error.errno == errno.ENOSPC

@@ -11,7 +11,7 @@ from faults.interrupts import interrupt
 SINKLAB = [sys.executable, '-m', 'sinklab']
 PREPARED = """
 import os, signal, sys, threading, time
-from sinklab import startup
+from sinklab import startup_signals
 sys.path.insert(0, {folder!r})
 
 def send(seconds, number=signal.SIGINT):

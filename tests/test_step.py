@@ -12,13 +12,21 @@ from flax import nnx
 from jax.sharding import AbstractMesh, PartitionSpec
 from scipy.stats import entropy
 
-from sinklab import devices, sharding
-from sinklab.devices import MESH_AXES
-from sinklab.model.columns import count_learned_kv
-from sinklab.record import UserError
-from sinklab.spec import Hardware
-from sinklab.train import evaluation, layout, objective, state, step
-from sinklab.train.forward import make_forward
+from sinklab.config.spec import Hardware
+from sinklab.model.learned_kv import count_learned_kv
+from sinklab.parallel import device_mesh, sharding
+from sinklab.parallel.device_mesh import MESH_AXES
+from sinklab.schema import UserError
+from sinklab.train import (
+    evaluate,
+    setup,
+    state,
+    step,
+)
+from sinklab.train import (
+    step as step_module,
+)
+from sinklab.train.loss import make_forward
 
 IDS = np.random.default_rng(0).integers(0, 300, (4, 17)).astype(np.int32)
 
@@ -26,14 +34,14 @@ IDS = np.random.default_rng(0).integers(0, 300, (4, 17)).astype(np.int32)
 @functools.cache
 def fresh(spec):
     """A state as initialized on one device: it is the same on every mesh, by a test below."""
-    mesh = devices.make_mesh(Hardware())
+    mesh = device_mesh.make_mesh(Hardware())
     with jax.set_mesh(mesh):
         return jax.device_get(state.create_state(spec, mesh))
 
 
 def updated(spec, hardware, times=2):
     """(numbers, state) after a few steps on one batch."""
-    mesh = devices.make_mesh(hardware)
+    mesh = device_mesh.make_mesh(hardware)
     with jax.set_mesh(mesh):
         now = jax.device_put(fresh(spec), state.get_state_shardings(spec, mesh))
         advance = step.make_train_step(spec, hardware, mesh)
@@ -117,7 +125,7 @@ def test_a_layout_changes_neither_loss_nor_parameters(spec, hardware):
 @pytest.mark.slow
 @pytest.mark.parametrize('hardware', [Hardware(data=4), Hardware(fsdp=2, tensor=2)], ids=str)
 def test_a_fresh_state_is_the_same_on_every_mesh(hardware):
-    made = [state.create_state(tiny(), devices.make_mesh(layout)) for layout in (Hardware(), hardware)]
+    made = [state.create_state(tiny(), device_mesh.make_mesh(setup)) for setup in (Hardware(), hardware)]
     for one, other in zip(*map(jax.tree.leaves, made), strict=True):
         np.testing.assert_array_equal(one, other)
 
@@ -125,7 +133,7 @@ def test_a_fresh_state_is_the_same_on_every_mesh(hardware):
 @pytest.mark.slow
 def test_moments_live_where_their_parameters_do_and_a_step_leaves_them_there():
     spec, hardware = tiny(), Hardware(fsdp=2, tensor=2)
-    where = state.get_state_shardings(spec, devices.make_mesh(hardware))
+    where = state.get_state_shardings(spec, device_mesh.make_mesh(hardware))
     moments = where['opt_state'][1][0]
     assert moments.mu == moments.nu == where['params']
     assert where['params']['blocks']['ffn']['out_FD'].spec == PartitionSpec(None, 'tensor', 'fsdp')
@@ -140,10 +148,12 @@ def test_moments_live_where_their_parameters_do_and_a_step_leaves_them_there():
 def test_a_prefix_is_not_predicted_in_training_but_in_validation():
     spec = tiny(model__mask__prefix=4, probe__keys=4)
     params = fresh(spec)['params']
-    loss_BT, _ = evaluation.make_token_loss(spec, devices.make_mesh(Hardware()))(params, IDS)
-    np.testing.assert_allclose(objective.make_loss(spec, first_target=4)(params, IDS), loss_BT[:, 3:].mean(), rtol=1e-5)
-    with jax.set_mesh(mesh := devices.make_mesh(Hardware())):
-        valid = evaluation.make_evaluate(spec, Hardware(), mesh)(params, IDS)['valid/loss']
+    loss_BT, _ = evaluate.make_token_loss(spec, device_mesh.make_mesh(Hardware()))(params, IDS)
+    np.testing.assert_allclose(
+        step_module.make_loss(spec, first_target=4)(params, IDS), loss_BT[:, 3:].mean(), rtol=1e-5
+    )
+    with jax.set_mesh(mesh := device_mesh.make_mesh(Hardware())):
+        valid = evaluate.make_evaluate(spec, Hardware(), mesh)(params, IDS)['valid/loss']
         given = fresh(spec), sharding.put_batch(IDS, mesh), sharding.make_per_device_array(0, mesh)
         _, numbers = step.make_train_step(spec, Hardware(), mesh)(*given)
     np.testing.assert_allclose(valid, loss_BT.mean(), rtol=1e-5)
@@ -159,12 +169,12 @@ def test_seeds_differ():
 @pytest.mark.slow
 def test_the_evaluation_is_the_mean_over_windows_whatever_the_batch():
     spec, hardware = tiny(), Hardware(data=2)
-    mesh = devices.make_mesh(hardware)
+    mesh = device_mesh.make_mesh(hardware)
     ids_NT = np.random.default_rng(1).integers(0, 300, (7, 17)).astype(np.int32)
     with jax.set_mesh(mesh):
         params = jax.device_put(fresh(spec)['params'], state.get_state_shardings(spec, mesh)['params'])
-        found = evaluation.make_evaluate(spec, hardware, mesh)(params, ids_NT)
-    loss = jax.jit(objective.make_loss(spec))
+        found = evaluate.make_evaluate(spec, hardware, mesh)(params, ids_NT)
+    loss = jax.jit(step_module.make_loss(spec))
     each = [float(loss(fresh(spec)['params'], ids_NT[i : i + 1])) for i in range(7)]
     np.testing.assert_allclose(found['valid/loss'], np.mean(each), rtol=1e-5)
 
@@ -182,7 +192,7 @@ def test_the_evaluation_is_the_mean_over_windows_whatever_the_batch():
 )
 def test_a_layout_that_does_not_divide_is_refused(hardware, words):
     with pytest.raises(UserError, match=words):
-        layout.check_layout(
+        setup.check_layout(
             tiny(model__kv_heads=2 if 'kv_heads' in words else None),
             hardware,
             AbstractMesh((hardware.data or 1, hardware.fsdp or 1, hardware.tensor), MESH_AXES),
@@ -205,7 +215,7 @@ def test_a_layout_passes_where_every_parameter_divides_and_only_there(changes):
         except ValueError:
             divides = False
         try:
-            layout.check_layout(spec, Hardware(), mesh)
+            setup.check_layout(spec, Hardware(), mesh)
             passes = True
         except UserError:
             passes = False
@@ -214,7 +224,7 @@ def test_a_layout_passes_where_every_parameter_divides_and_only_there(changes):
 
 def test_more_devices_than_there_are_is_refused():
     with pytest.raises(UserError, match='wants 8 devices and 4 are here'):
-        devices.make_mesh(Hardware(data=8))
+        device_mesh.make_mesh(Hardware(data=8))
 
 
 def test_two_logical_axes_on_one_mesh_axis_collide():

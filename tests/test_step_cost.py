@@ -10,8 +10,8 @@ from types import SimpleNamespace
 import pytest
 from conftest import tiny
 
-from sinklab import topology
-from sinklab.hlo import Collective
+from sinklab.planning import topology
+from sinklab.planning.hlo import Collective
 from sinklab.train import state
 
 GATE = Path(__file__).parents[1] / 'benchmarks' / 'step_cost.py'

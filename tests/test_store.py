@@ -13,14 +13,13 @@ from hypothesis import strategies as st
 from stores import BEGIN, END, corpus_of, made, mixture, of_many_shards, other_tokenizer, recipe, texts_of, written
 
 from sinklab.cli.main import main
+from sinklab.data import store as store_room
 from sinklab.data.batches import load_run_data
-from sinklab.data.corpus import open_corpus
-from sinklab.data.prepare import prepare_store
-from sinklab.data.store import store as store_room
-from sinklab.data.store.check import find_problems, decode_samples
-from sinklab.data.store.shard import IDS_SUFFIX
-from sinklab.data.store.store import Store
-from sinklab.record import UserError
+from sinklab.data.prepare import open_corpus, prepare_store
+from sinklab.data.store import Store
+from sinklab.data.store_check import decode_samples, find_problems
+from sinklab.data.store_files import IDS_SUFFIX
+from sinklab.schema import UserError
 
 
 @pytest.fixture(scope='module')
@@ -39,7 +38,9 @@ def copied(store, tmp_path):
 @given(st.data())
 def test_a_row_reads_as_if_its_shards_were_one_array(store, data):
     row = store.row('train', data.draw(st.sampled_from(store.domains)))
-    whole = np.concatenate([np.fromfile(store.path / f'{shard.name}.{IDS_SUFFIX}', store.dtype) for shard in row.shards])
+    whole = np.concatenate(
+        [np.fromfile(store.path / f'{shard.name}.{IDS_SUFFIX}', store.dtype) for shard in row.shards]
+    )
     assert len(row) == len(whole)
     start = data.draw(st.integers(0, len(whole) - 1))
     end = data.draw(st.integers(start + 1, len(whole)))
@@ -230,7 +231,9 @@ def test_validation_on_one_domain_reads_its_held_out_documents_alone(store, doma
     assert not all(window in wanted for window in plain.valid_NT.tolist())
     assert found.fingerprint == plain.fingerprint
     for step in range(3):
-        np.testing.assert_array_equal(found.batches.read_rows(step, range(4)), plain.batches.read_rows(step, range(4)))
+        np.testing.assert_array_equal(
+            found.batches.read_rows(step, range(4)), plain.batches.read_rows(step, range(4))
+        )
     with pytest.raises(UserError, match=f'held-out documents of {domain} have {len(wanted)} windows of 17 tokens'):
         load_run_data(tiny(**given | dict(valid__windows=len(wanted) + 1), valid__domain=domain))
 

@@ -12,14 +12,20 @@ from conftest import drawn, some, tiny
 from flax import nnx
 from options import COMBINATIONS, OPTIONS, SIGMOID, option
 
+from sinklab.loss_mask import exclude_from_loss
 from sinklab.model import streaming
 from sinklab.model.streaming import CacheConfig, init_stream, read_tokens
 from sinklab.model.transformer import compute_logits
-from sinklab.record import UserError
-from sinklab.targets import exclude_from_loss
+from sinklab.schema import UserError
 from sinklab.train import state
-from sinklab.train.sampling import Sampler, sample_tokens
-from sinklab.train.streaming import check_streaming, jit_model_function, measure_perplexity, split_into_segments
+from sinklab.train.generate import (
+    Sampler,
+    check_streaming,
+    jit_model_function,
+    measure_perplexity,
+    sample_tokens,
+    split_into_segments,
+)
 
 TOKENS = 1 + np.random.default_rng(0).permutation(299)[:14].astype(np.int32)
 CACHES = [CacheConfig(0, 4), CacheConfig(2, 3)]
@@ -269,7 +275,7 @@ def test_a_sample_ends_with_its_document():
 @pytest.mark.slow
 def test_a_long_prompt_is_read_in_parts(monkeypatch):
     expected = sampled(tokens=3)
-    monkeypatch.setattr('sinklab.train.sampling.SEGMENT', 5)
+    monkeypatch.setattr('sinklab.train.generate.SEGMENT', 5)
     assert sampled(tokens=3) == expected
 
 

@@ -9,8 +9,8 @@ from textwrap import indent
 import pytest
 from processes import FOREVER, LISTENING, TOUCH, Run, gone, only, pid_of_child, run_of, started
 
-from sinklab.folder import RunDir
-from sinklab.processes.ending import STOPPING_MESSAGE
+from sinklab.run_dir import RunDir
+from sinklab.supervisor.exit_status import STOPPING_MESSAGE
 
 pytestmark = pytest.mark.slow
 SAVE = """
@@ -156,7 +156,7 @@ def test_a_step_that_does_not_end_names_who_did_not_arrive_but_a_save_may_take_i
 @pytest.mark.parametrize('told', [0, 1])
 def test_a_process_that_has_begun_stops_as_it_will_and_all_with_it_and_it_is_said_once(run, told):
     """By the child where that has the terminal."""
-    script = f'from sinklab.train.signals import signals\nwith signals() as heard:\n  {TOUCH}'
+    script = f'from sinklab.train.run_status import signals\nwith signals() as heard:\n  {TOUCH}'
     script += "  while not any(group.gather('x', len(heard))): time.sleep(0.1)\n"
     script += "end = End('stopped', 'saved at step 7', orderly=True)"
     run.start(script)

@@ -10,13 +10,13 @@ import time
 import numpy as np
 import pytest
 
-from sinklab.cli import processes
-from sinklab.cli.config import load_spec
-from sinklab.cli.main import main, build_parser
+from sinklab.cli import process_flags
+from sinklab.cli.config_flags import load_spec
+from sinklab.cli.main import build_parser, main
 from sinklab.cli.sweep import make_train_command
-from sinklab.folder import RunDir
-from sinklab.lease import LeaseLostError, hold_lease
-from sinklab.processes.cluster import ProcessInfo
+from sinklab.run_dir import RunDir
+from sinklab.storage.lease import LeaseLostError, hold_lease
+from sinklab.supervisor.cluster import ProcessInfo
 from sinklab.sweep import run as sweep
 from sinklab.sweep.plan import SweepRun
 from sinklab.sweep.run import SweepCallback, run_sweep
@@ -291,7 +291,7 @@ def test_a_row_is_alone_in_a_job_of_a_cluster_that_has_room_for_more(monkeypatch
         monkeypatch.setenv(name, value)
     row = make_train_command('mine.py', SweepRun('softmax', 0, RunDir(tmp_path), None, None), [])
     given, _ = build_parser().parse_known_args(row[row.index('train') :])
-    assert processes.parse_process_info(given) == ProcessInfo()
+    assert process_flags.parse_process_info(given) == ProcessInfo()
 
 
 def test_a_sweep_that_is_started_twice_is_refused(capsys, table, tmp_path):

@@ -3,9 +3,9 @@
 import numpy as np
 import pytest
 
-from sinklab.report import sweep
-from sinklab.report.interval import compute_mean_interval
-from sinklab.report.sweep import RowResult
+from sinklab.report import sweep_table
+from sinklab.report.statistics import compute_mean_interval
+from sinklab.report.sweep_table import RowResult
 
 
 @pytest.mark.parametrize(
@@ -23,7 +23,7 @@ from sinklab.report.sweep import RowResult
     ],
 )
 def test_an_outcome_is_said_beside_what_was_published(outcomes, fails, words):
-    assert sweep.format_outcome(outcomes.split(',' if ',' in outcomes else ' '), fails) == words
+    assert sweep_table.format_outcome(outcomes.split(',' if ',' in outcomes else ' '), fails) == words
 
 
 def arm(row, published, outcomes=('done', 'done'), **numbers):
@@ -39,7 +39,9 @@ def arm(row, published, outcomes=('done', 'done'), **numbers):
 def test_a_difference_is_taken_over_the_seeds_that_both_rows_have():
     first = arm('a', {}, ('done', 'crashed', 'done'), sink_1=[10.0, 0.0, 30.0])
     other = arm('b', {}, ('done', 'done', 'done'), sink_1=[11.0, 50.0, 34.0])
-    rows = sweep.make_sweep_table([first, other, arm('c', {}, ('diverged', 'done', 'refused'), sink_1=[1.0, 2.0, 3.0])])
+    rows = sweep_table.make_sweep_table(
+        [first, other, arm('c', {}, ('diverged', 'done', 'refused'), sink_1=[1.0, 2.0, 3.0])]
+    )
     assert rows[1]['ours']['sink/1'] == pytest.approx(dict(mean=95 / 3, sd=np.std([11, 50, 34], ddof=1), n=3))
     apart = dict(mean=2.5, sd=1.5 * 2**0.5, n=2, interval=None)
     assert rows[1]['difference'] == {'from': 'a', 'sink/1': pytest.approx(apart)}
@@ -52,7 +54,7 @@ def test_a_difference_of_three_seeds_has_an_interval():
         arm('a', {}, 3 * ('done',), sink_1=[10.0, 20.0, 30.0]),
         arm('b', {}, 3 * ('done',), sink_1=[1.0, 2.0, 9.0]),
     )
-    difference = sweep.make_sweep_table([first, other])[1]['difference']['sink/1']
+    difference = sweep_table.make_sweep_table([first, other])[1]['difference']['sink/1']
     assert difference['interval'] == compute_mean_interval([-9.0, -18.0, -21.0])
 
 
@@ -62,7 +64,7 @@ def test_a_difference_of_three_seeds_has_an_interval():
 )
 def test_a_run_says_when_its_sink_emerged_to_within_half_of_what_lies_between_probes(rates, step):
     records = [{'step': 100 * at, 'sink/1': float(rate)} for at, rate in enumerate(rates)]
-    assert sweep.compute_run_metrics(records, None).get(sweep.EMERGENCE_METRIC) == step
+    assert sweep_table.compute_run_metrics(records, None).get(sweep_table.EMERGENCE_METRIC) == step
 
 
 def test_the_table_of_a_person_has_ours_and_published_in_one_cell():
@@ -70,7 +72,7 @@ def test_the_table_of_a_person_has_ours_and_published_in_one_cell():
     others = {'sink/2': 69.03, 'not measured here': 5}
     moved = arm('moved', others, sink_1=[0.0, 1.0], sink_2=[60.0, 60.0], sink_star=[1.0, 3.0])
     fails = arm('fails', {'fails': True}, ('diverged', 'diverged'))
-    headings, rows = sweep.format_table_cells(sweep.make_sweep_table([first, moved, fails]))
+    headings, rows = sweep_table.format_table_cells(sweep_table.make_sweep_table([first, moved, fails]))
     assert headings == [
         *('row', 'runs', 'Sink_1 (%)', 'Sink_1 - plain (%)', 'Sink_* (%)', 'Sink_2 (%)', 'valid loss (nats)', 'end')
     ]
@@ -79,8 +81,8 @@ def test_the_table_of_a_person_has_ours_and_published_in_one_cell():
         ['moved', '2', '0.50 ± 0.71', '-14.50 ± 6.36', '2.00 ± 1.41', '60.00 ± 0.00 (69.03)', '', 'done'],
         ['fails', '0', '', '', '', '', '', 'diverged 2/2, as published'],
     ]
-    assert sweep.format_published({'fails': True}) == 'fails'
+    assert sweep_table.format_published({'fails': True}) == 'fails'
     assert (
-        sweep.format_published({'sink/star': 74.12, 'sink/1': 0.0, 'valid/loss': 3.72})
+        sweep_table.format_published({'sink/star': 74.12, 'sink/1': 0.0, 'valid/loss': 3.72})
         == 'Sink_* 74.12  Sink_1 0.00  loss 3.72'
     )

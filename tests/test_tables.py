@@ -10,11 +10,25 @@ import pytest
 from published import NUMBERS
 from rows import PAPER, ROWS, name
 
-from configs import default, emergence, optimization, quickstart
+from configs import (
+    default,
+    emergence,
+    optimization,
+    quickstart,
+)
 from configs.sizes import REFERENCE_FIELDS, SIZES
-from configs.table import SizeScaledValue, find_closest_name, list_fields, scale_number, get_field, scale, scale_with_size, table
-from sinklab import spec
-from sinklab.parse import parse_config
+from configs.table import (
+    SizeScaledValue,
+    find_closest_name,
+    get_field,
+    list_fields,
+    scale,
+    scale_number,
+    scale_with_size,
+    table,
+)
+from sinklab.config import spec
+from sinklab.config.validate import parse_config
 from sinklab.train import step
 
 ROOT = Path(__file__).parents[1]
@@ -29,7 +43,10 @@ def test_a_row_parses_at_every_size(module, row, size):
 
 @pytest.mark.parametrize(('module', 'row'), ROWS, ids=name)
 def test_attention_is_chosen_for_every_row(module, row):
-    assert step.choose_step_backend(parse_config(module.get_config(row, 'smoke').to_dict()), spec.Hardware()).backend == 'chunked'
+    assert (
+        step.choose_step_backend(parse_config(module.get_config(row, 'smoke').to_dict()), spec.Hardware()).backend
+        == 'chunked'
+    )
 
 
 @pytest.mark.parametrize(('module', 'row'), ROWS, ids=name)
@@ -303,17 +320,13 @@ def menu(record, field):
 
 
 def test_every_menu_has_its_function():
-    from sinklab.attend.backends import BACKENDS
-    from sinklab.attend.normalizer import NORMALIZERS
-    from sinklab.attend.similarity import SIMILARITIES
+    from sinklab.attn.backends import BACKENDS
+    from sinklab.attn.operations import NORMALIZERS, SIMILARITIES
     from sinklab.data.batches import PREPENDED_IDS, TASKS
     from sinklab.model.attention import COMBINATIONS
-    from sinklab.model.columns import LEARNED_KV_KINDS, VALUE_DIRECTIONS
-    from sinklab.model.feature_map import FEATURE_MAPS
-    from sinklab.model.ffn import FFN_ACTIVATIONS
-    from sinklab.model.gate import GATES
     from sinklab.model.initialization import INITIALIZATIONS
-    from sinklab.model.norm import NORM_PLACEMENTS
+    from sinklab.model.layers import FEATURE_MAPS, FFN_ACTIVATIONS, GATES, NORM_PLACEMENTS
+    from sinklab.model.learned_kv import LEARNED_KV_KINDS, VALUE_DIRECTIONS
     from sinklab.model.positions import POSITIONS
     from sinklab.train.optimizer import OPTIMIZERS, SCHEDULES
 
@@ -337,16 +350,18 @@ def test_every_menu_has_its_function():
 
 
 def test_a_shifted_similarity_goes_with_no_normalizer_that_would_keep_the_shift():
-    from sinklab.attend.similarity import SIMILARITIES
-    from sinklab.parse import MASS_INDEPENDENT_NORMALIZERS
+    from sinklab.attn.operations import SIMILARITIES
+    from sinklab.config.validate import MASS_INDEPENDENT_NORMALIZERS
 
     for kind, similarity in SIMILARITIES.items():
-        assert not (similarity.is_shifted and set(MASS_INDEPENDENT_NORMALIZERS) & set(spec.NORMALIZERS_BY_SIMILARITY[kind])), kind
+        assert not (
+            similarity.is_shifted and set(MASS_INDEPENDENT_NORMALIZERS) & set(spec.NORMALIZERS_BY_SIMILARITY[kind])
+        ), kind
 
 
 def test_what_does_not_look_at_mass_is_not_given_any():
-    from sinklab.attend.normalizer import NORMALIZERS
-    from sinklab.parse import MASS_INDEPENDENT_NORMALIZERS
+    from sinklab.attn.operations import NORMALIZERS
+    from sinklab.config.validate import MASS_INDEPENDENT_NORMALIZERS
 
     assert set(MASS_INDEPENDENT_NORMALIZERS) == {name for name, one in NORMALIZERS.items() if not one.uses_total}
 

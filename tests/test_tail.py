@@ -7,9 +7,9 @@ from conftest import tiny
 
 from sinklab.cli import tail
 from sinklab.cli.main import main
-from sinklab.folder import RunDir
-from sinklab.lease import UNREADABLE_OWNER, hold_lease
-from sinklab.train.listener import Callback
+from sinklab.run_dir import RunDir
+from sinklab.storage.lease import UNREADABLE_OWNER, hold_lease
+from sinklab.train.callbacks import Callback
 
 
 class Told(Callback):
@@ -85,7 +85,7 @@ def test_an_owner_out_of_sight_is_followed_until_it_is_not_heard_of(folder, monk
     folder.write('outcome', dict(kind='stopped', message=''))  # of the attempt before
     looks = tail.follow_run(folder, Told())
     next(looks)
-    monkeypatch.setattr('sinklab.lease.PATIENCE', 0.0)
+    monkeypatch.setattr('sinklab.storage.lease.PATIENCE', 0.0)
     assert list(looks) == []
 
 

@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from sinklab.targets import is_in_loss, strip_loss_mask, exclude_from_loss
+from sinklab.loss_mask import exclude_from_loss, is_in_loss, strip_loss_mask
 
 IDS = np.array([[0, 1, 299], [7, 0, 2**31 - 1]], np.int32)
 

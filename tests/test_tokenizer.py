@@ -7,10 +7,10 @@ import pytest
 from stores import BEGIN, END, corpus_of, documents, made, other_tokenizer, recipe, written
 from tokenizers import Tokenizer
 
+from sinklab.data import tokenizer
 from sinklab.data.prepare import prepare_store
-from sinklab.data.store.store import Store
-from sinklab.data.tokens import tokenizer
-from sinklab.record import UserError
+from sinklab.data.store import Store
+from sinklab.schema import UserError
 
 
 def test_a_text_cannot_spell_a_special_token(tmp_path):

@@ -13,17 +13,19 @@ from attending import rule, steep
 from conftest import attention, tiny
 from jax.sharding import AxisType, Mesh, SingleDeviceSharding
 
-from sinklab import sharding, topology
-from sinklab.attend import mask as masks
-from sinklab.attend.backends import BACKENDS
-from sinklab.attend.bias import ScoreBias, RelativePositionBias
-from sinklab.devices import MESH_AXES
-from sinklab.model.positions import compute_buckets, compute_alibi_slopes
-from sinklab.spec import Hardware
+from sinklab.attn import mask as masks
+from sinklab.attn.backends import BACKENDS
+from sinklab.attn.spec import RelativePositionBias, ScoreBias
+from sinklab.config.spec import Hardware
+from sinklab.model.positions import compute_alibi_slopes, compute_buckets
+from sinklab.parallel import sharding
+from sinklab.parallel.device_mesh import MESH_AXES
+from sinklab.planning import topology
 from sinklab.train import state, step
 
 pytestmark = pytest.mark.skipif(
-    topology.find_libtpu() is None, reason='libtpu, which has the compiler, could not be installed; pip install libtpu'
+    topology.find_libtpu() is None,
+    reason='libtpu, which has the compiler, could not be installed; pip install libtpu',
 )
 LENGTH, HEADS = 8192, 2
 PLACES = np.arange(LENGTH)[None]
@@ -41,7 +43,11 @@ def compiled(chip, operation, backend='tpu', width=128, dtype=jnp.bfloat16, curv
     bias = ScoreBias(CURVES[curve], PLACES, PLACES)
 
     def total(query, key, value, start_BT):
-        mask = masks.make_causal_mask(LENGTH) & masks.make_document_mask(start_BT) if documents else masks.make_causal_mask(LENGTH)
+        mask = (
+            masks.make_causal_mask(LENGTH) & masks.make_document_mask(start_BT)
+            if documents
+            else masks.make_causal_mask(LENGTH)
+        )
         asked = rule(attention(*operation), mask, bias=bias)
         return jnp.sum(BACKENDS[backend].attend(query, key, value, asked).output_BTHK ** 2)
 
@@ -119,7 +125,9 @@ KINDS = [f'{kind} {direction}' for kind in ('softmax', 'sigmoid', 'splash') for 
 
 
 @pytest.mark.exhaustive  # one of them is in test_benchmarks
-@pytest.mark.skipif(topology.find_libtpu_version() != FIGURES['versions']['libtpu'], reason='the figures are of another libtpu')
+@pytest.mark.skipif(
+    topology.find_libtpu_version() != FIGURES['versions']['libtpu'], reason='the figures are of another libtpu'
+)
 def test_kernels_cost_what_is_committed_and_no_more_than_their_limits():
     command = [sys.executable, COST, '--check', '--chips=v6e', f'--kernels={",".join(KINDS)}']
     found = subprocess.run(command, capture_output=True, text=True)

@@ -13,7 +13,15 @@ from pages import PROGRAMS
 from recorders import TOOLS, Recorders
 
 from docs import run_tutorial
-from docs.run_tutorial import TutorialRunner, follow_page, make_quick, read_blocks, reduce_to_shape, select_lines, update_outputs
+from docs.run_tutorial import (
+    TutorialRunner,
+    follow_page,
+    make_quick,
+    read_blocks,
+    reduce_to_shape,
+    select_lines,
+    update_outputs,
+)
 from sinklab.cli.main import build_parser
 
 ROOT = Path(__file__).parents[1]
@@ -120,7 +128,11 @@ def test_files_commands_and_cells_of_a_page_are_followed_in_order_and_its_output
     ])  # fmt: skip
     outputs = follow_page(page, TutorialRunner(tmp_path))
     assert [printed for _, printed in outputs] == [['5', 'a b'], ['7'], ['8']]
-    assert [block.text for block in read_blocks(update_outputs(page, outputs)) if block.lines] == ['5\n', '7\n', '8\n']
+    assert [block.text for block in read_blocks(update_outputs(page, outputs)) if block.lines] == [
+        '5\n',
+        '7\n',
+        '8\n',
+    ]
     with pytest.raises(SystemExit):
         TutorialRunner(tmp_path).follow(read_blocks('```sh\nfalse\n```\n')[0])
 

@@ -15,15 +15,14 @@ import pytest
 from buckets import uploaded
 from stores import made, recipe, written
 
-from sinklab.data.documents.sources import open_source
-from sinklab.data.store import marks
-from sinklab.data.store.meta import is_store_complete
-from sinklab.data.store.recipe import read_plan
-from sinklab.data.store.store import Store
-from sinklab.files import validation
-from sinklab.files.place import parse_path, get_file_system
-from sinklab.llama import files
-from sinklab.record import UserError
+from sinklab.data import remote_store
+from sinklab.data.sources import open_source
+from sinklab.data.store import Store
+from sinklab.data.store_files import is_store_complete, read_plan
+from sinklab.hf import files
+from sinklab.schema import UserError
+from sinklab.storage import untrusted_files
+from sinklab.storage.paths import get_file_system, parse_path
 
 SHA = '0' * 64
 TEXTS = [f'{number} a text of some words' for number in range(30)]
@@ -40,12 +39,12 @@ def refusal(function, *given, **more):
 
 @pytest.mark.parametrize('name', ESCAPES, ids=repr)
 def test_a_name_that_leads_out_of_its_folder_is_refused(name):
-    assert 'meta.json' in refusal(validation.check_relative_name, name, 'meta.json')
+    assert 'meta.json' in refusal(untrusted_files.check_relative_name, name, 'meta.json')
 
 
 @pytest.mark.parametrize('name', ['a', 'a.b', '..a', 'a..b', 'a/b/c.json', 'naïve 1', 'ocdbt.process_0/d/0f'])
 def test_a_name_below_its_folder_is_accepted(name, tmp_path):
-    assert validation.resolve_name(tmp_path, name, 'meta.json') == tmp_path / name
+    assert untrusted_files.resolve_name(tmp_path, name, 'meta.json') == tmp_path / name
 
 
 def test_a_link_that_leads_out_of_its_folder_is_refused(tmp_path):
@@ -56,8 +55,8 @@ def test_a_link_that_leads_out_of_its_folder_is_refused(tmp_path):
     (folder / 'up').symlink_to('..')
     (folder / 'own').symlink_to('file')
     for name in ('link', 'up/secret', 'up/none'):
-        assert name in refusal(validation.resolve_name, folder, name, 'index.json')
-    assert validation.resolve_name(folder, 'own', 'index.json') == folder / 'own'
+        assert name in refusal(untrusted_files.resolve_name, folder, name, 'index.json')
+    assert untrusted_files.resolve_name(folder, 'own', 'index.json') == folder / 'own'
 
 
 def test_links_of_a_snapshot_of_the_hub_lead_to_blobs_of_the_same_repository_alone(tmp_path):
@@ -69,8 +68,8 @@ def test_links_of_a_snapshot_of_the_hub_lead_to_blobs_of_the_same_repository_alo
     snapshot.mkdir(parents=True)
     (snapshot / 'config.json').symlink_to('../../blobs/abc')
     (snapshot / 'other.json').symlink_to('../../../models--org--other/blobs/abc')
-    assert not validation.is_linked_outside(snapshot / 'config.json', snapshot)
-    assert validation.is_linked_outside(snapshot / 'other.json', snapshot)
+    assert not untrusted_files.is_linked_outside(snapshot / 'config.json', snapshot)
+    assert untrusted_files.is_linked_outside(snapshot / 'other.json', snapshot)
 
 
 @pytest.mark.parametrize('name', [name for name in ESCAPES if name != 5] + ['link.safetensors'], ids=repr)
@@ -112,21 +111,21 @@ def test_an_index_that_names_a_file_in_a_deeper_folder_says_so(tmp_path):
 def test_json_that_is_damaged_too_large_or_too_deep_is_refused(content, tmp_path):
     path = tmp_path / 'some.json'
     path.write_bytes(content)
-    assert str(path) in refusal(validation.read_json, path, most=50_000 if len(content) > 1100 else 1000)
+    assert str(path) in refusal(untrusted_files.read_json, path, most=50_000 if len(content) > 1100 else 1000)
 
 
 def test_json_within_its_bounds_is_read(tmp_path):
     path = tmp_path / 'some.json'
     path.write_text('{"a": [[1, 2.5, null, "\u00e4"]], "b": Infinity}', encoding='utf-8')
-    assert validation.read_json(path) == {'a': [[1, 2.5, None, 'ä']], 'b': float('inf')}
+    assert untrusted_files.read_json(path) == {'a': [[1, 2.5, None, 'ä']], 'b': float('inf')}
     with pytest.raises(FileNotFoundError):
-        validation.read_json(tmp_path / 'none.json')
+        untrusted_files.read_json(tmp_path / 'none.json')
 
 
 @pytest.mark.parametrize('make', [os.mkfifo, os.mkdir], ids=['fifo', 'folder'])
 def test_what_is_no_regular_file_is_refused_and_not_waited_for(make, tmp_path):
     make(tmp_path / 'some.json')
-    assert 'some.json' in refusal(validation.read_json, tmp_path / 'some.json')
+    assert 'some.json' in refusal(untrusted_files.read_json, tmp_path / 'some.json')
 
 
 OUTAGES = [
@@ -155,13 +154,13 @@ def test_a_disk_or_bucket_that_does_not_answer_is_no_damage_of_a_file(error, tmp
     asked = recipe(given := written(tmp_path / 'a.jsonl', TEXTS))
     (tmp_path / 'recipe.json').write_text('{}')
     (tmp_path / 'meta.json').write_text('{}')
-    monkeypatch.setattr(validation, 'opened', lambda path: Unanswering(error))
+    monkeypatch.setattr(untrusted_files, 'opened', lambda path: Unanswering(error))
     for read in (
-        lambda: validation.read_json(tmp_path / 'meta.json'),
-        lambda: validation.load_npz(tmp_path / 'probe.npz'),
+        lambda: untrusted_files.read_json(tmp_path / 'meta.json'),
+        lambda: untrusted_files.load_npz(tmp_path / 'probe.npz'),
         lambda: is_store_complete(tmp_path),
         lambda: read_plan(tmp_path, asked, open_source(given)),
-        lambda: marks.read_etags(tmp_path),
+        lambda: remote_store.read_etags(tmp_path),
         lambda: files.read_json_object(tmp_path / 'config.json'),
     ):
         with pytest.raises(type(error)) as found:
@@ -227,17 +226,17 @@ def test_arrays_that_are_damaged_pickled_or_too_large_are_refused_without_alloca
     path.write_bytes(ARCHIVES[case])
     tracemalloc.start()
     try:
-        assert str(path) in refusal(validation.load_npz, path)
+        assert str(path) in refusal(untrusted_files.load_npz, path)
         assert tracemalloc.get_traced_memory()[1] < 1 << 24
     finally:
         tracemalloc.stop()
 
 
 def test_an_archive_that_unpacks_to_too_much_is_refused(monkeypatch):
-    monkeypatch.setattr(validation, 'ARRAY_BYTES', 1 << 20)
+    monkeypatch.setattr(untrusted_files, 'ARRAY_BYTES', 1 << 20)
     file = io.BytesIO()
     np.savez_compressed(file, a=np.zeros(1 << 20))
-    assert 'unpacks' in refusal(validation.load_npz, file.getvalue(), 'some.npz')
+    assert 'unpacks' in refusal(untrusted_files.load_npz, file.getvalue(), 'some.npz')
 
 
 def test_arrays_are_read_as_numpy_writes_them(tmp_path):
@@ -251,7 +250,7 @@ def test_arrays_are_read_as_numpy_writes_them(tmp_path):
     )
     for save in (np.savez, np.savez_compressed):
         save(tmp_path / 'some.npz', **arrays)
-        found = validation.load_npz(tmp_path / 'some.npz')
+        found = untrusted_files.load_npz(tmp_path / 'some.npz')
         assert found.keys() == arrays.keys()
         for name, array in arrays.items():
             np.testing.assert_array_equal(found[name], array)
@@ -416,10 +415,10 @@ def test_a_record_in_a_bucket_that_is_not_utf_8_is_made_again(tmp_path, bucket, 
 
     given, folder = written(tmp_path / 'a.jsonl', TEXTS), parse_path(f'{bucket.url}/store')
     whole = made(folder, given)
-    seen = marks.list_etags(folder)
+    seen = remote_store.list_etags(folder)
     for shard in whole.shards:
         shard.write_record(folder, {file: seen[file] for file in shard.file_names})
     (folder / 'meta.json').unlink()
     record = folder / f'{next(shard.name for shard in whole.shards if shard.side == "train")}.json'
-    monkeypatch.setattr(marks, 'storage', lambda folder: Altered(os.fspath(record).partition('://')[2]))
+    monkeypatch.setattr(remote_store, 'storage', lambda folder: Altered(os.fspath(record).partition('://')[2]))
     assert made(folder, given).digest == whole.digest

@@ -1,1 +1,1 @@
-"""Checkpoints: what is saved, known to be sound, and read again."""
+"""Checkpoints: saving, retention, verification, and restoring."""

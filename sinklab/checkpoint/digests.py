@@ -20,12 +20,11 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path, PurePosixPath
 from types import EllipsisType
 
-from sinklab.files import run_files, tree
-from sinklab.files.regular import DamagedFileError
-from sinklab.files.validation import is_relative_name
-from sinklab.files.whole import poll_until, atomic_write
-from sinklab.folder import RunDir
-from sinklab.record import UserError
+from sinklab.run_dir import RunDir
+from sinklab.schema import UserError
+from sinklab.storage import directories, run_files
+from sinklab.storage.atomic_write import atomic_write, poll_until
+from sinklab.storage.untrusted_files import DamagedFileError, is_relative_name
 
 HASH_THREADS = min(4, os.cpu_count() or 1)  # hashing holds no lock, and more of them would take the loop's cores
 PROCESS_DIR_PREFIX, MANIFEST_NAME = 'ocdbt.process_', 'manifest.ocdbt'
@@ -69,7 +68,9 @@ def find_missing_manifest(names: Iterable[str]) -> str | None:
     """
     names = set(names)
     parents = {parent for name in names for parent in PurePosixPath(name).parents}
-    expected = {str(parent.with_name(MANIFEST_NAME)) for parent in parents if parent.name.startswith(PROCESS_DIR_PREFIX)}
+    expected = {
+        str(parent.with_name(MANIFEST_NAME)) for parent in parents if parent.name.startswith(PROCESS_DIR_PREFIX)
+    }
     return min(expected - names, default=None)
 
 
@@ -78,7 +79,12 @@ def get_digest_path(run_dir: RunDir, step: int, process: int) -> Path:
 
 
 def write_digests(
-    run_dir: RunDir, step: int, process: int, num_processes: int, seconds: float, run_id: str | EllipsisType | None = ...
+    run_dir: RunDir,
+    step: int,
+    process: int,
+    num_processes: int,
+    seconds: float,
+    run_id: str | EllipsisType | None = ...,
 ) -> None:
     """Digest what one of `count` processes has written of a committed checkpoint, whose save took so long.
 
@@ -89,7 +95,9 @@ def write_digests(
     checkpoint = run_dir.checkpoint_dir / str(step)
 
     def list_local_names() -> list[str]:
-        names = [name for name in tree.list_files(checkpoint) if get_owner_process(name, num_processes) == process]
+        names = [
+            name for name in directories.list_files(checkpoint) if get_owner_process(name, num_processes) == process
+        ]
         return [] if process == 0 and find_missing_manifest(names) else names
 
     local_names = poll_until(list_local_names)
@@ -99,7 +107,7 @@ def write_digests(
             f'the files that process {process} saved, or their {MANIFEST_NAME}, are not there',
             str(checkpoint),
         )
-    local_files = tree.get_stored_files(checkpoint, local_names)
+    local_files = directories.get_stored_files(checkpoint, local_names)
     if missing_names := set(local_names) - local_files.keys():
         raise FileNotFoundError(errno.ENOENT, 'what was saved is gone', str(checkpoint / min(missing_names)))
     with ThreadPoolExecutor(HASH_THREADS) as pool:
@@ -117,7 +125,9 @@ def write_digests(
         temporary_path.write_text(json.dumps(content, indent=1) + '\n', encoding='utf-8')
 
 
-def read_digests(run_dir: RunDir, step: int, run_id: RunIdFinder | None = None) -> CheckpointDigests | CorruptionReport:
+def read_digests(
+    run_dir: RunDir, step: int, run_id: RunIdFinder | None = None
+) -> CheckpointDigests | CorruptionReport:
     """Read what all processes have digested of a step of this run; `run_id` as for `fault`."""
     return match_run_id(run_dir, read_any_digests(run_dir, step), run_id or (lambda: find_run_id(run_dir)))
 
@@ -142,7 +152,9 @@ def find_run_id(run_dir: RunDir) -> str | None:
     file = run_dir.path / 'run.json'
     if len(step_of_id) > 1:
         ids = ', '.join(sorted(f'{other_id or "no id"} in step {step}' for other_id, step in step_of_id.items()))
-        raise DamagedFileError(f'{file} is missing, and checkpoints of {run_dir} are of different runs ({ids}); bring it back')
+        raise DamagedFileError(
+            f'{file} is missing, and checkpoints of {run_dir} are of different runs ({ids}); bring it back'
+        )
     (run_id,) = step_of_id
     run_files.warn_once(
         file, f'{file} is missing; the id of the run is that of all its checkpoints, {run_id}; bring it back'
@@ -150,12 +162,20 @@ def find_run_id(run_dir: RunDir) -> str | None:
     return run_id
 
 
-def match_run_id(run_dir: RunDir, step_digests: CheckpointDigests | CorruptionReport, run_id: RunIdFinder) -> CheckpointDigests | CorruptionReport:
+def match_run_id(
+    run_dir: RunDir, step_digests: CheckpointDigests | CorruptionReport, run_id: RunIdFinder
+) -> CheckpointDigests | CorruptionReport:
     """Return the digests of a checkpoint, or a fault where they are of a run with another id."""
-    if isinstance(step_digests, CorruptionReport) or (expected_id := run_id()) is None or step_digests.run_ids == {expected_id}:
+    if (
+        isinstance(step_digests, CorruptionReport)
+        or (expected_id := run_id()) is None
+        or step_digests.run_ids == {expected_id}
+    ):
         return step_digests
     other_ids = ', '.join(sorted(other_id or 'no id' for other_id in step_digests.run_ids - {expected_id}))
-    return CorruptionReport(f'it is of another run ({other_ids} in its digests, and {run_dir.path / "run.json"} says {expected_id})')
+    return CorruptionReport(
+        f'it is of another run ({other_ids} in its digests, and {run_dir.path / "run.json"} says {expected_id})'
+    )
 
 
 def make_run_id_finder(run_dir: RunDir) -> RunIdFinder:
@@ -166,7 +186,7 @@ def make_run_id_finder(run_dir: RunDir) -> RunIdFinder:
 def read_any_digests(run_dir: RunDir, step: int) -> CheckpointDigests | CorruptionReport:
     """Return what all processes have digested of a step, whatever run it is of."""
     digest_dir = run_dir.digest_dir / str(step)
-    if not tree.is_folder(digest_dir):
+    if not directories.is_folder(digest_dir):
         return CorruptionReport(f'it has no digests ({digest_dir} is missing)')
     parts, num_processes = [], 1
     while len(parts) < num_processes:
@@ -197,7 +217,7 @@ def compute_checkpoint_digest(run_dir: RunDir, step: int) -> str:
     """What tells a checkpoint from all others: 16 digits of one sha256 over all that was digested of it."""
     digest = hashlib.sha256()
     for file in sorted((run_dir.digest_dir / str(step)).glob('*.json')):
-        digest.update(f'{file.name} {hashlib.sha256(tree.read_file(file)).hexdigest()}\n'.encode())
+        digest.update(f'{file.name} {hashlib.sha256(directories.read_file(file)).hexdigest()}\n'.encode())
     return digest.hexdigest()[:16]
 
 
@@ -218,36 +238,51 @@ def read_process_digests(run_dir: RunDir, step: int, process: int) -> dict | Cor
     return part
 
 
-def find_corruption(run_dir: RunDir, step: int, process: int = 0, num_processes: int = 1, run_id: RunIdFinder | None = None) -> CorruptionReport | None:
+def find_corruption(
+    run_dir: RunDir, step: int, process: int = 0, num_processes: int = 1, run_id: RunIdFinder | None = None
+) -> CorruptionReport | None:
     """Return what is wrong with a checkpoint, as far as the share of one of `count` processes shows it.
 
     Args:
         run_id: returns the id of the run, for who asks about many steps; otherwise it is found for this one.
     """
     checkpoint = run_dir.checkpoint_dir / str(step)
-    any_digests = poll_until(lambda: any_digests if isinstance(any_digests := read_any_digests(run_dir, step), CheckpointDigests) else None)
-    digests = match_run_id(run_dir, any_digests or read_any_digests(run_dir, step), run_id or (lambda: find_run_id(run_dir)))
+    any_digests = poll_until(
+        lambda: any_digests if isinstance(any_digests := read_any_digests(run_dir, step), CheckpointDigests) else None
+    )
+    digests = match_run_id(
+        run_dir, any_digests or read_any_digests(run_dir, step), run_id or (lambda: find_run_id(run_dir))
+    )
     if isinstance(digests, CorruptionReport):
         return digests
     if manifest := find_missing_manifest(digests.files):
         return CorruptionReport(f'it has no {manifest}, without which it cannot be restored')
-    if process == 0 and (extra := set(tree.list_files(checkpoint)) - digests.files.keys() - {tree.COMMIT_MARKER}):
+    if process == 0 and (
+        extra := set(directories.list_files(checkpoint)) - digests.files.keys() - {directories.COMMIT_MARKER}
+    ):
         return CorruptionReport(f'{min(extra)} is there and was never saved')
     if invalid_names := [name for name in digests.files if not is_relative_name(name)]:
         return CorruptionReport(f'its digests name {min(invalid_names)!a}, which is no file of it')
     local_names = sorted(digests.files, key=lambda name: (-digests.files[name][0], name))[process::num_processes]
-    local_files = tree.get_stored_files(checkpoint, local_names)
+    local_files = directories.get_stored_files(checkpoint, local_names)
     with ThreadPoolExecutor(HASH_THREADS) as pool:
         changes = pool.map(lambda name: describe_change(local_files.get(name), *digests.files[name]), local_names)
-        return next((CorruptionReport(f'{name} {change}') for name, change in zip(local_names, changes, strict=True) if change), None)
+        return next(
+            (
+                CorruptionReport(f'{name} {change}')
+                for name, change in zip(local_names, changes, strict=True)
+                if change
+            ),
+            None,
+        )
 
 
-def describe_change(file: tree.StoredFile | None, size: int, digest: str) -> str | None:
+def describe_change(file: directories.StoredFile | None, size: int, digest: str) -> str | None:
     try:
         if not file:
             return 'is missing'
         if file.size != size:
             return f'has {file.size} bytes, and {size} were saved'
         return None if file.has_digest(digest) else 'does not hold what was saved'
-    except tree.ABSENT_ERRORS:
+    except directories.ABSENT_ERRORS:
         return 'is missing'

@@ -101,8 +101,12 @@ class UnraisableHook:
         self.hook = hook
 
     def __call__(self, unraisable: Any) -> None:
-        is_suppressed = (SUPPRESSOR.num_threads and is_raised_in(unraisable.exc_traceback, ORBAX_PATH_PART, 'uvloop')) or is_late_callback(unraisable)
-        if not (is_suppressed and issubclass(unraisable.exc_type, Exception)):  # KeyboardInterrupt is to be heard everywhere
+        is_suppressed = (
+            SUPPRESSOR.num_threads and is_raised_in(unraisable.exc_traceback, ORBAX_PATH_PART, 'uvloop')
+        ) or is_late_callback(unraisable)
+        if not (
+            is_suppressed and issubclass(unraisable.exc_type, Exception)
+        ):  # KeyboardInterrupt is to be heard everywhere
             self.hook(unraisable)
 
 

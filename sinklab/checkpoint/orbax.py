@@ -1,6 +1,7 @@
-"""Orbax: what it raises in one line, and led to buckets."""
+"""Orbax contexts for local and remote checkpoints, and translation of its errors."""
 
 import contextlib
+import errno
 import os
 from collections.abc import Iterator
 from pathlib import Path
@@ -10,14 +11,23 @@ import jax
 from orbax.checkpoint import v1 as ocp
 
 from sinklab.checkpoint.log_filters import suppress_orbax_logs
-from sinklab.files.patience import StorageTimeoutError
-from sinklab.files.place import is_remote
-from sinklab.record import UserError
+from sinklab.run_dir import RunDir
+from sinklab.schema import UserError
+from sinklab.storage.paths import is_remote
+from sinklab.storage.permanent_errors import PERMANENT_ERRNOS, describe_permission, get_error_path
+from sinklab.storage.retry import StorageTimeoutError
 
 TEMPORARY_SUFFIX = '.orbax-checkpoint-tmp'  # in the name of what is being saved
 REGION_VARIABLES = 'AWS_REGION', 'AWS_DEFAULT_REGION'
 # Nothing of the files.
-UNRELATED_ERRORS = (UserError, MemoryError, PermissionError, TimeoutError, StorageTimeoutError, jax.errors.JaxRuntimeError)
+UNRELATED_ERRORS = (
+    UserError,
+    MemoryError,
+    PermissionError,
+    TimeoutError,
+    StorageTimeoutError,
+    jax.errors.JaxRuntimeError,
+)
 
 
 @contextlib.contextmanager
@@ -62,7 +72,9 @@ def patch_orbax_for_s3() -> None:
     normalize_path, get_gcs_driver = tensorstore_utils._normalize_path, gcs_utils.get_kvstore_for_gcs
     tensorstore_utils._use_gcs_driver = is_bucket_path
     tensorstore_utils._normalize_path = lambda path: normalize_path(path).replace('s3:/', 's3://')
-    gcs_utils.get_kvstore_for_gcs = lambda path: make_s3_driver(path) if path.startswith('s3://') else get_gcs_driver(path)
+    gcs_utils.get_kvstore_for_gcs = lambda path: (
+        make_s3_driver(path) if path.startswith('s3://') else get_gcs_driver(path)
+    )
 
 
 def is_bucket_path(directory: str) -> bool:
@@ -72,7 +84,9 @@ def is_bucket_path(directory: str) -> bool:
 def make_s3_driver(path: str) -> dict[str, Any]:
     """TensorStore's driver of a path, at the endpoint and in the region that the variables of AWS name."""
     bucket, _, key = path.removeprefix('s3://').partition('/')
-    options = dict(endpoint=get_variable('AWS_ENDPOINT_URL_S3', 'AWS_ENDPOINT_URL'), aws_region=get_variable(*REGION_VARIABLES))
+    options = dict(
+        endpoint=get_variable('AWS_ENDPOINT_URL_S3', 'AWS_ENDPOINT_URL'), aws_region=get_variable(*REGION_VARIABLES)
+    )
     if get_variable('AWS_ACCESS_KEY_ID'):  # nothing else need be tried, with a complaint about each
         options['aws_credentials'] = {'type': 'environment'}
     return dict(driver='s3', bucket=bucket, path=key) | {name: value for name, value in options.items() if value}
@@ -87,3 +101,99 @@ def describe_root_cause(error: BaseException) -> str:
     while error.__cause__:
         error = error.__cause__
     return f'{type(error).__name__}: {" ".join(str(error).split())[:160]}'
+
+
+RERUN_HINT = 'and run the same command again: its last whole checkpoint is intact'
+DISK_FULL_MESSAGE = f'no room is left on the disk of {{folder}}; make room {RERUN_HINT}'
+ACCESS_MESSAGE = f'{{folder}} can no longer be read or written ({{error}}){{seen}}; make it accessible {RERUN_HINT}'
+MISSING_MESSAGE = '{folder} is no longer there; bring it back and run the same command again'
+OUTPUT_DISK_FULL_MESSAGE = (
+    'no room is left on the disk of {folder}; make room and run the same command again, or choose another folder'
+)
+OUTPUT_ACCESS_MESSAGE = '{folder} cannot be written ({error}){seen}; make it accessible, or choose another folder'
+# By the numbers of the system, or by what Orbax, which has none, says instead.
+DISK_FULL_SIGNS = (errno.ENOSPC, errno.EDQUOT, 'RESOURCE_EXHAUSTED', 'No space left', 'quota exceeded')
+ACCESS_SIGNS = (*PERMANENT_ERRNOS, 'Read-only file system', 'PERMISSION_DENIED', 'Permission denied')
+ACCESS_SIGNS += ('Operation not permitted', 'Not a directory', 'Is a directory', 'Too many levels of symbolic links')
+ACCESS_SIGNS += ('File too large', 'File name too long')
+
+
+@contextlib.contextmanager
+def translate_storage_errors(run_dir: RunDir, saving_path: Path | None = None) -> Iterator[None]:
+    """Refuses, in words, what the disk of a run's folder no longer takes.
+
+    What is wrong with the storage in another way, Orbax makes a ValueError of while it saves; it is an OSError again.
+    """
+    try:
+        yield
+    except UserError:
+        raise
+    except (OSError, ValueError) as error:
+        if message := select_message(run_dir, error):
+            raise UserError(
+                message.format(folder=run_dir, error=format_error(error), seen=describe_error_permission(error))
+            ) from error
+        if saving_path and isinstance(error, ValueError):
+            raise OSError(f'{saving_path} could not be saved ({describe_root_cause(error)})') from error
+        raise
+
+
+@contextlib.contextmanager
+def translate_write_errors(output_path: Path) -> Iterator[None]:
+    """Refuse, in one line, what the disk of a new folder that Orbax writes does not take.
+
+    Raises:
+        Refusal: the disk is full, or the folder may not be written.
+        OSError: Orbax could not write it for another reason.
+    """
+    try:
+        yield
+    except UserError:
+        raise
+    except (OSError, ValueError) as error:
+        if has_sign(error, DISK_FULL_SIGNS):
+            raise UserError(OUTPUT_DISK_FULL_MESSAGE.format(folder=output_path)) from error
+        if has_sign(error, ACCESS_SIGNS):
+            raise UserError(
+                OUTPUT_ACCESS_MESSAGE.format(
+                    folder=output_path, error=format_error(error), seen=describe_error_permission(error)
+                )
+            ) from error
+        if isinstance(error, ValueError):
+            raise OSError(f'{output_path} could not be written ({describe_root_cause(error)})') from error
+        raise
+
+
+def select_message(run_dir: RunDir, error: Exception) -> str | None:
+    """What to say of an error; None where it is not about the folder."""
+    file = get_error_path(error)
+    if file is not None and not is_inside(file, run_dir.path):
+        return None
+    if has_sign(error, DISK_FULL_SIGNS):
+        return DISK_FULL_MESSAGE
+    if has_sign(error, ACCESS_SIGNS):
+        return ACCESS_MESSAGE
+    is_missing = getattr(error, 'errno', None) == errno.ENOENT or 'NOT_FOUND' in str(error)
+    return MISSING_MESSAGE if is_missing and not run_dir.checkpoint_dir.exists() else None
+
+
+def has_sign(error: Exception, signs: tuple[int | str, ...]) -> bool:
+    """Return whether an error has one of these numbers of the system, or says one of these texts."""
+    error_number, message = getattr(error, 'errno', None), str(error)
+    return any(sign == error_number or (isinstance(sign, str) and sign in message) for sign in signs)
+
+
+def is_inside(file: str, directory: Path) -> bool:
+    if is_remote(file) or is_remote(directory):
+        return is_remote(file) and is_remote(directory)
+    return Path(file).absolute().is_relative_to(directory.absolute())
+
+
+def format_error(error: Exception) -> str:
+    return getattr(error, 'strerror', None) or ' '.join(str(error).split())[:80]
+
+
+def describe_error_permission(error: Exception) -> str:
+    """Return the permission of the path that an error names, to follow what is said of the folder."""
+    path_permission = describe_permission(path) if (path := get_error_path(error)) else ''
+    return f': {path_permission}' if path_permission else ''

@@ -12,13 +12,12 @@ from orbax.checkpoint import v1 as ocp
 
 from sinklab.checkpoint import digests
 from sinklab.checkpoint.log_filters import suppress_orbax_logs
-from sinklab.checkpoint.orbax import TEMPORARY_SUFFIX, shorten_read_errors, use_orbax_context
-from sinklab.checkpoint.storage import translate_write_errors
-from sinklab.files import tree
-from sinklab.files.place import make_absolute, check_checkpoint_path, is_remote
-from sinklab.files.whole import writable_folder
-from sinklab.folder import RunDir
-from sinklab.record import UserError
+from sinklab.checkpoint.orbax import TEMPORARY_SUFFIX, shorten_read_errors, translate_write_errors, use_orbax_context
+from sinklab.run_dir import RunDir
+from sinklab.schema import UserError
+from sinklab.storage import directories
+from sinklab.storage.atomic_write import writable_folder
+from sinklab.storage.paths import check_checkpoint_path, is_remote, make_absolute
 
 
 def read_metadata(checkpoint: Path) -> Any:
@@ -32,7 +31,7 @@ def read_metadata(checkpoint: Path) -> Any:
 
 def get_leaf_shapes(tree: Any) -> dict[str, tuple[int, ...]]:
     """The shape of each leaf by its name."""
-    leaves = jax.tree_util.tree_leaves_with_path(tree)
+    leaves = jax.tree_util.tree_leaves_with_path(directories)
     return {jax.tree_util.keystr(path, simple=True, separator='/'): tuple(leaf.shape) for path, leaf in leaves}
 
 
@@ -52,18 +51,27 @@ def restore_parameters(path: str | Path, step: int, dtype: str | None = None, ab
     run_dir = RunDir(path)
     checkpoint = run_dir.checkpoint_dir / str(step)
     if step not in run_dir.list_checkpoint_steps():
-        raise UserError(f'{checkpoint} is not there; {run_dir} has {run_dir.list_checkpoint_steps() or "no checkpoints"}')
+        raise UserError(
+            f'{checkpoint} is not there; {run_dir} has {run_dir.list_checkpoint_steps() or "no checkpoints"}'
+        )
     if corruption := digests.find_corruption(run_dir, step):
-        raise UserError(f'{checkpoint} is not sound: {corruption.reason}; take another step, see sinklab checkpoint verify')
+        raise UserError(
+            f'{checkpoint} is not sound: {corruption.reason}; take another step, see sinklab checkpoint verify'
+        )
     saved_params = read_metadata(checkpoint).metadata['params']
     if abstract_params is None:
         target = jax.tree.map(lambda leaf: np.empty(leaf.shape, get_restore_dtype(leaf, dtype)), saved_params)
     else:
         check_same_model(checkpoint, saved_params, abstract_params)
         target = jax.tree.map(
-            lambda leaf: jax.ShapeDtypeStruct(leaf.shape, get_restore_dtype(leaf, dtype), sharding=leaf.sharding), abstract_params
+            lambda leaf: jax.ShapeDtypeStruct(leaf.shape, get_restore_dtype(leaf, dtype), sharding=leaf.sharding),
+            abstract_params,
         )
-    with shorten_read_errors(checkpoint), use_orbax_context(checkpoint), ocp.Context(pytree_options=make_partial_load_options()):
+    with (
+        shorten_read_errors(checkpoint),
+        use_orbax_context(checkpoint),
+        ocp.Context(pytree_options=make_partial_load_options()),
+    ):
         return ocp.load(make_absolute(checkpoint), {'params': target}, checkpointable_name='state')['params']
 
 
@@ -72,7 +80,13 @@ def save_parameters(run_dir: RunDir, step: int, output_path: Path, dtype: str | 
     check_checkpoint_path(output_path)
     params = restore_parameters(run_dir.path, step, dtype)
     output_path = make_absolute(output_path)
-    with writable_folder(output_path.parent), translate_write_errors(output_path), delete_on_failure(output_path), suppress_orbax_logs(), use_orbax_context(output_path):
+    with (
+        writable_folder(output_path.parent),
+        translate_write_errors(output_path),
+        delete_on_failure(output_path),
+        suppress_orbax_logs(),
+        use_orbax_context(output_path),
+    ):
         ocp.save(output_path, params)
     return sum(leaf.size for leaf in jax.tree.leaves(params))
 
@@ -86,7 +100,7 @@ def delete_on_failure(output_path: Path) -> Iterator[None]:
     except BaseException:
         for path in set(list_temporary_dirs(output_path)) - existing_paths:
             with contextlib.suppress(OSError):
-                tree.remove_folder(path)
+                directories.remove_folder(path)
         raise
 
 
@@ -94,7 +108,11 @@ def list_temporary_dirs(output_path: Path) -> list[Path]:
     """Return the folders that Orbax writes before they get the name of this one."""
     if is_remote(output_path):  # nothing is renamed there
         return []
-    return [path for path in tree.list_entries(output_path.parent) if path.name.startswith(f'{output_path.name}{TEMPORARY_SUFFIX}')]
+    return [
+        path
+        for path in directories.list_entries(output_path.parent)
+        if path.name.startswith(f'{output_path.name}{TEMPORARY_SUFFIX}')
+    ]
 
 
 def make_partial_load_options() -> ocp.options.PyTreeOptions:

@@ -1,1 +1,1 @@
-"""The verbs, one thin file each. Nothing heavy is imported before a verb has been chosen."""
+"""Command line: one module per command, and modules that several commands share."""

@@ -16,11 +16,11 @@ import json
 import sys
 from collections.abc import Callable
 
-from sinklab.cli import llama
-from sinklab.files.place import parse_path
-from sinklab.folder import RunDir
-from sinklab.named import parse_run_ref, select_steps
-from sinklab.record import UserError
+from sinklab.cli import hf
+from sinklab.run_dir import RunDir
+from sinklab.run_ref import parse_run_ref, select_steps
+from sinklab.schema import UserError
+from sinklab.storage.paths import parse_path
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -88,7 +88,7 @@ def resolve_steps(args: argparse.Namespace) -> tuple[RunDir, list[int]]:
 
 def list_checkpoints(args: argparse.Namespace) -> int:
     from sinklab.checkpoint import digests
-    from sinklab.files import tree
+    from sinklab.storage import directories
 
     run_dir, steps = resolve_steps(args)
     rows, run_id = [], digests.make_run_id_finder(run_dir)
@@ -100,7 +100,7 @@ def list_checkpoints(args: argparse.Namespace) -> int:
                 step=step,
                 saved=None if is_missing else digest_record.written,
                 seconds=None if is_missing else digest_record.seconds,
-                bytes=tree.compute_size(run_dir.checkpoint_dir / str(step)),
+                bytes=directories.compute_size(run_dir.checkpoint_dir / str(step)),
                 digests=digest_record.reason if is_missing else 'complete',
             )
         )
@@ -130,9 +130,9 @@ def verify_checkpoints(args: argparse.Namespace) -> int:
 def restore_parameters(args: argparse.Namespace) -> int:
     import jax
 
-    from sinklab import program_cache
+    from sinklab import compilation_cache
 
-    program_cache.install_verified_cache()
+    compilation_cache.install_verified_cache()
     jax.config.update('jax_platforms', 'cpu')  # a run may hold the others
     from sinklab.checkpoint import log_filters, restore
 
@@ -147,17 +147,31 @@ def restore_parameters(args: argparse.Namespace) -> int:
 
 
 def print_rows(as_json: bool, rows: list[dict], format_row: Callable[[dict], str]) -> None:
-    sys.stdout.write(json.dumps(rows, indent=2) + '\n' if as_json else ''.join(f'{format_row(row)}\n' for row in rows))
+    sys.stdout.write(
+        json.dumps(rows, indent=2) + '\n' if as_json else ''.join(f'{format_row(row)}\n' for row in rows)
+    )
 
 
 ACTIONS = {
     'ls': ('list the checkpoints of a run; arrays are not read', add_listing_arguments, list_checkpoints),
-    'verify': ('compare checkpoints with their digests; the exit code is 1 if one is damaged', add_listing_arguments, verify_checkpoints),
+    'verify': (
+        'compare checkpoints with their digests; the exit code is 1 if one is damaged',
+        add_listing_arguments,
+        verify_checkpoints,
+    ),
     'restore-params': (
         'write the parameters of a checkpoint alone (default: of the newest one)',
         add_restore_arguments,
         restore_parameters,
     ),
-    'export': ('write a folder that transformers can load; its outputs are compared first', add_export_arguments, llama.export_model),
-    'import': ('make a run of a LLaMA, Mistral or Qwen model, for train --from', add_import_arguments, llama.import_model),
+    'export': (
+        'write a folder that transformers can load; its outputs are compared first',
+        add_export_arguments,
+        hf.export_model,
+    ),
+    'import': (
+        'make a run of a LLaMA, Mistral or Qwen model, for train --from',
+        add_import_arguments,
+        hf.import_model,
+    ),
 }

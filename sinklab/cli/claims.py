@@ -15,15 +15,20 @@ import argparse
 import json
 from collections.abc import Mapping
 
-from sinklab.cli import config, hardware, programs, sweep
+from sinklab.cli import (
+    compilation_flags,
+    config_flags,
+    parallelism_flags,
+    sweep,
+)
 from sinklab.cli.train import add_size_argument
-from sinklab.files.place import parse_path
-from sinklab.folder import RunDir
-from sinklab.install import format_extra_command
-from sinklab.lease import hold_lease
-from sinklab.record import UserError, format_unknown_name
-from sinklab.seeds import parse_seeds
-from sinklab.spec import Spec
+from sinklab.config.seeds import parse_seeds
+from sinklab.config.spec import Spec
+from sinklab.install_commands import format_extra_command
+from sinklab.run_dir import RunDir
+from sinklab.schema import UserError, format_unknown_name
+from sinklab.storage.lease import hold_lease
+from sinklab.storage.paths import parse_path
 from sinklab.sweep import plan
 from sinklab.sweep.run import split_cores
 
@@ -52,8 +57,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     add_size_argument(parser)
     sweep.add_jobs_argument(parser)
-    hardware.add_arguments(parser)
-    programs.add_cache_argument(parser)
+    parallelism_flags.add_arguments(parser)
+    compilation_flags.add_cache_argument(parser)
     parser.add_argument(
         '--png', metavar='FILE', help='also draw all differences in percent, with their intervals, into a PNG file'
     )
@@ -104,13 +109,15 @@ def find_changed_rows(claims_data: dict) -> dict[str, str]:
 
     overrides = [f'--config.{path}={value}' for path, value in claims_data['overrides'].items()]
     options = [*overrides, *sweep.format_seed_flags(0)]
-    return results.find_changed_rows(claims_data, {row: load_row_spec(row, options, claims_data['size']) for row in claims_data['configs']})
+    return results.find_changed_rows(
+        claims_data, {row: load_row_spec(row, options, claims_data['size']) for row in claims_data['configs']}
+    )
 
 
 def load_row_spec(row: str, options: list[str], size: str) -> Spec | None:
     """None of a row that is gone."""
     try:
-        return config.load_spec(get_config_path(row), options, size)[0]
+        return config_flags.load_spec(get_config_path(row), options, size)[0]
     except UserError:
         return None
 
@@ -131,7 +138,7 @@ def check_png_path(path: str | None) -> None:
     if path is None:
         return
     try:
-        from sinklab.report import forest  # noqa: F401
+        from sinklab.report import pictures  # noqa: F401
     except ImportError as error:
         raise UserError(f'--png={path} needs matplotlib; install it: {format_extra_command("report")}') from error
     if not parse_path(path).parent.is_dir():
@@ -144,7 +151,7 @@ def load_claims(args: argparse.Namespace, extra_args: list[str]) -> dict:
 
     if unexpected := [argument for argument in extra_args if not argument.startswith('--config.') or args.results]:
         raise UserError(f'{unexpected[0]} has no meaning here; see sinklab claims --help')
-    claim_table = config.load_config_module(args.config, 'CLAIMS').CLAIMS
+    claim_table = config_flags.load_config_module(args.config, 'CLAIMS').CLAIMS
     for name in args.names:
         if name not in claim_table:
             raise UserError(format_unknown_name(f'claim {name!r}', name, claim_table, 'claims'))
@@ -155,32 +162,48 @@ def train_claim_runs(args: argparse.Namespace, extra_args: list[str], claims: di
     """Trains what is missing of all that the named claims read."""
     from sinklab.sweep import results
 
-    layout, size = hardware.parse_hardware(args), args.size or DEFAULT_SIZE
+    layout, size = parallelism_flags.parse_hardware(args), args.size or DEFAULT_SIZE
     seeds = parse_seeds(str(DEFAULT_NUM_SEEDS) if args.seeds is None else args.seeds)
     split_cores(args.jobs)
     sweep.check_no_seed_overrides(extra_args)
 
     def load_row(row: str, seed: int) -> tuple[Spec, dict]:
-        return config.load_spec(get_config_path(row), [*extra_args, *sweep.format_seed_flags(seed)], size)
+        return config_flags.load_spec(get_config_path(row), [*extra_args, *sweep.format_seed_flags(seed)], size)
 
     selected_claims = [claims[name] for name in args.names or claims]
-    options = [*hardware.format_hardware_flags(layout), f'--size={size}', *extra_args]
+    options = [*parallelism_flags.format_hardware_flags(layout), f'--size={size}', *extra_args]
     options += [f'--compiled={args.compiled}'] if args.compiled else []
     with hold_lease(RunDir(args.workdir).path) as run_lease:
-        previous_data = results.read_or_create(args.workdir, dict(size=size, overrides=dict(map(config.parse_override, extra_args))))
-        needed_specs = {reading.row: load_row(reading.row, 0)[0] for claim in selected_claims for reading in claim.readings}
+        previous_data = results.read_or_create(
+            args.workdir, dict(size=size, overrides=dict(map(config_flags.parse_override, extra_args)))
+        )
+        needed_specs = {
+            reading.row: load_row(reading.row, 0)[0] for claim in selected_claims for reading in claim.readings
+        }
         changed_rows = find_changed_rows(previous_data)
-        if conflicts := {row: change for row, change in changed_rows.items() if row in needed_specs and row in previous_data['runs']}:
-            raise UserError(f'{args.workdir} has runs of other rows: {format_changes(conflicts)}; give another --workdir')
+        if conflicts := {
+            row: change
+            for row, change in changed_rows.items()
+            if row in needed_specs and row in previous_data['runs']
+        }:
+            raise UserError(
+                f'{args.workdir} has runs of other rows: {format_changes(conflicts)}; give another --workdir'
+            )
         print_changes(f'{args.workdir}/{results.CLAIMS_FILE}', changed_rows)
         specs = {row: load_row(row, 0)[0] for row in previous_data['runs'] if row not in changed_rows} | needed_specs
         first_rows = find_first_equal_rows(specs)
         unique_rows = dict.fromkeys(first_rows[row] for row in needed_specs)
         runs = plan.plan_runs(unique_rows, seeds, args.workdir, load_row, layout)
-        stop_signal = sweep.train_runs(runs, lambda run: sweep.make_train_command(get_config_path(run.row), run, options), run_lease, args.jobs)
+        stop_signal = sweep.train_runs(
+            runs, lambda run: sweep.make_train_command(get_config_path(run.row), run, options), run_lease, args.jobs
+        )
         run_lease.check()
         claims_data = results.add_runs(
-            previous_data, specs, first_rows, runs, EXTRA_METRICS | {claim_reading.number for claim in claims.values() for claim_reading in claim.readings}
+            previous_data,
+            specs,
+            first_rows,
+            runs,
+            EXTRA_METRICS | {claim_reading.number for claim in claims.values() for claim_reading in claim.readings},
         )
         results.write_json(args.workdir, results.CLAIMS_FILE, claims_data)
         results.write_json(args.workdir, results.VERDICTS_FILE, compute_verdicts(claims, claims_data))
@@ -203,7 +226,7 @@ def find_first_equal_rows(specs: Mapping[str, Spec]) -> dict[str, str]:
 def collect_published_numbers(claims: dict) -> dict[str, dict]:
     """{row: its published numbers} of all that the claims read."""
     rows = {reading.row for claim in claims.values() for reading in claim.readings}
-    return {row: config.load_row_info(get_config_path(row))['published'] for row in rows}
+    return {row: config_flags.load_row_info(get_config_path(row))['published'] for row in rows}
 
 
 def compute_verdicts(claims: dict, claims_data: dict) -> list[dict]:
@@ -219,9 +242,9 @@ def print_verdicts(args: argparse.Namespace, claims: dict, claims_data: dict) ->
 
     entries = [entry for entry in compute_verdicts(claims, claims_data) if entry['claim'] in (args.names or claims)]
     if args.png:
-        from sinklab.report import forest
+        from sinklab.report import pictures
 
-        forest.write_claims_plot(parse_path(args.png), entries, '%')
+        pictures.write_claims_plot(parse_path(args.png), entries, '%')
     if args.json:
         print(json.dumps(entries, indent=2, allow_nan=False))
     elif args.markdown:
@@ -230,7 +253,9 @@ def print_verdicts(args: argparse.Namespace, claims: dict, claims_data: dict) ->
         tested_entries = [entry for entry in entries if entry['verdict'] not in ('not run', 'not testable here')]
         cells = [report.format_brief_cells(entry, claims[entry['claim']]) for entry in tested_entries]
         if cells:
-            sweep.print_table_with_note(list(report.BRIEF_HEADINGS), cells, f'{report.LEGEND}; all at size {claims_data["size"]}.')
+            sweep.print_table_with_note(
+                list(report.BRIEF_HEADINGS), cells, f'{report.LEGEND}; all at size {claims_data["size"]}.'
+            )
         for verdict in ('not testable here', 'not run'):
             for line in report.format_verdict_names(entries, verdict):
                 sweep.print_wrapped(line)

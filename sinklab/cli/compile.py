@@ -15,11 +15,11 @@ import sys
 from collections.abc import Sequence
 from typing import Any
 
-from sinklab.cli import config, hardware
+from sinklab.cli import config_flags, parallelism_flags
 from sinklab.cli.train import add_size_argument
+from sinklab.config.spec import Hardware, Spec
 from sinklab.escape import escape_control
-from sinklab.record import UserError
-from sinklab.spec import Hardware, Spec
+from sinklab.schema import UserError
 
 GIB = 2**30
 NUM_COMPILED_LAYOUTS = 3  # layouts that --fit compiles
@@ -39,7 +39,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         required=True,
         help='kind and number of chips: v5e:16x16, v5p:4x4x4, 2xv5e:8x8 (two slices), h100:8 and others',
     )
-    hardware.add_arguments(parser)
+    parallelism_flags.add_arguments(parser)
     parser.add_argument(
         '--programs',
         metavar='NAMES',
@@ -54,18 +54,22 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace, extra_args: list[str]) -> int:
-    from sinklab.chips import CHIPS
-    from sinklab.topology import parse_topology
+    from sinklab.chip_specs import CHIPS
+    from sinklab.planning.topology import parse_topology
 
-    spec, row = config.load_spec(args.config, extra_args, args.size)
+    spec, row = config_flags.load_spec(args.config, extra_args, args.size)
     chip_name, chips = parse_topology(args.topology)
     target = chips, CHIPS[chip_name]
     title = row['row'] or row['config']
     if args.fit and args.programs:
         raise UserError('--fit compiles the step alone; leave --programs out')
     if args.fit:
-        return compile_best_layouts(spec, hardware.parse_hardware(args), target, dict(row=title, topology=args.topology), args.json)
-    report = compile_layout(spec, hardware.parse_hardware(args), target, args.programs.split(',') if args.programs else ())
+        return compile_best_layouts(
+            spec, parallelism_flags.parse_hardware(args), target, dict(row=title, topology=args.topology), args.json
+        )
+    report = compile_layout(
+        spec, parallelism_flags.parse_hardware(args), target, args.programs.split(',') if args.programs else ()
+    )
     if args.json:
         print(json.dumps(dict(row=title, topology=args.topology, **report), indent=2))
     else:
@@ -74,22 +78,29 @@ def run(args: argparse.Namespace, extra_args: list[str]) -> int:
 
 
 def compile_layout(spec: Spec, layout: Hardware, target: tuple, program_names: Sequence[str] = ()) -> dict:
-    from sinklab.train.preview import make_report, compile_run
+    from sinklab.planning.compile_run import compile_run, make_report
 
     return make_report(
-        spec, compile_run(spec, layout, *target, program_names, print_line=functools.partial(print, file=sys.stderr, flush=True))
+        spec,
+        compile_run(
+            spec, layout, *target, program_names, print_line=functools.partial(print, file=sys.stderr, flush=True)
+        ),
     )
 
 
 def compile_best_layouts(spec: Spec, layout: Hardware, target: tuple, row_info: dict, as_json: bool) -> int:
     """The best three of all layouts, compiled."""
-    from sinklab.train import ranking
-    from sinklab.train.preview import get_platform
+    from sinklab.planning import layout_search
+    from sinklab.planning.compile_run import get_platform
     from sinklab.train.step import choose_step_backend_for
 
-    candidates, rejected = ranking.rank_layouts(spec, layout, *target, choose_step_backend_for(spec, layout, get_platform(target[0])).backend)
+    candidates, rejected = layout_search.rank_layouts(
+        spec, layout, *target, choose_step_backend_for(spec, layout, get_platform(target[0])).backend
+    )
     if not candidates:
-        raise UserError(f'none of {len(rejected)} layouts has room for this run: {format_nearest_layout(rejected)}; give more chips')
+        raise UserError(
+            f'none of {len(rejected)} layouts has room for this run: {format_nearest_layout(rejected)}; give more chips'
+        )
     reports = []
     for candidate in candidates:
         try:
@@ -99,23 +110,34 @@ def compile_best_layouts(spec: Spec, layout: Hardware, target: tuple, row_info: 
         if len(reports) == NUM_COMPILED_LAYOUTS:
             break
     if as_json:
-        print(json.dumps(row_info | dict(best=reports, refused=[describe_candidate(candidate) for candidate in rejected]), indent=2))
+        print(
+            json.dumps(
+                row_info | dict(best=reports, refused=[describe_candidate(candidate) for candidate in rejected]),
+                indent=2,
+            )
+        )
         return 0 if reports else 1
     for candidate in reports:
         print_compiled_programs(' '.join(candidate['options']), candidate)
     suffix = f'; {format_nearest_layout(rejected)}' if rejected else ''
-    print(f'{row_info["row"]} on {row_info["topology"]}: {len(candidates)} layouts fit by formula, {len(rejected)} are refused{suffix}')
+    print(
+        f'{row_info["row"]} on {row_info["topology"]}: {len(candidates)} layouts fit by formula, {len(rejected)} are refused{suffix}'
+    )
     return 0 if reports else 1
 
 
 def format_nearest_layout(rejected: list) -> str:
     """Of what is refused, that which would need least, and why."""
     candidate = min(rejected, key=lambda candidate: candidate.bytes or math.inf)
-    return f'{" ".join(hardware.format_hardware_flags(candidate.hardware))} is refused ({candidate.refused})'
+    return f'{" ".join(parallelism_flags.format_hardware_flags(candidate.hardware))} is refused ({candidate.refused})'
 
 
 def describe_candidate(candidate: Any) -> dict:
-    fields = dict(options=hardware.format_hardware_flags(candidate.hardware), formula_bytes=candidate.bytes, formula_seconds=candidate.seconds)
+    fields = dict(
+        options=parallelism_flags.format_hardware_flags(candidate.hardware),
+        formula_bytes=candidate.bytes,
+        formula_seconds=candidate.seconds,
+    )
     return fields | (dict(refused=candidate.refused) if candidate.refused else {})
 
 
@@ -128,9 +150,16 @@ def print_compiled_programs(title: str, report: dict) -> None:
     console.print(f'{escape_control(title)}: {sizes}, attention {report["attention"]}, remat {report["remat"]}')
     rows = []
     for name, program in report['programs'].items():
-        peak_bytes, sent_bytes = program['bytes']['peak'], sum(collective['sent'] for collective in program['collectives'])
-        memory_share = f'{peak_bytes / report["memory_bytes_per_chip"]:.0%} of {report["memory_bytes_per_chip"] / GIB:.2f}'
-        rows.append([name, f'{peak_bytes / GIB:.2f}', memory_share, f'{sent_bytes / 1e6:.0f}', f'{program["seconds"]:.0f} s'])
+        peak_bytes, sent_bytes = (
+            program['bytes']['peak'],
+            sum(collective['sent'] for collective in program['collectives']),
+        )
+        memory_share = (
+            f'{peak_bytes / report["memory_bytes_per_chip"]:.0%} of {report["memory_bytes_per_chip"] / GIB:.2f}'
+        )
+        rows.append(
+            [name, f'{peak_bytes / GIB:.2f}', memory_share, f'{sent_bytes / 1e6:.0f}', f'{program["seconds"]:.0f} s']
+        )
     headings = 'program', 'GiB a chip', 'of', 'sent, MB', 'compiled in'
     terminal.print_table(console, headings, rows, left_columns=headings)
     if step_estimate := report['estimate']:
@@ -149,7 +178,9 @@ def print_step_details(console: Any, step: dict) -> None:
     for entry in sorted(step['collectives'], key=lambda collective: -collective['sent'])[:16]:
         is_overlapped = 'yes' if entry['asynchronous'] else 'no'
         types = ' '.join(entry['types'][:3]) + (' ...' if len(entry['types']) > 3 else '')
-        rows.append([entry['kind'], entry['axis'], str(entry['times']), f'{entry["sent"] / 1e6:.0f}', is_overlapped, types])
+        rows.append(
+            [entry['kind'], entry['axis'], str(entry['times']), f'{entry["sent"] / 1e6:.0f}', is_overlapped, types]
+        )
     headings = 'collectives of the step', 'axis', 'times', 'MB sent', 'beside computing', 'of'
     terminal.print_table(console, headings, rows, left_columns=headings, wrap_columns=['of'])
     rows = [[entry['type'], f'{entry["bytes"] / 1e6:.0f}', entry['origin'][-60:]] for entry in step['buffers']]

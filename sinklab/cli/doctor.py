@@ -13,11 +13,11 @@ import platform
 import sys
 import tempfile
 from collections.abc import Callable
+from typing import Any
 
-from sinklab.cli import kernels
 from sinklab.escape import escape_control
-from sinklab.install import format_extra_command
-from sinklab.record import UserError
+from sinklab.install_commands import format_extra_command
+from sinklab.schema import UserError
 
 EXTRA_OF_PACKAGE = {
     'matplotlib': 'report',
@@ -51,7 +51,7 @@ def run(args: argparse.Namespace, extra_args: list[str]) -> int:
     if extra_args:
         raise UserError(f'{extra_args[0]} is unknown; see sinklab doctor --help')
     if args.kernels:
-        return kernels.check_backends(args.json)
+        return check_backends(args.json)
     checks = {name: run_check(check) for name, check in CHECKS.items()}
     device_kinds = list_devices() if checks['devices'] == 'ok' else []
     report = dict(python=platform.python_version(), **list_package_versions(), devices=device_kinds, checks=checks)
@@ -75,13 +75,13 @@ def run_check(check: Callable[[], object]) -> str:
 
 
 def list_package_versions() -> dict:
-    from sinklab.train.environment import PACKAGES, get_package_versions
+    from sinklab.train.setup import PACKAGES, get_package_versions
 
     return dict(versions=get_package_versions(PACKAGES), extras=get_package_versions(EXTRA_OF_PACKAGE))
 
 
 def list_devices() -> list[str]:
-    from sinklab.devices import get_devices
+    from sinklab.parallel.device_mesh import get_devices
 
     return [device.device_kind for device in get_devices()]
 
@@ -91,28 +91,28 @@ def check_attention() -> None:
     import jax
     import jax.numpy as jnp
 
-    from sinklab import program_cache
-    from sinklab.attend import dense, examples
-    from sinklab.attend.mask import make_causal_mask
-    from sinklab.attend.rule import AttentionSpec
+    from sinklab import compilation_cache
+    from sinklab.attn import example_specs, reference
+    from sinklab.attn.mask import make_causal_mask
+    from sinklab.attn.spec import AttentionSpec
 
-    program_cache.install_verified_cache()
+    compilation_cache.install_verified_cache()
     x = jax.random.uniform(jax.random.key(0), (1, 8, 2, 4))  # scores above 0, as identity with sum needs them
-    for operation in examples.make_operations().values():
+    for operation in example_specs.make_operations().values():
         spec = AttentionSpec(operation, make_causal_mask(8))
-        gradient = jax.grad(lambda x, spec=spec: dense.attend(x, x, x, spec).output_BTHK.sum())(x)
+        gradient = jax.grad(lambda x, spec=spec: reference.attend(x, x, x, spec).output_BTHK.sum())(x)
         if not jnp.isfinite(gradient).all():
             raise FloatingPointError(f'{operation.name} has a gradient that is not finite')
 
 
 def check_documents() -> None:
-    from sinklab.data.documents.sources import read_texts
+    from sinklab.data.sources import read_texts
 
     read_texts('stdlib')
 
 
 def check_cache_dir() -> None:
-    from sinklab.cache import get_cache_dir
+    from sinklab.storage.cache_dir import get_cache_dir
 
     get_cache_dir().mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryFile(dir=get_cache_dir()):
@@ -159,3 +159,97 @@ def print_installation(report: dict) -> None:
         print('To install an extra:')
     for extra in missing_extras:
         print(f'  {escape_control(format_extra_command(extra))}')
+
+
+CASE_LENGTH, CASE_HEADS, CASE_HEAD_WIDTH = 256, 2, 64
+SHOWN_MASKS = 'causal', 'prefix', 'window', 'document', 'alibi'  # the rules of examples.py that are shown
+
+
+def check_backends(as_json: bool) -> int:
+    """Prints the table; 1 where a backend that auto may choose here is wrong or fails."""
+    import jax
+
+    from sinklab import compilation_cache
+    from sinklab.attn import example_specs
+    from sinklab.attn.backends import BACKENDS
+    from sinklab.attn.spec import AttentionProblem
+
+    compilation_cache.install_verified_cache()
+    platform, operations, cells = jax.default_backend(), example_specs.make_operations(), []
+    for backend_name in (backend_name for backend_name in BACKENDS if backend_name != 'dense'):
+        for index, ((similarity, normalizer), operation) in enumerate(operations.items(), 1):
+            specs = example_specs.make_specs(operation, CASE_HEADS, CASE_LENGTH)
+            for mask in SHOWN_MASKS:
+                cell = dict(backend=backend_name, similarity=similarity, normalizer=normalizer, mask=mask)
+                problem = AttentionProblem(specs[mask], CASE_HEADS, CASE_HEAD_WIDTH, CASE_HEAD_WIDTH, 'bfloat16')
+                cells.append(cell | check_backend(backend_name, platform, problem))
+            if cells[-1]['outcome'] != 'lacks':
+                print(f'{backend_name} [{index}/{len(operations)}] {similarity}/{normalizer}', file=sys.stderr)
+    print(json.dumps(dict(platform=platform, kernels=cells), indent=2)) if as_json else print_backend_table(
+        platform, cells
+    )
+    return 1 if any(cell['outcome'] == 'wrong' for cell in cells) else 0
+
+
+def check_backend(backend_name: str, platform: str, problem: Any) -> dict:
+    """outcome: ok, wrong, or lacks; with the largest error or the reason."""
+    from sinklab.attn.backends import MAX_RELATIVE_ERROR, UnsupportedBackendError, explain_unsupported, measure_error
+
+    if reason := explain_unsupported(backend_name, platform, problem):
+        return dict(outcome='lacks', reason=reason)
+    try:
+        relative_error = measure_error(backend_name, problem)
+    except UnsupportedBackendError as failure:
+        return dict(outcome='wrong', reason=str(failure))
+    except Exception as failure:  # whatever fails here is what was asked for
+        return dict(outcome='wrong', reason=f'{type(failure).__name__}: {failure}'.splitlines()[0])
+    return dict(outcome='ok' if relative_error <= MAX_RELATIVE_ERROR else 'wrong', error=relative_error)
+
+
+def print_backend_table(platform: str, all_cells: list[dict]) -> None:
+    from rich.table import Table
+
+    from sinklab.attn.backends import MAX_RELATIVE_ERROR
+    from sinklab.cli import terminal
+
+    console = terminal.make_console()
+    unsupported = {}
+    for cell in all_cells:
+        if cell['outcome'] == 'lacks':
+            unsupported.setdefault((cell['backend'], cell['reason']), []).append(cell)
+    table = Table(
+        box=None,
+        title=f"largest error on {platform}, forward and backward, over the largest entry of float32's definition; "
+        f'bfloat16, T={CASE_LENGTH}, {CASE_HEADS} heads of {CASE_HEAD_WIDTH}; ok up to {MAX_RELATIVE_ERROR:.0e}',
+        title_justify='left',
+    )
+    for heading in ('backend', 'operation', *SHOWN_MASKS):
+        table.add_column(heading)
+    rows = {}
+    for cell in all_cells:
+        rows.setdefault((cell['backend'], f'{cell["similarity"]}/{cell["normalizer"]}'), []).append(cell)
+    for (backend, operation), cells in rows.items():
+        if any(cell['outcome'] != 'lacks' for cell in cells):
+            table.add_row(backend, operation, *map(format_backend_cell, cells))
+    console.print(table)
+    for (backend, reason), cells in unsupported.items():
+        is_every_cell = len(cells) == len(rows) // len({name for name, _ in rows}) * len(SHOWN_MASKS)
+        console.print(f'{backend} lacks {"everything" if is_every_cell else f"{len(cells)} cells"}: {reason}')
+    if unsupported:
+        console.print('what another lacks, dense and chunked have')
+    for cell in all_cells:
+        if 'error' not in cell and cell['outcome'] == 'wrong':
+            operation = f'{cell["similarity"]}/{cell["normalizer"]}'
+            console.print(
+                terminal.make_cell(f'{cell["backend"]} {operation} {cell["mask"]}: {cell["reason"]}', 'red')
+            )
+
+
+def format_backend_cell(cell: dict) -> Any:
+    from rich.text import Text
+
+    if cell['outcome'] == 'lacks':
+        return '-'
+    if 'error' not in cell:
+        return Text('fails', 'red')
+    return Text(f'{cell["error"]:.0e}', '' if cell['outcome'] == 'ok' else 'red')

@@ -8,11 +8,11 @@ example:
 import argparse
 import json
 
-from sinklab.cli.reader import add_model_argument
+from sinklab.cli.checkpoint_flags import add_model_argument
 from sinklab.escape import escape_control
-from sinklab.files.place import parse_path
-from sinklab.install import format_extra_command
-from sinklab.record import UserError
+from sinklab.install_commands import format_extra_command
+from sinklab.schema import UserError
+from sinklab.storage.paths import parse_path
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -40,11 +40,11 @@ def run(args: argparse.Namespace, extra_args: list[str]) -> int:
         raise UserError(f'{extra_args[0]} is unknown; see sinklab evaluate --help')
     check_arguments(args)
     try:
-        from sinklab.observe import downstream
+        from sinklab.analysis import lm_eval
     except ImportError as error:
         raise UserError(f'evaluate needs {error.name}; install it: {format_extra_command("evaluate")}') from error
     tasks = [name for name in args.tasks.split(',') if name]
-    results = downstream.evaluate_tasks(args.model, tasks, args.include, args.limit, args.few_shot)
+    results = lm_eval.evaluate_tasks(args.model, tasks, args.include, args.limit, args.few_shot)
     if args.out:
         write_results(args.out, results)
     if args.json:
@@ -66,7 +66,7 @@ def check_arguments(args: argparse.Namespace) -> None:
 
 
 def write_results(out: str, results: dict) -> None:
-    from sinklab.files.whole import atomic_write, writable_folder
+    from sinklab.storage.atomic_write import atomic_write, writable_folder
 
     path = parse_path(out)
     with writable_folder(path.parent), atomic_write(path) as temp_path:
@@ -80,7 +80,9 @@ def print_results(results: dict) -> None:
     for name, task in results['tasks'].items():
         for key, value, error in list_metrics(task['numbers']):
             trailing_cells = ('-' if count is None else str(count) for count in (task['samples'], task['few_shot']))
-            rows.append([name, key, format_number(value), '-' if error is None else format_number(error), *trailing_cells])
+            rows.append(
+                [name, key, format_number(value), '-' if error is None else format_number(error), *trailing_cells]
+            )
     headings = 'task', 'metric', 'value', 'standard error', 'texts', 'few-shot'
     terminal.print_table(terminal.make_console(width=200), headings, rows, wrap_columns=['metric'])
     print(', '.join([escape_control(results['model']), *format_run_metrics(results.get('measured', {}))]))
@@ -92,7 +94,7 @@ def format_number(value: float) -> str:
 
 def format_run_metrics(metrics: dict[str, float]) -> list[str]:
     """What the run itself has measured after the same step."""
-    from sinklab.measure import table as measures
+    from sinklab.metrics import registry as measures
 
     infos = {name: measures.find_metric_info(name) for name in metrics}
     return [

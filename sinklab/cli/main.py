@@ -8,7 +8,7 @@ from itertools import takewhile
 from typing import Any
 
 import sinklab
-from sinklab import streams
+from sinklab import standard_streams
 from sinklab.cli import (
     checkpoint,
     claims,
@@ -17,7 +17,7 @@ from sinklab.cli import (
     evaluate,
     measure,
     prepare,
-    processes,
+    process_flags,
     report,
     rows,
     sample,
@@ -27,9 +27,9 @@ from sinklab.cli import (
     train,
 )
 from sinklab.escape import escape_control
-from sinklab.lease import LeaseLostError
-from sinklab.record import UserError
-from sinklab.train.outcome import classify_error
+from sinklab.schema import UserError
+from sinklab.storage.lease import LeaseLostError
+from sinklab.train.run_status import classify_error
 
 COMMANDS = {
     'prepare': prepare,
@@ -79,7 +79,9 @@ class CommandParser(argparse.ArgumentParser):
                 self.subcommands.choices[argv[index]].refuse_unknown(argv[index + 1 :])
             return
         words = list(takewhile(lambda word: word != '--', argv))
-        typed_options = [word for index, word in enumerate(words) if word.startswith('--') and not self.is_value(words, index)]
+        typed_options = [
+            word for index, word in enumerate(words) if word.startswith('--') and not self.is_value(words, index)
+        ]
         if '-h' in argv or '--help' in typed_options:
             return
         options = [option for option in self._option_string_actions if option.startswith('--')]
@@ -87,7 +89,10 @@ class CommandParser(argparse.ArgumentParser):
         known_options = [option for option in options if option != '--help']
         unknown = [word for word in unknown if not word.startswith('--config.')]
         if unknown:
-            errors = [f'{word} is unknown{self.format_suggestion(word.partition("=")[0], known_options)}' for word in unknown]
+            errors = [
+                f'{word} is unknown{self.format_suggestion(word.partition("=")[0], known_options)}'
+                for word in unknown
+            ]
             raise UserError(f'{"; ".join(errors)}; see {self.prog} --help')
 
     def is_value(self, words: Sequence[str], index: int) -> bool:
@@ -111,7 +116,11 @@ class CommandParser(argparse.ArgumentParser):
             field = find_closest_name(option.lstrip('-').replace('-', '_'), list(list_fields(default.get_config())))
             fields = [field] if field else []
         exact_matches = [f'--config.{field}' for field in fields if option[2:] in (field, field.rpartition('.')[2])]
-        matches = exact_matches or difflib.get_close_matches(option, known_options, 1, 0.75) or [f'--config.{field}' for field in fields]
+        matches = (
+            exact_matches
+            or difflib.get_close_matches(option, known_options, 1, 0.75)
+            or [f'--config.{field}' for field in fields]
+        )
         return f'; did you mean {matches[0]}?' if matches else ''
 
 
@@ -149,10 +158,10 @@ def main(argv: Sequence[str] | None = None) -> int:
         return report_error(next(argument for argument in arg_list if argument in COMMANDS), refusal)
     args, extra_args = root_parser.parse_known_args(arg_list)
     if args.verb in TRAINING_COMMANDS:
-        streams.ignore_closed_output()
+        standard_streams.ignore_closed_output()
     try:
         return COMMANDS[args.verb].run(args, extra_args)
-    except streams.OutputClosedError:  # its reader has enough
+    except standard_streams.OutputClosedError:  # its reader has enough
         return 0
     except (Exception, KeyboardInterrupt) as error:
         return report_error(args.verb, error)
@@ -164,8 +173,10 @@ def report_error(command: str, error: BaseException) -> int:
     if exit_status.trace:
         print(exit_status.trace, end='', file=sys.stderr)
     if exit_status.kind != 'crashed':
-        print(f'sinklab {command}: {escape_control(processes.format_exit_status(exit_status))}', file=sys.stderr)
+        print(f'sinklab {command}: {escape_control(process_flags.format_exit_status(exit_status))}', file=sys.stderr)
     sys.stderr.flush()
     if isinstance(error, LeaseLostError | KeyboardInterrupt):
-        os._exit(exit_status.exit_code)  # an orderly end would write what is still being written, or wait for what is compiled
+        os._exit(
+            exit_status.exit_code
+        )  # an orderly end would write what is still being written, or wait for what is compiled
     return exit_status.exit_code

@@ -5,9 +5,9 @@ import platform
 import sys
 from pathlib import Path
 
-from sinklab import startup
-from sinklab.cli.command import is_sinklab_process
-from sinklab.cli.programs import is_cpu_only
+from sinklab import startup_signals
+from sinklab.cli.command_line import is_sinklab_process
+from sinklab.cli.compilation_flags import is_cpu_only
 
 TUNABLES = 'GLIBC_TUNABLES'
 HUGE = 'glibc.malloc.hugetlb'
@@ -26,11 +26,11 @@ def ask_for_large_pages() -> None:
     if not more or not is_sinklab_process() or os.environ.get(BEGUN) == own:
         return
     more[BEGUN] = own
-    startup.block_signals()
+    startup_signals.block_signals()
     try:
         os.execve(sys.executable, [sys.executable, *sys.orig_argv[1:]], os.environ | more)
     except OSError:  # it goes on with small ones
-        startup.unblock_signals()
+        startup_signals.unblock_signals()
 
 
 def told() -> dict[str, str]:

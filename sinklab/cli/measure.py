@@ -13,16 +13,16 @@ import sys
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING
 
-from sinklab.cli.reader import add_model_argument
+from sinklab.cli.checkpoint_flags import add_model_argument
 from sinklab.escape import escape_control
-from sinklab.files.place import parse_path
-from sinklab.files.whole import writable_folder
-from sinklab.record import UserError
+from sinklab.schema import UserError
+from sinklab.storage.atomic_write import writable_folder
+from sinklab.storage.paths import parse_path
 
 if TYPE_CHECKING:
-    from sinklab.measure.measure import MetricInfo
-    from sinklab.observe.study import MeasureResult, MeasureRequest
-    from sinklab.observe.subject import MeasurableModel, ProgressFn
+    from sinklab.analysis.measure_job import MeasureRequest, MeasureResult
+    from sinklab.analysis.model_protocol import MeasurableModel, ProgressFn
+    from sinklab.metrics.metric import MetricInfo
 
 BOS_MODES = 'auto', 'none', 'force'
 PRINTED_METRICS = (
@@ -115,14 +115,17 @@ def run(args: argparse.Namespace, extra_args: list[str]) -> int:
     request = parse_request(args)
     if args.out and parse_path(args.out).exists():
         raise UserError(f'--out={args.out} is there already; give a new folder')
-    from sinklab.observe import opening, study
+    from sinklab import api
+    from sinklab.analysis import measure_job
 
-    measured_models = opening.open_all_checkpoints(args.model, args.bos) if args.all else [opening.open_model(*get_model_args(args))]
+    measured_models = (
+        api.open_all_checkpoints(args.model, args.bos) if args.all else [api.open_model(*get_model_args(args))]
+    )
     if args.out:
         with writable_folder(parse_path(args.out).parent):
             pass  # before anything is measured
     answers = [measure_model(measured_model, request) for measured_model in measured_models]
-    report = study.make_record(answers, args.all)
+    report = measure_job.make_record(answers, args.all)
     try:
         if args.json:
             print(json.dumps(report, indent=2, allow_nan=False))
@@ -133,12 +136,12 @@ def run(args: argparse.Namespace, extra_args: list[str]) -> int:
     finally:  # also when the reader of the output has gone (| head); after it, so that a full disk costs no result
         if args.out:
             with writable_folder(parse_path(args.out)):
-                study.write_results(answers, args.out, args.all)
+                measure_job.write_results(answers, args.out, args.all)
     return 0
 
 
 def measure_model(model: 'MeasurableModel', request: 'MeasureRequest') -> 'MeasureResult':
-    from sinklab.observe.study import make_job
+    from sinklab.analysis.measure_job import make_job
 
     job = make_job(model, request)
     with show_progress(model.name, job.num_sequences) as on_progress:
@@ -154,10 +157,12 @@ def parse_request(args: argparse.Namespace) -> 'MeasureRequest':
     thresholds = parse_list('--eps', args.eps, float)
     if thresholds and not lengths:
         raise UserError(f'--eps={args.eps} is of --lengths; give these, such as --lengths=16,32,64')
-    from sinklab.observe.study import MeasureRequest
+    from sinklab.analysis.measure_job import MeasureRequest
 
     fields = {name: getattr(args, name) for name in SHARED_FIELDS}
-    return MeasureRequest(inputs=kinds, lengths=lengths, **fields | (dict(thresholds=thresholds) if thresholds else {}))
+    return MeasureRequest(
+        inputs=kinds, lengths=lengths, **fields | (dict(thresholds=thresholds) if thresholds else {})
+    )
 
 
 def parse_list(option: str, text: str, element_type: Callable) -> tuple:
@@ -175,7 +180,12 @@ def show_progress(model_name: str, sequences: int) -> Iterator['ProgressFn']:
     from sinklab.cli import terminal
 
     console = terminal.make_console(stderr=True)
-    columns = terminal.make_progress_column('{task.description}'), BarColumn(), TaskProgressColumn(), TimeRemainingColumn()
+    columns = (
+        terminal.make_progress_column('{task.description}'),
+        BarColumn(),
+        TaskProgressColumn(),
+        TimeRemainingColumn(),
+    )
     with Progress(*columns, console=console, transient=True, disable=not terminal.is_live(console)) as bar:
         task = bar.add_task(f'measuring {escape_control(model_name)}', total=sequences)
         yield lambda count: bar.advance(task, count)
@@ -200,18 +210,20 @@ def print_measurements(reports: list[dict]) -> None:
 
 def select_metrics(reports: list[dict]) -> list['MetricInfo']:
     """Return the numbers of TOLD that some of these have, and what was asked for beside them."""
-    from sinklab.measure import table as measures
-    from sinklab.observe.study import LOSS_INFO
+    from sinklab.analysis.measure_job import LOSS_INFO
+    from sinklab.metrics import registry as measures
 
     names = dict.fromkeys(name for item in reports for values in item['inputs'].values() for name in values)
     length_metrics = [measures.find_metric_info(name) for name in names if name.startswith('sink/1/T')]
-    return [item for item in (*map(measures.find_metric_info, PRINTED_METRICS), LOSS_INFO) if item.name in names] + length_metrics
+    return [
+        item for item in (*map(measures.find_metric_info, PRINTED_METRICS), LOSS_INFO) if item.name in names
+    ] + length_metrics
 
 
 def print_one_model(report: dict) -> None:
     """Print a table with a line for each number, a column for each kind of input, and what the numbers are."""
     from sinklab.cli import terminal
-    from sinklab.report.closing import format_legend
+    from sinklab.report.summary_table import format_legend
 
     inputs, rows, infos = report['inputs'], [], select_metrics([report])
     for info in infos:
@@ -232,7 +244,7 @@ def print_one_model(report: dict) -> None:
 def print_several_models(reports: list[dict]) -> None:
     """Print a table with a line for each step and kind of input."""
     from sinklab.cli import terminal
-    from sinklab.report.closing import format_legend
+    from sinklab.report.summary_table import format_legend
 
     infos, rows = select_metrics(reports), []
     for report in reports:
@@ -259,7 +271,7 @@ def format_metric(info: 'MetricInfo', value: float | None) -> str:
 
 
 def print_emergence(series: dict[str, dict]) -> None:
-    from sinklab.measure.emergence import merge_emergence
+    from sinklab.metrics.emergence import merge_emergence
 
     for name, entry in series.items():
         if not entry['emergence']:
@@ -267,4 +279,6 @@ def print_emergence(series: dict[str, dict]) -> None:
             continue
         heads = ', '.join(f'layer {layer} head {head} (step {step})' for step, layer, head in entry['heads'][:3])
         heads_text = f'first heads with a mean alpha_1 above 0.3: {heads or "none"}'
-        print(escape_control(f'{name}: Sink_1 {merge_emergence([entry["emergence"]]).format_sentence()}; {heads_text}'))
+        print(
+            escape_control(f'{name}: Sink_1 {merge_emergence([entry["emergence"]]).format_sentence()}; {heads_text}')
+        )

@@ -25,16 +25,32 @@ import sys
 import time
 from typing import Any, get_type_hints
 
-from sinklab import spec
+from sinklab.config import spec
+from sinklab.config.validate import MAX_TRAINED_VOCABULARY, MIN_TRAINED_VOCABULARY
 from sinklab.escape import escape_control, join_shell
-from sinklab.files.place import parse_path
-from sinklab.parse import MAX_TRAINED_VOCABULARY, MIN_TRAINED_VOCABULARY
-from sinklab.record import PositiveInt, UserError, parse_value
+from sinklab.schema import PositiveInt, UserError, parse_value
+from sinklab.storage.paths import parse_path
 
-PREPARE_FLAGS = ('source', 'out', 'held_out', 'bos', 'end_token', 'fixed_token', 'lenient', 'shard_tokens', 'processes')
+PREPARE_FLAGS = (
+    'source',
+    'out',
+    'held_out',
+    'bos',
+    'end_token',
+    'fixed_token',
+    'lenient',
+    'shard_tokens',
+    'processes',
+)
 CHECK_FLAGS = ('length', 'batch_size', 'hosts')
 MAX_VOCABULARY_RATIO = 4  # a vocabulary of less than a fourth of a size's is of a smaller model
-STORE_FIELDS = ('tokenizer', 'held_out', 'bos', 'end_token', 'fixed_token')  # fields of config.data that a store has, too
+STORE_FIELDS = (
+    'tokenizer',
+    'held_out',
+    'bos',
+    'end_token',
+    'fixed_token',
+)  # fields of config.data that a store has, too
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -61,7 +77,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         '--held_out', type=float, metavar='SHARE', help='share of documents for validation and probes (default: 0.15)'
     )
     add_argument('--bos', choices=('none', 'documents'), help='documents: begin each document with BOS; none: do not')
-    add_argument('--end_token', type=int, metavar='ID', help='token that ends a document (default: 0, as in GPT-NeoX)')
+    add_argument(
+        '--end_token', type=int, metavar='ID', help='token that ends a document (default: 0, as in GPT-NeoX)'
+    )
     add_argument('--fixed_token', type=int, metavar='ID', help='token for BOS and for fixed positions (default: 1)')
     add_argument(
         '--lenient',
@@ -101,18 +119,24 @@ def run(args: argparse.Namespace, extra_args: list[str]) -> int:
     fields = parse_settings(args)
     trains_tokenizer, vocabulary_size = fields['tokenizer'] == 'train' and not is_check, fields['vocabulary']
     if trains_tokenizer and not MIN_TRAINED_VOCABULARY <= vocabulary_size <= MAX_TRAINED_VOCABULARY:
-        raise UserError(f'--vocabulary={vocabulary_size}: a tokenizer trained here has {MIN_TRAINED_VOCABULARY} to {MAX_TRAINED_VOCABULARY} ids')
+        raise UserError(
+            f'--vocabulary={vocabulary_size}: a tokenizer trained here has {MIN_TRAINED_VOCABULARY} to {MAX_TRAINED_VOCABULARY} ids'
+        )
     return check_store(args, fields) if is_check else build_store(args, fields)
 
 
 def parse_settings(args: argparse.Namespace) -> dict[str, Any]:
     """What is given, each in the domain of its field; and the values of configs/default.py for what is not."""
-    from sinklab.cli.config import load_spec
+    from sinklab.cli.config_flags import load_spec
 
     default_spec, _ = load_spec('configs/default.py', [])
-    defaults = vars(default_spec.data) | dict(vocabulary=default_spec.model.vocabulary, batch_size=default_spec.optimizer.batch_size)
+    defaults = vars(default_spec.data) | dict(
+        vocabulary=default_spec.model.vocabulary, batch_size=default_spec.optimizer.batch_size
+    )
     defaults |= dict(hosts=1, shard_tokens=1 << 24, processes=None)
-    hints = get_type_hints(spec.ModelConfig, include_extras=True) | get_type_hints(spec.DataConfig, include_extras=True)
+    hints = get_type_hints(spec.ModelConfig, include_extras=True) | get_type_hints(
+        spec.DataConfig, include_extras=True
+    )
     hints |= dict(batch_size=PositiveInt, hosts=PositiveInt, shard_tokens=PositiveInt, processes=PositiveInt | None)
     user_values = {name: value for name, value in vars(args).items() if name in defaults and value is not None}
     return defaults | {name: parse_value(hints[name], value, f'--{name}') for name, value in user_values.items()}
@@ -120,8 +144,8 @@ def parse_settings(args: argparse.Namespace) -> dict[str, Any]:
 
 def build_store(args: argparse.Namespace, fields: dict[str, Any]) -> int:
     from sinklab.data.prepare import prepare_store
-    from sinklab.data.store.recipe import Recipe
-    from sinklab.data.store.store import Store
+    from sinklab.data.store import Store
+    from sinklab.data.store_files import Recipe
 
     recipe = Recipe(
         source=fields['source'],
@@ -147,18 +171,23 @@ def choose_size(store: Any) -> tuple[str, Any]:
     A size fits if the store has windows for a batch and for validation, and if the vocabulary is not small for it: a
     tokenizer of 512 ids was not trained for a model that has 50,432.
     """
-    from sinklab.cli.config import load_spec
+    from sinklab.cli.config_flags import load_spec
 
     for size in ('paper', 'quickstart', 'smoke'):
         spec, _ = load_spec('configs/default.py', [], size)
-        if has_enough_windows(store, spec) and store.meta['vocabulary'] >= spec.model.vocabulary // MAX_VOCABULARY_RATIO:
+        if (
+            has_enough_windows(store, spec)
+            and store.meta['vocabulary'] >= spec.model.vocabulary // MAX_VOCABULARY_RATIO
+        ):
             break
     return size, spec
 
 
 def format_train_command(store_path: str, fields: dict[str, Any], store: Any, size: str, spec: Any) -> str:
     """Return a command that trains on the store at a size."""
-    changed_names = [name for name in STORE_FIELDS if name != 'tokenizer' and fields[name] != getattr(spec.data, name)]
+    changed_names = [
+        name for name in STORE_FIELDS if name != 'tokenizer' and fields[name] != getattr(spec.data, name)
+    ]
     overrides = [f'--config.data.{name}={fields[name]}' for name in changed_names]
     if spec.model.vocabulary != store.meta['vocabulary'] and (size != 'paper' or fields['tokenizer'] == 'train'):
         overrides.append(f'--config.model.vocabulary={max(store.meta["vocabulary"], MIN_TRAINED_VOCABULARY)}')
@@ -174,9 +203,9 @@ def has_enough_windows(store: Any, spec: Any) -> bool:
 
 
 def check_store(args: argparse.Namespace, fields: dict[str, Any]) -> int:
-    from sinklab.data.store.check import find_problems, summarize_store
-    from sinklab.data.store.store import Store
-    from sinklab.data.tokens.tokenizer import compute_tokenizer_digest
+    from sinklab.data.store import Store
+    from sinklab.data.store_check import find_problems, summarize_store
+    from sinklab.data.tokenizer import compute_tokenizer_digest
 
     store = Store(args.check)
     issues = list(find_problems(store, args.vocabulary or store.meta['vocabulary']))
@@ -201,8 +230,10 @@ def check_store(args: argparse.Namespace, fields: dict[str, Any]) -> int:
     return 1 if issues else 0
 
 
-def print_store(args: argparse.Namespace, fields: dict[str, Any], store: Any, issues: list[str], size_note: str) -> None:
-    from sinklab.data.store.check import decode_samples, summarize_store
+def print_store(
+    args: argparse.Namespace, fields: dict[str, Any], store: Any, issues: list[str], size_note: str
+) -> None:
+    from sinklab.data.store_check import decode_samples, summarize_store
 
     store_summary = summarize_store(store, fields['length'], fields['batch_size'], fields['hosts'])
     if args.json:
@@ -232,7 +263,11 @@ def print_store_table(store: Any, store_summary: dict, texts: list[str], size_no
 
 def format_batches(store_summary: dict) -> str:
     """How the windows make batches, and what a host reads of them."""
-    batch_size, hosts, num_windows = store_summary['batch_size'], store_summary['hosts'], sum(store_summary['windows']['train'].values())
+    batch_size, hosts, num_windows = (
+        store_summary['batch_size'],
+        store_summary['hosts'],
+        sum(store_summary['windows']['train'].values()),
+    )
     text = f'batches of {batch_size}: {store_summary["batches"]:,} an epoch'
     if not store_summary['batches']:
         text += f' (windows to train on: {num_windows:,}; a smaller batch would not read one twice)'
@@ -252,7 +287,9 @@ class PrepareProgressBar:
         self.console = terminal.make_console(stderr=True)
         self.is_live = terminal.is_live(self.console)
         text_column, bar_column = terminal.make_progress_column('{task.description}'), BarColumn(bar_width=20)
-        self.progress = Progress(bar_column, text_column, console=self.console, transient=True, disable=not self.is_live)
+        self.progress = Progress(
+            bar_column, text_column, console=self.console, transient=True, disable=not self.is_live
+        )
         self.task_id, self.last_update_time = self.progress.add_task('reading a sample', total=None), 0.0
 
     def __enter__(self) -> Any:
@@ -268,4 +305,6 @@ class PrepareProgressBar:
         if time.monotonic() - self.last_update_time < 0.1:
             return
         self.last_update_time = time.monotonic()
-        self.progress.update(self.task_id, completed=progress.read, total=progress.size, description=escape_control(progress))
+        self.progress.update(
+            self.task_id, completed=progress.read, total=progress.size, description=escape_control(progress)
+        )

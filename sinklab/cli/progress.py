@@ -17,15 +17,15 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, TimeRemainingColumn
 from rich.progress import Progress as Bars
 
-from sinklab import streams
+from sinklab import standard_streams
 from sinklab.cli import terminal
+from sinklab.config.spec import Spec
 from sinklab.escape import escape_control
-from sinklab.measure.table import HEADLINE_METRIC
-from sinklab.processes.ending import STOPPING_MESSAGE, ExitStatus
-from sinklab.spec import Spec
+from sinklab.metrics.registry import HEADLINE_METRIC
+from sinklab.supervisor.exit_status import STOPPING_MESSAGE, ExitStatus
 from sinklab.sweep.plan import SweepRun
 from sinklab.sweep.run import SweepCallback
-from sinklab.train.listener import Callback
+from sinklab.train.callbacks import Callback
 
 LOG_SECONDS = 10.0  # seconds between two lines of a log
 PROGRESS_VARIABLE = 'SINKLAB_PROGRESS'  # environment variable: json has Progress write records for a sweep
@@ -59,9 +59,7 @@ class LatestMetrics:
     def format_line(self) -> str:
         """Format all numbers for a log, Sink_1 with its step if that is not the newest one."""
         step_suffix = '' if self.sink_step in (None, self.step) else f' at step {self.sink_step}'
-        return (
-            f'step {self.step}/{self.num_steps}  loss {self.loss}  {self.speed} tokens/s  {HEADLINE_METRIC.label} {self.sink}{step_suffix}'
-        )
+        return f'step {self.step}/{self.num_steps}  loss {self.loss}  {self.speed} tokens/s  {HEADLINE_METRIC.label} {self.sink}{step_suffix}'
 
     def format_bar_text(self) -> str:
         """Format the numbers behind a bar."""
@@ -130,7 +128,7 @@ class ProgressRecordWriter:
     """Writes what a Display shows as a JSON text sequence for the display of a sweep; numbers every EVERY seconds."""
 
     def __init__(self, stream: Any):
-        self.stream, self.num_steps, self.last_write_time = streams.get_unescaped_stream(stream), 0, 0.0
+        self.stream, self.num_steps, self.last_write_time = standard_streams.get_unescaped_stream(stream), 0, 0.0
 
     def __enter__(self) -> 'ProgressRecordWriter':
         return self
@@ -168,12 +166,27 @@ class ProgressCallback(Callback):
         row: the fields that the row changes at its size, in one line.
     """
 
-    def __init__(self, name: str, spec: Spec, compilation_cache: object = None, stderr: bool = True, row_description: str | None = None):
+    def __init__(
+        self,
+        name: str,
+        spec: Spec,
+        compilation_cache: object = None,
+        stderr: bool = True,
+        row_description: str | None = None,
+    ):
         as_records = os.environ.get(PROGRESS_VARIABLE) == 'json'
-        self.display = ProgressRecordWriter(sys.stderr) if as_records else ProgressDisplay(terminal.make_console(stderr=stderr), is_single_run=True)
+        self.display = (
+            ProgressRecordWriter(sys.stderr)
+            if as_records
+            else ProgressDisplay(terminal.make_console(stderr=stderr), is_single_run=True)
+        )
         self.key = self.display.add(name, spec.optimizer.steps)
         self.name, self.num_steps, self.epochs = name, spec.optimizer.steps, None
-        self.checkpoint, self.compilation_cache, self.row_description = spec.checkpoint, compilation_cache, row_description
+        self.checkpoint, self.compilation_cache, self.row_description = (
+            spec.checkpoint,
+            compilation_cache,
+            row_description,
+        )
 
     def __enter__(self) -> 'ProgressCallback':
         self.display.__enter__()
@@ -200,13 +213,17 @@ class ProgressCallback(Callback):
             self.print_fact(line)
 
     def on_train_begin(self, step: int, attention: str, changes: list[str]) -> None:
-        if self.row_description and not isinstance(self.display, ProgressRecordWriter):  # a sweep has said it of all rows
+        if self.row_description and not isinstance(
+            self.display, ProgressRecordWriter
+        ):  # a sweep has said it of all rows
             self.print_fact(self.row_description)
         self.print_fact(f'attention: {attention}')
         if changes:
             self.on_message(f'since step {step}: {"; ".join(changes)}')
         interval = self.checkpoint.every_steps
-        if not self.checkpoint.every_minutes and (not interval or step + interval - step % interval >= self.num_steps):
+        if not self.checkpoint.every_minutes and (
+            not interval or step + interval - step % interval >= self.num_steps
+        ):
             self.print_fact(
                 f'saves no checkpoint before its end, but for Ctrl-C and SIGTERM '
                 f'(config.checkpoint.every_steps is {interval})'

@@ -16,10 +16,15 @@ from pathlib import Path
 from types import ModuleType
 
 from sinklab.escape import escape_control
-from sinklab.files.place import make_absolute, find_common_folder, is_remote, parse_path
-from sinklab.folder import RunDir
-from sinklab.install import format_extra_command
-from sinklab.record import UserError
+from sinklab.install_commands import format_extra_command
+from sinklab.run_dir import RunDir
+from sinklab.schema import UserError
+from sinklab.storage.paths import (
+    find_common_folder,
+    is_remote,
+    make_absolute,
+    parse_path,
+)
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -46,14 +51,16 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace, extra_args: list[str]) -> int:
     if extra_args:
         raise UserError(f'{extra_args[0]} is unknown; see sinklab report --help')
-    from sinklab.report import closing, runs
+    from sinklab.report import runs, summary_table
     from sinklab.sweep import results
 
     paths = [str(path) for pattern in args.runs for path in find_runs(pattern)]
     run_records = runs.read_runs(paths)
     verdicts = results.read_verdicts(choose_report_dir(paths))
-    page_path = write_report(parse_path(args.out) if args.out else choose_report_dir(paths), run_records, args, verdicts)
-    table = closing.make_run_table(run_records)
+    page_path = write_report(
+        parse_path(args.out) if args.out else choose_report_dir(paths), run_records, args, verdicts
+    )
+    table = summary_table.make_run_table(run_records)
     if args.json:
         print(json.dumps(table, indent=2, allow_nan=False))
     else:
@@ -66,8 +73,12 @@ def find_runs(pattern: str) -> list[Path]:
     """The runs of a sweep; in a bucket those of a pattern, which no shell has looked for; else, as given."""
     if not (is_remote(pattern) and glob.has_magic(pattern)):
         return list_sweep_runs(parse_path(pattern)) or list_claim_runs(parse_path(pattern)) or [parse_path(pattern)]
-    parent = pattern[: min(pattern.index(character) for character in '*?[' if character in pattern)].rpartition('/')[0]
-    run_paths = [path.parent for path in parse_path(parent).glob(f'{pattern[len(parent) + 1 :].rstrip("/")}/config.json')]
+    parent = pattern[: min(pattern.index(character) for character in '*?[' if character in pattern)].rpartition('/')[
+        0
+    ]
+    run_paths = [
+        path.parent for path in parse_path(parent).glob(f'{pattern[len(parent) + 1 :].rstrip("/")}/config.json')
+    ]
     if not run_paths:
         raise UserError(f'{pattern} matches no run; give run folders')
     return sorted(run_paths)
@@ -79,7 +90,11 @@ def list_sweep_runs(sweep_dir: Path) -> list[Path]:
         return []
     from sinklab.sweep import plan
 
-    run_paths = [sweep_dir / plan.get_run_dir_name(row['row'], seed) for row in RunDir(sweep_dir).read_json('sweep') for seed in row['seeds']]
+    run_paths = [
+        sweep_dir / plan.get_run_dir_name(row['row'], seed)
+        for row in RunDir(sweep_dir).read_json('sweep')
+        for seed in row['seeds']
+    ]
     return [run for run in run_paths if (run / 'row.json').exists()]
 
 
@@ -134,11 +149,13 @@ def import_pictures() -> ModuleType:
 
 def print_runs(rows: list[dict]) -> None:
     from sinklab.cli import terminal
-    from sinklab.report.closing import RUN_HEADINGS, format_run_cells, format_legend
+    from sinklab.report.summary_table import RUN_HEADINGS, format_legend, format_run_cells
 
     console = terminal.make_console(width=200)
     columns = list(zip(RUN_HEADINGS, *map(format_run_cells, rows), strict=True))
-    nonempty_columns = [column for column in columns if not {'-'}.issuperset(column[1:])]  # none of which no run has a value
+    nonempty_columns = [
+        column for column in columns if not {'-'}.issuperset(column[1:])
+    ]  # none of which no run has a value
     headings, *lines = zip(*nonempty_columns, strict=True)
     terminal.print_table(console, headings, lines)
     console.print(f'{format_legend(headings)}.', soft_wrap=not console.is_terminal)

@@ -16,7 +16,7 @@ from typing import Any
 
 from sinklab.cli.train import add_size_argument
 from sinklab.escape import escape_control
-from sinklab.record import UserError
+from sinklab.schema import UserError
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -32,7 +32,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace, extra_args: list[str]) -> int:
     if extra_args:
         raise UserError(f'{extra_args[0]} is unknown; see sinklab rows --help')
-    from sinklab.cli.config import list_config_files, load_config_module, load_rows
+    from sinklab.cli.config_flags import list_config_files, load_config_module, load_rows
 
     tables = {}
     for file in list_config_files() if args.config is None else [args.config]:
@@ -59,7 +59,7 @@ def check_row(row: dict, size: str | None, module: Any) -> dict:
     Args:
         module: of the row's config file.
     """
-    from sinklab.cli.config import is_baseline, load_spec
+    from sinklab.cli.config_flags import is_baseline, load_spec
 
     config_path = f'{row["config"]}:{row["row"]}'
     try:
@@ -73,7 +73,7 @@ def print_rows(tables: dict[str, list[dict]]) -> None:
     from rich.table import Table
 
     from sinklab.cli import terminal
-    from sinklab.report.sweep import format_published
+    from sinklab.report.sweep_table import format_published
 
     console = terminal.make_console(width=100)
     for file, rows in tables.items():
@@ -81,10 +81,14 @@ def print_rows(tables: dict[str, list[dict]]) -> None:
         title = f'{file} at size {", ".join(sizes)}' if sizes else file
         table = Table(box=None, title=terminal.make_cell(title), title_justify='left')
         for heading in ('row', 'changes', 'published', 'source'):
-            table.add_column(heading, overflow='fold', no_wrap=heading == 'row' and has_short_names(rows, console.width))
+            table.add_column(
+                heading, overflow='fold', no_wrap=heading == 'row' and has_short_names(rows, console.width)
+            )
         for row in rows:
             source = terminal.make_multiline_cell(row['source'], row.get('note'))
-            changes = format_diff(row['diff']) + (', as the baseline' if row['diff'] and row['equals_baseline'] else '')
+            changes = format_diff(row['diff']) + (
+                ', as the baseline' if row['diff'] and row['equals_baseline'] else ''
+            )
             cells = map(terminal.make_cell, (row['row'], changes, format_published(row['published'])))
             table.add_row(*cells, source, style='red' if 'refused' in row else None)
         console.print(table, '')

@@ -11,8 +11,14 @@ import argparse
 from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING
 
-from sinklab.cli import reader
-from sinklab.record import PositiveInt, NonNegativeFloat, UserError, Seed, parse_value
+from sinklab.cli import checkpoint_flags
+from sinklab.schema import (
+    NonNegativeFloat,
+    PositiveInt,
+    Seed,
+    UserError,
+    parse_value,
+)
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
@@ -21,7 +27,7 @@ NUM_FIRST_TOKENS = 4  # tokens of the beginning that are kept where no cache is 
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    reader.add_arguments(parser)
+    checkpoint_flags.add_arguments(parser)
     parser.add_argument('--prompt', required=True, metavar='TEXT', help="text to go on from, such as 'import '")
     parser.add_argument(
         '--tokens', type=int, default=100, metavar='N', help='largest number of tokens to generate (default: 100)'
@@ -51,16 +57,20 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace, extra_args: list[str]) -> int:
     if extra_args:
         raise UserError(f'{extra_args[0]} is unknown; see sinklab sample --help')
-    from sinklab.train import sampling
+    from sinklab.train import generate
 
     tokens, seed = parse_value(PositiveInt, args.tokens, '--tokens'), parse_value(Seed, args.seed, '--seed')
     temperature = parse_value(NonNegativeFloat, args.temperature, '--temperature')
-    checkpoint = reader.load_checkpoint(args.run)
-    sampling_options = sampling.Sampler(temperature, check_top_k(args.top_k, checkpoint.spec.model.vocabulary))
-    cache = reader.parse_cache(get_default_cache(checkpoint.spec.data.length) if args.cache is None else args.cache, checkpoint.spec)
+    checkpoint = checkpoint_flags.load_checkpoint(args.run)
+    sampling_options = generate.Sampler(temperature, check_top_k(args.top_k, checkpoint.spec.model.vocabulary))
+    cache = checkpoint_flags.parse_cache(
+        get_default_cache(checkpoint.spec.data.length) if args.cache is None else args.cache, checkpoint.spec
+    )
     tokenizer = checkpoint.load_tokenizer(args.tokenizer)
     ids_T = checkpoint.encode_text(check_prompt(args.prompt), '--prompt', args.bare, tokenizer)
-    generated_ids = sampling.sample_tokens(checkpoint.spec, cache, checkpoint.load_parameters(), ids_T, tokens, sampling_options, seed)
+    generated_ids = generate.sample_tokens(
+        checkpoint.spec, cache, checkpoint.load_parameters(), ids_T, tokens, sampling_options, seed
+    )
     print(args.prompt, end='', flush=True)
     for piece in decode_stream(tokenizer, ids_T[ids_T >= 0].tolist(), generated_ids):
         print(piece, end='', flush=True)

@@ -10,15 +10,15 @@ import json
 import math
 import sys
 
-from sinklab.cli import reader
-from sinklab.files.place import parse_path
-from sinklab.record import UserError
+from sinklab.cli import checkpoint_flags
+from sinklab.schema import UserError
+from sinklab.storage.paths import parse_path
 
 FIRST_TOKEN_COUNTS = 0, 1, 2, 4  # tokens that the caches of the table keep of the beginning
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    reader.add_arguments(parser)
+    checkpoint_flags.add_arguments(parser)
     parser.add_argument('--text', required=True, metavar='FILE', help='a text in UTF-8, such as book.txt')
     parser.add_argument(
         '--cache',
@@ -32,20 +32,28 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace, extra_args: list[str]) -> int:
     if extra_args:
         raise UserError(f'{extra_args[0]} is unknown; see sinklab stream --help')
-    from sinklab.train.streaming import measure_perplexity
+    from sinklab.train.generate import measure_perplexity
 
-    checkpoint = reader.load_checkpoint(args.run)
+    checkpoint = checkpoint_flags.load_checkpoint(args.run)
     cache_texts = list_default_caches(checkpoint.spec.data.length) if args.cache is None else args.cache.split(',')
-    caches = [reader.parse_cache(cache_text, checkpoint.spec) for cache_text in cache_texts]
-    ids_T = checkpoint.encode_text(read_text_file(args.text), args.text, args.bare, checkpoint.load_tokenizer(args.tokenizer))
-    params, published, rows = checkpoint.load_parameters(), checkpoint.run_dir.read_json('row').get('published', {}), []
+    caches = [checkpoint_flags.parse_cache(cache_text, checkpoint.spec) for cache_text in cache_texts]
+    ids_T = checkpoint.encode_text(
+        read_text_file(args.text), args.text, args.bare, checkpoint.load_tokenizer(args.tokenizer)
+    )
+    params, published, rows = (
+        checkpoint.load_parameters(),
+        checkpoint.run_dir.read_json('row').get('published', {}),
+        [],
+    )
     for cache in caches:
         result = measure_perplexity(checkpoint.spec, cache, params, ids_T)
         row = dict(cache=str(cache), perplexity=result.perplexity, loss=result.loss, predicted=result.num_predicted)
         row |= dict(published=published.get(f'perplexity/{cache}'))
         rows.append(row | dict(tokens_per_second=(len(ids_T) - 1) / result.seconds))
         if not args.json:
-            print_row(rows[-1], f'{checkpoint}, {result.num_predicted:,} tokens of {args.text}' if len(rows) == 1 else None)
+            print_row(
+                rows[-1], f'{checkpoint}, {result.num_predicted:,} tokens of {args.text}' if len(rows) == 1 else None
+            )
     if args.json:
         print(json.dumps([replace_nonfinite(row) for row in rows], indent=2, allow_nan=False))
     return 0
@@ -75,4 +83,6 @@ def print_row(row: dict, heading: str | None) -> None:
 
 
 def replace_nonfinite(row: dict) -> dict:
-    return {name: None if isinstance(value, float) and not math.isfinite(value) else value for name, value in row.items()}
+    return {
+        name: None if isinstance(value, float) and not math.isfinite(value) else value for name, value in row.items()
+    }

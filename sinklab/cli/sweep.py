@@ -17,20 +17,25 @@ import sys
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from sinklab.cli import config, hardware, programs, report
-from sinklab.cli.command import format_command_line, get_program_argv
+from sinklab.cli import (
+    compilation_flags,
+    config_flags,
+    parallelism_flags,
+    report,
+)
+from sinklab.cli.command_line import format_command_line, get_program_argv
 from sinklab.cli.train import add_size_argument
+from sinklab.config.seeds import SEEDS_HELP, format_seeds, parse_seeds
+from sinklab.config.spec import Spec
 from sinklab.escape import escape_control, join_shell
-from sinklab.files.place import parse_path
-from sinklab.files.whole import atomic_write, writable_folder
-from sinklab.folder import RunDir
-from sinklab.lease import Lease, hold_lease
-from sinklab.record import UserError, format_unknown_name
-from sinklab.seeds import SEEDS_HELP, format_seeds, parse_seeds
-from sinklab.spec import Spec
+from sinklab.run_dir import RunDir
+from sinklab.schema import UserError, format_unknown_name
+from sinklab.storage.atomic_write import atomic_write, writable_folder
+from sinklab.storage.lease import Lease, hold_lease
+from sinklab.storage.paths import parse_path
 from sinklab.sweep import plan
 from sinklab.sweep.plan import SweepRun
-from sinklab.sweep.run import split_cores, run_sweep
+from sinklab.sweep.run import run_sweep, split_cores
 
 if TYPE_CHECKING:
     from rich.text import Text
@@ -60,8 +65,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help='folder for the run folders (ROW-SEED) and sweep.json, such as runs/sweep',
     )
     add_jobs_argument(parser)
-    hardware.add_arguments(parser)
-    programs.add_cache_argument(parser)
+    parallelism_flags.add_arguments(parser)
+    compilation_flags.add_cache_argument(parser)
     parser.add_argument('--report', action='store_true', help='also write DIR/report.html, a page with pictures')
     parser.add_argument('--json', action='store_true', help='print the table as JSON')
     parser.usage = '%(prog)s --config FILE [--rows ROW,...] --workdir DIR [--config.PATH=VALUE ...] [options]'
@@ -82,16 +87,18 @@ def add_jobs_argument(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace, extra_args: list[str]) -> int:
-    layout, (module, table) = hardware.parse_hardware(args), select_rows(args)
+    layout, (module, table) = parallelism_flags.parse_hardware(args), select_rows(args)
     seeds = [0] if args.seeds is None else parse_seeds(args.seeds)
     split_cores(args.jobs)
     check_no_seed_overrides(extra_args)
 
     def load_row(row: str, seed: int) -> tuple[Spec, dict]:
-        return config.load_spec(f'{args.config}:{row}', [*extra_args, *format_seed_flags(seed)], args.size, module)
+        return config_flags.load_spec(
+            f'{args.config}:{row}', [*extra_args, *format_seed_flags(seed)], args.size, module
+        )
 
     options = [f'--{name}={value}' for name in ('size', 'compiled') if (value := getattr(args, name))]
-    options = [*hardware.format_hardware_flags(layout), *options, *extra_args]
+    options = [*parallelism_flags.format_hardware_flags(layout), *options, *extra_args]
     with hold_lease(RunDir(args.workdir).path) as run_lease:
         if args.seeds is not None:
             plan.check_seed_count(args.seeds, table, args.workdir)
@@ -101,16 +108,20 @@ def run(args: argparse.Namespace, extra_args: list[str]) -> int:
         for names in plan.find_duplicate_rows(runs):
             print_status(f'sinklab sweep: {" and ".join(names)} are the same run at size {runs[0].size}')
         for run in {run.row: run for run in runs}.values():
-            if description := config.describe_row(module, run.row, run.size, run.spec):
+            if description := config_flags.describe_row(module, run.row, run.size, run.spec):
                 print_status(f'sinklab sweep: {run.row} {description}')
-        expected = config.get_expected_sinks(module, runs[0].size, extra_args)
-        stop_signal = train_runs(runs, lambda run: make_train_command(f'{args.config}:{run.row}', run, options), run_lease, args.jobs)
+        expected = config_flags.get_expected_sinks(module, runs[0].size, extra_args)
+        stop_signal = train_runs(
+            runs, lambda run: make_train_command(f'{args.config}:{run.row}', run, options), run_lease, args.jobs
+        )
         run_lease.check()
         write_summary(args, extra_args, table, runs, stop_signal, expected)
     return report_failures('sweep', runs, stop_signal)
 
 
-def train_runs(runs: list[SweepRun], make_command: Callable[[SweepRun], list[str]], run_lease: Lease, jobs: int) -> int | None:
+def train_runs(
+    runs: list[SweepRun], make_command: Callable[[SweepRun], list[str]], run_lease: Lease, jobs: int
+) -> int | None:
     """Train what is to do, shown in one display; return the signal that has ended it before its time."""
     from sinklab.cli.progress import SweepDisplay
 
@@ -141,8 +152,8 @@ def select_rows(args: argparse.Namespace) -> tuple[Any, dict[str, dict]]:
     if row:
         suggestion = join_shell([f'--config={file}', f'--rows={row}'])
         raise UserError(f'--config={args.config} names a row; give {suggestion}')
-    module = config.load_config_module(file)
-    table = config.load_rows(file, args.size, module)
+    module = config_flags.load_config_module(file)
+    table = config_flags.load_rows(file, args.size, module)
     if not table:
         raise UserError(f'--config={file} has no rows; sinklab rows lists the files that have')
     names = args.rows.split(',') if args.rows is not None else list(table)
@@ -169,14 +180,14 @@ def write_summary(
     table: dict[str, dict],
     runs: list[SweepRun],
     stop_signal: int | None,
-    expected: config.ExpectedSinks | None,
+    expected: config_flags.ExpectedSinks | None,
 ) -> None:
     """Write sweep.json, and a page if that is asked for, then print the results of all runs."""
-    from sinklab.report import closing, sweep
+    from sinklab.report import summary_table, sweep_table
 
-    overrides = dict(map(config.parse_override, extra_args))
+    overrides = dict(map(config_flags.parse_override, extra_args))
     groups = [make_run_group(dict(row_info, overrides=overrides), runs) for row_info in table.values()]
-    rows, spans = sweep.make_sweep_table(groups), sweep.compute_spans(groups)
+    rows, spans = sweep_table.make_sweep_table(groups), sweep_table.compute_spans(groups)
     text = json.dumps(rows, indent=2, allow_nan=False)
     sweep_dir = parse_path(args.workdir)
     with writable_folder(sweep_dir), atomic_write(sweep_dir / 'sweep.json') as temp_path:
@@ -187,12 +198,16 @@ def write_summary(
     elif not stop_signal:
         headings, lines = build_summary_table(rows, spans)
         print_table_with_note(headings, lines, format_legend(headings, rows))
-        observations = closing.summarize_sink_of_rows(rows, spans)
-        print_wrapped(closing.format_comparison(observations, *(expected or closing.collect_published_rates(table)), page_path))
+        observations = summary_table.summarize_sink_of_rows(rows, spans)
+        print_wrapped(
+            summary_table.format_comparison(
+                observations, *(expected or summary_table.collect_published_rates(table)), page_path
+            )
+        )
 
 
 def make_run_group(row_info: dict, runs: list[SweepRun]) -> Any:
-    from sinklab.report.sweep import RowResult, read_last_metrics
+    from sinklab.report.sweep_table import RowResult, read_last_metrics
 
     row_runs = [run for run in runs if run.row == row_info['row']]
     return RowResult(
@@ -205,22 +220,35 @@ def make_run_group(row_info: dict, runs: list[SweepRun]) -> Any:
 
 def build_summary_table(rows: list[dict], spans: dict) -> tuple[list[str], list[list[str]]]:
     """Return headings and cells of the closing table; a count of runs only where a row has several."""
-    from sinklab.report import sweep
+    from sinklab.report import sweep_table
 
-    headings, lines = sweep.format_table_cells(rows, spans)
-    column_indices = [index for index, heading in enumerate(headings) if heading != 'runs' or any(len(row['seeds']) > 1 for row in rows)]
-    return [headings[index] for index in column_indices], [[line[index] for index in column_indices] for line in lines]
+    headings, lines = sweep_table.format_table_cells(rows, spans)
+    column_indices = [
+        index
+        for index, heading in enumerate(headings)
+        if heading != 'runs' or any(len(row['seeds']) > 1 for row in rows)
+    ]
+    return [headings[index] for index in column_indices], [
+        [line[index] for index in column_indices] for line in lines
+    ]
 
 
 def format_legend(headings: list[str], rows: list[dict]) -> str:
     """Say what the columns of a table of rows mean, and what stands in its cells."""
-    from sinklab.report import closing, sweep
+    from sinklab.report import summary_table, sweep_table
 
     has_spread = any(list(row['seeds'].values()).count('done') > 1 for row in rows)
-    parts = [closing.format_legend(headings), *(['±: standard deviation over runs'] if has_spread else [])]
+    parts = [summary_table.format_legend(headings), *(['±: standard deviation over runs'] if has_spread else [])]
     return (
         '; '.join(
-            [*parts, *(['in parentheses: as published, of another model'] if sweep.has_published_cells(rows) else [])]
+            [
+                *parts,
+                *(
+                    ['in parentheses: as published, of another model']
+                    if sweep_table.has_published_cells(rows)
+                    else []
+                ),
+            ]
         )
         + '.'
     )
@@ -230,7 +258,13 @@ def print_table_with_note(headings: list[str], rows: list[list[str]], note: str 
     """Print a table whose units stand in a line of their own below the headings, and a note."""
     from sinklab.cli import terminal
 
-    terminal.print_table(terminal.make_console(width=200), list(map(split_heading, headings)), rows, left_columns=LEFT_COLUMNS, wrap_columns=WRAP_COLUMNS)
+    terminal.print_table(
+        terminal.make_console(width=200),
+        list(map(split_heading, headings)),
+        rows,
+        left_columns=LEFT_COLUMNS,
+        wrap_columns=WRAP_COLUMNS,
+    )
     if note:
         print_wrapped(note)
 
@@ -242,7 +276,11 @@ def split_heading(heading: str) -> 'Text | str':
     name, separator, suffix = heading.partition(' - ')
     if not separator:
         name, separator, suffix = heading.rpartition(' (' if ' (' in heading else ' ')
-    return terminal.make_multiline_cell(name, f'{separator.strip()}{" " if separator == " - " else ""}{suffix}') if name else heading
+    return (
+        terminal.make_multiline_cell(name, f'{separator.strip()}{" " if separator == " - " else ""}{suffix}')
+        if name
+        else heading
+    )
 
 
 def print_wrapped(text: str) -> None:

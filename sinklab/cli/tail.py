@@ -12,14 +12,14 @@ import contextlib
 import time
 from collections.abc import Iterator
 
-from sinklab.files import run_files
-from sinklab.files.place import make_absolute
-from sinklab.files.regular import DamagedFileError
-from sinklab.folder import RunDir
-from sinklab.lease import LEASE_NAME, LeaseWatcher
-from sinklab.named import read_spec
-from sinklab.record import UserError
-from sinklab.train.listener import Callback
+from sinklab.run_dir import RunDir
+from sinklab.run_ref import read_spec
+from sinklab.schema import UserError
+from sinklab.storage import run_files
+from sinklab.storage.lease import LEASE_NAME, LeaseWatcher
+from sinklab.storage.paths import make_absolute
+from sinklab.storage.untrusted_files import DamagedFileError
+from sinklab.train.callbacks import Callback
 
 POLL_SECONDS = 1.0  # seconds between two looks
 RESTART_SECONDS = 15.0  # seconds in which a run that was lost is started again by its supervisors, or is over
@@ -63,7 +63,7 @@ def get_run_name(run_dir: RunDir) -> str:
 
 def follow_run(run_dir: RunDir, callback: Callback) -> Iterator[None]:
     """Tells a listener of the newest attempt and record, and of what comes, as long as the run is under way."""
-    from sinklab.measure.table import HEADLINE_METRIC
+    from sinklab.metrics.registry import HEADLINE_METRIC
 
     lease_watch, last_alive_time, num_attempts = LeaseWatcher(run_dir.path / LEASE_NAME), time.monotonic(), 0
     records, offset = run_dir.read_metric_lines_from(0)

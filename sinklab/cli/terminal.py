@@ -12,7 +12,7 @@ from rich.table import Table
 from rich.text import Text
 
 from sinklab.escape import escape_control
-from sinklab.streams import get_unescaped_stream
+from sinklab.standard_streams import get_unescaped_stream
 
 COLUMN_GAP = 2  # cells between two columns
 MIN_COLUMN_WIDTH = 8  # cells of a column of names or words in a line that is short
@@ -94,7 +94,9 @@ def print_table(
     if sum(widths) + COLUMN_GAP * len(widths) > total_width:
         widths = shrink_widths(widths, foldable, total_width)
     pieces = split_columns(widths, total_width)
-    console.width = max(total_width, *(sum(widths[column_index] + COLUMN_GAP for column_index in piece) for piece in pieces))
+    console.width = max(
+        total_width, *(sum(widths[column_index] + COLUMN_GAP for column_index in piece) for piece in pieces)
+    )
     for index, piece in enumerate(pieces):
         table = Table(box=None, **(table_options if index == 0 else {}))
         for column_index in piece:
@@ -119,7 +121,11 @@ def shrink_widths(widths: list[int], foldable: list[bool], total_width: int) -> 
     Where that is too little, they share a third of the line, and the table is to be split.
     """
     foldable_indices = sorted((index for index, can_fold in enumerate(foldable) if can_fold), key=widths.__getitem__)
-    remaining = total_width - COLUMN_GAP * len(widths) - sum(width for width, can_fold in zip(widths, foldable, strict=True) if not can_fold)
+    remaining = (
+        total_width
+        - COLUMN_GAP * len(widths)
+        - sum(width for width, can_fold in zip(widths, foldable, strict=True) if not can_fold)
+    )
     if remaining < MIN_COLUMN_WIDTH * len(foldable_indices):
         remaining = max(total_width // 3, MIN_COLUMN_WIDTH * len(foldable_indices))
     widths = [*widths]
@@ -134,7 +140,11 @@ def split_columns(widths: list[int], total_width: int) -> list[list[int]]:
     pieces = [[0]]
     for index in range(1, len(widths)):
         piece = pieces[-1]
-        if len(piece) > 1 and sum(widths[column_index] for column_index in piece) + widths[index] + COLUMN_GAP * (len(piece) + 1) > total_width:
+        if (
+            len(piece) > 1
+            and sum(widths[column_index] for column_index in piece) + widths[index] + COLUMN_GAP * (len(piece) + 1)
+            > total_width
+        ):
             pieces.append([0])
         pieces[-1].append(index)
     return pieces

@@ -1,1 +1,1 @@
-"""The name of a source -> the batches of a run: documents -> tokens -> store -> sequences, a room for each."""
+"""Data pipeline: sources of documents, tokenizer, token store, windows and batches."""

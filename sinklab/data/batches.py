@@ -9,17 +9,15 @@ from typing import Protocol
 
 import numpy as np
 
-from sinklab import spec
-from sinklab.data.corpus import open_corpus
-from sinklab.data.documents.sources import read_texts
-from sinklab.data.sequences import backcopy, probes
-from sinklab.data.sequences.interventions import TransformedWindows, set_fixed_token
-from sinklab.data.sequences.shuffled import HeldOutWindows, ShuffledBatches
-from sinklab.data.sequences.windows import Windows
-from sinklab.data.store.shard import IDS_SUFFIX, PREDICTED_SUFFIX
-from sinklab.data.store.shelf import compute_coverage
-from sinklab.data.store.store import Store
-from sinklab.record import UserError
+from sinklab.config import spec
+from sinklab.data import bigram_backcopy, probe_sequences
+from sinklab.data.disk_cache import compute_coverage
+from sinklab.data.prepare import open_corpus
+from sinklab.data.sources import read_texts
+from sinklab.data.store import Store
+from sinklab.data.store_files import IDS_SUFFIX, PREDICTED_SUFFIX
+from sinklab.data.windows import HeldOutWindows, ShuffledBatches, TransformedWindows, Windows, set_fixed_token
+from sinklab.schema import UserError
 
 
 class Batches(Protocol):
@@ -39,12 +37,12 @@ class Batches(Protocol):
 class SyntheticBatches:
     """Batches drawn from a chain."""
 
-    def __init__(self, chain: backcopy.MarkovChain, seed: int, batch_size: int, length: int):
+    def __init__(self, chain: bigram_backcopy.MarkovChain, seed: int, batch_size: int, length: int):
         self.chain, self.seed, self.shape = chain, seed, (batch_size, length)
 
     def read_rows(self, step: int, rows: range) -> np.ndarray:
         rng = np.random.default_rng([self.seed, TRAINING_STREAM, step])
-        return backcopy.sample_sequences(self.chain, *self.shape, rng, rows)
+        return bigram_backcopy.sample_sequences(self.chain, *self.shape, rng, rows)
 
     def compute_digest(self, step: int) -> str:
         return hashlib.sha256(self.read_rows(step, range(self.shape[0])).tobytes()).hexdigest()[:16]
@@ -102,14 +100,18 @@ def load_text_data(spec: spec.Spec, share: float) -> RunData:
 
     held_out = make_windows('held_out', valid_parts, 1.0, data.fixed_held_out)
     check_enough_windows(spec, held_out, valid_weights)
-    probe_PT = probes.PROBE_INPUTS[spec.probe.inputs](store, spec.probe, PREPENDED_IDS[spec.probe.prepend](data))
+    probe_PT = probe_sequences.PROBE_INPUTS[spec.probe.inputs](
+        store, spec.probe, PREPENDED_IDS[spec.probe.prepend](data)
+    )
     remote_options = dict(each=store.map_reads, store=store.remote_version) if store.is_remote else {}
     train = make_windows('train', parts, data.share, True)
     batches = ShuffledBatches(train, data.seed, spec.optimizer.batch_size, weights, **remote_options)
     valid = ShuffledBatches(held_out, 0, spec.valid.windows, valid_weights, **remote_options)
     return RunData(
         batches,
-        valid_NT=HeldOutWindows(valid, data.length) if remote_options else valid.read_rows(0, range(spec.valid.windows)),
+        valid_NT=HeldOutWindows(valid, data.length)
+        if remote_options
+        else valid.read_rows(0, range(spec.valid.windows)),
         probe_PT=set_fixed_token(probe_PT, data) if data.fixed_held_out else probe_PT,
         fingerprint=make_fingerprint(spec, store=store.digest, tokenizer=store.meta['tokenizer'][:16]),
         start_prefetch=functools.partial(start_prefetch, store, batches, spec, share),
@@ -124,7 +126,9 @@ def format_share(data: spec.DataConfig, train: list[TransformedWindows]) -> tupl
         return ()
     used_windows, all_windows = sum(map(len, train)), sum(part.windows.ends[-1] for part in train)
     used_tokens, all_tokens = (count * (data.length + 1) for count in (used_windows, all_windows))
-    return (f'data.share {data.share:g} is {used_tokens:,} of {all_tokens:,} training tokens; in the paper, of 5,000,000,000',)
+    return (
+        f'data.share {data.share:g} is {used_tokens:,} of {all_tokens:,} training tokens; in the paper, of 5,000,000,000',
+    )
 
 
 def select_domain(store: Store, domain: str) -> tuple[dict[str, list[str]], dict[str, float]]:
@@ -137,9 +141,14 @@ def start_prefetch(store: Store, batches: ShuffledBatches, spec: spec.Spec, shar
     """Tells a store how much of it is read after a step by a process that reads this share of a run's rows."""
     ends = batches.count_epochs_per_set(spec.optimizer.steps), batches.count_epochs_per_set(first_step)
     epochs = [end - begin for end, begin in zip(*ends, strict=True)]
-    windows_read = sum(len(part) * compute_coverage(share, set_epochs) for part, set_epochs in zip(batches.windows, epochs, strict=True))
+    windows_read = sum(
+        len(part) * compute_coverage(share, set_epochs)
+        for part, set_epochs in zip(batches.windows, epochs, strict=True)
+    )
     num_windows = sum(part.windows.ends[-1] for part in batches.windows)
-    store.enable_disk_cache(windows_read / num_windows, (IDS_SUFFIX, PREDICTED_SUFFIX) if spec.data.loss == 'assistant' else (IDS_SUFFIX,))
+    store.enable_disk_cache(
+        windows_read / num_windows, (IDS_SUFFIX, PREDICTED_SUFFIX) if spec.data.loss == 'assistant' else (IDS_SUFFIX,)
+    )
 
 
 def check_enough_windows(spec: spec.Spec, held_out: list[TransformedWindows], weights: Mapping[str, float]) -> None:
@@ -157,10 +166,10 @@ def check_enough_windows(spec: spec.Spec, held_out: list[TransformedWindows], we
 
 def load_backcopy_data(spec: spec.Spec, _: float) -> RunData:
     data, valid, probe = spec.data, spec.valid, spec.probe
-    chain = backcopy.fit_chain(read_texts(data.source), spec.model.vocabulary, data.triggers)
+    chain = bigram_backcopy.fit_chain(read_texts(data.source), spec.model.vocabulary, data.triggers)
 
     def draw(stream: int, *shape: int) -> np.ndarray:
-        return backcopy.sample_sequences(chain, *shape, np.random.default_rng([data.seed, stream]))
+        return bigram_backcopy.sample_sequences(chain, *shape, np.random.default_rng([data.seed, stream]))
 
     return RunData(
         batches=SyntheticBatches(chain, data.seed, spec.optimizer.batch_size, data.length + 1),
@@ -172,4 +181,8 @@ def load_backcopy_data(spec: spec.Spec, _: float) -> RunData:
 
 
 TASKS = {'text': load_text_data, 'backcopy': load_backcopy_data}
-PREPENDED_IDS = {'none': lambda data: [], 'bos': lambda data: [data.fixed_token], 'eos': lambda data: [data.end_token]}
+PREPENDED_IDS = {
+    'none': lambda data: [],
+    'bos': lambda data: [data.fixed_token],
+    'eos': lambda data: [data.end_token],
+}

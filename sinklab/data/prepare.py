@@ -1,4 +1,4 @@
-"""Documents -> a token store: in parallel, in constant memory, resumed where an earlier attempt was stopped."""
+"""Preparation of a token store from documents: parallel, resumable, in constant memory."""
 
 import collections
 import contextlib
@@ -7,6 +7,7 @@ import errno
 import fcntl
 import hashlib
 import itertools
+import json
 import os
 import sys
 import tempfile
@@ -16,20 +17,35 @@ from pathlib import Path
 
 import numpy as np
 
-from sinklab.data.documents import sources
-from sinklab.data.documents.document import DamagedDocument, Document, Source, require_intact
-from sinklab.data.documents.split import hash_document_name, split_single_text
-from sinklab.data.store import meta
-from sinklab.data.store.recipe import Recipe, make_plan, read_plan, ensure_plan
-from sinklab.data.store.shard import SIDES, TOKENIZER_FILE
-from sinklab.data.store.writer import DocumentEntry, ShardStream
-from sinklab.data.tokens import tokenizer
-from sinklab.data.tokens.encode import choose_ids_dtype, encode_tasks
+from sinklab.config import spec
+from sinklab.data import sources, store_files, tokenizer
+from sinklab.data.document import (
+    DamagedDocument,
+    Document,
+    Source,
+    require_intact,
+)
+from sinklab.data.held_out_split import hash_document_name, split_single_text
+from sinklab.data.store import Store
+from sinklab.data.store_files import (
+    FORMAT_VERSION,
+    META_FILE,
+    SHARED_SETTINGS,
+    SIDES,
+    TOKENIZER_FILE,
+    Recipe,
+    ensure_plan,
+    make_plan,
+    read_plan,
+)
+from sinklab.data.store_writer import DocumentEntry, ShardStream
+from sinklab.data.tokenizer import choose_ids_dtype, compute_tokenizer_digest, encode_tasks, read_tokenizer_json
 from sinklab.escape import escape_control
-from sinklab.files.place import is_remote
-from sinklab.files.whole import writable_folder
-from sinklab.lease import hold_lease
-from sinklab.record import UserError
+from sinklab.schema import UserError, format_unknown_name
+from sinklab.storage.atomic_write import writable_folder
+from sinklab.storage.cache_dir import get_cache_dir
+from sinklab.storage.lease import hold_lease
+from sinklab.storage.paths import is_remote, parse_path
 
 TASK_CHARS = 1 << 20  # characters tokenized by one process at once
 BYTES_PER_PROCESS = 1 << 22  # bytes of source that are not worth another process
@@ -75,18 +91,24 @@ class ProgressPrinter:
             print_status(progress)
 
 
-def prepare_store(recipe: Recipe, folder: Path, processes: int | None = None, on_progress: ProgressCallback = lambda _: None) -> None:
+def prepare_store(
+    recipe: Recipe, folder: Path, processes: int | None = None, on_progress: ProgressCallback = lambda _: None
+) -> None:
     """Makes `folder` the store of a recipe; what an earlier attempt has finished is verified and kept."""
     source = split_single_text(sources.open_source(recipe.source), recipe.held_out)
     with writable_folder(folder) if is_remote(folder) else contextlib.nullcontext():
         old_plan = read_plan(folder, recipe, source)
-    fresh_plan = None if old_plan or is_remote(folder) else make_plan(recipe, source)  # of a bucket it is first seen who may
+    fresh_plan = (
+        None if old_plan or is_remote(folder) else make_plan(recipe, source)
+    )  # of a bucket it is first seen who may
     with writable_folder(folder), lock_store(folder) as check_lease, open_scratch_dir(folder) as scratch:
         plan = ensure_plan(folder, recipe, source, fresh_plan)
-        if meta.is_store_complete(folder):
+        if store_files.is_store_complete(folder):
             return
         if source.limit is not None:
-            print_status(f'{recipe.source} is one text; {recipe.held_out:.3g} of it, cut off between words, are held out')
+            print_status(
+                f'{recipe.source} is one text; {recipe.held_out:.3g} of it, cut off between words, are held out'
+            )
         processes = processes or min(count_cores(), 1 + source.size // BYTES_PER_PROCESS)
         try:
             StoreBuilder(recipe, source, (folder, scratch), plan['limit'], on_progress, check_lease).run(processes)
@@ -138,7 +160,9 @@ def lock_folder(folder: Path) -> Iterator[None]:
             print_status(f'another process prepares {folder}; waiting for it')
             fcntl.flock(file, fcntl.LOCK_EX)
         except OSError as error:
-            raise UserError(f'{folder} cannot be locked ({error.strerror}); prepare elsewhere, and copy it') from error
+            raise UserError(
+                f'{folder} cannot be locked ({error.strerror}); prepare elsewhere, and copy it'
+            ) from error
         yield
 
 
@@ -155,7 +179,11 @@ class TextTarget:
 
 def make_entry(document: Document) -> DocumentEntry:
     content = document.text.encode()
-    return DocumentEntry(hash_document_name(document.name), hashlib.sha256(document.name.encode() + b'\n' + content).digest(), len(content))
+    return DocumentEntry(
+        hash_document_name(document.name),
+        hashlib.sha256(document.name.encode() + b'\n' + content).digest(),
+        len(content),
+    )
 
 
 class StoreBuilder:
@@ -170,7 +198,13 @@ class StoreBuilder:
         on_progress: ProgressCallback,
         check_lease: Callable[[], None],
     ):
-        self.recipe, self.source, self.folders, self.limit, self.on_progress = recipe, source, folders, limit, on_progress
+        self.recipe, self.source, self.folders, self.limit, self.on_progress = (
+            recipe,
+            source,
+            folders,
+            limit,
+            on_progress,
+        )
         self.folder, scratch = folders
         self.tokenizer_path, self.check_lease = scratch / TOKENIZER_FILE, check_lease
         if is_remote(self.folder):
@@ -225,7 +259,9 @@ class StoreBuilder:
             return False
         return True
 
-    def iter_pieces(self, document: Document, stream: ShardStream, entry: DocumentEntry) -> Iterator[tuple[str, TextTarget]]:
+    def iter_pieces(
+        self, document: Document, stream: ShardStream, entry: DocumentEntry
+    ) -> Iterator[tuple[str, TextTarget]]:
         pieces = (
             (piece, predicted)
             for text, predicted in document.parts
@@ -233,7 +269,12 @@ class StoreBuilder:
         )
         first_entry, bytes_per_char = entry, document.size / len(document.text)
         for (piece, predicted), next_piece in itertools.pairwise(itertools.chain(pieces, [None])):
-            yield piece, TextTarget(stream, predicted, first_entry, is_last=next_piece is None, size=bytes_per_char * len(piece))
+            yield (
+                piece,
+                TextTarget(
+                    stream, predicted, first_entry, is_last=next_piece is None, size=bytes_per_char * len(piece)
+                ),
+            )
             first_entry = None
 
     def get_stream(self, domain: str, side: str) -> ShardStream:
@@ -276,4 +317,76 @@ class StoreBuilder:
                 )
         self.check_lease()
         etags = {file: etag for stream in self.streams.values() for file, etag in stream.etags.items()}
-        meta.write_meta(self.folder, self.recipe, self.source, shards, self.dropped, etags)
+        store_files.write_meta(self.folder, self.recipe, self.source, shards, self.dropped, etags)
+
+
+def open_corpus(data: spec.DataConfig, vocabulary: int) -> Store:
+    kind, _, store_path = data.source.partition(':')
+    kinds = [*sources.SOURCES, 'store:DIR']
+    if kind not in [form.partition(':')[0] for form in kinds]:
+        raise UserError(format_unknown_name(f'config.data.source = {data.source!r}', kind, kinds, 'sources'))
+    store = Store(store_path) if kind == 'store' else open_cached_store(data, vocabulary)
+    check_store(store, data, vocabulary)
+    return store
+
+
+def find_tokenizer_file(run_dir: Path, data: spec.DataConfig, vocabulary: int, override: str | None = None) -> Path:
+    """The tokenizer.json of a run folder: a given one, its config's unless that has changed, its own, its store's."""
+    run_file, config_file = (
+        run_dir / TOKENIZER_FILE,
+        None if data.tokenizer == 'train' else parse_path(data.tokenizer),
+    )
+    if override:
+        return parse_path(override)
+    if (
+        config_file
+        and config_file.exists()
+        and not (run_file.exists() and compute_tokenizer_digest(run_file) != compute_tokenizer_digest(config_file))
+    ):
+        return config_file
+    if run_file.exists():
+        return run_file
+    return config_file or open_corpus(data, vocabulary).path / TOKENIZER_FILE
+
+
+def check_store(store: Store, data: spec.DataConfig, vocabulary: int) -> None:
+    """Refuses a store that was made for other runs than this."""
+    for name in SHARED_SETTINGS:
+        store_value, config_value = store.meta[name], getattr(data, name)
+        if store_value != config_value:
+            raise UserError(
+                f'{store} was prepared with {name} {store_value}, and config.data.{name} is {config_value}; set it to {store_value}, '
+                f'or prepare another store with --{name}={config_value}'
+            )
+    if data.tokenizer != 'train' and compute_tokenizer_digest(data.tokenizer) != store.meta['tokenizer']:
+        raise UserError(
+            f'{store} was made by another tokenizer than config.data.tokenizer={data.tokenizer}; leave that at train '
+            'to take the store as it is, or prepare another'
+        )
+    if (size := store.meta['vocabulary']) > vocabulary:
+        raise UserError(
+            f'config.model.vocabulary is {vocabulary}, but the tokenizer gives ids up to {size - 1}; set it to {size}'
+        )
+    if data.loss == 'assistant' and not store.meta['masked']:
+        raise UserError(f'config.data.loss is assistant, and {store} tells nobody apart; set all, or prepare a chat:')
+
+
+def open_cached_store(data: spec.DataConfig, vocabulary: int) -> Store:
+    """The store of a source; the name of its folder is a hash of all that it is made of."""
+    is_trained = data.tokenizer == 'train'
+    settings = {name: getattr(data, name) for name in SHARED_SETTINGS}
+    recipe = Recipe(data.source, data.tokenizer, vocabulary if is_trained else None, **settings)
+    identity = sources.open_source(data.source).identity
+    cache_key = [
+        FORMAT_VERSION,
+        identity,
+        vocabulary if is_trained else read_tokenizer_json(data.tokenizer),
+        data.held_out,
+        data.bos,
+    ]
+    cache_key += [data.source, data.end_token, data.fixed_token]
+    folder = get_cache_dir() / 'stores' / hashlib.sha256(json.dumps(cache_key).encode()).hexdigest()[:16]
+    if not (folder / META_FILE).exists():
+        print(escape_control(f'preparing {data.source} in {folder}'), file=sys.stderr, flush=True)
+        prepare_store(recipe, folder, on_progress=ProgressPrinter())
+    return Store(folder)

@@ -1,1 +1,1 @@
-"""The language model: flax.nnx modules that hold parameters and name their axes."""
+"""The language model: flax.nnx modules whose parameters name their logical axes."""

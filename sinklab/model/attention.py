@@ -1,24 +1,92 @@
+"""Self-attention layer, its attention spec, and the intermediates that it returns."""
+
 import dataclasses
 from collections.abc import Callable
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from flax import nnx
-
-from sinklab import spec
-from sinklab.attend.backends import BACKENDS
-from sinklab.attend.dense import repeat_kv
-from sinklab.attend.received import RowFunctions, compute_key_mass, compute_row_means
-from sinklab.attend.rule import AttentionSpec
-from sinklab.model.capture import Intermediates
-from sinklab.model.columns import LEARNED_KV_KINDS
-from sinklab.model.feature_map import FEATURE_MAPS
-from sinklab.model.gate import Gate
-from sinklab.model.initialization import INITIALIZATIONS, make_normal_param
-from sinklab.model.norm import Identity, make_norm
-from sinklab.model.parameter import param_einsum, broadcast_and_cast
 from jax.ad_checkpoint import checkpoint_name
-from sinklab.sharding import constrain_sharding
+
+from sinklab.attn import example_specs
+from sinklab.attn.backends import BACKENDS
+from sinklab.attn.key_mass import KeyMass, RowFunctions, compute_key_mass, compute_row_means
+from sinklab.attn.mask import Mask, resolve_mask
+from sinklab.attn.operations import resolve_operation
+from sinklab.attn.reference import repeat_kv
+from sinklab.attn.spec import AttentionProblem, AttentionSpec, RelativePositionBias, ScoreBias
+from sinklab.config import spec
+from sinklab.model.initialization import INITIALIZATIONS, make_normal_param
+from sinklab.model.layers import FEATURE_MAPS, Gate, Identity, make_norm
+from sinklab.model.learned_kv import LEARNED_KV_KINDS
+from sinklab.model.positions import POSITIONS
+from sinklab.parallel.mixed_precision import broadcast_and_cast, param_einsum
+from sinklab.parallel.sharding import constrain_sharding
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class Intermediates:
+    attention_BHTS: jax.Array | None = None  # float32, before any proxy normalization; columns left of the text
+    query_BTHK: jax.Array | None = None  # as they ask
+    key_BSHK: jax.Array | None = None  # as attended, columns left of the text, as all of S
+    value_BSHK: jax.Array | None = None
+    head_BTHK: jax.Array | None = None  # sum_j A_ij v_j, before what is added, normed or gated
+    normed_BTD: jax.Array | None = None  # what attention reads of the stream, after its norm
+    residual_BTD: jax.Array | None = None  # the stream after the block, before a norm that joins it
+    sink_BCD: jax.Array | None = None  # that of sink tokens
+    key_mass: KeyMass | None = None  # by columns and first keys, from the queries of the text
+    row_means: dict[str, jax.Array] | None = None  # _BH, over the queries of the text
+
+    def slice_text(self, num_dropped: int) -> 'Intermediates':
+        """Without the `first` queries, which are no text."""
+
+        def slice_queries(array: jax.Array | None, axis: int) -> jax.Array | None:
+            return None if array is None else jax.lax.slice_in_dim(array, num_dropped, None, axis=axis)
+
+        return dataclasses.replace(
+            self,
+            attention_BHTS=slice_queries(self.attention_BHTS, -2),
+            query_BTHK=slice_queries(self.query_BTHK, -3),
+            head_BTHK=slice_queries(self.head_BTHK, -3),
+            normed_BTD=slice_queries(self.normed_BTD, -2),
+            residual_BTD=slice_queries(self.residual_BTD, -2),
+            sink_BCD=None
+            if self.residual_BTD is None or not num_dropped
+            else self.residual_BTD[..., :num_dropped, :],
+        )
+
+
+def make_attention_spec(
+    model: spec.ModelConfig, length: int, relative: RelativePositionBias | None, position_BT: jax.Array, mask: Mask
+) -> AttentionSpec:
+    """Of a model that is trained on windows of `length`; positions and mask are those of the text."""
+    learned_kv = LEARNED_KV_KINDS[model.columns.kind]
+    query_BT = learned_kv.token.positions(position_BT)
+    xp = np if isinstance(query_BT, np.ndarray) else jnp
+    key_BS = xp.pad(query_BT, ((0, 0), (learned_kv.count - learned_kv.token.count, 0)))
+    mask = mask.pad(before=learned_kv.token.count)
+    return AttentionSpec(
+        resolve_operation(model.attention, length), mask, learned_kv.count, ScoreBias(relative, query_BT, key_BS)
+    )
+
+
+def make_attention_problem(model: spec.ModelConfig, length: int) -> AttentionProblem:
+    """What a model over so many tokens asks of a backend; its documents, which differ, are three."""
+    learned_kv, document_BT = LEARNED_KV_KINDS[model.columns.kind], None
+    if model.mask.document:
+        document_BT = jnp.asarray(example_specs.make_document_starts(length))
+    relative = POSITIONS[model.position](model, 1, nnx.Rngs(0)).curve()
+    attention_spec = make_attention_spec(
+        model, length, relative, np.arange(length)[None], resolve_mask(model.mask, length, document_BT)
+    )
+    if learned_kv.count > learned_kv.token.count:
+        attention_spec = dataclasses.replace(
+            attention_spec, bias=dataclasses.replace(attention_spec.bias, column_HC=jnp.zeros((1, 1)))
+        )
+    value_width = model.width if COMBINATIONS[model.combination].has_wide_values else model.head_width
+    return AttentionProblem(attention_spec, model.heads, model.head_width, value_width, model.dtype)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -32,7 +100,9 @@ class AttentionContext:
     num_first_keys: int  # the mass on so many first keys
     row_functions: RowFunctions  # means of what is read of whole rows
 
-    def attend_heads(self, layer: 'SelfAttention', query_BTHK, key_BTHK, value_BTHK) -> tuple[jax.Array, Intermediates]:
+    def attend_heads(
+        self, layer: 'SelfAttention', query_BTHK, key_BTHK, value_BTHK
+    ) -> tuple[jax.Array, Intermediates]:
         """(what each head aggregates, what is wanted of how), of queries and keys that are not rotated yet."""
         query_BTHK, key_BTHK = layer.feature_map(self.rotate(query_BTHK)), self.rotate(key_BTHK)
         key_BSHK, value_BSHK = layer.columns.attach(key_BTHK, value_BTHK)
@@ -65,7 +135,9 @@ class ProjectionBias(nnx.Module):
         return x_BTHK + broadcast_and_cast(self.vector_HK[...], x_BTHK.shape, x_BTHK.dtype)
 
 
-def make_projection_bias(model: spec.ModelConfig, num_heads: int, width: int, head_axis: str) -> ProjectionBias | Identity:
+def make_projection_bias(
+    model: spec.ModelConfig, num_heads: int, width: int, head_axis: str
+) -> ProjectionBias | Identity:
     return ProjectionBias((num_heads, width), head_axis) if model.qkv_bias else Identity()
 
 
@@ -80,7 +152,9 @@ class SelfAttention(nnx.Module):
         query_axes, kv_axes = (('embed', name, 'head_width') for name in ('heads', kv_axis))
         self.query_DHK = make_normal_param(rngs, (model.width, model.heads, width), std, query_axes, inputs=1)
         self.key_DHK = make_normal_param(rngs, (model.width, model.num_kv_heads, width), std, kv_axes, inputs=1)
-        self.value_DHK = make_normal_param(rngs, (model.width, model.num_kv_heads, value_width), std, kv_axes, inputs=1)
+        self.value_DHK = make_normal_param(
+            rngs, (model.width, model.num_kv_heads, value_width), std, kv_axes, inputs=1
+        )
         self.query_bias = make_projection_bias(model, model.heads, width, 'heads')
         self.key_bias = make_projection_bias(model, model.num_kv_heads, width, kv_axis)
         self.value_bias = make_projection_bias(model, model.num_kv_heads, value_width, kv_axis)
@@ -88,7 +162,10 @@ class SelfAttention(nnx.Module):
         std = init.attention_output(model, num_output_heads * value_width)
         output_args = (num_output_heads, value_width, model.width), std, (axis, 'head_width', 'embed')
         self.output_HKD = make_normal_param(rngs, *output_args, inputs=2)
-        self.query_norm, self.key_norm = make_norm(model.qk_norm, model, width), make_norm(model.qk_norm, model, width)
+        self.query_norm, self.key_norm = (
+            make_norm(model.qk_norm, model, width),
+            make_norm(model.qk_norm, model, width),
+        )
         self.feature_map = FEATURE_MAPS[model.attention.feature_map](model, rngs)
         self.columns = LEARNED_KV_KINDS[model.columns.kind](model, value_width, rngs)
         self.head_norm = make_norm(model.head_norm, model, value_width)
@@ -96,7 +173,9 @@ class SelfAttention(nnx.Module):
 
     def __call__(self, x_BTD: jax.Array, context: AttentionContext) -> tuple[jax.Array, Intermediates]:
         query_BTHK, key_BTGK, value_BTGK = (
-            constrain_sharding(projection_bias(param_einsum('BTD,DHK->BTHK', x_BTD, weight)), 'batch', None, 'heads', None)
+            constrain_sharding(
+                projection_bias(param_einsum('BTD,DHK->BTHK', x_BTD, weight)), 'batch', None, 'heads', None
+            )
             for weight, projection_bias in (
                 (self.query_DHK, self.query_bias),
                 (self.key_DHK, self.key_bias),
@@ -122,8 +201,12 @@ class SelfAttention(nnx.Module):
                 output.attention_BHTS, query_BTHK, key_BSHK, value_BSHK, output.output_BTHK
             )
         row_args, num_sink_tokens = (query_BTHK, key_BSHK, output.row_stats, attention_spec), self.columns.token.count
-        key_mass = compute_key_mass(*row_args, context.num_first_keys, num_sink_tokens) if context.num_first_keys else None
-        means = compute_row_means(*row_args, context.row_functions, num_sink_tokens) if context.row_functions else None
+        key_mass = (
+            compute_key_mass(*row_args, context.num_first_keys, num_sink_tokens) if context.num_first_keys else None
+        )
+        means = (
+            compute_row_means(*row_args, context.row_functions, num_sink_tokens) if context.row_functions else None
+        )
         return output.output_BTHK, Intermediates(key_mass=key_mass, row_means=means)
 
     def combine(self, head_BTHK: jax.Array) -> jax.Array:

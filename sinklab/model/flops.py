@@ -2,12 +2,11 @@
 
 import dataclasses
 
-from sinklab import spec
-from sinklab.attend.mask import resolve_mask
+from sinklab.attn.mask import resolve_mask
+from sinklab.config import spec
 from sinklab.model.attention import COMBINATIONS
-from sinklab.model.columns import count_learned_kv
-from sinklab.model.ffn import FFN_ACTIVATIONS
-from sinklab.model.gate import GATES
+from sinklab.model.layers import FFN_ACTIVATIONS, GATES
+from sinklab.model.learned_kv import count_learned_kv
 
 TRAINING_FLOPS_FACTOR = 3  # a gradient is two products for each one of the forward pass
 
@@ -31,8 +30,12 @@ def count_forward_flops(model: spec.ModelConfig, length: int, uses_mask: bool = 
     combination = COMBINATIONS[model.combination]
     width, heads, kv_heads, key_width = model.width, model.heads, model.num_kv_heads, model.head_width
     value_width = width if combination.has_wide_values else key_width
-    projection_weights = width * (heads * key_width + kv_heads * (key_width + value_width)) + count_output_weights(model)
-    projection_weights += count_gate_weights(model, value_width) + (4 * heads * key_width * key_width if model.attention.feature_map == 'mlp' else 0)
+    projection_weights = width * (heads * key_width + kv_heads * (key_width + value_width)) + count_output_weights(
+        model
+    )
+    projection_weights += count_gate_weights(model, value_width) + (
+        4 * heads * key_width * key_width if model.attention.feature_map == 'mlp' else 0
+    )
     mean_keys = compute_mean_visible_keys(model.mask, length) if uses_mask else length
     return Flops(
         projections=2 * model.layers * projection_weights,
@@ -64,7 +67,11 @@ def count_gate_weights(model: spec.ModelConfig, value_width: int) -> int:
     if gate_kind is None:
         return 0
     num_inputs = model.width if gate_kind.of == 'x' else value_width
-    return num_inputs * (1 if gate_kind.shared and gate_kind.of == 'x' else model.heads) * (value_width if gate_kind.wide else 1)
+    return (
+        num_inputs
+        * (1 if gate_kind.shared and gate_kind.of == 'x' else model.heads)
+        * (value_width if gate_kind.wide else 1)
+    )
 
 
 def compute_mean_visible_keys(mask: spec.MaskConfig, length: int) -> float:

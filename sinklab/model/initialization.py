@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
-from sinklab import spec
+from sinklab.config import spec
 
 StdFunction = Callable[[spec.ModelConfig, int], float]  # of a map with so many inputs
 
@@ -50,10 +50,14 @@ def gpt2_residual_std(model: spec.ModelConfig, inputs: int) -> float:
 
 
 INITIALIZATIONS = {
-    'released': Initialization(fan_in_std, fan_in_std, fan_in_std, released_ffn_std),  # sail-sg/Attention-Sink, model.py
+    'released': Initialization(
+        fan_in_std, fan_in_std, fan_in_std, released_ffn_std
+    ),  # sail-sg/Attention-Sink, model.py
     'released_even': Initialization(fan_in_std, fan_in_std, fan_in_std, depth_scaled_std),
     'gpt2': Initialization(constant_std, constant_std, gpt2_residual_std, gpt2_residual_std),  # Radford et al., 2019
-    'torch': Initialization(unit_std, torch_linear_std, torch_linear_std, torch_linear_std),  # the deviations of PyTorch's defaults
+    'torch': Initialization(
+        unit_std, torch_linear_std, torch_linear_std, torch_linear_std
+    ),  # the deviations of PyTorch's defaults
 }
 
 

@@ -7,11 +7,11 @@ import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 
-from sinklab import spec
-from sinklab.attend.bias import RelativePositionBias
+from sinklab.attn.spec import RelativePositionBias
+from sinklab.config import spec
+from sinklab.config.spec import MAX_RELATIVE_DISTANCE
 from sinklab.model.initialization import INITIALIZATIONS, make_normal_param
-from sinklab.model.parameter import broadcast_and_cast, all_gather_param
-from sinklab.spec import MAX_RELATIVE_DISTANCE
+from sinklab.parallel.mixed_precision import all_gather_param, broadcast_and_cast
 
 NUM_BUCKETS = 32  # of the relative positions: those of T5 and of the released code
 
@@ -77,7 +77,9 @@ class AlibiPosition(PositionEncoding):
         self.heads = model.heads
 
     def make_relative_bias(self):
-        return RelativePositionBias(lambda slope, distance: -slope[0] * distance, compute_alibi_slopes(self.heads)[:, None])
+        return RelativePositionBias(
+            lambda slope, distance: -slope[0] * distance, compute_alibi_slopes(self.heads)[:, None]
+        )
 
 
 class RelativePaperCode(PositionEncoding):

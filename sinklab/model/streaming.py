@@ -14,15 +14,15 @@ from typing import TypeVar
 import jax
 import jax.numpy as jnp
 
-from sinklab import spec
-from sinklab.attend import chunked, dense
-from sinklab.attend.bias import ScoreBias
-from sinklab.attend.operation import resolve_operation
+from sinklab.attn import chunked, reference
+from sinklab.attn.operations import resolve_operation
+from sinklab.attn.spec import ScoreBias
+from sinklab.config import spec
 from sinklab.model.attention import COMBINATIONS, SelfAttention
-from sinklab.model.columns import LEARNED_KV_KINDS
-from sinklab.model.parameter import look_up
+from sinklab.model.learned_kv import LEARNED_KV_KINDS
 from sinklab.model.positions import POSITIONS, PositionEncoding
 from sinklab.model.transformer import Transformer
+from sinklab.parallel.mixed_precision import look_up
 
 CHUNK_SIZE = 128  # queries whose scores are alive at once
 ALWAYS_TIME, NEVER_TIME = -1, 1 << 30  # times of keys: before all tokens, and after all
@@ -112,7 +112,9 @@ class StreamingContext:
         kv_cache = KVCache(first_kv, slice_tokens(recent_kv, query_BTHK.shape[1], self.cache_config.num_recent))
         return self.attend(layer, query_BTHK, first_kv, recent_kv), kv_cache
 
-    def attend(self, layer: SelfAttention, query_BTHK: jax.Array, first_kv: KeyValues, recent_kv: KeyValues) -> jax.Array:
+    def attend(
+        self, layer: SelfAttention, query_BTHK: jax.Array, first_kv: KeyValues, recent_kv: KeyValues
+    ) -> jax.Array:
         """o_i = sum_j A_ij v_j over columns, first and recent tokens, a chunk of queries after another."""
         length = query_BTHK.shape[1]
         chunk_size = min(CHUNK_SIZE, length) if is_shift_invariant(self.model) else 1
@@ -121,13 +123,21 @@ class StreamingContext:
         first_keys = self.make_first_keys(layer, first_kv)
 
         def attend_chunk(start: jax.Array) -> jax.Array:
-            slices = slice_tokens(query_BTHK, start, chunk_size), slice_tokens(recent_kv, start, self.cache_config.num_recent + chunk_size)
+            slices = (
+                slice_tokens(query_BTHK, start, chunk_size),
+                slice_tokens(recent_kv, start, self.cache_config.num_recent + chunk_size),
+            )
             return self.attend_chunk(layer, *slices, first_keys, self.start_time + start)
 
         return chunked.join_chunks(jax.lax.map(attend_chunk, chunk_size * jnp.arange(num_chunks)), 1, length)
 
     def attend_chunk(
-        self, layer: SelfAttention, query_BTHK: jax.Array, recent_kv: KeyValues, first_keys: RotatedKeys, start_time: jax.Array
+        self,
+        layer: SelfAttention,
+        query_BTHK: jax.Array,
+        recent_kv: KeyValues,
+        first_keys: RotatedKeys,
+        start_time: jax.Array,
     ) -> jax.Array:
         """Of queries from a time on. To the first tokens each stands as in the cache, to the recent ones as the first
         of them does there, and the others after it: so it is rotated twice, and has one row."""
@@ -145,34 +155,53 @@ class StreamingContext:
     def make_first_keys(self, layer: SelfAttention, first_kv: KeyValues) -> RotatedKeys:
         """The first tokens, and the columns left of them."""
         index_BS = jnp.arange(first_kv.key_BSHK.shape[1])[None]
-        key_BSHK, value_BSHK = layer.columns.attach(self.position.rotate(first_kv.key_BSHK, index_BS), first_kv.value_BSHK)
+        key_BSHK, value_BSHK = layer.columns.attach(
+            self.position.rotate(first_kv.key_BSHK, index_BS), first_kv.value_BSHK
+        )
         num_learned_kv = key_BSHK.shape[1] - index_BS.shape[1]
         position_BS, time_BS = (
             jnp.pad(index_BS, ((0, 0), (num_learned_kv, 0)), constant_values=value) for value in (0, ALWAYS_TIME)
         )
         return RotatedKeys(KeyValues(layer.feature_map(key_BSHK), value_BSHK), position_BS, time_BS, num_learned_kv)
 
-    def make_recent_keys(self, layer: SelfAttention, recent_kv: KeyValues, first_keys: RotatedKeys, starts: tuple[jax.Array, jax.Array]) -> RotatedKeys:
+    def make_recent_keys(
+        self, layer: SelfAttention, recent_kv: KeyValues, first_keys: RotatedKeys, starts: tuple[jax.Array, jax.Array]
+    ) -> RotatedKeys:
         """The recent tokens up to where is asked, by position and time, without those that are among the first."""
         offset_BS = jnp.arange(recent_kv.key_BSHK.shape[1])[None] - self.cache_config.num_recent
         position_BS, time_BS = (start + offset_BS for start in starts)
         key_BSHK = layer.feature_map(self.position.rotate(recent_kv.key_BSHK, position_BS))
         is_first_BS = time_BS < first_keys.position_BS.shape[1] - first_keys.num_learned_kv
-        return RotatedKeys(KeyValues(key_BSHK, recent_kv.value_BSHK), position_BS, jnp.where(is_first_BS, NEVER_TIME, time_BS))
+        return RotatedKeys(
+            KeyValues(key_BSHK, recent_kv.value_BSHK), position_BS, jnp.where(is_first_BS, NEVER_TIME, time_BS)
+        )
 
-    def attend_rows(self, layer: SelfAttention, query_key_groups: list[tuple[RotatedQueries, RotatedKeys]]) -> jax.Array:
+    def attend_rows(
+        self, layer: SelfAttention, query_key_groups: list[tuple[RotatedQueries, RotatedKeys]]
+    ) -> jax.Array:
         """What some queries aggregate of several kinds of keys, which are one row to each of them."""
         attention_operation = resolve_operation(self.model.attention, self.length)
-        score_BHTS = jnp.concatenate([self.compute_scores(layer, *query_key_group) for query_key_group in query_key_groups], -1) + attention_operation.offset
-        visible_B1TS = jnp.concatenate([self.compute_mask(*query_key_group) for query_key_group in query_key_groups], -1)[:, None]
-        weight_BHTS, _ = dense.compute_weights(score_BHTS, visible_B1TS, attention_operation, LEARNED_KV_KINDS[self.model.columns.kind].count)
+        score_BHTS = (
+            jnp.concatenate(
+                [self.compute_scores(layer, *query_key_group) for query_key_group in query_key_groups], -1
+            )
+            + attention_operation.offset
+        )
+        visible_B1TS = jnp.concatenate(
+            [self.compute_mask(*query_key_group) for query_key_group in query_key_groups], -1
+        )[:, None]
+        weight_BHTS, _ = reference.compute_weights(
+            score_BHTS, visible_B1TS, attention_operation, LEARNED_KV_KINDS[self.model.columns.kind].count
+        )
         value_BSHK = jnp.concatenate([keys.key_values.value_BSHK for _, keys in query_key_groups], 1)
         return jnp.einsum('BHTS,BSHK->BTHK', weight_BHTS.astype(value_BSHK.dtype), value_BSHK)
 
     def compute_scores(self, layer: SelfAttention, queries: RotatedQueries, keys: RotatedKeys) -> jax.Array:
         """<q_i, k_j> / sqrt(K) + b_ij as score_BHTS."""
-        bias = ScoreBias(self.position.make_relative_bias(), queries.position_BT, keys.position_BS, layer.columns.score_HC())
-        score_BHTS = dense.compute_scores(queries.query_BTHK, keys.key_values.key_BSHK)
+        bias = ScoreBias(
+            self.position.make_relative_bias(), queries.position_BT, keys.position_BS, layer.columns.score_HC()
+        )
+        score_BHTS = reference.compute_scores(queries.query_BTHK, keys.key_values.key_BSHK)
         return score_BHTS + bias.materialize(keys.num_learned_kv, score_BHTS.shape[-1] - keys.num_learned_kv)
 
     def compute_mask(self, queries: RotatedQueries, keys: RotatedKeys) -> jax.Array:
@@ -191,27 +220,41 @@ def init_stream(model: Transformer, cache_config: CacheConfig, batch: int = 1) -
     num_sink_tokens, model_spec = model.sink.count, model.model
 
     def make_empty(tokens: int) -> KeyValues:
-        value_width = model_spec.width if COMBINATIONS[model_spec.combination].has_wide_values else model_spec.head_width
-        sizes = ((model_spec.layers, batch, tokens, model_spec.heads, width) for width in (model_spec.head_width, value_width))
+        value_width = (
+            model_spec.width if COMBINATIONS[model_spec.combination].has_wide_values else model_spec.head_width
+        )
+        sizes = (
+            (model_spec.layers, batch, tokens, model_spec.heads, width)
+            for width in (model_spec.head_width, value_width)
+        )
         return KeyValues(*(jnp.zeros(size, model.dtype) for size in sizes))
 
-    state = StreamState(jnp.int32(0), KVCache(make_empty(max(cache_config.num_first, num_sink_tokens)), make_empty(cache_config.num_recent)))
+    state = StreamState(
+        jnp.int32(0),
+        KVCache(make_empty(max(cache_config.num_first, num_sink_tokens)), make_empty(cache_config.num_recent)),
+    )
     empty_BTD = jnp.zeros((batch, 0, model_spec.width), model.dtype)
     return advance_stream(model, cache_config, state, model.sink.attach(empty_BTD))[1] if num_sink_tokens else state
 
 
-def read_tokens(model: Transformer, cache_config: CacheConfig, state: StreamState, token_BT: jax.Array) -> tuple[jax.Array, StreamState]:
+def read_tokens(
+    model: Transformer, cache_config: CacheConfig, state: StreamState, token_BT: jax.Array
+) -> tuple[jax.Array, StreamState]:
     """(hidden_BTD after the last norm, the stream with these tokens), all of them at once."""
     return advance_stream(model, cache_config, state, look_up(model.embedding_VD, token_BT, model.dtype))
 
 
-def advance_stream(model: Transformer, cache_config: CacheConfig, state: StreamState, x_BTD: jax.Array) -> tuple[jax.Array, StreamState]:
+def advance_stream(
+    model: Transformer, cache_config: CacheConfig, state: StreamState, x_BTD: jax.Array
+) -> tuple[jax.Array, StreamState]:
     time_BT = state.num_read + jnp.arange(x_BTD.shape[1])[None]
     x_BTD = model.position.embed(x_BTD, jnp.minimum(time_BT, cache_config.size))
 
     def layer(x_BTD: jax.Array, block_and_cache: tuple) -> tuple[jax.Array, KVCache]:
         block, kv_cache = block_and_cache
-        return block(x_BTD, StreamingContext(cache_config, model.model, model.length, model.position, state.num_read, kv_cache))
+        return block(
+            x_BTD, StreamingContext(cache_config, model.model, model.length, model.position, state.num_read, kv_cache)
+        )
 
     x_BTD, caches = jax.lax.scan(layer, x_BTD, (model.blocks, state.caches))
     return model.norm(x_BTD), StreamState(state.num_read + x_BTD.shape[1], caches)

@@ -1,24 +1,64 @@
+"""The Transformer: embedding, scanned blocks with rematerialization, and the output head.
+
+By the names that `kept` gives to values on their way through a layer; the stream before each layer is always kept.
+"""
+
+import dataclasses
 import types
+from collections.abc import Callable
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from flax import nnx
+from jax.ad_checkpoint import checkpoint_name
 
-from sinklab import spec
-from sinklab.attend.mask import resolve_mask
-from sinklab.attend.received import RowFunctions
-from sinklab.model.attention import AttentionContext
-from sinklab.model.block import Block
-from sinklab.model.capture import Intermediates
-from sinklab.model.columns import LEARNED_KV_KINDS
+from sinklab.attn.key_mass import RowFunctions
+from sinklab.attn.mask import resolve_mask
+from sinklab.config import spec
+from sinklab.config.spec import SAVEABLE_ACTIVATIONS, parse_saved_activations
+from sinklab.model.attention import AttentionContext, Intermediates, SelfAttention, make_attention_spec
 from sinklab.model.initialization import INITIALIZATIONS, make_normal_param
-from sinklab.model.norm import NORM_PLACEMENTS, make_norm
-from sinklab.model.parameter import look_up, sharded_einsum
+from sinklab.model.layers import FFN, NORM_PLACEMENTS, BranchNorms, make_norm
+from sinklab.model.learned_kv import LEARNED_KV_KINDS
 from sinklab.model.positions import POSITIONS
-from sinklab.model.remat import apply_remat
-from sinklab.model.rule import make_attention_spec
-from sinklab.sharding import constrain_sharding
+from sinklab.parallel.mixed_precision import look_up, sharded_einsum
+from sinklab.parallel.sharding import constrain_sharding
+
+
+def apply_remat(layer: Callable, remat: str) -> Callable:
+    """The layer, keeping everything (none), nothing (full), or what has some of the names, joined by commas."""
+    if remat == 'none':
+        return layer
+    names = parse_saved_activations(remat)
+    if unknown := names - set(SAVEABLE_ACTIVATIONS):
+        raise ValueError(f'{", ".join(unknown)} is kept nowhere; names are {", ".join(SAVEABLE_ACTIVATIONS)}')
+    policy = jax.checkpoint_policies.save_only_these_names(*names)
+    return jax.checkpoint(layer, prevent_cse=False, policy=policy)  # a scan is barrier enough
+
+
+class Block(nnx.Module):
+    """Attention, then the FFN, each a branch of the residual stream."""
+
+    def __init__(self, model: spec.ModelConfig, rngs: nnx.Rngs):
+        self.attention_norms = BranchNorms(model)
+        self.attention = SelfAttention(model, rngs)
+        self.ffn_norms = BranchNorms(model)
+        self.ffn = FFN(model, rngs)
+
+    def __call__(self, x_BTD: jax.Array, context: AttentionContext) -> tuple[jax.Array, Intermediates]:
+        norms = self.attention_norms
+        normed_BTD = norms.before(x_BTD)
+        attended_BTD, intermediates = self.attention(normed_BTD, context)
+        x_BTD = checkpoint_name(
+            norms.joined(constrain_sharding(x_BTD + norms.after(attended_BTD), 'batch', None, None)), 'middle'
+        )
+        norms = self.ffn_norms
+        sum_BTD = constrain_sharding(x_BTD + norms.after(self.ffn(norms.before(x_BTD))), 'batch', None, None)
+        if context.capture:
+            intermediates = dataclasses.replace(intermediates, normed_BTD=normed_BTD, residual_BTD=sum_BTD)
+        return norms.joined(sum_BTD), intermediates
+
 
 EMBEDDING_AXES = 'vocabulary', 'embed'  # axes of embedding and head
 
@@ -76,7 +116,9 @@ class Transformer(nnx.Module):
         def rotate(x_BTHK):
             return self.position.rotate(x_BTHK, position_BT)
 
-        context = AttentionContext(attention_spec, rotate, 'dense' if capture else backend, capture, num_first_keys, row_functions)
+        context = AttentionContext(
+            attention_spec, rotate, 'dense' if capture else backend, capture, num_first_keys, row_functions
+        )
 
         def layer(x_BTD, block):
             return block(x_BTD, context)
@@ -86,7 +128,9 @@ class Transformer(nnx.Module):
         x_BTD, intermediates = jax.lax.scan(apply_remat(layer, remat), x_BTD, self.blocks)
         return self.norm(x_BTD)[:, self.sink.count :], intermediates.of_text(self.sink.count)
 
-    def __call__(self, token_BT: jax.Array, *, capture: bool = False, **hidden_options) -> tuple[jax.Array, Intermediates]:
+    def __call__(
+        self, token_BT: jax.Array, *, capture: bool = False, **hidden_options
+    ) -> tuple[jax.Array, Intermediates]:
         """(logits_BTV in float32, Capture)."""
         hidden_BTD, intermediates = self.compute_hidden(token_BT, capture=capture, **hidden_options)
         return compute_logits(hidden_BTD, self.head[...]), intermediates

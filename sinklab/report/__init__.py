@@ -1,1 +1,1 @@
-"""Run folders -> a table, a page, and pictures."""
+"""Reports of runs: tables, figures, an HTML page, and verdicts on claims."""

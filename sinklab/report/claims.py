@@ -8,13 +8,26 @@ import numpy as np
 from scipy.special import bdtrc
 
 from sinklab.escape import escape_markdown
-from sinklab.folder import RunDir
-from sinklab.measure import table as measures
-from sinklab.measure.measure import format_fixed
-from sinklab.record import UserError, format_unknown_name
-from sinklab.report.interval import MIN_SAMPLES
-from sinklab.report.sweep import EMERGENCE_METRIC, LOSS_METRIC, compute_run_metrics, get_short_label
-from sinklab.report.verdict import LOOK_SEEDS, MAX_SEEDS, INTERVAL_DESCRIPTION, Interval, compute_difference_interval, estimate_needed_seeds, decide_verdict
+from sinklab.metrics import registry as measures
+from sinklab.metrics.metric import format_fixed
+from sinklab.report.statistics import (
+    INTERVAL_DESCRIPTION,
+    LOOK_SEEDS,
+    MAX_SEEDS,
+    MIN_SAMPLES,
+    Interval,
+    compute_difference_interval,
+    decide_verdict,
+    estimate_needed_seeds,
+)
+from sinklab.report.sweep_table import (
+    EMERGENCE_METRIC,
+    LOSS_METRIC,
+    compute_run_metrics,
+    get_short_label,
+)
+from sinklab.run_dir import RunDir
+from sinklab.schema import UserError, format_unknown_name
 
 VERDICTS = ('contradicted', 'not seen', 'diverged', 'unsettled', 'holds', 'not run', 'not testable here')
 FAILS_METRIC = 'fails'  # 0 or 1
@@ -82,7 +95,10 @@ def read_claim_metrics(run_dir: RunDir, outcome: str, metric_names: set[str]) ->
     records = run_dir.read_records(steps, strict=True)
     first_metrics = compute_run_metrics([record for record in records if record['step'] == 0], None)
     last_metrics = compute_run_metrics(records, vocabulary) if outcome == 'done' else dict(fails=1.0)
-    start, end = ({name: metrics[name] for name in sorted(metric_names & metrics.keys())} for metrics in (first_metrics, last_metrics))
+    start, end = (
+        {name: metrics[name] for name in sorted(metric_names & metrics.keys())}
+        for metrics in (first_metrics, last_metrics)
+    )
     return dict(outcome=outcome, start=start, end=end)
 
 
@@ -130,7 +146,9 @@ def find_operand_fault(operand: Operand) -> str:
     return ''
 
 
-def make_claims_table(claims: Mapping[str, Claim], runs: Mapping[str, dict], published: Mapping[str, dict]) -> list[dict]:
+def make_claims_table(
+    claims: Mapping[str, Claim], runs: Mapping[str, dict], published: Mapping[str, dict]
+) -> list[dict]:
     """An entry for each claim, of {row: {seed: measured}} and {row: published numbers}; contradicted ones first."""
     entries = [make_claim_entry(name, claim, runs, published) for name, claim in claims.items()]
     return sorted(entries, key=lambda entry: VERDICTS.index(entry['verdict']))
@@ -159,7 +177,9 @@ def make_claim_entry(name: str, claim: Claim, runs: Mapping[str, dict], publishe
         interval=interval,
         diverged=num_diverged,
         verdict=claim_verdict,
-        seeds_needed=estimate_needed_seeds(values, claim.way, claim.least, is_binary) if claim_verdict == 'unsettled' else None,
+        seeds_needed=estimate_needed_seeds(values, claim.way, claim.least, is_binary)
+        if claim_verdict == 'unsettled'
+        else None,
         why=reason,
     )
 
@@ -189,7 +209,10 @@ def get_operand_values(operand: Operand, runs: Mapping[str, dict]) -> dict[str, 
 def count_diverged(claim: Claim, runs: Mapping[str, dict], seed_differences: Mapping[str, float]) -> int:
     """How many seeds have no difference, and a run that diverged."""
     operand_runs = [runs.get(operand.row, {}).items() for operand in claim.operands]
-    return len({seed for run in operand_runs for seed, measured_run in run if measured_run['outcome'] == 'diverged'} - seed_differences.keys())
+    return len(
+        {seed for run in operand_runs for seed, measured_run in run if measured_run['outcome'] == 'diverged'}
+        - seed_differences.keys()
+    )
 
 
 def get_published_difference(claim: Claim, published: Mapping[str, dict]) -> float | None:
@@ -212,9 +235,15 @@ def judge_claim(claim: Claim, values: list[float], interval: Interval | None, nu
 
 def explain_untestable(claim: Claim, runs: Mapping[str, dict]) -> str:
     """Why a share cannot be seen to be less: there is none beside it."""
-    than_values = [*get_operand_values(claim.than, runs).values()] if claim.way == '<' and get_unit(claim) == '%' else []
+    than_values = (
+        [*get_operand_values(claim.than, runs).values()] if claim.way == '<' and get_unit(claim) == '%' else []
+    )
     is_small = than_values and float(np.mean(than_values)) < claim.least
-    return f'there is nothing to be less than: {claim.than} is {np.mean(than_values):.1f} % in the mean' if is_small else ''
+    return (
+        f'there is nothing to be less than: {claim.than} is {np.mean(than_values):.1f} % in the mean'
+        if is_small
+        else ''
+    )
 
 
 def compute_sign_test(entries: list[dict]) -> dict:
@@ -233,7 +262,13 @@ def orient_mean(entry: dict) -> float:
 
 def format_claim_cells(entry: dict) -> list[str]:
     """Under HEADINGS, as a person reads it."""
-    return [entry['claim'], format_signed(entry['published']), format_mean_and_interval(entry), str(len(entry['differences'])), format_verdict(entry)]
+    return [
+        entry['claim'],
+        format_signed(entry['published']),
+        format_mean_and_interval(entry),
+        str(len(entry['differences'])),
+        format_verdict(entry),
+    ]
 
 
 def format_signed(value: float | None, digits: int = 2) -> str:
@@ -256,7 +291,11 @@ def format_brief_cells(entry: dict, claim: Claim) -> list[str]:
 def format_counts(entries: list[dict]) -> str:
     """Say how many claims have each verdict."""
     verdicts = [entry['verdict'] for entry in entries]
-    texts = [f'{verdicts.count(verdict)} {VERDICT_PHRASES.get(verdict, verdict)}' for verdict in VERDICT_PHRASES if verdict in verdicts]
+    texts = [
+        f'{verdicts.count(verdict)} {VERDICT_PHRASES.get(verdict, verdict)}'
+        for verdict in VERDICT_PHRASES
+        if verdict in verdicts
+    ]
     return f'{len(entries)} claims: {", ".join(texts)}.'
 
 
@@ -281,11 +320,21 @@ def format_verdict(entry: dict, is_brief: bool = False) -> str:
 
 def format_markdown(entries: list[dict]) -> str:
     """The table and the sign test as a page has them."""
-    lines = [f'| claim | contrast | published | here, {INTERVAL_DESCRIPTION} | n | verdict |', '|---|---|---|---|---|---|']
+    lines = [
+        f'| claim | contrast | published | here, {INTERVAL_DESCRIPTION} | n | verdict |',
+        '|---|---|---|---|---|---|',
+    ]
     for entry in [entry for entry in entries if entry['verdict'] != 'not run']:
         _, published, here, n, verdict = format_claim_cells(entry)
         claim_text = f'`{entry["claim"]}`: {entry["words"]} ({entry["source"]})'
-        row_cells = [claim_text, entry['why'] or entry['contrast'], published, here, '' if entry['why'] else n, verdict]
+        row_cells = [
+            claim_text,
+            entry['why'] or entry['contrast'],
+            published,
+            here,
+            '' if entry['why'] else n,
+            verdict,
+        ]
         lines.append(f'| {" | ".join(map(escape_markdown, row_cells))} |')
     return '\n\n'.join(['\n'.join(lines), *format_not_run(entries), format_sign_test(entries)]) + '\n'
 

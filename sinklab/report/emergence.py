@@ -2,13 +2,12 @@
 
 import dataclasses
 
-from sinklab.measure.emergence import EmergenceSpan, find_first_heads
-from sinklab.measure.emergence import find_emergence as of_rates
-from sinklab.measure.emergence import merge_emergence as span_of
-from sinklab.measure.sink import SINK_THRESHOLD
-from sinklab.measure.table import HEADLINE_METRIC, HEADLINE_FIGURE
-from sinklab.report.arms import RunGroup
-from sinklab.report.axes import AxisPoint
+from sinklab.metrics.emergence import EmergenceSpan, find_first_heads
+from sinklab.metrics.emergence import find_emergence as of_rates
+from sinklab.metrics.emergence import merge_emergence as span_of
+from sinklab.metrics.registry import HEADLINE_FIGURE, HEADLINE_METRIC
+from sinklab.metrics.sink import SINK_THRESHOLD
+from sinklab.report.run_groups import AxisPoint, RunGroup
 from sinklab.report.runs import RunResult
 
 
@@ -17,7 +16,9 @@ class RunEmergence:
     start_step: int | None  # the last probe with at most half of it; None: the first probe has more
     end_step: int  # the first probe from which on there is more
     rate: float  # the rate there
-    first_head: tuple[int, int] | None  # (layer, head), from 1, whose mean alpha_1 is first above the threshold for good
+    first_head: (
+        tuple[int, int] | None
+    )  # (layer, head), from 1, whose mean alpha_1 is first above the threshold for good
     first_head_step: int | None  # the first of the probes that are drawn in which it is
 
     @property
@@ -38,12 +39,17 @@ def find_emergences(points: list[AxisPoint], run_groups: list[RunGroup]) -> list
     """Of each point of an axis' line."""
     runs_of_group = {run_group.name: run_group.counted_runs for run_group in run_groups}
     emergences_by_point = [select_learned(runs_of_group[point.group_name]) for point in points]
-    return [PointEmergence(point.tick, point_emergences, len(runs_of_group[point.group_name])) for point, point_emergences in zip(points, emergences_by_point, strict=True)]
+    return [
+        PointEmergence(point.tick, point_emergences, len(runs_of_group[point.group_name]))
+        for point, point_emergences in zip(points, emergences_by_point, strict=True)
+    ]
 
 
 def select_learned(runs: list[RunResult]) -> list[RunEmergence]:
     """Return the emergences of the runs in which a sink was learned: not those that had it at step 0."""
-    return [run_emergence for run in runs if (run_emergence := find_run_emergence(run)) and run_emergence.span.is_learned]
+    return [
+        run_emergence for run in runs if (run_emergence := find_run_emergence(run)) and run_emergence.span.is_learned
+    ]
 
 
 def compute_span(runs: list[RunResult]) -> EmergenceSpan:

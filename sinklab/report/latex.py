@@ -4,20 +4,25 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from sinklab.escape import escape_latex
-from sinklab.files.whole import atomic_write
-from sinklab.report import sweep
-from sinklab.report.arms import group_runs, make_row_result, make_group_table
+from sinklab.report import sweep_table
+from sinklab.report.run_groups import group_runs, make_group_table, make_row_result
 from sinklab.report.runs import RunResult
+from sinklab.storage.atomic_write import atomic_write
 
 
 def write_latex_table(path: Path, runs: list[RunResult]) -> None:
     run_groups = group_runs(runs)
     with atomic_write(path) as unfinished:
-        unfinished.write_text(format_latex_table(make_group_table(run_groups), sweep.compute_spans(list(map(make_row_result, run_groups)))), encoding='utf-8')
+        unfinished.write_text(
+            format_latex_table(
+                make_group_table(run_groups), sweep_table.compute_spans(list(map(make_row_result, run_groups)))
+            ),
+            encoding='utf-8',
+        )
 
 
 def format_latex_table(rows: list[dict], spans: Mapping | None = None) -> str:
-    headings, cells = sweep.format_table_cells(rows, spans)
+    headings, cells = sweep_table.format_table_cells(rows, spans)
     if any(row['direction'] for row in rows):
         headings, cells = (
             [*headings, 'direction'],

@@ -8,22 +8,28 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from sinklab.escape import escape_html
-from sinklab.files.whole import atomic_write
-from sinklab.measure.emergence import EmergenceSpan
-from sinklab.measure.table import HEADLINE_METRIC
-from sinklab.report import claims, closing, maps, sweep
-from sinklab.report.answer import format_headline
-from sinklab.report.arms import RunGroup, group_runs, make_group_table
-from sinklab.report.content import make_page_data
+from sinklab.metrics.emergence import EmergenceSpan
+from sinklab.metrics.registry import HEADLINE_METRIC
+from sinklab.report import (
+    claims,
+    figure_data,
+    summary_table,
+    sweep_table,
+)
 from sinklab.report.emergence import compute_span
-from sinklab.report.lines import choose_max_points
+from sinklab.report.figure_data import choose_max_points, make_page_data
+from sinklab.report.run_groups import RunGroup, group_runs, make_group_table
 from sinklab.report.runs import RUN_METRIC_INFOS, RunResult
+from sinklab.report.summary_table import format_headline
+from sinklab.storage.atomic_write import atomic_write
 
 ASSETS_DIR = Path(__file__).parent / 'assets'
 SCRIPTS = ('unpack.js', 'colours.js', 'lines.js', 'panels.js', 'maps.js', 'controls.js', 'start.js')
 EMPTY_CELLS = ('', '-', ('-', ''))
 MAX_OPEN_RUNS = 12  # runs whose table is open
-CONTENT_SECURITY_POLICY = "default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'; img-src data: blob:"
+CONTENT_SECURITY_POLICY = (
+    "default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'; img-src data: blob:"
+)
 ROWS_SENTENCE = (
     'Ours, as mean ± sample standard deviation over n seeds; beneath it what was published, at its own size. The '
     ' direction compares the difference from the first row with the published one.'
@@ -33,7 +39,9 @@ ROWS_SENTENCE = (
 SCROLL_HINT = '<p class="hint" hidden>More columns: scroll the table sideways &#8594;</p>'
 
 
-def write_report_page(path: Path, runs: list[RunResult], as_paper: bool = False, claim_entries: Sequence[dict] = ()) -> None:
+def write_report_page(
+    path: Path, runs: list[RunResult], as_paper: bool = False, claim_entries: Sequence[dict] = ()
+) -> None:
     """`claimed` are the entries of report/claims.py, where runs were made for them."""
     run_groups = group_runs(runs)
     rows = make_group_table(run_groups)
@@ -42,7 +50,13 @@ def write_report_page(path: Path, runs: list[RunResult], as_paper: bool = False,
         unfinished.write_text(render_page(run_groups, rows, figures, payload, claim_entries), encoding='utf-8')
 
 
-def render_page(run_groups: list[RunGroup], rows: list[dict], figures: list[dict], payload: str, claim_entries: Sequence[dict] = ()) -> str:
+def render_page(
+    run_groups: list[RunGroup],
+    rows: list[dict],
+    figures: list[dict],
+    payload: str,
+    claim_entries: Sequence[dict] = (),
+) -> str:
     runs = [run for run_group in run_groups for run in run_group.runs]
     title = f'Attention sinks: {format_names([run_group.name for run_group in run_groups])}'
     body = [
@@ -68,7 +82,11 @@ def read_asset(name: str) -> str:
 
 
 def format_names(names: list[str], max_names: int = 4) -> str:
-    return ', '.join(names) if len(names) <= max_names else f'{", ".join(names[:max_names])} and {len(names) - max_names} more'
+    return (
+        ', '.join(names)
+        if len(names) <= max_names
+        else f'{", ".join(names[:max_names])} and {len(names) - max_names} more'
+    )
 
 
 def render_figure(figure: dict) -> str:
@@ -90,7 +108,7 @@ def render_limits_note(runs: list[RunResult]) -> str:
     text = (
         f'Of {len(runs)} runs: curves of at most {choose_max_points(len(runs))} points, the smallest and largest value of equal '
         f'parts; {max_probes} probes of a run at most, at even distances; maps by 65,535 levels, matrices by 255, of the '
-        f'{maps.MAX_MATRIX_HEADS} strongest heads of {maps.MAX_MATRIX_RUNS} runs at most.'
+        f'{figure_data.MAX_MATRIX_HEADS} strongest heads of {figure_data.MAX_MATRIX_RUNS} runs at most.'
     )
     return f'<p class="note" id="kept">{text}</p>'
 
@@ -98,17 +116,40 @@ def render_limits_note(runs: list[RunResult]) -> str:
 def render_claims_table(entries: Sequence[dict]) -> str:
     if not entries:
         return ''
-    lines = [(None, [f'{entry["claim"]}: {entry["words"]}', *claims.format_claim_cells(entry)[1:]]) for entry in entries]
-    return render_table('claims', 'Claims', f'{claims.INTERVAL_NOTE}. {claims.format_sign_test(entries)}', list(claims.CLAIM_HEADINGS), lines)
+    lines = [
+        (None, [f'{entry["claim"]}: {entry["words"]}', *claims.format_claim_cells(entry)[1:]]) for entry in entries
+    ]
+    return render_table(
+        'claims',
+        'Claims',
+        f'{claims.INTERVAL_NOTE}. {claims.format_sign_test(entries)}',
+        list(claims.CLAIM_HEADINGS),
+        lines,
+    )
 
 
 def render_rows_table(run_groups: list[RunGroup], rows: list[dict]) -> str:
     spans = {run_group.name: compute_span(run_group.counted_runs) for run_group in run_groups}
-    names = sweep.list_shown_metrics(rows)
+    names = sweep_table.list_shown_metrics(rows)
     shown_names = [name for name in names if any(name in row['ours'] or name in row['published'] for row in rows)]
-    headings = ['row', 'n', *map(sweep.get_label, shown_names), f'{HEADLINE_METRIC.label} − {rows[0]["row"]}', 'direction', 'outcome']
+    headings = [
+        'row',
+        'n',
+        *map(sweep_table.get_label, shown_names),
+        f'{HEADLINE_METRIC.label} − {rows[0]["row"]}',
+        'direction',
+        'outcome',
+    ]
     lines = [
-        (index, [row['row'], count_runs(row), *(make_metric_cell(row, name, spans) for name in shown_names), *make_last_cells(row)])
+        (
+            index,
+            [
+                row['row'],
+                count_runs(row),
+                *(make_metric_cell(row, name, spans) for name in shown_names),
+                *make_last_cells(row),
+            ],
+        )
         for index, row in enumerate(rows)
     ]
     return render_table('rows', 'By row', ROWS_SENTENCE, headings, lines)
@@ -122,36 +163,60 @@ def count_runs(row: dict) -> int:
 def make_metric_cell(row: dict, name: str, spans: Mapping[str, EmergenceSpan]) -> tuple[str, str]:
     """(ours, published); emergence as the steps between which the sinks of all seeds emerge."""
     published = row['published'].get(name)
-    if name == sweep.EMERGENCE_METRIC and spans[row['row']].num_runs:
-        return spans[row['row']].format_cell(), '' if published is None else sweep.format_number(published)
-    return sweep.format_cell(row['ours'].get(name)) or '-', '' if published is None else sweep.format_number(published)
+    if name == sweep_table.EMERGENCE_METRIC and spans[row['row']].num_runs:
+        return spans[row['row']].format_cell(), '' if published is None else sweep_table.format_number(published)
+    return sweep_table.format_cell(
+        row['ours'].get(name)
+    ) or '-', '' if published is None else sweep_table.format_number(published)
 
 
 def make_last_cells(row: dict) -> list[str]:
-    return [sweep.format_cell((row['difference'] or {}).get(HEADLINE_METRIC.name)), row['direction'], row['outcome']]
+    return [
+        sweep_table.format_cell((row['difference'] or {}).get(HEADLINE_METRIC.name)),
+        row['direction'],
+        row['outcome'],
+    ]
 
 
 def render_runs_table(runs: list[RunResult], run_groups: list[RunGroup]) -> str:
-    entries, group_names = closing.make_run_table(runs), [run_group.name for run_group in run_groups]
-    lines = [(group_names.index(run.group_name), closing.format_run_cells(entry)) for run, entry in zip(runs, entries, strict=True)]
-    table = render_table('runs', '', '', closing.RUN_HEADINGS, lines)
+    entries, group_names = summary_table.make_run_table(runs), [run_group.name for run_group in run_groups]
+    lines = [
+        (group_names.index(run.group_name), summary_table.format_run_cells(entry))
+        for run, entry in zip(runs, entries, strict=True)
+    ]
+    table = render_table('runs', '', '', summary_table.RUN_HEADINGS, lines)
     notes_of_run = {run.name: [*run.notes, *filter(None, [run.outcome_record.get('message')])] for run in runs}
     notes = ''.join(
-        f'<p class="note">{escape_html(f"{name}: {note}")}</p>' for name, run_notes in notes_of_run.items() for note in run_notes
+        f'<p class="note">{escape_html(f"{name}: {note}")}</p>'
+        for name, run_notes in notes_of_run.items()
+        for note in run_notes
     )
     is_open = ' open' if len(runs) <= MAX_OPEN_RUNS else ''
     return f'<details class="runs"{is_open}><summary>By run: {len(runs)}</summary>{table}{notes}</details>'
 
 
-def render_table(name: str, title: str, sentence: str, headings: list[str], lines: list[tuple[int | None, list]]) -> str:
+def render_table(
+    name: str, title: str, sentence: str, headings: list[str], lines: list[tuple[int | None, list]]
+) -> str:
     """A table whose rows know their arm, in a frame that scrolls, without the columns in which nothing stands."""
-    column_indices = [column for column in range(len(headings)) if column == 0 or any(cells[column] not in EMPTY_CELLS for _, cells in lines)]
-    headings, lines = [headings[column] for column in column_indices], [(group_index, [cells[column] for column in column_indices]) for group_index, cells in lines]
+    column_indices = [
+        column
+        for column in range(len(headings))
+        if column == 0 or any(cells[column] not in EMPTY_CELLS for _, cells in lines)
+    ]
+    headings, lines = (
+        [headings[column] for column in column_indices],
+        [(group_index, [cells[column] for column in column_indices]) for group_index, cells in lines],
+    )
     meanings = {metric_info.label: metric_info.description for metric_info in RUN_METRIC_INFOS}
     head_html = ''.join(
-        f'<th scope="col" title="{escape_html(meanings.get(heading, ""))}">{escape_html(heading)}</th>' for heading in headings
+        f'<th scope="col" title="{escape_html(meanings.get(heading, ""))}">{escape_html(heading)}</th>'
+        for heading in headings
     )
-    body_html = ''.join(f'<tr{format_group_attribute(group_index)}>{"".join(map(render_cell, range(len(cells)), cells))}</tr>' for group_index, cells in lines)
+    body_html = ''.join(
+        f'<tr{format_group_attribute(group_index)}>{"".join(map(render_cell, range(len(cells)), cells))}</tr>'
+        for group_index, cells in lines
+    )
     label = escape_html(title or name)
     title_html = f'<h2>{escape_html(title)}</h2><p>{escape_html(sentence)}</p>' if title else ''
     return (
@@ -169,5 +234,7 @@ def render_cell(column: int, value: object) -> str:
     if column == 0:
         return f'<th scope="row">{escape_html(value)}</th>'
     own_value, published = value if isinstance(value, tuple) else (value, '')
-    published_html = f'<small><span class="hidden">published </span>{escape_html(published)}</small>' if published else ''
+    published_html = (
+        f'<small><span class="hidden">published </span>{escape_html(published)}</small>' if published else ''
+    )
     return f'<td>{escape_html(own_value)}{published_html}</td>'

@@ -1,4 +1,4 @@
-"""The pictures of the page as files for a paper, in PNG, SVG or PDF (matplotlib)."""
+"""Figures as image files (matplotlib): curves, maps, sweep axes, and claim intervals."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -11,16 +11,24 @@ matplotlib.use('Agg')
 import matplotlib.pyplot as plt
 
 from sinklab.escape import FIGURE_RC_PARAMS, escape_figure, quote_file_name
-from sinklab.files.whole import atomic_write
-from sinklab.measure.emergence import estimate_step
-from sinklab.measure.measure import FigureSpec
-from sinklab.measure.table import HEADLINE_METRIC, VALID_LOSS
-from sinklab.report.arms import RunGroup, group_runs, compute_mean_curve, make_group_table
-from sinklab.report.axes import SweepAxis, AxisPoint, find_axes
+from sinklab.metrics.emergence import estimate_step
+from sinklab.metrics.metric import FigureSpec
+from sinklab.metrics.registry import HEADLINE_METRIC, VALID_LOSS
 from sinklab.report.emergence import PointEmergence, find_emergences
-from sinklab.report.maps import compute_scale
+from sinklab.report.figure_data import compute_scale
+from sinklab.report.run_groups import (
+    AxisPoint,
+    RunGroup,
+    SweepAxis,
+    compute_mean_curve,
+    find_axes,
+    group_runs,
+    make_group_table,
+)
 from sinklab.report.runs import RunResult, find_branches, select_drawn_figures
-from sinklab.report.sweep import EMERGENCE_METRIC, LOSS_METRIC
+from sinklab.report.statistics import INTERVAL_DESCRIPTION
+from sinklab.report.sweep_table import EMERGENCE_METRIC, LOSS_METRIC
+from sinklab.storage.atomic_write import atomic_write
 
 LINE_COLOURS = ('#0072B2', '#D55E00', '#009E73', '#CC79A7', '#E69F00', '#56B4E9', '#000000')  # Okabe and Ito
 LINE_STYLES = ('-', '--', ':', '-.')
@@ -48,16 +56,25 @@ def write_pictures(folder: Path, runs: list[RunResult], formats: Sequence[str] =
 def list_figures(run_groups: list[RunGroup]) -> list[tuple]:
     """(name, what draws it, of what)."""
     sweep_axes = find_axes(run_groups, make_group_table(run_groups))
-    axes_with_emergence = [axis for axis in sweep_axes if any(EMERGENCE_METRIC in point.ours for points in axis.lines for point in points)]
+    axes_with_emergence = [
+        axis
+        for axis in sweep_axes
+        if any(EMERGENCE_METRIC in point.ours for points in axis.lines for point in points)
+    ]
     axis_figures = [(f'along-{axis.field}', draw_sweep_axis, axis) for axis in sweep_axes]
     axis_figures += [('emergence', draw_emergence, axes_with_emergence)] if axes_with_emergence else []
     runs = [run for run_group in run_groups for run in run_group.runs]
-    map_figures = [(figure_spec.name, MAP_DRAWERS[figure_spec.kind], figure_spec) for figure_spec in select_drawn_figures(runs)]
+    map_figures = [
+        (figure_spec.name, MAP_DRAWERS[figure_spec.kind], figure_spec) for figure_spec in select_drawn_figures(runs)
+    ]
     return [('curves', draw_curves, None), *axis_figures, *map_figures]
 
 
 def get_line_style(index: int) -> dict:
-    return dict(color=LINE_COLOURS[index % len(LINE_COLOURS)], linestyle=LINE_STYLES[index // len(LINE_COLOURS) % len(LINE_STYLES)])
+    return dict(
+        color=LINE_COLOURS[index % len(LINE_COLOURS)],
+        linestyle=LINE_STYLES[index // len(LINE_COLOURS) % len(LINE_STYLES)],
+    )
 
 
 def draw_curves(run_groups: list[RunGroup], _: None) -> plt.Figure:
@@ -67,7 +84,9 @@ def draw_curves(run_groups: list[RunGroup], _: None) -> plt.Figure:
         lines |= draw_mean_curve(left, run_group, HEADLINE_METRIC.name, get_line_style(index))
         draw_mean_curve(right, run_group, 'valid/loss', get_line_style(index))
         for run in run_group.runs:
-            right.plot(*run.get_curve('train/loss'), **get_line_style(index), alpha=0.3 / len(run_group.runs), linewidth=0.8)
+            right.plot(
+                *run.get_curve('train/loss'), **get_line_style(index), alpha=0.3 / len(run_group.runs), linewidth=0.8
+            )
     runs = [run for run_group in run_groups for run in run_group.runs]
     colours = [get_line_style(index)['color'] for index, run_group in enumerate(run_groups) for _ in run_group.runs]
     for axis, name in ((left, HEADLINE_METRIC.name), (right, 'valid/loss')):
@@ -95,24 +114,37 @@ def draw_sweep_axis(run_groups: list[RunGroup], sweep_axis: SweepAxis) -> plt.Fi
     """Sink and loss against a field, ours filled and published hollow."""
     figure, panels = plt.subplots(1, 2, figsize=(8, 2.8), layout='constrained')
     lines = [{}, {}]
-    for panel, (name, label) in enumerate([(HEADLINE_METRIC.name, HEADLINE_METRIC.axis_label), (LOSS_METRIC, VALID_LOSS.axis_label)]):
+    for panel, (name, label) in enumerate(
+        [(HEADLINE_METRIC.name, HEADLINE_METRIC.axis_label), (LOSS_METRIC, VALID_LOSS.axis_label)]
+    ):
         axis = panels[panel]
         for index, points in enumerate(sweep_axis.lines):
-            own_points = [(point.tick, point.ours[name]['mean'], point.ours[name]['sd'] or 0) for point in points if name in point.ours]
+            own_points = [
+                (point.tick, point.ours[name]['mean'], point.ours[name]['sd'] or 0)
+                for point in points
+                if name in point.ours
+            ]
             if own_points:
                 lines[panel]['ours'] = axis.errorbar(
                     *zip(*own_points, strict=True), **get_line_style(index), marker='o', markersize=4, capsize=2
                 )
             if published_points := select_published(points, name):
                 hollow = dict(marker='o', markersize=4, markerfacecolor='none', linewidth=0.8)
-                (lines[panel]['published'],) = axis.plot(*published_points, **get_line_style(index) | dict(linestyle='--'), **hollow)
+                (lines[panel]['published'],) = axis.plot(
+                    *published_points, **get_line_style(index) | dict(linestyle='--'), **hollow
+                )
         axis.set(xlabel=escape_figure(sweep_axis.name), ylabel=label)
         axis.set(xticks=range(len(sweep_axis.labels)), xticklabels=list(map(escape_figure, sweep_axis.labels)))
     return add_legend(hide_top_and_right_spines(figure), panels[0], lines[0])
 
 
 def select_published(points: list[AxisPoint], metric_name: str) -> list[tuple]:
-    return [*zip(*[(point.tick, point.published[metric_name]) for point in points if metric_name in point.published], strict=True)]
+    return [
+        *zip(
+            *[(point.tick, point.published[metric_name]) for point in points if metric_name in point.published],
+            strict=True,
+        )
+    ]
 
 
 def draw_emergence(run_groups: list[RunGroup], sweep_axes: list[SweepAxis]) -> plt.Figure:
@@ -123,11 +155,21 @@ def draw_emergence(run_groups: list[RunGroup], sweep_axes: list[SweepAxis]) -> p
         lines = [find_emergences(points, run_groups) for points in sweep_axis.lines]
         for index, line in enumerate(lines):
             draw_emergence_bars(axis, line, get_line_style(index))
-        points_by_tick = [[point for line in lines for point in line if point.tick == tick] for tick in range(len(sweep_axis.labels))]
-        counts = [f'{sum(len(point.emergences) for point in tick_points)}/{sum(point.num_runs for point in tick_points)}' for tick_points in points_by_tick]
-        tick_labels = [f'{escape_figure(label)}\n{count}' for label, count in zip(sweep_axis.labels, counts, strict=True)]
+        points_by_tick = [
+            [point for line in lines for point in line if point.tick == tick]
+            for tick in range(len(sweep_axis.labels))
+        ]
+        counts = [
+            f'{sum(len(point.emergences) for point in tick_points)}/{sum(point.num_runs for point in tick_points)}'
+            for tick_points in points_by_tick
+        ]
+        tick_labels = [
+            f'{escape_figure(label)}\n{count}' for label, count in zip(sweep_axis.labels, counts, strict=True)
+        ]
         axis.set(
-            xlabel=escape_figure(f'{sweep_axis.name}, and runs with a sink'), xticks=range(len(tick_labels)), xticklabels=tick_labels
+            xlabel=escape_figure(f'{sweep_axis.name}, and runs with a sink'),
+            xticks=range(len(tick_labels)),
+            xticklabels=tick_labels,
         )
     panels[0, 0].set(ylabel='step of emergence', ylim=(0, None))
     return hide_top_and_right_spines(figure)
@@ -137,9 +179,32 @@ def draw_emergence_bars(axis: plt.Axes, line: list[PointEmergence], line_style: 
     """A bar for each run, side by side, with a dot where it is seen first, and a line through their means."""
     for point in line:
         xs = point.tick + 0.06 * (np.arange(len(point.emergences)) - (len(point.emergences) - 1) / 2)
-        axis.vlines(xs, [run_emergence.start_step or 0 for run_emergence in point.emergences], [run_emergence.end_step for run_emergence in point.emergences], **line_style)
-        axis.plot(xs, [run_emergence.end_step for run_emergence in point.emergences], 'o', color=line_style['color'], markersize=2)
-    means = [(point.tick, np.mean([estimate_step(run_emergence.start_step, run_emergence.end_step) for run_emergence in point.emergences])) for point in line if point.emergences]
+        axis.vlines(
+            xs,
+            [run_emergence.start_step or 0 for run_emergence in point.emergences],
+            [run_emergence.end_step for run_emergence in point.emergences],
+            **line_style,
+        )
+        axis.plot(
+            xs,
+            [run_emergence.end_step for run_emergence in point.emergences],
+            'o',
+            color=line_style['color'],
+            markersize=2,
+        )
+    means = [
+        (
+            point.tick,
+            np.mean(
+                [
+                    estimate_step(run_emergence.start_step, run_emergence.end_step)
+                    for run_emergence in point.emergences
+                ]
+            ),
+        )
+        for point in line
+        if point.emergences
+    ]
     axis.plot(*zip(*means, strict=True), **line_style, linewidth=0.8, marker='_', markersize=12)
 
 
@@ -201,7 +266,9 @@ def draw_ratios(run_groups: list[RunGroup], figure_spec: FigureSpec) -> plt.Figu
         ratios_L = [run.probe_values[figure_spec.name][-1] for run in run_group.runs if run.has_figure(figure_spec)]
         line_options = dict(alpha=0.35, linewidth=0.7) if len(ratios_L) > 1 else dict(marker='o')
         for ratio_L in ratios_L:
-            (lines[run_group.name],) = axis.plot(range(1, len(ratio_L) + 1), ratio_L, **get_line_style(index), **line_options)
+            (lines[run_group.name],) = axis.plot(
+                range(1, len(ratio_L) + 1), ratio_L, **get_line_style(index), **line_options
+            )
         if len(ratios_L) > 1:
             mean_L = sum(ratios_L) / len(ratios_L)
             del lines[run_group.name]
@@ -240,3 +307,46 @@ def hide_top_and_right_spines(figure: plt.Figure) -> plt.Figure:
 
 
 MAP_DRAWERS = dict(heads=draw_head_maps, matrices=draw_matrices, ratios=draw_ratios)
+
+
+VERDICT_COLOURS = {
+    'holds': '#009E73',
+    'contradicted': '#D55E00',
+    'not seen': '#0072B2',
+    'unsettled': '#999999',
+}
+PUBLISHED_MARKER = dict(marker='|', color='black', s=60)
+
+
+def write_claims_plot(path: Path, entries: list[dict], unit: str) -> None:
+    """A line a claim, of those whose difference has this unit; the dash is what was published."""
+    with plt.rc_context(FIGURE_RC_PARAMS):
+        draw_claims_plot(path, entries, unit)
+
+
+def draw_claims_plot(path: Path, entries: list[dict], unit: str) -> None:
+    drawn_entries = [
+        entry
+        for entry in entries
+        if entry['interval'] and entry['unit'] == unit and entry['verdict'] in VERDICT_COLOURS
+    ]
+    figure, axes = plt.subplots(figsize=(6.4, 1.0 + 0.19 * len(drawn_entries)), layout='constrained')
+    for row, entry in enumerate(drawn_entries):
+        axes.plot(entry['interval'], [row, row], color=VERDICT_COLOURS[entry['verdict']], linewidth=2)
+        axes.plot(entry['mean'], row, 'o', color=VERDICT_COLOURS[entry['verdict']], markersize=4)
+        if entry['published'] is not None:
+            axes.scatter(entry['published'], row, **PUBLISHED_MARKER)
+    axes.axvline(0, color='black', linewidth=0.5)
+    axes.set(xlabel=f'mean difference and its interval, {INTERVAL_DESCRIPTION} ({unit})')
+    axes.set_yticks(
+        range(len(drawn_entries)),
+        [escape_figure(f'{entry["claim"]} {entry["way"]}') for entry in drawn_entries],
+        fontsize=7,
+    )
+    axes.set_ylim(len(drawn_entries) - 0.4, -0.6)
+    handles = [plt.Line2D([], [], color=colour, linewidth=2, label=name) for name, colour in VERDICT_COLOURS.items()]
+    handles += [plt.Line2D([], [], color='black', marker='|', linewidth=0, label='published')]
+    figure.legend(handles=handles, fontsize=7, loc='outside upper center', ncols=len(handles), frameon=False)
+    with atomic_write(path) as unfinished:
+        figure.savefig(unfinished, dpi=150, format='png')
+    plt.close(figure)

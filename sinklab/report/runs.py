@@ -1,19 +1,28 @@
-"""A run as a report wants it: read once, in plain arrays, the same for the page and for the pictures."""
+"""Runs as a report reads them: records, probe arrays, config, outcome, and display names."""
 
 import dataclasses
+from collections.abc import Sequence
+from pathlib import Path
 
 import numpy as np
 
+from sinklab.config.validate import parse_config
 from sinklab.escape import quote_shell
-from sinklab.files import run_files
-from sinklab.files.place import join_path, resolve_path
-from sinklab.files.regular import DamagedFileError
-from sinklab.folder import METRICS_FILE, RunDir, format_lineage, flatten_dict, format_run_ref
-from sinklab.measure import table as measures
-from sinklab.measure.measure import MetricInfo, FigureSpec
-from sinklab.parse import parse_config
-from sinklab.record import UserError
-from sinklab.report import labels, probes
+from sinklab.metrics import registry as measures
+from sinklab.metrics.metric import FigureSpec, MetricInfo
+from sinklab.report import probe_files
+from sinklab.run_dir import (
+    CHANGEABLE_PREFIXES,
+    METRICS_FILE,
+    RunDir,
+    flatten_dict,
+    format_lineage,
+    format_run_ref,
+)
+from sinklab.schema import UserError
+from sinklab.storage import run_files
+from sinklab.storage.paths import find_common_folder, join_path, make_absolute, make_relative, resolve_path
+from sinklab.storage.untrusted_files import DamagedFileError
 
 
 @dataclasses.dataclass(frozen=True)
@@ -68,7 +77,9 @@ class RunResult:
 
     def load_matrices(self, figure_spec: FigureSpec, index: int = -1) -> np.ndarray | None:
         """Of all layers and heads in one of its probes, read when they are asked for."""
-        arrays = probes.read_probe_arrays(self.run_dir.get_probe_path(self.probe_steps[index]), [figure_spec.array_name])
+        arrays = probe_files.read_probe_arrays(
+            self.run_dir.get_probe_path(self.probe_steps[index]), [figure_spec.array_name]
+        )
         return figure_spec.transform(arrays[figure_spec.array_name]) if arrays else None
 
 
@@ -77,9 +88,11 @@ def read_runs(paths: list[str]) -> list[RunResult]:
     run_dirs = [RunDir(path) for path in dict.fromkeys(paths)]
     run_dirs = select_readable(run_dirs)
     rows, configs = [get_row_name(run_dir) for run_dir in run_dirs], [read_config(run_dir) for run_dir in run_dirs]
-    group_names = labels.make_group_names(rows, configs)
-    names = labels.make_run_names(group_names, [run_config.get('seed') for run_config in configs], [run_dir.path for run_dir in run_dirs])
-    max_probes = max(2, probes.MAX_FILES // len(run_dirs))
+    group_names = make_group_names(rows, configs)
+    names = make_run_names(
+        group_names, [run_config.get('seed') for run_config in configs], [run_dir.path for run_dir in run_dirs]
+    )
+    max_probes = max(2, probe_files.MAX_FILES // len(run_dirs))
     loaded = []
     for arguments in zip(run_dirs, names, group_names, configs, strict=True):
         try:
@@ -129,7 +142,11 @@ def find_branches(runs: list[RunResult], metric_name: str) -> list[tuple[int, li
 
 def make_notes(run_dir: RunDir) -> list[str]:
     attempts = run_dir.read_environment().get('attempts', [])
-    changes = [f'since step {attempt["step"]}: {"; ".join(attempt["changes"])}' for attempt in attempts if 'changes' in attempt]
+    changes = [
+        f'since step {attempt["step"]}: {"; ".join(attempt["changes"])}'
+        for attempt in attempts
+        if 'changes' in attempt
+    ]
     return [*filter(None, ['; '.join(format_lineage(run_dir.read_lineage()))]), *changes]
 
 
@@ -170,14 +187,25 @@ def read_config(run_dir: RunDir) -> dict:
 
 def load_run(run_dir: RunDir, name: str, group_name: str, config: dict, max_probes: int) -> RunResult:
     last_step = config.get('optimizer.steps')
-    probe_paths, records = probes.select_probes(run_dir.probe_files, max_probes), run_dir.read_records(last_step)
+    probe_paths, records = probe_files.select_probes(run_dir.probe_files, max_probes), run_dir.read_records(last_step)
     steps = [run_files.parse_probe_step(path) for path in probe_paths]
     outcome_record = read_outcome(run_dir, records, last_step)
     warn_of_lost_probes(run_dir, records)
     if outcome_record['kind'] == 'done' and last_step is not None:
         run_dir.warn_about_lost_lines(records[-1] if records else {}, last_step, 'train/loss', 'valid/loss')
     warn_of_gaps(run_dir, records, config.get('log.every_steps'))
-    return RunResult(name, group_name, records, steps, probes.load_probe_values(probe_paths), run_dir, make_notes(run_dir), read_row_info(run_dir), config, outcome_record)
+    return RunResult(
+        name,
+        group_name,
+        records,
+        steps,
+        probe_files.load_probe_values(probe_paths),
+        run_dir,
+        make_notes(run_dir),
+        read_row_info(run_dir),
+        config,
+        outcome_record,
+    )
 
 
 def warn_of_gaps(run_dir: RunDir, records: list[dict], every_steps: int | None) -> None:
@@ -196,7 +224,11 @@ def warn_of_gaps(run_dir: RunDir, records: list[dict], every_steps: int | None) 
 def warn_of_lost_probes(run_dir: RunDir, records: list[dict]) -> None:
     """Say on stderr which probes are in metrics.jsonl and have no file."""
     saved_steps = {run_files.parse_probe_step(path) for path in run_dir.probe_files}
-    lost_steps = [record['step'] for record in records if measures.HEADLINE_METRIC.name in record and record['step'] not in saved_steps]
+    lost_steps = [
+        record['step']
+        for record in records
+        if measures.HEADLINE_METRIC.name in record and record['step'] not in saved_steps
+    ]
     if lost_steps and saved_steps:
         probe_path = run_dir.get_probe_path(lost_steps[0])
         rest_text = f' (and {len(lost_steps) - 1} more)' if lost_steps[1:] else ''
@@ -239,3 +271,62 @@ RUN_METRIC_INFOS = (
     measures.VALID_LOSS,
     MetricInfo('seconds', 'time', 'Time of training, over all attempts.', 's', digits=0),
 )
+
+
+SEED_FIELDS = ('seed', 'data.seed')
+
+
+def drop_seed_fields(config: dict) -> dict:
+    """What two seeds of one arm have alike."""
+    return {
+        name: value
+        for name, value in config.items()
+        if name not in SEED_FIELDS and not f'{name}.'.startswith(CHANGEABLE_PREFIXES)
+    }
+
+
+def make_group_names(rows: list[str], configs: list[dict]) -> list[str]:
+    """Of each run: its row, and where another run of the row differs by more than a seed, what it has there."""
+    comparable_configs = [drop_seed_fields(config) for config in configs]
+    group_names = []
+    for row, config in zip(rows, comparable_configs, strict=True):
+        others = [other for name, other in zip(rows, comparable_configs, strict=True) if name == row]
+        fields = [name for name in config if any(other.get(name) != config[name] for other in others)]
+        group_names.append(
+            ', '.join(
+                [row, *(f'{shorten_field_name(name, fields)} {format_config_value(config[name])}' for name in fields)]
+            )
+        )
+    return group_names
+
+
+def shorten_field_name(name: str, names: list[str]) -> str:
+    """The last part of a field's name, where no other one ends in it."""
+    last_part = name.rpartition('.')[2]
+    return last_part if [other.rpartition('.')[2] for other in names].count(last_part) == 1 else name
+
+
+def format_config_value(value: object) -> str:
+    return 'none' if value is None else f'{value:.4g}' if isinstance(value, float) else str(value)
+
+
+def make_run_names(group_names: list[str], seeds: list[int | None], paths: list[Path]) -> list[str]:
+    """Of each run: its arm, its seed where the arm has several runs, its folder where that is not enough."""
+    labels = [
+        group_name if group_names.count(group_name) == 1 or seed is None else f'{group_name}, seed {seed}'
+        for group_name, seed in zip(group_names, seeds, strict=True)
+    ]
+    return [
+        name if labels.count(name) == 1 else f'{name} ({format_relative_path(path, paths)})'
+        for name, path in zip(labels, paths, strict=True)
+    ]
+
+
+def format_relative_path(path: Path, paths: Sequence[Path]) -> str:
+    """A folder as seen from the one that all lie in."""
+    try:
+        return make_relative(
+            make_absolute(path), find_common_folder([make_absolute(other).parent for other in paths])
+        )
+    except (UserError, ValueError):  # they lie in different buckets, or on different disks
+        return str(path)

@@ -1,1 +1,1 @@
-"""Sweeps: rows and seeds, each a run in its own process."""
+"""Sweeps: rows and seeds, each run in a process of its own."""

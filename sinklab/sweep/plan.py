@@ -5,14 +5,14 @@ from collections.abc import Callable, Iterable
 from pathlib import PurePath
 
 from sinklab.checkpoint import digests
+from sinklab.config.seeds import format_seeds, parse_seeds
+from sinklab.config.spec import Hardware, Spec
 from sinklab.escape import quote_file_name
-from sinklab.files import run_files
-from sinklab.files.regular import DamagedFileError
-from sinklab.files.whole import writable_folder
-from sinklab.folder import RunDir
-from sinklab.record import UserError
-from sinklab.seeds import format_seeds, parse_seeds
-from sinklab.spec import Hardware, Spec
+from sinklab.run_dir import RunDir
+from sinklab.schema import UserError
+from sinklab.storage import run_files
+from sinklab.storage.atomic_write import writable_folder
+from sinklab.storage.untrusted_files import DamagedFileError
 
 
 def check_seed_count(option: str, rows: Iterable[str], workdir: str) -> None:
@@ -74,7 +74,11 @@ def plan_runs(
     """Every run, a whole table seed by seed; none of them where one is refused. `load` is of a row and a seed."""
     if RunDir(workdir).has_run():
         raise UserError(f'--workdir={workdir} holds a run; give a folder for the runs of a sweep')
-    planned = [plan_run(RunDir(f'{workdir}/{get_run_dir_name(row, seed)}'), row, seed, load) for seed in seeds for row in rows]
+    planned = [
+        plan_run(RunDir(f'{workdir}/{get_run_dir_name(row, seed)}'), row, seed, load)
+        for seed in seeds
+        for row in rows
+    ]
     check_refused(planned)
     check_run_dirs(planned)
     for run in planned:
@@ -108,7 +112,9 @@ def check_refused(runs: list[SweepRun]) -> None:
     if len(reasons) == len({run.row for run in runs}) and len(set(reasons.values())) == 1:
         raise UserError(reason)
     others_text = f' (and so are {", ".join(other for other, _ in others)})' if others else ''
-    raise UserError(f'row {row} is refused{others_text}: {reason}; nothing was trained: mend that, or name other --rows')
+    raise UserError(
+        f'row {row} is refused{others_text}: {reason}; nothing was trained: mend that, or name other --rows'
+    )
 
 
 def check_run_dirs(runs: list[SweepRun]) -> None:
@@ -122,7 +128,7 @@ def check_run_dirs(runs: list[SweepRun]) -> None:
 
 def check_run(run: SweepRun, hardware: Hardware) -> None:
     """What its folder knows of a run; if that is not its end, what `train` refuses of its folder and its layout."""
-    from sinklab.train import layout
+    from sinklab.train import setup
 
     last_step = run.spec.optimizer.steps
     try:
@@ -134,7 +140,7 @@ def check_run(run: SweepRun, hardware: Hardware) -> None:
         elif (last_outcome := run.read_last_outcome()).get('kind') == 'diverged':
             run.outcome, run.reason = 'diverged', last_outcome.get('message', '')
         else:
-            layout.check_layout(run.spec, hardware, layout.make_requested_mesh(hardware))
+            setup.check_layout(run.spec, hardware, setup.make_requested_mesh(hardware))
     except UserError as refusal:
         run.outcome, run.reason = 'refused', str(refusal)
 

@@ -5,14 +5,14 @@ import json
 from collections.abc import Mapping
 from pathlib import Path
 
-from sinklab.files import regular, run_files
-from sinklab.files.place import parse_path
-from sinklab.files.regular import DamagedFileError
-from sinklab.files.whole import atomic_write, writable_folder
-from sinklab.folder import format_differences, flatten_dict
-from sinklab.record import UserError
+from sinklab.config.spec import Spec
 from sinklab.report.claims import read_claim_metrics
-from sinklab.spec import Spec
+from sinklab.run_dir import flatten_dict, format_differences
+from sinklab.schema import UserError
+from sinklab.storage import run_files, untrusted_files
+from sinklab.storage.atomic_write import atomic_write, writable_folder
+from sinklab.storage.paths import parse_path
+from sinklab.storage.untrusted_files import DamagedFileError
 from sinklab.sweep import plan
 from sinklab.sweep.plan import SweepRun
 
@@ -43,7 +43,7 @@ def read_or_create(workdir: str, header: dict) -> dict:
 def read_results(path: Path) -> dict:
     advice = f'give a {CLAIMS_FILE} that sinklab claims has written'
     try:
-        content = regular.read_regular_file(path, max_bytes=run_files.MAX_JSON_FILE_BYTES)
+        content = untrusted_files.read_regular_file(path, max_bytes=run_files.MAX_JSON_FILE_BYTES)
         results = run_files.parse_finite_json(content)
     except (OSError, ValueError) as error:
         raise UserError(f'{path} cannot be read ({error}); {advice}') from error
@@ -68,7 +68,11 @@ def find_changed_rows(results: dict, specs: Mapping[str, Spec | None]) -> dict[s
     base_config, changed_rows = get_base_config(results['configs']), {}
     for row, config_change in results['configs'].items():
         old_config, new_config = base_config | config_change, specs[row] and get_flat_config(specs[row])
-        changes = format_differences(old_config, {path: new_config.get(path) for path in old_config}) if new_config else ['gone']
+        changes = (
+            format_differences(old_config, {path: new_config.get(path) for path in old_config})
+            if new_config
+            else ['gone']
+        )
         if changes:
             changed_rows[row] = ', '.join(changes)
     return changed_rows
@@ -79,17 +83,23 @@ def get_base_config(configs: dict[str, dict]) -> dict:
     return next(iter(configs.values()), {})
 
 
-def add_runs(results: dict, specs: Mapping[str, Spec], same: dict[str, str], runs: list[SweepRun], metric_names: set[str]) -> dict:
+def add_runs(
+    results: dict, specs: Mapping[str, Spec], same: dict[str, str], runs: list[SweepRun], metric_names: set[str]
+) -> dict:
     """With what runs say now that have ended."""
     measured_runs = {row: dict(seeds) for row, seeds in results['runs'].items()}
     for run in runs:
         if run.outcome in ('done', 'diverged'):
-            measured_runs.setdefault(run.row, {})[str(run.seed)] = read_claim_metrics(run.run_dir, run.outcome, metric_names)
+            measured_runs.setdefault(run.row, {})[str(run.seed)] = read_claim_metrics(
+                run.run_dir, run.outcome, metric_names
+            )
     same_rows = {row: first_row for row, first_row in (results['same'] | same).items() if row != first_row}
     configs = dict(results['configs'])
     for row in [row for row in (*measured_runs, *same_rows) if row in specs and row not in results['runs']]:
         base_config = get_base_config(configs)
-        configs[row] = {path: value for path, value in get_flat_config(specs[row]).items() if value != base_config.get(path, ...)}
+        configs[row] = {
+            path: value for path, value in get_flat_config(specs[row]).items() if value != base_config.get(path, ...)
+        }
     return results | dict(same=same_rows, configs=configs, runs=measured_runs)
 
 

@@ -1,1 +1,1 @@
-"""Training: a pure step on a plain state, and the loop around it."""
+"""Training: the step, the loop around it, evaluation, and warm starts."""

@@ -1,4 +1,4 @@
-"""The training loop: steps, and what is due between them."""
+"""The training loop: steps, logging, evaluations, checkpoints, and stop requests."""
 
 import contextlib
 import dataclasses
@@ -9,27 +9,47 @@ from collections.abc import Callable, Iterator
 
 import jax
 
-from sinklab import sharding
-from sinklab.attend.choice import BackendChoice
+from sinklab.attn.backends import BackendChoice
 from sinklab.checkpoint import log_filters
-from sinklab.checkpoint.checkpoints import Checkpointer
-from sinklab.checkpoint.storage import translate_storage_errors
+from sinklab.checkpoint.checkpointer import Checkpointer
+from sinklab.checkpoint.orbax import translate_storage_errors
+from sinklab.config.spec import Hardware, Spec
 from sinklab.data.batches import RunData
-from sinklab.folder import RunDir
-from sinklab.group import SingleProcessGroup, ProcessGroup, describe_difference, broadcast_from_primary
-from sinklab.lease import DEFAULT_GRACE_SECONDS, NullLease, Lease, LeaseLostError
-from sinklab.measure.table import HEADLINE_METRIC
+from sinklab.metrics.registry import HEADLINE_METRIC
 from sinklab.model import flops
-from sinklab.spec import Hardware, Spec
-from sinklab.train import fit, fork, probe, replicas, state, step
-from sinklab.train.ahead import Prefetcher
-from sinklab.train.environment import describe_environment
-from sinklab.train.evaluation import make_evaluate
-from sinklab.train.listener import Callback
-from sinklab.train.outcome import ReplicaMismatchError, DivergedError, StoppedBySignal, write_outcome
-from sinklab.train.signals import collect_stop_signals
-from sinklab.train.start import add_lineage, acquire_lease, set_up_run
-from sinklab.train.stopwatch import StepTimer
+from sinklab.parallel import sharding
+from sinklab.process_group import (
+    ProcessGroup,
+    SingleProcessGroup,
+    broadcast_from_primary,
+    describe_difference,
+)
+from sinklab.run_dir import RunDir
+from sinklab.storage.lease import (
+    DEFAULT_GRACE_SECONDS,
+    Lease,
+    LeaseLostError,
+    NullLease,
+)
+from sinklab.train import (
+    memory_estimate,
+    replica_check,
+    sink_probe,
+    state,
+    step,
+    warm_start,
+)
+from sinklab.train.callbacks import Callback
+from sinklab.train.evaluate import make_evaluate
+from sinklab.train.prefetch import Prefetcher
+from sinklab.train.run_status import (
+    DivergedError,
+    ReplicaMismatchError,
+    StoppedBySignal,
+    collect_stop_signals,
+    write_outcome,
+)
+from sinklab.train.setup import acquire_lease, add_lineage, describe_environment, set_up_run
 
 # What a process may wish of all; the largest counts. Above these: the number of SIGINT or SIGTERM, to end the run.
 NO_REQUEST, SAVE_REQUEST = 0, 1
@@ -46,7 +66,7 @@ def train(
     row: dict,
     *callbacks: Callback,
     group: ProcessGroup | None = None,
-    origin: fork.WarmStart | None = None,
+    origin: warm_start.WarmStart | None = None,
     grace_seconds: float = DEFAULT_GRACE_SECONDS,
 ) -> list[dict]:
     """Trains in `folder`, going on from its newest checkpoint or from its origin's; process 0 gets all its records.
@@ -59,16 +79,30 @@ def train(
     run_dir = run_dir if group.index == 0 else run_dir.as_read_only()
     broadcast_from_primary(group, 'folder', lambda: run_dir.check_spec(spec))
     with acquire_lease(run_dir, group, grace_seconds) as lease:
-        broadcast_from_primary(group, 'folder, held', lambda: run_dir.check_spec(spec))  # as the job has left it that was waited for
+        broadcast_from_primary(
+            group, 'folder, held', lambda: run_dir.check_spec(spec)
+        )  # as the job has left it that was waited for
         with write_outcome(run_dir), translate_storage_errors(run_dir):
-            fork.check_warm_start(origin, spec, run_dir, group)
+            warm_start.check_warm_start(origin, spec, run_dir, group)
             hardware, mesh, attention, data = set_up_run(spec, hardware, run_dir, group)
             row = add_lineage(origin, spec, run_dir, row, data, group)
             broadcast_from_primary(group, 'claim', lambda: run_dir.initialize(spec, row, data.tokenizer))
             checkpointer = Checkpointer(run_dir, spec.checkpoint, data.fingerprint, group, lease.check)
-            oom_translation = fit.translate_async_oom_errors((spec, hardware, mesh, attention.backend))
+            oom_translation = memory_estimate.translate_async_oom_errors((spec, hardware, mesh, attention.backend))
             with jax.set_mesh(mesh), oom_translation, close_checkpointer(checkpointer):
-                loop = TrainLoop(spec, hardware, mesh, attention, run_dir, data, checkpointer, callbacks, group, lease, grace_seconds)
+                loop = TrainLoop(
+                    spec,
+                    hardware,
+                    mesh,
+                    attention,
+                    run_dir,
+                    data,
+                    checkpointer,
+                    callbacks,
+                    group,
+                    lease,
+                    grace_seconds,
+                )
                 loop.train(origin)
     return run_dir.read_records(spec.optimizer.steps) if group.index == 0 else []
 
@@ -109,25 +143,40 @@ class TrainLoop:
     def __post_init__(self):
         self.start_step = broadcast_from_primary(self.group, 'start', self.run_dir.read_start_step)
         self.program_args = program_args = self.spec, self.hardware, self.mesh, self.attention.backend
-        self.translate_oom = functools.partial(fit.translate_oom_errors, program_args=program_args)
-        self.train_step, self.evaluate = step.make_train_step(*program_args), self.translate_oom('validation')(make_evaluate(*program_args))
-        self.run_probe = self.translate_oom('the probe')(probe.make_probe(self.spec, self.mesh))
+        self.translate_oom = functools.partial(memory_estimate.translate_oom_errors, program_args=program_args)
+        self.train_step, self.evaluate = (
+            step.make_train_step(*program_args),
+            self.translate_oom('validation')(make_evaluate(*program_args)),
+        )
+        self.run_probe = self.translate_oom('the probe')(sink_probe.make_probe(self.spec, self.mesh))
         self.last_save_time = time.monotonic()
-        self.find_replica_mismatch = replicas.make_mismatch_finder(self.spec, self.mesh, self.group)
-        self.peak_flops = fit.get_peak_flops(self.mesh)
+        self.find_replica_mismatch = replica_check.make_mismatch_finder(self.spec, self.mesh, self.group)
+        self.peak_flops = memory_estimate.get_peak_flops(self.mesh)
         self.make_request_array = functools.cache(functools.partial(sharding.make_per_device_array, mesh=self.mesh))
 
-    def train(self, origin: fork.WarmStart | None) -> None:
-        resume_step, quarantine_lines = fork.prepare_first_checkpoint(origin, self.spec, self.mesh, self.start_step, self.checkpointer)
+    def train(self, origin: warm_start.WarmStart | None) -> None:
+        resume_step, quarantine_lines = warm_start.prepare_first_checkpoint(
+            origin, self.spec, self.mesh, self.start_step, self.checkpointer
+        )
         lost_lines = broadcast_from_primary(self.group, 'lost lines', lambda: self.describe_lost_lines(resume_step))
-        for line in (*quarantine_lines, *lost_lines, *self.data.messages, *fit.format_device_layout(*self.program_args)):
+        for line in (
+            *quarantine_lines,
+            *lost_lines,
+            *self.data.messages,
+            *memory_estimate.format_device_layout(*self.program_args),
+        ):
             self.log_line(line)
         missing_evals = broadcast_from_primary(self.group, 'owed', lambda: self.find_missing_evals(resume_step))
         if self.is_last(resume_step) and not missing_evals:
             return
         self.data.start_prefetch(resume_step)
-        self.stopwatch = StepTimer(broadcast_from_primary(self.group, 'seconds', lambda: self.run_dir.read_elapsed_seconds(resume_step)))
-        with self.report_fallback_at_exit(), contextlib.closing(self.run_dir.open_metrics_writer(self.lease.check)) as self.metrics_writer:
+        self.stopwatch = StepTimer(
+            broadcast_from_primary(self.group, 'seconds', lambda: self.run_dir.read_elapsed_seconds(resume_step))
+        )
+        with (
+            self.report_fallback_at_exit(),
+            contextlib.closing(self.run_dir.open_metrics_writer(self.lease.check)) as self.metrics_writer,
+        ):
             train_state = self.restore_or_create(resume_step, missing_evals)
             if not self.is_last(resume_step):
                 compiled_step = self.compile_step(train_state)
@@ -150,9 +199,19 @@ class TrainLoop:
         """The state to go on from, and a note of where that happens; what is not yet measured of it is."""
         self.group.report_progress('restoring', resume_step)
         has_checkpoint = self.checkpointer.newest_step == resume_step
-        train_state = self.checkpointer.restore(resume_step, state.make_abstract_state(self.spec, self.mesh)) if has_checkpoint else None
-        changes, attempt = self.run_dir.list_changes(self.spec), {'step': resume_step, 'attention': str(self.attention)}
-        attempts = [*self.run_dir.read_environment().get('attempts', []), attempt | ({'changes': changes} if changes else {})]
+        train_state = (
+            self.checkpointer.restore(resume_step, state.make_abstract_state(self.spec, self.mesh))
+            if has_checkpoint
+            else None
+        )
+        changes, attempt = (
+            self.run_dir.list_changes(self.spec),
+            {'step': resume_step, 'attention': str(self.attention)},
+        )
+        attempts = [
+            *self.run_dir.read_environment().get('attempts', []),
+            attempt | ({'changes': changes} if changes else {}),
+        ]
         self.lease.check()
         layout = dataclasses.asdict(self.hardware) | dict(self.mesh.shape)
         self.run_dir.write_json('environment', describe_environment(layout, str(self.attention), attempts))
@@ -163,7 +222,9 @@ class TrainLoop:
         train_state = train_state or state.create_state(self.spec, self.mesh)
         if missing_evals:
             metrics = self.run_evals(resume_step, train_state['params'], missing_evals)
-            self.write_record({'step': resume_step, 'seconds': self.stopwatch.get_total_seconds(), **metrics}, written=True)
+            self.write_record(
+                {'step': resume_step, 'seconds': self.stopwatch.get_total_seconds(), **metrics}, written=True
+            )
         return train_state
 
     def run_steps(self, compiled_step: Callable, train_state: dict, resume_step: int) -> None:
@@ -173,7 +234,9 @@ class TrainLoop:
             for step_num in steps:
                 self.group.report_progress('reading its batch', step_num)
                 with jax.profiler.StepTraceAnnotation('train', step_num=step_num):
-                    train_state, metrics = compiled_step(train_state, batches.get(), self.make_request_array(self.get_local_request()))
+                    train_state, metrics = compiled_step(
+                        train_state, batches.get(), self.make_request_array(self.get_local_request())
+                    )
                 if pending:
                     request = self.process_metrics(*pending)
                 pending = step_num, metrics
@@ -184,7 +247,10 @@ class TrainLoop:
     def compile_step(self, train_state: dict) -> Callable:
         """The compiled step."""
         self.group.report_progress('compiling')
-        lowered, translate_oom = self.train_step.lower(train_state, *step.make_abstract_inputs(self.spec, self.mesh)), self.translate_oom('the step')
+        lowered, translate_oom = (
+            self.train_step.lower(train_state, *step.make_abstract_inputs(self.spec, self.mesh)),
+            self.translate_oom('the step'),
+        )
         compiled_step = translate_oom(lowered.compile)()
         self.stopwatch.restart()
         return translate_oom(compiled_step)
@@ -196,7 +262,9 @@ class TrainLoop:
     def get_local_request(self) -> int:
         """What this process wishes: the end, if it was told to; a checkpoint, by the clock of process 0."""
         every_minutes = self.spec.checkpoint.every_minutes
-        is_save_overdue = every_minutes and self.group.index == 0 and time.monotonic() - self.last_save_time > 60 * every_minutes
+        is_save_overdue = (
+            every_minutes and self.group.index == 0 and time.monotonic() - self.last_save_time > 60 * every_minutes
+        )
         return self.received_signals[0] if self.received_signals else SAVE_REQUEST if is_save_overdue else NO_REQUEST
 
     def is_state_needed(self, step_num: int) -> bool:
@@ -216,12 +284,18 @@ class TrainLoop:
     def describe_lost_lines(self, resume_step: int) -> list[str]:
         """Return what is to be said of the lines up to step `first` that metrics.jsonl has lost."""
         every_steps = self.spec.log.every_steps
-        return [*map(self.run_dir.format_gap, self.run_dir.find_gaps(self.run_dir.read_records(), every_steps, resume_step))]
+        return [
+            *map(
+                self.run_dir.format_gap, self.run_dir.find_gaps(self.run_dir.read_records(), every_steps, resume_step)
+            )
+        ]
 
     def is_last(self, step_num: int) -> bool:
         return step_num == self.spec.optimizer.steps
 
-    def process_metrics(self, step_num: int, metrics: dict[str, jax.Array], train_state: dict | None = None, request: int = NO_REQUEST) -> int:
+    def process_metrics(
+        self, step_num: int, metrics: dict[str, jax.Array], train_state: dict | None = None, request: int = NO_REQUEST
+    ) -> int:
         """Reads a step's numbers, and does what is due after it; `now` is given where that needs the state.
 
         Returns what has been wished, of which all processes learn here.
@@ -239,7 +313,9 @@ class TrainLoop:
             tokens = self.spec.optimizer.batch_size * self.spec.data.length
             record['speed/tokens_per_second'] = self.stopwatch.get_steps_per_second() * tokens
             if self.peak_flops:
-                record['speed/mfu'] = self.stopwatch.get_steps_per_second() * flops.count_step_flops(self.spec) / self.peak_flops
+                record['speed/mfu'] = (
+                    self.stopwatch.get_steps_per_second() * flops.count_step_flops(self.spec) / self.peak_flops
+                )
             record |= self.data.batches.count_epochs(step_num)
         due_evals = self.list_due_evals(step_num) if train_state else []
         if request <= SAVE_REQUEST:
@@ -270,8 +346,15 @@ class TrainLoop:
             metrics |= self.evaluate(params, self.data.valid_NT, self.data.find_valid_triggers())
         if 'probe' in evals:
             probe_arrays = self.run_probe(params, self.data.probe_PT)
-            self.run_dir.save_probe(step_num, functools.partial(probe.save_probe, probe_arrays=probe_arrays, setting=probe.get_probe_setting(self.spec)))
-            metrics |= probe.compute_probe_metrics(probe_arrays, self.spec, self.data.is_trigger(self.data.probe_PT))
+            self.run_dir.save_probe(
+                step_num,
+                functools.partial(
+                    sink_probe.save_probe, probe_arrays=probe_arrays, setting=sink_probe.get_probe_setting(self.spec)
+                ),
+            )
+            metrics |= sink_probe.compute_probe_metrics(
+                probe_arrays, self.spec, self.data.is_trigger(self.data.probe_PT)
+            )
         if not all(map(math.isfinite, metrics.values())):
             raise DivergedError(step_num, metrics)
         return metrics
@@ -289,7 +372,9 @@ class TrainLoop:
 
     def warn_of_short_grace(self) -> None:
         """Says once when what has to be done between a signal and the end does not fit into the time for it."""
-        needed_seconds = (self.checkpointer.save_seconds or 0.0) + MAX_STEPS_TO_STOP * (self.stopwatch.step_seconds or 0.0)
+        needed_seconds = (self.checkpointer.save_seconds or 0.0) + MAX_STEPS_TO_STOP * (
+            self.stopwatch.step_seconds or 0.0
+        )
         if self.checkpointer.save_seconds and needed_seconds > self.grace_seconds and not self.has_warned:
             self.has_warned = True
             self.log_line(
@@ -318,3 +403,28 @@ class TrainLoop:
 
 def is_due(step_num: int, every_steps: int) -> bool:
     return every_steps > 0 and step_num % every_steps == 0
+
+
+class StepTimer:
+    """Seconds of a run over all its attempts, and the pace of its steps."""
+
+    step_seconds = None  # seconds a step has lately taken
+
+    def __init__(self, previous_seconds: float):
+        self.start_time = time.perf_counter() - previous_seconds
+        self.restart()
+
+    def get_total_seconds(self) -> float:
+        return time.perf_counter() - self.start_time
+
+    def restart(self) -> None:
+        self.lap_start, self.num_steps = time.perf_counter(), 0
+
+    def count_step(self) -> None:
+        """One more has ended; what is done between them does not count."""
+        self.num_steps += 1
+        self.step_seconds = 1 / self.get_steps_per_second()
+
+    def get_steps_per_second(self) -> float:
+        """Steps a second since the last restart."""
+        return self.num_steps / (time.perf_counter() - self.lap_start)

@@ -1,15 +1,50 @@
-"""Next-token cross-entropy without the logits of a whole batch: chunks of rows, on what each device holds of them."""
+"""The forward pass and next-token cross-entropy, computed in chunks without the logits of a whole batch."""
 
 import functools
+from collections.abc import Callable
 
 import jax
 import jax.numpy as jnp
+from flax import nnx
 from jax.sharding import PartitionSpec
 
-from sinklab import exchange, sharding
-from sinklab.model.parameter import transpose_with_barrier
+from sinklab.config import spec
+from sinklab.config.spec import Spec
+from sinklab.loss_mask import exclude_from_loss, is_in_loss
 from sinklab.model.transformer import EMBEDDING_AXES
-from sinklab.targets import is_in_loss, exclude_from_loss
+from sinklab.parallel import collectives, sharding
+from sinklab.parallel.mixed_precision import transpose_with_barrier
+from sinklab.train import state
+
+
+def find_document_starts(ids_BT: jax.Array, end_token: int) -> jax.Array:
+    """start_BT: the place where the document of each token starts, in its window."""
+    position_T = jnp.arange(ids_BT.shape[1])
+    is_first_BT = jnp.pad(ids_BT[:, :-1] == end_token, ((0, 0), (1, 0)), constant_values=True)
+    return jax.lax.cummax(jnp.where(is_first_BT, position_T, 0), axis=1)
+
+
+def make_document_inputs(ids_BT: jax.Array, spec: spec.Spec) -> dict[str, jax.Array]:
+    """What a model reads beside its tokens: nothing, in most rows."""
+    inputs = {}
+    if spec.model.mask.document:
+        inputs['start_BT'] = find_document_starts(ids_BT, spec.data.end_token)
+    if spec.data.positions == 'reset':
+        inputs['position_BT'] = jnp.arange(ids_BT.shape[1]) - find_document_starts(ids_BT, spec.data.end_token)
+    return inputs
+
+
+def make_forward(spec: Spec, **model_options) -> Callable:
+    """run(params, ids_BT) -> (hidden_BTD, head_VD, Capture)."""
+    graphdef, _ = state.make_abstract_model(spec)
+
+    def apply_model(params: dict, ids_BT: jax.Array) -> tuple:
+        model = nnx.merge(graphdef, params)
+        hidden_BTD, intermediates = model.hidden(ids_BT, **make_document_inputs(ids_BT, spec) | model_options)
+        return hidden_BTD, model.head[...], intermediates
+
+    return apply_model
+
 
 MIN_CHUNK_ROWS = 512  # of logits, as wide as the whole vocabulary, that are made at once
 
@@ -37,9 +72,9 @@ cross_entropy.defvjp(cross_entropy_forward, cross_entropy_backward)
 
 def sum_losses(hidden_BTD: jax.Array, head_VD: jax.Array, target_BT: jax.Array, gradient: bool) -> tuple:
     """(sum of all losses, its d_hidden_BTD, its d_head_VD in float32); without `gradient`, two times None."""
-    head_VD = exchange.all_gather(head_VD.astype(hidden_BTD.dtype), *EMBEDDING_AXES)
+    head_VD = collectives.all_gather(head_VD.astype(hidden_BTD.dtype), *EMBEDDING_AXES)
     total, d_hidden_BTD, d_head_VD = sum_losses_gathered(hidden_BTD, head_VD, target_BT, gradient)
-    return total, d_hidden_BTD, exchange.reduce_scatter(d_head_VD, *EMBEDDING_AXES) if gradient else None
+    return total, d_hidden_BTD, collectives.reduce_scatter(d_head_VD, *EMBEDDING_AXES) if gradient else None
 
 
 @functools.partial(jax.jit, static_argnames='gradient')
@@ -53,7 +88,11 @@ def sum_losses_gathered(hidden_BTD: jax.Array, head_VD: jax.Array, target_BT: ja
 
 
 def sum_losses_sharded(
-    hidden_BTD: jax.Array, head_VD: jax.Array, target_BT: jax.Array, gradient: bool, vocabulary_axes: tuple[str, ...] = ()
+    hidden_BTD: jax.Array,
+    head_VD: jax.Array,
+    target_BT: jax.Array,
+    gradient: bool,
+    vocabulary_axes: tuple[str, ...] = (),
 ) -> tuple:
     """`sums`, of devices that have columns of the logits each."""
 
@@ -70,7 +109,9 @@ def sum_losses_sharded(
 
     num_rows = choose_chunk_rows(head_VD.shape[1]) * jax.lax.axis_size(vocabulary_axes)
     zeros_DV = jnp.zeros(head_VD.shape[::-1], jnp.float32) if gradient else None
-    d_head_DV, (total_N, d_hidden_NRD) = jax.lax.scan(body, zeros_DV, split_into_chunks(hidden_BTD, target_BT, num_rows))
+    d_head_DV, (total_N, d_hidden_NRD) = jax.lax.scan(
+        body, zeros_DV, split_into_chunks(hidden_BTD, target_BT, num_rows)
+    )
     if not gradient:
         return total_N.sum(), None, None
     d_hidden_RD = d_hidden_NRD.reshape(-1, hidden_BTD.shape[-1])[: target_BT.size]

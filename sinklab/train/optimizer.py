@@ -4,8 +4,8 @@ import optax
 from flax import nnx
 from optax import contrib
 
-from sinklab import spec
-from sinklab.sharding import map_parameters, get_logical_axes
+from sinklab.config import spec
+from sinklab.parallel.sharding import get_logical_axes, map_parameters
 
 
 def constant(optimizer: spec.OptimizerConfig) -> optax.Schedule:
@@ -65,7 +65,10 @@ def make_muon_dimension_numbers(parameters: nnx.State) -> dict:
         if num_inputs is None:
             return None
         first_axis = names.count('layer')
-        input_axes, output_axes = range(first_axis, first_axis + num_inputs), range(first_axis + num_inputs, len(names))
+        input_axes, output_axes = (
+            range(first_axis, first_axis + num_inputs),
+            range(first_axis + num_inputs, len(names)),
+        )
         return contrib.MuonDimensionNumbers(tuple(input_axes), tuple(output_axes))
 
     return map_parameters(get_dimension_numbers, parameters)

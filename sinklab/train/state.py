@@ -9,8 +9,9 @@ import jax.numpy as jnp
 import optax
 from flax import nnx
 
-from sinklab import sharding, spec
+from sinklab.config import spec
 from sinklab.model.transformer import Transformer
+from sinklab.parallel import sharding
 from sinklab.train.optimizer import make_muon_dimension_numbers, make_optimizer
 
 # On a CPU, what runs once is made of the same bits in a fifth of the time. Other platforms have options of their own.
@@ -59,12 +60,21 @@ def get_state_shardings(spec: spec.Spec, mesh: jax.sharding.Mesh) -> dict:
     """A NamedSharding for every leaf; moments live with the parameter that they belong to."""
     params = sharding.make_parameter_shardings(mesh, make_abstract_model(spec)[1])
     replicated = sharding.make_replicated_sharding(mesh)
-    shardings_by_name = {get_name_path(path): leaf_sharding for path, leaf_sharding in jax.tree_util.tree_leaves_with_path(params)}
+    shardings_by_name = {
+        get_name_path(path): leaf_sharding for path, leaf_sharding in jax.tree_util.tree_leaves_with_path(params)
+    }
 
     def find_moment_sharding(path: tuple, _: jax.ShapeDtypeStruct) -> jax.sharding.NamedSharding:
         """An optimizer's state holds trees like the parameters', whole or in part, somewhere inside its own."""
         name_path = get_name_path(path)
-        return next((shardings_by_name[name_path[index:]] for index in range(len(name_path)) if name_path[index:] in shardings_by_name), replicated)
+        return next(
+            (
+                shardings_by_name[name_path[index:]]
+                for index in range(len(name_path))
+                if name_path[index:] in shardings_by_name
+            ),
+            replicated,
+        )
 
     opt_state = jax.tree_util.tree_map_with_path(find_moment_sharding, get_state_shapes(spec)['opt_state'])
     return dict(step=replicated, params=params, opt_state=opt_state)
@@ -78,12 +88,16 @@ def get_state_shapes(spec: spec.Spec) -> dict:
 
 def get_compiler_options(spec: spec.Spec, mesh: jax.sharding.Mesh) -> dict[str, bool]:
     """By which intermediates are rounded as the program says, and weights are gathered beside what is computed."""
-    return ROUNDING_COMPILER_OPTIONS.get(spec.model.dtype, {}) | ALL_GATHER_COMPILER_OPTIONS.get(mesh.devices.flat[0].platform, {})
+    return ROUNDING_COMPILER_OPTIONS.get(spec.model.dtype, {}) | ALL_GATHER_COMPILER_OPTIONS.get(
+        mesh.devices.flat[0].platform, {}
+    )
 
 
 def get_jit_options(spec: spec.Spec, mesh: jax.sharding.Mesh) -> dict[str, Any]:
     """Of a program whose results every process reads."""
-    return dict(out_shardings=sharding.make_replicated_sharding(mesh), compiler_options=get_compiler_options(spec, mesh))
+    return dict(
+        out_shardings=sharding.make_replicated_sharding(mesh), compiler_options=get_compiler_options(spec, mesh)
+    )
 
 
 def get_name_path(path: tuple) -> tuple[str, ...]:

@@ -75,29 +75,29 @@ class Noting:
 
 
 def versions():
-    from sinklab.train import environment
+    from sinklab.train import setup
 
-    environment.get_package_versions = lambda: {'jax': '0.0'}
+    setup.get_package_versions = lambda: {'jax': '0.0'}
 
 
 def commit():
-    from sinklab.train import environment
+    from sinklab.train import setup
 
-    environment.get_commit = lambda: 'another'
+    setup.get_commit = lambda: 'another'
 
 
 def data():
-    from sinklab.train import start
+    from sinklab.train import setup
 
-    def other(spec, share, sequences=start.load_run_data):
+    def other(spec, share, sequences=setup.load_run_data):
         found = sequences(spec, share)
         return dataclasses.replace(found, fingerprint=found.fingerprint | {'store': 'another'})
 
-    start.load_run_data = other
+    setup.load_run_data = other
 
 
 def backend():
-    from sinklab.attend.choice import BackendChoice
+    from sinklab.attn.backends import BackendChoice
     from sinklab.train import step
 
     step.choose_step_backend = lambda spec, hardware: BackendChoice('dense')

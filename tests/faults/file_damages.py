@@ -38,7 +38,7 @@ from typing import Any
 
 import numpy as np
 
-from sinklab.cli.programs import FAST_COMPILE_FLAGS
+from sinklab.cli.compilation_flags import FAST_COMPILE_FLAGS
 
 VERBS = 'train', 'tail', 'report', 'measure', 'verify'
 BAD = 'silent', 'traceback', 'hang', 'retry', 'unnamed'
@@ -495,18 +495,22 @@ def work() -> None:
     channel = os.fdopen(os.dup(1), 'w')
     import jax  # noqa: F401
 
-    from sinklab import lease
+    from sinklab.analysis import measure, measure_job  # noqa: F401
     from sinklab.cli import tail
     from sinklab.cli.main import main
-    from sinklab.files import lock, whole
-    from sinklab.observe import measuring, study  # noqa: F401
+    from sinklab.storage import atomic_write, file_lock, lease
     from sinklab.train import loop  # noqa: F401
 
     # Seconds that are waited for somebody who is not there, and for files that a network's disk may show late.
-    tail.RESTART_SECONDS, lock.STALE_LOCK_SECONDS, lease.OWNER_TIMEOUT_SECONDS, whole.SHARED_DISK_SECONDS = 0.5, 0.5, 3.0, 0.0
+    (
+        tail.RESTART_SECONDS,
+        file_lock.STALE_LOCK_SECONDS,
+        lease.OWNER_TIMEOUT_SECONDS,
+        atomic_write.SHARED_DISK_SECONDS,
+    ) = 0.5, 0.5, 3.0, 0.0
     channel.write('ready\n')
     channel.flush()
-    warned = getattr(sys.modules.get('sinklab.files.run_files'), 'WARNED', set())
+    warned = getattr(sys.modules.get('sinklab.storage.run_files'), 'WARNED', set())
     for line in sys.stdin:
         warned.clear()  # what a process says once it says to each verb
         asked = json.loads(line)

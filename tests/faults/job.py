@@ -15,7 +15,7 @@ import jax
 import numpy as np
 
 from sinklab.checkpoint import restore
-from sinklab.folder import RunDir
+from sinklab.run_dir import RunDir
 
 HERE = Path(__file__).parent
 CLOCK = ('seconds', 'speed/tokens_per_second', 'speed/mfu')

@@ -16,7 +16,7 @@ from conftest import some
 from job import KUBERNETES, assert_same, free_port, outcome, timeless, words
 from processes import wait_for_ears
 
-from sinklab.folder import RunDir
+from sinklab.run_dir import RunDir
 
 pytest_plugins = ['started']
 pytestmark = pytest.mark.slow

@@ -1,4 +1,4 @@
-// What sinklab/report/pack.py has packed: the JSON, and `array`, which finds an array that the JSON points to.
+// What sinklab/report/figure_data.py has packed: the JSON, and `array`, which finds an array that the JSON points to.
 const KINDS = { f4: Float32Array, i4: Int32Array, u1: Uint8Array, u2: Uint16Array };
 
 async function unpacked(text) {

@@ -1,0 +1,80 @@
+"""Benchmark of batch prefetching: the share of reader stalls that it hides.
+
+    python benchmarks/prefetch.py [--steps=400] [--rounds=3] [--step=0.05] [--stall=0.5] [--every=2]
+
+Stalls come at random, on average every so many seconds. Three walks take turns: nothing stalls, a batch is read
+between two steps, and batches are read ahead as by `sinklab train`; the last two meet the same stalls. Hidden is the
+share of what the second takes longer than the first that the third does not.
+"""
+
+import argparse
+import contextlib
+import os
+import platform
+import random
+import statistics
+import time
+from collections.abc import Callable
+
+import numpy as np
+
+from sinklab.config.spec import Hardware
+from sinklab.parallel import device_mesh, sharding
+from sinklab.train.loop import PREFETCH_DEPTH
+from sinklab.train.prefetch import Prefetcher
+
+
+def make_reader(args: argparse.Namespace, seed: int, stall: float) -> Callable[[int], object]:
+    """read(number) -> a batch on the devices, now and then after a stall."""
+    rng, mesh = random.Random(seed), device_mesh.make_mesh(Hardware())
+    stalled_steps = {step for step in range(args.steps) if rng.random() < args.step / args.every}
+
+    def read(step: int) -> object:
+        time.sleep(stall if step in stalled_steps else 0)
+        return sharding.load_batch(lambda rows: np.full((len(rows), 129), step, np.int32), (8, 129), mesh)
+
+    return read
+
+
+def time_steps(args: argparse.Namespace, get_batch: Callable[[int], object]) -> float:
+    """Of a walk, whose batches must come in their order."""
+    start = time.perf_counter()
+    for step in range(args.steps):
+        assert int(get_batch(step)[0, 0]) == step
+        time.sleep(args.step)
+    return time.perf_counter() - start
+
+
+def run_round(args: argparse.Namespace, seed: int) -> tuple[float, float, float]:
+    """Seconds of the three walks."""
+    stalling_reader = make_reader(args, seed, args.stall)
+    unstalled, unprefetched = time_steps(args, make_reader(args, seed, 0.0)), time_steps(args, stalling_reader)
+    with contextlib.closing(Prefetcher(stalling_reader, range(args.steps), PREFETCH_DEPTH)) as batches:
+        return unstalled, unprefetched, time_steps(args, lambda _: batches.get())
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    for name, default in dict(steps=400, rounds=3, step=0.05, stall=0.5, every=2.0).items():
+        parser.add_argument(f'--{name}', type=type(default), default=default)
+    args = parser.parse_args()
+    make_reader(args, 0, 0.0)(0)  # the first batch makes the devices
+    rounds = [run_round(args, seed) for seed in range(args.rounds)]
+    unstalled, unprefetched, prefetched = zip(*rounds, strict=True)
+    hidden_percent = [
+        100 * (1 - (prefetched - unstalled) / (unprefetched - unstalled))
+        for unstalled, unprefetched, prefetched in rounds
+    ]
+    print(f'{platform.processor() or platform.machine()}, {os.cpu_count()} cores, python {platform.python_version()}')
+    print(f'nothing stalls, s:     {format_spread(unstalled)}')
+    print(f'read between steps, s: {format_spread(unprefetched)}')
+    print(f'read ahead, s:         {format_spread(prefetched)}')
+    print(f'hidden, %:             {format_spread(hidden_percent)}')
+
+
+def format_spread(values: list[float]) -> str:
+    return f'{statistics.median(values):.2f} ({min(values):.2f} to {max(values):.2f})'
+
+
+if __name__ == '__main__':
+    main()

@@ -1,0 +1,113 @@
+"""Benchmark of the start of a run by its parts: cold, warm, and after a restart.
+
+The third kind, a restart, goes on from the checkpoint of the warm one, and has to find all its programs.
+
+    python benchmarks/startup_time.py [--rounds=3] [--config=configs/default.py] [--size=smoke]
+
+Every run is a process of its own, timed from its start: seconds by the clock, the median and the range of the rounds.
+`first step` and `end` are counted from the start, the other parts are what they took; a program is traced, lowered,
+and compiled or found.
+"""
+
+import argparse
+import functools
+import json
+import os
+import platform
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+
+
+def run_child(start: float, options: list[str]) -> None:
+    """One run; prints its parts as JSON."""
+    from sinklab.cli import progress
+    from sinklab.cli.main import main
+    from sinklab.train import loop, state
+    from sinklab.train import setup as beginning
+
+    parts = {'imports': time.time() - start}
+
+    def time_function(name: str, function):
+        @functools.wraps(function)
+        def run(*args, **kwargs):
+            call_start = time.time()
+            try:
+                return function(*args, **kwargs)
+            finally:
+                parts[name] = parts.get(name, 0.0) + time.time() - call_start
+
+        return run
+
+    def record_and_time(self, record: dict, written: bool) -> None:
+        if 'train/loss' in record:
+            parts.setdefault('first step', time.time() - start)
+        original_record(self, record, written)
+
+    original_record, progress.ProgressCallback.on_record = progress.ProgressCallback.on_record, record_and_time
+    beginning.load_run_data = time_function('data', beginning.load_run_data)
+    state.create_state = time_function('initial state', state.create_state)
+    loop.make_evaluate = wrap_maker(time_function, 'validation', loop.make_evaluate)
+    loop.probe.make_probe = wrap_maker(time_function, 'probe', loop.probe.make_probe)
+    loop.TrainLoop.compile_step = time_function('step', loop.TrainLoop.compile_step)
+    for name in ('__init__', 'sound', 'restore', 'save', 'close'):
+        setattr(loop.Checkpointer, name, time_function('checkpoints', getattr(loop.Checkpointer, name)))
+    if main(options):
+        raise SystemExit(1)
+    print(json.dumps(parts | {'end': time.time() - start}))
+
+
+def wrap_maker(time_function, name: str, maker):
+    """What a maker makes, timed."""
+    return lambda *args: time_function(name, maker(*args))
+
+
+def run_command(options: list[str], cache_dir: str, run_dir: str) -> tuple[dict[str, float], str]:
+    """(seconds by part, what it has said)"""
+    environment = {name: value for name, value in os.environ.items() if name != 'JAX_COMPILATION_CACHE_DIR'}
+    command = [sys.executable, __file__, '--child', str(time.time()), *options, f'--workdir={run_dir}']
+    process = subprocess.run(
+        command, env=environment | {'SINKLAB_CACHE': cache_dir}, capture_output=True, text=True, check=True
+    )
+    return json.loads(process.stdout.splitlines()[-1]), process.stderr
+
+
+def run_round(options: list[str]) -> dict[str, dict[str, float]]:
+    """The parts of the three kinds of start."""
+    with tempfile.TemporaryDirectory() as temp_dir:
+        cold, _ = run_command(options, f'{temp_dir}/cache', f'{temp_dir}/cold')
+        warm, _ = run_command(options, f'{temp_dir}/cache', f'{temp_dir}/warm')
+        restart, stderr_text = run_command(
+            [*options, '--config.optimizer.steps=8'], f'{temp_dir}/cache', f'{temp_dir}/warm'
+        )
+    assert 'programs: 0 compiled' in stderr_text, stderr_text
+    return dict(cold=cold, warm=warm, restart=restart)
+
+
+def main() -> None:
+    if sys.argv[1:2] == ['--child']:
+        run_child(float(sys.argv[2]), sys.argv[3:])
+        return
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument('--rounds', type=int, default=3)
+    parser.add_argument('--config', default='configs/default.py')
+    parser.add_argument('--size', default='smoke')
+    args = parser.parse_args()
+    options = ['train', f'--config={args.config}', f'--size={args.size}']
+    rounds = [run_round(options) for _ in range(args.rounds)]
+    print(f'{platform.processor() or platform.machine()}, {os.cpu_count()} cores, python {platform.python_version()}')
+    for part in rounds[0]['cold']:
+        spreads = (
+            f'{kind} {format_spread([result[kind].get(part, 0.0) for result in rounds])}' for kind in rounds[0]
+        )
+        print(f'{part:14} ' + '  '.join(spreads))
+
+
+def format_spread(values: list[float]) -> str:
+    return f'{statistics.median(values):6.2f} ({min(values):.2f} to {max(values):.2f})'
+
+
+if __name__ == '__main__':
+    main()

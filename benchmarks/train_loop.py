@@ -1,0 +1,140 @@
+"""Benchmark of the training loop and the sink probe against the bare jitted step.
+
+    python benchmarks/train_loop.py [--steps=120] [--rounds=5] [--size=quickstart]
+
+A round times, in turn, the bare step on one fixed batch, `sinklab train`'s own loop with nothing due but its
+metrics (data, transfer, metrics.jsonl, progress), and a probe with its numbers and its file. The first sixth of the
+steps is not counted.
+"""
+
+import argparse
+import json
+import os
+import platform
+import statistics
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import jax
+
+from configs import quickstart
+from configs.sizes import SIZES
+from sinklab.cli.progress import ProgressCallback
+from sinklab.config.spec import Hardware, Spec
+from sinklab.config.validate import parse_config
+from sinklab.data.batches import load_run_data
+from sinklab.parallel import device_mesh, sharding
+from sinklab.run_dir import RunDir
+from sinklab.train import (
+    loop,
+    sink_probe,
+    state,
+    step,
+)
+from sinklab.train.callbacks import Callback
+from sinklab.train.setup import get_package_versions
+
+HARDWARE = Hardware(data=1, fsdp=1, remat='attention,ffn')  # as `make quickstart`
+PROBE_INTERVAL = 100  # steps between two probes
+
+
+def make_uninterrupted_spec(steps: int, size: str) -> Spec:
+    """The quickstart's row with nothing due between its steps but metrics."""
+    config = quickstart.get_config('softmax', size)
+    for part in ('valid', 'probe', 'checkpoint'):
+        config[part].every_steps = 0
+    config.optimizer.steps, config.optimizer.warmup_steps = steps, 0
+    return parse_config(config.to_dict())
+
+
+def make_step_timer(spec: Spec) -> Callable[[int], float]:
+    """Seconds a step of the jitted function alone."""
+    mesh = device_mesh.make_mesh(HARDWARE)
+    with jax.set_mesh(mesh):
+        train_state = state.create_state(spec, mesh)
+        batch = sharding.put_batch(load_run_data(spec).batches.read_rows(0, range(spec.optimizer.batch_size)), mesh)
+        no_request = sharding.make_per_device_array(0, mesh)
+        compiled_step = step.make_train_step(spec, HARDWARE, mesh).lower(train_state, batch, no_request).compile()
+
+    def time_steps(count: int) -> float:
+        nonlocal train_state
+        train_state, _ = compiled_step(train_state, batch, no_request)
+        jax.block_until_ready(train_state)
+        start = time.perf_counter()
+        for _ in range(count):
+            train_state, _ = compiled_step(train_state, batch, no_request)
+        jax.block_until_ready(train_state)
+        return (time.perf_counter() - start) / count
+
+    return time_steps
+
+
+def time_loop(spec: Spec, warmup_steps: int) -> float:
+    """Seconds a step of the real loop, between its step `warm` and the one before its last."""
+    times_by_step = {}
+
+    class Clock(Callback):
+        def on_record(self, record: dict, written: bool) -> None:
+            times_by_step[record['step']] = time.perf_counter()
+
+    with tempfile.TemporaryDirectory() as folder, ProgressCallback('softmax', spec) as progress:
+        loop.train(spec, HARDWARE, RunDir(Path(folder) / 'run'), {}, progress, Clock())
+    last_step = spec.optimizer.steps - 1
+    return (times_by_step[last_step] - times_by_step[warmup_steps]) / (last_step - warmup_steps)
+
+
+def make_probe_timer(spec: Spec) -> Callable[[], float]:
+    """Seconds of a probe: its computation, its numbers and its file."""
+    mesh = device_mesh.make_mesh(HARDWARE)
+    with jax.set_mesh(mesh):
+        params = state.create_state(spec, mesh)['params']
+        ids_PT, run_probe = load_run_data(spec).probe_PT, sink_probe.make_probe(spec, mesh)
+        run_probe(params, ids_PT)
+
+    def time_probe() -> float:
+        start = time.perf_counter()
+        with jax.set_mesh(mesh):
+            observations = run_probe(params, ids_PT)
+        sink_probe.compute_probe_metrics(observations, spec)
+        with tempfile.TemporaryDirectory() as folder:
+            sink_probe.save_probe(Path(folder) / '1.npz', observations, sink_probe.get_probe_setting(spec))
+        return time.perf_counter() - start
+
+    return time_probe
+
+
+def format_spread(values: list[float]) -> str:
+    return f'{statistics.median(values):.2f} ({min(values):.2f} to {max(values):.2f})'
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument('--steps', type=int, default=120, choices=range(6, 100_000), metavar='N', help='from 6 on')
+    parser.add_argument('--rounds', type=int, default=5)
+    parser.add_argument('--size', default='quickstart', choices=SIZES)
+    args = parser.parse_args()
+    spec, warmup_steps = make_uninterrupted_spec(args.steps, args.size), args.steps // 6
+    time_step, time_probe = make_step_timer(spec), make_probe_timer(spec)
+    time_step(warmup_steps)
+    rounds = [
+        (time_step(args.steps - warmup_steps), time_loop(spec, warmup_steps), time_probe())
+        for _ in range(args.rounds)
+    ]
+    bare_ms, loop_ms, probe_ms = ([1e3 * value for value in column] for column in zip(*rounds, strict=True))
+    print(f'{platform.processor() or platform.machine()}, {os.cpu_count()} cores, python {platform.python_version()}')
+    print(json.dumps(get_package_versions(('jax', 'jaxlib', 'flax', 'optax', 'grain'))))
+    print(f'bare step, ms:              {format_spread(bare_ms)}')
+    print(f'step of the loop, ms:       {format_spread(loop_ms)}')
+    print(f'one probe, ms:              {format_spread(probe_ms)}')
+    print(
+        f'loop over step, %:          {format_spread([100 * (w / a - 1) for a, w in zip(bare_ms, loop_ms, strict=True)])}'
+    )
+    print(
+        f'a probe every {PROBE_INTERVAL} steps, %: {format_spread([o / a for a, o in zip(bare_ms, probe_ms, strict=True)])}'
+    )
+
+
+if __name__ == '__main__':
+    main()

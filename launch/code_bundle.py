@@ -1,0 +1,59 @@
+"""The code bundle of a job: wheel, pinned requirements, config file, and install script."""
+
+from pathlib import Path
+
+from launch.job import Job, UserError, find_option
+from launch.plan import (
+    Command,
+    File,
+    Plan,
+    make_command,
+)
+
+ROOT = Path(__file__).parents[1]
+PYTHON_VERSION = '3.11'
+# make pins makes the versions of pins/ anew, with a digest of every file that may be installed: what a package index
+# gives instead is refused. The wheel of this tree has no digest: it comes from the same folder as the digests.
+INSTALL_SCRIPT = f"""#!/bin/bash
+# The environment of this code, made once. What runs in that of other code is left alone.
+set -eu
+cd "$(dirname "$0")"
+env=env-$(cat pins.txt sinklab-*.whl | sha256sum | cut -c1-12)
+if ! [[ -e "$env/made" ]]; then
+  uv venv --quiet --clear --python {PYTHON_VERSION} "$env"
+  uv pip install --quiet --python "$env/bin/python" --no-deps --require-hashes --requirements pins.txt
+  uv pip install --quiet --python "$env/bin/python" --no-deps sinklab-*.whl
+  touch "$env/made"
+fi
+ln -sfn "$env" env
+"""
+
+
+def get_local_folder(name: str) -> str:
+    """The folder of this machine that has what a launcher makes for a job."""
+    return f'runs/launched/{name}'
+
+
+def plan_code_bundle(job: Job, folder: str, pins: str, *files: File) -> Plan:
+    """Checks a job's row, and puts files and all that its code needs into a folder; pins: tpu or gpu."""
+    file, _, row = (find_option(job.arguments, 'config') or '').partition(':')
+    check_commands = [make_command('sinklab', 'rows', f'--config={file}')] if row else []
+    # By way of an archive of the sources: a wheel of the tree itself keeps what an earlier one has left in build/.
+    build_wheel = make_command('uv', 'build', '--quiet', '--out-dir', folder, str(ROOT))
+    copy_pins = make_command('cp', str(ROOT / 'launch' / 'pins' / f'{pins}.txt'), f'{folder}/pins.txt')
+    return Plan(
+        (File(f'{folder}/install.sh', INSTALL_SCRIPT), *files),
+        (*check_commands, build_wheel, copy_pins, *make_copy_commands(file, folder)),
+    )
+
+
+def make_copy_commands(file: str, folder: str) -> list[Command]:
+    """A copy of a config file, at the same path from a folder as from here."""
+    if not file:
+        return []
+    if Path(file).is_absolute() or '..' in Path(file).parts:
+        raise UserError(
+            f'--config={file} must lie below this folder, to be found by the same path elsewhere; copy it here'
+        )
+    target_path = Path(folder, file)
+    return [make_command('mkdir', '-p', str(target_path.parent)), make_command('cp', file, str(target_path))]

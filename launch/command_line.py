@@ -1,0 +1,289 @@
+"""The command line that all launchers share: VERB NAME [options] [-- train ...]."""
+
+import argparse
+import dataclasses
+import math
+import os
+import re
+import sys
+from collections.abc import Callable, Sequence
+
+from launch import xla_flags
+from launch.job import (
+    Job,
+    UserError,
+    check_job_name,
+    check_reachable,
+    check_train_arguments,
+    expand_sweep,
+    find_option,
+    make_sibling_path,
+)
+from launch.plan import Plan, make_command
+from sinklab.config.seeds import SEEDS_HELP, parse_seeds
+from sinklab.escape import escape_control
+
+DEFAULT_GRACE_SECONDS = 120  # seconds, where nothing is said
+STOP_MARGIN_SECONDS = 10  # seconds that a stop takes beside the save, which may just have begun when it is told
+# Options of `sinklab train` that name what it reads -> the path in their values.
+PATH_OPTIONS = {
+    'from': r'(?:params:)?(.+)',
+    'config.data.source': r'(?:store|text|chat|mixture):(.+)',
+    'config.data.tokenizer': r'(.*/.*)',
+}
+# How a run folder is copied from where it lies.
+COPY_COMMANDS = {
+    'gs://': lambda there, here: [make_command('gcloud', 'storage', 'rsync', '--recursive', there, here)],
+    's3://': lambda there, here: [make_command('aws', 's3', 'sync', there, here)],
+    '/': lambda there, here: [make_command('cp', '--recursive', '--no-target-directory', there, here)],
+}
+
+
+@dataclasses.dataclass(frozen=True)
+class Verb:
+    """An action on the jobs of a command line."""
+
+    summary: str
+    make_plan: Callable[[list[Job], argparse.Namespace], Plan]
+    required_options: tuple[str, ...] = ()  # what must be given: workdir, arguments
+    is_single_job: bool = False  # of a single job at a time, which has the terminal
+
+
+@dataclasses.dataclass(frozen=True)
+class Scheduler:
+    """The parts in which a launcher differs from the others."""
+
+    module: str
+    summary: str
+    add_options: Callable[[argparse.ArgumentParser], None]
+    check_options: Callable[[argparse.Namespace], None]  # refuses options that do not fit
+    path_prefixes: tuple[str, ...]  # how paths begin that all hosts reach
+    get_max_grace_seconds: Callable[[argparse.Namespace], float]  # seconds that the scheduler waits at most
+    verbs: dict[str, Verb]
+
+
+def plan_follow(jobs: list[Job], args: argparse.Namespace) -> Plan:
+    return Plan(commands=(make_command('sinklab', 'tail', jobs[0].workdir),))
+
+
+def plan_fetch(jobs: list[Job], args: argparse.Namespace) -> Plan:
+    return sum((plan_fetch_job(job, f'{args.out}/{job.name}') for job in jobs), Plan())
+
+
+def plan_fetch_job(job: Job, target_folder: str) -> Plan:
+    (make_commands,) = (
+        make_commands for root, make_commands in COPY_COMMANDS.items() if job.workdir.startswith(root)
+    )
+    return Plan(commands=(make_command('mkdir', '-p', target_folder), *make_commands(job.workdir, target_folder)))
+
+
+COMMON_VERBS = {
+    'follow': Verb(
+        'the run in the words of its own terminal, from anywhere', plan_follow, ('workdir',), is_single_job=True
+    ),
+    'fetch': Verb('a copy of the run folder, in --out', plan_fetch, ('workdir',)),
+}
+
+
+def make_parser(scheduler: Scheduler) -> argparse.ArgumentParser:
+    verbs = COMMON_VERBS | scheduler.verbs
+    argument_parser = argparse.ArgumentParser(
+        prog=f'python -m {scheduler.module}',
+        description=scheduler.summary,
+        usage='%(prog)s VERB NAME [options] [-- train --config=FILE:ROW ...]',
+        epilog='\n'.join(['verbs:', *(f'  {name:8} {verb.summary}' for name, verb in verbs.items())]),
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,
+    )
+    argument_parser.error = raise_usage_error
+    argument_parser.add_argument('verb', choices=verbs, metavar='VERB')
+    argument_parser.add_argument('name', metavar='NAME', help='of the job, and what jobs of rows begin with')
+    argument_parser.add_argument(
+        '--execute', action='store_true', help='do it; else it is printed, as a script that does it'
+    )
+    argument_parser.add_argument(
+        '--workdir', default='', metavar='DIR', help='the run folder; of rows, the folder of theirs'
+    )
+    argument_parser.add_argument(
+        '--rows', default='', metavar='ROW,...', help='a job for each of these rows of --config=FILE'
+    )
+    argument_parser.add_argument(
+        '--seeds',
+        default='',
+        metavar='N | SEED,...',
+        help=f'... with each seed: {SEEDS_HELP}',
+    )
+    argument_parser.add_argument(
+        '--restarts', type=int, default=50, metavar='N', help='how often it is tried again; %(default)s'
+    )
+    argument_parser.add_argument(
+        '--save', type=float, default=0.0, metavar='SECONDS', help='what a save takes, as measured'
+    )
+    argument_parser.add_argument(
+        '--grace', type=int, metavar='SECONDS', help='from SIGTERM to SIGKILL; by --save, else what fits'
+    )
+    argument_parser.add_argument(
+        '--compiled', metavar='DIR', help='of compiled programs, for all jobs; beside the run folder'
+    )
+    argument_parser.add_argument('--code', metavar='DIR', help='where the hosts find the code; beside the run folder')
+    argument_parser.add_argument(
+        '--flags', default='none', metavar='NAME', help=f'for the compiler: {", ".join(xla_flags.PROFILES)}'
+    )
+    argument_parser.add_argument(
+        '--env',
+        action='append',
+        default=[],
+        metavar='NAME[=VALUE]',
+        help='a variable of the run; NAME alone: as it is here',
+    )
+    argument_parser.add_argument('--out', default='runs', metavar='DIR', help='of what is fetched; %(default)s')
+    scheduler.add_options(argument_parser)
+    return argument_parser
+
+
+def raise_usage_error(message: str) -> None:
+    raise UserError(f'{message}; see --help')
+
+
+def main(scheduler: Scheduler, argv: Sequence[str] | None = None) -> int:
+    """Prints or executes what a command line asks for. Exit codes: 0 done, 1 refused or failed, 130 after Ctrl-C."""
+    try:
+        args, plan = plan_command_line(scheduler, sys.argv[1:] if argv is None else argv)
+        plan.execute() if args.execute else print(plan, end='')
+    except UserError as error:
+        print(f'{scheduler.module}: {escape_control(error)}', file=sys.stderr)
+        return 1
+    except KeyboardInterrupt:
+        return 130
+    return 0
+
+
+def plan_command_line(scheduler: Scheduler, argv: Sequence[str]) -> tuple[argparse.Namespace, Plan]:
+    launcher_arguments, arguments = split_at_separator(list(argv))
+    args = make_parser(scheduler).parse_args(launcher_arguments)
+    verb = (COMMON_VERBS | scheduler.verbs)[args.verb]
+    scheduler.check_options(args)
+    jobs = expand_sweep(
+        make_job(scheduler, verb, args, tuple(arguments)), split_list(args.rows), parse_seeds_flag(args.seeds)
+    )
+    if verb.is_single_job and len(jobs) > 1:
+        names = ', '.join(f'{planned_job.name} in {planned_job.workdir}' for planned_job in jobs)
+        raise UserError(f'{args.verb} is of one job, and these are {names}; give NAME and --workdir of one')
+    plan = verb.make_plan(jobs, args)
+    return args, plan.as_interactive() if verb.is_single_job else plan
+
+
+def split_at_separator(argv: list[str]) -> tuple[list[str], list[str]]:
+    """Split the arguments at the first --."""
+    index = argv.index('--') if '--' in argv else len(argv)
+    return argv[:index], argv[index + 1 :]
+
+
+def make_job(scheduler: Scheduler, verb: Verb, args: argparse.Namespace, arguments: tuple[str, ...]) -> Job:
+    """The job that is given, of which a sweep makes several."""
+    name = check_job_name(args.name)
+    if 'workdir' in verb.required_options and not args.workdir:
+        raise UserError(f'{args.verb} needs --workdir=DIR, the run folder')
+    if 'arguments' in verb.required_options:
+        arguments = check_train_arguments(arguments)
+        check_paths(arguments, scheduler.path_prefixes)
+    if args.workdir:
+        check_reachable('workdir', args.workdir, scheduler.path_prefixes)
+    compilation_cache = args.compiled or make_sibling_path(args.workdir, 'compiled')
+    if args.workdir and compilation_cache != 'none':
+        check_reachable('compiled', compilation_cache, scheduler.path_prefixes)
+    check_minimum(args, restarts=0)
+    return Job(
+        name=name,
+        arguments=arguments,
+        workdir=args.workdir,
+        environment=xla_flags.get_profile(args.flags) | parse_variables(args.env),
+        max_restarts=args.restarts,
+        grace_seconds=choose_grace_seconds(args, scheduler.get_max_grace_seconds(args)),
+        compilation_cache=compilation_cache,
+    )
+
+
+def choose_grace_seconds(args: argparse.Namespace, max_grace_seconds: float) -> int:
+    """Seconds to save in: as given, else as a save needs them, within what the scheduler allows."""
+    needed_seconds = math.ceil(args.save) + STOP_MARGIN_SECONDS if args.save else 0
+    check_minimum(args, grace=1)
+    grace_seconds = (
+        args.grace if args.grace is not None else min(max_grace_seconds, max(needed_seconds, DEFAULT_GRACE_SECONDS))
+    )
+    if grace_seconds < needed_seconds:
+        raise UserError(
+            f'{grace_seconds:g} s are left to save in, and a save of {args.save:g} s needs {needed_seconds}; give --grace={needed_seconds} '
+            'where the scheduler can wait so long, or save often (checkpoint.every_minutes) and give no --save'
+        )
+    if grace_seconds > max_grace_seconds:
+        raise UserError(
+            f'--grace={grace_seconds:g}: what runs there is ended {max_grace_seconds:g} s after it is told; give no more'
+        )
+    return int(grace_seconds)
+
+
+def parse_variables(assignments: list[str]) -> dict[str, str]:
+    """Return the variables of --env. A name alone has the value that it has here, which no process list shows."""
+    for assignment in assignments:
+        name, equals, _ = assignment.partition('=')
+        if not re.fullmatch(r'[A-Za-z_]\w*', name):
+            raise UserError(f'--env={assignment} is no NAME=VALUE')
+        if not equals and name not in os.environ:
+            raise UserError(f'--env={name} has no value, and {name} is not set here; export it, or give NAME=VALUE')
+    fields = [assignment.partition('=') for assignment in assignments]
+    return {name: value if equals else os.environ[name] for name, equals, value in fields}
+
+
+def split_list(text: str) -> list[str]:
+    return text.split(',') if text else []
+
+
+def parse_seeds_flag(text: str) -> list[int]:
+    """Return the seeds that --seeds stands for, as `sinklab sweep` reads them; none where it is not given."""
+    try:
+        return parse_seeds(text) if text else []
+    except ValueError as error:
+        raise UserError(str(error)) from error
+
+
+def check_paths(arguments: tuple[str, ...], path_prefixes: tuple[str, ...]) -> None:
+    """Refuses what lies here alone and is read there."""
+    for name, pattern in PATH_OPTIONS.items():
+        match = re.fullmatch(pattern, find_option(arguments, name) or '')
+        if match:
+            check_reachable(name, match[1], path_prefixes)
+
+
+def check_layout(arguments: tuple[str, ...], num_devices: int, target: str) -> None:
+    """Refuses sizes that would leave devices without work, or miss some; those not said follow from the devices."""
+    sizes = {name: size for name in ('data', 'fsdp', 'tensor') if (size := find_option(arguments, name)) is not None}
+    if not all(re.fullmatch('[1-9][0-9]*', size) for size in sizes.values()):
+        return  # of which sinklab has its own words
+    num_requested = math.prod(map(int, sizes.values()))
+    if num_requested != num_devices and (num_devices % num_requested or {'data', 'fsdp'} <= sizes.keys()):
+        xla_flags = ' '.join(f'--{name}={size}' for name, size in sizes.items())
+        raise UserError(
+            f'{xla_flags} cannot be laid on the {num_devices} devices of {target}; give sizes whose product is {num_devices}, or '
+            'leave them out: then they follow from the devices'
+        )
+
+
+def check_minimum(args: argparse.Namespace, **minimums: int) -> None:
+    """Refuses numbers that are too small."""
+    for name, minimum in minimums.items():
+        value = getattr(args, name)
+        if value is not None and value < minimum:
+            raise UserError(f'--{name}={value} must be a whole number of at least {minimum}')
+
+
+def require_options(args: argparse.Namespace, **examples: str) -> None:
+    """Refuses a command that lacks options, each with an example of its value."""
+    for name, example in examples.items():
+        if not getattr(args, name):
+            raise UserError(f'--{name} is not given; give it, e.g. --{name}={example}')
+
+
+def get_code_folder(args: argparse.Namespace, path_prefixes: tuple[str, ...]) -> str:
+    """The folder of the code of a job, that its hosts reach."""
+    return check_reachable('code', args.code or make_sibling_path(args.workdir, 'code', args.name), path_prefixes)

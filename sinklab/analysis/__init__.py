@@ -1,0 +1,1 @@
+"""Analysis of trained models: captured arrays, metrics, and lm-evaluation-harness."""

@@ -1,0 +1,57 @@
+"""The model directory of hf:PATH_OR_ID, its digest, and refusal of remote code."""
+
+import contextlib
+import hashlib
+from collections.abc import Iterator
+from pathlib import Path
+
+from sinklab.hf import files
+from sinklab.run_ref import HF_PREFIX
+from sinklab.schema import UserError
+
+CODE_PATTERN = '*.py'  # that comes with a model, fetched where it may run
+
+
+def find_model_dir(path_or_id: str, remote_code: bool = False) -> Path:
+    """A folder as it is, else the files of a model of the Hugging Face hub, with all their weights as safetensors."""
+    model_dir = files.fetch_model_dir(
+        f'{HF_PREFIX}{Path(path_or_id).expanduser()}', (CODE_PATTERN,) if remote_code else ()
+    )
+    if (model_dir / 'row.json').exists():
+        raise UserError(f'{model_dir} holds a run of sinklab; leave hf: out')
+    if not (model_dir / files.CONFIG_FILE).exists():
+        raise UserError(
+            f'{model_dir} holds no open model (no {files.CONFIG_FILE}); give a folder of transformers, or a run'
+        )
+    files.list_weight_files(model_dir)
+    return model_dir
+
+
+@contextlib.contextmanager
+def explain_remote_code(name: str) -> Iterator[None]:
+    """Name --remote-code where transformers refuses to run Python code that comes with a model or a tokenizer.
+
+    transformers asks on a terminal whether to run it unless `trust_remote_code` is given, so that it is always given.
+    """
+    try:
+        yield
+    except Exception as error:  # transformers raises ValueError, and here that may have become a Refusal
+        if not any('trust_remote_code' in str(exception) for exception in (error, error.__cause__)):
+            raise
+        raise UserError(
+            f'{name} comes with Python code of its own, which is not run; read that code, and give --remote-code to '
+            'run it as this user'
+        ) from error
+
+
+def digest_model_dir(model_dir: Path) -> str:
+    """Of config, weights and code."""
+    hasher = hashlib.sha256()
+    for file in (
+        model_dir / files.CONFIG_FILE,
+        *files.list_weight_files(model_dir),
+        *sorted(model_dir.glob(CODE_PATTERN)),
+    ):
+        with file.open('rb') as stream:
+            hasher.update(hashlib.file_digest(stream, 'sha256').digest())
+    return hasher.hexdigest()

@@ -1,0 +1,381 @@
+"""Tasks of lm-evaluation-harness on a checkpoint of a run or on a Hugging Face model."""
+
+import contextlib
+import dataclasses
+import difflib
+import functools
+import os
+import sys
+from collections.abc import Callable, Iterable, Iterator
+from importlib.metadata import version
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import lm_eval
+import numpy as np
+from lm_eval.api.model import LM, TemplateLM
+from lm_eval.api.registry import register_model
+from lm_eval.tasks import TaskManager
+from tokenizers import Tokenizer
+from tqdm import tqdm
+
+from sinklab import api
+from sinklab.analysis import hf_hub
+from sinklab.analysis.run_model import RunModel
+from sinklab.api import open_model
+from sinklab.config.spec import Spec
+from sinklab.install_commands import format_package_command
+from sinklab.model.transformer import compute_logits
+from sinklab.parallel import sharding
+from sinklab.schema import UserError
+from sinklab.train import state
+from sinklab.train.evaluate import make_token_loss
+from sinklab.train.loss import make_forward
+
+LIMIT_KEYS = 'max_gen_toks', 'max_new_tokens', 'max_tokens', 'max_completion_tokens'  # one, by several names
+DEFAULT_MAX_TOKENS = 256  # tokens, where a task names none
+SUPPORTED_KEYS = 'until', 'do_sample', 'temperature', *LIMIT_KEYS
+TRUNCATION_KEYS = 'top_k', 'top_p', 'min_p'  # of what is drawn from: without effect on the likeliest
+NEUTRAL_OPTIONS = ('num_beams', 1), ('top_p', 1), ('top_k', 0), ('repetition_penalty', 1)
+
+
+@dataclasses.dataclass(frozen=True)
+class GenerationConfig:
+    until: tuple[str, ...]
+    max_new_tokens: int  # tokens
+    temperature: float  # 0: the likeliest token
+
+
+def parse_generation_options(options: dict[str, Any]) -> GenerationConfig:
+    """What a task wants of a text; what would change it and is not known here is refused."""
+    until = options.get('until') or ()
+    sampled = options.get('do_sample')
+    temperature = float(options.get('temperature', 1.0 if sampled else 0.0)) if sampled is not False else 0.0
+    for name, value in options.items():
+        if not (
+            name in SUPPORTED_KEYS
+            or (name, value) in NEUTRAL_OPTIONS
+            or (name in TRUNCATION_KEYS and not temperature)
+        ):
+            raise UserError(
+                f'a task asks for {name}={value}, which sinklab cannot do; it knows {", ".join(SUPPORTED_KEYS)}'
+            )
+    max_new_tokens = next(
+        (int(options[name]) for name in LIMIT_KEYS if options.get(name) is not None), DEFAULT_MAX_TOKENS
+    )
+    return GenerationConfig((until,) if isinstance(until, str) else tuple(until), max_new_tokens, temperature)
+
+
+class GeneratedText:
+    """One that is being written, from its context on."""
+
+    def __init__(self, context: list[int], config: GenerationConfig):
+        self.ids, self.context_length, self.config = list(context), len(context), config
+        self.text, self.is_done = '', config.max_new_tokens < 1
+
+    def append_token(
+        self, logits_V: np.ndarray, rng: np.random.Generator, end_token: int, tokenizer: Tokenizer
+    ) -> None:
+        token = sample_token(logits_V, self.config.temperature, rng)
+        if token == end_token:
+            self.is_done = True
+            return
+        self.ids.append(token)
+        text = tokenizer.decode(self.ids[self.context_length :], skip_special_tokens=False)
+        stop_positions = [text.find(stop) for stop in self.config.until if stop and stop in text]
+        self.text = text[: min(stop_positions, default=len(text))]
+        self.is_done = bool(stop_positions) or len(self.ids) - self.context_length >= self.config.max_new_tokens
+
+
+def sample_token(logits_V: np.ndarray, temperature: float, rng: np.random.Generator) -> int:
+    """argmax, or v with probability softmax(logits / temperature)_v."""
+    if not temperature:
+        return int(logits_V.argmax())
+    score_V = np.float64(logits_V) / temperature
+    weight_V = np.exp(score_V - score_V.max())
+    return int(rng.choice(len(weight_V), p=weight_V / weight_V.sum()))
+
+
+MAX_LOGITS_BYTES = 1 << 29  # bytes of logits in float32
+MIN_LENGTH = 32  # shorter texts are read as texts of so many tokens
+
+
+@register_model('sinklab')
+class SinklabLM(TemplateLM):
+    """Texts as training shaped them; of one that is too long, what the training length has room for at its end."""
+
+    def __init__(
+        self, run: str | RunModel, batch_size: int | str = 'auto', **_: Any
+    ):  # a device is for jax to choose
+        super().__init__()
+        self.run_model = run if isinstance(run, RunModel) else open_model(str(run))
+        if not isinstance(self.run_model, RunModel):
+            raise UserError(f'run={run} is an open model; give lm-evaluation-harness --model hf for it')
+        check_scorable(self.run_model.spec, self.run_model.name)
+        self.prefix_ids, self.max_length = self.run_model.encode(''), self.run_model.spec.data.length
+        self.max_text_tokens = self.max_length - len(self.prefix_ids)
+        self.max_batch_size = None if batch_size in ('auto', None) else int(batch_size)
+        self.rng = np.random.default_rng(0)
+
+    @property
+    def eot_token_id(self) -> int:
+        return self.run_model.spec.data.end_token
+
+    @property
+    def prefix_token_id(self) -> int:
+        """What a text without a context comes after: BOS, or the end of another text."""
+        return [self.eot_token_id, *self.prefix_ids][-1]
+
+    def get_model_info(self) -> dict[str, str]:
+        return dict(model=self.run_model.name, model_sha=self.run_model.digest)
+
+    def tok_encode(self, string: str, add_special_tokens: bool | None = None, **_: Any) -> list[int]:
+        ids = self.run_model.encode(string)
+        return ids[len(self.prefix_ids) :] if add_special_tokens is False else ids
+
+    def _loglikelihood_tokens(self, requests: list, disable_tqdm: bool = False, **_: Any) -> list[tuple[float, bool]]:
+        parts_by_request = [[*self.split_request(context, continuation)] for _, context, continuation in requests]
+        scores = iter(self.score_parts([part for items in parts_by_request for part in items], disable_tqdm))
+        scores_by_request = [[next(scores) for _ in items] for items in parts_by_request]
+        return [
+            (sum((score for score, _ in items), 0.0), all(greedy for _, greedy in items))
+            for items in scores_by_request
+        ]
+
+    def loglikelihood_rolling(self, requests: list, disable_tqdm: bool = False) -> list[float]:
+        texts = [self.tok_encode(request.args[0], add_special_tokens=False) for request in requests]
+        scores = self._loglikelihood_tokens([(None, [self.prefix_token_id], ids) for ids in texts], disable_tqdm)
+        return [score for score, _ in scores]
+
+    def generate_until(self, requests: list, disable_tqdm: bool = False) -> list[str]:
+        """Every token by a pass over all before it; texts that are finished make room for others."""
+        arguments = [request.args for request in requests]
+        texts = [
+            GeneratedText(self.tok_encode(context) or [self.prefix_token_id], parse_generation_options(options))
+            for context, options in arguments
+        ]
+        batch_size = self.choose_batch_size(self.max_length, len(texts))
+        with tqdm(total=len(texts), disable=disable_tqdm, desc='texts written') as progress_bar:
+            while unfinished := [text for text in texts if not text.is_done]:
+                self.generate_next_tokens(unfinished[:batch_size], batch_size)
+                progress_bar.update(sum(text.is_done for text in unfinished))
+        return [text.text for text in texts]
+
+    def truncate(self, ids: list[int]) -> list[int]:
+        """What is read of ids that begin as every text does."""
+        return [*self.prefix_ids, *ids[len(self.prefix_ids) :][-self.max_text_tokens :]]
+
+    def split_request(self, context: list[int], continuation: list[int]) -> Iterator[tuple[list[int], int]]:
+        """(ids, how many of the last are predicted): one, or more of a continuation that is too long for one."""
+        context = context or [self.prefix_token_id]  # it was of spaces alone, which the library moves
+        ids = [*context, *continuation]
+        for start in range(len(context), len(ids), self.max_text_tokens):
+            end = min(start + self.max_text_tokens, len(ids))
+            yield [*self.truncate(ids[: end - 1]), ids[end - 1]], end - start
+
+    def score_parts(self, parts: list[tuple[list[int], int]], disable_tqdm: bool) -> list[tuple[float, bool]]:
+        """(log-probability of what is predicted, whether each of it is the likeliest), of each part."""
+        scores: list[Any] = [None] * len(parts)
+        with (
+            tqdm(total=len(parts), disable=disable_tqdm, desc='texts read') as progress_bar,
+            jax.set_mesh(self.run_model.mesh),
+        ):
+            for part_indices, batch_size, length in self.make_batches([len(ids) - 1 for ids, _ in parts]):
+                ids_BT = pad_texts([parts[part_index][0] for part_index in part_indices], batch_size, length + 1)
+                loss_BT, is_greedy_BT = self.run_program(self.token_loss_program, ids_BT)
+                for row, part_index in enumerate(part_indices):
+                    ids, num_predicted = parts[part_index]
+                    predicted = row, slice(len(ids) - 1 - num_predicted, len(ids) - 1)
+                    scores[part_index] = -loss_BT[predicted].sum(dtype=float), bool(is_greedy_BT[predicted].all())
+                progress_bar.update(len(part_indices))
+        return scores
+
+    def generate_next_tokens(self, texts: list[GeneratedText], batch_size: int) -> None:
+        """Adds a token to each."""
+        inputs = [self.truncate(text.ids) for text in texts]
+        ids_BT = pad_texts(inputs, batch_size, self.choose_length(max(map(len, inputs))))
+        last_B = np.array([len(ids) - 1 for ids in inputs] + [0] * (batch_size - len(inputs)))
+        with jax.set_mesh(self.run_model.mesh):
+            logits_BV = self.run_program(self.next_logits_program, ids_BT, last_B)
+        for text, logits_V in zip(texts, logits_BV, strict=False):
+            text.append_token(logits_V, self.rng, self.eot_token_id, self.run_model.tokenizer)
+
+    def make_batches(self, lengths: list[int]) -> Iterator[tuple[list[int], int, int]]:
+        """(which texts, rows, length) of each batch, the longest first, in few shapes."""
+        by_length: dict[int, list[int]] = {}
+        for index, length in enumerate(lengths):
+            by_length.setdefault(self.choose_length(length), []).append(index)
+        for length, indices in sorted(by_length.items(), reverse=True):
+            batch_size = self.choose_batch_size(length, len(indices))
+            yield from (
+                (indices[start : start + batch_size], batch_size, length)
+                for start in range(0, len(indices), batch_size)
+            )
+
+    def choose_length(self, length: int) -> int:
+        """What is read for a text of so many tokens: what follows it is without effect."""
+        return min(max(MIN_LENGTH, round_up_to_power_of_two(length)), self.max_length)
+
+    def choose_batch_size(self, length: int, num_texts: int) -> int:
+        max_rows = self.max_batch_size or max(1, MAX_LOGITS_BYTES // (4 * self.run_model.vocabulary * length))
+        return min(max_rows, round_up_to_power_of_two(num_texts))
+
+    def run_program(self, program: Callable, ids_BT: np.ndarray, *arguments: np.ndarray) -> Any:
+        return jax.device_get(
+            program(self.run_model.params, sharding.put_batch(ids_BT, self.run_model.mesh), *arguments)
+        )
+
+    @functools.cached_property
+    def token_loss_program(self) -> Callable:
+        return make_token_loss(self.run_model.spec, self.run_model.mesh)
+
+    @functools.cached_property
+    def next_logits_program(self) -> Callable:
+        """following(params, ids_BT, last_B) -> logits_BV of what comes after the last token of each text."""
+        forward_fn = make_forward(self.run_model.spec)
+
+        def compute_next_logits(params: dict, ids_BT: jax.Array, last_B: jax.Array) -> jax.Array:
+            hidden_BTD, head_VD, _ = forward_fn(params, ids_BT)
+            return compute_logits(jnp.take_along_axis(hidden_BTD, last_B[:, None, None], 1), head_VD)[:, 0]
+
+        return jax.jit(compute_next_logits, **state.get_jit_options(self.run_model.spec, self.run_model.mesh))
+
+
+def check_scorable(spec: Spec, name: str) -> None:
+    """Refuses what has no likelihood of a text, or none that its training was of."""
+    data, prefix = spec.data, spec.model.mask.prefix
+    if data.task != 'text':
+        raise UserError(f'{name} was trained on {data.task}, not on text; give another run')
+    if prefix:
+        raise UserError(
+            f'{name} shows the first {prefix} tokens to all of a text (mask.prefix), and predicts none of them'
+        )
+    if (data.fixed_position or 1) > 1 and data.fixed_held_out:
+        raise UserError(f'{name} was trained with a fixed token inside of each text (data.fixed_position)')
+    if data.random_first:
+        raise UserError(f'{name} was trained with random tokens inside of each text (data.random_first)')
+
+
+def pad_texts(texts: Iterable[list[int]], num_rows: int, length: int) -> np.ndarray:
+    """ids_BT of texts, whose end no query of theirs sees."""
+    ids_BT = np.zeros((num_rows, length), np.int32)
+    for ids_T, ids in zip(ids_BT, texts, strict=False):
+        ids_T[: len(ids)] = ids
+    return ids_BT
+
+
+def round_up_to_power_of_two(number: int) -> int:
+    return 1 << max(number - 1, 0).bit_length()
+
+
+if __name__ == '__main__':  # lm_eval's own command line, which looks for models in itself alone
+    from lm_eval.__main__ import cli_evaluate
+
+    cli_evaluate()
+
+
+BOOTSTRAP_ITERATIONS = 1000  # of a bootstrapped standard error
+RUN_METRIC_NAMES = 'sink/1', 'alpha/1', 'valid/loss'  # what the run itself has measured after the same step
+HF_BATCH_SIZE = 8  # texts that an open model reads
+NON_METRIC_KEYS = 'alias', 'name', 'sample_len', 'sample_count', ' '
+
+
+class CheckedTaskManager(TaskManager):
+    """Says in one line what is wrong with a task."""
+
+    def match_names(self, task_names: list[str]) -> list[str]:
+        for name in task_names:
+            if not self.match_tasks([name]):
+                suggestions = difflib.get_close_matches(name, self.all_tasks, 3)
+                hint = (
+                    f'; did you mean {" or ".join(suggestions)}?'
+                    if suggestions
+                    else '; give --include=DIR of its YAML file, too'
+                )
+                raise UserError(f'--tasks={name} is no task of lm-evaluation-harness{hint}')
+        return self.match_tasks(task_names)
+
+    def load(self, task_list: Any) -> Any:
+        try:
+            loaded = super().load(task_list)
+        except Exception as error:  # of a network, of files, of a YAML file: told in its words
+            message = f'{type(error).__name__}: {" ".join(str(error).split())[:300]}'
+            raise UserError(
+                f'{", ".join(map(str, task_list))} cannot be loaded ({message}); tasks have their data from the Hugging '
+                'Face hub, or from the files that their YAML file names'
+            ) from error
+        for name, task in loaded['tasks'].items():
+            if getattr(task, 'UNSAFE_CODE', False) or getattr(task, 'MULTIMODAL', False):
+                raise UserError(f'{name} runs code that a model writes, or is not of text alone; leave it out')
+        return loaded
+
+
+def load_task_manager(task_names: list[str], include_dir: str | None) -> CheckedTaskManager:
+    """Your own alone where no more is wanted: to read the thousands of files of the library takes its time."""
+    manager = CheckedTaskManager(include_path=include_dir, include_defaults=False)
+    return manager if {*task_names} <= {*manager.all_subtasks} else CheckedTaskManager(include_path=include_dir)
+
+
+def load_lm(model_ref: str) -> LM:
+    """A step of a run, or hf:PATH_OR_ID as lm-evaluation-harness reads it."""
+    if not model_ref.startswith(api.HF_PREFIX):
+        return SinklabLM(api.open_model(model_ref))
+    model_dir = hf_hub.find_model_dir(model_ref.removeprefix(api.HF_PREFIX))
+    try:
+        import torch
+        from lm_eval.models.huggingface import HFLM
+    except ImportError as error:
+        raise UserError(
+            f'{model_ref} needs {error.name}; install it: {format_package_command("lm-eval[hf]")}'
+        ) from error
+    device = 'cuda' if torch.cuda.is_available() else 'cpu'
+    with contextlib.redirect_stdout(sys.stderr):
+        return HFLM(pretrained=str(model_dir), device=device, batch_size=HF_BATCH_SIZE)
+
+
+def evaluate_tasks(
+    model_ref: str,
+    task_names: list[str],
+    include_dir: str | None = None,
+    limit: int | None = None,
+    few_shot: int | None = None,
+) -> dict[str, Any]:
+    """All numbers by tasks and groups of tasks, with lm-evaluation-harness's own names of them."""
+    os.environ['DISABLE_MULTIPROC'] = '1'  # else it forks a process that has threads
+    lm, manager = load_lm(model_ref), load_task_manager(task_names, include_dir)
+    matched_names = manager.match_names(task_names)
+    with contextlib.redirect_stdout(sys.stderr):
+        results = lm_eval.simple_evaluate(
+            lm,
+            tasks=matched_names,
+            task_manager=manager,
+            limit=limit,
+            num_fewshot=few_shot,
+            log_samples=False,
+            bootstrap_iters=BOOTSTRAP_ITERATIONS,
+        )
+    header = dict(model=model_ref) if not isinstance(lm, SinklabLM) else describe_checkpoint(lm)
+    summaries = {name: summarize_task(name, results) for name in {**results['results'], **results.get('groups', {})}}
+    return dict(**header, lm_eval=version('lm_eval'), limit=limit, tasks=summaries)
+
+
+def describe_checkpoint(lm: SinklabLM) -> dict[str, Any]:
+    run_model = lm.own
+    last_record = next((record for record in run_model.folder.records() if record['step'] == run_model.step), {})
+    metrics = {name: last_record[name] for name in RUN_METRIC_NAMES if name in last_record}
+    return dict(model=run_model.name, digest=run_model.digest, measured=metrics)
+
+
+def summarize_task(name: str, results: dict) -> dict[str, Any]:
+    numbers = {**results['results'], **results.get('groups', {})}[name]
+    return dict(
+        version=results['versions'].get(name),
+        few_shot=results['n-shot'].get(name),
+        samples=results['n-samples'].get(name, {}).get('effective'),
+        numbers={
+            key: value
+            for key, value in numbers.items()
+            if isinstance(value, int | float) and key not in NON_METRIC_KEYS
+        },
+    )

@@ -1,0 +1,347 @@
+"""Measurement of a model: input sequences, metrics with a cache, perturbation, and query selection."""
+
+import dataclasses
+import functools
+import hashlib
+import itertools
+import json
+from collections.abc import Iterator, Mapping
+from pathlib import Path, PurePath
+from typing import Any
+
+import numpy as np
+
+from sinklab.analysis.model_protocol import MeasurableModel, ProgressFn, ignore_progress
+from sinklab.analysis.run_model import RunModel
+from sinklab.data.batches import load_run_data
+from sinklab.data.document import Document, require_intact
+from sinklab.data.sources import open_source
+from sinklab.loss_mask import strip_loss_mask
+from sinklab.metrics import registry
+from sinklab.metrics.massive_activations import name_by_layer
+from sinklab.metrics.metric import Arrays, MetricSetting
+from sinklab.metrics.norms import compute_norms
+from sinklab.schema import UserError
+from sinklab.storage import run_files
+from sinklab.storage.atomic_write import atomic_write, writable_folder
+from sinklab.storage.cache_dir import get_cache_dir
+from sinklab.storage.untrusted_files import DamagedFileError
+from sinklab.train.setup import get_package_versions
+
+INPUT_KINDS = 'natural', 'random', 'repeated', 'domains'
+MAX_CHARS_PER_TOKEN = 40  # characters of a text for each token that is wanted of it
+
+
+@dataclasses.dataclass(frozen=True)
+class InputSpec:
+    sequences: int
+    length: int
+    seed: int
+    source: str | None  # of texts; None: a run's own, held out
+
+
+def make_inputs(model: MeasurableModel, kinds: list[str], input_spec: InputSpec) -> dict[str, np.ndarray]:
+    """ids_PT by names: of a kind, and of domains domain/NAME. What is repeated has no other token before it."""
+    inputs = {}
+    for kind in kinds:
+        inputs |= (
+            read_domains(model, input_spec) if kind == 'domains' else {kind: INPUT_MAKERS[kind](model, input_spec)}
+        )
+    return {
+        name: ids_PT if name == 'repeated' else model.apply_training_format(ids_PT) for name, ids_PT in inputs.items()
+    }
+
+
+def read_natural(model: MeasurableModel, input_spec: InputSpec) -> np.ndarray:
+    if input_spec.source is None:
+        return load_held_out(model, input_spec)
+    return encode_beginnings(model, input_spec, read_documents(input_spec.source), input_spec.source)
+
+
+def draw_random(model: MeasurableModel, input_spec: InputSpec) -> np.ndarray:
+    return np.random.default_rng(input_spec.seed).integers(
+        model.vocabulary, size=(input_spec.sequences, input_spec.length)
+    )
+
+
+def draw_repeated(model: MeasurableModel, input_spec: InputSpec) -> np.ndarray:
+    ids_P1 = np.random.default_rng(input_spec.seed).integers(model.vocabulary, size=(input_spec.sequences, 1))
+    return ids_P1.repeat(input_spec.length, 1)
+
+
+def read_domains(model: MeasurableModel, input_spec: InputSpec) -> dict[str, np.ndarray]:
+    """The texts of each domain of a source, or of a run's own store."""
+    if input_spec.source is None:
+        names = model.domains()
+        if len(names) < 2:
+            raise UserError(f'{model.name} was trained on one domain; give natural instead of domains')
+        return {f'domain/{name}': load_held_out(model, input_spec, domain=name) for name in names}
+    by_domain: dict[str, list[Document]] = {}
+    for document in read_documents(input_spec.source):
+        by_domain.setdefault(document.domain, []).append(document)
+    if len(by_domain) < 2:
+        raise UserError(f'{input_spec.source} has one domain; give natural instead of domains')
+    return {
+        f'domain/{name}': encode_beginnings(model, input_spec, iter(domain_documents), name)
+        for name, domain_documents in by_domain.items()
+    }
+
+
+def read_documents(source_name: str) -> Iterator[Document]:
+    return (
+        document
+        for document in map(require_intact, open_source(source_name).read_documents())
+        if not document.is_blank
+    )
+
+
+def encode_beginnings(
+    model: MeasurableModel, input_spec: InputSpec, documents: Iterator[Document], name: str
+) -> np.ndarray:
+    """The first ids of the first texts that have enough of them."""
+    ids = (model.encode(document.text[: MAX_CHARS_PER_TOKEN * input_spec.length]) for document in documents)
+    sequences = [
+        *itertools.islice(
+            (token_ids[: input_spec.length] for token_ids in ids if len(token_ids) >= input_spec.length),
+            input_spec.sequences,
+        )
+    ]
+    if len(sequences) < input_spec.sequences:
+        raise UserError(
+            f'{input_spec.sequences} texts of {input_spec.length} tokens are wanted and {name} has {len(sequences)}; lower '
+            '--sequences or --length, or give another --source'
+        )
+    return np.array(sequences)
+
+
+def load_held_out(model: RunModel, input_spec: InputSpec, domain: str | None = None) -> np.ndarray:
+    """What the probes of a run's own training see, of another number and length."""
+    probe = model.spec.probe
+    sizes = dict(sequences=input_spec.sequences, length=input_spec.length, domain=domain or probe.domain)
+    probe = dataclasses.replace(probe, inputs='natural', **sizes)
+    return load_run_data(dataclasses.replace(model.spec, probe=probe)).probe_PT
+
+
+INPUT_MAKERS = {'natural': read_natural, 'random': draw_random, 'repeated': draw_repeated}
+
+
+def parse_positions(option: str, length: int) -> np.ndarray:
+    """Places of tokens, from 0: replace:K has token 1 stand where token K does, swap:K each where the other does."""
+    kind, _, position = option.partition(':')
+    if kind not in ('replace', 'swap') or not position.isdecimal() or not 2 <= int(position) <= length:
+        raise UserError(f'--positions={option} is none; give replace:K or swap:K, K from 2 to {length}')
+    position_T = np.arange(length)
+    position_T[0] = int(position) - 1
+    if kind == 'swap':
+        position_T[int(position) - 1] = 0
+    return position_T
+
+
+PERTURBATION_BATCH_SIZE = 8  # texts
+
+
+def measure_perturbation(
+    model: MeasurableModel, ids_PT: np.ndarray, position: int, seed: int, position_T: np.ndarray | None = None
+) -> dict[str, float]:
+    """perturbation/LL: mean over texts and tokens at and after `place` (from 0) of ||dh_t|| over ||h_t||, by block.
+
+    dh_t is what becomes of h_t where the token at `place` is another one, drawn from the vocabulary.
+    """
+    if 'residual_LPTD' not in model.available_arrays:
+        raise UserError(f'{model.name} shows no hidden states, in which a change could spread; leave --perturb out')
+    drawn_P = np.random.default_rng(seed).integers(model.vocabulary - 1, size=len(ids_PT))
+    other_PT = ids_PT.copy()
+    other_PT[:, position] = drawn_P + (drawn_P >= strip_loss_mask(ids_PT[:, position]))  # never itself
+    batches = [
+        slice(start, start + PERTURBATION_BATCH_SIZE) for start in range(0, len(ids_PT), PERTURBATION_BATCH_SIZE)
+    ]
+    ratio_LPT = [
+        compute_relative_change(model, ids_PT[batch], other_PT[batch], position_T)[:, :, position:]
+        for batch in batches
+    ]
+    return name_by_layer('perturbation', np.concatenate(ratio_LPT, 1).mean((1, 2)))
+
+
+def compute_relative_change(
+    model: MeasurableModel, ids_PT: np.ndarray, other_PT: np.ndarray, position_T: np.ndarray | None
+) -> np.ndarray:
+    before, after = (model.capture(ids, extract_residual, position_T)['residual_LPTD'] for ids in (ids_PT, other_PT))
+    return compute_norms(np.float32(after) - np.float32(before)) / compute_norms(np.float32(before))
+
+
+def extract_residual(arrays: dict) -> dict:
+    return {'residual_LPTD': arrays['residual_LPTD']}
+
+
+def measure_selection(
+    model: MeasurableModel, ids_PT: np.ndarray, position_T: np.ndarray | None = None
+) -> dict[str, float]:
+    """selection/L: by how much the loss of these texts rises where the queries of that layer are 0, in nats."""
+    if not hasattr(model, 'without_queries'):
+        raise UserError(f'--selection is of runs, and {model.name} is none; leave it out')
+    loss = np.nanmean(model.compute_loss(ids_PT, position_T))
+    silenced_models = (model.without_queries(layer) for layer in range(model.spec.model.layers))
+    return name_by_layer(
+        'selection',
+        np.array([np.nanmean(silenced_model.loss(ids_PT, position_T)) - loss for silenced_model in silenced_models]),
+    )
+
+
+PUBLISHED_SINK_RATES: dict[str, dict[str, float]] = {
+    'gpt2-xl': {'natural': 77.00, 'random': 70.29, 'repeated': 62.28},
+    'Mistral-7B-v0.1': {'natural': 97.49, 'random': 75.21, 'repeated': 0.00},
+    'Mistral-7B-Instruct-v0.1': {'natural': 88.34},
+    'Llama-2-7b-hf': {'natural': 92.47, 'random': 90.13, 'repeated': 0.00},
+    'Llama-2-7b-chat-hf': {'natural': 92.88},
+    'Llama-2-13b-hf': {'natural': 91.69},
+    'Llama-2-13b-chat-hf': {'natural': 90.94},
+    'Meta-Llama-3-8B': {'natural': 99.02, 'random': 91.23, 'repeated': 0.00},
+    'Meta-Llama-3-8B-Instruct': {'natural': 98.85},
+    'Jamba-v0.1': {'natural': 88.48},
+    'AI21-Jamba-1.5-Mini': {'natural': 87.88},
+}
+
+
+PUBLISHED_LENGTH = 64
+
+
+def find_published(model_name: str, length: int) -> dict[str, float]:
+    """By inputs, of a model whose folder or name on the hub ends as the published one's does; of LENGTH alone."""
+    base_name = PurePath(model_name.removeprefix('hf:')).name.lower()
+    return (
+        {}
+        if length != PUBLISHED_LENGTH
+        else next((numbers for name, numbers in PUBLISHED_SINK_RATES.items() if name.lower() == base_name), {})
+    )
+
+
+NUMERIC_PACKAGES = 'jax', 'jaxlib', 'numpy', 'torch', 'transformers'
+
+
+@dataclasses.dataclass(frozen=True)
+class Measurement:
+    numbers: dict[str, float]
+    arrays: Mapping[str, np.ndarray]  # as a probe's file has them
+
+
+@dataclasses.dataclass(frozen=True)
+class MetricExtractor:
+    """What all measures keep of a layer that they can be taken of; equal ones are one program."""
+
+    setting: MetricSetting
+
+    def __call__(self, arrays: dict[str, Any]) -> Arrays:
+        return registry.compute_arrays(arrays, self.setting, registry.select_measurable(arrays))
+
+
+def measure_model(
+    model: MeasurableModel,
+    ids_PT: np.ndarray,
+    position_T: np.ndarray | None = None,
+    on_progress: ProgressFn = ignore_progress,
+    **overrides: Any,
+) -> Measurement:
+    """Of so many sequences; `how` changes fields of the Setting, `position_T` the places of tokens."""
+    setting = model.make_setting(ids_PT.shape[1], **overrides)
+    metrics = registry.select_measurable(model.available_arrays)
+    captured = model.capture(ids_PT, MetricExtractor(setting), position_T, on_progress)
+    if setting.triggers:
+        captured |= dict(trigger_PT=model.triggers(ids_PT))
+    numbers = {name: float(value) for name, value in registry.compute_numbers(captured, setting, metrics).items()}
+    arrays = registry.select_saved_arrays(captured, setting, metrics)
+    return Measurement(renumber_layers(numbers, model), dict(arrays) | make_layer_arrays(model))
+
+
+def renumber_layers(numbers: dict[str, float], model: MeasurableModel) -> dict[str, float]:
+    """Number `norm/normed/LL` by the layers of the model, where not all of them have an attention that reads.
+
+    It is the one number of each layer that is made of an array which hybrid models have of some layers alone.
+    """
+    layers = model.array_layers.get('normed_LPTD', ())
+    names = {f'norm/normed/{index:02}': f'norm/normed/{layer:02}' for index, layer in enumerate(layers, 1)}
+    return {names.get(name, name): value for name, value in numbers.items()}
+
+
+def make_layer_arrays(model: MeasurableModel) -> dict[str, np.ndarray]:
+    """Return what the L of the arrays of attention of an open model stands for.
+
+    `attention_layer_L` has the layers, from 1, that have attention. Where these differ in their number of heads, all
+    heads are kept as those of one layer, and `attention_layer_H` has the layer of each head.
+    """
+    layers = model.array_layers.get('attention_LPHTS')
+    if layers is None:
+        return {}
+    arrays = {'attention_layer_L': np.array(layers)}
+    return arrays | (
+        {'attention_layer_H': np.repeat(layers, model.heads_per_layer)} if len(set(model.heads_per_layer)) > 1 else {}
+    )
+
+
+def measure_cached(
+    model: MeasurableModel,
+    ids_PT: np.ndarray,
+    position_T: np.ndarray | None = None,
+    on_progress: ProgressFn = ignore_progress,
+    **overrides: Any,
+) -> Measurement:
+    """The same, computed once for a model and its inputs."""
+    path = get_cache_dir() / 'measured' / f'{compute_cache_key(model, ids_PT, position_T, overrides)}.npz'
+    try:
+        return read_cached(path)
+    except DamagedFileError as error:
+        run_files.warn_once(path, f'{error}; it is measured again')
+    except OSError:  # nothing is kept there, or nobody may look
+        pass
+    measurement = measure_model(model, ids_PT, position_T, on_progress, **overrides)
+    try:
+        with writable_folder(path.parent):
+            save_measurement(path, measurement, seal=digest_measurement(path.stem, measurement))
+    except (UserError, OSError) as error:
+        reason = ' '.join(str(error).partition('; ')[0].split())
+        run_files.warn_once(path, f'what was measured is not kept ({reason}); it is measured again the next time')
+    return measurement
+
+
+def read_cached(path: Path) -> Measurement:
+    """Read what was measured before. Raises Damaged where it is not what was kept under this name."""
+    arrays = run_files.read_arrays(path, remedy='it is of no use')
+    texts = [arrays.pop(name, None) for name in ('numbers', 'seal')]
+    if any(text is None or text.shape or text.dtype.kind != 'U' for text in texts):
+        raise DamagedFileError(f'{path} is damaged (it has no numbers, or no seal)')
+    measurement = Measurement(run_files.decode_numbers(str(texts[0]), path), arrays)
+    if str(texts[1]) != digest_measurement(path.stem, measurement):
+        raise DamagedFileError(f'{path} is damaged (it is not what was kept under this name)')
+    return measurement
+
+
+def digest_measurement(cache_key: str, measurement: Measurement) -> str:
+    """Compute a digest of a result and of the name that it is kept under."""
+    hasher = hashlib.sha256(json.dumps([cache_key, measurement.numbers]).encode())
+    for key, array in sorted(measurement.arrays.items()):
+        hasher.update(f'{key} {array.dtype.itemsize} {array.shape} '.encode())  # of bfloat16 a file keeps the bits
+        hasher.update(np.ascontiguousarray(array).tobytes())
+    return hasher.hexdigest()
+
+
+def compute_cache_key(
+    model: MeasurableModel, ids_PT: np.ndarray, position_T: np.ndarray | None, overrides: dict[str, Any]
+) -> str:
+    """Of all that decides a result: the model, the inputs, the setting, and the code that measures."""
+    setting = dataclasses.asdict(model.make_setting(ids_PT.shape[1], **overrides))
+    positions = None if position_T is None else list(map(int, position_T))
+    key_json = json.dumps([digest_code(), model.digest, setting, positions, ids_PT.shape])
+    return hashlib.sha256(key_json.encode() + np.int64(ids_PT).tobytes()).hexdigest()[:24]
+
+
+@functools.cache
+def digest_code() -> str:
+    """Of sinklab, and of the libraries that compute."""
+    hasher = hashlib.sha256(json.dumps(get_package_versions(NUMERIC_PACKAGES)).encode())
+    for file in sorted(Path(__file__).parents[1].rglob('*.py')):
+        hasher.update(file.read_bytes())
+    return hasher.hexdigest()
+
+
+def save_measurement(path: Any, measurement: Measurement, **extra_arrays: str) -> None:
+    with atomic_write(path) as unfinished, unfinished.open('wb') as file:
+        np.savez_compressed(file, numbers=json.dumps(measurement.numbers), **measurement.arrays, **extra_arrays)

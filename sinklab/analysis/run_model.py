@@ -1,0 +1,259 @@
+"""A checkpoint of a run as a measurable model."""
+
+import copy
+import dataclasses
+import functools
+import hashlib
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from flax import nnx
+
+from sinklab.analysis.model_protocol import (
+    ExtractFn,
+    ProgressFn,
+    check_length,
+    ignore_progress,
+    run_in_batches,
+)
+from sinklab.checkpoint import digests, restore
+from sinklab.config.spec import Hardware, Spec
+from sinklab.data.batches import PREPENDED_IDS
+from sinklab.data.prepare import find_tokenizer_file, open_corpus
+from sinklab.data.probe_sequences import add_training_tokens
+from sinklab.data.tokenizer import Tokenizer, load_tokenizer
+from sinklab.data.tokenizer import compute_tokenizer_digest as digest_of
+from sinklab.data.windows import set_fixed_token
+from sinklab.loss_mask import is_in_loss, strip_loss_mask
+from sinklab.metrics.metric import Arrays, MetricSetting, extract_arrays, make_setting
+from sinklab.model.learned_kv import LEARNED_KV_KINDS, count_learned_kv
+from sinklab.parallel import device_mesh, sharding
+from sinklab.run_dir import RunDir
+from sinklab.run_ref import read_spec
+from sinklab.schema import UserError
+from sinklab.train import sink_probe, state
+from sinklab.train.evaluate import make_token_loss
+from sinklab.train.loss import make_forward
+
+MAX_BATCH_BYTES = 1 << 30  # bytes of what is captured, or of logits, at once
+SOFTMAX_OPERATION = 'identity', 'exp', 'sum'
+QUERY_PARAMETERS = 'query_DHK', 'query_bias'
+AVAILABLE_ARRAYS = (
+    'attention_LPHTS',
+    'query_LPTHK',
+    'key_LPSHK',
+    'value_LPSHK',
+    'head_LPTHK',
+    'normed_LPTD',
+    'residual_LPTD',
+)
+
+
+# What begins a text: as the run's own probes have it, nothing, or BOS. (changes of probe, changes of data)
+BOS_CHANGES: dict[str, tuple[dict, dict]] = {
+    'auto': ({}, {}),
+    'none': (dict(prepend='none'), dict(fixed_held_out=False)),
+    'force': (dict(prepend='bos'), {}),
+}
+
+
+class RunModel:
+    """A step of a run; nothing is written to its folder."""
+
+    def __init__(self, run_dir: RunDir, step: int, bos: str = 'auto'):
+        self.run_dir, self.step, self.bos, self.spec = run_dir, step, bos, apply_bos(read_spec(run_dir), bos)
+        self.name = f'{run_dir}@{step}'
+        self.vocabulary = self.spec.model.vocabulary
+        # All layers are alike, and show everything.
+        self.array_layers: dict[str, tuple[int, ...]] = {}
+        self.heads_per_layer: tuple[int, ...] = ()
+        self.remarks: tuple[str, ...] = ()
+        self.available_arrays = (
+            *AVAILABLE_ARRAYS,
+            *(('sink_LPCD',) if LEARNED_KV_KINDS[self.spec.model.columns.kind].token.count else ()),
+        )
+
+    @functools.cached_property
+    def digest(self) -> str:
+        config_json = json.dumps(
+            [dataclasses.asdict(part) for part in (self.spec.model, self.spec.data)], sort_keys=True
+        )
+        return f'{digests.compute_checkpoint_digest(self.run_dir, self.step)} {hashlib.sha256(config_json.encode()).hexdigest()[:16]}'
+
+    @property
+    def mesh(self) -> jax.sharding.Mesh:
+        return make_one_device_mesh()
+
+    @functools.cached_property
+    def params(self) -> dict:
+        """The verified parameters, on the first device."""
+        abstract_params = state.make_abstract_state(self.spec, self.mesh)['params']
+        return restore.restore_parameters(self.run_dir.path, self.step, abstract_params=abstract_params)
+
+    @functools.cached_property
+    def tokenizer(self) -> Tokenizer:
+        """The run's own; one that is older than tokenizer.json in its folder has it from its corpus."""
+        if self.spec.data.task != 'text':
+            raise UserError(f'{self.run_dir} was trained on {self.spec.data.task}, which has no tokenizer; give ids')
+        return load_tokenizer(find_run_tokenizer(self.run_dir, self.step, self.spec))
+
+    def encode(self, text: str) -> list[int]:
+        """As the run's probes begin, where these put something before a text, else as training showed a beginning."""
+        ids_T = np.array(self.tokenizer.encode(text, add_special_tokens=False).ids, np.int32)
+        prefix_ids = PREPENDED_IDS[self.spec.probe.prepend](self.spec.data)
+        if prefix_ids or self.bos == 'none':
+            return [*prefix_ids, *ids_T.tolist()]
+        return strip_loss_mask(add_training_tokens(ids_T, self.spec.data)).tolist()
+
+    @property
+    def position(self) -> str:
+        return self.spec.model.position
+
+    @property
+    def max_length(self) -> int:
+        return self.spec.data.length
+
+    def get_learned_key_names(self) -> list[str]:
+        """Their names, left of the text, an implicit one first."""
+        has_implicit_key = self.make_setting(2).implicit
+        return ['(+1)'] * has_implicit_key + [f'({self.spec.model.columns.kind})'] * count_learned_kv(self.spec.model)
+
+    def is_causal_softmax(self, length: int) -> bool:
+        operation, setting = self.spec.model.attention, self.make_setting(length)
+        sees_whole_text = setting.reach == length and not setting.prefix and not setting.columns
+        sees_whole_text = (
+            sees_whole_text and not self.spec.model.mask.document and self.spec.data.positions != 'reset'
+        )
+        return (
+            sees_whole_text
+            and (operation.feature_map, operation.similarity, operation.normalizer) == SOFTMAX_OPERATION
+        )
+
+    def find_triggers(self, ids_PT: np.ndarray) -> np.ndarray:
+        return ids_PT < self.spec.data.triggers
+
+    def decode_tokens(self, ids_T: np.ndarray) -> list[str]:
+        return [self.decode_token(int(token_id)) for token_id in strip_loss_mask(np.asarray(ids_T))]
+
+    def decode_token(self, token_id: int) -> str:
+        """Return the text of a token; of a special token that training put into sequences, what it is for."""
+        data = self.spec.data
+        if token_id == data.fixed_token and not self.tokenizer.decode([token_id], skip_special_tokens=True):
+            if data.fixed_position is not None:
+                return '(fixed token)'
+            if data.bos == 'documents' or self.spec.probe.prepend == 'bos':
+                return '(BOS)'
+        return self.tokenizer.decode([token_id], skip_special_tokens=False)
+
+    def apply_training_format(self, ids_PT: np.ndarray) -> np.ndarray:
+        return set_fixed_token(ids_PT, self.spec.data) if self.spec.data.fixed_held_out else ids_PT
+
+    def build_module(self) -> nnx.Module:
+        return nnx.merge(state.make_abstract_model(self.spec)[0], self.params)
+
+    def list_domains(self) -> list[str]:
+        """Those of the run's store."""
+        return open_corpus(self.spec.data, self.vocabulary).domains
+
+    def make_setting(self, length: int, **overrides: Any) -> MetricSetting:
+        return make_setting(self.spec, length, count_learned_kv(self.spec.model), **overrides)
+
+    def capture(
+        self,
+        ids_PT: np.ndarray,
+        extract: ExtractFn,
+        position_T: np.ndarray | None = None,
+        on_progress: ProgressFn = ignore_progress,
+    ) -> dict[str, np.ndarray]:
+        program, batch_size = (
+            jit_capture(self.spec, extract, make_hashable(position_T)),
+            self.choose_batch_size(check_length(self, ids_PT)),
+        )
+        with jax.set_mesh(self.mesh):
+            return run_in_batches(functools.partial(self.run_on_device, program), ids_PT, batch_size, on_progress)
+
+    def compute_loss(self, ids_PT: np.ndarray, position_T: np.ndarray | None = None) -> np.ndarray:
+        program = jit_token_loss(self.spec, make_hashable(None if position_T is None else position_T[:-1]))
+        batch_size = max(1, MAX_BATCH_BYTES // (4 * check_length(self, ids_PT) * self.vocabulary))
+        with jax.set_mesh(self.mesh):
+            arrays = run_in_batches(functools.partial(self.run_on_device, program), ids_PT, batch_size)
+        return np.where(is_in_loss(ids_PT[:, 1:]), arrays['loss_LPT'][0], np.nan)
+
+    def copy_with_zero_queries(self, layer: int) -> 'RunModel':
+        """The same with scores of 0 in one layer, but for what positions and columns add to them."""
+        clone, attention = copy.copy(self), self.params['blocks']['attention']
+        queries = {name: attention[name] for name in QUERY_PARAMETERS if name in attention}
+        zeros = jax.tree.map(lambda leaf: jnp.asarray(leaf).at[layer].set(0), queries)
+        clone.params = self.params | dict(blocks=self.params['blocks'] | dict(attention=attention | zeros))
+        return clone
+
+    def run_on_device(self, program: Callable, ids_PT: np.ndarray) -> Arrays:
+        return jax.device_get(program(self.params, sharding.put_batch(strip_loss_mask(ids_PT), self.mesh)))
+
+    def choose_batch_size(self, length: int) -> int:
+        """How many sequences are captured at once."""
+        return max(1, MAX_BATCH_BYTES // sink_probe.estimate_sequence_bytes(self.spec.model, length))
+
+
+@functools.cache
+def make_one_device_mesh() -> jax.sharding.Mesh:
+    return device_mesh.make_mesh(Hardware(), device_mesh.get_devices()[:1])
+
+
+@functools.lru_cache(maxsize=16)  # what is asked of another step, or again, is not compiled again
+def jit_capture(spec: Spec, extract: ExtractFn, positions: tuple[int, ...] | None) -> Callable:
+    """program(params, ids_PT) -> what is kept of all layers."""
+    forward_fn = make_forward(spec, capture=True, **make_position_kwargs(positions))
+
+    def program(params: dict, ids_PT: jax.Array) -> Arrays:
+        _, _, intermediates = forward_fn(params, ids_PT)
+        return extract(
+            extract_arrays(intermediates, make_setting(spec, ids_PT.shape[1], count_learned_kv(spec.model)))
+        )
+
+    return jax.jit(program, **state.get_jit_options(spec, make_one_device_mesh()))
+
+
+@functools.lru_cache(maxsize=16)
+def jit_token_loss(spec: Spec, positions: tuple[int, ...] | None) -> Callable:
+    """program(params, ids_PT) -> loss_LPT, of one L."""
+    program = make_token_loss(spec, make_one_device_mesh(), **make_position_kwargs(positions))
+    return lambda params, ids_PT: {'loss_LPT': program(params, ids_PT)[0][None]}
+
+
+def make_hashable(position_T: np.ndarray | None) -> tuple[int, ...] | None:
+    return None if position_T is None else tuple(map(int, position_T))
+
+
+def make_position_kwargs(position_T: Any) -> dict[str, np.ndarray]:
+    """What a forward pass is told of where tokens stand."""
+    return {} if position_T is None else dict(position_BT=np.array(position_T)[None])
+
+
+def apply_bos(spec: Spec, bos: str) -> Spec:
+    """The spec of a run whose texts begin so."""
+    if bos != 'auto' and spec.data.task != 'text':
+        raise UserError(f'--bos={bos} is of texts, and the run was trained on {spec.data.task}; leave it out')
+    probe_changes, data_changes = BOS_CHANGES[bos]
+    return dataclasses.replace(
+        spec,
+        probe=dataclasses.replace(spec.probe, **probe_changes),
+        data=dataclasses.replace(spec.data, **data_changes),
+    )
+
+
+def find_run_tokenizer(run_dir: RunDir, step: int, spec: Spec, override: str | None = None) -> Path:
+    """The tokenizer.json of a run; raises Refusal where it is not the one that the checkpoint was trained with."""
+    tokenizer_path = find_tokenizer_file(run_dir.path, spec.data, spec.model.vocabulary, override)
+    trained_digest = (
+        restore.read_metadata(run_dir.checkpoint_dir / str(step)).custom_metadata['data'].get('tokenizer')
+    )
+    if not trained_digest or not digest_of(tokenizer_path).startswith(trained_digest):
+        remedy = 'give the one of its token store' if override else 'give --tokenizer=FILE, its tokenizer.json'
+        raise UserError(f'{tokenizer_path} is another tokenizer than {run_dir}@{step} was trained with; {remedy}')
+    return tokenizer_path

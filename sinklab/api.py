@@ -1,0 +1,312 @@
+"""What `sinklab.open` returns: a run or a Hugging Face model, opened read-only for analysis in Python."""
+
+import dataclasses
+import functools
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+
+from sinklab.analysis import hf_hub
+from sinklab.analysis.measure import measure_model
+from sinklab.analysis.model_protocol import MeasurableModel
+from sinklab.analysis.run_model import RunModel
+from sinklab.checkpoint import digests, restore
+from sinklab.escape import FIGURE_RC_PARAMS, escape_figure
+from sinklab.install_commands import format_extra_command
+from sinklab.run_dir import RunDir
+from sinklab.run_ref import (
+    HF_PREFIX,
+    is_hf_model,
+    make_missing_run_error,
+    parse_run_ref,
+    select_steps,
+)
+from sinklab.schema import UserError
+
+
+def open_model(model_ref: str, bos: str = 'auto', remote_code: bool = False) -> MeasurableModel:
+    """A step of a run, the newest whole one if none is named, or hf:PATH_OR_ID."""
+    if model_ref.startswith(HF_PREFIX):
+        model_dir = hf_hub.find_model_dir(model_ref.removeprefix(HF_PREFIX), remote_code)  # before torch is loaded
+        try:
+            from sinklab.analysis.hf_model import HFModel
+        except ImportError as error:
+            raise UserError(f'{model_ref} needs {error.name}; install it: {format_extra_command("hf")}') from error
+        with hf_hub.explain_remote_code(model_ref):
+            return HFModel(model_dir, bos, remote_code, model_ref)
+    return RunModel(*resolve_checkpoint(model_ref, reads_open_models=True), bos)
+
+
+def open_all_checkpoints(run_ref: str, bos: str = 'auto') -> Iterator[MeasurableModel]:
+    """All steps of a run, each for as long as it is looked at."""
+    run_dir, step = resolve_run(run_ref)
+    if step is not None:
+        raise UserError(f'--all is of all steps, and {run_ref} is one; give {run_dir}')
+    return (RunModel(run_dir, saved_step, bos) for saved_step in select_steps(run_dir, step))
+
+
+def resolve_checkpoint(run_ref: str, reads_open_models: bool = False) -> tuple[RunDir, int]:
+    """RUN@STEP, or of RUN the newest step that is whole."""
+    run_dir, step = resolve_run(run_ref, reads_open_models)
+    saved_steps = select_steps(run_dir, step)
+    newest = digests.find_newest_step(run_dir) if step is None else None
+    return run_dir, saved_steps[-1] if newest is None else newest
+
+
+def resolve_run(run_ref: str, reads_open_models: bool = False) -> tuple[RunDir, int | None]:
+    if run_ref.startswith(HF_PREFIX):
+        raise make_missing_run_error(run_ref)
+    run_dir, step = parse_run_ref(run_ref)
+    if not run_dir.has_run() or is_hf_model(run_dir):
+        raise make_missing_run_error(str(run_dir), reads_open_models)
+    return run_dir, step
+
+
+def open(model_ref: str, **options: Any) -> 'OpenedRun | OpenedModel':
+    """Open a run, RUN@STEP or hf:PATH_OR_ID, as `sinklab.open` does; parameters are read when they are needed."""
+    model = open_model(str(model_ref), **options)
+    return OpenedRun(model) if isinstance(model, RunModel) else OpenedModel(model)
+
+
+@dataclasses.dataclass(repr=False)
+class AttentionMatrices:
+    """The attention matrices of one text, as `sinklab.open(...).attention(text)` returns them.
+
+    Attributes:
+        matrix_LHTS: NumPy array in float32 (layers, heads, queries, keys). Where layers differ in their number of
+            heads, a head that a layer lacks is nan.
+        queries: The tokens of the text.
+        keys: The same tokens. Before them stand the names, in brackets, of the keys that every query sees and that
+            are no part of the text, such as `(sink_token)`.
+        layers: The layer of the model, from 0, of each matrix. Layers without attention are left out, and a layer
+            with two attentions stands here twice.
+    """
+
+    matrix_LHTS: np.ndarray
+    queries: list[str]
+    keys: list[str]
+    layers: tuple[int, ...]
+
+    def __repr__(self) -> str:
+        matrices, heads, queries, keys = self.matrix_LHTS.shape
+        return f'<Attention: {matrices} matrices x {heads} heads, {queries} queries x {keys} keys>'
+
+    def strongest(self) -> tuple[int, int]:
+        """Return (layer of the model, head), from 0, of the largest mean attention to the first token."""
+        index, head = self._find_strongest(np.ones(self.matrix_LHTS.shape[:2], bool))
+        return self.layers[index], head
+
+    def plot(self, layer: int | None = None, head: int | None = None, place: int | None = None) -> Any:
+        """Draw the matrix of one head; of what is not given, that with the largest mean attention to the first token.
+
+        Arguments are indices and count from 0. The title counts layers and heads from 1, as reports do.
+
+        Args:
+            layer: of the model, from 0. Of a layer with two attentions it is the matrix with the stronger head.
+            head: from 0.
+            place: of the matrix in `layers` and `matrix_LHTS`, from 0, instead of `layer`.
+
+        Raises:
+            Refusal: there is no such matrix.
+        """
+        from matplotlib import rc_context
+        from matplotlib.figure import Figure
+
+        index, head = self._select_matrix(layer, head, place)
+        layer, same_layer = (
+            self.layers[index],
+            [i for i, number in enumerate(self.layers) if number == self.layers[index]],
+        )
+        suffix = f', matrix {same_layer.index(index) + 1} of {len(same_layer)}' if len(same_layer) > 1 else ''
+        size = 2 + 0.2 * len(self.keys)
+        with rc_context(FIGURE_RC_PARAMS):  # a text keeps what holds when it is made
+            figure = Figure(figsize=(size, size), layout='constrained')
+            axes = figure.subplots()
+            image = axes.imshow(self.matrix_LHTS[index, head], cmap='viridis', vmin=0)
+            axes.set_xticks(range(len(self.keys)), map(format_token, self.keys), rotation=90, fontsize=7)
+            axes.set_yticks(range(len(self.queries)), map(format_token, self.queries), fontsize=7)
+            axes.set(xlabel='key', ylabel='query', title=f'layer {layer + 1}{suffix}, head {head + 1}')
+            figure.colorbar(image, shrink=0.6, label='attention')
+        return figure
+
+    def _select_matrix(self, layer: int | None, head: int | None, place: int | None) -> tuple[int, int]:
+        """Return the place and the head of the strongest of those that are asked for."""
+        num_matrices, num_heads = self.matrix_LHTS.shape[:2]
+        if place is not None and (layer is not None or not 0 <= place < num_matrices):
+            raise UserError(f'place={place} must be 0 to {num_matrices - 1}, and stands instead of a layer')
+        candidate_LH = np.ones((num_matrices, num_heads), bool)
+        if layer is not None:
+            candidate_LH &= (np.array(self.layers) == layer)[:, None]
+        if place is not None:
+            candidate_LH &= (np.arange(num_matrices) == place)[:, None]
+        if head is not None:
+            candidate_LH &= np.arange(num_heads) == head
+        if not candidate_LH.any():
+            has_all_layers = self.layers == tuple(range(num_matrices))
+            layers = f'0 to {num_matrices - 1}' if has_all_layers else ', '.join(map(str, dict.fromkeys(self.layers)))
+            request = ' '.join(
+                f'{name} {value}' for name, value in (('layer', layer), ('head', head)) if value is not None
+            )
+            raise UserError(
+                f'there is no {request}; indices count from 0: layers {layers}, heads 0 to {num_heads - 1}'
+            )
+        return self._find_strongest(candidate_LH)
+
+    def _find_strongest(self, candidate_LH: np.ndarray) -> tuple[int, int]:
+        first_LH = self.matrix_LHTS[..., len(self.keys) - len(self.queries)].mean(-1)
+        first_LH = np.where(
+            candidate_LH, np.where(np.isnan(first_LH), -1, first_LH), -2
+        )  # nan: a head that a layer lacks
+        index, head = np.unravel_index(first_LH.argmax(), first_LH.shape)
+        return int(index), int(head)
+
+
+def format_token(token: str) -> str:
+    """Return a token as a label of an axis, in which spaces and ends of lines are seen."""
+    return escape_figure(token.replace(' ', '·').replace('\n', '⏎').replace('\t', '⇥')) or '∅'
+
+
+def extract_attention(arrays: dict[str, Any]) -> dict[str, Any]:
+    return {name: arrays[name] for name in ('attention_LPHTS',) if name in arrays}
+
+
+def split_heads_by_layer(matrix_LHTS: np.ndarray, heads_per_layer: tuple[int, ...]) -> np.ndarray:
+    """Return heads that stand beside each other, as layers of different numbers of heads; what lacks is nan."""
+    if len(set(heads_per_layer)) < 2:
+        return matrix_LHTS
+    padded_LHTS = np.full(
+        (len(heads_per_layer), max(heads_per_layer), *matrix_LHTS.shape[2:]), np.nan, matrix_LHTS.dtype
+    )
+    for layer, matrix_HTS in enumerate(np.split(matrix_LHTS[0], np.cumsum(heads_per_layer)[:-1])):
+        padded_LHTS[layer, : len(matrix_HTS)] = matrix_HTS
+    return padded_LHTS
+
+
+class OpenedModel:
+    """A run or a model of transformers that is open for reading; `sinklab.open` makes it."""
+
+    def __init__(self, subject: MeasurableModel):
+        self.subject = subject
+
+    def __repr__(self) -> str:
+        return f'sinklab.open({self.subject.name!r})'
+
+    def ids(self, text: str | list[str]) -> np.ndarray:
+        """Return the token ids of one or more texts, as training shaped its own.
+
+        Args:
+            text: One text, or several. All are cut to the length of the shortest.
+
+        Returns:
+            An array of whole numbers (texts, tokens).
+
+        Raises:
+            Refusal: A text is empty, or has fewer than two tokens.
+        """
+        encoded = [self.subject.encode(item) for item in ([text] if isinstance(text, str) else text)]
+        if not all([text] if isinstance(text, str) else [*text]):
+            raise UserError('a text is empty; give one of some tokens, as text=...')
+        min_length = min(map(len, encoded), default=0)
+        if min_length < 2:
+            raise UserError(f'the shortest text has {min_length} tokens; give at least 2')
+        return self.subject.apply_training_format(np.array([item[:min_length] for item in encoded]))
+
+    def attention(self, text: str) -> AttentionMatrices:
+        """Compute the attention matrices of all layers and heads for one text.
+
+        Raises:
+            Refusal: The text is empty, or longer than the model reads.
+        """
+        ids_PT = self.ids(text)
+        arrays = self.subject.capture(ids_PT, extract_attention)
+        tokens = self.subject.decode_tokens(ids_PT[0])
+        matrix_LHTS = split_heads_by_layer(arrays['attention_LPHTS'][:, 0], self.subject.heads_per_layer)
+        layers = self.subject.array_layers.get('attention_LPHTS') or range(1, len(matrix_LHTS) + 1)
+        layers = tuple(layer - 1 for layer in layers)
+        return AttentionMatrices(matrix_LHTS, tokens, [*self.subject.get_learned_key_names(), *tokens], layers)
+
+    def measure(self, name: str = '', text: str | list[str] = '', **overrides: Any) -> float | dict[str, float]:
+        """Compute one metric of one or more texts, or several metrics.
+
+        Args:
+            name: The name of a metric (`sink/1`), the beginning of several names (`sink`), or '' for all metrics.
+            text: One text, or several; all are cut to the length of the shortest.
+            **how: Fields of `sinklab.metrics.metric.Setting` to change, such as `thresholds=(0.2, 0.3)`.
+
+        Returns:
+            One number, or a dict from names to numbers.
+
+        Raises:
+            Refusal: There is no such metric, or a text does not fit the model.
+        """
+        numbers = measure_model(self.subject, self.ids(text), **overrides).numbers
+        if name in numbers:
+            return numbers[name]
+        matching = {
+            metric_name: value
+            for metric_name, value in numbers.items()
+            if not name or metric_name.startswith(f'{name}/')
+        }
+        if not matching:
+            families = ', '.join(dict.fromkeys(metric_name.partition('/')[0] for metric_name in numbers))
+            raise UserError(f'there is no measure {name!r}; there are {families}')
+        return matching
+
+
+class OpenedRun(OpenedModel):
+    """A run of sinklab at one step, finished or still training; `sinklab.open` makes it."""
+
+    subject: RunModel
+
+    @property
+    def spec(self) -> Any:
+        """The config of the run as a frozen dataclass, `sinklab.config.spec.Spec`."""
+        return self.subject.spec
+
+    @property
+    def steps(self) -> list[int]:
+        """The steps that have a checkpoint, in ascending order."""
+        return self.subject.run_dir.list_checkpoint_steps()
+
+    def at(self, step: int) -> 'OpenedRun':
+        """Return the same run at another checkpoint; raise Refusal where there is none at this step."""
+        (saved_step,) = select_steps(self.subject.run_dir, step)
+        return OpenedRun(RunModel(self.subject.run_dir, saved_step, self.subject.bos))
+
+    def params(self, step: int | None = None) -> dict[str, Any]:
+        """Read the parameters of a checkpoint, the one that is open if no step is given, and verify their digests.
+
+        Returns:
+            Nested dicts of NumPy arrays, named as the parameters of the flax.nnx module.
+        """
+        params: dict[str, Any] = restore.restore_parameters(
+            self.subject.run_dir.path, self.subject.step if step is None else step
+        )
+        return params
+
+    @functools.cached_property
+    def model(self) -> Any:
+        """The model as a flax.nnx module: `model(ids_BT, capture=True)` returns (logits_BTV, Capture)."""
+        return self.subject.build_module()
+
+    def curve(self, name: str) -> Any:
+        """Return what the run itself has logged of one metric, or of all whose names begin with `name` and a slash.
+
+        Returns:
+            A data frame of pandas with one row a step and one column a metric.
+
+        Raises:
+            Refusal: pandas is not installed, or the run has logged no such metric.
+        """
+        try:
+            import pandas
+        except ImportError as error:
+            raise UserError(
+                f'a curve is a data frame of pandas; install it: {format_extra_command("notebook")}'
+            ) from error
+        frame = pandas.DataFrame(self.subject.run_dir.read_records()).set_index('step')
+        columns = [column for column in frame.columns if column == name or column.startswith(f'{name}/')]
+        if not columns:
+            raise UserError(f'{self.subject.run_dir} has no {name!r}; it has {", ".join(frame.columns)}')
+        return frame[columns].dropna(how='all')

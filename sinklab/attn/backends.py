@@ -1,0 +1,269 @@
+"""Attention backends: the table `BACKENDS`, their verification on this device, and the selection of one."""
+
+import contextlib
+import dataclasses
+import importlib
+from collections.abc import Callable, Iterator
+from typing import Any, Protocol
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from sinklab.attn import (
+    chunked,
+    cudnn,
+    finalize,
+    reference,
+)
+from sinklab.attn.operations import SIMILARITIES
+from sinklab.attn.pallas.primitive import Kernels
+from sinklab.attn.reference import AttentionOutput
+from sinklab.attn.spec import AttentionProblem, AttentionSpec
+from sinklab.schema import UserError
+
+MAX_KERNEL_POWER = 4  # of masses that no maximum scales: those from 3e-10 on are then above float32's least
+
+
+class AttentionBackend(Protocol):
+    """A record below, or a module."""
+
+    platform: str | None  # None: all
+
+    def attend(
+        self, query_BTHK, key_BSGK, value_BSGK, spec: AttentionSpec, needs_mass: bool = False
+    ) -> AttentionOutput:
+        """As dense.attend; the mass of rows is right only if it is to be `measured`."""
+
+    def explain_unsupported(self, problem: AttentionProblem) -> str | None:
+        """None, or what it cannot do."""
+
+
+@dataclasses.dataclass(frozen=True)
+class XLABackend:
+    """Plain XLA, which can do everything."""
+
+    function: Callable[..., AttentionOutput]
+    platform = None
+
+    def attend(self, query_BTHK, key_BSGK, value_BSGK, spec, needs_mass=False):
+        return self.function(query_BTHK, key_BSGK, value_BSGK, spec)
+
+    def explain_unsupported(self, problem):
+        return None
+
+
+@dataclasses.dataclass(frozen=True)
+class PallasBackend:
+    """The two primitives of a platform's kernels, and what is made of them."""
+
+    platform: str
+
+    @property
+    def kernels(self) -> Kernels:
+        """Imported where they are used: Pallas takes a second."""
+        return importlib.import_module(f'sinklab.attn.pallas.{self.platform}')
+
+    def attend(self, query_BTHK, key_BSGK, value_BSGK, spec, needs_mass=False):
+        return finalize.attend(self.kernels, query_BTHK, key_BSGK, value_BSGK, spec, needs_mass)
+
+    def explain_unsupported(self, problem):
+        operation, relative = problem.rule.operation, problem.rule.bias.curve
+        if operation.similarity.shifted and operation.similarity is not SIMILARITIES['exp']:
+            return f'{operation.name}: of what a maximum shifts, kernels know exp alone'
+        if not operation.similarity.shifted and (operation.power or 0) > MAX_KERNEL_POWER:
+            return f'powers of masses above {MAX_KERNEL_POWER}, of which whole rows may underflow'
+        if relative is not None and not relative.elementwise:
+            return 'a learned table of relative positions'
+        shape = 1, problem.heads, problem.length
+        query, value = (
+            jax.ShapeDtypeStruct((*shape, width), problem.dtype) for width in (problem.width, problem.value_width)
+        )
+        score_spec = finalize.make_kernel_spec(problem.rule, problem.width).score_spec
+        return self.kernels.explain_unsupported(finalize.choose_reduction(operation), score_spec, query, query, value)
+
+
+BACKENDS: dict[str, AttentionBackend] = {
+    'dense': XLABackend(reference.attend),
+    'chunked': XLABackend(chunked.attend),
+    'tpu': PallasBackend('tpu'),
+    'gpu': PallasBackend('gpu'),
+    'cudnn': cudnn,
+}
+
+
+MAX_RELATIVE_ERROR = 2e-2  # of the largest entry, in bfloat16, for a kernel to be trusted
+NUM_CHECKED_TOKENS = 4096  # a length at which every kernel has several blocks, interior ones too
+NUM_CHECKED_HEADS = 2
+NO_CUDNN_MESSAGE = (
+    'cuDNN is not detected'  # what jax's RuntimeError says while `jax.nn.dot_product_attention` is traced
+)
+
+
+class UnsupportedBackendError(Exception):
+    """A backend that jax, its compilers or the devices here cannot run; the cause is what they raised."""
+
+
+def measure_error(name: str, problem: AttentionProblem) -> float:
+    """How far a backend is from the definition in float32, forward and backward, in units of the largest entry.
+
+    On random arrays, under the first queries, keys and heads of the case's own rule.
+
+    Raises:
+        Unsupported: the backend cannot be lowered, compiled or executed here. Whatever else a backend raises is a
+            bug in it and passes through.
+    """
+    problem = truncate_problem(problem, NUM_CHECKED_TOKENS)
+    rng = np.random.default_rng(0)
+    num_keys, num_heads = problem.spec.num_learned_kv + problem.spec.mask.num_keys, problem.heads
+    shapes = (problem.num_queries, problem.width), (num_keys, problem.width), (num_keys, problem.value_width)
+    random_arrays = (
+        rng.uniform(size=(1, length, num_heads, width)) - (index == 2) / 2
+        for index, (length, width) in enumerate(shapes)
+    )
+    arrays = [jnp.asarray(array, problem.dtype) for array in random_arrays]
+    cotangent = jnp.asarray(rng.normal(size=(1, problem.num_queries, num_heads, problem.value_width)), jnp.float32)
+
+    def compute_loss(arrays, backend):
+        output, row_stats, _ = BACKENDS[backend].attend(*arrays, problem.spec, needs_mass=True)
+        return jnp.sum(cotangent * output.astype(jnp.float32)), (output, row_stats.mass_BHT)
+
+    compute_gradient = jax.jit(jax.grad(compute_loss, has_aux=True), static_argnums=1)
+    with jax.default_matmul_precision('highest'):
+        expected = compile_and_execute(compute_gradient, [array.astype(jnp.float32) for array in arrays], 'dense')
+    relative_errors = jax.tree.map(
+        lambda x, y: float(jnp.abs(x - y).max() / jnp.maximum(jnp.abs(x).max(), 1e-9)),
+        expected,
+        compile_and_execute(compute_gradient, arrays, name),
+    )
+    leaves = jax.tree.leaves(relative_errors)
+    return max(leaves) if np.isfinite(leaves).all() else float('inf')  # max() would pass over what is no number
+
+
+def compile_and_execute(jitted: Callable, arrays: list[jax.Array], backend: str) -> Any:
+    """Trace, lower, compile and execute a jitted function of (arrays, backend), and wait for what it returns.
+
+    Which errors say that the backend cannot run here, and which are bugs, depends on the stage that raises them:
+    jax and Pallas raise the same types for both.
+    """
+    with translate_unsupported_errors(is_unsupported_by_tracing):
+        traced = jitted.trace(arrays, backend)
+    # No code of this project runs in here: kernels are Python functions that tracing has called. The lowering rules
+    # of Pallas (Mosaic for TPU and for GPU) raise NotImplementedError, ValueError, TypeError, IndexError and classes
+    # of their own, which are private, for what they do not support.
+    with translate_unsupported_errors(lambda failure: True):
+        lowered = traced.lower()
+    # XLA, Mosaic and ptxas, as well as the device when it executes, raise JaxRuntimeError and nothing else.
+    with translate_unsupported_errors(lambda failure: isinstance(failure, jax.errors.JaxRuntimeError)):
+        return jax.block_until_ready(lowered.compile()(arrays))
+
+
+def is_unsupported_by_tracing(failure: Exception) -> bool:
+    """Return whether an error of a backend's own Python code says that jax does not support a program.
+
+    NotImplementedError is what jax and Pallas raise for that; JaxRuntimeError comes of constants that are computed on
+    the device. ValueError, TypeError and the like are raised for shapes, dtypes and indices that do not fit: those
+    of a kernel are ours, and what a kernel does not cover is for its `covers` to say.
+    """
+    unsupported = isinstance(failure, NotImplementedError | jax.errors.JaxRuntimeError)
+    return unsupported or (type(failure) is RuntimeError and NO_CUDNN_MESSAGE in str(failure))
+
+
+@contextlib.contextmanager
+def translate_unsupported_errors(is_unsupported: Callable[[Exception], bool]) -> Iterator[None]:
+    """Raise Unsupported from those errors for which `is_unsupported` is true."""
+    try:
+        yield
+    except Exception as failure:
+        if not is_unsupported(failure):
+            raise
+        raise UnsupportedBackendError(
+            f'{type(failure).__name__}: {(str(failure).splitlines() or [""])[0]}'
+        ) from failure
+
+
+def truncate_problem(problem: AttentionProblem, length: int) -> AttentionProblem:
+    """At most so many tokens of a case, and two heads."""
+    spec = problem.spec.truncate(min(problem.num_queries, length))
+    bias, relative = spec.bias, spec.bias.relative
+    if relative is not None:
+        relative = dataclasses.replace(relative, parameter_HP=relative.parameter_HP[:NUM_CHECKED_HEADS])
+    if bias.learned_HC is not None:
+        bias = dataclasses.replace(bias, column_HC=bias.learned_HC[:NUM_CHECKED_HEADS])
+    spec = dataclasses.replace(spec, bias=dataclasses.replace(bias, curve=relative))
+    return dataclasses.replace(problem, rule=spec, heads=NUM_CHECKED_HEADS)
+
+
+PREFERRED_BACKENDS = {'tpu': ('tpu', 'chunked'), 'gpu': ('cudnn', 'gpu', 'chunked')}  # by platform; elsewhere chunked
+
+
+@dataclasses.dataclass(frozen=True)
+class BackendChoice:
+    """A backend, and why those that would have come first were not taken.
+
+    Attributes:
+        passed: Backend -> why it was not taken.
+        failed: Those of `passed` that cover the case, and that failed or were wrong on these devices.
+    """
+
+    backend: str
+    rejection_reasons: dict[str, str] = dataclasses.field(default_factory=dict)
+    failed_backends: tuple[str, ...] = ()
+
+    def __str__(self) -> str:
+        return self.backend + ''.join(f' (not {name}: {reason})' for name, reason in self.rejection_reasons.items())
+
+    def describe_fallback(self) -> str | None:
+        """Return a line that says which backends failed and what was used instead; None where none failed."""
+        if not self.failed_backends:
+            return None
+        reasons = '; '.join(f'{name}: {self.rejection_reasons[name]}' for name in self.failed_backends)
+        return f'attention was computed by the fall-back {self.backend} ({reasons}); see sinklab doctor --kernels'
+
+
+def select_backend(requested: str, platform: str, problem: AttentionProblem, verify: bool = True) -> BackendChoice:
+    """`wanted` or, for auto, the first of the platform's backends that can and, where it is `here`, is right.
+
+    Raises Refusal.
+    """
+    rejection_reasons = {}
+    for name in PREFERRED_BACKENDS.get(platform, ('chunked',)) if requested == 'auto' else (requested,):
+        reason = explain_unusable(name, platform, problem) if verify else explain_unsupported(name, platform, problem)
+        if reason is None:
+            failed_backends = tuple(
+                other for other in rejection_reasons if explain_unsupported(other, platform, problem) is None
+            )
+            return BackendChoice(name, rejection_reasons, failed_backends)
+        rejection_reasons[name] = reason
+    others = ', '.join(
+        name
+        for name in BACKENDS
+        if name not in rejection_reasons and explain_unsupported(name, platform, problem) is None
+    )
+    raise UserError(
+        f'--attention={requested} is not to be had: {rejection_reasons[requested]}; here are auto, {others}'
+    )
+
+
+def explain_unusable(name: str, platform: str, problem: AttentionProblem) -> str | None:
+    """None, or why a backend is not to be used; what is for one platform alone shows there that it is right."""
+    reason = explain_unsupported(name, platform, problem)
+    if reason or BACKENDS[name].platform is None:
+        return reason
+    try:
+        relative_error = measure_error(name, problem)
+    except UnsupportedBackendError as failure:  # anything else is a bug in the backend, which a fall-back would hide
+        return f'it fails on these devices ({failure})'
+    return (
+        None
+        if relative_error <= MAX_RELATIVE_ERROR
+        else f'wrong on these devices by {relative_error:.1e} of the largest entry'
+    )
+
+
+def explain_unsupported(name: str, platform: str, problem: AttentionProblem) -> str | None:
+    """None, or why a backend is not for a platform or a case."""
+    backend = BACKENDS[name]
+    if backend.platform not in (None, platform):
+        return f'it is for {backend.platform}, and the devices here are {platform}'
+    return backend.explain_unsupported(problem)

@@ -1,0 +1,98 @@
+"""Chunked attention: the reference for a chunk of queries at a time, in memory linear in T."""
+
+import dataclasses
+import itertools
+from collections.abc import Sequence
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.ad_checkpoint import checkpoint_name
+
+from sinklab.attn import mask as masks
+from sinklab.attn import reference
+from sinklab.attn.reference import AttentionOutput
+from sinklab.attn.spec import AttentionSpec, slice_keys
+
+CHUNK_SIZE = 128  # queries whose scores are alive at once
+NUM_STRIPES = 8  # parts of the queries; each reads those keys alone that its mask can show
+
+
+def attend(query_BTHK: jax.Array, key_BSGK: jax.Array, value_BSGK: jax.Array, spec: AttentionSpec) -> AttentionOutput:
+    """dense.attend, one chunk of its matrix after another, forward and backward."""
+    length, num_learned_kv = query_BTHK.shape[1], spec.num_learned_kv
+    query_chunks = split_into_chunks(query_BTHK, spec)
+    num_chunks, chunk = query_chunks[0].shape[0], query_chunks[0].shape[2]
+    bounds_2T = spec.mask.pad(after=num_chunks * chunk - length).bounds_2T
+    # Chunk after chunk adds to their gradients.
+    float32_arrays = [array.astype(jnp.float32) for array in (key_BSGK, value_BSGK)]
+
+    def attend_stripe(first: int, last: int) -> tuple[jax.Array, reference.RowStats]:
+        """The chunks first..last, which see no text before key `low` and none from `high` on."""
+        low, high = find_key_range(bounds_2T[:, first * chunk : last * chunk], key_BSGK.shape[1] - num_learned_kv)
+        key, value = (slice_keys(array, num_learned_kv, low, high) for array in float32_arrays)
+        stripe_spec = spec.slice_text(low, high)
+
+        @jax.checkpoint
+        def attend_chunk(query, start_BT, end_BT, position_BT):
+            arrays = query, key.astype(key_BSGK.dtype), value.astype(value_BSGK.dtype)
+            return reference.attend(
+                *arrays, make_chunk_spec(stripe_spec, start_BT - low, end_BT - low, position_BT, high - low)
+            )[:2]
+
+        return jax.lax.map(lambda chunk: attend_chunk(*chunk), [array[first:last] for array in query_chunks])
+
+    stripe_outputs = [attend_stripe(*edges) for edges in split_into_stripes(num_chunks)]
+    output, row_stats = jax.tree.map(lambda *arrays: jnp.concatenate(arrays), *stripe_outputs)
+    output_BTHK = checkpoint_name(join_chunks(output, 1, length), 'attention')
+    return AttentionOutput(output_BTHK, jax.tree.map(lambda array: join_chunks(array, 2, length), row_stats))
+
+
+def split_into_stripes(num_chunks: int) -> list[tuple[int, int]]:
+    edges = np.unique(np.linspace(0, num_chunks, min(NUM_STRIPES, num_chunks) + 1).astype(int)).tolist()
+    return list(itertools.pairwise(edges))
+
+
+def find_key_range(bounds_2T: np.ndarray, num_keys: int) -> tuple[int, int]:
+    """The first key that some query sees, and the one after the last; one key where none sees any."""
+    start, end = bounds_2T[:, bounds_2T[0] < bounds_2T[1]] if (bounds_2T[0] < bounds_2T[1]).any() else ([0], [1])
+    return int(min(start)), int(min(max(end), num_keys))
+
+
+def split_into_chunks(
+    query_BTHK: jax.Array, spec: AttentionSpec, rows_BHT: Sequence[jax.Array] = ()
+) -> list[jax.Array]:
+    """[query, start_BT, end_BT, position_BT, *rows] of chunks of queries, along a new first axis."""
+    length = query_BTHK.shape[1]
+    chunk_size = min(CHUNK_SIZE, length)
+    num_chunks = -(-length // chunk_size)
+    position_BT = (
+        np.zeros((1, length), np.int32) if spec.bias.query_position_BT is None else spec.bias.query_position_BT
+    )
+    mask = spec.mask.pad(after=num_chunks * chunk_size - length)
+
+    def split(array: jax.Array | np.ndarray, axis: int = 1) -> jax.Array:
+        array, padding = jnp.asarray(array), num_chunks * chunk_size - array.shape[axis]
+        if padding:
+            array = jnp.pad(array, [(0, padding if n == axis else 0) for n in range(array.ndim)])
+        return jnp.moveaxis(
+            array.reshape(*array.shape[:axis], num_chunks, chunk_size, *array.shape[axis + 1 :]), axis, 0
+        )
+
+    arrays = query_BTHK, mask.start_BT, mask.end_BT, position_BT
+    return [split(array) for array in arrays] + [split(row_BHT, 2) for row_BHT in rows_BHT]
+
+
+def make_chunk_spec(
+    spec: AttentionSpec, start_BT: jax.Array, end_BT: jax.Array, position_BT: jax.Array, num_keys: int
+) -> AttentionSpec:
+    """Of a chunk's queries."""
+    bias = dataclasses.replace(spec.bias, query_BT=position_BT)
+    return dataclasses.replace(spec, mask=masks.make_traced_mask(start_BT, end_BT, num_keys), bias=bias)
+
+
+def join_chunks(array: jax.Array, axis: int, length: int) -> jax.Array:
+    """The first `length` queries along an axis, from chunks along the first."""
+    array = jnp.moveaxis(array, 0, axis)
+    shape = (*array.shape[:axis], -1, *array.shape[axis + 2 :])
+    return jax.lax.slice_in_dim(array.reshape(shape), 0, length, axis=axis)

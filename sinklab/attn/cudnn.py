@@ -1,0 +1,65 @@
+"""The cuDNN backend: softmax attention on NVIDIA GPUs with a causal mask or causal window."""
+
+import functools
+from collections.abc import Callable
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.sharding import PartitionSpec
+
+from sinklab.attn.mask import Mask
+from sinklab.attn.operations import NORMALIZERS, SIMILARITIES
+from sinklab.attn.reference import AttentionOutput, RowStats
+from sinklab.attn.spec import AttentionProblem, AttentionSpec
+from sinklab.parallel import sharding
+
+platform = 'gpu'
+
+
+def explain_unsupported(problem: AttentionProblem) -> str | None:
+    operation = problem.spec.operation
+    if (operation.similarity, operation.normalizer) != (SIMILARITIES['exp'], NORMALIZERS['sum']):
+        return f'{operation.name}: it knows softmax alone'
+    if problem.spec.num_learned_kv or problem.spec.bias.relative is not None:
+        return 'columns and biases: it is given queries, keys and values alone'
+    if operation.scale is not None and operation.scale <= 0:
+        return f'a scale of {operation.scale}, where it needs one above 0'
+    if find_causal_window(problem.spec.mask) is None:
+        return 'a mask that is neither causal nor a causal window'
+    if problem.dtype != 'bfloat16' or problem.width % 8 or max(problem.width, problem.value_width) > 128:
+        return f'heads of {problem.width} in {problem.dtype}'
+    return None
+
+
+def attend(query_BTHK, key_BSGK, value_BSGK, spec: AttentionSpec, needs_mass: bool = False) -> AttentionOutput:
+    """The statistic of a row is its lse."""
+    num_previous_keys, gain = find_causal_window(spec.mask), spec.operation.gain
+    attend_on_device = functools.partial(
+        jax.nn.dot_product_attention,
+        scale=spec.operation.scale,
+        is_causal=True,
+        local_window_size=None if num_previous_keys == spec.mask.num_queries - 1 else (num_previous_keys, 0),
+        implementation='cudnn',
+        return_residual=True,
+    )
+    output_BTHK, lse_BTH = shard_over_mesh(attend_on_device, key_BSGK)(query_BTHK, key_BSGK, value_BSGK)
+    lse_BHT = jax.lax.stop_gradient(jnp.swapaxes(lse_BTH, 1, 2))
+    ones_BHT = jnp.ones_like(lse_BHT)
+    return AttentionOutput(gain * output_BTHK, RowStats(lse_BHT, ones_BHT / gain, gain * ones_BHT))
+
+
+def shard_over_mesh(function: Callable, key_BSGK: jax.Array) -> Callable:
+    """Run on each device's own sequences and heads; cuDNN divides neither by itself on a partly manual mesh."""
+    batch, _, heads, _ = sharding.make_auto_partition_spec(key_BSGK.shape, ('batch', None, 'heads', None))
+    array_spec, row_spec = PartitionSpec(batch, None, heads, None), PartitionSpec(batch, None, heads)
+    return sharding.shard_map_auto_axes(function, sharding.get_auto_axes(), (array_spec,) * 3, (array_spec, row_spec))
+
+
+def find_causal_window(mask: Mask) -> int | None:
+    """How many keys before its own a query sees, at most, under a causal mask or window; None under another."""
+    start_T, end_T = mask.bounds_2T
+    query_T = np.arange(mask.num_queries)
+    num_previous_keys = int((query_T - start_T).max())
+    is_causal = (end_T == query_T + 1).all() and (start_T == np.maximum(query_T - num_previous_keys, 0)).all()
+    return num_previous_keys if mask.is_static and is_causal else None

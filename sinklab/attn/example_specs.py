@@ -1,0 +1,67 @@
+"""Example attention specs: every operation, under every kind of mask, and with ALiBi."""
+
+from collections.abc import Callable
+
+import jax.numpy as jnp
+import numpy as np
+
+from sinklab.attn import mask as masks
+from sinklab.attn.mask import Mask
+from sinklab.attn.operations import NORMALIZERS, SIMILARITIES, Operation
+from sinklab.attn.spec import AttentionSpec, RelativePositionBias, ScoreBias
+from sinklab.config.spec import NORMALIZERS_BY_SIMILARITY
+
+
+def make_operations() -> dict[tuple[str, str], Operation]:
+    """Every similarity with every normalizer that it goes with."""
+    pairs = [
+        (similarity, normalizer)
+        for similarity, normalizers in NORMALIZERS_BY_SIMILARITY.items()
+        for normalizer in normalizers
+    ]
+    return {
+        (similarity, normalizer): Operation(
+            f'{similarity} with {normalizer}',
+            SIMILARITIES[similarity],
+            NORMALIZERS[normalizer],
+            power=2.0 if normalizer == 'p_norm' else None,
+        )
+        for similarity, normalizer in pairs
+    }
+
+
+def make_document_starts(length: int) -> np.ndarray:
+    """Three documents, as start_BT."""
+    position_T = np.arange(length)
+    return np.maximum.accumulate(np.where(position_T % (length // 3 + 1) == 0, position_T, 0))[None]
+
+
+def make_three_documents_mask(length: int) -> Mask:
+    return masks.make_causal_mask(length) & masks.make_document_mask(jnp.asarray(make_document_starts(length)))
+
+
+def make_alibi_bias(heads: int, length: int) -> ScoreBias:
+    """A score falls with distance."""
+    position_BT = np.arange(length)[None]
+    return ScoreBias(
+        RelativePositionBias(lambda slope, distance: -slope[0] * distance, np.full((heads, 1), 1 / 64)),
+        position_BT,
+        position_BT,
+    )
+
+
+MASKS: dict[str, Callable[[int], Mask]] = {
+    'causal': masks.make_causal_mask,
+    'prefix': lambda length: masks.make_prefix_mask(length, length // 3),
+    'window': lambda length: masks.make_causal_mask(length) & masks.make_window_mask(length, -(-length // 3)),
+    'block': lambda length: masks.make_causal_mask(length) & masks.make_block_mask(length, -(-length // 3)),
+    'document': make_three_documents_mask,
+}
+
+
+def make_specs(operation: Operation, heads: int, length: int) -> dict[str, AttentionSpec]:
+    """The operation under each mask, and with a curve."""
+    specs = {name: AttentionSpec(operation, mask(length)) for name, mask in MASKS.items()}
+    return specs | {
+        'alibi': AttentionSpec(operation, masks.make_causal_mask(length), bias=make_alibi_bias(heads, length))
+    }

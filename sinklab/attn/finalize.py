@@ -1,0 +1,149 @@
+"""Attention from the sums of kernels: learned keys, normalizer and gain, in differentiable jnp."""
+
+import dataclasses
+from collections.abc import Callable
+
+import jax
+import jax.numpy as jnp
+
+from sinklab.attn import reference
+from sinklab.attn.mask import Mask
+from sinklab.attn.operations import Operation, RowSums, raise_to_power
+from sinklab.attn.pallas.primitive import (
+    MASK_VALUE,
+    Kernels,
+    KernelSpec,
+    LinearReduction,
+    Reduction,
+    ScoreSpec,
+    SoftmaxReduction,
+    run_kernels,
+)
+from sinklab.attn.reference import AttentionOutput
+from sinklab.attn.spec import AttentionSpec
+
+ReduceText = Callable[[Reduction, KernelSpec], tuple[jax.Array, tuple[jax.Array, ...]]]
+
+
+def attend(
+    kernels: Kernels,
+    query_BTHK: jax.Array,
+    key_BSGK: jax.Array,
+    value_BSGK: jax.Array,
+    spec: AttentionSpec,
+    needs_mass: bool = False,
+) -> AttentionOutput:
+    """By the kernels of a platform; the mass of rows is summed only if `measured`."""
+    operation, num_learned_kv, power = spec.operation, spec.num_learned_kv, spec.operation.power
+    text = query_BTHK, key_BSGK[:, num_learned_kv:], value_BSGK[:, num_learned_kv:]
+    column_BHTC = compute_learned_scores(query_BTHK, key_BSGK[:, :num_learned_kv], spec)
+
+    def reduce_text(reduction: Reduction, kernel_spec: KernelSpec):
+        return run_kernels(kernels, reduction, kernel_spec, *text)
+
+    reduction, kernel_spec = choose_reduction(operation, needs_mass), make_kernel_spec(spec, query_BTHK.shape[-1])
+    numerator, total, mass, shift = REDUCERS[type(reduction)](
+        reduce_text, reduction, kernel_spec, operation, column_BHTC
+    )
+
+    unit = jnp.exp(-shift)
+    weight_BHTC, mass_BHTC = operation.similarity.weigh(column_BHTC - shift, unit)
+    value_BCHK = reference.repeat_kv(value_BSGK[:, :num_learned_kv], query_BTHK.shape[2])
+    numerator += jnp.einsum('BHTC,BCHK->BTHK', weight_BHTC, value_BCHK.astype(jnp.float32))
+    total += raise_to_power(mass_BHTC, power).sum(-1, keepdims=True)
+    mass += jnp.abs(weight_BHTC).sum(-1, keepdims=True)
+
+    row_sums = RowSums(total, count_visible_keys(spec.mask, key_BSGK.shape[1] - num_learned_kv), unit, power)
+    z_BHT1 = operation.normalizer.compute_z(row_sums) / operation.gain
+    output_BTHK = (numerator / jnp.swapaxes(z_BHT1, 1, 2)).astype(value_BSGK.dtype)
+    row_stats = (jnp.broadcast_to(x, mass.shape)[..., 0] for x in (shift, z_BHT1, mass / jnp.abs(z_BHT1)))
+    return AttentionOutput(output_BTHK, jax.lax.stop_gradient(reference.RowStats(*row_stats)))
+
+
+def choose_reduction(operation: Operation, needs_mass: bool = False) -> Reduction:
+    """What kernels sum for an operation: softmax of scores that a maximum shifts, else as many masses as are read."""
+    if operation.similarity.is_shifted:
+        return SoftmaxReduction()
+    needs_total, similarity = operation.normalizer.uses_total, operation.similarity
+    weigh = similarity.weigh if needs_total or similarity.approximate_weigh is None else similarity.approximate_weigh
+
+    def weigh_with_masses(score):
+        weight, mass = weigh(score, 1.0)
+        options = (
+            (needs_total, lambda: raise_to_power(mass, operation.power)),
+            (needs_mass, lambda: jnp.abs(weight)),
+        )
+        return weight, tuple(compute() for is_needed, compute in options if is_needed)
+
+    return LinearReduction(weigh_with_masses)
+
+
+def make_kernel_spec(spec: AttentionSpec, head_width: int) -> KernelSpec:
+    """The text's part of a rule."""
+    bias, scale = spec.bias, spec.operation.scale
+    score_spec = ScoreSpec(head_width**-0.5 if scale is None else scale, spec.operation.offset)
+    if bias.relative is None:
+        return KernelSpec(score_spec, spec.mask)
+    score_spec = dataclasses.replace(score_spec, curve=bias.relative.function, learned=bias.relative.is_learned)
+    return KernelSpec(
+        score_spec,
+        spec.mask,
+        (bias.query_position_BT, bias.key_position_BS[:, spec.num_learned_kv :]),
+        bias.relative.parameter_HP,
+    )
+
+
+def reduce_softmax(
+    reduce_text: ReduceText,
+    reduction: SoftmaxReduction,
+    kernel_spec: KernelSpec,
+    operation: Operation,
+    column_BHTC: jax.Array,
+):
+    """(numerator_BTHK, total_BHT1, mass_BHT1, shift_BHT1) of the text, from softmax: o and lse less the shift."""
+    output_BTHK, (lse_BHT,) = reduce_text(reduction, kernel_spec)
+    power, lse = operation.power or 1.0, lse_BHT[..., None]
+    power_lse = lse
+    if operation.power is not None:
+        _, (power_lse_BHT,) = reduce_text(
+            reduction, dataclasses.replace(kernel_spec, scores=kernel_spec.score_spec * power)
+        )
+        power_lse = power_lse_BHT[..., None]
+    # The total is then between 1 and the number of columns + 1, whatever the power.
+    shift = jnp.max(jnp.concatenate([power_lse / power, column_BHTC], -1), -1, keepdims=True)
+    shift = jnp.where((lse > MASK_VALUE / 2) | (column_BHTC.shape[-1] > 0), shift, 0.0)
+    shift = jax.lax.stop_gradient(jnp.maximum(shift, 0.0) if operation.uses_unit else shift)
+    mass, total = jnp.exp(lse - shift), jnp.exp(power_lse - power * shift)
+    return output_BTHK.astype(jnp.float32) * jnp.swapaxes(mass, 1, 2), total, mass, shift
+
+
+def reduce_linear(
+    reduce_text: ReduceText,
+    reduction: LinearReduction,
+    kernel_spec: KernelSpec,
+    operation: Operation,
+    column_BHTC: jax.Array,
+):
+    """The same from the linear primitive, whose mass is 0 where nobody wants it."""
+    output_BTHK, statistics = reduce_text(reduction, kernel_spec)
+    zeros_BHT1 = jnp.zeros((*column_BHTC.shape[:-1], 1))
+    statistic_columns = iter([row_BHT[..., None] for row_BHT in statistics])
+    total = next(statistic_columns) if operation.normalizer.uses_total else zeros_BHT1
+    return output_BTHK.astype(jnp.float32), total, next(statistic_columns, zeros_BHT1), zeros_BHT1
+
+
+REDUCERS = {SoftmaxReduction: reduce_softmax, LinearReduction: reduce_linear}
+
+
+def compute_learned_scores(query_BTHK: jax.Array, key_BCGK: jax.Array, spec: AttentionSpec) -> jax.Array:
+    batch, num_queries, num_heads, _ = query_BTHK.shape
+    if not spec.num_learned_kv:
+        return jnp.zeros((batch, num_heads, num_queries, 0))
+    score_BHTC = reference.compute_scores(query_BTHK, reference.repeat_kv(key_BCGK, num_heads), spec.operation.scale)
+    return score_BHTC + spec.evaluate_learned_bias()
+
+
+def count_visible_keys(mask: Mask, num_keys: int) -> jax.Array:
+    """How many keys of the text each query sees, as BHT1."""
+    num_visible_BT = jnp.minimum(mask.end_BT, num_keys) - jnp.maximum(mask.start_BT, 0)
+    return jnp.maximum(num_visible_BT, 0)[:, None, :, None]

@@ -1,0 +1,343 @@
+"""The public function `attention`, with any similarity and normalizer, without a config."""
+
+import math
+import operator
+import reprlib
+from collections.abc import Mapping
+from typing import Any, Literal, TypeVar, get_args, overload
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.typing import ArrayLike
+
+from sinklab.attn import backends, reference
+from sinklab.attn import mask as masks
+from sinklab.attn.backends import BACKENDS
+from sinklab.attn.mask import Mask
+from sinklab.attn.operations import NORMALIZERS, SIMILARITIES, Normalizer, Operation, Similarity
+from sinklab.attn.reference import AttentionOutput
+from sinklab.attn.spec import AttentionProblem, AttentionSpec
+from sinklab.config.spec import NORMALIZERS_BY_SIMILARITY, BackendName
+from sinklab.schema import UserError, format_unknown_name
+
+Window = int | tuple[int, int]
+Entry = TypeVar('Entry')
+
+
+@overload
+def attention(
+    query: ArrayLike,
+    key: ArrayLike,
+    value: ArrayLike,
+    bias: ArrayLike | None = ...,
+    mask: ArrayLike | None = ...,
+    *,
+    similarity: str | Similarity = ...,
+    normalizer: str | Normalizer = ...,
+    scale: ArrayLike | None = ...,
+    score_offset: float = ...,
+    gain: float = ...,
+    power: float | None = ...,
+    is_causal: bool = ...,
+    local_window_size: Window | None = ...,
+    return_weights: Literal[False] = ...,
+    implementation: BackendName = ...,
+) -> jax.Array: ...
+
+
+@overload
+def attention(
+    query: ArrayLike,
+    key: ArrayLike,
+    value: ArrayLike,
+    bias: ArrayLike | None = ...,
+    mask: ArrayLike | None = ...,
+    *,
+    similarity: str | Similarity = ...,
+    normalizer: str | Normalizer = ...,
+    scale: ArrayLike | None = ...,
+    score_offset: float = ...,
+    gain: float = ...,
+    power: float | None = ...,
+    is_causal: bool = ...,
+    local_window_size: Window | None = ...,
+    return_weights: Literal[True],
+    implementation: BackendName = ...,
+) -> tuple[jax.Array, jax.Array]: ...
+
+
+def attention(
+    query: ArrayLike,
+    key: ArrayLike,
+    value: ArrayLike,
+    bias: ArrayLike | None = None,
+    mask: ArrayLike | None = None,
+    *,
+    similarity: str | Similarity = 'exp',
+    normalizer: str | Normalizer = 'sum',
+    scale: ArrayLike | None = None,
+    score_offset: float = 0.0,
+    gain: float = 1.0,
+    power: float | None = None,
+    is_causal: bool = False,
+    local_window_size: Window | None = None,
+    return_weights: bool = False,
+    implementation: BackendName = 'auto',
+) -> jax.Array | tuple[jax.Array, jax.Array]:
+    """Compute attention with a similarity and a normalizer of your choice; the default is softmax.
+
+    `A_ij = gain * weight(s_ij) / Z(sum_j mass(s_ij))` and `o_i = sum_j A_ij v_j`, with the scores
+    `s_ij = scale * <q_i, k_j> + bias_ij + score_offset`. The similarity gives the functions weight and mass (for most
+    similarities they are the same function), the normalizer gives Z. The function takes `query`, `key`, `value`,
+    `bias`, `mask`, `scale`, `is_causal` and `local_window_size` as `jax.nn.dot_product_attention` does. It has no
+    `query_seq_lengths` and no `key_value_seq_lengths` (a `mask` hides the keys of padding), and its
+    `implementation` has other values. The function can be used under `jax.jit`, `jax.grad` and `jax.vmap`.
+
+    | similarity | weight(s) | normalizers |
+    |---|---|---|
+    | `exp` | e^s | `sum` (softmax), `p_norm`, `plus_one` (softmax with a sink logit of 0) |
+    | `softpick` | max(e^s - 1, 0), with a mass of abs(e^s - 1) | `sum` |
+    | `sigmoid` | 1 / (1 + e^-s) | `none`, `sum`, `p_norm`, `count` |
+    | `elu1` | elu(s) + 1 | `none`, `sum`, `p_norm`, `count` |
+    | `relu` | max(s, 0) | `count`, `none`, `sum` |
+    | `identity` | s | `none`, `clamped`, `count`, `sum` |
+
+    | normalizer | Z |
+    |---|---|
+    | `sum` | the sum of the masses (1e-8 is added, as in the paper's code) |
+    | `p_norm` | (sum of mass^p)^(1/p), with p = `power` |
+    | `plus_one` | 1 + the sum |
+    | `clamped` | max(abs(sum), 1) |
+    | `count` | the number of keys that the query sees |
+    | `none` | 1 |
+
+    Scores, weights and their sums are computed in float32, whatever the dtype of the arrays.
+
+    Args:
+        query: Array of shape BTNH (batch, queries, heads, width of a head), or TNH.
+        key: Array of shape BSKH, or SKH. N is a multiple of K: each key head serves N / K query heads.
+        value: Array of shape BSKV, or SKV; V may differ from H.
+        bias: Array that is added to the scores, of a shape that can be broadcast to BNTS (NTS without a batch).
+        mask: Boolean array of such a shape. A query attends to a key where it is True.
+        similarity: A name of the table above, or a `Similarity` of your own.
+        normalizer: A name of the table above, or a `Normalizer` of your own.
+        scale: Factor of the products of queries and keys, which is applied in float32; 1 / sqrt(H) if it is None.
+            A scale that jax traces, such as a learned one, needs `auto`, `dense` or `chunked`.
+        score_offset: Number that is added to every score. The config's `model.attention.offset` is in units of
+            log T, so that `score_offset` is that offset * log(T), with T the tokens of a training window. Apple's
+            sigmoid attention (2409.04431) has -log(T), which is an offset of -1.
+        gain: Factor of all weights, above 0.
+        power: The p of `p_norm`, above 0; without another normalizer it must be None.
+        is_causal: Query i attends to the keys j <= i alone.
+        local_window_size: (left, right): query i attends to the keys i - left <= j <= i + right alone. One number
+            stands for both.
+        return_weights: Also return A. The implementation must then be `auto` or `dense`.
+        implementation: `dense` builds the matrix A; `chunked` builds the rows of 128 queries at a time, so that
+            memory grows with T and not with its square; `tpu`, `gpu` and `cudnn` are kernels. `auto` is `dense` where
+            `bias`, `mask` or `return_weights` need the matrix, and `chunked` elsewhere. A kernel is refused where it
+            cannot compute what is asked, and not checked on your device: `sinklab doctor --kernels` does that.
+
+    Returns:
+        The output, of shape BTNV (or TNV), in the dtype of the values. With `return_weights` a pair of the output
+        and the weights A, of shape BNTS (or NTS), in float32. A query that attends to no key has an output of 0.
+
+    Raises:
+        Refusal: An argument is not allowed, or shapes do not fit. It is a `ValueError` of one line, raised while the
+            function is traced.
+    """
+    query, key, value = convert_arrays(query, key, value)
+    batched = query.ndim == 4
+    if not batched:
+        query, key, value = (array[None] for array in (query, key, value))
+    operation = make_operation(similarity, normalizer, gain, power, score_offset, scale)
+    rule = AttentionSpec(operation, make_mask(query.shape[1], key.shape[1], is_causal, local_window_size))
+    matrices = {name: array for name, array in (('bias', bias), ('mask', mask)) if array is not None}
+    needs = [*matrices, *(['return_weights'] if return_weights else [])]
+    name = resolve_implementation(implementation, rule, query, value, needs)
+    found = attend_on_backend(name, query, key, value, rule, matrices)
+    output = found.output_BTHK if batched else found.output_BTHK[0]
+    if not return_weights:
+        return output
+    weights = found.attention_BHTS
+    assert weights is not None  # `choose_backend` has found one that returns them
+    return output, weights if batched else weights[0]
+
+
+def attend_on_backend(
+    backend: str,
+    query_BTHK: jax.Array,
+    key_BSGK: jax.Array,
+    value_BSGK: jax.Array,
+    spec: AttentionSpec,
+    matrices: Mapping[str, ArrayLike],
+) -> AttentionOutput:
+    """Compute attention with a backend, or with the arrays `bias` and `mask` by the definition."""
+    if not matrices:
+        return BACKENDS[backend].attend(query_BTHK, key_BSGK, value_BSGK, spec)
+    num_keys = key_BSGK.shape[1]
+    shape = query_BTHK.shape[0], query_BTHK.shape[2], query_BTHK.shape[1], num_keys
+    arrays = {name: convert_matrix(name, array, shape) for name, array in matrices.items()}
+    bias_BHTS = spec.materialize_bias(num_keys) + arrays.get('bias', 0.0)
+    visible_BHTS = spec.materialize_mask(num_keys) & arrays.get('mask', True)
+    return reference.attend_with_matrices(query_BTHK, key_BSGK, value_BSGK, bias_BHTS, visible_BHTS, spec.operation)
+
+
+def convert_arrays(query: ArrayLike, key: ArrayLike, value: ArrayLike) -> tuple[jax.Array, jax.Array, jax.Array]:
+    """Return queries, keys and values as arrays of floating-point numbers whose shapes fit, or raise Refusal."""
+    arrays = dict(query=jnp.asarray(query), key=jnp.asarray(key), value=jnp.asarray(value))
+    shapes = ', '.join(f'{name} {array.shape}' for name, array in arrays.items())
+    for name, array in arrays.items():
+        if not jnp.issubdtype(array.dtype, jnp.floating):
+            raise UserError(f'{name} is of {array.dtype}; give floating-point numbers')
+        if array.ndim not in (3, 4) or 0 in array.shape:
+            raise UserError(f'{name} has the shape {array.shape}; give BTNH or TNH, no axis of which is 0')
+    (*batch, _, num_heads, width), (*key_batch, num_keys, num_kv_heads, key_width) = (
+        arrays['query'].shape,
+        arrays['key'].shape,
+    )
+    if batch != key_batch or (*batch, num_keys, num_kv_heads) != arrays['value'].shape[:-1] or width != key_width:
+        raise UserError(f'shapes do not fit: {shapes}; give query BTNH, key BSKH and value BSKV')
+    if num_heads % num_kv_heads:
+        raise UserError(f'{num_heads} query heads are no multiple of {num_kv_heads} key heads: {shapes}')
+    return arrays['query'], arrays['key'], arrays['value']
+
+
+def convert_matrix(name: str, array_like: ArrayLike, shape: tuple[int, ...]) -> jax.Array:
+    """Return `bias` or `mask` as an array whose four axes are 1 or those of the scores, or raise Refusal."""
+    array = jnp.asarray(array_like)
+    dtype_class, dtype_name = (jnp.bool_, 'booleans') if name == 'mask' else (jnp.floating, 'floating-point numbers')
+    if not jnp.issubdtype(array.dtype, dtype_class):
+        raise UserError(f'{name} is of {array.dtype}; give {dtype_name}')
+    array = array.reshape((1,) * (4 - array.ndim) + array.shape)
+    if array.ndim != 4 or any(size not in (1, full_size) for size, full_size in zip(array.shape, shape, strict=True)):
+        raise UserError(f'{name} has the shape {jnp.shape(array_like)}, which cannot be broadcast to {shape} (BNTS)')
+    return array
+
+
+def make_operation(
+    similarity: str | Similarity,
+    normalizer: str | Normalizer,
+    gain: float = 1.0,
+    power: float | None = None,
+    score_offset: float = 0.0,
+    scale: ArrayLike | None = None,
+) -> Operation:
+    """Return the operation of a similarity and a normalizer, or raise Refusal where they do not go together."""
+    similarity_entry = find_entry('similarity', similarity, SIMILARITIES, Similarity)
+    normalizer_entry = find_entry('normalizer', normalizer, NORMALIZERS, Normalizer)
+    if (
+        isinstance(similarity, str)
+        and isinstance(normalizer, str)
+        and normalizer not in NORMALIZERS_BY_SIMILARITY[similarity]
+    ):
+        raise UserError(
+            f'{similarity} has no normalizer {normalizer!r}; it has {", ".join(NORMALIZERS_BY_SIMILARITY[similarity])}'
+        )
+    if similarity_entry.is_shifted and not normalizer_entry.uses_total:
+        raise UserError('a shifted similarity needs a normalizer that reads the sum, or the shift would not cancel')
+    if (normalizer_entry is NORMALIZERS['p_norm']) != (power is not None):
+        raise UserError(f'power={power} with {normalizer!r}; p_norm needs a power, and nothing else has one')
+    names = [entry if isinstance(entry, str) else 'your own' for entry in (similarity, normalizer)]
+    return Operation(
+        ' with '.join(names),
+        similarity_entry,
+        normalizer_entry,
+        gain=convert_number('gain', gain, exclusive_min=0),
+        power=None if power is None else convert_number('power', power, exclusive_min=0),
+        offset=convert_number('score_offset', score_offset),
+        scale=None if scale is None else convert_scale(scale),
+    )
+
+
+def convert_scale(scale: ArrayLike) -> float | jax.Array:
+    """Return a scale as a number, or as an array in float32 if jax traces it; or raise Refusal."""
+    if not isinstance(scale, jax.core.Tracer):
+        return convert_number('scale', scale)
+    if scale.ndim or not is_real_dtype(scale.dtype):
+        raise UserError(f'scale is an array of {scale.dtype} of the shape {scale.shape}; give one number')
+    return scale.astype(jnp.float32)
+
+
+def convert_number(name: str, value: ArrayLike, exclusive_min: float = -math.inf) -> float:
+    """Return a number of Python, NumPy or jax as a float, or raise Refusal unless it is finite and above `above`."""
+    try:
+        array = np.asarray(value)
+    except (TypeError, ValueError):  # an array that jax traces, or a list of lists of several lengths
+        array = np.empty((), object)
+    if array.ndim or not is_real_dtype(array.dtype) or not exclusive_min < float(array) < math.inf:
+        text = ' '.join(reprlib.repr(value).split())
+        bound = '' if exclusive_min == -math.inf else f' above {exclusive_min}'
+        raise UserError(f'{name}={text} is not allowed; give one finite number{bound}')
+    return float(array)
+
+
+def is_real_dtype(dtype: np.dtype[Any]) -> bool:
+    """Return whether a dtype is one of integers or of floating-point numbers."""
+    return jnp.issubdtype(dtype, jnp.integer) or jnp.issubdtype(dtype, jnp.floating)
+
+
+def find_entry(kind: str, value: Any, table: Mapping[str, Entry], entry_class: type[Entry]) -> Entry:
+    """Return the entry of a table that a name stands for, or the entry that is given itself."""
+    if isinstance(value, entry_class):
+        return value
+    if not isinstance(value, str) or value not in table:
+        raise UserError(format_unknown_name(f'{kind}={value!r}', str(value), table, 'allowed'))
+    return table[value]
+
+
+def make_mask(num_queries: int, num_keys: int, is_causal: bool, local_window_size: Window | None) -> Mask:
+    """Return the interval of keys that each query sees; query i stands at the place of key i."""
+    query_T = np.arange(num_queries, dtype=np.int32)
+    start_T, end_T = np.zeros_like(query_T), np.full_like(query_T, num_keys)
+    if is_causal:
+        end_T = np.minimum(end_T, query_T + 1)
+    if local_window_size is not None:
+        left, right = convert_window(local_window_size)
+        start_T = np.maximum(start_T, query_T - min(left, num_queries))
+        end_T = np.minimum(end_T, query_T + min(right, num_keys) + 1)
+    return masks.make_static_mask(np.minimum(start_T, num_keys), end_T)
+
+
+def convert_window(window: Window) -> tuple[int, int]:
+    """Return (left, right) of a window, or raise Refusal."""
+    try:
+        left, right = map(operator.index, window if isinstance(window, tuple | list) else (window, window))
+    except (TypeError, ValueError):
+        left = right = -1
+    if min(left, right) < 0:
+        raise UserError(f'local_window_size={window!r} is not allowed; give a number of at least 0, or (left, right)')
+    return left, right
+
+
+def resolve_implementation(
+    implementation: str, spec: AttentionSpec, query: jax.Array, value: jax.Array, needs: list[str]
+) -> str:
+    """Return the backend that computes attention, or raise Refusal where it cannot."""
+    if implementation not in get_args(BackendName):
+        raise UserError(
+            format_unknown_name(
+                f'implementation={implementation!r}', str(implementation), get_args(BackendName), 'allowed'
+            )
+        )
+    if implementation == 'auto':
+        return 'dense' if needs else 'chunked'
+    if needs and implementation != 'dense':
+        raise UserError(
+            f'implementation={implementation!r} builds no matrix, as {" and ".join(needs)} need; give auto or dense'
+        )
+    if BACKENDS[implementation].platform is not None and isinstance(spec.operation.scale, jax.Array):
+        raise UserError(
+            f'implementation={implementation!r} needs a scale that jax does not trace; give auto, dense or chunked'
+        )
+    platform, (heads, width) = jax.default_backend(), query.shape[2:]
+    if BACKENDS[implementation].platform is not None and spec.mask.num_keys != spec.mask.num_queries:
+        raise UserError(
+            f'implementation={implementation!r} needs as many keys as queries; give auto, dense or chunked'
+        )
+    reason = backends.explain_unsupported(
+        implementation, platform, AttentionProblem(spec, heads, width, value.shape[-1], str(query.dtype))
+    )
+    if reason:
+        raise UserError(f'implementation={implementation!r} cannot be used: {reason}; give auto, dense or chunked')
+    return implementation

@@ -1,0 +1,83 @@
+"""Attention that the first keys receive, and means over rows, without the full matrix."""
+
+import dataclasses
+from collections.abc import Callable, Mapping
+
+import jax
+import jax.numpy as jnp
+
+from sinklab.attn import chunked, reference
+from sinklab.attn.operations import EPSILON
+from sinklab.attn.spec import AttentionSpec
+
+RowFunctions = Mapping[str, Callable[[jax.Array], jax.Array]]
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class KeyMass:
+    """Sums over queries of A_ij and of |A_ij| / sum_j |A_ij|, and the mean of the mass sum_j |A_ij|."""
+
+    raw_BHS: jax.Array  # columns, then keys
+    share_BHS: jax.Array
+    mass_BH: jax.Array
+
+
+def compute_key_mass(
+    query_BTHK: jax.Array,
+    key_BSGK: jax.Array,
+    row_stats: reference.RowStats,
+    spec: AttentionSpec,
+    num_keys: int,
+    first_query: int = 0,
+) -> KeyMass:
+    """What the columns and the first `keys` keys of the text get from the queries from number `first` on."""
+    attention_BHTS = recompute_weights(query_BTHK, key_BSGK, row_stats.shift_BHT, row_stats.z_BHT, spec, num_keys)[
+        :, :, first_query:
+    ]
+    mass_BHT = jax.lax.stop_gradient(row_stats.mass_BHT)[:, :, first_query:]
+    share_BHTS = jnp.abs(attention_BHTS) / (mass_BHT[..., None] + EPSILON)
+    return KeyMass(attention_BHTS.sum(2), share_BHTS.sum(2), mass_BHT.mean(-1))
+
+
+def compute_row_means(
+    query_BTHK: jax.Array,
+    key_BSGK: jax.Array,
+    row_stats: reference.RowStats,
+    spec: AttentionSpec,
+    row_functions: RowFunctions,
+    first_query: int = 0,
+) -> dict[str, jax.Array]:
+    """The mean of each value, attention_BHTS -> value_BHT, over the rows of the queries from number `first` on, _BH.
+
+    O(T^2 K) work, a chunk of the matrix after another.
+    """
+    num_keys = key_BSGK.shape[1] - spec.num_learned_kv
+
+    def compute_chunk(chunk):
+        query, *edges, shift_BHT, z_BHT = chunk
+        attention_BHTS = recompute_weights(
+            query, key_BSGK, shift_BHT, z_BHT, chunked.make_chunk_spec(spec, *edges, num_keys), num_keys
+        )
+        return {name: value(attention_BHTS) for name, value in row_functions.items()}
+
+    chunks = chunked.split_into_chunks(query_BTHK, spec, [row_stats.shift_BHT, row_stats.z_BHT])
+    chunk_values = jax.lax.map(compute_chunk, jax.lax.stop_gradient(chunks))
+    length = query_BTHK.shape[1]
+    return {
+        name: chunked.join_chunks(value, 2, length)[:, :, first_query:].mean(-1)
+        for name, value in chunk_values.items()
+    }
+
+
+def recompute_weights(query_BTHK, key_BSGK, shift_BHT, z_BHT, spec: AttentionSpec, num_keys: int) -> jax.Array:
+    """attention_BHTS of the columns and the first `keys` keys, by what makes the rows' weights."""
+    inputs = query_BTHK, key_BSGK[:, : spec.num_learned_kv + num_keys], shift_BHT[..., None], z_BHT[..., None]
+    query_BTHK, key_BSGK, shift_BHT1, z_BHT1 = jax.lax.stop_gradient(inputs)
+    bias_BHTS = jax.lax.stop_gradient(spec.slice_text(0, num_keys).materialize_bias(num_keys))
+    key_BSHK = reference.repeat_kv(key_BSGK, query_BTHK.shape[2])
+    score_BHTS = reference.compute_scores(query_BTHK, key_BSHK, spec.operation.scale) + bias_BHTS
+    visible_B1TS = spec.materialize_mask(num_keys)
+    score_BHTS = jnp.where(visible_B1TS, score_BHTS - shift_BHT1, 0.0)
+    weight_BHTS = spec.operation.similarity.weigh(score_BHTS, jnp.exp(-shift_BHT1))[0]
+    return jnp.where(visible_B1TS, weight_BHTS, 0.0) / z_BHT1

@@ -1,0 +1,126 @@
+"""Attention masks: one interval of keys per query, combined by intersection."""
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from sinklab.config import spec
+
+
+@dataclasses.dataclass(frozen=True)
+class Mask:
+    """Query t sees the keys start[t] <= s < end[t]; the leading axis is the batch, or 1 for all of it.
+
+    `hull` is known before anything is traced: for each query the start and end of an interval that holds its own.
+    """
+
+    start_BT: jax.Array | np.ndarray
+    end_BT: jax.Array | np.ndarray
+    bounds_2T: np.ndarray
+
+    def __and__(self, other: 'Mask') -> 'Mask':
+        start, end = (
+            np.maximum(self.bounds_2T[0], other.bounds_2T[0]),
+            np.minimum(self.bounds_2T[1], other.bounds_2T[1]),
+        )
+        if self.is_static and other.is_static:
+            return make_static_mask(start, end)
+        start_BT = jnp.maximum(self.start_BT, other.start_BT)
+        return Mask(start_BT, jnp.minimum(self.end_BT, other.end_BT), np.stack([start, end]))
+
+    @property
+    def is_static(self) -> bool:
+        return isinstance(self.start_BT, np.ndarray)
+
+    @property
+    def num_queries(self) -> int:
+        return int(self.bounds_2T.shape[1])
+
+    @property
+    def num_keys(self) -> int:
+        """How many keys there are, if some query may see the last."""
+        return int(self.bounds_2T[1].max())
+
+    def materialize(self, num_keys: int) -> jax.Array:
+        """bool_BTS over `keys` keys."""
+        key_S = jnp.arange(num_keys)
+        return jnp.asarray((self.start_BT[..., None] <= key_S) & (key_S < self.end_BT[..., None]))
+
+    def pad(self, before: int = 0, after: int = 0) -> 'Mask':
+        """The mask with so many queries before the first and after the last, which see no key."""
+        xp, width = np if self.is_static else jnp, ((0, 0), (before, after))
+        start_BT, end_BT = (xp.pad(edge_BT, width) for edge_BT in (self.start_BT, self.end_BT))
+        return Mask(start_BT, end_BT, np.pad(self.bounds_2T, width))
+
+    def truncate(self, length: int) -> 'Mask':
+        """Of the first queries and keys."""
+        xp = np if self.is_static else jnp
+        start_BT, end_BT = self.start_BT[:, :length], xp.minimum(self.end_BT[:, :length], length)
+        return Mask(start_BT, end_BT, np.minimum(self.bounds_2T[:, :length], length))
+
+
+def make_static_mask(start_T: np.ndarray, end_T: np.ndarray) -> Mask:
+    """The same intervals for every sequence, known before anything is traced."""
+    return Mask(start_T[None], end_T[None], np.stack([start_T, end_T]))
+
+
+def make_query_indices(length: int) -> np.ndarray:
+    return np.arange(length, dtype=np.int32)
+
+
+def make_full_mask(length: int) -> Mask:
+    return make_static_mask(
+        np.zeros_like(make_query_indices(length)), np.full_like(make_query_indices(length), length)
+    )
+
+
+def make_causal_mask(length: int) -> Mask:
+    return make_prefix_mask(length, 1)
+
+
+def make_prefix_mask(length: int, num_tokens: int) -> Mask:
+    """Causal, and the first `tokens` are seen by all."""
+    return make_static_mask(
+        np.zeros_like(make_query_indices(length)),
+        np.minimum(np.maximum(make_query_indices(length) + 1, num_tokens), length),
+    )
+
+
+def make_window_mask(length: int, num_keys: int) -> Mask:
+    """The `keys` keys that end with the query's own: the paper's shifted window."""
+    return make_static_mask(
+        np.maximum(make_query_indices(length) - num_keys + 1, 0), np.full_like(make_query_indices(length), length)
+    )
+
+
+def make_block_mask(length: int, block_size: int) -> Mask:
+    """The query's own block, of those that cut the sequence every `keys` keys."""
+    start = make_query_indices(length) // block_size * block_size
+    return make_static_mask(start, np.minimum(start + block_size, length))
+
+
+def make_document_mask(start_BT: jax.Array) -> Mask:
+    """Nothing before the start of the query's document."""
+    length = start_BT.shape[-1]
+    return make_traced_mask(start_BT, jnp.full_like(start_BT, length), length)
+
+
+def make_traced_mask(start_BT: jax.Array, end_BT: jax.Array, num_keys: int) -> Mask:
+    """Intervals of which nothing is known before they are traced."""
+    bounds_2T = np.broadcast_to(np.array([[0], [num_keys]], np.int32), (2, start_BT.shape[-1]))
+    return Mask(start_BT, end_BT, bounds_2T)
+
+
+def resolve_mask(mask_spec: spec.MaskConfig, length: int, start_BT: jax.Array | None = None) -> Mask:
+    """What a spec shows of so many tokens; start_BT is where the document of each begins, wanted by `document`."""
+    intersection = make_prefix_mask(length, mask_spec.prefix or 1)
+    if mask_spec.window:
+        intersection &= make_window_mask(length, mask_spec.window)
+    if mask_spec.block:
+        intersection &= make_block_mask(length, mask_spec.block)
+    if mask_spec.document:
+        assert start_BT is not None, "a mask of documents needs the start of each token's document"
+        intersection &= make_document_mask(start_BT)
+    return intersection

@@ -1,0 +1,238 @@
+"""Attention operations: similarities (score to weight) and normalizers (row sums to Z), in two tables.
+
+A shifted similarity is given scores less m, the largest visible one of their row, so that exponentials stay finite;
+the factor that this takes out of weight and mass alike cancels in their ratio. What was 1 before the shift is then
+`unit` = exp(-m); where it is used, m is at least 0. Every similarity has a finite slope at 0, for hidden scores are
+weighed as 0 and then dropped.
+"""
+
+# The type of the functions in the table is `Formula`, which each need not repeat.
+# mypy: allow-untyped-defs
+
+import dataclasses
+import math
+from collections.abc import Callable
+
+import jax
+import jax.numpy as jnp
+
+from sinklab.config import spec
+
+WeighFunction = Callable[[jax.Array, jax.Array], tuple[jax.Array, jax.Array]]
+
+
+@dataclasses.dataclass(frozen=True)
+class Similarity:
+    """An entry of `SIMILARITIES`: the function from scores to weights.
+
+    Attributes:
+        weigh: Element-wise function (score, unit) -> (weight, mass), with a finite slope at 0. The weight is the
+            numerator of attention, the mass is what the normalizer sums; most similarities return one array twice.
+        shifted: Scores come less the largest one that the query sees, so that exponentials stay finite. The factor
+            must cancel between weight and sum, so that such a similarity needs a normalizer that reads the sum.
+        uses_unit: `weigh` reads `unit`, which is what a 1 beside e^s becomes after the shift.
+        signed: Weights may be below 0.
+        rounded: The same function, faster and with errors of up to 6e-8, for kernels whose weights are not divided
+            by their sum.
+    """
+
+    weigh: WeighFunction
+    is_shifted: bool = False
+    uses_unit: bool = False
+    is_signed: bool = False
+    approximate_weigh: WeighFunction | None = None
+
+
+def exp(score, unit):
+    weight = jnp.exp(score)
+    return weight, weight
+
+
+def softpick(score, unit):
+    """relu(e^s - 1) and |e^s - 1| (Zuhri et al., 2025)."""
+    weight_with_sign = jnp.exp(score) - unit
+    return jax.nn.relu(weight_with_sign), jnp.abs(weight_with_sign)
+
+
+def sigmoid(score, unit):
+    weight = jax.nn.sigmoid(score)
+    return weight, weight
+
+
+def tanh_sigmoid(score, unit):
+    weight = half_tanh(score)
+    return weight, weight
+
+
+@jax.custom_jvp
+def half_tanh(x: jax.Array) -> jax.Array:
+    """The sigmoid, right to 6e-8 and not to as much of itself; its derivative costs three operations."""
+    return 0.5 * jnp.tanh(0.5 * x) + 0.5
+
+
+@half_tanh.defjvp
+def _(primals, tangents):
+    weight = half_tanh(*primals)
+    return weight, (weight - weight * weight) * tangents[0]
+
+
+def elu1(score, unit):
+    weight = elu_plus_one(score)
+    return weight, weight
+
+
+@jax.custom_jvp
+def elu_plus_one(x: jax.Array) -> jax.Array:
+    """x + 1 above 0 and e^x below, where (e^x - 1) + 1 would lose all digits; its derivative is min(itself, 1)."""
+    return jnp.where(x > 0, x + 1, jnp.exp(jnp.minimum(x, 0)))
+
+
+@elu_plus_one.defjvp
+def _(given, moved):
+    weight = elu_plus_one(*given)
+    return weight, jnp.minimum(weight, 1) * moved[0]
+
+
+def relu(score, unit):
+    weight = jax.nn.relu(score)
+    return weight, weight
+
+
+def identity(score, unit):
+    return score, score
+
+
+SIMILARITIES = {
+    'exp': Similarity(exp, is_shifted=True),
+    'softpick': Similarity(softpick, is_shifted=True, uses_unit=True),
+    'sigmoid': Similarity(sigmoid, approximate_weigh=tanh_sigmoid),
+    'elu1': Similarity(elu1),
+    'relu': Similarity(relu),
+    'identity': Similarity(identity, is_signed=True),
+}
+
+
+EPSILON = 1e-8  # of the released code
+
+
+@dataclasses.dataclass(frozen=True)
+class RowSums:
+    """What a normalizer computes Z from: sums over the keys that each query sees.
+
+    Attributes:
+        total: Sum of the masses, or of their powers where `power` is given.
+        count: Number of those keys, without learned columns.
+        unit: What a 1 beside the masses is after scores were shifted.
+        power: The p of `p_norm`, or None.
+    """
+
+    total: jax.Array
+    count: jax.Array
+    unit: jax.Array
+    power: float | None
+
+
+@dataclasses.dataclass(frozen=True)
+class Normalizer:
+    """An entry of `NORMALIZERS`: the function from a row's sums to Z, by which its weights are divided.
+
+    Attributes:
+        close: Function Row -> Z, never 0, also where a query sees no key.
+        uses_unit: `close` reads `Row.unit`.
+        uses_total: `close` reads `Row.total`.
+    """
+
+    compute_z: Callable[[RowSums], jax.Array]
+    uses_unit: bool = False
+    uses_total: bool = True
+
+
+def raise_to_power(mass: jax.Array, power: float | None) -> jax.Array:
+    """mass^power, 0 where there is no mass: 0^p has no finite gradient."""
+    if power is None:
+        return mass
+    return jnp.where(mass > 0, jnp.where(mass > 0, mass, 1.0) ** power, 0.0)
+
+
+def row_sum(row: RowSums) -> jax.Array:
+    return row.total + EPSILON
+
+
+def p_norm(row: RowSums) -> jax.Array:
+    assert row.power is not None, 'p_norm needs a power'
+    return jnp.where(row.total > 0, row.total, 1.0) ** (1 / row.power)
+
+
+def plus_one(row: RowSums) -> jax.Array:
+    return row.total + row.unit
+
+
+def clamped_sum(row: RowSums) -> jax.Array:
+    return jnp.maximum(jnp.abs(row.total), row.unit)
+
+
+def key_count(row: RowSums) -> jax.Array:
+    return jnp.maximum(row.count, 1).astype(row.total.dtype)
+
+
+def constant_one(row: RowSums) -> jax.Array:
+    return jnp.ones_like(row.total)
+
+
+NORMALIZERS = {
+    'sum': Normalizer(row_sum),
+    'p_norm': Normalizer(p_norm),
+    'plus_one': Normalizer(plus_one, uses_unit=True),
+    'clamped': Normalizer(clamped_sum, uses_unit=True),
+    'count': Normalizer(key_count, uses_total=False),
+    'none': Normalizer(constant_one, uses_total=False),
+}
+
+
+@dataclasses.dataclass(frozen=True)
+class Operation:
+    """An attention operation: `A_ij = gain * weight(s_ij) / Z(sum_j mass(s_ij))`.
+
+    The scores are `s_ij = scale * <q_i, k_j> + bias_ij + offset`. Softmax is the similarity `exp` with the normalizer
+    `sum`. docs/guides/add_an_operation.md adds one.
+
+    Attributes:
+        name: What messages call it.
+        similarity: Entry of `SIMILARITIES`; it gives weight and mass.
+        normalizer: Entry of `NORMALIZERS`; it gives Z.
+        gain: Factor of all weights.
+        power: The p of the normalizer `p_norm`; None for the others.
+        offset: Number that is added to every score.
+        scale: Factor of the products of queries and keys; None for 1 / sqrt(K). Kernels take a number, `dense` and
+            `chunked` also take an array of one number that jax traces.
+    """
+
+    name: str
+    similarity: Similarity
+    normalizer: Normalizer
+    gain: float = 1.0
+    power: float | None = None
+    offset: float = 0.0
+    scale: float | jax.Array | None = None
+
+    @property
+    def uses_unit(self) -> bool:
+        """Whether the similarity or the normalizer has a 1 beside exponentials (see `Similarity.uses_unit`)."""
+        return self.similarity.uses_unit or self.normalizer.uses_unit
+
+
+def resolve_operation(attention: spec.AttentionConfig, length: int = 1) -> Operation:
+    """Return the operation of a config's `model.attention`, for windows of `length` tokens.
+
+    Args:
+        attention: That part of the spec; its offset is in units of log(length).
+        length: Tokens of a training window.
+    """
+    return Operation(
+        f'{attention.similarity} with {attention.normalizer}',
+        SIMILARITIES[attention.similarity],
+        NORMALIZERS[attention.normalizer],
+        attention.gain,
+        attention.power,
+        attention.offset * math.log(length),
+    )

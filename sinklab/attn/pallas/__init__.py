@@ -1,0 +1,1 @@
+"""Pallas kernels for TPU and GPU: sums over keys and their gradients, on arrays of shape BHTK."""

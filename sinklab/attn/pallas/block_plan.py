@@ -1,0 +1,82 @@
+"""Block plans: the pairs of query and key blocks that a kernel visits, and which of them need the mask."""
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from sinklab.attn.mask import Mask
+
+# Of a block of queries and one of keys: no query sees a key, every query sees every key, or some see some.
+HIDDEN, INTERIOR, BOUNDARY = 0, 1, 2
+
+
+@dataclasses.dataclass(frozen=True)
+class BlockPlan:
+    """N pairs of blocks, those of one outer block side by side; every outer block is there at least once."""
+
+    outer_N: np.ndarray
+    inner_N: np.ndarray
+    kind_BN: jax.Array | np.ndarray  # B is 1 where all sequences have one mask
+    fetch_BN: jax.Array | np.ndarray  # the inner block to load: for a hidden pair the last one loaded
+    low_BN: jax.Array | np.ndarray  # no query of the pair sees a key before this one
+    high_BN: jax.Array | np.ndarray  # or from this one on
+    kinds: frozenset[int]  # that can occur
+
+    @property
+    def edge_N(self) -> np.ndarray:
+        """1 for the first pair of an outer block, 2 for the last, 3 for both."""
+        first = np.diff(self.outer_N, prepend=-1) != 0
+        return (first + 2 * np.roll(first, -1)).astype(np.int32)
+
+
+def plan_by_query(mask: Mask, num_keys: int, block_size: tuple[int, int]) -> BlockPlan:
+    return make_block_plan(mask, num_keys, block_size, key_major=False)
+
+
+def plan_by_key(mask: Mask, num_keys: int, block_size: tuple[int, int]) -> BlockPlan:
+    return make_block_plan(mask, num_keys, block_size, key_major=True)
+
+
+def make_block_plan(mask: Mask, num_keys: int, block_size: tuple[int, int], key_major: bool) -> BlockPlan:
+    """`block` is (queries, keys), which divide those of the mask and `keys`; transposed: key blocks are the outer."""
+    active_IJ = classify_blocks(np, mask.bounds_2T[:, None], num_keys, block_size)[0][0] != HIDDEN
+    outer_first = active_IJ.T if key_major else active_IJ
+    outer_first = outer_first | (~outer_first.any(1, keepdims=True) & (np.arange(outer_first.shape[1]) == 0))
+    outer_N, inner_N = (index.astype(np.int32) for index in np.nonzero(outer_first))
+    query_N, key_N = (inner_N, outer_N) if key_major else (outer_N, inner_N)
+    xp = np if mask.is_static else jnp
+    kind_BIJ, low_BI, high_BI = classify_blocks(xp, (mask.start_BT, mask.end_BT), num_keys, block_size)
+    kind_BN = kind_BIJ[:, query_N, key_N]
+    fetch_BN = xp.asarray(inner_N)[find_last_loaded(xp, kind_BN)]
+    possible_kinds = (
+        frozenset(np.unique(kind_BN).tolist()) if mask.is_static else frozenset((HIDDEN, INTERIOR, BOUNDARY))
+    )
+    return BlockPlan(outer_N, inner_N, kind_BN, fetch_BN, low_BI[:, query_N], high_BI[:, query_N], possible_kinds)
+
+
+def classify_blocks(xp, edges, num_keys: int, block_size: tuple[int, int]):
+    """kind_BIJ of every pair of blocks, low_BI and high_BI of every query block, from start_BT and end_BT."""
+    start_BIQ, end_BIQ = (edge_BT.reshape(len(edge_BT), -1, block_size[0]) for edge_BT in edges)
+    first_J = np.arange(0, num_keys, block_size[1])
+    last_J = first_J + block_size[1]
+    is_interior = (start_BIQ.max(-1)[..., None] <= first_J) & (last_J <= end_BIQ.min(-1)[..., None])
+    sees_keys = start_BIQ < end_BIQ
+    low_BI, high_BI = xp.where(sees_keys, start_BIQ, num_keys).min(-1), xp.where(sees_keys, end_BIQ, 0).max(-1)
+    is_hidden = (high_BI[..., None] <= first_J) | (last_J <= low_BI[..., None])
+    return xp.where(is_hidden, HIDDEN, xp.where(is_interior, INTERIOR, BOUNDARY)), low_BI, high_BI
+
+
+def find_last_loaded(xp, kind_BN):
+    """The number of the newest pair up to each that is not hidden."""
+    number_BN = xp.where(kind_BN != HIDDEN, np.arange(kind_BN.shape[-1]), 0)
+    return np.maximum.accumulate(number_BN, -1) if xp is np else jax.lax.cummax(number_BN, 1)
+
+
+def sum_over_group(d_BHSK: jax.Array, array_BGSK: jax.Array) -> jax.Array:
+    """Gradients of the heads of a group in one."""
+    if d_BHSK.shape == array_BGSK.shape:
+        return d_BHSK
+    (batch, num_groups), rest = array_BGSK.shape[:2], d_BHSK.shape[2:]
+    return d_BHSK.reshape(batch, num_groups, -1, *rest).astype(jnp.float32).sum(2).astype(d_BHSK.dtype)

@@ -1,0 +1,160 @@
+"""Rewriting of traced functions into primitives that Mosaic GPU can lower."""
+
+import functools
+from collections.abc import Callable, Sequence
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+from jax.extend.core import Literal
+
+
+def logistic(x):
+    """1 / (1 + e^-x); tanh.approx, which is off by 2^-11, would leave nothing of small weights."""
+    root = lax.rsqrt(1 + jnp.exp(-x))
+    return root * root
+
+
+def log1p(x):
+    """log(1 + x) with the digits that 1 + x rounds off (Kahan)."""
+    one_plus_x = 1 + x
+    rounded_x = one_plus_x - 1
+    return jnp.where(rounded_x == 0, x, jnp.log(one_plus_x) * (x / jnp.where(rounded_x == 0, 1.0, rounded_x)))
+
+
+def expm1(x):
+    """e^x - 1, by its series where e^x rounds digits off."""
+    series = x * (1 + x * (1 / 2 + x * (1 / 6 + x * (1 / 24 + x * (1 / 120 + x / 720)))))
+    return jnp.where(jnp.abs(x) < 0.3, series, jnp.exp(x) - 1)
+
+
+def power(x, y):
+    """|x|^y, below 0 with the sign of an odd whole power, and nothing for others."""
+    magnitude, half = jnp.exp2(y * jnp.log2(jnp.abs(x))), y / 2
+    odd = floor(half) != half
+    signed = jnp.where(odd, -magnitude, magnitude)
+    return jnp.where(x >= 0, magnitude, jnp.where(floor(y) == y, signed, jnp.nan))
+
+
+def floor(x):
+    toward_zero = x.astype(jnp.int32).astype(x.dtype)
+    return jnp.where(toward_zero > x, toward_zero - 1, toward_zero)
+
+
+# Of the primitives that weights and curves are made of: those that Mosaic GPU lowers, and those rewritten for it.
+SUPPORTED_PRIMITIVES = {
+    'abs',
+    'add',
+    'and',
+    'broadcast_in_dim',
+    'clamp',
+    'convert_element_type',
+    'cos',
+    'div',
+    'eq',
+    'erf',
+    'exp',
+}
+SUPPORTED_PRIMITIVES |= {
+    'exp2',
+    'ge',
+    'gt',
+    'integer_pow',
+    'le',
+    'log',
+    'log2',
+    'lt',
+    'max',
+    'min',
+    'mul',
+    'ne',
+    'neg',
+    'not',
+    'or',
+}
+SUPPORTED_PRIMITIVES |= {'round', 'rsqrt', 'select_n', 'sign', 'sin', 'sqrt', 'square', 'sub'}
+REWRITES = {
+    'add_any': jnp.add,
+    'copy': lambda x: x,
+    'expm1': expm1,
+    'floor': floor,
+    'log1p': log1p,
+    'logistic': logistic,
+    'pow': power,
+    'stop_gradient': lambda x: x,
+    'tanh': lambda x: 2 * logistic(2 * x) - 1,
+}
+
+
+CALL_PRIMITIVES = {'pjit', 'jit', 'closed_call', 'core_call', 'custom_jvp_call', 'custom_vjp_call'}
+
+
+def make_lowerable(function: Callable) -> Callable:
+    """The same function of arrays, without calls and what kernels do not know by name."""
+
+    def run(*arguments):
+        closed_jaxpr, shape = jax.make_jaxpr(function, return_shape=True)(*arguments)
+        return jax.tree.unflatten(jax.tree.structure(shape), evaluate_jaxpr(closed_jaxpr, jax.tree.leaves(arguments)))
+
+    return run
+
+
+def evaluate_jaxpr(closed_jaxpr, inputs):
+    values = dict(zip(closed_jaxpr.jaxpr.constvars, closed_jaxpr.consts, strict=True))
+    values |= zip(closed_jaxpr.jaxpr.invars, inputs, strict=True)
+
+    def read(variable):
+        return variable.val if isinstance(variable, Literal) else values[variable]
+
+    for equation in closed_jaxpr.jaxpr.eqns:
+        name, arguments, called_jaxpr = (
+            equation.primitive.name,
+            [read(var) for var in equation.invars],
+            get_called_jaxpr(equation),
+        )
+        if called_jaxpr is not None:
+            outputs = evaluate_jaxpr(called_jaxpr, arguments)
+        elif name in REWRITES:
+            outputs = [REWRITES[name](*arguments)]
+        else:
+            outputs = equation.primitive.bind(*arguments, **equation.params)
+            outputs = outputs if equation.primitive.multiple_results else [outputs]
+        values |= zip(equation.outvars, outputs, strict=True)
+    return [read(var) for var in closed_jaxpr.jaxpr.outvars]
+
+
+def get_called_jaxpr(equation):
+    """What an equation does nothing but call."""
+    if equation.primitive.name not in CALL_PRIMITIVES:
+        return None
+    return equation.params.get('jaxpr') or equation.params.get('call_jaxpr')
+
+
+def find_unsupported_ops(bias_function: Callable | None, weigh_functions: Sequence[Callable]) -> set[str]:
+    """What a curve or a weight does that a kernel cannot."""
+    scalar, block = jnp.float32(1), jax.ShapeDtypeStruct((1, 1), jnp.float32)
+    jaxprs = [jax.make_jaxpr(functools.partial(compute_slopes, weigh))(block) for weigh in weigh_functions]
+    if bias_function is not None:
+        jaxprs.append(
+            jax.make_jaxpr(lambda x, distance: compute_slopes(lambda p: bias_function([p] * 64, distance), x))(
+                scalar, block
+            )
+        )
+    return set().union(*map(find_unsupported_in_jaxpr, jaxprs))
+
+
+def find_unsupported_in_jaxpr(closed_jaxpr) -> set[str]:
+    unsupported = {'an array' for constant in closed_jaxpr.consts if jnp.ndim(constant)}
+    for equation in closed_jaxpr.jaxpr.eqns:
+        name, called_jaxpr = equation.primitive.name, get_called_jaxpr(equation)
+        unsupported |= (
+            find_unsupported_in_jaxpr(called_jaxpr)
+            if called_jaxpr is not None
+            else {name} - SUPPORTED_PRIMITIVES - REWRITES.keys()
+        )
+    return unsupported
+
+
+def compute_slopes(function: Callable, x):
+    """(values, derivatives) of an elementwise function."""
+    return jax.jvp(function, (x,), (jnp.ones_like(x),))

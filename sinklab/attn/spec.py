@@ -1,0 +1,138 @@
+"""Attention specs: operation, mask, learned keys and score bias, without queries, keys and values."""
+
+import dataclasses
+from collections.abc import Callable, Sequence
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from sinklab.attn.mask import Mask
+from sinklab.attn.operations import Operation
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class RelativePositionBias:
+    """b_ij of head h = function(parameters of h, max(position_i - position_j, 0)).
+
+    The function is given P arrays _H11, one for each parameter, and distance_B1TS in float32; a kernel traces it
+    with P scalars and a block of distances, if it is elementwise.
+    """
+
+    function: Callable[[Sequence[jax.Array], jax.Array], jax.Array] = dataclasses.field(metadata=dict(static=True))
+    parameter_HP: jax.Array | np.ndarray
+    is_elementwise: bool = dataclasses.field(default=True, metadata=dict(static=True))
+
+    @property
+    def is_learned(self) -> bool:
+        return not isinstance(self.parameter_HP, np.ndarray)
+
+    def __call__(self, query_BT: jax.Array | np.ndarray, key_BS: jax.Array | np.ndarray) -> jax.Array:
+        """bias_BHTS, in float32."""
+        distance_BTS = jnp.maximum(query_BT[:, :, None] - key_BS[:, None, :], 0)
+        parameters = [jnp.asarray(parameter_H)[:, None, None] for parameter_H in self.parameter_HP.T]
+        return jnp.asarray(self.function(parameters, distance_BTS[:, None].astype(jnp.float32)), jnp.float32)
+
+
+@dataclasses.dataclass(frozen=True)
+class ScoreBias:
+    """A curve over the positions of queries and keys, and what columns have instead of one."""
+
+    relative: RelativePositionBias | None = None
+    query_position_BT: jax.Array | np.ndarray | None = None  # positions, wanted by a curve; B is 1 or the batch
+    key_position_BS: jax.Array | np.ndarray | None = None  # of columns and text
+    learned_HC: jax.Array | None = None  # scores of columns that stand nowhere; H may be 1
+
+    def evaluate_learned(self, num_learned_kv: int) -> jax.Array | float:
+        """bias_BHTC."""
+        if self.learned_HC is not None:
+            return self.learned_HC[None, :, None]
+        return self.evaluate_relative(slice(num_learned_kv))
+
+    def evaluate_relative(self, keys: slice) -> jax.Array | float:
+        """Return bias_BHTS of some of the keys by the curve, or 0 without one."""
+        if self.relative is None:
+            return 0.0
+        assert self.query_position_BT is not None, 'a curve needs the positions of queries'
+        assert self.key_position_BS is not None, 'a curve needs the positions of keys'
+        return self.relative(self.query_position_BT, self.key_position_BS[:, keys])
+
+    def materialize(self, num_learned_kv: int, num_keys: int) -> jax.Array | float:
+        """bias_BHTS of columns and so many keys of the text, left to right; any axis may be 1."""
+        text_bias = self.evaluate_relative(slice(num_learned_kv, None))
+        if not num_learned_kv or (self.relative is None and self.learned_HC is None):
+            return text_bias
+        learned_bias = self.evaluate_learned(num_learned_kv)
+        shape = np.broadcast_shapes(jnp.shape(text_bias)[:-1] or (1, 1, 1), jnp.shape(learned_bias)[:-1])
+        return jnp.concatenate(
+            [
+                jnp.broadcast_to(learned_bias, (*shape, num_learned_kv)),
+                jnp.broadcast_to(text_bias, (*shape, num_keys)),
+            ],
+            -1,
+        )
+
+
+Array = jax.Array | np.ndarray
+
+
+@dataclasses.dataclass(frozen=True)
+class AttentionSpec:
+    """Who gives how much to whom: every query sees the first `columns` keys, and through the mask the text."""
+
+    operation: Operation
+    mask: Mask
+    num_learned_kv: int = 0
+    bias: ScoreBias = dataclasses.field(default_factory=ScoreBias)
+
+    def materialize_mask(self, num_keys: int) -> jax.Array:
+        """bool_B1TS of the columns and so many keys of the text."""
+        padding = (0, 0), (0, 0), (self.num_learned_kv, 0)
+        return jnp.pad(self.mask.materialize(num_keys), padding, constant_values=True)[:, None]
+
+    def materialize_bias(self, num_keys: int) -> jax.Array | float:
+        """b_ij + offset of the same, as BHTS; any axis may be 1."""
+        return self.bias.materialize(self.num_learned_kv, num_keys) + self.operation.offset
+
+    def evaluate_learned_bias(self) -> jax.Array | float:
+        """The same of the columns alone."""
+        return self.bias.evaluate_learned(self.num_learned_kv) + self.operation.offset
+
+    def slice_text(self, low: int, high: int) -> 'AttentionSpec':
+        """Of the keys low..high of the text, and the columns; the mask stays as it is."""
+        if self.bias.relative is None:
+            return self
+        assert self.bias.key_position_BS is not None, 'a curve needs the positions of keys'
+        bias = dataclasses.replace(
+            self.bias, key_BS=slice_keys(self.bias.key_position_BS, self.num_learned_kv, low, high)
+        )
+        return dataclasses.replace(self, bias=bias)
+
+    def truncate(self, length: int) -> 'AttentionSpec':
+        """Of the first queries and keys of the text."""
+        mask, query_BT = self.mask.truncate(length), self.bias.query_position_BT
+        sliced = self.slice_text(0, mask.num_keys)
+        bias = dataclasses.replace(sliced.bias, query_BT=None if query_BT is None else query_BT[:, :length])
+        return dataclasses.replace(sliced, mask=mask, bias=bias)
+
+
+@dataclasses.dataclass(frozen=True)
+class AttentionProblem:
+    """A rule, and what else decides whether a backend can."""
+
+    spec: AttentionSpec
+    heads: int
+    width: int
+    value_width: int
+    dtype: str
+
+    @property
+    def num_queries(self) -> int:
+        return self.spec.mask.num_queries
+
+
+def slice_keys(array_BS: Array, num_learned_kv: int, low: int, high: int) -> Array:
+    """The columns, and the keys low..high of the text, along the second axis."""
+    text = array_BS[:, num_learned_kv + low : num_learned_kv + high]
+    return jnp.concatenate([array_BS[:, :num_learned_kv], text], 1) if num_learned_kv else text

@@ -1,0 +1,202 @@
+"""Asynchronous checkpoints of the train state, tagged with the fingerprint of its data."""
+
+import dataclasses
+import sys
+import time
+from collections.abc import Callable
+from concurrent import futures
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import Any
+
+from orbax.checkpoint import v1 as ocp
+
+from sinklab.checkpoint import digests, restore, retention
+from sinklab.checkpoint.digests import CorruptionReport
+from sinklab.checkpoint.log_filters import suppress_orbax_logs
+from sinklab.checkpoint.orbax import shorten_read_errors, translate_storage_errors, use_orbax_context
+from sinklab.config.spec import CheckpointConfig
+from sinklab.process_group import (
+    ProcessGroup,
+    SingleProcessGroup,
+    broadcast_from_primary,
+    gather_or_raise,
+)
+from sinklab.run_dir import RunDir, format_differences
+from sinklab.schema import UserError
+from sinklab.storage.paths import make_absolute
+
+WAIT_REPORT_SECONDS = 30.0  # seconds that somebody waits for a save until that is said, and between two times
+
+
+class Checkpointer:
+    """The checkpoints of one run folder, to which all processes of its group come alike.
+
+    `check` is asked, in the background, too, before anything is written, and raises where the folder is another's.
+    `run_id` is for a run whose run.json is written after its first checkpoint; otherwise it is read there, or
+    in its checkpoints where that file is missing.
+    """
+
+    def __init__(
+        self,
+        run_dir: RunDir,
+        retention_policy: CheckpointConfig,
+        data_fingerprint: dict[str, str | int],
+        group: ProcessGroup | None = None,
+        check_owner: Callable[[], None] = lambda: None,
+        run_id: str | None = None,
+    ):
+        self.run_dir, self.retention_policy, self.data_fingerprint, self.group = (
+            run_dir,
+            retention_policy,
+            data_fingerprint,
+            group or SingleProcessGroup(),
+        )
+        self.check_owner = check_owner
+        self.run_id = run_id or broadcast_from_primary(self.group, 'run id', lambda: digests.find_run_id(run_dir))
+        self.pool, self.pending_save = ThreadPoolExecutor(1, 'checkpoint'), None
+        self.save_seconds: float | None = None  # of the latest finished save, until its digests lay on the disk
+        broadcast_from_primary(self.group, 'folder of checkpoints', lambda: retention.clean_up_run_dir(run_dir))
+        self.newest_step = self.find_latest_step()  # begun, if not yet finished
+
+    def find_latest_step(self) -> int | None:
+        """The step of the newest finished checkpoint, sound or not."""
+        return broadcast_from_primary(
+            self.group, 'newest checkpoint', lambda: max(self.run_dir.list_checkpoint_steps(), default=None)
+        )
+
+    def find_latest_valid_step(self) -> tuple[int | None, list[str]]:
+        """The newest checkpoint that is whole, and a line for each newer one that was passed over and is gone."""
+        corruptions: dict[int, CorruptionReport] = {}
+        for step in reversed(broadcast_from_primary(self.group, 'checkpoints', self.run_dir.list_checkpoint_steps)):
+            if not (corruption := find_corruption_on_all(self.run_dir, step, self.group)):
+                return step, self.quarantine_corrupt(corruptions, step)
+            corruptions[step] = corruption
+        if corruptions and not is_incomplete_save(corruptions):
+            descriptions = '; '.join(f'{step}: {corruption.reason}' for step, corruption in corruptions.items())
+            raise UserError(
+                f'{self.run_dir.checkpoint_dir} has no sound checkpoint ({descriptions}); bring the files back, or delete '
+                f'{self.run_dir.checkpoint_dir} alone, and the same command begins anew'
+            )
+        return None, self.quarantine_corrupt(corruptions, None)
+
+    def quarantine_corrupt(self, corruptions: dict[int, CorruptionReport], valid_step: int | None) -> list[str]:
+        """Makes room for these steps to be saved anew; what was once known to be whole is kept."""
+        self.newest_step = valid_step
+
+        def clear_steps() -> list[str]:
+            with translate_storage_errors(self.run_dir):
+                if not is_incomplete_save(corruptions):
+                    return [f'it lies in {retention.quarantine_step(self.run_dir, step)} now' for step in corruptions]
+                return [
+                    '; '.join(retention.delete_step(self.run_dir, step)) or 'it is deleted' for step in corruptions
+                ]
+
+        results = broadcast_from_primary(self.group, 'passed over', clear_steps) if corruptions else []
+        return [
+            f'{self.run_dir.checkpoint_dir / str(step)} is passed over: {corruption.reason}; {result}'
+            for (step, corruption), result in zip(corruptions.items(), results, strict=True)
+        ]
+
+    def restore(self, step: int, abstract_state: dict) -> dict:
+        """The state of a sound step, each leaf where `abstract` says."""
+        broadcast_from_primary(
+            self.group, f'content of checkpoint {step}', lambda: self.check_compatible(step, abstract_state)
+        )
+        path = self.run_dir.checkpoint_dir / str(step)
+        with shorten_read_errors(path), use_orbax_context(path):
+            return ocp.load(make_absolute(path), abstract_state)
+
+    def check_compatible(self, step: int, abstract_state: dict) -> None:
+        """Refuses a checkpoint of other data or of another model."""
+        path = self.run_dir.checkpoint_dir / str(step)
+        metadata = restore.read_metadata(path)
+        if data_differences := format_differences(metadata.custom_metadata['data'], self.data_fingerprint):
+            raise UserError(
+                f'{self.run_dir} was trained on other data ({", ".join(data_differences)}); bring the old ones back, or give a '
+                'new --workdir'
+            )
+        restore.check_same_model(path, metadata.metadata, abstract_state)
+
+    def save(self, step: int, state: dict) -> None:
+        """Begins to save; raises first what an earlier save has raised."""
+        self.wait()
+        start_time = time.perf_counter()
+        path = make_absolute(self.run_dir.checkpoint_dir / str(step))
+        with translate_storage_errors(self.run_dir), suppress_orbax_logs(), use_orbax_context(path):
+            if self.group.index == 0:
+                retention.make_digest_dir(self.run_dir, step)
+            response = ocp.save_async(path, state, custom_metadata={'data': self.data_fingerprint})
+        self.newest_step, self.pending_save = step, self.pool.submit(self.finish_save, step, response, start_time)
+
+    def finish_save(self, step: int, response: Any, start_time: float) -> float:
+        """In the background: the commit, the digests, and what is no longer kept."""
+        path = self.run_dir.checkpoint_dir / str(step)
+        with translate_storage_errors(self.run_dir, saving_path=path):
+            response.result()
+        self.check_owner()
+        seconds = time.perf_counter() - start_time
+        digests.write_digests(self.run_dir, step, self.group.index, self.group.count, seconds, self.run_id)
+        seconds = time.perf_counter() - start_time
+        if self.group.index == 0:
+            self.check_owner()
+            retention.delete_unretained_steps(self.run_dir, self.retention_policy)
+        return seconds
+
+    def raise_save_error(self) -> None:
+        """Raises what a save in the background has ended with."""
+        if self.pending_save and self.pending_save.done():
+            self.wait()
+
+    def wait(self) -> None:
+        """Until nothing is being written."""
+        pending: Future[float] | None
+        pending, self.pending_save = self.pending_save, None
+        if pending:
+            with translate_storage_errors(self.run_dir):
+                self.save_seconds = self.wait_with_progress(pending).result()
+
+    def wait_with_progress(self, pending: Future[float]) -> Future[float]:
+        """What is being written, once it is; that it takes long is said while somebody waits for it."""
+        start_time, waiting = time.monotonic(), (pending,)
+        while futures.wait(waiting, WAIT_REPORT_SECONDS).not_done:
+            message = f'the checkpoint of step {self.newest_step} is being written to {self.run_dir}'
+            print(f'{message}; waiting for {time.monotonic() - start_time:.0f} s', file=sys.stderr, flush=True)
+        return pending
+
+    def wait_on_all_processes(self) -> None:
+        """Until all processes have saved what they save: who leaves takes the others with it."""
+        self.wait()
+        self.group.gather('saved', None)
+
+    def delete_if_newest(self, step: int) -> None:
+        """Deletes a checkpoint that turns out to lead nowhere."""
+        if self.newest_step == step:
+            self.wait()
+            broadcast_from_primary(
+                self.group, f'drop {step}', lambda: retention.print_lines(retention.delete_step(self.run_dir, step))
+            )
+            self.newest_step = self.find_latest_step()
+
+    def close(self) -> None:
+        try:
+            self.wait()
+        finally:
+            self.pool.shutdown()
+
+
+def is_incomplete_save(corruptions: dict[int, CorruptionReport]) -> bool:
+    """Whether nothing but the last save was passed over, whose process did not live to its end."""
+    return len(corruptions) == 1 and all(corruption.is_incomplete for corruption in corruptions.values())
+
+
+def find_corruption_on_all(run_dir: RunDir, step: int, group: ProcessGroup) -> CorruptionReport | None:
+    """What any process finds in its share of the files of a checkpoint."""
+    group.report_progress('verifying a checkpoint', step)
+
+    def find_local_corruption() -> dict | None:
+        with translate_storage_errors(run_dir):
+            corruption = digests.find_corruption(run_dir, step, group.index, group.count)
+        return dataclasses.asdict(corruption) if corruption else None
+
+    corruptions = gather_or_raise(group, f'faults of checkpoint {step}', find_local_corruption)
+    return next((CorruptionReport(**corruption) for corruption in corruptions if corruption), None)

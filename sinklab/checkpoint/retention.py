@@ -1,0 +1,136 @@
+"""Retention, deletion, and quarantine of checkpoints in a run directory."""
+
+import contextlib
+import itertools
+import sys
+from collections.abc import Iterable
+from pathlib import Path
+
+from sinklab.checkpoint import digests
+from sinklab.checkpoint.orbax import TEMPORARY_SUFFIX as ORBAX_TEMPORARY_SUFFIX
+from sinklab.config.spec import CheckpointConfig
+from sinklab.run_dir import RunDir
+from sinklab.schema import UserError
+from sinklab.storage import directories
+from sinklab.storage.atomic_write import TEMPORARY_SUFFIX, writable_folder
+from sinklab.storage.directories import DELETED_SUFFIX
+from sinklab.storage.paths import is_remote
+from sinklab.storage.permanent_errors import get_error_path
+
+
+def select_retained_steps(steps: Iterable[int], retention_policy: CheckpointConfig) -> list[int]:
+    """Those of some steps whose checkpoints are kept."""
+    ordered, keep_every_steps = sorted(steps), retention_policy.keep_every_steps
+    return [
+        step
+        for step in ordered
+        if step in ordered[-retention_policy.keep :] or (keep_every_steps and step % keep_every_steps == 0)
+    ]
+
+
+def delete_unretained_steps(run_dir: RunDir, retention_policy: CheckpointConfig) -> None:
+    """Takes away what is no longer kept."""
+    saved_steps = run_dir.list_checkpoint_steps()
+    for step in set(saved_steps) - set(select_retained_steps(saved_steps, retention_policy)):
+        print_lines(delete_step(run_dir, step))
+
+
+def delete_step(run_dir: RunDir, step: int) -> list[str]:
+    """Takes away all of a step: what is saved of it, or was being saved, and its digests.
+
+    Returns:
+        A line for each folder of which files are left on the disk. It is no checkpoint any more, but takes room; the
+        next attempt at the run tries again.
+
+    Raises:
+        OSError: the checkpoint cannot be renamed, and is still one; or the storage of a bucket does not delete.
+    """
+    directories.mark_deleted(run_dir.checkpoint_dir / str(step))
+    checkpoint_dirs = run_dir.checkpoint_dir / str(step), *run_dir.checkpoint_dir.glob(f'{step}.*')
+    return try_to_delete([run_dir.digest_dir / str(step), *checkpoint_dirs])
+
+
+def try_to_delete(paths: Iterable[Path]) -> list[str]:
+    """Delete folders, and return a line for each one on a disk that cannot be deleted."""
+    lines = []
+    for path in paths:
+        try:
+            directories.remove_folder(path)
+        except OSError as error:
+            if is_remote(path):
+                raise
+            lines.append(
+                f'{path} could not be deleted ({error.strerror}: {get_error_path(error) or path}); delete it'
+            )
+    return lines
+
+
+def print_lines(lines: Iterable[str]) -> None:
+    for line in lines:
+        print(line, file=sys.stderr, flush=True)
+
+
+def make_digest_dir(run_dir: RunDir, step: int) -> None:
+    """Makes a place for the digests of a save; those of an earlier one of this step are of no checkpoint any more."""
+    directories.remove_folder(run_dir.digest_dir / str(step))
+    directories.make_folder(run_dir.digest_dir / str(step))
+
+
+def clean_up_run_dir(run_dir: RunDir) -> None:
+    """Makes the folders, and takes away what an earlier process has left in them half done.
+
+    Digests that were written stay without their checkpoint, which may have been moved away and may come back.
+    """
+    with writable_folder(run_dir.checkpoint_dir), writable_folder(run_dir.digest_dir):
+        saved_names = set(map(str, run_dir.list_checkpoint_steps()))
+        partial_paths = [
+            path for path in directories.list_entries(run_dir.checkpoint_dir) if is_partial(path.name, saved_names)
+        ]
+        for path in partial_paths:
+            check_is_partial(run_dir, path)
+        # STEP.UNIQUE.deleted on a disk; STEP in a bucket, or as an earlier version has it STEP.deleted
+        deleted_names = {
+            path.name.split('.')[0] if path.name.endswith(DELETED_SUFFIX) else path.name for path in partial_paths
+        }
+        for path in directories.list_entries(run_dir.digest_dir):
+            if path.name not in saved_names and (path.name in deleted_names or not any(path.glob('*.json'))):
+                print_lines(try_to_delete([path]))
+        print_lines(try_to_delete(partial_paths))
+        for path in (
+            *run_dir.checkpoint_dir.glob(f'*{TEMPORARY_SUFFIX}'),
+            *run_dir.digest_dir.glob(f'*/*{TEMPORARY_SUFFIX}'),
+        ):
+            path.unlink(missing_ok=True)
+
+
+def is_partial(name: str, saved_names: set[str]) -> bool:
+    """Whether a folder of checkpoints is none: half saved, or half deleted."""
+    return (
+        ORBAX_TEMPORARY_SUFFIX in name
+        or name.endswith(DELETED_SUFFIX)
+        or (name.isdigit() and name not in saved_names)
+    )
+
+
+def check_is_partial(run_dir: RunDir, path: Path) -> None:
+    """Refuses to take away what was once whole, and has come into a bucket without what says so there."""
+    if not path.name.isdigit() or (path / DELETED_SUFFIX).exists():
+        return
+    if isinstance(digests.read_any_digests(run_dir, int(path.name)), digests.CheckpointDigests):
+        raise UserError(
+            f'{path} has no {directories.COMMIT_MARKER}, as after a copy from a disk; put an empty object of that name there, or '
+            'delete it'
+        )
+
+
+def quarantine_step(run_dir: RunDir, step: int) -> Path:
+    """Moves a checkpoint and its digests to where they are in nobody's way, and nothing is lost."""
+    names = itertools.chain([f'{step}'], (f'{step}.{number}' for number in itertools.count(1)))
+    quarantine_dir = next(
+        run_dir.quarantine_dir / name for name in names if not (run_dir.quarantine_dir / name).exists()
+    )
+    with writable_folder(quarantine_dir):
+        directories.move_folder(run_dir.checkpoint_dir / str(step), quarantine_dir / 'checkpoint')
+        with contextlib.suppress(FileNotFoundError):
+            directories.move_folder(run_dir.digest_dir / str(step), quarantine_dir / 'digests')
+    return quarantine_dir

@@ -1,0 +1,66 @@
+"""Published peak FLOP/s, memory and bandwidth of accelerators."""
+
+import dataclasses
+
+
+@dataclasses.dataclass(frozen=True)
+class ChipSpec:
+    """In bytes, seconds, and bfloat16 products that are summed in float32, without sparsity."""
+
+    device_kinds: tuple[str, ...]  # what jax says of a device: its device_kind
+    flops_per_second: float  # operations a second
+    memory_bytes: float  # bytes
+    memory_bytes_per_second: float  # of that memory
+    link_bytes_per_second: float  # that it sends a second to its neighbours or to its node, over all links together
+    source: str
+    devices_per_chip: int = 1  # of jax, which share what is said above
+    clock_hz: float | None = None  # cycles a second, where the peak and the size of its matrix units say that
+
+
+CLOUD_TPU_SOURCE = 'docs.cloud.google.com/tpu/docs/{}, November 2026; links: half of what it calls bidirectional'
+NVIDIA_SOURCE = 'NVIDIA, data sheet of the {}; links: half of the bandwidth of NVLink'
+TPU_V4_SOURCE = CLOUD_TPU_SOURCE.format('v4') + '; links: Jouppi et al. (2023)'
+BYTES_PER_GIB = 2**30
+
+CHIPS = {
+    'v4': ChipSpec(('TPU v4',), 275e12, 32 * BYTES_PER_GIB, 1200e9, 300e9, TPU_V4_SOURCE, clock_hz=1.05e9),
+    'v5e': ChipSpec(
+        ('TPU v5 lite', 'TPU v5e'),
+        197e12,
+        16 * BYTES_PER_GIB,
+        819e9,
+        200e9,
+        CLOUD_TPU_SOURCE.format('v5e'),
+        clock_hz=1.5e9,
+    ),
+    'v5p': ChipSpec(
+        ('TPU v5p', 'TPU v5'),
+        459e12,
+        95 * BYTES_PER_GIB,
+        2765e9,
+        600e9,
+        CLOUD_TPU_SOURCE.format('v5p'),
+        clock_hz=1.75e9,
+    ),
+    'v6e': ChipSpec(
+        ('TPU v6 lite', 'TPU v6e'), 918e12, 32 * BYTES_PER_GIB, 1638e9, 400e9, CLOUD_TPU_SOURCE.format('v6e')
+    ),
+    'tpu7x': ChipSpec(
+        ('TPU7x',), 2307e12, 192 * BYTES_PER_GIB, 7380e9, 600e9, CLOUD_TPU_SOURCE.format('tpu7x'), devices_per_chip=2
+    ),
+    'a100': ChipSpec(('NVIDIA A100-SXM4-80GB',), 312e12, 80e9, 2039e9, 300e9, NVIDIA_SOURCE.format('A100 SXM 80GB')),
+    'h100': ChipSpec(('NVIDIA H100 80GB HBM3',), 989e12, 80e9, 3350e9, 450e9, NVIDIA_SOURCE.format('H100 SXM')),
+    'h200': ChipSpec(('NVIDIA H200',), 989e12, 141e9, 4800e9, 450e9, NVIDIA_SOURCE.format('H200 SXM')),
+    'b200': ChipSpec(('NVIDIA B200',), 2250e12, 180e9, 8000e9, 900e9, NVIDIA_SOURCE.format('HGX B200')),
+}
+
+
+def find_chip(device_kind: str) -> ChipSpec | None:
+    """That of a device_kind of jax; None for what is not listed, such as another card with the same chip."""
+    return next((chip for chip in CHIPS.values() if device_kind in chip.device_kinds), None)
+
+
+def get_peak_flops(device_kind: str) -> float | None:
+    """Operations a second of one device of jax."""
+    chip = find_chip(device_kind)
+    return chip.flops_per_second / chip.devices_per_chip if chip else None

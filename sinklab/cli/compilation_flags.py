@@ -1,0 +1,108 @@
+"""Compiled programs: kept from one run to the next, and told."""
+
+import argparse
+import hashlib
+import importlib.util
+import os
+import platform
+from pathlib import Path
+
+from sinklab.schema import UserError
+from sinklab.storage.paths import check_utf8, is_remote, parse_path
+
+NO_CACHE = 'none'
+# XLA's quickest: half the time of a start, and steps of twice or more.
+FAST_COMPILE_FLAGS = (
+    '--xla_backend_optimization_level=0 --xla_backend_extra_options=xla_cpu_disable_new_fusion_emitters'
+)
+ACCELERATOR_PACKAGES = ('libtpu', 'jax_cuda12_plugin', 'jax_cuda13_plugin', 'jax_rocm7_plugin')
+FAST_COMPILE_SIZES = ('smoke',)  # sizes whose programs run for less time than they take to compile
+
+
+def add_cache_argument(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        '--compiled',
+        metavar='DIR',
+        help='folder for compiled programs, which later runs reuse (default: the cache of the user); none: keep none',
+    )
+
+
+def set_fast_compile_flags(size: str | None) -> None:
+    """What learns nothing is compiled in haste, where jax knows the CPU alone; to be said before it is at work."""
+    xla_flags = os.environ.get('XLA_FLAGS', '')
+    if size in FAST_COMPILE_SIZES and '--xla_backend' not in xla_flags and is_cpu_only():
+        os.environ['XLA_FLAGS'] = f'{xla_flags} {FAST_COMPILE_FLAGS}'.strip()
+
+
+def is_cpu_only() -> bool:
+    return not any(map(importlib.util.find_spec, ACCELERATOR_PACKAGES))
+
+
+class CompilationCache:
+    """Keeps what this process compiles in a folder, finds what others have, and counts both."""
+
+    def __init__(self, cache_dir: str | None):
+        import jax
+
+        from sinklab import compilation_cache
+
+        compilation_cache.install_verified_cache()
+        self.num_requests = self.num_hits = 0
+        self.cache_dir = cache_dir or jax.config.jax_compilation_cache_dir or str(get_default_cache_dir())
+        jax.monitoring.register_event_listener(self.count_event)
+        if cache_dir:
+            check_utf8(parse_path(cache_dir), 'jax could not keep compiled programs there')
+        elif not ensure_writable(self.cache_dir) or not is_utf8_path(self.cache_dir):
+            self.cache_dir = NO_CACHE
+        if self.cache_dir == NO_CACHE:
+            jax.config.update('jax_enable_compilation_cache', False)
+            return
+        if self.cache_dir == str(get_default_cache_dir()):
+            compilation_cache.remove_unverified(Path(self.cache_dir))
+        if not ensure_writable(self.cache_dir):
+            raise UserError(f'--compiled={cache_dir} cannot be written; give another folder, or none')
+        jax.config.update('jax_compilation_cache_dir', self.cache_dir)
+        jax.config.update('jax_persistent_cache_min_compile_time_secs', 0.0)
+
+    def count_event(self, event: str, **_) -> None:
+        self.num_requests += event == '/jax/compilation_cache/compile_requests_use_cache'
+        self.num_hits += event == '/jax/compilation_cache/cache_hits'
+
+    def __str__(self) -> str:
+        if self.cache_dir == NO_CACHE:
+            return 'programs: all compiled, none kept'
+        return f'programs: {self.num_requests - self.num_hits} compiled, {self.num_hits} found in {self.cache_dir}'
+
+
+def is_utf8_path(path: str) -> bool:
+    try:
+        check_utf8(parse_path(path), '')
+    except UserError:
+        return False
+    return True
+
+
+def ensure_writable(path: str) -> bool:
+    if is_remote(path):
+        return bool(parse_path(path))  # jax says what it cannot keep there, and goes on without
+    try:
+        Path(path).mkdir(0o700, parents=True, exist_ok=True)  # who can write there can run code as this user
+    except OSError:
+        return False
+    return os.access(path, os.W_OK)
+
+
+def get_default_cache_dir() -> Path:
+    """In the user's cache, by the kind of processor: a program for a CPU holds instructions that others may lack."""
+    from sinklab.storage.cache_dir import get_cache_dir
+
+    return get_cache_dir() / 'programs' / hashlib.sha256(describe_processor().encode()).hexdigest()[:8]
+
+
+def describe_processor() -> str:
+    try:
+        lines = Path('/proc/cpuinfo').read_text(encoding='utf-8').splitlines()
+    except OSError:
+        lines = [platform.processor()]
+    cpu_info = {line.partition(':')[0].strip(): line for line in lines}
+    return ' '.join([platform.machine(), *(cpu_info.get(name, '') for name in ('model name', 'flags', 'Features'))])

@@ -1,0 +1,129 @@
+"""Models of LLaMA's family, from where transformers has them and back."""
+
+import argparse
+import contextlib
+import shutil
+import sys
+import uuid
+from pathlib import Path
+
+from sinklab.escape import quote_shell
+from sinklab.run_dir import RunDir
+from sinklab.run_ref import HF_PREFIX, read_spec
+from sinklab.schema import UserError
+from sinklab.storage.atomic_write import TEMPORARY_SUFFIX
+from sinklab.storage.cache_dir import get_cache_dir
+from sinklab.storage.paths import (
+    check_checkpoint_path,
+    join_path,
+    make_absolute,
+    parse_path,
+)
+
+IMPORT_VERSION = (
+    2  # counts the defaults that imports have had, so that a run that began with older ones finds its own
+)
+
+
+def export_model(args: argparse.Namespace) -> int:
+    """Refuses what cannot be said before it reads an array."""
+    import jax
+
+    from sinklab import compilation_cache
+
+    compilation_cache.install_verified_cache()
+    jax.config.update('jax_platforms', 'cpu')  # where float32 is multiplied as float32
+    from sinklab.analysis.run_model import find_run_tokenizer
+    from sinklab.api import resolve_checkpoint
+    from sinklab.checkpoint import restore
+    from sinklab.hf import convert
+
+    run_dir, step = resolve_checkpoint(args.run)
+    spec, out = read_spec(run_dir), parse_path(args.out)
+    hf_config = convert.check_export(spec, out, args.length)
+    tokenizer = find_run_tokenizer(run_dir, step, spec, args.tokenizer)
+    params = restore.restore_parameters(run_dir.path, step)
+    parity_text = convert.export_model(
+        spec, params, hf_config, tokenizer, make_absolute(out), args.dtype or 'float32'
+    )
+    num_parameters = sum(leaf.size for leaf in jax.tree.leaves(params))
+    message = f'{args.out}: {hf_config["model_type"]}, {num_parameters:,} parameters of {run_dir.checkpoint_dir / str(step)}'
+    print(f'{message}; {parity_text}')
+    return 0
+
+
+def import_model(args: argparse.Namespace) -> int:
+    import jax
+
+    from sinklab import compilation_cache
+
+    compilation_cache.install_verified_cache()
+    jax.config.update('jax_platforms', 'cpu')  # a run may hold the others
+    run_dir = RunDir(args.out)
+    if run_dir.path.exists():
+        raise UserError(f'--out={args.out} is there already; give a new folder')
+    num_parameters = write_imported_run(args.source, run_dir, make_absolute(run_dir.path))
+    from_flag = quote_shell(f'--from=params:{run_dir}')
+    print(f'{run_dir}: {num_parameters:,} parameters of {args.source}; begin with them by {from_flag}')
+    return 0
+
+
+def write_imported_run(hf_source: str, run_dir: RunDir, final_path: Path) -> int:
+    """Makes a run folder, which comes to lie at `home`, and returns how many parameters it has."""
+    from configs import default, fine_tuning
+    from sinklab.config.validate import parse_config
+    from sinklab.hf import convert, files
+
+    check_checkpoint_path(run_dir.path)
+    source = files.fetch_model_dir(hf_source)
+    config, fields = default.get_config(), convert.make_config_fields(source, final_path)
+    try:
+        config.update_from_flattened_dict(fine_tuning.IMPORTED_MODEL_OPTIMIZER | fields)
+    except TypeError as error:
+        raise UserError(f'{source / files.CONFIG_FILE} says what no model here can be: {error}') from error
+    row = dict(
+        config=hf_source, row=source.resolve().name, size=None, overrides={}, diff={}, published={}, source=hf_source
+    )
+    row['optimizer_defaults'] = 'configs/fine_tuning.py'
+    return convert.import_model(source, parse_config(config.to_dict()), run_dir, row)
+
+
+def get_cached_import(hf_source: str, child_dir: RunDir) -> str:
+    """What --from=hf:PATH stands for: params:RUN@0, of a run in the cache that is imported where it is not there.
+
+    A run that has begun with one knows it, wherever the model itself is by now.
+    """
+    if lineage := child_dir.read_lineage() if child_dir.has_run() else {}:
+        parent_path = join_path(child_dir.path, lineage['run'])
+        if parent_path.parent == get_imports_root() and parent_path.name.rpartition('-')[0] == get_model_name(
+            hf_source
+        ):
+            return f'params:{parent_path}@0'
+    run_dir = get_import_dir(hf_source)
+    if not run_dir.has_run():
+        print(f'importing {hf_source} into {run_dir}', file=sys.stderr, flush=True)
+        temp_path = run_dir.path.with_name(f'{run_dir.path.name}.{uuid.uuid4().hex[:8]}{TEMPORARY_SUFFIX}')
+        try:
+            write_imported_run(hf_source, RunDir(temp_path), run_dir.path)
+            with contextlib.suppress(OSError):  # another process was first
+                temp_path.rename(run_dir.path)
+        finally:
+            shutil.rmtree(temp_path, ignore_errors=True)
+    return f'params:{run_dir}@0'
+
+
+def get_import_dir(hf_source: str) -> RunDir:
+    from sinklab.hf import files
+
+    return RunDir(
+        get_imports_root()
+        / f'{get_model_name(hf_source)}-{files.compute_identity(files.fetch_model_dir(hf_source))}.{IMPORT_VERSION}'
+    )
+
+
+def get_model_name(hf_source: str) -> str:
+    return Path(hf_source.removeprefix(HF_PREFIX)).absolute().name
+
+
+def get_imports_root() -> Path:
+    return get_cache_dir().resolve() / 'imports'

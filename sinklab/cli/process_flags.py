@@ -1,0 +1,149 @@
+"""The options of a command that is one of several processes, and its way into their group and out of it."""
+
+import argparse
+import functools
+import math
+import sys
+from collections.abc import Callable
+from typing import NoReturn
+
+from sinklab import standard_streams
+from sinklab.checkpoint import digests
+from sinklab.cli.command_line import format_command_line
+from sinklab.escape import escape_control
+from sinklab.process_group import ProcessGroup
+from sinklab.run_dir import RunDir
+from sinklab.schema import UserError
+from sinklab.storage.lease import DEFAULT_GRACE_SECONDS
+from sinklab.supervisor import cluster, worker_client
+from sinklab.supervisor.exit_status import ExitStatus
+from sinklab.supervisor.supervisor import RestartPolicy, Supervisor, log_failure
+from sinklab.supervisor.timeouts import Timeouts
+from sinklab.train.run_status import classify_error
+
+RECOVERY_HINTS = {'stopped': '; go on with: {again}', 'lost': '; start the same command again'}
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        '--coordinator',
+        metavar='HOST:PORT',
+        help='address of process 0, where one run has several processes, such as host0:8476',
+    )
+    parser.add_argument(
+        '--processes',
+        type=int,
+        metavar='N',
+        help='number of processes of the run (default: what the cluster says; 1: alone)',
+    )
+    parser.add_argument('--process', type=int, metavar='I', help='number of this process, from 0')
+    parser.add_argument(
+        '--join_timeout',
+        type=float,
+        default=Timeouts.join,
+        metavar='SECONDS',
+        help='seconds to wait for all processes at the start (default: %(default)g)',
+    )
+    parser.add_argument(
+        '--patience',
+        metavar='TIMES[,SECONDS]',
+        help='end a run if a step takes so many times its usual duration, and at least so many seconds '
+        f'(default: {Timeouts.step_multiple:g},{Timeouts.min_step:g})',
+    )
+    parser.add_argument(
+        '--grace',
+        type=float,
+        default=DEFAULT_GRACE_SECONDS,
+        metavar='SECONDS',
+        help='seconds between SIGTERM and SIGKILL, in which a checkpoint is saved (default: %(default)g)',
+    )
+    parser.add_argument(
+        '--supervise', action='store_true', help='watch a run of one process as well, and end it if a step hangs'
+    )
+    parser.add_argument(
+        '--restarts',
+        type=int,
+        default=0,
+        metavar='N',
+        help='restart a run so many times after a failure (default: %(default)s)',
+    )
+
+
+def parse_process_info(args: argparse.Namespace) -> cluster.ProcessInfo:
+    return cluster.resolve_process_info(args.coordinator, args.processes, args.process, parse_timeouts(args).join)
+
+
+def parse_timeouts(args: argparse.Namespace) -> Timeouts:
+    """As the options say."""
+    if args.restarts < 0:
+        raise UserError(f'--restarts={args.restarts} must be a whole number of at least 0')
+    multiple_text, _, floor_text = (args.patience or '').partition(',')
+    texts = dict(multiple=multiple_text, floor=floor_text or None) if args.patience is not None else {}
+    numbers = {name: parse_positive(text) for name, text in texts.items() if text is not None}
+    if not all(numbers.values()) or (args.patience or '').endswith(','):
+        raise UserError(
+            f'--patience={args.patience} must be one or two numbers above 0, e.g. --patience=20,60 for 20 times the '
+            'usual and no less than 60 seconds'
+        )
+    for name in ('join_timeout', 'grace'):
+        if not parse_positive(getattr(args, name)):
+            raise UserError(f'--{name}={getattr(args, name):g} must be a number of seconds above 0')
+    return Timeouts(join=args.join_timeout, **numbers)
+
+
+def parse_positive(value: str | float) -> float | None:
+    """A finite number above 0, if that is what is given."""
+    try:
+        return float(value) if 0 < float(value) < math.inf else None
+    except ValueError:
+        return None
+
+
+def supervise_run(
+    command: list[str],
+    process_info: cluster.ProcessInfo,
+    timeouts: Timeouts,
+    run_dir: RunDir,
+    is_this_run: Callable[[], bool],
+    restarts: int,
+) -> int:
+    """Has a command run in a child, and ends as those of all processes do. `ours`: the folder holds this run."""
+    find_newest_step = functools.partial(digests.find_newest_step, run_dir)
+    restart_policy = None if process_info.index else RestartPolicy(run_dir, is_this_run, find_newest_step, restarts)
+    log_to_run_dir = functools.partial(log_failure, run_dir, process_info.index)
+    exit_status = Supervisor(
+        process_info, command, timeouts, log_to_run_dir, print_error, restart_policy and restart_policy.decide_restart
+    ).run()
+    if restart_policy:
+        restart_policy.write_outcome(exit_status)
+        restore_cursor()
+        if exit_status.kind == 'crashed':
+            print(exit_status.trace.rstrip(), file=sys.stderr)
+    if exit_status.exit_code:
+        print_error(format_exit_status(exit_status))
+    return exit_status.exit_code
+
+
+def format_exit_status(exit_status: ExitStatus) -> str:
+    """What a person reads of an end, and can do."""
+    return exit_status.words + RECOVERY_HINTS.get(exit_status.kind, '').format(again=format_command_line())
+
+
+def print_error(text: str) -> None:
+    print(f'sinklab train: {escape_control(text)}', file=sys.stderr, flush=True)
+
+
+def restore_cursor() -> None:
+    """A line that was live when its process was killed has left none."""
+    if sys.stderr.isatty():
+        standard_streams.get_unescaped_stream(sys.stderr).write('\r\x1b[K\x1b[?25h')
+
+
+def run_worker(function: Callable[[ProcessGroup], ExitStatus]) -> NoReturn:
+    """Runs a function as one of a group, and leaves as it ends."""
+    group = worker_client.connect_group()
+    try:
+        exit_status = function(group)
+    except BaseException as error:
+        exit_status = classify_error(error)
+    group.end(exit_status)

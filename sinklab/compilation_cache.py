@@ -1,0 +1,155 @@
+"""The persistent compilation cache of jax, with a digest for each entry.
+
+jax writes an entry without a digest, and XLA trusts what it reads: a flipped bit can end the process, or change what
+the program computes. Here an entry is a header with a SHA-256 and the bytes of jax, in one file, so that a digest and
+its entry cannot come apart. The digest covers the key as well: an entry under another's name is not accepted. It
+guards against damage, not against somebody who may write into the folder.
+"""
+
+import contextlib
+import functools
+import hashlib
+import importlib
+import os
+import sys
+import time
+import uuid
+from pathlib import Path
+
+import jax
+
+MAGIC = b'sinklab-program-1 '
+HEADER_BYTES = len(MAGIC) + 64 + 1  # the magic, a SHA-256 in hexadecimal digits, and a newline
+NAME_FORMAT = '{}-verified'  # of a key; jax itself adds the suffixes
+ENTRY_SUFFIX, ATIME_SUFFIX = '-cache', '-atime'  # suffixes of jax: an entry, and the time of its last use
+TEMPORARY_SUFFIX = '.unfinished'
+STALE_FILE_SECONDS = 3600.0  # seconds after which nobody writes an unfinished file any more
+
+
+def add_digest(key: str, program: bytes) -> bytes:
+    """Return what is written of a compiled program: a header with its digest, and the program."""
+    return MAGIC + compute_digest(key, program) + b'\n' + program
+
+
+def remove_digest(key: str, entry: bytes) -> bytes:
+    """Return the compiled program of an entry.
+
+    Raises:
+        ValueError: the entry has no digest, or another one than its content.
+    """
+    if not entry.startswith(MAGIC) or entry[HEADER_BYTES - 1 : HEADER_BYTES] != b'\n':
+        raise ValueError('it has no digest')
+    program = entry[HEADER_BYTES:]
+    if entry[len(MAGIC) : HEADER_BYTES - 1] != compute_digest(key, program):
+        raise ValueError('its SHA-256 differs')
+    return program
+
+
+def compute_digest(key: str, program: bytes) -> bytes:
+    hasher = hashlib.sha256(key.encode() + b'\n')
+    hasher.update(program)
+    return hasher.hexdigest().encode()
+
+
+def install_verified_cache() -> bool:
+    """Have jax verify what it reads from its compilation cache, wherever that lies; return whether it does.
+
+    jax has no public way to give it a cache object. `get_file_cache` of its private module makes one of the name
+    `LRUCache` when the first program is compiled, so that this name is replaced. Where a version of jax has no such
+    name, its cache is switched off: nothing is read that was not verified.
+    """
+    try:
+        private_module = importlib.import_module('jax._src.compilation_cache')
+        public_module = importlib.import_module('jax.experimental.compilation_cache.compilation_cache')
+        cache_class = private_module.LRUCache
+        verified_class = make_verified_class(cache_class)
+        if cache_class is not verified_class:
+            private_module.LRUCache = verified_class
+            public_module.reset_cache()  # of a program that was compiled before, there is a cache that does not verify
+    except (ImportError, AttributeError, TypeError) as error:
+        if jax.config.jax_enable_compilation_cache:
+            print(
+                f'sinklab: jax {jax.__version__} has no compilation cache that can be verified ({error}); '
+                'all programs are compiled again; use jax 0.10.2 to 0.12',
+                file=sys.stderr,
+            )
+            jax.config.update('jax_enable_compilation_cache', False)
+        return False
+    if cache_class is not verified_class:
+        # On a GPU, XLA keeps what it measured of single kernels in files of its own, which it reads without a digest.
+        with contextlib.suppress(AttributeError):
+            jax.config.update('jax_persistent_cache_enable_xla_caches', 'none')
+    return True
+
+
+@functools.cache
+def make_verified_class(base: type) -> type:
+    """Return a subclass of jax's LRUCache that adds a digest to each entry, and verifies it before it returns one."""
+    if getattr(base, 'is_verified', False):
+        return base
+
+    class VerifiedCache(base):
+        is_verified = True
+
+        def get(self, key: str) -> bytes | None:
+            entry = super().get(NAME_FORMAT.format(key))
+            if entry is None:
+                return None
+            try:
+                return remove_digest(key, entry)
+            except ValueError as error:
+                self.remove(key, error)
+                return None
+
+        def put(self, key: str, value: bytes) -> None:
+            """Write an entry in one stroke, so that no other process reads a part of it."""
+            name, entry = NAME_FORMAT.format(key), add_digest(key, value)
+            path = self.path / f'{name}{ENTRY_SUFFIX}'
+            if self.eviction_enabled or '://' in os.fspath(path):  # under a lock of jax; an object appears whole
+                super().put(name, entry)
+            elif not path.exists():
+                write_atomically(Path(path), entry)
+
+        def remove(self, key: str, reason: Exception) -> None:
+            """Remove an entry that must not be used, and say so in one line."""
+            name, action = NAME_FORMAT.format(key), 'it is removed and compiled again'
+            path = self.path / f'{name}{ENTRY_SUFFIX}'
+            try:
+                path.unlink(missing_ok=True)
+                (self.path / f'{name}{ATIME_SUFFIX}').unlink(missing_ok=True)
+            except OSError as error:
+                action = f'it cannot be removed ({error.strerror or error}), and is compiled again; delete it'
+            print(f'sinklab: the compiled program {path} is damaged ({reason}): {action}', file=sys.stderr)
+
+    return VerifiedCache
+
+
+def write_atomically(path: Path, content: bytes) -> None:
+    """Write a file that takes its name when it is complete. After a power failure its digest tells damage."""
+    temporary_path = path.with_name(f'{path.name}.{uuid.uuid4().hex[:8]}{TEMPORARY_SUFFIX}')
+    try:
+        temporary_path.write_bytes(content)
+        temporary_path.replace(path)
+    finally:
+        temporary_path.unlink(missing_ok=True)
+
+
+def remove_unverified(folder: Path) -> None:
+    """Remove the entries of earlier versions, which had no digest and are not read any more, from a local folder."""
+    num_removed = 0
+    for suffix in (ENTRY_SUFFIX, ATIME_SUFFIX):
+        for path in folder.glob(f'*{suffix}'):
+            if path.name.endswith(NAME_FORMAT.format('') + suffix):
+                continue
+            with contextlib.suppress(OSError):
+                path.unlink()
+                num_removed += suffix == ENTRY_SUFFIX
+    for path in folder.glob(f'*{ENTRY_SUFFIX}.*{TEMPORARY_SUFFIX}'):  # of a process that was killed while it wrote
+        with contextlib.suppress(OSError):
+            if time.time() - path.stat().st_mtime > STALE_FILE_SECONDS:
+                path.unlink()
+    if num_removed:
+        print(
+            f'sinklab: removed {num_removed} compiled programs without a digest, of an earlier version, from {folder}',
+            file=sys.stderr,
+        )

@@ -1,0 +1,1 @@
+"""Configuration: the frozen dataclasses of a run, their validation, and seeds."""

@@ -1,0 +1,388 @@
+"""Frozen dataclasses of a run's configuration, without defaults."""
+
+import dataclasses
+from typing import Annotated, Any, Literal
+
+from sinklab.schema import (
+    Bool,
+    Constraint,
+    DecayRate,
+    FiniteFloat,
+    LeftOpenUnitInterval,
+    NonEmptyStr,
+    NonNegativeFloat,
+    NonNegativeInt,
+    OpenUnitInterval,
+    PositiveFloat,
+    PositiveInt,
+    Seed,
+    UnitInterval,
+)
+
+# Each similarity, with the normalizers that it goes with.
+NORMALIZERS_BY_SIMILARITY: dict[str, tuple[str, ...]] = {
+    'exp': ('sum', 'p_norm', 'plus_one'),
+    'softpick': ('sum',),
+    'sigmoid': ('none', 'sum', 'p_norm', 'count'),
+    'elu1': ('none', 'sum', 'p_norm', 'count'),
+    'relu': ('count', 'none', 'sum'),
+    'identity': ('none', 'clamped', 'count', 'sum'),
+}
+
+SimilarityName = Literal[*NORMALIZERS_BY_SIMILARITY]
+NormalizerName = Literal[
+    *dict.fromkeys(normalizer for pair in NORMALIZERS_BY_SIMILARITY.values() for normalizer in pair)
+]
+FeatureMapName = Literal['identity', 'elu1', 'mlp']
+PositionName = Literal[
+    'none',
+    'absolute',
+    'learned',
+    'relative_paper_code',
+    'relative_paper_printed',
+    'relative_paper_negative',
+    'relative_t5',
+    'alibi',
+    'rotary',
+]
+MAX_RELATIVE_DISTANCE = 128  # from this distance on, relative positions tell keys apart no longer
+FFNName = Literal['relu', 'gelu', 'swish', 'reglu', 'geglu', 'swiglu']
+BackendName = Literal['auto', 'dense', 'chunked', 'tpu', 'gpu', 'cudnn']
+GateName = Literal['none', 'elementwise', 'headwise', 'shared', 'value', 'value_state']
+
+# By a field of Optimizer, the other fields that its values have use for; those that none names are of use to all.
+HYPERPARAMETERS: dict[str, dict[str, tuple[str, ...]]] = {
+    'name': {'adamw': ('beta2', 'epsilon'), 'sgd': (), 'muon': ('beta2', 'epsilon')},
+    'schedule': {'constant': (), 'cosine': ('final_share',)},
+}
+
+# What a run may have otherwise from one attempt on: no bit of a parameter depends on it. On the rest of log and on
+# probe.keys the last bits do, for what is logged of a step is compiled with it.
+CHANGEABLE_PROBE_FIELDS = ('every_steps', 'sequences', 'length', 'inputs', 'domain', 'prepend')
+CHANGEABLE_FIELDS = ('valid', 'checkpoint', 'log.every_steps', *(f'probe.{name}' for name in CHANGEABLE_PROBE_FIELDS))
+# Schedules whose steps are the same however many follow, so that a run may be given more.
+EXTENDABLE_SCHEDULES = ('constant',)
+
+# Fields that came after runs were written, and what those runs are.
+DEFAULTS_FOR_OLD_CONFIGS = {
+    'model': {
+        'kv_heads': None,
+        'rotary': dict(base=10_000.0, scaling='none', factor=None, slow=None, fast=None, length=None),
+        'qkv_bias': False,
+        'tied': False,
+    },
+    'valid': {'domain': None},
+}
+
+
+def fill_missing_fields(config: Any) -> Any:
+    """A config as an older version wrote it, with the fields that came later."""
+    if not isinstance(config, dict):
+        return config
+    return config | {
+        section: defaults | config[section]
+        for section, defaults in DEFAULTS_FOR_OLD_CONFIGS.items()
+        if isinstance(config.get(section), dict)
+    }
+
+
+# What a fork may take along of a checkpoint, as it stands before RUN in --from; without a word, all of it.
+WarmStartTakes = Literal['', 'params']
+
+
+# What a layer may keep for its backward pass, by the bytes that it takes for what is not computed again.
+SAVEABLE_ACTIVATIONS = {
+    'attention': 'what heads have aggregated, with the statistics of its rows: kernels are not run again',
+    'qkv': 'queries, keys and values: their products, norms and rotations are not made again',
+    'middle': 'the stream between attention and FFN: the product with W_O is not made again',
+    'ffn': 'what goes into the activation, and its gate: the two products of the FFN are not made again',
+}
+
+
+def parse_saved_activations(remat: str) -> set[str]:
+    """Those of KEPT, or unknown ones, that --remat=none, full or NAMES keeps."""
+    return {'none': set(SAVEABLE_ACTIVATIONS), 'full': set()}.get(remat, set(remat.split(',')))
+
+
+@dataclasses.dataclass(frozen=True)
+class AttentionConfig:
+    """A_ij = gain * weight(s_ij) / Z(sum_j mass(s_ij)), s_ij = <f(q_i), f(k_j)> / sqrt(K) + b_ij + offset log T."""
+
+    similarity: SimilarityName
+    """Function that turns the score of a query and a key into the weight of the key."""
+    normalizer: NormalizerName
+    """What the weights of a row are divided by, as a function of the sum of the row."""
+    feature_map: FeatureMapName
+    """Map applied to queries and keys before their product: none, elu + 1, or a learned MLP."""
+    gain: PositiveFloat
+    """Factor of all attention weights; with softmax, the sum of each row."""
+    power: PositiveFloat | None
+    """p of normalizer `p_norm`; None with other normalizers."""
+    offset: FiniteFloat
+    """Constant added to every score, in units of log(data.length): -1 is the bias of Apple's sigmoid attention."""
+
+
+@dataclasses.dataclass(frozen=True)
+class RotaryConfig:
+    """Dimensions i and i + K/2 turn by t * f_i at place t, f_i = base^(-2i/K), and slower where that is scaled."""
+
+    base: PositiveFloat
+    """Base of the frequencies (theta in Hugging Face configs)."""
+    scaling: Literal['none', 'linear', 'llama3']
+    """How frequencies are scaled for longer contexts: `linear` divides all of them by `factor`, `llama3` only
+    the low ones."""
+    factor: PositiveFloat | None
+    """Divisor of the scaled frequencies; None without scaling."""
+    slow: PositiveFloat | None
+    """For `llama3`: a frequency with fewer turns than this in `length` tokens is divided by `factor`."""
+    fast: PositiveFloat | None
+    """For `llama3`: a frequency with more turns than this in `length` tokens is left as it is."""
+    length: PositiveInt | None
+    """For `llama3`: the context length before scaling, in tokens."""
+
+
+@dataclasses.dataclass(frozen=True)
+class MaskConfig:
+    """What a query sees is the intersection; all None and False: what is not after it."""
+
+    prefix: PositiveInt | None
+    """Number of first tokens that every query sees; the loss of these tokens is not counted (prefix LM)."""
+    window: PositiveInt | None
+    """Number of keys that a query sees, its own included (sliding window)."""
+    block: PositiveInt | None
+    """Block size: a query sees only keys of its own block of this many tokens."""
+    document: Bool
+    """True: a query sees only keys of its own document."""
+
+
+@dataclasses.dataclass(frozen=True)
+class LearnedKVConfig:
+    """What every query sees beside the text (Table 3: attention biases), and how it is made."""
+
+    kind: Literal['none', 'sink_token', 'k', 'kv', 'v', 'logit']
+    """Learned keys or values besides the text (attention biases, Table 3): a sink token, a key, a key and a value,
+    a value, or a logit."""
+    shared: Bool
+    """True: one bias for all heads of a layer; False: one for each head."""
+    key_width: PositiveInt | None
+    """Number of first dimensions of the key that are learned, the others being 0; None: all."""
+    value: Literal['learned', 'zero', 'first', 'uniform']
+    """Value of the bias: learned, zero, or fixed along e_1 (`first`) or (1, ..., 1) (`uniform`)."""
+    value_norm: PositiveFloat | None
+    """Norm of a fixed value (`first` or `uniform`); None otherwise."""
+
+
+@dataclasses.dataclass(frozen=True)
+class ModelConfig:
+    layers: PositiveInt
+    """Number of transformer blocks."""
+    width: PositiveInt
+    """Width of the residual stream (d_model)."""
+    heads: PositiveInt
+    """Number of query heads of each layer."""
+    kv_heads: PositiveInt | None
+    """Number of key and value heads (grouped-query attention); None: as many as `heads`."""
+    head_width: PositiveInt
+    """Width of a head (d_head)."""
+    ffn_width: PositiveInt
+    """Width of the hidden layer of the feed-forward network (d_ff)."""
+    vocabulary: PositiveInt
+    """Number of token ids; of a tokenizer that is trained here, its size."""
+    position: PositionName
+    """Position encoding."""
+    rotary: RotaryConfig
+    """Rotary position encoding; used with `position=rotary` only."""
+    ffn: FFNName
+    """Activation of the feed-forward network; names that end with `glu` have a gate."""
+    norm: Literal['pre', 'post', 'sandwich']
+    """Where RMSNorm stands: before each sublayer, after it, or both (`sandwich`)."""
+    qkv_bias: Bool
+    """True: learned biases of the query, key and value projections."""
+    qk_norm: Bool
+    """True: RMSNorm of queries and keys."""
+    head_norm: Bool
+    """True: RMSNorm of the output of each head."""
+    combination: Literal['concatenate', 'add', 'add_wide']
+    """How outputs of heads become one vector: concatenated, or added (`add_wide`: values as wide as the model)."""
+    gate: GateName
+    """Gate of the attention output or of the values, and what it is computed for."""
+    norm_epsilon: PositiveFloat
+    """Epsilon of RMSNorm."""
+    tied: Bool
+    """True: the output head is the embedding matrix."""
+    initialization: Literal['released', 'released_even', 'gpt2', 'torch']
+    """Distribution of the initial parameters: as the released code (`released_even`: also scaling the last
+    map of FFNs other than SwiGLU by depth), as GPT-2, or as PyTorch defaults."""
+    dtype: Literal['bfloat16', 'float32']
+    """Type of the computation; parameters and attention statistics are float32."""
+    attention: AttentionConfig
+    """The attention operation."""
+    mask: MaskConfig
+    """The attention mask."""
+    columns: LearnedKVConfig
+    """Attention biases."""
+
+    @property
+    def num_kv_heads(self) -> int:
+        """How many heads keys and values have."""
+        return self.kv_heads or self.heads
+
+
+@dataclasses.dataclass(frozen=True)
+class OptimizerConfig:
+    name: Literal[*HYPERPARAMETERS['name']]
+    """Optimizer: AdamW, SGD with momentum, or Muon."""
+    peak_learning_rate: PositiveFloat
+    """Learning rate after the warm-up."""
+    final_share: UnitInterval | None
+    """Learning rate of the last step as a share of the peak, for schedule `cosine`; None for `constant`."""
+    schedule: Literal[*HYPERPARAMETERS['schedule']]
+    """Learning rate after the warm-up: constant, or a cosine that ends at `final_share`."""
+    warmup_steps: NonNegativeInt
+    """Steps of linear warm-up from 0."""
+    steps: PositiveInt
+    """Number of updates."""
+    batch_size: PositiveInt
+    """Sequences of each update, over all devices."""
+    weight_decay: NonNegativeFloat
+    """Decoupled weight decay of all parameters; each step multiplies them by 1 - learning rate * weight decay."""
+    clip_norm: PositiveFloat | None
+    """Largest norm of the gradient, above which it is scaled down; None: no clipping."""
+    beta1: DecayRate
+    """First-moment decay of AdamW; the momentum of `sgd` and `muon`."""
+    beta2: DecayRate | None
+    """Second-moment decay of AdamW, which `muon` uses for parameters that are no matrices; None for `sgd`."""
+    epsilon: PositiveFloat | None
+    """Epsilon of AdamW; None for `sgd`."""
+
+
+@dataclasses.dataclass(frozen=True)
+class DataConfig:
+    task: Literal['text', 'backcopy']
+    """`text`: next-token prediction on documents; `backcopy`: the synthetic task Bigram-Backcopy."""
+    source: NonEmptyStr
+    """Where documents come from: `stdlib` (the sources of Python's standard library), `text:GLOB`, `chat:GLOB`,
+    `tfds:NAME`, `mixture:FILE` or `store:DIR`."""
+    tokenizer: NonEmptyStr
+    """`train`: train a byte-level BPE tokenizer on the source; otherwise the path of a tokenizer.json."""
+    end_token: NonNegativeInt
+    """Id of the token that ends each document."""
+    fixed_token: NonNegativeInt
+    """Id of the token that `fixed_position` writes and that serves as BOS."""
+    length: PositiveInt
+    """Tokens of a training window (context length)."""
+    held_out: OpenUnitInterval
+    """Share of the documents that is held out for validation and probes."""
+    share: LeftOpenUnitInterval
+    """Share of the training windows that is used."""
+    bos: Literal['none', 'documents']
+    """`documents`: BOS at the start of every document."""
+    loss: Literal['all', 'assistant']
+    """Targets that count: all, or those of assistant turns of a chat."""
+    fixed_position: PositiveInt | None
+    """Position, from 1, at which every window has `fixed_token`; None: nowhere."""
+    fixed_held_out: Bool
+    """True: validation and probe sequences have the fixed token as well."""
+    random_first: PositiveInt | None
+    """First position, from 1, of training and validation windows that holds a random token; None: none."""
+    random_last: PositiveInt | None
+    """Last position that holds a random token."""
+    positions: Literal['continued', 'reset']
+    """`reset`: positions start again at 0 with each document; `continued`: they run through the window."""
+    triggers: PositiveInt | None
+    """For `backcopy`: number of trigger characters, the most frequent ones; None for text."""
+    seed: Seed
+    """Seed of the order of the training windows and of random tokens."""
+
+
+@dataclasses.dataclass(frozen=True)
+class ValidationConfig:
+    every_steps: NonNegativeInt
+    """Steps between two measurements of the validation loss; 0: only at the start and at the end."""
+    windows: PositiveInt
+    """Number of held-out windows."""
+    domain: NonEmptyStr | None
+    """Domain of the held-out documents, for a corpus with several; None: all."""
+
+
+@dataclasses.dataclass(frozen=True)
+class ProbeConfig:
+    every_steps: NonNegativeInt
+    """Steps between two probes, which measure attention; 0: only at the start and at the end."""
+    sequences: PositiveInt
+    """Number of probe sequences."""
+    length: Annotated[int, Constraint('at least 2', lambda x: x >= 2)]
+    """Tokens of a probe sequence (T of the metrics)."""
+    keys: PositiveInt
+    """Importance alpha_k and Sink_k are reported for keys 1 to this number."""
+    inputs: Literal['natural', 'random', 'repeated']
+    """Probe inputs: held-out texts, ids drawn from the vocabulary, or one id repeated."""
+    domain: NonEmptyStr | None
+    """Domain of natural inputs, for a corpus with several; None: all."""
+    prepend: Literal['none', 'bos', 'eos']
+    """Token before each probe text."""
+
+
+@dataclasses.dataclass(frozen=True)
+class CheckpointConfig:
+    every_steps: NonNegativeInt
+    """Steps between two checkpoints; 0: only at the end."""
+    every_minutes: NonNegativeFloat
+    """Minutes after the last checkpoint until another one is saved, by the clock of process 0; 0: by
+    steps only."""
+    keep: Annotated[int, Constraint('at least 2, so that there is one before the newest', lambda x: x >= 2)]
+    """Number of newest checkpoints that are kept."""
+    keep_every_steps: NonNegativeInt
+    """Checkpoints of steps that are multiples of this are never deleted; 0: none."""
+
+
+@dataclasses.dataclass(frozen=True)
+class LogConfig:
+    every_steps: PositiveInt
+    """Steps between two lines of training metrics."""
+    sinks: Bool
+    """True: log sink metrics of the training batch as well, over its whole length (names end with /context)."""
+    rows: Bool
+    """True: log metrics of whole attention rows of the training batch, whose weights are computed a second time."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Spec:
+    model: ModelConfig
+    """The model."""
+    optimizer: OptimizerConfig
+    """The optimizer."""
+    data: DataConfig
+    """The data."""
+    valid: ValidationConfig
+    """The validation loss."""
+    probe: ProbeConfig
+    """The probes of attention."""
+    checkpoint: CheckpointConfig
+    """The checkpoints."""
+    log: LogConfig
+    """The training metrics."""
+    seed: Seed
+    """Seed of the initial parameters."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Hardware:
+    """How a run is laid on devices. Never part of a row: the result is the same on all of them."""
+
+    data: PositiveInt | None = None
+    """Devices that split the batch; None: all slices, GPU nodes or cores."""
+    fsdp: PositiveInt | None = None
+    """Devices that split the batch and the parameters; None: all devices of each."""
+    tensor: PositiveInt = 1
+    """Devices that split heads, feed-forward networks and the vocabulary."""
+    micro_batch: PositiveInt | None = None
+    """Sequences that are computed at once, over all devices; gradients accumulate. None: the whole batch."""
+    remat: str = 'none'
+    """Activations that are computed again in the backward pass: `none`, `full`, `auto`, or all but some of KEPT."""
+    attention: BackendName = 'auto'
+    """Attention backend."""
+
+    def get_micro_batch_size(self, batch_size: int) -> int:
+        """Of a batch, how many are read at once."""
+        return self.micro_batch or batch_size

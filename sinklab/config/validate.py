@@ -1,0 +1,278 @@
+"""Validation of a config: field types first, then rules between fields."""
+
+import operator
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from sinklab.config.spec import (
+    DEFAULTS_FOR_OLD_CONFIGS,
+    HYPERPARAMETERS,
+    NORMALIZERS_BY_SIMILARITY,
+    AttentionConfig,
+    CheckpointConfig,
+    DataConfig,
+    ModelConfig,
+    OptimizerConfig,
+    Spec,
+)
+from sinklab.schema import parse_dataclass, raise_errors
+
+MIN_TRAINED_VOCABULARY, MAX_TRAINED_VOCABULARY = (
+    258,
+    1 << 20,
+)  # ids: two special ones and the bytes; what fits in memory
+MASS_INDEPENDENT_NORMALIZERS = ('none', 'count')  # normalizers that do not look at the mass of a row
+# What each scaling of rotary positions has use for.
+ROTARY_SCALING_FIELDS = {'linear': ('factor',), 'llama3': ('factor', 'slow', 'fast', 'length')}
+LEARNED_KV_VALUES = {'k': ('zero', 'first', 'uniform'), 'kv': ('learned',), 'v': ('learned',)}
+
+
+def parse_config(config: Mapping[str, Any]) -> Spec:
+    """Read the spec that a config (nested mapping) describes.
+
+    Raises:
+        Refusal: a field is not as its type says; or, if all are, fields do not go together. It names every fault.
+    """
+    spec = parse_dataclass(Spec, config, 'config')
+    raise_errors(find_errors(spec))
+    return spec
+
+
+def find_errors(spec: Spec) -> Iterator[str]:
+    """What each field allows and the fields together do not."""
+    yield from find_attention_errors(spec.model.attention)
+    yield from find_learned_kv_errors(spec.model)
+    yield from find_model_errors(spec.model)
+    yield from find_mask_errors(spec)
+    yield from find_optimizer_errors(spec.optimizer)
+    yield from find_data_errors(spec.data, spec.model)
+    yield from find_probe_errors(spec)
+    yield from find_checkpoint_errors(spec.checkpoint)
+
+
+def find_attention_errors(attention: AttentionConfig) -> Iterator[str]:
+    similarity, normalizer, path = attention.similarity, attention.normalizer, 'config.model.attention'
+    normalizers = NORMALIZERS_BY_SIMILARITY.get(similarity, ())
+    if normalizer not in normalizers:
+        yield (
+            f'{path} pairs similarity {similarity} with normalizer {normalizer}, which means nothing; {similarity} '
+            f'goes with: {", ".join(normalizers) or "nothing; it has no line in PAIRS of sinklab/config/spec.py"}'
+        )
+    if (similarity, normalizer) == ('identity', 'sum') and attention.feature_map != 'elu1':
+        yield (
+            f'{path} divides signed scores by their sum, which may be 0; make them positive with '
+            f'{path}.feature_map=elu1, or use {path}.normalizer=clamped'
+        )
+    if (normalizer == 'p_norm') != (attention.power is not None):
+        yield (
+            f'{path}.power is {attention.power} with normalizer {normalizer}; p_norm needs a power, and the others '
+            'have no use for one (None)'
+        )
+    if attention.offset and (similarity, normalizer) in (('exp', 'sum'), ('exp', 'p_norm')):
+        yield f'{path}.offset is {attention.offset}, which exp with {normalizer} divides out again; leave it at 0'
+
+
+def find_learned_kv_errors(model: ModelConfig) -> Iterator[str]:
+    learned_kv, attention, path = model.columns, model.attention, 'config.model.columns'
+    kind, value = learned_kv.kind, learned_kv.value
+    if kind in ('none', 'sink_token') and (learned_kv.shared or learned_kv.key_width):
+        yield f'{path}.shared and key_width have no use in kind {kind}; leave them, or set kind to k, kv, v or logit'
+    if kind in LEARNED_KV_VALUES and value not in LEARNED_KV_VALUES[kind]:
+        yield f'{path}.value is {value}; kind {kind} allows: {", ".join(LEARNED_KV_VALUES[kind])}'
+    if kind not in LEARNED_KV_VALUES and value != 'learned':
+        yield f'{path}.value is {value}, for which kind {kind} has no use; leave it at learned'
+    if (value in ('first', 'uniform')) != (learned_kv.value_norm is not None):
+        yield f'{path}.value_norm is {learned_kv.value_norm} with value {value}; first and uniform need one, others None'
+    if learned_kv.key_width and (kind not in ('k', 'kv') or learned_kv.key_width >= model.head_width):
+        yield (
+            f'{path}.key_width is {learned_kv.key_width} with kind {kind} and head_width {model.head_width}; it is for '
+            'k and kv, and below the head width (None: all dimensions)'
+        )
+    adds_no_value = kind == 'logit' or (kind == 'k' and value == 'zero')
+    if adds_no_value and attention.normalizer in MASS_INDEPENDENT_NORMALIZERS:
+        yield (
+            f'{path}.kind={kind} adds no value, and normalizer {attention.normalizer} has no use for its mass, so it '
+            'changes nothing; use kind kv, or normalizer sum'
+        )
+    if kind == 'logit' and (attention.feature_map != 'identity' or attention.similarity == 'identity'):
+        yield (
+            f'{path}.kind=logit is a score of its own, beside feature map identity and a similarity that weighs '
+            'scores; use kind k here'
+        )
+
+
+def find_model_errors(model: ModelConfig) -> Iterator[str]:
+    if model.heads == 1 and (model.columns.shared or model.gate == 'shared'):
+        yield 'config.model.heads is 1, so there is nothing to share; set columns.shared=False, or gate=elementwise'
+    if model.attention.gain != 1 and (model.head_norm or model.norm == 'sandwich'):
+        yield (
+            f'config.model.attention.gain is {model.attention.gain}, and a norm of what heads give divides it out '
+            'again; leave it at 1, or set head_norm=False and norm=pre'
+        )
+    if model.ffn == 'swiglu' and model.initialization == 'released_even':
+        yield 'config.model.initialization=released_even is released where the ffn is swiglu; set it to released'
+    if model.position == 'rotary' and model.head_width % 2:
+        yield f'config.model.head_width is {model.head_width}; rotary positions need an even one'
+    if model.heads % model.num_kv_heads:
+        yield f'config.model.kv_heads is {model.kv_heads}, which does not divide config.model.heads={model.heads}'
+    yield from find_rotary_errors(model)
+    if model.position == 'absolute' and model.width % 2:
+        yield f'config.model.width is {model.width}; absolute positions need an even one'
+
+
+def find_rotary_errors(model: ModelConfig) -> Iterator[str]:
+    rotary, path = model.rotary, 'config.model.rotary'
+    for name in ('factor', 'slow', 'fast', 'length'):
+        scalings = [scaling for scaling, fields in ROTARY_SCALING_FIELDS.items() if name in fields]
+        if (getattr(rotary, name) is None) == (rotary.scaling in scalings):
+            description = f'{path}.{name} is {getattr(rotary, name)} with scaling {rotary.scaling}'
+            yield f'{description}; it is a number for {" and ".join(scalings)}, and None for others'
+    if rotary.scaling == 'llama3' and rotary.slow and rotary.fast and rotary.slow >= rotary.fast:
+        yield f'{path}.slow and fast are {rotary.slow} and {rotary.fast}; what turns slowly turns less often'
+    defaults = DEFAULTS_FOR_OLD_CONFIGS['model']['rotary']
+    if model.position != 'rotary' and (rotary.base, rotary.scaling) != (defaults['base'], defaults['scaling']):
+        yield (
+            f'{path} has base {rotary.base:g} and scaling {rotary.scaling}, for which position {model.position} has no '
+            f'use; leave them at {defaults["base"]:g} and {defaults["scaling"]}'
+        )
+
+
+def find_mask_errors(spec: Spec) -> Iterator[str]:
+    mask, length, path = spec.model.mask, spec.data.length, 'config.model.mask'
+    for name in ('prefix', 'window', 'block'):
+        value = getattr(mask, name)
+        if value and value >= length:
+            yield f'{path}.{name} is {value}, but windows have {length} tokens; below that, or None'
+    for name in ('window', 'block'):
+        if getattr(mask, name) == 1:
+            yield f'{path}.{name} is 1, so that every query sees itself alone; 2 or more, or None'
+    if mask.prefix == 1:
+        yield f'{path}.prefix is 1, which every query sees already; 2 or more, or None'
+    if mask.prefix and mask.document:
+        yield f'{path}.prefix shows the first document to all others; set {path}.document to False, or prefix to None'
+    if spec.data.task != 'text' and (mask.document or spec.data.positions == 'reset'):
+        yield f'config.data.task={spec.data.task} has no documents; set {path}.document=False and positions=continued'
+    if spec.data.positions == 'reset':
+        yield from find_position_reset_errors(spec.model)
+
+
+def find_position_reset_errors(model: ModelConfig) -> Iterator[str]:
+    """Positions that begin anew where a document does."""
+    description = f'config.data.positions=reset with position {model.position}'
+    if model.position == 'none':
+        yield f'{description} does nothing; set it to continued'
+    if model.position == 'alibi' or model.position.startswith('relative'):
+        yield f'{description} has no distance to another document; set it to continued, and mask.document=True'
+    if model.position == 'rotary' and model.mask.document and model.columns.kind != 'sink_token':
+        yield f'{description} changes no distance within a document; set it to continued, or position to learned'
+
+
+def find_optimizer_errors(optimizer: OptimizerConfig) -> Iterator[str]:
+    path = 'config.optimizer'
+    if optimizer.warmup_steps >= optimizer.steps:
+        yield (
+            f'{path}.warmup_steps is {optimizer.warmup_steps}, but the run has {optimizer.steps} '
+            f'steps; warm up for fewer, or raise {path}.steps'
+        )
+    for choice_field, fields_by_choice in HYPERPARAMETERS.items():
+        choice = getattr(optimizer, choice_field)
+        for name in dict.fromkeys(name for names in fields_by_choice.values() for name in names):
+            value, choices_with_field = (
+                getattr(optimizer, name),
+                [option for option in fields_by_choice if name in fields_by_choice[option]],
+            )
+            if (value is None) == (choice in choices_with_field):
+                needing, others = (
+                    ' and '.join(choices_with_field),
+                    ' and '.join(option for option in fields_by_choice if option not in choices_with_field),
+                )
+                description = f'{path}.{name} is {value} with {choice_field} {choice}'
+                yield f'{description}; it is a number for {needing}, and None for {others}'
+
+
+def find_data_errors(data: DataConfig, model: ModelConfig) -> Iterator[str]:
+    path = 'config.data'
+    trains_tokenizer = data.tokenizer == 'train' and not data.source.startswith('store:')
+    if (
+        data.task == 'text'
+        and trains_tokenizer
+        and not MIN_TRAINED_VOCABULARY <= model.vocabulary <= MAX_TRAINED_VOCABULARY
+    ):
+        yield (
+            f'config.model.vocabulary is {model.vocabulary}; a tokenizer trained here has at least '
+            f'{MIN_TRAINED_VOCABULARY} ids, two special ones and the bytes, and at most {MAX_TRAINED_VOCABULARY}'
+        )
+    if data.task == 'text':
+        yield from find_special_token_errors(data, model)
+    for name in ('fixed_position', 'random_last'):
+        position = getattr(data, name)
+        if position and position > data.length:
+            yield f'{path}.{name} is {position}; windows have {data.length} places'
+    if data.fixed_position is None and not data.fixed_held_out:
+        yield f'{path}.fixed_held_out=False does nothing without {path}.fixed_position; leave it at True'
+    first, last = data.random_first, data.random_last
+    if (first is None) != (last is None) or (first or 0) > (last or 0):
+        yield f'{path}.random_first and random_last are {first} and {last}; give both, in this order, or neither'
+    if first and last and data.fixed_position and first <= data.fixed_position <= last:
+        yield (
+            f'{path}.fixed_position is {data.fixed_position}, among the random ones ({first} to {last}); '
+            'set one of them to None'
+        )
+    if (data.task == 'backcopy') != (data.triggers is not None):
+        yield f'{path}.triggers is {data.triggers} with task {data.task}; backcopy needs it, text has no use for it'
+    if data.triggers and data.triggers > model.vocabulary - 2:
+        yield f'{path}.triggers is {data.triggers}; with {model.vocabulary} ids, at most {model.vocabulary - 2} can be'
+    if data.task == 'backcopy':
+        defaults = dict(bos='none', loss='all', fixed_position=None, random_first=None, share=1.0)
+        defaults |= dict(tokenizer='train', end_token=0, fixed_token=1)
+        for name, value in defaults.items():
+            if getattr(data, name) != value:
+                yield f'{path}.{name} is {getattr(data, name)}, for which backcopy has no use; leave it at {value}'
+
+
+def find_special_token_errors(data: DataConfig, model: ModelConfig) -> Iterator[str]:
+    ids, paths = (data.end_token, data.fixed_token), 'config.data.end_token and fixed_token'
+    if data.end_token == data.fixed_token or max(ids) >= model.vocabulary:
+        yield f'{paths} are {ids[0]} and {ids[1]}; they must be two ids below config.model.vocabulary={model.vocabulary}'
+    if data.tokenizer == 'train' and not data.source.startswith('store:') and ids != (0, 1):
+        yield f'{paths} are {ids[0]} and {ids[1]}; a tokenizer trained here has them at 0 and 1'
+    if data.loss == 'assistant' and not data.source.startswith(('chat:', 'mixture:', 'store:')):
+        yield f'config.data.loss is assistant, and config.data.source={data.source} tells nobody apart; set it to all'
+
+
+def find_probe_errors(spec: Spec) -> Iterator[str]:
+    probe, data = spec.probe, spec.data
+    if probe.length > data.length:
+        yield (
+            f'config.probe.length is {probe.length}, longer than a window (config.data.length is '
+            f'{data.length}); probe at most that many tokens'
+        )
+    if probe.keys > probe.length:
+        yield f'config.probe.keys is {probe.keys}; a probe sequence has {probe.length} keys'
+    if spec.model.mask.prefix and spec.model.mask.prefix > probe.keys:
+        yield f'config.probe.keys is {probe.keys}, fewer than the {spec.model.mask.prefix} of the prefix; raise it'
+    if data.fixed_position and data.fixed_held_out and data.fixed_position > probe.length:
+        yield (
+            f'config.data.fixed_position is {data.fixed_position}, after the {probe.length} tokens of a probe; '
+            'raise config.probe.length'
+        )
+    if probe.prepend == 'eos' and data.fixed_position == 1 and data.fixed_held_out:
+        yield 'config.data.fixed_position=1 overwrites config.probe.prepend=eos; set one of them to None or none'
+    if probe.prepend == 'eos' and (spec.model.mask.document or data.positions == 'reset'):
+        yield 'config.probe.prepend=eos ends a document before the text, which then does not see it; set it to bos'
+    if probe.domain and probe.inputs != 'natural':
+        yield f'config.probe.domain is {probe.domain}, and {probe.inputs} inputs are of none; set it to None'
+    text_defaults = {'probe.prepend': 'none', 'probe.inputs': 'natural', 'probe.domain': None, 'valid.domain': None}
+    for name, default in text_defaults.items():
+        value = operator.attrgetter(name)(spec)
+        if data.task != 'text' and value != default:
+            yield f'config.{name} is {value}, for which {data.task} has no use; leave it at {default}'
+
+
+def find_checkpoint_errors(checkpoint: CheckpointConfig) -> Iterator[str]:
+    keep_every, save_every, path = checkpoint.keep_every_steps, checkpoint.every_steps, 'config.checkpoint'
+    if keep_every and (not save_every or keep_every % save_every):
+        yield (
+            f'{path}.keep_every_steps is {keep_every}, and {path}.every_steps={save_every} saves none at some of these steps; '
+            'make it a multiple, or 0'
+        )

@@ -1,1 +1,0 @@
-"""The name of a source -> its documents, one at a time, and which of them are held out."""

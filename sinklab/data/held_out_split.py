@@ -1,0 +1,119 @@
+"""Split of a corpus into training and held-out documents, and a sample for the tokenizer."""
+
+import dataclasses
+import hashlib
+import itertools
+import re
+from collections.abc import Iterator
+
+from sinklab.data.document import (
+    DamagedDocument,
+    Document,
+    Source,
+    SourcePiece,
+    require_intact,
+)
+from sinklab.schema import UserError
+
+SAMPLE_CHARS = 1 << 26  # characters
+WORD_BORDER, MAX_BORDER_CHARS = re.compile(r'(?<=\S)\s+(?=\S)'), 1000  # of two words; the most characters to it
+
+
+def survey_corpus(source: Source, held_out: float, lenient: bool, with_texts: bool) -> tuple[int, list[str]]:
+    """(the limit below which keys are held out, a sample of the other texts if `texts`).
+
+    A corpus that fits the sample is split exactly; of a larger one, a share of all possible keys is held out.
+    """
+    if source.limit is None and (with_texts or source.size <= SAMPLE_CHARS):
+        documents, is_complete = take_documents(source.read_documents(), SAMPLE_CHARS, lenient)
+        if is_complete:
+            limit = compute_limit([hash_document_name(document.name) for document in documents], held_out)
+            return limit, [document.text for document in documents if hash_document_name(document.name) >= limit]
+    limit = int(held_out * 2**64) if source.limit is None else source.limit
+    return limit, sample_pieces(source, limit, lenient) if with_texts else []
+
+
+def split_single_text(source: Source, held_out: float) -> Source:
+    """A source of one text as two documents, one to train on and one held out; any other source as it is."""
+    text_documents = (
+        document for document in source.read_documents() if isinstance(document, Document) and not document.is_blank
+    )
+    first_two = list(itertools.islice(text_documents, 2))
+    split_pair = split_document(first_two[0], held_out) if len(first_two) == 1 and not source.masked else None
+    if split_pair is None:
+        return source
+
+    def read() -> Iterator[Document | DamagedDocument]:
+        for item in source.read_documents():
+            yield from (
+                (item,) if isinstance(item, DamagedDocument) or item.is_blank else split_document(item, held_out)
+            )
+
+    return dataclasses.replace(
+        source,
+        pieces=(SourcePiece(first_two[0].name, source.size, read),),
+        limit=hash_document_name(split_pair[0].name),
+    )
+
+
+def split_document(document: Document, held_out: float) -> tuple[Document, Document] | None:
+    """(what is trained on, what is held out) of a text that is cut between words; the smaller key is held out."""
+    text, names = document.text, [f'{document.name}#{number}' for number in (1, 2)]
+    if len(text) < 2 * MAX_BORDER_CHARS:
+        return None
+    is_first_held_out = hash_document_name(names[0]) < hash_document_name(names[1])
+    end = int((held_out if is_first_held_out else 1 - held_out) * len(text))
+    if border := WORD_BORDER.search(text, end, end + MAX_BORDER_CHARS):
+        end = border.start()
+    size = document.size * end // len(text)
+    head = Document(names[0], ((text[:end], True),), document.domain, size)
+    tail = Document(names[1], ((text[end:], True),), document.domain, document.size - size)
+    if head.is_blank or tail.is_blank:
+        return None
+    return (tail, head) if is_first_held_out else (head, tail)
+
+
+def sample_pieces(source: Source, limit: int, lenient: bool) -> list[str]:
+    """Texts from all over a large corpus: the beginnings of its pieces, in the order of their keys."""
+    chars_per_piece, num_chars, texts = max(SAMPLE_CHARS // len(source.pieces), SAMPLE_CHARS >> 10), 0, []
+    for piece in sorted(source.pieces, key=lambda piece: hash_document_name(piece.name)):
+        documents, _ = take_documents(piece.read(), chars_per_piece, lenient)
+        texts += [
+            document.text[:chars_per_piece] for document in documents if hash_document_name(document.name) >= limit
+        ]
+        num_chars += chars_per_piece if documents else 0
+        if num_chars >= SAMPLE_CHARS:
+            break
+    return texts
+
+
+def take_documents(
+    documents: Iterator[Document | DamagedDocument], size: int, lenient: bool
+) -> tuple[list[Document], bool]:
+    """(the first documents, of `size` characters, whether these are all)."""
+    first_documents, num_chars = [], 0
+    for document in documents:
+        if isinstance(document, DamagedDocument) and lenient:
+            continue
+        if not require_intact(document).is_blank:
+            first_documents.append(document)
+            num_chars += len(document.text)
+        if num_chars > size:
+            return first_documents, False
+    return first_documents, True
+
+
+def compute_limit(keys: list[int], held_out: float) -> int:
+    """The limit that holds out a share of these keys, and leaves one at least on each side."""
+    if len(keys) < 2:
+        raise UserError(
+            f'the corpus has {len(keys) or "no"} document with text that can be read, and a part of it must be held '
+            'out; give more files, or lines of a .jsonl'
+        )
+    count = min(max(1, round(held_out * len(keys))), len(keys) - 1)
+    return sorted(keys)[count]
+
+
+def hash_document_name(name: str) -> int:
+    """A hash that decides whether a document is held out, whatever the order of the documents."""
+    return int.from_bytes(hashlib.sha256(name.encode()).digest()[:8], 'big')

@@ -1,0 +1,188 @@
+"""Record formats (.txt, .jsonl, .parquet) and the conversion of records to documents."""
+
+import dataclasses
+import itertools
+import json
+import os
+from collections.abc import Callable, Iterable, Iterator
+from pathlib import Path
+from typing import Any
+
+from sinklab.data.document import DamagedDocument, Document
+from sinklab.data.source_files import (
+    import_library,
+    open_decompressed,
+    shorten_text,
+    translate_read_errors,
+)
+from sinklab.schema import UserError
+
+PARQUET_BATCH_ROWS = 256  # of a table, held at once
+
+
+class RecordError(ValueError):
+    """Why one record cannot be used, others of its file being fine."""
+
+
+@dataclasses.dataclass(frozen=True)
+class RecordFormat:
+    unit: str  # what a record is called; '' where it is the whole file
+    read_records: Callable[[Path, list[str]], Iterator[tuple[int, Any, int]]]  # (number, record, bytes on disk)
+    decode_record: Callable[[Any], dict[str, Any]]  # of a record, or a Fault
+
+
+def get_record_format(path: Path) -> RecordFormat:
+    return next(record_format for suffix, record_format in FORMATS.items() if str(path).endswith(suffix))
+
+
+def read_whole_file(path: Path, _: list[str]) -> Iterator[tuple[int, bytes, int]]:
+    with open_decompressed(path) as (text, file):
+        yield 0, text.read(), file.tell()
+
+
+def read_lines(path: Path, _: list[str]) -> Iterator[tuple[int, bytes, int]]:
+    """Lines that are not blank; of a compressed file, the first line of a block stands for the block."""
+    end = 0
+    with open_decompressed(path) as (texts, file):
+        for number, text in enumerate(texts, 1):
+            if text.strip():
+                end, start = file.tell(), end
+                yield number, text, end - start
+
+
+def read_parquet_rows(path: Path, columns: list[str]) -> Iterator[tuple[int, Any, int]]:
+    parquet, pyarrow = import_library('pyarrow.parquet', path), import_library('pyarrow', path)
+    with translate_read_errors(path, pyarrow.ArrowException), path.open('rb') as file:
+        size = file.seek(0, os.SEEK_END)
+        table = parquet.ParquetFile(file, buffer_size=1 << 20, page_checksum_verification=True)
+        for name in columns:
+            if name not in table.schema_arrow.names:
+                raise UserError(f'{path} has no column {name!r} (columns: {", ".join(table.schema_arrow.names)})')
+        groups = range(table.num_row_groups)  # one by one: asked for all, it reads the whole file first
+        batches = (batch for group in groups for batch in table.iter_batches(PARQUET_BATCH_ROWS, [group], columns))
+        count = table.metadata.num_rows
+        for number, row in enumerate(itertools.chain.from_iterable(batch.to_struct_array() for batch in batches)):
+            yield number + 1, row, size * (number + 1) // count - size * number // count
+
+
+def decode_utf8(decode: Callable[[], Any]) -> Any:
+    """What decodes, or a Fault."""
+    try:
+        return decode()
+    except UnicodeDecodeError as error:
+        raise RecordError(f'is not UTF-8 (byte {error.start})') from error
+
+
+def parse_json_object(encoded: bytes, hook: Callable | None = None) -> dict[str, Any]:
+    try:
+        fields = json.loads(decode_utf8(encoded.decode).removeprefix('\ufeff'), object_pairs_hook=hook)
+    except RecordError:
+        raise
+    except (ValueError, RecursionError) as error:
+        raise RecordError(f'is not JSON ({shorten_text(error)})') from error
+    if not isinstance(fields, dict):
+        raise RecordError('is not a JSON object')
+    return fields
+
+
+TEXT_FORMAT = RecordFormat('', read_whole_file, lambda content: {'text': decode_utf8(content.decode)})
+JSONL_FORMAT = RecordFormat('line', read_lines, parse_json_object)
+FORMATS = {
+    '.txt': TEXT_FORMAT,
+    '.txt.gz': TEXT_FORMAT,
+    '.txt.zst': TEXT_FORMAT,
+    '.jsonl': JSONL_FORMAT,
+    '.jsonl.gz': JSONL_FORMAT,
+    '.jsonl.zst': JSONL_FORMAT,
+    '.parquet': RecordFormat('row', read_parquet_rows, lambda row: decode_utf8(row.as_py)),
+}
+
+
+ROLES = ('system', 'user', 'assistant')
+
+
+@dataclasses.dataclass(frozen=True)
+class FieldNames:
+    """Where in a record the content and the domain are; the domain may be nowhere, ''."""
+
+    content: str
+    domain: str
+
+    @property
+    def columns(self) -> list[str]:
+        return sorted({name.partition('.')[0] for name in (self.content, self.domain) if name})
+
+
+TextParts = tuple[tuple[str, bool], ...]
+ContentReader = Callable[[dict[str, Any], str], TextParts]
+
+
+def parse_field_options(source_name: str, argument: str, default_field: str) -> tuple[str, FieldNames]:
+    """(what stands before #, the fields that are named behind it)"""
+    head, _, tail = argument.rpartition('#')
+    if not head or '=' not in tail:
+        return argument, FieldNames(default_field, '')
+    pairs = [pair.partition('=')[::2] for pair in tail.split(',')]
+    for key, value in pairs:
+        if key not in ('field', 'domain') or not value:
+            raise UserError(f'{source_name} has the option {key}={value}; allowed behind #: field=NAME,domain=NAME')
+    field_options = dict(pairs)
+    return head, FieldNames(field_options.get('field', default_field), field_options.get('domain', ''))
+
+
+def convert_records(
+    records: Iterable, decode_record: Callable, fields: FieldNames, read_content: ContentReader
+) -> Iterator[Document | DamagedDocument]:
+    """Of records with their names, places and sizes."""
+    for name, location, record, size in records:
+        try:
+            values = decode_record(record)
+            domain = get_string(values, fields.domain) if fields.domain else ''
+            yield Document(name, read_content(values, fields.content), domain, size)
+        except RecordError as fault:
+            yield DamagedDocument(location, str(fault), size)
+
+
+def read_text(values: dict[str, Any], path: str) -> TextParts:
+    return ((get_string(values, path), True),)
+
+
+def read_conversation(values: dict[str, Any], path: str) -> TextParts:
+    """<|user|>, newline, words, newline, <|assistant|>, newline, words that are predicted, newline, ..."""
+    messages = get_field(values, path)
+    if not isinstance(messages, list):
+        raise RecordError(f'has a "{path}" that is no list of messages')
+    segments = []
+    for message in messages:
+        role, words = get_string(message, 'role'), get_string(message, 'content')
+        if role not in ROLES:
+            raise RecordError(f'has a message of the role {role[:40]!r} (allowed: {", ".join(ROLES)})')
+        segments += [('\n' if segments else '', False), (f'<|{role}|>\n', False), (words, role == 'assistant')]
+    runs = itertools.groupby(filter(lambda part: part[0], segments), key=lambda part: part[1])
+    parts = tuple((''.join(text for text, _ in run), predicted) for predicted, run in runs)
+    if not any(predicted for _, predicted in parts):
+        raise RecordError('has no words of an assistant')
+    return parts
+
+
+def get_field(values: Any, path: str) -> Any:
+    for name in path.split('.'):
+        if not isinstance(values, dict) or name not in values:
+            available = shorten_text(', '.join(values)) if isinstance(values, dict) else 'none'
+            raise RecordError(
+                f'has no field "{path}" (fields: {available}; name one by #field=NAME behind the source)'
+            )
+        values = values[name]
+    return values
+
+
+def get_string(values: Any, path: str) -> str:
+    value = get_field(values, path)
+    text = decode_utf8(value.decode) if isinstance(value, bytes) else value
+    if not isinstance(text, str):
+        raise RecordError(f'has a "{path}" that is no text')
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        raise RecordError(f'has half a character in "{path}" (a lone surrogate)') from error
+    return text

@@ -1,0 +1,181 @@
+"""Token store in a bucket: etags of its objects, ranged reads, and background fetches to disk."""
+
+import contextvars
+import errno
+import functools
+import hashlib
+import json
+import os
+import queue
+import threading
+from collections.abc import Callable, Iterable, Mapping
+from concurrent.futures import Future
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from sinklab.schema import UserError
+from sinklab.storage.atomic_write import atomic_write
+from sinklab.storage.object_info import list_objects
+from sinklab.storage.paths import get_file_system
+from sinklab.storage.untrusted_files import read_json
+
+ETAGS_FILE = 'marks.json'  # of a finished store in a bucket, beside its meta.json
+
+
+def list_etags(folder: Path, prefix: str = '') -> dict[str, str]:
+    """Size and mark of each object of a folder whose name begins so, by one request for a thousand."""
+    return {name: f'{info.size} {info.content_digest}' for name, info in list_objects(folder, prefix).items()}
+
+
+def read_etags(folder: Path) -> dict[str, str]:
+    """What was seen of the shards of a finished store; nothing where it came here as a copy."""
+    try:
+        return read_json(folder / ETAGS_FILE, dict[str, str])
+    except (FileNotFoundError, UserError):
+        return {}
+
+
+def write_etags(folder: Path, etags: Mapping[str, str]) -> None:
+    with atomic_write(folder / ETAGS_FILE) as unfinished:
+        unfinished.write_text(json.dumps(etags, indent=1) + '\n', encoding='utf-8')
+
+
+def read_objects(folder: Path, files: Iterable[str]) -> list[bytes]:
+    """Return the bytes of small objects, which are asked for all at once."""
+    paths = [os.fspath(folder / file) for file in files]
+    contents_by_path = get_file_system(folder).cat(paths) if paths else {}
+    return [contents_by_path[path.partition('://')[2]] for path in paths]
+
+
+MAX_READER_THREADS = 64  # ranges that a process reads at once
+MAX_FETCHER_THREADS = 4  # files that it fetches whole at once
+
+
+class DaemonThreadPool:
+    """So many at most, each begun when there is something for it to do."""
+
+    def __init__(self, max_threads: int):
+        self.max_threads, self.num_threads = max_threads, 0
+        self.tasks, self.lock = queue.SimpleQueue(), threading.Lock()
+
+    def submit(self, function: Callable, *arguments: Any) -> Future:
+        future = Future()
+        self.tasks.put((future, functools.partial(contextvars.copy_context().run, function, *arguments)))
+        with self.lock:
+            if self.num_threads < self.max_threads:
+                self.num_threads += 1
+                threading.Thread(target=self.run_tasks, daemon=True).start()
+        return future
+
+    def run_tasks(self) -> None:
+        while True:
+            future, function = self.tasks.get()
+            try:
+                future.set_result(function())
+            except BaseException as error:
+                future.set_exception(error)
+
+    def map(self, function: Callable, items: Iterable) -> list:
+        """What a function makes of each, in their order; of one alone without another thread."""
+        items = list(items)
+        if len(items) == 1:
+            return [function(items[0])]
+        return [future.result() for future in [self.submit(function, item) for item in items]]
+
+
+@functools.cache
+def get_reader_pool() -> DaemonThreadPool:
+    return DaemonThreadPool(MAX_READER_THREADS)
+
+
+@functools.cache
+def get_fetcher_pool() -> DaemonThreadPool:
+    return DaemonThreadPool(MAX_FETCHER_THREADS)
+
+
+MAX_RANGED_SHARE = 0.05  # of a file may be read by ranges while it is being fetched whole
+
+
+class RemoteStore:
+    """Sizes and marks of all files, of one listing; what is read later is of these files or refused."""
+
+    def __init__(self, folder: Path):
+        self.folder, self.storage = os.fspath(folder), get_file_system(folder)
+        self.object_infos = list_objects(folder)
+
+    def compute_version(self, files: Iterable[str]) -> str:
+        """Of some files together, for processes to compare."""
+        return hashlib.sha256(repr([(file, self.object_infos.get(file)) for file in files]).encode()).hexdigest()[:16]
+
+    def read(self, file: str, start: int = 0, end: int | None = None) -> bytes:
+        info = self.object_infos[file]
+        end = info.size if end is None else end
+        if start >= end:
+            return b''
+        try:
+            return self.storage.read_range(f'{self.folder}/{file}', start, end, info.version)
+        except OSError as error:
+            if error.errno == errno.ESTALE:
+                problem = f'{self.folder} has changed since it was opened: {file} is another file now, or gone'
+                raise UserError(f'{problem}; bring it back and give the same command again') from error
+            raise
+
+
+class RemoteArray:
+    """A file as an array whose slices are read when they are asked for; the whole of it is held to its digest."""
+
+    def __init__(self, remote_store: RemoteStore, file: str, dtype: np.dtype, sha256: str):
+        self.remote_store, self.file, self.dtype, self.sha256 = remote_store, file, dtype, sha256
+
+    def __len__(self) -> int:
+        return self.remote_store.object_infos[self.file].size // self.dtype.itemsize
+
+    def __getitem__(self, index: slice) -> np.ndarray:
+        start, end, _ = index.indices(len(self))
+        content = self.remote_store.read(self.file, start * self.dtype.itemsize, end * self.dtype.itemsize)
+        if end - start == len(self) and hashlib.sha256(content).hexdigest() != self.sha256:
+            raise UserError(
+                f'{self.remote_store.folder} is damaged: {self.file} is not as it was written (its sha256 differs); bring the '
+                'file anew, or give its prepare command again, which mends it'
+            )
+        return np.frombuffer(content, self.dtype)
+
+
+class CachedArray(RemoteArray):
+    """One that is fetched whole from when it is first asked for; until it is there, a little of it by ranges."""
+
+    def __init__(self, remote_store: RemoteStore, file: str, dtype: np.dtype, sha256: str, folder: Path):
+        super().__init__(remote_store, file, dtype, sha256)
+        self.path, self.lock = folder / file, threading.Lock()
+        self.num_ranged, self.fetch_future = 0, None
+        if self.path.exists():  # whole, for it got its name when it was
+            self.fetch_future = Future()
+            self.fetch_future.set_result(np.memmap(self.path, dtype, 'r').view(np.ndarray))
+
+    def __getitem__(self, index: slice) -> np.ndarray:
+        if self.is_read_from_file(index) and (local_array := self.fetch_future.result()) is not None:
+            return local_array[index]
+        return super().__getitem__(index)
+
+    def is_read_from_file(self, index: slice) -> bool:
+        """Whether this slice is taken from the whole file, which may have to come first."""
+        start, end, _ = index.indices(len(self))
+        with self.lock:
+            self.fetch_future = self.fetch_future or get_fetcher_pool().submit(self.fetch_file)
+            if self.fetch_future.done() or self.num_ranged + end - start > MAX_RANGED_SHARE * len(self):
+                return True
+            self.num_ranged += end - start
+        return False
+
+    def fetch_file(self) -> np.ndarray | None:
+        """The file on this machine's disk, where another process may have put it; None where that has no room."""
+        content = None if self.path.exists() else super().__getitem__(slice(None))
+        try:
+            if not self.path.exists():
+                with atomic_write(self.path) as unfinished:
+                    unfinished.write_bytes(content)
+            return np.memmap(self.path, self.dtype, 'r').view(np.ndarray)
+        except OSError:
+            return None

@@ -1,1 +1,0 @@
-"""A store, or the statistics of a text -> sequences of ids: windows, interventions, probes."""

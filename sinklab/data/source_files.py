@@ -1,0 +1,307 @@
+"""Files of a data source, local or in a bucket: glob matching, decompression and prefetched ranges."""
+
+import collections
+import concurrent.futures
+import contextlib
+import contextvars
+import errno
+import fnmatch
+import glob
+import gzip
+import importlib
+import io
+import itertools
+import os
+import re
+import threading
+import zlib
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from pathlib import Path, PurePosixPath
+from types import ModuleType
+from typing import Any, BinaryIO
+
+from sinklab.install_commands import format_extra_command
+from sinklab.schema import UserError
+from sinklab.storage.object_info import ObjectInfo, list_objects, parse_object_info
+from sinklab.storage.paths import get_file_system, parse_path
+
+ZSTD_READ_BYTES = 1 << 14  # bytes of a .zst given to its decoder at once: what comes out may be much more
+BRACES = re.compile(r'\{([^{}]*,[^{}]*)\}')
+
+
+def glob_files(pattern: str) -> list[tuple[str, Path]]:
+    """(name, path) of the files that match, sorted by name, which is relative to the pattern's fixed folder."""
+    paths, roots = set(), []
+    for alternative in [pattern] if os.path.isfile(pattern) else expand_braces(pattern):
+        if glob.has_magic(alternative) and not os.path.isfile(alternative):
+            paths.update(path for path in glob.glob(alternative, recursive=True) if not os.path.isdir(path))
+            roots.append(Path(*itertools.takewhile(lambda part: not glob.has_magic(part), Path(alternative).parts)))
+        else:
+            paths.update([alternative] if os.path.isfile(alternative) else [])
+            roots.append(os.path.dirname(alternative))
+    root = os.path.commonpath([os.path.abspath(root) for root in roots])
+    return sorted((make_utf8_name(os.path.relpath(path, root)), Path(path)) for path in paths)
+
+
+def expand_braces(pattern: str) -> list[str]:
+    """a.{txt,jsonl} -> a.txt, a.jsonl, as a shell has it."""
+    if not (braces := BRACES.search(pattern)):
+        return [pattern]
+    before, after = pattern[: braces.start()], pattern[braces.end() :]
+    return [expanded for part in braces[1].split(',') for expanded in expand_braces(f'{before}{part}{after}')]
+
+
+def make_utf8_name(path: str) -> str:
+    """A path may hold any bytes; a name is UTF-8."""
+    return os.fsencode(Path(path).as_posix()).decode(errors='backslashreplace')
+
+
+def import_library(name: str, needed_by: object) -> ModuleType:
+    try:
+        return importlib.import_module(name)
+    except ImportError as error:
+        raise UserError(
+            f'{needed_by} needs {name.split(".")[0]}; install it: {format_extra_command("data")}'
+        ) from error
+
+
+def shorten_text(text: object) -> str:
+    return ' '.join(str(text).split())[:200]
+
+
+@contextlib.contextmanager
+def translate_read_errors(path: Path, *damage_errors: type[Exception]) -> Iterator[None]:
+    try:
+        yield
+    except (EOFError, OSError, zlib.error, *damage_errors) as error:
+        default_reason = os.strerror(errno.ENOENT) if isinstance(error, FileNotFoundError) else ''
+        if reason := getattr(error, 'strerror', None) or default_reason:
+            raise UserError(f'{path} cannot be read: {reason}') from error
+        raise UserError(
+            f'{path} is cut off or damaged ({shorten_text(error)}); fetch it again, or leave it out'
+        ) from error
+
+
+@contextlib.contextmanager
+def open_decompressed(path: Path) -> Iterator[tuple[BinaryIO, BinaryIO]]:
+    """(the content, the file that it comes from)"""
+    with translate_read_errors(path), path.open('rb') as file:
+        yield DECOMPRESSORS[path.suffix](file, path) if path.suffix in DECOMPRESSORS else file, file
+
+
+def open_gzip(file: BinaryIO, _: Path) -> BinaryIO:
+    return io.BufferedReader(gzip.GzipFile(fileobj=file))
+
+
+def open_zstd(file: BinaryIO, path: Path) -> BinaryIO:
+    return io.BufferedReader(IteratorFile(iter_zstd_content(file, import_library('zstandard', path))), 1 << 17)
+
+
+def iter_zstd_content(file: BinaryIO, zstandard: ModuleType) -> Iterator[bytes]:
+    """The content of a .zst, frame by frame: zstandard's own reader takes a file that is cut off for a whole one."""
+    frame = None
+    while data := file.read(ZSTD_READ_BYTES):
+        while data:
+            frame = frame or zstandard.ZstdDecompressor(max_window_size=1 << 31).decompressobj()
+            try:
+                yield frame.decompress(data)
+            except zstandard.ZstdError as error:
+                raise EOFError(shorten_text(error)) from error
+            data, frame = (frame.unused_data, None) if frame.eof else (b'', frame)
+    if frame:
+        raise EOFError('its last frame does not end')
+
+
+class IteratorFile(io.RawIOBase):
+    """A file of what an iterator brings."""
+
+    def __init__(self, chunks: Iterable[bytes]):
+        self.chunks, self.chunk = iter(chunks), memoryview(b'')
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: memoryview) -> int:
+        while not self.chunk:
+            try:
+                self.chunk = memoryview(next(self.chunks))
+            except StopIteration:
+                return 0
+        num_bytes = min(len(buffer), len(self.chunk))
+        buffer[:num_bytes], self.chunk = self.chunk[:num_bytes], self.chunk[num_bytes:]
+        return num_bytes
+
+
+DECOMPRESSORS = {'.gz': open_gzip, '.zst': open_zstd}
+
+
+BLOCK_BYTES = 1 << 22  # bytes of a range
+MAX_BLOCKS = 8  # ranges of a file in memory: a table is read at several places in turn
+PREFETCH_BLOCKS = 2  # ranges that are under way while one is used
+CHANGED_MESSAGE = 'has changed since this was begun; let nobody write there, and prepare it to another folder'
+
+
+@dataclass(frozen=True)
+class RemoteFile:
+    """A file in a bucket as it was listed, with what is asked here of a path."""
+
+    url: str
+    size: int
+    version: str  # of its storage, another one as soon as it is written over
+
+    def __str__(self) -> str:
+        return self.url
+
+    @property
+    def suffix(self) -> str:
+        return PurePosixPath(self.url).suffix
+
+    def open(self, _: str = 'rb') -> BinaryIO:
+        return io.BufferedReader(RangeReader(self.size, self.read_range), 1 << 17)
+
+    def read_range(self, start: int, end: int) -> bytes:
+        try:
+            return get_file_system(self.url).read_range(self.url, start, end, self.version)
+        except OSError as error:
+            if error.errno == errno.ESTALE:
+                raise UserError(f'{self.url} {CHANGED_MESSAGE}') from error
+            raise
+
+
+class RangeReader(io.RawIOBase):
+    """A file of BLOCKs; as long as they are read one after another, the next ones are on their way."""
+
+    def __init__(self, size: int, read: Callable[[int, int], bytes]):
+        self.size, self.read_range, self.position = size, read, 0
+        self.blocks: collections.OrderedDict[int, concurrent.futures.Future] = collections.OrderedDict()
+
+    def readable(self) -> bool:
+        return True
+
+    def seekable(self) -> bool:
+        return True
+
+    def seek(self, offset: int, whence: int = os.SEEK_SET) -> int:
+        self.position = offset + {os.SEEK_SET: 0, os.SEEK_CUR: self.position, os.SEEK_END: self.size}[whence]
+        return self.position
+
+    def tell(self) -> int:
+        return self.position
+
+    def readinto(self, buffer: memoryview) -> int:
+        if self.position >= self.size:
+            return 0
+        number, start = divmod(self.position, BLOCK_BYTES)
+        part = memoryview(self.get_block(number))[start : start + len(buffer)]
+        buffer[: len(part)] = part
+        self.position += len(part)
+        return len(part)
+
+    def get_block(self, number: int) -> bytes:
+        is_sequential = number - 1 in self.blocks or number == self.position == 0
+        for block_number in range(number, number + 1 + PREFETCH_BLOCKS * is_sequential):
+            if block_number not in self.blocks and block_number * BLOCK_BYTES < self.size:
+                self.blocks[block_number] = submit_to_daemon_thread(
+                    self.read_range, block_number * BLOCK_BYTES, min((block_number + 1) * BLOCK_BYTES, self.size)
+                )
+        self.blocks.move_to_end(number)
+        while len(self.blocks) > MAX_BLOCKS:
+            self.blocks.popitem(last=False)
+        return self.blocks[number].result()
+
+
+def submit_to_daemon_thread(function: Callable, *arguments: Any) -> concurrent.futures.Future:
+    """What a thread makes that nobody waits for at an end."""
+    future = concurrent.futures.Future()
+
+    def run() -> None:
+        try:
+            future.set_result(function(*arguments))
+        except BaseException as error:
+            future.set_exception(error)
+
+    threading.Thread(target=contextvars.copy_context().run, args=(run,), daemon=True).start()
+    return future
+
+
+def glob_objects(pattern: str) -> list[tuple[str, RemoteFile]]:
+    """(name, object) of those that match as files of a disk would, sorted by name: relative to the fixed folder."""
+    parse_path(pattern)
+    remote_files, roots = {}, []
+    for alternative in [pattern] if find_object(pattern) else expand_braces(pattern):
+        parts, remote_file = alternative.split('/'), find_object(alternative)
+        if remote_file or not glob.has_magic(alternative):
+            roots.append(parts[:-1])
+            remote_files |= {alternative: remote_file} if remote_file else {}
+            if not remote_file:
+                list_matching_objects(alternative, roots[-1], parts[-1])  # says when there is no such bucket
+        else:
+            roots.append([*itertools.takewhile(lambda part: not glob.has_magic(part), parts)])
+            remote_files |= find_matching_objects(alternative, roots[-1])
+    common = itertools.takewhile(lambda names: len(set(names)) == 1, zip(*roots, strict=False))
+    root = ''.join(f'{names[0]}/' for names in common)
+    return sorted(((url.removeprefix(root), entry) for url, entry in remote_files.items()), key=lambda pair: pair[0])
+
+
+def find_object(url: str) -> RemoteFile | None:
+    """The object of a name, if there is one."""
+    bucket = url.split('/')[2]
+    if glob.has_magic(bucket):
+        raise UserError(f'{url} leaves open which bucket; name it')
+    if '{' in bucket:
+        return None
+    with translate_read_errors(url):
+        try:
+            info = get_file_system(url).info(url)
+            return (
+                make_remote_file(url, parse_object_info(info))
+                if info['type'] == 'file' and not url.endswith('/')
+                else None
+            )
+        except FileNotFoundError:
+            return None
+
+
+def find_matching_objects(pattern: str, root_parts: list[str]) -> dict[str, RemoteFile]:
+    """The objects that match, by their names."""
+    rest = pattern.split('/')[len(root_parts) :]
+    prefix = '' if rest[0] == '**' else ''.join(itertools.takewhile(lambda letter: letter not in '*?[', rest[0]))
+    infos = {
+        name: info
+        for name, info in list_matching_objects(pattern, root_parts, prefix).items()
+        if is_glob_match(name.split('/'), rest)
+    }
+    return {
+        f'{"/".join(root_parts)}/{name}': make_remote_file(f'{"/".join(root_parts)}/{name}', infos[name])
+        for name in infos
+    }
+
+
+def list_matching_objects(pattern: str, folder: list[str], prefix: str) -> dict[str, ObjectInfo]:
+    """What lies below a folder, as far as it begins so; a bucket that is not there is told from one that is empty."""
+    with translate_read_errors(pattern):
+        try:
+            return list_objects('/'.join(folder), prefix)
+        except FileNotFoundError:  # without a bucket it is ENXIO
+            return {}
+
+
+def make_remote_file(url: str, info: ObjectInfo) -> RemoteFile:
+    if info.is_decompressed:
+        raise UserError(
+            f'{url} is unpacked by its storage (Content-Encoding: gzip); put it there as a file that is .gz'
+        )
+    return RemoteFile(url, info.size, info.version)
+
+
+def is_glob_match(parts: list[str], pattern: list[str]) -> bool:
+    """Whether a path matches, as glob has it: ** stands for any folders, and no * for a leading dot."""
+    if not pattern or not parts:
+        return not pattern and not parts
+    is_hidden = parts[0].startswith('.') and not pattern[0].startswith('.')
+    if pattern == ['**']:  # what is below, and not what stands before it
+        return not any(part.startswith('.') for part in parts)
+    if pattern[0] == '**':
+        return is_glob_match(parts, pattern[1:]) or (not is_hidden and is_glob_match(parts[1:], pattern))
+    return not is_hidden and fnmatch.fnmatchcase(parts[0], pattern[0]) and is_glob_match(parts[1:], pattern[1:])

@@ -1,0 +1,268 @@
+"""Data sources that `--source` and `config.data.source` can name, in the table `SOURCES`."""
+
+import dataclasses
+import functools
+import itertools
+import math
+import os
+import sysconfig
+import tokenize
+from collections.abc import Callable, Iterable, Iterator
+from pathlib import Path
+from typing import Any
+
+from sinklab.data import record_formats, source_files, tfds_splits
+from sinklab.data.document import (
+    DamagedDocument,
+    Document,
+    Source,
+    SourcePiece,
+    require_intact,
+)
+from sinklab.data.record_formats import ContentReader, FieldNames, RecordError, parse_json_object
+from sinklab.data.source_files import shorten_text, translate_read_errors
+from sinklab.schema import UserError, format_unknown_name
+from sinklab.storage.paths import is_remote, parse_path
+
+MAX_WEIGHT = 1e100  # weight, so that a sum of them is finite
+MIXTURE_FORM = '{"domain": {"source": "text:GLOB", "weight": 0.3}, ...}'
+
+
+def open_mixture(source_name: str, argument: str, open_part: Callable[[str], Source]) -> Source:
+    """Sources that are a domain each, with shares for all of them or for none; `source` gives one by its name."""
+    components = read_components(source_name, parse_path(argument))
+    sources = {
+        name: open_component(f'{source_name}, {shorten_text(repr(name))[1:-1]},', name, value, open_part)
+        for name, value in components.items()
+    }
+    weights = {name: value['weight'] for name, value in components.items() if 'weight' in value}
+    if unweighted := weights and [name for name in components if name not in weights]:
+        raise UserError(f'{source_name} has no weight for {", ".join(unweighted)}; give a weight to all, or to none')
+    if len({part.masked for part in sources.values()}) > 1:
+        raise UserError(f'{source_name} mixes chat: with others, which mark no words; make a mixture of each')
+    total = math.fsum(weights.values())
+    return Source(
+        pieces=tuple(set_domain(piece, name) for name, part in sources.items() for piece in part.pieces),
+        identity=('mixture', *((name, weights.get(name), part.identity) for name, part in sources.items())),
+        weights=tuple((name, weight / total) for name, weight in weights.items()) or None,
+        masked=all(part.masked for part in sources.values()),
+    )
+
+
+def read_components(source_name: str, path: Path) -> dict[str, Any]:
+    try:
+        with translate_read_errors(path):
+            components = parse_json_object(path.read_bytes(), build_unique_dict)
+    except RecordError as fault:
+        raise UserError(f'{source_name} {fault}; write {MIXTURE_FORM}') from fault
+    if not components:
+        raise UserError(f'{source_name} has no component; write {MIXTURE_FORM}')
+    return components
+
+
+def build_unique_dict(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """An object of JSON whose keys are different: of two that are the same, json keeps the last and says nothing."""
+    names = [name for name, _ in pairs]
+    if duplicates := [name for name in names if names.count(name) > 1]:
+        raise RecordError(f'has {duplicates[0]!r} twice')
+    return dict(pairs)
+
+
+def open_component(label: str, name: str, value: Any, open_part: Callable[[str], Source]) -> Source:
+    if not name.isprintable() or not name or '/' in name:
+        raise UserError(f'{label} is the name of a domain; it must be a printable text without /')
+    if not isinstance(value, dict) or not isinstance(value.get('source'), str):
+        raise UserError(f'{label} has no source; give it {{"source": "text:GLOB"}}')
+    for key in value:
+        if key not in ('source', 'weight'):
+            raise UserError(format_unknown_name(f'{label} {key!r}', key, ('source', 'weight')))
+    weight = value.get('weight', 1)
+    if type(weight) not in (int, float) or not 0 < weight <= MAX_WEIGHT:
+        weight_text = shorten_text(repr(weight))
+        raise UserError(
+            f'{label} has the weight {weight_text}; it must be a number above 0 and at most {MAX_WEIGHT:g}'
+        )
+    if 'domain=' in value['source'].rpartition('#')[2]:
+        raise UserError(f'{label} names another domain behind #, and its documents have this one; leave domain= out')
+    if value['source'].startswith('mixture:'):
+        raise UserError(f'{label} is a mixture itself; name its components here')
+    try:
+        return open_part(value['source'])
+    except UserError as error:
+        raise UserError(f'{label} {error}') from error
+
+
+def set_domain(piece: SourcePiece, name: str) -> SourcePiece:
+    def read() -> Iterator[Document | DamagedDocument]:
+        for document in piece.read():
+            changes = dict(name=f'{name}/{document.name}', domain=name) if isinstance(document, Document) else {}
+            yield dataclasses.replace(document, **changes)
+
+    return dataclasses.replace(piece, name=f'{name}/{piece.name}', read=read)
+
+
+SKIPPED_NAMES = {'site-packages', 'test', 'tests', 'idle_test'}
+MAX_TFDS_PIECES = 64  # of a data set of the catalogue
+
+
+def open_source(source_name: str) -> Source:
+    """Return the data source of a name, such as `text:corpus/*.txt`; nothing is read before its documents are.
+
+    Args:
+        given: The name: the kind, a colon, and what the kind needs, as `SOURCES` lists them. To add a kind is to
+            write a function (name, what follows the colon) -> Source and to enter it there.
+
+    Raises:
+        Refusal: There is no such kind, or no such file.
+    """
+    openers = {form.partition(':')[0]: kind for form, kind in SOURCES.items()}
+    kind, _, argument = source_name.partition(':')
+    if kind not in openers:
+        hint = f'; for the file, give text:{source_name}' if os.path.exists(source_name) else ''
+        raise UserError(format_unknown_name(source_name, kind, SOURCES, 'sources') + hint)
+    return openers[kind](source_name, argument)
+
+
+def read_texts(source_name: str) -> list[str]:
+    """Read the texts of a small corpus into memory, without those that are blank."""
+    documents = map(require_intact, open_source(source_name).read_documents())
+    return [document.text for document in documents if not document.is_blank]
+
+
+def open_stdlib(source_name: str, argument: str) -> Source:
+    """The Python sources of the running interpreter's standard library, its tests aside."""
+    if argument:
+        raise UserError(f'{source_name} is more than stdlib, which is the whole library; leave :{argument} out')
+    root = Path(sysconfig.get_path('stdlib'))
+    names = sorted(path.relative_to(root).as_posix() for path in find_python_files(root))
+    return make_file_source('stdlib', [(name, root / name) for name in names], read_python_file)
+
+
+def find_python_files(root: Path) -> Iterator[Path]:
+    """The .py files below a folder; installed packages, ten times as many, are never entered."""
+    for folder, folders, names in os.walk(root):
+        folders[:] = set(folders) - SKIPPED_NAMES
+        yield from (Path(folder, name) for name in set(names) - SKIPPED_NAMES if name.endswith('.py'))
+
+
+def read_python_file(name: str, path: Path) -> Iterator[Document | DamagedDocument]:
+    size = path.stat().st_size
+    try:
+        with source_files.translate_read_errors(path), tokenize.open(path) as file:  # honours a coding cookie
+            yield Document(name, ((file.read(), True),), '', size)
+    except (UnicodeDecodeError, SyntaxError) as error:
+        yield DamagedDocument(str(path), f'is not Python ({source_files.shorten_text(error)})', size)
+
+
+def open_text(source_name: str, argument: str) -> Source:
+    """Each .txt is a document, and so is a field of each line of a .jsonl and of each row of a .parquet."""
+    pattern, fields = record_formats.parse_field_options(source_name, argument, 'text')
+    matched_files = match_files(source_name, pattern, record_formats.FORMATS)
+    for _, path in matched_files:
+        if record_formats.get_record_format(path) is record_formats.TEXT_FORMAT and fields != FieldNames('text', ''):
+            raise UserError(f'{source_name} names fields, and {path} has none; leave them out, or match other files')
+    return make_record_source('text', matched_files, fields, record_formats.read_text)
+
+
+def open_chat(source_name: str, argument: str) -> Source:
+    """Each line or row is a conversation, of which the words of the assistant are to be predicted."""
+    pattern, fields = record_formats.parse_field_options(source_name, argument, 'messages')
+    suffixes = [
+        suffix
+        for suffix, record_format in record_formats.FORMATS.items()
+        if record_format is not record_formats.TEXT_FORMAT
+    ]
+    return make_record_source(
+        'chat', match_files(source_name, pattern, suffixes), fields, record_formats.read_conversation, masked=True
+    )
+
+
+def open_tfds(source_name: str, argument: str) -> Source:
+    """Each example of a split of a data set of the catalogue of TensorFlow Datasets is a document."""
+    name, fields = record_formats.parse_field_options(source_name, argument, '')
+    split = tfds_splits.open_split(source_name, name)
+    fields = FieldNames(fields.content or split.find_text_feature(), fields.domain)
+    split.check_features(fields.content, fields.domain)
+    count = min(MAX_TFDS_PIECES, len(split))
+    bounds = [len(split) * number // count for number in range(count + 1)]
+
+    def make_piece(start: int, stop: int) -> SourcePiece:
+        def read() -> Iterator[Document | DamagedDocument]:
+            return record_formats.convert_records(
+                split.read_records(start, stop), dict, fields, record_formats.read_text
+            )
+
+        return SourcePiece(f'{name}:{start}-{stop}', split.estimate_bytes(stop) - split.estimate_bytes(start), read)
+
+    pieces = tuple(itertools.starmap(make_piece, itertools.pairwise(bounds)))
+    return Source(pieces, ('tfds', *dataclasses.astuple(fields), *split.identity))
+
+
+def match_files(source_name: str, pattern: str, suffixes: Iterable[str]) -> list[tuple[str, Path]]:
+    matched_files: list[tuple[str, Path]] = (
+        source_files.glob_objects(pattern) if is_remote(pattern) else source_files.glob_files(pattern)
+    )
+    if not matched_files:
+        if parse_path(pattern).is_dir() if is_remote(pattern) else os.path.isdir(pattern):
+            raise UserError(
+                f'{source_name} is a folder; name its files, as in {pattern}/*.txt, and quote the pattern'
+            )
+        raise UserError(f'{source_name} matches no file; quote the pattern, check the path')
+    for _, path in matched_files:
+        if not str(path).endswith(tuple(suffixes)):
+            raise UserError(f'{source_name} matches {path}, which cannot be read; allowed: {", ".join(suffixes)}')
+    return matched_files
+
+
+def make_file_source(
+    kind: str,
+    matched_files: list[tuple[str, Path]],
+    read: Callable[[str, Path], Iterator[Document | DamagedDocument]],
+    *identity_parts: str,
+    masked: bool = False,
+) -> Source:
+    pieces: list[SourcePiece] = []
+    identity: list[Any] = [kind, *identity_parts]
+    for name, path in matched_files:
+        size, version = get_file_version(path)
+        identity.append((name, size, version))
+        pieces.append(SourcePiece(name, size, functools.partial(read, name, path)))
+    return Source(tuple(pieces), tuple(identity), masked=masked)
+
+
+def get_file_version(path: Path | source_files.RemoteFile) -> tuple[int, int | str]:
+    """(bytes, what changes with them) of a file."""
+    if isinstance(path, source_files.RemoteFile):
+        return path.size, path.version
+    with source_files.translate_read_errors(path):
+        status = os.stat(path)
+    return status.st_size, status.st_mtime_ns
+
+
+def make_record_source(
+    kind: str,
+    matched_files: list[tuple[str, Path]],
+    fields: FieldNames,
+    read_content: ContentReader,
+    masked: bool = False,
+) -> Source:
+    def read(name: str, path: Path) -> Iterator[Document | DamagedDocument]:
+        record_format = record_formats.get_record_format(path)
+        numbered_records = (
+            (f'{name}:{number}', f'{path}, {record_format.unit} {number}', record, size)
+            if number
+            else (name, str(path), record, size)
+            for number, record, size in record_format.read_records(path, fields.columns)
+        )
+        return record_formats.convert_records(numbered_records, record_format.decode_record, fields, read_content)
+
+    return make_file_source(kind, matched_files, read, fields.content, fields.domain, masked=masked)
+
+
+SOURCES: dict[str, Callable[[str, str], Source]] = {
+    'stdlib': open_stdlib,
+    'text:GLOB': open_text,
+    'chat:GLOB': open_chat,
+    'tfds:NAME[:SPLIT]': open_tfds,
+    'mixture:FILE': functools.partial(open_mixture, open_part=open_source),
+}

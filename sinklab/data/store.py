@@ -1,0 +1,225 @@
+"""Token store: shards of token ids with digests, memory-mapped from disk or read from a bucket."""
+
+import bisect
+import errno
+import functools
+import hashlib
+import itertools
+import os
+import resource
+from collections.abc import Callable, Iterable
+
+import numpy as np
+
+from sinklab.data import store_files
+from sinklab.data.disk_cache import is_worth_fetching, reserve_disk_cache
+from sinklab.data.remote_store import CachedArray, RemoteArray, RemoteStore, get_reader_pool
+from sinklab.data.store_files import (
+    DOCUMENT_DTYPE,
+    DOCUMENTS_SUFFIX,
+    IDS_SUFFIX,
+    META_FILE,
+    PREDICTED_SUFFIX,
+    PROBE_FILE,
+    SIDES,
+    TOKENIZER_FILE,
+    Shard,
+    digest_file,
+    parse_shard,
+)
+from sinklab.data.tokenizer import Tokenizer, parse_tokenizer
+from sinklab.schema import UserError, format_unknown_name
+from sinklab.storage.paths import is_remote, parse_path
+from sinklab.storage.untrusted_files import is_lasting_error, is_linked_outside, load_npz
+
+MAX_VERIFIED_BYTES = (
+    1 << 30
+)  # bytes of ids that are verified whenever they are opened; `prepare --check` verifies more
+MAX_MAPPED_FILES = 1 << 14  # files that are mapped at once, where the system allows it
+
+
+class TokenArray:
+    """The tokens of one side of one domain, as if they lay in one array."""
+
+    def __init__(self, store: 'Store', shards: list[Shard]):
+        self.store, self.shards = store, shards
+        self.starts = [0, *itertools.accumulate(shard.tokens for shard in shards)]
+
+    def __len__(self) -> int:
+        return self.starts[-1]
+
+    def read_ids(self, start: int, end: int) -> np.ndarray:
+        return self.read(IDS_SUFFIX, start, end)
+
+    def read_loss_mask(self, start: int, end: int) -> np.ndarray:
+        return self.read(PREDICTED_SUFFIX, start, end)
+
+    def read(self, suffix: str, start: int, end: int) -> np.ndarray:
+        number, parts = bisect.bisect_right(self.starts, start) - 1, []
+        while start < end:
+            first = self.starts[number]
+            parts.append(self.store.get_array(self.shards[number], suffix)[start - first : end - first])
+            start, number = self.starts[number + 1], number + 1
+        return parts[0] if len(parts) == 1 else np.concatenate(parts)
+
+    def read_documents(self) -> tuple[np.ndarray, np.ndarray]:
+        """(start, key) of each document."""
+        parts = self.store.map_reads(lambda shard: self.store.get_array(shard, DOCUMENTS_SUFFIX)[:], self.shards)
+        starts = [part['start'].astype(np.int64) + first for part, first in zip(parts, self.starts[:-1], strict=True)]
+        keys = [part['key'] for part in parts]
+        return np.concatenate([np.zeros(0, np.int64), *starts]), np.concatenate([np.zeros(0, np.uint64), *keys])
+
+
+class Store:
+    """A finished store. Its digest is of its tokens and of what tells how to read them, wherever it lies."""
+
+    def __init__(self, path: str | os.PathLike):
+        self.path, self.is_remote = parse_path(path), is_remote(path)
+        self.remote_store = (
+            RemoteStore(self.path) if self.is_remote else None
+        )  # first: what is changed after it is found out
+        self.meta = store_files.read_meta(self.path)
+        self.shards = [parse_shard(record, self.path / META_FILE) for record in self.meta['shards']]
+        self.dtype = np.dtype(self.meta['dtype'])
+        self.get_array, self.disk_cache = functools.lru_cache(raise_open_file_limit())(self.open_array), None
+        self.verify_files(with_digests=not self.is_remote and self.count_bytes((IDS_SUFFIX,)) <= MAX_VERIFIED_BYTES)
+
+    def __str__(self) -> str:
+        return str(self.path)
+
+    @property
+    def digest(self) -> str:
+        return self.meta['digest']
+
+    @property
+    def has_bos(self) -> bool:
+        """Whether each document begins with BOS."""
+        return self.meta['bos'] == 'documents'
+
+    @property
+    def domains(self) -> list[str]:
+        return [domain['name'] for domain in self.meta['domains']]
+
+    def resolve_domains(self, domain: str | None, field: str) -> list[str]:
+        """The one domain that a field of a config names, or all."""
+        names = [name for name in self.domains if domain in (None, name)]
+        if not names:
+            raise UserError(format_unknown_name(f'{field} = {domain!r}', str(domain), self.domains, 'domains'))
+        return names
+
+    def get_tokens(self, side: str, domain: str) -> TokenArray:
+        return TokenArray(self, [shard for shard in self.shards if (shard.side, shard.domain) == (side, domain)])
+
+    @property
+    def remote_version(self) -> str | None:
+        """Of the files in a bucket as they are now, whatever they are called by; None on a disk."""
+        files = [file for shard in self.shards for file in shard.file_names]
+        return self.remote_store and self.remote_store.compute_version(
+            [*files, META_FILE, TOKENIZER_FILE, PROBE_FILE]
+        )
+
+    def count_bytes(self, suffixes: Iterable[str], *sides: str) -> int:
+        """Bytes of the files of its shards, of all sides if none is named."""
+        shards = [shard for shard in self.shards if shard.side in (sides or SIDES)]
+        return sum(self.compute_file_sizes(shard)[suffix] for shard in shards for suffix in suffixes)
+
+    def read_tokenizer_json(self) -> str:
+        return self.read_verified_file(TOKENIZER_FILE, self.meta['tokenizer']).decode()
+
+    def load_tokenizer(self) -> Tokenizer:
+        return parse_tokenizer(self.read_tokenizer_json(), str(self.path / TOKENIZER_FILE))
+
+    def load_probe_arrays(self) -> dict[str, np.ndarray]:
+        return load_npz(
+            self.read_verified_file(PROBE_FILE, self.meta['probe']), self.path / PROBE_FILE, 'bring the store anew'
+        )
+
+    def read_file(self, file: str) -> bytes:
+        return self.remote_store.read(file) if self.is_remote else (self.path / file).read_bytes()
+
+    def read_verified_file(self, file: str, expected_digest: str) -> bytes:
+        """A file that was verified when the store was opened; one in a bucket is so now."""
+        content = self.read_file(file)
+        if self.is_remote and hashlib.sha256(content).hexdigest() != expected_digest:
+            self.raise_damaged(f'{file} is not the one that it was made with')
+        return content
+
+    def map_reads(self, function: Callable, items: Iterable) -> list:
+        """What a function that reads makes of each; at once, where reading is waiting."""
+        return get_reader_pool().map(function, items) if self.is_remote else [function(item) for item in items]
+
+    def enable_disk_cache(self, coverage: float, suffixes: Iterable[str]) -> None:
+        """Has the training files of a store in a bucket be fetched whole, if as much of them is read and they fit."""
+        if self.is_remote and is_worth_fetching(coverage):
+            self.disk_cache = reserve_disk_cache(self.digest, self.count_bytes(suffixes, 'train'))
+            self.get_array.cache_clear()
+
+    def get_dtype(self, suffix: str) -> np.dtype:
+        return {IDS_SUFFIX: self.dtype, DOCUMENTS_SUFFIX: DOCUMENT_DTYPE, PREDICTED_SUFFIX: np.dtype(np.uint8)}[
+            suffix
+        ]
+
+    def open_array(self, shard: Shard, suffix: str) -> np.ndarray | RemoteArray:
+        file, dtype = f'{shard.name}.{suffix}', self.get_dtype(suffix)
+        if not self.is_remote:
+            return np.memmap(self.path / file, dtype, 'r').view(np.ndarray)
+        arguments = self.remote_store, file, dtype, shard.sha256[suffix]
+        is_cached = self.disk_cache and shard.side == 'train' and suffix != DOCUMENTS_SUFFIX
+        return CachedArray(*arguments, self.disk_cache.folder) if is_cached else RemoteArray(*arguments)
+
+    def compute_file_sizes(self, shard: Shard) -> dict[str, int]:
+        """Bytes that its files must have, by suffix."""
+        counts = {IDS_SUFFIX: shard.tokens, PREDICTED_SUFFIX: shard.tokens, DOCUMENTS_SUFFIX: shard.documents}
+        return {suffix: counts[suffix] * self.get_dtype(suffix).itemsize for suffix in shard.sha256}
+
+    def verify_files(self, with_digests: bool) -> None:
+        """Refuses a store with a file that is missing or damaged: by its size, or by its digest, too."""
+        for shard in self.shards:
+            for suffix, size in self.compute_file_sizes(shard).items():
+                self.check_links(f'{shard.name}.{suffix}')
+                self.check_size(f'{shard.name}.{suffix}', size)
+            if with_digests and (damage := shard.find_damage(self.read_file)):
+                self.raise_damaged(damage)
+        for file, expected_digest in ((TOKENIZER_FILE, self.meta['tokenizer']), (PROBE_FILE, self.meta['probe'])):
+            if self.is_remote and file not in self.remote_store.object_infos:
+                self.raise_damaged(f'{file} is not there')
+            if not self.is_remote and digest_file(self.path / file) != expected_digest:
+                self.raise_damaged(f'{file} is not the one that it was made with')
+
+    def check_links(self, file: str) -> None:
+        path = self.path / file
+        # A name of a shard has no folder in it, so that only a link leads anywhere else.
+        if not self.is_remote and os.path.islink(path) and is_linked_outside(path, self.path):
+            raise UserError(f'{path} is a link that leads out of the store, to {path.resolve()}; put a copy there')
+
+    def check_size(self, file: str, size: int) -> None:
+        try:
+            actual_size = self.get_file_size(file)
+        except OSError as error:
+            if not is_lasting_error(error):
+                raise
+            self.raise_damaged(f'{file} cannot be read ({error.strerror or error})')
+        if actual_size != size:
+            self.raise_damaged(f'{file} has {actual_size:,} bytes of {size:,}')
+
+    def get_file_size(self, file: str) -> int:
+        if not self.is_remote:
+            return (self.path / file).stat().st_size
+        if file not in self.remote_store.object_infos:
+            raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT))
+        return self.remote_store.object_infos[file].size
+
+    def raise_damaged(self, damage: str) -> None:
+        raise UserError(
+            f'{self} is damaged: {damage}; bring the file anew, or give its prepare command again, which mends it (a '
+            'store in the cache may be deleted)'
+        )
+
+
+def raise_open_file_limit() -> int:
+    """How many files may be mapped at once: half of those that may be open, which are made as many as can be."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    target = 2 * MAX_MAPPED_FILES if hard == resource.RLIM_INFINITY else min(2 * MAX_MAPPED_FILES, hard)
+    if soft != resource.RLIM_INFINITY and soft < target:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (target, hard))
+    return MAX_MAPPED_FILES if soft == resource.RLIM_INFINITY else min(MAX_MAPPED_FILES, max(soft, target) // 2)

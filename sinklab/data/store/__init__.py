@@ -1,1 +1,0 @@
-"""Ids -> files that are written once, each with its digest -> arrays of ids."""

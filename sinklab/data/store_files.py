@@ -1,0 +1,351 @@
+"""Files of a token store: shards with their records, recipe.json, meta.json and probe.npz.
+
+SIDE-DOMAIN-NUMBER.ids        the ids, little-endian, one document after another
+SIDE-DOMAIN-NUMBER.documents  where each document starts, and its key: two uint64 a document
+SIDE-DOMAIN-NUMBER.predicted  a byte a token, where documents tell what is to be predicted from what is not
+SIDE-DOMAIN-NUMBER.json       the record, until meta.json holds it
+marks.json                    in a bucket: what the storage says of these files
+"""
+
+import dataclasses
+import hashlib
+import json
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Annotated, Any, Literal, TypedDict
+
+import msgspec
+import numpy as np
+from etils import epath
+
+from sinklab.data import remote_store, tokenizer
+from sinklab.data.document import Source
+from sinklab.data.held_out_split import survey_corpus
+from sinklab.data.tokenizer import choose_ids_dtype, get_vocabulary_size, load_tokenizer
+from sinklab.schema import UserError
+from sinklab.storage import directories
+from sinklab.storage.atomic_write import atomic_write
+from sinklab.storage.paths import is_remote
+from sinklab.storage.untrusted_files import check_relative_name, is_lasting_error, read_json
+
+FORMAT_VERSION = 3  # of all that a store holds
+SIDES = ('train', 'held_out')
+RECIPE_FILE, TOKENIZER_FILE, PROBE_FILE, META_FILE = 'recipe.json', 'tokenizer.json', 'probe.npz', 'meta.json'
+IDS_SUFFIX, DOCUMENTS_SUFFIX, PREDICTED_SUFFIX = 'ids', 'documents', 'predicted'
+DOCUMENT_DTYPE = np.dtype([('start', '<u8'), ('key', '<u8')])
+Count = Annotated[int, msgspec.Meta(ge=0, lt=1 << 62)]
+Sha256 = Annotated[str, msgspec.Meta(pattern=r'\A[0-9a-f]{64}\Z')]
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Shard:
+    """The record of a finished shard."""
+
+    name: str
+    side: Literal['train', 'held_out']
+    domain: str
+    tokens: Count
+    documents: Count
+    bytes: Count  # of their texts in UTF-8
+    largest: Count  # id
+    said: Sha256  # digest of the digests of its documents
+    sha256: dict[Literal['ids', 'documents', 'predicted'], Sha256]  # by suffix
+
+    def find_damage(self, read: Callable[[str], bytes]) -> str | None:
+        """Return what is wrong with its files, if anything is; `read` gives the content of a file by its name.
+
+        Raises:
+            OSError: a disk or a bucket does not answer.
+        """
+        for suffix, digest in self.sha256.items():
+            file = f'{self.name}.{suffix}'
+            try:
+                content = read(file)
+            except OSError as error:
+                if not is_lasting_error(
+                    error
+                ):  # of a disk or a bucket that does not answer, the file is not to blame
+                    raise
+                return f'{file} cannot be read ({error.strerror or error})'
+            if hashlib.sha256(content).hexdigest() != digest:
+                return f'{file} is not as it was written (its sha256 differs)'
+        return None
+
+    @property
+    def file_names(self) -> list[str]:
+        return [f'{self.name}.{suffix}' for suffix in self.sha256]
+
+    def write_record(self, folder: Path, etags: Mapping[str, str] | None = None) -> None:
+        """Its record, by which it counts as finished; in a bucket with the marks of its files."""
+        record = dataclasses.asdict(self) | (dict(marks=etags) if etags else {})
+        with atomic_write(folder / f'{self.name}.json') as unfinished:
+            unfinished.write_text(json.dumps(record), encoding='utf-8')
+
+
+def parse_shard(record: Any, file: Path) -> Shard:
+    """Return the shard of a record that was read from a file.
+
+    Raises:
+        Refusal: a field is missing, unknown or of another type, or the name does not lie in the folder of the store.
+    """
+    fields = {field.name for field in dataclasses.fields(Shard)}
+    try:
+        if isinstance(record, dict) and (unknown := record.keys() - fields):
+            raise msgspec.ValidationError(f'unknown field {min(unknown)!a}')
+        shard = msgspec.convert(record, Shard)
+    except msgspec.ValidationError as error:
+        raise UserError(f'{file} has a damaged record of a shard ({error}); bring the store anew') from error
+    check_relative_name(shard.name, file)
+    if '/' in shard.name or IDS_SUFFIX not in shard.sha256 or DOCUMENTS_SUFFIX not in shard.sha256:
+        raise UserError(f'{file} has a damaged record of the shard {shard.name!a}; bring the store anew')
+    return shard
+
+
+def digest_file(file: Path) -> str:
+    """Its sha256; of nothing, where there is no file."""
+    return hashlib.sha256(file.read_bytes() if file.exists() else b'').hexdigest()
+
+
+SETUP_FILES = (TOKENIZER_FILE, '.unfinished', '.lock', 'lease.json')  # what is there before recipe.json
+SHARED_SETTINGS = ('bos', 'end_token', 'fixed_token', 'held_out')  # that a run's config.data must have, too
+Plan = dict[str, Any]
+
+
+@dataclasses.dataclass(frozen=True)
+class Recipe:
+    """What a store is made of, and how."""
+
+    source: str
+    tokenizer: str  # train, or a tokenizer.json
+    vocabulary: int | None  # of a tokenizer trained here
+    held_out: float
+    bos: str
+    end_token: int
+    fixed_token: int
+    lenient: bool = False  # damaged documents are dropped and counted, not refused
+    shard_tokens: int = 1 << 24
+
+
+def digest_json(content: Any) -> str:
+    return hashlib.sha256(json.dumps(content).encode()).hexdigest()
+
+
+def build_request(recipe: Recipe, source: Source) -> Plan:
+    """What two attempts must agree on; whether damaged documents are dropped is up to each."""
+    fields = dataclasses.asdict(recipe)
+    del fields['lenient']
+    if recipe.tokenizer != 'train':
+        fields['tokenizer'] = digest_json(tokenizer.read_tokenizer_json(recipe.tokenizer))
+    return {**fields, 'format': FORMAT_VERSION, 'identity': digest_json(source.identity)}
+
+
+def make_plan(recipe: Recipe, source: Source) -> tuple[Plan, str]:
+    """(the plan, the text of its tokenizer.json)."""
+    train = recipe.tokenizer == 'train'
+    requested = build_request(recipe, source)
+    limit, texts = survey_corpus(source, recipe.held_out, recipe.lenient, with_texts=train)
+    text = (
+        tokenizer.train_tokenizer(texts, recipe.vocabulary)
+        if train
+        else tokenizer.read_tokenizer_json(recipe.tokenizer)
+    )
+    name = 'the tokenizer trained here' if train else recipe.tokenizer
+    tokenizer.check_special_tokens(tokenizer.parse_tokenizer(text, name), recipe.end_token, recipe.fixed_token, name)
+    return {**requested, 'limit': limit, 'tokenizer_sha256': hashlib.sha256(text.encode()).hexdigest()}, text
+
+
+def read_plan(folder: Path, recipe: Recipe, source: Source) -> Plan | None:
+    """The plan that a folder was begun with, if it was; refused where that is another, or something else is there."""
+    file = folder / RECIPE_FILE
+    if not file.exists():
+        paths = folder.iterdir() if folder.is_dir() else ()
+        if unexpected := sorted(path.name for path in paths if not path.name.endswith(SETUP_FILES)):
+            raise UserError(f'{folder} holds files and no token store ({unexpected[0]}); give a new folder')
+        return None
+    remedy = f'delete {folder}, or give another folder'
+    plan = read_json(file, remedy=remedy)
+    if not {'limit', 'tokenizer_sha256'} <= plan.keys():
+        raise UserError(f'{file} is damaged (it has no limit or no tokenizer_sha256); {remedy}')
+    requested = build_request(recipe, source)
+    differences = {
+        name: f'{name} {plan.get(name)} -> {value}' for name, value in requested.items() if plan.get(name) != value
+    }
+    if differences.pop('identity', None):
+        differences = differences or {'source': 'the files have changed since'}
+    if differences:
+        changes = '; '.join(differences.values())
+        raise UserError(f'{folder} was begun from something else ({changes}); give another folder, or delete it')
+    return plan
+
+
+def ensure_plan(folder: Path, recipe: Recipe, source: Source, fresh_plan: tuple[Plan, str] | None) -> Plan:
+    """The plan of a folder, once its tokenizer.json is as planned; `fresh` is the new plan of an empty folder."""
+    plan = read_plan(folder, recipe, source)
+    if plan and digest_file(folder / TOKENIZER_FILE) == plan['tokenizer_sha256']:
+        return plan
+    planned, text = fresh_plan or make_plan(recipe, source)
+    if plan and planned != plan:
+        raise UserError(
+            f'{folder / TOKENIZER_FILE} is damaged and cannot be made again; bring it anew, or delete {folder}'
+        )
+    for name, content in ((TOKENIZER_FILE, text), (RECIPE_FILE, json.dumps(planned, indent=2) + '\n')):
+        with atomic_write(folder / name) as unfinished:
+            unfinished.write_text(content, encoding='utf-8')
+    return planned
+
+
+PROBE_SEQUENCES, PROBE_LENGTH = 128, 2048  # of the probe sequences that are no text
+COPY_AGAIN_REMEDY = 'bring the store anew'
+
+
+class DomainCounts(TypedDict):
+    """Count the documents, tokens and bytes of a domain on each side."""
+
+    name: str
+    train: dict[str, Count]
+    held_out: dict[str, Count]
+
+
+class StoreMeta(TypedDict):
+    """The fields of meta.json; the shards are read by `parse_shard`."""
+
+    format: int
+    digest: Annotated[str, msgspec.Meta(pattern=r'\A[0-9a-f]{16}\Z')]  # the name of a folder in the cache
+    source: str
+    tokenizer: Sha256
+    vocabulary: Annotated[int, msgspec.Meta(ge=1, lt=1 << 31)]
+    dtype: Literal['<u2', '<u4']
+    bos: str
+    end_token: Count
+    fixed_token: Count
+    held_out: float
+    masked: bool
+    weights: dict[str, float]
+    domains: list[DomainCounts]
+    dropped: dict[str, Count]
+    probe: Sha256
+    shards: list[dict]
+
+
+def write_probe_file(path: Path, vocabulary: int) -> None:
+    """Draws the sequences that are no text, once for all runs: ids uniform over the vocabulary."""
+    rng = np.random.default_rng(0)
+    with path.open('wb') as file:
+        np.savez(
+            file,
+            random_PT=rng.integers(vocabulary, size=(PROBE_SEQUENCES, PROBE_LENGTH), dtype=np.int32),
+            repeated_P=rng.integers(vocabulary, size=PROBE_SEQUENCES, dtype=np.int32),
+        )
+
+
+def write_meta(
+    folder: Path,
+    recipe: Recipe,
+    source: Source,
+    shards: list[Shard],
+    dropped: Mapping[str, int],
+    etags: Mapping[str, str],
+) -> None:
+    """The files whose presence says that a store is whole; they take over the records of its shards, and marks."""
+    if is_remote(folder):
+        remote_store.write_etags(folder, etags)
+    store_tokenizer = load_tokenizer(folder / TOKENIZER_FILE)
+    with atomic_write(folder / PROBE_FILE) as unfinished:
+        write_probe_file(unfinished, get_vocabulary_size(store_tokenizer))
+    header = dict(
+        format=FORMAT_VERSION,
+        tokenizer=digest_file(folder / TOKENIZER_FILE),
+        vocabulary=get_vocabulary_size(store_tokenizer),
+        dtype=choose_ids_dtype(store_tokenizer).str,
+        **{name: getattr(recipe, name) for name in SHARED_SETTINGS},
+        masked=source.masked,
+        weights=dict(source.weights or ()),
+    )
+    meta = dict(
+        digest=digest_json([header, [(shard.side, shard.domain, shard.sha256) for shard in shards]])[:16],
+        source=recipe.source,
+        **header,
+        domains=[count_domain(domain, shards) for domain in dict.fromkeys(shard.domain for shard in shards)],
+        dropped=dict(dropped),
+        probe=digest_file(folder / PROBE_FILE),
+        shards=[dataclasses.asdict(shard) for shard in shards],
+    )
+    with atomic_write(folder / META_FILE) as unfinished:
+        unfinished.write_text(json.dumps(meta, indent=1) + '\n', encoding='utf-8')
+    directories.remove_files(folder, [f'{shard.name}.json' for shard in shards])
+
+
+def read_meta(folder: epath.Path) -> dict:
+    """meta.json of a store that may lie anywhere."""
+    file = folder / META_FILE
+    try:
+        meta = read_json(file, remedy=COPY_AGAIN_REMEDY)
+    except FileNotFoundError as error:
+        is_unfinished = (folder / RECIPE_FILE).exists()
+        remedy = 'give its prepare command again, and it goes on' if is_unfinished else 'make one by sinklab prepare'
+        raise UserError(f'{folder} holds no finished token store; {remedy}') from error
+    except ImportError as error:
+        raise UserError(f'{file} cannot be read ({error}); {COPY_AGAIN_REMEDY}') from error
+    if meta.get('format') != FORMAT_VERSION:
+        raise UserError(
+            f'{file} has format {str(meta.get("format"))[:20]}, and {FORMAT_VERSION} is read here; prepare it anew'
+        )
+    check_meta(meta, file, COPY_AGAIN_REMEDY)
+    return meta
+
+
+def check_meta(meta: dict, file: Path, remedy: str) -> None:
+    """Raise Refusal where a field of meta.json is missing or of another type."""
+    try:
+        msgspec.convert(meta, StoreMeta)
+    except msgspec.ValidationError as error:
+        raise UserError(f'{file} is damaged ({error}); {remedy}') from error
+
+
+def count_domain(domain: str, shards: list[Shard]) -> dict:
+    """Documents, tokens and bytes of a domain, by side."""
+    sums = {}
+    for side in SIDES:
+        side_shards = [shard for shard in shards if (shard.domain, shard.side) == (domain, side)]
+        sums[side] = {
+            name: sum(getattr(shard, name) for shard in side_shards) for name in ('documents', 'tokens', 'bytes')
+        }
+    return dict(name=domain, **sums)
+
+
+def is_store_complete(folder: Path) -> bool:
+    """Whether a folder holds a store without damage; a damaged one becomes unfinished, its good shards kept."""
+    file = folder / META_FILE
+    if not file.exists():
+        return False
+    remedy = f'delete {folder}, or give another folder'
+    meta = read_json(file, remedy=remedy)
+    check_meta(meta, file, remedy)
+    shards, probe = [parse_shard(record, file) for record in meta['shards']], meta['probe']
+    good_shards = dict(
+        find_good_remote_shards(folder, shards) if is_remote(folder) else find_good_local_shards(folder, shards)
+    )
+    if len(good_shards) == len(shards) and digest_file(folder / PROBE_FILE) == probe:
+        return True
+    for shard, etags in good_shards.items():
+        shard.write_record(folder, etags)
+    file.unlink()
+    return False
+
+
+def find_good_local_shards(folder: Path, shards: list[Shard]) -> Iterator[tuple[Shard, dict[str, str]]]:
+    for shard in shards:
+        if not shard.find_damage(lambda name: (folder / name).read_bytes()):
+            yield shard, {}
+
+
+def find_good_remote_shards(folder: Path, shards: list[Shard]) -> Iterator[tuple[Shard, dict[str, str]]]:
+    """Those whose files are the ones that were written, by their marks, or, without these, when they are read."""
+    recorded_etags, current_etags = remote_store.read_etags(folder), remote_store.list_etags(folder)
+    for shard in shards:
+        current = {file: current_etags.get(file) for file in shard.file_names}
+        recorded = {file: recorded_etags.get(file) for file in shard.file_names}
+        if all(current.values()) and (
+            current == recorded or not shard.find_damage(lambda name: (folder / name).read_bytes())
+        ):
+            yield shard, current

@@ -1,1 +1,0 @@
-"""Texts -> ids of tokens."""

@@ -1,0 +1,223 @@
+"""Windows of T + 1 token ids, interventions on them, and their shuffled batches."""
+
+import bisect
+import hashlib
+import itertools
+from collections.abc import Callable, Iterable, Iterator, Mapping
+
+import grain
+import numpy as np
+
+from sinklab.config import spec
+from sinklab.data.store import TokenArray
+from sinklab.loss_mask import exclude_from_loss, is_in_loss
+from sinklab.schema import UserError
+
+MAX_WINDOWS_PER_READ = 64  # windows of one request, at most
+
+
+class Windows:
+    """Disjoint blocks of T + 1 ids of each domain's tokens, by index; of a share of them, drawn by the seed.
+
+    With `masked`, ids that are not to be predicted stand as `targets` has them.
+    """
+
+    def __init__(
+        self,
+        token_arrays: list[TokenArray],
+        length: int,
+        label: str,
+        share: float = 1,
+        seed: int = 0,
+        masked: bool = False,
+    ):
+        self.token_arrays, self.size, self.label, self.masked = token_arrays, length + 1, label, masked
+        self.ends = list(itertools.accumulate(len(tokens) // self.size for tokens in token_arrays))
+        count = self.ends[-1]
+        if count < 1:
+            problem = f'the side {label!r} has {sum(map(len, token_arrays))} tokens and a window takes {self.size}'
+            raise UserError(f'{problem}; lower config.data.length, or bring more text')
+        self.count = max(1, round(share * count))
+        self.numbers = np.random.default_rng(seed).permutation(count)[: self.count] if share < 1 else range(count)
+
+    def __len__(self) -> int:
+        return self.count
+
+    def get_number(self, index: int) -> int:
+        """Which window of the whole side it is."""
+        return int(self.numbers[index])
+
+    def __getitem__(self, index: int) -> np.ndarray:
+        return self.read(self.get_number(index))
+
+    def read(self, number: int, count: int = 1) -> np.ndarray:
+        """The ids of a window of the whole side, and of so many that follow it in the same row."""
+        part = bisect.bisect_right(self.ends, number)
+        start = (number - (self.ends[part - 1] if part else 0)) * self.size
+        tokens, end = self.token_arrays[part], start + count * self.size
+        ids_T = tokens.read_ids(start, end).astype(np.int32)
+        return np.where(tokens.read_loss_mask(start, end), ids_T, exclude_from_loss(ids_T)) if self.masked else ids_T
+
+    def group_consecutive(self, numbers: Iterable[int]) -> list[tuple[int, int]]:
+        """(first, count) of those that follow each other, and can be read at once."""
+        runs = []
+        for number in sorted(set(numbers)):
+            first, count = runs[-1] if runs else (number, 0)
+            if first + count == number and count < MAX_WINDOWS_PER_READ and (not count or number not in self.ends):
+                runs[-1:] = [(first, count + 1)]
+            else:
+                runs.append((number, 1))
+        return runs
+
+
+class TransformedWindows:
+    """Windows as a row wants them, the same in every epoch; what is random is drawn by the seed and the window."""
+
+    def __init__(self, windows: Windows, data: spec.DataConfig, vocabulary: int, with_fixed_token: bool):
+        self.windows, self.data, self.vocabulary, self.with_fixed_token = windows, data, vocabulary, with_fixed_token
+
+    def __len__(self) -> int:
+        return len(self.windows)
+
+    def __getitem__(self, index: int) -> np.ndarray:
+        return self.apply_interventions(index, self.windows[index])
+
+    def apply_interventions(self, index: int, ids_T: np.ndarray) -> np.ndarray:
+        """What becomes of the ids of a window."""
+        name = f'{self.windows.label} {self.windows.get_number(index)}'
+        ids_T = set_random_tokens(ids_T, self.data, self.vocabulary, name)
+        return set_fixed_token(ids_T, self.data) if self.with_fixed_token else ids_T
+
+
+def set_fixed_token(ids_T: np.ndarray, data: spec.DataConfig) -> np.ndarray:
+    """x_k is data.fixed_token for k = data.fixed_position (Table 7)."""
+    if data.fixed_position is None:
+        return ids_T
+    ids_T = ids_T.copy()
+    position = (..., data.fixed_position - 1)
+    ids_T[position] = copy_loss_mask(data.fixed_token, ids_T[position])
+    return ids_T
+
+
+def set_random_tokens(ids_T: np.ndarray, data: spec.DataConfig, vocabulary: int, name: str) -> np.ndarray:
+    """x_k is uniform over the vocabulary for k from data.random_first to random_last (section 5 of the paper)."""
+    if data.random_first is None:
+        return ids_T
+    rng = np.random.default_rng([data.seed, *name.encode()])
+    ids_T = ids_T.copy()
+    positions = slice(data.random_first - 1, data.random_last)
+    ids_T[positions] = copy_loss_mask(rng.integers(vocabulary, size=ids_T[positions].shape), ids_T[positions])
+    return ids_T
+
+
+def copy_loss_mask(ids: np.ndarray | int, original_ids: np.ndarray) -> np.ndarray:
+    """The ids, as complements where those before them were: what is not predicted stays so."""
+    return np.where(is_in_loss(original_ids), ids, exclude_from_loss(np.asarray(ids)))
+
+
+WindowIndex = tuple[int, int]  # (which set of windows, index in it)
+
+
+class WindowIndices:
+    """The places of a set of windows, for an order of them."""
+
+    def __init__(self, part: int, count: int):
+        self.part, self.count = part, count
+
+    def __len__(self) -> int:
+        return self.count
+
+    def __getitem__(self, index: int) -> WindowIndex:
+        return self.part, index
+
+
+class ShuffledBatches:
+    """Batches of windows, each epoch shuffled anew; with weights, of several sets of windows in those shares.
+
+    From a bucket, whose store reads `each` of several at once, windows that follow each other are read as one, and a
+    batch is known by its places.
+    """
+
+    def __init__(
+        self,
+        windows: list[TransformedWindows],
+        seed: int,
+        batch_size: int,
+        weights: Mapping[str, float] | None = None,
+        map_reads: Callable | None = None,
+        store_version: str = '',
+    ):
+        self.windows, self.batch_size, self.weights = windows, batch_size, weights
+        self.map_reads, self.store_version = map_reads, store_version
+        sets = [WindowIndices(part, len(window_set)) for part, window_set in enumerate(windows)]
+        orders = [grain.MapDataset.source(indices).seed(seed).shuffle().repeat() for indices in sets]
+        self.dataset = grain.MapDataset.mix(orders, list(weights.values())) if weights else orders[0]
+
+    def get_indices(self, step: int, rows: Iterable[int]) -> list[WindowIndex]:
+        return [self.dataset[step * self.batch_size + row] for row in rows]
+
+    def read_rows(self, step: int, rows: Iterable[int]) -> np.ndarray:
+        indices = self.get_indices(step, rows)
+        return np.stack(
+            self.read_windows(indices) if self.map_reads else [self.windows[part][index] for part, index in indices]
+        )
+
+    def read_windows(self, indices: list[WindowIndex]) -> list[np.ndarray]:
+        """What stands at these places, read at once."""
+        numbers = [(part, self.windows[part].windows.get_number(index)) for part, index in indices]
+        ids_by_number = {}
+        for run_ids in self.map_reads(lambda run: dict(self.read_run(*run)), self.group_consecutive(numbers)):
+            ids_by_number |= run_ids
+        return [
+            self.windows[part].apply_interventions(index, ids_by_number[number])
+            for (part, index), number in zip(indices, numbers, strict=True)
+        ]
+
+    def group_consecutive(self, numbers: list[WindowIndex]) -> list[tuple[int, int, int]]:
+        """(set, first, count) of windows, by their numbers, that follow each other."""
+        return [
+            (part, *run)
+            for part in sorted({part for part, _ in numbers})
+            for run in self.windows[part].windows.group_consecutive(
+                number for other, number in numbers if other == part
+            )
+        ]
+
+    def read_run(self, part: int, first: int, count: int) -> Iterator[tuple[WindowIndex, np.ndarray]]:
+        ids = self.windows[part].windows.read(first, count).reshape(count, -1)
+        return (((part, first + i), ids_T) for i, ids_T in enumerate(ids))
+
+    def compute_digest(self, step: int) -> str:
+        """What tells a batch from others: its ids, or where they stand in which files of a bucket."""
+        all_rows = range(self.batch_size)
+        indices = (self.store_version, self.get_indices(step, all_rows)) if self.map_reads else None
+        content = repr(indices).encode() if indices else self.read_rows(step, all_rows).tobytes()
+        return hashlib.sha256(content).hexdigest()[:16]
+
+    def count_epochs(self, step: int) -> dict[str, float]:
+        epochs = self.count_epochs_per_set(step)
+        if not self.weights:
+            return {'data/epoch': epochs[0]}
+        set_epochs = {f'data/epoch/{name}': value for name, value in zip(self.weights, epochs, strict=True)}
+        return {'data/epoch': max(epochs), **set_epochs}
+
+    def count_epochs_per_set(self, step: int) -> list[float]:
+        """How often each set of windows has been read before a step."""
+        num_read, shares = step * self.batch_size, self.weights.values() if self.weights else [1]
+        return [num_read * share / len(part) for share, part in zip(shares, self.windows, strict=True)]
+
+
+class HeldOutWindows:
+    """Held-out windows, of which only those are read that are looked at, each once."""
+
+    def __init__(self, batches: ShuffledBatches, length: int):
+        self.batches, self.shape, self.loaded_rows = batches, (batches.batch_size, length + 1), {}
+
+    def __len__(self) -> int:
+        return self.shape[0]
+
+    def __getitem__(self, index: slice) -> np.ndarray:
+        rows = range(*index.indices(len(self)))
+        if missing := [row for row in rows if row not in self.loaded_rows]:
+            self.loaded_rows |= zip(missing, self.batches.read_rows(0, missing), strict=True)
+        return np.stack([self.loaded_rows[row] for row in rows]) if rows else np.zeros((0, self.shape[1]), np.int32)

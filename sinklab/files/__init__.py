@@ -1,1 +1,0 @@
-"""One way to files: on a disk that this machine sees, or in a bucket."""

@@ -1,0 +1,190 @@
+"""Files of a Hugging Face model directory: JSON, safetensors, and tokenizer files."""
+
+import contextlib
+import errno
+import hashlib
+import importlib
+import json
+import math
+import os
+import re
+import sys
+from collections.abc import Callable, Iterable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from sinklab.install_commands import format_extra_command
+from sinklab.run_ref import HF_PREFIX
+from sinklab.schema import UserError
+from sinklab.storage import untrusted_files
+
+MODEL_FILE, INDEX_FILE, CONFIG_FILE = 'model.safetensors', 'model.safetensors.index.json', 'config.json'
+PICKLE_PATTERNS = ('*.bin', '*.pt', '*.pth', '*.ckpt', '*.pkl')
+# Of the hub: arrays, what is told of them, and all that a tokenizer may be made of; never a pickle.
+FETCH_PATTERNS = ['*.safetensors', '*.json', '*.jinja', '*.txt', 'tokenizer.model']
+SUPPORTED_DTYPES = ('F32', 'F16', 'BF16')
+# What goes along with a tokenizer.json, and says nothing of parameters.
+COMPANION_FILES = (
+    'tokenizer_config.json',
+    'special_tokens_map.json',
+    'chat_template.jinja',
+    'generation_config.json',
+)
+MAX_FILE_BYTES = 5 * 10**9  # bytes of arrays in a file
+
+
+def import_hf_library(name: str) -> Any:
+    """A library of the extra hf."""
+    try:
+        return importlib.import_module(name)
+    except ImportError as error:
+        raise UserError(f'this needs {name.partition(".")[0]}; install it: {format_extra_command("hf")}') from error
+
+
+def fetch_model_dir(model_ref: str, extra_patterns: tuple[str, ...] = ()) -> Path:
+    """The folder of hf:PATH, or of hf:ORG/NAME as the hub has it, of which WANTED is fetched, and more patterns."""
+    name = model_ref.removeprefix(HF_PREFIX)
+    if Path(name).is_dir():
+        return Path(name)
+    if not model_ref.startswith(HF_PREFIX) or not re.fullmatch(r'[\w-]+/[\w.-]+', name):
+        raise UserError(
+            f'{model_ref} is no folder; give hf:PATH, a folder with {CONFIG_FILE}, or hf:ORG/NAME of the hub'
+        )
+    hub = import_hf_library('huggingface_hub')
+    try:
+        return Path(hub.snapshot_download(name, allow_patterns=[*FETCH_PATTERNS, *extra_patterns]))
+    except Exception as error:  # of any kind: of the network, of the hub, of who may read what
+        message = ' '.join(str(error).split())[:160]
+        raise UserError(
+            f'{model_ref} is no folder here, and cannot be fetched ({type(error).__name__}: {message})'
+        ) from error
+
+
+def read_json_object(path: Path) -> dict:
+    try:
+        content = untrusted_files.read_json(path, object)
+    except FileNotFoundError as error:
+        raise UserError(f'{path} is missing; give a folder of Hugging Face that is whole') from error
+    if not isinstance(content, dict):
+        raise UserError(f'{path} holds no fields; get it again')
+    return content
+
+
+def list_weight_files(model_dir: Path) -> list[Path]:
+    """The files of a folder that hold its arrays."""
+    if (model_dir / MODEL_FILE).exists():
+        return [model_dir / MODEL_FILE]
+    if not (model_dir / INDEX_FILE).exists():
+        pickles = sorted(path.name for pattern in PICKLE_PATTERNS for path in model_dir.glob(pattern))
+        if pickles:
+            raise UserError(
+                f'{model_dir} holds {pickles[0]}, a pickle, which may run anything and is not read; have transformers '
+                'write the model anew, which makes safetensors'
+            )
+        raise UserError(
+            f'{model_dir} has no {MODEL_FILE} and no {INDEX_FILE}; give a folder of Hugging Face that is whole'
+        )
+    weight_map = read_json_object(model_dir / INDEX_FILE).get('weight_map')
+    if not isinstance(weight_map, dict) or not all(isinstance(name, str) for name in weight_map.values()):
+        raise UserError(f'{model_dir / INDEX_FILE} has no weight_map of names; get it again')
+    names = sorted(set(weight_map.values()))
+    paths = [untrusted_files.resolve_name(model_dir, name, model_dir / INDEX_FILE) for name in names]
+    for name, path in zip(names, paths, strict=True):
+        if path.parent != model_dir:
+            raise UserError(
+                f'{model_dir / INDEX_FILE} names {name}; files must lie in the folder itself: put it there'
+            )
+        if not path.exists():
+            raise UserError(f'{model_dir / INDEX_FILE} names {name}, which is not there; get it again')
+    return paths
+
+
+def copy_companion(source_dir: Path, output_dir: Path, name: str) -> None:
+    """Copy a file that goes along with a tokenizer, if it is there; a link that leads out of its folder is skipped.
+
+    Who made the folder chose where its links lead: a copy of what they name could carry a private file away.
+    """
+    path = source_dir / name
+    if untrusted_files.is_linked_outside(path, source_dir) or (path.exists() and not path.is_file()):
+        print(
+            f'sinklab: {path} is not copied: it is no regular file of that folder; put a copy there', file=sys.stderr
+        )
+    elif path.exists():
+        (output_dir / name).write_bytes(untrusted_files.read_bounded(path, untrusted_files.MAX_JSON_BYTES))
+
+
+def compute_identity(model_dir: Path) -> str:
+    """What tells a folder from what it was before: where its files lie, how long they are and since when."""
+    paths = [model_dir / CONFIG_FILE, model_dir / 'tokenizer.json', *list_weight_files(model_dir)]
+    stats = [(str(path.resolve()), path.stat().st_size, path.stat().st_mtime_ns) for path in paths if path.exists()]
+    return hashlib.sha256(json.dumps(stats).encode()).hexdigest()[:16]
+
+
+class SafetensorsReader:
+    """The arrays of a folder, read one at a time."""
+
+    def __init__(self, model_dir: Path):
+        self.file_of_array = {}
+        for path in list_weight_files(model_dir):
+            with translate_safetensors_errors(path):
+                file = import_hf_library('safetensors').safe_open(path, framework='np')
+            self.file_of_array |= dict.fromkeys(file.keys(), (path, file))
+        self.shapes = {name: self.read_shape(name) for name in self.file_of_array}
+
+    def read_shape(self, name: str) -> tuple[int, ...]:
+        path, file = self.file_of_array[name]
+        with translate_safetensors_errors(path):
+            array_slice = file.get_slice(name)
+        if array_slice.get_dtype() not in SUPPORTED_DTYPES:
+            raise UserError(f'{path}: {name} is in {array_slice.get_dtype()}; read are {", ".join(SUPPORTED_DTYPES)}')
+        return tuple(array_slice.get_shape())
+
+    def read_array(self, name: str) -> np.ndarray:
+        path, file = self.file_of_array[name]
+        with translate_safetensors_errors(path):
+            return file.get_tensor(name)
+
+
+@contextlib.contextmanager
+def translate_safetensors_errors(path: Path) -> Iterator[None]:
+    try:
+        yield
+    except (OSError, import_hf_library('safetensors').SafetensorError) as error:
+        raise UserError(f'{path} cannot be read ({" ".join(str(error).split())}); get it again') from error
+
+
+def write_arrays(
+    output_dir: Path, arrays: Iterable[tuple[str, tuple[int, ...], Callable[[], np.ndarray]]], dtype: Any
+) -> None:
+    """Arrays in files of at most LARGEST bytes, and where there are several, which of them lies where."""
+    save_file, shards = import_hf_library('safetensors.numpy').save_file, [{}]
+    size = total = 0
+    for name, shape, array in arrays:
+        num_bytes = math.prod(shape) * dtype.itemsize
+        if shards[-1] and size + num_bytes > MAX_FILE_BYTES:
+            shards, size = [*shards, {}], 0
+        shards[-1][name], size, total = array, size + num_bytes, total + num_bytes
+    names = [f'model-{number:05}-of-{len(shards):05}.safetensors' for number in range(1, len(shards) + 1)]
+    names = names if shards[1:] else [MODEL_FILE]
+    for name, shard in zip(names, shards, strict=True):
+        loaded = {array_name: np.asarray(array(), dtype) for array_name, array in shard.items()}
+        try:
+            save_file(loaded, output_dir / name, metadata={'format': 'pt'})
+        except import_hf_library('safetensors').SafetensorError as error:
+            raise make_os_error(error, output_dir / name) from error
+    if shards[1:]:
+        weight_map = {array_name: name for name, shard in zip(names, shards, strict=True) for array_name in shard}
+        write_json(output_dir / INDEX_FILE, dict(metadata=dict(total_size=total), weight_map=weight_map))
+
+
+def make_os_error(error: Exception, path: Path) -> OSError:
+    """Return the OSError that safetensors has met while it wrote a file, and names in its text."""
+    match = re.search(r'os error (\d+)', str(error))
+    error_number = int(match[1]) if match else errno.EIO
+    return OSError(error_number, os.strerror(error_number) if match else str(error), str(path))
+
+
+def write_json(path: Path, content: dict) -> None:
+    path.write_text(json.dumps(content, indent=2) + '\n', encoding='utf-8')

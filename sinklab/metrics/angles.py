@@ -1,0 +1,111 @@
+"""Angles and norms of queries and keys (section 7.1 and appendix C.1 of the paper)."""
+
+import numpy as np
+
+from sinklab.metrics.metric import FigureSpec, Metric, MetricInfo, MetricSetting
+from sinklab.metrics.norms import compare_first_with_others, compute_norms, make_norm_infos
+from sinklab.metrics.sink import EPSILON
+
+SCORE_PARTS = {
+    'cos': 'Mean over i > 1 of cos(q_i, k_j): for j = 1, for j from 2 to i, and their difference.',
+    'norms': 'Mean over i > 1 of ||q_i|| ||k_j||: for j = 1, for j from 2 to i, and their difference.',
+    'score': 'Mean over i > 1 of <q_i, k_j> / sqrt(K): for j = 1, for j from 2 to i, and their difference.',
+}
+
+KEY_TOLERANCE = 1e-6  # of keys, beside their length
+KEY_POSITIONS = {'first': '1', 'middle': 'middle'}  # whose keys are compared over texts
+
+
+def compute_score_parts(query_LPTHK, key_LPTHK):
+    """(cosines, products of norms, scaled scores) of every query and key, _LPHTS in float32."""
+    query, key = (array.astype('float32').swapaxes(2, 3) for array in (query_LPTHK, key_LPTHK))
+    product = query @ key.swapaxes(-1, -2)
+    length = compute_norms(query)[..., :, None] * compute_norms(key)[..., None, :]
+    return product / length.clip(EPSILON), length, product / query.shape[-1] ** 0.5
+
+
+def average_first_and_others(value_LPHTS):
+    """Means over the queries i > 1 of what they have with key 1, and with the mean of the keys 2..i, _LPH2."""
+    xp, length = value_LPHTS.__array_namespace__(), value_LPHTS.shape[-1]
+    others = xp.tril(value_LPHTS)[..., 1:, 1:].sum(-1) / xp.arange(1, length)
+    return xp.stack([value_LPHTS[..., 1:, 0].mean(-1), others.mean(-1)], -1)
+
+
+def compute_score_averages(query, key, setting: MetricSetting) -> dict:
+    parts = compute_score_parts(query, key[:, :, setting.columns :])
+    return {f'{name}_LPH2': average_first_and_others(value) for name, value in zip(SCORE_PARTS, parts, strict=True)}
+
+
+def compute_score_numbers(arrays, setting: MetricSetting) -> dict[str, float]:
+    numbers = {}
+    for name in SCORE_PARTS:
+        first, other = (float(arrays[f'{name}_LPH2'][..., index].mean()) for index in range(2))
+        numbers |= {f'qk/{name}/1': first, f'qk/{name}/other': other, f'qk/{name}/difference': first - other}
+    return numbers
+
+
+def compute_effective_rank(key_LPHK) -> np.ndarray:
+    """(sum of l)^2 / sum of l^2, l the variances over texts: 1 where keys are equal or on a line, _LH."""
+    key_LHPK = np.float64(key_LPHK).swapaxes(1, 2)
+    length_LH = (key_LHPK**2).sum((-1, -2))
+    key_LHPK -= key_LHPK.mean(-2, keepdims=True)
+    gram = key_LHPK @ key_LHPK.swapaxes(-1, -2)  # has the eigenvalues of the covariance
+    total, squares = gram.trace(0, -2, -1), (gram**2).sum((-1, -2))
+    has_variance = total > KEY_TOLERANCE**2 * length_LH
+    return np.where(has_variance, total**2 / np.where(has_variance, squares, 1), 1)
+
+
+def select_keys(key_LPSHK, setting: MetricSetting) -> dict:
+    """Those of the first token, and of the one in the middle."""
+    first, middle = setting.columns, setting.columns + setting.length // 2
+    return {'first_key_LPHK': key_LPSHK[:, :, first], 'middle_key_LPHK': key_LPSHK[:, :, middle]}
+
+
+METRICS = (
+    Metric(
+        inputs=('query_LPTHK', 'key_LPSHK'),
+        compute_arrays=compute_score_averages,
+        compute_numbers=compute_score_numbers,
+        infos=tuple(
+            MetricInfo(f'qk/{name}/{of}', f'q.k {name} {of}', sentence)
+            for name, sentence in SCORE_PARTS.items()
+            for of in ('1', 'other', 'difference')
+        ),
+        saved_arrays=tuple(f'{name}_LH2' for name in SCORE_PARTS),
+        figure=FigureSpec(
+            'heads',
+            'cos_LH2',
+            'Where keys point',
+            'cos',
+            'cos(q, k_1) less the others.',
+            transform=lambda cos: cos @ [1, -1],
+        ),
+    ),
+)
+OFFLINE_METRICS = (
+    Metric(
+        inputs=('query_LPTHK',),
+        compute_arrays=lambda query, setting: {'query_LPT': compute_norms(query).mean(-1)},
+        compute_numbers=lambda kept, setting: compare_first_with_others('query', kept['query_LPT']),
+        infos=make_norm_infos('query'),
+        saved_arrays=('query_LT',),
+    ),
+    Metric(
+        inputs=('key_LPSHK',),
+        compute_arrays=select_keys,
+        compute_numbers=lambda kept, setting: {
+            f'key/rank/{of}': float(compute_effective_rank(kept[f'{name}_key_LPHK']).mean())
+            for name, of in KEY_POSITIONS.items()
+        },
+        infos=tuple(
+            MetricInfo(
+                f'key/rank/{of}',
+                f'key rank {of}',
+                'Effective number of dimensions in which a key varies over texts, (sum l)^2 / sum l^2 with l the '
+                'variances: of the first token, and of the token in the middle; the mean over heads.',
+                digits=1,
+            )
+            for of in KEY_POSITIONS.values()
+        ),
+    ),
+)

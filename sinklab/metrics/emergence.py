@@ -1,0 +1,93 @@
+"""Emergence of attention sinks: the training steps between which they appear."""
+
+import dataclasses
+from collections.abc import Sequence
+
+import numpy as np
+
+MIN_FINAL_RATE_PERCENT = 1.0  # percent: what ends below has no sink
+
+
+def find_emergence(steps: Sequence[int], rates: Sequence[float]) -> tuple[int | None, int] | None:
+    """(the last step with at most half of the final rate, None where there is none; the first one that stays above).
+
+    It emerges between the two, which is what the spacing of the steps leaves open. None where it does not.
+    """
+    if not len(rates) or rates[-1] < MIN_FINAL_RATE_PERCENT:
+        return None
+    below = [index for index, rate in enumerate(rates) if not rate > rates[-1] / 2]
+    index = below[-1] + 1 if below else 0
+    return (steps[index - 1] if index else None), steps[index]
+
+
+def estimate_step(start_step: int | None, end_step: int) -> float:
+    """The step of emergence as one number, right to within half of what lies between two probes."""
+    return float(end_step) if start_step is None else (start_step + end_step) / 2
+
+
+@dataclasses.dataclass(frozen=True)
+class EmergenceSpan:
+    """The steps between which the sinks of one or several runs emerge.
+
+    Attributes:
+        after: The first of them; None where some run has its sink at its first probe.
+        at: The last of them; None where no run ends with a sink.
+        sinks: How many runs end with a sink.
+        runs: How many runs have a probe.
+    """
+
+    start_step: int | None
+    end_step: int | None
+    num_sinks: int
+    num_runs: int
+
+    def format_cell(self) -> str:
+        """Return the steps for a cell of a table, with the count of sinks where some runs have none."""
+        if self.end_step is None:
+            return 'none'
+        start = 'by ' if self.start_step is None else f'{self.start_step}-'
+        steps = f'{start}{self.end_step}' if self.is_learned else 'at start'
+        return steps if self.num_sinks == self.num_runs else f'{steps} ({self.num_sinks} of {self.num_runs})'
+
+    def format_sentence(self, verb: str = 'emerges') -> str:
+        """Return the same for a sentence."""
+        if self.end_step is None:
+            return 'no sink'
+        start = f'{verb} by step' if self.start_step is None else f'{verb} between steps {self.start_step} and'
+        steps = f'{start} {self.end_step}' if self.is_learned else 'as before training'
+        return steps if self.num_sinks == self.num_runs else f'{steps} in {self.num_sinks} of {self.num_runs} runs'
+
+    @property
+    def is_learned(self) -> bool:
+        """Whether a rate was lower before: at step 0 nothing has been learned yet."""
+        return self.start_step is not None or bool(self.end_step)
+
+
+def merge_emergence(emergences: Sequence[tuple[int | None, int] | None]) -> EmergenceSpan:
+    """Return the steps between which the sinks of runs emerge.
+
+    Args:
+        found: of each run that has a probe, what `emergence` returns.
+    """
+    sinks = [steps for steps in emergences if steps is not None]
+    start_steps = [steps for steps, _ in sinks if steps is not None]
+    return EmergenceSpan(
+        min(start_steps) if start_steps and len(start_steps) == len(sinks) else None,
+        max((end_step for _, end_step in sinks), default=None),
+        len(sinks),
+        len(emergences),
+    )
+
+
+def find_first_heads(steps: Sequence[int], alpha_NLH: np.ndarray, threshold: float) -> list[tuple[int, int, int]]:
+    """(step, layer, head), from 1, of every head whose alpha is above a threshold at the end: from which step on.
+
+    The earliest first, of those of a step the strongest.
+    """
+    alpha_NLH = np.asarray(alpha_NLH)
+    above_NLH = alpha_NLH > threshold
+    stays_NLH = np.flip(np.logical_and.accumulate(np.flip(above_NLH, 0)), 0)
+    heads = np.argwhere(stays_NLH[-1])
+    entries = [(int(stays_NLH[:, layer, head].argmax()), int(layer), int(head)) for layer, head in heads]
+    ordered = sorted(entries, key=lambda entry: (entry[0], -alpha_NLH[entry]))
+    return [(int(steps[index]), layer + 1, head + 1) for index, layer, head in ordered]

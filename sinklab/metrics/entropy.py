@@ -1,0 +1,27 @@
+"""Entropy of attention rows."""
+
+from sinklab.metrics.metric import FigureSpec, MetricInfo, make_row_metric
+from sinklab.metrics.sink import normalize_rows
+
+
+def compute_row_entropy(attention_BHTS):
+    """-sum_j p_ij log p_ij in nats, p_ij = |A_ij| / sum_j |A_ij| over columns and text."""
+    xp, share_BHTS = attention_BHTS.__array_namespace__(), normalize_rows(attention_BHTS)
+    return -(share_BHTS * xp.log(xp.where(share_BHTS > 0, share_BHTS, 1))).sum(-1)
+
+
+METRICS = (
+    make_row_metric(
+        'entropy',
+        compute_row_entropy,
+        MetricInfo(
+            'entropy/row',
+            'entropy',
+            'Of a row of attention: mean of -sum_j p_ij log p_ij, p = |A| / sum |A|.',
+            'nats',
+            2,
+            in_table=True,
+        ),
+        picture=FigureSpec('heads', 'entropy_LH', 'How spread attention is', 'entropy'),
+    ),
+)

@@ -1,0 +1,89 @@
+"""Similarity of hidden states: spectral entropy, mixing and secondary sinks."""
+
+import numpy as np
+
+from sinklab.metrics.massive_activations import name_by_layer
+from sinklab.metrics.metric import Metric, MetricInfo, merge_disjoint
+from sinklab.metrics.norms import compute_norms
+from sinklab.metrics.sink import EPSILON
+
+SPECTRUM_SENTENCE = (
+    "Entropy of the eigenvalues of the tokens' Gram matrix, which sum to 1, after each block: 0 where one "
+)
+SPECTRUM_SENTENCE += 'direction has all, log T where hidden states are orthogonal and equally long.'
+MIXING_SENTENCE = 'Mean cosine between the hidden states of two tokens, without the first token, after each block.'
+SECONDARY_SINK_COSINE, SECONDARY_SINK_BLOCKS = (
+    0.9,
+    4,
+)  # of a secondary sink: |cos| with the first token, and for more than so many blocks
+SECONDARY_SENTENCE = 'Tokens whose hidden state has |cos| > 0.9 with that of the first token, in more than 4 of the '
+SECONDARY_SENTENCE += 'blocks between the largest rise and fall of its norm (Wong et al., 2025).'
+
+
+def compute_gram_matrices(residual_LPTD):
+    """<h_s, h_t>, _LPTT in float32."""
+    residual = residual_LPTD.astype('float32')
+    return residual @ residual.swapaxes(-1, -2)
+
+
+def compute_cosines(gram_LPTT):
+    norm = gram_LPTT.diagonal(0, -2, -1) ** 0.5
+    return gram_LPTT / (norm[..., :, None] * norm[..., None, :]).clip(EPSILON)
+
+
+def compute_spectral_entropy(gram_LPTT):
+    """-sum l log l over the eigenvalues l of a Gram matrix over its trace, in nats, _LP."""
+    xp = gram_LPTT.__array_namespace__()
+    share = xp.linalg.eigvalsh(gram_LPTT / gram_LPTT.trace(0, -2, -1)[..., None, None])
+    return -(share * xp.log(xp.where(share > EPSILON, share, 1))).sum(-1)
+
+
+def compute_mixing(cosine_LPTT):
+    """Mean cosine of two tokens other than the first, _LP."""
+    others = cosine_LPTT[..., 1:, 1:]
+    count = others.shape[-1]
+    return (others.sum((-1, -2)) - others.trace(0, -2, -1)) / max(1, count * (count - 1))
+
+
+def compute_similarities(residual) -> dict:
+    gram = compute_gram_matrices(residual)
+    cosine = compute_cosines(gram)
+    return {
+        'spectrum_LP': compute_spectral_entropy(gram),
+        'mixing_LP': compute_mixing(cosine),
+        'likeness_LPT': cosine[..., 0, :],
+    }
+
+
+def count_secondary_sinks(likeness_LPT, first_L) -> float:
+    """Mean number of tokens of a text that are secondary sinks, by the mean norms of the first token after blocks.
+
+    Wong et al. also ask for fewer than L - 15 blocks, which no model of less than 21 could have; that is left out.
+    """
+    change = np.diff(np.log(first_L))
+    if not (change > 0).any():
+        return 0.0
+    rise, fall = int(np.argmax(change)) + 1, int(np.argmin(change)) + 1
+    between = slice(rise, fall if fall > rise and change.min() < 0 else None)
+    lasts_PT = (np.abs(likeness_LPT[between]) > SECONDARY_SINK_COSINE).sum(0) > SECONDARY_SINK_BLOCKS
+    return float(lasts_PT[:, 1:].sum(-1).mean())
+
+
+METRICS = (
+    Metric(
+        inputs=('residual_LPTD',),
+        compute_arrays=lambda residual, setting: (
+            compute_similarities(residual) | {'first_LP': compute_norms(residual[:, :, 0])}
+        ),
+        compute_numbers=lambda kept, setting: (
+            merge_disjoint(name_by_layer(name, np.mean(kept[f'{name}_LP'], 1)) for name in ('spectrum', 'mixing'))
+            | {'secondary/tokens': count_secondary_sinks(kept['likeness_LPT'], np.mean(kept['first_LP'], 1))}
+        ),
+        infos=(
+            MetricInfo('spectrum/{k}', 'spectral entropy {k}', SPECTRUM_SENTENCE, 'nats'),
+            MetricInfo('mixing/{k}', 'mixing {k}', MIXING_SENTENCE),
+            MetricInfo('secondary/tokens', 'secondary sinks', SECONDARY_SENTENCE, digits=2),
+        ),
+        saved_arrays=('spectrum_L', 'mixing_L', 'likeness_LT'),
+    ),
+)

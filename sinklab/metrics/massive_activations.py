@@ -1,0 +1,67 @@
+"""Massive activations (Sun et al., 2024): entries of hidden states far larger than all others."""
+
+import numpy as np
+
+from sinklab.metrics.metric import Metric, MetricInfo, merge_disjoint
+from sinklab.metrics.norms import compute_first_ratio, compute_norms
+
+MIN_MASSIVE_ENTRY, MIN_MEDIAN_RATIO = 100.0, 1000.0  # the criterion of Sun et al.
+
+STATISTICS = {
+    'top': 'The largest entry |h| of the hidden states after each block; the mean over texts.',
+    'over_median': 'The largest entry |h| over the median entry, after each block; the mean over texts.',
+    'kurtosis': 'Kurtosis E[(h - mean)^4] / variance^2 of entries after each block (normal: 3); the mean over texts.',
+    'massive': 'Entries |h| after each block above 100 and above 1000 times the median; the mean over texts.',
+}
+
+
+def compute_activation_statistics(residual_LPTD) -> dict:
+    """top, over_median, kurtosis and massive, each _LP."""
+    flat = residual_LPTD.astype('float32').reshape(*residual_LPTD.shape[:2], -1)
+    xp, size = flat.__array_namespace__(), abs(flat)
+    top, median = size.max(-1), xp.median(size, -1)
+    centred = flat - flat.mean(-1, keepdims=True)
+    square = centred * centred
+    is_massive = (size > MIN_MASSIVE_ENTRY) & (size > MIN_MEDIAN_RATIO * median[..., None])
+    return {
+        'top_LP': top,
+        'over_median_LP': top / median,
+        'kurtosis_LP': (square * square).mean(-1) / square.mean(-1) ** 2,
+        'massive_LP': is_massive.sum(-1).astype('float32'),
+    }
+
+
+def name_by_layer(name: str, value_L) -> dict[str, float]:
+    return {f'{name}/{layer:02}': float(value) for layer, value in enumerate(value_L, 1)}
+
+
+METRICS = (
+    Metric(
+        inputs=('residual_LPTD',),
+        compute_arrays=lambda residual, setting: compute_activation_statistics(residual),
+        compute_numbers=lambda kept, setting: merge_disjoint(
+            name_by_layer(f'spike/{name}', np.mean(kept[f'{name}_LP'], 1)) for name in STATISTICS
+        ),
+        infos=tuple(
+            MetricInfo(f'spike/{name}/{{k}}', f'{name.replace("_", " ")} {{k}}', said, digits=1)
+            for name, said in STATISTICS.items()
+        ),
+        saved_arrays=tuple(f'{name}_L' for name in STATISTICS),
+    ),
+    Metric(
+        inputs=('normed_LPTD',),
+        compute_arrays=lambda normed, setting: {'normed_LPT': compute_norms(normed)},
+        compute_numbers=lambda kept, setting: name_by_layer(
+            'norm/normed', compute_first_ratio(np.mean(kept['normed_LPT'], 1))
+        ),
+        infos=(
+            MetricInfo(
+                'norm/normed/{k}',
+                'normed ratio {k}',
+                'Norm of the normalized hidden state that the attention of each block reads: of the first token, '
+                'over the mean of the others.',
+            ),
+        ),
+        saved_arrays=('normed_LT',),
+    ),
+)

@@ -1,0 +1,248 @@
+"""Metric entries: what a metric reads, computes, saves and shows, and the setting it is computed in."""
+
+import dataclasses
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any, Literal
+
+import numpy as np
+
+from sinklab.config.spec import Spec
+
+IMPLICIT_KEY_NORMALIZERS = ('plus_one',)  # normalizers that are softmax with a column whose key and value are zero
+
+
+@dataclasses.dataclass(frozen=True)
+class MetricSetting:
+    """What a measure has to know of a model besides its arrays. The first token is key number `columns`."""
+
+    length: int  # T, of the text
+    columns: int  # keys left of the text, an implicit one among them
+    implicit: bool  # the leftmost column is in no array of the model, and is completed below
+    gain: float  # of attention
+    keys: int  # J: the first tokens whose importance is reported
+    prefix: int  # first tokens that all queries see; 0: causal
+    window: int | None  # below the length
+    reach: int  # how many queries can see the first token
+    triggers: bool  # some queries are triggers of Bigram-Backcopy
+    lengths: tuple[int, ...] = ()  # shorter texts that are measured, too, and at which thresholds
+    thresholds: tuple[float, ...] = ()
+    repeated: bool = False  # all tokens of a text are one
+
+
+def make_setting(spec: Spec, length: int, columns: int, **overrides: Any) -> MetricSetting:
+    """The setting of a model over so many tokens, with so many columns of its own; what is given otherwise is so."""
+    mask, attention = spec.model.mask, spec.model.attention
+    implicit = attention.normalizer in IMPLICIT_KEY_NORMALIZERS
+    fields = dict(
+        length=length,
+        columns=columns + implicit,
+        implicit=implicit,
+        gain=attention.gain,
+        keys=min(spec.probe.keys, length),
+        prefix=mask.prefix or 0,
+        window=mask.window if mask.window and mask.window < length else None,
+        reach=min(mask.window or length, mask.block or length, length),
+        triggers=spec.data.task == 'backcopy',
+    )
+    return MetricSetting(**fields | overrides)
+
+
+def add_implicit_key(attention_TS: Any, setting: MetricSetting) -> Any:
+    """With the implicit column, if there is one, left of all others: what rows lack of a sum of the gain."""
+    if not setting.implicit:
+        return attention_TS
+    missing_mass = (setting.gain - attention_TS.sum(-1, keepdims=True)).clip(0)
+    return attention_TS.__array_namespace__().concatenate([missing_mass, attention_TS], -1)
+
+
+def extract_arrays(captured: Any, setting: MetricSetting) -> dict[str, Any]:
+    """A Capture of L layers by names, with the implicit column."""
+    arrays = {name: array for name, array in vars(captured).items() if '_B' in name and array is not None}
+    return complete_arrays({name.replace('_B', '_LP'): array for name, array in arrays.items()}, setting)
+
+
+def complete_arrays(arrays: dict[str, Any], setting: MetricSetting) -> dict[str, Any]:
+    """Arrays with the implicit column, if there is one."""
+    if setting.implicit and 'attention_LPHTS' in arrays:  # not every layer of an open model has attention
+        arrays['attention_LPHTS'] = add_implicit_key(arrays['attention_LPHTS'], setting)
+        for name in {'key_LPSHK', 'value_LPSHK'} & arrays.keys():
+            xp = arrays[name].__array_namespace__()
+            arrays[name] = xp.pad(arrays[name], ((0, 0), (0, 0), (1, 0), (0, 0), (0, 0)))
+    return arrays
+
+
+def complete_key_mass(key_mass: Any, setting: MetricSetting) -> Any:
+    """What columns and first keys have received, the implicit column as in forward_arrays."""
+    if not setting.implicit:
+        return key_mass
+    xp = key_mass.raw_BHS.__array_namespace__()
+    missing_BH1 = setting.length * (setting.gain - key_mass.mass_BH)[..., None]
+    raw_BHS = xp.concatenate([missing_BH1, key_mass.raw_BHS], -1)
+    return dataclasses.replace(
+        key_mass,
+        raw_BHS=raw_BHS,
+        share_BHS=raw_BHS / setting.gain,
+        mass_BH=xp.full_like(key_mass.mass_BH, setting.gain),
+    )
+
+
+Arrays = Mapping[str, Any]
+
+
+def format_fixed(value: float, digits: int, sign: str = '') -> str:
+    """Return a number with so many decimals; what rounds to 0 has no sign.
+
+    Args:
+        sign: + puts one before positive numbers.
+    """
+    text = f'{value:z.{digits}f}'
+    return f'{value:{sign}.{digits}f}' if text.strip('0.') else text
+
+
+@dataclasses.dataclass(frozen=True)
+class MetricInfo:
+    """How a number of metrics.jsonl is shown to people.
+
+    Attributes:
+        name: Its name in metrics.jsonl; {k} stands for a token, layer or threshold.
+        label: Its name in tables and figures.
+        sentence: What it is, for the documentation.
+        unit: Its unit, '' for none.
+        digits: Digits after the decimal point.
+        table: Show it in the table of runs, and when `train` ends.
+        sweep: Compare it between the rows of a sweep, also where nothing is published.
+    """
+
+    name: str
+    label: str
+    description: str
+    unit: str = ''
+    digits: int = 3
+    in_table: bool = False
+    in_sweep: bool = False
+
+    @property
+    def axis_label(self) -> str:
+        return f'{self.label} ({self.unit})' if self.unit else self.label
+
+    def format_value(self, value: float) -> str:
+        return f'{format_fixed(value, self.digits)} {self.unit}'.rstrip()
+
+
+@dataclasses.dataclass(frozen=True)
+class FigureSpec:
+    """A figure of an array that every probe saves.
+
+    Attributes:
+        kind: `heads` for values_LH (with a slider over steps), `matrices` for matrices_LHTS, `ratios` for ratios_L.
+        array: The name of the array in a probe's file.
+        title: The title of the figure.
+        label: The name of its values.
+        sentence: Its caption.
+        of: Function of the array that is shown.
+        largest: The end of the scale; None for the largest value.
+    """
+
+    kind: Literal['heads', 'matrices', 'ratios']
+    array_name: str
+    title: str
+    label: str
+    caption: str = 'The mean of each layer and head.'
+    transform: Callable[[np.ndarray], np.ndarray] = np.asarray
+    scale_max: float | None = None
+
+    @property
+    def name(self) -> str:
+        """Of its file."""
+        return self.array_name.partition('_')[0]
+
+
+def is_always_applicable(setting: MetricSetting) -> bool:
+    return True
+
+
+def compute_nothing(*_: Any) -> Arrays:
+    return {}
+
+
+@dataclasses.dataclass(frozen=True)
+class Metric:
+    """A metric entry: it computes numbers from arrays of a forward pass; docs/guides/add_a_metric.md adds one.
+
+    Attributes:
+        reads: Names of the arrays that it reads (see `sinklab.metrics.metric`), such as `attention_LPHTS`.
+        arrays: Function (*those arrays, setting) -> arrays that the probe returns. It is compiled with the probe.
+        numbers: Function (those arrays as NumPy, setting) -> numbers by name, for metrics.jsonl.
+        shown: The numbers that tables, pages and the documentation show.
+        saved: Names of the arrays of a probe's file. `name_LH` is the mean over the sequences P of `name_LPH`.
+        picture: A figure of a saved array, or None.
+        applies: Function setting -> whether the metric exists for this model and these texts.
+        context: Function (sums of attention over a training batch, setting) -> numbers, for `log.sinks`.
+        row: Function attention_BHTS -> one value a query, for `log.rows`.
+    """
+
+    inputs: tuple[str, ...] = ()
+    compute_arrays: Callable[..., Arrays] = compute_nothing
+    compute_numbers: Callable[[Arrays, MetricSetting], Mapping[str, Any]] = compute_nothing
+    infos: tuple[MetricInfo, ...] = ()
+    saved_arrays: tuple[str, ...] = ()
+    figure: FigureSpec | None = None
+    is_applicable: Callable[[MetricSetting], bool] = is_always_applicable
+    context_numbers: Callable[[Any, MetricSetting], Arrays] = compute_nothing
+    row_function: Callable[[Any], Any] | None = None
+
+
+def make_head_metric(
+    name: str,
+    compute_value: Callable[..., Any],
+    infos: tuple[MetricInfo, ...],
+    inputs: tuple[str, ...] = ('attention_LPHTS',),
+    compute_numbers: Callable[[np.ndarray, MetricSetting], dict[str, float]] | None = None,
+    **fields: Any,
+) -> Metric:
+    """Make a metric entry of one value for each layer, sequence and head.
+
+    Args:
+        name: The name of the array: `name_LPH` of a probe, saved as its mean over sequences, `name_LH`.
+        value: Function (*arrays that it reads, setting) -> value_LPH.
+        shown: The numbers that are shown. Without `numbers` there is one, the mean over all heads.
+        reads: Names of the arrays that `value` reads.
+        numbers: Function (value_LPH, setting) -> numbers by name.
+        **more: Further fields of `Measure`.
+    """
+
+    def summarize_heads(arrays: Arrays, setting: MetricSetting) -> dict[str, float]:
+        value_LPH = arrays[f'{name}_LPH']
+        return compute_numbers(value_LPH, setting) if compute_numbers else {infos[0].name: float(np.mean(value_LPH))}
+
+    return Metric(
+        inputs,
+        lambda *arguments: {f'{name}_LPH': compute_value(*arguments)},
+        summarize_heads,
+        infos,
+        (f'{name}_LH',),
+        **fields,
+    )
+
+
+def make_row_metric(name: str, row_function: Callable[[Any], Any], info: MetricInfo, **fields: Any) -> Metric:
+    """Make a metric entry of the mean over queries of a value of each row of attention.
+
+    Args:
+        name: The name of the array, as in `of_heads`.
+        row: Function attention_BHTS -> value_BHT.
+        shown: How the mean over all heads is shown.
+        **more: Further fields of `Measure`.
+    """
+    return make_head_metric(
+        name, lambda attention, setting: row_function(attention).mean(-1), (info,), row=row_function, **fields
+    )
+
+
+def merge_disjoint(parts: Iterable[Arrays]) -> dict[str, Any]:
+    """Of parts that share no name."""
+    pairs = [pair for part in parts for pair in part.items()]
+    if duplicates := [name for name, count in Counter(name for name, _ in pairs).items() if count > 1]:
+        raise ValueError(f'two measures give {", ".join(duplicates)}')
+    return dict(pairs)

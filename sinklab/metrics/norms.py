@@ -1,0 +1,112 @@
+"""Norms of hidden states, keys and values of the first token, and its share of a head's output."""
+
+import numpy as np
+
+from sinklab.metrics.metric import FigureSpec, Metric, MetricInfo, MetricSetting, make_head_metric
+from sinklab.metrics.sink import EPSILON
+
+HIDDEN_SENTENCE = 'Norm of the first hidden state over the mean of the others, after each block.'
+MASSIVE_SENTENCE = (
+    f'{HIDDEN_SENTENCE} Massive activations (Sun et al., 2024) are ratios of hundreds; about 1 is none.'
+)
+KEY_SENTENCE = 'Norm of the first key, as attended, over the mean of the others, in each block.'
+VALUE_SENTENCE = 'Norm of the first value over the mean of the others, in each block.'
+
+PLURALS = {'query': 'queries'}
+
+
+def compute_norms(array_TD):
+    """||x_t||_2 of each token, in float32."""
+    return array_TD.__array_namespace__().linalg.norm(array_TD.astype('float32'), axis=-1)
+
+
+def compute_first_ratio(norm_T) -> np.ndarray:
+    """||x_1|| / mean_{t > 1} ||x_t||."""
+    norm_T = np.asarray(norm_T)
+    return norm_T[..., 0] / norm_T[..., 1:].mean(-1)
+
+
+def compute_block_ratios(norm_LPT) -> dict[str, float]:
+    """norm/ratio/LL after each block, a ratio of means over sequences as in the released code."""
+    ratios = compute_first_ratio(np.mean(norm_LPT, 1))
+    return {f'norm/ratio/{layer:02}': float(value) for layer, value in enumerate(ratios, 1)}
+
+
+def compute_text_norms(array_LPSHK, setting: MetricSetting):
+    """Means over heads of the norms of the text's keys or values, _LPT."""
+    return compute_norms(array_LPSHK[:, :, setting.columns :]).mean(-1)
+
+
+def compare_first_with_others(name: str, norm_LPT) -> dict[str, float]:
+    """norm/NAME/1 and norm/NAME/other, means over sequences, layers and heads, and norm/NAME/ratio, theirs."""
+    first, other = float(np.mean(norm_LPT[..., 0])), float(np.mean(norm_LPT[..., 1:]))
+    norm_ratio = (
+        first / other if other else np.nan
+    )  # keys that are all 0, as those of an untrained Zaya, have no ratio
+    return {f'norm/{name}/1': first, f'norm/{name}/other': other, f'norm/{name}/ratio': norm_ratio}
+
+
+def make_norm_infos(name: str) -> tuple[MetricInfo, ...]:
+    plural = PLURALS.get(name, f'{name}s')
+    sentence = f'Mean norm of the {plural} that attention uses: of the first token, of other tokens, and their ratio.'
+    return tuple(
+        MetricInfo(f'norm/{name}/{part}', f'{name} norm {part}', sentence) for part in ('1', 'other', 'ratio')
+    )
+
+
+def make_first_token_metric(name: str, title: str, caption: str) -> Metric:
+    """Of the text's keys or values."""
+    return Metric(
+        inputs=(f'{name}_LPSHK',),
+        compute_arrays=lambda array, setting: {f'{name}_LPT': compute_text_norms(array, setting)},
+        compute_numbers=lambda arrays, setting: compare_first_with_others(name, arrays[f'{name}_LPT']),
+        infos=make_norm_infos(name),
+        saved_arrays=(f'{name}_LT',),
+        figure=FigureSpec('ratios', f'{name}_LT', title, 'norm ratio', caption, transform=compute_first_ratio),
+    )
+
+
+METRICS = (
+    Metric(
+        inputs=('residual_LPTD',),
+        compute_arrays=lambda residual, setting: {'norm_LPT': compute_norms(residual)},
+        compute_numbers=lambda kept, setting: compute_block_ratios(kept['norm_LPT']),
+        infos=(MetricInfo('norm/ratio/{k}', 'norm ratio {k}', HIDDEN_SENTENCE),),
+        saved_arrays=('norm_LT',),
+        figure=FigureSpec(
+            'ratios',
+            'norm_LT',
+            'Hidden states of the first token',
+            'norm ratio',
+            MASSIVE_SENTENCE,
+            transform=compute_first_ratio,
+        ),
+    ),
+    make_first_token_metric('key', 'Keys of the first token', KEY_SENTENCE),
+    make_first_token_metric('value', 'Values of the first token', VALUE_SENTENCE),
+)
+
+
+def compute_first_contribution(attention_LPHTS, value_LPSHK, head_LPTHK, setting: MetricSetting):
+    """Mean over the queries i > 1 of ||A_i1 v_1|| / ||o_i||, _LPH; 0 where a head says nothing."""
+    weight_LPTH = abs(attention_LPHTS[..., setting.columns]).swapaxes(-1, -2)
+    added_LPTH = weight_LPTH * compute_norms(value_LPSHK[:, :, setting.columns, None])
+    return (added_LPTH / compute_norms(head_LPTHK).clip(EPSILON))[:, :, 1:].mean(2)
+
+
+CONTRIBUTION_METRICS = (
+    make_head_metric(
+        'contribution',
+        compute_first_contribution,
+        (
+            MetricInfo(
+                'contribution/1',
+                'contribution',
+                "The first token's part of a head's output: mean of ||A_i1 v_1|| / ||o_i|| over i > 1.",
+                in_table=True,
+            ),
+        ),
+        inputs=('attention_LPHTS', 'value_LPSHK', 'head_LPTHK'),
+        picture=FigureSpec('heads', 'contribution_LH', 'What the first token adds', '||A_i1 v_1|| / ||o_i||'),
+    ),
+)

@@ -1,0 +1,112 @@
+"""Propositions 1 to 4 (appendix B): bounds on attention over one repeated token."""
+
+import numpy as np
+
+from sinklab.config.spec import MAX_RELATIVE_DISTANCE
+from sinklab.metrics.massive_activations import name_by_layer
+from sinklab.metrics.metric import Arrays, Metric, MetricInfo, MetricSetting
+from sinklab.metrics.norms import compute_norms
+from sinklab.metrics.sink import EPSILON, normalize_rows
+
+# By positions, (proposition, number that it bounds); each is at most 0, but for roundings.
+RELATIVE_POSITIONS = ('relative_paper_code', 'relative_paper_printed', 'relative_paper_negative')
+PROPOSITIONS = {
+    'none': (1, 'repeated/uneven'),
+    **dict.fromkeys((*RELATIVE_POSITIONS, 'relative_t5'), (2, 'repeated/relative')),
+    'alibi': (3, 'repeated/first'),
+    'rotary': (4, 'repeated/bound'),
+}
+TOLERANCE = 1e-5
+MIN_WEIGHT_SUM = 1e-30  # a sum of weights to divide by
+
+
+def compute_spread(residual_LPTD):
+    """The largest ||h_t - h_1|| over ||h_1||, _LP."""
+    return compute_norms(residual_LPTD - residual_LPTD[:, :, :1]).max(-1) / compute_norms(
+        residual_LPTD[:, :, 0]
+    ).clip(EPSILON)
+
+
+def apply_last_row_by_distance(share_TS):
+    """softmax_i g(t - i): rows whose weights are those of the last one, by distance; all beyond FARTHEST have one."""
+    length = share_TS.shape[-1]
+    distance_TS = np.subtract.outer(np.arange(length), np.arange(length)).clip(0, MAX_RELATIVE_DISTANCE)
+    weight_TS = share_TS[..., -1, ::-1][..., distance_TS] * np.tri(length)
+    return weight_TS / weight_TS.sum(-1, keepdims=True).clip(MIN_WEIGHT_SUM)
+
+
+def compute_bound_violations(attention, query, key, setting: MetricSetting) -> Arrays:
+    """How far scores are from 1/t and from a softmax of the distance, how far the first is above 1/t, and how far any
+    is above Proposition 4's bound."""
+    share = normalize_rows(attention)[..., setting.columns :]
+    xp, position_T = share.__array_namespace__(), np.arange(1, setting.length + 1)
+    even_TS = np.tri(setting.length) / position_T[:, None]
+    product_LPH = (
+        compute_norms(query).max(2) * compute_norms(key[:, :, setting.columns :]).max(2) / query.shape[-1] ** 0.5
+    )
+    bound = 1 / (1 + (position_T - 1) * xp.exp(-2 * product_LPH)[..., None])
+    return {
+        'uneven_LPH': abs(share - even_TS).max((-1, -2)),
+        'above_LPH': (share[..., 0] - even_TS[:, 0]).max(-1),
+        'relative_LPH': abs(share - apply_last_row_by_distance(share)).max((-1, -2)),
+        'bound_LPH': (share.max(-1) - bound).max(-1),
+    }
+
+
+def compute_proposition_numbers(arrays: Arrays, setting: MetricSetting) -> dict[str, float]:
+    names = {'uneven': 'uneven', 'first': 'above', 'relative': 'relative', 'bound': 'bound'}
+    return {f'repeated/{name}': float(np.max(arrays[f'{array}_LPH'])) for name, array in names.items()}
+
+
+def is_within_bound(number: float | None, bound: float) -> bool:
+    return number is not None and number <= bound
+
+
+def judge_propositions(position: str, numbers: dict[str, float | None]) -> list[tuple[str, float | None, bool]]:
+    """(claim, number, whether it holds) of those that are made of these positions, of softmax over whole texts."""
+    if position not in PROPOSITIONS:
+        return []
+    spreads = [value for name, value in numbers.items() if name.startswith('repeated/spread/')]
+    largest = None if None in spreads else max(spreads)
+    verdicts = [('hidden states are equal after every block', largest, is_within_bound(largest, 10 * TOLERANCE))]
+    proposition, name = PROPOSITIONS[position]
+    if name in numbers:
+        verdicts.append(
+            (f'Proposition {proposition}, {name}', numbers[name], is_within_bound(numbers[name], TOLERANCE))
+        )
+    return verdicts
+
+
+METRICS = (
+    Metric(
+        inputs=('residual_LPTD',),
+        compute_arrays=lambda residual, setting: {'spread_LP': compute_spread(residual)},
+        compute_numbers=lambda kept, setting: name_by_layer('repeated/spread', np.max(kept['spread_LP'], 1)),
+        infos=(
+            MetricInfo('repeated/spread/{k}', 'spread {k}', 'The largest ||h_t - h_1|| / ||h_1|| after each block.'),
+        ),
+        is_applicable=lambda setting: setting.repeated,
+    ),
+    Metric(
+        inputs=('attention_LPHTS', 'query_LPTHK', 'key_LPSHK'),
+        compute_arrays=compute_bound_violations,
+        compute_numbers=compute_proposition_numbers,
+        infos=(
+            MetricInfo('repeated/uneven', 'uneven', 'The largest |A_ti - 1/t|: 0 without positions (Proposition 1).'),
+            MetricInfo(
+                'repeated/relative',
+                'relative',
+                'The largest |A_ti - softmax_i g(t - i)|, g as the last query has it up to a distance of 128, and '
+                'the same from there on: 0 under relative positions (Proposition 2).',
+            ),
+            MetricInfo('repeated/first', 'first', 'The largest A_t1 - 1/t: at most 0 under ALiBi (Proposition 3).'),
+            MetricInfo(
+                'repeated/bound',
+                'bound',
+                'The largest A_ti - e^2x / (e^2x + t - 1), x = ||q|| ||k|| / sqrt(K): at most 0 under rotary '
+                'positions (Proposition 4).',
+            ),
+        ),
+        is_applicable=lambda setting: setting.repeated,
+    ),
+)

@@ -1,0 +1,122 @@
+"""Registry of all metrics, which probes, reports, sweeps and the documentation read."""
+
+import dataclasses
+import re
+from collections.abc import Callable, Collection
+from typing import Any
+
+import numpy as np
+
+from sinklab.metrics import (
+    angles,
+    bigram_backcopy,
+    entropy,
+    hidden_states,
+    massive_activations,
+    norms,
+    propositions,
+    sink,
+    sink_position,
+)
+from sinklab.metrics import (
+    norms as norms_module,
+)
+from sinklab.metrics.metric import (
+    Arrays,
+    Metric,
+    MetricInfo,
+    MetricSetting,
+    add_implicit_key,
+    complete_key_mass,
+    compute_nothing,
+    extract_arrays,
+    merge_disjoint,
+)
+
+Metrics = tuple[Metric, ...]
+METRICS = (
+    *sink.METRICS,
+    *entropy.METRICS,
+    *norms_module.CONTRIBUTION_METRICS,
+    *norms.METRICS,
+    *angles.METRICS,
+    *bigram_backcopy.METRICS,
+)
+# What is measured of a finished model alone: too dear, or too much, for every probe of a training.
+OFFLINE_METRICS = (
+    *angles.OFFLINE_METRICS,
+    *massive_activations.METRICS,
+    *hidden_states.METRICS,
+    *sink_position.METRICS,
+    *propositions.METRICS,
+)
+METRIC_INFOS = [number for measure in METRICS for number in measure.infos]
+OFFLINE_METRIC_INFOS = [number for measure in OFFLINE_METRICS for number in measure.infos]
+FIGURES = [measure.figure for measure in METRICS if measure.figure]
+# The number that tables and figures show besides those of the measures.
+VALID_LOSS = MetricInfo('valid/loss', 'valid loss', 'Mean cross-entropy of held-out windows.', 'nats')
+# What is shown where there is room for one.
+HEADLINE_METRIC = next(number for number in METRIC_INFOS if number.name == 'sink/1')
+HEADLINE_FIGURE = next(picture for picture in FIGURES if picture.array_name == 'alpha_LPHJ')
+
+
+def select_applicable(setting: MetricSetting, metrics: Metrics = METRICS) -> list[Metric]:
+    return [metric for metric in metrics if metric.is_applicable(setting)]
+
+
+def compute_probe_arrays(captured: Any, setting: MetricSetting, metrics: Metrics = METRICS) -> Arrays:
+    """What all measures keep of a Capture of L layers."""
+    return compute_arrays(extract_arrays(captured, setting), setting, metrics)
+
+
+def compute_arrays(forward: Arrays, setting: MetricSetting, metrics: Metrics) -> Arrays:
+    """What measures keep of the arrays of a forward pass."""
+    return merge_disjoint(
+        metric.compute_arrays(*(forward[name] for name in metric.inputs), setting)
+        for metric in select_applicable(setting, metrics)
+    )
+
+
+def select_measurable(inputs: Collection[str]) -> Metrics:
+    """All measures, DEEPER ones among them, that read nothing but these arrays."""
+    return tuple(metric for metric in (*METRICS, *OFFLINE_METRICS) if {*metric.inputs} <= {*inputs})
+
+
+def compute_numbers(arrays: Arrays, setting: MetricSetting, metrics: Metrics = METRICS) -> dict[str, float]:
+    """What a probe adds to metrics.jsonl."""
+    return merge_disjoint(metric.compute_numbers(arrays, setting) for metric in select_applicable(setting, metrics))
+
+
+def get_row_functions(setting: MetricSetting) -> dict[str, Callable[[Any], Any]]:
+    """What is measured of whole rows and of nothing less: attention_BHTS of some queries -> a value of each."""
+    metrics = [
+        metric
+        for metric in select_applicable(setting)
+        if metric.row_function and metric.context_numbers is compute_nothing
+    ]
+    return {
+        m.infos[0].name: lambda attention, m=m: m.row_function(add_implicit_key(attention, setting)) for m in metrics
+    }
+
+
+def compute_context_numbers(captured: Any, setting: MetricSetting) -> Arrays:
+    """NAME/context of a training batch, over its whole length: of first keys and of rows, where asked for."""
+    numbers = {name: value.mean() for name, value in (captured.row_means or {}).items()}
+    if captured.received is not None:
+        key_mass = complete_key_mass(captured.received, setting)
+        numbers |= merge_disjoint(metric.context_numbers(key_mass, setting) for metric in select_applicable(setting))
+    return {f'{name}/context': value for name, value in numbers.items()}
+
+
+def select_saved_arrays(arrays: Arrays, setting: MetricSetting, metrics: Metrics = METRICS) -> dict[str, np.ndarray]:
+    """The arrays of a probe's file: as kept, or their means over sequences."""
+    names = [name for metric in select_applicable(setting, metrics) for name in metric.saved_arrays]
+    return {name: arrays[name] if name in arrays else arrays[name.replace('_L', '_LP')].mean(1) for name in names}
+
+
+def find_metric_info(name: str) -> MetricInfo | None:
+    """What people read of a recorded name; that of sink/{k} for sink/2, with 2 in its label."""
+    for entry in (*METRIC_INFOS, *OFFLINE_METRIC_INFOS):
+        if match := re.fullmatch(re.sub(r'\\{(\w+)\\}', r'(?P<\1>[\\d.e-]+)', re.escape(entry.name)), name):
+            return dataclasses.replace(entry, name=name, label=entry.label.format(**match.groupdict()))
+    return None

@@ -1,0 +1,277 @@
+"""Attention-sink metrics (Gu et al., ICLR 2025, section 3).
+
+Attention is of T queries and columns + T keys: the columns, if there are any, stand left of the text, and its first
+token is key number `columns`.
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from sinklab.metrics.metric import (
+    Arrays,
+    FigureSpec,
+    Metric,
+    MetricInfo,
+    MetricSetting,
+    make_head_metric,
+    make_row_metric,
+    merge_disjoint,
+)
+
+EPSILON = 1e-8  # of the released code
+SINK_THRESHOLD = 0.3  # of the paper: a head whose alpha is above it has a sink
+LEARNED_KEY_SENTENCE = 'The column (attention bias or sink token) with the most attention takes the place of token 1'
+EXTRA_THRESHOLDS = (0.2, 0.4, 0.5)  # that Sink_1 is also reported at
+
+
+def compute_row_mass(attention_TS):
+    """Raw row sums _T: 1 under a normalizer `sum`; what a proxy hides."""
+    return abs(attention_TS).sum(-1)
+
+
+def normalize_rows(attention_TS):
+    """|A_ij| / sum_j |A_ij|: rows that sum to 1, for operations whose rows do not; itself for those that do."""
+    return abs(attention_TS) / (compute_row_mass(attention_TS)[..., None] + EPSILON)
+
+
+def compute_importance(attention_TS, keys: int, columns: int = 0, prefix: int = 0):
+    """alpha_k = sum_i A_ik / (queries that may see k) for the tokens k = 1..keys, so never above 1."""
+    received_J = attention_TS[..., columns : columns + keys].sum(-2)
+    return received_J / count_queries(attention_TS.shape[-2], keys, prefix)
+
+
+def count_queries(length: int, keys: int, prefix: int = 0):
+    """How many of T queries may see the tokens 1..keys: T - k + 1, or T within a prefix."""
+    position_J = np.arange(keys)
+    return length - np.where(position_J < prefix, 0, position_J)
+
+
+def compute_column_importance(attention_TS, columns: int):
+    """alpha_* of each column: its mean over the T queries of the text."""
+    return attention_TS[..., :columns].mean(-2)
+
+
+def add_own_query(alpha, length: int):
+    """alpha_* as released: over T + 1 queries, the first of which is the column's own and sees itself alone."""
+    return (1 + length * alpha) / (length + 1)
+
+
+def compute_importance_in_reach(attention_TS, reach: int, columns: int = 0):
+    """alpha_1 over the queries 1..reach, where a window or block hides it from the others."""
+    return attention_TS[..., :reach, columns].mean(-1)
+
+
+def compute_window_edge(attention_TS, window: int, columns: int = 0):
+    """Mean of A_i,i-w+1 over the queries i > w: what the first key of a window gets, wherever that is."""
+    query_T = np.arange(window, attention_TS.shape[-2])
+    return attention_TS[..., query_T, columns + query_T - window + 1].mean(-1)
+
+
+def compute_sink_rate(alpha, threshold: float = SINK_THRESHOLD) -> float:
+    """Sink_k in percent: how often alpha_k is above (strictly) a threshold over sequences, layers and heads."""
+    return 100 * float(np.mean(np.asarray(alpha) > threshold))
+
+
+def summarize_importance(name: str, alpha) -> dict[str, float]:
+    """Of one importance: sink/NAME and alpha/NAME."""
+    return {f'sink/{name}': compute_sink_rate(alpha), f'alpha/{name}': float(np.mean(alpha))}
+
+
+def compute_uniform_importance(length: int, columns: int = 0, prefix: int = 0, reach: int | None = None) -> float:
+    """alpha_1 of uniform attention: the harmonic number of T, over T (0.0741 at T = 64), where that is causal.
+
+    The i-th query sees max(i, prefix) tokens and the columns; those after the `reach` first ones do not see token 1.
+    """
+    visible_T = np.maximum(np.arange(1, length + 1), prefix) + columns
+    return float(np.sum(1 / visible_T[:reach]) / length)
+
+
+def compute_uniform_baseline(setting: MetricSetting) -> float:
+    return compute_uniform_importance(setting.length, setting.columns, setting.prefix, setting.reach)
+
+
+def compute_sink_numbers(alpha_LPHJ, baseline: float) -> dict[str, float]:
+    """sink/k and alpha/k for every token given, Sink_1 at other thresholds, alpha_1's floor."""
+    threshold_rates = {
+        f'sink/1@{threshold}': compute_sink_rate(alpha_LPHJ[..., 0], threshold) for threshold in EXTRA_THRESHOLDS
+    }
+    tokens = (summarize_importance(str(k + 1), alpha_LPHJ[..., k]) for k in range(alpha_LPHJ.shape[-1]))
+    return merge_disjoint(tokens) | threshold_rates | {'alpha/floor': baseline}
+
+
+def compute_prefix_numbers(alpha_LPHJ) -> dict[str, float]:
+    """sink/prefix: how often max_k alpha_k is above the threshold; argmax/k: how often alpha_k is that maximum.
+
+    Both in percent, of each sequence, layer and head; argmax/k has no threshold, it counts heads without a sink too.
+    """
+    largest = np.argmax(alpha_LPHJ, -1)
+    argmax_rates = {f'argmax/{k + 1}': 100 * float(np.mean(largest == k)) for k in range(np.shape(alpha_LPHJ)[-1])}
+    return {'sink/prefix': compute_sink_rate(np.max(alpha_LPHJ, -1))} | argmax_rates
+
+
+def summarize_context(name: str, alpha_BH) -> Arrays:
+    """rate_and_mean over a training batch, traced."""
+    return {f'sink/{name}': 100 * (alpha_BH > SINK_THRESHOLD).mean(), f'alpha/{name}': alpha_BH.mean()}
+
+
+def compute_token_context(key_mass: Any, setting: MetricSetting) -> Arrays:
+    share_BHJ = key_mass.share_BHS[..., setting.columns :]
+    alpha_BHJ = share_BHJ / count_queries(setting.length, share_BHJ.shape[-1], setting.prefix)
+    tokens = (summarize_context(str(k + 1), alpha_BHJ[..., k]) for k in range(alpha_BHJ.shape[-1]))
+    return merge_disjoint(tokens) | {'alpha/floor': np.float32(compute_uniform_baseline(setting))}
+
+
+def make_importance_infos(name: str, sentence: str, **flags: bool) -> tuple[MetricInfo, MetricInfo]:
+    """The rate and the mean of an importance, for people."""
+    symbol = name.replace('star', '*')
+    return (
+        MetricInfo(f'sink/{name}', f'Sink_{symbol}', sentence, '%', 1, **flags),
+        MetricInfo(f'alpha/{name}', f'alpha_{symbol}', sentence),
+    )
+
+
+def make_importance_metric(
+    array_name: str, name: str, sentence: str, compute_value: Callable, in_sweep: bool = False, **fields: Any
+) -> Metric:
+    """The rate and the mean of one importance of each sequence, layer and head."""
+    infos = make_importance_infos(name, sentence, sweep=in_sweep)
+    return make_head_metric(
+        array_name,
+        compute_value,
+        infos,
+        compute_numbers=lambda alpha_LPH, _: summarize_importance(name, alpha_LPH),
+        **fields,
+    )
+
+
+METRICS = (
+    Metric(
+        inputs=('attention_LPHTS',),
+        compute_arrays=lambda attention, setting: {
+            'alpha_LPHJ': compute_importance(normalize_rows(attention), setting.keys, setting.columns, setting.prefix)
+        },
+        compute_numbers=lambda kept, setting: compute_sink_numbers(
+            kept['alpha_LPHJ'], compute_uniform_baseline(setting)
+        ),
+        infos=(
+            MetricInfo(
+                'sink/1',
+                'Sink_1',
+                'Share of (text, layer, head) with an alpha_1 above 0.3.',
+                '%',
+                1,
+                in_table=True,
+                in_sweep=True,
+            ),
+            MetricInfo('alpha/1', 'alpha_1', 'Mean attention that queries pay to the first token.', in_table=True),
+            MetricInfo('alpha/floor', 'uniform', 'What alpha_1 would be if attention were uniform.', in_table=True),
+            *make_importance_infos('{k}', 'Token k takes the place of token 1, over the queries that may see it.'),
+            MetricInfo('sink/1@{k}', 'Sink_1 at {k}', 'Sink_1 at the threshold k instead of 0.3.', '%', 1),
+        ),
+        saved_arrays=('alpha_LPHJ',),
+        figure=FigureSpec(
+            'heads',
+            'alpha_LPHJ',
+            'Where the sinks are',
+            'alpha_1',
+            transform=lambda alpha: alpha[..., 0].mean(1),
+            scale_max=1,
+        ),
+        context_numbers=compute_token_context,
+    ),
+    make_head_metric(
+        'star',
+        lambda attention, setting: compute_column_importance(normalize_rows(attention), setting.columns).max(-1),
+        (
+            *make_importance_infos('star', f'{LEARNED_KEY_SENTENCE}; its own query counts.', table=True, sweep=True),
+            *make_importance_infos('star/clean', f'{LEARNED_KEY_SENTENCE}; its own query does not count.'),
+        ),
+        compute_numbers=lambda star_LPH, setting: (
+            summarize_importance('star', add_own_query(star_LPH, setting.length))
+            | summarize_importance('star/clean', star_LPH)
+        ),
+        applies=lambda setting: setting.columns > 0,
+        context=lambda received, setting: summarize_context(
+            'star/clean', received.share_BHS[..., : setting.columns].max(-1) / setting.length
+        ),
+    ),
+    make_importance_metric(
+        'raw',
+        '1/raw',
+        'A_ij itself is used instead of the proxy |A_ij| / sum_j |A_ij|.',
+        lambda attention, setting: compute_importance(attention, 1, setting.columns)[..., 0],
+        context=lambda received, setting: summarize_context(
+            '1/raw', received.raw_BHS[..., setting.columns] / setting.length
+        ),
+    ),
+    make_importance_metric(
+        'within',
+        '1/window',
+        'Only the queries count whose window or block contains the first token.',
+        lambda attention, setting: compute_importance_in_reach(
+            normalize_rows(attention), setting.reach, setting.columns
+        ),
+        in_sweep=True,
+        applies=lambda setting: setting.reach < setting.length,
+    ),
+    make_importance_metric(
+        'edge',
+        'edge',
+        "The first key of each query's window takes the place of token 1.",
+        lambda attention, setting: compute_window_edge(normalize_rows(attention), setting.window, setting.columns),
+        applies=lambda setting: setting.window is not None,
+    ),
+    Metric(
+        compute_numbers=lambda kept, setting: compute_prefix_numbers(kept['alpha_LPHJ'][..., : setting.prefix]),
+        infos=(
+            MetricInfo(
+                'sink/prefix',
+                'Sink_prefix',
+                'Share of (text, layer, head) in which a token of the prefix has an alpha above 0.3.',
+                '%',
+                1,
+                in_sweep=True,
+            ),
+            MetricInfo(
+                'argmax/{k}',
+                'argmax {k}',
+                'Share of (text, layer, head) in which token k has the largest alpha of the prefix.',
+                '%',
+                1,
+            ),
+        ),
+        is_applicable=lambda setting: setting.prefix > 0,
+    ),
+    make_row_metric(
+        'mass',
+        compute_row_mass,
+        MetricInfo(
+            'mass/row',
+            'row mass',
+            'Mean of sum_j |A_ij|, the sum of a row of attention: 1 for softmax.',
+            '',
+            2,
+            in_table=True,
+            in_sweep=True,
+        ),
+        context=lambda received, setting: {'mass/row': received.mass_BH.mean()},
+    ),
+    Metric(
+        inputs=('attention_LPHTS',),
+        compute_arrays=lambda attention, setting: {
+            'attention_LHTS': normalize_rows(attention)[:, 0].astype(np.float16)
+        },
+        saved_arrays=('attention_LHTS',),
+        figure=FigureSpec(
+            'matrices',
+            'attention_LHTS',
+            'What attention looks like',
+            'attention',
+            'One held-out sequence, the heads of each run that give most to its first token; query down, key across.',
+            transform=lambda attention_LHTS: normalize_rows(attention_LHTS.astype(np.float32)),
+            scale_max=1,
+        ),
+    ),
+)

@@ -1,0 +1,123 @@
+"""Position of the sink token, and sink metrics of shorter texts."""
+
+import numpy as np
+
+from sinklab.metrics.massive_activations import name_by_layer
+from sinklab.metrics.metric import (
+    Arrays,
+    Metric,
+    MetricInfo,
+    MetricSetting,
+    merge_disjoint,
+)
+from sinklab.metrics.norms import compute_norms
+from sinklab.metrics.sink import (
+    SINK_THRESHOLD,
+    compute_importance,
+    compute_sink_rate,
+    count_queries,
+    normalize_rows,
+)
+
+NORM_RATIO_SENTENCE = (
+    'Norm of the hidden state of the token with the most attention (also a sink token) over the mean of the others, '
+)
+NORM_RATIO_SENTENCE += 'after each block.'
+
+
+def compute_sink_positions(attention, setting: MetricSetting) -> Arrays:
+    """Of the tokens of the first half: place (from 0) and alpha of the largest, and the mean over heads of all."""
+    alpha_LPHJ = compute_importance(normalize_rows(attention), setting.length // 2, setting.columns, setting.prefix)
+    return {'place_LPH': alpha_LPHJ.argmax(-1), 'most_LPH': alpha_LPHJ.max(-1), 'received_LPJ': alpha_LPHJ.mean(2)}
+
+
+def compute_position_numbers(arrays: Arrays, setting: MetricSetting) -> dict[str, float]:
+    position, is_sink = arrays['place_LPH'], arrays['most_LPH'] > SINK_THRESHOLD
+    count = max(1, int(is_sink.sum()))
+    position_rates = {
+        f'place/{k + 1}': 100 * float((is_sink & (position == k)).sum()) / count for k in range(setting.keys)
+    }
+    beyond = 100 * float((is_sink & (position >= setting.keys)).sum()) / count
+    return {'sink/any': compute_sink_rate(arrays['most_LPH'])} | position_rates | {'place/beyond': beyond}
+
+
+def compute_sink_norm_ratio(arrays: Arrays) -> np.ndarray:
+    """||h_s|| over the mean of the others, _L: token s receives most of a text, over all layers and heads."""
+    received_PS, norm_LPS = np.mean(arrays['received_LPJ'], 0), np.asarray(arrays['norm_LPT'])
+    if 'column_LPC' in arrays:
+        received_PS = np.concatenate([np.mean(arrays['star_LPH'], (0, 2))[:, None], received_PS], -1)
+        norm_LPS = np.concatenate([arrays['column_LPC'], norm_LPS], -1)
+    sink_P = received_PS.argmax(-1)
+    sink_norm_LP = norm_LPS[:, np.arange(len(sink_P)), sink_P]
+    others_LP = (norm_LPS.sum(-1) - sink_norm_LP) / (norm_LPS.shape[-1] - 1)
+    return sink_norm_LP.mean(1) / others_LP.mean(1)
+
+
+def compute_length_importance(attention, setting: MetricSetting) -> Arrays:
+    """alpha_k of the first queries, for all lengths, _LPHJN: what is causal knows nothing of the end of a text."""
+    share = normalize_rows(attention)[..., setting.columns : setting.columns + setting.keys]
+    alphas = [
+        share[..., :length, :].sum(-2) / count_queries(length, setting.keys, setting.prefix)
+        for length in setting.lengths
+    ]
+    return {'length_LPHJN': share.__array_namespace__().stack(alphas, -1)}
+
+
+def compute_length_numbers(arrays: Arrays, setting: MetricSetting) -> dict[str, float]:
+    return merge_disjoint(
+        {f'alpha/{k + 1}/T{length}': float(alpha.mean())}
+        | {
+            f'sink/{k + 1}/T{length}@{threshold:g}': compute_sink_rate(alpha, threshold)
+            for threshold in setting.thresholds
+        }
+        for n, length in enumerate(setting.lengths)
+        for k in range(min(setting.keys, length))
+        for alpha in [arrays['length_LPHJN'][..., k, n]]
+    )
+
+
+METRICS = (
+    Metric(
+        inputs=('attention_LPHTS',),
+        compute_arrays=compute_sink_positions,
+        compute_numbers=compute_position_numbers,
+        infos=(
+            MetricInfo(
+                'sink/any',
+                'Sink_any',
+                'Share of (text, layer, head) in which a token of the first half has an alpha above 0.3.',
+                '%',
+                1,
+            ),
+            MetricInfo('place/{k}', 'sinks at {k}', 'The share of these sinks that lie on token k.', '%', 1),
+            MetricInfo('place/beyond', 'sinks beyond', 'The share that lies on none of the first tokens.', '%', 1),
+        ),
+        saved_arrays=('place_LPH', 'most_LPH'),
+    ),
+    Metric(
+        inputs=('sink_LPCD',),
+        compute_arrays=lambda sink, setting: {'column_LPC': compute_norms(sink)},
+    ),
+    Metric(
+        inputs=('attention_LPHTS', 'residual_LPTD'),  # by way of what other measures keep of them
+        compute_numbers=lambda kept, setting: name_by_layer('norm/own', compute_sink_norm_ratio(kept)),
+        infos=(MetricInfo('norm/own/{k}', 'own ratio {k}', NORM_RATIO_SENTENCE),),
+    ),
+    Metric(
+        inputs=('attention_LPHTS',),
+        compute_arrays=compute_length_importance,
+        compute_numbers=compute_length_numbers,
+        infos=(
+            MetricInfo('alpha/{k}/T{length}', 'alpha_{k}, T {length}', 'alpha_k of the first T tokens of each text.'),
+            MetricInfo(
+                'sink/{k}/T{length}@{eps}',
+                'Sink_{k}, T {length} > {eps}',
+                'Sink_k of the first T tokens, at a threshold.',
+                '%',
+                1,
+            ),
+        ),
+        saved_arrays=('length_LPHJN',),
+        is_applicable=lambda setting: bool(setting.lengths),
+    ),
+)

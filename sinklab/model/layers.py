@@ -1,0 +1,176 @@
+"""Layers: RMSNorm and its placements, feature maps, gates and the feed-forward network."""
+
+import dataclasses
+import functools
+from collections.abc import Callable
+from typing import Literal
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+from jax.ad_checkpoint import checkpoint_name
+
+from sinklab.attn.operations import elu_plus_one
+from sinklab.config import spec
+from sinklab.model.initialization import INITIALIZATIONS, make_normal_param
+from sinklab.parallel.mixed_precision import param_einsum
+from sinklab.parallel.sharding import constrain_sharding
+
+
+class RMSNorm(nnx.Module):
+    """x / sqrt(mean(x^2) + epsilon) * gain over the last axis, computed in float32, returned in the dtype of x."""
+
+    def __init__(self, width: int, epsilon: float):
+        self.epsilon = epsilon
+        self.gain_D = nnx.Param(jnp.ones(width), axes=(None,), inputs=None)
+
+    def __call__(self, x_BTD: jax.Array) -> jax.Array:
+        x = x_BTD.astype(jnp.float32)
+        x *= jax.lax.rsqrt(jnp.mean(x**2, -1, keepdims=True) + self.epsilon)
+        return (x * self.gain_D[...]).astype(x_BTD.dtype)
+
+
+class Identity(nnx.Module):
+    """Stands where a placement has no norm."""
+
+    def __call__(self, x_BTD: jax.Array) -> jax.Array:
+        return x_BTD
+
+
+@dataclasses.dataclass(frozen=True)
+class NormPlacement:
+    before: bool = False  # of what a branch reads
+    after: bool = False  # of what it gives
+    joined: bool = False  # of its sum with the stream
+    final: bool = True  # of the stream that the head reads
+
+
+NORM_PLACEMENTS = {
+    'pre': NormPlacement(before=True),
+    'post': NormPlacement(joined=True, final=False),
+    'sandwich': NormPlacement(before=True, after=True),
+}
+
+
+def make_norm(enabled: bool, model: spec.ModelConfig, width: int | None = None) -> RMSNorm | Identity:
+    return RMSNorm(width or model.width, model.norm_epsilon) if enabled else Identity()
+
+
+class BranchNorms(nnx.Module):
+    """The norms of one branch: joined(x + after(f(before(x))))."""
+
+    def __init__(self, model: spec.ModelConfig):
+        placement = NORM_PLACEMENTS[model.norm]
+        self.before, self.after = make_norm(placement.before, model), make_norm(placement.after, model)
+        self.joined = make_norm(placement.joined, model)
+
+
+class IdentityMap(nnx.Module):
+    def __init__(self, model: spec.ModelConfig, rngs: nnx.Rngs):
+        pass
+
+    def __call__(self, x_BTHK: jax.Array) -> jax.Array:
+        return x_BTHK
+
+
+class Elu1Map(IdentityMap):
+    """elu(x) + 1."""
+
+    def __call__(self, x_BTHK):
+        return elu_plus_one(x_BTHK)
+
+
+class MLPMap(IdentityMap):
+    """relu(x W_in) W_out, one for queries and keys and for all heads of a layer."""
+
+    def __init__(self, model, rngs):
+        std = INITIALIZATIONS[model.initialization].linear(model, model.head_width)
+        shape = (model.head_width, model.head_width)
+        self.in_KK = make_normal_param(rngs, shape, std, (None, None), inputs=1)
+        self.out_KK = make_normal_param(rngs, shape, std, (None, None), inputs=1)
+
+    def __call__(self, x_BTHK):
+        hidden_BTHJ = jax.nn.relu(param_einsum('BTHK,KJ->BTHJ', x_BTHK, self.in_KK))
+        return param_einsum('BTHJ,JK->BTHK', hidden_BTHJ, self.out_KK)
+
+
+FEATURE_MAPS = {'identity': IdentityMap, 'elu1': Elu1Map, 'mlp': MLPMap}
+
+
+@dataclasses.dataclass(frozen=True)
+class GateKind:
+    input: Literal['x', 'value']  # what opens it: the layer's normed input, or the token's own value
+    target: Literal['value', 'output']  # what it multiplies
+    is_wide: bool  # one for each dimension of a head, or one for the head
+    is_shared: bool = False  # the same for all heads
+
+
+GATES = {
+    'none': None,
+    'elementwise': GateKind('x', 'output', is_wide=True),  # Qiu et al., 2025: G1, and the three below
+    'headwise': GateKind('x', 'output', is_wide=False),
+    'shared': GateKind('x', 'output', is_wide=True, is_shared=True),
+    'value': GateKind('x', 'value', is_wide=True),  # their G2
+    'value_state': GateKind('value', 'output', is_wide=False),  # Bu et al., 2025
+}
+
+
+class Gate(nnx.Module):
+    def __init__(self, model: spec.ModelConfig, value_width: int, rngs: nnx.Rngs):
+        self.kind = kind = GATES[model.gate]
+        if kind is None:
+            return
+        inputs = model.width if kind.of == 'x' else value_width
+        heads = 1 if kind.shared else model.heads
+        shape = (inputs, heads, value_width if kind.wide else 1)
+        axes = ('embed' if kind.of == 'x' else None, None if kind.shared else 'heads', None)
+        std = INITIALIZATIONS[model.initialization].linear(model, inputs)
+        self.weight_DHK = make_normal_param(rngs, shape, std, axes, inputs=1)
+
+    def __call__(self, target: str, array_BTHK: jax.Array, x_BTD: jax.Array, value_BTHK: jax.Array) -> jax.Array:
+        """`given` times the gate, if that is what this one multiplies."""
+        if self.kind is None or self.kind.on != target:
+            return array_BTHK
+        if self.kind.of == 'x':
+            score_BTHK = param_einsum('BTD,DHK->BTHK', x_BTD, self.weight_DHK)
+        else:
+            score_BTHK = param_einsum('BTHD,DHK->BTHK', value_BTHK, self.weight_DHK)
+        return array_BTHK * jax.nn.sigmoid(score_BTHK)
+
+
+exact_gelu = functools.partial(jax.nn.gelu, approximate=False)
+FFN_ACTIVATIONS = {  # activation, whether it is a gate
+    'relu': (jax.nn.relu, False),
+    'gelu': (exact_gelu, False),
+    'swish': (jax.nn.silu, False),
+    'reglu': (jax.nn.relu, True),
+    'geglu': (exact_gelu, True),
+    'swiglu': (jax.nn.silu, True),
+}
+
+
+class FFN(nnx.Module):
+    """activation(x W_in) W_out, or gated: (activation(x W_gate) * x W_in) W_out (Shazeer, 2020)."""
+
+    def __init__(self, model: spec.ModelConfig, rngs: nnx.Rngs):
+        init = INITIALIZATIONS[model.initialization]
+        input_args = (model.width, model.ffn_width), init.linear(model, model.width), ('embed', 'ffn')
+        self.activation, is_gated = FFN_ACTIVATIONS[model.ffn]
+        self.gate_DF = make_normal_param(rngs, *input_args, inputs=1) if is_gated else None
+        self.in_DF = make_normal_param(rngs, *input_args, inputs=1)
+        std = init.ffn_output(model, model.ffn_width)
+        self.out_FD = make_normal_param(rngs, (model.ffn_width, model.width), std, ('ffn', 'embed'), inputs=1)
+
+    def __call__(self, x_BTD: jax.Array) -> jax.Array:
+        in_BTF = checkpoint_name(param_einsum('BTD,DF->BTF', x_BTD, self.in_DF), 'ffn')
+        gate_BTF = (
+            None if self.gate_DF is None else checkpoint_name(param_einsum('BTD,DF->BTF', x_BTD, self.gate_DF), 'ffn')
+        )
+        hidden_BTF = constrain_sharding(activate(self.activation, in_BTF, gate_BTF), 'batch', None, 'ffn')
+        return param_einsum('BTF,FD->BTD', hidden_BTF, self.out_FD)
+
+
+@functools.partial(jax.checkpoint, static_argnums=0, prevent_cse=False)  # the scan over layers is barrier enough
+def activate(activation: Callable, in_BTF: jax.Array, gate_BTF: jax.Array | None) -> jax.Array:
+    """activation(in), or activation(gate) * in, whose own steps no backward pass keeps."""
+    return activation(in_BTF) if gate_BTF is None else in_BTF * activation(gate_BTF)

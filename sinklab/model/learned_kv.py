@@ -1,0 +1,174 @@
+"""Learned keys and values before the text (the attention biases of Table 3), and the sink token.
+
+They are never rotated and never part of a mask. Whoever reads a captured matrix finds the first token at column
+number `count(model)`.
+"""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from flax import nnx
+
+from sinklab.config import spec
+from sinklab.model.initialization import INITIALIZATIONS, make_normal_param
+from sinklab.parallel.mixed_precision import all_gather_param, broadcast_and_cast
+
+INIT_STD = 0.02  # of the released code
+
+
+class PrependedTokens(nnx.Module):
+    """Nothing comes with the sequence but its text."""
+
+    num_tokens = 0
+
+    def __init__(self, model: spec.ModelConfig, rngs: nnx.Rngs):
+        pass
+
+    def prepend(self, x_BTD: jax.Array) -> jax.Array:
+        """The stream, with the token at its left."""
+        return x_BTD
+
+    @classmethod
+    def shift_positions(cls, position_BT: jax.Array) -> jax.Array:
+        """Those of token and text, from those of the text."""
+        xp = np if isinstance(position_BT, np.ndarray) else jnp
+        return xp.pad(position_BT + cls.num_tokens, ((0, 0), (cls.num_tokens, 0)))
+
+
+class SinkToken(PrependedTokens):
+    """A learned token before the text, at position 0: it is embedded, rotated, and asks."""
+
+    num_tokens = 1
+
+    def __init__(self, model, rngs):
+        std = INITIALIZATIONS[model.initialization].embedding(model, model.width)
+        self.vector_TD = make_normal_param(rngs, (self.num_tokens, model.width), std, (None, 'embed'), inputs=None)
+
+    def prepend(self, x_BTD):
+        sink_BTD = broadcast_and_cast(
+            all_gather_param(self.vector_TD), (len(x_BTD), self.num_tokens, x_BTD.shape[-1]), x_BTD.dtype
+        )
+        return jnp.concatenate([sink_BTD, x_BTD], 1)
+
+
+class LearnedKV(nnx.Module):
+    """No column."""
+
+    num_keys = 0
+    tokens_class = PrependedTokens  # what of them comes with the sequence
+
+    def __init__(self, model: spec.ModelConfig, value_width: int, rngs: nnx.Rngs):
+        pass
+
+    def prepend(self, key_BSHK: jax.Array, value_BSHK: jax.Array) -> tuple[jax.Array, jax.Array]:
+        """The keys and values of the text, with those of the columns left of them."""
+        return key_BSHK, value_BSHK
+
+    def get_bias_HC(self) -> jax.Array | None:
+        """What is added to the scores of columns that stand nowhere; None: they have positions, as text has."""
+        return None
+
+    def add_value(self, output_BTHK: jax.Array) -> jax.Array:
+        """V bias acts here, on what heads have aggregated."""
+        return output_BTHK
+
+
+class SinkTokenKV(LearnedKV):
+    """The sink token's own column, which comes with the keys and values of the sequence."""
+
+    num_keys, tokens_class = 1, SinkToken
+
+
+class LearnedKey(LearnedKV):
+    """K bias: a learned key whose value is fixed: zero, m e_1, or m (1, ..., 1) / sqrt(K)."""
+
+    num_keys = 1
+
+    def __init__(self, model, value_width, rngs):
+        self.key_HK = make_vector_param(model, model.columns.key_width or model.head_width, rngs)
+        self.direction, self.value_norm = VALUE_DIRECTIONS[model.columns.value], model.columns.value_norm or 0.0
+
+    def prepend(self, key_BSHK, value_BSHK):
+        value_HK = self.value_norm * self.direction(value_BSHK.shape[-1])[None]
+        return prepend_vector(self.key_HK[...], key_BSHK), prepend_vector(value_HK, value_BSHK)
+
+    def get_bias_HC(self):
+        return jnp.zeros((1, 1))
+
+
+class LearnedKeyValue(LearnedKV):
+    """KV bias: a learned key with a learned value."""
+
+    num_keys = 1
+
+    def __init__(self, model, value_width, rngs):
+        self.key_HK = make_vector_param(model, model.columns.key_width or model.head_width, rngs)
+        self.value_HK = make_vector_param(model, value_width, rngs)
+
+    def prepend(self, key_BSHK, value_BSHK):
+        return prepend_vector(self.key_HK[...], key_BSHK), prepend_vector(self.value_HK[...], value_BSHK)
+
+    def get_bias_HC(self):
+        return jnp.zeros((1, 1))
+
+
+class LearnedLogit(LearnedKV):
+    """A learned score of its own, beside those of the keys, with no value (gpt-oss)."""
+
+    num_keys = 1
+
+    def __init__(self, model, value_width, rngs):
+        self.score_H, self.heads = make_vector_param(model, 1, rngs), model.heads
+
+    def prepend(self, key_BSHK, value_BSHK):
+        zero_HK = jnp.zeros((1, 1))
+        return prepend_vector(zero_HK, key_BSHK), prepend_vector(zero_HK, value_BSHK)
+
+    def get_bias_HC(self):
+        return jnp.broadcast_to(self.score_H[...], (self.heads, 1))
+
+
+class LearnedValue(LearnedKV):
+    """V bias: a learned vector, added to what each head has aggregated."""
+
+    def __init__(self, model, value_width, rngs):
+        self.value_HK = make_vector_param(model, value_width, rngs)
+
+    def add_value(self, output_BTHK):
+        return output_BTHK + broadcast_and_cast(self.value_HK[...], output_BTHK.shape, output_BTHK.dtype)
+
+
+def make_vector_param(model: spec.ModelConfig, width: int, rngs: nnx.Rngs) -> nnx.Param:
+    """One vector a head, or one for all of them."""
+    num_vectors, head_axis = (1, None) if model.columns.shared else (model.heads, 'heads')
+    return make_normal_param(rngs, (num_vectors, width), INIT_STD, (head_axis, None), inputs=None)
+
+
+def prepend_vector(vector_HK: jax.Array, text_BSHK: jax.Array) -> jax.Array:
+    """The text with a column left of it, whose missing dimensions are 0."""
+    batch, _, heads, width = text_BSHK.shape
+    vector_HK = jnp.pad(vector_HK, ((0, 0), (0, width - vector_HK.shape[-1])))
+    return jnp.concatenate([broadcast_and_cast(vector_HK, (batch, 1, heads, width), text_BSHK.dtype), text_BSHK], 1)
+
+
+def make_first_direction(width: int) -> jax.Array:
+    return jnp.zeros(width).at[0].set(1.0)
+
+
+def make_uniform_direction(width: int) -> jax.Array:
+    return jnp.full(width, width**-0.5)
+
+
+VALUE_DIRECTIONS = {'zero': jnp.zeros, 'first': make_first_direction, 'uniform': make_uniform_direction}
+LEARNED_KV_KINDS = {
+    'none': LearnedKV,
+    'sink_token': SinkTokenKV,
+    'k': LearnedKey,
+    'kv': LearnedKeyValue,
+    'v': LearnedValue,
+    'logit': LearnedLogit,
+}
+
+
+def count_learned_kv(model: spec.ModelConfig) -> int:
+    return LEARNED_KV_KINDS[model.columns.kind].count

@@ -1,0 +1,1 @@
+"""Parallelism: device mesh, shardings, and collectives."""

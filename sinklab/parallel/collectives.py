@@ -1,0 +1,135 @@
+"""All-gather of parameters and reduce-scatter of gradients along the rings of a mesh axis."""
+
+import contextvars
+import functools
+import math
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.sharding import PartitionSpec
+
+from sinklab.parallel import sharding
+from sinklab.parallel.device_mesh import find_rings
+
+# Of the mesh that a program is being traced for, by axis: the rings of the network that it goes along.
+AXIS_RINGS: contextvars.ContextVar[Mapping[str, tuple[int, ...]] | None] = contextvars.ContextVar(
+    'rings', default=None
+)
+
+
+def shard_map_over_batch(
+    function: Callable, mesh: jax.sharding.Mesh, parameter_shardings: dict, returns_gradient: bool = False
+) -> Callable:
+    """local(params, ids_BT), written for one device and its part of both, with the parameters' shardings.
+
+    Gives what is the same on all devices and, of a gradient, what is laid out as parameters are. Axes along
+    which neither is divided stay the compiler's.
+    """
+    manual_axes, axis_rings = (
+        {axis for axis, size in mesh.shape.items() if axis in sharding.BATCH_AXES or size == 1},
+        find_rings(mesh),
+    )
+
+    def run_with_rings(*args: Any) -> Any:
+        token = AXIS_RINGS.set(axis_rings)
+        try:
+            return function(*args)
+        finally:
+            AXIS_RINGS.reset(token)
+
+    specs = jax.tree.map(
+        lambda parameter_sharding: sharding.restrict_spec(parameter_sharding.spec, manual_axes), parameter_shardings
+    )
+    return jax.shard_map(
+        run_with_rings,
+        in_specs=(specs, PartitionSpec(sharding.BATCH_AXES)),
+        out_specs=(PartitionSpec(), specs) if returns_gradient else PartitionSpec(),
+        axis_names=manual_axes,
+        check_vma=False,
+    )
+
+
+def get_manual_axes() -> tuple[str, ...]:
+    """The axes of the mesh along which the program that is being traced is written for one device."""
+    mesh = jax.sharding.get_abstract_mesh()
+    return () if mesh.empty else mesh.manual_axes
+
+
+def all_gather(array: jax.Array, *logical_axes: str | None) -> jax.Array:
+    """The array of which this device has a part."""
+    return apply_to_sharded_axes(all_gather_axes, array, logical_axes)
+
+
+def all_gather_axes(sharded_dimensions: list[tuple[int, str]], array: jax.Array) -> jax.Array:
+    for dimension, axis in sharded_dimensions:
+        moved = jnp.moveaxis(array, dimension, 0)
+        gathered_rows = all_gather_rings(moved.reshape(len(moved), -1), axis)
+        array = jnp.moveaxis(gathered_rows.reshape(-1, *moved.shape[1:]), 0, dimension)
+    return array
+
+
+def reduce_scatter(array: jax.Array, *logical_axes: str | None) -> jax.Array:
+    """This device's part of the sum of the arrays of all devices that have the others."""
+    return apply_to_sharded_axes(reduce_scatter_axes, array, logical_axes)
+
+
+def reduce_scatter_axes(sharded_dimensions: list[tuple[int, str]], array: jax.Array) -> jax.Array:
+    for dimension, axis in sharded_dimensions:
+        moved, num_shards = jnp.moveaxis(array, dimension, 0), jax.lax.axis_size(axis)
+        local_rows = psum_scatter_rings(moved.reshape(num_shards, len(moved) // num_shards, -1), axis)
+        array = jnp.moveaxis(local_rows.reshape(-1, *moved.shape[1:]), 0, dimension)
+    return array
+
+
+def apply_to_sharded_axes(function: Callable, array: jax.Array, logical_axes: Sequence[str | None]) -> jax.Array:
+    """function(parts, array), of which the compiler would gather what it has divided."""
+    sharded_dimensions, auto_spec = (
+        find_sharded_dimensions(logical_axes),
+        sharding.make_auto_partition_spec(array.shape, logical_axes),
+    )
+    if not sharded_dimensions:
+        return array
+    apply = functools.partial(function, sharded_dimensions)
+    return sharding.shard_map_auto_axes(apply, sharding.list_mesh_axes(auto_spec), (auto_spec,), auto_spec)(array)
+
+
+def psum_scatter_rings(array_nDN: jax.Array, axis: str) -> jax.Array:
+    """This device's entry of the sum, ring after ring."""
+    array_RN = array_nDN.reshape(-1, array_nDN.shape[-1])
+    for size, groups in make_ring_groups(axis, 1):
+        chunks = array_RN.reshape(size, -1, array_RN.shape[-1])
+        array_RN = jax.lax.psum_scatter(chunks, axis, axis_index_groups=groups)
+    return array_RN
+
+
+def all_gather_rings(array_RN: jax.Array, axis: str) -> jax.Array:
+    """The arrays of all devices one after another, ring after ring."""
+    for _, groups in reversed(make_ring_groups(axis, 2)):
+        gathered_parts = jax.lax.all_gather(array_RN, axis, axis_index_groups=groups)
+        array_RN = gathered_parts.reshape(-1, array_RN.shape[-1])
+    return array_RN
+
+
+def make_ring_groups(axis: str, max_groups: int) -> list[tuple[int, list[list[int]] | None]]:
+    """(devices, groups of them) of each ring, or of so many together: over more the compiler for TPUs adds arrays."""
+    rings = (AXIS_RINGS.get() or {}).get(axis, (jax.lax.axis_size(axis),))
+    num_outer = max(0, len(rings) - max_groups)
+    sizes = *rings[:num_outer], math.prod(rings[num_outer:])
+    device_index = np.arange(math.prod(sizes)).reshape(sizes)
+    if len(sizes) == 1:
+        return [(sizes[0], None)]
+    return [
+        (size, np.moveaxis(device_index, dimension, -1).reshape(-1, size).tolist())
+        for dimension, size in enumerate(sizes)
+    ]
+
+
+def find_sharded_dimensions(logical_axes: Sequence[str | None]) -> list[tuple[int, str]]:
+    """(dimension, axis of the mesh) of what is divided where the program is written for one device."""
+    mesh = jax.sharding.get_abstract_mesh()
+    sharded_axes = {axis for axis in get_manual_axes() if mesh.shape[axis] > 1}
+    axes = [sharding.RULES[name] if name else None for name in logical_axes]
+    return [(dimension, axis) for dimension, axis in enumerate(axes) if axis in sharded_axes]

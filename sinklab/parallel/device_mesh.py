@@ -1,0 +1,192 @@
+"""The device mesh (data, fsdp, tensor), arranged by network topology, and device memory."""
+
+import collections
+import contextlib
+import functools
+import itertools
+import math
+import os
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+import jax
+import numpy as np
+from jax.experimental import mesh_utils
+from jax.sharding import AxisType
+
+from sinklab import compilation_cache
+from sinklab.config.spec import Hardware
+from sinklab.schema import UserError
+
+MESH_AXES = ('data', 'fsdp', 'tensor')
+
+
+def make_mesh(hardware: Hardware, devices: Sequence[jax.Device] | None = None) -> jax.sharding.Mesh:
+    """All devices, with the axes that are given and, of those that are not, `fsdp` within a slice and `data` across.
+
+    A slice is what a fast network joins: of TPUs a slice, of GPUs a node.
+    """
+    devices = get_devices() if devices is None else devices
+    slices = group_by_slice(devices)
+    return jax.sharding.Mesh(
+        arrange_devices(compute_mesh_shape(hardware, len(devices), len(slices)), slices),
+        MESH_AXES,
+        axis_types=(AxisType.Auto,) * len(MESH_AXES),
+    )
+
+
+def split_cpu_devices(hardware: Hardware, num_processes: int = 1) -> None:
+    """Has a CPU be as many devices as a layout asks for, where jax is not told how many and has not begun."""
+    num_devices = math.prod(size or 1 for size in (hardware.data, hardware.fsdp, hardware.tensor)) // num_processes
+    is_configured = jax.config.jax_num_cpu_devices > 0 or 'host_platform_device_count' in os.environ.get(
+        'XLA_FLAGS', ''
+    )
+    if num_devices > 1 and not is_configured:
+        with contextlib.suppress(RuntimeError):
+            jax.config.update('jax_num_cpu_devices', num_devices)
+
+
+def get_devices() -> list[jax.Device]:
+    compilation_cache.install_verified_cache()  # before the first program is compiled, in whatever verb
+    try:
+        return jax.devices()
+    except (RuntimeError, AssertionError) as error:
+        raise UserError(f'jax finds no device ({error}); set JAX_PLATFORMS, or see sinklab doctor') from error
+
+
+def get_device_memory_bytes(num_local_processes: int = 1) -> int:
+    """Return how many bytes of memory each device of this process has.
+
+    Args:
+        processes: How many processes of the run are on this host. The devices of a CPU, of all of them, share its
+            memory; an accelerator says how much it has of its own.
+    """
+    local_devices = jax.local_devices()
+    bytes_limit = (local_devices[0].memory_stats() or {}).get('bytes_limit')
+    return bytes_limit or get_host_memory_bytes() // (num_local_processes * len(local_devices))
+
+
+def get_host_memory_bytes() -> int:
+    """Return how many bytes this process and its siblings may use: the host's memory or, if less, their cgroup's."""
+    return min([os.sysconf('SC_PHYS_PAGES') * os.sysconf('SC_PAGE_SIZE'), *read_cgroup_limits()])
+
+
+def read_cgroup_limits(
+    cgroup_file: Path = Path('/proc/self/cgroup'), cgroup_root: Path = Path('/sys/fs/cgroup')
+) -> Iterator[int]:
+    """Yield the memory limits of this process's control group and of those above it (version 1 and 2), in bytes.
+
+    In a container the group's path may be that of the host, which is not mounted; the mounted root has its limit.
+    """
+    with contextlib.suppress(OSError):
+        for line in cgroup_file.read_text().splitlines():
+            _, controllers, path = line.split(':', 2)
+            if 'memory' in controllers.split(','):
+                root, name = cgroup_root / 'memory', 'memory.limit_in_bytes'
+            elif not controllers:
+                root, name = cgroup_root, 'memory.max'
+            else:
+                continue
+            folder = root / path.lstrip('/')
+            for parent in (folder, *folder.parents):
+                with contextlib.suppress(OSError, ValueError):  # no such file, or `max`
+                    yield int((parent / name).read_text())
+                if parent == root:
+                    break
+
+
+def group_by_slice(devices: Sequence[jax.Device]) -> list[list[jax.Device]]:
+    slices: dict[int, list[jax.Device]] = {}
+    for device in devices:
+        slices.setdefault(getattr(device, 'slice_index', None) or 0, []).append(device)
+    return [slices[index] for index in sorted(slices)]
+
+
+def compute_mesh_shape(hardware: Hardware, num_devices: int, num_slices: int = 1) -> tuple[int, int, int]:
+    """The sizes of the axes; raises Refusal where devices would stand idle, or are too few."""
+    data, fsdp, tensor = requested = hardware.data, hardware.fsdp, hardware.tensor
+    devices_per_tensor_shard = num_devices // tensor
+    if fsdp is None:
+        fsdp = devices_per_tensor_shard // (data or num_slices) or 1
+    data = data or devices_per_tensor_shard // fsdp or 1
+    if math.prod((data, fsdp, tensor)) == num_devices:
+        return data, fsdp, tensor
+    flags = ' '.join(f'--{axis}={size}' for axis, size in zip(MESH_AXES, requested, strict=True) if size)
+    num_requested = math.prod(size or 1 for size in requested)
+    if num_requested > num_devices:
+        raise UserError(
+            f'{flags} wants {num_requested} devices and {num_devices} are here{format_devices_per_process()}; lower one of them'
+        )
+    tensor = tensor if num_devices % (num_slices * tensor) == 0 else 1
+    example = f', such as --data={num_slices} --fsdp={num_devices // num_slices // tensor} --tensor={tensor}'
+    raise UserError(
+        f'{flags} leaves some of {num_devices} devices idle{format_devices_per_process()}; give sizes whose product is '
+        f'{num_devices}{"" if num_devices % num_slices else example}, or leave --data and --fsdp out'
+    )
+
+
+def arrange_devices(mesh_shape: tuple[int, int, int], slices: list[list[jax.Device]]) -> np.ndarray:
+    """The devices of a mesh, neighbours next to each other, and slice after slice along the first axis that can."""
+    num_slices, slice_sizes = len(slices), {len(slice_devices) for slice_devices in slices}
+    slice_axis = next((axis for axis, size in enumerate(mesh_shape[:2]) if size % num_slices == 0), None)
+    if slice_axis is None or len(slice_sizes) > 1:
+        raise UserError(
+            f'{" x ".join(map(str, mesh_shape))} devices (data, fsdp, tensor) cannot be laid on {num_slices} slices of '
+            f'{" or ".join(map(str, sorted(slice_sizes)))}; give a --data that {num_slices} divides'
+        )
+    shape_within_slice = [size // num_slices if axis == slice_axis else size for axis, size in enumerate(mesh_shape)]
+    arrange_slice = functools.partial(
+        mesh_utils.create_device_mesh, shape_within_slice, allow_split_physical_axes=True
+    )
+    return np.concatenate([arrange_slice(slice_devices) for slice_devices in slices], axis=slice_axis)
+
+
+def find_rings(mesh: jax.sharding.Mesh) -> dict[str, tuple[int, ...]]:
+    """By axis, how many devices stand in each of the lines of the network that it is made of; the outermost first."""
+    devices_by_axis = {
+        axis: np.moveaxis(mesh.devices, index, 0).reshape(size, -1)[:, 0]
+        for index, (axis, size) in enumerate(mesh.shape.items())
+    }
+    return {
+        axis: find_line_rings([getattr(device, 'coords', ()) for device in axis_devices])
+        for axis, axis_devices in devices_by_axis.items()
+    }
+
+
+def find_line_rings(coords: Sequence[tuple[int, ...]]) -> tuple[int, ...]:
+    """A place where several coordinates change at once ends a line."""
+    ring_ends = [
+        index
+        for index, (coord, next_coord) in enumerate(itertools.pairwise(coords), 1)
+        if count_changed_coords(coord, next_coord) > 1
+    ]
+    if not ring_ends or ring_ends[0] == 1 or len(coords) % ring_ends[0]:
+        return (len(coords),)
+    return *find_line_rings(coords[:: ring_ends[0]]), ring_ends[0]
+
+
+def count_changed_coords(first: Sequence[int], second: Sequence[int]) -> int:
+    return sum(a != b for a, b in zip(first, second, strict=True))
+
+
+def find_crossed_boundaries(mesh: jax.sharding.Mesh) -> dict[str, str]:
+    """What each axis of more than one device crosses: slices, hosts, or no more than the devices of a host."""
+    lines = {
+        axis: np.moveaxis(mesh.devices, index, 0).reshape(mesh.shape[axis], -1).T
+        for index, axis in enumerate(MESH_AXES)
+    }
+    return {axis: find_crossed_boundary(axis_lines) for axis, axis_lines in lines.items() if mesh.shape[axis] > 1}
+
+
+def find_crossed_boundary(lines: Sequence[Sequence[jax.Device]]) -> str:
+    for attribute, name in (('slice_index', 'slices'), ('process_index', 'hosts')):
+        if any(len({getattr(device, attribute, 0) for device in line}) > 1 for line in lines):
+            return name
+    return 'devices'
+
+
+def format_devices_per_process() -> str:
+    """How many devices each of several processes has brought."""
+    counts = collections.Counter(device.process_index for device in get_devices())
+    description = ', '.join(f'{count} of process {index}' for index, count in sorted(counts.items()))
+    return f' ({description})' if len(counts) > 1 else ''

@@ -1,0 +1,142 @@
+"""Mixed-precision einsum and lookup on sharded parameters: gather and cast, gradients in float32.
+
+A parameter is float32. What is computed with it is rounded to the dtype of the activations, and its gradient is not:
+one number serves every row of a batch, and sums of so many addends in bfloat16 stop growing after 8 bits. So parts
+are gathered as they are computed with, rounded, and gradients are added and parted in float32. What was gathered is
+not kept for the backward pass, but gathered again.
+"""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+
+from sinklab.parallel import collectives
+
+HEAD_DIMS = 'HK'  # dimensions that stand together in a weight and in what it meets or gives
+
+
+def broadcast_and_cast(array: jax.Array, shape: tuple[int, ...], dtype: jnp.dtype) -> jax.Array:
+    """What serves many rows, broadcast first and rounded after: gradients of the rows are added in float32."""
+    return jnp.broadcast_to(array, shape).astype(dtype)
+
+
+def all_gather_param(parameter: nnx.Param) -> jax.Array:
+    """All of a small parameter, as it is."""
+    return collectives.all_gather(parameter[...], *get_logical_axes(parameter))
+
+
+def get_logical_axes(parameter: nnx.Param) -> tuple[str | None, ...]:
+    return parameter.get_metadata()['axes']
+
+
+def transpose_with_barrier(equation: str, array: jax.Array) -> jax.Array:
+    """einsum(equation, array), made here and once.
+
+    A transpose that XLA:CPU moves into a product makes that slow, or has its wide factor copied; one that it moves
+    into what reads it is made again by each.
+    """
+    barrier = jax.lax.optimization_barrier
+    return barrier(jnp.einsum(equation, barrier(array)))
+
+
+def param_einsum(equation: str, x: jax.Array, weight: nnx.Param, dtype: jnp.dtype | None = None) -> jax.Array:
+    """einsum(equation, x, weight) of what is rounded to the dtype of x, given in `dtype` or that of x.
+
+    Its gradient is rounded to the dtype of x, too, before it is multiplied; that of the weight is summed in its own.
+    """
+    return sharded_einsum(equation, get_logical_axes(weight), dtype, x, weight[...])
+
+
+def sharded_einsum(
+    equation: str, axes: tuple[str | None, ...], dtype: jnp.dtype | None, x: jax.Array, weight: jax.Array
+) -> jax.Array:
+    """The product with an array whose dimensions have these names."""
+    if not collectives.find_sharded_dimensions(axes):
+        return mixed_precision_einsum(equation, axes, dtype, x, weight)
+    return merged_heads_einsum(HEAD_DIMS, equation, axes, dtype, x, weight)
+
+
+def merged_heads_einsum(
+    merged_dims: str, equation: str, axes: tuple, dtype: jnp.dtype | None, x: jax.Array, weight: jax.Array
+):
+    """The product with a pair of dimensions as one: parts of a matrix are gathered in the tiles of the whole."""
+    x_dims, weight_dims, y_dims = equation.replace('->', ',').split(',')
+    if merged_dims not in weight_dims:
+        return mixed_precision_einsum(equation, axes, dtype, x, weight)
+    index = weight_dims.index(merged_dims)
+    sizes = weight.shape[index : index + 2]
+    y = mixed_precision_einsum(
+        equation.replace(merged_dims, merged_dims[0]),
+        axes[: index + 1] + axes[index + 2 :],
+        dtype,
+        merge_dims(x, x_dims, merged_dims),
+        merge_dims(weight, weight_dims, merged_dims),
+    )
+    index = y_dims.find(merged_dims)
+    return y if index < 0 else y.reshape(*y.shape[:index], *sizes, *y.shape[index + 1 :])
+
+
+def merge_dims(array: jax.Array, dims: str, merged_dims: str) -> jax.Array:
+    index = dims.find(merged_dims)
+    return array if index < 0 else array.reshape(*array.shape[:index], -1, *array.shape[index + 2 :])
+
+
+@functools.partial(jax.custom_vjp, nondiff_argnums=(0, 1, 2))
+def mixed_precision_einsum(equation, axes, dtype, x, weight):
+    return jnp.einsum(equation, x, gather_weight(weight, axes, x.dtype), preferred_element_type=dtype or x.dtype)
+
+
+def gather_weight(weight: jax.Array, axes: tuple[str | None, ...], dtype: jnp.dtype) -> jax.Array:
+    """All of a weight, rounded before it travels."""
+    return collectives.all_gather(weight.astype(dtype), *axes)
+
+
+def einsum_forward(equation, axes, dtype, x, weight):
+    return mixed_precision_einsum(equation, axes, dtype, x, weight), (x, weight)
+
+
+def einsum_backward(equation, axes, dtype, residuals, d_y):
+    x, weight = residuals
+    x_dims, weight_dims, y_dims = equation.replace('->', ',').split(',')
+    d_y = d_y.astype(x.dtype)
+    d_x = jnp.einsum(f'{y_dims},{weight_dims}->{x_dims}', d_y, gather_weight(weight, axes, x.dtype))
+    # What is divided comes first, as it travels. XLA:CPU has no product in bfloat16 that it transposes afterwards.
+    sharded_dims = ''.join(weight_dims[dimension] for dimension, _ in collectives.find_sharded_dimensions(axes))
+    if not sharded_dims and x.dtype == weight.dtype and d_y.size + weight.size < x.size:
+        # The left factor is copied, to transpose it: of a wide one and a narrow one the narrow one, and then the sum.
+        order = ''.join(dim for dim in dict.fromkeys(y_dims + x_dims) if dim in weight_dims)
+        return d_x, transpose_with_barrier(
+            f'{order}->{weight_dims}', jnp.einsum(f'{y_dims},{x_dims}->{order}', d_y, x)
+        )
+    order = ''.join(dict.fromkeys(sharded_dims + weight_dims))
+    d_weight = jnp.einsum(f'{x_dims},{y_dims}->{order}', x, d_y, preferred_element_type=weight.dtype)
+    return d_x, collectives.reduce_scatter(jnp.einsum(f'{order}->{weight_dims}', d_weight), *axes)
+
+
+mixed_precision_einsum.defvjp(einsum_forward, einsum_backward)
+
+
+def look_up(table: nnx.Param, row_BT: jax.Array, dtype: jnp.dtype) -> jax.Array:
+    """Rows of a table of vectors, rounded; the gradients of a row are added in float32, where their tokens are."""
+    if not collectives.find_sharded_dimensions(get_logical_axes(table)):
+        return table[...][row_BT].astype(dtype)
+    return look_up_sharded(get_logical_axes(table), dtype, len(table[...]), table[...], row_BT)
+
+
+@functools.partial(jax.custom_vjp, nondiff_argnums=(0, 1, 2))
+def look_up_sharded(axes, dtype, num_rows, table, row_BT):
+    return gather_weight(table, axes, dtype)[row_BT]
+
+
+def look_up_sharded_forward(axes, dtype, num_rows, table, row_BT):
+    return look_up_sharded(axes, dtype, num_rows, table, row_BT), row_BT
+
+
+def look_up_sharded_backward(axes, dtype, num_rows, row_BT, d_BTD):
+    d_table = jnp.zeros((num_rows, d_BTD.shape[-1]), jnp.float32).at[row_BT].add(d_BTD.astype(jnp.float32))
+    return collectives.reduce_scatter(d_table, *axes), None
+
+
+look_up_sharded.defvjp(look_up_sharded_forward, look_up_sharded_backward)

@@ -1,0 +1,164 @@
+"""Logical axis rules, and shardings of parameters and batches."""
+
+import functools
+import math
+from collections.abc import Callable, Collection, Iterable, Sequence
+from typing import Any
+
+import jax
+import numpy as np
+from flax import nnx
+from jax.sharding import AbstractMesh, NamedSharding, PartitionSpec
+
+from sinklab.parallel.device_mesh import MESH_AXES
+
+BATCH_AXES = ('data', 'fsdp')
+
+RULES = {
+    'batch': BATCH_AXES,
+    'layer': None,
+    'embed': 'fsdp',
+    'heads': 'tensor',
+    'kv_heads': 'tensor',
+    'head_width': None,
+    'ffn': 'tensor',
+    'vocabulary': 'tensor',
+}
+
+
+def shard_map_auto_axes(function: Callable, auto_axes: Collection[str], in_specs: Any, out_specs: Any) -> Callable:
+    """The function of what each device has along axes that are the compiler's; itself where there are none."""
+    if not auto_axes:
+        return function
+    return jax.shard_map(function, in_specs=in_specs, out_specs=out_specs, axis_names=set(auto_axes), check_vma=False)
+
+
+def get_auto_axes() -> tuple[str, ...]:
+    """The axes of the mesh that are the compiler's."""
+    mesh = jax.sharding.get_abstract_mesh()
+    return () if mesh.empty else mesh.auto_axes
+
+
+def make_auto_partition_spec(shape: tuple[int, ...], logical_axes: Sequence[str | None]) -> PartitionSpec:
+    """How the compiler is to divide an array, if at all."""
+    if not get_auto_axes():
+        return PartitionSpec(*(None for _ in shape))
+    mesh = jax.sharding.get_abstract_mesh()
+    spec = drop_indivisible_axes(mesh, shape, drop_manual_axes(mesh, logical_to_mesh_axes(*logical_axes)))
+    return PartitionSpec(*(entry if count_shards(mesh, entry) > 1 else None for entry in spec))
+
+
+def logical_to_mesh_axes(*logical_axes: str | None) -> PartitionSpec:
+    """The logical axes of an array, one name a dimension, as mesh axes."""
+    mesh_axes = [RULES[name] if name else None for name in logical_axes]
+    used_axes = list_mesh_axes(mesh_axes)
+    if len(set(used_axes)) < len(used_axes):
+        raise ValueError(f'two of the axes {logical_axes} land on one mesh axis: {mesh_axes}')
+    return PartitionSpec(*mesh_axes)
+
+
+def constrain_sharding(array: jax.Array, *logical_axes: str | None) -> jax.Array:
+    """Tells the compiler where an array lives: nothing outside a mesh, and whole along what does not divide."""
+    if not get_auto_axes():
+        return array
+    mesh = jax.sharding.get_abstract_mesh()
+    return jax.lax.with_sharding_constraint(
+        array, drop_indivisible_axes(mesh, array.shape, drop_manual_axes(mesh, logical_to_mesh_axes(*logical_axes)))
+    )
+
+
+def drop_manual_axes(mesh: AbstractMesh, spec: PartitionSpec) -> PartitionSpec:
+    """The partition along the axes that are the compiler's: along others a device has its part already."""
+    return restrict_spec(spec, mesh.auto_axes)
+
+
+def restrict_spec(spec: PartitionSpec, allowed_axes: Collection[str]) -> PartitionSpec:
+    """The partition along some axes of the mesh alone."""
+    return PartitionSpec(*(entry if set(to_axis_tuple(entry)) <= set(allowed_axes) else None for entry in spec))
+
+
+def list_mesh_axes(spec: Iterable) -> list[str]:
+    return [axis for entry in spec for axis in to_axis_tuple(entry)]
+
+
+def to_axis_tuple(entry: str | tuple[str, ...] | None) -> tuple[str, ...]:
+    return (entry,) if isinstance(entry, str) else entry or ()
+
+
+def drop_indivisible_axes(
+    mesh: jax.sharding.Mesh | AbstractMesh, shape: tuple[int, ...], spec: PartitionSpec
+) -> PartitionSpec:
+    """The partition, without the axes of dimensions that they do not divide; a batch is never laid whole on all."""
+    for entry, size in zip(spec, shape, strict=True):
+        if entry == RULES['batch'] and size % count_shards(mesh, entry):
+            raise ValueError(
+                f'a batch of {size} sequences cannot be divided over {count_shards(mesh, entry)} devices'
+            )
+    return PartitionSpec(
+        *(None if size % count_shards(mesh, entry) else entry for entry, size in zip(spec, shape, strict=True))
+    )
+
+
+def count_shards(mesh: jax.sharding.Mesh | AbstractMesh, axes: str | tuple[str, ...] | None = RULES['batch']) -> int:
+    """Into how many parts these axes of the mesh divide something; a batch, if nothing else is said."""
+    return math.prod(mesh.shape[axis] for axis in to_axis_tuple(axes))
+
+
+def get_logical_axes(leaf: nnx.Variable) -> tuple[str | None, ...]:
+    """The names of a parameter's axes; stacking layers puts one more in front."""
+    axes = leaf.get_metadata()['axes']
+    return ('layer',) * (len(leaf.shape) - len(axes)) + axes
+
+
+def map_parameters(function: Callable[[nnx.Variable], Any], parameters: nnx.State) -> dict:
+    """What a function says of each parameter, which knows its axes, as a tree of plain dicts."""
+    return nnx.to_pure_dict(jax.tree.map(function, parameters, is_leaf=lambda leaf: isinstance(leaf, nnx.Variable)))
+
+
+def make_parameter_shardings(mesh: jax.sharding.Mesh, parameters: nnx.State) -> dict:
+    """A NamedSharding for each parameter."""
+    return map_parameters(lambda leaf: NamedSharding(mesh, logical_to_mesh_axes(*get_logical_axes(leaf))), parameters)
+
+
+def make_batch_sharding(mesh: jax.sharding.Mesh, shape: tuple[int, ...]) -> NamedSharding:
+    return NamedSharding(mesh, drop_indivisible_axes(mesh, shape, logical_to_mesh_axes('batch', None)))
+
+
+def compute_local_fraction(mesh: jax.sharding.Mesh, batch_size: int) -> float:
+    """How much of a batch of so many sequences the devices of this process hold."""
+    device_indices = (
+        make_batch_sharding(mesh, (batch_size, 1)).addressable_devices_indices_map((batch_size, 1)).values()
+    )
+    return len({row for index in device_indices for row in range(*index[0].indices(batch_size))}) / batch_size
+
+
+def make_replicated_sharding(mesh: jax.sharding.Mesh) -> NamedSharding:
+    return NamedSharding(mesh, PartitionSpec())
+
+
+def make_per_device_sharding(mesh: jax.sharding.Mesh) -> NamedSharding:
+    """Of an array with one entry for each device."""
+    return NamedSharding(mesh, PartitionSpec(MESH_AXES))
+
+
+def put_batch(ids_BT: np.ndarray, mesh: jax.sharding.Mesh) -> jax.Array:
+    """A batch on the devices that share it; every process holds the whole of it and gives its part."""
+    return load_batch(lambda rows: ids_BT[rows.start : rows.stop], ids_BT.shape, mesh)
+
+
+def make_per_device_array(value: int, mesh: jax.sharding.Mesh) -> jax.Array:
+    """int32_D, in which every process gives the value of its own devices."""
+    return jax.make_array_from_callback(
+        (mesh.size,), make_per_device_sharding(mesh), lambda _: np.full(1, value, np.int32)
+    )
+
+
+def load_batch(
+    read_rows: Callable[[range], np.ndarray], shape: tuple[int, int], mesh: jax.sharding.Mesh
+) -> jax.Array:
+    """A batch on the devices that share it; every process reads the rows of its own devices, each once."""
+    read_rows = functools.cache(read_rows)
+    batch_sharding = make_batch_sharding(mesh, shape)
+    return jax.make_array_from_callback(
+        shape, batch_sharding, lambda index: read_rows(range(*index[0].indices(shape[0])))
+    )

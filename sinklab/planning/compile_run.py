@@ -1,0 +1,182 @@
+"""Ahead-of-time compilation of a run's programs for devices that are not attached."""
+
+import dataclasses
+from collections.abc import Callable, Sequence
+
+import jax
+import jax.numpy as jnp
+
+from sinklab.chip_specs import ChipSpec
+from sinklab.config.spec import Hardware, Spec
+from sinklab.parallel import device_mesh, sharding
+from sinklab.planning.cost_estimate import (
+    CompiledProgram,
+    compile_program,
+    estimate_step_time,
+    find_crossed_axes,
+)
+from sinklab.schema import UserError
+from sinklab.train import (
+    evaluate,
+    memory_estimate,
+    setup,
+    sink_probe,
+    state,
+    step,
+)
+from sinklab.train.step import choose_step_backend_for
+
+LowerFn = Callable[[], jax.stages.Lowered]
+
+
+def get_programs(spec: Spec, hardware: Hardware, mesh: jax.sharding.Mesh, backend: str) -> dict[str, LowerFn]:
+    """By name, in the order in which a run comes to them; to be lowered under the mesh."""
+    abstract_state = state.make_abstract_state(spec, mesh)
+    num_shards = sharding.count_shards(mesh)
+    _, valid_rows = evaluate.compute_part_sizes(
+        spec.valid.windows, hardware.get_micro_batch_size(spec.optimizer.batch_size), num_shards
+    )
+    _, probe_rows = evaluate.compute_part_sizes(spec.probe.sequences, spec.probe.sequences, num_shards)
+
+    # Where some tokens are triggers, losses are told of each token.
+    make_valid_loss = evaluate.make_token_loss if spec.data.triggers else evaluate.make_mean_loss
+
+    def make_abstract_ids(count: int, length: int) -> jax.ShapeDtypeStruct:
+        ids_sharding = sharding.make_batch_sharding(mesh, (count, length))
+        return jax.ShapeDtypeStruct((count, length), jnp.int32, sharding=ids_sharding)
+
+    return {
+        'state': lambda: state.jit_create_state(spec, mesh).lower(),
+        'validation': lambda: make_valid_loss(spec, mesh, backend).lower(
+            abstract_state['params'], make_abstract_ids(valid_rows, spec.data.length + 1)
+        ),
+        'probe': lambda: sink_probe.jit_probe(spec, mesh).lower(
+            abstract_state['params'], make_abstract_ids(probe_rows, spec.probe.length)
+        ),
+        'step': lambda: step.make_train_step(spec, hardware, mesh, backend).lower(
+            abstract_state, *step.make_abstract_inputs(spec, mesh)
+        ),
+    }
+
+
+@dataclasses.dataclass(frozen=True)
+class CompiledRun:
+    """The programs of a run, compiled for a mesh of chips."""
+
+    hardware: Hardware
+    mesh: jax.sharding.Mesh
+    chip: ChipSpec
+    backend: str
+    programs: dict[str, CompiledProgram]
+
+    @property
+    def memory_bytes(self) -> float:
+        return self.chip.memory_bytes / self.chip.devices_per_chip
+
+    @property
+    def peak_bytes(self) -> int:
+        return max(program.memory_bytes['peak'] for program in self.programs.values())
+
+
+def compile_run(
+    spec: Spec,
+    hardware: Hardware,
+    target_devices: Sequence[jax.Device],
+    chip: ChipSpec,
+    program_names: Sequence[str] = (),
+    print_line: Callable[[str], None] = lambda text: None,
+) -> CompiledRun:
+    """All programs, or those of some names. Raises Refusal where one does not fit, or cannot be laid on the chips."""
+    mesh = device_mesh.make_mesh(hardware, target_devices)
+    setup.check_layout(spec, hardware, mesh)
+    backend = choose_step_backend_for(spec, hardware, get_platform(target_devices)).backend
+    remat = memory_estimate.choose_remat_policy(
+        spec, hardware, mesh, backend, chip.memory_bytes / chip.devices_per_chip
+    )
+    hardware = dataclasses.replace(hardware, remat=remat)
+    compiled_programs = {}
+    with jax.set_mesh(mesh):
+        lowerings = get_programs(spec, hardware, mesh, backend)
+        for name in select_programs(program_names, [*lowerings]):
+            print_line(f'compiling the program {name} for {mesh.size} devices, which may take minutes')
+            with memory_estimate.translate_oom_errors(f'the program {name}', (spec, hardware, mesh, backend)):
+                compiled_programs[name] = compile_program(
+                    lowerings[name], get_platform(target_devices), count_resident_bytes(name, spec, mesh)
+                )
+    return CompiledRun(hardware, mesh, chip, backend, compiled_programs)
+
+
+def count_resident_bytes(name: str, spec: Spec, mesh: jax.sharding.Mesh) -> int:
+    """Bytes that lie on a device while a program runs in training, and that it is not given: moments."""
+    programs_with_state = ('state', 'step')
+    return (
+        0
+        if name in programs_with_state
+        else memory_estimate.count_device_bytes(state.make_abstract_state(spec, mesh)['opt_state'])
+    )
+
+
+def get_platform(target_devices: Sequence[jax.Device]) -> str:
+    """As jax calls the backend of such devices."""
+    return {'cuda': 'gpu'}.get(target_devices[0].platform, target_devices[0].platform)
+
+
+def select_programs(program_names: Sequence[str], available_names: list[str]) -> Sequence[str]:
+    if unknown_names := [name for name in program_names if name not in available_names]:
+        raise UserError(f'--programs: {unknown_names[0]} is unknown; give some of {", ".join(available_names)}')
+    return program_names or available_names
+
+
+def make_report(spec: Spec, compiled_run: CompiledRun) -> dict:
+    """All of it as JSON has it."""
+    return dict(
+        devices=compiled_run.mesh.size,
+        mesh=dict(compiled_run.mesh.shape),
+        crosses=device_mesh.find_crossed_boundaries(compiled_run.mesh),
+        attention=compiled_run.backend,
+        batch_size=spec.optimizer.batch_size,
+        micro_batch=compiled_run.hardware.get_micro_batch_size(spec.optimizer.batch_size),
+        remat=compiled_run.hardware.remat,
+        peak_bytes_per_chip=compiled_run.peak_bytes,
+        memory_bytes_per_chip=compiled_run.memory_bytes,
+        fits=compiled_run.peak_bytes <= compiled_run.memory_bytes,
+        programs={
+            name: make_program_report(program, compiled_run.mesh) for name, program in compiled_run.programs.items()
+        },
+        estimate=make_step_report(spec, compiled_run) if 'step' in compiled_run.programs else None,
+    )
+
+
+def make_step_report(spec: Spec, compiled_run: CompiledRun) -> dict:
+    step_estimate = estimate_step_time(
+        spec, compiled_run.hardware, compiled_run.programs['step'], compiled_run.mesh, compiled_run.chip
+    )
+    return dataclasses.asdict(step_estimate) | dict(
+        seconds=step_estimate.seconds, mfu=step_estimate.mfu, limit=step_estimate.limit
+    )
+
+
+def make_program_report(compiled_program: CompiledProgram, mesh: jax.sharding.Mesh) -> dict:
+    collectives = [
+        dict(
+            kind=collective.kind,
+            types=list(collective.types),
+            axis=find_crossed_axes(collective, mesh),
+            bytes=collective.num_bytes,
+            times=collective.num_executions,
+            sent=round(collective.sent_bytes),
+            asynchronous=collective.is_async,
+            origin=collective.op_name,
+        )
+        for collective in compiled_program.program.find_collectives()
+    ]
+    buffers = [
+        dict(bytes=size, type=array_type, origin=origin)
+        for size, array_type, origin in compiled_program.program.find_largest_buffers()
+    ]
+    return dict(
+        seconds=round(compiled_program.compile_seconds, 1),
+        bytes=compiled_program.memory_bytes,
+        collectives=collectives,
+        buffers=buffers,
+    )

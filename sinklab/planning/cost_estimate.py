@@ -1,0 +1,143 @@
+"""Memory and step-time estimates from compiled programs."""
+
+import dataclasses
+import time
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+import numpy as np
+
+from sinklab.chip_specs import ChipSpec
+from sinklab.config.spec import Hardware, Spec
+from sinklab.model import flops
+from sinklab.planning.hlo import Collective, HloProgram
+
+KERNEL_PREFIX = 'sinklab_'  # in the names of ours, of which the compiler says no cycles
+# Of what it gives to SparseCores (rows of a table, on v5p) the compiler tells neither text nor cycles.
+ANALYSIS_COMPILER_OPTIONS = {'tpu': {'xla_tpu_offload_gather_to_sparsecore': False}}
+
+
+@dataclasses.dataclass(frozen=True)
+class CompiledProgram:
+    """A program as the compiler has left it, for each of the devices that it is laid on."""
+
+    program: HloProgram
+    memory_bytes: dict[str, int]  # arguments, output, temporary, code, what lies beside them, and peak of all
+    compile_seconds: float  # to lower and compile
+
+
+def compile_program(lower: Any, platform: str, resident_bytes: int = 0) -> CompiledProgram:
+    start_time = time.perf_counter()
+    executable = lower().compile(ANALYSIS_COMPILER_OPTIONS.get(platform))
+    memory_analysis = executable.memory_analysis()
+    memory_bytes = {
+        name: getattr(memory_analysis, f'{name}_size_in_bytes') for name in ('argument', 'output', 'alias', 'temp')
+    }
+    memory_bytes |= dict(code=memory_analysis.generated_code_size_in_bytes, beside=resident_bytes)
+    peak_bytes = sum(memory_bytes.values()) - 2 * memory_bytes['alias']
+    return CompiledProgram(
+        HloProgram(executable.as_text()), memory_bytes | dict(peak=peak_bytes), time.perf_counter() - start_time
+    )
+
+
+@dataclasses.dataclass(frozen=True)
+class StepTimeEstimate:
+    """Seconds of a step, at least: by what is published of the chip and the compiler's own count of cycles."""
+
+    products: float  # of the FLOPs that the model wants, at the peak
+    again: float  # of those that the backward pass makes again
+    compiler: float | None  # what the compiler estimates of all but kernels
+    kernels: float  # of attention, at the peak
+    waited: float  # collectives within a slice that nothing is computed beside
+    hidden: float  # the others
+
+    @property
+    def compute_seconds(self) -> float:
+        min_seconds = self.products + self.again
+        return min_seconds if self.compiler is None else max(min_seconds, self.compiler + self.kernels)
+
+    @property
+    def seconds(self) -> float:
+        return self.waited + max(self.compute_seconds, self.hidden)
+
+    @property
+    def mfu(self) -> float:
+        return self.products / self.seconds
+
+    @property
+    def limit(self) -> str:
+        """What most of the time beyond the products goes into."""
+        overheads = {
+            'collectives that are waited for': self.waited,
+            'collectives beside the computation': max(0.0, self.hidden - self.compute_seconds),
+            'what is computed beside the products, and again': self.compute_seconds - self.products,
+        }
+        return max(overheads, key=overheads.__getitem__)
+
+
+def estimate_step_time(
+    spec: Spec, hardware: Hardware, step: CompiledProgram, mesh: jax.sharding.Mesh, chip: ChipSpec
+) -> StepTimeEstimate:
+    """Of one update on a mesh of chips."""
+    peak_flops, link_bytes = (
+        chip.flops_per_second / chip.devices_per_chip,
+        chip.link_bytes_per_second / chip.devices_per_chip,
+    )
+    forward_flops = flops.count_forward_flops(spec.model, spec.data.length)
+    tokens_per_device = spec.optimizer.batch_size * spec.data.length / mesh.size
+    # Queries times keys, weights times values, and of their gradients five products where the formula counts four.
+    kernel_runs, batch_size = step.program.count_kernels(KERNEL_PREFIX), spec.optimizer.batch_size
+    attention_flops = (
+        tokens_per_device
+        * hardware.get_micro_batch_size(batch_size)
+        / batch_size
+        * forward_flops.attention
+        / spec.model.layers
+    )
+    kernel_flops = attention_flops * sum(
+        times * (2.5 if 'backward' in name else 1) for name, times in kernel_runs.items()
+    )
+    collectives = [collective for collective in step.program.find_collectives() if is_within_slice(collective, mesh)]
+    transfers = [
+        (collective.is_async, collective.sent_bytes / compute_link_fraction(collective, mesh) / link_bytes)
+        for collective in collectives
+    ]
+    return StepTimeEstimate(
+        products=flops.TRAINING_FLOPS_FACTOR * tokens_per_device * forward_flops.total / peak_flops,
+        again=tokens_per_device
+        * flops.count_recompute_flops(spec.model, spec.data.length, hardware.remat)
+        / peak_flops,
+        compiler=step.program.estimate_cycles() / chip.clock_hz if chip.clock_hz else None,
+        kernels=kernel_flops / peak_flops,
+        waited=sum(seconds for is_async, seconds in transfers if not is_async),
+        hidden=sum(seconds for is_async, seconds in transfers if is_async),
+    )
+
+
+def compute_link_fraction(collective: Collective, mesh: jax.sharding.Mesh) -> float:
+    """Of a chip's links, those that a collective goes along: of a torus, by the directions that its group has."""
+    chips = mesh.devices.flatten()
+    group_chips = [chips[index] for index in collective.replica_groups[0]]
+    return max(1, count_directions(group_chips)) / max(1, count_directions(chips))
+
+
+def is_within_slice(collective: Collective, mesh: jax.sharding.Mesh) -> bool:
+    """If a collective stays within a slice; of the network between slices nothing is published by chip."""
+    return len({getattr(mesh.devices.flat[index], 'slice_index', 0) for index in collective.replica_groups[0]}) == 1
+
+
+def count_directions(chips: Sequence[jax.Device]) -> int:
+    """In how many coordinates some devices differ; none where the network is a switch."""
+    return sum(
+        len(set(coordinates)) > 1
+        for coordinates in zip(*(getattr(chip, 'coords', ()) for chip in chips), strict=True)
+    )
+
+
+def find_crossed_axes(collective: Collective, mesh: jax.sharding.Mesh) -> str:
+    """The axes of the mesh that a collective goes along."""
+    coordinate_AN = np.array(np.unravel_index(collective.replica_groups[0], mesh.devices.shape))
+    return ','.join(
+        axis for axis, coordinates in zip(mesh.axis_names, coordinate_AN, strict=True) if len(set(coordinates)) > 1
+    )

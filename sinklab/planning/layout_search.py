@@ -1,0 +1,107 @@
+"""Search for the parallelism layout with the lowest estimated step time."""
+
+import dataclasses
+import itertools
+from collections.abc import Iterator, Sequence
+
+import jax
+
+from sinklab.chip_specs import ChipSpec
+from sinklab.config.spec import Hardware, Spec
+from sinklab.model import flops
+from sinklab.parallel import device_mesh
+from sinklab.schema import UserError
+from sinklab.train import memory_estimate, setup, state
+
+MICRO_BATCH_COUNTS = (1, 2, 4, 8, 16)  # into how many parts a batch may be divided
+
+
+@dataclasses.dataclass(frozen=True)
+class LayoutCandidate:
+    """A way to lay a run on devices: what it would take, or why it cannot be."""
+
+    hardware: Hardware
+    bytes: int | None = None  # on a device; None where it cannot be laid on them
+    seconds: float = 0.0  # a step, at least
+    refused: str = ''
+
+
+def rank_layouts(
+    spec: Spec, requested: Hardware, target_devices: Sequence[jax.Device], chip: ChipSpec, backend: str
+) -> tuple[list[LayoutCandidate], list[LayoutCandidate]]:
+    """(those that fit, the quickest first; those that do not). What is given is kept, but for --remat=none."""
+    slices = device_mesh.group_by_slice(target_devices)
+    entries = [
+        evaluate_layout(spec, hardware, target_devices, chip, backend)
+        for hardware in generate_layouts(spec, requested, len(target_devices), len(slices))
+    ]
+    # Of what differs in rounding alone, that which takes least memory.
+    fitting_entries = sorted(
+        (entry for entry in entries if not entry.refused),
+        key=lambda entry: (float(f'{entry.seconds:.6g}'), entry.bytes),
+    )
+    return fitting_entries, [entry for entry in entries if entry.refused]
+
+
+def evaluate_layout(
+    spec: Spec, hardware: Hardware, target_devices: Sequence[jax.Device], chip: ChipSpec, backend: str
+) -> LayoutCandidate:
+    usable_bytes = memory_estimate.USABLE_MEMORY_FRACTION * chip.memory_bytes / chip.devices_per_chip
+    try:
+        mesh = device_mesh.make_mesh(hardware, target_devices)
+        setup.check_layout(spec, hardware, mesh)
+    except UserError as error:
+        return LayoutCandidate(hardware, refused=str(error))
+    needed_bytes = memory_estimate.estimate_memory(spec, hardware, mesh, backend).total
+    message = f'{needed_bytes / memory_estimate.GIB:.1f} GiB, of {usable_bytes / memory_estimate.GIB:.1f} that are {memory_estimate.USABLE_MEMORY_FRACTION:.0%} of the memory'
+    reason = message if needed_bytes > usable_bytes else ''
+    return LayoutCandidate(hardware, needed_bytes, estimate_step_seconds(spec, hardware, mesh, chip), reason)
+
+
+def generate_layouts(spec: Spec, requested: Hardware, num_devices: int, num_slices: int) -> Iterator[Hardware]:
+    """Between slices gradients alone travel, and of each device as little as can be, if nothing else is given."""
+    batch_size, num_batch_shards = spec.optimizer.batch_size, num_devices // requested.tensor
+    shards_per_slice = num_batch_shards // num_slices
+    sizes = (
+        [shards_per_slice]
+        if num_slices > 1
+        else [size for size in range(1, shards_per_slice + 1) if shards_per_slice % size == 0]
+    )
+    fsdp_sizes = [requested.fsdp] if requested.fsdp else sizes
+    micro_batches = (
+        [requested.micro_batch]
+        if requested.micro_batch
+        else [batch_size // parts for parts in MICRO_BATCH_COUNTS if batch_size % parts == 0]
+    )
+    remat_policies = memory_estimate.REMAT_POLICIES[1:] if requested.remat in ('none', 'auto') else (requested.remat,)
+    for fsdp, micro_batch, remat in itertools.product(fsdp_sizes, micro_batches, remat_policies):
+        if not requested.data or requested.data * fsdp == num_batch_shards:
+            yield dataclasses.replace(
+                requested, data=num_batch_shards // fsdp, fsdp=fsdp, micro_batch=micro_batch, remat=remat
+            )
+
+
+def estimate_step_seconds(spec: Spec, hardware: Hardware, mesh: jax.sharding.Mesh, chip: ChipSpec) -> float:
+    """Products, and those made again, at the peak; and what travels, as if nothing were computed beside it."""
+    model, length = spec.model, spec.data.length
+    tokens_per_device = spec.optimizer.batch_size * length / mesh.size
+    flops_per_token = flops.TRAINING_FLOPS_FACTOR * flops.count_forward_flops(
+        model, length
+    ).total + flops.count_recompute_flops(model, length, hardware.remat)
+    compute_seconds = tokens_per_device * flops_per_token / (chip.flops_per_second / chip.devices_per_chip)
+    return compute_seconds + estimate_sent_bytes(spec, hardware, mesh) / (
+        chip.link_bytes_per_second / chip.devices_per_chip
+    )
+
+
+def estimate_sent_bytes(spec: Spec, hardware: Hardware, mesh: jax.sharding.Mesh) -> float:
+    """Bytes that a device sends a step: along fsdp parameters twice, rounded, and gradients once; then along data."""
+    parameter_bytes = state.count_bytes(state.get_state_shapes(spec)['params']) / mesh.shape['tensor']
+    batch_size = spec.optimizer.batch_size
+    num_micro_batches = batch_size // hardware.get_micro_batch_size(batch_size)
+    dtype_factor = 0.5 if spec.model.dtype == 'bfloat16' else 1.0
+    fsdp, data = mesh.shape['fsdp'], mesh.shape['data']
+    return (
+        num_micro_batches * parameter_bytes * (2 * dtype_factor + 1) * (fsdp - 1) / fsdp
+        + 2 * parameter_bytes / fsdp * (data - 1) / data
+    )

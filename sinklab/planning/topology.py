@@ -1,0 +1,119 @@
+"""Devices that are not attached, described for ahead-of-time compilation (TPUs, and GPUs of one Hopper node)."""
+
+import importlib.util
+import os
+import pkgutil
+import re
+from pathlib import Path
+
+import jax
+from jax.experimental import topologies
+
+from sinklab.chip_specs import CHIPS
+from sinklab.install_commands import format_extra_command, format_package_command
+from sinklab.schema import UserError
+
+REPOSITORY_LIBTPU = (
+    Path(__file__).parents[2] / '.venv' / 'libtpu' / 'libtpu' / 'libtpu.so'
+)  # where `make test` puts it
+# Several processes may compile at once, and none is to look for a chip.
+LIBTPU_ENVIRONMENT = dict(
+    ALLOW_MULTIPLE_LIBTPU_LOAD='1',
+    TPU_SKIP_MDS_QUERY='1',
+    TPU_WORKER_HOSTNAMES='localhost',
+    TPU_ACCELERATOR_TYPE='v5litepod-4',  # asked for by libtpu, whatever it compiles for
+)
+# In how many dimensions the chips of a slice stand.
+NUM_TOPOLOGY_DIMENSIONS = {'v4': 3, 'v5e': 2, 'v5p': 3, 'v6e': 2, 'tpu7x': 3}
+
+
+def find_libtpu() -> str | None:
+    """The path of libtpu: what TPU_LIBRARY_PATH says, `make test` has installed, or is installed beside jax."""
+    if configured_path := os.environ.get('TPU_LIBRARY_PATH'):
+        return configured_path
+    if REPOSITORY_LIBTPU.exists():
+        return str(REPOSITORY_LIBTPU)
+    module_spec = importlib.util.find_spec('libtpu')
+    return str(Path(module_spec.origin).parent / 'libtpu.so') if module_spec else None
+
+
+def find_libtpu_version() -> str | None:
+    """Of the library, as its installer has written beside it."""
+    info_folders = Path(path).parents[1].glob('libtpu-*.dist-info') if (path := find_libtpu()) else ()
+    return next((folder.stem.removeprefix('libtpu-') for folder in info_folders), None)
+
+
+# What XLA asks of a GPU, as its GpuTargetConfigProto: Hopper, with so much memory of such a speed.
+HOPPER_TARGET_CONFIG = """
+gpu_device_info {{
+  threads_per_block_limit: 1024 threads_per_warp: 32 shared_memory_per_block: 49152 shared_memory_per_core: 233472
+  threads_per_core_limit: 2048 core_count: 132 fpus_per_core: 128 block_dim_limit_x: 2147483647
+  block_dim_limit_y: 65535 block_dim_limit_z: 65535 memory_bandwidth: {bandwidth:.0f} l2_cache_size: 52428800
+  clock_rate_ghz: 1.98 device_memory_size: {memory:.0f} shared_memory_per_block_optin: 232448
+  cuda_compute_capability {{ major: 9 minor: 0 feature_extension: ACCELERATED_FEATURES }}
+  registers_per_core_limit: 65536 registers_per_block_limit: 65536
+}}
+platform_name: "CUDA" dnn_version_info {{ major: 9 minor: 7 }} runtime_version {{ major: 13 }}
+device_description_str: "{kind}"
+"""
+
+
+def parse_topology(topology: str) -> tuple[str, list[jax.Device]]:
+    """(name in CHIPS, its devices) of CHIP:SHAPE, or of SLICESxCHIP:SHAPE; raises Refusal."""
+    match = re.fullmatch(r'(?:([1-9]\d*)x)?([a-z]\w*):([1-9]\d*(?:x[1-9]\d*)*)', topology)
+    if not match or match[2] not in CHIPS:
+        raise UserError(
+            f'--topology={topology} is unknown; give a chip and a shape, such as v5e:16x16, 2xv5e:8x8 or h100:8'
+        )
+    _, chip_name, shape = match.groups()
+    if CHIPS[chip_name].device_kinds[0].startswith('NVIDIA'):
+        return chip_name, make_gpu_devices(topology, chip_name)
+    if len(shape.split('x')) != NUM_TOPOLOGY_DIMENSIONS[chip_name]:
+        example_shape = 'x'.join(['4'] * NUM_TOPOLOGY_DIMENSIONS[chip_name])
+        raise UserError(
+            f'--topology={topology}: chips of {chip_name} stand in {NUM_TOPOLOGY_DIMENSIONS[chip_name]} dimensions, such as {chip_name}:{example_shape}'
+        )
+    return chip_name, make_tpu_devices(f'{chip_name}:{shape}', int(match[1] or 1))
+
+
+def make_gpu_devices(topology: str, chip_name: str) -> list[jax.Device]:
+    """Those of one node of Hopper; raises Refusal. Of more nodes jax describes no borders."""
+    match, chip = re.fullmatch(r'(h100|h200):([1-8])', topology), CHIPS[chip_name]
+    if not match:
+        raise UserError(
+            f'--topology={topology} cannot be compiled for; of GPUs give one node of Hopper, h100:1 to h100:8 or '
+            'h200:1 to h200:8'
+        )
+    if not has_cuda_plugin():
+        raise UserError(
+            'the compiler for GPUs is not installed; install it, where there need be no GPU: '
+            f'{format_package_command("jax[cuda13]")}'
+        )
+    target = HOPPER_TARGET_CONFIG.format(
+        bandwidth=chip.memory_bytes_per_second, memory=chip.memory_bytes, kind=chip.device_kinds[0]
+    )
+    return topologies.get_topology_desc(platform='cuda', target_config=target, topology=f'1x1x{match[2]}').devices
+
+
+def has_cuda_plugin() -> bool:
+    """Whether jax has a plugin for CUDA."""
+    if importlib.util.find_spec('jax_plugins') is None:
+        return False
+    plugins = pkgutil.iter_modules(importlib.import_module('jax_plugins').__path__)
+    return any(module.name.startswith('xla_cuda') for module in plugins)
+
+
+def make_tpu_devices(topology: str, num_slices: int = 1) -> list[jax.Device]:
+    """Those of a topology such as v5e:2x2, to compile for; raises Refusal."""
+    if (path := find_libtpu()) is None:
+        raise UserError(
+            f'libtpu, which has the compiler for TPUs, is not installed; install it: {format_extra_command("tpu")}'
+        )
+    os.environ.update(
+        {name: value for name, value in LIBTPU_ENVIRONMENT.items() if name not in os.environ}, TPU_LIBRARY_PATH=path
+    )
+    try:
+        slice_options = dict(num_slices=num_slices) if num_slices > 1 else {}
+        return topologies.get_topology_desc(platform='tpu', topology_name=topology, **slice_options).devices
+    except Exception as error:  # what libtpu makes of a name is its own affair
+        raise UserError(f'{topology} is no topology that libtpu knows ({str(error).splitlines()[0]})') from error

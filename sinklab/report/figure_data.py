@@ -1,0 +1,481 @@
+"""Data of the figures of the HTML page, packed into one compressed payload.
+
+Unpacked by assets/unpack.js: the length of the JSON in four bytes, the JSON, padding to four bytes, the arrays.
+"""
+
+import base64
+import gzip
+import json
+from typing import Any
+
+import numpy as np
+
+from sinklab.escape import escape_control
+from sinklab.metrics import registry as measures
+from sinklab.metrics.emergence import estimate_step
+from sinklab.metrics.metric import FigureSpec, MetricInfo
+from sinklab.metrics.registry import FIGURES, VALID_LOSS
+from sinklab.report import run_groups as run_groups_module
+from sinklab.report.emergence import compute_span, find_run_emergence, select_learned
+from sinklab.report.probe_files import select_evenly
+from sinklab.report.run_groups import AxisPoint, RunGroup, SweepAxis, compute_mean_curve
+from sinklab.report.runs import RunResult, find_branches
+from sinklab.report.sweep_table import EMERGENCE_METRIC
+
+ALIGNMENT_BYTES = 4
+MAX_LEVEL = {'u1': 255, 'u2': 65535}
+
+
+def pad_to_alignment(data: bytes) -> bytes:
+    return data + b' ' * (-len(data) % ALIGNMENT_BYTES)
+
+
+class BinaryPayload:
+    def __init__(self) -> None:
+        self.offsets: dict[bytes, int] = {}  # what was added, and where it begins; the same is kept once
+        self.num_bytes = 0
+
+    def add_array(self, values: Any, dtype: str = 'f4') -> list:
+        """[kind, first byte, length] of an array, for the JSON."""
+        array = np.ascontiguousarray(values, np.dtype(dtype).newbyteorder('<'))
+        data = pad_to_alignment(array.tobytes())
+        if data not in self.offsets:
+            self.offsets[data] = self.num_bytes
+            self.num_bytes += len(data)
+        return [dtype, self.offsets[data], array.size]
+
+    def add_quantized(self, values: np.ndarray, low: float, top: float, dtype: str) -> list:
+        """By as many levels from low to top as the kind has; what is not finite counts as low."""
+        share = (np.nan_to_num(values, nan=low, posinf=top, neginf=low) - low) / max(top - low, 1e-30)
+        return self.add_array(np.rint(np.clip(share, 0, 1) * MAX_LEVEL[dtype]), dtype)
+
+    def encode(self, header: Any) -> str:
+        header_bytes = pad_to_alignment(json.dumps(header, allow_nan=False, separators=(',', ':')).encode())
+        content_bytes = len(header_bytes).to_bytes(ALIGNMENT_BYTES, 'little') + header_bytes + b''.join(self.offsets)
+        return base64.b64encode(gzip.compress(content_bytes, 6, mtime=0)).decode()
+
+
+LOSSES_SENTENCE = 'lines are of training batches, dots of held-out windows.'
+TRAIN_LOSS = 'train/loss'
+EMERGENCE_AXIS_INFO = MetricInfo(
+    EMERGENCE_METRIC,
+    'step of emergence',
+    'Between these two probes a run comes to half of its last Sink_1; the middle is drawn.',
+    digits=0,
+)
+TRAIN_INFOS = (
+    MetricInfo('train/grad_norm', 'gradient norm', 'Before it is clipped.'),
+    MetricInfo('train/learning_rate', 'learning rate', 'Of the step.', digits=5),
+    MetricInfo('speed/tokens_per_second', 'tokens/s', 'Of the whole run.', digits=0),
+)
+MAX_TOTAL_POINTS = 20_000  # of one number's curves together
+MAX_POINTS, MIN_POINTS = 400, 40  # of one
+MAX_RUNS_WITH_LOSSES = 8  # runs whose losses of training are drawn, and all of whose numbers
+DOTTED_KINDS = ('only', 'mean')  # kinds of lines that are drawn as dots: not the runs of a mean
+CONTEXT_METRICS = ('sink/1', 'sink/star/clean', 'alpha/1', 'entropy/row', 'mass/row')
+
+
+class LineFigures:
+    """Draws numbers of these arms into a pack."""
+
+    def __init__(self, run_groups: list[RunGroup], payload: BinaryPayload):
+        self.run_groups, self.payload = run_groups, payload
+        self.runs = [run for run_group in run_groups for run in run_group.runs]
+        self.run_indices = {run.name: index for index, run in enumerate(self.runs)}
+        self.max_points = choose_max_points(len(self.runs))
+
+    def list_metric_infos(self) -> list[MetricInfo]:
+        """What is offered to be looked at over steps; of many runs, what the table has."""
+        names = dict.fromkeys(name for run in self.runs for record in run.records for name in record)
+        candidates = [*TRAIN_INFOS, VALID_LOSS, *filter(None, map(measures.find_metric_info, names))]
+        has_few_runs = len(self.runs) <= MAX_RUNS_WITH_LOSSES
+        return [
+            metric_info
+            for metric_info in candidates
+            if metric_info.name in names and (has_few_runs or metric_info.in_table or metric_info is VALID_LOSS)
+        ]
+
+    def make_sink_and_loss_figure(self, as_paper: bool) -> dict:
+        sink_panel = self.make_panel(measures.HEADLINE_METRIC)
+        sink_panel['marks'] = [
+            self.make_emergence_mark(run, run_emergence)
+            for run in self.runs
+            if (run_emergence := find_run_emergence(run)) and run_emergence.span.is_learned
+        ]
+        loss_panel, loss_sentence = self.make_panel(VALID_LOSS), f'{VALID_LOSS.label}: {VALID_LOSS.description}'
+        if len(self.runs) <= MAX_RUNS_WITH_LOSSES and any(run.get_curve(TRAIN_LOSS)[0] for run in self.runs):
+            loss_panel, loss_sentence = self.make_loss_panel(), f'loss: {LOSSES_SENTENCE}'
+        sentence = f'{measures.HEADLINE_METRIC.label}: {measures.HEADLINE_METRIC.description} A triangle stands where it has emerged.'
+        if as_paper:
+            sink_panel['lines'] += self.make_published_points(measures.HEADLINE_METRIC.name)
+            loss_panel['lines'] += self.make_published_points(VALID_LOSS.name)
+            sentence += ' Hollow, at the end: what was published, at its own size and number of steps.'
+        return make_figure('curves', 'Sink and loss', f'{sentence} {loss_sentence}', [sink_panel, loss_panel])
+
+    def make_loss_panel(self) -> dict:
+        """The loss of training as lines, that of validation, which has few points, as dots upon them."""
+        training, validation = self.make_panel(VALID_LOSS, TRAIN_LOSS), self.make_panel(VALID_LOSS)
+        lines = [dict(line, what='training') for line in training['lines']]
+        lines += [
+            dict(line, what='validation', dots=True) for line in validation['lines'] if line['kind'] in DOTTED_KINDS
+        ]
+        label = f'loss ({VALID_LOSS.unit})'
+        return dict(validation, label=label, lines=lines, sentence=LOSSES_SENTENCE)
+
+    def make_published_points(self, metric_name: str) -> list[dict]:
+        """A point for each arm, at the last step of its runs."""
+        values_of_groups = [
+            (index, run_group, run_group.row_info['published'].get(metric_name))
+            for index, run_group in enumerate(self.run_groups)
+        ]
+        steps = {
+            index: max((run.records[-1]['step'] for run in run_group.runs if run.records), default=0)
+            for index, run_group, _ in values_of_groups
+        }
+        return [
+            dict(kind='published', arms=[index], x=self.payload.add_array([steps[index]], 'i4'))
+            | dict(y=self.payload.add_array([value]), sd=self.payload.add_array([0]))
+            for index, _, value in values_of_groups
+            if isinstance(value, int | float)
+        ]
+
+    def make_emergence_mark(self, run: RunResult, run_emergence) -> dict:
+        head_text = (
+            f', layer {run_emergence.head[0]} head {run_emergence.head[1]} first' if run_emergence.head else ''
+        )
+        return dict(
+            run=self.run_indices[run.name],
+            x=run_emergence.at,
+            y=run_emergence.height,
+            text=f'{run_emergence.span.sentence()}{head_text}',
+        )
+
+    def make_context_figure(self) -> dict | None:
+        """What `log.sinks` and `log.rows` have recorded over whole training windows, beside the probe's."""
+        names = [
+            name for name in CONTEXT_METRICS if any(run.get_last(f'{name}/context') is not None for run in self.runs)
+        ]
+        panels = []
+        for name in names:
+            panel = self.make_panel(measures.find_metric_info(name), f'{name}/context')
+            lines = [
+                line
+                for index, run_group in enumerate(self.run_groups)
+                for line in self.make_group_lines(index, run_group, name)
+            ]
+            panel['lines'] += [dict(line, kind='dashed', sd=None) for line in lines if line['kind'] != 'member']
+            panels.append(panel)
+        sentence = 'Of batches of training, over the whole length of their windows; dashed, of the probe.'
+        return make_figure('context', 'Over the whole context', sentence, panels) if panels else None
+
+    def make_choice_figure(self) -> dict:
+        panels = [self.make_panel(metric_info) for metric_info in self.list_metric_infos()]
+        return make_figure('numbers', 'Any number over steps', 'Choose one.', panels) | dict(kind='choice')
+
+    def make_panel(self, metric_info: MetricInfo, name: str = '') -> dict:
+        name = name or metric_info.name
+        lines = [
+            line
+            for index, run_group in enumerate(self.run_groups)
+            for line in self.make_group_lines(index, run_group, name)
+        ]
+        forks = find_branches(self.runs, name)
+        branch_lines = [
+            dict(self.make_line(self.runs[index], steps, values), kind='branch') for index, steps, values in forks
+        ]
+        header = dict(label=metric_info.axis_label, digits=metric_info.digits, sentence=metric_info.description)
+        return dict(header, x='step', lines=[line for line in lines if line] + branch_lines)
+
+    def make_group_lines(self, index: int, run_group: RunGroup, name: str) -> list[dict]:
+        """The mean of its runs with its spread, and they thin; of a single one, itself."""
+        kind = 'only' if len(run_group.runs) == 1 else 'member'
+        lines = [
+            dict(self.make_line(run, *run.get_curve(name)), kind=kind)
+            for run in run_group.runs
+            if run.get_curve(name)[0]
+        ]
+        if mean_curve := compute_mean_curve(run_group.counted_runs, name):
+            indices = select_evenly(len(mean_curve[0]), self.max_points)
+            steps, values, spread = (np.asarray(array)[indices] for array in mean_curve)
+            mean_line = dict(
+                arm=index, run=None, kind='mean', n=len(run_group.counted_runs), sd=self.payload.add_array(spread)
+            )
+            lines.append(mean_line | dict(x=self.payload.add_array(steps, 'i4'), y=self.payload.add_array(values)))
+        elif kind == 'member':
+            lines = [line | dict(kind='only') for line in lines]
+        return lines
+
+    def make_line(self, run: RunResult, steps: list[int], values: list[float]) -> dict:
+        group_index = next(i for i, run_group in enumerate(self.run_groups) if run_group.name == run.group_name)
+        indices = select_extremes(values, self.max_points)
+        xs, ys = (
+            self.payload.add_array(np.asarray(steps)[indices], 'i4'),
+            self.payload.add_array(np.asarray(values)[indices]),
+        )
+        return dict(arm=group_index, run=self.run_indices[run.name], x=xs, y=ys)
+
+    def make_ratios_figure(self, figure_spec: FigureSpec) -> dict:
+        """By block, at each probe."""
+        lines = [
+            dict(
+                run=self.run_indices[run.name],
+                steps=run.probe_steps,
+                y=self.payload.add_array(run.probe_values[figure_spec.name]),
+            )
+            | dict(
+                arm=[run_group.name for run_group in self.run_groups].index(run.group_name),
+                blocks=run.probe_values[figure_spec.name].shape[1],
+            )
+            for run in self.runs
+            if run.has_figure(figure_spec)
+        ]
+        panel = dict(label=figure_spec.label, digits=2, sentence=figure_spec.caption, x='block', lines=lines, rule=1)
+        return make_figure(figure_spec.name, figure_spec.title, figure_spec.caption, [panel]) | dict(kind='ratios')
+
+    def make_axis_figure(self, axis: SweepAxis) -> dict:
+        """Sink, loss and emergence against a field of the config; hollow, what was published."""
+        sentence = (
+            f'What rows end with that differ in {axis.field} alone, mean and spread over seeds; hollow and dashed, '
+            'what was published, at its own size. Values stand in their order, not to scale.'
+        )
+        panels = [
+            self.make_axis_panel(axis, metric_info)
+            for metric_info in (measures.HEADLINE_METRIC, VALID_LOSS, EMERGENCE_AXIS_INFO)
+        ]
+        return make_figure(f'along-{axis.field}', f'Along {axis.name}', sentence, panels)
+
+    def make_axis_panel(self, axis: SweepAxis, metric_info: MetricInfo) -> dict:
+        lines = []
+        for points in axis.lines:
+            if metric_info is EMERGENCE_AXIS_INFO:
+                lines.append(self.make_emergence_line(points))
+                continue
+            own_values = [(point, point.ours[metric_info.name]) for point in points if metric_info.name in point.ours]
+            published_values = [
+                (point, point.published[metric_info.name]) for point in points if metric_info.name in point.published
+            ]
+            lines.append(
+                self.make_axis_line(
+                    [(point, stats['mean'], stats['sd'] or 0) for point, stats in own_values], 'points'
+                )
+            )
+            lines.append(self.make_axis_line([(point, value, 0) for point, value in published_values], 'published'))
+        header = dict(label=metric_info.axis_label, digits=metric_info.digits, sentence=metric_info.description)
+        return dict(header, x=axis.name, ticks=axis.labels, lines=[line for line in lines if line])
+
+    def make_emergence_line(self, points: list[AxisPoint]) -> dict | None:
+        """The steps of emergence of the runs that have learned a sink, read out as intervals."""
+        runs_of_group = {run_group.name: run_group.counted_runs for run_group in self.run_groups}
+        pairs = [(point, select_learned(runs_of_group[point.group_name])) for point in points]
+        spans = [
+            compute_span(runs_of_group[point.group_name]).format_cell() for point, emergences in pairs if emergences
+        ]
+        steps = [
+            (
+                point,
+                np.array(
+                    [estimate_step(run_emergence.start_step, run_emergence.end_step) for run_emergence in emergences]
+                ),
+            )
+            for point, emergences in pairs
+            if emergences
+        ]
+        line = self.make_axis_line(
+            [
+                (point, emergences.mean(), emergences.std(ddof=1) if len(emergences) > 1 else 0)
+                for point, emergences in steps
+            ],
+            'points',
+        )
+        return line and dict(line, words=spans)
+
+    def make_axis_line(self, points: list[tuple], kind: str) -> dict | None:
+        names = [run_group.name for run_group in self.run_groups]
+        return points and dict(
+            kind=kind,
+            arms=[names.index(point.arm) for point, *_ in points],
+            x=self.payload.add_array([point.at for point, *_ in points], 'i4'),
+            y=self.payload.add_array([value for _, value, _ in points]),
+            sd=self.payload.add_array([sd for *_, sd in points]),
+        )
+
+
+def choose_max_points(num_runs: int) -> int:
+    """At most so many of each curve."""
+    return int(np.clip(MAX_TOTAL_POINTS // num_runs, MIN_POINTS, MAX_POINTS))
+
+
+def make_figure(name: str, title: str, sentence: str, panels: list[dict]) -> dict:
+    """Of the panels in which something stands."""
+    nonempty_panels = [panel for panel in panels if panel['lines']]
+    return dict(name=name, kind='lines', title=title, sentence=sentence, panels=nonempty_panels)
+
+
+def select_extremes(values: list[float], max_points: int) -> list[int]:
+    """At most so many places: all, or the smallest and the largest value of count / 2 equal parts, and the ends."""
+    if len(values) <= max_points:
+        return [*range(len(values))]
+    indices, start = {0, len(values) - 1}, 0
+    for part in np.array_split(np.asarray(values), max_points // 2 - 1):
+        indices |= {start + int(part.argmin()), start + int(part.argmax())}
+        start += len(part)
+    return sorted(indices)
+
+
+MAX_MAP_VALUES = 1_500_000  # values of all maps of one picture together
+MAX_MATRIX_VALUES = 2_500_000  # of all matrices of one picture
+MAX_MATRIX_RUNS = 24  # whose matrices are there
+MAX_MATRIX_HEADS = 16  # of one run
+MIN_MATRIX_HEADS = 4  # heads of a run, however many there are
+
+
+def make_head_maps(runs: list[RunResult], figure_spec: FigureSpec, payload: BinaryPayload) -> dict:
+    """A map a run, of as many probes as all runs together have room for."""
+    drawn_runs = [
+        (index, run, run.probe_values[figure_spec.name])
+        for index, run in enumerate(runs)
+        if run.has_figure(figure_spec)
+    ]
+    low, top = compute_scale(figure_spec, [values_NLH for _, _, values_NLH in drawn_runs])
+    maps = []
+    for index, run, values_NLH in drawn_runs:
+        probe_indices = select_evenly(
+            len(values_NLH), max(1, MAX_MAP_VALUES // len(drawn_runs) // values_NLH[0].size)
+        )
+        values = payload.add_quantized(values_NLH[probe_indices], low, top, 'u2')
+        shape = dict(rows=values_NLH.shape[1], columns=values_NLH.shape[2], first=1)
+        maps.append(
+            dict(
+                shape, run=index, steps=[run.probe_steps[step] for step in probe_indices], values=values, depth=65535
+            )
+        )
+    return make_map_header(figure_spec, low, top) | dict(maps=maps, across='head', up='layer')
+
+
+def make_matrix_maps(runs: list[RunResult], figure_spec: FigureSpec, payload: BinaryPayload) -> dict:
+    """The strongest heads of the first runs, at as many probes as there is room for, the last one first of all."""
+    drawn_runs = [(index, run) for index, run in enumerate(runs) if run.has_figure(figure_spec)][:MAX_MATRIX_RUNS]
+    low, top, maps = 0.0, figure_spec.scale_max or 1.0, []
+    for index, run in drawn_runs:
+        last_LHTS = run.load_matrices(figure_spec)
+        queries, keys = last_LHTS.shape[2:]
+        max_values = MAX_MATRIX_VALUES // len(drawn_runs) // (queries * keys)
+        chosen_heads = run.find_strongest_heads(max(MIN_MATRIX_HEADS, min(MAX_MATRIX_HEADS, max_values)))
+        probe_indices = select_evenly(len(run.probe_steps), max(1, max_values // len(chosen_heads)))
+        steps = [run.load_matrices(figure_spec, step) for step in probe_indices[:-1]] + [last_LHTS]
+        for layer, head in chosen_heads:
+            values = payload.add_quantized(np.stack([step[layer, head] for step in steps]), low, top, 'u1')
+            shape = dict(rows=queries, columns=keys, first=1 - (keys - queries), layer=layer + 1, head=head + 1)
+            maps.append(
+                dict(
+                    shape,
+                    run=index,
+                    steps=[run.probe_steps[step] for step in probe_indices],
+                    values=values,
+                    depth=255,
+                )
+            )
+    return make_map_header(figure_spec, low, top) | dict(maps=maps, across='key', up='query', runs=len(drawn_runs))
+
+
+def compute_scale(figure_spec: FigureSpec, values: list[np.ndarray]) -> tuple[float, float]:
+    """Of the scale: from 0, or as far below as above where some value is negative."""
+    top = figure_spec.scale_max or max(float(np.nanmax(array)) for array in values)
+    low = min(float(np.nanmin(array)) for array in values)
+    widest = max(top, -low)
+    return (-widest, widest) if low < 0 else (0.0, top)
+
+
+def make_map_header(figure_spec: FigureSpec, low: float, top: float) -> dict:
+    header = dict(name=figure_spec.name, kind=figure_spec.kind, title=figure_spec.title, sentence=figure_spec.caption)
+    return header | dict(label=figure_spec.label, low=low, top=top)
+
+
+MAP_MAKERS = dict(heads=make_head_maps, matrices=make_matrix_maps)
+
+
+def make_page_data(run_groups: list[RunGroup], rows: list[dict], as_paper: bool) -> tuple[list[dict], str]:
+    """(the figures, what their script unpacks)."""
+    payload, runs = BinaryPayload(), [run for run_group in run_groups for run in run_group.runs]
+    page_figures = make_all_figures(run_groups, rows, payload, as_paper)
+    if as_paper:
+        page_figures = sort_like_paper(page_figures)
+    steps = sorted({step for run in runs for step in run.probe_steps})
+    group_infos = [
+        dict(name=escape_control(run_group.name), published=run_group.row_info['published'])
+        for run_group in run_groups
+    ]
+    return page_figures, payload.encode(
+        dict(
+            figures=page_figures, steps=steps, arms=group_infos, runs=[make_run_info(run, run_groups) for run in runs]
+        )
+    )
+
+
+def make_all_figures(
+    run_groups: list[RunGroup], rows: list[dict], payload: BinaryPayload, as_paper: bool
+) -> list[dict]:
+    line_figures, runs = LineFigures(run_groups, payload), [run for run_group in run_groups for run in run_group.runs]
+    candidates = [
+        line_figures.make_sink_and_loss_figure(as_paper),
+        *map(line_figures.make_axis_figure, run_groups_module.find_axes(run_groups, rows)),
+        line_figures.make_context_figure(),
+    ]
+    for figure_spec in FIGURES:
+        if any(run.has_figure(figure_spec) for run in runs):
+            map_figure = (
+                line_figures.make_ratios_figure(figure_spec)
+                if figure_spec.kind == 'ratios'
+                else MAP_MAKERS[figure_spec.kind](runs, figure_spec, payload)
+            )
+            candidates.append(
+                map_figure
+                | dict(without=[run.name for run in runs if run.probe_steps and not run.has_figure(figure_spec)])
+            )
+    return [
+        figure for figure in [*candidates, line_figures.make_choice_figure()] if figure and figure.get('panels', True)
+    ]
+
+
+def make_run_info(run: RunResult, run_groups: list[RunGroup]) -> dict:
+    return dict(
+        name=escape_control(run.name),
+        arm=[run_group.name for run_group in run_groups].index(run.group_name),
+        kind=run.outcome,
+        probes=run.probe_steps,
+    )
+
+
+# By names of figures, in the paper's order; a number is of arXiv 2410.10781v1, where it is known.
+PAPER_FIGURES = {
+    'norm': ('Hidden states', ''),
+    'key': ('Keys', ''),
+    'value': ('Values', ''),
+    'cos': ('Queries and keys', ''),
+    'attention': ('Attention patterns', ''),
+    'alpha': ('Layers and heads', ''),
+    'curves': ('Emergence', 'Figure 2A'),
+    'along-optimizer.peak_learning_rate': ('Learning rate', 'Figure 2B'),
+    'along-data.share': ('Amount of data', 'Figure 2C'),
+    'along-optimizer.weight_decay': ('Weight decay', 'Table 1'),
+    'along-model.mask.window': ('Window', 'Figure 2D'),
+    'along-model.mask.prefix': ('Prefix', 'Figure 3B'),
+    'along-optimizer.batch_size': ('Batch', 'Table 6'),
+    'along-model.heads': ('Heads', 'Table 9'),
+    'along-model.columns.value_norm': ('Norm of a fixed value', 'Table 10'),
+    'along-model.attention.gain': ('Gain', 'Table 12'),
+}
+
+
+def sort_like_paper(figures: list[dict]) -> list[dict]:
+    """The paper's first, in its order and by its numbers; then the others."""
+    positions = {name: position for position, name in enumerate(PAPER_FIGURES)}
+    sorted_figures = sorted(figures, key=lambda figure: positions.get(figure['name'], len(PAPER_FIGURES)))
+    return [dict(figure, title=make_paper_title(figure)) for figure in sorted_figures]
+
+
+def make_paper_title(figure: dict) -> str:
+    words, number = PAPER_FIGURES.get(figure['name'], ('', ''))
+    if not number:
+        return figure['title']
+    return f'{number}. {words}' + ('' if figure['name'].startswith('along-') else f': {figure["title"]}')

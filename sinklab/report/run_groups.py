@@ -1,0 +1,166 @@
+"""Groups of runs that differ by seed alone, and the config axes along which groups differ."""
+
+import dataclasses
+import json
+
+import numpy as np
+
+from sinklab.metrics.registry import HEADLINE_METRIC
+from sinklab.report import sweep_table
+from sinklab.report.runs import RunResult, drop_seed_fields, format_config_value
+
+EXCLUDED_OUTCOMES = ('diverged', 'refused')  # kinds of ends whose numbers are no result
+
+
+@dataclasses.dataclass(frozen=True)
+class RunGroup:
+    name: str
+    runs: list[RunResult]
+
+    @property
+    def row_info(self) -> dict:
+        """row.json, by the name that the arm has here."""
+        row_info = self.runs[0].row_info
+        return {'source': '', **row_info, 'row': self.name, 'published': row_info.get('published') or {}}
+
+    @property
+    def counted_runs(self) -> list[RunResult]:
+        """Those that are done; where none is, those under way."""
+        done = [run for run in self.runs if run.outcome == 'done']
+        return done or [run for run in self.runs if run.outcome not in EXCLUDED_OUTCOMES]
+
+
+def group_runs(runs: list[RunResult]) -> list[RunGroup]:
+    """The baseline first, which changes nothing of its table's default, if it is there; the others as given."""
+    run_groups = [
+        RunGroup(name, [run for run in runs if run.group_name == name])
+        for name in dict.fromkeys(run.group_name for run in runs)
+    ]
+    return sorted(run_groups, key=lambda run_group: run_group is not find_baseline(run_groups))
+
+
+def find_baseline(run_groups: list[RunGroup]) -> RunGroup:
+    unchanged = [
+        run_group
+        for run_group in run_groups
+        if run_group.row_info.get('diff') == {} and not run_group.row_info.get('from')
+    ]
+    return (unchanged or run_groups)[0]
+
+
+def make_group_table(run_groups: list[RunGroup]) -> list[dict]:
+    """As of a sweep, and whether a row lies on the published side of the first."""
+    rows = sweep_table.make_sweep_table([make_row_result(run_group) for run_group in run_groups])
+    return [row | dict(direction=sweep_table.compare_direction(row, rows[0])) for row in rows]
+
+
+def make_row_result(run_group: RunGroup) -> sweep_table.RowResult:
+    key_of_run = {run.name: run.seed if is_only_run_of_seed(run_group, run) else run.name for run in run_group.runs}
+    return sweep_table.RowResult(
+        run_group.row_info,
+        outcomes={key_of_run[run.name]: run.outcome for run in run_group.runs},
+        reasons={
+            key_of_run[run.name]: message for run in run_group.runs if (message := run.outcome_record.get('message'))
+        },
+        metrics_by_seed={
+            key_of_run[run.name]: sweep_table.compute_run_metrics(run.records, run.config.get('model.vocabulary'))
+            for run in run_group.counted_runs
+        },
+    )
+
+
+def is_only_run_of_seed(run_group: RunGroup, run: RunResult) -> bool:
+    return run.seed is not None and [other.seed for other in run_group.runs].count(run.seed) == 1
+
+
+def compute_mean_curve(runs: list[RunResult], metric_name: str) -> tuple[list[int], np.ndarray, np.ndarray] | None:
+    """(steps, mean, sample standard deviation) of a number at the steps that all of several runs recorded it at."""
+    curves = [dict(zip(*run.get_curve(metric_name), strict=True)) for run in runs]
+    steps = sorted(set.intersection(*map(set, curves))) if len(curves) > 1 else []
+    if not steps:
+        return None
+    values = np.array([[curve[step] for step in steps] for curve in curves])
+    return steps, values.mean(0), values.std(0, ddof=1)
+
+
+AXIS_METRICS = (HEADLINE_METRIC.name, sweep_table.LOSS_METRIC, sweep_table.EMERGENCE_METRIC)
+# Where a field that is None hides nothing, it reaches as far as another one.
+FALLBACK_FIELDS = {'model.mask.window': 'data.length', 'model.mask.block': 'data.length'}
+
+
+@dataclasses.dataclass(frozen=True)
+class AxisPoint:
+    group_name: str
+    tick: int  # of the axis' labels
+    ours: dict  # {name: spread}
+    published: dict
+
+
+@dataclasses.dataclass(frozen=True)
+class SweepAxis:
+    field: str
+    labels: list[str]  # the values, in their order and not to scale
+    lines: list[list[AxisPoint]]  # each of arms that differ in nothing else
+
+    @property
+    def name(self) -> str:
+        return self.field.rpartition('.')[2].replace('_', ' ')
+
+
+def find_axes(run_groups: list[RunGroup], rows: list[dict]) -> list[SweepAxis]:
+    """Of every field by which some arms, alike in all else, can be laid side by side; those of most arms first.
+
+    Forks are left out: they have more than a config otherwise.
+    """
+    pairs = [
+        (run_group, row)
+        for run_group, row in zip(run_groups, rows, strict=True)
+        if not run_group.row_info.get('from')
+    ]
+    run_groups, rows = [run_group for run_group, _ in pairs], [row for _, row in pairs]
+    configs = [drop_seed_fields(run_group.runs[0].config) for run_group in run_groups]
+    candidates = [make_axis(field, run_groups, configs, rows) for field in find_numeric_fields(configs)]
+    return sorted(filter(None, candidates), key=lambda sweep_axis: -sum(map(len, sweep_axis.lines)))
+
+
+def find_numeric_fields(configs: list[dict]) -> list[str]:
+    """The fields that differ, and are numbers or nothing."""
+    fields = dict.fromkeys(name for config in configs for name in config)
+    values = {name: [config.get(name) for config in configs] for name in fields}
+    return [
+        name
+        for name, field_values in values.items()
+        if len(set(map(str, field_values))) > 1 and all(map(is_number, field_values))
+    ]
+
+
+def is_number(value: object) -> bool:
+    return value is None or (isinstance(value, int | float) and not isinstance(value, bool))
+
+
+def make_axis(field: str, run_groups: list[RunGroup], configs: list[dict], rows: list[dict]) -> SweepAxis | None:
+    groups = {}
+    for run_group, config, row in zip(run_groups, configs, rows, strict=True):
+        if field in config and any(name in row['ours'] for name in AXIS_METRICS):
+            rest_key = json.dumps({name: value for name, value in config.items() if name != field}, sort_keys=True)
+            groups.setdefault(rest_key, []).append((get_reached_value(field, config), run_group, row))
+    groups = [group for group in groups.values() if len({format_config_value(value) for value, *_ in group}) > 1]
+    values = sorted({value for group in groups for value, *_ in group}, key=lambda value: (value is None, value or 0))
+    lines = [
+        [
+            AxisPoint(run_group.name, values.index(value), row['ours'], row['published'])
+            for value, run_group, row in sort_by_value(group)
+        ]
+        for group in groups
+    ]
+    return SweepAxis(field, [format_config_value(value) for value in values], lines) if lines else None
+
+
+def sort_by_value(group: list[tuple]) -> list[tuple]:
+    return sorted(group, key=lambda item: (item[0] is None, item[0] or 0))
+
+
+def get_reached_value(field: str, config: dict) -> float | None:
+    """The value of a field, or what it reaches where it is None."""
+    value = config[field]
+    return config.get(FALLBACK_FIELDS.get(field, ''), value) if value is None else value

@@ -1,0 +1,286 @@
+"""The summary table of runs, its legend, and the headline sentence of a report."""
+
+from collections.abc import Mapping, Sequence
+
+from sinklab.metrics import registry as measures
+from sinklab.metrics.emergence import MIN_FINAL_RATE_PERCENT, EmergenceSpan, merge_emergence
+from sinklab.metrics.emergence import find_emergence as of_rates
+from sinklab.metrics.metric import MetricInfo, format_fixed
+from sinklab.metrics.registry import HEADLINE_METRIC
+from sinklab.report.emergence import compute_span as emergence_span
+from sinklab.report.emergence import find_run_emergence
+from sinklab.report.run_groups import RunGroup
+from sinklab.report.runs import RUN_METRIC_INFOS, RunResult
+
+MAX_NAMED_GROUPS = 6  # arms that are named each
+
+
+def format_headline(run_groups: list[RunGroup]) -> str:
+    if len(run_groups) > MAX_NAMED_GROUPS:
+        return format_many_groups(run_groups)
+    return '; '.join(f'{run_group.name}: {", ".join(format_group(run_group))}' for run_group in run_groups) + '.'
+
+
+def format_group(run_group: RunGroup) -> list[str]:
+    """What is to be said of it: its sink, and what of its runs has gone otherwise."""
+    measured_runs = [run for run in run_group.counted_runs if run.get_last(HEADLINE_METRIC.name) is not None]
+    unmeasured_runs = [run for run in run_group.counted_runs if run not in measured_runs]
+    excluded_runs = [run for run in run_group.runs if run not in run_group.counted_runs]
+    texts = [format_sink_rate(run_group, measured_runs)] if measured_runs else []
+    return [
+        *texts,
+        *(f'{format_seed_prefix(run_group, run)}no probe yet' for run in unmeasured_runs),
+        *(format_failure(run_group, run) for run in excluded_runs),
+    ]
+
+
+def format_sink_rate(run_group: RunGroup, runs: list[RunResult]) -> str:
+    rates = [run.get_last(HEADLINE_METRIC.name) for run in runs]
+    if max(rates) < MIN_FINAL_RATE_PERCENT:
+        return f'none after {format_steps(runs)} ({format_seeds(runs)})'
+    rate_text = f'{rates[0]:.0f} %' if len(runs) == 1 else f'{sum(rates) / len(rates):.0f} % ({format_range(rates)})'
+    emergence_text = emergence_span(runs).format_sentence('emerging')
+    return f'{rate_text} of (text, layer, head) have a sink after {format_steps(runs)} ({format_seeds(runs)}), {emergence_text}'
+
+
+def format_range(rates: list[float]) -> str:
+    return f'{min(rates):.0f} to {max(rates):.0f}'
+
+
+def format_steps(runs: list[RunResult]) -> str:
+    last_steps = sorted({run.records[-1]['step'] for run in runs})
+    return f'{last_steps[0]} steps' if len(last_steps) == 1 else f'{last_steps[0]} to {last_steps[-1]} steps'
+
+
+def format_seeds(runs: list[RunResult]) -> str:
+    seed_numbers = [run.seed for run in runs if run.seed is not None]
+    text = f'{len(runs)} seeds' if len(runs) > 1 else f'seed {seed_numbers[0]}' if seed_numbers else 'one run'
+    return ', '.join([text, *dict.fromkeys(run.outcome for run in runs if run.outcome != 'done')])
+
+
+def format_seed_prefix(run_group: RunGroup, run: RunResult) -> str:
+    return f'seed {run.seed} ' if len(run_group.runs) > 1 and run.seed is not None else ''
+
+
+def format_failure(run_group: RunGroup, run: RunResult) -> str:
+    return f'{format_seed_prefix(run_group, run)}{run.outcome} at step {run.outcome_record.get("step", 0)}'
+
+
+def format_many_groups(run_groups: list[RunGroup]) -> str:
+    """The ends of the order by the mean rate, and how many are neither."""
+    rates = {}
+    for run_group in run_groups:
+        if group_rates := [
+            rate for run in run_group.counted_runs if (rate := run.get_last(HEADLINE_METRIC.name)) is not None
+        ]:
+            rates[run_group.name] = sum(group_rates) / len(group_rates)
+    runs = [run for run_group in run_groups for run in run_group.runs]
+    texts = [f'{len(runs)} runs of {len(run_groups)} rows']
+    if rates:
+        lowest, highest = min(rates, key=rates.get), max(rates, key=rates.get)
+        texts[0] += (
+            f': from {rates[lowest]:.0f} % of (text, layer, head) with a sink ({lowest}) to {rates[highest]:.0f} % ({highest})'
+        )
+        num_without_sink = sum(rate < MIN_FINAL_RATE_PERCENT for rate in rates.values())
+        texts.append(f'{num_without_sink} of {len(rates)} rows have none')
+    outcomes = [run.outcome for run in runs]
+    texts += [f'{outcomes.count(outcome)} {outcome}' for outcome in dict.fromkeys(outcomes) if outcome != 'done']
+    num_without_probe = sum(run.get_last(HEADLINE_METRIC.name) is None for run in runs)
+    return '; '.join(texts + ([f'{num_without_probe} without a probe'] if num_without_probe else [])) + '.'
+
+
+RUN_HEADINGS = ('run', *(number.label for number in RUN_METRIC_INFOS), 'emerges (step)', 'first head', 'end')
+PUBLISHED_SOURCE = 'published, of another model'
+MAX_NAMED_ROWS = 6  # rows that a sentence names each
+EXTRA_COLUMN_SENTENCES = {
+    'runs': 'How many are done, each with another seed.',
+    'emerges': 'Steps between which Sink_1 passes half of its last value (at start: it has passed it before '
+    f'training; none: its last value is below {MIN_FINAL_RATE_PERCENT:.0f} %; 3 of 8: so many runs end with a sink).',
+    'first head': 'The first whose mean alpha_1 is above 0.3 from then on.',
+}
+
+
+def format_legend(headings: Sequence[str], metric_infos: Sequence[MetricInfo] = ()) -> str:
+    """Say in one paragraph what columns with these headings, and units behind them, mean.
+
+    Args:
+        headings: those without a meaning here are passed over.
+        numbers: what some of them are, beside what every run is measured by.
+    """
+    all_infos = *measures.METRIC_INFOS, *RUN_METRIC_INFOS, *metric_infos
+    sentences = {metric_info.label: metric_info.description for metric_info in all_infos} | EXTRA_COLUMN_SENTENCES
+    labels = [heading.partition(' (')[0] for heading in headings]
+    if HEADLINE_METRIC.label in labels and 'alpha_1' not in labels:
+        labels.insert(labels.index(HEADLINE_METRIC.label) + 1, 'alpha_1')
+    return '; '.join(f'{name}: {lowercase_first_letter(sentences[name])}' for name in labels if name in sentences)
+
+
+def lowercase_first_letter(sentence: str) -> str:
+    """Return a sentence to follow a colon."""
+    first, rest = sentence.rstrip('.')[:1], sentence.rstrip('.')[1:]
+    return (first.lower() if rest[:1].islower() else first) + rest
+
+
+def make_run_table(runs: list[RunResult]) -> list[dict]:
+    """None where a number was never recorded, or no sink has emerged."""
+    return [make_run_row(run) for run in runs]
+
+
+def make_run_row(run: RunResult) -> dict:
+    run_emergence = find_run_emergence(run)
+    emergence_fields = run_emergence and dict(
+        after=run_emergence.start_step, at=run_emergence.end_step, head=run_emergence.first_head
+    )
+    return dict(
+        arm=run.name,
+        notes=run.notes,
+        **{metric_info.name: run.get_last(metric_info.name) for metric_info in RUN_METRIC_INFOS},
+        seed=run.seed,
+        row=run.group_name,
+        outcome=run.outcome,
+        message=run.outcome_record.get('message', ''),
+        probes=len(run.run_dir.probe_files),
+        emergence=emergence_fields,
+    )
+
+
+def format_run_cells(row: dict) -> list[str]:
+    """A row of it as a person reads it, under HEADINGS."""
+    values = [(metric_info, row[metric_info.name]) for metric_info in RUN_METRIC_INFOS]
+    return [
+        row['arm'],
+        *('-' if value is None else metric_info.format_value(value) for metric_info, value in values),
+        *format_end_cells(row),
+    ]
+
+
+def format_end_cells(row: dict) -> list[str]:
+    """When a sink emerges, in which head first, and how the run has ended."""
+    emergence_fields, outcome_text = row['emergence'], row['outcome'] + ('' if row['probes'] else ', no probe')
+    if not emergence_fields:
+        return [
+            '-' if row[HEADLINE_METRIC.name] is None else merge_emergence([None]).format_cell(),
+            '-',
+            outcome_text,
+        ]
+    head_text = 'layer {} head {}'.format(*emergence_fields['head']) if emergence_fields['head'] else '-'
+    return [
+        merge_emergence([(emergence_fields['after'], emergence_fields['at'])]).format_cell(),
+        head_text,
+        outcome_text,
+    ]
+
+
+def make_metric_table(records: list[dict], published: Mapping[str, object]) -> tuple[list[str], list[list[str]]]:
+    """Return headings and rows of a table with a line for each number of one run.
+
+    Args:
+        records: of its metrics.jsonl.
+        published: {name: number}, of its row.
+    """
+    last_values = {name: value for record in records for name, value in record.items()}
+    metric_infos = [
+        metric_info
+        for metric_info in RUN_METRIC_INFOS
+        if metric_info.name in last_values and metric_info.name not in ('step', 'seconds')
+    ]
+    rows = []
+    for metric_info in metric_infos:
+        published_value = published.get(metric_info.name)
+        published_text = (
+            f'{published_value:.2f} {metric_info.unit}'.rstrip() if isinstance(published_value, int | float) else ''
+        )
+        rows.append(
+            [
+                metric_info.label,
+                metric_info.format_value(last_values[metric_info.name]),
+                published_text,
+                metric_info.description,
+            ]
+        )
+    headings = ['number', 'value', 'published', 'what it is']
+    if any(published_text for _, _, published_text, _ in rows):
+        return headings, rows
+    return [*headings[:2], headings[3]], [[label, value, sentence] for label, value, _, sentence in rows]
+
+
+def describe_published(row: Mapping, headings: Sequence[str]) -> str:
+    """Say what is published of a row besides the numbers of its table, and where that is published.
+
+    Args:
+        row: its row.json.
+        headings: of the table, as `of_one` returns them.
+
+    Returns:
+        A line, or '' where the table shows no published number and the row is not published as failing.
+    """
+    is_published_failure = bool((row.get('published') or {}).get('fails'))
+    sources = [f'{row["source"]}, of another model'] if row.get('source') else []
+    if is_published_failure:
+        return f'published: fails{"".join(f" ({source_text})" for source_text in sources)}'
+    return ''.join(f'published: {source_text}' for source_text in sources) if 'published' in headings else ''
+
+
+def format_duration(record: dict) -> str:
+    return f'{record["step"]} steps in {record["seconds"]:.0f} s'
+
+
+def summarize_sink(records: list[dict]) -> tuple[float | None, str]:
+    """Return what Sink_1 a run has ended with, and in words when it emerged."""
+    probe_records = [record for record in records if HEADLINE_METRIC.name in record]
+    if not probe_records:
+        return None, 'no probe'
+    rates = [record[HEADLINE_METRIC.name] for record in probe_records]
+    emergence_steps = of_rates([record['step'] for record in probe_records], rates)
+    return rates[-1], merge_emergence([emergence_steps]).format_sentence()
+
+
+def summarize_sink_of_rows(
+    rows: Sequence[Mapping], spans: Mapping[str, EmergenceSpan]
+) -> dict[str, tuple[float | None, str]]:
+    """Return the same of each row of a sweep, as the mean of its runs.
+
+    Args:
+        rows: of report/sweep.py:table.
+        spans: of report/sweep.py:spans.
+    """
+    summaries = {}
+    for row in rows:
+        name, rate = row['row'], row['ours'].get(HEADLINE_METRIC.name)
+        summaries[name] = (None, row['outcome']) if rate is None else (rate['mean'], spans[name].format_sentence())
+    return summaries
+
+
+def collect_published_rates(rows: Mapping[str, Mapping]) -> tuple[dict[str, str], str]:
+    """Return {row: its published Sink_1}, of the rows that have one, and in words where that comes from."""
+    rates = {name: row.get('published', {}).get(HEADLINE_METRIC.name) for name, row in rows.items()}
+    return {
+        name: f'{format_fixed(rate, 1)} %' for name, rate in rates.items() if isinstance(rate, int | float)
+    }, PUBLISHED_SOURCE
+
+
+def format_comparison(
+    observed: Mapping[str, tuple[float | None, str]], expected: Mapping[str, str], source: str, page: object = None
+) -> str:
+    """Say in one sentence what was seen, what was expected, and where the page lies.
+
+    Args:
+        seen: {row: (Sink_1, words)}.
+        expected: {row: its Sink_1 in words}.
+        source: where the expected values come from.
+        page: the file, if there is one.
+    """
+    texts = []
+    if len(observed) <= MAX_NAMED_ROWS:
+        row_texts = [
+            f'{"unknown" if rate is None else f"{format_fixed(rate, 1)} %"} for {name} ({words})'
+            for name, (rate, words) in observed.items()
+        ]
+        texts.append(f'Seen: {HEADLINE_METRIC.label} is {join_with_and(row_texts)}')
+        if expected_texts := [f'{words} for {name}' for name, words in expected.items() if name in observed]:
+            texts.append(f'expected: {join_with_and(expected_texts)} ({source})')
+    return '; '.join([*texts, *([f'page: {page}'] if page else [])])
+
+
+def join_with_and(words: Sequence[str]) -> str:
+    return ' and '.join(filter(None, [', '.join(words[:-1]), words[-1]]))

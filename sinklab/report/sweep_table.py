@@ -1,0 +1,260 @@
+"""The table of a sweep: mean and spread over seeds, published values, and paired differences."""
+
+import dataclasses
+import math
+from collections.abc import Mapping
+
+import numpy as np
+
+from sinklab.metrics.emergence import (
+    EmergenceSpan,
+    estimate_step,
+    find_emergence,
+    merge_emergence,
+)
+from sinklab.metrics.metric import MetricInfo, format_fixed
+from sinklab.metrics.registry import (
+    HEADLINE_METRIC,
+    METRIC_INFOS,
+    VALID_LOSS,
+    find_metric_info,
+)
+from sinklab.report.statistics import compute_mean_interval
+from sinklab.run_dir import RunDir
+
+COMPARED_METRICS = [number.name for number in METRIC_INFOS if number.in_sweep]
+LOSS_METRIC = VALID_LOSS.name
+EMERGENCE_METRIC = 'emergence/step'  # the middle of the two probes between which a run's sink emerges
+EMERGENCE_START_METRIC, EMERGENCE_END_METRIC = (
+    'emergence/after',
+    'emergence/at',
+)  # these probes: the first of them is missing where there is none before
+EMERGENCE_INFO = MetricInfo(EMERGENCE_METRIC, 'emerges', 'Step at which the sink emerges.', 'step')
+FAILING_LOSS_FRACTION = (
+    0.6  # of log V. The worst loss that was published of a run that trains is 0.50 of it, of 50,432 ids.
+)
+FAILED_OUTCOMES = {'diverged', 'failed'}
+
+
+@dataclasses.dataclass(frozen=True)
+class RowResult:
+    """One row with all its seeds."""
+
+    row_info: dict  # config, row, diff, published, source
+    outcomes: dict[int, str]  # by seed: done, diverged, refused, crashed, to do
+    reasons: dict[int, str]  # by seed, where an outcome has one
+    metrics_by_seed: dict[int, dict[str, float]]  # by seed, of the runs that are done
+
+
+def read_last_metrics(run_dir: RunDir) -> dict[str, float]:
+    """The last value of every number that a run recorded, and whether it fails (1) or not (0)."""
+    last_step, vocabulary = run_dir.read_limits()
+    return compute_run_metrics(run_dir.read_records(last_step, strict=True), vocabulary)
+
+
+def compute_run_metrics(records: list[dict], vocabulary: int | None) -> dict[str, float]:
+    metrics = {name: value for record in records for name, value in record.items()}
+    probe_records = [record for record in records if HEADLINE_METRIC.name in record]
+    if emergence_steps := find_emergence(
+        [probe_record['step'] for probe_record in probe_records],
+        [probe_record[HEADLINE_METRIC.name] for probe_record in probe_records],
+    ):
+        start_step, end_step = emergence_steps
+        metrics |= {EMERGENCE_METRIC: estimate_step(*emergence_steps), EMERGENCE_END_METRIC: end_step} | (
+            {} if start_step is None else {EMERGENCE_START_METRIC: start_step}
+        )
+    if LOSS_METRIC in metrics and vocabulary:
+        metrics['fails'] = float(has_failed(metrics[LOSS_METRIC], vocabulary))
+    return metrics
+
+
+def has_failed(loss: float, vocabulary: int) -> bool:
+    """Whether a run has failed that ended with this validation loss: it is not finite, or above 0.6 log V."""
+    return not loss <= FAILING_LOSS_FRACTION * math.log(vocabulary)
+
+
+def make_sweep_table(results: list[RowResult]) -> list[dict]:
+    """What each row is about, and its outcome, ours {name: spread}, and the difference from the first row."""
+    baseline, *others = results
+    return [make_row(baseline, None), *(make_row(result, baseline) for result in others)]
+
+
+def make_row(result: RowResult, baseline: RowResult | None) -> dict:
+    values_of_metric = {name: get_values(result, name) for name in list_compared_metrics(result)}
+    return dict(
+        result.row_info,
+        outcome=format_outcome(list_outcomes(result), bool(result.row_info['published'].get('fails'))),
+        seeds=result.outcomes,
+        reasons=result.reasons,
+        ours={
+            name: summarize_values(list(seed_values.values()))
+            for name, seed_values in values_of_metric.items()
+            if seed_values
+        },
+        difference=baseline and dict({'from': baseline.row_info['row']}, **compute_differences(result, baseline)),
+    )
+
+
+def list_compared_metrics(result: RowResult) -> list[str]:
+    """What is compared: the table's own, whatever else is published of the row, and the loss."""
+    published = [name for name in result.row_info['published'] if name != 'fails']  # stands in the outcome
+    return list(dict.fromkeys([*COMPARED_METRICS, *published, EMERGENCE_METRIC, LOSS_METRIC]))
+
+
+def get_values(result: RowResult, metric_name: str) -> dict[int, float]:
+    return {seed: metrics[metric_name] for seed, metrics in result.metrics_by_seed.items() if metric_name in metrics}
+
+
+def compute_differences(result: RowResult, baseline: RowResult) -> dict[str, dict]:
+    """The spread of (this row - the first one) over the seeds that both have, and the 95 % interval of its mean."""
+    stats = {}
+    for name in (HEADLINE_METRIC.name, LOSS_METRIC):
+        row_values, baseline_values = get_values(result, name), get_values(baseline, name)
+        if paired := [row_values[seed] - baseline_values[seed] for seed in row_values if seed in baseline_values]:
+            stats[name] = summarize_values(paired) | dict(interval=compute_mean_interval(paired))
+    return stats
+
+
+def compare_direction(row: dict, baseline: dict, metric_name: str = HEADLINE_METRIC.name) -> str:
+    """Whether a row differs from the first one to the same side as published, and beyond its spread over seeds."""
+    published = [item['published'].get(metric_name) for item in (row, baseline)]
+    difference = (row['difference'] or {}).get(metric_name)
+    if difference is None or None in published or published[0] == published[1]:
+        return ''
+    if difference['mean'] == 0 or (difference['sd'] is not None and abs(difference['mean']) <= difference['sd']):
+        return 'within the spread' if difference['sd'] is not None else 'no difference'
+    is_same_sign = (difference['mean'] > 0) == (published[0] > published[1])
+    return ('as published' if is_same_sign else 'opposite') + (', one seed' if difference['n'] == 1 else '')
+
+
+def summarize_values(values: list[float]) -> dict[str, float | int | None]:
+    """Mean and sample standard deviation; that of one number is unknown."""
+    sd = float(np.std(values, ddof=1)) if len(values) > 1 else None
+    return dict(mean=float(np.mean(values)), sd=sd, n=len(values))
+
+
+def list_outcomes(result: RowResult) -> list[str]:
+    """The outcomes by seed; of a row that is published as failing, a run that is done may have failed, too."""
+    fails_of_seed = get_values(result, 'fails') if result.row_info['published'].get('fails') else {}
+    return ['failed' if fails_of_seed.get(seed) else run_outcome for seed, run_outcome in result.outcomes.items()]
+
+
+def format_outcome(outcomes: list[str], is_published_failure: bool) -> str:
+    """How often each, and whether it is what was published."""
+    distinct = dict.fromkeys(outcomes)
+    text = ', '.join(f'{outcome_kind} {outcomes.count(outcome_kind)}/{len(outcomes)}' for outcome_kind in distinct)
+    if not is_published_failure or not {'done', *FAILED_OUTCOMES} & set(distinct):
+        return text
+    if set(distinct) == {'done'}:
+        return 'trained, published: fails'
+    return f'{text}, as published' if set(distinct) <= FAILED_OUTCOMES else f'{text}, published: fails'
+
+
+def find_column_info(name: str) -> MetricInfo | None:
+    """Return how a number is shown, None of one that is not known."""
+    return {LOSS_METRIC: VALID_LOSS, EMERGENCE_METRIC: EMERGENCE_INFO}.get(name) or find_metric_info(name)
+
+
+def get_label(name: str) -> str:
+    metric_info = find_column_info(name)
+    return metric_info.label if metric_info else name
+
+
+def get_short_label(name: str) -> str:
+    """Return the label of a number for a list of several, and for the contrast of a claim."""
+    return 'loss' if name == LOSS_METRIC else get_label(name)
+
+
+def get_heading(name: str) -> str:
+    """Return the label of a number with its unit."""
+    metric_info = find_column_info(name)
+    return metric_info.axis_label if metric_info else name
+
+
+def compute_spans(results: list[RowResult]) -> dict[str, EmergenceSpan]:
+    """Return between which probes the sinks of a row's seeds emerge, of each row with a probe."""
+    span_of_row = {}
+    for result in results:
+        probed_runs = [metrics for metrics in result.metrics_by_seed.values() if HEADLINE_METRIC.name in metrics]
+        if probed_runs:
+            span_of_row[result.row_info['row']] = merge_emergence(
+                [
+                    (metrics.get(EMERGENCE_START_METRIC), metrics[EMERGENCE_END_METRIC])
+                    if EMERGENCE_END_METRIC in metrics
+                    else None
+                    for metrics in probed_runs
+                ]
+            )
+    return span_of_row
+
+
+def format_published(published: dict) -> str:
+    """Published numbers, as a person reads them."""
+    texts = (
+        get_short_label(name) if value is True else f'{get_short_label(name)} {format_number(value)}'
+        for name, value in published.items()
+    )
+    return '  '.join(texts)
+
+
+def format_number(value: object) -> str:
+    return format_fixed(value, 2) if isinstance(value, float) else str(value)
+
+
+def format_table_cells(
+    rows: list[dict], spans: Mapping[str, EmergenceSpan] | None = None
+) -> tuple[list[str], list[list[str]]]:
+    """Return headings and cells of a table for people; a column in which nothing stands is left out.
+
+    Args:
+        rows: of `table`.
+        spans: of `spans`; without it a sink emerges at the mean of the middles.
+    """
+    columns = {'row': [row['row'] for row in rows], 'runs': [str(count_done(row)) for row in rows]}
+    for name in list_shown_metrics(rows):
+        if name == EMERGENCE_METRIC and spans is not None:
+            columns[get_heading(name)] = [
+                spans[row['row']].format_cell() if row['row'] in spans else '' for row in rows
+            ]
+        else:
+            columns[get_heading(name)] = [
+                format_cell(row['ours'].get(name), row['published'].get(name)) for row in rows
+            ]
+        if name == HEADLINE_METRIC.name:
+            difference_stats = [(row['difference'] or {}).get(name) for row in rows]
+            columns[f'{HEADLINE_METRIC.label} - {rows[0]["row"]} ({HEADLINE_METRIC.unit})'] = list(
+                map(format_cell, difference_stats)
+            )
+    columns['end'] = [format_brief_outcome(row) for row in rows]
+    nonempty_columns = {heading: cells for heading, cells in columns.items() if any(cells)}
+    return list(nonempty_columns), [list(cells) for cells in zip(*nonempty_columns.values(), strict=True)]
+
+
+def format_brief_outcome(row: dict) -> str:
+    """Return the outcome of a row, and no count where all of its runs are done."""
+    return 'done' if row['outcome'] == f'done {len(row["seeds"])}/{len(row["seeds"])}' else row['outcome']
+
+
+def list_shown_metrics(rows: list[dict]) -> list[str]:
+    """What is shown of some row: the usual numbers, and between them what else was published and is measured here."""
+    others = dict.fromkeys(
+        name for row in rows for name in row['ours'] if name not in (*COMPARED_METRICS, EMERGENCE_METRIC, LOSS_METRIC)
+    )
+    return [*COMPARED_METRICS, *others, EMERGENCE_METRIC, LOSS_METRIC]
+
+
+def has_published_cells(rows: list[dict]) -> bool:
+    """Whether a cell of `cells` has a published number; that of emergence is not shown next to an interval."""
+    shown = [name for name in list_shown_metrics(rows) if name != EMERGENCE_METRIC]
+    return any(row['published'].get(name) is not None for row in rows for name in shown)
+
+
+def count_done(row: dict) -> int:
+    return list(row['seeds'].values()).count('done')
+
+
+def format_cell(stats: dict | None, published: object = None) -> str:
+    """mean ± spread (published)."""
+    spread_text = f' ± {stats["sd"]:.2f}' if stats and stats['sd'] is not None else ''
+    own_text = f'{format_fixed(stats["mean"], 2)}{spread_text}' if stats else ''
+    return f'{own_text or "-"} ({format_number(published)})' if published is not None else own_text

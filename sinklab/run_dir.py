@@ -1,0 +1,538 @@
+"""The run directory: config, metrics, probes, checkpoints, and checks before a run resumes.
+
+config.json     the resolved config
+run.json        {"id"}, random, given to the run when it began; its checkpoints carry it
+tokenizer.json  of a run on text
+row.json        config file, row, diff, published numbers, source; of a fork, what it comes from
+environment.json  versions, devices, layout, commit of the latest attempt; of each, its attention and what it changed
+metrics.jsonl   {"step", "seconds", name: number} a line; appended, never rewritten; in a bucket metrics/NUMBER.jsonl
+probe/          STEP.npz, the arrays of one probe
+checkpoints/    STEP, a checkpoint of Orbax
+digests/        STEP/PROCESS.json, sha256 and size of what a process has written of a checkpoint
+damaged/        STEP, a checkpoint that was passed over, and its digests
+processes/      PROCESS.log, what has gone wrong on a process, and where its threads were
+outcome.json    how the latest attempt has ended: kind, step, checkpoint, message, exit_code
+lease.json      the job that is at work here
+"""
+
+import contextlib
+import dataclasses
+import glob
+import itertools
+import json
+import os
+import re
+import secrets
+import unicodedata
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from sinklab.config.spec import (
+    CHANGEABLE_FIELDS,
+    EXTENDABLE_SCHEDULES,
+    Spec,
+    fill_missing_fields,
+)
+from sinklab.escape import join_shell, quote_shell
+from sinklab.schema import UserError
+from sinklab.storage import append_log, run_files, untrusted_files
+from sinklab.storage.atomic_write import TEMPORARY_SUFFIX, atomic_write, writable_folder
+from sinklab.storage.directories import list_committed, list_entries
+from sinklab.storage.paths import check_checkpoint_path, is_remote, parse_path
+from sinklab.storage.untrusted_files import DamagedFileError
+
+
+def flatten_dict(tree: dict, prefix: str = '') -> dict[str, Any]:
+    """{'a': {'b': 1}} -> {'a.b': 1}."""
+    if not isinstance(tree, dict):
+        return {prefix: tree}
+    return {
+        key: value
+        for name, subtree in tree.items()
+        for key, value in flatten_dict(subtree, f'{prefix}.{name}'.strip('.')).items()
+    }
+
+
+def format_differences(old: dict, new: dict) -> list[str]:
+    return [f'{key} {old.get(key)} -> {new.get(key)}' for key in new | old if old.get(key) != new.get(key)]
+
+
+def format_run_ref(takes: str, run_path: object, step: int | str) -> str:
+    """A checkpoint, and what is taken of it where that is not all, as --from has it."""
+    return f'{takes and f"{takes}:"}{run_path}@{step}'
+
+
+def format_lineage(lineage: dict) -> list[str]:
+    """What a fork comes from and has otherwise, as a person reads it; nothing of a run that is none."""
+    if not lineage:
+        return []
+    labels = {'new': 'new', 'dropped': 'dropped', 'reads other data': 'data'}
+    details = [f'{label}: {", ".join(entries)}' for label, name in labels.items() if (entries := lineage.get(name))]
+    origin = format_run_ref(lineage.get('takes', ''), lineage['run'], lineage['step'])
+    return [f'from {origin}', *lineage.get('config', []), *details]
+
+
+# What may lie in a folder before its config does: of the job that is at work, and of a claim that was cut short.
+FILES_BEFORE_CONFIG = (
+    'lease.json',
+    'lease.lock',
+    'processes',
+    'digests',
+    'damaged',
+    'probe',
+    'row.json',
+    'run.json',
+    'tokenizer.json',
+)
+METRICS_FILE = 'metrics.jsonl'
+RUN_FILES = 'config.json', 'row.json', 'run.json', 'environment.json', 'outcome.json', METRICS_FILE, 'tokenizer.json'
+STEPS_FIELD, CHANGEABLE_PREFIXES = 'optimizer.steps', tuple(f'{name}.' for name in CHANGEABLE_FIELDS)
+
+
+class RunDir:
+    def __init__(self, path: str | os.PathLike):
+        if not str(path):
+            raise UserError('--workdir= is empty; give a folder')
+        if any(unicodedata.category(char) == 'Cc' for char in str(path)):
+            raise UserError(f'{str(path)!r} has a control character in its name; give a folder without')
+        if is_remote(path) and glob.has_magic(str(path)):
+            raise UserError(
+                f'{path} has *, ? or [ in its name, which is a pattern in a bucket; give a folder without'
+            )
+        self.path = parse_path(path)
+
+    def __str__(self) -> str:
+        return str(self.path)
+
+    @property
+    def checkpoint_dir(self) -> Path:
+        return self.path / 'checkpoints'
+
+    @property
+    def digest_dir(self) -> Path:
+        return self.path / 'digests'
+
+    @property
+    def quarantine_dir(self) -> Path:
+        return self.path / 'damaged'
+
+    @property
+    def probe_files(self) -> list[Path]:
+        """Return the probes taken, by step; a file whose name is no step is named and passed over."""
+        files = sorted((self.path / 'probe').glob('*.npz'))
+        for file in files:
+            if run_files.parse_probe_step(file) is None:
+                run_files.warn_once(
+                    file,
+                    f'{file} is passed over: its name is no step, as 00000500.npz is; rename it, or move it away',
+                )
+        return sorted(
+            (file for file in files if run_files.parse_probe_step(file) is not None), key=run_files.parse_probe_step
+        )
+
+    def get_probe_path(self, step: int) -> Path:
+        return self.path / 'probe' / f'{step:08}.npz'
+
+    def read_json(self, name: str) -> dict:
+        """Read config, row, environment or outcome, or the table of a sweep.
+
+        Raises:
+            Damaged: it is not as its schema in files/run_files.py says.
+            FileNotFoundError: it is not there.
+        """
+        content = run_files.read_run_file(self.path / f'{name}.json', name)
+        return fill_missing_fields(content) if name == 'config' else content
+
+    def read_limits(self) -> tuple[int | None, int | None]:
+        """Return the last step of the run and its vocabulary, each None where config.json does not say it."""
+        config = self.read_json('config')
+        return config.get('optimizer', {}).get('steps'), config.get('model', {}).get('vocabulary')
+
+    def read_run_id(self) -> str | None:
+        """Return the id in run.json.
+
+        Returns:
+            None where it is missing: of a run that is older than these ids, in a folder that holds no run, or lost;
+            checkpoint/digests.py:find_run_id then finds it in the checkpoints.
+
+        Raises:
+            Refusal: run.json is damaged.
+        """
+        remedy = 'bring it back, or delete it, and the id that all checkpoints of this run carry is taken for it'
+        try:
+            return run_files.read_run_file(self.path / 'run.json', 'run', remedy)['id']
+        except FileNotFoundError:
+            return None
+
+    def read_environment(self) -> dict:
+        """Of the newest attempt, with (step, attention) of all; nothing of what cannot be read."""
+        file = self.path / 'environment.json'
+        try:
+            environment = run_files.read_run_file(
+                file, 'environment', 'it is done without: what it says of attempts is lost'
+            )
+            if not environment.get('attempts'):
+                run_files.warn_once(file, f'{file} is damaged (it has no attempts); what it said of them is lost')
+            return environment
+        except DamagedFileError as error:
+            run_files.warn_once(file, str(error))
+            return {}
+        except OSError:
+            return {}
+
+    def check_spec(self, spec: Spec, remedy: str | None = None) -> None:
+        """Refuses a folder that holds another run, or something that is none, or where no checkpoint can be saved.
+
+        Args:
+            instead: what to do where it holds another run; otherwise, to give a new folder.
+        """
+        check_checkpoint_path(self.path)
+        if not self.path.exists():
+            return
+        if not self.path.is_dir():
+            raise UserError(f'{self} is a file; give a folder as --workdir')
+        if not self.has_run():
+            foreign_entries = [
+                path
+                for path in list_entries(self.path)
+                if path.name not in FILES_BEFORE_CONFIG and path.suffix != TEMPORARY_SUFFIX
+            ]
+            if foreign_entries:
+                raise UserError(
+                    f'{self} holds files and no run ({foreign_entries[0].name}); give a new folder, e.g. '
+                    f'{quote_shell(f"--workdir={self}/run")}'
+                )
+            return
+        self.check_files()
+        saved_config, new_config = self.load_flat_configs(spec)
+        advice = remedy or f'give a new folder, e.g. {quote_shell(f"--workdir={self}-2")}'
+        if new_config.keys() != saved_config.keys():
+            removed_fields, missing_fields = (
+                ', '.join(sorted(config.keys() - other_config))
+                for config, other_config in ((saved_config, new_config), (new_config, saved_config))
+            )
+            mismatches = filter(
+                None,
+                (
+                    removed_fields and f'has {removed_fields}, unknown here',
+                    missing_fields and f'lacks {missing_fields}',
+                ),
+            )
+            raise UserError(
+                f'{self} holds a run of another version, whose config {" and ".join(mismatches)}; go on with commit '
+                f'{self.read_environment().get("commit")}, or {advice}'
+            )
+        mismatches = [
+            key
+            for key in new_config
+            if new_config[key] != saved_config[key] and not f'{key}.'.startswith(CHANGEABLE_PREFIXES)
+        ]
+        if mismatches == [STEPS_FIELD]:
+            self.check_step_change(spec, saved_config[STEPS_FIELD], remedy)
+        elif mismatches:
+            scaling_note = self.explain_scaling(mismatches, saved_config)
+            raise UserError(
+                f'{self} holds another run ({"; ".join(format_differences(saved_config, new_config))}{scaling_note}); {advice}'
+            )
+
+    def check_files(self) -> None:
+        """Refuse what stands in the place of a file that is to be read or written. Raises Damaged."""
+        if is_remote(self.path):
+            return
+        probes = self.path / 'probe'
+        if probes.exists() and not probes.is_dir():
+            raise DamagedFileError(f'{probes} is a file where a folder has to be; move it away')
+        for file in (*(self.path / name for name in (*RUN_FILES, 'lease.lock')), *probes.glob('*.npz')):
+            untrusted_files.check_regular_file(file)
+
+    def load_flat_configs(self, spec: Spec) -> tuple[dict, dict]:
+        """(the run's, this one), flat."""
+        saved_config, new_config = flatten_dict(self.read_json('config')), flatten_dict(dataclasses.asdict(spec))
+        if all(config.get('data.source', '').startswith('store:') for config in (saved_config, new_config)):
+            saved_config['data.source'] = new_config[
+                'data.source'
+            ]  # a checkpoint knows the store by its digest, wherever it is
+        return saved_config, new_config
+
+    def list_changes(self, spec: Spec) -> list[str]:
+        """What is no longer as in the run's latest attempt."""
+        return format_differences(*self.load_flat_configs(spec))
+
+    def explain_scaling(self, mismatches: list[str], saved_config: dict) -> str:
+        """Name the fields that differ because an older version multiplied a row's numbers by what a size has.
+
+        That is seen where row.json has another number than config.json. Returns '' where there is none.
+        """
+        try:
+            row = self.read_json('row')
+        except (OSError, ValueError):
+            return ''
+        row_values = {
+            path: row.get('diff', {}).get(path) for path in mismatches if path not in row.get('overrides', {})
+        }
+        scaled_values = [
+            f'{path!r}: {value!r}'
+            for path, value in row_values.items()
+            if type(value) in (int, float) and value != saved_config[path]
+        ]
+        if not scaled_values:
+            return ''
+        return (
+            f'; that run was scaled with its size, as scale_with_size({{{", ".join(scaled_values)}}}) in the row does'
+        )
+
+    def check_step_change(self, spec: Spec, saved_steps: int, remedy: str | None = None) -> None:
+        """Refuses another number of steps where it would change those that are done."""
+        steps, schedule, checkpoint_steps = (
+            spec.optimizer.steps,
+            spec.optimizer.schedule,
+            self.list_checkpoint_steps(),
+        )
+        reached_step = max(
+            [*checkpoint_steps, *(record['step'] for record in self.read_records(saved_steps, strict=True))],
+            default=0,
+        )
+        if schedule in EXTENDABLE_SCHEDULES and steps < reached_step:
+            raise UserError(
+                f'{self} is at step {reached_step}, and config.{STEPS_FIELD} is {steps}; give at least {reached_step}'
+            )
+        if schedule not in EXTENDABLE_SCHEDULES:
+            fork_flags = (
+                [f'--from={self}@{checkpoint_steps[-1]}', f'--config.{STEPS_FIELD}={steps}']
+                if checkpoint_steps
+                else []
+            )
+            advice = f'{"fork it" if checkpoint_steps else "give a new folder"}: {join_shell([*fork_flags, f"--workdir={self}-2"])}'
+            raise UserError(
+                f'{self} holds a run of {saved_steps} steps, and {steps} change every step of a {schedule} schedule; '
+                f'{remedy or advice}'
+            )
+
+    def has_run(self) -> bool:
+        return (self.path / 'config.json').exists()
+
+    def read_lineage(self) -> dict:
+        """Of a fork: the run and the step that it comes from, and what it changed there."""
+        try:
+            return self.read_json('row').get('from') or {}
+        except FileNotFoundError:
+            if not self.has_run():
+                return {}
+            file = self.path / 'row.json'
+            raise DamagedFileError(
+                f'{file} is missing, which says what a fork comes from; {run_files.RESTORE_REMEDY}'
+            ) from None
+
+    def summarize_newest_attempt(self, attempts: list[dict]) -> tuple[int, str, list[str]]:
+        """Of the newest attempt: (step, what computes attention, and did before, what has changed there)."""
+        step, changes = attempts[-1]['step'], attempts[-1].get('changes', [])
+        attention_backends = dict.fromkeys(attempt['attention'] for attempt in reversed(attempts))
+        try:
+            lineage_lines = format_lineage(self.read_lineage()) if step == self.read_start_step() else []
+        except DamagedFileError as error:
+            run_files.warn_once(self.path / 'row.json', str(error))
+            lineage_lines = []
+        return step, ', earlier '.join(attention_backends), [*lineage_lines, *changes]
+
+    def read_start_step(self) -> int:
+        """The step that the run begins after; a fork says it where that is not the one of its checkpoint."""
+        lineage = self.read_lineage()
+        return lineage.get('start', lineage.get('step', 0))
+
+    def initialize(self, spec: Spec, row: dict, tokenizer: str | None = None, run_id: str | None = None) -> None:
+        """Makes a new folder this run's; one that `check` has let pass is left as it is.
+
+        Args:
+            run_id: the id of the run, if it has been made already; otherwise it gets a new one.
+        """
+        if self.has_run():
+            return
+        with writable_folder(self.path / 'probe'):
+            if tokenizer:
+                self.write_text('tokenizer.json', tokenizer)
+            self.write_json('row', row)
+            self.write_json('run', dict(id=run_id or make_run_id()))
+            self.write_json('config', dataclasses.asdict(spec))
+
+    def as_read_only(self) -> 'RunDir':
+        """The same folder for a process that leaves the writing to another."""
+        return ReadOnlyRunDir(self.path)
+
+    def open_metrics_writer(self, check_lease: Callable[[], None]) -> 'MetricsWriter':
+        """What numbers are written to; `check` is asked before that is done in the background."""
+        return MetricsWriter(self, check_lease)
+
+    def save_probe(self, step: int, save: Callable[[Path], None]) -> None:
+        """Has the arrays of a probe saved."""
+        save(self.get_probe_path(step))
+
+    def delete_json(self, name: str) -> None:
+        with contextlib.suppress(OSError):
+            (self.path / f'{name}.json').unlink()
+
+    def write_json(self, name: str, content: dict) -> None:
+        self.write_text(f'{name}.json', json.dumps(content, indent=2) + '\n')
+
+    def write_text(self, name: str, content: str) -> None:
+        with atomic_write(self.path / name) as temporary_path:
+            temporary_path.write_text(content, encoding='utf-8')
+
+    def read_records(self, last_step: int | None = None, strict: bool = False) -> list[dict]:
+        """metrics.jsonl by step. A resumed run says the steps after its checkpoint again; the last word counts.
+
+        What a stopped run has left to its next attempt to measure stands in a line of its own.
+
+        Args:
+            last: the run has no step after this one; a line that has is damaged. None: that is not known.
+            strict: raise Damaged for a damaged line, instead of saying on stderr that it is passed over.
+        """
+        steps: dict[int, dict] = {}
+        extra_step = None
+        for record in self.read_metric_lines(strict):
+            if last_step is not None and record['step'] > last_step:
+                extra_step = record['step'] if extra_step is None else extra_step
+                continue
+            steps.setdefault(record['step'], {}).update(record)
+        if extra_step is not None:
+            file = self.path / METRICS_FILE
+            problem = f'{file} is damaged (a line has step {extra_step}, and the run has {last_step} steps)'
+            if strict:
+                raise DamagedFileError(f'{problem}; {run_files.LINE_REMEDY}')
+            run_files.warn_once(file, f'{problem} and passed over there; {run_files.LINE_REMEDY}')
+        return [steps[step] for step in sorted(steps)]
+
+    def list_checkpoint_steps(self) -> list[int]:
+        """The steps of the finished checkpoints."""
+        return sorted(int(name) for name in list_committed(self.checkpoint_dir) if name.isascii() and name.isdigit())
+
+    def warn_about_lost_lines(self, record: dict, last_step: int, *required_names: str) -> None:
+        """Say on stderr that metrics.jsonl has lost its end, of a run that is done with step `last`.
+
+        Args:
+            record: the newest record that there is.
+            last: the last step of the run.
+            names: numbers that its last record has.
+        """
+        file, step = self.path / METRICS_FILE, record.get('step', 0)
+        missing_names = [name for name in required_names if name not in record]
+        if step != last_step:
+            run_files.warn_once(
+                file, f'{file} ends at step {step}, and the run is done with {last_step}; bring its lines back'
+            )
+        elif missing_names:
+            run_files.warn_once(
+                file, f'{file} has no {missing_names[0]} of its last step, {last_step}; bring its lines back'
+            )
+
+    def find_gaps(self, records: list[dict], interval: int, end_step: int | None = None) -> list[tuple[int, int]]:
+        """Return pairs of steps between which metrics.jsonl has lost lines of training.
+
+        Args:
+            records: of metrics.jsonl, by step.
+            every: steps from one line to the next, by the config. Earlier attempts may have had others (the changes
+                in environment.json): the largest counts, so that no line is missed that was never written.
+            until: lines are to reach as far as this step, from which training goes on. None: as far as they go.
+        """
+        changes = [
+            entry for attempt in self.read_environment().get('attempts', []) for entry in attempt.get('changes', [])
+        ]
+        intervals = [re.findall(r'\d+', change) for change in changes if 'log.every_steps' in change]
+        interval = max([interval, *(int(old_interval) for gaps in intervals for old_interval in gaps)])
+        steps = [self.read_start_step(), *(record['step'] for record in records if 'train/loss' in record)]
+        gaps = [(before, after) for before, after in itertools.pairwise(steps) if after - before > interval]
+        if end_step is not None and end_step - steps[-1] >= interval:
+            gaps.append((steps[-1], end_step))
+        return gaps
+
+    def format_gap(self, gap: tuple[int, int]) -> str:
+        """Return what is to be said of one of `gaps`."""
+        before, after = gap
+        return (
+            f'{self.path / METRICS_FILE} has lost its lines of training between steps {before} and {after}; curves go '
+            'on without them, unless you bring them back from a copy'
+        )
+
+    def has_evaluation(self, step: int) -> bool:
+        """Whether a run was measured after a step, as it is at its end."""
+        return any(record['step'] == step and 'valid/loss' in record for record in self.read_records())
+
+    def read_elapsed_seconds(self, step: int) -> float:
+        """What the run had taken when it came to a step."""
+        return max(
+            (record.get('seconds', 0.0) for record in self.read_records() if record['step'] <= step), default=0.0
+        )
+
+    def read_metric_lines(self, strict: bool = False) -> list[dict]:
+        """Return the lines of metrics.jsonl as written; one cut off by a crash is passed over.
+
+        A damaged one is passed over, too, and named on stderr, or raises Damaged if that is asked for.
+        """
+        file = self.path / METRICS_FILE
+        records, faults = run_files.decode_metrics(append_log.read_log(file))
+        if faults and strict:
+            raise DamagedFileError(run_files.format_faults(file, faults, is_skipped=False))
+        if faults:
+            run_files.warn_once(file, run_files.format_faults(file, faults))
+        return records
+
+    def read_metric_lines_from(self, start_byte: int) -> tuple[list[dict], int]:
+        """The lines of metrics.jsonl that are finished by now, from a byte on, and the byte after them."""
+        file = self.path / METRICS_FILE
+        new_bytes = b''.join(append_log.read_log(file, start_byte).rpartition(b'\n')[:2])
+        records, faults = run_files.decode_metrics(new_bytes)
+        if faults:
+            num_lines_before = (
+                append_log.read_log(file)[:start_byte].count(b'\n') if start_byte else 0
+            )  # of a whole file, read for this alone
+            _, faults = run_files.decode_metrics(new_bytes, num_lines_before + 1)
+            run_files.warn_once(file, run_files.format_faults(file, faults))
+        return records, start_byte + len(new_bytes)
+
+
+def make_run_id() -> str:
+    """Return a random id, which no other run has."""
+    return secrets.token_hex(8)
+
+
+class NullMetricsWriter:
+    """Metrics that another process writes."""
+
+    def append(self, record: dict) -> None:
+        pass
+
+    def sync(self) -> None:
+        pass
+
+    def close(self) -> None:
+        pass
+
+
+class ReadOnlyRunDir(RunDir):
+    """The folder of a run as a process sees it that leaves the writing to another."""
+
+    def open_metrics_writer(self, check_lease: Callable[[], None]) -> NullMetricsWriter:
+        return NullMetricsWriter()
+
+    def initialize(self, spec: Spec, row: dict, tokenizer: str | None = None, run_id: str | None = None) -> None:
+        pass
+
+    def save_probe(self, step: int, save: Callable[[Path], None]) -> None:
+        pass
+
+    def delete_json(self, name: str) -> None:
+        pass
+
+    def write_json(self, name: str, content: dict) -> None:
+        pass
+
+
+class MetricsWriter:
+    """Adds to metrics.jsonl."""
+
+    def __init__(self, run_dir: RunDir, check_lease: Callable[[], None]):
+        self.log = append_log.open_append_log(run_dir.path / METRICS_FILE, check_lease)
+        self.sync, self.close = self.log.sync, self.log.close
+
+    def append(self, record: dict) -> None:
+        self.log.append(json.dumps(record, allow_nan=False).encode())

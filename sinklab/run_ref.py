@@ -1,0 +1,85 @@
+"""Parsing of run references, RUN[@STEP]."""
+
+import re
+
+from sinklab.config.spec import Spec
+from sinklab.config.validate import parse_config
+from sinklab.escape import join_shell
+from sinklab.run_dir import RunDir
+from sinklab.schema import UserError
+from sinklab.storage import untrusted_files
+from sinklab.storage.untrusted_files import DamagedFileError
+
+HF_PREFIX = 'hf:'  # before the folder of an open model, or its name on the Hugging Face hub
+
+
+def parse_run_ref(run_ref: str) -> tuple[RunDir, int | None]:
+    """The folder, and the step where one is named: what holds a run as a whole has the @ in its name."""
+    path, _, step = run_ref.rpartition('@')
+    run_dir = RunDir(run_ref)
+    if not path or not step.isdecimal() or run_dir.has_run() or run_dir.list_checkpoint_steps():
+        return run_dir, None
+    return RunDir(path), int(step)
+
+
+def select_steps(run_dir: RunDir, step: int | None) -> list[int]:
+    """The steps that are meant: the one that is named, or all that were saved."""
+    saved_steps = run_dir.list_checkpoint_steps()
+    if not saved_steps:
+        if str(run_dir).startswith(HF_PREFIX) or is_hf_model(run_dir):
+            raise make_missing_run_error(str(run_dir))
+        raise UserError(f'{run_dir} has no checkpoints; give the folder of a run that has saved some')
+    if step is None:
+        return saved_steps
+    if step not in saved_steps:
+        raise UserError(f'{run_dir} has no checkpoint {step}; it has: {", ".join(map(str, saved_steps))}')
+    return [step]
+
+
+def read_spec(run_dir: RunDir) -> Spec:
+    """The spec of a run."""
+    try:
+        return parse_config(run_dir.read_json('config'))
+    except FileNotFoundError as error:
+        raise make_missing_run_error(str(run_dir)) from error
+    except DamagedFileError:
+        raise
+    except UserError as refusal:
+        if is_hf_model(run_dir):
+            raise make_missing_run_error(str(run_dir)) from refusal
+        commit = run_dir.read_environment().get('commit')
+        raise UserError(
+            f'{run_dir} holds a run of another version ({refusal}); go on from it with commit {commit}'
+        ) from refusal
+
+
+def make_missing_run_error(run_ref: str, accepts_hf_models: bool = False) -> UserError:
+    """Return the refusal of a name that is no run folder, with what to do where it is an open model.
+
+    Args:
+        given: what the user gave: a path, or hf:PATH_OR_ID.
+        reads_open_models: whether the command also takes hf:PATH_OR_ID.
+    """
+    name = run_ref.removeprefix(HF_PREFIX)
+    run_dir = RunDir(name)
+    if run_ref != name or is_hf_model(run_dir):
+        problem = 'is an open model' if run_ref != name else 'holds an open model'
+        if accepts_hf_models:
+            return UserError(f'{run_ref} {problem}; give {join_shell([f"{HF_PREFIX}{name}"])}')
+        import_command = join_shell(['sinklab', 'checkpoint', 'import', f'{HF_PREFIX}{name}', '--out=runs/imported'])
+        return UserError(
+            f'{run_ref} {problem}, and only runs are read here; make a run of it by {import_command}, and give runs/imported'
+        )
+    problem = 'holds no run' if run_dir.path.exists() else 'is not there'
+    if not accepts_hf_models:
+        return UserError(f'{run_ref} {problem}; give the folder of a run')
+    hf_ref = join_shell([f'{HF_PREFIX}{name}']) if re.fullmatch(r'[\w-]+/[\w.-]+', name) else f'{HF_PREFIX}PATH_OR_ID'
+    return UserError(f'{run_ref} {problem}; give the folder of a run, or {hf_ref} for an open model')
+
+
+def is_hf_model(run_dir: RunDir) -> bool:
+    """Return whether a folder has the config.json of a model of transformers."""
+    try:
+        return 'model_type' in untrusted_files.read_json(run_dir.path / 'config.json')
+    except (OSError, UserError):
+        return False

@@ -1,0 +1,120 @@
+"""Conversion of nested mappings to frozen dataclasses, with validation of each field.
+
+A field's type is its whole rule: a `Literal` is a menu, an `Annotated` carries its domain.
+"""
+
+import dataclasses
+import difflib
+import math
+import types
+from collections.abc import Callable, Iterable, Mapping
+from typing import Annotated, Any, Literal, Union, get_args, get_origin, get_type_hints
+
+
+class UserError(ValueError):
+    """What was asked cannot be done. The message says what was given, what is allowed and what to do."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Constraint:
+    description: str
+    is_satisfied: Callable[[Any], bool]
+
+
+# Steps and places in arrays are int32.
+PositiveInt = Annotated[int, Constraint('a whole number of at least 1, below 2^31', lambda x: 1 <= x < 2**31)]
+NonNegativeInt = Annotated[int, Constraint('a whole number of at least 0, below 2^31', lambda x: 0 <= x < 2**31)]
+Bool = Annotated[bool, Constraint('True or False', lambda x: True)]
+FiniteFloat = Annotated[float, Constraint('a finite number', math.isfinite)]
+PositiveFloat = Annotated[float, Constraint('a finite number above 0', lambda x: 0 < x < math.inf)]
+NonNegativeFloat = Annotated[float, Constraint('a finite number of at least 0', lambda x: 0 <= x < math.inf)]
+OpenUnitInterval = Annotated[float, Constraint('a number between 0 and 1, both excluded', lambda x: 0 < x < 1)]
+LeftOpenUnitInterval = Annotated[float, Constraint('a number above 0 and at most 1', lambda x: 0 < x <= 1)]
+UnitInterval = Annotated[float, Constraint('a number from 0 to 1', lambda x: 0 <= x <= 1)]
+DecayRate = Annotated[float, Constraint('a number from 0 up to, but not, 1', lambda x: 0 <= x < 1)]
+Seed = Annotated[int, Constraint('a whole number from 0 to 2^32 - 1', lambda x: 0 <= x < 2**32)]
+NonEmptyStr = Annotated[str, Constraint('a text that is not empty', bool)]
+
+
+def parse_dataclass(dataclass_type: type, value: Any, path: str) -> Any:
+    """Read a nested mapping into a record. `Refusal` names everything that is wrong with its fields."""
+    errors: list[str] = []
+    parsed = validate_dataclass(dataclass_type, value, path, errors)
+    raise_errors(errors)
+    return parsed
+
+
+def raise_errors(errors: Iterable[str]) -> None:
+    """Raise one Refusal, of one line, that has every fault; none where there is no fault."""
+    distinct = list(dict.fromkeys(errors))
+    if len(distinct) == 1:
+        raise UserError(distinct[0])
+    if distinct:
+        numbered = '; '.join(f'({number}) {error}' for number, error in enumerate(distinct, 1))
+        raise UserError(f'{len(distinct)} faults: {numbered}')
+
+
+def parse_value(hint: Any, value: Any, path: str) -> Any:
+    """Read one value by its type, as Refusal says where it is not of that."""
+    errors: list[str] = []
+    parsed = validate_value(hint, value, path, errors)
+    raise_errors(errors)
+    return parsed
+
+
+def validate_dataclass(dataclass_type: type, mapping: Any, path: str, errors: list[str]) -> Any:
+    """Read a record, and append what is wrong to `faults`; what is returned is of use only where nothing is."""
+    if not isinstance(mapping, Mapping):
+        errors.append(f'{path} is {mapping!r}; it must hold the fields {", ".join(get_field_names(dataclass_type))}')
+        return None
+    errors.extend(
+        format_unknown_name(f'{path}.{name}', name, get_field_names(dataclass_type))
+        for name in mapping
+        if name not in get_field_names(dataclass_type)
+    )
+    if missing := [name for name in get_field_names(dataclass_type) if name not in mapping]:
+        missing_paths = ', '.join(f'{path}.{name}' for name in missing)
+        verb = 'is' if len(missing) == 1 else 'are'
+        errors.append(f'{missing_paths} {verb} missing; start from configs/default.py, which has every field')
+    hints = get_type_hints(dataclass_type, include_extras=True)
+    values = {
+        name: validate_value(hints[name], mapping[name], f'{path}.{name}', errors)
+        for name in get_field_names(dataclass_type)
+        if name in mapping
+    }
+    return None if missing else dataclass_type(**values)
+
+
+def validate_value(hint: Any, value: Any, path: str, errors: list[str]) -> Any:
+    if isinstance(hint, type) and dataclasses.is_dataclass(hint):
+        return validate_dataclass(hint, value, path, errors)
+    if isinstance(hint, types.UnionType) or get_origin(hint) is Union:
+        return None if value is None else validate_value(get_args(hint)[0], value, path, errors)
+    if get_origin(hint) is Literal:
+        if value not in get_args(hint):
+            errors.append(format_unknown_name(f'{path} = {value!r}', str(value), get_args(hint), 'allowed'))
+        return value
+    value_type, constraint = get_args(hint)
+    value = float(value) if value_type is float and type(value) is int else value
+    if type(value) is not value_type or not constraint.holds(value):
+        errors.append(f'{path} is {value!r}; it must be {constraint.words}')
+    return value
+
+
+def get_field_names(dataclass_type: type) -> list[str]:
+    return [field.name for field in dataclasses.fields(dataclass_type)]
+
+
+def format_unknown_name(
+    subject: str, name: str, allowed: Iterable[str], label: str = 'fields here', suggestion: str | None = None
+) -> str:
+    """Say that a name is unknown, which one may have been meant, and which there are.
+
+    Args:
+        near: the name that may have been meant, where it is not to be looked for among `allowed`.
+    """
+    allowed = list(allowed)
+    suggestion = suggestion or next(iter(difflib.get_close_matches(name, allowed, 1)), None)
+    return (
+        f'{subject} is unknown{f"; did you mean {suggestion}?" if suggestion else ""} ({label}: {", ".join(allowed)})'
+    )

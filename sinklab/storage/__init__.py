@@ -1,0 +1,1 @@
+"""Storage: the same file operations on local disks and in buckets."""

@@ -1,0 +1,101 @@
+"""Atomic writes: a file takes its name when it is complete."""
+
+import contextlib
+import errno
+import os
+import tempfile
+import time
+import uuid
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import TypeVar
+
+from sinklab.schema import UserError
+from sinklab.storage import untrusted_files
+from sinklab.storage.paths import get_file_system, is_remote
+from sinklab.storage.permanent_errors import PERMANENT_ERRNOS, describe_permission, get_error_path
+
+UNWRITABLE_ERRNOS = (errno.ENOSPC, errno.EDQUOT, errno.EEXIST, *PERMANENT_ERRNOS)
+UNWRITABLE_ERRNOS += (errno.ENXIO,)  # of a bucket that is not there
+TEMPORARY_SUFFIX = '.unfinished'
+SHARED_DISK_SECONDS = 5.0  # seconds until a network's disk shows everywhere what is written on it
+UPLOAD_PART_BYTES = 32 << 20  # bytes of a large file that go into a bucket by one request
+T = TypeVar('T')
+
+
+@contextlib.contextmanager
+def atomic_write(path: Path) -> Iterator[Path]:
+    """A file to write, which takes the name `path` once it is whole and lies on the disk, or in the bucket."""
+    if is_remote(path):
+        with tempfile.TemporaryDirectory() as temporary_dir:
+            yield (temporary_path := Path(temporary_dir, path.name))
+            upload_file(temporary_path, path)
+        return
+    temporary_path = path.with_name(
+        f'{path.name}.{uuid.uuid4().hex[:8]}{TEMPORARY_SUFFIX}'
+    )  # others may be at the same
+    try:
+        yield temporary_path
+        with temporary_path.open('rb') as file:
+            os.fsync(file.fileno())
+        temporary_path.replace(path)
+    finally:
+        temporary_path.unlink(missing_ok=True)
+
+
+def upload_file(local_path: Path, path: Path) -> None:
+    """Puts a local file into a bucket, in one stroke."""
+    get_file_system(path).put_file(os.fspath(local_path), os.fspath(path), chunksize=UPLOAD_PART_BYTES)
+
+
+def append_text(path: Path, text: str) -> None:
+    """Adds to a small file; an object is written anew, by one who writes it alone.
+
+    Raises:
+        Damaged: a folder, a FIFO, a socket or a device is in its place.
+    """
+    if not is_remote(path):
+        untrusted_files.check_regular_file(path)
+        # Without O_NONBLOCK a reader would be waited for where a FIFO has come into its place since.
+        with open(path, 'a', encoding='utf-8', opener=open_nonblocking) as file:
+            untrusted_files.check_regular_stat(path, os.fstat(file.fileno()))
+            file.write(text)
+        return
+    existing = path.read_text() if path.exists() else ''
+    with atomic_write(path) as temporary_path:
+        temporary_path.write_text(existing + text, encoding='utf-8')
+
+
+def open_nonblocking(path: str, flags: int) -> int:
+    return os.open(path, flags | os.O_NONBLOCK, 0o666)
+
+
+def poll_until(read: Callable[[], T]) -> T:
+    """What is seen on a network's disk: as soon as there is something, or at last."""
+    deadline = time.monotonic() + SHARED_DISK_SECONDS
+    while not (result := read()) and time.monotonic() < deadline:
+        time.sleep(0.2)
+    return result
+
+
+@contextlib.contextmanager
+def writable_folder(folder: Path) -> Iterator[None]:
+    """A folder to write in, made if need be; says in words when that cannot be."""
+    try:
+        if not is_remote(folder):  # in a bucket there are no folders
+            folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise UserError(f'{folder} cannot be made ({error.strerror}); choose another folder') from error
+    try:
+        yield
+    except OSError as error:
+        if error.errno not in UNWRITABLE_ERRNOS:
+            raise
+        permission = (
+            describe_permission(get_error_path(error) or os.fspath(folder)) if error.errno in PERMANENT_ERRNOS else ''
+        )
+        remedy = 'make it' if error.errno == errno.ENXIO else 'change that' if permission else 'make room'
+        raise UserError(
+            f'{folder} cannot be written ({error.strerror}){f": {permission}" if permission else ""}; choose another folder, or '
+            f'{remedy} and give the same command again: what is finished there is kept'
+        ) from error

@@ -1,0 +1,33 @@
+"""The cache directory of token stores and compiled programs, and its size limit."""
+
+import contextlib
+import os
+import shutil
+from pathlib import Path
+
+from sinklab.schema import UserError
+
+
+def get_cache_dir() -> Path:
+    """Return $SINKLAB_CACHE, or sinklab in the user's cache folder; make it, for this user alone, if it is not there.
+
+    Compiled programs of it are run, so that nobody else may write there. The mode of a folder that exists is left.
+    """
+    cache_home = os.environ.get('XDG_CACHE_HOME') or Path.home() / '.cache'
+    cache_dir = os.environ.get('SINKLAB_CACHE') or Path(cache_home) / 'sinklab'
+    if '://' in str(cache_dir):
+        raise UserError(f'SINKLAB_CACHE={cache_dir} is no local folder; name one')
+    with contextlib.suppress(OSError):  # whoever writes there says what is wrong
+        Path(cache_dir).mkdir(0o700, parents=True, exist_ok=True)
+    return Path(cache_dir)
+
+
+def get_cache_limit_bytes(folder: Path) -> int:
+    """Bytes that a folder of the cache may take: $SINKLAB_CACHE_GB, or half of what it could on its disk."""
+    if limit_gb := os.environ.get('SINKLAB_CACHE_GB'):
+        try:
+            return int(float(limit_gb) * 1e9)
+        except (ValueError, OverflowError) as error:
+            raise UserError(f'SINKLAB_CACHE_GB={limit_gb} is no number of GB; give one, such as 100') from error
+    used_bytes = sum(path.stat().st_size for path in folder.rglob('*') if path.is_file())
+    return (used_bytes + shutil.disk_usage(folder).free) // 2

@@ -1,0 +1,102 @@
+"""Compare-and-swap files: a small text that is replaced only if it is as expected, locally or in a bucket."""
+
+import contextlib
+import os
+from collections.abc import Callable
+from pathlib import Path
+
+from sinklab.storage import untrusted_files
+from sinklab.storage.atomic_write import atomic_write
+from sinklab.storage.file_lock import acquire_lock
+from sinklab.storage.paths import get_file_system, is_remote
+
+MAX_TEXT_BYTES = 1 << 20  # bytes of the text
+LOCK_SUFFIX = '.lock'  # in the place of its suffix: who changes hands
+TextPredicate = Callable[[str | None], bool]  # of what stands there; None where nothing does
+
+
+class LocalCasFile:
+    """A file that stays open: once another has been put in its place, what is written reaches nobody."""
+
+    def __init__(self, path: Path, is_ours: TextPredicate):
+        self.path, self.is_ours, self.descriptor = path, is_ours, None
+
+    def read(self) -> str | None:
+        try:
+            return untrusted_files.read_regular_file(self.path, max_bytes=MAX_TEXT_BYTES).decode(errors='replace')
+        except FileNotFoundError:
+            return None
+
+    def compare_and_swap(self, is_expected: TextPredicate, text: str) -> bool:
+        """Puts a text in the place of what is there, if that is as expected."""
+        with acquire_lock(self.path.with_suffix(LOCK_SUFFIX)):
+            if not is_expected(self.read()):
+                return False
+            with atomic_write(self.path) as temporary_path:
+                self.descriptor = os.open(temporary_path, os.O_RDWR | os.O_CREAT, 0o644)
+                self.overwrite(text)
+        return True
+
+    def overwrite(self, text: str) -> None:
+        """Says something else of the same length: it can be read at any time, and is kept on a full disk."""
+        os.pwrite(self.descriptor, text.encode(), 0)
+        os.fsync(self.descriptor)
+
+    def release(self) -> None:
+        """Takes our text away."""
+        with (
+            contextlib.suppress(OSError, untrusted_files.DamagedFileError),
+            acquire_lock(self.path.with_suffix(LOCK_SUFFIX)),
+        ):
+            if self.is_ours(self.read()):
+                self.path.unlink()
+        os.close(self.descriptor)
+
+
+class RemoteCasFile:
+    """An object, written and taken away on the condition that it is the one that we have put there."""
+
+    def __init__(self, path: Path, is_ours: TextPredicate):
+        self.path, self.is_ours, self.file_system, self.version = path, is_ours, get_file_system(path), ''
+
+    def read(self) -> str | None:
+        try:
+            return self.file_system.cat_file(os.fspath(self.path)).decode(errors='replace')
+        except FileNotFoundError:
+            return None
+
+    def compare_and_swap(self, is_expected: TextPredicate, text: str) -> bool:
+        current_text, self.version = self.read_with_version()
+        return is_expected(current_text) and self.write_if_unchanged(text)
+
+    def overwrite(self, text: str) -> None:
+        """Says something else, also where the answer to an earlier time was lost, and what lies there is ours."""
+        if not self.write_if_unchanged(text):
+            current_text, version = self.read_with_version()
+            if self.is_ours(current_text):
+                self.version = version
+                self.write_if_unchanged(text)
+
+    def write_if_unchanged(self, text: str) -> bool:
+        """Whether this has come into the place of what was seen there last."""
+        version = self.file_system.write_marked(os.fspath(self.path), text.encode(), self.version)
+        self.version = version or self.version
+        return bool(version)
+
+    def read_with_version(self) -> tuple[str | None, str]:
+        """(what lies there, its mark)."""
+        try:
+            content, version = self.file_system.read_marked(os.fspath(self.path))
+        except FileNotFoundError:
+            return None, ''
+        return content.decode(errors='replace'), version
+
+    def release(self) -> None:
+        with contextlib.suppress(OSError):
+            current_text, version = self.read_with_version()
+            if self.is_ours(current_text):
+                self.file_system.remove_marked(os.fspath(self.path), version)
+
+
+def open_cas_file(path: Path, is_ours: TextPredicate = lambda text: False) -> LocalCasFile | RemoteCasFile:
+    return (RemoteCasFile if is_remote(path) else LocalCasFile)(path, is_ours)

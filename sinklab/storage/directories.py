@@ -1,0 +1,226 @@
+"""Directories: listing, copying, deleting and digests, on a disk or below the prefix of a bucket.
+
+A folder of a disk gets its name when it is whole. In a bucket nothing is renamed: there a folder is whole once it has
+an object COMMIT, which comes last and goes first.
+"""
+
+import base64
+import contextlib
+import dataclasses
+import functools
+import hashlib
+import os
+import shutil
+import sys
+import uuid
+from collections.abc import Callable, Iterable, Iterator
+from pathlib import Path
+from typing import Any
+
+from sinklab.storage import untrusted_files
+from sinklab.storage.object_info import ObjectInfo, list_objects
+from sinklab.storage.paths import get_file_system, is_remote
+
+COMMIT_MARKER = 'commit_success.txt'  # as Orbax has it
+FOLDER_MARKER = '.made'
+DELETED_SUFFIX = '.deleted'  # a name in one stroke, since files go one by one
+COPY_BATCH_SIZE = 32  # objects that are copied
+GLOB_CHARS = set('*?[')  # of names that fsspec would take for patterns
+RMTREE_ERROR_ARG = (
+    'onexc' if sys.version_info >= (3, 12) else 'onerror'
+)  # of shutil.rmtree; the older name is deprecated
+ABSENT_ERRORS = FileNotFoundError, NotADirectoryError, IsADirectoryError
+
+
+def list_entries(folder: Path) -> Iterator[Path]:
+    """What lies in a folder; nothing where that is not there."""
+    with contextlib.suppress(FileNotFoundError):
+        if not is_remote(folder):
+            yield from folder.iterdir()
+            return
+        root = os.fspath(folder).partition('://')[2]
+        for name in get_file_system(folder).ls(os.fspath(folder), detail=False):
+            if name.rstrip('/') != root:  # an object that stands for the folder, as a console makes it
+                yield folder / name.rstrip('/').rpartition('/')[2]
+
+
+def read_file(path: Path) -> bytes:
+    """Of a file that may be written anew meanwhile: all of one or all of the other."""
+    return untrusted_files.read_regular_file(path)
+
+
+def list_committed(folder: Path) -> list[str]:
+    """The names of the folders in it that are whole."""
+    if not is_remote(folder):
+        with contextlib.suppress(NotADirectoryError):
+            return [path.name for path in list_entries(folder)]
+        return []
+    return [path.parent.name for path in folder.glob(f'*/{COMMIT_MARKER}')]
+
+
+def list_files(folder: Path) -> list[str]:
+    """Of all files of a folder, by their paths in it, as far as they are there."""
+    if is_remote(folder):
+        return sorted(list_objects(folder))
+
+    def raise_unless_absent(error: OSError) -> None:
+        if not isinstance(error, ABSENT_ERRORS):
+            raise error
+
+    file_paths = (
+        Path(parent, name) for parent, _, names in os.walk(folder, onerror=raise_unless_absent) for name in names
+    )
+    return sorted(path.relative_to(folder).as_posix() for path in file_paths)
+
+
+def make_folder(folder: Path) -> None:
+    """An empty folder; in a bucket, where there are none, an object that stands for it."""
+    if is_remote(folder):
+        (folder / FOLDER_MARKER).write_bytes(b'')
+    else:
+        folder.mkdir()
+
+
+def is_folder(folder: Path) -> bool:
+    return folder.exists() if is_remote(folder) else folder.is_dir()
+
+
+def compute_size(folder: Path) -> int:
+    """Bytes of all files of a folder."""
+    if is_remote(folder):
+        return sum(info.size for info in list_objects(folder).values())
+    file_paths = (folder / name for name in list_files(folder))
+    return sum(path.stat().st_size for path in file_paths if path.exists())  # somebody may be taking them away
+
+
+@dataclasses.dataclass(frozen=True)
+class StoredFile:
+    """What can be known of a file: its bytes, and what tells its content from others, as its storage says it."""
+
+    path: Path
+    size: int
+    get_digest: Callable[[], str]
+
+    def has_digest(self, digest: str) -> bool:
+        """Whether its content is what had a digest, in this kind of storage or in another that it came from."""
+        own_digest, kind = self.get_digest(), get_digest_kind(digest)
+        if own_digest == digest or kind not in DIGEST_FORMATS:
+            return own_digest == digest
+        if (
+            get_digest_kind(own_digest) == kind and '-' not in own_digest
+        ):  # that of S3 is one of parts, where it came in parts
+            return False
+        return hash_file(self.path, DIGEST_FORMATS[kind]) == digest
+
+
+def get_stored_files(folder: Path, names: Iterable[str]) -> dict[str, StoredFile]:
+    """Those of some files of a folder that are there."""
+    if is_remote(folder):
+        objects = list_objects(folder)
+        return {name: make_stored_file(folder / name, objects[name]) for name in names if name in objects}
+    stored_files = {}
+    for name in names:
+        path = folder / name
+        with contextlib.suppress(*ABSENT_ERRORS):
+            stored_files[name] = StoredFile(
+                path, path.stat().st_size, functools.partial(hash_file, path, DIGEST_FORMATS['sha256'])
+            )
+    return stored_files
+
+
+def make_stored_file(path: Path, info: ObjectInfo) -> StoredFile:
+    return StoredFile(path, info.size, lambda: info.content_digest)
+
+
+def get_digest_kind(digest: str) -> str:
+    kind, space, _ = digest.partition(' ')
+    return kind if space else 'sha256'
+
+
+def hash_file(path: Path, digest_format: tuple[str, Callable[[Any], str]]) -> str:
+    algorithm, format_digest = digest_format
+    with path.open('rb') as file:
+        return format_digest(hashlib.file_digest(file, algorithm))
+
+
+DIGEST_FORMATS = {
+    'sha256': ('sha256', lambda found: found.hexdigest()),
+    'md5Hash': ('md5', lambda found: f'md5Hash {base64.b64encode(found.digest()).decode()}'),
+    'ETag': ('md5', lambda found: f'ETag "{found.hexdigest()}"'),
+}
+
+
+def remove_folder(folder: Path) -> None:
+    """Delete a folder and all that it holds, if it is there; of a link, the link alone.
+
+    Raises:
+        OSError: the first error, after all that can be deleted is.
+    """
+    if not is_remote(folder):
+        delete_local_path(folder)
+        return
+    with contextlib.suppress(FileNotFoundError):
+        (folder / COMMIT_MARKER).unlink()
+    remove_files(folder, list_files(folder))
+
+
+def delete_local_path(path: Path) -> None:
+    """Delete what lies at a path of a disk, and raise the first error at the end."""
+    if path.is_symlink() or not path.is_dir():
+        path.unlink(missing_ok=True)
+        return
+    errors: list[BaseException] = []
+
+    def collect_error(_: object, __: str, error: BaseException | tuple) -> None:
+        error = error[1] if isinstance(error, tuple) else error
+        if not isinstance(error, FileNotFoundError):  # another process has deleted it
+            errors.append(error)
+
+    shutil.rmtree(path, **{RMTREE_ERROR_ARG: collect_error})
+    if errors:
+        raise errors[0]
+
+
+def remove_files(folder: Path, names: Iterable[str]) -> None:
+    """Takes away some files of a folder."""
+    paths = [folder / name for name in names]
+    if not is_remote(folder):
+        for path in paths:
+            path.unlink()
+        return
+    file_system, urls = get_file_system(folder), [os.fspath(path) for path in paths]
+    with contextlib.suppress(FileNotFoundError):
+        if plain_urls := [path for path in urls if not GLOB_CHARS & set(path)]:
+            file_system.rm(plain_urls)
+    for path in urls:
+        if GLOB_CHARS & set(path):
+            file_system.rm_file(path)
+
+
+def mark_deleted(folder: Path) -> None:
+    """Have a folder, which was whole, be no longer so, in one stroke.
+
+    On a disk it gets a name that ends with GOING and is used once: an earlier folder of this name may be left that
+    could not be deleted.
+    """
+    with contextlib.suppress(FileNotFoundError):
+        if is_remote(folder):
+            (folder / DELETED_SUFFIX).write_bytes(b'')  # which tells it from a folder that never had a COMMIT
+            (folder / COMMIT_MARKER).unlink()
+        else:
+            folder.replace(folder.with_name(f'{folder.name}.{uuid.uuid4().hex[:8]}{DELETED_SUFFIX}'))
+
+
+def move_folder(folder: Path, target: Path) -> None:
+    """Gives a folder another name; in a bucket it is copied there, and then gone."""
+    if not is_remote(folder):
+        folder.replace(target)
+        return
+    file_names = list_files(folder)
+    for batch in (
+        [name for name in file_names if name != COMMIT_MARKER],
+        [name for name in file_names if name == COMMIT_MARKER],
+    ):
+        sources, targets = ([os.fspath(root / name) for name in batch] for root in (folder, target))
+        get_file_system(folder).copy(sources, targets, batch_size=COPY_BATCH_SIZE)
+    remove_folder(folder)

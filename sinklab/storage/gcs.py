@@ -1,0 +1,163 @@
+"""Google Cloud Storage through gcsfs, with retries and conditional requests."""
+
+import contextlib
+import errno
+import functools
+import json
+import logging
+import os
+import re
+from collections.abc import AsyncIterator, Awaitable, Callable
+from typing import Any
+
+import aiohttp
+import google.auth
+from fsspec.asyn import _run_coros_in_chunks, sync_wrapper
+from gcsfs.core import GCSFileSystem
+
+from sinklab.storage.retry import (
+    CONNECT_TIMEOUT_SECONDS,
+    REQUEST_TIMEOUT_SECONDS,
+    AccessDeniedError,
+    find_own_version,
+    make_bucket_error,
+    raise_unless_absent,
+    read_if_match,
+    retry_request,
+    retry_upload,
+    summarize_error,
+    try_abort_upload,
+)
+
+MAX_DELETIONS = 64  # deletions
+
+for name in ('gcsfs', 'google.auth'):  # what they have to say is said here
+    logging.getLogger(name).setLevel(logging.CRITICAL)
+
+
+def unwrap_decorator(method: Callable) -> Callable:
+    """A method without what decorates it."""
+    return getattr(method, '__wrapped__', method)
+
+
+class Storage(GCSFileSystem):
+    # Without their own tries, six at each request.
+    _request = unwrap_decorator(GCSFileSystem._request)
+    _get_file_concurrent = unwrap_decorator(GCSFileSystem._get_file_concurrent)
+
+    def __init__(self, *arguments: Any, **options: Any):
+        timeout = aiohttp.ClientTimeout(
+            total=None, sock_connect=CONNECT_TIMEOUT_SECONDS, sock_read=REQUEST_TIMEOUT_SECONDS
+        )
+        defaults = dict(use_listings_cache=False, requests_timeout=timeout)
+        super().__init__(*arguments, **dict(defaults, token=options.get('token') or get_credentials()) | options)
+
+    async def _call(self, method: str, path: str, *arguments: Any, **options: Any) -> Any:
+        request = functools.partial(super()._call, method, path, *arguments, **options)
+        if method == 'DELETE' and path.startswith('http'):
+            return await try_abort_upload(request)
+        bucket_url = f'gs://{parse_bucket_name(path, *arguments)}'
+        checked_request = (
+            functools.partial(require_part_kept, request) if method == 'POST' and 'upload_id=' in path else request
+        )
+        try:
+            return await retry_request(
+                checked_request, bucket_url, REQUEST_TIMEOUT_SECONDS if options.get('data') is not None else None
+            )
+        except FileNotFoundError as error:
+            if method == 'DELETE':
+                return {}, b''  # by an earlier try, perhaps, whose answer was lost; S3 does not tell either
+            if (method, path) == ('GET', 'b/{}/o') or is_upload_start(method, path):
+                raise make_bucket_error(bucket_url) from error
+            raise
+        except PermissionError as error:
+            if self.credentials.credentials is None and self.on_google:
+                raise AccessDeniedError(errno.EACCES, f'no credentials for {bucket_url} are found') from error
+            raise
+
+    call = sync_wrapper(_call)
+
+    async def _get_file_request(self, path: str, *arguments: Any, **options: Any) -> Any:
+        request = functools.partial(
+            unwrap_decorator(GCSFileSystem._get_file_request), self, path, *arguments, **options
+        )
+        return await retry_request(request, f'gs://{self.split_path(path)[0]}')
+
+    async def _put_file(self, local: str, path: str, **options: Any) -> None:
+        request = functools.partial(super()._put_file, local, path, **dict(consistency='md5') | options)
+        await retry_upload(request)
+
+    async def _delete_files(self, paths: list[str], _: int) -> list:
+        """One by one: of a batch, errors of single objects come in other words, and emulators know none."""
+        return await _run_coros_in_chunks(
+            [self._rm_file(path) for path in paths], batch_size=MAX_DELETIONS, return_exceptions=True
+        )
+
+    async def _isdir(self, path: str) -> bool:
+        try:
+            return (await self._info(path))['type'] == 'directory'
+        except FileNotFoundError:  # and nothing else
+            return False
+
+    async def _walk(self, path: str, *arguments: Any, **options: Any) -> AsyncIterator:
+        async for entry in super()._walk(path, *arguments, **dict(on_error=raise_unless_absent) | options):
+            yield entry
+
+    def read_with_version(self, path: str) -> tuple[bytes, str]:
+        bucket, key, _ = self.split_path(path)
+        headers, content = self.call('GET', 'b/{}/o/{}', bucket, key, alt='media')
+        return content, headers['x-goog-generation']
+
+    def write_if_match(self, path: str, content: bytes, version: str) -> str | None:
+        bucket, key, _ = self.split_path(path)
+        url = f'{self._location}/upload/storage/v1/b/{bucket}/o'
+        parameters = dict(uploadType='media', name=key, ifGenerationMatch=version or '0')
+        try:
+            _, response = self.call('POST', url, data=content, **parameters)
+        except FileExistsError:
+            return find_own_version(self, path, content)
+        return json.loads(response)['generation']
+
+    def read_range(self, path: str, start: int, end: int, version: str) -> bytes:
+        bucket, key, _ = self.split_path(path)
+        parameters = dict(headers={'Range': f'bytes={start}-{end - 1}'}, alt='media', ifGenerationMatch=version)
+        return read_if_match(path, end - start, lambda: self.call('GET', 'b/{}/o/{}', bucket, key, **parameters)[1])
+
+    def remove_if_match(self, path: str, version: str) -> None:
+        bucket, key, _ = self.split_path(path)
+        with contextlib.suppress(FileExistsError, FileNotFoundError):
+            self.call('DELETE', 'b/{}/o/{}', bucket, key, ifGenerationMatch=version)
+
+
+def get_credentials() -> Any:
+    return 'anon' if os.environ.get('STORAGE_EMULATOR_HOST') else find_credentials()
+
+
+@functools.cache
+def find_credentials() -> Any:
+    """The credentials that Google's library finds, or none: what is public can be read without."""
+    try:
+        return google.auth.default(scopes=['https://www.googleapis.com/auth/devstorage.full_control'])[0]
+    except google.auth.exceptions.DefaultCredentialsError as error:
+        if 'GOOGLE_APPLICATION_CREDENTIALS' not in os.environ:
+            return 'anon'
+        message = f'the credentials of GOOGLE_APPLICATION_CREDENTIALS are none ({summarize_error(error)})'
+        raise AccessDeniedError(errno.EACCES, message) from error
+
+
+def is_upload_start(method: str, path: str) -> bool:
+    return method == 'POST' and '/upload/' in path.partition('?')[0] and 'upload_id=' not in path
+
+
+async def require_part_kept(request: Callable[[], Awaitable]) -> Any:
+    """The answer to a part of an upload; one without a range says that nothing of it was kept."""
+    headers, content = await request()
+    if not content and 'Range' not in headers:
+        raise ConnectionResetError('nothing of a part was kept')
+    return headers, content
+
+
+def parse_bucket_name(path: str, *arguments: str) -> str:
+    """Whose bucket a request of GCS is about."""
+    name = re.search(r'(?:^|/)b/([^/?]+)', path)
+    return '' if not name else arguments[0] if name[1] == '{}' else name[1]

@@ -1,0 +1,333 @@
+"""The lease of a folder: one job at a time may write there, as its lease.json says.
+
+Its owner says every BEAT seconds that it lives, in the file that it holds open, or in a bucket where it finds what it
+has put there: once another job has put its own in the place, that reaches nobody. Clocks of hosts are never compared:
+whoever's beat changes while we look is alive.
+"""
+
+import contextlib
+import json
+import os
+import socket
+import sys
+import threading
+import time
+import uuid
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+
+from sinklab.schema import UserError
+from sinklab.storage import run_files
+from sinklab.storage.atomic_write import writable_folder
+from sinklab.storage.compare_and_swap import open_cas_file
+from sinklab.storage.paths import is_remote, short_timeout
+from sinklab.storage.untrusted_files import DamagedFileError, IrregularFileError
+
+LEASE_NAME = 'lease.json'
+HEARTBEAT_SECONDS = 2.0  # seconds between two beats
+REMOTE_HEARTBEAT_SECONDS = 10.0  # in a bucket, where each is a request
+# Seconds without a beat, of our own clock, until a process out of sight is taken for dead: a call into C++ may keep
+# the interpreter, and with it the thread that beats.
+OWNER_TIMEOUT_SECONDS = 60.0
+DEFAULT_GRACE_SECONDS = 30.0  # seconds that a job which was told to stop may take
+GRACE_MARGIN_SECONDS = 10.0  # and more, before it counts as one that works on
+POLL_SECONDS = 0.1  # seconds between two looks; in a bucket as many times more as there are between two beats
+LEASE_BYTES = (
+    1024  # bytes of the file: written over in one piece, it can be read at any time, and kept on a full disk
+)
+
+# The variables by which a cluster names a job, and counts its starts.
+CLUSTER_JOB_VARIABLES = (
+    (('SLURM_CLUSTER_NAME', 'SLURM_JOB_ID'), 'SLURM_RESTART_COUNT'),
+    (('JOBSET_NAMESPACE', 'JOBSET_NAME'), 'JOBSET_RESTART_ATTEMPT'),
+)
+UNREADABLE_OWNER = dict(token='', host='?', pid=0, machine='', born='', job='', attempt=0, beat=0.0, state='running')
+
+
+class LeaseLostError(UserError):
+    """The folder is another job's now: nothing more may be written there, not even how this one has ended."""
+
+
+class Lease:
+    """A folder that this job alone may write in."""
+
+    def __init__(self, folder: Path):
+        self.path, self.token = folder / LEASE_NAME, uuid.uuid4().hex
+        self.cas_file = open_cas_file(self.path, lambda text: get_token(parse_owner(text)) == self.token)
+        self.is_remote = is_remote(folder)
+        self.heartbeat_seconds = get_heartbeat_seconds(folder)
+        self.content = get_process_identity() | dict(token=self.token, beat=0.0, state='running')
+        self.start_time = self.last_read_time = time.monotonic()
+        self.last_attempt_time = 0.0  # to look, by who works
+        self.loss_reason = ''
+        self.stop_event = threading.Event()
+        self.thread = threading.Thread(target=self.send_heartbeats, daemon=True)
+
+    def acquire(self, grace_seconds: float) -> None:
+        """Waits for an owner that is stopping, takes the place of one that is dead, and refuses one that works."""
+        watcher, last_message = LeaseWatcher(self.path), ''
+        while True:
+            if watcher.is_free(self.content, grace_seconds):
+                if self.replace_owner(watcher.owner):
+                    break
+            elif watcher.is_alive(grace_seconds):
+                raise UserError(
+                    f'{self.path.parent} is in use: {describe_owner(watcher.owner)} has worked there for '
+                    f'{watcher.owner["beat"]:.0f} s; wait for it, stop it, or give another folder'
+                )
+            elif (message := watcher.format_wait_message(grace_seconds)) not in ('', last_message):
+                print(message, file=sys.stderr, flush=True)
+                last_message = message
+            time.sleep(POLL_SECONDS * (REMOTE_HEARTBEAT_SECONDS / HEARTBEAT_SECONDS if self.is_remote else 1))
+            watcher.poll()
+        self.thread.start()
+
+    def replace_owner(self, owner: dict | None) -> bool:
+        """Puts this lease in the place of an owner's; False where that is no longer there."""
+        return self.cas_file.compare_and_swap(
+            lambda text: get_token(parse_owner(text)) == get_token(owner), self.encode()
+        )
+
+    def encode(self) -> str:
+        self.content['beat'] = round(time.monotonic() - self.start_time, 1)
+        return f'{json.dumps(self.content):{LEASE_BYTES - 1}}\n'
+
+    def write_record(self) -> None:
+        self.cas_file.overwrite(self.encode())
+
+    def send_heartbeats(self) -> None:
+        while not self.stop_event.wait(self.heartbeat_seconds):
+            self.poll_owner()
+            if self.loss_reason:
+                return
+            with contextlib.suppress(OSError):  # what cannot be read of us for long enough is taken from us
+                self.write_record()
+
+    def poll_owner(self) -> None:
+        """Whether the lease is still this job's."""
+        with contextlib.suppress(OSError):
+            try:
+                owner = read_owner(self.path)
+            except IrregularFileError as error:  # nobody but another job, or a person, puts that into its place
+                self.loss_reason = str(error)
+                return
+            except DamagedFileError:  # a permission, which may come back: as with every other error of the disk
+                return
+            self.last_read_time = time.monotonic()
+            if get_token(owner) != self.token:
+                self.loss_reason = (
+                    f'{describe_owner(owner)} has taken over {self.path.parent}' if owner else f'{self.path} is gone'
+                )
+
+    def check(self) -> None:
+        """Raises Superseded once the folder is no longer this job's; to be asked before anything is written."""
+        max_age_seconds = 1.5 * REMOTE_HEARTBEAT_SECONDS if self.is_remote else HEARTBEAT_SECONDS
+        if (
+            time.monotonic() - max(self.last_read_time, self.last_attempt_time) > max_age_seconds
+        ):  # this process may have been asleep as a whole
+            self.last_attempt_time = (
+                time.monotonic() if self.is_remote else 0.0
+            )  # what does not answer is not asked at every step
+            with short_timeout(HEARTBEAT_SECONDS):
+                self.poll_owner()
+        if self.loss_reason:
+            raise LeaseLostError(f'{self.loss_reason}; this job has stopped, and has left the folder as it is')
+
+    def mark_stopping(self) -> None:
+        """Tells the job that comes next to wait for this one."""
+        self.content['state'] = 'stopping'
+        with contextlib.suppress(OSError), short_timeout(HEARTBEAT_SECONDS):
+            self.write_record()
+
+    def release(self) -> None:
+        self.stop_event.set()
+        self.thread.join()
+        self.cas_file.release()
+
+
+def get_heartbeat_seconds(path: Path) -> float:
+    return REMOTE_HEARTBEAT_SECONDS if is_remote(path) else HEARTBEAT_SECONDS
+
+
+class NullLease:
+    """A lease that another process of the run has."""
+
+    def check(self) -> None:
+        pass
+
+    def mark_stopping(self) -> None:
+        pass
+
+
+class LeaseWatcher:
+    """What can be known of the owner of a folder by looking at its lease again and again."""
+
+    def __init__(self, path: Path):
+        self.path, self.start_time, self.owner = path, time.monotonic(), read_owner(path)
+        self.last_change_time, self.has_heartbeat = self.start_time, False
+
+    def poll(self) -> None:
+        previous_owner, read_start = self.owner, time.monotonic()
+        self.owner = read_owner(self.path)
+        self.last_change_time += time.monotonic() - read_start  # while nothing can be seen, nobody is silent
+        self.has_heartbeat = (
+            self.owner is not None
+            and self.owner != previous_owner
+            and get_token(self.owner) == get_token(previous_owner)
+        )
+        if self.owner != previous_owner:
+            self.last_change_time = time.monotonic()
+        # What is read while it is written may be cut, and is another the next time.
+        if self.owner and is_unreadable(self.owner) and self.silent_seconds > get_heartbeat_seconds(self.path):
+            run_files.warn_once(
+                self.path,
+                f'{self.path} is damaged; whoever has written it is taken for gone once it is the same for '
+                f'{OWNER_TIMEOUT_SECONDS:.0f} s; where no job is at work there, delete it',
+            )
+
+    @property
+    def silent_seconds(self) -> float:
+        """Seconds since the last sign of life of an owner out of sight."""
+        return 0.0 if is_on_this_machine(self.owner) else time.monotonic() - self.last_change_time
+
+    @property
+    def is_gone(self) -> bool:
+        """Whether nobody is at work there: no lease, or one of the dead, or of somebody who is not heard of."""
+        return self.owner is None or is_dead(self.owner) or self.silent_seconds > OWNER_TIMEOUT_SECONDS
+
+    def is_free(self, candidate: dict, grace_seconds: float) -> bool:
+        owner = self.owner
+        if owner is None or is_dead(owner):
+            return True
+        if self.is_stopping(grace_seconds):
+            return False
+        is_requeued = owner['job'] and owner['job'] == candidate['job'] and owner['attempt'] < candidate['attempt']
+        return is_requeued or self.silent_seconds > OWNER_TIMEOUT_SECONDS
+
+    def is_stopping(self, grace_seconds: float) -> bool:
+        """Whether it may still take the time that it has been given to stop."""
+        is_in_time = time.monotonic() - self.start_time < grace_seconds + GRACE_MARGIN_SECONDS
+        return self.owner['state'] == 'stopping' and self.silent_seconds < OWNER_TIMEOUT_SECONDS and is_in_time
+
+    def is_alive(self, grace_seconds: float) -> bool:
+        """Whether it is at work, as far as can be seen now."""
+        return not self.is_stopping(grace_seconds) and (self.has_heartbeat or is_on_this_machine(self.owner))
+
+    def format_wait_message(self, grace_seconds: float) -> str:
+        """What is waited for, if it is worth telling."""
+        if self.is_stopping(grace_seconds):
+            return f'waiting until {describe_owner(self.owner)} has stopped'
+        message = f'waiting {OWNER_TIMEOUT_SECONDS:.0f} s for a sign of life of {describe_owner(self.owner)}'
+        return message if self.silent_seconds > 2 * get_heartbeat_seconds(self.path) else ''
+
+
+@contextlib.contextmanager
+def hold_lease(folder: Path, grace_seconds: float = DEFAULT_GRACE_SECONDS) -> Iterator[Lease]:
+    """A folder for one job; it is made if need be, and taken away again where nothing else has come into it."""
+    parents = () if is_remote(folder) else (folder, *folder.parents)
+    created_folders = [path for path in parents if not os.path.exists(path)]
+    folder_lease = Lease(folder)
+    try:
+        with writable_folder(folder):
+            folder_lease.acquire(grace_seconds)
+        try:
+            yield folder_lease
+        finally:
+            folder_lease.release()
+    finally:
+        with contextlib.suppress(OSError):  # not empty
+            for path in created_folders:
+                path.rmdir()
+
+
+def read_owner_token(folder: Path) -> str | None:
+    """The token of the job that has the folder, as it is seen from here."""
+    return get_token(read_owner(folder / LEASE_NAME))
+
+
+def is_unowned(folder: Path) -> bool:
+    """Whether no job has the folder, or one whose process, which could be seen from here, has ended."""
+    owner = read_owner(folder / LEASE_NAME)
+    return owner is None or is_dead(owner)
+
+
+def read_owner(path: Path) -> dict | None:
+    """Read a lease; None where there is none.
+
+    Raises:
+        Irregular: something else than a file is in its place.
+        Damaged: it may not be read.
+    """
+    return parse_owner(open_cas_file(path).read())
+
+
+def is_unreadable(owner: dict) -> bool:
+    """Return whether a lease does not say whose it is: its whole text stands for that, as its token."""
+    return owner | dict(token='') == UNREADABLE_OWNER
+
+
+def parse_owner(text: str | None) -> dict | None:
+    if text is None:
+        return None
+    try:
+        return UNREADABLE_OWNER | run_files.decode_run_file(text, 'lease', LEASE_NAME)
+    except DamagedFileError:
+        return UNREADABLE_OWNER | dict(token=text)
+
+
+def get_token(owner: dict | None) -> str | None:
+    return owner['token'] if owner else None
+
+
+def describe_owner(owner: dict) -> str:
+    if is_unreadable(owner):
+        return f'a job whose {LEASE_NAME} does not say which it is'
+    return f'another job (process {owner["pid"]} on {owner["host"]})'
+
+
+def get_process_identity() -> dict:
+    """Which process this is, of which job of a cluster."""
+    pid, (job, attempt) = os.getpid(), get_cluster_job(os.environ)
+    return dict(
+        host=socket.gethostname(),
+        pid=pid,
+        machine=get_machine_id(),
+        born=get_process_start_time(pid),
+        job=job,
+        attempt=attempt,
+    )
+
+
+def get_cluster_job(environment: Mapping[str, str]) -> tuple[str, int]:
+    """(name, start) of a cluster's job; '' where this is none."""
+    for names, restart_variable in CLUSTER_JOB_VARIABLES:
+        if names[-1] in environment:
+            return '/'.join(environment.get(name, '') for name in names), int(environment.get(restart_variable) or 0)
+    return '', 0
+
+
+def is_dead(owner: dict) -> bool:
+    """Whether its process can be looked at from here, and has ended."""
+    return is_on_this_machine(owner) and get_process_start_time(owner['pid']) != owner['born']
+
+
+def is_on_this_machine(owner: dict) -> bool:
+    """Whether its process can be looked at from here."""
+    return bool(owner['machine']) and owner['machine'] == get_machine_id()
+
+
+def get_machine_id() -> str:
+    """This boot of this machine, and what numbers processes in it; '' where the system does not say."""
+    try:
+        return f'{Path("/proc/sys/kernel/random/boot_id").read_text().strip()} {os.readlink("/proc/self/ns/pid")}'
+    except OSError:
+        return ''
+
+
+def get_process_start_time(pid: int) -> str:
+    """When a process began, in ticks: numbers of processes are given again. '' once it has ended."""
+    try:
+        state, *fields = Path(f'/proc/{pid}/stat').read_text().rpartition(')')[2].split()
+    except OSError:
+        return ''
+    return '' if state in 'ZX' else fields[18]

@@ -1,0 +1,37 @@
+"""Size, content digest and version of objects in a bucket, as its listing reports them."""
+
+import dataclasses
+import os
+from collections.abc import Mapping
+from pathlib import Path
+
+from sinklab.storage.paths import get_file_system
+
+CONTENT_DIGEST_KEYS = ('md5Hash', 'crc32c', 'ETag')  # what storage says of a content, the best first
+
+
+@dataclasses.dataclass(frozen=True)
+class ObjectInfo:
+    """Bytes of an object, a digest of its content with its kind, and its version, another once it is written over."""
+
+    size: int
+    content_digest: str
+    version: str
+    is_decompressed: bool = False  # by the storage, when it is read
+
+
+def parse_object_info(metadata: Mapping) -> ObjectInfo:
+    content_digest = next(f'{kind} {metadata[kind]}' for kind in CONTENT_DIGEST_KEYS if metadata.get(kind))
+    version = str(metadata.get('generation') or metadata['ETag'])
+    return ObjectInfo(int(metadata['size']), content_digest, version, metadata.get('contentEncoding') == 'gzip')
+
+
+def list_objects(folder: Path, prefix: str = '') -> dict[str, ObjectInfo]:
+    """All objects below a folder, by their paths in it; those that begin so. A request for a thousand."""
+    root = os.fspath(folder).partition('://')[2] + '/'
+    objects = get_file_system(folder).find(os.fspath(folder), detail=True, prefix=prefix)
+    return {
+        path.removeprefix(root): parse_object_info(metadata)
+        for path, metadata in objects.items()
+        if not path.endswith('/')
+    }

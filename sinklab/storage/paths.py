@@ -1,0 +1,168 @@
+"""Paths: local paths, and gs:// and s3:// URLs as epath.Path with the same methods."""
+
+import contextlib
+import functools
+import importlib
+import os
+import posixpath
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from sinklab.install_commands import format_extra_command
+from sinklab.schema import UserError
+
+os.environ['EPATH_USE_TF'] = 'false'  # or etils would have TensorFlow reach buckets, where that is installed
+# Characters of a path that Orbax or TensorStore read as something else: a checkpoint there cannot be restored.
+UNSAVABLE_CHARS = ('*', '?', '[', '\\')
+# (the library that is needed, the extra that brings it and the file here that holds a Storage of it)
+REMOTE_SCHEMES = {'gs': ('gcsfs', 'gcs'), 's3': ('s3fs', 's3')}
+
+
+def parse_path(path: str | os.PathLike) -> Path:
+    """A pathlib.Path, or an epath.Path for gs:// and s3://."""
+    text = os.fspath(path)
+    if not is_remote(text):
+        return Path(text)
+    from etils import epath
+
+    scheme, _, rest = text.partition('://')
+    if scheme not in REMOTE_SCHEMES:
+        raise UserError(f'{text} is neither local nor in a bucket that is known here; give a path, gs:// or s3://')
+    if not rest.strip('/'):
+        raise UserError(f'{text} names no bucket; give {scheme}://BUCKET/PATH')
+    register_file_system(scheme)
+    return epath.Path(text.rstrip('/'))
+
+
+@functools.cache
+def register_file_system(scheme: str) -> None:
+    """Make fsspec, and with it etils and Orbax, use the file system of this package for a scheme of URLs."""
+    import fsspec
+    from etils.epath import backend
+
+    library, extra = REMOTE_SCHEMES[scheme]
+    try:
+        importlib.import_module(library)
+    except ImportError as error:
+        raise UserError(f'{scheme}:// needs {library}; install it: {format_extra_command(extra)}') from error
+    storage_class = importlib.import_module(f'sinklab.storage.{extra}').Storage
+    for name in storage_class.protocol:
+        fsspec.register_implementation(name, storage_class, clobber=True)
+    # etils keeps a file system that another library (tensorflow_datasets) has used before. Nothing public forgets it.
+    backend.fsspec_backend._get_filesystem.cache_clear()
+
+
+def is_remote(path: str | os.PathLike) -> bool:
+    """Whether it lies in a bucket, where files are objects: whole or not there, and never appended to.
+
+    Raises Refusal of gs:/bucket, by which nobody means a folder `gs:`.
+    """
+    scheme, colon, rest = os.fspath(path).partition(':')
+    if colon and scheme in REMOTE_SCHEMES and not rest.startswith('//'):
+        raise UserError(f'{scheme}:{rest} is no bucket; give {scheme}://{rest.lstrip("/")}')
+    return rest.startswith('//')
+
+
+def get_file_system(path: Path) -> Any:
+    """The fsspec file system of a path in a bucket; paths are given to it as text."""
+    import fsspec
+
+    return fsspec.filesystem(os.fspath(path).partition('://')[0])
+
+
+def make_absolute(path: Path) -> Path:
+    return path if is_remote(path) else path.absolute()
+
+
+def resolve_path(path: Path) -> Path:
+    return path if is_remote(path) else path.resolve()
+
+
+def check_checkpoint_path(path: Path) -> None:
+    """Refuse a path below which Orbax would write checkpoints that it cannot read.
+
+    On a disk Orbax finds the files of each process with `glob` and does not escape the path, and TensorStore reads a
+    backslash as a slash and accepts UTF-8 alone. In a bucket fsspec expands the same patterns.
+
+    Args:
+        path: a folder that checkpoints are to be saved in, relative or absolute.
+
+    Raises:
+        Refusal: the absolute path has one of these characters.
+    """
+    absolute_path = os.fspath(make_absolute(path))
+    if bad_chars := [char for char in UNSAVABLE_CHARS if char in absolute_path]:
+        raise UserError(
+            f'{absolute_path!a} has {" and ".join(bad_chars)} in it, and checkpoints saved there could not be read; '
+            f'give a folder whose absolute path has none of {" ".join(UNSAVABLE_CHARS)}'
+        )
+    check_utf8(path, 'checkpoints could not be saved there')
+
+
+def check_utf8(path: Path, consequence: str) -> None:
+    """Refuse a path that is not UTF-8, which libraries that are not written in Python cannot open.
+
+    Args:
+        path: a file or folder, relative or absolute.
+        why: what cannot be done there.
+
+    Raises:
+        Refusal: the absolute path has bytes that are not UTF-8.
+    """
+    absolute_path = os.fspath(make_absolute(path))
+    try:
+        absolute_path.encode()
+    except UnicodeEncodeError as error:
+        raise UserError(
+            f'{absolute_path!a} is not UTF-8, and {consequence}; give a folder whose absolute path is UTF-8'
+        ) from error
+
+
+def make_relative(path: Path, start: Path) -> str:
+    """The way from one folder to another; in whole, where there is none from a disk to a bucket."""
+    if is_remote(path) and get_bucket_url(path) == get_bucket_url(start):
+        return posixpath.relpath(get_object_key(path), get_object_key(start))
+    return os.fspath(make_absolute(path)) if is_remote(path) or is_remote(start) else os.path.relpath(path, start)
+
+
+def join_path(start: Path, relative_path: str) -> Path:
+    """Where such a way leads to."""
+    if is_remote(relative_path):
+        return parse_path(relative_path)
+    if is_remote(start) and not os.path.isabs(relative_path):
+        return parse_path(
+            get_bucket_url(start) + posixpath.normpath(posixpath.join(get_object_key(start), relative_path))
+        )
+    return Path(start, relative_path).resolve()
+
+
+def find_common_folder(paths: list[Path]) -> Path:
+    """The innermost folder that all of them lie in."""
+    if not any(map(is_remote, paths)):
+        return Path(os.path.commonpath(paths))
+    if len({get_bucket_url(path) for path in paths}) > 1:
+        raise UserError(f'{paths[0]} and {paths[-1]} lie in no folder together; give --out')
+    return parse_path(get_bucket_url(paths[0]) + posixpath.commonpath([get_object_key(path) for path in paths]))
+
+
+def get_bucket_url(path: Path) -> str:
+    """gs://BUCKET; nothing of a local path."""
+    return '/'.join(os.fspath(path).split('/')[:3]) if is_remote(path) else ''
+
+
+def get_object_key(path: Path) -> str:
+    """/FOLDER/FILE of a path in a bucket."""
+    return os.fspath(path).removeprefix(get_bucket_url(path)) or '/'
+
+
+@contextlib.contextmanager
+def short_timeout(seconds: float) -> Iterator[None]:
+    """For a request of this thread that nobody should wait for longer than that."""
+    from sinklab.storage.retry import RETRY_SECONDS
+
+    token = RETRY_SECONDS.set(seconds)
+    try:
+        yield
+    finally:
+        RETRY_SECONDS.reset(token)

@@ -1,0 +1,56 @@
+"""Storage errors that a restart meets again, and their description with path and permissions."""
+
+import errno
+import os
+import pwd
+import stat
+from pathlib import Path
+
+from sinklab.storage.paths import is_remote
+
+# A permission, a file of another kind at the path, or a limit of this process. Another start meets the same.
+PERMANENT_ERRNOS = frozenset((errno.EACCES, errno.EPERM, errno.EROFS, errno.EISDIR, errno.ENOTDIR, errno.ELOOP))
+PERMANENT_ERRNOS |= {errno.ENAMETOOLONG, errno.EFBIG}
+
+
+def is_permanent_error(error: BaseException) -> bool:
+    """Return whether a storage error names a path, and starting the same command again would meet it again."""
+    return isinstance(error, OSError) and error.errno in PERMANENT_ERRNOS and get_error_path(error) is not None
+
+
+def get_error_path(error: BaseException) -> str | None:
+    """Return the path that a storage error names; of a renaming, the new name."""
+    name = getattr(error, 'filename2', None) or getattr(error, 'filename', None)
+    return os.fsdecode(name) if isinstance(name, str | bytes | os.PathLike) and name else None
+
+
+def describe_path_error(error: OSError) -> str:
+    """Return what is wrong with the path that an error names, and its permission, in one line."""
+    permissions = describe_permission(get_error_path(error))
+    return f'{get_error_path(error)} cannot be used ({error.strerror}{f"; {permissions}" if permissions else ""})'
+
+
+def describe_permission(name: str) -> str:
+    """Return mode and owner of a path, or of the nearest folder above it that can be looked at, and this user.
+
+    Returns:
+        `PATH is MODE OWNER:GROUP, this process runs as USER`, or '' where nothing can be looked at.
+    """
+    if is_remote(name):
+        return ''
+    path = Path(os.path.abspath(name))
+    for existing_path in (path, *path.parents):
+        try:
+            info = existing_path.lstat()
+        except OSError:
+            continue
+        mode, owner = stat.filemode(info.st_mode), f'{get_user_name(info.st_uid)}:{info.st_gid}'
+        return f'{existing_path} is {mode} {owner}, this process runs as {get_user_name(os.geteuid())}'
+    return ''
+
+
+def get_user_name(uid: int) -> str:
+    try:
+        return pwd.getpwuid(uid).pw_name
+    except KeyError:
+        return str(uid)

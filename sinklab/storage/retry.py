@@ -1,0 +1,254 @@
+"""Requests to object storage: retries, translation of errors, and conditional reads."""
+
+import asyncio
+import contextlib
+import contextvars
+import errno
+import random
+import sys
+import time
+from collections.abc import Awaitable, Callable, Iterator
+from typing import Any
+
+DEFAULT_RETRY_SECONDS = 300.0  # seconds in which a request is tried again
+RETRY_SECONDS = contextvars.ContextVar('PATIENCE', default=DEFAULT_RETRY_SECONDS)
+WARN_AFTER_SECONDS = 5.0  # seconds after which that is told
+FIRST_PAUSE_SECONDS, MAX_PAUSE_SECONDS = 0.5, 15.0  # seconds between two tries, doubled from one to the next
+TRANSIENT_STATUSES = {408, 429, 500, 502, 503, 504}  # of HTTP: the same request may be answered later
+FORBIDDEN_STATUSES = {401, 403}
+CONNECT_TIMEOUT_SECONDS, REQUEST_TIMEOUT_SECONDS = (
+    20.0,
+    120.0,
+)  # seconds until a connection is there; without a byte, or of a request that sends many
+MAX_UPLOAD_ATTEMPTS = 5  # times that an upload of many parts is begun
+LAST_WARNING_TIMES: dict[str, float] = {}  # when it was told of a storage that it does not answer
+
+
+class StorageTimeoutError(OSError):
+    """No TimeoutError: of those fsspec keeps neither the number nor the words."""
+
+
+class AccessDeniedError(PermissionError):
+    """What no other start mends: no credentials, or none that are enough."""
+
+
+class BucketNotFoundError(OSError):
+    """Nor this."""
+
+
+async def retry_request(
+    request: Callable[[], Awaitable], bucket_url: str, timeout_seconds: float | None = None
+) -> Any:
+    """The answer to a request, of so many seconds at most, as soon as there is one; or an OSError with an errno.
+
+    Of a try without an answer nobody knows whether the storage has heard it.
+    """
+    start_time, pause = time.monotonic(), FIRST_PAUSE_SECONDS
+    while True:
+        try:
+            return await asyncio.wait_for(request(), get_request_timeout(timeout_seconds))
+        except Exception as error:  # of the libraries below, which have no kind in common
+            waited_seconds, retry_seconds = time.monotonic() - start_time, RETRY_SECONDS.get()
+            if not is_transient(error) or waited_seconds + pause > retry_seconds:
+                translated = translate_error(error, bucket_url, waited_seconds)
+                if translated is error:
+                    raise
+                raise translated from error
+            if waited_seconds > WARN_AFTER_SECONDS:
+                warn_of_retry(
+                    f'{bucket_url} does not answer ({summarize_error(error)}); trying for {retry_seconds:.0f} s',
+                    bucket_url,
+                )
+        await asyncio.sleep(pause * random.uniform(0.5, 1.0))
+        pause = min(2 * pause, MAX_PAUSE_SECONDS)
+
+
+def get_request_timeout(timeout_seconds: float | None) -> float | None:
+    """Of one request; where nobody should wait for long, also of one whose end is not known."""
+    retry_seconds = RETRY_SECONDS.get()
+    return (
+        timeout_seconds
+        if retry_seconds >= DEFAULT_RETRY_SECONDS
+        else min(timeout_seconds or REQUEST_TIMEOUT_SECONDS, max(retry_seconds, CONNECT_TIMEOUT_SECONDS / 10))
+    )
+
+
+async def retry_upload(request: Callable[[], Awaitable]) -> Any:
+    """An upload, begun again if the storage no longer knows of it: it has ended, and the answer was lost."""
+    for remaining in reversed(range(MAX_UPLOAD_ATTEMPTS)):
+        try:
+            return await request()
+        except Exception as error:
+            is_lost = (
+                get_s3_error_code(error) == 'NoSuchUpload'
+                or 'upload_id=' in str(error)
+                or get_http_status(error) == 410
+            )
+            is_corrupted = get_class_names(error) & CHECKSUM_ERRORS
+            if not remaining and is_corrupted:
+                raise OSError(errno.EIO, 'the storage has kept something else than it was given') from error
+            if not remaining or not (is_lost or is_corrupted):
+                raise
+    return None
+
+
+async def try_abort_upload(request: Callable[[], Awaitable]) -> Any:
+    """Takes back what was uploaded by halves, if that can be done at once; otherwise the bucket's rules do."""
+    token = RETRY_SECONDS.set(0.0)
+    try:
+        with contextlib.suppress(Exception):
+            return await retry_request(request, '', CONNECT_TIMEOUT_SECONDS)
+    finally:
+        RETRY_SECONDS.reset(token)
+
+
+def raise_unless_absent(error: Exception) -> None:
+    if not isinstance(error, FileNotFoundError):
+        raise error
+
+
+def warn_of_retry(text: str, bucket_url: str) -> None:
+    """Says once what holds for all the requests that wait for the same."""
+    if time.monotonic() - LAST_WARNING_TIMES.get(bucket_url, -RETRY_SECONDS.get()) >= RETRY_SECONDS.get():
+        LAST_WARNING_TIMES[bucket_url] = time.monotonic()
+        print(text, file=sys.stderr)
+
+
+def is_transient(error: BaseException) -> bool:
+    """Whether the same request may be answered later: the storage is busy, or was not reached."""
+    if any(
+        get_class_names(cause) & CONNECTION_ERRORS or getattr(cause, 'retryable', None) is True
+        for cause in iterate_causes(error)
+    ):
+        return True
+    if get_s3_error_code(error) in TRANSIENT_S3_CODES or get_http_status(error) in TRANSIENT_STATUSES:
+        return True
+    return not get_http_status(error) and isinstance(error, TimeoutError | ConnectionError)
+
+
+def translate_error(error: Exception, bucket_url: str, waited_seconds: float) -> Exception:
+    """What an error is for those above: of the system's kinds."""
+    if is_transient(error):
+        return StorageTimeoutError(
+            errno.ETIMEDOUT, f'{bucket_url} has not answered for {waited_seconds:.0f} s ({summarize_error(error)})'
+        )
+    if get_class_names(error) & CREDENTIAL_ERRORS:
+        return AccessDeniedError(
+            errno.EACCES, f'no credentials for {bucket_url} are found ({summarize_error(error)})'
+        )
+    if get_s3_error_code(error) == 'NoSuchBucket':
+        return make_bucket_error(bucket_url)
+    if is_forbidden(error):
+        return AccessDeniedError(errno.EACCES, f'{bucket_url} refuses this account ({summarize_error(error)})')
+    if get_class_names(error) & LIBRARY_ERRORS or str(error).startswith('Bad Request'):
+        return OSError(errno.EINVAL, f'{bucket_url} does not take this request ({summarize_error(error)})')
+    return error
+
+
+def is_forbidden(error: Exception) -> bool:
+    return (
+        get_http_status(error) in FORBIDDEN_STATUSES
+        or get_s3_error_code(error) in EXPIRED_TOKEN_CODES
+        or isinstance(error, PermissionError)
+        or str(error).startswith('Forbidden')
+    )
+
+
+def make_bucket_error(bucket_url: str) -> BucketNotFoundError:
+    return BucketNotFoundError(errno.ENXIO, f'the bucket {bucket_url} is not there')
+
+
+def iterate_causes(error: BaseException | None) -> Iterator[BaseException]:
+    """An error, and what it comes from."""
+    while error:
+        yield error
+        error = error.__cause__
+
+
+def get_class_names(error: BaseException) -> set[tuple[str, str]]:
+    return {(base.__module__.partition('.')[0], base.__name__) for base in type(error).__mro__}
+
+
+def get_http_status(error: BaseException) -> int:
+    """The number of HTTP that an error stands for, or 0."""
+    for cause in iterate_causes(error):
+        http_status = getattr(cause, 'code', None) or getattr(cause, 'status', None)
+        if isinstance(response := getattr(cause, 'response', None), dict):
+            http_status = response.get('ResponseMetadata', {}).get('HTTPStatusCode')
+        if isinstance(http_status, int | str) and str(http_status).isdigit():
+            return int(http_status)
+    return 0
+
+
+def get_s3_error_code(error: BaseException) -> str:
+    """The word of S3 for an error, or ''."""
+    responses = (getattr(cause, 'response', None) for cause in iterate_causes(error))
+    return next(
+        (str(response.get('Error', {}).get('Code')) for response in responses if isinstance(response, dict)), ''
+    )
+
+
+def summarize_error(error: BaseException) -> str:
+    return ' '.join(str(error).split())[:120] or type(error).__name__
+
+
+# By (package, class): none of them is imported before a bucket is named.
+CHECKSUM_ERRORS = {('gcsfs', 'ChecksumError')}
+CONNECTION_ERRORS = {
+    ('aiohttp', 'ClientConnectionError'),
+    ('aiohttp', 'ClientPayloadError'),
+    ('botocore', 'HTTPClientError'),
+    ('botocore', 'ConnectionError'),
+    ('botocore', 'ResponseParserError'),  # of an answer that was cut
+    ('botocore', 'FlexibleChecksumError'),
+    ('botocore', 'CredentialRetrievalError'),  # there are credentials, and whoever renews them does not answer
+    ('botocore', 'MetadataRetrievalError'),
+    ('google', 'TransportError'),  # as above, of tokens
+    ('requests', 'ConnectionError'),
+    ('requests', 'ProxyError'),
+    ('requests', 'Timeout'),
+}
+# The last is of two who write the same object at the same time.
+TRANSIENT_S3_CODES = {'RequestTimeout', 'IncompleteBody', 'InternalError', 'SlowDown', 'OperationAborted'}
+TRANSIENT_S3_CODES |= {'ServiceUnavailable', 'XAmzContentSHA256Mismatch', 'BadDigest', 'ConditionalRequestConflict'}
+EXPIRED_TOKEN_CODES = {'ExpiredToken', 'InvalidToken', 'TokenRefreshRequired'}
+CREDENTIAL_ERRORS = {
+    ('google', 'GoogleAuthError'),
+    ('botocore', 'NoCredentialsError'),
+    ('botocore', 'PartialCredentialsError'),
+    ('botocore', 'NoAuthTokenError'),
+    ('botocore', 'ProfileNotFound'),
+    ('botocore', 'SSOError'),
+}
+LIBRARY_ERRORS = {
+    ('aiohttp', 'ClientError'),
+    ('botocore', 'BotoCoreError'),
+    ('botocore', 'ClientError'),
+    ('gcsfs', 'HttpError'),
+    ('requests', 'RequestException'),
+}
+
+
+CHANGED_STATUSES = {404, 412, 416}  # of a read that wants an object as it was
+
+
+def read_if_match(path: str, size: int, read: Callable[[], bytes]) -> bytes:
+    """A range of an object that is still the one that had a mark; of another, or of none, an error with ESTALE."""
+    try:
+        content = read()
+    except OSError as error:  # gcsfs says 412 by FileExistsError
+        if isinstance(error, FileExistsError | FileNotFoundError) or get_http_status(error) in CHANGED_STATUSES:
+            raise OSError(errno.ESTALE, f'{path} is not what it was') from error
+        raise
+    if len(content) != size:
+        raise OSError(errno.EIO, f'{path} gave {len(content)} bytes of {size}')
+    return content
+
+
+def find_own_version(file_system: Any, path: str, content: bytes) -> str | None:
+    """The mark of what lies there if this process wrote it, in a try whose answer was lost; contents are unique."""
+    try:
+        stored, version = file_system.read_marked(path)
+    except FileNotFoundError:
+        return None
+    return version if stored == content else None

@@ -1,0 +1,381 @@
+"""Schemas and checked reads of the files of a run directory.
+
+A file that is not as its schema says raises Damaged, in one line: which file, what is wrong with it, what to do. A
+line of metrics.jsonl that is not is left out and returned as a LineFault, beside the lines that can be used.
+"""
+
+import itertools
+import json
+import math
+import re
+import sys
+from collections.abc import Collection
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple
+
+import msgspec
+from msgspec import Meta, Struct
+
+from sinklab.config.spec import WarmStartTakes
+from sinklab.storage import untrusted_files
+from sinklab.storage.untrusted_files import DamagedFileError
+
+if TYPE_CHECKING:
+    import numpy as np
+
+MAX_JSON_FILE_BYTES = 64 << 20  # bytes of a JSON file
+MAX_LINE_BYTES = 1 << 20  # bytes of a line of metrics.jsonl
+MAX_NESTING = 32  # objects and lists inside each other
+MODEL_DIMENSIONS = 'LH'  # letters of dimensions that all arrays of a model have alike
+RESTORE_REMEDY = 'bring it back, or do without this folder'
+LINE_REMEDY = 'bring it back, or remove the line when no job is at work there'
+
+Step = Annotated[int, Meta(ge=0, lt=2**31)]  # as in spec.py: steps in arrays are int32
+Count = Annotated[int, Meta(ge=0, lt=2**31)]
+# What training records is float32, and finite: it ends otherwise.
+Number = Annotated[int, Meta(ge=-(2**53), le=2**53)] | Annotated[float, Meta(ge=-3.5e38, le=3.5e38)]
+Bytes = Annotated[int, Meta(ge=0, le=2**63 - 1)]
+Seconds = Annotated[int, Meta(ge=0, le=10**12)] | Annotated[float, Meta(ge=0, le=1e12)]
+RunId = Annotated[str, Meta(min_length=1, max_length=200)]
+
+
+class Lineage(Struct):
+    """What a fork comes from, as row.json has it."""
+
+    run: str
+    step: Step
+    row: str = ''
+    config: list[str] = []
+    new: list[str] = []
+    dropped: list[str] = []
+    data: list[str] = []
+    seal: str = ''
+    commit: str | None = None
+    takes: WarmStartTakes = ''
+    start: Step = 0
+
+
+class Row(Struct):
+    """row.json. What a config file says of a row beside this is its author's."""
+
+    config: str = ''
+    row: str | None = None
+    diff: dict[str, Any] = {}
+    published: dict[str, bool | Number | str | None] = {}
+    source: Any = None
+    size: str | None = None
+    overrides: dict[str, str] = {}
+    lineage: Lineage | None = msgspec.field(name='from', default=None)
+
+
+class Outcome(Struct):
+    """outcome.json."""
+
+    kind: Literal['done', 'refused', 'diverged', 'stopped', 'lost', 'crashed']
+    step: Step = 0
+    checkpoint: Step | None = None
+    message: str = ''
+    exit_code: Annotated[int, Meta(ge=0, le=255)] = 0
+    fruitless: Count = 0
+
+
+class Attempt(Struct):
+    step: Step
+    attention: str
+    changes: list[str] = []
+
+
+class Environment(Struct):
+    """environment.json, as far as it is read again."""
+
+    commit: str | None = None
+    attempts: list[Attempt] = []
+
+
+class ConfigOptimizer(Struct):
+    steps: Step = 0
+
+
+class ConfigModel(Struct):
+    vocabulary: Count = 0
+
+
+class Config(Struct):
+    """config.json, as far as it is read of a run of any version; sinklab.config.validate has the rest."""
+
+    seed: Annotated[int, Meta(ge=0, lt=2**32)] = 0
+    model: ConfigModel = msgspec.field(default_factory=ConfigModel)
+    optimizer: ConfigOptimizer = msgspec.field(default_factory=ConfigOptimizer)
+    data: dict[str, Any] = {}
+
+
+class SweepRow(Struct):
+    row: str
+    seeds: dict[Annotated[str, Meta(pattern=r'\A[0-9]{1,10}\Z')], str]
+
+
+class RunMeasurement(Struct):
+    outcome: str
+    start: dict[str, Number]
+    end: dict[str, Number]
+
+
+class Claims(Struct):
+    """claims.json."""
+
+    size: str | None
+    overrides: dict[str, str]
+    same: dict[str, str]
+    configs: dict[str, dict[str, Any]]
+    runs: dict[str, dict[Annotated[str, Meta(pattern=r'\A[0-9]{1,10}\Z')], RunMeasurement]]
+
+
+class LeaseOwner(Struct):
+    """lease.json. A number of a process becomes a part of a path, and has to be one."""
+
+    token: str = ''
+    host: str = ''
+    pid: Count = 0
+    machine: str = ''
+    born: str = ''
+    job: str = ''
+    attempt: Count = 0
+    beat: Annotated[float, Meta(ge=0, le=1e12)] = 0.0
+    state: Literal['running', 'stopping'] = 'running'
+
+
+class RunIdentity(Struct):
+    """run.json: what checkpoints of this run carry, so that those of others are told from them."""
+
+    id: RunId
+
+
+class ProcessDigests(Struct):
+    """digests/STEP/PROCESS.json: the files of a checkpoint that one process has written, {name: (bytes, digest)}."""
+
+    step: Step
+    process: Annotated[int, Meta(ge=0, lt=2**20)]
+    processes: Annotated[int, Meta(ge=1, lt=2**20)]
+    written: Annotated[str, Meta(min_length=1, max_length=100)]
+    seconds: Seconds
+    files: dict[Annotated[str, Meta(max_length=4096)], tuple[Bytes, Annotated[str, Meta(max_length=1000)]]]
+    run_id: RunId | None = None
+
+
+SCHEMAS: dict[str, Any] = {
+    'run': RunIdentity,
+    'digests': ProcessDigests,
+    'row': Row,
+    'outcome': Outcome,
+    'environment': Environment,
+    'config': Config,
+    'sweep': list[SweepRow],
+    'claims': Claims,
+    'verdicts': list[dict[str, Any]],
+    'lease': LeaseOwner,
+}
+METRICS_LINE_DECODER = msgspec.json.Decoder(dict[str, Number])
+MeasuredNumbers = dict[str, float]
+
+PRINTED_WARNINGS: set[tuple[str, str]] = set()  # (file, message)
+
+
+def warn_once(file: Path, message: str) -> None:
+    """Say once in this process, on stderr, what is wrong with a file that is done without."""
+    if (warning := (str(file), message)) not in PRINTED_WARNINGS:
+        PRINTED_WARNINGS.add(warning)
+        print(f'sinklab: {message}', file=sys.stderr, flush=True)
+
+
+# JSON files
+
+
+def read_run_file(file: Path, kind: str, remedy: str = RESTORE_REMEDY) -> Any:
+    """Read a JSON file, checked against its schema.
+
+    Args:
+        file: its path.
+        kind: a name of SCHEMAS.
+        remedy: what to do where it is damaged, for the message.
+
+    Raises:
+        Damaged: it is not as the schema says.
+        FileNotFoundError: it is not there.
+    """
+    return decode_run_file(untrusted_files.read_regular_file(file, max_bytes=MAX_JSON_FILE_BYTES), kind, file, remedy)
+
+
+def decode_run_file(content: bytes | str, kind: str, file: Path | str, remedy: str = RESTORE_REMEDY) -> Any:
+    """Decode the content of a JSON file as plain objects, checked against the schema of its kind. Raises Damaged."""
+    try:
+        decoded = parse_finite_json(content)
+        msgspec.convert(decoded, SCHEMAS[kind])
+    except (ValueError, msgspec.MsgspecError) as error:
+        raise DamagedFileError(f'{file} is damaged ({format_error(error)}); {remedy}') from error
+    return decoded
+
+
+def parse_finite_json(content: bytes | str) -> Any:
+    """Parse JSON of finite numbers that is not nested deeply. Raises ValueError."""
+    return untrusted_files.decode_json(content, MAX_NESTING, finite=True)
+
+
+def format_error(error: Exception | str) -> str:
+    return ' '.join(str(error).replace('`', '').split())[:200]
+
+
+# metrics.jsonl
+
+
+class LineFault(NamedTuple):
+    """A line of metrics.jsonl that cannot be used."""
+
+    line: int  # from 1
+    reason: str
+
+
+def decode_metrics(content: bytes, first_number: int = 1) -> tuple[list[dict[str, Any]], list[LineFault]]:
+    """Decode lines of metrics.jsonl.
+
+    A crash can cut a line off (see `is_cut_off`). The next attempt goes on from a checkpoint that is older than that
+    line, and records the steps before it, and then its step, again. That attempt may crash, too, or be stopped,
+    before it comes to that step. Therefore a line that is cut off is no fault where one of these holds:
+
+    - another line records its step, or the line ends before its step can be told;
+    - no line after it has a greater step;
+    - the next line has no greater step than the last whole one before it: a new attempt has begun there. That attempt
+      may record other steps, as `log.every_steps` may be changed.
+
+    Otherwise the run has gone past its step without it, and the line is taken for damaged.
+
+    Args:
+        content: whole lines; the last one may still be being written.
+        first: the number of the first of them, for faults.
+
+    Returns:
+        the records that are as they have to be, and what is wrong with the other lines.
+    """
+    lines = content.split(b'\n')
+    if not lines[-1]:
+        lines.pop()
+    records, faults, truncated = [], [], []
+    for number, line in enumerate(lines, first_number):
+        try:
+            records.append(decode_record(line))
+        except ValueError as error:
+            if is_truncated(line):
+                truncated.append((number, line, format_error(error), len(records)))
+            else:
+                faults.append(LineFault(number, format_error(error)))
+    steps = [record['step'] for record in records]
+    recorded_steps, max_step_from_end = set(steps), [*itertools.accumulate(reversed(steps), max)]
+    for number, line, reason, num_before in truncated:
+        step, num_after = re.match(rb'\{"step": (\d{1,10}),', line), len(steps) - num_before
+        if not step or not num_after or int(step[1]) in recorded_steps:
+            continue
+        has_resumed = num_before and steps[num_before] <= steps[num_before - 1]
+        if max_step_from_end[num_after - 1] > int(step[1]) and not has_resumed:
+            faults.append(LineFault(number, f'cut off: {reason}'))
+    return records, sorted(faults)
+
+
+def decode_record(line: bytes) -> dict[str, Any]:
+    """Decode one line. Raises ValueError, which says what is wrong."""
+    if not line.strip():
+        raise ValueError('it is empty')
+    if len(line) > MAX_LINE_BYTES:
+        raise ValueError(f'{len(line):,} bytes, and at most {MAX_LINE_BYTES:,} are read')
+    try:
+        record = METRICS_LINE_DECODER.decode(line)
+    except RecursionError:
+        raise ValueError('objects inside each other') from None
+    except msgspec.MsgspecError as error:
+        raise ValueError(str(error).removesuffix(' - at `$[...]`')) from error
+    if 'step' not in record:
+        raise ValueError('it has no step')
+    step = record['step']
+    if type(step) is not int or not 0 <= step < 2**31:
+        raise ValueError(f'its step is {step}, and has to be a whole number from 0 to 2^31 - 1')
+    return record
+
+
+def is_truncated(line: bytes) -> bool:
+    """Return whether a crash can have left it: what was written of a record before its end."""
+    prefix = b'{"step": '
+    return bool(line) and not line.endswith(b'}') and line[: len(prefix)] == prefix[: len(line)]
+
+
+def format_faults(file: Path, faults: list[LineFault], is_skipped: bool = True) -> str:
+    """Return one line about all faults of a metrics.jsonl."""
+    line, reason = faults[0]
+    others = (
+        f', as {"is one line" if len(faults) == 2 else f"are {len(faults) - 1} lines"} more' if faults[1:] else ''
+    )
+    action = ' and is passed over' if is_skipped else ''
+    return f'{file}, line {line}, is damaged ({reason}){action}{others}; {LINE_REMEDY}'
+
+
+# Arrays
+
+
+def read_arrays(
+    file: Path, names: Collection[str] | None = None, remedy: str = RESTORE_REMEDY
+) -> dict[str, 'np.ndarray']:
+    """Read arrays of a file as np.savez writes it, none of which can be larger than the file says by its size.
+
+    Args:
+        file: its path.
+        names: which of them, as far as they are there; None: all.
+        remedy: what to do where it is damaged, for the message.
+
+    Raises:
+        Damaged: the file or one of these arrays is not as NumPy writes it, or would have to be unpickled.
+        FileNotFoundError: it is not there.
+    """
+    return untrusted_files.load_npz(file, remedy=remedy, names=names, max_bytes=math.inf)
+
+
+def check_dimensions(file: Path, arrays: dict[str, 'np.ndarray'], remedy: str = RESTORE_REMEDY) -> dict[str, int]:
+    """Check arrays against the letters that end their names: alpha_LPHJ has four dimensions, of L, P, H and J.
+
+    Returns:
+        how many layers (L) and heads (H) there are, as far as they occur.
+
+    Raises:
+        Damaged: an array has other dimensions, two arrays disagree, or one holds nothing that can be drawn.
+    """
+    import numpy as np
+
+    sizes: dict[str, tuple[int, str]] = {}
+    for name, array in arrays.items():
+        letters = name.rpartition('_')[2]
+        if array.ndim != len(letters) or 0 in array.shape:
+            raise DamagedFileError(f'{file} is damaged ({name} has the shape {array.shape}); {remedy}')
+        if array.dtype.kind not in 'fiub' or np.isinf(array).any() or np.isnan(array).all():
+            raise DamagedFileError(
+                f'{file} is damaged ({name}, of {array.dtype}, does not hold finite numbers); {remedy}'
+            )
+        for letter, size in zip(letters, array.shape, strict=True):
+            if letter not in MODEL_DIMENSIONS and not letter.isdigit():
+                continue
+            own_size = (int(letter), 'its name') if letter.isdigit() else (size, name)
+            expected_size, size_source = sizes.setdefault(letter, own_size)
+            if expected_size != size:
+                raise DamagedFileError(
+                    f'{file} is damaged ({name} has {size} of {letter}, and {size_source} has {expected_size}); {remedy}'
+                )
+    return {letter: size for letter, (size, _) in sizes.items() if letter in MODEL_DIMENSIONS}
+
+
+def decode_numbers(text: str, file: Path) -> dict[str, float]:
+    """Decode the numbers that a kept result of `measure` has, among which there may be NaN. Raises Damaged."""
+    try:
+        return msgspec.convert(json.loads(text), MeasuredNumbers)
+    except (RecursionError, ValueError, msgspec.MsgspecError) as error:
+        raise DamagedFileError(f'{file} is damaged ({format_error(error)}); remove it') from error
+
+
+def parse_probe_step(file: Path) -> int | None:
+    """Return the step in the name of a probe's file, STEP.npz; None where the name is no step."""
+    name = file.stem
+    return int(name) if re.fullmatch(r'[0-9]{1,10}', name) and int(name) < 2**31 else None

@@ -1,0 +1,376 @@
+"""Checked reads of files that others may have written: kind, size, names, JSON and .npz.
+
+Every reader here raises Damaged, in one line that names the file, and holds no more in memory than its bound allows.
+"""
+
+import contextlib
+import errno
+import io
+import json
+import math
+import os
+import stat
+import struct
+import tokenize
+import zipfile
+import zlib
+from collections.abc import Collection, Iterable, Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, BinaryIO, TypeVar
+
+import msgspec
+
+from sinklab.schema import UserError
+from sinklab.storage.paths import get_file_system, is_remote
+
+if TYPE_CHECKING:
+    import numpy as np
+
+
+MAX_READ_BYTES = 4 << 30  # bytes of a file that is read as a whole
+RANGE_NOT_SATISFIABLE = 416  # of HTTP
+FILE_KIND_NAMES = {
+    stat.S_IFDIR: 'a folder',
+    stat.S_IFIFO: 'a FIFO',
+    stat.S_IFSOCK: 'a socket',
+    stat.S_IFCHR: 'a device',
+    stat.S_IFBLK: 'a device',
+}
+# Errors that a command meets again if it is started again, unlike those of a disk that does not answer.
+LASTING_ERRNOS = errno.EACCES, errno.EPERM, errno.ELOOP, errno.ENAMETOOLONG, errno.ENXIO, errno.EISDIR
+WRONG_KIND_ERRNOS = errno.ELOOP, errno.EISDIR
+
+
+class DamagedFileError(UserError):
+    """A file is not what it has to be. The message names it, and says what to do."""
+
+
+class IrregularFileError(DamagedFileError):
+    """Something else stands in the place of the file: a folder, a FIFO, a link to itself, a far larger file.
+
+    A permission that is refused is no proof of that: credentials for Kerberos or NFS expire and are renewed.
+    """
+
+
+@contextlib.contextmanager
+def open_regular_file(path: Path) -> Iterator[BinaryIO]:
+    """Open a file to read its bytes.
+
+    Raises:
+        Irregular: it is a folder, a FIFO, a socket or a device.
+        Damaged: it may not be read.
+        FileNotFoundError: it is not there.
+    """
+    if is_remote(path):
+        with path.open('rb') as file:
+            yield file
+        return
+    with translate_lasting_errors(path):
+        check_regular_stat(path, os.stat(path))
+        descriptor = open_regular_descriptor(path)
+    with os.fdopen(descriptor, 'rb') as file:
+        yield file
+
+
+def open_regular_descriptor(path: Path, flags: int = os.O_RDONLY) -> int:
+    """Open a regular file of a disk without waiting. Raises Damaged for what is none, and OSError as os.open does."""
+    descriptor = os.open(path, flags | os.O_NONBLOCK)  # a FIFO would be waited for without it
+    try:
+        check_regular_stat(path, os.fstat(descriptor))
+    except BaseException:
+        os.close(descriptor)
+        raise
+    return descriptor
+
+
+@contextlib.contextmanager
+def translate_lasting_errors(path: Path) -> Iterator[None]:
+    """Raise Damaged instead of an error that would come again."""
+    try:
+        yield
+    except OSError as error:
+        if error.errno in LASTING_ERRNOS:
+            raise make_damaged_error(path, error) from error
+        raise
+
+
+def read_regular_file(path: Path, start: int = 0, max_bytes: int = MAX_READ_BYTES) -> bytes:
+    """Read a file from a byte on. Raises Damaged where that is more than `most` bytes, and as `opened` does."""
+    if is_remote(path):
+        content = read_object_range(path, start, start + max_bytes + 1)
+        check_size(path, len(content), max_bytes)
+        return content
+    with open_regular_file(path) as file:
+        check_size(path, os.fstat(file.fileno()).st_size - start, max_bytes)
+        file.seek(start)
+        content = file.read(max_bytes + 1)
+    check_size(path, len(content), max_bytes)
+    return content
+
+
+def read_object_range(path: Path, start: int, end: int) -> bytes:
+    """Read a part of an object of a bucket, as far as there is one, and no byte more."""
+    try:
+        return get_file_system(path).cat_file(os.fspath(path), start=start, end=end)
+    except OSError as error:
+        from sinklab.storage.retry import get_http_status
+
+        if get_http_status(error) == RANGE_NOT_SATISFIABLE:  # the object has no bytes from `start` on, or none at all
+            return b''
+        raise
+
+
+def check_regular_file(path: Path) -> None:
+    """Refuse what stands in the place of a file that is about to be read or written; it may be missing."""
+    if is_remote(path):
+        return
+    with contextlib.suppress(FileNotFoundError), translate_lasting_errors(path):
+        check_regular_stat(path, os.stat(path))
+
+
+def make_damaged_error(path: Path, error: OSError) -> DamagedFileError:
+    error_class = IrregularFileError if error.errno in WRONG_KIND_ERRNOS else DamagedFileError
+    remedy = 'let this account read it' if isinstance(error, PermissionError) else 'mend that, or remove it'
+    return error_class(f'{path} cannot be read ({error.strerror}); {remedy}')
+
+
+def is_lasting_error(error: OSError) -> bool:
+    """Return whether an error comes again whenever the file is read again, a missing file included."""
+    return error.errno in (errno.ENOENT, errno.ENOTDIR, *LASTING_ERRNOS)
+
+
+def check_regular_stat(path: Path, info: os.stat_result) -> None:
+    if not stat.S_ISREG(info.st_mode):
+        kind = FILE_KIND_NAMES.get(stat.S_IFMT(info.st_mode), 'no regular file')
+        raise IrregularFileError(f'{path} is {kind} where a file has to be; move it away')
+
+
+def check_size(path: Path, size: int, max_bytes: int) -> None:
+    if size > max_bytes:
+        raise IrregularFileError(
+            f'{path} is damaged ({size:,} bytes, and at most {max_bytes:,} are read); bring it back or remove it'
+        )
+
+
+MAX_JSON_BYTES = 256 << 20  # the largest tokenizer.json has 40 MB, meta.json of 100,000 shards has 60 MB
+MAX_JSON_DEPTH = 64  # levels of nesting
+MAX_ARRAY_BYTES = 16 << 30  # of all arrays of an .npz
+MAX_DEFLATE_RATIO = 1100  # bytes that one byte of a deflated file stands for, at most
+HUB_REPOSITORY_PREFIXES = ('models--', 'datasets--', 'spaces--')  # of a folder of Hugging Face's hub cache
+DEFAULT_REMEDY = 'get it again'
+T = TypeVar('T')
+
+
+def check_relative_name(name: Any, file: str | os.PathLike) -> str:
+    """Return a name that was read from a file, if it names something below the folder of that file.
+
+    Args:
+        name: one or several components with / between them; none may be empty, `.` or `..`.
+        file: where the name was read.
+
+    Raises:
+        Damaged: the name is no text, or absolute, or leads out of the folder, or has a backslash or a control
+            character.
+    """
+    if not is_relative_name(name):
+        raise DamagedFileError(
+            f'{file} names {str(name)[:80]!a}, which is no relative path below its folder; {DEFAULT_REMEDY}'
+        )
+    return name
+
+
+def is_relative_name(name: Any) -> bool:
+    """Return whether a name passes `check_relative_name`."""
+    if not isinstance(name, str) or not name.isprintable() or '\\' in name:
+        return False
+    return not any(part in ('', '.', '..') for part in name.split('/'))
+
+
+def resolve_name(folder: Path, name: Any, file: str | os.PathLike) -> Path:
+    """Return the path of a name that was read from a file, checked by `check_relative_name`, and without links out.
+
+    Raises:
+        Damaged: also where the name, or a folder above it, is a link that leads out of the folder.
+    """
+    path = folder / check_relative_name(name, file)
+    if not is_linked_outside(path, folder):
+        return path
+    raise DamagedFileError(
+        f'{file} names {name}, a link that leads out of {folder} to {path.resolve()}; put a copy there'
+    )
+
+
+def is_linked_outside(path: Path, folder: Path) -> bool:
+    """Return whether links of a path below a folder lead out of it.
+
+    The snapshots of Hugging Face's hub cache consist of links to `blobs` of the same repository; these stay inside.
+    """
+    if is_remote(path):  # in a bucket there are no links
+        return False
+    resolved_path, resolved_folder = path.resolve(), folder.resolve()
+    allowed_folders = [
+        resolved_folder,
+        *(parent for parent in resolved_folder.parents if parent.name.startswith(HUB_REPOSITORY_PREFIXES)),
+    ]
+    return not any(resolved_path.is_relative_to(allowed) for allowed in allowed_folders)
+
+
+def read_bounded(path: Path, max_bytes: int) -> bytes:
+    """Return the content of a regular file of at most `most` bytes.
+
+    Raises:
+        Damaged: it is no regular file, may not be read, or is larger.
+        OSError: it is not there, or its disk or bucket does not answer.
+    """
+    with open_regular_file(path) as file:
+        content = file.read(max_bytes + 1)
+    if len(content) > max_bytes:
+        raise DamagedFileError(
+            f'{path} has more than {max_bytes:,} bytes, which is more than such a file can need; {DEFAULT_REMEDY}'
+        )
+    return content
+
+
+def read_json(path: Path, schema: type[T] = dict, max_bytes: int = MAX_JSON_BYTES, remedy: str = DEFAULT_REMEDY) -> T:
+    """Return the content of a JSON file, converted to a type by `msgspec.convert`.
+
+    Args:
+        path: a local file, or one in a bucket.
+        kind: `dict`, or a type with its fields: a TypedDict, a dataclass, a msgspec.Struct.
+        most: the largest size in bytes.
+        remedy: what the reader of the message is to do.
+
+    Raises:
+        OSError: it is not there, or its disk or bucket does not answer, of which the file is not to blame.
+        Damaged: it is no regular file, too large, too deeply nested, no UTF-8, no JSON or of another type.
+    """
+    return parse_json(read_bounded(path, max_bytes), path, schema, remedy)
+
+
+def parse_json(content: bytes, name: str | os.PathLike, schema: type[T] = dict, remedy: str = DEFAULT_REMEDY) -> T:
+    """Return what a text in JSON says, as `read_json` does; `name` is where it comes from."""
+    try:
+        return msgspec.convert(decode_json(content), schema)
+    except msgspec.ValidationError as error:
+        raise DamagedFileError(f'{name} is damaged ({error}); {remedy}') from error
+    except ValueError as error:
+        raise DamagedFileError(f'{name} is damaged and cannot be read ({str(error)[:160]}); {remedy}') from error
+
+
+def decode_json(content: bytes | str, max_depth: int = MAX_JSON_DEPTH, finite: bool = False) -> Any:
+    """Decode JSON as plain objects.
+
+    Args:
+        content: a text, or its bytes in UTF-8.
+        deepest: levels of objects and lists inside each other that are allowed.
+        finite: whether NaN, infinities and numbers that are too large for float64 are refused.
+
+    Raises:
+        ValueError: it is no UTF-8, no JSON, nested too deeply, or has a number that is refused.
+    """
+    text = content.decode('utf-8') if isinstance(content, bytes) else content
+    number_hooks: dict[str, Any] = (
+        dict(parse_constant=reject_constant, parse_float=parse_finite_number) if finite else {}
+    )
+    try:
+        # json and not msgspec, which refuses half of a surrogate pair: names of files that are not UTF-8 have them.
+        decoded = json.loads(text, **number_hooks)
+        check_depth(decoded, max_depth)
+    except RecursionError:
+        raise ValueError(f'objects inside each other, more than {max_depth} levels deep') from None
+    return decoded
+
+
+def reject_constant(text: str) -> None:
+    raise ValueError(f'{text} is no number of JSON')
+
+
+def parse_finite_number(text: str) -> float:
+    if math.isinf(number := float(text)):
+        raise ValueError(f'{text[:20]} is too large a number')
+    return number
+
+
+def check_depth(decoded: Any, max_depth: int) -> None:
+    """Raise RecursionError where lists and objects are nested more than `deepest` levels deep."""
+    level: Iterable[Any] = [decoded]
+    for _ in range(max_depth + 1):
+        nested = [item for item in level if isinstance(item, dict | list)]
+        if not nested:
+            return
+        level = [child for item in nested for child in (item.values() if isinstance(item, dict) else item)]
+    raise RecursionError
+
+
+ARCHIVE_ERRORS = (
+    *(ValueError, EOFError, KeyError, TypeError, IndexError, OverflowError, RuntimeError, SyntaxError, MemoryError),
+    *(NotImplementedError, struct.error, tokenize.TokenError, zipfile.BadZipFile, zlib.error),
+)
+
+
+def load_npz(
+    content: Path | bytes,
+    name: str | os.PathLike = '',
+    remedy: str = DEFAULT_REMEDY,
+    names: Collection[str] | None = None,
+    max_bytes: float = 0,
+) -> 'dict[str, np.ndarray]':
+    """Return arrays of an .npz, whose headers are checked before anything is allocated; no pickles.
+
+    Args:
+        content: a path, local or in a bucket, or the bytes of a file.
+        name: what the file is called, where bytes are given.
+        remedy: what the reader of the message is to do.
+        names: which arrays, as far as they are there; None: all.
+        largest: how many bytes these arrays may have; 0: ARRAY_BYTES.
+
+    Raises:
+        OSError: it is not there, or its disk or bucket does not answer.
+        Damaged: it is no .npz, or an array claims more bytes than its member of the archive has.
+    """
+    name, max_bytes = name or os.fspath(content), max_bytes or MAX_ARRAY_BYTES
+    try:
+        with (
+            io.BytesIO(content) if isinstance(content, bytes) else open_regular_file(content) as file,
+            zipfile.ZipFile(file) as archive,
+        ):
+            members = {entry.filename.removesuffix('.npy'): entry for entry in archive.infolist()}
+            selected = members if names is None else [key for key in names if key in members]
+            if sum(members[key].file_size for key in selected) > max_bytes:
+                raise ValueError(f'it unpacks to more than {max_bytes:,} bytes')
+            return {key: read_array(archive, members[key], key) for key in selected}
+    except (*ARCHIVE_ERRORS, OSError) as error:
+        # zipfile says "not a zip file" where a disk does not answer. Before the beginning of a file is EINVAL.
+        cause = error.__context__ if isinstance(error, zipfile.BadZipFile) else error
+        if isinstance(cause, OSError) and cause.errno != errno.EINVAL:
+            raise cause from None
+        if isinstance(error, DamagedFileError):
+            raise
+        reason = ' '.join(str(error).split())[:160] or type(error).__name__
+        raise DamagedFileError(f'{name} is damaged and no whole .npz ({reason}); {remedy}') from error
+
+
+def read_array(archive: zipfile.ZipFile, entry: zipfile.ZipInfo, name: str) -> 'np.ndarray':
+    """Read one array. What its header says is compared with the bytes that there are before any are allocated."""
+    import numpy as np
+
+    if entry.compress_type not in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED):
+        raise ValueError(f'{name} is compressed in a way that NumPy has none of')
+    if entry.file_size > MAX_DEFLATE_RATIO * (entry.compress_size + 64):
+        raise ValueError(f'{name} says that it has {entry.file_size:,} bytes, made of {entry.compress_size:,}')
+    with archive.open(entry) as member:
+        version = np.lib.format.read_magic(member)
+        headers = {(1, 0): np.lib.format.read_array_header_1_0, (2, 0): np.lib.format.read_array_header_2_0}
+        if version not in headers:
+            raise ValueError(f'{name} is of version {version} of NumPy files')
+        shape, in_fortran_order, dtype = headers[version](member)
+        if dtype.hasobject:
+            raise ValueError(f'{name} holds Python objects, which are never loaded')
+        size = math.prod(shape) * dtype.itemsize
+        if size != entry.file_size - member.tell():
+            raise ValueError(f'{name} has other bytes than its shape {shape} of {dtype} needs')
+        content = member.read(size) + member.read(1)  # at its end its checksum is compared
+        if len(content) != size:
+            raise ValueError(f'{name} has {len(content):,} bytes of {size:,}')
+    flat_array = np.frombuffer(bytearray(content), dtype)
+    return flat_array.reshape(shape, order='F' if in_fortran_order else 'C')

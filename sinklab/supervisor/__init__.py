@@ -1,0 +1,1 @@
+"""Supervision of the processes of a run: start, heartbeats, failures and restarts."""

@@ -1,0 +1,443 @@
+"""The coordinator in process 0, which registers workers, detects hangs, and decides how a run ends."""
+
+import asyncio
+import contextlib
+import dataclasses
+import hmac
+import math
+import resource
+import socket
+import threading
+import time
+from collections.abc import Callable, Iterator
+
+from sinklab.schema import UserError
+from sinklab.supervisor import connection
+from sinklab.supervisor.connection import Connection
+from sinklab.supervisor.exit_status import ExitStatus, combine_exit_statuses, describe_error
+from sinklab.supervisor.messages import (
+    GatherRequest,
+    GatherResult,
+    Heartbeat,
+    Hello,
+    Message,
+    ProgressReport,
+    Rejection,
+    RetryLater,
+    RunExit,
+    StartWorkers,
+    Welcome,
+    WorkerExit,
+)
+from sinklab.supervisor.run_secret import SECRET_VARIABLE, RunSecret
+from sinklab.supervisor.timeouts import Timeouts
+
+UNTIMED_ACTIVITIES = ('starting', 'compiling', 'measuring', 'saving', 'restoring', 'ending')
+UNBOUNDED_ACTIVITIES = ('preparing its data',)  # of any size
+ACTIVITY_FORMATS = {'step': 'in step {step}', 'reading its batch': 'reading its batch of step {step}'}
+
+
+@dataclasses.dataclass
+class Progress:
+    """Where a process is: what it does, at which step, since when, and how long that usually takes."""
+
+    activity: str = 'starting'
+    step: int = 0
+    usual_seconds: float | None = None
+    start_time: float = dataclasses.field(default_factory=time.monotonic)
+
+    @property
+    def seconds(self) -> float:
+        return time.monotonic() - self.start_time
+
+    @property
+    def rank(self) -> tuple[int, bool]:
+        """Further on is greater; who computes a step has arrived at it."""
+        return self.step, self.activity == 'step'
+
+    def get_timeout(self, timeouts: Timeouts) -> float:
+        """Seconds that it may take."""
+        if self.activity in UNBOUNDED_ACTIVITIES:
+            return math.inf
+        has_usual_time = self.usual_seconds is not None and self.activity not in UNTIMED_ACTIVITIES
+        return timeouts.get_step_timeout(self.usual_seconds) if has_usual_time else timeouts.untimed
+
+    def __str__(self) -> str:
+        text = ACTIVITY_FORMATS.get(
+            self.activity, f'{self.activity} at step {{step}}' if self.step else self.activity
+        )
+        return text.format(step=self.step)
+
+
+@dataclasses.dataclass
+class WorkerState:
+    index: int
+    host: str
+    pid: int
+    conn: Connection
+    worker_pid: int | None = None
+    progress: Progress = dataclasses.field(default_factory=Progress)
+    excused_time: float = 0.0  # when it last waited for who was at something that takes its time
+
+    def __str__(self) -> str:
+        return f'process {self.index} (host {self.host}, pid {self.worker_pid or self.pid})'
+
+    def update_progress(self, report: ProgressReport) -> None:
+        self.worker_pid, self.progress = (
+            report.child,
+            Progress(report.place, report.step, report.usual, time.monotonic() - report.seconds),
+        )
+
+    def is_late(self, timeouts: Timeouts) -> bool:
+        return time.monotonic() - max(self.progress.start_time, self.excused_time) > self.progress.get_timeout(
+            timeouts
+        )
+
+    def reset(self) -> None:
+        self.worker_pid, self.progress = None, Progress()
+
+
+def find_hung_worker(unfinished: list[WorkerState], timeouts: Timeouts) -> ExitStatus | None:
+    """Whether some wait too long, and for whom. Who is at something that takes its time is waited for."""
+    furthest = max((worker.progress for worker in unfinished), key=lambda progress: progress.rank, default=Progress())
+    stragglers = [worker for worker in unfinished if worker.progress.rank < furthest.rank]
+    if stragglers and all(
+        worker.progress.activity in UNTIMED_ACTIVITIES and not worker.is_late(timeouts) for worker in stragglers
+    ):
+        for worker in unfinished:
+            worker.excused_time = worker.excused_time if worker in stragglers else time.monotonic()
+    if not any(worker.is_late(timeouts) for worker in unfinished):
+        return None
+    usual_text = '' if furthest.usual_seconds is None else f', usual {furthest.usual_seconds:.2g} s'
+    details = [
+        f'{worker} did not arrive ({worker.progress} for {worker.progress.seconds:.0f} s)' for worker in stragglers
+    ]
+    reason = '; '.join(details) or ('all are there' if len(unfinished) > 1 else 'it has hung')
+    return ExitStatus('hung', f'{furthest} for {furthest.seconds:.0f} s{usual_text}: {reason}')
+
+
+RestartDecider = Callable[
+    [ExitStatus, bool], tuple[ExitStatus, bool]
+]  # an end, whether all could start again -> the end, whether they do
+
+
+USER_PORTS, PORT_OFFSET = range(1024, 65536), 1000
+RUN_ENDING_MESSAGE = 'the run that is found there is at its end; start all of its processes again'
+WRONG_SECRET_MESSAGE = (
+    f'process 0 has another secret of the run than this process, or one of them has none; give {SECRET_VARIABLE} alike to '
+    'all processes, or, where all are on one machine, start them as one user with one SINKLAB_CACHE'
+)
+MAX_UNAUTHENTICATED = 64  # connections without a greeting, beside those that the processes themselves may be opening
+GREETING_SECONDS = 0.2  # seconds that each of them has at least, however many come
+ACCEPT_RETRY_SECONDS = 0.2  # seconds until an accept that failed is tried again
+LISTEN_BACKLOG = 1024  # connections that the system holds until they are accepted
+
+
+class Coordinator:
+    """Gathers, watches and decides, in one thread of its own, which waits for nobody."""
+
+    def __init__(
+        self,
+        count: int,
+        timeouts: Timeouts,
+        decide_restart: RestartDecider,
+        print_line: Callable[[str], None] = lambda text: None,
+    ):
+        self.count, self.timeouts, self.decide_restart, self.print_line = count, timeouts, decide_restart, print_line
+        self.secret = RunSecret()
+        self.workers: dict[int, WorkerState] = {}
+        self.rejections: dict[int, str] = {}
+        self.generation, self.port, self.interface, self.servers, self.local_sock = 0, 0, None, [], None
+        self.unauthenticated: dict[Connection, None] = {}  # without a greeting that was accepted; oldest first
+        self.accepting: set[asyncio.Task] = set()
+        self.deadline = time.monotonic() + timeouts.join
+        self.is_over, self.exit_statuses = False, {}
+        self.failure: ExitStatus | None = None  # of the hub itself, for a supervisor that it can no longer tell
+        self.gather_requests: dict[int, dict[int, GatherRequest]] = {}
+        self.thread = threading.Thread(target=self.run_thread, daemon=True)
+
+    def open(self, host: str, port: int) -> str:
+        """Let the supervisors of other processes in.
+
+        Returns:
+            Why that is on all interfaces of this machine; '' if it is on that of the host's address alone.
+        """
+        self.servers, reason = connection.open_listeners(host, port, LISTEN_BACKLOG)
+        self.port, self.deadline = port, time.monotonic() + self.timeouts.join
+        self.interface = None if reason else self.servers[0].getsockname()[0]
+        return reason
+
+    def connection_limit(self) -> int:
+        """Return how many connections may be without a greeting, so that most file descriptors stay free."""
+        max_descriptors, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+        limit = self.count + MAX_UNAUTHENTICATED
+        return (
+            limit
+            if max_descriptors == resource.RLIM_INFINITY
+            else min(limit, max(4, (max_descriptors - self.count) // 4))
+        )
+
+    def attach_local(self, local_sock: socket.socket) -> None:
+        """Let the supervisor of process 0 in, before the thread starts."""
+        self.local_sock = local_sock
+
+    def run_thread(self) -> None:
+        """Do the work of the hub in its thread until the run is over."""
+        try:
+            asyncio.run(self.run())
+        except Exception as error:  # before there was anybody to tell, e.g. without file descriptors for a loop
+            self.failure = self.failure or describe_error(error)
+        finally:
+            self.local_sock.close()
+
+    async def run(self) -> None:
+        loop = asyncio.get_running_loop()
+        loop.set_exception_handler(self.handle_loop_error)
+        self.wake_event = asyncio.Event()
+        await loop.create_connection(lambda: self.make_connection(Connection.send_challenge), sock=self.local_sock)
+        for server in self.servers:
+            server.setblocking(False)
+            loop.add_reader(server, self.accept_connection, server)
+        last_heartbeat = 0.0
+        try:
+            while not self.is_over or (self.list_connected_workers() and time.monotonic() < self.deadline):
+                with contextlib.suppress(TimeoutError):
+                    await asyncio.wait_for(self.wake_event.wait(), self.timeouts.heartbeat / 2)
+                self.wake_event.clear()
+                now = time.monotonic()
+                if now - last_heartbeat > self.timeouts.heartbeat:
+                    last_heartbeat = now
+                    with self.end_run_on_error():
+                        self.broadcast(Heartbeat())
+                        for conn in [*self.unauthenticated, *(worker.conn for worker in self.workers.values())]:
+                            conn.check_timeouts(now)
+                        self.check_deadlines(now)
+        finally:
+            self.secret.remove_file()
+            for server in self.servers:
+                loop.remove_reader(server)
+                server.close()
+            for conn in [*self.unauthenticated, *(worker.conn for worker in self.workers.values())]:
+                conn.close()
+            await asyncio.sleep(0)
+
+    @contextlib.contextmanager
+    def end_run_on_error(self) -> Iterator[None]:
+        """End the run for all processes, with the reason, where the hub itself fails."""
+        try:
+            yield
+        except Exception as error:
+            self.fail(error)
+
+    def fail(self, error: Exception) -> None:
+        """End the run for all processes because of an error of the hub; what has ended already stays as it is."""
+        if not self.is_over:
+            self.failure = describe_error(error)
+            self.end_run(self.failure)
+
+    def handle_loop_error(self, loop: asyncio.AbstractEventLoop, context: dict) -> None:
+        """Handle what asyncio reports; an OSError is of one connection, which is closed by then."""
+        error = context.get('exception')
+        if isinstance(error, Exception) and not isinstance(error, OSError):
+            self.fail(error)
+
+    def make_connection(self, on_open: Callable) -> Connection:
+        return Connection(self.timeouts.silence, on_open, self.receive, self.handle_loss)
+
+    def accept_connection(self, server: socket.socket) -> None:
+        """Let one in, in the place of the oldest without a greeting if there are too many of those."""
+        if len(self.unauthenticated) + len(self.accepting) >= self.connection_limit():
+            oldest = next((conn for conn in self.unauthenticated if not conn.end_reason), None)
+            wait_seconds = GREETING_SECONDS - (time.monotonic() - oldest.start_time) if oldest else GREETING_SECONDS
+            if wait_seconds > 0:
+                self.pause_accepting(server, wait_seconds)
+            else:
+                oldest.abort('one of too many')
+            return
+        try:
+            sock, _ = server.accept()
+        except (BlockingIOError, ConnectionError):  # it is gone again
+            return
+        except OSError:  # no file descriptors, or no memory
+            self.pause_accepting(server, ACCEPT_RETRY_SECONDS)
+            return
+        loop = asyncio.get_running_loop()
+        task = loop.create_task(
+            loop.connect_accepted_socket(lambda: self.make_connection(self.challenge_connection), sock)
+        )
+        self.accepting.add(task)
+        task.add_done_callback(self.accepting.discard)
+
+    def pause_accepting(self, server: socket.socket, seconds: float) -> None:
+        """Accept nobody for a while; the system holds who comes."""
+        loop = asyncio.get_running_loop()
+        loop.remove_reader(server)
+        loop.call_later(
+            seconds, lambda: server.fileno() < 0 or loop.add_reader(server, self.accept_connection, server)
+        )
+
+    def challenge_connection(self, conn: Connection) -> None:
+        self.unauthenticated[conn] = None
+        conn.send_challenge()
+
+    def list_connected_workers(self) -> list[WorkerState]:
+        """The members that can still be told something, without that of process 0."""
+        return [worker for worker in self.workers.values() if worker.index and not worker.conn.end_reason]
+
+    def broadcast(self, message: Message) -> None:
+        for worker in self.workers.values():
+            worker.conn.send(message)
+
+    def find_worker(self, conn: Connection) -> WorkerState | None:
+        return next((worker for worker in self.workers.values() if worker.conn is conn), None)
+
+    def handle_loss(self, conn: Connection) -> None:
+        self.unauthenticated.pop(conn, None)
+        self.wake_event.set()
+        with self.end_run_on_error():
+            if (worker := self.find_worker(conn)) and not self.is_over:
+                worker.worker_pid = None
+                self.record_exit(worker, ExitStatus('lost', conn.end_reason))
+
+    def receive(self, conn: Connection, message: Message) -> None:
+        with self.end_run_on_error():
+            self.handle_message(conn, message)
+
+    def handle_message(self, conn: Connection, message: Message) -> None:
+        worker = self.find_worker(conn)
+        if not worker:
+            if isinstance(message, Hello):
+                self.register_worker(conn, message)
+        elif not self.is_over and getattr(message, 'generation', None) == self.generation:
+            match message:
+                case WorkerExit(end=exit_status):
+                    self.record_exit(worker, exit_status)
+                case ProgressReport():
+                    worker.update_progress(message)
+                case GatherRequest():
+                    self.gather(worker, message)
+
+    def register_worker(self, conn: Connection, hello: Hello) -> None:
+        process, count = hello.process, hello.count
+        newcomer, current = WorkerState(process, hello.host, hello.pid, conn), self.workers.get(process)
+        proof_parts = conn.nonce, hello.nonce, process, count
+        is_ending = self.is_over or any(worker.conn.end_reason for worker in self.workers.values())
+        problem, reply_class = None, Rejection
+        if not hmac.compare_digest(hello.proof, self.secret.prove('process', *proof_parts)):
+            # Of a start that follows, which may have a secret of its own, or of nobody.
+            conn.send(RetryLater(RUN_ENDING_MESSAGE) if is_ending else Rejection(WRONG_SECRET_MESSAGE))
+            if not is_ending:
+                self.reject_without_secret(process)
+            return
+        if count != self.count:
+            problem = (
+                f'{newcomer} came with --processes={count}, process 0 with {self.count}; give the same number to all'
+            )
+        elif process not in range(self.count):
+            problem = f'--process={process} is not below --processes={self.count}'
+        elif self.is_over or (current and current.conn.end_reason):  # the newcomer is of the start that follows
+            problem, reply_class = RUN_ENDING_MESSAGE, RetryLater
+        elif current:
+            problem = f'--process={process} is taken by {current}; give each process a number of its own'
+        if problem:
+            if process in range(self.count):
+                self.rejections[process] = problem
+            conn.send(reply_class(problem))  # and leaves it to the other end to close: a reset could overtake this
+            return
+        self.unauthenticated.pop(conn, None)
+        self.workers[process] = newcomer
+        conn.is_authenticated, conn.last_heard_time = True, time.monotonic()
+        conn.send(Welcome(self.secret.prove('hub', *proof_parts)))
+        if len(self.workers) == self.count:
+            self.start_generation()
+
+    def reject_without_secret(self, process: int) -> None:
+        """Say, once for each process that is waited for, that one came in its name with another secret.
+
+        Process 0 waits on: whoever has not proved the secret may be a stranger, who must not end the run.
+        """
+        if process in range(self.count) and process not in (*self.workers, *self.rejections):
+            self.rejections[process] = (
+                f'one that came as process {process} had another secret: {SECRET_VARIABLE} differs'
+            )
+            self.print_line(f'turned away: {self.rejections[process]}; process 0 still waits for process {process}')
+
+    def start_generation(self, previous_exit: ExitStatus | None = None) -> None:
+        """Has all of them start their children, at first or again."""
+        self.generation += 1
+        self.deadline, self.exit_statuses, self.gather_requests = None, {}, {}
+        for worker in self.workers.values():
+            worker.reset()
+        port = find_free_port(self.port) if self.count > 1 else None
+        self.broadcast(StartWorkers(self.generation, port, previous_exit))
+
+    def gather(self, worker: WorkerState, message: GatherRequest) -> None:
+        """The values of the n-th time that each has come to gather, once all have."""
+        requests = self.gather_requests.setdefault(message.number, {})
+        requests[worker.index] = message
+        others = ((index, mismatch.name) for index, mismatch in requests.items() if mismatch.name != message.name)
+        if mismatch := next(others, None):
+            index, name = mismatch
+            self.record_exit(
+                worker, ExitStatus('crashed', f'came to {message.name!r} when process {index} came to {name!r}')
+            )
+        elif len(requests) == self.count:
+            del self.gather_requests[message.number]
+            self.broadcast(GatherResult([requests[index].value for index in range(self.count)], self.generation))
+
+    def record_exit(self, worker: WorkerState, exit_status: ExitStatus) -> None:
+        """Waits a moment for other ends after the first bad one: they may have caused it."""
+        self.exit_statuses.setdefault(worker.index, exit_status)
+        if exit_status.cause != 'done':
+            wait_seconds = self.timeouts.orderly_exit if exit_status.orderly else self.timeouts.settle
+            now = time.monotonic()
+            self.deadline = min(self.deadline or math.inf, now + wait_seconds) if self.generation else now
+        self.check_deadlines(time.monotonic())
+
+    def check_deadlines(self, now: float) -> None:
+        """Decides, once there is something to decide."""
+        unfinished = [worker for worker in self.workers.values() if worker.index not in self.exit_statuses]
+        is_past_deadline = self.deadline is not None and now >= self.deadline
+        if self.is_over:
+            return
+        if self.exit_statuses and (is_past_deadline or len(self.exit_statuses) == self.count):
+            self.end_or_restart(
+                combine_exit_statuses(
+                    self.exit_statuses, [str(self.workers.get(index)) for index in range(self.count)]
+                )
+            )
+        elif is_past_deadline:
+            self.end_or_restart(ExitStatus('refused', self.describe_missing()))
+        elif self.deadline is None and (exit_status := find_hung_worker(unfinished, self.timeouts)):
+            self.end_or_restart(exit_status)
+
+    def describe_missing(self) -> str:
+        absent = [index for index in range(self.count) if index not in self.workers]
+        reasons = [self.rejections[index] for index in absent if index in self.rejections]
+        return (
+            f'process {", ".join(map(str, absent))} of {self.count} did not come within {self.timeouts.join:.0f} s'
+            f'{"".join(f" ({reason})" for reason in reasons)}; start all of them'
+        )
+
+    def end_or_restart(self, exit_status: ExitStatus) -> None:
+        can_restart = len(self.list_connected_workers()) == self.count - 1
+        exit_status, is_restarting = self.decide_restart(exit_status, can_restart)
+        if is_restarting:
+            self.start_generation(exit_status)
+        else:
+            self.end_run(exit_status)
+
+    def end_run(self, exit_status: ExitStatus) -> None:
+        """End the run, and tell all processes how."""
+        self.is_over, self.deadline = True, time.monotonic() + self.timeouts.shutdown
+        self.broadcast(RunExit(exit_status))
+        self.wake_event.set()
+
+
+def find_free_port(base_port: int) -> int:
+    """A port that nobody listens on, away from those that other jobs of this host are given beside this one's."""
+    first = base_port + PORT_OFFSET - USER_PORTS.start
+    for port in (USER_PORTS[(first + offset) % len(USER_PORTS)] for offset in range(len(USER_PORTS))):
+        with contextlib.suppress(OSError), socket.create_server(('', port)):
+            return port
+    raise UserError('no port of this machine is free')

@@ -1,0 +1,118 @@
+"""The secret of a run, with which its processes authenticate their connections.
+
+It is never sent. Each side of a new connection sends a number that nobody has seen before (a nonce), and proves by an
+HMAC over both numbers that it knows the secret. Without a secret the proofs still have to fit, and protect nothing.
+"""
+
+import contextlib
+import dataclasses
+import hmac
+import os
+import re
+import secrets
+import socket
+from pathlib import Path
+
+from sinklab.schema import UserError
+from sinklab.storage.cache_dir import get_cache_dir
+from sinklab.supervisor.cluster import ProcessInfo
+
+SECRET_VARIABLE = 'SINKLAB_RUN_SECRET'
+MIN_SECRET_CHARS = 16  # characters; who records a greeting can try shorter ones
+MAX_SECRET_FILE_BYTES = 4096
+
+
+@dataclasses.dataclass(frozen=True)
+class RunSecret:
+    """A secret, and the file that holds it where process 0 has made one."""
+
+    text: str = ''
+    file: Path | None = None
+
+    def prove(self, role: str, *parts: object) -> str:
+        """Return an HMAC that only who knows the secret can make.
+
+        Args:
+            role: who proves it, so that nobody can send a proof back to where it came from.
+            parts: the nonces of both sides, and what the proof is to vouch for.
+        """
+        content = '\n'.join([role, *map(str, parts)])
+        return hmac.new(self.text.encode(), content.encode(), 'sha256').hexdigest()
+
+    def remove_file(self) -> None:
+        """Remove the file, while the port is still held: after that it may be another run's."""
+        if self.file:
+            with contextlib.suppress(OSError):
+                self.file.unlink()
+
+
+def read_secret_variable() -> str:
+    """Return what SINKLAB_RUN_SECRET says; '' if it is not set.
+
+    Raises:
+        Refusal: it is empty or too short to protect anything.
+    """
+    secret = os.environ.get(SECRET_VARIABLE)
+    if secret is None:
+        return ''
+    secret = secret.strip()
+    if not secret:  # what was to give it has failed: without a secret the run would go on unprotected
+        raise UserError(
+            f'{SECRET_VARIABLE} is set and empty, and needs at least {MIN_SECRET_CHARS} characters; make one for all processes by: '
+            'openssl rand -hex 32, or unset it'
+        )
+    if len(secret) < MIN_SECRET_CHARS:
+        raise UserError(
+            f'{SECRET_VARIABLE} has {len(secret)} characters and needs at least {MIN_SECRET_CHARS}; make one by: openssl rand -hex 32'
+        )
+    return secret
+
+
+def create_secret(process_info: ProcessInfo) -> RunSecret:
+    """Return the secret of process 0: the given one, or a new one where all processes are on this machine.
+
+    The new one is written into the user's cache, readable by this user alone. Where that cannot be written, it is
+    what the others find there: the secret of a run that was killed, or none. It is empty, too, if processes are on
+    several machines and none is given.
+    """
+    if (secret := read_secret_variable()) or not process_info.is_local:
+        return RunSecret(secret)
+    text, file = secrets.token_hex(32), get_secret_path(process_info.port)
+    temporary_path = file.with_name(f'{file.name}.{secrets.token_hex(4)}')
+    try:
+        file.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        descriptor = os.open(temporary_path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o600)
+        with open(descriptor, 'w') as stream:
+            stream.write(text)
+        temporary_path.replace(file)
+    except OSError:
+        with contextlib.suppress(OSError):
+            temporary_path.unlink()
+        return RunSecret(read_secret_file(file), file)
+    return RunSecret(text, file)
+
+
+def find_secret(process_info: ProcessInfo) -> RunSecret:
+    """Return the secret of another process than 0: the given one, or what process 0 has written on this machine.
+
+    To be called when process 0 has answered: by then it has written the file.
+    """
+    if (secret := read_secret_variable()) or not process_info.is_local:
+        return RunSecret(secret)
+    return RunSecret(read_secret_file(get_secret_path(process_info.port)))
+
+
+def read_secret_file(file: Path) -> str:
+    """Return the secret in a file of this user; '' if there is none, or it is too short to protect anything."""
+    try:
+        with open(os.open(file, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)) as stream:
+            text = stream.read(MAX_SECRET_FILE_BYTES) if os.fstat(stream.fileno()).st_uid == os.geteuid() else ''
+    except (OSError, ValueError):
+        return ''
+    return text if len(text) >= MIN_SECRET_CHARS else ''
+
+
+def get_secret_path(port: int) -> Path:
+    """Return the file of the run that meets at a port of this machine."""
+    host = re.sub(r'[^\w.-]', '_', socket.gethostname())
+    return get_cache_dir() / 'run-secrets' / f'{host}-{port}'

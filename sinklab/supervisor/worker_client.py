@@ -1,0 +1,152 @@
+"""The client of a supervised worker process: collectives of JSON values, progress and exit by way of its supervisor."""
+
+import contextlib
+import ctypes
+import faulthandler
+import json
+import os
+import queue
+import signal
+import socket
+import sys
+import threading
+import time
+from typing import Any, NoReturn
+
+from sinklab import startup_signals
+from sinklab.process_group import ProcessGroup, SingleProcessGroup
+from sinklab.standard_streams import SafeStream
+from sinklab.supervisor.exit_status import ExitStatus
+from sinklab.supervisor.messages import (
+    WORKER_DECODER,
+    GatherRequest,
+    GatherResult,
+    MessageChannel,
+    ProgressReport,
+    WorkerExit,
+)
+
+WORKER_VARIABLE = 'SINKLAB_SUPERVISED'
+# XLA for CPUs otherwise begins independent collectives in any order, and processes meet in different ones.
+ORDERED_COLLECTIVES_FLAG = '--xla_cpu_enable_concurrency_optimized_scheduler=false'
+BIND_VARIABLE = 'JAX_COORDINATOR_BIND_ADDRESS'  # of jax itself, for whoever wants another interface
+PR_SET_PDEATHSIG = 1  # PR_SET_PDEATHSIG of Linux
+
+
+def is_supervised() -> bool:
+    return WORKER_VARIABLE in os.environ
+
+
+def connect_group() -> ProcessGroup:
+    """The group of this process, as its supervisor has put it into the environment."""
+    settings = os.environ.pop(WORKER_VARIABLE, None)
+    return WorkerClient(**json.loads(settings)) if settings else SingleProcessGroup()
+
+
+class WorkerClient:
+    """All processes of a run, reached through this one's supervisor; without it, this process ends."""
+
+    def __init__(
+        self,
+        link: int,
+        terminal: list[int],
+        index: int,
+        count: int,
+        coordinator: str | None,
+        bind: str | None,
+        devices: list[int] | None,
+        beat: float,
+        silence: float,
+        join: float,
+    ):
+        self.index, self.count = index, count
+        self.coordinator_address, self.bind_address, self.devices, self.join_seconds = (
+            coordinator,
+            bind,
+            devices,
+            join,
+        )
+        self.heartbeat_seconds, self.num_gathers, self.gather_results = beat, 0, queue.SimpleQueue()
+        self.progress, self.reported_handler, self.wake_event = (
+            ('starting', 0, None, time.monotonic()),
+            False,
+            threading.Event(),
+        )
+        with contextlib.suppress(AttributeError, OSError):
+            ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+        faulthandler.enable(file=2)
+        faulthandler.register(signal.SIGUSR1, file=2)
+        for name, descriptor in zip(('stdout', 'stderr'), terminal, strict=False):
+            stream = os.fdopen(descriptor, 'w', buffering=1, errors='backslashreplace')
+            setattr(sys, name, SafeStream(stream))
+        self.channel = MessageChannel(socket.socket(fileno=link), silence, WORKER_DECODER)
+        for target in (self.receive_messages, self.send_heartbeats):
+            threading.Thread(target=target, daemon=True).start()
+
+    def gather(self, name: str, value: Any) -> list[Any]:
+        self.num_gathers += 1
+        self.channel.send(GatherRequest(self.num_gathers, name, json.dumps(value)))
+        return self.gather_results.get()
+
+    def report_progress(self, activity: str, step: int = 0, usual_seconds: float | None = None) -> None:
+        self.progress = activity, int(step), None if usual_seconds is None else float(usual_seconds), time.monotonic()
+        if has_signal_handler() != self.reported_handler:
+            self.wake_event.set()
+
+    def initialize_distributed(self) -> None:
+        """All processes have met before: jax aborts where one is missing."""
+        import jax
+
+        flags = os.environ.get('XLA_FLAGS', '')
+        if ORDERED_COLLECTIVES_FLAG.partition('=')[0] not in flags:
+            os.environ['XLA_FLAGS'] = f'{flags} {ORDERED_COLLECTIVES_FLAG}'.strip()
+        jax.config.update('jax_enable_preemption_service', False)  # it swallows SIGTERM
+        jax.distributed.initialize(
+            self.coordinator_address,
+            self.count,
+            self.index,
+            local_device_ids=self.devices,
+            cluster_detection_method='deactivate',
+            coordinator_bind_address=None if BIND_VARIABLE in os.environ else self.bind_address,
+            initialization_timeout=int(self.join_seconds),
+            heartbeat_timeout_seconds=3600,  # supervisors see within seconds who is gone, and say so
+        )
+
+    def exit(self, exit_status: ExitStatus) -> NoReturn:
+        """Leaves, at once: an orderly end of jax waits for processes that may be gone."""
+        self.channel.send(WorkerExit(exit_status))
+        if exit_status.exit_code == 0:
+            self.report_progress('ending', self.progress[1])
+            self.gather('end', None)  # who leaves first takes the others with it
+        for stream in (sys.stdout, sys.stderr):
+            with contextlib.suppress(OSError, ValueError):
+                stream.flush()
+        os._exit(exit_status.exit_code)
+
+    def receive_messages(self) -> None:
+        for message in self.channel:
+            if isinstance(message, GatherResult):
+                self.gather_results.put([json.loads(value) for value in message.values])
+        os._exit(ExitStatus('lost').exit_code)
+
+    def send_heartbeats(self) -> None:
+        """Signs of life, from another thread than the one that may wait for other processes."""
+        while True:
+            self.wake_event.clear()
+            self.reported_handler = has_signal_handler()
+            activity, step, usual_seconds, start_time = self.progress
+            self.channel.send(
+                ProgressReport(activity, step, usual_seconds, time.monotonic() - start_time, self.reported_handler)
+            )
+            self.wake_event.wait(self.heartbeat_seconds)
+
+
+def initialize_distributed(group: ProcessGroup) -> None:
+    """Makes the devices of all processes those of one run; an only process has none but its own."""
+    if isinstance(group, WorkerClient) and group.count > 1:
+        group.initialize_distributed()
+
+
+def has_signal_handler() -> bool:
+    """Whether a signal would be heard, and not be the end."""
+    return signal.getsignal(signal.SIGTERM) not in (signal.SIG_DFL, startup_signals.exit_on_signal, None)

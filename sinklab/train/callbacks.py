@@ -1,0 +1,211 @@
+"""Callbacks of the training loop: base class, TensorBoard, Weights & Biases, and the profiler."""
+
+import contextlib
+import hashlib
+import os
+import re
+from collections.abc import Callable
+from typing import Any
+
+import jax
+
+from sinklab.install_commands import format_extra_command
+from sinklab.run_dir import RunDir, flatten_dict
+from sinklab.schema import UserError
+from sinklab.storage.paths import is_remote, make_absolute
+
+
+class Callback:
+    """A callback of the training loop: the methods below are called on process 0 while a run trains.
+
+    This one does nothing; derive from it and override what you need. Pass listeners to `sinklab.train.loop.train`.
+    The terminal, TensorBoard and Weights & Biases are listeners. An exception ends the run; wrap a listener in
+    `BestEffort` where training should go on without it.
+    """
+
+    def on_message(self, line: str) -> None:
+        """Receive a line for whoever reads the terminal."""
+
+    def on_train_begin(self, step: int, attention: str, changes: list[str]) -> None:
+        """Receive the start of an attempt, the first one or one that resumes.
+
+        Args:
+            step: The step that training goes on from; 0 for a new run.
+            attention: The backend that computes attention, and why others were not taken.
+            changes: Fields of the config that differ from the attempt before, a line each.
+        """
+
+    def on_record(self, record: dict[str, Any], written: bool) -> None:
+        """Receive the numbers of a step.
+
+        Args:
+            record: Numbers by name, as in metrics.jsonl, with `step`.
+            written: Whether metrics.jsonl has this record: steps between two logged ones are not written.
+        """
+
+
+class BestEffortCallback(Callback):
+    """A listener whose errors end it and not the run: each kind of mirror copies what metrics.jsonl already holds.
+
+    Args:
+        listener: what is called until it raises an exception for the first time.
+        name: what the warning calls it.
+        warn: called once, with a line that says what happened.
+    """
+
+    def __init__(self, callback: Callback, name: str, warn: Callable[[str], None]):
+        self.callback: Callback | None = callback
+        self.name, self.warn = name, warn
+
+    def on_message(self, line: str) -> None:
+        self._call('note', line)
+
+    def on_train_begin(self, step: int, attention: str, changes: list[str]) -> None:
+        self._call('begin', step, attention, changes)
+
+    def on_record(self, record: dict[str, Any], written: bool) -> None:
+        self._call('record', record, written)
+
+    def _call(self, method: str, *arguments: object) -> None:
+        if self.callback is None:
+            return
+        try:
+            getattr(self.callback, method)(*arguments)
+        except Exception as error:
+            self.callback = None
+            message = ' '.join(str(error).split())
+            self.warn(
+                f'{self.name}: {type(error).__name__}: {message}; nothing more is written there, training goes on'
+            )
+
+
+class TensorBoardCallback(Callback):
+    """Repeats every number of a line as a scalar."""
+
+    def __init__(self, run_dir: RunDir):
+        try:
+            from tensorboardX import SummaryWriter
+        except ImportError as error:
+            raise UserError(
+                f'--tensorboard needs tensorboardX; install it: {format_extra_command("tensorboard")}'
+            ) from error
+        if is_remote(run_dir.path):
+            raise UserError(
+                f'--tensorboard writes to disks alone, and {run_dir} is in a bucket; leave it out, or see tail'
+            )
+        self.run_dir, self.writer_class = run_dir, SummaryWriter
+
+    def on_train_begin(self, step: int, attention: str, changes: list[str]) -> None:
+        self.writer = self.writer_class(str(self.run_dir.path / 'tensorboard'))
+
+    def on_record(self, record: dict, written: bool) -> None:
+        for name in [name for name in record if written and name not in ('step', 'seconds')]:
+            self.writer.add_scalar(name, record[name], record['step'])
+        self.writer.flush()
+
+
+class WandbCallback(Callback, contextlib.AbstractContextManager):
+    """Repeats every number of a line; attempts at one folder are one run there."""
+
+    def __init__(self, run_dir: RunDir):
+        try:
+            import wandb
+        except ImportError as error:
+            raise UserError(f'--wandb needs wandb; install it: {format_extra_command("wandb")}') from error
+        if is_remote(run_dir.path):
+            raise UserError(f'--wandb writes to disks alone, and {run_dir} is in a bucket; leave it out, or see tail')
+        self.run_dir, self.wandb, self.wandb_run = run_dir, wandb, None
+
+    def on_train_begin(self, step: int, attention: str, changes: list[str]) -> None:
+        path = make_absolute(self.run_dir.path)
+        self.wandb_run = self.wandb.init(
+            project=os.environ.get('WANDB_PROJECT', 'sinklab'),
+            name=path.name,
+            id=hashlib.sha256(str(path).encode()).hexdigest()[:12],
+            resume='allow',
+            dir=path,
+            mode=os.environ.get('WANDB_MODE', 'offline'),
+            config=flatten_dict(self.run_dir.read_json('config')),
+            settings=self.wandb.Settings(silent=True),
+        )
+        self.wandb_run.define_metric(
+            '*', step_metric='step'
+        )  # a resumed run says steps again, which its own would refuse
+
+    def on_record(self, record: dict, written: bool) -> None:
+        if written and self.wandb_run:
+            self.wandb_run.log(record)
+
+    def __exit__(self, *_: object) -> None:
+        if self.wandb_run:
+            with contextlib.suppress(Exception):  # the run has ended, and metrics.jsonl is whole
+                self.wandb_run.finish()
+
+
+PROFILE_DIR = 'profile'  # in the run's folder
+
+
+def parse_profile_steps(option: str, run_dir: RunDir, last_step: int) -> range:
+    """The steps of STEP:COUNT that a run has. Raises Refusal."""
+    match = re.fullmatch(r'(\d{1,12}):(\d{1,12})', option)
+    first_step, count = map(int, match.groups()) if match else (0, 0)
+    if not first_step or not count:
+        raise UserError(f'--profile={option}: give STEP:COUNT, both whole numbers from 1 on, such as 100:5')
+    if first_step > last_step:
+        raise UserError(f'--profile={option} begins after the last step, which is {last_step}; give an earlier STEP')
+    if is_remote(run_dir.path):
+        raise UserError(f'--profile writes to disks alone, and {run_dir} is in a bucket; give another --workdir')
+    return range(first_step, min(first_step + count - 1, last_step) + 1)
+
+
+class ProfilerCallback(Callback, contextlib.AbstractContextManager):
+    """Writes what some steps do, and on which devices, into profile/ of a run.
+
+    A step is dispatched before the numbers of the one before it are there: a trace begins with the numbers of the
+    last step but one before those that are asked for, or with the attempt. So it may also have the step before them
+    and the one after, what is due after these, and of an attempt's first two steps what is compiled for them.
+    """
+
+    def __init__(self, run_dir: RunDir, steps: range, print_line: Callable[[str], None]):
+        self.run_dir, self.steps, self.print_line = run_dir, steps, print_line
+        self.is_tracing = self.is_resolved = False
+
+    def on_train_begin(self, step: int, attention: str, changes: list[str]) -> None:
+        if step >= self.steps[-1]:
+            self.report_missed()
+        elif step + 2 >= self.steps[0]:
+            self.start_trace()
+
+    def on_record(self, record: dict, written: bool) -> None:
+        if self.is_tracing and record['step'] >= self.steps[-1]:
+            jax.block_until_ready(jax.live_arrays())  # the numbers are of one device, and others may be at work
+            self.stop_trace()
+            first_step, last_step = self.steps[0], self.steps[-1]
+            self.print_line(
+                f'steps {first_step} to {last_step} are traced in {self.run_dir.path / PROFILE_DIR}, for XProf or TensorBoard'
+            )
+        elif not self.is_tracing and record['step'] + 2 == self.steps[0]:
+            self.start_trace()
+
+    def start_trace(self) -> None:
+        options = jax.profiler.ProfileOptions()
+        options.python_tracer_level = 0  # a million calls of what is compiled would crowd out the steps
+        jax.profiler.start_trace(str(self.run_dir.path / PROFILE_DIR), profiler_options=options)
+        self.is_tracing = self.is_resolved = True
+
+    def stop_trace(self) -> None:
+        if self.is_tracing:
+            self.is_tracing = False
+            jax.profiler.stop_trace()
+
+    def report_missed(self) -> None:
+        self.is_resolved = True
+        first_step, last_step = self.steps[0], self.steps[-1]
+        self.print_line(
+            f'nothing is traced: this attempt runs none of the steps {first_step} to {last_step} of --profile'
+        )
+
+    def __exit__(self, error_type: type[BaseException] | None, *_) -> None:
+        self.stop_trace()
+        if error_type is None and not self.is_resolved:
+            self.report_missed()

@@ -1,0 +1,108 @@
+"""Validation loss over held-out sequences."""
+
+import functools
+from collections.abc import Callable
+
+import jax
+import numpy as np
+import optax
+
+from sinklab.config.spec import Hardware, Spec
+from sinklab.data.windows import HeldOutWindows
+from sinklab.loss_mask import exclude_from_loss, is_in_loss, strip_loss_mask
+from sinklab.metrics import bigram_backcopy
+from sinklab.model.transformer import compute_logits
+from sinklab.parallel import sharding
+from sinklab.train import state
+from sinklab.train.loss import make_forward
+from sinklab.train.step import compute_predicted_fraction, make_data_parallel_loss, make_loss
+
+
+def make_evaluate(spec: Spec, hardware: Hardware, mesh: jax.sharding.Mesh, backend: str = 'chunked') -> Callable:
+    """valid(params, ids_NT, trigger_NT) -> {valid/loss}, over all tokens; with triggers, each kind apart as well."""
+    loss_fn, token_loss_fn = make_mean_loss(spec, mesh, backend), make_token_loss(spec, mesh, backend)
+    micro_batch = hardware.get_micro_batch_size(spec.optimizer.batch_size)
+
+    def evaluate(params: dict, ids_NT: np.ndarray, trigger_NT: np.ndarray | None = None) -> dict[str, float]:
+        parts = load_sharded_parts(ids_NT, micro_batch, mesh)
+        if trigger_NT is None:
+            losses = jax.device_get([loss_fn(params, part) for part in parts])
+            total = sum(len(part) * value for part, value in zip(parts, losses, strict=True))
+            return {'valid/loss': float(total) / len(ids_NT) / compute_split_fraction(ids_NT, parts)}
+        token_results = jax.device_get([token_loss_fn(params, part) for part in parts])
+        loss_NT, is_correct_NT = (
+            np.concatenate(arrays)[: len(ids_NT)] for arrays in zip(*token_results, strict=True)
+        )
+        return {'valid/loss': float(loss_NT.mean())} | bigram_backcopy.compute_trigger_losses(
+            loss_NT, is_correct_NT, trigger_NT
+        )
+
+    return evaluate
+
+
+def make_mean_loss(spec: Spec, mesh: jax.sharding.Mesh, backend: str) -> Callable:
+    """loss(params, ids_BT of T + 1), over all that is predicted or not."""
+    return jax.jit(
+        make_data_parallel_loss(make_loss(spec, backend=backend), spec, mesh), **state.get_jit_options(spec, mesh)
+    )
+
+
+def make_token_loss(spec: Spec, mesh: jax.sharding.Mesh, backend: str = 'chunked', **model_options) -> Callable:
+    """by_token(params, ids_BT of T + 1) -> (loss_BT, whether the likeliest token was the next one)."""
+    apply_model = make_forward(spec, backend=backend, **model_options)
+
+    def by_token(params: dict, ids_BT: jax.Array) -> tuple[jax.Array, jax.Array]:
+        ids_BT = strip_loss_mask(ids_BT)
+        hidden_BTD, head_VD, _ = apply_model(params, ids_BT[:, :-1])
+        logits_BTV = compute_logits(hidden_BTD, head_VD)
+        loss_BT = optax.softmax_cross_entropy_with_integer_labels(logits_BTV, ids_BT[:, 1:])
+        return loss_BT, logits_BTV.argmax(-1) == ids_BT[:, 1:]
+
+    return jax.jit(by_token, **state.get_jit_options(spec, mesh))
+
+
+def load_sharded_parts(
+    ids_NT: np.ndarray | HeldOutWindows, max_rows: int, mesh: jax.sharding.Mesh
+) -> list[jax.Array]:
+    """Equal parts of the sequences on the devices; every process reads those of its own devices."""
+    num_parts, part_rows = compute_part_sizes(len(ids_NT), max_rows, sharding.count_shards(mesh))
+
+    def read_rows(first_row: int, part_rows: range) -> np.ndarray:
+        return pad_rows(ids_NT[first_row + part_rows.start : first_row + part_rows.stop], len(part_rows))
+
+    return [
+        sharding.load_batch(functools.partial(read_rows, part * part_rows), (part_rows, ids_NT.shape[1]), mesh)
+        for part in range(num_parts)
+    ]
+
+
+def compute_split_fraction(ids_NT: np.ndarray | HeldOutWindows, parts: list[jax.Array]) -> float:
+    """The share of targets that are predicted; of sequences that no process has all of, counted where they are."""
+    if isinstance(ids_NT, np.ndarray):
+        return float(compute_predicted_fraction(ids_NT))
+    count = sum(int(count_predicted(part)) for part in parts)
+    return float(np.float32(count) / np.float32(len(ids_NT) * (ids_NT.shape[1] - 1))) or 1.0
+
+
+@jax.jit
+def count_predicted(ids_BT: jax.Array) -> jax.Array:
+    return is_in_loss(ids_BT[:, 1:]).sum()
+
+
+def split_into_parts(ids_NT: np.ndarray, max_rows: int, num_shards: int) -> list[np.ndarray]:
+    """The sequences in equal parts of at most so many, each a multiple of `ways`, for one program to read.
+
+    What is not predicted fills up the last ones.
+    """
+    num_parts, part_rows = compute_part_sizes(len(ids_NT), max_rows, num_shards)
+    return np.split(pad_rows(ids_NT, num_parts * part_rows), num_parts)
+
+
+def compute_part_sizes(num_sequences: int, max_rows: int, num_shards: int) -> tuple[int, int]:
+    """(how many parts, sequences of each)."""
+    num_parts = -(-num_sequences // max_rows)
+    return num_parts, -(-num_sequences // (num_parts * num_shards)) * num_shards
+
+
+def pad_rows(ids_NT: np.ndarray, num_rows: int) -> np.ndarray:
+    return np.pad(ids_NT, ((0, num_rows - len(ids_NT)), (0, 0)), constant_values=exclude_from_loss(0))

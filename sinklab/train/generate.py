@@ -1,0 +1,188 @@
+"""Token-by-token sampling, and perplexity of long texts, with a KV cache."""
+
+import dataclasses
+import time
+from collections.abc import Callable, Iterator
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from flax import nnx
+
+from sinklab.config.spec import Hardware, Spec
+from sinklab.loss_mask import exclude_from_loss, is_in_loss, strip_loss_mask
+from sinklab.model.learned_kv import LEARNED_KV_KINDS
+from sinklab.model.streaming import (
+    CacheConfig,
+    StreamState,
+    init_stream,
+    read_tokens,
+)
+from sinklab.model.transformer import Transformer, compute_logits
+from sinklab.parallel import device_mesh
+from sinklab.schema import UserError
+from sinklab.train import state
+from sinklab.train.loss import sum_losses
+
+MIN_TEMPERATURE = 1e-30  # float32 divides by no less
+
+
+@dataclasses.dataclass(frozen=True)
+class Sampler:
+    """How the next token is drawn: from softmax(logits / temperature), at temperature 0 the likeliest."""
+
+    temperature: float
+    top_k: int | None  # the likeliest alone; None: all
+
+    def __call__(self, logits_V: jax.Array, key: jax.Array) -> jax.Array:
+        if self.temperature < MIN_TEMPERATURE:
+            return logits_V.argmax()
+        top_logit_V, id_V = jax.lax.top_k(logits_V, self.top_k or len(logits_V))
+        return id_V[jax.random.categorical(key, (top_logit_V - top_logit_V[0]) / self.temperature)]
+
+
+def sample_tokens(
+    spec: Spec, cache: CacheConfig, params: dict, ids_T: np.ndarray, num_tokens: int, sampler: Sampler, seed: int
+) -> Iterator[int]:
+    """So many ids after those of a prompt, or fewer: up to the end of the document, which is not given."""
+    check_streaming(spec, cache)
+    if not len(ids_T):
+        raise UserError('a prompt of no tokens has nothing to go on from; give one')
+    bounded_cache = cache.clip(len(ids_T) + num_tokens + count_sink_tokens(spec))
+    return generate_tokens(spec, bounded_cache, params, strip_loss_mask(ids_T), num_tokens, sampler, seed)
+
+
+def generate_tokens(
+    spec: Spec, cache: CacheConfig, params: dict, ids_T: np.ndarray, num_tokens: int, sampler: Sampler, seed: int
+) -> Iterator[int]:
+    def sample_next(
+        model: Transformer, stream: StreamState, id_BT: jax.Array, key: jax.Array
+    ) -> tuple[jax.Array, StreamState]:
+        hidden_BTD, stream = read_tokens(model, cache, stream, id_BT)
+        return sampler(compute_logits(hidden_BTD[:, -1:], model.head[...])[0, 0], key), stream
+
+    sample_step = jit_model_function(spec, sample_next, donate_argnums=1)
+    stream = jit_model_function(spec, lambda model: init_stream(model, cache))(params)
+    for segment_T in np.split(ids_T, range(SEGMENT_TOKENS, len(ids_T), SEGMENT_TOKENS)):
+        segment_BT = segment_T[None].astype(np.int32)
+        next_id, stream = sample_step(params, stream, segment_BT, make_key(seed, 0))
+    for index in range(1, num_tokens + 1):
+        if int(next_id) == spec.data.end_token:
+            return
+        yield int(next_id)
+        if index < num_tokens:
+            next_id, stream = sample_step(
+                params, stream, next_id[None, None].astype(jnp.int32), make_key(seed, index)
+            )
+
+
+def make_key(seed: int, index: int) -> jax.Array:
+    return jax.random.fold_in(jax.random.key(seed), index)
+
+
+SEGMENT_TOKENS = 1024  # tokens that are read at once, at most
+
+
+@dataclasses.dataclass(frozen=True)
+class StreamingLoss:
+    """What came of reading a text."""
+
+    loss: float  # mean over what is predicted, nats
+    num_predicted: int
+    seconds: float  # without what was compiled
+
+    @property
+    def perplexity(self) -> float:
+        with np.errstate(over='ignore'):
+            return float(np.exp(self.loss))
+
+
+def check_streaming(spec: Spec, cache: CacheConfig) -> None:
+    """Refuses a model that does not read token by token, or has no positions for such a cache."""
+    mask, cache_option = spec.model.mask, f'--cache={cache}'
+    if spec.data.task != 'text':
+        raise UserError(f'a run of config.data.task={spec.data.task} has read no text; give one of task=text')
+    if mask.prefix:
+        raise UserError(
+            f'config.model.mask.prefix={mask.prefix} shows the first tokens what comes after them, which is not yet '
+            'there when a text is read token by token; give a run without'
+        )
+    if mask.block:
+        raise UserError(
+            f'config.model.mask.block={mask.block} cuts windows, and {cache_option} has no blocks; give a run without'
+        )
+    last_position = spec.data.length + count_sink_tokens(spec) - 1
+    if spec.model.position == 'learned' and cache.size > last_position:
+        raise UserError(
+            f'{cache_option} asks at position {cache.size}, and the model has learned 0 to {last_position}; lower x + y'
+        )
+
+
+def count_sink_tokens(spec: Spec) -> int:
+    """How many tokens the model puts before a text."""
+    return LEARNED_KV_KINDS[spec.model.columns.kind].token.count
+
+
+def make_device_mesh() -> jax.sharding.Mesh:
+    """One device: a text is a single sequence."""
+    return device_mesh.make_mesh(Hardware(), device_mesh.get_devices()[:1])
+
+
+def make_abstract_params(spec: Spec) -> dict:
+    """What parameters are to be there, as arrays without memory."""
+    return state.make_abstract_state(spec, make_device_mesh())['params']
+
+
+def jit_model_function(spec: Spec, function: Callable, **options) -> Callable:
+    """function(model, ...) as a program of (params, ...)."""
+    graphdef, _ = state.make_abstract_model(spec)
+
+    def apply_function(params: dict, *arguments) -> tuple:
+        return function(nnx.merge(graphdef, params), *arguments)
+
+    return jax.jit(apply_function, compiler_options=state.get_compiler_options(spec, make_device_mesh()), **options)
+
+
+def measure_perplexity(
+    spec: Spec, cache: CacheConfig, params: dict, ids_T: np.ndarray, segment_tokens: int = SEGMENT_TOKENS
+) -> StreamingLoss:
+    """Reads all of a text, so many tokens at once, each predicted from what the cache has of those before it.
+
+    An id that is read and not predicted stands as its complement.
+    """
+    check_streaming(spec, cache)
+    num_predicted = int(is_in_loss(ids_T[1:]).sum())
+    if not num_predicted:
+        raise UserError(f'a text of {len(ids_T)} tokens has none to predict; give a longer one')
+    bounded_cache = cache.clip(len(ids_T) + count_sink_tokens(spec))
+
+    def sum_segment_loss(model: nnx.Module, stream: StreamState, id_BT: jax.Array, target_BT: jax.Array) -> tuple:
+        hidden_BTD, stream = read_tokens(model, bounded_cache, stream, id_BT)
+        return sum_losses(hidden_BTD, model.head[...], target_BT, gradient=False)[0], stream
+
+    ids_NBT, targets_NBT = (
+        split_into_segments(strip_loss_mask(ids_T[:-1]), 0, segment_tokens),
+        split_into_segments(ids_T[1:], exclude_from_loss(0), segment_tokens),
+    )
+    stream = jit_model_function(spec, lambda model: init_stream(model, bounded_cache))(params)
+    compiled_loss = (
+        jit_model_function(spec, sum_segment_loss, donate_argnums=1)
+        .lower(params, stream, ids_NBT[0], targets_NBT[0])
+        .compile()
+    )
+    start_time, segment_losses = time.perf_counter(), []
+    for id_BT, target_BT in zip(ids_NBT, targets_NBT, strict=True):
+        total_loss, stream = compiled_loss(params, stream, id_BT, target_BT)
+        segment_losses.append(total_loss)
+    total_loss = sum(map(float, jax.device_get(segment_losses)))
+    return StreamingLoss(total_loss / num_predicted, num_predicted, time.perf_counter() - start_time)
+
+
+def split_into_segments(ids_T: np.ndarray, fill_id: int, max_tokens: int) -> np.ndarray:
+    """N equal parts of at most so many, with a filler in the last; B is 1."""
+    num_segments = -(-len(ids_T) // max_tokens)
+    segment_tokens = -(-len(ids_T) // num_segments)
+    filled_T = np.pad(
+        ids_T.astype(np.int32), (0, num_segments * segment_tokens - len(ids_T)), constant_values=fill_id
+    )
+    return filled_T.reshape(num_segments, 1, segment_tokens)

@@ -1,0 +1,244 @@
+"""Estimates of device memory from shapes, choice of the remat policy, and out-of-memory errors."""
+
+import contextlib
+import dataclasses
+import functools
+import math
+import re
+from collections.abc import Iterator
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from sinklab import chip_specs
+from sinklab.config.spec import SAVEABLE_ACTIVATIONS, Hardware, Spec, parse_saved_activations
+from sinklab.parallel import device_mesh, sharding
+from sinklab.schema import UserError
+from sinklab.train import loss, state
+from sinklab.train.loss import make_forward
+
+
+@dataclasses.dataclass(frozen=True)
+class MemoryEstimate:
+    """Bytes on a device."""
+
+    parameters: int
+    moments: int
+    gradients: int  # with micro-batches, of one and of all before it
+    activations: int  # of a micro-batch, that all layers keep between its forward and backward pass
+    layer: int  # while one is at work: its weights whole, their gradients, and what it has computed again
+    loss_buffers: int  # while the loss is: the head whole, its gradient, and logits
+
+    @property
+    def total(self) -> int:
+        resident_bytes = self.parameters + self.moments + self.gradients + self.activations
+        return resident_bytes + max(self.layer, self.loss_buffers)
+
+
+def estimate_memory(spec: Spec, hardware: Hardware, mesh: jax.sharding.Mesh, backend: str) -> MemoryEstimate:
+    abstract_state = state.make_abstract_state(spec, mesh)
+    parameter_bytes, batch_size = count_device_bytes(abstract_state['params']), spec.optimizer.batch_size
+    return MemoryEstimate(
+        parameters=parameter_bytes,
+        moments=count_device_bytes(abstract_state['opt_state']),
+        gradients=parameter_bytes * (1 if hardware.get_micro_batch_size(batch_size) == batch_size else 2),
+        activations=estimate_activation_bytes(spec, hardware, hardware.remat, mesh, backend),
+        layer=estimate_layer_bytes(spec, hardware, mesh, backend),
+        loss_buffers=estimate_loss_bytes(spec, mesh),
+    )
+
+
+def count_device_bytes(tree: dict) -> int:
+    """Bytes of what one device has of a tree."""
+    leaves = jax.tree.leaves(tree)
+    return sum(math.prod(leaf.sharding.shard_shape(leaf.shape)) * leaf.dtype.itemsize for leaf in leaves)
+
+
+def estimate_activation_bytes(
+    spec: Spec, hardware: Hardware, remat: str, mesh: jax.sharding.Mesh, backend: str
+) -> int:
+    """What the layers keep of a device's sequences, by what two on each make more than one.
+
+    Along `tensor` it is taken for whole: the stream, most of what is kept if little is, is.
+    """
+    num_shards = sharding.count_shards(mesh)
+    return (
+        hardware.get_micro_batch_size(spec.optimizer.batch_size)
+        // num_shards
+        * estimate_sequence_activation_bytes(spec, remat, backend, num_shards)
+    )
+
+
+@functools.lru_cache(maxsize=64)  # a ranking of layouts asks for some ten of one spec, each several times
+def estimate_sequence_activation_bytes(spec: Spec, remat: str, backend: str, num_shards: int) -> int:
+    """Bytes that the layers keep of one sequence."""
+    bytes_of_one, bytes_of_two = (
+        state.count_bytes(trace_backward(spec, remat, backend, num_sequences))
+        for num_sequences in (num_shards, 2 * num_shards)
+    )
+    return (bytes_of_two - bytes_of_one) // num_shards
+
+
+def trace_backward(spec: Spec, remat: str, backend: str, num_sequences: int) -> Any:
+    """The backward pass of so many sequences through the layers, with all that it reads, as shapes."""
+    apply_model, params = make_forward(spec, remat=remat, backend=backend), state.get_state_shapes(spec)['params']
+    ids = jax.ShapeDtypeStruct((num_sequences, spec.data.length), jnp.int32)
+    return jax.eval_shape(
+        lambda params, ids: jax.vjp(lambda params: apply_model(params, ids)[0], params)[1], params, ids
+    )
+
+
+def estimate_layer_bytes(spec: Spec, hardware: Hardware, mesh: jax.sharding.Mesh, backend: str) -> int:
+    """Its weights, and those of the next, with their gradients; all that has a name in it, with the cotangents."""
+    model, itemsize = spec.model, jnp.dtype(spec.model.dtype).itemsize
+    num_weights = (
+        sum(leaf.size for leaf in jax.tree.leaves(state.get_state_shapes(spec)['params']['blocks'])) // model.layers
+    )
+    named_bytes = (
+        estimate_activation_bytes(spec, hardware, ','.join(SAVEABLE_ACTIVATIONS), mesh, backend) // model.layers
+    )
+    return num_weights * (3 * itemsize + 4) // mesh.shape['tensor'] + 2 * named_bytes
+
+
+def estimate_loss_bytes(spec: Spec, mesh: jax.sharding.Mesh) -> int:
+    """A table as the computation has it, the head's gradient as a sum and transposed, a chunk's logits and theirs."""
+    model, itemsize = spec.model, jnp.dtype(spec.model.dtype).itemsize
+    num_rows = loss.choose_chunk_rows(model.width) * mesh.shape['tensor']
+    return model.vocabulary * ((itemsize + 8) * model.width + (itemsize + 8) * num_rows) // mesh.shape['tensor']
+
+
+# From what computes nothing again to what computes everything again.
+REMAT_POLICIES = ('none', 'attention,qkv,middle,ffn', 'attention,qkv,middle', 'attention,qkv', 'attention', 'full')
+USABLE_MEMORY_FRACTION = 0.9  # of a device's memory: the rest is for what the compiler does not share
+GIB = 2**30
+OOM_SIZE_PATTERNS = (
+    r'Used \S+ of \S+ hbm\. Exceeded hbm capacity by \S*\w',
+    r'memory required for HLO temporaries \(\S+\) exceeds available HBM \(\S+\)',
+    r'allocat\w+ [\d.]+ ?\w*',
+)
+MEMORY_ERROR_PATTERN = r'memory|alloc|reserve|\bhbm\b'  # in what XLA says when it is memory that is exhausted
+
+
+def choose_remat_policy(
+    spec: Spec, hardware: Hardware, mesh: jax.sharding.Mesh, backend: str, memory_bytes: float
+) -> str:
+    """What is computed again; where that is auto, as few products as fit. Raises Refusal where nothing does.
+
+    What lies between products is always made again: compilers estimate that to be quicker than to write and read it.
+    """
+    if hardware.remat != 'auto':
+        return hardware.remat
+    for remat in REMAT_POLICIES[1:]:
+        estimate = estimate_memory(spec, dataclasses.replace(hardware, remat=remat), mesh, backend)
+        if estimate.total <= USABLE_MEMORY_FRACTION * memory_bytes:
+            return remat
+    raise UserError(
+        f'{estimate.total / GIB:.1f} GiB of {memory_bytes / GIB:.1f} are needed on a device even if everything is computed '
+        f'again ({format_gibibytes(estimate)}); {format_suggestions([*suggest_micro_batch(spec, hardware, mesh, backend, memory_bytes), "more devices"])}'
+    )
+
+
+def suggest_micro_batch(
+    spec: Spec, hardware: Hardware, mesh: jax.sharding.Mesh, backend: str, memory_bytes: float
+) -> list[str]:
+    """The most sequences at once that fit if everything is computed again."""
+    while options := suggest_half_micro_batch(spec, hardware, mesh):
+        hardware = dataclasses.replace(hardware, remat='full', micro_batch=int(options[0].partition('=')[2]))
+        if estimate_memory(spec, hardware, mesh, backend).total <= USABLE_MEMORY_FRACTION * memory_bytes:
+            return options
+    return []
+
+
+@contextlib.contextmanager
+def translate_oom_errors(program: str, program_args: tuple) -> Iterator[None]:
+    """Says in words, of (spec, hardware, mesh, backend), that a program does not fit on a device; nothing is lost."""
+    try:
+        yield
+    except jax.errors.JaxRuntimeError as error:
+        if 'RESOURCE_EXHAUSTED' not in str(error):
+            raise
+        raise make_oom_error(program, program_args, error) from error
+
+
+@contextlib.contextmanager
+def translate_async_oom_errors(program_args: tuple) -> Iterator[None]:
+    """Refuse, wherever a run notices it, that a device has no memory left.
+
+    Programs are dispatched asynchronously: what fails on a device is raised by what waits for its results first, such
+    as `jax.device_get` or a save, and not by the call of the program, which `fitting` covers. Starting the same
+    command again would not help. RESOURCE_EXHAUSTED alone is not enough here: messages between processes can fail
+    with it too, and there another start can help.
+
+    Args:
+        where: (spec, hardware, mesh, backend), to say what would need less.
+    """
+    try:
+        yield
+    except jax.errors.JaxRuntimeError as error:
+        if 'RESOURCE_EXHAUSTED' not in str(error) or not re.search(MEMORY_ERROR_PATTERN, str(error), re.IGNORECASE):
+            raise
+        raise make_oom_error('the run', program_args, error) from error
+
+
+def make_oom_error(program: str, program_args: tuple, error: Exception) -> UserError:
+    return UserError(
+        f'{program} does not fit on a device ({extract_oom_size(str(error))}); {suggest_less_memory(*program_args)}'
+    )
+
+
+def extract_oom_size(message: str) -> str:
+    """How many bytes, as compilers and allocators say it."""
+    match = next(filter(None, (re.search(pattern, message) for pattern in OOM_SIZE_PATTERNS)), None)
+    return match[0] if match else ' '.join(message.split())[:120]
+
+
+def suggest_less_memory(spec: Spec, hardware: Hardware, mesh: jax.sharding.Mesh, backend: str) -> str:
+    """What would need less."""
+    saves_all = hardware.remat == 'none'
+    smaller_policies = (
+        policy
+        for policy in REMAT_POLICIES[1:]
+        if saves_all or parse_saved_activations(policy) < parse_saved_activations(hardware.remat)
+    )
+    options = [f'--remat={remat}' for remat in [*smaller_policies][:1]]
+    suggestions = format_suggestions([*options, *suggest_half_micro_batch(spec, hardware, mesh), 'more devices'])
+    return (
+        f'by shapes it has GiB of {format_gibibytes(estimate_memory(spec, hardware, mesh, backend))}; {suggestions}'
+    )
+
+
+def suggest_half_micro_batch(spec: Spec, hardware: Hardware, mesh: jax.sharding.Mesh) -> list[str]:
+    """Half of the sequences at once, where that can be."""
+    batch_size = spec.optimizer.batch_size
+    micro_batch = hardware.get_micro_batch_size(batch_size) // 2
+    return (
+        [f'--micro_batch={micro_batch}']
+        if micro_batch and batch_size % micro_batch == 0 == micro_batch % sharding.count_shards(mesh)
+        else []
+    )
+
+
+def format_suggestions(options: list[str]) -> str:
+    return 'give ' + ' or '.join(options)
+
+
+def format_gibibytes(estimate: MemoryEstimate) -> str:
+    return ', '.join(f'{name} {size / GIB:.2f}' for name, size in dataclasses.asdict(estimate).items())
+
+
+def get_peak_flops(mesh: jax.sharding.Mesh) -> float | None:
+    """Operations a second of all devices together, where that is published."""
+    device_peak = chip_specs.get_peak_flops(mesh.devices.flat[0].device_kind)
+    return device_peak and device_peak * mesh.size
+
+
+def format_device_layout(spec: Spec, hardware: Hardware, mesh: jax.sharding.Mesh, backend: str) -> list[str]:
+    """How a run lies on its devices, in a line for people; of a single one of a kind that is not known, nothing."""
+    if mesh.size == 1 and not get_peak_flops(mesh):
+        return []
+    crossings = device_mesh.find_crossed_boundaries(mesh)
+    axes = ', '.join(f'{axis} {size} across {crossings[axis]}' for axis, size in mesh.shape.items() if size > 1)
+    estimate = estimate_memory(spec, hardware, mesh, backend)
+    sizes = (f'{getattr(estimate, name) / 1e9:.3g} GB of {name}' for name in ('parameters', 'moments', 'activations'))
+    return [f'{mesh.size} devices ({axes or "one alone"}), each with {", ".join(sizes)}; remat {hardware.remat}']

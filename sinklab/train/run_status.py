@@ -1,0 +1,155 @@
+"""Exceptions that end a run, stop signals, and outcome.json."""
+
+import contextlib
+import math
+import signal
+import time
+import traceback
+from collections.abc import Iterator
+from types import FrameType
+
+from sinklab import standard_streams
+from sinklab.checkpoint import digests
+from sinklab.run_dir import RunDir
+from sinklab.schema import UserError
+from sinklab.storage.lease import LeaseLostError
+from sinklab.storage.permanent_errors import describe_path_error, is_permanent_error
+from sinklab.storage.retry import AccessDeniedError, BucketNotFoundError, StorageTimeoutError
+from sinklab.storage.untrusted_files import DamagedFileError
+from sinklab.supervisor.exit_status import (
+    CAUSE_BY_SIGNAL,
+    SAME_SIGNAL_SECONDS,
+    STOPPING_MESSAGE,
+    ExitStatus,
+    make_immediate_stop,
+)
+
+
+class DivergedError(ArithmeticError):
+    """The loss, its gradient, or what was measured is no longer finite."""
+
+    def __init__(self, step: int, metrics: dict[str, float]):
+        non_finite = ', '.join(f'{name} is {value}' for name, value in metrics.items() if not math.isfinite(value))
+        super().__init__(f'{non_finite} at step {step}')
+        self.step = step
+
+
+class StoppedBySignal(Exception):
+    """A signal asked for the end, and the state is saved."""
+
+    def __init__(self, signal_number: int, step: int):
+        super().__init__(f'saved at step {step}')
+        self.signal, self.step = signal.Signals(signal_number), step
+
+
+class ReplicaMismatchError(RuntimeError):
+    """Processes have come to different numbers where they must be the same."""
+
+    def __init__(self, step: int, mismatch: str):
+        super().__init__(f'{mismatch}, at step {step}; the run goes on from the checkpoint before it')
+        self.step = step
+
+
+@contextlib.contextmanager
+def write_outcome(run_dir: RunDir) -> Iterator[None]:
+    """Writes how what is done inside ends, in the place of how it ended before; only into the folder of a run."""
+    error = None
+    run_dir.delete_json('outcome')
+    try:
+        yield
+    except BaseException as raised_error:
+        error = raised_error
+        raise
+    finally:
+        if not isinstance(error, LeaseLostError):
+            with contextlib.suppress(OSError, DamagedFileError):  # the disk, or a file, may be what has ended it
+                if run_dir.has_run():
+                    run_dir.write_json('outcome', make_outcome(run_dir, error))
+
+
+def make_outcome(run_dir: RunDir, error: BaseException | None) -> dict[str, str | int | None]:
+    """What outcome.json holds; the checkpoint is the newest whole one."""
+    exit_status = classify_error(error) if error else ExitStatus('done')
+    has_step = isinstance(error, DivergedError | StoppedBySignal)
+    return dict(
+        kind=exit_status.kind,
+        step=error.step
+        if has_step
+        else next((metrics_record['step'] for metrics_record in reversed(run_dir.read_metric_lines())), 0),
+        checkpoint=digests.find_newest_step(run_dir),
+        message=' '.join(exit_status.words.split()),
+        exit_code=exit_status.exit_code,
+    )
+
+
+def classify_error(error: BaseException) -> ExitStatus:
+    """How what is raised ends a process: by what was asked of it, by all of them, by its machine, or by its code."""
+    match error:
+        case UserError():
+            return ExitStatus('refused', str(error))
+        case DivergedError():
+            return ExitStatus('diverged', str(error), orderly=True)
+        case ReplicaMismatchError():
+            return ExitStatus('disagreed', str(error), orderly=True)
+        case StoppedBySignal():
+            return ExitStatus(CAUSE_BY_SIGNAL[error.signal], str(error), orderly=True)
+        case AccessDeniedError() | BucketNotFoundError():
+            return ExitStatus('refused', error.strerror)
+        case StorageTimeoutError():
+            return ExitStatus('storage', error.strerror)
+        case OSError() if is_permanent_error(error):
+            return ExitStatus('refused', f'{describe_path_error(error)}; change that, or give another path')
+        case KeyboardInterrupt():
+            return make_immediate_stop(signal.SIGINT)
+    from jax.errors import JaxRuntimeError
+
+    causes = {JaxRuntimeError: 'runtime', OSError: 'storage'}
+    cause = next((cause for error_type, cause in causes.items() if isinstance(error, error_type)), 'crashed')
+    message = ' '.join(traceback.format_exception_only(error)[-1].split())
+    return ExitStatus(cause, message, ''.join(traceback.format_exception(error)))
+
+
+# Not what was there before: a shell script's background jobs are born with SIGINT ignored.
+DEFAULT_HANDLERS = {
+    signal.SIGINT: signal.default_int_handler,
+    signal.SIGTERM: signal.SIG_DFL,
+    signal.SIGHUP: signal.SIG_DFL,
+}
+
+
+@contextlib.contextmanager
+def collect_stop_signals() -> Iterator[list[int]]:
+    """Collect SIGINT, SIGTERM and SIGHUP, so that a step can end; a second signal, a second later, acts at once.
+
+    A terminal, a sweep and a supervisor may each pass on the same signal, so that a process receives it several times
+    within a second. That counts as one signal, also if the step has ended in the meantime: leaving the context waits
+    for the rest of that second, while checkpoints are being written.
+
+    SIGHUP stays ignored where it is, as under nohup; otherwise it is collected as SIGTERM.
+    """
+    received, first_time = [], None
+
+    def handle_signal(signal_number: int, frame: FrameType | None) -> None:
+        nonlocal first_time
+        current_time = time.monotonic()
+        if first_time is None:
+            first_time = current_time  # before anything during which another signal may be handled
+            received.append(signal.SIGTERM if signal_number == signal.SIGHUP else signal_number)
+            standard_streams.write_error(f'{standard_streams.get_line_prefix()}{STOPPING_MESSAGE}\n')
+        elif current_time - first_time > SAME_SIGNAL_SECONDS:
+            signal.signal(signal_number, DEFAULT_HANDLERS[signal_number])
+            signal.raise_signal(signal_number)
+
+    is_sighup_ignored = signal.getsignal(signal.SIGHUP) == signal.SIG_IGN  # by nohup
+    previous_handlers = {
+        signal_number: signal.signal(signal_number, handle_signal)
+        for signal_number in DEFAULT_HANDLERS
+        if signal_number != signal.SIGHUP or not is_sighup_ignored
+    }
+    try:
+        yield received
+    finally:
+        if first_time is not None:
+            time.sleep(max(0.0, first_time + SAME_SIGNAL_SECONDS - time.monotonic()))
+        for signal_number, handler in previous_handlers.items():
+            signal.signal(signal_number, handler)

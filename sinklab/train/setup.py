@@ -1,0 +1,263 @@
+"""Setup of a run before its first step: lease, mesh, checks, attention backend, data, environment record."""
+
+import contextlib
+import dataclasses
+import os
+import platform
+import shutil
+import subprocess
+from collections.abc import Iterator
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+
+import sinklab
+from sinklab.attn.backends import BackendChoice
+from sinklab.config.spec import Hardware, Spec
+from sinklab.data.batches import RunData, load_run_data
+from sinklab.parallel import device_mesh, sharding
+from sinklab.parallel.device_mesh import MESH_AXES, get_devices
+from sinklab.process_group import (
+    ProcessGroup,
+    broadcast_from_primary,
+    check_equal_on_all,
+    run_on_all_or_raise,
+)
+from sinklab.run_dir import RunDir
+from sinklab.schema import UserError
+from sinklab.storage.atomic_write import poll_until
+from sinklab.storage.lease import (
+    Lease,
+    NullLease,
+    hold_lease,
+    read_owner_token,
+)
+from sinklab.storage.paths import is_remote
+from sinklab.train import (
+    memory_estimate,
+    sink_probe,
+    state,
+    step,
+    warm_start,
+)
+
+
+def set_up_run(
+    spec: Spec, hardware: Hardware, run_dir: RunDir, group: ProcessGroup
+) -> tuple[Hardware, jax.sharding.Mesh, BackendChoice, RunData]:
+    """(layout, mesh, what computes attention, data), the same on all processes; what one refuses, all refuse."""
+    host_names = group.gather('host', platform.node())
+    num_local_processes = host_names.count(host_names[group.index])  # on this host, which share its memory
+    mesh = make_mesh_on_all(spec, hardware, group, num_local_processes)
+    broadcast_from_primary(group, 'room', lambda: check_disk_space(spec, run_dir, mesh))
+    attention = run_on_all_or_raise(group, 'attention', lambda: step.choose_step_backend(spec, hardware))
+    check_equal_on_all(group, 'backend', {'what computes attention': attention.backend})
+    memory_bytes = device_mesh.get_device_memory_bytes(num_local_processes)
+    remat = broadcast_from_primary(
+        group,
+        'remat',
+        lambda: memory_estimate.choose_remat_policy(spec, hardware, mesh, attention.backend, memory_bytes),
+    )
+    group.report_progress('preparing its data')
+    local_fraction = sharding.compute_local_fraction(mesh, spec.optimizer.batch_size)
+    data = run_on_all_or_raise(group, 'data', lambda: load_run_data(spec, local_fraction))
+    group.report_progress('starting')
+    check_equal_on_all(
+        group, 'fingerprint', {f'the data ({name})': value for name, value in data.fingerprint.items()}
+    )
+    return dataclasses.replace(hardware, remat=remat), mesh, attention, data
+
+
+@contextlib.contextmanager
+def acquire_lease(run_dir: RunDir, group: ProcessGroup, grace_seconds: float) -> Iterator[Lease | NullLease]:
+    """The lease of a folder, which process 0 takes for all of them, and all see."""
+    with contextlib.ExitStack() as stack:
+        leases = []
+
+        def take_lease() -> str:
+            leases.append(stack.enter_context(hold_lease(run_dir.path, grace_seconds)))
+            return leases[0].token
+
+        token = broadcast_from_primary(group, 'lease', take_lease)
+        visible = group.gather('lease is seen', poll_until(lambda: read_owner_token(run_dir.path) == token))
+        if not all(visible):
+            raise UserError(
+                f'process {visible.index(False)} does not see in {run_dir} what process 0 writes there; give all of them '
+                'one shared folder as --workdir'
+            )
+        yield leases[0] if leases else NullLease()
+
+
+def add_lineage(
+    origin: warm_start.WarmStart | None, spec: Spec, run_dir: RunDir, row: dict, data: RunData, group: ProcessGroup
+) -> dict:
+    """What row.json is to hold: of a run that is about to begin as a fork, what it comes from as well."""
+
+    def find_lineage() -> dict:
+        if origin is None or run_dir.has_run():
+            return {}
+        return {'from': warm_start.describe_lineage(origin, spec, run_dir, data.fingerprint)}
+
+    return row | broadcast_from_primary(group, 'lineage', find_lineage)
+
+
+def make_mesh_on_all(
+    spec: Spec, hardware: Hardware, group: ProcessGroup, num_local_processes: int
+) -> jax.sharding.Mesh:
+    """Make the mesh of all processes, and refuse a layout that does not fit on it.
+
+    Where processes have different numbers of devices, the refusal names that: it is why the layout does not fit.
+    """
+    try:
+        return run_on_all_or_raise(group, 'devices', lambda: make_mesh(spec, hardware, num_local_processes))
+    except UserError:
+        check_equal_on_all(group, 'number of devices', {'the number of its devices': count_devices()})
+        raise
+
+
+def count_devices() -> int:
+    """Return how many devices this process has; 0 where jax finds none."""
+    try:
+        return len(jax.local_devices())
+    except RuntimeError:
+        return 0
+
+
+def make_mesh(spec: Spec, hardware: Hardware, num_local_processes: int) -> jax.sharding.Mesh:
+    """Make the mesh, and refuse before the data is read what does not fit on it.
+
+    Args:
+        processes: Of the run, on this host.
+    """
+    mesh = device_mesh.make_mesh(hardware)
+    check_layout(spec, hardware, mesh)
+    memory_bytes, local_devices = device_mesh.get_device_memory_bytes(num_local_processes), jax.local_devices()
+    sink_probe.check_probe_memory(
+        spec, memory_bytes * len(local_devices) if local_devices[0].platform == 'cpu' else memory_bytes
+    )
+    check_residual_memory(spec, hardware, mesh, memory_bytes)
+    return mesh
+
+
+def check_disk_space(spec: Spec, run_dir: RunDir, mesh: jax.sharding.Mesh) -> None:
+    if is_remote(run_dir.path):
+        return  # a bucket has no end
+    saved_steps, num_copies = (
+        run_dir.list_checkpoint_steps(),
+        spec.checkpoint.keep + 1,
+    )  # one more while the newest is being written
+    needed_bytes = max(0, num_copies - len(saved_steps)) * state.count_bytes(state.make_abstract_state(spec, mesh))
+    existing_path = next(
+        path for path in (run_dir.path.absolute(), *run_dir.path.absolute().parents) if path.exists()
+    )
+    free_bytes = shutil.disk_usage(existing_path).free
+    if needed_bytes > free_bytes and spec.optimizer.steps not in saved_steps:
+        raise UserError(
+            f'{run_dir} has {free_bytes / 1e9:.2f} GB of room, and {num_copies} checkpoints take {needed_bytes / 1e9:.2f} GB more; '
+            'make room, choose another --workdir, or lower config.checkpoint.keep'
+        )
+
+
+PACKAGES = ('jax', 'jaxlib', 'flax', 'optax', 'orbax-checkpoint', 'grain', 'ml-collections', 'tokenizers', 'numpy')
+
+
+def get_package_versions(packages=PACKAGES) -> dict[str, str | None]:
+    """Installed versions; None for what is not installed."""
+
+    def find_version(package: str) -> str | None:
+        try:
+            return version(package)
+        except PackageNotFoundError:
+            return None
+
+    return {package: find_version(package) for package in packages}
+
+
+def get_commit() -> str | None:
+    """The commit of the source tree that runs, with + where it has been changed; None for an installed copy."""
+
+    def run_git(*arguments: str) -> str:
+        command = ['git', '-C', str(Path(__file__).parent), *arguments]
+        return subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
+
+    try:
+        run_git('ls-files', '--error-unmatch', __file__)
+        return run_git('rev-parse', 'HEAD') + (
+            '+' if run_git('status', '--porcelain', '--untracked-files=no') else ''
+        )
+    except (OSError, subprocess.CalledProcessError):
+        return None
+
+
+def describe_environment(layout: dict, attention: str, attempts: list[dict]) -> dict:
+    """Of the newest of a run's attempts, and what computed attention in each."""
+    return dict(
+        sinklab=sinklab.__version__,
+        commit=get_commit(),
+        python=platform.python_version(),
+        platform=platform.platform(),
+        malloc=os.environ.get('GLIBC_TUNABLES'),
+        versions=get_package_versions(),
+        devices=[device.device_kind for device in get_devices()],
+        processes=jax.process_count(),
+        layout=layout,
+        attention=attention,
+        attempts=attempts,
+    )
+
+
+AnyMesh = jax.sharding.Mesh | jax.sharding.AbstractMesh
+FIELD_OF_AXIS = {'embed': 'width', 'ffn': 'ffn_width'}  # of config.model, where an axis has another name
+
+
+def make_requested_mesh(hardware: Hardware) -> jax.sharding.AbstractMesh:
+    """The axes that are given, of devices that this process does not touch, for another may hold them."""
+    return jax.sharding.AbstractMesh(tuple(getattr(hardware, axis) or 1 for axis in MESH_AXES), MESH_AXES)
+
+
+def check_layout(spec: Spec, hardware: Hardware, mesh: AnyMesh) -> None:
+    """Refuses a layout that a batch or a parameter cannot be divided into."""
+    batch_size = spec.optimizer.batch_size
+    micro_batch = hardware.get_micro_batch_size(batch_size)
+    num_shards = sharding.count_shards(mesh)
+    if batch_size % micro_batch:
+        raise UserError(
+            f'--micro_batch={micro_batch} does not divide config.optimizer.batch_size, which is {batch_size}'
+        )
+    if micro_batch % num_shards:
+        option = (
+            f'--micro_batch={micro_batch}'
+            if hardware.micro_batch
+            else f'config.optimizer.batch_size, which is {micro_batch},'
+        )
+        raise UserError(
+            f'{option} cannot be divided over {num_shards} devices (--data={mesh.shape["data"]} x '
+            f'--fsdp={mesh.shape["fsdp"]}); use a multiple of {num_shards}, fewer devices, or more of them along --tensor'
+        )
+    for leaf in jax.tree.leaves(
+        state.make_abstract_model(spec)[1], is_leaf=lambda leaf: isinstance(leaf, nnx.Variable)
+    ):
+        check_parameter_layout(mesh, leaf)
+
+
+def check_parameter_layout(mesh: AnyMesh, leaf: nnx.Variable) -> None:
+    for name, size in zip(sharding.get_logical_axes(leaf), leaf.shape, strict=True):
+        axis = sharding.RULES[name] if name else None
+        if axis and size % mesh.shape[axis]:
+            description = f'config.model.{FIELD_OF_AXIS.get(name, name)} is {size}'
+            raise UserError(f'{description}, which --{axis}={mesh.shape[axis]} does not divide')
+
+
+def check_residual_memory(spec: Spec, hardware: Hardware, mesh: AnyMesh, memory_bytes: int) -> None:
+    """Refuses a batch of which a device could not even hold the stream between its layers."""
+    model, micro_batch = spec.model, hardware.get_micro_batch_size(spec.optimizer.batch_size)
+    tokens_per_device = micro_batch * spec.data.length // sharding.count_shards(mesh)
+    min_bytes = tokens_per_device * model.layers * model.width * jnp.dtype(model.dtype).itemsize
+    if min_bytes > memory_bytes:
+        raise UserError(
+            f'a step of {micro_batch} sequences holds at least {min_bytes / 2**30:.1f} GiB on a device of '
+            f'{memory_bytes / 2**30:.1f} GiB; lower config.optimizer.batch_size, or give --micro_batch'
+        )

@@ -1,0 +1,82 @@
+"""The sink probe: attention metrics of fixed held-out sequences during training."""
+
+from collections.abc import Callable
+from pathlib import Path
+
+import jax
+import numpy as np
+
+from sinklab.config.spec import ModelConfig, Spec
+from sinklab.loss_mask import strip_loss_mask
+from sinklab.metrics import registry
+from sinklab.metrics.metric import MetricSetting, make_setting
+from sinklab.model.attention import COMBINATIONS
+from sinklab.model.learned_kv import count_learned_kv
+from sinklab.parallel import sharding
+from sinklab.schema import UserError
+from sinklab.storage.atomic_write import atomic_write
+from sinklab.train import state
+from sinklab.train.evaluate import split_into_parts
+from sinklab.train.loss import make_forward
+
+
+def estimate_sequence_bytes(model: ModelConfig, length: int) -> int:
+    """What is captured of a sequence: matrices in float32; residuals, queries, keys, values, what heads aggregate."""
+    num_keys = length + count_learned_kv(model)
+    value_width = model.width if COMBINATIONS[model.combination].has_wide_values else model.head_width
+    num_entries = length * model.width
+    num_entries += (num_keys + length) * model.heads * (model.head_width + value_width)
+    itemsize = np.dtype('float32' if model.dtype == 'float32' else 'uint16').itemsize
+    return model.layers * (4 * model.heads * length * num_keys + itemsize * num_entries)
+
+
+def estimate_probe_bytes(spec: Spec) -> int:
+    """That of all sequences of a probe."""
+    return spec.probe.sequences * estimate_sequence_bytes(spec.model, spec.probe.length)
+
+
+def check_probe_memory(spec: Spec, memory_bytes: int) -> None:
+    if estimate_probe_bytes(spec) > memory_bytes // 2:
+        raise UserError(
+            f'a probe would capture {estimate_probe_bytes(spec) / 2**30:.1f} GiB, more than half of the '
+            f'{memory_bytes / 2**30:.1f} GiB here; lower config.probe.sequences or config.probe.length'
+        )
+
+
+def get_probe_setting(spec: Spec) -> MetricSetting:
+    return make_setting(spec, spec.probe.length, count_learned_kv(spec.model))
+
+
+def make_probe(spec: Spec, mesh: jax.sharding.Mesh) -> Callable[[dict, np.ndarray], dict[str, np.ndarray]]:
+    """observe(params, ids_PT) -> the arrays that are kept, by names."""
+    compute_arrays = jit_probe(spec, mesh)
+
+    def run_probe(params: dict, ids_PT: np.ndarray) -> dict[str, np.ndarray]:
+        (filled_PT,) = split_into_parts(ids_PT, len(ids_PT), sharding.count_shards(mesh))
+        probe_arrays = jax.device_get(compute_arrays(params, sharding.put_batch(strip_loss_mask(filled_PT), mesh)))
+        return {name: array[:, : len(ids_PT)] if '_LP' in name else array for name, array in probe_arrays.items()}
+
+    return run_probe
+
+
+def jit_probe(spec: Spec, mesh: jax.sharding.Mesh) -> Callable:
+    """What computes the arrays that are kept, of sequences whose number the devices divide."""
+    apply_model, probe_setting = make_forward(spec, capture=True), get_probe_setting(spec)
+
+    def compute_arrays(params: dict, ids_PT: jax.Array) -> dict[str, jax.Array]:
+        _, _, intermediates = apply_model(params, ids_PT)
+        return registry.compute_probe_arrays(intermediates, probe_setting)
+
+    return jax.jit(compute_arrays, **state.get_jit_options(spec, mesh))
+
+
+def compute_probe_metrics(
+    probe_arrays: dict[str, np.ndarray], spec: Spec, trigger_PT: np.ndarray | None = None
+) -> dict[str, float]:
+    """What a probe adds to metrics.jsonl."""
+    return registry.compute_numbers(dict(probe_arrays, trigger_PT=trigger_PT), get_probe_setting(spec))
+
+
+def save_probe(path: Path, probe_arrays: dict[str, np.ndarray], setting: MetricSetting) -> None:
+    with atomic_write(path) as temporary_path, temporary_path.open('wb') as file:
+        np.savez_compressed(file, **registry.select_saved_arrays(probe_arrays, setting))

@@ -1,0 +1,266 @@
+"""Warm starts: a run that begins from a checkpoint of another run (a fork)."""
+
+import dataclasses
+from pathlib import Path
+from typing import Any
+
+import jax
+from orbax.checkpoint import v1 as ocp
+
+from sinklab.checkpoint import digests, restore
+from sinklab.checkpoint.checkpointer import Checkpointer, find_corruption_on_all
+from sinklab.checkpoint.orbax import shorten_read_errors, use_orbax_context
+from sinklab.config.spec import Spec, WarmStartTakes
+from sinklab.process_group import ProcessGroup, broadcast_from_primary, check_equal_on_all
+from sinklab.run_dir import (
+    RunDir,
+    flatten_dict,
+    format_differences,
+    format_run_ref,
+)
+from sinklab.schema import UserError
+from sinklab.storage.atomic_write import poll_until
+from sinklab.storage.paths import make_absolute, make_relative
+from sinklab.train import state
+
+DATA_ORDER_FIELDS = ('data.', 'optimizer.batch_size ')  # what says which tokens a step reads
+
+
+@dataclasses.dataclass(frozen=True)
+class WarmStartMode:
+    """What a fork takes along of a checkpoint."""
+
+    state_keys: tuple[str, ...]  # of a state
+    fixed_fields: tuple[str, ...]  # fields of the config that say of what kind these are
+    continues: bool  # from the checkpoint's step, in the same data
+    description: str  # how the fork begins, before the step
+
+
+# Ids of another task are other ids, so that no parameter is of use to it.
+WARM_START_MODES = {
+    '': WarmStartMode(
+        ('step', 'params', 'opt_state'), ('optimizer.name', 'data.task'), continues=True, description='at'
+    ),
+    'params': WarmStartMode(('params',), ('data.task',), continues=False, description='with the parameters of'),
+}
+
+
+@dataclasses.dataclass(frozen=True)
+class WarmStart:
+    """A checkpoint that a fork comes from."""
+
+    run_dir: RunDir
+    step: int
+    spec: Spec
+    takes: WarmStartTakes = ''
+
+    def __str__(self) -> str:
+        return f'--from={format_run_ref(self.takes, self.run_dir, self.step)}'
+
+    @property
+    def mode(self) -> WarmStartMode:
+        return WARM_START_MODES[self.takes]
+
+    @property
+    def start_step(self) -> int:
+        """The step that the fork begins after."""
+        return self.step if self.mode.continues else 0
+
+
+def check_warm_start(origin: WarmStart | None, spec: Spec, run_dir: RunDir, group: ProcessGroup) -> None:
+    """Refuses what cannot be carried over into a new folder, before any data is read."""
+    if broadcast_from_primary(group, 'new fork', lambda: origin is not None and not run_dir.has_run()):
+        broadcast_from_primary(group, 'what is carried over', lambda: check_compatible_spec(origin, spec))
+        verify_origin(origin, group)
+        broadcast_from_primary(group, 'parts of --from', lambda: check_state_keys(origin))
+
+
+def check_state_keys(origin: WarmStart) -> None:
+    """Refuses a checkpoint that does not hold what is to be taken along, as that of an imported model."""
+    if (
+        missing_keys := set(origin.mode.state_keys)
+        - restore.read_metadata(get_checkpoint_path(origin)).metadata.keys()
+    ):
+        params_option = format_run_ref('params', origin.run_dir, origin.step)
+        raise UserError(
+            f'{get_checkpoint_path(origin)} holds no {min(missing_keys)}, which {origin} takes along; give --from={params_option}'
+        )
+
+
+def check_compatible_spec(origin: WarmStart, spec: Spec) -> None:
+    """Refuses an origin whose state is none of this spec."""
+    if (steps := spec.optimizer.steps) <= origin.start_step:
+        raise UserError(f'{origin} leaves nothing to train of config.optimizer.steps={steps}; give more of them')
+    origin_fields, new_fields = flatten_spec(origin.spec), flatten_spec(spec)
+    for name in origin.mode.fixed_fields:
+        if origin_fields[name] != new_fields[name]:
+            raise UserError(
+                f'config.{name} is {origin_fields[name]} in {origin} and {new_fields[name]} here; a fork keeps it'
+            )
+    origin_shapes, new_shapes = get_parameter_shapes(origin.spec), get_parameter_shapes(spec)
+    for name in origin_shapes:
+        if new_shapes.get(name, origin_shapes[name]) != origin_shapes[name]:
+            raise UserError(
+                f'{name} has the shape {origin_shapes[name]} in {origin} and {new_shapes[name]} here '
+                f'({"; ".join(format_differences(origin_fields, new_fields))}); what a fork carries over keeps its shape'
+            )
+
+
+def verify_origin(origin: WarmStart | None, group: ProcessGroup) -> None:
+    """Refuses a checkpoint that is not sound, or is another one on another process."""
+
+    def get_digest() -> str | None:
+        return digests.compute_checkpoint_digest(origin.run_dir, origin.step) if origin else None
+
+    expected_digest = broadcast_from_primary(group, 'digests of --from', get_digest)
+    poll_until(lambda: get_digest() == expected_digest)
+    check_equal_on_all(group, 'content of --from', {'the checkpoint of --from (its digests)': get_digest()})
+    if corruption := find_corruption_on_all(origin.run_dir, origin.step, group):
+        other_steps = [step for step in origin.run_dir.list_checkpoint_steps() if step != origin.step]
+        raise UserError(
+            f'{get_checkpoint_path(origin)} is not sound: {corruption.reason}; give another step of {origin.run_dir}'
+            f'{f" ({other_steps})" if other_steps else ""}'
+        )
+
+
+def describe_lineage(origin: WarmStart, spec: Spec, run_dir: RunDir, data_fingerprint: dict[str, str | int]) -> dict:
+    """What row.json says of a fork in a folder that reads this data."""
+    changes, origin_shapes, new_shapes = (
+        format_differences(flatten_spec(origin.spec), flatten_spec(spec)),
+        get_parameter_shapes(origin.spec),
+        get_parameter_shapes(spec),
+    )
+    mode_fields = {} if origin.mode.continues else dict(takes=origin.takes, start=origin.start_step)
+    return dict(
+        run=make_relative(origin.run_dir.path, run_dir.path),
+        step=origin.step,
+        seal=digests.compute_checkpoint_digest(origin.run_dir, origin.step),
+        row=origin.run_dir.read_json('row').get('row') or origin.run_dir.path.name,
+        commit=origin.run_dir.read_environment().get('commit'),
+        config=changes,
+        new=[name for name in new_shapes if name not in origin_shapes],
+        dropped=[name for name in origin_shapes if name not in new_shapes],
+        data=find_data_differences(origin, changes, data_fingerprint),
+        **mode_fields,
+    )
+
+
+def find_data_differences(origin: WarmStart, changes: list[str], data_fingerprint: dict[str, str | int]) -> list[str]:
+    """In what the data of a fork is not that of its origin, as it may be where the changes of the config say so.
+
+    What does not go on in the data of its origin may have others in any case.
+    """
+    origin_data = restore.read_metadata(get_checkpoint_path(origin)).custom_metadata['data']
+    data_differences = format_differences(
+        origin_data, {name: data_fingerprint.get(name) for name in origin_data}
+    )  # of a model that is imported, few
+    if origin_data.get('tokenizer') != data_fingerprint.get('tokenizer'):
+        raise UserError(
+            f'{origin} has another tokenizer ({"; ".join(data_differences)}); its ids are not those of this data; give '
+            '--config.data.tokenizer=FILE, the tokenizer.json of its store'
+        )
+    if (
+        data_differences
+        and origin.mode.continues
+        and not any(change.startswith(DATA_ORDER_FIELDS) for change in changes)
+    ):
+        raise UserError(
+            f'{origin} was trained on other data ({"; ".join(data_differences)}); bring the old ones back'
+        )
+    return data_differences
+
+
+def prepare_first_checkpoint(
+    origin: WarmStart | None, spec: Spec, mesh: jax.sharding.Mesh, start_step: int, checkpointer: Checkpointer
+) -> tuple[int, list[str]]:
+    """The step to go on from, and what was passed over for it.
+
+    A fork, which begins after step `start`, gets what it takes along as a first checkpoint of its own where it has
+    none that is sound; from there on it needs its origin no more.
+    """
+    newest_step, quarantine_lines = checkpointer.find_latest_valid_step()
+    if newest_step is not None:
+        return newest_step, quarantine_lines
+    if lineage := broadcast_from_primary(
+        checkpointer.group, 'origin', lambda: require_origin(origin, checkpointer.run_dir)
+    ):
+        verify_origin(origin, checkpointer.group)
+        broadcast_from_primary(
+            checkpointer.group, 'origin as it was', lambda: check_origin_unchanged(origin, lineage)
+        )
+        checkpointer.save(start_step, load_origin_state(origin, spec, mesh))
+        checkpointer.wait()
+    return start_step, quarantine_lines
+
+
+def require_origin(origin: WarmStart | None, run_dir: RunDir) -> dict:
+    """What a fork knows of its origin, without which it refuses to begin; nothing of a run that is none."""
+    lineage = run_dir.read_lineage()
+    if lineage and origin is None:
+        beginning = f'begins {WARM_START_MODES[lineage.get("takes", "")].description} step {lineage["step"]} of {lineage["run"]}'
+        raise UserError(f'{run_dir} has no checkpoint and {beginning}; give --from again')
+    return lineage
+
+
+def check_origin_unchanged(origin: WarmStart, lineage: dict) -> None:
+    """Refuses a checkpoint that has come into the place of the origin's."""
+    if digests.compute_checkpoint_digest(origin.run_dir, origin.step) != lineage.get('seal'):
+        raise UserError(
+            f'{get_checkpoint_path(origin)} is not what it was when the fork was begun; give a new --workdir'
+        )
+
+
+def load_origin_state(origin: WarmStart, spec: Spec, mesh: jax.sharding.Mesh) -> dict:
+    """What is taken of a verified origin as a state of this spec: by path, and what is new as in a fresh run."""
+    abstract_origin = state.make_abstract_state(origin.spec, mesh)
+    abstract_parts = {name: abstract_origin[name] for name in origin.mode.state_keys}
+    pytree_options = None if abstract_parts.keys() == abstract_origin.keys() else restore.make_partial_load_options()
+    with (
+        shorten_read_errors(get_checkpoint_path(origin)),
+        use_orbax_context(get_checkpoint_path(origin)),
+        ocp.Context(pytree_options=pytree_options),
+    ):
+        loaded_leaves = flatten_by_path(
+            ocp.load(get_checkpoint_path(origin), abstract_parts, checkpointable_name='state')
+        )
+    abstract_state = state.make_abstract_state(spec, mesh)
+    new_shardings = {
+        name: leaf.sharding for name, leaf in flatten_by_path(abstract_state).items() if name not in loaded_leaves
+    }
+    all_leaves = loaded_leaves | init_new_leaves(spec, mesh, new_shardings)
+    return jax.tree_util.tree_map_with_path(
+        lambda key_path, _: all_leaves[jax.tree_util.keystr(key_path)], abstract_state
+    )
+
+
+def init_new_leaves(
+    spec: Spec, mesh: jax.sharding.Mesh, shardings: dict[str, jax.sharding.NamedSharding]
+) -> dict[str, jax.Array]:
+    """Leaves of a fresh state, by path."""
+    if not shardings:
+        return {}
+
+    def make_leaves() -> dict:
+        initial_leaves = flatten_by_path(state.init_state(spec))
+        return {name: initial_leaves[name] for name in shardings}
+
+    options = state.INIT_COMPILER_OPTIONS.get(mesh.devices.flat[0].platform)
+    return jax.jit(make_leaves, out_shardings=shardings, compiler_options=options)()
+
+
+def flatten_by_path(tree: Any) -> dict[str, Any]:
+    return {jax.tree_util.keystr(key_path): leaf for key_path, leaf in jax.tree_util.tree_leaves_with_path(tree)}
+
+
+def flatten_spec(spec: Spec) -> dict[str, Any]:
+    return flatten_dict(dataclasses.asdict(spec))
+
+
+def get_parameter_shapes(spec: Spec) -> dict[str, tuple[int, ...]]:
+    """The shape of each parameter, by its name."""
+    leaves_with_path = jax.tree_util.tree_leaves_with_path(state.get_state_shapes(spec)['params'])
+    return {'.'.join(map(str, state.get_name_path(key_path))): leaf.shape for key_path, leaf in leaves_with_path}
+
+
+def get_checkpoint_path(origin: WarmStart) -> Path:
+    return make_absolute(origin.run_dir.checkpoint_dir / str(origin.step))
