@@ -627,6 +627,7 @@ def run_child(section: str, names: list[str] | None = None, dump: Path | None = 
         (Path(folder) / 'cache').mkdir()
         (Path(folder) / 'cache' / 'programs').symlink_to(kept.absolute())
         changes = dict(
+            PYTHONHASHSEED='0',  # the order of a set of names decides the order of two operations of a probe
             JAX_PLATFORMS='cpu',
             JAX_NUM_CPU_DEVICES='4' if section == 'programs' else '1',
             # The default level, given so that --size=smoke does not choose the flags that compile fast.
