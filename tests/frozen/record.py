@@ -1,0 +1,778 @@
+"""Record numbers and programs of today's code, and compare later code with them.
+
+    python tests/frozen/record.py --check        # compare all sections; exit code 1 if a value differs
+    python tests/frozen/record.py --check --only=programs,interface
+    python tests/frozen/record.py --check --only=programs --cases=softmax,kv
+    python tests/frozen/record.py --dump=DIR     # write the normalized StableHLO of all cases, for diff
+    python tests/frozen/record.py --write        # record anew, after a change that is meant to change numbers
+    python tests/frozen/record.py --write-run    # train tests/frozen/run anew (rarely needed)
+
+Sections:
+    programs   SHA-256 of the StableHLO of the programs of a run (state, validation, probe, step), by case and layout
+    interface  flags of each command, default of each --config.PATH, digest of the config of each row at each size
+    batches    digests of token ids of steps 0, 1 and 1000, of validation windows and of probe sequences
+    stores     digests of the files of token stores, and of a trained tokenizer
+    training   losses and parameters after 20 steps of two rows of configs/quickstart.py
+    rows       numbers of metrics.jsonl after 3 steps at --size=smoke, of rows in which each choice of a config occurs
+    run        the run folder tests/frozen/run, resumed for 2 steps, measured and reported
+
+Programs are compared where the version of jax is the recorded one. Numbers are compared bit by bit where the versions
+of jax, jaxlib and NumPy and the vector instructions of the processor are the recorded ones, elsewhere within
+TOLERANCE. The other sections are always compared exactly.
+
+Sections run in processes of their own, with the default flags of XLA, on one core: the number of cores decides in how
+many parts a matrix product is summed. All text is generated here. Compiled programs are kept in SINKLAB_CACHE/frozen.
+"""
+
+import argparse
+import contextlib
+import hashlib
+import importlib
+import importlib.metadata
+import io
+import json
+import math
+import os
+import platform
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[2]
+VALUES = Path(__file__).with_name('values.json')
+RUN = Path(__file__).with_name('run')
+
+
+# The imports of sinklab are in this section alone.
+def import_sinklab() -> argparse.Namespace:
+    """Return the functions of sinklab that this script calls."""
+    from sinklab.cli.main import main
+    from sinklab.data.batches import sequences
+    from sinklab.devices import mesh
+    from sinklab.parse import parse
+    from sinklab.spec import Hardware
+    from sinklab.train.programs import programs
+
+    return argparse.Namespace(
+        run_main=main,  # words of a command line -> exit code
+        parse_config=parse,  # dict of a ConfigDict -> spec
+        hardware=Hardware,  # record of the flags --data, --fsdp, --tensor, --micro_batch, --remat, --attention
+        make_mesh=mesh,  # (hardware, devices) -> jax.sharding.Mesh
+        make_programs=programs,  # (spec, hardware, mesh, backend) -> {name: () -> jax.stages.Lowered}
+        make_sequences=sequences,  # spec -> .batches.rows(step, range), .valid_NT, .probe_PT, .fingerprint
+    )
+
+
+# On another processor, sums are rounded in another order. With code for AVX2 in place of AVX-512
+# (--xla_cpu_max_isa=AVX2) numbers differed by a relative 3.5e-6 at most. Other makers may differ more, since the
+# first steps of Adam divide each gradient by its own size, however small it is.
+TOLERANCE = 1e-4
+NEAR_ZERO = 1e-6  # absolute difference that is allowed, for cosines and differences that are about 0
+DUMP = 'FROZEN_DUMP'  # variable of a child: the folder that texts of programs are written to
+SHOWN = 20  # differences of a section that are printed
+
+# {name: (FILE:ROW, changes of its config)}; the size is smoke.
+CASES = {
+    'softmax': ('attention:softmax', {}),
+    'sigmoid_apple': ('attention:sigmoid_apple', {}),
+    'softpick': ('attention:softpick', {}),
+    'relu': ('attention:relu', {}),
+    'p_norm': ('attention:sigmoid_p_2', {}),
+    'elu1_feature_map': ('attention:kernel_elu1_normalized', {}),
+    'mlp_feature_map': ('attention:mlp_normalized', {}),
+    'off_by_one': ('attention:softmax_off_by_one', {}),
+    'kv': ('columns:kv', {}),
+    'k': ('columns:k', {}),
+    'k_width': ('columns:k_width_32', {}),
+    'v': ('columns:v', {}),
+    'logit': ('columns:logit', {}),
+    'sink_token': ('columns:sink_token', {}),
+    'absolute': ('positions:absolute', {}),
+    'learned': ('positions:learned', {}),
+    'relative_paper_code': ('positions:relative_paper_code', {}),
+    'relative_t5': ('positions:relative_t5', {}),
+    'alibi': ('positions:alibi', {}),
+    'window': ('objective:window_256', {}),
+    'block': ('objective:block_256', {}),
+    'prefix': ('objective:prefix_5', {}),
+    'documents': ('packing:document_reset', {}),
+    'geglu': ('blocks:geglu', {}),
+    'post_norm': ('blocks:post_norm', {}),
+    'sandwich_norm': ('blocks:sandwich_norm', {}),
+    'qk_norm': ('blocks:qk_norm', {}),
+    'head_norm': ('blocks:head_norm', {}),
+    'add': ('blocks:add', {}),
+    'add_wide': ('blocks:add_wide', {}),
+    'gate_elementwise': ('blocks:gate_elementwise', {}),
+    'gate_headwise': ('blocks:gate_headwise', {}),
+    'gate_shared': ('blocks:gate_shared', {}),
+    'gate_value': ('blocks:gate_value', {}),
+    'gate_value_state': ('blocks:gate_value_state', {}),
+    'grouped_queries': ('attention:softmax', {'model.kv_heads': 2}),
+    'llama': (
+        'attention:softmax',
+        {
+            'model.tied': True,
+            'model.qkv_bias': True,
+            'model.kv_heads': 1,
+            'model.rotary.scaling': 'llama3',
+            'model.rotary.factor': 8.0,
+            'model.rotary.slow': 1.0,
+            'model.rotary.fast': 4.0,
+            'model.rotary.length': 8192,
+        },
+    ),
+    'bfloat16': ('attention:softmax', {'model.dtype': 'bfloat16'}),
+    'bfloat16_sigmoid_kv': ('columns:kv', {'model.dtype': 'bfloat16', 'model.position': 'relative_t5'}),
+    'muon': ('optimization:muon', {}),
+    'sgd': ('optimization:sgd', {}),
+    'cosine': ('optimization:cosine', {}),
+    'logged_sinks': ('attention:softmax', {'log.sinks': True, 'log.rows': True}),
+    'backcopy': ('bigram_backcopy:softmax', {}),
+    'chat': ('fine_tuning:softmax_1b', {}),
+}
+# {name: fields of the hardware}; two devices of four that XLA makes of the CPU, or one.
+LAYOUTS = {
+    'one': {},
+    'dense': dict(attention='dense'),
+    'fsdp': dict(fsdp=2),
+    'tensor': dict(tensor=2),
+    'data': dict(data=2),
+    'micro_batch': dict(micro_batch=2),
+    'remat': dict(remat='full'),
+    'remat_some': dict(remat='attention,ffn'),
+}
+OTHER_LAYOUTS = {
+    'softmax': [*LAYOUTS],
+    'sigmoid_apple': ['fsdp', 'tensor'],
+    'kv': ['fsdp', 'tensor'],
+    'muon': ['fsdp', 'tensor'],
+    'bfloat16': ['fsdp', 'tensor'],
+    'logged_sinks': ['fsdp'],
+    'chat': ['micro_batch'],
+}
+
+# {name: (FILE:ROW, changes of its config)} of the batches.
+READINGS = {
+    'text': ('attention:softmax', {}),
+    'other_seed': ('attention:softmax', {'data.seed': 7}),
+    'fixed_token': ('data:fixed_2', {}),
+    'fixed_in_training_only': ('data:fixed_2', {'data.fixed_held_out': False}),
+    'random_tokens': ('data:random_1_3', {}),
+    'share': ('data:amount_500m', {}),
+    'packing': ('packing:document_fixed', {}),
+    'packing_text': ('packing:document_fixed_text', {}),
+    'prepended_eos': ('packing:causal_eos', {}),
+    'backcopy': ('bigram_backcopy:softmax', {}),
+    'mixture': ('attention:softmax', {'data.source': 'mixture:weighted.json'}),
+    'mixture_domain': (
+        'attention:softmax',
+        {'data.source': 'mixture:weighted.json', 'valid.domain': 'b', 'probe.domain': 'a'},
+    ),
+    'mixture_without_weights': ('attention:softmax', {'data.source': 'mixture:unweighted.json'}),
+    'chat': ('fine_tuning:softmax_1b', {}),
+    'random_probe': ('attention:softmax', {'probe.inputs': 'random'}),
+    'repeated_probe': ('attention:softmax', {'probe.inputs': 'repeated'}),
+}
+STORES = {
+    'text': ['--source=text:corpus.jsonl'],
+    'text_bos': ['--source=text:corpus.jsonl', '--bos=documents', '--held_out=0.3', '--shard_tokens=16000'],
+    'mixture': ['--source=mixture:weighted.json'],
+    'chat': ['--source=chat:chat.jsonl'],
+}
+
+# The fixture: a small model that has as many kinds of parameters as one model can have.
+FIXTURE_MODEL = {
+    'width': 8,
+    'heads': 2,
+    'ffn_width': 8,
+    'position': 'relative_t5',
+    'norm': 'sandwich',
+    'qkv_bias': True,
+    'qk_norm': True,
+    'head_norm': True,
+    'gate': 'elementwise',
+}
+FIXTURE = [
+    '--config=configs/columns.py:kv',
+    '--size=smoke',
+    '--workdir=run',
+    '--config.data.source=text:corpus.jsonl',
+    *(f'--config.model.{name}={value}' for name, value in FIXTURE_MODEL.items()),
+    '--config.probe.every_steps=2',
+    '--config.valid.every_steps=2',
+    '--config.log.sinks=True',
+]
+FIXTURE_STEPS = 4
+
+WORDS = [
+    *('the', 'sink', 'of', 'first', 'token', 'and', 'attention', 'softmax', 'is', 'a', 'normalizer', 'query', 'key'),
+    *('value', 'head', 'layer', 'in', 'probe', 'loss', 'step', 'to', 'weights', 'row', 'sum', 'bias', 'mask', 'with'),
+    *('naïve', 'λ', '中文', '42', 'x_1', '(T)', 'decay', 'gradient', 'norm', 'model', 'trains', 'from', 'batch'),
+]
+MARKS = [' ', ' ', ' ', ' ', ' ', ', ', '. ', '\n', ': ', ' - ']
+
+
+def make_text(seed: int, count: int) -> str:
+    """Return `count` words, drawn by a linear congruential generator."""
+    state, parts = seed * 7919 + 1, []
+    for _ in range(count):
+        state = (state * 6364136223846793005 + 1442695040888963407) % 2**64
+        draw = state >> 33
+        parts += [WORDS[min(draw % len(WORDS), draw // 64 % len(WORDS))], MARKS[draw // 4096 % len(MARKS)]]
+    return ''.join(parts)
+
+
+def write_corpora() -> None:
+    """Write the sources of all sections into the working directory."""
+
+    def write_lines(name: str, records: list[dict]) -> None:
+        text = ''.join(json.dumps(record, ensure_ascii=False) + '\n' for record in records)
+        Path(name).write_text(text, encoding='utf-8')
+
+    def make_talk(number: int) -> list[dict]:
+        turns = ('user', 'assistant') * 2
+        return [
+            dict(role=role, content=make_text(1000 + 4 * number + at, 12 + 5 * at)) for at, role in enumerate(turns)
+        ]
+
+    write_lines('corpus.jsonl', [dict(text=make_text(number, 20 + number % 90)) for number in range(400)])
+    for name, first in (('a', 2000), ('b', 3000)):
+        write_lines(f'{name}.jsonl', [dict(text=make_text(first + number, 40 + number % 50)) for number in range(90)])
+    write_lines('chat.jsonl', [dict(messages=make_talk(number)) for number in range(120)])
+    parts = {name: dict(source=f'text:{name}.jsonl') for name in 'ab'}
+    Path('unweighted.json').write_text(json.dumps(parts))
+    weighted = {name: part | dict(weight=weight) for (name, part), weight in zip(parts.items(), (3, 1), strict=True)}
+    Path('weighted.json').write_text(json.dumps(weighted))
+    for path in Path().glob('*.json*'):
+        os.utime(path, (1e9, 1e9))  # the time of a source is a part of its identity
+
+
+def flatten(nested: dict, path: str = '') -> Iterator[tuple[str, object]]:
+    """Yield (path with dots, leaf) of nested dicts."""
+    for name, value in nested.items():
+        if isinstance(value, dict):
+            yield from flatten(value, f'{path}{name}.')
+        else:
+            yield f'{path}{name}', value
+
+
+def digest(*parts: bytes) -> str:
+    """Return 32 hexadecimal digits of the SHA-256 of the parts, each with its length."""
+    found = hashlib.sha256()
+    for part in parts:
+        found.update(len(part).to_bytes(8, 'little') + part)
+    return found.hexdigest()[:32]
+
+
+def digest_array(array: object) -> str:
+    """Return the digest of an array's dtype, shape and bytes."""
+    import numpy as np
+
+    array = np.ascontiguousarray(array)
+    return digest(str(array.dtype).encode(), str(array.shape).encode(), array.tobytes())
+
+
+def make_config(row: str, changes: dict) -> dict:
+    """Return the config of FILE:ROW at the size smoke, as a dict, with a source of this script."""
+    file, _, name = row.partition(':')
+    config = importlib.import_module(f'configs.{file}').get_config(name, 'smoke')
+    config.update_from_flattened_dict({'data.source': choose_source(config), **changes})
+    return config.to_dict()
+
+
+def choose_source(config: object) -> str:
+    return 'chat:chat.jsonl' if config.data.loss == 'assistant' else 'text:corpus.jsonl'
+
+
+def run_command(*words: str) -> str:
+    """Run a command of sinklab in this process; return what it printed on standard output."""
+    out = io.StringIO()
+    with contextlib.redirect_stdout(out):
+        code = import_sinklab().run_main(words)
+    if code:
+        raise RuntimeError(f'sinklab {" ".join(words)} ended with exit code {code}')
+    return out.getvalue()
+
+
+def normalize_program(text: str) -> str:
+    """Return the text of a StableHLO module without names that come from Python.
+
+    Locations are not printed. The names of the module and of its functions become numbers in the order in which they
+    appear, and names of arguments and results are emptied.
+    """
+    text = re.sub(r'\b(jax\.(?:result_info|arg_info)) = "[^"]*"', r'\1', text)
+    names = re.findall(r'(?:^module|func\.func(?: public| private)?) @("[^"]*"|[\w$.-]+)', text, re.MULTILINE)
+    numbers = {name: number for number, name in enumerate(dict.fromkeys(names))}
+    return re.sub(
+        r'@("[^"]*"|[\w$.-]+)',
+        lambda found: f'@f{numbers[found[1]]}' if found[1] in numbers else found[0],
+        text,
+    )
+
+
+def record_programs(cases: list[str] | None) -> dict:
+    """Return {case/layout: {program: digest of its StableHLO}}.
+
+    Args:
+        cases: names of CASES; None: all.
+    """
+    import jax
+
+    code, found = import_sinklab(), {}
+    for name in cases or CASES:
+        spec = code.parse_config(make_config(*CASES[name]))
+        for layout in dict.fromkeys(['one', *OTHER_LAYOUTS.get(name, [])]):
+            hardware = code.hardware(**LAYOUTS[layout])
+            count = math.prod(LAYOUTS[layout].get(axis, 1) for axis in ('data', 'fsdp', 'tensor'))
+            mesh = code.make_mesh(hardware, jax.devices()[:count])
+            backend = 'chunked' if hardware.attention == 'auto' else hardware.attention
+            with jax.set_mesh(mesh):
+                programs = code.make_programs(spec, hardware, mesh, backend)
+                # The layout of the first three programs is that of one device, or of several.
+                texts = {
+                    program: normalize_program(lower().as_text())
+                    for program, lower in programs.items()
+                    if program == 'step' or layout in ('one', 'dense', 'fsdp', 'tensor')
+                }
+            found[f'{name}/{layout}'] = {program: digest(text.encode()) for program, text in texts.items()}
+            if dump := os.environ.get(DUMP):
+                for program, text in texts.items():
+                    Path(dump, f'{name}.{layout}.{program}.mlir').write_text(text)
+        jax.clear_caches()
+    return found
+
+
+def record_interface() -> dict:
+    """Return the flags of each command, and the default of each field of the config."""
+    from configs import default
+
+    class Captured(Exception):
+        pass
+
+    def capture(parser: argparse.ArgumentParser, *_: object) -> None:
+        raise Captured(parser)
+
+    before, argparse.ArgumentParser.parse_known_args = argparse.ArgumentParser.parse_known_args, capture
+    try:
+        import_sinklab().run_main(['doctor'])
+        raise RuntimeError('the command line does not call ArgumentParser.parse_known_args')
+    except Captured as captured:
+        [parser] = captured.args
+    finally:
+        argparse.ArgumentParser.parse_known_args = before
+    commands = {}
+
+    def add(parser: argparse.ArgumentParser, name: str) -> None:
+        flags = commands[name or 'sinklab'] = []
+        for action in parser._actions:  # argparse has no public list of the arguments of a parser
+            if isinstance(action.choices, dict):  # of the parsers of subcommands
+                for word, child in action.choices.items():
+                    add(child, f'{name} {word}'.strip())
+            elif action.option_strings != ['-h', '--help']:
+                flags.append(', '.join(action.option_strings) or f'positional (nargs {action.nargs})')
+
+    add(parser, '')
+    fields = dict(flatten(default.get_config().to_dict()))
+    configs = {}
+    for row in find_rows():
+        file, _, name = row.partition(':')
+        make = importlib.import_module(f'configs.{file}').get_config
+        dicts = {size: make(name, size).to_dict() for size in make.sizes}
+        configs[row] = {size: digest(json.dumps(one, sort_keys=True).encode()) for size, one in dicts.items()}
+    fields = {name: write_value(value) for name, value in fields.items()}
+    return dict(commands=commands, fields=fields, configs=configs)
+
+
+def write_value(value: object) -> object:
+    """Return a value for JSON; a float as its hexadecimal digits."""
+    return write_float(value) if isinstance(value, float) else value
+
+
+def write_float(value: float) -> str:
+    """Return the hexadecimal digits of a float, as float.hex does, without zeros at the end."""
+    return re.sub(r'\.?0*p', 'p', value.hex())
+
+
+def record_batches() -> dict:
+    """Return {reading: digests of what a run reads}."""
+    code, found = import_sinklab(), {}
+    for name, reading in READINGS.items():
+        spec = code.parse_config(make_config(*reading))
+        data, rows = code.make_sequences(spec), range(spec.optimizer.batch_size)
+        found[name] = {f'step {step}': digest_array(data.batches.rows(step, rows)) for step in (0, 1, 1000)}
+        found[name] |= dict(
+            part=digest_array(data.batches.rows(1, range(1, 3))),
+            valid=digest_array(data.valid_NT),
+            probe=digest_array(data.probe_PT),
+            fingerprint={part: str(value) for part, value in data.fingerprint.items()},
+        )
+    return found
+
+
+def record_stores() -> dict:
+    """Return {store: digest of each of its files}."""
+    found = {}
+    for name, words in STORES.items():
+        vocabulary = [] if any('vocabulary' in word for word in words) else ['--vocabulary=300']
+        run_command('prepare', *words, *vocabulary, '--processes=1', f'--out=stores/{name}')
+        files = [path for path in sorted(Path('stores', name).rglob('*')) if path.is_file()]
+        found[name] = {path.name: digest(path.read_bytes()) for path in files if not path.name.startswith('.')}
+    return found
+
+
+def read_metrics(folder: Path) -> dict[str, str]:
+    """Return {name@step: number} of the last record of each step, without times."""
+    found = {}
+    for line in (folder / 'metrics.jsonl').read_text().splitlines():
+        record = json.loads(line)
+        for name, value in record.items():
+            if name not in ('step', 'seconds') and not name.startswith('speed/'):
+                found[f'{name}@{record["step"]}'] = write_float(float(value))
+    return found
+
+
+def record_training() -> dict:
+    """Return numbers and parameters of 20 steps of two rows of the quickstart."""
+    import jax
+    import numpy as np
+    from orbax.checkpoint import v1 as ocp
+
+    found = {}
+    for row in ('softmax', 'sigmoid_apple'):
+        changes = {
+            'data.source': 'text:corpus.jsonl',
+            'optimizer.steps': 20,
+            'optimizer.warmup_steps': 4,
+            'valid.windows': 32,
+            'probe.sequences': 20,
+            'log.every_steps': 1,
+        }
+        words = [f'--config.{name}={value}' for name, value in changes.items()]
+        run_command('train', f'--config=configs/quickstart.py:{row}', f'--workdir=training/{row}', *words)
+        state = ocp.load(Path('training', row, 'checkpoints', '20').absolute(), checkpointable_name='state')
+        leaves = {}
+        for path, leaf in jax.tree_util.tree_leaves_with_path(state):
+            leaves[jax.tree_util.keystr(path, simple=True, separator='/')] = np.asarray(leaf)
+        found[row] = dict(
+            metrics=read_metrics(Path('training', row)),
+            digests={path: digest_array(leaf) for path, leaf in leaves.items()},
+            norms={path: write_float(float(np.sqrt(np.sum(np.float64(leaf) ** 2)))) for path, leaf in leaves.items()},
+        )
+    return found
+
+
+def find_rows() -> list[str]:
+    """Return FILE:ROW of all rows of configs/."""
+    return [
+        f'{path.stem}:{name}'
+        for path in sorted((ROOT / 'configs').glob('*.py'))
+        for name in getattr(importlib.import_module(f'configs.{path.stem}'), 'ROWS', {})
+    ]
+
+
+def choose_rows() -> list[str]:
+    """Return rows among whose configs at the size smoke each value of each field occurs; of numbers, each sign.
+
+    Numbers do not choose between branches of the code; the configs of all rows are compared in the section interface.
+    """
+
+    def simplify(value: object) -> object:
+        return f'number {(value > 0) - (value < 0)}' if type(value) in (int, float) else value
+
+    values = {row: {(path, simplify(value)) for path, value in flatten(make_config(row, {}))} for row in find_rows()}
+    missing, chosen = set().union(*values.values()), []
+    while missing:
+        best = max(values, key=lambda row: len(values[row] & missing))
+        chosen.append(best)
+        missing -= values[best]
+    return chosen
+
+
+def record_rows(rows: list[str] | None) -> dict:
+    """Return {FILE:ROW: numbers of metrics.jsonl} after 3 steps at the size smoke.
+
+    Args:
+        rows: which rows; None: those of choose_rows.
+    """
+    import jax
+
+    found = {}
+    for number, row in enumerate(rows or choose_rows()):
+        file, _, name = row.partition(':')
+        source = make_config(row, {})['data']['source']
+        folder = Path('rows', str(number))
+        run_command(
+            'train',
+            f'--config=configs/{file}.py:{name}',
+            '--size=smoke',
+            f'--workdir={folder}',
+            f'--config.data.source={source}',
+            '--config.optimizer.steps=3',
+        )
+        found[row] = read_metrics(folder)
+        if number % 10 == 9:
+            jax.clear_caches()
+    return found
+
+
+def record_run() -> dict:
+    """Return what comes of the fixture: resumed for 2 steps, measured and reported."""
+    import numpy as np
+
+    shutil.copytree(RUN, 'run')
+    recorded = read_metrics(Path('run'))
+    steps = FIXTURE_STEPS + 2
+    run_command('train', *FIXTURE, f'--config.optimizer.steps={steps}')
+    resumed = read_metrics(Path('run'))
+    changed = [name for name, value in recorded.items() if resumed.get(name) != value]
+    if changed:
+        raise RuntimeError(f'metrics.jsonl of the resumed run has other numbers of earlier steps: {changed[:5]}')
+    with np.load(f'run/probe/{steps:08}.npz') as probe:
+        arrays = {name: f'{probe[name].dtype} {probe[name].shape}' for name in sorted(probe.files)}
+    measured = [json.loads(run_command('measure', f'run@{step}', '--json')) for step in (FIXTURE_STEPS, steps)]
+    reported = json.loads(run_command('report', 'run', '--json'))
+    return dict(
+        metrics={name: value for name, value in resumed.items() if name not in recorded},
+        probe=arrays,
+        measured={str(step): keep_numbers(one) for step, one in zip((FIXTURE_STEPS, steps), measured, strict=True)},
+        reported=keep_numbers(reported),
+        files=sorted(str(path.relative_to('run')) for path in Path('run').glob('*') if path.is_file()),
+    )
+
+
+def keep_numbers(nested: object, path: str = '') -> dict[str, str]:
+    """Return {path: float} of nested lists and dicts, without text and times."""
+    if isinstance(nested, dict | list):
+        parts = nested.items() if isinstance(nested, dict) else enumerate(nested)
+        return {
+            name: number
+            for key, value in parts
+            if not re.search('second', str(key))
+            for name, number in keep_numbers(value, f'{path}/{key}').items()
+        }
+    known = isinstance(nested, int | float) and not isinstance(nested, bool)
+    return {path: write_float(float(nested))} if known else {}
+
+
+def record_fixture() -> dict:
+    """Train the fixture anew, remove from its files what they say of the machine, and copy it to RUN."""
+    run_command('train', *FIXTURE, f'--config.optimizer.steps={FIXTURE_STEPS}')
+    environment = json.loads(Path('run/environment.json').read_text())
+    environment |= dict(commit=None, platform='Linux', malloc=None)
+    Path('run/environment.json').write_text(json.dumps(environment, indent=2) + '\n')
+    # Orbax writes the absolute path of the checkpoint into a file, of which digests/ has the SHA-256.
+    checkpoint, digests = Path(f'run/checkpoints/{FIXTURE_STEPS}'), Path(f'run/digests/{FIXTURE_STEPS}/0.json')
+    committed = f'Checkpoint commit was successful to {checkpoint}'.encode()
+    (checkpoint / 'commit_success.txt').write_bytes(committed)
+    content = json.loads(digests.read_text())
+    content['files']['commit_success.txt'] = [len(committed), hashlib.sha256(committed).hexdigest()]
+    digests.write_text(json.dumps(content, indent=1) + '\n')
+    run_command('checkpoint', 'verify', 'run')
+    shutil.rmtree(RUN, ignore_errors=True)
+    shutil.copytree('run', RUN, ignore=shutil.ignore_patterns('lease*', '.*'))
+    return {}
+
+
+SECTIONS: dict[str, Callable[..., dict]] = {
+    'programs': record_programs,
+    'interface': record_interface,
+    'batches': record_batches,
+    'stores': record_stores,
+    'training': record_training,
+    'rows': record_rows,
+    'run': record_run,
+}
+FIXTURE_SECTION = 'fixture'  # which is not compared
+NUMBERS = 'training', 'rows', 'run'  # sections whose values depend on the processor
+
+
+def describe_environment() -> dict[str, str]:
+    """Return what numbers depend on: versions, and the maker and the vector instructions of the processor."""
+    try:
+        lines = Path('/proc/cpuinfo').read_text().splitlines()
+    except OSError:
+        lines = []
+    about = {line.partition(':')[0].strip(): line.partition(':')[2].strip() for line in lines}
+    flags = [flag for flag in about.get('flags', '').split() if re.match('avx|fma|amx', flag)]
+    processor = ' '.join([about.get('vendor_id') or platform.processor() or platform.machine(), *sorted(flags)])
+    versions = {name: importlib.metadata.version(name) for name in ('jax', 'jaxlib', 'numpy')}
+    return versions | dict(processor=processor)
+
+
+def pin_to_one_core() -> None:
+    """Restrict this process to one core, before XLA counts the cores."""
+    if hasattr(os, 'sched_setaffinity'):
+        cores = sorted(os.sched_getaffinity(0))
+        os.sched_setaffinity(0, {cores[os.getpid() % len(cores)]})
+
+
+def run_section(name: str, names: list[str] | None) -> dict:
+    """Record a section in this process, in a working directory of its own."""
+    write_corpora()
+    record = (SECTIONS | {FIXTURE_SECTION: record_fixture})[name]
+    return record(names) if name in ('programs', 'rows') else record()
+
+
+def run_child(section: str, names: list[str] | None = None, dump: Path | None = None) -> dict:
+    """Record a section in a new process with the default flags of XLA."""
+    kept = Path(os.environ.get('SINKLAB_CACHE', Path.home() / '.cache' / 'sinklab')) / 'frozen'
+    kept.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory() as folder:
+        (Path(folder) / 'cache').mkdir()
+        (Path(folder) / 'cache' / 'programs').symlink_to(kept.absolute())
+        changes = dict(
+            PYTHONHASHSEED='0',  # the order of a set of names decides the order of two operations of a probe
+            JAX_PLATFORMS='cpu',
+            JAX_NUM_CPU_DEVICES='4' if section == 'programs' else '1',
+            # The default level, given so that --size=smoke does not choose the flags that compile fast.
+            XLA_FLAGS='--xla_backend_optimization_level=3',
+            SINKLAB_CACHE=str(Path(folder) / 'cache'),
+            PYTHONPATH=str(ROOT),
+            **({DUMP: str(dump)} if dump else {}),
+        )
+        ours = ('JAX_', 'XLA_', 'SINKLAB_', 'COLUMNS')
+        environment = {name: value for name, value in os.environ.items() if not name.startswith(ours)} | changes
+        out = Path(folder) / 'out.json'
+        words = ['--section', section, '--out', str(out), *([f'--cases={",".join(names)}'] if names else [])]
+        # Standard error goes to a file: commands print their progress there.
+        with (Path(folder) / 'log').open('w+') as log:
+            done = subprocess.run(
+                [sys.executable, str(Path(__file__).resolve()), *words],
+                cwd=folder,
+                env=environment,
+                stdout=log,
+                stderr=subprocess.STDOUT,
+            )
+            log.seek(0)
+            if done.returncode:
+                raise SystemExit(f'section {section} failed:\n{log.read()[-4000:]}')
+        return json.loads(out.read_text())
+
+
+def explain_skip(section: str) -> str | None:
+    """Return why a section cannot be compared here; None where it can."""
+    recorded, here = read_values()[section]['environment']['jax'], describe_environment()['jax']
+    if section == 'programs' and recorded != here:
+        return f'StableHLO was recorded with jax {recorded}, and jax {here} is here'
+    return None
+
+
+def check_section(section: str, names: list[str] | None = None) -> list[str]:
+    """Record a section with this code, and return one line for each value that differs from values.json.
+
+    Args:
+        section: a name of SECTIONS.
+        names: cases of the section programs, or rows; None: all that were recorded.
+    """
+    recorded = read_values()[section]
+    values = recorded['values']
+    if section == 'rows':
+        names = names or [*values]
+        values = {row: values[row] for row in names}
+    if section == 'programs' and names:
+        values = {case: value for case, value in values.items() if case.partition('/')[0] in names}
+    exact = section not in NUMBERS or recorded['environment'] == describe_environment()
+    before, now = dict(flatten(values)), dict(flatten(run_child(section, names)))
+    lines = []
+    for path in dict.fromkeys([*before, *now]):
+        if path not in now or path not in before:
+            lines.append(f'{path} {"is missing" if path in before else "is new"}')
+        elif before[path] != now[path] and (exact or not is_near(path, before[path], now[path])):
+            lines.append(f'{path} was {format_value(before[path])} and is {format_value(now[path])}')
+    return lines
+
+
+def is_near(path: str, before: object, now: object) -> bool:
+    """Return whether two values agree as far as they have to on another processor."""
+    if '.digests.' in path:  # of arrays of floats
+        return True
+    try:
+        before, now = float.fromhex(before), float.fromhex(now)
+    except (TypeError, ValueError):
+        return False
+    return math.isclose(before, now, rel_tol=TOLERANCE, abs_tol=NEAR_ZERO)
+
+
+def format_value(value: object) -> str:
+    """Return a value as text, a hexadecimal float also in decimal digits."""
+    if isinstance(value, str) and re.fullmatch(r'-?0x[01][.0-9a-f]*p[+-]\d+', value):
+        return f'{float.fromhex(value)!r} ({value})'
+    return repr(value)
+
+
+def read_values() -> dict:
+    """Return the content of values.json: {section: {environment, values}}."""
+    return json.loads(VALUES.read_text(encoding='utf-8')) if VALUES.exists() else {}
+
+
+def write_values(content: dict) -> None:
+    """Write values.json, with one line for each case of a section."""
+    sections = []
+    for section in filter(content.__contains__, SECTIONS):
+        environment, values = (content[section][part] for part in ('environment', 'values'))
+        cases = ',\n'.join(f'   {json.dumps(name)}: {json.dumps(value)}' for name, value in values.items())
+        head = f' "{section}": {{\n  "environment": {json.dumps(environment)},\n  "values": {{\n'
+        sections.append(f'{head}{cases}\n  }}\n }}')
+    VALUES.write_text('{\n' + ',\n'.join(sections) + '\n}\n', encoding='utf-8')
+
+
+def check_sections(sections: list[str], names: list[str] | None) -> int:
+    """Compare sections, and print what differs; return how many values do."""
+    count = 0
+    for section in sections:
+        if reason := explain_skip(section):
+            print(f'{section}: skipped: {reason}')
+            continue
+        started = time.monotonic()
+        lines = check_section(section, names)
+        print(f'{section}: {len(lines)} differences ({time.monotonic() - started:.0f} s)', flush=True)
+        print(*(f'  {line}\n' for line in lines[:SHOWN]), sep='', end='')
+        if len(lines) > SHOWN:
+            print(f'  and {len(lines) - SHOWN} more')
+        count += len(lines)
+    return count
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument('--check', action='store_true', help='compare with values.json')
+    parser.add_argument('--write', action='store_true', help='write values.json')
+    parser.add_argument('--write-run', action='store_true', help='train tests/frozen/run anew')
+    parser.add_argument('--only', metavar='SECTION,...', help='sections (default: all)')
+    parser.add_argument('--cases', metavar='NAME,...', help='cases of the section programs, or rows FILE:ROW')
+    parser.add_argument('--dump', metavar='DIR', type=Path, help='write the texts of the section programs there')
+    parser.add_argument('--section', help=argparse.SUPPRESS)  # of a process that this script starts
+    parser.add_argument('--out', type=Path, help=argparse.SUPPRESS)
+    given = parser.parse_args()
+    names = given.cases.split(',') if given.cases else None
+    sections = given.only.split(',') if given.only else [*SECTIONS]
+    if unknown := [section for section in sections if section not in SECTIONS]:
+        parser.error(f'--only: {unknown[0]} is unknown; give some of {", ".join(SECTIONS)}')
+    if given.section:
+        pin_to_one_core()
+        given.out.write_text(json.dumps(run_section(given.section, names)))
+    elif given.dump:
+        given.dump.mkdir(parents=True, exist_ok=True)
+        run_child('programs', names, given.dump.absolute())
+    elif given.write_run:
+        run_child(FIXTURE_SECTION)
+    elif given.write:
+        for section in sections:
+            values = run_child(section)
+            write_values(read_values() | {section: dict(environment=describe_environment(), values=values)})
+    elif given.check:
+        return 1 if check_sections(sections, names) else 0
+    else:
+        parser.error('give --check, --write, --write-run or --dump=DIR')
+    return 0
+
+
+if __name__ == '__main__':
+    sys.path.insert(0, str(ROOT))
+    raise SystemExit(main())
