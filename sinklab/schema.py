@@ -96,8 +96,8 @@ def validate_value(hint: Any, value: Any, path: str, errors: list[str]) -> Any:
         return value
     value_type, constraint = get_args(hint)
     value = float(value) if value_type is float and type(value) is int else value
-    if type(value) is not value_type or not constraint.holds(value):
-        errors.append(f'{path} is {value!r}; it must be {constraint.words}')
+    if type(value) is not value_type or not constraint.is_satisfied(value):
+        errors.append(f'{path} is {value!r}; it must be {constraint.description}')
     return value
 
 

@@ -144,7 +144,7 @@ def build_parser() -> CommandParser:
             formatter_class=argparse.RawDescriptionHelpFormatter,
             allow_abbrev=False,
         )
-        module.arguments(subparser)
+        module.add_arguments(subparser)
     return root_parser
 
 

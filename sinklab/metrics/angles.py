@@ -86,15 +86,15 @@ OFFLINE_METRICS = (
     Metric(
         inputs=('query_LPTHK',),
         compute_arrays=lambda query, setting: {'query_LPT': compute_norms(query).mean(-1)},
-        compute_numbers=lambda kept, setting: compare_first_with_others('query', kept['query_LPT']),
+        compute_numbers=lambda arrays, setting: compare_first_with_others('query', arrays['query_LPT']),
         infos=make_norm_infos('query'),
         saved_arrays=('query_LT',),
     ),
     Metric(
         inputs=('key_LPSHK',),
         compute_arrays=select_keys,
-        compute_numbers=lambda kept, setting: {
-            f'key/rank/{of}': float(compute_effective_rank(kept[f'{name}_key_LPHK']).mean())
+        compute_numbers=lambda arrays, setting: {
+            f'key/rank/{of}': float(compute_effective_rank(arrays[f'{name}_key_LPHK']).mean())
             for name, of in KEY_POSITIONS.items()
         },
         infos=tuple(

@@ -36,7 +36,7 @@ METRICS = (
     Metric(
         inputs=('attention_LPHTS',),
         compute_arrays=lambda attention, setting: {'first_LPHT': normalize_rows(attention)[..., setting.columns]},
-        compute_numbers=lambda kept, setting: compute_trigger_attention(kept['first_LPHT'], kept['trigger_PT']),
+        compute_numbers=lambda arrays, setting: compute_trigger_attention(arrays['first_LPHT'], arrays['trigger_PT']),
         infos=tuple(
             MetricInfo(f'alpha/1/{side}', f'alpha_1 {side}', ATTENTION_SENTENCE) for side in ('trigger', 'other')
         ),

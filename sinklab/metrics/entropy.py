@@ -22,6 +22,6 @@ METRICS = (
             2,
             in_table=True,
         ),
-        picture=FigureSpec('heads', 'entropy_LH', 'How spread attention is', 'entropy'),
+        figure=FigureSpec('heads', 'entropy_LH', 'How spread attention is', 'entropy'),
     ),
 )

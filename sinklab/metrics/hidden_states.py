@@ -75,9 +75,9 @@ METRICS = (
         compute_arrays=lambda residual, setting: (
             compute_similarities(residual) | {'first_LP': compute_norms(residual[:, :, 0])}
         ),
-        compute_numbers=lambda kept, setting: (
-            merge_disjoint(name_by_layer(name, np.mean(kept[f'{name}_LP'], 1)) for name in ('spectrum', 'mixing'))
-            | {'secondary/tokens': count_secondary_sinks(kept['likeness_LPT'], np.mean(kept['first_LP'], 1))}
+        compute_numbers=lambda arrays, setting: (
+            merge_disjoint(name_by_layer(name, np.mean(arrays[f'{name}_LP'], 1)) for name in ('spectrum', 'mixing'))
+            | {'secondary/tokens': count_secondary_sinks(arrays['likeness_LPT'], np.mean(arrays['first_LP'], 1))}
         ),
         infos=(
             MetricInfo('spectrum/{k}', 'spectral entropy {k}', SPECTRUM_SENTENCE, 'nats'),

@@ -39,8 +39,8 @@ METRICS = (
     Metric(
         inputs=('residual_LPTD',),
         compute_arrays=lambda residual, setting: compute_activation_statistics(residual),
-        compute_numbers=lambda kept, setting: merge_disjoint(
-            name_by_layer(f'spike/{name}', np.mean(kept[f'{name}_LP'], 1)) for name in STATISTICS
+        compute_numbers=lambda arrays, setting: merge_disjoint(
+            name_by_layer(f'spike/{name}', np.mean(arrays[f'{name}_LP'], 1)) for name in STATISTICS
         ),
         infos=tuple(
             MetricInfo(f'spike/{name}/{{k}}', f'{name.replace("_", " ")} {{k}}', said, digits=1)
@@ -51,8 +51,8 @@ METRICS = (
     Metric(
         inputs=('normed_LPTD',),
         compute_arrays=lambda normed, setting: {'normed_LPT': compute_norms(normed)},
-        compute_numbers=lambda kept, setting: name_by_layer(
-            'norm/normed', compute_first_ratio(np.mean(kept['normed_LPT'], 1))
+        compute_numbers=lambda arrays, setting: name_by_layer(
+            'norm/normed', compute_first_ratio(np.mean(arrays['normed_LPT'], 1))
         ),
         infos=(
             MetricInfo(

@@ -70,7 +70,7 @@ METRICS = (
     Metric(
         inputs=('residual_LPTD',),
         compute_arrays=lambda residual, setting: {'norm_LPT': compute_norms(residual)},
-        compute_numbers=lambda kept, setting: compute_block_ratios(kept['norm_LPT']),
+        compute_numbers=lambda arrays, setting: compute_block_ratios(arrays['norm_LPT']),
         infos=(MetricInfo('norm/ratio/{k}', 'norm ratio {k}', HIDDEN_SENTENCE),),
         saved_arrays=('norm_LT',),
         figure=FigureSpec(
@@ -107,6 +107,6 @@ CONTRIBUTION_METRICS = (
             ),
         ),
         inputs=('attention_LPHTS', 'value_LPSHK', 'head_LPTHK'),
-        picture=FigureSpec('heads', 'contribution_LH', 'What the first token adds', '||A_i1 v_1|| / ||o_i||'),
+        figure=FigureSpec('heads', 'contribution_LH', 'What the first token adds', '||A_i1 v_1|| / ||o_i||'),
     ),
 )

@@ -81,7 +81,7 @@ METRICS = (
     Metric(
         inputs=('residual_LPTD',),
         compute_arrays=lambda residual, setting: {'spread_LP': compute_spread(residual)},
-        compute_numbers=lambda kept, setting: name_by_layer('repeated/spread', np.max(kept['spread_LP'], 1)),
+        compute_numbers=lambda arrays, setting: name_by_layer('repeated/spread', np.max(arrays['spread_LP'], 1)),
         infos=(
             MetricInfo('repeated/spread/{k}', 'spread {k}', 'The largest ||h_t - h_1|| / ||h_1|| after each block.'),
         ),

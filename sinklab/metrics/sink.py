@@ -136,7 +136,7 @@ def make_importance_metric(
     array_name: str, name: str, sentence: str, compute_value: Callable, in_sweep: bool = False, **fields: Any
 ) -> Metric:
     """The rate and the mean of one importance of each sequence, layer and head."""
-    infos = make_importance_infos(name, sentence, sweep=in_sweep)
+    infos = make_importance_infos(name, sentence, in_sweep=in_sweep)
     return make_head_metric(
         array_name,
         compute_value,
@@ -152,8 +152,8 @@ METRICS = (
         compute_arrays=lambda attention, setting: {
             'alpha_LPHJ': compute_importance(normalize_rows(attention), setting.keys, setting.columns, setting.prefix)
         },
-        compute_numbers=lambda kept, setting: compute_sink_numbers(
-            kept['alpha_LPHJ'], compute_uniform_baseline(setting)
+        compute_numbers=lambda arrays, setting: compute_sink_numbers(
+            arrays['alpha_LPHJ'], compute_uniform_baseline(setting)
         ),
         infos=(
             MetricInfo(
@@ -185,16 +185,16 @@ METRICS = (
         'star',
         lambda attention, setting: compute_column_importance(normalize_rows(attention), setting.columns).max(-1),
         (
-            *make_importance_infos('star', f'{LEARNED_KEY_SENTENCE}; its own query counts.', table=True, sweep=True),
+            *make_importance_infos('star', f'{LEARNED_KEY_SENTENCE}; its own query counts.', in_table=True, in_sweep=True),
             *make_importance_infos('star/clean', f'{LEARNED_KEY_SENTENCE}; its own query does not count.'),
         ),
         compute_numbers=lambda star_LPH, setting: (
             summarize_importance('star', add_own_query(star_LPH, setting.length))
             | summarize_importance('star/clean', star_LPH)
         ),
-        applies=lambda setting: setting.columns > 0,
-        context=lambda received, setting: summarize_context(
-            'star/clean', received.share_BHS[..., : setting.columns].max(-1) / setting.length
+        is_applicable=lambda setting: setting.columns > 0,
+        context_numbers=lambda key_mass, setting: summarize_context(
+            'star/clean', key_mass.share_BHS[..., : setting.columns].max(-1) / setting.length
         ),
     ),
     make_importance_metric(
@@ -202,8 +202,8 @@ METRICS = (
         '1/raw',
         'A_ij itself is used instead of the proxy |A_ij| / sum_j |A_ij|.',
         lambda attention, setting: compute_importance(attention, 1, setting.columns)[..., 0],
-        context=lambda received, setting: summarize_context(
-            '1/raw', received.raw_BHS[..., setting.columns] / setting.length
+        context_numbers=lambda key_mass, setting: summarize_context(
+            '1/raw', key_mass.raw_BHS[..., setting.columns] / setting.length
         ),
     ),
     make_importance_metric(
@@ -214,17 +214,17 @@ METRICS = (
             normalize_rows(attention), setting.reach, setting.columns
         ),
         in_sweep=True,
-        applies=lambda setting: setting.reach < setting.length,
+        is_applicable=lambda setting: setting.reach < setting.length,
     ),
     make_importance_metric(
         'edge',
         'edge',
         "The first key of each query's window takes the place of token 1.",
         lambda attention, setting: compute_window_edge(normalize_rows(attention), setting.window, setting.columns),
-        applies=lambda setting: setting.window is not None,
+        is_applicable=lambda setting: setting.window is not None,
     ),
     Metric(
-        compute_numbers=lambda kept, setting: compute_prefix_numbers(kept['alpha_LPHJ'][..., : setting.prefix]),
+        compute_numbers=lambda arrays, setting: compute_prefix_numbers(arrays['alpha_LPHJ'][..., : setting.prefix]),
         infos=(
             MetricInfo(
                 'sink/prefix',
@@ -256,7 +256,7 @@ METRICS = (
             in_table=True,
             in_sweep=True,
         ),
-        context=lambda received, setting: {'mass/row': received.mass_BH.mean()},
+        context_numbers=lambda key_mass, setting: {'mass/row': key_mass.mass_BH.mean()},
     ),
     Metric(
         inputs=('attention_LPHTS',),

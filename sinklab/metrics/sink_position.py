@@ -100,7 +100,7 @@ METRICS = (
     ),
     Metric(
         inputs=('attention_LPHTS', 'residual_LPTD'),  # by way of what other measures keep of them
-        compute_numbers=lambda kept, setting: name_by_layer('norm/own', compute_sink_norm_ratio(kept)),
+        compute_numbers=lambda arrays, setting: name_by_layer('norm/own', compute_sink_norm_ratio(arrays)),
         infos=(MetricInfo('norm/own/{k}', 'own ratio {k}', NORM_RATIO_SENTENCE),),
     ),
     Metric(

@@ -52,19 +52,19 @@ RUN = Path(__file__).with_name('run')
 def import_sinklab() -> argparse.Namespace:
     """Return the functions of sinklab that this script calls."""
     from sinklab.cli.main import main
-    from sinklab.data.batches import sequences
-    from sinklab.devices import mesh
-    from sinklab.parse import parse
-    from sinklab.spec import Hardware
-    from sinklab.train.programs import programs
+    from sinklab.data.batches import load_run_data
+    from sinklab.parallel.device_mesh import make_mesh
+    from sinklab.config.validate import parse_config
+    from sinklab.config.spec import Hardware
+    from sinklab.planning.compile_run import get_programs
 
     return argparse.Namespace(
         run_main=main,  # words of a command line -> exit code
-        parse_config=parse,  # dict of a ConfigDict -> spec
+        parse_config=parse_config,  # dict of a ConfigDict -> spec
         hardware=Hardware,  # record of the flags --data, --fsdp, --tensor, --micro_batch, --remat, --attention
-        make_mesh=mesh,  # (hardware, devices) -> jax.sharding.Mesh
-        make_programs=programs,  # (spec, hardware, mesh, backend) -> {name: () -> jax.stages.Lowered}
-        make_sequences=sequences,  # spec -> .batches.rows(step, range), .valid_NT, .probe_PT, .fingerprint
+        make_mesh=make_mesh,  # (hardware, devices) -> jax.sharding.Mesh
+        make_programs=get_programs,  # (spec, hardware, mesh, backend) -> {name: () -> jax.stages.Lowered}
+        make_sequences=load_run_data,  # spec -> .batches.rows(step, range), .valid_NT, .probe_PT, .fingerprint
     )
 
 
