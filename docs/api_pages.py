@@ -14,7 +14,7 @@ PAGES = {
     'opened.md': (
         'Opened runs and models',
         'This page describes what `sinklab.open` returns: a run or an open model that can be measured and plotted.',
-        ('sinklab.api.Opened', 'sinklab.api.Run', 'sinklab.api.Attention'),
+        ('sinklab.api.OpenedModel', 'sinklab.api.OpenedRun', 'sinklab.api.AttentionMatrices'),
     ),
     'operation.md': (
         'Attention operation',
@@ -25,10 +25,10 @@ PAGES = {
             'sinklab.attn.operations.Operation',
             'sinklab.attn.operations.Similarity',
             'sinklab.attn.operations.Normalizer',
-            'sinklab.attn.operations.Row',
-            'sinklab.attn.spec.Rule',
+            'sinklab.attn.operations.RowSums',
+            'sinklab.attn.spec.AttentionSpec',
             'sinklab.attn.mask.Mask',
-            'sinklab.attn.spec.Bias',
+            'sinklab.attn.spec.ScoreBias',
         ),
     ),
     'metric.md': (
@@ -37,28 +37,28 @@ PAGES = {
         'shown. To add '
         'one, see [Add a metric](../../guides/add_a_metric.md).',
         (
-            'sinklab.metrics.metric.Measure',
-            'sinklab.metrics.metric.Number',
-            'sinklab.metrics.metric.Picture',
-            'sinklab.metrics.metric.of_heads',
-            'sinklab.metrics.metric.of_rows',
-            'sinklab.metrics.metric.Setting',
+            'sinklab.metrics.metric.Metric',
+            'sinklab.metrics.metric.MetricInfo',
+            'sinklab.metrics.metric.FigureSpec',
+            'sinklab.metrics.metric.make_head_metric',
+            'sinklab.metrics.metric.make_row_metric',
+            'sinklab.metrics.metric.MetricSetting',
         ),
     ),
     'data_source.md': (
         'Data source',
         'This page describes a source of documents, as `data.source` names one.',
         (
-            'sinklab.data.sources.source',
+            'sinklab.data.sources.open_source',
             'sinklab.data.document.Source',
             'sinklab.data.document.Document',
-            'sinklab.data.document.Piece',
+            'sinklab.data.document.SourcePiece',
         ),
     ),
     'callback.md': (
         'Callback',
         'This page describes callbacks of the training loop: objects that are told of each step.',
-        ('sinklab.train.callbacks.Listener', 'sinklab.train.callbacks.BestEffort'),
+        ('sinklab.train.callbacks.Callback', 'sinklab.train.callbacks.BestEffortCallback'),
     ),
     'config.md': (
         'Config objects',
@@ -66,10 +66,10 @@ PAGES = {
         'same '
         'fields with their defaults.',
         (
-            'sinklab.config.validate.parse',
+            'sinklab.config.validate.parse_config',
             'sinklab.config.spec.Spec',
-            'sinklab.config.spec.Model',
-            'sinklab.config.spec.Attention',
+            'sinklab.config.spec.ModelConfig',
+            'sinklab.config.spec.AttentionConfig',
         ),
     ),
 }

@@ -242,8 +242,8 @@ def describe_type(hint: Any) -> tuple[str, str]:
         return kind, f'{allowed}, or `None`'
     if get_origin(hint) is Literal:
         return 'choice', ', '.join(format_code(choice) for choice in get_args(hint))
-    kind, domain = get_args(hint)
-    return SCALAR_NAMES[kind], domain.words.removeprefix('a whole number of ').removesuffix(', below 2^31')
+    kind, constraint = get_args(hint)
+    return SCALAR_NAMES[kind], constraint.description.removeprefix('a whole number of ').removesuffix(', below 2^31')
 
 
 def build_config_page() -> str:

@@ -70,7 +70,7 @@ class Plan:
         return Plan((*self.files, *other.files), (*self.commands, *other.commands))
 
     def as_interactive(self) -> 'Plan':
-        return Plan(self.files, tuple(dataclasses.replace(planned, live=True) for planned in self.commands))
+        return Plan(self.files, tuple(dataclasses.replace(planned, is_interactive=True) for planned in self.commands))
 
     def __str__(self) -> str:
         """A script that does all of it."""

@@ -2,65 +2,19 @@
 
 import dataclasses
 import functools
-from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
 
-from sinklab.analysis import hf_hub
 from sinklab.analysis.measure import measure_model
 from sinklab.analysis.model_protocol import MeasurableModel
+from sinklab.analysis.model_ref import open_model
 from sinklab.analysis.run_model import RunModel
-from sinklab.checkpoint import digests, restore
+from sinklab.checkpoint import restore
 from sinklab.escape import FIGURE_RC_PARAMS, escape_figure
 from sinklab.install_commands import format_extra_command
-from sinklab.run_dir import RunDir
-from sinklab.run_ref import (
-    HF_PREFIX,
-    is_hf_model,
-    make_missing_run_error,
-    parse_run_ref,
-    select_steps,
-)
+from sinklab.run_ref import select_steps
 from sinklab.schema import UserError
-
-
-def open_model(model_ref: str, bos: str = 'auto', remote_code: bool = False) -> MeasurableModel:
-    """A step of a run, the newest whole one if none is named, or hf:PATH_OR_ID."""
-    if model_ref.startswith(HF_PREFIX):
-        model_dir = hf_hub.find_model_dir(model_ref.removeprefix(HF_PREFIX), remote_code)  # before torch is loaded
-        try:
-            from sinklab.analysis.hf_model import HFModel
-        except ImportError as error:
-            raise UserError(f'{model_ref} needs {error.name}; install it: {format_extra_command("hf")}') from error
-        with hf_hub.explain_remote_code(model_ref):
-            return HFModel(model_dir, bos, remote_code, model_ref)
-    return RunModel(*resolve_checkpoint(model_ref, reads_open_models=True), bos)
-
-
-def open_all_checkpoints(run_ref: str, bos: str = 'auto') -> Iterator[MeasurableModel]:
-    """All steps of a run, each for as long as it is looked at."""
-    run_dir, step = resolve_run(run_ref)
-    if step is not None:
-        raise UserError(f'--all is of all steps, and {run_ref} is one; give {run_dir}')
-    return (RunModel(run_dir, saved_step, bos) for saved_step in select_steps(run_dir, step))
-
-
-def resolve_checkpoint(run_ref: str, reads_open_models: bool = False) -> tuple[RunDir, int]:
-    """RUN@STEP, or of RUN the newest step that is whole."""
-    run_dir, step = resolve_run(run_ref, reads_open_models)
-    saved_steps = select_steps(run_dir, step)
-    newest = digests.find_newest_step(run_dir) if step is None else None
-    return run_dir, saved_steps[-1] if newest is None else newest
-
-
-def resolve_run(run_ref: str, reads_open_models: bool = False) -> tuple[RunDir, int | None]:
-    if run_ref.startswith(HF_PREFIX):
-        raise make_missing_run_error(run_ref)
-    run_dir, step = parse_run_ref(run_ref)
-    if not run_dir.has_run() or is_hf_model(run_dir):
-        raise make_missing_run_error(str(run_dir), reads_open_models)
-    return run_dir, step
 
 
 def open(model_ref: str, **options: Any) -> 'OpenedRun | OpenedModel':
@@ -108,7 +62,7 @@ class AttentionMatrices:
             place: of the matrix in `layers` and `matrix_LHTS`, from 0, instead of `layer`.
 
         Raises:
-            Refusal: there is no such matrix.
+            UserError: there is no such matrix.
         """
         from matplotlib import rc_context
         from matplotlib.figure import Figure
@@ -202,7 +156,7 @@ class OpenedModel:
             An array of whole numbers (texts, tokens).
 
         Raises:
-            Refusal: A text is empty, or has fewer than two tokens.
+            UserError: A text is empty, or has fewer than two tokens.
         """
         encoded = [self.subject.encode(item) for item in ([text] if isinstance(text, str) else text)]
         if not all([text] if isinstance(text, str) else [*text]):
@@ -216,7 +170,7 @@ class OpenedModel:
         """Compute the attention matrices of all layers and heads for one text.
 
         Raises:
-            Refusal: The text is empty, or longer than the model reads.
+            UserError: The text is empty, or longer than the model reads.
         """
         ids_PT = self.ids(text)
         arrays = self.subject.capture(ids_PT, extract_attention)
@@ -232,13 +186,13 @@ class OpenedModel:
         Args:
             name: The name of a metric (`sink/1`), the beginning of several names (`sink`), or '' for all metrics.
             text: One text, or several; all are cut to the length of the shortest.
-            **how: Fields of `sinklab.metrics.metric.Setting` to change, such as `thresholds=(0.2, 0.3)`.
+            **overrides: Fields of `sinklab.metrics.metric.MetricSetting` to change, such as `thresholds=(0.2, 0.3)`.
 
         Returns:
             One number, or a dict from names to numbers.
 
         Raises:
-            Refusal: There is no such metric, or a text does not fit the model.
+            UserError: There is no such metric, or a text does not fit the model.
         """
         numbers = measure_model(self.subject, self.ids(text), **overrides).numbers
         if name in numbers:
@@ -270,7 +224,7 @@ class OpenedRun(OpenedModel):
         return self.subject.run_dir.list_checkpoint_steps()
 
     def at(self, step: int) -> 'OpenedRun':
-        """Return the same run at another checkpoint; raise Refusal where there is none at this step."""
+        """Return the same run at another checkpoint; raise UserError where there is none at this step."""
         (saved_step,) = select_steps(self.subject.run_dir, step)
         return OpenedRun(RunModel(self.subject.run_dir, saved_step, self.subject.bos))
 
@@ -287,7 +241,7 @@ class OpenedRun(OpenedModel):
 
     @functools.cached_property
     def model(self) -> Any:
-        """The model as a flax.nnx module: `model(ids_BT, capture=True)` returns (logits_BTV, Capture)."""
+        """The model as a flax.nnx module: `model(ids_BT, capture=True)` returns (logits_BTV, Intermediates)."""
         return self.subject.build_module()
 
     def curve(self, name: str) -> Any:
@@ -297,7 +251,7 @@ class OpenedRun(OpenedModel):
             A data frame of pandas with one row a step and one column a metric.
 
         Raises:
-            Refusal: pandas is not installed, or the run has logged no such metric.
+            UserError: pandas is not installed, or the run has logged no such metric.
         """
         try:
             import pandas

@@ -14,7 +14,7 @@ HF_PREFIX = 'hf:'  # before the folder of an open model, or its name on the Hugg
 
 
 def parse_run_ref(run_ref: str) -> tuple[RunDir, int | None]:
-    """The folder, and the step where one is named: what holds a run as a whole has the @ in its name."""
+    """Return the run directory and the step, None if there is none; a run folder may have @ in its name."""
     path, _, step = run_ref.rpartition('@')
     run_dir = RunDir(run_ref)
     if not path or not step.isdecimal() or run_dir.has_run() or run_dir.list_checkpoint_steps():
@@ -23,7 +23,7 @@ def parse_run_ref(run_ref: str) -> tuple[RunDir, int | None]:
 
 
 def select_steps(run_dir: RunDir, step: int | None) -> list[int]:
-    """The steps that are meant: the one that is named, or all that were saved."""
+    """Return the named step if it has a checkpoint, or all steps that have one."""
     saved_steps = run_dir.list_checkpoint_steps()
     if not saved_steps:
         if str(run_dir).startswith(HF_PREFIX) or is_hf_model(run_dir):
@@ -37,7 +37,7 @@ def select_steps(run_dir: RunDir, step: int | None) -> list[int]:
 
 
 def read_spec(run_dir: RunDir) -> Spec:
-    """The spec of a run."""
+    """Read the spec of a run."""
     try:
         return parse_config(run_dir.read_json('config'))
     except FileNotFoundError as error:
@@ -54,11 +54,11 @@ def read_spec(run_dir: RunDir) -> Spec:
 
 
 def make_missing_run_error(run_ref: str, accepts_hf_models: bool = False) -> UserError:
-    """Return the refusal of a name that is no run folder, with what to do where it is an open model.
+    """Return the error for a reference that is no run folder, with what to do where it is a Hugging Face model.
 
     Args:
-        given: what the user gave: a path, or hf:PATH_OR_ID.
-        reads_open_models: whether the command also takes hf:PATH_OR_ID.
+        run_ref: What the user gave: a path, or hf:PATH_OR_ID.
+        accepts_hf_models: Whether the command also takes hf:PATH_OR_ID.
     """
     name = run_ref.removeprefix(HF_PREFIX)
     run_dir = RunDir(name)
@@ -68,7 +68,8 @@ def make_missing_run_error(run_ref: str, accepts_hf_models: bool = False) -> Use
             return UserError(f'{run_ref} {problem}; give {join_shell([f"{HF_PREFIX}{name}"])}')
         import_command = join_shell(['sinklab', 'checkpoint', 'import', f'{HF_PREFIX}{name}', '--out=runs/imported'])
         return UserError(
-            f'{run_ref} {problem}, and only runs are read here; make a run of it by {import_command}, and give runs/imported'
+            f'{run_ref} {problem}, and only runs are read here; make a run of it by {import_command}, '
+            'and give runs/imported'
         )
     problem = 'holds no run' if run_dir.path.exists() else 'is not there'
     if not accepts_hf_models:

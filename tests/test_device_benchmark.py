@@ -127,7 +127,7 @@ def test_what_was_used_of_what_was_planned_is_told_where_a_device_says_it(device
 def test_a_plain_step_computes_nothing_again_where_that_fits_and_all_of_a_layer_elsewhere(device, monkeypatch):
     spec = tiny()
     assert device['plainly'](spec)[0] == 'none'
-    monkeypatch.setattr('sinklab.parallel.device_mesh.device_memory', lambda: 1000)
+    monkeypatch.setattr('sinklab.parallel.device_mesh.get_device_memory_bytes', lambda: 1000)
     remat, run = device['plainly'](spec)
     assert (remat, run(1) > 0) == ('full', True)
 

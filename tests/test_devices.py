@@ -128,7 +128,7 @@ PHYSICAL = os.sysconf('SC_PHYS_PAGES') * os.sysconf('SC_PAGE_SIZE')
 
 
 def test_devices_of_a_cpu_share_the_memory_of_the_host(monkeypatch):
-    monkeypatch.setattr(device_mesh, 'cgroup_limits', lambda: [])
+    monkeypatch.setattr(device_mesh, 'read_cgroup_limits', lambda: [])
     count = jax.local_device_count()
     assert count == 4, 'as the tests are set up'
     assert device_mesh.get_device_memory_bytes() == PHYSICAL // count
@@ -136,9 +136,9 @@ def test_devices_of_a_cpu_share_the_memory_of_the_host(monkeypatch):
 
 
 def test_a_limit_of_the_control_group_counts_where_it_is_less_than_the_host_has(monkeypatch):
-    monkeypatch.setattr(device_mesh, 'cgroup_limits', lambda: [2**20, 2**62])
+    monkeypatch.setattr(device_mesh, 'read_cgroup_limits', lambda: [2**20, 2**62])
     assert device_mesh.get_device_memory_bytes() == 2**20 // jax.local_device_count()
-    monkeypatch.setattr(device_mesh, 'cgroup_limits', lambda: [2**62])
+    monkeypatch.setattr(device_mesh, 'read_cgroup_limits', lambda: [2**62])
     assert device_mesh.get_device_memory_bytes() == PHYSICAL // jax.local_device_count()
 
 

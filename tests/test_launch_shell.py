@@ -71,7 +71,7 @@ def test_a_host_that_boots_gets_the_code_makes_its_environment_and_begins(tmp_pa
     for name in ('systemctl', 'python3', 'cp'):
         (made.folder / name).unlink(missing_ok=True)
         (made.folder / name).symlink_to(made.folder / 'sinklab')
-    monkeypatch.setattr(queued_resources, 'FOLDER', str(tmp_path / 'host'))
+    monkeypatch.setattr(queued_resources, 'INSTALL_FOLDER', str(tmp_path / 'host'))
     written = files(printed(capsys, 'queued_resources', SUBMIT['queued_resources']))
     (tmp_path / 'host').mkdir()
     for name, text in {**written, 'pins.txt': 'jax\n', 'sinklab-0.whl': '', 'secret': 'of this run\n'}.items():
@@ -106,7 +106,7 @@ def test_a_host_that_boots_gets_the_code_makes_its_environment_and_begins(tmp_pa
 @pytest.mark.parametrize('secret', [None, ''], ids=['missing', 'empty'])
 def test_a_host_does_not_begin_without_the_secret(tmp_path, monkeypatch, capsys, secret):
     made = recorded(tmp_path, monkeypatch)
-    monkeypatch.setattr(queued_resources, 'FOLDER', str(tmp_path / 'host'))
+    monkeypatch.setattr(queued_resources, 'INSTALL_FOLDER', str(tmp_path / 'host'))
     written = files(printed(capsys, 'queued_resources', SUBMIT['queued_resources']))
     (tmp_path / 'host').mkdir()
     if secret is not None:
@@ -121,7 +121,7 @@ def test_a_host_does_not_begin_without_the_secret(tmp_path, monkeypatch, capsys,
 
 def test_a_run_without_the_file_of_its_secret_does_not_begin(tmp_path, monkeypatch, capsys):
     made = recorded(tmp_path, monkeypatch)
-    monkeypatch.setattr(queued_resources, 'FOLDER', str(tmp_path))
+    monkeypatch.setattr(queued_resources, 'INSTALL_FOLDER', str(tmp_path))
     (tmp_path / 'run.sh').write_text(files(printed(capsys, 'queued_resources', SUBMIT['queued_resources']))['run.sh'])
     said = subprocess.run(['bash', 'run.sh'], env=made.environment, cwd=tmp_path, capture_output=True, text=True)
     assert (said.returncode, made.calls.exists()) == (1, False)
@@ -153,7 +153,7 @@ def test_the_secret_of_a_job_is_made_once_by_who_submits_it_and_is_not_printed(r
 
 def test_what_a_host_runs_is_told_the_secret(tmp_path, monkeypatch, capsys):
     made = recorded(tmp_path, monkeypatch)
-    monkeypatch.setattr(queued_resources, 'FOLDER', str(tmp_path / 'host'))
+    monkeypatch.setattr(queued_resources, 'INSTALL_FOLDER', str(tmp_path / 'host'))
     written = files(printed(capsys, 'queued_resources', SUBMIT['queued_resources']))
     program = tmp_path / 'host' / 'env' / 'bin' / 'sinklab'
     program.parent.mkdir(parents=True)

@@ -14,7 +14,7 @@ from sinklab.parallel import device_mesh
 from sinklab.planning import layout_search
 from sinklab.train import memory_estimate, state
 
-CHIP = dataclasses.replace(CHIPS['v5e'], memory=2**40)
+CHIP = dataclasses.replace(CHIPS['v5e'], memory_bytes=2**40)
 
 
 def ranked(given=Hardware(), chip=CHIP, **changes):  # noqa: B008 (frozen)
@@ -39,7 +39,7 @@ def test_what_is_given_is_kept():
 
 @pytest.mark.slow
 def test_what_has_no_room_or_cannot_be_divided_is_told():
-    best, refused = ranked(chip=dataclasses.replace(CHIP, memory=1000))
+    best, refused = ranked(chip=dataclasses.replace(CHIP, memory_bytes=1000))
     assert best == []
     assert {'GiB, of' in one.refused for one in refused if one.bytes} == {True}
     _, refused = ranked(Hardware(micro_batch=3))

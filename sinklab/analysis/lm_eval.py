@@ -20,14 +20,14 @@ from lm_eval.tasks import TaskManager
 from tokenizers import Tokenizer
 from tqdm import tqdm
 
-from sinklab import api
 from sinklab.analysis import hf_hub
+from sinklab.analysis.model_ref import open_model
 from sinklab.analysis.run_model import RunModel
-from sinklab.api import open_model
 from sinklab.config.spec import Spec
 from sinklab.install_commands import format_package_command
 from sinklab.model.transformer import compute_logits
 from sinklab.parallel import sharding
+from sinklab.run_ref import HF_PREFIX
 from sinklab.schema import UserError
 from sinklab.train import state
 from sinklab.train.evaluate import make_token_loss
@@ -319,9 +319,9 @@ def load_task_manager(task_names: list[str], include_dir: str | None) -> Checked
 
 def load_lm(model_ref: str) -> LM:
     """A step of a run, or hf:PATH_OR_ID as lm-evaluation-harness reads it."""
-    if not model_ref.startswith(api.HF_PREFIX):
-        return SinklabLM(api.open_model(model_ref))
-    model_dir = hf_hub.find_model_dir(model_ref.removeprefix(api.HF_PREFIX))
+    if not model_ref.startswith(HF_PREFIX):
+        return SinklabLM(open_model(model_ref))
+    model_dir = hf_hub.find_model_dir(model_ref.removeprefix(HF_PREFIX))
     try:
         import torch
         from lm_eval.models.huggingface import HFLM

@@ -81,7 +81,7 @@ class RunCheckpoint:
 
 
 def load_checkpoint(run_ref: str) -> RunCheckpoint:
-    from sinklab.api import resolve_checkpoint
+    from sinklab.analysis.model_ref import resolve_checkpoint
 
     run_dir, step = resolve_checkpoint(run_ref)
     return RunCheckpoint(run_dir, step, read_spec(run_dir))

@@ -33,8 +33,8 @@ def export_model(args: argparse.Namespace) -> int:
 
     compilation_cache.install_verified_cache()
     jax.config.update('jax_platforms', 'cpu')  # where float32 is multiplied as float32
+    from sinklab.analysis.model_ref import resolve_checkpoint
     from sinklab.analysis.run_model import find_run_tokenizer
-    from sinklab.api import resolve_checkpoint
     from sinklab.checkpoint import restore
     from sinklab.hf import convert
 

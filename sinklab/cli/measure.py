@@ -115,11 +115,12 @@ def run(args: argparse.Namespace, extra_args: list[str]) -> int:
     request = parse_request(args)
     if args.out and parse_path(args.out).exists():
         raise UserError(f'--out={args.out} is there already; give a new folder')
-    from sinklab import api
-    from sinklab.analysis import measure_job
+    from sinklab.analysis import measure_job, model_ref
 
     measured_models = (
-        api.open_all_checkpoints(args.model, args.bos) if args.all else [api.open_model(*get_model_args(args))]
+        model_ref.open_all_checkpoints(args.model, args.bos)
+        if args.all
+        else [model_ref.open_model(*get_model_args(args))]
     )
     if args.out:
         with writable_folder(parse_path(args.out).parent):

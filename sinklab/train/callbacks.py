@@ -20,7 +20,7 @@ class Callback:
 
     This one does nothing; derive from it and override what you need. Pass listeners to `sinklab.train.loop.train`.
     The terminal, TensorBoard and Weights & Biases are listeners. An exception ends the run; wrap a listener in
-    `BestEffort` where training should go on without it.
+    `BestEffortCallback` where training should go on without it.
     """
 
     def on_message(self, line: str) -> None:
