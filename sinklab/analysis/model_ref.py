@@ -1,0 +1,51 @@
+"""Resolution of model references: RUN[@STEP] or hf:PATH_OR_ID to a measurable model."""
+
+from collections.abc import Iterator
+
+from sinklab.analysis import hf_hub
+from sinklab.analysis.model_protocol import MeasurableModel
+from sinklab.analysis.run_model import RunModel
+from sinklab.checkpoint import digests
+from sinklab.install_commands import format_extra_command
+from sinklab.run_dir import RunDir
+from sinklab.run_ref import HF_PREFIX, is_hf_model, make_missing_run_error, parse_run_ref, select_steps
+from sinklab.schema import UserError
+
+
+def open_model(model_ref: str, bos: str = 'auto', remote_code: bool = False) -> MeasurableModel:
+    """Open a checkpoint of a run (the newest complete one if no step is given), or hf:PATH_OR_ID."""
+    if model_ref.startswith(HF_PREFIX):
+        model_dir = hf_hub.find_model_dir(model_ref.removeprefix(HF_PREFIX), remote_code)  # before torch is loaded
+        try:
+            from sinklab.analysis.hf_model import HFModel
+        except ImportError as error:
+            raise UserError(f'{model_ref} needs {error.name}; install it: {format_extra_command("hf")}') from error
+        with hf_hub.explain_remote_code(model_ref):
+            return HFModel(model_dir, bos, remote_code, model_ref)
+    return RunModel(*resolve_checkpoint(model_ref, accepts_hf_models=True), bos)
+
+
+def open_all_checkpoints(run_ref: str, bos: str = 'auto') -> Iterator[MeasurableModel]:
+    """Yield a model for each checkpoint of a run; each is opened when it is reached."""
+    run_dir, step = resolve_run(run_ref)
+    if step is not None:
+        raise UserError(f'--all is of all steps, and {run_ref} is one; give {run_dir}')
+    return (RunModel(run_dir, saved_step, bos) for saved_step in select_steps(run_dir, step))
+
+
+def resolve_checkpoint(run_ref: str, accepts_hf_models: bool = False) -> tuple[RunDir, int]:
+    """Return the run directory and the step of RUN@STEP; of RUN, the newest complete step."""
+    run_dir, step = resolve_run(run_ref, accepts_hf_models)
+    saved_steps = select_steps(run_dir, step)
+    newest = digests.find_newest_step(run_dir) if step is None else None
+    return run_dir, saved_steps[-1] if newest is None else newest
+
+
+def resolve_run(run_ref: str, accepts_hf_models: bool = False) -> tuple[RunDir, int | None]:
+    """Return the run directory of RUN[@STEP] and the step, None if there is none; require a run of sinklab."""
+    if run_ref.startswith(HF_PREFIX):
+        raise make_missing_run_error(run_ref)
+    run_dir, step = parse_run_ref(run_ref)
+    if not run_dir.has_run() or is_hf_model(run_dir):
+        raise make_missing_run_error(str(run_dir), accepts_hf_models)
+    return run_dir, step
