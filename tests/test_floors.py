@@ -13,7 +13,7 @@ LEVELS = {name: int(level) for level, name, _ in ROWS}
 INDEPENDENT = {
     'model': {'data'},
     'data': {'model'},
-    'measure': {'model', 'data'},
+    'metrics': {'model', 'data'},
     'report': {'model', 'data', 'train'},
 }
 FOLDERS = ('sinklab', 'configs', 'launch', 'tests', 'benchmarks')
@@ -119,10 +119,14 @@ def test_no_file_imports_itself_through_others():
 
 
 STAGES = {
-    'data': ['documents', 'tokens', 'store', 'sequences', 'prepare', 'corpus', 'batches'],
-    'attend': [
-        *('similarity', 'normalizer', 'operation', 'mask', 'bias', 'rule', 'dense', 'chunked', 'received'),
-        *('kernels', 'epilogue', 'cudnn', 'backends', 'verification', 'choice', 'attention', 'examples'),
+    'data': [
+        *('document', 'source_files', 'record_formats', 'tfds_splits', 'sources', 'held_out_split', 'tokenizer'),
+        *('remote_store', 'disk_cache', 'store_files', 'store', 'store_writer', 'store_check', 'prepare'),
+        *('windows', 'probe_sequences', 'bigram_backcopy', 'batches'),
+    ],
+    'attn': [
+        *('mask', 'operations', 'spec', 'reference', 'chunked', 'key_mass', 'pallas', 'finalize', 'cudnn'),
+        *('backends', 'function', 'example_specs'),
     ],
 }
 
