@@ -91,7 +91,7 @@ def compute_cost(row: str, topology_name: str) -> dict:
         bytes=step.memory_bytes['peak'],
         by_shapes=shape_bytes,
         **{
-            purpose: round(sum(result.sent for result in sent_collectives[purpose]))
+            purpose: round(sum(collective.sent_bytes for collective in sent_collectives[purpose]))
             for purpose in ('gathered', 'scattered', 'between')
         },
         beside=round(compute_overlap(sent_collectives['gathered']), 3),
@@ -114,15 +114,15 @@ def group_by_purpose(collectives: list, mesh) -> dict[str, list]:
     }
     groups = collections.defaultdict(list)
     for collective in collectives:
-        if collective.bytes >= MIN_BYTES:
+        if collective.num_bytes >= MIN_BYTES:
             groups[purposes.get((collective.kind, find_crossed_axes(collective, mesh)), 'others')].append(collective)
     return groups
 
 
 def compute_overlap(gathers: list) -> float:
     """The share of the bytes of gathers that travels while something is computed."""
-    return sum(collective.sent for collective in gathers if collective.asynchronous) / max(
-        1, sum(collective.sent for collective in gathers)
+    return sum(collective.sent_bytes for collective in gathers if collective.is_async) / max(
+        1, sum(collective.sent_bytes for collective in gathers)
     )
 
 
@@ -140,12 +140,12 @@ def find_broken_rules(
         (result.mesh.shape['data'], result.mesh.shape['fsdp']),
     )
     scattered, between = (
-        sum(collective.sent for collective in sent_collectives[purpose]) for purpose in ('scattered', 'between')
+        sum(collective.sent_bytes for collective in sent_collectives[purpose]) for purpose in ('scattered', 'between')
     )
     stacked = {merged for leaf in matrices if leaf.ndim > 2 for merged in list_merged_shapes(leaf.shape)}
     rules = {
-        'it fits': result.peak <= result.memory,
-        'shapes say no less than it takes': shape_bytes >= result.peak,
+        'it fits': result.peak_bytes <= result.memory_bytes,
+        'shapes say no less than it takes': shape_bytes >= result.peak_bytes,
         'gathers travel beside what is computed': min_overlap is None
         or compute_overlap(sent_collectives['gathered']) >= min_overlap,
         'weights are gathered in bfloat16': all(
@@ -160,7 +160,7 @@ def find_broken_rules(
         'slices add gradients once': between <= MAX_OVERHEAD * 2 * weight_bytes / fsdp * (data - 1) / data,
         'no array has all layers of a parameter': not any(
             parse_dimensions(type_text) in stacked
-            for _, type_text, _ in result.programs['step'].program.buffers(10**6)
+            for _, type_text, _ in result.programs['step'].program.find_largest_buffers(10**6)
         ),
     }
     return [rule for rule, is_met in rules.items() if not is_met]

@@ -102,7 +102,7 @@ ROWS = {
     'softmax_off_by_one': make_row_with_note(
         make_operation_diff(normalizer='plus_one'),
         'Kaul et al., 2410.17174 (GPT2-130M, 256 tokens, 40k steps)',
-        'A K bias of zero key and value; softmax has an argmax rate of 0.333 there; see also beyond.py.',
+        'A K bias of zero key and value; softmax has an argmax rate of 0.333 there; see also extensions.py.',
         first_token_argmax_rate=0.022,
         kurtosis=244.7,
     ),

@@ -222,7 +222,7 @@ ENTRY_GROUPS: dict[str, tuple[PaperEntry, ...]] = {
         PaperEntry(
             '2504.02732, context length',
             'Context length at a constant number of tokens',
-            ('beyond:context_*',),
+            ('extensions:context_*',),
             missing_reason='Not run: windows of 2048 tokens are too long for the quickstart size.',
             claims=('context',),
         ),
@@ -231,7 +231,7 @@ ENTRY_GROUPS: dict[str, tuple[PaperEntry, ...]] = {
         PaperEntry(
             'Section 3.3, Table 3; section 4.2',
             'Models pre-trained with a sink token or a zero sink, under small caches',
-            ('beyond:streaming_*',),
+            ('extensions:streaming_*',),
             'Perplexities X+Y are of a cache of the X first and the Y last keys. `sinklab stream` measures them of '
             'any '
             'trained model; [its speed](../results/streaming.md) was measured, the published models were not '
@@ -272,7 +272,7 @@ ENTRY_GROUPS: dict[str, tuple[PaperEntry, ...]] = {
             ('optimization:sgd', 'optimization:muon'),
             claims=('muon',),
         ),
-        PaperEntry('2603.17771', 'Gradient sinks (Chen et al.)', ('beyond:gradient_sinks',)),
+        PaperEntry('2603.17771', 'Gradient sinks (Chen et al.)', ('extensions:gradient_sinks',)),
     ),
 }
 
@@ -536,7 +536,7 @@ def group_runs_by_config() -> dict[str, dict]:
 
 
 def make_config_key(config: dict[str, Any]) -> str:
-    return repr(sorted(config_flags.items(), key=lambda item: item[0]))
+    return repr(sorted(config.items(), key=lambda item: item[0]))
 
 
 @functools.cache

@@ -142,14 +142,14 @@ sigmoid_60m   0.44  3.70
 softmax_1b   45.11  3.07
 sigmoid_1b    2.46  3.10
 
-= beyond: perplexity/0+1024 perplexity/1+1023 perplexity/2+1022 perplexity/4+1020
+= extensions: perplexity/0+1024 perplexity/1+1023 perplexity/2+1022 perplexity/4+1020
 streaming_vanilla        27.87  18.49  18.05  18.05
 streaming_zero_sink   29214     19.90  18.27  18.01
 streaming_sink_token   1235     18.01  18.01  18.02
-= beyond: arc_challenge arc_easy hellaswag lambada openbookqa piqa winogrande
+= extensions: arc_challenge arc_easy hellaswag lambada openbookqa piqa winogrande
 streaming_vanilla     18.6  45.2  29.4  39.6  16.0  62.2  50.1
 streaming_sink_token  19.6  45.6  29.8  39.9  16.6  62.6  50.8
-= beyond: massive_activation
+= extensions: massive_activation
 gradient_sinks  40.3
 """
 

@@ -43,47 +43,47 @@ def test_a_run_that_has_lost_the_numbers_of_its_end_is_not_done(folder):
 
 
 def test_a_run_whose_last_save_was_cut_short_is_not_done(folder):
-    (folder.digests / '8' / '0.json').unlink()
+    (folder.digest_dir / '8' / '0.json').unlink()
     run = plan.SweepRun('softmax', 0, folder, None, tiny())
     plan.check_run(run, Hardware())
     assert run.outcome == 'to do'
 
 
 def test_a_damaged_config_is_named(folder):
-    folder.check(tiny())
+    folder.check_spec(tiny())
     (folder.path / 'config.json').write_text('{"a":')
     with pytest.raises(UserError, match=r'config\.json is damaged .* bring it back, or do without this folder'):
-        folder.check(tiny())
+        folder.check_spec(tiny())
 
 
 def test_a_run_of_another_version_is_refused_with_what_differs_and_its_commit(folder):
-    config = folder.read('config')
+    config = folder.read_json('config')
     config['model']['width_of_old'] = config['model'].pop('width')
-    folder.write('config', config)
-    folder.write('environment', dict(commit='0123abc'))
+    folder.write_json('config', config)
+    folder.write_json('environment', dict(commit='0123abc'))
     with pytest.raises(UserError) as refusal:
-        folder.check(tiny())
+        folder.check_spec(tiny())
     line = str(refusal.value)
     assert len(line.splitlines()) == 1
     assert 'whose config has model.width_of_old, unknown here and lacks model.width;' in line
     assert f'go on with commit 0123abc, or give a new folder, e.g. --workdir={folder}-2' in line
     config['model']['width'] = 16
-    folder.write('config', config)
+    folder.write_json('config', config)
     (folder.path / 'environment.json').unlink()
     with pytest.raises(UserError, match=r'has model\.width_of_old, unknown here; .* commit None'):
-        folder.check(tiny())
+        folder.check_spec(tiny())
 
 
 def test_a_run_of_before_a_field_came_has_what_it_then_was(folder):
-    config = folder.read('config')
+    config = folder.read_json('config')
     for part, name in ((part, name) for part, later in DEFAULTS_FOR_OLD_CONFIGS.items() for name in later):
         del config[part][name]
     (folder.path / 'config.json').write_text(json.dumps(config))
-    folder.check(tiny())
-    assert folder.changes(tiny()) == []
-    assert parse_config(folder.read('config')) == tiny()
+    folder.check_spec(tiny())
+    assert folder.list_changes(tiny()) == []
+    assert parse_config(folder.read_json('config')) == tiny()
     with pytest.raises(UserError, match=r'holds another run \(model.kv_heads None -> 2\)'):
-        folder.check(tiny(model__kv_heads=2))
+        folder.check_spec(tiny(model__kv_heads=2))
 
 
 def test_what_came_later_is_what_is_usual():
@@ -105,8 +105,8 @@ def test_what_came_later_is_what_is_usual():
     ],
 )
 def test_what_touches_no_number_may_change_and_is_named(folder, changes, said):
-    folder.check(tiny(**changes))
-    assert sorted(folder.changes(tiny(**changes))) == sorted(said)
+    folder.check_spec(tiny(**changes))
+    assert sorted(folder.list_changes(tiny(**changes))) == sorted(said)
 
 
 @pytest.mark.parametrize(
@@ -116,12 +116,12 @@ def test_nothing_else_may_change(folder, part):
     changes = dict(model=dict(model__norm='post'), optimizer=dict(optimizer__weight_decay=0.3), seed=dict(seed=1))
     changes |= dict(data=dict(data__seed=1), log=dict(log__rows=True), probe=dict(probe__keys=2))
     with pytest.raises(UserError, match=f'holds another run \\({part}'):
-        folder.check(tiny(**changes[part]))
+        folder.check_spec(tiny(**changes[part]))
 
 
 def test_fewer_steps_than_are_done_are_refused(folder):
     with pytest.raises(UserError, match=r'is at step 8, and config\.optimizer\.steps is 7; give at least 8'):
-        folder.check(tiny(optimizer__steps=7))
+        folder.check_spec(tiny(optimizer__steps=7))
 
 
 def test_more_steps_of_a_schedule_that_ends_are_refused_with_the_fork_to_give(tmp_path):

@@ -222,7 +222,7 @@ def old_runs(old):
 
 
 def test_a_run_of_version_0_1_of_a_shipped_row_is_gone_on_with(old):
-    assert old.read('row')['diff'] == {'optimizer.weight_decay': 0.5}
+    assert old.read_json('row')['diff'] == {'optimizer.weight_decay': 0.5}
     (run,) = old_runs(old)
     assert (run.outcome, run.spec.optimizer.weight_decay) == ('to do', 2.5)
     before = (old.path / 'row.json').read_bytes()

@@ -70,8 +70,8 @@ def test_links_of_the_readme_lead_somewhere():
 
 
 def test_the_tables_of_numbers_are_those_of_the_measures():
-    written = runpy.run_path(str(ROOT / 'docs' / 'number_table.py'))
+    written = runpy.run_path(str(ROOT / 'docs' / 'metric_tables.py'))
     for path, numbers in written['PAGES'].items():
         text = path.read_text(encoding='utf-8')
-        assert written['page'](text, numbers) == text
+        assert written['update_page'](text, numbers) == text
         assert len(numbers) <= text.count('`')

@@ -51,7 +51,7 @@ def test_every_config_field_has_one_line_with_its_default_and_a_meaning():
 
 
 def test_every_value_of_a_choice_is_listed():
-    tree = ast.parse((ROOT / 'sinklab' / 'spec.py').read_text(encoding='utf-8'))
+    tree = ast.parse((ROOT / 'sinklab' / 'config' / 'spec.py').read_text(encoding='utf-8'))
     named = [
         node for node in ast.walk(tree) if isinstance(node, ast.Subscript) and ast.unparse(node.value) == 'Literal'
     ]
@@ -62,7 +62,7 @@ def test_every_value_of_a_choice_is_listed():
 
 
 def test_every_field_of_a_spec_has_a_docstring():
-    for kind in (spec.Spec, spec.Hardware, *(getattr(spec, name) for name in ('Model', 'Attention', 'Mask', 'Data'))):
+    for kind in (spec.Spec, spec.Hardware, *(getattr(spec, name) for name in ('ModelConfig', 'AttentionConfig', 'MaskConfig', 'DataConfig'))):
         assert reference.read_field_docstrings(kind).keys() == set(kind.__dataclass_fields__)
 
 
@@ -104,7 +104,7 @@ def test_every_verb_has_an_example():
 @pytest.mark.parametrize('number', [*METRIC_INFOS, *OFFLINE_METRIC_INFOS], ids=lambda number: number.name)
 def test_every_number_of_a_measure_is_a_metric_of_the_page(number):
     (line,) = {line for line in lines_of(PAGES['metrics.md'], number.name) if 'log.' not in line}
-    assert number.sentence.split()[0] in line.replace('\\', '')
+    assert number.description.split()[0] in line.replace('\\', '')
 
 
 def test_every_name_that_training_records_is_a_metric_of_the_page():
@@ -117,8 +117,8 @@ def test_every_name_that_training_records_is_a_metric_of_the_page():
 
 
 def test_every_number_that_a_command_measures_or_derives_is_a_metric_of_the_page():
-    text = ''.join(path.read_text(encoding='utf-8') for path in (ROOT / 'sinklab' / 'observe').glob('*.py'))
-    names = [f'{name}/{{k}}' for name in re.findall(r"by_layer\('(\w+)'", text)]
+    text = ''.join(path.read_text(encoding='utf-8') for path in (ROOT / 'sinklab' / 'analysis').glob('*.py'))
+    names = [f'{name}/{{k}}' for name in re.findall(r"by_layer\(\s*'(\w+)'", text)]
     assert len(names) == 2
     for name in (*names, LOSS_INFO.name, EMERGENCE_METRIC, FAILS_METRIC):
         assert lines_of(PAGES['metrics.md'], name), name

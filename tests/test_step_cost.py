@@ -22,14 +22,14 @@ DATA, FSDP = 2, 4
 @pytest.fixture(scope='module')
 def gate():
     found = runpy.run_path(str(GATE))
-    found['broken'].__globals__['SMALL'] = 0  # of a tiny model everything would be
+    found['find_broken_rules'].__globals__['MIN_BYTES'] = 0  # of a tiny model everything would be
     return found
 
 
 def sent(kind, dtype, bytes, asynchronous=True):
     """A collective of which a device sends so many bytes."""
     one = Collective(kind, (f'{dtype}[8]',), 1, ((0, 1),), 1, asynchronous, '')
-    return SimpleNamespace(types=one.types, asynchronous=asynchronous, sent=bytes)
+    return SimpleNamespace(types=one.types, is_async=asynchronous, sent_bytes=bytes)
 
 
 def kept():
@@ -45,10 +45,10 @@ def kept():
 
 
 def broken(gate, purposes, buffers, peak=1, shapes=3):
-    step = SimpleNamespace(program=SimpleNamespace(buffers=lambda most: buffers))
+    step = SimpleNamespace(program=SimpleNamespace(find_largest_buffers=lambda max_buffers: buffers))
     mesh = SimpleNamespace(shape=dict(data=DATA, fsdp=FSDP, tensor=1))
-    one = SimpleNamespace(mesh=mesh, peak=peak, memory=2, programs=dict(step=step))
-    return gate['broken'](tiny(), one, shapes, purposes, 0.6)
+    one = SimpleNamespace(mesh=mesh, peak_bytes=peak, memory_bytes=2, programs=dict(step=step))
+    return gate['find_broken_rules'](tiny(), one, shapes, purposes, 0.6)
 
 
 def test_a_step_that_keeps_all_rules_breaks_none(gate):
@@ -59,15 +59,15 @@ HARMS = {
     'it fits': lambda sent, buffers: dict(peak=3),
     'shapes say no less than it takes': lambda sent, buffers: dict(shapes=0),
     'gathers travel beside what is computed': lambda found, buffers: found['gathered'].append(
-        sent('all-gather', 'bf16', found['gathered'][0].sent, asynchronous=False)
+        sent('all-gather', 'bf16', found['gathered'][0].sent_bytes, asynchronous=False)
     ),
     'weights are gathered in bfloat16': lambda found, buffers: found['gathered'].append(sent('all-gather', 'f32', 1)),
     'nothing else of size travels': lambda found, buffers: found['others'].append(sent('all-reduce', 'f32', 1)),
     'gradients are scattered, with 1.1 of the least bytes': lambda found, buffers: found['scattered'].append(
-        sent('reduce-scatter', 'f32', 0.11 * found['scattered'][0].sent)
+        sent('reduce-scatter', 'f32', 0.11 * found['scattered'][0].sent_bytes)
     ),
     'all gradients are scattered': lambda found, buffers: found.update(
-        scattered=[sent('reduce-scatter', 'f32', 0.9 * found['scattered'][0].sent)]
+        scattered=[sent('reduce-scatter', 'f32', 0.9 * found['scattered'][0].sent_bytes)]
     ),
     'slices add gradients once': lambda found, buffers: found['between'].extend(found['between']),
     'no array has all layers of a parameter': lambda found, buffers: buffers.append((1, stacked('bf16'), '')),
@@ -89,11 +89,11 @@ def test_each_harm_breaks_its_rule(gate, rule):
 def test_a_step_that_costs_more_than_is_committed_is_told(gate, capsys):
     costs = COMMITTED['costs']
     assert not any(one['broken'] for one in costs.values())
-    assert gate['moved'](costs) == 0
+    assert gate['check_figures'](costs) == 0
     name, one = next(iter(costs.items()))
-    assert gate['moved']({name: one | dict(scattered=one['scattered'] * 1.2)}) == 1
+    assert gate['check_figures']({name: one | dict(scattered=one['scattered'] * 1.2)}) == 1
     assert f'{name}: broken: scattered is ' in capsys.readouterr().err
-    assert gate['moved'](dict(other=one)) == 1
+    assert gate['check_figures'](dict(other=one)) == 1
     assert 'other: broken: nothing is committed of it' in capsys.readouterr().err
 
 

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 
 import jax
 
-from sinklab.chip_specs import ChipSpec
+from sinklab.chip_specs import BYTES_PER_GIB, ChipSpec
 from sinklab.config.spec import Hardware, Spec
 from sinklab.model import flops
 from sinklab.parallel import device_mesh
@@ -53,7 +53,7 @@ def evaluate_layout(
     except UserError as error:
         return LayoutCandidate(hardware, refused=str(error))
     needed_bytes = memory_estimate.estimate_memory(spec, hardware, mesh, backend).total
-    message = f'{needed_bytes / memory_estimate.GIB:.1f} GiB, of {usable_bytes / memory_estimate.GIB:.1f} that are {memory_estimate.USABLE_MEMORY_FRACTION:.0%} of the memory'
+    message = f'{needed_bytes / BYTES_PER_GIB:.1f} GiB, of {usable_bytes / BYTES_PER_GIB:.1f} that are {memory_estimate.USABLE_MEMORY_FRACTION:.0%} of the memory'
     reason = message if needed_bytes > usable_bytes else ''
     return LayoutCandidate(hardware, needed_bytes, estimate_step_seconds(spec, hardware, mesh, chip), reason)
 
