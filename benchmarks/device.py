@@ -172,7 +172,7 @@ def time_train_steps(args: argparse.Namespace):
 def make_baseline_run(spec) -> tuple[str, Callable]:
     """What a plain step computes again, and its run: nothing, as one writes it, where that fits beside ours."""
     import jax
-    import plain
+    import jax_baseline
 
     from sinklab.parallel import device_mesh
     from sinklab.train import memory_estimate
@@ -182,11 +182,11 @@ def make_baseline_run(spec) -> tuple[str, Callable]:
         - get_memory_stats().get('bytes_in_use', 0)
     )
     with contextlib.suppress(jax.errors.JaxRuntimeError):  # of a compiler that knows the room, or in it
-        state, step = plain.make_train_step(spec, 'none')
+        state, step = jax_baseline.make_train_step(spec, 'none')
         compiled = step.lower(state, make_ids(spec)).compile()
         if get_planned_bytes(compiled) <= free_bytes:
             return 'none', make_timed_run(compiled, state, make_ids(spec))
-    state, step = plain.make_train_step(spec, 'full')
+    state, step = jax_baseline.make_train_step(spec, 'full')
     return 'full', make_timed_run(step, state, make_ids(spec))
 
 

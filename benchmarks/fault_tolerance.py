@@ -22,7 +22,7 @@ from collections.abc import Callable
 from itertools import pairwise
 from pathlib import Path
 
-from loop import HARDWARE, format_spread, make_step_timer, make_uninterrupted_spec
+from train_loop import HARDWARE, format_spread, make_step_timer, make_uninterrupted_spec
 
 from configs.sizes import SIZES
 from sinklab.cli import process_flags

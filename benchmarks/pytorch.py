@@ -20,8 +20,8 @@ import time
 from collections.abc import Callable
 
 import jax
+import jax_baseline
 import numpy as np
-import plain
 import torch
 from torch.nn import functional
 
@@ -56,7 +56,7 @@ def make_sinklab_step(spec: Spec, args: argparse.Namespace, ids_BT: np.ndarray) 
 
 
 def make_jax_step(spec: Spec, args: argparse.Namespace, ids_BT: np.ndarray) -> Callable[[], float]:
-    train_state, train_step = plain.make_train_step(spec, 'none')
+    train_state, train_step = jax_baseline.make_train_step(spec, 'none')
 
     def run_step() -> float:
         nonlocal train_state
@@ -153,7 +153,7 @@ def serve_steps(name: str, args: argparse.Namespace) -> None:
 
 
 class StepProcess:
-    """One of CONTESTANTS in a process of its own."""
+    """One of STEP_MAKERS in a process of its own."""
 
     def __init__(self, name: str):
         command = [sys.executable, *sys.argv, f'--only={name}']

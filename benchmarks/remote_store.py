@@ -74,10 +74,10 @@ def mount_bucket(folder: Path, latency: float) -> Iterator[SlowBucket]:
     """s3://b/s in the place of a folder."""
     slow_bucket, meta = SlowBucket(folder, latency), json.loads((folder / 'meta.json').read_text())
     storage_patches = (
-        patch_object(module, 'storage', return_value=slow_bucket) for module in (remote_store, object_info)
+        patch_object(module, 'get_file_system', return_value=slow_bucket) for module in (remote_store, object_info)
     )
     with contextlib.ExitStack() as patches:
-        for patch in (*storage_patches, patch_object(store.meta, 'read', return_value=meta)):
+        for patch in (*storage_patches, patch_object(store.store_files, 'read_meta', return_value=meta)):
             patches.enter_context(patch)
         yield slow_bucket
 
@@ -105,8 +105,8 @@ def run_steps(path: str, args: argparse.Namespace, concurrent: bool = True) -> l
     """Of one of eight processes."""
     data = load_run_data(make_spec(path, args), 1 / 8)
     data.start_prefetch(0)
-    if not concurrent and data.batches.each:
-        data.batches.each = lambda function, items: [function(item) for item in items]
+    if not concurrent and data.batches.map_reads:
+        data.batches.map_reads = lambda function, items: [function(item) for item in items]
     with contextlib.closing(
         Prefetcher(lambda step: data.batches.read_rows(step, range(args.rows)), range(args.steps), PREFETCH_DEPTH)
     ) as batches:

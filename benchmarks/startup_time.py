@@ -26,7 +26,7 @@ def run_child(start: float, options: list[str]) -> None:
     from sinklab.cli import progress
     from sinklab.cli.main import main
     from sinklab.train import loop, state
-    from sinklab.train import setup as beginning
+    from sinklab.train import setup
 
     parts = {'imports': time.time() - start}
 
@@ -47,12 +47,12 @@ def run_child(start: float, options: list[str]) -> None:
         original_record(self, record, written)
 
     original_record, progress.ProgressCallback.on_record = progress.ProgressCallback.on_record, record_and_time
-    beginning.load_run_data = time_function('data', beginning.load_run_data)
+    setup.load_run_data = time_function('data', setup.load_run_data)
     state.create_state = time_function('initial state', state.create_state)
     loop.make_evaluate = wrap_maker(time_function, 'validation', loop.make_evaluate)
-    loop.probe.make_probe = wrap_maker(time_function, 'probe', loop.probe.make_probe)
+    loop.sink_probe.make_probe = wrap_maker(time_function, 'probe', loop.sink_probe.make_probe)
     loop.TrainLoop.compile_step = time_function('step', loop.TrainLoop.compile_step)
-    for name in ('__init__', 'sound', 'restore', 'save', 'close'):
+    for name in ('__init__', 'find_latest_valid_step', 'restore', 'save', 'close'):
         setattr(loop.Checkpointer, name, time_function('checkpoints', getattr(loop.Checkpointer, name)))
     if main(options):
         raise SystemExit(1)

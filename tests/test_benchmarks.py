@@ -41,7 +41,7 @@ def told(monkeypatch, capsys):
 
 @pytest.mark.exhaustive
 def test_the_loop_tells_what_a_step_and_a_probe_cost(told):
-    text = told('loop', '--size=smoke', '--steps=6', '--rounds=1')
+    text = told('train_loop', '--size=smoke', '--steps=6', '--rounds=1')
     named = dict(re.findall(rf'^(.+?): +({NUMBER}) \({NUMBER} to {NUMBER}\)$', text, re.MULTILINE))
     milliseconds = {float(named[name]) > 0 for name in ('bare step, ms', 'step of the loop, ms', 'one probe, ms')}
     assert milliseconds == {True}
@@ -65,13 +65,13 @@ def test_a_step_is_timed_beside_one_of_pytorch_with_as_many_parameters(monkeypat
     assert sum(one.numel() for one in theirs.parameters()) == sum(
         leaf.size for leaf in jax.tree.leaves(state.get_state_shapes(spec)['params'])
     )
-    found['eager'](spec, SimpleNamespace(cores=1), np.zeros((4, 17), np.int32))
+    found['make_pytorch_step'](spec, SimpleNamespace(cores=1), np.zeros((4, 17), np.int32))
     assert torch.get_num_threads() == 1
 
 
 @pytest.mark.slow
 def test_what_reading_ahead_hides_is_timed_beside_reading_between_steps(told):
-    text = told('ahead', '--steps=12', '--rounds=1', '--step=0.01', '--stall=0.05', '--every=0.02')
+    text = told('prefetch', '--steps=12', '--rounds=1', '--step=0.01', '--stall=0.05', '--every=0.02')
     named = dict(re.findall(rf'^(.+?): +({NUMBER}) \({NUMBER} to {NUMBER}\)$', text, re.MULTILINE))
     assert float(named['read between steps, s']) >= 0.12 + 5 * 0.05  # its stalls
     assert min(float(named[f'{walk}, s']) for walk in ('nothing stalls', 'read ahead')) >= 0.12
@@ -80,7 +80,7 @@ def test_what_reading_ahead_hides_is_timed_beside_reading_between_steps(told):
 
 @pytest.mark.exhaustive
 def test_surviving_is_timed_beside_the_bare_step(told):
-    text = told('surviving', '--size=smoke', '--rounds=2', '--every=3')
+    text = told('fault_tolerance', '--size=smoke', '--rounds=2', '--every=3')
     named = dict(re.findall(rf'^(.+?): +({NUMBER}) \({NUMBER} to {NUMBER}\)$', text, re.MULTILINE))
     assert float(named['cores: bare step, ms']) > 0
     assert float(named['clock: step of a supervised loop']) > 0
@@ -90,7 +90,7 @@ def test_surviving_is_timed_beside_the_bare_step(told):
 @pytest.mark.slow
 def test_what_a_bucket_makes_a_step_wait_is_timed_beside_a_disk(told, monkeypatch, tmp_path):
     monkeypatch.setenv('SINKLAB_CACHE', str(tmp_path))
-    text = told('fetching', '--steps=6', '--step=0.01', '--rounds=1', '--length=256', '--rows=4')
+    text = told('remote_store', '--steps=6', '--step=0.01', '--rounds=1', '--length=256', '--rows=4')
     named = dict(re.findall(rf'^(.+?): first batch {NUMBER} .* then ({NUMBER}) ', text, re.MULTILINE))
     assert named.keys() == {'at once', 'one after another', 'from a disk'}
 
@@ -148,9 +148,9 @@ def test_a_kernel_is_weighed_by_the_compiler_of_chips_that_are_not_here(told):
     ],
 )
 def test_a_kernel_that_costs_more_than_its_limit_is_told(bundles, matrix, words, capsys):
-    dear = runpy.run_path(str(BENCHMARKS / 'tpu_cost.py'))['dear']
+    check_limits = runpy.run_path(str(BENCHMARKS / 'tpu_cost.py'))['check_limits']
     softmax, sigmoid = dict(bundles=100, matrix=1.0), dict(bundles=bundles, matrix=matrix)
-    assert dear({'v6e softmax backward': softmax, 'v6e sigmoid backward': sigmoid}) == bool(words)
+    assert check_limits({'v6e softmax backward': softmax, 'v6e sigmoid backward': sigmoid}) == bool(words)
     err = capsys.readouterr().err
     assert err.startswith(f'v6e sigmoid backward: {words}') if words else not err
 
@@ -205,7 +205,7 @@ def test_a_checkpoint_is_timed_by_its_parts(told):
 
 @pytest.mark.exhaustive
 def test_a_start_is_told_by_its_parts_cold_warm_and_again(told):
-    text = told('start', '--rounds=1')
+    text = told('startup_time', '--rounds=1')
     spread = rf'({NUMBER}) \({NUMBER} to {NUMBER}\)'
     kinds = '  '.join(f'{kind} +{spread}' for kind in ('cold', 'warm', 'restart'))
     found = {name: [*map(float, seconds)] for name, *seconds in re.findall(rf'^(\w[\w ]+?) +{kinds}$', text, re.M)}

@@ -365,12 +365,12 @@ def actions(parser):
                 yield from actions(below)
 
 
-COMMANDS = dict(actions(build_parser()))
+SUBPARSERS = dict(actions(build_parser()))
 
 
-@pytest.mark.parametrize('prog', COMMANDS)
+@pytest.mark.parametrize('prog', SUBPARSERS)
 def test_every_option_has_a_help_text_and_every_command_an_example(prog):
-    verb = COMMANDS[prog]
+    verb = SUBPARSERS[prog]
     assert all(action.help for action in verb._actions if not isinstance(action, argparse._SubParsersAction))
     assert f'example:\n  {prog.split()[0]}' in verb.epilog
 

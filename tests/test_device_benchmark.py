@@ -70,9 +70,9 @@ def test_of_a_command_no_process_lives_when_its_time_is_over_or_it_has_ended(
     device, monkeypatch, tmp_path, kind, code
 ):
     """Be its child deaf to SIGTERM, as it is itself, or left behind."""
-    monkeypatch.setitem(device['bounded'].__globals__, 'LEAVE', 0.5)
+    monkeypatch.setitem(device['run_with_timeout'].__globals__, 'TERMINATION_SECONDS', 0.5)
     file = tmp_path / 'pids'
-    assert device['bounded']([sys.executable, '-c', PARENT, kind, str(file)], seconds=3.0) == code
+    assert device['run_with_timeout']([sys.executable, '-c', PARENT, kind, str(file)], seconds=3.0) == code
     assert_gone(noted(file))
 
 
@@ -115,9 +115,9 @@ def test_what_a_device_can_do_is_told_part_after_part(tmp_path):
 
 @pytest.mark.slow
 def test_what_was_used_of_what_was_planned_is_told_where_a_device_says_it(device, monkeypatch, tmp_path):
-    monkeypatch.setitem(device['memory'].__globals__, 'stats', lambda: dict(peak_bytes_in_use=1000))
+    monkeypatch.setitem(device['measure_memory'].__globals__, 'get_memory_stats', lambda: dict(peak_bytes_in_use=1000))
     given = device['argparse'].Namespace(out=tmp_path, one='memory', row='softmax_60m', dry=True)
-    (found,) = device['memory'](given)
+    (found,) = device['measure_memory'](given)
     row = found['memory']['softmax_60m']
     assert (row['used'], row['used_of_planned'], row['goal']) == (1000, 1000 / row['planned'], (0.9, 1.1))
     assert row['by_shapes'] > 0
@@ -126,22 +126,22 @@ def test_what_was_used_of_what_was_planned_is_told_where_a_device_says_it(device
 @pytest.mark.slow
 def test_a_plain_step_computes_nothing_again_where_that_fits_and_all_of_a_layer_elsewhere(device, monkeypatch):
     spec = tiny()
-    assert device['plainly'](spec)[0] == 'none'
+    assert device['make_baseline_run'](spec)[0] == 'none'
     monkeypatch.setattr('sinklab.parallel.device_mesh.get_device_memory_bytes', lambda: 1000)
-    remat, run = device['plainly'](spec)
+    remat, run = device['make_baseline_run'](spec)
     assert (remat, run(1) > 0) == ('full', True)
 
 
 @pytest.mark.slow
 def test_a_plain_step_learns_the_same_whatever_it_computes_again(device):
-    import plain
+    import jax_baseline
 
     spec = dataclasses.replace(tiny(), seed=1)
     losses = []
-    for remat in plain.REMAT_POLICIES:
-        state, step = plain.make_train_step(spec, remat)
+    for remat in jax_baseline.REMAT_POLICIES:
+        state, step = jax_baseline.make_train_step(spec, remat)
         for _ in range(3):
-            state, loss = step(state, device['ids'](spec))
+            state, loss = step(state, device['make_ids'](spec))
         losses.append(float(loss))
     np.testing.assert_allclose(*losses, rtol=1e-5)
 

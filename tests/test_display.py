@@ -47,7 +47,7 @@ write(end='done', words='')
 class Held:
     """A lease that nobody contests."""
 
-    def stopping(self):
+    def mark_stopping(self):
         pass
 
     def check(self):
@@ -113,7 +113,7 @@ def test_a_program_that_does_not_end_is_killed():
     assert said.strip() == 'begun'
 
 
-SWEEP = 'import sys\nfrom sinklab.sweep import run\nrun.prepare = lambda runs: None\nfrom test_display import sweep\n'
+SWEEP = 'import sys\nfrom sinklab.sweep import run\nrun.prepare_stores = lambda runs: None\nfrom test_display import sweep\n'
 
 
 @pytest.mark.slow

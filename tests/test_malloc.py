@@ -22,7 +22,7 @@ def begun(monkeypatch, tmp_path):
         monkeypatch.setenv(malloc.TUNABLES, told)
         malloc.SYSTEM.write_text(enabled)
         monkeypatch.setattr(malloc.platform, 'libc_ver', lambda: libc)
-        monkeypatch.setattr(malloc, 'knows_the_cpu_alone', lambda: alone)
+        monkeypatch.setattr(malloc, 'is_cpu_only', lambda: alone)
         monkeypatch.setattr(sys, 'argv', [own])
         monkeypatch.setattr(malloc.os, 'execve', lambda path, line, environment: found.append(environment))
         malloc.ask_for_large_pages()
@@ -78,7 +78,7 @@ def test_a_command_is_the_same_process_with_the_same_arguments_once_more(own, tm
         'import os, sys\n'
         f'print(os.getpid(), os.environ["{malloc.TUNABLES}"], sys.orig_argv, file=open("starts", "a"), sep="\\t")\n'
         'from sinklab.cli import malloc\n'
-        'malloc.is_asked = malloc.knows_the_cpu_alone = lambda: True\n'
+        'malloc.is_asked = malloc.is_cpu_only = lambda: True\n'
     )
     variables = os.environ | {malloc.TUNABLES: '', 'PYTHONPATH': str(tmp_path)}
     line = [*own, 'train', '--config=nowhere.py', '--workdir=a folder']

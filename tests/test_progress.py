@@ -15,7 +15,7 @@ def shown(capsys, records, **changes):
 
 
 def test_a_sink_that_was_measured_before_is_told_with_its_step(capsys, monkeypatch):
-    monkeypatch.setattr(progress, 'QUIET', -1.0)
+    monkeypatch.setattr(progress, 'LOG_SECONDS', -1.0)
     losses = [{'step': step, 'train/loss': 5.0} for step in range(1, 5)]
     losses[2] |= {'sink/1': 20.0}
     lines = shown(capsys, [{'step': 0, 'sink/1': 10.0}, *losses])

@@ -41,7 +41,7 @@ def line(step, **numbers):
 
 def attempts(folder, **said):
     known = [dict(step=step, attention=attention) for attention, step in said.items()]
-    folder.write('environment', dict(attempts=known))
+    folder.write_json('environment', dict(attempts=known))
 
 
 def test_what_comes_is_told_once_and_in_order_and_until_the_end(folder):
@@ -63,7 +63,7 @@ def test_what_comes_is_told_once_and_in_order_and_until_the_end(folder):
         next(looks)
         assert (told.steps, told.begun[1:]) == ([1, 2, 3, 4], [(4, 'chunked, earlier dense', [])])
         write(folder, line(5))
-        folder.write('outcome', dict(kind='done', message=''))
+        folder.write_json('outcome', dict(kind='done', message=''))
     assert list(looks) == []
     assert told.steps == [1, 2, 3, 4, 5]
 
@@ -82,21 +82,21 @@ def test_of_what_was_there_before_the_newest_is_told_and_what_was_last_measured(
 
 def test_an_owner_out_of_sight_is_followed_until_it_is_not_heard_of(folder, monkeypatch):
     (folder.path / 'lease.json').write_text(json.dumps(UNREADABLE_OWNER | dict(machine='another')))
-    folder.write('outcome', dict(kind='stopped', message=''))  # of the attempt before
+    folder.write_json('outcome', dict(kind='stopped', message=''))  # of the attempt before
     looks = tail.follow_run(folder, Told())
     next(looks)
-    monkeypatch.setattr('sinklab.storage.lease.PATIENCE', 0.0)
+    monkeypatch.setattr('sinklab.storage.lease.OWNER_TIMEOUT_SECONDS', 0.0)
     assert list(looks) == []
 
 
 def test_a_run_that_was_lost_may_begin_again(folder, monkeypatch):
     looks = tail.follow_run(folder, Told())
     next(looks)
-    folder.write('outcome', dict(kind='lost', message=''))
+    folder.write_json('outcome', dict(kind='lost', message=''))
     next(looks)
     with hold_lease(folder.path):
         next(looks)
-    monkeypatch.setattr(tail, 'AGAIN', 0.0)
+    monkeypatch.setattr(tail, 'RESTART_SECONDS', 0.0)
     assert list(looks) == []
 
 
@@ -109,9 +109,9 @@ def test_a_run_that_was_lost_may_begin_again(folder, monkeypatch):
     ],
 )
 def test_the_command_says_how_a_run_has_ended(folder, monkeypatch, capsys, outcome, words):
-    monkeypatch.setattr(tail, 'AGAIN', 0.0)
+    monkeypatch.setattr(tail, 'RESTART_SECONDS', 0.0)
     if outcome:
-        folder.write('outcome', outcome)
+        folder.write_json('outcome', outcome)
     write(folder, json.dumps({'step': 8, 'train/loss': 2.5}) + '\n')
     before = {path: path.read_bytes() for path in folder.path.rglob('*') if path.is_file()}
     assert main(['tail', str(folder)]) == 0

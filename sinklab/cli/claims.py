@@ -178,7 +178,7 @@ def train_claim_runs(args: argparse.Namespace, extra_args: list[str], claims: di
             args.workdir, dict(size=size, overrides=dict(map(config_flags.parse_override, extra_args)))
         )
         needed_specs = {
-            reading.row: load_row(reading.row, 0)[0] for claim in selected_claims for reading in claim.readings
+            reading.row: load_row(reading.row, 0)[0] for claim in selected_claims for reading in claim.operands
         }
         changed_rows = find_changed_rows(previous_data)
         if conflicts := {
@@ -203,7 +203,7 @@ def train_claim_runs(args: argparse.Namespace, extra_args: list[str], claims: di
             specs,
             first_rows,
             runs,
-            EXTRA_METRICS | {claim_reading.number for claim in claims.values() for claim_reading in claim.readings},
+            EXTRA_METRICS | {operand.metric for claim in claims.values() for operand in claim.operands},
         )
         results.write_json(args.workdir, results.CLAIMS_FILE, claims_data)
         results.write_json(args.workdir, results.VERDICTS_FILE, compute_verdicts(claims, claims_data))
@@ -225,7 +225,7 @@ def find_first_equal_rows(specs: Mapping[str, Spec]) -> dict[str, str]:
 
 def collect_published_numbers(claims: dict) -> dict[str, dict]:
     """{row: its published numbers} of all that the claims read."""
-    rows = {reading.row for claim in claims.values() for reading in claim.readings}
+    rows = {reading.row for claim in claims.values() for reading in claim.operands}
     return {row: config_flags.load_row_info(get_config_path(row))['published'] for row in rows}
 
 

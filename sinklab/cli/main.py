@@ -76,7 +76,7 @@ class CommandParser(argparse.ArgumentParser):
         if self.subcommands:
             index = next((index for index, word in enumerate(argv) if word in self.subcommands.choices), None)
             if index is not None:
-                self.subcommands.choices[argv[index]].refuse_unknown(argv[index + 1 :])
+                self.subcommands.choices[argv[index]].check_unknown_options(argv[index + 1 :])
             return
         words = list(takewhile(lambda word: word != '--', argv))
         typed_options = [
@@ -133,7 +133,7 @@ def build_parser() -> CommandParser:
         allow_abbrev=False,
     )
     root_parser.add_argument('--version', action='version', version=f'sinklab {sinklab.__version__}')
-    subparsers = root_parser.add_subparsers(dest='verb', metavar='VERB', required=True)
+    subparsers = root_parser.add_subparsers(dest='command', metavar='VERB', required=True)
     for name, module in COMMANDS.items():
         summary, _, example = module.__doc__.partition('\n')
         subparser = subparsers.add_parser(
@@ -157,14 +157,14 @@ def main(argv: Sequence[str] | None = None) -> int:
     except UserError as refusal:
         return report_error(next(argument for argument in arg_list if argument in COMMANDS), refusal)
     args, extra_args = root_parser.parse_known_args(arg_list)
-    if args.verb in TRAINING_COMMANDS:
+    if args.command in TRAINING_COMMANDS:
         standard_streams.ignore_closed_output()
     try:
-        return COMMANDS[args.verb].run(args, extra_args)
+        return COMMANDS[args.command].run(args, extra_args)
     except standard_streams.OutputClosedError:  # its reader has enough
         return 0
     except (Exception, KeyboardInterrupt) as error:
-        return report_error(args.verb, error)
+        return report_error(args.command, error)
 
 
 def report_error(command: str, error: BaseException) -> int:

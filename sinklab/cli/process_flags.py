@@ -21,7 +21,7 @@ from sinklab.supervisor.supervisor import RestartPolicy, Supervisor, log_failure
 from sinklab.supervisor.timeouts import Timeouts
 from sinklab.train.run_status import classify_error
 
-RECOVERY_HINTS = {'stopped': '; go on with: {again}', 'lost': '; start the same command again'}
+RECOVERY_HINTS = {'stopped': '; go on with: {command}', 'lost': '; start the same command again'}
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -78,7 +78,7 @@ def parse_timeouts(args: argparse.Namespace) -> Timeouts:
     if args.restarts < 0:
         raise UserError(f'--restarts={args.restarts} must be a whole number of at least 0')
     multiple_text, _, floor_text = (args.patience or '').partition(',')
-    texts = dict(multiple=multiple_text, floor=floor_text or None) if args.patience is not None else {}
+    texts = dict(step_multiple=multiple_text, min_step=floor_text or None) if args.patience is not None else {}
     numbers = {name: parse_positive(text) for name, text in texts.items() if text is not None}
     if not all(numbers.values()) or (args.patience or '').endswith(','):
         raise UserError(
@@ -126,7 +126,7 @@ def supervise_run(
 
 def format_exit_status(exit_status: ExitStatus) -> str:
     """What a person reads of an end, and can do."""
-    return exit_status.words + RECOVERY_HINTS.get(exit_status.kind, '').format(again=format_command_line())
+    return exit_status.words + RECOVERY_HINTS.get(exit_status.kind, '').format(command=format_command_line())
 
 
 def print_error(text: str) -> None:
@@ -146,4 +146,4 @@ def run_worker(function: Callable[[ProcessGroup], ExitStatus]) -> NoReturn:
         exit_status = function(group)
     except BaseException as error:
         exit_status = classify_error(error)
-    group.end(exit_status)
+    group.exit(exit_status)

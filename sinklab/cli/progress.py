@@ -28,7 +28,7 @@ from sinklab.sweep.run import SweepCallback
 from sinklab.train.callbacks import Callback
 
 LOG_SECONDS = 10.0  # seconds between two lines of a log
-PROGRESS_VARIABLE = 'SINKLAB_PROGRESS'  # environment variable: json has Progress write records for a sweep
+PROGRESS_VARIABLE = 'SINKLAB_PROGRESS'  # environment variable: json has ProgressCallback write records for a sweep
 RECORD_SEPARATOR = '\x1e'  # the character before each record of a JSON text sequence
 RECORD_SECONDS = 0.2  # seconds between two records
 LOSS_METRIC, SPEED_METRIC = 'train/loss', 'speed/tokens_per_second'
@@ -69,13 +69,13 @@ class LatestMetrics:
 
 
 class ProgressDisplay:
-    """Shows how runs go on: a bar for each on a terminal, else a line of each every QUIET seconds.
+    """Shows how runs go on: a bar for each on a terminal, else a line of each every LOG_SECONDS seconds.
 
     As a context it shows the bars and takes them away.
 
     Args:
         console: what is written to.
-        only: whether there is one run, of which the pace is shown as well.
+        is_single_run: whether there is one run, whose speed is shown as well.
     """
 
     def __init__(self, console: Console, is_single_run: bool = False):
@@ -109,11 +109,11 @@ class ProgressDisplay:
         numbers = self.runs[key]
         numbers.update(record)
         if self.is_live:
-            speed_text = f'  {numbers.pace} tokens/s' if self.is_single_run and self.console.width >= 100 else ''
-            self.bars.update(key, completed=numbers.step, text=numbers.live() + speed_text)
-        elif numbers.step == numbers.steps or time.monotonic() - self.last_print_times[key] > LOG_SECONDS:
+            speed_text = f'  {numbers.speed} tokens/s' if self.is_single_run and self.console.width >= 100 else ''
+            self.bars.update(key, completed=numbers.step, text=numbers.format_bar_text() + speed_text)
+        elif numbers.step == numbers.num_steps or time.monotonic() - self.last_print_times[key] > LOG_SECONDS:
             self.last_print_times[key] = time.monotonic()
-            self.print_line(f'{self.bars.tasks[key].description}  {numbers.line()}')
+            self.print_line(f'{self.bars.tasks[key].description}  {numbers.format_line()}')
 
     def set_bar_text(self, key: int, text: str) -> None:
         """Show words in place of the numbers of a run."""
@@ -125,7 +125,7 @@ class ProgressDisplay:
 
 
 class ProgressRecordWriter:
-    """Writes what a Display shows as a JSON text sequence for the display of a sweep; numbers every EVERY seconds."""
+    """Write progress as a JSON text sequence (RFC 7464) to the display of a sweep."""
 
     def __init__(self, stream: Any):
         self.stream, self.num_steps, self.last_write_time = standard_streams.get_unescaped_stream(stream), 0, 0.0
@@ -161,9 +161,9 @@ class ProgressCallback(Callback):
     Args:
         name: of the run.
         spec: its config.
-        programs: says what was compiled, once it is asked after the first step.
+        compilation_cache: its text says what was compiled, and is printed after the first step.
         stderr: whether to write to standard error; else to standard output.
-        row: the fields that the row changes at its size, in one line.
+        row_description: the fields that the row changes at its size, in one line.
     """
 
     def __init__(
@@ -241,9 +241,9 @@ class ProgressCallback(Callback):
         """Take the bar away, and say how the run has ended.
 
         Args:
-            end: how it has ended.
-            words: the line that says so, where the run is not done.
-            closing: prints the results of the run; a sweep does that for all of its runs.
+            exit_status: how it has ended.
+            message: the line that says so, where the run is not done.
+            print_results: prints the results of the run; a sweep does that for all of its runs.
         """
         if isinstance(self.display, ProgressRecordWriter):
             self.display.write_record(end=exit_status.kind, words=exit_status.words)

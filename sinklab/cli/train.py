@@ -148,13 +148,13 @@ def run_training(args: argparse.Namespace, extra_args: list[str], group: Process
     )
     with contextlib.ExitStack() as stack:
         progress = start_progress(row, spec, compilation_cache, description, stack) if group.index == 0 else None
-        other_callbacks = make_callbacks(args, run_dir, profile_steps, progress.note, stack) if progress else []
+        other_callbacks = make_callbacks(args, run_dir, profile_steps, progress.on_message, stack) if progress else []
         callbacks = [*([progress] if progress else []), *other_callbacks]
         exit_status, records = run_loop(
             spec, layout, run_dir, row, *callbacks, group=group, origin=origin, grace_seconds=args.grace
         )
         if progress and (exit_status.exit_code == 0 or isinstance(group, SingleProcessGroup)):
-            progress.end(
+            progress.finish(
                 exit_status,
                 f'sinklab train: {process_flags.format_exit_status(exit_status)}',
                 lambda: print_results(run_dir, row, records, expected),

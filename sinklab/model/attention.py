@@ -63,12 +63,12 @@ def make_attention_spec(
 ) -> AttentionSpec:
     """Of a model that is trained on windows of `length`; positions and mask are those of the text."""
     learned_kv = LEARNED_KV_KINDS[model.columns.kind]
-    query_BT = learned_kv.token.positions(position_BT)
+    query_BT = learned_kv.tokens_class.shift_positions(position_BT)
     xp = np if isinstance(query_BT, np.ndarray) else jnp
-    key_BS = xp.pad(query_BT, ((0, 0), (learned_kv.count - learned_kv.token.count, 0)))
-    mask = mask.pad(before=learned_kv.token.count)
+    key_BS = xp.pad(query_BT, ((0, 0), (learned_kv.num_keys - learned_kv.tokens_class.num_tokens, 0)))
+    mask = mask.pad(before=learned_kv.tokens_class.num_tokens)
     return AttentionSpec(
-        resolve_operation(model.attention, length), mask, learned_kv.count, ScoreBias(relative, query_BT, key_BS)
+        resolve_operation(model.attention, length), mask, learned_kv.num_keys, ScoreBias(relative, query_BT, key_BS)
     )
 
 
@@ -81,7 +81,7 @@ def make_attention_problem(model: spec.ModelConfig, length: int) -> AttentionPro
     attention_spec = make_attention_spec(
         model, length, relative, np.arange(length)[None], resolve_mask(model.mask, length, document_BT)
     )
-    if learned_kv.count > learned_kv.token.count:
+    if learned_kv.num_keys > learned_kv.tokens_class.num_tokens:
         attention_spec = dataclasses.replace(
             attention_spec, bias=dataclasses.replace(attention_spec.bias, column_HC=jnp.zeros((1, 1)))
         )
@@ -105,7 +105,7 @@ class AttentionContext:
     ) -> tuple[jax.Array, Intermediates]:
         """(what each head aggregates, what is wanted of how), of queries and keys that are not rotated yet."""
         query_BTHK, key_BTHK = layer.feature_map(self.rotate(query_BTHK)), self.rotate(key_BTHK)
-        key_BSHK, value_BSHK = layer.columns.attach(key_BTHK, value_BTHK)
+        key_BSHK, value_BSHK = layer.columns.prepend(key_BTHK, value_BTHK)
         arrays = (checkpoint_name(array, 'qkv') for array in (query_BTHK, layer.feature_map(key_BSHK), value_BSHK))
         return layer.attend(*arrays, self)
 
@@ -187,20 +187,20 @@ class SelfAttention(nnx.Module):
         )
         gated_BTHK = self.gate('value', value_BTHK, x_BTD, value_BTHK)
         head_BTHK, intermediates = context.attend_heads(self, self.query_norm(query_BTHK), key_BTHK, gated_BTHK)
-        head_BTHK = self.head_norm(self.columns.add(head_BTHK))
+        head_BTHK = self.head_norm(self.columns.add_value(head_BTHK))
         head_BTHK = self.gate('output', head_BTHK, x_BTD, value_BTHK)
         return self.combine(head_BTHK), intermediates
 
     def attend(self, query_BTHK, key_BSHK, value_BSHK, context: AttentionContext) -> tuple[jax.Array, Intermediates]:
         """The same, of all that a query is given to see."""
-        bias = dataclasses.replace(context.spec.bias, column_HC=self.columns.score_HC())
+        bias = dataclasses.replace(context.spec.bias, learned_HC=self.columns.get_bias_HC())
         attention_spec, needs_mass = dataclasses.replace(context.spec, bias=bias), context.num_first_keys > 0
         output = BACKENDS[context.backend].attend(query_BTHK, key_BSHK, value_BSHK, attention_spec, needs_mass)
         if context.capture:
             return output.output_BTHK, Intermediates(
                 output.attention_BHTS, query_BTHK, key_BSHK, value_BSHK, output.output_BTHK
             )
-        row_args, num_sink_tokens = (query_BTHK, key_BSHK, output.row_stats, attention_spec), self.columns.token.count
+        row_args, num_sink_tokens = (query_BTHK, key_BSHK, output.row_stats, attention_spec), self.columns.tokens_class.num_tokens
         key_mass = (
             compute_key_mass(*row_args, context.num_first_keys, num_sink_tokens) if context.num_first_keys else None
         )

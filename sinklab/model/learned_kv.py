@@ -171,4 +171,4 @@ LEARNED_KV_KINDS = {
 
 
 def count_learned_kv(model: spec.ModelConfig) -> int:
-    return LEARNED_KV_KINDS[model.columns.kind].count
+    return LEARNED_KV_KINDS[model.columns.kind].num_keys

@@ -155,7 +155,7 @@ class StreamingContext:
     def make_first_keys(self, layer: SelfAttention, first_kv: KeyValues) -> RotatedKeys:
         """The first tokens, and the columns left of them."""
         index_BS = jnp.arange(first_kv.key_BSHK.shape[1])[None]
-        key_BSHK, value_BSHK = layer.columns.attach(
+        key_BSHK, value_BSHK = layer.columns.prepend(
             self.position.rotate(first_kv.key_BSHK, index_BS), first_kv.value_BSHK
         )
         num_learned_kv = key_BSHK.shape[1] - index_BS.shape[1]
@@ -191,7 +191,7 @@ class StreamingContext:
             [self.compute_mask(*query_key_group) for query_key_group in query_key_groups], -1
         )[:, None]
         weight_BHTS, _ = reference.compute_weights(
-            score_BHTS, visible_B1TS, attention_operation, LEARNED_KV_KINDS[self.model.columns.kind].count
+            score_BHTS, visible_B1TS, attention_operation, LEARNED_KV_KINDS[self.model.columns.kind].num_keys
         )
         value_BSHK = jnp.concatenate([keys.key_values.value_BSHK for _, keys in query_key_groups], 1)
         return jnp.einsum('BHTS,BSHK->BTHK', weight_BHTS.astype(value_BSHK.dtype), value_BSHK)
@@ -199,7 +199,7 @@ class StreamingContext:
     def compute_scores(self, layer: SelfAttention, queries: RotatedQueries, keys: RotatedKeys) -> jax.Array:
         """<q_i, k_j> / sqrt(K) + b_ij as score_BHTS."""
         bias = ScoreBias(
-            self.position.make_relative_bias(), queries.position_BT, keys.position_BS, layer.columns.score_HC()
+            self.position.make_relative_bias(), queries.position_BT, keys.position_BS, layer.columns.get_bias_HC()
         )
         score_BHTS = reference.compute_scores(queries.query_BTHK, keys.key_values.key_BSHK)
         return score_BHTS + bias.materialize(keys.num_learned_kv, score_BHTS.shape[-1] - keys.num_learned_kv)
@@ -211,13 +211,13 @@ class StreamingContext:
         distance_BTS = queries.position_BT[..., None] - keys.position_BS[:, None]
         is_cached = (lag_BTS <= self.cache_config.num_recent) | (time_B1S < self.cache_config.num_first)
         window = self.model.mask.window or NEVER_TIME
-        is_in_window = (distance_BTS < window) | (time_B1S < LEARNED_KV_KINDS[self.model.columns.kind].token.count)
+        is_in_window = (distance_BTS < window) | (time_B1S < LEARNED_KV_KINDS[self.model.columns.kind].tokens_class.num_tokens)
         return (lag_BTS >= 0) & is_cached & is_in_window
 
 
 def init_stream(model: Transformer, cache_config: CacheConfig, batch: int = 1) -> StreamState:
     """Nothing read but the sink token, where a model has one."""
-    num_sink_tokens, model_spec = model.sink.count, model.model
+    num_sink_tokens, model_spec = model.sink.num_tokens, model.model
 
     def make_empty(tokens: int) -> KeyValues:
         value_width = (
@@ -234,7 +234,7 @@ def init_stream(model: Transformer, cache_config: CacheConfig, batch: int = 1) -
         KVCache(make_empty(max(cache_config.num_first, num_sink_tokens)), make_empty(cache_config.num_recent)),
     )
     empty_BTD = jnp.zeros((batch, 0, model_spec.width), model.dtype)
-    return advance_stream(model, cache_config, state, model.sink.attach(empty_BTD))[1] if num_sink_tokens else state
+    return advance_stream(model, cache_config, state, model.sink.prepend(empty_BTD))[1] if num_sink_tokens else state
 
 
 def read_tokens(

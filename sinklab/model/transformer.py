@@ -72,7 +72,7 @@ class Transformer(nnx.Module):
         embedding, linear = init.embedding(model, model.width), init.linear(model, model.width)
         shape = model.vocabulary, model.width
         self.embedding_VD = make_normal_param(rngs, shape, embedding, EMBEDDING_AXES, inputs=None)
-        self.sink = LEARNED_KV_KINDS[model.columns.kind].token(model, rngs)
+        self.sink = LEARNED_KV_KINDS[model.columns.kind].tokens_class(model, rngs)
 
         @nnx.split_rngs(splits=model.layers)
         @nnx.vmap
@@ -82,7 +82,7 @@ class Transformer(nnx.Module):
         self.blocks = make_blocks(rngs)
         self.norm = make_norm(NORM_PLACEMENTS[model.norm].final, model)
         self.head_VD = None if model.tied else make_normal_param(rngs, shape, linear, EMBEDDING_AXES, inputs=None)
-        self.position = POSITIONS[model.position](model, length + self.sink.count, rngs)
+        self.position = POSITIONS[model.position](model, length + self.sink.num_tokens, rngs)
 
     @property
     def head(self) -> nnx.Param:
@@ -123,10 +123,10 @@ class Transformer(nnx.Module):
         def layer(x_BTD, block):
             return block(x_BTD, context)
 
-        x_BTD = self.sink.attach(look_up(self.embedding_VD, token_BT, self.dtype))
+        x_BTD = self.sink.prepend(look_up(self.embedding_VD, token_BT, self.dtype))
         x_BTD = constrain_sharding(self.position.embed(x_BTD, position_BT), 'batch', None, None)
         x_BTD, intermediates = jax.lax.scan(apply_remat(layer, remat), x_BTD, self.blocks)
-        return self.norm(x_BTD)[:, self.sink.count :], intermediates.of_text(self.sink.count)
+        return self.norm(x_BTD)[:, self.sink.num_tokens :], intermediates.slice_text(self.sink.num_tokens)
 
     def __call__(
         self, token_BT: jax.Array, *, capture: bool = False, **hidden_options

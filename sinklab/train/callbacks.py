@@ -7,8 +7,6 @@ import re
 from collections.abc import Callable
 from typing import Any
 
-import jax
-
 from sinklab.install_commands import format_extra_command
 from sinklab.run_dir import RunDir, flatten_dict
 from sinklab.schema import UserError
@@ -58,13 +56,13 @@ class BestEffortCallback(Callback):
         self.name, self.warn = name, warn
 
     def on_message(self, line: str) -> None:
-        self._call('note', line)
+        self._call('on_message', line)
 
     def on_train_begin(self, step: int, attention: str, changes: list[str]) -> None:
-        self._call('begin', step, attention, changes)
+        self._call('on_train_begin', step, attention, changes)
 
     def on_record(self, record: dict[str, Any], written: bool) -> None:
-        self._call('record', record, written)
+        self._call('on_record', record, written)
 
     def _call(self, method: str, *arguments: object) -> None:
         if self.callback is None:
@@ -178,6 +176,8 @@ class ProfilerCallback(Callback, contextlib.AbstractContextManager):
 
     def on_record(self, record: dict, written: bool) -> None:
         if self.is_tracing and record['step'] >= self.steps[-1]:
+            import jax
+
             jax.block_until_ready(jax.live_arrays())  # the numbers are of one device, and others may be at work
             self.stop_trace()
             first_step, last_step = self.steps[0], self.steps[-1]
@@ -188,6 +188,8 @@ class ProfilerCallback(Callback, contextlib.AbstractContextManager):
             self.start_trace()
 
     def start_trace(self) -> None:
+        import jax
+
         options = jax.profiler.ProfileOptions()
         options.python_tracer_level = 0  # a million calls of what is compiled would crowd out the steps
         jax.profiler.start_trace(str(self.run_dir.path / PROFILE_DIR), profiler_options=options)
@@ -196,6 +198,8 @@ class ProfilerCallback(Callback, contextlib.AbstractContextManager):
     def stop_trace(self) -> None:
         if self.is_tracing:
             self.is_tracing = False
+            import jax
+
             jax.profiler.stop_trace()
 
     def report_missed(self) -> None:
