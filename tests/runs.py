@@ -54,9 +54,9 @@ def assert_same(ours, theirs):
 def saved(folder, *steps, content=b'of a run'):
     """Checkpoints that nobody needs to restore."""
     for step in steps:
-        (folder.checkpoints / str(step)).mkdir(parents=True)
-        (folder.checkpoints / str(step) / 'file').write_bytes(content)
-        (folder.digests / str(step)).mkdir(parents=True)
+        (folder.checkpoint_dir / str(step)).mkdir(parents=True)
+        (folder.checkpoint_dir / str(step) / 'file').write_bytes(content)
+        (folder.digest_dir / str(step)).mkdir(parents=True)
         digests.write_digests(folder, step, 0, 1, seconds=1.0)
 
 

@@ -226,7 +226,7 @@ def test_a_run_of_version_0_1_of_a_shipped_row_is_gone_on_with(old):
     (run,) = old_runs(old)
     assert (run.outcome, run.spec.optimizer.weight_decay) == ('to do', 2.5)
     before = (old.path / 'row.json').read_bytes()
-    old.claim(run.spec, load_spec('configs/optimization.py:decay_0.5', [], 'quickstart')[1])
+    old.initialize(run.spec, load_spec('configs/optimization.py:decay_0.5', [], 'quickstart')[1])
     assert (old.path / 'row.json').read_bytes() == before
 
 

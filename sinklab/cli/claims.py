@@ -178,7 +178,7 @@ def train_claim_runs(args: argparse.Namespace, extra_args: list[str], claims: di
             args.workdir, dict(size=size, overrides=dict(map(config_flags.parse_override, extra_args)))
         )
         needed_specs = {
-            reading.row: load_row(reading.row, 0)[0] for claim in selected_claims for reading in claim.operands
+            operand.row: load_row(operand.row, 0)[0] for claim in selected_claims for operand in claim.operands
         }
         changed_rows = find_changed_rows(previous_data)
         if conflicts := {
@@ -225,7 +225,7 @@ def find_first_equal_rows(specs: Mapping[str, Spec]) -> dict[str, str]:
 
 def collect_published_numbers(claims: dict) -> dict[str, dict]:
     """{row: its published numbers} of all that the claims read."""
-    rows = {reading.row for claim in claims.values() for reading in claim.operands}
+    rows = {operand.row for claim in claims.values() for operand in claim.operands}
     return {row: config_flags.load_row_info(get_config_path(row))['published'] for row in rows}
 
 
