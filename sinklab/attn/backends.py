@@ -68,18 +68,18 @@ class PallasBackend:
         return finalize.attend(self.kernels, query_BTHK, key_BSGK, value_BSGK, spec, needs_mass)
 
     def explain_unsupported(self, problem):
-        operation, relative = problem.rule.operation, problem.rule.bias.curve
-        if operation.similarity.shifted and operation.similarity is not SIMILARITIES['exp']:
+        operation, relative = problem.spec.operation, problem.spec.bias.relative
+        if operation.similarity.is_shifted and operation.similarity is not SIMILARITIES['exp']:
             return f'{operation.name}: of what a maximum shifts, kernels know exp alone'
-        if not operation.similarity.shifted and (operation.power or 0) > MAX_KERNEL_POWER:
+        if not operation.similarity.is_shifted and (operation.power or 0) > MAX_KERNEL_POWER:
             return f'powers of masses above {MAX_KERNEL_POWER}, of which whole rows may underflow'
-        if relative is not None and not relative.elementwise:
+        if relative is not None and not relative.is_elementwise:
             return 'a learned table of relative positions'
         shape = 1, problem.heads, problem.length
         query, value = (
             jax.ShapeDtypeStruct((*shape, width), problem.dtype) for width in (problem.width, problem.value_width)
         )
-        score_spec = finalize.make_kernel_spec(problem.rule, problem.width).score_spec
+        score_spec = finalize.make_kernel_spec(problem.spec, problem.width).score_spec
         return self.kernels.explain_unsupported(finalize.choose_reduction(operation), score_spec, query, query, value)
 
 

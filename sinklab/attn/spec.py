@@ -105,7 +105,7 @@ class AttentionSpec:
             return self
         assert self.bias.key_position_BS is not None, 'a curve needs the positions of keys'
         bias = dataclasses.replace(
-            self.bias, key_BS=slice_keys(self.bias.key_position_BS, self.num_learned_kv, low, high)
+            self.bias, key_position_BS=slice_keys(self.bias.key_position_BS, self.num_learned_kv, low, high)
         )
         return dataclasses.replace(self, bias=bias)
 
@@ -113,7 +113,7 @@ class AttentionSpec:
         """Of the first queries and keys of the text."""
         mask, query_BT = self.mask.truncate(length), self.bias.query_position_BT
         sliced = self.slice_text(0, mask.num_keys)
-        bias = dataclasses.replace(sliced.bias, query_BT=None if query_BT is None else query_BT[:, :length])
+        bias = dataclasses.replace(sliced.bias, query_position_BT=None if query_BT is None else query_BT[:, :length])
         return dataclasses.replace(sliced, mask=mask, bias=bias)
 
 

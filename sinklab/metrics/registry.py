@@ -102,8 +102,8 @@ def get_row_functions(setting: MetricSetting) -> dict[str, Callable[[Any], Any]]
 def compute_context_numbers(captured: Any, setting: MetricSetting) -> Arrays:
     """NAME/context of a training batch, over its whole length: of first keys and of rows, where asked for."""
     numbers = {name: value.mean() for name, value in (captured.row_means or {}).items()}
-    if captured.received is not None:
-        key_mass = complete_key_mass(captured.received, setting)
+    if captured.key_mass is not None:
+        key_mass = complete_key_mass(captured.key_mass, setting)
         numbers |= merge_disjoint(metric.context_numbers(key_mass, setting) for metric in select_applicable(setting))
     return {f'{name}/context': value for name, value in numbers.items()}
 

@@ -77,7 +77,7 @@ def make_attention_problem(model: spec.ModelConfig, length: int) -> AttentionPro
     learned_kv, document_BT = LEARNED_KV_KINDS[model.columns.kind], None
     if model.mask.document:
         document_BT = jnp.asarray(example_specs.make_document_starts(length))
-    relative = POSITIONS[model.position](model, 1, nnx.Rngs(0)).curve()
+    relative = POSITIONS[model.position](model, 1, nnx.Rngs(0)).make_relative_bias()
     attention_spec = make_attention_spec(
         model, length, relative, np.arange(length)[None], resolve_mask(model.mask, length, document_BT)
     )

@@ -70,7 +70,7 @@ def count_gate_weights(model: spec.ModelConfig, value_width: int) -> int:
     return (
         num_inputs
         * (1 if gate_kind.shared and gate_kind.of == 'x' else model.heads)
-        * (value_width if gate_kind.wide else 1)
+        * (value_width if gate_kind.is_wide else 1)
     )
 
 

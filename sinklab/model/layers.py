@@ -122,14 +122,14 @@ class Gate(nnx.Module):
             return
         inputs = model.width if kind.of == 'x' else value_width
         heads = 1 if kind.shared else model.heads
-        shape = (inputs, heads, value_width if kind.wide else 1)
+        shape = (inputs, heads, value_width if kind.is_wide else 1)
         axes = ('embed' if kind.of == 'x' else None, None if kind.shared else 'heads', None)
         std = INITIALIZATIONS[model.initialization].linear(model, inputs)
         self.weight_DHK = make_normal_param(rngs, shape, std, axes, inputs=1)
 
     def __call__(self, target: str, array_BTHK: jax.Array, x_BTD: jax.Array, value_BTHK: jax.Array) -> jax.Array:
         """`given` times the gate, if that is what this one multiplies."""
-        if self.kind is None or self.kind.on != target:
+        if self.kind is None or self.kind.target != target:
             return array_BTHK
         if self.kind.of == 'x':
             score_BTHK = param_einsum('BTD,DHK->BTHK', x_BTD, self.weight_DHK)
