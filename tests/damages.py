@@ -19,7 +19,7 @@ def any_other(checkpoint, file, rng):
 
 
 def flip(folder, step, rng):
-    file = any_file(folder.checkpoints / str(step), rng)
+    file = any_file(folder.checkpoint_dir / str(step), rng)
     content = bytearray(file.read_bytes())
     content[rng.integers(len(content))] ^= 1 << int(rng.integers(8))
     file.write_bytes(content)
@@ -27,26 +27,26 @@ def flip(folder, step, rng):
 
 
 def truncate(folder, step, rng):
-    file = any_file(folder.checkpoints / str(step), rng)
+    file = any_file(folder.checkpoint_dir / str(step), rng)
     file.write_bytes(file.read_bytes()[: int(rng.integers(file.stat().st_size))])
     return file.name
 
 
 def extend(folder, step, rng):
-    file = any_file(folder.checkpoints / str(step), rng)
+    file = any_file(folder.checkpoint_dir / str(step), rng)
     file.write_bytes(file.read_bytes() + b'\0')
     return file.name
 
 
 def lose(folder, step, rng):
-    file = any_file(folder.checkpoints / str(step), rng)
+    file = any_file(folder.checkpoint_dir / str(step), rng)
     file.unlink()
     return file.name
 
 
 def swap(folder, step, rng):
-    one = any_file(folder.checkpoints / str(step), rng)
-    other = any_other(folder.checkpoints / str(step), one, rng)
+    one = any_file(folder.checkpoint_dir / str(step), rng)
+    other = any_other(folder.checkpoint_dir / str(step), one, rng)
     content = one.read_bytes()
     one.write_bytes(other.read_bytes())
     other.write_bytes(content)
@@ -54,7 +54,7 @@ def swap(folder, step, rng):
 
 
 def poison(folder, step, rng):
-    file = any_file(folder.checkpoints / str(step), rng)
+    file = any_file(folder.checkpoint_dir / str(step), rng)
     file.write_bytes(pickle.dumps(Poison()))
     return file.name
 
@@ -67,7 +67,7 @@ class Poison:
 
 
 def empty_folder(folder, step, rng):
-    checkpoint = folder.checkpoints / str(step)
+    checkpoint = folder.checkpoint_dir / str(step)
     emptied = rng.choice([checkpoint, *(path for path in sorted(checkpoint.rglob('*')) if path.is_dir())])
     names = [path.name for path in emptied.rglob('*') if path.is_file()]
     shutil.rmtree(emptied)
@@ -76,24 +76,24 @@ def empty_folder(folder, step, rng):
 
 
 def add(folder, step, rng):
-    (folder.checkpoints / str(step) / 'state' / 'more').write_bytes(b'of it')
+    (folder.checkpoint_dir / str(step) / 'state' / 'more').write_bytes(b'of it')
     return 'more'
 
 
 def other_digests(folder, step, rng):
-    shutil.rmtree(folder.digests / str(step))
-    shutil.copytree(folder.digests / str(6 - step), folder.digests / str(step))
+    shutil.rmtree(folder.digest_dir / str(step))
+    shutil.copytree(folder.digest_dir / str(6 - step), folder.digest_dir / str(step))
     return 'another step'
 
 
 def other_checkpoint(folder, step, rng):
-    shutil.rmtree(folder.checkpoints / str(step))
-    shutil.copytree(folder.checkpoints / str(6 - step), folder.checkpoints / str(step))
-    return [path.name for path in (folder.checkpoints / str(step)).rglob('*') if path.is_file()]
+    shutil.rmtree(folder.checkpoint_dir / str(step))
+    shutil.copytree(folder.checkpoint_dir / str(6 - step), folder.checkpoint_dir / str(step))
+    return [path.name for path in (folder.checkpoint_dir / str(step)).rglob('*') if path.is_file()]
 
 
 def no_digests(folder, step, rng):
-    shutil.rmtree(folder.digests / str(step))
+    shutil.rmtree(folder.digest_dir / str(step))
     return 'no digests'
 
 

@@ -39,7 +39,7 @@ class Collective:
         heard = multihost_utils.process_allgather(said).reshape(self.count, self.longest)
         return [json.loads(row.tobytes()) for row in heard]
 
-    def at(self, place, step=0, usual=None):
+    def report_progress(self, activity, step=0, usual_seconds=None):
         pass
 
 

@@ -56,8 +56,8 @@ def test_an_error_is_raised_where_its_turn_is():
 HANGS = """
 import time
 from sinklab.train import prefetch
-ahead.LEAVE = 0.1
-ahead.Ahead(lambda _: time.sleep(600), range(3), 3).close()
+prefetch.JOIN_TIMEOUT_SECONDS = 0.1
+prefetch.Prefetcher(lambda _: time.sleep(600), range(3), 3).close()
 """
 
 

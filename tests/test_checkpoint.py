@@ -106,7 +106,7 @@ def test_a_dropped_checkpoint_is_gone_with_its_digests(tmp_path):
 
 def test_the_digests_are_written_in_the_background(tmp_path, monkeypatch):
     held, write = threading.Event(), digests.write_digests
-    monkeypatch.setattr(digests, 'write', lambda *given: (held.wait(60), write(*given)))
+    monkeypatch.setattr(digests, 'write_digests', lambda *given: (held.wait(60), write(*given)))
     checkpoints = opened(RunDir(tmp_path))
     checkpoints.save(1, STATE)
     checkpoints.raise_save_error()
@@ -127,7 +127,7 @@ def test_the_next_call_raises_once_what_a_save_in_the_background_has_raised(tmp_
     def fail(*_):
         raise Unwritable
 
-    monkeypatch.setattr(digests, 'write', fail)
+    monkeypatch.setattr(digests, 'write_digests', fail)
     checkpoints = opened(RunDir(tmp_path))
     checkpoints.save(1, STATE)
     checkpoints.pending_save.exception()
@@ -225,7 +225,7 @@ def test_a_folder_that_vanishes_before_a_save_is_said_in_words_and_not_made_anew
 def test_a_folder_that_vanishes_during_a_save_is_said_in_words(tmp_path, monkeypatch):
     checkpoints, write = opened(RunDir(tmp_path / 'run')), digests.write_digests
     monkeypatch.setattr(
-        digests, 'write', lambda *given: ((tmp_path / 'run').rename(tmp_path / 'away'), write(*given))
+        digests, 'write_digests', lambda *given: ((tmp_path / 'run').rename(tmp_path / 'away'), write(*given))
     )
     checkpoints.save(1, STATE)
     with pytest.raises(UserError, match='run is no longer there; bring it back'):

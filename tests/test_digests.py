@@ -32,7 +32,7 @@ VALUES = {name: RNG.normal(size=(8, 16)).astype(np.float32) for name in 'abc'}
 @pytest.fixture(autouse=True)
 def disk(monkeypatch):
     """One that shows at once what is written on it."""
-    monkeypatch.setattr(files, 'SHARED', 0.0)
+    monkeypatch.setattr(files, 'SHARED_DISK_SECONDS', 0.0)
 
 
 def state(step):
@@ -131,7 +131,7 @@ def test_an_older_checkpoint_is_not_looked_at_while_a_newer_one_is_sound(saved, 
 
 def cut_short(folder, step):
     """What is left where the digests of a save were not written any more."""
-    for file in (folder.digests / str(step)).iterdir():
+    for file in (folder.digest_dir / str(step)).iterdir():
         file.unlink()
 
 
@@ -165,7 +165,7 @@ def test_kills_in_the_middle_of_the_digests_leave_nothing_behind(saved, tmp_path
 
 
 def test_digests_that_are_seen_late_are_not_a_save_that_was_cut_short(of_three, monkeypatch):
-    monkeypatch.setattr(files, 'SHARED', 5.0)
+    monkeypatch.setattr(files, 'SHARED_DISK_SECONDS', 5.0)
     file = digests.get_digest_path(of_three, 4, 2)
     away = file.rename(of_three.path / 'away')
     later = threading.Timer(0.1, away.rename, [file])
@@ -186,7 +186,7 @@ def test_digests_of_an_earlier_checkpoint_do_not_speak_for_a_save_that_was_cut_s
     folder = copied(saved, tmp_path / 'run')
     shutil.rmtree(folder.checkpoint_dir / '4')
     checkpoints = opened(folder)
-    monkeypatch.setattr(digests, 'write', lambda *given: None)
+    monkeypatch.setattr(digests, 'write_digests', lambda *given: None)
     checkpoints.save(4, state(4))
     checkpoints.close()
     assert digests.find_corruption(folder, 4).is_incomplete
@@ -240,13 +240,13 @@ def test_a_process_digests_what_it_wrote_and_all_of_them_together_everything(of_
 @pytest.mark.parametrize('name', FILES)
 def test_any_number_of_processes_finds_each_damage_together(of_three, name, count):
     assert not any(digests.find_corruption(of_three, 4, process, count) for process in range(count))
-    (of_three.checkpoints / '4' / name).write_text(name[::-1])
+    (of_three.checkpoint_dir / '4' / name).write_text(name[::-1])
     faults = [fault for process in range(count) if (fault := digests.find_corruption(of_three, 4, process, count))]
     assert faults == [digests.CorruptionReport(f'{name} does not hold what was saved')]
 
 
 def test_the_verdict_of_one_process_is_that_of_all(of_three):
-    (of_three.checkpoints / '4' / FILES[-1]).unlink()
+    (of_three.checkpoint_dir / '4' / FILES[-1]).unlink()
     lines = alike(2, lambda group: find_corruption_on_all(of_three, 4, group).reason)
     assert lines == [f'{FILES[-1]} is missing'] * 2
 
@@ -262,13 +262,13 @@ def test_all_processes_pass_over_the_same_and_one_of_them_sets_it_aside(saved, t
 
 @pytest.mark.slow
 def test_files_that_are_seen_late_are_digested_and_those_that_are_not_seen_are_an_error(of_three, monkeypatch):
-    monkeypatch.setattr(files, 'SHARED', 0.5)
-    away = of_three.checkpoints.rename(of_three.path / 'away')
+    monkeypatch.setattr(files, 'SHARED_DISK_SECONDS', 0.5)
+    away = of_three.checkpoint_dir.rename(of_three.path / 'away')
     written = digests.get_digest_path(of_three, 4, 1).read_bytes()
     with pytest.raises(FileNotFoundError, match='process 1'):
         digests.write_digests(of_three, 4, 1, 3, seconds=1.0)
     assert digests.get_digest_path(of_three, 4, 1).read_bytes() == written
-    later = threading.Timer(0.1, away.rename, [of_three.checkpoints])
+    later = threading.Timer(0.1, away.rename, [of_three.checkpoint_dir])
     later.start()
     digests.write_digests(of_three, 4, 1, 3, seconds=1.0)
     later.join()

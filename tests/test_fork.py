@@ -33,7 +33,7 @@ KV = dict(model__columns__kind='kv')
 @pytest.fixture(autouse=True)
 def disk(monkeypatch):
     """One that shows at once what is written on it."""
-    monkeypatch.setattr(files, 'SHARED', 0.0)
+    monkeypatch.setattr(files, 'SHARED_DISK_SECONDS', 0.0)
 
 
 @pytest.fixture(scope='module')
@@ -73,7 +73,7 @@ def test_a_fork_that_changes_nothing_goes_on_bit_for_bit_like_its_parent(parent,
 
 def test_a_fork_that_has_begun_needs_its_parent_no_more(parent, spec, origin, tmp_path):
     shutil.copytree(parent.path, tmp_path / 'parent')
-    origin = dataclasses.replace(origin, folder=RunDir(tmp_path / 'parent'))
+    origin = dataclasses.replace(origin, run_dir=RunDir(tmp_path / 'parent'))
     with pytest.raises(Died):
         train(spec, tmp_path / 'fork', origin, Dying(6))
     shutil.rmtree(tmp_path / 'parent')
@@ -134,7 +134,7 @@ def test_a_fork_of_other_batches_says_so(spec, origin, tmp_path):
 def test_what_cannot_be_carried_over_is_refused_and_nothing_is_read_or_made(
     spec, origin, tmp_path, monkeypatch, changes, words
 ):
-    monkeypatch.setattr(setup, 'sequences', lambda spec, share: pytest.fail('data was read'))
+    monkeypatch.setattr(setup, 'load_run_data', lambda spec, share: pytest.fail('data was read'))
     with pytest.raises(UserError, match=words):
         train(changed(spec, **changes), tmp_path / 'fork', origin)
     assert not (tmp_path / 'fork').exists()
@@ -173,7 +173,7 @@ def test_a_fork_of_a_fork_and_the_way_back_are_shown_as_branches(parent, spec, o
 def test_a_damaged_checkpoint_is_refused_with_the_others(parent, spec, origin, tmp_path):
     shutil.copytree(parent.path, tmp_path / 'parent')
     shutil.rmtree(tmp_path / 'parent' / 'checkpoints' / '4' / 'state')
-    damaged = dataclasses.replace(origin, folder=RunDir(tmp_path / 'parent'))
+    damaged = dataclasses.replace(origin, run_dir=RunDir(tmp_path / 'parent'))
     with pytest.raises(UserError, match=r'checkpoints/4 is not sound: .* another step of .* \(\[8\]\)'):
         train(spec, tmp_path / 'fork', damaged)
     assert not (tmp_path / 'fork').exists()
@@ -201,7 +201,7 @@ def test_a_fork_whose_first_checkpoint_was_cut_short_is_carried_over_again(paren
 def test_an_origin_that_is_another_one_since_the_claim_is_not_loaded(parent, spec, origin, tmp_path):
     path = begun(spec, origin, tmp_path / 'fork')
     shutil.copytree(parent.path, tmp_path / 'parent')
-    again = dataclasses.replace(origin, folder=RunDir(tmp_path / 'parent'))
+    again = dataclasses.replace(origin, run_dir=RunDir(tmp_path / 'parent'))
     digests.write_digests(again.folder, 4, 0, 1, seconds=9.0)
     with pytest.raises(UserError, match=r'parent/checkpoints/4 is not what it was when the fork was begun'):
         train(spec, path, again)
@@ -211,7 +211,7 @@ def test_an_origin_that_is_another_one_since_the_claim_is_not_loaded(parent, spe
 def test_an_origin_that_has_been_damaged_since_the_claim_is_not_loaded(parent, spec, origin, tmp_path):
     path = begun(spec, origin, tmp_path / 'fork')
     shutil.copytree(parent.path, tmp_path / 'parent')
-    damaged = dataclasses.replace(origin, folder=RunDir(tmp_path / 'parent'))
+    damaged = dataclasses.replace(origin, run_dir=RunDir(tmp_path / 'parent'))
     flip(damaged.folder, 4, np.random.default_rng(0))
     with pytest.raises(UserError, match=r'checkpoints/4 is not sound: .* does not hold what was saved'):
         train(spec, path, damaged)

@@ -178,7 +178,7 @@ def of_each(tmp_path, *given):
 def test_process_0_chooses_the_step(tmp_path):
     seen = [made(tmp_path / 'here', 2, 4), made(tmp_path / 'there', 2)]
     parents = of_each(tmp_path, *map(str, seen))
-    assert [(parent.folder.path, parent.step) for parent in parents] == [(path, 4) for path in seen]
+    assert [(parent.run_dir.path, parent.step) for parent in parents] == [(path, 4) for path in seen]
     assert [parent.step for parent in of_each(tmp_path, str(seen[0]), f'{seen[1]}@4')] == [4, 4]
 
 

@@ -38,7 +38,7 @@ SGD = dict(optimizer__name='sgd', optimizer__beta2=None, optimizer__epsilon=None
 @pytest.fixture(autouse=True)
 def disk(monkeypatch):
     """One that shows at once what is written on it."""
-    monkeypatch.setattr(files, 'SHARED', 0.0)
+    monkeypatch.setattr(files, 'SHARED_DISK_SECONDS', 0.0)
 
 
 def train(spec, path, origin, *listeners, row='tuned'):
@@ -205,7 +205,7 @@ def test_data_that_have_changed_may_be_read_and_another_tokenizer_is_refused(spe
 def test_what_is_of_another_model_is_refused_and_nothing_is_read_or_made(
     spec, origin, tmp_path, monkeypatch, changes, words
 ):
-    monkeypatch.setattr(setup, 'sequences', lambda spec, share: pytest.fail('data was read'))
+    monkeypatch.setattr(setup, 'load_run_data', lambda spec, share: pytest.fail('data was read'))
     with pytest.raises(UserError, match=words):
         train(changed(spec, **changes), tmp_path / 'tuned', origin)
     assert not (tmp_path / 'tuned').exists()
@@ -215,7 +215,7 @@ def test_what_is_of_another_model_is_refused_and_nothing_is_read_or_made(
 def test_a_damaged_checkpoint_is_refused_with_the_others(parent, spec, origin, tmp_path):
     shutil.copytree(parent.path, tmp_path / 'parent')
     shutil.rmtree(tmp_path / 'parent' / 'checkpoints' / '8' / 'state')
-    damaged = dataclasses.replace(origin, folder=RunDir(tmp_path / 'parent'))
+    damaged = dataclasses.replace(origin, run_dir=RunDir(tmp_path / 'parent'))
     with pytest.raises(UserError, match=r'checkpoints/8 is not sound: .* another step of .* \(\[4\]\)'):
         train(spec, tmp_path / 'tuned', damaged)
     assert not (tmp_path / 'tuned').exists()

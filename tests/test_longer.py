@@ -95,7 +95,7 @@ def test_a_second_job_is_refused_and_leaves_the_first_alone(corpus, tmp_path):
 
 @pytest.mark.slow
 def test_a_job_that_another_has_taken_over_from_writes_nothing_more(corpus, tmp_path, monkeypatch):
-    monkeypatch.setattr(lease, 'BEAT', 0.0)
+    monkeypatch.setattr(lease, 'HEARTBEAT_SECONDS', 0.0)
 
     class Taken(Callback):
         def on_record(self, record, written):

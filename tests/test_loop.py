@@ -134,7 +134,7 @@ def test_divergence_stops_the_run_and_names_a_checkpoint_that_training_can_go_on
 @pytest.mark.slow
 def test_a_measurement_that_is_not_finite_is_divergence_and_is_not_saved(corpus, tmp_path, monkeypatch):
     values = iter([0.0, float('nan')])
-    monkeypatch.setattr(loop.probe, 'numbers', lambda *_: {'sink/1': next(values)})
+    monkeypatch.setattr(loop.sink_probe, 'compute_probe_metrics', lambda *_: {'sink/1': next(values)})
     with pytest.raises(loop.DivergedError, match='sink/1 is nan at step 3'):
         train(spec(corpus, checkpoint__every_steps=3), tmp_path / 'run')
     expected = dict(kind='diverged', step=3, checkpoint=None, message='sink/1 is nan at step 3', exit_code=3)
@@ -157,7 +157,7 @@ def test_too_little_room_is_refused_before_anything_is_written(corpus, tmp_path,
 
 
 def test_a_probe_that_does_not_fit_is_refused_with_its_size(corpus, tmp_path, monkeypatch):
-    monkeypatch.setattr(setup.devices, 'device_memory', lambda processes: 50_000 // jax.local_device_count())
+    monkeypatch.setattr(setup.device_mesh, 'get_device_memory_bytes', lambda processes: 50_000 // jax.local_device_count())
     with pytest.raises(UserError, match=r'a probe would capture 0\.0 GiB'):
         train(spec(corpus), tmp_path / 'run')
 
@@ -185,7 +185,7 @@ def test_a_disk_that_fills_up_is_said_in_words_and_the_run_goes_on_when_there_is
 @pytest.mark.parametrize('at', [None, 2], ids=['done', 'died'])
 def test_a_kernel_that_failed_is_named_at_the_end_of_a_run(corpus, tmp_path, monkeypatch, at):
     choice = BackendChoice('chunked', {'tpu': 'it fails on these devices (ValueError: no)'}, ('tpu',))
-    monkeypatch.setattr(setup.step, 'choice', lambda spec, hardware: choice)
+    monkeypatch.setattr(setup.step, 'choose_step_backend', lambda spec, hardware: choice)
     heard = Recorded()
     with contextlib.suppress(Died):
         train(spec(corpus), tmp_path / 'run', heard, *([Dying(at)] if at else []))
@@ -209,7 +209,7 @@ def test_processes_of_one_host_share_its_memory(corpus, tmp_path, monkeypatch):
         asked.append(processes)
         raise UserError('enough is known')
 
-    monkeypatch.setattr(setup.devices, 'device_memory', memory)
+    monkeypatch.setattr(setup.device_mesh, 'get_device_memory_bytes', memory)
     with pytest.raises(UserError, match='enough is known'):
         setup.set_up_run(spec(corpus), Hardware(), RunDir(tmp_path / 'run'), Three())
     assert asked == [2]
@@ -253,11 +253,11 @@ def test_a_signal_to_the_real_program(whole, corpus, tmp_path, name, at, saved, 
     command = [sys.executable, '-m', 'sinklab', 'train', f'--config={script}', f'--workdir={tmp_path}/run']
     slowed = 'import os, signal, sys, sinklab.train.loop as loop\n'
     slowed += 'signal.signal(signal.SIGHUP, signal.SIG_DFL)\n'  # libtpu, in another test, has it ignored
-    slowed += 'def note(run, record, written, old=loop.Run.record):\n'
+    slowed += 'def note(run, record, written, old=loop.TrainLoop.write_record):\n'
     slowed += (
         f'    old(run, record, written)\n    if record["step"] == {at}: os.kill(os.getpid(), signal.SIG{name})\n'
     )
-    slowed += 'loop.Run.record = note\nfrom sinklab.cli.main import main\nsys.exit(main(sys.argv[1:]))\n'
+    slowed += 'loop.TrainLoop.write_record = note\nfrom sinklab.cli.main import main\nsys.exit(main(sys.argv[1:]))\n'
     first = subprocess.run([sys.executable, '-c', slowed, *command[3:]], capture_output=True, text=True, timeout=600)
     assert first.returncode == code, first.stderr
     if name == 'KILL':

@@ -106,7 +106,7 @@ def placed(mesh, given):
 @pytest.mark.slow
 @pytest.mark.parametrize('rows', [1, 3, 13, 20, 39, 512])  # one row at a time, some that do not divide, all
 def test_chunks_give_the_loss_and_the_gradients_of_the_whole(rows, monkeypatch):
-    monkeypatch.setattr(loss, 'LEAST_ROWS', rows)
+    monkeypatch.setattr(loss, 'MIN_CHUNK_ROWS', rows)
     jax.clear_caches()
     given = arrays(batch=3, length=13)
     expected = definition(*given)
@@ -120,7 +120,7 @@ def test_chunks_give_the_loss_and_the_gradients_of_the_whole(rows, monkeypatch):
 @pytest.mark.parametrize('layout', LAYOUTS, ids=str)
 @pytest.mark.parametrize('sizes', [dict(), dict(length=7, vocabulary=13)], ids=['all_divided', 'batch_alone'])
 def test_a_mesh_changes_neither_loss_nor_gradients_whatever_it_divides(sizes, layout, dtype, monkeypatch):
-    monkeypatch.setattr(loss, 'LEAST_ROWS', 3)
+    monkeypatch.setattr(loss, 'MIN_CHUNK_ROWS', 3)
     jax.clear_caches()
     hidden, head, target = arrays(**sizes, dtype=dtype)
     mesh = device_mesh.make_mesh(layout)
@@ -159,7 +159,7 @@ def test_half_precision_keeps_a_gradient_in_float32_for_the_head():
 
 @pytest.mark.slow
 def test_the_gradient_of_the_head_sums_in_float32_over_any_number_of_chunks(monkeypatch):
-    monkeypatch.setattr(loss, 'LEAST_ROWS', 1)
+    monkeypatch.setattr(loss, 'MIN_CHUNK_ROWS', 1)
     jax.clear_caches()
     rows = 4096  # a sum of ones stays at 256 in bfloat16
     hidden_BTD = jnp.ones((1, rows, 1), jnp.bfloat16)

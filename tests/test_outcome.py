@@ -48,8 +48,8 @@ def test_what_a_run_has_written_goes_before_its_exit_code(written, code, said, e
 def test_a_sweep_ends_by_the_usual_signal_of_a_run_that_was_stopped(monkeypatch):
     """In whatever order signals that end with one exit code are listed."""
     assert set(SIGNAL_OF_EXIT_CODE) == {EXIT_CAUSES[cause][1] for cause in CAUSE_BY_SIGNAL.values()}
-    monkeypatch.setattr(endings, 'OF_SIGNAL', dict(reversed(CAUSE_BY_SIGNAL.items())))
-    assert runpy.run_path(sweep_run.__file__)['SIGNAL_OF'] == {42: signal.SIGTERM, 130: signal.SIGINT}
+    monkeypatch.setattr(endings, 'CAUSE_BY_SIGNAL', dict(reversed(CAUSE_BY_SIGNAL.items())))
+    assert runpy.run_path(sweep_run.__file__)['SIGNAL_OF_EXIT_CODE'] == {42: signal.SIGTERM, 130: signal.SIGINT}
 
 
 def test_a_sweep_does_not_take_an_earlier_outcome_for_the_newest(tmp_path):
@@ -68,10 +68,10 @@ def test_a_signal_comes_to_the_process_under_way_at_once():
     script += 'print("ready", flush=True)\nsignal.pause()'
     with SignalForwarder() as relay:
         threading.Timer(2, os.kill, (os.getpid(), signal.SIGTERM)).start()
-        setup = time.monotonic()
+        start_time = time.monotonic()
         code, said = relay.run_command([sys.executable, '-c', script], on_line=lambda line: False)
     assert (code, said, relay.received_signals) == (42, 'ready\n', [signal.SIGTERM])
-    assert time.monotonic() - setup < 10
+    assert time.monotonic() - start_time < 10
 
 
 @pytest.mark.parametrize('before', [signal.default_int_handler, signal.SIG_IGN])
@@ -82,7 +82,7 @@ def test_signals_that_come_together_are_one_and_a_later_one_acts_at_once(monkeyp
         for _ in range(3):
             signal.raise_signal(signal.SIGINT)
         assert received == [signal.SIGINT]
-        monkeypatch.setattr(run_status, 'TOGETHER', 0.0)
+        monkeypatch.setattr(run_status, 'SAME_SIGNAL_SECONDS', 0.0)
         with pytest.raises(KeyboardInterrupt):
             signal.raise_signal(signal.SIGINT)
 
@@ -106,7 +106,7 @@ def test_a_signal_that_comes_while_the_first_is_handled_does_not_act(monkeypatch
 
 @pytest.mark.slow
 def test_a_repeated_signal_does_not_act_after_the_step_has_ended(monkeypatch):
-    monkeypatch.setattr(run_status, 'TOGETHER', 0.3)
+    monkeypatch.setattr(run_status, 'SAME_SIGNAL_SECONDS', 0.3)
     with contextlib.ExitStack() as after:
         after.callback(signal.signal, signal.SIGINT, signal.signal(signal.SIGINT, signal.default_int_handler))
         with run_status.collect_stop_signals() as received:
@@ -188,7 +188,7 @@ def test_what_ends_before_the_data_is_read_takes_the_place_of_an_earlier_end(tmp
     def too_much(spec, share):
         raise MemoryError('of the data')
 
-    monkeypatch.setattr(setup, 'sequences', too_much)
+    monkeypatch.setattr(setup, 'load_run_data', too_much)
     with pytest.raises(MemoryError):
         loop.train(spec, Hardware(), folder, {})
     assert folder.read_json('outcome') == dict(

@@ -23,7 +23,7 @@ def traced(corpus, tmp_path):
         said, folder = [], RunDir(tmp_path)
         with ProfilerCallback(folder, parse_profile_steps(given, folder, 8), said.append) as profile:
             train(spec(corpus, log__every_steps=1, **changes), tmp_path, *listeners, profile)
-        assert not profile.going
+        assert not profile.is_tracing
         return said
 
     return run
@@ -101,9 +101,9 @@ def test_the_rest_of_the_steps_is_traced_where_an_attempt_begins_among_them(tmp_
     monkeypatch.setattr(jax.profiler, 'start_trace', lambda folder, **_: calls.append(folder))
     monkeypatch.setattr(jax.profiler, 'stop_trace', lambda: calls.append('stop'))
     with ProfilerCallback(RunDir(tmp_path), range(2, 7), calls.append) as profile:
-        profile.begin(4, 'dense', [])
+        profile.on_train_begin(4, 'dense', [])
         for step in (5, 6, 7):
-            profile.record(dict(step=step), written=False)
+            profile.on_record(dict(step=step), written=False)
     assert calls[:2] == [str(tmp_path / 'profile'), 'stop']
     assert calls[2].startswith('steps 2 to 6 are traced in ')
 
@@ -134,7 +134,7 @@ def test_a_profile_is_refused_before_processes_join_and_anything_is_compiled(mon
     def never(*_, **__):
         raise AssertionError('it has been begun')
 
-    for module, name in ((worker_client, 'join'), (loop, 'train'), (verb, 'shown')):
+    for module, name in ((worker_client, 'initialize_distributed'), (loop, 'train'), (verb, 'start_progress')):
         monkeypatch.setattr(module, name, never)
     options = ['--config=configs/quickstart.py:softmax', '--config.optimizer.steps=200', f'--workdir={tmp_path}/run']
     assert main(['train', *options, f'--profile={given}']) == 1

@@ -51,5 +51,5 @@ def test_programs_of_other_processors_lie_elsewhere(monkeypatch, tmp_path):
     here = compilation_flags.get_default_cache_dir()
     assert here == compilation_flags.get_default_cache_dir()
     assert here.parent == tmp_path / 'programs'
-    monkeypatch.setattr(compilation_flags, 'processor', lambda: 'another')
+    monkeypatch.setattr(compilation_flags, 'describe_processor', lambda: 'another')
     assert compilation_flags.get_default_cache_dir() != here

@@ -24,7 +24,7 @@ RULES = tiny().checkpoint
 @pytest.fixture(autouse=True)
 def disk(monkeypatch):
     """One that shows at once what is written on it."""
-    monkeypatch.setattr(files, 'SHARED', 0.0)
+    monkeypatch.setattr(files, 'SHARED_DISK_SECONDS', 0.0)
 
 
 def begun(path, value=0.0, born_with_id=True):
@@ -208,7 +208,7 @@ class First:
         self.said[name] = value
         return [value, value | {'value': None}]
 
-    def at(self, place, step=0, usual=None):
+    def report_progress(self, activity, step=0, usual_seconds=None):
         pass
 
 
@@ -223,7 +223,7 @@ class Second:
     def gather(self, name, value):
         return [self.said[name], value]
 
-    def at(self, place, step=0, usual=None):
+    def report_progress(self, activity, step=0, usual_seconds=None):
         pass
 
 

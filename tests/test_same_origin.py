@@ -32,7 +32,7 @@ def test_the_same_checkpoint_by_another_path_is_no_other_one(tmp_path):
 
 
 def test_another_checkpoint_and_none_are_refused_by_all(tmp_path, monkeypatch):
-    monkeypatch.setattr(files, 'SHARED', 0.0)
+    monkeypatch.setattr(files, 'SHARED_DISK_SECONDS', 0.0)
     one, other = made(tmp_path / 'one'), made(tmp_path / 'two', b'of another')
     for origins in ((one, other), (one, None), (None, one)):
         said = verified(*origins)

@@ -45,7 +45,7 @@ class Beside:
         other = value | {'train/loss': (1.0).hex()} if name.startswith('step ') else value
         return [value, other]
 
-    def at(self, place, step=0, usual=None):
+    def report_progress(self, activity, step=0, usual_seconds=None):
         pass
 
 
@@ -94,7 +94,7 @@ class Told:
     def __init__(self):
         self.told = []
 
-    def wait_for_all(self):
+    def wait_on_all_processes(self):
         self.told.append('wait for all')
 
     def close(self):
@@ -131,7 +131,7 @@ def test_all_wait_for_the_saves_of_all_at_an_end_that_they_agree_on(error, told)
 
 @pytest.mark.slow
 def test_whoever_waits_long_for_a_save_is_told(tmp_path, monkeypatch, capsys):
-    monkeypatch.setattr(checkpointer, 'TOLD', 0.05)
+    monkeypatch.setattr(checkpointer, 'WAIT_REPORT_SECONDS', 0.05)
     saved = Checkpointer(RunDir(tmp_path), spec('x').checkpoint, {})
     saved.newest_step, saved.pending_save = 4, saved.pool.submit(lambda: time.sleep(0.3) or 0.3)
     saved.wait()

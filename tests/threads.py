@@ -20,7 +20,7 @@ class Threads:
         assert {other for other, _ in heard} == {name}
         return [value for _, value in heard]
 
-    def at(self, place: str, step: int = 0, usual: float | None = None) -> None:
+    def report_progress(self, activity: str, step: int = 0, usual_seconds: float | None = None) -> None:
         pass
 
 

@@ -31,7 +31,7 @@ def read_metadata(checkpoint: Path) -> Any:
 
 def get_leaf_shapes(tree: Any) -> dict[str, tuple[int, ...]]:
     """The shape of each leaf by its name."""
-    leaves = jax.tree_util.tree_leaves_with_path(directories)
+    leaves = jax.tree_util.tree_leaves_with_path(tree)
     return {jax.tree_util.keystr(path, simple=True, separator='/'): tuple(leaf.shape) for path, leaf in leaves}
 
 

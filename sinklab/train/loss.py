@@ -40,7 +40,7 @@ def make_forward(spec: Spec, **model_options) -> Callable:
 
     def apply_model(params: dict, ids_BT: jax.Array) -> tuple:
         model = nnx.merge(graphdef, params)
-        hidden_BTD, intermediates = model.hidden(ids_BT, **make_document_inputs(ids_BT, spec) | model_options)
+        hidden_BTD, intermediates = model.compute_hidden(ids_BT, **make_document_inputs(ids_BT, spec) | model_options)
         return hidden_BTD, model.head[...], intermediates
 
     return apply_model

@@ -43,13 +43,13 @@ class Noting:
         self.folder, self.notes = folder, 0
         self.fault = json.loads(os.environ.get('FAULT', '{}'))
 
-    def at(self, place, step=0, usual=None):
-        self.group.at(place, step, usual)
-        if place == 'reading its batch':
+    def report_progress(self, activity, step=0, usual_seconds=None):
+        self.group.report_progress(activity, step, usual_seconds)
+        if activity == 'reading its batch':
             time.sleep(PAUSE)
         if NOTES.is_dir():
             with (NOTES / f'{self.index}').open('a') as file:
-                file.write(f'{place} {step}\n')
+                file.write(f'{activity} {step}\n')
         here = (self.fault.get('process'), self.fault.get('event')) == (self.index, self.notes)
         if here and not ('ONCE' in os.environ and (NOTES / 'harmed').exists()):
             threading.Timer(self.fault['seconds'], self.harm).start() if self.fault['seconds'] else self.harm()
