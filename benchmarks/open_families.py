@@ -325,7 +325,7 @@ def get_sinklab_attention(hf_model: Any, ids_PT: np.ndarray) -> list[np.ndarray]
         attentions.extend(layer.get('attention_LPHTS', ()))
         return {}
 
-    hf_model.observe(ids_PT, collect_layer)
+    hf_model.capture(ids_PT, collect_layer)
     return attentions
 
 

@@ -361,7 +361,7 @@ def evaluate_tasks(
 
 
 def describe_checkpoint(lm: SinklabLM) -> dict[str, Any]:
-    run_model = lm.own
+    run_model = lm.run_model
     last_record = next((record for record in run_model.folder.records() if record['step'] == run_model.step), {})
     metrics = {name: last_record[name] for name in RUN_METRIC_NAMES if name in last_record}
     return dict(model=run_model.name, digest=run_model.digest, measured=metrics)

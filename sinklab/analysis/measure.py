@@ -180,7 +180,7 @@ def measure_selection(
     if not hasattr(model, 'without_queries'):
         raise UserError(f'--selection is of runs, and {model.name} is none; leave it out')
     loss = np.nanmean(model.compute_loss(ids_PT, position_T))
-    silenced_models = (model.without_queries(layer) for layer in range(model.spec.model.layers))
+    silenced_models = (model.copy_with_zero_queries(layer) for layer in range(model.spec.model.layers))
     return name_by_layer(
         'selection',
         np.array([np.nanmean(silenced_model.loss(ids_PT, position_T)) - loss for silenced_model in silenced_models]),

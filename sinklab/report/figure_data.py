@@ -146,7 +146,7 @@ class LineFigures:
         return dict(
             run=self.run_indices[run.name],
             x=run_emergence.at,
-            y=run_emergence.height,
+            y=run_emergence.rate,
             text=f'{run_emergence.span.sentence()}{head_text}',
         )
 
@@ -293,7 +293,7 @@ class LineFigures:
         names = [run_group.name for run_group in self.run_groups]
         return points and dict(
             kind=kind,
-            arms=[names.index(point.arm) for point, *_ in points],
+            arms=[names.index(point.group_name) for point, *_ in points],
             x=self.payload.add_array([point.at for point, *_ in points], 'i4'),
             y=self.payload.add_array([value for _, value, _ in points]),
             sd=self.payload.add_array([sd for *_, sd in points]),

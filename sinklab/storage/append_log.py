@@ -98,7 +98,7 @@ class RemoteAppendLog:
 
     def write_segment(self, path: str, content: bytes) -> None:
         """Writes a segment in the place of what was written of it before, and of nothing else."""
-        version = get_file_system(self.folder).write_marked(path, content, self.version)
+        version = get_file_system(self.folder).write_if_match(path, content, self.version)
         if not version:
             self.check()
             raise FileExistsError(errno.EEXIST, 'another process has written these numbers', path)

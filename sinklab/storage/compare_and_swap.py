@@ -79,14 +79,14 @@ class RemoteCasFile:
 
     def write_if_unchanged(self, text: str) -> bool:
         """Whether this has come into the place of what was seen there last."""
-        version = self.file_system.write_marked(os.fspath(self.path), text.encode(), self.version)
+        version = self.file_system.write_if_match(os.fspath(self.path), text.encode(), self.version)
         self.version = version or self.version
         return bool(version)
 
     def read_with_version(self) -> tuple[str | None, str]:
         """(what lies there, its mark)."""
         try:
-            content, version = self.file_system.read_marked(os.fspath(self.path))
+            content, version = self.file_system.read_with_version(os.fspath(self.path))
         except FileNotFoundError:
             return None, ''
         return content.decode(errors='replace'), version
@@ -95,7 +95,7 @@ class RemoteCasFile:
         with contextlib.suppress(OSError):
             current_text, version = self.read_with_version()
             if self.is_ours(current_text):
-                self.file_system.remove_marked(os.fspath(self.path), version)
+                self.file_system.remove_if_match(os.fspath(self.path), version)
 
 
 def open_cas_file(path: Path, is_ours: TextPredicate = lambda text: False) -> LocalCasFile | RemoteCasFile:

@@ -248,7 +248,7 @@ def read_if_match(path: str, size: int, read: Callable[[], bytes]) -> bytes:
 def find_own_version(file_system: Any, path: str, content: bytes) -> str | None:
     """The mark of what lies there if this process wrote it, in a try whose answer was lost; contents are unique."""
     try:
-        stored, version = file_system.read_marked(path)
+        stored, version = file_system.read_with_version(path)
     except FileNotFoundError:
         return None
     return version if stored == content else None

@@ -142,7 +142,7 @@ def query_gradient_kernel(block_ops, warpgroup: Warpgroup) -> None:
 
     start = to_row_layout(jnp.zeros((WARPGROUP_ROWS,), jnp.float32) for _ in range(warpgroup.call.num_slopes))
     total_QK, rows = warpgroup.loop_over_blocks(step, (make_zero_accumulator(query.shape), start))
-    warpgroup.write_outputs([block_ops.scores.scale * total_QK], rows)
+    warpgroup.write_outputs([block_ops.score_spec.scale * total_QK], rows)
 
 
 def key_gradient_kernel(block_ops, warpgroup: Warpgroup) -> None:
@@ -170,7 +170,7 @@ def key_gradient_kernel(block_ops, warpgroup: Warpgroup) -> None:
     d_key, d_value = warpgroup.loop_over_blocks(
         step, (make_zero_accumulator(key.shape), make_zero_accumulator(value.shape))
     )
-    warpgroup.write_outputs([block_ops.scores.scale * d_key, d_value], [])
+    warpgroup.write_outputs([block_ops.score_spec.scale * d_key, d_value], [])
 
 
 def make_zero_accumulator(shape: tuple[int, int]):

@@ -190,8 +190,8 @@ class Warpgroup:
     outputs: Sequence[tuple[jax.Array, jax.Array]]  # (buffer, result)
     turn_barrier: jax.Array | None
 
-    row_BRT = property(lambda self: self.small[1])
-    position_BS = property(lambda self: self.small[2])
+    row_BRT = property(lambda self: self.small_inputs[1])
+    position_BS = property(lambda self: self.small_inputs[2])
 
     def get_batch_index(self, ref):
         return self.sequence if ref.shape[0] > 1 else 0
@@ -241,7 +241,7 @@ class KernelCall:
     def __init__(self, direction: str, block_ops, kernel_spec: KernelSpec, query_BHTK, key_BGSK):
         mask, positions, parameter_HP = kernel_spec.mask, kernel_spec.positions, kernel_spec.parameter_HP
         self.key_major = direction == 'key'
-        self.inner_block = choose_inner_block(direction, block_ops.crowded, query_BHTK.shape[-1])
+        self.inner_block = choose_inner_block(direction, block_ops.is_register_bound, query_BHTK.shape[-1])
         block_size = (self.inner_block, OUTER_BLOCK) if self.key_major else (OUTER_BLOCK, self.inner_block)
         bound_BI4, self.segments = plan_segments(mask, key_BGSK.shape[2], block_size, self.key_major)
         self.grid = (*query_BHTK.shape[:2], bound_BI4.shape[1])

@@ -48,7 +48,7 @@ class GridStep:
         n = pl.program_id(2)
         self.kind, self.low, self.high = (scalar_N[call.pair(pl.program_id(0), n)] for scalar_N in per_sequence)
         self.edge, self.is_first, self.is_last = edge_N[n], n == 0, n == call.grid[2] - 1
-        self.query_block, self.key_block = (outer_N[n], inner_N[n]) if call.query_outer else (inner_N[n], outer_N[n])
+        self.query_block, self.key_block = (outer_N[n], inner_N[n]) if call.query_major else (inner_N[n], outer_N[n])
 
     def run(self, start: Callable, visit: Callable, finish: Callable) -> None:
         """start() first in an outer block, visit(strips, masked) at what is seen, finish() last."""
@@ -79,13 +79,13 @@ class GridStep:
 
     def compute_bias(self, bias_function: Callable, parameters, keys: pl.Slice):
         query, key = self.row_refs[2][...], self.row_refs[3][:, keys]
-        query, key = (to_column(query), key) if self.call.query_outer else (query, to_column(key))
+        query, key = (to_column(query), key) if self.call.query_major else (query, to_column(key))
         return bias_function(parameters, jnp.maximum(query - key, 0).astype(jnp.float32))
 
     def compute_mask(self, keys: pl.Slice):
         start, end = (row[...] for row in self.row_refs[:2])
         queries, first_key = self.call.size[0], self.key_block * self.call.size[1] + keys.start
-        if self.call.query_outer:
+        if self.call.query_major:
             key = first_key + jax.lax.broadcasted_iota(jnp.int32, (queries, keys.size), 1)
             return (to_column(start) <= key) & (key < to_column(end))
         key = first_key + jax.lax.broadcasted_iota(jnp.int32, (keys.size, queries), 0)
