@@ -87,7 +87,7 @@ def head(h, weights, x, place, spec):
     """(attention_TS, output_TK) of head h."""
     model = spec.model
     query, key = (rotated(name, h, weights, x, place, model) for name in ('query', 'key'))
-    own = projected('value', h // (model.heads // model.groups), weights, x)
+    own = projected('value', h // (model.heads // model.num_kv_heads), weights, x)
     value = own * formulas.sigmoid(x @ weights['gate']['weight_DHK'][:, h]) if model.gate == 'value' else own
     bias_TS = place.bias_HTS[h]
     if model.columns.kind in ('k', 'kv'):
@@ -112,7 +112,7 @@ def head(h, weights, x, place, spec):
 
 def rotated(name, h, weights, x, place, model):
     """Queries or keys of head h: projected, normed and rotated."""
-    y = projected(name, h if name == 'query' else h // (model.heads // model.groups), weights, x)
+    y = projected(name, h if name == 'query' else h // (model.heads // model.num_kv_heads), weights, x)
     if model.qk_norm:
         y = formulas.rms_norm(y, weights[f'{name}_norm']['gain_D'], model.norm_epsilon)
     if model.position == 'rotary':

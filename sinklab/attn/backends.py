@@ -189,9 +189,9 @@ def truncate_problem(problem: AttentionProblem, length: int) -> AttentionProblem
     if relative is not None:
         relative = dataclasses.replace(relative, parameter_HP=relative.parameter_HP[:NUM_CHECKED_HEADS])
     if bias.learned_HC is not None:
-        bias = dataclasses.replace(bias, column_HC=bias.learned_HC[:NUM_CHECKED_HEADS])
-    spec = dataclasses.replace(spec, bias=dataclasses.replace(bias, curve=relative))
-    return dataclasses.replace(problem, rule=spec, heads=NUM_CHECKED_HEADS)
+        bias = dataclasses.replace(bias, learned_HC=bias.learned_HC[:NUM_CHECKED_HEADS])
+    spec = dataclasses.replace(spec, bias=dataclasses.replace(bias, relative=relative))
+    return dataclasses.replace(problem, spec=spec, heads=NUM_CHECKED_HEADS)
 
 
 PREFERRED_BACKENDS = {'tpu': ('tpu', 'chunked'), 'gpu': ('cudnn', 'gpu', 'chunked')}  # by platform; elsewhere chunked
@@ -224,7 +224,7 @@ class BackendChoice:
 def select_backend(requested: str, platform: str, problem: AttentionProblem, verify: bool = True) -> BackendChoice:
     """`wanted` or, for auto, the first of the platform's backends that can and, where it is `here`, is right.
 
-    Raises Refusal.
+    Raises UserError.
     """
     rejection_reasons = {}
     for name in PREFERRED_BACKENDS.get(platform, ('chunked',)) if requested == 'auto' else (requested,):

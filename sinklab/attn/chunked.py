@@ -87,7 +87,7 @@ def make_chunk_spec(
     spec: AttentionSpec, start_BT: jax.Array, end_BT: jax.Array, position_BT: jax.Array, num_keys: int
 ) -> AttentionSpec:
     """Of a chunk's queries."""
-    bias = dataclasses.replace(spec.bias, query_BT=position_BT)
+    bias = dataclasses.replace(spec.bias, query_position_BT=position_BT)
     return dataclasses.replace(spec, mask=masks.make_traced_mask(start_BT, end_BT, num_keys), bias=bias)
 
 

@@ -84,7 +84,7 @@ def make_kernel_spec(spec: AttentionSpec, head_width: int) -> KernelSpec:
     score_spec = ScoreSpec(head_width**-0.5 if scale is None else scale, spec.operation.offset)
     if bias.relative is None:
         return KernelSpec(score_spec, spec.mask)
-    score_spec = dataclasses.replace(score_spec, curve=bias.relative.function, learned=bias.relative.is_learned)
+    score_spec = dataclasses.replace(score_spec, bias_function=bias.relative.function, is_learned=bias.relative.is_learned)
     return KernelSpec(
         score_spec,
         spec.mask,
@@ -106,7 +106,7 @@ def reduce_softmax(
     power_lse = lse
     if operation.power is not None:
         _, (power_lse_BHT,) = reduce_text(
-            reduction, dataclasses.replace(kernel_spec, scores=kernel_spec.score_spec * power)
+            reduction, dataclasses.replace(kernel_spec, score_spec=kernel_spec.score_spec * power)
         )
         power_lse = power_lse_BHT[..., None]
     # The total is then between 1 and the number of columns + 1, whatever the power.

@@ -83,7 +83,7 @@ def make_attention_problem(model: spec.ModelConfig, length: int) -> AttentionPro
     )
     if learned_kv.num_keys > learned_kv.tokens_class.num_tokens:
         attention_spec = dataclasses.replace(
-            attention_spec, bias=dataclasses.replace(attention_spec.bias, column_HC=jnp.zeros((1, 1)))
+            attention_spec, bias=dataclasses.replace(attention_spec.bias, learned_HC=jnp.zeros((1, 1)))
         )
     value_width = model.width if COMBINATIONS[model.combination].has_wide_values else model.head_width
     return AttentionProblem(attention_spec, model.heads, model.head_width, value_width, model.dtype)

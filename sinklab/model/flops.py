@@ -66,10 +66,10 @@ def count_gate_weights(model: spec.ModelConfig, value_width: int) -> int:
     gate_kind = GATES[model.gate]
     if gate_kind is None:
         return 0
-    num_inputs = model.width if gate_kind.of == 'x' else value_width
+    num_inputs = model.width if gate_kind.input == 'x' else value_width
     return (
         num_inputs
-        * (1 if gate_kind.shared and gate_kind.of == 'x' else model.heads)
+        * (1 if gate_kind.is_shared and gate_kind.input == 'x' else model.heads)
         * (value_width if gate_kind.is_wide else 1)
     )
 

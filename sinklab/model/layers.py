@@ -120,10 +120,10 @@ class Gate(nnx.Module):
         self.kind = kind = GATES[model.gate]
         if kind is None:
             return
-        inputs = model.width if kind.of == 'x' else value_width
-        heads = 1 if kind.shared else model.heads
+        inputs = model.width if kind.input == 'x' else value_width
+        heads = 1 if kind.is_shared else model.heads
         shape = (inputs, heads, value_width if kind.is_wide else 1)
-        axes = ('embed' if kind.of == 'x' else None, None if kind.shared else 'heads', None)
+        axes = ('embed' if kind.input == 'x' else None, None if kind.is_shared else 'heads', None)
         std = INITIALIZATIONS[model.initialization].linear(model, inputs)
         self.weight_DHK = make_normal_param(rngs, shape, std, axes, inputs=1)
 
@@ -131,7 +131,7 @@ class Gate(nnx.Module):
         """`given` times the gate, if that is what this one multiplies."""
         if self.kind is None or self.kind.target != target:
             return array_BTHK
-        if self.kind.of == 'x':
+        if self.kind.input == 'x':
             score_BTHK = param_einsum('BTD,DHK->BTHK', x_BTD, self.weight_DHK)
         else:
             score_BTHK = param_einsum('BTHD,DHK->BTHK', value_BTHK, self.weight_DHK)
