@@ -141,11 +141,11 @@ def ignore_closed_output() -> None:
 
 def flush_standard_streams(exit_code: int) -> int:
     """Flush both streams at the end of a process, and return its exit code: 1 if its result could not be written."""
-    error = sys.stdout.finish()
+    error = sys.stdout.final_flush()
     if error and not exit_code and sys.stdout.is_result:
         print(f'sinklab: standard output could not be written ({error}); the result is lost', file=sys.stderr)
         exit_code = 1
-    sys.stderr.finish()
+    sys.stderr.final_flush()
     return exit_code
 
 
