@@ -26,8 +26,8 @@ class FactorOfSize:
         """Return the value at a size.
 
         Args:
-            plain: the config without the size.
-            here: the config of the size.
+            unsized_config: the config without the size.
+            sized_config: the config of the size.
         """
         field = self.of or path
         check_field(field, sized_config)

@@ -52,7 +52,7 @@ class Job:
         """Return Bash that becomes this run, in an environment made by `install` in a folder.
 
         Args:
-            secret: a file with the secret of the run, by which its processes know each other.
+            secret_file: a file with the secret of the run, by which its processes know each other.
         """
         read_secret = f'SINKLAB_RUN_SECRET=$(< {quote_shell(secret_file)}) || exit 1'
         exports = [read_secret, 'export SINKLAB_RUN_SECRET'] if secret_file else []

@@ -32,7 +32,7 @@ def open(model_ref: str, *, bos: str = 'auto', remote_code: bool = False) -> 'Op
         are first needed.
 
     Raises:
-        Refusal: There is no such run, step or model, or a package that it needs is not installed.
+        UserError: There is no such run, step or model, or a package that it needs is not installed.
     """
     from sinklab import api
 

@@ -157,7 +157,7 @@ class RunDir:
             checkpoint/digests.py:find_run_id then finds it in the checkpoints.
 
         Raises:
-            Refusal: run.json is damaged.
+            UserError: run.json is damaged.
         """
         remedy = 'bring it back, or delete it, and the id that all checkpoints of this run carry is taken for it'
         try:
@@ -185,7 +185,7 @@ class RunDir:
         """Refuses a folder that holds another run, or something that is none, or where no checkpoint can be saved.
 
         Args:
-            instead: what to do where it holds another run; otherwise, to give a new folder.
+            remedy: what to do where it holds another run; otherwise, to give a new folder.
         """
         check_checkpoint_path(self.path)
         if not self.path.exists():
@@ -384,7 +384,7 @@ class RunDir:
         What a stopped run has left to its next attempt to measure stands in a line of its own.
 
         Args:
-            last: the run has no step after this one; a line that has is damaged. None: that is not known.
+            last_step: the run has no step after this one; a line that has is damaged. None: that is not known.
             strict: raise Damaged for a damaged line, instead of saying on stderr that it is passed over.
         """
         steps: dict[int, dict] = {}
@@ -411,8 +411,8 @@ class RunDir:
 
         Args:
             record: the newest record that there is.
-            last: the last step of the run.
-            names: numbers that its last record has.
+            last_step: the last step of the run.
+            *required_names: numbers that its last record has.
         """
         file, step = self.path / METRICS_FILE, record.get('step', 0)
         missing_names = [name for name in required_names if name not in record]
@@ -430,9 +430,9 @@ class RunDir:
 
         Args:
             records: of metrics.jsonl, by step.
-            every: steps from one line to the next, by the config. Earlier attempts may have had others (the changes
+            interval: steps from one line to the next, by the config. Earlier attempts may have had others (the changes
                 in environment.json): the largest counts, so that no line is missed that was never written.
-            until: lines are to reach as far as this step, from which training goes on. None: as far as they go.
+            end_step: lines are to reach as far as this step, from which training goes on. None: as far as they go.
         """
         changes = [
             entry for attempt in self.read_environment().get('attempts', []) for entry in attempt.get('changes', [])

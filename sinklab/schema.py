@@ -37,7 +37,7 @@ NonEmptyStr = Annotated[str, Constraint('a text that is not empty', bool)]
 
 
 def parse_dataclass(dataclass_type: type, value: Any, path: str) -> Any:
-    """Read a nested mapping into a record. `Refusal` names everything that is wrong with its fields."""
+    """Read a nested mapping into a record. `UserError` names everything that is wrong with its fields."""
     errors: list[str] = []
     parsed = validate_dataclass(dataclass_type, value, path, errors)
     raise_errors(errors)
@@ -45,7 +45,7 @@ def parse_dataclass(dataclass_type: type, value: Any, path: str) -> Any:
 
 
 def raise_errors(errors: Iterable[str]) -> None:
-    """Raise one Refusal, of one line, that has every fault; none where there is no fault."""
+    """Raise one UserError, of one line, that has every fault; none where there is no fault."""
     distinct = list(dict.fromkeys(errors))
     if len(distinct) == 1:
         raise UserError(distinct[0])
@@ -55,7 +55,7 @@ def raise_errors(errors: Iterable[str]) -> None:
 
 
 def parse_value(hint: Any, value: Any, path: str) -> Any:
-    """Read one value by its type, as Refusal says where it is not of that."""
+    """Read one value by its type, as UserError says where it is not of that."""
     errors: list[str] = []
     parsed = validate_value(hint, value, path, errors)
     raise_errors(errors)
@@ -111,7 +111,7 @@ def format_unknown_name(
     """Say that a name is unknown, which one may have been meant, and which there are.
 
     Args:
-        near: the name that may have been meant, where it is not to be looked for among `allowed`.
+        suggestion: the name that may have been meant, where it is not to be looked for among `allowed`.
     """
     allowed = list(allowed)
     suggestion = suggestion or next(iter(difflib.get_close_matches(name, allowed, 1)), None)

@@ -19,7 +19,7 @@ COMPILED = """
 import jax
 from sinklab.planning import topology
 for name in ('v4:2x2x1', 'v5e:2x2', 'v5p:2x2x1', 'v6e:2x2'):
-    place = jax.sharding.SingleDeviceSharding(topology.devices(name)[0])
+    place = jax.sharding.SingleDeviceSharding(topology.parse_topology(name)[1][0])
     jax.jit(jax.numpy.sin).lower(jax.ShapeDtypeStruct((8, 128), 'float32', sharding=place)).compile()
 """
 # A variable -> what reads it.

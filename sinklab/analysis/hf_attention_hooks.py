@@ -71,7 +71,7 @@ class AttentionRecorder:
         """Return the arrays of each layer for two tokens, by whichever way the model shows its attention.
 
         Raises:
-            Refusal: the model cannot be run, has no attention matrices, or attends to later tokens.
+            UserError: the model cannot be run, has no attention matrices, or attends to later tokens.
         """
         user_error = UserError(
             f'{self.name} ({type(self.model).__name__}) has no attention matrices: none of its {len(self.layers)} '

@@ -35,7 +35,7 @@ def explain_remote_code(name: str) -> Iterator[None]:
     """
     try:
         yield
-    except Exception as error:  # transformers raises ValueError, and here that may have become a Refusal
+    except Exception as error:  # transformers raises ValueError, and here that may have become a UserError
         if not any('trust_remote_code' in str(exception) for exception in (error, error.__cause__)):
             raise
         raise UserError(

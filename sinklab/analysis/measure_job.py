@@ -58,7 +58,7 @@ class MeasureRequest:
             raise UserError('--eps has two thresholds that are one in six digits; leave one out')
 
     def fill_defaults(self, model: MeasurableModel) -> 'MeasureRequest':
-        """With all that is None filled in; raises Refusal where the model cannot be asked so."""
+        """With all that is None filled in; raises UserError where the model cannot be asked so."""
         defaults = dict(vars(model.spec.probe), source=None) if hasattr(model, 'spec') else OPEN_MODEL_DEFAULTS
         requested = {name: getattr(self, name) for name in OPEN_MODEL_DEFAULTS}
         request = dataclasses.replace(self, **{k: defaults[k] if v is None else v for k, v in requested.items()})

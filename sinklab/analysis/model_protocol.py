@@ -103,7 +103,7 @@ class MeasurableModel(Protocol):
 
 
 def check_length(model: MeasurableModel, ids_PT: np.ndarray) -> int:
-    """The length of the sequences; raises Refusal where it is more than a model can read."""
+    """The length of the sequences; raises UserError where it is more than a model can read."""
     length = int(ids_PT.shape[1])
     if model.max_length and length > model.max_length:
         raise UserError(f'{model.name} reads {model.max_length} tokens, and {length} are given; shorten the text')

@@ -248,7 +248,7 @@ def apply_bos(spec: Spec, bos: str) -> Spec:
 
 
 def find_run_tokenizer(run_dir: RunDir, step: int, spec: Spec, override: str | None = None) -> Path:
-    """The tokenizer.json of a run; raises Refusal where it is not the one that the checkpoint was trained with."""
+    """The tokenizer.json of a run; raises UserError where it is not the one that the checkpoint was trained with."""
     tokenizer_path = find_tokenizer_file(run_dir.path, spec.data, spec.model.vocabulary, override)
     trained_digest = (
         restore.read_metadata(run_dir.checkpoint_dir / str(step)).custom_metadata['data'].get('tokenizer')

@@ -143,7 +143,7 @@ def attention(
         and the weights A, of shape BNTS (or NTS), in float32. A query that attends to no key has an output of 0.
 
     Raises:
-        Refusal: An argument is not allowed, or shapes do not fit. It is a `ValueError` of one line, raised while the
+        UserError: An argument is not allowed, or shapes do not fit. It is a `ValueError` of one line, raised while the
             function is traced.
     """
     query, key, value = convert_arrays(query, key, value)
@@ -184,7 +184,7 @@ def attend_on_backend(
 
 
 def convert_arrays(query: ArrayLike, key: ArrayLike, value: ArrayLike) -> tuple[jax.Array, jax.Array, jax.Array]:
-    """Return queries, keys and values as arrays of floating-point numbers whose shapes fit, or raise Refusal."""
+    """Return queries, keys and values as arrays of floating-point numbers whose shapes fit, or raise UserError."""
     arrays = dict(query=jnp.asarray(query), key=jnp.asarray(key), value=jnp.asarray(value))
     shapes = ', '.join(f'{name} {array.shape}' for name, array in arrays.items())
     for name, array in arrays.items():
@@ -204,7 +204,7 @@ def convert_arrays(query: ArrayLike, key: ArrayLike, value: ArrayLike) -> tuple[
 
 
 def convert_matrix(name: str, array_like: ArrayLike, shape: tuple[int, ...]) -> jax.Array:
-    """Return `bias` or `mask` as an array whose four axes are 1 or those of the scores, or raise Refusal."""
+    """Return `bias` or `mask` as an array whose four axes are 1 or those of the scores, or raise UserError."""
     array = jnp.asarray(array_like)
     dtype_class, dtype_name = (jnp.bool_, 'booleans') if name == 'mask' else (jnp.floating, 'floating-point numbers')
     if not jnp.issubdtype(array.dtype, dtype_class):
@@ -223,7 +223,7 @@ def make_operation(
     score_offset: float = 0.0,
     scale: ArrayLike | None = None,
 ) -> Operation:
-    """Return the operation of a similarity and a normalizer, or raise Refusal where they do not go together."""
+    """Return the operation of a similarity and a normalizer, or raise UserError where they do not go together."""
     similarity_entry = find_entry('similarity', similarity, SIMILARITIES, Similarity)
     normalizer_entry = find_entry('normalizer', normalizer, NORMALIZERS, Normalizer)
     if (
@@ -251,7 +251,7 @@ def make_operation(
 
 
 def convert_scale(scale: ArrayLike) -> float | jax.Array:
-    """Return a scale as a number, or as an array in float32 if jax traces it; or raise Refusal."""
+    """Return a scale as a number, or as an array in float32 if jax traces it; or raise UserError."""
     if not isinstance(scale, jax.core.Tracer):
         return convert_number('scale', scale)
     if scale.ndim or not is_real_dtype(scale.dtype):
@@ -260,7 +260,7 @@ def convert_scale(scale: ArrayLike) -> float | jax.Array:
 
 
 def convert_number(name: str, value: ArrayLike, exclusive_min: float = -math.inf) -> float:
-    """Return a number of Python, NumPy or jax as a float, or raise Refusal unless it is finite and above `above`."""
+    """Return a number of Python, NumPy or jax as a float, or raise UserError unless it is finite and above `above`."""
     try:
         array = np.asarray(value)
     except (TypeError, ValueError):  # an array that jax traces, or a list of lists of several lengths
@@ -300,7 +300,7 @@ def make_mask(num_queries: int, num_keys: int, is_causal: bool, local_window_siz
 
 
 def convert_window(window: Window) -> tuple[int, int]:
-    """Return (left, right) of a window, or raise Refusal."""
+    """Return (left, right) of a window, or raise UserError."""
     try:
         left, right = map(operator.index, window if isinstance(window, tuple | list) else (window, window))
     except (TypeError, ValueError):
@@ -313,7 +313,7 @@ def convert_window(window: Window) -> tuple[int, int]:
 def resolve_implementation(
     implementation: str, spec: AttentionSpec, query: jax.Array, value: jax.Array, needs: list[str]
 ) -> str:
-    """Return the backend that computes attention, or raise Refusal where it cannot."""
+    """Return the backend that computes attention, or raise UserError where it cannot."""
     if implementation not in get_args(BackendName):
         raise UserError(
             format_unknown_name(

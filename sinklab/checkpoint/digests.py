@@ -139,7 +139,7 @@ def find_run_id(run_dir: RunDir) -> str | None:
         None for a run that is older than these ids, and for a folder without checkpoints.
 
     Raises:
-        Refusal: run.json is damaged, or is missing where checkpoints have different ids.
+        UserError: run.json is damaged, or is missing where checkpoints have different ids.
     """
     if (stored_id := run_dir.read_run_id()) is not None:
         return stored_id

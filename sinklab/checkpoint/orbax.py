@@ -143,7 +143,7 @@ def translate_write_errors(output_path: Path) -> Iterator[None]:
     """Refuse, in one line, what the disk of a new folder that Orbax writes does not take.
 
     Raises:
-        Refusal: the disk is full, or the folder may not be written.
+        UserError: the disk is full, or the folder may not be written.
         OSError: Orbax could not write it for another reason.
     """
     try:

@@ -71,7 +71,7 @@ class CommandParser(argparse.ArgumentParser):
         """Refuse options that the subcommand of a command line does not have, with the one that is most like each.
 
         --config.PATH=VALUE is left to the subcommand, and so is what follows --. As in argparse, a word with a space
-        is the value of the option before it: --prompt '-- a comment'. Raises Refusal.
+        is the value of the option before it: --prompt '-- a comment'. Raises UserError.
         """
         if self.subcommands:
             index = next((index for index, word in enumerate(argv) if word in self.subcommands.choices), None)

@@ -82,8 +82,8 @@ def print_table(
 
     Args:
         headings, rows: text, or Text of rich.
-        left: headings of the other columns that are aligned to the left.
-        words: headings of other columns that hold words, and may be folded, too.
+        left_columns: headings of the other columns that are aligned to the left.
+        wrap_columns: headings of other columns that hold words, and may be folded, too.
     """
     columns = [list(map(to_text, column)) for column in zip(headings, *rows, strict=True)]
     wrap_columns = {str(heading) for heading in wrap_columns}

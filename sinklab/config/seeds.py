@@ -10,7 +10,7 @@ def parse_seeds(text: str) -> list[int]:
     """Return the seeds that --seeds stands for: of a number N, 0 to N - 1; of numbers with commas, those.
 
     Raises:
-        Refusal: it is neither.
+        UserError: it is neither.
     """
     count = parse_uint32(text)
     if count is not None and 1 <= count <= MAX_SEEDS:

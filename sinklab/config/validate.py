@@ -31,7 +31,7 @@ def parse_config(config: Mapping[str, Any]) -> Spec:
     """Read the spec that a config (nested mapping) describes.
 
     Raises:
-        Refusal: a field is not as its type says; or, if all are, fields do not go together. It names every fault.
+        UserError: a field is not as its type says; or, if all are, fields do not go together. It names every fault.
     """
     spec = parse_dataclass(Spec, config, 'config')
     raise_errors(find_errors(spec))

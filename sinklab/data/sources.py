@@ -109,11 +109,11 @@ def open_source(source_name: str) -> Source:
     """Return the data source of a name, such as `text:corpus/*.txt`; nothing is read before its documents are.
 
     Args:
-        given: The name: the kind, a colon, and what the kind needs, as `SOURCES` lists them. To add a kind is to
+        source_name: The name: the kind, a colon, and what the kind needs, as `SOURCES` lists them. To add a kind is to
             write a function (name, what follows the colon) -> Source and to enter it there.
 
     Raises:
-        Refusal: There is no such kind, or no such file.
+        UserError: There is no such kind, or no such file.
     """
     openers = {form.partition(':')[0]: kind for form, kind in SOURCES.items()}
     kind, _, argument = source_name.partition(':')

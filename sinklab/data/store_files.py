@@ -86,7 +86,7 @@ def parse_shard(record: Any, file: Path) -> Shard:
     """Return the shard of a record that was read from a file.
 
     Raises:
-        Refusal: a field is missing, unknown or of another type, or the name does not lie in the folder of the store.
+        UserError: a field is missing, unknown or of another type, or the name does not lie in the folder of the store.
     """
     fields = {field.name for field in dataclasses.fields(Shard)}
     try:
@@ -295,7 +295,7 @@ def read_meta(folder: epath.Path) -> dict:
 
 
 def check_meta(meta: dict, file: Path, remedy: str) -> None:
-    """Raise Refusal where a field of meta.json is missing or of another type."""
+    """Raise UserError where a field of meta.json is missing or of another type."""
     try:
         msgspec.convert(meta, StoreMeta)
     except msgspec.ValidationError as error:

@@ -41,7 +41,7 @@ def require_libraries() -> None:
 
 
 def check_parity(model_dir: Path, spec: Spec, params: dict, length: int) -> ParityReport:
-    """Raises Refusal where a folder does not say what these parameters do."""
+    """Raises UserError where a folder does not say what these parameters do."""
     check_tokenizer_parity(model_dir)
     ids_BT = make_sample_ids(spec.model, length)
     own_outputs, hf_outputs = (

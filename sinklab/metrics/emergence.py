@@ -67,7 +67,7 @@ def merge_emergence(emergences: Sequence[tuple[int | None, int] | None]) -> Emer
     """Return the steps between which the sinks of runs emerge.
 
     Args:
-        found: of each run that has a probe, what `emergence` returns.
+        emergences: of each run that has a probe, what `emergence` returns.
     """
     sinks = [steps for steps in emergences if steps is not None]
     start_steps = [steps for steps, _ in sinks if steps is not None]

@@ -205,11 +205,11 @@ def make_head_metric(
 
     Args:
         name: The name of the array: `name_LPH` of a probe, saved as its mean over sequences, `name_LH`.
-        value: Function (*arrays that it reads, setting) -> value_LPH.
-        shown: The numbers that are shown. Without `numbers` there is one, the mean over all heads.
-        reads: Names of the arrays that `value` reads.
-        numbers: Function (value_LPH, setting) -> numbers by name.
-        **more: Further fields of `Measure`.
+        compute_value: Function (*arrays that it reads, setting) -> value_LPH.
+        infos: The numbers that are shown. Without `compute_numbers` there is one, the mean over all heads.
+        inputs: Names of the arrays that `compute_value` reads.
+        compute_numbers: Function (value_LPH, setting) -> numbers by name.
+        **fields: Further fields of `Metric`.
     """
 
     def summarize_heads(arrays: Arrays, setting: MetricSetting) -> dict[str, float]:
@@ -230,10 +230,10 @@ def make_row_metric(name: str, row_function: Callable[[Any], Any], info: MetricI
     """Make a metric entry of the mean over queries of a value of each row of attention.
 
     Args:
-        name: The name of the array, as in `of_heads`.
-        row: Function attention_BHTS -> value_BHT.
-        shown: How the mean over all heads is shown.
-        **more: Further fields of `Measure`.
+        name: The name of the array, as in `make_head_metric`.
+        row_function: Function attention_BHTS -> value_BHT.
+        info: How the mean over all heads is shown.
+        **fields: Further fields of `Metric`.
     """
     return make_head_metric(
         name, lambda attention, setting: row_function(attention).mean(-1), (info,), row_function=row_function, **fields

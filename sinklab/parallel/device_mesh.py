@@ -58,7 +58,7 @@ def get_device_memory_bytes(num_local_processes: int = 1) -> int:
     """Return how many bytes of memory each device of this process has.
 
     Args:
-        processes: How many processes of the run are on this host. The devices of a CPU, of all of them, share its
+        num_local_processes: How many processes of the run are on this host. The devices of a CPU, of all of them, share its
             memory; an accelerator says how much it has of its own.
     """
     local_devices = jax.local_devices()
@@ -103,7 +103,7 @@ def group_by_slice(devices: Sequence[jax.Device]) -> list[list[jax.Device]]:
 
 
 def compute_mesh_shape(hardware: Hardware, num_devices: int, num_slices: int = 1) -> tuple[int, int, int]:
-    """The sizes of the axes; raises Refusal where devices would stand idle, or are too few."""
+    """The sizes of the axes; raises UserError where devices would stand idle, or are too few."""
     data, fsdp, tensor = requested = hardware.data, hardware.fsdp, hardware.tensor
     devices_per_tensor_shard = num_devices // tensor
     if fsdp is None:

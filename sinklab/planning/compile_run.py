@@ -86,7 +86,7 @@ def compile_run(
     program_names: Sequence[str] = (),
     print_line: Callable[[str], None] = lambda text: None,
 ) -> CompiledRun:
-    """All programs, or those of some names. Raises Refusal where one does not fit, or cannot be laid on the chips."""
+    """All programs, or those of some names. Raises UserError where one does not fit, or cannot be laid on the chips."""
     mesh = device_mesh.make_mesh(hardware, target_devices)
     setup.check_layout(spec, hardware, mesh)
     backend = choose_step_backend_for(spec, hardware, get_platform(target_devices)).backend

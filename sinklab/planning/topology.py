@@ -59,7 +59,7 @@ device_description_str: "{kind}"
 
 
 def parse_topology(topology: str) -> tuple[str, list[jax.Device]]:
-    """(name in CHIPS, its devices) of CHIP:SHAPE, or of SLICESxCHIP:SHAPE; raises Refusal."""
+    """(name in CHIPS, its devices) of CHIP:SHAPE, or of SLICESxCHIP:SHAPE; raises UserError."""
     match = re.fullmatch(r'(?:([1-9]\d*)x)?([a-z]\w*):([1-9]\d*(?:x[1-9]\d*)*)', topology)
     if not match or match[2] not in CHIPS:
         raise UserError(
@@ -77,7 +77,7 @@ def parse_topology(topology: str) -> tuple[str, list[jax.Device]]:
 
 
 def make_gpu_devices(topology: str, chip_name: str) -> list[jax.Device]:
-    """Those of one node of Hopper; raises Refusal. Of more nodes jax describes no borders."""
+    """Those of one node of Hopper; raises UserError. Of more nodes jax describes no borders."""
     match, chip = re.fullmatch(r'(h100|h200):([1-8])', topology), CHIPS[chip_name]
     if not match:
         raise UserError(
@@ -104,7 +104,7 @@ def has_cuda_plugin() -> bool:
 
 
 def make_tpu_devices(topology: str, num_slices: int = 1) -> list[jax.Device]:
-    """Those of a topology such as v5e:2x2, to compile for; raises Refusal."""
+    """Those of a topology such as v5e:2x2, to compile for; raises UserError."""
     if (path := find_libtpu()) is None:
         raise UserError(
             f'libtpu, which has the compiler for TPUs, is not installed; install it: {format_extra_command("tpu")}'

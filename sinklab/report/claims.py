@@ -103,7 +103,7 @@ def read_claim_metrics(run_dir: RunDir, outcome: str, metric_names: set[str]) ->
 
 
 def parse_claims(definitions: Mapping[str, Mapping]) -> dict[str, Claim]:
-    """Of a file's CLAIMS; raises Refusal."""
+    """Of a file's CLAIMS; raises UserError."""
     if not isinstance(definitions, Mapping):
         raise UserError(f'CLAIMS is {definitions!r}, and has to be a dict of claims by name; see configs/claims.py')
     return {name: parse_claim(name, fields) for name, fields in definitions.items()}

@@ -105,7 +105,7 @@ def format_legend(headings: Sequence[str], metric_infos: Sequence[MetricInfo] = 
 
     Args:
         headings: those without a meaning here are passed over.
-        numbers: what some of them are, beside what every run is measured by.
+        metric_infos: what some of them are, beside what every run is measured by.
     """
     all_infos = *measures.METRIC_INFOS, *RUN_METRIC_INFOS, *metric_infos
     sentences = {metric_info.label: metric_info.description for metric_info in all_infos} | EXTRA_COLUMN_SENTENCES
@@ -265,7 +265,7 @@ def format_comparison(
     """Say in one sentence what was seen, what was expected, and where the page lies.
 
     Args:
-        seen: {row: (Sink_1, words)}.
+        observed: {row: (Sink_1, words)}.
         expected: {row: its Sink_1 in words}.
         source: where the expected values come from.
         page: the file, if there is one.

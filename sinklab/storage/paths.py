@@ -56,7 +56,7 @@ def register_file_system(scheme: str) -> None:
 def is_remote(path: str | os.PathLike) -> bool:
     """Whether it lies in a bucket, where files are objects: whole or not there, and never appended to.
 
-    Raises Refusal of gs:/bucket, by which nobody means a folder `gs:`.
+    Raises UserError of gs:/bucket, by which nobody means a folder `gs:`.
     """
     scheme, colon, rest = os.fspath(path).partition(':')
     if colon and scheme in REMOTE_SCHEMES and not rest.startswith('//'):
@@ -89,7 +89,7 @@ def check_checkpoint_path(path: Path) -> None:
         path: a folder that checkpoints are to be saved in, relative or absolute.
 
     Raises:
-        Refusal: the absolute path has one of these characters.
+        UserError: the absolute path has one of these characters.
     """
     absolute_path = os.fspath(make_absolute(path))
     if bad_chars := [char for char in UNSAVABLE_CHARS if char in absolute_path]:
@@ -105,10 +105,10 @@ def check_utf8(path: Path, consequence: str) -> None:
 
     Args:
         path: a file or folder, relative or absolute.
-        why: what cannot be done there.
+        consequence: what cannot be done there.
 
     Raises:
-        Refusal: the absolute path has bytes that are not UTF-8.
+        UserError: the absolute path has bytes that are not UTF-8.
     """
     absolute_path = os.fspath(make_absolute(path))
     try:

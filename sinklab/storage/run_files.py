@@ -250,7 +250,7 @@ def decode_metrics(content: bytes, first_number: int = 1) -> tuple[list[dict[str
 
     Args:
         content: whole lines; the last one may still be being written.
-        first: the number of the first of them, for faults.
+        first_number: the number of the first of them, for faults.
 
     Returns:
         the records that are as they have to be, and what is wrong with the other lines.

@@ -236,8 +236,8 @@ def read_json(path: Path, schema: type[T] = dict, max_bytes: int = MAX_JSON_BYTE
 
     Args:
         path: a local file, or one in a bucket.
-        kind: `dict`, or a type with its fields: a TypedDict, a dataclass, a msgspec.Struct.
-        most: the largest size in bytes.
+        schema: `dict`, or a type with its fields: a TypedDict, a dataclass, a msgspec.Struct.
+        max_bytes: the largest size in bytes.
         remedy: what the reader of the message is to do.
 
     Raises:
@@ -262,7 +262,7 @@ def decode_json(content: bytes | str, max_depth: int = MAX_JSON_DEPTH, finite: b
 
     Args:
         content: a text, or its bytes in UTF-8.
-        deepest: levels of objects and lists inside each other that are allowed.
+        max_depth: levels of objects and lists inside each other that are allowed.
         finite: whether NaN, infinities and numbers that are too large for float64 are refused.
 
     Raises:
@@ -322,7 +322,7 @@ def load_npz(
         name: what the file is called, where bytes are given.
         remedy: what the reader of the message is to do.
         names: which arrays, as far as they are there; None: all.
-        largest: how many bytes these arrays may have; 0: ARRAY_BYTES.
+        max_bytes: how many bytes these arrays may have; 0: ARRAY_BYTES.
 
     Raises:
         OSError: it is not there, or its disk or bucket does not answer.

@@ -127,7 +127,7 @@ def read_count(environment: Mapping[str, str], name: str) -> int | None:
     """Return a variable of a cluster that says how many there are of something; None if it is not set.
 
     Raises:
-        Refusal: it is no whole number of at least 1.
+        UserError: it is no whole number of at least 1.
     """
     text = environment.get(name)
     if text is None:

@@ -133,7 +133,7 @@ def open_listeners(host: str, port: int, backlog: int) -> tuple[list[socket.sock
         The sockets, and why they are those of all interfaces; '' if they are not.
 
     Raises:
-        Refusal: the port is taken, or not for this user. Its cause is the OSError.
+        UserError: the port is taken, or not for this user. Its cause is the OSError.
     """
     try:
         addresses = dict.fromkeys(

@@ -34,7 +34,7 @@ class RunSecret:
 
         Args:
             role: who proves it, so that nobody can send a proof back to where it came from.
-            parts: the nonces of both sides, and what the proof is to vouch for.
+            *parts: the nonces of both sides, and what the proof is to vouch for.
         """
         content = '\n'.join([role, *map(str, parts)])
         return hmac.new(self.text.encode(), content.encode(), 'sha256').hexdigest()
@@ -50,7 +50,7 @@ def read_secret_variable() -> str:
     """Return what SINKLAB_RUN_SECRET says; '' if it is not set.
 
     Raises:
-        Refusal: it is empty or too short to protect anything.
+        UserError: it is empty or too short to protect anything.
     """
     secret = os.environ.get(SECRET_VARIABLE)
     if secret is None:

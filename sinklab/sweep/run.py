@@ -23,7 +23,7 @@ class SignalForwarder:
     """Collects SIGINT, SIGTERM and SIGHUP as long as it is open, and passes them on to the commands that run.
 
     Args:
-        stopping: called once a signal has come, in a thread of its own: a handler must not write files.
+        on_stop: called once a signal has come, in a thread of its own: a handler must not write files.
     """
 
     def __init__(self, on_stop: Callable[[], None] = lambda: None):
@@ -69,7 +69,7 @@ class SignalForwarder:
 
         Args:
             command: a program and its arguments.
-            hear: shows a line; returns whether it is a record rather than words. The environment of the command asks
+            on_line: shows a line; returns whether it is a record rather than words. The environment of the command asks
                 for records (cli/progress.py).
         """
         output, environment = b'', {**os.environ, 'SINKLAB_PROGRESS': 'json'}
@@ -179,7 +179,7 @@ def record_outcome(run: SweepRun, forwarder: SignalForwarder, exit_code: int, ou
 
 
 def split_cores(jobs: int) -> list[Iterable[int] | None]:
-    """The cores of each of several jobs; None: all, or nobody has a say in it here. Raises Refusal."""
+    """The cores of each of several jobs; None: all, or nobody has a say in it here. Raises UserError."""
     if jobs < 1:
         raise UserError(f'--jobs={jobs} must be a whole number of at least 1')
     if jobs == 1 or not hasattr(os, 'sched_getaffinity'):

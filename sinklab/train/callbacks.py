@@ -46,7 +46,7 @@ class BestEffortCallback(Callback):
     """A listener whose errors end it and not the run: each kind of mirror copies what metrics.jsonl already holds.
 
     Args:
-        listener: what is called until it raises an exception for the first time.
+        callback: what is called until it raises an exception for the first time.
         name: what the warning calls it.
         warn: called once, with a line that says what happened.
     """
@@ -144,7 +144,7 @@ PROFILE_DIR = 'profile'  # in the run's folder
 
 
 def parse_profile_steps(option: str, run_dir: RunDir, last_step: int) -> range:
-    """The steps of STEP:COUNT that a run has. Raises Refusal."""
+    """The steps of STEP:COUNT that a run has. Raises UserError."""
     match = re.fullmatch(r'(\d{1,12}):(\d{1,12})', option)
     first_step, count = map(int, match.groups()) if match else (0, 0)
     if not first_step or not count:

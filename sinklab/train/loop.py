@@ -71,7 +71,7 @@ def train(
 ) -> list[dict]:
     """Trains in `folder`, going on from its newest checkpoint or from its origin's; process 0 gets all its records.
 
-    `grace` is how many seconds are left to a run that is told to stop. Raises Refusal (before a step is compiled, and
+    `grace` is how many seconds are left to a run that is told to stop. Raises UserError (before a step is compiled, and
     a run is as it was but for its outcome; later where a program does not fit), Diverged, Stopped, or Disagreement.
     """
     log_filters.install_filters()

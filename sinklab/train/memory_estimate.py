@@ -123,7 +123,7 @@ MEMORY_ERROR_PATTERN = r'memory|alloc|reserve|\bhbm\b'  # in what XLA says when 
 def choose_remat_policy(
     spec: Spec, hardware: Hardware, mesh: jax.sharding.Mesh, backend: str, memory_bytes: float
 ) -> str:
-    """What is computed again; where that is auto, as few products as fit. Raises Refusal where nothing does.
+    """What is computed again; where that is auto, as few products as fit. Raises UserError where nothing does.
 
     What lies between products is always made again: compilers estimate that to be quicker than to write and read it.
     """
@@ -171,7 +171,7 @@ def translate_async_oom_errors(program_args: tuple) -> Iterator[None]:
     with it too, and there another start can help.
 
     Args:
-        where: (spec, hardware, mesh, backend), to say what would need less.
+        program_args: (spec, hardware, mesh, backend), to say what would need less.
     """
     try:
         yield

@@ -130,7 +130,7 @@ def make_mesh(spec: Spec, hardware: Hardware, num_local_processes: int) -> jax.s
     """Make the mesh, and refuse before the data is read what does not fit on it.
 
     Args:
-        processes: Of the run, on this host.
+        num_local_processes: Of the run, on this host.
     """
     mesh = device_mesh.make_mesh(hardware)
     check_layout(spec, hardware, mesh)

@@ -113,7 +113,7 @@ def accumulate_gradients(
 
 
 def choose_step_backend(spec: Spec, hardware: Hardware) -> BackendChoice:
-    """What will compute attention here, chosen once; raises Refusal."""
+    """What will compute attention here, chosen once; raises UserError."""
     return select_backend(
         hardware.attention, jax.default_backend(), make_attention_problem(spec.model, spec.data.length)
     )
