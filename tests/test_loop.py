@@ -157,7 +157,9 @@ def test_too_little_room_is_refused_before_anything_is_written(corpus, tmp_path,
 
 
 def test_a_probe_that_does_not_fit_is_refused_with_its_size(corpus, tmp_path, monkeypatch):
-    monkeypatch.setattr(setup.device_mesh, 'get_device_memory_bytes', lambda processes: 50_000 // jax.local_device_count())
+    monkeypatch.setattr(
+        setup.device_mesh, 'get_device_memory_bytes', lambda processes: 50_000 // jax.local_device_count()
+    )
     with pytest.raises(UserError, match=r'a probe would capture 0\.0 GiB'):
         train(spec(corpus), tmp_path / 'run')
 

@@ -144,7 +144,9 @@ def test_softmax_off_by_one_and_a_column_of_zero_are_one_model_with_one_set_of_n
         with jax.set_mesh(mesh), jax.disable_jit():
             observed = jax.device_get(sink_probe.make_probe(spec, mesh)(weights, IDS_PT))
             setting = make_setting(spec, IDS_BT.shape[1], int(changes is COLUMN_OF_ZERO))
-            _, _, captured = make_forward(spec, num_first_keys=3, row_functions=registry.get_row_functions(setting))(weights, IDS_BT)
+            _, _, captured = make_forward(spec, num_first_keys=3, row_functions=registry.get_row_functions(setting))(
+                weights, IDS_BT
+            )
         context = {name: float(value) for name, value in registry.compute_context_numbers(captured, setting).items()}
         found.append(sink_probe.compute_probe_metrics(observed, spec) | context)
     assert found[0] == pytest.approx(found[1], rel=1e-4, abs=1e-5)

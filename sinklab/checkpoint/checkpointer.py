@@ -29,11 +29,11 @@ WAIT_REPORT_SECONDS = 30.0  # seconds that somebody waits for a save until that 
 
 
 class Checkpointer:
-    """The checkpoints of one run folder, to which all processes of its group come alike.
+    """The checkpoints of one run directory. All processes of the group call its methods in the same order.
 
-    `check` is asked, in the background, too, before anything is written, and raises where the folder is another's.
-    `run_id` is for a run whose run.json is written after its first checkpoint; otherwise it is read there, or
-    in its checkpoints where that file is missing.
+    `check_owner` is called before anything is written, also in the background, and raises if another job owns the
+    directory. `run_id` is for a run whose run.json is written after its first checkpoint; otherwise the id is read
+    from that file, or from the checkpoints where the file is missing.
     """
 
     def __init__(
@@ -74,8 +74,8 @@ class Checkpointer:
         if corruptions and not is_incomplete_save(corruptions):
             descriptions = '; '.join(f'{step}: {corruption.reason}' for step, corruption in corruptions.items())
             raise UserError(
-                f'{self.run_dir.checkpoint_dir} has no sound checkpoint ({descriptions}); bring the files back, or delete '
-                f'{self.run_dir.checkpoint_dir} alone, and the same command begins anew'
+                f'{self.run_dir.checkpoint_dir} has no sound checkpoint ({descriptions}); bring the files back, or '
+                f'delete {self.run_dir.checkpoint_dir} alone, and the same command begins anew'
             )
         return None, self.quarantine_corrupt(corruptions, None)
 
@@ -98,7 +98,7 @@ class Checkpointer:
         ]
 
     def restore(self, step: int, abstract_state: dict) -> dict:
-        """The state of a sound step, each leaf where `abstract` says."""
+        """Restore the state of a valid step, with the shardings of `abstract_state`."""
         broadcast_from_primary(
             self.group, f'content of checkpoint {step}', lambda: self.check_compatible(step, abstract_state)
         )
@@ -107,18 +107,18 @@ class Checkpointer:
             return ocp.load(make_absolute(path), abstract_state)
 
     def check_compatible(self, step: int, abstract_state: dict) -> None:
-        """Refuses a checkpoint of other data or of another model."""
+        """Raise UserError if a checkpoint is of other data or of another model."""
         path = self.run_dir.checkpoint_dir / str(step)
         metadata = restore.read_metadata(path)
         if data_differences := format_differences(metadata.custom_metadata['data'], self.data_fingerprint):
             raise UserError(
-                f'{self.run_dir} was trained on other data ({", ".join(data_differences)}); bring the old ones back, or give a '
-                'new --workdir'
+                f'{self.run_dir} was trained on other data ({", ".join(data_differences)}); bring the old ones '
+                'back, or give a new --workdir'
             )
         restore.check_same_model(path, metadata.metadata, abstract_state)
 
     def save(self, step: int, state: dict) -> None:
-        """Begins to save; raises first what an earlier save has raised."""
+        """Start a save in the background, after raising the error of an earlier save, if any."""
         self.wait()
         start_time = time.perf_counter()
         path = make_absolute(self.run_dir.checkpoint_dir / str(step))

@@ -52,7 +52,7 @@ class CheckpointDigests:
 
 
 def get_owner_process(name: str, num_processes: int) -> int:
-    """Which of `count` processes has written a file."""
+    """Return which of `num_processes` processes has written a file."""
     process_numbers = [int(match[1]) for part in name.split('/') if (match := PROCESS_PATTERN.search(part))]
     return process_numbers[0] if process_numbers and process_numbers[0] < num_processes else 0
 
@@ -86,7 +86,7 @@ def write_digests(
     seconds: float,
     run_id: str | EllipsisType | None = ...,
 ) -> None:
-    """Digest what one of `count` processes has written of a committed checkpoint, whose save took so long.
+    """Digest what one of `num_processes` processes has written of a committed checkpoint, whose save took so long.
 
     Args:
         run_id: the id of the run; found in its folder if it is not given.
@@ -128,7 +128,7 @@ def write_digests(
 def read_digests(
     run_dir: RunDir, step: int, run_id: RunIdFinder | None = None
 ) -> CheckpointDigests | CorruptionReport:
-    """Read what all processes have digested of a step of this run; `run_id` as for `fault`."""
+    """Read what all processes have digested of a step of this run; `run_id` as for `find_corruption`."""
     return match_run_id(run_dir, read_any_digests(run_dir, step), run_id or (lambda: find_run_id(run_dir)))
 
 
@@ -241,7 +241,7 @@ def read_process_digests(run_dir: RunDir, step: int, process: int) -> dict | Cor
 def find_corruption(
     run_dir: RunDir, step: int, process: int = 0, num_processes: int = 1, run_id: RunIdFinder | None = None
 ) -> CorruptionReport | None:
-    """Return what is wrong with a checkpoint, as far as the share of one of `count` processes shows it.
+    """Return what is wrong with a checkpoint, as far as the files of one of `num_processes` processes show it.
 
     Args:
         run_id: returns the id of the run, for who asks about many steps; otherwise it is found for this one.

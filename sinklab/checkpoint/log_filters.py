@@ -1,7 +1,8 @@
 """Filters for what Orbax and TensorStore log and print beside the errors that they raise.
 
 Loggers and `sys.unraisablehook` belong to the whole process. One filter and one hook are installed and stay; inside
-of `quiet` they let less through. Nothing is ever put back: another thread or library may have set its own meanwhile.
+`suppress_orbax_logs` they let less through. They are never removed: another thread or library may have installed its
+own meanwhile.
 """
 
 import contextlib
@@ -24,7 +25,7 @@ NEVER_AWAITED_PATTERN = 'coroutine .* was never awaited'
 
 
 class OrbaxLogSuppressor:
-    """Counts the threads that are inside of `quiet`, and ignores a warning while there is one."""
+    """Counter of the threads inside `suppress_orbax_logs`; a warning is ignored while there is one."""
 
     def __init__(self) -> None:
         self.lock, self.num_threads, self.warning_filter = threading.Lock(), 0, None
@@ -76,7 +77,7 @@ def install_filters() -> None:
 def is_logged(record: logging.LogRecord) -> bool:
     """Return whether to log a record: all but errors of storage that a thread or task of Orbax has raised.
 
-    Inside of `quiet`, nothing of Orbax is.
+    Inside of `suppress_orbax_logs`, nothing of Orbax is.
     """
     never_retrieved = NEVER_RETRIEVED_TEXT in str(record.msg)  # the message of asyncio has no arguments
     if SUPPRESSOR.num_threads and (never_retrieved or ORBAX_PATH_PART in record.pathname):

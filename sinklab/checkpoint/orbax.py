@@ -40,8 +40,8 @@ def shorten_read_errors(path: Path) -> Iterator[None]:
         raise
     except Exception as error:  # of any kind: what a file raises depends on what is wrong with it
         raise UserError(
-            f'{path} cannot be read ({describe_root_cause(error)}); it is of another version, or has changed since it was '
-            'verified: see sinklab checkpoint verify'
+            f'{path} cannot be read ({describe_root_cause(error)}); it is of another version, or has changed since '
+            'it was verified: see sinklab checkpoint verify'
         ) from error
 
 

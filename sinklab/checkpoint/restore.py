@@ -47,7 +47,12 @@ def check_same_model(checkpoint: Path, saved_tree: Any, expected_tree: Any) -> N
 
 
 def restore_parameters(path: str | Path, step: int, dtype: str | None = None, abstract_params: Any = None) -> Any:
-    """The verified parameters of a run at a step, NumPy arrays or what `abstract` says, in another dtype if given."""
+    """Restore the parameters of a run at a step, after verifying them.
+
+    Args:
+        dtype: Name of the dtype of floating-point leaves; None: as saved.
+        abstract_params: Shapes and shardings of the parameters; None: NumPy arrays are returned.
+    """
     run_dir = RunDir(path)
     checkpoint = run_dir.checkpoint_dir / str(step)
     if step not in run_dir.list_checkpoint_steps():

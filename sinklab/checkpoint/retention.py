@@ -113,13 +113,13 @@ def is_partial(name: str, saved_names: set[str]) -> bool:
 
 
 def check_is_partial(run_dir: RunDir, path: Path) -> None:
-    """Refuses to take away what was once whole, and has come into a bucket without what says so there."""
+    """Raise UserError if a checkpoint is complete, but was copied to a bucket without its commit marker."""
     if not path.name.isdigit() or (path / DELETED_SUFFIX).exists():
         return
     if isinstance(digests.read_any_digests(run_dir, int(path.name)), digests.CheckpointDigests):
         raise UserError(
-            f'{path} has no {directories.COMMIT_MARKER}, as after a copy from a disk; put an empty object of that name there, or '
-            'delete it'
+            f'{path} has no {directories.COMMIT_MARKER}, as after a copy from a disk; put an empty object of '
+            'that name there, or delete it'
         )
 
 

@@ -86,7 +86,10 @@ def compile_run(
     program_names: Sequence[str] = (),
     print_line: Callable[[str], None] = lambda text: None,
 ) -> CompiledRun:
-    """All programs, or those of some names. Raises UserError where one does not fit, or cannot be laid on the chips."""
+    """Compile the programs of a run, or those of some names.
+
+    Raises UserError if a program does not fit on the chips, or cannot be divided over them.
+    """
     mesh = device_mesh.make_mesh(hardware, target_devices)
     setup.check_layout(spec, hardware, mesh)
     backend = choose_step_backend_for(spec, hardware, get_platform(target_devices)).backend

@@ -69,9 +69,10 @@ def parse_topology(topology: str) -> tuple[str, list[jax.Device]]:
     if CHIPS[chip_name].device_kinds[0].startswith('NVIDIA'):
         return chip_name, make_gpu_devices(topology, chip_name)
     if len(shape.split('x')) != NUM_TOPOLOGY_DIMENSIONS[chip_name]:
-        example_shape = 'x'.join(['4'] * NUM_TOPOLOGY_DIMENSIONS[chip_name])
+        num_dimensions = NUM_TOPOLOGY_DIMENSIONS[chip_name]
         raise UserError(
-            f'--topology={topology}: chips of {chip_name} stand in {NUM_TOPOLOGY_DIMENSIONS[chip_name]} dimensions, such as {chip_name}:{example_shape}'
+            f'--topology={topology}: chips of {chip_name} stand in {num_dimensions} dimensions, '
+            f'such as {chip_name}:{"x".join(["4"] * num_dimensions)}'
         )
     return chip_name, make_tpu_devices(f'{chip_name}:{shape}', int(match[1] or 1))
 

@@ -182,7 +182,8 @@ class ProfilerCallback(Callback, contextlib.AbstractContextManager):
             self.stop_trace()
             first_step, last_step = self.steps[0], self.steps[-1]
             self.print_line(
-                f'steps {first_step} to {last_step} are traced in {self.run_dir.path / PROFILE_DIR}, for XProf or TensorBoard'
+                f'steps {first_step} to {last_step} are traced in {self.run_dir.path / PROFILE_DIR}, '
+                'for XProf or TensorBoard'
             )
         elif not self.is_tracing and record['step'] + 2 == self.steps[0]:
             self.start_trace()

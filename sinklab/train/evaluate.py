@@ -90,7 +90,7 @@ def count_predicted(ids_BT: jax.Array) -> jax.Array:
 
 
 def split_into_parts(ids_NT: np.ndarray, max_rows: int, num_shards: int) -> list[np.ndarray]:
-    """The sequences in equal parts of at most so many, each a multiple of `ways`, for one program to read.
+    """The sequences in equal parts of at most so many, each a multiple of `num_shards`, for one program to read.
 
     What is not predicted fills up the last ones.
     """

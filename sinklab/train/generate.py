@@ -114,7 +114,8 @@ def check_streaming(spec: Spec, cache: CacheConfig) -> None:
     last_position = spec.data.length + count_sink_tokens(spec) - 1
     if spec.model.position == 'learned' and cache.size > last_position:
         raise UserError(
-            f'{cache_option} asks at position {cache.size}, and the model has learned 0 to {last_position}; lower x + y'
+            f'{cache_option} asks at position {cache.size}, and the model has learned 0 to {last_position}; '
+            'lower x + y'
         )
 
 

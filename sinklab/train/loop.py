@@ -69,10 +69,20 @@ def train(
     origin: warm_start.WarmStart | None = None,
     grace_seconds: float = DEFAULT_GRACE_SECONDS,
 ) -> list[dict]:
-    """Trains in `folder`, going on from its newest checkpoint or from its origin's; process 0 gets all its records.
+    """Train in `run_dir`, from its newest checkpoint or from that of its origin.
 
-    `grace` is how many seconds are left to a run that is told to stop. Raises UserError (before a step is compiled, and
-    a run is as it was but for its outcome; later where a program does not fit), Diverged, Stopped, or Disagreement.
+    Args:
+        grace_seconds: Time that is left to a run between a stop signal and its end.
+
+    Returns:
+        All records of the run, on process 0.
+
+    Raises:
+        UserError: The run cannot begin; nothing of it but its outcome has changed, and no step was compiled. Later, a
+            program does not fit in device memory.
+        DivergedError: A metric is not finite.
+        StoppedBySignal: The run was told to stop, and has saved a checkpoint.
+        ReplicaMismatchError: Replicas or processes hold different values.
     """
     log_filters.install_filters()
     group = group or SingleProcessGroup()
@@ -282,7 +292,7 @@ class TrainLoop:
         return [name for name in self.list_due_evals(step_num) if METRIC_OF_EVAL[name] not in logged_record]
 
     def describe_lost_lines(self, resume_step: int) -> list[str]:
-        """Return what is to be said of the lines up to step `first` that metrics.jsonl has lost."""
+        """Return what is to be said of the lines up to `resume_step` that metrics.jsonl has lost."""
         every_steps = self.spec.log.every_steps
         return [
             *map(
@@ -296,7 +306,7 @@ class TrainLoop:
     def process_metrics(
         self, step_num: int, metrics: dict[str, jax.Array], train_state: dict | None = None, request: int = NO_REQUEST
     ) -> int:
-        """Reads a step's numbers, and does what is due after it; `now` is given where that needs the state.
+        """Reads a step's numbers, and does what is due after it; `train_state` is given where that needs the state.
 
         Returns what has been wished, of which all processes learn here.
         """
@@ -378,8 +388,9 @@ class TrainLoop:
         if self.checkpointer.save_seconds and needed_seconds > self.grace_seconds and not self.has_warned:
             self.has_warned = True
             self.log_line(
-                f'a save and the steps before it take {needed_seconds:.2g} s, and --grace is {self.grace_seconds:g} s: a run that '
-                'is told to stop may be killed before it is saved; have more time given, and say so by --grace'
+                f'a save and the steps before it take {needed_seconds:.2g} s, and --grace is '
+                f'{self.grace_seconds:g} s: a run that is told to stop may be killed before it '
+                'is saved; have more time given, and say so by --grace'
             )
 
     def save_checkpoint(self, step_num: int, train_state: dict, metrics: dict[str, float]) -> None:

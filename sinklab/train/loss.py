@@ -79,7 +79,7 @@ def sum_losses(hidden_BTD: jax.Array, head_VD: jax.Array, target_BT: jax.Array, 
 
 @functools.partial(jax.jit, static_argnames='gradient')
 def sum_losses_gathered(hidden_BTD: jax.Array, head_VD: jax.Array, target_BT: jax.Array, gradient: bool) -> tuple:
-    """`sums`, with a head as wide as the model; its columns may be the compiler's to divide."""
+    """Sum the losses with a head that is gathered along the width; the compiler may divide its vocabulary."""
     head_spec = sharding.make_auto_partition_spec(head_VD.shape[:1], ['vocabulary'])
     vocabulary_axes, replicated = tuple(sharding.list_mesh_axes(head_spec)), PartitionSpec()
     sum_local = functools.partial(sum_losses_sharded, gradient=gradient, vocabulary_axes=vocabulary_axes)
@@ -94,7 +94,7 @@ def sum_losses_sharded(
     gradient: bool,
     vocabulary_axes: tuple[str, ...] = (),
 ) -> tuple:
-    """`sums`, of devices that have columns of the logits each."""
+    """Sum the losses on devices that each have a part of the vocabulary."""
 
     def body(d_head_DV, chunk):
         hidden_RD, target_R = chunk

@@ -133,9 +133,10 @@ def choose_remat_policy(
         estimate = estimate_memory(spec, dataclasses.replace(hardware, remat=remat), mesh, backend)
         if estimate.total <= USABLE_MEMORY_FRACTION * memory_bytes:
             return remat
+    suggestions = [*suggest_micro_batch(spec, hardware, mesh, backend, memory_bytes), 'more devices']
     raise UserError(
-        f'{estimate.total / GIB:.1f} GiB of {memory_bytes / GIB:.1f} are needed on a device even if everything is computed '
-        f'again ({format_gibibytes(estimate)}); {format_suggestions([*suggest_micro_batch(spec, hardware, mesh, backend, memory_bytes), "more devices"])}'
+        f'{estimate.total / GIB:.1f} GiB of {memory_bytes / GIB:.1f} are needed on a device even if everything is '
+        f'computed again ({format_gibibytes(estimate)}); {format_suggestions(suggestions)}'
     )
 
 
@@ -166,8 +167,8 @@ def translate_async_oom_errors(program_args: tuple) -> Iterator[None]:
     """Refuse, wherever a run notices it, that a device has no memory left.
 
     Programs are dispatched asynchronously: what fails on a device is raised by what waits for its results first, such
-    as `jax.device_get` or a save, and not by the call of the program, which `fitting` covers. Starting the same
-    command again would not help. RESOURCE_EXHAUSTED alone is not enough here: messages between processes can fail
+    as `jax.device_get` or a save, and not by the call of the program, which `translate_oom_errors` covers.
+    Starting the same command again would not help. RESOURCE_EXHAUSTED alone is not enough here: messages between processes can fail
     with it too, and there another start can help.
 
     Args:

@@ -83,6 +83,6 @@ def make_schedule(optimizer: spec.OptimizerConfig) -> optax.Schedule:
 
 
 def make_optimizer(optimizer: spec.OptimizerConfig, dimension_numbers: dict) -> optax.GradientTransformation:
-    """The rule of an update; `maps` says which parameters are matrices."""
+    """Make the optimizer; `dimension_numbers` says which parameters are matrices."""
     clip = optax.clip_by_global_norm(optimizer.clip_norm) if optimizer.clip_norm else optax.identity()
     return optax.chain(clip, OPTIMIZERS[optimizer.name](optimizer, dimension_numbers))

@@ -10,9 +10,9 @@ JOIN_TIMEOUT_SECONDS = 5.0  # seconds for what is being made when it is closed; 
 
 
 class Prefetcher(Generic[T]):
-    """function(number) for each of some numbers, in their order: a thread of its own is at most `lag` of them ahead.
+    """Iterator of function(index) over indices, computed up to `depth` ahead in a background thread.
 
-    What it raises is raised where that number's turn is.
+    An error of the function is raised by the call of `get` for the same index.
     """
 
     def __init__(self, function: Callable[[int], T], indices: Iterable[int], depth: int):

@@ -85,8 +85,8 @@ def acquire_lease(run_dir: RunDir, group: ProcessGroup, grace_seconds: float) ->
         visible = group.gather('lease is seen', poll_until(lambda: read_owner_token(run_dir.path) == token))
         if not all(visible):
             raise UserError(
-                f'process {visible.index(False)} does not see in {run_dir} what process 0 writes there; give all of them '
-                'one shared folder as --workdir'
+                f'process {visible.index(False)} does not see in {run_dir} what process 0 writes there; give all '
+                'of them one shared folder as --workdir'
             )
         yield leases[0] if leases else NullLease()
 
@@ -156,8 +156,8 @@ def check_disk_space(spec: Spec, run_dir: RunDir, mesh: jax.sharding.Mesh) -> No
     free_bytes = shutil.disk_usage(existing_path).free
     if needed_bytes > free_bytes and spec.optimizer.steps not in saved_steps:
         raise UserError(
-            f'{run_dir} has {free_bytes / 1e9:.2f} GB of room, and {num_copies} checkpoints take {needed_bytes / 1e9:.2f} GB more; '
-            'make room, choose another --workdir, or lower config.checkpoint.keep'
+            f'{run_dir} has {free_bytes / 1e9:.2f} GB of room, and {num_copies} checkpoints take '
+            f'{needed_bytes / 1e9:.2f} GB more; make room, choose another --workdir, or lower config.checkpoint.keep'
         )
 
 
@@ -235,7 +235,8 @@ def check_layout(spec: Spec, hardware: Hardware, mesh: AnyMesh) -> None:
         )
         raise UserError(
             f'{option} cannot be divided over {num_shards} devices (--data={mesh.shape["data"]} x '
-            f'--fsdp={mesh.shape["fsdp"]}); use a multiple of {num_shards}, fewer devices, or more of them along --tensor'
+            f'--fsdp={mesh.shape["fsdp"]}); use a multiple of {num_shards}, fewer devices, or more of them '
+            'along --tensor'
         )
     for leaf in jax.tree.leaves(
         state.make_abstract_model(spec)[1], is_leaf=lambda leaf: isinstance(leaf, nnx.Variable)

@@ -62,7 +62,7 @@ def make_data_parallel_loss(loss: Callable, spec: Spec, mesh: jax.sharding.Mesh)
 
 
 def make_value_and_grad(loss: Callable, spec: Spec, mesh: jax.sharding.Mesh, num_micro_batches: int) -> Callable:
-    """take(params, ids_BT) -> ((loss, numbers), gradient) of the whole batch, in `parts` one after another.
+    """Make a function (params, ids_BT) -> ((loss, metrics), gradient) that accumulates over micro-batches.
 
     Each device takes its own sequences. Of the gradient it keeps its parts: sums along the axes that divide a
     parameter are parted as they are made, in every micro-batch, and those along others are made once, at the end.

@@ -83,7 +83,8 @@ def check_state_keys(origin: WarmStart) -> None:
     ):
         params_option = format_run_ref('params', origin.run_dir, origin.step)
         raise UserError(
-            f'{get_checkpoint_path(origin)} holds no {min(missing_keys)}, which {origin} takes along; give --from={params_option}'
+            f'{get_checkpoint_path(origin)} holds no {min(missing_keys)}, which {origin} takes along; '
+            f'give --from={params_option}'
         )
 
 
@@ -102,7 +103,8 @@ def check_compatible_spec(origin: WarmStart, spec: Spec) -> None:
         if new_shapes.get(name, origin_shapes[name]) != origin_shapes[name]:
             raise UserError(
                 f'{name} has the shape {origin_shapes[name]} in {origin} and {new_shapes[name]} here '
-                f'({"; ".join(format_differences(origin_fields, new_fields))}); what a fork carries over keeps its shape'
+                f'({"; ".join(format_differences(origin_fields, new_fields))}); what a fork carries over '
+                'keeps its shape'
             )
 
 
@@ -156,8 +158,8 @@ def find_data_differences(origin: WarmStart, changes: list[str], data_fingerprin
     )  # of a model that is imported, few
     if origin_data.get('tokenizer') != data_fingerprint.get('tokenizer'):
         raise UserError(
-            f'{origin} has another tokenizer ({"; ".join(data_differences)}); its ids are not those of this data; give '
-            '--config.data.tokenizer=FILE, the tokenizer.json of its store'
+            f'{origin} has another tokenizer ({"; ".join(data_differences)}); its ids are not those of this data; '
+            'give --config.data.tokenizer=FILE, the tokenizer.json of its store'
         )
     if (
         data_differences
@@ -175,8 +177,8 @@ def prepare_first_checkpoint(
 ) -> tuple[int, list[str]]:
     """The step to go on from, and what was passed over for it.
 
-    A fork, which begins after step `start`, gets what it takes along as a first checkpoint of its own where it has
-    none that is sound; from there on it needs its origin no more.
+    A fork, which begins after step `start_step`, gets what it takes along as a first checkpoint of its own where it
+    has none that is valid; after that it no longer needs its origin.
     """
     newest_step, quarantine_lines = checkpointer.find_latest_valid_step()
     if newest_step is not None:
@@ -197,8 +199,11 @@ def require_origin(origin: WarmStart | None, run_dir: RunDir) -> dict:
     """What a fork knows of its origin, without which it refuses to begin; nothing of a run that is none."""
     lineage = run_dir.read_lineage()
     if lineage and origin is None:
-        beginning = f'begins {WARM_START_MODES[lineage.get("takes", "")].description} step {lineage["step"]} of {lineage["run"]}'
-        raise UserError(f'{run_dir} has no checkpoint and {beginning}; give --from again')
+        description = WARM_START_MODES[lineage.get('takes', '')].description
+        raise UserError(
+            f'{run_dir} has no checkpoint and begins {description} step {lineage["step"]} of {lineage["run"]}; '
+            'give --from again'
+        )
     return lineage
 
 

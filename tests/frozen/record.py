@@ -64,7 +64,7 @@ def import_sinklab() -> argparse.Namespace:
         hardware=Hardware,  # record of the flags --data, --fsdp, --tensor, --micro_batch, --remat, --attention
         make_mesh=make_mesh,  # (hardware, devices) -> jax.sharding.Mesh
         make_programs=get_programs,  # (spec, hardware, mesh, backend) -> {name: () -> jax.stages.Lowered}
-        make_sequences=load_run_data,  # spec -> .batches.rows(step, range), .valid_NT, .probe_PT, .fingerprint
+        make_sequences=load_run_data,  # spec -> .batches.read_rows(step, range), .valid_NT, .probe_PT, .fingerprint
     )
 
 
@@ -405,9 +405,9 @@ def record_batches() -> dict:
     for name, reading in READINGS.items():
         spec = code.parse_config(make_config(*reading))
         data, rows = code.make_sequences(spec), range(spec.optimizer.batch_size)
-        found[name] = {f'step {step}': digest_array(data.batches.rows(step, rows)) for step in (0, 1, 1000)}
+        found[name] = {f'step {step}': digest_array(data.batches.read_rows(step, rows)) for step in (0, 1, 1000)}
         found[name] |= dict(
-            part=digest_array(data.batches.rows(1, range(1, 3))),
+            part=digest_array(data.batches.read_rows(1, range(1, 3))),
             valid=digest_array(data.valid_NT),
             probe=digest_array(data.probe_PT),
             fingerprint={part: str(value) for part, value in data.fingerprint.items()},
