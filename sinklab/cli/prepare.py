@@ -197,7 +197,7 @@ def format_train_command(store_path: str, fields: dict[str, Any], store: Any, si
 
 def has_enough_windows(store: Any, spec: Any) -> bool:
     def count_windows(side: str) -> int:
-        return sum(len(store.row(side, name)) // (spec.data.length + 1) for name in store.domains)
+        return sum(len(store.get_tokens(side, name)) // (spec.data.length + 1) for name in store.domains)
 
     return count_windows('train') >= spec.optimizer.batch_size and count_windows('held_out') >= spec.valid.windows
 
@@ -254,7 +254,7 @@ def print_store_table(store: Any, store_summary: dict, texts: list[str], size_no
             rows.append([domain['name'] or '-', side, *cells, f'{windows[domain["name"]]:,}'])
     console = terminal.make_console(width=120)
     terminal.print_table(console, headings, rows, left_columns=['side'])
-    dropped = ', '.join(f'{count:,} {why}' for why, count in store_summary['dropped'].items())
+    dropped = ', '.join(f'{count:,} {reason}' for reason, count in store_summary['dropped'].items())
     store_line = f'{store}: digest {store_summary["digest"]}, {store_summary["shards"]} shards, dropped: {dropped or "nothing"}'
     windows = f'windows of {store_summary["length"]} + 1 tokens{f" ({size_note})" if size_note else ""}; {format_batches(store_summary)}'
     for line in (store_line, windows, *texts):
@@ -306,5 +306,5 @@ class PrepareProgressBar:
             return
         self.last_update_time = time.monotonic()
         self.progress.update(
-            self.task_id, completed=progress.read, total=progress.size, description=escape_control(progress)
+            self.task_id, completed=progress.bytes_read, total=progress.total_bytes, description=escape_control(progress)
         )

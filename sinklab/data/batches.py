@@ -103,7 +103,7 @@ def load_text_data(spec: spec.Spec, share: float) -> RunData:
     probe_PT = probe_sequences.PROBE_INPUTS[spec.probe.inputs](
         store, spec.probe, PREPENDED_IDS[spec.probe.prepend](data)
     )
-    remote_options = dict(each=store.map_reads, store=store.remote_version) if store.is_remote else {}
+    remote_options = dict(map_reads=store.map_reads, store_version=store.remote_version) if store.is_remote else {}
     train = make_windows('train', parts, data.share, True)
     batches = ShuffledBatches(train, data.seed, spec.optimizer.batch_size, weights, **remote_options)
     valid = ShuffledBatches(held_out, 0, spec.valid.windows, valid_weights, **remote_options)

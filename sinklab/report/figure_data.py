@@ -141,11 +141,11 @@ class LineFigures:
 
     def make_emergence_mark(self, run: RunResult, run_emergence) -> dict:
         head_text = (
-            f', layer {run_emergence.head[0]} head {run_emergence.head[1]} first' if run_emergence.head else ''
+            f', layer {run_emergence.first_head[0]} head {run_emergence.first_head[1]} first' if run_emergence.first_head else ''
         )
         return dict(
             run=self.run_indices[run.name],
-            x=run_emergence.at,
+            x=run_emergence.end_step,
             y=run_emergence.rate,
             text=f'{run_emergence.span.sentence()}{head_text}',
         )

@@ -121,7 +121,7 @@ def check_streaming(spec: Spec, cache: CacheConfig) -> None:
 
 def count_sink_tokens(spec: Spec) -> int:
     """How many tokens the model puts before a text."""
-    return LEARNED_KV_KINDS[spec.model.columns.kind].token.count
+    return LEARNED_KV_KINDS[spec.model.columns.kind].tokens_class.num_tokens
 
 
 def make_device_mesh() -> jax.sharding.Mesh:
