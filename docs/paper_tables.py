@@ -102,8 +102,8 @@ ENTRY_GROUPS: dict[str, tuple[PaperEntry, ...]] = {
         PaperEntry(
             'Section 3.1 and appendix C.1 (v1)',
             'Massive activations, norms of keys and values, angles of queries and keys, attention patterns',
-            description='Published as figures. Every probe records the same numbers of a run (`norm/...`, `qk/...`), and '
-            'the report draws them.',
+            description='Published as figures. Every probe records the same numbers of a run (`norm/...`, `qk/...`), '
+            'and the report draws them.',
             commands=('sinklab report runs/quickstart', 'sinklab measure hf:openai-community/gpt2 --json'),
             missing_reason=OPEN_MODEL_NEEDS,
             claims=('spikes',),
@@ -111,14 +111,16 @@ ENTRY_GROUPS: dict[str, tuple[PaperEntry, ...]] = {
         PaperEntry(
             'Figure 10 (ICLR), appendix C.3',
             'HellaSwag accuracy beside Sink_1; hybrid models',
-            description='Published as a figure: both grow with size within a family, with no relation across families.',
+            description='Published as a figure: both grow with size within a family, with no relation across '
+            'families.',
             commands=('sinklab evaluate hf:EleutherAI/pythia-14m --tasks=hellaswag',),
             missing_reason=NO_OPEN_MODELS + 'It also takes the task data, from the same hub.',
         ),
         PaperEntry(
             'Propositions 1 to 4',
             'Attention on one repeated token follows from the position encoding alone',
-            description='Checked by tests on random weights of every position encoding, and by the command on any model.',
+            description='Checked by tests on random weights of every position encoding, and by the command on any '
+            'model.',
             commands=('sinklab measure runs/quickstart/softmax-0 --inputs=repeated',),
         ),
     ),
@@ -206,8 +208,8 @@ ENTRY_GROUPS: dict[str, tuple[PaperEntry, ...]] = {
             'Softmax and sigmoid at 1B',
             ('scale:*',),
             'Sizes between 60M and 1B are of this project.',
-            missing_reason='The larger sizes were not run. `configs/scale.py` has the estimates of the compiler: 61 (60M), '
-            '106 (150M), 250 (350M) and 890 (1B) chip-hours of TPU v5e for each of the two.',
+            missing_reason='The larger sizes were not run. `configs/scale.py` has the estimates of the compiler: '
+            '61 (60M), 106 (150M), 250 (350M) and 890 (1B) chip-hours of TPU v5e for each of the two.',
             claims=('1b',),
         ),
         PaperEntry(
@@ -302,8 +304,8 @@ def format_introduction(entries: list[PaperEntry]) -> str:
     num_run = sum(find_our_runs(row) is not None for row in rows)
     seeds = sorted({len(seeds) for seeds in claims_data['runs'].values()})
     return (
-        f'**What was run.** {num_run} of {len(rows)} rows have a result in `docs/results/claims.json`, all of them at '
-        f'size `{claims_data["size"]}`: 200,000 '
+        f'**What was run.** {num_run} of {len(rows)} rows have a result in `docs/results/claims.json`, all of them '
+        f'at size `{claims_data["size"]}`: 200,000 '
         f'parameters, on two CPU cores, with {seeds[0]} to {seeds[-1]} seeds. No row was trained at the size of the '
         f'paper. Verdicts on {sum(verdict_counts.values())} [claims](../results/claims.md): '
         + ', '.join(
@@ -312,17 +314,16 @@ def format_introduction(entries: list[PaperEntry]) -> str:
         + '.\n\n'
         '**Published** numbers are of the size of the paper (60M parameters unless the title says otherwise). '
         '**Ours** are '
-        f'of size `{claims_data["size"]}`: the mean of all seeds and their standard deviation. Only directions can be '
-        f'compared '
+        f'of size `{claims_data["size"]}`: the mean of all seeds and their standard deviation. Only directions can '
+        f'be compared '
         'between the two. Numbers of a row scale with the size: where a row has another value there, it stands '
         'below. '
         'A dash: not run.\n\n'
         '**What a row takes.** At the size of the paper: the last column has the operations of the run as a '
         'multiple of '
-        f'the baseline, which takes at least {BASELINE_CHIP_HOURS} chip-hours of TPU v5e by the estimate of the compiler '
-        f'(`sinklab compile`, not measured). At size `{claims_data["size"]}`: about two minutes for two runs at once on '
-        f'two '
-        'cores; rows without a result were left out to save time, and the command of their table trains them. Data '
+        f'the baseline, which takes at least {BASELINE_CHIP_HOURS} chip-hours of TPU v5e by the estimate of the '
+        f'compiler (`sinklab compile`, not measured). At size `{claims_data["size"]}`: about two minutes for two runs '
+        'at once on two cores; rows without a result were left out to save time, and the command of their table trains them. Data '
         'of the '
         'paper: a sample of the Pile (`sail/regmix-data-sample`) with the tokenizer of GPT-NeoX.\n\n'
         '(v1) is arXiv 2410.10781v1, (ICLR) the version printed for ICLR 2025; they number tables differently. '
@@ -477,7 +478,9 @@ def format_claim(verdict_entry: dict) -> str:
     unit = ' percentage points' if verdict_entry['unit'] == '%' else ''
     difference_text = f', difference {difference}{unit}, {seeds} seeds' if difference else ''
     reason = f': it {escape_markdown(verdict_entry["why"])}' if verdict_entry['why'] else ''
-    return f'{format_code(name)} {format_anchor(f"claim-{name}")}{escape_markdown(verdict_entry["words"])} **{escape_markdown(verdict)}**{escape_markdown(difference_text)}{reason}'
+    words = escape_markdown(verdict_entry['words'])
+    verdict_text = f'**{escape_markdown(verdict)}**{escape_markdown(difference_text)}{reason}'
+    return f'{format_code(name)} {format_anchor(f"claim-{name}")}{words} {verdict_text}'
 
 
 # What is in the repository

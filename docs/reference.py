@@ -131,7 +131,8 @@ def format_command(name: str, parser: argparse.ArgumentParser, level: int) -> st
     options = [action for action in options if action.dest != 'help' and action.help != argparse.SUPPRESS]
     formatter = argparse.HelpFormatter(parser.prog, width=96)
     formatter.add_usage(parser.usage, parser._actions, parser._mutually_exclusive_groups, prefix='')
-    markdown = f'{"#" * level} `sinklab {name}` {{ #{make_slug(name)} }}\n\n{escape_markdown(format_sentence(parser.description or ""))}\n\n'
+    markdown = f'{"#" * level} `sinklab {name}` {{ #{make_slug(name)} }}\n\n'
+    markdown += f'{escape_markdown(format_sentence(parser.description or ""))}\n\n'
     markdown += f'```text\n{formatter.format_help().strip()}\n```\n\n'
     if options:
         lines = ([format_invocation(item), format_meaning(parser, item)] for item in options)

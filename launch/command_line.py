@@ -213,12 +213,14 @@ def choose_grace_seconds(args: argparse.Namespace, max_grace_seconds: float) -> 
     )
     if grace_seconds < needed_seconds:
         raise UserError(
-            f'{grace_seconds:g} s are left to save in, and a save of {args.save:g} s needs {needed_seconds}; give --grace={needed_seconds} '
-            'where the scheduler can wait so long, or save often (checkpoint.every_minutes) and give no --save'
+            f'{grace_seconds:g} s are left to save in, and a save of {args.save:g} s needs {needed_seconds}; '
+            f'give --grace={needed_seconds} where the scheduler can wait so long, or save often '
+            '(checkpoint.every_minutes) and give no --save'
         )
     if grace_seconds > max_grace_seconds:
         raise UserError(
-            f'--grace={grace_seconds:g}: what runs there is ended {max_grace_seconds:g} s after it is told; give no more'
+            f'--grace={grace_seconds:g}: what runs there is ended {max_grace_seconds:g} s after it is told; '
+            'give no more'
         )
     return int(grace_seconds)
 
@@ -264,8 +266,8 @@ def check_layout(arguments: tuple[str, ...], num_devices: int, target: str) -> N
     if num_requested != num_devices and (num_devices % num_requested or {'data', 'fsdp'} <= sizes.keys()):
         xla_flags = ' '.join(f'--{name}={size}' for name, size in sizes.items())
         raise UserError(
-            f'{xla_flags} cannot be laid on the {num_devices} devices of {target}; give sizes whose product is {num_devices}, or '
-            'leave them out: then they follow from the devices'
+            f'{xla_flags} cannot be laid on the {num_devices} devices of {target}; give sizes whose '
+            f'product is {num_devices}, or leave them out: then they follow from the devices'
         )
 
 

@@ -146,6 +146,7 @@ def check_reachable(name: str, path: str, path_prefixes: tuple[str, ...]) -> str
     """The path that an option gives, if every host of a job reaches it."""
     if not path.startswith(path_prefixes):
         raise UserError(
-            f'--{name}: {path} is not seen by the hosts of a job; give a path that begins with {" or ".join(path_prefixes)}'
+            f'--{name}: {path} is not seen by the hosts of a job; give a path that begins with '
+            f'{" or ".join(path_prefixes)}'
         )
     return path

@@ -233,7 +233,8 @@ class RunDir:
         elif mismatches:
             scaling_note = self.explain_scaling(mismatches, saved_config)
             raise UserError(
-                f'{self} holds another run ({"; ".join(format_differences(saved_config, new_config))}{scaling_note}); {advice}'
+                f'{self} holds another run '
+                f'({"; ".join(format_differences(saved_config, new_config))}{scaling_note}); {advice}'
             )
 
     def check_files(self) -> None:
@@ -303,7 +304,8 @@ class RunDir:
                 if checkpoint_steps
                 else []
             )
-            advice = f'{"fork it" if checkpoint_steps else "give a new folder"}: {join_shell([*fork_flags, f"--workdir={self}-2"])}'
+            remedy_text = 'fork it' if checkpoint_steps else 'give a new folder'
+            advice = f'{remedy_text}: {join_shell([*fork_flags, f"--workdir={self}-2"])}'
             raise UserError(
                 f'{self} holds a run of {saved_steps} steps, and {steps} change every step of a {schedule} schedule; '
                 f'{remedy or advice}'
@@ -430,8 +432,8 @@ class RunDir:
 
         Args:
             records: of metrics.jsonl, by step.
-            interval: steps from one line to the next, by the config. Earlier attempts may have had others (the changes
-                in environment.json): the largest counts, so that no line is missed that was never written.
+            interval: steps from one line to the next, by the config. Earlier attempts may have had others (the
+                changes in environment.json): the largest counts, so that no line is missed that was never written.
             end_step: lines are to reach as far as this step, from which training goes on. None: as far as they go.
         """
         changes = [
@@ -449,8 +451,8 @@ class RunDir:
         """Return what is to be said of one of `gaps`."""
         before, after = gap
         return (
-            f'{self.path / METRICS_FILE} has lost its lines of training between steps {before} and {after}; curves go '
-            'on without them, unless you bring them back from a copy'
+            f'{self.path / METRICS_FILE} has lost its lines of training between steps {before} and {after}; curves '
+            'go on without them, unless you bring them back from a copy'
         )
 
     def has_evaluation(self, step: int) -> bool:

@@ -62,7 +62,11 @@ def test_every_value_of_a_choice_is_listed():
 
 
 def test_every_field_of_a_spec_has_a_docstring():
-    for kind in (spec.Spec, spec.Hardware, *(getattr(spec, name) for name in ('ModelConfig', 'AttentionConfig', 'MaskConfig', 'DataConfig'))):
+    for kind in (
+        spec.Spec,
+        spec.Hardware,
+        *(getattr(spec, name) for name in ('ModelConfig', 'AttentionConfig', 'MaskConfig', 'DataConfig')),
+    ):
         assert reference.read_field_docstrings(kind).keys() == set(kind.__dataclass_fields__)
 
 

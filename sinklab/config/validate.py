@@ -56,7 +56,7 @@ def find_attention_errors(attention: AttentionConfig) -> Iterator[str]:
     if normalizer not in normalizers:
         yield (
             f'{path} pairs similarity {similarity} with normalizer {normalizer}, which means nothing; {similarity} '
-            f'goes with: {", ".join(normalizers) or "nothing; it has no line in PAIRS of sinklab/config/spec.py"}'
+            f'goes with: {", ".join(normalizers) or "nothing; see NORMALIZERS_BY_SIMILARITY in sinklab/config/spec.py"}'
         )
     if (similarity, normalizer) == ('identity', 'sum') and attention.feature_map != 'elu1':
         yield (
@@ -82,11 +82,14 @@ def find_learned_kv_errors(model: ModelConfig) -> Iterator[str]:
     if kind not in LEARNED_KV_VALUES and value != 'learned':
         yield f'{path}.value is {value}, for which kind {kind} has no use; leave it at learned'
     if (value in ('first', 'uniform')) != (learned_kv.value_norm is not None):
-        yield f'{path}.value_norm is {learned_kv.value_norm} with value {value}; first and uniform need one, others None'
+        yield (
+            f'{path}.value_norm is {learned_kv.value_norm} with value {value}; '
+            'first and uniform need one, others None'
+        )
     if learned_kv.key_width and (kind not in ('k', 'kv') or learned_kv.key_width >= model.head_width):
         yield (
-            f'{path}.key_width is {learned_kv.key_width} with kind {kind} and head_width {model.head_width}; it is for '
-            'k and kv, and below the head width (None: all dimensions)'
+            f'{path}.key_width is {learned_kv.key_width} with kind {kind} and head_width {model.head_width}; it is '
+            'for k and kv, and below the head width (None: all dimensions)'
         )
     adds_no_value = kind == 'logit' or (kind == 'k' and value == 'zero')
     if adds_no_value and attention.normalizer in MASS_INDEPENDENT_NORMALIZERS:
@@ -132,8 +135,8 @@ def find_rotary_errors(model: ModelConfig) -> Iterator[str]:
     defaults = DEFAULTS_FOR_OLD_CONFIGS['model']['rotary']
     if model.position != 'rotary' and (rotary.base, rotary.scaling) != (defaults['base'], defaults['scaling']):
         yield (
-            f'{path} has base {rotary.base:g} and scaling {rotary.scaling}, for which position {model.position} has no '
-            f'use; leave them at {defaults["base"]:g} and {defaults["scaling"]}'
+            f'{path} has base {rotary.base:g} and scaling {rotary.scaling}, for which position {model.position} has '
+            f'no use; leave them at {defaults["base"]:g} and {defaults["scaling"]}'
         )
 
 
@@ -221,7 +224,9 @@ def find_data_errors(data: DataConfig, model: ModelConfig) -> Iterator[str]:
     if (data.task == 'backcopy') != (data.triggers is not None):
         yield f'{path}.triggers is {data.triggers} with task {data.task}; backcopy needs it, text has no use for it'
     if data.triggers and data.triggers > model.vocabulary - 2:
-        yield f'{path}.triggers is {data.triggers}; with {model.vocabulary} ids, at most {model.vocabulary - 2} can be'
+        yield (
+            f'{path}.triggers is {data.triggers}; with {model.vocabulary} ids, at most {model.vocabulary - 2} can be'
+        )
     if data.task == 'backcopy':
         defaults = dict(bos='none', loss='all', fixed_position=None, random_first=None, share=1.0)
         defaults |= dict(tokenizer='train', end_token=0, fixed_token=1)
@@ -233,7 +238,10 @@ def find_data_errors(data: DataConfig, model: ModelConfig) -> Iterator[str]:
 def find_special_token_errors(data: DataConfig, model: ModelConfig) -> Iterator[str]:
     ids, paths = (data.end_token, data.fixed_token), 'config.data.end_token and fixed_token'
     if data.end_token == data.fixed_token or max(ids) >= model.vocabulary:
-        yield f'{paths} are {ids[0]} and {ids[1]}; they must be two ids below config.model.vocabulary={model.vocabulary}'
+        yield (
+            f'{paths} are {ids[0]} and {ids[1]}; they must be two ids below '
+            f'config.model.vocabulary={model.vocabulary}'
+        )
     if data.tokenizer == 'train' and not data.source.startswith('store:') and ids != (0, 1):
         yield f'{paths} are {ids[0]} and {ids[1]}; a tokenizer trained here has them at 0 and 1'
     if data.loss == 'assistant' and not data.source.startswith(('chat:', 'mixture:', 'store:')):
@@ -273,6 +281,6 @@ def find_checkpoint_errors(checkpoint: CheckpointConfig) -> Iterator[str]:
     keep_every, save_every, path = checkpoint.keep_every_steps, checkpoint.every_steps, 'config.checkpoint'
     if keep_every and (not save_every or keep_every % save_every):
         yield (
-            f'{path}.keep_every_steps is {keep_every}, and {path}.every_steps={save_every} saves none at some of these steps; '
-            'make it a multiple, or 0'
+            f'{path}.keep_every_steps is {keep_every}, and {path}.every_steps={save_every} saves none at some of '
+            'these steps; make it a multiple, or 0'
         )

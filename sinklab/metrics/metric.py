@@ -236,7 +236,11 @@ def make_row_metric(name: str, row_function: Callable[[Any], Any], info: MetricI
         **fields: Further fields of `Metric`.
     """
     return make_head_metric(
-        name, lambda attention, setting: row_function(attention).mean(-1), (info,), row_function=row_function, **fields
+        name,
+        lambda attention, setting: row_function(attention).mean(-1),
+        (info,),
+        row_function=row_function,
+        **fields,
     )
 
 

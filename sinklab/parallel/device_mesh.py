@@ -58,8 +58,8 @@ def get_device_memory_bytes(num_local_processes: int = 1) -> int:
     """Return how many bytes of memory each device of this process has.
 
     Args:
-        num_local_processes: How many processes of the run are on this host. The devices of a CPU, of all of them, share its
-            memory; an accelerator says how much it has of its own.
+        num_local_processes: How many processes of the run are on this host. The devices of a CPU share the
+            memory of the host; an accelerator reports its own.
     """
     local_devices = jax.local_devices()
     bytes_limit = (local_devices[0].memory_stats() or {}).get('bytes_limit')
@@ -115,13 +115,14 @@ def compute_mesh_shape(hardware: Hardware, num_devices: int, num_slices: int = 1
     num_requested = math.prod(size or 1 for size in requested)
     if num_requested > num_devices:
         raise UserError(
-            f'{flags} wants {num_requested} devices and {num_devices} are here{format_devices_per_process()}; lower one of them'
+            f'{flags} wants {num_requested} devices and {num_devices} are here'
+            f'{format_devices_per_process()}; lower one of them'
         )
     tensor = tensor if num_devices % (num_slices * tensor) == 0 else 1
     example = f', such as --data={num_slices} --fsdp={num_devices // num_slices // tensor} --tensor={tensor}'
     raise UserError(
-        f'{flags} leaves some of {num_devices} devices idle{format_devices_per_process()}; give sizes whose product is '
-        f'{num_devices}{"" if num_devices % num_slices else example}, or leave --data and --fsdp out'
+        f'{flags} leaves some of {num_devices} devices idle{format_devices_per_process()}; give sizes whose product '
+        f'is {num_devices}{"" if num_devices % num_slices else example}, or leave --data and --fsdp out'
     )
 
 
@@ -131,8 +132,8 @@ def arrange_devices(mesh_shape: tuple[int, int, int], slices: list[list[jax.Devi
     slice_axis = next((axis for axis, size in enumerate(mesh_shape[:2]) if size % num_slices == 0), None)
     if slice_axis is None or len(slice_sizes) > 1:
         raise UserError(
-            f'{" x ".join(map(str, mesh_shape))} devices (data, fsdp, tensor) cannot be laid on {num_slices} slices of '
-            f'{" or ".join(map(str, sorted(slice_sizes)))}; give a --data that {num_slices} divides'
+            f'{" x ".join(map(str, mesh_shape))} devices (data, fsdp, tensor) cannot be laid on {num_slices} slices '
+            f'of {" or ".join(map(str, sorted(slice_sizes)))}; give a --data that {num_slices} divides'
         )
     shape_within_slice = [size // num_slices if axis == slice_axis else size for axis, size in enumerate(mesh_shape)]
     arrange_slice = functools.partial(
