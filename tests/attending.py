@@ -86,9 +86,9 @@ class Matrix:
     """A bias that is what it is, and no function of positions."""
 
     bias_BHTS: jax.Array
-    curve = None
+    relative = None
 
-    def matrix(self, columns, keys):
+    def materialize(self, num_learned_kv, num_keys):
         return self.bias_BHTS
 
 

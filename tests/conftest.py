@@ -165,8 +165,8 @@ def token_cache(tmp_path_factory, monkeypatch):
 @pytest.fixture
 def small_blocks(monkeypatch):
     """Attention by blocks of 128, so that short sequences have several."""
-    monkeypatch.setattr(tpu, 'BLOCKS', (128,))
-    monkeypatch.setattr(chunked, 'CHUNK', 48)
+    monkeypatch.setattr(tpu, 'BLOCK_SIZES', (128,))
+    monkeypatch.setattr(chunked, 'CHUNK_SIZE', 48)
 
 
 @pytest.fixture(scope='session')
@@ -347,7 +347,7 @@ def bucket(request: pytest.FixtureRequest, emulators: Emulators, monkeypatch: py
 @pytest.fixture
 def impatient(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Requests to object storage are asked again in seconds for minutes."""
-    monkeypatch.setattr(retry, 'PAUSE', 0.05)
+    monkeypatch.setattr(retry, 'FIRST_PAUSE_SECONDS', 0.05)
     retry.LAST_WARNING_TIMES.clear()
     with short_timeout(20.0):
         yield

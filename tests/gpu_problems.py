@@ -40,14 +40,14 @@ def problem(shown, width=64, length=LENGTH, curve=steep, groups=1, seed=0, posit
 
 def by_matrices(sums, problem, query, key, value, parameter_HP):
     """The contract of the kernels."""
-    heads, length, keys, scores = query.shape[1], query.shape[2], key.shape[2], problem.scores
+    heads, length, keys, scores = query.shape[1], query.shape[2], key.shape[2], problem.score_spec
     key, value = (jnp.repeat(one, heads // one.shape[1], 1) for one in (key, value))
     query_BT, key_BS = problem.positions or (np.arange(length)[None], np.arange(keys)[None])
     distance_BTS = jnp.maximum(query_BT[:, :, None] - key_BS[:, None, :], 0).astype(query.dtype)
     score = scores.scale * jnp.einsum('bhtk,bhsk->bhts', query, key) + scores.offset
-    if scores.curve is not None:
-        score += scores.curve(list(parameter_HP.T[:, None, :, None, None]), distance_BTS[:, None])
-    visible = problem.mask.visible(keys)[:, None]
+    if scores.bias_function is not None:
+        score += scores.bias_function(list(parameter_HP.T[:, None, :, None, None]), distance_BTS[:, None])
+    visible = problem.mask.materialize(keys)[:, None]
     if sums != SoftmaxReduction():
         weight, masses = sums.weigh(score)
         output = jnp.einsum('bhts,bhsk->bhtk', jnp.where(visible, weight, 0), value)

@@ -12,14 +12,15 @@ import sys
 import numpy as np
 from configs.softplus import get_config
 from sinklab.attn.reference import attend
-from sinklab.attn.mask import causal
-from sinklab.attn.operations import operation
-from sinklab.attn.spec import Rule
-from sinklab.config.validate import parse
+from sinklab.attn.mask import make_causal_mask
+from sinklab.attn.operations import resolve_operation
+from sinklab.attn.spec import AttentionSpec
+from sinklab.config.validate import parse_config
 
 given = np.load('given.npy')
 for row in ('softplus', 'softplus_unnormalized'):
-    asked = Rule(operation(parse(get_config(row).to_dict()).model.attention), causal(given.shape[2]))
+    spec = parse_config(get_config(row).to_dict())
+    asked = AttentionSpec(resolve_operation(spec.model.attention), make_causal_mask(given.shape[2]))
     found = attend(*given, asked)
     np.savez(f'{row}.npz', found.output_BTHK, found.attention_BHTS)
 """

@@ -208,7 +208,7 @@ few = settings(max_examples=25, deadline=None)
 
 
 def shown(mask, length):
-    return np.asarray(mask.visible(length))[0]
+    return np.asarray(mask.materialize(length))[0]
 
 
 @few

@@ -29,7 +29,7 @@ PLAIN = AttentionProblem(rule(attention('exp', 'sum'), masks.make_causal_mask(25
 
 
 def of(*pair, length=256, power=2.0, **how):
-    return dict(rule=rule(attention(*pair, power=power), masks.make_causal_mask(length), **how))
+    return dict(spec=rule(attention(*pair, power=power), masks.make_causal_mask(length), **how))
 
 
 TABLE = ScoreBias(RelativePositionBias(lambda table, distance: distance, np.zeros((1, 1)), is_elementwise=False))
@@ -43,7 +43,7 @@ TABLE = ScoreBias(RelativePositionBias(lambda table, distance: distance, np.zero
         (
             'cudnn',
             'gpu',
-            dict(rule=rule(attention('exp', 'sum'), masks.make_prefix_mask(256, 3))),
+            dict(spec=rule(attention('exp', 'sum'), masks.make_prefix_mask(256, 3))),
             'neither causal',
         ),
         ('tpu', 'tpu', of('softpick', 'sum'), 'softpick'),
@@ -101,13 +101,13 @@ def test_cudnn_is_given_what_a_device_has_of_sequences_and_heads(monkeypatch, la
     rows, heads = 4 // sharding.count_shards(mesh), 2 // mesh.shape['tensor']
     assert shapes == [[(rows, 16, 2 * heads, 8), (rows, 16, heads, 8), (rows, 16, heads, 8)]]
     np.testing.assert_allclose(found.output_BTHK, expected, atol=1e-6)
-    np.testing.assert_allclose(found.rows.shift_BHT, residual.swapaxes(1, 2), atol=1e-6)
+    np.testing.assert_allclose(found.row_stats.shift_BHT, residual.swapaxes(1, 2), atol=1e-6)
 
 
 @pytest.mark.slow
 def test_a_kernel_that_computes_something_else_is_passed_over_and_said(monkeypatch):
     asked = rule(attention('exp', 'p_norm'), MASKS['window'](256), 1, alibi(columns=1))
-    case = dataclasses.replace(PLAIN, rule=asked)
+    case = dataclasses.replace(PLAIN, spec=asked)
     with interpreted():
         assert select_backend('auto', 'tpu', case) == BackendChoice('tpu')
         monkeypatch.setattr(finalize, 'attend', doubled(finalize.attend))

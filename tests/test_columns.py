@@ -34,7 +34,7 @@ def made(columns, **bias):
 
 def attached(columns, **bias):
     """(keys_BHK, values_BHK) of the column, the text standing behind it untouched."""
-    key, value = made(columns, **bias).attach(KEY, VALUE)
+    key, value = made(columns, **bias).prepend(KEY, VALUE)
     np.testing.assert_array_equal(key[:, 1:], KEY)
     np.testing.assert_array_equal(value[:, 1:], VALUE)
     return np.asarray(key[:, 0]), np.asarray(value[:, 0])
@@ -42,7 +42,7 @@ def attached(columns, **bias):
 
 @pytest.mark.parametrize('columns', ['none', 'v', 'sink_token'])
 def test_columns_without_a_key_of_their_own_attach_nothing(columns):
-    key, value = made(columns).attach(KEY, VALUE)
+    key, value = made(columns).prepend(KEY, VALUE)
     np.testing.assert_array_equal(key, KEY)
     np.testing.assert_array_equal(value, VALUE)
 
@@ -109,7 +109,7 @@ CURVES = {
 
 def matrix(columns, curve):
     """bias_BHTS of five tokens, with those of the columns left of it."""
-    bias = ScoreBias(CURVES[curve], PLACES, np.pad(PLACES, ((0, 0), (1, 0))), made(columns).score_HC())
+    bias = ScoreBias(CURVES[curve], PLACES, np.pad(PLACES, ((0, 0), (1, 0))), made(columns).get_bias_HC())
     plain = rule(attention('exp', 'sum'), make_causal_mask(5), 1, bias)
     moved = dataclasses.replace(plain, operation=dataclasses.replace(plain.operation, offset=0.5))
     return np.broadcast_to(moved.materialize_bias(5), (1, 4, 5, 6))
@@ -197,8 +197,8 @@ def test_a_sink_logit_multiplies_the_output_by_the_sigmoid_of_how_far_it_lies_be
     query, key, value = (jnp.asarray(rng.normal(size=(1, 6, 4, 4)), jnp.float32) for _ in range(3))
     query, logit = scale * query, made('logit')
     logit.score_H[...] = scale * jnp.asarray(rng.normal(size=(4, 1)), jnp.float32)
-    keys, values = logit.attach(key, value)
-    beside = rule(attention('exp', 'sum'), make_causal_mask(6), 1, ScoreBias(learned_HC=logit.score_HC()))
+    keys, values = logit.prepend(key, value)
+    beside = rule(attention('exp', 'sum'), make_causal_mask(6), 1, ScoreBias(learned_HC=logit.get_bias_HC()))
     found = reference.attend(query, keys, values, beside).output_BTHK
     plain = reference.attend(query, key, value, rule(attention('exp', 'sum'), make_causal_mask(6))).output_BTHK
     score = np.einsum('bthk,bshk->bths', np.float64(query), np.float64(key)) / 2

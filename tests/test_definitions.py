@@ -121,7 +121,7 @@ def test_the_learned_dimensions_of_a_narrow_key_are_as_many_frequencies():
         model__columns__kind='k', model__columns__value='zero', model__head_width=16, model__columns__key_width=4
     )
     column = LEARNED_KV_KINDS['k'](spec.model, 16, nnx.Rngs(0))
-    key_BSHK, _ = column.attach(NOTHING_BSHK, NOTHING_BSHK)
+    key_BSHK, _ = column.prepend(NOTHING_BSHK, NOTHING_BSHK)
     learned = np.flatnonzero(np.abs(key_BSHK[0, 0]).sum(0))
     assert learned.tolist() == [0, 1, 2, 3]
     unit_B1HK = np.eye(16, dtype=np.float32)[learned][:, None, None]

@@ -33,7 +33,7 @@ def intervals(draw):
 def assert_planned(shown, keys, size, by_key):
     """Every pair that sees is walked through, and what is walked through unmasked sees entirely."""
     bound_BI4, segments = gpu_pipeline.plan_segments(shown, keys, size, by_key)
-    visible_BTS = np.asarray(shown.visible(keys))
+    visible_BTS = np.asarray(shown.materialize(keys))
     blocks_BIJ = visible_BTS.reshape(len(visible_BTS), -1, size[0], keys // size[1], size[1]).swapaxes(2, 3)
     some, every = blocks_BIJ.any((3, 4)), blocks_BIJ.all((3, 4))
     some, every = (one.swapaxes(1, 2) if by_key else one for one in (some, every))
@@ -70,7 +70,7 @@ def test_a_causal_mask_hides_within_one_block_of_a_walk(by_key):
 
 def hiding(shown, b, queries, keys):
     """The predicate of a pair of blocks, as kernels apply it."""
-    visible = np.asarray(shown.visible(keys.stop))[b % len(shown.start_BT), queries, keys]
+    visible = np.asarray(shown.materialize(keys.stop))[b % len(shown.start_BT), queries, keys]
     return lambda array, instead: jnp.where(visible, array, instead)
 
 
@@ -120,7 +120,7 @@ def test_a_block_is_differentiated_as_the_definition_is(name):
     softmax, block = sums == SoftmaxReduction(), make_block_ops(sums, scores)
     rng = np.random.default_rng(1)
     product, d_weight, bias = (rng.standard_normal((128, 128)).astype(np.float32) for _ in range(3))
-    d_rows = [rng.standard_normal((128, 1)).astype(np.float32) for _ in range(sums.statistics)]
+    d_rows = [rng.standard_normal((128, 1)).astype(np.float32) for _ in range(sums.num_statistics)]
     visible = np.asarray(shown.materialize(128))[0]
 
     def weighed(product):

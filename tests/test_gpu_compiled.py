@@ -36,7 +36,7 @@ def test_kernels_compile_for_a_gpu_without_a_matrix_of_scores(absent, name, show
     query, key = of(jnp.bfloat16, 1, 4, length, width), of(jnp.bfloat16, 1, 2, length, width)
     parameter_HP, row = of(jnp.float32, 4, 0), of(jnp.float32, 1, 4, length)
     sums = SUMS[name]
-    rows = [row] * (sums.statistics + (sums == SoftmaxReduction()))
+    rows = [row] * (sums.num_statistics + (sums == SoftmaxReduction()))
 
     def masked(start):
         causal = mask.make_causal_mask(length)

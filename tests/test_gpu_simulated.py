@@ -63,7 +63,7 @@ def test_kernels_are_right_on_a_simulated_gpu(simulated, name, shown, width, cur
     )
     d_output = d_output.astype(jnp.bfloat16)
     *gradients, d_parameter_HP = pull((d_output.astype(jnp.float32), tuple(d_statistics)))
-    rows = sums.rows(sums.residuals(output, statistics), d_output, d_statistics)
+    rows = sums.compute_backward_rows(sums.get_residuals(output, statistics), d_output, d_statistics)
     *found, found_HP = jax.jit(functools.partial(gpu.backward, sums, asked))(*arrays, d_output, rows)
     close(found, gradients, 2e-2)
     if curve is not None:

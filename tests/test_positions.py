@@ -61,7 +61,7 @@ def test_alibi_of_eight_heads_goes_from_a_half_to_a_256th():
 def test_a_bias_is_that_of_the_distance(kind):
     made = position(kind, model__heads=6)
     table_RH = np.asarray(made.table_RH[...]) if kind == 'relative_t5' else None
-    found = ScoreBias(made.curve(), jnp.asarray(PLACES), jnp.asarray(PLACES)).materialize(0, 7)
+    found = ScoreBias(made.make_relative_bias(), jnp.asarray(PLACES), jnp.asarray(PLACES)).materialize(0, 7)
     for b, place_T in enumerate(PLACES):
         expected = formulas.position_bias(kind, place_T, 6, table_RH)
         np.testing.assert_allclose(np.broadcast_to(found, (2, 6, 7, 7))[b], expected, rtol=1e-6)
@@ -113,7 +113,7 @@ def test_a_position_acts_where_it_says_and_leaves_the_rest_as_it_is(kind):
     places = jnp.asarray(PLACES)
     assert np.array_equal(made.embed(x[:, :, 0], places), x[:, :, 0]) is not embeds
     assert np.array_equal(made.rotate(x, places), x) is not rotates
-    assert (made.curve() is None) is (embeds or rotates or kind == 'none')
+    assert (made.make_relative_bias() is None) is (embeds or rotates or kind == 'none')
 
 
 @pytest.mark.parametrize('kind', POSITIONS)

@@ -29,7 +29,7 @@ pytestmark = pytest.mark.usefixtures('small_blocks')
 def text_sums(sums, arrays, mask):
     """What the primitives sum, and their statistics, by the whole matrix."""
     score_BHTS = reference.compute_scores(*arrays[:2])
-    visible_BHTS = mask.visible(arrays[1].shape[1])[:, None]
+    visible_BHTS = mask.materialize(arrays[1].shape[1])[:, None]
     value_BSHV = arrays[2]
     if sums == SoftmaxReduction():
         score_BHTS = jnp.where(visible_BHTS, score_BHTS, -jnp.inf)

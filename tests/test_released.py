@@ -155,13 +155,13 @@ def test_the_definition_has_the_released_logits_and_attention(name):
 
 @pytest.mark.parametrize('name', some(VARIANTS, list(VARIANTS)[::2]))
 def test_chunks_have_the_released_logits_and_attention_to_every_key(name, monkeypatch):
-    monkeypatch.setattr(chunked, 'CHUNK', 8)
+    monkeypatch.setattr(chunked, 'CHUNK_SIZE', 8)
     spec, given = case(name)
     with jax.disable_jit():
         ours = model(spec, given)
-        hidden_BTD, captured = ours.hidden(given['ids'], backend='chunked', keys=LENGTH)
+        hidden_BTD, captured = ours.compute_hidden(given['ids'], backend='chunked', num_first_keys=LENGTH)
         equal(compute_logits(hidden_BTD, ours.head_VD[...]), given['logits'])
-    received = captured.received
+    received = captured.key_mass
     proxied = spec.model.attention.normalizer in BY_PROXY
     found_LBHS = received.share_BHS if proxied else received.raw_BHS
     equal(found_LBHS / LENGTH, given['attn'][..., -LENGTH:, :].mean(-2))

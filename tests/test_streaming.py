@@ -43,7 +43,7 @@ UNREADABLE = [name for name in EVERYTHING if 'prefix' in name or name == 'block'
 @pytest.fixture(autouse=True)
 def short_chunks(monkeypatch):
     """So that a pass has several, and the last is not full."""
-    monkeypatch.setattr(streaming, 'CHUNK', 4)
+    monkeypatch.setattr(streaming, 'CHUNK_SIZE', 4)
 
 
 @functools.cache
@@ -95,7 +95,7 @@ def assert_near(ours, theirs):
 )
 def test_one_pass_is_the_cache_by_its_definition(name, cache):
     spec, params = case(**EVERYTHING[name])
-    expected = streams.logits(params, TOKENS, spec, cache.first, cache.recent)
+    expected = streams.logits(params, TOKENS, spec, cache.num_first, cache.num_recent)
     assert_near(in_parts(spec, params, cache, len(TOKENS)), expected)
 
 
@@ -188,7 +188,7 @@ def test_segments_are_equal_and_hold_all():
 
 @pytest.mark.slow
 def test_memory_grows_with_the_text_and_not_with_its_square(monkeypatch):
-    monkeypatch.setattr(streaming, 'CHUNK', 128)
+    monkeypatch.setattr(streaming, 'CHUNK_SIZE', 128)
     spec, params = case(model__layers=1)
 
     def bytes_of(length):
@@ -275,7 +275,7 @@ def test_a_sample_ends_with_its_document():
 @pytest.mark.slow
 def test_a_long_prompt_is_read_in_parts(monkeypatch):
     expected = sampled(tokens=3)
-    monkeypatch.setattr('sinklab.train.generate.SEGMENT', 5)
+    monkeypatch.setattr('sinklab.train.generate.SEGMENT_TOKENS', 5)
     assert sampled(tokens=3) == expected
 
 

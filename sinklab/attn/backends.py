@@ -75,7 +75,7 @@ class PallasBackend:
             return f'powers of masses above {MAX_KERNEL_POWER}, of which whole rows may underflow'
         if relative is not None and not relative.is_elementwise:
             return 'a learned table of relative positions'
-        shape = 1, problem.heads, problem.length
+        shape = 1, problem.heads, problem.num_queries
         query, value = (
             jax.ShapeDtypeStruct((*shape, width), problem.dtype) for width in (problem.width, problem.value_width)
         )

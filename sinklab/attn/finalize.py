@@ -84,7 +84,9 @@ def make_kernel_spec(spec: AttentionSpec, head_width: int) -> KernelSpec:
     score_spec = ScoreSpec(head_width**-0.5 if scale is None else scale, spec.operation.offset)
     if bias.relative is None:
         return KernelSpec(score_spec, spec.mask)
-    score_spec = dataclasses.replace(score_spec, bias_function=bias.relative.function, is_learned=bias.relative.is_learned)
+    score_spec = dataclasses.replace(
+        score_spec, bias_function=bias.relative.function, is_learned=bias.relative.is_learned
+    )
     return KernelSpec(
         score_spec,
         spec.mask,

@@ -200,7 +200,10 @@ class SelfAttention(nnx.Module):
             return output.output_BTHK, Intermediates(
                 output.attention_BHTS, query_BTHK, key_BSHK, value_BSHK, output.output_BTHK
             )
-        row_args, num_sink_tokens = (query_BTHK, key_BSHK, output.row_stats, attention_spec), self.columns.tokens_class.num_tokens
+        row_args, num_sink_tokens = (
+            (query_BTHK, key_BSHK, output.row_stats, attention_spec),
+            self.columns.tokens_class.num_tokens,
+        )
         key_mass = (
             compute_key_mass(*row_args, context.num_first_keys, num_sink_tokens) if context.num_first_keys else None
         )

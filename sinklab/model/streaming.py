@@ -211,7 +211,9 @@ class StreamingContext:
         distance_BTS = queries.position_BT[..., None] - keys.position_BS[:, None]
         is_cached = (lag_BTS <= self.cache_config.num_recent) | (time_B1S < self.cache_config.num_first)
         window = self.model.mask.window or NEVER_TIME
-        is_in_window = (distance_BTS < window) | (time_B1S < LEARNED_KV_KINDS[self.model.columns.kind].tokens_class.num_tokens)
+        is_in_window = (distance_BTS < window) | (
+            time_B1S < LEARNED_KV_KINDS[self.model.columns.kind].tokens_class.num_tokens
+        )
         return (lag_BTS >= 0) & is_cached & is_in_window
 
 

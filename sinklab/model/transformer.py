@@ -110,7 +110,9 @@ class Transformer(nnx.Module):
         if position_BT is None:
             position_BT = np.arange(length)[None]
         mask = resolve_mask(self.model.mask, length, start_BT)
-        attention_spec = make_attention_spec(self.model, self.length, self.position.make_relative_bias(), position_BT, mask)
+        attention_spec = make_attention_spec(
+            self.model, self.length, self.position.make_relative_bias(), position_BT, mask
+        )
         position_BT = attention_spec.bias.query_position_BT
 
         def rotate(x_BTHK):

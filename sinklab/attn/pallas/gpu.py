@@ -151,7 +151,10 @@ def key_gradient_kernel(block_ops, warpgroup: Warpgroup) -> None:
 
     def step(pair: BlockPair, slot, carry):
         d_key, d_value = carry
-        positions, row = pair.load_positions(), lambda n: broadcast_to_block(statistics[n].take(slot), pair.shape, 1)
+        positions, row = (
+            pair.load_positions(),
+            lambda n: broadcast_to_block(statistics[n].take_row(slot), pair.shape, 1),
+        )
         query = queries.wait(slot)
         product_SQ = multiply(key, query.transpose((1, 0)))
         weight_SQ, differentiate = block_ops.gradients(product_SQ, pair.compute_bias(positions), row, pair.apply_mask)

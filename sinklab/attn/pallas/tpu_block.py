@@ -46,13 +46,15 @@ class GridStep:
         self.parameters = [parameter_HP[pl.program_id(1), p] for p in range(num_parameters)]
         _, outer_N, inner_N, edge_N, *per_sequence = scalars
         n = pl.program_id(2)
-        self.kind, self.low, self.high = (scalar_N[call.pair(pl.program_id(0), n)] for scalar_N in per_sequence)
+        self.kind, self.low, self.high = (
+            scalar_N[call.get_pair_index(pl.program_id(0), n)] for scalar_N in per_sequence
+        )
         self.edge, self.is_first, self.is_last = edge_N[n], n == 0, n == call.grid[2] - 1
         self.query_block, self.key_block = (outer_N[n], inner_N[n]) if call.query_major else (inner_N[n], outer_N[n])
 
     def run(self, start: Callable, visit: Callable, finish: Callable) -> None:
         """start() first in an outer block, visit(strips, masked) at what is seen, finish() last."""
-        strip, size = self.call.strip, self.call.size[1]
+        strip, size = self.call.strip_keys, self.call.block_sizes[1]
 
         def interior():
             visit([pl.ds(number * strip, strip) for number in range(size // strip)], False)
@@ -84,7 +86,7 @@ class GridStep:
 
     def compute_mask(self, keys: pl.Slice):
         start, end = (row[...] for row in self.row_refs[:2])
-        queries, first_key = self.call.size[0], self.key_block * self.call.size[1] + keys.start
+        queries, first_key = self.call.block_sizes[0], self.key_block * self.call.block_sizes[1] + keys.start
         if self.call.query_major:
             key = first_key + jax.lax.broadcasted_iota(jnp.int32, (queries, keys.size), 1)
             return (to_column(start) <= key) & (key < to_column(end))
@@ -95,7 +97,7 @@ class GridStep:
 def split_refs(call, num_parameters: int, refs):
     """(Step, what is left of the refs)."""
     scalars, (parameter_HP, *rest) = refs[: len(call.scalars)], refs[len(call.scalars) :]
-    num_rows = len(call.rows)
+    num_rows = len(call.row_inputs)
     return GridStep(call, scalars, parameter_HP, num_parameters, rest[:num_rows]), rest[num_rows:]
 
 
@@ -207,7 +209,7 @@ def backward_kernel(
     step, (query, key, value, d_output, *rest) = split_refs(call, num_parameters, refs)
     statistics, (d_query, d_key, d_value, d_parameter, *scratch) = rest[:num_rows], rest[num_rows:]
     d_query_sum, d_key_sum, d_value_sum = scratch
-    queries = pl.ds(pl.multiple_of(step.query_block * call.size[0], NUM_LANES), call.size[0])
+    queries = pl.ds(pl.multiple_of(step.query_block * call.block_sizes[0], NUM_LANES), call.block_sizes[0])
 
     @pl.when(step.is_first)
     def _():
