@@ -1,6 +1,6 @@
 """Writes the pages of docs/reference/ from the code, so that they cannot go out of date.
 
-`pages()` returns them; docs/site_hook.py gives them to MkDocs. Nothing here is written to disk. To read one page:
+`build_pages` returns them; docs/site_hook.py gives them to MkDocs. Nothing here is written to disk. To read one page:
 
     python -m docs.reference config.md
 """

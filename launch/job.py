@@ -49,7 +49,7 @@ class Job:
         return ['sinklab', *self.arguments, *run_flags]
 
     def make_script(self, folder: str, secret_file: str = '') -> str:
-        """Return Bash that becomes this run, in an environment made by `install` in a folder.
+        """Return Bash that becomes this run, in an environment that INSTALL_SCRIPT made in a folder.
 
         Args:
             secret_file: a file with the secret of the run, by which its processes know each other.

@@ -38,7 +38,7 @@ ERROR_HINTS = {
 
 @dataclasses.dataclass(frozen=True)
 class File:
-    """A text to write; of what is `private`, which may hold values of --env, only its owner can read the file."""
+    """A file to write. If `is_private` (it may hold values of --env), only its owner can read it."""
 
     path: str
     text: str
@@ -47,7 +47,7 @@ class File:
 
 @dataclasses.dataclass(frozen=True)
 class Command:
-    """An argument list; if it is `optional` and fails, the plan goes on; if it is `live`, the terminal is its own."""
+    """An argument list. If `is_optional`, the plan continues when it fails; if `is_interactive`, it uses the terminal."""
 
     argv: tuple[str, ...]
     is_optional: bool = False

@@ -1,9 +1,11 @@
-"""The command `sinklab`: signals and streams are made safe before anything heavy is imported."""
+"""Entry point of the command `sinklab`: installs signal handlers and safe streams before heavy imports."""
 
 import _signal  # built in: the module `signal` imports others first
 
 if _signal.getsignal(_signal.SIGINT) is _signal.default_int_handler:
-    _signal.signal(_signal.SIGINT, _signal.SIG_DFL)  # until `startup.install`: no traceback of an import
+    _signal.signal(
+        _signal.SIGINT, _signal.SIG_DFL
+    )  # until `startup_signals.install_signal_handlers`: no traceback of an import
 
 import os
 import sys

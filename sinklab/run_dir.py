@@ -338,12 +338,12 @@ class RunDir:
         return step, ', earlier '.join(attention_backends), [*lineage_lines, *changes]
 
     def read_start_step(self) -> int:
-        """The step that the run begins after; a fork says it where that is not the one of its checkpoint."""
+        """Return the step that the run starts after; a fork records it if it is not the step of its checkpoint."""
         lineage = self.read_lineage()
         return lineage.get('start', lineage.get('step', 0))
 
     def initialize(self, spec: Spec, row: dict, tokenizer: str | None = None, run_id: str | None = None) -> None:
-        """Makes a new folder this run's; one that `check` has let pass is left as it is.
+        """Write the config of this run into a new folder; leave a folder that `check_spec` accepted as it is.
 
         Args:
             run_id: the id of the run, if it has been made already; otherwise it gets a new one.
@@ -358,11 +358,11 @@ class RunDir:
             self.write_json('config', dataclasses.asdict(spec))
 
     def as_read_only(self) -> 'RunDir':
-        """The same folder for a process that leaves the writing to another."""
+        """Return the same folder for a process that leaves writing to another process."""
         return ReadOnlyRunDir(self.path)
 
     def open_metrics_writer(self, check_lease: Callable[[], None]) -> 'MetricsWriter':
-        """What numbers are written to; `check` is asked before that is done in the background."""
+        """Return the writer of metrics.jsonl, which calls `check_lease` before it writes in the background."""
         return MetricsWriter(self, check_lease)
 
     def save_probe(self, step: int, save: Callable[[Path], None]) -> None:
@@ -405,11 +405,11 @@ class RunDir:
         return [steps[step] for step in sorted(steps)]
 
     def list_checkpoint_steps(self) -> list[int]:
-        """The steps of the finished checkpoints."""
+        """Return the steps of the complete checkpoints, in ascending order."""
         return sorted(int(name) for name in list_committed(self.checkpoint_dir) if name.isascii() and name.isdigit())
 
     def warn_about_lost_lines(self, record: dict, last_step: int, *required_names: str) -> None:
-        """Say on stderr that metrics.jsonl has lost its end, of a run that is done with step `last`.
+        """Say on stderr that metrics.jsonl has lost its end, of a run that ends at `last_step`.
 
         Args:
             record: the newest record that there is.

@@ -1,6 +1,6 @@
 """Conversion of nested mappings to frozen dataclasses, with validation of each field.
 
-A field's type is its whole rule: a `Literal` is a menu, an `Annotated` carries its domain.
+The type of a field has all its rules: `Literal` lists the allowed values, `Annotated` has a `Constraint`.
 """
 
 import dataclasses
@@ -12,7 +12,7 @@ from typing import Annotated, Any, Literal, Union, get_args, get_origin, get_typ
 
 
 class UserError(ValueError):
-    """What was asked cannot be done. The message says what was given, what is allowed and what to do."""
+    """Error of the user. Its message says what was given, what is allowed and what to do, in one line."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -37,7 +37,7 @@ NonEmptyStr = Annotated[str, Constraint('a text that is not empty', bool)]
 
 
 def parse_dataclass(dataclass_type: type, value: Any, path: str) -> Any:
-    """Read a nested mapping into a record. `UserError` names everything that is wrong with its fields."""
+    """Convert a nested mapping to a frozen dataclass; raise one UserError that names every invalid field."""
     errors: list[str] = []
     parsed = validate_dataclass(dataclass_type, value, path, errors)
     raise_errors(errors)
@@ -45,7 +45,7 @@ def parse_dataclass(dataclass_type: type, value: Any, path: str) -> Any:
 
 
 def raise_errors(errors: Iterable[str]) -> None:
-    """Raise one UserError, of one line, that has every fault; none where there is no fault."""
+    """Raise one UserError, of one line, that has every error; do nothing if there is none."""
     distinct = list(dict.fromkeys(errors))
     if len(distinct) == 1:
         raise UserError(distinct[0])
@@ -55,7 +55,7 @@ def raise_errors(errors: Iterable[str]) -> None:
 
 
 def parse_value(hint: Any, value: Any, path: str) -> Any:
-    """Read one value by its type, as UserError says where it is not of that."""
+    """Validate one value by its type hint and return it; raise UserError if it is not of that type."""
     errors: list[str] = []
     parsed = validate_value(hint, value, path, errors)
     raise_errors(errors)
@@ -63,7 +63,7 @@ def parse_value(hint: Any, value: Any, path: str) -> Any:
 
 
 def validate_dataclass(dataclass_type: type, mapping: Any, path: str, errors: list[str]) -> Any:
-    """Read a record, and append what is wrong to `faults`; what is returned is of use only where nothing is."""
+    """Convert a mapping to a dataclass and append errors to `errors`; the result is valid only without errors."""
     if not isinstance(mapping, Mapping):
         errors.append(f'{path} is {mapping!r}; it must hold the fields {", ".join(get_field_names(dataclass_type))}')
         return None

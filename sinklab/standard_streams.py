@@ -29,11 +29,11 @@ class SafeStream:
     """A text or binary stream whose `write` and `flush` do not raise.
 
     Control characters are written as visible escapes: names in files, and what other hosts say, must not move the
-    cursor or set the title of a terminal. `unescaped` is for a writer that does without.
+    cursor or set the title of a terminal. `get_unescaped_stream` is for a writer that does without.
 
     Args:
         stream: what is written to; everything but `write`, `flush` and `buffer` is its own.
-        is_result: whether it carries the result of a command. Then OutputClosed is raised once its reader has gone,
+        is_result: whether it carries the result of a command. Then OutputClosedError is raised once its reader has gone,
             and `error` keeps the first other error, for the exit code.
     """
 

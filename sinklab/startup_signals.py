@@ -29,7 +29,7 @@ _program_name, _exit_lock = 'sinklab', _thread.allocate_lock()
 
 
 def exit_on_signal(signum: int, frame: FrameType | None = None) -> None:
-    """End this process by a signal, with one line. A handler of Python, which `_watch` calls as well."""
+    """End this process by a signal, with one line. A handler of Python, which `_watch_wakeup_pipe` calls as well."""
     if not _exit_lock.acquire(blocking=False):
         return  # the other thread is at it
     standard_streams.write_error(f'{_program_name}: {STOP_MESSAGE.format(name=signal.Signals(signum).name)}\n')
@@ -64,7 +64,7 @@ def _watch_wakeup_pipe(read_fd: int) -> None:
     """End the process while its main thread is busy in C or C++, where no handler of Python runs."""
     signal.pthread_sigmask(
         signal.SIG_BLOCK, TERMINATION_SIGNALS
-    )  # or one that came between `block` and the new program were lost
+    )  # or one that came between `block_signals` and the new program were lost
     while signums := os.read(read_fd, 1):
         if signal.getsignal(signums[0]) is exit_on_signal:  # else a verb handles it
             exit_on_signal(signums[0])
@@ -87,12 +87,12 @@ def _reset_after_fork() -> None:
 
 
 def block_signals() -> None:
-    """Hold signals back while this process replaces its program; `install` lets them through again."""
+    """Hold signals back while this process replaces its program; `install_signal_handlers` lets them through again."""
     signal.pthread_sigmask(signal.SIG_BLOCK, TERMINATION_SIGNALS)
 
 
 def unblock_signals() -> None:
-    """Let through what `block` has held back."""
+    """Let through what `block_signals` has held back."""
     signal.pthread_sigmask(signal.SIG_UNBLOCK, TERMINATION_SIGNALS)
 
 
@@ -142,7 +142,7 @@ def enable_keyboard_interrupts() -> Iterator[None]:
     finally:
         sys.unraisablehook = previous_hook
         if signal.getsignal(signal.SIGINT) is handle_interrupt:
-            # `_watch` may not have read yet that a signal came which was handled here.
+            # `_watch_wakeup_pipe` may not have read yet that a signal came which was handled here.
             signal.signal(
                 signal.SIGINT, exit_on_signal if first_time is None else lambda *_: os._exit(SIGINT_EXIT_CODE)
             )

@@ -54,9 +54,10 @@ def find_attention_errors(attention: AttentionConfig) -> Iterator[str]:
     similarity, normalizer, path = attention.similarity, attention.normalizer, 'config.model.attention'
     normalizers = NORMALIZERS_BY_SIMILARITY.get(similarity, ())
     if normalizer not in normalizers:
+        allowed = ', '.join(normalizers) or 'nothing; see NORMALIZERS_BY_SIMILARITY in sinklab/config/spec.py'
         yield (
             f'{path} pairs similarity {similarity} with normalizer {normalizer}, which means nothing; {similarity} '
-            f'goes with: {", ".join(normalizers) or "nothing; see NORMALIZERS_BY_SIMILARITY in sinklab/config/spec.py"}'
+            f'goes with: {allowed}'
         )
     if (similarity, normalizer) == ('identity', 'sum') and attention.feature_map != 'elu1':
         yield (

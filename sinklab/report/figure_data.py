@@ -147,7 +147,7 @@ class LineFigures:
             run=self.run_indices[run.name],
             x=run_emergence.end_step,
             y=run_emergence.rate,
-            text=f'{run_emergence.span.sentence()}{head_text}',
+            text=f'{run_emergence.span.format_sentence()}{head_text}',
         )
 
     def make_context_figure(self) -> dict | None:
