@@ -59,13 +59,13 @@ class Checkpointer:
         self.newest_step = self.find_latest_step()  # begun, if not yet finished
 
     def find_latest_step(self) -> int | None:
-        """The step of the newest finished checkpoint, sound or not."""
+        """Return the step of the newest finished checkpoint, valid or not."""
         return broadcast_from_primary(
             self.group, 'newest checkpoint', lambda: max(self.run_dir.list_checkpoint_steps(), default=None)
         )
 
     def find_latest_valid_step(self) -> tuple[int | None, list[str]]:
-        """The newest checkpoint that is whole, and a line for each newer one that was passed over and is gone."""
+        """Return the newest valid checkpoint, and a line for each newer one that was quarantined or deleted."""
         corruptions: dict[int, CorruptionReport] = {}
         for step in reversed(broadcast_from_primary(self.group, 'checkpoints', self.run_dir.list_checkpoint_steps)):
             if not (corruption := find_corruption_on_all(self.run_dir, step, self.group)):
@@ -80,7 +80,7 @@ class Checkpointer:
         return None, self.quarantine_corrupt(corruptions, None)
 
     def quarantine_corrupt(self, corruptions: dict[int, CorruptionReport], valid_step: int | None) -> list[str]:
-        """Makes room for these steps to be saved anew; what was once known to be whole is kept."""
+        """Quarantine or delete corrupt checkpoints so that their steps can be saved again."""
         self.newest_step = valid_step
 
         def clear_steps() -> list[str]:
@@ -129,7 +129,7 @@ class Checkpointer:
         self.newest_step, self.pending_save = step, self.pool.submit(self.finish_save, step, response, start_time)
 
     def finish_save(self, step: int, response: Any, start_time: float) -> float:
-        """In the background: the commit, the digests, and what is no longer kept."""
+        """Commit a save, write its digests, and delete checkpoints that are no longer retained."""
         path = self.run_dir.checkpoint_dir / str(step)
         with translate_storage_errors(self.run_dir, saving_path=path):
             response.result()
@@ -143,12 +143,12 @@ class Checkpointer:
         return seconds
 
     def raise_save_error(self) -> None:
-        """Raises what a save in the background has ended with."""
+        """Raise the error of a save in the background, if any."""
         if self.pending_save and self.pending_save.done():
             self.wait()
 
     def wait(self) -> None:
-        """Until nothing is being written."""
+        """Wait until nothing is being saved."""
         pending: Future[float] | None
         pending, self.pending_save = self.pending_save, None
         if pending:
@@ -156,7 +156,7 @@ class Checkpointer:
                 self.save_seconds = self.wait_with_progress(pending).result()
 
     def wait_with_progress(self, pending: Future[float]) -> Future[float]:
-        """What is being written, once it is; that it takes long is said while somebody waits for it."""
+        """Wait for a pending save, and report it if that takes long."""
         start_time, waiting = time.monotonic(), (pending,)
         while futures.wait(waiting, WAIT_REPORT_SECONDS).not_done:
             message = f'the checkpoint of step {self.newest_step} is being written to {self.run_dir}'
@@ -164,12 +164,12 @@ class Checkpointer:
         return pending
 
     def wait_on_all_processes(self) -> None:
-        """Until all processes have saved what they save: who leaves takes the others with it."""
+        """Wait until all processes have finished their saves: one that leaves would end the others."""
         self.wait()
         self.group.gather('saved', None)
 
     def delete_if_newest(self, step: int) -> None:
-        """Deletes a checkpoint that turns out to lead nowhere."""
+        """Delete the newest checkpoint if it is of this step, whose state turned out to be unusable."""
         if self.newest_step == step:
             self.wait()
             broadcast_from_primary(
@@ -185,12 +185,12 @@ class Checkpointer:
 
 
 def is_incomplete_save(corruptions: dict[int, CorruptionReport]) -> bool:
-    """Whether nothing but the last save was passed over, whose process did not live to its end."""
+    """Return whether only the last save is invalid, because its process ended before the save did."""
     return len(corruptions) == 1 and all(corruption.is_incomplete for corruption in corruptions.values())
 
 
 def find_corruption_on_all(run_dir: RunDir, step: int, group: ProcessGroup) -> CorruptionReport | None:
-    """What any process finds in its share of the files of a checkpoint."""
+    """Find the corruption that any process finds in its share of the files of a checkpoint."""
     group.report_progress('verifying a checkpoint', step)
 
     def find_local_corruption() -> dict | None:

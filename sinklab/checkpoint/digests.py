@@ -35,7 +35,7 @@ RunIdFinder = Callable[[], str | None]
 
 @dataclasses.dataclass(frozen=True)
 class CorruptionReport:
-    """Why a checkpoint is not sound."""
+    """Why a checkpoint is not valid."""
 
     reason: str
     is_incomplete: bool = False  # its save, as far as the digests tell
@@ -43,7 +43,7 @@ class CorruptionReport:
 
 @dataclasses.dataclass(frozen=True)
 class CheckpointDigests:
-    """What is known of a checkpoint's files: {name: (bytes, sha256)}."""
+    """Digests of the files of a checkpoint: {name: (bytes, sha256)}."""
 
     files: dict[str, tuple[int, str]]
     written: str
@@ -201,7 +201,7 @@ def read_any_digests(run_dir: RunDir, step: int) -> CheckpointDigests | Corrupti
 
 
 def find_newest_step(run_dir: RunDir) -> int | None:
-    """Return the step of the newest checkpoint whose save has come to its end."""
+    """Return the step of the newest checkpoint whose save is complete."""
 
     def read_step(step: int) -> CheckpointDigests | CorruptionReport:
         any_digests = read_any_digests(run_dir, step)
@@ -214,7 +214,7 @@ def find_newest_step(run_dir: RunDir) -> int | None:
 
 
 def compute_checkpoint_digest(run_dir: RunDir, step: int) -> str:
-    """What tells a checkpoint from all others: 16 digits of one sha256 over all that was digested of it."""
+    """Compute 16 hex digits that identify a checkpoint: SHA-256 over the digests of all its files."""
     digest = hashlib.sha256()
     for file in sorted((run_dir.digest_dir / str(step)).glob('*.json')):
         digest.update(f'{file.name} {hashlib.sha256(directories.read_file(file)).hexdigest()}\n'.encode())

@@ -32,7 +32,7 @@ UNRELATED_ERRORS = (
 
 @contextlib.contextmanager
 def shorten_read_errors(path: Path) -> Iterator[None]:
-    """Says in one line what Orbax says of a checkpoint in thousands of characters."""
+    """Raise errors of reading a checkpoint as one line, of the thousands of characters of Orbax."""
     try:
         with suppress_orbax_logs():
             yield
@@ -63,7 +63,7 @@ def use_orbax_context(path: Path) -> Iterator[None]:
 
 
 def patch_orbax_for_s3() -> None:
-    """Has Orbax, which names drivers of TensorStore for disks and gs:// alone, name the one for s3://, too."""
+    """Patch Orbax, which knows the TensorStore drivers of disks and gs://, for s3:// paths."""
     from orbax.checkpoint._src.path import gcs_utils
     from orbax.checkpoint._src.serialization import tensorstore_utils
 
@@ -82,7 +82,7 @@ def is_bucket_path(directory: str) -> bool:
 
 
 def make_s3_driver(path: str) -> dict[str, Any]:
-    """TensorStore's driver of a path, at the endpoint and in the region that the variables of AWS name."""
+    """Make the TensorStore driver spec of an s3:// path, with endpoint and region from AWS variables."""
     bucket, _, key = path.removeprefix('s3://').partition('/')
     options = dict(
         endpoint=get_variable('AWS_ENDPOINT_URL_S3', 'AWS_ENDPOINT_URL'), aws_region=get_variable(*REGION_VARIABLES)
@@ -97,7 +97,7 @@ def get_variable(*names: str) -> str | None:
 
 
 def describe_root_cause(error: BaseException) -> str:
-    """The beginning of what it all came from."""
+    """Return the first line of the root cause of an error."""
     while error.__cause__:
         error = error.__cause__
     return f'{type(error).__name__}: {" ".join(str(error).split())[:160]}'
@@ -120,7 +120,7 @@ ACCESS_SIGNS += ('File too large', 'File name too long')
 
 @contextlib.contextmanager
 def translate_storage_errors(run_dir: RunDir, saving_path: Path | None = None) -> Iterator[None]:
-    """Refuses, in words, what the disk of a run's folder no longer takes.
+    """Translate errors of the storage of a run directory into a UserError.
 
     What is wrong with the storage in another way, Orbax makes a ValueError of while it saves; it is an OSError again.
     """
@@ -140,7 +140,7 @@ def translate_storage_errors(run_dir: RunDir, saving_path: Path | None = None) -
 
 @contextlib.contextmanager
 def translate_write_errors(output_path: Path) -> Iterator[None]:
-    """Refuse, in one line, what the disk of a new folder that Orbax writes does not take.
+    """Translate errors of the disk of a new output directory into a UserError.
 
     Raises:
         UserError: the disk is full, or the folder may not be written.
@@ -165,7 +165,7 @@ def translate_write_errors(output_path: Path) -> Iterator[None]:
 
 
 def select_message(run_dir: RunDir, error: Exception) -> str | None:
-    """What to say of an error; None where it is not about the folder."""
+    """Return the message for an error; None if it does not concern the directory."""
     file = get_error_path(error)
     if file is not None and not is_inside(file, run_dir.path):
         return None

@@ -21,7 +21,7 @@ from sinklab.storage.paths import check_checkpoint_path, is_remote, make_absolut
 
 
 def read_metadata(checkpoint: Path) -> Any:
-    """What Orbax knows of a checkpoint without reading its arrays: `metadata`, a tree, and `custom_metadata`."""
+    """Read the metadata of a checkpoint without its arrays: `metadata`, a tree, and `custom_metadata`."""
     with shorten_read_errors(checkpoint), use_orbax_context(checkpoint):
         checkpoint_metadata = ocp.metadata(make_absolute(checkpoint))
         if not (checkpoint_metadata.metadata and checkpoint_metadata.custom_metadata):  # what is empty reads as that
@@ -30,13 +30,13 @@ def read_metadata(checkpoint: Path) -> Any:
 
 
 def get_leaf_shapes(tree: Any) -> dict[str, tuple[int, ...]]:
-    """The shape of each leaf by its name."""
+    """Return the shape of each leaf by its name."""
     leaves = jax.tree_util.tree_leaves_with_path(tree)
     return {jax.tree_util.keystr(path, simple=True, separator='/'): tuple(leaf.shape) for path, leaf in leaves}
 
 
 def check_same_model(checkpoint: Path, saved_tree: Any, expected_tree: Any) -> None:
-    """Refuses a checkpoint of another model."""
+    """Raise UserError if a checkpoint is of another model."""
     saved_shapes, expected_shapes = get_leaf_shapes(saved_tree), get_leaf_shapes(expected_tree)
     for name in sorted(saved_shapes.keys() | expected_shapes.keys()):
         if saved_shapes.get(name) != expected_shapes.get(name):
@@ -81,7 +81,7 @@ def restore_parameters(path: str | Path, step: int, dtype: str | None = None, ab
 
 
 def save_parameters(run_dir: RunDir, step: int, output_path: Path, dtype: str | None = None) -> int:
-    """Saves the parameters of a run at a step alone, and returns how many they are."""
+    """Save only the parameters of a run at a step, and return how many there are."""
     check_checkpoint_path(output_path)
     params = restore_parameters(run_dir.path, step, dtype)
     output_path = make_absolute(output_path)
@@ -125,5 +125,5 @@ def make_partial_load_options() -> ocp.options.PyTreeOptions:
 
 
 def get_restore_dtype(leaf: Any, dtype: str | None) -> jnp.dtype:
-    """What a leaf's dtype is to be; only floating point changes its own."""
+    """Return the dtype to restore a leaf in; only floating-point leaves are converted."""
     return jnp.dtype(dtype) if dtype and jnp.issubdtype(leaf.dtype, jnp.floating) else leaf.dtype

@@ -19,7 +19,7 @@ from sinklab.storage.permanent_errors import get_error_path
 
 
 def select_retained_steps(steps: Iterable[int], retention_policy: CheckpointConfig) -> list[int]:
-    """Those of some steps whose checkpoints are kept."""
+    """Select the steps whose checkpoints are retained."""
     ordered, keep_every_steps = sorted(steps), retention_policy.keep_every_steps
     return [
         step
@@ -29,14 +29,14 @@ def select_retained_steps(steps: Iterable[int], retention_policy: CheckpointConf
 
 
 def delete_unretained_steps(run_dir: RunDir, retention_policy: CheckpointConfig) -> None:
-    """Takes away what is no longer kept."""
+    """Delete checkpoints that are not retained."""
     saved_steps = run_dir.list_checkpoint_steps()
     for step in set(saved_steps) - set(select_retained_steps(saved_steps, retention_policy)):
         print_lines(delete_step(run_dir, step))
 
 
 def delete_step(run_dir: RunDir, step: int) -> list[str]:
-    """Takes away all of a step: what is saved of it, or was being saved, and its digests.
+    """Delete a step: its checkpoint, unfinished saves of it, and its digests.
 
     Returns:
         A line for each folder of which files are left on the disk. It is no checkpoint any more, but takes room; the
@@ -71,13 +71,13 @@ def print_lines(lines: Iterable[str]) -> None:
 
 
 def make_digest_dir(run_dir: RunDir, step: int) -> None:
-    """Makes a place for the digests of a save; those of an earlier one of this step are of no checkpoint any more."""
+    """Make an empty directory for the digests of a save."""
     directories.remove_folder(run_dir.digest_dir / str(step))
     directories.make_folder(run_dir.digest_dir / str(step))
 
 
 def clean_up_run_dir(run_dir: RunDir) -> None:
-    """Makes the folders, and takes away what an earlier process has left in them half done.
+    """Make the directories, and delete what an earlier process has left incomplete.
 
     Digests that were written stay without their checkpoint, which may have been moved away and may come back.
     """
@@ -104,7 +104,7 @@ def clean_up_run_dir(run_dir: RunDir) -> None:
 
 
 def is_partial(name: str, saved_names: set[str]) -> bool:
-    """Whether a folder of checkpoints is none: half saved, or half deleted."""
+    """Return whether a directory is a checkpoint that is incomplete or partly deleted."""
     return (
         ORBAX_TEMPORARY_SUFFIX in name
         or name.endswith(DELETED_SUFFIX)
@@ -124,7 +124,7 @@ def check_is_partial(run_dir: RunDir, path: Path) -> None:
 
 
 def quarantine_step(run_dir: RunDir, step: int) -> Path:
-    """Moves a checkpoint and its digests to where they are in nobody's way, and nothing is lost."""
+    """Move a checkpoint and its digests to the quarantine directory."""
     names = itertools.chain([f'{step}'], (f'{step}.{number}' for number in itertools.count(1)))
     quarantine_dir = next(
         run_dir.quarantine_dir / name for name in names if not (run_dir.quarantine_dir / name).exists()

@@ -30,7 +30,7 @@ LowerFn = Callable[[], jax.stages.Lowered]
 
 
 def get_programs(spec: Spec, hardware: Hardware, mesh: jax.sharding.Mesh, backend: str) -> dict[str, LowerFn]:
-    """By name, in the order in which a run comes to them; to be lowered under the mesh."""
+    """Return {name: lower()} in the order in which a run uses them; call lower() under the mesh."""
     abstract_state = state.make_abstract_state(spec, mesh)
     num_shards = sharding.count_shards(mesh)
     _, valid_rows = evaluate.compute_part_sizes(
@@ -110,7 +110,7 @@ def compile_run(
 
 
 def count_resident_bytes(name: str, spec: Spec, mesh: jax.sharding.Mesh) -> int:
-    """Bytes that lie on a device while a program runs in training, and that it is not given: moments."""
+    """Count the bytes of the optimizer state, which stays on a device during programs that do not use it."""
     programs_with_state = ('state', 'step')
     return (
         0
@@ -120,7 +120,7 @@ def count_resident_bytes(name: str, spec: Spec, mesh: jax.sharding.Mesh) -> int:
 
 
 def get_platform(target_devices: Sequence[jax.Device]) -> str:
-    """As jax calls the backend of such devices."""
+    """Return the name of the JAX platform of such devices."""
     return {'cuda': 'gpu'}.get(target_devices[0].platform, target_devices[0].platform)
 
 
@@ -131,7 +131,7 @@ def select_programs(program_names: Sequence[str], available_names: list[str]) ->
 
 
 def make_report(spec: Spec, compiled_run: CompiledRun) -> dict:
-    """All of it as JSON has it."""
+    """Return the report for JSON."""
     return dict(
         devices=compiled_run.mesh.size,
         mesh=dict(compiled_run.mesh.shape),

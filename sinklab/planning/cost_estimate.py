@@ -20,7 +20,7 @@ ANALYSIS_COMPILER_OPTIONS = {'tpu': {'xla_tpu_offload_gather_to_sparsecore': Fal
 
 @dataclasses.dataclass(frozen=True)
 class CompiledProgram:
-    """A program as the compiler has left it, for each of the devices that it is laid on."""
+    """A compiled program, with its memory use on each device."""
 
     program: HloProgram
     memory_bytes: dict[str, int]  # arguments, output, temporary, code, what lies beside them, and peak of all
@@ -43,7 +43,7 @@ def compile_program(lower: Any, platform: str, resident_bytes: int = 0) -> Compi
 
 @dataclasses.dataclass(frozen=True)
 class StepTimeEstimate:
-    """Seconds of a step, at least: by what is published of the chip and the compiler's own count of cycles."""
+    """A lower bound of the seconds of a step, from published chip specs and the compiler's cycle counts."""
 
     products: float  # of the FLOPs that the model wants, at the peak
     again: float  # of those that the backward pass makes again
@@ -67,7 +67,7 @@ class StepTimeEstimate:
 
     @property
     def limit(self) -> str:
-        """What most of the time beyond the products goes into."""
+        """What takes most of the time beyond matrix products."""
         overheads = {
             'collectives that are waited for': self.waited,
             'collectives beside the computation': max(0.0, self.hidden - self.compute_seconds),
@@ -79,7 +79,7 @@ class StepTimeEstimate:
 def estimate_step_time(
     spec: Spec, hardware: Hardware, step: CompiledProgram, mesh: jax.sharding.Mesh, chip: ChipSpec
 ) -> StepTimeEstimate:
-    """Of one update on a mesh of chips."""
+    """Estimate the time of one train step on a mesh of chips."""
     peak_flops, link_bytes = (
         chip.flops_per_second / chip.devices_per_chip,
         chip.link_bytes_per_second / chip.devices_per_chip,
@@ -116,19 +116,19 @@ def estimate_step_time(
 
 
 def compute_link_fraction(collective: Collective, mesh: jax.sharding.Mesh) -> float:
-    """Of a chip's links, those that a collective goes along: of a torus, by the directions that its group has."""
+    """Compute the fraction of a chip's links that a collective uses; on a torus, by its directions."""
     chips = mesh.devices.flatten()
     group_chips = [chips[index] for index in collective.replica_groups[0]]
     return max(1, count_directions(group_chips)) / max(1, count_directions(chips))
 
 
 def is_within_slice(collective: Collective, mesh: jax.sharding.Mesh) -> bool:
-    """If a collective stays within a slice; of the network between slices nothing is published by chip."""
+    """Return whether a collective stays within a slice; no bandwidth between slices is published."""
     return len({getattr(mesh.devices.flat[index], 'slice_index', 0) for index in collective.replica_groups[0]}) == 1
 
 
 def count_directions(chips: Sequence[jax.Device]) -> int:
-    """In how many coordinates some devices differ; none where the network is a switch."""
+    """Count the coordinates in which some devices differ; 0 where the network is a switch."""
     return sum(
         len(set(coordinates)) > 1
         for coordinates in zip(*(getattr(chip, 'coords', ()) for chip in chips), strict=True)
@@ -136,7 +136,7 @@ def count_directions(chips: Sequence[jax.Device]) -> int:
 
 
 def find_crossed_axes(collective: Collective, mesh: jax.sharding.Mesh) -> str:
-    """The axes of the mesh that a collective goes along."""
+    """Return the mesh axes that a collective crosses."""
     coordinate_AN = np.array(np.unravel_index(collective.replica_groups[0], mesh.devices.shape))
     return ','.join(
         axis for axis, coordinates in zip(mesh.axis_names, coordinate_AN, strict=True) if len(set(coordinates)) > 1

@@ -55,7 +55,7 @@ class Instruction:
 
     @property
     def op_name(self) -> str:
-        """Where in the program that was traced it comes from."""
+        """Name of the traced operation that an instruction comes from."""
         return self.find_attribute(r'op_name="([^"]*)"') or ''
 
 
@@ -74,12 +74,12 @@ class Collective:
 
     @property
     def sent_bytes(self) -> float:
-        """Bytes that a device sends a run of the program."""
+        """Bytes that a device sends in one execution of the program."""
         return self.num_executions * self.num_bytes * SENT_BYTES_RATIO[self.kind](len(self.replica_groups[0]))
 
 
 class HloProgram:
-    """The computations of a module, and how often each is run."""
+    """The computations of a compiled module, and how often each is executed."""
 
     def __init__(self, text: str):
         self.computations: dict[str, list[Instruction]] = {}
@@ -96,7 +96,7 @@ class HloProgram:
 
     @functools.cached_property
     def execution_counts(self) -> dict[str, int]:
-        """How often a computation is run; those of a fusion count as what calls them."""
+        """How often each computation is executed; a fusion counts as its caller."""
         counts: dict[str, int] = collections.Counter({self.entry: 1})
         for name in self.sort_computations():
             for instruction in self.computations[name]:
@@ -106,7 +106,7 @@ class HloProgram:
         return counts
 
     def sort_computations(self) -> list[str]:
-        """Callers before what they call."""
+        """Sort the computations so that callers come before callees."""
         visited: dict[str, None] = {}
 
         def visit(name: str) -> None:
@@ -121,7 +121,7 @@ class HloProgram:
         return [*reversed(visited)]
 
     def count_trips(self, loop: Instruction) -> int:
-        """Of a loop that counts from 0, as those of lax.scan do: the number that its condition compares with."""
+        """Return the trip count of a loop from 0, as of lax.scan: the constant that its condition compares with."""
         if trip_count := loop.find_attribute(r'known_trip_count":\{"n":"(\d+)"'):
             return int(trip_count)
         condition = self.computations.get(loop.find_attribute(r'condition=%?([\w.\-]+)') or '', [])
@@ -133,7 +133,7 @@ class HloProgram:
         return max((int(text.partition(')')[0]) for text in constants), default=1)
 
     def list_executed_instructions(self) -> Iterator[tuple[Instruction, int]]:
-        """(instruction, how often it is run), those inside fusions left out."""
+        """List (instruction, execution count), without those inside fusions."""
         fused_computations = {
             name
             for instruction in self.list_instructions()
@@ -149,14 +149,14 @@ class HloProgram:
             yield from instructions
 
     def estimate_cycles(self) -> float:
-        """What the compiler for TPUs estimates of a run; of kernels it says nothing."""
+        """Return the cycles that the TPU compiler estimates; kernels are not included."""
         return sum(
             count * int(instruction.find_attribute(r'"estimated_cycles":"(\d+)"') or 0)
             for instruction, count in self.list_executed_instructions()
         )
 
     def count_kernels(self, prefix: str) -> dict[str, int]:
-        """How often kernels are run whose name begins so, by the rest of that."""
+        """Count executions of kernels whose name has this prefix, by the rest of the name."""
         counts: dict[str, int] = collections.Counter()
         for instruction, count in self.list_executed_instructions():
             if instruction.opcode == 'custom-call' and instruction.name.startswith(prefix):
@@ -184,7 +184,7 @@ class HloProgram:
         return collectives
 
     def make_megascale_collective(self, instruction: Instruction, kind: str, computation: str) -> Collective:
-        """What a device exchanges with those in its place in other slices, which the host sends meanwhile."""
+        """Make the collective of a transfer between slices, which the host sends in the background."""
         dtype, shape, *_ = ARRAY_PATTERN.findall(instruction.type)[0]
         slices, last_device = re.search(
             r'_xla_megascale_target="\{([\d,]+)\}x\{0:(\d+)\}"', instruction.operands_and_attributes
@@ -202,7 +202,7 @@ class HloProgram:
 
     @functools.cached_property
     def callers(self) -> dict[str, Instruction]:
-        """By a computation, what calls it, or one of those."""
+        """The instruction that calls each computation; one of them if there are several."""
         return {callee: instruction for instruction in self.list_instructions() for callee in instruction.callees}
 
     def make_collective(self, instruction: Instruction, kind: str, computation: str, is_async: bool) -> Collective:
@@ -224,7 +224,7 @@ class HloProgram:
         )
 
     def find_largest_buffers(self, max_buffers: int = 10) -> list[tuple[int, str, str]]:
-        """(bytes, type, origin) of the largest arrays that are made, as they lie in memory."""
+        """Return (bytes, type, op name) of the largest arrays, as laid out in memory."""
         sizes: dict[tuple[str, str], int] = {}
         for instruction, _ in self.list_executed_instructions():
             if instruction.opcode not in ('parameter', 'get-tuple-element', 'tuple', 'while', 'bitcast'):
@@ -234,7 +234,7 @@ class HloProgram:
 
 
 def select_result_arrays(opcode: str, arrays: list) -> list:
-    """Of the arrays in an instruction's type, those that a collective gives."""
+    """Select the arrays of an instruction's type that are results of the collective."""
     if opcode in ('all-gather-start', 'reduce-scatter-start'):
         return arrays[len(arrays) // 2 :]  # operands come first
     if opcode == 'collective-permute-start':
@@ -250,7 +250,7 @@ def count_bytes(dtype: str, shape: str) -> int:
 def count_padded_bytes(
     dtype: str, shape: str, minor_to_major: str | None, rows: str | None, lanes: str | None
 ) -> int:
-    """Bytes in memory, where the last two dimensions fill tiles."""
+    """Count bytes in memory, where the last two dimensions are padded to tiles."""
     sizes = [int(size) for size in shape.split(',') if size]
     if rows and minor_to_major and len(sizes) > 1:
         for dimension, tile in zip(map(int, minor_to_major.split(',')), (int(lanes), int(rows)), strict=False):
@@ -259,7 +259,7 @@ def count_padded_bytes(
 
 
 def parse_replica_groups(attributes: str, num_devices: int) -> tuple[tuple[int, ...], ...]:
-    """The replica groups, in each of the notations that there are for them; none are one of all devices."""
+    """Parse replica groups in any of their notations; none means one group of all devices."""
     if 'replica_groups={}' in attributes:
         return (tuple(range(num_devices)),)
     if explicit := re.search(r'replica_groups=\{(\{[\d,{}]*\})\}', attributes):

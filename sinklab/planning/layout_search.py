@@ -18,7 +18,7 @@ MICRO_BATCH_COUNTS = (1, 2, 4, 8, 16)  # into how many parts a batch may be divi
 
 @dataclasses.dataclass(frozen=True)
 class LayoutCandidate:
-    """A way to lay a run on devices: what it would take, or why it cannot be."""
+    """A parallelism layout: its cost, or why it is refused."""
 
     hardware: Hardware
     bytes: int | None = None  # on a device; None where it cannot be laid on them
@@ -29,7 +29,7 @@ class LayoutCandidate:
 def rank_layouts(
     spec: Spec, requested: Hardware, target_devices: Sequence[jax.Device], chip: ChipSpec, backend: str
 ) -> tuple[list[LayoutCandidate], list[LayoutCandidate]]:
-    """(those that fit, the quickest first; those that do not). What is given is kept, but for --remat=none."""
+    """Return (layouts that fit, fastest first; layouts that do not fit). Given options are kept."""
     slices = device_mesh.group_by_slice(target_devices)
     entries = [
         evaluate_layout(spec, hardware, target_devices, chip, backend)
@@ -62,7 +62,7 @@ def evaluate_layout(
 
 
 def generate_layouts(spec: Spec, requested: Hardware, num_devices: int, num_slices: int) -> Iterator[Hardware]:
-    """Between slices gradients alone travel, and of each device as little as can be, if nothing else is given."""
+    """Generate layouts in which only gradients are sent between slices, unless options say otherwise."""
     batch_size, num_batch_shards = spec.optimizer.batch_size, num_devices // requested.tensor
     shards_per_slice = num_batch_shards // num_slices
     sizes = (
@@ -85,7 +85,7 @@ def generate_layouts(spec: Spec, requested: Hardware, num_devices: int, num_slic
 
 
 def estimate_step_seconds(spec: Spec, hardware: Hardware, mesh: jax.sharding.Mesh, chip: ChipSpec) -> float:
-    """Products, and those made again, at the peak; and what travels, as if nothing were computed beside it."""
+    """Estimate compute time at the peak plus communication time, without overlap."""
     model, length = spec.model, spec.data.length
     tokens_per_device = spec.optimizer.batch_size * length / mesh.size
     flops_per_token = flops.TRAINING_FLOPS_FACTOR * flops.count_forward_flops(
@@ -98,7 +98,7 @@ def estimate_step_seconds(spec: Spec, hardware: Hardware, mesh: jax.sharding.Mes
 
 
 def estimate_sent_bytes(spec: Spec, hardware: Hardware, mesh: jax.sharding.Mesh) -> float:
-    """Bytes that a device sends a step: along fsdp parameters twice, rounded, and gradients once; then along data."""
+    """Estimate the bytes that a device sends per step, along fsdp and then along data."""
     parameter_bytes = state.count_bytes(state.get_state_shapes(spec)['params']) / mesh.shape['tensor']
     batch_size = spec.optimizer.batch_size
     num_micro_batches = batch_size // hardware.get_micro_batch_size(batch_size)

@@ -28,7 +28,7 @@ NUM_TOPOLOGY_DIMENSIONS = {'v4': 3, 'v5e': 2, 'v5p': 3, 'v6e': 2, 'tpu7x': 3}
 
 
 def find_libtpu() -> str | None:
-    """The path of libtpu: what TPU_LIBRARY_PATH says, `make test` has installed, or is installed beside jax."""
+    """Return the path of libtpu: TPU_LIBRARY_PATH, that of `make test`, or that beside jax."""
     if configured_path := os.environ.get('TPU_LIBRARY_PATH'):
         return configured_path
     if REPOSITORY_LIBTPU.exists():
@@ -38,7 +38,7 @@ def find_libtpu() -> str | None:
 
 
 def find_libtpu_version() -> str | None:
-    """Of the library, as its installer has written beside it."""
+    """Return the version of the libtpu library, as its installer has recorded it."""
     info_folders = Path(path).parents[1].glob('libtpu-*.dist-info') if (path := find_libtpu()) else ()
     return next((folder.stem.removeprefix('libtpu-') for folder in info_folders), None)
 
@@ -59,7 +59,7 @@ device_description_str: "{kind}"
 
 
 def parse_topology(topology: str) -> tuple[str, list[jax.Device]]:
-    """(name in CHIPS, its devices) of CHIP:SHAPE, or of SLICESxCHIP:SHAPE; raises UserError."""
+    """Parse CHIP:SHAPE or SLICESxCHIP:SHAPE into (name in CHIPS, devices). Raises UserError."""
     match = re.fullmatch(r'(?:([1-9]\d*)x)?([a-z]\w*):([1-9]\d*(?:x[1-9]\d*)*)', topology)
     if not match or match[2] not in CHIPS:
         raise UserError(
@@ -97,7 +97,7 @@ def make_gpu_devices(topology: str, chip_name: str) -> list[jax.Device]:
 
 
 def has_cuda_plugin() -> bool:
-    """Whether jax has a plugin for CUDA."""
+    """Return whether jax has a plugin for CUDA."""
     if importlib.util.find_spec('jax_plugins') is None:
         return False
     plugins = pkgutil.iter_modules(importlib.import_module('jax_plugins').__path__)
@@ -105,7 +105,7 @@ def has_cuda_plugin() -> bool:
 
 
 def make_tpu_devices(topology: str, num_slices: int = 1) -> list[jax.Device]:
-    """Those of a topology such as v5e:2x2, to compile for; raises UserError."""
+    """Make the devices of a topology such as v5e:2x2 for compilation. Raises UserError."""
     if (path := find_libtpu()) is None:
         raise UserError(
             f'libtpu, which has the compiler for TPUs, is not installed; install it: {format_extra_command("tpu")}'

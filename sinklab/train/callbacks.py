@@ -43,7 +43,7 @@ class Callback:
 
 
 class BestEffortCallback(Callback):
-    """A listener whose errors end it and not the run: each kind of mirror copies what metrics.jsonl already holds.
+    """A callback whose errors end it and not the run, since metrics.jsonl holds the same values.
 
     Args:
         callback: what is called until it raises an exception for the first time.
@@ -78,7 +78,7 @@ class BestEffortCallback(Callback):
 
 
 class TensorBoardCallback(Callback):
-    """Repeats every number of a line as a scalar."""
+    """Callback that writes every value of a record as a TensorBoard scalar."""
 
     def __init__(self, run_dir: RunDir):
         try:
@@ -103,7 +103,7 @@ class TensorBoardCallback(Callback):
 
 
 class WandbCallback(Callback, contextlib.AbstractContextManager):
-    """Repeats every number of a line; attempts at one folder are one run there."""
+    """Callback that logs every value of a record to one W&B run for each run directory."""
 
     def __init__(self, run_dir: RunDir):
         try:
@@ -144,7 +144,7 @@ PROFILE_DIR = 'profile'  # in the run's folder
 
 
 def parse_profile_steps(option: str, run_dir: RunDir, last_step: int) -> range:
-    """The steps of STEP:COUNT that a run has. Raises UserError."""
+    """Parse STEP:COUNT into the steps that the run has. Raises UserError."""
     match = re.fullmatch(r'(\d{1,12}):(\d{1,12})', option)
     first_step, count = map(int, match.groups()) if match else (0, 0)
     if not first_step or not count:
@@ -157,7 +157,7 @@ def parse_profile_steps(option: str, run_dir: RunDir, last_step: int) -> range:
 
 
 class ProfilerCallback(Callback, contextlib.AbstractContextManager):
-    """Writes what some steps do, and on which devices, into profile/ of a run.
+    """Callback that traces some steps with the JAX profiler into profile/ of the run directory.
 
     A step is dispatched before the numbers of the one before it are there: a trace begins with the numbers of the
     last step but one before those that are asked for, or with the attempt. So it may also have the step before them

@@ -19,7 +19,7 @@ from sinklab.train.step import compute_predicted_fraction, make_data_parallel_lo
 
 
 def make_evaluate(spec: Spec, hardware: Hardware, mesh: jax.sharding.Mesh, backend: str = 'chunked') -> Callable:
-    """valid(params, ids_NT, trigger_NT) -> {valid/loss}, over all tokens; with triggers, each kind apart as well."""
+    """Make a function (params, ids_NT, trigger_NT) -> {valid/loss, ...}, with triggers by kind of token."""
     loss_fn, token_loss_fn = make_mean_loss(spec, mesh, backend), make_token_loss(spec, mesh, backend)
     micro_batch = hardware.get_micro_batch_size(spec.optimizer.batch_size)
 
@@ -41,14 +41,14 @@ def make_evaluate(spec: Spec, hardware: Hardware, mesh: jax.sharding.Mesh, backe
 
 
 def make_mean_loss(spec: Spec, mesh: jax.sharding.Mesh, backend: str) -> Callable:
-    """loss(params, ids_BT of T + 1), over all that is predicted or not."""
+    """Make a function (params, ids_BT of T + 1) -> mean loss over all targets."""
     return jax.jit(
         make_data_parallel_loss(make_loss(spec, backend=backend), spec, mesh), **state.get_jit_options(spec, mesh)
     )
 
 
 def make_token_loss(spec: Spec, mesh: jax.sharding.Mesh, backend: str = 'chunked', **model_options) -> Callable:
-    """by_token(params, ids_BT of T + 1) -> (loss_BT, whether the likeliest token was the next one)."""
+    """Make a function (params, ids_BT of T + 1) -> (loss_BT, is_correct_BT)."""
     apply_model = make_forward(spec, backend=backend, **model_options)
 
     def by_token(params: dict, ids_BT: jax.Array) -> tuple[jax.Array, jax.Array]:
@@ -64,7 +64,7 @@ def make_token_loss(spec: Spec, mesh: jax.sharding.Mesh, backend: str = 'chunked
 def load_sharded_parts(
     ids_NT: np.ndarray | HeldOutWindows, max_rows: int, mesh: jax.sharding.Mesh
 ) -> list[jax.Array]:
-    """Equal parts of the sequences on the devices; every process reads those of its own devices."""
+    """Load sequences onto the devices in equal parts; each process reads those of its own devices."""
     num_parts, part_rows = compute_part_sizes(len(ids_NT), max_rows, sharding.count_shards(mesh))
 
     def read_rows(first_row: int, part_rows: range) -> np.ndarray:
@@ -77,7 +77,7 @@ def load_sharded_parts(
 
 
 def compute_split_fraction(ids_NT: np.ndarray | HeldOutWindows, parts: list[jax.Array]) -> float:
-    """The share of targets that are predicted; of sequences that no process has all of, counted where they are."""
+    """Compute the fraction of targets that are predicted, counted on the devices."""
     if isinstance(ids_NT, np.ndarray):
         return float(compute_predicted_fraction(ids_NT))
     count = sum(int(count_predicted(part)) for part in parts)
@@ -90,7 +90,7 @@ def count_predicted(ids_BT: jax.Array) -> jax.Array:
 
 
 def split_into_parts(ids_NT: np.ndarray, max_rows: int, num_shards: int) -> list[np.ndarray]:
-    """The sequences in equal parts of at most so many, each a multiple of `num_shards`, for one program to read.
+    """Split sequences into equal parts of at most `max_rows`, each a multiple of `num_shards`.
 
     What is not predicted fills up the last ones.
     """
@@ -99,7 +99,7 @@ def split_into_parts(ids_NT: np.ndarray, max_rows: int, num_shards: int) -> list
 
 
 def compute_part_sizes(num_sequences: int, max_rows: int, num_shards: int) -> tuple[int, int]:
-    """(how many parts, sequences of each)."""
+    """Return (number of parts, sequences of each)."""
     num_parts = -(-num_sequences // max_rows)
     return num_parts, -(-num_sequences // (num_parts * num_shards)) * num_shards
 

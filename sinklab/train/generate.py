@@ -29,7 +29,7 @@ MIN_TEMPERATURE = 1e-30  # float32 divides by no less
 
 @dataclasses.dataclass(frozen=True)
 class Sampler:
-    """How the next token is drawn: from softmax(logits / temperature), at temperature 0 the likeliest."""
+    """Sampling of the next token from softmax(logits / temperature); at temperature 0, the most likely."""
 
     temperature: float
     top_k: int | None  # the likeliest alone; None: all
@@ -44,7 +44,7 @@ class Sampler:
 def sample_tokens(
     spec: Spec, cache: CacheConfig, params: dict, ids_T: np.ndarray, num_tokens: int, sampler: Sampler, seed: int
 ) -> Iterator[int]:
-    """So many ids after those of a prompt, or fewer: up to the end of the document, which is not given."""
+    """Sample up to `num_tokens` ids after those of a prompt, until the end of the document."""
     check_streaming(spec, cache)
     if not len(ids_T):
         raise UserError('a prompt of no tokens has nothing to go on from; give one')
@@ -85,7 +85,7 @@ SEGMENT_TOKENS = 1024  # tokens that are read at once, at most
 
 @dataclasses.dataclass(frozen=True)
 class StreamingLoss:
-    """What came of reading a text."""
+    """Loss of a text that was read with a KV cache."""
 
     loss: float  # mean over what is predicted, nats
     num_predicted: int
@@ -98,7 +98,7 @@ class StreamingLoss:
 
 
 def check_streaming(spec: Spec, cache: CacheConfig) -> None:
-    """Refuses a model that does not read token by token, or has no positions for such a cache."""
+    """Raise UserError if a model cannot read token by token, or has no positions for such a cache."""
     mask, cache_option = spec.model.mask, f'--cache={cache}'
     if spec.data.task != 'text':
         raise UserError(f'a run of config.data.task={spec.data.task} has read no text; give one of task=text')
@@ -120,22 +120,22 @@ def check_streaming(spec: Spec, cache: CacheConfig) -> None:
 
 
 def count_sink_tokens(spec: Spec) -> int:
-    """How many tokens the model puts before a text."""
+    """Return how many tokens the model puts before a text."""
     return LEARNED_KV_KINDS[spec.model.columns.kind].tokens_class.num_tokens
 
 
 def make_device_mesh() -> jax.sharding.Mesh:
-    """One device: a text is a single sequence."""
+    """Make a mesh of one device, since a text is a single sequence."""
     return device_mesh.make_mesh(Hardware(), device_mesh.get_devices()[:1])
 
 
 def make_abstract_params(spec: Spec) -> dict:
-    """What parameters are to be there, as arrays without memory."""
+    """Return the parameters as arrays without memory."""
     return state.make_abstract_state(spec, make_device_mesh())['params']
 
 
 def jit_model_function(spec: Spec, function: Callable, **options) -> Callable:
-    """function(model, ...) as a program of (params, ...)."""
+    """Compile function(model, ...) as a program of (params, ...)."""
     graphdef, _ = state.make_abstract_model(spec)
 
     def apply_function(params: dict, *arguments) -> tuple:
@@ -147,7 +147,7 @@ def jit_model_function(spec: Spec, function: Callable, **options) -> Callable:
 def measure_perplexity(
     spec: Spec, cache: CacheConfig, params: dict, ids_T: np.ndarray, segment_tokens: int = SEGMENT_TOKENS
 ) -> StreamingLoss:
-    """Reads all of a text, so many tokens at once, each predicted from what the cache has of those before it.
+    """Read a text in segments and predict each token from the cached keys before it.
 
     An id that is read and not predicted stands as its complement.
     """
@@ -180,7 +180,7 @@ def measure_perplexity(
 
 
 def split_into_segments(ids_T: np.ndarray, fill_id: int, max_tokens: int) -> np.ndarray:
-    """N equal parts of at most so many, with a filler in the last; B is 1."""
+    """Split a text into N equal segments of at most `max_tokens`, the last one filled; B is 1."""
     num_segments = -(-len(ids_T) // max_tokens)
     segment_tokens = -(-len(ids_T) // num_segments)
     filled_T = np.pad(

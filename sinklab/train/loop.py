@@ -119,7 +119,7 @@ def train(
 
 @contextlib.contextmanager
 def close_checkpointer(checkpointer: Checkpointer) -> Iterator[None]:
-    """Waits at the end for what is being written, by all where all end alike; not in a folder of another job."""
+    """Wait at the end for unfinished saves, on all processes if all end alike; never for another job's directory."""
     with contextlib.ExitStack() as stack:
         stack.callback(checkpointer.close)
         try:
@@ -135,7 +135,7 @@ def close_checkpointer(checkpointer: Checkpointer) -> Iterator[None]:
 
 @dataclasses.dataclass
 class TrainLoop:
-    """One attempt at a run: its compiled functions, and what has to be done after a step."""
+    """One attempt at a run: its compiled functions, and what is due after each step."""
 
     spec: Spec
     hardware: Hardware
@@ -195,7 +195,7 @@ class TrainLoop:
 
     @contextlib.contextmanager
     def report_fallback_at_exit(self) -> Iterator[None]:
-        """Say at the end, however it comes, that a kernel failed here and another backend computed attention.
+        """Report at the end that a kernel failed here and another backend computed attention.
 
         The start says it too, thousands of lines earlier.
         """
@@ -206,7 +206,7 @@ class TrainLoop:
                 self.log_line(line)
 
     def restore_or_create(self, resume_step: int, missing_evals: list[str]) -> dict:
-        """The state to go on from, and a note of where that happens; what is not yet measured of it is."""
+        """Restore or create the state, report where the run resumes, and run its missing evaluations."""
         self.group.report_progress('restoring', resume_step)
         has_checkpoint = self.checkpointer.newest_step == resume_step
         train_state = (
@@ -238,7 +238,7 @@ class TrainLoop:
         return train_state
 
     def run_steps(self, compiled_step: Callable, train_state: dict, resume_step: int) -> None:
-        """A step is settled while the devices work on the next, or at once where something is due after it."""
+        """Run the steps; metrics of a step are read while the devices compute the next, or at once if needed."""
         pending, request, steps = None, NO_REQUEST, range(resume_step + 1, self.spec.optimizer.steps + 1)
         with contextlib.closing(Prefetcher(self.load_batch, steps, PREFETCH_DEPTH)) as batches:
             for step_num in steps:
@@ -255,7 +255,7 @@ class TrainLoop:
                     pending, request = None, NO_REQUEST
 
     def compile_step(self, train_state: dict) -> Callable:
-        """The compiled step."""
+        """Compile the train step."""
         self.group.report_progress('compiling')
         lowered, translate_oom = (
             self.train_step.lower(train_state, *step.make_abstract_inputs(self.spec, self.mesh)),
@@ -270,7 +270,7 @@ class TrainLoop:
         return sharding.load_batch(functools.partial(self.data.batches.read_rows, step_num - 1), shape, self.mesh)
 
     def get_local_request(self) -> int:
-        """What this process wishes: the end, if it was told to; a checkpoint, by the clock of process 0."""
+        """Return the request of this process: stop after a signal, or save by the clock of process 0."""
         every_minutes = self.spec.checkpoint.every_minutes
         is_save_overdue = (
             every_minutes and self.group.index == 0 and time.monotonic() - self.last_save_time > 60 * every_minutes
@@ -278,21 +278,21 @@ class TrainLoop:
         return self.received_signals[0] if self.received_signals else SAVE_REQUEST if is_save_overdue else NO_REQUEST
 
     def is_state_needed(self, step_num: int) -> bool:
-        """Whether something after this step needs its state."""
+        """Return whether something after this step needs its state."""
         return bool(self.list_due_evals(step_num)) or is_due(step_num, self.spec.checkpoint.every_steps)
 
     def list_due_evals(self, step_num: int) -> list[str]:
-        """What is measured after a step: what is due, and all of it before the first and after the last."""
+        """List the evaluations that are due after a step; before the first and after the last, all."""
         is_edge = step_num == self.start_step or self.is_last(step_num)
         return [name for name in METRIC_OF_EVAL if is_edge or is_due(step_num, getattr(self.spec, name).every_steps)]
 
     def find_missing_evals(self, step_num: int) -> list[str]:
-        """What should have been measured after a step, and was not: a run that is stopped does not wait for it."""
+        """Find evaluations that were due after a step and are missing, as after a stop."""
         logged_record = next((record for record in self.run_dir.read_records() if record['step'] == step_num), {})
         return [name for name in self.list_due_evals(step_num) if METRIC_OF_EVAL[name] not in logged_record]
 
     def describe_lost_lines(self, resume_step: int) -> list[str]:
-        """Return what is to be said of the lines up to `resume_step` that metrics.jsonl has lost."""
+        """Describe the lines up to `resume_step` that metrics.jsonl has lost."""
         every_steps = self.spec.log.every_steps
         return [
             *map(
@@ -306,7 +306,7 @@ class TrainLoop:
     def process_metrics(
         self, step_num: int, metrics: dict[str, jax.Array], train_state: dict | None = None, request: int = NO_REQUEST
     ) -> int:
-        """Reads a step's numbers, and does what is due after it; `train_state` is given where that needs the state.
+        """Read the metrics of a step and do what is due; `train_state` is given if that needs the state.
 
         Returns what has been wished, of which all processes learn here.
         """
@@ -341,7 +341,7 @@ class TrainLoop:
         return request
 
     def save_or_stop(self, step_num: int, train_state: dict, metrics: dict[str, float], request: int) -> None:
-        """Saves, where that is due or wished; ends, where that is wished."""
+        """Save if a save is due or requested, and stop if that is requested."""
         if request or self.is_last(step_num) or is_due(step_num, self.spec.checkpoint.every_steps):
             self.save_checkpoint(step_num, train_state, metrics)
         if request > SAVE_REQUEST:
@@ -349,7 +349,7 @@ class TrainLoop:
             raise StoppedBySignal(request, step_num)
 
     def run_evals(self, step_num: int, params: dict, evals: list[str]) -> dict[str, float]:
-        """Validation and probe."""
+        """Run the validation and the probe."""
         self.group.report_progress('measuring', step_num)
         metrics = {}
         if 'valid' in evals:
@@ -381,7 +381,7 @@ class TrainLoop:
             callback.on_message(line)
 
     def warn_of_short_grace(self) -> None:
-        """Says once when what has to be done between a signal and the end does not fit into the time for it."""
+        """Warn once if the work between a stop signal and the end takes longer than the grace period."""
         needed_seconds = (self.checkpointer.save_seconds or 0.0) + MAX_STEPS_TO_STOP * (
             self.stopwatch.step_seconds or 0.0
         )
@@ -402,7 +402,7 @@ class TrainLoop:
             self.last_save_time = time.monotonic()
 
     def check_replicas(self, step_num: int, train_state: dict, metrics: dict[str, float]) -> None:
-        """Sees that all processes have the same: data, numbers, and the bits of each parameter that several hold."""
+        """Check that all processes have the same data, metrics, and bits of replicated parameters."""
         mismatch = self.find_replica_mismatch(step_num, train_state['params'])
         if self.group.count > 1 and not mismatch:
             local_values = {'the batch': self.data.batches.compute_digest(step_num - 1)}
@@ -417,7 +417,7 @@ def is_due(step_num: int, every_steps: int) -> bool:
 
 
 class StepTimer:
-    """Seconds of a run over all its attempts, and the pace of its steps."""
+    """Training time of a run over all attempts, and steps per second."""
 
     step_seconds = None  # seconds a step has lately taken
 
@@ -432,10 +432,10 @@ class StepTimer:
         self.lap_start, self.num_steps = time.perf_counter(), 0
 
     def count_step(self) -> None:
-        """One more has ended; what is done between them does not count."""
+        """Count a step; the time between pauses is left out."""
         self.num_steps += 1
         self.step_seconds = 1 / self.get_steps_per_second()
 
     def get_steps_per_second(self) -> float:
-        """Steps a second since the last restart."""
+        """Return the steps per second since the last restart of the timer."""
         return self.num_steps / (time.perf_counter() - self.lap_start)

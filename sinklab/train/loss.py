@@ -18,14 +18,14 @@ from sinklab.train import state
 
 
 def find_document_starts(ids_BT: jax.Array, end_token: int) -> jax.Array:
-    """start_BT: the place where the document of each token starts, in its window."""
+    """Return start_BT: the position in the window at which the document of each token starts."""
     position_T = jnp.arange(ids_BT.shape[1])
     is_first_BT = jnp.pad(ids_BT[:, :-1] == end_token, ((0, 0), (1, 0)), constant_values=True)
     return jax.lax.cummax(jnp.where(is_first_BT, position_T, 0), axis=1)
 
 
 def make_document_inputs(ids_BT: jax.Array, spec: spec.Spec) -> dict[str, jax.Array]:
-    """What a model reads beside its tokens: nothing, in most rows."""
+    """Make the inputs of the model beside its tokens, which depend on documents; usually none."""
     inputs = {}
     if spec.model.mask.document:
         inputs['start_BT'] = find_document_starts(ids_BT, spec.data.end_token)
@@ -35,7 +35,7 @@ def make_document_inputs(ids_BT: jax.Array, spec: spec.Spec) -> dict[str, jax.Ar
 
 
 def make_forward(spec: Spec, **model_options) -> Callable:
-    """run(params, ids_BT) -> (hidden_BTD, head_VD, Capture)."""
+    """Make a function (params, ids_BT) -> (hidden_BTD, head_VD, Intermediates)."""
     graphdef, _ = state.make_abstract_model(spec)
 
     def apply_model(params: dict, ids_BT: jax.Array) -> tuple:
@@ -51,12 +51,12 @@ MIN_CHUNK_ROWS = 512  # of logits, as wide as the whole vocabulary, that are mad
 
 @jax.custom_vjp
 def cross_entropy(hidden_BTD: jax.Array, head_VD: jax.Array, target_BT: jax.Array) -> jax.Array:
-    """Mean of -log softmax(hidden head^T)[target], 0 where the target is below 0, chunk by chunk."""
+    """Compute the mean of -log softmax(hidden head^T)[target] in chunks; 0 where the target is negative."""
     return sum_losses(hidden_BTD, head_VD, target_BT, gradient=False)[0] / target_BT.size
 
 
 def cross_entropy_forward(hidden_BTD, head_VD, target_BT):
-    """Takes each chunk's gradient while its logits are at hand, so that the backward pass needs none."""
+    """Compute the gradient of each chunk with its loss, so that the backward pass needs no logits."""
     total, d_hidden_BTD, d_head_VD = sum_losses(hidden_BTD, head_VD, target_BT, gradient=True)
     return total / target_BT.size, (d_hidden_BTD, d_head_VD.astype(head_VD.dtype), target_BT.size)
 
@@ -71,7 +71,7 @@ cross_entropy.defvjp(cross_entropy_forward, cross_entropy_backward)
 
 
 def sum_losses(hidden_BTD: jax.Array, head_VD: jax.Array, target_BT: jax.Array, gradient: bool) -> tuple:
-    """(sum of all losses, its d_hidden_BTD, its d_head_VD in float32); without `gradient`, two times None."""
+    """Return (sum of losses, d_hidden_BTD, d_head_VD in float32); without `gradient`, (sum, None, None)."""
     head_VD = collectives.all_gather(head_VD.astype(hidden_BTD.dtype), *EMBEDDING_AXES)
     total, d_hidden_BTD, d_head_VD = sum_losses_gathered(hidden_BTD, head_VD, target_BT, gradient)
     return total, d_hidden_BTD, collectives.reduce_scatter(d_head_VD, *EMBEDDING_AXES) if gradient else None
@@ -122,14 +122,14 @@ def sum_losses_sharded(
 
 
 def choose_chunk_rows(width: int) -> int:
-    """As many rows as the head is wide: a chunk's logits are then no more than the gradient that it is added to."""
+    """Choose as many rows as the head is wide, so that logits of a chunk are no larger than its gradient."""
     return max(MIN_CHUNK_ROWS, width)
 
 
 def sum_chunk_losses(
     hidden_RD: jax.Array, head_VD: jax.Array, target_R: jax.Array, vocabulary_axes: tuple[str, ...]
 ) -> tuple[jax.Array, jax.Array]:
-    """(sum of the losses, its d_logits_RV); neither is finite where a target is beyond the vocabulary."""
+    """Return (sum of losses, d_logits_RV); both are non-finite if a target is outside the vocabulary."""
     logits_RV = jnp.einsum('RD,VD->RV', hidden_RD, head_VD, preferred_element_type=jnp.float32)
     max_R = logits_RV.max(-1)
     if vocabulary_axes:
@@ -147,7 +147,7 @@ def sum_chunk_losses(
 
 
 def split_into_chunks(hidden_BTD: jax.Array, target_BT: jax.Array, max_rows: int) -> tuple[jax.Array, jax.Array]:
-    """(hidden_NRD, target_NR) of N equal chunks, of at most so many rows; what is not predicted fills up the last."""
+    """Return (hidden_NRD, target_NR): N equal chunks of at most `max_rows` rows, the last one padded."""
     num_chunks = max(1, -(-target_BT.size // max_rows))
     padding = -target_BT.size % num_chunks
     hidden_RD = jnp.pad(hidden_BTD.reshape(-1, hidden_BTD.shape[-1]), ((0, padding), (0, 0)))

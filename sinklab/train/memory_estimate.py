@@ -50,7 +50,7 @@ def estimate_memory(spec: Spec, hardware: Hardware, mesh: jax.sharding.Mesh, bac
 
 
 def count_device_bytes(tree: dict) -> int:
-    """Bytes of what one device has of a tree."""
+    """Return the bytes of a tree of arrays on one device."""
     leaves = jax.tree.leaves(tree)
     return sum(math.prod(leaf.sharding.shard_shape(leaf.shape)) * leaf.dtype.itemsize for leaf in leaves)
 
@@ -58,7 +58,7 @@ def count_device_bytes(tree: dict) -> int:
 def estimate_activation_bytes(
     spec: Spec, hardware: Hardware, remat: str, mesh: jax.sharding.Mesh, backend: str
 ) -> int:
-    """What the layers keep of a device's sequences, by what two on each make more than one.
+    """Estimate what the layers save for the backward pass of the sequences of a device.
 
     Along `tensor` it is taken for whole: the stream, most of what is kept if little is, is.
     """
@@ -72,7 +72,7 @@ def estimate_activation_bytes(
 
 @functools.lru_cache(maxsize=64)  # a ranking of layouts asks for some ten of one spec, each several times
 def estimate_sequence_activation_bytes(spec: Spec, remat: str, backend: str, num_shards: int) -> int:
-    """Bytes that the layers keep of one sequence."""
+    """Estimate the bytes that the layers save for the backward pass of one sequence."""
     bytes_of_one, bytes_of_two = (
         state.count_bytes(trace_backward(spec, remat, backend, num_sequences))
         for num_sequences in (num_shards, 2 * num_shards)
@@ -81,7 +81,7 @@ def estimate_sequence_activation_bytes(spec: Spec, remat: str, backend: str, num
 
 
 def trace_backward(spec: Spec, remat: str, backend: str, num_sequences: int) -> Any:
-    """The backward pass of so many sequences through the layers, with all that it reads, as shapes."""
+    """Trace the backward pass of some sequences through the layers, as shapes of its residuals."""
     apply_model, params = make_forward(spec, remat=remat, backend=backend), state.get_state_shapes(spec)['params']
     ids = jax.ShapeDtypeStruct((num_sequences, spec.data.length), jnp.int32)
     return jax.eval_shape(
@@ -90,7 +90,7 @@ def trace_backward(spec: Spec, remat: str, backend: str, num_sequences: int) -> 
 
 
 def estimate_layer_bytes(spec: Spec, hardware: Hardware, mesh: jax.sharding.Mesh, backend: str) -> int:
-    """Its weights, and those of the next, with their gradients; all that has a name in it, with the cotangents."""
+    """Estimate the bytes of one layer: weights, gradients, and the named values of the backward pass."""
     model, itemsize = spec.model, jnp.dtype(spec.model.dtype).itemsize
     num_weights = (
         sum(leaf.size for leaf in jax.tree.leaves(state.get_state_shapes(spec)['params']['blocks'])) // model.layers
@@ -102,7 +102,7 @@ def estimate_layer_bytes(spec: Spec, hardware: Hardware, mesh: jax.sharding.Mesh
 
 
 def estimate_loss_bytes(spec: Spec, mesh: jax.sharding.Mesh) -> int:
-    """A table as the computation has it, the head's gradient as a sum and transposed, a chunk's logits and theirs."""
+    """Estimate the bytes of the loss: the head and its gradient, and the logits of a chunk."""
     model, itemsize = spec.model, jnp.dtype(spec.model.dtype).itemsize
     num_rows = loss.choose_chunk_rows(model.width) * mesh.shape['tensor']
     return model.vocabulary * ((itemsize + 8) * model.width + (itemsize + 8) * num_rows) // mesh.shape['tensor']
@@ -123,7 +123,7 @@ MEMORY_ERROR_PATTERN = r'memory|alloc|reserve|\bhbm\b'  # in what XLA says when 
 def choose_remat_policy(
     spec: Spec, hardware: Hardware, mesh: jax.sharding.Mesh, backend: str, memory_bytes: float
 ) -> str:
-    """What is computed again; where that is auto, as few products as fit. Raises UserError where nothing does.
+    """Choose the remat policy: as given or, for auto, the first that fits. Raises UserError if none fits.
 
     What lies between products is always made again: compilers estimate that to be quicker than to write and read it.
     """
@@ -143,7 +143,7 @@ def choose_remat_policy(
 def suggest_micro_batch(
     spec: Spec, hardware: Hardware, mesh: jax.sharding.Mesh, backend: str, memory_bytes: float
 ) -> list[str]:
-    """The most sequences at once that fit if everything is computed again."""
+    """Suggest the largest micro-batch that fits if everything is recomputed."""
     while options := suggest_half_micro_batch(spec, hardware, mesh):
         hardware = dataclasses.replace(hardware, remat='full', micro_batch=int(options[0].partition('=')[2]))
         if estimate_memory(spec, hardware, mesh, backend).total <= USABLE_MEMORY_FRACTION * memory_bytes:
@@ -153,7 +153,7 @@ def suggest_micro_batch(
 
 @contextlib.contextmanager
 def translate_oom_errors(program: str, program_args: tuple) -> Iterator[None]:
-    """Says in words, of (spec, hardware, mesh, backend), that a program does not fit on a device; nothing is lost."""
+    """Translate an out-of-memory error of a program into a UserError that says what would need less."""
     try:
         yield
     except jax.errors.JaxRuntimeError as error:
@@ -164,12 +164,12 @@ def translate_oom_errors(program: str, program_args: tuple) -> Iterator[None]:
 
 @contextlib.contextmanager
 def translate_async_oom_errors(program_args: tuple) -> Iterator[None]:
-    """Refuse, wherever a run notices it, that a device has no memory left.
+    """Translate out-of-memory errors, wherever a run notices them, into a UserError.
 
     Programs are dispatched asynchronously: what fails on a device is raised by what waits for its results first, such
     as `jax.device_get` or a save, and not by the call of the program, which `translate_oom_errors` covers.
-    Starting the same command again would not help. RESOURCE_EXHAUSTED alone is not enough here: messages between processes can fail
-    with it too, and there another start can help.
+    Starting the same command again would not help. RESOURCE_EXHAUSTED alone is not enough here: messages between
+    processes can fail with it too, and there another start can help.
 
     Args:
         program_args: (spec, hardware, mesh, backend), to say what would need less.
@@ -189,13 +189,13 @@ def make_oom_error(program: str, program_args: tuple, error: Exception) -> UserE
 
 
 def extract_oom_size(message: str) -> str:
-    """How many bytes, as compilers and allocators say it."""
+    """Extract the number of bytes from an out-of-memory message of a compiler or an allocator."""
     match = next(filter(None, (re.search(pattern, message) for pattern in OOM_SIZE_PATTERNS)), None)
     return match[0] if match else ' '.join(message.split())[:120]
 
 
 def suggest_less_memory(spec: Spec, hardware: Hardware, mesh: jax.sharding.Mesh, backend: str) -> str:
-    """What would need less."""
+    """Suggest options that need less memory."""
     saves_all = hardware.remat == 'none'
     smaller_policies = (
         policy
@@ -210,7 +210,7 @@ def suggest_less_memory(spec: Spec, hardware: Hardware, mesh: jax.sharding.Mesh,
 
 
 def suggest_half_micro_batch(spec: Spec, hardware: Hardware, mesh: jax.sharding.Mesh) -> list[str]:
-    """Half of the sequences at once, where that can be."""
+    """Suggest half of the micro-batch, if that is possible."""
     batch_size = spec.optimizer.batch_size
     micro_batch = hardware.get_micro_batch_size(batch_size) // 2
     return (
@@ -229,13 +229,13 @@ def format_gibibytes(estimate: MemoryEstimate) -> str:
 
 
 def get_peak_flops(mesh: jax.sharding.Mesh) -> float | None:
-    """Operations a second of all devices together, where that is published."""
+    """Return the peak operations per second of all devices together; None where it is not published."""
     device_peak = chip_specs.get_peak_flops(mesh.devices.flat[0].device_kind)
     return device_peak and device_peak * mesh.size
 
 
 def format_device_layout(spec: Spec, hardware: Hardware, mesh: jax.sharding.Mesh, backend: str) -> list[str]:
-    """How a run lies on its devices, in a line for people; of a single one of a kind that is not known, nothing."""
+    """Describe the layout of a run on its devices in a line; empty for one device of an unknown kind."""
     if mesh.size == 1 and not get_peak_flops(mesh):
         return []
     crossings = device_mesh.find_crossed_boundaries(mesh)

@@ -43,7 +43,7 @@ def sgd(optimizer: spec.OptimizerConfig, dimension_numbers: dict) -> optax.Gradi
 
 
 def muon(optimizer: spec.OptimizerConfig, dimension_numbers: dict) -> optax.GradientTransformation:
-    """Muon for the maps; embeddings, head, gains and vectors take AdamW with Nesterov's momentum."""
+    """Make Muon for matrices; embeddings, head, gains and vectors use AdamW with Nesterov momentum."""
     return contrib.muon(
         make_schedule(optimizer),
         beta=optimizer.beta1,
@@ -58,7 +58,7 @@ def muon(optimizer: spec.OptimizerConfig, dimension_numbers: dict) -> optax.Grad
 
 
 def make_muon_dimension_numbers(parameters: nnx.State) -> dict:
-    """The axes that each map reads and writes, stacked layers being neither; None for what is no map."""
+    """Return the input and output axes of each matrix, without the layer axis; None for other leaves."""
 
     def get_dimension_numbers(leaf: nnx.Variable) -> contrib.MuonDimensionNumbers | None:
         names, num_inputs = get_logical_axes(leaf), leaf.get_metadata()['inputs']

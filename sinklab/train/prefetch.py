@@ -32,7 +32,7 @@ class Prefetcher(Generic[T]):
                 self.results.put((None, error))
 
     def get(self) -> T:
-        """What comes next; it makes room for one more."""
+        """Return the next result, which frees a slot."""
         result, error = self.results.get()
         self.free_slots.release()
         if error:

@@ -16,12 +16,12 @@ from sinklab.train import state
 def make_mismatch_finder(
     spec: Spec, mesh: jax.sharding.Mesh, group: ProcessGroup
 ) -> Callable[[int, dict], str | None]:
-    """differing(step, params) -> where a copy of a parameter is not as another, of any process; None if nowhere."""
+    """Make a function (step, params) -> description of a replica that differs, or None."""
     param_shardings = state.get_state_shardings(spec, mesh)['params']
     shapes = state.get_state_shapes(spec)['params']
 
     def sum_local_bits(params: dict) -> jax.Array:
-        """uint32_1N: the bits of this device's part of each leaf, summed; one that flips changes the sum."""
+        """Sum the bits of the shard of each leaf on this device: uint32_1N; a flipped bit changes the sum."""
         bits = (jax.lax.bitcast_convert_type(leaf, jnp.uint32) for leaf in jax.tree.leaves(params))
         return jnp.stack([part.sum(dtype=jnp.uint32) for part in bits])[None]
 
@@ -59,7 +59,7 @@ def make_mismatch_finder(
 def group_devices_by_shard(
     leaf_sharding: jax.sharding.NamedSharding, shape: tuple[int, ...]
 ) -> list[list[jax.Device]]:
-    """The devices that hold the same part of an array, for each of its parts."""
+    """Group the devices that hold the same shard of an array."""
     groups: dict[str, list[jax.Device]] = {}
     for device, index in leaf_sharding.devices_indices_map(shape).items():
         groups.setdefault(str(index), []).append(device)

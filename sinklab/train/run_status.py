@@ -26,7 +26,7 @@ from sinklab.supervisor.exit_status import (
 
 
 class DivergedError(ArithmeticError):
-    """The loss, its gradient, or what was measured is no longer finite."""
+    """The loss, its gradient, or a metric is no longer finite."""
 
     def __init__(self, step: int, metrics: dict[str, float]):
         non_finite = ', '.join(f'{name} is {value}' for name, value in metrics.items() if not math.isfinite(value))
@@ -35,7 +35,7 @@ class DivergedError(ArithmeticError):
 
 
 class StoppedBySignal(Exception):
-    """A signal asked for the end, and the state is saved."""
+    """A signal requested a stop, and the state is saved."""
 
     def __init__(self, signal_number: int, step: int):
         super().__init__(f'saved at step {step}')
@@ -43,7 +43,7 @@ class StoppedBySignal(Exception):
 
 
 class ReplicaMismatchError(RuntimeError):
-    """Processes have come to different numbers where they must be the same."""
+    """Processes have different values where they must be the same."""
 
     def __init__(self, step: int, mismatch: str):
         super().__init__(f'{mismatch}, at step {step}; the run goes on from the checkpoint before it')
@@ -52,7 +52,7 @@ class ReplicaMismatchError(RuntimeError):
 
 @contextlib.contextmanager
 def write_outcome(run_dir: RunDir) -> Iterator[None]:
-    """Writes how what is done inside ends, in the place of how it ended before; only into the folder of a run."""
+    """Write outcome.json when the block ends, if the directory holds a run."""
     error = None
     run_dir.delete_json('outcome')
     try:
@@ -68,7 +68,7 @@ def write_outcome(run_dir: RunDir) -> Iterator[None]:
 
 
 def make_outcome(run_dir: RunDir, error: BaseException | None) -> dict[str, str | int | None]:
-    """What outcome.json holds; the checkpoint is the newest whole one."""
+    """Return the content of outcome.json; its checkpoint is the newest valid one."""
     exit_status = classify_error(error) if error else ExitStatus('done')
     has_step = isinstance(error, DivergedError | StoppedBySignal)
     return dict(
@@ -83,7 +83,7 @@ def make_outcome(run_dir: RunDir, error: BaseException | None) -> dict[str, str 
 
 
 def classify_error(error: BaseException) -> ExitStatus:
-    """How what is raised ends a process: by what was asked of it, by all of them, by its machine, or by its code."""
+    """Classify an error as an outcome: by the user, on all processes, of the machine, or of the code."""
     match error:
         case UserError():
             return ExitStatus('refused', str(error))

@@ -48,7 +48,7 @@ from sinklab.train import (
 def set_up_run(
     spec: Spec, hardware: Hardware, run_dir: RunDir, group: ProcessGroup
 ) -> tuple[Hardware, jax.sharding.Mesh, BackendChoice, RunData]:
-    """(layout, mesh, what computes attention, data), the same on all processes; what one refuses, all refuse."""
+    """Return (hardware, mesh, attention backend, data), the same on all processes; an error ends all."""
     host_names = group.gather('host', platform.node())
     num_local_processes = host_names.count(host_names[group.index])  # on this host, which share its memory
     mesh = make_mesh_on_all(spec, hardware, group, num_local_processes)
@@ -73,7 +73,7 @@ def set_up_run(
 
 @contextlib.contextmanager
 def acquire_lease(run_dir: RunDir, group: ProcessGroup, grace_seconds: float) -> Iterator[Lease | NullLease]:
-    """The lease of a folder, which process 0 takes for all of them, and all see."""
+    """Acquire the lease of a run directory on process 0, and check that all processes see it."""
     with contextlib.ExitStack() as stack:
         leases = []
 
@@ -94,7 +94,7 @@ def acquire_lease(run_dir: RunDir, group: ProcessGroup, grace_seconds: float) ->
 def add_lineage(
     origin: warm_start.WarmStart | None, spec: Spec, run_dir: RunDir, row: dict, data: RunData, group: ProcessGroup
 ) -> dict:
-    """What row.json is to hold: of a run that is about to begin as a fork, what it comes from as well."""
+    """Return the content of row.json, for a fork with its lineage."""
 
     def find_lineage() -> dict:
         if origin is None or run_dir.has_run():
@@ -165,7 +165,7 @@ PACKAGES = ('jax', 'jaxlib', 'flax', 'optax', 'orbax-checkpoint', 'grain', 'ml-c
 
 
 def get_package_versions(packages=PACKAGES) -> dict[str, str | None]:
-    """Installed versions; None for what is not installed."""
+    """Return the installed versions; None for what is not installed."""
 
     def find_version(package: str) -> str | None:
         try:
@@ -177,7 +177,7 @@ def get_package_versions(packages=PACKAGES) -> dict[str, str | None]:
 
 
 def get_commit() -> str | None:
-    """The commit of the source tree that runs, with + where it has been changed; None for an installed copy."""
+    """Return the commit of the source tree, with + if it has changes; None for an installed copy."""
 
     def run_git(*arguments: str) -> str:
         command = ['git', '-C', str(Path(__file__).parent), *arguments]
@@ -193,7 +193,7 @@ def get_commit() -> str | None:
 
 
 def describe_environment(layout: dict, attention: str, attempts: list[dict]) -> dict:
-    """Of the newest of a run's attempts, and what computed attention in each."""
+    """Describe the environment of the newest attempt, and the attention backend of each attempt."""
     return dict(
         sinklab=sinklab.__version__,
         commit=get_commit(),
@@ -214,12 +214,12 @@ FIELD_OF_AXIS = {'embed': 'width', 'ffn': 'ffn_width'}  # of config.model, where
 
 
 def make_requested_mesh(hardware: Hardware) -> jax.sharding.AbstractMesh:
-    """The axes that are given, of devices that this process does not touch, for another may hold them."""
+    """Make the mesh with the requested axes without touching devices, which another process may hold."""
     return jax.sharding.AbstractMesh(tuple(getattr(hardware, axis) or 1 for axis in MESH_AXES), MESH_AXES)
 
 
 def check_layout(spec: Spec, hardware: Hardware, mesh: AnyMesh) -> None:
-    """Refuses a layout that a batch or a parameter cannot be divided into."""
+    """Raise UserError for a layout that cannot divide the batch or a parameter."""
     batch_size = spec.optimizer.batch_size
     micro_batch = hardware.get_micro_batch_size(batch_size)
     num_shards = sharding.count_shards(mesh)
@@ -253,7 +253,7 @@ def check_parameter_layout(mesh: AnyMesh, leaf: nnx.Variable) -> None:
 
 
 def check_residual_memory(spec: Spec, hardware: Hardware, mesh: AnyMesh, memory_bytes: int) -> None:
-    """Refuses a batch of which a device could not even hold the stream between its layers."""
+    """Raise UserError for a batch whose residual stream alone does not fit on a device."""
     model, micro_batch = spec.model, hardware.get_micro_batch_size(spec.optimizer.batch_size)
     tokens_per_device = micro_batch * spec.data.length // sharding.count_shards(mesh)
     min_bytes = tokens_per_device * model.layers * model.width * jnp.dtype(model.dtype).itemsize

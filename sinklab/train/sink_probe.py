@@ -21,7 +21,7 @@ from sinklab.train.loss import make_forward
 
 
 def estimate_sequence_bytes(model: ModelConfig, length: int) -> int:
-    """What is captured of a sequence: matrices in float32; residuals, queries, keys, values, what heads aggregate."""
+    """Estimate the bytes that the probe captures of a sequence."""
     num_keys = length + count_learned_kv(model)
     value_width = model.width if COMBINATIONS[model.combination].has_wide_values else model.head_width
     num_entries = length * model.width
@@ -31,7 +31,7 @@ def estimate_sequence_bytes(model: ModelConfig, length: int) -> int:
 
 
 def estimate_probe_bytes(spec: Spec) -> int:
-    """That of all sequences of a probe."""
+    """Estimate the bytes that the probe captures of all its sequences."""
     return spec.probe.sequences * estimate_sequence_bytes(spec.model, spec.probe.length)
 
 
@@ -48,7 +48,7 @@ def get_probe_setting(spec: Spec) -> MetricSetting:
 
 
 def make_probe(spec: Spec, mesh: jax.sharding.Mesh) -> Callable[[dict, np.ndarray], dict[str, np.ndarray]]:
-    """observe(params, ids_PT) -> the arrays that are kept, by names."""
+    """Make a function (params, ids_PT) -> arrays of the probe, by name."""
     compute_arrays = jit_probe(spec, mesh)
 
     def run_probe(params: dict, ids_PT: np.ndarray) -> dict[str, np.ndarray]:
@@ -60,7 +60,7 @@ def make_probe(spec: Spec, mesh: jax.sharding.Mesh) -> Callable[[dict, np.ndarra
 
 
 def jit_probe(spec: Spec, mesh: jax.sharding.Mesh) -> Callable:
-    """What computes the arrays that are kept, of sequences whose number the devices divide."""
+    """Compile the computation of the arrays of the probe for sequences divided over the devices."""
     apply_model, probe_setting = make_forward(spec, capture=True), get_probe_setting(spec)
 
     def compute_arrays(params: dict, ids_PT: jax.Array) -> dict[str, jax.Array]:
@@ -73,7 +73,7 @@ def jit_probe(spec: Spec, mesh: jax.sharding.Mesh) -> Callable:
 def compute_probe_metrics(
     probe_arrays: dict[str, np.ndarray], spec: Spec, trigger_PT: np.ndarray | None = None
 ) -> dict[str, float]:
-    """What a probe adds to metrics.jsonl."""
+    """Compute the metrics of the probe that metrics.jsonl gets."""
     return registry.compute_numbers(dict(probe_arrays, trigger_PT=trigger_PT), get_probe_setting(spec))
 
 

@@ -31,7 +31,7 @@ cache_by_spec = functools.lru_cache(maxsize=8)
 
 @cache_by_spec
 def make_abstract_model(spec: spec.Spec) -> tuple[nnx.GraphDef, nnx.State]:
-    """(structure, abstract parameters): nnx.merge(structure, params) is the model again."""
+    """Return (graphdef, abstract parameters); nnx.merge(graphdef, params) is the model."""
     return nnx.split(nnx.eval_shape(lambda: Transformer(spec.model, spec.data.length, nnx.Rngs(0))))
 
 
@@ -47,7 +47,7 @@ def init_state(spec: spec.Spec) -> dict:
 
 
 def create_state(spec: spec.Spec, mesh: jax.sharding.Mesh) -> dict:
-    """A fresh state, each leaf made where it lives; its values do not depend on the mesh."""
+    """Create a new sharded state; its values do not depend on the mesh."""
     return jit_create_state(spec, mesh)()
 
 
@@ -57,7 +57,7 @@ def jit_create_state(spec: spec.Spec, mesh: jax.sharding.Mesh) -> Callable:
 
 
 def get_state_shardings(spec: spec.Spec, mesh: jax.sharding.Mesh) -> dict:
-    """A NamedSharding for every leaf; moments live with the parameter that they belong to."""
+    """Return a NamedSharding for each leaf; moments are sharded like their parameters."""
     params = sharding.make_parameter_shardings(mesh, make_abstract_model(spec)[1])
     replicated = sharding.make_replicated_sharding(mesh)
     shardings_by_name = {
@@ -82,7 +82,7 @@ def get_state_shardings(spec: spec.Spec, mesh: jax.sharding.Mesh) -> dict:
 
 @cache_by_spec
 def get_state_shapes(spec: spec.Spec) -> dict:
-    """Shape and dtype of every leaf."""
+    """Return the shape and dtype of each leaf."""
     return jax.eval_shape(lambda: init_state(spec))
 
 
@@ -94,7 +94,7 @@ def get_compiler_options(spec: spec.Spec, mesh: jax.sharding.Mesh) -> dict[str, 
 
 
 def get_jit_options(spec: spec.Spec, mesh: jax.sharding.Mesh) -> dict[str, Any]:
-    """Of a program whose results every process reads."""
+    """Return options of jax.jit for a program whose results every process reads."""
     return dict(
         out_shardings=sharding.make_replicated_sharding(mesh), compiler_options=get_compiler_options(spec, mesh)
     )
@@ -105,7 +105,7 @@ def get_name_path(path: tuple) -> tuple[str, ...]:
 
 
 def make_abstract_state(spec: spec.Spec, mesh: jax.sharding.Mesh) -> dict:
-    """Shape, dtype and sharding of every leaf, with no memory behind them."""
+    """Return the shape, dtype and sharding of each leaf, without memory."""
     return jax.tree.map(
         lambda leaf, leaf_sharding: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=leaf_sharding),
         get_state_shapes(spec),
@@ -114,5 +114,5 @@ def make_abstract_state(spec: spec.Spec, mesh: jax.sharding.Mesh) -> dict:
 
 
 def count_bytes(tree: dict) -> int:
-    """Bytes of all leaves."""
+    """Return the bytes of all leaves."""
     return sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(tree))

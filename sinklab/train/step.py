@@ -21,13 +21,13 @@ from sinklab.train.optimizer import make_schedule
 
 
 def make_loss(spec: Spec, first_target: int = 1, **model_options) -> Callable:
-    """loss(params, ids_BT of T + 1) -> the mean cross-entropy of what follows the tokens first..T."""
+    """Make a function (params, ids_BT of T + 1) -> mean cross-entropy of targets first_target..T."""
     loss = make_loss_with_intermediates(spec, first_target, **model_options)
     return lambda params, ids_BT: loss(params, ids_BT)[0]
 
 
 def make_loss_with_intermediates(spec: Spec, first_target: int = 1, **model_options) -> Callable:
-    """loss(params, ids_BT of T + 1) -> (the mean cross-entropy of what follows the tokens first..T, Capture).
+    """Make a function (params, ids_BT of T + 1) -> (mean cross-entropy, Intermediates).
 
     What is not predicted counts for the mean, with a loss of 0.
     """
@@ -41,14 +41,14 @@ def make_loss_with_intermediates(spec: Spec, first_target: int = 1, **model_opti
 
 
 def compute_predicted_fraction(ids_BT: jax.Array, first_target: int = 1) -> jax.Array:
-    """The share of targets that are predicted; with none, 1, so that it can divide."""
+    """Compute the fraction of targets that are predicted; 1 if there are none, for divisions."""
     xp = ids_BT.__array_namespace__()
     fraction = xp.mean(is_in_loss(ids_BT[:, first_target:]).astype('float32'))
     return xp.where(fraction > 0, fraction, 1.0)
 
 
 def make_data_parallel_loss(loss: Callable, spec: Spec, mesh: jax.sharding.Mesh) -> Callable:
-    """A loss (params, ids_BT) that is a mean over sequences, by each device of its own ones."""
+    """Make a loss (params, ids_BT) that each device computes on its own sequences."""
 
     def local_loss(params: dict, ids_BT: jax.Array) -> jax.Array:
         return jax.lax.pmean(loss(params, ids_BT), sharding.BATCH_AXES)
@@ -96,7 +96,7 @@ def make_value_and_grad(loss: Callable, spec: Spec, mesh: jax.sharding.Mesh, num
 def accumulate_gradients(
     value_and_grad: Callable, num_micro_batches: int, params: dict, ids_BT: jax.Array
 ) -> tuple[tuple, dict]:
-    """The mean of what is taken of each micro-batch."""
+    """Return the mean of loss and gradient over micro-batches."""
     if num_micro_batches == 1:
         return value_and_grad(params, ids_BT)
 
@@ -113,28 +113,28 @@ def accumulate_gradients(
 
 
 def choose_step_backend(spec: Spec, hardware: Hardware) -> BackendChoice:
-    """What will compute attention here, chosen once; raises UserError."""
+    """Choose the attention backend for the devices of this process; raises UserError."""
     return select_backend(
         hardware.attention, jax.default_backend(), make_attention_problem(spec.model, spec.data.length)
     )
 
 
 def choose_step_backend_for(spec: Spec, hardware: Hardware, platform: str) -> BackendChoice:
-    """What would, on devices that are not here."""
+    """Choose the attention backend for devices that are not attached."""
     return select_backend(
         hardware.attention, platform, make_attention_problem(spec.model, spec.data.length), verify=False
     )
 
 
 def make_abstract_inputs(spec: Spec, mesh: jax.sharding.Mesh) -> tuple[jax.ShapeDtypeStruct, jax.ShapeDtypeStruct]:
-    """What a step is given beside the state: a batch, and a wish of each device."""
+    """Return the inputs of a step beside the state: a batch, and a request of each device."""
     shape = spec.optimizer.batch_size, spec.data.length + 1
     batch = jax.ShapeDtypeStruct(shape, jnp.int32, sharding=sharding.make_batch_sharding(mesh, shape))
     return batch, jax.ShapeDtypeStruct((mesh.size,), jnp.int32, sharding=sharding.make_per_device_sharding(mesh))
 
 
 def make_train_step(spec: Spec, hardware: Hardware, mesh: jax.sharding.Mesh, backend: str = 'chunked') -> Callable:
-    """step(state, ids_BT, wish_D) -> (state, {train/loss, train/grad_norm, ..., wish}); the state is donated.
+    """Make step(state, ids_BT, request_D) -> (state, metrics with `wish`); the state is donated.
 
     The wish is the largest of those of all devices, so that every process learns of each other's.
     """

@@ -28,7 +28,7 @@ DATA_ORDER_FIELDS = ('data.', 'optimizer.batch_size ')  # what says which tokens
 
 @dataclasses.dataclass(frozen=True)
 class WarmStartMode:
-    """What a fork takes along of a checkpoint."""
+    """What a fork takes from a checkpoint."""
 
     state_keys: tuple[str, ...]  # of a state
     fixed_fields: tuple[str, ...]  # fields of the config that say of what kind these are
@@ -47,7 +47,7 @@ WARM_START_MODES = {
 
 @dataclasses.dataclass(frozen=True)
 class WarmStart:
-    """A checkpoint that a fork comes from."""
+    """A checkpoint that a fork starts from."""
 
     run_dir: RunDir
     step: int
@@ -63,12 +63,12 @@ class WarmStart:
 
     @property
     def start_step(self) -> int:
-        """The step that the fork begins after."""
+        """The step after which the fork begins."""
         return self.step if self.mode.continues else 0
 
 
 def check_warm_start(origin: WarmStart | None, spec: Spec, run_dir: RunDir, group: ProcessGroup) -> None:
-    """Refuses what cannot be carried over into a new folder, before any data is read."""
+    """Raise UserError for an origin that a new run cannot start from, before data is read."""
     if broadcast_from_primary(group, 'new fork', lambda: origin is not None and not run_dir.has_run()):
         broadcast_from_primary(group, 'what is carried over', lambda: check_compatible_spec(origin, spec))
         verify_origin(origin, group)
@@ -76,7 +76,7 @@ def check_warm_start(origin: WarmStart | None, spec: Spec, run_dir: RunDir, grou
 
 
 def check_state_keys(origin: WarmStart) -> None:
-    """Refuses a checkpoint that does not hold what is to be taken along, as that of an imported model."""
+    """Raise UserError if a checkpoint lacks what is to be taken, as that of an imported model."""
     if (
         missing_keys := set(origin.mode.state_keys)
         - restore.read_metadata(get_checkpoint_path(origin)).metadata.keys()
@@ -89,7 +89,7 @@ def check_state_keys(origin: WarmStart) -> None:
 
 
 def check_compatible_spec(origin: WarmStart, spec: Spec) -> None:
-    """Refuses an origin whose state is none of this spec."""
+    """Raise UserError if the state of the origin does not fit this spec."""
     if (steps := spec.optimizer.steps) <= origin.start_step:
         raise UserError(f'{origin} leaves nothing to train of config.optimizer.steps={steps}; give more of them')
     origin_fields, new_fields = flatten_spec(origin.spec), flatten_spec(spec)
@@ -109,7 +109,7 @@ def check_compatible_spec(origin: WarmStart, spec: Spec) -> None:
 
 
 def verify_origin(origin: WarmStart | None, group: ProcessGroup) -> None:
-    """Refuses a checkpoint that is not sound, or is another one on another process."""
+    """Raise UserError if a checkpoint is corrupt, or not the same on all processes."""
 
     def get_digest() -> str | None:
         return digests.compute_checkpoint_digest(origin.run_dir, origin.step) if origin else None
@@ -126,7 +126,7 @@ def verify_origin(origin: WarmStart | None, group: ProcessGroup) -> None:
 
 
 def describe_lineage(origin: WarmStart, spec: Spec, run_dir: RunDir, data_fingerprint: dict[str, str | int]) -> dict:
-    """What row.json says of a fork in a folder that reads this data."""
+    """Return the lineage in row.json of a fork that reads this data."""
     changes, origin_shapes, new_shapes = (
         format_differences(flatten_spec(origin.spec), flatten_spec(spec)),
         get_parameter_shapes(origin.spec),
@@ -148,7 +148,7 @@ def describe_lineage(origin: WarmStart, spec: Spec, run_dir: RunDir, data_finger
 
 
 def find_data_differences(origin: WarmStart, changes: list[str], data_fingerprint: dict[str, str | int]) -> list[str]:
-    """In what the data of a fork is not that of its origin, as it may be where the changes of the config say so.
+    """Return how the data of a fork differs from that of its origin, as far as the config allows it.
 
     What does not go on in the data of its origin may have others in any case.
     """
@@ -175,7 +175,7 @@ def find_data_differences(origin: WarmStart, changes: list[str], data_fingerprin
 def prepare_first_checkpoint(
     origin: WarmStart | None, spec: Spec, mesh: jax.sharding.Mesh, start_step: int, checkpointer: Checkpointer
 ) -> tuple[int, list[str]]:
-    """The step to go on from, and what was passed over for it.
+    """Return the step to resume from, and a line for each checkpoint that was quarantined.
 
     A fork, which begins after step `start_step`, gets what it takes along as a first checkpoint of its own where it
     has none that is valid; after that it no longer needs its origin.
@@ -196,7 +196,7 @@ def prepare_first_checkpoint(
 
 
 def require_origin(origin: WarmStart | None, run_dir: RunDir) -> dict:
-    """What a fork knows of its origin, without which it refuses to begin; nothing of a run that is none."""
+    """Return the lineage of a fork; raise UserError if it must begin and no origin is given."""
     lineage = run_dir.read_lineage()
     if lineage and origin is None:
         description = WARM_START_MODES[lineage.get('takes', '')].description
@@ -208,7 +208,7 @@ def require_origin(origin: WarmStart | None, run_dir: RunDir) -> dict:
 
 
 def check_origin_unchanged(origin: WarmStart, lineage: dict) -> None:
-    """Refuses a checkpoint that has come into the place of the origin's."""
+    """Raise UserError if the checkpoint of the origin has been replaced."""
     if digests.compute_checkpoint_digest(origin.run_dir, origin.step) != lineage.get('seal'):
         raise UserError(
             f'{get_checkpoint_path(origin)} is not what it was when the fork was begun; give a new --workdir'
@@ -216,7 +216,7 @@ def check_origin_unchanged(origin: WarmStart, lineage: dict) -> None:
 
 
 def load_origin_state(origin: WarmStart, spec: Spec, mesh: jax.sharding.Mesh) -> dict:
-    """What is taken of a verified origin as a state of this spec: by path, and what is new as in a fresh run."""
+    """Load what is taken from a verified origin, by path; the rest is initialized."""
     abstract_origin = state.make_abstract_state(origin.spec, mesh)
     abstract_parts = {name: abstract_origin[name] for name in origin.mode.state_keys}
     pytree_options = None if abstract_parts.keys() == abstract_origin.keys() else restore.make_partial_load_options()
@@ -241,7 +241,7 @@ def load_origin_state(origin: WarmStart, spec: Spec, mesh: jax.sharding.Mesh) ->
 def init_new_leaves(
     spec: Spec, mesh: jax.sharding.Mesh, shardings: dict[str, jax.sharding.NamedSharding]
 ) -> dict[str, jax.Array]:
-    """Leaves of a fresh state, by path."""
+    """Initialize leaves that are not taken from the origin, by path."""
     if not shardings:
         return {}
 
@@ -262,7 +262,7 @@ def flatten_spec(spec: Spec) -> dict[str, Any]:
 
 
 def get_parameter_shapes(spec: Spec) -> dict[str, tuple[int, ...]]:
-    """The shape of each parameter, by its name."""
+    """Return the shape of each parameter by its name."""
     leaves_with_path = jax.tree_util.tree_leaves_with_path(state.get_state_shapes(spec)['params'])
     return {'.'.join(map(str, state.get_name_path(key_path))): leaf.shape for key_path, leaf in leaves_with_path}
 
