@@ -65,7 +65,8 @@ def install_verified_cache() -> bool:
         verified_class = make_verified_class(cache_class)
         if cache_class is not verified_class:
             private_module.LRUCache = verified_class
-            public_module.reset_cache()  # of a program that was compiled before, there is a cache that does not verify
+            # A program that was compiled before has made a cache that does not verify.
+            public_module.reset_cache()
     except (ImportError, AttributeError, TypeError) as error:
         if jax.config.jax_enable_compilation_cache:
             print(
@@ -150,6 +151,7 @@ def remove_unverified(folder: Path) -> None:
                 path.unlink()
     if num_removed:
         print(
-            f'sinklab: removed {num_removed} compiled programs without a digest, of an earlier version, from {folder}',
+            f'sinklab: removed {num_removed} compiled programs without a digest, of an earlier version, '
+            f'from {folder}',
             file=sys.stderr,
         )

@@ -85,7 +85,7 @@ def escape_markdown(text: object) -> str:
 def escape_figure(text: object) -> str:
     """Return text for Matplotlib: long names in several lines.
 
-    What `$` means there depends on the settings of FIGURE, which must hold while a figure is made.
+    What `$` means there depends on the settings of FIGURE_RC_PARAMS, which must hold while a figure is made.
     """
     escaped = escape_control(text)
     return '\n'.join(

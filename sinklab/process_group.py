@@ -77,5 +77,6 @@ def describe_difference(values: list[dict[str, Any]]) -> str | None:
     for index, other in enumerate(values):
         for key in first | other:
             if (first_value := first.get(key)) != (other_value := other.get(key)):
-                return f'process {index} differs from process 0 in {key}: {other_value} there, {first_value} on process 0'
+                difference = f'{other_value} there, {first_value} on process 0'
+                return f'process {index} differs from process 0 in {key}: {difference}'
     return None

@@ -33,8 +33,8 @@ class SafeStream:
 
     Args:
         stream: what is written to; everything but `write`, `flush` and `buffer` is its own.
-        is_result: whether it carries the result of a command. Then OutputClosedError is raised once its reader has gone,
-            and `error` keeps the first other error, for the exit code.
+        is_result: whether it carries the result of a command. Then OutputClosedError is raised once its reader has
+            gone, and `error` keeps the first other error, for the exit code.
     """
 
     def __init__(self, stream: Any, is_result: bool = False):

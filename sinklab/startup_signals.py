@@ -87,7 +87,7 @@ def _reset_after_fork() -> None:
 
 
 def block_signals() -> None:
-    """Hold signals back while this process replaces its program; `install_signal_handlers` lets them through again."""
+    """Block signals while this process replaces its program; `install_signal_handlers` unblocks them."""
     signal.pthread_sigmask(signal.SIG_BLOCK, TERMINATION_SIGNALS)
 
 

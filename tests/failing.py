@@ -63,8 +63,8 @@ ASKED = {
     'names': lambda path: directories.list_files(path.parent),
     'entries': lambda path: list(directories.list_entries(path.parent)),
     'finished': lambda path: directories.list_committed(path.parent),
-    'read_marked': lambda path: get_file_system(path).read_marked(os.fspath(path)),
+    'read_with_version': lambda path: get_file_system(path).read_with_version(os.fspath(path)),
     'write': write,
-    'write_marked': lambda path: get_file_system(path).write_marked(os.fspath(path), b'x', ''),
+    'write_if_match': lambda path: get_file_system(path).write_if_match(os.fspath(path), b'x', ''),
     'remove': lambda path: directories.remove_folder(path.parent),
 }

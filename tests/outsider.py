@@ -135,7 +135,7 @@ ATTACKS = {
 }
 SLOW = """
 while not all(group.gather('x', (folder.path / 'go').exists())):
-  group.at('step', 1, None)
+  group.report_progress('step', 1, None)
   time.sleep(0.05)
 """
 TOUCHED = "(folder.path / f'here-{index}').touch()\n"

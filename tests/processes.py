@@ -11,8 +11,8 @@ import time
 from pathlib import Path
 
 HERE = Path(__file__).parent
-QUICK = dict(join=20.0, silence=2.0, busy=20.0, settle=0.5, beat=0.2, orderly=10.0, parting=2.0)
-FOREVER = "group.at('step', 1, None)\nwhile True: time.sleep(0.1)\n"
+QUICK = dict(join=20.0, silence=2.0, busy_silence=20.0, settle=0.5, heartbeat=0.2, orderly_exit=10.0, shutdown=2.0)
+FOREVER = "group.report_progress('step', 1, None)\nwhile True: time.sleep(0.1)\n"
 LISTENING = 'heard = []\nsignal.signal(signal.SIGTERM, lambda number, _: heard.append(number))\n'
 
 

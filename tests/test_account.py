@@ -25,8 +25,8 @@ from sinklab.supervisor.supervisor import RestartPolicy, log_failure
 LOST = ExitStatus('lost', 'gone')
 HOLD = """
 import pathlib, time
-from sinklab.storage.lease import lease
-with lease(pathlib.Path({})):
+from sinklab.storage.lease import hold_lease
+with hold_lease(pathlib.Path({})):
     print('held', flush=True)
     time.sleep(600)
 """
@@ -187,7 +187,8 @@ def test_what_stands_in_the_place_of_a_log_delays_and_ends_nobody(folder, kind):
 def test_no_reader_is_waited_for_where_a_fifo_comes_into_the_place_of_a_log(folder, monkeypatch):
     file = folder.path / 'processes' / '0.log'
     occupy(file, 'FIFO')
-    monkeypatch.setattr(untrusted_files, 'check', lambda path: None)  # it was a file when it was looked at
+    # It was a file when it was checked.
+    monkeypatch.setattr(untrusted_files, 'check_regular_file', lambda path: None)
     log_failure(folder, 0, LOST, 'noise')
     with pytest.raises(OSError, match='No such device'):
         append_text(file, 'noise')

@@ -104,7 +104,9 @@ def test_one_job_at_a_time_writes_in_a_bucket(at):
 
 
 def test_of_many_jobs_that_come_at_once_one_is_let_in(at, monkeypatch):
-    monkeypatch.setattr(lease, 'identity', lambda: dict(lease.UNREADABLE_OWNER, host='here', machine='this', pid=1))
+    monkeypatch.setattr(
+        lease, 'get_process_identity', lambda: dict(lease.UNREADABLE_OWNER, host='here', machine='this', pid=1)
+    )
     entered, refused, over = [], [], threading.Barrier(6)
 
     def come():
@@ -116,7 +118,7 @@ def test_of_many_jobs_that_come_at_once_one_is_let_in(at, monkeypatch):
             refused.append(1)
             over.wait(30)
 
-    monkeypatch.setattr(lease, 'is_near', lambda owner: True)
+    monkeypatch.setattr(lease, 'is_on_this_machine', lambda owner: True)
     monkeypatch.setattr(lease, 'is_dead', lambda owner: False)
     crowd = [threading.Thread(target=come) for _ in range(6)]
     for one in crowd:
@@ -127,8 +129,8 @@ def test_of_many_jobs_that_come_at_once_one_is_let_in(at, monkeypatch):
 
 
 def test_who_is_not_heard_of_is_superseded_and_writes_no_more(at, monkeypatch):
-    monkeypatch.setattr(lease, 'PATIENCE', 0.3)
-    monkeypatch.setattr(lease, 'is_near', lambda owner: False)
+    monkeypatch.setattr(lease, 'OWNER_TIMEOUT_SECONDS', 0.3)
+    monkeypatch.setattr(lease, 'is_on_this_machine', lambda owner: False)
     with lease.hold_lease(at) as asleep:
         asleep.stop_event.set()  # its thread, as if the whole process slept
         asleep.thread.join()

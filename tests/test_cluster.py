@@ -28,7 +28,7 @@ def environment(monkeypatch):
     for name in os.environ:
         if name.startswith(('SLURM_', 'OMPI_', 'TPU_', 'KUBERNETES_', 'JOB_', 'MEGASCALE_')):
             monkeypatch.delenv(name)
-    monkeypatch.setattr(cluster, 'TPU_DEVICES', ())
+    monkeypatch.setattr(cluster, 'TPU_DEVICE_PATTERNS', ())
     return lambda **values: [monkeypatch.setenv(*item) for item in values.items()]
 
 
@@ -38,7 +38,7 @@ def seat(coordinator=None, processes=None, process=None):
 
 def test_without_a_word_a_process_is_alone_and_jax_is_not_imported():
     assert seat() == seat(None, 1) == ProcessInfo(0, 1)
-    code = 'import sys; from sinklab.supervisor import cluster; cluster.seat(None, None, None, 5.0)\n'
+    code = 'import sys; from sinklab.supervisor import cluster; cluster.resolve_process_info(None, None, None, 5.0)\n'
     code += 'assert not {"jax", "numpy"} & sys.modules.keys()'
     subprocess.run([sys.executable, '-c', code], check=True)
 
@@ -115,8 +115,8 @@ from jax._src.clusters import K8sCluster
 K8sCluster._namespace = classmethod(lambda cls: "default")  # a file that only a pod has
 K8sCluster._pod = classmethod(lambda cls: __import__("kubernetes").pod)  # found by the address of this host
 from sinklab.supervisor import cluster
-cluster.TPU_DEVICES = ()
-print(cluster.seat(None, None, None, 0))
+cluster.TPU_DEVICE_PATTERNS = ()
+print(cluster.resolve_process_info(None, None, None, 0))
 """
 
 

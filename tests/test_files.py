@@ -112,16 +112,16 @@ def test_a_path_is_said_as_it_was_given(folder):
 def test_of_several_who_write_over_what_they_have_seen_one_does(bucket):
     path = f'{bucket.url}/lease'
     at = get_file_system(parse_path(path))
-    first = at.write_marked(path, b'1', '')
+    first = at.write_if_match(path, b'1', '')
     assert first
-    assert at.write_marked(path, b'2', '') is None
-    assert at.read_marked(path) == (b'1', first)
-    second = at.write_marked(path, b'3', first)
+    assert at.write_if_match(path, b'2', '') is None
+    assert at.read_with_version(path) == (b'1', first)
+    second = at.write_if_match(path, b'3', first)
     assert second
-    assert at.write_marked(path, b'4', first) is None
-    assert at.read_marked(path) == (b'3', second)
+    assert at.write_if_match(path, b'4', first) is None
+    assert at.read_with_version(path) == (b'3', second)
     parse_path(path).unlink()
-    assert at.write_marked(path, b'5', second) is None
+    assert at.write_if_match(path, b'5', second) is None
 
 
 @pytest.mark.parametrize('given', ['http://x/y', 'az://b/x', 'gs://', 's3:///', 'gs:/b/x', 's3:b/x'])

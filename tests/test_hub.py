@@ -99,7 +99,7 @@ def test_an_error_over_a_lost_connection_crashes_the_run_for_who_is_left():
 
 
 def test_an_error_over_a_message_is_not_blamed_on_who_sent_it(monkeypatch):
-    monkeypatch.setattr(coordinator.WorkerState, 'hear', raise_error(KeyError('bug')))
+    monkeypatch.setattr(coordinator.WorkerState, 'update_progress', raise_error(KeyError('bug')))
     group = Group()
     group.welcomed.wait(5)
     group.wires[1].send(ProgressReport('step', 1, None, 0.0, generation=1))
@@ -107,21 +107,21 @@ def test_an_error_over_a_message_is_not_blamed_on_who_sent_it(monkeypatch):
 
 
 def test_an_error_while_the_hub_looks_for_who_hangs_crashes_the_run_for_all(monkeypatch):
-    monkeypatch.setattr(coordinator, 'hung', raise_error(KeyError('bug')))
+    monkeypatch.setattr(coordinator, 'find_hung_worker', raise_error(KeyError('bug')))
     group = Group()
     group.welcomed.wait(5)
     assert_crashed(group.ended())
 
 
 def test_a_refusal_of_the_hub_refuses_the_run_for_all(monkeypatch):
-    monkeypatch.setattr(coordinator, 'free_port', raise_error(UserError('no port of this machine is free')))
+    monkeypatch.setattr(coordinator, 'find_free_port', raise_error(UserError('no port of this machine is free')))
     assert Group().ended() == [ExitStatus('refused', 'no port of this machine is free')] * 2
 
 
 def test_an_error_that_asyncio_reports_crashes_the_run_for_all(monkeypatch):
     group = Group()
     group.welcomed.wait(5)
-    monkeypatch.setattr(coordinator.Coordinator, 'challenge_newcomer', raise_error(KeyError('bug')))
+    monkeypatch.setattr(coordinator.Coordinator, 'challenge_connection', raise_error(KeyError('bug')))
     with socket.create_connection(('127.0.0.1', group.hub.port)):
         assert_crashed(group.ended())
 
@@ -140,7 +140,7 @@ def supervised(folder, *script):
 def test_a_run_whose_hub_fails_ends_with_the_code_and_the_words_of_that(
     monkeypatch, capsys, tmp_path, error, code, words
 ):
-    monkeypatch.setattr(supervisor.RestartPolicy, 'judge', raise_error(error))
+    monkeypatch.setattr(supervisor.RestartPolicy, 'decide_restart', raise_error(error))
     assert supervised(tmp_path, 'raise SystemExit(3)') == code
     said = capsys.readouterr().err
     assert said.splitlines()[-1] == f'sinklab train: {words}'

@@ -25,7 +25,7 @@ def written(path, *texts, check=lambda: None):
 
 
 def test_what_was_written_is_read_once_and_in_order_from_any_byte_on(path, monkeypatch):
-    monkeypatch.setattr(append_log, 'LARGE', 10)
+    monkeypatch.setattr(append_log, 'SEGMENT_BYTES', 10)
     told = [f'line {number}'.encode() for number in range(9)]
     for attempt in range(3):
         written(path, *told[3 * attempt : 3 * attempt + 3]).close()
@@ -39,7 +39,7 @@ def test_what_was_written_is_read_once_and_in_order_from_any_byte_on(path, monke
 
 
 def test_what_was_added_is_there_in_time(path, monkeypatch):
-    monkeypatch.setattr(append_log, 'EVERY', 0.1)
+    monkeypatch.setattr(append_log, 'FLUSH_SECONDS', 0.1)
     adding = append_log.open_append_log(path)
     for line in (b'one', b'two'):
         adding.append(line)
@@ -52,7 +52,7 @@ def test_what_was_added_is_there_in_time(path, monkeypatch):
 
 
 def test_without_lines_nothing_is_asked_of_the_storage(bucket, path, monkeypatch):
-    monkeypatch.setattr(append_log, 'EVERY', 0.01)
+    monkeypatch.setattr(append_log, 'FLUSH_SECONDS', 0.01)
     adding = written(path, b'one')
     before = len(bucket.proxy.requests)
     time.sleep(0.2)
@@ -71,7 +71,7 @@ def test_who_is_killed_loses_what_has_come_since_the_last_segment_and_doubles_no
 
 
 def test_a_folder_that_another_job_has_taken_gets_no_line_more(path, monkeypatch):
-    monkeypatch.setattr(append_log, 'EVERY', 0.05)
+    monkeypatch.setattr(append_log, 'FLUSH_SECONDS', 0.05)
     taken = threading.Event()
 
     def check():
@@ -90,8 +90,8 @@ def test_a_folder_that_another_job_has_taken_gets_no_line_more(path, monkeypatch
 
 
 def test_lines_that_come_while_a_segment_is_written_come_after_it(bucket, path, monkeypatch):
-    monkeypatch.setattr(append_log, 'LARGE', 64)
-    monkeypatch.setattr(append_log, 'EVERY', 0.001)
+    monkeypatch.setattr(append_log, 'SEGMENT_BYTES', 64)
+    monkeypatch.setattr(append_log, 'FLUSH_SECONDS', 0.001)
     adding = append_log.open_append_log(path)
     told = [f'line {number}'.encode() for number in range(200)]
     for line in told:

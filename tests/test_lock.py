@@ -24,7 +24,7 @@ DEAD = 0.6
 @pytest.fixture(autouse=True)
 def quick(monkeypatch):
     """A lock whose owner is taken for dead soon."""
-    monkeypatch.setattr(file_lock, 'DEAD', DEAD)
+    monkeypatch.setattr(file_lock, 'STALE_LOCK_SECONDS', DEAD)
 
 
 @pytest.fixture
@@ -114,7 +114,7 @@ def test_on_a_disk_without_locks_of_the_kernel_a_dead_lock_is_taken_over_as_well
 
 
 def test_a_process_that_was_stopped_while_it_took_over_is_not_waited_for_for_ever(path, monkeypatch):
-    monkeypatch.setattr(file_lock, 'STOPPED', 2)
+    monkeypatch.setattr(file_lock, 'FLOCK_WAIT_FACTOR', 2)
     path.touch()
     with path.open('rb+') as file:
         file_lock.fcntl.flock(file, file_lock.fcntl.LOCK_EX)
@@ -149,7 +149,7 @@ IRREGULAR = {
 
 @pytest.mark.parametrize('make', IRREGULAR.values(), ids=IRREGULAR)
 def test_what_is_no_file_in_the_place_of_a_lock_is_refused_at_once(path, make, monkeypatch):
-    monkeypatch.setattr(file_lock, 'DEAD', 60.0)
+    monkeypatch.setattr(file_lock, 'STALE_LOCK_SECONDS', 60.0)
     make(path)
     refused = []
 

@@ -50,7 +50,7 @@ def test_a_port_that_a_run_at_its_end_still_has_is_waited_for(run):
 
 def test_who_waits_for_its_port_can_be_stopped(run):
     with socket.create_server(('', run.port)):
-        (started,) = run.start('', (0,), parting=20.0).started
+        (started,) = run.start('', (0,), shutdown=20.0).started
         wait_for_ears(started)
         started.send_signal(signal.SIGTERM)
         ((code, lines),) = run.ended()

@@ -36,7 +36,7 @@ pytestmark = pytest.mark.usefixtures('impatient')
 def brief(monkeypatch, bucket):
     """A request ends after a second without an answer, in both libraries."""
     for scheme in patience_modules():
-        monkeypatch.setattr(scheme, 'ONE', 1.0)
+        monkeypatch.setattr(scheme, 'REQUEST_TIMEOUT_SECONDS', 1.0)
     forget()
     yield bucket
     forget()
@@ -87,7 +87,7 @@ def test_one_that_is_busy_for_longer_is_refused_in_words_and_in_time(bucket, ask
 
 @pytest.mark.parametrize('bucket', some(KINDS, ['gs']), indirect=True)
 def test_a_storage_that_does_not_answer_is_told_of_once(bucket, monkeypatch, capsys):
-    monkeypatch.setattr(retry, 'TOLD', 0.3)
+    monkeypatch.setattr(retry, 'WARN_AFTER_SECONDS', 0.3)
     path = parse_path(f'{bucket.url}/x')
     write(path)
     with bucket.proxy.treating(during(2.0, Answer(status=503))):
@@ -155,7 +155,7 @@ def test_a_connection_that_is_lost_while_a_file_is_sent_loses_nothing(brief, sta
 
 @pytest.fixture
 def in_parts(monkeypatch):
-    monkeypatch.setattr(atomic_write, 'PART', 5 << 20)
+    monkeypatch.setattr(atomic_write, 'UPLOAD_PART_BYTES', 5 << 20)
     return np.random.default_rng(1).bytes((12 << 20) + 7)
 
 
@@ -221,7 +221,7 @@ def test_nothing_is_left_on_the_disk_of_what_fails(bucket, tmp_path, monkeypatch
 
 @pytest.mark.exhaustive
 def test_a_minute_in_which_the_storage_is_busy_is_survived_by_those_who_wait_as_long_as_usual(bucket, monkeypatch):
-    monkeypatch.setattr(retry, 'PAUSE', 0.5)
+    monkeypatch.setattr(retry, 'FIRST_PAUSE_SECONDS', 0.5)
     there, path = (parse_path(f'{bucket.url}/{name}') for name in ('there', 'x'))
     write(there)
     busy = bucket.proxy.treating(during(MINUTE, Answer(status=503)))

@@ -19,30 +19,30 @@ def test_a_write_whose_answer_was_lost_knows_itself(bucket):
     for number in range(3):
         with bucket.proxy.treating(once(Answer(lost=True), path='lease')):
             content = f'token {number}'.encode()
-            mark = at.write_marked(path, content, mark)
+            mark = at.write_if_match(path, content, mark)
         assert mark
-        assert at.read_marked(path) == (content, mark)
+        assert at.read_with_version(path) == (content, mark)
     with bucket.proxy.treating(once(Answer(lost=True), path='lease')):
-        assert at.write_marked(path, b'of another', '') is None
-    assert at.read_marked(path) == (content, mark)
+        assert at.write_if_match(path, b'of another', '') is None
+    assert at.read_with_version(path) == (content, mark)
 
 
 def test_a_write_that_another_has_overtaken_since_is_not_taken_for_its_own(bucket):
     path = f'{bucket.url}/lease'
     at = get_file_system(parse_path(path))
-    first = at.write_marked(path, b'before', '')
+    first = at.write_if_match(path, b'before', '')
 
     def overtaken(method, name):
         if 'lease' in name and not heard:
             heard.append(True)
-            at.write_marked(path, b'of another', first)
+            at.write_if_match(path, b'of another', first)
             return Answer(status=503)
         return None
 
     heard = []
     with bucket.proxy.treating(overtaken):
-        assert at.write_marked(path, b'late', first) is None
-    assert at.read_marked(path)[0] == b'of another'
+        assert at.write_if_match(path, b'late', first) is None
+    assert at.read_with_version(path)[0] == b'of another'
 
 
 @pytest.mark.parametrize('bucket', ['s3'], indirect=True)
@@ -50,7 +50,7 @@ def test_two_who_write_at_the_same_time_are_asked_to_again(bucket):
     path = f'{bucket.url}/lease'
     text = '<Error><Code>ConditionalRequestConflict</Code><Message>conflict</Message></Error>'
     with bucket.proxy.treating(once(Answer(status=409, text=text), 'PUT')):
-        assert get_file_system(parse_path(path)).write_marked(path, b'x', '')
+        assert get_file_system(parse_path(path)).write_if_match(path, b'x', '')
 
 
 def test_of_two_who_write_at_the_same_time_exactly_one_does(bucket):
@@ -61,7 +61,7 @@ def test_of_two_who_write_at_the_same_time_exactly_one_does(bucket):
 
         def race(name, path=path, won=won, gate=gate):
             gate.wait()
-            if mark := at.write_marked(path, name, ''):
+            if mark := at.write_if_match(path, name, ''):
                 won.append((name, mark))
 
         threads = [threading.Thread(target=race, args=(f'{number} {name}'.encode(),)) for name in 'ab']
@@ -69,7 +69,7 @@ def test_of_two_who_write_at_the_same_time_exactly_one_does(bucket):
             thread.start()
         for thread in threads:
             thread.join()
-        assert [at.read_marked(path)] == won
+        assert [at.read_with_version(path)] == won
 
 
 def test_what_was_deleted_with_an_answer_lost_is_deleted(bucket):

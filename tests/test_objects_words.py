@@ -41,7 +41,7 @@ def test_what_is_not_allowed_is_said_at_once(bucket, asked):
 
 def test_a_bucket_that_is_not_there_is_said_by_all_who_ask(bucket):
     path = parse_path(f'{bucket.url}-not/folder/x')
-    for asked in ('exists', 'names', 'entries', 'finished', 'write_marked'):
+    for asked in ('exists', 'names', 'entries', 'finished', 'write_if_match'):
         with pytest.raises(OSError, match=f'the bucket {bucket.url}-not is not there') as refused:
             ASKED[asked](path)
         assert refused.value.errno == errno.ENXIO
@@ -71,9 +71,9 @@ def run(code, **variables):
 
 
 SEEK = """
-from sinklab.storage.paths import place, storage
+from sinklab.storage.paths import get_file_system, parse_path
 try:
-    print(storage(place('%s')).find('%s'))
+    print(get_file_system(parse_path('%s')).find('%s'))
 except OSError as error:
     print(error.errno, error.strerror)
 """
@@ -86,7 +86,7 @@ def test_who_has_no_credentials_is_told_so(emulators):
     assert seconds < 30.0
     with made.proxy.treating(always(Answer(status=401))):
         said, seconds = run(
-            SEEK.replace('place, storage', 'place, storage\nimport gcsfs.core\n').replace(
+            SEEK.replace('get_file_system, parse_path', 'get_file_system, parse_path\nimport gcsfs.core\n').replace(
                 'try:',
                 f'gcsfs.core._location = lambda *_: "{made.proxy.url}/storage.googleapis.com"\ntry:',
             )
@@ -106,7 +106,7 @@ def test_credentials_that_cannot_be_read_are_said():
 @pytest.mark.parametrize(('scheme', 'library', 'extra'), [('gs', 'gcsfs', 'gcs'), ('s3', 's3fs', 's3')])
 def test_a_bucket_without_its_library_is_refused_with_the_extra_that_brings_it(scheme, library, extra):
     block = f'import sys; sys.modules["{library}"] = None\n'
-    said, _ = run(f'{block}from sinklab.storage.paths import place\nplace("{scheme}://b/x")')
+    said, _ = run(f'{block}from sinklab.storage.paths import parse_path\nparse_path("{scheme}://b/x")')
     line = said.splitlines()[-1]
     assert f'{scheme}:// needs {library}; ' in line
     assert line.endswith(format_extra_command(extra))
@@ -118,8 +118,8 @@ def test_a_bucket_is_reached_by_our_file_system_where_etils_has_used_another_bef
 from etils.epath import backend
 before = type(backend.fsspec_backend.fs('gs://b/x'))
 from sinklab.storage import gcs
-from sinklab.storage.paths import place
-place('gs://b/x')
+from sinklab.storage.paths import parse_path
+parse_path('gs://b/x')
 print(before is gcs.Storage, type(backend.fsspec_backend.fs('gs://b/x')) is gcs.Storage)
 """
     assert run(code)[0].split() == ['False', 'True']

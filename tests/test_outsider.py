@@ -273,7 +273,7 @@ class Peer:
         self.heard.append(message)
 
     def lost(self, connection):
-        self.why = connection.why
+        self.why = connection.end_reason
 
     async def open(self):
         ours, self.other = socket.socketpair()

@@ -440,8 +440,8 @@ def test_a_probe_of_another_model_is_named(tmp_path):
 
 @pytest.mark.slow
 def test_a_damaged_lease_is_waited_for_as_long_as_a_silent_owner(tmp_path, monkeypatch, capsys):
-    monkeypatch.setattr('sinklab.storage.lease.PATIENCE', 0.3)
-    monkeypatch.setattr('sinklab.storage.lease.BEAT', 0.1)
+    monkeypatch.setattr('sinklab.storage.lease.OWNER_TIMEOUT_SECONDS', 0.3)
+    monkeypatch.setattr('sinklab.storage.lease.HEARTBEAT_SECONDS', 0.1)
     for number, content in enumerate([b'\xff\xfe', b'[]', b'{"pid": "../../x"}', b'{"beat": "x"}', b'']):
         folder = tmp_path / str(number)
         folder.mkdir()

@@ -101,9 +101,10 @@ def test_the_outcome_of_runs_does_not_depend_on_a_table_that_cannot_be_written(c
 @pytest.mark.slow
 @pytest.mark.parametrize('number', [signal.SIGTERM, signal.SIGINT, signal.SIGHUP])
 def test_a_reader_that_has_stopped_does_not_keep_a_signal_from_ending_a_process(number):
-    script = 'import signal, time\nfrom sinklab import startup_signals, streams\n'
-    script += 'signal.signal(signal.SIGHUP, signal.SIG_DFL)\nstreams.make_safe()\n'
-    script += 'signal.signal(signal.SIGINT, signal.default_int_handler)\nstartup.install("verb")\n'
+    script = 'import signal, time\nfrom sinklab import standard_streams, startup_signals\n'
+    script += 'signal.signal(signal.SIGHUP, signal.SIG_DFL)\nstandard_streams.install_safe_streams()\n'
+    script += 'signal.signal(signal.SIGINT, signal.default_int_handler)\n'
+    script += 'startup_signals.install_signal_handlers("verb")\n'
     script += 'print("ready", flush=True)\nimport os\nos.set_blocking(2, False)\n'
     script += 'try:\n  while True: os.write(2, b"x" * 4096)\nexcept BlockingIOError: os.set_blocking(2, True)\n'
     script += 'print("full", flush=True)\ntime.sleep(60)'

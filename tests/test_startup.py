@@ -20,7 +20,7 @@ def send(seconds, number=signal.SIGINT):
 # Signals may be ignored here: SIGHUP by libtpu in another test, SIGINT in the background of a shell.
 signal.signal(signal.SIGHUP, signal.SIG_DFL)
 signal.signal(signal.SIGINT, signal.default_int_handler)
-startup.install('verb')
+startup_signals.install_signal_handlers('verb')
 """
 
 
@@ -57,7 +57,7 @@ def work():
     time.sleep(20)
 
 try:
-    with startup.keyboard_interrupts():
+    with startup_signals.enable_keyboard_interrupts():
         send(0.1)
         work()
 except KeyboardInterrupt:
@@ -74,7 +74,7 @@ def test_ctrl_c_that_a_callback_swallows_is_raised_again(tmp_path):
 import weakref
 class Thing: pass
 try:
-    with startup.keyboard_interrupts():
+    with startup_signals.enable_keyboard_interrupts():
         thing = Thing()
         reference = weakref.ref(thing, lambda _: signal.raise_signal(signal.SIGINT))
         del thing  # what a callback of a weak reference raises, Python prints and forgets
@@ -87,7 +87,7 @@ except KeyboardInterrupt:
 
 
 def test_an_ignored_signal_stays_ignored(tmp_path):
-    script = "startup.install('verb')\nsignal.raise_signal(signal.SIGHUP)\nprint('went on')"
+    script = "startup_signals.install_signal_handlers('verb')\nsignal.raise_signal(signal.SIGHUP)\nprint('went on')"
     done = run_script(tmp_path, script.replace('startup', 'signal.signal(signal.SIGHUP, signal.SIG_IGN); startup', 1))
     assert (done.returncode, done.stdout, done.stderr) == (0, 'went on\n', '')
 

@@ -16,10 +16,10 @@ pytestmark = pytest.mark.slow
 SAVE = """
 from sinklab.checkpoint import digests
 step = len([*folder.path.glob('checkpoints/*')])
-for parent in (folder.checkpoints, folder.digests):
+for parent in (folder.checkpoint_dir, folder.digest_dir):
     (parent / str(step)).mkdir(parents=True)
-(folder.checkpoints / str(step) / 'file').touch()
-digests.write(folder, step, 0, 1, seconds=1.0)
+(folder.checkpoint_dir / str(step) / 'file').touch()
+digests.write_digests(folder, step, 0, 1, seconds=1.0)
 """
 
 
@@ -59,7 +59,7 @@ ENDS = {
 )
 def test_all_end_as_the_one_that_fails_and_say_so_in_one_line(run, act, code, words, kind):
     start = time.monotonic()
-    said = run.start(f'if index: {act}\nelse:\n  while True: time.sleep(0.1)', orderly=1.0).ended()
+    said = run.start(f'if index: {act}\nelse:\n  while True: time.sleep(0.1)', orderly_exit=1.0).ended()
     assert [ended for ended, _ in said] == [code] * 2
     assert re.match(words, only(said))
     assert said[0][1] == said[1][1]
@@ -134,17 +134,19 @@ def test_a_supervisor_that_is_stopped_is_named(run):
 
 # What process 1 does in the time in which process 0 waits in step 3 -> what is said of it; None: all end well.
 STEPS = {
-    "group.at('reading its batch', 3); time.sleep(60)": r'process 1 .* did not arrive \(reading its batch of step 3',
-    "group.at('step', 2, 0.05); time.sleep(60)": r'process 1 .* did not arrive \(in step 2 for \d s\)',
-    "group.at('step', 3, 0.05); time.sleep(60)": 'all are there',
-    "group.at('saving', 3); time.sleep(3); group.gather('x', 0)": None,
+    "group.report_progress('reading its batch', 3); time.sleep(60)": (
+        r'process 1 .* did not arrive \(reading its batch of step 3'
+    ),
+    "group.report_progress('step', 2, 0.05); time.sleep(60)": r'process 1 .* did not arrive \(in step 2 for \d s\)',
+    "group.report_progress('step', 3, 0.05); time.sleep(60)": 'all are there',
+    "group.report_progress('saving', 3); time.sleep(3); group.gather('x', 0)": None,
 }
 
 
 @pytest.mark.parametrize('act', STEPS)
 def test_a_step_that_does_not_end_names_who_did_not_arrive_but_a_save_may_take_its_time(run, act):
-    script = f"if index: {act}\nelse:\n  group.at('step', 3, 0.05); group.gather('x', 0)"
-    said = run.start(script, floor=1.0, multiple=2.0).ended()
+    script = f"if index: {act}\nelse:\n  group.report_progress('step', 3, 0.05); group.gather('x', 0)"
+    said = run.start(script, min_step=1.0, step_multiple=2.0).ended()
     if not STEPS[act]:
         assert said == [(0, [])] * 2
         return
@@ -156,7 +158,8 @@ def test_a_step_that_does_not_end_names_who_did_not_arrive_but_a_save_may_take_i
 @pytest.mark.parametrize('told', [0, 1])
 def test_a_process_that_has_begun_stops_as_it_will_and_all_with_it_and_it_is_said_once(run, told):
     """By the child where that has the terminal."""
-    script = f'from sinklab.train.run_status import signals\nwith signals() as heard:\n  {TOUCH}'
+    script = 'from sinklab.train.run_status import collect_stop_signals\n'
+    script += f'with collect_stop_signals() as heard:\n  {TOUCH}'
     script += "  while not any(group.gather('x', len(heard))): time.sleep(0.1)\n"
     script += "end = End('stopped', 'saved at step 7', orderly=True)"
     run.start(script)

@@ -52,7 +52,7 @@ def append_text(path: Path, text: str) -> None:
     """Adds to a small file; an object is written anew, by one who writes it alone.
 
     Raises:
-        Damaged: a folder, a FIFO, a socket or a device is in its place.
+        DamagedFileError: a folder, a FIFO, a socket or a device is in its place.
     """
     if not is_remote(path):
         untrusted_files.check_regular_file(path)
@@ -96,6 +96,6 @@ def writable_folder(folder: Path) -> Iterator[None]:
         )
         remedy = 'make it' if error.errno == errno.ENXIO else 'change that' if permission else 'make room'
         raise UserError(
-            f'{folder} cannot be written ({error.strerror}){f": {permission}" if permission else ""}; choose another folder, or '
-            f'{remedy} and give the same command again: what is finished there is kept'
+            f'{folder} cannot be written ({error.strerror}){f": {permission}" if permission else ""}; '
+            f'choose another folder, or {remedy} and give the same command again: what is finished there is kept'
         ) from error

@@ -200,8 +200,8 @@ def remove_files(folder: Path, names: Iterable[str]) -> None:
 def mark_deleted(folder: Path) -> None:
     """Have a folder, which was whole, be no longer so, in one stroke.
 
-    On a disk it gets a name that ends with GOING and is used once: an earlier folder of this name may be left that
-    could not be deleted.
+    On a disk it gets a unique name that ends with DELETED_SUFFIX, since an earlier folder of this name may be left
+    that could not be deleted.
     """
     with contextlib.suppress(FileNotFoundError):
         if is_remote(folder):

@@ -30,7 +30,7 @@ def acquire_lock(path: Path) -> Iterator[None]:
     """Hold the lock for a few milliseconds; others wait once in vain for a process that dies inside.
 
     Raises:
-        Damaged: what stands in the place of the file is no regular file.
+        DamagedFileError: what stands in the place of the file is no regular file.
     """
     identity, unchanged_since = None, time.monotonic()
     while True:
@@ -102,7 +102,7 @@ def open_lock_file(path: Path) -> int:
     """Open the file of a lock as NFS wants it for locks of the kernel; of another user, as far as that is allowed.
 
     Raises:
-        Damaged: it is no regular file, or may not be read.
+        DamagedFileError: it is no regular file, or may not be read.
     """
     with untrusted_files.translate_lasting_errors(path):
         try:
@@ -136,7 +136,7 @@ def hold_flock(descriptor: int) -> Iterator[None]:
 
 
 def read_file_identity(path: Path) -> tuple[int, int] | None:
-    """Return which file this is; None where there is none. Raises Damaged for what is no regular file."""
+    """Return which file this is; None where there is none. Raises DamagedFileError for what is no regular file."""
     try:
         with untrusted_files.translate_lasting_errors(path):
             descriptor = untrusted_files.open_regular_descriptor(

@@ -1,8 +1,8 @@
 """The lease of a folder: one job at a time may write there, as its lease.json says.
 
-Its owner says every BEAT seconds that it lives, in the file that it holds open, or in a bucket where it finds what it
-has put there: once another job has put its own in the place, that reaches nobody. Clocks of hosts are never compared:
-whoever's beat changes while we look is alive.
+Its owner writes a heartbeat every HEARTBEAT_SECONDS, on a disk into the file that it holds open, in a bucket only over
+the version that it wrote last. Once another job has replaced the lease, these heartbeats reach nobody. Clocks of hosts
+are never compared: an owner whose heartbeat changes while another job reads it is alive.
 """
 
 import contextlib
@@ -64,7 +64,7 @@ class Lease:
         self.thread = threading.Thread(target=self.send_heartbeats, daemon=True)
 
     def acquire(self, grace_seconds: float) -> None:
-        """Waits for an owner that is stopping, takes the place of one that is dead, and refuses one that works."""
+        """Take the lease: wait for an owner that is stopping, replace one that is dead, and refuse one that works."""
         watcher, last_message = LeaseWatcher(self.path), ''
         while True:
             if watcher.is_free(self.content, grace_seconds):
@@ -83,7 +83,7 @@ class Lease:
         self.thread.start()
 
     def replace_owner(self, owner: dict | None) -> bool:
-        """Puts this lease in the place of an owner's; False where that is no longer there."""
+        """Replace the lease of an owner by this one; return False where the owner's is no longer there."""
         return self.cas_file.compare_and_swap(
             lambda text: get_token(parse_owner(text)) == get_token(owner), self.encode()
         )
@@ -104,7 +104,7 @@ class Lease:
                 self.write_record()
 
     def poll_owner(self) -> None:
-        """Whether the lease is still this job's."""
+        """Read the lease, and note in `loss_reason` if it is no longer this job's."""
         with contextlib.suppress(OSError):
             try:
                 owner = read_owner(self.path)
@@ -120,21 +120,19 @@ class Lease:
                 )
 
     def check(self) -> None:
-        """Raises Superseded once the folder is no longer this job's; to be asked before anything is written."""
+        """Raise LeaseLostError once another job holds the folder; call it before anything is written."""
         max_age_seconds = 1.5 * REMOTE_HEARTBEAT_SECONDS if self.is_remote else HEARTBEAT_SECONDS
-        if (
-            time.monotonic() - max(self.last_read_time, self.last_attempt_time) > max_age_seconds
-        ):  # this process may have been asleep as a whole
-            self.last_attempt_time = (
-                time.monotonic() if self.is_remote else 0.0
-            )  # what does not answer is not asked at every step
+        # This process may have been suspended as a whole.
+        if time.monotonic() - max(self.last_read_time, self.last_attempt_time) > max_age_seconds:
+            # Storage that does not answer is not asked at every step.
+            self.last_attempt_time = time.monotonic() if self.is_remote else 0.0
             with short_timeout(HEARTBEAT_SECONDS):
                 self.poll_owner()
         if self.loss_reason:
             raise LeaseLostError(f'{self.loss_reason}; this job has stopped, and has left the folder as it is')
 
     def mark_stopping(self) -> None:
-        """Tells the job that comes next to wait for this one."""
+        """Tell the next job to wait for this one."""
         self.content['state'] = 'stopping'
         with contextlib.suppress(OSError), short_timeout(HEARTBEAT_SECONDS):
             self.write_record()
@@ -255,8 +253,8 @@ def read_owner(path: Path) -> dict | None:
     """Read a lease; None where there is none.
 
     Raises:
-        Irregular: something else than a file is in its place.
-        Damaged: it may not be read.
+        IrregularFileError: something else than a file is in its place.
+        DamagedFileError: it may not be read.
     """
     return parse_owner(open_cas_file(path).read())
 

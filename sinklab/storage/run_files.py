@@ -1,7 +1,7 @@
 """Schemas and checked reads of the files of a run directory.
 
-A file that is not as its schema says raises Damaged, in one line: which file, what is wrong with it, what to do. A
-line of metrics.jsonl that is not is left out and returned as a LineFault, beside the lines that can be used.
+A file that does not match its schema raises DamagedFileError, in one line: which file, what is wrong with it, what to
+do. A line of metrics.jsonl that does not match is left out and returned as a LineFault, beside the valid lines.
 """
 
 import itertools
@@ -199,14 +199,14 @@ def read_run_file(file: Path, kind: str, remedy: str = RESTORE_REMEDY) -> Any:
         remedy: what to do where it is damaged, for the message.
 
     Raises:
-        Damaged: it is not as the schema says.
+        DamagedFileError: it is not as the schema says.
         FileNotFoundError: it is not there.
     """
     return decode_run_file(untrusted_files.read_regular_file(file, max_bytes=MAX_JSON_FILE_BYTES), kind, file, remedy)
 
 
 def decode_run_file(content: bytes | str, kind: str, file: Path | str, remedy: str = RESTORE_REMEDY) -> Any:
-    """Decode the content of a JSON file as plain objects, checked against the schema of its kind. Raises Damaged."""
+    """Decode the content of a JSON file as plain objects, checked against its schema; raise DamagedFileError."""
     try:
         decoded = parse_finite_json(content)
         msgspec.convert(decoded, SCHEMAS[kind])
@@ -237,8 +237,8 @@ class LineFault(NamedTuple):
 def decode_metrics(content: bytes, first_number: int = 1) -> tuple[list[dict[str, Any]], list[LineFault]]:
     """Decode lines of metrics.jsonl.
 
-    A crash can cut a line off (see `is_cut_off`). The next attempt goes on from a checkpoint that is older than that
-    line, and records the steps before it, and then its step, again. That attempt may crash, too, or be stopped,
+    A crash can truncate a line (see `is_truncated`). The next attempt resumes from a checkpoint that is older than
+    that line, and records the steps before it, and then its step, again. That attempt may crash, too, or be stopped,
     before it comes to that step. Therefore a line that is cut off is no fault where one of these holds:
 
     - another line records its step, or the line ends before its step can be told;
@@ -329,7 +329,7 @@ def read_arrays(
         remedy: what to do where it is damaged, for the message.
 
     Raises:
-        Damaged: the file or one of these arrays is not as NumPy writes it, or would have to be unpickled.
+        DamagedFileError: the file or one of these arrays is not as NumPy writes it, or would have to be unpickled.
         FileNotFoundError: it is not there.
     """
     return untrusted_files.load_npz(file, remedy=remedy, names=names, max_bytes=math.inf)
@@ -342,7 +342,7 @@ def check_dimensions(file: Path, arrays: dict[str, 'np.ndarray'], remedy: str = 
         how many layers (L) and heads (H) there are, as far as they occur.
 
     Raises:
-        Damaged: an array has other dimensions, two arrays disagree, or one holds nothing that can be drawn.
+        DamagedFileError: an array has other dimensions, two arrays disagree, or one holds nothing that can be drawn.
     """
     import numpy as np
 
@@ -362,13 +362,14 @@ def check_dimensions(file: Path, arrays: dict[str, 'np.ndarray'], remedy: str = 
             expected_size, size_source = sizes.setdefault(letter, own_size)
             if expected_size != size:
                 raise DamagedFileError(
-                    f'{file} is damaged ({name} has {size} of {letter}, and {size_source} has {expected_size}); {remedy}'
+                    f'{file} is damaged ({name} has {size} of {letter}, '
+                    f'and {size_source} has {expected_size}); {remedy}'
                 )
     return {letter: size for letter, (size, _) in sizes.items() if letter in MODEL_DIMENSIONS}
 
 
 def decode_numbers(text: str, file: Path) -> dict[str, float]:
-    """Decode the numbers that a kept result of `measure` has, among which there may be NaN. Raises Damaged."""
+    """Decode the numbers that a kept result of `measure` has, possibly NaN; raise DamagedFileError."""
     try:
         return msgspec.convert(json.loads(text), MeasuredNumbers)
     except (RecursionError, ValueError, msgspec.MsgspecError) as error:

@@ -1,6 +1,6 @@
 """Checked reads of files that others may have written: kind, size, names, JSON and .npz.
 
-Every reader here raises Damaged, in one line that names the file, and holds no more in memory than its bound allows.
+Every reader here raises DamagedFileError, in one line that names the file, and holds at most its bound in memory.
 """
 
 import contextlib
@@ -57,8 +57,8 @@ def open_regular_file(path: Path) -> Iterator[BinaryIO]:
     """Open a file to read its bytes.
 
     Raises:
-        Irregular: it is a folder, a FIFO, a socket or a device.
-        Damaged: it may not be read.
+        IrregularFileError: it is a folder, a FIFO, a socket or a device.
+        DamagedFileError: it may not be read.
         FileNotFoundError: it is not there.
     """
     if is_remote(path):
@@ -73,7 +73,7 @@ def open_regular_file(path: Path) -> Iterator[BinaryIO]:
 
 
 def open_regular_descriptor(path: Path, flags: int = os.O_RDONLY) -> int:
-    """Open a regular file of a disk without waiting. Raises Damaged for what is none, and OSError as os.open does."""
+    """Open a regular file of a disk without waiting; raise DamagedFileError for another kind, OSError as os.open."""
     descriptor = os.open(path, flags | os.O_NONBLOCK)  # a FIFO would be waited for without it
     try:
         check_regular_stat(path, os.fstat(descriptor))
@@ -85,7 +85,7 @@ def open_regular_descriptor(path: Path, flags: int = os.O_RDONLY) -> int:
 
 @contextlib.contextmanager
 def translate_lasting_errors(path: Path) -> Iterator[None]:
-    """Raise Damaged instead of an error that would come again."""
+    """Raise DamagedFileError instead of an error that would come again."""
     try:
         yield
     except OSError as error:
@@ -95,7 +95,11 @@ def translate_lasting_errors(path: Path) -> Iterator[None]:
 
 
 def read_regular_file(path: Path, start: int = 0, max_bytes: int = MAX_READ_BYTES) -> bytes:
-    """Read a file from a byte on. Raises Damaged where that is more than `most` bytes, and as `opened` does."""
+    """Read a file from a byte on.
+
+    Raises:
+        DamagedFileError: that is more than `max_bytes`, or `open_regular_file` raises it.
+    """
     if is_remote(path):
         content = read_object_range(path, start, start + max_bytes + 1)
         check_size(path, len(content), max_bytes)
@@ -169,8 +173,8 @@ def check_relative_name(name: Any, file: str | os.PathLike) -> str:
         file: where the name was read.
 
     Raises:
-        Damaged: the name is no text, or absolute, or leads out of the folder, or has a backslash or a control
-            character.
+        DamagedFileError: the name is no text, or absolute, or leads out of the folder, or has a backslash or a
+            control character.
     """
     if not is_relative_name(name):
         raise DamagedFileError(
@@ -190,7 +194,7 @@ def resolve_name(folder: Path, name: Any, file: str | os.PathLike) -> Path:
     """Return the path of a name that was read from a file, checked by `check_relative_name`, and without links out.
 
     Raises:
-        Damaged: also where the name, or a folder above it, is a link that leads out of the folder.
+        DamagedFileError: also where the name, or a folder above it, is a link that leads out of the folder.
     """
     path = folder / check_relative_name(name, file)
     if not is_linked_outside(path, folder):
@@ -216,10 +220,10 @@ def is_linked_outside(path: Path, folder: Path) -> bool:
 
 
 def read_bounded(path: Path, max_bytes: int) -> bytes:
-    """Return the content of a regular file of at most `most` bytes.
+    """Return the content of a regular file of at most `max_bytes`.
 
     Raises:
-        Damaged: it is no regular file, may not be read, or is larger.
+        DamagedFileError: it is no regular file, may not be read, or is larger.
         OSError: it is not there, or its disk or bucket does not answer.
     """
     with open_regular_file(path) as file:
@@ -242,7 +246,7 @@ def read_json(path: Path, schema: type[T] = dict, max_bytes: int = MAX_JSON_BYTE
 
     Raises:
         OSError: it is not there, or its disk or bucket does not answer, of which the file is not to blame.
-        Damaged: it is no regular file, too large, too deeply nested, no UTF-8, no JSON or of another type.
+        DamagedFileError: it is no regular file, too large, too deeply nested, no UTF-8, no JSON or of another type.
     """
     return parse_json(read_bounded(path, max_bytes), path, schema, remedy)
 
@@ -292,7 +296,7 @@ def parse_finite_number(text: str) -> float:
 
 
 def check_depth(decoded: Any, max_depth: int) -> None:
-    """Raise RecursionError where lists and objects are nested more than `deepest` levels deep."""
+    """Raise RecursionError where lists and objects are nested more than `max_depth` levels deep."""
     level: Iterable[Any] = [decoded]
     for _ in range(max_depth + 1):
         nested = [item for item in level if isinstance(item, dict | list)]
@@ -322,11 +326,11 @@ def load_npz(
         name: what the file is called, where bytes are given.
         remedy: what the reader of the message is to do.
         names: which arrays, as far as they are there; None: all.
-        max_bytes: how many bytes these arrays may have; 0: ARRAY_BYTES.
+        max_bytes: how many bytes these arrays may have; 0: MAX_ARRAY_BYTES.
 
     Raises:
         OSError: it is not there, or its disk or bucket does not answer.
-        Damaged: it is no .npz, or an array claims more bytes than its member of the archive has.
+        DamagedFileError: it is no .npz, or an array claims more bytes than its member of the archive has.
     """
     name, max_bytes = name or os.fspath(content), max_bytes or MAX_ARRAY_BYTES
     try:

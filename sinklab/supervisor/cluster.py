@@ -153,8 +153,8 @@ def check_not_one_of_many(environment: Mapping[str, str]) -> None:
     num_tasks = max(read_count(environment, name) or 1 for name in ('SLURM_NTASKS', 'SLURM_JOB_NUM_NODES'))
     if 'SLURM_JOB_ID' in environment and 'SLURM_STEP_NODELIST' not in environment and num_tasks > 1:
         raise UserError(
-            f'SLURM has {num_tasks} processes or hosts for this job, and this command is not one of a step; start it by '
-            'srun, or give --processes=1 to be alone'
+            f'SLURM has {num_tasks} processes or hosts for this job, and this command is not one of a step; start it '
+            'by srun, or give --processes=1 to be alone'
         )
     num_ranks = read_count(environment, 'OMPI_COMM_WORLD_SIZE') or 1
     if num_ranks > 1 and 'OMPI_MCA_orte_hnp_uri' not in environment:

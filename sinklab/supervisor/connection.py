@@ -28,7 +28,7 @@ NOT_LOCAL_ERRNOS = errno.EADDRNOTAVAIL, errno.EAFNOSUPPORT  # no interface of th
 
 
 class Connection(asyncio.Protocol):
-    """A connection of the hub. `why` says how it has ended, and is empty before."""
+    """A connection of the hub. `end_reason` says how it has ended, and is empty before."""
 
     def __init__(self, silence_seconds: float, on_open: Callable, on_message: Callable, on_lost: Callable):
         self.silence_seconds, self.on_open, self.on_message, self.on_lost = (
@@ -74,7 +74,7 @@ class Connection(asyncio.Protocol):
     def receive_line(self, line: bytearray) -> bool:
         """Hand on a message; drop this connection, and nothing else, if the message is not as its type says.
 
-        An error of `receive` is not the fault of who sent the message: `receive` handles it.
+        An error of `on_message` is not the fault of who sent the message: `on_message` handles it.
         """
         try:
             if len(line) > self.max_message_bytes:
@@ -117,7 +117,7 @@ class Connection(asyncio.Protocol):
         self.transport.close()
 
     def abort(self, reason: str) -> None:
-        """End it at once. `lost` is called afterwards, from the loop."""
+        """End it at once. `on_lost` is called afterwards, from the loop."""
         self.end_reason = self.end_reason or reason
         self.partial_line = bytearray()
         self.transport.abort()

@@ -124,8 +124,9 @@ RestartDecider = Callable[
 USER_PORTS, PORT_OFFSET = range(1024, 65536), 1000
 RUN_ENDING_MESSAGE = 'the run that is found there is at its end; start all of its processes again'
 WRONG_SECRET_MESSAGE = (
-    f'process 0 has another secret of the run than this process, or one of them has none; give {SECRET_VARIABLE} alike to '
-    'all processes, or, where all are on one machine, start them as one user with one SINKLAB_CACHE'
+    f'process 0 has another secret of the run than this process, or one of them has none; '
+    f'give {SECRET_VARIABLE} alike to all processes, or, where all are on one machine, '
+    'start them as one user with one SINKLAB_CACHE'
 )
 MAX_UNAUTHENTICATED = 64  # connections without a greeting, beside those that the processes themselves may be opening
 GREETING_SECONDS = 0.2  # seconds that each of them has at least, however many come

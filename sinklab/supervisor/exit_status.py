@@ -70,7 +70,7 @@ def escape_unprintable(text: str) -> str:
 
 
 def make_exit_status(return_code: int, has_started: bool, log_tail: str) -> ExitStatus:
-    """Of a process that has left without a word; `code` is minus a signal where one has killed it."""
+    """Of a process that has left without a word; `return_code` is minus a signal where one has killed it."""
     if -return_code in CAUSE_BY_SIGNAL:
         return make_immediate_stop(-return_code) if has_started else make_early_stop(-return_code)
     if return_code == -signal.SIGABRT:

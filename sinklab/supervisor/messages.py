@@ -157,7 +157,7 @@ class MessageChannel:
             self.close()
 
     def __iter__(self) -> Iterator[Message]:
-        """Messages until the other end is gone; `why` then says how that was seen."""
+        """Messages until the other end is gone; `end_reason` then says how that was seen."""
         reason = 'gone'
         try:
             with self.sock.makefile('rb') as lines:

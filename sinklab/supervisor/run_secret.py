@@ -58,12 +58,13 @@ def read_secret_variable() -> str:
     secret = secret.strip()
     if not secret:  # what was to give it has failed: without a secret the run would go on unprotected
         raise UserError(
-            f'{SECRET_VARIABLE} is set and empty, and needs at least {MIN_SECRET_CHARS} characters; make one for all processes by: '
-            'openssl rand -hex 32, or unset it'
+            f'{SECRET_VARIABLE} is set and empty, and needs at least {MIN_SECRET_CHARS} characters; '
+            'make one for all processes by: openssl rand -hex 32, or unset it'
         )
     if len(secret) < MIN_SECRET_CHARS:
         raise UserError(
-            f'{SECRET_VARIABLE} has {len(secret)} characters and needs at least {MIN_SECRET_CHARS}; make one by: openssl rand -hex 32'
+            f'{SECRET_VARIABLE} has {len(secret)} characters and needs at least {MIN_SECRET_CHARS}; '
+            'make one by: openssl rand -hex 32'
         )
     return secret
 

@@ -73,7 +73,7 @@ STACK_DUMP_SECONDS = 0.5  # seconds to write where all of its threads are
 
 
 class WorkerProcess:
-    """What it has to say to a terminal goes there, all else into `noise`: the runtime's logs, aborts, stacks."""
+    """A worker process, which trains. Its lines for a terminal go there, all else goes to `log_file`."""
 
     def __init__(
         self,
@@ -183,9 +183,10 @@ MAX_FRUITLESS_RESTARTS = 3  # or by the supervisors themselves
 
 
 class RestartPolicy:
-    """Of process 0. `ours` says whether the folder holds this run: into no other is anything written.
+    """The decision of process 0 whether a run restarts, and the record of how it ended.
 
-    `checkpoint` says which step of the folder is the newest that was saved to the end.
+    `is_this_run` says whether the folder holds this run: nothing is written into any other.
+    `find_newest_step` returns the newest step of the folder that was saved completely.
     """
 
     def __init__(
@@ -226,7 +227,8 @@ class RestartPolicy:
         if self.num_fruitless >= MAX_FRUITLESS or self.num_fruitless_here >= MAX_FRUITLESS_RESTARTS:
             return ExitStatus(
                 'fruitless',
-                f'{exit_status.words}; that was attempt {max(self.num_fruitless, self.num_fruitless_here)} in a row without a new checkpoint',
+                f'{exit_status.words}; that was attempt {max(self.num_fruitless, self.num_fruitless_here)} '
+                'in a row without a new checkpoint',
             ), False
         is_restarting = can_restart and self.restarts > 0
         self.restarts -= is_restarting
@@ -292,8 +294,8 @@ CONNECT_RETRY_SECONDS = 0.2  # seconds between two attempts to reach process 0
 class Supervisor:
     """All it does happens in one thread; the others, and signals, put into `events` what it is to do.
 
-    `failed` is told of an end, and of the noise that came before it; `judge`, of process 0, says whether all begin
-    again.
+    `on_failure` gets an exit status and the end of the log before it; `decide_restart`, of process 0, decides whether
+    all processes restart.
     """
 
     def __init__(
@@ -397,8 +399,8 @@ class Supervisor:
     def warn_without_secret(self) -> None:
         if not self.secret.text:
             self.print_line(
-                f'{SECRET_VARIABLE} is not set, and whoever reaches {self.process_info.address} can end this run; set it to the '
-                'same random text for all processes'
+                f'{SECRET_VARIABLE} is not set, and whoever reaches {self.process_info.address} can end this run; '
+                'set it to the same random text for all processes'
             )
 
     def start_channel(self, sock: socket.socket) -> None:
@@ -436,8 +438,8 @@ class Supervisor:
             except OSError as error:
                 if time.monotonic() > self.deadline:
                     raise UserError(
-                        f'nobody answers at {self.process_info.address} for {self.timeouts.join:.0f} s ({error}); start '
-                        'process 0 on that host, or give its address in --coordinator'
+                        f'nobody answers at {self.process_info.address} for {self.timeouts.join:.0f} s ({error}); '
+                        'start process 0 on that host, or give its address in --coordinator'
                     ) from error
             self.process_event(CONNECT_RETRY_SECONDS)
 

@@ -1,4 +1,4 @@
-"""The client of a supervised worker process: collectives of JSON values, progress and exit by way of its supervisor."""
+"""The client of a supervised worker process: collectives of JSON values, progress and exit through its supervisor."""
 
 import contextlib
 import ctypes

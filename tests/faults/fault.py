@@ -110,7 +110,7 @@ if 'train' in sys.argv and {'NOTES', 'FAULT', 'PAUSE'} & os.environ.keys():
     from sinklab.train import loop
 
     def noting(run, begin=loop.TrainLoop.__post_init__):
-        run.group = Noting(run.group, run.folder.path)
+        run.group = Noting(run.group, run.run_dir.path)
         begin(run)
 
     loop.TrainLoop.__post_init__ = noting

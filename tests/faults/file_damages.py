@@ -510,7 +510,7 @@ def work() -> None:
     ) = 0.5, 0.5, 3.0, 0.0
     channel.write('ready\n')
     channel.flush()
-    warned = getattr(sys.modules.get('sinklab.storage.run_files'), 'WARNED', set())
+    warned = getattr(sys.modules.get('sinklab.storage.run_files'), 'PRINTED_WARNINGS', set())
     for line in sys.stdin:
         warned.clear()  # what a process says once it says to each verb
         asked = json.loads(line)
