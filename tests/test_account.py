@@ -48,7 +48,7 @@ def test_a_lost_run_has_an_outcome_with_its_step_and_checkpoint(folder):
     one = account(folder)
     one.write_outcome(one.decide_restart(LOST, True)[0])
     expected = dict(kind='lost', step=6, checkpoint=4, message='gone', exit_code=42, fruitless=1)
-    assert folder.read('outcome') == expected
+    assert folder.read_json('outcome') == expected
 
 
 @pytest.mark.parametrize(
@@ -69,21 +69,21 @@ def test_of_the_run_of_another_job_nothing_is_written_and_of_a_child_that_was_ki
         child.kill()
     assert read_owner_token(folder.path)
     account(folder).write_outcome(LOST)
-    assert folder.read('outcome')['kind'] == 'lost'
+    assert folder.read_json('outcome')['kind'] == 'lost'
 
 
 def test_what_process_0_has_written_of_the_same_end_stays(folder):
-    folder.write('outcome', dict(kind='stopped', exit_code=42, message='saved at step 5'))
+    folder.write_json('outcome', dict(kind='stopped', exit_code=42, message='saved at step 5'))
     account(folder).write_outcome(ExitStatus('stopped', 'process 1: saved at step 5'))
-    assert folder.read('outcome')['message'] == 'saved at step 5'
+    assert folder.read_json('outcome')['message'] == 'saved at step 5'
 
 
 def test_a_run_that_is_done_after_restarts_forgets_the_attempts_in_vain(folder):
     one = account(folder, restarts=1)
     assert one.decide_restart(LOST, True) == (LOST, True)
-    folder.write('outcome', dict(kind='done', exit_code=0))
+    folder.write_json('outcome', dict(kind='done', exit_code=0))
     one.write_outcome(ExitStatus('done'))
-    assert folder.read('outcome') == dict(kind='done', exit_code=0)
+    assert folder.read_json('outcome') == dict(kind='done', exit_code=0)
 
 
 def test_nothing_begins_again_where_a_supervisor_is_gone_or_all_is_well_or_it_would_end_alike(folder):
@@ -106,13 +106,13 @@ def test_attempts_are_counted_anew_once_one_of_them_has_saved(folder):
 
 def test_a_checkpoint_whose_save_was_cut_short_is_none(folder):
     saved(folder, 4, 6)
-    (folder.digests / '6' / '0.json').unlink()
+    (folder.digest_dir / '6' / '0.json').unlink()
     one = account(folder, restarts=11)
     assert one.newest_step == 4
     assert one.decide_restart(LOST, True)[1]
-    (folder.checkpoints / '8').mkdir()
+    (folder.checkpoint_dir / '8').mkdir()
     one.write_outcome(one.decide_restart(LOST, True)[0])
-    assert (folder.read('outcome')['checkpoint'], folder.read('outcome')['fruitless']) == (4, 2)
+    assert (folder.read_json('outcome')['checkpoint'], folder.read_json('outcome')['fruitless']) == (4, 2)
 
 
 def test_a_disk_that_does_not_answer_is_no_new_checkpoint(folder):
@@ -131,7 +131,7 @@ def test_a_disk_that_does_not_answer_is_no_new_checkpoint(folder):
 def test_damaged_digests_do_not_end_the_thread_that_looks_after_a_run(folder):
     saved(folder, 4, 6)
     one = account(folder, restarts=11)
-    file = folder.digests / '6' / '0.json'
+    file = folder.digest_dir / '6' / '0.json'
     file.write_text('[' * 100_000 + ']' * 100_000)
     assert one.poll_newest_step() == 4
 
@@ -200,7 +200,7 @@ def test_no_reader_is_waited_for_where_a_fifo_comes_into_the_place_of_a_log(fold
 def test_a_damaged_outcome_is_replaced(folder, content):
     (folder.path / 'outcome.json').write_bytes(content)
     account(folder).write_outcome(LOST)
-    assert folder.read('outcome') == dict(
+    assert folder.read_json('outcome') == dict(
         kind='lost', step=0, checkpoint=None, message='gone', exit_code=42, fruitless=0
     )
 
@@ -209,7 +209,7 @@ def test_a_damaged_outcome_is_replaced(folder, content):
 def test_metrics_that_cannot_be_read_do_not_keep_an_outcome_from_being_written(folder, kind):
     occupy(folder.path / 'metrics.jsonl', kind)
     account(folder).write_outcome(LOST)
-    assert folder.read('outcome')['kind'] == 'lost'
+    assert folder.read_json('outcome')['kind'] == 'lost'
 
 
 def test_a_refusal_or_a_kill_is_a_cause_and_an_abort_is_what_comes_of_it():

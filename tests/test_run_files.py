@@ -270,7 +270,7 @@ def crash(folder, *steps, cut):
 
 
 def attempt(folder, *steps):
-    metrics = folder.metrics(lambda: None)
+    metrics = folder.open_metrics_writer(lambda: None)
     for step in steps:
         metrics.append(dict(step=step, seconds=step / 2))
     metrics.close()

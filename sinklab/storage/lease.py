@@ -1,8 +1,8 @@
 """The lease of a folder: one job at a time may write there, as its lease.json says.
 
-Its owner writes a heartbeat every HEARTBEAT_SECONDS, on a disk into the file that it holds open, in a bucket only over
-the version that it wrote last. Once another job has replaced the lease, these heartbeats reach nobody. Clocks of hosts
-are never compared: an owner whose heartbeat changes while another job reads it is alive.
+Its owner writes a heartbeat every HEARTBEAT_SECONDS, on a disk into the file that it holds open, in a bucket only
+over the version that it wrote last. Once another job has replaced the lease, these heartbeats reach nobody. Clocks of
+hosts are never compared: an owner whose heartbeat changes while another job reads it is alive.
 """
 
 import contextlib
