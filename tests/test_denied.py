@@ -174,7 +174,7 @@ def test_a_folder_of_checkpoints_that_cannot_be_listed_is_not_taken_for_an_empty
     monkeypatch.setattr(os, 'listdir', deny)
     monkeypatch.setattr(os, 'scandir', deny)
     with pytest.raises(PermissionError):
-        run.checkpoint_steps()
+        run.list_checkpoint_steps()
 
 
 def test_what_a_failed_save_has_begun_is_taken_away_and_what_lay_beside_it_stays(tmp_path):

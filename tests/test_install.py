@@ -71,7 +71,7 @@ def test_no_message_and_no_page_names_a_command_that_needs_the_package_index():
     found = [
         f'{path.relative_to(ROOT)}: {line.strip()}'
         for path in files
-        if path.name != 'install.py'
+        if path.name != 'install_commands.py'
         for line in path.read_text(encoding='utf-8').splitlines()
         if re.search(r'pip install .*sinklab\[', line)
     ]

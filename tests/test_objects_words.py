@@ -132,11 +132,11 @@ def test_buckets_are_reached_as_is_said_here_where_tensorflow_is_installed(bucke
     code = f"""
 import importlib.util
 assert importlib.util.find_spec('tensorflow')
-from sinklab.storage.paths import place
+from sinklab.storage.paths import parse_path
 from sinklab.storage import directories
-path = place('{bucket.url}/x')
+path = parse_path('{bucket.url}/x')
 path.write_text('there')
-print(path.read_text(), tree.names(path.parent))
+print(path.read_text(), directories.list_files(path.parent))
 """
     said, _ = run(code, PYTHONPATH=paths, **bucket.variables)
     assert said.strip() == "there ['x']"
