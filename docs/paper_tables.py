@@ -324,7 +324,8 @@ def format_introduction(entries: list[PaperEntry]) -> str:
         f'the baseline, which takes at least {BASELINE_CHIP_HOURS} chip-hours of TPU v5e by the estimate of the '
         f'compiler (`sinklab compile`, not measured). At size `{claims_data["size"]}`: about two minutes for two '
         'runs at once on two cores; rows without a result were left out to save time, and the command of their '
-        'table trains them. Data of the paper: a sample of the Pile (`sail/regmix-data-sample`) with the tokenizer of GPT-NeoX.\n\n'
+        'table trains them. Data of the paper: a sample of the Pile (`sail/regmix-data-sample`) with the tokenizer '
+        'of GPT-NeoX.\n\n'
         '(v1) is arXiv 2410.10781v1, (ICLR) the version printed for ICLR 2025; they number tables differently. '
         '[Decisions](decisions.md) says how unclear passages were read.\n\n'
     )

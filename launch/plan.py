@@ -47,7 +47,7 @@ class File:
 
 @dataclasses.dataclass(frozen=True)
 class Command:
-    """An argument list. If `is_optional`, the plan continues when it fails; if `is_interactive`, it uses the terminal."""
+    """An argument list. If `is_optional`, the plan continues when it fails; `is_interactive` passes the terminal."""
 
     argv: tuple[str, ...]
     is_optional: bool = False
@@ -73,13 +73,13 @@ class Plan:
         return Plan(self.files, tuple(dataclasses.replace(planned, is_interactive=True) for planned in self.commands))
 
     def __str__(self) -> str:
-        """A script that does all of it."""
+        """Return the shell script that executes the plan."""
         return '\n'.join(
             ['#!/bin/bash', 'set -eu', *map(format_write_script, self.files), *map(str, self.commands), '']
         )
 
     def execute(self) -> None:
-        """All of it, up to the first command that fails; nothing, where a program is missing."""
+        """Execute the plan up to the first command that fails; nothing if a program is missing."""
         for program in dict.fromkeys(planned.argv[0] for planned in self.commands):
             if not shutil.which(program):
                 raise UserError(f'{program} is not there; {INSTALL_HINTS.get(program, SLURM_HINT)}')
@@ -101,7 +101,7 @@ def write_file(file: File) -> None:
 
 
 def format_write_script(file: File) -> str:
-    """Return Bash that does what `write` does."""
+    """Return Bash that writes a file as `write_file` does."""
     delimiter = 'END'
     while delimiter in file.text.splitlines():
         delimiter += '_'

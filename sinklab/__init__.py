@@ -27,9 +27,9 @@ def open(model_ref: str, *, bos: str = 'auto', remote_code: bool = False) -> 'Op
         remote_code: Execute the Python code that comes with a model of transformers.
 
     Returns:
-        An `OpenedRun`, or an `OpenedModel` for `hf:`. Both have `.attention(text)` and `.measure(name, text)`; a run also has
-        `.steps`, `.at(step)`, `.curve(name)`, `.params(step)`, `.model` and `.spec`. Parameters are read when they
-        are first needed.
+        An `OpenedRun`, or an `OpenedModel` for `hf:`. Both have `.attention(text)` and `.measure(name, text)`; a run
+        also has `.steps`, `.at(step)`, `.curve(name)`, `.params(step)`, `.model` and `.spec`. Parameters are read
+        when they are first needed.
 
     Raises:
         UserError: There is no such run, step or model, or a package that it needs is not installed.

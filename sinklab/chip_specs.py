@@ -5,7 +5,7 @@ import dataclasses
 
 @dataclasses.dataclass(frozen=True)
 class ChipSpec:
-    """In bytes, seconds, and bfloat16 products that are summed in float32, without sparsity."""
+    """Peak rates of an accelerator in bytes, seconds, and dense bfloat16 FLOPs summed in float32."""
 
     device_kinds: tuple[str, ...]  # what jax says of a device: its device_kind
     flops_per_second: float  # operations a second
@@ -56,11 +56,11 @@ CHIPS = {
 
 
 def find_chip(device_kind: str) -> ChipSpec | None:
-    """That of a device_kind of jax; None for what is not listed, such as another card with the same chip."""
+    """Return the spec of a device_kind of jax; None if it is not listed, such as another card with the same chip."""
     return next((chip for chip in CHIPS.values() if device_kind in chip.device_kinds), None)
 
 
 def get_peak_flops(device_kind: str) -> float | None:
-    """Operations a second of one device of jax."""
+    """Return the peak FLOP/s of one jax device."""
     chip = find_chip(device_kind)
     return chip.flops_per_second / chip.devices_per_chip if chip else None

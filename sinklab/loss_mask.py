@@ -14,5 +14,5 @@ def is_in_loss(ids: Ids) -> Ids:
 
 
 def strip_loss_mask(ids: Ids) -> Ids:
-    """The ids themselves, as a model reads them."""
+    """Return the ids as a model reads them, without the loss mask."""
     return ids.__array_namespace__().where(ids < 0, ~ids, ids)

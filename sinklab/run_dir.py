@@ -59,12 +59,12 @@ def format_differences(old: dict, new: dict) -> list[str]:
 
 
 def format_run_ref(takes: str, run_path: object, step: int | str) -> str:
-    """A checkpoint, and what is taken of it where that is not all, as --from has it."""
+    """Return the reference of a checkpoint as --from takes it, with the kind of warm start."""
     return f'{takes and f"{takes}:"}{run_path}@{step}'
 
 
 def format_lineage(lineage: dict) -> list[str]:
-    """What a fork comes from and has otherwise, as a person reads it; nothing of a run that is none."""
+    """Return labels of the origin of a fork and of what it changes; an empty result for other runs."""
     if not lineage:
         return []
     labels = {'new': 'new', 'dropped': 'dropped', 'reads other data': 'data'}
@@ -182,7 +182,7 @@ class RunDir:
             return {}
 
     def check_spec(self, spec: Spec, remedy: str | None = None) -> None:
-        """Refuses a folder that holds another run, or something that is none, or where no checkpoint can be saved.
+        """Raise UserError if a folder holds another run or other files, or if no checkpoint can be saved in it.
 
         Args:
             remedy: what to do where it holds another run; otherwise, to give a new folder.
@@ -238,7 +238,7 @@ class RunDir:
             )
 
     def check_files(self) -> None:
-        """Refuse what stands in the place of a file that is to be read or written. Raises Damaged."""
+        """Raise DamagedFileError if a file to read or write is a folder, a FIFO or a link to one."""
         if is_remote(self.path):
             return
         probes = self.path / 'probe'
@@ -257,7 +257,7 @@ class RunDir:
         return saved_config, new_config
 
     def list_changes(self, spec: Spec) -> list[str]:
-        """What is no longer as in the run's latest attempt."""
+        """Return the fields that differ from the latest attempt of the run."""
         return format_differences(*self.load_flat_configs(spec))
 
     def explain_scaling(self, mismatches: list[str], saved_config: dict) -> str:
@@ -284,7 +284,7 @@ class RunDir:
         )
 
     def check_step_change(self, spec: Spec, saved_steps: int, remedy: str | None = None) -> None:
-        """Refuses another number of steps where it would change those that are done."""
+        """Raise UserError if another number of steps would change steps that are done."""
         steps, schedule, checkpoint_steps = (
             spec.optimizer.steps,
             spec.optimizer.schedule,
@@ -315,7 +315,7 @@ class RunDir:
         return (self.path / 'config.json').exists()
 
     def read_lineage(self) -> dict:
-        """Of a fork: the run and the step that it comes from, and what it changed there."""
+        """Read the run and the step that a fork comes from, and its changes; empty for other runs."""
         try:
             return self.read_json('row').get('from') or {}
         except FileNotFoundError:
@@ -327,7 +327,7 @@ class RunDir:
             ) from None
 
     def summarize_newest_attempt(self, attempts: list[dict]) -> tuple[int, str, list[str]]:
-        """Of the newest attempt: (step, what computes attention, and did before, what has changed there)."""
+        """Return (step, attention backends of all attempts, changes) of the newest attempt."""
         step, changes = attempts[-1]['step'], attempts[-1].get('changes', [])
         attention_backends = dict.fromkeys(attempt['attention'] for attempt in reversed(attempts))
         try:
@@ -366,7 +366,7 @@ class RunDir:
         return MetricsWriter(self, check_lease)
 
     def save_probe(self, step: int, save: Callable[[Path], None]) -> None:
-        """Has the arrays of a probe saved."""
+        """Save the arrays of a probe."""
         save(self.get_probe_path(step))
 
     def delete_json(self, name: str) -> None:
@@ -448,7 +448,7 @@ class RunDir:
         return gaps
 
     def format_gap(self, gap: tuple[int, int]) -> str:
-        """Return what is to be said of one of `gaps`."""
+        """Return the warning about one pair of `find_gaps`."""
         before, after = gap
         return (
             f'{self.path / METRICS_FILE} has lost its lines of training between steps {before} and {after}; curves '
@@ -456,11 +456,11 @@ class RunDir:
         )
 
     def has_evaluation(self, step: int) -> bool:
-        """Whether a run was measured after a step, as it is at its end."""
+        """Return whether a run was evaluated after a step, as it is at its end."""
         return any(record['step'] == step and 'valid/loss' in record for record in self.read_records())
 
     def read_elapsed_seconds(self, step: int) -> float:
-        """What the run had taken when it came to a step."""
+        """Return the seconds that the run had taken when it reached a step."""
         return max(
             (record.get('seconds', 0.0) for record in self.read_records() if record['step'] <= step), default=0.0
         )
@@ -479,7 +479,7 @@ class RunDir:
         return records
 
     def read_metric_lines_from(self, start_byte: int) -> tuple[list[dict], int]:
-        """The lines of metrics.jsonl that are finished by now, from a byte on, and the byte after them."""
+        """Return the complete lines of metrics.jsonl from a byte on, and the byte after them."""
         file = self.path / METRICS_FILE
         new_bytes = b''.join(append_log.read_log(file, start_byte).rpartition(b'\n')[:2])
         records, faults = run_files.decode_metrics(new_bytes)
@@ -498,7 +498,7 @@ def make_run_id() -> str:
 
 
 class NullMetricsWriter:
-    """Metrics that another process writes."""
+    """Writer of metrics that writes nothing, because another process does."""
 
     def append(self, record: dict) -> None:
         pass
@@ -511,7 +511,7 @@ class NullMetricsWriter:
 
 
 class ReadOnlyRunDir(RunDir):
-    """The folder of a run as a process sees it that leaves the writing to another."""
+    """Run directory of a process that leaves writing to another process."""
 
     def open_metrics_writer(self, check_lease: Callable[[], None]) -> NullMetricsWriter:
         return NullMetricsWriter()
@@ -530,7 +530,7 @@ class ReadOnlyRunDir(RunDir):
 
 
 class MetricsWriter:
-    """Adds to metrics.jsonl."""
+    """Writer that appends records to metrics.jsonl."""
 
     def __init__(self, run_dir: RunDir, check_lease: Callable[[], None]):
         self.log = append_log.open_append_log(run_dir.path / METRICS_FILE, check_lease)

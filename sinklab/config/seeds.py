@@ -7,7 +7,7 @@ SEEDS_HELP = "a count (3: seeds 0, 1, 2) or a comma-separated list ('0,2,5'; '2,
 
 
 def parse_seeds(text: str) -> list[int]:
-    """Return the seeds that --seeds stands for: of a number N, 0 to N - 1; of numbers with commas, those.
+    """Return the seeds that --seeds stands for: for a number N, 0 to N - 1; of numbers with commas, those.
 
     Raises:
         UserError: it is neither.
@@ -30,7 +30,7 @@ def parse_seeds(text: str) -> list[int]:
 
 
 def parse_uint32(text: str) -> int | None:
-    """Return a whole number from 0 to 2^32 - 1, as a seed is one; None of another text."""
+    """Return a seed, a whole number from 0 to 2^32 - 1; None if the text is not one."""
     if not (text.isascii() and text.isdecimal() and len(text) <= 10):
         return None
     number = int(text)

@@ -28,7 +28,7 @@ LEARNED_KV_VALUES = {'k': ('zero', 'first', 'uniform'), 'kv': ('learned',), 'v':
 
 
 def parse_config(config: Mapping[str, Any]) -> Spec:
-    """Read the spec that a config (nested mapping) describes.
+    """Parse a config (nested mapping) into a spec.
 
     Raises:
         UserError: a field is not as its type says; or, if all are, fields do not go together. It names every fault.
@@ -39,7 +39,7 @@ def parse_config(config: Mapping[str, Any]) -> Spec:
 
 
 def find_errors(spec: Spec) -> Iterator[str]:
-    """What each field allows and the fields together do not."""
+    """Yield errors of fields that are valid alone and not together."""
     yield from find_attention_errors(spec.model.attention)
     yield from find_learned_kv_errors(spec.model)
     yield from find_model_errors(spec.model)
@@ -161,7 +161,7 @@ def find_mask_errors(spec: Spec) -> Iterator[str]:
 
 
 def find_position_reset_errors(model: ModelConfig) -> Iterator[str]:
-    """Positions that begin anew where a document does."""
+    """Yield errors of positions that restart at each document."""
     description = f'config.data.positions=reset with position {model.position}'
     if model.position == 'none':
         yield f'{description} does nothing; set it to continued'

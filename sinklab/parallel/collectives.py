@@ -53,13 +53,13 @@ def shard_map_over_batch(
 
 
 def get_manual_axes() -> tuple[str, ...]:
-    """The axes of the mesh along which the program that is being traced is written for one device."""
+    """Return the mesh axes that are manual (inside shard_map) in the program that is being traced."""
     mesh = jax.sharding.get_abstract_mesh()
     return () if mesh.empty else mesh.manual_axes
 
 
 def all_gather(array: jax.Array, *logical_axes: str | None) -> jax.Array:
-    """The array of which this device has a part."""
+    """All-gather the array of which this device has a shard."""
     return apply_to_sharded_axes(all_gather_axes, array, logical_axes)
 
 
@@ -72,7 +72,7 @@ def all_gather_axes(sharded_dimensions: list[tuple[int, str]], array: jax.Array)
 
 
 def reduce_scatter(array: jax.Array, *logical_axes: str | None) -> jax.Array:
-    """This device's part of the sum of the arrays of all devices that have the others."""
+    """Reduce-scatter arrays: return the shard of this device of their sum over devices."""
     return apply_to_sharded_axes(reduce_scatter_axes, array, logical_axes)
 
 
@@ -97,7 +97,7 @@ def apply_to_sharded_axes(function: Callable, array: jax.Array, logical_axes: Se
 
 
 def psum_scatter_rings(array_nDN: jax.Array, axis: str) -> jax.Array:
-    """This device's entry of the sum, ring after ring."""
+    """Reduce-scatter along each ring in turn; return the entry of this device."""
     array_RN = array_nDN.reshape(-1, array_nDN.shape[-1])
     for size, groups in make_ring_groups(axis, 1):
         chunks = array_RN.reshape(size, -1, array_RN.shape[-1])
@@ -106,7 +106,7 @@ def psum_scatter_rings(array_nDN: jax.Array, axis: str) -> jax.Array:
 
 
 def all_gather_rings(array_RN: jax.Array, axis: str) -> jax.Array:
-    """The arrays of all devices one after another, ring after ring."""
+    """All-gather along each ring in turn; return the arrays of all devices in order."""
     for _, groups in reversed(make_ring_groups(axis, 2)):
         gathered_parts = jax.lax.all_gather(array_RN, axis, axis_index_groups=groups)
         array_RN = gathered_parts.reshape(-1, array_RN.shape[-1])

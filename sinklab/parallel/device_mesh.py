@@ -22,7 +22,7 @@ MESH_AXES = ('data', 'fsdp', 'tensor')
 
 
 def make_mesh(hardware: Hardware, devices: Sequence[jax.Device] | None = None) -> jax.sharding.Mesh:
-    """All devices, with the axes that are given and, of those that are not, `fsdp` within a slice and `data` across.
+    """Make the mesh of all devices; sizes that are not given put `fsdp` within a slice and `data` across slices.
 
     A slice is what a fast network joins: of TPUs a slice, of GPUs a node.
     """
@@ -36,7 +36,7 @@ def make_mesh(hardware: Hardware, devices: Sequence[jax.Device] | None = None) -
 
 
 def split_cpu_devices(hardware: Hardware, num_processes: int = 1) -> None:
-    """Has a CPU be as many devices as a layout asks for, where jax is not told how many and has not begun."""
+    """Split the CPU into as many devices as a layout needs, unless the user set a number or jax has started."""
     num_devices = math.prod(size or 1 for size in (hardware.data, hardware.fsdp, hardware.tensor)) // num_processes
     is_configured = jax.config.jax_num_cpu_devices > 0 or 'host_platform_device_count' in os.environ.get(
         'XLA_FLAGS', ''
@@ -103,7 +103,7 @@ def group_by_slice(devices: Sequence[jax.Device]) -> list[list[jax.Device]]:
 
 
 def compute_mesh_shape(hardware: Hardware, num_devices: int, num_slices: int = 1) -> tuple[int, int, int]:
-    """The sizes of the axes; raises UserError where devices would stand idle, or are too few."""
+    """Return the sizes of the mesh axes; raise UserError if devices would be idle or are too few."""
     data, fsdp, tensor = requested = hardware.data, hardware.fsdp, hardware.tensor
     devices_per_tensor_shard = num_devices // tensor
     if fsdp is None:
@@ -127,7 +127,7 @@ def compute_mesh_shape(hardware: Hardware, num_devices: int, num_slices: int = 1
 
 
 def arrange_devices(mesh_shape: tuple[int, int, int], slices: list[list[jax.Device]]) -> np.ndarray:
-    """The devices of a mesh, neighbours next to each other, and slice after slice along the first axis that can."""
+    """Arrange devices as a mesh: neighbors adjacent, and slices along the first axis that they divide."""
     num_slices, slice_sizes = len(slices), {len(slice_devices) for slice_devices in slices}
     slice_axis = next((axis for axis, size in enumerate(mesh_shape[:2]) if size % num_slices == 0), None)
     if slice_axis is None or len(slice_sizes) > 1:
@@ -143,7 +143,7 @@ def arrange_devices(mesh_shape: tuple[int, int, int], slices: list[list[jax.Devi
 
 
 def find_rings(mesh: jax.sharding.Mesh) -> dict[str, tuple[int, ...]]:
-    """By axis, how many devices stand in each of the lines of the network that it is made of; the outermost first."""
+    """Return, for each axis, the number of devices on each line of the network, the outermost first."""
     devices_by_axis = {
         axis: np.moveaxis(mesh.devices, index, 0).reshape(size, -1)[:, 0]
         for index, (axis, size) in enumerate(mesh.shape.items())
@@ -155,7 +155,7 @@ def find_rings(mesh: jax.sharding.Mesh) -> dict[str, tuple[int, ...]]:
 
 
 def find_line_rings(coords: Sequence[tuple[int, ...]]) -> tuple[int, ...]:
-    """A place where several coordinates change at once ends a line."""
+    """Return the lengths of network lines; a step that changes several coordinates ends a line."""
     ring_ends = [
         index
         for index, (coord, next_coord) in enumerate(itertools.pairwise(coords), 1)
@@ -171,7 +171,7 @@ def count_changed_coords(first: Sequence[int], second: Sequence[int]) -> int:
 
 
 def find_crossed_boundaries(mesh: jax.sharding.Mesh) -> dict[str, str]:
-    """What each axis of more than one device crosses: slices, hosts, or no more than the devices of a host."""
+    """Return whether each axis of more than one device crosses slices, hosts, or neither."""
     lines = {
         axis: np.moveaxis(mesh.devices, index, 0).reshape(mesh.shape[axis], -1).T
         for index, axis in enumerate(MESH_AXES)
@@ -187,7 +187,7 @@ def find_crossed_boundary(lines: Sequence[Sequence[jax.Device]]) -> str:
 
 
 def format_devices_per_process() -> str:
-    """How many devices each of several processes has brought."""
+    """Return the text on how many devices each of several processes has."""
     counts = collections.Counter(device.process_index for device in get_devices())
     description = ', '.join(f'{count} of process {index}' for index, count in sorted(counts.items()))
     return f' ({description})' if len(counts) > 1 else ''

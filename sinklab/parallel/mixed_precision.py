@@ -18,12 +18,12 @@ HEAD_DIMS = 'HK'  # dimensions that stand together in a weight and in what it me
 
 
 def broadcast_and_cast(array: jax.Array, shape: tuple[int, ...], dtype: jnp.dtype) -> jax.Array:
-    """What serves many rows, broadcast first and rounded after: gradients of the rows are added in float32."""
+    """Broadcast a parameter to many rows, then cast it, so that gradients of rows are added in float32."""
     return jnp.broadcast_to(array, shape).astype(dtype)
 
 
 def all_gather_param(parameter: nnx.Param) -> jax.Array:
-    """All of a small parameter, as it is."""
+    """All-gather a small parameter without casting it."""
     return collectives.all_gather(parameter[...], *get_logical_axes(parameter))
 
 
@@ -52,7 +52,7 @@ def param_einsum(equation: str, x: jax.Array, weight: nnx.Param, dtype: jnp.dtyp
 def sharded_einsum(
     equation: str, axes: tuple[str | None, ...], dtype: jnp.dtype | None, x: jax.Array, weight: jax.Array
 ) -> jax.Array:
-    """The product with an array whose dimensions have these names."""
+    """Multiply by a sharded parameter, einsum of named dimensions."""
     if not collectives.find_sharded_dimensions(axes):
         return mixed_precision_einsum(equation, axes, dtype, x, weight)
     return merged_heads_einsum(HEAD_DIMS, equation, axes, dtype, x, weight)
@@ -61,7 +61,7 @@ def sharded_einsum(
 def merged_heads_einsum(
     merged_dims: str, equation: str, axes: tuple, dtype: jnp.dtype | None, x: jax.Array, weight: jax.Array
 ):
-    """The product with a pair of dimensions as one: parts of a matrix are gathered in the tiles of the whole."""
+    """Multiply with two dimensions merged, so that gathered shards have the tiles of the whole matrix."""
     x_dims, weight_dims, y_dims = equation.replace('->', ',').split(',')
     if merged_dims not in weight_dims:
         return mixed_precision_einsum(equation, axes, dtype, x, weight)
@@ -89,7 +89,7 @@ def mixed_precision_einsum(equation, axes, dtype, x, weight):
 
 
 def gather_weight(weight: jax.Array, axes: tuple[str | None, ...], dtype: jnp.dtype) -> jax.Array:
-    """All of a weight, rounded before it travels."""
+    """All-gather a weight that is cast before it is sent."""
     return collectives.all_gather(weight.astype(dtype), *axes)
 
 
@@ -119,7 +119,7 @@ mixed_precision_einsum.defvjp(einsum_forward, einsum_backward)
 
 
 def look_up(table: nnx.Param, row_BT: jax.Array, dtype: jnp.dtype) -> jax.Array:
-    """Rows of a table of vectors, rounded; the gradients of a row are added in float32, where their tokens are."""
+    """Look up rows of an embedding table and cast them; gradients of a row are added in float32."""
     if not collectives.find_sharded_dimensions(get_logical_axes(table)):
         return table[...][row_BT].astype(dtype)
     return look_up_sharded(get_logical_axes(table), dtype, len(table[...]), table[...], row_BT)

@@ -27,20 +27,20 @@ RULES = {
 
 
 def shard_map_auto_axes(function: Callable, auto_axes: Collection[str], in_specs: Any, out_specs: Any) -> Callable:
-    """The function of what each device has along axes that are the compiler's; itself where there are none."""
+    """Wrap a function in shard_map along the automatic mesh axes; return it unchanged if there are none."""
     if not auto_axes:
         return function
     return jax.shard_map(function, in_specs=in_specs, out_specs=out_specs, axis_names=set(auto_axes), check_vma=False)
 
 
 def get_auto_axes() -> tuple[str, ...]:
-    """The axes of the mesh that are the compiler's."""
+    """Return the automatic mesh axes, which the compiler partitions."""
     mesh = jax.sharding.get_abstract_mesh()
     return () if mesh.empty else mesh.auto_axes
 
 
 def make_auto_partition_spec(shape: tuple[int, ...], logical_axes: Sequence[str | None]) -> PartitionSpec:
-    """How the compiler is to divide an array, if at all."""
+    """Return the partition spec of an array along automatic mesh axes."""
     if not get_auto_axes():
         return PartitionSpec(*(None for _ in shape))
     mesh = jax.sharding.get_abstract_mesh()
@@ -49,7 +49,7 @@ def make_auto_partition_spec(shape: tuple[int, ...], logical_axes: Sequence[str 
 
 
 def logical_to_mesh_axes(*logical_axes: str | None) -> PartitionSpec:
-    """The logical axes of an array, one name a dimension, as mesh axes."""
+    """Convert the logical axes of an array, one name for each dimension, to mesh axes."""
     mesh_axes = [RULES[name] if name else None for name in logical_axes]
     used_axes = list_mesh_axes(mesh_axes)
     if len(set(used_axes)) < len(used_axes):
@@ -58,7 +58,7 @@ def logical_to_mesh_axes(*logical_axes: str | None) -> PartitionSpec:
 
 
 def constrain_sharding(array: jax.Array, *logical_axes: str | None) -> jax.Array:
-    """Tells the compiler where an array lives: nothing outside a mesh, and whole along what does not divide."""
+    """Constrain the sharding of an array; outside a mesh do nothing, replicate what mesh axes do not divide."""
     if not get_auto_axes():
         return array
     mesh = jax.sharding.get_abstract_mesh()
@@ -68,12 +68,12 @@ def constrain_sharding(array: jax.Array, *logical_axes: str | None) -> jax.Array
 
 
 def drop_manual_axes(mesh: AbstractMesh, spec: PartitionSpec) -> PartitionSpec:
-    """The partition along the axes that are the compiler's: along others a device has its part already."""
+    """Return the partition along automatic axes; along manual axes a device has its shard already."""
     return restrict_spec(spec, mesh.auto_axes)
 
 
 def restrict_spec(spec: PartitionSpec, allowed_axes: Collection[str]) -> PartitionSpec:
-    """The partition along some axes of the mesh alone."""
+    """Return the partition along some mesh axes only."""
     return PartitionSpec(*(entry if set(to_axis_tuple(entry)) <= set(allowed_axes) else None for entry in spec))
 
 
@@ -88,7 +88,7 @@ def to_axis_tuple(entry: str | tuple[str, ...] | None) -> tuple[str, ...]:
 def drop_indivisible_axes(
     mesh: jax.sharding.Mesh | AbstractMesh, shape: tuple[int, ...], spec: PartitionSpec
 ) -> PartitionSpec:
-    """The partition, without the axes of dimensions that they do not divide; a batch is never laid whole on all."""
+    """Return the partition without axes that do not divide a dimension; a batch is never replicated."""
     for entry, size in zip(spec, shape, strict=True):
         if entry == RULES['batch'] and size % count_shards(mesh, entry):
             raise ValueError(
@@ -100,23 +100,23 @@ def drop_indivisible_axes(
 
 
 def count_shards(mesh: jax.sharding.Mesh | AbstractMesh, axes: str | tuple[str, ...] | None = RULES['batch']) -> int:
-    """Into how many parts these axes of the mesh divide something; a batch, if nothing else is said."""
+    """Return into how many shards mesh axes divide a dimension, by default the batch."""
     return math.prod(mesh.shape[axis] for axis in to_axis_tuple(axes))
 
 
 def get_logical_axes(leaf: nnx.Variable) -> tuple[str | None, ...]:
-    """The names of a parameter's axes; stacking layers puts one more in front."""
+    """Return the logical axes of a parameter; stacked layers have one more in front."""
     axes = leaf.get_metadata()['axes']
     return ('layer',) * (len(leaf.shape) - len(axes)) + axes
 
 
 def map_parameters(function: Callable[[nnx.Variable], Any], parameters: nnx.State) -> dict:
-    """What a function says of each parameter, which knows its axes, as a tree of plain dicts."""
+    """Map a function over the parameters, with their logical axes; return nested dicts."""
     return nnx.to_pure_dict(jax.tree.map(function, parameters, is_leaf=lambda leaf: isinstance(leaf, nnx.Variable)))
 
 
 def make_parameter_shardings(mesh: jax.sharding.Mesh, parameters: nnx.State) -> dict:
-    """A NamedSharding for each parameter."""
+    """Return a NamedSharding for each parameter."""
     return map_parameters(lambda leaf: NamedSharding(mesh, logical_to_mesh_axes(*get_logical_axes(leaf))), parameters)
 
 
@@ -125,7 +125,7 @@ def make_batch_sharding(mesh: jax.sharding.Mesh, shape: tuple[int, ...]) -> Name
 
 
 def compute_local_fraction(mesh: jax.sharding.Mesh, batch_size: int) -> float:
-    """How much of a batch of so many sequences the devices of this process hold."""
+    """Return the fraction of a batch that the devices of this process have."""
     device_indices = (
         make_batch_sharding(mesh, (batch_size, 1)).addressable_devices_indices_map((batch_size, 1)).values()
     )
@@ -137,12 +137,12 @@ def make_replicated_sharding(mesh: jax.sharding.Mesh) -> NamedSharding:
 
 
 def make_per_device_sharding(mesh: jax.sharding.Mesh) -> NamedSharding:
-    """Of an array with one entry for each device."""
+    """Return the sharding of an array with one entry for each device."""
     return NamedSharding(mesh, PartitionSpec(MESH_AXES))
 
 
 def put_batch(ids_BT: np.ndarray, mesh: jax.sharding.Mesh) -> jax.Array:
-    """A batch on the devices that share it; every process holds the whole of it and gives its part."""
+    """Put a batch on devices; every process has the whole batch and contributes its shards."""
     return load_batch(lambda rows: ids_BT[rows.start : rows.stop], ids_BT.shape, mesh)
 
 
@@ -156,7 +156,7 @@ def make_per_device_array(value: int, mesh: jax.sharding.Mesh) -> jax.Array:
 def load_batch(
     read_rows: Callable[[range], np.ndarray], shape: tuple[int, int], mesh: jax.sharding.Mesh
 ) -> jax.Array:
-    """A batch on the devices that share it; every process reads the rows of its own devices, each once."""
+    """Load a batch on devices; every process reads the rows of its own devices, each once."""
     read_rows = functools.cache(read_rows)
     batch_sharding = make_batch_sharding(mesh, shape)
     return jax.make_array_from_callback(
