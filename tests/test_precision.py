@@ -171,7 +171,7 @@ def test_chunks_add_gradients_of_keys_in_float32():
         def total(arrays):
             return chunked.attend(*arrays, asked).output_BTHK.astype(jnp.float32).sum()
 
-        with unittest.mock.patch.object(chunked, 'CHUNK', chunk):
+        with unittest.mock.patch.object(chunked, 'CHUNK_SIZE', chunk):
             return jax.jit(jax.grad(total), compiler_options=STRICT)(arrays)
 
     for ours, theirs in zip(d_arrays(8), d_arrays(512), strict=True):

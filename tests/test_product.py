@@ -16,7 +16,7 @@ EQUATIONS = sorted(
     {
         equation
         for path in MODEL.glob('*.py')
-        for equation in re.findall(r"(?:product|multiply)\(\s*'([A-Z,]+->[A-Z]+)'", path.read_text(encoding='utf-8'))
+        for equation in re.findall(r"_einsum\(\s*'([A-Z,]+->[A-Z]+)'", path.read_text(encoding='utf-8'))
     }
 )
 SIZES = dict(B=2, T=3, H=2, K=4, S=5)

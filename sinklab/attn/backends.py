@@ -26,22 +26,22 @@ MAX_KERNEL_POWER = 4  # of masses that no maximum scales: those from 3e-10 on ar
 
 
 class AttentionBackend(Protocol):
-    """A record below, or a module."""
+    """A backend: one of the classes below, or a module with these names."""
 
     platform: str | None  # None: all
 
     def attend(
         self, query_BTHK, key_BSGK, value_BSGK, spec: AttentionSpec, needs_mass: bool = False
     ) -> AttentionOutput:
-        """As dense.attend; the mass of rows is right only if it is to be `measured`."""
+        """Compute attention as `reference.attend` does; the mass of rows is defined only if `needs_mass` is True."""
 
     def explain_unsupported(self, problem: AttentionProblem) -> str | None:
-        """None, or what it cannot do."""
+        """Return what of the problem the backend cannot compute, or None."""
 
 
 @dataclasses.dataclass(frozen=True)
 class XLABackend:
-    """Plain XLA, which can do everything."""
+    """A function in plain XLA, which can compute every problem."""
 
     function: Callable[..., AttentionOutput]
     platform = None
@@ -55,13 +55,13 @@ class XLABackend:
 
 @dataclasses.dataclass(frozen=True)
 class PallasBackend:
-    """The two primitives of a platform's kernels, and what is made of them."""
+    """Attention from the Pallas kernels of a platform."""
 
     platform: str
 
     @property
     def kernels(self) -> Kernels:
-        """Imported where they are used: Pallas takes a second."""
+        """The module of the kernels, imported on first use because importing Pallas takes a second."""
         return importlib.import_module(f'sinklab.attn.pallas.{self.platform}')
 
     def attend(self, query_BTHK, key_BSGK, value_BSGK, spec, needs_mass=False):
@@ -105,13 +105,16 @@ class UnsupportedBackendError(Exception):
 
 
 def measure_error(name: str, problem: AttentionProblem) -> float:
-    """How far a backend is from the definition in float32, forward and backward, in units of the largest entry.
+    """Measure how far a backend is from the definition in float32, forward and backward.
 
-    On random arrays, under the first queries, keys and heads of the case's own rule.
+    The arrays are random; the spec is that of the first queries, keys and heads of the problem.
+
+    Returns:
+        The largest error, relative to the largest entry of its array.
 
     Raises:
-        Unsupported: the backend cannot be lowered, compiled or executed here. Whatever else a backend raises is a
-            bug in it and passes through.
+        UnsupportedBackendError: The backend cannot be lowered, compiled or executed here. Any other error of a
+            backend is a bug in it and passes through.
     """
     problem = truncate_problem(problem, NUM_CHECKED_TOKENS)
     rng = np.random.default_rng(0)
@@ -163,7 +166,7 @@ def is_unsupported_by_tracing(failure: Exception) -> bool:
 
     NotImplementedError is what jax and Pallas raise for that; JaxRuntimeError comes of constants that are computed on
     the device. ValueError, TypeError and the like are raised for shapes, dtypes and indices that do not fit: those
-    of a kernel are ours, and what a kernel does not cover is for its `covers` to say.
+    of a kernel are ours, and `explain_unsupported` of the kernels says what they do not support.
     """
     unsupported = isinstance(failure, NotImplementedError | jax.errors.JaxRuntimeError)
     return unsupported or (type(failure) is RuntimeError and NO_CUDNN_MESSAGE in str(failure))
@@ -171,7 +174,7 @@ def is_unsupported_by_tracing(failure: Exception) -> bool:
 
 @contextlib.contextmanager
 def translate_unsupported_errors(is_unsupported: Callable[[Exception], bool]) -> Iterator[None]:
-    """Raise Unsupported from those errors for which `is_unsupported` is true."""
+    """Raise UnsupportedBackendError from those errors for which `is_unsupported` returns True."""
     try:
         yield
     except Exception as failure:
@@ -183,7 +186,7 @@ def translate_unsupported_errors(is_unsupported: Callable[[Exception], bool]) ->
 
 
 def truncate_problem(problem: AttentionProblem, length: int) -> AttentionProblem:
-    """At most so many tokens of a case, and two heads."""
+    """Return a problem of at most `length` tokens and of two heads."""
     spec = problem.spec.truncate(min(problem.num_queries, length))
     bias, relative = spec.bias, spec.bias.relative
     if relative is not None:
@@ -199,11 +202,12 @@ PREFERRED_BACKENDS = {'tpu': ('tpu', 'chunked'), 'gpu': ('cudnn', 'gpu', 'chunke
 
 @dataclasses.dataclass(frozen=True)
 class BackendChoice:
-    """A backend, and why those that would have come first were not taken.
+    """A selected backend, and why preferred ones were rejected.
 
     Attributes:
-        passed: Backend -> why it was not taken.
-        failed: Those of `passed` that cover the case, and that failed or were wrong on these devices.
+        backend: Name in `BACKENDS`.
+        rejection_reasons: Name of each rejected backend -> why it was rejected.
+        failed_backends: Rejected backends that support the problem, and that failed or were wrong on these devices.
     """
 
     backend: str
@@ -222,9 +226,16 @@ class BackendChoice:
 
 
 def select_backend(requested: str, platform: str, problem: AttentionProblem, verify: bool = True) -> BackendChoice:
-    """`wanted` or, for auto, the first of the platform's backends that can and, where it is `here`, is right.
+    """Select a backend: `requested`, or for `auto` the first of the platform's backends that can be used.
 
-    Raises UserError.
+    Args:
+        requested: Name in `BACKENDS`, or `auto`.
+        platform: Platform of the devices, as `jax.default_backend()` names it.
+        problem: What the backend has to compute.
+        verify: Compare backends of one platform with the definition on the devices at hand.
+
+    Raises:
+        UserError: `requested` cannot be used.
     """
     rejection_reasons = {}
     for name in PREFERRED_BACKENDS.get(platform, ('chunked',)) if requested == 'auto' else (requested,):
@@ -246,7 +257,7 @@ def select_backend(requested: str, platform: str, problem: AttentionProblem, ver
 
 
 def explain_unusable(name: str, platform: str, problem: AttentionProblem) -> str | None:
-    """None, or why a backend is not to be used; what is for one platform alone shows there that it is right."""
+    """Return why a backend must not be used, or None; verify it here if it is for one platform only."""
     reason = explain_unsupported(name, platform, problem)
     if reason or BACKENDS[name].platform is None:
         return reason
@@ -262,7 +273,7 @@ def explain_unusable(name: str, platform: str, problem: AttentionProblem) -> str
 
 
 def explain_unsupported(name: str, platform: str, problem: AttentionProblem) -> str | None:
-    """None, or why a backend is not for a platform or a case."""
+    """Return why a backend does not support a platform or a problem, or None."""
     backend = BACKENDS[name]
     if backend.platform not in (None, platform):
         return f'it is for {backend.platform}, and the devices here are {platform}'

@@ -19,16 +19,16 @@ NUM_STRIPES = 8  # parts of the queries; each reads those keys alone that its ma
 
 
 def attend(query_BTHK: jax.Array, key_BSGK: jax.Array, value_BSGK: jax.Array, spec: AttentionSpec) -> AttentionOutput:
-    """dense.attend, one chunk of its matrix after another, forward and backward."""
+    """Compute `reference.attend` a chunk of queries at a time, forward and backward."""
     length, num_learned_kv = query_BTHK.shape[1], spec.num_learned_kv
     query_chunks = split_into_chunks(query_BTHK, spec)
     num_chunks, chunk = query_chunks[0].shape[0], query_chunks[0].shape[2]
     bounds_2T = spec.mask.pad(after=num_chunks * chunk - length).bounds_2T
-    # Chunk after chunk adds to their gradients.
+    # Chunks add up their gradients in float32.
     float32_arrays = [array.astype(jnp.float32) for array in (key_BSGK, value_BSGK)]
 
     def attend_stripe(first: int, last: int) -> tuple[jax.Array, reference.RowStats]:
-        """The chunks first..last, which see no text before key `low` and none from `high` on."""
+        """Attend with the chunks first..last, which see no text before key `low` and none from `high` on."""
         low, high = find_key_range(bounds_2T[:, first * chunk : last * chunk], key_BSGK.shape[1] - num_learned_kv)
         key, value = (slice_keys(array, num_learned_kv, low, high) for array in float32_arrays)
         stripe_spec = spec.slice_text(low, high)
@@ -54,7 +54,7 @@ def split_into_stripes(num_chunks: int) -> list[tuple[int, int]]:
 
 
 def find_key_range(bounds_2T: np.ndarray, num_keys: int) -> tuple[int, int]:
-    """The first key that some query sees, and the one after the last; one key where none sees any."""
+    """Return the range of keys that some query sees; one key where no query sees any."""
     start, end = bounds_2T[:, bounds_2T[0] < bounds_2T[1]] if (bounds_2T[0] < bounds_2T[1]).any() else ([0], [1])
     return int(min(start)), int(min(max(end), num_keys))
 
@@ -62,7 +62,7 @@ def find_key_range(bounds_2T: np.ndarray, num_keys: int) -> tuple[int, int]:
 def split_into_chunks(
     query_BTHK: jax.Array, spec: AttentionSpec, rows_BHT: Sequence[jax.Array] = ()
 ) -> list[jax.Array]:
-    """[query, start_BT, end_BT, position_BT, *rows] of chunks of queries, along a new first axis."""
+    """Split [query, start_BT, end_BT, position_BT, *rows] into chunks of queries, along a new first axis."""
     length = query_BTHK.shape[1]
     chunk_size = min(CHUNK_SIZE, length)
     num_chunks = -(-length // chunk_size)
@@ -86,13 +86,13 @@ def split_into_chunks(
 def make_chunk_spec(
     spec: AttentionSpec, start_BT: jax.Array, end_BT: jax.Array, position_BT: jax.Array, num_keys: int
 ) -> AttentionSpec:
-    """Of a chunk's queries."""
+    """Return the attention spec of the queries of a chunk."""
     bias = dataclasses.replace(spec.bias, query_position_BT=position_BT)
     return dataclasses.replace(spec, mask=masks.make_traced_mask(start_BT, end_BT, num_keys), bias=bias)
 
 
 def join_chunks(array: jax.Array, axis: int, length: int) -> jax.Array:
-    """The first `length` queries along an axis, from chunks along the first."""
+    """Join chunks along the first axis to the first `length` queries along `axis`."""
     array = jnp.moveaxis(array, 0, axis)
     shape = (*array.shape[:axis], -1, *array.shape[axis + 2 :])
     return jax.lax.slice_in_dim(array.reshape(shape), 0, length, axis=axis)

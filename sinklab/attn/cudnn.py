@@ -33,7 +33,7 @@ def explain_unsupported(problem: AttentionProblem) -> str | None:
 
 
 def attend(query_BTHK, key_BSGK, value_BSGK, spec: AttentionSpec, needs_mass: bool = False) -> AttentionOutput:
-    """The statistic of a row is its lse."""
+    """Compute softmax attention; the shift of a row is its lse, and its Z is then 1 / gain."""
     num_previous_keys, gain = find_causal_window(spec.mask), spec.operation.gain
     attend_on_device = functools.partial(
         jax.nn.dot_product_attention,

@@ -13,7 +13,7 @@ from sinklab.config.spec import NORMALIZERS_BY_SIMILARITY
 
 
 def make_operations() -> dict[tuple[str, str], Operation]:
-    """Every similarity with every normalizer that it goes with."""
+    """Make an operation of every similarity with each of its normalizers."""
     pairs = [
         (similarity, normalizer)
         for similarity, normalizers in NORMALIZERS_BY_SIMILARITY.items()
@@ -31,7 +31,7 @@ def make_operations() -> dict[tuple[str, str], Operation]:
 
 
 def make_document_starts(length: int) -> np.ndarray:
-    """Three documents, as start_BT."""
+    """Make the starts of three documents, as start_BT."""
     position_T = np.arange(length)
     return np.maximum.accumulate(np.where(position_T % (length // 3 + 1) == 0, position_T, 0))[None]
 
@@ -41,7 +41,7 @@ def make_three_documents_mask(length: int) -> Mask:
 
 
 def make_alibi_bias(heads: int, length: int) -> ScoreBias:
-    """A score falls with distance."""
+    """Make an ALiBi bias with the same slope for every head."""
     position_BT = np.arange(length)[None]
     return ScoreBias(
         RelativePositionBias(lambda slope, distance: -slope[0] * distance, np.full((heads, 1), 1 / 64)),
@@ -60,7 +60,7 @@ MASKS: dict[str, Callable[[int], Mask]] = {
 
 
 def make_specs(operation: Operation, heads: int, length: int) -> dict[str, AttentionSpec]:
-    """The operation under each mask, and with a curve."""
+    """Make specs of the operation under each mask, and with ALiBi."""
     specs = {name: AttentionSpec(operation, mask(length)) for name, mask in MASKS.items()}
     return specs | {
         'alibi': AttentionSpec(operation, masks.make_causal_mask(length), bias=make_alibi_bias(heads, length))

@@ -33,7 +33,7 @@ def attend(
     spec: AttentionSpec,
     needs_mass: bool = False,
 ) -> AttentionOutput:
-    """By the kernels of a platform; the mass of rows is summed only if `measured`."""
+    """Compute attention by the kernels of a platform; the mass of rows is summed only if `needs_mass` is True."""
     operation, num_learned_kv, power = spec.operation, spec.num_learned_kv, spec.operation.power
     text = query_BTHK, key_BSGK[:, num_learned_kv:], value_BSGK[:, num_learned_kv:]
     column_BHTC = compute_learned_scores(query_BTHK, key_BSGK[:, :num_learned_kv], spec)
@@ -61,7 +61,7 @@ def attend(
 
 
 def choose_reduction(operation: Operation, needs_mass: bool = False) -> Reduction:
-    """What kernels sum for an operation: softmax of scores that a maximum shifts, else as many masses as are read."""
+    """Return the reduction of an operation: softmax if it is shifted, else linear with the masses that are read."""
     if operation.similarity.is_shifted:
         return SoftmaxReduction()
     needs_total, similarity = operation.normalizer.uses_total, operation.similarity
@@ -79,7 +79,7 @@ def choose_reduction(operation: Operation, needs_mass: bool = False) -> Reductio
 
 
 def make_kernel_spec(spec: AttentionSpec, head_width: int) -> KernelSpec:
-    """The text's part of a rule."""
+    """Make the kernel spec of the keys of the text."""
     bias, scale = spec.bias, spec.operation.scale
     score_spec = ScoreSpec(head_width**-0.5 if scale is None else scale, spec.operation.offset)
     if bias.relative is None:
@@ -102,7 +102,7 @@ def reduce_softmax(
     operation: Operation,
     column_BHTC: jax.Array,
 ):
-    """(numerator_BTHK, total_BHT1, mass_BHT1, shift_BHT1) of the text, from softmax: o and lse less the shift."""
+    """Return (numerator_BTHK, total_BHT1, mass_BHT1, shift_BHT1) of the text, from the softmax reduction."""
     output_BTHK, (lse_BHT,) = reduce_text(reduction, kernel_spec)
     power, lse = operation.power or 1.0, lse_BHT[..., None]
     power_lse = lse
@@ -126,7 +126,7 @@ def reduce_linear(
     operation: Operation,
     column_BHTC: jax.Array,
 ):
-    """The same from the linear primitive, whose mass is 0 where nobody wants it."""
+    """Return the same as `reduce_softmax`, from the linear reduction; the mass is 0 where it is not needed."""
     output_BTHK, statistics = reduce_text(reduction, kernel_spec)
     zeros_BHT1 = jnp.zeros((*column_BHTC.shape[:-1], 1))
     statistic_columns = iter([row_BHT[..., None] for row_BHT in statistics])
@@ -146,6 +146,6 @@ def compute_learned_scores(query_BTHK: jax.Array, key_BCGK: jax.Array, spec: Att
 
 
 def count_visible_keys(mask: Mask, num_keys: int) -> jax.Array:
-    """How many keys of the text each query sees, as BHT1."""
+    """Count the keys of the text that each query sees, as BHT1."""
     num_visible_BT = jnp.minimum(mask.end_BT, num_keys) - jnp.maximum(mask.start_BT, 0)
     return jnp.maximum(num_visible_BT, 0)[:, None, :, None]

@@ -143,25 +143,25 @@ def attention(
         and the weights A, of shape BNTS (or NTS), in float32. A query that attends to no key has an output of 0.
 
     Raises:
-        UserError: An argument is not allowed, or shapes do not fit. It is a `ValueError` of one line, raised while the
-            function is traced.
+        UserError: An argument is not allowed, or shapes do not fit. It is a `ValueError` of one line, raised while
+            the function is traced.
     """
     query, key, value = convert_arrays(query, key, value)
-    batched = query.ndim == 4
-    if not batched:
+    is_batched = query.ndim == 4
+    if not is_batched:
         query, key, value = (array[None] for array in (query, key, value))
     operation = make_operation(similarity, normalizer, gain, power, score_offset, scale)
-    rule = AttentionSpec(operation, make_mask(query.shape[1], key.shape[1], is_causal, local_window_size))
+    spec = AttentionSpec(operation, make_mask(query.shape[1], key.shape[1], is_causal, local_window_size))
     matrices = {name: array for name, array in (('bias', bias), ('mask', mask)) if array is not None}
     needs = [*matrices, *(['return_weights'] if return_weights else [])]
-    name = resolve_implementation(implementation, rule, query, value, needs)
-    found = attend_on_backend(name, query, key, value, rule, matrices)
-    output = found.output_BTHK if batched else found.output_BTHK[0]
+    name = resolve_implementation(implementation, spec, query, value, needs)
+    result = attend_on_backend(name, query, key, value, spec, matrices)
+    output = result.output_BTHK if is_batched else result.output_BTHK[0]
     if not return_weights:
         return output
-    weights = found.attention_BHTS
-    assert weights is not None  # `choose_backend` has found one that returns them
-    return output, weights if batched else weights[0]
+    weights = result.attention_BHTS
+    assert weights is not None  # `resolve_implementation` has found a backend that returns them
+    return output, weights if is_batched else weights[0]
 
 
 def attend_on_backend(
@@ -232,7 +232,8 @@ def make_operation(
         and normalizer not in NORMALIZERS_BY_SIMILARITY[similarity]
     ):
         raise UserError(
-            f'{similarity} has no normalizer {normalizer!r}; it has {", ".join(NORMALIZERS_BY_SIMILARITY[similarity])}'
+            f'{similarity} has no normalizer {normalizer!r}; '
+            f'it has {", ".join(NORMALIZERS_BY_SIMILARITY[similarity])}'
         )
     if similarity_entry.is_shifted and not normalizer_entry.uses_total:
         raise UserError('a shifted similarity needs a normalizer that reads the sum, or the shift would not cancel')
@@ -260,7 +261,7 @@ def convert_scale(scale: ArrayLike) -> float | jax.Array:
 
 
 def convert_number(name: str, value: ArrayLike, exclusive_min: float = -math.inf) -> float:
-    """Return a number of Python, NumPy or jax as a float, or raise UserError unless it is finite and above `above`."""
+    """Return a number as a float, or raise UserError unless it is finite and above `exclusive_min`."""
     try:
         array = np.asarray(value)
     except (TypeError, ValueError):  # an array that jax traces, or a list of lists of several lengths

@@ -31,7 +31,7 @@ def compute_key_mass(
     num_keys: int,
     first_query: int = 0,
 ) -> KeyMass:
-    """What the columns and the first `keys` keys of the text get from the queries from number `first` on."""
+    """Compute the mass on learned keys and the first `num_keys` keys of the text, from query `first_query` on."""
     attention_BHTS = recompute_weights(query_BTHK, key_BSGK, row_stats.shift_BHT, row_stats.z_BHT, spec, num_keys)[
         :, :, first_query:
     ]
@@ -48,9 +48,20 @@ def compute_row_means(
     row_functions: RowFunctions,
     first_query: int = 0,
 ) -> dict[str, jax.Array]:
-    """The mean of each value, attention_BHTS -> value_BHT, over the rows of the queries from number `first` on, _BH.
+    """Compute means over rows of attention, from query `first_query` on.
 
-    O(T^2 K) work, a chunk of the matrix after another.
+    This is O(T^2 K) work, a chunk of queries at a time.
+
+    Args:
+        query_BTHK: Queries.
+        key_BSGK: Learned keys, then keys of the text.
+        row_stats: Statistics of the rows, from the forward pass.
+        spec: Attention spec.
+        row_functions: Functions attention_BHTS -> value_BHT.
+        first_query: First query whose row counts.
+
+    Returns:
+        Mean_BH of each function.
     """
     num_keys = key_BSGK.shape[1] - spec.num_learned_kv
 
@@ -71,7 +82,7 @@ def compute_row_means(
 
 
 def recompute_weights(query_BTHK, key_BSGK, shift_BHT, z_BHT, spec: AttentionSpec, num_keys: int) -> jax.Array:
-    """attention_BHTS of the columns and the first `keys` keys, by what makes the rows' weights."""
+    """Compute attention_BHTS to the learned keys and the first `num_keys` keys again, from the statistics of rows."""
     inputs = query_BTHK, key_BSGK[:, : spec.num_learned_kv + num_keys], shift_BHT[..., None], z_BHT[..., None]
     query_BTHK, key_BSGK, shift_BHT1, z_BHT1 = jax.lax.stop_gradient(inputs)
     bias_BHTS = jax.lax.stop_gradient(spec.slice_text(0, num_keys).materialize_bias(num_keys))

@@ -11,9 +11,10 @@ from sinklab.config import spec
 
 @dataclasses.dataclass(frozen=True)
 class Mask:
-    """Query t sees the keys start[t] <= s < end[t]; the leading axis is the batch, or 1 for all of it.
+    """An interval of keys for each query: query t sees the keys start[t] <= s < end[t].
 
-    `hull` is known before anything is traced: for each query the start and end of an interval that holds its own.
+    The leading axis of `start_BT` and `end_BT` is the batch, or 1 if all sequences have the same mask. `bounds_2T` is
+    known before anything is traced: for each query the start and end of an interval that contains its own.
     """
 
     start_BT: jax.Array | np.ndarray
@@ -40,29 +41,29 @@ class Mask:
 
     @property
     def num_keys(self) -> int:
-        """How many keys there are, if some query may see the last."""
+        """The number of keys, provided that some query may see the last one."""
         return int(self.bounds_2T[1].max())
 
     def materialize(self, num_keys: int) -> jax.Array:
-        """bool_BTS over `keys` keys."""
+        """Return the mask as bool_BTS, over `num_keys` keys."""
         key_S = jnp.arange(num_keys)
         return jnp.asarray((self.start_BT[..., None] <= key_S) & (key_S < self.end_BT[..., None]))
 
     def pad(self, before: int = 0, after: int = 0) -> 'Mask':
-        """The mask with so many queries before the first and after the last, which see no key."""
+        """Add queries before the first and after the last, which see no key."""
         xp, width = np if self.is_static else jnp, ((0, 0), (before, after))
         start_BT, end_BT = (xp.pad(edge_BT, width) for edge_BT in (self.start_BT, self.end_BT))
         return Mask(start_BT, end_BT, np.pad(self.bounds_2T, width))
 
     def truncate(self, length: int) -> 'Mask':
-        """Of the first queries and keys."""
+        """Return the mask of the first `length` queries and keys."""
         xp = np if self.is_static else jnp
         start_BT, end_BT = self.start_BT[:, :length], xp.minimum(self.end_BT[:, :length], length)
         return Mask(start_BT, end_BT, np.minimum(self.bounds_2T[:, :length], length))
 
 
 def make_static_mask(start_T: np.ndarray, end_T: np.ndarray) -> Mask:
-    """The same intervals for every sequence, known before anything is traced."""
+    """Make a mask of the same intervals for every sequence, known before anything is traced."""
     return Mask(start_T[None], end_T[None], np.stack([start_T, end_T]))
 
 
@@ -81,7 +82,7 @@ def make_causal_mask(length: int) -> Mask:
 
 
 def make_prefix_mask(length: int, num_tokens: int) -> Mask:
-    """Causal, and the first `tokens` are seen by all."""
+    """Make a causal mask under which every query also sees the first `num_tokens` keys."""
     return make_static_mask(
         np.zeros_like(make_query_indices(length)),
         np.minimum(np.maximum(make_query_indices(length) + 1, num_tokens), length),
@@ -89,32 +90,38 @@ def make_prefix_mask(length: int, num_tokens: int) -> Mask:
 
 
 def make_window_mask(length: int, num_keys: int) -> Mask:
-    """The `keys` keys that end with the query's own: the paper's shifted window."""
+    """Make a mask of the `num_keys` keys up to the query's own (the paper's shifted window); it is not causal."""
     return make_static_mask(
         np.maximum(make_query_indices(length) - num_keys + 1, 0), np.full_like(make_query_indices(length), length)
     )
 
 
 def make_block_mask(length: int, block_size: int) -> Mask:
-    """The query's own block, of those that cut the sequence every `keys` keys."""
+    """Make a mask under which a query sees its own block of `block_size` keys."""
     start = make_query_indices(length) // block_size * block_size
     return make_static_mask(start, np.minimum(start + block_size, length))
 
 
 def make_document_mask(start_BT: jax.Array) -> Mask:
-    """Nothing before the start of the query's document."""
+    """Make a mask that hides the keys before the start of the query's document."""
     length = start_BT.shape[-1]
     return make_traced_mask(start_BT, jnp.full_like(start_BT, length), length)
 
 
 def make_traced_mask(start_BT: jax.Array, end_BT: jax.Array, num_keys: int) -> Mask:
-    """Intervals of which nothing is known before they are traced."""
+    """Make a mask from traced intervals, of which nothing is known before they are traced."""
     bounds_2T = np.broadcast_to(np.array([[0], [num_keys]], np.int32), (2, start_BT.shape[-1]))
     return Mask(start_BT, end_BT, bounds_2T)
 
 
 def resolve_mask(mask_spec: spec.MaskConfig, length: int, start_BT: jax.Array | None = None) -> Mask:
-    """What a spec shows of so many tokens; start_BT is where the document of each begins, wanted by `document`."""
+    """Return the mask of a config for `length` tokens.
+
+    Args:
+        mask_spec: The `model.mask` of a config.
+        length: Number of tokens.
+        start_BT: Index at which the document of each token starts; needed for a document mask only.
+    """
     intersection = make_prefix_mask(length, mask_spec.prefix or 1)
     if mask_spec.window:
         intersection &= make_window_mask(length, mask_spec.window)

@@ -6,7 +6,7 @@ the factor that this takes out of weight and mass alike cancels in their ratio. 
 weighed as 0 and then dropped.
 """
 
-# The type of the functions in the table is `Formula`, which each need not repeat.
+# Functions in the table are of the type `WeighFunction`; their definitions do not repeat it.
 # mypy: allow-untyped-defs
 
 import dataclasses
@@ -28,12 +28,12 @@ class Similarity:
     Attributes:
         weigh: Element-wise function (score, unit) -> (weight, mass), with a finite slope at 0. The weight is the
             numerator of attention, the mass is what the normalizer sums; most similarities return one array twice.
-        shifted: Scores come less the largest one that the query sees, so that exponentials stay finite. The factor
+        is_shifted: Scores come less the largest one that the query sees, so that exponentials stay finite. The factor
             must cancel between weight and sum, so that such a similarity needs a normalizer that reads the sum.
         uses_unit: `weigh` reads `unit`, which is what a 1 beside e^s becomes after the shift.
-        signed: Weights may be below 0.
-        rounded: The same function, faster and with errors of up to 6e-8, for kernels whose weights are not divided
-            by their sum.
+        is_signed: Weights may be below 0.
+        approximate_weigh: The same function, faster and with errors of up to 6e-8, for kernels whose weights are not
+            divided by their sum.
     """
 
     weigh: WeighFunction
@@ -49,7 +49,7 @@ def exp(score, unit):
 
 
 def softpick(score, unit):
-    """relu(e^s - 1) and |e^s - 1| (Zuhri et al., 2025)."""
+    """Return relu(e^s - 1) and |e^s - 1| (Zuhri et al., 2025)."""
     weight_with_sign = jnp.exp(score) - unit
     return jax.nn.relu(weight_with_sign), jnp.abs(weight_with_sign)
 
@@ -66,7 +66,7 @@ def tanh_sigmoid(score, unit):
 
 @jax.custom_jvp
 def half_tanh(x: jax.Array) -> jax.Array:
-    """The sigmoid, right to 6e-8 and not to as much of itself; its derivative costs three operations."""
+    """Compute the sigmoid with an absolute error of 6e-8; its derivative costs three operations."""
     return 0.5 * jnp.tanh(0.5 * x) + 0.5
 
 
@@ -83,14 +83,17 @@ def elu1(score, unit):
 
 @jax.custom_jvp
 def elu_plus_one(x: jax.Array) -> jax.Array:
-    """x + 1 above 0 and e^x below, where (e^x - 1) + 1 would lose all digits; its derivative is min(itself, 1)."""
+    """Compute elu(x) + 1: x + 1 above 0, e^x below.
+
+    (e^x - 1) + 1 would lose all digits below 0. The derivative is the minimum of the function and 1.
+    """
     return jnp.where(x > 0, x + 1, jnp.exp(jnp.minimum(x, 0)))
 
 
 @elu_plus_one.defjvp
-def _(given, moved):
-    weight = elu_plus_one(*given)
-    return weight, jnp.minimum(weight, 1) * moved[0]
+def _(primals, tangents):
+    weight = elu_plus_one(*primals)
+    return weight, jnp.minimum(weight, 1) * tangents[0]
 
 
 def relu(score, unit):
@@ -137,9 +140,9 @@ class Normalizer:
     """An entry of `NORMALIZERS`: the function from a row's sums to Z, by which its weights are divided.
 
     Attributes:
-        close: Function Row -> Z, never 0, also where a query sees no key.
-        uses_unit: `close` reads `Row.unit`.
-        uses_total: `close` reads `Row.total`.
+        compute_z: Function RowSums -> Z, never 0, also where a query sees no key.
+        uses_unit: `compute_z` reads `RowSums.unit`.
+        uses_total: `compute_z` reads `RowSums.total`.
     """
 
     compute_z: Callable[[RowSums], jax.Array]
@@ -148,7 +151,7 @@ class Normalizer:
 
 
 def raise_to_power(mass: jax.Array, power: float | None) -> jax.Array:
-    """mass^power, 0 where there is no mass: 0^p has no finite gradient."""
+    """Return mass^power, and 0 where the mass is 0, because 0^p has no finite gradient."""
     if power is None:
         return mass
     return jnp.where(mass > 0, jnp.where(mass > 0, mass, 1.0) ** power, 0.0)

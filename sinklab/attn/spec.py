@@ -37,29 +37,29 @@ class RelativePositionBias:
 
 @dataclasses.dataclass(frozen=True)
 class ScoreBias:
-    """A curve over the positions of queries and keys, and what columns have instead of one."""
+    """The bias of scores: a function of relative positions, and learned biases of learned keys."""
 
     relative: RelativePositionBias | None = None
-    query_position_BT: jax.Array | np.ndarray | None = None  # positions, wanted by a curve; B is 1 or the batch
-    key_position_BS: jax.Array | np.ndarray | None = None  # of columns and text
-    learned_HC: jax.Array | None = None  # scores of columns that stand nowhere; H may be 1
+    query_position_BT: jax.Array | np.ndarray | None = None  # positions, needed by `relative`; B is 1 or the batch
+    key_position_BS: jax.Array | np.ndarray | None = None  # of learned keys and text
+    learned_HC: jax.Array | None = None  # biases of learned keys without a position; H may be 1
 
     def evaluate_learned(self, num_learned_kv: int) -> jax.Array | float:
-        """bias_BHTC."""
+        """Return the bias of learned keys, as bias_BHTC."""
         if self.learned_HC is not None:
             return self.learned_HC[None, :, None]
         return self.evaluate_relative(slice(num_learned_kv))
 
     def evaluate_relative(self, keys: slice) -> jax.Array | float:
-        """Return bias_BHTS of some of the keys by the curve, or 0 without one."""
+        """Return bias_BHTS of some of the keys by `relative`, or 0 without it."""
         if self.relative is None:
             return 0.0
         assert self.query_position_BT is not None, 'a curve needs the positions of queries'
-        assert self.key_position_BS is not None, 'a curve needs the positions of keys'
+        assert self.key_position_BS is not None, 'a relative bias needs the positions of keys'
         return self.relative(self.query_position_BT, self.key_position_BS[:, keys])
 
     def materialize(self, num_learned_kv: int, num_keys: int) -> jax.Array | float:
-        """bias_BHTS of columns and so many keys of the text, left to right; any axis may be 1."""
+        """Return bias_BHTS of learned keys, then `num_keys` keys of the text; any axis may be 1."""
         text_bias = self.evaluate_relative(slice(num_learned_kv, None))
         if not num_learned_kv or (self.relative is None and self.learned_HC is None):
             return text_bias
@@ -79,7 +79,7 @@ Array = jax.Array | np.ndarray
 
 @dataclasses.dataclass(frozen=True)
 class AttentionSpec:
-    """Who gives how much to whom: every query sees the first `columns` keys, and through the mask the text."""
+    """An attention spec; every query sees the `num_learned_kv` first keys, and the text through the mask."""
 
     operation: Operation
     mask: Mask
@@ -87,30 +87,30 @@ class AttentionSpec:
     bias: ScoreBias = dataclasses.field(default_factory=ScoreBias)
 
     def materialize_mask(self, num_keys: int) -> jax.Array:
-        """bool_B1TS of the columns and so many keys of the text."""
+        """Return bool_B1TS of learned keys and `num_keys` keys of the text."""
         padding = (0, 0), (0, 0), (self.num_learned_kv, 0)
         return jnp.pad(self.mask.materialize(num_keys), padding, constant_values=True)[:, None]
 
     def materialize_bias(self, num_keys: int) -> jax.Array | float:
-        """b_ij + offset of the same, as BHTS; any axis may be 1."""
+        """Return b_ij + offset of the same keys, as BHTS; any axis may be 1."""
         return self.bias.materialize(self.num_learned_kv, num_keys) + self.operation.offset
 
     def evaluate_learned_bias(self) -> jax.Array | float:
-        """The same of the columns alone."""
+        """Return b_ij + offset of the learned keys only."""
         return self.bias.evaluate_learned(self.num_learned_kv) + self.operation.offset
 
     def slice_text(self, low: int, high: int) -> 'AttentionSpec':
-        """Of the keys low..high of the text, and the columns; the mask stays as it is."""
+        """Return the spec of learned keys and the keys low..high of the text; the mask stays as it is."""
         if self.bias.relative is None:
             return self
-        assert self.bias.key_position_BS is not None, 'a curve needs the positions of keys'
+        assert self.bias.key_position_BS is not None, 'a relative bias needs the positions of keys'
         bias = dataclasses.replace(
             self.bias, key_position_BS=slice_keys(self.bias.key_position_BS, self.num_learned_kv, low, high)
         )
         return dataclasses.replace(self, bias=bias)
 
     def truncate(self, length: int) -> 'AttentionSpec':
-        """Of the first queries and keys of the text."""
+        """Return the spec of the first `length` queries and keys of the text."""
         mask, query_BT = self.mask.truncate(length), self.bias.query_position_BT
         sliced = self.slice_text(0, mask.num_keys)
         bias = dataclasses.replace(sliced.bias, query_position_BT=None if query_BT is None else query_BT[:, :length])
@@ -119,7 +119,7 @@ class AttentionSpec:
 
 @dataclasses.dataclass(frozen=True)
 class AttentionProblem:
-    """A rule, and what else decides whether a backend can."""
+    """An attention spec with the sizes and the dtype that decide whether a backend supports it."""
 
     spec: AttentionSpec
     heads: int
@@ -133,6 +133,6 @@ class AttentionProblem:
 
 
 def slice_keys(array_BS: Array, num_learned_kv: int, low: int, high: int) -> Array:
-    """The columns, and the keys low..high of the text, along the second axis."""
+    """Return learned keys and the keys low..high of the text, along the second axis."""
     text = array_BS[:, num_learned_kv + low : num_learned_kv + high]
     return jnp.concatenate([array_BS[:, :num_learned_kv], text], 1) if num_learned_kv else text

@@ -40,7 +40,7 @@ class Intermediates:
     row_means: dict[str, jax.Array] | None = None  # _BH, over the queries of the text
 
     def slice_text(self, num_dropped: int) -> 'Intermediates':
-        """Without the `first` queries, which are no text."""
+        """Drop the first `num_dropped` queries, which are not of the text."""
 
         def slice_queries(array: jax.Array | None, axis: int) -> jax.Array | None:
             return None if array is None else jax.lax.slice_in_dim(array, num_dropped, None, axis=axis)
@@ -61,7 +61,10 @@ class Intermediates:
 def make_attention_spec(
     model: spec.ModelConfig, length: int, relative: RelativePositionBias | None, position_BT: jax.Array, mask: Mask
 ) -> AttentionSpec:
-    """Of a model that is trained on windows of `length`; positions and mask are those of the text."""
+    """Make the attention spec of a model that is trained on windows of `length` tokens.
+
+    `position_BT` and `mask` are those of the text.
+    """
     learned_kv = LEARNED_KV_KINDS[model.columns.kind]
     query_BT = learned_kv.tokens_class.shift_positions(position_BT)
     xp = np if isinstance(query_BT, np.ndarray) else jnp
@@ -73,7 +76,7 @@ def make_attention_spec(
 
 
 def make_attention_problem(model: spec.ModelConfig, length: int) -> AttentionProblem:
-    """What a model over so many tokens asks of a backend; its documents, which differ, are three."""
+    """Make the problem that a model of `length` tokens has for a backend; three documents stand for any."""
     learned_kv, document_BT = LEARNED_KV_KINDS[model.columns.kind], None
     if model.mask.document:
         document_BT = jnp.asarray(example_specs.make_document_starts(length))
@@ -91,19 +94,19 @@ def make_attention_problem(model: spec.ModelConfig, length: int) -> AttentionPro
 
 @dataclasses.dataclass(frozen=True)
 class AttentionContext:
-    """What all layers share: who sees whom, and from where; what computes it, and what is wanted of it."""
+    """What all layers share: the attention spec, the backend, and which intermediates to return."""
 
     spec: AttentionSpec
     rotate: Callable[[jax.Array], jax.Array]
-    backend: str  # of BACKENDS
-    capture: bool  # the matrix, which the definition alone has
-    num_first_keys: int  # the mass on so many first keys
-    row_functions: RowFunctions  # means of what is read of whole rows
+    backend: str  # name in BACKENDS
+    capture: bool  # return matrices of attention, by the `dense` backend
+    num_first_keys: int  # return the mass on so many first keys
+    row_functions: RowFunctions  # return the means of these functions of rows
 
     def attend_heads(
         self, layer: 'SelfAttention', query_BTHK, key_BTHK, value_BTHK
     ) -> tuple[jax.Array, Intermediates]:
-        """(what each head aggregates, what is wanted of how), of queries and keys that are not rotated yet."""
+        """Rotate queries and keys, add learned keys, and return the outputs of heads and `Intermediates`."""
         query_BTHK, key_BTHK = layer.feature_map(self.rotate(query_BTHK)), self.rotate(key_BTHK)
         key_BSHK, value_BSHK = layer.columns.prepend(key_BTHK, value_BTHK)
         arrays = (checkpoint_name(array, 'qkv') for array in (query_BTHK, layer.feature_map(key_BSHK), value_BSHK))
@@ -192,7 +195,7 @@ class SelfAttention(nnx.Module):
         return self.combine(head_BTHK), intermediates
 
     def attend(self, query_BTHK, key_BSHK, value_BSHK, context: AttentionContext) -> tuple[jax.Array, Intermediates]:
-        """The same, of all that a query is given to see."""
+        """Compute the outputs of heads and `Intermediates`, given all keys and values."""
         bias = dataclasses.replace(context.spec.bias, learned_HC=self.columns.get_bias_HC())
         attention_spec, needs_mass = dataclasses.replace(context.spec, bias=bias), context.num_first_keys > 0
         output = BACKENDS[context.backend].attend(query_BTHK, key_BSHK, value_BSHK, attention_spec, needs_mass)

@@ -1,4 +1,4 @@
-"""How many operations a model wants, by hand: products alone, a multiplication and an addition being two."""
+"""FLOPs of a model per token and per training step, from its config: matrix products only."""
 
 import dataclasses
 
@@ -13,7 +13,7 @@ TRAINING_FLOPS_FACTOR = 3  # a gradient is two products for each one of the forw
 
 @dataclasses.dataclass(frozen=True)
 class Flops:
-    """Of the forward pass, for each token."""
+    """FLOPs of the forward pass per token."""
 
     projections: float  # of queries, keys and values, of heads to one vector, of gates and feature maps
     attention: float
@@ -26,7 +26,13 @@ class Flops:
 
 
 def count_forward_flops(model: spec.ModelConfig, length: int, uses_mask: bool = True) -> Flops:
-    """By the config; of scores, those that the mask shows (half of them under a causal one), or all."""
+    """Count the FLOPs of the forward pass per token.
+
+    Args:
+        model: Config of the model.
+        length: Tokens of a window.
+        uses_mask: Count the scores that the mask shows only (half of them under a causal mask).
+    """
     combination = COMBINATIONS[model.combination]
     width, heads, kv_heads, key_width = model.width, model.heads, model.num_kv_heads, model.head_width
     value_width = width if combination.has_wide_values else key_width
@@ -46,7 +52,7 @@ def count_forward_flops(model: spec.ModelConfig, length: int, uses_mask: bool = 
 
 
 def count_recompute_flops(model: spec.ModelConfig, length: int, remat: str) -> float:
-    """Of the forward pass, for each token, what the backward pass makes again."""
+    """Count the FLOPs of the forward pass per token that the backward pass repeats under --remat."""
     forward_flops = count_forward_flops(model, length)
     ffn_output = 2 * model.layers * model.width * model.ffn_width  # of the FFN; nothing backward reads what it gives
     middle = 2 * model.layers * count_output_weights(model)
@@ -56,7 +62,7 @@ def count_recompute_flops(model: spec.ModelConfig, length: int, remat: str) -> f
 
 
 def count_output_weights(model: spec.ModelConfig) -> int:
-    """Entries of W_O."""
+    """Count the entries of W_O."""
     combination = COMBINATIONS[model.combination]
     value_width = model.width if combination.has_wide_values else model.head_width
     return (1 if combination.sums_heads else model.heads) * value_width * model.width
@@ -75,7 +81,7 @@ def count_gate_weights(model: spec.ModelConfig, value_width: int) -> int:
 
 
 def compute_mean_visible_keys(mask: spec.MaskConfig, length: int) -> float:
-    """How many keys of the text a query sees, on the mean; of documents, as if each window were one."""
+    """Return the mean number of keys of the text that a query sees; a window counts as one document."""
     start_T, end_T = resolve_mask(dataclasses.replace(mask, document=False), length, None).bounds_2T
     return float((end_T - start_T).mean())
 

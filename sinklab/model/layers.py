@@ -128,7 +128,7 @@ class Gate(nnx.Module):
         self.weight_DHK = make_normal_param(rngs, shape, std, axes, inputs=1)
 
     def __call__(self, target: str, array_BTHK: jax.Array, x_BTD: jax.Array, value_BTHK: jax.Array) -> jax.Array:
-        """`given` times the gate, if that is what this one multiplies."""
+        """Multiply an array by the gate if the gate is for `target`; return the array itself otherwise."""
         if self.kind is None or self.kind.target != target:
             return array_BTHK
         if self.kind.input == 'x':

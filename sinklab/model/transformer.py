@@ -1,6 +1,7 @@
 """The Transformer: embedding, scanned blocks with rematerialization, and the output head.
 
-By the names that `kept` gives to values on their way through a layer; the stream before each layer is always kept.
+Rematerialization saves activations by the names that `checkpoint_name` gives them; the residual stream before each
+block is always saved.
 """
 
 import dataclasses
@@ -27,7 +28,13 @@ from sinklab.parallel.sharding import constrain_sharding
 
 
 def apply_remat(layer: Callable, remat: str) -> Callable:
-    """The layer, keeping everything (none), nothing (full), or what has some of the names, joined by commas."""
+    """Wrap a layer in `jax.checkpoint`, as --remat says.
+
+    Args:
+        layer: Function of a scan over blocks.
+        remat: `none` saves all activations, `full` none, and names joined by commas save the activations of these
+            names.
+    """
     if remat == 'none':
         return layer
     names = parse_saved_activations(remat)
@@ -100,11 +107,20 @@ class Transformer(nnx.Module):
         row_functions: RowFunctions = types.MappingProxyType({}),
         remat: str = 'none',
     ) -> tuple[jax.Array, Intermediates]:
-        """(hidden_BTD after the last norm, Capture with a leading L: of matrices and residuals if asked to `capture`,
-        else of the mass on so many first `keys`, and of the means of what `rows` read of whole rows).
+        """Compute the hidden states after the last norm.
 
-        start_BT: where the document of each token starts, wanted by a mask of documents alone. Positions count from 0
-        unless given.
+        Args:
+            token_BT: Token ids.
+            start_BT: Index at which the document of each token starts; needed for a document mask only.
+            position_BT: Positions of the tokens; from 0 if it is None.
+            backend: Name in `BACKENDS`.
+            capture: Return attention matrices and residual streams, with the `dense` backend.
+            num_first_keys: Without `capture`, return the mass that so many first keys receive, unless it is 0.
+            row_functions: Functions of rows of attention, whose means over the queries are returned.
+            remat: Which activations are saved for the backward pass; see `apply_remat`.
+
+        Returns:
+            hidden_BTD, and the `Intermediates` of all layers, with a leading axis L.
         """
         length = token_BT.shape[1]
         if position_BT is None:
@@ -133,11 +149,11 @@ class Transformer(nnx.Module):
     def __call__(
         self, token_BT: jax.Array, *, capture: bool = False, **hidden_options
     ) -> tuple[jax.Array, Intermediates]:
-        """(logits_BTV in float32, Capture)."""
+        """Compute logits_BTV in float32, and `Intermediates`; see `compute_hidden` for the options."""
         hidden_BTD, intermediates = self.compute_hidden(token_BT, capture=capture, **hidden_options)
         return compute_logits(hidden_BTD, self.head[...]), intermediates
 
 
 def compute_logits(hidden_BTD: jax.Array, head_VD: jax.Array) -> jax.Array:
-    """logits_BTV in float32."""
+    """Compute logits_BTV in float32."""
     return sharded_einsum('BTD,VD->BTV', EMBEDDING_AXES, jnp.float32, hidden_BTD, head_VD)

@@ -40,7 +40,14 @@ def plan_by_key(mask: Mask, num_keys: int, block_size: tuple[int, int]) -> Block
 
 
 def make_block_plan(mask: Mask, num_keys: int, block_size: tuple[int, int], key_major: bool) -> BlockPlan:
-    """`block` is (queries, keys), which divide those of the mask and `keys`; transposed: key blocks are the outer."""
+    """Plan the pairs of blocks of a mask.
+
+    Args:
+        mask: Mask, of a multiple of the queries of a block.
+        num_keys: Number of keys, a multiple of those of a block.
+        block_size: (queries, keys) of a block.
+        key_major: Blocks of keys are the outer blocks.
+    """
     active_IJ = classify_blocks(np, mask.bounds_2T[:, None], num_keys, block_size)[0][0] != HIDDEN
     outer_first = active_IJ.T if key_major else active_IJ
     outer_first = outer_first | (~outer_first.any(1, keepdims=True) & (np.arange(outer_first.shape[1]) == 0))
@@ -57,7 +64,7 @@ def make_block_plan(mask: Mask, num_keys: int, block_size: tuple[int, int], key_
 
 
 def classify_blocks(xp, edges, num_keys: int, block_size: tuple[int, int]):
-    """kind_BIJ of every pair of blocks, low_BI and high_BI of every query block, from start_BT and end_BT."""
+    """Return kind_BIJ of every pair of blocks, low_BI and high_BI of every query block, from start_BT and end_BT."""
     start_BIQ, end_BIQ = (edge_BT.reshape(len(edge_BT), -1, block_size[0]) for edge_BT in edges)
     first_J = np.arange(0, num_keys, block_size[1])
     last_J = first_J + block_size[1]
@@ -69,13 +76,13 @@ def classify_blocks(xp, edges, num_keys: int, block_size: tuple[int, int]):
 
 
 def find_last_loaded(xp, kind_BN):
-    """The number of the newest pair up to each that is not hidden."""
+    """Return the index of the last pair up to each that is not hidden."""
     number_BN = xp.where(kind_BN != HIDDEN, np.arange(kind_BN.shape[-1]), 0)
     return np.maximum.accumulate(number_BN, -1) if xp is np else jax.lax.cummax(number_BN, 1)
 
 
 def sum_over_group(d_BHSK: jax.Array, array_BGSK: jax.Array) -> jax.Array:
-    """Gradients of the heads of a group in one."""
+    """Sum the gradients of the query heads of a group."""
     if d_BHSK.shape == array_BGSK.shape:
         return d_BHSK
     (batch, num_groups), rest = array_BGSK.shape[:2], d_BHSK.shape[2:]

@@ -32,7 +32,7 @@ def get_padding_multiple(length: int) -> int:
 
 
 def explain_unsupported(reduction: Reduction, score_spec: ScoreSpec, query_BHTK, key_BGSK, value_BGSV) -> str | None:
-    """None, or what these kernels cannot do."""
+    """Return what these kernels cannot compute, or None."""
     width, value_width, widths = query_BHTK.shape[-1], value_BGSV.shape[-1], sorted(INNER_BLOCKS['forward'])
     if query_BHTK.dtype not in (jnp.bfloat16, jnp.float16):
         return f'{query_BHTK.dtype} has no wgmma; use --attention=chunked'
@@ -47,7 +47,7 @@ def explain_unsupported(reduction: Reduction, score_spec: ScoreSpec, query_BHTK,
 
 
 def forward(reduction: Reduction, kernel_spec: KernelSpec, query_BHTK, key_BGSK, value_BGSV):
-    """(output_BHTV in the dtype of queries, statistics_BHT)."""
+    """Compute output_BHTV, in the dtype of queries, and statistics_BHT."""
     block_ops = make_block_ops(reduction, kernel_spec.score_spec)
     output_BHTV, *statistics = KernelCall('forward', block_ops, kernel_spec, query_BHTK, key_BGSK)(
         functools.partial(forward_kernel, block_ops),
@@ -64,7 +64,7 @@ def forward(reduction: Reduction, kernel_spec: KernelSpec, query_BHTK, key_BGSK,
 def backward(
     reduction: Reduction, kernel_spec: KernelSpec, query_BHTK, key_BGSK, value_BGSV, d_output_BHTV, rows_BHT
 ):
-    """(d_query, d_key, d_value, d_parameter_HP)."""
+    """Compute (d_query, d_key, d_value, d_parameter_HP)."""
     block_ops, parameter_HP = make_block_ops(reduction, kernel_spec.score_spec), kernel_spec.parameter_HP
     statistics = block_ops.scale_rows([row.astype(jnp.float32) for row in rows_BHT])
     query_arrays, key_arrays = [query_BHTK, d_output_BHTV.astype(value_BGSV.dtype)], [key_BGSK, value_BGSV]
@@ -146,7 +146,7 @@ def query_gradient_kernel(block_ops, warpgroup: Warpgroup) -> None:
 
 
 def key_gradient_kernel(block_ops, warpgroup: Warpgroup) -> None:
-    """Scores are transposed, so that they and what is multiplied with them stay in registers."""
+    """Compute gradients of keys and values; scores are transposed, so that left operands stay in registers."""
     (key, value), (queries, d_outputs, *statistics) = warpgroup.outer, warpgroup.inner
 
     def step(pair: BlockPair, slot, carry):
@@ -185,7 +185,7 @@ def to_row_layout(rows) -> tuple:
 
 
 def multiply(left, right, overlapped_work: Callable | None = None):
-    """left @ right; `meanwhile` comes before its end is awaited."""
+    """Return left @ right; call `overlapped_work` while the tensor cores multiply."""
 
     def run(sum_ref):
         plgpu.wgmma(sum_ref, left, right)
@@ -197,7 +197,7 @@ def multiply(left, right, overlapped_work: Callable | None = None):
 
 
 def accumulate(totals: Sequence[jax.Array], *factors):
-    """total + left @ right for each total and (left, right)."""
+    """Return total + left @ right for each total and (left, right)."""
 
     def run(total_refs):
         for total_ref, (left, right) in zip(total_refs, factors, strict=True):

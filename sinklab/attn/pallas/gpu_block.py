@@ -20,7 +20,7 @@ LOG2E = math.log2(math.e)
 
 
 def broadcast_to_block(row, shape: tuple[int, int], axis: int):
-    """As many of a row or a column as fill a block."""
+    """Repeat a row or a column to fill a block."""
     return lax.broadcast_in_dim(row, shape, (axis,))
 
 

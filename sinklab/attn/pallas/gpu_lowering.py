@@ -90,7 +90,7 @@ CALL_PRIMITIVES = {'pjit', 'jit', 'closed_call', 'core_call', 'custom_jvp_call',
 
 
 def make_lowerable(function: Callable) -> Callable:
-    """The same function of arrays, without calls and what kernels do not know by name."""
+    """Return the same function of arrays, inlined, with primitives that kernels do not know rewritten."""
 
     def run(*arguments):
         closed_jaxpr, shape = jax.make_jaxpr(function, return_shape=True)(*arguments)
@@ -124,14 +124,14 @@ def evaluate_jaxpr(closed_jaxpr, inputs):
 
 
 def get_called_jaxpr(equation):
-    """What an equation does nothing but call."""
+    """Return the jaxpr that an equation calls, or None if it is no plain call."""
     if equation.primitive.name not in CALL_PRIMITIVES:
         return None
     return equation.params.get('jaxpr') or equation.params.get('call_jaxpr')
 
 
 def find_unsupported_ops(bias_function: Callable | None, weigh_functions: Sequence[Callable]) -> set[str]:
-    """What a curve or a weight does that a kernel cannot."""
+    """Return the primitives of a bias or of weigh functions that kernels do not support."""
     scalar, block = jnp.float32(1), jax.ShapeDtypeStruct((1, 1), jnp.float32)
     jaxprs = [jax.make_jaxpr(functools.partial(compute_slopes, weigh))(block) for weigh in weigh_functions]
     if bias_function is not None:
@@ -156,5 +156,5 @@ def find_unsupported_in_jaxpr(closed_jaxpr) -> set[str]:
 
 
 def compute_slopes(function: Callable, x):
-    """(values, derivatives) of an elementwise function."""
+    """Return (values, derivatives) of an elementwise function."""
     return jax.jvp(function, (x,), (jnp.ones_like(x),))

@@ -29,14 +29,14 @@ INNER_BLOCKS = {  # of a step, by the width of a head: registers are what limits
 
 
 def choose_inner_block(direction: str, is_register_bound: bool, width: int) -> int:
-    """Keys or queries of a step; fewer where a curve or the slopes of several masses crowd the registers."""
+    """Return the keys or queries of a step; fewer where a bias or the slopes of several masses need registers."""
     return 64 if is_register_bound and direction != 'forward' else INNER_BLOCKS[direction][width]
 
 
 def plan_segments(mask: Mask, num_keys: int, block_size: tuple[int, int], key_major: bool):
-    """bound_BI4, and those (first, last, whether masked) of its bounds between which there is a block to visit.
+    """Return bound_BI4, and the segments (first bound, last bound, is masked) that contain blocks to visit.
 
-    What is seen is between bounds 0 and 3 of its outer block, and whatever is between 1 and 2 is seen entirely.
+    Blocks with visible keys are between bounds 0 and 3 of their outer block; those between 1 and 2 need no mask.
     """
     xp = np if mask.is_static else jnp
     kind_BIJ, *_ = block_plan.classify_blocks(xp, (mask.start_BT, mask.end_BT), num_keys, block_size)
@@ -149,7 +149,7 @@ class BlockPair:
         )
 
     def compute_bias_slopes(self, positions) -> list[jax.Array]:
-        """d curve / d parameter, for each that is learned."""
+        """Return d bias / d parameter, for each parameter that is learned."""
         parameters, bias_function = (
             self.warpgroup.load_parameters()[: self.warpgroup.call.num_slopes],
             self.warpgroup.call.bias_function,
@@ -169,7 +169,7 @@ def compute_distance(query, key):
 
 
 def load_row(row_ref, axis: int):
-    """A column of a block for axis 0, a row for axis 1."""
+    """Load a column of a block for axis 0, a row for axis 1."""
     index = (...,) if jax.__version_info__ < (0, 11) else ()
     return plgpu.load(row_ref, *index, layout=plgpu.Layout.WGMMA.reduce(1 - axis), optimized=False)
 
@@ -268,7 +268,7 @@ class KernelCall:
         statistics=(),
         takes_turns: bool = False,
     ):
-        """Results of the shape of `outer`, of the dtypes `made`, and `rows` more in float32 with one row each."""
+        """Return outputs of the shape of `outer` and of `output_dtypes`, then `num_row_outputs` rows in float32."""
         shape = (*self.grid[:2], *outer[0].shape[2:])
         output_types = [jax.ShapeDtypeStruct(shape, dtype) for dtype in output_dtypes]
         small_inputs = [*self.small_inputs, *statistics]
@@ -363,7 +363,7 @@ class KernelCall:
 
 
 def split_refs(refs, counts: tuple[int, ...]) -> list:
-    """As many as each count says, and the rest."""
+    """Split refs into lists of the given lengths, and a list of the rest."""
     parts, rest = [], list(refs)
     for count in counts:
         parts.append(rest[:count])

@@ -65,12 +65,12 @@ Reduction = SoftmaxReduction | LinearReduction
 
 @dataclasses.dataclass(frozen=True)
 class ScoreSpec:
-    """s_ij = scale <q_i, k_j> + curve(parameters of the head, distance_ij) + offset."""
+    """Scores: s_ij = scale <q_i, k_j> + bias_function(parameters of the head, distance_ij) + offset."""
 
     scale: float
     offset: float = 0.0
     bias_function: Callable | None = None
-    is_learned: bool = False  # whether the parameters of the curve want a gradient
+    is_learned: bool = False  # whether parameters of the bias function need a gradient
 
     def __mul__(self, factor: float) -> 'ScoreSpec':
         bias_function = self.bias_function and (
@@ -81,32 +81,32 @@ class ScoreSpec:
 
 @dataclasses.dataclass(frozen=True)
 class KernelSpec:
-    """What kernels are told beside arrays and sums."""
+    """What kernels need besides arrays and the reduction."""
 
     score_spec: ScoreSpec
     mask: Mask
-    positions: tuple[jax.Array, jax.Array] | None = None  # query_BT and key_BS, wanted by a curve
-    parameter_HP: jax.Array | None = None  # of the curve; H may be 1
+    positions: tuple[jax.Array, jax.Array] | None = None  # query_BT and key_BS, needed by a bias function
+    parameter_HP: jax.Array | None = None  # of the bias function; H may be 1
 
 
 class Kernels(Protocol):
-    """Those of a platform, as a module: arrays come heads first, in lengths that `block` divides."""
+    """The kernels of a platform, a module; arrays are BHTK, their lengths multiples of `get_padding_multiple`."""
 
     def get_padding_multiple(self, length: int) -> int:
-        """What so many queries or keys are padded to a multiple of."""
+        """Return a number to whose multiple `length` queries or keys are padded."""
 
     def explain_unsupported(
         self, reduction: Reduction, score_spec: ScoreSpec, query_BHTK, key_BGSK, value_BGSV
     ) -> str | None:
-        """None, or what these kernels cannot do."""
+        """Return what these kernels cannot compute, or None."""
 
     def forward(self, reduction: Reduction, kernel_spec: KernelSpec, query_BHTK, key_BGSK, value_BGSV):
-        """(output_BHTV, statistics_BHT); the output is in float32 where kernels leave it so."""
+        """Compute (output_BHTV, statistics_BHT); the output may be in float32."""
 
     def backward(
         self, reduction: Reduction, kernel_spec: KernelSpec, query_BHTK, key_BGSK, value_BGSV, d_output_BHTV, rows_BHT
     ):
-        """(d_query, d_key, d_value, d_parameter_HP), from what `sums.rows` gives."""
+        """Compute (d_query, d_key, d_value, d_parameter_HP), from `reduction.compute_backward_rows`."""
 
 
 def run_kernels(

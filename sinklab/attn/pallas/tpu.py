@@ -21,23 +21,23 @@ from sinklab.attn.pallas.tpu_block import (
     make_block_ops,
 )
 
-BLOCK_SIZES = 2048, 1024, 512, 256, 128  # of keys, and of half as many queries; see `block`
+BLOCK_SIZES = 2048, 1024, 512, 256, 128  # of keys, and of half as many queries; see `get_padding_multiple`
 STRIP_KEYS = 256  # keys whose scores are alive at once
 VMEM_LIMIT_BYTES = 100 * 2**20  # of the 128 MiB of v5e and v6e
 
 
 def get_padding_multiple(length: int) -> int:
-    """What so many queries or keys are padded to a multiple of: the largest block that adds an eighth at most."""
+    """Return the largest block size that pads `length` queries or keys by at most an eighth, or the smallest."""
     return next(size for size in BLOCK_SIZES if 8 * (-length % size) <= length or size == BLOCK_SIZES[-1])
 
 
 def choose_block_size(length: int, max_size: int) -> int:
-    """The largest block up to `most` that divides a padded length."""
+    """Return the largest block size up to `max_size` that divides a padded length."""
     return next(size for size in BLOCK_SIZES if size <= max_size and length % size == 0)
 
 
 def explain_unsupported(reduction: Reduction, score_spec: ScoreSpec, query_BHTK, key_BGSK, value_BGSV) -> str | None:
-    """None, or what these kernels cannot do."""
+    """Return what these kernels cannot compute, or None."""
     length, width = query_BHTK.shape[2:]
     if query_BHTK.dtype not in (jnp.bfloat16, jnp.float32):
         return f'{query_BHTK.dtype} scores'
@@ -49,7 +49,7 @@ def explain_unsupported(reduction: Reduction, score_spec: ScoreSpec, query_BHTK,
 
 
 def forward(reduction: Reduction, kernel_spec: KernelSpec, query_BHTK, key_BGSK, value_BGSV):
-    """(output_BHTV, statistics_BHT), in float32."""
+    """Compute (output_BHTV, statistics_BHT), in float32."""
     call = KernelCall(block_plan.plan_by_query, kernel_spec, query_BHTK, key_BGSK)
     (batch, heads, length, width), value_width, block_ops = (
         query_BHTK.shape,
@@ -76,7 +76,7 @@ def forward(reduction: Reduction, kernel_spec: KernelSpec, query_BHTK, key_BGSK,
 def backward(
     reduction: Reduction, kernel_spec: KernelSpec, query_BHTK, key_BGSK, value_BGSV, d_output_BHTV, rows_BHT
 ):
-    """(d_query, d_key, d_value, d_parameter_HP)."""
+    """Compute (d_query, d_key, d_value, d_parameter_HP)."""
     call = KernelCall(block_plan.plan_by_key, kernel_spec, query_BHTK, key_BGSK)
     (batch, heads, length, width), (_, _, num_keys, value_width) = query_BHTK.shape, value_BGSV.shape
     (query_block, key_block), num_parameters = call.block_sizes, kernel_spec.parameter_HP.shape[1]
@@ -138,7 +138,7 @@ class KernelCall:
         )
 
     def get_pair_index(self, b, n):
-        """The number of a pair in what is known of each sequence."""
+        """Return the index of a pair of blocks in the arrays of each sequence."""
         return b * self.grid[2] + n if self.has_batch_masks else n
 
     def index_outer(self, b, h, n, fetch, outer_N, *_):
@@ -160,7 +160,7 @@ class KernelCall:
         return b, h, 0, self.index_inner(b, h, n, *scalars)[2]
 
     def make_row_specs(self) -> list[pl.BlockSpec]:
-        """Of start, end and position of queries, and of positions of keys."""
+        """Make the block specs of start, end and position of queries, and of positions of keys."""
         query, key = (
             (self.index_outer_row, self.index_inner_row)
             if self.query_major
@@ -177,7 +177,15 @@ class KernelCall:
         ]
 
     def __call__(self, kernel: Callable, name: str, inputs, outputs, scratch) -> list[jax.Array]:
-        """`given`: (array, block, index), `made`: (shape, dtype, block or None for all of a head, index)."""
+        """Run a kernel.
+
+        Args:
+            kernel: Body, called with this object, the numbers of parameters and outputs, and refs.
+            name: Name of the kernel in the compiled program.
+            inputs: (array, block, index) of each input.
+            outputs: (shape, dtype, block or None for a whole head, index) of each output.
+            scratch: Shapes of buffers in VMEM, in float32.
+        """
 
         def make_block_spec(block, index):
             return pl.BlockSpec((None, None, *block), index)

@@ -24,17 +24,17 @@ def dot(left, right, contracting_dims):
 
 
 def to_column(row):
-    """A row of the lanes as a column."""
+    """Transpose a row of lanes to a column."""
     return jnp.transpose(jnp.broadcast_to(row, (NUM_LANES, row.shape[1])))[:, :1]
 
 
 def repeat_lanes(column_Q1, width: int):
-    """A column that fills LANES lanes, as many lanes wide as asked for."""
+    """Repeat a column that fills NUM_LANES lanes to `width` lanes."""
     return jnp.tile(column_Q1, (1, -(-width // NUM_LANES)))[:, :width]
 
 
 def sum_by_lane(array_QS):
-    """Sums of the columns that share a lane: what is left to sum over is summed once, at the end."""
+    """Sum the columns that share a lane; the lanes themselves are summed once, at the end."""
     return sum(array_QS[:, start : start + NUM_LANES] for start in range(0, array_QS.shape[1], NUM_LANES))
 
 
@@ -95,7 +95,7 @@ class GridStep:
 
 
 def split_refs(call, num_parameters: int, refs):
-    """(Step, what is left of the refs)."""
+    """Return the grid step, and the refs of inputs, outputs and scratch."""
     scalars, (parameter_HP, *rest) = refs[: len(call.scalars)], refs[len(call.scalars) :]
     num_rows = len(call.row_inputs)
     return GridStep(call, scalars, parameter_HP, num_parameters, rest[:num_rows]), rest[num_rows:]
@@ -250,7 +250,7 @@ def backward_kernel(
 
 
 def add_parameter_gradients(d_parameter, step: GridStep, bias_function: Callable, keys: pl.Slice, d_score_SQ) -> None:
-    """sum dS * d curve / d parameter, as a tile of partial sums for each parameter of the head."""
+    """Add sum dS * d bias / d parameter, as a tile of partial sums for each parameter of the head."""
     parameters = step.parameters
     for p, parameter in enumerate(parameters):
 
