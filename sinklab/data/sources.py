@@ -7,7 +7,7 @@ import math
 import os
 import sysconfig
 import tokenize
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -95,8 +95,9 @@ def open_component(label: str, name: str, value: Any, open_part: Callable[[str],
 def set_domain(piece: SourcePiece, name: str) -> SourcePiece:
     def read() -> Iterator[Document | DamagedDocument]:
         for document in piece.read():
-            changes = dict(name=f'{name}/{document.name}', domain=name) if isinstance(document, Document) else {}
-            yield dataclasses.replace(document, **changes)
+            if isinstance(document, Document):
+                document = dataclasses.replace(document, name=f'{name}/{document.name}', domain=name)
+            yield document
 
     return dataclasses.replace(piece, name=f'{name}/{piece.name}', read=read)
 
@@ -198,8 +199,8 @@ def open_tfds(source_name: str, argument: str) -> Source:
     return Source(pieces, ('tfds', *dataclasses.astuple(fields), *split.identity))
 
 
-def match_files(source_name: str, pattern: str, suffixes: Iterable[str]) -> list[tuple[str, Path]]:
-    matched_files: list[tuple[str, Path]] = (
+def match_files(source_name: str, pattern: str, suffixes: Iterable[str]) -> Sequence[tuple[str, Any]]:
+    matched_files: Sequence[tuple[str, Any]] = (
         source_files.glob_objects(pattern) if is_remote(pattern) else source_files.glob_files(pattern)
     )
     if not matched_files:
@@ -216,7 +217,7 @@ def match_files(source_name: str, pattern: str, suffixes: Iterable[str]) -> list
 
 def make_file_source(
     kind: str,
-    matched_files: list[tuple[str, Path]],
+    matched_files: Sequence[tuple[str, Any]],
     read: Callable[[str, Path], Iterator[Document | DamagedDocument]],
     *identity_parts: str,
     masked: bool = False,

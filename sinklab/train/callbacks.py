@@ -5,7 +5,7 @@ import hashlib
 import os
 import re
 from collections.abc import Callable
-from typing import Any
+from typing import Any, cast
 
 from sinklab.install_commands import format_extra_command
 from sinklab.run_dir import RunDir, flatten_dict
@@ -96,13 +96,13 @@ class TensorBoardCallback(Callback):
     def on_train_begin(self, step: int, attention: str, changes: list[str]) -> None:
         self.writer = self.writer_class(str(self.run_dir.path / 'tensorboard'))
 
-    def on_record(self, record: dict, written: bool) -> None:
+    def on_record(self, record: dict[str, Any], written: bool) -> None:
         for name in [name for name in record if written and name not in ('step', 'seconds')]:
             self.writer.add_scalar(name, record[name], record['step'])
         self.writer.flush()
 
 
-class WandbCallback(Callback, contextlib.AbstractContextManager):
+class WandbCallback(Callback, contextlib.AbstractContextManager[Any]):
     """Callback that logs every value of a record to one W&B run for each run directory."""
 
     def __init__(self, run_dir: RunDir):
@@ -112,7 +112,8 @@ class WandbCallback(Callback, contextlib.AbstractContextManager):
             raise UserError(f'--wandb needs wandb; install it: {format_extra_command("wandb")}') from error
         if is_remote(run_dir.path):
             raise UserError(f'--wandb writes to disks alone, and {run_dir} is in a bucket; leave it out, or see tail')
-        self.run_dir, self.wandb, self.wandb_run = run_dir, wandb, None
+        self.run_dir, self.wandb = run_dir, wandb
+        self.wandb_run: Any = None
 
     def on_train_begin(self, step: int, attention: str, changes: list[str]) -> None:
         path = make_absolute(self.run_dir.path)
@@ -122,15 +123,14 @@ class WandbCallback(Callback, contextlib.AbstractContextManager):
             id=hashlib.sha256(str(path).encode()).hexdigest()[:12],
             resume='allow',
             dir=path,
-            mode=os.environ.get('WANDB_MODE', 'offline'),
+            mode=cast(Any, os.environ.get('WANDB_MODE', 'offline')),
             config=flatten_dict(self.run_dir.read_json('config')),
             settings=self.wandb.Settings(silent=True),
         )
-        self.wandb_run.define_metric(
-            '*', step_metric='step'
-        )  # a resumed run says steps again, which its own would refuse
+        # A resumed run logs steps again, which the step counter of W&B would refuse.
+        self.wandb_run.define_metric('*', step_metric='step')
 
-    def on_record(self, record: dict, written: bool) -> None:
+    def on_record(self, record: dict[str, Any], written: bool) -> None:
         if written and self.wandb_run:
             self.wandb_run.log(record)
 
@@ -156,7 +156,7 @@ def parse_profile_steps(option: str, run_dir: RunDir, last_step: int) -> range:
     return range(first_step, min(first_step + count - 1, last_step) + 1)
 
 
-class ProfilerCallback(Callback, contextlib.AbstractContextManager):
+class ProfilerCallback(Callback, contextlib.AbstractContextManager[Any]):
     """Callback that traces some steps with the JAX profiler into profile/ of the run directory.
 
     A step is dispatched before the numbers of the one before it are there: a trace begins with the numbers of the
@@ -174,7 +174,7 @@ class ProfilerCallback(Callback, contextlib.AbstractContextManager):
         elif step + 2 >= self.steps[0]:
             self.start_trace()
 
-    def on_record(self, record: dict, written: bool) -> None:
+    def on_record(self, record: dict[str, Any], written: bool) -> None:
         if self.is_tracing and record['step'] >= self.steps[-1]:
             import jax
 
@@ -210,7 +210,7 @@ class ProfilerCallback(Callback, contextlib.AbstractContextManager):
             f'nothing is traced: this attempt runs none of the steps {first_step} to {last_step} of --profile'
         )
 
-    def __exit__(self, error_type: type[BaseException] | None, *_) -> None:
+    def __exit__(self, error_type: type[BaseException] | None, *_: object) -> None:
         self.stop_trace()
         if error_type is None and not self.is_resolved:
             self.report_missed()
