@@ -17,7 +17,7 @@ INIT_STD = 0.02  # of the released code
 
 
 class PrependedTokens(nnx.Module):
-    """Nothing comes with the sequence but its text."""
+    """No prepended token."""
 
     num_tokens = 0
 
@@ -25,18 +25,18 @@ class PrependedTokens(nnx.Module):
         pass
 
     def prepend(self, x_BTD: jax.Array) -> jax.Array:
-        """The stream, with the token at its left."""
+        """Prepend the token to the residual stream."""
         return x_BTD
 
     @classmethod
     def shift_positions(cls, position_BT: jax.Array) -> jax.Array:
-        """Those of token and text, from those of the text."""
+        """Return the positions of token and text, given those of the text."""
         xp = np if isinstance(position_BT, np.ndarray) else jnp
         return xp.pad(position_BT + cls.num_tokens, ((0, 0), (cls.num_tokens, 0)))
 
 
 class SinkToken(PrependedTokens):
-    """A learned token before the text, at position 0: it is embedded, rotated, and asks."""
+    """A learned token before the text, at position 0: it gets a position encoding and is a query, too."""
 
     num_tokens = 1
 
@@ -52,7 +52,7 @@ class SinkToken(PrependedTokens):
 
 
 class LearnedKV(nnx.Module):
-    """No column."""
+    """No learned key or value."""
 
     num_keys = 0
     tokens_class = PrependedTokens  # what of them comes with the sequence
@@ -61,20 +61,20 @@ class LearnedKV(nnx.Module):
         pass
 
     def prepend(self, key_BSHK: jax.Array, value_BSHK: jax.Array) -> tuple[jax.Array, jax.Array]:
-        """The keys and values of the text, with those of the columns left of them."""
+        """Prepend learned keys and values to those of the text."""
         return key_BSHK, value_BSHK
 
     def get_bias_HC(self) -> jax.Array | None:
-        """What is added to the scores of columns that stand nowhere; None: they have positions, as text has."""
+        """Return the bias of the scores of learned keys without a position; None if they have positions."""
         return None
 
     def add_value(self, output_BTHK: jax.Array) -> jax.Array:
-        """V bias acts here, on what heads have aggregated."""
+        """Add a learned value to the outputs of heads (V bias)."""
         return output_BTHK
 
 
 class SinkTokenKV(LearnedKV):
-    """The sink token's own column, which comes with the keys and values of the sequence."""
+    """The key and value of a sink token, which are already among those of the sequence."""
 
     num_keys, tokens_class = 1, SinkToken
 
@@ -113,7 +113,7 @@ class LearnedKeyValue(LearnedKV):
 
 
 class LearnedLogit(LearnedKV):
-    """A learned score of its own, beside those of the keys, with no value (gpt-oss)."""
+    """A learned logit besides the scores of the keys, without a value (gpt-oss)."""
 
     num_keys = 1
 
@@ -129,7 +129,7 @@ class LearnedLogit(LearnedKV):
 
 
 class LearnedValue(LearnedKV):
-    """V bias: a learned vector, added to what each head has aggregated."""
+    """V bias: a learned vector that is added to the output of each head."""
 
     def __init__(self, model, value_width, rngs):
         self.value_HK = make_vector_param(model, value_width, rngs)
@@ -139,13 +139,13 @@ class LearnedValue(LearnedKV):
 
 
 def make_vector_param(model: spec.ModelConfig, width: int, rngs: nnx.Rngs) -> nnx.Param:
-    """One vector a head, or one for all of them."""
+    """Make a learned vector for each head, or one for all heads."""
     num_vectors, head_axis = (1, None) if model.columns.shared else (model.heads, 'heads')
     return make_normal_param(rngs, (num_vectors, width), INIT_STD, (head_axis, None), inputs=None)
 
 
 def prepend_vector(vector_HK: jax.Array, text_BSHK: jax.Array) -> jax.Array:
-    """The text with a column left of it, whose missing dimensions are 0."""
+    """Prepend a vector to the keys or values of the text; its missing dimensions are 0."""
     batch, _, heads, width = text_BSHK.shape
     vector_HK = jnp.pad(vector_HK, ((0, 0), (0, width - vector_HK.shape[-1])))
     return jnp.concatenate([broadcast_and_cast(vector_HK, (batch, 1, heads, width), text_BSHK.dtype), text_BSHK], 1)

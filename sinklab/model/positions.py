@@ -26,11 +26,11 @@ class PositionEncoding(nnx.Module):
         return x_BTD
 
     def rotate(self, x_BTHK: jax.Array, position_BT: jax.Array) -> jax.Array:
-        """Queries and keys alike."""
+        """Rotate queries or keys."""
         return x_BTHK
 
     def make_relative_bias(self) -> RelativePositionBias | None:
-        """What is added to the scaled scores, as a function of distance: how far a key lies before a query, or 0."""
+        """Return the bias of scores as a function of the distance from a key to a later query, or None."""
         return None
 
 
@@ -45,7 +45,7 @@ class SinusoidalPosition(PositionEncoding):
 
 
 class LearnedPosition(PositionEncoding):
-    """A vector for each place."""
+    """A learned vector for each position."""
 
     def __init__(self, model, length, rngs):
         std = INITIALIZATIONS[model.initialization].embedding(model, model.width)
@@ -119,7 +119,7 @@ class RelativeT5(PositionEncoding):
 
 
 def compute_frequencies(width: int, base: float) -> jax.Array:
-    """base^(-2i/width) for i below width/2."""
+    """Compute base^(-2i/width) for i below width/2."""
     return base ** (-jnp.arange(0, width, 2) / width)
 
 
@@ -128,7 +128,7 @@ def no_scaling(frequency_K: jax.Array, rotary: spec.RotaryConfig) -> jax.Array:
 
 
 def linear_scaling(frequency_K: jax.Array, rotary: spec.RotaryConfig) -> jax.Array:
-    """Positions between those that were trained (Chen et al., 2023)."""
+    """Scale frequencies by 1 / factor: position interpolation (Chen et al., 2023)."""
     return frequency_K / rotary.factor
 
 

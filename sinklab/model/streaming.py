@@ -1,11 +1,12 @@
-"""Reading on and on: of all that was read a model keeps the first x tokens and the last y (StreamingLLM).
+"""Streaming forward pass with a KV cache of the x first and y most recent tokens (StreamingLLM).
 
-Keys are kept before they are rotated, and positions are counted among what is kept: token t asks at position
-min(t, x + y), the first x stand at 0, 1, ..., the last y at the distances that they have in the text. Where positions
-are embedded a token is embedded at the one that it asks at, and what is kept of it stays so. A learned sink token is
-token 0, one of the x; other columns are always seen and count nothing. A window counts positions, too.
+The cache stores keys before rotation, and positions are positions in the cache: token t is a query at position
+min(t, x + y), the first x tokens have the positions 0, 1, ..., and the last y tokens are at their distances in the
+text. Embedded position encodings are added at the position of the query, and stay in the cache. A learned sink token
+is token 0, one of the x first tokens; other learned keys are always visible and do not count. A window of the model
+counts positions in the cache, too.
 
-How many tokens are read at once, one or a thousand, changes nothing: each query sees what it would see alone.
+The number of tokens that are read at once does not change the result: each query sees what it would see alone.
 """
 
 import dataclasses
@@ -31,7 +32,7 @@ Tree = TypeVar('Tree')
 
 @dataclasses.dataclass(frozen=True)
 class CacheConfig:
-    """What a token sees beside itself: x first and y recent ones."""
+    """The numbers of first and recent tokens in a KV cache, which a token sees besides itself."""
 
     num_first: int
     num_recent: int
@@ -44,7 +45,7 @@ class CacheConfig:
         return self.num_first + self.num_recent
 
     def clip(self, num_tokens: int) -> 'CacheConfig':
-        """A cache that keeps the same of so many tokens."""
+        """Return a config that keeps the same tokens of a text of `num_tokens` tokens."""
         return CacheConfig(min(self.num_first, num_tokens), min(self.num_recent, num_tokens))
 
 
@@ -58,7 +59,7 @@ class KeyValues:
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class KVCache:
-    """Of a layer; what is not filled yet is seen by nobody."""
+    """The KV cache of a layer; no query sees entries that are not filled yet."""
 
     first: KeyValues
     recent: KeyValues  # the last of them just before what is read next
@@ -67,7 +68,7 @@ class KVCache:
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class StreamState:
-    """A text as far as it has been read."""
+    """The state of a stream: the number of tokens that were read, and the KV cache of each layer."""
 
     num_read: jax.Array  # so many tokens, with a sink token
     caches: KVCache  # with a leading L
@@ -76,7 +77,7 @@ class StreamState:
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class RotatedQueries:
-    """As they are rotated for some of the keys; B of positions and times is 1."""
+    """Queries, rotated for some of the keys; B of positions and times is 1."""
 
     query_BTHK: jax.Array
     position_BT: jax.Array
@@ -86,7 +87,7 @@ class RotatedQueries:
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class RotatedKeys:
-    key_values: KeyValues  # rotated, columns left of them
+    key_values: KeyValues  # rotated, learned keys before them
     position_BS: jax.Array
     time_BS: jax.Array
     num_learned_kv: int = dataclasses.field(default=0, metadata=dict(static=True))
@@ -94,7 +95,7 @@ class RotatedKeys:
 
 @dataclasses.dataclass(frozen=True)
 class StreamingContext:
-    """How a layer sees what it has kept and what is read now, in the place of a View."""
+    """Stands for an `AttentionContext`: attends to the KV cache and to the tokens that are read now."""
 
     cache_config: CacheConfig
     model: spec.ModelConfig
@@ -105,7 +106,7 @@ class StreamingContext:
     capture = False
 
     def attend_heads(self, layer: SelfAttention, query_BTHK, key_BTHK, value_BTHK) -> tuple[jax.Array, KVCache]:
-        """(what each head aggregates, what is kept from there on)."""
+        """Compute the outputs of heads and the new KV cache."""
         new_kv = KeyValues(key_BTHK, value_BTHK)
         first_kv = fill_first(self.kv_cache.first, new_kv, self.start_time)
         recent_kv = jax.tree.map(lambda *parts: jnp.concatenate(parts, 1), self.kv_cache.recent, new_kv)
@@ -115,7 +116,7 @@ class StreamingContext:
     def attend(
         self, layer: SelfAttention, query_BTHK: jax.Array, first_kv: KeyValues, recent_kv: KeyValues
     ) -> jax.Array:
-        """o_i = sum_j A_ij v_j over columns, first and recent tokens, a chunk of queries after another."""
+        """Compute o_i = sum_j A_ij v_j over learned keys, first and recent tokens, a chunk of queries at a time."""
         length = query_BTHK.shape[1]
         chunk_size = min(CHUNK_SIZE, length) if is_shift_invariant(self.model) else 1
         num_chunks = -(-length // chunk_size)
@@ -139,8 +140,11 @@ class StreamingContext:
         first_keys: RotatedKeys,
         start_time: jax.Array,
     ) -> jax.Array:
-        """Of queries from a time on. To the first tokens each stands as in the cache, to the recent ones as the first
-        of them does there, and the others after it: so it is rotated twice, and has one row."""
+        """Attend with the queries of a chunk.
+
+        Each query is rotated twice, for one row of scores: for the first tokens at its position in the cache, for the
+        recent tokens at consecutive positions after that of the first query of the chunk.
+        """
         offset_BT = jnp.arange(query_BTHK.shape[1])[None]
         time_BT = start_time + offset_BT
         position_in_cache_BT = jnp.minimum(time_BT, self.cache_config.size)
@@ -153,7 +157,7 @@ class StreamingContext:
         return self.attend_rows(layer, [(queries_of_first, first_keys), (queries_of_recent, recent_keys)])
 
     def make_first_keys(self, layer: SelfAttention, first_kv: KeyValues) -> RotatedKeys:
-        """The first tokens, and the columns left of them."""
+        """Make the keys of the first tokens, with learned keys before them."""
         index_BS = jnp.arange(first_kv.key_BSHK.shape[1])[None]
         key_BSHK, value_BSHK = layer.columns.prepend(
             self.position.rotate(first_kv.key_BSHK, index_BS), first_kv.value_BSHK
@@ -167,7 +171,7 @@ class StreamingContext:
     def make_recent_keys(
         self, layer: SelfAttention, recent_kv: KeyValues, first_keys: RotatedKeys, starts: tuple[jax.Array, jax.Array]
     ) -> RotatedKeys:
-        """The recent tokens up to where is asked, by position and time, without those that are among the first."""
+        """Make the keys of recent tokens, from their positions and times, without those of first tokens."""
         offset_BS = jnp.arange(recent_kv.key_BSHK.shape[1])[None] - self.cache_config.num_recent
         position_BS, time_BS = (start + offset_BS for start in starts)
         key_BSHK = layer.feature_map(self.position.rotate(recent_kv.key_BSHK, position_BS))
@@ -179,7 +183,7 @@ class StreamingContext:
     def attend_rows(
         self, layer: SelfAttention, query_key_groups: list[tuple[RotatedQueries, RotatedKeys]]
     ) -> jax.Array:
-        """What some queries aggregate of several kinds of keys, which are one row to each of them."""
+        """Attend to several groups of keys that form one row for each query."""
         attention_operation = resolve_operation(self.model.attention, self.length)
         score_BHTS = (
             jnp.concatenate(
@@ -197,7 +201,7 @@ class StreamingContext:
         return jnp.einsum('BHTS,BSHK->BTHK', weight_BHTS.astype(value_BSHK.dtype), value_BSHK)
 
     def compute_scores(self, layer: SelfAttention, queries: RotatedQueries, keys: RotatedKeys) -> jax.Array:
-        """<q_i, k_j> / sqrt(K) + b_ij as score_BHTS."""
+        """Compute <q_i, k_j> / sqrt(K) + b_ij as score_BHTS."""
         bias = ScoreBias(
             self.position.make_relative_bias(), queries.position_BT, keys.position_BS, layer.columns.get_bias_HC()
         )
@@ -205,7 +209,7 @@ class StreamingContext:
         return score_BHTS + bias.materialize(keys.num_learned_kv, score_BHTS.shape[-1] - keys.num_learned_kv)
 
     def compute_mask(self, queries: RotatedQueries, keys: RotatedKeys) -> jax.Array:
-        """bool_BTS: what is kept of the text, as far as the window of the model goes."""
+        """Return which keys are in the cache and in the window of the model, as bool_BTS."""
         time_B1S = keys.time_BS[:, None]
         lag_BTS = queries.time_BT[..., None] - time_B1S
         distance_BTS = queries.position_BT[..., None] - keys.position_BS[:, None]
@@ -218,7 +222,7 @@ class StreamingContext:
 
 
 def init_stream(model: Transformer, cache_config: CacheConfig, batch: int = 1) -> StreamState:
-    """Nothing read but the sink token, where a model has one."""
+    """Return the state before any text; a sink token of the model is already read."""
     num_sink_tokens, model_spec = model.sink.num_tokens, model.model
 
     def make_empty(tokens: int) -> KeyValues:
@@ -242,7 +246,7 @@ def init_stream(model: Transformer, cache_config: CacheConfig, batch: int = 1) -
 def read_tokens(
     model: Transformer, cache_config: CacheConfig, state: StreamState, token_BT: jax.Array
 ) -> tuple[jax.Array, StreamState]:
-    """(hidden_BTD after the last norm, the stream with these tokens), all of them at once."""
+    """Read tokens at once; return hidden_BTD after the last norm, and the new state."""
     return advance_stream(model, cache_config, state, look_up(model.embedding_VD, token_BT, model.dtype))
 
 
@@ -263,12 +267,12 @@ def advance_stream(
 
 
 def is_shift_invariant(model: spec.ModelConfig) -> bool:
-    """Whether a query and its keys may be moved together: not if what is rotated is mapped afterwards."""
+    """Return whether scores depend on distances only: not if a feature map follows the rotation."""
     return model.attention.feature_map == 'identity' or POSITIONS[model.position].rotate is PositionEncoding.rotate
 
 
 def fill_first(first_kv: KeyValues, new_kv: KeyValues, start_time: jax.Array) -> KeyValues:
-    """The first tokens, with those of them that are read now."""
+    """Return the first tokens, with those of them that are read now."""
     num_new = new_kv.key_BSHK.shape[1]
     offset_S = jnp.arange(first_kv.key_BSHK.shape[1]) - start_time
     is_new_S11 = ((offset_S >= 0) & (offset_S < num_new))[:, None, None]
@@ -277,10 +281,10 @@ def fill_first(first_kv: KeyValues, new_kv: KeyValues, start_time: jax.Array) ->
 
 
 def slice_tokens(tree: Tree, start: jax.Array | int, num_tokens: int) -> Tree:
-    """So many places of each array, along its second axis."""
+    """Slice `num_tokens` tokens of each array, along its second axis."""
     return jax.tree.map(lambda array: jax.lax.dynamic_slice_in_dim(array, start, num_tokens, 1), tree)
 
 
 def pad_tokens(tree: Tree, padding: int) -> Tree:
-    """With so many places more at the end."""
+    """Pad each array with `padding` tokens at the end."""
     return jax.tree.map(lambda array: jnp.pad(array, ((0, 0), (0, padding), (0, 0), (0, 0))), tree)
